@@ -1,0 +1,151 @@
+//! The guest bed: QEMU, a kernel, the unchanged `vmw_pvrdma` driver and a root file system, all built from Debian
+//! packages at run time into a cache directory. Nothing of it is part of this repository.
+
+mod apt;
+mod image;
+mod initramfs;
+mod kernel;
+mod log_command;
+mod modules;
+mod roots;
+mod steps;
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+pub(crate) use initramfs::append_file;
+use steps::Steps;
+
+/// A complete guest bed in its cache directory.
+#[derive(Clone, Debug)]
+pub(crate) struct Bed {
+    dir: PathBuf,
+}
+
+impl Bed {
+    /// Builds what is missing of the bed and returns it.
+    pub(crate) fn build() -> Result<Self> {
+        let dir = cache_directory()?;
+        std::fs::create_dir_all(&dir)
+            .with_context(|| format!("cannot create the bed's directory {}", dir.display()))?;
+        let bed = Self { dir };
+        let mut steps = Steps::open(&bed.dir)?;
+        steps.run("tools", &roots::TOOLS.join(" "), |log| roots::install_tools(log))?;
+        steps.run("base system", &roots::base_key()?, |log| roots::base(&bed, log))?;
+        steps.run("builder system", &roots::BUILDER_PACKAGES.join(" "), |log| {
+            roots::builder(&bed, log)
+        })?;
+        steps.run("kernel", "1", |log| kernel::fetch(&bed, log))?;
+        steps.run("vmw_pvrdma driver", kernel::DRIVER_KEY, |log| kernel::build_driver(&bed, log))?;
+        steps.run("guest system", &roots::GUEST_PACKAGES.join(" "), |log| {
+            roots::guest(&bed, log)
+        })?;
+        steps.run("guest modules", &modules::key(), |log| modules::install(&bed, log))?;
+        steps.run("guest image", image::KEY, |log| image::build(&bed, log))?;
+        steps.run("initramfs", initramfs::KEY, |log| initramfs::build(&bed, log))?;
+        steps.finish();
+        Ok(bed)
+    }
+
+    /// The kernel the guests boot.
+    pub(crate) fn kernel(&self) -> PathBuf {
+        self.dir.join("vmlinuz")
+    }
+
+    /// The first stage, to which a guest's own files are appended.
+    pub(crate) fn initramfs(&self) -> PathBuf {
+        self.dir.join("initramfs.cpio")
+    }
+
+    /// The read-only root file system.
+    pub(crate) fn image(&self) -> PathBuf {
+        self.dir.join("guest.ext4")
+    }
+
+    /// QEMU from the builder system, run with that system's own loader and libraries: no chroot, so paths on the
+    /// command line are this machine's, and no root needed. Returns the program and its first arguments.
+    pub(crate) fn qemu(&self) -> (String, Vec<String>) {
+        let root = self.builder_root();
+        let libraries = root.join("usr/lib/x86_64-linux-gnu");
+        let text = |path: &Path| path.to_string_lossy().into_owned();
+        let arguments = vec![
+            "--library-path".to_owned(),
+            text(&libraries),
+            text(&root.join("usr/bin/qemu-system-x86_64")),
+            "-L".to_owned(),
+            text(&root.join("usr/share/qemu")),
+            "-L".to_owned(),
+            text(&root.join("usr/share/seabios")),
+        ];
+        (text(&libraries.join("ld-linux-x86-64.so.2")), arguments)
+    }
+
+    /// Where QEMU finds its loadable modules.
+    pub(crate) fn qemu_module_directory(&self) -> PathBuf {
+        self.builder_root().join("usr/lib/x86_64-linux-gnu/qemu")
+    }
+
+    /// The version of QEMU, for reports.
+    pub(crate) fn qemu_version(&self) -> Result<String> {
+        let (program, arguments) = self.qemu();
+        let output = Command::new(program)
+            .args(arguments)
+            .arg("-version")
+            .output()
+            .context("cannot run the bed's QEMU")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().next().unwrap_or_default().to_owned())
+    }
+
+    /// The bed's directory.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.dir
+    }
+
+    fn base_root(&self) -> PathBuf {
+        self.dir.join("base")
+    }
+
+    fn builder_root(&self) -> PathBuf {
+        self.dir.join("builder")
+    }
+
+    fn guest_root(&self) -> PathBuf {
+        self.dir.join("guest")
+    }
+
+    /// The unpacked kernel image package.
+    fn kernel_tree(&self) -> PathBuf {
+        self.dir.join("kernel")
+    }
+
+    /// The release of the kernel, as `uname -r` prints it.
+    fn kernel_release(&self) -> Result<String> {
+        let path = self.dir.join("kernel-release");
+        Ok(std::fs::read_to_string(&path)
+            .with_context(|| format!("cannot read {}", path.display()))?
+            .trim()
+            .to_owned())
+    }
+
+    fn driver(&self) -> PathBuf {
+        self.dir.join("vmw_pvrdma.ko")
+    }
+}
+
+fn cache_directory() -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os("PVRDMA_BED_DIR") {
+        return std::path::absolute(dir).context("PVRDMA_BED_DIR is not a usable path");
+    }
+    let cache = match std::env::var_os("XDG_CACHE_HOME") {
+        Some(dir) if !dir.is_empty() => PathBuf::from(dir),
+        _ => {
+            let home = std::env::var_os("HOME")
+                .context("neither PVRDMA_BED_DIR, XDG_CACHE_HOME nor HOME is set")?;
+            PathBuf::from(home).join(".cache")
+        }
+    };
+    Ok(cache.join("pvrdma-guest-bed"))
+}
