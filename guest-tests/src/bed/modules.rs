@@ -12,10 +12,10 @@ use super::log_command::StepLog;
 use super::roots::remove_tree;
 
 /// Modules the first stage loads, in any order; their dependencies come with them.
-pub(crate) const BOOT_MODULES: [&str; 5] =
-    ["virtio_pci", "virtio_blk", "virtio_console", "ext4", "overlay"];
+pub(crate) const BOOT_MODULES: [&str; 6] =
+    ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "overlay"];
 
-const GUEST_MODULES: [&str; 20] = [
+const GUEST_MODULES: [&str; 19] = [
     "vmxnet3",
     "virtio_net",
     "virtio_rng",
@@ -33,7 +33,6 @@ const GUEST_MODULES: [&str; 20] = [
     "null_blk",
     "brd",
     "loop",
-    "crc32c_generic",
     "configfs",
     "af_packet",
 ];

@@ -1,0 +1,189 @@
+//! The host's end of the line to a guest's agent.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::agent::{Event, Request};
+
+/// Shared by a machine and its jobs.
+#[derive(Debug)]
+pub(crate) struct Channel {
+    writer: Mutex<UnixStream>,
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// What is known about one command in the guest.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct JobState {
+    /// All output so far.
+    pub(crate) output: String,
+    /// Set when it has ended.
+    pub(crate) exit: Option<i32>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    jobs: HashMap<u64, JobState>,
+    next_id: u64,
+    /// How often the agent has said hello: once per boot.
+    boots: u32,
+    closed: bool,
+}
+
+impl Channel {
+    /// Starts to listen on a connected stream.
+    pub(crate) fn new(stream: UnixStream) -> Result<Arc<Self>> {
+        let reader = stream.try_clone().context("cannot share the agent's socket")?;
+        let channel = Arc::new(Self {
+            writer: Mutex::new(stream),
+            state: Mutex::new(State::default()),
+            changed: Condvar::new(),
+        });
+        let shared = Arc::clone(&channel);
+        std::thread::spawn(move || shared.receive(reader));
+        Ok(channel)
+    }
+
+    /// Starts a command and returns its id.
+    pub(crate) fn spawn(&self, command: &str) -> Result<u64> {
+        let id = self.new_job();
+        self.send(&Request::Spawn { id, command: command.to_owned() })?;
+        Ok(id)
+    }
+
+    /// Writes a piece of a file and returns the id under which the result is reported.
+    pub(crate) fn write(&self, path: &str, append: bool, mode: u32, hex: String) -> Result<u64> {
+        let id = self.new_job();
+        self.send(&Request::Write { id, path: path.to_owned(), append, mode, hex })?;
+        Ok(id)
+    }
+
+    /// Kills a command.
+    pub(crate) fn kill(&self, id: u64) -> Result<()> {
+        self.send(&Request::Kill { id })
+    }
+
+    /// Kills every command that still runs.
+    pub(crate) fn kill_all(&self) -> Result<()> {
+        let ids: Vec<u64> =
+            self.lock().jobs.iter().filter(|(_, job)| job.exit.is_none()).map(|(id, _)| *id).collect();
+        ids.into_iter().try_for_each(|id| self.kill(id))
+    }
+
+    /// Waits until `done` says so about a job, or it ended, or the guest is gone, or time is up; then its state.
+    pub(crate) fn wait_job(&self, id: u64, timeout: Duration, done: impl Fn(&JobState) -> bool) -> JobState {
+        self.wait(timeout, |state| {
+            state.closed || state.jobs.get(&id).is_some_and(|job| job.exit.is_some() || done(job))
+        })
+        .jobs
+        .get(&id)
+        .cloned()
+        .unwrap_or_default()
+    }
+
+    /// Waits for the agent's `count`th hello.
+    pub(crate) fn wait_boots(&self, count: u32, timeout: Duration) -> bool {
+        self.wait(timeout, |state| state.closed || state.boots >= count).boots >= count
+    }
+
+    /// How often the guest has booted.
+    pub(crate) fn boots(&self) -> u32 {
+        self.lock().boots
+    }
+
+    /// Whether the machine has closed the line: QEMU is gone.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.lock().closed
+    }
+
+    /// Forgets a job's output.
+    pub(crate) fn forget(&self, id: u64) {
+        self.lock().jobs.remove(&id);
+    }
+
+    fn new_job(&self) -> u64 {
+        let mut state = self.lock();
+        state.next_id += 1;
+        let id = state.next_id;
+        state.jobs.insert(id, JobState::default());
+        id
+    }
+
+    fn send(&self, request: &Request) -> Result<()> {
+        let mut line = serde_json::to_vec(request).context("cannot encode a request")?;
+        line.push(b'\n');
+        self.writer
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .write_all(&line)
+            .context("the guest's agent does not take requests: its virtual machine is gone")
+    }
+
+    fn wait(&self, timeout: Duration, done: impl Fn(&State) -> bool) -> MutexGuard<'_, State> {
+        let deadline = Instant::now() + timeout;
+        let mut state = self.lock();
+        while !done(&state) {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        state
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn receive(&self, stream: UnixStream) {
+        let mut reader = BufReader::new(stream);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            match reader.read_until(b'\n', &mut line) {
+                Ok(1..) => {}
+                _ => break,
+            }
+            match serde_json::from_slice::<Event>(&line) {
+                Ok(event) => self.lock().apply(event),
+                // A guest that was reset in the middle of a line leaves half of one.
+                Err(error) => log::debug!("not an event: {error}: {}", String::from_utf8_lossy(&line)),
+            }
+            self.changed.notify_all();
+        }
+        self.lock().closed = true;
+        self.changed.notify_all();
+    }
+}
+
+impl State {
+    fn apply(&mut self, event: Event) {
+        match event {
+            Event::Hello { boot } => {
+                log::debug!("guest boot {boot}");
+                self.boots += 1;
+                // What ran before the boot does not run any more.
+                for job in self.jobs.values_mut() {
+                    job.exit.get_or_insert(-1);
+                }
+            }
+            Event::Output { id, text } => {
+                if let Some(job) = self.jobs.get_mut(&id) {
+                    job.output.push_str(&text);
+                }
+            }
+            Event::Exit { id, code } => {
+                if let Some(job) = self.jobs.get_mut(&id) {
+                    job.exit.get_or_insert(code);
+                }
+            }
+        }
+    }
+}
