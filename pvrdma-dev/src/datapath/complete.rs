@@ -1,0 +1,179 @@
+//! Completion queues: what happened to the guest's requests (spec §9).
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rdma_backend::memory::{DmaView, PageList};
+use rdma_backend::{Completion, CompletionSink, CqOverrun, NetworkType, WcFlags, WcOpcode, WcStatus};
+
+use crate::events::EventHub;
+use crate::ring::{ProducerRing, RingShape, RingShapeError, StateWords};
+use crate::spec::ring::{Eqe, eqe};
+use crate::spec::wqe::{CQE_SIZE, cqe, put, wc_flag, wc_opcode};
+
+/// For which completions the guest wants to be woken (spec §9.5).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Armed {
+    Not,
+    Solicited,
+    Any,
+}
+
+#[derive(Debug)]
+struct State {
+    /// `None` once the queue is dead: overrun, broken, or destroyed.
+    ring: Option<ProducerRing>,
+    armed: Armed,
+}
+
+/// The producer of a completion queue.
+#[derive(Debug)]
+pub(crate) struct CqRing {
+    handle: u32,
+    /// The queue belongs to a process: some opcodes and flags mean something else there (spec §9.2).
+    user: bool,
+    state: Mutex<State>,
+    hub: Arc<EventHub>,
+}
+
+impl CqRing {
+    /// `pages` is the whole object; page 0 holds the ring state.
+    pub(crate) fn new(
+        handle: u32,
+        entries: u32,
+        pages: PageList,
+        user: bool,
+        hub: Arc<EventHub>,
+    ) -> Result<Arc<Self>, RingShapeError> {
+        let stride = u32::try_from(CQE_SIZE).map_err(|_| RingShapeError::Elements(0))?;
+        let page_count = pages.pages().saturating_sub(1);
+        let shape = RingShape { pages, first_page: 1, page_count, entries, stride, words: StateWords::Rx };
+        let state = State { ring: Some(ProducerRing::new(shape)?), armed: Armed::Not };
+        Ok(Arc::new(Self { handle, user, state: Mutex::new(state), hub }))
+    }
+
+    /// Asks for a notification. `check_not_empty` is for requests that are not processed inside the guest's write: the guest
+    /// may have found the queue empty in between, so completions that wait already are announced at once.
+    pub(crate) fn arm(&self, view: &DmaView<'_>, solicited_only: bool, check_not_empty: bool) {
+        let mut state = self.state.lock();
+        let State { ring, armed } = &mut *state;
+        let Some(producer) = ring else { return };
+        if !solicited_only {
+            *armed = Armed::Any;
+        } else if *armed == Armed::Not {
+            *armed = Armed::Solicited;
+        }
+        if check_not_empty {
+            match producer.is_empty(view) {
+                Ok(true) => {}
+                Ok(false) => {
+                    *armed = Armed::Not;
+                    self.hub.notify_cq(view, self.handle);
+                }
+                Err(error) => self.die(view, ring, &error),
+            }
+        }
+    }
+
+    /// Makes the queue inert: when this returns its pages are not touched and nothing is announced for it.
+    pub(crate) fn shut(&self) {
+        self.state.lock().ring = None;
+    }
+
+    /// An overrun or a broken index ends the queue (spec §9.6, §6.6).
+    fn die(&self, view: &DmaView<'_>, ring: &mut Option<ProducerRing>, reason: &dyn std::fmt::Display) {
+        self.hub.warn(format_args!("completion queue {:#x} is dead: {reason}", self.handle));
+        *ring = None;
+        self.hub.post(view, Eqe { kind: eqe::CQ_ERR, info: self.handle });
+    }
+
+    fn entry(&self, completion: &Completion) -> [u8; CQE_SIZE] {
+        let Completion { wr_id, qp, opcode, status, byte_len, .. } = *completion;
+        let mut out = [0; CQE_SIZE];
+        put::<{ cqe::WR_ID }, _, _>(&mut out, wr_id.to_le_bytes());
+        put::<{ cqe::QP }, _, _>(&mut out, u64::from(qp & 0xffff).to_le_bytes());
+        put::<{ cqe::OPCODE }, _, _>(&mut out, self.opcode(opcode).to_le_bytes());
+        put::<{ cqe::STATUS }, _, _>(&mut out, (status as u32).to_le_bytes());
+        put::<{ cqe::BYTE_LEN }, _, _>(&mut out, byte_len.to_le_bytes());
+        put::<{ cqe::SRC_QP }, _, _>(&mut out, completion.src_qpn.get().to_le_bytes());
+        put::<{ cqe::SL }, _, _>(&mut out, [completion.service_level]);
+        put::<{ cqe::PORT_NUM }, _, _>(&mut out, [1]);
+        let mut flags = 0;
+        if completion.flags.contains(WcFlags::GRH) {
+            flags |= wc_flag::GRH;
+        }
+        if completion.flags.contains(WcFlags::IMMEDIATE) {
+            flags |= wc_flag::WITH_IMM;
+            put::<{ cqe::IMM_DATA }, _, _>(&mut out, completion.immediate);
+        } else if completion.flags.contains(WcFlags::INVALIDATED) && !self.user {
+            flags |= wc_flag::WITH_INVALIDATE;
+            put::<{ cqe::IMM_DATA }, _, _>(&mut out, completion.invalidated_key.to_le_bytes());
+        }
+        if let (Some(network), false) = (completion.network, self.user) {
+            flags |= wc_flag::WITH_NETWORK_HDR_TYPE;
+            let kind = match network {
+                NetworkType::RoceV1 => 0,
+                NetworkType::Ipv4 => 1,
+                NetworkType::Ipv6 => 2,
+            };
+            put::<{ cqe::NETWORK_HDR_TYPE }, _, _>(&mut out, [kind]);
+        }
+        put::<{ cqe::WC_FLAGS }, _, _>(&mut out, flags.to_le_bytes());
+        out
+    }
+
+    const fn opcode(&self, opcode: WcOpcode) -> u32 {
+        match opcode {
+            WcOpcode::Send => wc_opcode::SEND,
+            WcOpcode::RdmaWrite => wc_opcode::RDMA_WRITE,
+            WcOpcode::RdmaRead => wc_opcode::RDMA_READ,
+            WcOpcode::CompareSwap => wc_opcode::COMP_SWAP,
+            WcOpcode::FetchAdd => wc_opcode::FETCH_ADD,
+            // The library knows no such operations and has other names for these numbers.
+            WcOpcode::LocalInvalidate | WcOpcode::FastRegister if self.user => wc_opcode::SEND,
+            WcOpcode::LocalInvalidate => wc_opcode::LOCAL_INV,
+            WcOpcode::FastRegister => wc_opcode::FAST_REG_MR,
+            WcOpcode::Recv => wc_opcode::RECV,
+            WcOpcode::RecvRdmaWithImmediate => wc_opcode::RECV_RDMA_WITH_IMM,
+        }
+    }
+}
+
+impl CompletionSink for CqRing {
+    /// The entry, then the index, then the notification ring, then the interrupt (spec §6.5). The lock is held over all
+    /// of it, so one arming leads to one notification and [`CqRing::shut`] waits for both.
+    fn complete(&self, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun> {
+        let entry = self.entry(completion);
+        let mut state = self.state.lock();
+        let State { ring, armed } = &mut *state;
+        let Some(producer) = ring else { return Err(CqOverrun) };
+        match producer.push(view, &entry) {
+            Ok(true) => {}
+            Ok(false) => {
+                self.die(view, ring, &CqOverrun);
+                return Err(CqOverrun);
+            }
+            Err(error) => {
+                self.die(view, ring, &error);
+                return Err(CqOverrun);
+            }
+        }
+        let wanted = match *armed {
+            Armed::Not => false,
+            Armed::Any => true,
+            Armed::Solicited => {
+                let receive = matches!(completion.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImmediate);
+                completion.status != WcStatus::Success || (receive && completion.solicited)
+            }
+        };
+        if wanted {
+            *armed = Armed::Not;
+            self.hub.notify_cq(view, self.handle);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "complete_tests.rs"]
+mod tests;

@@ -1,0 +1,65 @@
+//! Receive queues, of one QP or shared (spec §8.2).
+
+use rdma_backend::memory::{DmaView, PageList};
+use rdma_backend::{QueueError, RecvSource, RecvWork};
+
+use super::{HEAD, gather};
+use crate::ring::{ConsumerRing, RingShape, RingShapeError, StateWords, recv_stride};
+use crate::spec::wqe::{RQ_HEADER, RecvHeader};
+
+/// The consumer of a receive queue. A slot goes back to the guest with the copy: receives of a shared queue end in any
+/// order (spec §6.5).
+#[derive(Debug)]
+pub(crate) struct RecvRing {
+    ring: ConsumerRing,
+    max_sge: u32,
+}
+
+impl RecvRing {
+    /// `pages` is the whole object; page 0 holds the ring state.
+    pub(crate) fn new(
+        pages: PageList,
+        first_page: u32,
+        page_count: u32,
+        entries: u32,
+        max_sge: u32,
+    ) -> Result<Self, RingShapeError> {
+        let stride = recv_stride(max_sge).ok_or(RingShapeError::Elements(max_sge))?;
+        let shape = RingShape { pages, first_page, page_count, entries, stride, words: StateWords::Rx };
+        Ok(Self { ring: ConsumerRing::new(shape)?, max_sge })
+    }
+}
+
+impl RecvSource for RecvRing {
+    fn pop(&mut self, view: &DmaView<'_>, work: &mut RecvWork) -> Result<bool, QueueError> {
+        let Some(element) = self.ring.peek(view)? else { return Ok(false) };
+        let mut head = [0; HEAD];
+        let copied = element.copy_to(&mut head);
+        let Some((header, sges)) = head.get(..copied).and_then(|h| h.split_first_chunk::<RQ_HEADER>()) else {
+            return Ok(false);
+        };
+        let header = RecvHeader(header);
+        work.wr_id = header.wr_id();
+        work.sges.clear();
+        let count = header.num_sge();
+        work.malformed = count > self.max_sge;
+        if !work.malformed {
+            gather(&element, sges, copied, count, &mut work.sges);
+        }
+        self.ring.take();
+        self.ring.retire(view);
+        Ok(true)
+    }
+
+    fn posted(&mut self, view: &DmaView<'_>) -> Result<u32, QueueError> {
+        self.ring.posted(view)
+    }
+
+    fn reset(&mut self) {
+        self.ring.reset();
+    }
+}
+
+#[cfg(test)]
+#[path = "recv_tests.rs"]
+mod tests;

@@ -1,0 +1,148 @@
+//! Send queues: what the guest asks for (spec §8.3 to §8.7).
+
+use rdma_backend::memory::{DmaView, PageList};
+use rdma_backend::{
+    Access, FastRegister, Invalidate, QpType, QueueError, SendData, SendFlags, SendOp, SendSource, SendWork,
+};
+
+use super::{HEAD, gather};
+use crate::page_dir::read_page_directory;
+use crate::ring::{ConsumerRing, RingShape, RingShapeError, StateWords, send_stride};
+use crate::spec::wqe::{
+    FAST_REGISTER_PAGE_SHIFT, FastRegisterFields, MAX_FAST_REGISTER_PAGES, SEND_FLAGS, SQ_HEADER, SendHeader, opcode,
+};
+
+/// What a send queue is made of.
+#[derive(Debug)]
+pub(crate) struct SendRingParams {
+    /// All pages of the QP; page 0 holds the ring state.
+    pub(crate) pages: PageList,
+    /// First page of the send elements.
+    pub(crate) first_page: u32,
+    /// Pages of send elements.
+    pub(crate) page_count: u32,
+    /// Elements, a power of two.
+    pub(crate) entries: u32,
+    /// SGEs per element, as the create command gives them.
+    pub(crate) max_sge: u32,
+    /// Transport service: it decides which operations exist.
+    pub(crate) qp_type: QpType,
+    /// The QP belongs to a process: only opcodes 0 to 6 mean anything (spec §8.4).
+    pub(crate) user: bool,
+    /// The QP's protection domain, which address vectors must name.
+    pub(crate) pd_handle: u32,
+}
+
+/// The consumer of a send queue.
+#[derive(Debug)]
+pub(crate) struct SendRing {
+    ring: ConsumerRing,
+    max_sge: u32,
+    decode: Decode,
+}
+
+impl SendRing {
+    pub(crate) fn new(params: SendRingParams) -> Result<Self, RingShapeError> {
+        let SendRingParams { pages, first_page, page_count, entries, max_sge, qp_type, user, pd_handle } = params;
+        let stride = send_stride(max_sge).ok_or(RingShapeError::Elements(max_sge))?;
+        let shape = RingShape { pages, first_page, page_count, entries, stride, words: StateWords::Tx };
+        Ok(Self { ring: ConsumerRing::new(shape)?, max_sge, decode: Decode { qp_type, user, pd_handle } })
+    }
+}
+
+impl SendSource for SendRing {
+    fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWork) -> Result<bool, QueueError> {
+        let Some(element) = self.ring.peek(view)? else { return Ok(false) };
+        let mut head = [0; HEAD];
+        element.copy_to(&mut head);
+        self.ring.take();
+        let Some((header, sges)) = head.split_first_chunk::<SQ_HEADER>() else { return Ok(false) };
+        let header = SendHeader(header);
+        work.wr_id = header.wr_id();
+        // Bits past the third are the library's business (spec §8.5). There is no inline layout.
+        work.flags = SendFlags::from_bits_truncate((header.send_flags() & SEND_FLAGS).to_le_bytes()[0]);
+        work.sges.clear();
+        let count = header.num_sge();
+        if count > self.max_sge {
+            work.op = SendOp::Malformed;
+        } else {
+            gather(&element, sges, HEAD, count, &mut work.sges);
+            work.op = self.decode.operation(view, header);
+        }
+        Ok(true)
+    }
+
+    fn retire(&mut self, view: &DmaView<'_>) {
+        self.ring.retire(view);
+    }
+
+    fn reset(&mut self) {
+        self.ring.reset();
+    }
+}
+
+/// What decides the meaning of an opcode.
+#[derive(Clone, Copy, Debug)]
+struct Decode {
+    qp_type: QpType,
+    user: bool,
+    pd_handle: u32,
+}
+
+impl Decode {
+    #[inline]
+    fn operation(self, view: &DmaView<'_>, wqe: SendHeader<'_>) -> SendOp {
+        let number = wqe.opcode();
+        match self.qp_type {
+            QpType::Rc => match number {
+                opcode::RDMA_WRITE => SendOp::Write { remote: wqe.rdma(), immediate: None },
+                opcode::RDMA_WRITE_WITH_IMM => SendOp::Write { remote: wqe.rdma(), immediate: Some(wqe.imm_data()) },
+                opcode::SEND => SendOp::Send { data: SendData::None, to: None },
+                opcode::SEND_WITH_IMM => SendOp::Send { data: SendData::Immediate(wqe.imm_data()), to: None },
+                opcode::RDMA_READ => SendOp::Read { remote: wqe.rdma() },
+                opcode::ATOMIC_CMP_AND_SWP => {
+                    SendOp::CompareSwap { remote: wqe.atomic(), compare: wqe.compare_add(), swap: wqe.swap() }
+                }
+                opcode::ATOMIC_FETCH_AND_ADD => SendOp::FetchAdd { remote: wqe.atomic(), add: wqe.compare_add() },
+                // The library's numbers collide with the kernel's from 7 on, and the page directory of a registration
+                // would be an address of the process's choice (spec §8.4).
+                _ if self.user => SendOp::Unsupported { opcode: number },
+                opcode::SEND_WITH_INV => SendOp::Send { data: SendData::Invalidate(wqe.invalidate_rkey()), to: None },
+                opcode::LOCAL_INV => SendOp::LocalInvalidate(Invalidate { key: wqe.invalidate_rkey() }),
+                opcode::FAST_REG_MR => SendOp::FastRegister(Box::new(fast_register(view, wqe.fast_register()))),
+                _ => SendOp::Unsupported { opcode: number },
+            },
+            QpType::Ud | QpType::Gsi => match number {
+                opcode::SEND => self.datagram(wqe, SendData::None),
+                opcode::SEND_WITH_IMM if self.qp_type == QpType::Ud => {
+                    self.datagram(wqe, SendData::Immediate(wqe.imm_data()))
+                }
+                _ => SendOp::Unsupported { opcode: number },
+            },
+        }
+    }
+
+    /// A process may only use address vectors of the QP's own protection domain (spec §8.3).
+    fn datagram(self, wqe: SendHeader<'_>, data: SendData) -> SendOp {
+        let datagram = wqe.datagram();
+        if datagram.pd_handle != self.pd_handle || datagram.port != 1 {
+            return SendOp::Malformed;
+        }
+        SendOp::Send { data, to: Some(datagram.to) }
+    }
+}
+
+/// Copies the page list now: the driver rewrites it when it posts the next registration of the region (spec §5.4).
+fn fast_register(view: &DmaView<'_>, fields: FastRegisterFields) -> FastRegister {
+    let FastRegisterFields { iova_start, pl_pdir_dma, page_shift, page_list_len, length, access_flags, rkey } = fields;
+    let length = u64::from(length);
+    let pages = (page_shift == FAST_REGISTER_PAGE_SHIFT && page_list_len <= MAX_FAST_REGISTER_PAGES)
+        .then(|| read_page_directory(view, pl_pdir_dma, page_list_len).ok())
+        .flatten()
+        .filter(|pages| (iova_start & 0xfff) + length <= pages.bytes());
+    FastRegister { key: rkey, iova: iova_start, length, access: Access::from_bits_truncate(access_flags), pages }
+}
+
+#[cfg(test)]
+#[path = "send_tests.rs"]
+mod tests;

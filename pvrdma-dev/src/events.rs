@@ -1,0 +1,319 @@
+//! The two event rings: asynchronous events and CQ notifications (spec §6.4, §9.5, §10).
+//!
+//! [`EventRings`] are the rings of one handshake. [`EventHub`] lives as long as the device: completion queues and the
+//! adapter hold on to it while rings come and go.
+//!
+//! No event is lost while the rings are there. The guest has no doorbell to say that it consumed something, so what does
+//! not fit waits here until [`EventHub::retry_pending`], which the device calls whenever the guest makes itself heard. The
+//! wait is bounded: a queue needs at most one notification, an object one event of each kind.
+
+use std::collections::{HashSet, VecDeque};
+use std::fmt;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+use log::debug;
+use parking_lot::{Mutex, RwLock};
+use rdma_backend::memory::{DmaView, PageList};
+use rdma_backend::{AsyncEvent, EventSink, PortEvent, QpEvent, QueueError, SrqEvent};
+
+use crate::intr::{Interrupts, Vector};
+use crate::log_limit::LogLimit;
+use crate::ring::{ProducerRing, RingShape, RingShapeError, StateWords};
+use crate::spec::ring::{CQNE_SIZE, EQE_SIZE, Eqe, STATE_PAGE, eqe};
+
+/// The port number of every port event.
+const PORT: u32 = 1;
+
+impl From<AsyncEvent> for Eqe {
+    fn from(event: AsyncEvent) -> Self {
+        match event {
+            AsyncEvent::Qp(kind, info) => {
+                let kind = match kind {
+                    QpEvent::Fatal => eqe::QP_FATAL,
+                    QpEvent::RequestError => eqe::QP_REQ_ERR,
+                    QpEvent::AccessError => eqe::QP_ACCESS_ERR,
+                    QpEvent::CommunicationEstablished => eqe::COMM_EST,
+                    QpEvent::SendQueueDrained => eqe::SQ_DRAINED,
+                    QpEvent::LastWqeReached => eqe::QP_LAST_WQE_REACHED,
+                };
+                Self { kind, info }
+            }
+            AsyncEvent::Srq(kind, info) => {
+                let kind = match kind {
+                    SrqEvent::Error => eqe::SRQ_ERR,
+                    SrqEvent::LimitReached => eqe::SRQ_LIMIT_REACHED,
+                };
+                Self { kind, info }
+            }
+            AsyncEvent::Port(PortEvent::Active) => Self { kind: eqe::PORT_ACTIVE, info: PORT },
+            AsyncEvent::Port(PortEvent::Error) => Self { kind: eqe::PORT_ERR, info: PORT },
+        }
+    }
+}
+
+/// An entry of an event ring.
+trait Entry: Copy + Eq + Hash {
+    const SIZE: usize;
+    fn push(self, ring: &mut ProducerRing, view: &DmaView<'_>) -> Result<bool, QueueError>;
+}
+
+impl Entry for Eqe {
+    const SIZE: usize = EQE_SIZE;
+
+    fn push(self, ring: &mut ProducerRing, view: &DmaView<'_>) -> Result<bool, QueueError> {
+        ring.push(view, &self.to_bytes())
+    }
+}
+
+/// A CQ handle, as `pvrdma_cqne` holds it.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+struct Cqne(u32);
+
+impl Entry for Cqne {
+    const SIZE: usize = CQNE_SIZE;
+
+    fn push(self, ring: &mut ProducerRing, view: &DmaView<'_>) -> Result<bool, QueueError> {
+        ring.push(view, &self.0.to_le_bytes())
+    }
+}
+
+/// One event ring with what does not fit it.
+#[derive(Debug)]
+struct EventRing<E> {
+    name: &'static str,
+    /// `None` after an invalid consumer index, or after the rings were shut: nothing is posted until the next handshake.
+    ring: Option<ProducerRing>,
+    waiting: VecDeque<E>,
+    queued: HashSet<E>,
+}
+
+impl<E: Entry> EventRing<E> {
+    fn new(name: &'static str, pages: PageList) -> Result<Self, RingShapeError> {
+        let first_page = 1;
+        let page_count = pages.pages().saturating_sub(first_page);
+        // The driver divides all the data pages into elements, which are not a power of two, and feeds the number to
+        // helpers that assume one. Their effect is a ring of the largest power of two that divides it (spec §6.4).
+        let stride = u32::try_from(E::SIZE).map_err(|_| RingShapeError::Elements(0))?;
+        let nominal = (u64::from(page_count) * STATE_PAGE / u64::from(stride)) & u64::from(u32::MAX);
+        let nominal = u32::try_from(nominal).unwrap_or(0);
+        let entries = nominal & nominal.wrapping_neg();
+        let shape = RingShape { pages, first_page, page_count, entries, stride, words: StateWords::Rx };
+        let ring = ProducerRing::new(shape)?;
+        Ok(Self { name, ring: Some(ring), waiting: VecDeque::new(), queued: HashSet::new() })
+    }
+
+    /// Posts an entry behind those that wait already. Returns whether anything was published.
+    fn post(&mut self, view: &DmaView<'_>, entry: E) -> bool {
+        if self.waiting.is_empty() {
+            match self.push(view, entry) {
+                Some(true) => return true,
+                Some(false) => {}
+                None => return false,
+            }
+        }
+        if self.queued.insert(entry) {
+            self.waiting.push_back(entry);
+        }
+        self.flush(view)
+    }
+
+    /// Publishes what waits, as far as there is room. Returns whether anything was published.
+    fn flush(&mut self, view: &DmaView<'_>) -> bool {
+        let mut any = false;
+        while let Some(&entry) = self.waiting.front() {
+            match self.push(view, entry) {
+                Some(true) => any = true,
+                Some(false) => break,
+                None => return any,
+            }
+            self.waiting.pop_front();
+            self.queued.remove(&entry);
+        }
+        any
+    }
+
+    /// `None` when there is no ring (any more).
+    fn push(&mut self, view: &DmaView<'_>, entry: E) -> Option<bool> {
+        match entry.push(self.ring.as_mut()?, view) {
+            Ok(pushed) => Some(pushed),
+            // Bus mastering is off, or the map is changing: that may pass, and what waits is bounded.
+            Err(QueueError::Memory(_)) => Some(false),
+            Err(error @ QueueError::BadIndex { .. }) => {
+                log::warn!("{} ring stops until the device is reset: {error}", self.name);
+                self.shut();
+                None
+            }
+        }
+    }
+
+    fn shut(&mut self) {
+        let Self { name: _, ring, waiting, queued } = self;
+        (*ring, *waiting, *queued) = (None, VecDeque::new(), HashSet::new());
+    }
+}
+
+/// The event rings of one handshake.
+#[derive(Debug)]
+pub(crate) struct EventRings {
+    asynchronous: Mutex<EventRing<Eqe>>,
+    notifications: Mutex<EventRing<Cqne>>,
+    /// Set while something waits, so that looking costs one load.
+    pending: AtomicBool,
+    interrupts: Arc<Interrupts>,
+}
+
+impl EventRings {
+    /// Takes all pages of both rings; page 0 of each holds the ring state.
+    pub(crate) fn new(
+        async_pages: PageList,
+        notification_pages: PageList,
+        interrupts: Arc<Interrupts>,
+    ) -> Result<Self, RingShapeError> {
+        Ok(Self {
+            asynchronous: Mutex::new(EventRing::new("asynchronous event", async_pages)?),
+            notifications: Mutex::new(EventRing::new("CQ notification", notification_pages)?),
+            pending: AtomicBool::new(false),
+            interrupts,
+        })
+    }
+
+    /// Reports an asynchronous event.
+    pub(crate) fn post_async(&self, view: &DmaView<'_>, event: AsyncEvent) {
+        self.post(view, event.into());
+    }
+
+    /// Reports any asynchronous event.
+    pub(crate) fn post(&self, view: &DmaView<'_>, event: Eqe) {
+        self.run(&self.asynchronous, Vector::Async, |ring| ring.post(view, event));
+    }
+
+    /// Tells the guest that an armed completion queue has something.
+    pub(crate) fn notify_cq(&self, view: &DmaView<'_>, cq_handle: u32) {
+        self.run(&self.notifications, Vector::Completion, |ring| ring.post(view, Cqne(cq_handle)));
+    }
+
+    /// Tries again what did not fit.
+    pub(crate) fn retry_pending(&self, view: &DmaView<'_>) {
+        if self.has_pending() && self.pending.swap(false, Ordering::AcqRel) {
+            self.run(&self.asynchronous, Vector::Async, |ring| ring.flush(view));
+            self.run(&self.notifications, Vector::Completion, |ring| ring.flush(view));
+        }
+    }
+
+    /// Whether something waits for room.
+    pub(crate) fn has_pending(&self) -> bool {
+        self.pending.load(Ordering::Relaxed)
+    }
+
+    /// Posts nothing more. When this returns neither the rings nor the interrupts are used.
+    pub(crate) fn shut(&self) {
+        self.asynchronous.lock().shut();
+        self.notifications.lock().shut();
+    }
+
+    /// The interrupt follows the index that it announces, and the lock covers both: after [`Self::shut`] there is no
+    /// interrupt on its way.
+    fn run<E: Entry>(&self, ring: &Mutex<EventRing<E>>, vector: Vector, work: impl FnOnce(&mut EventRing<E>) -> bool) {
+        let mut ring = ring.lock();
+        if work(&mut ring) {
+            self.interrupts.raise(vector);
+        }
+        if !ring.waiting.is_empty() {
+            self.pending.store(true, Ordering::Release);
+        }
+    }
+}
+
+/// Where the events of a device go for as long as it lives.
+#[derive(Debug)]
+pub(crate) struct EventHub {
+    /// The device, for the log.
+    name: String,
+    log: LogLimit,
+    rings: RwLock<Option<Arc<EventRings>>>,
+    dropped: AtomicU64,
+}
+
+impl EventHub {
+    /// A hub without rings, of the device that logs call `name`.
+    pub(crate) fn new(name: &str) -> Arc<Self> {
+        Arc::new(Self {
+            name: name.to_owned(),
+            log: LogLimit::new(),
+            rings: RwLock::new(None),
+            dropped: AtomicU64::new(0),
+        })
+    }
+
+    /// Logs what a guest can cause as often as it likes.
+    pub(crate) fn warn(&self, message: fmt::Arguments<'_>) {
+        self.log.warn(&self.name, message);
+    }
+
+    /// Takes the rings of a handshake; those of an earlier one are shut.
+    pub(crate) fn install(&self, rings: EventRings) {
+        if let Some(old) = self.rings.write().replace(Arc::new(rings)) {
+            old.shut();
+        }
+    }
+
+    /// Ends the use of the rings: when this returns they are not touched and vectors 1 and 2 are not raised.
+    pub(crate) fn remove(&self) {
+        if let Some(old) = self.rings.write().take() {
+            old.shut();
+        }
+    }
+
+    /// The rings, if there are any.
+    pub(crate) fn rings(&self) -> Option<Arc<EventRings>> {
+        self.rings.read().clone()
+    }
+
+    /// Reports any asynchronous event.
+    pub(crate) fn post(&self, view: &DmaView<'_>, event: Eqe) {
+        self.with(|rings| rings.post(view, event));
+    }
+
+    /// Tells the guest that an armed completion queue has something.
+    pub(crate) fn notify_cq(&self, view: &DmaView<'_>, cq_handle: u32) {
+        self.with(|rings| rings.notify_cq(view, cq_handle));
+    }
+
+    /// Tries again what did not fit a ring.
+    pub(crate) fn retry_pending(&self, view: &DmaView<'_>) {
+        if let Some(rings) = &*self.rings.read() {
+            rings.retry_pending(view);
+        }
+    }
+
+    /// Whether something waits for room in a ring.
+    pub(crate) fn has_pending(&self) -> bool {
+        self.rings.read().as_ref().is_some_and(|rings| rings.has_pending())
+    }
+
+    /// Events that came while there were no rings.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped.load(Ordering::Relaxed)
+    }
+
+    fn with(&self, work: impl FnOnce(&EventRings)) {
+        if let Some(rings) = &*self.rings.read() {
+            work(rings);
+        } else {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+            debug!("an event came while there were no event rings");
+        }
+    }
+}
+
+impl EventSink for EventHub {
+    fn event(&self, view: &DmaView<'_>, event: AsyncEvent) {
+        self.with(|rings| rings.post_async(view, event));
+    }
+}
+
+#[cfg(test)]
+#[path = "events_tests.rs"]
+mod tests;

@@ -1,0 +1,156 @@
+//! Page directories: how the driver names the pages of an object (spec §5).
+//!
+//! Three levels of untrusted little-endian bus addresses. Each page of the directory and its tables is copied once and
+//! only as far as the stated page count needs, so the work is bounded by 513 page copies whatever the guest wrote.
+
+use rdma_backend::memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList, PageListBuilder};
+
+use crate::spec::ring::{MAX_PAGES, TABLE_ENTRIES};
+
+/// Octets of one entry.
+const ENTRY: usize = 8;
+
+/// Octets of a directory or table page.
+const LEVEL: usize = TABLE_ENTRIES as usize * ENTRY;
+
+/// Reads the page addresses of an object of `pages` pages.
+///
+/// # Errors
+/// The page count is not in `1..=262144`, the directory or a table cannot be read, or an entry that is needed is zero or
+/// not page aligned. The data pages themselves are not looked at, see [`check_mapped`].
+pub(crate) fn read_page_directory(view: &DmaView<'_>, pdir_dma: u64, pages: u32) -> Result<PageList, DmaError> {
+    if pages == 0 || pages > MAX_PAGES {
+        return Err(DmaError::Unmapped { addr: pdir_dma, len: u64::from(pages).saturating_mul(PAGE_SIZE) });
+    }
+    let tables = Level::read(view, pdir_dma, pages.div_ceil(TABLE_ENTRIES))?;
+    let mut builder = PageListBuilder::default();
+    let mut left = pages;
+    for table in tables.entries() {
+        let count = left.min(TABLE_ENTRIES);
+        let table = Level::read(view, table, count)?;
+        for page in table.entries() {
+            builder.push(page)?;
+        }
+        left = left.saturating_sub(count);
+    }
+    Ok(builder.finish())
+}
+
+/// Whether the device can access every page of a list. Rings are checked when they are made, so that the guest learns of
+/// a bad address from the command and not from a dead queue. Takes one look-up per contiguous piece.
+///
+/// # Errors
+/// The first address that cannot be accessed.
+pub(crate) fn check_mapped(view: &DmaView<'_>, pages: &PageList, direction: Direction) -> Result<(), DmaError> {
+    for extent in pages.extents() {
+        let (mut addr, mut left) = (extent.iova, extent.bytes());
+        while left > 0 {
+            let got = view.piece(addr, left, direction)?.len() as u64;
+            left = left.saturating_sub(got);
+            addr = addr.wrapping_add(got);
+        }
+    }
+    Ok(())
+}
+
+/// The used entries of a directory or table page, copied out.
+struct Level {
+    bytes: [u8; LEVEL],
+    used: usize,
+}
+
+impl Level {
+    fn read(view: &DmaView<'_>, addr: u64, entries: u32) -> Result<Self, DmaError> {
+        if addr == 0 || !addr.is_multiple_of(PAGE_SIZE) {
+            return Err(DmaError::Misaligned { addr });
+        }
+        let mut level = Self { bytes: [0; LEVEL], used: entries.min(TABLE_ENTRIES) as usize * ENTRY };
+        let (used, _) = level.bytes.split_at_mut(level.used);
+        view.read(addr, used)?;
+        Ok(level)
+    }
+
+    fn entries(&self) -> impl Iterator<Item = u64> + '_ {
+        let (entries, _) = self.bytes.as_chunks::<ENTRY>();
+        entries.iter().take(self.used / ENTRY).map(|entry| u64::from_le_bytes(*entry))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+    use rdma_backend::memory::{DmaSpace, PinPolicy};
+    use vm_memory::{GuestAddress, GuestMemoryMmap};
+
+    use super::*;
+
+    const BASE: u64 = 0x10_0000;
+    const SIZE: usize = 0x10_0000;
+
+    fn space() -> Arc<DmaSpace> {
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(BASE), SIZE)]).unwrap();
+        DmaSpace::from_guest_memory(&memory, PinPolicy::Off).unwrap()
+    }
+
+    fn put(view: &DmaView<'_>, addr: u64, entries: &[u64]) {
+        let bytes: Vec<u8> = entries.iter().flat_map(|e| e.to_le_bytes()).collect();
+        view.write(addr, &bytes).unwrap();
+    }
+
+    /// Three levels, 513 pages: two tables, and entries past the count are never followed.
+    #[test]
+    fn two_tables() {
+        let space = space();
+        let view = space.view();
+        let (dir, first, second) = (BASE, BASE + 0x1000, BASE + 0x2000);
+        put(&view, dir, &[first, second, 0xdead]);
+        put(&view, first, &(0..512).map(|i| BASE + 0x1000 * (i % 200 + 3)).collect::<Vec<_>>());
+        put(&view, second, &[BASE + 0x3000, 0xdead]);
+        let list = read_page_directory(&view, dir, 513).unwrap();
+        assert_eq!(list.pages(), 513);
+        assert_eq!(list.locate(511 * PAGE_SIZE).unwrap().0, BASE + 0x1000 * (511 % 200 + 3));
+        assert_eq!(list.locate(512 * PAGE_SIZE).unwrap().0, BASE + 0x3000);
+        assert!(check_mapped(&view, &list, Direction::Write).is_ok());
+        assert!(read_page_directory(&view, dir, 514).is_err(), "the 514th entry is not an address");
+        assert!(read_page_directory(&view, dir, 1025).is_err(), "neither is the third table");
+    }
+
+    #[test]
+    fn bad_counts_and_addresses() {
+        let space = space();
+        let view = space.view();
+        put(&view, BASE, &[BASE + 0x1000]);
+        put(&view, BASE + 0x1000, &[0xffff_f000]);
+        assert!(read_page_directory(&view, BASE, 0).is_err());
+        assert!(read_page_directory(&view, BASE, MAX_PAGES + 1).is_err());
+        assert!(read_page_directory(&view, BASE, u32::MAX).is_err());
+        for dir in [0, BASE + 8, BASE - 0x1000, BASE + SIZE as u64, u64::MAX, !0xfff] {
+            assert!(read_page_directory(&view, dir, 1).is_err(), "{dir:#x}");
+        }
+        let list = read_page_directory(&view, BASE, 1).unwrap();
+        assert!(check_mapped(&view, &list, Direction::Read).is_err());
+    }
+
+    proptest! {
+        /// Any content, including directories that name themselves, ends in a list of the right length or an error.
+        #[test]
+        fn random_directories(
+            entries in proptest::collection::vec(
+                prop_oneof![(0u64..40).prop_map(|p| BASE + p * PAGE_SIZE), any::<u64>(), Just(0)], 512),
+            dir in (0u64..4).prop_map(|p| BASE + p * PAGE_SIZE),
+            pages in prop_oneof![1u32..1100, any::<u32>(), Just(MAX_PAGES)],
+        ) {
+            let space = space();
+            let view = space.view();
+            for page in 0..40 {
+                put(&view, BASE + page * PAGE_SIZE, &entries);
+            }
+            if let Ok(list) = read_page_directory(&view, dir, pages) {
+                prop_assert_eq!(list.pages(), pages);
+                let _ = check_mapped(&view, &list, Direction::Write);
+            }
+        }
+    }
+}

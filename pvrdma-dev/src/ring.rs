@@ -1,0 +1,307 @@
+//! The index rules of the guest's rings (spec §6).
+//!
+//! A ring has two words in its state page: the producer's index, written by one side, and the consumer's, written by the
+//! other. Guests can write both, so the one that belongs to the device lives here and is only ever *stored* to memory;
+//! the other is loaded once per batch, checked, and then trusted for as long as the batch lasts. Nothing but the device's
+//! own word is written to the state page: a user queue's page may be one that its process must not be able to change
+//! through us (spec §13 B10).
+
+use std::sync::atomic::Ordering;
+
+use rdma_backend::QueueError;
+use rdma_backend::memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList};
+use thiserror::Error;
+use vm_memory::VolatileSlice;
+
+use crate::spec::ring::{RX_CONS_HEAD, RX_PROD_TAIL, TX_CONS_HEAD, TX_PROD_TAIL};
+use crate::spec::wqe::{RQ_HEADER, SGE_SIZE, SQ_HEADER};
+
+/// Largest ring; twice as much must fit an index.
+const MAX_ENTRIES: u32 = 1 << 30;
+
+/// Why a ring cannot be made from what the guest named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub(crate) enum RingShapeError {
+    /// Not a power of two, or too many.
+    #[error("{0} elements are not a power of two in 1..=2^30")]
+    Entries(u32),
+    /// An element does not fit a page.
+    #[error("{0} scatter/gather entries do not fit a page")]
+    Elements(u32),
+    /// The elements do not fit the pages.
+    #[error("{needed} octets of elements do not fit {pages} pages")]
+    TooFewPages {
+        /// Octets the elements take.
+        needed: u64,
+        /// Pages there are for them.
+        pages: u32,
+    },
+    /// The element pages are not inside the object, behind its ring-state page.
+    #[error("element pages {first}+{count} are not inside an object of {pages} pages")]
+    PageRange {
+        /// Index of the first element page.
+        first: u32,
+        /// Element pages.
+        count: u32,
+        /// Pages of the object.
+        pages: u32,
+    },
+}
+
+/// Octets from one send element to the next: the power of two that holds the header and the SGEs (spec §6.3). `None` if
+/// that is more than a page.
+pub(crate) fn send_stride(max_sge: u32) -> Option<u32> {
+    stride(SQ_HEADER, max_sge)
+}
+
+/// Octets from one receive element to the next, as [`send_stride`].
+pub(crate) fn recv_stride(max_sge: u32) -> Option<u32> {
+    stride(RQ_HEADER, max_sge)
+}
+
+fn stride(header: usize, max_sge: u32) -> Option<u32> {
+    let octets = u32::try_from(header).ok()?.checked_add(max_sge.checked_mul(u32::try_from(SGE_SIZE).ok()?)?)?;
+    octets.checked_next_power_of_two().filter(|s| u64::from(*s) <= PAGE_SIZE)
+}
+
+/// Which pair of words in the ring-state page (spec §6.2).
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum StateWords {
+    /// Bytes 0..8: send queues.
+    Tx,
+    /// Bytes 8..16: everything else.
+    Rx,
+}
+
+/// Where a ring lies, before it is checked.
+#[derive(Debug)]
+pub(crate) struct RingShape {
+    /// The whole object; page 0 holds the ring state.
+    pub(crate) pages: PageList,
+    /// First page of elements.
+    pub(crate) first_page: u32,
+    /// Pages of elements.
+    pub(crate) page_count: u32,
+    /// Elements, a power of two.
+    pub(crate) entries: u32,
+    /// Octets per element, a power of two of at most a page.
+    pub(crate) stride: u32,
+    /// Its words.
+    pub(crate) words: StateWords,
+}
+
+/// A checked ring: elements and indices, without knowing which side we are.
+#[derive(Debug)]
+struct Ring {
+    pages: PageList,
+    /// Octet offset of element 0 in `pages`.
+    base: u64,
+    stride: usize,
+    entries: u32,
+    /// Bus addresses of the two words.
+    prod_tail: u64,
+    cons_head: u64,
+}
+
+impl Ring {
+    fn new(shape: RingShape) -> Result<Self, RingShapeError> {
+        let RingShape { pages, first_page: first, page_count: count, entries, stride, words } = shape;
+        if !entries.is_power_of_two() || entries > MAX_ENTRIES {
+            return Err(RingShapeError::Entries(entries));
+        }
+        if !stride.is_power_of_two() || u64::from(stride) > PAGE_SIZE {
+            return Err(RingShapeError::Elements(stride));
+        }
+        let inside = first >= 1 && first.checked_add(count).is_some_and(|end| end <= pages.pages());
+        let range = RingShapeError::PageRange { first, count, pages: pages.pages() };
+        let (state, _) = pages.locate(0).filter(|_| inside).ok_or(range)?;
+        let needed = u64::from(entries) * u64::from(stride);
+        if needed > u64::from(count) * PAGE_SIZE {
+            return Err(RingShapeError::TooFewPages { needed, pages: count });
+        }
+        let (tail, head) = match words {
+            StateWords::Tx => (TX_PROD_TAIL, TX_CONS_HEAD),
+            StateWords::Rx => (RX_PROD_TAIL, RX_CONS_HEAD),
+        };
+        Ok(Self {
+            base: u64::from(first) * PAGE_SIZE,
+            stride: stride as usize,
+            entries,
+            // Page addresses are page aligned and do not reach the top of the address space.
+            prod_tail: state | tail,
+            cons_head: state | head,
+            pages,
+        })
+    }
+
+    /// Indices run over twice the number of elements (spec §6.1).
+    const fn mask(&self) -> u32 {
+        (self.entries << 1) - 1
+    }
+
+    const fn next(&self, index: u32) -> u32 {
+        index.wrapping_add(1) & self.mask()
+    }
+
+    const fn distance(&self, tail: u32, head: u32) -> u32 {
+        tail.wrapping_sub(head) & self.mask()
+    }
+
+    const fn bad(&self, index: u32) -> QueueError {
+        QueueError::BadIndex { index, capacity: self.entries }
+    }
+
+    #[inline]
+    fn element<'v>(
+        &self,
+        view: &'v DmaView<'_>,
+        index: u32,
+        direction: Direction,
+    ) -> Result<VolatileSlice<'v>, QueueError> {
+        let slot = u64::from(index & (self.entries - 1));
+        let offset = self.base + slot * self.stride as u64;
+        // The shape was checked, so the element is there and does not cross a page.
+        let (addr, _) = self.pages.locate(offset).ok_or(DmaError::Unmapped { addr: offset, len: 0 })?;
+        Ok(view.slice(addr, self.stride, direction)?)
+    }
+}
+
+/// A ring that the guest fills: send, receive and shared receive queues.
+///
+/// Elements are taken in two steps, so that a send queue can hold its slots until the requests are done: [`Self::take`]
+/// moves on to the next element, [`Self::retire`] gives the oldest taken one back. `head ≤ next ≤ tail` in ring order.
+#[derive(Debug)]
+pub(crate) struct ConsumerRing {
+    ring: Ring,
+    /// The guest's index as last seen.
+    tail: u32,
+    /// What is taken next.
+    next: u32,
+    /// The index we publish.
+    head: u32,
+    /// An invalid index was seen: nothing is taken until [`Self::reset`] (spec §6.6).
+    broken: Option<u32>,
+}
+
+impl ConsumerRing {
+    pub(crate) fn new(shape: RingShape) -> Result<Self, RingShapeError> {
+        Ok(Self { ring: Ring::new(shape)?, tail: 0, next: 0, head: 0, broken: None })
+    }
+
+    /// Lends the next element, if there is one. It stays the next one until [`Self::take`].
+    #[inline]
+    pub(crate) fn peek<'v>(&mut self, view: &'v DmaView<'_>) -> Result<Option<VolatileSlice<'v>>, QueueError> {
+        if self.next == self.tail {
+            self.refresh(view)?;
+            if self.next == self.tail {
+                return Ok(None);
+            }
+        }
+        self.ring.element(view, self.next, Direction::Read).map(Some)
+    }
+
+    /// Moves past the element that [`Self::peek`] lent.
+    #[inline]
+    pub(crate) fn take(&mut self) {
+        if self.next != self.tail {
+            self.next = self.ring.next(self.next);
+        }
+    }
+
+    /// Gives the oldest taken element back to the guest; does nothing when all are.
+    #[inline]
+    pub(crate) fn retire(&mut self, view: &DmaView<'_>) {
+        if self.head != self.next {
+            self.head = self.ring.next(self.head);
+            // A guest that took its ring away does not need to know.
+            let _ = view.store_u32(self.ring.cons_head, self.head, Ordering::Release);
+        }
+    }
+
+    /// Elements published and not taken.
+    pub(crate) fn posted(&mut self, view: &DmaView<'_>) -> Result<u32, QueueError> {
+        self.refresh(view)?;
+        Ok(self.ring.distance(self.tail, self.next))
+    }
+
+    /// Starts over at index 0. The guest zeroes the words itself.
+    pub(crate) fn reset(&mut self) {
+        let Self { ring: _, tail, next, head, broken } = self;
+        (*tail, *next, *head, *broken) = (0, 0, 0, None);
+    }
+
+    /// Loads the producer's index. It must be a valid number, at most the ring's size ahead of what we gave back, and not
+    /// behind what we took already.
+    fn refresh(&mut self, view: &DmaView<'_>) -> Result<(), QueueError> {
+        if let Some(index) = self.broken {
+            return Err(self.ring.bad(index));
+        }
+        let index = view.load_u32(self.ring.prod_tail, Ordering::Acquire)?;
+        let held = self.ring.distance(self.next, self.head);
+        let ahead = self.ring.distance(index, self.head);
+        if index > self.ring.mask() || ahead > self.ring.entries || ahead < held {
+            self.broken = Some(index);
+            return Err(self.ring.bad(index));
+        }
+        self.tail = index;
+        Ok(())
+    }
+}
+
+/// A ring that the device fills: completion and event queues.
+#[derive(Debug)]
+pub(crate) struct ProducerRing {
+    ring: Ring,
+    /// The index we publish.
+    tail: u32,
+    /// The guest's index as last seen. It only moves on, so a stale value errs on the side of "full".
+    head: u32,
+}
+
+impl ProducerRing {
+    pub(crate) fn new(shape: RingShape) -> Result<Self, RingShapeError> {
+        Ok(Self { ring: Ring::new(shape)?, tail: 0, head: 0 })
+    }
+
+    /// Writes one element and publishes it. `false` when the ring is full: nothing was written then.
+    ///
+    /// # Errors
+    /// The consumer's index is invalid, or the ring's memory has gone.
+    #[inline]
+    pub(crate) fn push(&mut self, view: &DmaView<'_>, element: &[u8]) -> Result<bool, QueueError> {
+        if self.ring.distance(self.tail, self.head) >= self.ring.entries {
+            self.refresh(view)?;
+            if self.ring.distance(self.tail, self.head) >= self.ring.entries {
+                return Ok(false);
+            }
+        }
+        self.ring.element(view, self.tail, Direction::Write)?.copy_from(element);
+        let tail = self.ring.next(self.tail);
+        // The consumer that sees the index must see the element (spec §6.5).
+        view.store_u32(self.ring.prod_tail, tail, Ordering::Release)?;
+        self.tail = tail;
+        Ok(true)
+    }
+
+    /// Whether the guest has consumed everything.
+    ///
+    /// # Errors
+    /// As for [`Self::push`].
+    pub(crate) fn is_empty(&mut self, view: &DmaView<'_>) -> Result<bool, QueueError> {
+        self.refresh(view)?;
+        Ok(self.tail == self.head)
+    }
+
+    fn refresh(&mut self, view: &DmaView<'_>) -> Result<(), QueueError> {
+        let index = view.load_u32(self.ring.cons_head, Ordering::Acquire)?;
+        if index > self.ring.mask() || self.ring.distance(self.tail, index) > self.ring.entries {
+            return Err(self.ring.bad(index));
+        }
+        self.head = index;
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+#[path = "ring_tests.rs"]
+mod tests;

@@ -1,0 +1,54 @@
+//! One ring in guest memory, for unit tests of what works on rings.
+
+use std::sync::Arc;
+
+use rdma_backend::memory::{PAGE_SIZE, PageList, PageListBuilder};
+
+use super::{GuestMemory, Placement};
+use crate::intr::Interrupts;
+use crate::pci_function::InterruptSink;
+
+/// The pages of one object: ring state and elements.
+pub(crate) struct RingBed {
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) pages: Vec<u64>,
+}
+
+impl RingBed {
+    /// Scattered pages, zeroed.
+    pub(crate) fn new(pages: usize) -> Self {
+        Self::in_memory(&GuestMemory::new(4 << 20), pages)
+    }
+
+    pub(crate) fn in_memory(memory: &Arc<GuestMemory>, pages: usize) -> Self {
+        Self { memory: Arc::clone(memory), pages: memory.alloc(pages, Placement::Scattered) }
+    }
+
+    pub(crate) fn list(&self) -> PageList {
+        let mut builder = PageListBuilder::default();
+        for &page in &self.pages {
+            builder.push(page).unwrap();
+        }
+        builder.finish()
+    }
+
+    /// Address of the ring state.
+    pub(crate) fn state(&self) -> u64 {
+        self.pages[0]
+    }
+
+    /// Address of the element that `index` names in a ring of `entries` elements of `stride` octets.
+    pub(crate) fn slot(&self, index: u32, entries: u32, stride: u32) -> u64 {
+        let offset = u64::from(index % entries) * u64::from(stride);
+        self.pages[1 + usize::try_from(offset / PAGE_SIZE).unwrap()] + offset % PAGE_SIZE
+    }
+}
+
+/// Interrupts that pass everything on to `sink`.
+pub(crate) fn open_interrupts(sink: Arc<dyn InterruptSink>) -> Arc<Interrupts> {
+    let interrupts = Interrupts::new(sink, false);
+    interrupts.set_bus_master(true);
+    interrupts.set_msix(true);
+    interrupts.set_mask(0);
+    interrupts
+}

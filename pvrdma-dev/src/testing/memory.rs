@@ -1,0 +1,225 @@
+//! The memory of a test guest, with an allocator that can scatter.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use rdma_backend::memory::{DmaSpace, PAGE_SIZE, PinPolicy};
+use vm_memory::mmap::MmapRegion;
+use vm_memory::{
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory, VolatileSlice,
+};
+
+/// Where guest memory starts. Not 0, so that address 0 is never memory.
+pub const MEMORY_BASE: u64 = 0x10_0000;
+
+/// How the pages of an object lie.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum Placement {
+    /// No page follows its predecessor.
+    #[default]
+    Scattered,
+    /// One piece.
+    Contiguous,
+}
+
+/// Memory of one guest: what its processors and, through the [`DmaSpace`], its devices see.
+pub struct GuestMemory {
+    region: Arc<MmapRegion>,
+    space: Arc<DmaSpace>,
+    allocator: Mutex<Allocator>,
+}
+
+impl fmt::Debug for GuestMemory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("GuestMemory").field("octets", &self.region.size()).finish_non_exhaustive()
+    }
+}
+
+struct Allocator {
+    used: Vec<bool>,
+    free: usize,
+    hint: usize,
+    random: u64,
+}
+
+impl Allocator {
+    /// A xorshift step; the same sequence in every run.
+    fn random(&mut self) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        usize::try_from(self.random >> 33).unwrap()
+    }
+
+    fn take(&mut self, index: usize) -> u64 {
+        assert!(!std::mem::replace(&mut self.used[index], true));
+        self.free -= 1;
+        MEMORY_BASE + index as u64 * PAGE_SIZE
+    }
+
+    /// First index of `count` free pages in a row, searched from where the last search ended.
+    fn contiguous(&mut self, count: usize) -> Option<usize> {
+        let search = |from: usize| {
+            let mut run = 0;
+            (from..self.used.len()).find_map(|i| {
+                run = if self.used[i] { 0 } else { run + 1 };
+                (run == count).then(|| i + 1 - count)
+            })
+        };
+        let first = search(self.hint).or_else(|| search(0))?;
+        self.hint = first + count;
+        Some(first)
+    }
+}
+
+impl GuestMemory {
+    /// Memory of `octets` (rounded up to pages) that is not locked.
+    pub fn new(octets: usize) -> Arc<Self> {
+        Self::with_policy(octets, PinPolicy::Off)
+    }
+
+    /// Memory of `octets`, mapped into its space under `policy`.
+    pub fn with_policy(octets: usize, policy: PinPolicy) -> Arc<Self> {
+        let pages = octets.div_ceil(PAGE_SIZE as usize);
+        let memory =
+            GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(MEMORY_BASE), pages * PAGE_SIZE as usize)]).unwrap();
+        let space = DmaSpace::from_guest_memory(&memory, policy).unwrap();
+        let region = memory.iter().next().unwrap().get_mmap();
+        let allocator =
+            Mutex::new(Allocator { used: vec![false; pages], free: pages, hint: 0, random: 0x9e37_79b9_7f4a_7c15 });
+        Arc::new(Self { region, space, allocator })
+    }
+
+    /// What a device is given.
+    pub const fn space(&self) -> &Arc<DmaSpace> {
+        &self.space
+    }
+
+    /// Bus address behind the last octet.
+    pub fn end(&self) -> u64 {
+        MEMORY_BASE + self.region.size() as u64
+    }
+
+    /// Pages that nobody has allocated.
+    pub fn free_pages(&self) -> usize {
+        self.allocator.lock().free
+    }
+
+    /// Allocates zeroed pages.
+    pub fn alloc(&self, count: usize, placement: Placement) -> Vec<u64> {
+        let pages: Vec<u64> = {
+            let mut allocator = self.allocator.lock();
+            assert!(allocator.free >= count, "guest memory is used up: {count} pages wanted, {} left", allocator.free);
+            match placement {
+                Placement::Contiguous => {
+                    let first = allocator.contiguous(count).expect("guest memory is too fragmented");
+                    (first..first + count).map(|i| allocator.take(i)).collect()
+                }
+                Placement::Scattered => {
+                    let total = allocator.used.len();
+                    let mut last = usize::MAX;
+                    (0..count)
+                        .map(|_| {
+                            let start = allocator.random() % total;
+                            let probe = |a: &Allocator, not: usize| {
+                                (0..total).map(|i| (start + i) % total).find(|&i| !a.used[i] && i != not)
+                            };
+                            let after_last = last.wrapping_add(1);
+                            let index =
+                                probe(&allocator, after_last).or_else(|| probe(&allocator, usize::MAX)).unwrap();
+                            last = index;
+                            allocator.take(index)
+                        })
+                        .collect()
+                }
+            }
+        };
+        for &page in &pages {
+            self.write(page, &[0; PAGE_SIZE as usize]);
+        }
+        pages
+    }
+
+    /// Allocates one zeroed page.
+    pub fn alloc_page(&self) -> u64 {
+        self.alloc(1, Placement::Scattered)[0]
+    }
+
+    /// Takes pages back.
+    pub fn free(&self, pages: &[u64]) {
+        let mut allocator = self.allocator.lock();
+        for &page in pages {
+            let index = usize::try_from((page - MEMORY_BASE) / PAGE_SIZE).unwrap();
+            assert!(std::mem::replace(&mut allocator.used[index], false), "page {page:#x} is freed twice");
+            allocator.free += 1;
+        }
+    }
+
+    /// Lends memory that lies in one piece.
+    #[inline]
+    pub fn slice(&self, addr: u64, len: usize) -> VolatileSlice<'_> {
+        let offset = usize::try_from(addr.wrapping_sub(MEMORY_BASE)).unwrap();
+        self.region.get_slice(offset, len).expect("not guest memory")
+    }
+
+    /// Reads as a processor does.
+    pub fn read(&self, addr: u64, data: &mut [u8]) {
+        self.slice(addr, data.len()).copy_to(data);
+    }
+
+    /// Reads a copy.
+    pub fn read_vec(&self, addr: u64, len: usize) -> Vec<u8> {
+        let mut data = vec![0; len];
+        self.read(addr, &mut data);
+        data
+    }
+
+    /// Writes as a processor does.
+    pub fn write(&self, addr: u64, data: &[u8]) {
+        self.slice(addr, data.len()).copy_from(data);
+    }
+
+    /// Loads a word with acquire semantics.
+    #[inline]
+    pub fn load(&self, addr: u64) -> u32 {
+        u32::from_le(self.slice(addr, 4).load(0, Ordering::Acquire).unwrap())
+    }
+
+    /// Stores a word with release semantics.
+    #[inline]
+    pub fn store(&self, addr: u64, value: u32) {
+        self.slice(addr, 4).store(value.to_le(), 0, Ordering::Release).unwrap();
+    }
+
+    /// Writes a page directory for `pages` as the kernel driver does (spec §5.1).
+    pub fn directory(&self, pages: &[u64]) -> Directory {
+        let tables = self.alloc(pages.len().div_ceil(512).max(1), Placement::Scattered);
+        let dir = self.alloc_page();
+        let put = |at: u64, entries: &[u64]| {
+            let bytes: Vec<u8> = entries.iter().flat_map(|e| e.to_le_bytes()).collect();
+            self.write(at, &bytes);
+        };
+        put(dir, &tables);
+        for (table, entries) in tables.iter().zip(pages.chunks(512)) {
+            put(*table, entries);
+        }
+        Directory { addr: dir, tables }
+    }
+
+    /// Takes the pages of a directory back, not those it names.
+    pub fn free_directory(&self, directory: &Directory) {
+        self.free(&directory.tables);
+        self.free(&[directory.addr]);
+    }
+}
+
+/// A page directory in guest memory.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    /// Bus address of the directory page.
+    pub addr: u64,
+    /// Bus addresses of its tables.
+    pub tables: Vec<u64>,
+}
