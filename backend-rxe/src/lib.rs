@@ -1,1 +1,63 @@
-//! Placeholder.
+//! A software RDMA adapter.
+//!
+//! [`Rxe`] is a [`rdma_backend::Backend`]: every device of the process attaches to it and gets an adapter. Adapters reach
+//! each other by *local delivery*: the payload is copied once, from the memory regions of the sender to those of the
+//! receiver. What a peer can observe (order, statuses, RNR, retries, flush, events) follows the rules of RoCE, so that a
+//! transport on the wire can be a second way out of the same engine: [`qp`] holds what both share, `local` the first way.
+//!
+//! # Queue pairs
+//!
+//! A QP is two halves, each with a lock of its own. The *requester* pulls send requests, checks their local memory, keeps
+//! retry state and completes them. The *responder* owns the receive queue and answers requests of the peer: with success,
+//! or with a [`qp::responder::Nak`]. Work flows from requester to responder and never back: a responder that has to end
+//! its own QP sets the state and puts the QP on the ready queue of the engine.
+//!
+//! # Who does the work
+//!
+//! Whoever learns of work runs it, up to a budget of octets and requests: the thread that rings the doorbell first, the
+//! worker threads of the engine when something is left, when a timer fires, or when a peer that was not ready posted a
+//! receive. A QP whose requester is busy is marked and looked at again by the thread that has it. An idle engine waits
+//! without timeout.
+//!
+//! # Lock order
+//!
+//! 1. a requester; a thread holds at most one;
+//! 2. [`rdma_backend::memory::DmaView`]s, in the order of their spaces, one for each space;
+//! 3. memory region tables (read), in the order of their adapters;
+//! 4. a responder; a thread holds at most one;
+//! 5. an SRQ;
+//! 6. leaves that call nothing: CQ and event sinks of the device, the ready queue, GID and QPN tables, waiter lists.
+//!
+//! The locks of 2 and 3 are fair, a reader waits behind a waiting writer. So nobody waits for a lock of 1, 2 or 3 while
+//! holding one of a higher number, and whoever takes a responder without coming from a requester takes its view first.
+//! `local::Held` is the only place that takes 2 and 3.
+//!
+//! # What ends when
+//!
+//! Guest memory is touched only while 2 and 3 are held. Taking a region out of its table needs the table's write lock and
+//! therefore waits for every copy under way; destroying a QP needs both of its halves; unbinding a GID bumps the
+//! generation that routes are cached under and then waits for the views of its adapter.
+
+mod clock;
+mod counters;
+mod cq;
+mod engine;
+mod fabric;
+mod gather;
+mod hca;
+mod local;
+mod mr;
+mod qp;
+mod rxe;
+mod srq;
+#[cfg(test)]
+mod testing;
+mod ud_header;
+
+pub use clock::{Clock, ManualClock, MonotonicClock};
+pub use cq::RxeCq;
+pub use hca::{RxeHca, RxePd};
+pub use mr::RxeMr;
+pub use qp::RxeQp;
+pub use rxe::{Rxe, RxeConfig};
+pub use srq::RxeSrq;

@@ -1,0 +1,346 @@
+//! Reliable connections, delivered locally.
+//!
+//! A batch holds the guest memory of both sides and the responder of the peer for as many requests as the budget allows.
+//! Each request is checked in the order of the transport (local memory first, then what the responder checks), moved in
+//! chunks, and completed first at the responder, then at the requester.
+
+use std::sync::Arc;
+
+use parking_lot::FairMutexGuard;
+use rdma_backend::{
+    Access, QpState, RemoteAddress, SendData, SendFlags, SendOp, SendWork, WcFlags, WcOpcode, WcStatus,
+};
+
+use super::Held;
+use crate::counters::Tally;
+use crate::gather::{Fault, Memory, Scatter, transfer};
+use crate::hca::MAX_MESSAGE;
+use crate::qp::requester::{Progress, Requester, check_request};
+use crate::qp::responder::{Nak, Responder, remote_sge, rnr_delay};
+use crate::qp::{Budget, Qp, Run};
+
+/// The responder of the peer, held.
+struct Target<'a> {
+    responder: FairMutexGuard<'a, Responder>,
+    /// Whether it is connected to us.
+    connected: bool,
+}
+
+/// One step of a request.
+enum Step {
+    /// It ended with success; octets for its completion.
+    Done(u32),
+    /// A part was moved.
+    Moved,
+    /// Our side of it is wrong.
+    Failed(WcStatus),
+    /// The responder did not execute it.
+    Refused(Nak),
+}
+
+impl From<Nak> for Step {
+    fn from(nak: Nak) -> Self {
+        Self::Refused(nak)
+    }
+}
+
+/// Runs requests of a connected QP.
+pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally: &mut Tally) -> Run {
+    let peer = requester.resolve(qp);
+    let held = Held::open(&qp.adapter, peer.as_ref().map(|peer| &*peer.adapter));
+    // From here on an unbind waits for us; one that came before the views has changed the generation.
+    if requester.route.generation != qp.adapter.shared.fabric.generation() {
+        return Run::Again;
+    }
+    let own = held.own();
+    let mut target = None;
+    loop {
+        let state = qp.state();
+        if !matches!(state, QpState::Rts | QpState::Sqd) {
+            return Run::Again;
+        }
+        if budget.spent() {
+            return Run::More;
+        }
+        if requester.current.is_none() {
+            if state == QpState::Sqd {
+                return Run::Idle;
+            }
+            match requester.next(own.view) {
+                Ok(true) => budget.take_request(),
+                Ok(false) => return Run::Idle,
+                Err(error) => {
+                    drop(target);
+                    qp.fail_ring(own.view, error);
+                    return Run::Again;
+                }
+            }
+        }
+        let status = match step(qp, requester, own, peer.as_ref(), held.peer(), &mut target, budget, tally) {
+            Step::Done(byte_len) => {
+                requester.succeed(qp, own.view, byte_len);
+                continue;
+            }
+            Step::Moved => continue,
+            Step::Refused(Nak::Silence) => {
+                requester.wait_for_answer(qp);
+                return Run::Idle;
+            }
+            Step::Refused(Nak::NotReady(code)) => match requester.wait_for_receive(qp, rnr_delay(code)) {
+                Ok(()) => return Run::Idle,
+                Err(status) => status,
+            },
+            Step::Refused(Nak::InvalidRequest) => WcStatus::RemoteInvalidRequest,
+            Step::Refused(Nak::RemoteAccess) => WcStatus::RemoteAccess,
+            Step::Refused(Nak::RemoteOperation) => WcStatus::RemoteOperation,
+            Step::Failed(status) => status,
+        };
+        // Our own responder is flushed next, and a thread holds one responder at most.
+        drop(target);
+        qp.fail_request(requester, own.view, status);
+        return Run::Again;
+    }
+}
+
+/// Takes the request under way one step further.
+#[expect(clippy::too_many_arguments, reason = "the parts of a batch, which are borrowed separately")]
+#[inline]
+fn step<'p>(
+    qp: &Qp,
+    requester: &mut Requester,
+    own: Memory<'_>,
+    peer: Option<&'p Arc<Qp>>,
+    peer_memory: Memory<'_>,
+    target: &mut Option<Target<'p>>,
+    budget: &mut Budget,
+    tally: &mut Tally,
+) -> Step {
+    let Requester { work, current, attrs, route, .. } = requester;
+    let Some(progress) = current else { return Step::Failed(WcStatus::General) };
+    if !progress.checked {
+        match check_request(work, own, qp.pd, attrs, MAX_MESSAGE) {
+            Ok(length) => *progress = Progress { checked: true, length, ..Progress::default() },
+            Err(status) => return Step::Failed(status),
+        }
+        let done = match &mut work.op {
+            SendOp::LocalInvalidate(invalidate) => Some(own.mrs.invalidate(invalidate.key, qp.pd)),
+            SendOp::FastRegister(request) => Some(own.mrs.fast_register(request, qp.pd)),
+            _ => None,
+        };
+        if let Some(done) = done {
+            tally.key_operations += 1;
+            return if done { Step::Done(0) } else { Step::Failed(WcStatus::LocalQpOperation) };
+        }
+    }
+    let (Some(peer), Some(source)) = (peer, route.source) else { return Step::Refused(Nak::Silence) };
+    let target = target.get_or_insert_with(|| {
+        let mut responder = peer.responder.lock();
+        let connected = responder.is_connected_to(peer, qp, source)
+            && responder.own_address().is_some_and(|(gid, _)| gid == attrs.av.dgid)
+            && peer.qp_type == qp.qp_type;
+        Target { responder, connected }
+    });
+    if !target.connected || !peer.receives() {
+        return Step::Refused(Nak::Silence);
+    }
+    target.responder.first_request(peer, peer_memory.view);
+    let mut exchange =
+        Exchange { qp, own, peer, memory: peer_memory, responder: &mut target.responder, work, progress, budget };
+    exchange.execute(tally).unwrap_or_else(Step::Refused)
+}
+
+/// A request meets the responder.
+struct Exchange<'a> {
+    qp: &'a Qp,
+    own: Memory<'a>,
+    peer: &'a Qp,
+    memory: Memory<'a>,
+    responder: &'a mut Responder,
+    work: &'a SendWork,
+    progress: &'a mut Progress,
+    budget: &'a mut Budget,
+}
+
+impl<'a> Exchange<'a> {
+    #[inline]
+    fn execute(&mut self, tally: &mut Tally) -> Result<Step, Nak> {
+        if self.progress.done == 0 {
+            self.progress.epoch = self.responder.epoch;
+        } else if self.progress.epoch != self.responder.epoch {
+            // The responder was reset in the middle: what it had is lost.
+            return Err(Nak::Silence);
+        }
+        let length = self.progress.length;
+        let step = match self.work.op {
+            SendOp::Send { data, .. } => self.send(data),
+            SendOp::Write { remote, immediate } => self.write(remote, immediate),
+            SendOp::Read { remote } => self.read(remote),
+            SendOp::CompareSwap { remote, compare, swap } => {
+                self.atomic(remote, |old| (old == compare).then_some(swap))
+            }
+            SendOp::FetchAdd { remote, add } => self.atomic(remote, |old| Some(old.wrapping_add(add))),
+            // Handled before a peer is needed.
+            SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) | SendOp::Unsupported { .. } | SendOp::Malformed => {
+                Ok(Step::Failed(WcStatus::LocalQpOperation))
+            }
+        }?;
+        if matches!(step, Step::Done(_)) {
+            match self.work.op {
+                SendOp::Send { .. } => {
+                    tally.rc_sends += 1;
+                    tally.rc_send_bytes += length;
+                }
+                SendOp::Write { .. } => {
+                    tally.rc_writes += 1;
+                    tally.rc_write_bytes += length;
+                }
+                SendOp::Read { .. } => {
+                    tally.rc_reads += 1;
+                    tally.rc_read_bytes += length;
+                }
+                _ => tally.rc_atomics += 1,
+            }
+        }
+        Ok(step)
+    }
+
+    fn send(&mut self, data: SendData) -> Result<Step, Nak> {
+        let (peer, view) = (self.peer, self.memory.view);
+        self.responder.take_receive(peer, view, Some(self.qp))?;
+        let length = self.progress.length;
+        if self.progress.done == 0 {
+            self.responder.check_receive(peer, self.memory, length)?;
+        }
+        let list = self.responder.receive_list(peer, self.memory);
+        match move_chunk(self.source(), list, self.progress, self.budget, false) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Step::Moved),
+            Err(Fault::Source) => return Ok(Step::Failed(WcStatus::LocalProtection)),
+            Err(Fault::Target) => {
+                return Err(self.responder.fail_receive(peer, view, WcStatus::LocalProtection, Nak::RemoteOperation));
+            }
+        }
+        if let SendData::Invalidate(key) = data
+            && !self.memory.mrs.invalidate(key, peer.pd)
+        {
+            // The message arrived but is not what it says: both ends learn of it (interface specification 8.7).
+            let status = WcStatus::RemoteInvalidRequest;
+            return Err(self.responder.fail_receive(peer, view, status, Nak::RemoteOperation));
+        }
+        self.receive(WcOpcode::Recv, data)?;
+        Ok(Step::Done(0))
+    }
+
+    fn write(&mut self, remote: RemoteAddress, immediate: Option<[u8; 4]>) -> Result<Step, Nak> {
+        let (peer, view) = (self.peer, self.memory.view);
+        let length = self.progress.length;
+        if self.progress.done == 0 {
+            self.responder.check_enabled(peer, view, Access::REMOTE_WRITE)?;
+            // A message of one packet needs its receive at once; a longer one with its last packet.
+            if immediate.is_some() && length <= u64::from(self.responder.attrs.path_mtu.bytes()) {
+                self.responder.take_receive(peer, view, Some(self.qp))?;
+            }
+            self.responder.check_remote(peer, self.memory, remote, length, Access::REMOTE_WRITE)?;
+        }
+        let sges = [remote_sge(remote, length)];
+        let list = Scatter { memory: self.memory, sges: &sges, pd: peer.pd, need: Access::REMOTE_WRITE };
+        match move_chunk(self.source(), list, self.progress, self.budget, true) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Step::Moved),
+            Err(Fault::Source) => return Ok(Step::Failed(WcStatus::LocalProtection)),
+            Err(Fault::Target) => return Err(self.responder.refuse(peer, view, Nak::RemoteAccess)),
+        }
+        if let Some(immediate) = immediate {
+            self.responder.take_receive(peer, view, Some(self.qp))?;
+            self.receive(WcOpcode::RecvRdmaWithImmediate, SendData::Immediate(immediate))?;
+        }
+        Ok(Step::Done(0))
+    }
+
+    fn read(&mut self, remote: RemoteAddress) -> Result<Step, Nak> {
+        let (peer, view) = (self.peer, self.memory.view);
+        let length = self.progress.length;
+        if self.progress.done == 0 {
+            self.responder.check_enabled(peer, view, Access::REMOTE_READ)?;
+            self.responder.check_remote(peer, self.memory, remote, length, Access::REMOTE_READ)?;
+        }
+        let sges = [remote_sge(remote, length)];
+        let source = Scatter { memory: self.memory, sges: &sges, pd: peer.pd, need: Access::REMOTE_READ };
+        let target = Scatter { need: Access::LOCAL_WRITE, ..self.source() };
+        match move_chunk(source, target, self.progress, self.budget, true) {
+            Ok(true) => Ok(Step::Done(u32::try_from(length).unwrap_or(u32::MAX))),
+            Ok(false) => Ok(Step::Moved),
+            Err(Fault::Source) => Err(self.responder.refuse(peer, view, Nak::RemoteAccess)),
+            Err(Fault::Target) => Ok(Step::Failed(WcStatus::LocalProtection)),
+        }
+    }
+
+    fn atomic(&mut self, remote: RemoteAddress, change: impl Fn(u64) -> Option<u64>) -> Result<Step, Nak> {
+        let (peer, view) = (self.peer, self.memory.view);
+        self.responder.check_enabled(peer, view, Access::REMOTE_ATOMIC)?;
+        if !remote.addr.is_multiple_of(8) {
+            return Err(self.responder.refuse(peer, view, Nak::InvalidRequest));
+        }
+        self.responder.check_remote(peer, self.memory, remote, 8, Access::REMOTE_ATOMIC)?;
+        let old = self
+            .memory
+            .mrs
+            .lookup(remote.rkey, peer.pd, remote.addr, 8, Access::REMOTE_ATOMIC)
+            .and_then(|region| region.locate(remote.addr))
+            .and_then(|(bus, _)| view.update_u64(bus, change).ok());
+        let Some(old) = old else { return Err(self.responder.refuse(peer, view, Nak::RemoteAccess)) };
+        let target = Scatter { need: Access::LOCAL_WRITE, ..self.source() };
+        match target.write(0, &old.to_le_bytes()) {
+            Ok(()) => Ok(Step::Done(8)),
+            Err(_) => Ok(Step::Failed(WcStatus::LocalProtection)),
+        }
+    }
+
+    /// The request's own list, for reading.
+    fn source(&self) -> Scatter<'a> {
+        Scatter { memory: self.own, sges: &self.work.sges, pd: self.qp.pd, need: Access::empty() }
+    }
+
+    /// Publishes the receive in use.
+    fn receive(&mut self, opcode: WcOpcode, data: SendData) -> Result<(), Nak> {
+        let byte_len = u32::try_from(self.progress.length).unwrap_or(u32::MAX);
+        let solicited = self.work.flags.contains(SendFlags::SOLICITED);
+        let published = self.responder.complete_receive(self.peer, self.memory.view, opcode, |completion| {
+            completion.byte_len = byte_len;
+            completion.solicited = solicited;
+            match data {
+                SendData::None => {}
+                SendData::Immediate(octets) => {
+                    completion.flags = WcFlags::IMMEDIATE;
+                    completion.immediate = octets;
+                }
+                SendData::Invalidate(key) => {
+                    completion.flags = WcFlags::INVALIDATED;
+                    completion.invalidated_key = key;
+                }
+            }
+        });
+        // The receiver lost the news of this message; its QP is in the error state already.
+        published.map_err(|_| Nak::RemoteOperation)
+    }
+}
+
+/// Moves as much of a message as the budget allows. `true` when all of it has been moved.
+#[inline]
+fn move_chunk(
+    from: Scatter<'_>,
+    to: Scatter<'_>,
+    progress: &mut Progress,
+    budget: &mut Budget,
+    ordered: bool,
+) -> Result<bool, Fault> {
+    let left = progress.length.saturating_sub(progress.done);
+    if left == 0 {
+        return Ok(true);
+    }
+    let count = left.min(budget.bytes().max(1));
+    transfer(from, to, progress.done, count, ordered && count == left)?;
+    budget.take_bytes(count);
+    progress.done += count;
+    Ok(count == left)
+}

@@ -1,0 +1,354 @@
+//! Memory regions and the table of keys.
+//!
+//! A key is the index of a slot in bits 31:8 and a byte that changes with each use of the slot in bits 7:0, so a stale
+//! key does not name the region that came next. Everyone who uses a region holds the table's read lock for the whole
+//! copy ([`crate::local::Held`]); removing one takes the write lock and thereby waits for them. Fast-registered regions
+//! change while the table is held; each has a lock of its own that is held during a copy.
+
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use parking_lot::{MappedRecursiveRwLockReadGuard, RecursiveRwLock, RecursiveRwLockReadGuard};
+use rdma_backend::memory::{PAGE_SIZE, PageList, PinGuard};
+use rdma_backend::{Access, FastRegister, MemoryRegion, VerbsError};
+
+use crate::hca::Adapter;
+
+/// Most regions of an adapter.
+pub(crate) const MAX_MR: u32 = 1 << 17;
+
+/// A range of addresses with rights and memory behind it.
+#[derive(Debug)]
+pub(crate) struct Region {
+    start: u64,
+    length: u64,
+    access: Access,
+    mapping: Mapping,
+}
+
+#[derive(Debug)]
+enum Mapping {
+    /// Addresses are bus addresses.
+    Identity,
+    /// The first address lies in the first page, at its own page offset.
+    Pages(PageList),
+}
+
+impl Region {
+    /// All bus addresses, for local use.
+    pub(crate) fn dma(access: Access) -> Self {
+        Self { start: 0, length: u64::MAX, access: access & Access::LOCAL_WRITE, mapping: Mapping::Identity }
+    }
+
+    /// `None` when the pages do not cover the range.
+    pub(crate) fn paged(start: u64, length: u64, access: Access, pages: PageList) -> Option<Self> {
+        start.checked_add(length)?;
+        let needed = length.checked_add(start % PAGE_SIZE)?;
+        (needed <= pages.bytes()).then_some(Self { start, length, access, mapping: Mapping::Pages(pages) })
+    }
+
+    #[inline]
+    fn covers(&self, addr: u64, len: u64) -> bool {
+        addr.checked_sub(self.start)
+            .and_then(|into| self.length.checked_sub(into))
+            .is_some_and(|available| len <= available)
+    }
+
+    /// Bus address behind `addr` and how many octets from there on are contiguous. `addr` is inside the region.
+    #[inline]
+    pub(crate) fn locate(&self, addr: u64) -> Option<(u64, u64)> {
+        match &self.mapping {
+            Mapping::Identity => Some((addr, u64::MAX - addr)),
+            Mapping::Pages(pages) => pages.locate(addr.checked_sub(self.start)? + self.start % PAGE_SIZE),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Body {
+    Fixed(Region, #[expect(dead_code, reason = "keeps the pages resident")] PinGuard),
+    Fast {
+        max_pages: u32,
+        /// Cleared before the lock is taken for invalidation, so that new users cannot hold it off.
+        valid: AtomicBool,
+        region: RecursiveRwLock<Option<Region>>,
+    },
+}
+
+/// One registered region.
+#[derive(Debug)]
+pub(crate) struct Mr {
+    key: AtomicU32,
+    pd: u32,
+    body: Body,
+}
+
+impl Mr {
+    /// A region that is valid until it is destroyed.
+    pub(crate) const fn fixed(pd: u32, region: Region, pin: PinGuard) -> Self {
+        Self { key: AtomicU32::new(0), pd, body: Body::Fixed(region, pin) }
+    }
+
+    /// A region that work requests fill.
+    pub(crate) const fn fast(pd: u32, max_pages: u32) -> Self {
+        let body = Body::Fast { max_pages, valid: AtomicBool::new(false), region: RecursiveRwLock::new(None) };
+        Self { key: AtomicU32::new(0), pd, body }
+    }
+}
+
+/// A region lent for the length of a copy.
+#[derive(Debug)]
+pub(crate) enum RegionRef<'a> {
+    Fixed(&'a Region),
+    Fast(MappedRecursiveRwLockReadGuard<'a, Region>),
+}
+
+impl Deref for RegionRef<'_> {
+    type Target = Region;
+
+    #[inline]
+    fn deref(&self) -> &Region {
+        match self {
+            Self::Fixed(region) => region,
+            Self::Fast(region) => region,
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct Slot {
+    key_byte: u8,
+    mr: Option<Box<Mr>>,
+}
+
+/// The regions of one adapter by key.
+#[derive(Debug, Default)]
+pub(crate) struct MrTable {
+    slots: Vec<Slot>,
+    /// Oldest first: a slot is used again as late as possible.
+    free: VecDeque<u32>,
+    count: u32,
+}
+
+impl MrTable {
+    /// Adds a region and gives its key.
+    pub(crate) fn insert(&mut self, mr: Mr) -> Result<u32, VerbsError> {
+        if self.count >= MAX_MR {
+            return Err(VerbsError::Exhausted("memory region"));
+        }
+        // Slot 0 stays empty: a key of zero is what forgotten fields hold.
+        if self.slots.is_empty() {
+            self.slots.push(Slot::default());
+        }
+        let reuse = self.slots.len() > MAX_MR as usize || self.free.len() > 256;
+        let index = match self.free.pop_front().filter(|_| reuse) {
+            Some(index) => index,
+            None => {
+                let index = u32::try_from(self.slots.len()).map_err(|_| VerbsError::Exhausted("memory region"))?;
+                self.slots.push(Slot::default());
+                index
+            }
+        };
+        let slot = self.slots.get_mut(index as usize).ok_or(VerbsError::Exhausted("memory region"))?;
+        slot.key_byte = slot.key_byte.wrapping_add(1);
+        let key = index << 8 | u32::from(slot.key_byte);
+        mr.key.store(key, Ordering::Relaxed);
+        slot.mr = Some(Box::new(mr));
+        self.count += 1;
+        Ok(key)
+    }
+
+    /// Takes a region out. Only the index counts: fast registration changes the byte.
+    fn remove(&mut self, key: u32) -> Option<Box<Mr>> {
+        let index = key >> 8;
+        let slot = self.slots.get_mut(index as usize)?;
+        let mr = slot.mr.take()?;
+        // The byte that a fast registration chose last must not come next.
+        slot.key_byte = mr.key.load(Ordering::Relaxed).to_le_bytes()[0];
+        self.free.push_back(index);
+        self.count -= 1;
+        Some(mr)
+    }
+
+    #[inline]
+    fn get(&self, key: u32) -> Option<&Mr> {
+        self.slots.get((key >> 8) as usize)?.mr.as_deref()
+    }
+
+    /// Lends the region that `key` names if `pd` may do `need` with all of `addr..addr+len`.
+    #[inline]
+    pub(crate) fn lookup(&self, key: u32, pd: u32, addr: u64, len: u64, need: Access) -> Option<RegionRef<'_>> {
+        let mr = self.get(key)?;
+        let region = match &mr.body {
+            Body::Fixed(region, _) => RegionRef::Fixed(region),
+            Body::Fast { valid, region, .. } => {
+                if !valid.load(Ordering::Acquire) {
+                    return None;
+                }
+                // Reader-biased: one message may use the region twice, and must not wait for an invalidation in between.
+                RegionRef::Fast(RecursiveRwLockReadGuard::try_map(region.read(), Option::as_ref).ok()?)
+            }
+        };
+        let allowed = mr.key.load(Ordering::Relaxed) == key
+            && mr.pd == pd
+            && region.access.contains(need)
+            && region.covers(addr, len);
+        allowed.then_some(region)
+    }
+
+    /// Fills a fast-register region that is not valid now. `false` when the request is not allowed.
+    pub(crate) fn fast_register(&self, request: &mut FastRegister, pd: u32) -> bool {
+        let Some(mr) = self.get(request.key).filter(|mr| mr.pd == pd) else { return false };
+        let Body::Fast { max_pages, valid, region } = &mr.body else { return false };
+        let Some(pages) = request.pages.take().filter(|pages| pages.pages() <= *max_pages) else { return false };
+        let mut region = region.write();
+        if region.is_some() {
+            return false;
+        }
+        let Some(new) = Region::paged(request.iova, request.length, request.access, pages) else { return false };
+        *region = Some(new);
+        mr.key.store(request.key, Ordering::Relaxed);
+        valid.store(true, Ordering::Release);
+        true
+    }
+
+    /// Makes a fast-registered region invalid. When this returns `true` nobody uses it any more.
+    pub(crate) fn invalidate(&self, key: u32, pd: u32) -> bool {
+        let Some(mr) = self.get(key).filter(|mr| mr.pd == pd) else { return false };
+        let Body::Fast { valid, region, .. } = &mr.body else { return false };
+        if mr.key.load(Ordering::Relaxed) != key || !valid.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        region.write().take().is_some()
+    }
+}
+
+/// A registered memory region. Dropping it ends the registration.
+#[derive(Debug)]
+pub struct RxeMr {
+    adapter: Arc<Adapter>,
+    key: u32,
+    destroyed: AtomicBool,
+}
+
+impl RxeMr {
+    pub(crate) const fn new(adapter: Arc<Adapter>, key: u32) -> Self {
+        Self { adapter, key, destroyed: AtomicBool::new(false) }
+    }
+}
+
+impl MemoryRegion for RxeMr {
+    fn lkey(&self) -> u32 {
+        self.key
+    }
+
+    fn rkey(&self) -> u32 {
+        self.key
+    }
+
+    fn destroy(&self) {
+        if self.destroyed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // The write lock waits for every copy under way. Unpinning happens after it is released.
+        let removed = self.adapter.mrs.write().remove(self.key);
+        drop(removed);
+    }
+}
+
+impl Drop for RxeMr {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rdma_backend::memory::PageListBuilder;
+
+    fn pages(list: &[u64]) -> PageList {
+        let mut builder = PageListBuilder::default();
+        for &page in list {
+            builder.push(page).unwrap();
+        }
+        builder.finish()
+    }
+
+    fn user(pd: u32, start: u64, length: u64, access: Access) -> Mr {
+        Mr::fixed(pd, Region::paged(start, length, access, pages(&[0x5000, 0x9000])).unwrap(), PinGuard::none())
+    }
+
+    #[test]
+    fn checks_of_a_key() {
+        let mut table = MrTable::default();
+        let key = table.insert(user(3, 0x7_0100, 0x1800, Access::LOCAL_WRITE)).unwrap();
+        let ok = |key, pd, addr, len, need| table.lookup(key, pd, addr, len, need).is_some();
+        assert!(ok(key, 3, 0x7_0100, 0x1800, Access::LOCAL_WRITE));
+        assert!(ok(key, 3, 0x7_18ff, 1, Access::empty()));
+        assert!(!ok(key, 3, 0x7_0100, 0x1801, Access::empty()));
+        assert!(!ok(key, 3, 0x7_00ff, 1, Access::empty()));
+        assert!(!ok(key, 3, u64::MAX, 2, Access::empty()));
+        assert!(!ok(key, 4, 0x7_0100, 1, Access::empty()));
+        assert!(!ok(key, 3, 0x7_0100, 1, Access::REMOTE_WRITE));
+        assert!(!ok(key ^ 1, 3, 0x7_0100, 1, Access::empty()));
+        assert!(!ok(key + 256, 3, 0x7_0100, 1, Access::empty()));
+        assert!(!ok(0, 3, 0x7_0100, 1, Access::empty()));
+        let region = table.lookup(key, 3, 0x7_0100, 1, Access::empty()).unwrap();
+        assert_eq!(region.locate(0x7_0100), Some((0x5100, 0xf00)));
+        assert_eq!(region.locate(0x7_1000), Some((0x9000, 0x1000)));
+    }
+
+    #[test]
+    fn stale_keys_stay_stale() {
+        let mut table = MrTable::default();
+        let mut seen = std::collections::HashSet::new();
+        for _ in 0..2000 {
+            let key = table.insert(user(0, 0x1000, 16, Access::empty())).unwrap();
+            assert!(seen.insert(key), "{key:#x} was used before");
+            table.remove(key).unwrap();
+            assert!(table.lookup(key, 0, 0x1000, 1, Access::empty()).is_none());
+        }
+        assert!(table.slots.len() < 300);
+    }
+
+    #[test]
+    fn regions_that_their_pages_do_not_cover_are_refused() {
+        assert!(Region::paged(0x100, 0x1f00, Access::empty(), pages(&[0x1000, 0x2000])).is_some());
+        assert!(Region::paged(0x100, 0x1f01, Access::empty(), pages(&[0x1000, 0x2000])).is_none());
+        assert!(Region::paged(u64::MAX, 2, Access::empty(), pages(&[0x1000, 0x2000])).is_none());
+    }
+
+    #[test]
+    fn fast_registration() {
+        let mut table = MrTable::default();
+        let key = table.insert(Mr::fast(1, 2)).unwrap();
+        assert!(table.lookup(key, 1, 0, 0, Access::empty()).is_none());
+        let request = FastRegister {
+            key: key & !0xff | 0x77,
+            iova: 0x4_0010,
+            length: 0x1000,
+            access: Access::REMOTE_READ,
+            pages: Some(pages(&[0x3000, 0x8000])),
+        };
+        assert!(!table.fast_register(&mut request.clone(), 2), "another PD");
+        assert!(!table.fast_register(&mut FastRegister { pages: None, ..request.clone() }, 1));
+        assert!(!table.fast_register(&mut FastRegister { length: 0x2000, ..request.clone() }, 1));
+        let three = Some(pages(&[0x3000, 0x8000, 0x9000]));
+        assert!(!table.fast_register(&mut FastRegister { pages: three, ..request.clone() }, 1));
+        assert!(table.fast_register(&mut request.clone(), 1));
+        assert!(!table.fast_register(&mut request.clone(), 1), "it is valid already");
+        assert!(table.lookup(key, 1, 0x4_0010, 1, Access::empty()).is_none(), "the old key byte");
+        let region = table.lookup(request.key, 1, 0x4_0010, 0x1000, Access::REMOTE_READ).unwrap();
+        assert_eq!(region.locate(0x4_0fff), Some((0x3fff, 1)));
+        drop(region);
+        assert!(!table.invalidate(key, 1));
+        assert!(!table.invalidate(request.key, 2));
+        assert!(table.invalidate(request.key, 1));
+        assert!(!table.invalidate(request.key, 1));
+        assert!(table.lookup(request.key, 1, 0x4_0010, 1, Access::empty()).is_none());
+        assert!(table.remove(key).is_some());
+    }
+}

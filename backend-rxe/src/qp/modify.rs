@@ -1,0 +1,98 @@
+//! Changing and querying a QP.
+
+use std::sync::atomic::Ordering;
+
+use rdma_backend::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
+
+use super::Qp;
+use crate::hca::MAX_RD_ATOMIC;
+use crate::local::Held;
+
+impl Qp {
+    pub(super) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+        let result = self.modify_locked(new, mask);
+        // Doorbells that found the requester busy, requests that may start in the new state, and the flush.
+        self.drive(self.adapter.shared.inline_budget);
+        result
+    }
+
+    fn modify_locked(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+        let mut requester = self.requester.lock();
+        let held = Held::open(&self.adapter, None);
+        let mut responder = self.responder.lock();
+        if self.is_dead() {
+            return Err(VerbsError::Gone);
+        }
+        let from = self.state();
+        let to = if mask.contains(QpAttrMask::STATE) { new.state } else { from };
+        let ends = matches!(to, QpState::Reset | QpState::Error);
+        if mask.contains(QpAttrMask::CUR_STATE) && new.cur_state != from && !ends {
+            return Err(VerbsError::Invalid("current state"));
+        }
+        if !(ends && to == from) {
+            qp_state::check(self.qp_type, from, to, mask)?;
+        }
+        if to == QpState::Reset {
+            // Nothing may come between: both halves are ours, and others only ever step to the error state.
+            self.state.store(QpState::Reset as u8, Ordering::Release);
+            self.draining.store(false, Ordering::Release);
+            requester.reset();
+            responder.reset();
+            return Ok(());
+        }
+        if to == QpState::Error {
+            // Even out of RESET, where `set_error` has nothing to flush.
+            self.state.store(QpState::Error as u8, Ordering::Release);
+            return Ok(());
+        }
+        check_ranges(new, mask)?;
+        let mut attrs = responder.attrs;
+        attrs.merge(new, mask);
+        // An overrun may have put the QP into the error state behind our back; that stands.
+        if !self.change_state(from, to) {
+            return Err(VerbsError::Invalid("current state"));
+        }
+        requester.set_attrs(attrs);
+        responder.set_attrs(attrs);
+        if to == QpState::Sqd && from != QpState::Sqd {
+            requester.notify_drained = mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
+            if requester.current.is_none() {
+                requester.drained(self, held.own().view);
+            } else {
+                self.draining.store(true, Ordering::Release);
+            }
+        } else if to != QpState::Sqd {
+            requester.notify_drained = false;
+            self.draining.store(false, Ordering::Release);
+        }
+        Ok(())
+    }
+
+    pub(super) fn query(&self) -> QpAttrs {
+        let mut attrs = self.responder.lock().attrs;
+        attrs.state = self.state();
+        attrs.cur_state = attrs.state;
+        attrs.sq_draining = self.draining.load(Ordering::Acquire);
+        attrs
+    }
+}
+
+/// Ranges of the attributes that `mask` names.
+fn check_ranges(attrs: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+    use QpAttrMask as M;
+    let limits = [
+        (M::PKEY_INDEX, attrs.pkey_index > 0, "P_Key index"),
+        (M::PORT, attrs.port_num != 1, "port number"),
+        (M::TIMEOUT, attrs.timeout > 31, "timeout"),
+        (M::RETRY_CNT, attrs.retry_cnt > 7, "retry count"),
+        (M::RNR_RETRY, attrs.rnr_retry > 7, "RNR retry count"),
+        (M::MIN_RNR_TIMER, attrs.min_rnr_timer > 31, "RNR timer"),
+        (M::MAX_QP_RD_ATOMIC, attrs.max_rd_atomic > MAX_RD_ATOMIC, "initiator depth"),
+        (M::MAX_DEST_RD_ATOMIC, attrs.max_dest_rd_atomic > MAX_RD_ATOMIC, "responder resources"),
+        (M::ALT_PATH, true, "alternate path"),
+    ];
+    match limits.into_iter().find(|&(bit, wrong, _)| mask.contains(bit) && wrong) {
+        Some((_, _, what)) => Err(VerbsError::Invalid(what)),
+        None => Ok(()),
+    }
+}

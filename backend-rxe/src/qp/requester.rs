@@ -1,0 +1,351 @@
+//! The requester half: the request under way, and when it may be tried again.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rdma_backend::memory::DmaView;
+use rdma_backend::{
+    Access, QpAttrs, QpEvent, QpState, QueueError, RecvSource, RecvWork, SendFlags, SendOp, SendSource, SendWork,
+    WcStatus,
+};
+
+use super::Qp;
+use crate::counters::{Counters, Tally};
+use crate::gather::{self, Memory, Scatter};
+use crate::hca::{BoundGid, MAX_MESSAGE};
+
+/// Wait before an unanswered request is sent again when the QP has no timeout.
+const NO_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// How far the request under way has come.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Progress {
+    /// Whether the local checks have passed.
+    pub(crate) checked: bool,
+    /// Octets of the message.
+    pub(crate) length: u64,
+    /// Octets moved.
+    pub(crate) done: u64,
+    /// [`super::responder::Responder::epoch`] when the first octet moved. The peer forgets half a message when it changes.
+    pub(crate) epoch: u32,
+}
+
+/// What the requester waits for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Wait {
+    Nothing,
+    /// The peer had no receive; ends at the deadline or when it posts one.
+    Receive(Duration),
+    /// There was no answer.
+    Answer(Duration),
+}
+
+/// Whether the requester may run.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Readiness {
+    Ready,
+    Waiting,
+    /// The request under way has been tried often enough.
+    Failed(WcStatus),
+}
+
+/// The way to a peer, remembered from request to request.
+#[derive(Debug, Default)]
+pub(crate) struct Route {
+    /// [`crate::fabric::Fabric::generation`] when it was looked up.
+    pub(crate) generation: u64,
+    /// The GID we send from.
+    pub(crate) source: Option<BoundGid>,
+    pub(crate) peer: Weak<Qp>,
+}
+
+/// The requester half of a QP.
+pub(crate) struct Requester {
+    source: Box<dyn SendSource>,
+    /// The ring cannot be read any more.
+    broken: bool,
+    /// The request under way, if `current` says that there is one.
+    pub(crate) work: SendWork,
+    pub(crate) current: Option<Progress>,
+    wait: Wait,
+    retries: u8,
+    rnr_retries: u8,
+    /// Deadline for which the engine has a timer of ours.
+    armed: Option<Duration>,
+    pub(crate) attrs: QpAttrs,
+    /// Raise an event when SQD is reached.
+    pub(super) notify_drained: bool,
+    pub(crate) route: Route,
+}
+
+impl Requester {
+    pub(super) fn new(source: Box<dyn SendSource>) -> Self {
+        Self {
+            source,
+            broken: false,
+            work: SendWork::default(),
+            current: None,
+            wait: Wait::Nothing,
+            retries: 0,
+            rnr_retries: 0,
+            armed: None,
+            attrs: QpAttrs::default(),
+            notify_drained: false,
+            route: Route::default(),
+        }
+    }
+
+    /// Forgets everything, as the guest does with a QP in RESET.
+    pub(super) fn reset(&mut self) {
+        let source = std::mem::replace(&mut self.source, Box::new(NoQueue));
+        let armed = self.armed;
+        *self = Self::new(source);
+        self.source.reset();
+        // The engine still has it.
+        self.armed = armed;
+    }
+
+    /// Lets go of the ring for good.
+    pub(super) fn end(&mut self) {
+        *self = Self::new(Box::new(NoQueue));
+    }
+
+    /// Takes over new attributes: the route and the number of retries may have changed.
+    pub(super) fn set_attrs(&mut self, attrs: QpAttrs) {
+        self.attrs = attrs;
+        self.route = Route::default();
+        self.refill();
+    }
+
+    fn refill(&mut self) {
+        self.retries = self.attrs.retry_cnt;
+        self.rnr_retries = self.attrs.rnr_retry;
+    }
+
+    /// Makes the next request the one under way. `false`: there is none.
+    #[inline]
+    pub(crate) fn next(&mut self, view: &DmaView<'_>) -> Result<bool, QueueError> {
+        if self.broken {
+            return Ok(false);
+        }
+        // An empty ring is looked at once more: a post that just came in saves a doorbell's way.
+        for _ in 0..2 {
+            if self.source.pop(view, &mut self.work).inspect_err(|_| self.broken = true)? {
+                self.current = Some(Progress::default());
+                return Ok(true);
+            }
+            std::hint::spin_loop();
+        }
+        Ok(false)
+    }
+
+    /// Whether the request under way may be run now.
+    pub(super) fn readiness(&mut self, qp: &Qp) -> Readiness {
+        let (Wait::Receive(deadline) | Wait::Answer(deadline)) = self.wait else { return Readiness::Ready };
+        let woken = qp.woken.swap(false, Ordering::SeqCst) && matches!(self.wait, Wait::Receive(_));
+        if woken {
+            // The wait stays: if another took the receive, it goes on with the same deadline and costs nothing.
+            return Readiness::Ready;
+        }
+        let counters = &qp.adapter.counters;
+        if qp.adapter.shared.engine.now() < deadline {
+            self.arm(qp, deadline);
+            return Readiness::Waiting;
+        }
+        match self.wait {
+            Wait::Nothing => {}
+            Wait::Receive(_) => {
+                Counters::bump(&counters.rnr_retries);
+                if self.attrs.rnr_retry < 7 {
+                    self.rnr_retries = self.rnr_retries.saturating_sub(1);
+                }
+            }
+            Wait::Answer(_) => {
+                if self.attrs.timeout != 0 {
+                    let Some(left) = self.retries.checked_sub(1) else {
+                        return Readiness::Failed(WcStatus::RetryExceeded);
+                    };
+                    self.retries = left;
+                }
+                Counters::bump(&counters.retries);
+            }
+        }
+        self.wait = Wait::Nothing;
+        Readiness::Ready
+    }
+
+    /// The peer had no receive and asks to wait that long. An error when the request was tried often enough.
+    pub(crate) fn wait_for_receive(&mut self, qp: &Qp, delay: Duration) -> Result<(), WcStatus> {
+        let engine = &qp.adapter.shared.engine;
+        if let Wait::Receive(deadline) = self.wait {
+            self.arm(qp, deadline);
+            return Ok(());
+        }
+        if self.attrs.rnr_retry < 7 && self.rnr_retries == 0 {
+            return Err(WcStatus::RnrRetryExceeded);
+        }
+        Counters::bump(&qp.adapter.counters.rnr_waits);
+        let deadline = engine.now().saturating_add(delay);
+        self.wait = Wait::Receive(deadline);
+        self.arm(qp, deadline);
+        Ok(())
+    }
+
+    /// There was no answer: start over after a while.
+    pub(crate) fn wait_for_answer(&mut self, qp: &Qp) {
+        Counters::bump(&qp.adapter.counters.unanswered);
+        if let Some(progress) = &mut self.current {
+            progress.done = 0;
+        }
+        let timeout = match self.attrs.timeout {
+            0 => NO_TIMEOUT,
+            exponent => Duration::from_nanos(4096 << exponent.min(31)),
+        };
+        let deadline = qp.adapter.shared.engine.now().saturating_add(timeout);
+        self.wait = Wait::Answer(deadline);
+        self.arm(qp, deadline);
+    }
+
+    /// Sees to it that we run at `deadline`. The engine holds few timers of one QP, however often it waits: an earlier
+    /// one serves as well, because it leads here again.
+    fn arm(&mut self, qp: &Qp, deadline: Duration) {
+        let engine = &qp.adapter.shared.engine;
+        if self.armed.is_none_or(|armed| armed > deadline || armed <= engine.now()) {
+            self.armed = Some(deadline);
+            engine.arm(qp, deadline);
+        }
+    }
+
+    /// Ends the request under way with success.
+    #[inline]
+    pub(crate) fn succeed(&mut self, qp: &Qp, view: &DmaView<'_>, byte_len: u32) {
+        self.current = None;
+        self.wait = Wait::Nothing;
+        self.retries = self.attrs.retry_cnt;
+        self.rnr_retries = self.attrs.rnr_retry;
+        // First the slot, then the news: who polls the completion may post at once.
+        self.source.retire(view);
+        if qp.signal_all || self.work.flags.contains(SendFlags::SIGNALED) {
+            // An overrun has put this QP into the error state, which the caller's loop sees.
+            let opcode = self.work.op.completion_opcode();
+            let _ = qp.complete_send(view, self.work.wr_id, opcode, WcStatus::Success, byte_len);
+        }
+        if qp.state() == QpState::Sqd {
+            self.drained(qp, view);
+        }
+    }
+
+    /// Ends the request under way with a status that always gets an entry.
+    pub(super) fn end_request(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus) {
+        if self.current.take().is_none() {
+            return;
+        }
+        self.wait = Wait::Nothing;
+        self.source.retire(view);
+        let _ = qp.complete_send(view, self.work.wr_id, self.work.op.completion_opcode(), status, 0);
+    }
+
+    /// Flushes the request under way and those in the ring. `false`: the budget ended first.
+    pub(super) fn flush(&mut self, qp: &Qp, view: &DmaView<'_>, budget: &mut super::Budget, tally: &mut Tally) -> bool {
+        self.wait = Wait::Nothing;
+        loop {
+            if self.current.is_some() {
+                self.end_request(qp, view, WcStatus::Flushed);
+                tally.flushed += 1;
+            }
+            if budget.spent() {
+                return false;
+            }
+            budget.take_request();
+            // A broken ring has nothing that could be flushed.
+            if !matches!(self.next(view), Ok(true)) {
+                return true;
+            }
+        }
+    }
+
+    /// The send queue stands still.
+    pub(crate) fn drained(&mut self, qp: &Qp, view: &DmaView<'_>) {
+        qp.draining.store(false, Ordering::Release);
+        if std::mem::take(&mut self.notify_drained) {
+            qp.event(view, QpEvent::SendQueueDrained);
+        }
+    }
+
+    /// The peer of a connected QP, and where we send from.
+    #[inline]
+    pub(crate) fn resolve(&mut self, qp: &Qp) -> Option<Arc<Qp>> {
+        let fabric = &qp.adapter.shared.fabric;
+        let generation = fabric.generation();
+        if self.route.generation == generation
+            && let Some(peer) = self.route.peer.upgrade()
+            && !peer.is_dead()
+        {
+            return Some(peer);
+        }
+        let source = qp.adapter.gid(self.attrs.av.sgid_index);
+        let peer =
+            source.and_then(|_| fabric.find(&self.attrs.av.dgid)).and_then(|adapter| adapter.qp(self.attrs.dest_qpn));
+        let weak = peer.as_ref().map_or_else(Weak::new, Arc::downgrade);
+        self.route = Route { generation, source, peer: weak };
+        peer
+    }
+}
+
+/// Checks of a request that need nobody else. Gives the octets of the message.
+pub(crate) fn check_request(
+    work: &SendWork,
+    own: Memory<'_>,
+    pd: u32,
+    attrs: &QpAttrs,
+    max_message: u32,
+) -> Result<u64, WcStatus> {
+    let length = gather::total(&work.sges);
+    let need = match &work.op {
+        SendOp::Send { .. } | SendOp::Write { .. } => Access::empty(),
+        SendOp::Read { .. } => Access::LOCAL_WRITE,
+        SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => {
+            if length < 8 {
+                return Err(WcStatus::LocalLength);
+            }
+            Access::LOCAL_WRITE
+        }
+        SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) => return Ok(0),
+        SendOp::Unsupported { .. } | SendOp::Malformed => return Err(WcStatus::LocalQpOperation),
+    };
+    if need == Access::LOCAL_WRITE && attrs.max_rd_atomic == 0 {
+        // With no initiator resources the request could never be sent.
+        return Err(WcStatus::LocalQpOperation);
+    }
+    if length > u64::from(max_message.min(MAX_MESSAGE)) {
+        return Err(WcStatus::LocalLength);
+    }
+    let list = Scatter { memory: own, sges: &work.sges, pd, need };
+    if list.allowed() { Ok(length) } else { Err(WcStatus::LocalProtection) }
+}
+
+/// What a QP holds in place of a ring after its end.
+struct NoQueue;
+
+impl SendSource for NoQueue {
+    fn pop(&mut self, _view: &DmaView<'_>, _work: &mut SendWork) -> Result<bool, QueueError> {
+        Ok(false)
+    }
+
+    fn retire(&mut self, _view: &DmaView<'_>) {}
+
+    fn reset(&mut self) {}
+}
+
+impl RecvSource for NoQueue {
+    fn pop(&mut self, _view: &DmaView<'_>, _work: &mut RecvWork) -> Result<bool, QueueError> {
+        Ok(false)
+    }
+
+    fn posted(&mut self, _view: &DmaView<'_>) -> Result<u32, QueueError> {
+        Ok(0)
+    }
+
+    fn reset(&mut self) {}
+}

@@ -1,0 +1,106 @@
+//! The backend: what all adapters of a process share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use rdma_backend::{Backend, DeviceContext, VerbsError};
+
+use crate::clock::{Clock, MonotonicClock};
+use crate::engine::{Engine, Workers};
+use crate::fabric::Fabric;
+use crate::hca::{Adapter, RxeHca};
+use crate::qp::Budget;
+
+/// How the engine runs.
+#[derive(Clone, Debug)]
+pub struct RxeConfig {
+    /// Worker threads. With 0 nothing runs by itself: call [`Rxe::run_ready`].
+    pub workers: usize,
+    /// Octets that a doorbell moves on the calling thread before it leaves the rest to a worker.
+    pub inline_bytes: u64,
+    /// Requests that a doorbell runs on the calling thread.
+    pub inline_requests: u32,
+    /// Octets that a worker moves for one QP before it turns to the next one. Also the longest time, in octets, that an
+    /// unmap or a destroy command has to wait.
+    pub worker_bytes: u64,
+    /// Requests that a worker runs for one QP before it turns to the next one.
+    pub worker_requests: u32,
+    /// Where time comes from.
+    pub clock: Arc<dyn Clock>,
+}
+
+impl Default for RxeConfig {
+    fn default() -> Self {
+        Self {
+            workers: std::thread::available_parallelism().map_or(1, |cores| cores.get().min(4)),
+            inline_bytes: 256 << 10,
+            inline_requests: 256,
+            worker_bytes: 1 << 20,
+            worker_requests: 512,
+            clock: Arc::new(MonotonicClock::default()),
+        }
+    }
+}
+
+/// State of the backend that adapters keep alive.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) fabric: Fabric,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) inline_budget: Budget,
+    next_adapter: AtomicU64,
+    _workers: Workers,
+}
+
+/// The software adapter backend. Clones are the same backend.
+#[derive(Clone)]
+pub struct Rxe(Arc<Shared>);
+
+impl fmt::Debug for Rxe {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Rxe").finish_non_exhaustive()
+    }
+}
+
+impl Rxe {
+    /// Starts the engine.
+    ///
+    /// # Errors
+    /// A worker thread could not be started.
+    pub fn new(config: RxeConfig) -> Result<Self, VerbsError> {
+        let worker_budget = Budget::new(config.worker_bytes, config.worker_requests);
+        let engine = Arc::new(Engine::new(config.clock, worker_budget));
+        Ok(Self(Arc::new(Shared {
+            fabric: Fabric::default(),
+            inline_budget: Budget::new(config.inline_bytes, config.inline_requests),
+            next_adapter: AtomicU64::new(0),
+            _workers: Workers::start(Arc::clone(&engine), config.workers)?,
+            engine,
+        })))
+    }
+
+    /// Runs everything that is ready or due on the calling thread and returns how many runs that took.
+    pub fn run_ready(&self) -> usize {
+        let mut runs = 0;
+        while self.0.engine.run_one() {
+            runs += 1;
+        }
+        runs
+    }
+
+    /// When the next timer fires, on the clock of the configuration.
+    pub fn next_deadline(&self) -> Option<Duration> {
+        self.0.engine.next_deadline()
+    }
+}
+
+impl Backend for Rxe {
+    type Hca = RxeHca;
+
+    fn attach(&self, context: DeviceContext) -> Result<RxeHca, VerbsError> {
+        let id = self.0.next_adapter.fetch_add(1, Ordering::Relaxed);
+        Ok(RxeHca(Adapter::new(id, context, Arc::clone(&self.0))))
+    }
+}

@@ -1,0 +1,158 @@
+//! Shared receive queues.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rdma_backend::memory::DmaView;
+use rdma_backend::{AsyncEvent, QueueError, RecvSource, RecvWork, SharedReceiveQueue, SrqEvent};
+
+use crate::hca::{Adapter, Permit};
+use crate::qp::Qp;
+
+/// A shared receive queue of the engine.
+pub(crate) struct Srq {
+    adapter: Arc<Adapter>,
+    cookie: u32,
+    /// Protection domain in which the receives' keys are looked up.
+    pub(crate) pd: u32,
+    ring: Mutex<Ring>,
+    /// Whether `waiters` may hold somebody: lets a post go by without a lock.
+    waiting: AtomicBool,
+    _permit: Permit,
+}
+
+struct Ring {
+    /// `None` after destruction.
+    source: Option<Box<dyn RecvSource>>,
+    broken: bool,
+    limit: u32,
+    /// Requesters that found nothing, each at most once.
+    waiters: VecDeque<Weak<Qp>>,
+}
+
+impl fmt::Debug for Srq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Srq").field("cookie", &self.cookie).finish_non_exhaustive()
+    }
+}
+
+impl Srq {
+    pub(crate) fn new(
+        adapter: Arc<Adapter>,
+        cookie: u32,
+        pd: u32,
+        source: Box<dyn RecvSource>,
+        limit: u32,
+        permit: Permit,
+    ) -> Self {
+        let ring = Ring { source: Some(source), broken: false, limit, waiters: VecDeque::new() };
+        Self { adapter, cookie, pd, ring: Mutex::new(ring), waiting: AtomicBool::new(false), _permit: permit }
+    }
+
+    /// Takes the next receive. When there is none, `waiter` is woken by the next post.
+    pub(crate) fn pop(
+        &self,
+        view: &DmaView<'_>,
+        work: &mut RecvWork,
+        waiter: Option<&Qp>,
+    ) -> Result<bool, Option<QueueError>> {
+        let mut ring = self.ring.lock();
+        let popped = self.pop_ring(&mut ring, view, work)?;
+        if popped {
+            return Ok(true);
+        }
+        let Some(waiter) = waiter else { return Ok(false) };
+        if !waiter.queued_at_srq.swap(true, Ordering::AcqRel) {
+            ring.waiters.push_back(Weak::clone(&waiter.me));
+        }
+        self.waiting.store(true, Ordering::SeqCst);
+        // A receive posted before the flag was set rang its doorbell for nobody: look again.
+        fence(Ordering::SeqCst);
+        self.pop_ring(&mut ring, view, work)
+    }
+
+    /// `Err(None)`: the queue was broken before.
+    fn pop_ring(&self, ring: &mut Ring, view: &DmaView<'_>, work: &mut RecvWork) -> Result<bool, Option<QueueError>> {
+        let Some(source) = ring.source.as_mut().filter(|_| !ring.broken) else { return Err(None) };
+        let result = source.pop(view, work).and_then(|popped| {
+            let low = popped && ring.limit > 0 && source.posted(view)? < ring.limit;
+            Ok((popped, low))
+        });
+        match result {
+            Ok((popped, low)) => {
+                if low {
+                    ring.limit = 0;
+                    self.adapter.events.event(view, AsyncEvent::Srq(SrqEvent::LimitReached, self.cookie));
+                }
+                Ok(popped)
+            }
+            Err(error) => {
+                ring.broken = true;
+                self.adapter.events.event(view, AsyncEvent::Srq(SrqEvent::Error, self.cookie));
+                Err(Some(error))
+            }
+        }
+    }
+
+    fn notify(&self) {
+        fence(Ordering::SeqCst);
+        if !self.waiting.load(Ordering::SeqCst) {
+            return;
+        }
+        let view = self.adapter.memory.view();
+        let mut ring = self.ring.lock();
+        let posted = match ring.source.as_mut().map(|source| source.posted(&view)) {
+            Some(Ok(posted)) => posted as usize,
+            // Whoever pops next reports it.
+            Some(Err(_)) => usize::MAX,
+            None => 0,
+        };
+        let count = posted.min(ring.waiters.len());
+        for waiter in ring.waiters.drain(..count) {
+            if let Some(qp) = waiter.upgrade() {
+                qp.queued_at_srq.store(false, Ordering::Release);
+                qp.wake();
+            }
+        }
+        if ring.waiters.is_empty() {
+            self.waiting.store(false, Ordering::SeqCst);
+        }
+    }
+}
+
+/// A shared receive queue. Dropping it ends it.
+#[derive(Debug)]
+pub struct RxeSrq(pub(crate) Arc<Srq>);
+
+impl SharedReceiveQueue for RxeSrq {
+    fn set_limit(&self, limit: u32) {
+        self.0.ring.lock().limit = limit;
+    }
+
+    fn limit(&self) -> u32 {
+        self.0.ring.lock().limit
+    }
+
+    fn notify_recv(&self) {
+        self.0.notify();
+    }
+
+    fn destroy(&self) {
+        let mut ring = self.0.ring.lock();
+        ring.source = None;
+        for waiter in ring.waiters.drain(..) {
+            if let Some(qp) = waiter.upgrade() {
+                qp.queued_at_srq.store(false, Ordering::Release);
+            }
+        }
+    }
+}
+
+impl Drop for RxeSrq {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
