@@ -2,22 +2,47 @@
 
 mod agent;
 mod bed;
+mod bench;
+mod cli;
+mod daemon;
+mod demo;
+mod jobs;
+mod pair;
 mod process;
+mod shell;
+mod suite;
 mod vm;
 
-fn main() -> anyhow::Result<()> {
-    env_logger::init();
-    if std::env::args().nth(1).as_deref() == Some("agent") { return agent::serve(); }
-    let bed = bed::Bed::build()?;
-    let dir = tempfile::tempdir()?;
-    let vm = vm::Vm::builder(&bed, dir.path()).name("a").boot()?;
-    println!("{}", vm.run("uname -a; uptime; ls /; lsmod; dmesg | tail -5; df -h; free -m")?);
-    let t = std::time::Instant::now();
-    for _ in 0..20 { vm.run("true")?; }
-    println!("{:?}", t.elapsed() / 20);
-    let t = std::time::Instant::now();
-    vm.reboot()?;
-    println!("reboot {:?}", t.elapsed());
-    println!("{}", vm.diagnosis());
-    Ok(())
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Parser;
+
+use bed::Bed;
+use cli::{Cli, Command};
+
+fn main() -> ExitCode {
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
+    match run(Cli::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {}", jobs::causes(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    match cli.command {
+        Command::Agent => agent::serve()?,
+        Command::Bed => {
+            let bed = Bed::build()?;
+            println!("the bed is ready in {} ({})", bed.directory().display(), bed.qemu_version()?);
+        }
+        Command::Demo => demo::run(&Bed::build()?)?,
+        Command::Test(options) => return suite::run(&options),
+        Command::Bench(options) => bench::run(&options)?,
+        Command::Shell(options) => shell::run(&Bed::build()?, &options)?,
+    }
+    Ok(ExitCode::SUCCESS)
 }

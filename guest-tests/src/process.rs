@@ -23,22 +23,15 @@ pub(crate) struct BoundChild {
 
 impl BoundChild {
     /// Starts what `configure` makes of a command for `program`.
-    pub(crate) fn spawn(
-        name: &str,
-        program: &str,
-        configure: impl FnOnce(&mut Command),
-    ) -> Result<Self> {
+    pub(crate) fn spawn(name: &str, program: &str, configure: impl FnOnce(&mut Command)) -> Result<Self> {
         let mut command = Command::new("setpriv");
         command.args(["--pdeathsig", "KILL", "--", program]);
         configure(&mut command);
         // Its own group: Ctrl-C ends us, and our end ends it; and programs it starts can be killed with it.
         command.process_group(0);
-        let child = spawn_from_keeper(command)
-            .with_context(|| format!("cannot start {name} ({program}) through setpriv"))?;
-        Ok(Self {
-            name: name.to_owned(),
-            child,
-        })
+        let child =
+            spawn_from_keeper(command).with_context(|| format!("cannot start {name} ({program}) through setpriv"))?;
+        Ok(Self { name: name.to_owned(), child })
     }
 
     /// The exit status if the child has ended.
@@ -76,9 +69,7 @@ impl BoundChild {
     }
 
     fn signal(&self, signal: rustix::process::Signal) {
-        let id = i32::try_from(self.child.id())
-            .ok()
-            .and_then(rustix::process::Pid::from_raw);
+        let id = i32::try_from(self.child.id()).ok().and_then(rustix::process::Pid::from_raw);
         if let Some(pid) = id
             && let Err(error) = rustix::process::kill_process_group(pid, signal)
         {
@@ -108,11 +99,7 @@ fn spawn_from_keeper(command: Command) -> io::Result<Child> {
         Mutex::new(sender)
     });
     let (sender, receiver) = channel();
-    keeper
-        .lock()
-        .unwrap_or_else(PoisonError::into_inner)
-        .send((command, sender))
-        .map_err(io::Error::other)?;
+    keeper.lock().unwrap_or_else(PoisonError::into_inner).send((command, sender)).map_err(io::Error::other)?;
     receiver.recv().map_err(io::Error::other)?
 }
 
@@ -123,8 +110,7 @@ mod tests {
     #[test]
     fn kill_ends_the_whole_group() {
         let mut child =
-            BoundChild::spawn("sleepers", "sh", |c| drop(c.args(["-c", "sleep 1000 & sleep 1000"])))
-                .unwrap();
+            BoundChild::spawn("sleepers", "sh", |c| drop(c.args(["-c", "sleep 1000 & sleep 1000"]))).unwrap();
         assert!(child.exited().is_none());
         child.kill();
         assert!(child.exited().is_some());

@@ -9,8 +9,7 @@ pub(crate) fn mirror() -> Result<String> {
     let directory = Path::new("/etc/apt");
     let mut found = Vec::new();
     for path in source_files(directory)? {
-        let text = std::fs::read_to_string(&path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
         let deb822 = path.extension().is_some_and(|extension| extension == "sources");
         let entries = if deb822 { parse_deb822(&text) } else { parse_classic(&text) };
         found.extend(entries);
@@ -35,9 +34,7 @@ struct Source {
 impl Source {
     /// The main archive, as opposed to security updates or a vendor's own repository.
     fn is_debian_archive(&self) -> bool {
-        const SUITES: [&str; 8] = [
-            "bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing",
-        ];
+        const SUITES: [&str; 8] = ["bullseye", "bookworm", "trixie", "forky", "sid", "oldstable", "stable", "testing"];
         SUITES.contains(&self.suite.as_str())
             && self.components.iter().any(|component| component == "main")
             && self.url.trim_end_matches('/').ends_with("/debian")
@@ -89,11 +86,7 @@ fn parse_deb822(text: &str) -> Vec<Source> {
         }
         for url in field("URIs") {
             for suite in field("Suites") {
-                sources.push(Source {
-                    url: url.clone(),
-                    suite,
-                    components: field("Components"),
-                });
+                sources.push(Source { url: url.clone(), suite, components: field("Components") });
             }
         }
     }
@@ -114,11 +107,7 @@ fn parse_classic(text: &str) -> Vec<Source> {
         };
         let mut words = rest.split_whitespace().map(str::to_owned);
         if let (Some(url), Some(suite)) = (words.next(), words.next()) {
-            sources.push(Source {
-                url,
-                suite,
-                components: words.collect(),
-            });
+            sources.push(Source { url, suite, components: words.collect() });
         }
     }
     sources

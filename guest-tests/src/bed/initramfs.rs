@@ -37,10 +37,8 @@ pub(crate) fn build(bed: &Bed, _log: &StepLog) -> Result<()> {
 
 /// Appends a second archive with one executable to a copy of the first stage; the kernel unpacks both.
 pub(crate) fn append_file(initramfs: &Path, name: &str, from: &Path) -> Result<()> {
-    let file = File::options()
-        .append(true)
-        .open(initramfs)
-        .with_context(|| format!("cannot open {}", initramfs.display()))?;
+    let file =
+        File::options().append(true).open(initramfs).with_context(|| format!("cannot open {}", initramfs.display()))?;
     let mut archive = CpioWriter::new(io::BufWriter::new(file));
     archive.file(name, 0o755, &read(from)?)?;
     archive.finish()

@@ -25,8 +25,7 @@ pub(crate) fn fetch(bed: &Bed, log: &StepLog) -> Result<()> {
     let tree = bed.kernel_tree();
     remove_tree(&tree)?;
     std::fs::rename(root.join("bed/image"), &tree).context("cannot move the unpacked kernel")?;
-    std::fs::copy(tree.join(format!("boot/vmlinuz-{release}")), bed.kernel())
-        .context("cannot copy the kernel")?;
+    std::fs::copy(tree.join(format!("boot/vmlinuz-{release}")), bed.kernel()).context("cannot copy the kernel")?;
     Ok(())
 }
 
@@ -35,8 +34,7 @@ pub(crate) fn build_driver(bed: &Bed, log: &StepLog) -> Result<()> {
     let release = bed.kernel_release()?;
     let root = bed.builder_root();
     log.shell_in(&root, &format!("release={release}\n{DRIVER_SCRIPT}"))?;
-    std::fs::copy(root.join("bed/vmw_pvrdma.ko"), bed.driver())
-        .context("cannot copy the driver module")?;
+    std::fs::copy(root.join("bed/vmw_pvrdma.ko"), bed.driver()).context("cannot copy the driver module")?;
     Ok(())
 }
 

@@ -26,11 +26,7 @@ impl StepLog {
         command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log);
         let status = command.status().with_context(|| format!("cannot run {shown}"))?;
         if !status.success() {
-            bail!(
-                "{shown} ended with {status}; the end of {}:\n{}",
-                self.path.display(),
-                self.tail()
-            );
+            bail!("{shown} ended with {status}; the end of {}:\n{}", self.path.display(), self.tail());
         }
         Ok(())
     }

@@ -34,14 +34,10 @@ impl Bed {
         let mut steps = Steps::open(&bed.dir)?;
         steps.run("tools", &roots::TOOLS.join(" "), |log| roots::install_tools(log))?;
         steps.run("base system", &roots::base_key()?, |log| roots::base(&bed, log))?;
-        steps.run("builder system", &roots::BUILDER_PACKAGES.join(" "), |log| {
-            roots::builder(&bed, log)
-        })?;
+        steps.run("builder system", &roots::BUILDER_PACKAGES.join(" "), |log| roots::builder(&bed, log))?;
         steps.run("kernel", "1", |log| kernel::fetch(&bed, log))?;
         steps.run("vmw_pvrdma driver", kernel::DRIVER_KEY, |log| kernel::build_driver(&bed, log))?;
-        steps.run("guest system", &roots::GUEST_PACKAGES.join(" "), |log| {
-            roots::guest(&bed, log)
-        })?;
+        steps.run("guest system", &roots::GUEST_PACKAGES.join(" "), |log| roots::guest(&bed, log))?;
         steps.run("guest modules", &modules::key(), |log| modules::install(&bed, log))?;
         steps.run("guest image", image::KEY, |log| image::build(&bed, log))?;
         steps.run("initramfs", initramfs::KEY, |log| initramfs::build(&bed, log))?;
@@ -90,11 +86,8 @@ impl Bed {
     /// The version of QEMU, for reports.
     pub(crate) fn qemu_version(&self) -> Result<String> {
         let (program, arguments) = self.qemu();
-        let output = Command::new(program)
-            .args(arguments)
-            .arg("-version")
-            .output()
-            .context("cannot run the bed's QEMU")?;
+        let output =
+            Command::new(program).args(arguments).arg("-version").output().context("cannot run the bed's QEMU")?;
         let text = String::from_utf8_lossy(&output.stdout);
         Ok(text.lines().next().unwrap_or_default().to_owned())
     }
@@ -124,10 +117,7 @@ impl Bed {
     /// The release of the kernel, as `uname -r` prints it.
     fn kernel_release(&self) -> Result<String> {
         let path = self.dir.join("kernel-release");
-        Ok(std::fs::read_to_string(&path)
-            .with_context(|| format!("cannot read {}", path.display()))?
-            .trim()
-            .to_owned())
+        Ok(std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?.trim().to_owned())
     }
 
     fn driver(&self) -> PathBuf {
@@ -142,8 +132,7 @@ fn cache_directory() -> Result<PathBuf> {
     let cache = match std::env::var_os("XDG_CACHE_HOME") {
         Some(dir) if !dir.is_empty() => PathBuf::from(dir),
         _ => {
-            let home = std::env::var_os("HOME")
-                .context("neither PVRDMA_BED_DIR, XDG_CACHE_HOME nor HOME is set")?;
+            let home = std::env::var_os("HOME").context("neither PVRDMA_BED_DIR, XDG_CACHE_HOME nor HOME is set")?;
             PathBuf::from(home).join(".cache")
         }
     };

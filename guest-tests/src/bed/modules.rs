@@ -15,7 +15,7 @@ use super::roots::remove_tree;
 pub(crate) const BOOT_MODULES: [&str; 6] =
     ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "overlay"];
 
-const GUEST_MODULES: [&str; 19] = [
+const GUEST_MODULES: [&str; 20] = [
     "vmxnet3",
     "virtio_net",
     "virtio_rng",
@@ -26,6 +26,8 @@ const GUEST_MODULES: [&str; 19] = [
     "rdma_cm",
     "rdma_ucm",
     "rdma_rxe",
+    // rxe asks for it by the algorithm's name, so modules.dep does not know.
+    "crc32_generic",
     "nvmet",
     "nvmet_rdma",
     "nvme_rdma",
@@ -47,11 +49,7 @@ pub(crate) fn install(bed: &Bed, log: &StepLog) -> Result<()> {
     let release = bed.kernel_release()?;
     let builder = bed.builder_root();
     let source = bed.kernel_tree().join("usr/lib/modules").join(&release);
-    let source = if source.exists() {
-        source
-    } else {
-        bed.kernel_tree().join("lib/modules").join(&release)
-    };
+    let source = if source.exists() { source } else { bed.kernel_tree().join("lib/modules").join(&release) };
     // The driver belongs to the tree before depmod runs, so that its dependencies are known.
     let extra = source.join("extra");
     std::fs::create_dir_all(&extra).with_context(|| format!("cannot create {}", extra.display()))?;
@@ -78,8 +76,7 @@ pub(crate) fn install(bed: &Bed, log: &StepLog) -> Result<()> {
     for path in &wanted {
         let to = target.join(path.with_extension("").with_extension("ko"));
         let parent = to.parent().context("a module outside every directory")?;
-        std::fs::create_dir_all(parent)
-            .with_context(|| format!("cannot create {}", parent.display()))?;
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
         let from = all.join(path);
         if path.extension().is_some_and(|extension| extension == "xz") {
             log.shell(&format!("xz -dc '{}' > '{}'", from.display(), to.display()))?;
@@ -88,8 +85,7 @@ pub(crate) fn install(bed: &Bed, log: &StepLog) -> Result<()> {
         }
     }
     for list in ["modules.builtin", "modules.builtin.modinfo", "modules.order"] {
-        std::fs::copy(all.join(list), target.join(list))
-            .with_context(|| format!("cannot copy {list}"))?;
+        std::fs::copy(all.join(list), target.join(list)).with_context(|| format!("cannot copy {list}"))?;
     }
     log.shell_in(&bed.guest_root(), &format!("depmod {release}"))
 }
@@ -116,8 +112,7 @@ struct ModuleIndex {
 
 impl ModuleIndex {
     fn read(path: &Path) -> Result<Self> {
-        let text = std::fs::read_to_string(path)
-            .with_context(|| format!("cannot read {}", path.display()))?;
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         Ok(Self::parse(&text))
     }
 
@@ -126,8 +121,7 @@ impl ModuleIndex {
         for line in text.lines() {
             if let Some((path, needs)) = line.split_once(':') {
                 // depmod lists the needed modules so that the last is loaded first.
-                let mut files: Vec<PathBuf> =
-                    needs.split_whitespace().rev().map(PathBuf::from).collect();
+                let mut files: Vec<PathBuf> = needs.split_whitespace().rev().map(PathBuf::from).collect();
                 files.push(PathBuf::from(path));
                 entries.insert(module_name(path), files);
             }
@@ -152,14 +146,10 @@ mod tests {
 
     #[test]
     fn closure_is_in_load_order() {
-        let index = ModuleIndex::parse(
-            "kernel/a/top.ko.xz: kernel/b/mid-dle.ko.xz kernel/b/low.ko.xz\nkernel/b/low.ko.xz:\n",
-        );
+        let index =
+            ModuleIndex::parse("kernel/a/top.ko.xz: kernel/b/mid-dle.ko.xz kernel/b/low.ko.xz\nkernel/b/low.ko.xz:\n");
         let paths = index.closure("top").unwrap();
-        assert_eq!(
-            paths,
-            ["kernel/b/low.ko.xz", "kernel/b/mid-dle.ko.xz", "kernel/a/top.ko.xz"].map(PathBuf::from)
-        );
+        assert_eq!(paths, ["kernel/b/low.ko.xz", "kernel/b/mid-dle.ko.xz", "kernel/a/top.ko.xz"].map(PathBuf::from));
         assert!(index.closure("none").is_none());
     }
 }

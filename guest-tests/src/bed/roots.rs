@@ -12,13 +12,8 @@ use super::{Bed, apt};
 pub(crate) const SUITE: &str = "trixie";
 
 /// Programs needed on this machine, as `program:package`.
-pub(crate) const TOOLS: [&str; 5] = [
-    "debootstrap:debootstrap",
-    "mke2fs:e2fsprogs",
-    "setpriv:util-linux",
-    "xz:xz-utils",
-    "cp:coreutils",
-];
+pub(crate) const TOOLS: [&str; 5] =
+    ["debootstrap:debootstrap", "mke2fs:e2fsprogs", "setpriv:util-linux", "xz:xz-utils", "cp:coreutils"];
 
 /// Packages of the builder system besides the kernel headers.
 pub(crate) const BUILDER_PACKAGES: [&str; 4] = ["qemu-system-x86", "make", "xz-utils", "kmod"];
@@ -82,16 +77,13 @@ pub(crate) fn base(bed: &Bed, log: &StepLog) -> Result<()> {
     remove_tree(&root)?;
     let mirror = apt::mirror()?;
     write(&root.join("etc/dpkg/dpkg.cfg.d/bed"), DPKG_CONFIG)?;
-    log.run(
-        Command::new("debootstrap").args(["--variant=minbase", SUITE]).arg(&root).arg(&mirror),
-    )?;
+    log.run(Command::new("debootstrap").args(["--variant=minbase", SUITE]).arg(&root).arg(&mirror))?;
     write(&root.join("etc/apt/apt.conf.d/90bed"), APT_CONFIG)?;
     write(
         &root.join("etc/apt/sources.list"),
         &format!("deb {mirror} {SUITE} main\ndeb {mirror} {SUITE}-backports main\n"),
     )?;
-    std::fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf"))
-        .context("cannot copy /etc/resolv.conf")?;
+    std::fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf")).context("cannot copy /etc/resolv.conf")?;
     log.shell_in(&root, "apt-get update -q")
 }
 
@@ -100,25 +92,18 @@ pub(crate) fn builder(bed: &Bed, log: &StepLog) -> Result<()> {
     let root = bed.builder_root();
     copy_tree(log, &bed.base_root(), &root)?;
     // The kernel of the release itself, which the driver's source package matches; the backports have a newer one.
-    let image = output_in(
-        &root,
-        "apt-cache madison linux-image-amd64 | grep -w trixie/main | head -n 1 | cut -d '|' -f 2",
-    )?;
+    let image =
+        output_in(&root, "apt-cache madison linux-image-amd64 | grep -w trixie/main | head -n 1 | cut -d '|' -f 2")?;
     let release = output_in(
         &root,
-        &format!(
-            "apt-cache show linux-image-amd64={image} | sed -n 's/^Depends:.*linux-image-\\([^ ,]*\\).*/\\1/p'"
-        ),
+        &format!("apt-cache show linux-image-amd64={image} | sed -n 's/^Depends:.*linux-image-\\([^ ,]*\\).*/\\1/p'"),
     )?;
     if release.is_empty() {
         bail!("cannot find the kernel of {SUITE} in the mirror's package list");
     }
     log.shell_in(
         &root,
-        &format!(
-            "apt-get install -y -q -t {SUITE}-backports {} linux-headers-{release}",
-            BUILDER_PACKAGES.join(" ")
-        ),
+        &format!("apt-get install -y -q -t {SUITE}-backports {} linux-headers-{release}", BUILDER_PACKAGES.join(" ")),
     )?;
     write(&bed.dir.join("kernel-release"), &release)
 }
@@ -129,10 +114,7 @@ pub(crate) fn guest(bed: &Bed, log: &StepLog) -> Result<()> {
     copy_tree(log, &bed.base_root(), &root)?;
     log.shell_in(
         &root,
-        &format!(
-            "apt-get install -y -q {}; apt-get clean; rm -rf /var/lib/apt/lists/*",
-            GUEST_PACKAGES.join(" ")
-        ),
+        &format!("apt-get install -y -q {}; apt-get clean; rm -rf /var/lib/apt/lists/*", GUEST_PACKAGES.join(" ")),
     )
 }
 
@@ -149,8 +131,7 @@ pub(crate) fn remove_tree(path: &Path) -> Result<()> {
 /// Writes a file and creates the directories above it.
 pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     if let Some(parent) = path.parent() {
-        std::fs::create_dir_all(parent)
-            .with_context(|| format!("cannot create {}", parent.display()))?;
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }

@@ -26,31 +26,18 @@ impl Steps {
     /// Opens the step record in `bed`, waiting for another builder to finish.
     pub(crate) fn open(bed: &Path) -> Result<Self> {
         let dir = bed.join("steps");
-        std::fs::create_dir_all(&dir)
-            .with_context(|| format!("cannot create {}", dir.display()))?;
+        std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let path = dir.join("lock");
-        let lock =
-            File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
         if lock.try_lock().is_err() {
             eprintln!("waiting for another program that builds the bed in {}", bed.display());
             lock.lock().context("cannot lock the bed")?;
         }
-        Ok(Self {
-            dir,
-            chain: 0,
-            started: Instant::now(),
-            ran: 0,
-            _lock: lock,
-        })
+        Ok(Self { dir, chain: 0, started: Instant::now(), ran: 0, _lock: lock })
     }
 
     /// Runs `action` unless it was done with the same key and the same steps before it.
-    pub(crate) fn run(
-        &mut self,
-        name: &str,
-        key: &str,
-        action: impl FnOnce(&StepLog) -> Result<()>,
-    ) -> Result<()> {
+    pub(crate) fn run(&mut self, name: &str, key: &str, action: impl FnOnce(&StepLog) -> Result<()>) -> Result<()> {
         let mut hasher = DefaultHasher::new();
         (self.chain, name, key).hash(&mut hasher);
         self.chain = hasher.finish();

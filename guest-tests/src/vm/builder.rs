@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use super::Vm;
 use super::channel::Channel;
 use super::qemu;
-use super::Vm;
 use crate::bed::{Bed, append_file};
 use crate::process::BoundChild;
 
@@ -187,11 +187,7 @@ impl VmBuilder {
 }
 
 /// QEMU connects to us as it starts.
-fn accept(
-    listener: &UnixListener,
-    process: &mut BoundChild,
-    errors: &Path,
-) -> Result<std::os::unix::net::UnixStream> {
+fn accept(listener: &UnixListener, process: &mut BoundChild, errors: &Path) -> Result<std::os::unix::net::UnixStream> {
     listener.set_nonblocking(true).context("cannot poll a socket")?;
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -204,10 +200,7 @@ fn accept(
             Err(error) => return Err(error).context("cannot accept QEMU's connection"),
         }
         if let Some(status) = process.exited() {
-            bail!(
-                "QEMU ended at once with {status}:\n{}",
-                std::fs::read_to_string(errors).unwrap_or_default()
-            );
+            bail!("QEMU ended at once with {status}:\n{}", std::fs::read_to_string(errors).unwrap_or_default());
         }
         if Instant::now() > deadline {
             bail!("QEMU did not connect to the agent's socket within 30 s");

@@ -40,11 +40,8 @@ impl Channel {
     /// Starts to listen on a connected stream.
     pub(crate) fn new(stream: UnixStream) -> Result<Arc<Self>> {
         let reader = stream.try_clone().context("cannot share the agent's socket")?;
-        let channel = Arc::new(Self {
-            writer: Mutex::new(stream),
-            state: Mutex::new(State::default()),
-            changed: Condvar::new(),
-        });
+        let channel =
+            Arc::new(Self { writer: Mutex::new(stream), state: Mutex::new(State::default()), changed: Condvar::new() });
         let shared = Arc::clone(&channel);
         std::thread::spawn(move || shared.receive(reader));
         Ok(channel)
@@ -71,8 +68,7 @@ impl Channel {
 
     /// Kills every command that still runs.
     pub(crate) fn kill_all(&self) -> Result<()> {
-        let ids: Vec<u64> =
-            self.lock().jobs.iter().filter(|(_, job)| job.exit.is_none()).map(|(id, _)| *id).collect();
+        let ids: Vec<u64> = self.lock().jobs.iter().filter(|(_, job)| job.exit.is_none()).map(|(id, _)| *id).collect();
         ids.into_iter().try_for_each(|id| self.kill(id))
     }
 

@@ -66,6 +66,16 @@ impl Job {
         Ok(())
     }
 
+    /// Waits for the end, but no longer than this; the command goes on when it has not ended.
+    pub(crate) fn pause(&self, limit: Duration) {
+        self.channel.wait_job(self.id, limit, |_| false);
+    }
+
+    /// Kills it.
+    pub(crate) fn kill(&self) -> Result<()> {
+        self.channel.kill(self.id)
+    }
+
     /// Whether it still runs.
     pub(crate) fn is_running(&self) -> bool {
         self.channel.wait_job(self.id, Duration::ZERO, |_| true).exit.is_none() && !self.channel.is_closed()

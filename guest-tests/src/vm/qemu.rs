@@ -16,12 +16,7 @@ pub(crate) fn has_kvm() -> bool {
 }
 
 /// The arguments for a machine.
-pub(super) fn arguments(
-    vm: &VmBuilder,
-    initramfs: &Path,
-    agent_socket: &Path,
-    console: &Path,
-) -> Result<Vec<String>> {
+pub(super) fn arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Path, console: &Path) -> Result<Vec<String>> {
     let mut arguments = Vec::new();
     let mut add = |option: &str, value: String| {
         arguments.push(format!("-{option}"));

@@ -1,0 +1,124 @@
+//! `bench`: measurements, their results as JSON.
+//!
+//! Each part returns [`Figure`]s and is called from [`run`]: [`vm`] measures between guests; what is measured in one
+//! process, without a virtual machine, belongs into a module of its own beside it.
+
+mod vm;
+
+use anyhow::{Context, Result};
+use comfy_table::{Table, presets};
+use serde::Serialize;
+
+use crate::cli::BenchOptions;
+
+/// One measured comparison.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Figure {
+    /// Stable name, `part/what`.
+    pub(crate) name: String,
+    /// What a person reads.
+    pub(crate) title: String,
+    /// Unit of the values.
+    pub(crate) unit: &'static str,
+    /// Whether less is better.
+    pub(crate) less_is_better: bool,
+    /// Median on our device.
+    pub(crate) value: f64,
+    /// All runs on our device.
+    pub(crate) runs: Vec<f64>,
+    /// Median of what it is compared with, in the same run.
+    pub(crate) baseline: f64,
+    /// All runs of the base line.
+    pub(crate) baseline_runs: Vec<f64>,
+    /// What the base line is.
+    pub(crate) baseline_name: &'static str,
+    /// How many times better than the base line.
+    pub(crate) ratio: f64,
+}
+
+/// What was measured where.
+#[derive(Debug, Serialize)]
+struct Report {
+    commit: String,
+    processor: String,
+    cpus: usize,
+    figures: Vec<Figure>,
+}
+
+/// Measures, prints a table and writes the results.
+pub(crate) fn run(options: &BenchOptions) -> Result<()> {
+    let mut figures = Vec::new();
+    if !options.no_vm {
+        figures.extend(vm::measure(options.runs)?);
+    }
+    let report = Report {
+        commit: commit(),
+        processor: processor(),
+        cpus: std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
+        figures,
+    };
+    println!("{}", table(&report.figures));
+    if let Some(parent) = options.output.parent() {
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    let json = serde_json::to_string_pretty(&report).context("cannot encode the results")?;
+    std::fs::write(&options.output, json + "\n")
+        .with_context(|| format!("cannot write {}", options.output.display()))?;
+    println!("results are in {}", options.output.display());
+    Ok(())
+}
+
+/// The middle of several runs.
+pub(crate) fn median(runs: &[f64]) -> f64 {
+    let mut sorted = runs.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        count if count % 2 == 1 => sorted[count / 2],
+        count => f64::midpoint(sorted[count / 2 - 1], sorted[count / 2]),
+    }
+}
+
+fn table(figures: &[Figure]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED);
+    table.set_header(["measured", "our device", "compared with", "", "times better"]);
+    for figure in figures {
+        table.add_row([
+            figure.title.clone(),
+            format!("{:.2} {}", figure.value, figure.unit),
+            format!("{:.2} {}", figure.baseline, figure.unit),
+            figure.baseline_name.to_owned(),
+            format!("{:.1}", figure.ratio),
+        ]);
+    }
+    table
+}
+
+fn commit() -> String {
+    std::process::Command::new("git")
+        .args(["describe", "--always", "--dirty"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        .unwrap_or_default()
+}
+
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    text.lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .map(|rest| rest.trim_start_matches([' ', '\t', ':']).to_owned())
+        .unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_of_odd_and_even() {
+        assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
+        assert!((median(&[4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,92 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+use crate::pair::LinkKind;
+
+/// Tests and measures the PVRDMA device in QEMU guests that run the unmodified Linux driver.
+#[derive(Debug, Parser)]
+#[command(version)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Build the guest bed (QEMU, kernel, driver, root file system) and do nothing more.
+    Bed,
+    /// Boot two guests, run the RDMA programs between them and print what they achieved.
+    Demo,
+    /// Run everything: the workspace's tests, then those in guests.
+    Test(TestOptions),
+    /// Measure, and write the results as JSON.
+    Bench(BenchOptions),
+    /// Boot two guests and keep them until Enter is pressed; commands can be typed to either.
+    Shell(ShellOptions),
+    /// The program's other half, started by the guest's init.
+    #[command(hide = true)]
+    Agent,
+}
+
+/// Options of `test`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct TestOptions {
+    /// Run only the guest tests whose name contains this, and not the workspace's tests. May be repeated.
+    #[arg(long, value_name = "PATTERN")]
+    pub(crate) only: Vec<String>,
+    /// Run only the workspace's tests.
+    #[arg(long)]
+    pub(crate) no_vm: bool,
+    /// What connects the guests; `rxe` checks the bed itself, without our device.
+    #[arg(long, value_enum, default_value_t = LinkChoice::Pvrdma)]
+    pub(crate) link: LinkChoice,
+    /// Print the names of the guest tests and end.
+    #[arg(long)]
+    pub(crate) list: bool,
+}
+
+/// Options of `bench`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct BenchOptions {
+    /// Where to write the results.
+    #[arg(long, value_name = "FILE", default_value = "target/bench/results.json")]
+    pub(crate) output: PathBuf,
+    /// How often each measurement is repeated; the median counts.
+    #[arg(long, default_value_t = 5)]
+    pub(crate) runs: usize,
+    /// Leave out what needs virtual machines.
+    #[arg(long)]
+    pub(crate) no_vm: bool,
+}
+
+/// Options of `shell`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct ShellOptions {
+    /// What connects the guests.
+    #[arg(long, value_enum, default_value_t = LinkChoice::Pvrdma)]
+    pub(crate) link: LinkChoice,
+}
+
+/// What connects the guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LinkChoice {
+    /// Our device.
+    Pvrdma,
+    /// `rdma_rxe` in the guests.
+    Rxe,
+}
+
+impl LinkChoice {
+    /// The kind of link.
+    pub(crate) fn kind(self) -> LinkKind {
+        match self {
+            Self::Pvrdma => LinkKind::Pvrdma,
+            Self::Rxe => LinkKind::Rxe,
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! The device daemon `pvrdmad`, started for the guests.
+
+use std::fs::File;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::process::BoundChild;
+
+/// One device of the daemon.
+#[derive(Clone, Debug)]
+pub(crate) struct DaemonDevice {
+    /// Its name.
+    pub(crate) name: String,
+    /// Where QEMU connects.
+    pub(crate) socket: PathBuf,
+    /// The hardware address, the same as that of the machine's vmxnet3.
+    pub(crate) mac: String,
+    /// More options, each with its comma: `,pin=off`.
+    pub(crate) options: String,
+}
+
+/// A running daemon; dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Daemon {
+    process: BoundChild,
+    program: PathBuf,
+    control: PathBuf,
+    log: PathBuf,
+}
+
+impl Daemon {
+    /// Starts the daemon with these devices and waits until all are ready.
+    pub(crate) fn start(directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
+        let program = find_program()?;
+        let control = directory.join("control");
+        let log = directory.join("pvrdmad.log");
+        let errors = File::options()
+            .create(true)
+            .append(true)
+            .open(&log)
+            .with_context(|| format!("cannot create {}", log.display()))?;
+        let (reader, writer) = std::io::pipe().context("cannot create a pipe")?;
+        let process = BoundChild::spawn("pvrdmad", &program.to_string_lossy(), |command| {
+            for device in devices {
+                command.arg("--device").arg(format!(
+                    "name={},socket={},mac={}{}",
+                    device.name,
+                    device.socket.display(),
+                    device.mac,
+                    device.options
+                ));
+            }
+            command.arg("--control").arg(&control);
+            command.stdin(Stdio::null()).stdout(writer).stderr(errors);
+            if std::env::var_os("RUST_LOG").is_none() {
+                command.env("RUST_LOG", "info");
+            }
+        })?;
+        let daemon = Self { process, program, control, log };
+        daemon.wait_ready(reader, devices.len())
+    }
+
+    fn wait_ready(mut self, reader: std::io::PipeReader, count: usize) -> Result<Self> {
+        let (sender, lines) = channel();
+        let log = self.log.clone();
+        // Goes on reading for as long as the daemon lives, so that it never blocks on its output.
+        std::thread::spawn(move || {
+            let mut copy = File::options().append(true).open(log).ok();
+            for line in BufReader::new(reader).lines().map_while(Result::ok) {
+                if let Some(copy) = &mut copy {
+                    use std::io::Write;
+                    let _ = writeln!(copy, "{line}");
+                }
+                // Nobody listens any more once the devices are ready.
+                let _ = sender.send(line);
+            }
+        });
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut ready = 0;
+        while ready < count {
+            match lines.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+                Ok(line) => {
+                    log::debug!("pvrdmad: {line}");
+                    ready += 1;
+                }
+                Err(RecvTimeoutError::Timeout) => {
+                    bail!("pvrdmad: {ready} of {count} devices ready after 20 s\n{}", self.log_tail());
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.process.terminate(Duration::from_secs(2));
+                    bail!("pvrdmad ended at its start ({status:?})\n{}", self.log_tail());
+                }
+            }
+        }
+        Ok(self)
+    }
+
+    /// What `pvrdmad status --json` reports.
+    pub(crate) fn status(&self) -> Result<serde_json::Value> {
+        let output = Command::new(&self.program)
+            .args(["status", "--json", "--control"])
+            .arg(&self.control)
+            .output()
+            .context("cannot run pvrdmad status")?;
+        if !output.status.success() {
+            bail!("pvrdmad status: {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+        }
+        serde_json::from_slice(&output.stdout).context("pvrdmad status: not JSON")
+    }
+
+    /// Memory of the daemon itself in KiB: what is resident without the guests' shared memory.
+    pub(crate) fn memory_kib(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.process.id());
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        text.lines()
+            .find_map(|line| line.strip_prefix("RssAnon:"))
+            .and_then(|rest| rest.split_whitespace().next())
+            .and_then(|number| number.parse().ok())
+            .with_context(|| format!("no RssAnon in {path}"))
+    }
+
+    /// Whether it still runs.
+    pub(crate) fn is_running(&mut self) -> bool {
+        self.process.exited().is_none()
+    }
+
+    /// Asks the daemon to end; whether it did, with success and in time.
+    pub(crate) fn terminate(&mut self) -> bool {
+        self.process.terminate(Duration::from_secs(10)).is_some_and(|status| status.success())
+    }
+
+    /// The end of its log.
+    pub(crate) fn log_tail(&self) -> String {
+        let text = std::fs::read(&self.log).unwrap_or_default();
+        let text = String::from_utf8_lossy(&text);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+/// The daemon beside this program, built from the workspace it belongs to when cargo is there.
+fn find_program() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let program = own.with_file_name("pvrdmad");
+    if let Some(manifest) = workspace_manifest() {
+        let target = own.parent().and_then(Path::parent).context("this program lies in no target directory")?;
+        let output = Command::new(cargo())
+            .args(["build", "--quiet", "--release", "-p", "pvrdmad", "--manifest-path"])
+            .arg(manifest)
+            .arg("--target-dir")
+            .arg(target)
+            .output();
+        match output {
+            Ok(output) if !output.status.success() => {
+                bail!("cannot build pvrdmad:\n{}", String::from_utf8_lossy(&output.stderr));
+            }
+            Ok(_) => {
+                let built = target.join("release/pvrdmad");
+                if built.exists() {
+                    return Ok(built);
+                }
+            }
+            Err(error) => log::debug!("no cargo, taking pvrdmad as it is: {error}"),
+        }
+    }
+    if !program.exists() {
+        bail!("there is no {}: build it with 'cargo build --release -p pvrdmad'", program.display());
+    }
+    Ok(program)
+}
+
+/// The cargo to call.
+pub(crate) fn cargo() -> PathBuf {
+    std::env::var_os("CARGO").map_or_else(|| PathBuf::from("cargo"), PathBuf::from)
+}
+
+/// The workspace this program was built from, when it is still there.
+pub(crate) fn workspace_manifest() -> Option<PathBuf> {
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).parent()?.join("Cargo.toml");
+    manifest.exists().then_some(manifest)
+}

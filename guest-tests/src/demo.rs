@@ -1,0 +1,148 @@
+//! `demo`: what the device does for two guests, in one table.
+
+use anyhow::{Context, Result};
+use comfy_table::{ContentArrangement, Table, presets};
+
+use crate::bed::Bed;
+use crate::jobs::{Case, causes, perftest, run_single};
+use crate::pair::{Link, LinkKind, Pair, PairOptions};
+use crate::vm::has_kvm;
+
+/// Boots two guests with both kinds of RDMA, runs the programs and prints the table.
+pub(crate) fn run(bed: &Bed) -> Result<()> {
+    let processor = if has_kvm() { "KVM" } else { "emulated processors: slow, but a fair comparison" };
+    println!("Two guests with the unmodified vmw_pvrdma driver; {} ({processor})", bed.qemu_version()?);
+    let mut pair = Pair::boot(bed, &PairOptions::default())?;
+    println!("\nIn guest a:\n{}", pair.a().run("rdma link")?);
+    let links = [pair.link(LinkKind::Pvrdma)?, pair.link(LinkKind::Rxe)?];
+
+    let mut programs = Table::new();
+    programs.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    programs.set_header(["program between the guests", "our device"]);
+    let mut failed = 0;
+    for case in crate::jobs::all(LinkKind::Pvrdma).iter().filter(|case| is_shown(case)) {
+        println!("  {}", case.name);
+        let outcome = match run_single(case, &mut pair, LinkKind::Pvrdma) {
+            Ok(note) => format!("works  {note}"),
+            Err(error) => {
+                failed += 1;
+                println!("  {} FAILS: {}", case.name, causes(&error));
+                format!("FAILS: {}", error.to_string().lines().next().unwrap_or_default())
+            }
+        };
+        programs.add_row([case.name.clone(), outcome]);
+    }
+
+    let mut speed = Table::new();
+    speed.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    speed.set_header(["measured in this run", "our device", "rdma_rxe in the guests", "ratio"]);
+    for measurement in MEASUREMENTS {
+        println!("  {}", measurement.title);
+        let values = [measurement.run(&pair, &links[0])?, measurement.run(&pair, &links[1])?];
+        let ratio = if measurement.is_latency() { values[1] / values[0] } else { values[0] / values[1] };
+        let shown = |value: f64| format!("{value:.2} {}", measurement.unit());
+        speed.add_row([
+            measurement.title.to_owned(),
+            shown(values[0]),
+            shown(values[1]),
+            format!("{ratio:.1} times better"),
+        ]);
+    }
+    println!("\n{programs}\n\n{speed}");
+    if failed > 0 {
+        anyhow::bail!("{failed} programs failed");
+    }
+    Ok(())
+}
+
+/// A few of each group; `test` runs them all.
+fn is_shown(case: &Case) -> bool {
+    const SHOWN: [&str; 9] = [
+        "device/port-active",
+        "pingpong/rc-check/a-to-b",
+        "pingpong/ud/a-to-b",
+        "pingpong/srq/a-to-b",
+        "cm/rping/a-to-b",
+        "cm/ucmatose/a-to-b",
+        "cm/udaddy/a-to-b",
+        "perftest/atomic-bw",
+        "nvme/fio-verify",
+    ];
+    SHOWN.contains(&case.name.as_str())
+}
+
+/// One figure of the comparison.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Measurement {
+    /// What a person reads.
+    pub(crate) title: &'static str,
+    /// Its key in a results file.
+    pub(crate) key: &'static str,
+    program: &'static str,
+    /// Options on our device.
+    options: &'static str,
+    /// Options on the slow one.
+    slow_options: &'static str,
+}
+
+impl Measurement {
+    /// Measures once.
+    pub(crate) fn run(&self, pair: &Pair, link: &Link) -> Result<f64> {
+        let options = match link.kind {
+            LinkKind::Pvrdma => self.options,
+            LinkKind::Rxe => self.slow_options,
+        };
+        let rows = perftest::run(pair, link, 1, self.program, options)?;
+        let value = if self.is_latency() { perftest::Row::typical_microseconds } else { perftest::Row::gigabits };
+        perftest::single(&rows, value).with_context(|| format!("{} on {}", self.title, link.device))
+    }
+
+    /// Less is better.
+    pub(crate) fn is_latency(&self) -> bool {
+        self.program.ends_with("_lat")
+    }
+
+    /// The unit of the value.
+    pub(crate) fn unit(&self) -> &'static str {
+        if self.is_latency() { "us" } else { "Gb/s" }
+    }
+}
+
+/// What is compared. The slow side moves fewer messages, so that each run takes seconds.
+pub(crate) const MEASUREMENTS: [Measurement; 5] = [
+    Measurement {
+        title: "RDMA write, 1 MiB",
+        key: "write_bw_1m",
+        program: "ib_write_bw",
+        options: "-s 1048576 -n 1000",
+        slow_options: "-s 1048576 -n 20",
+    },
+    Measurement {
+        title: "RDMA read, 1 MiB",
+        key: "read_bw_1m",
+        program: "ib_read_bw",
+        options: "-s 1048576 -n 1000",
+        slow_options: "-s 1048576 -n 20",
+    },
+    Measurement {
+        title: "send, 64 KiB",
+        key: "send_bw_64k",
+        program: "ib_send_bw",
+        options: "-s 65536 -n 5000",
+        slow_options: "-s 65536 -n 100",
+    },
+    Measurement {
+        title: "latency of a write, 8 bytes",
+        key: "write_lat_8",
+        program: "ib_write_lat",
+        options: "-s 8 -n 2000",
+        slow_options: "-s 8 -n 500",
+    },
+    Measurement {
+        title: "latency of a send, 8 bytes",
+        key: "send_lat_8",
+        program: "ib_send_lat",
+        options: "-s 8 -n 2000",
+        slow_options: "-s 8 -n 500",
+    },
+];

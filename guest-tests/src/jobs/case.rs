@@ -1,0 +1,53 @@
+//! One named test.
+
+use std::fmt;
+
+use anyhow::Result;
+
+use crate::pair::{Link, Pair};
+
+/// A named test; its function returns a short note for the report.
+pub(crate) struct Case {
+    /// `group/what`, for `--only`.
+    pub(crate) name: String,
+    /// The test.
+    pub(crate) run: Box<dyn Fn(&mut Pair, &Link) -> Result<String>>,
+    /// The test drives kernel modules into warnings on purpose, or looks itself: the runner does not judge the kernel log.
+    pub(crate) ignore_kernel_log: bool,
+}
+
+impl Case {
+    /// A test.
+    pub(crate) fn new(name: impl Into<String>, run: impl Fn(&mut Pair, &Link) -> Result<String> + 'static) -> Self {
+        Self { name: name.into(), run: Box::new(run), ignore_kernel_log: false }
+    }
+
+    /// The same test, without the check of the kernel log after it.
+    pub(crate) fn ignore_kernel_log(mut self) -> Self {
+        self.ignore_kernel_log = true;
+        self
+    }
+}
+
+impl fmt::Debug for Case {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_struct("Case").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// Why a test did not run; an error that the runner counts as skipped.
+#[derive(Debug)]
+pub(crate) struct Skipped(pub(crate) String);
+
+impl fmt::Display for Skipped {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.write_str(&self.0)
+    }
+}
+
+impl std::error::Error for Skipped {}
+
+/// The error of a test that cannot run here.
+pub(crate) fn skip(reason: impl Into<String>) -> anyhow::Error {
+    Skipped(reason.into()).into()
+}

@@ -1,0 +1,45 @@
+//! What a guest's kernel says about a test.
+
+use anyhow::Result;
+
+use crate::vm::Vm;
+
+/// Empties the kernel log and returns the lines that tell of trouble.
+pub(crate) fn take_warnings(vm: &Vm) -> Result<Vec<String>> {
+    let text = vm.run("dmesg --read-clear --decode")?;
+    Ok(text.lines().filter(|line| is_warning(line)).map(str::to_owned).collect())
+}
+
+/// Whether a decoded line is a warning of the driver, or of the kernel itself.
+fn is_warning(line: &str) -> bool {
+    const ALWAYS: [&str; 8] = [
+        "WARNING:",
+        "BUG:",
+        "Oops",
+        "Call Trace",
+        "general protection",
+        "blocked for more than",
+        "Kernel panic",
+        "refcount_t",
+    ];
+    const LEVELS: [&str; 5] = [":warn", ":err", ":crit", ":alert", ":emerg"];
+    let level = line.get(..20).unwrap_or(line);
+    let serious = LEVELS.iter().any(|word| level.contains(word));
+    // Loading a module that is not part of the kernel's own build says so at warning level.
+    let taint = line.contains("taint") || line.contains("module verification");
+    ALWAYS.iter().any(|word| line.contains(word)) || (serious && !taint && line.contains("pvrdma"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn driver_warnings_count_and_taint_does_not() {
+        assert!(is_warning("kern  :warn  : [    9.1] vmw_pvrdma 0000:00:10.1: failed to do it"));
+        assert!(is_warning("kern  :warn  : [    9.1] WARNING: CPU: 0 PID: 1 at kernel/x.c"));
+        assert!(!is_warning("kern  :info  : [    9.1] vmw_pvrdma 0000:00:10.1: device version 20"));
+        assert!(!is_warning("kern  :warn  : [    9.1] vmw_pvrdma: loading out-of-tree module taints kernel."));
+        assert!(!is_warning("kern  :err   : [    9.1] virtio: whatever"));
+    }
+}

@@ -1,0 +1,35 @@
+//! The test cases that run in a pair of guests.
+
+mod case;
+mod connection;
+mod exchange;
+mod inventory;
+mod kernel_log;
+mod lifecycle;
+mod many;
+mod nvme;
+pub(crate) mod perftest;
+mod pingpong;
+mod runner;
+
+pub(crate) use case::Case;
+pub(crate) use runner::{Tally, causes, run_cases, run_single};
+
+use crate::pair::LinkKind;
+
+/// All cases for a link, in the order in which they run: what only looks first, what kills machines last.
+pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
+    let mut cases = Vec::new();
+    if kind == LinkKind::Pvrdma {
+        cases.extend(inventory::cases());
+    }
+    cases.extend(pingpong::cases());
+    cases.extend(perftest::cases());
+    cases.extend(connection::cases());
+    cases.extend(many::cases());
+    cases.extend(nvme::cases());
+    if kind == LinkKind::Pvrdma {
+        cases.extend(lifecycle::cases());
+    }
+    cases
+}

@@ -1,0 +1,275 @@
+//! Two guests, connected with each other.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
+
+use crate::bed::Bed;
+use crate::daemon::{Daemon, DaemonDevice};
+use crate::vm::{MemoryKind, Nic, NicModel, Vm, VmBuilder};
+
+/// How RDMA gets from one guest to the other.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum LinkKind {
+    /// Through our device.
+    Pvrdma,
+    /// `rdma_rxe` in both guests over virtio-net: what one has without our device.
+    Rxe,
+}
+
+/// An RDMA device that both guests have, and how its other end is named.
+#[derive(Clone, Debug)]
+pub(crate) struct Link {
+    /// Which device.
+    pub(crate) kind: LinkKind,
+    /// Name of the RDMA device in the guests.
+    pub(crate) device: &'static str,
+    /// The guests' addresses on its network.
+    pub(crate) ip: [&'static str; 2],
+    /// In each guest the index of the RoCE v2 GID with that address.
+    pub(crate) gid_index: [u32; 2],
+}
+
+/// What a pair is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct PairOptions {
+    /// Guests have our device beside vmxnet3.
+    pub(crate) pvrdma: bool,
+    /// Guests have virtio-net and `rdma_rxe` on it.
+    pub(crate) rxe: bool,
+    /// Memory of each guest.
+    pub(crate) memory_mib: u32,
+    /// Backing of guest memory.
+    pub(crate) memory_kind: MemoryKind,
+    /// Guests have an IOMMU.
+    pub(crate) iommu: bool,
+    /// More options of each device of the daemon.
+    pub(crate) device_options: String,
+}
+
+impl Default for PairOptions {
+    fn default() -> Self {
+        Self {
+            pvrdma: true,
+            rxe: true,
+            memory_mib: 1024,
+            memory_kind: MemoryKind::Shared,
+            iommu: false,
+            device_options: String::new(),
+        }
+    }
+}
+
+/// Two running guests, and the daemon between them.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    // Declared in the order in which they must be dropped: machines first.
+    vms: [Vm; 2],
+    daemon: Option<Daemon>,
+    bed: Bed,
+    options: PairOptions,
+    directory: TempDir,
+}
+
+impl Pair {
+    /// Boots both guests and brings their links up.
+    pub(crate) fn boot(bed: &Bed, options: &PairOptions) -> Result<Self> {
+        let directory = tempfile::Builder::new()
+            .prefix("guest-tests-")
+            .tempdir()
+            .context("cannot create a directory for the machines' sockets")?;
+        let daemon = if options.pvrdma {
+            let devices = [0, 1].map(|index| DaemonDevice {
+                name: format!("vm{index}"),
+                socket: socket(directory.path(), index),
+                mac: mac(NicModel::Vmxnet3, index),
+                options: options.device_options.clone(),
+            });
+            Some(Daemon::start(directory.path(), &devices)?)
+        } else {
+            None
+        };
+        let machine = |index| machine(bed, directory.path(), options, index).start();
+        let pair =
+            Self { vms: [machine(0)?, machine(1)?], daemon, bed: bed.clone(), options: options.clone(), directory };
+        for index in [0, 1] {
+            pair.vms[index].wait_boot()?;
+        }
+        for index in [0, 1] {
+            pair.set_up(index)?;
+        }
+        Ok(pair)
+    }
+
+    /// Guest a.
+    pub(crate) fn a(&self) -> &Vm {
+        &self.vms[0]
+    }
+
+    /// Guest b.
+    pub(crate) fn b(&self) -> &Vm {
+        &self.vms[1]
+    }
+
+    /// Both guests.
+    pub(crate) fn vms(&self) -> &[Vm; 2] {
+        &self.vms
+    }
+
+    /// The daemon, when the guests have its device.
+    pub(crate) fn daemon(&self) -> Option<&Daemon> {
+        self.daemon.as_ref()
+    }
+
+    /// Where sockets and logs are.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// Replaces a guest (killed or not) by a fresh one.
+    pub(crate) fn restart(&mut self, index: usize) -> Result<()> {
+        self.vms[index].kill();
+        self.vms[index] = machine(&self.bed, self.directory.path(), &self.options, index).boot()?;
+        self.set_up(index)
+    }
+
+    /// Reboots a guest and brings its links up again.
+    pub(crate) fn reboot(&self, index: usize) -> Result<()> {
+        self.vms[index].reboot()?;
+        self.set_up(index)
+    }
+
+    /// Loads drivers and sets addresses in a guest that has just booted.
+    fn set_up(&self, index: usize) -> Result<()> {
+        if self.options.pvrdma {
+            self.load_pvrdma(index)?;
+        }
+        if self.options.rxe {
+            let vm = &self.vms[index];
+            vm.run(&network_script("virtio_net", RXE_IP[index]))?;
+            vm.run("modprobe rdma_rxe && rdma link add rxe0 type rxe netdev $(cat /run/nic-virtio_net)")?;
+            wait_for_gid(vm, "rxe0", RXE_IP[index])?;
+        }
+        Ok(())
+    }
+
+    /// Loads vmxnet3 and then the driver, and waits for the port.
+    pub(crate) fn load_pvrdma(&self, index: usize) -> Result<()> {
+        let vm = &self.vms[index];
+        vm.run(&network_script("vmxnet3", PVRDMA_IP[index]))?;
+        vm.run("modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma")?;
+        wait_for_gid(vm, PVRDMA_DEVICE, PVRDMA_IP[index]).with_context(|| {
+            let log = self.daemon.as_ref().map(Daemon::log_tail).unwrap_or_default();
+            format!("the driver did not bring up its port; the daemon's log:\n{log}\n{}", vm.diagnosis())
+        })
+    }
+
+    /// A link, with the GID indices as they are now.
+    pub(crate) fn link(&self, kind: LinkKind) -> Result<Link> {
+        let (device, ip) = match kind {
+            LinkKind::Pvrdma => (PVRDMA_DEVICE, PVRDMA_IP),
+            LinkKind::Rxe => ("rxe0", RXE_IP),
+        };
+        Ok(Link {
+            kind,
+            device,
+            ip,
+            gid_index: [gid_index(&self.vms[0], device, ip[0])?, gid_index(&self.vms[1], device, ip[1])?],
+        })
+    }
+
+    /// Everything that helps to understand a failure.
+    pub(crate) fn diagnosis(&self) -> String {
+        let daemon = self.daemon.as_ref().map(Daemon::log_tail).unwrap_or_default();
+        format!("{}\n{}\n--- pvrdmad\n{daemon}", self.vms[0].diagnosis(), self.vms[1].diagnosis())
+    }
+}
+
+fn machine(bed: &Bed, directory: &Path, options: &PairOptions, index: usize) -> VmBuilder {
+    let mut builder = Vm::builder(bed, directory)
+        .name(NAMES[index])
+        .memory_mib(options.memory_mib)
+        .memory_kind(options.memory_kind)
+        .iommu(options.iommu)
+        .cpus(1);
+    let nic = |model: NicModel| {
+        let path = |index: usize| directory.join(format!("{}.net-{model:?}", NAMES[index]));
+        Nic { model, mac: mac(model, index), local: path(index), remote: path(1 - index) }
+    };
+    if options.pvrdma {
+        builder = builder.nic(nic(NicModel::Vmxnet3)).pvrdma_socket(&socket(directory, index));
+    }
+    if options.rxe {
+        builder = builder.nic(nic(NicModel::Virtio));
+    }
+    builder
+}
+
+fn socket(directory: &Path, index: usize) -> PathBuf {
+    directory.join(format!("{}.pvrdma", NAMES[index]))
+}
+
+fn mac(model: NicModel, index: usize) -> String {
+    let kind = match model {
+        NicModel::Vmxnet3 => 0,
+        NicModel::Virtio => 1,
+    };
+    format!("52:54:00:00:{kind:02x}:{:02x}", index + 1)
+}
+
+/// Loads a network driver, finds its interface (there is no udev, so names follow the order of loading) and sets it up.
+fn network_script(driver: &str, ip: &str) -> String {
+    format!(
+        "modprobe {driver} || exit
+         for path in /sys/class/net/*; do
+             case $(readlink $path/device/driver) in
+                 */{driver}) basename $path > /run/nic-{driver} ;;
+             esac
+         done
+         nic=$(cat /run/nic-{driver}) || exit
+         ip link set $nic up && ip addr replace {ip}/24 dev $nic"
+    )
+}
+
+/// An IPv4 address as the kernel prints it at the end of a GID.
+fn gid_tail(ip: &str) -> Result<String> {
+    let address: std::net::Ipv4Addr = ip.parse().with_context(|| format!("{ip} is no address"))?;
+    let [a, b, c, d] = address.octets();
+    Ok(format!("ffff:{a:02x}{b:02x}:{c:02x}{d:02x}"))
+}
+
+fn wait_for_gid(vm: &Vm, device: &str, ip: &str) -> Result<()> {
+    let tail = gid_tail(ip)?;
+    let ports = format!("/sys/class/infiniband/{device}/ports/1");
+    vm.wait_until(&format!("grep -qs ACTIVE {ports}/state && grep -qs {tail} {ports}/gids/*"), Duration::from_secs(30))
+        .with_context(|| format!("{device} in {} has no active port with the GID of {ip}", vm.name()))
+}
+
+fn gid_index(vm: &Vm, device: &str, ip: &str) -> Result<u32> {
+    let tail = gid_tail(ip)?;
+    let output = vm.run(&format!(
+        "cd /sys/class/infiniband/{device}/ports/1
+         for gid in $(grep -ls {tail} gids/*); do
+             index=${{gid#gids/}}
+             echo $index $(cat gid_attrs/types/$index)
+         done"
+    ))?;
+    // One address has two GIDs where both versions are on; the second version is what everybody uses.
+    let indices = |wanted: &str| {
+        output.lines().find_map(|line| {
+            let (index, kind) = line.split_once(' ')?;
+            (kind == wanted).then(|| index.parse::<u32>().ok())?
+        })
+    };
+    match indices("RoCE v2").or_else(|| indices("IB/RoCE v1")) {
+        Some(index) => Ok(index),
+        None => bail!("{device} in {} has no GID of {ip}:\n{output}", vm.name()),
+    }
+}
+
+const NAMES: [&str; 2] = ["a", "b"];
+const PVRDMA_DEVICE: &str = "vmw_pvrdma0";
+const PVRDMA_IP: [&str; 2] = ["192.168.77.1", "192.168.77.2"];
+const RXE_IP: [&str; 2] = ["192.168.78.1", "192.168.78.2"];

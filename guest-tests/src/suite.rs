@@ -1,0 +1,113 @@
+//! `test`: the workspace's own tests, then those in guests, and one line that counts them all.
+
+use std::io::{BufRead, BufReader};
+use std::process::{Command, ExitCode, Stdio};
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+
+use crate::bed::Bed;
+use crate::cli::TestOptions;
+use crate::daemon::{cargo, workspace_manifest};
+use crate::jobs::{self, Case, Tally, run_cases};
+use crate::pair::{LinkKind, PairOptions};
+
+/// Runs what is asked for; the exit code tells whether anything failed.
+pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
+    let kind = options.link.kind();
+    let cases: Vec<Case> = jobs::all(kind)
+        .into_iter()
+        .filter(|case| options.only.is_empty() || options.only.iter().any(|part| case.name.contains(part)))
+        .collect();
+    if options.list {
+        for case in &cases {
+            println!("{}", case.name);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let started = Instant::now();
+    let mut tally = Tally::default();
+    if options.only.is_empty() {
+        println!("== the workspace's tests");
+        tally.add(workspace_tests()?);
+        println!("      {:.1} s", started.elapsed().as_secs_f64());
+    }
+    if !options.no_vm {
+        println!("== tests in two guests");
+        tally.add(guest_tests(kind, &cases));
+    }
+    println!("      {:.1} s in all", started.elapsed().as_secs_f64());
+    print!("{} passed, {} failed", tally.passed, tally.failed);
+    if tally.skipped > 0 {
+        print!(", {} skipped", tally.skipped);
+    }
+    println!();
+    Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+fn guest_tests(kind: LinkKind, cases: &[Case]) -> Tally {
+    let bed = match Bed::build() {
+        Ok(bed) => bed,
+        Err(error) => {
+            println!("FAIL  the guest bed cannot be built: {}", jobs::causes(&error));
+            return Tally { failed: cases.len().max(1) as u64, ..Tally::default() };
+        }
+    };
+    let options =
+        PairOptions { pvrdma: kind == LinkKind::Pvrdma, rxe: kind == LinkKind::Rxe, ..PairOptions::default() };
+    run_cases(&bed, &options, kind, cases)
+}
+
+/// `cargo test`, with its output passed on and its result lines counted.
+fn workspace_tests() -> Result<Tally> {
+    let manifest = workspace_manifest().context("the workspace this program was built from is gone")?;
+    let mut child = Command::new(cargo())
+        .args(["test", "--workspace", "--release", "--no-fail-fast", "--manifest-path"])
+        .arg(manifest)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run cargo test")?;
+    let output = child.stdout.take().context("cargo test has no output")?;
+    let mut tally = Tally::default();
+    for line in BufReader::new(output).lines() {
+        let line = line.context("cannot read the output of cargo test")?;
+        println!("{line}");
+        tally.add(result_line(&line));
+    }
+    let status = child.wait().context("cannot wait for cargo test")?;
+    // A test program that does not compile, or crashes, has no result line.
+    if !status.success() && tally.failed == 0 {
+        println!("FAIL  cargo test ended with {status}");
+        tally.failed += 1;
+    }
+    Ok(tally)
+}
+
+/// What a `test result:` line of libtest counts; nothing for any other line.
+fn result_line(line: &str) -> Tally {
+    let Some((_, counts)) = line.strip_prefix("test result: ").and_then(|rest| rest.split_once(". ")) else {
+        return Tally::default();
+    };
+    let count = |what: &str| {
+        counts
+            .split(';')
+            .filter_map(|part| part.trim().split_once(' '))
+            .find(|(_, word)| *word == what)
+            .and_then(|(number, _)| number.parse().ok())
+            .unwrap_or(0)
+    };
+    Tally { passed: count("passed"), failed: count("failed"), skipped: count("ignored") }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn libtest_results_are_counted() {
+        let line = "test result: FAILED. 12 passed; 3 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.02s";
+        assert_eq!(result_line(line), Tally { passed: 12, failed: 3, skipped: 1 });
+        assert_eq!(result_line("running 3 tests"), Tally::default());
+    }
+}
