@@ -11,7 +11,7 @@ mod pin;
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use thiserror::Error;
@@ -41,7 +41,7 @@ pub enum DmaError {
         /// Octets.
         len: u64,
     },
-    /// The range is read-only or has no accessible memory behind it.
+    /// The range is read-only, has no accessible memory behind it, or the space is switched off.
     #[error("bus address {addr:#x} does not allow this access")]
     Denied {
         /// First address.
@@ -120,6 +120,8 @@ impl DmaRange {
 pub struct DmaSpace {
     id: SpaceId,
     ranges: RwLock<Vec<DmaRange>>,
+    /// Changed only with `ranges` locked for writing, so a view sees one value for its whole life.
+    enabled: AtomicBool,
     policy: PinPolicy,
     pins: Mutex<PinTable>,
 }
@@ -137,6 +139,7 @@ impl DmaSpace {
         Arc::new(Self {
             id: SpaceId(NEXT.fetch_add(1, Ordering::Relaxed)),
             ranges: RwLock::new(Vec::new()),
+            enabled: AtomicBool::new(true),
             policy,
             pins: Mutex::new(PinTable::default()),
         })
@@ -244,7 +247,22 @@ impl DmaSpace {
 
     /// Holds the map and lends it. The calling thread must not already hold a view of this space.
     pub fn view(&self) -> DmaView<'_> {
-        DmaView { id: self.id, ranges: self.ranges.read() }
+        let ranges = self.ranges.read();
+        DmaView { id: self.id, enabled: self.enabled.load(Ordering::Relaxed), ranges }
+    }
+
+    /// Switches all access off or on: a function whose bus mastering is off reaches no memory, whatever the map says. When
+    /// this returns, every view of the old setting is gone. The caller holds no view and no lock that a holder of a view may
+    /// want.
+    pub fn set_enabled(&self, enabled: bool) {
+        let ranges = self.ranges.write();
+        self.enabled.store(enabled, Ordering::Relaxed);
+        drop(ranges);
+    }
+
+    /// Whether access is switched on.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::Relaxed)
     }
 
     /// Waits until every view taken before this call is gone. The caller holds no view and no lock that a holder of a view
@@ -303,6 +321,7 @@ pub enum Direction {
 /// A held memory map.
 pub struct DmaView<'a> {
     id: SpaceId,
+    enabled: bool,
     ranges: RwLockReadGuard<'a, Vec<DmaRange>>,
 }
 
@@ -332,6 +351,9 @@ impl DmaView<'_> {
             return Err(unmapped);
         }
         let denied = DmaError::Denied { addr };
+        if !self.enabled {
+            return Err(denied);
+        }
         let backing = range.backing.as_ref().ok_or(denied)?;
         if direction == Direction::Write && !range.writable {
             return Err(denied);
@@ -520,6 +542,19 @@ mod tests {
         assert_eq!(view.update_u64(0x1008, |v| (v == 5).then_some(9)), Ok(5));
         assert_eq!(view.update_u64(0x1008, Some), Ok(9));
         assert!(view.update_u64(0x1004, Some).is_err());
+    }
+
+    #[test]
+    fn a_disabled_space_resolves_nothing() {
+        let space = DmaSpace::new(PinPolicy::Off);
+        space.map(range(0x1000, 0x1000)).unwrap();
+        space.set_enabled(false);
+        assert!(!space.is_enabled());
+        assert_eq!(space.view().write(0x1000, &[1]), Err(DmaError::Denied { addr: 0x1000 }));
+        assert_eq!(space.view().read(0x1000, &mut [0]), Err(DmaError::Denied { addr: 0x1000 }));
+        space.map(range(0x2000, 0x1000)).unwrap();
+        space.set_enabled(true);
+        assert!(space.view().write(0x2000, &[1]).is_ok());
     }
 
     #[test]
