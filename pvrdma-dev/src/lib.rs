@@ -1,5 +1,56 @@
-//! Placeholder; the device is on its way.
+//! The PVRDMA PCI function as a device model: what the Linux driver `vmw_pvrdma` talks to.
+//!
+//! A VMM makes a [`PvrdmaDevice`] with its guest's memory ([`rdma_backend::memory::DmaSpace`]), an [`InterruptSink`] and a
+//! backend, and drives it through [`PciFunction`]: configuration space, three BARs, reset. The crate knows no sockets, no
+//! vfio-user and no KVM.
+//!
+//! # Parts
+//!
+//! * Control plane: configuration space, registers, the device shared region, the command channel and the tables of
+//!   objects. All of it runs inside register writes, under one lock.
+//! * Data plane: doorbells, work queues, completion queues and event rings in guest memory. Doorbells take no lock of the
+//!   control plane; what they leave behind is done by [`PciFunction::run_deferred`], *which the VMM must call* after each
+//!   write to BAR 2: nothing is sent otherwise.
+//!
+//! # Rules that hold everywhere
+//!
+//! * What the guest wrote is copied once and then judged; an answer is either complete or an error that the ERR register,
+//!   the log and a counter show.
+//! * After a destroy command, a reset or the end of bus mastering nothing touches the memory concerned.
+//! * Code that asks the backend for something that waits (modify, destroy) holds no view of guest memory.
+//!
+//! # Not implemented
+//!
+//! Resizing of CQs (the driver never asks), multicast, VLANs, power management, saving and restoring state.
+//!
+//! Section numbers in comments are those of the project's PVRDMA interface specification.
 
+mod adapter;
+mod cmd;
+mod config;
+mod datapath;
+mod device;
+mod doorbell;
+mod dsr;
+mod error;
+mod events;
+mod intr;
+mod log_limit;
+mod objects;
+mod page_dir;
+mod pci;
 mod pci_function;
+mod regs;
+mod ring;
+mod spec;
+mod stats;
+#[cfg(test)]
+mod test_hca;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+mod uar;
 
+pub use config::{DeviceConfig, Limits};
+pub use device::PvrdmaDevice;
 pub use pci_function::{Bar, InterruptSink, PciFunction};
+pub use stats::{CommandCount, DeviceStatus, ObjectCounts, Phase};

@@ -1,0 +1,99 @@
+//! The adapter behind the PCI function: what commands and doorbells act on.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use rdma_backend::memory::DmaSpace;
+use rdma_backend::{Backend, DeviceContext, Hca, VerbsError};
+
+use crate::config::{DeviceConfig, Limits};
+use crate::doorbell::Deferred;
+use crate::events::EventHub;
+use crate::intr::Interrupts;
+use crate::log_limit::LogLimit;
+use crate::objects::Objects;
+use crate::spec::dsr::Caps;
+use crate::stats::Stats;
+use crate::uar::UarPages;
+
+/// Whether commands and doorbells are served: only while the device is active and may master the bus.
+#[derive(Debug, Default)]
+pub(crate) struct Gate {
+    active: AtomicBool,
+    bus_master: AtomicBool,
+}
+
+impl Gate {
+    pub(crate) fn is_open(&self) -> bool {
+        self.active.load(Ordering::Acquire) && self.bus_master.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn is_bus_master(&self) -> bool {
+        self.bus_master.load(Ordering::Acquire)
+    }
+
+    pub(crate) fn set_active(&self, active: bool) {
+        self.active.store(active, Ordering::Release);
+    }
+
+    pub(crate) fn set_bus_master(&self, enabled: bool) {
+        self.bus_master.store(enabled, Ordering::Release);
+    }
+}
+
+/// The adapter of one device.
+///
+/// Locks, outermost first: the control lock of the device, the tables and the GID set (never while the backend is called),
+/// a view of guest memory, a CQ, the event hub, an event ring, the interrupts.
+pub(crate) struct Adapter<H: Hca> {
+    pub(crate) config: DeviceConfig,
+    /// Limits in force.
+    pub(crate) limits: Limits,
+    /// The same as the guest sees them.
+    pub(crate) caps: Caps,
+    pub(crate) memory: Arc<DmaSpace>,
+    pub(crate) interrupts: Arc<Interrupts>,
+    pub(crate) hub: Arc<EventHub>,
+    pub(crate) hca: H,
+    pub(crate) objects: Objects<H>,
+    pub(crate) uar: UarPages,
+    pub(crate) deferred: Deferred<H>,
+    pub(crate) gate: Gate,
+    pub(crate) stats: Stats,
+    pub(crate) log: LogLimit,
+}
+
+impl<H: Hca> Adapter<H> {
+    /// Asks the backend for an adapter and makes empty tables for it.
+    pub(crate) fn new<B: Backend<Hca = H>>(
+        config: DeviceConfig,
+        memory: Arc<DmaSpace>,
+        interrupts: Arc<Interrupts>,
+        backend: &B,
+    ) -> Result<Self, VerbsError> {
+        let hub = EventHub::new(&config.name);
+        let hca = backend.attach(DeviceContext {
+            name: config.name.clone(),
+            mac: config.mac,
+            roce: config.roce,
+            memory: Arc::clone(&memory),
+            events: Arc::<EventHub>::clone(&hub),
+        })?;
+        let (limits, caps) = config.effective(&hca.limits())?;
+        Ok(Self {
+            objects: Objects::new(&limits),
+            uar: UarPages::new(limits.max_uar),
+            deferred: Deferred::new(),
+            gate: Gate::default(),
+            stats: Stats::default(),
+            log: LogLimit::new(),
+            config,
+            limits,
+            caps,
+            memory,
+            interrupts,
+            hub,
+            hca,
+        })
+    }
+}

@@ -1,0 +1,262 @@
+//! Attributes of QPs between the guest's structure and ours (sections 11.1 and 11.2).
+
+use rdma_backend::{Access, AddressVector, Gid, MacAddr, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, Qpn};
+
+use super::query::PORT;
+use crate::config::PKEYS;
+use crate::error::CmdError;
+use crate::spec::cmd::{AhAttr, Gid as WireGid, Grh, QpAttr, QpCap};
+
+/// `ah_flags`: there is a global route.
+const AH_GRH: u8 = 1;
+
+/// 20 bits.
+const FLOW_LABEL: u32 = 0x000f_ffff;
+
+/// Takes the attributes that the mask names; the others are garbage of the driver's stack and are not looked at.
+///
+/// A change to RESET or ERROR needs nothing else, and nothing else may stand in its way: the driver already believes in it
+/// (section 13 B4).
+pub(super) fn parse(
+    wire: &QpAttr,
+    mask: u32,
+    max_rd_atomic: u32,
+    gid_table: u32,
+) -> Result<(QpAttrs, QpAttrMask), CmdError> {
+    let mut attrs = QpAttrs::default();
+    let known = QpAttrMask::from_bits_truncate(mask);
+    let has = |bit| known.contains(bit);
+    if has(QpAttrMask::STATE) {
+        attrs.state = state(wire.qp_state)?;
+        if matches!(attrs.state, QpState::Reset | QpState::Error) {
+            return Ok((attrs, QpAttrMask::STATE));
+        }
+    }
+    if known.bits() != mask {
+        return Err(CmdError::Invalid("QP attribute mask", mask.into()));
+    }
+    if has(QpAttrMask::CUR_STATE) {
+        attrs.cur_state = state(wire.cur_qp_state)?;
+    }
+    if has(QpAttrMask::PATH_MTU) {
+        attrs.path_mtu =
+            Mtu::try_from(wire.path_mtu).map_err(|_| CmdError::Invalid("path MTU", wire.path_mtu.into()))?;
+    }
+    if has(QpAttrMask::PKEY_INDEX) {
+        attrs.pkey_index = below("P_Key index", wire.pkey_index, PKEYS)?;
+    }
+    if has(QpAttrMask::PORT) {
+        if wire.port_num != PORT {
+            return Err(CmdError::Invalid("port", wire.port_num.into()));
+        }
+        attrs.port_num = wire.port_num;
+    }
+    if has(QpAttrMask::MAX_QP_RD_ATOMIC) {
+        attrs.max_rd_atomic = depth(wire.max_rd_atomic, max_rd_atomic)?;
+    }
+    if has(QpAttrMask::MAX_DEST_RD_ATOMIC) {
+        attrs.max_dest_rd_atomic = depth(wire.max_dest_rd_atomic, max_rd_atomic)?;
+    }
+    if has(QpAttrMask::MIN_RNR_TIMER) {
+        attrs.min_rnr_timer = below("RNR timer", wire.min_rnr_timer, 32)?;
+    }
+    if has(QpAttrMask::TIMEOUT) {
+        attrs.timeout = below("timeout", wire.timeout, 32)?;
+    }
+    if has(QpAttrMask::RETRY_CNT) {
+        attrs.retry_cnt = below("retry count", wire.retry_cnt, 8)?;
+    }
+    if has(QpAttrMask::RNR_RETRY) {
+        attrs.rnr_retry = below("RNR retry count", wire.rnr_retry, 8)?;
+    }
+    if has(QpAttrMask::AV) {
+        attrs.av = address_vector(&wire.ah_attr, gid_table)?;
+    }
+    // These cannot be wrong; where the mask does not name them they stay unused.
+    attrs.qkey = wire.qkey;
+    attrs.rq_psn = Psn::new(wire.rq_psn);
+    attrs.sq_psn = Psn::new(wire.sq_psn);
+    attrs.dest_qpn = Qpn::new(wire.dest_qp_num);
+    attrs.access = Access::from_bits_truncate(wire.qp_access_flags);
+    attrs.en_sqd_async_notify = wire.en_sqd_async_notify != 0;
+    attrs.path_mig_state = wire.path_mig_state;
+    Ok((attrs, known))
+}
+
+fn state(value: u32) -> Result<QpState, CmdError> {
+    QpState::try_from(value).map_err(|_| CmdError::Invalid("QP state", value.into()))
+}
+
+fn below<T: Copy + PartialOrd + Into<u64>>(what: &'static str, value: T, limit: T) -> Result<T, CmdError> {
+    if value < limit { Ok(value) } else { Err(CmdError::Invalid(what, value.into())) }
+}
+
+fn depth(value: u8, limit: u32) -> Result<u8, CmdError> {
+    if u32::from(value) <= limit {
+        Ok(value)
+    } else {
+        Err(CmdError::Invalid("depth of reads and atomics", value.into()))
+    }
+}
+
+/// RoCE has no path without a global route. VLAN, LID and static rate mean nothing here.
+fn address_vector(wire: &AhAttr, gid_table: u32) -> Result<AddressVector, CmdError> {
+    if wire.ah_flags & AH_GRH == 0 {
+        return Err(CmdError::Invalid("address vector flags", wire.ah_flags.into()));
+    }
+    if u32::from(wire.grh.sgid_index) >= gid_table {
+        return Err(CmdError::Invalid("source GID index", wire.grh.sgid_index.into()));
+    }
+    Ok(AddressVector {
+        dgid: Gid(wire.grh.dgid.raw),
+        sgid_index: wire.grh.sgid_index,
+        flow_label: wire.grh.flow_label & FLOW_LABEL,
+        hop_limit: wire.grh.hop_limit,
+        traffic_class: wire.grh.traffic_class,
+        service_level: wire.sl,
+        dmac: MacAddr(wire.dmac),
+    })
+}
+
+/// All attributes as the guest reads them.
+pub(super) fn encode(attrs: &QpAttrs, caps: &QpCaps) -> QpAttr {
+    let &QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge } = caps;
+    let av = &attrs.av;
+    QpAttr {
+        qp_state: attrs.state as u32,
+        // The driver replaces it by the state anyway.
+        cur_qp_state: attrs.state as u32,
+        path_mtu: attrs.path_mtu as u32,
+        path_mig_state: attrs.path_mig_state,
+        qkey: attrs.qkey,
+        rq_psn: attrs.rq_psn.get(),
+        sq_psn: attrs.sq_psn.get(),
+        dest_qp_num: attrs.dest_qpn.get(),
+        qp_access_flags: attrs.access.bits(),
+        pkey_index: attrs.pkey_index,
+        en_sqd_async_notify: attrs.en_sqd_async_notify.into(),
+        sq_draining: attrs.sq_draining.into(),
+        max_rd_atomic: attrs.max_rd_atomic,
+        max_dest_rd_atomic: attrs.max_dest_rd_atomic,
+        min_rnr_timer: attrs.min_rnr_timer,
+        port_num: attrs.port_num,
+        timeout: attrs.timeout,
+        retry_cnt: attrs.retry_cnt,
+        rnr_retry: attrs.rnr_retry,
+        cap: QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge },
+        ah_attr: AhAttr {
+            grh: Grh {
+                dgid: WireGid { raw: av.dgid.0 },
+                flow_label: av.flow_label,
+                sgid_index: av.sgid_index,
+                hop_limit: av.hop_limit,
+                traffic_class: av.traffic_class,
+            },
+            sl: av.service_level,
+            ah_flags: if av.dgid.is_zero() { 0 } else { AH_GRH },
+            port_num: PORT,
+            dmac: av.dmac.0,
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const POISON: u32 = 0xdead_beef;
+
+    fn poisoned() -> QpAttr {
+        QpAttr {
+            qp_state: POISON,
+            cur_qp_state: POISON,
+            path_mtu: POISON,
+            pkey_index: 0xdead,
+            port_num: 0xff,
+            max_rd_atomic: 0xff,
+            max_dest_rd_atomic: 0xff,
+            min_rnr_timer: 0xff,
+            timeout: 0xff,
+            retry_cnt: 0xff,
+            rnr_retry: 0xff,
+            ..QpAttr::default()
+        }
+    }
+
+    fn parse_mask(wire: &QpAttr, mask: QpAttrMask) -> Result<(QpAttrs, QpAttrMask), CmdError> {
+        parse(wire, mask.bits(), 16, 256)
+    }
+
+    /// Conformance 23.
+    #[test]
+    fn unmasked_attributes_are_not_looked_at() {
+        let mut wire = poisoned();
+        assert!(parse_mask(&wire, QpAttrMask::empty()).is_ok());
+        wire.qp_state = 1;
+        wire.pkey_index = 0;
+        let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::QKEY;
+        assert_eq!(parse_mask(&wire, mask).unwrap().1, mask);
+        for bit in [
+            QpAttrMask::CUR_STATE,
+            QpAttrMask::PATH_MTU,
+            QpAttrMask::PORT,
+            QpAttrMask::MAX_QP_RD_ATOMIC,
+            QpAttrMask::MAX_DEST_RD_ATOMIC,
+            QpAttrMask::MIN_RNR_TIMER,
+            QpAttrMask::TIMEOUT,
+            QpAttrMask::RETRY_CNT,
+            QpAttrMask::RNR_RETRY,
+            QpAttrMask::AV,
+        ] {
+            assert!(parse_mask(&wire, mask | bit).is_err(), "{bit:?}");
+        }
+        assert!(parse(&wire, mask.bits() | 1 << 21, 16, 256).is_err());
+    }
+
+    #[test]
+    fn nothing_stands_in_the_way_of_reset_and_error() {
+        for (code, state) in [(0, QpState::Reset), (6, QpState::Error)] {
+            let wire = QpAttr { qp_state: code, ..poisoned() };
+            let (attrs, mask) = parse(&wire, u32::MAX, 16, 256).unwrap();
+            assert_eq!((attrs.state, mask), (state, QpAttrMask::STATE));
+        }
+        assert!(parse(&QpAttr { qp_state: 7, ..poisoned() }, 1, 16, 256).is_err());
+    }
+
+    #[test]
+    fn attributes_survive_the_round_trip() {
+        let wire = QpAttr {
+            qp_state: 2,
+            cur_qp_state: 2,
+            path_mtu: 5,
+            qkey: 0x8001_0000,
+            rq_psn: 0x00ab_cdef,
+            sq_psn: 0x0012_3456,
+            dest_qp_num: 0x11,
+            qp_access_flags: 0xe,
+            port_num: 1,
+            max_rd_atomic: 16,
+            max_dest_rd_atomic: 1,
+            min_rnr_timer: 12,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            ah_attr: AhAttr {
+                grh: Grh {
+                    dgid: WireGid { raw: [9; 16] },
+                    flow_label: 0xf_ffff,
+                    sgid_index: 3,
+                    hop_limit: 64,
+                    traffic_class: 8,
+                },
+                sl: 2,
+                ah_flags: 1,
+                port_num: 1,
+                dmac: [1, 2, 3, 4, 5, 6],
+            },
+            ..QpAttr::default()
+        };
+        let (attrs, _) = parse(&wire, 0x001f_ffff, 16, 256).unwrap();
+        assert_eq!(encode(&attrs, &QpCaps::default()), wire);
+    }
+}

@@ -1,0 +1,60 @@
+//! QUERY_PORT and QUERY_PKEY (sections 4.6 and 12).
+
+use rdma_backend::{Hca, PortState};
+
+use super::Answer;
+use crate::adapter::Adapter;
+use crate::config::PKEYS;
+use crate::error::CmdError;
+use crate::spec::cmd::{PortAttr, QueryPkey, QueryPkeyResp, QueryPort, QueryPortResp};
+
+/// The only port.
+pub(super) const PORT: u8 = 1;
+
+/// The default partition.
+const DEFAULT_PKEY: u16 = 0xffff;
+
+/// Connection manager supported, IP-based GIDs.
+const PORT_CAP_FLAGS: u32 = 0x0401_0000;
+const STATE_DOWN: u32 = 1;
+const STATE_ACTIVE: u32 = 4;
+const PHYS_DISABLED: u8 = 3;
+const PHYS_LINK_UP: u8 = 5;
+const WIDTH_4X: u8 = 2;
+const SPEED_QDR: u8 = 4;
+
+pub(super) fn port<H: Hca>(adapter: &Adapter<H>, request: &QueryPort) -> Result<Answer, CmdError> {
+    if request.port_num != PORT {
+        return Err(CmdError::Invalid("port", request.port_num.into()));
+    }
+    let port = adapter.hca.port();
+    let (state, phys_state) = match port.state {
+        PortState::Down => (STATE_DOWN, PHYS_DISABLED),
+        PortState::Active => (STATE_ACTIVE, PHYS_LINK_UP),
+    };
+    Ok(Answer::new(&QueryPortResp {
+        attrs: PortAttr {
+            state,
+            max_mtu: port.max_mtu as u32,
+            active_mtu: port.active_mtu as u32,
+            gid_tbl_len: adapter.limits.gid_table,
+            port_cap_flags: PORT_CAP_FLAGS,
+            max_msg_sz: port.max_message,
+            pkey_tbl_len: PKEYS,
+            max_vl_num: 1,
+            active_width: WIDTH_4X,
+            active_speed: SPEED_QDR,
+            phys_state,
+        },
+    }))
+}
+
+pub(super) fn pkey(request: &QueryPkey) -> Result<Answer, CmdError> {
+    if request.port_num != PORT {
+        return Err(CmdError::Invalid("port", request.port_num.into()));
+    }
+    if u16::from(request.index) >= PKEYS {
+        return Err(CmdError::Invalid("P_Key index", request.index.into()));
+    }
+    Ok(Answer::new(&QueryPkeyResp { pkey: DEFAULT_PKEY }))
+}

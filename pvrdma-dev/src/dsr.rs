@@ -1,0 +1,87 @@
+//! The handshake: reading and checking the device shared region, answering with the capabilities (section 2.2).
+
+use std::sync::Arc;
+
+use rdma_backend::memory::{Direction, DmaError, DmaView, PageList};
+
+use crate::error::HandshakeError;
+use crate::events::EventRings;
+use crate::intr::Interrupts;
+use crate::page_dir::{check_mapped, read_page_directory};
+use crate::spec::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
+use crate::spec::dsr::{CAPS_OFFSET, Caps, RingPages, SharedRegion};
+use crate::spec::layout::Wire;
+
+/// Most pages an event ring may have: one table.
+const MAX_RING_PAGES: u32 = 512;
+
+/// Alignment of the region and the slots; in practice they are pages.
+const ALIGNMENT: u64 = 8;
+
+/// What the device keeps of a handshake.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Session {
+    /// Bus address of the command slot.
+    pub(crate) command_slot: u64,
+    /// Bus address of the response slot.
+    pub(crate) response_slot: u64,
+    /// Guest page number of BAR 2.
+    pub(crate) uar_pfn: u64,
+    /// The version both sides speak (section 2.3).
+    pub(crate) version: u32,
+}
+
+/// Reads the region at `address`, checks everything in it and, if all is well, writes the capabilities: nothing else in
+/// the region is ever written. Nothing is left behind on failure.
+pub(crate) fn handshake(
+    view: &DmaView<'_>,
+    address: u64,
+    version: u32,
+    caps: &Caps,
+    interrupts: &Arc<Interrupts>,
+) -> Result<(Session, EventRings), HandshakeError> {
+    let memory = |what| move |error: DmaError| HandshakeError::Memory(what, error);
+    aligned("shared region", address)?;
+    let mut bytes = [0; SharedRegion::SIZE];
+    view.read(address, &mut bytes).map_err(memory("shared region"))?;
+    let region = SharedRegion::get(&bytes);
+    if region.driver_version == 0 && region.cmd_slot_dma == 0 && region.resp_slot_dma == 0 {
+        return Err(HandshakeError::PrivateMemory);
+    }
+    aligned("command slot", region.cmd_slot_dma)?;
+    aligned("response slot", region.resp_slot_dma)?;
+    view.slice(region.cmd_slot_dma, REQUEST_SIZE, Direction::Read).map_err(memory("command slot"))?;
+    view.slice(region.resp_slot_dma, RESPONSE_SIZE, Direction::Write).map_err(memory("response slot"))?;
+    let events = ring_pages(view, "asynchronous event ring", region.async_ring_pages)?;
+    let notifications = ring_pages(view, "CQ notification ring", region.cq_ring_pages)?;
+    let rings = EventRings::new(events, notifications, Arc::clone(interrupts))?;
+    let mut answer = [0; Caps::SIZE];
+    caps.put(&mut answer);
+    // `address` was readable to its end, so this does not overflow. In one piece, or a failure could leave half of it.
+    let at = address.wrapping_add(CAPS_OFFSET);
+    view.slice(at, Caps::SIZE, Direction::Write).map_err(memory("capabilities"))?.copy_from(&answer);
+    let session = Session {
+        command_slot: region.cmd_slot_dma,
+        response_slot: region.resp_slot_dma,
+        uar_pfn: region.uar_pfn64,
+        version: version.min(region.driver_version),
+    };
+    Ok((session, rings))
+}
+
+const fn aligned(what: &'static str, address: u64) -> Result<(), HandshakeError> {
+    if address == 0 || !address.is_multiple_of(ALIGNMENT) {
+        return Err(HandshakeError::Misaligned(what, address));
+    }
+    Ok(())
+}
+
+fn ring_pages(view: &DmaView<'_>, what: &'static str, ring: RingPages) -> Result<PageList, HandshakeError> {
+    if !(2..=MAX_RING_PAGES).contains(&ring.num_pages) {
+        return Err(HandshakeError::RingPages(what, ring.num_pages));
+    }
+    let pages =
+        read_page_directory(view, ring.pdir_dma, ring.num_pages).map_err(|e| HandshakeError::Memory(what, e))?;
+    check_mapped(view, &pages, Direction::Write).map_err(|e| HandshakeError::Memory(what, e))?;
+    Ok(pages)
+}

@@ -1,0 +1,135 @@
+//! Why the guest's requests are refused, and the one place where that becomes a number for the guest.
+
+use rdma_backend::VerbsError;
+use rdma_backend::memory::{DmaError, PinError};
+use thiserror::Error;
+
+use crate::ring::RingShapeError;
+use crate::spec::cmd::Opcode;
+
+/// Numbers for the ERR register: any value but 0 is a failure to the driver, which logs it (section 4.2).
+mod errno {
+    pub(super) const ENOENT: u8 = 2;
+    pub(super) const EIO: u8 = 5;
+    pub(super) const ENOMEM: u8 = 12;
+    pub(super) const EACCES: u8 = 13;
+    pub(super) const EFAULT: u8 = 14;
+    pub(super) const EBUSY: u8 = 16;
+    pub(super) const ENODEV: u8 = 19;
+    pub(super) const EINVAL: u8 = 22;
+    pub(super) const ENOSPC: u8 = 28;
+    pub(super) const ENOSYS: u8 = 38;
+}
+
+/// Why a command is refused.
+#[derive(Debug, Error)]
+pub(crate) enum CmdError {
+    /// There is no such command.
+    #[error("unknown {0}")]
+    Unknown(Opcode),
+    /// A handle names nothing.
+    #[error("no {0} {1}")]
+    NoSuch(&'static str, u32),
+    /// A parameter is out of its range.
+    #[error("invalid {0}: {1:#x}")]
+    Invalid(&'static str, u64),
+    /// A parameter does not fit another object's owner.
+    #[error("{0} belongs to another context")]
+    Foreign(&'static str),
+    /// Something exists already.
+    #[error("{0} is taken")]
+    Taken(&'static str),
+    /// A table is full or a budget used up.
+    #[error("no room for another {0}")]
+    NoRoom(&'static str),
+    /// Guest memory could not be reached.
+    #[error(transparent)]
+    Memory(#[from] DmaError),
+    /// A ring does not fit its pages.
+    #[error(transparent)]
+    Shape(#[from] RingShapeError),
+    /// The adapter refused.
+    #[error(transparent)]
+    Verbs(#[from] VerbsError),
+}
+
+impl CmdError {
+    /// The number for ERR, or for `err` of a MODIFY_QP response. Never 0.
+    pub(crate) const fn code(&self) -> u8 {
+        match self {
+            Self::Unknown(_) => errno::ENOSYS,
+            Self::NoSuch(..) => errno::ENOENT,
+            Self::Invalid(..) | Self::Shape(_) => errno::EINVAL,
+            Self::Foreign(_) => errno::EACCES,
+            Self::Taken(_) => errno::EBUSY,
+            Self::NoRoom(_) => errno::ENOSPC,
+            Self::Memory(_) => errno::EFAULT,
+            Self::Verbs(error) => match error {
+                VerbsError::Exhausted(_) => errno::ENOMEM,
+                VerbsError::Invalid(_) | VerbsError::Transition(_) => errno::EINVAL,
+                VerbsError::Unsupported(_) => errno::ENOSYS,
+                VerbsError::InUse(_) => errno::EBUSY,
+                VerbsError::Gone => errno::ENOENT,
+                VerbsError::Memory(_) => errno::EFAULT,
+                VerbsError::Host(_) => errno::EIO,
+            },
+        }
+    }
+}
+
+/// Why a DSR is not accepted (section 2.2).
+#[derive(Debug, Error)]
+pub(crate) enum HandshakeError {
+    /// It or a slot is not aligned.
+    #[error("{0} at {1:#x} is not aligned")]
+    Misaligned(&'static str, u64),
+    /// Guest memory could not be reached.
+    #[error("{0}: {1}")]
+    Memory(&'static str, DmaError),
+    /// We see zeros where the driver wrote.
+    #[error("the shared region is empty: the guest's memory is private to the VMM (it needs share=on)")]
+    PrivateMemory,
+    /// A ring has too few or too many pages.
+    #[error("{0} of {1} pages")]
+    RingPages(&'static str, u32),
+    /// A ring cannot be made.
+    #[error(transparent)]
+    Shape(#[from] RingShapeError),
+}
+
+/// Why a write to CTL or REQUEST fails.
+#[derive(Debug, Error)]
+pub(crate) enum RegisterError {
+    /// There is no accepted DSR, or the device is not active.
+    #[error("the device is not {0}")]
+    NotReady(&'static str),
+    /// Bus mastering is off.
+    #[error("bus mastering is off")]
+    Masked,
+    /// No such function.
+    #[error("unknown control {0:#x}")]
+    Control(u32),
+    /// Guest memory is not resident as promised.
+    #[error(transparent)]
+    Pin(#[from] PinError),
+    /// The command was refused.
+    #[error("{0} refused: {1}")]
+    Command(Opcode, CmdError),
+    /// The command slot cannot be read.
+    #[error("command slot: {0}")]
+    Slot(DmaError),
+}
+
+impl RegisterError {
+    /// The number for ERR. Never 0.
+    pub(crate) const fn code(&self) -> u8 {
+        match self {
+            Self::NotReady(_) => errno::ENODEV,
+            Self::Masked => errno::EIO,
+            Self::Control(_) => errno::EINVAL,
+            Self::Pin(_) => errno::ENOMEM,
+            Self::Command(_, error) => error.code(),
+            Self::Slot(_) => errno::EFAULT,
+        }
+    }
+}

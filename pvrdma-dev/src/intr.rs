@@ -1,0 +1,280 @@
+//! Interrupts: the mask and cause registers, MSI-X or the legacy line, and the bus-master gate (section 1.3).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+
+use crate::pci_function::InterruptSink;
+
+/// Number of vectors.
+pub(crate) const VECTORS: u16 = 3;
+
+/// What an interrupt says.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Vector {
+    /// A command was answered.
+    Response,
+    /// The asynchronous event ring has entries.
+    Async,
+    /// The CQ notification ring has entries.
+    Completion,
+}
+
+impl Vector {
+    const ALL: [Self; VECTORS as usize] = [Self::Response, Self::Async, Self::Completion];
+
+    const fn number(self) -> u16 {
+        match self {
+            Self::Response => 0,
+            Self::Async => 1,
+            Self::Completion => 2,
+        }
+    }
+
+    const fn cause(self) -> u32 {
+        1 << self.number()
+    }
+}
+
+#[derive(Debug)]
+struct State {
+    /// IMR: a set bit holds its cause back.
+    mask: u32,
+    /// ICR: only ever bit 0, because the driver's legacy handler takes nothing but the exact value 1.
+    cause: u32,
+    /// Causes that arrived while IMR held them back.
+    held: u32,
+    bus_master: bool,
+    msix: bool,
+    /// The function has an interrupt pin.
+    pin: bool,
+    /// Interrupt Disable of the command register.
+    line_disabled: bool,
+    /// Level that the sink was told last.
+    asserted: bool,
+}
+
+/// The interrupt side of the function. Its lock is held while the sink is called, so that no interrupt leaves after the
+/// call that forbids it has returned; the sink must not call back into the device.
+pub(crate) struct Interrupts {
+    sink: Arc<dyn InterruptSink>,
+    state: Mutex<State>,
+    raised: [AtomicU64; VECTORS as usize],
+}
+
+impl std::fmt::Debug for Interrupts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Interrupts").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Interrupts {
+    /// As after power-on: everything masked, bus mastering off. `pin` tells whether the function has an interrupt pin.
+    pub(crate) fn new(sink: Arc<dyn InterruptSink>, pin: bool) -> Arc<Self> {
+        let state = State {
+            mask: u32::MAX,
+            cause: 0,
+            held: 0,
+            bus_master: false,
+            msix: false,
+            pin,
+            line_disabled: false,
+            asserted: false,
+        };
+        Arc::new(Self { sink, state: Mutex::new(state), raised: [const { AtomicU64::new(0) }; VECTORS as usize] })
+    }
+
+    /// Signals a vector, if the guest lets it through.
+    pub(crate) fn raise(&self, vector: Vector) {
+        let mut state = self.state.lock();
+        if !state.bus_master {
+            return;
+        }
+        if state.mask & vector.cause() != 0 {
+            // A response that nobody waited for must not complete the next command (section 4.5); the rings' causes
+            // are kept, or a masked moment would lose a wake-up.
+            if vector != Vector::Response {
+                state.held |= vector.cause();
+            }
+            return;
+        }
+        self.deliver(&mut state, vector);
+    }
+
+    fn deliver(&self, state: &mut State, vector: Vector) {
+        if let Some(count) = self.raised.get(usize::from(vector.number())) {
+            count.fetch_add(1, Ordering::Relaxed);
+        }
+        if state.msix {
+            self.sink.msix(vector.number());
+        } else if vector == Vector::Response {
+            state.cause = vector.cause();
+            self.update_line(state);
+        }
+    }
+
+    fn update_line(&self, state: &mut State) {
+        let level = state.pin && !state.msix && !state.line_disabled && state.cause != 0;
+        if level != state.asserted {
+            state.asserted = level;
+            self.sink.intx(level);
+        }
+    }
+
+    /// IMR.
+    pub(crate) fn mask(&self) -> u32 {
+        self.state.lock().mask
+    }
+
+    /// Sets IMR and delivers what it no longer holds back.
+    pub(crate) fn set_mask(&self, mask: u32) {
+        let mut state = self.state.lock();
+        state.mask = mask;
+        for vector in Vector::ALL {
+            if state.held & !mask & vector.cause() != 0 && state.bus_master {
+                state.held &= !vector.cause();
+                self.deliver(&mut state, vector);
+            }
+        }
+    }
+
+    /// Reads ICR, which clears it and takes the line back.
+    pub(crate) fn take_cause(&self) -> u32 {
+        let mut state = self.state.lock();
+        let cause = std::mem::take(&mut state.cause);
+        self.update_line(&mut state);
+        cause
+    }
+
+    /// Whether a legacy interrupt is pending, for the status register.
+    pub(crate) fn is_pending(&self) -> bool {
+        let state = self.state.lock();
+        state.pin && state.cause != 0
+    }
+
+    /// Bus Master Enable.
+    pub(crate) fn set_bus_master(&self, enabled: bool) {
+        let mut state = self.state.lock();
+        state.bus_master = enabled;
+        if !enabled {
+            state.cause = 0;
+            self.update_line(&mut state);
+        }
+    }
+
+    /// MSI-X Enable.
+    pub(crate) fn set_msix(&self, enabled: bool) {
+        let mut state = self.state.lock();
+        state.msix = enabled;
+        self.update_line(&mut state);
+    }
+
+    /// Interrupt Disable.
+    pub(crate) fn set_line_disabled(&self, disabled: bool) {
+        let mut state = self.state.lock();
+        state.line_disabled = disabled;
+        self.update_line(&mut state);
+    }
+
+    /// What CTL=RESET does: everything masked, nothing pending. The configuration stays.
+    pub(crate) fn reset(&self) {
+        let mut state = self.state.lock();
+        state.mask = u32::MAX;
+        state.held = 0;
+        state.cause = 0;
+        self.update_line(&mut state);
+    }
+
+    /// How often each vector was raised.
+    pub(crate) fn counts(&self) -> [u64; VECTORS as usize] {
+        self.raised.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_hca::RecordingSink;
+
+    fn interrupts(pin: bool) -> (Arc<RecordingSink>, Arc<Interrupts>) {
+        let sink = Arc::new(RecordingSink::default());
+        let interrupts = Interrupts::new(Arc::clone(&sink) as Arc<dyn InterruptSink>, pin);
+        (sink, interrupts)
+    }
+
+    fn enabled_msix() -> (Arc<RecordingSink>, Arc<Interrupts>) {
+        let (sink, interrupts) = interrupts(false);
+        interrupts.set_bus_master(true);
+        interrupts.set_msix(true);
+        interrupts.set_mask(0);
+        (sink, interrupts)
+    }
+
+    fn raise_all(interrupts: &Interrupts) {
+        for vector in Vector::ALL {
+            interrupts.raise(vector);
+        }
+    }
+
+    /// Conformance 13.
+    #[test]
+    fn the_mask_holds_all_three_back() {
+        let (sink, interrupts) = enabled_msix();
+        interrupts.set_mask(u32::MAX);
+        raise_all(&interrupts);
+        assert!(sink.take().is_empty());
+        interrupts.set_mask(0);
+        assert_eq!(sink.take(), ["msix 1", "msix 2"], "ring causes are not lost, a stale response is");
+        interrupts.set_mask(0);
+        assert!(sink.take().is_empty());
+        raise_all(&interrupts);
+        assert_eq!(sink.take(), ["msix 0", "msix 1", "msix 2"]);
+        assert_eq!(interrupts.counts(), [1, 2, 2]);
+    }
+
+    /// Conformance 12, the interrupt half.
+    #[test]
+    fn no_interrupt_without_bus_mastering() {
+        let (sink, interrupts) = enabled_msix();
+        interrupts.set_bus_master(false);
+        raise_all(&interrupts);
+        interrupts.set_bus_master(true);
+        assert!(sink.take().is_empty());
+        interrupts.raise(Vector::Async);
+        assert_eq!(sink.take(), ["msix 1"]);
+    }
+
+    /// Conformance 14: only the response is reported, as exactly 1, and reading takes the line back.
+    #[test]
+    fn the_legacy_line() {
+        let (sink, interrupts) = interrupts(true);
+        interrupts.set_bus_master(true);
+        interrupts.set_mask(0);
+        raise_all(&interrupts);
+        assert_eq!(sink.take(), ["intx true"]);
+        assert!(interrupts.is_pending());
+        assert_eq!(interrupts.take_cause(), 1);
+        assert_eq!(interrupts.take_cause(), 0);
+        assert_eq!(sink.take(), ["intx false"]);
+        interrupts.raise(Vector::Response);
+        interrupts.set_line_disabled(true);
+        assert_eq!(sink.take(), ["intx true", "intx false"]);
+        interrupts.set_line_disabled(false);
+        interrupts.set_msix(true);
+        assert_eq!(sink.take(), ["intx true", "intx false"]);
+        interrupts.reset();
+        interrupts.set_msix(false);
+        assert!(sink.take().is_empty());
+    }
+
+    #[test]
+    fn a_function_without_pin_never_touches_the_line() {
+        let (sink, interrupts) = interrupts(false);
+        interrupts.set_bus_master(true);
+        interrupts.set_mask(0);
+        interrupts.raise(Vector::Response);
+        assert!(sink.take().is_empty());
+        assert_eq!(interrupts.take_cause(), 1);
+    }
+}

@@ -1,0 +1,20 @@
+//! A completion queue.
+
+use std::sync::Arc;
+
+use rdma_backend::Hca;
+
+use super::Charge;
+use crate::datapath::CqRing;
+
+/// A completion queue: the guest's ring and the adapter's producer for it.
+pub(crate) struct Cq<H: Hca> {
+    /// Handle of its context, or the kernel.
+    pub(crate) owner: u32,
+    /// The ring.
+    pub(crate) ring: Arc<CqRing>,
+    /// The adapter's object.
+    pub(crate) verbs: H::Cq,
+    /// Room for its pages.
+    pub(crate) _charge: Charge,
+}

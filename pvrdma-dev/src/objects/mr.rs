@@ -1,0 +1,17 @@
+//! A memory region.
+
+use std::sync::Arc;
+
+use rdma_backend::Hca;
+
+use super::{Charge, Pd};
+
+/// A memory region; its pages are the adapter's.
+pub(crate) struct Mr<H: Hca> {
+    /// Its protection domain.
+    pub(crate) pd: Arc<Pd<H>>,
+    /// The adapter's object.
+    pub(crate) verbs: H::Mr,
+    /// Room for its pages.
+    pub(crate) _charge: Charge,
+}

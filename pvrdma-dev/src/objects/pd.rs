@@ -1,0 +1,13 @@
+//! A protection domain.
+
+use rdma_backend::Hca;
+
+/// A protection domain and whose it is.
+pub(crate) struct Pd<H: Hca> {
+    /// Its handle.
+    pub(crate) handle: u32,
+    /// Handle of its context, or the kernel.
+    pub(crate) owner: u32,
+    /// The adapter's object.
+    pub(crate) verbs: H::Pd,
+}

@@ -1,0 +1,34 @@
+//! A queue pair.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+use rdma_backend::{Hca, QpCaps};
+
+use super::{Charge, Cq, Pd, Srq};
+
+/// Handle of the general services QP. Versions before 20 need handle and number to be equal, and its number is 1.
+pub(crate) const GSI_HANDLE: u32 = 1;
+
+/// First handle of the other QPs: 0 means "none" to the user library.
+pub(crate) const FIRST_HANDLE: u32 = 2;
+
+/// A queue pair; its rings are the adapter's.
+pub(crate) struct Qp<H: Hca> {
+    /// Its protection domain.
+    pub(crate) pd: Arc<Pd<H>>,
+    /// Where its sends complete.
+    pub(crate) send_cq: Arc<Cq<H>>,
+    /// Where its receives complete.
+    pub(crate) recv_cq: Arc<Cq<H>>,
+    /// Where its receives come from, if not from its own ring.
+    pub(crate) srq: Option<Arc<Srq<H>>>,
+    /// The adapter's object.
+    pub(crate) verbs: H::Qp,
+    /// Sizes as created.
+    pub(crate) caps: QpCaps,
+    /// Doorbells that were not passed on yet, see [`crate::doorbell`].
+    pub(crate) rung: AtomicU8,
+    /// Room for its pages.
+    pub(crate) _charge: Charge,
+}

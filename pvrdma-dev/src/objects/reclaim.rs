@@ -1,0 +1,136 @@
+//! Ending objects. A destroy command never fails because something still uses the object: the driver frees its memory
+//! whatever we answer (sections 3.5 and 4.4), so what depends on an object ends with it or is cut off from it.
+//!
+//! Everything here waits for users of guest memory: the caller holds no view.
+
+use std::sync::Arc;
+
+use rdma_backend::{Hca, MemoryRegion, QpAttrMask, QpAttrs, QpState, QueuePair, SharedReceiveQueue};
+
+use super::{Cq, Qp, Srq};
+use crate::adapter::Adapter;
+use crate::error::CmdError;
+
+impl<H: Hca> Adapter<H> {
+    /// Ends a QP. Its rings and the memory of its requests are not touched any more and no completion of it appears.
+    pub(crate) fn end_qp(&self, handle: u32) -> Result<(), CmdError> {
+        let table = &self.objects.qps;
+        let qp = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        qp.verbs.destroy();
+        self.deferred.forget_qp(&qp);
+        Ok(())
+    }
+
+    /// Ends an SRQ. QPs that still use it go to their error state.
+    pub(crate) fn end_srq(&self, handle: u32) -> Result<(), CmdError> {
+        let table = &self.objects.srqs;
+        let srq = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        let uses = |qp: &Qp<H>| qp.srq.as_ref().is_some_and(|other| Arc::ptr_eq(other, &srq));
+        self.fail_qps(Arc::strong_count(&srq), uses);
+        self.end_srq_object(&srq);
+        Ok(())
+    }
+
+    fn end_srq_object(&self, srq: &Arc<Srq<H>>) {
+        srq.verbs.destroy();
+        self.deferred.forget_srq(srq);
+    }
+
+    /// Ends a CQ. QPs that still complete to it go to their error state, silently: the ring is dead before they flush.
+    pub(crate) fn end_cq(&self, handle: u32) -> Result<(), CmdError> {
+        let table = &self.objects.cqs;
+        let cq = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        cq.ring.shut();
+        let is = |other: &Arc<Cq<H>>| Arc::ptr_eq(other, &cq);
+        self.fail_qps(Arc::strong_count(&cq), |qp| is(&qp.send_cq) || is(&qp.recv_cq));
+        // A thread that found the ring open may still be writing its entry.
+        self.memory.barrier();
+        Ok(())
+    }
+
+    /// Moves QPs to their error state. `owners` counts who holds what they use: one is the caller, more are QPs.
+    fn fail_qps(&self, owners: usize, uses: impl Fn(&Qp<H>) -> bool) {
+        if owners <= 1 {
+            return;
+        }
+        let attrs = QpAttrs { state: QpState::Error, ..QpAttrs::default() };
+        for handle in self.objects.qps.handles(uses) {
+            if let Some(qp) = self.objects.qps.get(handle)
+                && let Err(error) = qp.verbs.modify(&attrs, QpAttrMask::STATE)
+            {
+                self.log.warn(&self.config.name, format_args!("QP {handle} does not stop: {error}"));
+            }
+        }
+    }
+
+    /// Ends a registration.
+    pub(crate) fn end_mr(&self, handle: u32) -> Result<(), CmdError> {
+        let table = &self.objects.mrs;
+        let mr = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        mr.verbs.destroy();
+        Ok(())
+    }
+
+    /// Ends a protection domain and everything in it.
+    pub(crate) fn end_pd(&self, handle: u32) -> Result<(), CmdError> {
+        let table = &self.objects.pds;
+        let pd = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        if Arc::strong_count(&pd) > 1 {
+            // Only removed handles fail, and these were just listed; the order is users before used.
+            for qp in self.objects.qps.handles(|qp| Arc::ptr_eq(&qp.pd, &pd)) {
+                let _ = self.end_qp(qp);
+            }
+            for srq in self.objects.srqs.handles(|srq| Arc::ptr_eq(&srq.pd, &pd)) {
+                let _ = self.end_srq(srq);
+            }
+            for mr in self.objects.mrs.handles(|mr| Arc::ptr_eq(&mr.pd, &pd)) {
+                let _ = self.end_mr(mr);
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends a context and everything it owns. Its doorbell page is dead until it is bound again.
+    pub(crate) fn end_context(&self, handle: u32) -> Result<(), CmdError> {
+        let table = &self.objects.contexts;
+        let context = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        self.uar.unbind(context.uar_page);
+        for pd in self.objects.pds.handles(|pd| pd.owner == handle) {
+            let _ = self.end_pd(pd);
+        }
+        for cq in self.objects.cqs.handles(|cq| cq.owner == handle) {
+            let _ = self.end_cq(cq);
+        }
+        Ok(())
+    }
+
+    /// Ends everything. When this returns nothing touches guest memory and no interrupt is raised (section 3.1).
+    pub(crate) fn end_all(&self) {
+        self.deferred.clear();
+        for qp in self.objects.qps.drain() {
+            qp.verbs.destroy();
+        }
+        for srq in self.objects.srqs.drain() {
+            srq.verbs.destroy();
+        }
+        for cq in self.objects.cqs.drain() {
+            cq.ring.shut();
+        }
+        for mr in self.objects.mrs.drain() {
+            mr.verbs.destroy();
+        }
+        drop(self.objects.pds.drain());
+        for context in self.objects.contexts.drain() {
+            self.uar.unbind(context.uar_page);
+        }
+        let bound = self.objects.gids.lock().drain();
+        for index in bound {
+            self.hca.unbind_gid(index);
+        }
+        // A doorbell that was under way may have left something behind.
+        self.deferred.clear();
+        self.hub.remove();
+        self.interrupts.reset();
+        self.memory.barrier();
+    }
+}

@@ -1,0 +1,24 @@
+//! A shared receive queue.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU8;
+
+use rdma_backend::Hca;
+
+use super::{Charge, Pd};
+
+/// A shared receive queue; its ring is the adapter's.
+pub(crate) struct Srq<H: Hca> {
+    /// Its protection domain.
+    pub(crate) pd: Arc<Pd<H>>,
+    /// The adapter's object.
+    pub(crate) verbs: H::Srq,
+    /// Size in requests.
+    pub(crate) max_wr: u32,
+    /// SGEs per request.
+    pub(crate) max_sge: u32,
+    /// Doorbells that were not passed on yet, see [`crate::doorbell`].
+    pub(crate) rung: AtomicU8,
+    /// Room for its pages.
+    pub(crate) _charge: Charge,
+}

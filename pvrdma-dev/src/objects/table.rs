@@ -1,0 +1,182 @@
+//! Handle tables.
+//!
+//! Handles are given out round-robin through the whole table: the driver clears its own slot of a destroyed object only
+//! after the command, so a handle that came back at once could lose its new object (section 2.5).
+
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+
+/// Objects by handle. Look-ups come from any thread; changes from the control plane only, which is one at a time.
+#[derive(Debug)]
+pub(crate) struct HandleTable<T> {
+    /// What it holds, for messages.
+    what: &'static str,
+    /// First handle given out.
+    first: u32,
+    /// First handle that does not exist.
+    end: u32,
+    inner: RwLock<Inner<T>>,
+}
+
+#[derive(Debug)]
+struct Inner<T> {
+    /// Grows as handles are used for the first time.
+    slots: Vec<Option<Arc<T>>>,
+    next: u32,
+    live: u32,
+    /// How often the table was gone through, counting a [`HandleTable::drain`] as once.
+    rounds: u32,
+}
+
+/// A free handle.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Vacancy {
+    /// The handle.
+    pub(crate) handle: u32,
+    /// Differs from the last use of the same handle.
+    pub(crate) round: u32,
+}
+
+impl<T> HandleTable<T> {
+    /// A table of the handles `first..end`.
+    pub(crate) const fn new(what: &'static str, first: u32, end: u32) -> Self {
+        Self { what, first, end, inner: RwLock::new(Inner { slots: Vec::new(), next: first, live: 0, rounds: 0 }) }
+    }
+
+    /// What it holds.
+    pub(crate) const fn what(&self) -> &'static str {
+        self.what
+    }
+
+    /// The next handle to use, `None` when all are taken.
+    pub(crate) fn vacancy(&self) -> Option<Vacancy> {
+        let inner = self.inner.read();
+        let free = |handle: &u32| inner.at(*handle).is_none();
+        (inner.next..self.end).find(free).map(|handle| Vacancy { handle, round: inner.rounds }).or_else(|| {
+            let round = inner.rounds.wrapping_add(1);
+            (self.first..inner.next).find(free).map(|handle| Vacancy { handle, round })
+        })
+    }
+
+    /// Fills a vacancy.
+    pub(crate) fn insert(&self, vacancy: Vacancy, object: Arc<T>) {
+        let mut inner = self.inner.write();
+        inner.next = vacancy.handle.saturating_add(1);
+        inner.rounds = vacancy.round;
+        inner.put(vacancy.handle, object);
+    }
+
+    /// Puts an object at a handle that is not given out in turn.
+    pub(crate) fn insert_at(&self, handle: u32, object: Arc<T>) {
+        self.inner.write().put(handle, object);
+    }
+
+    /// The object with a handle.
+    pub(crate) fn get(&self, handle: u32) -> Option<Arc<T>> {
+        self.inner.read().at(handle).cloned()
+    }
+
+    /// Takes an object out.
+    pub(crate) fn remove(&self, handle: u32) -> Option<Arc<T>> {
+        let mut inner = self.inner.write();
+        let object = inner.slot(handle)?.take()?;
+        inner.live = inner.live.saturating_sub(1);
+        Some(object)
+    }
+
+    /// Takes all objects out and gives the table's memory back.
+    pub(crate) fn drain(&self) -> Vec<Arc<T>> {
+        let mut inner = self.inner.write();
+        let slots = std::mem::take(&mut inner.slots);
+        inner.next = self.first;
+        inner.live = 0;
+        inner.rounds = inner.rounds.wrapping_add(1);
+        slots.into_iter().flatten().collect()
+    }
+
+    /// Handles of the objects that satisfy a condition.
+    pub(crate) fn handles(&self, condition: impl Fn(&T) -> bool) -> Vec<u32> {
+        let inner = self.inner.read();
+        (0..).zip(&inner.slots).filter(|(_, s)| s.as_ref().is_some_and(|o| condition(o))).map(|(h, _)| h).collect()
+    }
+
+    /// How many objects there are.
+    pub(crate) fn len(&self) -> u32 {
+        self.inner.read().live
+    }
+}
+
+impl<T> Inner<T> {
+    fn at(&self, handle: u32) -> Option<&Arc<T>> {
+        self.slots.get(usize::try_from(handle).ok()?)?.as_ref()
+    }
+
+    fn slot(&mut self, handle: u32) -> Option<&mut Option<Arc<T>>> {
+        self.slots.get_mut(usize::try_from(handle).ok()?)
+    }
+
+    fn put(&mut self, handle: u32, object: Arc<T>) {
+        let Ok(index) = usize::try_from(handle) else { return };
+        if index >= self.slots.len() {
+            self.slots.resize_with(index.saturating_add(1), || None);
+        }
+        if let Some(slot) = self.slots.get_mut(index)
+            && slot.replace(object).is_none()
+        {
+            self.live = self.live.saturating_add(1);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn create(table: &HandleTable<u32>) -> Option<Vacancy> {
+        let vacancy = table.vacancy()?;
+        table.insert(vacancy, Arc::new(vacancy.handle));
+        Some(vacancy)
+    }
+
+    /// Conformance 26.
+    #[test]
+    fn a_handle_comes_back_only_after_all_others() {
+        let table = HandleTable::new("thing", 2, 6);
+        let mut seen = Vec::new();
+        for _ in 0..10 {
+            let vacancy = create(&table).unwrap();
+            seen.push((vacancy.handle, vacancy.round));
+            table.remove(vacancy.handle).unwrap();
+        }
+        assert_eq!(seen, [(2, 0), (3, 0), (4, 0), (5, 0), (2, 1), (3, 1), (4, 1), (5, 1), (2, 2), (3, 2)]);
+    }
+
+    #[test]
+    fn a_full_table_has_no_vacancy() {
+        let table = HandleTable::new("thing", 1, 4);
+        assert_eq!((0..5).filter_map(|_| create(&table)).count(), 3);
+        assert_eq!(table.len(), 3);
+        assert_eq!(*table.remove(2).unwrap(), 2);
+        assert!(table.remove(2).is_none());
+        assert_eq!(table.vacancy(), Some(Vacancy { handle: 2, round: 1 }));
+        assert!(create(&table).is_some());
+        assert!(table.vacancy().is_none());
+        assert_eq!(table.handles(|v| *v != 2), [1, 3]);
+        for unknown in [0, 4, 5, u32::MAX] {
+            assert!(table.get(unknown).is_none() && table.remove(unknown).is_none());
+        }
+    }
+
+    #[test]
+    fn draining_empties_and_starts_over_in_another_round() {
+        let table = HandleTable::new("thing", 2, 100);
+        for _ in 0..5 {
+            create(&table);
+        }
+        table.insert_at(1, Arc::new(7));
+        assert_eq!(table.drain().len(), 6);
+        assert_eq!(table.len(), 0);
+        assert_eq!(table.vacancy(), Some(Vacancy { handle: 2, round: 1 }));
+    }
+}

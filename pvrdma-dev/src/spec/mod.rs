@@ -1,0 +1,8 @@
+//! The interface: constants and layouts, no behaviour. Section numbers are those of the interface specification.
+
+pub(crate) mod cmd;
+pub(crate) mod dsr;
+pub(crate) mod layout;
+pub(crate) mod regs;
+pub(crate) mod ring;
+pub(crate) mod wqe;
