@@ -1,0 +1,279 @@
+//! One client from its first message to its last.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use log::{debug, info, warn};
+use rustix::io::Errno;
+use serde_json::Value;
+
+use crate::log_limit::LogLimit;
+use crate::sigbus;
+
+use super::dma::DmaMaps;
+use super::message::{Command, DmaUnmap, HEADER_SIZE, MessageKind, RegionAccess, Request, Version};
+use super::regions::{Region, Shape};
+use super::server::Endpoint;
+use super::stats::ConnectionStats;
+use super::stream::{ConnectionError, Message, Receiver, Reply};
+
+/// QEMU waits for 5 s and takes what comes later for something else.
+const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
+
+/// Our part of the negotiation, NUL included.
+const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":1048576}}\0";
+
+/// Buffers larger than this are given back after use.
+const KEPT_BUFFER: usize = 64 << 10;
+
+/// One client and what it has given us.
+pub(crate) struct Connection<'a> {
+    endpoint: &'a Endpoint,
+    stream: &'a UnixStream,
+    shape: Shape,
+    dma: DmaMaps,
+    /// Version negotiation is done.
+    negotiated: bool,
+    /// The client is one that gives up waiting.
+    impatient: bool,
+    /// The message being sent, kept for its room.
+    out: Vec<u8>,
+    repaired: u64,
+    refusals: LogLimit,
+}
+
+impl<'a> Connection<'a> {
+    pub(crate) fn new(endpoint: &'a Endpoint, stream: &'a UnixStream) -> Self {
+        Self {
+            endpoint,
+            stream,
+            shape: Shape::of(&*endpoint.function, endpoint.intx),
+            dma: DmaMaps::new(endpoint.memory.clone()),
+            negotiated: false,
+            impatient: false,
+            out: Vec::new(),
+            repaired: sigbus::repaired(),
+            refusals: LogLimit::new(),
+        }
+    }
+
+    /// Serves the client until it goes. The device is as new afterwards and holds nothing of the client's.
+    pub(crate) fn run(mut self) {
+        let name = &self.endpoint.name;
+        let mut receiver = Receiver::new(self.stream);
+        let ended = self.serve(&mut receiver);
+        // First of all, so that whoever comes next is not sent away while we clean up.
+        receiver.shut_down();
+        match ended {
+            Ok(()) => info!("{name}: client disconnected"),
+            Err(ConnectionError::Socket(error)) => info!("{name}: client disconnected ({error})"),
+            Err(error) => {
+                ConnectionStats::count(&self.endpoint.stats.broken);
+                warn!("{name}: connection closed: {error}");
+            }
+        }
+        self.endpoint.function.reset();
+        self.dma.clear();
+        self.endpoint.irqs.clear();
+    }
+
+    fn serve(&mut self, receiver: &mut Receiver<'_>) -> Result<(), ConnectionError> {
+        while let Some(message) = receiver.receive()? {
+            ConnectionStats::count(&self.endpoint.stats.messages);
+            self.handle(message, receiver.body())?;
+            self.report_repairs();
+        }
+        Ok(())
+    }
+
+    /// Answers one message, or does not, as it wishes.
+    fn handle(&mut self, message: Message, body: &[u8]) -> Result<(), ConnectionError> {
+        let Message { command, reply, fds, too_many_fds, kind } = message;
+        let result = match kind {
+            MessageKind::Reply => {
+                debug!("{}: a reply to nothing: {command:?}", self.endpoint.name);
+                return Ok(());
+            }
+            MessageKind::Invalid => Err(Errno::INVAL),
+            MessageKind::Request | MessageKind::Posted if too_many_fds => Err(Errno::INVAL),
+            MessageKind::Request | MessageKind::Posted => {
+                Request::parse(command, body).and_then(|request| self.execute(&request, fds))
+            }
+        };
+        match (reply, result) {
+            (Some(reply), Ok(())) => self.answer(reply, command)?,
+            (Some(reply), Err(errno)) => {
+                ConnectionStats::count(&self.endpoint.stats.refused);
+                if self.refusals.allow() {
+                    warn!("{}: {command:?} refused: {errno}", self.endpoint.name);
+                }
+                reply.error(self.stream, errno)?;
+            }
+            (None, result) => {
+                ConnectionStats::count(&self.endpoint.stats.posted);
+                if let Err(errno) = result {
+                    debug!("{}: posted {command:?} ignored: {errno}", self.endpoint.name);
+                }
+            }
+        }
+        if matches!(command, Command::REGION_WRITE | Command::REGION_WRITE_MULTI) {
+            self.endpoint.function.run_deferred();
+        }
+        Ok(())
+    }
+
+    fn answer(&mut self, reply: Reply, command: Command) -> Result<(), ConnectionError> {
+        let spent = reply.received().elapsed();
+        // A header alone is ignored when it comes late, a body never.
+        if self.impatient && spent > REPLY_DEADLINE && self.out.len() > HEADER_SIZE {
+            return Err(ConnectionError::Late { command, millis: spent.as_millis() });
+        }
+        reply.send(self.stream, &mut self.out)?;
+        if self.out.capacity() > KEPT_BUFFER {
+            self.out = Vec::new();
+        }
+        Ok(())
+    }
+
+    /// Does what is asked and leaves the reply in `out`, with room for its header.
+    fn execute(&mut self, request: &Request<'_>, fds: Vec<OwnedFd>) -> Result<(), Errno> {
+        self.out.clear();
+        self.out.resize(HEADER_SIZE, 0);
+        let takes_fds = matches!(request, Request::DmaMap(_) | Request::SetIrqs(_));
+        if !takes_fds && !fds.is_empty() {
+            return Err(Errno::INVAL);
+        }
+        if !self.negotiated && !matches!(request, Request::Version(_)) {
+            return Err(Errno::INVAL);
+        }
+        if !matches!(request, Request::DmaMap(_) | Request::DmaUnmap(_)) {
+            self.dma.settle();
+        }
+        match *request {
+            Request::Version(ref version) => self.negotiate(version),
+            Request::DmaMap(ref map) => self.dma.map(map, fds),
+            Request::DmaUnmap(ref unmap) => {
+                let size = self.dma.unmap(unmap)?;
+                self.put_unmap(unmap, size);
+                Ok(())
+            }
+            Request::DeviceInfo => {
+                self.shape.device_info(&mut self.out);
+                Ok(())
+            }
+            Request::RegionInfo(index) => self.shape.region_info(index, &mut self.out),
+            Request::IrqInfo(index) => self.shape.irq_info(index, &mut self.out),
+            Request::SetIrqs(ref set) => self.endpoint.irqs.set(&self.shape, set, fds),
+            Request::RegionRead(access) => self.read(&access),
+            Request::RegionWrite(access, data) => {
+                let region = self.shape.region(access.region)?;
+                self.write(region, &access, data);
+                self.put_access(&access);
+                Ok(())
+            }
+            Request::RegionWriteMulti(ref multi) => {
+                multi.writes().try_for_each(|(access, _)| self.shape.region(access.region).map(|_| ()))?;
+                for (access, data) in multi.writes() {
+                    let region = self.shape.region(access.region)?;
+                    self.write(region, &access, data);
+                }
+                self.out.extend((multi.writes().count() as u64).to_le_bytes());
+                Ok(())
+            }
+            Request::DeviceReset => {
+                self.endpoint.function.reset();
+                Ok(())
+            }
+        }
+    }
+
+    fn negotiate(&mut self, version: &Version<'_>) -> Result<(), Errno> {
+        if self.negotiated || version.major != 0 {
+            return Err(Errno::INVAL);
+        }
+        let offered = match version.data {
+            // Allowed: everything at its default then.
+            [] => Value::Null,
+            [json @ .., 0] => serde_json::from_slice(json).map_err(|_| Errno::INVAL)?,
+            _ => return Err(Errno::INVAL),
+        };
+        // Nobody else asks for this, and only its user gives up on replies.
+        let qemu = offered.pointer("/capabilities/write_multiple").is_some();
+        info!("{}: client connected, {}", self.endpoint.name, if qemu { "QEMU" } else { "not QEMU" });
+        debug!("{}: client speaks {}.{}: {offered}", self.endpoint.name, version.major, version.minor);
+        self.negotiated = true;
+        self.impatient = qemu;
+        // Version 0.0, which every client accepts.
+        self.out.extend([0; 4]);
+        self.out.extend(CAPABILITIES);
+        Ok(())
+    }
+
+    fn read(&mut self, access: &RegionAccess) -> Result<(), Errno> {
+        let region = self.shape.region(access.region)?;
+        let inside = self.shape.inside(region, access);
+        self.put_access(access);
+        let start = self.out.len();
+        let count = usize::try_from(access.count).map_err(|_| Errno::INVAL)?;
+        self.out.resize(start.saturating_add(count), 0);
+        let data = self.out.get_mut(start..).and_then(|data| data.get_mut(..inside)).unwrap_or_default();
+        if data.is_empty() {
+            return Ok(());
+        }
+        match region {
+            Region::Bar(bar) => self.endpoint.function.bar_read(bar, access.offset, data),
+            Region::Config => {
+                let offset = usize::try_from(access.offset).map_err(|_| Errno::INVAL)?;
+                self.endpoint.function.config_read(offset, data);
+            }
+            Region::Empty => {}
+        }
+        Ok(())
+    }
+
+    fn write(&self, region: Region, access: &RegionAccess, data: &[u8]) {
+        let data = data.get(..self.shape.inside(region, access)).unwrap_or_default();
+        if data.is_empty() {
+            return;
+        }
+        match region {
+            Region::Bar(bar) => self.endpoint.function.bar_write(bar, access.offset, data),
+            Region::Config => {
+                if let Ok(offset) = usize::try_from(access.offset) {
+                    self.endpoint.function.config_write(offset, data);
+                }
+            }
+            Region::Empty => {}
+        }
+    }
+
+    fn put_access(&mut self, access: &RegionAccess) {
+        self.out.extend(access.offset.to_le_bytes());
+        self.out.extend(access.region.to_le_bytes());
+        self.out.extend(access.count.to_le_bytes());
+    }
+
+    fn put_unmap(&mut self, unmap: &DmaUnmap, size: u64) {
+        self.out.extend(24u32.to_le_bytes());
+        self.out.extend(unmap.flags.to_le_bytes());
+        self.out.extend(unmap.address.to_le_bytes());
+        self.out.extend(size.to_le_bytes());
+    }
+
+    /// Says so when memory was found missing. The count is for the whole process: with several clients the culprit is one of
+    /// those that were busy.
+    fn report_repairs(&mut self) {
+        let repaired = sigbus::repaired();
+        if repaired != self.repaired {
+            let pages = repaired.saturating_sub(self.repaired);
+            self.repaired = repaired;
+            if self.refusals.allow() {
+                warn!(
+                    "{}: a client has truncated guest memory, {pages} lost pages now read as zero",
+                    self.endpoint.name
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,209 @@
+//! Interrupts: eventfds from the client, signalled by the device.
+
+use std::fmt;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use pvrdma_dev::InterruptSink;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use vfio_bindings::bindings::vfio::{
+    VFIO_IRQ_SET_ACTION_MASK, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_TYPE_MASK, VFIO_IRQ_SET_ACTION_UNMASK,
+    VFIO_IRQ_SET_DATA_BOOL, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_IRQ_SET_DATA_NONE, VFIO_IRQ_SET_DATA_TYPE_MASK,
+    VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
+};
+
+use super::message::SetIrqs;
+use super::regions::Shape;
+
+/// An eventfd of the client.
+#[derive(Debug)]
+struct Notifier(OwnedFd);
+
+impl Notifier {
+    /// Takes a descriptor if it is what it should be: a write to a pipe or a file would be anybody's guess.
+    fn new(fd: OwnedFd) -> Result<Self, Errno> {
+        let link = rustix::fs::readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()), Vec::new())?;
+        if link.as_bytes() == b"anon_inode:[eventfd]" { Ok(Self(fd)) } else { Err(Errno::INVAL) }
+    }
+
+    /// Adds 1 without waiting. The client may have left the counter at its maximum and the descriptor blocking, and both are
+    /// shared with it, so the write happens only when there is room; a full counter is as good as one more signal.
+    fn signal(&self) {
+        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut poll = [PollFd::new(&self.0, PollFlags::OUT)];
+        if rustix::event::poll(&mut poll, Some(&NOW)) == Ok(1) {
+            // Fails only if the counter was filled just now.
+            let _ = rustix::io::write(self.0.as_fd(), &1u64.to_ne_bytes());
+        }
+    }
+}
+
+/// The legacy line. Signalling it masks it until the client has seen to it.
+#[derive(Debug, Default)]
+struct Line {
+    notifier: Option<Notifier>,
+    asserted: bool,
+    masked: bool,
+}
+
+impl Line {
+    fn update(&mut self) {
+        if let Some(notifier) = self.notifier.as_ref().filter(|_| self.asserted && !self.masked) {
+            self.masked = true;
+            notifier.signal();
+        }
+    }
+}
+
+/// Where the interrupts of one device go. Lives as long as the device; clients fill and empty it.
+#[derive(Default)]
+pub struct IrqTable {
+    msix: RwLock<Vec<Option<Notifier>>>,
+    line: Mutex<Line>,
+    /// Kept so that the client finds it accepted. We never signal it: that would stop the VM.
+    error: Mutex<Option<Notifier>>,
+    raised: AtomicU64,
+    dropped: AtomicU64,
+}
+
+impl fmt::Debug for IrqTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("IrqTable").field("raised", &self.raised).field("dropped", &self.dropped).finish_non_exhaustive()
+    }
+}
+
+impl IrqTable {
+    /// MSI-X interrupts raised, and how many of them had nowhere to go.
+    pub fn counts(&self) -> (u64, u64) {
+        (self.raised.load(Ordering::Relaxed), self.dropped.load(Ordering::Relaxed))
+    }
+
+    /// Forgets the client's descriptors. Nothing is signalled after this returns.
+    pub(crate) fn clear(&self) {
+        let msix = std::mem::take(&mut *self.msix.write());
+        let error = self.error.lock().take();
+        let line = {
+            let mut line = self.line.lock();
+            line.masked = false;
+            line.notifier.take()
+        };
+        // Closed without a lock held.
+        drop((msix, error, line));
+    }
+
+    /// Carries out SET_IRQS.
+    ///
+    /// # Errors
+    /// The request makes no sense for this device; nothing has changed then.
+    pub(crate) fn set(&self, shape: &Shape, request: &SetIrqs<'_>, fds: Vec<OwnedFd>) -> Result<(), Errno> {
+        let total = shape.irq_count(request.index)?;
+        let end = request.start.checked_add(request.count).filter(|&end| end <= total).ok_or(Errno::INVAL)?;
+        let action = request.flags & VFIO_IRQ_SET_ACTION_TYPE_MASK;
+        let data = request.flags & VFIO_IRQ_SET_DATA_TYPE_MASK;
+        let (start, end) = (request.start as usize, end as usize);
+        if data != VFIO_IRQ_SET_DATA_EVENTFD && !fds.is_empty() {
+            return Err(Errno::INVAL);
+        }
+        match (action, data) {
+            (VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD) => {
+                self.assign(request.index, start, end, total as usize, fds)
+            }
+            (VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_NONE) if request.count == 0 => {
+                self.disable(request.index);
+                Ok(())
+            }
+            (VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_NONE) => {
+                self.trigger(request.index, start..end);
+                Ok(())
+            }
+            (VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_BOOL) => {
+                if request.data.len() != end - start {
+                    return Err(Errno::INVAL);
+                }
+                let set = request.data.iter().zip(start..end).filter(|(flag, _)| **flag != 0);
+                self.trigger(request.index, set.map(|(_, vector)| vector));
+                Ok(())
+            }
+            (VFIO_IRQ_SET_ACTION_MASK | VFIO_IRQ_SET_ACTION_UNMASK, VFIO_IRQ_SET_DATA_NONE)
+                if request.index == VFIO_PCI_INTX_IRQ_INDEX =>
+            {
+                let mut line = self.line.lock();
+                line.masked = action == VFIO_IRQ_SET_ACTION_MASK;
+                line.update();
+                Ok(())
+            }
+            // Masking of single vectors is done by the VMM, and unmasking by eventfd has a message as its equal.
+            (VFIO_IRQ_SET_ACTION_MASK | VFIO_IRQ_SET_ACTION_UNMASK, _) => Err(Errno::NOTSUP),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    /// Installs eventfds for `start..end`, or takes them away when there are none.
+    fn assign(&self, index: u32, start: usize, end: usize, total: usize, fds: Vec<OwnedFd>) -> Result<(), Errno> {
+        if !fds.is_empty() && fds.len() != end - start {
+            return Err(Errno::INVAL);
+        }
+        let mut fresh = fds.into_iter().map(|fd| Notifier::new(fd).map(Some)).collect::<Result<Vec<_>, _>>()?;
+        fresh.resize_with(end - start, || None);
+        match index {
+            VFIO_PCI_MSIX_IRQ_INDEX => {
+                let mut table = self.msix.write();
+                table.resize_with(total, || None);
+                if let Some(slots) = table.get_mut(start..end) {
+                    slots.swap_with_slice(&mut fresh);
+                }
+            }
+            VFIO_PCI_ERR_IRQ_INDEX => *self.error.lock() = fresh.pop().flatten(),
+            VFIO_PCI_INTX_IRQ_INDEX if start < end => {
+                let mut line = self.line.lock();
+                line.masked = false;
+                line.notifier = fresh.pop().flatten();
+                line.update();
+            }
+            _ => {}
+        }
+        // What was there before is closed here, after the swap.
+        Ok(())
+    }
+
+    fn disable(&self, index: u32) {
+        match index {
+            VFIO_PCI_MSIX_IRQ_INDEX => drop(std::mem::take(&mut *self.msix.write())),
+            VFIO_PCI_ERR_IRQ_INDEX => *self.error.lock() = None,
+            VFIO_PCI_INTX_IRQ_INDEX => {
+                let mut line = self.line.lock();
+                line.notifier = None;
+                line.masked = false;
+            }
+            _ => {}
+        }
+    }
+
+    /// The client wants to see interrupts without a cause, as a test.
+    fn trigger(&self, index: u32, vectors: impl Iterator<Item = usize>) {
+        if index == VFIO_PCI_MSIX_IRQ_INDEX {
+            let table = self.msix.read();
+            vectors.filter_map(|vector| table.get(vector)?.as_ref()).for_each(Notifier::signal);
+        }
+    }
+}
+
+impl InterruptSink for IrqTable {
+    fn msix(&self, vector: u16) {
+        self.raised.fetch_add(1, Ordering::Relaxed);
+        match self.msix.read().get(usize::from(vector)) {
+            Some(Some(notifier)) => notifier.signal(),
+            _ => {
+                self.dropped.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    fn intx(&self, asserted: bool) {
+        let mut line = self.line.lock();
+        line.asserted = asserted;
+        line.update();
+    }
+}

@@ -1,0 +1,175 @@
+//! What a client learns about the device: regions and interrupt types.
+
+use pvrdma_dev::PciFunction;
+use rustix::io::Errno;
+use vfio_bindings::bindings::vfio::{
+    VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_AUTOMASKED, VFIO_IRQ_INFO_EVENTFD,
+    VFIO_IRQ_INFO_MASKABLE, VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_INTX_IRQ_INDEX,
+    VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_NUM_IRQS, VFIO_PCI_NUM_REGIONS, VFIO_REGION_INFO_FLAG_MMAP,
+    VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
+};
+
+use super::message::{REGION_INFO_SIZE, RegionAccess, SHORT_INFO_SIZE};
+
+/// What a region number means.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Region {
+    /// A base address register.
+    Bar(usize),
+    /// Configuration space.
+    Config,
+    /// Known to clients, but we have none: ROM and VGA.
+    Empty,
+}
+
+/// Sizes of everything a client can see.
+#[derive(Clone, Debug)]
+pub(crate) struct Shape {
+    bars: [u64; 6],
+    config: u64,
+    msix: u16,
+    intx: bool,
+}
+
+impl Shape {
+    pub(crate) fn of(function: &dyn PciFunction, intx: bool) -> Self {
+        Self {
+            bars: function.bars().map(|bar| bar.map_or(0, |bar| bar.size)),
+            config: function.config_size() as u64,
+            msix: function.msix_vectors(),
+            intx,
+        }
+    }
+
+    /// What region number `index` is.
+    ///
+    /// # Errors
+    /// There is no such region.
+    pub(crate) fn region(&self, index: u32) -> Result<Region, Errno> {
+        match index {
+            VFIO_PCI_CONFIG_REGION_INDEX => Ok(Region::Config),
+            VFIO_PCI_NUM_REGIONS.. => Err(Errno::INVAL),
+            _ => {
+                let index = usize::try_from(index).map_err(|_| Errno::INVAL)?;
+                Ok(self.bars.get(index).filter(|&&size| size != 0).map_or(Region::Empty, |_| Region::Bar(index)))
+            }
+        }
+    }
+
+    fn region_size(&self, region: Region) -> u64 {
+        match region {
+            Region::Bar(index) => self.bars.get(index).copied().unwrap_or(0),
+            Region::Config => self.config,
+            Region::Empty => 0,
+        }
+    }
+
+    /// How many octets of an access lie inside the region; the rest reads as zero and ignores writes.
+    pub(crate) fn inside(&self, region: Region, access: &RegionAccess) -> usize {
+        let room = self.region_size(region).saturating_sub(access.offset);
+        usize::try_from(room.min(u64::from(access.count))).unwrap_or(0)
+    }
+
+    /// `vfio_device_info`.
+    pub(crate) fn device_info(&self, out: &mut Vec<u8>) {
+        let flags = VFIO_DEVICE_FLAGS_PCI | VFIO_DEVICE_FLAGS_RESET;
+        put(out, &[SHORT_INFO_SIZE, flags, VFIO_PCI_NUM_REGIONS, VFIO_PCI_NUM_IRQS]);
+    }
+
+    /// `vfio_region_info`.
+    ///
+    /// # Errors
+    /// There is no such region.
+    pub(crate) fn region_info(&self, index: u32, out: &mut Vec<u8>) -> Result<(), Errno> {
+        let region = self.region(index)?;
+        let access = VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
+        let flags = match region {
+            Region::Bar(_) => access,
+            // QEMU posts writes to memory BARs, and the driver then reads memory that we have not filled yet. It stops
+            // posting for the whole device when some region can be mapped. It never maps this one, nor does Cloud
+            // Hypervisor, so the promise costs nothing.
+            Region::Config => access | VFIO_REGION_INFO_FLAG_MMAP,
+            Region::Empty => 0,
+        };
+        // argsz, flags, index, cap_offset, size, offset
+        put(out, &[REGION_INFO_SIZE, flags, index, 0]);
+        out.extend(self.region_size(region).to_le_bytes());
+        out.extend(0u64.to_le_bytes());
+        Ok(())
+    }
+
+    /// Interrupts of a type.
+    ///
+    /// # Errors
+    /// There is no such type.
+    pub(crate) fn irq_count(&self, index: u32) -> Result<u32, Errno> {
+        match index {
+            VFIO_PCI_INTX_IRQ_INDEX => Ok(u32::from(self.intx)),
+            VFIO_PCI_MSIX_IRQ_INDEX => Ok(u32::from(self.msix)),
+            // We never signal it, but QEMU warns when it is missing.
+            VFIO_PCI_ERR_IRQ_INDEX => Ok(1),
+            VFIO_PCI_NUM_IRQS.. => Err(Errno::INVAL),
+            _ => Ok(0),
+        }
+    }
+
+    /// `vfio_irq_info`.
+    ///
+    /// # Errors
+    /// There is no such type.
+    pub(crate) fn irq_info(&self, index: u32, out: &mut Vec<u8>) -> Result<(), Errno> {
+        let count = self.irq_count(index)?;
+        let flags = match (index, count) {
+            (_, 0) => 0,
+            (VFIO_PCI_INTX_IRQ_INDEX, _) => VFIO_IRQ_INFO_EVENTFD | VFIO_IRQ_INFO_MASKABLE | VFIO_IRQ_INFO_AUTOMASKED,
+            // Without NORESIZE vectors can be added one at a time.
+            _ => VFIO_IRQ_INFO_EVENTFD,
+        };
+        put(out, &[SHORT_INFO_SIZE, flags, index, count]);
+        Ok(())
+    }
+}
+
+fn put(out: &mut Vec<u8>, words: &[u32]) {
+    out.extend(words.iter().flat_map(|word| word.to_le_bytes()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shape() -> Shape {
+        Shape { bars: [0x4000, 0x1000, 0x10_0000, 0, 0, 0], config: 256, msix: 3, intx: false }
+    }
+
+    #[test]
+    fn the_config_region_claims_to_be_mappable() {
+        let mut out = Vec::new();
+        shape().region_info(7, &mut out).unwrap();
+        assert_eq!(out[..16], [32, 0, 0, 0, 7, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(out[16..], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn accesses_are_clipped() {
+        let shape = shape();
+        let inside = |offset, count| shape.inside(Region::Bar(1), &RegionAccess { offset, region: 1, count });
+        assert_eq!(inside(0, 4), 4);
+        assert_eq!(inside(0xffe, 4), 2);
+        assert_eq!(inside(0x1000, 4), 0);
+        assert_eq!(inside(u64::MAX, u32::MAX), 0);
+        assert_eq!(shape.region(3), Ok(Region::Empty));
+        assert_eq!(shape.region(8), Ok(Region::Empty));
+        assert_eq!(shape.region(9), Err(Errno::INVAL));
+    }
+
+    #[test]
+    fn interrupt_types() {
+        let counts: Vec<_> = (0..5).map(|index| shape().irq_count(index).unwrap()).collect();
+        assert_eq!(counts, [0, 0, 3, 1, 0]);
+        assert_eq!(shape().irq_count(5), Err(Errno::INVAL));
+        let mut out = Vec::new();
+        shape().irq_info(2, &mut out).unwrap();
+        assert_eq!(out, [16, 0, 0, 0, 1, 0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0]);
+    }
+}

@@ -1,0 +1,199 @@
+//! The listening side: one client at a time, any number one after the other.
+
+use std::io;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use log::{error, warn};
+use pvrdma_dev::PciFunction;
+use rdma_backend::memory::DmaSpace;
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use super::connection::Connection;
+use super::irqs::IrqTable;
+use super::socket::SocketFile;
+use super::stats::ConnectionStats;
+
+/// How long to wait after a failed accept, which means that descriptors or memory are short.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// What a socket leads to.
+pub struct Endpoint {
+    /// Name of the device in the log.
+    pub name: String,
+    /// The device.
+    pub function: Arc<dyn PciFunction>,
+    /// Its view of guest memory.
+    pub memory: Arc<DmaSpace>,
+    /// Where its interrupts go.
+    pub irqs: Arc<IrqTable>,
+    /// What happened so far.
+    pub stats: Arc<ConnectionStats>,
+    /// Whether the legacy interrupt is offered.
+    pub intx: bool,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint").field("name", &self.name).field("stats", &self.stats).finish_non_exhaustive()
+    }
+}
+
+/// Serves one device. Dropping it disconnects the client and removes the socket.
+#[derive(Debug)]
+pub struct Server {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Starts serving. The socket is listening already.
+    ///
+    /// # Errors
+    /// The system has no room for another thread.
+    pub fn start(socket: SocketFile, endpoint: Endpoint) -> io::Result<Self> {
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let stopped = stop.try_clone()?;
+        let thread = thread::Builder::new()
+            .name(format!("{} accept", endpoint.name))
+            .spawn(move || Acceptor { socket, endpoint: Arc::new(endpoint), client: None }.run(&stopped))?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// Makes a socket and starts serving there.
+    ///
+    /// # Errors
+    /// The socket cannot be made.
+    pub fn listen(path: &Path, endpoint: Endpoint) -> anyhow::Result<Self> {
+        Ok(Self::start(SocketFile::bind(path)?, endpoint)?)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        if let Err(error) = rustix::io::write(&self.stop, &1u64.to_ne_bytes()) {
+            error!("cannot stop a server: {error}");
+            return;
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            error!("a server thread panicked");
+        }
+    }
+}
+
+/// Ends the stream however its thread ends.
+struct HangUp(Arc<UnixStream>);
+
+impl Drop for HangUp {
+    fn drop(&mut self) {
+        let _ = self.0.shutdown(Shutdown::Both);
+    }
+}
+
+/// The client of the moment.
+struct Client {
+    stream: Arc<UnixStream>,
+    thread: JoinHandle<()>,
+}
+
+impl Client {
+    /// Whether the stream has ended, from either side.
+    fn gone(&self) -> bool {
+        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut poll = [PollFd::new(&*self.stream, PollFlags::RDHUP)];
+        rustix::event::poll(&mut poll, Some(&NOW)) != Ok(0)
+    }
+}
+
+struct Acceptor {
+    socket: SocketFile,
+    endpoint: Arc<Endpoint>,
+    client: Option<Client>,
+}
+
+impl Acceptor {
+    fn run(mut self, stop: &OwnedFd) {
+        loop {
+            let listener = self.socket.listener().as_fd();
+            let mut poll = [PollFd::new(stop, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
+            match rustix::event::poll(&mut poll, None) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => {
+                    error!("{}: poll: {errno}", self.endpoint.name);
+                    break;
+                }
+            }
+            let [stopped, connecting] = &poll;
+            if !stopped.revents().is_empty() {
+                break;
+            }
+            if connecting.revents().is_empty() {
+                continue;
+            }
+            match self.socket.listener().accept() {
+                Ok((stream, _)) => self.admit(stream),
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) => {
+                    error!("{}: cannot accept a client: {error}", self.endpoint.name);
+                    thread::sleep(ACCEPT_PAUSE);
+                }
+            }
+        }
+        if let Some(client) = self.client.take() {
+            // Wakes its thread whatever it waits for.
+            let _ = client.stream.shutdown(Shutdown::Both);
+            self.finish(client);
+        }
+    }
+
+    fn admit(&mut self, stream: UnixStream) {
+        match self.client.take() {
+            Some(client) if !client.gone() => {
+                // Closed at once: the second one fails fast instead of waiting for an answer.
+                warn!("{}: a second client was turned away", self.endpoint.name);
+                ConnectionStats::count(&self.endpoint.stats.turned_away);
+                self.client = Some(client);
+                return;
+            }
+            // It is being cleaned up after, which does not take long.
+            Some(client) => self.finish(client),
+            None => {}
+        }
+        ConnectionStats::count(&self.endpoint.stats.clients);
+        self.endpoint.stats.connected.store(true, Ordering::Relaxed);
+        let stream = Arc::new(stream);
+        let (endpoint, served) = (Arc::clone(&self.endpoint), HangUp(Arc::clone(&stream)));
+        let thread = thread::Builder::new().name(endpoint.name.clone()).spawn(move || {
+            Connection::new(&endpoint, &served.0).run();
+            endpoint.stats.connected.store(false, Ordering::Relaxed);
+        });
+        match thread {
+            Ok(thread) => self.client = Some(Client { stream, thread }),
+            Err(error) => {
+                self.endpoint.stats.connected.store(false, Ordering::Relaxed);
+                error!("{}: no thread for a client: {error}", self.endpoint.name);
+            }
+        }
+    }
+
+    fn finish(&self, client: Client) {
+        if client.thread.join().is_err() {
+            // A bug of ours. The device starts over, so that the next client finds it working.
+            error!("{}: the connection's thread panicked", self.endpoint.name);
+            ConnectionStats::count(&self.endpoint.stats.broken);
+            self.endpoint.stats.connected.store(false, Ordering::Relaxed);
+            self.endpoint.function.reset();
+            self.endpoint.memory.unmap_all();
+            self.endpoint.irqs.clear();
+        }
+    }
+}

@@ -1,0 +1,273 @@
+//! Messages that no sane client sends. Each is answered with an error or ends the connection, and the next client works.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::fd::AsFd;
+use std::sync::LazyLock;
+
+use common::{EINVAL, Served, access, irqs_body, map_body, memfd, region_info_body, unmap_body, words, write_body};
+use proptest::prelude::*;
+use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
+
+/// A correct body for each command we serve, after negotiation.
+fn good_bodies() -> Vec<(Command, Vec<u8>)> {
+    let mut multi = 1u64.to_le_bytes().to_vec();
+    multi.extend(access(1, 0, 4));
+    multi.extend([0; 8]);
+    vec![
+        (Command::DMA_MAP, map_body(1, 0, 0xfffc_0000, 0x1000)),
+        (Command::DMA_UNMAP, unmap_body(0, 0xfffc_0000, 0x1000)),
+        (Command::DEVICE_GET_INFO, words(&[16, 0, 0, 0])),
+        (Command::DEVICE_GET_REGION_INFO, region_info_body(1, 32)),
+        (Command::DEVICE_GET_IRQ_INFO, words(&[16, 0, 2, 0])),
+        (Command::DEVICE_SET_IRQS, irqs_body(2, 0x21, 0, 0)),
+        (Command::REGION_READ, access(1, 0, 4)),
+        (Command::REGION_WRITE, write_body(1, 0, &[1, 2, 3, 4])),
+        (Command::REGION_WRITE_MULTI, multi),
+        (Command::DEVICE_RESET, Vec::new()),
+    ]
+}
+
+fn header(command: Command, size: u32, flags: u32) -> [u8; HEADER_SIZE] {
+    Header { id: 7, command, size, flags, error: 0 }.to_bytes()
+}
+
+#[test]
+fn bodies_cut_short_are_refused_and_the_stream_stays_in_step() {
+    let served = Served::new();
+    let mut client = served.client();
+    for (command, body) in good_bodies() {
+        client.call(command, &body, &[]).ok();
+        for len in 0..body.len() {
+            assert_eq!(client.call(command, &body[..len], &[]).errno(), EINVAL, "{command:?} {len}");
+        }
+    }
+    assert_eq!(client.read(1, 0, 4), [0; 4]);
+}
+
+#[test]
+fn bodies_with_too_much_are_refused_or_ignored() {
+    let served = Served::new();
+    let mut client = served.client();
+    for (command, mut body) in good_bodies() {
+        body.extend([0xee; 3000]);
+        client.call(command, &body, &[]);
+        assert_eq!(client.read(1, 0x40, 1), [0], "{command:?}");
+    }
+    // Says 8, brings 4, and the other way round.
+    let mut write = write_body(1, 0x40, &[1, 2, 3, 4]);
+    write[12] = 8;
+    assert_eq!(client.call(Command::REGION_WRITE, &write, &[]).errno(), EINVAL);
+    write[12] = 2;
+    assert_eq!(client.call(Command::REGION_WRITE, &write, &[]).errno(), EINVAL);
+    assert_eq!(client.read(1, 0x40, 4), [0; 4]);
+    for count in [(1 << 20) + 1, u32::MAX, 0xffff_fff0] {
+        assert_eq!(client.call(Command::REGION_READ, &access(1, 0, count), &[]).errno(), EINVAL);
+    }
+    for region in [9, 100, u32::MAX] {
+        assert_eq!(client.call(Command::REGION_READ, &access(region, 0, 4), &[]).errno(), EINVAL);
+        assert_eq!(client.call(Command::REGION_WRITE, &write_body(region, 0, &[0; 4]), &[]).errno(), EINVAL);
+    }
+}
+
+#[test]
+fn unknown_commands_are_drained_and_refused() {
+    let served = Served::new();
+    let mut client = served.client();
+    for command in [0, 6, 11, 12, 14, 16, 17, 18, 255, u16::MAX] {
+        for len in [0, 1, 16, 4096, (64 << 10) - 16] {
+            client.call(Command(command), &vec![0xff; len], &[]).errno();
+        }
+    }
+    assert_eq!(client.read(1, 0, 4), [0; 4]);
+}
+
+#[test]
+fn sizes_that_hide_the_next_message_end_the_connection() {
+    let served = Served::new();
+    for command in (0..20).map(Command) {
+        for size in [0, 1, 15, (1 << 20) + 33, 0x7fff_ffff, u32::MAX] {
+            let mut client = served.client();
+            client.send_raw(&header(command, size, 0), &[]);
+            client.receive().errno();
+            client.wait_hang_up();
+            let client = served.client();
+            client.send_raw(&header(command, size, Header::NO_REPLY), &[]);
+            client.wait_hang_up();
+        }
+    }
+    assert_eq!(served.client().read(1, 0, 4), [0; 4]);
+}
+
+#[test]
+fn messages_cut_off_by_the_end_of_the_stream() {
+    let served = Served::new();
+    for (command, body) in good_bodies() {
+        let size = u32::try_from(HEADER_SIZE + body.len()).unwrap();
+        let message = [&header(command, size, 0)[..], &body].concat();
+        for len in [1, 15, 16, message.len() - 1] {
+            let client = served.client();
+            client.send_raw(&message[..len.min(message.len() - 1)], &[]);
+            client.close_writing();
+            client.wait_hang_up();
+        }
+    }
+    assert_eq!(served.client().read(1, 0, 4), [0; 4]);
+}
+
+#[test]
+fn messages_in_small_pieces_are_put_together() {
+    let served = Served::new();
+    let mut client = served.client();
+    let message = [&header(Command::REGION_READ, 32, 0)[..], &access(1, 0, 4)].concat();
+    for byte in &message {
+        client.send_raw(&[*byte], &[]);
+    }
+    assert_eq!(client.receive().ok()[16..], [0; 4]);
+    // And many in one piece.
+    client.send_raw(&message.repeat(50), &[]);
+    for _ in 0..50 {
+        assert_eq!(client.receive().header.id, 7);
+    }
+}
+
+#[test]
+fn descriptors_where_none_belong_or_too_many() {
+    let served = Served::new();
+    let mut client = served.client();
+    let event = common::eventfd();
+    for (command, body) in good_bodies() {
+        if !matches!(command, Command::DMA_MAP | Command::DEVICE_SET_IRQS) {
+            assert_eq!(client.call(command, &body, &[event.as_fd()]).errno(), EINVAL, "{command:?}");
+        }
+    }
+    let many = vec![event.as_fd(); 40];
+    for count in [17, 20, 40] {
+        let answer = client.call(Command::DEVICE_SET_IRQS, &irqs_body(2, 0x24, 0, 3), &many[..count]);
+        assert_eq!(answer.errno(), EINVAL);
+    }
+    client.call(Command(77), &[1, 2, 3], &many[..16]).errno();
+    assert_eq!(client.read(1, 0, 4), [0; 4]);
+    // None of them is kept: a pipe ends when the last copy of its writing end is closed.
+    let (mut reader, writer) = std::io::pipe().unwrap();
+    for command in [Command::DEVICE_SET_IRQS, Command::DEVICE_RESET, Command(77), Command::VERSION] {
+        client.call(command, &irqs_body(2, 0x24, 0, 3), &[writer.as_fd(); 40]).errno();
+        client.call(command, &[], &[writer.as_fd(); 3]).errno();
+    }
+    drop(writer);
+    assert_eq!(reader.read(&mut [0]).unwrap(), 0);
+}
+
+#[test]
+fn replies_and_odd_types() {
+    let served = Served::new();
+    let mut client = served.client();
+    // A reply to a question we did not ask is dropped.
+    client.send(Command::DMA_READ, Header::REPLY, &[0; 100], &[]);
+    client.send(Command::REGION_WRITE, Header::REPLY, &write_body(1, 0, &[1]), &[]);
+    assert_eq!(client.read(1, 0, 1), [0]);
+    client.send(Command::REGION_WRITE, 5, &write_body(1, 0, &[1]), &[]);
+    assert_eq!(client.receive().errno(), EINVAL);
+    assert_eq!(client.read(1, 0, 1), [0]);
+}
+
+#[test]
+fn negotiation_comes_first_and_once() {
+    let served = Served::new();
+    for (command, body) in good_bodies() {
+        let mut client = served.connect();
+        assert_eq!(client.call(command, &body, &[]).errno(), EINVAL);
+        client.negotiate();
+    }
+    let refused: [&[u8]; 8] = [
+        b"",
+        b"\0\0\0",
+        b"\x07\0\0\0",
+        b"\0\0\0\0{}",
+        b"\0\0\0\0{\0",
+        b"\0\0\0\0\0",
+        b"\0\0\0\0\xff\xfe\0",
+        b"\0\0\0\0{}\0garbage\0",
+    ];
+    for version in refused {
+        let mut client = served.connect();
+        assert_eq!(client.call(Command::VERSION, version, &[]).errno(), EINVAL, "{version:?}");
+        client.negotiate();
+        assert_eq!(client.call(Command::VERSION, b"\0\0\0\0", &[]).errno(), EINVAL);
+    }
+    let accepted: [&[u8]; 5] = [
+        b"\0\0\0\0",
+        b"\0\0\x01\0{}\0",
+        b"\0\0\0\0null\0",
+        b"\0\0\0\0{\"capabilities\":{\"max_msg_fds\":\"many\"}}\0",
+        b"\0\0\0\0{\"capabilities\":{\"migration\":{}}}\0",
+    ];
+    for version in accepted {
+        let mut client = served.connect();
+        client.call(Command::VERSION, version, &[]).ok();
+        assert_eq!(client.read(1, 0, 1), [0]);
+    }
+    let deep = [&b"\0\0\0\0"[..], &b"[".repeat(60_000), &b"\0"[..]].concat();
+    assert_eq!(served.connect().call(Command::VERSION, &deep, &[]).errno(), EINVAL);
+}
+
+/// Messages with a sensible header and anything inside.
+fn message() -> impl Strategy<Value = Vec<u8>> {
+    let command = prop_oneof![8 => 0u16..20, 1 => any::<u16>()];
+    let flags = prop_oneof![4 => Just(0u32), 2 => Just(Header::NO_REPLY), 1 => any::<u32>()];
+    let word = prop_oneof![0u32..64, Just(0x20), Just(0x1000), Just(0x10_0000), any::<u32>()];
+    (
+        command,
+        flags,
+        prop::collection::vec(word, 0..20),
+        0usize..4,
+        prop_oneof![9 => Just(None), 1 => any::<u32>().prop_map(Some)],
+    )
+        .prop_map(|(command, flags, body, extra, size)| {
+            let mut body = words(&body);
+            body.extend(vec![1; extra]);
+            let size = size.unwrap_or_else(|| u32::try_from(HEADER_SIZE + body.len()).unwrap());
+            [&header(Command(command), size, flags)[..], &body].concat()
+        })
+}
+
+/// Sends the bytes, with descriptors on the first of them, and reads whatever comes back until the server hangs up.
+fn survives(served: &Served, bytes: &[u8], negotiated: bool) {
+    let mut client = if negotiated { served.client() } else { served.connect() };
+    let (file, event) = (memfd("random", 0x2000), common::eventfd());
+    let sender = client.stream.try_clone().unwrap();
+    std::thread::scope(|scope| {
+        // By another thread, because replies may fill the other direction; it fails when the server hangs up.
+        scope.spawn(|| {
+            if let Some((first, rest)) = bytes.split_at_checked(HEADER_SIZE) {
+                common::send(&sender, first, &[file.as_fd(), event.as_fd()])
+                    .and_then(|()| (&sender).write_all(rest))
+                    .unwrap_or_default();
+            }
+            let _ = sender.shutdown(Shutdown::Write);
+        });
+        while client.try_receive().is_some() {}
+    });
+    drop(client);
+    assert_eq!(served.client().read(3, 0, 4), [0; 4]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn random_bytes(bytes in prop::collection::vec(any::<u8>(), 0..2000), negotiated: bool) {
+        static SERVED: LazyLock<Served> = LazyLock::new(Served::new);
+        survives(&SERVED, &bytes, negotiated);
+    }
+
+    #[test]
+    fn random_messages(messages in prop::collection::vec(message(), 1..30)) {
+        static SERVED: LazyLock<Served> = LazyLock::new(Served::new);
+        survives(&SERVED, &messages.concat(), true);
+    }
+}

@@ -1,0 +1,370 @@
+//! The server as QEMU uses it, byte by byte.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::fs;
+use std::io::Read;
+
+use common::{Event, Raw, Served, access, map_body, memfd, region_info_body, unmap_body, words, write_body};
+use pvrdmad::vfio_user::message::{Command, Header};
+use std::os::fd::AsFd;
+
+const RW: u32 = 3;
+const RO: u32 = 1;
+
+#[test]
+fn the_start_in_qemus_order() {
+    let served = Served::new();
+    let mut client = served.connect();
+    let reply = client.negotiate();
+    assert_eq!(reply, b"\0\0\0\0{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":1048576}}\0");
+
+    // Memory comes before the first question, and the ROM without a file.
+    let ram = memfd("ram", 64 << 20);
+    client.map(0, 0xc_0000, 0, RW, Some(&ram)).ok();
+    client.map(0xc_0000, 0x4_0000, 0xc_0000, RO, Some(&ram)).ok();
+    client.map(0x10_0000, (64 << 20) - 0x10_0000, 0x10_0000, RW, Some(&ram)).ok();
+    client.map(0xfffc_0000, 0x4_0000, 0, RO, None).ok();
+    assert_eq!(served.memory.mapped_bytes(), 64 << 20);
+
+    let info = client.call(Command::DEVICE_GET_INFO, &words(&[16, 0, 0, 0]), &[]).ok();
+    assert_eq!(info, words(&[16, 3, 9, 5]));
+    let sizes = [(0, 0x4000), (1, 0x1000), (2, 0x10_0000), (3, 0), (4, 0), (5, 0), (7, 256)];
+    for (index, size) in sizes {
+        let info = client.call(Command::DEVICE_GET_REGION_INFO, &region_info_body(index, 32), &[]).ok();
+        let flags = if index == 7 { 7 } else { u32::from(size != 0) * 3 };
+        assert_eq!(info, words(&[32, flags, index, 0, size, 0, 0, 0]));
+    }
+    let irq = client.call(Command::DEVICE_GET_IRQ_INFO, &words(&[16, 0, 3, 0]), &[]).ok();
+    assert_eq!(irq, words(&[16, 1, 3, 1]));
+
+    let config = client.read(7, 0, 256);
+    assert_eq!(config[..4], [0xad, 0x15, 0x20, 0x08]);
+    // The expansion ROM is probed and is not there.
+    for _ in 0..2 {
+        client.write(7, 0x30, &[0xff; 4]);
+        assert_eq!(client.read(7, 0x30, 4), [0; 4]);
+    }
+    let irq = client.call(Command::DEVICE_GET_IRQ_INFO, &words(&[16, 0, 2, 0]), &[]).ok();
+    assert_eq!(irq, words(&[16, 1, 2, 3]));
+    // Machine reset.
+    client.write(7, 4, &[0, 0]);
+    for _ in 0..2 {
+        assert!(client.call(Command::DEVICE_RESET, &[], &[]).ok().is_empty());
+    }
+    let stats = served.stats.snapshot();
+    assert!(stats.connected);
+    assert_eq!((stats.refused, stats.posted, stats.broken), (0, 0, 0));
+}
+
+#[test]
+fn no_reply_means_no_reply() {
+    let served = Served::new();
+    let mut client = served.client();
+    for value in 0..100u32 {
+        client.send(Command::REGION_WRITE, Header::NO_REPLY, &write_body(2, 0, &value.to_le_bytes()), &[]);
+    }
+    // Not even when it makes no sense.
+    client.send(Command::REGION_WRITE, Header::NO_REPLY, &write_body(77, 0, &[1]), &[]);
+    client.send(Command::REGION_WRITE, Header::NO_REPLY, &[1, 2, 3], &[]);
+    client.send(Command(999), Header::NO_REPLY, &[0; 50], &[]);
+    // The next reply is the one to this, with its number, and all writes were done in order by then.
+    assert_eq!(client.read(1, 0, 4), [0; 4]);
+    let events = served.function.wait(|events| events.len() >= 200);
+    let values: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event {
+            Event::Write(2, 0, data) => Some(u32::from_le_bytes(data[..].try_into().unwrap())),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(values, (0..100).collect::<Vec<_>>());
+    assert_eq!(served.stats.snapshot().posted, 103);
+}
+
+#[test]
+fn deferred_work_runs_after_the_reply_and_before_the_next_message() {
+    let served = Served::new();
+    let mut client = served.client();
+    client.write(2, 0x1000, &[1, 0, 0, 0x80]);
+    client.write(2, 0x1000, &[2, 0, 0, 0x80]);
+    let events = served.function.wait(|events| events.len() >= 4);
+    let doorbell = |value| Event::Write(2, 0x1000, vec![value, 0, 0, 0x80]);
+    assert_eq!(events, [doorbell(1), Event::Deferred, doorbell(2), Event::Deferred]);
+}
+
+#[test]
+fn accesses_never_fail() {
+    let served = Served::new();
+    let mut client = served.client();
+    client.write(1, 0x20, &[1, 2, 3, 4, 5, 6, 7, 8]);
+    assert_eq!(client.read(1, 0x20, 8), [1, 2, 3, 4, 5, 6, 7, 8]);
+    // Beyond the end, across it, in regions that are empty: zeros.
+    for (region, offset, count) in
+        [(1, 0x1000, 4), (1, u64::MAX, 4), (1, 0xffe, 4), (3, 0, 4), (6, 0, 2), (8, 8, 1), (7, 256, 4)]
+    {
+        assert_eq!(client.read(region, offset, count), vec![0; count as usize]);
+        client.write(region, offset, &vec![0xff; count as usize]);
+    }
+    assert_eq!(client.read(1, 0xffe, 2), [0xff, 0xff]);
+    assert!(client.read(1, 0, 0).is_empty());
+    client.write(1, 0, &[]);
+    // The largest ones.
+    let data: Vec<u8> = (0..1 << 20).map(|i: u32| i.to_le_bytes()[1]).collect();
+    client.write(1, 0, &data);
+    assert_eq!(client.read(1, 0, 1 << 20)[..0x1000], data[..0x1000]);
+    assert_eq!(served.stats.snapshot().refused, 0);
+}
+
+#[test]
+fn several_writes_in_one_message() {
+    let served = Served::new();
+    let mut client = served.client();
+    let element = |region: u32, offset: u64, data: u32| {
+        let mut bytes = access(region, offset, 4);
+        bytes.extend(u64::from(data).to_le_bytes());
+        bytes
+    };
+    let body = [&2u64.to_le_bytes()[..], &element(1, 8, 7), &element(1, 12, 9)].concat();
+    client.send(Command::REGION_WRITE_MULTI, Header::NO_REPLY, &body, &[]);
+    assert_eq!(client.read(1, 8, 8), [7, 0, 0, 0, 9, 0, 0, 0]);
+    let bad = [&2u64.to_le_bytes()[..], &element(1, 8, 1), &element(99, 12, 1)].concat();
+    client.call(Command::REGION_WRITE_MULTI, &bad, &[]).errno();
+    assert_eq!(client.read(1, 8, 8), [7, 0, 0, 0, 9, 0, 0, 0]);
+}
+
+#[test]
+fn argsz_tells_how_much_is_needed() {
+    let served = Served::new();
+    let mut client = served.client();
+    // More room than needed changes nothing, so nobody asks again.
+    for argsz in [32, 48, 4096] {
+        let info = client.call(Command::DEVICE_GET_REGION_INFO, &region_info_body(2, argsz), &[]).ok();
+        assert_eq!(info, words(&[32, 3, 2, 0, 0x10_0000, 0, 0, 0]));
+    }
+    client.call(Command::DEVICE_GET_REGION_INFO, &region_info_body(2, 31), &[]).errno();
+    client.call(Command::DEVICE_GET_REGION_INFO, &region_info_body(9, 32), &[]).errno();
+    // Cloud Hypervisor counts the header too.
+    client.call(Command::DEVICE_GET_INFO, &words(&[32, 0, 0, 0]), &[]).ok();
+    client.call(Command::DEVICE_GET_INFO, &words(&[15, 0, 0, 0]), &[]).errno();
+    client.call(Command::DEVICE_GET_IRQ_INFO, &words(&[16, 0, 5, 0]), &[]).errno();
+}
+
+#[test]
+fn memory_is_shared_wherever_it_lies_in_the_file() {
+    let served = Served::new();
+    let mut client = served.client();
+    let ram = memfd("ram", 16 << 20);
+    client.map(0, 0x8_0000, 0, RW, Some(&ram)).ok();
+    client.map(0x1_0000_0000, 0x10_0000, 0xc4000, RW, Some(&ram)).ok();
+    client.map(0xf_0000, 0x1000, 0x1000, RO, Some(&ram)).ok();
+    {
+        let view = served.memory.view();
+        view.write(0x1_0000_0010, b"hello").unwrap();
+        view.write(0x1010, b"below").unwrap();
+        let mut low = [0; 5];
+        view.read(0xf_0010, &mut low).unwrap();
+        assert_eq!(&low, b"below");
+        assert!(view.write(0xf_0000, b"x").is_err());
+    }
+    let mut seen = [0; 5];
+    std::os::unix::fs::FileExt::read_exact_at(&ram, &mut seen, 0xc4010).unwrap();
+    assert_eq!(&seen, b"hello");
+
+    // Overlap, beyond the file, nonsense: refused, and nothing is left of it.
+    let mapped = served.memory.mapped_bytes();
+    for (address, size, offset, flags) in [
+        (0x1000, 0x1000, 0, RW),
+        (0x20_0000, 0x1000, 16 << 20, RW),
+        (0x20_0000, (16 << 20) + 0x1000, 0, RW),
+        (0x20_0000, 0x1000, u64::MAX - 0xfff, RW),
+        (0x20_0000, 0, 0, RW),
+        (0x20_0001, 0x1000, 0, RW),
+        (0x20_0000, 0x1001, 0, RW),
+        (0x20_0000, 0x1000, 1, RW),
+        (u64::MAX - 0xfff, 0x1000, 0, RW),
+        (0x20_0000, 0x1000, 0, 0),
+    ] {
+        client.map(address, size, offset, flags, Some(&ram)).errno();
+    }
+    assert_eq!(served.memory.mapped_bytes(), mapped);
+
+    let unmapped = client.unmap(0x1_0000_0000, 0x10_0000, 0).ok();
+    assert_eq!(unmapped, unmap_body(0, 0x1_0000_0000, 0x10_0000));
+    client.unmap(0x1_0000_0000, 0x10_0000, 0).errno();
+    client.unmap(0, 0x1000, 0).errno();
+    client.unmap(0, 0x1000, 2).errno();
+    client.unmap(0, 0x8_0000, 1).errno();
+    client.unmap(0, 0, 2).ok();
+    assert_eq!(served.memory.mapped_bytes(), 0);
+}
+
+#[test]
+fn only_files_are_mapped() {
+    let served = Served::new();
+    let mut client = served.client();
+    let ram = memfd("ram", 1 << 20);
+    let body = map_body(RW, 0, 0, 0x1000);
+    client.call(Command::DMA_MAP, &body, &[ram.as_fd(), ram.as_fd()]).errno();
+    let (pipe, _other) = std::io::pipe().unwrap();
+    client.call(Command::DMA_MAP, &body, &[pipe.as_fd()]).errno();
+    client.call(Command::DMA_MAP, &body, &[client.stream.try_clone().unwrap().as_fd()]).errno();
+    let event = common::eventfd();
+    client.call(Command::DMA_MAP, &body, &[event.as_fd()]).errno();
+    // A file that is open for reading only serves read-only ranges.
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("rom"), vec![5; 0x1000]).unwrap();
+    let rom = fs::File::open(folder.path().join("rom")).unwrap();
+    client.map(0, 0x1000, 0, RW, Some(&rom)).errno();
+    client.map(0, 0x1000, 0, RO, Some(&rom)).ok();
+    let mut byte = [0];
+    served.memory.view().read(0x7ff, &mut byte).unwrap();
+    assert_eq!(byte, [5]);
+}
+
+/// How many mappings of this process are of a memfd with this name.
+fn mappings_of(name: &str) -> usize {
+    let mut maps = String::new();
+    fs::File::open("/proc/self/maps").unwrap().read_to_string(&mut maps).unwrap();
+    maps.lines().filter(|line| line.contains(&format!("/memfd:{name} "))).count()
+}
+
+#[test]
+fn one_mapping_for_all_ranges_and_none_after_the_client() {
+    let served = Served::new();
+    let mut client = served.client();
+    let ram = memfd("one-mapping", 1 << 20);
+    for page in 0..200 {
+        client.map(0xfee0_0000 + page * 0x1000, 0x1000, page * 0x1000, RW, Some(&ram)).ok();
+    }
+    assert_eq!(mappings_of("one-mapping"), 1);
+    // The file has grown by a DIMM.
+    ram.set_len(2 << 20).unwrap();
+    client.map(0x10_0000, 0x10_0000, 0x10_0000, RW, Some(&ram)).ok();
+    assert_eq!(mappings_of("one-mapping"), 2);
+    for page in 0..200 {
+        client.unmap(0xfee0_0000 + page * 0x1000, 0x1000, 0).ok();
+    }
+    // As soon as the map is settled, what is not used is gone.
+    client.read(1, 0, 4);
+    assert_eq!(mappings_of("one-mapping"), 1);
+    client.unmap(0x10_0000, 0x10_0000, 0).ok();
+    client.read(1, 0, 4);
+    assert_eq!(mappings_of("one-mapping"), 0);
+
+    client.map(0, 0x10_0000, 0, RW, Some(&ram)).ok();
+    assert_eq!(mappings_of("one-mapping"), 1);
+    drop(client);
+    // The next client is served when everything is cleaned up.
+    let _next = served.client();
+    assert_eq!(mappings_of("one-mapping"), 0);
+    assert_eq!(served.memory.mapped_bytes(), 0);
+}
+
+#[test]
+fn huge_pages_at_odd_offsets() {
+    use rustix::fs::MemfdFlags;
+    let ram = rustix::fs::memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB)
+        .map(fs::File::from)
+        .and_then(|file| rustix::fs::ftruncate(&file, 4 << 20).map(|()| file));
+    let free = fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
+    let Some(ram) = ram.ok().filter(|_| free.trim().parse::<u32>().is_ok_and(|pages| pages >= 2)) else {
+        println!("skipped: no huge pages on this host (vm.nr_hugepages is {})", free.trim());
+        return;
+    };
+    let served = Served::new();
+    let mut client = served.client();
+    client.map(0, 0xc_0000, 0, RW, Some(&ram)).ok();
+    client.map(0x10_0000, 0x20_0000, 0x10_0000, RW, Some(&ram)).ok();
+    served.memory.view().write(0x10_0000, b"huge").unwrap();
+    client.unmap(0x10_0000, 0x20_0000, 0).ok();
+    client.unmap(0, 0xc_0000, 0).ok();
+    client.read(1, 0, 4);
+    assert_eq!(mappings_of("huge"), 0);
+}
+
+#[test]
+fn a_second_client_fails_fast_and_disturbs_nobody() {
+    let served = Served::new();
+    let mut client = served.client();
+    served.connect().wait_hang_up();
+    let second = served.connect();
+    second.wait_hang_up();
+    client.write(1, 0, &[1]);
+    assert_eq!(client.read(1, 0, 1), [1]);
+    assert_eq!(served.stats.snapshot().turned_away, 2);
+}
+
+#[test]
+fn clients_come_and_go() {
+    let served = Served::new();
+    for round in 0..50u8 {
+        // No pause: the next one is there while we still clean up after the last.
+        let mut client = served.client();
+        assert_eq!(client.read(1, 0x20, 1), [0]);
+        client.write(1, 0x20, &[round | 1]);
+        client.map(0, 0x1000, 0, RW, Some(&memfd("ram", 0x1000))).ok();
+        if round % 2 == 0 {
+            // In the middle of a message.
+            client.send_raw(&[1, 2, 3], &[]);
+        }
+    }
+    served.function.wait(|events| events.iter().filter(|event| **event == Event::Reset).count() == 50);
+    assert_eq!(served.stats.snapshot().clients, 50);
+    assert_eq!(served.stats.snapshot().turned_away, 0);
+}
+
+#[test]
+fn a_client_that_dies_with_replies_unread() {
+    let served = Served::new();
+    let mut client = served.client();
+    for _ in 0..20 {
+        client.send(Command::REGION_READ, 0, &access(1, 0, 1 << 20), &[]);
+    }
+    // The server is stuck in writing, and then the client is gone.
+    drop(client);
+    assert_eq!(served.client().read(1, 0, 1), [0]);
+}
+
+#[test]
+fn stopping_disconnects_and_removes_the_socket() {
+    let mut served = Served::new();
+    let mut client = served.client();
+    client.map(0, 0x1000, 0, RW, Some(&memfd("ram", 0x1000))).ok();
+    drop(served.server.take());
+    client.wait_hang_up();
+    assert!(!served.path.exists());
+    assert_eq!(served.memory.mapped_bytes(), 0);
+    assert!(served.function.wait_reset().contains(&Event::Reset));
+    assert!(!served.stats.snapshot().connected);
+}
+
+#[test]
+fn stopping_does_not_wait_for_a_stuck_client() {
+    let mut served = Served::new();
+    let mut client: Raw = served.client();
+    for _ in 0..20 {
+        client.send(Command::REGION_READ, 0, &access(1, 0, 1 << 20), &[]);
+    }
+    drop(served.server.take());
+    drop(client);
+}
+
+#[test]
+fn a_truncated_file_does_not_end_the_daemon() {
+    let served = Served::new();
+    let mut client = served.client();
+    let ram = memfd("short", 1 << 20);
+    client.map(0, 1 << 20, 0, RW, Some(&ram)).ok();
+    served.memory.view().write(0x8_0000, b"here").unwrap();
+    ram.set_len(0x1000).unwrap();
+    let before = pvrdmad::sigbus::repaired();
+    let mut data = [1; 4];
+    served.memory.view().read(0x8_0000, &mut data).unwrap();
+    assert_eq!(data, [0; 4]);
+    assert!(pvrdmad::sigbus::repaired() > before);
+    drop(client);
+    served.client();
+}
