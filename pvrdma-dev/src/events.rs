@@ -266,11 +266,6 @@ impl EventHub {
         }
     }
 
-    /// The rings, if there are any.
-    pub(crate) fn rings(&self) -> Option<Arc<EventRings>> {
-        self.rings.read().clone()
-    }
-
     /// Reports any asynchronous event.
     pub(crate) fn post(&self, view: &DmaView<'_>, event: Eqe) {
         self.with(|rings| rings.post(view, event));

@@ -162,7 +162,7 @@ fn invalid_consumer_index() {
 fn handshakes() {
     let bed = Bed::new();
     let view = bed.memory.space().view();
-    let old = bed.hub.rings().unwrap();
+    let old = bed.hub.rings.read().clone().unwrap();
     bed.hub.remove();
     old.notify_cq(&view, 1);
     old.post_async(&view, AsyncEvent::Port(PortEvent::Active));

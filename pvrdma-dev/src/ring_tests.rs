@@ -1,7 +1,6 @@
 //! Index rules (conformance 38, 39, 40, 45).
 
 use proptest::prelude::*;
-use rdma_backend::memory::PageListBuilder;
 use vm_memory::Bytes;
 
 use super::*;

@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use rdma_backend::memory::{DmaSpace, PAGE_SIZE, PinPolicy};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{
-    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion, VolatileMemory, VolatileSlice,
+    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice,
 };
 
 /// Where guest memory starts. Not 0, so that address 0 is never memory.

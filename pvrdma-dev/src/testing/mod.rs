@@ -1,8 +1,82 @@
-//! An in-process guest.
-#![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "a test guest that goes wrong ends the test")]
+//! A guest in the same process: for tests and benchmarks without a virtual machine (feature `testing`).
+//!
+//! [`Driver`] does what the Linux driver `vmw_pvrdma` and the rdma-core provider do, in their order and with their
+//! arithmetic, on [`GuestMemory`] and through the two faces a guest has: configuration space and BARs. It shares no code with
+//! the device, not even constants, so that an error in one does not hide the same error in the other.
+//!
+//! ```text
+//! let memory = GuestMemory::new(64 << 20);
+//! let irqs = Irqs::new();
+//! let device = Arc::new(PvrdmaDevice::new(config, memory.space().clone(), irqs.clone(), &backend)?);
+//! let driver = Driver::probe(device, &memory, &irqs)?;
+//! driver.bind_gid(0, gid)?;
+//! let context = driver.open()?;
+//! let pd = driver.create_pd(Some(&context))?;
+//! let mut cq = driver.create_cq(Some(&context), 256)?;
+//! let mut qp = driver.create_qp(&QpInit::rc(&pd, &cq))?;
+//! qp.connect(&Path::to(peer_gid, peer_qpn))?;
+//! let buffer = driver.buffer(8192, 0, Placement::Scattered);
+//! let mr = driver.reg_mr(&pd, &buffer, access::LOCAL_WRITE)?;
+//! qp.post_send(&[SendWr::write(1, &[buffer.sge(&mr, 0, 8192)], peer_address, peer_rkey)])?;
+//! let cqe = cq.wait();
+//! ```
+//!
+//! What goes wrong with the test itself panics. What the device refuses is a [`CommandError`].
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    reason = "a test guest that goes wrong ends the test"
+)]
 
 #[cfg(test)]
 pub(crate) mod bed;
+mod buffer;
+mod command;
+mod cq;
+mod driver;
+mod irq;
 mod memory;
+mod mr;
+mod pci;
+mod qp;
+mod qp_attr;
+mod ring;
+mod srq;
+mod stub;
+mod wr;
 
+use std::time::{Duration, Instant};
+
+pub use buffer::Buffer;
+pub use command::{CommandError, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, command_id};
+pub use cq::{Cq, Cqe, status, wc_flag, wc_opcode};
+pub use driver::{AsyncEntry, Context, Driver, Pd, ProbeError, ProbeOptions};
+pub use irq::Irqs;
 pub use memory::{Directory, GuestMemory, MEMORY_BASE, Placement};
+pub use mr::{FastMr, Mr, access};
+pub use pci::{PciAccess, register};
+pub use qp::{Encoded, Qp, QpInit, qp_type};
+pub use qp_attr::{Path, QpAttr, mask, state};
+pub use ring::{DriverRing, RingFull};
+pub use srq::Srq;
+pub use stub::{StubBackend, StubCq, StubDevice, StubHca, StubMr, StubQp, StubSrq};
+pub use wr::{AddressHandle, RecvWr, SendWr, Sge, opcode, send_flag};
+
+/// How long anything may take. Nothing does; this is for what hangs.
+pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Calls `look` until it returns something, for at most [`DEADLINE`].
+///
+/// # Panics
+/// It never did; `what` says in the message what was waited for.
+pub fn wait_for<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let end = Instant::now() + DEADLINE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < end, "{what}: nothing came in {DEADLINE:?}");
+        std::thread::yield_now();
+    }
+}

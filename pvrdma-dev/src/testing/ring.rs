@@ -1,0 +1,151 @@
+//! Index arithmetic of the driver, with its peculiarities (`pvrdma_ring.h`; spec §6.1, §6.4).
+
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::GuestMemory;
+
+/// A post found no room.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the ring is full")]
+pub struct RingFull;
+
+/// One ring: its state words and its elements.
+#[derive(Clone, Debug)]
+pub struct DriverRing {
+    memory: Arc<GuestMemory>,
+    /// Address of `prod_tail`; `cons_head` is behind it.
+    words: u64,
+    /// Address of each page of elements.
+    pages: Vec<u64>,
+    stride: u64,
+    /// What the driver takes for the number of elements. For event rings that is not a power of two.
+    nominal: u32,
+}
+
+impl DriverRing {
+    pub(super) fn new(memory: &Arc<GuestMemory>, words: u64, pages: &[u64], stride: u64, nominal: u32) -> Self {
+        Self { memory: Arc::clone(memory), words, pages: pages.to_vec(), stride, nominal }
+    }
+
+    /// What the driver takes for the number of elements.
+    pub const fn entries(&self) -> u32 {
+        self.nominal
+    }
+
+    /// Octets per element.
+    pub const fn stride(&self) -> u64 {
+        self.stride
+    }
+
+    /// Address of `prod_tail`.
+    pub const fn prod_tail_address(&self) -> u64 {
+        self.words
+    }
+
+    /// Address of `cons_head`.
+    pub const fn cons_head_address(&self) -> u64 {
+        self.words + 4
+    }
+
+    /// `prod_tail` now.
+    pub fn prod_tail(&self) -> u32 {
+        self.memory.load(self.words)
+    }
+
+    /// `cons_head` now.
+    pub fn cons_head(&self) -> u32 {
+        self.memory.load(self.words + 4)
+    }
+
+    /// Overwrites `prod_tail`.
+    pub fn set_prod_tail(&self, value: u32) {
+        self.memory.store(self.words, value);
+    }
+
+    /// Overwrites `cons_head`.
+    pub fn set_cons_head(&self, value: u32) {
+        self.memory.store(self.words + 4, value);
+    }
+
+    /// Address of the element in a slot.
+    #[inline]
+    pub fn slot(&self, slot: u32) -> u64 {
+        let offset = u64::from(slot) * self.stride;
+        self.pages[(offset / 4096) as usize] + offset % 4096
+    }
+
+    const fn mask(&self) -> u32 {
+        (self.nominal << 1) - 1
+    }
+
+    /// Index after `index` (`pvrdma_idx_ring_inc`).
+    pub const fn next(&self, index: u32) -> u32 {
+        index.wrapping_add(1) & self.mask()
+    }
+
+    /// Slot of `index` (`pvrdma_idx`), `None` if it is not valid.
+    pub const fn slot_of(&self, index: u32) -> Option<u32> {
+        if index & !self.mask() == 0 { Some(index & (self.nominal - 1)) } else { None }
+    }
+
+    /// Slot to consume (`pvrdma_idx_ring_has_data`).
+    ///
+    /// # Panics
+    /// An index is invalid. The driver never looks at such a ring again, so a device must never let that happen.
+    #[inline]
+    pub fn has_data(&self) -> Option<u32> {
+        let (tail, head) = (self.prod_tail(), self.cons_head());
+        let slot = self.slot_of(head).filter(|_| self.slot_of(tail).is_some());
+        let slot = slot.unwrap_or_else(|| panic!("invalid index: prod_tail {tail:#x}, cons_head {head:#x}"));
+        (tail != head).then_some(slot)
+    }
+
+    /// Slot to fill (`pvrdma_idx_ring_has_space`). The kernel driver takes an invalid index for "has space", slot 0.
+    #[inline]
+    pub fn has_space(&self) -> Option<u32> {
+        let (tail, head) = (self.prod_tail(), self.cons_head());
+        match (self.slot_of(tail), self.slot_of(head)) {
+            (Some(slot), Some(_)) => (tail != head ^ self.nominal).then_some(slot),
+            _ => panic!("invalid index: prod_tail {tail:#x}, cons_head {head:#x}"),
+        }
+    }
+
+    /// Moves `prod_tail` on by one.
+    #[inline]
+    pub fn produce(&self) {
+        self.set_prod_tail(self.next(self.prod_tail()));
+    }
+
+    /// Moves `cons_head` on by one.
+    #[inline]
+    pub fn consume(&self) {
+        self.set_cons_head(self.next(self.cons_head()));
+    }
+
+    /// Elements between the indices.
+    pub fn len(&self) -> u32 {
+        self.prod_tail().wrapping_sub(self.cons_head()) & self.mask()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    pub(super) fn memory(&self) -> &Arc<GuestMemory> {
+        &self.memory
+    }
+
+    /// Takes every element as the interrupt handlers do.
+    pub(super) fn drain(&self) -> Vec<Vec<u8>> {
+        let mut out = Vec::new();
+        while let Some(slot) = self.has_data() {
+            assert!(out.len() < self.nominal as usize, "the ring is fuller than it can be");
+            out.push(self.memory.read_vec(self.slot(slot), self.stride as usize));
+            self.consume();
+        }
+        out
+    }
+}

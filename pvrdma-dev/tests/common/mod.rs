@@ -1,0 +1,104 @@
+//! Devices for tests.
+#![allow(dead_code, unreachable_pub, clippy::allow_attributes, reason = "each test uses some of it")]
+
+use std::sync::Arc;
+
+use backend_rxe::{Rxe, RxeConfig};
+use pvrdma_dev::testing::{Context, Cq, Driver, GuestMemory, Irqs, Path, Pd, Qp, QpInit, StubBackend, StubDevice};
+use pvrdma_dev::{DeviceConfig, PciFunction, PvrdmaDevice};
+use rdma_backend::{Backend, Gid, MacAddr};
+
+/// An IPv4-mapped GID.
+pub fn gid(host: u8) -> Gid {
+    let mut gid = Gid::default();
+    gid.0[10..12].fill(0xff);
+    gid.0[12..].copy_from_slice(&[10, 0, 0, host]);
+    gid
+}
+
+/// A device with its guest's memory.
+pub struct Bed<B: Backend> {
+    pub memory: Arc<GuestMemory>,
+    pub irqs: Arc<Irqs>,
+    pub device: Arc<PvrdmaDevice<B>>,
+    pub backend: Arc<B>,
+}
+
+impl<B: Backend + 'static> Bed<B> {
+    pub fn new(backend: Arc<B>, config: DeviceConfig, octets: usize) -> Self {
+        let (memory, irqs) = (GuestMemory::new(octets), Irqs::new());
+        let device = PvrdmaDevice::new(config, memory.space().clone(), irqs.clone(), &*backend).unwrap();
+        Self { memory, irqs, device, backend }
+    }
+
+    pub fn function(&self) -> Arc<dyn PciFunction> {
+        self.device.clone()
+    }
+
+    pub fn driver(&self) -> Driver {
+        Driver::probe(self.function(), &self.memory, &self.irqs).unwrap()
+    }
+}
+
+impl Bed<Rxe> {
+    pub fn rxe() -> Self {
+        Self::with_config(DeviceConfig::new("test", MacAddr([0x52, 0x54, 0, 0, 0, 1])))
+    }
+
+    pub fn with_config(config: DeviceConfig) -> Self {
+        Self::new(Arc::new(Rxe::new(RxeConfig::default()).unwrap()), config, 64 << 20)
+    }
+
+    /// Two devices that reach each other, with GIDs 1 and 2 bound.
+    pub fn pair() -> [(Self, Driver); 2] {
+        let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
+        [1, 2].map(|host| {
+            let config = DeviceConfig::new(format!("vm{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]));
+            let bed = Self::new(backend.clone(), config, 128 << 20);
+            let driver = bed.driver();
+            driver.bind_gid(0, gid(host)).unwrap();
+            (bed, driver)
+        })
+    }
+}
+
+impl Bed<StubBackend> {
+    pub fn stub() -> (Self, Arc<StubDevice>) {
+        let config = DeviceConfig::new("stub", MacAddr([0x52, 0x54, 0, 0, 0, 1]));
+        let bed = Self::new(Arc::new(StubBackend::new()), config, 64 << 20);
+        let stub = bed.backend.device();
+        (bed, stub)
+    }
+}
+
+/// What a process has before it makes queue pairs.
+pub struct Process {
+    pub driver: Driver,
+    pub context: Option<Context>,
+    pub pd: Pd,
+    pub cq: Cq,
+}
+
+impl Process {
+    /// A process, or the kernel.
+    pub fn new(driver: &Driver, user: bool, entries: u32) -> Self {
+        let context = user.then(|| driver.open().unwrap());
+        let pd = driver.create_pd(context.as_ref()).unwrap();
+        let cq = driver.create_cq(context.as_ref(), entries).unwrap();
+        Self { driver: driver.clone(), context, pd, cq }
+    }
+
+    pub fn rc(&self) -> Qp {
+        self.driver.create_qp(&QpInit::rc(&self.pd, &self.cq)).unwrap()
+    }
+
+    pub fn ud(&self) -> Qp {
+        self.driver.create_qp(&QpInit::ud(&self.pd, &self.cq)).unwrap()
+    }
+}
+
+/// Connects two QPs of the devices with these hosts.
+pub fn connect(a: &mut Qp, host_a: u8, b: &mut Qp, host_b: u8) {
+    a.connect(&Path::to(gid(host_b), b.qpn)).unwrap();
+    b.connect(&Path::to(gid(host_a), a.qpn)).unwrap();
+}
