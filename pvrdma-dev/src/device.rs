@@ -338,3 +338,7 @@ impl<B: Backend> Drop for PvrdmaDevice<B> {
         adapter.memory.set_enabled(false);
     }
 }
+
+#[cfg(test)]
+#[path = "device_tests.rs"]
+mod tests;

@@ -140,3 +140,7 @@ impl<H: Hca> Adapter<H> {
         }
     }
 }
+
+#[cfg(test)]
+#[path = "doorbell_tests.rs"]
+mod tests;

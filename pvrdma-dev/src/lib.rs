@@ -46,6 +46,8 @@ mod spec;
 mod stats;
 #[cfg(test)]
 mod test_hca;
+#[cfg(test)]
+mod test_rig;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod uar;

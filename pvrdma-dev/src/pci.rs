@@ -117,7 +117,8 @@ impl ConfigSpace {
 
     /// Reads. Beyond the end there is nothing but zeros.
     pub(crate) fn read(&self, offset: usize, data: &mut [u8], interrupt_pending: bool) {
-        for (at, byte) in (offset..).zip(data) {
+        for (index, byte) in data.iter_mut().enumerate() {
+            let at = offset.saturating_add(index);
             *byte = self.bytes.get(at).copied().unwrap_or(0);
             if at == STATUS && interrupt_pending {
                 *byte |= STATUS_INTERRUPT;
@@ -127,7 +128,8 @@ impl ConfigSpace {
 
     /// Changes the bits that can be changed.
     pub(crate) fn write(&mut self, offset: usize, data: &[u8]) {
-        for (at, new) in (offset..).zip(data) {
+        for (index, new) in data.iter().enumerate() {
+            let at = offset.saturating_add(index);
             if let (Some(byte), Some(mask)) = (self.bytes.get_mut(at), self.writable.get(at)) {
                 *byte = (*byte & !mask) | (new & mask);
             }

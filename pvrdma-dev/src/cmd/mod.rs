@@ -209,3 +209,8 @@ fn undo<H: Hca>(adapter: &Adapter<H>, created: Option<Created>) {
         Some(Created::Qp(handle)) => adapter.end_qp(handle),
     };
 }
+
+#[cfg(test)]
+mod qp_tests;
+#[cfg(test)]
+mod tests;

@@ -131,8 +131,8 @@ fn pages<H: Hca>(adapter: &Adapter<H>, request: &CreateQp, parts: &Parts<H>) -> 
     let recv_bytes = if parts.srq.is_some() {
         0
     } else {
-        let stride =
-            recv_stride(caps.max_recv_sge).ok_or(CmdError::Invalid("number of SGEs", caps.max_recv_sge.into()))?;
+        let stride = recv_stride(caps.max_recv_sge)
+            .ok_or_else(|| CmdError::Invalid("number of SGEs", caps.max_recv_sge.into()))?;
         u64::from(caps.max_recv_wr).saturating_mul(stride.into())
     };
     let recv_pages = recv_bytes.div_ceil(rdma_backend::memory::PAGE_SIZE);

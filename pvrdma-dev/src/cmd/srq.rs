@@ -33,7 +33,7 @@ pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreateSrq) -> Resul
         return Err(CmdError::Invalid("SRQ limit", srq_limit.into()));
     }
     let vacancy = adapter.objects.srqs.room()?;
-    let stride = recv_stride(max_sge).ok_or(CmdError::Invalid("number of SGEs", max_sge.into()))?;
+    let stride = recv_stride(max_sge).ok_or_else(|| CmdError::Invalid("number of SGEs", max_sge.into()))?;
     let needed = ring_pages_of(max_wr, stride.into());
     let pages = ring_pages(adapter, pdir_dma, nchunks, needed)?;
     let charge = adapter.objects.budget.charge_pages(&pages, 1)?;

@@ -75,12 +75,17 @@ impl<H: Hca> Objects<H> {
 impl<T> HandleTable<T> {
     /// The object with a handle, or the error that a command with a wrong handle gets.
     pub(crate) fn find(&self, handle: u32) -> Result<Arc<T>, CmdError> {
-        self.get(handle).ok_or(CmdError::NoSuch(self.what(), handle))
+        self.get(handle).ok_or_else(|| CmdError::NoSuch(self.what(), handle))
+    }
+
+    /// Takes out the object with a handle, or the error that a command with a wrong handle gets.
+    pub(crate) fn take(&self, handle: u32) -> Result<Arc<T>, CmdError> {
+        self.remove(handle).ok_or_else(|| CmdError::NoSuch(self.what(), handle))
     }
 
     /// A free handle, or the error that a command gets when there is none.
     pub(crate) fn room(&self) -> Result<Vacancy, CmdError> {
-        self.vacancy().ok_or(CmdError::NoRoom(self.what()))
+        self.vacancy().ok_or_else(|| CmdError::NoRoom(self.what()))
     }
 }
 

@@ -7,15 +7,14 @@ use std::sync::Arc;
 
 use rdma_backend::{Hca, MemoryRegion, QpAttrMask, QpAttrs, QpState, QueuePair, SharedReceiveQueue};
 
-use super::{Cq, Qp, Srq};
+use super::{Cq, Qp};
 use crate::adapter::Adapter;
 use crate::error::CmdError;
 
 impl<H: Hca> Adapter<H> {
     /// Ends a QP. Its rings and the memory of its requests are not touched any more and no completion of it appears.
     pub(crate) fn end_qp(&self, handle: u32) -> Result<(), CmdError> {
-        let table = &self.objects.qps;
-        let qp = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        let qp = self.objects.qps.take(handle)?;
         qp.verbs.destroy();
         self.deferred.forget_qp(&qp);
         Ok(())
@@ -23,23 +22,17 @@ impl<H: Hca> Adapter<H> {
 
     /// Ends an SRQ. QPs that still use it go to their error state.
     pub(crate) fn end_srq(&self, handle: u32) -> Result<(), CmdError> {
-        let table = &self.objects.srqs;
-        let srq = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        let srq = self.objects.srqs.take(handle)?;
         let uses = |qp: &Qp<H>| qp.srq.as_ref().is_some_and(|other| Arc::ptr_eq(other, &srq));
         self.fail_qps(Arc::strong_count(&srq), uses);
-        self.end_srq_object(&srq);
-        Ok(())
-    }
-
-    fn end_srq_object(&self, srq: &Arc<Srq<H>>) {
         srq.verbs.destroy();
-        self.deferred.forget_srq(srq);
+        self.deferred.forget_srq(&srq);
+        Ok(())
     }
 
     /// Ends a CQ. QPs that still complete to it go to their error state, silently: the ring is dead before they flush.
     pub(crate) fn end_cq(&self, handle: u32) -> Result<(), CmdError> {
-        let table = &self.objects.cqs;
-        let cq = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        let cq = self.objects.cqs.take(handle)?;
         cq.ring.shut();
         let is = |other: &Arc<Cq<H>>| Arc::ptr_eq(other, &cq);
         self.fail_qps(Arc::strong_count(&cq), |qp| is(&qp.send_cq) || is(&qp.recv_cq));
@@ -65,16 +58,14 @@ impl<H: Hca> Adapter<H> {
 
     /// Ends a registration.
     pub(crate) fn end_mr(&self, handle: u32) -> Result<(), CmdError> {
-        let table = &self.objects.mrs;
-        let mr = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        let mr = self.objects.mrs.take(handle)?;
         mr.verbs.destroy();
         Ok(())
     }
 
     /// Ends a protection domain and everything in it.
     pub(crate) fn end_pd(&self, handle: u32) -> Result<(), CmdError> {
-        let table = &self.objects.pds;
-        let pd = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        let pd = self.objects.pds.take(handle)?;
         if Arc::strong_count(&pd) > 1 {
             // Only removed handles fail, and these were just listed; the order is users before used.
             for qp in self.objects.qps.handles(|qp| Arc::ptr_eq(&qp.pd, &pd)) {
@@ -92,8 +83,7 @@ impl<H: Hca> Adapter<H> {
 
     /// Ends a context and everything it owns. Its doorbell page is dead until it is bound again.
     pub(crate) fn end_context(&self, handle: u32) -> Result<(), CmdError> {
-        let table = &self.objects.contexts;
-        let context = table.remove(handle).ok_or(CmdError::NoSuch(table.what(), handle))?;
+        let context = self.objects.contexts.take(handle)?;
         self.uar.unbind(context.uar_page);
         for pd in self.objects.pds.handles(|pd| pd.owner == handle) {
             let _ = self.end_pd(pd);
