@@ -1,5 +1,14 @@
 //! The vfio-user daemon: one process that serves many PVRDMA devices.
+//!
+//! [`vfio_user`] turns messages of a VMM into calls of [`pvrdma_dev::PciFunction`]; [`daemon`] builds the devices and their
+//! backend from a [`config`] and keeps them until it is told to stop. Each device has a thread that accepts clients and,
+//! while there is one, a thread that serves it. All of them sleep when there is nothing to do.
 
+pub mod cli;
+pub mod config;
+pub mod control;
+pub mod daemon;
 pub mod log_limit;
 pub mod sigbus;
+pub mod status;
 pub mod vfio_user;

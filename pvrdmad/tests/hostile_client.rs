@@ -145,7 +145,7 @@ fn descriptors_where_none_belong_or_too_many() {
             assert_eq!(client.call(command, &body, &[event.as_fd()]).errno(), EINVAL, "{command:?}");
         }
     }
-    let many = vec![event.as_fd(); 40];
+    let many = [event.as_fd(); 40];
     for count in [17, 20, 40] {
         let answer = client.call(Command::DEVICE_SET_IRQS, &irqs_body(2, 0x24, 0, 3), &many[..count]);
         assert_eq!(answer.errno(), EINVAL);

@@ -1,0 +1,92 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand};
+
+use crate::config::{BackendKind, DeviceSpec};
+
+/// Serves PVRDMA devices to virtual machines over vfio-user.
+#[derive(Parser, Debug)]
+#[command(name = "pvrdmad", version, args_conflicts_with_subcommands = true)]
+pub struct Cli {
+    /// Something else than serving.
+    #[command(subcommand)]
+    pub command: Option<Command>,
+    /// What to serve.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// Something else than serving.
+#[derive(Subcommand, Debug)]
+pub enum Command {
+    /// Shows what a running daemon does.
+    Status(StatusArgs),
+}
+
+/// What to serve.
+#[derive(Args, Debug, Default)]
+pub struct ServeArgs {
+    /// A device: name=NAME,socket=PATH,mac=MAC and optionally roce=v1|v2, pin=all|registered|off, version=17..20, intx.
+    /// A device of the same name in the configuration file gets these values in place of its own.
+    #[arg(long = "device", value_name = "KEY=VALUE,...")]
+    pub devices: Vec<DeviceSpec>,
+    /// What carries the traffic [default: rxe].
+    #[arg(long, value_enum)]
+    pub backend: Option<BackendKind>,
+    /// Socket that answers questions about the daemon.
+    #[arg(long, value_name = "PATH")]
+    pub control: Option<PathBuf>,
+    /// Configuration file.
+    #[arg(long, value_name = "FILE.toml")]
+    pub config: Option<PathBuf>,
+}
+
+/// Arguments of `status`.
+#[derive(Args, Debug)]
+pub struct StatusArgs {
+    /// Control socket of the daemon.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
+    /// JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::CommandFactory;
+
+    use super::*;
+
+    #[test]
+    fn the_command_line_that_scripts_use() {
+        Cli::command().debug_assert();
+        let cli = Cli::try_parse_from(
+            "pvrdmad --device name=vm0,socket=/a,mac=52:54:00:00:00:01,roce=v1,pin=off \
+             --device name=vm1,socket=/b,mac=52:54:00:00:00:02 --backend rxe --control /c --config f.toml"
+                .split(' ')
+                .filter(|word| !word.is_empty()),
+        )
+        .unwrap();
+        assert_eq!(cli.serve.devices.len(), 2);
+        assert!(cli.command.is_none());
+        let cli = Cli::try_parse_from(["pvrdmad", "status", "--control", "/c", "--json"]).unwrap();
+        assert!(matches!(cli.command, Some(Command::Status(StatusArgs { json: true, .. }))));
+    }
+
+    #[test]
+    fn mistakes_are_named() {
+        for (arguments, word) in [
+            ("--device name=a,speed=9", "speed"),
+            ("--device name=a,pin=maybe", "registered"),
+            ("--backend verbs", "rxe"),
+            ("--frobnicate", "frobnicate"),
+            ("status", "--control"),
+        ] {
+            let error = Cli::try_parse_from(["pvrdmad"].into_iter().chain(arguments.split(' '))).unwrap_err();
+            assert!(error.to_string().contains(word), "{error}");
+        }
+    }
+}

@@ -1,0 +1,455 @@
+//! What to serve: the configuration file, the command line over it, and the checked result.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::str::FromStr;
+
+use clap::ValueEnum;
+use pvrdma_dev::{DeviceConfig, Limits};
+use rdma_backend::memory::PinPolicy;
+use rdma_backend::{GidType, MacAddr};
+use serde::de::IntoDeserializer;
+use serde::de::value::{Error as ValueError, StrDeserializer};
+use serde::{Deserialize, Deserializer, Serialize};
+use thiserror::Error;
+
+use crate::cli::ServeArgs;
+
+/// Why there is nothing sensible to serve.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("{path}: {source}")]
+    Parse {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: Box<toml::de::Error>,
+    },
+    /// A device is not described completely or not correctly.
+    #[error("device {name}: {problem}")]
+    Device {
+        /// Which device.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// There is no device.
+    #[error("no device: give --device name=NAME,socket=PATH,mac=MAC or a configuration file with [[device]]")]
+    Nothing,
+}
+
+/// What carries the traffic.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum BackendKind {
+    /// The software adapter.
+    #[default]
+    Rxe,
+}
+
+impl fmt::Display for BackendKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Rxe => f.write_str("rxe"),
+        }
+    }
+}
+
+/// Encapsulation of RDMA packets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Roce {
+    /// Directly in Ethernet frames.
+    V1,
+    /// In UDP.
+    V2,
+}
+
+/// How guest memory is kept resident.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pin {
+    /// All of it, always.
+    All,
+    /// What is registered, for as long as it is.
+    Registered,
+    /// Nothing.
+    Off,
+}
+
+/// A device as the file or the command line describes it, possibly incompletely.
+#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DeviceSpec {
+    /// Name in logs and status.
+    pub name: String,
+    /// Where the VMM connects.
+    pub socket: Option<PathBuf>,
+    /// Ethernet address of the paired network function.
+    #[serde(default, deserialize_with = "mac")]
+    pub mac: Option<MacAddr>,
+    /// Encapsulation.
+    pub roce: Option<Roce>,
+    /// Residency of guest memory.
+    pub pin: Option<Pin>,
+    /// Interface version.
+    pub version: Option<u32>,
+    /// Whether there is a legacy interrupt.
+    pub intx: Option<bool>,
+    /// Upper limits, in the file only.
+    #[serde(default)]
+    pub limits: LimitsSpec,
+}
+
+fn mac<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<MacAddr>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map(Some).map_err(serde::de::Error::custom)
+}
+
+macro_rules! limits {
+    ($($field:ident: $kind:ty,)*) => {
+        /// Upper limits of a device; what is not given keeps its default.
+        #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+        #[serde(deny_unknown_fields)]
+        #[expect(missing_docs, reason = "the fields are those of `pvrdma_dev::Limits`")]
+        pub struct LimitsSpec {
+            $(pub $field: Option<$kind>,)*
+        }
+
+        impl LimitsSpec {
+            fn resolve(&self) -> Limits {
+                let default = Limits::default();
+                Limits { $($field: self.$field.unwrap_or(default.$field),)* }
+            }
+        }
+    };
+}
+
+limits! {
+    max_qp: u32,
+    max_qp_wr: u32,
+    max_sge: u32,
+    max_cq: u32,
+    max_cqe: u32,
+    max_mr: u32,
+    max_mr_size: u64,
+    max_pd: u32,
+    max_srq: u32,
+    max_srq_wr: u32,
+    max_uar: u32,
+    max_ah: u32,
+    gid_table: u32,
+    max_extents: u64,
+}
+
+/// Keys of `--device`.
+const KEYS: &str = "name, socket, mac, roce, pin, version, intx";
+
+impl FromStr for DeviceSpec {
+    type Err = String;
+
+    /// Parses `key=value,key=value`. Values hold no commas; a path that has one goes into the file.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut spec = Self::named(String::new());
+        let mut seen = HashSet::new();
+        for part in text.split(',') {
+            let (key, value) = part.split_once('=').unwrap_or((part, if part == "intx" { "true" } else { "" }));
+            if value.is_empty() {
+                return Err(format!("'{part}': expected KEY=VALUE (the keys are {KEYS})"));
+            }
+            match key {
+                "name" => value.clone_into(&mut spec.name),
+                "socket" => spec.socket = Some(PathBuf::from(value)),
+                "mac" => spec.mac = Some(value.parse()?),
+                "roce" => spec.roce = Some(word(key, value)?),
+                "pin" => spec.pin = Some(word(key, value)?),
+                "version" => {
+                    spec.version = Some(value.parse().map_err(|_| format!("version: '{value}' is not a number"))?);
+                }
+                "intx" => spec.intx = Some(value.parse().map_err(|_| format!("intx: '{value}' is not true or false"))?),
+                _ => return Err(format!("unknown key '{key}' (the keys are {KEYS})")),
+            }
+            if !seen.insert(key) {
+                return Err(format!("'{key}' is given twice"));
+            }
+        }
+        if spec.name.is_empty() {
+            return Err("a device needs a name (name=NAME)".to_owned());
+        }
+        Ok(spec)
+    }
+}
+
+/// One of a few words.
+fn word<'de, T: Deserialize<'de>>(key: &str, value: &'de str) -> Result<T, String> {
+    let deserializer: StrDeserializer<'_, ValueError> = value.into_deserializer();
+    T::deserialize(deserializer).map_err(|error| format!("{key}: {error}"))
+}
+
+impl DeviceSpec {
+    fn named(name: String) -> Self {
+        Self {
+            name,
+            socket: None,
+            mac: None,
+            roce: None,
+            pin: None,
+            version: None,
+            intx: None,
+            limits: LimitsSpec::default(),
+        }
+    }
+
+    /// Takes what the command line gives.
+    fn override_with(&mut self, other: Self) {
+        let Self { name: _, socket, mac, roce, pin, version, intx, limits: _ } = other;
+        self.socket = socket.or_else(|| self.socket.take());
+        self.mac = mac.or(self.mac);
+        self.roce = roce.or(self.roce);
+        self.pin = pin.or(self.pin);
+        self.version = version.or(self.version);
+        self.intx = intx.or(self.intx);
+    }
+
+    fn resolve(self) -> Result<Device, ConfigError> {
+        let problem = |problem: String| ConfigError::Device { name: self.name.clone(), problem };
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if self.name.is_empty() || self.name.len() > 32 || !self.name.chars().all(plain) {
+            return Err(problem("a name has 1 to 32 letters, digits, '-', '_' or '.'".to_owned()));
+        }
+        let socket = self.socket.clone().ok_or_else(|| problem("needs a socket (socket=PATH)".to_owned()))?;
+        let mac = self.mac.ok_or_else(|| problem("needs an Ethernet address (mac=MAC)".to_owned()))?;
+        let mut config = DeviceConfig::new(self.name.clone(), mac);
+        config.version = self.version.unwrap_or(config.version);
+        if !(17..=20).contains(&config.version) {
+            return Err(problem(format!("version {} is not one of 17 to 20", config.version)));
+        }
+        // Version 17 is older than RoCE v2.
+        let default = if config.version < 18 { Roce::V1 } else { Roce::V2 };
+        config.roce = match self.roce.unwrap_or(default) {
+            Roce::V2 if config.version < 18 => {
+                return Err(problem(format!("version {} does not know RoCE v2", config.version)));
+            }
+            Roce::V1 => GidType::RoceV1,
+            Roce::V2 => GidType::RoceV2,
+        };
+        config.intx = self.intx.unwrap_or(false);
+        config.limits = self.limits.resolve();
+        Ok(Device { config, socket, pin: self.pin.unwrap_or(Pin::All) })
+    }
+}
+
+/// A device, completely described.
+#[derive(Clone, Debug)]
+pub struct Device {
+    /// The device itself.
+    pub config: DeviceConfig,
+    /// Where the VMM connects.
+    pub socket: PathBuf,
+    /// Residency of guest memory.
+    pub pin: Pin,
+}
+
+impl Device {
+    /// The encapsulation, as users write it.
+    pub const fn roce(&self) -> Roce {
+        match self.config.roce {
+            GidType::RoceV1 => Roce::V1,
+            GidType::RoceV2 => Roce::V2,
+        }
+    }
+}
+
+impl From<Pin> for PinPolicy {
+    fn from(pin: Pin) -> Self {
+        match pin {
+            Pin::All => Self::All,
+            Pin::Registered => Self::Registered,
+            Pin::Off => Self::Off,
+        }
+    }
+}
+
+/// The configuration file.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    backend: Option<BackendKind>,
+    control: Option<PathBuf>,
+    #[serde(default)]
+    device: Vec<DeviceSpec>,
+}
+
+/// Everything the daemon needs to know.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// What carries the traffic.
+    pub backend: BackendKind,
+    /// Where to answer questions.
+    pub control: Option<PathBuf>,
+    /// At least one.
+    pub devices: Vec<Device>,
+}
+
+impl Config {
+    /// Reads the file, if there is one, and puts the command line over it.
+    ///
+    /// # Errors
+    /// The file or a device is wrong.
+    pub fn load(args: ServeArgs) -> Result<Self, ConfigError> {
+        let file = args.config.as_deref().map_or_else(|| Ok(File::default()), read)?;
+        Self::merge(file, args)
+    }
+
+    fn merge(file: File, args: ServeArgs) -> Result<Self, ConfigError> {
+        let mut specs = file.device;
+        unique(&specs, |spec| spec.name.clone(), "the name is taken")?;
+        unique(&args.devices, |spec| spec.name.clone(), "the name is taken")?;
+        for spec in args.devices {
+            match specs.iter_mut().find(|known| known.name == spec.name) {
+                Some(known) => known.override_with(spec),
+                None => specs.push(spec),
+            }
+        }
+        unique(&specs, |spec| spec.socket.clone(), "another device has the same socket")?;
+        unique(&specs, |spec| spec.mac, "another device has the same MAC address")?;
+        let devices = specs.into_iter().map(DeviceSpec::resolve).collect::<Result<Vec<_>, _>>()?;
+        if devices.is_empty() {
+            return Err(ConfigError::Nothing);
+        }
+        Ok(Self {
+            backend: args.backend.or(file.backend).unwrap_or_default(),
+            control: args.control.or(file.control),
+            devices,
+        })
+    }
+}
+
+fn read(path: &Path) -> Result<File, ConfigError> {
+    let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    toml::from_str(&text).map_err(|source| ConfigError::Parse { path: path.to_owned(), source: Box::new(source) })
+}
+
+fn unique<K: Eq + std::hash::Hash>(
+    specs: &[DeviceSpec],
+    key: impl Fn(&DeviceSpec) -> K,
+    problem: &str,
+) -> Result<(), ConfigError> {
+    let mut seen = HashSet::new();
+    match specs.iter().find(|spec| !seen.insert(key(spec))) {
+        Some(spec) => Err(ConfigError::Device { name: spec.name.clone(), problem: problem.to_owned() }),
+        None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn args(devices: &[&str]) -> ServeArgs {
+        ServeArgs { devices: devices.iter().map(|text| text.parse().unwrap()).collect(), ..ServeArgs::default() }
+    }
+
+    #[test]
+    fn the_command_line_alone() {
+        let config = Config::merge(File::default(), args(&["name=vm0,socket=/run/a,mac=52:54:00:00:00:01"])).unwrap();
+        let device = &config.devices[0];
+        assert_eq!((device.pin, device.roce(), device.config.version), (Pin::All, Roce::V2, 20));
+        assert!(!device.config.intx);
+        assert_eq!(device.config.limits, Limits::default());
+    }
+
+    #[test]
+    fn the_command_line_wins_over_the_file() {
+        let file: File = toml::from_str(
+            r#"
+            backend = "rxe"
+            control = "/run/control"
+            [[device]]
+            name = "vm0"
+            socket = "/run/a"
+            mac = "52:54:00:00:00:01"
+            pin = "registered"
+            [device.limits]
+            max_qp = 100
+            max_mr_size = 4096
+            [[device]]
+            name = "vm1"
+            socket = "/run/b"
+            mac = "52:54:00:00:00:02"
+            version = 17
+            intx = true
+            "#,
+        )
+        .unwrap();
+        let args = args(&["name=vm0,pin=off,roce=v1,intx", "name=vm2,socket=/run/c,mac=52:54:00:00:00:03"]);
+        let config = Config::merge(file, args).unwrap();
+        assert_eq!(config.control.as_deref(), Some(Path::new("/run/control")));
+        let [a, b, c] = &config.devices[..] else { panic!("{config:?}") };
+        assert_eq!((a.pin, a.roce(), a.config.limits.max_qp, a.config.intx), (Pin::Off, Roce::V1, 100, true));
+        assert_eq!(a.config.limits.max_cq, Limits::default().max_cq);
+        assert_eq!((b.roce(), b.config.version, b.config.intx), (Roce::V1, 17, true));
+        assert_eq!(c.config.name, "vm2");
+    }
+
+    #[test]
+    fn mistakes_in_a_device() {
+        for (text, word) in [
+            ("", "KEY=VALUE"),
+            ("name", "KEY=VALUE"),
+            ("socket=/a", "needs a name"),
+            ("name=a,colour=red", "unknown key 'colour'"),
+            ("name=a,name=b", "twice"),
+            ("name=a,mac=53:54:00:00:00:01", "multicast"),
+            ("name=a,mac=52:54", "MAC"),
+            ("name=a,roce=v3", "expected `v1` or `v2`"),
+            ("name=a,pin=yes", "registered"),
+            ("name=a,version=new", "not a number"),
+            ("name=a,intx=perhaps", "true or false"),
+        ] {
+            let error = text.parse::<DeviceSpec>().unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+        for (devices, word) in [
+            (&[][..], "no device"),
+            (&["name=a,mac=52:54:00:00:00:01"], "socket"),
+            (&["name=a,socket=/a"], "mac"),
+            (&["name=a b,socket=/a,mac=52:54:00:00:00:01"], "letters"),
+            (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=16"], "17 to 20"),
+            (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=17,roce=v2"], "RoCE v2"),
+            (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=a,socket=/b,mac=52:54:00:00:00:02"], "name is taken"),
+            (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/a,mac=52:54:00:00:00:02"], "same socket"),
+            (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/b,mac=52:54:00:00:00:01"], "same MAC"),
+        ] {
+            let error = Config::merge(File::default(), args(devices)).unwrap_err().to_string();
+            assert!(error.contains(word), "{devices:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn mistakes_in_the_file() {
+        for (text, word) in [
+            ("colour = 1", "colour"),
+            ("[[device]]\nsocket = \"/a\"", "name"),
+            ("[[device]]\nname = \"a\"\nspeed = 3", "speed"),
+            ("[[device]]\nname = \"a\"\n[device.limits]\nmax_everything = 3", "max_everything"),
+            ("[[device]]\nname = \"a\"\nmac = \"zz\"", "MAC"),
+        ] {
+            let error = toml::from_str::<File>(text).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+        }
+        let error = Config::load(ServeArgs { config: Some("/nonexistent.toml".into()), ..args(&[]) }).unwrap_err();
+        assert!(error.to_string().contains("/nonexistent.toml"));
+    }
+}

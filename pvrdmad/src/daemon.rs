@@ -1,0 +1,187 @@
+//! The daemon: devices, their sockets and the control socket, from the configuration to the end.
+
+use std::io::Write;
+use std::sync::Arc;
+use std::time::Instant;
+
+use anyhow::{Context, Result};
+use backend_rxe::{Rxe, RxeConfig};
+use log::warn;
+use pvrdma_dev::{DeviceStatus, PciFunction, PvrdmaDevice};
+use rdma_backend::Backend;
+use rdma_backend::memory::DmaSpace;
+use rustix::process::{Resource, Rlimit};
+
+use crate::config::{BackendKind, Config, Device, Pin, Roce};
+use crate::control::ControlServer;
+use crate::sigbus;
+use crate::status::{
+    CommandReport, DaemonStatus, DeviceReport, InterruptReport, MemoryReport, by_name, phase_word, port_word,
+};
+use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, Server, SocketFile};
+
+/// A device whatever its backend.
+trait AnyDevice: PciFunction {
+    fn device_status(&self) -> DeviceStatus;
+}
+
+impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
+    fn device_status(&self) -> DeviceStatus {
+        self.status()
+    }
+}
+
+/// What reports about a device need.
+struct Reporter {
+    device: Device,
+    function: Arc<dyn AnyDevice>,
+    memory: Arc<DmaSpace>,
+    irqs: Arc<IrqTable>,
+    stats: Arc<ConnectionStats>,
+}
+
+impl Reporter {
+    fn report(&self) -> DeviceReport {
+        let status = self.function.device_status();
+        let (raised, dropped) = self.irqs.counts();
+        let objects = status.objects;
+        DeviceReport {
+            name: status.name,
+            socket: self.device.socket.display().to_string(),
+            mac: status.mac.to_string(),
+            roce: self.device.roce(),
+            version: status.version,
+            phase: phase_word(status.phase).to_owned(),
+            bus_master: status.bus_master,
+            port: port_word(status.port.state),
+            mtu: status.port.active_mtu.bytes(),
+            client: self.stats.snapshot(),
+            memory: MemoryReport {
+                pin: self.device.pin,
+                mapped_bytes: status.mapped_bytes,
+                pinned_bytes: status.pinned_bytes,
+                pin_error: self.memory.pin_status().err().map(|error| error.to_string()),
+            },
+            interrupts: InterruptReport { raised, dropped },
+            objects: [
+                ("contexts", objects.contexts),
+                ("pds", objects.pds),
+                ("mrs", objects.mrs),
+                ("cqs", objects.cqs),
+                ("srqs", objects.srqs),
+                ("qps", objects.qps),
+                ("gids", objects.gids),
+                ("page_list_extents", u32::try_from(status.page_list_extents).unwrap_or(u32::MAX)),
+            ]
+            .into_iter()
+            .map(|(kind, count)| (kind.to_owned(), u64::from(count)))
+            .collect(),
+            commands: status
+                .commands
+                .into_iter()
+                .map(|count| {
+                    (count.name.to_owned(), CommandReport { executed: count.executed, refused: count.refused })
+                })
+                .collect(),
+            counters: by_name(&status.counters),
+            adapter: by_name(&status.adapter),
+        }
+    }
+}
+
+/// A running daemon. Dropping it disconnects all clients and removes all sockets.
+#[derive(Debug)]
+pub struct Daemon {
+    // Dropped in this order: nobody asks about devices that are being stopped.
+    _control: Option<ControlServer>,
+    _servers: Vec<Server>,
+}
+
+impl Daemon {
+    /// Starts everything and then says so, a line for each device.
+    ///
+    /// # Errors
+    /// A socket cannot be made or a device is not possible; nothing is left behind then.
+    pub fn start(config: &Config, ready: &mut dyn Write) -> Result<Self> {
+        raise_memory_lock_limit();
+        sigbus::install();
+        // All sockets first: they are what fails most often.
+        let control = config.control.as_deref().map(SocketFile::bind).transpose().context("control socket")?;
+        let sockets = config
+            .devices
+            .iter()
+            .map(|device| SocketFile::bind(&device.socket).with_context(|| format!("device {}", device.config.name)))
+            .collect::<Result<Vec<_>>>()?;
+        let BackendKind::Rxe = config.backend;
+        let backend = Rxe::new(RxeConfig::default()).context("backend rxe")?;
+        let mut reporters = Vec::new();
+        let mut servers = Vec::new();
+        for (device, socket) in config.devices.iter().zip(sockets) {
+            let (server, reporter) =
+                serve(device, socket, &backend).with_context(|| format!("device {}", device.config.name))?;
+            servers.push(server);
+            reporters.push(reporter);
+        }
+        let (started, kind) = (Instant::now(), config.backend);
+        let control = control
+            .map(|socket| {
+                ControlServer::start(socket, move || DaemonStatus {
+                    version: env!("CARGO_PKG_VERSION").to_owned(),
+                    pid: std::process::id(),
+                    uptime_s: started.elapsed().as_secs(),
+                    backend: kind.to_string(),
+                    lost_pages: sigbus::repaired(),
+                    devices: reporters.iter().map(Reporter::report).collect(),
+                })
+            })
+            .transpose()
+            .context("control socket")?;
+        for device in &config.devices {
+            // Whoever started us may not want to read this.
+            let _ = writeln!(ready, "{}", ready_line(device));
+        }
+        let _ = ready.flush();
+        Ok(Self { _control: control, _servers: servers })
+    }
+}
+
+fn serve<B: Backend + 'static>(device: &Device, socket: SocketFile, backend: &B) -> Result<(Server, Reporter)> {
+    let memory = DmaSpace::new(device.pin.into());
+    let irqs = Arc::new(IrqTable::default());
+    let stats = Arc::new(ConnectionStats::default());
+    let function = PvrdmaDevice::new(device.config.clone(), Arc::clone(&memory), irqs.clone(), backend)?;
+    let endpoint = Endpoint {
+        name: device.config.name.clone(),
+        function: function.clone(),
+        memory: Arc::clone(&memory),
+        irqs: Arc::clone(&irqs),
+        stats: Arc::clone(&stats),
+        intx: device.config.intx,
+    };
+    let server = Server::start(socket, endpoint)?;
+    Ok((server, Reporter { device: device.clone(), function, memory, irqs, stats }))
+}
+
+fn ready_line(device: &Device) -> String {
+    let roce = match device.roce() {
+        Roce::V1 => "v1",
+        Roce::V2 => "v2",
+    };
+    let pin = match device.pin {
+        Pin::All => "all",
+        Pin::Registered => "registered",
+        Pin::Off => "off",
+    };
+    let config = &device.config;
+    format!("{}: ready on {} (mac {}, roce {roce}, pin {pin})", config.name, device.socket.display(), config.mac)
+}
+
+/// Guest memory is locked, so take all that we may.
+fn raise_memory_lock_limit() {
+    let Rlimit { current, maximum } = rustix::process::getrlimit(Resource::Memlock);
+    if current != maximum
+        && let Err(errno) = rustix::process::setrlimit(Resource::Memlock, Rlimit { current: maximum, maximum })
+    {
+        warn!("cannot raise the limit of locked memory: {errno}");
+    }
+}

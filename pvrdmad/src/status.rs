@@ -1,0 +1,231 @@
+//! What the daemon says about itself: as data, and as tables for people.
+
+use std::collections::BTreeMap;
+
+use comfy_table::presets::UTF8_FULL_CONDENSED;
+use comfy_table::{CellAlignment, ContentArrangement, Table};
+use pvrdma_dev::Phase;
+use rdma_backend::{Counter, PortState};
+use serde::{Deserialize, Serialize};
+
+use crate::config::{Pin, Roce};
+use crate::vfio_user::StatsSnapshot;
+
+/// The daemon at one moment.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DaemonStatus {
+    /// Version of the daemon.
+    pub version: String,
+    /// Its process.
+    pub pid: u32,
+    /// Seconds since its start.
+    pub uptime_s: u64,
+    /// What carries the traffic.
+    pub backend: String,
+    /// Pages of guest memory that a client took away under us and that read as zero since.
+    pub lost_pages: u64,
+    /// Its devices.
+    pub devices: Vec<DeviceReport>,
+}
+
+/// One device at one moment.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct DeviceReport {
+    /// Name.
+    pub name: String,
+    /// Where the VMM connects.
+    pub socket: String,
+    /// Ethernet address.
+    pub mac: String,
+    /// Encapsulation.
+    pub roce: Roce,
+    /// Interface version.
+    pub version: u32,
+    /// Life cycle: `reset`, `handshake` or `active`.
+    pub phase: String,
+    /// Whether the guest lets the device reach memory.
+    pub bus_master: bool,
+    /// The port: `active` or another state.
+    pub port: String,
+    /// Octets in the port's MTU.
+    pub mtu: u32,
+    /// The socket.
+    pub client: StatsSnapshot,
+    /// Guest memory.
+    pub memory: MemoryReport,
+    /// MSI-X interrupts.
+    pub interrupts: InterruptReport,
+    /// Live objects by kind.
+    pub objects: BTreeMap<String, u64>,
+    /// Commands that came at all.
+    pub commands: BTreeMap<String, CommandReport>,
+    /// The device's counters.
+    pub counters: BTreeMap<String, u64>,
+    /// The adapter's counters.
+    pub adapter: BTreeMap<String, u64>,
+}
+
+/// Guest memory of a device.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MemoryReport {
+    /// What is kept resident.
+    pub pin: Pin,
+    /// Octets mapped.
+    pub mapped_bytes: u64,
+    /// Octets kept resident.
+    pub pinned_bytes: u64,
+    /// Why not all is resident that should be.
+    pub pin_error: Option<String>,
+}
+
+/// Interrupts of a device.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct InterruptReport {
+    /// Raised.
+    pub raised: u64,
+    /// Of these, how many had nowhere to go.
+    pub dropped: u64,
+}
+
+/// How often a command came.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct CommandReport {
+    /// All of them.
+    pub executed: u64,
+    /// Those that were refused.
+    pub refused: u64,
+}
+
+/// Counters by name.
+pub(crate) fn by_name(counters: &[Counter]) -> BTreeMap<String, u64> {
+    counters.iter().map(|&(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// A life cycle state in one word.
+pub(crate) const fn phase_word(phase: Phase) -> &'static str {
+    match phase {
+        Phase::Reset => "reset",
+        Phase::Handshake => "handshake",
+        Phase::Active => "active",
+    }
+}
+
+/// A port state in one word.
+pub(crate) fn port_word(state: PortState) -> String {
+    format!("{state:?}").to_lowercase()
+}
+
+impl DaemonStatus {
+    /// Tables for people.
+    pub fn render(&self) -> String {
+        let mut devices = table();
+        devices.set_header([
+            "device", "client", "guest", "port", "memory", "resident", "QPs", "CQs", "SRQs", "MRs", "PDs", "GIDs",
+        ]);
+        for device in &self.devices {
+            let count = |kind: &str| device.objects.get(kind).copied().unwrap_or(0).to_string();
+            let resident = match (&device.memory.pin_error, device.memory.pin) {
+                (Some(_), _) => "FAILED".to_owned(),
+                (None, Pin::Off) => "off".to_owned(),
+                (None, _) => size(device.memory.pinned_bytes),
+            };
+            devices.add_row([
+                device.name.clone(),
+                if device.client.connected { "connected" } else { "none" }.to_owned(),
+                if device.client.connected { &device.phase } else { "-" }.to_owned(),
+                device.port.clone(),
+                size(device.memory.mapped_bytes),
+                resident,
+                count("qps"),
+                count("cqs"),
+                count("srqs"),
+                count("mrs"),
+                count("pds"),
+                count("gids"),
+            ]);
+        }
+        for column in devices.column_iter_mut().skip(4) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        let mut text = format!(
+            "pvrdmad {} (process {}), up {} s, backend {}\n{devices}\n",
+            self.version, self.pid, self.uptime_s, self.backend
+        );
+        for device in &self.devices {
+            if let Some(error) = &device.memory.pin_error {
+                text += &format!("{}: {error}\n", device.name);
+            }
+        }
+        if self.lost_pages != 0 {
+            text +=
+                &format!("{} pages of guest memory were truncated by their VMM and read as zero\n", self.lost_pages);
+        }
+        text + &self.render_counters()
+    }
+
+    /// Counters that are not zero, one column for each device.
+    fn render_counters(&self) -> String {
+        let columns: Vec<BTreeMap<&str, u64>> = self.devices.iter().map(DeviceReport::all_counters).collect();
+        let names: BTreeMap<&str, ()> = columns.iter().flatten().map(|(&name, _)| (name, ())).collect();
+        if names.is_empty() {
+            return String::new();
+        }
+        let mut counters = table();
+        counters.set_header(["counter"].into_iter().chain(self.devices.iter().map(|device| device.name.as_str())));
+        for name in names.keys() {
+            let values = columns.iter().map(|column| column.get(name).map_or_else(String::new, u64::to_string));
+            counters.add_row([(*name).to_owned()].into_iter().chain(values));
+        }
+        for column in counters.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        format!("{counters}\n")
+    }
+}
+
+impl DeviceReport {
+    fn all_counters(&self) -> BTreeMap<&str, u64> {
+        let StatsSnapshot { connected: _, clients, turned_away, messages, posted, refused, broken } = self.client;
+        let own = [
+            ("client connections", clients),
+            ("client connections turned away", turned_away),
+            ("client connections broken", broken),
+            ("client messages", messages),
+            ("client messages posted", posted),
+            ("client messages refused", refused),
+            ("interrupts", self.interrupts.raised),
+            ("interrupts dropped", self.interrupts.dropped),
+        ];
+        let others = self.counters.iter().chain(&self.adapter).map(|(name, &value)| (name.as_str(), value));
+        own.into_iter().chain(others).filter(|&(_, value)| value != 0).collect()
+    }
+}
+
+fn table() -> Table {
+    let mut table = Table::new();
+    table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
+    table
+}
+
+/// Octets for people.
+fn size(bytes: u64) -> String {
+    match bytes {
+        0..0x400 => format!("{bytes} B"),
+        0x400..0x10_0000 => format!("{} KiB", bytes >> 10),
+        0x10_0000..0x4000_0000 => format!("{} MiB", bytes >> 20),
+        _ => format!("{}.{} GiB", bytes >> 30, (bytes >> 20 & 0x3ff) * 10 / 0x400),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        assert_eq!(
+            [0, 1023, 4096, 512 << 20, 6 << 30, (3 << 30) + (1 << 29)].map(size),
+            ["0 B", "1023 B", "4 KiB", "512 MiB", "6.0 GiB", "3.5 GiB"]
+        );
+    }
+}
