@@ -113,13 +113,18 @@ impl Cursor<'_> {
     }
 }
 
-/// Copies `len` octets from one list to another, both from `offset` on. With `ordered`, the last octets become visible
+/// Copies `len` octets from one list to another, each from its offset on. With `ordered`, the last octets become visible
 /// after all others, as pollers of a written buffer expect.
 ///
 /// The caller has checked both lists; a fault here means that memory or a fast registration went away since then.
 #[inline]
-pub(crate) fn transfer(from: Scatter<'_>, to: Scatter<'_>, offset: u64, len: u64, ordered: bool) -> Result<(), Fault> {
-    let (mut source, mut target) = (from.cursor(offset), to.cursor(offset));
+pub(crate) fn transfer(
+    (from, from_offset): (Scatter<'_>, u64),
+    (to, to_offset): (Scatter<'_>, u64),
+    len: u64,
+    ordered: bool,
+) -> Result<(), Fault> {
+    let (mut source, mut target) = (from.cursor(from_offset), to.cursor(to_offset));
     let mut left = len;
     while left > 0 {
         let (from_addr, from_len) = source.piece(left).ok_or(Fault::Source)?;

@@ -52,6 +52,8 @@ mod rxe;
 mod srq;
 #[cfg(test)]
 mod testing;
+#[cfg(test)]
+mod tests;
 mod ud_header;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};

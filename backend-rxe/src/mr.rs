@@ -19,6 +19,9 @@ use crate::hca::Adapter;
 /// Most regions of an adapter.
 pub(crate) const MAX_MR: u32 = 1 << 17;
 
+/// Slots that stay free before the oldest of them is used again.
+const KEEP_FREE: usize = 256;
+
 /// A range of addresses with rights and memory behind it.
 #[derive(Debug)]
 pub(crate) struct Region {
@@ -142,8 +145,8 @@ impl MrTable {
         if self.slots.is_empty() {
             self.slots.push(Slot::default());
         }
-        let reuse = self.slots.len() > MAX_MR as usize || self.free.len() > 256;
-        let index = match self.free.pop_front().filter(|_| reuse) {
+        let reuse = self.free.len() > KEEP_FREE || self.slots.len() > MAX_MR as usize;
+        let index = match reuse.then(|| self.free.pop_front()).flatten() {
             Some(index) => index,
             None => {
                 let index = u32::try_from(self.slots.len()).map_err(|_| VerbsError::Exhausted("memory region"))?;

@@ -339,7 +339,7 @@ fn move_chunk(
         return Ok(true);
     }
     let count = left.min(budget.bytes().max(1));
-    transfer(from, to, progress.done, count, ordered && count == left)?;
+    transfer((from, progress.done), (to, progress.done), count, ordered && count == left)?;
     budget.take_bytes(count);
     progress.done += count;
     Ok(count == left)

@@ -200,7 +200,8 @@ impl Datagram<'_> {
         let list = responder.receive_list(peer, memory);
         let from = Scatter { memory: self.own, sges: &self.work.sges, pd: self.qp.pd, need: Access::empty() };
         let copied = if list.allowed() {
-            list.write(0, &header.octets()).and_then(|()| transfer(from, list, 0, payload, false))
+            list.write(0, &header.octets())
+                .and_then(|()| transfer((from, 0), (list, HEADER_LEN as u64), payload, false))
         } else {
             Err(Fault::Target)
         };

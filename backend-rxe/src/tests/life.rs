@@ -1,0 +1,183 @@
+//! Reset, destruction and what becomes of messages under way.
+
+use std::sync::atomic::Ordering;
+
+use rdma_backend::{
+    GidType, Hca, MemoryRegion, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendOp, VerbsError, WcStatus,
+};
+
+use crate::testing::*;
+
+/// A pair that moves a hundred octets in a run.
+fn slow() -> Pair {
+    let world = World::with(|config| {
+        (config.inline_bytes, config.worker_bytes) = (100, 100);
+    });
+    Pair::with(world, |_| {}, |_| {})
+}
+
+#[test]
+fn reset_is_silent_and_starts_over() {
+    let pair = Pair::new();
+    pair.left.recv(1, &[]);
+    pair.left.send(1, &[]);
+    pair.left.post(2, SEND, &[]);
+    pair.left.to(QpState::Reset);
+    pair.settle();
+    assert!(pair.left.scq.poll().is_empty() && pair.left.rcq.poll().is_empty());
+    assert_eq!(pair.left.sends.resets.load(Ordering::SeqCst), 1);
+    assert_eq!(pair.left.receives.resets.load(Ordering::SeqCst), 1);
+    assert_eq!(pair.left.qp.query().dest_qpn, rdma_backend::Qpn::default());
+    pair.left.connect(&pair.right, |_| {});
+    pair.right.recv(2, &[]);
+    pair.left.send(3, &[]);
+    assert_eq!(pair.left.scq.statuses(), [(3, WcStatus::Success)]);
+    // RESET is always allowed, even where it changes nothing.
+    pair.left.to(QpState::Error);
+    pair.left.to(QpState::Reset);
+    pair.left.to(QpState::Reset);
+    assert!(pair.left.qp.modify(&QpAttrs { state: QpState::Rts, ..QpAttrs::default() }, QpAttrMask::STATE).is_err());
+    // From RESET to ERROR: allowed, and what is posted then is flushed.
+    pair.left.to(QpState::Error);
+    pair.left.send(4, &[]);
+    assert_eq!(pair.left.scq.statuses(), [(4, WcStatus::Flushed)]);
+}
+
+#[test]
+fn refused_changes_change_nothing() {
+    let pair = Pair::new();
+    let before = pair.left.qp.query();
+    let modify = |attrs: QpAttrs, mask| pair.left.qp.modify(&attrs, mask);
+    let rnr = QpAttrMask::MIN_RNR_TIMER;
+    assert!(matches!(modify(QpAttrs { min_rnr_timer: 32, ..before }, rnr), Err(VerbsError::Invalid(_))));
+    assert!(matches!(modify(before, QpAttrMask::TIMEOUT), Err(VerbsError::Transition(_))));
+    let wrong = QpAttrs { cur_state: QpState::Sqd, ..before };
+    assert!(matches!(modify(wrong, QpAttrMask::CUR_STATE), Err(VerbsError::Invalid(_))));
+    assert_eq!(pair.left.qp.query(), before);
+    modify(QpAttrs { min_rnr_timer: 31, ..before }, rnr).unwrap();
+    assert_eq!(pair.left.qp.query().min_rnr_timer, 31);
+}
+
+#[test]
+fn a_responder_that_is_reset_in_the_middle_gets_the_message_again() {
+    let pair = slow();
+    let (mine, theirs) = (pair.a.buffer(1000), pair.b.buffer(1000));
+    mine.write(0, &pattern(1, 1000));
+    pair.right.recv(1, &[theirs.all()]);
+    pair.left.send(1, &[mine.all()]);
+    assert!(theirs.read(0, 100) == pattern(1, 1000)[..100]);
+    pair.right.to(QpState::Reset);
+    theirs.write(0, &[0; 1000]);
+    pair.right.connect(&pair.left, |_| {});
+    pair.right.recv(2, &[theirs.all()]);
+    pair.settle();
+    assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success)]);
+    assert_eq!(pair.right.rcq.statuses(), [(2, WcStatus::Success)]);
+    assert_eq!(theirs.read(0, 1000), pattern(1, 1000));
+    assert_eq!(pair.a.counter("retries"), 1);
+}
+
+#[test]
+fn a_destroyed_qp_publishes_nothing() {
+    let pair = slow();
+    let (mine, theirs) = (pair.a.buffer(1000), pair.b.buffer(1000));
+    pair.left.submit(1, write(theirs.remote(0)), &[mine.all()]);
+    pair.left.qp.destroy();
+    pair.left.qp.destroy();
+    pair.left.send(2, &[]);
+    pair.left.recv(3, &[]);
+    pair.settle();
+    assert!(pair.left.scq.poll().is_empty() && pair.left.rcq.poll().is_empty());
+    assert_eq!(pair.left.sends.posted.lock().len(), 1);
+    assert!(matches!(pair.left.qp.modify(&QpAttrs::default(), QpAttrMask::STATE), Err(VerbsError::Gone)));
+    // Its peer finds nobody.
+    pair.right.send(4, &[]);
+    pair.settle();
+    assert_eq!(pair.right.scq.statuses(), [(4, WcStatus::RetryExceeded)]);
+}
+
+#[test]
+fn a_region_that_is_destroyed_in_the_middle() {
+    let pair = slow();
+    let (mine, theirs) = (pair.a.buffer(1000), pair.b.buffer(1000));
+    pair.left.submit(1, write(theirs.remote(0)), &[mine.all()]);
+    theirs.mr.destroy();
+    theirs.mr.destroy();
+    pair.settle();
+    assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::RemoteAccess)]);
+    let pair = slow();
+    let (mine, theirs) = (pair.a.buffer(1000), pair.b.buffer(1000));
+    pair.left.submit(1, SendOp::Read { remote: theirs.remote(0) }, &[mine.all()]);
+    mine.mr.destroy();
+    pair.settle();
+    assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::LocalProtection)]);
+    assert_eq!(pair.right.state(), QpState::Rts);
+}
+
+#[test]
+fn a_device_that_goes_leaves_errors_and_its_addresses() {
+    let Pair { world, a, b, left, right } = slow();
+    let (mine, theirs) = (a.buffer(1000), b.buffer(1000));
+    left.submit(1, write(theirs.remote(0)), &[mine.all()]);
+    assert!(matches!(a.hca.bind_gid(1, gid(2), GidType::RoceV2), Err(VerbsError::InUse(_))));
+    drop((right, theirs, b));
+    world.settle();
+    assert_eq!(left.scq.statuses(), [(1, WcStatus::RetryExceeded)]);
+    a.hca.bind_gid(1, gid(2), GidType::RoceV2).unwrap();
+}
+
+#[test]
+fn gids_belong_to_one_device_and_may_be_bound_twice_there() {
+    let world = World::new();
+    let (a, b) = (world.node(1), world.node(2));
+    a.hca.bind_gid(5, gid(1), GidType::RoceV1).unwrap();
+    a.hca.bind_gid(5, gid(1), GidType::RoceV1).unwrap();
+    a.hca.unbind_gid(0);
+    assert!(b.hca.bind_gid(0, gid(1), GidType::RoceV2).is_err());
+    a.hca.bind_gid(5, gid(7), GidType::RoceV2).unwrap();
+    b.hca.bind_gid(3, gid(1), GidType::RoceV2).unwrap();
+    assert!(a.hca.bind_gid(0, rdma_backend::Gid::default(), GidType::RoceV2).is_err());
+}
+
+#[test]
+fn numbers_are_unique_while_they_are_used() {
+    let world = World::new();
+    let a = world.node(1);
+    let first = a.qp(QpType::Rc);
+    let again = |qpn| {
+        let ((send_cq, _), (recv_cq, _)) = (a.cq(), a.cq());
+        a.hca.create_qp(rdma_backend::QpInit {
+            cookie: 0,
+            qpn: rdma_backend::Qpn::new(qpn),
+            qp_type: QpType::Rc,
+            pd: &a.pd,
+            send_cq: &send_cq,
+            recv_cq: &recv_cq,
+            srq: None,
+            send_queue: queue(),
+            recv_queue: None,
+            caps: rdma_backend::QpCaps::default(),
+            signal_all: true,
+        })
+    };
+    assert!(matches!(again(first.qp.qpn().get()), Err(VerbsError::InUse(_))));
+    assert!(matches!(again(1), Err(VerbsError::Invalid(_))));
+    first.qp.destroy();
+    assert!(again(first.qp.qpn().get()).is_ok());
+}
+
+#[test]
+fn nothing_is_left_behind() {
+    let world = World::new();
+    let (rxe, weak) = {
+        let a = world.node(1);
+        let left = a.qp(QpType::Rc);
+        left.connect(&left, |_| {});
+        left.send(1, &[]);
+        let weak = std::sync::Arc::downgrade(&left.qp.0);
+        let adapter = std::sync::Arc::downgrade(&a.hca.0);
+        (adapter, weak)
+    };
+    world.settle();
+    assert_eq!((rxe.strong_count(), weak.strong_count()), (0, 0));
+}

@@ -1,0 +1,12 @@
+//! Tests of the engine through its verbs, on virtual time unless they are about threads.
+
+mod atomics;
+mod bench;
+mod errors;
+mod integrity;
+mod life;
+mod ops;
+mod retry;
+mod srq;
+mod threads;
+mod ud;

@@ -1,0 +1,150 @@
+//! Real threads: workers, doorbells from everywhere, and destruction under traffic.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rdma_backend::{MemoryRegion, QpState, QpType, QueuePair, WcStatus};
+
+use crate::clock::MonotonicClock;
+use crate::testing::*;
+
+fn threaded(workers: usize) -> World {
+    World::with(|config| {
+        config.workers = workers;
+        config.clock = Arc::new(MonotonicClock::default());
+        (config.inline_bytes, config.inline_requests) = (4096, 4);
+        (config.worker_bytes, config.worker_requests) = (64 << 10, 16);
+    })
+}
+
+/// Waits for a condition that another thread brings about.
+fn wait(what: &str, condition: impl Fn() -> bool) {
+    let start = Instant::now();
+    while !condition() {
+        assert!(start.elapsed() < Duration::from_secs(60), "{what} did not happen");
+        std::thread::yield_now();
+    }
+}
+
+#[test]
+fn both_directions_at_once_with_late_receives() {
+    const COUNT: u64 = 3000;
+    let pair = Pair::with(threaded(2), |_| {}, |a| a.min_rnr_timer = 1);
+    let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
+    let ends =
+        [(&pair.left, mine.sge(0, 512), mine.sge(2048, 512)), (&pair.right, theirs.sge(0, 512), theirs.sge(2048, 512))];
+    std::thread::scope(|scope| {
+        for (end, from, to) in ends {
+            scope.spawn(move || (0..COUNT).for_each(|i| end.send(i, &[from])));
+            scope.spawn(move || (0..COUNT).for_each(|i| end.recv(i, &[to])));
+        }
+    });
+    let expected: Vec<_> = (0..COUNT).map(|i| (i, WcStatus::Success)).collect();
+    for end in [&pair.left, &pair.right] {
+        wait("the end of all messages", || end.scq.total.load(Ordering::SeqCst) == COUNT);
+        assert_eq!(end.scq.statuses(), expected);
+        assert_eq!(end.rcq.statuses(), expected);
+    }
+}
+
+#[test]
+fn wakeups_are_not_lost() {
+    // With a wait that never ends by itself, every message depends on the word of the receiver.
+    let pair = Pair::with(threaded(1), |_| {}, |a| a.min_rnr_timer = 0);
+    let start = Instant::now();
+    for i in 0..300 {
+        std::thread::scope(|scope| {
+            scope.spawn(|| pair.left.send(i, &[]));
+            scope.spawn(|| pair.right.recv(i, &[]));
+        });
+        wait("a message", || pair.left.scq.total.load(Ordering::SeqCst) == i + 1);
+    }
+    assert!(start.elapsed() < Duration::from_secs(30), "messages waited for their timers");
+    assert_eq!(pair.a.counter("rnr_retries"), 0);
+}
+
+#[test]
+fn destruction_under_traffic() {
+    let world = threaded(2);
+    let (a, b) = (world.node(1), world.node(2));
+    for round in 0..60_u64 {
+        let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+        left.connect(&right, |_| {});
+        right.connect(&left, |_| {});
+        let (mine, theirs) = (a.buffer(20_000), b.buffer(20_000));
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for (end, from, to) in [(&left, &mine, &theirs), (&right, &theirs, &mine)] {
+                let stop = &stop;
+                scope.spawn(move || {
+                    let mut i = 0;
+                    while !stop.load(Ordering::SeqCst) {
+                        if end.sends.posted.lock().len() < 64 {
+                            end.submit(i, write(to.remote(0)), &[from.all()]);
+                            end.recv(i, &[]);
+                            end.submit(i, SEND, &[]);
+                        }
+                        i += 1;
+                    }
+                });
+            }
+            wait("traffic", || left.scq.total.load(Ordering::SeqCst) > 20);
+            match round % 6 {
+                0 => left.qp.destroy(),
+                1 => right.qp.destroy(),
+                2 => theirs.mr.destroy(),
+                3 => left.to(QpState::Reset),
+                4 => right.to(QpState::Error),
+                _ => {
+                    left.qp.destroy();
+                    right.qp.destroy();
+                }
+            }
+            if round % 6 < 2 {
+                // Nothing of a destroyed QP is published any more.
+                let end = if round % 6 == 0 { &left } else { &right };
+                let before = (end.scq.total.load(Ordering::SeqCst), end.rcq.total.load(Ordering::SeqCst));
+                std::thread::yield_now();
+                let after = (end.scq.total.load(Ordering::SeqCst), end.rcq.total.load(Ordering::SeqCst));
+                assert_eq!(before, after);
+            }
+            stop.store(true, Ordering::SeqCst);
+        });
+    }
+}
+
+#[test]
+fn unmapping_under_traffic() {
+    let pair = Pair::with(threaded(2), |_| {}, |_| {});
+    let (mine, theirs) = (pair.a.buffer(1 << 20), pair.b.buffer(1 << 20));
+    std::thread::scope(|scope| {
+        scope.spawn(|| (0..200).for_each(|i| pair.left.submit(i, write(theirs.remote(0)), &[mine.all()])));
+        scope.spawn(|| (0..200).for_each(|i| pair.right.submit(i, write(mine.remote(0)), &[theirs.all()])));
+        wait("traffic", || pair.left.scq.total.load(Ordering::SeqCst) > 3);
+        pair.b.memory.unmap_all();
+    });
+    wait("errors", || pair.left.state() == QpState::Error && pair.right.state() == QpState::Error);
+}
+
+#[test]
+fn timers_of_the_real_clock() {
+    let pair = Pair::with(threaded(1), |a| (a.timeout, a.retry_cnt) = (10, 2), |_| {});
+    pair.right.qp.destroy();
+    let start = Instant::now();
+    pair.left.send(1, &[]);
+    wait("the end of the retries", || pair.left.scq.total.load(Ordering::SeqCst) == 1);
+    assert_eq!(pair.left.scq.one().status, WcStatus::RetryExceeded);
+    assert!(start.elapsed() >= Duration::from_nanos(4096 << 10) * 3);
+}
+
+#[test]
+fn workers_end_with_their_backend() {
+    for _ in 0..50 {
+        let Pair { world, a, b, left, right } = Pair::with(threaded(2), |_| {}, |_| {});
+        left.send(1, &[]);
+        drop((world, a, b));
+        left.send(2, &[]);
+        drop((left, right));
+    }
+}

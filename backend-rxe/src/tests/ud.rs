@@ -1,0 +1,228 @@
+//! Datagrams and the general services QP.
+
+use rdma_backend::{
+    Access, GidType, Hca, NetworkType, QpAttrMask, QpState, QpType, Qpn, QueuePair, SendData, SendOp, UdDestination,
+    VerbsError, WcFlags, WcOpcode, WcStatus,
+};
+
+use crate::testing::*;
+
+const QKEY: u32 = 0x1234;
+const GSI_QKEY: u32 = 0x8001_0000;
+
+fn to(end: &End) -> UdDestination {
+    UdDestination {
+        qpn: end.qp.qpn(),
+        qkey: QKEY,
+        dgid: gid(end.node),
+        hop_limit: 64,
+        service_level: 3,
+        ..UdDestination::default()
+    }
+}
+
+const fn send(to: UdDestination) -> SendOp {
+    SendOp::Send { data: SendData::None, to: Some(to) }
+}
+
+struct Datagrams {
+    world: World,
+    a: Node,
+    b: Node,
+    left: End,
+    right: End,
+    mine: Buffer,
+    theirs: Buffer,
+}
+
+fn datagrams() -> Datagrams {
+    let world = World::new();
+    let (a, b) = (world.node(1), world.node(2));
+    let (left, right) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
+    left.start_datagrams(QKEY);
+    right.start_datagrams(QKEY);
+    let (mine, theirs) = (a.buffer(8192), b.buffer(8192));
+    mine.write(0, &pattern(1, 8192));
+    Datagrams { world, a, b, left, right, mine, theirs }
+}
+
+#[test]
+fn a_datagram_brings_its_header() {
+    let d = datagrams();
+    d.right.recv(5, &[d.theirs.sge(0, 30), d.theirs.sge(100, 30)]);
+    let op = SendOp::Send { data: SendData::Immediate([1, 2, 3, 4]), to: Some(to(&d.right)) };
+    d.left.submit(1, op, &[d.mine.sge(0, 5), d.mine.sge(5, 6)]);
+    assert_eq!(d.left.scq.statuses(), [(1, WcStatus::Success)]);
+    let got = d.right.rcq.one();
+    assert_eq!((got.opcode, got.status, got.byte_len, got.wr_id), (WcOpcode::Recv, WcStatus::Success, 51, 5));
+    assert_eq!((got.flags, got.immediate), (WcFlags::GRH | WcFlags::IMMEDIATE, [1, 2, 3, 4]));
+    assert_eq!((got.src_qpn, got.network, got.service_level), (d.left.qp.qpn(), Some(NetworkType::Ipv4), 3));
+    assert_eq!(d.theirs.read(0, 20), vec![0; 20]);
+    let ip: Vec<u8> = [d.theirs.read(20, 10), d.theirs.read(100, 10)].concat();
+    assert_eq!((ip[0], &ip[12..]), (0x45, &[10, 0, 0, 1, 10, 0, 0, 2][..]));
+    assert_eq!(d.theirs.read(110, 11), pattern(1, 8192)[..11]);
+    assert_eq!(d.a.counter("ud_delivered"), 1);
+}
+
+#[test]
+fn what_nobody_takes_is_dropped_in_silence() {
+    let d = datagrams();
+    let rc = d.b.qp(QpType::Rc);
+    let stopped = d.b.qp(QpType::Ud);
+    d.left.submit(1, send(to(&d.right)), &[d.mine.sge(0, 8)]);
+    d.right.recv(1, &[d.theirs.all()]);
+    let good = to(&d.right);
+    for (wr_id, destination) in [
+        UdDestination { dgid: gid(99), ..good },
+        UdDestination { qpn: Qpn::new(0x7777), ..good },
+        UdDestination { qkey: QKEY + 1, ..good },
+        UdDestination { qpn: rc.qp.qpn(), ..good },
+        UdDestination { qpn: stopped.qp.qpn(), ..good },
+        UdDestination { qpn: Qpn::new(0xff_ffff), ..good },
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        d.left.submit(wr_id as u64, send(destination), &[d.mine.sge(0, 8)]);
+    }
+    assert!(d.left.scq.poll().iter().all(|c| c.status == WcStatus::Success));
+    assert!(d.right.rcq.poll().is_empty());
+    assert_eq!(d.world.settle(), std::time::Duration::ZERO);
+    let dropped: u64 = ["no_route", "no_qp", "qkey", "no_receive"]
+        .iter()
+        .map(|reason| d.a.counter(&format!("ud_dropped_{reason}")))
+        .sum();
+    assert_eq!(dropped, 7);
+    // The encapsulation must be one that the receiver has.
+    d.a.hca.bind_gid(3, gid(50), GidType::RoceV1).unwrap();
+    d.left.submit(20, send(UdDestination { sgid_index: 3, ..good }), &[d.mine.sge(0, 8)]);
+    assert!(d.right.rcq.poll().is_empty());
+    d.b.hca.bind_gid(1, gid(2), GidType::RoceV1).unwrap();
+    d.left.submit(21, send(UdDestination { sgid_index: 3, ..good }), &[d.mine.sge(0, 8)]);
+    assert_eq!(d.right.rcq.one().network, Some(NetworkType::RoceV1));
+    assert_eq!(d.theirs.read(6, 1), [0x1b]);
+}
+
+#[test]
+fn a_long_datagram_uses_up_the_receive_but_not_the_qp() {
+    let d = datagrams();
+    d.right.recv(1, &[d.theirs.sge(0, 47)]);
+    d.right.recv(2, &[d.theirs.sge(0, 48)]);
+    d.left.submit(1, send(to(&d.right)), &[d.mine.sge(0, 8)]);
+    d.left.submit(2, send(to(&d.right)), &[d.mine.sge(0, 8)]);
+    assert_eq!(d.right.rcq.statuses(), [(1, WcStatus::LocalLength), (2, WcStatus::Success)]);
+    assert_eq!(d.left.scq.poll().len(), 2);
+    // A receive whose own list is bad is the receiver's fault.
+    let readonly = d.b.buffer_at(0, 100, Access::empty());
+    d.right.recv(3, &[readonly.all()]);
+    d.left.submit(3, send(to(&d.right)), &[d.mine.sge(0, 8)]);
+    d.world.settle();
+    assert_eq!(d.right.rcq.statuses(), [(3, WcStatus::LocalProtection)]);
+    assert_eq!(d.right.state(), QpState::Error);
+    assert_eq!(d.left.state(), QpState::Rts);
+}
+
+#[test]
+fn local_errors_stop_the_send_queue_only() {
+    let cases: [(&str, WcStatus, fn(&Datagrams) -> (SendOp, rdma_backend::Sge)); 6] = [
+        ("long", WcStatus::LocalLength, |d| (send(to(&d.right)), d.mine.sge(0, 4097))),
+        ("key", WcStatus::LocalProtection, |d| (send(to(&d.right)), rdma_backend::Sge { lkey: 0, ..d.mine.sge(0, 1) })),
+        ("write", WcStatus::LocalQpOperation, |d| (write(d.theirs.remote(0)), d.mine.sge(0, 1))),
+        ("no address", WcStatus::LocalQpOperation, |d| (SEND, d.mine.sge(0, 1))),
+        ("unbound source", WcStatus::LocalQpOperation, |d| {
+            (send(UdDestination { sgid_index: 9, ..to(&d.right) }), d.mine.sge(0, 1))
+        }),
+        ("invalidate", WcStatus::LocalQpOperation, |d| {
+            (SendOp::Send { data: SendData::Invalidate(1), to: Some(to(&d.right)) }, d.mine.sge(0, 1))
+        }),
+    ];
+    for (name, status, make) in cases {
+        let d = datagrams();
+        let (op, sge) = make(&d);
+        d.left.recv(9, &[d.mine.sge(4096, 100)]);
+        d.left.post(1, op, &[sge]);
+        d.left.submit(2, send(to(&d.right)), &[]);
+        assert_eq!(d.left.scq.statuses(), [(1, status), (2, WcStatus::Flushed)], "{name}");
+        assert_eq!(d.left.state(), QpState::Sqe);
+        // It still receives, and goes on when its consumer says so.
+        d.right.submit(3, send(to(&d.left)), &[]);
+        assert_eq!(d.left.rcq.statuses(), [(9, WcStatus::Success)], "{name}");
+        d.left.change(QpState::Rts, |a| a.cur_state = QpState::Sqe, QpAttrMask::CUR_STATE);
+        d.right.recv(4, &[d.theirs.all()]);
+        d.left.submit(4, send(to(&d.right)), &[d.mine.sge(0, 4096)]);
+        assert_eq!(d.right.rcq.one().byte_len, 4136, "{name}");
+    }
+}
+
+#[test]
+fn general_services() {
+    let world = World::new();
+    let (a, b) = (world.node(1), world.node(2));
+    let (left, right) = (a.qp(QpType::Gsi), b.qp(QpType::Gsi));
+    assert_eq!(left.qp.qpn(), Qpn::GSI);
+    left.start_datagrams(GSI_QKEY);
+    right.start_datagrams(GSI_QKEY);
+    let (mine, theirs) = (a.buffer(256), b.buffer(296));
+    right.recv(1, &[theirs.all()]);
+    left.submit(1, send(UdDestination { qkey: GSI_QKEY, ..to(&right) }), &[mine.sge(0, 24), mine.sge(24, 232)]);
+    let got = right.rcq.one();
+    assert_eq!((got.byte_len, got.src_qpn, got.flags), (296, Qpn::GSI, WcFlags::GRH));
+    // Without bit 31 the key of the request goes out, and does not match.
+    right.recv(2, &[theirs.all()]);
+    left.submit(2, send(UdDestination { qkey: 0x10000, ..to(&right) }), &[mine.sge(0, 24)]);
+    assert!(right.rcq.poll().is_empty());
+    // An ordinary QP cannot send with a privileged key: its own goes out instead.
+    let user = a.qp(QpType::Ud);
+    user.start_datagrams(QKEY);
+    user.submit(3, send(UdDestination { qkey: GSI_QKEY, ..to(&right) }), &[mine.sge(0, 24)]);
+    assert!(right.rcq.poll().is_empty());
+    let second = {
+        let ((send_cq, _), (recv_cq, _)) = (a.cq(), a.cq());
+        a.hca.create_qp(rdma_backend::QpInit {
+            cookie: 0,
+            qpn: Qpn::GSI,
+            qp_type: QpType::Gsi,
+            pd: &a.pd,
+            send_cq: &send_cq,
+            recv_cq: &recv_cq,
+            srq: None,
+            send_queue: queue(),
+            recv_queue: None,
+            caps: rdma_backend::QpCaps::default(),
+            signal_all: true,
+        })
+    };
+    assert!(matches!(second, Err(VerbsError::InUse(_))));
+}
+
+#[test]
+fn datagrams_to_many_devices_and_to_oneself() {
+    let world = World::new();
+    let nodes: Vec<_> = (1..=4).map(|number| world.node(number)).collect();
+    let ends: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            let end = node.qp(QpType::Ud);
+            end.start_datagrams(QKEY);
+            end
+        })
+        .collect();
+    let buffers: Vec<_> = nodes.iter().map(|node| node.buffer(4096)).collect();
+    for round in 0..3_u64 {
+        for (end, buffer) in ends.iter().zip(&buffers) {
+            for from in 0..4 {
+                end.recv(from, &[buffer.sge(0, 100)]);
+            }
+        }
+        for (end, buffer) in ends.iter().zip(&buffers) {
+            for peer in &ends {
+                end.post(round, send(to(peer)), &[buffer.sge(200, 8)]);
+            }
+            end.qp.notify_send();
+        }
+        for (end, qpns) in ends.iter().map(|end| (end, ends.iter().map(|e| e.qp.qpn()).collect::<Vec<_>>())) {
+            assert_eq!(end.scq.statuses(), [(round, WcStatus::Success); 4]);
+            assert_eq!(end.rcq.poll().iter().map(|c| c.src_qpn).collect::<Vec<_>>(), qpns);
+        }
+    }
+}
