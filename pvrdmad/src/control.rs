@@ -25,7 +25,7 @@ const MAX_REQUEST: usize = 4096;
 const MAX_RESPONSE: u64 = 16 << 20;
 
 /// Questions are answered one after the other, so nobody may keep the line for longer.
-const CONNECTION_TIME: Duration = Duration::from_secs(5);
+const CONNECTION_TIME: Duration = Duration::from_secs(2);
 
 /// How long the asking side waits.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -18,7 +18,7 @@ use crate::sigbus;
 use crate::status::{
     CommandReport, DaemonStatus, DeviceReport, InterruptReport, MemoryReport, by_name, phase_word, port_word,
 };
-use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, Server, SocketFile};
+use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server, SocketFile};
 
 /// A device whatever its backend.
 trait AnyDevice: PciFunction {
@@ -157,6 +157,7 @@ fn serve<B: Backend + 'static>(device: &Device, socket: SocketFile, backend: &B)
         irqs: Arc::clone(&irqs),
         stats: Arc::clone(&stats),
         intx: device.config.intx,
+        reply_deadline: REPLY_DEADLINE,
     };
     let server = Server::start(socket, endpoint)?;
     Ok((server, Reporter { device: device.clone(), function, memory, irqs, stats }))

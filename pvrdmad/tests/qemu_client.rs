@@ -6,6 +6,7 @@ mod common;
 
 use std::fs;
 use std::io::Read;
+use std::time::Duration;
 
 use common::{Event, Raw, Served, access, map_body, memfd, region_info_body, unmap_body, words, write_body};
 use pvrdmad::vfio_user::message::{Command, Header};
@@ -367,4 +368,20 @@ fn a_truncated_file_does_not_end_the_daemon() {
     assert!(pvrdmad::sigbus::repaired() > before);
     drop(client);
     served.client();
+}
+
+/// QEMU would take a late body for the next header and be lost; a closed connection it survives.
+#[test]
+fn a_late_reply_is_not_sent() {
+    let served = Served::with(false, Duration::ZERO);
+    let mut client = served.connect();
+    // Whether the client is one that gives up is known only after this.
+    client.call(Command::VERSION, b"\0\0\0\0", &[]).ok();
+    client.read(1, 0, 4);
+    drop(client);
+
+    let mut client = served.connect();
+    client.send(Command::VERSION, 0, b"\0\0\0\0{\"capabilities\":{\"write_multiple\":true}}\0", &[]);
+    assert_eq!(client.try_receive(), None);
+    assert_eq!(served.stats.snapshot().broken, 1);
 }

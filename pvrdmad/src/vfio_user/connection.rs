@@ -2,7 +2,6 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::time::Duration;
 
 use log::{debug, info, warn};
 use rustix::io::Errno;
@@ -12,14 +11,12 @@ use crate::log_limit::LogLimit;
 use crate::sigbus;
 
 use super::dma::DmaMaps;
-use super::message::{Command, DmaUnmap, HEADER_SIZE, MessageKind, RegionAccess, Request, Version};
+use super::message::{Command, HEADER_SIZE, MessageKind};
 use super::regions::{Region, Shape};
+use super::request::{DmaUnmap, RegionAccess, Request, Version};
 use super::server::Endpoint;
 use super::stats::ConnectionStats;
 use super::stream::{ConnectionError, Message, Receiver, Reply};
-
-/// QEMU waits for 5 s and takes what comes later for something else.
-const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
 
 /// Our part of the negotiation, NUL included.
 const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":1048576}}\0";
@@ -126,7 +123,7 @@ impl<'a> Connection<'a> {
     fn answer(&mut self, reply: Reply, command: Command) -> Result<(), ConnectionError> {
         let spent = reply.received().elapsed();
         // A header alone is ignored when it comes late, a body never.
-        if self.impatient && spent > REPLY_DEADLINE && self.out.len() > HEADER_SIZE {
+        if self.impatient && spent > self.endpoint.reply_deadline && self.out.len() > HEADER_SIZE {
             return Err(ConnectionError::Late { command, millis: spent.as_millis() });
         }
         reply.send(self.stream, &mut self.out)?;

@@ -15,7 +15,7 @@ use vm_memory::mmap::{MmapRegion, MmapRegionError};
 
 use crate::sigbus::Guard;
 
-use super::message::{DmaMap, DmaUnmap};
+use super::request::{DmaMap, DmaUnmap};
 
 /// Ranges are whole pages.
 const PAGE_MASK: u64 = 0xfff;

@@ -14,8 +14,8 @@ use vfio_bindings::bindings::vfio::{
     VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
 };
 
-use super::message::SetIrqs;
 use super::regions::Shape;
+use super::request::SetIrqs;
 
 /// An eventfd of the client.
 #[derive(Debug)]

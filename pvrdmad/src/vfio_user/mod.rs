@@ -16,12 +16,13 @@ mod dma;
 mod irqs;
 pub mod message;
 mod regions;
+pub mod request;
 mod server;
 mod socket;
 mod stats;
 mod stream;
 
 pub use irqs::IrqTable;
-pub use server::{Endpoint, Server};
+pub use server::{Endpoint, REPLY_DEADLINE, Server};
 pub use socket::{SocketError, SocketFile};
 pub use stats::{ConnectionStats, StatsSnapshot};

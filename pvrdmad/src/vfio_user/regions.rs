@@ -9,7 +9,7 @@ use vfio_bindings::bindings::vfio::{
     VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
 };
 
-use super::message::{REGION_INFO_SIZE, RegionAccess, SHORT_INFO_SIZE};
+use super::request::{REGION_INFO_SIZE, RegionAccess, SHORT_INFO_SIZE};
 
 /// What a region number means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

@@ -24,6 +24,9 @@ use super::stats::ConnectionStats;
 /// How long to wait after a failed accept, which means that descriptors or memory are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
+/// For [`Endpoint::reply_deadline`]: QEMU waits for 5 s, and takes what comes later for something else.
+pub const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
+
 /// What a socket leads to.
 pub struct Endpoint {
     /// Name of the device in the log.
@@ -38,6 +41,8 @@ pub struct Endpoint {
     pub stats: Arc<ConnectionStats>,
     /// Whether the legacy interrupt is offered.
     pub intx: bool,
+    /// A reply that comes later than this ends the connection, if its client is one that gives up waiting.
+    pub reply_deadline: Duration,
 }
 
 impl std::fmt::Debug for Endpoint {

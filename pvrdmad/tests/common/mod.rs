@@ -20,7 +20,7 @@ use std::time::Duration;
 
 use pvrdma_dev::{Bar, InterruptSink, PciFunction};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
-use pvrdmad::vfio_user::{ConnectionStats, Endpoint, IrqTable, Server};
+use pvrdmad::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
 use rdma_backend::memory::{DmaSpace, PinPolicy};
 use rustix::fs::MemfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -163,6 +163,10 @@ impl Served {
     }
 
     pub fn with_intx(intx: bool) -> Self {
+        Self::with(intx, REPLY_DEADLINE)
+    }
+
+    pub fn with(intx: bool, reply_deadline: Duration) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("device.sock");
         let irqs = Arc::new(IrqTable::default());
@@ -178,6 +182,7 @@ impl Served {
                 irqs: Arc::clone(&irqs),
                 stats: Arc::clone(&stats),
                 intx,
+                reply_deadline,
             },
         )
         .unwrap();

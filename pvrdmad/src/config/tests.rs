@@ -1,0 +1,97 @@
+use super::*;
+
+fn args(devices: &[&str]) -> ServeArgs {
+    ServeArgs { devices: devices.iter().map(|text| text.parse().unwrap()).collect(), ..ServeArgs::default() }
+}
+
+#[test]
+fn the_command_line_alone() {
+    let config = Config::merge(File::default(), args(&["name=vm0,socket=/run/a,mac=52:54:00:00:00:01"])).unwrap();
+    let device = &config.devices[0];
+    assert_eq!((device.pin, device.roce(), device.config.version), (Pin::All, Roce::V2, 20));
+    assert!(!device.config.intx);
+    assert_eq!(device.config.limits, Limits::default());
+}
+
+#[test]
+fn the_command_line_wins_over_the_file() {
+    let file: File = toml::from_str(
+        r#"
+        backend = "rxe"
+        control = "/run/control"
+        [[device]]
+        name = "vm0"
+        socket = "/run/a"
+        mac = "52:54:00:00:00:01"
+        pin = "registered"
+        [device.limits]
+        max_qp = 100
+        max_mr_size = 4096
+        [[device]]
+        name = "vm1"
+        socket = "/run/b"
+        mac = "52:54:00:00:00:02"
+        version = 17
+        intx = true
+        "#,
+    )
+    .unwrap();
+    let args = args(&["name=vm0,pin=off,roce=v1,intx", "name=vm2,socket=/run/c,mac=52:54:00:00:00:03"]);
+    let config = Config::merge(file, args).unwrap();
+    assert_eq!(config.control.as_deref(), Some(Path::new("/run/control")));
+    let [a, b, c] = &config.devices[..] else { panic!("{config:?}") };
+    assert_eq!((a.pin, a.roce(), a.config.limits.max_qp, a.config.intx), (Pin::Off, Roce::V1, 100, true));
+    assert_eq!(a.config.limits.max_cq, Limits::default().max_cq);
+    assert_eq!((b.roce(), b.config.version, b.config.intx), (Roce::V1, 17, true));
+    assert_eq!(c.config.name, "vm2");
+}
+
+#[test]
+fn mistakes_in_a_device() {
+    for (text, word) in [
+        ("", "KEY=VALUE"),
+        ("name", "KEY=VALUE"),
+        ("socket=/a", "needs a name"),
+        ("name=a,colour=red", "unknown key 'colour'"),
+        ("name=a,name=b", "twice"),
+        ("name=a,mac=53:54:00:00:00:01", "multicast"),
+        ("name=a,mac=52:54", "MAC"),
+        ("name=a,roce=v3", "expected `v1` or `v2`"),
+        ("name=a,pin=yes", "registered"),
+        ("name=a,version=new", "not a number"),
+        ("name=a,intx=perhaps", "true or false"),
+    ] {
+        let error = text.parse::<DeviceSpec>().unwrap_err();
+        assert!(error.contains(word), "{text}: {error}");
+    }
+    for (devices, word) in [
+        (&[][..], "no device"),
+        (&["name=a,mac=52:54:00:00:00:01"], "socket"),
+        (&["name=a,socket=/a"], "mac"),
+        (&["name=a b,socket=/a,mac=52:54:00:00:00:01"], "letters"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=16"], "17 to 20"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=17,roce=v2"], "RoCE v2"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=a,socket=/b,mac=52:54:00:00:00:02"], "name is taken"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/a,mac=52:54:00:00:00:02"], "same socket"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/b,mac=52:54:00:00:00:01"], "same MAC"),
+    ] {
+        let error = Config::merge(File::default(), args(devices)).unwrap_err().to_string();
+        assert!(error.contains(word), "{devices:?}: {error}");
+    }
+}
+
+#[test]
+fn mistakes_in_the_file() {
+    for (text, word) in [
+        ("colour = 1", "colour"),
+        ("[[device]]\nsocket = \"/a\"", "name"),
+        ("[[device]]\nname = \"a\"\nspeed = 3", "speed"),
+        ("[[device]]\nname = \"a\"\n[device.limits]\nmax_everything = 3", "max_everything"),
+        ("[[device]]\nname = \"a\"\nmac = \"zz\"", "MAC"),
+    ] {
+        let error = toml::from_str::<File>(text).unwrap_err().to_string();
+        assert!(error.contains(word), "{error}");
+    }
+    let error = Config::load(ServeArgs { config: Some("/nonexistent.toml".into()), ..args(&[]) }).unwrap_err();
+    assert!(error.to_string().contains("/nonexistent.toml"));
+}

@@ -1,0 +1,394 @@
+//! The program from its start to its end.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Lines, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, ChildStdout, Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::fs::MemfdFlags;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use vfio_user::Client;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+
+/// A running daemon, killed when the test ends.
+struct Running {
+    child: Child,
+    lines: Lines<BufReader<ChildStdout>>,
+}
+
+impl Running {
+    fn start(arguments: &[String]) -> Self {
+        let mut child = Command::new(PROGRAM)
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        Self { child, lines }
+    }
+
+    fn line(&mut self) -> String {
+        self.lines.next().unwrap().unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    fn proc(&self, what: &str) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/{what}", self.child.id()))
+    }
+
+    fn descriptors(&self) -> usize {
+        fs::read_dir(self.proc("fd")).unwrap().count()
+    }
+
+    /// Nanoseconds that all its threads have run.
+    fn run_time(&self) -> u64 {
+        let times = fs::read_dir(self.proc("task")).unwrap().map(|task| {
+            let text = fs::read_to_string(task.unwrap().path().join("schedstat")).unwrap();
+            text.split(' ').next().unwrap().parse::<u64>().unwrap()
+        });
+        times.sum()
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A folder for sockets, and the arguments for two devices there.
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn arguments(&self) -> Vec<String> {
+        let path = |name| self.path(name).display().to_string();
+        let (a, b, control) = (path("a.sock"), path("b.sock"), path("control"));
+        vec![
+            "--device".to_owned(),
+            format!("name=vm0,socket={a},mac=52:54:00:00:00:01,pin=off"),
+            "--device".to_owned(),
+            format!("name=vm1,socket={b},mac=52:54:00:00:00:02,roce=v1,pin=registered,version=19"),
+            "--backend".to_owned(),
+            "rxe".to_owned(),
+            "--control".to_owned(),
+            control,
+        ]
+    }
+
+    fn start(&self) -> Running {
+        let mut running = Running::start(&self.arguments());
+        let a = self.path("a.sock").display().to_string();
+        let b = self.path("b.sock").display().to_string();
+        assert_eq!(running.line(), format!("vm0: ready on {a} (mac 52:54:00:00:00:01, roce v2, pin off)"));
+        assert_eq!(running.line(), format!("vm1: ready on {b} (mac 52:54:00:00:00:02, roce v1, pin registered)"));
+        running
+    }
+
+    fn sockets(&self) -> [PathBuf; 3] {
+        ["a.sock", "b.sock", "control"].map(|name| self.path(name))
+    }
+
+    fn status(&self) -> Value {
+        let output = self.ask(&["--json"]);
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn ask(&self, arguments: &[&str]) -> Output {
+        Command::new(PROGRAM).args(["status", "--control"]).arg(self.path("control")).args(arguments).output().unwrap()
+    }
+}
+
+fn word(client: &mut Client, region: u32, offset: u64) -> u32 {
+    let mut word = [0; 4];
+    client.region_read(region, offset, &mut word).unwrap();
+    u32::from_le_bytes(word)
+}
+
+#[test]
+fn starts_serves_and_ends() {
+    for signal in [Signal::TERM, Signal::INT] {
+        let place = Place::new();
+        let mut running = place.start();
+        for socket in place.sockets() {
+            assert_eq!(fs::symlink_metadata(&socket).unwrap().permissions().mode() & 0o777, 0o600, "{socket:?}");
+        }
+        // With a client that does not know what is coming.
+        let _client = Client::new(&place.path("a.sock")).unwrap();
+        running.signal(signal);
+        assert!(running.child.wait().unwrap().success());
+        assert!(running.lines.next().is_none());
+        for socket in place.sockets() {
+            assert!(!socket.exists(), "{socket:?}");
+        }
+    }
+}
+
+#[test]
+fn the_device_behind_the_socket() {
+    let place = Place::new();
+    let _running = place.start();
+    for (socket, version) in [("a.sock", 20), ("b.sock", 19)] {
+        let mut client = Client::new(&place.path(socket)).unwrap();
+        assert_eq!(word(&mut client, 7, 0), 0x0820_15ad);
+        assert_eq!(word(&mut client, 1, 0), version);
+        // MSI-X is found by the walk, and its table lies in BAR 0.
+        let mut next = word(&mut client, 7, 0x34) & 0xff;
+        let mut capabilities = 0;
+        while word(&mut client, 7, u64::from(next)) & 0xff != 0x11 {
+            next = word(&mut client, 7, u64::from(next)) >> 8 & 0xff;
+            capabilities += 1;
+            assert!(next != 0 && capabilities < 48);
+        }
+        assert_eq!(word(&mut client, 7, u64::from(next) + 4) & 7, 0);
+        assert_eq!(client.get_irq_info(2).unwrap().count, 3);
+        // Sizes by all ones are those of the regions, in all six slots and for the ROM, which is not there.
+        let mut bar = 0x10;
+        while bar < 0x28 {
+            let index = u32::try_from((bar - 0x10) / 4).unwrap();
+            client.region_write(7, bar, &[0xff; 4]).unwrap();
+            let low = word(&mut client, 7, bar);
+            let mut size = u64::from((low & !0xf).wrapping_neg());
+            if low & 6 == 4 {
+                client.region_write(7, bar + 4, &[0xff; 4]).unwrap();
+                let high = word(&mut client, 7, bar + 4);
+                size = (u64::from(high) << 32 | u64::from(low & !0xf)).wrapping_neg();
+                bar += 4;
+            }
+            assert_eq!(client.region(index).unwrap().size, size, "BAR {index}");
+            bar += 4;
+        }
+        client.region_write(7, 0x30, &[0xff; 4]).unwrap();
+        assert_eq!(word(&mut client, 7, 0x30), 0);
+    }
+}
+
+#[test]
+fn status_shows_clients_and_their_memory() {
+    let place = Place::new();
+    let _running = place.start();
+    let status = place.status();
+    assert_eq!((&status["backend"], &status["devices"][0]["name"]), (&Value::from("rxe"), &Value::from("vm0")));
+    assert_eq!(status["devices"][1]["roce"], "v1");
+    assert_eq!(status["devices"][1]["version"], 19);
+    assert_eq!(status["devices"][0]["client"]["connected"], false);
+
+    let mut client = Client::new(&place.path("a.sock")).unwrap();
+    let ram = fs::File::from(rustix::fs::memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
+    ram.set_len(8 << 20).unwrap();
+    client.dma_map(0, 0, 8 << 20, ram.as_raw_fd()).unwrap();
+    let device = &place.status()["devices"][0];
+    assert_eq!(device["client"]["connected"], true);
+    assert_eq!(device["memory"]["mapped_bytes"], 8 << 20);
+    assert_eq!(device["memory"]["pin"], "off");
+    assert_eq!(device["phase"], "reset");
+    assert_eq!(device["objects"]["qps"], 0);
+    let table = String::from_utf8(place.ask(&[]).stdout).unwrap();
+    for part in ["vm0", "vm1", "connected", "8 MiB", "client messages", "backend rxe"] {
+        assert!(table.contains(part), "{table}");
+    }
+
+    drop(client);
+    // The next client's turn comes after the clean-up.
+    let _next = Client::new(&place.path("a.sock")).unwrap();
+    let device = &place.status()["devices"][0];
+    assert_eq!(device["memory"]["mapped_bytes"], 0);
+    assert_eq!(device["client"]["clients"], 2);
+    assert_eq!(device["client"]["refused"], 0);
+}
+
+#[test]
+fn clients_leave_nothing_behind() {
+    let place = Place::new();
+    let running = place.start();
+    let visit = || {
+        let mut client = Client::new(&place.path("a.sock")).unwrap();
+        let ram = fs::File::from(rustix::fs::memfd_create("ram", MemfdFlags::CLOEXEC).unwrap());
+        ram.set_len(1 << 20).unwrap();
+        client.dma_map(0, 0, 1 << 20, ram.as_raw_fd()).unwrap();
+        client.region_write(1, 0, &[0; 4]).unwrap();
+        client
+    };
+    let client = visit();
+    let descriptors = running.descriptors();
+    drop(client);
+    let mut last = visit();
+    for _ in 0..20 {
+        drop(last);
+        last = visit();
+    }
+    assert_eq!(running.descriptors(), descriptors);
+    let maps = fs::read_to_string(running.proc("maps")).unwrap();
+    assert_eq!(maps.lines().filter(|line| line.contains("/memfd:ram")).count(), 1);
+}
+
+#[test]
+fn an_idle_daemon_does_not_run() {
+    let place = Place::new();
+    let running = place.start();
+    let _client = Client::new(&place.path("a.sock")).unwrap();
+    place.status();
+    // The control thread may still be on its way back to sleep.
+    let mut before = running.run_time();
+    loop {
+        // Time itself is what is waited for here: idleness has no event.
+        std::thread::sleep(Duration::from_millis(100));
+        let now = running.run_time();
+        if now == before {
+            break;
+        }
+        before = now;
+    }
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(running.run_time(), before);
+}
+
+#[test]
+fn sockets_of_the_dead_the_living_and_others() {
+    let place = Place::new();
+    let mut killed = place.start();
+    killed.child.kill().unwrap();
+    killed.child.wait().unwrap();
+    assert!(place.path("a.sock").exists());
+    let running = place.start();
+
+    let refused = Command::new(PROGRAM).args(place.arguments()).output().unwrap();
+    assert_eq!(refused.status.code(), Some(1));
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(message.contains("another process is listening"), "{message}");
+    // The one that runs was not disturbed.
+    place.status();
+    drop(running);
+
+    for socket in place.sockets() {
+        let _ = fs::remove_file(socket);
+    }
+    fs::write(place.path("b.sock"), "precious").unwrap();
+    let refused = Command::new(PROGRAM).args(place.arguments()).output().unwrap();
+    let message = String::from_utf8(refused.stderr).unwrap();
+    assert!(message.contains("not a socket") && message.contains("vm1"), "{message}");
+    assert_eq!(fs::read_to_string(place.path("b.sock")).unwrap(), "precious");
+    // What had been made before is gone again.
+    assert!(!place.path("a.sock").exists() && !place.path("control").exists());
+}
+
+#[test]
+fn mistakes_are_explained() {
+    let place = Place::new();
+    let file = place.path("pvrdmad.toml");
+    fs::write(&file, "[[device]]\nname = \"a\"\nsocket = \"/nonexistent/a\"\nmac = \"52:54:00:00:00:01\"\nspeed = 9\n")
+        .unwrap();
+    let file = file.display().to_string();
+    for (arguments, part) in [
+        (vec!["--device", "name=a,speed=9"], "unknown key 'speed'"),
+        (vec!["--config", &file], "speed"),
+        (vec!["--device", "name=a,socket=/nonexistent/a,mac=52:54:00:00:00:01"], "/nonexistent/a"),
+        (vec![], "no device"),
+        (vec!["status", "--control", "/nonexistent/c"], "no daemon answers"),
+    ] {
+        let output = Command::new(PROGRAM).args(&arguments).output().unwrap();
+        assert!(!output.status.success());
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(message.contains(part), "{arguments:?}: {message}");
+    }
+}
+
+#[test]
+fn a_configuration_file() {
+    let place = Place::new();
+    let file = place.path("pvrdmad.toml");
+    let socket = place.path("f.sock");
+    let control = place.path("control");
+    fs::write(
+        &file,
+        format!(
+            "control = {control:?}\n[[device]]\nname = \"f\"\nsocket = {socket:?}\nmac = \"52:54:00:00:00:01\"\n\
+             [device.limits]\nmax_uar = 64\n"
+        ),
+    )
+    .unwrap();
+    let mut running = Running::start(&[
+        "--config".to_owned(),
+        file.display().to_string(),
+        "--device".to_owned(),
+        "name=f,pin=off".to_owned(),
+    ]);
+    assert!(running.line().ends_with("pin off)"));
+    let client = Client::new(&socket).unwrap();
+    assert_eq!(client.region(2).unwrap().size, 64 * 4096);
+    assert_eq!(place.status()["devices"][0]["memory"]["pin"], "off");
+}
+
+fn control_says(control: &Path, question: &[u8]) -> String {
+    let stream = UnixStream::connect(control).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    let _ = (&stream).write_all(question);
+    let _ = stream.shutdown(std::net::Shutdown::Write);
+    let mut answer = String::new();
+    let _ = (&stream).read_to_string(&mut answer);
+    answer
+}
+
+#[test]
+fn the_control_socket_takes_nonsense() {
+    let place = Place::new();
+    let _running = place.start();
+    let control = place.path("control");
+    let two = control_says(&control, b"{\"request\":\"status\"}\n{\"request\":\"status\"}\n");
+    assert_eq!(two.lines().filter(|line| line.starts_with("{\"ok\":{")).count(), 2);
+    for nonsense in [
+        &b"\n"[..],
+        b"{}\n",
+        b"[1,2\n",
+        b"{\"request\":\"stop\"}\n",
+        b"{\"request\":\"status\",\"x\":1}\n",
+        b"\xff\xfe\n",
+    ] {
+        let answer = control_says(&control, nonsense);
+        assert!(answer.starts_with("{\"error\":"), "{answer}");
+    }
+    assert_eq!(control_says(&control, b""), "");
+    assert_eq!(control_says(&control, b"{\"request\""), "");
+    let answer = control_says(&control, &[b'x'; 100_000]);
+    assert!(answer.is_empty() || answer.contains("at most"), "{answer}");
+    // A connection that says nothing delays others but does not stop them.
+    let _silent = UnixStream::connect(&control).unwrap();
+    place.status();
+}
+
+#[test]
+fn status_of_something_else() {
+    let place = Place::new();
+    let listener = UnixListener::bind(place.path("control")).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let _ = stream.read(&mut [0; 100]);
+        let _ = stream.write_all(b"SSH-2.0-OpenSSH\n");
+    });
+    let output = place.ask(&[]);
+    assert_eq!(output.status.code(), Some(1));
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("not understood"), "{message}");
+}
