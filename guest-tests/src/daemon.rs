@@ -124,14 +124,18 @@ impl Daemon {
             .with_context(|| format!("no RssAnon in {path}"))
     }
 
-    /// Whether it still runs.
-    pub(crate) fn is_running(&mut self) -> bool {
-        self.process.exited().is_none()
-    }
-
     /// Asks the daemon to end; whether it did, with success and in time.
     pub(crate) fn terminate(&mut self) -> bool {
         self.process.terminate(Duration::from_secs(10)).is_some_and(|status| status.success())
+    }
+
+    /// Processor time it has used so far, in clock ticks.
+    pub(crate) fn processor_ticks(&self) -> Result<u64> {
+        let path = format!("/proc/{}/stat", self.process.id());
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        // Fields 14 and 15, counted from 1; the second field is in brackets and may contain blanks.
+        let (_, rest) = text.rsplit_once(')').with_context(|| format!("{path} is malformed"))?;
+        Ok(rest.split_whitespace().skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum())
     }
 
     /// The end of its log.

@@ -45,6 +45,8 @@ pub(crate) struct PairOptions {
     pub(crate) memory_kind: MemoryKind,
     /// Guests have an IOMMU.
     pub(crate) iommu: bool,
+    /// More properties of QEMU's vfio-user device.
+    pub(crate) vfio_user: Vec<(&'static str, serde_json::Value)>,
     /// More options of each device of the daemon.
     pub(crate) device_options: String,
 }
@@ -57,6 +59,7 @@ impl Default for PairOptions {
             memory_mib: 1024,
             memory_kind: MemoryKind::Shared,
             iommu: false,
+            vfio_user: Vec::new(),
             device_options: String::new(),
         }
     }
@@ -76,6 +79,15 @@ pub(crate) struct Pair {
 impl Pair {
     /// Boots both guests and brings their links up.
     pub(crate) fn boot(bed: &Bed, options: &PairOptions) -> Result<Self> {
+        let pair = Self::boot_without_driver(bed, options)?;
+        for index in [0, 1] {
+            pair.set_up(index)?;
+        }
+        Ok(pair)
+    }
+
+    /// Boots both guests and loads nothing.
+    pub(crate) fn boot_without_driver(bed: &Bed, options: &PairOptions) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("guest-tests-")
             .tempdir()
@@ -96,9 +108,6 @@ impl Pair {
             Self { vms: [machine(0)?, machine(1)?], daemon, bed: bed.clone(), options: options.clone(), directory };
         for index in [0, 1] {
             pair.vms[index].wait_boot()?;
-        }
-        for index in [0, 1] {
-            pair.set_up(index)?;
         }
         Ok(pair)
     }
@@ -200,6 +209,9 @@ fn machine(bed: &Bed, directory: &Path, options: &PairOptions, index: usize) -> 
     };
     if options.pvrdma {
         builder = builder.nic(nic(NicModel::Vmxnet3)).pvrdma_socket(&socket(directory, index));
+        for (name, value) in &options.vfio_user {
+            builder = builder.vfio_user_option(name, value.clone());
+        }
     }
     if options.rxe {
         builder = builder.nic(nic(NicModel::Virtio));

@@ -109,8 +109,10 @@ mod tests {
 
     #[test]
     fn kill_ends_the_whole_group() {
-        let mut child =
-            BoundChild::spawn("sleepers", "sh", |c| drop(c.args(["-c", "sleep 1000 & sleep 1000"]))).unwrap();
+        let mut child = BoundChild::spawn("sleepers", "sh", |command| {
+            command.args(["-c", "sleep 1000 & sleep 1000"]);
+        })
+        .unwrap();
         assert!(child.exited().is_none());
         child.kill();
         assert!(child.exited().is_some());

@@ -41,7 +41,7 @@ pub(crate) fn busybox(bed: &Bed) -> std::path::PathBuf {
 /// The guest's first process. The agent does all the work; it is started again if it ends.
 const INIT: &str = "\
 #!/bin/sh
-export PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C
+export PATH=/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LC_ALL=C
 mkdir -p /dev/pts /dev/shm
 mount -t devpts devpts /dev/pts
 mount -t tmpfs tmpfs /dev/shm

@@ -7,6 +7,7 @@ mod initramfs;
 mod kernel;
 mod log_command;
 mod modules;
+mod programs;
 mod roots;
 mod steps;
 
@@ -32,13 +33,14 @@ impl Bed {
             .with_context(|| format!("cannot create the bed's directory {}", dir.display()))?;
         let bed = Self { dir };
         let mut steps = Steps::open(&bed.dir)?;
-        steps.run("tools", &roots::TOOLS.join(" "), |log| roots::install_tools(log))?;
+        steps.run("tools", &roots::TOOLS.join(" "), roots::install_tools)?;
         steps.run("base system", &roots::base_key()?, |log| roots::base(&bed, log))?;
         steps.run("builder system", &roots::BUILDER_PACKAGES.join(" "), |log| roots::builder(&bed, log))?;
         steps.run("kernel", "1", |log| kernel::fetch(&bed, log))?;
         steps.run("vmw_pvrdma driver", kernel::DRIVER_KEY, |log| kernel::build_driver(&bed, log))?;
         steps.run("guest system", &roots::GUEST_PACKAGES.join(" "), |log| roots::guest(&bed, log))?;
         steps.run("guest modules", &modules::key(), |log| modules::install(&bed, log))?;
+        steps.run("guest programs", programs::KEY, |log| programs::build(&bed, log))?;
         steps.run("guest image", image::KEY, |log| image::build(&bed, log))?;
         steps.run("initramfs", initramfs::KEY, |log| initramfs::build(&bed, log))?;
         steps.finish();

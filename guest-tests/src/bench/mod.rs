@@ -1,8 +1,10 @@
 //! `bench`: measurements, their results as JSON.
 //!
-//! Each part returns [`Figure`]s and is called from [`run`]: [`vm`] measures between guests; what is measured in one
-//! process, without a virtual machine, belongs into a module of its own beside it.
+//! Each part returns [`Figure`]s and is called from [`run`]: [`in_process`] measures the device without a virtual machine,
+//! [`vm`] between guests.
 
+mod chart;
+mod in_process;
 mod vm;
 
 use anyhow::{Context, Result};
@@ -47,7 +49,7 @@ struct Report {
 
 /// Measures, prints a table and writes the results.
 pub(crate) fn run(options: &BenchOptions) -> Result<()> {
-    let mut figures = Vec::new();
+    let mut figures = in_process::measure(options.runs.max(1))?;
     if !options.no_vm {
         figures.extend(vm::measure(options.runs)?);
     }
@@ -64,7 +66,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     let json = serde_json::to_string_pretty(&report).context("cannot encode the results")?;
     std::fs::write(&options.output, json + "\n")
         .with_context(|| format!("cannot write {}", options.output.display()))?;
-    println!("results are in {}", options.output.display());
+    let chart = options.output.with_extension("svg");
+    chart::draw(&report.figures, &chart)?;
+    println!("results are in {} and {}", options.output.display(), chart.display());
     Ok(())
 }
 

@@ -4,6 +4,7 @@ use std::fmt;
 
 use anyhow::Result;
 
+use crate::bed::Bed;
 use crate::pair::{Link, Pair};
 
 /// A named test; its function returns a short note for the report.
@@ -11,7 +12,7 @@ pub(crate) struct Case {
     /// `group/what`, for `--only`.
     pub(crate) name: String,
     /// The test.
-    pub(crate) run: Box<dyn Fn(&mut Pair, &Link) -> Result<String>>,
+    pub(crate) body: Body,
     /// The test drives kernel modules into warnings on purpose, or looks itself: the runner does not judge the kernel log.
     pub(crate) ignore_kernel_log: bool,
 }
@@ -19,7 +20,12 @@ pub(crate) struct Case {
 impl Case {
     /// A test.
     pub(crate) fn new(name: impl Into<String>, run: impl Fn(&mut Pair, &Link) -> Result<String> + 'static) -> Self {
-        Self { name: name.into(), run: Box::new(run), ignore_kernel_log: false }
+        Self { name: name.into(), body: Body::InPair(Box::new(run)), ignore_kernel_log: false }
+    }
+
+    /// A test that starts what it needs itself.
+    pub(crate) fn alone(name: impl Into<String>, run: impl Fn(&Bed) -> Result<String> + 'static) -> Self {
+        Self { name: name.into(), body: Body::Alone(Box::new(run)), ignore_kernel_log: false }
     }
 
     /// The same test, without the check of the kernel log after it.
@@ -28,6 +34,20 @@ impl Case {
         self
     }
 }
+
+/// What a test works with.
+pub(crate) enum Body {
+    /// The pair of guests that most tests share, and the link between them.
+    InPair(Box<InPair>),
+    /// Only the bed.
+    Alone(Box<Alone>),
+}
+
+/// A test in the shared pair.
+pub(crate) type InPair = dyn Fn(&mut Pair, &Link) -> Result<String>;
+
+/// A test with machines of its own.
+pub(crate) type Alone = dyn Fn(&Bed) -> Result<String>;
 
 impl fmt::Debug for Case {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -1,11 +1,15 @@
 //! The test cases that run in a pair of guests.
 
+mod bed;
 mod case;
 mod connection;
+mod daemon;
 mod exchange;
+mod integrity;
 mod inventory;
 mod kernel_log;
 mod lifecycle;
+mod machines;
 mod many;
 mod nvme;
 pub(crate) mod perftest;
@@ -19,7 +23,7 @@ use crate::pair::LinkKind;
 
 /// All cases for a link, in the order in which they run: what only looks first, what kills machines last.
 pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
-    let mut cases = Vec::new();
+    let mut cases = bed::cases();
     if kind == LinkKind::Pvrdma {
         cases.extend(inventory::cases());
     }
@@ -27,9 +31,12 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
     cases.extend(perftest::cases());
     cases.extend(connection::cases());
     cases.extend(many::cases());
+    cases.extend(integrity::cases());
     cases.extend(nvme::cases());
     if kind == LinkKind::Pvrdma {
         cases.extend(lifecycle::cases());
+        cases.extend(daemon::cases());
+        cases.extend(machines::cases());
     }
     cases
 }

@@ -30,7 +30,8 @@ impl Row {
 }
 
 /// `(name, program, options, rows expected)`. Few iterations: an emulated processor is slow, and these are tests.
-const VARIANTS: [(&str, &str, &str, usize); 22] = [
+/// perftest has no events for writes.
+const VARIANTS: [(&str, &str, &str, usize); 21] = [
     ("send-bw/all-sizes", "ib_send_bw", "-a -n 10", 23),
     ("write-bw/all-sizes", "ib_write_bw", "-a -n 10", 23),
     ("read-bw/all-sizes", "ib_read_bw", "-a -n 10", 23),
@@ -45,7 +46,6 @@ const VARIANTS: [(&str, &str, &str, usize); 22] = [
     ("read-bw/16-qps", "ib_read_bw", "-q 16 -n 50", 1),
     ("atomic-bw/16-qps", "ib_atomic_bw", "-q 16 -n 50", 1),
     ("send-bw/events", "ib_send_bw", "-e -n 200", 1),
-    ("write-bw/events", "ib_write_bw", "-e -n 200", 1),
     ("read-bw/events", "ib_read_bw", "-e -n 200", 1),
     ("send-lat/events", "ib_send_lat", "-e -n 200", 1),
     ("send-bw/bidirectional", "ib_send_bw", "-b -n 200", 1),

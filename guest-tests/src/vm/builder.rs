@@ -59,7 +59,6 @@ pub(crate) struct VmBuilder {
     pub(super) memory_kind: MemoryKind,
     pub(super) cpus: u32,
     pub(super) pvrdma_socket: Option<PathBuf>,
-    pub(super) no_posted_writes: bool,
     pub(super) vfio_user_options: Vec<(String, serde_json::Value)>,
     pub(super) iommu: bool,
     pub(super) nics: Vec<Nic>,
@@ -76,7 +75,6 @@ impl VmBuilder {
             memory_kind: MemoryKind::default(),
             cpus: 1,
             pvrdma_socket: None,
-            no_posted_writes: false,
             vfio_user_options: Vec::new(),
             iommu: false,
             nics: Vec::new(),
@@ -110,12 +108,6 @@ impl VmBuilder {
     /// Adds the RDMA device served at this socket; wants a vmxnet3 beside it.
     pub(crate) fn pvrdma_socket(mut self, path: &Path) -> Self {
         self.pvrdma_socket = Some(path.to_owned());
-        self
-    }
-
-    /// Makes QEMU wait for register writes by its own option instead of the daemon's doing.
-    pub(crate) fn no_posted_writes(mut self, on: bool) -> Self {
-        self.no_posted_writes = on;
         self
     }
 

@@ -111,9 +111,6 @@ fn vfio_user_device(vm: &VmBuilder, socket: &Path) -> String {
         "addr": "10.1",
         "socket": { "path": socket, "type": "unix" },
     });
-    if vm.no_posted_writes {
-        device["x-no-posted-writes"] = json!(true);
-    }
     for (name, value) in &vm.vfio_user_options {
         device[name] = value.clone();
     }

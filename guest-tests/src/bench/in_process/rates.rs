@@ -1,0 +1,145 @@
+//! Bandwidth, rates and latency of local delivery.
+
+use std::time::Instant;
+
+use anyhow::Result;
+use pvrdma_dev::testing::{Encoded, RecvWr, SendWr};
+
+use super::pair::{DEPTH, Side, connected};
+use super::{against_baseline, against_target};
+use crate::bench::Figure;
+
+/// Working set of the bandwidth measurements: well beyond the caches.
+const WORKING_SET: usize = 64 << 20;
+
+/// Octets that a round of a bandwidth measurement moves.
+const ROUND: usize = 512 << 20;
+
+/// Requests of a round of a rate measurement.
+const REQUESTS: u32 = 1 << 20;
+
+/// Requests for each doorbell where a target names a number.
+const BATCH: u32 = 64;
+
+/// RDMA writes against `memcpy` between the same buffers.
+pub(super) fn write_against_memcpy(size: usize, runs: usize) -> Result<Figure> {
+    let [mut a, b] = connected(WORKING_SET)?;
+    let elements = writes(&a, &b, size);
+    let mut rounds = Vec::new();
+    for _ in 0..runs {
+        let device = gigabytes(ROUND, || post_and_reap(&mut a, &elements, count(size), 4))?;
+        let copy = gigabytes(ROUND, || {
+            for i in 0..count(size) as usize {
+                let offset = i * size % WORKING_SET;
+                let from = a.memory.slice(a.buffer.bus(offset), size);
+                from.copy_to_volatile_slice(b.memory.slice(b.buffer.bus(offset), size));
+            }
+            Ok(())
+        })?;
+        rounds.push([device, copy]);
+    }
+    let title = format!("RDMA write of {} KiB, one QP", size >> 10);
+    Ok(against_baseline(&format!("write-{size}"), title, "GB/s", &rounds, "memcpy between the same buffers"))
+}
+
+/// 64-byte writes, 64 for each doorbell, every request with a completion.
+pub(super) fn small_writes(runs: usize) -> Result<Figure> {
+    let [mut a, b] = connected(1 << 20)?;
+    let elements: Vec<Encoded> = writes(&a, &b, 64).into_iter().take(DEPTH as usize).collect();
+    let rates = (0..runs)
+        .map(|_| millions(REQUESTS, || post_and_reap(&mut a, &elements, REQUESTS, BATCH)))
+        .collect::<Result<_>>()?;
+    let title = format!("RDMA write of 64 bytes, {BATCH} a doorbell");
+    Ok(against_target("write-rate", title, "million/s", false, rates, 3.0))
+}
+
+/// From the doorbell of an 8-byte write to the poll that finds its completion.
+pub(super) fn latency(runs: usize) -> Result<Figure> {
+    const ROUNDS: u32 = 100_000;
+    let [mut a, b] = connected(1 << 20)?;
+    let elements: Vec<Encoded> = writes(&a, &b, 8).into_iter().take(1).collect();
+    let times = (0..runs)
+        .map(|_| {
+            let start = Instant::now();
+            post_and_reap(&mut a, &elements, ROUNDS, 1)?;
+            Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(ROUNDS))
+        })
+        .collect::<Result<_>>()?;
+    Ok(against_target("write-latency", "8-byte RDMA write, post to completion".into(), "µs", true, times, 1.5))
+}
+
+/// Send and receive against write, at the same size.
+pub(super) fn sends_against_writes(size: usize, runs: usize) -> Result<Figure> {
+    let octets = if size < 4096 { 1 << 20 } else { WORKING_SET };
+    let requests = if size < 4096 { REQUESTS } else { count(size) };
+    let batch = if size < 4096 { BATCH } else { 4 };
+    let [mut a, mut b] = connected(octets)?;
+    let write = writes(&a, &b, size);
+    let slots = (octets / size).min(DEPTH as usize);
+    let send: Vec<Encoded> = (0..slots)
+        .map(|i| a.qp.encode(&SendWr::send(0, &[a.buffer.sge(&a.mr, i * size, size)])))
+        .collect();
+    let receives: Vec<RecvWr> =
+        (0..slots).map(|i| RecvWr::new(0, &[b.buffer.sge(&b.mr, i * size, size)])).collect();
+    let mut rounds = Vec::new();
+    for _ in 0..runs {
+        let sends = millions(requests, || {
+            let mut left = requests;
+            while left > 0 {
+                let now = left.min(batch);
+                b.qp.post_recv(receives.get(..now as usize).unwrap_or(&receives))?;
+                anyhow::ensure!(a.qp.post_encoded(&send, now) == now, "the send ring is full");
+                a.reap(now)?;
+                b.reap(now)?;
+                left -= now;
+            }
+            Ok(())
+        })?;
+        let writes = millions(requests, || post_and_reap(&mut a, &write, requests, batch))?;
+        rounds.push([sends, writes]);
+    }
+    let title = format!("send and receive of {size} bytes, {batch} a doorbell");
+    Ok(against_baseline(&format!("send-{size}"), title, "million/s", &rounds, "RDMA write of that size"))
+}
+
+/// Writes that walk through the buffers of both sides.
+fn writes(a: &Side, b: &Side, size: usize) -> Vec<Encoded> {
+    (0..a.buffer.len() / size)
+        .map(|i| {
+            let remote = b.buffer.va() + (i * size) as u64;
+            a.qp.encode(&SendWr::write(0, &[a.buffer.sge(&a.mr, i * size, size)], remote, b.mr.rkey))
+        })
+        .collect()
+}
+
+/// Posts `total` requests in batches and takes the completions of each before the next.
+fn post_and_reap(side: &mut Side, elements: &[Encoded], total: u32, batch: u32) -> Result<()> {
+    let mut done = 0;
+    while done < total {
+        let now = (total - done).min(batch);
+        let at = done as usize % elements.len();
+        let end = (at + now as usize).min(elements.len());
+        let posted = side.qp.post_encoded(elements.get(at..end).unwrap_or(elements), now);
+        anyhow::ensure!(posted == now, "the send ring is full");
+        side.reap(now)?;
+        done += now;
+    }
+    Ok(())
+}
+
+fn count(size: usize) -> u32 {
+    u32::try_from(ROUND / size).unwrap_or(u32::MAX)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
+fn gigabytes(octets: usize, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    work()?;
+    Ok(octets as f64 / start.elapsed().as_secs_f64() / 1e9)
+}
+
+fn millions(requests: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    work()?;
+    Ok(f64::from(requests) / start.elapsed().as_secs_f64() / 1e6)
+}

@@ -1,0 +1,39 @@
+//! Every byte of a lot of mixed operations is compared.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::case::Case;
+use super::exchange::{Programs, Ready};
+use crate::pair::{Link, LinkKind, Pair};
+
+/// One run each way.
+pub(crate) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("integrity/a-to-b", |pair, link| integrity(pair, link, 1, 1)),
+        Case::new("integrity/b-to-a", |pair, link| integrity(pair, link, 0, 2)),
+    ]
+}
+
+/// Half a gibibyte each way makes one; much less where the guests' own software does the work.
+fn integrity(pair: &Pair, link: &Link, server: usize, seed: u64) -> Result<String> {
+    let mebibytes = if link.kind == LinkKind::Rxe { 16 } else { 512 };
+    let command = |vm: usize| format!("integrity {} {} {mebibytes} {seed}", link.device, link.gid_index[vm]);
+    let exchange = Programs {
+        server_vm: &pair.vms()[server],
+        server: command(server),
+        ready: Ready::Tcp(18600),
+        client_vm: &pair.vms()[1 - server],
+        client: format!("{} {}", command(1 - server), link.ip[server]),
+        timeout: Duration::from_secs(300),
+    }
+    .run()?;
+    let result = |output: &str| output.lines().find(|line| line.starts_with("compared")).map(str::to_owned);
+    let client =
+        result(&exchange.client).with_context(|| format!("no result in the client's output:\n{}", exchange.client))?;
+    if result(&exchange.server).as_ref() != Some(&client) {
+        bail!("the two sides counted differently:\n{client}\n{}", exchange.server);
+    }
+    Ok(client)
+}
