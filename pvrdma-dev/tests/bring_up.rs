@@ -1,4 +1,5 @@
 //! From power-on to a working device and back, as the kernel driver does it.
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
 
