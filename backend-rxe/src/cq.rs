@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -9,14 +10,15 @@ use rdma_backend::memory::DmaView;
 use rdma_backend::{Completion, CompletionSink, CqOverrun};
 
 use crate::counters::Counters;
-use crate::hca::{Adapter, Permit};
+use crate::hca::Permit;
 use crate::qp::Qp;
 
 /// A completion queue of the engine: the device's sink, and who publishes to it.
 pub(crate) struct Cq {
     sink: Arc<dyn CompletionSink>,
-    adapter: Weak<Adapter>,
     attached: Mutex<HashMap<u32, Weak<Qp>>>,
+    /// It was full once. It takes nothing any more.
+    dead: AtomicBool,
     _permit: Permit,
 }
 
@@ -27,8 +29,8 @@ impl fmt::Debug for Cq {
 }
 
 impl Cq {
-    pub(crate) fn new(sink: Arc<dyn CompletionSink>, adapter: Weak<Adapter>, permit: Permit) -> Self {
-        Self { sink, adapter, attached: Mutex::default(), _permit: permit }
+    pub(crate) fn new(sink: Arc<dyn CompletionSink>, permit: Permit) -> Self {
+        Self { sink, attached: Mutex::default(), dead: AtomicBool::new(false), _permit: permit }
     }
 
     pub(crate) fn attach(&self, qpn: u32, qp: Weak<Qp>) {
@@ -39,23 +41,25 @@ impl Cq {
         self.attached.lock().remove(&qpn);
     }
 
-    /// Publishes an entry. When there is no room, every QP of this queue goes to its error state.
+    /// Publishes an entry of `qp`. When there is no room, every QP of this queue goes to its error state; one that comes to
+    /// the dead queue later follows with its first entry.
     #[inline]
-    pub(crate) fn push(&self, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun> {
-        self.sink.complete(view, completion).inspect_err(|_| self.overrun())
+    pub(crate) fn push(&self, qp: &Qp, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun> {
+        if self.dead.load(Ordering::Relaxed) {
+            qp.fail_later();
+            return Err(CqOverrun);
+        }
+        self.sink.complete(view, completion).inspect_err(|_| self.overrun(qp))
     }
 
     #[cold]
-    fn overrun(&self) {
-        if let Some(adapter) = self.adapter.upgrade() {
-            Counters::bump(&adapter.counters.cq_overruns);
+    fn overrun(&self, qp: &Qp) {
+        if !self.dead.swap(true, Ordering::AcqRel) {
+            Counters::bump(&qp.adapter.counters.cq_overruns);
         }
         let attached: Vec<_> = self.attached.lock().values().filter_map(Weak::upgrade).collect();
         for qp in attached {
-            // Their halves may be held, even by us: the ready queue flushes them.
-            if qp.set_error() {
-                qp.kick();
-            }
+            qp.fail_later();
         }
     }
 }

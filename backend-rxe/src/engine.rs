@@ -1,7 +1,7 @@
 //! Worker threads, the ready queue and timers.
 //!
-//! A QP is on the ready queue at most once. Timers are hints too: one that fires puts its QP on the ready queue, and the
-//! requester compares its own deadline with the clock.
+//! A QP is on the ready queue at most once, not counting timers. Those are hints too: one that fires puts its QP on the
+//! ready queue, and the requester compares its own deadline with the clock.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
@@ -111,12 +111,11 @@ impl Engine {
         qp.drive(self.worker_budget);
     }
 
-    fn take(queue: &mut MutexGuard<'_, Queue>, now: Duration) -> Option<Arc<Qp>> {
+    /// Moves due timers to the ready queue and takes its first live QP. References are not dropped in here: the last one
+    /// may end the engine, which needs the queue.
+    fn take(queue: &mut Queue, now: Duration) -> Option<Arc<Qp>> {
         while queue.timers.peek().is_some_and(|Reverse(timer)| timer.deadline <= now) {
-            if let Some(Reverse(timer)) = queue.timers.pop()
-                && let Some(qp) = timer.qp.upgrade()
-                && !qp.scheduled.swap(true, Ordering::AcqRel)
-            {
+            if let Some(Reverse(timer)) = queue.timers.pop() {
                 queue.ready.push_back(timer.qp);
             }
         }

@@ -230,7 +230,7 @@ impl Hca for RxeHca {
 
     fn create_cq(&self, sink: Arc<dyn CompletionSink>) -> Result<RxeCq, VerbsError> {
         let permit = Permit::take(&self.0.counts.cqs, MAX_CQ, "completion queue")?;
-        Ok(RxeCq(Arc::new(Cq::new(sink, Weak::clone(&self.0.me), permit))))
+        Ok(RxeCq(Arc::new(Cq::new(sink, permit))))
     }
 
     fn create_srq(&self, init: SrqInit<'_, Self>) -> Result<RxeSrq, VerbsError> {

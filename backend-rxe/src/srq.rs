@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rdma_backend::memory::DmaView;
-use rdma_backend::{AsyncEvent, QueueError, RecvSource, RecvWork, SharedReceiveQueue, SrqEvent};
+use rdma_backend::{AsyncEvent, QpState, QueueError, RecvSource, RecvWork, SharedReceiveQueue, SrqEvent};
 
 use crate::hca::{Adapter, Permit};
 use crate::qp::Qp;
@@ -110,11 +110,16 @@ impl Srq {
             Some(Err(_)) => usize::MAX,
             None => 0,
         };
-        let count = posted.min(ring.waiters.len());
-        for waiter in ring.waiters.drain(..count) {
-            if let Some(qp) = waiter.upgrade() {
-                qp.queued_at_srq.store(false, Ordering::Release);
+        let mut woken = 0;
+        while woken < posted
+            && let Some(waiter) = ring.waiters.pop_front()
+        {
+            let Some(qp) = waiter.upgrade() else { continue };
+            qp.queued_at_srq.store(false, Ordering::Release);
+            // One that was reset meanwhile must not use up somebody else's turn.
+            if matches!(qp.state(), QpState::Rts | QpState::Sqd) {
                 qp.wake();
+                woken += 1;
             }
         }
         if ring.waiters.is_empty() {

@@ -164,6 +164,15 @@ impl Qp {
         self.step(|state| (state != QpState::Reset as u8).then_some(QpState::Error as u8))
     }
 
+    /// Goes to the error state without the help of its halves, which may be held, even by the caller: the ready queue
+    /// flushes them.
+    #[cold]
+    pub(crate) fn fail_later(&self) {
+        if self.state() != QpState::Error && self.set_error() {
+            self.kick();
+        }
+    }
+
     /// Changes state unless somebody else did meanwhile.
     fn change_state(&self, from: QpState, to: QpState) -> bool {
         self.step(|state| (state == from as u8).then_some(to as u8))
@@ -247,7 +256,7 @@ impl Qp {
         byte_len: u32,
     ) -> Result<(), CqOverrun> {
         let completion = Completion { byte_len, ..Completion::new(self.cookie, wr_id, opcode, status) };
-        self.send_cq.push(view, &completion)
+        self.send_cq.push(self, view, &completion)
     }
 
     pub(crate) fn event(&self, view: &DmaView<'_>, event: QpEvent) {
@@ -264,7 +273,7 @@ impl Qp {
 
     pub(crate) fn notify_recv(&self) {
         fence(Ordering::SeqCst);
-        if self.awaited.swap(false, Ordering::SeqCst) {
+        if self.awaited.load(Ordering::SeqCst) && self.awaited.swap(false, Ordering::SeqCst) {
             let waiter = self.waiter.lock().upgrade();
             if let Some(waiter) = waiter {
                 waiter.wake();

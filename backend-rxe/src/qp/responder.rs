@@ -235,7 +235,7 @@ impl Responder {
         self.in_use = false;
         let mut completion = Completion::new(qp.cookie, self.recv.wr_id, opcode, WcStatus::Success);
         fill(&mut completion);
-        qp.recv_cq.push(view, &completion)
+        qp.recv_cq.push(qp, view, &completion)
     }
 
     /// Ends the receive in use with an error, and the QP with it.
@@ -250,7 +250,7 @@ impl Responder {
     pub(crate) fn end_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus) {
         if std::mem::take(&mut self.in_use) {
             let completion = Completion::new(qp.cookie, self.recv.wr_id, WcOpcode::Recv, status);
-            let _ = qp.recv_cq.push(view, &completion);
+            let _ = qp.recv_cq.push(qp, view, &completion);
         }
     }
 

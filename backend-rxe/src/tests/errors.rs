@@ -171,7 +171,8 @@ fn remote_access_errors() {
 fn operations_that_the_qp_does_not_enable_are_invalid_requests() {
     let atomic = |remote| SendOp::FetchAdd { remote, add: 1 };
     type Set = fn(&mut QpAttrs);
-    let cases: &[(Set, fn(RemoteAddress) -> SendOp)] = &[
+    type MakeOp = fn(RemoteAddress) -> SendOp;
+    let cases: &[(Set, MakeOp)] = &[
         (|a| a.access = Access::REMOTE_READ, write),
         (|a| a.access = Access::REMOTE_WRITE, |remote| SendOp::Read { remote }),
         (|a| a.access = Access::REMOTE_WRITE, atomic),

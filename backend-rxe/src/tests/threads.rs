@@ -1,11 +1,14 @@
 //! Real threads: workers, doorbells from everywhere, and destruction under traffic.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use rdma_backend::{MemoryRegion, QpState, QpType, QueuePair, WcStatus};
+use parking_lot::Mutex;
+use rdma_backend::memory::DmaView;
+use rdma_backend::{Completion, CompletionSink, CqOverrun, Hca, MemoryRegion, QpState, QpType, QueuePair, WcStatus};
 
+use crate::RxeQp;
 use crate::clock::MonotonicClock;
 use crate::testing::*;
 
@@ -42,9 +45,10 @@ fn both_directions_at_once_with_late_receives() {
     });
     let expected: Vec<_> = (0..COUNT).map(|i| (i, WcStatus::Success)).collect();
     for end in [&pair.left, &pair.right] {
-        wait("the end of all messages", || end.scq.total.load(Ordering::SeqCst) == COUNT);
-        assert_eq!(end.scq.statuses(), expected);
-        assert_eq!(end.rcq.statuses(), expected);
+        for queue in [&end.scq, &end.rcq] {
+            wait("the end of all messages", || queue.total.load(Ordering::SeqCst) == COUNT);
+            assert!(queue.statuses() == expected, "not in order, or not all well");
+        }
     }
 }
 
@@ -147,4 +151,109 @@ fn workers_end_with_their_backend() {
         left.send(2, &[]);
         drop((left, right));
     }
+}
+
+/// A completion queue in which the first entry waits for leave, with everything of its batch held.
+struct Gate {
+    reached: mpsc::Sender<()>,
+    leave: Mutex<mpsc::Receiver<()>>,
+    open: AtomicBool,
+}
+
+impl CompletionSink for Gate {
+    fn complete(&self, _view: &DmaView<'_>, _completion: &Completion) -> Result<(), CqOverrun> {
+        if !self.open.swap(true, Ordering::SeqCst) {
+            self.reached.send(()).unwrap();
+            self.leave.lock().recv().unwrap();
+        }
+        Ok(())
+    }
+}
+
+/// `end` must not return while a batch of the pair is under way.
+fn must_wait(what: &str, end: impl Fn(&Pair, &Buffer, &Buffer, &RxeQp) + Sync) {
+    let pair = Pair::new();
+    let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
+    let ((reached, wait_reached), (leave, wait_leave)) = (mpsc::channel(), mpsc::channel());
+    let gate = Gate { reached, leave: Mutex::new(wait_leave), open: AtomicBool::new(false) };
+    let cq = pair.a.hca.create_cq(Arc::new(gate)).unwrap();
+    let (left, right) = (pair.a.qp_on(QpType::Rc, None, (Some(&cq), None), |_| {}), pair.b.qp(QpType::Rc));
+    left.connect(&right, |_| {});
+    right.connect(&left, |_| {});
+    let ended = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| left.submit(1, write(theirs.remote(0)), &[mine.all()]));
+        wait_reached.recv().unwrap();
+        let ender = scope.spawn(|| {
+            end(&pair, &mine, &theirs, &left.qp);
+            ended.store(true, Ordering::SeqCst);
+        });
+        // There is no way to see a thread wait; it gets a fair chance to be wrong.
+        for _ in 0..200 {
+            std::thread::yield_now();
+            assert!(!ended.load(Ordering::SeqCst), "{what} did not wait");
+        }
+        leave.send(()).unwrap();
+        ender.join().unwrap();
+    });
+    assert!(ended.load(Ordering::SeqCst));
+}
+
+#[test]
+fn what_takes_memory_away_waits_for_those_who_use_it() {
+    must_wait("destroying the local region", |_, mine, _, _| mine.mr.destroy());
+    must_wait("destroying the remote region", |_, _, theirs, _| theirs.mr.destroy());
+    must_wait("destroying the QP", |_, _, _, qp| qp.destroy());
+    must_wait("resetting the QP", |_, _, _, qp| {
+        let attrs = rdma_backend::QpAttrs { state: QpState::Reset, ..Default::default() };
+        qp.modify(&attrs, rdma_backend::QpAttrMask::STATE).unwrap();
+    });
+    must_wait("unbinding the sender's GID", |pair, _, _, _| pair.a.hca.unbind_gid(0));
+    must_wait("unbinding the receiver's GID", |pair, _, _, _| pair.b.hca.unbind_gid(0));
+    must_wait("unmapping the sender's memory", |pair, _, _, _| pair.a.memory.unmap_all());
+    must_wait("unmapping the receiver's memory", |pair, _, _, _| pair.b.memory.unmap_all());
+}
+
+#[test]
+fn many_qps_share_the_workers() {
+    const QPS: usize = 40;
+    const COUNT: u64 = 50;
+    let world = threaded(2);
+    let (a, b) = (world.node(1), world.node(2));
+    let (mine, theirs) = (a.buffer(100_000), b.buffer(100_000));
+    let (srq, receives) = b.srq(0);
+    let pairs: Vec<_> = (0..QPS)
+        .map(|_| {
+            let (left, right) = (a.qp(QpType::Rc), b.qp_with(QpType::Rc, Some(&srq), |_| {}));
+            left.connect(&right, |_| {});
+            right.connect(&left, |a| a.min_rnr_timer = 0);
+            (left, right)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        let (mine, theirs) = (&mine, &theirs);
+        for chunk in pairs.chunks(QPS / 4) {
+            scope.spawn(move || {
+                for i in 0..COUNT {
+                    for (left, _) in chunk {
+                        left.submit(i, write(theirs.remote(0)), &[mine.all()]);
+                        left.send(COUNT + i, &[mine.sge(0, 8)]);
+                    }
+                }
+            });
+        }
+        scope.spawn(|| {
+            for wr_id in 0..COUNT * QPS as u64 {
+                let work = rdma_backend::RecvWork { wr_id, sges: vec![theirs.sge(0, 8)], malformed: false };
+                receives.posted.lock().push_back(work);
+                rdma_backend::SharedReceiveQueue::notify_recv(&srq);
+            }
+        });
+    });
+    for (left, right) in &pairs {
+        wait("the end of all messages", || left.scq.total.load(Ordering::SeqCst) == 2 * COUNT);
+        assert!(left.scq.poll().iter().all(|c| c.status == WcStatus::Success));
+        assert_eq!(right.rcq.poll().len() as u64, COUNT);
+    }
+    assert!(receives.posted.lock().is_empty());
 }

@@ -124,7 +124,8 @@ fn a_long_datagram_uses_up_the_receive_but_not_the_qp() {
 
 #[test]
 fn local_errors_stop_the_send_queue_only() {
-    let cases: [(&str, WcStatus, fn(&Datagrams) -> (SendOp, rdma_backend::Sge)); 6] = [
+    type Make = fn(&Datagrams) -> (SendOp, rdma_backend::Sge);
+    let cases: [(&str, WcStatus, Make); 6] = [
         ("long", WcStatus::LocalLength, |d| (send(to(&d.right)), d.mine.sge(0, 4097))),
         ("key", WcStatus::LocalProtection, |d| (send(to(&d.right)), rdma_backend::Sge { lkey: 0, ..d.mine.sge(0, 1) })),
         ("write", WcStatus::LocalQpOperation, |d| (write(d.theirs.remote(0)), d.mine.sge(0, 1))),
