@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use log::{debug, info};
+use log::{Level, debug};
 use parking_lot::Mutex;
 use rdma_backend::memory::DmaSpace;
 use rdma_backend::{Backend, Hca, VerbsError};
@@ -183,7 +183,9 @@ impl<B: Backend> PvrdmaDevice<B> {
                 control.state = State::Active(session);
                 adapter.gate.set_active(true);
                 adapter.stats.activations.add();
-                info!("{}: active, interface version {}", adapter.config.name, session.version);
+                // A guest can do this in a loop.
+                let name = &adapter.config.name;
+                adapter.log.log(Level::Info, name, format_args!("active, interface version {}", session.version));
                 Ok(())
             }
         }

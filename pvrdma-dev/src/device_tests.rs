@@ -1,7 +1,10 @@
 //! Life cycle and registers, as a driver sees them.
 
-use rdma_backend::memory::PAGE_SIZE;
+use rdma_backend::memory::{Backing, DmaRange, PAGE_SIZE, PinPolicy};
 use rdma_backend::{AsyncEvent, PortEvent};
+use vm_memory::FileOffset;
+use vm_memory::mmap::MmapRegion;
+use vmm_sys_util::tempfile::TempFile;
 
 use super::*;
 use crate::config::DeviceConfig;
@@ -261,4 +264,25 @@ fn events_before_activation_are_not_written() {
     assert_eq!(rig.ctl(ctl::ACTIVATE), 0);
     rig.books.events.lock().as_ref().unwrap().event(&rig.memory.view(), event);
     assert_eq!(rig.sink.take(), ["msix 1"]);
+}
+
+/// Reserve-all: while some of the guest's memory cannot be locked, the device does not start.
+#[test]
+fn activation_needs_resident_memory() {
+    let rig = Rig::with_policy(config(), PinPolicy::All);
+    rig.set_bus_master(true);
+    // Pages behind the end of their file cannot be faulted in.
+    let file = TempFile::new().unwrap().into_file();
+    file.set_len(0x2000).unwrap();
+    let offset = FileOffset::new(file.try_clone().unwrap(), 0);
+    let mapping = Arc::new(MmapRegion::from_file(offset, 0x2000).unwrap());
+    file.set_len(0).unwrap();
+    let backing = Some(Backing { mapping, offset: 0 });
+    rig.memory.map(DmaRange { iova: 1 << 40, len: 0x2000, writable: true, backing }).unwrap();
+    rig.show(&rig.region());
+    assert_ne!(rig.ctl(ctl::ACTIVATE), 0);
+    assert_ne!(rig.request(), 0);
+    assert_eq!(rig.device.status().phase, Phase::Handshake);
+    rig.memory.unmap(1 << 40, 0x2000).unwrap();
+    assert_eq!(rig.ctl(ctl::ACTIVATE), 0);
 }

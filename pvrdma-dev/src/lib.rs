@@ -34,6 +34,8 @@ mod doorbell;
 mod dsr;
 mod error;
 mod events;
+#[cfg(test)]
+mod hostile_tests;
 mod intr;
 mod log_limit;
 mod objects;

@@ -1,7 +1,9 @@
 //! Limits how much a guest can make us log.
 
+use std::fmt::Arguments;
 use std::time::{Duration, Instant};
 
+use log::Level;
 use parking_lot::Mutex;
 
 /// Lines per [`PERIOD`].
@@ -42,11 +44,16 @@ impl LogLimit {
     }
 
     /// Logs a warning about a device, if it may.
-    pub(crate) fn warn(&self, device: &str, message: std::fmt::Arguments<'_>) {
+    pub(crate) fn warn(&self, device: &str, message: Arguments<'_>) {
+        self.log(Level::Warn, device, message);
+    }
+
+    /// Logs a message about a device, if it may.
+    pub(crate) fn log(&self, level: Level, device: &str, message: Arguments<'_>) {
         match self.admit() {
             None => {}
-            Some(0) => log::warn!("{device}: {message}"),
-            Some(dropped) => log::warn!("{device}: {message} ({dropped} more like this were not logged)"),
+            Some(0) => log::log!(level, "{device}: {message}"),
+            Some(dropped) => log::log!(level, "{device}: {message} ({dropped} messages before this were not logged)"),
         }
     }
 }

@@ -58,10 +58,14 @@ pub(crate) fn config() -> DeviceConfig {
 impl Rig {
     /// Powered on and not touched yet.
     pub(crate) fn new(config: DeviceConfig) -> Self {
+        Self::with_policy(config, PinPolicy::Off)
+    }
+
+    pub(crate) fn with_policy(config: DeviceConfig, policy: PinPolicy) -> Self {
         let guest =
             GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(BASE), usize::try_from(PAGES * PAGE_SIZE).unwrap())])
                 .unwrap();
-        let memory = DmaSpace::from_guest_memory(&guest, PinPolicy::Off).unwrap();
+        let memory = DmaSpace::from_guest_memory(&guest, policy).unwrap();
         let sink = Arc::new(RecordingSink::default());
         let backend = NullBackend::default();
         let books = Arc::clone(&backend.0);

@@ -1,5 +1,6 @@
 //! The interface: constants and layouts, no behaviour. Section numbers are those of the interface specification.
 
+mod attr;
 pub(crate) mod cmd;
 pub(crate) mod dsr;
 pub(crate) mod layout;
