@@ -43,7 +43,7 @@ struct State {
     mask: u32,
     /// ICR: only ever bit 0, because the driver's legacy handler takes nothing but the exact value 1.
     cause: u32,
-    /// Causes that arrived while IMR held them back.
+    /// Causes that arrived while IMR or the lack of bus mastering held them back.
     held: u32,
     bus_master: bool,
     msix: bool,
@@ -88,10 +88,7 @@ impl Interrupts {
     /// Signals a vector, if the guest lets it through.
     pub(crate) fn raise(&self, vector: Vector) {
         let mut state = self.state.lock();
-        if !state.bus_master {
-            return;
-        }
-        if state.mask & vector.cause() != 0 {
+        if !state.bus_master || state.mask & vector.cause() != 0 {
             // A response that nobody waited for must not complete the next command (section 4.5); the rings' causes
             // are kept, or a masked moment would lose a wake-up.
             if vector != Vector::Response {
@@ -131,10 +128,14 @@ impl Interrupts {
     pub(crate) fn set_mask(&self, mask: u32) {
         let mut state = self.state.lock();
         state.mask = mask;
+        self.deliver_held(&mut state);
+    }
+
+    fn deliver_held(&self, state: &mut State) {
         for vector in Vector::ALL {
-            if state.held & !mask & vector.cause() != 0 && state.bus_master {
+            if state.bus_master && state.held & !state.mask & vector.cause() != 0 {
                 state.held &= !vector.cause();
-                self.deliver(&mut state, vector);
+                self.deliver(state, vector);
             }
         }
     }
@@ -157,7 +158,9 @@ impl Interrupts {
     pub(crate) fn set_bus_master(&self, enabled: bool) {
         let mut state = self.state.lock();
         state.bus_master = enabled;
-        if !enabled {
+        if enabled {
+            self.deliver_held(&mut state);
+        } else {
             state.cause = 0;
             self.update_line(&mut state);
         }
@@ -239,10 +242,15 @@ mod tests {
         let (sink, interrupts) = enabled_msix();
         interrupts.set_bus_master(false);
         raise_all(&interrupts);
-        interrupts.set_bus_master(true);
         assert!(sink.take().is_empty());
-        interrupts.raise(Vector::Async);
-        assert_eq!(sink.take(), ["msix 1"]);
+        interrupts.set_bus_master(true);
+        assert_eq!(sink.take(), ["msix 1", "msix 2"]);
+        interrupts.set_bus_master(false);
+        raise_all(&interrupts);
+        interrupts.reset();
+        interrupts.set_bus_master(true);
+        interrupts.set_mask(0);
+        assert!(sink.take().is_empty());
     }
 
     /// Conformance 14: only the response is reported, as exactly 1, and reading takes the line back.

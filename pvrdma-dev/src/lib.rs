@@ -21,9 +21,10 @@
 //!
 //! # Not implemented
 //!
-//! Resizing of CQs (the driver never asks), multicast, VLANs, power management, saving and restoring state.
+//! Resizing of CQs (the driver never asks), multicast, VLANs, power management, saving and restoring state. Doorbells of
+//! polled CQs are not used as a hint.
 //!
-//! Section numbers in comments are those of the project's PVRDMA interface specification.
+//! Section and conformance numbers in comments are those of `docs/interface.md`.
 
 mod adapter;
 mod cmd;
