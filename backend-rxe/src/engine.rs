@@ -3,8 +3,7 @@
 //! A QP is on the ready queue at most once, not counting timers. Those are hints too: one that fires puts its QP on the
 //! ready queue, and the requester compares its own deadline with the clock.
 
-use std::cmp::Reverse;
-use std::collections::{BinaryHeap, VecDeque};
+use std::collections::VecDeque;
 use std::io;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
@@ -15,38 +14,12 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 
 use crate::clock::Clock;
 use crate::qp::{Budget, Qp};
-
-/// A deadline of a QP. Ordered by time alone.
-#[derive(Debug)]
-struct Timer {
-    deadline: Duration,
-    qp: Weak<Qp>,
-}
-
-impl PartialEq for Timer {
-    fn eq(&self, other: &Self) -> bool {
-        self.deadline == other.deadline
-    }
-}
-
-impl Eq for Timer {}
-
-impl PartialOrd for Timer {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Timer {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.deadline.cmp(&other.deadline)
-    }
-}
+use crate::timer::{TimerKey, Timers};
 
 #[derive(Debug, Default)]
 struct Queue {
     ready: VecDeque<Weak<Qp>>,
-    timers: BinaryHeap<Reverse<Timer>>,
+    timers: Timers,
     idle: usize,
     stopping: bool,
 }
@@ -81,19 +54,28 @@ impl Engine {
         }
     }
 
-    /// Has a QP run at `deadline`.
-    pub(crate) fn arm(&self, qp: &Qp, deadline: Duration) {
+    /// Has a QP run at `deadline`, in place of an older timer of it.
+    pub(crate) fn arm(&self, qp: &Qp, deadline: Duration, old: Option<TimerKey>) -> TimerKey {
         let mut queue = self.queue.lock();
-        let first = queue.timers.peek().is_none_or(|Reverse(timer)| deadline < timer.deadline);
-        queue.timers.push(Reverse(Timer { deadline, qp: Weak::clone(&qp.me) }));
+        if let Some(old) = old {
+            queue.timers.remove(old);
+        }
+        let first = queue.timers.first().is_none_or(|first| deadline < first);
+        let key = queue.timers.insert(deadline, Weak::clone(&qp.me));
         if first && queue.idle > 0 {
             self.wake.notify_one();
         }
+        key
+    }
+
+    /// Takes a timer back: those of dead QPs would keep their memory until they fire, which may be hours.
+    pub(crate) fn disarm(&self, key: TimerKey) {
+        self.queue.lock().timers.remove(key);
     }
 
     /// The earliest deadline.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        self.queue.lock().timers.peek().map(|Reverse(timer)| timer.deadline)
+        self.queue.lock().timers.first()
     }
 
     /// Runs one QP that is ready or due. `false` when there is none.
@@ -114,10 +96,8 @@ impl Engine {
     /// Moves due timers to the ready queue and takes its first live QP. References are not dropped in here: the last one
     /// may end the engine, which needs the queue.
     fn take(queue: &mut Queue, now: Duration) -> Option<Arc<Qp>> {
-        while queue.timers.peek().is_some_and(|Reverse(timer)| timer.deadline <= now) {
-            if let Some(Reverse(timer)) = queue.timers.pop() {
-                queue.ready.push_back(timer.qp);
-            }
+        while let Some(qp) = queue.timers.pop_due(now) {
+            queue.ready.push_back(qp);
         }
         std::iter::from_fn(|| queue.ready.pop_front()).find_map(|qp| qp.upgrade())
     }
@@ -125,7 +105,7 @@ impl Engine {
     fn work(&self) {
         let mut queue = self.queue.lock();
         while !queue.stopping {
-            let next = if queue.timers.is_empty() && queue.ready.is_empty() {
+            let next = if queue.timers.first().is_none() && queue.ready.is_empty() {
                 None
             } else {
                 Self::take(&mut queue, self.clock.now())
@@ -138,7 +118,7 @@ impl Engine {
                 });
                 continue;
             }
-            let deadline = queue.timers.peek().map(|Reverse(timer)| timer.deadline);
+            let deadline = queue.timers.first();
             queue.idle += 1;
             match deadline {
                 None => self.wake.wait(&mut queue),

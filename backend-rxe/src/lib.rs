@@ -54,6 +54,7 @@ mod srq;
 mod testing;
 #[cfg(test)]
 mod tests;
+mod timer;
 mod ud_header;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};

@@ -33,6 +33,16 @@ struct Ring {
     waiters: VecDeque<Weak<Qp>>,
 }
 
+impl Ring {
+    /// QPs that end while they wait stay in the list until it grows.
+    fn add_waiter(&mut self, waiter: Weak<Qp>) {
+        if self.waiters.len() == self.waiters.capacity() {
+            self.waiters.retain(|waiter| waiter.strong_count() > 0);
+        }
+        self.waiters.push_back(waiter);
+    }
+}
+
 impl fmt::Debug for Srq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Srq").field("cookie", &self.cookie).finish_non_exhaustive()
@@ -66,7 +76,7 @@ impl Srq {
         }
         let Some(waiter) = waiter else { return Ok(false) };
         if !waiter.queued_at_srq.swap(true, Ordering::AcqRel) {
-            ring.waiters.push_back(Weak::clone(&waiter.me));
+            ring.add_waiter(Weak::clone(&waiter.me));
         }
         self.waiting.store(true, Ordering::SeqCst);
         // A receive posted before the flag was set rang its doorbell for nobody: look again.
@@ -95,6 +105,12 @@ impl Srq {
                 Err(Some(error))
             }
         }
+    }
+
+    /// Entries in the list of waiters.
+    #[cfg(test)]
+    pub(crate) fn waiters(&self) -> usize {
+        self.ring.lock().waiters.len()
     }
 
     fn notify(&self) {

@@ -293,7 +293,7 @@ impl Qp {
             let mut requester = self.requester.lock();
             let mut responder = self.responder.lock();
             self.state.store(QpState::Reset as u8, Ordering::Release);
-            requester.end();
+            requester.end(self);
             responder.end();
         }
         self.adapter.forget_qp(self);

@@ -36,7 +36,7 @@ impl Qp {
             // Nothing may come between: both halves are ours, and others only ever step to the error state.
             self.state.store(QpState::Reset as u8, Ordering::Release);
             self.draining.store(false, Ordering::Release);
-            requester.reset();
+            requester.reset(self);
             responder.reset();
             return Ok(());
         }

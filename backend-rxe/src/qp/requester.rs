@@ -14,6 +14,7 @@ use super::Qp;
 use crate::counters::{Counters, Tally};
 use crate::gather::{self, Memory, Scatter};
 use crate::hca::{BoundGid, MAX_MESSAGE};
+use crate::timer::TimerKey;
 
 /// Wait before an unanswered request is sent again when the QP has no timeout.
 const NO_TIMEOUT: Duration = Duration::from_millis(500);
@@ -71,8 +72,8 @@ pub(crate) struct Requester {
     wait: Wait,
     retries: u8,
     rnr_retries: u8,
-    /// Deadline for which the engine has a timer of ours.
-    armed: Option<Duration>,
+    /// Our timer, which may have fired since.
+    armed: Option<TimerKey>,
     pub(crate) attrs: QpAttrs,
     /// Raise an event when SQD is reached.
     pub(super) notify_drained: bool,
@@ -97,17 +98,18 @@ impl Requester {
     }
 
     /// Forgets everything, as the guest does with a QP in RESET.
-    pub(super) fn reset(&mut self) {
+    pub(super) fn reset(&mut self, qp: &Qp) {
         let source = std::mem::replace(&mut self.source, Box::new(NoQueue));
-        let armed = self.armed;
-        *self = Self::new(source);
+        self.end(qp);
+        self.source = source;
         self.source.reset();
-        // The engine still has it.
-        self.armed = armed;
     }
 
     /// Lets go of the ring for good.
-    pub(super) fn end(&mut self) {
+    pub(super) fn end(&mut self, qp: &Qp) {
+        if let Some(armed) = self.armed {
+            qp.adapter.shared.engine.disarm(armed);
+        }
         *self = Self::new(Box::new(NoQueue));
     }
 
@@ -207,13 +209,12 @@ impl Requester {
         self.arm(qp, deadline);
     }
 
-    /// Sees to it that we run at `deadline`. The engine holds few timers of one QP, however often it waits: an earlier
-    /// one serves as well, because it leads here again.
+    /// Sees to it that we run at `deadline`. An earlier timer serves as well, because it leads here again.
     fn arm(&mut self, qp: &Qp, deadline: Duration) {
         let engine = &qp.adapter.shared.engine;
-        if self.armed.is_none_or(|armed| armed > deadline || armed <= engine.now()) {
-            self.armed = Some(deadline);
-            engine.arm(qp, deadline);
+        let serves = |armed: TimerKey| armed.deadline <= deadline && armed.deadline > engine.now();
+        if !self.armed.is_some_and(serves) {
+            self.armed = Some(engine.arm(qp, deadline, self.armed));
         }
     }
 

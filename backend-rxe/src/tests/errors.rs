@@ -291,6 +291,14 @@ fn a_full_completion_queue_ends_every_qp_of_it() {
     assert_eq!(pair.a.counter("cq_overruns"), 1);
     assert_eq!(pair.left.state(), QpState::Rts);
 
+    // Who comes to the dead queue later follows with its first entry.
+    y.to(QpState::Reset);
+    y.connect(&py, |_| {});
+    sink.size.store(100, Ordering::SeqCst);
+    y.submit(9, write(RemoteAddress::default()), &[]);
+    pair.settle();
+    assert_eq!((y.state(), sink.total.load(Ordering::SeqCst)), (QpState::Error, 3));
+
     // At the receiver the message is lost, and its sender hears of it.
     let pair = Pair::new();
     pair.right.rcq.size.store(0, Ordering::SeqCst);
