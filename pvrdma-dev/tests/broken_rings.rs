@@ -130,7 +130,7 @@ fn rewritten_under_way() {
     let (target, rkey) = driver_b.registered_buffer(&b.pd, 3 * 4096, access::ALL).unwrap();
     source.fill(0x77);
     let one = SendWr::write(1, &[source.sge(&lkey, 0, 64)], target.va(), rkey.rkey);
-    let two = SendWr::write(1, &vec![source.sge(&lkey, 64, 64); 3], target.va() + 8192, rkey.rkey);
+    let two = SendWr::write(1, &[source.sge(&lkey, 64, 64); 3], target.va() + 8192, rkey.rkey);
     let bad = SendWr { num_sge: Some(1 << 30), ..two.clone() };
     let variants = [&one, &two, &bad].map(|request| request.encode(true));
     for _ in 0..100 {

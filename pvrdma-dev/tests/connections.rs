@@ -252,7 +252,7 @@ fn states_that_do_not_send() {
         b.qp.connect(&Path { dgid: gid(1), dest_qpn: a.qp.qpn, ..path }).unwrap();
         a.qp.ring_send();
         a.qp.to_init(access::ALL).unwrap();
-        a.qp.post_send(&[request.clone()]).unwrap();
+        a.qp.post_send(std::slice::from_ref(&request)).unwrap();
         a.qp.to_rtr(&path).unwrap();
         a.qp.ring_send();
         assert!(a.process.cq.poll().is_none());

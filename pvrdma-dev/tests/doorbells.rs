@@ -204,7 +204,7 @@ fn no_lost_wake_up() {
                 credits.recv().unwrap();
             }
             if !polled && next < total {
-                assert!(bed.irqs.wait_beyond(2, raised) || driver.notification_ring().len() != 0, "slept for ever");
+                assert!(bed.irqs.wait_beyond(2, raised) || !driver.notification_ring().is_empty(), "slept for ever");
             }
             driver.notifications();
         }
