@@ -4,14 +4,14 @@ use anyhow::{Context, Result};
 use pvrdma_dev::testing::{QpInit, access};
 
 use super::against_target;
-use super::pair::{Side, connected};
+use super::pair::{Side, connected_with_spare};
 use crate::bench::Figure;
 
 const OBJECTS: usize = 10_000;
 
 /// Resident memory of this process for 10,000 QPs and 10,000 MRs on one device, without the guest's own memory.
 pub(super) fn objects() -> Result<Figure> {
-    let [a, _b] = connected(512 << 20)?;
+    let [a, _b] = connected_with_spare(16 << 10, 512 << 20)?;
     let before = resident_without_guest(&a)?;
     let mut qps = Vec::with_capacity(OBJECTS);
     let mut mrs = Vec::with_capacity(OBJECTS);

@@ -76,11 +76,9 @@ pub(super) fn sends_against_writes(size: usize, runs: usize) -> Result<Figure> {
     let [mut a, mut b] = connected(octets)?;
     let write = writes(&a, &b, size);
     let slots = (octets / size).min(DEPTH as usize);
-    let send: Vec<Encoded> = (0..slots)
-        .map(|i| a.qp.encode(&SendWr::send(0, &[a.buffer.sge(&a.mr, i * size, size)])))
-        .collect();
-    let receives: Vec<RecvWr> =
-        (0..slots).map(|i| RecvWr::new(0, &[b.buffer.sge(&b.mr, i * size, size)])).collect();
+    let send: Vec<Encoded> =
+        (0..slots).map(|i| a.qp.encode(&SendWr::send(0, &[a.buffer.sge(&a.mr, i * size, size)]))).collect();
+    let receives: Vec<RecvWr> = (0..slots).map(|i| RecvWr::new(0, &[b.buffer.sge(&b.mr, i * size, size)])).collect();
     let mut rounds = Vec::new();
     for _ in 0..runs {
         let sends = millions(requests, || {
