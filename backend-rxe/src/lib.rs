@@ -3,13 +3,13 @@
 //! [`Rxe`] is a [`rdma_backend::Backend`]: every device of the process attaches to it and gets an adapter. Adapters reach
 //! each other by *local delivery*: the payload is copied once, from the memory regions of the sender to those of the
 //! receiver. What a peer can observe (order, statuses, RNR, retries, flush, events) follows the rules of RoCE, so that a
-//! transport on the wire can be a second way out of the same engine: [`qp`] holds what both share, `local` the first way.
+//! transport on the wire can be a second way out of the same engine: `qp` holds what both share, `local` the first way.
 //!
 //! # Queue pairs
 //!
 //! A QP is two halves, each with a lock of its own. The *requester* pulls send requests, checks their local memory, keeps
 //! retry state and completes them. The *responder* owns the receive queue and answers requests of the peer: with success,
-//! or with a [`qp::responder::Nak`]. Work flows from requester to responder and never back: a responder that has to end
+//! or with a `qp::responder::Nak`. Work flows from requester to responder and never back: a responder that has to end
 //! its own QP sets the state and puts the QP on the ready queue of the engine.
 //!
 //! # Who does the work

@@ -2,7 +2,8 @@
 //!
 //! A batch holds the guest memory of both sides and the responder of the peer for as many requests as the budget allows.
 //! Each request is checked in the order of the transport (local memory first, then what the responder checks), moved in
-//! chunks, and completed first at the responder, then at the requester.
+//! chunks, and completed first at the responder, then at the requester. A request begins when the one before has ended, so
+//! a fence asks for nothing that is not so already.
 
 use std::sync::Arc;
 

@@ -195,22 +195,28 @@ impl Qp {
 
     /// Runs the requester, or leaves it to the thread that has it.
     pub(crate) fn drive(&self, mut budget: Budget) {
-        self.pending.store(true, Ordering::SeqCst);
-        loop {
-            // Between our mark and our attempt, and between the holder's unlock and its look at the mark: one of us sees
-            // the other.
+        let mut held = self.requester.try_lock();
+        if held.is_none() {
+            // Between our mark and our second attempt, and between the holder's unlock and its look at the mark: one of
+            // us sees the other.
+            self.pending.store(true, Ordering::SeqCst);
             fence(Ordering::SeqCst);
-            if !self.pending.load(Ordering::SeqCst) {
-                return;
-            }
-            let Some(mut requester) = self.requester.try_lock() else { return };
-            self.pending.store(false, Ordering::SeqCst);
+            held = self.requester.try_lock();
+        }
+        while let Some(mut requester) = held {
+            // A swap and not a store: whose mark we take away, whose request we must see.
+            self.pending.swap(false, Ordering::SeqCst);
             let more = self.run(&mut requester, &mut budget);
             drop(requester);
             if more {
                 self.kick();
                 return;
             }
+            fence(Ordering::SeqCst);
+            if !self.pending.load(Ordering::SeqCst) {
+                return;
+            }
+            held = self.requester.try_lock();
         }
     }
 

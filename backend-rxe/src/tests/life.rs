@@ -181,3 +181,21 @@ fn nothing_is_left_behind() {
     world.settle();
     assert_eq!((rxe.strong_count(), weak.strong_count()), (0, 0));
 }
+
+#[test]
+fn registered_memory_is_pinned_until_it_is_deregistered() {
+    use rdma_backend::memory::{Backing, DmaRange, DmaSpace, PinPolicy};
+    let world = World::new();
+    let memory = DmaSpace::new(PinPolicy::Registered);
+    let mapping = std::sync::Arc::new(vm_memory::mmap::MmapRegion::new(1 << 20).unwrap());
+    let backing = Some(Backing { mapping, offset: 0 });
+    memory.map(DmaRange { iova: 0x10_0000, len: 1 << 20, writable: true, backing }).unwrap();
+    let a = world.node_on(1, std::sync::Arc::clone(&memory));
+    let first = a.register(&[0x10_0000, 0x10_1000], 0, 8192, ALL);
+    let second = a.register(&[0x10_1000, 0x10_2000], 5, 4096, ALL);
+    assert_eq!(memory.pinned_bytes(), 3 * 4096);
+    first.mr.destroy();
+    assert_eq!(memory.pinned_bytes(), 2 * 4096);
+    drop(second);
+    assert_eq!(memory.pinned_bytes(), 0);
+}
