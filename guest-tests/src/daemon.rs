@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::OnceLock;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
@@ -36,7 +37,7 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts the daemon with these devices and waits until all are ready.
     pub(crate) fn start(directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
-        let program = find_program()?;
+        let program = program()?;
         let control = directory.join("control");
         let log = directory.join("pvrdmad.log");
         let errors = File::options()
@@ -147,12 +148,24 @@ impl Daemon {
     }
 }
 
+/// The daemon, looked for once: all tests of a run use the same.
+fn program() -> Result<PathBuf> {
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(program) = FOUND.get() {
+        return Ok(program.clone());
+    }
+    let found = find_program()?;
+    Ok(FOUND.get_or_init(|| found).clone())
+}
+
 /// The daemon beside this program, built from the workspace it belongs to when cargo is there.
 fn find_program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let program = own.with_file_name("pvrdmad");
     if let Some(manifest) = workspace_manifest() {
         let target = own.parent().and_then(Path::parent).context("this program lies in no target directory")?;
+        // With link-time optimisation it takes minutes the first time, so it is not silent.
+        eprintln!("pvrdmad: built if it is not up to date");
         let output = Command::new(cargo())
             .args(["build", "--quiet", "--release", "-p", "pvrdmad", "--manifest-path"])
             .arg(manifest)

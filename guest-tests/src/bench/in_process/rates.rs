@@ -70,26 +70,26 @@ pub(super) fn latency(runs: usize) -> Result<Figure> {
 
 /// Send and receive against write, at the same size.
 pub(super) fn sends_against_writes(size: usize, runs: usize) -> Result<Figure> {
-    let octets = if size < 4096 { 1 << 20 } else { WORKING_SET };
-    let requests = if size < 4096 { REQUESTS } else { count(size) };
-    let batch = if size < 4096 { BATCH } else { 4 };
-    let [mut a, mut b] = connected(octets)?;
+    let small = size < 4096;
+    let requests = if small { REQUESTS } else { count(size) };
+    let batch = if small { BATCH } else { 4 };
+    let [mut a, mut b] = connected(size * DEPTH as usize)?;
     let write = writes(&a, &b, size);
-    let slots = (octets / size).min(DEPTH as usize);
+    let offsets = (0..DEPTH as usize).map(|i| i * size);
     let send: Vec<Encoded> =
-        (0..slots).map(|i| a.qp.encode(&SendWr::send(0, &[a.buffer.sge(&a.mr, i * size, size)]))).collect();
-    let receives: Vec<RecvWr> = (0..slots).map(|i| RecvWr::new(0, &[b.buffer.sge(&b.mr, i * size, size)])).collect();
+        offsets.clone().map(|at| a.qp.encode(&SendWr::send(0, &[a.buffer.sge(&a.mr, at, size)]))).collect();
+    let receive: Vec<Encoded> = offsets.map(|at| RecvWr::new(0, &[b.buffer.sge(&b.mr, at, size)]).encode()).collect();
     let mut rounds = Vec::new();
     for _ in 0..runs {
         let sends = millions(requests, || {
-            let mut left = requests;
-            while left > 0 {
-                let now = left.min(batch);
-                b.qp.post_recv(receives.get(..now as usize).unwrap_or(&receives))?;
-                anyhow::ensure!(a.qp.post_encoded(&send, now) == now, "the send ring is full");
-                a.reap(now)?;
-                b.reap(now)?;
-                left -= now;
+            for at in (0..requests as usize).step_by(batch as usize) {
+                let slots = at % send.len()..;
+                let posted = b.qp.post_encoded_recv(receive.get(slots.clone()).unwrap_or_default(), batch);
+                anyhow::ensure!(posted == batch, "the receive ring is full");
+                let posted = a.qp.post_encoded(send.get(slots).unwrap_or_default(), batch);
+                anyhow::ensure!(posted == batch, "the send ring is full");
+                a.reap(batch)?;
+                b.reap(batch)?;
             }
             Ok(())
         })?;
