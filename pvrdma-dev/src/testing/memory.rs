@@ -7,9 +7,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 use rdma_backend::memory::{DmaSpace, PAGE_SIZE, PinPolicy};
 use vm_memory::mmap::MmapRegion;
-use vm_memory::{
-    Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice,
-};
+use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice};
 
 /// Where guest memory starts. Not 0, so that address 0 is never memory.
 pub const MEMORY_BASE: u64 = 0x10_0000;
@@ -28,6 +26,8 @@ pub enum Placement {
 pub struct GuestMemory {
     region: Arc<MmapRegion>,
     space: Arc<DmaSpace>,
+    /// How many ranges of the same size the space shows it in.
+    parts: usize,
     allocator: Mutex<Allocator>,
 }
 
@@ -82,14 +82,43 @@ impl GuestMemory {
 
     /// Memory of `octets`, mapped into its space under `policy`.
     pub fn with_policy(octets: usize, policy: PinPolicy) -> Arc<Self> {
-        let pages = octets.div_ceil(PAGE_SIZE as usize);
-        let memory =
-            GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(MEMORY_BASE), pages * PAGE_SIZE as usize)]).unwrap();
-        let space = DmaSpace::from_guest_memory(&memory, policy).unwrap();
-        let region = memory.iter().next().unwrap().get_mmap();
+        Self::build(octets, 1, policy)
+    }
+
+    /// Memory of `octets` in `parts` of the same size that can be unplugged, see [`Self::unplug`].
+    pub fn in_parts(octets: usize, parts: usize) -> Arc<Self> {
+        Self::build(octets, parts, PinPolicy::Off)
+    }
+
+    fn build(octets: usize, parts: usize, policy: PinPolicy) -> Arc<Self> {
+        let pages = octets.div_ceil(PAGE_SIZE as usize).next_multiple_of(parts);
+        let region = Arc::new(MmapRegion::new(pages * PAGE_SIZE as usize).unwrap());
+        let space = DmaSpace::new(policy);
         let allocator =
             Mutex::new(Allocator { used: vec![false; pages], free: pages, hint: 0, random: 0x9e37_79b9_7f4a_7c15 });
-        Arc::new(Self { region, space, allocator })
+        let memory = Arc::new(Self { region, space, parts, allocator });
+        (0..parts).for_each(|part| memory.plug(part));
+        memory
+    }
+
+    /// Bus address and octets of a part.
+    pub fn part(&self, part: usize) -> (u64, u64) {
+        assert!(part < self.parts);
+        let len = self.region.size() / self.parts;
+        (MEMORY_BASE + (part * len) as u64, len as u64)
+    }
+
+    /// Takes a part from the devices. The processors keep it.
+    pub fn unplug(&self, part: usize) {
+        let (iova, len) = self.part(part);
+        self.space.unmap(iova, len).unwrap();
+    }
+
+    /// Gives a part back to the devices.
+    pub fn plug(&self, part: usize) {
+        let (iova, len) = self.part(part);
+        let backing = Backing { mapping: Arc::clone(&self.region), offset: part * len as usize };
+        self.space.map(DmaRange { iova, len, writable: true, backing: Some(backing) }).unwrap();
     }
 
     /// What a device is given.

@@ -283,20 +283,18 @@ impl Qp {
     /// Posts as many encoded elements as there is room for, with one look at the indices and one doorbell, and returns how
     /// many. For benchmarks: element `i` is the one at `i` modulo their number.
     pub fn post_encoded(&mut self, elements: &[Encoded], count: u32) -> u32 {
-        let tail = self.send.prod_tail();
-        let mask = (self.send.entries() << 1) - 1;
-        let room = self.send.entries() - (tail.wrapping_sub(self.send.cons_head()) & mask);
-        let count = count.min(room);
-        let mut element = elements.iter().cycle();
-        for i in 0..count {
-            let slot = tail.wrapping_add(i) & (self.send.entries() - 1);
-            if let Some(bytes) = element.next() {
-                self.send.memory().write(self.send.slot(slot), bytes);
-            }
-        }
+        let count = self.send.fill(elements, count);
         if count != 0 {
-            self.send.set_prod_tail(tail.wrapping_add(count) & mask);
             self.ring_send();
+        }
+        count
+    }
+
+    /// The same for receives, whose elements are those of [`RecvWr::encode`].
+    pub fn post_encoded_recv(&mut self, elements: &[Encoded], count: u32) -> u32 {
+        let count = self.recv_ring().fill(elements, count);
+        if count != 0 {
+            self.ring_recv();
         }
         count
     }

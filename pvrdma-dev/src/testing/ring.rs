@@ -124,6 +124,21 @@ impl DriverRing {
         self.set_cons_head(self.next(self.cons_head()));
     }
 
+    /// Fills as many slots as there is room for, up to `count`, with one look at the indices, publishes them and returns
+    /// how many. Element `i` is the one at `i` modulo their number.
+    pub(super) fn fill(&self, elements: &[Vec<u8>], count: u32) -> u32 {
+        let tail = self.prod_tail();
+        let count = count.min(self.nominal - (tail.wrapping_sub(self.cons_head()) & self.mask()));
+        for (i, bytes) in (0..count).zip(elements.iter().cycle()) {
+            let slot = tail.wrapping_add(i) & (self.nominal - 1);
+            self.memory.write(self.slot(slot), bytes);
+        }
+        if count != 0 {
+            self.set_prod_tail(tail.wrapping_add(count) & self.mask());
+        }
+        count
+    }
+
     /// Elements between the indices.
     pub fn len(&self) -> u32 {
         self.prod_tail().wrapping_sub(self.cons_head()) & self.mask()
