@@ -56,6 +56,7 @@ mod testing;
 mod tests;
 mod timer;
 mod ud_header;
+pub mod wire;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use cq::RxeCq;
