@@ -55,6 +55,7 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod timer;
+pub mod transport;
 mod ud_header;
 pub mod wire;
 

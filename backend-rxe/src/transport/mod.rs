@@ -1,0 +1,45 @@
+//! The RoCE transport without IO, threads or clock: the second way out of the engine, beside local delivery.
+//!
+//! A connected QP is two independent halves, as everywhere in this crate. [`Requester`] turns send requests into packets,
+//! takes the answers and resends what was lost; [`Responder`] executes the peer's requests in PSN order and owes answers.
+//! They share nothing but the [`Path`], so each can live behind the lock of its half. Datagrams need no state beyond a PSN:
+//! [`DatagramSender`] and [`Datagram`].
+//!
+//! # Kinds of methods
+//!
+//! * `handle_*` take what happened: a packet that [`admit`] let through, or a deadline that has passed. `now` is an argument,
+//!   a duration since any fixed origin.
+//! * [`Requester::post`] takes work, while [`Requester::has_room`].
+//! * `poll_transmit` writes the next frame into a caller's buffer, until it returns `None`. Call it after every `handle_*`
+//!   and every `post`. Answers are coalesced by handling several packets first.
+//! * [`Requester::poll_timeout`] says when `handle_timeout` is due. Only requesters have timers.
+//!
+//! Everything that concerns memory, queues and the consumer goes through [`RequesterHost`] and [`ResponderHost`], which the
+//! engine implements with the checks and completion rules that local delivery uses.
+//!
+//! # Rules
+//!
+//! The rules are those of the InfiniBand Architecture Specification volume 1, chapter 9, for RC and UD; go-back-N with three
+//! refinements that are invisible on the wire: what the responder is known to have executed is not sent again, a lost RDMA
+//! READ response is asked for again from where it stopped, and the ACK timeout backs off. Large reads are split into
+//! requests of a bounded length ([`Tuning::read_chunk`]), so that a responder that answers in one go does not flood us.
+//!
+//! Not here: end-to-end credits (received ones are ignored, none are sent), automatic path migration, ATOMIC WRITE and
+//! FLUSH (refused), congestion control, UC.
+
+mod admit;
+mod datagram;
+mod host;
+mod path;
+mod requester;
+mod responder;
+
+pub use admit::{Refused, admit, admit_connected};
+pub use datagram::{Datagram, DatagramSender};
+pub use host::{AtomicChange, Fault, Received, Refusal, RequesterHost, ResponderHost};
+pub use path::{Origin, Path};
+pub use requester::{Requester, RequesterStats, Tuning};
+pub use responder::{Handled, Responder, ResponderStats};
+
+/// Largest message (IBA 9.7.7.1.1).
+pub const MAX_MESSAGE: u32 = 1 << 31;

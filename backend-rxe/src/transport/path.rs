@@ -1,0 +1,113 @@
+//! Where frames go: everything of their headers that is the same for all packets of a QP.
+
+use rdma_backend::{AddressVector, Gid, GidType, MacAddr, Mtu, Qpn, UdDestination};
+
+use crate::wire::{
+    Bth, BuildError, Ethernet, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Packet, Udp, Vlan,
+    connected_source_port, datagram_source_port,
+};
+
+/// Where frames come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// Our Ethernet address.
+    pub mac: MacAddr,
+    /// Our GID.
+    pub gid: Gid,
+    /// Its encapsulation.
+    pub kind: GidType,
+    /// The VLAN it belongs to.
+    pub vlan: Option<u16>,
+}
+
+/// Addresses and marks of the packets of a QP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Path {
+    ethernet: Ethernet,
+    network: Network,
+}
+
+impl Path {
+    /// The path of a connected QP. `None` if one GID is IPv4 and the other is not.
+    pub fn connected(origin: &Origin, av: &AddressVector, local: Qpn, remote: Qpn) -> Option<Self> {
+        Self::new(origin, av, connected_source_port(av.flow_label, local, remote))
+    }
+
+    /// The path of a datagram. `None` if one GID is IPv4 and the other is not.
+    pub fn datagram(origin: &Origin, to: &UdDestination, local: Qpn) -> Option<Self> {
+        let av = AddressVector {
+            dgid: to.dgid,
+            sgid_index: to.sgid_index,
+            flow_label: to.flow_label,
+            hop_limit: to.hop_limit,
+            traffic_class: to.traffic_class,
+            service_level: to.service_level,
+            dmac: to.dmac,
+        };
+        Self::new(origin, &av, datagram_source_port(local))
+    }
+
+    fn new(origin: &Origin, av: &AddressVector, source_port: u16) -> Option<Self> {
+        let &AddressVector { dgid: destination, traffic_class, hop_limit, .. } = av;
+        let flow_label = av.flow_label & 0xf_ffff;
+        let udp = Udp { source_port, checksum: 0 };
+        let network = match (origin.kind, origin.gid.ipv4(), destination.ipv4()) {
+            (GidType::RoceV1, ..) => {
+                Network::V1(Grh { traffic_class, flow_label, hop_limit, source: origin.gid, destination })
+            }
+            (GidType::RoceV2, Some(source), Some(destination)) => {
+                let dont_fragment = true;
+                let ip = Ipv4 { traffic_class, identification: 0, dont_fragment, hop_limit, source, destination };
+                Network::V2Ipv4(ip, udp)
+            }
+            (GidType::RoceV2, None, None) => {
+                let ip = Ipv6 { traffic_class, flow_label, hop_limit, source: origin.gid, destination };
+                Network::V2Ipv6(ip, udp)
+            }
+            (GidType::RoceV2, ..) => return None,
+        };
+        // The service level decides which class of a lossless network a tagged frame belongs to.
+        let vlan = origin.vlan.map(|vid| Vlan { pcp: av.service_level & 7, dei: false, vid });
+        Some(Self { ethernet: Ethernet { destination: av.dmac, source: origin.mac, vlan }, network })
+    }
+
+    /// Starts a frame. `ident` becomes the IPv4 identification.
+    pub(super) fn frame<'b>(
+        &self,
+        ident: &mut u16,
+        bth: Bth,
+        extension: Extension,
+        payload_len: usize,
+        out: &'b mut [u8],
+    ) -> Result<FrameWriter<'b>, BuildError> {
+        let mut network = self.network;
+        if let Network::V2Ipv4(ip, _) = &mut network {
+            // Not zero: a raw socket would put a number of its own there, and the ICRC covers it.
+            *ident = ident.checked_add(1).unwrap_or(1);
+            ip.identification = *ident;
+        }
+        FrameWriter::new(&Header { ethernet: self.ethernet, network, bth, extension }, payload_len, out)
+    }
+
+    /// Whether a packet came from exactly the address that this path leads to.
+    pub fn leads_back(&self, packet: &Packet<'_>) -> bool {
+        let theirs = &packet.header.network;
+        theirs.kind() == self.network.kind()
+            && theirs.source() == self.network.destination()
+            && theirs.destination() == self.network.source()
+            && packet.header.ethernet.vlan_id() == self.ethernet.vlan_id()
+    }
+}
+
+/// Packets that a message of `length` octets takes: at least one.
+pub(super) const fn packets(length: u32, mtu: Mtu) -> u32 {
+    match length.div_ceil(mtu.bytes()) {
+        0 => 1,
+        count => count,
+    }
+}
+
+/// Octets of a path MTU.
+pub(super) const fn mtu_bytes(mtu: Mtu) -> usize {
+    mtu.bytes() as usize
+}

@@ -1,0 +1,12 @@
+//! The transport on virtual time: two ends, a network with faults from a seed, and what a capture says about the peer.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
+
+mod captured;
+mod errors;
+mod host;
+mod mixed;
+mod net;
+#[path = "../pcap/mod.rs"]
+#[expect(dead_code, reason = "only single captures are read here")]
+mod pcap;
