@@ -49,6 +49,7 @@ pub(crate) struct Host {
     pub(crate) memory: Sparse,
     /// Addresses from here on do not exist.
     pub(crate) memory_end: u64,
+    pub(crate) key: u32,
     /// Every key names all memory.
     pub(crate) any_key: bool,
     pub(crate) qp_access: Access,
@@ -71,6 +72,7 @@ impl Host {
         Self {
             memory: Sparse::default(),
             memory_end: u64::MAX,
+            key: KEY,
             any_key: false,
             qp_access: Access::all(),
             mr_access: Access::all(),
@@ -89,12 +91,13 @@ impl Host {
     }
 
     pub(crate) fn post_receive(&mut self, wr_id: u64, addr: u64, length: u32) {
-        let sges = vec![Sge { addr, length, lkey: KEY }];
+        let sges = vec![Sge { addr, length, lkey: self.key }];
         self.receives.push_back(RecvWork { wr_id, sges, malformed: false });
     }
 
     fn covers(&self, key: u32, addr: u64, len: u64) -> bool {
-        (self.any_key || key == KEY) && addr.checked_add(len).is_some_and(|end| end <= self.memory_end)
+        let valid = (self.any_key || key == self.key) && !self.invalidated.contains(&key);
+        valid && addr.checked_add(len).is_some_and(|end| end <= self.memory_end)
     }
 
     /// Splits an access to a list into addresses.
@@ -218,7 +221,7 @@ impl ResponderHost for Host {
     }
 
     fn invalidate(&mut self, key: u32) -> Result<(), Refusal> {
-        if key == KEY {
+        if key == self.key {
             return Err(self.fail_receive(WcStatus::RemoteInvalidRequest, Refusal::RemoteOperation));
         }
         self.invalidated.push(key);

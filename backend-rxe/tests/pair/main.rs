@@ -1,10 +1,12 @@
 //! The transport on virtual time: two ends, a network with faults from a seed, and what a capture says about the peer.
 
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
+#![expect(clippy::unwrap_used, reason = "a test may fail")]
 
 mod captured;
+mod datagrams;
 mod errors;
 mod host;
+mod hostile;
 mod mixed;
 mod net;
 #[path = "../pcap/mod.rs"]

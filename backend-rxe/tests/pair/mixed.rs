@@ -88,7 +88,7 @@ impl Direction {
         let (from_at, to_at) = (usize::try_from(from).unwrap(), usize::try_from(to).unwrap());
         let remote = RemoteAddress { addr: TARGET + to, rkey: KEY };
         let mut flags = SendFlags::empty();
-        let immediate = Some([1, 2, 3, wr_id.to_le_bytes()[0]]);
+        let octets = [1, 2, 3, wr_id.to_le_bytes()[0]];
         let mut sges = split(random, SOURCE + from, length32);
         let mut expected = (Expected::Nothing, 0);
         if random.chance(100) {
@@ -98,7 +98,7 @@ impl Direction {
         let op = match random.below(10) {
             0..=3 => {
                 let data = match random.below(4) {
-                    0 => SendData::Immediate(immediate.unwrap()),
+                    0 => SendData::Immediate(octets),
                     1 => SendData::Invalidate(0x9900 + u32::from(wr_id.to_le_bytes()[0])),
                     _ => SendData::None,
                 };
@@ -114,7 +114,7 @@ impl Direction {
             }
             4..=6 => {
                 self.model[to_at..to_at + size].copy_from_slice(&self.source[from_at..from_at + size]);
-                let immediate = immediate.filter(|_| random.chance(300));
+                let immediate = random.chance(300).then_some(octets);
                 if immediate.is_some() {
                     let opcode = WcOpcode::RecvRdmaWithImmediate;
                     self.messages.push(Message {
@@ -224,9 +224,9 @@ fn scenario(seed: u64, faults: Option<Faults>, late: bool) -> u64 {
     let mut posted = [0_u64; 2];
     let mut steps = 0;
     loop {
-        for from in 0..2 {
+        for (from, direction) in directions.iter_mut().enumerate() {
             let to = 1 - from;
-            let wanted = directions[from].messages.len() as u64;
+            let wanted = direction.messages.len() as u64;
             while posted[to] < wanted && (!late || random.chance(300)) {
                 let addr = RECEIVES + posted[to] * u64::from(RECEIVE_LEN);
                 pair.ends[to].host.post_receive(posted[to], addr, RECEIVE_LEN);
@@ -235,7 +235,7 @@ fn scenario(seed: u64, faults: Option<Faults>, late: bool) -> u64 {
             let end = &mut pair.ends[from];
             while end.requester.has_room()
                 && random.chance(700)
-                && let Some(work) = directions[from].works.pop_front()
+                && let Some(work) = direction.works.pop_front()
             {
                 end.post(work);
             }
@@ -251,8 +251,8 @@ fn scenario(seed: u64, faults: Option<Faults>, late: bool) -> u64 {
         let failed = pair.ends.iter().any(|end| end.host.failed);
         assert!(!failed && steps < 200_000, "seed {seed}: no end in sight\n{}", pair.report());
     }
-    for from in 0..2 {
-        check(seed, &pair, from, &directions[from]);
+    for (from, direction) in directions.iter().enumerate() {
+        check(seed, &pair, from, direction);
     }
     pair.ends.iter().map(|end| end.requester.stats().resent).sum()
 }

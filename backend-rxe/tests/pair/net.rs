@@ -125,6 +125,24 @@ impl End {
         }
     }
 
+    /// Everything that can be sent now.
+    pub(crate) fn transmit(&mut self, now: Duration) -> Vec<Vec<u8>> {
+        let (mut out, mut frames) = ([0; MAX_FRAME], Vec::new());
+        while let Some(length) = self.responder.poll_transmit(&mut self.host, &mut out) {
+            frames.push(out[..length].to_vec());
+        }
+        while let Some(length) = self.requester.poll_transmit(now, &mut self.host, &mut out) {
+            frames.push(out[..length].to_vec());
+        }
+        frames
+    }
+
+    /// A frame arrives and is handled.
+    pub(crate) fn receive(&mut self, now: Duration, frame: &[u8]) {
+        self.arrived.push_back(frame.to_vec());
+        self.handle(now);
+    }
+
     pub(crate) fn post(&mut self, work: SendWork) {
         self.requester.post(work, &mut self.host);
     }

@@ -82,6 +82,11 @@ impl Responder {
         !self.answers.is_empty()
     }
 
+    /// How many answers are owed; bounded, whatever the peer sends.
+    pub fn answers_owed(&self) -> usize {
+        self.answers.len()
+    }
+
     /// Writes the next answer into `out`, which should hold [`crate::wire::MAX_FRAME`] octets. Gives the length of the frame.
     pub fn poll_transmit(&mut self, host: &mut impl ResponderHost, out: &mut [u8]) -> Option<usize> {
         loop {
