@@ -7,6 +7,9 @@ use crate::wire::{
     connected_source_port, datagram_source_port,
 };
 
+/// Stands for a hop limit that the consumer did not choose.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
 /// Where frames come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Origin {
@@ -48,7 +51,9 @@ impl Path {
     }
 
     fn new(origin: &Origin, av: &AddressVector, source_port: u16) -> Option<Self> {
-        let &AddressVector { dgid: destination, traffic_class, hop_limit, .. } = av;
+        let &AddressVector { dgid: destination, traffic_class, .. } = av;
+        // A packet that may not hop at all reaches nobody.
+        let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
         let flow_label = av.flow_label & 0xf_ffff;
         let udp = Udp { source_port, checksum: 0 };
         let network = match (origin.kind, origin.gid.ipv4(), destination.ipv4()) {

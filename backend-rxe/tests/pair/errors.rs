@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use backend_rxe::wire::{NakCode, Opcode, Packet, Syndrome, build};
+use backend_rxe::wire::{Extension, NakCode, Opcode, Packet, Syndrome, build};
 use rdma_backend::WcStatus::{
     BadResponse, Flushed, LocalLength, LocalProtection, LocalQpOperation, RemoteAccess, RemoteInvalidRequest,
     RemoteOperation, RetryExceeded, RnrRetryExceeded, Success,
@@ -202,6 +202,23 @@ fn silence_ends_after_the_retries() {
 }
 
 #[test]
+fn attributes_change_under_way() {
+    let mut pair = pair();
+    pair.ends[1].deaf = true;
+    pair.ends[0].post(send(64));
+    while pair.frames[0].len() < 2 {
+        pair.step();
+    }
+    let attrs = QpAttrs { retry_cnt: 1, timeout: 8, ..Setup::default().attrs };
+    let path = pair.ends[0].path;
+    pair.ends[0].requester.set_attrs(&attrs, path);
+    pair.run();
+    // The first, the timeout that was seen, and the one retry that is left.
+    assert_eq!(pair.frames[0].len(), 3);
+    assert_eq!(pair.ends[0].host.sent[0].status, RetryExceeded);
+}
+
+#[test]
 fn without_a_timeout_silence_lasts() {
     let mut pair = with(|attrs| attrs.timeout = 0);
     pair.ends[1].deaf = true;
@@ -303,6 +320,32 @@ fn a_doubled_nak_counts_once() {
         ours.receive(now, &frame);
     }
     assert_eq!(ours.host.sent[0].status, Success);
+}
+
+/// rxe follows an RNR NAK with a sequence NAK of the same PSN when the next packet arrives. The wait goes on.
+#[test]
+fn an_rnr_wait_is_not_cut_short() {
+    let mut pair = pair();
+    let now = pair.now;
+    let [ours, peer] = &mut pair.ends;
+    ours.post(send(2500));
+    for frame in ours.transmit(now) {
+        peer.receive(now, &frame);
+    }
+    let naks = peer.transmit(now);
+    assert_eq!(naks.len(), 1);
+    let mut echo = Packet::parse(&naks[0]).unwrap().header;
+    let Extension::Ack(aeth) = &mut echo.extension else { unreachable!() };
+    assert_eq!(aeth.syndrome, Syndrome::RnrNak { timer: 12 });
+    aeth.syndrome = Syndrome::Nak(NakCode::SequenceError);
+    let echo = build(&echo, &[]).unwrap();
+    ours.receive(now, &naks[0]);
+    ours.receive(now, &echo);
+    assert!(ours.transmit(now).is_empty());
+    let deadline = ours.requester.poll_timeout().unwrap();
+    assert_eq!(deadline - now, Duration::from_micros(640));
+    ours.requester.handle_timeout(deadline, &mut ours.host);
+    assert_eq!(ours.transmit(deadline).len(), 3);
 }
 
 /// Answers beyond what was sent, or to what is done, mean nothing; the wrong kind of answer ends the QP.

@@ -188,6 +188,16 @@ impl Requester {
         self.stats
     }
 
+    /// Takes over what a modify request may change in RTS and SQD: path, timeout, retries, number of reads. PSNs, path MTU
+    /// and peer stay.
+    pub fn set_attrs(&mut self, attrs: &QpAttrs, path: Path) {
+        let QpAttrs { timeout, retry_cnt, rnr_retry, max_rd_atomic, .. } = *attrs;
+        self.attrs = QpAttrs { timeout, retry_cnt, rnr_retry, max_rd_atomic, ..self.attrs };
+        self.path = path;
+        self.retries = self.retries.min(retry_cnt);
+        self.rnr_retries = self.rnr_retries.min(rnr_retry);
+    }
+
     /// Whether another request can be posted.
     pub fn has_room(&self) -> bool {
         !self.ended && self.requests.len() < self.tuning.requests

@@ -116,6 +116,13 @@ impl Responder {
         self.expected
     }
 
+    /// Takes over what a modify request may change in RTS and SQD: path and responder resources. PSNs, path MTU and peer
+    /// stay.
+    pub const fn set_attrs(&mut self, attrs: &QpAttrs, path: Path) {
+        self.attrs.max_dest_rd_atomic = attrs.max_dest_rd_atomic;
+        self.path = path;
+    }
+
     /// The QP went to its error state for another reason: nothing more is executed or answered.
     pub fn end(&mut self) {
         self.ended = true;
