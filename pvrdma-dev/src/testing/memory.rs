@@ -5,9 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
-use rdma_backend::memory::{DmaSpace, PAGE_SIZE, PinPolicy};
+use rdma_backend::memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PinPolicy};
 use vm_memory::mmap::MmapRegion;
-use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryMmap, VolatileMemory, VolatileSlice};
+use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
 /// Where guest memory starts. Not 0, so that address 0 is never memory.
 pub const MEMORY_BASE: u64 = 0x10_0000;
