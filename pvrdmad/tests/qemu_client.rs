@@ -385,3 +385,21 @@ fn a_late_reply_is_not_sent() {
     assert_eq!(client.try_receive(), None);
     assert_eq!(served.stats.snapshot().broken, 1);
 }
+
+/// Map changes may take long, and several are sent without waiting. What is late of them must have no body.
+#[test]
+fn late_replies_to_map_changes_are_headers() {
+    let deadline = Duration::from_millis(500);
+    let served = Served::with(false, deadline);
+    let mut client = served.client();
+    client.map(0, 0x1000, 0, RO, None).ok();
+    assert_eq!(client.unmap(0, 0x1000, 0).ok().len(), 24);
+    client.read(1, 0, 4);
+    client.map(0, 0x1000, 0, RO, None).ok();
+    // The series has no end until something else is asked.
+    std::thread::sleep(deadline);
+    client.map(0x1000, 0x1000, 0, RO, None).ok();
+    assert!(client.unmap(0, 0x1000, 0).ok().is_empty());
+    client.read(1, 0, 4);
+    assert_eq!(client.unmap(0x1000, 0x1000, 0).ok().len(), 24);
+}

@@ -2,6 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::time::Instant;
 
 use log::{debug, info, warn};
 use rustix::io::Errno;
@@ -34,6 +35,9 @@ pub(crate) struct Connection<'a> {
     negotiated: bool,
     /// The client is one that gives up waiting.
     impatient: bool,
+    /// When the first of an uninterrupted series of map changes came. Clients send such a series without waiting, so any of
+    /// it may have been under way since then.
+    series: Option<Instant>,
     /// The message being sent, kept for its room.
     out: Vec<u8>,
     repaired: u64,
@@ -49,6 +53,7 @@ impl<'a> Connection<'a> {
             dma: DmaMaps::new(endpoint.memory.clone()),
             negotiated: false,
             impatient: false,
+            series: None,
             out: Vec::new(),
             repaired: sigbus::repaired(),
             refusals: LogLimit::new(),
@@ -121,10 +126,24 @@ impl<'a> Connection<'a> {
     }
 
     fn answer(&mut self, reply: Reply, command: Command) -> Result<(), ConnectionError> {
-        let spent = reply.received().elapsed();
-        // A header alone is ignored when it comes late, a body never.
-        if self.impatient && spent > self.endpoint.reply_deadline && self.out.len() > HEADER_SIZE {
-            return Err(ConnectionError::Late { command, millis: spent.as_millis() });
+        let received = reply.received();
+        let since = if matches!(command, Command::DMA_MAP | Command::DMA_UNMAP) {
+            *self.series.get_or_insert(received)
+        } else {
+            self.series = None;
+            received
+        };
+        let spent = since.elapsed();
+        if self.impatient && spent > self.endpoint.reply_deadline {
+            // A header alone is ignored when it comes late, a body never.
+            match command {
+                // It only repeats the question, and this client does not look at it.
+                Command::DMA_UNMAP => self.out.truncate(HEADER_SIZE),
+                _ if self.out.len() > HEADER_SIZE => {
+                    return Err(ConnectionError::Late { command, millis: spent.as_millis() });
+                }
+                _ => {}
+            }
         }
         reply.send(self.stream, &mut self.out)?;
         if self.out.capacity() > KEPT_BUFFER {
