@@ -4,6 +4,25 @@
 //! backend, and drives it through [`PciFunction`]: configuration space, three BARs, reset. The crate knows no sockets, no
 //! vfio-user and no KVM.
 //!
+//! ```
+//! # use std::error::Error;
+//! # use std::sync::Arc;
+//! use pvrdma_dev::{DeviceConfig, InterruptSink, PciFunction, PvrdmaDevice};
+//! use rdma_backend::Backend;
+//! use rdma_backend::memory::{DmaSpace, PinPolicy};
+//! use vm_memory::GuestMemoryMmap;
+//!
+//! fn plug_in<B: Backend + 'static>(
+//!     memory: &GuestMemoryMmap,
+//!     interrupts: Arc<dyn InterruptSink>,
+//!     backend: &B,
+//! ) -> Result<Arc<dyn PciFunction>, Box<dyn Error>> {
+//!     let space = DmaSpace::from_guest_memory(memory, PinPolicy::All)?;
+//!     let config = DeviceConfig::new("vm0", "52:54:00:00:00:01".parse()?);
+//!     Ok(PvrdmaDevice::new(config, space, interrupts, backend)?)
+//! }
+//! ```
+//!
 //! # Parts
 //!
 //! * Control plane: configuration space, registers, the device shared region, the command channel and the tables of
