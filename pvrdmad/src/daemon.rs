@@ -60,7 +60,7 @@ impl Reporter {
                 pin: self.device.pin,
                 mapped_bytes: status.mapped_bytes,
                 pinned_bytes: status.pinned_bytes,
-                pin_error: self.memory.pin_status().err().map(|error| error.to_string()),
+                pin_error: self.memory.pin_failure().err().map(|error| error.to_string()),
             },
             interrupts: InterruptReport { raised, dropped },
             objects: [

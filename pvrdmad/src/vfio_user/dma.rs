@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use log::{debug, warn};
-use rdma_backend::memory::{Backing, DmaRange, DmaSpace, MapError};
+use rdma_backend::memory::{Backing, DmaRange, DmaSpace, MapError, PinPolicy};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_DMA_UNMAP_FLAG_ALL};
@@ -15,6 +15,7 @@ use vm_memory::mmap::{MmapRegion, MmapRegionError};
 
 use crate::sigbus::Guard;
 
+use super::pinner::Pinner;
 use super::request::{DmaMap, DmaUnmap};
 
 /// Ranges are whole pages.
@@ -40,13 +41,15 @@ pub(crate) struct DmaMaps {
     files: HashMap<FileId, MappedFile>,
     /// Mappings that a larger or more permissive one of the same file has replaced.
     replaced: Vec<MappedFile>,
+    /// Locks what is mapped, where the policy wants that.
+    pinner: Option<Pinner>,
     /// Something was unmapped since the last [`Self::settle`].
     unsettled: bool,
 }
 
 impl DmaMaps {
     pub(crate) fn new(space: Arc<DmaSpace>) -> Self {
-        Self { space, files: HashMap::new(), replaced: Vec::new(), unsettled: false }
+        Self { space, files: HashMap::new(), replaced: Vec::new(), pinner: None, unsettled: false }
     }
 
     /// Adds a range. Without a file it is only known to be there: a ROM, or the registers of another device.
@@ -75,10 +78,26 @@ impl DmaMaps {
             (Some(_), Some(_)) => return Err(Errno::INVAL),
         };
         debug!("map {address:#x}+{size:#x} writable {writable} accessible {}", backing.is_some());
+        let memory = backing.is_some();
         self.space.map(DmaRange { iova: address, len: size, writable, backing }).map_err(|error| {
             self.unsettled = true;
             errno_of(&error)
-        })
+        })?;
+        if memory && self.space.policy() == PinPolicy::All {
+            self.pin();
+        }
+        Ok(())
+    }
+
+    /// Has what is mapped locked. Without a thread for it, it is done when the guest's driver activates the device.
+    fn pin(&mut self) {
+        match &self.pinner {
+            Some(pinner) => pinner.wake(),
+            None => match Pinner::start(Arc::clone(&self.space)) {
+                Ok(pinner) => self.pinner = Some(pinner),
+                Err(error) => warn!("no thread to lock guest memory: {error}"),
+            },
+        }
     }
 
     /// Removes ranges. When this returns, nothing accesses that memory any more. Returns how many octets that were.
@@ -117,6 +136,7 @@ impl DmaMaps {
 
     /// Lets go of everything, as when the client has gone.
     pub(crate) fn clear(&mut self) {
+        self.pinner = None;
         self.space.unmap_all();
         self.files.clear();
         self.replaced.clear();

@@ -15,6 +15,7 @@ mod connection;
 mod dma;
 mod irqs;
 pub mod message;
+mod pinner;
 mod regions;
 pub mod request;
 mod server;

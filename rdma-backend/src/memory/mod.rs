@@ -26,6 +26,9 @@ use pin::PinTable;
 /// Most ranges a space may have. A vIOMMU maps single pages, so there can be many.
 pub const MAX_RANGES: usize = 65_536;
 
+/// Octets that are locked in one go: whoever takes memory away may have to wait for that.
+const PIN_STEP: u64 = 32 << 20;
+
 /// Names a space for the life of the process. Two spaces are locked in ascending order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SpaceId(u64);
@@ -172,8 +175,8 @@ impl DmaSpace {
         self.policy
     }
 
-    /// Adds a range. With [`PinPolicy::All`] its memory is populated and locked first; a failure of that does not fail the
-    /// mapping but is kept for [`Self::pin_status`].
+    /// Adds a range. With [`PinPolicy::All`] its memory is to be populated and locked, which takes long for much memory (a
+    /// gigabyte may need a second) and is therefore left to [`Self::pin_some`] and [`Self::pin_status`].
     ///
     /// # Errors
     /// The range is invalid or overlaps another.
@@ -203,7 +206,7 @@ impl DmaSpace {
             ranges.insert(at, range);
         }
         if self.policy == PinPolicy::All {
-            self.pins.lock().pin_range(&pinned);
+            self.pins.lock().queue_range(pinned);
         }
         Ok(())
     }
@@ -271,11 +274,27 @@ impl DmaSpace {
         drop(self.ranges.write());
     }
 
-    /// Whether all guest memory is resident as [`PinPolicy::All`] promises. Always good with the other policies.
+    /// Does a bounded part of the locking that [`Self::map`] left. Returns whether there is more. Call it from a thread that
+    /// nobody waits for, so that little is left for [`Self::pin_status`].
+    pub fn pin_some(&self) -> bool {
+        self.pins.lock().pin_some(PIN_STEP)
+    }
+
+    /// Whether all guest memory is resident as [`PinPolicy::All`] promises; finishes what is left of that first. Always good
+    /// with the other policies.
     ///
     /// # Errors
     /// How much could not be locked and which limit stood in the way.
     pub fn pin_status(&self) -> Result<(), PinError> {
+        while self.pin_some() {}
+        self.pin_failure()
+    }
+
+    /// What [`Self::pin_status`] would say of the memory that was dealt with so far.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pin_failure(&self) -> Result<(), PinError> {
         self.pins.lock().status()
     }
 

@@ -79,18 +79,42 @@ pub(super) struct PinTable {
     failed: BTreeMap<u64, (u64, String)>,
     /// With [`PinPolicy::All`]: octets locked.
     ranges_locked: u64,
+    /// With [`PinPolicy::All`]: ranges by first bus address that are not locked completely yet, and how far they are.
+    pending: BTreeMap<u64, (DmaRange, u64)>,
 }
 
 impl PinTable {
-    pub(super) fn pin_range(&mut self, range: &DmaRange) {
-        let Some(backing) = range.backing.as_ref().filter(|_| range.writable) else { return };
-        let Ok(len) = usize::try_from(range.len) else { return };
-        match lock(&backing.mapping, backing.offset, len) {
-            Ok(()) => self.ranges_locked += range.len,
+    /// Notes a range that is to be locked.
+    pub(super) fn queue_range(&mut self, range: DmaRange) {
+        if range.backing.is_some() && range.writable {
+            self.pending.insert(range.iova, (range, 0));
+        }
+    }
+
+    /// Locks some more of what was queued. Returns whether there is still more.
+    pub(super) fn pin_some(&mut self, budget: u64) -> bool {
+        let Some(mut entry) = self.pending.first_entry() else { return false };
+        let (range, done) = entry.get_mut();
+        let step = budget.min(range.len - *done);
+        // Inside the backing, whose size is a usize.
+        #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
+        let locked =
+            range.backing.as_ref().map_or(Ok(()), |b| lock(&b.mapping, b.offset + *done as usize, step as usize));
+        match locked {
+            Ok(()) => {
+                *done += step;
+                self.ranges_locked += step;
+                if *done == range.len {
+                    entry.remove();
+                }
+            }
             Err(error) => {
-                self.failed.insert(range.iova, (range.len, error.to_string()));
+                let (iova, (range, done)) = entry.remove_entry();
+                self.ranges_locked = self.ranges_locked.saturating_sub(done);
+                self.failed.insert(iova, (range.len, error.to_string()));
             }
         }
+        !self.pending.is_empty()
     }
 
     /// The lock itself is left to the unmapping of the file: other ranges may share its pages.
@@ -98,9 +122,12 @@ impl PinTable {
         if range.backing.is_none() || !range.writable {
             return;
         }
-        if self.failed.remove(&range.iova).is_none() {
-            self.ranges_locked = self.ranges_locked.saturating_sub(range.len);
-        }
+        let locked = match self.pending.remove(&range.iova) {
+            Some((_, done)) => done,
+            None if self.failed.remove(&range.iova).is_some() => 0,
+            None => range.len,
+        };
+        self.ranges_locked = self.ranges_locked.saturating_sub(locked);
     }
 
     pub(super) fn status(&self) -> Result<(), PinError> {
@@ -248,6 +275,18 @@ mod tests {
         assert_eq!(space.pinned_bytes(), 4 * PAGE_SIZE);
         space.unmap_all();
         assert_eq!(space.pinned_bytes(), 0);
+    }
+
+    #[test]
+    fn locking_goes_on_in_steps_and_ends_with_the_range() {
+        let space = space_with(PinPolicy::All, 4);
+        assert_eq!(space.pinned_bytes(), 0);
+        assert!(space.pins.lock().pin_some(PAGE_SIZE));
+        assert_eq!(space.pinned_bytes(), PAGE_SIZE);
+        space.unmap_all();
+        assert_eq!(space.pinned_bytes(), 0);
+        assert!(!space.pin_some());
+        space.pin_status().unwrap();
     }
 
     #[test]

@@ -1,0 +1,57 @@
+//! Locks guest memory while the VMM goes on.
+//!
+//! Populating memory takes seconds for a large guest, and a client may not wait for so long for the answer to a DMA_MAP.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+
+use log::error;
+use rdma_backend::memory::DmaSpace;
+
+/// A thread that locks what was mapped, and sleeps when there is nothing to lock.
+#[derive(Debug)]
+pub(crate) struct Pinner {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Pinner {
+    /// Starts with what is mapped already.
+    ///
+    /// # Errors
+    /// The system has no room for another thread.
+    pub(crate) fn start(space: Arc<DmaSpace>) -> io::Result<Self> {
+        let stop = Arc::new(AtomicBool::new(false));
+        let stopped = Arc::clone(&stop);
+        let thread = thread::Builder::new().name("pin".to_owned()).spawn(move || {
+            while !stopped.load(Ordering::Acquire) {
+                // A wake-up in between is not lost: the next `park` returns at once.
+                if !space.pin_some() {
+                    thread::park();
+                }
+            }
+        })?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+
+    /// There is more.
+    pub(crate) fn wake(&self) {
+        if let Some(thread) = &self.thread {
+            thread.thread().unpark();
+        }
+    }
+}
+
+impl Drop for Pinner {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        self.wake();
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            error!("the pinning thread panicked");
+        }
+    }
+}
