@@ -90,7 +90,11 @@ impl Engine {
     fn run(&self, qp: &Qp) {
         // Before the run: what is kicked from now on has to be seen again.
         qp.scheduled.store(false, Ordering::SeqCst);
-        qp.drive(self.worker_budget);
+        // What is left waits for its turn behind the others. Nobody is woken for it: this thread looks at the queue next,
+        // and a long transfer stays on one processor while there is nothing else to do.
+        if qp.drive(self.worker_budget) && !qp.scheduled.swap(true, Ordering::AcqRel) {
+            self.queue.lock().ready.push_back(Weak::clone(&qp.me));
+        }
     }
 
     /// Moves due timers to the ready queue and takes its first live QP. References are not dropped in here: the last one

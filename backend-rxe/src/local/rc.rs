@@ -60,15 +60,12 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
         if !matches!(state, QpState::Rts | QpState::Sqd) {
             return Run::Again;
         }
-        if budget.spent() {
-            return Run::More;
-        }
         if requester.current.is_none() {
             if state == QpState::Sqd {
                 return Run::Idle;
             }
             match requester.next(own.view) {
-                Ok(true) => budget.take_request(),
+                Ok(true) => {}
                 Ok(false) => return Run::Idle,
                 Err(error) => {
                     drop(target);
@@ -77,8 +74,13 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
                 }
             }
         }
+        // Only now: a budget that ends with the last request leaves nothing to wake a worker for.
+        if budget.spent() {
+            return Run::More;
+        }
         let status = match step(qp, requester, own, peer.as_ref(), held.peer(), &mut target, budget, tally) {
             Step::Done(byte_len) => {
+                budget.take_request();
                 requester.succeed(qp, own.view, byte_len);
                 continue;
             }

@@ -193,8 +193,15 @@ impl Qp {
         self.kick();
     }
 
-    /// Runs the requester, or leaves it to the thread that has it.
-    pub(crate) fn drive(&self, mut budget: Budget) {
+    /// Runs the requester on a thread that has something else to do afterwards; workers do the rest.
+    pub(crate) fn drive_inline(&self) {
+        if self.drive(self.adapter.shared.inline_budget) {
+            self.kick();
+        }
+    }
+
+    /// Runs the requester, or leaves it to the thread that has it. `true`: the budget ended first.
+    pub(crate) fn drive(&self, mut budget: Budget) -> bool {
         let mut held = self.requester.try_lock();
         if held.is_none() {
             // Between our mark and our second attempt, and between the holder's unlock and its look at the mark: one of
@@ -209,15 +216,15 @@ impl Qp {
             let more = self.run(&mut requester, &mut budget);
             drop(requester);
             if more {
-                self.kick();
-                return;
+                return true;
             }
             fence(Ordering::SeqCst);
             if !self.pending.load(Ordering::SeqCst) {
-                return;
+                return false;
             }
             held = self.requester.try_lock();
         }
+        false
     }
 
     /// Runs the requester until it is dry, waits, or has used the budget up. `true`: the budget.
@@ -286,7 +293,7 @@ impl Qp {
             }
         }
         if self.state() == QpState::Error {
-            self.drive(self.adapter.shared.inline_budget);
+            self.drive_inline();
         }
     }
 
@@ -326,7 +333,7 @@ impl QueuePair for RxeQp {
     }
 
     fn notify_send(&self) {
-        self.0.drive(self.0.adapter.shared.inline_budget);
+        self.0.drive_inline();
     }
 
     fn notify_recv(&self) {

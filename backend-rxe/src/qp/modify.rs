@@ -12,7 +12,7 @@ impl Qp {
     pub(super) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
         let result = self.modify_locked(new, mask);
         // Doorbells that found the requester busy, requests that may start in the new state, and the flush.
-        self.drive(self.adapter.shared.inline_budget);
+        self.drive_inline();
         result
     }
 

@@ -93,7 +93,7 @@ fn table(figures: &[Figure]) -> Table {
             format!("{:.2} {}", figure.value, figure.unit),
             format!("{:.2} {}", figure.baseline, figure.unit),
             figure.baseline_name.to_owned(),
-            format!("{:.1}", figure.ratio),
+            format!("{:.2}", figure.ratio),
         ]);
     }
     table

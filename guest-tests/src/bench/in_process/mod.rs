@@ -14,7 +14,7 @@ use super::{Figure, median};
 pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
     // First, while the heap has no holes that would hide what objects take.
     let mut figures = vec![memory::objects()?];
-    for size in [64 << 10, 1 << 20] {
+    for size in [64 << 10, 1 << 20, 16 << 20] {
         figures.push(rates::write_against_memcpy(size, runs)?);
     }
     figures.push(rates::small_writes(runs)?);
