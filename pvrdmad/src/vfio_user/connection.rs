@@ -64,17 +64,17 @@ impl<'a> Connection<'a> {
     pub(crate) fn run(mut self) {
         let name = &self.endpoint.name;
         let mut receiver = Receiver::new(self.stream);
-        let ended = self.serve(&mut receiver);
-        // First of all, so that whoever comes next is not sent away while we clean up.
-        receiver.shut_down();
-        match ended {
+        match self.serve(&mut receiver) {
             Ok(()) => info!("{name}: client disconnected"),
             Err(ConnectionError::Socket(error)) => info!("{name}: client disconnected ({error})"),
             Err(error) => {
+                // Before the client can see it.
                 ConnectionStats::count(&self.endpoint.stats.broken);
                 warn!("{name}: connection closed: {error}");
             }
         }
+        // Before the clean-up, so that whoever comes next is not sent away meanwhile.
+        receiver.shut_down();
         self.endpoint.function.reset();
         self.dma.clear();
         self.endpoint.irqs.clear();
