@@ -202,7 +202,7 @@ mod tests {
         DeviceConfig::new("test", MacAddr([0x52, 0x54, 0, 0, 0, 1]))
     }
 
-    /// Conformance 6, the capabilities.
+    /// Conformance 6: the capabilities.
     #[test]
     fn defaults_are_what_drivers_accept() {
         let (_, caps) = config().effective(&LIMITS).unwrap();

@@ -25,7 +25,7 @@ fn the_version_is_the_configured_one_before_and_after_a_reset() {
     }
 }
 
-/// Conformance 4 and 49: any access is survived, and BAR 2 reads as zeros.
+/// Conformance 4, 49: any access is survived, and BAR 2 reads as zeros.
 #[test]
 fn odd_accesses_do_nothing() {
     let rig = Rig::up();
@@ -55,7 +55,7 @@ fn the_ethernet_address_can_be_read() {
     assert_eq!(rig.read(offset::MAC_HIGH), 5);
 }
 
-/// Conformance 5 and 7.
+/// Conformance 5, 7.
 #[test]
 fn the_handshake_writes_the_capabilities_and_nothing_else() {
     let rig = Rig::enabled(config());
@@ -78,7 +78,7 @@ fn the_handshake_writes_the_capabilities_and_nothing_else() {
     assert_eq!(rig.peek(BASE, 280), after[..280]);
 }
 
-/// Conformance 8 and 9.
+/// Conformance 8, 9.
 #[test]
 fn the_order_of_the_life_cycle() {
     let rig = Rig::enabled(config());
@@ -145,7 +145,7 @@ fn event_rings_must_be_in_memory() {
     assert_ne!(rig.ctl(ctl::ACTIVATE), 0);
 }
 
-/// Conformance 10 and 11, and 37 for a reset: every object goes, nothing is written any more, and it all works again.
+/// Conformance 10, 11, 37: with a reset every object goes, nothing is written any more, and it all works again.
 #[test]
 fn reset_and_a_new_handshake_end_everything() {
     for end in ["reset", "handshake", "function"] {
@@ -225,7 +225,7 @@ fn without_bus_mastering_nothing_is_reached() {
     assert_ne!(rig.ctl(ctl::ACTIVATE), 0);
 }
 
-/// Conformance 13 and 15: a masked device executes its commands all the same.
+/// Conformance 13, 15: a masked device executes its commands all the same.
 #[test]
 fn masked_commands_complete_silently() {
     let rig = Rig::up();

@@ -8,7 +8,7 @@ const SEND: u32 = 1 << 30;
 const RECV: u32 = 1 << 31;
 const ARM: u32 = 1 << 30;
 
-/// Conformance 48 and 50.
+/// Conformance 48, 50.
 #[test]
 fn a_page_rings_for_its_own_context_only() {
     let rig = Rig::up();

@@ -236,7 +236,7 @@ mod tests {
         assert_eq!(interrupts.counts(), [1, 2, 2]);
     }
 
-    /// Conformance 12, the interrupt half.
+    /// Conformance 12: the interrupt half.
     #[test]
     fn no_interrupt_without_bus_mastering() {
         let (sink, interrupts) = enabled_msix();

@@ -163,7 +163,7 @@ mod tests {
         u32::from_le_bytes(data)
     }
 
-    /// Conformance 1 and 2, the part that this function can answer for.
+    /// Conformance 1, 2: the part that this function can answer for.
     #[test]
     fn identity_and_capabilities() {
         let config = ConfigSpace::new(1024, false);

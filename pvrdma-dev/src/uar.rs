@@ -108,7 +108,7 @@ mod tests {
         assert_eq!(decode(8, 0x4000_0007), Some((0, Doorbell::Srq { handle: 7 })));
     }
 
-    /// Conformance 4 for BAR 2.
+    /// Conformance 4: BAR 2.
     #[test]
     fn everything_else_means_nothing() {
         assert_eq!(decode(0, 7), None);
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(decode(u64::MAX - 0xfff, u32::MAX), None);
     }
 
-    /// Conformance 27 and 48, the pages.
+    /// Conformance 27, 48: the pages.
     #[test]
     fn pages_belong_to_one_context() {
         let pages = UarPages::new(4);

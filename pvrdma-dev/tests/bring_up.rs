@@ -101,7 +101,7 @@ fn not_without_handshake() {
     assert_eq!(bed.irqs.counts()[1..], [0, 0]);
 }
 
-/// Conformance 74, the probe: each version with the GID type that its driver demands.
+/// Conformance 74: each version is probed with the GID type that its driver demands.
 #[test]
 fn versions() {
     for (version, roce) in [

@@ -232,8 +232,8 @@ impl Poisoned {
     }
 }
 
-/// Conformance 45, spec §13 B10: creating objects writes nothing to their pages, using them writes elements and the device's
-/// own indices and nothing else.
+/// Conformance 45: creating objects writes nothing to their pages, using them writes elements and the device's own indices and
+/// nothing else (spec §13 B10).
 #[test]
 fn pages_are_not_ours() {
     let (bed, stub) = Bed::stub();

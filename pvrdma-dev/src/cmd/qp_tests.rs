@@ -9,7 +9,7 @@ use crate::spec::layout::Wire;
 use crate::spec::regs::offset;
 use crate::test_rig::{Rig, config};
 
-/// Conformance 21 and 25, queue pairs.
+/// Conformance 21, 25: queue pairs.
 #[test]
 fn queue_pairs() {
     let rig = Rig::up();
@@ -66,7 +66,7 @@ fn queue_pairs() {
     );
 }
 
-/// Conformance 25 and 74: one general services QP, the kernel's, with number 1.
+/// Conformance 25, 74: one general services QP, the kernel's, with number 1.
 #[test]
 fn the_general_services_queue_pair() {
     for version in 17..=20 {
@@ -87,7 +87,7 @@ fn the_general_services_queue_pair() {
     }
 }
 
-/// Conformance 25 and 26: before version 20 the number is the handle; from then on it also tells the rounds apart.
+/// Conformance 25, 26: before version 20 the number is the handle; from then on it also tells the rounds apart.
 #[test]
 fn numbers_of_queue_pairs() {
     for version in [19, 20] {
@@ -128,7 +128,7 @@ fn the_response_follows_the_older_version() {
     assert_eq!((response.qpn, response.max_send_wr), (2, 128));
 }
 
-/// Conformance 22, 23 and 30.
+/// Conformance 22, 23, 30.
 #[test]
 fn changing_and_querying_a_queue_pair() {
     let rig = Rig::up();

@@ -21,7 +21,7 @@ fn commands_that_do_not_exist() {
     }
 }
 
-/// Conformance 6, the port.
+/// Conformance 6: the port.
 #[test]
 fn the_port() {
     let rig = Rig::up();
@@ -83,7 +83,7 @@ fn unknown_handles() {
     assert_eq!(rig.device.status().page_list_extents, 0);
 }
 
-/// Conformance 21 and 33, memory regions.
+/// Conformance 21, 33: memory regions.
 #[test]
 fn memory_regions() {
     let rig = Rig::up();
@@ -138,7 +138,7 @@ fn memory_regions() {
     assert_eq!(rig.books.take(), ["destroy MR 0x101"]);
 }
 
-/// Conformance 32 and 33: a full gibibyte, through one directory of 512 tables.
+/// Conformance 32, 33: a full gibibyte, through one directory of 512 tables.
 #[test]
 fn a_memory_region_of_one_gibibyte() {
     let rig = Rig::up();
@@ -176,7 +176,7 @@ fn the_budget_of_page_lists() {
     rig.run(Opcode::CREATE_MR, &scattered(4)).unwrap();
 }
 
-/// Conformance 21 and 25, completion queues.
+/// Conformance 21, 25: completion queues.
 #[test]
 fn completion_queues() {
     let rig = Rig::up();
@@ -260,7 +260,7 @@ fn gid_bindings() {
     assert_eq!(counts(&rig).gids, 1);
 }
 
-/// Conformance 28 and 29: users go before what they use, and what has died is cut off.
+/// Conformance 28, 29: users go before what they use, and what has died is cut off.
 #[test]
 fn destroying_what_is_in_use() {
     let rig = Rig::up();
