@@ -51,6 +51,13 @@ impl std::fmt::Debug for Endpoint {
     }
 }
 
+impl Endpoint {
+    /// Serves one client on the calling thread until it goes. For a caller that accepts clients by itself.
+    pub fn serve(&self, stream: &UnixStream) {
+        Connection::new(self, stream).run();
+    }
+}
+
 /// Serves one device. Dropping it disconnects the client and removes the socket.
 #[derive(Debug)]
 pub struct Server {
@@ -178,7 +185,7 @@ impl Acceptor {
         let stream = Arc::new(stream);
         let (endpoint, served) = (Arc::clone(&self.endpoint), HangUp(Arc::clone(&stream)));
         let thread = thread::Builder::new().name(endpoint.name.clone()).spawn(move || {
-            Connection::new(&endpoint, &served.0).run();
+            endpoint.serve(&served.0);
             endpoint.stats.connected.store(false, Ordering::Relaxed);
         });
         match thread {

@@ -1,0 +1,200 @@
+//! What the fuzz targets share: devices over the software adapter that run on one thread and on virtual time, so that the
+//! same input does the same thing each time.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use arbitrary::{Arbitrary, Unstructured};
+use backend_rxe::{Clock, ManualClock, Rxe, RxeConfig};
+use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, MEMORY_BASE};
+use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
+use rdma_backend::{Gid, MacAddr};
+
+/// Most runs of queue pairs that one step may cause. What a guest can put into its rings here is far less.
+const MAX_RUNS: usize = 2000;
+
+/// Octets in a page.
+pub const PAGE: u64 = 4096;
+
+/// The adapter of all devices, and its clock.
+pub struct World {
+    rxe: Rxe,
+    clock: Arc<ManualClock>,
+}
+
+impl Default for World {
+    fn default() -> Self {
+        let clock = Arc::new(ManualClock::default());
+        let config = RxeConfig {
+            workers: 0,
+            // Small, so that transfers of a few pages already go on from run to run.
+            inline_bytes: 6000,
+            inline_requests: 3,
+            worker_bytes: 6000,
+            worker_requests: 3,
+            clock: Arc::clone(&clock) as Arc<dyn Clock>,
+        };
+        Self { rxe: Rxe::new(config).unwrap(), clock }
+    }
+}
+
+impl World {
+    /// Runs everything that doorbells and posts have left behind.
+    pub fn settle(&self) {
+        let runs = self.rxe.run_ready();
+        assert!(runs < MAX_RUNS, "{runs} runs for one step");
+    }
+
+    /// Moves time on to where the next timer fires, at most so far.
+    pub fn pass(&self, at_most: Duration) {
+        let now = self.clock.now();
+        let next = self.rxe.next_deadline().map_or(now, |deadline| deadline.max(now));
+        self.clock.advance((next - now).min(at_most));
+        self.settle();
+    }
+
+    /// A device whose guest has this much memory, in four parts.
+    pub fn guest(&self, host: u8, octets: usize) -> Guest {
+        let memory = GuestMemory::in_parts(octets, 4);
+        let irqs = Irqs::new();
+        let limits = Limits { max_uar: 8, max_cqe: 64, max_qp_wr: 64, max_srq_wr: 64, ..Limits::default() };
+        let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
+        // Both ways of arming, so that both are run.
+        let posted_doorbells = host % 2 == 0;
+        let config = DeviceConfig { limits, posted_doorbells, ..DeviceConfig::new("fuzz", mac) };
+        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &self.rxe).unwrap();
+        Guest { memory, irqs, device }
+    }
+}
+
+/// An IPv4-mapped GID.
+pub fn gid(host: u8) -> Gid {
+    Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, host])
+}
+
+/// A device and its guest's memory.
+pub struct Guest {
+    /// What the guest's processors see.
+    pub memory: Arc<GuestMemory>,
+    /// Interrupts so far.
+    pub irqs: Arc<Irqs>,
+    /// The function.
+    pub device: Arc<PvrdmaDevice<Rxe>>,
+}
+
+impl Guest {
+    /// Probes as the driver does, which must work whatever was done to the device before.
+    pub fn probe(&self) -> Driver {
+        let function = Arc::clone(&self.device) as Arc<dyn PciFunction>;
+        Driver::probe(function, &self.memory, &self.irqs).expect("a device that was misused can be probed again")
+    }
+
+    /// All of memory.
+    pub fn snapshot(&self) -> Vec<u8> {
+        let len = (self.memory.end() - MEMORY_BASE) as usize;
+        self.memory.read_vec(MEMORY_BASE, len)
+    }
+
+    /// The device ends; nothing of the guest is left, and no octet of memory and no interrupt comes after it.
+    pub fn end(&self, world: &World) {
+        self.device.reset();
+        let (memory, interrupts) = (self.snapshot(), self.irqs.counts());
+        for page in 0..2 {
+            for (at, value) in [(0, 0xc000_0000_u32), (4, 0xe000_0000), (8, 0x4000_0000)] {
+                for handle in 0..4_u32 {
+                    self.device.bar_write(2, page * PAGE + at, &(value | handle).to_le_bytes());
+                }
+            }
+        }
+        self.device.bar_write(1, 0x10, &[0; 4]);
+        self.device.run_deferred();
+        world.pass(Duration::from_secs(60));
+        let status = self.device.status();
+        assert_eq!((status.objects, status.page_list_extents), Default::default());
+        assert!(self.snapshot() == memory, "memory was written after a reset");
+        assert_eq!((self.irqs.counts(), self.irqs.strange()), (interrupts, 0));
+    }
+}
+
+/// Most steps of one input.
+const MAX_STEPS: usize = 120;
+
+/// As many steps as the input has octets for.
+#[derive(Debug)]
+pub struct Steps<T>(pub Vec<T>);
+
+impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
+    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let mut steps = Vec::new();
+        while !input.is_empty() && steps.len() < MAX_STEPS {
+            steps.push(input.arbitrary()?);
+        }
+        Ok(Self(steps))
+    }
+}
+
+/// Up to 63 of something.
+#[derive(Debug)]
+pub struct Many<T>(pub Vec<T>);
+
+impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Many<T> {
+    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let count = u8::arbitrary(input)? & 63;
+        (0..count).map(|_| input.arbitrary()).collect::<arbitrary::Result<_>>().map(Self)
+    }
+}
+
+/// A number of the kind that handles, sizes and masks are made of.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub enum Word {
+    /// Small.
+    Small(u8),
+    /// A power of two, one less or one more.
+    Bit(u8, i8),
+    /// Anything.
+    Any(u32),
+}
+
+impl Word {
+    /// The number.
+    pub fn get(self) -> u32 {
+        match self {
+            Self::Small(value) => u32::from(value % 40),
+            Self::Bit(bit, off) => (1_u32 << (bit % 32)).wrapping_add_signed(i32::from(off % 2)),
+            Self::Any(value) => value,
+        }
+    }
+}
+
+/// A bus address.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub enum Address {
+    /// A page of memory.
+    Page(u16),
+    /// In a page.
+    In(u16, u16),
+    /// At the end of memory.
+    End(u8),
+    /// Anything.
+    Any(u64),
+}
+
+impl Address {
+    /// The address, in a memory of so many pages.
+    pub fn get(self, pages: u64) -> u64 {
+        match self {
+            Self::Page(page) => MEMORY_BASE + u64::from(page) % pages * PAGE,
+            Self::In(page, at) => MEMORY_BASE + u64::from(page) % pages * PAGE + u64::from(at) % PAGE,
+            Self::End(back) => MEMORY_BASE + pages * PAGE - u64::from(back),
+            Self::Any(address) => address,
+        }
+    }
+}
+
+/// Writes as much as lies in memory.
+pub fn poke(memory: &GuestMemory, address: u64, bytes: &[u8]) {
+    if (MEMORY_BASE..memory.end()).contains(&address) {
+        let room = (memory.end() - address) as usize;
+        memory.write(address, &bytes[..bytes.len().min(room)]);
+    }
+}

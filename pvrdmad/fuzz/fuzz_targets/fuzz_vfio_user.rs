@@ -1,0 +1,334 @@
+//! A client that says anything, with descriptors: through the parser of requests, and over a socket to a small function.
+//!
+//! All messages are in the socket before the server looks, so that it never waits, and it never writes more than the socket
+//! holds, so that nobody has to read meanwhile.
+#![no_main]
+
+use std::cell::Cell;
+use std::fs::File;
+use std::io::{IoSlice, Read};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use arbitrary::{Arbitrary, Unstructured};
+use libfuzzer_sys::fuzz_target;
+use pvrdma_dev::{Bar, InterruptSink, PciFunction};
+use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header, MessageKind};
+use pvrdmad::vfio_user::request::Request;
+use pvrdmad::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE};
+use rdma_backend::memory::{DmaSpace, PinPolicy};
+use rustix::event::EventfdFlags;
+use rustix::fs::MemfdFlags;
+use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+
+/// Octets that a socket takes without a reader. Linux counts more than the payload.
+const SOCKET_BUFFER: usize = 200 << 10;
+
+/// Most messages of one input.
+const MAX_MESSAGES: usize = 60;
+
+const BARS: [u64; 3] = [0x4000, 0x1000, 0x10_0000];
+
+/// What a client sends.
+#[derive(Arbitrary, Debug)]
+struct Message {
+    command: Choice<u16>,
+    flags: Choice<u32>,
+    /// In place of the right one.
+    size: Option<u32>,
+    body: Body,
+    /// Octets that are changed.
+    changes: Vec<(u8, u8)>,
+    descriptors: u8,
+}
+
+#[derive(Arbitrary, Debug)]
+enum Choice<T> {
+    Good(u8),
+    Any(T),
+}
+
+#[derive(Arbitrary, Debug)]
+enum Body {
+    Map { flags: u8, offset: u8, address: u8, size: u8 },
+    Unmap { flags: u8, address: u8, size: u8 },
+    Info { argsz: u8, index: u8 },
+    Irqs { flags: u8, index: u8, start: u8, count: u8, data: Vec<u8> },
+    Access { offset: u32, region: u8, count: u16, data: Vec<u8>, matching: bool },
+    Multi(Vec<(u16, u8, u8, u64)>),
+    Version(Vec<u8>),
+    Any(Vec<u8>),
+    Empty,
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+impl Body {
+    fn octets(&self) -> Vec<u8> {
+        let pages = |count: u8| (u64::from(count) << 12).to_le_bytes();
+        match self {
+            Self::Map { flags, offset, address, size } => {
+                let rest = [pages(*offset), pages(*address), pages(*size)].concat();
+                [words(&[32, u32::from(flags % 4)]), rest].concat()
+            }
+            Self::Unmap { flags, address, size } => {
+                [words(&[24, u32::from(flags % 4)]), [pages(*address), pages(*size)].concat()].concat()
+            }
+            Self::Info { argsz, index } => words(&[u32::from(argsz % 40), 0, u32::from(index % 12), 0, 0, 0, 0, 0]),
+            Self::Irqs { flags, index, start, count, data } => {
+                let numbers = [20, u32::from(flags % 64), u32::from(index % 6), u32::from(start % 5)];
+                [words(&numbers), words(&[u32::from(count % 5)]), data.clone()].concat()
+            }
+            Self::Access { offset, region, count, data, matching } => {
+                let count = if *matching { data.len() as u32 } else { u32::from(*count) };
+                let offset = if offset % 4 == 0 { u64::from(*offset) << 32 } else { u64::from(offset >> 12) };
+                [offset.to_le_bytes().to_vec(), words(&[u32::from(region % 10), count]), data.clone()].concat()
+            }
+            Self::Multi(writes) => {
+                let mut octets = (writes.len() as u64).to_le_bytes().to_vec();
+                for (offset, region, count, data) in writes {
+                    octets.extend(u64::from(*offset).to_le_bytes());
+                    octets.extend(words(&[u32::from(region % 10), u32::from(count % 10)]));
+                    octets.extend(data.to_le_bytes());
+                }
+                octets
+            }
+            Self::Version(json) => [&[0; 4][..], br#"{"capabilities":{"max_msg_fds":"#, json, b"}}\0"].concat(),
+            Self::Any(octets) => octets.clone(),
+            Self::Empty => Vec::new(),
+        }
+    }
+
+    fn command(&self) -> Command {
+        match self {
+            Self::Map { .. } => Command::DMA_MAP,
+            Self::Unmap { .. } => Command::DMA_UNMAP,
+            Self::Info { index, .. } if index % 3 == 0 => Command::DEVICE_GET_INFO,
+            Self::Info { index, .. } if index % 3 == 1 => Command::DEVICE_GET_IRQ_INFO,
+            Self::Info { .. } => Command::DEVICE_GET_REGION_INFO,
+            Self::Irqs { .. } => Command::DEVICE_SET_IRQS,
+            Self::Access { matching: true, .. } => Command::REGION_WRITE,
+            Self::Access { .. } => Command::REGION_READ,
+            Self::Multi(_) => Command::REGION_WRITE_MULTI,
+            Self::Version(_) | Self::Any(_) => Command::VERSION,
+            Self::Empty => Command::DEVICE_RESET,
+        }
+    }
+}
+
+impl Message {
+    fn octets(&self, id: u16) -> Vec<u8> {
+        let mut body = self.body.octets();
+        for (at, value) in self.changes.iter().take(3) {
+            if let Some(octet) = body.get_mut(usize::from(*at)) {
+                *octet = *value;
+            }
+        }
+        let command = match self.command {
+            Choice::Good(_) => self.body.command(),
+            Choice::Any(number) => Command(if number & 1 == 0 { number >> 1 & 31 } else { number }),
+        };
+        let flags = match self.flags {
+            Choice::Good(choice) => [0, 0, 0, Header::NO_REPLY][usize::from(choice % 4)],
+            Choice::Any(flags) => flags,
+        };
+        let size = self.size.filter(|size| size % 8 == 0).unwrap_or((HEADER_SIZE + body.len()) as u32);
+        [&Header { id, command, size, flags, error: 0 }.to_bytes()[..], &body].concat()
+    }
+}
+
+/// As many messages as the input has octets for.
+#[derive(Debug)]
+struct Messages(Vec<Message>);
+
+impl<'a> Arbitrary<'a> for Messages {
+    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let mut messages = Vec::new();
+        while !input.is_empty() && messages.len() < MAX_MESSAGES {
+            messages.push(input.arbitrary()?);
+        }
+        Ok(Self(messages))
+    }
+}
+
+/// A function that checks what the server promises it: accesses inside its regions, and a reset at the end.
+struct Function {
+    reset: AtomicBool,
+    irqs: Arc<IrqTable>,
+}
+
+impl PciFunction for Function {
+    fn bars(&self) -> [Option<Bar>; 6] {
+        let [a, b, c] = BARS.map(|size| Some(Bar { size, is_64bit: false }));
+        [a, b, c, None, None, None]
+    }
+
+    fn config_size(&self) -> usize {
+        256
+    }
+
+    fn config_read(&self, offset: usize, data: &mut [u8]) {
+        assert!(!data.is_empty() && offset + data.len() <= 256);
+        data.fill(0x11);
+    }
+
+    fn config_write(&self, offset: usize, data: &[u8]) {
+        self.reset.store(false, Ordering::Relaxed);
+        assert!(!data.is_empty() && offset + data.len() <= 256);
+    }
+
+    fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
+        assert!(!data.is_empty() && offset + data.len() as u64 <= BARS[bar]);
+        data.fill(0x22);
+    }
+
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+        self.reset.store(false, Ordering::Relaxed);
+        assert!(!data.is_empty() && offset + data.len() as u64 <= BARS[bar]);
+        self.irqs.msix(u16::from(data[0] % 4));
+        self.irqs.intx(data[0] & 4 != 0);
+    }
+
+    fn run_deferred(&self) {}
+
+    fn msix_vectors(&self) -> u16 {
+        3
+    }
+
+    fn reset(&self) {
+        self.reset.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Sends octets with descriptors. `false`: the socket is full.
+fn send(stream: &UnixStream, octets: &[u8], descriptors: &[BorrowedFd<'_>]) -> bool {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !descriptors.is_empty() {
+        control.push(SendAncillaryMessage::ScmRights(descriptors));
+    }
+    let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
+    rustix::net::sendmsg(stream, &[IoSlice::new(octets)], &mut control, flags).is_ok_and(|sent| sent == octets.len())
+}
+
+/// What must be answered: the headers of messages that reach the server whole, up to one that cannot be delimited.
+fn expected(octets: &[u8]) -> Vec<Header> {
+    let (mut rest, mut expected) = (octets, Vec::new());
+    while let Some((header, body)) = rest.split_first_chunk::<HEADER_SIZE>() {
+        let header = Header::parse(header);
+        let answered = matches!(header.kind(), MessageKind::Request | MessageKind::Invalid);
+        let size = header.body_size();
+        if answered && size.is_ok_and(|size| size <= body.len()) || answered && size.is_err() {
+            expected.push(header);
+        }
+        match size.ok().and_then(|size| body.get(size..)) {
+            Some(next) => rest = next,
+            None => break,
+        }
+    }
+    expected
+}
+
+/// Replies, as many as came whole.
+fn replies(octets: &[u8]) -> Vec<Header> {
+    let (mut rest, mut replies) = (octets, Vec::new());
+    while let Some(header) = rest.first_chunk::<HEADER_SIZE>() {
+        let header = Header::parse(header);
+        assert!(matches!(header.flags, Header::REPLY) || header.flags == Header::REPLY | Header::ERROR, "{header:?}");
+        assert_eq!(header.error != 0, header.flags & Header::ERROR != 0, "{header:?}");
+        let Some(next) = rest.get(header.size as usize..) else { break };
+        replies.push(header);
+        rest = next;
+    }
+    replies
+}
+
+fuzz_target!(|input: (bool, Messages)| {
+    let (negotiate, Messages(messages)) = input;
+    let hello = Message {
+        command: Choice::Good(0),
+        flags: Choice::Good(0),
+        size: None,
+        body: Body::Version(b"16".to_vec()),
+        changes: Vec::new(),
+        descriptors: 0,
+    };
+
+    let (server, mut client) = UnixStream::pair().unwrap();
+    for stream in [&server, &client] {
+        set_socket_send_buffer_size(stream, SOCKET_BUFFER).unwrap();
+        set_socket_recv_buffer_size(stream, SOCKET_BUFFER).unwrap();
+    }
+    let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(16 << 12).unwrap();
+    let event: OwnedFd = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+    let (pipe, _writer) = std::io::pipe().unwrap();
+
+    let mut sent = Vec::new();
+    let mut ids = 1_u16..;
+    let fits = Cell::new(true);
+    for message in negotiate.then_some(&hello).into_iter().chain(&messages) {
+        let octets = message.octets(ids.next().unwrap_or_default());
+        if let Some(body) = octets.get(HEADER_SIZE..) {
+            let command = Header::parse(octets.first_chunk().unwrap()).command;
+            if let Ok(Request::RegionWriteMulti(multi)) = Request::parse(command, body) {
+                assert!(multi.writes().all(|(access, data)| access.count as usize == data.len()));
+            }
+        }
+        let one = match message.descriptors >> 5 & 3 {
+            0 => file.as_fd(),
+            1 => event.as_fd(),
+            2 => pipe.as_fd(),
+            _ => client.as_fd(),
+        };
+        let count = usize::from(message.descriptors & 31);
+        let descriptors = vec![one; if count < 8 { count } else { count.saturating_sub(12) }];
+        if !send(&client, &octets, &descriptors) {
+            fits.set(false);
+            break;
+        }
+        sent.extend(octets);
+    }
+    client.shutdown(Shutdown::Write).unwrap();
+    // A reply that finds no room ends the connection.
+    server.set_nonblocking(true).unwrap();
+
+    let irqs = Arc::new(IrqTable::default());
+    let function = Arc::new(Function { reset: AtomicBool::new(false), irqs: Arc::clone(&irqs) });
+    let memory = DmaSpace::new(PinPolicy::Off);
+    let stats = Arc::new(ConnectionStats::default());
+    let endpoint = Endpoint {
+        name: "fuzz".to_owned(),
+        function: function.clone(),
+        memory: Arc::clone(&memory),
+        irqs,
+        stats: Arc::clone(&stats),
+        intx: messages.len() % 2 == 0,
+        reply_deadline: REPLY_DEADLINE,
+    };
+    endpoint.serve(&server);
+
+    assert!(function.reset.load(Ordering::Relaxed), "left without a reset");
+    assert_eq!(memory.mapped_bytes(), 0);
+    drop(server);
+    let mut octets = Vec::new();
+    // Descriptors of ours that the server had not taken make this end with an error.
+    let _ = client.read_to_end(&mut octets);
+    let expected = expected(&sent);
+    let replies = replies(&octets);
+    assert!(replies.len() <= expected.len());
+    for (reply, request) in replies.iter().zip(&expected) {
+        assert_eq!((reply.id, reply.command), (request.id, request.command));
+    }
+    // All of them, unless there was no room for one.
+    if octets.len() < SOCKET_BUFFER / 4 && fits.get() {
+        assert_eq!(replies.len(), expected.len(), "{expected:?}");
+    }
+});
