@@ -47,7 +47,7 @@ fn probe_and_first_commands() {
     driver.remove();
 }
 
-/// Conformance 10, 11: twenty times through load and unload, memory all back, nothing written afterwards; and a probe without
+/// Conformance 10, 11, 71: twenty times through load and unload, memory all back, nothing written afterwards; and a probe without
 /// a removal before it, as after a crash.
 #[test]
 fn load_and_unload() {

@@ -26,7 +26,11 @@ pub struct Bed<B: Backend> {
 
 impl<B: Backend + 'static> Bed<B> {
     pub fn new(backend: Arc<B>, config: DeviceConfig, octets: usize) -> Self {
-        let (memory, irqs) = (GuestMemory::new(octets), Irqs::new());
+        Self::on(backend, config, GuestMemory::new(octets))
+    }
+
+    pub fn on(backend: Arc<B>, config: DeviceConfig, memory: Arc<GuestMemory>) -> Self {
+        let irqs = Irqs::new();
         let device = PvrdmaDevice::new(config, memory.space().clone(), irqs.clone(), &*backend).unwrap();
         Self { memory, irqs, device, backend }
     }
@@ -51,14 +55,22 @@ impl Bed<Rxe> {
 
     /// Two devices that reach each other, with GIDs 1 and 2 bound.
     pub fn pair() -> [(Self, Driver); 2] {
+        Self::pair_with(GuestMemory::new(128 << 20))
+    }
+
+    /// The same, with this memory for the second guest.
+    pub fn pair_with(memory: Arc<GuestMemory>) -> [(Self, Driver); 2] {
         let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
-        [1, 2].map(|host| {
-            let config = DeviceConfig::new(format!("vm{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]));
-            let bed = Self::new(backend.clone(), config, 128 << 20);
-            let driver = bed.driver();
-            driver.bind_gid(0, gid(host)).unwrap();
-            (bed, driver)
-        })
+        [(1, GuestMemory::new(128 << 20)), (2, memory)].map(|(host, memory)| Self::member(&backend, host, memory))
+    }
+
+    /// A device of several that reach each other, with the GID of its host bound.
+    pub fn member(backend: &Arc<Rxe>, host: u8, memory: Arc<GuestMemory>) -> (Self, Driver) {
+        let config = DeviceConfig::new(format!("vm{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]));
+        let bed = Self::on(backend.clone(), config, memory);
+        let driver = bed.driver();
+        driver.bind_gid(0, gid(host)).unwrap();
+        (bed, driver)
     }
 }
 

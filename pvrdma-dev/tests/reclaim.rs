@@ -1,0 +1,305 @@
+//! What a guest takes back while it is in use: nothing of it is touched any more when the command is over.
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+mod common;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use backend_rxe::{Rxe, RxeConfig};
+use common::{Bed, Process, gid};
+use pvrdma_dev::PciFunction;
+use pvrdma_dev::testing::{
+    AddressHandle, Buffer, Cq, Driver, GuestMemory, MEMORY_BASE, Mr, Path, Qp, QpInit, RecvWr, SendWr, Srq, access,
+    register, state, status, wait_for,
+};
+
+/// Receives that lie ready for one connection.
+const RECEIVES: u32 = 1024;
+const MESSAGE: usize = 16 << 10;
+
+/// The receiving end of a connection with everything that can be taken away from it.
+struct Receiver {
+    process: Process,
+    cq: Cq,
+    srq: Srq,
+    qp: Qp,
+    buffer: Buffer,
+    mr: Mr,
+}
+
+impl Receiver {
+    fn new(driver: &Driver) -> Self {
+        let process = Process::new(driver, true, 4);
+        let cq = driver.create_cq(process.context.as_ref(), 2 * RECEIVES).unwrap();
+        let mut srq = driver.create_srq(&process.pd, RECEIVES, 1, 0).unwrap();
+        let qp = driver.create_qp(&QpInit { srq: Some(&srq), ..QpInit::rc(&process.pd, &cq) }).unwrap();
+        let (buffer, mr) = driver.registered_buffer(&process.pd, MESSAGE, access::ALL).unwrap();
+        let receive = RecvWr::new(1, &[buffer.sge(&mr, 0, MESSAGE)]);
+        srq.post(&vec![receive; RECEIVES as usize]).unwrap();
+        Self { process, cq, srq, qp, buffer, mr }
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Object {
+    Mr,
+    Qp,
+    Cq,
+    Srq,
+}
+
+/// Destroys one object of the receiver and gives the pages that its owner may use for something else from then on.
+fn destroy(receiver: Receiver, object: Object) -> (Vec<u64>, impl Sized) {
+    let Receiver { process, cq, srq, qp, buffer, mr } = receiver;
+    match object {
+        Object::Mr => {
+            mr.destroy().unwrap();
+            (buffer.pages().to_vec(), (process, Some(cq), Some(srq), Some(qp)))
+        }
+        Object::Qp => {
+            // Its receives are over as well.
+            let pages = [qp.pages(), buffer.pages()].concat();
+            qp.destroy().unwrap();
+            (pages, (process, Some(cq), Some(srq), None))
+        }
+        Object::Cq => {
+            let pages = cq.pages().to_vec();
+            cq.destroy().unwrap();
+            (pages, (process, None, Some(srq), Some(qp)))
+        }
+        Object::Srq => {
+            let pages = srq.pages().to_vec();
+            srq.destroy().unwrap();
+            (pages, (process, Some(cq), None, Some(qp)))
+        }
+    }
+}
+
+/// A way that gives up soon.
+fn impatient(host: u8, qpn: u32) -> Path {
+    Path { timeout: 1, retry_cnt: 1, rnr_retry: 1, ..Path::to(gid(host), qpn) }
+}
+
+/// Conformance 28, 37: a region, QP, CQ or SRQ that is destroyed in the middle of a transfer. When the command is over its pages
+/// are full of something else, and stay so.
+#[test]
+fn destroyed_under_traffic() {
+    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let mut a = Process::new(&driver_a, true, 2 * RECEIVES);
+    let (source, lkey) = driver_a.registered_buffer(&a.pd, MESSAGE, access::ALL).unwrap();
+    source.fill(0x77);
+    for object in [Object::Mr, Object::Qp, Object::Cq, Object::Srq] {
+        let mut in_the_middle = 0;
+        for _ in 0..20 {
+            let mut receiver = Receiver::new(&driver_b);
+            let mut sender = driver_a.create_qp(&QpInit { max_send_wr: RECEIVES, ..QpInit::rc(&a.pd, &a.cq) }).unwrap();
+            sender.connect(&impatient(2, receiver.qp.qpn)).unwrap();
+            receiver.qp.connect(&Path::to(gid(1), sender.qpn)).unwrap();
+            let message = sender.encode(&SendWr::send(1, &[source.sge(&lkey, 0, MESSAGE)]));
+            assert_eq!(sender.post_encoded(&[message], RECEIVES), RECEIVES);
+            wait_for("the first messages", || (receiver.cq.ring().prod_tail() > 5).then_some(()));
+            in_the_middle += u32::from(receiver.cq.ring().prod_tail() < RECEIVES);
+
+            let (pages, rest) = destroy(receiver, object);
+            for &page in &pages {
+                driver_b.memory().write(page, &[0xc3; 4096]);
+            }
+            // All requests end, one way or another.
+            let ends = a.cq.wait_many(RECEIVES as usize);
+            let broken = ends.iter().any(|cqe| cqe.status != status::SUCCESS);
+            assert_eq!(broken, sender.query().unwrap().get_state() == state::ERR);
+            for &page in &pages {
+                assert_eq!(driver_b.memory().read_vec(page, 4096), [0xc3; 4096], "{object:?}");
+            }
+            sender.destroy().unwrap();
+            drop(rest);
+            driver_b.async_events();
+        }
+        assert!(in_the_middle > 0, "{object:?}: all messages were faster than the command");
+    }
+}
+
+/// Conformance 10, 11, 12, 37: a reset of each kind, a new handshake and the end of bus mastering in the middle of a transfer. When
+/// the write returns not one octet of memory changes any more, no interrupt comes, and the peer's requests end.
+#[test]
+fn reset_under_traffic() {
+    const OCTETS: usize = 16 << 20;
+    let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
+    let (_bed_a, driver_a) = Bed::member(&backend, 1, GuestMemory::new(128 << 20));
+    let mut a = Process::new(&driver_a, true, 2 * RECEIVES);
+    let (source, lkey) = driver_a.registered_buffer(&a.pd, MESSAGE, access::ALL).unwrap();
+    source.fill(0x77);
+    for round in 0..40_usize {
+        let (bed, driver) = Bed::member(&backend, 2, GuestMemory::new(OCTETS));
+        let mut receiver = Receiver::new(&driver);
+        let mut sender = driver_a.create_qp(&QpInit { max_send_wr: RECEIVES, ..QpInit::rc(&a.pd, &a.cq) }).unwrap();
+        sender.connect(&impatient(2, receiver.qp.qpn)).unwrap();
+        receiver.qp.connect(&Path::to(gid(1), sender.qpn)).unwrap();
+        receiver.cq.arm();
+        let message = sender.encode(&SendWr::send(1, &[source.sge(&lkey, 0, MESSAGE)]));
+        assert_eq!(sender.post_encoded(&[message], RECEIVES), RECEIVES);
+        wait_for("the first messages", || (receiver.cq.ring().prod_tail() > 5).then_some(()));
+        match round % 4 {
+            0 => driver.pci().set_register(register::CTL, 2),
+            1 => driver.pci().set_register(register::DSRHIGH, 0x7777),
+            2 => bed.device.reset(),
+            _ => driver.pci().set_bus_master(false),
+        }
+        let everything = || (bed.memory.read_vec(MEMORY_BASE, OCTETS), bed.irqs.counts());
+        let before = everything();
+        a.cq.wait_many(RECEIVES as usize);
+        receiver.qp.ring_recv();
+        receiver.cq.arm();
+        assert!(everything() == before, "way {} left something running", round % 4);
+        let objects = bed.device.status().objects;
+        assert_eq!(objects.qps != 0, round % 4 == 3, "only the end of bus mastering keeps objects");
+        sender.destroy().unwrap();
+    }
+}
+
+/// A process with thousands of objects, half of whose queue pairs have something under way.
+struct Hoard {
+    process: Process,
+    mrs: Vec<Mr>,
+    cqs: Vec<Cq>,
+    srqs: Vec<Srq>,
+    qps: Vec<Qp>,
+}
+
+impl Hoard {
+    fn new(driver: &Driver, peer: &Process) -> (Self, Vec<Qp>) {
+        let process = Process::new(driver, true, 16);
+        let pages = driver.memory().alloc(1, Default::default());
+        let mr = || driver.reg_mr_pages(&process.pd, 0x7000, 4096, &pages, access::ALL).unwrap();
+        let mrs = (0..2000).map(|_| mr()).collect();
+        let cqs: Vec<_> = (0..500).map(|_| driver.create_cq(process.context.as_ref(), 16).unwrap()).collect();
+        let srqs: Vec<_> = (0..100).map(|_| driver.create_srq(&process.pd, 16, 1, 0).unwrap()).collect();
+        let mut peers = Vec::new();
+        let qps = (0..1000)
+            .map(|i| {
+                let (cq, srq) = (&cqs[i % cqs.len()], (i % 4 == 0).then(|| &srqs[i % srqs.len()]));
+                let small = QpInit { max_send_wr: 4, max_recv_wr: 4, srq, ..QpInit::rc(&process.pd, cq) };
+                let mut qp = driver.create_qp(&small).unwrap();
+                if i % 2 == 0 {
+                    let theirs = QpInit { max_send_wr: 4, max_recv_wr: 4, ..QpInit::rc(&peer.pd, &peer.cq) };
+                    let mut other = peer.driver.create_qp(&theirs).unwrap();
+                    qp.connect(&Path::to(gid(1), other.qpn)).unwrap();
+                    other.connect(&impatient(2, qp.qpn)).unwrap();
+                    // Neither side has a receive, so both wait.
+                    qp.post_send(&[SendWr::send(1, &[]), SendWr::send(2, &[])]).unwrap();
+                    peers.push(other);
+                }
+                qp
+            })
+            .collect();
+        (Self { process, mrs, cqs, srqs, qps }, peers)
+    }
+
+    /// As the kernel does for a process that was killed: one command after the other.
+    fn end(self) {
+        self.qps.into_iter().for_each(|qp| qp.destroy().unwrap());
+        self.srqs.into_iter().for_each(|srq| srq.destroy().unwrap());
+        self.cqs.into_iter().for_each(|cq| cq.destroy().unwrap());
+        self.mrs.into_iter().for_each(|mr| mr.destroy().unwrap());
+        let Process { context, pd, cq, .. } = self.process;
+        cq.destroy().unwrap();
+        pd.destroy().unwrap();
+        context.unwrap().close().unwrap();
+    }
+}
+
+/// Conformance 29, 73: a process with thousands of objects ends, once command by command and once, when the kernel was interrupted
+/// (spec §4.4), with nothing but the end of its context. All is reclaimed, its peers learn of it, and nobody else is touched.
+#[test]
+fn thousands_of_objects() {
+    let [(_bed_a, driver_a), (bed_b, driver_b)] = Bed::pair();
+    let mut peer = Process::new(&driver_a, true, 4096);
+    let mut bystander = Process::new(&driver_b, true, 16);
+    let mut peer_of_bystander = Process::new(&driver_a, true, 16);
+    let (mut left, mut right) = (bystander.rc(), peer_of_bystander.rc());
+    common::connect(&mut right, 1, &mut left, 2);
+    let baseline = bed_b.device.status();
+    for orderly in [true, false] {
+        let (hoard, mut peers) = Hoard::new(&driver_b, &peer);
+        let full = bed_b.device.status();
+        assert_eq!(full.objects.mrs - baseline.objects.mrs, 2000);
+        if orderly {
+            hoard.end();
+        } else {
+            hoard.process.context.clone().unwrap().close().unwrap();
+        }
+        let after = bed_b.device.status();
+        assert_eq!((after.objects, after.page_list_extents), (baseline.objects, baseline.page_list_extents));
+        for qp in &mut peers {
+            qp.post_send(&[SendWr::send(7, &[])]).unwrap();
+        }
+        for cqe in peer.cq.wait_many(peers.len()) {
+            assert_eq!((cqe.wr_id, cqe.status), (7, status::RETRY_EXC), "its peer is gone");
+        }
+        peers.into_iter().for_each(|qp| qp.destroy().unwrap());
+        left.post_recv(&[RecvWr::new(1, &[])]).unwrap();
+        right.post_send(&[SendWr::send(2, &[])]).unwrap();
+        assert_eq!((bystander.cq.wait().wr_id, peer_of_bystander.cq.wait().wr_id), (1, 2));
+    }
+}
+
+/// Conformance 75: three guests whose general services QPs all have number 1 and talk at the same time. Each message arrives at the
+/// guest whose GID it names.
+#[test]
+fn general_services_by_address() {
+    const COUNT: u32 = 200;
+    const QKEY: u32 = 0x8001_0000;
+    let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
+    let beds = [1, 2, 3].map(|host| Bed::member(&backend, host, GuestMemory::new(16 << 20)));
+    let failed = AtomicBool::new(false);
+    let start = std::sync::Barrier::new(3);
+    std::thread::scope(|scope| {
+        for (me, (_, driver)) in (1_u8..).zip(&beds) {
+            let (failed, start) = (&failed, &start);
+            scope.spawn(move || {
+                let mut process = Process::new(driver, false, 2048);
+                let mr = driver.dma_mr(&process.pd).unwrap();
+                let gsi = QpInit { max_send_wr: 512, max_recv_wr: 512, ..QpInit::gsi(&process.pd, &process.cq) };
+                let mut qp = driver.create_qp(&gsi).unwrap();
+                qp.start_datagrams(QKEY).unwrap();
+                let buffer = driver.buffer(512 * 64, 0, Default::default());
+                let receives: Vec<_> = (0..)
+                    .zip((0..512).map(|slot| buffer.dma_sge(mr.lkey, slot * 64, 48)))
+                    .map(|(id, sge)| RecvWr::new(id, &[sge]))
+                    .collect();
+                qp.post_recv(&receives).unwrap();
+                let message = driver.buffer(4096, 0, Default::default());
+                start.wait();
+                let others: Vec<u8> = (1..4).filter(|&host| host != me).collect();
+                for &host in &others {
+                    // Who it is from and for.
+                    message.write(usize::from(host) * 8, &[me, host, 0, 0, 0, 0, 0, 0]);
+                }
+                for i in 0..COUNT {
+                    let host = others[i as usize % 2];
+                    let to = AddressHandle::new(process.pd.handle, gid(host));
+                    let sge = message.dma_sge(mr.lkey, usize::from(host) * 8, 8);
+                    qp.post_send(&[SendWr::datagram(1000, &[sge], &to, 1, QKEY)]).unwrap();
+                }
+                let mut from = [0; 4];
+                for cqe in process.cq.wait_many(2 * COUNT as usize) {
+                    if cqe.wr_id == 1000 {
+                        continue;
+                    }
+                    let at = usize::try_from(cqe.wr_id).unwrap() * 64;
+                    let (source, text) = (buffer.read(at + 12 + 20, 1), buffer.read(at + 40, 2));
+                    // The last octet of the sender's address in the IPv4 header.
+                    let address = buffer.read(at + 20 + 12, 4);
+                    let wrong = cqe.src_qp != 1 || text[1] != me || address != [10, 0, 0, text[0]] || source != [10];
+                    failed.fetch_or(wrong, Ordering::Relaxed);
+                    from[usize::from(text[0])] += 1;
+                }
+                for host in others {
+                    assert_eq!(from[usize::from(host)], COUNT / 2, "from {host} at {me}");
+                }
+            });
+        }
+    });
+    assert!(!failed.into_inner(), "a message arrived at somebody else, or from nobody");
+}
