@@ -16,7 +16,9 @@ use pvrdma_dev::testing::{
 
 /// Receives that lie ready for one connection.
 const RECEIVES: u32 = 1024;
-const MESSAGE: usize = 16 << 10;
+
+/// Large enough that all messages together take longer than one turn of a thread on a single processor.
+const MESSAGE: usize = 256 << 10;
 
 /// The receiving end of a connection with everything that can be taken away from it.
 struct Receiver {
