@@ -504,12 +504,14 @@ fn what_queue_pairs_use_goes_first() {
         for _ in 0..20 {
             let b = Process::new(&driver_b, true, 64);
             let mut srq = driver_b.create_srq(&b.pd, 64, 1, 0).unwrap();
-            let mut receiver = driver_b.create_qp(&QpInit { srq: Some(&srq), ..QpInit::rc(&b.pd, &b.cq) }).unwrap();
+            let srq_of_qp = (victim != "CQ").then_some(&srq);
+            let mut receiver = driver_b.create_qp(&QpInit { srq: srq_of_qp, ..QpInit::rc(&b.pd, &b.cq) }).unwrap();
             let mut sender = a.rc();
             let path = Path { timeout: 1, retry_cnt: 1, rnr_retry: 1, ..Path::to(gid(2), receiver.qpn) };
             sender.connect(&path).unwrap();
             receiver.connect(&Path::to(gid(1), sender.qpn)).unwrap();
-            srq.post(&vec![RecvWr::new(1, &[]); 64]).unwrap();
+            let receives = vec![RecvWr::new(1, &[]); 63];
+            if victim == "CQ" { receiver.post_recv(&receives) } else { srq.post(&receives) }.unwrap();
             sender.post_send(&vec![SendWr::send(1, &[]); 32]).unwrap();
             let pages = match victim {
                 "PD" => [srq.pages(), receiver.pages()].concat(),
@@ -523,6 +525,11 @@ fn what_queue_pairs_use_goes_first() {
                 _ => srq.destroy().unwrap(),
             }
             pages.iter().for_each(|&page| driver_b.memory().write(page, &[0xc3; 4096]));
+            if victim == "CQ" {
+                // Requests in a queue of the dead one's: their completions have nowhere to go.
+                receiver.post_recv(&[RecvWr::new(3, &[])]).unwrap();
+                receiver.post_send(&[SendWr::send(4, &[])]).unwrap();
+            }
             sender.post_send(&vec![SendWr::send(2, &[]); 32]).unwrap();
             let last = a.cq.wait_many(64).pop().unwrap();
             assert_ne!(last.status, status::SUCCESS, "{victim}");

@@ -31,15 +31,29 @@ struct Receiver {
 }
 
 impl Receiver {
-    fn new(driver: &Driver) -> Self {
+    /// With its receives in a shared queue or in its own.
+    fn new(driver: &Driver, shared: bool) -> Self {
         let process = Process::new(driver, true, 4);
-        let cq = driver.create_cq(process.context.as_ref(), 2 * RECEIVES).unwrap();
-        let mut srq = driver.create_srq(&process.pd, RECEIVES, 1, 0).unwrap();
-        let qp = driver.create_qp(&QpInit { srq: Some(&srq), ..QpInit::rc(&process.pd, &cq) }).unwrap();
+        let cq = driver.create_cq(process.context.as_ref(), 4 * RECEIVES).unwrap();
+        let srq = driver.create_srq(&process.pd, RECEIVES, 1, 0).unwrap();
+        let init = QpInit { max_recv_wr: RECEIVES, srq: shared.then_some(&srq), ..QpInit::rc(&process.pd, &cq) };
+        let qp = driver.create_qp(&init).unwrap();
         let (buffer, mr) = driver.registered_buffer(&process.pd, MESSAGE, access::ALL).unwrap();
-        let receive = RecvWr::new(1, &[buffer.sge(&mr, 0, MESSAGE)]);
-        srq.post(&vec![receive; RECEIVES as usize]).unwrap();
         Self { process, cq, srq, qp, buffer, mr }
+    }
+
+    /// Brings a connection up with all receives posted, and has the first messages on their way.
+    fn start(&mut self, sender: &mut Qp, message: &SendWr, shared: bool) {
+        self.qp.to_init(access::ALL).unwrap();
+        let receives = vec![RecvWr::new(1, &[self.buffer.sge(&self.mr, 0, MESSAGE)]); RECEIVES as usize];
+        if shared { self.srq.post(&receives) } else { self.qp.post_recv(&receives) }.unwrap();
+        let path = Path::to(gid(1), sender.qpn);
+        self.qp.to_rtr(&path).unwrap();
+        self.qp.to_rts(&path).unwrap();
+        sender.connect(&impatient(2, self.qp.qpn)).unwrap();
+        let message = sender.encode(message);
+        assert_eq!(sender.post_encoded(&[message], RECEIVES), RECEIVES);
+        wait_for("the first messages", || (self.cq.ring().prod_tail() > 5).then_some(()));
     }
 }
 
@@ -51,8 +65,11 @@ enum Object {
     Srq,
 }
 
+/// What is left of a receiver.
+type Rest = (Process, Option<Cq>, Option<Srq>, Option<Qp>);
+
 /// Destroys one object of the receiver and gives the pages that its owner may use for something else from then on.
-fn destroy(receiver: Receiver, object: Object) -> (Vec<u64>, impl Sized) {
+fn destroy(receiver: Receiver, object: Object) -> (Vec<u64>, Rest) {
     let Receiver { process, cq, srq, qp, buffer, mr } = receiver;
     match object {
         Object::Mr => {
@@ -93,19 +110,21 @@ fn destroyed_under_traffic() {
     source.fill(0x77);
     for object in [Object::Mr, Object::Qp, Object::Cq, Object::Srq] {
         let mut in_the_middle = 0;
-        for _ in 0..20 {
-            let mut receiver = Receiver::new(&driver_b);
+        for round in 0..20 {
+            let shared = object == Object::Srq || round % 2 == 0;
+            let mut receiver = Receiver::new(&driver_b, shared);
             let mut sender = driver_a.create_qp(&QpInit { max_send_wr: RECEIVES, ..QpInit::rc(&a.pd, &a.cq) }).unwrap();
-            sender.connect(&impatient(2, receiver.qp.qpn)).unwrap();
-            receiver.qp.connect(&Path::to(gid(1), sender.qpn)).unwrap();
-            let message = sender.encode(&SendWr::send(1, &[source.sge(&lkey, 0, MESSAGE)]));
-            assert_eq!(sender.post_encoded(&[message], RECEIVES), RECEIVES);
-            wait_for("the first messages", || (receiver.cq.ring().prod_tail() > 5).then_some(()));
+            receiver.start(&mut sender, &SendWr::send(1, &[source.sge(&lkey, 0, MESSAGE)]), shared);
             in_the_middle += u32::from(receiver.cq.ring().prod_tail() < RECEIVES);
 
-            let (pages, rest) = destroy(receiver, object);
+            let (pages, mut rest) = destroy(receiver, object);
             for &page in &pages {
                 driver_b.memory().write(page, &[0xc3; 4096]);
+            }
+            // What is posted now is flushed, or served, as far as there is something to tell it to.
+            if let Some(qp) = &mut rest.3 {
+                qp.post_send(&[SendWr::send(1, &[])]).unwrap();
+                qp.ring_recv();
             }
             // All requests end, one way or another.
             let ends = a.cq.wait_many(RECEIVES as usize);
@@ -134,14 +153,11 @@ fn reset_under_traffic() {
     source.fill(0x77);
     for round in 0..40_usize {
         let (bed, driver) = Bed::member(&backend, 2, GuestMemory::new(OCTETS));
-        let mut receiver = Receiver::new(&driver);
-        let mut sender = driver_a.create_qp(&QpInit { max_send_wr: RECEIVES, ..QpInit::rc(&a.pd, &a.cq) }).unwrap();
-        sender.connect(&impatient(2, receiver.qp.qpn)).unwrap();
-        receiver.qp.connect(&Path::to(gid(1), sender.qpn)).unwrap();
+        let shared = round % 8 < 4;
+        let mut receiver = Receiver::new(&driver, shared);
         receiver.cq.arm();
-        let message = sender.encode(&SendWr::send(1, &[source.sge(&lkey, 0, MESSAGE)]));
-        assert_eq!(sender.post_encoded(&[message], RECEIVES), RECEIVES);
-        wait_for("the first messages", || (receiver.cq.ring().prod_tail() > 5).then_some(()));
+        let mut sender = driver_a.create_qp(&QpInit { max_send_wr: RECEIVES, ..QpInit::rc(&a.pd, &a.cq) }).unwrap();
+        receiver.start(&mut sender, &SendWr::send(1, &[source.sge(&lkey, 0, MESSAGE)]), shared);
         match round % 4 {
             0 => driver.pci().set_register(register::CTL, 2),
             1 => driver.pci().set_register(register::DSRHIGH, 0x7777),
