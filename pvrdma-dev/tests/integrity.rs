@@ -179,7 +179,7 @@ fn a_gibibyte_of_mixed_operations() {
                 let operand = random.next();
                 let (request, new) = if kind == 5 {
                     (SendWr::fetch_add(1, sges[0], addr, rkey, operand), old.wrapping_add(operand))
-                } else if operand % 2 == 0 {
+                } else if operand.is_multiple_of(2) {
                     (SendWr::compare_swap(1, sges[0], addr, rkey, old, operand), operand)
                 } else {
                     (SendWr::compare_swap(1, sges[0], addr, rkey, !old, operand), old)
