@@ -94,15 +94,16 @@ pub(crate) fn run(pair: &Pair, link: &Link, server: usize, program: &str, option
     Ok(rows)
 }
 
-/// The result table in a program's output.
+/// The result table in a program's output: lines that begin with a size and a number of iterations. A figure that is none
+/// (the clock of an emulated processor may stand still during a short run) is NaN.
 pub(crate) fn parse(output: &str) -> Vec<Row> {
     output
         .lines()
         .filter_map(|line| {
             let mut words = line.split_whitespace();
-            let bytes = words.next()?.parse().ok()?;
-            let values: Vec<f64> = words.map(|word| word.parse().ok()).collect::<Option<_>>()?;
-            (values.len() >= 4).then_some(Row { bytes, values })
+            let bytes = words.next()?.parse::<u64>().ok().filter(|bytes| bytes.is_power_of_two())?;
+            words.clone().next()?.parse::<u64>().ok()?;
+            Some(Row { bytes, values: words.map(|word| word.parse().unwrap_or(f64::NAN)).collect() })
         })
         .collect()
 }
