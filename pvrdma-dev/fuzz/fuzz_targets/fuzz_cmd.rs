@@ -28,7 +28,7 @@ enum Handle {
 impl Handle {
     fn get(self) -> u32 {
         match self {
-            Self::Low(handle) => u32::from(handle % 8),
+            Self::Low(handle) => u32::from(handle % 6),
             Self::Any(word) => word.get(),
         }
     }
@@ -132,7 +132,8 @@ enum Command {
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    Command(Command),
+    /// A command, and how much is corrected of it, see [`plausible`].
+    Command(u8, Command),
     Memory(Address, Many<u8>),
     Pointer(Address, Address),
     /// An index or two of a ring.
@@ -143,6 +144,47 @@ enum Step {
     /// A part of memory goes and comes back.
     Unplug(u8),
     Plug,
+}
+
+/// Corrects sizes, and handles to those of [`Bed::new`], so that creating something often succeeds.
+fn plausible(request: Request) -> Request {
+    let bytes = *request.bytes();
+    let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
+    let size = |at: usize| 1_u32 << (word(at) % 5);
+    let sges = |at: usize| 1 + word(at) % 4;
+    // The kernel's or the process's.
+    let owner = word(24) & 1;
+    match request.id() {
+        id::CREATE_MR => {
+            let (start, length, pd) = (u64::from(word(16)), u64::from(word(24)) % (11 * PAGE) + 1, word(40) & 1);
+            let span = (start % PAGE + length).div_ceil(PAGE) as u32;
+            match word(48) % 4 {
+                0 | 1 => request.u64(24, length).u32(40, pd).u32(48, 0).u32(52, span),
+                2 => request.u64(32, 0).u32(40, 0).u32(48, 1),
+                _ => request.u32(40, 0).u32(48, 2).u32(52, 1 + word(52) % 12),
+            }
+        }
+        id::CREATE_PD => request.u32(16, word(16) & 1),
+        id::CREATE_CQ => request.u32(24, owner).u32(28, size(28)).u32(32, 2),
+        id::CREATE_QP => {
+            let shared = u32::from(bytes[76] & owner as u8 & 1);
+            let pages =
+                |count: u32, header: u32, sges: u32| count * (header + 16 * sges).next_power_of_two() / 4096 + 1;
+            let send = pages(size(40), 80, sges(48));
+            let total = 1 + send + pages(size(44), 16, sges(52));
+            let request = request.u32(24, owner).u32(28, owner).u32(32, owner).u32(36, 0).u8(76, shared as u8);
+            let request = request.u32(40, size(40)).u32(44, size(44)).u32(48, sges(48)).u32(52, sges(52));
+            let kind = [2, 2, 4, if owner == 0 { 1 } else { 2 }][usize::from(bytes[75] % 4)];
+            request.u16(68, total as u16).u16(70, send as u16).u8(75, kind)
+        }
+        id::CREATE_SRQ => request.u32(24, 1).u32(28, 2).u32(32, size(32)).u32(36, sges(36)).u32(40, 0).u8(48, 0),
+        id::CREATE_BIND => request.u32(24, word(24) % 4).u8(44, 2),
+        // The first few.
+        id::MODIFY_QP | id::QUERY_QP | id::DESTROY_QP => request.u32(16, 2 + word(16) % 3),
+        id::MODIFY_SRQ => request.u32(16, 0).u32(20, 2).u32(32, word(32) % 3),
+        id::QUERY_PORT | id::QUERY_PKEY => request.u8(16, 1).u8(17, 0),
+        _ => request,
+    }
 }
 
 struct Bed {
@@ -162,7 +204,16 @@ impl Bed {
                 (guest.memory.directory(&pages).addr, pages)
             })
             .collect();
-        Self { guest, driver, directories }
+        let bed = Self { guest, driver, directories };
+        // Handles 0 are the kernel's, handles 1 those of the process with handle 1.
+        let zeroes = |id| plausible(Request::new(id).u64(16, bed.directories[0].0));
+        bed.execute(&Request::new(id::CREATE_UC).u64(16, (bed.driver.uar_base() >> 12) + 1));
+        for owner in [0, 1] {
+            bed.execute(&Request::new(id::CREATE_PD).u32(16, owner));
+            bed.execute(&plausible(Request::new(id::CREATE_CQ).u64(16, bed.directories[0].0).u32(24, owner)));
+        }
+        bed.execute(&zeroes(id::CREATE_SRQ));
+        bed
     }
 
     fn pages(&self, pages: Pages) -> u64 {
@@ -291,7 +342,11 @@ fuzz_target!(|steps: Steps<Step>| {
     let mut unplugged = None;
     for step in &steps.0 {
         match step {
-            Step::Command(command) => bed.requests(command).iter().for_each(|request| bed.execute(request)),
+            Step::Command(wild, command) => {
+                for request in bed.requests(command) {
+                    bed.execute(&if *wild < 180 { plausible(request) } else { request });
+                }
+            }
             Step::Memory(address, data) => poke(memory, address.get(PAGES), &data.0),
             Step::Pointer(at, address) => poke(memory, at.get(PAGES) & !7, &address.get(PAGES).to_le_bytes()),
             Step::State(directory, words) => {

@@ -39,6 +39,28 @@ enum Piece {
     Any(u64, u32, u32),
 }
 
+impl Piece {
+    /// A piece of the registered buffer.
+    const fn tame(self) -> Self {
+        match self {
+            Self::Inside(at, len) => Self::Inside(at, len),
+            Self::Across(at, len) => Self::Inside(at.unsigned_abs(), len),
+            Self::Key(at) => Self::Inside(at as u16, 8),
+            Self::Any(at, len, _) => Self::Inside(at as u16, len as u16),
+        }
+    }
+}
+
+/// How much of an input is taken as it is. Most requests are correct, or queue pairs would live for one request.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+struct Wild(u8);
+
+impl Wild {
+    const fn is_wild(self) -> bool {
+        self.0 >= 200
+    }
+}
+
 #[derive(Arbitrary, Debug)]
 enum Element {
     Write(Vec<Piece>, i16),
@@ -54,9 +76,9 @@ enum Element {
 #[derive(Arbitrary, Debug)]
 enum Step {
     /// Posts an element: queue pair, element, flags, immediate, changes of single octets, doorbell.
-    Send(u8, Element, u8, bool, Vec<(u8, u8)>, bool),
+    Send(Wild, u8, Element, u8, bool, Vec<(u8, u8)>, bool),
     /// The same for a receive; queue pair 1 has the shared queue.
-    Receive(u8, Vec<Piece>, Option<Word>, bool),
+    Receive(Wild, u8, Vec<Piece>, Option<Word>, bool),
     /// An index of a ring: ring, which of the two, value.
     Index(u8, bool, Word),
     /// Octets of the pages of a ring.
@@ -112,7 +134,7 @@ impl Side {
         driver.bind_gid(0, gid(host)).unwrap();
         let context = user.then(|| driver.open().unwrap());
         let pd = driver.create_pd(context.as_ref()).unwrap();
-        let cq = driver.create_cq(context.as_ref(), 16).unwrap();
+        let cq = driver.create_cq(context.as_ref(), 64).unwrap();
         let srq = driver.create_srq(&pd, 8, 2, 1).unwrap();
         let (buffer, mr) = driver.registered_buffer(&pd, 5 * PAGE as usize, access::ALL).unwrap();
         let fast = (!user).then(|| driver.fast_mr(&pd, 4).unwrap());
@@ -156,11 +178,24 @@ impl Side {
         let Some(qp) = &mut self.qps[index] else { return };
         // A QP that is in an odd state, or a device that is off, refuses.
         let _ = qp.to_reset();
-        let _ = if index == 3 {
+        let connected = if index == 3 {
             qp.start_datagrams(QKEY)
         } else {
-            qp.connect(&Path { rnr_retry: 3, retry_cnt: 2, ..Path::to(gid(other), peer) })
+            qp.connect(&Path { access: access::ALL, rnr_retry: 3, retry_cnt: 2, ..Path::to(gid(other), peer) })
         };
+        if connected.is_ok() {
+            self.receive(index);
+        }
+        self.accept_indices();
+    }
+
+    /// Posts receives that take any message.
+    fn receive(&mut self, index: usize) {
+        let queue = [6, 1, 7, 8][index];
+        let request = RecvWr::new(21, &[self.sge(Piece::Inside(0, 0x4fff))]).encode();
+        for _ in 0..2 {
+            self.publish(&self.rings[queue].clone(), &request);
+        }
         self.accept_indices();
     }
 
@@ -184,8 +219,10 @@ impl Side {
     fn poke(&mut self, address: u64, bytes: &[u8]) {
         pvrdma_dev_fuzz::poke(&self.guest.memory, address, bytes);
         let at = (address - MEMORY_BASE) as usize;
-        let end = (at + bytes.len()).min(self.shadow.len());
-        self.shadow[at..end].copy_from_slice(&bytes[..end - at]);
+        if let Some(shadow) = self.shadow.get_mut(at..) {
+            let len = bytes.len().min(shadow.len());
+            shadow[..len].copy_from_slice(&bytes[..len]);
+        }
     }
 
     /// Compares memory with what it must be.
@@ -255,8 +292,9 @@ impl Side {
         }
     }
 
-    fn sges(&self, pieces: &[Piece]) -> Vec<Sge> {
-        pieces.iter().take(5).map(|&piece| self.sge(piece)).collect()
+    fn sges(&self, wild: Wild, pieces: &[Piece], most: usize) -> Vec<Sge> {
+        let (tame, most) = (|piece: Piece| if wild.is_wild() { piece } else { piece.tame() }, most);
+        pieces.iter().take(if wild.is_wild() { 5 } else { most }).map(|&piece| self.sge(tame(piece))).collect()
     }
 
     fn fast_key(&self, off: u8) -> u32 {
@@ -264,23 +302,45 @@ impl Side {
     }
 
     /// An element for the other side with this buffer.
-    fn element(&self, element: &Element, peer: &Self) -> SendWr {
+    fn element(&self, wild: Wild, datagram: bool, element: &Element, peer: &Self) -> SendWr {
         let key = peer.mr.as_ref().map_or(0x100, |mr| mr.rkey);
-        let target = |at: i16| peer.buffer.va().wrapping_add_signed(at.into());
+        let target = |at: i16| {
+            let inside = peer.buffer.va() + u64::from(at.unsigned_abs() & 0xff8);
+            if wild.is_wild() { peer.buffer.va().wrapping_add_signed(at.into()) } else { inside }
+        };
+        let sges = |pieces: &[Piece]| self.sges(wild, pieces, 3);
+        let word = |piece: &Piece| match piece {
+            _ if wild.is_wild() => self.sge(*piece),
+            _ => Sge { length: 8, ..self.sge(Piece::Inside(64, 8)) },
+        };
         match element {
-            Element::Write(pieces, at) => SendWr::write(1, &self.sges(pieces), target(*at), key),
-            Element::Read(pieces, at) => SendWr::read(2, &self.sges(pieces), target(*at), key),
-            Element::Send(pieces) => SendWr::send(3, &self.sges(pieces)),
-            Element::Atomic(piece, at, true) => SendWr::fetch_add(4, self.sge(*piece), target(*at & !7), key, 7),
-            Element::Atomic(piece, at, false) => SendWr::compare_swap(5, self.sge(*piece), target(*at), key, 0, 9),
             Element::Datagram(pieces, index, qkey) => {
                 let to = AddressHandle::new(self.pd.handle, gid(peer.host));
                 let qkey = if *index < 200 { QKEY } else { qkey.get() };
-                SendWr::datagram(6, &self.sges(pieces), &to, self.peers[3], qkey)
+                SendWr::datagram(6, &sges(pieces), &to, self.peers[3], qkey)
             }
+            // What would only end the queue pair.
+            Element::Write(pieces, _) | Element::Read(pieces, _) | Element::Send(pieces) | Element::Any(pieces, _)
+                if datagram && !wild.is_wild() =>
+            {
+                let to = AddressHandle::new(self.pd.handle, gid(peer.host));
+                let small: Vec<Sge> =
+                    sges(pieces).into_iter().map(|sge| Sge { length: sge.length % 900, ..sge }).collect();
+                SendWr::datagram(6, &small, &to, self.peers[3], QKEY)
+            }
+            Element::FastRegister { .. } | Element::Invalidate(_) if self.user && !wild.is_wild() => {
+                SendWr::send(3, &[])
+            }
+            Element::Write(pieces, at) => SendWr::write(1, &sges(pieces), target(*at), key),
+            Element::Read(pieces, at) => SendWr::read(2, &sges(pieces), target(*at), key),
+            Element::Send(pieces) => SendWr::send(3, &sges(pieces)),
+            Element::Atomic(piece, at, true) => SendWr::fetch_add(4, word(piece), target(*at & !7), key, 7),
+            Element::Atomic(piece, at, false) => SendWr::compare_swap(5, word(piece), target(*at), key, 0, 9),
             Element::FastRegister { key, pages, length, directory } => {
                 let (directory, key) = match &self.fast {
-                    Some(fast) if *directory => (fast.set_pages(&self.buffer.pages()[..4]), self.fast_key(*key)),
+                    Some(fast) if *directory || !wild.is_wild() => {
+                        (fast.set_pages(&self.buffer.pages()[..4]), self.fast_key(*key))
+                    }
                     _ => (self.buffer.pages()[0], self.fast_key(*key)),
                 };
                 let pages = u32::from(pages % 6);
@@ -288,9 +348,10 @@ impl Side {
             }
             Element::Invalidate(key) => SendWr::local_invalidate(8, self.fast_key(*key)),
             Element::Any(pieces, body) => {
-                let mut request = SendWr::new(9, body.0.first().copied().unwrap_or(11).into(), &self.sges(pieces));
+                let opcode = body.0.first().copied().unwrap_or(11).into();
+                let mut request = SendWr::new(9, opcode, &sges(pieces));
                 request.body = body.0.iter().copied().take(48).collect();
-                request
+                if wild.is_wild() { request } else { SendWr::write(9, &request.sges, target(0), key) }
             }
         }
     }
@@ -316,13 +377,14 @@ impl Side {
 
     fn step(&mut self, peer: &mut Self, world: &World, step: &Step) {
         match step {
-            Step::Send(qp, element, flags, immediate, changes, ring) => {
-                let mut request = self.element(element, peer).flags(u32::from(flags & 15));
-                if *immediate {
+            Step::Send(wild, qp, element, flags, immediate, changes, ring) => {
+                let mut request = self.element(*wild, qp % QPS == 3, element, peer).flags(u32::from(flags & 15));
+                if *immediate && (wild.is_wild() || request.opcode < 4) {
                     request.ex = Some([1, 2, 3, 4]);
                     request.opcode |= 1;
                 }
                 let mut bytes = request.encode(self.user);
+                let changes = if wild.is_wild() { changes } else { &Vec::new() };
                 for (at, value) in changes.iter().take(3) {
                     if let Some(byte) = bytes.get_mut(usize::from(*at)) {
                         *byte = *value;
@@ -334,14 +396,11 @@ impl Side {
                     qp.ring_send();
                 }
             }
-            Step::Receive(qp, pieces, count, ring) => {
-                let request = RecvWr { num_sge: count.map(Word::get), ..RecvWr::new(20, &self.sges(pieces)) };
+            Step::Receive(wild, qp, pieces, count, ring) => {
+                let num_sge = count.filter(|_| wild.is_wild()).map(Word::get);
+                let request = RecvWr { num_sge, ..RecvWr::new(20, &self.sges(*wild, pieces, 2)) };
                 let index = qp % QPS;
-                let queue = match index {
-                    0 => 6,
-                    1 => 1,
-                    _ => usize::from(index) + 5,
-                };
+                let queue = [6, 1, 7, 8][usize::from(index)];
                 self.publish(&self.rings[queue].clone(), &request.encode());
                 match (index, &self.qps[usize::from(index)], &self.srq) {
                     (1, _, Some(srq)) if *ring => srq.ring_recv(),
