@@ -45,6 +45,7 @@ mod engine;
 mod fabric;
 mod gather;
 mod hca;
+pub mod link;
 mod local;
 mod mr;
 mod qp;

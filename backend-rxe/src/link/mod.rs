@@ -1,0 +1,50 @@
+//! Ethernet links: where frames leave the process and where they come from.
+//!
+//! A [`Link`] moves batches of whole frames (without FCS) and never blocks. It says what to wait for ([`Readiness`]), so that
+//! one thread can sleep until any of its links has something. Links have no memory of their own to speak of: what cannot be
+//! sent now stays with the caller, what cannot be sent at all is lost and counted, as on a cable.
+//!
+//! * [`unix`]: the socket back ends of QEMU, `stream` and `dgram`;
+//! * [`memory`]: two ends in one process;
+//! * [`fault`]: any other link, with loss, duplicates, reordering, damage and delay.
+
+pub mod fault;
+mod frames;
+pub mod memory;
+pub mod unix;
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+pub use frames::Frames;
+
+/// Longest frame that a link carries.
+pub const MAX_LINK_FRAME: usize = 65_536 + 18;
+
+/// What to wait for before a link is worth another call.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    /// Frames or connections come when this is readable.
+    pub readable: Option<Arc<OwnedFd>>,
+    /// There is room again when this is writable.
+    pub writable: Option<Arc<OwnedFd>>,
+    /// Call again after this time, whatever the descriptors say.
+    pub wait: Option<Duration>,
+}
+
+/// An end of an Ethernet link. All methods may be called from several threads.
+pub trait Link: Send + Sync + fmt::Debug {
+    /// Appends frames that have come, `most` at a time.
+    fn receive(&self, frames: &mut Frames, most: usize);
+
+    /// Sends the frames from index `from` on, in order, and gives how many the link took. Fewer than all: there is no room now.
+    fn send(&self, frames: &Frames, from: usize) -> usize;
+
+    /// What to wait for.
+    fn readiness(&self) -> Readiness;
+
+    /// Frames that were taken and got lost in here.
+    fn lost(&self) -> u64;
+}
