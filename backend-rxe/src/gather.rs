@@ -54,6 +54,19 @@ impl<'a> Scatter<'a> {
         Cursor { list: self, next: 0, skip: offset, addr: 0, left: 0, region: None }
     }
 
+    /// Copies from the list at `offset` into `out`.
+    pub(crate) fn read(self, offset: u64, mut out: &mut [u8]) -> Result<(), Fault> {
+        let mut cursor = self.cursor(offset);
+        while !out.is_empty() {
+            let (addr, len) = cursor.piece(out.len() as u64).ok_or(Fault::Source)?;
+            let piece = self.memory.view.piece(addr, len, Direction::Read).map_err(|_| Fault::Source)?;
+            piece.copy_to(out);
+            cursor.advance(piece.len() as u64);
+            out = out.get_mut(piece.len()..).unwrap_or_default();
+        }
+        Ok(())
+    }
+
     /// Copies `data` into the list at `offset`.
     pub(crate) fn write(self, offset: u64, mut data: &[u8]) -> Result<(), Fault> {
         let mut cursor = self.cursor(offset);

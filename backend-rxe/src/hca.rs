@@ -19,6 +19,7 @@ use crate::mr::{MAX_MR, Mr, MrTable, Region, RxeMr};
 use crate::qp::{Qp, RxeQp};
 use crate::rxe::Shared;
 use crate::srq::{RxeSrq, Srq};
+use crate::uplink::port::Port;
 
 /// Largest message.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
@@ -71,6 +72,8 @@ pub(crate) struct Adapter {
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) shared: Arc<Shared>,
+    /// The way to other hosts, if the device is plugged in.
+    pub(crate) port: Option<Arc<Port>>,
     pub(crate) mrs: RwLock<MrTable>,
     pub(crate) counters: Counters,
     qps: RwLock<HashMap<u32, Weak<Qp>>>,
@@ -86,9 +89,11 @@ impl fmt::Debug for Adapter {
 
 impl Adapter {
     pub(crate) fn new(id: u64, context: DeviceContext, shared: Arc<Shared>) -> Arc<Self> {
-        Arc::new_cyclic(|me| Self {
+        let port = shared.ports.lock().get(&context.mac).cloned();
+        let adapter = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             id,
+            port,
             name: context.name,
             memory: context.memory,
             events: context.events,
@@ -98,7 +103,11 @@ impl Adapter {
             qps: RwLock::default(),
             gids: RwLock::new(vec![None; GID_INDICES].into_boxed_slice()),
             counts: Counts::default(),
-        })
+        });
+        if let Some(port) = &adapter.port {
+            port.attach(&adapter.me);
+        }
+        adapter
     }
 
     /// What is bound at a table index.
@@ -186,7 +195,8 @@ impl Hca for RxeHca {
     }
 
     fn port(&self) -> PortAttributes {
-        PortAttributes { state: PortState::Active, max_mtu: PORT_MTU, active_mtu: PORT_MTU, max_message: MAX_MESSAGE }
+        let active_mtu = self.0.port.as_ref().map_or(PORT_MTU, |port| port.path_mtu());
+        PortAttributes { state: PortState::Active, max_mtu: PORT_MTU, active_mtu, max_message: MAX_MESSAGE }
     }
 
     fn bind_gid(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError> {
@@ -261,7 +271,11 @@ impl Hca for RxeHca {
     }
 
     fn counters(&self) -> Vec<Counter> {
-        self.0.counters.list()
+        let mut list = self.0.counters.list();
+        if let Some(port) = &self.0.port {
+            list.extend(port.counters.list());
+        }
+        list
     }
 }
 

@@ -2,8 +2,9 @@
 //!
 //! [`Rxe`] is a [`rdma_backend::Backend`]: every device of the process attaches to it and gets an adapter. Adapters reach
 //! each other by *local delivery*: the payload is copied once, from the memory regions of the sender to those of the
-//! receiver. What a peer can observe (order, statuses, RNR, retries, flush, events) follows the rules of RoCE, so that a
-//! transport on the wire can be a second way out of the same engine: `qp` holds what both share, `local` the first way.
+//! receiver. A device that is plugged in ([`Rxe::plug`]) reaches the peers of other hosts through an Ethernet link, by the
+//! transport of RoCE. What a peer can observe (order, statuses, RNR, retries, flush, events) is the same both ways: `qp` holds
+//! what both share, `local` is the first way out of the engine, `uplink` the second.
 //!
 //! # Queue pairs
 //!
@@ -26,7 +27,10 @@
 //! 3. memory region tables (read), in the order of their adapters;
 //! 4. a responder; a thread holds at most one;
 //! 5. an SRQ;
-//! 6. leaves that call nothing: CQ and event sinks of the device, the ready queue, GID and QPN tables, waiter lists.
+//! 6. leaves that call nothing: CQ and event sinks of the device, the ready queue, GID and QPN tables, waiter lists, the
+//!    queue in front of a link.
+//!
+//! The thread of a port holds its inbox before all of these.
 //!
 //! The locks of 2 and 3 are fair, a reader waits behind a waiting writer. So nobody waits for a lock of 1, 2 or 3 while
 //! holding one of a higher number, and whoever takes a responder without coming from a requester takes its view first.
@@ -58,6 +62,7 @@ mod tests;
 mod timer;
 pub mod transport;
 mod ud_header;
+mod uplink;
 pub mod wire;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};
@@ -67,3 +72,4 @@ pub use mr::RxeMr;
 pub use qp::RxeQp;
 pub use rxe::{Rxe, RxeConfig};
 pub use srq::RxeSrq;
+pub use uplink::port::{PortConfig, Uplink};

@@ -1,17 +1,21 @@
 //! The backend: what all adapters of a process share.
 
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use rdma_backend::{Backend, DeviceContext, VerbsError};
+use parking_lot::Mutex;
+use rdma_backend::{Backend, DeviceContext, MacAddr, VerbsError};
 
 use crate::clock::{Clock, MonotonicClock};
 use crate::engine::{Engine, Workers};
 use crate::fabric::Fabric;
 use crate::hca::{Adapter, RxeHca};
 use crate::qp::Budget;
+use crate::uplink::port::{Port, PortConfig, Uplink};
 
 /// How the engine runs.
 #[derive(Clone, Debug)]
@@ -51,7 +55,10 @@ pub(crate) struct Shared {
     pub(crate) fabric: Fabric,
     pub(crate) engine: Arc<Engine>,
     pub(crate) inline_budget: Budget,
+    /// Devices that are connected to a network, by address.
+    pub(crate) ports: Mutex<HashMap<MacAddr, Arc<Port>>>,
     next_adapter: AtomicU64,
+    threaded: bool,
     _workers: Workers,
 }
 
@@ -76,7 +83,9 @@ impl Rxe {
         Ok(Self(Arc::new(Shared {
             fabric: Fabric::default(),
             inline_budget: Budget::new(config.inline_bytes, config.inline_requests),
+            ports: Mutex::default(),
             next_adapter: AtomicU64::new(0),
+            threaded: config.workers > 0,
             _workers: Workers::start(Arc::clone(&engine), config.workers)?,
             engine,
         })))
@@ -85,10 +94,35 @@ impl Rxe {
     /// Runs everything that is ready or due on the calling thread and returns how many runs that took.
     pub fn run_ready(&self) -> usize {
         let mut runs = 0;
-        while self.0.engine.run_one() {
-            runs += 1;
+        loop {
+            let before = runs;
+            while self.0.engine.run_one() {
+                runs += 1;
+            }
+            // With workers, ports have threads of their own.
+            let ports: Vec<_> =
+                if self.0.threaded { Vec::new() } else { self.0.ports.lock().values().cloned().collect() };
+            for port in &ports {
+                runs += usize::from(port.service());
+            }
+            if runs == before && !ports.iter().any(|port| port.is_holding()) {
+                return runs;
+            }
         }
-        runs
+    }
+
+    /// Connects the device with this address to a network, until what is returned is dropped. Do so before the device
+    /// attaches.
+    ///
+    /// # Errors
+    /// It is connected already, or the port's thread could not be started.
+    pub fn plug(&self, mac: MacAddr, config: PortConfig) -> Result<Uplink, VerbsError> {
+        let port = Arc::new(Port::new(mac, config)?);
+        match self.0.ports.lock().entry(mac) {
+            Entry::Occupied(_) => return Err(VerbsError::InUse("MAC address")),
+            Entry::Vacant(entry) => entry.insert(Arc::clone(&port)),
+        };
+        Ok(Uplink::start(port, Arc::downgrade(&self.0), self.0.threaded)?)
     }
 
     /// When the next timer fires, on the clock of the configuration.

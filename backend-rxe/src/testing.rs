@@ -1,5 +1,6 @@
 //! Devices without PCI: queues, sinks and guest memory for tests of the engine.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -16,6 +17,9 @@ use rdma_backend::{
 use vm_memory::mmap::MmapRegion;
 
 use crate::clock::{Clock, ManualClock};
+use crate::link::fault::{FaultLink, Faults};
+use crate::link::{Link, memory};
+use crate::{PortConfig, Uplink};
 use crate::{Rxe, RxeConfig, RxeCq, RxeHca, RxeMr, RxePd, RxeQp, RxeSrq};
 
 /// First bus address of a node's memory.
@@ -153,10 +157,34 @@ impl EventSink for Events {
     }
 }
 
+thread_local! {
+    static WIRE: Cell<Option<(Faults, u64)>> = const { Cell::new(None) };
+}
+
+/// Has every [`World`] that `test` makes consist of two backends, nodes of odd numbers on one and of even numbers on the
+/// other, with nodes 1 and 2 connected by a cable with these faults.
+pub(crate) fn on_the_wire(faults: Faults, seed: u64, test: impl FnOnce()) {
+    WIRE.set(Some((faults, seed)));
+    test();
+    WIRE.set(None);
+}
+
+/// The Ethernet address of a node.
+pub(crate) const fn mac(number: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, number])
+}
+
+/// Octets of an IP packet on the cable.
+const CABLE_MTU: u32 = 4500;
+
 /// One backend with a clock that tests move.
 pub(crate) struct World {
     pub(crate) rxe: Rxe,
     pub(crate) clock: Arc<ManualClock>,
+    /// The other end of the cable, if there is one.
+    pub(crate) far: Option<Rxe>,
+    /// Keep the cable plugged in.
+    pub(crate) _uplinks: Vec<Uplink>,
 }
 
 impl World {
@@ -169,7 +197,21 @@ impl World {
         let clock = Arc::new(ManualClock::default());
         let mut config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as Arc<dyn Clock>, ..RxeConfig::default() };
         change(&mut config);
-        Self { rxe: Rxe::new(config).unwrap(), clock }
+        let rxe = Rxe::new(config.clone()).unwrap();
+        let Some((faults, seed)) = WIRE.get() else { return Self { rxe, clock, far: None, _uplinks: Vec::new() } };
+        let far = Rxe::new(config).unwrap();
+        let (near_end, far_end) = memory::pair(100_000);
+        let plug = |rxe: &Rxe, number, link, seed| {
+            let uplink: Arc<dyn Link> = Arc::new(FaultLink::new(link, faults, seed));
+            rxe.plug(mac(number), PortConfig { uplink, nic: None, mtu: CABLE_MTU }).unwrap()
+        };
+        let uplinks = vec![plug(&rxe, 1, near_end, seed * 2), plug(&far, 2, far_end, seed * 2 + 1)];
+        Self { rxe, clock, far: Some(far), _uplinks: uplinks }
+    }
+
+    /// Both backends, or the one that there is.
+    fn backends(&self) -> Vec<Rxe> {
+        [Some(self.rxe.clone()), self.far.clone()].into_iter().flatten().collect()
     }
 
     pub(crate) fn node(&self, number: u8) -> Node {
@@ -186,11 +228,11 @@ impl World {
 
     pub(crate) fn node_on(&self, number: u8, memory: Arc<DmaSpace>) -> Node {
         let events = Arc::new(Events::default());
-        let hca = self
-            .rxe
+        let rxe = self.far.as_ref().filter(|_| number % 2 == 0).unwrap_or(&self.rxe);
+        let hca = rxe
             .attach(DeviceContext {
                 name: format!("node{number}"),
-                mac: MacAddr([2, 0, 0, 0, 0, number]),
+                mac: mac(number),
                 roce: GidType::RoceV2,
                 memory: Arc::clone(&memory),
                 events: Arc::clone(&events) as Arc<dyn EventSink>,
@@ -204,6 +246,7 @@ impl World {
             hca,
             memory,
             events,
+            wire: if self.far.is_some() { self.backends() } else { Vec::new() },
             next_page: AtomicU64::new(BASE + u64::from(number) * (16 << 20)),
             next_qpn: AtomicU32::new(0x100),
         }
@@ -213,11 +256,17 @@ impl World {
     pub(crate) fn settle(&self) -> Duration {
         let start = self.clock.now();
         loop {
-            self.rxe.run_ready();
-            let Some(deadline) = self.rxe.next_deadline() else { return self.clock.now() - start };
+            run_all(&self.backends());
+            let deadline = self.backends().iter().filter_map(Rxe::next_deadline).min();
+            let Some(deadline) = deadline else { return self.clock.now() - start };
             self.clock.advance(deadline.saturating_sub(self.clock.now()));
         }
     }
+}
+
+/// Runs all backends until none has anything to do now.
+fn run_all(backends: &[Rxe]) {
+    while backends.iter().map(Rxe::run_ready).sum::<usize>() > 0 {}
 }
 
 /// `::ffff:10.0.0.number`
@@ -232,6 +281,8 @@ pub(crate) struct Node {
     pub(crate) hca: RxeHca,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) events: Arc<Events>,
+    /// What has to run for a packet to cross the cable and back.
+    wire: Vec<Rxe>,
     next_page: AtomicU64,
     next_qpn: AtomicU32,
 }
@@ -312,7 +363,17 @@ impl Node {
         };
         change(&mut init);
         let qp = self.hca.create_qp(init).unwrap();
-        End { node: self.number, qp, sends, receives, scq, rcq, cookie: qpn, _cqs: (send_cq, recv_cq) }
+        End {
+            wire: self.wire.clone(),
+            node: self.number,
+            qp,
+            sends,
+            receives,
+            scq,
+            rcq,
+            cookie: qpn,
+            _cqs: (send_cq, recv_cq),
+        }
     }
 
     pub(crate) fn srq(&self, limit: u32) -> (RxeSrq, Arc<Ring<RecvWork>>) {
@@ -393,6 +454,7 @@ pub(crate) struct End {
     pub(crate) scq: Arc<Completions>,
     pub(crate) rcq: Arc<Completions>,
     pub(crate) cookie: u32,
+    wire: Vec<Rxe>,
     _cqs: (RxeCq, RxeCq),
 }
 
@@ -407,6 +469,8 @@ impl End {
     pub(crate) fn submit(&self, wr_id: u64, op: SendOp, sges: &[Sge]) {
         self.post(wr_id, op, sges);
         self.qp.notify_send();
+        // Local delivery is done by now.
+        run_all(&self.wire);
     }
 
     pub(crate) fn send(&self, wr_id: u64, sges: &[Sge]) {
@@ -473,10 +537,11 @@ impl End {
 fn peer_attrs(peer: &End) -> QpAttrs {
     QpAttrs {
         dest_qpn: peer.qp.qpn(),
-        av: AddressVector { dgid: gid(peer.node), hop_limit: 64, ..AddressVector::default() },
+        av: AddressVector { dgid: gid(peer.node), dmac: mac(peer.node), hop_limit: 64, ..AddressVector::default() },
         access: ALL,
         path_mtu: Mtu::M1024,
         rq_psn: Psn::new(5),
+        sq_psn: Psn::new(5),
         max_dest_rd_atomic: 16,
         max_rd_atomic: 16,
         min_rnr_timer: 12,

@@ -39,7 +39,8 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Appends frames that have come, `most` at a time.
     fn receive(&self, frames: &mut Frames, most: usize);
 
-    /// Sends the frames from index `from` on, in order, and gives how many the link took. Fewer than all: there is no room now.
+    /// Sends the frames from index `from` on, in order, and gives how many the link took. Fewer than all: there is no room now,
+    /// and the rest must be presented again before any other frame, because a part of the first may have left.
     fn send(&self, frames: &Frames, from: usize) -> usize;
 
     /// What to wait for.

@@ -74,6 +74,9 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
                 }
             }
         }
+        if peer.is_none() && requester.take_wire(qp) {
+            return Run::Again;
+        }
         // Only now: a budget that ends with the last request leaves nothing to wake a worker for.
         if budget.spent() {
             return Run::More;

@@ -10,20 +10,29 @@ use super::Held;
 use crate::counters::Tally;
 use crate::gather::{self, Fault, Memory, Scatter, transfer};
 use crate::hca::{Adapter, BoundGid, PORT_MTU};
+use crate::link::Frames;
 use crate::qp::requester::{Progress, Requester, Route, check_request};
 use crate::qp::responder::{Nak, Responder};
 use crate::qp::{Budget, Qp, Run};
 use crate::ud_header::{HEADER_LEN, Header};
+use crate::uplink;
 
 /// Runs requests of a datagram QP.
 pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally: &mut Tally) -> Run {
     // The receiver is known only when the request was taken from the ring, so memory is held for the receiver of the
     // last datagram and opened again when another adapter's turn comes.
     let mut receiver: Option<Arc<Qp>> = None;
+    let mut frames = Frames::default();
     loop {
-        match batch(qp, requester, receiver.as_deref().map(|peer| &*peer.adapter), budget, tally) {
+        let ended = batch(qp, requester, receiver.as_deref().map(|peer| &*peer.adapter), &mut frames, budget, tally);
+        if let Some(port) = qp.adapter.port.as_ref().filter(|_| !frames.is_empty()) {
+            // Memory is given back, and the requester is still ours: nobody overtakes these.
+            port.send(std::mem::take(&mut frames));
+        }
+        match ended {
             Batch::Ended(run) => return run,
             Batch::Other(peer) => receiver = Some(peer),
+            Batch::Built => {}
         }
     }
 }
@@ -33,10 +42,44 @@ enum Batch {
     Ended(Run),
     /// The request under way goes to an adapter whose memory is not held.
     Other(Arc<Qp>),
+    /// Enough frames were built.
+    Built,
+}
+
+/// What became of a datagram.
+enum Sent {
+    /// It has left, whether anybody took it or not.
+    Gone,
+    /// It goes to another adapter first.
+    Elsewhere(Arc<Qp>),
+    /// The link is full. We are woken when it is not.
+    NoRoom,
+}
+
+impl From<bool> for Sent {
+    fn from(sent: bool) -> Self {
+        if sent { Self::Gone } else { Self::NoRoom }
+    }
+}
+
+/// Where a datagram goes.
+enum Found {
+    Peer(Arc<Qp>),
+    /// To the network: nobody here has the address.
+    Wire,
+    /// To nobody.
+    Nowhere,
 }
 
 /// Runs requests to our own adapter and one other.
-fn batch(qp: &Qp, requester: &mut Requester, other: Option<&Adapter>, budget: &mut Budget, tally: &mut Tally) -> Batch {
+fn batch(
+    qp: &Qp,
+    requester: &mut Requester,
+    other: Option<&Adapter>,
+    frames: &mut Frames,
+    budget: &mut Budget,
+    tally: &mut Tally,
+) -> Batch {
     let held = Held::open(&qp.adapter, other);
     let own = held.own();
     loop {
@@ -46,6 +89,9 @@ fn batch(qp: &Qp, requester: &mut Requester, other: Option<&Adapter>, budget: &m
         }
         if budget.spent() {
             return Batch::Ended(Run::More);
+        }
+        if frames.len() >= uplink::BATCH {
+            return Batch::Built;
         }
         if requester.current.is_none() {
             if state == QpState::Sqd {
@@ -61,20 +107,27 @@ fn batch(qp: &Qp, requester: &mut Requester, other: Option<&Adapter>, budget: &m
             }
         }
         let sent = check(qp, requester, own).and_then(|(to, source)| {
-            let Some(peer) = resolve(qp, requester, &to, source, tally) else { return Ok(None) };
+            let peer = match resolve(qp, requester, &to, source, tally) {
+                Found::Peer(peer) => peer,
+                Found::Wire => {
+                    return uplink::ud::send(qp, requester, (&to, source), own, frames, tally).map(Sent::from);
+                }
+                Found::Nowhere => return Ok(Sent::Gone),
+            };
             let memory = if peer.adapter.id == qp.adapter.id {
                 own
             } else if other.is_some_and(|other| other.id == peer.adapter.id) {
                 held.peer()
             } else {
-                return Ok(Some(peer));
+                return Ok(Sent::Elsewhere(peer));
             };
             let datagram = Datagram { qp, own, work: &requester.work, to: &to, source, qkey: requester.attrs.qkey };
-            datagram.deliver(&peer, memory, tally).map(|()| None)
+            datagram.deliver(&peer, memory, tally).map(|()| Sent::Gone)
         });
         match sent {
-            Ok(None) => {}
-            Ok(Some(peer)) => return Batch::Other(peer),
+            Ok(Sent::Gone) => {}
+            Ok(Sent::Elsewhere(peer)) => return Batch::Other(peer),
+            Ok(Sent::NoRoom) => return Batch::Ended(Run::Idle),
             Err(status) => {
                 qp.fail_request(requester, own.view, status);
                 return Batch::Ended(Run::Again);
@@ -100,14 +153,8 @@ fn check(qp: &Qp, requester: &mut Requester, own: Memory<'_>) -> Result<(UdDesti
     Ok((to, source))
 }
 
-/// Finds the receiver, which is most often that of the last datagram. `None`: nobody here has the address or the number.
-fn resolve(
-    qp: &Qp,
-    requester: &mut Requester,
-    to: &UdDestination,
-    source: BoundGid,
-    tally: &mut Tally,
-) -> Option<Arc<Qp>> {
+/// Finds the receiver, which is most often that of the last datagram.
+fn resolve(qp: &Qp, requester: &mut Requester, to: &UdDestination, source: BoundGid, tally: &mut Tally) -> Found {
     let fabric = &qp.adapter.shared.fabric;
     let generation = fabric.generation();
     let key = &mut requester.attrs;
@@ -118,24 +165,27 @@ fn resolve(
         && let Some(peer) = requester.route.peer.upgrade()
         && !peer.is_dead()
     {
-        return Some(peer);
+        return Found::Peer(peer);
     }
     // Datagram QPs have no address of their own: the last destination is kept where connected QPs keep their peer.
     key.dest_qpn = to.qpn;
     key.av.dgid = to.dgid;
     requester.route = Route { generation, source: Some(source), peer: Weak::new() };
     // The encapsulation is part of the address.
-    let adapter = fabric.find(&to.dgid).filter(|adapter| adapter.has_gid((to.dgid, source.1)));
-    let Some(adapter) = adapter else {
+    let owner = fabric.find(&to.dgid);
+    if owner.is_none() && qp.adapter.port.is_some() {
+        return Found::Wire;
+    }
+    let Some(adapter) = owner.filter(|adapter| adapter.has_gid((to.dgid, source.1))) else {
         tally.ud_dropped_no_route += 1;
-        return None;
+        return Found::Nowhere;
     };
     let Some(peer) = adapter.qp(to.qpn).filter(|peer| peer.qp_type.is_datagram()) else {
         tally.ud_dropped_no_qp += 1;
-        return None;
+        return Found::Nowhere;
     };
     requester.route.peer = Arc::downgrade(&peer);
-    Some(peer)
+    Found::Peer(peer)
 }
 
 /// A datagram that meets its receiver.
@@ -154,17 +204,9 @@ impl Datagram<'_> {
     fn deliver(&self, peer: &Qp, memory: Memory<'_>, tally: &mut Tally) -> Result<(), WcStatus> {
         // A privileged key in the request stands for the QP's own.
         let qkey = if self.to.qkey & 1 << 31 == 0 { self.to.qkey } else { self.qkey };
+        let payload = gather::total(&self.work.sges);
         let mut responder = peer.responder.lock();
-        if !peer.receives() {
-            tally.ud_dropped_no_qp += 1;
-            return Ok(());
-        }
-        if responder.attrs.qkey != qkey {
-            tally.ud_dropped_qkey += 1;
-            return Ok(());
-        }
-        if responder.take_receive(peer, memory.view, None).is_err() {
-            tally.ud_dropped_no_receive += 1;
+        if !responder.take_datagram(peer, memory.view, qkey, payload + HEADER_LEN as u64, tally) {
             return Ok(());
         }
         self.fill(peer, &mut responder, memory, tally)
@@ -180,13 +222,6 @@ impl Datagram<'_> {
         let payload = gather::total(&self.work.sges);
         let length = payload + HEADER_LEN as u64;
         let SendOp::Send { data, .. } = self.work.op else { return Err(WcStatus::LocalQpOperation) };
-        if length > gather::total(&responder.recv.sges) {
-            // The receive is used up and says so (interface specification 9.8). The QP goes on: otherwise anybody who
-            // knows the Q_Key could end it with one long datagram.
-            tally.ud_too_long += 1;
-            responder.end_receive(peer, memory.view, WcStatus::LocalLength);
-            return Ok(());
-        }
         let header = Header {
             kind: self.source.1,
             source: self.source.0,

@@ -36,7 +36,7 @@ impl Qp {
     pub(super) fn flush(&self, requester: &mut Requester, budget: &mut Budget, tally: &mut Tally) -> Run {
         let held = Held::open(&self.adapter, None);
         let view = held.own().view;
-        if !requester.flush(self, view, budget, tally) {
+        if !requester.flush(self, held.own(), budget, tally) {
             return Run::More;
         }
         let state = self.state();

@@ -21,6 +21,7 @@ use crate::cq::Cq;
 use crate::hca::{Adapter, RxeHca};
 use crate::local;
 use crate::srq::Srq;
+use crate::uplink;
 use requester::{Readiness, Requester};
 use responder::Responder;
 
@@ -227,6 +228,11 @@ impl Qp {
         false
     }
 
+    /// Waits for the requester. What was left to us meanwhile is done when the QP is driven next, which the caller sees to.
+    pub(crate) fn with_requester<R>(&self, act: impl FnOnce(&mut Requester) -> R) -> R {
+        act(&mut self.requester.lock())
+    }
+
     /// Runs the requester until it is dry, waits, or has used the budget up. `true`: the budget.
     fn run(&self, requester: &mut Requester, budget: &mut Budget) -> bool {
         let mut tally = Tally::default();
@@ -241,6 +247,9 @@ impl Qp {
                     }
                     Readiness::Ready if self.qp_type.is_datagram() => {
                         local::ud::run(self, requester, budget, &mut tally)
+                    }
+                    Readiness::Ready if requester.wire.is_some() => {
+                        uplink::rc::run(self, requester, budget, &mut tally)
                     }
                     Readiness::Ready => local::rc::run(self, requester, budget, &mut tally),
                 },

@@ -52,11 +52,14 @@ impl Qp {
         if !self.change_state(from, to) {
             return Err(VerbsError::Invalid("current state"));
         }
-        requester.set_attrs(attrs);
-        responder.set_attrs(attrs);
+        requester.set_attrs(self, attrs);
+        responder.set_attrs(self, attrs);
+        if let Some(wire) = &mut requester.wire {
+            wire.set_draining(to == QpState::Sqd);
+        }
         if to == QpState::Sqd && from != QpState::Sqd {
             requester.notify_drained = mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
-            if requester.current.is_none() {
+            if requester.is_idle() {
                 requester.drained(self, held.own().view);
             } else {
                 self.draining.store(true, Ordering::Release);

@@ -15,6 +15,8 @@ use crate::counters::{Counters, Tally};
 use crate::gather::{self, Memory, Scatter};
 use crate::hca::{BoundGid, MAX_MESSAGE};
 use crate::timer::TimerKey;
+use crate::transport::DatagramSender;
+use crate::uplink::rc::Sender;
 
 /// Wait before an unanswered request is sent again when the QP has no timeout.
 const NO_TIMEOUT: Duration = Duration::from_millis(500);
@@ -78,6 +80,12 @@ pub(crate) struct Requester {
     /// Raise an event when SQD is reached.
     pub(super) notify_drained: bool,
     pub(crate) route: Route,
+    /// Local delivery has found the peer: the QP stays with it until RESET.
+    local: bool,
+    /// State of a QP whose peer is on the wire.
+    pub(crate) wire: Option<Box<Sender>>,
+    /// State of a datagram QP that has sent to the wire.
+    pub(crate) datagrams: Option<Box<DatagramSender>>,
 }
 
 impl Requester {
@@ -94,6 +102,9 @@ impl Requester {
             attrs: QpAttrs::default(),
             notify_drained: false,
             route: Route::default(),
+            local: false,
+            wire: None,
+            datagrams: None,
         }
     }
 
@@ -114,10 +125,33 @@ impl Requester {
     }
 
     /// Takes over new attributes: the route and the number of retries may have changed.
-    pub(super) fn set_attrs(&mut self, attrs: QpAttrs) {
+    pub(super) fn set_attrs(&mut self, qp: &Qp, attrs: QpAttrs) {
         self.attrs = attrs;
         self.route = Route::default();
+        self.datagrams = None;
+        if let Some(wire) = &mut self.wire {
+            wire.set_attrs(qp, &attrs);
+        }
         self.refill();
+    }
+
+    /// Whether nothing is under way.
+    pub(super) fn is_idle(&self) -> bool {
+        self.current.is_none() && self.wire.as_ref().is_none_or(|wire| wire.is_idle())
+    }
+
+    /// Goes over to the wire if that is where the peer is. Called when local delivery has not found it.
+    #[cold]
+    pub(crate) fn take_wire(&mut self, qp: &Qp) -> bool {
+        if self.local || qp.adapter.port.is_none() {
+            return false;
+        }
+        self.wire = Sender::new(qp, &self.attrs);
+        if let Some(wire) = &mut self.wire {
+            wire.set_draining(qp.state() == QpState::Sqd);
+            self.wait = Wait::Nothing;
+        }
+        self.wire.is_some()
     }
 
     fn refill(&mut self) {
@@ -140,6 +174,28 @@ impl Requester {
             std::hint::spin_loop();
         }
         Ok(false)
+    }
+
+    /// Copies the next request into `work`.
+    pub(crate) fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWork) -> Result<bool, QueueError> {
+        if self.current.take().is_some() {
+            // Local delivery took it from the ring before the peer turned out to be on the wire.
+            std::mem::swap(work, &mut self.work);
+            return Ok(true);
+        }
+        if self.broken {
+            return Ok(false);
+        }
+        self.source.pop(view, work).inspect_err(|_| self.broken = true)
+    }
+
+    /// Ends a request that was popped, in the order of the ring.
+    pub(crate) fn finish(&mut self, qp: &Qp, view: &DmaView<'_>, work: &SendWork, status: WcStatus, byte_len: u32) {
+        // First the slot, then the news, as in `succeed`.
+        self.source.retire(view);
+        if status != WcStatus::Success || qp.signal_all || work.flags.contains(SendFlags::SIGNALED) {
+            let _ = qp.complete_send(view, work.wr_id, work.op.completion_opcode(), status, byte_len);
+        }
     }
 
     /// Whether the request under way may be run now.
@@ -210,7 +266,7 @@ impl Requester {
     }
 
     /// Sees to it that we run at `deadline`. An earlier timer serves as well, because it leads here again.
-    fn arm(&mut self, qp: &Qp, deadline: Duration) {
+    pub(crate) fn arm(&mut self, qp: &Qp, deadline: Duration) {
         let engine = &qp.adapter.shared.engine;
         let serves = |armed: TimerKey| armed.deadline <= deadline && armed.deadline > engine.now();
         if !self.armed.is_some_and(serves) {
@@ -248,8 +304,12 @@ impl Requester {
     }
 
     /// Flushes the request under way and those in the ring. `false`: the budget ended first.
-    pub(super) fn flush(&mut self, qp: &Qp, view: &DmaView<'_>, budget: &mut super::Budget, tally: &mut Tally) -> bool {
+    pub(super) fn flush(&mut self, qp: &Qp, memory: Memory<'_>, budget: &mut super::Budget, tally: &mut Tally) -> bool {
+        let view = memory.view;
         self.wait = Wait::Nothing;
+        if let Some(mut wire) = self.wire.take() {
+            wire.flush(qp, self, memory, tally);
+        }
         loop {
             if self.current.is_some() {
                 self.end_request(qp, view, WcStatus::Flushed);
@@ -288,6 +348,7 @@ impl Requester {
         let source = qp.adapter.gid(self.attrs.av.sgid_index);
         let peer =
             source.and_then(|_| fabric.find(&self.attrs.av.dgid)).and_then(|adapter| adapter.qp(self.attrs.dest_qpn));
+        self.local |= peer.is_some();
         let weak = peer.as_ref().map_or_else(Weak::new, Arc::downgrade);
         self.route = Route { generation, source, peer: weak };
         peer

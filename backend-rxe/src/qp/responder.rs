@@ -15,6 +15,7 @@ use super::{Budget, Qp};
 use crate::counters::{Counters, Tally};
 use crate::gather::{self, Memory, Scatter};
 use crate::hca::BoundGid;
+use crate::uplink::rc::Receiver;
 
 /// Receives that a refusal flushes at once; the ready queue does the rest.
 const FLUSH_AT_ONCE: u32 = 64;
@@ -63,6 +64,8 @@ pub(crate) struct Responder {
     last_wqe_raised: bool,
     /// The GID of our own address vector, with the fabric's generation when it was looked up.
     own_gid: Option<(u64, Option<BoundGid>)>,
+    /// State of a QP whose peer is on the wire.
+    pub(crate) wire: Option<Box<Receiver>>,
 }
 
 impl Responder {
@@ -77,6 +80,7 @@ impl Responder {
             established: false,
             last_wqe_raised: false,
             own_gid: None,
+            wire: None,
         }
     }
 
@@ -94,9 +98,12 @@ impl Responder {
         *self = Self { epoch: self.epoch.wrapping_add(1), ..Self::new(None) };
     }
 
-    pub(super) const fn set_attrs(&mut self, attrs: QpAttrs) {
+    pub(super) fn set_attrs(&mut self, qp: &Qp, attrs: QpAttrs) {
         self.attrs = attrs;
         self.own_gid = None;
+        if let Some(wire) = &mut self.wire {
+            wire.set_attrs(qp, &attrs);
+        }
     }
 
     /// Whether a connected peer that sends from `from` to `to` is the one this QP is connected to.
@@ -147,6 +154,37 @@ impl Responder {
             return Err(self.fail_receive(qp, view, WcStatus::LocalQpOperation, Nak::RemoteOperation));
         }
         Ok(())
+    }
+
+    /// Has a receive in use for a datagram of `length` octets with its header area, or drops the datagram.
+    pub(crate) fn take_datagram(
+        &mut self,
+        qp: &Qp,
+        view: &DmaView<'_>,
+        qkey: u32,
+        length: u64,
+        tally: &mut Tally,
+    ) -> bool {
+        if !qp.receives() {
+            tally.ud_dropped_no_qp += 1;
+            return false;
+        }
+        if self.attrs.qkey != qkey {
+            tally.ud_dropped_qkey += 1;
+            return false;
+        }
+        if self.take_receive(qp, view, None).is_err() {
+            tally.ud_dropped_no_receive += 1;
+            return false;
+        }
+        if length > gather::total(&self.recv.sges) {
+            // The receive is used up and says so (interface specification 9.8). The QP goes on: otherwise anybody who
+            // knows the Q_Key could end it with one long datagram.
+            tally.ud_too_long += 1;
+            self.end_receive(qp, view, WcStatus::LocalLength);
+            return false;
+        }
+        true
     }
 
     fn pop(&mut self, qp: &Qp, view: &DmaView<'_>, waiter: Option<&Qp>) -> Result<bool, Option<QueueError>> {

@@ -9,7 +9,7 @@ fn word(buffer: &Buffer, offset: u64) -> u64 {
 }
 
 #[test]
-fn values() {
+pub(super) fn values() {
     let pair = Pair::new();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     theirs.write(8, &41_u64.to_le_bytes());
@@ -27,7 +27,7 @@ fn values() {
 }
 
 #[test]
-fn sums_from_many_threads() {
+pub(super) fn sums_from_many_threads() {
     const THREADS: u8 = 6;
     const EACH: u64 = 2000;
     let world = World::with(|config| config.workers = 2);

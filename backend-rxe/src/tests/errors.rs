@@ -59,7 +59,7 @@ fn both(pair: &Pair, op: SendOp, sges: &[Sge]) -> Outcome {
 }
 
 #[test]
-fn local_errors_leave_the_peer_alone() {
+pub(super) fn local_errors_leave_the_peer_alone() {
     let other_pd = |pair: &Pair| {
         let pd = pair.a.hca.create_pd().unwrap();
         let request = MrRequest::Dma { access: ALL };
@@ -117,7 +117,7 @@ fn local_errors_leave_the_peer_alone() {
 }
 
 #[test]
-fn remote_access_errors() {
+pub(super) fn remote_access_errors() {
     type Make = fn(&Pair, &Buffer) -> RemoteAddress;
     let cases: &[(&str, Make)] = &[
         ("unknown key", |_, _| RemoteAddress { addr: 0, rkey: 0x1234 }),
@@ -168,7 +168,7 @@ fn remote_access_errors() {
 }
 
 #[test]
-fn operations_that_the_qp_does_not_enable_are_invalid_requests() {
+pub(super) fn operations_that_the_qp_does_not_enable_are_invalid_requests() {
     let atomic = |remote| SendOp::FetchAdd { remote, add: 1 };
     type Set = fn(&mut QpAttrs);
     type MakeOp = fn(RemoteAddress) -> SendOp;
@@ -191,7 +191,7 @@ fn operations_that_the_qp_does_not_enable_are_invalid_requests() {
 }
 
 #[test]
-fn receives_that_do_not_fit() {
+pub(super) fn receives_that_do_not_fit() {
     let pair = Pair::new();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     let outcome = fail(&pair, SEND, &[mine.sge(0, 9)], receive(&[theirs.sge(0, 8)]));
@@ -223,7 +223,7 @@ fn receives_that_do_not_fit() {
 }
 
 #[test]
-fn a_write_with_immediate_and_a_bad_key_flushes_the_receive_it_waited_for() {
+pub(super) fn a_write_with_immediate_and_a_bad_key_flushes_the_receive_it_waited_for() {
     let pair = Pair::new();
     let mine = pair.a.buffer(64);
     let op = SendOp::Write { remote: RemoteAddress::default(), immediate: Some([0; 4]) };
@@ -232,7 +232,7 @@ fn a_write_with_immediate_and_a_bad_key_flushes_the_receive_it_waited_for() {
 }
 
 #[test]
-fn memory_that_goes_away_is_an_error_and_not_a_crash() {
+pub(super) fn memory_that_goes_away_is_an_error_and_not_a_crash() {
     let pair = Pair::new();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     pair.b.memory.unmap_all();
@@ -246,7 +246,7 @@ fn memory_that_goes_away_is_an_error_and_not_a_crash() {
 }
 
 #[test]
-fn broken_rings_end_their_qp() {
+pub(super) fn broken_rings_end_their_qp() {
     let pair = Pair::new();
     pair.left.recv(1, &[]);
     pair.left.sends.broken.store(1, Ordering::SeqCst);
@@ -267,7 +267,7 @@ fn broken_rings_end_their_qp() {
 }
 
 #[test]
-fn a_full_completion_queue_ends_every_qp_of_it() {
+pub(super) fn a_full_completion_queue_ends_every_qp_of_it() {
     let pair = Pair::new();
     let (cq, sink) = pair.a.cq();
     let make = || pair.a.qp_on(rdma_backend::QpType::Rc, None, (Some(&cq), None), |_| {});
@@ -310,7 +310,7 @@ fn a_full_completion_queue_ends_every_qp_of_it() {
 }
 
 #[test]
-fn flushes_are_in_ring_order_and_longer_than_one_budget() {
+pub(super) fn flushes_are_in_ring_order_and_longer_than_one_budget() {
     let pair = Pair::new();
     pair.right.to(QpState::Reset);
     for i in 0..2000 {

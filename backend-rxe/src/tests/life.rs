@@ -17,7 +17,7 @@ fn slow() -> Pair {
 }
 
 #[test]
-fn reset_is_silent_and_starts_over() {
+pub(super) fn reset_is_silent_and_starts_over() {
     let pair = Pair::new();
     pair.left.recv(1, &[]);
     pair.left.send(1, &[]);
@@ -44,7 +44,7 @@ fn reset_is_silent_and_starts_over() {
 }
 
 #[test]
-fn refused_changes_change_nothing() {
+pub(super) fn refused_changes_change_nothing() {
     let pair = Pair::new();
     let before = pair.left.qp.query();
     let modify = |attrs: QpAttrs, mask| pair.left.qp.modify(&attrs, mask);
@@ -59,7 +59,7 @@ fn refused_changes_change_nothing() {
 }
 
 #[test]
-fn a_responder_that_is_reset_in_the_middle_gets_the_message_again() {
+pub(super) fn a_responder_that_is_reset_in_the_middle_gets_the_message_again() {
     let pair = slow();
     let (mine, theirs) = (pair.a.buffer(1000), pair.b.buffer(1000));
     mine.write(0, &pattern(1, 1000));
@@ -78,7 +78,7 @@ fn a_responder_that_is_reset_in_the_middle_gets_the_message_again() {
 }
 
 #[test]
-fn a_destroyed_qp_publishes_nothing() {
+pub(super) fn a_destroyed_qp_publishes_nothing() {
     let pair = slow();
     let (mine, theirs) = (pair.a.buffer(1000), pair.b.buffer(1000));
     pair.left.submit(1, write(theirs.remote(0)), &[mine.all()]);
@@ -97,7 +97,7 @@ fn a_destroyed_qp_publishes_nothing() {
 }
 
 #[test]
-fn a_region_that_is_destroyed_in_the_middle() {
+pub(super) fn a_region_that_is_destroyed_in_the_middle() {
     let pair = slow();
     let (mine, theirs) = (pair.a.buffer(1000), pair.b.buffer(1000));
     pair.left.submit(1, write(theirs.remote(0)), &[mine.all()]);
@@ -115,7 +115,7 @@ fn a_region_that_is_destroyed_in_the_middle() {
 }
 
 #[test]
-fn a_device_that_goes_leaves_errors_and_its_addresses() {
+pub(super) fn a_device_that_goes_leaves_errors_and_its_addresses() {
     let Pair { world, a, b, left, right } = slow();
     let (mine, theirs) = (a.buffer(1000), b.buffer(1000));
     left.submit(1, write(theirs.remote(0)), &[mine.all()]);
@@ -127,7 +127,7 @@ fn a_device_that_goes_leaves_errors_and_its_addresses() {
 }
 
 #[test]
-fn gids_belong_to_one_device_and_may_be_bound_twice_there() {
+pub(super) fn gids_belong_to_one_device_and_may_be_bound_twice_there() {
     let world = World::new();
     let (a, b) = (world.node(1), world.node(2));
     a.hca.bind_gid(5, gid(1), GidType::RoceV1).unwrap();
@@ -140,7 +140,7 @@ fn gids_belong_to_one_device_and_may_be_bound_twice_there() {
 }
 
 #[test]
-fn numbers_are_unique_while_they_are_used() {
+pub(super) fn numbers_are_unique_while_they_are_used() {
     let world = World::new();
     let a = world.node(1);
     let first = a.qp(QpType::Rc);
@@ -167,7 +167,7 @@ fn numbers_are_unique_while_they_are_used() {
 }
 
 #[test]
-fn nothing_is_left_behind() {
+pub(super) fn nothing_is_left_behind() {
     let world = World::new();
     let (rxe, weak) = {
         let a = world.node(1);
@@ -183,7 +183,7 @@ fn nothing_is_left_behind() {
 }
 
 #[test]
-fn registered_memory_is_pinned_until_it_is_deregistered() {
+pub(super) fn registered_memory_is_pinned_until_it_is_deregistered() {
     use rdma_backend::memory::{Backing, DmaRange, DmaSpace, PinPolicy};
     let world = World::new();
     let memory = DmaSpace::new(PinPolicy::Registered);

@@ -10,3 +10,4 @@ mod retry;
 mod srq;
 mod threads;
 mod ud;
+mod wire;

@@ -8,7 +8,7 @@ use rdma_backend::{
 use crate::testing::*;
 
 #[test]
-fn send_and_receive() {
+pub(super) fn send_and_receive() {
     let pair = Pair::new();
     let (source, target) =
         (pair.a.buffer_at(100, 5000, Access::empty()), pair.b.buffer_at(7, 6000, Access::LOCAL_WRITE));
@@ -26,7 +26,7 @@ fn send_and_receive() {
 }
 
 #[test]
-fn the_first_request_in_rtr_establishes_the_communication() {
+pub(super) fn the_first_request_in_rtr_establishes_the_communication() {
     let world = World::new();
     let (a, b) = (world.node(1), world.node(2));
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
@@ -41,7 +41,7 @@ fn the_first_request_in_rtr_establishes_the_communication() {
 }
 
 #[test]
-fn only_signaled_requests_complete_unless_all_do() {
+pub(super) fn only_signaled_requests_complete_unless_all_do() {
     let pair = Pair::new();
     let post = |end: &End, wr_id, flags| {
         let work = SendWork { wr_id, op: write(Default::default()), flags, sges: Vec::new() };
@@ -61,7 +61,7 @@ fn only_signaled_requests_complete_unless_all_do() {
 }
 
 #[test]
-fn immediate_data_and_solicited() {
+pub(super) fn immediate_data_and_solicited() {
     let pair = Pair::new();
     let (source, target) = (pair.a.buffer(64), pair.b.buffer(64));
     pair.right.recv(1, &[target.all()]);
@@ -81,7 +81,7 @@ fn immediate_data_and_solicited() {
 }
 
 #[test]
-fn write_and_read() {
+pub(super) fn write_and_read() {
     let pair = Pair::new();
     let (mine, theirs) = (pair.a.buffer_at(1, 20_000, ALL), pair.b.buffer_at(4095, 20_000, ALL));
     let data = pattern(2, 20_000);
@@ -100,7 +100,7 @@ fn write_and_read() {
 }
 
 #[test]
-fn empty_operations_look_at_no_key() {
+pub(super) fn empty_operations_look_at_no_key() {
     let pair = Pair::new();
     let nowhere = rdma_backend::RemoteAddress { addr: 12345, rkey: 0xdead_beef };
     let nothing = Sge { addr: 99, length: 0, lkey: 0xdead_beef };
@@ -114,7 +114,7 @@ fn empty_operations_look_at_no_key() {
 }
 
 #[test]
-fn the_dma_key_names_bus_addresses_and_is_local() {
+pub(super) fn the_dma_key_names_bus_addresses_and_is_local() {
     let pair = Pair::new();
     let dma = pair.a.hca.register_mr(&pair.a.pd, MrRequest::Dma { access: ALL }).unwrap();
     let remote = pair.b.hca.register_mr(&pair.b.pd, MrRequest::Dma { access: ALL }).unwrap();
@@ -129,7 +129,7 @@ fn the_dma_key_names_bus_addresses_and_is_local() {
 }
 
 #[test]
-fn fast_registration_and_invalidation() {
+pub(super) fn fast_registration_and_invalidation() {
     let pair = Pair::new();
     let fast = pair.b.hca.register_mr(&pair.b.pd, MrRequest::FastRegister { max_pages: 4 }).unwrap();
     let plain = pair.b.buffer(8192);
@@ -167,7 +167,7 @@ fn fast_registration_and_invalidation() {
 }
 
 #[test]
-fn a_qp_may_be_its_own_peer_and_two_of_one_device_may_meet() {
+pub(super) fn a_qp_may_be_its_own_peer_and_two_of_one_device_may_meet() {
     let world = World::new();
     let a = world.node(1);
     let own = a.qp(QpType::Rc);
@@ -198,7 +198,7 @@ fn a_qp_may_be_its_own_peer_and_two_of_one_device_may_meet() {
 }
 
 #[test]
-fn two_adapters_on_one_guest_memory() {
+pub(super) fn two_adapters_on_one_guest_memory() {
     let world = World::new();
     let a = world.node(1);
     let b = world.node_on(2, std::sync::Arc::clone(&a.memory));
@@ -213,7 +213,7 @@ fn two_adapters_on_one_guest_memory() {
 }
 
 #[test]
-fn doorbells_are_hints() {
+pub(super) fn doorbells_are_hints() {
     let pair = Pair::new();
     // A request that arrives while another one runs needs no doorbell of its own, and a doorbell may find nothing.
     pair.left.qp.notify_send();
@@ -225,7 +225,7 @@ fn doorbells_are_hints() {
 }
 
 #[test]
-fn the_budget_of_a_doorbell_ends_and_the_rest_is_left_to_workers() {
+pub(super) fn the_budget_of_a_doorbell_ends_and_the_rest_is_left_to_workers() {
     let world = World::with(|config| (config.inline_bytes, config.inline_requests) = (10_000, 8));
     let pair = Pair::with(world, |_| {}, |_| {});
     let (mine, theirs) = (pair.a.buffer(30_000), pair.b.buffer(30_000));
@@ -247,7 +247,7 @@ fn the_budget_of_a_doorbell_ends_and_the_rest_is_left_to_workers() {
 }
 
 #[test]
-fn sqd_finishes_what_was_started_and_says_so() {
+pub(super) fn sqd_finishes_what_was_started_and_says_so() {
     let world = World::with(|config| config.inline_bytes = 100);
     let pair = Pair::with(world, |_| {}, |_| {});
     let (mine, theirs) = (pair.a.buffer(1000), pair.b.buffer(1000));

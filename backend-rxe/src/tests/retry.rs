@@ -9,7 +9,7 @@ use crate::testing::*;
 const MS: Duration = Duration::from_millis(1);
 
 #[test]
-fn a_posted_receive_ends_the_wait() {
+pub(super) fn a_posted_receive_ends_the_wait() {
     let pair = Pair::new();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     pair.left.send(1, &[mine.all()]);
@@ -26,7 +26,7 @@ fn a_posted_receive_ends_the_wait() {
 }
 
 #[test]
-fn rnr_retries_are_counted_and_last_as_the_responder_says() {
+pub(super) fn rnr_retries_are_counted_and_last_as_the_responder_says() {
     for (retries, code, delay) in
         [(0, 12, MS), (1, 1, 10 * MS / 1000), (3, 12, 640 * MS / 1000), (6, 0, 655_360 * MS / 1000)]
     {
@@ -43,7 +43,7 @@ fn rnr_retries_are_counted_and_last_as_the_responder_says() {
 }
 
 #[test]
-fn seven_rnr_retries_are_endless_and_progress_refills() {
+pub(super) fn seven_rnr_retries_are_endless_and_progress_refills() {
     let pair = Pair::new();
     pair.left.send(1, &[]);
     for _ in 0..1000 {
@@ -68,7 +68,7 @@ fn seven_rnr_retries_are_endless_and_progress_refills() {
 }
 
 #[test]
-fn an_early_look_costs_no_retry() {
+pub(super) fn an_early_look_costs_no_retry() {
     let pair = Pair::with(World::new(), |a| a.rnr_retry = 1, |_| {});
     pair.left.send(1, &[]);
     for _ in 0..100 {
@@ -85,7 +85,7 @@ fn an_early_look_costs_no_retry() {
 }
 
 #[test]
-fn a_write_of_one_packet_with_a_bad_key_waits_for_a_receive_first() {
+pub(super) fn a_write_of_one_packet_with_a_bad_key_waits_for_a_receive_first() {
     let pair = Pair::with(World::new(), |a| a.rnr_retry = 0, |_| {});
     let mine = pair.a.buffer(4096);
     let op = SendOp::Write { remote: Default::default(), immediate: Some([0; 4]) };
@@ -100,7 +100,7 @@ fn a_write_of_one_packet_with_a_bad_key_waits_for_a_receive_first() {
 }
 
 #[test]
-fn a_long_write_with_immediate_waits_with_its_last_packet() {
+pub(super) fn a_long_write_with_immediate_waits_with_its_last_packet() {
     let pair = Pair::new();
     let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
     mine.write(0, &pattern(1, 4096));
@@ -114,7 +114,7 @@ fn a_long_write_with_immediate_waits_with_its_last_packet() {
 }
 
 #[test]
-fn an_unanswered_request_is_sent_retry_cnt_times_more() {
+pub(super) fn an_unanswered_request_is_sent_retry_cnt_times_more() {
     for (timeout, retries) in [(14, 7), (8, 3), (1, 0), (20, 1)] {
         let set = |a: &mut rdma_backend::QpAttrs| (a.timeout, a.retry_cnt) = (timeout, retries);
         let pair = Pair::with(World::new(), set, |_| {});
@@ -131,7 +131,7 @@ fn an_unanswered_request_is_sent_retry_cnt_times_more() {
 }
 
 #[test]
-fn without_a_timeout_the_wait_is_endless() {
+pub(super) fn without_a_timeout_the_wait_is_endless() {
     let pair = Pair::with(World::new(), |a| (a.timeout, a.retry_cnt) = (0, 0), |_| {});
     pair.right.to(QpState::Reset);
     pair.left.send(1, &[]);
@@ -147,7 +147,7 @@ fn without_a_timeout_the_wait_is_endless() {
 }
 
 #[test]
-fn a_peer_that_comes_in_time_gets_the_request() {
+pub(super) fn a_peer_that_comes_in_time_gets_the_request() {
     let world = World::new();
     let (a, b) = (world.node(1), world.node(2));
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
@@ -161,7 +161,7 @@ fn a_peer_that_comes_in_time_gets_the_request() {
 }
 
 #[test]
-fn peers_that_are_somebody_elses_do_not_answer() {
+pub(super) fn peers_that_are_somebody_elses_do_not_answer() {
     let world = World::new();
     let (a, b, c) = (world.node(1), world.node(2), world.node(3));
     let fail = |left: &End, why: &str| {
@@ -212,7 +212,7 @@ fn peers_that_are_somebody_elses_do_not_answer() {
 }
 
 #[test]
-fn a_qp_has_one_timer_and_takes_it_along() {
+pub(super) fn a_qp_has_one_timer_and_takes_it_along() {
     let pair = Pair::new();
     let count = || std::iter::from_fn(|| pair.world.rxe.next_deadline()).take(1).count();
     for i in 0..1000 {
@@ -236,7 +236,7 @@ fn a_qp_has_one_timer_and_takes_it_along() {
 }
 
 #[test]
-fn endings_leave_no_memory_behind() {
+pub(super) fn endings_leave_no_memory_behind() {
     let world = World::new();
     let (a, b) = (world.node(1), world.node(2));
     let (srq, _ring) = b.srq(0);

@@ -38,7 +38,7 @@ impl Shared {
 }
 
 #[test]
-fn several_qps_share_the_receives_in_order() {
+pub(super) fn several_qps_share_the_receives_in_order() {
     let s = shared(0, 3);
     s.post(0..6);
     for round in 0..2 {
@@ -51,7 +51,7 @@ fn several_qps_share_the_receives_in_order() {
 }
 
 #[test]
-fn waiting_senders_are_woken_as_receives_come() {
+pub(super) fn waiting_senders_are_woken_as_receives_come() {
     let s = shared(0, 4);
     for (left, _) in &s.pairs {
         left.send(1, &[]);
@@ -70,7 +70,7 @@ fn waiting_senders_are_woken_as_receives_come() {
 }
 
 #[test]
-fn the_limit_fires_once_for_each_arming() {
+pub(super) fn the_limit_fires_once_for_each_arming() {
     let s = shared(3, 1);
     let (left, _) = &s.pairs[0];
     s.post(0..10);
@@ -88,7 +88,7 @@ fn the_limit_fires_once_for_each_arming() {
 }
 
 #[test]
-fn an_error_leaves_the_receives_to_the_others() {
+pub(super) fn an_error_leaves_the_receives_to_the_others() {
     let s = shared(0, 2);
     s.post(0..3);
     let (left, right) = &s.pairs[0];
@@ -108,7 +108,7 @@ fn an_error_leaves_the_receives_to_the_others() {
 }
 
 #[test]
-fn a_broken_ring_is_told_once_and_ends_who_uses_it() {
+pub(super) fn a_broken_ring_is_told_once_and_ends_who_uses_it() {
     let s = shared(0, 2);
     s.ring.broken.store(1, Ordering::SeqCst);
     for (left, right) in &s.pairs {
@@ -123,7 +123,7 @@ fn a_broken_ring_is_told_once_and_ends_who_uses_it() {
 }
 
 #[test]
-fn a_destroyed_srq_is_left_alone() {
+pub(super) fn a_destroyed_srq_is_left_alone() {
     let s = shared(0, 1);
     s.srq.destroy();
     s.post(0..1);

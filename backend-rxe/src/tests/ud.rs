@@ -47,7 +47,7 @@ fn datagrams() -> Datagrams {
 }
 
 #[test]
-fn a_datagram_brings_its_header() {
+pub(super) fn a_datagram_brings_its_header() {
     let d = datagrams();
     d.right.recv(5, &[d.theirs.sge(0, 30), d.theirs.sge(100, 30)]);
     let op = SendOp::Send { data: SendData::Immediate([1, 2, 3, 4]), to: Some(to(&d.right)) };
@@ -65,7 +65,7 @@ fn a_datagram_brings_its_header() {
 }
 
 #[test]
-fn what_nobody_takes_is_dropped_in_silence() {
+pub(super) fn what_nobody_takes_is_dropped_in_silence() {
     let d = datagrams();
     let rc = d.b.qp(QpType::Rc);
     let stopped = d.b.qp(QpType::Ud);
@@ -104,7 +104,7 @@ fn what_nobody_takes_is_dropped_in_silence() {
 }
 
 #[test]
-fn a_long_datagram_uses_up_the_receive_but_not_the_qp() {
+pub(super) fn a_long_datagram_uses_up_the_receive_but_not_the_qp() {
     let d = datagrams();
     d.right.recv(1, &[d.theirs.sge(0, 47)]);
     d.right.recv(2, &[d.theirs.sge(0, 48)]);
@@ -123,7 +123,7 @@ fn a_long_datagram_uses_up_the_receive_but_not_the_qp() {
 }
 
 #[test]
-fn local_errors_stop_the_send_queue_only() {
+pub(super) fn local_errors_stop_the_send_queue_only() {
     type Make = fn(&Datagrams) -> (SendOp, rdma_backend::Sge);
     let cases: [(&str, WcStatus, Make); 6] = [
         ("long", WcStatus::LocalLength, |d| (send(to(&d.right)), d.mine.sge(0, 4097))),
@@ -156,7 +156,7 @@ fn local_errors_stop_the_send_queue_only() {
 }
 
 #[test]
-fn general_services() {
+pub(super) fn general_services() {
     let world = World::new();
     let (a, b) = (world.node(1), world.node(2));
     let (left, right) = (a.qp(QpType::Gsi), b.qp(QpType::Gsi));
@@ -197,7 +197,7 @@ fn general_services() {
 }
 
 #[test]
-fn datagrams_to_many_devices_and_to_oneself() {
+pub(super) fn datagrams_to_many_devices_and_to_oneself() {
     let world = World::new();
     let nodes: Vec<_> = (1..=4).map(|number| world.node(number)).collect();
     let ends: Vec<_> = nodes

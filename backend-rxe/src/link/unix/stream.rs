@@ -70,28 +70,13 @@ impl Input {
     }
 }
 
-/// What was taken and is not written yet: less than a chunk and a frame.
+/// What is under way.
 #[derive(Debug, Default)]
 struct Output {
-    octets: Vec<u8>,
-    written: usize,
-}
-
-impl Output {
-    /// Writes what is left. `false`: the socket is full.
-    fn flush(&mut self, socket: &OwnedFd) -> Result<bool, Errno> {
-        while let Some(rest) = self.octets.get(self.written..).filter(|rest| !rest.is_empty()) {
-            match rustix::net::send(socket, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(count) => self.written = self.written.saturating_add(count),
-                Err(Errno::INTR) => {}
-                Err(Errno::AGAIN) => return Ok(false),
-                Err(errno) => return Err(errno),
-            }
-        }
-        self.octets.clear();
-        self.written = 0;
-        Ok(true)
-    }
+    /// A chunk of frames with their lengths, used again.
+    chunk: Vec<u8>,
+    /// Octets of the first frame, with its length, that are written already.
+    partial: usize,
 }
 
 #[derive(Debug)]
@@ -197,28 +182,34 @@ impl StreamLink {
         Ok(())
     }
 
+    /// Writes frames. One that is written in part does not count: its caller presents it again.
     fn send_to(connection: &Connection, frames: &Frames, from: usize) -> Result<usize, Errno> {
-        let mut output = connection.output.lock();
-        let mut taken = 0;
-        let mut rest = frames.iter_from(from);
-        loop {
-            if !output.flush(&connection.socket)? {
-                return Ok(taken);
-            }
-            while output.octets.len() < CHUNK
-                && let Some(frame) = rest.next()
-            {
-                // Frames are far shorter than 4 GiB; one that is not has no length here and would break the stream.
-                if let Ok(length) = u32::try_from(frame.len()) {
-                    output.octets.extend_from_slice(&length.to_be_bytes());
-                    output.octets.extend_from_slice(frame);
+        let Output { chunk, partial } = &mut *connection.output.lock();
+        let mut next = from;
+        while next < frames.len() {
+            chunk.clear();
+            for frame in frames.iter_from(next) {
+                if chunk.len() > CHUNK {
+                    break;
                 }
-                taken += 1;
+                let length = u32::try_from(frame.len()).map_err(|_| Errno::MSGSIZE)?;
+                chunk.extend_from_slice(&length.to_be_bytes());
+                chunk.extend_from_slice(frame);
             }
-            if output.octets.is_empty() {
-                return Ok(taken);
+            let rest = chunk.get(*partial..).ok_or(Errno::PROTO)?;
+            let written = match rustix::net::send(&connection.socket, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(written) => written,
+                Err(Errno::INTR) => continue,
+                Err(Errno::AGAIN) => break,
+                Err(errno) => return Err(errno),
+            };
+            *partial = partial.saturating_add(written);
+            while let Some(left) = frames.get(next).and_then(|frame| partial.checked_sub(PREFIX + frame.len())) {
+                *partial = left;
+                next += 1;
             }
         }
+        Ok(next.saturating_sub(from))
     }
 }
 

@@ -1,0 +1,416 @@
+//! The cases of local delivery, over a cable: same calls, same results. Left out are those about what only one process can do
+//! (a posted receive that wakes its sender, a GID that is taken, budgets in octets of a copy) and about how long waits last.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_backend::{
+    AsyncEvent, GidType, Hca, Mtu, NetworkType, QpAttrMask, QpEvent, QpState, QpType, Qpn, QueuePair, SendData,
+    SendFlags, SendOp, SendWork, UdDestination, WcFlags, WcOpcode, WcStatus,
+};
+
+use crate::link::fault::Faults;
+use crate::link::{Frames, Link, memory, unix};
+use crate::testing::*;
+use crate::{PortConfig, Rxe, RxeConfig};
+
+macro_rules! same {
+    ($($module:ident: $($case:ident)*;)*) => {
+        $(mod $module {
+            $(#[test]
+            fn $case() {
+                super::on_the_wire(super::Faults::default(), 1, super::super::$module::$case);
+            })*
+        })*
+    };
+}
+
+same! {
+    ops:
+        send_and_receive
+        the_first_request_in_rtr_establishes_the_communication
+        write_and_read
+        empty_operations_look_at_no_key
+        the_dma_key_names_bus_addresses_and_is_local
+        fast_registration_and_invalidation
+        a_qp_may_be_its_own_peer_and_two_of_one_device_may_meet
+        two_adapters_on_one_guest_memory
+    ;
+    atomics:
+        values
+    ;
+    errors:
+        local_errors_leave_the_peer_alone
+        remote_access_errors
+        operations_that_the_qp_does_not_enable_are_invalid_requests
+        receives_that_do_not_fit
+        a_write_with_immediate_and_a_bad_key_flushes_the_receive_it_waited_for
+        memory_that_goes_away_is_an_error_and_not_a_crash
+        broken_rings_end_their_qp
+        a_full_completion_queue_ends_every_qp_of_it
+        flushes_are_in_ring_order_and_longer_than_one_budget
+    ;
+    retry:
+        a_write_of_one_packet_with_a_bad_key_waits_for_a_receive_first
+        a_peer_that_comes_in_time_gets_the_request
+        peers_that_are_somebody_elses_do_not_answer
+        endings_leave_no_memory_behind
+    ;
+    srq:
+        several_qps_share_the_receives_in_order
+        the_limit_fires_once_for_each_arming
+        an_error_leaves_the_receives_to_the_others
+        a_broken_ring_is_told_once_and_ends_who_uses_it
+        a_destroyed_srq_is_left_alone
+    ;
+    life:
+        reset_is_silent_and_starts_over
+        refused_changes_change_nothing
+        numbers_are_unique_while_they_are_used
+        nothing_is_left_behind
+        registered_memory_is_pinned_until_it_is_deregistered
+    ;
+}
+
+const GOOD: Faults = Faults { loss: 0, duplicate: 0, reorder: 0, corrupt: 0, delay: 0 };
+const QKEY: u32 = 0x1234;
+
+#[test]
+fn flags_and_immediate_data() {
+    on_the_wire(GOOD, 1, || {
+        let pair = Pair::new();
+        let (source, target) = (pair.a.buffer(64), pair.b.buffer(64));
+        pair.right.recv(1, &[target.all()]);
+        pair.right.recv(2, &[]);
+        let data = SendData::Immediate([1, 2, 3, 4]);
+        pair.left.submit(1, SendOp::Send { data, to: None }, &[source.sge(0, 8)]);
+        let op = SendOp::Write { remote: target.remote(8), immediate: Some([9, 8, 7, 6]) };
+        let work = SendWork { wr_id: 2, op, flags: SendFlags::SOLICITED, sges: vec![source.sge(0, 16)] };
+        pair.left.sends.posted.lock().push_back(work);
+        pair.left.qp.notify_send();
+        pair.settle();
+        let got = pair.right.rcq.poll();
+        assert_eq!((got[0].opcode, got[0].byte_len, got[0].immediate), (WcOpcode::Recv, 8, [1, 2, 3, 4]));
+        assert_eq!((got[0].flags, got[0].solicited), (WcFlags::IMMEDIATE, false));
+        assert_eq!((got[1].opcode, got[1].byte_len), (WcOpcode::RecvRdmaWithImmediate, 16));
+        assert_eq!((got[1].immediate, got[1].solicited), ([9, 8, 7, 6], true));
+        // Only the first was signaled.
+        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success)]);
+        assert_eq!((pair.a.counter("rc_sends"), pair.a.counter("rc_write_bytes")), (1, 16));
+    });
+}
+
+#[test]
+fn sqd_finishes_what_was_started() {
+    on_the_wire(GOOD, 1, || {
+        let pair = Pair::new();
+        let (mine, theirs) = (pair.a.buffer(1 << 20), pair.b.buffer(1 << 20));
+        pair.left.post(1, write(theirs.remote(0)), &[mine.all()]);
+        pair.left.qp.notify_send();
+        let notify = QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+        pair.left.change(QpState::Sqd, |a| a.en_sqd_async_notify = true, notify);
+        assert!(pair.left.qp.query().sq_draining);
+        pair.left.submit(2, write(theirs.remote(0)), &[mine.sge(0, 8)]);
+        pair.settle();
+        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success)]);
+        assert_eq!(pair.a.events.poll(), [AsyncEvent::Qp(QpEvent::SendQueueDrained, pair.left.cookie)]);
+        assert!(!pair.left.qp.query().sq_draining);
+        pair.left.to(QpState::Rts);
+        pair.settle();
+        assert_eq!(pair.left.scq.statuses(), [(2, WcStatus::Success)]);
+    });
+}
+
+#[test]
+fn waits_end_with_their_status() {
+    on_the_wire(GOOD, 1, || {
+        // Nobody answers: the peer's QP is gone.
+        let mut pair = Pair::with(World::new(), |a| a.retry_cnt = 2, |_| {});
+        pair.right.qp.destroy();
+        pair.left.post(1, SEND, &[]);
+        pair.left.submit(2, SEND, &[]);
+        assert!(pair.settle() > Duration::ZERO);
+        let statuses = [(1, WcStatus::RetryExceeded), (2, WcStatus::Flushed)];
+        assert_eq!(pair.left.scq.statuses(), statuses);
+        assert!(pair.b.counter("wire_dropped_no_qp") >= 3);
+        // Nobody posts a receive.
+        pair = Pair::with(World::new(), |a| a.rnr_retry = 1, |_| {});
+        pair.left.submit(1, SEND, &[]);
+        pair.settle();
+        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::RnrRetryExceeded)]);
+        // Somebody does, in time.
+        pair = Pair::new();
+        pair.left.submit(1, SEND, &[]);
+        pair.right.recv(7, &[]);
+        pair.settle();
+        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success)]);
+        assert_eq!(pair.a.counter("wire_rnr_naks"), 1);
+        // Our address is taken away: what is sent is lost.
+        pair = Pair::with(World::new(), |a| a.retry_cnt = 1, |_| {});
+        pair.left.submit(1, write(Default::default()), &[]);
+        pair.a.hca.unbind_gid(0);
+        let sent = pair.a.counter("wire_frames_sent");
+        pair.left.submit(2, write(Default::default()), &[]);
+        pair.settle();
+        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success), (2, WcStatus::RetryExceeded)]);
+        assert_eq!(pair.a.counter("wire_frames_sent"), sent);
+    });
+}
+
+/// Mixed requests in both directions at once, every octet compared.
+fn mixed(faults: Faults, seed: u64) {
+    on_the_wire(faults, seed, || {
+        let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+        let mut next = |below: u64| {
+            random ^= random << 13;
+            random ^= random >> 7;
+            random ^= random << 17;
+            random % below
+        };
+        let pair = Pair::with(World::new(), |a| a.timeout = 10, |a| a.timeout = 10);
+        let slot = 20_000;
+        let count = 12;
+        let (mine, theirs) = (pair.a.buffer_at(5, slot * count, ALL), pair.b.buffer_at(9, slot * count, ALL));
+        let (mut left, mut right) = (pattern(seed, slot * count), pattern(seed + 1, slot * count));
+        let word = pair.b.buffer(8);
+        let old = pair.a.buffer(8);
+        mine.write(0, &left);
+        theirs.write(0, &right);
+        let (mut receives, mut atomics) = (0, 0);
+        for index in 0..count {
+            let (at, len) = (index * slot, next(slot + 1));
+            let range = usize::try_from(at).unwrap()..usize::try_from(at + len).unwrap();
+            match next(4) {
+                0 => {
+                    pair.right.recv(index, &[theirs.sge(at, slot)]);
+                    receives += 1;
+                    pair.left.post(index, SEND, &[mine.sge(at, len)]);
+                    right[range.clone()].copy_from_slice(&left[range]);
+                }
+                1 => {
+                    pair.left.post(index, write(theirs.remote(at)), &[mine.sge(at, len)]);
+                    right[range.clone()].copy_from_slice(&left[range]);
+                }
+                2 => {
+                    pair.left.post(index, SendOp::Read { remote: theirs.remote(at) }, &[mine.sge(at, len)]);
+                    left[range.clone()].copy_from_slice(&right[range]);
+                }
+                _ => {
+                    atomics += 1;
+                    let op = SendOp::FetchAdd { remote: word.remote(0), add: 1 };
+                    pair.left.post(index, op, &[old.all()]);
+                }
+            }
+        }
+        pair.left.qp.notify_send();
+        pair.settle();
+        let expected: Vec<_> = (0..count).map(|index| (index, WcStatus::Success)).collect();
+        assert_eq!(pair.left.scq.statuses(), expected, "seed {seed}");
+        assert_eq!(pair.right.rcq.poll().len(), receives, "seed {seed}");
+        assert_eq!(word.read(0, 8), u64::to_le_bytes(atomics), "seed {seed}");
+        assert!(mine.read(0, slot * count) == left && theirs.read(0, slot * count) == right, "seed {seed}");
+    });
+}
+
+#[test]
+fn a_bad_cable_costs_time_only() {
+    for seed in 0..40 {
+        mixed(GOOD, seed);
+        mixed(Faults::ONE_PERCENT, seed);
+        mixed(Faults { loss: 500, duplicate: 300, reorder: 500, corrupt: 200, delay: 300 }, seed);
+    }
+}
+
+fn datagram(qpn: Qpn, qkey: u32) -> SendOp {
+    let to = UdDestination {
+        qpn,
+        qkey,
+        dgid: gid(2),
+        dmac: mac(2),
+        hop_limit: 64,
+        traffic_class: 0x20,
+        ..UdDestination::default()
+    };
+    SendOp::Send { data: SendData::Immediate([4, 3, 2, 1]), to: Some(to) }
+}
+
+#[test]
+fn datagrams_and_general_services() {
+    on_the_wire(GOOD, 1, || {
+        let world = World::new();
+        let (a, b) = (world.node(1), world.node(2));
+        for (kind, qkey) in [(QpType::Ud, QKEY), (QpType::Gsi, 0x8001_0000)] {
+            let (left, right) = (a.qp(kind), b.qp(kind));
+            left.start_datagrams(qkey);
+            right.start_datagrams(qkey);
+            let (mine, theirs) = (a.buffer(4096), b.buffer(8192));
+            mine.write(0, &pattern(3, 4096));
+            right.recv(1, &[theirs.all()]);
+            let to = right.qp.qpn();
+            left.submit(1, datagram(to, qkey), &[mine.sge(0, 1000), mine.sge(1000, 3096)]);
+            // Nothing takes these: the receive is gone, the key is wrong, the number is wrong.
+            left.submit(2, datagram(to, qkey), &[]);
+            right.recv(2, &[theirs.sge(4200, 100)]);
+            left.submit(3, datagram(to, 0x77), &[]);
+            left.submit(4, datagram(Qpn::new(0x9999), qkey), &[]);
+            // The receive is too short, but the next one is not.
+            left.submit(5, datagram(to, qkey), &[mine.sge(0, 61)]);
+            right.recv(3, &[theirs.sge(4200, 100)]);
+            left.submit(6, datagram(to, qkey), &[mine.sge(0, 60)]);
+            assert!(left.scq.statuses().into_iter().eq((1..7).map(|wr_id| (wr_id, WcStatus::Success))));
+            let got = right.rcq.poll();
+            assert_eq!((got[0].byte_len, got[0].immediate, got[0].src_qpn), (4136, [4, 3, 2, 1], left.qp.qpn()));
+            assert_eq!((got[0].network, got[0].flags), (Some(NetworkType::Ipv4), WcFlags::GRH | WcFlags::IMMEDIATE));
+            assert_eq!(theirs.read(40, 4096), pattern(3, 4096));
+            let header = theirs.read(20, 20);
+            assert_eq!((header[0], header[1], &header[12..]), (0x45, 0x20, &[10, 0, 0, 1, 10, 0, 0, 2][..]));
+            assert_eq!((got[1].wr_id, got[1].status), (2, WcStatus::LocalLength));
+            assert_eq!((got[2].wr_id, got[2].byte_len), (3, 100));
+            // Longer than the path MTU.
+            left.submit(7, datagram(to, qkey), &[mine.all(), mine.sge(0, 1)]);
+            assert_eq!(left.scq.one().status, WcStatus::LocalLength);
+        }
+        let drops = ["ud_dropped_no_receive", "ud_dropped_qkey", "wire_dropped_no_qp", "ud_too_long"];
+        assert_eq!(drops.map(|name| b.counter(name)), [2; 4]);
+    });
+}
+
+/// A device on a cable whose other end is the test.
+fn exposed(capacity: usize) -> (World, Node, memory::MemoryLink, crate::Uplink) {
+    let world = World::new();
+    let (ours, theirs) = memory::pair(capacity);
+    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 4500 };
+    let uplink = world.rxe.plug(mac(1), config).unwrap();
+    let node = world.node(1);
+    (world, node, theirs, uplink)
+}
+
+/// A frame that a good peer sends to QP 0x100 of node 1.
+fn request() -> Vec<u8> {
+    let (world, far, cable, _uplink) = exposed(10);
+    far.hca.unbind_gid(0);
+    far.hca.bind_gid(0, gid(2), GidType::RoceV2).unwrap();
+    let end = far.qp(QpType::Rc);
+    let to = UdDestination { dgid: gid(1), dmac: mac(1), ..UdDestination::default() };
+    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (to.dgid, to.dmac));
+    end.submit(1, SEND, &[]);
+    world.rxe.run_ready();
+    let mut frames = Frames::default();
+    cable.receive(&mut frames, 1);
+    frames.get(0).unwrap().to_vec()
+}
+
+#[test]
+fn the_guard() {
+    let good = request();
+    let (world, node, cable, _uplink) = exposed(100_000);
+    let neighbour = world.node(3);
+    let end = node.qp(QpType::Rc);
+    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    end.recv(1, &[]);
+    let give = |change: &dyn Fn(&mut Vec<u8>)| {
+        let (mut frame, mut frames) = (good.clone(), Frames::default());
+        change(&mut frame);
+        frames.push(&frame);
+        assert_eq!(cable.send(&frames, 0), 1);
+        world.rxe.run_ready();
+    };
+    type Change = fn(&mut Vec<u8>);
+    let cases: [(&str, Change); 6] = [
+        ("wire_dropped_malformed", |frame| frame.truncate(50)),
+        ("wire_dropped_damaged", |frame| *frame.last_mut().unwrap() ^= 1),
+        ("wire_dropped_no_qp", |frame| frame[49] ^= 1),
+        // To an address that we do not have, which the header checksum agrees with.
+        ("wire_dropped_address", |frame| (frame[31], frame[33]) = (frame[31] + 1, frame[33] - 1)),
+        ("passed_dropped", |frame| frame[5] ^= 2),
+        ("passed_dropped", |frame| frame[12] = 0x88),
+    ];
+    for (counter, change) in cases {
+        let before = node.counter(counter);
+        give(&change);
+        assert_eq!(node.counter(counter), before + 1, "{counter}");
+    }
+    assert!(end.rcq.poll().is_empty());
+    // Somebody on the wire who claims to be a neighbour of ours.
+    neighbour.hca.bind_gid(1, gid(2), GidType::RoceV2).unwrap();
+    let before = node.counter("wire_dropped_address");
+    give(&|_| {});
+    assert_eq!(node.counter("wire_dropped_address"), before + 1);
+    neighbour.hca.unbind_gid(1);
+    // The real one.
+    give(&|_| {});
+    assert_eq!(end.rcq.one().status, WcStatus::Success);
+}
+
+#[test]
+fn a_full_link_holds_senders_up_and_loses_nothing() {
+    let (world, node, cable, _uplink) = exposed(3);
+    let end = node.qp(QpType::Rc);
+    let memory = node.buffer(1 << 20);
+    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    end.submit(1, write(memory.remote(0)), &[memory.all()]);
+    world.rxe.run_ready();
+    let mut got = Frames::default();
+    // A window of packets is out, in order and without a gap, however slowly it is taken.
+    for _ in 0..300 {
+        cable.receive(&mut got, 1);
+        world.rxe.run_ready();
+    }
+    let psn = |frame: &[u8]| u32::from_be_bytes([0, frame[51], frame[52], frame[53]]);
+    assert!(got.iter().map(psn).eq(5..5 + 256), "{}", got.len());
+    assert_eq!(node.counter("wire_dropped_no_room"), 0);
+}
+
+#[test]
+fn the_port_says_what_the_network_carries() {
+    for (mtu, path) in
+        [(1500, Mtu::M1024), (9000, Mtu::M4096), (4200, Mtu::M4096), (2300, Mtu::M2048), (576, Mtu::M256)]
+    {
+        let world = World::new();
+        let (ours, _theirs) = memory::pair(1);
+        let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu };
+        let _uplink = world.rxe.plug(mac(1), config.clone()).unwrap();
+        assert!(world.rxe.plug(mac(1), config).is_err());
+        assert_eq!(world.node(1).hca.port().active_mtu, path);
+        assert_eq!(world.node(3).hca.port().active_mtu, Mtu::M4096);
+    }
+}
+
+/// With threads, real time and sockets.
+#[test]
+fn two_engines_over_a_socket() {
+    let (one, other) = std::os::unix::net::UnixStream::pair().unwrap();
+    let engine = |number: u8, socket| {
+        let rxe = Rxe::new(RxeConfig { workers: 1, ..RxeConfig::default() }).unwrap();
+        let uplink: Arc<dyn Link> = Arc::new(unix::StreamLink::over(socket));
+        let uplink = rxe.plug(mac(number), PortConfig { uplink, nic: None, mtu: 9000 }).unwrap();
+        let world = World { rxe, clock: Default::default(), far: None, _uplinks: Vec::new() };
+        let node = world.node(number);
+        (world, node, uplink)
+    };
+    let (_first, a, _up) = engine(1, one);
+    let (_second, b, _down) = engine(2, other);
+    let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    let fast = |a: &mut rdma_backend::QpAttrs| a.path_mtu = Mtu::M4096;
+    left.connect(&right, fast);
+    right.connect(&left, fast);
+    let len = 4 << 20;
+    let (mine, theirs) = (a.buffer(2 * len), b.buffer(2 * len));
+    let data = pattern(8, len);
+    mine.write(0, &data);
+    theirs.write(len, &data);
+    for round in 0..8 {
+        left.submit(round, write(theirs.remote(0)), &[mine.sge(0, len)]);
+        right.submit(round, write(mine.remote(len)), &[theirs.sge(len, len)]);
+        left.submit(round, SendOp::Read { remote: theirs.remote(len) }, &[mine.sge(len, len)]);
+    }
+    let deadline = std::time::Instant::now() + Duration::from_secs(30);
+    let (mut done, mut statuses) = (0, Vec::new());
+    while done < 24 && std::time::Instant::now() < deadline {
+        statuses.extend(left.scq.statuses().into_iter().chain(right.scq.statuses()));
+        done = statuses.len();
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(done == 24 && statuses.iter().all(|(_, status)| *status == WcStatus::Success), "{statuses:?}");
+    assert!(theirs.read(0, len) == data && mine.read(len, len) == data);
+}

@@ -1,0 +1,104 @@
+//! Figures of a port.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rdma_backend::Counter;
+
+use crate::transport::{RequesterStats, ResponderStats};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counts of a port.
+        #[derive(Default, Debug)]
+        pub(crate) struct PortCounters {
+            $($(#[$doc])* pub(crate) $name: AtomicU64,)*
+        }
+
+        impl PortCounters {
+            /// All counts with their names.
+            pub(crate) fn list(&self) -> Vec<Counter> {
+                vec![$((stringify!($name), self.$name.load(Ordering::Relaxed)),)*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Frames of queue pairs that left.
+    wire_frames_sent,
+    /// Octets in them.
+    wire_bytes_sent,
+    /// RoCE frames that came for this device.
+    wire_frames_received,
+    /// Octets in them.
+    wire_bytes_received,
+    /// Frames of queue pairs that are longer than the link's MTU allows.
+    wire_dropped_too_long,
+    /// Frames that were not built or not kept because the link did not keep up.
+    wire_dropped_no_room,
+    /// RoCE frames that do not parse.
+    wire_dropped_malformed,
+    /// Packets with a wrong ICRC or UDP checksum.
+    wire_dropped_damaged,
+    /// Packets to or from an address that has no business here.
+    wire_dropped_address,
+    /// Packets to a QPN that does not exist.
+    wire_dropped_no_qp,
+    /// Packets that a QP does not take: wrong service, partition or version, or not in a state to receive.
+    wire_dropped_refused,
+    /// Packets of a QP that already waits for too many answers.
+    wire_dropped_deferred,
+    /// Congestion notifications, which are not acted on.
+    wire_cnps,
+    /// Packets sent again.
+    wire_resent,
+    /// Requests that were not answered in time.
+    wire_timeouts,
+    /// Gaps that a peer reported.
+    wire_sequence_naks,
+    /// Receives that a peer did not have.
+    wire_rnr_naks,
+    /// Answers that were lost on their way.
+    wire_lost_answers,
+    /// Packets that came again.
+    wire_duplicates,
+    /// Packets that came too early.
+    wire_out_of_sequence,
+    /// Frames passed from the network to the network function.
+    passed_in,
+    /// Frames passed from the network function to the network.
+    passed_out,
+    /// Frames that were not for the RDMA function, with nobody to pass them to or no room there.
+    passed_dropped,
+}
+
+impl PortCounters {
+    /// Counts one event.
+    pub(crate) fn bump(counter: &AtomicU64) {
+        Self::add(counter, 1);
+    }
+
+    /// Counts several.
+    pub(crate) fn add(counter: &AtomicU64, count: u64) {
+        if count > 0 {
+            counter.fetch_add(count, Ordering::Relaxed);
+        }
+    }
+
+    /// What a requester did between two looks at its figures.
+    pub(crate) fn requester(&self, before: &RequesterStats, after: &RequesterStats) {
+        let add = |counter, after: u64, before: u64| Self::add(counter, after.saturating_sub(before));
+        add(&self.wire_resent, after.resent, before.resent);
+        add(&self.wire_timeouts, after.timeouts, before.timeouts);
+        add(&self.wire_sequence_naks, after.sequence_naks, before.sequence_naks);
+        add(&self.wire_rnr_naks, after.rnr_naks, before.rnr_naks);
+        add(&self.wire_lost_answers, after.lost_answers, before.lost_answers);
+    }
+
+    /// What a responder did between two looks at its figures.
+    pub(crate) fn responder(&self, before: &ResponderStats, after: &ResponderStats) {
+        let add = |counter, after: u64, before: u64| Self::add(counter, after.saturating_sub(before));
+        add(&self.wire_duplicates, after.duplicates, before.duplicates);
+        add(&self.wire_out_of_sequence, after.out_of_sequence, before.out_of_sequence);
+    }
+}

@@ -1,0 +1,77 @@
+//! Telling the frames of the RDMA function from those of the network function, which share an Ethernet address.
+
+use rdma_backend::MacAddr;
+
+use crate::wire::{EtherType, Ethernet, ROCE_PORT};
+
+const PROTOCOL_UDP: u8 = 17;
+/// Position of the destination port in a UDP header.
+const UDP_DESTINATION: usize = 2;
+const IPV6_LEN: usize = 40;
+
+/// Whether a frame is RoCE and addressed to `mac`. It need not be correct: a malformed RoCE frame is no use to anybody else.
+pub(crate) fn is_for_rdma(frame: &[u8], mac: MacAddr) -> bool {
+    let Ok((ethernet, kind, body)) = Ethernet::parse(frame) else { return false };
+    ethernet.destination == mac
+        && match kind {
+            EtherType::ROCE => true,
+            EtherType::IPV4 => is_ipv4_roce(body),
+            EtherType::IPV6 => body.get(6) == Some(&PROTOCOL_UDP) && is_roce_port(body, IPV6_LEN),
+            _ => false,
+        }
+}
+
+fn is_ipv4_roce(body: &[u8]) -> bool {
+    let Some(&[version, .., flags, offset, _, protocol]) = body.first_chunk::<10>() else { return false };
+    // Behind the first fragment there are no ports to see.
+    let first = flags & 0x1f == 0 && offset == 0;
+    protocol == PROTOCOL_UDP && first && is_roce_port(body, usize::from(version & 0xf) * 4)
+}
+
+fn is_roce_port(body: &[u8], header: usize) -> bool {
+    let port = body.get(header + UDP_DESTINATION..).and_then(<[u8]>::first_chunk);
+    port.is_some_and(|&port| u16::from_be_bytes(port) == ROCE_PORT)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+
+    fn frame(mac: MacAddr, tag: &[u8], kind: u16, body: &[u8]) -> Vec<u8> {
+        [&mac.0[..], &[2, 0, 0, 0, 0, 9], tag, &kind.to_be_bytes(), body].concat()
+    }
+
+    fn ipv4(protocol: u8, offset: u8, options: usize, port: u16) -> Vec<u8> {
+        let mut body = vec![0; 20 + options + 8];
+        body[0] = 0x45 + u8::try_from(options / 4).unwrap();
+        (body[7], body[9]) = (offset, protocol);
+        body[20 + options + 2..][..2].copy_from_slice(&port.to_be_bytes());
+        body
+    }
+
+    #[test]
+    fn only_roce_to_us_is_ours() {
+        let ours = |frame: &[u8]| is_for_rdma(frame, MAC);
+        let udp = |port| {
+            let mut body = vec![0; 48];
+            body[6] = 17;
+            body[42..44].copy_from_slice(&u16::to_be_bytes(port));
+            body
+        };
+        assert!(ours(&frame(MAC, &[], 0x8915, &[])));
+        assert!(ours(&frame(MAC, &[0x81, 0, 0, 5], 0x8915, &[])));
+        assert!(ours(&frame(MAC, &[], 0x0800, &ipv4(17, 0, 0, 4791))));
+        assert!(ours(&frame(MAC, &[0x81, 0, 0, 5], 0x0800, &ipv4(17, 0, 8, 4791))));
+        assert!(ours(&frame(MAC, &[], 0x86dd, &udp(4791))));
+        assert!(!ours(&frame(MacAddr([0xff; 6]), &[], 0x8915, &[])));
+        assert!(!ours(&frame(MAC, &[], 0x0806, &[0; 28])));
+        assert!(!ours(&frame(MAC, &[], 0x0800, &ipv4(6, 0, 0, 4791))));
+        assert!(!ours(&frame(MAC, &[], 0x0800, &ipv4(17, 1, 0, 4791))));
+        assert!(!ours(&frame(MAC, &[], 0x0800, &ipv4(17, 0, 0, 4790))));
+        assert!(!ours(&frame(MAC, &[], 0x86dd, &udp(53))));
+        let whole = frame(MAC, &[], 0x0800, &ipv4(17, 0, 0, 4791));
+        assert!((0..whole.len() - 4).all(|len| !ours(&whole[..len])));
+    }
+}

@@ -1,0 +1,96 @@
+//! A link with a bounded queue in front of it.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+
+use crate::link::{Frames, Link};
+use crate::qp::Qp;
+
+/// Octets that wait for a link at most. Who builds packets stops when anything waits, so this holds the last batches of those
+/// that were under way.
+const MAX_WAITING: usize = 4 << 20;
+
+#[derive(Debug, Default)]
+struct Backlog {
+    frames: Frames,
+    /// Frames before this have left.
+    from: usize,
+    /// Who wants to know when there is room, by number.
+    waiters: HashMap<u32, Weak<Qp>>,
+}
+
+/// One direction of one link.
+#[derive(Debug)]
+pub(crate) struct Lane {
+    pub(crate) link: Arc<dyn Link>,
+    backlog: Mutex<Backlog>,
+    /// Something waits.
+    full: AtomicBool,
+}
+
+impl Lane {
+    pub(crate) fn new(link: Arc<dyn Link>) -> Self {
+        Self { link, backlog: Mutex::default(), full: AtomicBool::new(false) }
+    }
+
+    /// Whether the link does not keep up.
+    #[inline]
+    pub(crate) fn is_full(&self) -> bool {
+        self.full.load(Ordering::Acquire)
+    }
+
+    /// Sends frames, or keeps them until there is room. Gives how many were dropped.
+    pub(crate) fn send(&self, frames: &Frames) -> u64 {
+        let mut backlog = self.backlog.lock();
+        let taken = if self.is_full() { 0 } else { self.link.send(frames, 0) };
+        let mut dropped = 0;
+        for frame in frames.iter_from(taken) {
+            if backlog.frames.octets().saturating_add(frame.len()) > MAX_WAITING {
+                dropped += 1;
+            } else {
+                backlog.frames.push(frame);
+            }
+        }
+        self.full.store(!backlog.frames.is_empty(), Ordering::Release);
+        dropped
+    }
+
+    /// Has `qp` run when there is room again. `false`: there is room now.
+    pub(crate) fn wait_for_room(&self, qp: &Qp) -> bool {
+        if !self.is_full() {
+            return false;
+        }
+        let mut backlog = self.backlog.lock();
+        // Under the lock: a flush between the two looks would not see us.
+        let full = self.is_full();
+        if full {
+            backlog.waiters.insert(qp.qpn.get(), Weak::clone(&qp.me));
+        }
+        full
+    }
+
+    /// Sends what waits, as far as there is room.
+    pub(crate) fn flush(&self) {
+        if !self.is_full() {
+            return;
+        }
+        let waiters = {
+            let mut backlog = self.backlog.lock();
+            let Backlog { frames, from, waiters } = &mut *backlog;
+            *from = from.saturating_add(self.link.send(frames, *from));
+            if *from < frames.len() {
+                return;
+            }
+            frames.clear();
+            *from = 0;
+            self.full.store(false, Ordering::Release);
+            std::mem::take(waiters)
+        };
+        for qp in waiters.into_values().filter_map(|qp| qp.upgrade()) {
+            qp.kick();
+        }
+    }
+}

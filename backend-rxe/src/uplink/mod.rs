@@ -1,0 +1,70 @@
+//! The second way out: peers of other hosts, reached through an Ethernet link.
+//!
+//! A [`port::Port`] belongs to one device. It has an uplink and, if the daemon stands between the device's network function
+//! and the network, the link to that function. One thread waits for both. RoCE frames for the device go to its queue pairs,
+//! everything else is passed on.
+//!
+//! # Which way a request takes
+//!
+//! A destination GID that is bound on the fabric is reached by local delivery, any other through the uplink if there is one.
+//! A connected QP decides with its first request and stays with it until RESET: PSNs on the wire and positions in local
+//! delivery cannot be told from each other. State for the wire is made when it is needed, so that other QPs do not pay for it.
+//!
+//! # Who sends
+//!
+//! The requester of a QP sends with its half held, so that its packets leave in order, but after it has given guest memory
+//! back. Answers leave from the port's thread only. When the link is full both stop: requesters are woken, and answers are
+//! still owed.
+//!
+//! # Guard
+//!
+//! Frames are built by us, from a GID that is bound and the device's own address. What comes is dropped and counted unless it
+//! is for us, intact, and from the peer of the QP; a GID of our own fabric is nobody's peer on the wire.
+
+pub(crate) mod counters;
+pub(crate) mod frame;
+pub(crate) mod host;
+mod lane;
+pub(crate) mod port;
+pub(crate) mod rc;
+mod receive;
+pub(crate) mod ud;
+
+use rdma_backend::{AddressVector, GidType, NetworkType, Qpn};
+
+use crate::hca::{Adapter, BoundGid};
+use crate::transport::{Origin, Path};
+
+/// Octets before the network header that count towards a frame but not towards the MTU.
+const ETHERNET_LEN: usize = 18;
+/// Frames that are built while guest memory is held.
+pub(crate) const BATCH: usize = 32;
+
+/// What stands in the frames that an adapter sends from a GID.
+pub(crate) fn origin(adapter: &Adapter, (gid, kind): BoundGid) -> Option<Origin> {
+    let port = adapter.port.as_ref()?;
+    Some(Origin { mac: port.mac(), gid, kind, vlan: None })
+}
+
+/// The path of a connected QP and the GID that it starts from. `None`: there is no way to that address.
+pub(crate) fn connected_path(
+    adapter: &Adapter,
+    av: &AddressVector,
+    local: Qpn,
+    remote: Qpn,
+) -> Option<(Path, BoundGid)> {
+    let source = adapter.gid(av.sgid_index)?;
+    // A GID of this process is reached directly, or not at all.
+    if adapter.shared.fabric.find(&av.dgid).is_some() {
+        return None;
+    }
+    Some((Path::connected(&origin(adapter, source)?, av, local, remote)?, source))
+}
+
+/// The encapsulation that a packet has.
+const fn gid_kind(network: NetworkType) -> GidType {
+    match network {
+        NetworkType::RoceV1 => GidType::RoceV1,
+        NetworkType::Ipv4 | NetworkType::Ipv6 => GidType::RoceV2,
+    }
+}

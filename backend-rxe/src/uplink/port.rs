@@ -1,0 +1,256 @@
+//! A port: the links of one device and the thread that serves them.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use std::{io, thread};
+
+use parking_lot::Mutex;
+use rdma_backend::{MacAddr, Mtu};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+
+use super::counters::PortCounters;
+use super::frame::is_for_rdma;
+use super::lane::Lane;
+use super::receive::Inbox;
+use super::{BATCH, ETHERNET_LEN};
+use crate::hca::Adapter;
+use crate::link::{Frames, Link};
+use crate::rxe::Shared;
+
+/// Room for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
+const OVERHEAD: u32 = 96;
+/// Frames that are taken from a link at a time.
+const RECEIVE: usize = 64;
+/// Buffers that are kept for the next sender.
+const SPARE: usize = 8;
+/// A link that wants to be called again this soon is worth it in a loop that does not wait.
+const SOON: Duration = Duration::from_millis(1);
+
+/// How a device is connected to the network.
+#[derive(Clone, Debug)]
+pub struct PortConfig {
+    /// The way to other hosts.
+    pub uplink: Arc<dyn Link>,
+    /// The device's network function, whose frames are passed on.
+    pub nic: Option<Arc<dyn Link>>,
+    /// Octets of an IP packet that the network carries. The path MTU of the port follows from it.
+    pub mtu: u32,
+}
+
+/// The port of a device.
+#[derive(Debug)]
+pub(crate) struct Port {
+    mac: MacAddr,
+    mtu: u32,
+    pub(super) uplink: Lane,
+    nic: Option<Lane>,
+    pub(crate) counters: PortCounters,
+    adapter: Mutex<Weak<Adapter>>,
+    inbox: Mutex<Inbox>,
+    spare: Mutex<Vec<Frames>>,
+    waker: OwnedFd,
+    stopping: AtomicBool,
+}
+
+impl Port {
+    pub(crate) fn new(mac: MacAddr, config: PortConfig) -> io::Result<Self> {
+        Ok(Self {
+            mac,
+            mtu: config.mtu,
+            uplink: Lane::new(config.uplink),
+            nic: config.nic.map(Lane::new),
+            counters: PortCounters::default(),
+            adapter: Mutex::default(),
+            inbox: Mutex::default(),
+            spare: Mutex::default(),
+            waker: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            stopping: AtomicBool::new(false),
+        })
+    }
+
+    pub(crate) const fn mac(&self) -> MacAddr {
+        self.mac
+    }
+
+    /// The device behind the port, which is made anew whenever the guest's driver starts.
+    pub(crate) fn attach(&self, adapter: &Weak<Adapter>) {
+        *self.adapter.lock() = Weak::clone(adapter);
+    }
+
+    /// Largest path MTU whose packets the network carries.
+    pub(crate) fn path_mtu(&self) -> Mtu {
+        [Mtu::M4096, Mtu::M2048, Mtu::M1024, Mtu::M512]
+            .into_iter()
+            .find(|mtu| mtu.bytes() + OVERHEAD <= self.mtu)
+            .unwrap_or(Mtu::M256)
+    }
+
+    /// An empty batch.
+    pub(crate) fn buffer(&self) -> Frames {
+        self.spare.lock().pop().unwrap_or_default()
+    }
+
+    /// Sends the frames of queue pairs and takes the batch back.
+    pub(crate) fn send(&self, mut frames: Frames) {
+        if !frames.is_empty() {
+            self.send_batch(&frames);
+        }
+        frames.clear();
+        let mut spare = self.spare.lock();
+        if spare.len() < SPARE {
+            spare.push(frames);
+        }
+    }
+
+    fn send_batch(&self, frames: &Frames) {
+        let limit = (self.mtu as usize).saturating_add(ETHERNET_LEN);
+        let (mut fitting, mut batch) = (Frames::default(), frames);
+        if frames.iter().any(|frame| frame.len() > limit) {
+            // The guest chose a path MTU that the port does not have.
+            for frame in frames.iter().filter(|frame| frame.len() <= limit) {
+                fitting.push(frame);
+            }
+            PortCounters::add(&self.counters.wire_dropped_too_long, (frames.len() - fitting.len()) as u64);
+            batch = &fitting;
+        }
+        let dropped = self.uplink.send(batch);
+        PortCounters::add(&self.counters.wire_dropped_no_room, dropped);
+        PortCounters::add(&self.counters.wire_frames_sent, (batch.len() as u64).saturating_sub(dropped));
+        PortCounters::add(&self.counters.wire_bytes_sent, batch.octets() as u64);
+        if self.uplink.is_full() {
+            self.wake();
+        }
+    }
+
+    /// Has the thread look at everything again.
+    fn wake(&self) {
+        // It fails when the counter is full, and then the thread wakes up anyway.
+        let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
+    }
+
+    /// Does what there is to do without waiting. Whether there may be more.
+    pub(crate) fn service(&self) -> bool {
+        // Somebody else is at it: what they leave, they know of.
+        let Some(mut inbox) = self.inbox.try_lock() else { return false };
+        self.uplink.flush();
+        let mut frames = self.buffer();
+        self.uplink.link.receive(&mut frames, RECEIVE);
+        let mut busy = !frames.is_empty();
+        let adapter = self.adapter.lock().upgrade();
+        let mut passed = self.buffer();
+        for frame in frames.iter() {
+            match &adapter {
+                Some(adapter) if is_for_rdma(frame, self.mac) => inbox.take(self, adapter, frame),
+                _ => passed.push(frame),
+            }
+        }
+        busy |= inbox.answer(self);
+        if let Some(nic) = &self.nic {
+            nic.flush();
+            self.pass(nic, &passed, &self.counters.passed_in);
+            frames.clear();
+            nic.link.receive(&mut frames, RECEIVE);
+            busy |= !frames.is_empty();
+            self.pass(&self.uplink, &frames, &self.counters.passed_out);
+        } else {
+            PortCounters::add(&self.counters.passed_dropped, passed.len() as u64);
+        }
+        for mut batch in [frames, passed] {
+            batch.clear();
+            self.send(batch);
+        }
+        busy
+    }
+
+    fn pass(&self, lane: &Lane, frames: &Frames, counter: &std::sync::atomic::AtomicU64) {
+        if !frames.is_empty() {
+            let dropped = lane.send(frames);
+            PortCounters::add(&self.counters.passed_dropped, dropped);
+            PortCounters::add(counter, (frames.len() as u64).saturating_sub(dropped));
+        }
+    }
+
+    fn lanes(&self) -> impl Iterator<Item = &Lane> {
+        [Some(&self.uplink), self.nic.as_ref()].into_iter().flatten()
+    }
+
+    /// Whether a link holds frames that come without anything else happening.
+    pub(crate) fn is_holding(&self) -> bool {
+        self.lanes().any(|lane| lane.link.readiness().wait.is_some_and(|wait| wait <= SOON))
+    }
+
+    fn work(&self) {
+        while !self.stopping.load(Ordering::Acquire) {
+            if !self.service() {
+                self.wait();
+            }
+        }
+    }
+
+    /// Blocks until a link has something, or somebody wakes us.
+    fn wait(&self) {
+        let lanes: Vec<_> = self.lanes().map(|lane| (lane.link.readiness(), lane.is_full())).collect();
+        let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
+        for (readiness, full) in &lanes {
+            if let Some(fd) = &readiness.readable {
+                fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
+            }
+            if let (Some(fd), true) = (&readiness.writable, full) {
+                fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT));
+            }
+        }
+        let wait = lanes.iter().filter_map(|(readiness, _)| readiness.wait).min();
+        let timeout = wait.and_then(|wait| Timespec::try_from(wait).ok());
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => {
+                log::error!("port {}: cannot wait: {errno}", self.mac);
+                thread::sleep(SOON);
+            }
+        }
+        let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]);
+    }
+}
+
+/// Keeps a device connected. Dropping it takes the cable out.
+#[derive(Debug)]
+pub struct Uplink {
+    port: Arc<Port>,
+    shared: Weak<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Uplink {
+    pub(crate) fn start(port: Arc<Port>, shared: Weak<Shared>, threaded: bool) -> io::Result<Self> {
+        let mut uplink = Self { port, shared, thread: None };
+        if threaded {
+            let port = Arc::clone(&uplink.port);
+            let name = format!("port-{}", port.mac);
+            uplink.thread = Some(thread::Builder::new().name(name).spawn(move || port.work())?);
+        }
+        Ok(uplink)
+    }
+
+    /// Figures of the port.
+    pub fn counters(&self) -> Vec<rdma_backend::Counter> {
+        self.port.counters.list()
+    }
+}
+
+impl Drop for Uplink {
+    fn drop(&mut self) {
+        if let Some(shared) = self.shared.upgrade() {
+            shared.ports.lock().remove(&self.port.mac);
+        }
+        self.port.stopping.store(true, Ordering::Release);
+        self.port.wake();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            log::error!("the thread of a port panicked");
+        }
+    }
+}
+
+const _: () = assert!(BATCH <= RECEIVE);

@@ -1,0 +1,300 @@
+//! Reliable connections over the wire: the transport's halves inside those of a queue pair.
+
+use std::collections::VecDeque;
+use std::sync::Weak;
+
+use rdma_backend::{QpAttrs, QpState};
+
+use super::counters::PortCounters;
+use super::host::{Receiving, Sending, requests};
+use super::port::Port;
+use super::{BATCH, connected_path};
+use crate::counters::Tally;
+use crate::gather::Memory;
+use crate::hca::BoundGid;
+use crate::link::Frames;
+use crate::local::Held;
+use crate::qp::requester::{Requester, Route};
+use crate::qp::responder::Responder;
+use crate::qp::{Budget, Qp, Run};
+use crate::transport::{self, Handled, Path, Refused, Tuning, admit_connected};
+use crate::wire::{MAX_FRAME, Packet};
+
+/// Packets that wait for answers to leave before them. More are lost and come again.
+const MAX_DEFERRED: usize = 128;
+/// Batches of answers that a responder gives before it is another one's turn.
+const ANSWER_TURNS: u32 = 4;
+
+/// What a requester holds for the wire.
+#[derive(Debug)]
+pub(crate) struct Sender {
+    transport: transport::Requester,
+    path: Path,
+    source: BoundGid,
+}
+
+impl Sender {
+    /// State of a QP whose peer is on the wire. `None`: it is not, or there is no wire.
+    pub(crate) fn new(qp: &Qp, attrs: &QpAttrs) -> Option<Box<Self>> {
+        let (path, source) = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn)?;
+        let transport = transport::Requester::new(attrs, path, Tuning::default());
+        Some(Box::new(Self { transport, path, source }))
+    }
+
+    /// Takes over attributes that a modify request changed.
+    pub(crate) fn set_attrs(&mut self, qp: &Qp, attrs: &QpAttrs) {
+        // Without a path the old one stays. Its source is not bound any more, so nothing leaves through it.
+        if let Some((path, source)) = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn) {
+            (self.path, self.source) = (path, source);
+        }
+        self.transport.set_attrs(attrs, self.path);
+    }
+
+    /// In SQD nothing new is started.
+    pub(crate) const fn set_draining(&mut self, draining: bool) {
+        self.transport.set_draining(draining);
+    }
+
+    /// Whether nothing is under way.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.transport.is_idle()
+    }
+
+    /// The QP is in its error state: ends everything that was taken from the ring.
+    pub(crate) fn flush(&mut self, qp: &Qp, requester: &mut Requester, memory: Memory<'_>, tally: &mut Tally) {
+        self.transport.flush(&mut Sending { qp, requester, memory, tally });
+    }
+}
+
+/// Runs requests of a QP whose peer is on the wire.
+pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally: &mut Tally) -> Run {
+    let Some(port) = &qp.adapter.port else { return Run::Idle };
+    // Taken out, because the transport calls back into the rest of the requester.
+    let Some(mut sender) = requester.wire.take() else { return Run::Again };
+    let before = sender.transport.stats();
+    let run = loop {
+        if !requests(qp) {
+            break Run::Again;
+        }
+        if budget.spent() {
+            break Run::More;
+        }
+        let mut frames = port.buffer();
+        let progress = turn(qp, requester, &mut sender, port, &mut frames, budget, tally);
+        // Guest memory is given back; the requester is still ours, so nobody overtakes these.
+        port.send(frames);
+        if !progress {
+            break if requests(qp) { Run::Idle } else { Run::Again };
+        }
+    };
+    port.counters.requester(&before, &sender.transport.stats());
+    if run == Run::Idle
+        && let Some(deadline) = sender.transport.poll_timeout()
+    {
+        requester.arm(qp, deadline);
+    }
+    requester.wire = Some(sender);
+    run
+}
+
+/// Takes requests from the ring and builds a batch of packets. Whether there was anything to do.
+fn turn(
+    qp: &Qp,
+    requester: &mut Requester,
+    sender: &mut Sender,
+    port: &Port,
+    frames: &mut Frames,
+    budget: &mut Budget,
+    tally: &mut Tally,
+) -> bool {
+    let held = Held::open(&qp.adapter, None);
+    let memory = held.own();
+    let generation = qp.adapter.shared.fabric.generation();
+    if requester.route.generation != generation {
+        let source = qp.adapter.gid(requester.attrs.av.sgid_index);
+        requester.route = Route { generation, source, peer: Weak::new() };
+    }
+    let bound = requester.route.source == Some(sender.source);
+    let now = qp.adapter.shared.engine.now();
+    let transport = &mut sender.transport;
+    let mut host = Sending { qp, requester, memory, tally };
+    // Also when nothing can be sent: otherwise the deadline would come again and again.
+    transport.handle_timeout(now, &mut host);
+    if port.uplink.wait_for_room(qp) {
+        return false;
+    }
+    let mut progress = false;
+    while qp.state() == QpState::Rts && transport.has_room() && !budget.spent() {
+        let mut work = transport.spare();
+        match host.requester.pop(memory.view, &mut work) {
+            Ok(true) => transport.post(work, &mut host),
+            Ok(false) => break,
+            Err(error) => {
+                qp.fail_ring(memory.view, error);
+                return false;
+            }
+        }
+        budget.take_request();
+        progress = true;
+    }
+    while requests(qp) && frames.len() < BATCH && !budget.spent() {
+        let before = frames.octets();
+        if !frames.push_with(MAX_FRAME, |room| transport.poll_transmit(now, &mut host, room)) {
+            break;
+        }
+        budget.take_bytes(frames.octets().saturating_sub(before) as u64);
+        progress = true;
+    }
+    if !bound {
+        // As with local delivery: what is sent from a GID that is gone is lost, and tried again in time.
+        frames.clear();
+    }
+    if qp.state() == QpState::Sqd && transport.is_idle() {
+        host.requester.drained(qp, memory.view);
+    }
+    progress
+}
+
+/// Gives an answer to the requester. It goes on when it is driven next.
+pub(crate) fn take_answer(port: &Port, qp: &Qp, packet: &Packet<'_>) -> Result<(), Refused> {
+    qp.with_requester(|requester| {
+        let Some(mut sender) = requester.wire.take() else { return Err(Refused::Address) };
+        let admitted = admit_connected(packet, qp.qpn, &sender.path);
+        if admitted.is_ok() && requests(qp) {
+            let mut tally = Tally::default();
+            let before = sender.transport.stats();
+            let held = Held::open(&qp.adapter, None);
+            let mut host = Sending { qp, requester, memory: held.own(), tally: &mut tally };
+            sender.transport.handle_packet(qp.adapter.shared.engine.now(), packet, &mut host);
+            port.counters.requester(&before, &sender.transport.stats());
+            qp.adapter.counters.fold(&mut tally);
+        }
+        requester.wire = Some(sender);
+        admitted.map(|_| ())
+    })
+}
+
+/// What a responder holds for the wire.
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    transport: transport::Responder,
+    path: Path,
+    /// Packets that must not overtake answers.
+    deferred: VecDeque<Box<[u8]>>,
+    /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
+    refused: bool,
+}
+
+impl Receiver {
+    fn new(attrs: &QpAttrs, path: Path) -> Box<Self> {
+        let transport = transport::Responder::new(attrs, path);
+        Box::new(Self { transport, path, deferred: VecDeque::new(), refused: false })
+    }
+
+    /// Takes over attributes that a modify request changed.
+    pub(crate) fn set_attrs(&mut self, qp: &Qp, attrs: &QpAttrs) {
+        if let Some((path, _)) = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn) {
+            self.path = path;
+        }
+        self.transport.set_attrs(attrs, self.path);
+    }
+
+    /// Executes a packet, or keeps it for later.
+    fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], host: &mut Receiving<'_>) {
+        if self.deferred.is_empty() && self.handle(packet, host) != Handled::Deferred {
+            return;
+        }
+        if self.deferred.len() < MAX_DEFERRED {
+            self.deferred.push_back(frame.into());
+        } else {
+            PortCounters::bump(&port.counters.wire_dropped_deferred);
+        }
+    }
+
+    fn handle(&mut self, packet: &Packet<'_>, host: &mut Receiving<'_>) -> Handled {
+        let handled = self.transport.handle_packet(packet, host);
+        self.refused |= !host.qp.receives();
+        handled
+    }
+
+    /// Executes kept packets until one must wait again.
+    fn resume(&mut self, host: &mut Receiving<'_>) {
+        while host.qp.receives()
+            && let Some(frame) = self.deferred.pop_front()
+        {
+            // It was parsed when it came.
+            let Ok(packet) = Packet::parse(&frame) else { continue };
+            if self.handle(&packet, host) == Handled::Deferred {
+                self.deferred.push_front(frame);
+                return;
+            }
+        }
+    }
+}
+
+/// Gives a request to the responder.
+pub(crate) fn take_request(port: &Port, qp: &Qp, packet: &Packet<'_>, frame: &[u8]) -> Result<(), Refused> {
+    let held = Held::open(&qp.adapter, None);
+    let responder = &mut *qp.responder.lock();
+    if !qp.receives() {
+        return Err(Refused::Opcode);
+    }
+    let mut receiver = match responder.wire.take() {
+        Some(receiver) => receiver,
+        None => {
+            let attrs = &responder.attrs;
+            let path = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn);
+            let (path, _) = path.ok_or(Refused::Address)?;
+            // Only the peer is worth memory.
+            admit_connected(packet, qp.qpn, &path)?;
+            Receiver::new(attrs, path)
+        }
+    };
+    let admitted = admit_connected(packet, qp.qpn, &receiver.path);
+    if admitted.is_ok() {
+        let before = receiver.transport.stats();
+        receiver.take(port, packet, frame, &mut Receiving { qp, responder, memory: held.own() });
+        port.counters.responder(&before, &receiver.transport.stats());
+    }
+    responder.wire = Some(receiver);
+    admitted.map(|_| ())
+}
+
+/// Sends what the responder owes. Whether that was all; otherwise it wants another turn.
+pub(crate) fn answer(port: &Port, qp: &Qp) -> bool {
+    for _ in 0..ANSWER_TURNS {
+        if port.uplink.is_full() {
+            return false;
+        }
+        let mut frames = port.buffer();
+        let done = answer_batch(qp, &mut frames);
+        port.send(frames);
+        if done {
+            return true;
+        }
+    }
+    false
+}
+
+fn answer_batch(qp: &Qp, frames: &mut Frames) -> bool {
+    let held = Held::open(&qp.adapter, None);
+    let responder: &mut Responder = &mut qp.responder.lock();
+    let Some(mut receiver) = responder.wire.take() else { return true };
+    if !qp.receives() && !receiver.refused {
+        receiver.transport.end();
+        receiver.deferred.clear();
+    }
+    let mut host = Receiving { qp, responder, memory: held.own() };
+    while frames.len() < BATCH && frames.push_with(MAX_FRAME, |room| receiver.transport.poll_transmit(&mut host, room))
+    {
+    }
+    // The memory of a READ may have been taken away, which ends the QP with one last answer.
+    receiver.refused |= !qp.receives();
+    let all = frames.len() < BATCH;
+    if all {
+        receiver.resume(&mut host);
+    }
+    let done = all && !receiver.transport.has_answers() && receiver.deferred.is_empty();
+    responder.wire = Some(receiver);
+    done
+}

@@ -1,0 +1,84 @@
+//! Frames that came for the device: which queue pair, which half, or why not.
+
+use std::sync::{Arc, Weak};
+
+use rdma_backend::QpType;
+
+use super::counters::PortCounters;
+use super::port::Port;
+use super::{gid_kind, rc, ud};
+use crate::hca::Adapter;
+use crate::qp::Qp;
+use crate::transport::{Refused, admit};
+use crate::wire::{Opcode, Packet};
+
+/// What the frames of a batch leave to do. Answers are given when the batch is through, so that one acknowledgement confirms
+/// many packets.
+#[derive(Debug, Default)]
+pub(crate) struct Inbox {
+    /// Responders that owe answers, in the order in which they began to.
+    owing: Vec<Weak<Qp>>,
+    /// Requesters that got answers.
+    answered: Vec<Arc<Qp>>,
+}
+
+impl Inbox {
+    /// Takes one frame.
+    pub(super) fn take(&mut self, port: &Port, adapter: &Arc<Adapter>, frame: &[u8]) {
+        let counters = &port.counters;
+        PortCounters::bump(&counters.wire_frames_received);
+        PortCounters::add(&counters.wire_bytes_received, frame.len() as u64);
+        let Ok(packet) = Packet::parse(frame) else { return PortCounters::bump(&counters.wire_dropped_malformed) };
+        let header = &packet.header;
+        if header.bth.opcode == Opcode::CNP {
+            return PortCounters::bump(&counters.wire_cnps);
+        }
+        let kind = gid_kind(header.network.kind());
+        let ours = adapter.has_gid((header.network.destination(), kind));
+        // Whoever has a GID of our own fabric would be delivered to directly, and says so on the wire only to deceive.
+        let foreign = adapter.shared.fabric.find(&header.network.source()).is_none();
+        if !ours || !foreign || header.ethernet.vlan_id().is_some() {
+            return PortCounters::bump(&counters.wire_dropped_address);
+        }
+        let Some(qp) = adapter.qp(header.bth.destination) else {
+            return PortCounters::bump(&counters.wire_dropped_no_qp);
+        };
+        let taken = match qp.qp_type {
+            QpType::Ud | QpType::Gsi => admit(&packet, qp.qp_type).map(|_| ud::deliver(&qp, &packet)),
+            QpType::Rc => self.connected(port, &qp, &packet, frame),
+        };
+        if let Err(refused) = taken {
+            PortCounters::bump(match refused {
+                Refused::Damaged(_) => &counters.wire_dropped_damaged,
+                Refused::Address => &counters.wire_dropped_address,
+                Refused::Version | Refused::Opcode | Refused::Pkey => &counters.wire_dropped_refused,
+            });
+        }
+    }
+
+    fn connected(&mut self, port: &Port, qp: &Arc<Qp>, packet: &Packet<'_>, frame: &[u8]) -> Result<(), Refused> {
+        let operation = packet.header.bth.opcode.info().map(|info| info.operation);
+        if operation.is_some_and(|operation| operation.is_response()) {
+            rc::take_answer(port, qp, packet)?;
+            if !self.answered.iter().any(|known| Arc::ptr_eq(known, qp)) {
+                self.answered.push(Arc::clone(qp));
+            }
+            return Ok(());
+        }
+        rc::take_request(port, qp, packet, frame)?;
+        if !self.owing.iter().any(|known| Weak::ptr_eq(known, &qp.me)) {
+            self.owing.push(Weak::clone(&qp.me));
+        }
+        Ok(())
+    }
+
+    /// Has requesters go on and responders answer. Whether there is more to do at once.
+    pub(super) fn answer(&mut self, port: &Port) -> bool {
+        for qp in self.answered.drain(..) {
+            qp.drive(qp.adapter.shared.inline_budget);
+        }
+        // Those that are not through come after the others in the next round.
+        self.owing.retain(|qp| qp.upgrade().is_some_and(|qp| !rc::answer(port, &qp)));
+        !self.owing.is_empty() && !port.uplink.is_full()
+    }
+}
