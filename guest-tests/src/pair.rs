@@ -232,7 +232,7 @@ fn mac(model: NicModel, index: usize) -> String {
 }
 
 /// Loads a network driver, finds its interface (there is no udev, so names follow the order of loading) and sets it up.
-fn network_script(driver: &str, ip: &str) -> String {
+pub(crate) fn network_script(driver: &str, ip: &str) -> String {
     format!(
         "modprobe {driver} || exit
          for path in /sys/class/net/*; do
@@ -252,14 +252,14 @@ fn gid_tail(ip: &str) -> Result<String> {
     Ok(format!("ffff:{a:02x}{b:02x}:{c:02x}{d:02x}"))
 }
 
-fn wait_for_gid(vm: &Vm, device: &str, ip: &str) -> Result<()> {
+pub(crate) fn wait_for_gid(vm: &Vm, device: &str, ip: &str) -> Result<()> {
     let tail = gid_tail(ip)?;
     let ports = format!("/sys/class/infiniband/{device}/ports/1");
     vm.wait_until(&format!("grep -qs ACTIVE {ports}/state && grep -qs {tail} {ports}/gids/*"), Duration::from_secs(30))
         .with_context(|| format!("{device} in {} has no active port with the GID of {ip}", vm.name()))
 }
 
-fn gid_index(vm: &Vm, device: &str, ip: &str) -> Result<u32> {
+pub(crate) fn gid_index(vm: &Vm, device: &str, ip: &str) -> Result<u32> {
     let tail = gid_tail(ip)?;
     let output = vm.run(&format!(
         "cd /sys/class/infiniband/{device}/ports/1

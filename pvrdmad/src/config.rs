@@ -16,6 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 use crate::cli::ServeArgs;
+use crate::network::{LinkSpec, NetworkSpec};
 
 /// Why there is nothing sensible to serve.
 #[derive(Debug, Error)]
@@ -107,6 +108,12 @@ pub struct DeviceSpec {
     pub version: Option<u32>,
     /// Whether there is a legacy interrupt.
     pub intx: Option<bool>,
+    /// The way to other hosts.
+    pub uplink: Option<LinkSpec>,
+    /// The paired network function.
+    pub nic: Option<LinkSpec>,
+    /// Octets of an IP packet that the network carries.
+    pub mtu: Option<u32>,
     /// Upper limits, in the file only.
     #[serde(default)]
     pub limits: LimitsSpec,
@@ -154,7 +161,7 @@ limits! {
 }
 
 /// Keys of `--device`.
-const KEYS: &str = "name, socket, mac, roce, pin, version, intx";
+const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, nic, mtu";
 
 impl FromStr for DeviceSpec {
     type Err = String;
@@ -178,6 +185,9 @@ impl FromStr for DeviceSpec {
                     spec.version = Some(value.parse().map_err(|_| format!("version: '{value}' is not a number"))?);
                 }
                 "intx" => spec.intx = Some(value.parse().map_err(|_| format!("intx: '{value}' is not true or false"))?),
+                "uplink" => spec.uplink = Some(value.parse().map_err(|error| format!("uplink: {error}"))?),
+                "nic" => spec.nic = Some(value.parse().map_err(|error| format!("nic: {error}"))?),
+                "mtu" => spec.mtu = Some(value.parse().map_err(|_| format!("mtu: '{value}' is not a number"))?),
                 _ => return Err(format!("unknown key '{key}' (the keys are {KEYS})")),
             }
             if !seen.insert(key) {
@@ -207,19 +217,25 @@ impl DeviceSpec {
             pin: None,
             version: None,
             intx: None,
+            uplink: None,
+            nic: None,
+            mtu: None,
             limits: LimitsSpec::default(),
         }
     }
 
     /// Takes what the command line gives.
     fn override_with(&mut self, other: Self) {
-        let Self { name: _, socket, mac, roce, pin, version, intx, limits: _ } = other;
+        let Self { name: _, socket, mac, roce, pin, version, intx, uplink, nic, mtu, limits: _ } = other;
         self.socket = socket.or_else(|| self.socket.take());
         self.mac = mac.or(self.mac);
         self.roce = roce.or(self.roce);
         self.pin = pin.or(self.pin);
         self.version = version.or(self.version);
         self.intx = intx.or(self.intx);
+        self.uplink = uplink.or_else(|| self.uplink.take());
+        self.nic = nic.or_else(|| self.nic.take());
+        self.mtu = mtu.or(self.mtu);
     }
 
     fn resolve(self) -> Result<Device, ConfigError> {
@@ -246,7 +262,8 @@ impl DeviceSpec {
         };
         config.intx = self.intx.unwrap_or(false);
         config.limits = self.limits.resolve();
-        Ok(Device { config, socket, pin: self.pin.unwrap_or(Pin::All) })
+        let network = NetworkSpec::new(self.uplink.clone(), self.nic.clone(), self.mtu).map_err(problem)?;
+        Ok(Device { config, socket, pin: self.pin.unwrap_or(Pin::All), network })
     }
 }
 
@@ -259,6 +276,8 @@ pub struct Device {
     pub socket: PathBuf,
     /// Residency of guest memory.
     pub pin: Pin,
+    /// How it is connected to the network, if it is.
+    pub network: Option<NetworkSpec>,
 }
 
 impl Device {

@@ -14,6 +14,7 @@ use rustix::process::{Resource, Rlimit};
 
 use crate::config::{BackendKind, Config, Device, Pin, Roce};
 use crate::control::ControlServer;
+use crate::network::Network;
 use crate::sigbus;
 use crate::status::{
     CommandReport, DaemonStatus, DeviceReport, InterruptReport, MemoryReport, by_name, phase_word, port_word,
@@ -95,6 +96,7 @@ pub struct Daemon {
     // Dropped in this order: nobody asks about devices that are being stopped.
     _control: Option<ControlServer>,
     _servers: Vec<Server>,
+    _networks: Vec<Network>,
 }
 
 impl Daemon {
@@ -114,6 +116,16 @@ impl Daemon {
             .collect::<Result<Vec<_>>>()?;
         let BackendKind::Rxe = config.backend;
         let backend = Rxe::new(RxeConfig::default()).context("backend rxe")?;
+        // Before the devices, which look for theirs when their drivers start.
+        let networks = config
+            .devices
+            .iter()
+            .filter_map(|device| Some((device, device.network.as_ref()?)))
+            .map(|(device, network)| {
+                Network::start(network, device.config.mac, &backend)
+                    .with_context(|| format!("device {}", device.config.name))
+            })
+            .collect::<Result<Vec<_>>>()?;
         let mut reporters = Vec::new();
         let mut servers = Vec::new();
         for (device, socket) in config.devices.iter().zip(sockets) {
@@ -141,7 +153,7 @@ impl Daemon {
             let _ = writeln!(ready, "{}", ready_line(device));
         }
         let _ = ready.flush();
-        Ok(Self { _control: control, _servers: servers })
+        Ok(Self { _control: control, _servers: servers, _networks: networks })
     }
 }
 

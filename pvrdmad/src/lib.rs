@@ -9,6 +9,7 @@ pub mod config;
 pub mod control;
 pub mod daemon;
 pub mod log_limit;
+pub mod network;
 pub mod sigbus;
 pub mod status;
 pub mod vfio_user;

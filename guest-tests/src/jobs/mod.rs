@@ -6,6 +6,7 @@ mod connection;
 mod daemon;
 mod exchange;
 mod integrity;
+mod interop;
 mod inventory;
 mod kernel_log;
 mod lifecycle;
@@ -37,6 +38,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(lifecycle::cases());
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
+        cases.extend(interop::cases());
     }
     cases
 }
