@@ -228,7 +228,7 @@ impl World {
 
     pub(crate) fn node_on(&self, number: u8, memory: Arc<DmaSpace>) -> Node {
         let events = Arc::new(Events::default());
-        let rxe = self.far.as_ref().filter(|_| number % 2 == 0).unwrap_or(&self.rxe);
+        let rxe = self.far.as_ref().filter(|_| number.is_multiple_of(2)).unwrap_or(&self.rxe);
         let hca = rxe
             .attach(DeviceContext {
                 name: format!("node{number}"),
