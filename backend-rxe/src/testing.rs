@@ -470,7 +470,9 @@ impl End {
         self.post(wr_id, op, sges);
         self.qp.notify_send();
         // Local delivery is done by now.
-        run_all(&self.wire);
+        if !self.wire.is_empty() {
+            run_all(&self.wire);
+        }
     }
 
     pub(crate) fn send(&self, wr_id: u64, sges: &[Sge]) {

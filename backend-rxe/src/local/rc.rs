@@ -74,9 +74,6 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
                 }
             }
         }
-        if peer.is_none() && requester.take_wire(qp) {
-            return Run::Again;
-        }
         // Only now: a budget that ends with the last request leaves nothing to wake a worker for.
         if budget.spent() {
             return Run::More;
@@ -88,6 +85,8 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
                 continue;
             }
             Step::Moved => continue,
+            // Nobody here has the address, but there may be somebody elsewhere.
+            Step::Refused(Nak::Silence) if peer.is_none() && requester.take_wire(qp) => return Run::Again,
             Step::Refused(Nak::Silence) => {
                 requester.wait_for_answer(qp);
                 return Run::Idle;

@@ -67,6 +67,7 @@ impl Sender {
 }
 
 /// Runs requests of a QP whose peer is on the wire.
+#[inline(never)]
 pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally: &mut Tally) -> Run {
     let Some(port) = &qp.adapter.port else { return Run::Idle };
     // Taken out, because the transport calls back into the rest of the requester.

@@ -18,6 +18,7 @@ use crate::wire::{MAX_FRAME, Packet};
 
 /// Builds the packet of the request under way, which was checked. `false`: the link is full, and the QP
 /// runs again when it is not. An error is the status that the request ends with.
+#[inline(never)]
 pub(crate) fn send(
     qp: &Qp,
     requester: &mut Requester,
