@@ -64,8 +64,6 @@ counters! {
     ud_dropped_qkey,
     /// Datagrams for which no receive was posted.
     ud_dropped_no_receive,
-    /// Datagrams of the wire that contradict themselves.
-    ud_dropped_malformed,
     /// Datagrams longer than the receive.
     ud_too_long,
     /// Fast registrations and local invalidations.

@@ -18,6 +18,7 @@ use crate::ud_header::{HEADER_LEN, Header};
 use crate::uplink;
 
 /// Runs requests of a datagram QP.
+#[inline(never)]
 pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally: &mut Tally) -> Run {
     // The receiver is known only when the request was taken from the ring, so memory is held for the receiver of the
     // last datagram and opened again when another adapter's turn comes.

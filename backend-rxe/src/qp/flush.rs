@@ -33,6 +33,7 @@ impl Qp {
     }
 
     /// Flushes what the state says: in SQE the send queue, in the error state both.
+    #[cold]
     pub(super) fn flush(&self, requester: &mut Requester, budget: &mut Budget, tally: &mut Tally) -> Run {
         let held = Held::open(&self.adapter, None);
         let view = held.own().view;

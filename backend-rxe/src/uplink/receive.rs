@@ -44,7 +44,7 @@ impl Inbox {
             return PortCounters::bump(&counters.wire_dropped_no_qp);
         };
         let taken = match qp.qp_type {
-            QpType::Ud | QpType::Gsi => admit(&packet, qp.qp_type).map(|_| ud::deliver(&qp, &packet)),
+            QpType::Ud | QpType::Gsi => admit(&packet, qp.qp_type).map(|_| ud::deliver(port, &qp, &packet)),
             QpType::Rc => self.connected(port, &qp, &packet, frame),
         };
         if let Err(refused) = taken {

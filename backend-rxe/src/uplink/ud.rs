@@ -2,7 +2,9 @@
 
 use rdma_backend::{QpAttrs, SendWork, UdDestination, WcFlags, WcOpcode, WcStatus};
 
+use super::counters::PortCounters;
 use super::origin;
+use super::port::Port;
 use crate::counters::Tally;
 use crate::gather::Memory;
 use crate::hca::BoundGid;
@@ -55,7 +57,7 @@ pub(crate) fn send(
 }
 
 /// Puts a datagram that was let through into a receive, or drops it, as local delivery does.
-pub(super) fn deliver(qp: &Qp, packet: &Packet<'_>) {
+pub(super) fn deliver(port: &Port, qp: &Qp, packet: &Packet<'_>) {
     let counters = &qp.adapter.counters;
     let mut tally = Tally::default();
     match Datagram::new(packet) {
@@ -63,7 +65,7 @@ pub(super) fn deliver(qp: &Qp, packet: &Packet<'_>) {
             let held = Held::open(&qp.adapter, None);
             fill(qp, held.own(), &datagram, &mut tally);
         }
-        None => tally.ud_dropped_malformed += 1,
+        None => PortCounters::bump(&port.counters.wire_dropped_malformed),
     }
     counters.fold(&mut tally);
 }
