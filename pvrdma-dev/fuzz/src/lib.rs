@@ -60,7 +60,7 @@ impl World {
         let limits = Limits { max_uar: 8, max_cqe: 64, max_qp_wr: 64, max_srq_wr: 64, ..Limits::default() };
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
         // Both ways of arming, so that both are run.
-        let posted_doorbells = host % 2 == 0;
+        let posted_doorbells = host.is_multiple_of(2);
         let config = DeviceConfig { limits, posted_doorbells, ..DeviceConfig::new("fuzz", mac) };
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &self.rxe).unwrap();
         Guest { memory, irqs, device }
