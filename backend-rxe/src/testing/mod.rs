@@ -17,7 +17,7 @@ use vm_memory::mmap::MmapRegion;
 
 pub(crate) use node::{Buffer, Node};
 pub(crate) use pair::{End, Pair};
-pub(crate) use queues::{Completions, Events, Ring, queue};
+pub(crate) use queues::{Completions, Events, Ring};
 
 use crate::clock::{Clock, ManualClock};
 use crate::link::fault::{FaultLink, Faults};

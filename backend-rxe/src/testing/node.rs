@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use rdma_backend::memory::{DmaSpace, PAGE_SIZE, PageListBuilder};
 use rdma_backend::{
     Access, CompletionSink, Hca, MemoryRegion, MrRequest, QpCaps, QpInit, QpType, Qpn, RecvSource, RecvWork,
-    RemoteAddress, Sge,
+    RemoteAddress, SendWork, Sge, VerbsError,
 };
 
 use super::queues::Consumer;
 use super::{ALL, Completions, End, Events, Ring};
-use crate::{Rxe, RxeCq, RxeHca, RxeMr, RxePd, RxeSrq};
+use crate::{Rxe, RxeCq, RxeHca, RxeMr, RxePd, RxeQp, RxeSrq};
 
 /// One device.
 pub(crate) struct Node {
@@ -113,6 +113,23 @@ impl Node {
             cookie: qpn,
             _cqs: (send_cq, recv_cq),
         }
+    }
+
+    /// A QP of that number, if the adapter makes one, whose queues stay empty.
+    pub(crate) fn empty_qp(&self, qp_type: QpType, qpn: Qpn, cqs: (&RxeCq, &RxeCq)) -> Result<RxeQp, VerbsError> {
+        self.hca.create_qp(QpInit {
+            cookie: 0,
+            qpn,
+            qp_type,
+            pd: &self.pd,
+            send_cq: cqs.0,
+            recv_cq: cqs.1,
+            srq: None,
+            send_queue: Box::new(Consumer::<SendWork>(Arc::default())),
+            recv_queue: None,
+            caps: QpCaps::default(),
+            signal_all: false,
+        })
     }
 
     pub(crate) fn srq(&self, limit: u32) -> (RxeSrq, Arc<Ring<RecvWork>>) {

@@ -138,8 +138,3 @@ impl EventSink for Events {
         self.0.lock().push(event);
     }
 }
-
-/// A send queue that stays empty.
-pub(crate) fn queue() -> Box<dyn SendSource> {
-    Box::new(Consumer(Arc::new(Ring::default())))
-}

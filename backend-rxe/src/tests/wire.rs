@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_backend::{
-    AsyncEvent, Hca, Mtu, NetworkType, QpAttrMask, QpEvent, QpState, QpType, Qpn, QueuePair, SendData, SendFlags,
-    SendOp, SendWork, UdDestination, WcFlags, WcOpcode, WcStatus,
+    AsyncEvent, Hca, Mtu, NetworkType, QpAttrMask, QpEvent, QpState, QpType, Qpn, QueuePair, SendData, SendOp,
+    UdDestination, WcFlags, WcStatus,
 };
 
 use crate::link::fault::Faults;
@@ -30,6 +30,7 @@ same! {
         send_and_receive
         the_first_request_in_rtr_establishes_the_communication
         write_and_read
+        immediate_data_and_solicited
         empty_operations_look_at_no_key
         the_dma_key_names_bus_addresses_and_is_local
         fast_registration_and_invalidation
@@ -74,31 +75,6 @@ same! {
 
 const GOOD: Faults = Faults { loss: 0, duplicate: 0, reorder: 0, corrupt: 0, delay: 0 };
 const QKEY: u32 = 0x1234;
-
-#[test]
-fn flags_and_immediate_data() {
-    on_the_wire(GOOD, 1, || {
-        let pair = Pair::new();
-        let (source, target) = (pair.a.buffer(64), pair.b.buffer(64));
-        pair.right.recv(1, &[target.all()]);
-        pair.right.recv(2, &[]);
-        let data = SendData::Immediate([1, 2, 3, 4]);
-        pair.left.submit(1, SendOp::Send { data, to: None }, &[source.sge(0, 8)]);
-        let op = SendOp::Write { remote: target.remote(8), immediate: Some([9, 8, 7, 6]) };
-        let work = SendWork { wr_id: 2, op, flags: SendFlags::SOLICITED, sges: vec![source.sge(0, 16)] };
-        pair.left.sends.posted.lock().push_back(work);
-        pair.left.qp.notify_send();
-        pair.settle();
-        let got = pair.right.rcq.poll();
-        assert_eq!((got[0].opcode, got[0].byte_len, got[0].immediate), (WcOpcode::Recv, 8, [1, 2, 3, 4]));
-        assert_eq!((got[0].flags, got[0].solicited), (WcFlags::IMMEDIATE, false));
-        assert_eq!((got[1].opcode, got[1].byte_len), (WcOpcode::RecvRdmaWithImmediate, 16));
-        assert_eq!((got[1].immediate, got[1].solicited), ([9, 8, 7, 6], true));
-        // Only the first was signaled.
-        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success)]);
-        assert_eq!((pair.a.counter("rc_sends"), pair.a.counter("rc_write_bytes")), (1, 16));
-    });
-}
 
 #[test]
 fn sqd_finishes_what_was_started() {
