@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
-use rdma_backend::memory::{DmaSpace, PinGuard};
+use rdma_backend::memory::{DmaSpace, DmaView, PageList, PinGuard};
 use rdma_backend::{
     Access, CompletionSink, Counter, DeviceContext, EventSink, Gid, GidType, Hca, HcaLimits, MrRequest, Mtu,
     PortAttributes, PortState, QpInit, QpType, Qpn, SrqInit, VerbsError,
@@ -132,6 +132,12 @@ impl Adapter {
         {
             entry.remove();
         }
+    }
+
+    /// Keeps pages resident as the device's policy says. The refusal is in the log. `view` is of this adapter's memory.
+    pub(crate) fn pin(&self, view: &DmaView<'_>, pages: &PageList) -> Option<PinGuard> {
+        let refused = |error| log::warn!("{}: {error}", self.name);
+        self.memory.pin_pages_of(view, pages).map_err(refused).ok()
     }
 
     fn set_gid(&self, index: u8, new: Option<BoundGid>) -> Result<(), VerbsError> {

@@ -184,7 +184,9 @@ fn step<'p>(
         }
         let done = match &mut work.op {
             SendOp::LocalInvalidate(invalidate) => Some(own.mrs.invalidate(invalidate.key, qp.pd)),
-            SendOp::FastRegister(request) => Some(own.mrs.fast_register(request, qp.pd)),
+            SendOp::FastRegister(request) => {
+                Some(own.mrs.fast_register(request, qp.pd, |pages| qp.adapter.pin(own.view, pages)))
+            }
             _ => None,
         };
         if let Some(done) = done {
