@@ -8,7 +8,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
-use rdma_backend::{MacAddr, Mtu};
+use rdma_backend::{Counter, MacAddr, Mtu};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::counters::PortCounters;
@@ -177,6 +177,14 @@ impl Port {
         [Some(&self.uplink), self.nic.as_ref()].into_iter().flatten()
     }
 
+    /// All counts with their names: the port's own, what its links lost, and what the uplink has to say.
+    pub(crate) fn figures(&self) -> Vec<Counter> {
+        let mut list = self.counters.list();
+        list.push(("link_lost", self.lanes().map(|lane| lane.link.lost()).sum()));
+        list.extend(self.uplink.link.counters());
+        list
+    }
+
     /// Whether a link holds frames that come without anything else happening.
     pub(crate) fn is_holding(&self) -> bool {
         self.lanes().any(|lane| lane.link.readiness().wait.is_some_and(|wait| wait <= SOON))
@@ -235,8 +243,8 @@ impl Uplink {
     }
 
     /// Figures of the port.
-    pub fn counters(&self) -> Vec<rdma_backend::Counter> {
-        self.port.counters.list()
+    pub fn counters(&self) -> Vec<Counter> {
+        self.port.figures()
     }
 }
 
