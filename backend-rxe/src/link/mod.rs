@@ -4,12 +4,14 @@
 //! one thread can sleep until any of its links has something. Links have no memory of their own to speak of: what cannot be
 //! sent now stays with the caller, what cannot be sent at all is lost and counted, as on a cable.
 //!
+//! * [`af_packet`]: an interface of this host;
 //! * [`unix`]: the socket back ends of QEMU, `stream` and `dgram`;
 //! * [`memory`]: two ends in one process;
 //! * [`vxlan`]: a tunnel through UDP;
 //! * [`tap`]: a virtual network interface of the host;
 //! * [`fault`]: any other link, with loss, duplicates, reordering, damage and delay.
 
+pub mod af_packet;
 pub mod fault;
 mod frames;
 mod interface_name;
