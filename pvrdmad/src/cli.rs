@@ -33,6 +33,8 @@ pub struct ServeArgs {
     /// frames are passed on; mtu=OCTETS is what the network carries [default: 1500]. A LINK is unix:PATH (listens for QEMU's
     /// `-netdev stream,server=off`), unix-connect:PATH (connects to `server=on`, again and again) or
     /// unix-dgram:LOCAL:REMOTE (`-netdev dgram`).
+    /// For tests, fault=loss:RATE/duplicate:RATE/reorder:RATE/corrupt:RATE/delay:RATE/seed:NUMBER makes a bad cable of the
+    /// uplink, in both directions: a RATE is a share of all frames (0.01), what is left out does not happen.
     /// A device of the same name in the configuration file gets these values in place of its own.
     #[arg(long = "device", value_name = "KEY=VALUE,...")]
     pub devices: Vec<DeviceSpec>,

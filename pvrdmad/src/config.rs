@@ -16,6 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 use crate::cli::ServeArgs;
+use crate::fault::FaultSpec;
 use crate::network::{LinkSpec, NetworkSpec};
 
 /// Why there is nothing sensible to serve.
@@ -114,6 +115,8 @@ pub struct DeviceSpec {
     pub nic: Option<LinkSpec>,
     /// Octets of an IP packet that the network carries.
     pub mtu: Option<u32>,
+    /// What the uplink suffers from, for tests.
+    pub fault: Option<FaultSpec>,
     /// Upper limits, in the file only.
     #[serde(default)]
     pub limits: LimitsSpec,
@@ -161,7 +164,7 @@ limits! {
 }
 
 /// Keys of `--device`.
-const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, nic, mtu";
+const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, nic, mtu, fault";
 
 impl FromStr for DeviceSpec {
     type Err = String;
@@ -188,6 +191,7 @@ impl FromStr for DeviceSpec {
                 "uplink" => spec.uplink = Some(value.parse().map_err(|error| format!("uplink: {error}"))?),
                 "nic" => spec.nic = Some(value.parse().map_err(|error| format!("nic: {error}"))?),
                 "mtu" => spec.mtu = Some(value.parse().map_err(|_| format!("mtu: '{value}' is not a number"))?),
+                "fault" => spec.fault = Some(value.parse().map_err(|error| format!("fault: {error}"))?),
                 _ => return Err(format!("unknown key '{key}' (the keys are {KEYS})")),
             }
             if !seen.insert(key) {
@@ -220,13 +224,14 @@ impl DeviceSpec {
             uplink: None,
             nic: None,
             mtu: None,
+            fault: None,
             limits: LimitsSpec::default(),
         }
     }
 
     /// Takes what the command line gives.
     fn override_with(&mut self, other: Self) {
-        let Self { name: _, socket, mac, roce, pin, version, intx, uplink, nic, mtu, limits: _ } = other;
+        let Self { name: _, socket, mac, roce, pin, version, intx, uplink, nic, mtu, fault, limits: _ } = other;
         self.socket = socket.or_else(|| self.socket.take());
         self.mac = mac.or(self.mac);
         self.roce = roce.or(self.roce);
@@ -236,6 +241,7 @@ impl DeviceSpec {
         self.uplink = uplink.or_else(|| self.uplink.take());
         self.nic = nic.or_else(|| self.nic.take());
         self.mtu = mtu.or(self.mtu);
+        self.fault = fault.or(self.fault);
     }
 
     fn resolve(self) -> Result<Device, ConfigError> {
@@ -262,7 +268,12 @@ impl DeviceSpec {
         };
         config.intx = self.intx.unwrap_or(false);
         config.limits = self.limits.resolve();
-        let network = NetworkSpec::new(self.uplink.clone(), self.nic.clone(), self.mtu).map_err(problem)?;
+        let mut network = NetworkSpec::new(self.uplink.clone(), self.nic.clone(), self.mtu).map_err(problem)?;
+        match (&mut network, self.fault) {
+            (Some(network), fault) => network.fault = fault,
+            (None, Some(_)) => return Err(problem("fault is one of the uplink (uplink=LINK)".to_owned())),
+            (None, None) => {}
+        }
         Ok(Device { config, socket, pin: self.pin.unwrap_or(Pin::All), network })
     }
 }

@@ -15,6 +15,7 @@ use backend_rxe::{PortConfig, Rxe, Uplink};
 use rdma_backend::MacAddr;
 use serde::{Deserialize, Deserializer};
 
+use crate::fault::FaultSpec;
 use crate::vfio_user::{SocketError, SocketFile};
 
 /// What Ethernet carries when nobody says otherwise.
@@ -74,6 +75,8 @@ pub struct NetworkSpec {
     pub nic: Option<LinkSpec>,
     /// Octets of an IP packet that the network carries.
     pub mtu: u32,
+    /// What the uplink suffers from, for tests.
+    pub fault: Option<FaultSpec>,
 }
 
 impl NetworkSpec {
@@ -96,7 +99,7 @@ impl NetworkSpec {
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
-        Ok(Some(Self { uplink, nic, mtu }))
+        Ok(Some(Self { uplink, nic, mtu, fault: None }))
     }
 }
 
@@ -116,6 +119,10 @@ impl Network {
     pub fn start(spec: &NetworkSpec, mac: MacAddr, backend: &Rxe) -> Result<Self> {
         let mut files = Vec::new();
         let uplink = open(&spec.uplink, &mut files).context("uplink")?;
+        let uplink = match spec.fault {
+            Some(fault) => fault.wrap(uplink),
+            None => uplink,
+        };
         let nic = spec.nic.as_ref().map(|nic| open(nic, &mut files)).transpose().context("nic")?;
         let uplink = backend.plug(mac, PortConfig { uplink, nic, mtu: spec.mtu }).context("uplink")?;
         Ok(Self { _uplink: uplink, _files: files })
