@@ -16,8 +16,10 @@ pub(crate) struct Ends<'a> {
     pub(crate) device: [&'static str; 2],
     /// In each guest the index of the GID that is used.
     pub(crate) gid_index: [u32; 2],
-    /// The addresses of these GIDs, for the connection manager.
+    /// The addresses of these GIDs.
     pub(crate) ip: [IpAddr; 2],
+    /// Network interfaces that have these addresses.
+    pub(crate) interface: [&'static str; 2],
     /// Addresses over which programs tell each other their parameters.
     pub(crate) tcp: [Ipv4Addr; 2],
     /// Path MTU asked for, by programs that can ask; otherwise each takes its own default.
@@ -35,6 +37,15 @@ impl Ends<'_> {
         }
         self.ip = ip;
         Ok(self)
+    }
+
+    /// The address of one end as a program at another writes it, for the connection manager.
+    pub(crate) fn address_of(&self, end: usize, writer: usize) -> String {
+        match self.ip[end] {
+            // The same everywhere, so it takes the interface to make sense.
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => format!("{ip}%{}", self.interface[writer]),
+            ip => ip.to_string(),
+        }
     }
 }
 

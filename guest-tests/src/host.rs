@@ -56,10 +56,17 @@ impl Host {
         status["devices"][0]["adapter"][name].as_u64().with_context(|| format!("the daemon does not count {name}"))
     }
 
-    /// Everything that helps to understand a failure.
+    /// The daemon's side of a failure: its log, and the counters that are not zero.
     pub(crate) fn diagnosis(&self) -> String {
-        let status = self.daemon.status().map_or_else(|error| error.to_string(), |status| format!("{status:#}"));
-        format!("{}\n--- pvrdmad\n{}\n{status}", self.vm.diagnosis(), self.daemon.log_tail())
+        let counters = match self.daemon.status() {
+            Ok(status) => {
+                let adapter = status["devices"][0]["adapter"].as_object().cloned().unwrap_or_default();
+                let counters = adapter.iter().filter(|(_, value)| value.as_u64() != Some(0));
+                counters.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+            }
+            Err(error) => error.to_string(),
+        };
+        format!("--- pvrdmad of {}\n{}\n{counters}", self.vm.name(), self.daemon.log_tail())
     }
 }
 

@@ -198,6 +198,7 @@ impl Pair {
             device: [link.device; 2],
             gid_index: link.gid_index,
             ip: link.ip.map(Into::into),
+            interface: [if link.kind == LinkKind::Pvrdma { "eth0" } else { "eth1" }; 2],
             tcp: link.ip,
             path_mtu: None,
             // The software transport in the guest moves a hundredth of what the device does.

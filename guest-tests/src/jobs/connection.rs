@@ -22,13 +22,13 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// Fifty pings, every octet compared.
 pub(crate) fn rping(ends: &Ends<'_>, server: usize) -> Result<String> {
-    let ip = ends.ip[server];
+    let client = 1 - server;
     let exchange = Programs {
         server_vm: ends.vms[server],
-        server: format!("rping -s -a {ip} -C 50 -V -S 4096"),
+        server: format!("rping -s -a {} -C 50 -V -S 4096", ends.address_of(server, server)),
         ready: Ready::ConnectionManager,
-        client_vm: ends.vms[1 - server],
-        client: format!("rping -c -a {ip} -C 50 -V -v -S 4096"),
+        client_vm: ends.vms[client],
+        client: format!("rping -c -a {} -C 50 -V -v -S 4096", ends.address_of(server, client)),
         timeout: ends.patience,
     }
     .run()?;
@@ -42,12 +42,13 @@ pub(crate) fn rping(ends: &Ends<'_>, server: usize) -> Result<String> {
 
 /// `ucmatose` or `udaddy`, which take the same options.
 pub(crate) fn address_pair(ends: &Ends<'_>, server: usize, program: &str) -> Result<String> {
+    let client = 1 - server;
     let exchange = Programs {
         server_vm: ends.vms[server],
-        server: format!("{program} -b {}", ends.ip[server]),
+        server: format!("{program} -b {}", ends.address_of(server, server)),
         ready: Ready::ConnectionManager,
-        client_vm: ends.vms[1 - server],
-        client: format!("{program} -s {} -b {}", ends.ip[server], ends.ip[1 - server]),
+        client_vm: ends.vms[client],
+        client: format!("{program} -s {} -b {}", ends.address_of(server, client), ends.address_of(client, client)),
         timeout: ends.patience,
     }
     .run()?;

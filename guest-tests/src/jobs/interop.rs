@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use super::case::Case;
-use super::programs::{self, ALL_SIZES, PROGRAMS};
+use super::programs::{self, ALL_SIZES, CONNECTED, DATAGRAMS, Program};
 use super::shared::{Machines, Shared};
 use crate::bed::Bed;
 use crate::ends::{Ends, network_script};
@@ -31,19 +31,21 @@ const MTU: u32 = 4200;
 /// One pair of machines for all of it.
 pub(crate) fn cases() -> Vec<Case> {
     let pair = Shared::new();
-    let mut cases = programs::cases("interop/ipv4-1024", &PROGRAMS, &pair, |pair: &RxePair| {
-        pair.ends(IPV4.map(IpAddr::from), 1024)
-    });
-    cases.extend(programs::cases("interop/ipv6-4096", &PROGRAMS, &pair, |pair: &RxePair| {
-        pair.ends(IPV6.map(IpAddr::from), 4096)
-    }));
-    cases.extend(programs::cases("interop/link-local-2048", &PROGRAMS[..4], &pair, |pair: &RxePair| {
-        pair.ends(LINK_LOCAL.map(IpAddr::from), 2048)
-    }));
-    cases.extend(programs::cases("interop/ipv4-4096", &ALL_SIZES, &pair, |pair: &RxePair| {
-        pair.ends(IPV4.map(IpAddr::from), 4096)
-    }));
-    cases
+    let group = |name: &str, programs: &[Program], ip: [IpAddr; 2], mtu| {
+        programs::cases(name, programs, &pair, move |pair: &RxePair| pair.ends(ip, mtu))
+    };
+    let (ipv4, ipv6, link_local) = (IPV4.map(Into::into), IPV6.map(Into::into), LINK_LOCAL.map(Into::into));
+    [
+        group("interop/ipv4-1024", &CONNECTED, ipv4, 1024),
+        group("interop/ipv4-1024", &DATAGRAMS, ipv4, 1024),
+        group("interop/ipv6-4096", &CONNECTED, ipv6, 4096),
+        group("interop/link-local-4096", &DATAGRAMS, link_local, 4096),
+        group("interop/link-local-2048", &CONNECTED[..1], link_local, 2048),
+        group("interop/ipv4-4096", &ALL_SIZES, ipv4, 4096),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Our device and the kernel's.
@@ -78,7 +80,7 @@ impl Machines for RxePair {
     }
 
     fn diagnosis(&self) -> String {
-        format!("{}\n{}", self.theirs.diagnosis(), self.ours.diagnosis())
+        self.ours.diagnosis()
     }
 }
 
@@ -89,6 +91,7 @@ impl RxePair {
             device: [PVRDMA_DEVICE, "rxe0"],
             gid_index: [0; 2],
             ip,
+            interface: ["eth0"; 2],
             tcp: IPV4,
             path_mtu: Some(path_mtu),
             patience: Duration::from_secs(60),

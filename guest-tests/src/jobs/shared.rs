@@ -8,6 +8,7 @@ use anyhow::{Context, Result, anyhow, bail};
 
 use super::case::Case;
 use super::kernel_log;
+use super::runner::causes;
 use crate::bed::Bed;
 use crate::vm::Vm;
 
@@ -19,7 +20,7 @@ pub(crate) trait Machines: Sized + 'static {
     /// The guests.
     fn vms(&self) -> [&Vm; 2];
 
-    /// Everything that helps to understand a failure.
+    /// What helps to understand a failure, beside what the programs and the guests say.
     fn diagnosis(&self) -> String;
 }
 
@@ -48,12 +49,16 @@ impl<M: Machines> Shared<M> {
             Some(machines) => machines,
             None => slot.insert(self.boot(bed)?),
         };
-        let result = judge(machines, run).with_context(|| machines.diagnosis());
+        let judged = judge(machines, run);
+        let Err(error) = &judged else { return judged };
+        let mut text = format!("{}\n{}", causes(error), machines.diagnosis());
+        let broken: Vec<String> = machines.vms().into_iter().filter(|vm| !is_healthy(vm)).map(Vm::diagnosis).collect();
         // A guest that does not answer any more must not fail the other cases, too.
-        if result.is_err() && !machines.vms().iter().all(|vm| is_healthy(vm)) {
+        if !broken.is_empty() {
+            text = format!("{text}\n{}\nthe guests are replaced", broken.join("\n"));
             *slot = None;
         }
-        result
+        Err(anyhow!(text))
     }
 
     fn boot(&self, bed: &Bed) -> Result<M> {
