@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
-use crate::vm::Vm;
+use crate::vm::{Job, Vm};
 
 /// How programs in two guests name their devices and each other.
 #[derive(Clone, Debug)]
@@ -31,10 +31,9 @@ pub(crate) struct Ends<'a> {
 impl Ends<'_> {
     /// The same guests with other GIDs, for which it waits.
     pub(crate) fn with_gids(mut self, ip: [IpAddr; 2]) -> Result<Self> {
-        for (index, ip) in ip.into_iter().enumerate() {
-            wait_for_gid(self.vms[index], self.device[index], ip)?;
-            self.gid_index[index] = gid_index(self.vms[index], self.device[index], ip)?;
-        }
+        let search = |end: usize| GidSearch::start(self.vms[end], self.device[end], ip[end]);
+        let searches = [search(0)?, search(1)?];
+        self.gid_index = [searches[0].finish()?, searches[1].finish()?];
         self.ip = ip;
         Ok(self)
     }
@@ -81,34 +80,44 @@ fn gid_text(ip: IpAddr) -> String {
     address.segments().map(|segment| format!("{segment:04x}")).join(":")
 }
 
-/// Waits until the device's port is active and has the GID of an address.
-pub(crate) fn wait_for_gid(vm: &Vm, device: &str, ip: IpAddr) -> Result<()> {
-    let gid = gid_text(ip);
-    let ports = format!("/sys/class/infiniband/{device}/ports/1");
-    vm.wait_until(&format!("grep -qs ACTIVE {ports}/state && grep -qs {gid} {ports}/gids/*"), Duration::from_secs(30))
-        .with_context(|| format!("{device} in {} has no active port with the GID of {ip}", vm.name()))
+/// The index of the GID of an address, once the device's port is active and has it.
+pub(crate) fn gid_index(vm: &Vm, device: &str, ip: IpAddr) -> Result<u32> {
+    GidSearch::start(vm, device, ip)?.finish()
 }
 
-/// The index of the GID of an address.
-pub(crate) fn gid_index(vm: &Vm, device: &str, ip: IpAddr) -> Result<u32> {
-    let gid = gid_text(ip);
-    let output = vm.run(&format!(
-        "cd /sys/class/infiniband/{device}/ports/1
-         for gid in $(grep -ls {gid} gids/*); do
-             index=${{gid#gids/}}
-             echo $index $(cat gid_attrs/types/$index)
-         done"
-    ))?;
-    // One address has two GIDs where both versions are on; the second version is what everybody uses.
-    let indices = |wanted: &str| {
-        output.lines().find_map(|line| {
-            let (index, kind) = line.split_once(' ')?;
-            (kind == wanted).then(|| index.parse::<u32>().ok())?
-        })
-    };
-    match indices("RoCE v2").or_else(|| indices("IB/RoCE v1")) {
-        Some(index) => Ok(index),
-        None => bail!("{device} in {} has no GID of {ip}:\n{output}", vm.name()),
+/// A guest that looks for a GID.
+struct GidSearch {
+    job: Job,
+    what: String,
+}
+
+impl GidSearch {
+    fn start(vm: &Vm, device: &str, ip: IpAddr) -> Result<Self> {
+        let gid = gid_text(ip);
+        let job = vm.spawn(&format!(
+            "port=/sys/class/infiniband/{device}/ports/1
+             until grep -qs ACTIVE $port/state && grep -qs {gid} $port/gids/*; do sleep 0.05; done
+             for path in $(grep -ls {gid} $port/gids/*); do
+                 index=${{path##*/}}
+                 echo $index $(cat $port/gid_attrs/types/$index)
+             done"
+        ))?;
+        Ok(Self { job, what: format!("the GID of {ip} on an active port of {device} in {}", vm.name()) })
+    }
+
+    fn finish(&self) -> Result<u32> {
+        let output = self.job.wait_success(Duration::from_secs(30)).with_context(|| format!("no {}", self.what))?;
+        // One address has two GIDs where both versions are on; the second version is what everybody uses.
+        let indices = |wanted: &str| {
+            output.lines().find_map(|line| {
+                let (index, kind) = line.split_once(' ')?;
+                (kind == wanted).then(|| index.parse::<u32>().ok())?
+            })
+        };
+        match indices("RoCE v2").or_else(|| indices("IB/RoCE v1")) {
+            Some(index) => Ok(index),
+            None => bail!("no {}:\n{output}", self.what),
+        }
     }
 }
 

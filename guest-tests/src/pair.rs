@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use crate::bed::Bed;
 use crate::daemon::{Daemon, DaemonDevice};
-use crate::ends::{Ends, gid_index, network_script, wait_for_gid};
+use crate::ends::{Ends, gid_index, network_script};
 use crate::vm::{MemoryKind, Nic, NicModel, Vm, VmBuilder};
 
 /// How RDMA gets from one guest to the other.
@@ -161,7 +161,7 @@ impl Pair {
             let vm = &self.vms[index];
             vm.run(&network_script("virtio_net", &[RXE_IP[index].into()], MTU))?;
             vm.run("modprobe rdma_rxe && rdma link add rxe0 type rxe netdev $(cat /run/nic-virtio_net)")?;
-            wait_for_gid(vm, "rxe0", RXE_IP[index].into())?;
+            gid_index(vm, "rxe0", RXE_IP[index].into())?;
         }
         Ok(())
     }
@@ -171,7 +171,7 @@ impl Pair {
         let vm = &self.vms[index];
         vm.run(&network_script("vmxnet3", &[PVRDMA_IP[index].into()], MTU))?;
         vm.run("modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma")?;
-        wait_for_gid(vm, PVRDMA_DEVICE, PVRDMA_IP[index].into()).with_context(|| {
+        gid_index(vm, PVRDMA_DEVICE, PVRDMA_IP[index].into()).map(drop).with_context(|| {
             let log = self.daemon.as_ref().map(Daemon::log_tail).unwrap_or_default();
             format!("the driver did not bring up its port; the daemon's log:\n{log}\n{}", vm.diagnosis())
         })

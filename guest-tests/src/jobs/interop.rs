@@ -30,7 +30,7 @@ const MTU: u32 = 4200;
 
 /// One pair of machines for all of it.
 pub(crate) fn cases() -> Vec<Case> {
-    let pair = Shared::new();
+    let pair = Shared::new(|bed| RxePair::boot(bed, ""));
     let group = |name: &str, programs: &[Program], ip: [IpAddr; 2], mtu| {
         programs::cases(name, programs, &pair, move |pair: &RxePair| pair.ends(ip, mtu))
     };
@@ -58,11 +58,22 @@ struct RxePair {
 }
 
 impl Machines for RxePair {
-    fn boot(bed: &Bed) -> Result<Self> {
+    fn vms(&self) -> [&Vm; 2] {
+        [self.ours.vm(), &self.theirs]
+    }
+
+    fn diagnosis(&self) -> String {
+        self.ours.diagnosis()
+    }
+}
+
+impl RxePair {
+    /// Boots both. `options` are more of our device's.
+    pub(super) fn boot(bed: &Bed, options: &str) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
         let [a, b] = cable(directory.path());
-        let options = format!("uplink={},mtu={MTU}", datagrams(&a, &b));
+        let options = format!("uplink={},mtu={MTU}{options}", datagrams(&a, &b));
         let ours = Host::start(bed, &directory.path().join("a"), "a", MAC[0], &options)?;
         let nic = Nic { model: NicModel::Virtio, mac: MAC[1].to_owned(), local: b, remote: a };
         let theirs = Vm::builder(bed, directory.path()).name("b").memory_mib(MEMORY_MIB).nic(nic).start()?;
@@ -75,16 +86,6 @@ impl Machines for RxePair {
         Ok(Self { ours, theirs, _directory: directory })
     }
 
-    fn vms(&self) -> [&Vm; 2] {
-        [self.ours.vm(), &self.theirs]
-    }
-
-    fn diagnosis(&self) -> String {
-        self.ours.diagnosis()
-    }
-}
-
-impl RxePair {
     fn ends(&self, ip: [IpAddr; 2], path_mtu: u32) -> Result<Ends<'_>> {
         let ends = Ends {
             vms: self.vms(),

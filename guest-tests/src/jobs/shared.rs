@@ -13,10 +13,7 @@ use crate::bed::Bed;
 use crate::vm::Vm;
 
 /// What can be shared.
-pub(crate) trait Machines: Sized + 'static {
-    /// Boots them and brings everything up.
-    fn boot(bed: &Bed) -> Result<Self>;
-
+pub(crate) trait Machines: 'static {
     /// The guests.
     fn vms(&self) -> [&Vm; 2];
 
@@ -25,16 +22,16 @@ pub(crate) trait Machines: Sized + 'static {
 }
 
 /// Machines, once somebody needs them.
-#[derive(Debug)]
 pub(crate) struct Shared<M> {
+    boot: Box<dyn Fn(&Bed) -> Result<M>>,
     machines: RefCell<Option<M>>,
     boot_failures: Cell<u32>,
 }
 
 impl<M: Machines> Shared<M> {
-    /// None yet.
-    pub(crate) fn new() -> Rc<Self> {
-        Rc::new(Self { machines: RefCell::new(None), boot_failures: Cell::new(0) })
+    /// None yet. `boot` starts them and brings everything up.
+    pub(crate) fn new(boot: impl Fn(&Bed) -> Result<M> + 'static) -> Rc<Self> {
+        Rc::new(Self { boot: Box::new(boot), machines: RefCell::new(None), boot_failures: Cell::new(0) })
     }
 
     /// A case in these machines.
@@ -47,7 +44,7 @@ impl<M: Machines> Shared<M> {
         let mut slot = self.machines.borrow_mut();
         let machines = match &*slot {
             Some(machines) => machines,
-            None => slot.insert(self.boot(bed)?),
+            None => slot.insert(self.start(bed)?),
         };
         let judged = judge(machines, run);
         let Err(error) = &judged else { return judged };
@@ -61,12 +58,12 @@ impl<M: Machines> Shared<M> {
         Err(anyhow!(text))
     }
 
-    fn boot(&self, bed: &Bed) -> Result<M> {
+    fn start(&self, bed: &Bed) -> Result<M> {
         // Guests that do not come up fail every case; two attempts tell that from bad luck.
         if self.boot_failures.get() >= 2 {
             return Err(anyhow!("not run: the guests cannot be booted, see above"));
         }
-        let booted = M::boot(bed).inspect_err(|_| self.boot_failures.set(self.boot_failures.get() + 1))?;
+        let booted = (self.boot)(bed).inspect_err(|_| self.boot_failures.set(self.boot_failures.get() + 1))?;
         check_logs(&booted).context("at boot")?;
         Ok(booted)
     }
