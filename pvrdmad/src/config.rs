@@ -16,6 +16,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 use crate::cli::ServeArgs;
+use crate::fault::FaultSpec;
 use crate::network::{Learn, LinkSpec, NetworkSpec, TunnelAddress, TunnelKeys};
 
 /// Why there is nothing sensible to serve.
@@ -108,7 +109,8 @@ pub struct DeviceSpec {
     pub version: Option<u32>,
     /// Whether there is a legacy interrupt.
     pub intx: Option<bool>,
-    /// The way to other hosts: `unix:PATH`, `unix-connect:PATH`, `unix-dgram:LOCAL:REMOTE`, `tap:NAME` or
+    /// The way to other hosts: `unix:PATH`, `unix-connect:PATH`, `unix-dgram:LOCAL:REMOTE`, `tap:NAME`,
+    /// `af_packet:INTERFACE` or
     /// `vxlan:ADDRESS[:PORT]`.
     pub uplink: Option<LinkSpec>,
     /// Other ends of a vxlan uplink, `ADDRESS[:PORT]`. A list in the file, a key that may come again on the command line.
@@ -122,6 +124,8 @@ pub struct DeviceSpec {
     pub nic: Option<LinkSpec>,
     /// Octets of an IP packet that the network carries.
     pub mtu: Option<u32>,
+    /// What the uplink suffers from, for tests.
+    pub fault: Option<FaultSpec>,
     /// Upper limits, in the file only.
     #[serde(default)]
     pub limits: LimitsSpec,
@@ -169,7 +173,7 @@ limits! {
 }
 
 /// Keys of `--device`.
-const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, remote, vni, learn, nic, mtu";
+const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, remote, vni, learn, nic, mtu, fault";
 
 impl FromStr for DeviceSpec {
     type Err = String;
@@ -199,6 +203,7 @@ impl FromStr for DeviceSpec {
                 "learn" => spec.learn = Some(word(key, value)?),
                 "nic" => spec.nic = Some(value.parse().map_err(|error| format!("nic: {error}"))?),
                 "mtu" => spec.mtu = Some(value.parse().map_err(|_| format!("mtu: '{value}' is not a number"))?),
+                "fault" => spec.fault = Some(value.parse().map_err(|error| format!("fault: {error}"))?),
                 _ => return Err(format!("unknown key '{key}' (the keys are {KEYS})")),
             }
             if !seen.insert(key) && key != "remote" {
@@ -234,14 +239,30 @@ impl DeviceSpec {
             learn: None,
             nic: None,
             mtu: None,
+            fault: None,
             limits: LimitsSpec::default(),
         }
     }
 
     /// Takes what the command line gives.
     fn override_with(&mut self, other: Self) {
-        let Self { name: _, socket, mac, roce, pin, version, intx, uplink, remotes, vni, learn, nic, mtu, limits: _ } =
-            other;
+        let Self {
+            name: _,
+            socket,
+            mac,
+            roce,
+            pin,
+            version,
+            intx,
+            uplink,
+            remotes,
+            vni,
+            learn,
+            nic,
+            mtu,
+            fault,
+            limits: _,
+        } = other;
         self.socket = socket.or_else(|| self.socket.take());
         self.mac = mac.or(self.mac);
         self.roce = roce.or(self.roce);
@@ -256,6 +277,7 @@ impl DeviceSpec {
         self.learn = learn.or(self.learn);
         self.nic = nic.or_else(|| self.nic.take());
         self.mtu = mtu.or(self.mtu);
+        self.fault = fault.or(self.fault);
     }
 
     fn resolve(self) -> Result<Device, ConfigError> {
@@ -283,7 +305,12 @@ impl DeviceSpec {
         config.intx = self.intx.unwrap_or(false);
         config.limits = self.limits.resolve();
         let tunnel = TunnelKeys { remotes: self.remotes.clone(), vni: self.vni, learn: self.learn };
-        let network = NetworkSpec::new(self.uplink.clone(), tunnel, self.nic.clone(), self.mtu).map_err(problem)?;
+        let mut network = NetworkSpec::new(self.uplink.clone(), tunnel, self.nic.clone(), self.mtu).map_err(problem)?;
+        match (&mut network, self.fault) {
+            (Some(network), fault) => network.fault = fault,
+            (None, Some(_)) => return Err(problem("fault is one of the uplink (uplink=LINK)".to_owned())),
+            (None, None) => {}
+        }
         Ok(Device { config, socket, pin: self.pin.unwrap_or(Pin::All), network })
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use backend_rxe::link::Link;
+use backend_rxe::link::af_packet::AfPacketLink;
 use backend_rxe::link::tap::TapLink;
 use backend_rxe::link::unix::{DatagramLink, StreamLink};
 use backend_rxe::link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD, VxlanLink};
@@ -15,6 +16,7 @@ use backend_rxe::{MonotonicClock, PortConfig, Rxe, Uplink};
 use rdma_backend::MacAddr;
 
 use self::datagram_file::{DatagramFile, bind_datagram};
+use crate::fault::FaultSpec;
 use crate::vfio_user::SocketFile;
 
 pub use link_spec::LinkSpec;
@@ -34,6 +36,8 @@ pub struct NetworkSpec {
     pub nic: Option<LinkSpec>,
     /// Octets of an IP packet that the network carries.
     pub mtu: u32,
+    /// What the uplink suffers from, for tests.
+    pub fault: Option<FaultSpec>,
 }
 
 impl NetworkSpec {
@@ -74,7 +78,7 @@ impl NetworkSpec {
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
-        Ok(Some(Self { uplink, nic, mtu }))
+        Ok(Some(Self { uplink, nic, mtu, fault: None }))
     }
 }
 
@@ -93,8 +97,12 @@ impl Network {
     /// A socket cannot be made.
     pub fn start(spec: &NetworkSpec, mac: MacAddr, backend: &Rxe) -> Result<Self> {
         let mut files = Vec::new();
-        let uplink = open(&spec.uplink, &mut files).context("uplink")?;
-        let nic = spec.nic.as_ref().map(|nic| open(nic, &mut files)).transpose().context("nic")?;
+        let uplink = open(&spec.uplink, mac, &mut files).context("uplink")?;
+        let uplink = match spec.fault {
+            Some(fault) => fault.wrap(uplink),
+            None => uplink,
+        };
+        let nic = spec.nic.as_ref().map(|nic| open(nic, mac, &mut files)).transpose().context("nic")?;
         let uplink = backend.plug(mac, PortConfig { uplink, nic, mtu: spec.mtu }).context("uplink")?;
         Ok(Self { _uplink: uplink, _files: files })
     }
@@ -108,7 +116,7 @@ enum OpenFile {
     Datagram(DatagramFile),
 }
 
-fn open(spec: &LinkSpec, files: &mut Vec<OpenFile>) -> Result<Arc<dyn Link>> {
+fn open(spec: &LinkSpec, mac: MacAddr, files: &mut Vec<OpenFile>) -> Result<Arc<dyn Link>> {
     Ok(match spec {
         LinkSpec::Listen(path) => {
             let file = SocketFile::bind(path)?;
@@ -117,6 +125,7 @@ fn open(spec: &LinkSpec, files: &mut Vec<OpenFile>) -> Result<Arc<dyn Link>> {
             Arc::new(link)
         }
         LinkSpec::Vxlan(config) => Arc::new(VxlanLink::bind(config, Arc::new(MonotonicClock::default()))?),
+        LinkSpec::AfPacket(name) => Arc::new(AfPacketLink::open(name.as_str(), mac)?),
         LinkSpec::Tap(name) => Arc::new(TapLink::open(name.clone())?),
         LinkSpec::Connect(path) => Arc::new(StreamLink::connect(path.clone())),
         LinkSpec::Datagrams { local, remote } => {

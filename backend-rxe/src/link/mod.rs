@@ -56,11 +56,33 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// What to wait for.
     fn readiness(&self) -> Readiness;
 
-    /// Frames that were taken and got lost in here.
+    /// Frames that were taken and got lost in here, in either direction.
     fn lost(&self) -> u64;
 
     /// More figures, if this kind of link has any.
     fn counters(&self) -> Vec<Counter> {
         Vec::new()
+    }
+}
+
+impl<L: Link + ?Sized> Link for Arc<L> {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        (**self).receive(frames, most);
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        (**self).send(frames, from)
+    }
+
+    fn readiness(&self) -> Readiness {
+        (**self).readiness()
+    }
+
+    fn lost(&self) -> u64 {
+        (**self).lost()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        (**self).counters()
     }
 }

@@ -173,16 +173,19 @@ impl Port {
         }
     }
 
-    fn lanes(&self) -> impl Iterator<Item = &Lane> {
-        [Some(&self.uplink), self.nic.as_ref()].into_iter().flatten()
+    /// Figures of the port and of its links.
+    pub(crate) fn counts(&self) -> Vec<Counter> {
+        let mut counts = self.counters.list();
+        counts.push(("wire_lost_in_link", self.uplink.link.lost()));
+        if let Some(nic) = &self.nic {
+            counts.push(("passed_lost_in_link", nic.link.lost()));
+        }
+        counts.extend(self.uplink.link.counters());
+        counts
     }
 
-    /// All counts with their names: the port's own, what its links lost, and what the uplink has to say.
-    pub(crate) fn figures(&self) -> Vec<Counter> {
-        let mut list = self.counters.list();
-        list.push(("link_lost", self.lanes().map(|lane| lane.link.lost()).sum()));
-        list.extend(self.uplink.link.counters());
-        list
+    fn lanes(&self) -> impl Iterator<Item = &Lane> {
+        [Some(&self.uplink), self.nic.as_ref()].into_iter().flatten()
     }
 
     /// Whether a link holds frames that come without anything else happening.
@@ -244,7 +247,7 @@ impl Uplink {
 
     /// Figures of the port.
     pub fn counters(&self) -> Vec<Counter> {
-        self.port.figures()
+        self.port.counts()
     }
 }
 

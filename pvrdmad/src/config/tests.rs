@@ -33,6 +33,8 @@ fn the_command_line_wins_over_the_file() {
         mac = "52:54:00:00:00:02"
         version = 17
         intx = true
+        uplink = "unix:/run/u"
+        fault = "loss:0.01/seed:7"
         "#,
     )
     .unwrap();
@@ -43,6 +45,7 @@ fn the_command_line_wins_over_the_file() {
     assert_eq!((a.pin, a.roce(), a.config.limits.max_qp, a.config.intx), (Pin::Off, Roce::V1, 100, true));
     assert_eq!(a.config.limits.max_cq, Limits::default().max_cq);
     assert_eq!((b.roce(), b.config.version, b.config.intx), (Roce::V1, 17, true));
+    assert_eq!(b.network.as_ref().unwrap().fault, "seed:7/loss:0.01".parse().ok());
     assert_eq!(c.config.name, "vm2");
 }
 
@@ -60,12 +63,13 @@ fn mistakes_in_a_device() {
         ("name=a,pin=yes", "registered"),
         ("name=a,version=new", "not a number"),
         ("name=a,intx=perhaps", "true or false"),
-        ("name=a,uplink=wifi:0", "uplink: 'wifi:0' is not one of vxlan:"),
+        ("name=a,uplink=wifi:0", "uplink: 'wifi:0' is not one of af_packet:"),
         ("name=a,uplink=vxlan:here", "uplink: 'here' is not an IP address"),
         ("name=a,remote=there", "remote: 'there' is not an IP address"),
         ("name=a,vni=blue", "vni: 'blue' is not a number"),
         ("name=a,learn=french", "expected `stations` or `remotes`"),
         ("name=a,vni=1,vni=2", "twice"),
+        ("name=a,fault=loss:2", "rate of 0.0001 to 1"),
     ] {
         let error = text.parse::<DeviceSpec>().unwrap_err();
         assert!(error.contains(word), "{text}: {error}");
@@ -80,6 +84,7 @@ fn mistakes_in_a_device() {
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=a,socket=/b,mac=52:54:00:00:00:02"], "name is taken"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/a,mac=52:54:00:00:00:02"], "same socket"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/b,mac=52:54:00:00:00:01"], "same MAC"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,fault=loss:0.1"], "uplink"),
     ] {
         let error = Config::merge(File::default(), args(devices)).unwrap_err().to_string();
         assert!(error.contains(word), "{devices:?}: {error}");

@@ -25,12 +25,15 @@ pub enum LinkSpec {
     },
     /// `vxlan:ADDRESS[:PORT]`: a tunnel from our address. Its other ends are keys of their own.
     Vxlan(VxlanConfig),
+    /// `af_packet:NAME`: an interface of the host, which the host goes on using.
+    AfPacket(InterfaceName),
     /// `tap:NAME`: an interface of the host that ends here; made unless it is there.
     Tap(InterfaceName),
 }
 
 /// Kinds of links, for who asks for another one.
-const KINDS: &str = "vxlan:ADDRESS[:PORT], tap:NAME, unix:PATH, unix-connect:PATH or unix-dgram:LOCAL:REMOTE";
+const KINDS: &str =
+    "af_packet:INTERFACE, vxlan:ADDRESS[:PORT], tap:NAME, unix:PATH, unix-connect:PATH or unix-dgram:LOCAL:REMOTE";
 
 impl FromStr for LinkSpec {
     type Err = String;
@@ -51,6 +54,7 @@ impl FromStr for LinkSpec {
                 let TunnelAddress(local) = rest.parse()?;
                 Ok(Self::Vxlan(VxlanConfig { local, remotes: Vec::new(), vni: Vni::default(), open: false }))
             }
+            "af_packet" => Ok(Self::AfPacket(rest.parse()?)),
             "tap" => Ok(Self::Tap(rest.parse()?)),
             _ => Err(wrong()),
         }
@@ -74,10 +78,13 @@ mod tests {
         let datagrams = LinkSpec::Datagrams { local: "/a".into(), remote: "/b".into() };
         assert_eq!("unix-dgram:/a:/b".parse(), Ok(datagrams));
         assert_eq!("tap:tap0".parse(), Ok(LinkSpec::Tap("tap0".parse().unwrap())));
+        assert_eq!("af_packet:eth0".parse(), Ok(LinkSpec::AfPacket("eth0".parse().unwrap())));
         for wrong in ["", "/a", "unix:", "tcp:/a", "unix-dgram:/a", "unix-dgram:/a:", "unix-dgram:/a:/a", "tap:"] {
             assert!(wrong.parse::<LinkSpec>().unwrap_err().contains("unix-connect"), "{wrong}");
         }
-        for (wrong, word) in [("tap:a/b", "interface"), ("vxlan:host", "IP address")] {
+        for (wrong, word) in
+            [("tap:a/b", "interface"), ("af_packet:much-too-long-name", "interface"), ("vxlan:host", "IP address")]
+        {
             assert!(wrong.parse::<LinkSpec>().unwrap_err().contains(word), "{wrong}");
         }
     }
