@@ -15,7 +15,9 @@ mod many;
 mod nvme;
 pub(crate) mod perftest;
 mod pingpong;
+mod programs;
 mod runner;
+mod shared;
 
 pub(crate) use case::Case;
 pub(crate) use runner::{Tally, causes, run_cases, run_single};
