@@ -1,6 +1,6 @@
 //! A guest with our device and a daemon of its own, as on a host of its own.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -72,6 +72,24 @@ impl Host {
 
 /// Enough for the programs, and less to boot with.
 pub(crate) const MEMORY_MIB: u32 = 768;
+
+/// Hardware addresses of the two ends of a wire. No two wires are connected, so all use the same addresses.
+pub(crate) const MAC: [&str; 2] = ["52:54:00:00:02:01", "52:54:00:00:02:02"];
+/// IPv4 addresses of the two ends.
+pub(crate) const IPV4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 79, 1), Ipv4Addr::new(192, 168, 79, 2)];
+/// IPv6 addresses of the two ends.
+pub(crate) const IPV6: [Ipv6Addr; 2] =
+    [Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 2)];
+/// What the guests make of their hardware addresses.
+pub(crate) const LINK_LOCAL: [Ipv6Addr; 2] = [
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe00, 0x201),
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe00, 0x202),
+];
+
+/// The addresses that a guest is given.
+pub(crate) fn addresses(end: usize) -> [IpAddr; 2] {
+    [IPV4[end].into(), IPV6[end].into()]
+}
 
 /// A link of datagrams from one socket to another.
 pub(crate) fn datagrams(local: &Path, remote: &Path) -> String {

@@ -13,7 +13,7 @@ use crate::ends::Ends;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Program {
     /// In the case's name.
-    name: &'static str,
+    pub(crate) name: &'static str,
     kind: Kind,
     /// Which guests have the server, one after the other.
     servers: &'static [usize],
@@ -32,6 +32,11 @@ enum Kind {
 }
 
 impl Program {
+    /// The same with its server in guest b only.
+    pub(crate) fn one_way(self) -> Self {
+        Self { servers: &[1], ..self }
+    }
+
     /// Runs it with its server in guest `server`.
     pub(crate) fn run(&self, ends: &Ends<'_>, server: usize) -> Result<String> {
         match self.kind {
@@ -82,6 +87,14 @@ pub(crate) const DATAGRAMS: [Program; 4] = [
     perftest("send_bw-ud", "ib_send_bw", "-c UD -n 200 -s 1024"),
     perftest("send_lat-ud", "ib_send_lat", "-c UD -n 100 -s 1024"),
     Program { name: "udaddy", kind: Kind::AddressPair("udaddy"), servers: BOTH },
+];
+
+/// Programs with thousands of packets, of which some are lost on a bad cable.
+pub(crate) const LOSSY: [Program; 4] = [
+    perftest("send_bw", "ib_send_bw", "-n 50 -s 65536"),
+    perftest("write_bw", "ib_write_bw", "-n 50 -s 65536"),
+    perftest("read_bw", "ib_read_bw", "-n 50 -s 65536"),
+    perftest("atomic_bw", "ib_atomic_bw", "-n 1000"),
 ];
 
 /// perftest with all sizes.
