@@ -195,7 +195,9 @@ pub(super) fn registered_memory_is_pinned_until_it_is_deregistered() {
     right.connect(&left, |_| {});
     let mr = a.hca.register_mr(&a.pd, MrRequest::FastRegister { max_pages: 4 }).unwrap();
     let mut list = PageListBuilder::default();
-    [0x10_3000, 0x10_5000].map(|page| list.push(page).unwrap());
+    for page in [0x10_3000, 0x10_5000] {
+        list.push(page).unwrap();
+    }
     let key = mr.lkey();
     let request = FastRegister { key, iova: 0, length: 8192, access: ALL, pages: Some(list.finish()) };
     left.submit(1, SendOp::FastRegister(Box::new(request.clone())), &[]);
