@@ -149,7 +149,7 @@ mod tests {
 
     /// What comes of a thousand numbered frames.
     fn run(faults: Faults, seed: u64) -> (Vec<Vec<u8>>, u64) {
-        let (a, b) = memory::pair(2000);
+        let (a, b) = memory::pair(2000).unwrap();
         let b = FaultLink::new(b, faults, seed);
         let mut frames = Frames::default();
         for number in 0..1000_u32 {
