@@ -32,7 +32,9 @@ pub struct ServeArgs {
     /// uplink=LINK connects it to the network, nic=LINK the network function that shares its MAC (QEMU's netdev), whose other
     /// frames are passed on; mtu=OCTETS is what the network carries [default: 1500]. A LINK is unix:PATH (listens for QEMU's
     /// `-netdev stream,server=off`), unix-connect:PATH (connects to `server=on`, again and again) or
-    /// unix-dgram:LOCAL:REMOTE (`-netdev dgram`).
+    /// unix-dgram:LOCAL:REMOTE (`-netdev dgram`). vlan=1..4094 puts both functions into a VLAN; pcp=always tags packets of no
+    /// VLAN for their priority; forged=allow lets the network function send from other addresses than its
+    /// own; congestion=off ignores congestion.
     /// A device of the same name in the configuration file gets these values in place of its own.
     #[arg(long = "device", value_name = "KEY=VALUE,...")]
     pub devices: Vec<DeviceSpec>,

@@ -1,11 +1,14 @@
 //! What to serve: the configuration file, the command line over it, and the checked result.
 
+mod congestion;
+
 use std::collections::HashSet;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use backend_rxe::{Congestion, PortRules};
 use clap::ValueEnum;
 use pvrdma_dev::{DeviceConfig, Limits};
 use rdma_backend::memory::PinPolicy;
@@ -15,6 +18,7 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
+pub use self::congestion::CongestionSpec;
 use crate::cli::ServeArgs;
 use crate::network::{LinkSpec, NetworkSpec};
 
@@ -45,6 +49,9 @@ pub enum ConfigError {
         /// What is wrong.
         problem: String,
     },
+    /// The parameters of congestion control make no sense.
+    #[error("congestion: {0}")]
+    Congestion(String),
     /// There is no device.
     #[error("no device: give --device name=NAME,socket=PATH,mac=MAC or a configuration file with [[device]]")]
     Nothing,
@@ -89,6 +96,36 @@ pub enum Pin {
     Off,
 }
 
+/// When the service level of a packet becomes the priority in a tag.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Pcp {
+    /// In packets that have a tag for their VLAN.
+    Tagged,
+    /// Always: packets of no VLAN get a tag for VLAN 0.
+    Always,
+}
+
+/// What becomes of frames of the network function from other addresses than the device's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Forged {
+    /// They are dropped.
+    Refuse,
+    /// They pass.
+    Allow,
+}
+
+/// Something that is on or off.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Switch {
+    /// On.
+    On,
+    /// Off.
+    Off,
+}
+
 /// A device as the file or the command line describes it, possibly incompletely.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -114,6 +151,14 @@ pub struct DeviceSpec {
     pub nic: Option<LinkSpec>,
     /// Octets of an IP packet that the network carries.
     pub mtu: Option<u32>,
+    /// VLAN of both functions.
+    pub vlan: Option<u16>,
+    /// Priorities of packets without a VLAN.
+    pub pcp: Option<Pcp>,
+    /// Forged transmits.
+    pub forged: Option<Forged>,
+    /// Congestion control, with the parameters of the file.
+    pub congestion: Option<Switch>,
     /// Upper limits, in the file only.
     #[serde(default)]
     pub limits: LimitsSpec,
@@ -161,7 +206,7 @@ limits! {
 }
 
 /// Keys of `--device`.
-const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, nic, mtu";
+const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, nic, mtu, vlan, pcp, forged, congestion";
 
 impl FromStr for DeviceSpec {
     type Err = String;
@@ -188,6 +233,10 @@ impl FromStr for DeviceSpec {
                 "uplink" => spec.uplink = Some(value.parse().map_err(|error| format!("uplink: {error}"))?),
                 "nic" => spec.nic = Some(value.parse().map_err(|error| format!("nic: {error}"))?),
                 "mtu" => spec.mtu = Some(value.parse().map_err(|_| format!("mtu: '{value}' is not a number"))?),
+                "vlan" => spec.vlan = Some(value.parse().map_err(|_| format!("vlan: '{value}' is not a number"))?),
+                "pcp" => spec.pcp = Some(word(key, value)?),
+                "forged" => spec.forged = Some(word(key, value)?),
+                "congestion" => spec.congestion = Some(word(key, value)?),
                 _ => return Err(format!("unknown key '{key}' (the keys are {KEYS})")),
             }
             if !seen.insert(key) {
@@ -220,13 +269,33 @@ impl DeviceSpec {
             uplink: None,
             nic: None,
             mtu: None,
+            vlan: None,
+            pcp: None,
+            forged: None,
+            congestion: None,
             limits: LimitsSpec::default(),
         }
     }
 
     /// Takes what the command line gives.
     fn override_with(&mut self, other: Self) {
-        let Self { name: _, socket, mac, roce, pin, version, intx, uplink, nic, mtu, limits: _ } = other;
+        let Self {
+            name: _,
+            socket,
+            mac,
+            roce,
+            pin,
+            version,
+            intx,
+            uplink,
+            nic,
+            mtu,
+            vlan,
+            pcp,
+            forged,
+            congestion,
+            limits: _,
+        } = other;
         self.socket = socket.or_else(|| self.socket.take());
         self.mac = mac.or(self.mac);
         self.roce = roce.or(self.roce);
@@ -236,9 +305,31 @@ impl DeviceSpec {
         self.uplink = uplink.or_else(|| self.uplink.take());
         self.nic = nic.or_else(|| self.nic.take());
         self.mtu = mtu.or(self.mtu);
+        self.vlan = vlan.or(self.vlan);
+        self.pcp = pcp.or(self.pcp);
+        self.forged = forged.or(self.forged);
+        self.congestion = congestion.or(self.congestion);
     }
 
-    fn resolve(self) -> Result<Device, ConfigError> {
+    /// What the device may do on its network.
+    fn rules(&self, congestion: Congestion) -> Result<PortRules, String> {
+        if let Some(vlan) = self.vlan.filter(|vlan| !(1..=4094).contains(vlan)) {
+            return Err(format!("vlan {vlan} is not one of 1 to 4094"));
+        }
+        Ok(PortRules {
+            vlan: self.vlan,
+            priority_tags: self.pcp == Some(Pcp::Always),
+            allow_forged: self.forged == Some(Forged::Allow),
+            congestion: (self.congestion != Some(Switch::Off)).then_some(congestion),
+        })
+    }
+
+    /// Whether something is said about the network.
+    const fn has_rules(&self) -> bool {
+        self.vlan.is_some() || self.pcp.is_some() || self.forged.is_some() || self.congestion.is_some()
+    }
+
+    fn resolve(self, congestion: Congestion) -> Result<Device, ConfigError> {
         let problem = |problem: String| ConfigError::Device { name: self.name.clone(), problem };
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if self.name.is_empty() || self.name.len() > 32 || !self.name.chars().all(plain) {
@@ -262,7 +353,14 @@ impl DeviceSpec {
         };
         config.intx = self.intx.unwrap_or(false);
         config.limits = self.limits.resolve();
-        let network = NetworkSpec::new(self.uplink.clone(), self.nic.clone(), self.mtu).map_err(problem)?;
+        let mut network = NetworkSpec::new(self.uplink.clone(), self.nic.clone(), self.mtu).map_err(problem)?;
+        match &mut network {
+            Some(network) => network.rules = self.rules(congestion).map_err(problem)?,
+            None if self.has_rules() => {
+                return Err(problem("vlan, pcp, forged and congestion are about the uplink (uplink=LINK)".to_owned()));
+            }
+            None => {}
+        }
         Ok(Device { config, socket, pin: self.pin.unwrap_or(Pin::All), network })
     }
 }
@@ -307,6 +405,8 @@ struct File {
     backend: Option<BackendKind>,
     control: Option<PathBuf>,
     #[serde(default)]
+    congestion: CongestionSpec,
+    #[serde(default)]
     device: Vec<DeviceSpec>,
 }
 
@@ -332,6 +432,7 @@ impl Config {
     }
 
     fn merge(file: File, args: ServeArgs) -> Result<Self, ConfigError> {
+        let congestion = file.congestion.resolve().map_err(ConfigError::Congestion)?;
         let mut specs = file.device;
         unique(&specs, |spec| spec.name.clone(), "the name is taken")?;
         unique(&args.devices, |spec| spec.name.clone(), "the name is taken")?;
@@ -343,7 +444,7 @@ impl Config {
         }
         unique(&specs, |spec| spec.socket.clone(), "another device has the same socket")?;
         unique(&specs, |spec| spec.mac, "another device has the same MAC address")?;
-        let devices = specs.into_iter().map(DeviceSpec::resolve).collect::<Result<Vec<_>, _>>()?;
+        let devices = specs.into_iter().map(|spec| spec.resolve(congestion)).collect::<Result<Vec<_>, _>>()?;
         if devices.is_empty() {
             return Err(ConfigError::Nothing);
         }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use backend_rxe::link::Link;
 use backend_rxe::link::unix::{DatagramLink, StreamLink};
-use backend_rxe::{PortConfig, Rxe, Uplink};
+use backend_rxe::{PortConfig, PortRules, Rxe, Uplink};
 use rdma_backend::MacAddr;
 use serde::{Deserialize, Deserializer};
 
@@ -74,6 +74,8 @@ pub struct NetworkSpec {
     pub nic: Option<LinkSpec>,
     /// Octets of an IP packet that the network carries.
     pub mtu: u32,
+    /// What the device may do there.
+    pub rules: PortRules,
 }
 
 impl NetworkSpec {
@@ -96,7 +98,7 @@ impl NetworkSpec {
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
-        Ok(Some(Self { uplink, nic, mtu }))
+        Ok(Some(Self { uplink, nic, mtu, rules: PortRules::default() }))
     }
 }
 
@@ -117,7 +119,9 @@ impl Network {
         let mut files = Vec::new();
         let uplink = open(&spec.uplink, &mut files).context("uplink")?;
         let nic = spec.nic.as_ref().map(|nic| open(nic, &mut files)).transpose().context("nic")?;
-        let uplink = backend.plug(mac, PortConfig { uplink, nic, mtu: spec.mtu }).context("uplink")?;
+        let uplink = backend
+            .plug(mac, PortConfig { uplink, nic, mtu: spec.mtu, rules: spec.rules.clone() })
+            .context("uplink")?;
         Ok(Self { _uplink: uplink, _files: files })
     }
 }

@@ -12,7 +12,7 @@ use rdma_backend::{
 use crate::link::fault::Faults;
 use crate::link::{Frames, Link, memory, unix};
 use crate::testing::*;
-use crate::{PortConfig, Rxe, RxeConfig};
+use crate::{PortConfig, PortRules, Rxe, RxeConfig};
 
 macro_rules! same {
     ($($module:ident: $($case:ident)*;)*) => {
@@ -276,17 +276,17 @@ fn datagrams_and_general_services() {
 }
 
 /// A device on a cable whose other end is the test.
-fn exposed(capacity: usize) -> (World, Node, memory::MemoryLink, crate::Uplink) {
+pub(super) fn exposed(capacity: usize) -> (World, Node, memory::MemoryLink, crate::Uplink) {
     let world = World::new();
-    let (ours, theirs) = memory::pair(capacity);
-    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 4500 };
+    let (ours, theirs) = memory::pair(capacity).unwrap();
+    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 4500, rules: PortRules::default() };
     let uplink = world.rxe.plug(mac(1), config).unwrap();
     let node = world.node(1);
     (world, node, theirs, uplink)
 }
 
 /// A frame that a good peer sends to QP 0x100 of node 1.
-fn request() -> Vec<u8> {
+pub(super) fn request() -> Vec<u8> {
     let (world, far, cable, _uplink) = exposed(10);
     far.hca.unbind_gid(0);
     far.hca.bind_gid(0, gid(2), GidType::RoceV2).unwrap();
@@ -367,8 +367,8 @@ fn the_port_says_what_the_network_carries() {
         [(1500, Mtu::M1024), (9000, Mtu::M4096), (4200, Mtu::M4096), (2300, Mtu::M2048), (576, Mtu::M256)]
     {
         let world = World::new();
-        let (ours, _theirs) = memory::pair(1);
-        let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu };
+        let (ours, _theirs) = memory::pair(1).unwrap();
+        let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu, rules: PortRules::default() };
         let _uplink = world.rxe.plug(mac(1), config.clone()).unwrap();
         assert!(world.rxe.plug(mac(1), config).is_err());
         assert_eq!(world.node(1).hca.port().active_mtu, path);
@@ -383,7 +383,8 @@ fn two_engines_over_a_socket() {
     let engine = |number: u8, socket| {
         let rxe = Rxe::new(RxeConfig { workers: 1, ..RxeConfig::default() }).unwrap();
         let uplink: Arc<dyn Link> = Arc::new(unix::StreamLink::over(socket));
-        let uplink = rxe.plug(mac(number), PortConfig { uplink, nic: None, mtu: 9000 }).unwrap();
+        let uplink =
+            rxe.plug(mac(number), PortConfig { uplink, nic: None, mtu: 9000, rules: PortRules::default() }).unwrap();
         let world = World { rxe, clock: Default::default(), far: None, _uplinks: Vec::new() };
         let node = world.node(number);
         (world, node, uplink)

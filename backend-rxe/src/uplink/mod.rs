@@ -21,6 +21,7 @@
 //! Frames are built by us, from a GID that is bound and the device's own address. What comes is dropped and counted unless it
 //! is for us, intact, and from the peer of the QP; a GID of our own fabric is nobody's peer on the wire.
 
+pub(crate) mod congestion;
 pub(crate) mod counters;
 pub(crate) mod frame;
 pub(crate) mod host;
@@ -28,6 +29,7 @@ mod lane;
 pub(crate) mod port;
 pub(crate) mod rc;
 mod receive;
+pub(crate) mod rules;
 pub(crate) mod ud;
 
 use rdma_backend::{AddressVector, GidType, NetworkType, Qpn};
@@ -41,9 +43,10 @@ const ETHERNET_LEN: usize = 18;
 pub(crate) const BATCH: usize = 32;
 
 /// What stands in the frames that an adapter sends from a GID.
-pub(crate) fn origin(adapter: &Adapter, (gid, kind): BoundGid) -> Option<Origin> {
+pub(crate) fn origin(adapter: &Adapter, source: BoundGid) -> Option<Origin> {
     let port = adapter.port.as_ref()?;
-    Some(Origin { mac: port.mac(), gid, kind, vlan: None })
+    let BoundGid { gid, kind, vlan } = source;
+    Some(Origin { mac: port.mac(), gid, kind, vlan, marks: port.marks() })
 }
 
 /// The path of a connected QP and the GID that it starts from. `None`: there is no way to that address.
@@ -55,7 +58,7 @@ pub(crate) fn connected_path(
 ) -> Option<(Path, BoundGid)> {
     let source = adapter.gid(av.sgid_index)?;
     // A GID of this process is reached directly, or not at all.
-    if adapter.shared.fabric.find(&av.dgid).is_some() {
+    if adapter.shared.fabric.find(source.beside(av.dgid)).is_some() {
         return None;
     }
     Some((Path::connected(&origin(adapter, source)?, av, local, remote)?, source))
