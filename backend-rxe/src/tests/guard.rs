@@ -8,7 +8,9 @@ use super::marks::tapped;
 use super::wire::{exposed, request};
 use crate::link::{Frames, Link, memory};
 use crate::testing::*;
-use crate::wire::{Aeth, Extension, Header, NakCode, Network, Opcode, Packet, Position, PsnExt, Reth, Syndrome, build};
+use crate::wire::{
+    Aeth, Deth, Extension, Header, NakCode, Network, Opcode, Packet, Position, PsnExt, Reth, Syndrome, build,
+};
 use crate::{PortConfig, PortRules};
 
 /// What comes out of an end of a cable.
@@ -173,6 +175,34 @@ fn what_waits_too_long_comes_again() {
     }
     let expected: Vec<u8> = (0..400_u32).flat_map(u32::to_be_bytes).collect();
     assert_eq!(memory.read(0, 1600), expected);
+}
+
+#[test]
+fn packets_longer_than_the_path_mtu() {
+    let (world, node, cable, _uplink) = exposed(100);
+    let (end, datagrams) = (node.qp(QpType::Rc), node.qp(QpType::Ud));
+    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    datagrams.start_datagrams(5);
+    let memory = node.buffer(8192);
+    datagrams.recv(1, &[memory.all()]);
+    let deth = Extension::Datagram(Deth { qkey: 5, source: Qpn::new(7) });
+    let mut header = with(Opcode::UD_SEND, 0, deth);
+    header.bth.destination = datagrams.qp.qpn();
+    for (length, dropped) in [(4097, 1), (4096, 1)] {
+        give(&cable, &build(&header, &vec![1; length]).unwrap());
+        world.rxe.run_ready();
+        assert_eq!(node.counter("wire_dropped_malformed"), dropped);
+    }
+    assert_eq!(datagrams.rcq.one().byte_len, 4136);
+    // The connection's is 1,024 octets.
+    let remote = memory.remote(0);
+    let reth = Reth { address: remote.addr, rkey: remote.rkey, length: 1025 };
+    give(&cable, &build(&with(Opcode::write(Position::Only), 0, Extension::Rdma(reth)), &[2; 1025]).unwrap());
+    world.rxe.run_ready();
+    let answer = taken(&cable).remove(0);
+    let Extension::Ack(aeth) = Packet::parse(&answer).unwrap().header.extension else { panic!() };
+    assert_eq!(aeth.syndrome, Syndrome::Nak(NakCode::InvalidRequest));
+    assert_eq!((end.state(), memory.read(40, 1)), (rdma_backend::QpState::Error, vec![1]));
 }
 
 /// Garbage between the packets of a transfer: counted, each piece by its name, and nothing else happens.

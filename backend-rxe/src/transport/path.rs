@@ -96,7 +96,7 @@ impl Path {
             (GidType::RoceV2, ..) => return None,
         };
         // The service level decides which class of a lossless network a tagged frame belongs to.
-        let vid = origin.vlan.or(origin.marks.priority_tags.then_some(0));
+        let vid = origin.vlan.or(if origin.marks.priority_tags { Some(0) } else { None });
         let vlan = vid.map(|vid| Vlan { pcp: av.service_level & 7, dei: false, vid });
         Some(Self { ethernet: Ethernet { destination: av.dmac, source: origin.mac, vlan }, network })
     }

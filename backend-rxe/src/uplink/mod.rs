@@ -9,6 +9,8 @@
 //! A destination GID that is bound on the fabric is reached by local delivery, any other through the uplink if there is one.
 //! A connected QP decides with its first request and stays with it until RESET: PSNs on the wire and positions in local
 //! delivery cannot be told from each other. State for the wire is made when it is needed, so that other QPs do not pay for it.
+//! So when a GID moves, from the network to a device of this process or back, its connections do not move along: the peer that
+//! they had is gone, and they end as if its host were, by their retries.
 //!
 //! # Who sends
 //!
@@ -19,7 +21,9 @@
 //! # Guard
 //!
 //! Frames are built by us, from a GID that is bound and the device's own address. What comes is dropped and counted unless it
-//! is for us, intact, and from the peer of the QP; a GID of our own fabric is nobody's peer on the wire.
+//! is for us, intact, in the VLAN of the address, and from the peer of the QP; a GID of our own fabric is nobody's peer on the
+//! wire. Only such a packet may make state, and that is bounded. Frames of the network function are held to the device's
+//! address and VLAN ([`rules`]).
 
 pub(crate) mod congestion;
 pub(crate) mod counters;
