@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use rdma_backend::{Gid, GidType, Hca, QpType, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
-use super::marks::{Tap, tapped};
+use super::marks::{Tap, tapped, tapped_with};
 use crate::link::Frames;
 use crate::testing::*;
 use crate::transport::Congestion;
 use crate::wire::{Ecn, Opcode, Packet, build};
-use crate::{Clock, PortRules};
+use crate::{Clock, PortRules, RxeConfig};
 
 fn address(number: u8) -> Gid {
     Gid(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into()).octets())
@@ -28,7 +28,10 @@ struct Rig {
 
 fn rig(congestion: Option<Congestion>) -> Rig {
     let rules = || PortRules { congestion, vlan: Some(5), ..PortRules::default() };
-    let (world, taps) = tapped([rules(), rules()]);
+    rig_on(tapped([rules(), rules()]))
+}
+
+fn rig_on((world, taps): (World, [Arc<Tap>; 2])) -> Rig {
     let nodes = [1, 2].map(|number| world.node(number));
     for node in &nodes {
         node.hca.bind_gid(0, address(node.number), GidType::RoceV2).unwrap();
@@ -225,4 +228,31 @@ fn switched_off_it_only_counts() {
     // The consumer's traffic class as it is.
     let sent = rig.taps[0].sent.lock();
     assert!(sent.iter().skip(9).all(|frame| Packet::parse(frame).unwrap().header.network.traffic_class() == 0x68));
+}
+
+/// With threads and real time: who waits is woken, both halves.
+#[test]
+fn with_threads() {
+    const LEN: u64 = 1 << 20;
+    let congestion = Congestion { min_rate: 100_000_000, ..Congestion::default() };
+    let rules = || PortRules { congestion: Some(congestion), ..PortRules::default() };
+    let config = RxeConfig { workers: 1, ..RxeConfig::default() };
+    let rig = rig_on(tapped_with([rules(), rules()], &config, Arc::default()));
+    let (mine, theirs) = (rig.nodes[0].buffer(2 * LEN), rig.nodes[1].buffer(2 * LEN));
+    let data = pattern(7, LEN);
+    mine.write(0, &data);
+    theirs.write(LEN, &data);
+    for tap in &rig.taps {
+        tap.congested.store(u32::MAX, SeqCst);
+    }
+    for wr_id in 0..8 {
+        rig.ends[0].submit(2 * wr_id, write(theirs.remote(0)), &[mine.sge(0, LEN)]);
+        rig.ends[0].submit(2 * wr_id + 1, SendOp::Read { remote: theirs.remote(LEN) }, &[mine.sge(LEN, LEN)]);
+    }
+    while rig.ends[0].scq.total.load(SeqCst) < 16 {
+        std::thread::yield_now();
+    }
+    assert!(rig.ends[0].scq.statuses().iter().all(|(_, status)| *status == WcStatus::Success));
+    assert!(theirs.read(0, LEN) == data && mine.read(LEN, LEN) == data);
+    assert!(rig.nodes.iter().all(|node| node.counter("wire_paced") > 0));
 }

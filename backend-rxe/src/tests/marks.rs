@@ -69,6 +69,15 @@ impl Link for Tap {
 pub(super) fn tapped(rules: [PortRules; 2]) -> (World, [Arc<Tap>; 2]) {
     let clock = Arc::new(crate::ManualClock::default());
     let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as _, ..RxeConfig::default() };
+    tapped_with(rules, &config, clock)
+}
+
+/// The same with engines of this configuration. `clock` is theirs, or nobody's.
+pub(super) fn tapped_with(
+    rules: [PortRules; 2],
+    config: &RxeConfig,
+    clock: Arc<crate::ManualClock>,
+) -> (World, [Arc<Tap>; 2]) {
     let [near, far] = [(); 2].map(|()| Rxe::new(config.clone()).unwrap());
     let (one, other) = memory::pair(10_000).unwrap();
     let taps = [one, other].map(|inner| Arc::new(Tap { inner, sent: Mutex::default(), congested: AtomicU32::new(0) }));

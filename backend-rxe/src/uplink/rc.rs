@@ -319,7 +319,9 @@ fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
         if paced.is_some() || !frames.push_with(MAX_FRAME, |room| receiver.transport.poll_transmit(&mut host, room)) {
             break;
         }
-        qp.brake.sent(engine.now(), frames.octets().saturating_sub(before) as u64);
+        if qp.brake.is_on() {
+            qp.brake.sent(engine.now(), frames.octets().saturating_sub(before) as u64);
+        }
     }
     // The memory of a READ may have been taken away, which ends the QP with one last answer.
     receiver.refused |= !qp.receives();

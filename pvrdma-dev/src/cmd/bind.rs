@@ -9,7 +9,7 @@ use crate::spec::cmd::{CreateBind, DestroyBind};
 use crate::spec::dsr::gid_type;
 
 /// What the driver's `vlan` holds when there is none.
-const NO_VLAN: u32 = 0xfff;
+const NO_VLAN: u16 = 0xfff;
 
 /// Replaces what is at the index, whatever that is.
 pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreateBind) -> Result<Answer, CmdError> {
@@ -23,13 +23,11 @@ pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreateBind) -> Resu
     if kind != adapter.config.roce {
         return Err(CmdError::Invalid("GID type", request.gid_type.into()));
     }
-    let vlan = match request.vlan {
+    let vlan = match u16::try_from(request.vlan) {
         // A priority tag belongs to no VLAN.
-        0 | NO_VLAN => None,
-        vlan => {
-            let vlan = u16::try_from(vlan).ok().filter(|&vlan| u32::from(vlan) < NO_VLAN);
-            Some(vlan.ok_or(CmdError::Invalid("VLAN", request.vlan.into()))?)
-        }
+        Ok(0 | NO_VLAN) => None,
+        Ok(vlan @ 1..NO_VLAN) => Some(vlan),
+        _ => return Err(CmdError::Invalid("VLAN", request.vlan.into())),
     };
     adapter.hca.bind_gid_in_vlan(index, Gid(request.new_gid), kind, vlan)?;
     adapter.objects.gids.lock().insert(index);
