@@ -7,17 +7,15 @@ use std::time::Duration;
 
 use arbitrary::Arbitrary;
 use backend_rxe::wire::{
-    Aeth, AtomicEth, Bth, Deth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Operation, Packet, Position,
-    PsnExt, Reth, Shape, Syndrome, Udp, Vlan, build,
+    Aeth, AtomicEth, Bth, Deth, Ethernet, Extension, Header, Ipv4, NakCode, Network, Opcode, Operation, Packet,
+    Position, PsnExt, Reth, Shape, Syndrome, Udp, Vlan, build,
 };
-use backend_rxe_fuzz::{Bed, DATAGRAMS, MTU, PAGE, QKEY, QPS, gid, mac, peer_qpn, qpn};
+use backend_rxe_fuzz::{Bed, DATAGRAMS, MTU, PAGE, QKEY, QPS, Steps, gid, mac, peer_qpn, qpn};
 use libfuzzer_sys::fuzz_target;
 use rdma_backend::{
     Psn, QpState, Qpn, RecvWork, RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge, UdDestination,
 };
 
-/// Most steps of one input.
-const MAX_STEPS: usize = 150;
 const IP: fn(u8) -> [u8; 4] = |end| [10, 0, 0, end];
 
 /// How much of an input is taken as it is.
@@ -68,23 +66,23 @@ enum Step {
     },
     Post(u8, u8, Place, u16),
     Receive(u8, u16, u16),
-    Take,
+    /// The same frame once more.
+    Again(u8),
+    /// The peer stops taking what the device sends, or begins again.
+    Deaf(bool),
     Time(u16),
     Modify(u8, u8),
     Connect(u8),
     Bind(u8),
 }
 
-/// Opcodes that a peer may begin with, and those in the middle of messages.
-const REQUESTS: [Opcode; 16] = [
+/// What a peer may begin with.
+const REQUESTS: [Opcode; 12] = [
     Opcode::send(Position::Only),
     Opcode::send(Position::First),
-    Opcode::send(Position::Middle),
-    Opcode::send(Position::Last),
     Opcode::write(Position::Only),
     Opcode::write(Position::First),
-    Opcode::write(Position::Middle),
-    Opcode::write(Position::Last),
+    Opcode::READ_REQUEST,
     Opcode::READ_REQUEST,
     Opcode::COMPARE_SWAP,
     Opcode::FETCH_ADD,
@@ -92,8 +90,31 @@ const REQUESTS: [Opcode; 16] = [
     Opcode::write_immediate(true),
     Opcode::send_invalidate(true),
     Opcode::CNP,
-    Opcode::UD_SEND,
 ];
+
+/// The next packet of a peer that keeps to the rules.
+fn lawful(bed: &mut Bed, qp: usize, choice: u8) -> Opcode {
+    bed.revive(qp);
+    if qp == DATAGRAMS {
+        return Opcode::UD_SEND;
+    }
+    let ends = choice & 1 == 0;
+    let message = bed.message(qp);
+    match *message {
+        Some(write) => {
+            *message = (!ends).then_some(write);
+            let position = if ends { Position::Last } else { Position::Middle };
+            if write { Opcode::write(position) } else { Opcode::send(position) }
+        }
+        None => {
+            let opcode = REQUESTS[usize::from(choice) % REQUESTS.len()];
+            if opcode.info().is_some_and(|info| info.position == Position::First) {
+                *message = Some(opcode == Opcode::write(Position::First));
+            }
+            opcode
+        }
+    }
+}
 
 fn header(opcode: Opcode, to: Qpn, psn: Psn, extension: Extension) -> Header {
     let mut bth = Bth::new(opcode, to, psn);
@@ -154,11 +175,7 @@ fn extension(shape: Shape, sent: &Sent, remote: RemoteAddress, length: u32) -> E
 fn packet(bed: &mut Bed, sent: &Sent) {
     let wild = sent.wild.is_wild();
     let qp = usize::from(sent.qp) % QPS;
-    let opcode = match (wild, qp) {
-        (true, _) => Opcode(sent.opcode),
-        (false, DATAGRAMS) => Opcode::UD_SEND,
-        (false, _) => REQUESTS[usize::from(sent.opcode) % REQUESTS.len()],
-    };
+    let opcode = if wild { Opcode(sent.opcode) } else { lawful(bed, qp, sent.opcode) };
     let info = opcode.info();
     let position = info.map_or(Position::Only, |info| info.position);
     let operation = info.map(|info| info.operation);
@@ -204,6 +221,7 @@ fn packet(bed: &mut Bed, sent: &Sent) {
 
 /// A correct WRITE of several packets.
 fn message(bed: &mut Bed, qp: usize, place: Place, length: u32, ack: bool) {
+    bed.revive(qp);
     let target = remote(bed, place, false);
     let count = length.div_ceil(MTU).max(1);
     for index in 0..count {
@@ -221,14 +239,24 @@ fn message(bed: &mut Bed, qp: usize, place: Place, length: u32, ack: bool) {
 }
 
 fn answer(bed: &mut Bed, which: u8, wild: bool, syndrome: u8, psn: i8, length: u16) {
-    let Some(frame) = bed.asked.get(usize::from(which) % bed.asked.len().max(1)).cloned() else { return };
+    // One that keeps to the rules answers in order.
+    let at = if wild { usize::from(which) % bed.asked.len().max(1) } else { 0 };
+    let Some(frame) = bed.asked.get(at).cloned() else { return };
+    if !wild {
+        bed.asked.pop_front();
+    }
     let asked = Packet::parse(&frame).expect("checked when it came").header;
     // Numbers of both sides differ by as much.
     let to = Qpn::new(asked.bth.destination.get() - 0x100);
-    let syndrome = if wild { Syndrome::from_octet(syndrome) } else { Syndrome::ACK };
+    let syndrome = match syndrome {
+        any if wild => Syndrome::from_octet(any),
+        0..210 => Syndrome::ACK,
+        210..235 => Syndrome::RnrNak { timer: syndrome % 32 },
+        _ => Syndrome::Nak(NakCode::SequenceError),
+    };
     let aeth = Aeth { syndrome, msn: 0 };
     let operation = asked.bth.opcode.info().map(|info| info.operation);
-    let acknowledges = wild && length & 0x100 != 0;
+    let acknowledges = wild && length & 0x100 != 0 || syndrome != Syndrome::ACK;
     let at = if wild { moved(asked.bth.psn, psn) } else { asked.bth.psn };
     let (opcode, extension) = match (operation, asked.extension.reth()) {
         (Some(Operation::ReadRequest), Some(reth)) if !acknowledges => {
@@ -252,6 +280,7 @@ fn answer(bed: &mut Bed, which: u8, wild: bool, syndrome: u8, psn: i8, length: u
 }
 
 fn post(bed: &mut Bed, qp: usize, kind: u8, place: Place, length: u32) {
+    bed.revive(qp);
     let local = remote(bed, place, false);
     let sges = vec![Sge { addr: local.addr, length: length % (2 * PAGE as u32), lkey: local.rkey }];
     let target = RemoteAddress { addr: 0x1000, rkey: 7 };
@@ -273,6 +302,9 @@ fn post(bed: &mut Bed, qp: usize, kind: u8, place: Place, length: u32) {
     let flags = if kind & 0x80 != 0 { SendFlags::FENCE } else { SendFlags::empty() };
     bed.post(qp, SendWork { wr_id: 0, op, flags, sges });
     bed.settle();
+    if !bed.deaf {
+        bed.take();
+    }
 }
 
 fn step(bed: &mut Bed, step: &Step) {
@@ -294,7 +326,12 @@ fn step(bed: &mut Bed, step: &Step) {
             let sge = Sge { addr: start + u64::from(at), length: length.into(), lkey };
             bed.receive(usize::from(qp) % QPS, RecvWork { wr_id: 0, sges: vec![sge], malformed: false });
         }
-        Step::Take => bed.take(),
+        &Step::Again(which) => {
+            if let Some(frame) = bed.recent(which) {
+                bed.give(&frame);
+            }
+        }
+        &Step::Deaf(deaf) => bed.deaf = deaf,
         &Step::Time(micros) => bed.pass(Duration::from_micros(micros.into())),
         &Step::Modify(qp, state) => {
             let state = [QpState::Error, QpState::Sqd, QpState::Rts][usize::from(state % 3)];
@@ -306,9 +343,9 @@ fn step(bed: &mut Bed, step: &Step) {
     }
 }
 
-fuzz_target!(|steps: Vec<Step>| {
+fuzz_target!(|steps: Steps<Step>| {
     let mut bed = Bed::default();
-    for each in steps.iter().take(MAX_STEPS) {
+    for each in &steps.0 {
         step(&mut bed, each);
     }
     bed.end(|bed| {

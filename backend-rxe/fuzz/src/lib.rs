@@ -6,6 +6,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use arbitrary::{Arbitrary, Unstructured};
 use backend_rxe::link::{Frames, Link, memory};
 use backend_rxe::transport::Congestion;
 use backend_rxe::wire::{Extension, NakCode, Operation, Packet, Syndrome};
@@ -146,6 +147,8 @@ struct End {
     logs: [Arc<Log>; 2],
     /// The PSN that the device expects from the peer, as far as the peer knows.
     peer_psn: Psn,
+    /// The peer is in the middle of a message: of a WRITE, or of a SEND.
+    pub message: Option<bool>,
 }
 
 /// A device and the cable to its peer, which is the input.
@@ -162,8 +165,11 @@ pub struct Bed {
     memory: Arc<GuestMemory>,
     /// Requests of the device that the peer has not answered.
     pub asked: VecDeque<Vec<u8>>,
-    /// What was given to the device.
+    /// What was given to the device, and some of it.
     given: u64,
+    recent: VecDeque<Vec<u8>>,
+    /// The peer does not take what the device sends.
+    pub deaf: bool,
 }
 
 impl Default for Bed {
@@ -206,8 +212,22 @@ impl Default for Bed {
         };
         let regions = [region(OPEN, Access::all()), region(READABLE, Access::LOCAL_WRITE | Access::REMOTE_READ)];
         let ends = (0..QPS).map(|index| End::new(&hca, &pd, index)).collect();
-        let (asked, given) = (VecDeque::new(), 0);
-        let mut bed = Self { rxe, clock, cable, ends, regions, hca, _pd: pd, _uplink: uplink, memory, asked, given };
+        let (asked, recent) = (VecDeque::new(), VecDeque::new());
+        let mut bed = Self {
+            rxe,
+            clock,
+            cable,
+            ends,
+            regions,
+            hca,
+            _pd: pd,
+            _uplink: uplink,
+            memory,
+            asked,
+            given: 0,
+            recent,
+            deaf: false,
+        };
         (0..QPS).for_each(|index| bed.connect(index));
         bed
     }
@@ -239,7 +259,7 @@ impl End {
             // Nothing ends without a word.
             signal_all: true,
         });
-        Self { qp: qp.unwrap(), sends, receives, logs, peer_psn: Psn::new(0) }
+        Self { qp: qp.unwrap(), sends, receives, logs, peer_psn: Psn::new(0), message: None }
     }
 }
 
@@ -286,7 +306,7 @@ impl Bed {
                 }
             }
         }
-        end.peer_psn = attrs.rq_psn;
+        (end.peer_psn, end.message) = (attrs.rq_psn, None);
     }
 
     /// Has a queue pair fail or finish what it does.
@@ -331,6 +351,23 @@ impl Bed {
         end.qp.notify_recv();
     }
 
+    /// Whether the peer is in the middle of a message, see [`End`].
+    pub fn message(&mut self, index: usize) -> &mut Option<bool> {
+        &mut self.ends[index].message
+    }
+
+    /// Connects a queue pair that has failed.
+    pub fn revive(&mut self, index: usize) {
+        if !matches!(self.ends[index].qp.query().state, QpState::Rts | QpState::Sqd) {
+            self.connect(index);
+        }
+    }
+
+    /// A frame that was given before.
+    pub fn recent(&self, which: u8) -> Option<Vec<u8>> {
+        self.recent.get(usize::from(which) % self.recent.len().max(1)).cloned()
+    }
+
     /// The PSN of the peer's next request.
     pub fn psn(&mut self, index: usize) -> &mut Psn {
         &mut self.ends[index].peer_psn
@@ -342,7 +379,14 @@ impl Bed {
         frames.push(frame);
         assert_eq!(self.cable.send(&frames, 0), 1, "the device takes what comes");
         self.given += 1;
+        self.recent.push_back(frame.to_vec());
+        if self.recent.len() > 8 {
+            self.recent.pop_front();
+        }
         self.settle();
+        if !self.deaf {
+            self.take();
+        }
     }
 
     /// Runs everything there is to do.
@@ -382,9 +426,10 @@ impl Bed {
             }
             let index = header.bth.destination.get().wrapping_sub(0x200) as usize;
             if let (Extension::Ack(aeth), Some(end)) = (header.extension, self.ends.get_mut(index))
-                && aeth.syndrome == Syndrome::Nak(NakCode::SequenceError)
+                && matches!(aeth.syndrome, Syndrome::Nak(NakCode::SequenceError) | Syndrome::RnrNak { .. })
             {
-                end.peer_psn = header.bth.psn;
+                // What is resent begins a message, right or wrong.
+                (end.peer_psn, end.message) = (header.bth.psn, None);
             }
             if !operation.is_response() && index < DATAGRAMS {
                 self.asked.push_back(frame.to_vec());
@@ -400,11 +445,13 @@ impl Bed {
     /// peer has no right to.
     pub fn end(mut self, request: impl FnOnce(&mut Self) -> Vec<u8>) {
         self.bind(None);
+        self.deaf = false;
         for _ in 0..64 {
             self.take();
         }
         self.connect(0);
         let frame = request(&mut self);
+        self.deaf = true;
         self.give(&frame);
         let mut frames = Frames::default();
         self.cable.receive(&mut frames, usize::MAX);
@@ -422,6 +469,23 @@ impl Bed {
             end.qp.destroy();
         }
         self.pass(Duration::from_secs(60));
+    }
+}
+
+/// Most steps of one input.
+const MAX_STEPS: usize = 120;
+
+/// As many steps as the input has octets for.
+#[derive(Debug)]
+pub struct Steps<T>(pub Vec<T>);
+
+impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
+    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let mut steps = Vec::new();
+        while !input.is_empty() && steps.len() < MAX_STEPS {
+            steps.push(input.arbitrary()?);
+        }
+        Ok(Self(steps))
     }
 }
 
