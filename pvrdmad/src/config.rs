@@ -1,6 +1,7 @@
 //! What to serve: the configuration file, the command line over it, and the checked result.
 
 mod congestion;
+mod rules;
 
 use std::collections::HashSet;
 use std::fmt;
@@ -8,7 +9,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use backend_rxe::{Congestion, PortRules};
+use backend_rxe::Congestion;
 use clap::ValueEnum;
 use pvrdma_dev::{DeviceConfig, Limits};
 use rdma_backend::memory::PinPolicy;
@@ -19,8 +20,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 pub use self::congestion::CongestionSpec;
+pub use self::rules::{Forged, Pcp, Switch};
 use crate::cli::ServeArgs;
-use crate::network::{LinkSpec, NetworkSpec};
+use crate::fault::FaultSpec;
+use crate::network::{Learn, LinkSpec, NetworkSpec, TunnelAddress, TunnelKeys};
 
 /// Why there is nothing sensible to serve.
 #[derive(Debug, Error)]
@@ -96,36 +99,6 @@ pub enum Pin {
     Off,
 }
 
-/// When the service level of a packet becomes the priority in a tag.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Pcp {
-    /// In packets that have a tag for their VLAN.
-    Tagged,
-    /// Always: packets of no VLAN get a tag for VLAN 0.
-    Always,
-}
-
-/// What becomes of frames of the network function from other addresses than the device's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Forged {
-    /// They are dropped.
-    Refuse,
-    /// They pass.
-    Allow,
-}
-
-/// Something that is on or off.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Switch {
-    /// On.
-    On,
-    /// Off.
-    Off,
-}
-
 /// A device as the file or the command line describes it, possibly incompletely.
 #[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -145,9 +118,18 @@ pub struct DeviceSpec {
     pub version: Option<u32>,
     /// Whether there is a legacy interrupt.
     pub intx: Option<bool>,
-    /// The way to other hosts.
+    /// The way to other hosts: `unix:PATH`, `unix-connect:PATH`, `unix-dgram:LOCAL:REMOTE`, `tap:NAME`,
+    /// `af_packet:INTERFACE` or
+    /// `vxlan:ADDRESS[:PORT]`.
     pub uplink: Option<LinkSpec>,
-    /// The paired network function.
+    /// Other ends of a vxlan uplink, `ADDRESS[:PORT]`. A list in the file, a key that may come again on the command line.
+    #[serde(default, rename = "remote")]
+    pub remotes: Vec<TunnelAddress>,
+    /// Network identifier of a vxlan uplink.
+    pub vni: Option<u32>,
+    /// What a vxlan uplink learns: `stations` behind the remotes, or also `remotes`.
+    pub learn: Option<Learn>,
+    /// The link to the paired network function.
     pub nic: Option<LinkSpec>,
     /// Octets of an IP packet that the network carries.
     pub mtu: Option<u32>,
@@ -159,6 +141,8 @@ pub struct DeviceSpec {
     pub forged: Option<Forged>,
     /// Congestion control, with the parameters of the file.
     pub congestion: Option<Switch>,
+    /// What the uplink suffers from, for tests.
+    pub fault: Option<FaultSpec>,
     /// Upper limits, in the file only.
     #[serde(default)]
     pub limits: LimitsSpec,
@@ -206,7 +190,8 @@ limits! {
 }
 
 /// Keys of `--device`.
-const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, nic, mtu, vlan, pcp, forged, congestion";
+const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, remote, vni, learn, nic, mtu, vlan, pcp, forged, \
+    congestion, fault";
 
 impl FromStr for DeviceSpec {
     type Err = String;
@@ -231,15 +216,19 @@ impl FromStr for DeviceSpec {
                 }
                 "intx" => spec.intx = Some(value.parse().map_err(|_| format!("intx: '{value}' is not true or false"))?),
                 "uplink" => spec.uplink = Some(value.parse().map_err(|error| format!("uplink: {error}"))?),
+                "remote" => spec.remotes.push(value.parse().map_err(|error| format!("remote: {error}"))?),
+                "vni" => spec.vni = Some(value.parse().map_err(|_| format!("vni: '{value}' is not a number"))?),
+                "learn" => spec.learn = Some(word(key, value)?),
                 "nic" => spec.nic = Some(value.parse().map_err(|error| format!("nic: {error}"))?),
                 "mtu" => spec.mtu = Some(value.parse().map_err(|_| format!("mtu: '{value}' is not a number"))?),
                 "vlan" => spec.vlan = Some(value.parse().map_err(|_| format!("vlan: '{value}' is not a number"))?),
                 "pcp" => spec.pcp = Some(word(key, value)?),
                 "forged" => spec.forged = Some(word(key, value)?),
                 "congestion" => spec.congestion = Some(word(key, value)?),
+                "fault" => spec.fault = Some(value.parse().map_err(|error| format!("fault: {error}"))?),
                 _ => return Err(format!("unknown key '{key}' (the keys are {KEYS})")),
             }
-            if !seen.insert(key) {
+            if !seen.insert(key) && key != "remote" {
                 return Err(format!("'{key}' is given twice"));
             }
         }
@@ -267,12 +256,16 @@ impl DeviceSpec {
             version: None,
             intx: None,
             uplink: None,
+            remotes: Vec::new(),
+            vni: None,
+            learn: None,
             nic: None,
             mtu: None,
             vlan: None,
             pcp: None,
             forged: None,
             congestion: None,
+            fault: None,
             limits: LimitsSpec::default(),
         }
     }
@@ -288,12 +281,16 @@ impl DeviceSpec {
             version,
             intx,
             uplink,
+            remotes,
+            vni,
+            learn,
             nic,
             mtu,
             vlan,
             pcp,
             forged,
             congestion,
+            fault,
             limits: _,
         } = other;
         self.socket = socket.or_else(|| self.socket.take());
@@ -303,30 +300,18 @@ impl DeviceSpec {
         self.version = version.or(self.version);
         self.intx = intx.or(self.intx);
         self.uplink = uplink.or_else(|| self.uplink.take());
+        if !remotes.is_empty() {
+            self.remotes = remotes;
+        }
+        self.vni = vni.or(self.vni);
+        self.learn = learn.or(self.learn);
         self.nic = nic.or_else(|| self.nic.take());
         self.mtu = mtu.or(self.mtu);
         self.vlan = vlan.or(self.vlan);
         self.pcp = pcp.or(self.pcp);
         self.forged = forged.or(self.forged);
         self.congestion = congestion.or(self.congestion);
-    }
-
-    /// What the device may do on its network.
-    fn rules(&self, congestion: Congestion) -> Result<PortRules, String> {
-        if let Some(vlan) = self.vlan.filter(|vlan| !(1..=4094).contains(vlan)) {
-            return Err(format!("vlan {vlan} is not one of 1 to 4094"));
-        }
-        Ok(PortRules {
-            vlan: self.vlan,
-            priority_tags: self.pcp == Some(Pcp::Always),
-            allow_forged: self.forged == Some(Forged::Allow),
-            congestion: (self.congestion != Some(Switch::Off)).then_some(congestion),
-        })
-    }
-
-    /// Whether something is said about the network.
-    const fn has_rules(&self) -> bool {
-        self.vlan.is_some() || self.pcp.is_some() || self.forged.is_some() || self.congestion.is_some()
+        self.fault = fault.or(self.fault);
     }
 
     fn resolve(self, congestion: Congestion) -> Result<Device, ConfigError> {
@@ -353,9 +338,16 @@ impl DeviceSpec {
         };
         config.intx = self.intx.unwrap_or(false);
         config.limits = self.limits.resolve();
-        let mut network = NetworkSpec::new(self.uplink.clone(), self.nic.clone(), self.mtu).map_err(problem)?;
+        let tunnel = TunnelKeys { remotes: self.remotes.clone(), vni: self.vni, learn: self.learn };
+        let mut network = NetworkSpec::new(self.uplink.clone(), tunnel, self.nic.clone(), self.mtu).map_err(problem)?;
         match &mut network {
-            Some(network) => network.rules = self.rules(congestion).map_err(problem)?,
+            Some(network) => {
+                network.fault = self.fault;
+                network.rules = self.rules(congestion).map_err(problem)?;
+            }
+            None if self.fault.is_some() => {
+                return Err(problem("fault is one of the uplink (uplink=LINK)".to_owned()));
+            }
             None if self.has_rules() => {
                 return Err(problem("vlan, pcp, forged and congestion are about the uplink (uplink=LINK)".to_owned()));
             }

@@ -1,9 +1,11 @@
 //! What the fuzz target for sequences attacks: a device with queue pairs on a cable, on one thread and on virtual time, so that
 //! the same input does the same thing each time.
 
+mod queues;
+
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arbitrary::{Arbitrary, Unstructured};
@@ -12,12 +14,13 @@ use backend_rxe::transport::Congestion;
 use backend_rxe::wire::{Extension, NakCode, Operation, Packet, Syndrome};
 use backend_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeMr, RxePd, RxeQp, Uplink};
 use pvrdma_dev::testing::{GuestMemory, MEMORY_BASE};
-use rdma_backend::memory::{DmaView, PageListBuilder};
+use rdma_backend::memory::PageListBuilder;
 use rdma_backend::{
-    Access, AddressVector, AsyncEvent, Backend, Completion, CompletionSink, CqOverrun, DeviceContext, EventSink, Gid,
-    GidType, Hca, MacAddr, MrRequest, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpInit, QpState, QpType, Qpn, QueueError,
-    QueuePair, RecvSource, RecvWork, SendSource, SendWork,
+    Access, AddressVector, Backend, CompletionSink, DeviceContext, Gid, GidType, Hca, MacAddr, MrRequest, Mtu, Psn,
+    QpAttrMask, QpAttrs, QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWork, SendWork,
 };
+
+use queues::{Consumer, Log, NoEvents, Ring, lock, name};
 
 /// Queue pairs: two connected ones with all rights, one that lets its peer do little, one for datagrams.
 pub const QPS: usize = 4;
@@ -57,85 +60,6 @@ pub fn qpn(index: usize) -> Qpn {
 /// The number of its peer.
 pub fn peer_qpn(index: usize) -> Qpn {
     Qpn::new(0x200 + index as u32)
-}
-
-/// A queue that the guest fills.
-struct Ring<T> {
-    posted: VecDeque<T>,
-    popped: u64,
-    retired: u64,
-}
-
-struct Consumer<T>(Arc<Mutex<Ring<T>>>);
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().expect("nothing panics with a lock held")
-}
-
-impl<T> Consumer<T> {
-    fn next(&self, into: &mut T) -> bool {
-        let mut ring = lock(&self.0);
-        let element = ring.posted.pop_front();
-        ring.popped += u64::from(element.is_some());
-        element.map(|element| *into = element).is_some()
-    }
-
-    fn clear(&self) {
-        *lock(&self.0) = Ring { posted: VecDeque::new(), popped: 0, retired: 0 };
-    }
-}
-
-impl SendSource for Consumer<SendWork> {
-    fn pop(&mut self, _: &DmaView<'_>, work: &mut SendWork) -> Result<bool, QueueError> {
-        Ok(self.next(work))
-    }
-
-    fn retire(&mut self, _: &DmaView<'_>) {
-        let mut ring = lock(&self.0);
-        ring.retired += 1;
-        assert!(ring.retired <= ring.popped, "more slots were given back than taken");
-    }
-
-    fn reset(&mut self) {
-        self.clear();
-    }
-}
-
-impl RecvSource for Consumer<RecvWork> {
-    fn pop(&mut self, _: &DmaView<'_>, work: &mut RecvWork) -> Result<bool, QueueError> {
-        Ok(self.next(work))
-    }
-
-    fn posted(&mut self, _: &DmaView<'_>) -> Result<u32, QueueError> {
-        Ok(lock(&self.0).posted.len() as u32)
-    }
-
-    fn reset(&mut self) {
-        self.clear();
-    }
-}
-
-/// A completion queue that checks the order of its entries.
-#[derive(Default)]
-struct Log {
-    /// Name of the next request to complete, and of the next to be posted.
-    names: Mutex<(u64, u64)>,
-}
-
-impl CompletionSink for Log {
-    fn complete(&self, _: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun> {
-        let (next, posted) = &mut *lock(&self.names);
-        assert_eq!(completion.wr_id, *next, "completions come in the order of the requests");
-        *next += 1;
-        assert!(*next <= *posted, "a request completed that was not posted");
-        Ok(())
-    }
-}
-
-struct NoEvents;
-
-impl EventSink for NoEvents {
-    fn event(&self, _: &DmaView<'_>, _: AsyncEvent) {}
 }
 
 /// A queue pair with its queues.
@@ -241,7 +165,7 @@ const fn start(pages: &Range<u64>) -> u64 {
 impl End {
     fn new(hca: &RxeHca, pd: &RxePd, index: usize) -> Self {
         fn ring<T>() -> Arc<Mutex<Ring<T>>> {
-            Arc::new(Mutex::new(Ring { posted: VecDeque::new(), popped: 0, retired: 0 }))
+            Arc::new(Mutex::new(Ring::new()))
         }
         let (sends, receives, logs) = (ring(), ring(), [(); 2].map(|()| Arc::<Log>::default()));
         let cqs = logs.each_ref().map(|log| hca.create_cq(Arc::clone(log) as Arc<dyn CompletionSink>).unwrap());
@@ -487,11 +411,4 @@ impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
         }
         Ok(Self(steps))
     }
-}
-
-/// The name of the next request of a queue.
-fn name(log: &Log) -> u64 {
-    let (_, posted) = &mut *lock(&log.names);
-    *posted += 1;
-    *posted - 1
 }

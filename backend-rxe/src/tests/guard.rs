@@ -5,7 +5,7 @@ use std::sync::Arc;
 use rdma_backend::{GidType, Hca, QpType, Qpn, QueuePair, SendOp, WcStatus};
 
 use super::marks::tapped;
-use super::wire::{exposed, request};
+use super::port::{exposed, request};
 use crate::link::{Frames, Link, memory};
 use crate::testing::*;
 use crate::wire::{

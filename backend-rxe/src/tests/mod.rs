@@ -9,6 +9,7 @@ mod integrity;
 mod life;
 mod marks;
 mod ops;
+mod port;
 mod retry;
 mod srq;
 mod threads;
