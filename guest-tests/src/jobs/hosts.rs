@@ -20,7 +20,9 @@ use crate::vm::Vm;
 pub(crate) fn cases() -> Vec<Case> {
     let hosts = Shared::new(|bed| Hosts::boot(bed, 1500, |directory, end| cabled(directory, end, "roce=v1")));
     let programs: Vec<Program> = CONNECTED.into_iter().chain(DATAGRAMS).map(Program::one_way).collect();
-    programs::cases("roce-v1/untagged", &programs, &hosts, |hosts: &Hosts| hosts.ends(IPV4.map(Into::into), None))
+    programs::cases("roce-v1/untagged", &programs, &hosts, |hosts: &Hosts, program, server| {
+        program.run(&hosts.ends(IPV4.map(Into::into), None)?, server)
+    })
 }
 
 /// Two hosts.

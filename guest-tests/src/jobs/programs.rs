@@ -13,7 +13,7 @@ use crate::ends::Ends;
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Program {
     /// In the case's name.
-    pub(crate) name: &'static str,
+    name: &'static str,
     kind: Kind,
     /// Which guests have the server, one after the other.
     servers: &'static [usize],
@@ -107,17 +107,17 @@ pub(crate) const ALL_SIZES: [Program; 6] = [
     all_sizes("read_lat-all-sizes", "ib_read_lat", &[0]),
 ];
 
-/// Cases `group/program/way`. `ends` says how the programs reach each other.
+/// Cases `group/program/way`. `run` runs a program with its server in one guest.
 pub(crate) fn cases<M: Machines>(
     group: &str,
     programs: &[Program],
     shared: &Rc<Shared<M>>,
-    ends: impl Fn(&M) -> Result<Ends<'_>> + Copy + 'static,
+    run: impl Fn(&M, &Program, usize) -> Result<String> + Copy + 'static,
 ) -> Vec<Case> {
     let ways = programs.iter().flat_map(|&program| program.servers.iter().map(move |&server| (program, server)));
     ways.map(|(program, server)| {
         let name = format!("{group}/{}/{}", program.name, way(server));
-        shared.case(name, move |machines| program.run(&ends(machines)?, server))
+        shared.case(name, move |machines| run(machines, &program, server))
     })
     .collect()
 }
