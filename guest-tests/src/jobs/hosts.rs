@@ -4,7 +4,7 @@ use std::net::IpAddr;
 use std::path::Path;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
 use super::case::Case;
@@ -19,10 +19,27 @@ use crate::vm::Vm;
 /// The encapsulation that the kernel's implementation does not have. Both ends are the same, so one way is enough.
 pub(crate) fn cases() -> Vec<Case> {
     let hosts = Shared::new(|bed| Hosts::boot(bed, 1500, |directory, end| cabled(directory, end, "roce=v1")));
+    let mut cases = vec![hosts.case("roce-v1/untagged/gids", all_gids_are_v1)];
     let programs: Vec<Program> = CONNECTED.into_iter().chain(DATAGRAMS).map(Program::one_way).collect();
-    programs::cases("roce-v1/untagged", &programs, &hosts, |hosts: &Hosts, program, server| {
+    cases.extend(programs::cases("roce-v1/untagged", &programs, &hosts, |hosts: &Hosts, program, server| {
         program.run(&hosts.ends(IPV4.map(Into::into), None)?, server)
-    })
+    }));
+    cases
+}
+
+/// Otherwise the cases after it would say nothing.
+fn all_gids_are_v1(hosts: &Hosts) -> Result<String> {
+    // Waits for them.
+    hosts.ends(IPV4.map(Into::into), None)?;
+    for vm in hosts.vms() {
+        // What is not in use cannot be read.
+        let types =
+            vm.run(&format!("cat /sys/class/infiniband/{PVRDMA_DEVICE}/ports/1/gid_attrs/types/* 2>&-; true"))?;
+        if types.is_empty() || types.lines().any(|line| line != "IB/RoCE v1") {
+            bail!("{}: {types}", vm.name());
+        }
+    }
+    Ok(String::new())
 }
 
 /// Two hosts.
