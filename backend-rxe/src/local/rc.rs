@@ -141,7 +141,7 @@ fn step<'p>(
     let target = target.get_or_insert_with(|| {
         let mut responder = peer.responder.lock();
         let connected = responder.is_connected_to(peer, qp, source)
-            && responder.own_address().is_some_and(|(gid, _)| gid == attrs.av.dgid)
+            && responder.own_address().is_some_and(|own| own.gid == attrs.av.dgid)
             && peer.qp_type == qp.qp_type;
         Target { responder, connected }
     });

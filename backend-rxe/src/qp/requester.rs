@@ -344,8 +344,9 @@ impl Requester {
             return Some(peer);
         }
         let source = qp.adapter.gid(self.attrs.av.sgid_index);
-        let peer =
-            source.and_then(|_| fabric.find(&self.attrs.av.dgid)).and_then(|adapter| adapter.qp(self.attrs.dest_qpn));
+        let peer = source
+            .and_then(|from| fabric.find(from.beside(self.attrs.av.dgid)))
+            .and_then(|adapter| adapter.qp(self.attrs.dest_qpn));
         self.local |= peer.is_some();
         let weak = peer.as_ref().map_or_else(Weak::new, Arc::downgrade);
         self.route = Route { generation, source, peer: weak };

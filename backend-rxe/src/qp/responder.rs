@@ -117,8 +117,8 @@ impl Responder {
                 own
             }
         };
-        // The kind of encapsulation is part of the address: RoCE v1 does not reach RoCE v2.
-        self.attrs.dest_qpn == sender.qpn && self.attrs.av.dgid == from.0 && own.is_some_and(|(_, kind)| kind == from.1)
+        // Encapsulation and VLAN are part of the address.
+        self.attrs.dest_qpn == sender.qpn && own.is_some_and(|own| own.beside(self.attrs.av.dgid) == from)
     }
 
     /// The address that requests must be sent to, if the source index is bound.

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
 use super::case::Case;
-use super::programs::{self, CONNECTED, DATAGRAMS, Program};
+use super::programs::{self, CONNECTED, DATAGRAMS, MANAGED, Program};
 use super::shared::{Machines, Shared};
 use crate::bed::Bed;
 use crate::ends::Ends;
@@ -16,12 +16,20 @@ use crate::host::{Host, IPV4, MAC, addresses, cable, datagrams};
 use crate::pair::PVRDMA_DEVICE;
 use crate::vm::Vm;
 
-/// The encapsulation that the kernel's implementation does not have. Both ends are the same, so one way is enough.
+/// The encapsulation that the kernel's implementation does not have, without and with a tag. Both ends are the same, so one way
+/// is enough.
 pub(crate) fn cases() -> Vec<Case> {
-    let hosts = Shared::new(|bed| Hosts::boot(bed, 1500, |directory, end| cabled(directory, end, "roce=v1")));
-    let mut cases = vec![hosts.case("roce-v1/untagged/gids", all_gids_are_v1)];
     let programs: Vec<Program> = CONNECTED.into_iter().chain(DATAGRAMS).map(Program::one_way).collect();
-    cases.extend(programs::cases("roce-v1/untagged", &programs, &hosts, |hosts: &Hosts, program, server| {
+    let mut cases = roce_v1("roce-v1/untagged", "roce=v1", &programs);
+    let few: Vec<Program> = MANAGED.into_iter().chain(DATAGRAMS).map(Program::one_way).collect();
+    cases.extend(roce_v1("roce-v1/tagged", "roce=v1,vlan=42", &few));
+    cases
+}
+
+fn roce_v1(group: &str, options: &'static str, programs: &[Program]) -> Vec<Case> {
+    let hosts = Shared::new(move |bed| Hosts::boot(bed, 1500, |directory, end| cabled(directory, end, options)));
+    let mut cases = vec![hosts.case(format!("{group}/gids"), all_gids_are_v1)];
+    cases.extend(programs::cases(group, programs, &hosts, |hosts: &Hosts, program, server| {
         program.run(&hosts.ends(IPV4.map(Into::into), None)?, server)
     }));
     cases
