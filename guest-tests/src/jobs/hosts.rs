@@ -1,8 +1,10 @@
 //! Two guests with our device on hosts of their own: two daemons that reach each other over a wire.
 
 use std::net::IpAddr;
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::time::Duration;
+use std::rc::Rc;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
@@ -20,19 +22,42 @@ use crate::vm::Vm;
 /// is enough.
 pub(crate) fn cases() -> Vec<Case> {
     let programs: Vec<Program> = CONNECTED.into_iter().chain(DATAGRAMS).map(Program::one_way).collect();
-    let mut cases = roce_v1("roce-v1/untagged", "roce=v1", &programs);
     let few: Vec<Program> = MANAGED.into_iter().chain(DATAGRAMS).map(Program::one_way).collect();
-    cases.extend(roce_v1("roce-v1/tagged", "roce=v1,vlan=42", &few));
+    let untagged = Shared::new(|bed| Hosts::boot(bed, 1500, |directory, end| cabled(directory, end, "roce=v1")));
+    let tagged = Shared::new(|bed| Hosts::boot(bed, 1500, |directory, end| cabled(directory, end, "roce=v1,vlan=42")));
+    let group = |name: &str, programs: &[Program], hosts: &Rc<Shared<Hosts>>| {
+        let mut cases = vec![hosts.case(format!("{name}/gids"), all_gids_are_v1)];
+        cases.extend(programs::cases(name, programs, hosts, |hosts: &Hosts, program, server| {
+            program.run(&hosts.ends(IPV4.map(Into::into), None)?, server)
+        }));
+        cases
+    };
+    let mut cases = group("roce-v1/untagged", &programs, &untagged);
+    cases.extend(group("roce-v1/tagged", &few, &tagged));
+    cases.push(tagged.case("roce-v1/tagged/nothing-without-a-tag", nothing_without_a_tag));
     cases
 }
 
-fn roce_v1(group: &str, options: &'static str, programs: &[Program]) -> Vec<Case> {
-    let hosts = Shared::new(move |bed| Hosts::boot(bed, 1500, |directory, end| cabled(directory, end, options)));
-    let mut cases = vec![hosts.case(format!("{group}/gids"), all_gids_are_v1)];
-    cases.extend(programs::cases(group, programs, &hosts, |hosts: &Hosts, program, server| {
-        program.run(&hosts.ends(IPV4.map(Into::into), None)?, server)
-    }));
-    cases
+/// Neither end takes frames without a tag. So what they take from each other has one.
+fn nothing_without_a_tag(hosts: &Hosts) -> Result<String> {
+    let cable = cable(hosts.directory.path());
+    for (host, uplink) in hosts.hosts.iter().zip(cable) {
+        let dropped = || host.counter("passed_dropped_vlan");
+        let before = dropped()?;
+        // To everybody, of a protocol that nobody knows.
+        let mut frame = [0_u8; 60];
+        frame[..6].fill(0xff);
+        frame[6..14].copy_from_slice(&[0x52, 0x54, 0, 0, 2, 9, 0x88, 0xb5]);
+        let socket = UnixDatagram::unbound().context("cannot make a socket")?;
+        socket.send_to(&frame, &uplink).with_context(|| format!("cannot send to {}", uplink.display()))?;
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while dropped()? == before {
+            if Instant::now() > deadline {
+                bail!("{}: a frame without a tag is not dropped", host.vm().name());
+            }
+        }
+    }
+    Ok(String::new())
 }
 
 /// Otherwise the cases after it would say nothing.
@@ -55,7 +80,7 @@ fn all_gids_are_v1(hosts: &Hosts) -> Result<String> {
 pub(crate) struct Hosts {
     // Declared in the order in which they must be dropped.
     hosts: [Host; 2],
-    _directory: TempDir,
+    directory: TempDir,
 }
 
 impl Hosts {
@@ -72,7 +97,7 @@ impl Hosts {
         for (end, host) in hosts.iter().enumerate() {
             host.bring_up(&addresses(end), mtu)?;
         }
-        Ok(Self { hosts, _directory: directory })
+        Ok(Self { hosts, directory })
     }
 
     /// How programs reach each other between GIDs with these addresses.

@@ -112,7 +112,7 @@ fn receives_run_out(pair: &RxePair) -> Result<String> {
 
 /// What all of the above left in the counters of frames that are thrown away.
 fn nothing_dropped(pair: &RxePair) -> Result<String> {
-    for counter in ["too_long", "no_room", "malformed", "damaged", "address", "refused", "deferred"] {
+    for counter in ["too_long", "no_room", "malformed", "damaged", "address", "vlan", "refused", "deferred"] {
         let counter = format!("wire_dropped_{counter}");
         match pair.ours.counter(&counter)? {
             0 => {}
