@@ -338,8 +338,8 @@ fn step(bed: &mut Bed, step: &Step) {
             bed.modify(usize::from(qp) % QPS, state);
         }
         &Step::Connect(qp) => bed.connect(usize::from(qp) % QPS),
-        &Step::Bind(0) => bed.unbind(),
-        &Step::Bind(vlan) => bed.bind((vlan > 200).then_some(vlan.into())),
+        Step::Bind(250..) => bed.unbind(),
+        &Step::Bind(vlan) => bed.bind((vlan >= 240).then_some(vlan.into())),
     }
 }
 
