@@ -6,6 +6,7 @@ mod errors;
 mod integrity;
 mod life;
 mod ops;
+mod pass_through;
 mod retry;
 mod srq;
 mod threads;

@@ -286,7 +286,7 @@ fn exposed(capacity: usize) -> (World, Node, memory::MemoryLink, crate::Uplink) 
 }
 
 /// A frame that a good peer sends to QP 0x100 of node 1.
-fn request() -> Vec<u8> {
+pub(super) fn request() -> Vec<u8> {
     let (world, far, cable, _uplink) = exposed(10);
     far.hca.unbind_gid(0);
     far.hca.bind_gid(0, gid(2), GidType::RoceV2).unwrap();
