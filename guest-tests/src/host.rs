@@ -1,6 +1,6 @@
 //! A guest with our device and a daemon of its own, as on a host of its own.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -50,18 +50,22 @@ impl Host {
         &self.vm
     }
 
-    /// One figure of the device's port.
+    /// The figures of the device's adapter.
+    pub(crate) fn counters(&self) -> Result<serde_json::Value> {
+        Ok(self.daemon.status()?["devices"][0]["adapter"].take())
+    }
+
+    /// One of them.
     pub(crate) fn counter(&self, name: &str) -> Result<u64> {
-        let status = self.daemon.status()?;
-        status["devices"][0]["adapter"][name].as_u64().with_context(|| format!("the daemon does not count {name}"))
+        self.counters()?[name].as_u64().with_context(|| format!("the daemon does not count {name}"))
     }
 
     /// The daemon's side of a failure: its log, and the counters that are not zero.
     pub(crate) fn diagnosis(&self) -> String {
-        let counters = match self.daemon.status() {
-            Ok(status) => {
-                let adapter = status["devices"][0]["adapter"].as_object().cloned().unwrap_or_default();
-                let counters = adapter.iter().filter(|(_, value)| value.as_u64() != Some(0));
+        let counters = match self.counters() {
+            Ok(counters) => {
+                let counters = counters.as_object().cloned().unwrap_or_default();
+                let counters = counters.iter().filter(|(_, value)| value.as_u64() != Some(0));
                 counters.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
             }
             Err(error) => error.to_string(),
@@ -72,6 +76,24 @@ impl Host {
 
 /// Enough for the programs, and less to boot with.
 pub(crate) const MEMORY_MIB: u32 = 768;
+
+/// Hardware addresses of the two ends of a wire. No two wires are connected, so all use the same addresses.
+pub(crate) const MAC: [&str; 2] = ["52:54:00:00:02:01", "52:54:00:00:02:02"];
+/// IPv4 addresses of the two ends.
+pub(crate) const IPV4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 79, 1), Ipv4Addr::new(192, 168, 79, 2)];
+/// IPv6 addresses of the two ends.
+pub(crate) const IPV6: [Ipv6Addr; 2] =
+    [Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 2)];
+/// What the guests make of their hardware addresses.
+pub(crate) const LINK_LOCAL: [Ipv6Addr; 2] = [
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe00, 0x201),
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe00, 0x202),
+];
+
+/// The addresses that a guest is given.
+pub(crate) fn addresses(end: usize) -> [IpAddr; 2] {
+    [IPV4[end].into(), IPV6[end].into()]
+}
 
 /// A link of datagrams from one socket to another.
 pub(crate) fn datagrams(local: &Path, remote: &Path) -> String {

@@ -62,7 +62,7 @@ fn guest_tests(kind: LinkKind, cases: Vec<Case>) -> Tally {
 fn workspace_tests() -> Result<Tally> {
     let manifest = workspace_manifest().context("the workspace this program was built from is gone")?;
     let mut child = Command::new(cargo())
-        .args(["test", "--workspace", "--release", "--no-fail-fast", "--manifest-path"])
+        .args(["test", "--workspace", "--no-fail-fast", "--manifest-path"])
         .arg(manifest)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

@@ -7,6 +7,7 @@ mod integrity;
 mod life;
 mod ops;
 mod pass_through;
+mod port;
 mod retry;
 mod srq;
 mod threads;

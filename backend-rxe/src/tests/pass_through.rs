@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rdma_backend::{QpType, WcStatus};
 
-use super::wire::request;
+use super::port::request;
 use crate::link::memory::{self, MemoryLink};
 use crate::link::{Frames, Link};
 use crate::testing::*;

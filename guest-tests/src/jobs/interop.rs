@@ -1,41 +1,35 @@
 //! Another implementation at the other end: guest a has our device, guest b the kernel's `rdma_rxe`, and the daemon stands
 //! between a's network card and b's.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
-use super::case::Case;
-use super::programs::{self, ALL_SIZES, CONNECTED, DATAGRAMS, Program};
+use super::case::{Case, WAYS};
+use super::perftest;
+use super::programs::{self, ALL_SIZES, CONNECTED, DATAGRAMS, LOSSY, Program};
 use super::shared::{Machines, Shared};
 use crate::bed::Bed;
 use crate::ends::{Ends, network_script};
-use crate::host::{Host, MEMORY_MIB, cable, datagrams};
+use crate::host::{Host, IPV4, IPV6, LINK_LOCAL, MAC, MEMORY_MIB, addresses, cable, datagrams};
 use crate::pair::PVRDMA_DEVICE;
 use crate::vm::{Nic, NicModel, Vm};
 
-const MAC: [&str; 2] = ["52:54:00:00:02:01", "52:54:00:00:02:02"];
-const IPV4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 79, 1), Ipv4Addr::new(192, 168, 79, 2)];
-const IPV6: [Ipv6Addr; 2] =
-    [Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 2)];
-/// What the guests make of their Ethernet addresses.
-const LINK_LOCAL: [Ipv6Addr; 2] = [
-    Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe00, 0x201),
-    Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe00, 0x202),
-];
 /// Enough for packets with 4096 octets.
 const MTU: u32 = 4200;
 
-/// One pair of machines for all of it.
+/// Everything that is done with the kernel's implementation.
 pub(crate) fn cases() -> Vec<Case> {
     let pair = Shared::new(|bed| RxePair::boot(bed, ""));
     let group = |name: &str, programs: &[Program], ip: [IpAddr; 2], mtu| {
-        programs::cases(name, programs, &pair, move |pair: &RxePair| pair.ends(ip, mtu))
+        programs::cases(name, programs, &pair, move |pair, program, server| {
+            pair.run(program, server, ip, mtu).map(|(note, repairs)| format!("{note}{repairs}"))
+        })
     };
     let (ipv4, ipv6, link_local) = (IPV4.map(Into::into), IPV6.map(Into::into), LINK_LOCAL.map(Into::into));
-    [
+    let mut cases: Vec<Case> = [
         group("interop/ipv4-1024", &CONNECTED, ipv4, 1024),
         group("interop/ipv4-1024", &DATAGRAMS, ipv4, 1024),
         group("interop/ipv6-4096", &CONNECTED, ipv6, 4096),
@@ -45,7 +39,88 @@ pub(crate) fn cases() -> Vec<Case> {
     ]
     .into_iter()
     .flatten()
-    .collect()
+    .collect();
+    // Before the cases that provoke it.
+    cases.push(pair.case("interop/nothing-dropped", nothing_dropped));
+    for (server, way) in WAYS {
+        for program in ["ib_write_bw", "ib_read_bw"] {
+            cases.push(pair.case(format!("interop/beyond-region/{program}/{way}"), move |pair| {
+                beyond_region(pair, server, program)
+            }));
+        }
+    }
+    cases.push(pair.case("interop/receives-run-out/a-to-b", receives_run_out));
+    cases.extend(lossy());
+    cases
+}
+
+/// Counters that loss moves, and what they count.
+const REPAIRS: [(&str, &str); 6] = [
+    ("wire_resent", "sent again"),
+    ("wire_sequence_naks", "gaps reported"),
+    ("wire_lost_answers", "answers missed"),
+    ("wire_timeouts", "timeouts"),
+    ("wire_duplicates", "came again"),
+    ("wire_out_of_sequence", "came too early"),
+];
+
+/// The same cable, but it loses one frame in a hundred, each way.
+fn lossy() -> Vec<Case> {
+    let pair = Shared::new(|bed| RxePair::boot(bed, ",fault=loss:0.01/seed:7"));
+    programs::cases("interop/one-percent-lost", &LOSSY, &pair, |pair: &RxePair, program, server| {
+        let (note, repairs) = pair.run(program, server, IPV4.map(Into::into), 1024)?;
+        if repairs.is_empty() {
+            bail!("nothing was lost");
+        }
+        Ok(format!("{note}{repairs}"))
+    })
+}
+
+/// The server's region is shorter than what the client asks for: the client must learn why it failed.
+fn beyond_region(pair: &RxePair, server: usize, program: &str) -> Result<String> {
+    let refused = pair.ours.counter("refused_requests")?;
+    let ends = pair.ends(IPV4.map(Into::into), 1024)?;
+    let programs = perftest::programs(&ends, server, program, ["-n 5 -s 2", "-n 5 -s 65536"]);
+    let (_server, client) = programs.start()?;
+    let output = client.wait(programs.timeout)?;
+    // IBV_WC_REM_ACCESS_ERR
+    if output.code == 0 || !output.text.contains("Failed status 10") {
+        bail!("the client ended with {}, but not for a remote access error:\n{}", output.code, output.text);
+    }
+    let counted = pair.ours.counter("refused_requests")? > refused;
+    if counted != (server == 0) {
+        bail!("the daemon counted {}", if counted { "a refusal that was not its own" } else { "no refusal" });
+    }
+    Ok("remote access error".to_owned())
+}
+
+/// More sends at a time than the peer has receives.
+fn receives_run_out(pair: &RxePair) -> Result<String> {
+    let before = pair.ours.counter("wire_rnr_naks")?;
+    let ends = pair.ends(IPV4.map(Into::into), 1024)?;
+    let programs = perftest::programs(&ends, 1, "ib_send_bw", ["-n 500 -s 64 -r 4 -t 64"; 2]);
+    programs.run()?;
+    let naks = pair.ours.counter("wire_rnr_naks")?.saturating_sub(before);
+    if naks == 0 {
+        bail!("the peer never ran out of receives");
+    }
+    Ok(format!("waited for receives {naks} times"))
+}
+
+/// What all of the above left in the counters of frames that are thrown away.
+fn nothing_dropped(pair: &RxePair) -> Result<String> {
+    for counter in ["too_long", "no_room", "malformed", "damaged", "address", "refused", "deferred"] {
+        let counter = format!("wire_dropped_{counter}");
+        match pair.ours.counter(&counter)? {
+            0 => {}
+            count => bail!("{counter} is {count}"),
+        }
+    }
+    Ok(format!(
+        "{} frames sent, {} received",
+        pair.ours.counter("wire_frames_sent")?,
+        pair.ours.counter("wire_frames_received")?
+    ))
 }
 
 /// Our device and the kernel's.
@@ -77,13 +152,31 @@ impl RxePair {
         let ours = Host::start(bed, &directory.path().join("a"), "a", MAC[0], &options)?;
         let nic = Nic { model: NicModel::Virtio, mac: MAC[1].to_owned(), local: b, remote: a };
         let theirs = Vm::builder(bed, directory.path()).name("b").memory_mib(MEMORY_MIB).nic(nic).start()?;
-        let addresses = |index: usize| [IpAddr::from(IPV4[index]), IpAddr::from(IPV6[index])];
         ours.bring_up(&addresses(0), MTU)?;
         theirs.wait_boot()?;
         theirs.run(&network_script("virtio_net", &addresses(1), MTU))?;
         theirs.run("modprobe rdma_rxe && rdma link add rxe0 type rxe netdev $(cat /run/nic-virtio_net)")?;
         theirs.run("modprobe rdma_ucm")?;
         Ok(Self { ours, theirs, _directory: directory })
+    }
+
+    /// Runs a program; returns its note, and in words what loss there was to repair.
+    fn run(&self, program: &Program, server: usize, ip: [IpAddr; 2], path_mtu: u32) -> Result<(String, String)> {
+        let before = self.repairs()?;
+        let note = program.run(&self.ends(ip, path_mtu)?, server)?;
+        let mut words = String::new();
+        for ((_, word), (before, after)) in REPAIRS.iter().zip(before.into_iter().zip(self.repairs()?)) {
+            if after > before {
+                words.push_str(&format!(", {} {word}", after - before));
+            }
+        }
+        Ok((note, words))
+    }
+
+    /// How often loss was seen and repaired, on our side.
+    fn repairs(&self) -> Result<Vec<u64>> {
+        let adapter = self.ours.counters()?;
+        Ok(REPAIRS.iter().map(|(name, _)| adapter[name].as_u64().unwrap_or(0)).collect())
     }
 
     fn ends(&self, ip: [IpAddr; 2], path_mtu: u32) -> Result<Ends<'_>> {

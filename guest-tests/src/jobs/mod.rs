@@ -5,6 +5,7 @@ mod case;
 mod connection;
 mod daemon;
 mod exchange;
+mod hosts;
 mod integrity;
 mod interop;
 mod inventory;
@@ -41,6 +42,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
         cases.extend(interop::cases());
+        cases.extend(hosts::cases());
     }
     cases
 }

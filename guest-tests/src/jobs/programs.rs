@@ -32,6 +32,11 @@ enum Kind {
 }
 
 impl Program {
+    /// The same with its server in guest b only.
+    pub(crate) fn one_way(self) -> Self {
+        Self { servers: &[1], ..self }
+    }
+
     /// Runs it with its server in guest `server`.
     pub(crate) fn run(&self, ends: &Ends<'_>, server: usize) -> Result<String> {
         match self.kind {
@@ -84,6 +89,14 @@ pub(crate) const DATAGRAMS: [Program; 4] = [
     Program { name: "udaddy", kind: Kind::AddressPair("udaddy"), servers: BOTH },
 ];
 
+/// Programs with thousands of packets, of which some are lost on a bad cable.
+pub(crate) const LOSSY: [Program; 4] = [
+    perftest("send_bw", "ib_send_bw", "-n 50 -s 65536"),
+    perftest("write_bw", "ib_write_bw", "-n 50 -s 65536"),
+    perftest("read_bw", "ib_read_bw", "-n 50 -s 65536"),
+    perftest("atomic_bw", "ib_atomic_bw", "-n 1000"),
+];
+
 /// perftest with all sizes.
 pub(crate) const ALL_SIZES: [Program; 6] = [
     all_sizes("send_bw-all-sizes", "ib_send_bw", &[1]),
@@ -94,17 +107,17 @@ pub(crate) const ALL_SIZES: [Program; 6] = [
     all_sizes("read_lat-all-sizes", "ib_read_lat", &[0]),
 ];
 
-/// Cases `group/program/way`. `ends` says how the programs reach each other.
+/// Cases `group/program/way`. `run` runs a program with its server in one guest.
 pub(crate) fn cases<M: Machines>(
     group: &str,
     programs: &[Program],
     shared: &Rc<Shared<M>>,
-    ends: impl Fn(&M) -> Result<Ends<'_>> + Copy + 'static,
+    run: impl Fn(&M, &Program, usize) -> Result<String> + Copy + 'static,
 ) -> Vec<Case> {
     let ways = programs.iter().flat_map(|&program| program.servers.iter().map(move |&server| (program, server)));
     ways.map(|(program, server)| {
         let name = format!("{group}/{}/{}", program.name, way(server));
-        shared.case(name, move |machines| program.run(&ends(machines)?, server))
+        shared.case(name, move |machines| run(machines, &program, server))
     })
     .collect()
 }
