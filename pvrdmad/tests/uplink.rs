@@ -173,7 +173,7 @@ fn talk(a: &Site, b: &Site, mtu: u32) {
     transfer(b, a, mtu);
     for site in [a, b] {
         let counters = site.counters();
-        let count = |name: &str| counters[name].as_u64().unwrap_or_else(|| panic!("no {name}: {counters}"));
+        let count = |name: &str| counters[name].as_u64().expect(name);
         assert!(count("wire_frames_sent") > 200 && count("wire_frames_received") > 200, "{counters}");
         for name in ["wire_dropped_malformed", "wire_dropped_damaged", "wire_dropped_too_long", "wire_dropped_address"]
         {

@@ -1,5 +1,6 @@
 //! The daemon's place between a network function and its network: RoCE for the device is taken out, everything else passes.
 
+use std::slice;
 use std::sync::Arc;
 
 use rdma_backend::{QpType, WcStatus};
@@ -53,8 +54,8 @@ fn roce_is_for_the_device_and_the_rest_passes_both_ways() {
     let between = Between::new(1000);
     let roce = request();
     // Nobody serves the device yet: its frames may be for software in the guest.
-    between.give(&between.network, &[roce.clone()]);
-    assert_eq!(taken(&between.function), [roce.clone()]);
+    between.give(&between.network, slice::from_ref(&roce));
+    assert_eq!(taken(&between.function), slice::from_ref(&roce));
 
     let node = between.world.node(1);
     let end = node.qp(QpType::Rc);
