@@ -167,7 +167,8 @@ impl RxePair {
         let mut words = String::new();
         for ((_, word), (before, after)) in REPAIRS.iter().zip(before.into_iter().zip(self.repairs()?)) {
             if after > before {
-                words.push_str(&format!(", {} {word}", after - before));
+                let comma = if note.is_empty() && words.is_empty() { "" } else { ", " };
+                words.push_str(&format!("{comma}{} {word}", after - before));
             }
         }
         Ok((note, words))

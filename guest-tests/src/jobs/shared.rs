@@ -21,9 +21,12 @@ pub(crate) trait Machines: 'static {
     fn diagnosis(&self) -> String;
 }
 
+/// Starts machines and brings everything up.
+type Boot<M> = dyn Fn(&Bed) -> Result<M>;
+
 /// Machines, once somebody needs them.
 pub(crate) struct Shared<M> {
-    boot: Box<dyn Fn(&Bed) -> Result<M>>,
+    boot: Box<Boot<M>>,
     machines: RefCell<Option<M>>,
     boot_failures: Cell<u32>,
 }
