@@ -37,6 +37,11 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts the daemon with these devices and waits until all are ready.
     pub(crate) fn start(directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
+        Self::start_in(None, directory, devices)
+    }
+
+    /// The same in a network namespace, if one is named.
+    pub(crate) fn start_in(namespace: Option<&str>, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
         let program = program()?;
         let control = directory.join("control");
         let log = directory.join("pvrdmad.log");
@@ -46,7 +51,12 @@ impl Daemon {
             .open(&log)
             .with_context(|| format!("cannot create {}", log.display()))?;
         let (reader, writer) = std::io::pipe().context("cannot create a pipe")?;
-        let process = BoundChild::spawn("pvrdmad", &program.to_string_lossy(), |command| {
+        let path = program.to_string_lossy();
+        let process = BoundChild::spawn("pvrdmad", if namespace.is_some() { "ip" } else { &path }, |command| {
+            if let Some(namespace) = namespace {
+                // `ip` becomes the daemon.
+                command.args(["netns", "exec", namespace, &path]);
+            }
             for device in devices {
                 command.arg("--device").arg(format!(
                     "name={},socket={},mac={}{}",

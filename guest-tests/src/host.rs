@@ -22,6 +22,18 @@ impl Host {
     /// Starts both and does not wait for the guest. Everything of theirs is in `directory`, which is theirs alone;
     /// `options` are those of the device, `uplink` among them.
     pub(crate) fn start(bed: &Bed, directory: &Path, name: &str, mac: &str, options: &str) -> Result<Self> {
+        Self::start_in(None, bed, directory, name, mac, options)
+    }
+
+    /// The same with the daemon in a network namespace, if one is named.
+    pub(crate) fn start_in(
+        namespace: Option<&str>,
+        bed: &Bed,
+        directory: &Path,
+        name: &str,
+        mac: &str,
+        options: &str,
+    ) -> Result<Self> {
         std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
         let path = |name: &str| directory.join(name);
         let (socket, ours, guests) = (path("pvrdma"), path("nic"), path("nic-of-guest"));
@@ -31,7 +43,7 @@ impl Host {
             mac: mac.to_owned(),
             options: format!(",nic={},{options}", datagrams(&ours, &guests)),
         };
-        let daemon = Daemon::start(directory, &[device])?;
+        let daemon = Daemon::start_in(namespace, directory, &[device])?;
         let nic = Nic { model: NicModel::Vmxnet3, mac: mac.to_owned(), local: guests, remote: ours };
         let vm =
             Vm::builder(bed, directory).name(name).memory_mib(MEMORY_MIB).nic(nic).pvrdma_socket(&socket).start()?;

@@ -9,6 +9,7 @@ mod demo;
 mod ends;
 mod host;
 mod jobs;
+mod namespaces;
 mod pair;
 mod process;
 mod shell;

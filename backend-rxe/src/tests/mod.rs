@@ -9,6 +9,7 @@ mod integrity;
 mod life;
 mod marks;
 mod ops;
+mod pass_through;
 mod port;
 mod retry;
 mod srq;

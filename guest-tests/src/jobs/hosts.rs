@@ -15,6 +15,7 @@ use super::shared::{Machines, Shared};
 use crate::bed::Bed;
 use crate::ends::Ends;
 use crate::host::{Host, IPV4, MAC, addresses, cable, datagrams};
+use crate::namespaces::Namespaces;
 use crate::pair::PVRDMA_DEVICE;
 use crate::vm::Vm;
 
@@ -80,6 +81,7 @@ fn all_gids_are_v1(hosts: &Hosts) -> Result<String> {
 pub(crate) struct Hosts {
     // Declared in the order in which they must be dropped.
     hosts: [Host; 2],
+    _network: Option<Namespaces>,
     directory: TempDir,
 }
 
@@ -87,17 +89,34 @@ impl Hosts {
     /// Boots both, on a network with this MTU. `options` are those of each end's device, its uplink among them; files go
     /// into the directory that it is given, which is the same for both.
     pub(crate) fn boot(bed: &Bed, mtu: u32, options: impl Fn(&Path, usize) -> String) -> Result<Self> {
+        Self::boot_in(None, bed, mtu, options)
+    }
+
+    /// The same with the daemons in these network namespaces, if there are any.
+    pub(crate) fn boot_in(
+        network: Option<Namespaces>,
+        bed: &Bed,
+        mtu: u32,
+        options: impl Fn(&Path, usize) -> String,
+    ) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
         let host = |end: usize| {
             let name = NAMES[end];
-            Host::start(bed, &directory.path().join(name), name, MAC[end], &options(directory.path(), end))
+            let namespace = network.as_ref().map(|network| network.name(end));
+            let own = directory.path().join(name);
+            Host::start_in(namespace, bed, &own, name, MAC[end], &options(directory.path(), end))
         };
         let hosts = [host(0)?, host(1)?];
         for (end, host) in hosts.iter().enumerate() {
             host.bring_up(&addresses(end), mtu)?;
         }
-        Ok(Self { hosts, directory })
+        Ok(Self { hosts, _network: network, directory })
+    }
+
+    /// A figure of both ends together.
+    pub(crate) fn counter(&self, name: &str) -> Result<u64> {
+        self.hosts.iter().map(|host| host.counter(name)).sum()
     }
 
     /// How programs reach each other between GIDs with these addresses.

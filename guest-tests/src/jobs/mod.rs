@@ -14,6 +14,7 @@ mod kernel_log;
 mod lifecycle;
 mod machines;
 mod many;
+mod networks;
 mod nvme;
 pub(crate) mod perftest;
 mod pingpong;
@@ -45,6 +46,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(machines::cases());
         cases.extend(interop::cases());
         cases.extend(hosts::cases());
+        cases.extend(networks::cases());
     }
     cases
 }

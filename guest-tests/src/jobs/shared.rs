@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 
-use super::case::Case;
+use super::case::{Case, Skipped};
 use super::kernel_log;
 use super::runner::causes;
 use crate::bed::Bed;
@@ -66,7 +66,12 @@ impl<M: Machines> Shared<M> {
         if self.boot_failures.get() >= 2 {
             return Err(anyhow!("not run: the guests cannot be booted, see above"));
         }
-        let booted = (self.boot)(bed).inspect_err(|_| self.boot_failures.set(self.boot_failures.get() + 1))?;
+        let booted = (self.boot)(bed).inspect_err(|error| {
+            // What cannot run here has not failed.
+            if error.downcast_ref::<Skipped>().is_none() {
+                self.boot_failures.set(self.boot_failures.get() + 1);
+            }
+        })?;
         check_logs(&booted).context("at boot")?;
         Ok(booted)
     }

@@ -1,13 +1,14 @@
 //! The memory of a test guest, with an allocator that can scatter.
 
 use std::fmt;
+use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
 use rdma_backend::memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PinPolicy};
 use vm_memory::mmap::MmapRegion;
-use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
+use vm_memory::{Bytes, FileOffset, VolatileMemory, VolatileSlice};
 
 /// Where guest memory starts. Not 0, so that address 0 is never memory.
 pub const MEMORY_BASE: u64 = 0x10_0000;
@@ -74,6 +75,10 @@ impl Allocator {
     }
 }
 
+fn anonymous(octets: usize) -> MmapRegion {
+    MmapRegion::new(octets.next_multiple_of(PAGE_SIZE as usize)).unwrap()
+}
+
 impl GuestMemory {
     /// Memory of `octets` (rounded up to pages) that is not locked.
     pub fn new(octets: usize) -> Arc<Self> {
@@ -82,17 +87,23 @@ impl GuestMemory {
 
     /// Memory of `octets`, mapped into its space under `policy`.
     pub fn with_policy(octets: usize, policy: PinPolicy) -> Arc<Self> {
-        Self::build(octets, 1, policy)
+        Self::build(anonymous(octets), 1, policy)
     }
 
     /// Memory of `octets` in `parts` of the same size that can be unplugged, see [`Self::unplug`].
     pub fn in_parts(octets: usize, parts: usize) -> Arc<Self> {
-        Self::build(octets, parts, PinPolicy::Off)
+        Self::build(anonymous(octets.next_multiple_of(parts * PAGE_SIZE as usize)), parts, PinPolicy::Off)
     }
 
-    fn build(octets: usize, parts: usize, policy: PinPolicy) -> Arc<Self> {
-        let pages = octets.div_ceil(PAGE_SIZE as usize).next_multiple_of(parts);
-        let region = Arc::new(MmapRegion::new(pages * PAGE_SIZE as usize).unwrap());
+    /// All of a file, which a device in another process maps as well. Its length is in whole pages.
+    pub fn in_file(file: File) -> Arc<Self> {
+        let octets = usize::try_from(file.metadata().unwrap().len()).unwrap();
+        Self::build(MmapRegion::from_file(FileOffset::new(file, 0), octets).unwrap(), 1, PinPolicy::Off)
+    }
+
+    fn build(region: MmapRegion, parts: usize, policy: PinPolicy) -> Arc<Self> {
+        let pages = region.size() / PAGE_SIZE as usize;
+        let region = Arc::new(region);
         let space = DmaSpace::new(policy);
         let allocator =
             Mutex::new(Allocator { used: vec![false; pages], free: pages, hint: 0, random: 0x9e37_79b9_7f4a_7c15 });

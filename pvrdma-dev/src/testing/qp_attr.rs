@@ -113,7 +113,7 @@ impl QpAttr {
         av[21] = 64;
         av[31] = 1;
         av[32] = 1;
-        av[33..39].copy_from_slice(&[0x52, 0x54, 0, 0, 0, 0xfe]);
+        av[33..39].copy_from_slice(&path.dmac);
         self.set(80, &av, mask::AV)
             .set(8, &path.mtu.to_le_bytes(), mask::PATH_MTU)
             .set(28, &path.dest_qpn.to_le_bytes(), mask::DEST_QPN)
@@ -148,6 +148,7 @@ impl QpAttr {
 #[expect(missing_docs, reason = "the names of the specification")]
 pub struct Path {
     pub dgid: Gid,
+    pub dmac: [u8; 6],
     pub dest_qpn: u32,
     pub sgid_index: u8,
     pub mtu: u32,
@@ -168,6 +169,7 @@ impl Path {
     pub const fn to(dgid: Gid, dest_qpn: u32) -> Self {
         Self {
             dgid,
+            dmac: [0x52, 0x54, 0, 0, 0, 0xfe],
             dest_qpn,
             sgid_index: 0,
             mtu: 3,

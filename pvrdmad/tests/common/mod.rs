@@ -8,6 +8,8 @@
     reason = "each test uses a part"
 )]
 
+pub mod remote;
+
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
 use std::mem::MaybeUninit;

@@ -1,4 +1,5 @@
 use std::net::UdpSocket;
+use std::slice;
 use std::time::Duration;
 
 use proptest::prelude::*;
@@ -66,7 +67,7 @@ fn the_octets_on_the_wire() {
     let (socket, remote) = plain("127.0.0.2");
     let link = link(&config("127.0.0.1", &[remote]));
     let frame = ipv4(A, B, 0, [1, 4791], b"payload");
-    assert_eq!(link.send(&frames(&[frame.clone()]), 0), 1);
+    assert_eq!(link.send(&frames(slice::from_ref(&frame)), 0), 1);
     let mut datagram = [0; 200];
     let (length, from) = socket.recv_from(&mut datagram).unwrap();
     assert_eq!(datagram[..length], [&[8, 0, 0, 0, 0, 0, 7, 0][..], &frame].concat());
@@ -100,7 +101,7 @@ fn trains_arrive_as_the_frames_that_they_were() {
             for round in 0..4_u8 {
                 sent.extend((0..40).map(|n| ipv4(A, B, 0, [5, 4791], &[n; 1000])));
                 sent.push(ipv4(A, B, 0, [5, 4791], &[round; 10]));
-                sent.extend((0..3).map(|n| ipv4(A, B, 0x6a, [n, 4791], &[n as u8; 300])));
+                sent.extend((0..3_u8).map(|n| ipv4(A, B, 0x6a, [n.into(), 4791], &[n; 300])));
                 sent.push(ipv4(A, B, 0x6a, [5, 4791], &[0; 4000]));
                 sent.push(ipv4(A, B, 0, [5, 4791], &[0; 4001]));
                 assert_eq!(a.send(&frames(&sent), sent.len() - 46), 46);
@@ -167,7 +168,7 @@ fn stations_are_found_where_they_spoke() {
     let from_a = ipv4(B, A, 0, [1, 2], b"y");
     let mut buffer = [0; 200];
     let mut takes = |socket: &UdpSocket| socket.recv_from(&mut buffer).unwrap().0;
-    assert_eq!(link.send(&frames(&[to_a.clone()]), 0), 1);
+    assert_eq!(link.send(&frames(slice::from_ref(&to_a)), 0), 1);
     assert_eq!((takes(&first), takes(&second)), (to_a.len() + 8, to_a.len() + 8), "unknown: to all");
     second.send_to(&[&[8, 0, 0, 0, 0, 0, 7, 0][..], &from_a].concat(), local_address(&link)).unwrap();
     receive(&link, 1);
@@ -179,7 +180,7 @@ fn stations_are_found_where_they_spoke() {
     assert_eq!(takes(&first), to_a.len() + 9, "the first gets only what is for all");
     assert_eq!((takes(&second), takes(&second)), (to_a.len() + 8, to_a.len() + 9));
     clock.advance(AGE);
-    link.send(&frames(&[to_a.clone()]), 0);
+    link.send(&frames(slice::from_ref(&to_a)), 0);
     assert_eq!((takes(&first), takes(&second)), (to_a.len() + 8, to_a.len() + 8), "forgotten");
 }
 

@@ -1,0 +1,61 @@
+//! Network namespaces in place of hosts that a cable connects.
+
+use std::net::IpAddr;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+/// The interface at each end of the cable.
+pub(crate) const INTERFACE: &str = "wire";
+
+/// Two network namespaces with a cable between, gone with the value.
+#[derive(Debug)]
+pub(crate) struct Namespaces {
+    names: [String; 2],
+}
+
+impl Namespaces {
+    /// Makes both and connects them; their interfaces have this MTU and one address each.
+    pub(crate) fn new(purpose: &str, mtu: u32, addresses: [IpAddr; 2]) -> Result<Self> {
+        let names = ["a", "b"].map(|end| format!("guest-tests-{purpose}-{}-{end}", std::process::id()));
+        for name in &names {
+            ip(&format!("netns add {name}")).context("network namespaces need root")?;
+        }
+        let pair = Self { names };
+        let [a, b] = &pair.names;
+        ip(&format!("-n {a} link add {INTERFACE} mtu {mtu} type veth peer name {INTERFACE} mtu {mtu} netns {b}"))?;
+        for (name, address) in pair.names.iter().zip(addresses) {
+            // Nobody else is there, so an IPv6 address need not be probed for.
+            let address = match address {
+                IpAddr::V4(address) => format!("{address}/24"),
+                IpAddr::V6(address) => format!("{address}/64 nodad"),
+            };
+            ip(&format!("-n {name} address add dev {INTERFACE} {address}"))?;
+            ip(&format!("-n {name} link set {INTERFACE} up"))?;
+        }
+        Ok(pair)
+    }
+
+    /// The name of one, for `ip netns exec`.
+    pub(crate) fn name(&self, end: usize) -> &str {
+        &self.names[end]
+    }
+}
+
+impl Drop for Namespaces {
+    fn drop(&mut self) {
+        for name in &self.names {
+            if let Err(error) = ip(&format!("netns delete {name}")) {
+                log::warn!("{error:#}");
+            }
+        }
+    }
+}
+
+fn ip(arguments: &str) -> Result<()> {
+    let output = Command::new("ip").args(arguments.split_whitespace()).output().context("cannot run ip")?;
+    if !output.status.success() {
+        bail!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
+    }
+    Ok(())
+}
