@@ -199,3 +199,7 @@ impl CompletionSink for CqRing {
         published
     }
 }
+
+#[cfg(test)]
+#[path = "complete_tests.rs"]
+mod tests;
