@@ -11,6 +11,7 @@ use rdma_backend::{
 };
 
 use super::Qp;
+use crate::capture::local::Notes;
 use crate::counters::{Counters, Tally};
 use crate::gather::{self, Memory, Scatter};
 use crate::hca::{BoundGid, MAX_MESSAGE};
@@ -86,6 +87,8 @@ pub(crate) struct Requester {
     pub(crate) wire: Option<Box<Sender>>,
     /// State of a datagram QP that has sent to the wire.
     pub(crate) datagrams: Option<Box<DatagramSender>>,
+    /// What a capture knows of our requests to local peers.
+    pub(crate) notes: Option<Box<Notes>>,
 }
 
 impl Requester {
@@ -105,6 +108,7 @@ impl Requester {
             local: false,
             wire: None,
             datagrams: None,
+            notes: None,
         }
     }
 
@@ -129,6 +133,8 @@ impl Requester {
         self.attrs = attrs;
         self.route = Route::default();
         self.datagrams = None;
+        // They have the key.
+        self.notes.take_if(|notes| matches!(**notes, Notes::Datagrams(_)));
         if let Some(wire) = &mut self.wire {
             wire.set_attrs(qp, &attrs);
         }

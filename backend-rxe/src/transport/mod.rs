@@ -33,6 +33,7 @@ mod host;
 mod path;
 mod requester;
 mod responder;
+mod transcript;
 
 pub use admit::{Refused, admit, admit_connected};
 pub use datagram::{Datagram, DatagramSender};
@@ -40,6 +41,7 @@ pub use host::{AtomicChange, Fault, Received, Refusal, RequesterHost, ResponderH
 pub use path::{Origin, Path};
 pub use requester::{Requester, RequesterStats, Tuning};
 pub use responder::{Handled, Responder, ResponderStats};
+pub(crate) use transcript::{Ends, Outcome, Step, Transcript, Way};
 
 /// Largest message (IBA 9.7.7.1.1).
 pub const MAX_MESSAGE: u32 = 1 << 31;

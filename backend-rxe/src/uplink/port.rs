@@ -16,6 +16,7 @@ use super::frame::is_for_rdma;
 use super::lane::Lane;
 use super::receive::Inbox;
 use super::{BATCH, ETHERNET_LEN};
+use crate::capture::{CaptureLink, Point};
 use crate::hca::Adapter;
 use crate::link::{Frames, Link};
 use crate::rxe::Shared;
@@ -56,11 +57,11 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub(crate) fn new(mac: MacAddr, config: PortConfig) -> io::Result<Self> {
+    pub(crate) fn new(mac: MacAddr, config: PortConfig, point: Arc<Point>) -> io::Result<Self> {
         Ok(Self {
             mac,
             mtu: config.mtu,
-            uplink: Lane::new(config.uplink),
+            uplink: Lane::new(Arc::new(CaptureLink::new(config.uplink, point))),
             nic: config.nic.map(Lane::new),
             counters: PortCounters::default(),
             adapter: Mutex::default(),
