@@ -280,7 +280,6 @@ impl Hca for RxeHca {
         if let Some(port) = &self.0.port {
             list.extend(port.counts());
         }
-        list.extend(self.0.point.counts());
         list
     }
 }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rdma_backend::{Backend, DeviceContext, MacAddr, VerbsError};
 
-use crate::capture::{Capture, CaptureConfig, Captures};
+use crate::capture::{Capture, CaptureConfig, CaptureCounts, Captures};
 use crate::clock::{Clock, MonotonicClock};
 use crate::engine::{Engine, Workers};
 use crate::fabric::Fabric;
@@ -134,6 +134,11 @@ impl Rxe {
     /// Too many watch it already, or a descriptor could not be had.
     pub fn capture(&self, mac: MacAddr, config: CaptureConfig) -> Result<Capture, VerbsError> {
         self.0.captures.start(mac, config)
+    }
+
+    /// How the captures of a device did.
+    pub fn capture_counts(&self, mac: MacAddr) -> CaptureCounts {
+        self.0.captures.point(mac).counts()
     }
 
     /// When the next timer fires, on the clock of the configuration.

@@ -16,6 +16,7 @@ use rdma_backend::MacAddr;
 use serde::{Deserialize, Deserializer};
 
 use crate::fault::FaultSpec;
+use crate::status::{NetworkReport, by_name};
 use crate::vfio_user::{SocketError, SocketFile};
 
 /// What Ethernet carries when nobody says otherwise.
@@ -107,7 +108,8 @@ impl NetworkSpec {
 #[derive(Debug)]
 pub struct Network {
     // In this order: nobody uses a socket whose file is gone.
-    _uplink: Uplink,
+    uplink: Uplink,
+    mtu: u32,
     _files: Vec<OpenFile>,
 }
 
@@ -125,7 +127,14 @@ impl Network {
         };
         let nic = spec.nic.as_ref().map(|nic| open(nic, &mut files)).transpose().context("nic")?;
         let uplink = backend.plug(mac, PortConfig { uplink, nic, mtu: spec.mtu }).context("uplink")?;
-        Ok(Self { _uplink: uplink, _files: files })
+        Ok(Self { uplink, mtu: spec.mtu, _files: files })
+    }
+}
+
+impl Network {
+    /// How it is doing.
+    pub fn report(&self) -> NetworkReport {
+        NetworkReport { mtu: self.mtu, counters: by_name(&self.uplink.counters()) }
     }
 }
 

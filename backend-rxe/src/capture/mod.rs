@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use rdma_backend::{Counter, MacAddr, VerbsError};
+use rdma_backend::{MacAddr, VerbsError};
 
 use crate::link::Frames;
 use buffer::Buffer;
@@ -49,6 +49,17 @@ pub struct CaptureConfig {
     pub snaplen: usize,
     /// Octets that wait for the reader at most.
     pub buffer: usize,
+}
+
+/// How the captures of a device did, over its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CaptureCounts {
+    /// Captures under way.
+    pub active: usize,
+    /// Frames kept for a reader.
+    pub captured: u64,
+    /// Frames for which a reader that did not keep up had no room.
+    pub dropped: u64,
 }
 
 /// All points of a backend.
@@ -126,11 +137,12 @@ impl Point {
     }
 
     /// Figures.
-    pub(crate) fn counts(&self) -> [Counter; 2] {
-        [
-            ("capture_frames", self.captured.load(Ordering::Relaxed)),
-            ("capture_dropped", self.dropped.load(Ordering::Relaxed)),
-        ]
+    pub(crate) fn counts(&self) -> CaptureCounts {
+        CaptureCounts {
+            active: self.buffers.read().len(),
+            captured: self.captured.load(Ordering::Relaxed),
+            dropped: self.dropped.load(Ordering::Relaxed),
+        }
     }
 }
 

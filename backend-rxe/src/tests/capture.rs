@@ -2,7 +2,7 @@
 
 use rdma_backend::{QpType, Qpn, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
-use crate::capture::{Batch, Capture, CaptureConfig, Direction, Interface};
+use crate::capture::{Batch, Capture, CaptureConfig, CaptureCounts, Direction, Interface};
 use crate::link::fault::Faults;
 use crate::testing::*;
 use crate::wire::{Extension, Opcode, Packet, Syndrome};
@@ -230,8 +230,9 @@ fn captures_come_and_go() {
     }
     let (seen, dropped) = captures[0].counts(Interface::Local);
     assert!(seen == 20 && dropped > 10, "{dropped}");
-    assert_eq!((pair.a.counter("capture_frames"), pair.a.counter("capture_dropped")), (80 - 4 * dropped, 4 * dropped));
-    assert_eq!(pair.b.counter("capture_frames"), 0);
+    let counts = CaptureCounts { active: 4, captured: 80 - 4 * dropped, dropped: 4 * dropped };
+    assert_eq!(rxe.capture_counts(mac(1)), counts);
+    assert_eq!(rxe.capture_counts(mac(2)), CaptureCounts::default());
     let mut batch = Batch::default();
     captures[0].take(&mut batch);
     assert!(batch.iter().all(|(seen, frame)| frame.len() == 60 && seen.length > 60));
@@ -243,5 +244,5 @@ fn captures_come_and_go() {
     assert_eq!(absent.counts(Interface::Local), (2, 0));
     drop((captures, absent));
     write();
-    assert_eq!(pair.a.counter("capture_frames") + pair.a.counter("capture_dropped"), 80);
+    assert_eq!(rxe.capture_counts(mac(1)), CaptureCounts { active: 0, ..counts });
 }

@@ -4,6 +4,7 @@ mod bed;
 mod case;
 mod connection;
 mod daemon;
+mod dissect;
 mod exchange;
 mod integrity;
 mod interop;
@@ -13,6 +14,7 @@ mod lifecycle;
 mod machines;
 mod many;
 mod nvme;
+mod packets;
 pub(crate) mod perftest;
 mod pingpong;
 mod runner;
@@ -35,6 +37,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
     cases.extend(integrity::cases());
     cases.extend(nvme::cases());
     if kind == LinkKind::Pvrdma {
+        cases.extend(dissect::cases());
         cases.extend(lifecycle::cases());
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
