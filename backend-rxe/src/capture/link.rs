@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use rdma_backend::Counter;
+
 use super::{Direction, Point};
 use crate::link::{Frames, Link, Readiness};
 
@@ -41,5 +43,9 @@ impl Link for CaptureLink {
 
     fn lost(&self) -> u64 {
         self.inner.lost()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        self.inner.counters()
     }
 }

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use rdma_backend::Counter;
 
 use super::{Frames, Link, Readiness};
 
@@ -232,6 +233,10 @@ impl<L: Link> Link for FaultLink<L> {
 
     fn lost(&self) -> u64 {
         self.lost.load(Ordering::Relaxed).saturating_add(self.inner.lost())
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        self.inner.counters()
     }
 }
 

@@ -181,6 +181,7 @@ impl Port {
         if let Some(nic) = &self.nic {
             counts.push(("passed_lost_in_link", nic.link.lost()));
         }
+        counts.extend(self.uplink.link.counters());
         counts
     }
 

@@ -6,6 +6,7 @@ mod connection;
 mod daemon;
 mod dissect;
 mod exchange;
+mod hosts;
 mod integrity;
 mod interop;
 mod inventory;
@@ -17,7 +18,9 @@ mod nvme;
 mod packets;
 pub(crate) mod perftest;
 mod pingpong;
+mod programs;
 mod runner;
+mod shared;
 
 pub(crate) use case::Case;
 pub(crate) use runner::{Tally, causes, run_cases, run_single};
@@ -42,6 +45,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
         cases.extend(interop::cases());
+        cases.extend(hosts::cases());
     }
     cases
 }

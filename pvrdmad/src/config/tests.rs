@@ -63,6 +63,12 @@ fn mistakes_in_a_device() {
         ("name=a,pin=yes", "registered"),
         ("name=a,version=new", "not a number"),
         ("name=a,intx=perhaps", "true or false"),
+        ("name=a,uplink=wifi:0", "uplink: 'wifi:0' is not one of af_packet:"),
+        ("name=a,uplink=vxlan:here", "uplink: 'here' is not an IP address"),
+        ("name=a,remote=there", "remote: 'there' is not an IP address"),
+        ("name=a,vni=blue", "vni: 'blue' is not a number"),
+        ("name=a,learn=french", "expected `stations` or `remotes`"),
+        ("name=a,vni=1,vni=2", "twice"),
         ("name=a,fault=loss:2", "rate of 0.0001 to 1"),
     ] {
         let error = text.parse::<DeviceSpec>().unwrap_err();
@@ -86,6 +92,34 @@ fn mistakes_in_a_device() {
 }
 
 #[test]
+fn a_tunnel_in_both_languages() {
+    let file: File = toml::from_str(
+        r#"
+        [[device]]
+        name = "vm0"
+        socket = "/run/a"
+        mac = "52:54:00:00:00:01"
+        uplink = "vxlan:10.0.0.1"
+        remote = ["10.0.0.2", "10.0.0.3:8472"]
+        vni = 7
+        mtu = 8950
+        "#,
+    )
+    .unwrap();
+    let words = "name=vm0,socket=/run/a,mac=52:54:00:00:00:01,uplink=vxlan:10.0.0.1,remote=10.0.0.2,remote=10.0.0.3:8472,\
+                 vni=7,mtu=8950";
+    let from_file = Config::merge(file.clone(), args(&[])).unwrap();
+    let from_words = Config::merge(File::default(), args(&[words])).unwrap();
+    assert_eq!(from_file.devices[0].network, from_words.devices[0].network);
+    let changed = Config::merge(file, args(&["name=vm0,remote=10.0.0.9,learn=remotes"])).unwrap();
+    let Some(LinkSpec::Vxlan(tunnel)) = changed.devices[0].network.clone().map(|network| network.uplink) else {
+        panic!("{changed:?}")
+    };
+    assert_eq!(tunnel.remotes, ["10.0.0.9:4789".parse().unwrap()]);
+    assert!(tunnel.open && tunnel.vni.get() == 7);
+}
+
+#[test]
 fn mistakes_in_the_file() {
     for (text, word) in [
         ("colour = 1", "colour"),
@@ -93,6 +127,7 @@ fn mistakes_in_the_file() {
         ("[[device]]\nname = \"a\"\nspeed = 3", "speed"),
         ("[[device]]\nname = \"a\"\n[device.limits]\nmax_everything = 3", "max_everything"),
         ("[[device]]\nname = \"a\"\nmac = \"zz\"", "MAC"),
+        ("[[device]]\nname = \"a\"\nremote = [\"there\"]", "IP address"),
     ] {
         let error = toml::from_str::<File>(text).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
