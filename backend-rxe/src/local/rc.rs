@@ -157,7 +157,7 @@ fn step<'p>(
     }
     target.responder.first_request(peer, peer_memory.view);
     let responder = &mut *target.responder;
-    let capture = capturing.then(|| Sender { qp, own, attrs, source, notes });
+    let capture = capturing.then_some(Sender { qp, own, attrs, source, notes });
     let mut exchange = Exchange { qp, own, peer, memory: peer_memory, responder, work, progress, budget, capture };
     exchange.execute(tally).unwrap_or_else(Step::Refused)
 }
