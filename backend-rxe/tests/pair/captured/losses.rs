@@ -181,7 +181,7 @@ fn our_responder_is_not_ready_as_captured() {
             }
         }
         assert_eq!(ours, theirs, "{name}");
-        assert_eq!(host.failed, false, "{name}");
+        assert!(!host.failed, "{name}");
         assert!(theirs.len() >= 4, "{name}");
     }
 }
