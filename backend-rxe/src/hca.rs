@@ -14,6 +14,7 @@ use rdma_backend::{
     PortAttributes, PortState, QpInit, QpType, Qpn, SrqInit, VerbsError,
 };
 
+use crate::capture::Point;
 use crate::counters::Counters;
 use crate::cq::{Cq, RxeCq};
 use crate::mr::{MAX_MR, Mr, MrTable, Region, RxeMr};
@@ -90,6 +91,8 @@ pub(crate) struct Adapter {
     pub(crate) shared: Arc<Shared>,
     /// The way to other hosts, if the device is plugged in.
     pub(crate) port: Option<Arc<Port>>,
+    /// Where the device is watched.
+    pub(crate) point: Arc<Point>,
     pub(crate) mrs: RwLock<MrTable>,
     pub(crate) counters: Counters,
     qps: RwLock<HashMap<u32, Weak<Qp>>>,
@@ -106,10 +109,12 @@ impl fmt::Debug for Adapter {
 impl Adapter {
     pub(crate) fn new(id: u64, context: DeviceContext, shared: Arc<Shared>) -> Arc<Self> {
         let port = shared.ports.lock().get(&context.mac).cloned();
+        let point = shared.captures.point(context.mac);
         let adapter = Arc::new_cyclic(|me| Self {
             me: Weak::clone(me),
             id,
             port,
+            point,
             name: context.name,
             memory: context.memory,
             events: context.events,

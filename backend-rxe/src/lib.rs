@@ -28,7 +28,7 @@
 //! 4. a responder; a thread holds at most one;
 //! 5. an SRQ;
 //! 6. leaves that call nothing: CQ and event sinks of the device, the ready queue, GID and QPN tables, waiter lists, the
-//!    queue in front of a link.
+//!    queue in front of a link, those who watch a device.
 //!
 //! The thread of a port holds its inbox before all of these.
 //!
@@ -42,6 +42,7 @@
 //! therefore waits for every copy under way; destroying a QP needs both of its halves; unbinding a GID bumps the
 //! generation that routes are cached under and then waits for the views of its adapter.
 
+pub mod capture;
 mod clock;
 mod counters;
 mod cq;

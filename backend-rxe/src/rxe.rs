@@ -10,6 +10,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rdma_backend::{Backend, DeviceContext, MacAddr, VerbsError};
 
+use crate::capture::{Capture, CaptureConfig, CaptureCounts, Captures};
 use crate::clock::{Clock, MonotonicClock};
 use crate::engine::{Engine, Workers};
 use crate::fabric::Fabric;
@@ -57,6 +58,7 @@ pub(crate) struct Shared {
     pub(crate) inline_budget: Budget,
     /// Devices that are connected to a network, by address.
     pub(crate) ports: Mutex<HashMap<MacAddr, Arc<Port>>>,
+    pub(crate) captures: Arc<Captures>,
     next_adapter: AtomicU64,
     threaded: bool,
     _workers: Workers,
@@ -84,6 +86,7 @@ impl Rxe {
             fabric: Fabric::default(),
             inline_budget: Budget::new(config.inline_bytes, config.inline_requests),
             ports: Mutex::default(),
+            captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,
             _workers: Workers::start(Arc::clone(&engine), config.workers)?,
@@ -117,12 +120,25 @@ impl Rxe {
     /// # Errors
     /// It is connected already, or the port's thread could not be started.
     pub fn plug(&self, mac: MacAddr, config: PortConfig) -> Result<Uplink, VerbsError> {
-        let port = Arc::new(Port::new(mac, config)?);
+        let port = Arc::new(Port::new(mac, config, self.0.captures.point(mac))?);
         match self.0.ports.lock().entry(mac) {
             Entry::Occupied(_) => return Err(VerbsError::InUse("MAC address")),
             Entry::Vacant(entry) => entry.insert(Arc::clone(&port)),
         };
         Ok(Uplink::start(port, Arc::downgrade(&self.0), self.0.threaded)?)
+    }
+
+    /// Begins to watch the device with this address, until what is returned is dropped. It need not be attached.
+    ///
+    /// # Errors
+    /// Too many watch it already, or a descriptor could not be had.
+    pub fn capture(&self, mac: MacAddr, config: CaptureConfig) -> Result<Capture, VerbsError> {
+        self.0.captures.start(mac, config)
+    }
+
+    /// How the captures of a device did.
+    pub fn capture_counts(&self, mac: MacAddr) -> CaptureCounts {
+        self.0.captures.point(mac).counts()
     }
 
     /// When the next timer fires, on the clock of the configuration.

@@ -124,6 +124,27 @@ impl Daemon {
         serde_json::from_slice(&output.stdout).context("pvrdmad status: not JSON")
     }
 
+    /// Captures what a device does, to a file, until told to end.
+    pub(crate) fn capture(&self, device: &str, path: &Path) -> Result<Capture> {
+        let (mut reader, writer) = std::io::pipe().context("cannot create a pipe")?;
+        let mut process = BoundChild::spawn("pvrdmad capture", &self.program.to_string_lossy(), |command| {
+            command.args(["capture", "--device", device, "--control"]).arg(&self.control).arg("-w").arg(path);
+            command.stdin(Stdio::null()).stderr(writer);
+        })?;
+        // It has begun when the file has its header.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while std::fs::metadata(path).map_or(0, |file| file.len()) == 0 {
+            if process.exited().is_some() || Instant::now() > deadline {
+                process.kill();
+                let mut said = String::new();
+                std::io::Read::read_to_string(&mut reader, &mut said)?;
+                bail!("pvrdmad capture does not begin: {said}");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        }
+        Ok(Capture { process, said: reader })
+    }
+
     /// Memory of the daemon itself in KiB: what is resident without the guests' shared memory.
     pub(crate) fn memory_kib(&self) -> Result<u64> {
         let path = format!("/proc/{}/status", self.process.id());
@@ -155,6 +176,26 @@ impl Daemon {
         let text = String::from_utf8_lossy(&text);
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+}
+
+/// A capture under way.
+#[derive(Debug)]
+pub(crate) struct Capture {
+    process: BoundChild,
+    said: std::io::PipeReader,
+}
+
+impl Capture {
+    /// Ends it as Ctrl-C does, and gives what it says about itself.
+    pub(crate) fn end(mut self) -> Result<String> {
+        let status = self.process.terminate(Duration::from_secs(10));
+        let mut said = String::new();
+        std::io::Read::read_to_string(&mut self.said, &mut said)?;
+        match status {
+            Some(status) if status.success() => Ok(said.trim().to_owned()),
+            status => bail!("pvrdmad capture ended with {status:?}: {said}"),
+        }
     }
 }
 

@@ -129,6 +129,11 @@ impl Pair {
         &self.vms
     }
 
+    /// What the machines are made from.
+    pub(crate) fn bed(&self) -> &Bed {
+        &self.bed
+    }
+
     /// The daemon, when the guests have its device.
     pub(crate) fn daemon(&self) -> Option<&Daemon> {
         self.daemon.as_ref()

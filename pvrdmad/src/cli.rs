@@ -23,6 +23,8 @@ pub struct Cli {
 pub enum Command {
     /// Shows what a running daemon does.
     Status(StatusArgs),
+    /// Writes what goes over a device's uplink, and what is delivered within the host, to a pcapng file until interrupted.
+    Capture(CaptureArgs),
 }
 
 /// What to serve.
@@ -65,6 +67,29 @@ pub struct StatusArgs {
     pub json: bool,
 }
 
+/// Arguments of `capture`.
+#[derive(Args, Debug)]
+pub struct CaptureArgs {
+    /// Control socket of the daemon.
+    #[arg(long, value_name = "PATH")]
+    pub control: PathBuf,
+    /// Which device.
+    #[arg(long, value_name = "NAME")]
+    pub device: String,
+    /// Where to write; - is standard output.
+    #[arg(short, long, value_name = "FILE")]
+    pub write: PathBuf,
+    /// Octets of a frame that are kept [default: all].
+    #[arg(long, value_name = "OCTETS", value_parser = clap::value_parser!(u32).range(1..))]
+    pub snaplen: Option<u32>,
+    /// End after so many frames.
+    #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+    /// End after so many seconds.
+    #[arg(long)]
+    pub seconds: Option<u64>,
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -85,6 +110,9 @@ mod tests {
         assert!(cli.command.is_none());
         let cli = Cli::try_parse_from(["pvrdmad", "status", "--control", "/c", "--json"]).unwrap();
         assert!(matches!(cli.command, Some(Command::Status(StatusArgs { json: true, .. }))));
+        let words = ["pvrdmad", "capture", "--control", "/c", "--device", "vm0", "-w", "-", "--snaplen", "96"];
+        let cli = Cli::try_parse_from(words).unwrap();
+        assert!(matches!(cli.command, Some(Command::Capture(CaptureArgs { snaplen: Some(96), count: None, .. }))));
     }
 
     #[test]
@@ -95,6 +123,8 @@ mod tests {
             ("--backend verbs", "rxe"),
             ("--frobnicate", "frobnicate"),
             ("status", "--control"),
+            ("capture --control /c --device vm0", "--write"),
+            ("capture --control /c --device vm0 -w f --snaplen 0", "snaplen"),
         ] {
             let error = Cli::try_parse_from(["pvrdmad"].into_iter().chain(arguments.split(' '))).unwrap_err();
             assert!(error.to_string().contains(word), "{error}");

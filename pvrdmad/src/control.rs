@@ -1,8 +1,10 @@
 //! The control socket: one JSON object in a line asks, one answers.
 //!
-//! `{"request":"status"}` is answered with `{"ok":…}`, anything else with `{"error":"…"}`.
+//! `{"request":"status"}` is answered with `{"ok":…}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`,
+//! and from there on the connection carries a capture in pcapng (see [`crate::capture`]) until the asking side closes its
+//! half. Anything else is answered with `{"error":"…"}`.
 
-use std::io::{self, BufRead, BufReader, Read, Write};
+use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -10,11 +12,14 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use backend_rxe::capture::{Capture, CaptureConfig};
 use log::{debug, error};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
+use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
+use crate::capture::stream::{self, Streams};
 use crate::status::DaemonStatus;
 use crate::vfio_user::SocketFile;
 
@@ -22,7 +27,7 @@ use crate::vfio_user::SocketFile;
 const MAX_REQUEST: usize = 4096;
 
 /// Longest answer that the asking side takes.
-const MAX_RESPONSE: u64 = 16 << 20;
+const MAX_RESPONSE: usize = 16 << 20;
 
 /// Questions are answered one after the other, so nobody may keep the line for longer.
 const CONNECTION_TIME: Duration = Duration::from_secs(2);
@@ -36,6 +41,14 @@ const PATIENCE: Duration = Duration::from_secs(20);
 enum Request {
     /// What the daemon does.
     Status {},
+    /// What goes over a device.
+    Capture {
+        /// Which device.
+        device: String,
+        /// Octets of a frame that are kept.
+        #[serde(default)]
+        snaplen: Option<u32>,
+    },
 }
 
 /// An answer.
@@ -44,6 +57,8 @@ enum Request {
 enum Response {
     /// As asked.
     Ok(Box<DaemonStatus>),
+    /// A capture follows.
+    Capturing {},
     /// Not understood.
     Error(String),
 }
@@ -60,15 +75,20 @@ impl ControlServer {
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub fn start(socket: SocketFile, status: impl Fn() -> DaemonStatus + Send + 'static) -> io::Result<Self> {
+    pub fn start(
+        socket: SocketFile,
+        status: impl Fn() -> DaemonStatus + Send + 'static,
+        capture: impl Fn(&str, CaptureConfig) -> Result<Capture, String> + Send + 'static,
+    ) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
         let thread = thread::Builder::new().name("control".to_owned()).spawn(move || {
+            let mut server = Server { stop: stopped, status, capture, streams: Streams::default() };
             let far = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
-            while wait(&stopped, &socket.listener(), far) {
+            while wait(&server.stop, &socket.listener(), far) {
                 match socket.listener().accept() {
                     Ok((stream, _)) => {
-                        if let Err(error) = serve(&stream, &stopped, &status) {
+                        if let Err(error) = server.serve(stream) {
                             debug!("control connection: {error}");
                         }
                     }
@@ -107,35 +127,58 @@ fn wait(stop: &OwnedFd, source: &impl AsFd, deadline: Instant) -> bool {
     }
 }
 
-fn serve(stream: &UnixStream, stop: &OwnedFd, status: &impl Fn() -> DaemonStatus) -> io::Result<()> {
-    let deadline = Instant::now() + CONNECTION_TIME;
-    stream.set_write_timeout(Some(CONNECTION_TIME))?;
-    let mut line = Vec::new();
-    let mut chunk = [0; MAX_REQUEST];
-    while wait(stop, &stream, deadline) {
-        let count = match (&*stream).read(&mut chunk)? {
-            0 => return Ok(()),
-            count => count,
-        };
-        line.extend_from_slice(chunk.get(..count).unwrap_or_default());
-        while let Some(end) = line.iter().position(|&byte| byte == b'\n') {
-            let rest = line.split_off(end.saturating_add(1));
-            answer(stream, &line, status)?;
-            line = rest;
-        }
-        if line.len() > MAX_REQUEST {
-            return send(stream, &Response::Error(format!("a request has at most {MAX_REQUEST} bytes")));
-        }
-    }
-    Ok(())
+/// What the thread has.
+struct Server<S, C> {
+    stop: OwnedFd,
+    status: S,
+    capture: C,
+    streams: Streams,
 }
 
-fn answer(stream: &UnixStream, line: &[u8], status: &impl Fn() -> DaemonStatus) -> io::Result<()> {
-    let response = match serde_json::from_slice(line) {
-        Ok(Request::Status {}) => Response::Ok(Box::new(status())),
-        Err(error) => Response::Error(error.to_string()),
-    };
-    send(stream, &response)
+impl<S, C> Server<S, C>
+where
+    S: Fn() -> DaemonStatus,
+    C: Fn(&str, CaptureConfig) -> Result<Capture, String>,
+{
+    fn serve(&mut self, stream: UnixStream) -> io::Result<()> {
+        let deadline = Instant::now() + CONNECTION_TIME;
+        stream.set_write_timeout(Some(CONNECTION_TIME))?;
+        let mut line = Vec::new();
+        let mut chunk = [0; MAX_REQUEST];
+        while wait(&self.stop, &stream, deadline) {
+            let count = match (&stream).read(&mut chunk)? {
+                0 => return Ok(()),
+                count => count,
+            };
+            line.extend_from_slice(chunk.get(..count).unwrap_or_default());
+            while let Some(end) = line.iter().position(|&byte| byte == b'\n') {
+                let rest = line.split_off(end.saturating_add(1));
+                let response = match serde_json::from_slice(&line) {
+                    Ok(Request::Status {}) => Response::Ok(Box::new((self.status)())),
+                    Ok(Request::Capture { device, snaplen }) => return self.start_capture(stream, device, snaplen),
+                    Err(error) => Response::Error(error.to_string()),
+                };
+                send(&stream, &response)?;
+                line = rest;
+            }
+            if line.len() > MAX_REQUEST {
+                return send(&stream, &Response::Error(format!("a request has at most {MAX_REQUEST} bytes")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Hands the connection to a thread of its own.
+    fn start_capture(&mut self, stream: UnixStream, device: String, snaplen: Option<u32>) -> io::Result<()> {
+        let started = stream::config(snaplen).and_then(|config| Ok((config, (self.capture)(&device, config)?)));
+        match started {
+            Ok((config, capture)) => {
+                send(&stream, &Response::Capturing {})?;
+                self.streams.start(stream, device, config.snaplen, capture)
+            }
+            Err(problem) => send(&stream, &Response::Error(problem)),
+        }
+    }
 }
 
 fn send(mut stream: &UnixStream, response: &Response) -> io::Result<()> {
@@ -144,24 +187,62 @@ fn send(mut stream: &UnixStream, response: &Response) -> io::Result<()> {
     stream.write_all(&text)
 }
 
-/// Asks a running daemon.
+/// Asks a running daemon how it is.
 ///
 /// # Errors
 /// Nobody answers there, or not in the way we understand.
 pub fn ask_status(path: &Path) -> Result<DaemonStatus> {
-    let ask = || -> Result<DaemonStatus> {
+    let (_, response) = ask(path, &Request::Status {})?;
+    match response {
+        Response::Ok(status) => Ok(*status),
+        Response::Capturing {} | Response::Error(_) => bail!("{}: the answer is not understood", path.display()),
+    }
+}
+
+/// Asks a running daemon for a capture, which is what can be read from then on.
+///
+/// # Errors
+/// Nobody answers there, or with a refusal, or not in the way we understand.
+pub fn start_capture(path: &Path, device: &str, snaplen: Option<u32>) -> Result<UnixStream> {
+    let (stream, response) = ask(path, &Request::Capture { device: device.to_owned(), snaplen })?;
+    match response {
+        Response::Capturing {} => {
+            stream.set_read_timeout(None)?;
+            Ok(stream)
+        }
+        Response::Ok(_) | Response::Error(_) => bail!("{}: the answer is not understood", path.display()),
+    }
+}
+
+fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
+    let ask = || -> Result<(UnixStream, Response)> {
         let stream = UnixStream::connect(path).context("no daemon answers there")?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let mut request = serde_json::to_vec(&Request::Status {})?;
+        let mut request = serde_json::to_vec(request)?;
         request.push(b'\n');
         (&stream).write_all(&request)?;
-        let mut line = String::new();
-        BufReader::new(stream.take(MAX_RESPONSE)).read_line(&mut line)?;
-        match serde_json::from_str(&line).context("the answer is not understood")? {
-            Response::Ok(status) => Ok(*status),
+        match serde_json::from_slice(&read_line(&stream)?).context("the answer is not understood")? {
             Response::Error(problem) => bail!("the daemon refused: {problem}"),
+            response => Ok((stream, response)),
         }
     };
     ask().with_context(|| path.display().to_string())
+}
+
+/// Reads up to the end of a line, and nothing of what follows: that may be a capture.
+fn read_line(mut stream: &UnixStream) -> Result<Vec<u8>> {
+    let (mut line, mut chunk) = (Vec::new(), [0; 4096]);
+    while line.len() < MAX_RESPONSE {
+        let (seen, _) = rustix::net::recv(stream, &mut chunk, RecvFlags::PEEK)?;
+        let seen = chunk.get_mut(..seen).unwrap_or_default();
+        let end = seen.iter().position(|&byte| byte == b'\n');
+        let taken = seen.get_mut(..end.map_or(seen.len(), |end| end.saturating_add(1))).unwrap_or_default();
+        stream.read_exact(taken)?;
+        line.extend_from_slice(taken);
+        if end.is_some() || taken.is_empty() {
+            return Ok(line);
+        }
+    }
+    bail!("the answer is too long")
 }

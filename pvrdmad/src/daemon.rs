@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use backend_rxe::capture::CaptureCounts;
 use backend_rxe::{Rxe, RxeConfig};
 use log::warn;
 use pvrdma_dev::{DeviceStatus, PciFunction, PvrdmaDevice};
@@ -17,7 +18,8 @@ use crate::control::ControlServer;
 use crate::network::Network;
 use crate::sigbus;
 use crate::status::{
-    CommandReport, DaemonStatus, DeviceReport, InterruptReport, MemoryReport, by_name, phase_word, port_word,
+    CaptureReport, CommandReport, DaemonStatus, DeviceReport, InterruptReport, MemoryReport, by_name, phase_word,
+    port_word,
 };
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server, SocketFile};
 
@@ -39,6 +41,9 @@ struct Reporter {
     memory: Arc<DmaSpace>,
     irqs: Arc<IrqTable>,
     stats: Arc<ConnectionStats>,
+    network: Option<Arc<Network>>,
+    /// Which can watch the device.
+    rxe: Option<Rxe>,
 }
 
 impl Reporter {
@@ -64,6 +69,8 @@ impl Reporter {
                 pin_error: self.memory.pin_failure().err().map(|error| error.to_string()),
             },
             interrupts: InterruptReport { raised, dropped },
+            network: self.network.as_ref().map(|network| network.report()),
+            capture: self.capture_report(),
             objects: [
                 ("contexts", objects.contexts),
                 ("pds", objects.pds),
@@ -88,6 +95,12 @@ impl Reporter {
             adapter: by_name(&status.adapter),
         }
     }
+
+    fn capture_report(&self) -> CaptureReport {
+        let CaptureCounts { active, captured, dropped } =
+            self.rxe.as_ref().map_or_else(CaptureCounts::default, |rxe| rxe.capture_counts(self.device.config.mac));
+        CaptureReport { active: active as u64, frames: captured, dropped }
+    }
 }
 
 /// A running daemon. Dropping it disconnects all clients and removes all sockets.
@@ -96,7 +109,7 @@ pub struct Daemon {
     // Dropped in this order: nobody asks about devices that are being stopped.
     _control: Option<ControlServer>,
     _servers: Vec<Server>,
-    _networks: Vec<Network>,
+    _networks: Vec<Option<Arc<Network>>>,
 }
 
 impl Daemon {
@@ -120,31 +133,42 @@ impl Daemon {
         let networks = config
             .devices
             .iter()
-            .filter_map(|device| Some((device, device.network.as_ref()?)))
-            .map(|(device, network)| {
-                Network::start(network, device.config.mac, &backend)
-                    .with_context(|| format!("device {}", device.config.name))
+            .map(|device| {
+                let start = |network| Network::start(network, device.config.mac, &backend).map(Arc::new);
+                let network = device.network.as_ref().map(start).transpose();
+                network.with_context(|| format!("device {}", device.config.name))
             })
             .collect::<Result<Vec<_>>>()?;
         let mut reporters = Vec::new();
         let mut servers = Vec::new();
-        for (device, socket) in config.devices.iter().zip(sockets) {
-            let (server, reporter) =
+        for ((device, socket), network) in config.devices.iter().zip(sockets).zip(&networks) {
+            let (server, mut reporter) =
                 serve(device, socket, &backend).with_context(|| format!("device {}", device.config.name))?;
+            (reporter.network, reporter.rxe) = (network.clone(), Some(backend.clone()));
             servers.push(server);
             reporters.push(reporter);
         }
         let (started, kind) = (Instant::now(), config.backend);
+        let macs: Vec<_> =
+            config.devices.iter().map(|device| (device.config.name.clone(), device.config.mac)).collect();
         let control = control
             .map(|socket| {
-                ControlServer::start(socket, move || DaemonStatus {
+                let status = move || DaemonStatus {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     pid: std::process::id(),
                     uptime_s: started.elapsed().as_secs(),
                     backend: kind.to_string(),
                     lost_pages: sigbus::repaired(),
                     devices: reporters.iter().map(Reporter::report).collect(),
-                })
+                };
+                let capture = move |device: &str, config| {
+                    let (_, mac) = macs
+                        .iter()
+                        .find(|(name, _)| name == device)
+                        .ok_or_else(|| format!("there is no device '{device}'"))?;
+                    backend.capture(*mac, config).map_err(|error| error.to_string())
+                };
+                ControlServer::start(socket, status, capture)
             })
             .transpose()
             .context("control socket")?;
@@ -172,7 +196,8 @@ fn serve<B: Backend + 'static>(device: &Device, socket: SocketFile, backend: &B)
         reply_deadline: REPLY_DEADLINE,
     };
     let server = Server::start(socket, endpoint)?;
-    Ok((server, Reporter { device: device.clone(), function, memory, irqs, stats }))
+    let device = device.clone();
+    Ok((server, Reporter { device, function, memory, irqs, stats, network: None, rxe: None }))
 }
 
 fn ready_line(device: &Device) -> String {

@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use clap::Parser;
 use env_logger::Env;
 use log::info;
-use pvrdmad::cli::{Cli, Command, ServeArgs, StatusArgs};
+use pvrdmad::capture;
+use pvrdmad::cli::{CaptureArgs, Cli, Command, ServeArgs, StatusArgs};
 use pvrdmad::config::Config;
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
@@ -19,6 +20,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
         Some(Command::Status(args)) => status(&args),
+        Some(Command::Capture(args)) => capture(&args),
         None => serve(cli.serve),
     };
     match result {
@@ -51,4 +53,11 @@ fn status(args: &StatusArgs) -> Result<()> {
     let status = control::ask_status(&args.control)?;
     let text = if args.json { serde_json::to_string_pretty(&status)? + "\n" } else { status.render() };
     io::stdout().write_all(text.as_bytes()).context("standard output")
+}
+
+fn capture(args: &CaptureArgs) -> Result<()> {
+    let frames = capture::client::run(args)?;
+    // Standard output may be the capture.
+    eprintln!("{frames} frames");
+    Ok(())
 }

@@ -17,6 +17,7 @@ use rdma_backend::MacAddr;
 
 use self::datagram_file::{DatagramFile, bind_datagram};
 use crate::fault::FaultSpec;
+use crate::status::{NetworkReport, by_name};
 use crate::vfio_user::SocketFile;
 
 pub use link_spec::LinkSpec;
@@ -88,7 +89,8 @@ impl NetworkSpec {
 #[derive(Debug)]
 pub struct Network {
     // In this order: nobody uses a socket whose file is gone.
-    _uplink: Uplink,
+    uplink: Uplink,
+    mtu: u32,
     _files: Vec<OpenFile>,
 }
 
@@ -107,7 +109,12 @@ impl Network {
         let nic = spec.nic.as_ref().map(|nic| open(nic, mac, &mut files)).transpose().context("nic")?;
         let port = PortConfig { uplink, nic, mtu: spec.mtu, rules: spec.rules.clone() };
         let uplink = backend.plug(mac, port).context("uplink")?;
-        Ok(Self { _uplink: uplink, _files: files })
+        Ok(Self { uplink, mtu: spec.mtu, _files: files })
+    }
+
+    /// How it is doing.
+    pub fn report(&self) -> NetworkReport {
+        NetworkReport { mtu: self.mtu, counters: by_name(&self.uplink.counters()) }
     }
 }
 

@@ -55,6 +55,10 @@ pub struct DeviceReport {
     pub memory: MemoryReport,
     /// MSI-X interrupts.
     pub interrupts: InterruptReport,
+    /// The connection to the network, if there is one.
+    pub network: Option<NetworkReport>,
+    /// Those who watch the device.
+    pub capture: CaptureReport,
     /// Live objects by kind.
     pub objects: BTreeMap<String, u64>,
     /// Commands that came at all.
@@ -84,6 +88,27 @@ pub struct InterruptReport {
     /// Raised.
     pub raised: u64,
     /// Of these, how many had nowhere to go.
+    pub dropped: u64,
+}
+
+/// A device's connection to the network.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NetworkReport {
+    /// Octets of an IP packet that the network carries.
+    pub mtu: u32,
+    /// The port's counters: what queue pairs sent and received (`wire_…`), what was passed on for the network function
+    /// (`passed_…`).
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// Captures of a device.
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
+pub struct CaptureReport {
+    /// Under way.
+    pub active: u64,
+    /// Frames that were captured since the device is in use.
+    pub frames: u64,
+    /// Frames that are missing in captures because their readers did not keep up.
     pub dropped: u64,
 }
 
@@ -156,11 +181,65 @@ impl DaemonStatus {
                 text += &format!("{}: {error}\n", device.name);
             }
         }
+        for device in &self.devices {
+            let CaptureReport { active, frames, dropped } = device.capture;
+            if active + frames + dropped > 0 {
+                let share = percent(dropped, frames.saturating_add(dropped));
+                text += &format!(
+                    "{}: {active} captures, {frames} frames captured, {dropped} dropped ({share})\n",
+                    device.name
+                );
+            }
+        }
         if self.lost_pages != 0 {
             text +=
                 &format!("{} pages of guest memory were truncated by their VMM and read as zero\n", self.lost_pages);
         }
-        text + &self.render_counters()
+        text + &self.render_network() + &self.render_counters()
+    }
+
+    /// What crossed the ports of devices with an uplink. Every counter by itself is among the others below.
+    fn render_network(&self) -> String {
+        let mut network = table();
+        network.set_header([
+            "network",
+            "MTU",
+            "sent",
+            "frames",
+            "received",
+            "frames",
+            "resent",
+            "timeouts",
+            "dropped",
+            "passed in",
+            "passed out",
+        ]);
+        for device in &self.devices {
+            let Some(NetworkReport { mtu, counters }) = &device.network else { continue };
+            let count = |name: &str| counters.get(name).copied().unwrap_or(0);
+            let dropped: u64 = counters
+                .iter()
+                .filter(|(name, _)| name.contains("_dropped") || name.contains("_lost_in"))
+                .map(|(_, count)| count)
+                .sum();
+            network.add_row([
+                device.name.clone(),
+                mtu.to_string(),
+                size(count("wire_bytes_sent")),
+                count("wire_frames_sent").to_string(),
+                size(count("wire_bytes_received")),
+                count("wire_frames_received").to_string(),
+                count("wire_resent").to_string(),
+                count("wire_timeouts").to_string(),
+                dropped.to_string(),
+                count("passed_in").to_string(),
+                count("passed_out").to_string(),
+            ]);
+        }
+        for column in network.column_iter_mut().skip(1) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+        if network.is_empty() { String::new() } else { format!("{network}\n") }
     }
 
     /// Counters that are not zero, one column for each device.
@@ -196,7 +275,9 @@ impl DeviceReport {
             ("interrupts", self.interrupts.raised),
             ("interrupts dropped", self.interrupts.dropped),
         ];
-        let others = self.counters.iter().chain(&self.adapter).map(|(name, &value)| (name.as_str(), value));
+        let network = self.network.iter().flat_map(|network| &network.counters);
+        let others =
+            self.counters.iter().chain(&self.adapter).chain(network).map(|(name, &value)| (name.as_str(), value));
         own.into_iter().chain(others).filter(|&(_, value)| value != 0).collect()
     }
 }
@@ -205,6 +286,12 @@ fn table() -> Table {
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
     table
+}
+
+/// A share for people.
+fn percent(part: u64, whole: u64) -> String {
+    let tenths = u128::from(part) * 1000 / u128::from(whole.max(1));
+    format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
 /// Octets for people.

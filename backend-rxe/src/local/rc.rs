@@ -13,12 +13,14 @@ use rdma_backend::{
 };
 
 use super::Held;
+use crate::capture::local::Sender;
 use crate::counters::{Counters, Tally};
 use crate::gather::{Fault, Memory, Scatter, transfer};
 use crate::hca::MAX_MESSAGE;
 use crate::qp::requester::{Progress, Requester, check_request};
 use crate::qp::responder::{Nak, Responder, remote_sge, rnr_delay};
 use crate::qp::{Budget, Qp, Run};
+use crate::transport::Outcome;
 
 /// The responder of the peer, held.
 struct Target<'a> {
@@ -111,6 +113,7 @@ fn batch<'p>(
     tally: &mut Tally,
 ) -> End {
     let own = held.own();
+    let capturing = qp.adapter.shared.captures.is_active();
     loop {
         let state = qp.state();
         if !matches!(state, QpState::Rts | QpState::Sqd) {
@@ -130,7 +133,7 @@ fn batch<'p>(
         if budget.spent() {
             return End::Run(Run::More);
         }
-        match step(qp, requester, own, peer, held.peer(), target, budget, tally) {
+        match step(qp, requester, own, peer, held.peer(), target, capturing, budget, tally) {
             Step::Done(byte_len) => {
                 budget.take_request();
                 let length = requester.current.map_or(0, |progress| progress.length);
@@ -147,6 +150,9 @@ fn batch<'p>(
             // Nobody here has the address, but there may be somebody elsewhere.
             Step::Refused(Nak::Silence) if peer.is_none() && requester.take_wire(qp) => return End::Run(Run::Again),
             Step::Refused(Nak::Silence) => {
+                if capturing {
+                    write_down_loss(qp, requester, own);
+                }
                 requester.wait_for_answer(qp);
                 return End::Run(Run::Idle);
             }
@@ -172,10 +178,11 @@ fn step<'p>(
     peer: Option<&'p Arc<Qp>>,
     peer_memory: Memory<'_>,
     target: &mut Option<Target<'p>>,
+    capturing: bool,
     budget: &mut Budget,
     tally: &mut Tally,
 ) -> Step {
-    let Requester { work, current, attrs, route, .. } = requester;
+    let Requester { work, current, attrs, route, notes, .. } = requester;
     let Some(progress) = current else { return Step::Failed(WcStatus::General) };
     if !progress.checked {
         match check_request(work, own, qp.pd, attrs, MAX_MESSAGE) {
@@ -206,9 +213,20 @@ fn step<'p>(
         return Step::Refused(Nak::Silence);
     }
     target.responder.first_request(peer, peer_memory.view);
-    let mut exchange =
-        Exchange { qp, own, peer, memory: peer_memory, responder: &mut target.responder, work, progress, budget };
+    let responder = &mut *target.responder;
+    let capture = capturing.then_some(Sender { qp, own, attrs, source, notes });
+    let mut exchange = Exchange { qp, own, peer, memory: peer_memory, responder, work, progress, budget, capture };
     exchange.execute(tally).unwrap_or_else(Step::Refused)
+}
+
+/// Nobody answered the request under way.
+#[cold]
+fn write_down_loss(qp: &Qp, requester: &mut Requester, own: Memory<'_>) {
+    let Requester { work, current: Some(progress), attrs, route, notes, .. } = requester else { return };
+    if let Some(source) = route.source {
+        let mut capture = Sender { qp, own, attrs, source, notes };
+        capture.step(work, progress, progress.done, Outcome::Silence, None);
+    }
 }
 
 /// A request meets the responder.
@@ -221,6 +239,8 @@ struct Exchange<'a> {
     work: &'a SendWork,
     progress: &'a mut Progress,
     budget: &'a mut Budget,
+    /// Somebody may be watching.
+    capture: Option<Sender<'a>>,
 }
 
 impl<'a> Exchange<'a> {
@@ -232,8 +252,8 @@ impl<'a> Exchange<'a> {
             // The responder was reset in the middle: what it had is lost.
             return Err(Nak::Silence);
         }
-        let length = self.progress.length;
-        let step = match self.work.op {
+        let (length, before) = (self.progress.length, self.progress.done);
+        let result = match self.work.op {
             SendOp::Send { data, .. } => self.send(data),
             SendOp::Write { remote, immediate } => self.write(remote, immediate),
             SendOp::Read { remote } => self.read(remote),
@@ -245,7 +265,19 @@ impl<'a> Exchange<'a> {
             SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) | SendOp::Unsupported { .. } | SendOp::Malformed => {
                 Ok(Step::Failed(WcStatus::LocalQpOperation))
             }
-        }?;
+        };
+        if let Some(capture) = &mut self.capture {
+            let outcome = match result {
+                Ok(Step::Done(_)) => Some(Outcome::Done),
+                Ok(Step::Moved) => Some(Outcome::Moved),
+                Ok(Step::Failed(_)) | Err(Nak::Silence) => None,
+                Ok(Step::Refused(nak)) | Err(nak) => Some(nak.into()),
+            };
+            if let Some(outcome) = outcome {
+                capture.step(self.work, self.progress, before, outcome, Some((self.peer, self.responder)));
+            }
+        }
+        let step = result?;
         if matches!(step, Step::Done(_)) {
             match self.work.op {
                 SendOp::Send { .. } => {

@@ -7,6 +7,7 @@ use rdma_backend::{
 };
 
 use super::Held;
+use crate::capture;
 use crate::counters::Tally;
 use crate::gather::{self, Fault, Memory, Scatter, transfer};
 use crate::hca::{Adapter, BoundGid, PORT_MTU};
@@ -83,6 +84,7 @@ fn batch(
 ) -> Batch {
     let held = Held::open(&qp.adapter, other);
     let own = held.own();
+    let capturing = qp.adapter.shared.captures.is_active();
     loop {
         let state = qp.state();
         if !matches!(state, QpState::Rts | QpState::Sqd) {
@@ -113,7 +115,12 @@ fn batch(
                 Found::Wire => {
                     return uplink::ud::send(qp, requester, (&to, source), own, frames, tally).map(Sent::from);
                 }
-                Found::Nowhere => return Ok(Sent::Gone),
+                Found::Nowhere => {
+                    if capturing {
+                        capture::local::datagram(qp, requester, (&to, source), own, None);
+                    }
+                    return Ok(Sent::Gone);
+                }
             };
             let memory = if peer.adapter.id == qp.adapter.id {
                 own
@@ -123,7 +130,11 @@ fn batch(
                 return Ok(Sent::Elsewhere(peer));
             };
             let datagram = Datagram { qp, own, work: &requester.work, to: &to, source, qkey: requester.attrs.qkey };
-            datagram.deliver(&peer, memory, tally).map(|()| Sent::Gone)
+            datagram.deliver(&peer, memory, tally)?;
+            if capturing {
+                capture::local::datagram(qp, requester, (&to, source), own, Some(&peer));
+            }
+            Ok(Sent::Gone)
         });
         match sent {
             Ok(Sent::Gone) => {}

@@ -12,6 +12,7 @@ use rdma_backend::{
 use super::Qp;
 use super::news::News;
 use super::no_queue::NoQueue;
+use crate::capture::local::Notes;
 use crate::counters::{Counters, Tally};
 use crate::gather::{self, Memory, Scatter};
 use crate::hca::{BoundGid, MAX_MESSAGE};
@@ -89,6 +90,8 @@ pub(crate) struct Requester {
     pub(crate) wire: Option<Box<Sender>>,
     /// State of a datagram QP that has sent to the wire.
     pub(crate) datagrams: Option<Box<DatagramSender>>,
+    /// What a capture knows of our requests to local peers.
+    pub(crate) notes: Option<Box<Notes>>,
 }
 
 impl Requester {
@@ -109,6 +112,7 @@ impl Requester {
             news: News::default(),
             wire: None,
             datagrams: None,
+            notes: None,
         }
     }
 
@@ -133,6 +137,8 @@ impl Requester {
         self.attrs = attrs;
         self.route = Route::default();
         self.datagrams = None;
+        // They have the key.
+        self.notes.take_if(|notes| matches!(**notes, Notes::Datagrams(_)));
         if let Some(wire) = &mut self.wire {
             wire.set_attrs(qp, &attrs);
         }

@@ -2,6 +2,7 @@
 
 mod atomics;
 mod bench;
+mod capture;
 mod congestion;
 mod errors;
 mod guard;

@@ -9,7 +9,7 @@ use super::port::request;
 use crate::link::memory::{self, MemoryLink};
 use crate::link::{Frames, Link};
 use crate::testing::*;
-use crate::{PortConfig, Uplink};
+use crate::{PortConfig, PortRules, Uplink};
 
 /// A device whose uplink and whose network function are both in the hands of the test.
 struct Between {
@@ -23,9 +23,10 @@ impl Between {
     /// `room`: frames that the link to the network function holds.
     fn new(room: usize) -> Self {
         let world = World::new();
-        let (uplink, network) = memory::pair(10_000);
-        let (nic, function) = memory::pair(room);
-        let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 4500 };
+        let (uplink, network) = memory::pair(10_000).unwrap();
+        let (nic, function) = memory::pair(room).unwrap();
+        let config =
+            PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 4500, rules: PortRules::default() };
         let uplink = world.rxe.plug(mac(1), config).unwrap();
         Self { world, network, function, _uplink: uplink }
     }

@@ -36,6 +36,7 @@ mod host;
 mod path;
 mod requester;
 mod responder;
+mod transcript;
 
 pub use admit::{Refused, admit, admit_connected, admit_notification};
 pub use congestion::{Congestion, MEGABIT, ReactionPoint};
@@ -44,6 +45,7 @@ pub use host::{AtomicChange, Fault, Received, Refusal, RequesterHost, ResponderH
 pub use path::{Marks, Origin, Path};
 pub use requester::{Requester, RequesterStats, Tuning};
 pub use responder::{Handled, Responder, ResponderStats};
+pub(crate) use transcript::{Ends, Outcome, Step, Transcript, Way};
 
 /// Largest message (IBA 9.7.7.1.1).
 pub const MAX_MESSAGE: u32 = 1 << 31;

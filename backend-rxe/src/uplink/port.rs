@@ -17,6 +17,7 @@ use super::lane::Lane;
 use super::receive::Inbox;
 use super::rules::{PortRules, Stopped};
 use super::{BATCH, ETHERNET_LEN};
+use crate::capture::{CaptureLink, Point};
 use crate::hca::Adapter;
 use crate::link::{Frames, Link};
 use crate::qp::Qp;
@@ -64,12 +65,12 @@ pub(crate) struct Port {
 }
 
 impl Port {
-    pub(crate) fn new(mac: MacAddr, config: PortConfig) -> io::Result<Self> {
+    pub(crate) fn new(mac: MacAddr, config: PortConfig, point: Arc<Point>) -> io::Result<Self> {
         Ok(Self {
             mac,
             mtu: config.mtu,
             rules: config.rules,
-            uplink: Lane::new(config.uplink),
+            uplink: Lane::new(Arc::new(CaptureLink::new(config.uplink, point))),
             nic: config.nic.map(Lane::new),
             counters: PortCounters::default(),
             adapter: Mutex::default(),

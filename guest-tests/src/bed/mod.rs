@@ -65,18 +65,25 @@ impl Bed {
     /// QEMU from the builder system, run with that system's own loader and libraries: no chroot, so paths on the
     /// command line are this machine's, and no root needed. Returns the program and its first arguments.
     pub(crate) fn qemu(&self) -> (String, Vec<String>) {
+        let (loader, mut arguments) = self.host_program("usr/bin/qemu-system-x86_64");
+        for directory in ["usr/share/qemu", "usr/share/seabios"] {
+            let directory = self.builder_root().join(directory);
+            arguments.extend(["-L".to_owned(), directory.to_string_lossy().into_owned()]);
+        }
+        (loader, arguments)
+    }
+
+    /// Wireshark's dissector for the command line, likewise.
+    pub(crate) fn tshark(&self) -> (String, Vec<String>) {
+        self.host_program("usr/bin/tshark")
+    }
+
+    /// A program of the builder system, run by that system's own loader.
+    fn host_program(&self, program: &str) -> (String, Vec<String>) {
         let root = self.builder_root();
         let libraries = root.join("usr/lib/x86_64-linux-gnu");
         let text = |path: &Path| path.to_string_lossy().into_owned();
-        let arguments = vec![
-            "--library-path".to_owned(),
-            text(&libraries),
-            text(&root.join("usr/bin/qemu-system-x86_64")),
-            "-L".to_owned(),
-            text(&root.join("usr/share/qemu")),
-            "-L".to_owned(),
-            text(&root.join("usr/share/seabios")),
-        ];
+        let arguments = vec!["--library-path".to_owned(), text(&libraries), text(&root.join(program))];
         (text(&libraries.join("ld-linux-x86-64.so.2")), arguments)
     }
 

@@ -4,6 +4,7 @@ mod bed;
 mod case;
 mod connection;
 mod daemon;
+mod dissect;
 mod errors;
 mod exchange;
 mod hosts;
@@ -16,6 +17,7 @@ mod machines;
 mod many;
 mod networks;
 mod nvme;
+mod packets;
 pub(crate) mod perftest;
 mod pingpong;
 mod programs;
@@ -41,6 +43,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
     cases.extend(nvme::cases());
     if kind == LinkKind::Pvrdma {
         cases.extend(errors::cases());
+        cases.extend(dissect::cases());
         cases.extend(lifecycle::cases());
         cases.extend(daemon::cases());
         cases.extend(machines::cases());

@@ -18,6 +18,8 @@
 mod answers;
 mod transmit;
 
+pub(super) use transmit::{Message, plan};
+
 use std::collections::VecDeque;
 use std::time::Duration;
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use rdma_backend::{RemoteAddress, SendData, SendFlags, SendOp, WcStatus};
+use rdma_backend::{RemoteAddress, SendData, SendFlags, SendOp, SendWork, WcStatus};
 
-use super::{Request, Requester, Seq, Stage, wire_psn};
+use super::{Requester, Seq, Stage, wire_psn};
 use crate::transport::host::{RequesterHost, is_local};
 use crate::wire::{AtomicEth, Bth, Extension, Opcode, Position, Reth};
 
@@ -22,18 +22,18 @@ enum Next {
 }
 
 /// One packet.
-struct Plan {
-    opcode: Opcode,
-    extension: Extension,
+pub(in crate::transport) struct Plan {
+    pub(in crate::transport) opcode: Opcode,
+    pub(in crate::transport) extension: Extension,
     /// PSNs that it takes.
     span: u32,
     /// Payload: where in the message, and how much.
-    offset: u64,
-    len: u32,
+    pub(in crate::transport) offset: u64,
+    pub(in crate::transport) len: u32,
     /// The answer is one message of its own, of which resources are limited.
-    wants_data: bool,
-    solicited: bool,
-    ends_message: bool,
+    pub(in crate::transport) wants_data: bool,
+    pub(in crate::transport) solicited: bool,
+    pub(in crate::transport) ends_message: bool,
 }
 
 impl Requester {
@@ -91,7 +91,10 @@ impl Requester {
             return Next::Blocked;
         }
         let chunk = self.tuning.read_chunk.min(self.tuning.window / 2).max(1);
-        let Some(plan) = plan(request, cursor, self.attrs.path_mtu.bytes(), chunk) else { return Next::Blocked };
+        let index = cursor.checked_sub(request.first).and_then(|index| u32::try_from(index).ok());
+        let message = Message { work: &request.work, length: request.length, count: request.count };
+        let plan = index.and_then(|index| plan(&message, index, self.attrs.path_mtu.bytes(), chunk));
+        let Some(plan) = plan else { return Next::Blocked };
         let outstanding = cursor.saturating_sub(self.unconfirmed);
         if outstanding > 0 && outstanding + Seq::from(plan.span) > self.tuning.window.into() {
             return Next::Blocked;
@@ -135,9 +138,15 @@ impl Requester {
     }
 }
 
-/// The packet of a request at a PSN.
-fn plan(request: &Request, seq: Seq, mtu: u32, chunk: u32) -> Option<Plan> {
-    let index = u32::try_from(seq.checked_sub(request.first)?).ok()?;
+/// A request and its size in octets and PSNs.
+pub(in crate::transport) struct Message<'a> {
+    pub(in crate::transport) work: &'a SendWork,
+    pub(in crate::transport) length: u32,
+    pub(in crate::transport) count: u32,
+}
+
+/// The packet of a request at its PSN of this index.
+pub(in crate::transport) fn plan(request: &Message<'_>, index: u32, mtu: u32, chunk: u32) -> Option<Plan> {
     let offset = u64::from(index) * u64::from(mtu);
     let left = u32::try_from(u64::from(request.length).checked_sub(offset)?).ok()?;
     let len = left.min(mtu);

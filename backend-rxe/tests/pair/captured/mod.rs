@@ -2,6 +2,7 @@
 //! answers our requester. What we send must be what the capture has, up to what is free: the IPv4 identification, and the
 //! flow label, which rxe keeps out of the IPv6 header.
 
+mod losses;
 mod requester;
 
 use backend_rxe::transport::{Handled, Marks, Origin, Path, Responder, admit_connected};

@@ -13,7 +13,7 @@ use crate::pcap;
 const SOURCE: u64 = 0xa_0000_0000;
 
 /// The requests of one captured direction as work, with their payload in `host`.
-fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWork> {
+pub(super) fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWork> {
     let mut works: Vec<SendWork> = Vec::new();
     let mut end = SOURCE;
     for packet in packets.iter().filter(|packet| !is_response(packet)) {

@@ -1,0 +1,51 @@
+//! A link that can be watched.
+
+use std::sync::Arc;
+
+use rdma_backend::Counter;
+
+use super::{Direction, Point};
+use crate::link::{Frames, Link, Readiness};
+
+/// Shows what goes over a link to those who watch a device.
+#[derive(Debug)]
+pub(crate) struct CaptureLink {
+    inner: Arc<dyn Link>,
+    point: Arc<Point>,
+}
+
+impl CaptureLink {
+    pub(crate) const fn new(inner: Arc<dyn Link>, point: Arc<Point>) -> Self {
+        Self { inner, point }
+    }
+}
+
+impl Link for CaptureLink {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        let before = frames.len();
+        self.inner.receive(frames, most);
+        if self.point.is_on() {
+            self.point.record_batch(Direction::Inbound, frames, before, frames.len());
+        }
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let taken = self.inner.send(frames, from);
+        if self.point.is_on() {
+            self.point.record_batch(Direction::Outbound, frames, from, taken);
+        }
+        taken
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.inner.readiness()
+    }
+
+    fn lost(&self) -> u64 {
+        self.inner.lost()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        self.inner.counters()
+    }
+}

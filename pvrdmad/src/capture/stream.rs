@@ -1,0 +1,131 @@
+//! The daemon's side: a thread for each capture, which writes to the connection that asked for it.
+
+use std::io::{self, BufWriter, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use backend_rxe::capture::{Batch, Capture, CaptureConfig};
+use backend_rxe::link::MAX_LINK_FRAME;
+use log::{debug, error, info};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+
+use super::pcapng::File;
+
+/// Octets that wait for a slow reader; beyond, frames are dropped and counted.
+const BUFFER: usize = 8 << 20;
+
+/// Octets that are written at a time.
+const CHUNK: usize = 64 << 10;
+
+/// How often a thread whose reader stands still looks whether it should end.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// What to keep of what is seen, given the wish of whoever asks.
+pub(crate) fn config(snaplen: Option<u32>) -> Result<CaptureConfig, String> {
+    match snaplen {
+        None => Ok(CaptureConfig { snaplen: MAX_LINK_FRAME, buffer: BUFFER }),
+        Some(0) => Err("snaplen 0 keeps nothing".to_owned()),
+        Some(snaplen) => {
+            let snaplen = usize::try_from(snaplen).unwrap_or(usize::MAX).min(MAX_LINK_FRAME);
+            Ok(CaptureConfig { snaplen, buffer: BUFFER })
+        }
+    }
+}
+
+/// Captures under way. Dropping it ends them.
+#[derive(Debug, Default)]
+pub(crate) struct Streams {
+    stopping: Arc<AtomicBool>,
+    running: Vec<(UnixStream, JoinHandle<()>)>,
+}
+
+impl Streams {
+    /// Writes what `capture` sees of `device` to `stream`, until the other side says or closes anything.
+    pub(crate) fn start(
+        &mut self,
+        stream: UnixStream,
+        device: String,
+        snaplen: usize,
+        capture: Capture,
+    ) -> io::Result<()> {
+        self.running.retain(|(_, thread)| !thread.is_finished());
+        stream.set_write_timeout(Some(PATIENCE))?;
+        let (other, stopping) = (stream.try_clone()?, Arc::clone(&self.stopping));
+        let thread = thread::Builder::new().name("capture".to_owned()).spawn(move || {
+            info!("{device}: a capture begins");
+            let result = run(&Patient { stream: &stream, stopping: &stopping }, &device, snaplen, &capture);
+            // The server still holds the stream; the other side waits for its end.
+            let closed = stream.shutdown(Shutdown::Both);
+            match result.and(closed) {
+                Ok(()) => info!("{device}: a capture ends"),
+                Err(error) => info!("{device}: a capture ends: {error}"),
+            }
+        })?;
+        self.running.push((other, thread));
+        Ok(())
+    }
+}
+
+impl Drop for Streams {
+    fn drop(&mut self) {
+        self.stopping.store(true, Ordering::Release);
+        for (stream, thread) in self.running.drain(..) {
+            // Looks to the thread as if the other side had enough.
+            if let Err(error) = stream.shutdown(Shutdown::Read) {
+                debug!("capture: {error}");
+            }
+            if thread.join().is_err() {
+                error!("the thread of a capture panicked");
+            }
+        }
+    }
+}
+
+/// A stream to a reader who may take any time, unless the daemon stops.
+struct Patient<'a> {
+    stream: &'a UnixStream,
+    stopping: &'a AtomicBool,
+}
+
+impl Write for &Patient<'_> {
+    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+        loop {
+            match (&mut &*self.stream).write(octets) {
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
+                        && !self.stopping.load(Ordering::Acquire) => {}
+                result => return result,
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn run(out: &Patient<'_>, device: &str, snaplen: usize, capture: &Capture) -> io::Result<()> {
+    let snaplen = u32::try_from(snaplen).unwrap_or(u32::MAX);
+    let mut file = File::begin(BufWriter::with_capacity(CHUNK, out), device, snaplen)?;
+    file.flush()?;
+    let mut batch = Batch::default();
+    let mut ended = false;
+    while !ended {
+        let mut poll =
+            [PollFd::new(out.stream, PollFlags::IN | PollFlags::RDHUP), PollFd::new(capture.readable(), PollFlags::IN)];
+        match rustix::event::poll(&mut poll, None) {
+            Ok(_) => ended = poll.first().is_some_and(|stream| !stream.revents().is_empty()),
+            Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno.into()),
+        }
+        capture.take(&mut batch);
+        file.frames(&batch)?;
+        file.flush()?;
+    }
+    file.end(capture)
+}

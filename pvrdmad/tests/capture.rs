@@ -1,0 +1,294 @@
+//! Captures through the control socket, of a device whose uplink is the test.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdout, Command, Stdio};
+use std::time::Duration;
+
+use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketOption;
+use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionOption;
+use pcap_file::pcapng::blocks::interface_statistics::InterfaceStatisticsOption;
+use pcap_file::pcapng::{Block, PcapNgReader};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+
+struct Killed(Child);
+
+impl Killed {
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+
+    fn wait(&mut self) -> bool {
+        self.0.wait().unwrap().success()
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A daemon with one device, and the other end of its uplink.
+struct Bench {
+    folder: TempDir,
+    daemon: Killed,
+    network: UnixStream,
+    _output: BufReader<ChildStdout>,
+}
+
+impl Bench {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let device =
+            format!("name=vm0,socket={},mac=52:54:00:00:00:01,pin=off,uplink=unix:{}", path("vm0"), path("uplink"));
+        let mut child = Command::new(PROGRAM)
+            .args(["--device", &device, "--control", &path("control")])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        output.read_line(&mut String::new()).unwrap();
+        let network = UnixStream::connect(folder.path().join("uplink")).unwrap();
+        Self { folder, daemon: Killed(child), network, _output: output }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// A frame comes over the uplink. It is for nobody, but it is seen.
+    fn frame(&self, number: u32) {
+        let mut frame = vec![0xff; 60];
+        frame[56..].copy_from_slice(&number.to_be_bytes());
+        let length = u32::try_from(frame.len()).unwrap().to_be_bytes();
+        (&self.network).write_all(&[&length[..], &frame].concat()).unwrap();
+    }
+
+    fn capture(&self, arguments: &[&str]) -> Command {
+        let mut command = Command::new(PROGRAM);
+        command.args(["capture", "--device", "vm0", "--control"]).arg(self.path("control")).args(arguments);
+        command
+    }
+
+    /// A capture that has begun when this returns.
+    fn begun(&self) -> (Killed, ChildStdout) {
+        let mut child = self.capture(&["-w", "-"]).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let output = child.stdout.take().unwrap();
+        (Killed(child), output)
+    }
+
+    fn status(&self) -> Value {
+        let output =
+            Command::new(PROGRAM).args(["status", "--json", "--control"]).arg(self.path("control")).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+}
+
+/// What a file says.
+#[derive(Debug, Default, PartialEq)]
+struct Content {
+    interfaces: Vec<String>,
+    /// Interface, flags, octets on the wire, the last four octets kept.
+    frames: Vec<(u32, u32, u32, u32)>,
+    /// Seen and dropped, by interface.
+    statistics: Vec<(u64, u64)>,
+}
+
+fn content(file: impl Read) -> Content {
+    let mut reader = PcapNgReader::new(file).unwrap();
+    let mut content = Content::default();
+    while let Some(block) = reader.next_block() {
+        match block.unwrap() {
+            Block::InterfaceDescription(block) => {
+                assert!(block.options.contains(&InterfaceDescriptionOption::IfTsResol(9)));
+                content.interfaces.extend(block.options.iter().find_map(|option| match option {
+                    InterfaceDescriptionOption::IfName(name) => Some(name.to_string()),
+                    _ => None,
+                }));
+            }
+            Block::EnhancedPacket(block) => {
+                let flags = block.options.iter().find_map(|option| match option {
+                    EnhancedPacketOption::Flags(flags) => Some(*flags),
+                    _ => None,
+                });
+                let tail = u32::from_be_bytes(*block.data.last_chunk().unwrap());
+                content.frames.push((block.interface_id, flags.unwrap(), block.original_len, tail));
+            }
+            Block::InterfaceStatistics(block) => {
+                let value = |wanted: fn(&InterfaceStatisticsOption<'_>) -> Option<u64>| {
+                    block.options.iter().find_map(wanted).unwrap()
+                };
+                content.statistics.push((
+                    value(|option| match option {
+                        InterfaceStatisticsOption::IsbIfRecv(count) => Some(*count),
+                        _ => None,
+                    }),
+                    value(|option| match option {
+                        InterfaceStatisticsOption::IsbIfDrop(count) => Some(*count),
+                        _ => None,
+                    }),
+                ));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    content
+}
+
+#[test]
+fn a_signal_ends_a_capture_with_a_whole_file() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let bench = Bench::new();
+        let (mut client, mut output) = bench.begun();
+        // The header comes at once.
+        let mut head = [0; 4];
+        output.read_exact(&mut head).unwrap();
+        for number in 0..3 {
+            bench.frame(number);
+        }
+        // All of them have come: header, two interfaces, three frames.
+        let mut file = head.to_vec();
+        while content_so_far(&file) < 6 {
+            let mut more = [0; 1000];
+            let count = output.read(&mut more).unwrap();
+            file.extend_from_slice(&more[..count]);
+        }
+        client.signal(signal);
+        output.read_to_end(&mut file).unwrap();
+        assert!(client.wait());
+        let content = content(&file[..]);
+        assert_eq!(content.interfaces, ["vm0-uplink", "vm0-local"]);
+        assert_eq!(content.frames, [0, 1, 2].map(|number| (0, 1, 60, number)));
+        assert_eq!(content.statistics, [(3, 0), (0, 0)]);
+    }
+}
+
+/// Whole blocks at the beginning of a file.
+fn content_so_far(file: &[u8]) -> usize {
+    let (mut blocks, mut rest) = (0, file);
+    while let Some((head, _)) = rest.split_first_chunk::<8>() {
+        let length = u32::from_be_bytes(*head.last_chunk().unwrap()) as usize;
+        let Some(after) = rest.get(length..) else { break };
+        (blocks, rest) = (blocks + 1, after);
+    }
+    blocks
+}
+
+#[test]
+fn a_capture_ends_when_it_has_enough() {
+    let bench = Bench::new();
+    let path = bench.path("out.pcapng");
+    let file = path.display().to_string();
+    let mut client =
+        Killed(bench.capture(&["-w", &file, "--count", "5", "--snaplen", "20"]).stderr(Stdio::null()).spawn().unwrap());
+    // It begins at some time, and then it gets five.
+    let mut number = 0;
+    while client.0.try_wait().unwrap().is_none() {
+        bench.frame(number);
+        number += 1;
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert!(client.wait());
+    let content = content(File::open(&path).unwrap());
+    assert_eq!(content.frames, [(0, 1, 60, u32::MAX); 5]);
+    assert!(content.statistics[0].0 >= 5);
+    // Guest memory is in there.
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    // So much time, whatever comes.
+    let output = bench.capture(&["-w", &file, "--seconds", "0"]).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(String::from_utf8(output.stderr).unwrap(), "0 frames\n");
+}
+
+#[test]
+fn a_reader_who_does_not_read_loses_frames_and_nothing_else() {
+    let mut bench = Bench::new();
+    let control = UnixStream::connect(bench.path("control")).unwrap();
+    (&control).write_all(b"{\"request\":\"capture\",\"device\":\"vm0\"}\n").unwrap();
+    let mut input = BufReader::new(control.try_clone().unwrap());
+    let mut answer = String::new();
+    input.read_line(&mut answer).unwrap();
+    assert_eq!(answer, "{\"capturing\":{}}\n");
+    let mut sent = 0;
+    let capture = loop {
+        for _ in 0..10_000 {
+            bench.frame(sent);
+            sent += 1;
+        }
+        let capture = bench.status()["devices"][0]["capture"].clone();
+        if capture["dropped"].as_u64().unwrap() > 0 {
+            break capture;
+        }
+    };
+    assert_eq!(capture["active"], 1);
+    let table = Command::new(PROGRAM).args(["status", "--control"]).arg(bench.path("control")).output().unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("1 captures") && table.contains("dropped ("), "{table}");
+    assert!(table.contains("passed in"), "{table}");
+    // Enough: what is left comes, with the number of what does not.
+    control.shutdown(std::net::Shutdown::Write).unwrap();
+    let content = content(input);
+    let (seen, dropped) = content.statistics[0];
+    assert_eq!(content.frames.len() as u64, seen - dropped);
+    assert!(content.frames.iter().map(|frame| frame.3).is_sorted());
+    assert!(dropped > 0 && seen <= u64::from(sent));
+    // Another one that does not read, while the daemon ends.
+    let control = UnixStream::connect(bench.path("control")).unwrap();
+    (&control).write_all(b"{\"request\":\"capture\",\"device\":\"vm0\"}\n").unwrap();
+    let mut head = [0; 20];
+    (&control).read_exact(&mut head).unwrap();
+    for number in 0..100_000 {
+        bench.frame(number);
+    }
+    bench.daemon.signal(Signal::TERM);
+    assert!(bench.daemon.wait());
+}
+
+#[test]
+fn the_end_of_the_daemon_ends_a_capture() {
+    let mut bench = Bench::new();
+    let (mut client, mut output) = bench.begun();
+    output.read_exact(&mut [0; 4]).unwrap();
+    bench.daemon.signal(Signal::TERM);
+    assert!(bench.daemon.wait());
+    output.read_to_end(&mut Vec::new()).unwrap();
+    assert!(client.wait());
+}
+
+#[test]
+fn mistakes_are_explained() {
+    let bench = Bench::new();
+    let out = bench.path("out").display().to_string();
+    let fails = |command: &mut Command, part: &str| {
+        let output = command.output().unwrap();
+        let message = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && message.contains(part), "{message}");
+    };
+    let control = bench.path("control").display().to_string();
+    let other = ["capture", "--control", &control, "--device", "vm9", "-w", &out];
+    fails(Command::new(PROGRAM).args(other), "there is no device 'vm9'");
+    assert!(!bench.path("out").exists());
+    fails(&mut bench.capture(&["-w", "/nonexistent/out"]), "/nonexistent/out");
+    let clients: Vec<_> = (0..4)
+        .map(|_| {
+            let (client, mut output) = bench.begun();
+            output.read_exact(&mut [0; 4]).unwrap();
+            (client, output)
+        })
+        .collect();
+    fails(&mut bench.capture(&["-w", &out]), "captures of this device");
+    drop(clients);
+}
