@@ -6,6 +6,7 @@ mod bench;
 mod cli;
 mod daemon;
 mod demo;
+mod hca;
 mod jobs;
 mod pair;
 mod process;
@@ -35,6 +36,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Agent => agent::serve()?,
+        Command::Hca(command) => hca::run(&command)?,
         Command::Bed => {
             let bed = Bed::build()?;
             println!("the bed is ready in {} ({})", bed.directory().display(), bed.qemu_version()?);

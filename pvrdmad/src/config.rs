@@ -1,12 +1,10 @@
 //! What to serve: the configuration file, the command line over it, and the checked result.
 
 use std::collections::HashSet;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use clap::ValueEnum;
 use pvrdma_dev::{DeviceConfig, Limits};
 use rdma_backend::memory::PinPolicy;
 use rdma_backend::{GidType, MacAddr};
@@ -15,6 +13,7 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
+use crate::backend::BackendSpec;
 use crate::cli::ServeArgs;
 use crate::network::{LinkSpec, NetworkSpec};
 
@@ -48,23 +47,6 @@ pub enum ConfigError {
     /// There is no device.
     #[error("no device: give --device name=NAME,socket=PATH,mac=MAC or a configuration file with [[device]]")]
     Nothing,
-}
-
-/// What carries the traffic.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum BackendKind {
-    /// The software adapter.
-    #[default]
-    Rxe,
-}
-
-impl fmt::Display for BackendKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rxe => f.write_str("rxe"),
-        }
-    }
 }
 
 /// Encapsulation of RDMA packets.
@@ -304,7 +286,7 @@ impl From<Pin> for PinPolicy {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    backend: Option<BackendKind>,
+    backend: Option<BackendSpec>,
     control: Option<PathBuf>,
     #[serde(default)]
     device: Vec<DeviceSpec>,
@@ -314,7 +296,7 @@ struct File {
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What carries the traffic.
-    pub backend: BackendKind,
+    pub backend: BackendSpec,
     /// Where to answer questions.
     pub control: Option<PathBuf>,
     /// At least one.
@@ -344,14 +326,17 @@ impl Config {
         unique(&specs, |spec| spec.socket.clone(), "another device has the same socket")?;
         unique(&specs, |spec| spec.mac, "another device has the same MAC address")?;
         let devices = specs.into_iter().map(DeviceSpec::resolve).collect::<Result<Vec<_>, _>>()?;
+        let backend = args.backend.or(file.backend).unwrap_or_default();
+        if let (BackendSpec::Ibverbs(_), Some(device)) =
+            (&backend, devices.iter().find(|device| device.network.is_some()))
+        {
+            let problem = "uplink and nic belong to the backend rxe; with ibverbs the host's adapter is the network";
+            return Err(ConfigError::Device { name: device.config.name.clone(), problem: problem.to_owned() });
+        }
         if devices.is_empty() {
             return Err(ConfigError::Nothing);
         }
-        Ok(Self {
-            backend: args.backend.or(file.backend).unwrap_or_default(),
-            control: args.control.or(file.control),
-            devices,
-        })
+        Ok(Self { backend, control: args.control.or(file.control), devices })
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use backend_ibverbs::Ibverbs;
 use backend_rxe::{Rxe, RxeConfig};
 use log::warn;
 use pvrdma_dev::{DeviceStatus, PciFunction, PvrdmaDevice};
@@ -12,7 +13,8 @@ use rdma_backend::Backend;
 use rdma_backend::memory::DmaSpace;
 use rustix::process::{Resource, Rlimit};
 
-use crate::config::{BackendKind, Config, Device, Pin, Roce};
+use crate::backend::BackendSpec;
+use crate::config::{Config, Device, Pin, Roce};
 use crate::control::ControlServer;
 use crate::network::Network;
 use crate::sigbus;
@@ -114,34 +116,26 @@ impl Daemon {
             .iter()
             .map(|device| SocketFile::bind(&device.socket).with_context(|| format!("device {}", device.config.name)))
             .collect::<Result<Vec<_>>>()?;
-        let BackendKind::Rxe = config.backend;
-        let backend = Rxe::new(RxeConfig::default()).context("backend rxe")?;
-        // Before the devices, which look for theirs when their drivers start.
-        let networks = config
-            .devices
-            .iter()
-            .filter_map(|device| Some((device, device.network.as_ref()?)))
-            .map(|(device, network)| {
-                Network::start(network, device.config.mac, &backend)
-                    .with_context(|| format!("device {}", device.config.name))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let mut reporters = Vec::new();
-        let mut servers = Vec::new();
-        for (device, socket) in config.devices.iter().zip(sockets) {
-            let (server, reporter) =
-                serve(device, socket, &backend).with_context(|| format!("device {}", device.config.name))?;
-            servers.push(server);
-            reporters.push(reporter);
-        }
-        let (started, kind) = (Instant::now(), config.backend);
+        let (networks, served) = match &config.backend {
+            BackendSpec::Rxe => {
+                let backend = Rxe::new(RxeConfig::default()).context("backend rxe")?;
+                // Before the devices, which look for theirs when their drivers start.
+                (networks(config, &backend)?, serve_all(config, sockets, &backend)?)
+            }
+            BackendSpec::Ibverbs(spec) => {
+                let backend = Ibverbs::new(spec.clone()).context("backend ibverbs")?;
+                (Vec::new(), serve_all(config, sockets, &backend)?)
+            }
+        };
+        let (servers, reporters): (Vec<_>, Vec<_>) = served.into_iter().unzip();
+        let (started, kind) = (Instant::now(), config.backend.to_string());
         let control = control
             .map(|socket| {
                 ControlServer::start(socket, move || DaemonStatus {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     pid: std::process::id(),
                     uptime_s: started.elapsed().as_secs(),
-                    backend: kind.to_string(),
+                    backend: kind.clone(),
                     lost_pages: sigbus::repaired(),
                     devices: reporters.iter().map(Reporter::report).collect(),
                 })
@@ -155,6 +149,31 @@ impl Daemon {
         let _ = ready.flush();
         Ok(Self { _control: control, _servers: servers, _networks: networks })
     }
+}
+
+/// The devices' connections to the network.
+fn networks(config: &Config, backend: &Rxe) -> Result<Vec<Network>> {
+    let connected = config.devices.iter().filter_map(|device| Some((device, device.network.as_ref()?)));
+    connected
+        .map(|(device, network)| {
+            Network::start(network, device.config.mac, backend)
+                .with_context(|| format!("device {}", device.config.name))
+        })
+        .collect()
+}
+
+/// All devices, on one backend.
+fn serve_all<B: Backend + 'static>(
+    config: &Config,
+    sockets: Vec<SocketFile>,
+    backend: &B,
+) -> Result<Vec<(Server, Reporter)>> {
+    let pairs = config.devices.iter().zip(sockets);
+    pairs
+        .map(|(device, socket)| {
+            serve(device, socket, backend).with_context(|| format!("device {}", device.config.name))
+        })
+        .collect()
 }
 
 fn serve<B: Backend + 'static>(device: &Device, socket: SocketFile, backend: &B) -> Result<(Server, Reporter)> {

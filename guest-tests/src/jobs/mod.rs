@@ -5,6 +5,7 @@ mod case;
 mod connection;
 mod daemon;
 mod exchange;
+pub(crate) mod hca;
 mod integrity;
 mod interop;
 mod inventory;
@@ -39,6 +40,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
         cases.extend(interop::cases());
+        cases.extend(hca::cases());
     }
     cases
 }

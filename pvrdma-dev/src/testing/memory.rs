@@ -90,9 +90,19 @@ impl GuestMemory {
         Self::build(octets, parts, PinPolicy::Off)
     }
 
+    /// Memory of `octets` that can be mapped a second time, as that of a VMM can: adapters of the host need that.
+    pub fn shared(octets: usize) -> Arc<Self> {
+        let octets = octets.next_multiple_of(PAGE_SIZE as usize);
+        Self::with_region(rdma_backend::testing::shared_memory(octets), 1, PinPolicy::Off)
+    }
+
     fn build(octets: usize, parts: usize, policy: PinPolicy) -> Arc<Self> {
         let pages = octets.div_ceil(PAGE_SIZE as usize).next_multiple_of(parts);
-        let region = Arc::new(MmapRegion::new(pages * PAGE_SIZE as usize).unwrap());
+        Self::with_region(Arc::new(MmapRegion::new(pages * PAGE_SIZE as usize).unwrap()), parts, policy)
+    }
+
+    fn with_region(region: Arc<MmapRegion>, parts: usize, policy: PinPolicy) -> Arc<Self> {
+        let pages = region.size() / PAGE_SIZE as usize;
         let space = DmaSpace::new(policy);
         let allocator =
             Mutex::new(Allocator { used: vec![false; pages], free: pages, hint: 0, random: 0x9e37_79b9_7f4a_7c15 });
