@@ -60,6 +60,21 @@ pub(crate) enum HcaCommand {
         #[arg(long)]
         device: String,
     },
+    /// One device against `ibv_rc_pingpong -s 3000 -n 200`, whose server listens at this machine.
+    Pingpong {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+        /// TCP port of the server.
+        #[arg(long, default_value_t = 18515)]
+        port: u16,
+    },
+    /// The daemon, from its start to its end.
+    Daemon {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+    },
     /// Speed through a device against a program of its own on the same adapter.
     Bench {
         /// Which adapter.

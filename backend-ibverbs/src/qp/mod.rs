@@ -245,9 +245,10 @@ impl Qp {
 
     /// Posts receives, or flushes them.
     fn run_recv(&self) {
-        let Some(host) = self.host() else { return };
+        // The side first: who ends the QP takes the host's object and then waits for us to be done with it.
         let mut guard = self.recv.lock();
         let Some(side) = guard.as_mut() else { return };
+        let Some(host) = self.host() else { return };
         loop {
             let view = self.adapter.memory.view();
             match self.state() {

@@ -75,9 +75,10 @@ impl SendSide {
 impl Qp {
     /// Posts sends, or flushes them.
     pub(super) fn run_send(&self) {
-        let Some(host) = self.host() else { return };
+        // The side first: who ends the QP takes the host's object and then waits for us to be done with it.
         let mut guard = self.send.lock();
         let Some(side) = guard.as_mut() else { return };
+        let Some(host) = self.host() else { return };
         loop {
             // First: a completion from here on is one more reason to look.
             self.send_waits.store(true, Ordering::SeqCst);

@@ -1,8 +1,10 @@
 //! `backend-ibverbs` on an adapter of this machine: a guest of the bed plays the host, and its `rdma_rxe` the adapter.
 
 mod bench;
+mod daemon;
 mod devices;
 mod pair;
+mod pingpong;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -32,6 +34,8 @@ pub(crate) fn run(command: &HcaCommand) -> Result<()> {
         HcaCommand::Conformance { device, only } => conformance(&backend(device)?, only),
         HcaCommand::Devices { device } => devices::check(&backend(device)?),
         HcaCommand::Hold { device } => devices::hold(&backend(device)?),
+        HcaCommand::Pingpong { device, port } => pingpong::client(&backend(device)?, *port),
+        HcaCommand::Daemon { device } => daemon::check(device),
         HcaCommand::Bench { device, runs } => bench::run(&backend(device)?, device, *runs),
     }
 }

@@ -6,8 +6,8 @@ use anyhow::{Context, Result, bail};
 
 use super::case::Case;
 use crate::bed::Bed;
-use crate::pair::{network_script, wait_for_gid};
-use crate::vm::{Nic, NicModel, Vm};
+use crate::pair::{gid_index, network_script, wait_for_gid};
+use crate::vm::{Nic, NicModel, SHORT, Vm};
 
 const IP: &str = "192.168.80.1";
 /// The adapter.
@@ -29,8 +29,11 @@ fn on_rxe(bed: &Bed) -> Result<String> {
         nothing_left(&vm)?;
         checked(&vm, "devices", Duration::from_secs(120))?;
         nothing_left(&vm)?;
+        checked(&vm, "daemon", Duration::from_secs(60))?;
+        pingpong(&vm)?;
+        nothing_left(&vm)?;
         killed(&vm)?;
-        Ok(format!("{passed} conformance cases, devices, kill -9: nothing left in the kernel"))
+        Ok(format!("{passed} conformance cases, devices, daemon, ibv_rc_pingpong, kill -9: nothing left in the kernel"))
     };
     run().with_context(|| vm.diagnosis())
 }
@@ -55,6 +58,23 @@ pub(crate) fn host(bed: &Bed, directory: &std::path::Path) -> Result<Vm> {
 
 fn checked(vm: &Vm, what: &str, timeout: Duration) -> Result<String> {
     vm.spawn(&format!("{PROGRAM} {what} --device {DEVICE}"))?.wait_success(timeout)
+}
+
+/// A program of the host at the other end. The guest's address is put on the host's interface first.
+fn pingpong(vm: &Vm) -> Result<()> {
+    const GUEST: &str = "10.0.0.1";
+    vm.run(&format!("ip address add {GUEST}/24 dev $(cat /run/nic-virtio_net)"))?;
+    wait_for_gid(vm, DEVICE, GUEST)?;
+    let index = gid_index(vm, DEVICE, IP)?;
+    let server = vm.spawn(&format!("ibv_rc_pingpong -d {DEVICE} -g {index} -s 3000 -n 200"))?;
+    vm.wait_until("grep -qs ':4853 [0-9A-F]*:0000 0A ' /proc/net/tcp /proc/net/tcp6", SHORT)?;
+    let client = checked(vm, "pingpong", SHORT);
+    let server = server.wait(SHORT)?;
+    client.with_context(|| server.text.clone())?;
+    if server.code != 0 {
+        bail!("ibv_rc_pingpong: {}", server.text);
+    }
+    Ok(())
 }
 
 /// Killed in the middle of traffic, the process takes everything with it.
