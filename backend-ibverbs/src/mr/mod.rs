@@ -56,6 +56,8 @@ struct FastState {
 struct FastBound {
     /// A request that empties the region is under way.
     ending: bool,
+    /// The QP that filled it.
+    qpn: u32,
     key: u32,
     iova: u64,
     length: u64,
@@ -247,13 +249,19 @@ impl Mr {
     }
 
     /// Prepares a fast registration: the host's region, and the request that binds the window to it.
-    fn fast_register(self: &Arc<Self>, adapter: &Adapter, view: &DmaView<'_>, request: &mut FastRegister) -> FastStep {
+    fn fast_register(
+        self: &Arc<Self>,
+        adapter: &Adapter,
+        view: &DmaView<'_>,
+        qpn: u32,
+        request: &mut FastRegister,
+    ) -> FastStep {
         let Body::Fast { max_pages, state } = &self.body else { return FastStep::Refuse };
         let mut state = state.lock();
         match &state.bound {
             Some(bound) if bound.ending => FastStep::Wait,
             Some(_) => FastStep::Refuse,
-            None => match self.fill(adapter, view, request, *max_pages, &mut state) {
+            None => match self.fill(adapter, view, qpn, request, *max_pages, &mut state) {
                 Some((op, bind)) => FastStep::Bind(op, bind),
                 None => FastStep::Refuse,
             },
@@ -264,6 +272,7 @@ impl Mr {
         self: &Arc<Self>,
         adapter: &Adapter,
         view: &DmaView<'_>,
+        qpn: u32,
         request: &mut FastRegister,
         max_pages: u32,
         state: &mut FastState,
@@ -287,9 +296,21 @@ impl Mr {
             length,
             access: (access & remote).bits(),
         };
-        state.bound = Some(FastBound { ending: false, key, iova, length, access, pages, host, _share: share });
+        state.bound = Some(FastBound { ending: false, qpn, key, iova, length, access, pages, host, _share: share });
         bump(&adapter.counters.fast_registrations);
         Some((op, Bind::Register(Arc::clone(self), key)))
+    }
+
+    /// Ends a registration that `qpn` filled, and the region with it: a window that is bound goes before its QP does.
+    fn end_with(&self, qpn: u32) {
+        if let Body::Fast { state, .. } = &self.body {
+            let mut state = state.lock();
+            if state.bound.as_ref().is_some_and(|bound| bound.qpn == qpn) {
+                self.alive.store(false, Ordering::Release);
+                state.window = None;
+                state.bound = None;
+            }
+        }
     }
 
     /// The registration under `key` has ended.

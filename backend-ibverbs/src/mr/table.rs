@@ -47,10 +47,10 @@ impl MrTable {
         &self,
         adapter: &Adapter,
         view: &DmaView<'_>,
-        pd: &Arc<HostPd>,
+        (pd, qpn): (&Arc<HostPd>, u32),
         request: &mut FastRegister,
     ) -> FastStep {
-        self.get(request.key, pd).map_or(FastStep::Refuse, |mr| mr.fast_register(adapter, view, request))
+        self.get(request.key, pd).map_or(FastStep::Refuse, |mr| mr.fast_register(adapter, view, qpn, request))
     }
 
     /// Prepares a local invalidation; `None` when it is not allowed.
@@ -81,6 +81,12 @@ impl MrTable {
         if let Some(mr) = mr {
             mr.unbind(key);
         }
+    }
+
+    /// A QP is about to end: so do the fast registrations that it filled.
+    pub(crate) fn end_with(&self, qpn: u32) {
+        let all: Vec<_> = self.0.read().values().cloned().collect();
+        all.iter().for_each(|mr| mr.end_with(qpn));
     }
 
     /// Ends every registration of memory that is gone. Gives how many those were.

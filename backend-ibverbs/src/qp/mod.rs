@@ -322,6 +322,7 @@ impl Qp {
         // What the host gives back now belongs to a shared queue, or to nobody.
         modify::to_error(&self.adapter, &host);
         self.recv_cq.drain(&self.adapter);
+        self.adapter.mrs.end_with(self.qpn.get());
         // Whoever posts now has the host's object, and both sides are theirs until they have done so.
         let sides = (self.send.lock().take(), self.recv.lock().take());
         drop(host);

@@ -299,7 +299,7 @@ impl Qp {
                 op
             }
             SendOp::FastRegister(request) => {
-                match self.adapter.mrs.fast_register(&self.adapter, view, &self.pd, request) {
+                match self.adapter.mrs.fast_register(&self.adapter, view, (&self.pd, self.qpn.get()), request) {
                     FastStep::Bind(op, bind) => {
                         entry.bind = Some(bind);
                         op
