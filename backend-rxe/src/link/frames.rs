@@ -1,34 +1,39 @@
 //! A batch of frames in one buffer.
 
-/// Frames, one after the other in a buffer that is used again.
+use std::ops::Range;
+
+/// Frames in a buffer that is used again.
 #[derive(Clone, Debug, Default)]
 pub struct Frames {
     /// Longer than what is in use: growing it writes zeros, which would cost more than the frames.
     octets: Vec<u8>,
-    ends: Vec<usize>,
+    /// Octets that are given out.
+    used: usize,
+    /// Where the frames are, in their order.
+    spans: Vec<Range<usize>>,
+    /// Octets in all frames.
+    total: usize,
 }
 
 impl Frames {
     /// How many there are.
     pub const fn len(&self) -> usize {
-        self.ends.len()
+        self.spans.len()
     }
 
     /// Whether there is none.
     pub const fn is_empty(&self) -> bool {
-        self.ends.is_empty()
+        self.spans.is_empty()
     }
 
     /// Octets in all frames.
-    pub fn octets(&self) -> usize {
-        self.ends.last().copied().unwrap_or(0)
+    pub const fn octets(&self) -> usize {
+        self.total
     }
 
     /// One frame.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
-        let end = *self.ends.get(index)?;
-        let start = index.checked_sub(1).map_or(Some(0), |before| self.ends.get(before).copied())?;
-        self.octets.get(start..end)
+        self.octets.get(self.spans.get(index)?.clone())
     }
 
     /// All frames from `from` on.
@@ -52,16 +57,42 @@ impl Frames {
     /// Appends the frame that `fill` writes into a buffer of `room` octets; it gives the length, or `None` for no frame.
     /// Says whether there was one.
     pub fn push_with(&mut self, room: usize, fill: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
-        let start = self.octets();
-        let Some(end) = start.checked_add(room) else { return false };
+        let span = self.reserve(room);
+        let start = span.start;
+        let length = fill(self.room(span)).filter(|&length| length <= room);
+        // What the frame does not need is for the next.
+        self.used = start.saturating_add(length.unwrap_or(0));
+        length.is_some_and(|length| self.mark(start..start.saturating_add(length)))
+    }
+
+    /// Sets `length` octets aside, in which frames can be put together.
+    pub fn reserve(&mut self, length: usize) -> Range<usize> {
+        let (start, end) = (self.used, self.used.saturating_add(length));
         if self.octets.len() < end {
-            self.octets.resize(end, 0);
+            // Zeros that were never written cost nothing until they are.
+            let mut octets = vec![0; end.max(self.octets.len().saturating_mul(2))];
+            if let (Some(to), Some(from)) = (octets.get_mut(..start), self.octets.get(..start)) {
+                to.copy_from_slice(from);
+            }
+            self.octets = octets;
         }
-        let Some(buffer) = self.octets.get_mut(start..end) else { return false };
-        let Some(length) = fill(buffer).filter(|&length| length <= room) else { return false };
-        // Not past `end`, which did not overflow.
-        self.ends.push(start + length);
-        true
+        self.used = end;
+        start..end
+    }
+
+    /// Octets that were set aside.
+    pub fn room(&mut self, span: Range<usize>) -> &mut [u8] {
+        self.octets.get_mut(span).unwrap_or_default()
+    }
+
+    /// Appends a frame that lies in octets that were set aside. `false`: it does not.
+    pub fn mark(&mut self, span: Range<usize>) -> bool {
+        let inside = span.start <= span.end && span.end <= self.used;
+        if inside {
+            self.total = self.total.saturating_add(span.len());
+            self.spans.push(span);
+        }
+        inside
     }
 
     /// Appends frames of another batch.
@@ -73,7 +104,8 @@ impl Frames {
 
     /// Forgets all frames and keeps the buffer.
     pub fn clear(&mut self) {
-        self.ends.clear();
+        self.spans.clear();
+        (self.used, self.total) = (0, 0);
     }
 }
 
@@ -102,5 +134,11 @@ mod tests {
         assert!(frames.is_empty() && frames.get(0).is_none());
         frames.push(b"x");
         assert_eq!(frames.get(0), Some(&b"x"[..]));
+        let span = frames.reserve(8);
+        frames.room(span.clone()).copy_from_slice(b"two+one.");
+        assert!(frames.mark(span.start + 4..span.start + 7) && frames.mark(span.start..span.start + 3));
+        assert!(!frames.mark(span.start..span.end + 1), "not set aside");
+        assert_eq!(frames.iter_from(1).collect::<Vec<_>>(), [&b"one"[..], b"two"]);
+        assert_eq!(frames.octets(), 7);
     }
 }

@@ -43,6 +43,7 @@ pub use ipv6::Ipv6;
 pub use opcode::{Opcode, OpcodeInfo, Operation, PayloadRule, Position, Service, Shape};
 pub use packet::{Header, Network, Packet};
 pub use psn::PsnExt;
+pub(crate) use udp::Sum;
 pub use udp::{ROCE_PORT, Udp, connected_source_port, datagram_source_port};
 
 /// Cuts the field at octet `AT` out of a header. That it lies inside is checked at compile time.

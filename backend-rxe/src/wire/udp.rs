@@ -76,7 +76,7 @@ const fn low_bits(mix: u64) -> u32 {
 
 /// The ones' complement sum of RFC 1071.
 #[derive(Default)]
-pub(super) struct Sum {
+pub(crate) struct Sum {
     sum: u64,
     /// Whether the next octet is the second of its pair.
     odd: bool,
@@ -84,7 +84,7 @@ pub(super) struct Sum {
 
 impl Sum {
     /// Adds octets, at most a packet's worth in all.
-    pub(super) fn add(&mut self, mut bytes: &[u8]) {
+    pub(crate) fn add(&mut self, mut bytes: &[u8]) {
         if let (true, Some((&second, rest))) = (self.odd, bytes.split_first()) {
             self.sum += u64::from(second);
             self.odd = false;
@@ -99,7 +99,7 @@ impl Sum {
     }
 
     /// The checksum: 0 if the octets contained their own and are intact.
-    pub(super) const fn finish(self) -> u16 {
+    pub(crate) const fn finish(self) -> u16 {
         let mut sum = self.sum;
         while sum > 0xffff {
             sum = (sum & 0xffff) + (sum >> 16);

@@ -6,6 +6,7 @@ mod connection;
 mod daemon;
 mod exchange;
 pub(crate) mod hca;
+mod hosts;
 mod integrity;
 mod interop;
 mod inventory;
@@ -16,7 +17,9 @@ mod many;
 mod nvme;
 pub(crate) mod perftest;
 mod pingpong;
+mod programs;
 mod runner;
+mod shared;
 
 pub(crate) use case::Case;
 pub(crate) use runner::{Tally, causes, run_cases, run_single};
@@ -41,6 +44,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(machines::cases());
         cases.extend(interop::cases());
         cases.extend(hca::cases());
+        cases.extend(hosts::cases());
     }
     cases
 }
