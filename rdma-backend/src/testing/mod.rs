@@ -1,7 +1,7 @@
 //! Devices without PCI: guest memory, queues and sinks for tests of adapters (feature `testing`).
 //!
 //! What goes wrong panics. Everything that takes time is waited for with a deadline that is far beyond it.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "for tests, which end with what goes wrong")]
+#![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
 
 mod node;
 mod queues;
