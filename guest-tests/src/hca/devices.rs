@@ -2,7 +2,7 @@
 
 use anyhow::{Result, ensure};
 use pvrdma_dev::testing::{
-    AddressHandle, Buffer, Cq, Path, Placement, Qp, QpInit, RecvWr, SendWr, access, status, wc_opcode,
+    AddressHandle, Buffer, Cq, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr, access, status, wc_opcode,
 };
 use rdma_backend::Backend;
 
@@ -19,7 +19,7 @@ pub(super) fn check<B: Backend + 'static>(backend: &B) -> Result<()> {
     println!("datagrams: ok");
     shared_receives(&mut a, &b)?;
     println!("shared receive queue: ok");
-    kernel(&mut a, &b)?;
+    kernel(&a, &b)?;
     println!("kernel objects: ok");
     connection_manager(&a, &b)?;
     println!("connection manager: ok");
@@ -158,46 +158,71 @@ fn connect(left: &mut Qp, left_host: u8, right: &mut Qp, right_host: u8) -> Resu
     Ok(())
 }
 
-/// The guest's kernel: a key for bus addresses, and fast registration with a key that the peer takes back.
-fn kernel(a: &mut Side, b: &Side) -> Result<()> {
-    let (pd, mut cq) = (b.driver.create_pd(None)?, b.driver.create_cq(None, 64)?);
-    let dma = b.driver.dma_mr(&pd)?;
-    let mut right = b.driver.create_qp(&QpInit::rc(&pd, &cq))?;
-    let mut left = a.driver.create_qp(&QpInit::rc(&a.pd, &a.cq))?;
-    connect(&mut left, a.host, &mut right, b.host)?;
-    let buffer = b.driver.buffer(8192, 0, Placement::Scattered);
-    buffer.fill_pattern(5);
+/// What a guest's kernel has.
+struct Kernel {
+    pd: Pd,
+    cq: Cq,
+    dma: Mr,
+    qp: Qp,
+    buffer: Buffer,
+}
+
+impl Kernel {
+    fn new(side: &Side) -> Result<Self> {
+        let (pd, cq) = (side.driver.create_pd(None)?, side.driver.create_cq(None, 64)?);
+        let dma = side.driver.dma_mr(&pd)?;
+        let qp = side.driver.create_qp(&QpInit::rc(&pd, &cq))?;
+        let buffer = side.driver.buffer(8192, 0, Placement::Scattered);
+        buffer.fill_pattern(side.host.into());
+        Ok(Self { pd, cq, dma, qp, buffer })
+    }
+
+    fn end(self) -> Result<()> {
+        self.qp.destroy()?;
+        self.dma.destroy()?;
+        self.cq.destroy()?;
+        self.pd.destroy()?;
+        Ok(())
+    }
+}
+
+/// The guests' kernels: keys for bus addresses, and fast registration with a key that the peer takes back.
+fn kernel(a: &Side, b: &Side) -> Result<()> {
+    let (mut left, mut right) = (Kernel::new(a)?, Kernel::new(b)?);
+    connect(&mut left.qp, a.host, &mut right.qp, b.host)?;
     let target = (a.buffer.va() + 300_000, a.mr.rkey);
-    right.post_send(&[SendWr::write(1, &[buffer.dma_sge(dma.lkey, 4096, 4096)], target.0, target.1)])?;
-    done(&mut cq, 1, wc_opcode::RDMA_WRITE)?;
-    ensure!(a.buffer.read(300_000, 4096) == buffer.read(4096, 4096), "data through the key for bus addresses");
-    let fast = b.driver.fast_mr(&pd, 4)?;
+    let whole = [left.buffer.dma_sge(left.dma.lkey, 0, 4096), left.buffer.dma_sge(left.dma.lkey, 4096, 904)];
+    let fast = b.driver.fast_mr(&right.pd, 4)?;
     for round in 0..3_u32 {
         let key = fast.mr.rkey & !0xff | (fast.mr.rkey + 1 + round) & 0xff;
-        let directory = fast.set_pages(buffer.pages());
+        let directory = fast.set_pages(right.buffer.pages());
         let register = SendWr::fast_register(2, key, 0x40_0000, directory, 2, 8192, access::ALL);
-        right.post_send(&[register])?;
-        done(&mut cq, 2, wc_opcode::FAST_REG_MR)?;
-        left.post_send(&[SendWr::write(3, &[a.buffer.sge(&a.mr, 0, 5000)], 0x40_0000 + 3000, key)])?;
-        done(&mut a.cq, 3, wc_opcode::RDMA_WRITE)?;
-        ensure!(buffer.read(3000, 5000) == a.buffer.read(0, 5000), "data through a fast-registered key");
-        buffer.fill(0);
+        right.qp.post_send(&[register])?;
+        done(&mut right.cq, 2, wc_opcode::FAST_REG_MR)?;
+        left.qp.post_send(&[SendWr::write(3, &whole, 0x40_0000 + 3000, key)])?;
+        done(&mut left.cq, 3, wc_opcode::RDMA_WRITE)?;
+        ensure!(right.buffer.read(3000, 5000) == left.buffer.read(0, 5000), "data through a fast-registered key");
+        right.buffer.fill(0);
         if round == 1 {
-            right.post_recv(&[RecvWr::new(4, &[])])?;
-            left.post_send(&[SendWr::send(4, &[]).invalidate(key)])?;
-            done(&mut cq, 4, wc_opcode::RECV)?;
-            done(&mut a.cq, 4, wc_opcode::SEND)?;
+            right.qp.post_recv(&[RecvWr::new(4, &[])])?;
+            left.qp.post_send(&[SendWr::send(4, &[]).invalidate(key)])?;
+            done(&mut left.cq, 4, wc_opcode::SEND)?;
+            done(&mut right.cq, 4, wc_opcode::RECV)?;
         } else {
-            right.post_send(&[SendWr::local_invalidate(5, key)])?;
-            done(&mut cq, 5, wc_opcode::LOCAL_INV)?;
+            right.qp.post_send(&[SendWr::local_invalidate(5, key)])?;
+            done(&mut right.cq, 5, wc_opcode::LOCAL_INV)?;
         }
     }
-    left.destroy()?;
-    right.destroy()?;
+    // The key of a process of the other protection domain is none of theirs.
+    left.qp.post_send(&[SendWr::write(6, &[a.buffer.sge(&a.mr, 0, 8)], target.0, target.1)])?;
+    let cqe = left.cq.wait();
+    ensure!((cqe.wr_id, cqe.status) == (6, status::LOC_PROT), "{cqe:?}");
+    left.end()?;
+    right.qp.destroy()?;
     fast.mr.destroy()?;
-    dma.destroy()?;
-    cq.destroy()?;
-    pd.destroy()?;
+    right.dma.destroy()?;
+    right.cq.destroy()?;
+    right.pd.destroy()?;
     Ok(())
 }
 
