@@ -1,15 +1,16 @@
 //! The host's own adapter as a backend: a guest plays the host, `rdma_rxe` its adapter, and this program runs there.
 
+use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use super::case::Case;
 use crate::bed::Bed;
-use crate::pair::{gid_index, network_script, wait_for_gid};
+use crate::ends::{gid_index, network_script};
 use crate::vm::{Nic, NicModel, SHORT, Vm};
 
-const IP: &str = "192.168.80.1";
+const IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 80, 1));
 /// The adapter.
 pub(crate) const DEVICE: &str = "rxe0";
 /// This program in the machine.
@@ -50,9 +51,9 @@ pub(crate) fn host(bed: &Bed, directory: &std::path::Path) -> Result<Vm> {
             remote: directory.join("nobody.net"),
         })
         .boot()?;
-    vm.run(&network_script("virtio_net", IP))?;
+    vm.run(&network_script("virtio_net", &[IP], 1500))?;
     vm.run("modprobe ib_uverbs && modprobe rdma_rxe && rdma link add rxe0 type rxe netdev $(cat /run/nic-virtio_net)")?;
-    wait_for_gid(&vm, DEVICE, IP)?;
+    gid_index(&vm, DEVICE, IP)?;
     Ok(vm)
 }
 
@@ -62,9 +63,9 @@ fn checked(vm: &Vm, what: &str, timeout: Duration) -> Result<String> {
 
 /// A program of the host at the other end. The guest's address is put on the host's interface first.
 fn pingpong(vm: &Vm) -> Result<()> {
-    const GUEST: &str = "10.0.0.1";
+    const GUEST: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1));
     vm.run(&format!("ip address add {GUEST}/24 dev $(cat /run/nic-virtio_net)"))?;
-    wait_for_gid(vm, DEVICE, GUEST)?;
+    gid_index(vm, DEVICE, GUEST)?;
     let index = gid_index(vm, DEVICE, IP)?;
     let server = vm.spawn(&format!("ibv_rc_pingpong -d {DEVICE} -g {index} -s 3000 -n 200"))?;
     vm.wait_until("grep -qs ':4853 [0-9A-F]*:0000 0A ' /proc/net/tcp /proc/net/tcp6", SHORT)?;

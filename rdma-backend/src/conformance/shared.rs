@@ -10,8 +10,11 @@ use crate::{
 
 const OK: WcStatus = WcStatus::Success;
 
+/// A sender, and a receiver on the shared queue.
+type Ends<H> = (End<H>, End<H>);
+
 struct Shared<B: Backend> {
-    pairs: Vec<(End<B::Hca>, End<B::Hca>)>,
+    pairs: Vec<Ends<B::Hca>>,
     srq: <B::Hca as Hca>::Srq,
     ring: Arc<Ring<RecvWork>>,
     a: Node<B::Hca>,
