@@ -47,8 +47,11 @@ impl RecvSide {
             let known = adapter.mrs.translate(adapter, view, pd, sges, Access::LOCAL_WRITE, &mut self.sges);
             if *malformed || known.is_none() {
                 // An error shows when the receive is used: the host is given what it must refuse.
-                let first =
-                    sges.iter().find(|sge| sge.length != 0).copied().unwrap_or(Sge { length: 1, ..Sge::default() });
+                let first = sges
+                    .iter()
+                    .find(|sge| sge.length != 0)
+                    .copied()
+                    .unwrap_or_else(|| Sge { length: 1, ..Sge::default() });
                 self.sges.clear();
                 self.sges.push(sys::Sge { addr: first.addr, length: first.length, lkey: 0 });
             }
