@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rdma_backend::memory::DmaView;
-use rdma_backend::{Completion, CompletionSink, CqOverrun};
+use rdma_backend::{Completion, CompletionQueue, CompletionSink, CqOverrun};
 
 use crate::counters::Counters;
 use crate::hca::Permit;
@@ -81,3 +81,6 @@ impl Cq {
 /// A completion queue.
 #[derive(Debug)]
 pub struct RxeCq(pub(crate) Arc<Cq>);
+
+/// Completions are published as they come about.
+impl CompletionQueue for RxeCq {}

@@ -31,6 +31,59 @@ pub(crate) enum Command {
     /// The program's other half, started by the guest's init.
     #[command(hide = true)]
     Agent,
+    /// Checks of the host's adapter as a backend, started in a guest that plays the host.
+    #[command(hide = true, subcommand)]
+    Hca(HcaCommand),
+}
+
+/// What is done with the adapter.
+#[derive(Clone, Debug, Subcommand)]
+pub(crate) enum HcaCommand {
+    /// The conformance suite of the verbs traits.
+    Conformance {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+        /// Only cases whose name contains this.
+        #[arg(long, default_value = "")]
+        only: String,
+    },
+    /// Two devices of the in-process driver, with all operations, errors and integrity.
+    Devices {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+    },
+    /// The same devices under traffic, until killed.
+    Hold {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+    },
+    /// One device against `ibv_rc_pingpong -s 3000 -n 200`, whose server listens at this machine.
+    Pingpong {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+        /// TCP port of the server.
+        #[arg(long, default_value_t = 18515)]
+        port: u16,
+    },
+    /// The daemon, from its start to its end.
+    Daemon {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+    },
+    /// Speed through a device against a program of its own on the same adapter.
+    Bench {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+        /// Rounds of each measurement.
+        #[arg(long, default_value_t = 3)]
+        runs: usize,
+    },
 }
 
 /// Options of `test`.

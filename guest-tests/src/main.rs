@@ -7,6 +7,7 @@ mod cli;
 mod daemon;
 mod demo;
 mod ends;
+mod hca;
 mod host;
 mod jobs;
 mod namespaces;
@@ -38,6 +39,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Agent => agent::serve()?,
+        Command::Hca(command) => hca::run(&command)?,
         Command::Bed => {
             let bed = Bed::build()?;
             println!("the bed is ready in {} ({})", bed.directory().display(), bed.qemu_version()?);

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
-use rdma_backend::{Hca, QueuePair, SharedReceiveQueue};
+use rdma_backend::{CompletionQueue, Hca, QueuePair, SharedReceiveQueue};
 
 use crate::adapter::Adapter;
 use crate::objects::{Qp, Srq};
@@ -98,6 +98,7 @@ impl<H: Hca> Adapter<H> {
                 let cq = self.objects.cqs.get(handle).filter(|cq| self.uar.may_ring(page, cq.owner))?;
                 if poll {
                     self.stats.doorbells_poll.add();
+                    cq.verbs.notify_poll();
                 }
                 if let Some(arm) = arm {
                     self.stats.doorbells_arm.add();

@@ -5,9 +5,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use rdma_backend::{
-    Backend, CompletionSink, Counter, DeviceContext, EventSink, Gid, GidType, Hca, HcaLimits, MemoryRegion, MrRequest,
-    Mtu, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair, SharedReceiveQueue, SrqInit,
-    VerbsError, qp_state,
+    Backend, CompletionQueue, CompletionSink, Counter, DeviceContext, EventSink, Gid, GidType, Hca, HcaLimits,
+    MemoryRegion, MrRequest, Mtu, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair,
+    SharedReceiveQueue, SrqInit, VerbsError, qp_state,
 };
 
 use crate::pci_function::InterruptSink;
@@ -99,6 +99,10 @@ pub(crate) struct NullMr {
     key: u32,
 }
 
+pub(crate) struct NullCq;
+
+impl CompletionQueue for NullCq {}
+
 pub(crate) struct NullSrq {
     books: Arc<Books>,
     cookie: u32,
@@ -116,7 +120,7 @@ pub(crate) struct NullQp {
 impl Hca for NullHca {
     type Pd = ();
     type Mr = NullMr;
-    type Cq = ();
+    type Cq = NullCq;
     type Srq = NullSrq;
     type Qp = NullQp;
 
@@ -157,10 +161,10 @@ impl Hca for NullHca {
         Ok(NullMr { books: Arc::clone(&self.0), key })
     }
 
-    fn create_cq(&self, sink: Arc<dyn CompletionSink>) -> Result<(), VerbsError> {
+    fn create_cq(&self, sink: Arc<dyn CompletionSink>) -> Result<NullCq, VerbsError> {
         self.0.make("CQ")?;
         self.0.sinks.lock().push(sink);
-        Ok(())
+        Ok(NullCq)
     }
 
     fn create_srq(&self, init: SrqInit<'_, Self>) -> Result<NullSrq, VerbsError> {

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{BackendKind, DeviceSpec};
+use crate::backend::BackendSpec;
+use crate::config::DeviceSpec;
 
 /// Serves PVRDMA devices to virtual machines over vfio-user.
 #[derive(Parser, Debug)]
@@ -45,9 +46,11 @@ pub struct ServeArgs {
     /// A device of the same name in the configuration file gets these values in place of its own.
     #[arg(long = "device", value_name = "KEY=VALUE,...")]
     pub devices: Vec<DeviceSpec>,
-    /// What carries the traffic [default: rxe].
-    #[arg(long, value_enum)]
-    pub backend: Option<BackendKind>,
+    /// What carries the traffic: rxe, the software adapter [default], or ibverbs,device=NAME: the host's RDMA adapter, with
+    /// port=NUMBER [1], gid-index=auto|NUMBER [auto], max-pinned=OCTETS a device may register [64 GiB] and poll=MICROSECONDS
+    /// of polling after a completion [50].
+    #[arg(long, value_name = "BACKEND")]
+    pub backend: Option<BackendSpec>,
     /// Socket that answers questions about the daemon.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,

@@ -4,13 +4,11 @@ mod congestion;
 mod rules;
 
 use std::collections::HashSet;
-use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use backend_rxe::Congestion;
-use clap::ValueEnum;
 use pvrdma_dev::{DeviceConfig, Limits};
 use rdma_backend::memory::PinPolicy;
 use rdma_backend::{GidType, MacAddr};
@@ -21,6 +19,7 @@ use thiserror::Error;
 
 pub use self::congestion::CongestionSpec;
 pub use self::rules::{Forged, Pcp, Switch};
+use crate::backend::BackendSpec;
 use crate::cli::ServeArgs;
 use crate::fault::FaultSpec;
 use crate::network::{Learn, LinkSpec, NetworkSpec, TunnelAddress, TunnelKeys};
@@ -58,23 +57,6 @@ pub enum ConfigError {
     /// There is no device.
     #[error("no device: give --device name=NAME,socket=PATH,mac=MAC or a configuration file with [[device]]")]
     Nothing,
-}
-
-/// What carries the traffic.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
-#[serde(rename_all = "lowercase")]
-pub enum BackendKind {
-    /// The software adapter.
-    #[default]
-    Rxe,
-}
-
-impl fmt::Display for BackendKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Rxe => f.write_str("rxe"),
-        }
-    }
 }
 
 /// Encapsulation of RDMA packets.
@@ -394,7 +376,7 @@ impl From<Pin> for PinPolicy {
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct File {
-    backend: Option<BackendKind>,
+    backend: Option<BackendSpec>,
     control: Option<PathBuf>,
     #[serde(default)]
     congestion: CongestionSpec,
@@ -406,7 +388,7 @@ struct File {
 #[derive(Clone, Debug)]
 pub struct Config {
     /// What carries the traffic.
-    pub backend: BackendKind,
+    pub backend: BackendSpec,
     /// Where to answer questions.
     pub control: Option<PathBuf>,
     /// At least one.
@@ -437,14 +419,17 @@ impl Config {
         unique(&specs, |spec| spec.socket.clone(), "another device has the same socket")?;
         unique(&specs, |spec| spec.mac, "another device has the same MAC address")?;
         let devices = specs.into_iter().map(|spec| spec.resolve(congestion)).collect::<Result<Vec<_>, _>>()?;
+        let backend = args.backend.or(file.backend).unwrap_or_default();
+        if let (BackendSpec::Ibverbs(_), Some(device)) =
+            (&backend, devices.iter().find(|device| device.network.is_some()))
+        {
+            let problem = "uplink and nic belong to the backend rxe; with ibverbs the host's adapter is the network";
+            return Err(ConfigError::Device { name: device.config.name.clone(), problem: problem.to_owned() });
+        }
         if devices.is_empty() {
             return Err(ConfigError::Nothing);
         }
-        Ok(Self {
-            backend: args.backend.or(file.backend).unwrap_or_default(),
-            control: args.control.or(file.control),
-            devices,
-        })
+        Ok(Self { backend, control: args.control.or(file.control), devices })
     }
 }
 

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use backend_ibverbs::Ibverbs;
 use backend_rxe::capture::CaptureCounts;
 use backend_rxe::{Rxe, RxeConfig};
 use log::warn;
@@ -13,7 +14,8 @@ use rdma_backend::Backend;
 use rdma_backend::memory::DmaSpace;
 use rustix::process::{Resource, Rlimit};
 
-use crate::config::{BackendKind, Config, Device, Pin, Roce};
+use crate::backend::BackendSpec;
+use crate::config::{Config, Device, Pin, Roce};
 use crate::control::ControlServer;
 use crate::network::Network;
 use crate::sigbus;
@@ -127,28 +129,22 @@ impl Daemon {
             .iter()
             .map(|device| SocketFile::bind(&device.socket).with_context(|| format!("device {}", device.config.name)))
             .collect::<Result<Vec<_>>>()?;
-        let BackendKind::Rxe = config.backend;
-        let backend = Rxe::new(RxeConfig::default()).context("backend rxe")?;
-        // Before the devices, which look for theirs when their drivers start.
-        let networks = config
-            .devices
-            .iter()
-            .map(|device| {
-                let start = |network| Network::start(network, device.config.mac, &backend).map(Arc::new);
-                let network = device.network.as_ref().map(start).transpose();
-                network.with_context(|| format!("device {}", device.config.name))
-            })
-            .collect::<Result<Vec<_>>>()?;
-        let mut reporters = Vec::new();
-        let mut servers = Vec::new();
-        for ((device, socket), network) in config.devices.iter().zip(sockets).zip(&networks) {
-            let (server, mut reporter) =
-                serve(device, socket, &backend).with_context(|| format!("device {}", device.config.name))?;
-            (reporter.network, reporter.rxe) = (network.clone(), Some(backend.clone()));
-            servers.push(server);
-            reporters.push(reporter);
+        let (networks, rxe, mut served) = match &config.backend {
+            BackendSpec::Rxe => {
+                let backend = Rxe::new(RxeConfig::default()).context("backend rxe")?;
+                // Before the devices, which look for theirs when their drivers start.
+                (networks(config, &backend)?, Some(backend.clone()), serve_all(config, sockets, &backend)?)
+            }
+            BackendSpec::Ibverbs(spec) => {
+                let backend = Ibverbs::new(spec.clone()).context("backend ibverbs")?;
+                (Vec::new(), None, serve_all(config, sockets, &backend)?)
+            }
+        };
+        for ((_, reporter), network) in served.iter_mut().zip(&networks) {
+            (reporter.network, reporter.rxe) = (network.clone(), rxe.clone());
         }
-        let (started, kind) = (Instant::now(), config.backend);
+        let (servers, reporters): (Vec<_>, Vec<_>) = served.into_iter().unzip();
+        let (started, kind) = (Instant::now(), config.backend.to_string());
         let macs: Vec<_> =
             config.devices.iter().map(|device| (device.config.name.clone(), device.config.mac)).collect();
         let control = control
@@ -157,7 +153,7 @@ impl Daemon {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     pid: std::process::id(),
                     uptime_s: started.elapsed().as_secs(),
-                    backend: kind.to_string(),
+                    backend: kind.clone(),
                     lost_pages: sigbus::repaired(),
                     devices: reporters.iter().map(Reporter::report).collect(),
                 };
@@ -166,7 +162,8 @@ impl Daemon {
                         .iter()
                         .find(|(name, _)| name == device)
                         .ok_or_else(|| format!("there is no device '{device}'"))?;
-                    backend.capture(*mac, config).map_err(|error| error.to_string())
+                    let rxe = rxe.as_ref().ok_or("the host's adapter moves the packets: capture there")?;
+                    rxe.capture(*mac, config).map_err(|error| error.to_string())
                 };
                 ControlServer::start(socket, status, capture)
             })
@@ -179,6 +176,32 @@ impl Daemon {
         let _ = ready.flush();
         Ok(Self { _control: control, _servers: servers, _networks: networks })
     }
+}
+
+/// The devices' connections to the network, one place for each device.
+fn networks(config: &Config, backend: &Rxe) -> Result<Vec<Option<Arc<Network>>>> {
+    let devices = config.devices.iter();
+    devices
+        .map(|device| {
+            let start = |network| Network::start(network, device.config.mac, backend).map(Arc::new);
+            let network = device.network.as_ref().map(start).transpose();
+            network.with_context(|| format!("device {}", device.config.name))
+        })
+        .collect()
+}
+
+/// All devices, on one backend.
+fn serve_all<B: Backend + 'static>(
+    config: &Config,
+    sockets: Vec<SocketFile>,
+    backend: &B,
+) -> Result<Vec<(Server, Reporter)>> {
+    let pairs = config.devices.iter().zip(sockets);
+    pairs
+        .map(|(device, socket)| {
+            serve(device, socket, backend).with_context(|| format!("device {}", device.config.name))
+        })
+        .collect()
 }
 
 fn serve<B: Backend + 'static>(device: &Device, socket: SocketFile, backend: &B) -> Result<(Server, Reporter)> {

@@ -4,6 +4,7 @@
 //! backend from a [`config`] and keeps them until it is told to stop. Each device has a thread that accepts clients and,
 //! while there is one, a thread that serves it. All of them sleep when there is nothing to do.
 
+pub mod backend;
 pub mod capture;
 pub mod cli;
 pub mod config;

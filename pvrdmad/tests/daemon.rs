@@ -392,3 +392,38 @@ fn status_of_something_else() {
     let message = String::from_utf8(output.stderr).unwrap();
     assert!(message.contains("not understood"), "{message}");
 }
+
+/// The host's adapter is looked for only when it is asked for, and what is missing is said.
+#[test]
+fn the_hosts_adapter_is_not_there() {
+    let place = Place::new();
+    // Not a library, and found before any that may be installed.
+    fs::write(place.path("libibverbs.so.1"), "no library").unwrap();
+    let start = |arguments: &[String]| {
+        let mut command = Command::new(PROGRAM);
+        command.args(arguments).env("LD_LIBRARY_PATH", place.0.path()).stdin(Stdio::null());
+        command
+    };
+    let ibverbs = |device: &str| {
+        let mut arguments = place.arguments();
+        let at = arguments.iter().position(|word| word == "rxe").unwrap();
+        arguments[at] = format!("ibverbs,device={device},port=1,gid-index=auto");
+        arguments
+    };
+    let output = start(&ibverbs("mlx5_0")).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("cannot load libibverbs.so.1") && message.contains("rdma-core"), "{message}");
+    assert!(place.sockets().iter().all(|path| !path.exists()));
+    // With the system's library, if there is one, there is still no such device.
+    let output = Command::new(PROGRAM).args(ibverbs("nosuchdevice")).stdin(Stdio::null()).output().unwrap();
+    let message = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    assert!(message.contains("backend ibverbs"), "{message}");
+    // The software adapter needs no library.
+    let mut child = start(&place.arguments()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.next().unwrap().unwrap().starts_with("vm0: ready"));
+    child.kill().unwrap();
+    child.wait().unwrap();
+}

@@ -123,6 +123,10 @@ pub struct SrqInit<'a, H: Hca + ?Sized> {
     pub queue: Box<dyn RecvSource>,
     /// Initial limit; 0 is disarmed.
     pub limit: u32,
+    /// Size of the ring in requests.
+    pub max_wr: u32,
+    /// SGEs per request.
+    pub max_sge: u32,
 }
 
 /// How to make a queue pair.
@@ -159,7 +163,7 @@ pub trait Hca: Send + Sync + 'static {
     /// Memory region.
     type Mr: MemoryRegion;
     /// Completion queue.
-    type Cq: Send + Sync + 'static;
+    type Cq: CompletionQueue;
     /// Shared receive queue.
     type Srq: SharedReceiveQueue;
     /// Queue pair.
@@ -221,6 +225,13 @@ pub trait Hca: Send + Sync + 'static {
 
     /// Figures for status output.
     fn counters(&self) -> Vec<Counter>;
+}
+
+/// A completion queue.
+pub trait CompletionQueue: Send + Sync + 'static {
+    /// The guest looked at its queue and found nothing: a chance to publish what waits in the hardware. Runs a bounded amount
+    /// of work on the calling thread, which holds no view.
+    fn notify_poll(&self) {}
 }
 
 /// A registered memory region.

@@ -24,19 +24,23 @@
 //! as it sees the command's result. It is idempotent, and objects that are still referenced afterwards are inert.
 
 mod attrs;
+#[cfg(feature = "testing")]
+pub mod conformance;
 mod error;
 mod hca;
 pub mod memory;
 pub mod qp_state;
 mod queue;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod types;
 mod work;
 
 pub use attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
 pub use error::{CqOverrun, QueueError, VerbsError};
 pub use hca::{
-    Backend, Counter, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, PortAttributes, QpInit, QueuePair,
-    SharedReceiveQueue, SrqInit,
+    Backend, CompletionQueue, Counter, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, PortAttributes, QpInit,
+    QueuePair, SharedReceiveQueue, SrqInit,
 };
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use types::{Access, Gid, GidType, InvalidValue, MacAddr, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};

@@ -135,7 +135,7 @@ impl Node {
     pub(crate) fn srq(&self, limit: u32) -> (RxeSrq, Arc<Ring<RecvWork>>) {
         let ring = Arc::new(Ring::default());
         let queue = Box::new(Consumer(Arc::clone(&ring)));
-        let init = rdma_backend::SrqInit { cookie: 77, pd: &self.pd, queue, limit };
+        let init = rdma_backend::SrqInit { cookie: 77, pd: &self.pd, queue, limit, max_wr: 64, max_sge: 4 };
         (self.hca.create_srq(init).unwrap(), ring)
     }
 

@@ -1,9 +1,10 @@
 //! `bench`: measurements, their results as JSON.
 //!
 //! Each part returns [`Figure`]s and is called from [`run`]: [`in_process`] measures the device without a virtual machine,
-//! [`vm`] between guests.
+//! [`vm`] between guests, [`hca`] on the adapter of a host.
 
 mod chart;
+mod hca;
 mod in_process;
 mod vm;
 
@@ -52,6 +53,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     let mut figures = in_process::measure(options.runs.max(1))?;
     if !options.no_vm {
         figures.extend(vm::measure(options.runs)?);
+        figures.extend(hca::measure(options.runs)?);
     }
     let report = Report {
         commit: commit(),

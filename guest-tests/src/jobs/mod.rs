@@ -7,6 +7,7 @@ mod daemon;
 mod dissect;
 mod errors;
 mod exchange;
+pub(crate) mod hca;
 mod hosts;
 mod integrity;
 mod interop;
@@ -48,6 +49,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
         cases.extend(interop::cases());
+        cases.extend(hca::cases());
         cases.extend(hosts::cases());
         cases.extend(networks::cases());
     }

@@ -40,7 +40,8 @@ pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreateSrq) -> Resul
     let element_pages = pages.pages().saturating_sub(1);
     let queue = Box::new(RecvRing::new(pages, 1, element_pages, max_wr, max_sge)?);
     let handle = vacancy.handle;
-    let verbs = adapter.hca.create_srq(SrqInit { cookie: handle, pd: &pd.verbs, queue, limit: srq_limit })?;
+    let init = SrqInit { cookie: handle, pd: &pd.verbs, queue, limit: srq_limit, max_wr, max_sge };
+    let verbs = adapter.hca.create_srq(init)?;
     let srq = Srq { pd, verbs, max_wr, max_sge, rung: AtomicU8::new(0), _charge: charge };
     adapter.objects.srqs.insert(vacancy, Arc::new(srq));
     Ok(Answer::new(&CreateSrqResp { srqn: handle }).of(Created::Srq(handle)))

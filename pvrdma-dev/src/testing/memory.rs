@@ -101,9 +101,18 @@ impl GuestMemory {
         Self::build(MmapRegion::from_file(FileOffset::new(file, 0), octets).unwrap(), 1, PinPolicy::Off)
     }
 
+    /// Memory of `octets` that can be mapped a second time, as that of a VMM can: adapters of the host need that.
+    pub fn shared(octets: usize) -> Arc<Self> {
+        let octets = octets.next_multiple_of(PAGE_SIZE as usize);
+        Self::with_region(rdma_backend::testing::shared_memory(octets), 1, PinPolicy::Off)
+    }
+
     fn build(region: MmapRegion, parts: usize, policy: PinPolicy) -> Arc<Self> {
+        Self::with_region(Arc::new(region), parts, policy)
+    }
+
+    fn with_region(region: Arc<MmapRegion>, parts: usize, policy: PinPolicy) -> Arc<Self> {
         let pages = region.size() / PAGE_SIZE as usize;
-        let region = Arc::new(region);
         let space = DmaSpace::new(policy);
         let allocator =
             Mutex::new(Allocator { used: vec![false; pages], free: pages, hint: 0, random: 0x9e37_79b9_7f4a_7c15 });

@@ -7,9 +7,9 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use rdma_backend::{
-    AsyncEvent, Backend, Completion, CompletionSink, Counter, CqOverrun, DeviceContext, Gid, GidType, Hca, HcaLimits,
-    MemoryRegion, MrRequest, Mtu, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpState, Qpn, QueueError,
-    QueuePair, RecvSource, RecvWork, SendSource, SendWork, SharedReceiveQueue, SrqInit, VerbsError,
+    AsyncEvent, Backend, Completion, CompletionQueue, CompletionSink, Counter, CqOverrun, DeviceContext, Gid, GidType,
+    Hca, HcaLimits, MemoryRegion, MrRequest, Mtu, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpState, Qpn,
+    QueueError, QueuePair, RecvSource, RecvWork, SendSource, SendWork, SharedReceiveQueue, SrqInit, VerbsError,
 };
 
 /// Makes adapters that the test drives.
@@ -175,6 +175,8 @@ pub struct StubHca(Arc<StubDevice>);
 /// A completion queue.
 #[expect(missing_debug_implementations, reason = "holds a trait object of the device")]
 pub struct StubCq(Arc<dyn CompletionSink>);
+
+impl CompletionQueue for StubCq {}
 
 /// A memory region.
 #[derive(Debug)]

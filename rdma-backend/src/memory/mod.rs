@@ -21,7 +21,7 @@ use vm_memory::mmap::MmapRegion;
 pub use pages::{Extent, PAGE_SIZE, PageList, PageListBuilder, Segments};
 pub use pin::{PinError, PinGuard, PinPolicy};
 pub use space::DmaSpace;
-pub use view::DmaView;
+pub use view::{DmaView, HostPiece};
 
 /// Most ranges a space may have. A vIOMMU maps single pages, so there can be many.
 pub const MAX_RANGES: usize = 65_536;
@@ -113,6 +113,17 @@ impl DmaRange {
         // Checked when the range was added.
         self.iova.wrapping_add(self.len)
     }
+}
+
+/// Hears of memory that a device must not reach any more. For adapters that hand memory to hardware: copies under a
+/// [`DmaView`] need none of this.
+pub trait MemoryWatcher: Send + Sync {
+    /// These ranges (first address, octets) are gone from the map. When this returns nothing reaches them. The caller holds no
+    /// view and no lock.
+    fn unmapped(&self, ranges: &[(u64, u64)]);
+
+    /// All access was switched off; likewise for all memory. What was registered stays dead when it is switched on again.
+    fn disabled(&self);
 }
 
 /// Which way the device accesses memory.

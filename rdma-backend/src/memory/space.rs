@@ -1,14 +1,16 @@
 //! The map of one device.
 
 use std::fmt;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::pin::PinTable;
-use super::{Backing, DmaRange, DmaView, MAX_RANGES, MapError, PageList, PinError, PinGuard, PinPolicy, SpaceId};
+use super::{
+    Backing, DmaRange, DmaView, MAX_RANGES, MapError, MemoryWatcher, PageList, PinError, PinGuard, PinPolicy, SpaceId,
+};
 
 /// Octets that are locked in one go: whoever takes memory away may have to wait for that.
 const PIN_STEP: u64 = 32 << 20;
@@ -21,6 +23,7 @@ pub struct DmaSpace {
     enabled: AtomicBool,
     policy: PinPolicy,
     pub(super) pins: Mutex<PinTable>,
+    watchers: Mutex<Vec<Weak<dyn MemoryWatcher>>>,
 }
 
 impl fmt::Debug for DmaSpace {
@@ -39,7 +42,21 @@ impl DmaSpace {
             enabled: AtomicBool::new(true),
             policy,
             pins: Mutex::new(PinTable::default()),
+            watchers: Mutex::default(),
         })
+    }
+
+    /// Has a watcher told of all that is taken away from now on, for as long as it exists.
+    pub fn watch(&self, watcher: Weak<dyn MemoryWatcher>) {
+        let mut watchers = self.watchers.lock();
+        watchers.retain(|known| known.strong_count() > 0);
+        watchers.push(watcher);
+    }
+
+    /// Calls every watcher. The caller holds no view and no lock.
+    fn tell(&self, call: impl Fn(&dyn MemoryWatcher)) {
+        let watchers: Vec<_> = self.watchers.lock().iter().filter_map(Weak::upgrade).collect();
+        watchers.iter().for_each(|watcher| call(&**watcher));
     }
 
     /// A space with all regions of a VMM's guest memory, each at its guest-physical address. For VMMs in the same process.
@@ -134,6 +151,8 @@ impl DmaSpace {
     }
 
     fn release(&self, removed: &[DmaRange]) {
+        let ranges: Vec<_> = removed.iter().map(|range| (range.iova, range.len)).collect();
+        self.tell(|watcher| watcher.unmapped(&ranges));
         if self.policy == PinPolicy::All {
             let mut pins = self.pins.lock();
             for range in removed {
@@ -155,6 +174,9 @@ impl DmaSpace {
         let ranges = self.ranges.write();
         self.enabled.store(enabled, Ordering::Relaxed);
         drop(ranges);
+        if !enabled {
+            self.tell(|watcher| watcher.disabled());
+        }
     }
 
     /// Whether access is switched on.

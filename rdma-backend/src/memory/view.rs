@@ -23,6 +23,19 @@ impl fmt::Debug for DmaView<'_> {
     }
 }
 
+/// A piece of guest memory as it is mapped here, for adapters that register it with hardware.
+#[derive(Clone, Debug)]
+pub struct HostPiece {
+    /// The mapping that it lies in.
+    pub mapping: Arc<MmapRegion>,
+    /// Where in the mapping it starts.
+    pub offset: usize,
+    /// Octets.
+    pub len: usize,
+    /// Whether the device may write there.
+    pub writable: bool,
+}
+
 impl DmaView<'_> {
     /// The space this is a view of.
     pub const fn id(&self) -> SpaceId {
@@ -130,6 +143,62 @@ impl DmaView<'_> {
         let result =
             word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| change(u64::from_le(old)).map(u64::to_le));
         Ok(u64::from_le(result.unwrap_or_else(|unchanged| unchanged)))
+    }
+
+    /// Finds what is behind `addr..addr+len` and appends it to `pieces`, merged with the last of them where it follows it.
+    ///
+    /// # Errors
+    /// Some of it cannot be accessed, or not be written although `direction` says so.
+    pub fn host_pieces(
+        &self,
+        addr: u64,
+        len: u64,
+        direction: Direction,
+        pieces: &mut Vec<HostPiece>,
+    ) -> Result<(), DmaError> {
+        let unmapped = DmaError::Unmapped { addr, len };
+        let end = addr.checked_add(len).ok_or(unmapped)?;
+        let mut at = addr;
+        while at < end {
+            // Checks the access, and says how much there is in one piece.
+            let count = self.piece(at, end - at, direction)?.len();
+            let after = self.ranges.partition_point(|r| r.iova <= at);
+            let range = after.checked_sub(1).and_then(|i| self.ranges.get(i)).ok_or(unmapped)?;
+            let backing = range.backing.as_ref().ok_or(DmaError::Denied { addr: at })?;
+            // Inside the backing, whose size is a usize.
+            #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
+            let offset = backing.offset + (at - range.iova) as usize;
+            match pieces.last_mut() {
+                Some(last)
+                    if Arc::ptr_eq(&last.mapping, &backing.mapping)
+                        && last.offset + last.len == offset
+                        && last.writable == range.writable =>
+                {
+                    last.len += count;
+                }
+                _ => pieces.push(HostPiece {
+                    mapping: Arc::clone(&backing.mapping),
+                    offset,
+                    len: count,
+                    writable: range.writable,
+                }),
+            }
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    /// All accessible ranges: first address and what is behind it.
+    pub fn all_pieces(&self) -> Vec<(u64, HostPiece)> {
+        self.ranges
+            .iter()
+            .filter_map(|range| {
+                let backing = range.backing.as_ref().filter(|_| self.enabled)?;
+                let len = usize::try_from(range.len).ok()?;
+                let mapping = Arc::clone(&backing.mapping);
+                Some((range.iova, HostPiece { mapping, offset: backing.offset, len, writable: range.writable }))
+            })
+            .collect()
     }
 
     /// Collects what is behind `addr..addr+len`, leaving out what is not accessible.

@@ -1,0 +1,113 @@
+//! The backend: the library, the device and what all guests of a process share.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rdma_backend::{Backend, DeviceContext, VerbsError};
+
+use crate::adapter::Adapter;
+use crate::gid::{Fabric, HostGid, HostGids};
+use crate::hca::IbvHca;
+use crate::sys::library::Library;
+use crate::verbs::{HostDevice, OpenError};
+
+/// Which GID of the host stands for guests whose own address the host does not have.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum GidIndex {
+    /// The first RoCE v2 address that routers know, or else the first at all.
+    #[default]
+    Auto,
+    /// This one.
+    Fixed(u32),
+}
+
+/// What to use of the host, and how much.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct IbverbsConfig {
+    /// Name of the RDMA device, as in `/sys/class/infiniband`.
+    pub device: String,
+    /// Its port.
+    pub port: u8,
+    /// The host's GID for guests.
+    pub gid_index: GidIndex,
+    /// Octets of guest memory that one device may have registered, counted once for each registration.
+    pub max_pinned: u64,
+    /// For how long after a completion the host's queues are polled before the thread sleeps.
+    pub poll: Duration,
+}
+
+impl IbverbsConfig {
+    /// Port 1 of a device, with its own choice of GID and 64 GiB a guest.
+    pub fn new(device: impl Into<String>) -> Self {
+        Self {
+            device: device.into(),
+            port: 1,
+            gid_index: GidIndex::Auto,
+            max_pinned: 64 << 30,
+            poll: Duration::from_micros(50),
+        }
+    }
+}
+
+/// State of the backend that adapters keep alive.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) library: Arc<Library>,
+    pub(crate) config: IbverbsConfig,
+    pub(crate) gids: HostGids,
+    /// Stands for guests.
+    pub(crate) default_gid: HostGid,
+    pub(crate) fabric: Fabric,
+}
+
+/// The host's adapter as a backend. Clones are the same backend.
+#[derive(Clone)]
+pub struct Ibverbs(Arc<Shared>);
+
+impl fmt::Debug for Ibverbs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Ibverbs").field("config", &self.0.config).finish_non_exhaustive()
+    }
+}
+
+impl Ibverbs {
+    /// Loads the library, and opens the device once to see whether it will do.
+    ///
+    /// # Errors
+    /// The library, the device, the port or the GID is not there.
+    pub fn new(config: IbverbsConfig) -> Result<Self, OpenError> {
+        let library = Library::load()?;
+        let device = HostDevice::open(&library, &config.device)?;
+        let unfit = |problem: String| OpenError::Unfit { name: config.device.clone(), problem };
+        let port = device
+            .port(config.port)
+            .map_err(|error| unfit(format!("port {} cannot be queried: {error}", config.port)))?;
+        if !port.ethernet {
+            return Err(unfit(format!("port {} is not Ethernet; guests speak RoCE", config.port)));
+        }
+        let gids = HostGids::new(&config.device, config.port, port.gids);
+        let default_gid = gids.choose(&device, config.gid_index).map_err(unfit)?;
+        log::info!(
+            "{}: port {}, GID {} (index {}) stands for guests without an address of their own",
+            config.device,
+            config.port,
+            default_gid.gid,
+            default_gid.index
+        );
+        Ok(Self(Arc::new(Shared { library, config, gids, default_gid, fabric: Fabric::default() })))
+    }
+}
+
+impl Backend for Ibverbs {
+    type Hca = IbvHca;
+
+    fn attach(&self, context: DeviceContext) -> Result<IbvHca, VerbsError> {
+        // Each device has a context of its own: the kernel takes everything back when it is closed, however that happens.
+        let device = HostDevice::open(&self.0.library, &self.0.config.device).map_err(|error| {
+            log::error!("{}: {error}", context.name);
+            VerbsError::Host(std::io::Error::other(error.to_string()))
+        })?;
+        Ok(IbvHca(Adapter::start(Arc::new(device), context, Arc::clone(&self.0))?))
+    }
+}

@@ -1,0 +1,326 @@
+//! The connection manager's queue pair.
+//!
+//! The host's own is its kernel's, and user space does not get it. So this one is software: it reaches the connection managers
+//! of the other guests of this process, which is what their `rdma_cm` needs to meet. What they then agree on are queue pairs of
+//! the host. A datagram to any other address is lost.
+
+use std::fmt;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use rdma_backend::memory::DmaView;
+use rdma_backend::{
+    Access, Completion, Gid, GidType, NetworkType, QpAttrMask, QpAttrs, QpInit, QpState, QpType, Qpn, RecvSource,
+    RecvWork, SendData, SendFlags, SendOp, SendSource, SendWork, Sge, UdDestination, VerbsError, WcFlags, WcOpcode,
+    WcStatus, qp_state,
+};
+
+use crate::adapter::{Adapter, bump};
+use crate::cq::Cq;
+use crate::hca::{IbvHca, MAX_RD_ATOMIC};
+use crate::verbs::HostPd;
+
+/// Longest datagram: management datagrams have 256 octets.
+const MAX_DATAGRAM: u64 = 2048;
+/// Octets of network header in front of each.
+const HEADER: usize = 40;
+/// Requests for each doorbell; the guest's kernel rings for each.
+const BUDGET: usize = 1024;
+
+/// The queue pair.
+pub(crate) struct Gsi {
+    adapter: Arc<Adapter>,
+    pd: Arc<HostPd>,
+    cookie: u32,
+    signal_all: bool,
+    send_cq: Arc<Cq>,
+    recv_cq: Arc<Cq>,
+    attrs: Mutex<QpAttrs>,
+    /// `None` when it was destroyed.
+    send: Mutex<Option<(Box<dyn SendSource>, SendWork)>>,
+    recv: Mutex<Option<(Box<dyn RecvSource>, RecvWork)>>,
+}
+
+/// A datagram on its way.
+struct Datagram {
+    from: Gid,
+    to: UdDestination,
+    kind: GidType,
+    immediate: Option<[u8; 4]>,
+    solicited: bool,
+    payload: Vec<u8>,
+}
+
+impl fmt::Debug for Gsi {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Gsi").field("device", &self.adapter.name).finish_non_exhaustive()
+    }
+}
+
+impl Gsi {
+    pub(crate) fn create(adapter: &Arc<Adapter>, init: QpInit<'_, IbvHca>) -> Result<Arc<Self>, VerbsError> {
+        let mut slot = adapter.gsi.lock();
+        if slot.as_ref().is_some_and(|gsi| gsi.strong_count() > 0) {
+            return Err(VerbsError::InUse("QPN"));
+        }
+        let gsi = Arc::new(Self {
+            adapter: Arc::clone(adapter),
+            pd: Arc::clone(&init.pd.0),
+            cookie: init.cookie,
+            signal_all: init.signal_all,
+            send_cq: Arc::clone(&init.send_cq.0),
+            recv_cq: Arc::clone(&init.recv_cq.0),
+            attrs: Mutex::default(),
+            send: Mutex::new(Some((init.send_queue, SendWork::default()))),
+            recv: Mutex::new(init.recv_queue.map(|queue| (queue, RecvWork::default()))),
+        });
+        *slot = Some(Arc::downgrade(&gsi));
+        Ok(gsi)
+    }
+
+    fn state(&self) -> QpState {
+        self.attrs.lock().state
+    }
+
+    pub(crate) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+        {
+            let mut send = self.send.lock();
+            let Some((send, _)) = send.as_mut() else { return Err(VerbsError::Gone) };
+            let mut recv = self.recv.lock();
+            let mut attrs = self.attrs.lock();
+            let from = attrs.state;
+            let to = if mask.contains(QpAttrMask::STATE) { new.state } else { from };
+            qp_state::check(QpType::Gsi, from, to, mask)?;
+            if to == QpState::Reset {
+                *attrs = QpAttrs::default();
+                send.reset();
+                if let Some((recv, _)) = recv.as_mut() {
+                    recv.reset();
+                }
+                return Ok(());
+            }
+            if to != QpState::Error {
+                new.check(mask, MAX_RD_ATOMIC)?;
+                attrs.merge(new, mask);
+            }
+            (attrs.state, attrs.cur_state) = (to, to);
+        }
+        self.run_send();
+        if self.state() == QpState::Error {
+            self.flush_recv();
+        }
+        Ok(())
+    }
+
+    pub(crate) fn query(&self) -> QpAttrs {
+        *self.attrs.lock()
+    }
+
+    pub(crate) fn destroy(&self) {
+        let sides = (self.send.lock().take(), self.recv.lock().take());
+        drop(sides);
+        self.adapter.gsi.lock().take_if(|gsi| std::ptr::eq(gsi.as_ptr(), self));
+    }
+
+    /// Sends what the guest posted.
+    pub(crate) fn run_send(&self) {
+        for _ in 0..BUDGET {
+            let mut guard = self.send.lock();
+            let Some((source, work)) = guard.as_mut() else { return };
+            let state = self.state();
+            if !matches!(state, QpState::Rts | QpState::Sqe | QpState::Error) {
+                return;
+            }
+            let datagram = {
+                let view = self.adapter.memory.view();
+                match source.pop(&view, work) {
+                    Ok(true) => source.retire(&view),
+                    Ok(false) => return,
+                    Err(error) => {
+                        log::warn!("{}: send queue of the GSI QP: {error}", self.adapter.name);
+                        self.attrs.lock().state = QpState::Error;
+                        return;
+                    }
+                }
+                let result = if state == QpState::Rts { self.take(&view, work) } else { Err(WcStatus::Flushed) };
+                let status = result.as_ref().err().copied().unwrap_or(WcStatus::Success);
+                if status != WcStatus::Success && status != WcStatus::Flushed {
+                    self.attrs.lock().state = QpState::Sqe;
+                }
+                if status != WcStatus::Success || self.signal_all || work.flags.contains(SendFlags::SIGNALED) {
+                    let completion = Completion::new(self.cookie, work.wr_id, work.op.completion_opcode(), status);
+                    self.send_cq.publish(&self.adapter, &view, &completion);
+                }
+                result
+            };
+            // The peer may be this very QP, and its memory may be ours: nothing is held from here on.
+            drop(guard);
+            if let Ok(datagram) = datagram {
+                self.deliver(&datagram);
+            }
+        }
+    }
+
+    /// Copies a request out of guest memory.
+    fn take(&self, view: &DmaView<'_>, work: &SendWork) -> Result<Datagram, WcStatus> {
+        let SendOp::Send { data, to: Some(to) } = &work.op else { return Err(WcStatus::LocalQpOperation) };
+        let immediate = match *data {
+            SendData::None => None,
+            SendData::Immediate(data) => Some(data),
+            SendData::Invalidate(_) => return Err(WcStatus::LocalQpOperation),
+        };
+        let source = self.adapter.gid(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
+        let total: u64 = work.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        if total > MAX_DATAGRAM {
+            return Err(WcStatus::LocalLength);
+        }
+        let mut payload = Vec::new();
+        for sge in self.pieces(&work.sges, Access::empty()).ok_or(WcStatus::LocalProtection)? {
+            let start = payload.len();
+            payload.resize(start + sge.length as usize, 0);
+            let room = payload.get_mut(start..).unwrap_or_default();
+            view.read(sge.addr, room).map_err(|_| WcStatus::LocalProtection)?;
+        }
+        let solicited = work.flags.contains(SendFlags::SOLICITED);
+        Ok(Datagram { from: source.gid, to: *to, kind: source.kind, immediate, solicited, payload })
+    }
+
+    /// The pieces that are not empty, if all of them are bus addresses.
+    fn pieces<'a>(&self, sges: &'a [Sge], need: Access) -> Option<Vec<&'a Sge>> {
+        let pieces: Vec<_> = sges.iter().filter(|sge| sge.length != 0).collect();
+        pieces.iter().all(|sge| self.adapter.mrs.is_bus(&self.pd, sge.lkey, need)).then_some(pieces)
+    }
+
+    fn deliver(&self, datagram: &Datagram) {
+        let owner = self.adapter.shared.fabric.owner(datagram.to.dgid);
+        let peer = owner.as_ref().and_then(Weak::upgrade);
+        let gsi = peer.as_ref().and_then(|peer| peer.gsi.lock().as_ref().and_then(Weak::upgrade));
+        let delivered = datagram.to.qpn == Qpn::GSI && gsi.is_some_and(|gsi| gsi.receive(datagram));
+        bump(if delivered { &self.adapter.counters.gsi_delivered } else { &self.adapter.counters.gsi_dropped });
+        if !delivered {
+            log::debug!("{}: a management datagram to {} is lost", self.adapter.name, datagram.to.dgid);
+        }
+    }
+
+    /// Puts a datagram into the next receive. `false` when it is dropped.
+    fn receive(&self, datagram: &Datagram) -> bool {
+        let mut guard = self.recv.lock();
+        let Some((source, work)) = guard.as_mut() else { return false };
+        if !matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+            return false;
+        }
+        let view = self.adapter.memory.view();
+        if !source.pop(&view, work).unwrap_or(false) {
+            return false;
+        }
+        let status = self.scatter(&view, &work.sges, datagram);
+        let mut completion = Completion::new(self.cookie, work.wr_id, WcOpcode::Recv, status);
+        if status == WcStatus::Success {
+            completion.byte_len = u32::try_from(HEADER + datagram.payload.len()).unwrap_or(u32::MAX);
+            completion.flags = WcFlags::GRH;
+            if let Some(immediate) = datagram.immediate {
+                completion.flags |= WcFlags::IMMEDIATE;
+                completion.immediate = immediate;
+            }
+            completion.src_qpn = Qpn::GSI;
+            completion.service_level = datagram.to.service_level;
+            completion.solicited = datagram.solicited;
+            completion.network = Some(match (datagram.kind, datagram.from.ipv4()) {
+                (GidType::RoceV1, _) => NetworkType::RoceV1,
+                (GidType::RoceV2, Some(_)) => NetworkType::Ipv4,
+                (GidType::RoceV2, None) => NetworkType::Ipv6,
+            });
+        }
+        self.recv_cq.publish(&self.adapter, &view, &completion);
+        status == WcStatus::Success
+    }
+
+    /// Copies header and payload to guest memory.
+    fn scatter(&self, view: &DmaView<'_>, sges: &[Sge], datagram: &Datagram) -> WcStatus {
+        let mut octets = header(datagram).to_vec();
+        octets.extend_from_slice(&datagram.payload);
+        let Some(pieces) = self.pieces(sges, Access::LOCAL_WRITE) else { return WcStatus::LocalProtection };
+        let mut rest = &octets[..];
+        for sge in pieces {
+            let (now, later) = rest.split_at(rest.len().min(sge.length as usize));
+            if view.write(sge.addr, now).is_err() {
+                return WcStatus::LocalProtection;
+            }
+            rest = later;
+        }
+        if rest.is_empty() { WcStatus::Success } else { WcStatus::LocalLength }
+    }
+
+    fn flush_recv(&self) {
+        let mut guard = self.recv.lock();
+        let Some((source, work)) = guard.as_mut() else { return };
+        let view = self.adapter.memory.view();
+        for _ in 0..BUDGET {
+            if !source.pop(&view, work).unwrap_or(false) {
+                return;
+            }
+            let completion = Completion::new(self.cookie, work.wr_id, WcOpcode::Recv, WcStatus::Flushed);
+            self.recv_cq.publish(&self.adapter, &view, &completion);
+        }
+    }
+}
+
+/// The network header that a receiver finds in front: 20 octets and an IPv4 header, or all 40 of an IPv6 one.
+fn header(datagram: &Datagram) -> [u8; HEADER] {
+    let mut out = [0; HEADER];
+    let to = &datagram.to;
+    let transport = u16::try_from(datagram.payload.len()).unwrap_or(u16::MAX).saturating_add(8 + 12 + 8 + 4);
+    match (datagram.from.ipv4(), to.dgid.ipv4(), datagram.kind) {
+        (Some(from), Some(dest), GidType::RoceV2) => {
+            let ip = &mut out[20..];
+            (ip[0], ip[1], ip[6], ip[8], ip[9]) = (0x45, to.traffic_class, 0x40, to.hop_limit, 17);
+            ip[2..4].copy_from_slice(&transport.saturating_add(20).to_be_bytes());
+            ip[12..16].copy_from_slice(&from);
+            ip[16..20].copy_from_slice(&dest);
+            let sum: u32 = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+            // Ten words: two foldings are enough.
+            let folded = (sum & 0xffff) + (sum >> 16);
+            let checksum = !((folded & 0xffff) + (folded >> 16));
+            ip[10..12].copy_from_slice(&checksum.to_be_bytes()[2..]);
+        }
+        _ => {
+            let first = 6 << 28 | u32::from(to.traffic_class) << 20 | to.flow_label & 0x000f_ffff;
+            out[..4].copy_from_slice(&first.to_be_bytes());
+            out[4..6].copy_from_slice(&transport.to_be_bytes());
+            out[6] = if datagram.kind == GidType::RoceV1 { 0x1b } else { 17 };
+            out[7] = to.hop_limit;
+            out[8..24].copy_from_slice(&datagram.from.0);
+            out[24..].copy_from_slice(&to.dgid.0);
+        }
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn headers_have_addresses_and_a_good_checksum() {
+        let gid = |host| Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 255, host]);
+        let to = UdDestination { dgid: gid(254), hop_limit: 64, ..UdDestination::default() };
+        let mut datagram = Datagram {
+            from: gid(253),
+            to,
+            kind: GidType::RoceV2,
+            immediate: None,
+            solicited: false,
+            payload: vec![0; 256],
+        };
+        let ip = header(&datagram)[20..].to_vec();
+        assert_eq!(
+            (ip[0], &ip[2..4], &ip[12..]),
+            (0x45, &[1, 0x34][..], &[192, 168, 255, 253, 192, 168, 255, 254][..])
+        );
+        let sum: u32 = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
+        datagram.kind = GidType::RoceV1;
+        let grh = header(&datagram);
+        assert_eq!((grh[0], grh[6], &grh[24..]), (0x60, 0x1b, &gid(254).0[..]));
+    }
+}

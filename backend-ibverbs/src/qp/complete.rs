@@ -1,0 +1,188 @@
+//! Completions of the host become the guest's.
+
+use std::sync::atomic::Ordering;
+
+use rdma_backend::memory::DmaView;
+use rdma_backend::{Completion, GidType, NetworkType, QpEvent, QpState, QpType, Qpn, WcFlags, WcOpcode, WcStatus};
+
+use super::Qp;
+use crate::adapter::bump;
+use crate::convert;
+use crate::cq::Cq;
+use crate::flight::Ticket;
+use crate::sys::{WC_GRH, WC_KERNEL_INVALIDATE, WC_RECV_RDMA_WITH_IMM, WC_WITH_IMM, WC_WITH_INV, Wc};
+
+impl Qp {
+    /// Publishes a completion. Whether the QP is to be kicked afterwards, when no lock is held.
+    pub(crate) fn complete(&self, cq: &Cq, view: &DmaView<'_>, wc: &Wc) -> bool {
+        let ticket = Ticket::decode(wc.wr_id);
+        let status = convert::status(wc.status);
+        if status != WcStatus::Success {
+            bump(&self.adapter.counters.completion_errors);
+            if status != WcStatus::Flushed {
+                log::debug!(
+                    "{}: QP {}: {status:?} of the host, vendor error {:#x}",
+                    self.adapter.name,
+                    self.qpn,
+                    wc.vendor_err
+                );
+            }
+        }
+        let waits = if ticket.recv {
+            self.complete_recv(cq, view, wc, ticket)
+        } else {
+            self.complete_send(view, ticket, status)
+        };
+        // Any error has ended the host's QP, or is about to.
+        let failed = status != WcStatus::Success && self.set_error_of(ticket.recv, status);
+        if failed || cq.is_dead() && self.set_error() {
+            self.failing.store(true, Ordering::Release);
+            return true;
+        }
+        waits || self.state() == QpState::Error
+    }
+
+    /// Whether an error is news. A datagram that does not fit its receive ends that receive only.
+    fn set_error_of(&self, recv: bool, status: WcStatus) -> bool {
+        let harmless = recv && self.qp_type.is_datagram() && status == WcStatus::LocalLength;
+        !harmless && self.set_error()
+    }
+
+    fn complete_send(&self, view: &DmaView<'_>, ticket: Ticket, status: WcStatus) -> bool {
+        let mut flight = self.send_flight.lock();
+        if flight.life != ticket.life || !flight.is_under_way(ticket.number) {
+            bump(&self.adapter.counters.stale_completions);
+            return false;
+        }
+        // Those before have ended well, or they would have completed themselves.
+        let mut entries = flight.complete(ticket.number).peekable();
+        while let Some(entry) = entries.next() {
+            let status = if entries.peek().is_some() { WcStatus::Success } else { status };
+            if let Some(bind) = &entry.bind {
+                bind.ended(status == WcStatus::Success);
+            }
+            if self.is_muted() || status == WcStatus::Success && !entry.signaled {
+                continue;
+            }
+            let local = matches!(entry.opcode, WcOpcode::FastRegister | WcOpcode::LocalInvalidate);
+            let status = match status {
+                // The guest knows nothing of windows.
+                WcStatus::MwBind => WcStatus::LocalQpOperation,
+                status if local && status != WcStatus::Success && status != WcStatus::Flushed => {
+                    WcStatus::LocalQpOperation
+                }
+                status => status,
+            };
+            let completion = Completion {
+                byte_len: if status == WcStatus::Success { entry.byte_len } else { 0 },
+                ..Completion::new(self.cookie, entry.wr_id, entry.opcode, status)
+            };
+            self.send_cq.publish(&self.adapter, view, &completion);
+        }
+        drop(entries);
+        if flight.is_empty() && self.state() == QpState::Sqd {
+            self.drained(view);
+        }
+        self.send_waits.swap(false, Ordering::SeqCst)
+    }
+
+    /// Says once that the send queue is drained, if that was asked for. With the flight held.
+    pub(super) fn drained(&self, view: &DmaView<'_>) {
+        if self.notify_drained.swap(false, Ordering::AcqRel) && !self.is_muted() {
+            self.event(view, QpEvent::SendQueueDrained);
+        }
+    }
+
+    fn complete_recv(&self, cq: &Cq, view: &DmaView<'_>, wc: &Wc, ticket: Ticket) -> bool {
+        let mut flight = self.recv_flight.lock();
+        let wr_id = match &self.srq {
+            Some(srq) => {
+                let mut shared = srq.flight.lock();
+                if shared.life == ticket.life { shared.complete(ticket.number) } else { None }
+            }
+            None if flight.life == ticket.life => flight.complete(ticket.number),
+            None => None,
+        };
+        let Some(wr_id) = wr_id else {
+            bump(&self.adapter.counters.stale_completions);
+            return false;
+        };
+        let completion = self.received(wc, wr_id);
+        if completion.flags.contains(WcFlags::INVALIDATED) {
+            self.adapter.mrs.invalidated(completion.invalidated_key);
+        }
+        if !self.is_muted() {
+            cq.publish(&self.adapter, view, &completion);
+        }
+        drop(flight);
+        // A shared queue refills itself here: its guest rings only when it posts.
+        self.srq.is_some() || self.recv_waits.swap(false, Ordering::SeqCst)
+    }
+
+    fn received(&self, wc: &Wc, wr_id: u64) -> Completion {
+        let status = convert::status(wc.status);
+        let mut completion = Completion::new(self.cookie, wr_id, WcOpcode::Recv, status);
+        if status != WcStatus::Success {
+            return completion;
+        }
+        if wc.opcode == WC_RECV_RDMA_WITH_IMM {
+            completion.opcode = WcOpcode::RecvRdmaWithImmediate;
+        }
+        completion.byte_len = wc.byte_len;
+        if wc.wc_flags & WC_WITH_IMM != 0 {
+            completion.flags |= WcFlags::IMMEDIATE;
+            completion.immediate = wc.extra;
+        } else if wc.wc_flags & WC_WITH_INV != 0 || self.is_kernel_invalidate(wc) {
+            completion.flags |= WcFlags::INVALIDATED;
+            completion.invalidated_key = u32::from_ne_bytes(wc.extra);
+        }
+        if self.qp_type.is_datagram() {
+            if wc.wc_flags & WC_GRH != 0 {
+                completion.flags |= WcFlags::GRH;
+            }
+            completion.src_qpn = Qpn::new(wc.src_qp);
+            completion.service_level = wc.sl;
+            let host = self.adapter.shared.default_gid;
+            completion.network = Some(match (host.kind, host.gid.ipv4()) {
+                (GidType::RoceV1, _) => NetworkType::RoceV1,
+                (GidType::RoceV2, Some(_)) => NetworkType::Ipv4,
+                (GidType::RoceV2, None) => NetworkType::Ipv6,
+            });
+        }
+        // The host's entries do not say it. Too many notifications are allowed, too few are not.
+        completion.solicited = true;
+        completion
+    }
+
+    /// `rdma_rxe` shows user space the kernel's number of this flag, which is another one's there. It means that where the key is one
+    /// that can have been invalidated.
+    fn is_kernel_invalidate(&self, wc: &Wc) -> bool {
+        wc.wc_flags & WC_KERNEL_INVALIDATE != 0
+            && self.qp_type == QpType::Rc
+            && self.adapter.mrs.is_bound(u32::from_ne_bytes(wc.extra))
+    }
+
+    /// The host will complete nothing any more: everything under way is flushed.
+    pub(crate) fn abandon(&self) {
+        self.set_error();
+        {
+            let view = self.adapter.memory.view();
+            let mut flight = self.send_flight.lock();
+            for entry in flight.restart() {
+                let completion = Completion::new(self.cookie, entry.wr_id, entry.opcode, WcStatus::Flushed);
+                if !self.is_muted() {
+                    self.send_cq.publish(&self.adapter, &view, &completion);
+                }
+            }
+            drop(flight);
+            let mut flight = self.recv_flight.lock();
+            for wr_id in flight.take_all() {
+                if !self.is_muted() {
+                    let completion = Completion::new(self.cookie, wr_id, WcOpcode::Recv, WcStatus::Flushed);
+                    self.recv_cq.publish(&self.adapter, &view, &completion);
+                }
+            }
+        }
+        self.kick();
+    }
+}

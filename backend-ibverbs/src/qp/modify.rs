@@ -1,0 +1,185 @@
+//! Changing and querying a QP.
+
+use std::sync::atomic::Ordering;
+
+use rdma_backend::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
+
+use super::Qp;
+use crate::adapter::Adapter;
+use crate::convert::{self, Route};
+use crate::hca::MAX_RD_ATOMIC;
+use crate::sys::QpAttr;
+use crate::verbs::HostQp;
+
+const STATE: i32 = 1;
+
+/// Attributes that the host changes in RTS.
+const IN_RTS: QpAttrMask = QpAttrMask::STATE
+    .union(QpAttrMask::CUR_STATE)
+    .union(QpAttrMask::ACCESS_FLAGS)
+    .union(QpAttrMask::MIN_RNR_TIMER)
+    .union(QpAttrMask::QKEY)
+    .union(QpAttrMask::PATH_MIG_STATE);
+
+/// Brings a QP of the host to its error state, where it flushes. In RESET it has nothing to flush, and some adapters stay there.
+pub(super) fn to_error(adapter: &Adapter, host: &HostQp) {
+    if host.query(STATE).is_ok_and(|attr| convert::state(attr.qp_state) == QpState::Reset) {
+        return;
+    }
+    if let Err(error) = host.modify(&to(QpState::Error), STATE) {
+        log::warn!("{}: the host's QP {} does not stop: {error}", adapter.name, host.number());
+    }
+}
+
+fn to(state: QpState) -> QpAttr {
+    QpAttr { qp_state: i32::from(state as u8), ..QpAttr::default() }
+}
+
+impl Qp {
+    pub(super) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+        let result = self.modify_locked(new, mask);
+        // Requests that may start in the new state, and the flush.
+        self.kick();
+        result
+    }
+
+    fn modify_locked(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+        let host = self.host().ok_or(VerbsError::Gone)?;
+        let from = self.refresh(&host);
+        let to = if mask.contains(QpAttrMask::STATE) { new.state } else { from };
+        let ends = matches!(to, QpState::Reset | QpState::Error);
+        if mask.contains(QpAttrMask::CUR_STATE) && new.cur_state != from && !ends {
+            return Err(VerbsError::Invalid("current state"));
+        }
+        if !(ends && to == from) {
+            qp_state::check(self.qp_type, from, to, mask)?;
+        }
+        match to {
+            QpState::Reset => return self.reset(&host),
+            QpState::Error => {
+                self.set_state(QpState::Error);
+                to_error(&self.adapter, &host);
+                return Ok(());
+            }
+            _ => {}
+        }
+        new.check(mask, MAX_RD_ATOMIC)?;
+        self.change_host(&host, from, to, new, mask)?;
+        self.attrs.lock().merge(new, mask);
+        self.enter(from, to, new, mask);
+        Ok(())
+    }
+
+    /// Takes the state that was reached, unless an error came first.
+    fn enter(&self, from: QpState, to: QpState, new: &QpAttrs, mask: QpAttrMask) {
+        let notify = mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
+        if to == QpState::Rtr {
+            self.datagram.store(self.adapter.port().active_mtu.bytes(), Ordering::Relaxed);
+        }
+        self.notify_drained.store(to == QpState::Sqd && from != QpState::Sqd && notify, Ordering::Release);
+        let (old, next) = (from as u8, to as u8);
+        if self.state.compare_exchange(old, next, Ordering::AcqRel, Ordering::Acquire).is_err() {
+            return;
+        }
+        if to == QpState::Sqd {
+            let view = self.adapter.memory.view();
+            let flight = self.send_flight.lock();
+            if flight.is_empty() {
+                self.drained(&view);
+            }
+        }
+    }
+
+    /// Changes the host's QP. SQD and SQE are not states of the host's.
+    fn change_host(
+        &self,
+        host: &HostQp,
+        from: QpState,
+        to: QpState,
+        new: &QpAttrs,
+        mask: QpAttrMask,
+    ) -> Result<(), VerbsError> {
+        let ours = |state| matches!(state, QpState::Sqd | QpState::Sqe);
+        let host_state = |state| if ours(state) { QpState::Rts } else { state };
+        let mask = mask - QpAttrMask::EN_SQD_ASYNC_NOTIFY;
+        let mask = if ours(from) || ours(to) { mask - QpAttrMask::CUR_STATE } else { mask };
+        let (before, after) = (host_state(from), host_state(to));
+        let rest = mask - QpAttrMask::STATE;
+        if before == after && rest.is_empty() {
+            return Ok(());
+        }
+        let attrs = QpAttrs { state: after, ..*new };
+        let (mut attr, mut bits) = convert::attributes(&attrs, mask, self.adapter.shared.config.port);
+        if mask.contains(QpAttrMask::AV) {
+            let source = self.adapter.gid(new.av.sgid_index).ok_or(VerbsError::Invalid("source GID"))?;
+            let dgid = self.adapter.shared.fabric.translate(new.av.dgid);
+            let route = Route {
+                flow_label: new.av.flow_label,
+                hop_limit: new.av.hop_limit,
+                traffic_class: new.av.traffic_class,
+                service_level: new.av.service_level,
+            };
+            attr.ah_attr = convert::route(dgid, source.host.index, self.adapter.shared.config.port, &route);
+        }
+        if from == QpState::Sqd && !(IN_RTS.contains(mask)) {
+            // What only a drained queue may change: the host is drained for a moment.
+            host.modify(&self::to(QpState::Sqd), STATE)?;
+            attr.qp_state = i32::from(QpState::Sqd as u8);
+            let changed = host.modify(&attr, bits | STATE);
+            host.modify(&self::to(QpState::Rts), STATE)?;
+            return Ok(changed?);
+        }
+        bits |= STATE;
+        Ok(host.modify(&attr, bits)?)
+    }
+
+    /// Nothing is published from here on until the QP is used again; the rings start over.
+    fn reset(&self, host: &HostQp) -> Result<(), VerbsError> {
+        self.mute(true);
+        self.set_state(QpState::Reset);
+        let result = host.modify(&to(QpState::Reset), STATE);
+        // What the host completed before belongs to nobody now, except receives of a shared queue, which go back there.
+        self.send_cq.drain(&self.adapter);
+        self.recv_cq.drain(&self.adapter);
+        if let Some(side) = self.send.lock().as_mut() {
+            side.reset();
+        }
+        if let Some(side) = self.recv.lock().as_mut() {
+            side.source.reset();
+        }
+        let entries = self.send_flight.lock().restart();
+        self.recv_flight.lock().restart();
+        for entry in &entries {
+            if let Some(bind) = &entry.bind {
+                bind.ended(false);
+            }
+        }
+        drop(entries);
+        *self.attrs.lock() = QpAttrs::default();
+        self.failing.store(false, Ordering::Release);
+        self.last_wqe.store(false, Ordering::Release);
+        self.notify_drained.store(false, Ordering::Release);
+        self.mute(false);
+        Ok(result?)
+    }
+
+    /// The state as it is: the host may have ended its QP without a completion to show it.
+    fn refresh(&self, host: &HostQp) -> QpState {
+        let state = self.state();
+        if !matches!(state, QpState::Reset | QpState::Error)
+            && let Ok(attr) = host.query(STATE)
+            && convert::state(attr.qp_state) == QpState::Error
+        {
+            self.set_error();
+        }
+        self.state()
+    }
+
+    pub(super) fn query(&self) -> QpAttrs {
+        let state = self.host().map_or(QpState::Error, |host| self.refresh(&host));
+        let mut attrs = *self.attrs.lock();
+        (attrs.state, attrs.cur_state) = (state, state);
+        attrs.sq_draining = state == QpState::Sqd && !self.send_flight.lock().is_empty();
+        attrs
+    }
+}

@@ -1,0 +1,175 @@
+//! Shared receive queues.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use parking_lot::Mutex;
+use rdma_backend::memory::DmaView;
+use rdma_backend::{AsyncEvent, SharedReceiveQueue, SrqEvent, SrqInit, VerbsError};
+
+use crate::adapter::Adapter;
+use crate::flight::RecvFlight;
+use crate::hca::IbvHca;
+use crate::qp::recv::RecvSide;
+use crate::verbs::{HostPd, HostSrq};
+
+/// A shared receive queue of the host and the guest's ring behind it.
+pub(crate) struct Srq {
+    adapter: Arc<Adapter>,
+    pub(crate) pd: Arc<HostPd>,
+    cookie: u32,
+    pub(crate) max_wr: u32,
+    limit: AtomicU32,
+    /// `None` when it was destroyed.
+    side: Mutex<Option<RecvSide>>,
+    host: Mutex<Option<Arc<HostSrq>>>,
+    pub(crate) flight: Mutex<RecvFlight>,
+    /// The ring could not be read.
+    broken: AtomicBool,
+}
+
+impl fmt::Debug for Srq {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Srq").field("cookie", &self.cookie).finish_non_exhaustive()
+    }
+}
+
+impl Srq {
+    pub(crate) fn create(adapter: &Arc<Adapter>, init: SrqInit<'_, IbvHca>) -> Result<Arc<Self>, VerbsError> {
+        let pd = Arc::clone(&init.pd.0);
+        let (max_wr, max_sge) = (init.max_wr.max(1), init.max_sge.max(1));
+        let host = Arc::new(HostSrq::new(&pd, max_wr, max_sge)?);
+        let srq = Arc::new(Self {
+            adapter: Arc::clone(adapter),
+            pd,
+            cookie: init.cookie,
+            max_wr,
+            limit: AtomicU32::new(0),
+            side: Mutex::new(Some(RecvSide::new(init.queue))),
+            host: Mutex::new(Some(Arc::clone(&host))),
+            flight: Mutex::new(RecvFlight::new(max_wr)),
+            broken: AtomicBool::new(false),
+        });
+        adapter.srqs.write().insert(host.address(), Arc::downgrade(&srq));
+        srq.set_limit(init.limit);
+        Ok(srq)
+    }
+
+    /// The host's queue, until it is destroyed.
+    pub(crate) fn host(&self) -> Option<Arc<HostSrq>> {
+        self.host.lock().clone()
+    }
+
+    /// Posts what the guest posted, as much as there is room for.
+    pub(crate) fn run(&self) {
+        let Some(host) = self.host() else { return };
+        let mut side = self.side.lock();
+        let Some(side) = side.as_mut() else { return };
+        loop {
+            let view = self.adapter.memory.view();
+            match side.fill(&self.adapter, &view, &self.pd, &self.flight) {
+                Ok(0) => return,
+                Ok(_) => {}
+                Err(error) => {
+                    log::warn!("{}: shared receive queue {}: {error}", self.adapter.name, self.cookie);
+                    if !self.broken.swap(true, Ordering::AcqRel) {
+                        self.event(&view, SrqEvent::Error);
+                    }
+                    return;
+                }
+            }
+            drop(view);
+            if let (_, Err(error)) = side.post(&self.adapter, |batch| host.post(batch), &self.flight) {
+                log::warn!("{}: the host takes no receive for an SRQ: {error}", self.adapter.name);
+                return;
+            }
+        }
+    }
+
+    /// Receives in the guest's ring that the host does not have yet.
+    fn waiting(&self, adapter: &Adapter) -> u32 {
+        let mut side = self.side.lock();
+        let view = adapter.memory.view();
+        side.as_mut().and_then(|side| side.source.posted(&view).ok()).unwrap_or(0)
+    }
+
+    fn event(&self, view: &DmaView<'_>, event: SrqEvent) {
+        self.adapter.events.event(view, AsyncEvent::Srq(event, self.cookie));
+    }
+
+    /// The host says something of it. The limit may fire while the guest's ring still holds receives that were not posted to
+    /// the host yet: those count, and the limit is armed again.
+    pub(crate) fn host_event(&self, adapter: &Adapter, event: SrqEvent) {
+        if event == SrqEvent::LimitReached {
+            let limit = self.limit.load(Ordering::Acquire);
+            if limit == 0 {
+                return;
+            }
+            if self.waiting(adapter) > 0 {
+                self.run();
+                self.set_limit(limit);
+                return;
+            }
+            self.limit.store(0, Ordering::Release);
+        }
+        self.event(&adapter.memory.view(), event);
+    }
+}
+
+impl SharedReceiveQueue for Srq {
+    fn set_limit(&self, limit: u32) {
+        self.limit.store(limit, Ordering::Release);
+        if let Some(host) = self.host()
+            && let Err(error) = host.set_limit(limit)
+        {
+            log::warn!("{}: the host refuses an SRQ limit of {limit}: {error}", self.adapter.name);
+        }
+    }
+
+    fn limit(&self) -> u32 {
+        self.limit.load(Ordering::Acquire)
+    }
+
+    fn notify_recv(&self) {
+        self.run();
+    }
+
+    fn destroy(&self) {
+        let side = self.side.lock().take();
+        let host = self.host.lock().take();
+        if let Some(host) = &host {
+            self.adapter.srqs.write().remove(&host.address());
+        }
+        // Its queue pairs keep the host's object until they end; nobody posts to it any more.
+        drop((side, host));
+    }
+}
+
+/// A shared receive queue. Dropping it ends it.
+#[derive(Debug)]
+pub struct IbvSrq(pub(crate) Arc<Srq>);
+
+impl SharedReceiveQueue for IbvSrq {
+    fn set_limit(&self, limit: u32) {
+        self.0.set_limit(limit);
+    }
+
+    fn limit(&self) -> u32 {
+        self.0.limit()
+    }
+
+    fn notify_recv(&self) {
+        self.0.notify_recv();
+    }
+
+    fn destroy(&self) {
+        self.0.destroy();
+    }
+}
+
+impl Drop for IbvSrq {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}

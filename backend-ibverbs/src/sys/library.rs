@@ -1,0 +1,95 @@
+//! The loaded library: its functions by name.
+#![expect(unsafe_code, reason = "loads a shared library and takes its word for the types of its functions")]
+
+use std::ffi::{c_char, c_int, c_void};
+use std::fmt;
+use std::sync::Arc;
+
+use libloading::os::unix::{Library as Dynamic, RTLD_LOCAL, RTLD_NOW};
+use thiserror::Error;
+
+use super::{
+    Ah, AhAttr, AlignedGid, AsyncEvent, CompChannel, Context, Cq, Device, DeviceAttr, Mr, Pd, PortAttr, Qp, QpAttr,
+    QpInitAttr, Srq, SrqAttr, SrqInitAttr,
+};
+
+/// The name that programs are linked against.
+const NAME: &str = "libibverbs.so.1";
+
+/// Why the library cannot be used.
+#[derive(Debug, Error)]
+pub enum LoadError {
+    /// It is not installed, or something that it needs is not.
+    #[error("cannot load {NAME} ({0}); it is part of rdma-core (Debian: libibverbs1 and ibverbs-providers)")]
+    Missing(String),
+    /// It is too old.
+    #[error("{NAME} has no {0}: rdma-core 25 or newer is needed")]
+    Old(&'static str),
+}
+
+macro_rules! functions {
+    ($($name:ident: fn($($arg:ty),*) -> $ret:ty;)*) => {
+        /// The functions of the library, valid for as long as this lives.
+        pub(crate) struct Library {
+            $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> $ret,)*
+            /// Last, so that it is unloaded after everything.
+            _library: Dynamic,
+        }
+
+        impl Library {
+            /// Loads the library and looks all functions up.
+            pub(crate) fn load() -> Result<Arc<Self>, LoadError> {
+                // SAFETY: the initialisers of libibverbs read its configuration and have no preconditions.
+                let library = unsafe { Dynamic::open(Some(NAME), RTLD_NOW | RTLD_LOCAL) }
+                    .map_err(|error| LoadError::Missing(error.to_string()))?;
+                $(
+                    // SAFETY: the type is that of this name in the library's header, since version 1.1 of its ABI.
+                    let $name = *unsafe {
+                        library.get::<unsafe extern "C" fn($($arg),*) -> $ret>(stringify!($name))
+                    }
+                    .map_err(|_| LoadError::Old(stringify!($name)))?;
+                )*
+                Ok(Arc::new(Self { $($name,)* _library: library }))
+            }
+        }
+    };
+}
+
+functions! {
+    ibv_get_device_list: fn(*mut c_int) -> *mut *mut Device;
+    ibv_free_device_list: fn(*mut *mut Device) -> ();
+    ibv_get_device_name: fn(*mut Device) -> *const c_char;
+    ibv_open_device: fn(*mut Device) -> *mut Context;
+    ibv_close_device: fn(*mut Context) -> c_int;
+    ibv_get_async_event: fn(*mut Context, *mut AsyncEvent) -> c_int;
+    ibv_ack_async_event: fn(*mut AsyncEvent) -> ();
+    ibv_query_device: fn(*mut Context, *mut DeviceAttr) -> c_int;
+    ibv_query_port: fn(*mut Context, u8, *mut PortAttr) -> c_int;
+    ibv_query_gid: fn(*mut Context, u8, c_int, *mut AlignedGid) -> c_int;
+    ibv_alloc_pd: fn(*mut Context) -> *mut Pd;
+    ibv_dealloc_pd: fn(*mut Pd) -> c_int;
+    ibv_reg_mr_iova: fn(*mut Pd, *mut c_void, usize, u64, c_int) -> *mut Mr;
+    ibv_dereg_mr: fn(*mut Mr) -> c_int;
+    ibv_create_comp_channel: fn(*mut Context) -> *mut CompChannel;
+    ibv_destroy_comp_channel: fn(*mut CompChannel) -> c_int;
+    ibv_create_cq: fn(*mut Context, c_int, *mut c_void, *mut CompChannel, c_int) -> *mut Cq;
+    ibv_resize_cq: fn(*mut Cq, c_int) -> c_int;
+    ibv_destroy_cq: fn(*mut Cq) -> c_int;
+    ibv_get_cq_event: fn(*mut CompChannel, *mut *mut Cq, *mut *mut c_void) -> c_int;
+    ibv_ack_cq_events: fn(*mut Cq, u32) -> ();
+    ibv_create_srq: fn(*mut Pd, *mut SrqInitAttr) -> *mut Srq;
+    ibv_modify_srq: fn(*mut Srq, *mut SrqAttr, c_int) -> c_int;
+    ibv_destroy_srq: fn(*mut Srq) -> c_int;
+    ibv_create_qp: fn(*mut Pd, *mut QpInitAttr) -> *mut Qp;
+    ibv_query_qp: fn(*mut Qp, *mut QpAttr, c_int, *mut QpInitAttr) -> c_int;
+    ibv_modify_qp: fn(*mut Qp, *mut QpAttr, c_int) -> c_int;
+    ibv_destroy_qp: fn(*mut Qp) -> c_int;
+    ibv_create_ah: fn(*mut Pd, *mut AhAttr) -> *mut Ah;
+    ibv_destroy_ah: fn(*mut Ah) -> c_int;
+}
+
+impl fmt::Debug for Library {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Library").finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,191 @@
+//! The host's devices.
+#![expect(unsafe_code, reason = "calls libibverbs")]
+
+use std::ffi::{CStr, c_int};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use thiserror::Error;
+
+use super::check;
+use crate::sys::library::{Library, LoadError};
+use crate::sys::{AlignedGid, AsyncEvent, Context, DeviceAttr, LINK_LAYER_ETHERNET, PORT_ACTIVE, PortAttr};
+
+/// Why a device of the host cannot be used.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// The library is not there.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The system has no devices at all.
+    #[error(
+        "the host has no RDMA devices that libibverbs knows (/sys/class/infiniband; is the kernel's ib_uverbs loaded?)"
+    )]
+    NoDevices,
+    /// The system has other devices.
+    #[error("the host has no RDMA device '{wanted}', only {found}")]
+    NoSuch {
+        /// The name that was asked for.
+        wanted: String,
+        /// Those that there are.
+        found: String,
+    },
+    /// It is there and does not open.
+    #[error(
+        "cannot open the RDMA device '{name}': {source} (needs read and write access to its /dev/infiniband/uverbs file)"
+    )]
+    Open {
+        /// Its name.
+        name: String,
+        /// Why.
+        source: io::Error,
+    },
+    /// It opened, but it cannot carry guests.
+    #[error("the RDMA device '{name}': {problem}")]
+    Unfit {
+        /// Its name.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+}
+
+/// An open device.
+#[derive(Debug)]
+pub(crate) struct HostDevice {
+    pub(super) library: Arc<Library>,
+    pub(super) raw: NonNull<Context>,
+    name: String,
+}
+
+// SAFETY: see the head of the parent module.
+unsafe impl Send for HostDevice {}
+// SAFETY: likewise.
+unsafe impl Sync for HostDevice {}
+
+/// A port now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct PortNow {
+    pub(crate) active: bool,
+    pub(crate) ethernet: bool,
+    pub(crate) max_mtu: u32,
+    pub(crate) active_mtu: u32,
+    pub(crate) max_message: u32,
+    pub(crate) gids: u32,
+}
+
+/// An asynchronous event: its number in the library's enumeration and the address of the object that it is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct AsyncNotice {
+    pub(crate) kind: c_int,
+    pub(crate) element: usize,
+}
+
+impl HostDevice {
+    /// Opens a device by name.
+    pub(crate) fn open(library: &Arc<Library>, name: &str) -> Result<Self, OpenError> {
+        let mut count: c_int = 0;
+        // SAFETY: `count` is valid for writing.
+        let list = unsafe { (library.ibv_get_device_list)(&raw mut count) };
+        if list.is_null() {
+            return Err(OpenError::NoDevices);
+        }
+        let (mut found, mut opened) = (Vec::new(), None);
+        for i in 0..usize::try_from(count).unwrap_or(0) {
+            // SAFETY: the list has `count` entries.
+            let device = unsafe { *list.add(i) };
+            // SAFETY: `device` is of the list, and its name is a string that lives as long.
+            let text = unsafe { CStr::from_ptr((library.ibv_get_device_name)(device)) }.to_string_lossy().into_owned();
+            if text == name {
+                // SAFETY: `device` is of the list; an open device does not need the list any more.
+                let raw = unsafe { (library.ibv_open_device)(device) };
+                opened = Some(NonNull::new(raw).ok_or_else(io::Error::last_os_error));
+            }
+            found.push(text);
+        }
+        // SAFETY: the list came from the library and is freed once.
+        unsafe { (library.ibv_free_device_list)(list) };
+        match opened {
+            Some(Ok(raw)) => Ok(Self { library: Arc::clone(library), raw, name: name.to_owned() }),
+            Some(Err(source)) => Err(OpenError::Open { name: name.to_owned(), source }),
+            None if found.is_empty() => Err(OpenError::NoDevices),
+            None => Err(OpenError::NoSuch { wanted: name.to_owned(), found: found.join(", ") }),
+        }
+    }
+
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub(crate) fn attributes(&self) -> io::Result<DeviceAttr> {
+        // SAFETY: a structure of numbers, for which zeros are a value.
+        let mut attr: DeviceAttr = unsafe { std::mem::zeroed() };
+        // SAFETY: the device is open, `attr` valid for writing.
+        check(unsafe { (self.library.ibv_query_device)(self.raw.as_ptr(), &raw mut attr) })?;
+        Ok(attr)
+    }
+
+    pub(crate) fn port(&self, port: u8) -> io::Result<PortNow> {
+        let mut attr = PortAttr::default();
+        // SAFETY: the device is open, `attr` valid for writing and not smaller than what the symbol fills.
+        check(unsafe { (self.library.ibv_query_port)(self.raw.as_ptr(), port, &raw mut attr) })?;
+        let number = |n: c_int| u32::try_from(n).unwrap_or(0);
+        Ok(PortNow {
+            active: attr.state == PORT_ACTIVE,
+            ethernet: attr.link_layer == LINK_LAYER_ETHERNET,
+            max_mtu: number(attr.max_mtu),
+            active_mtu: number(attr.active_mtu),
+            max_message: attr.max_msg_sz,
+            gids: number(attr.gid_tbl_len),
+        })
+    }
+
+    /// An entry of the GID table; zeros where there is none.
+    pub(crate) fn gid(&self, port: u8, index: u32) -> io::Result<[u8; 16]> {
+        let index = c_int::try_from(index).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+        let mut gid = AlignedGid::default();
+        // SAFETY: the device is open, `gid` valid for writing.
+        check(unsafe { (self.library.ibv_query_gid)(self.raw.as_ptr(), port, index, &raw mut gid) })?;
+        Ok(gid.0)
+    }
+
+    /// The next asynchronous event, without waiting for one.
+    pub(crate) fn next_event(&self) -> Option<AsyncNotice> {
+        let mut event = AsyncEvent { element: std::ptr::null_mut(), event_type: 0 };
+        // SAFETY: the device is open, `event` valid for writing. The descriptor does not block, see `make_nonblocking`.
+        check(unsafe { (self.library.ibv_get_async_event)(self.raw.as_ptr(), &raw mut event) }).ok()?;
+        let notice = AsyncNotice { kind: event.event_type, element: event.element.addr() };
+        // SAFETY: `event` came from the library and is acknowledged once; nothing of it is used afterwards, and only now may
+        // the object it names be destroyed.
+        unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
+        Some(notice)
+    }
+
+    /// Makes [`Self::next_event`] return at once when there is nothing.
+    pub(crate) fn make_nonblocking(&self) -> io::Result<()> {
+        Ok(rustix::io::ioctl_fionbio(self.as_fd(), true)?)
+    }
+
+    /// The provider's operations.
+    pub(super) const fn ops(&self) -> &crate::sys::ContextOps {
+        // SAFETY: the device is open for as long as `self` lives, and the library does not change the table.
+        unsafe { &(*self.raw.as_ptr()).ops }
+    }
+}
+
+impl AsFd for HostDevice {
+    /// Readable when there is an asynchronous event.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        // SAFETY: the library keeps the descriptor open for as long as the device is.
+        unsafe { BorrowedFd::borrow_raw((*self.raw.as_ptr()).async_fd) }
+    }
+}
+
+impl Drop for HostDevice {
+    fn drop(&mut self) {
+        // SAFETY: opened once, closed once; everything made from it holds an `Arc` of it.
+        super::destroyed("device", unsafe { (self.library.ibv_close_device)(self.raw.as_ptr()) });
+    }
+}

@@ -1,0 +1,175 @@
+//! Protection domains, memory regions, memory windows and address handles.
+#![expect(unsafe_code, reason = "calls libibverbs")]
+
+use std::ffi::{c_int, c_uint};
+use std::io;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use super::{HostDevice, destroyed};
+use crate::sys::{Ah, AhAttr, MW_TYPE_2, Mr, Mw, Pd};
+use crate::window::Window;
+
+/// A protection domain.
+#[derive(Debug)]
+pub(crate) struct HostPd {
+    pub(super) device: Arc<HostDevice>,
+    pub(super) raw: NonNull<Pd>,
+}
+
+// SAFETY: see the head of the parent module.
+unsafe impl Send for HostPd {}
+// SAFETY: likewise.
+unsafe impl Sync for HostPd {}
+
+impl HostPd {
+    pub(crate) fn new(device: &Arc<HostDevice>) -> io::Result<Self> {
+        // SAFETY: the device is open.
+        let raw = unsafe { (device.library.ibv_alloc_pd)(device.raw.as_ptr()) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { device: Arc::clone(device), raw })
+    }
+}
+
+impl Drop for HostPd {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed once; everything in it holds an `Arc` of it.
+        destroyed("protection domain", unsafe { (self.device.library.ibv_dealloc_pd)(self.raw.as_ptr()) });
+    }
+}
+
+/// A memory region over a window of guest memory.
+#[derive(Debug)]
+pub(crate) struct HostMr {
+    pd: Arc<HostPd>,
+    pub(super) raw: NonNull<Mr>,
+    // Dropped after `drop` has ended the registration.
+    window: Window,
+}
+
+// SAFETY: see the head of the parent module.
+unsafe impl Send for HostMr {}
+// SAFETY: likewise.
+unsafe impl Sync for HostMr {}
+
+impl HostMr {
+    /// Registers `length` octets of the window from `offset` on, so that they are addressed from `iova` on.
+    pub(crate) fn register(
+        pd: &Arc<HostPd>,
+        window: Window,
+        offset: usize,
+        length: usize,
+        iova: u64,
+        access: c_uint,
+    ) -> io::Result<Self> {
+        let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+        if offset.checked_add(length).is_none_or(|end| end > window.len()) {
+            return Err(invalid());
+        }
+        let access = c_int::try_from(access).map_err(|_| invalid())?;
+        let start = window.as_ptr().wrapping_add(offset);
+        // SAFETY: the domain exists. The range lies in the window, which this object keeps mapped until after the registration
+        // has ended; it is memory that is shared with a guest, so no reference to it exists anywhere.
+        let raw = unsafe { (pd.device.library.ibv_reg_mr_iova)(pd.raw.as_ptr(), start.cast(), length, iova, access) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { pd: Arc::clone(pd), raw, window })
+    }
+
+    pub(crate) const fn lkey(&self) -> u32 {
+        // SAFETY: the library does not change the object while it exists.
+        unsafe { self.raw.as_ref() }.lkey
+    }
+
+    pub(crate) const fn rkey(&self) -> u32 {
+        // SAFETY: likewise.
+        unsafe { self.raw.as_ref() }.rkey
+    }
+}
+
+impl Drop for HostMr {
+    fn drop(&mut self) {
+        // SAFETY: registered once, deregistered once. Who posts requests with it holds it until they were posted.
+        let code = unsafe { (self.pd.device.library.ibv_dereg_mr)(self.raw.as_ptr()) };
+        if super::check(code).is_err() {
+            // The adapter may still reach the memory: what is mapped there must not become something else.
+            self.window.leak();
+        }
+        destroyed("memory region", code);
+    }
+}
+
+/// A memory window that work requests bind and invalidate.
+#[derive(Debug)]
+pub(crate) struct HostMw {
+    pd: Arc<HostPd>,
+    pub(super) raw: NonNull<Mw>,
+}
+
+// SAFETY: see the head of the parent module.
+unsafe impl Send for HostMw {}
+// SAFETY: likewise.
+unsafe impl Sync for HostMw {}
+
+impl HostMw {
+    pub(crate) fn new(pd: &Arc<HostPd>) -> io::Result<Self> {
+        let unsupported = || io::Error::from(io::ErrorKind::Unsupported);
+        let alloc = pd.device.ops().alloc_mw.ok_or_else(unsupported)?;
+        // SAFETY: the domain exists, and the operation is its device's.
+        let raw = unsafe { alloc(pd.raw.as_ptr(), MW_TYPE_2) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { pd: Arc::clone(pd), raw })
+    }
+
+    /// Its key as allocated; bits 31:8 stay.
+    pub(crate) const fn key(&self) -> u32 {
+        // SAFETY: only `bound` changes the object, in one thread at a time, and never these bits.
+        unsafe { self.raw.as_ref() }.rkey
+    }
+
+    /// Notes the key that a bind request gave the window: providers take its present key from here.
+    ///
+    /// Called with the lock of the region that the window belongs to.
+    pub(crate) fn bound(&self, key: u32) {
+        // SAFETY: the object exists; the caller's lock keeps others from it.
+        unsafe { (*self.raw.as_ptr()).rkey = key };
+    }
+}
+
+impl Drop for HostMw {
+    fn drop(&mut self) {
+        if let Some(dealloc) = self.pd.device.ops().dealloc_mw {
+            // SAFETY: made once, destroyed once.
+            destroyed("memory window", unsafe { dealloc(self.raw.as_ptr()) });
+        }
+    }
+}
+
+/// The way to a peer of a datagram.
+#[derive(Debug)]
+pub(crate) struct HostAh {
+    pd: Arc<HostPd>,
+    pub(super) raw: NonNull<Ah>,
+}
+
+// SAFETY: see the head of the parent module.
+unsafe impl Send for HostAh {}
+// SAFETY: likewise.
+unsafe impl Sync for HostAh {}
+
+impl HostAh {
+    /// May wait for address resolution.
+    pub(crate) fn new(pd: &Arc<HostPd>, attr: &AhAttr) -> io::Result<Self> {
+        let mut attr = *attr;
+        // SAFETY: the domain exists; `attr` is only read.
+        let raw = unsafe { (pd.device.library.ibv_create_ah)(pd.raw.as_ptr(), &raw mut attr) };
+        let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
+        Ok(Self { pd: Arc::clone(pd), raw })
+    }
+}
+
+impl Drop for HostAh {
+    fn drop(&mut self) {
+        // SAFETY: made once, destroyed once. Requests that use it hold it until they complete.
+        destroyed("address handle", unsafe { (self.pd.device.library.ibv_destroy_ah)(self.raw.as_ptr()) });
+    }
+}

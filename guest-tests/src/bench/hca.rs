@@ -1,0 +1,54 @@
+//! The host's own adapter: the same writes by a program of its own and through two devices, on `rdma_rxe` in a guest that plays
+//! the host.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::{Figure, median};
+use crate::bed::Bed;
+use crate::hca::Measured;
+use crate::jobs::hca::{DEVICE, PROGRAM, host};
+
+/// Measures everything in `runs` rounds.
+pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
+    let bed = Bed::build()?;
+    let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
+    let vm = host(&bed, directory.path())?;
+    let command = format!("{PROGRAM} bench --device {DEVICE} --runs {}", runs.max(1));
+    let output = vm.spawn(&command)?.wait_success(Duration::from_secs(300)).with_context(|| vm.diagnosis())?;
+    let measured: Vec<Measured> =
+        output.lines().filter(|line| line.starts_with('{')).map(serde_json::from_str).collect::<Result<_, _>>()?;
+    anyhow::ensure!(!measured.is_empty(), "nothing was measured:\n{output}");
+    Ok(measured.iter().map(figure).collect())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
+fn figure(measured: &Measured) -> Figure {
+    let Measured { size, count, rounds } = measured;
+    let latency = *size < 4096;
+    let value = |seconds: f64| {
+        if latency { seconds * 1e6 / f64::from(*count) } else { *size as f64 * f64::from(*count) / seconds / 1e6 }
+    };
+    let column = |at: usize| rounds.iter().map(|round| value(round[at])).collect::<Vec<f64>>();
+    let (ours, theirs) = (column(0), column(1));
+    // Times better: by rounds, which share what disturbs them.
+    let ratios: Vec<f64> = rounds.iter().map(|[ours, theirs]| theirs / ours).collect();
+    let title = if latency {
+        format!("host adapter: {size}-byte RDMA write, post to completion, {count} posts")
+    } else {
+        format!("host adapter: RDMA write of {} KiB", size >> 10)
+    };
+    Figure {
+        name: format!("hca/write-{size}"),
+        title,
+        unit: if latency { "µs" } else { "MB/s" },
+        less_is_better: latency,
+        value: median(&ours),
+        runs: ours,
+        baseline: median(&theirs),
+        baseline_runs: theirs,
+        baseline_name: "a program of its own on the same adapter",
+        ratio: median(&ratios),
+    }
+}

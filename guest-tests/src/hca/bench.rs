@@ -1,0 +1,87 @@
+//! What the device costs: the same RDMA writes by a program of its own on the adapter and through two devices, round by round.
+
+use std::time::Instant;
+
+use anyhow::{Result, ensure};
+use backend_ibverbs::Ibverbs;
+use backend_ibverbs::native::NativePair;
+use pvrdma_dev::testing::{Encoded, Placement, SendWr};
+use serde::{Deserialize, Serialize};
+
+use super::pair::{Side, connected};
+
+/// Octets of each buffer.
+const BUFFER: usize = 4 << 20;
+/// Posts of the latency measurement.
+const POSTS: u32 = 10_000;
+/// Octets that a round of a bandwidth measurement moves.
+const ROUND: usize = 32 << 20;
+
+/// One measurement: seconds through the device and by the program, in each round.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Measured {
+    /// Octets of each write.
+    pub(crate) size: usize,
+    /// Writes in a round.
+    pub(crate) count: u32,
+    /// `[device, native]` of each round.
+    pub(crate) rounds: Vec<[f64; 2]>,
+}
+
+/// Measures, and prints one JSON object a line.
+pub(super) fn run(backend: &Ibverbs, device: &str, runs: usize) -> Result<()> {
+    let [mut a, b] = connected(backend, BUFFER, Placement::Contiguous)?;
+    let mut native = NativePair::connect(device, BUFFER)?;
+    for (size, batch) in [(8, 1), (64 << 10, 4), (1 << 20, 2)] {
+        let count = if batch == 1 { POSTS } else { u32::try_from(ROUND / size)? };
+        let elements = writes(&a, &b, size);
+        let mut rounds = Vec::new();
+        for _ in 0..runs {
+            let ours = timed(|| post_and_reap(&mut a, &elements, count, batch))?;
+            let theirs = timed(|| Ok(native.write(u32::try_from(size)?, count, batch)?))?;
+            rounds.push([ours, theirs]);
+        }
+        println!("{}", serde_json::to_string(&Measured { size, count, rounds })?);
+    }
+    Ok(())
+}
+
+fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
+    let start = Instant::now();
+    work()?;
+    Ok(start.elapsed().as_secs_f64())
+}
+
+/// Writes that walk through the buffers of both sides.
+fn writes(a: &Side, b: &Side, size: usize) -> Vec<Encoded> {
+    (0..(a.buffer.len() / size).min(64))
+        .map(|i| {
+            let remote = b.buffer.va() + (i * size) as u64;
+            a.qp.encode(&SendWr::write(0, &[a.buffer.sge(&a.mr, i * size, size)], remote, b.mr.rkey))
+        })
+        .collect()
+}
+
+/// Posts `total` requests in batches and takes the completions of each before the next, as the guest's library polls: an empty
+/// queue rings.
+fn post_and_reap(side: &mut Side, elements: &[Encoded], total: u32, batch: u32) -> Result<()> {
+    let mut done = 0;
+    while done < total {
+        let now = (total - done).min(batch);
+        let at = done as usize % elements.len();
+        let end = (at + now as usize).min(elements.len());
+        let posted = side.qp.post_encoded(&elements[at..end], now);
+        ensure!(posted == now, "the send ring is full");
+        let mut left = now;
+        while left > 0 {
+            let (found, failed) = side.cq.reap(left);
+            ensure!(failed == 0, "{failed} requests failed");
+            if found == 0 {
+                side.cq.ring_poll();
+            }
+            left -= found;
+        }
+        done += now;
+    }
+    Ok(())
+}

@@ -1,0 +1,68 @@
+//! `backend-ibverbs` on an adapter of this machine: a guest of the bed plays the host, and its `rdma_rxe` the adapter.
+
+mod bench;
+mod daemon;
+mod devices;
+mod pair;
+mod pingpong;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use backend_ibverbs::{Ibverbs, IbverbsConfig};
+use rdma_backend::conformance::{Bed, Profile, cases};
+
+use crate::cli::HcaCommand;
+
+pub(crate) use bench::Measured;
+
+/// What `rdma_rxe` and the library of the host leave out.
+const RXE: Profile = Profile {
+    responder_events: false,
+    established_event: false,
+    exact_solicited: false,
+    receive_errors: false,
+    guest_addresses: false,
+    fast_keys_for_all: false,
+    ..Profile::FULL
+};
+
+/// Does what a hidden command says.
+pub(crate) fn run(command: &HcaCommand) -> Result<()> {
+    match command {
+        HcaCommand::Conformance { device, only } => conformance(&backend(device)?, only),
+        HcaCommand::Devices { device } => devices::check(&backend(device)?),
+        HcaCommand::Hold { device } => devices::hold(&backend(device)?),
+        HcaCommand::Pingpong { device, port } => pingpong::client(&backend(device)?, *port),
+        HcaCommand::Daemon { device } => daemon::check(device),
+        HcaCommand::Bench { device, runs } => bench::run(&backend(device)?, device, *runs),
+    }
+}
+
+fn backend(device: &str) -> Result<Ibverbs> {
+    Ibverbs::new(IbverbsConfig::new(device)).context("backend ibverbs")
+}
+
+/// Every case, one after the other: they share GIDs.
+fn conformance(backend: &Ibverbs, only: &str) -> Result<()> {
+    let bed = Bed { backend, profile: RXE };
+    let (mut passed, mut failed) = (0, Vec::new());
+    for (name, case) in cases().into_iter().filter(|(name, _)| name.contains(only)) {
+        let start = Instant::now();
+        let outcome = catch_unwind(AssertUnwindSafe(|| case(&bed)));
+        let seconds = start.elapsed().as_secs_f64();
+        if outcome.is_ok() {
+            println!("{name}: ok ({seconds:.2} s)");
+            passed += 1;
+        } else {
+            println!("{name}: FAILED ({seconds:.2} s)");
+            failed.push(name);
+        }
+    }
+    println!("{passed} passed");
+    if !failed.is_empty() {
+        bail!("{} failed: {}", failed.len(), failed.join(", "));
+    }
+    Ok(())
+}

@@ -1,0 +1,69 @@
+//! Two devices of the in-process driver on one backend, with a connection between them.
+
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result};
+use pvrdma_dev::testing::{
+    Buffer, Context, Cq, Driver, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, access,
+};
+use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
+use rdma_backend::{Backend, Gid, MacAddr};
+
+/// Requests per queue.
+pub(super) const DEPTH: u32 = 64;
+
+/// One side of the connection, as a guest process has it.
+pub(super) struct Side {
+    pub(super) host: u8,
+    pub(super) driver: Driver,
+    pub(super) pd: Pd,
+    pub(super) cq: Cq,
+    pub(super) qp: Qp,
+    pub(super) buffer: Buffer,
+    pub(super) mr: Mr,
+    pub(super) context: Context,
+}
+
+/// The GID of a guest.
+pub(super) fn gid(host: u8) -> Gid {
+    let mut gid = Gid::default();
+    gid.0[10..12].fill(0xff);
+    gid.0[12..].copy_from_slice(&[10, 0, 0, host]);
+    gid
+}
+
+impl Side {
+    /// A device with a process that has a QP and a registered buffer of `octets`.
+    pub(super) fn new<B: Backend + 'static>(
+        backend: &B,
+        host: u8,
+        octets: usize,
+        placement: Placement,
+    ) -> Result<Self> {
+        let (memory, irqs) = (GuestMemory::shared(octets + (16 << 20)), Irqs::new());
+        // Rings take scattered pages. This keeps a piece for the buffer in one.
+        let reserved = memory.alloc(octets.div_ceil(4096), placement);
+        let config = DeviceConfig::new(format!("guest{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]));
+        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), backend)?;
+        let driver = Driver::probe(device, &memory, &irqs).context("probe")?;
+        driver.bind_gid(0, gid(host))?;
+        let context = driver.open()?;
+        let pd = driver.create_pd(Some(&context))?;
+        let cq = driver.create_cq(Some(&context), 4 * DEPTH)?;
+        let qp = driver.create_qp(&QpInit { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..QpInit::rc(&pd, &cq) })?;
+        memory.free(&reserved);
+        let buffer = driver.buffer(octets, 0, placement);
+        buffer.fill_pattern(host.into());
+        let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
+        Ok(Self { host, driver, pd, cq, qp, buffer, mr, context })
+    }
+}
+
+/// Two connected sides, each with a registered buffer of `octets`.
+pub(super) fn connected<B: Backend + 'static>(backend: &B, octets: usize, placement: Placement) -> Result<[Side; 2]> {
+    let mut a = Side::new(backend, 1, octets, placement).context("the first side")?;
+    let mut b = Side::new(backend, 2, octets, placement).context("the second side")?;
+    a.qp.connect(&Path::to(gid(2), b.qp.qpn)).context("connecting the first side")?;
+    b.qp.connect(&Path::to(gid(1), a.qp.qpn)).context("connecting the second side")?;
+    Ok([a, b])
+}

@@ -1,0 +1,202 @@
+//! Every status that a request can end with.
+
+use super::{Bed, Pair};
+use crate::testing::{ALL, Buffer, End, SEND, write};
+use crate::{
+    Access, AsyncEvent, Backend, Hca, Invalidate, MemoryRegion, QpAttrs, QpEvent, QpState, QpType, QueuePair,
+    RemoteAddress, SendOp, Sge, WcStatus,
+};
+
+/// Has `left` run a request that fails, with neighbours in its queues, and gives its status.
+fn fail<B: Backend>(pair: &Pair<B>, op: SendOp, sges: &[Sge]) -> WcStatus {
+    pair.left.recv(103, &[]);
+    pair.left.post(1, op, sges);
+    pair.left.submit(2, SEND, &[]);
+    let left = pair.left.scq.wait(2);
+    assert_eq!((left[0].wr_id, left[1].wr_id), (1, 2));
+    assert_eq!(left[1].status, WcStatus::Flushed);
+    assert_eq!(pair.left.rcq.statuses(1), [(103, WcStatus::Flushed)]);
+    assert_eq!(pair.left.state(), QpState::Error);
+    assert!(pair.a.events.poll().is_empty());
+    left[0].status
+}
+
+/// Has the peer run a request and checks that it is still well.
+fn peer_is_well<B: Backend>(pair: &Pair<B>) {
+    assert_eq!(pair.right.state(), QpState::Rts);
+    assert!(pair.b.events.poll().is_empty());
+}
+
+/// Checks the responder of a refused request.
+fn responder<B: Backend>(bed: &Bed<'_, B>, pair: &Pair<B>, event: QpEvent) {
+    assert_eq!(pair.right.rcq.statuses(1), [(101, WcStatus::Flushed)]);
+    assert_eq!(pair.right.state(), QpState::Error);
+    if bed.profile.responder_events {
+        assert_eq!(pair.b.events.wait(1), [AsyncEvent::Qp(event, pair.right.cookie)]);
+    }
+}
+
+pub(super) fn local_errors<B: Backend>(bed: &Bed<'_, B>) {
+    type Make<B> = fn(&Pair<B>, &Buffer<<B as Backend>::Hca>, &Buffer<<B as Backend>::Hca>) -> (SendOp, Vec<Sge>);
+    let cases: [(&str, WcStatus, Make<B>); 9] = [
+        ("unknown key", WcStatus::LocalProtection, |_, mine, theirs| {
+            (write(theirs.remote(0)), vec![Sge { lkey: 0xbad, ..mine.sge(0, 8) }])
+        }),
+        ("past the end", WcStatus::LocalProtection, |_, mine, _| (SEND, vec![mine.sge(4090, 7)])),
+        ("wraps", WcStatus::LocalProtection, |_, mine, _| (SEND, vec![Sge { addr: u64::MAX - 1, ..mine.sge(0, 8) }])),
+        ("second element", WcStatus::LocalProtection, |_, mine, _| {
+            (SEND, vec![mine.sge(0, 8), Sge { lkey: 0, ..mine.sge(0, 1) }])
+        }),
+        ("short atomic", WcStatus::LocalLength, |_, mine, theirs| {
+            (SendOp::FetchAdd { remote: theirs.remote(0), add: 1 }, vec![mine.sge(0, 4), mine.sge(8, 3)])
+        }),
+        ("unsupported", WcStatus::LocalQpOperation, |_, _, _| (SendOp::Unsupported { opcode: 14 }, vec![])),
+        ("malformed", WcStatus::LocalQpOperation, |_, _, _| (SendOp::Malformed, vec![])),
+        ("invalidating a plain key", WcStatus::LocalQpOperation, |_, mine, _| {
+            (SendOp::LocalInvalidate(Invalidate { key: mine.mr.lkey() }), vec![])
+        }),
+        ("registering a plain key", WcStatus::LocalQpOperation, |_, mine, _| {
+            let key = mine.mr.lkey();
+            let request = crate::FastRegister { key, iova: 0, length: 0, access: ALL, pages: None };
+            (SendOp::FastRegister(Box::new(request)), vec![])
+        }),
+    ];
+    for (name, status, make) in cases {
+        let pair = bed.pair();
+        let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
+        let (op, sges) = make(&pair, &mine, &theirs);
+        assert_eq!(fail(&pair, op, &sges), status, "{name}");
+        peer_is_well(&pair);
+        assert_eq!(theirs.read(0, 4096), vec![0; 4096], "{name}");
+    }
+    // A key of another protection domain.
+    let pair = bed.pair();
+    let pd = pair.a.hca.create_pd().unwrap();
+    let foreign = pair.a.register(&pd, &pair.a.pages(1), 0, 64, ALL);
+    assert_eq!(fail(&pair, SEND, &[foreign.sge(0, 8)]), WcStatus::LocalProtection);
+}
+
+pub(super) fn remote_access_errors<B: Backend>(bed: &Bed<'_, B>) {
+    let cases = ["unknown key", "past the end", "before the start", "no rights", "another PD", "deregistered"];
+    for name in cases {
+        for kind in 0..4 {
+            let pair = bed.pair();
+            let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
+            let local_only = pair.b.buffer_at(0, 4096, Access::LOCAL_WRITE);
+            let pd = pair.b.hca.create_pd().unwrap();
+            let foreign = pair.b.register(&pd, &pair.b.pages(1), 0, 4096, ALL);
+            mine.write(0, &[7; 8]);
+            let remote = match name {
+                "unknown key" => RemoteAddress { addr: 0, rkey: 0x1234 },
+                "past the end" => theirs.remote(4096),
+                "before the start" => RemoteAddress { addr: theirs.start - 8, ..theirs.remote(0) },
+                "no rights" => local_only.remote(0),
+                "another PD" => foreign.remote(0),
+                _ => pair.b.buffer(4096).remote(0),
+            };
+            let op = match kind {
+                0 => write(remote),
+                1 => SendOp::Read { remote },
+                2 => SendOp::CompareSwap { remote, compare: 0, swap: 1 },
+                _ => SendOp::FetchAdd { remote, add: 1 },
+            };
+            pair.right.recv(101, &[]);
+            assert_eq!(fail(&pair, op, &[mine.sge(0, 8)]), WcStatus::RemoteAccess, "{name} {kind}");
+            responder(bed, &pair, QpEvent::AccessError);
+            assert_eq!(theirs.read(0, 4096), vec![0; 4096], "{name} {kind}");
+            assert_eq!(local_only.read(0, 64), [0; 64], "{name} {kind}");
+            assert_eq!(mine.read(0, 8), [7; 8], "{name} {kind}");
+        }
+    }
+}
+
+pub(super) fn what_a_qp_does_not_enable_is_refused<B: Backend>(bed: &Bed<'_, B>) {
+    type Set = fn(&mut QpAttrs);
+    type MakeOp = fn(RemoteAddress) -> SendOp;
+    let cases: [(Set, MakeOp); 3] = [
+        (|a| a.access = Access::REMOTE_READ, write),
+        (|a| a.access = Access::REMOTE_WRITE, |remote| SendOp::Read { remote }),
+        (|a| a.access = Access::REMOTE_WRITE, |remote| SendOp::FetchAdd { remote, add: 1 }),
+    ];
+    for (set, make) in cases {
+        let pair = bed.pair_with(|_| {}, set);
+        let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
+        pair.right.recv(101, &[]);
+        assert_eq!(fail(&pair, make(theirs.remote(0)), &[mine.sge(0, 8)]), WcStatus::RemoteInvalidRequest);
+        responder(bed, &pair, QpEvent::RequestError);
+        assert_eq!(theirs.read(0, 64), [0; 64]);
+    }
+}
+
+pub(super) fn receives_that_do_not_fit<B: Backend>(bed: &Bed<'_, B>) {
+    let pair = bed.pair();
+    let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
+    pair.right.recv(100, &[theirs.sge(0, 8)]);
+    let status = fail(&pair, SEND, &[mine.sge(0, 9)]);
+    if bed.profile.receive_errors {
+        assert_eq!(status, WcStatus::RemoteInvalidRequest);
+        assert_eq!(pair.right.rcq.statuses(1), [(100, WcStatus::LocalLength)]);
+    } else {
+        assert!(matches!(status, WcStatus::RemoteInvalidRequest | WcStatus::RemoteOperation), "{status:?}");
+        assert_ne!(pair.right.rcq.one().status, WcStatus::Success);
+    }
+    assert_eq!(theirs.read(8, 56), [0; 56]);
+    drop((mine, theirs, pair));
+    // The receive names memory that its owner may not use so.
+    for bad in 0..3 {
+        let pair = bed.pair();
+        let mine = pair.a.buffer(64);
+        let theirs = pair.b.buffer_at(0, 64, if bad == 0 { Access::empty() } else { ALL });
+        let sge = match bad {
+            0 => theirs.all(),
+            1 => Sge { lkey: 3, ..theirs.all() },
+            _ => Sge { addr: theirs.start + 60, ..theirs.all() },
+        };
+        pair.right.recv(100, &[sge]);
+        assert_eq!(fail(&pair, SEND, &[mine.sge(0, 8)]), WcStatus::RemoteOperation, "{bad}");
+        let got = pair.right.rcq.one();
+        assert_eq!(got.wr_id, 100);
+        if bed.profile.receive_errors {
+            assert_eq!(got.status, WcStatus::LocalProtection, "{bad}");
+        } else {
+            assert_ne!(got.status, WcStatus::Success, "{bad}");
+        }
+        assert_eq!(theirs.read(0, 60), [0; 60]);
+    }
+}
+
+pub(super) fn a_receive_is_not_ready<B: Backend>(bed: &Bed<'_, B>) {
+    let pair = bed.pair_with(|a| a.rnr_retry = 1, |_| {});
+    assert_eq!(fail(&pair, SEND, &[]), WcStatus::RnrRetryExceeded);
+    peer_is_well(&pair);
+}
+
+pub(super) fn nobody_answers<B: Backend>(bed: &Bed<'_, B>) {
+    let pair = bed.pair_with(|a| (a.timeout, a.retry_cnt) = (8, 1), |_| {});
+    pair.right.to(QpState::Reset);
+    assert_eq!(fail(&pair, SEND, &[]), WcStatus::RetryExceeded);
+}
+
+pub(super) fn what_follows_an_error_is_flushed<B: Backend>(bed: &Bed<'_, B>) {
+    let pair = bed.pair();
+    assert_eq!(fail(&pair, SendOp::Malformed, &[]), WcStatus::LocalQpOperation);
+    pair.left.submit(3, SEND, &[]);
+    pair.left.recv(104, &[]);
+    assert_eq!(pair.left.scq.statuses(1), [(3, WcStatus::Flushed)]);
+    assert_eq!(pair.left.rcq.statuses(1), [(104, WcStatus::Flushed)]);
+    // More than any queue holds, unsignaled ones included, in ring order.
+    for i in 0..300 {
+        pair.left.post_with(i, SEND, &[], crate::SendFlags::empty());
+    }
+    pair.left.qp.notify_send();
+    assert_eq!(pair.left.scq.statuses(300), (0..300).map(|i| (i, WcStatus::Flushed)).collect::<Vec<_>>());
+    // It works again after a reset.
+    let other = pair.b.qp(QpType::Rc);
+    pair.left.to(QpState::Reset);
+    pair.left.connect(&End::toward(&other));
+    other.connect(&End::toward(&pair.left));
+    other.recv(5, &[]);
+    pair.left.submit(5, SEND, &[]);
+    assert_eq!(pair.left.scq.statuses(1), [(5, WcStatus::Success)]);
+    assert_eq!(other.rcq.statuses(1), [(5, WcStatus::Success)]);
+}

@@ -1,0 +1,189 @@
+//! The verbs conformance suite: same calls, same results, whatever the adapter (feature `testing`).
+//!
+//! Each case makes its own devices, runs on the traits of this crate only and panics when an adapter does something else
+//! than it should. [`cases`] lists them for programs; [`conformance_tests!`](crate::conformance_tests) makes a test of each.
+//! Nothing here knows how long an adapter takes: what must happen is waited for, and that something does not happen is
+//! shown by what happens after it.
+#![expect(clippy::unwrap_used, clippy::panic, reason = "for tests, which end with what goes wrong")]
+
+mod atomics;
+mod connected;
+mod datagrams;
+mod errors;
+mod memory;
+mod shared;
+mod states;
+
+use crate::hca::Backend;
+use crate::testing::{End, Node};
+use crate::types::QpType;
+
+/// What adapters may do in different ways. The suite checks that they do what they say.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Profile {
+    /// A responder that refuses a request raises an asynchronous event (`C11-40` asks for it; some adapters only answer).
+    pub responder_events: bool,
+    /// A local error of a datagram QP stops its send queue only (SQE); otherwise it stops all of it (ERROR).
+    pub send_queue_error: bool,
+    /// Draining with notification raises the event.
+    pub drained_event: bool,
+    /// The first request in RTR raises "communication established".
+    pub established_event: bool,
+    /// Only solicited messages are reported as such; otherwise all of them.
+    pub exact_solicited: bool,
+    /// A receive that cannot take its message completes with the status that says why, and so does the send; otherwise with any
+    /// error.
+    pub receive_errors: bool,
+    /// Datagrams bring the network header of the GIDs that the guests know.
+    pub guest_addresses: bool,
+    /// A region that a fast registration filled serves every QP of its protection domain, not only the one that filled it.
+    pub fast_keys_for_all: bool,
+}
+
+impl Profile {
+    /// All of it.
+    pub const FULL: Self = Self {
+        responder_events: true,
+        send_queue_error: true,
+        drained_event: true,
+        established_event: true,
+        exact_solicited: true,
+        receive_errors: true,
+        guest_addresses: true,
+        fast_keys_for_all: true,
+    };
+}
+
+/// A backend to check.
+#[derive(Clone, Copy, Debug)]
+pub struct Bed<'a, B: Backend> {
+    /// It.
+    pub backend: &'a B,
+    /// What it says of itself.
+    pub profile: Profile,
+}
+
+impl<B: Backend> Bed<'_, B> {
+    /// A device.
+    fn node(&self, number: u8) -> Node<B::Hca> {
+        Node::new(self.backend, number)
+    }
+
+    /// Two devices with a connected QP each.
+    fn pair(&self) -> Pair<B> {
+        self.pair_with(|_| {}, |_| {})
+    }
+
+    /// The same; `left` and `right` change the attributes of the two QPs.
+    fn pair_with(&self, left: impl Fn(&mut crate::QpAttrs), right: impl Fn(&mut crate::QpAttrs)) -> Pair<B> {
+        let (a, b) = (self.node(1), self.node(2));
+        let pair = Pair { left: a.qp(QpType::Rc), right: b.qp(QpType::Rc), a, b };
+        for (end, peer, change) in
+            [(&pair.left, &pair.right, &left as &dyn Fn(&mut _)), (&pair.right, &pair.left, &right)]
+        {
+            let mut attrs = End::toward(peer);
+            change(&mut attrs);
+            end.connect(&attrs);
+        }
+        pair
+    }
+}
+
+/// Two devices with a connected QP each. Ends are declared first: they end before their devices.
+struct Pair<B: Backend> {
+    left: End<B::Hca>,
+    right: End<B::Hca>,
+    a: Node<B::Hca>,
+    b: Node<B::Hca>,
+}
+
+macro_rules! cases {
+    ($($module:ident { $($name:ident,)* })*) => {
+        /// All cases: name and function.
+        pub fn cases<B: Backend>() -> Vec<(&'static str, fn(&Bed<'_, B>))> {
+            vec![$($((concat!(stringify!($module), "::", stringify!($name)), $module::$name::<B>),)*)*]
+        }
+
+        /// Makes a test of each case. The argument is called for each and gives a backend and its [`conformance::Profile`].
+        ///
+        /// [`conformance::Profile`]: crate::conformance::Profile
+        #[macro_export]
+        macro_rules! conformance_tests {
+            ($backend:expr) => {
+                $($(
+                    #[test]
+                    fn $name() {
+                        let (backend, profile) = $backend();
+                        let case = concat!(stringify!($module), "::", stringify!($name));
+                        $crate::conformance::run(case, &$crate::conformance::Bed { backend: &backend, profile });
+                    }
+                )*)*
+            };
+        }
+    };
+}
+
+cases! {
+    connected {
+        send_and_receive,
+        only_signaled_requests_complete,
+        immediate_data_and_solicited,
+        write_and_read,
+        empty_operations_look_at_no_key,
+        a_qp_may_be_its_own_peer,
+        requests_complete_in_order,
+        more_requests_than_the_ring_holds,
+        large_messages,
+        a_receive_that_comes_late,
+    }
+    atomics {
+        atomic_values,
+        atomics_add_up,
+    }
+    memory {
+        the_dma_key_names_bus_addresses_and_is_local,
+        fast_registration_and_invalidation,
+        a_destroyed_region_is_gone,
+        unmapped_memory_is_not_reached,
+        switched_off_memory_is_not_reached,
+        keys_differ_and_can_be_made_again,
+    }
+    errors {
+        local_errors,
+        remote_access_errors,
+        what_a_qp_does_not_enable_is_refused,
+        receives_that_do_not_fit,
+        a_receive_is_not_ready,
+        nobody_answers,
+        what_follows_an_error_is_flushed,
+    }
+    datagrams {
+        a_datagram_brings_its_header,
+        what_nobody_takes_is_dropped,
+        local_datagram_errors,
+    }
+    shared {
+        several_qps_share_the_receives,
+        the_limit_fires_once_for_each_arming,
+        the_last_receive_is_announced,
+    }
+    states {
+        transitions_follow_the_table,
+        refused_changes_change_nothing,
+        error_flushes_both_queues,
+        reset_is_silent_and_starts_over,
+        draining_finishes_what_was_started,
+        attributes_are_what_was_set,
+        a_destroyed_qp_publishes_nothing,
+        the_first_request_establishes_the_communication,
+    }
+}
+
+/// Runs a case by name.
+///
+/// # Panics
+/// It fails, or there is none of that name.
+pub fn run<B: Backend>(name: &str, bed: &Bed<'_, B>) {
+    let (_, case) = cases::<B>().into_iter().find(|(known, _)| *known == name).unwrap();
+    case(bed);
+}

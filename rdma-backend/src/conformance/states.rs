@@ -1,0 +1,180 @@
+//! Transitions, attributes and the end of a QP.
+
+use super::Bed;
+use crate::testing::{ALL, End, SEND, gid, write};
+use crate::{
+    Access, AsyncEvent, Backend, Hca, Mtu, QpAttrMask as M, QpAttrs, QpEvent, QpState, QpType, QueuePair,
+    RemoteAddress, VerbsError, WcStatus, qp_state,
+};
+
+const OK: WcStatus = WcStatus::Success;
+const FLUSHED: WcStatus = WcStatus::Flushed;
+
+pub(super) fn transitions_follow_the_table<B: Backend>(bed: &Bed<'_, B>) {
+    const STATES: [QpState; 7] =
+        [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
+    let (a, b) = (bed.node(1), bed.node(2));
+    let (end, peer) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    let attrs = End::toward(&peer);
+    type Bring<H> = fn(&End<H>, &QpAttrs);
+    let starts: [(QpState, Bring<B::Hca>); 5] = [
+        (QpState::Reset, |_, _| {}),
+        (QpState::Init, |end, attrs| end.change(QpState::Init, *attrs, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS)),
+        (QpState::Rtr, |end, attrs| end.rtr(attrs)),
+        (QpState::Rts, |end, attrs| end.connect(attrs)),
+        (QpState::Error, |end, _| end.to(QpState::Error)),
+    ];
+    for (from, bring) in starts {
+        for to in STATES {
+            end.to(QpState::Reset);
+            bring(&end, &attrs);
+            assert_eq!(end.state(), from);
+            // A bare change of state is allowed exactly where the table says so.
+            let allowed = qp_state::check(QpType::Rc, from, to, M::STATE).is_ok();
+            let result = end.qp.modify(&QpAttrs { state: to, ..attrs }, M::STATE);
+            assert_eq!(result.is_ok(), allowed, "{from:?} to {to:?}: {result:?}");
+            assert_eq!(end.state(), if allowed { to } else { from }, "{from:?} to {to:?}");
+        }
+    }
+}
+
+pub(super) fn refused_changes_change_nothing<B: Backend>(bed: &Bed<'_, B>) {
+    let pair = bed.pair();
+    let before = pair.left.qp.query();
+    let modify = |attrs: QpAttrs, mask| pair.left.qp.modify(&attrs, mask);
+    assert!(matches!(modify(QpAttrs { min_rnr_timer: 32, ..before }, M::MIN_RNR_TIMER), Err(VerbsError::Invalid(_))));
+    assert!(matches!(modify(before, M::TIMEOUT), Err(VerbsError::Transition(_))));
+    let wrong = QpAttrs { cur_state: QpState::Sqd, ..before };
+    assert!(matches!(modify(wrong, M::CUR_STATE), Err(VerbsError::Invalid(_))));
+    assert_eq!(pair.left.qp.query(), before);
+    modify(QpAttrs { min_rnr_timer: 31, ..before }, M::MIN_RNR_TIMER).unwrap();
+    assert_eq!(pair.left.qp.query().min_rnr_timer, 31);
+    let fresh = pair.a.qp(QpType::Rc);
+    let init = M::STATE | M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS;
+    let port = QpAttrs { state: QpState::Init, port_num: 2, ..QpAttrs::default() };
+    assert!(matches!(fresh.qp.modify(&port, init), Err(VerbsError::Invalid(_))));
+    assert_eq!(fresh.state(), QpState::Reset);
+}
+
+pub(super) fn error_flushes_both_queues<B: Backend>(bed: &Bed<'_, B>) {
+    let pair = bed.pair();
+    // No receive: what is sent waits.
+    pair.right.to(QpState::Reset);
+    for i in 0..20 {
+        pair.left.post(i, SEND, &[]);
+        pair.left.recv(i, &[]);
+    }
+    pair.left.qp.notify_send();
+    pair.left.to(QpState::Error);
+    let expected: Vec<_> = (0..20).map(|i| (i, FLUSHED)).collect();
+    assert_eq!(pair.left.scq.statuses(20), expected);
+    assert_eq!(pair.left.rcq.statuses(20), expected);
+    assert_eq!(pair.left.sends.retired(), 20);
+    // Never started: what is posted is flushed, too.
+    let fresh = pair.a.qp(QpType::Rc);
+    fresh.to(QpState::Error);
+    fresh.recv(1, &[]);
+    fresh.submit(2, SEND, &[]);
+    assert_eq!((fresh.rcq.statuses(1), fresh.scq.statuses(1)), (vec![(1, FLUSHED)], vec![(2, FLUSHED)]));
+}
+
+pub(super) fn reset_is_silent_and_starts_over<B: Backend>(bed: &Bed<'_, B>) {
+    let pair = bed.pair();
+    pair.right.to(QpState::Reset);
+    pair.left.recv(1, &[]);
+    pair.left.submit(1, SEND, &[]);
+    pair.left.post(2, SEND, &[]);
+    pair.left.to(QpState::Reset);
+    assert_eq!((pair.left.sends.resets(), pair.left.receives.resets()), (1, 1));
+    let attrs = pair.left.qp.query();
+    assert_eq!((attrs.state, attrs.dest_qpn), (QpState::Reset, crate::Qpn::default()));
+    pair.left.connect(&End::toward(&pair.right));
+    pair.right.connect(&End::toward(&pair.left));
+    pair.right.recv(2, &[]);
+    pair.left.submit(3, SEND, &[]);
+    // Whatever was there before has not completed, and does not now.
+    assert_eq!(pair.left.scq.statuses(1), [(3, OK)]);
+    assert_eq!(pair.right.rcq.statuses(1), [(2, OK)]);
+    pair.left.recv(4, &[]);
+    pair.right.submit(4, SEND, &[]);
+    assert_eq!(pair.left.rcq.statuses(1), [(4, OK)]);
+    pair.left.to(QpState::Error);
+    pair.left.to(QpState::Reset);
+    pair.left.to(QpState::Reset);
+}
+
+pub(super) fn draining_finishes_what_was_started<B: Backend>(bed: &Bed<'_, B>) {
+    let pair = bed.pair();
+    let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
+    pair.left.submit(1, write(theirs.remote(0)), &[mine.all()]);
+    let drain = QpAttrs { en_sqd_async_notify: true, ..QpAttrs::default() };
+    pair.left.change(QpState::Sqd, drain, M::EN_SQD_ASYNC_NOTIFY);
+    assert_eq!(pair.left.scq.statuses(1), [(1, OK)]);
+    if bed.profile.drained_event {
+        assert_eq!(pair.a.events.wait(1), [AsyncEvent::Qp(QpEvent::SendQueueDrained, pair.left.cookie)]);
+    }
+    assert_eq!(pair.left.state(), QpState::Sqd);
+    // It still takes requests of the peer, and starts none of its own.
+    pair.left.submit(2, write(theirs.remote(0)), &[mine.sge(0, 8)]);
+    pair.right.submit(3, write(mine.remote(0)), &[theirs.sge(0, 10)]);
+    assert_eq!(pair.right.scq.statuses(1), [(3, OK)]);
+    assert!(pair.left.scq.poll().is_empty());
+    pair.left.to(QpState::Rts);
+    assert_eq!(pair.left.scq.statuses(1), [(2, OK)]);
+}
+
+pub(super) fn attributes_are_what_was_set<B: Backend>(bed: &Bed<'_, B>) {
+    let pair = bed.pair_with(
+        |a| {
+            (a.path_mtu, a.access) = (Mtu::M512, Access::REMOTE_READ);
+            (a.timeout, a.retry_cnt, a.rnr_retry, a.min_rnr_timer) = (15, 3, 5, 17);
+            (a.max_rd_atomic, a.max_dest_rd_atomic) = (2, 4);
+            (a.av.traffic_class, a.av.hop_limit) = (8, 63);
+        },
+        |_| {},
+    );
+    let got = pair.left.qp.query();
+    assert_eq!((got.state, got.path_mtu, got.access), (QpState::Rts, Mtu::M512, Access::REMOTE_READ));
+    assert_eq!((got.timeout, got.retry_cnt, got.rnr_retry, got.min_rnr_timer), (15, 3, 5, 17));
+    assert_eq!((got.max_rd_atomic, got.max_dest_rd_atomic, got.port_num), (2, 4, 1));
+    assert_eq!((got.dest_qpn, got.rq_psn.get(), got.sq_psn.get()), (pair.right.qp.qpn(), 5, 5));
+    assert_eq!((got.av.dgid, got.av.sgid_index), (gid(2), 0));
+    assert_eq!((got.av.traffic_class, got.av.hop_limit), (8, 63));
+    pair.left.change(QpState::Rts, QpAttrs { access: ALL, ..QpAttrs::default() }, M::ACCESS_FLAGS);
+    assert_eq!(pair.left.qp.query().access, ALL);
+    let ud = pair.a.qp(QpType::Ud);
+    ud.start_datagrams(0x4321);
+    assert_eq!((ud.qp.query().qkey, ud.state()), (0x4321, QpState::Rts));
+}
+
+pub(super) fn a_destroyed_qp_publishes_nothing<B: Backend>(bed: &Bed<'_, B>) {
+    let pair = bed.pair_with(|_| {}, |a| (a.timeout, a.retry_cnt) = (8, 1));
+    pair.left.recv(1, &[]);
+    pair.left.submit(1, SEND, &[]);
+    pair.left.qp.destroy();
+    pair.left.qp.destroy();
+    pair.left.submit(2, SEND, &[]);
+    pair.left.recv(3, &[]);
+    assert!(matches!(pair.left.qp.modify(&QpAttrs::default(), M::STATE), Err(VerbsError::Gone)));
+    // Its peer finds nobody.
+    pair.right.submit(4, write(RemoteAddress::default()), &[]);
+    assert_eq!(pair.right.scq.statuses(1), [(4, WcStatus::RetryExceeded)]);
+    assert!(pair.left.scq.poll().is_empty() && pair.left.rcq.poll().is_empty());
+    assert_eq!(pair.left.sends.posted.lock().len(), 1);
+}
+
+pub(super) fn the_first_request_establishes_the_communication<B: Backend>(bed: &Bed<'_, B>) {
+    let (a, b) = (bed.node(1), bed.node(2));
+    let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    right.rtr(&End::toward(&left));
+    left.connect(&End::toward(&right));
+    right.recv(1, &[]);
+    right.recv(2, &[]);
+    left.submit(1, SEND, &[]);
+    left.submit(2, SEND, &[]);
+    assert_eq!(right.rcq.statuses(2), [(1, OK), (2, OK)]);
+    if bed.profile.established_event {
+        assert_eq!(b.events.wait(1), [AsyncEvent::Qp(QpEvent::CommunicationEstablished, right.cookie)]);
+    }
+    assert!(a.hca.limits().max_qp > 1);
+}
