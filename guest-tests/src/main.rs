@@ -35,6 +35,8 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Agent => agent::serve()?,
+        Command::WirePeer(options) => bench::wire::run_peer(&options)?,
+        Command::UdpPeer(options) => bench::wire::run_udp_peer(&options)?,
         Command::Bed => {
             let bed = Bed::build()?;
             println!("the bed is ready in {} ({})", bed.directory().display(), bed.qemu_version()?);

@@ -80,6 +80,15 @@ impl Bed {
         (text(&libraries.join("ld-linux-x86-64.so.2")), arguments)
     }
 
+    /// A program of the builder system, run likewise, if the bed is built: the words of its command line.
+    pub(crate) fn host_program(name: &str) -> Option<Vec<String>> {
+        let root = cache_directory().ok()?.join("builder");
+        let libraries = root.join("usr/lib/x86_64-linux-gnu");
+        let program = root.join("usr/bin").join(name);
+        let words = [&libraries.join("ld-linux-x86-64.so.2"), Path::new("--library-path"), &libraries, &program];
+        program.exists().then(|| words.map(|word| word.to_string_lossy().into_owned()).to_vec())
+    }
+
     /// Where QEMU finds its loadable modules.
     pub(crate) fn qemu_module_directory(&self) -> PathBuf {
         self.builder_root().join("usr/lib/x86_64-linux-gnu/qemu")

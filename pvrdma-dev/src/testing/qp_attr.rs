@@ -113,7 +113,7 @@ impl QpAttr {
         av[21] = 64;
         av[31] = 1;
         av[32] = 1;
-        av[33..39].copy_from_slice(&[0x52, 0x54, 0, 0, 0, 0xfe]);
+        av[33..39].copy_from_slice(&path.dmac);
         self.set(80, &av, mask::AV)
             .set(8, &path.mtu.to_le_bytes(), mask::PATH_MTU)
             .set(28, &path.dest_qpn.to_le_bytes(), mask::DEST_QPN)
@@ -150,6 +150,7 @@ pub struct Path {
     pub dgid: Gid,
     pub dest_qpn: u32,
     pub sgid_index: u8,
+    pub dmac: [u8; 6],
     pub mtu: u32,
     pub rq_psn: u32,
     pub sq_psn: u32,
@@ -170,6 +171,7 @@ impl Path {
             dgid,
             dest_qpn,
             sgid_index: 0,
+            dmac: [0x52, 0x54, 0, 0, 0, 0xfe],
             mtu: 3,
             rq_psn: 0x1234,
             sq_psn: 0x1234,
