@@ -21,6 +21,7 @@
 //! Frames are built by us, from a GID that is bound and the device's own address. What comes is dropped and counted unless it
 //! is for us, intact, and from the peer of the QP; a GID of our own fabric is nobody's peer on the wire.
 
+mod ahead;
 pub(crate) mod counters;
 pub(crate) mod frame;
 pub(crate) mod host;

@@ -11,6 +11,7 @@ use parking_lot::Mutex;
 use rdma_backend::{MacAddr, Mtu};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
+use super::ahead::Kept;
 use super::counters::PortCounters;
 use super::frame::is_for_rdma;
 use super::lane::Lane;
@@ -48,6 +49,8 @@ pub(crate) struct Port {
     pub(super) uplink: Lane,
     nic: Option<Lane>,
     pub(crate) counters: PortCounters,
+    /// Packets that wait for lost ones.
+    pub(super) kept: Kept,
     adapter: Mutex<Weak<Adapter>>,
     inbox: Mutex<Inbox>,
     spare: Mutex<Vec<Frames>>,
@@ -63,6 +66,7 @@ impl Port {
             uplink: Lane::new(config.uplink),
             nic: config.nic.map(Lane::new),
             counters: PortCounters::default(),
+            kept: Kept::default(),
             adapter: Mutex::default(),
             inbox: Mutex::default(),
             spare: Mutex::default(),

@@ -1,10 +1,11 @@
 //! Reliable connections over the wire: the transport's halves inside those of a queue pair.
 
 use std::collections::VecDeque;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
 use rdma_backend::{QpAttrs, QpState};
 
+use super::ahead::Ahead;
 use super::counters::PortCounters;
 use super::host::{Receiving, Sending, requests};
 use super::port::Port;
@@ -182,14 +183,17 @@ pub(crate) struct Receiver {
     path: Path,
     /// Packets that must not overtake answers.
     deferred: VecDeque<Box<[u8]>>,
+    /// Packets behind one that was lost.
+    ahead: Ahead,
     /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
     refused: bool,
 }
 
 impl Receiver {
-    fn new(attrs: &QpAttrs, path: Path) -> Box<Self> {
+    fn new(port: &Port, attrs: &QpAttrs, path: Path) -> Box<Self> {
         let transport = transport::Responder::new(attrs, path);
-        Box::new(Self { transport, path, deferred: VecDeque::new(), refused: false })
+        let ahead = Ahead::new(Arc::clone(&port.kept));
+        Box::new(Self { transport, path, deferred: VecDeque::new(), ahead, refused: false })
     }
 
     /// Takes over attributes that a modify request changed.
@@ -202,13 +206,37 @@ impl Receiver {
 
     /// Executes a packet, or keeps it for later.
     fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], host: &mut Receiving<'_>) {
-        if self.deferred.is_empty() && self.handle(packet, host) != Handled::Deferred {
-            return;
+        if self.deferred.is_empty() {
+            match self.handle(packet, host) {
+                Handled::Deferred => {}
+                Handled::Ahead => return self.ahead.keep(packet.header.bth.psn, frame),
+                Handled::Done | Handled::Dropped => return self.catch_up(host),
+            }
         }
         if self.deferred.len() < MAX_DEFERRED {
             self.deferred.push_back(frame.into());
         } else {
             PortCounters::bump(&port.counters.wire_dropped_deferred);
+        }
+    }
+
+    /// Executes packets that came before their time and are expected now.
+    fn catch_up(&mut self, host: &mut Receiving<'_>) {
+        if self.ahead.is_empty() {
+            return;
+        }
+        while host.qp.receives()
+            && let Some(frame) = self.ahead.take(self.transport.expected_psn())
+        {
+            // It was parsed when it came.
+            let Ok(packet) = Packet::parse(&frame) else { continue };
+            if self.handle(&packet, host) == Handled::Deferred {
+                self.deferred.push_back(frame);
+                return;
+            }
+        }
+        if !self.ahead.is_empty() {
+            self.transport.report_missing();
         }
     }
 
@@ -225,10 +253,14 @@ impl Receiver {
         {
             // It was parsed when it came.
             let Ok(packet) = Packet::parse(&frame) else { continue };
-            if self.handle(&packet, host) == Handled::Deferred {
-                self.deferred.push_front(frame);
-                return;
+            match self.handle(&packet, host) {
+                Handled::Deferred => return self.deferred.push_front(frame),
+                Handled::Ahead => self.ahead.keep(packet.header.bth.psn, &frame),
+                Handled::Done | Handled::Dropped => {}
             }
+        }
+        if self.deferred.is_empty() {
+            self.catch_up(host);
         }
     }
 }
@@ -248,7 +280,7 @@ pub(crate) fn take_request(port: &Port, qp: &Qp, packet: &Packet<'_>, frame: &[u
             let (path, _) = path.ok_or(Refused::Address)?;
             // Only the peer is worth memory.
             admit_connected(packet, qp.qpn, &path)?;
-            Receiver::new(attrs, path)
+            Receiver::new(port, attrs, path)
         }
     };
     let admitted = admit_connected(packet, qp.qpn, &receiver.path);
@@ -284,6 +316,7 @@ fn answer_batch(qp: &Qp, frames: &mut Frames) -> bool {
     if !qp.receives() && !receiver.refused {
         receiver.transport.end();
         receiver.deferred.clear();
+        receiver.ahead.clear();
     }
     let mut host = Receiving { qp, responder, memory: held.own() };
     while frames.len() < BATCH && frames.push_with(MAX_FRAME, |room| receiver.transport.poll_transmit(&mut host, room))

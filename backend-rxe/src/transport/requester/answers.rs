@@ -71,12 +71,13 @@ impl Requester {
             self.unconfirmed = self.executed.min(request.end());
         }
         if self.unconfirmed != before {
-            self.progress(now, host);
+            self.progress(now, before, host);
         }
     }
 
     /// `unconfirmed` has moved.
-    fn progress(&mut self, now: Duration, host: &mut impl RequesterHost) {
+    fn progress(&mut self, now: Duration, before: Seq, host: &mut impl RequesterHost) {
+        self.recovery.progress(now, self.unconfirmed, self.unconfirmed.saturating_sub(before));
         self.executed = self.executed.max(self.unconfirmed);
         if self.cursor < self.unconfirmed {
             // The answer to an earlier attempt came before we sent it again.
@@ -147,7 +148,7 @@ impl Requester {
             return self.fail_at(seq, WcStatus::LocalProtection, host);
         }
         self.unconfirmed = seq + 1;
-        self.progress(now, host);
+        self.progress(now, seq, host);
         if !self.ended {
             self.advance(now, host);
         }

@@ -16,6 +16,7 @@
 //! Inside, PSNs are extended to 64 bits ([`Seq`]), so that they compare as numbers however much is posted.
 
 mod answers;
+mod recovery;
 mod transmit;
 
 use std::collections::VecDeque;
@@ -26,6 +27,7 @@ use rdma_backend::{Psn, QpAttrs, Qpn, SendOp, SendWork, WcStatus};
 use super::MAX_MESSAGE;
 use super::host::{RequesterHost, is_local, total};
 use super::path::{Path, packets};
+use recovery::Recovery;
 
 /// How a requester uses the network. Nothing of it needs the peer's consent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -51,6 +53,8 @@ pub struct RequesterStats {
     pub packets: u64,
     /// Of these, packets that had been sent before.
     pub resent: u64,
+    /// Times that the oldest packet was sent again because nothing was confirmed for a few round trips.
+    pub probes: u64,
     /// ACK timeouts.
     pub timeouts: u64,
     /// Sequence NAKs acted on.
@@ -137,6 +141,7 @@ pub struct Requester {
     rnr_retries: u8,
     /// Timeouts in a row.
     backoff: u32,
+    recovery: Recovery,
     ack_deadline: Option<Duration>,
     rnr_deadline: Option<Duration>,
     /// `unconfirmed` when a sequence NAK made us go back; a responder sends one for each missing packet.
@@ -172,6 +177,7 @@ impl Requester {
             retries: attrs.retry_cnt,
             rnr_retries: attrs.rnr_retry,
             backoff: 0,
+            recovery: Recovery::new(tuning.window),
             ack_deadline: None,
             rnr_deadline: None,
             nak_at: None,
@@ -244,6 +250,7 @@ impl Requester {
         self.ended = true;
         self.ack_deadline = None;
         self.rnr_deadline = None;
+        self.recovery.restart(Duration::ZERO, false);
         for request in self.requests.drain(..) {
             host.finish(&request.work, WcStatus::Flushed, 0);
         }
@@ -251,10 +258,7 @@ impl Requester {
 
     /// When [`Self::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        match (self.ack_deadline, self.rnr_deadline) {
-            (Some(ack), Some(rnr)) => Some(ack.min(rnr)),
-            (ack, rnr) => ack.or(rnr),
-        }
+        [self.ack_deadline, self.rnr_deadline, self.recovery.deadline()].into_iter().flatten().min()
     }
 
     /// A deadline may have passed.
@@ -268,13 +272,20 @@ impl Requester {
             self.nak_at = None;
             self.loss_at = None;
             self.retry(now, host);
+        } else if self.recovery.probe(now) {
+            self.stats.probes += 1;
+            (self.nak_at, self.loss_at) = (None, None);
+            self.go_back();
+            self.recovery.restart(now, true);
         }
     }
 
     /// Local ACK timeout (IBA 9.7.6.1.3): the architecture allows up to four times the nominal value.
     fn restart_timer(&mut self, now: Duration) {
         self.ack_deadline = None;
-        if self.attrs.timeout != 0 && self.unconfirmed != self.newest && self.rnr_deadline.is_none() {
+        let under_way = self.unconfirmed != self.newest && self.rnr_deadline.is_none();
+        self.recovery.restart(now, under_way && !self.ended);
+        if self.attrs.timeout != 0 && under_way {
             let nominal = Duration::from_nanos(4096 << self.attrs.timeout.min(31));
             self.ack_deadline = Some(now.saturating_add(nominal.saturating_mul(1 << self.backoff.min(2))));
         }
@@ -295,7 +306,9 @@ impl Requester {
     fn go_back(&mut self) {
         self.seek(self.unconfirmed);
         self.data_requests.clear();
-        self.unasked = 0;
+        self.recovery.lost();
+        // The first packet asks for an answer: it tells what the responder has.
+        self.unasked = u32::MAX;
     }
 
     /// Moves the cursor among the requests that were begun.

@@ -93,7 +93,7 @@ impl Requester {
         let chunk = self.tuning.read_chunk.min(self.tuning.window / 2).max(1);
         let Some(plan) = plan(request, cursor, self.attrs.path_mtu.bytes(), chunk) else { return Next::Blocked };
         let outstanding = cursor.saturating_sub(self.unconfirmed);
-        if outstanding > 0 && outstanding + Seq::from(plan.span) > self.tuning.window.into() {
+        if outstanding > 0 && outstanding + Seq::from(plan.span) > self.recovery.window().into() {
             return Next::Blocked;
         }
         Next::Packet(plan)
@@ -107,8 +107,8 @@ impl Requester {
         bth.solicited = plan.solicited;
         bth.ack_request = plan.ends_message
             || plan.wants_data
-            || self.unasked >= ASK_EVERY.min(self.tuning.window / 4)
-            || outstanding >= self.tuning.window.into();
+            || self.unasked >= ASK_EVERY.min(self.recovery.window() / 4)
+            || outstanding >= self.recovery.window().into();
         let len = plan.len as usize;
         let mut frame = self.path.frame(&mut self.ident, bth, plan.extension, len, out).ok()?;
         if len > 0 && host.gather(&request.work.sges, plan.offset, frame.payload()).is_err() {
@@ -125,6 +125,9 @@ impl Requester {
         self.unasked = if bth.ack_request { 0 } else { self.unasked.saturating_add(1) };
         if plan.wants_data {
             self.data_requests.push_back(after);
+        }
+        if bth.ack_request && after > self.newest {
+            self.recovery.sent(now, after);
         }
         self.cursor = after;
         self.newest = self.newest.max(after);
