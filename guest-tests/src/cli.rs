@@ -35,6 +35,13 @@ pub(crate) enum Command {
     /// One side of a measurement over the wire.
     #[command(hide = true)]
     WirePeer(PeerOptions),
+    /// Both sides of a measurement over the wire, in a guest.
+    #[command(hide = true)]
+    WireInGuest {
+        /// Frames that are lost, in hundredths of a percent.
+        #[arg(long)]
+        loss: u16,
+    },
     /// One side of its base line.
     #[command(hide = true)]
     UdpPeer(UdpOptions),
@@ -69,7 +76,7 @@ pub(crate) struct BenchOptions {
     /// Leave out what needs virtual machines.
     #[arg(long)]
     pub(crate) no_vm: bool,
-    /// Measure only this part: `in-process`, `wire` or `vm`. May be repeated.
+    /// Measure only this part: `in-process`, `wire`, `vm` or `guest`. May be repeated.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Vec<String>,
 }

@@ -36,6 +36,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Agent => agent::serve()?,
         Command::WirePeer(options) => bench::wire::run_peer(&options)?,
+        Command::WireInGuest { loss } => bench::wire::run_in_guest(loss)?,
         Command::UdpPeer(options) => bench::wire::run_udp_peer(&options)?,
         Command::Bed => {
             let bed = Bed::build()?;

@@ -112,7 +112,10 @@ mod tests {
         ahead.keep(psn(300), &[0; 10]);
         assert_eq!(kept.load(Ordering::Relaxed), 40);
         let mut take = |number| ahead.take(psn(number)).map(|frame| frame[0]);
-        assert_eq!([take(1), take(2), take(3), take(4), take(5), take(6)], [None, None, Some(3), Some(4), Some(5), None]);
+        assert_eq!(
+            [take(1), take(2), take(3), take(4), take(5), take(6)],
+            [None, None, Some(3), Some(4), Some(5), None]
+        );
         assert!(!ahead.is_empty());
         // The one that was missing was two, in the end.
         assert_eq!(ahead.take(psn(8)), None);

@@ -23,6 +23,7 @@
 
 mod ahead;
 pub(crate) mod counters;
+mod flight;
 pub(crate) mod frame;
 pub(crate) mod host;
 mod lane;

@@ -7,6 +7,7 @@ use rdma_backend::{QpAttrs, QpState};
 
 use super::ahead::Ahead;
 use super::counters::PortCounters;
+use super::flight::Share;
 use super::host::{Receiving, Sending, requests};
 use super::port::Port;
 use super::{BATCH, connected_path};
@@ -32,6 +33,7 @@ pub(crate) struct Sender {
     transport: transport::Requester,
     path: Path,
     source: BoundGid,
+    share: Share,
 }
 
 impl Sender {
@@ -39,7 +41,8 @@ impl Sender {
     pub(crate) fn new(qp: &Qp, attrs: &QpAttrs) -> Option<Box<Self>> {
         let (path, source) = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn)?;
         let transport = transport::Requester::new(attrs, path, Tuning::default());
-        Some(Box::new(Self { transport, path, source }))
+        let share = Share::new(qp.adapter.port.as_ref()?.flight(attrs.av.dgid), qp);
+        Some(Box::new(Self { transport, path, source, share }))
     }
 
     /// Takes over attributes that a modify request changed.
@@ -64,6 +67,7 @@ impl Sender {
     /// The QP is in its error state: ends everything that was taken from the ring.
     pub(crate) fn flush(&mut self, qp: &Qp, requester: &mut Requester, memory: Memory<'_>, tally: &mut Tally) {
         self.transport.flush(&mut Sending { qp, requester, memory, tally });
+        self.share.settle(0);
     }
 }
 
@@ -90,6 +94,9 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
         }
     };
     port.counters.requester(&before, &sender.transport.stats());
+    if run != Run::More {
+        sender.share.settle(sender.transport.under_way());
+    }
     if run == Run::Idle
         && let Some(deadline) = sender.transport.poll_timeout()
     {
@@ -118,7 +125,7 @@ fn turn(
     }
     let bound = requester.route.source == Some(sender.source);
     let now = qp.adapter.shared.engine.now();
-    let transport = &mut sender.transport;
+    let Sender { transport, share, .. } = sender;
     let mut host = Sending { qp, requester, memory, tally };
     // Also when nothing can be sent: otherwise the deadline would come again and again.
     transport.handle_timeout(now, &mut host);
@@ -139,11 +146,15 @@ fn turn(
         budget.take_request();
         progress = true;
     }
-    while requests(qp) && frames.len() < BATCH && !budget.spent() {
+    while requests(qp) && frames.len() < BATCH && !budget.spent() && (transport.resends() || share.may_send()) {
+        if share.ends_turn() {
+            transport.ask();
+        }
         let before = frames.octets();
         if !frames.push_with(MAX_FRAME, |room| transport.poll_transmit(now, &mut host, room)) {
             break;
         }
+        share.sent(transport.under_way());
         budget.take_bytes(frames.octets().saturating_sub(before) as u64);
         progress = true;
     }
@@ -169,6 +180,7 @@ pub(crate) fn take_answer(port: &Port, qp: &Qp, packet: &Packet<'_>) -> Result<(
             let mut host = Sending { qp, requester, memory: held.own(), tally: &mut tally };
             sender.transport.handle_packet(qp.adapter.shared.engine.now(), packet, &mut host);
             port.counters.requester(&before, &sender.transport.stats());
+            sender.share.settle(sender.transport.under_way());
             qp.adapter.counters.fold(&mut tally);
         }
         requester.wire = Some(sender);

@@ -1,7 +1,7 @@
 //! `bench`: measurements, their results as JSON.
 //!
 //! Each part returns [`Figure`]s and is called from [`run`]: [`in_process`] measures the device without a virtual machine,
-//! [`wire`] between two processes of this host, [`vm`] between guests.
+//! [`wire`] between two processes of this host or of a guest, [`vm`] between guests.
 
 mod chart;
 mod in_process;
@@ -68,6 +68,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     }
     if !options.no_vm && wanted("vm") {
         figures.extend(vm::measure(runs)?);
+    }
+    if !options.no_vm && wanted("guest") {
+        figures.extend(wire::measure_in_guest(runs)?);
     }
     let report = Report {
         commit: commit(),

@@ -115,6 +115,15 @@ impl Request {
     }
 }
 
+/// Whether the oldest packet is sent once more, out of turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Probe {
+    No,
+    Due,
+    /// This one was.
+    Sent(Seq),
+}
+
 /// The requester half of a connected QP.
 #[derive(Debug)]
 pub struct Requester {
@@ -142,6 +151,9 @@ pub struct Requester {
     /// Timeouts in a row.
     backoff: u32,
     recovery: Recovery,
+    probe: Probe,
+    /// The responder was seen to keep what comes behind a gap: only what is missing need be sent again.
+    peer_keeps: bool,
     ack_deadline: Option<Duration>,
     rnr_deadline: Option<Duration>,
     /// `unconfirmed` when a sequence NAK made us go back; a responder sends one for each missing packet.
@@ -178,6 +190,8 @@ impl Requester {
             rnr_retries: attrs.rnr_retry,
             backoff: 0,
             recovery: Recovery::new(tuning.window),
+            probe: Probe::No,
+            peer_keeps: false,
             ack_deadline: None,
             rnr_deadline: None,
             nak_at: None,
@@ -207,6 +221,21 @@ impl Requester {
     /// Whether another request can be posted.
     pub fn has_room(&self) -> bool {
         !self.ended && self.requests.len() < self.tuning.requests
+    }
+
+    /// PSNs that are sent and not confirmed.
+    pub const fn under_way(&self) -> u64 {
+        self.newest - self.unconfirmed
+    }
+
+    /// Whether the next packet was sent before.
+    pub fn resends(&self) -> bool {
+        self.cursor < self.newest || self.probe == Probe::Due
+    }
+
+    /// Has the next packet ask for an ACK.
+    pub const fn ask(&mut self) {
+        self.unasked = u32::MAX;
     }
 
     /// A request whose buffers can be used for the next [`Self::post`].
@@ -275,7 +304,11 @@ impl Requester {
         } else if self.recovery.probe(now) {
             self.stats.probes += 1;
             (self.nak_at, self.loss_at) = (None, None);
-            self.go_back();
+            if self.requests.front().is_some_and(Request::wants_data) {
+                self.go_back();
+            } else {
+                self.probe = Probe::Due;
+            }
             self.recovery.restart(now, true);
         }
     }
@@ -302,10 +335,23 @@ impl Requester {
         self.restart_timer(now);
     }
 
+    /// The responder says that the packet at `seq` is missing.
+    fn resend_missing(&mut self, now: Duration, seq: Seq, host: &mut impl RequesterHost) {
+        let alone = self.peer_keeps && seq == self.unconfirmed && self.retries > 0;
+        if !alone || self.requests.front().is_none_or(Request::wants_data) {
+            return self.retry(now, host);
+        }
+        self.retries -= 1;
+        self.probe = Probe::Due;
+        self.recovery.resent();
+        self.restart_timer(now);
+    }
+
     /// Sends everything again from the oldest unconfirmed PSN.
     fn go_back(&mut self) {
         self.seek(self.unconfirmed);
         self.data_requests.clear();
+        self.probe = Probe::No;
         self.recovery.lost();
         // The first packet asks for an answer: it tells what the responder has.
         self.unasked = u32::MAX;

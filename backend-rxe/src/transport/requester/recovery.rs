@@ -3,10 +3,12 @@
 //! The ACK timeout of a QP is tens of milliseconds, because the architecture makes it the time after which a peer is given up
 //! step by step. Between two hosts of one network a round trip takes a hundred microseconds, and what is lost twice, or whose
 //! NAK is lost, would stand still for hundreds of round trips. So when nothing has been confirmed for a few round trips, the
-//! oldest packet is sent again ("probe"); that spends no retry, and a peer sees a duplicate, which it answers.
+//! oldest packet is sent again ("probe"); that spends no retry, and a peer that has it sees a duplicate, which it answers. If it
+//! confirms no more than this one packet, the following are lost, too.
 //!
-//! After a loss only a few packets follow the one that is sent again until something is confirmed: most responders drop them
-//! (go-back-N), and those that kept what came after the gap need none.
+//! After a loss only a few packets follow the one that is sent again until something is confirmed: most responders have
+//! dropped them (go-back-N), and those that kept what came behind the gap need none. One that was seen to keep them gets the
+//! missing packet alone, and the flow goes on meanwhile.
 
 use std::time::Duration;
 
@@ -69,16 +71,20 @@ impl Recovery {
         let took = now.saturating_sub(sent);
         self.round_trip = Some(match self.round_trip {
             None => RoundTrip { smooth: took, variation: took / 2 },
-            Some(RoundTrip { smooth, variation }) => RoundTrip {
-                smooth: (smooth * 7 + took) / 8,
-                variation: (variation * 3 + smooth.abs_diff(took)) / 4,
-            },
+            Some(RoundTrip { smooth, variation }) => {
+                RoundTrip { smooth: (smooth * 7 + took) / 8, variation: (variation * 3 + smooth.abs_diff(took)) / 4 }
+            }
         });
     }
 
     /// Something was lost, and is about to be sent again.
     pub(super) fn lost(&mut self) {
         self.window = AFTER_LOSS.min(self.most);
+        self.resent();
+    }
+
+    /// One packet is about to be sent again.
+    pub(super) const fn resent(&mut self) {
         // The answer to the first attempt and that to the second look the same.
         self.sample = None;
     }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_backend::{RemoteAddress, SendData, SendFlags, SendOp, WcStatus};
 
-use super::{Request, Requester, Seq, Stage, wire_psn};
+use super::{Probe, Request, Requester, Seq, Stage, wire_psn};
 use crate::transport::host::{RequesterHost, is_local};
 use crate::wire::{AtomicEth, Bth, Extension, Opcode, Position, Reth};
 
@@ -43,6 +43,11 @@ impl Requester {
             return None;
         }
         self.rnr_deadline = None;
+        if self.probe == Probe::Due
+            && let Some(len) = self.transmit_oldest(now, host, out)
+        {
+            return Some(len);
+        }
         loop {
             match self.next_packet(host) {
                 Next::Packet(plan) => return self.transmit(now, &plan, host, out),
@@ -50,6 +55,22 @@ impl Requester {
                 Next::Blocked => return None,
             }
         }
+    }
+
+    /// Sends the oldest unconfirmed packet and stays where we are.
+    fn transmit_oldest(&mut self, now: Duration, host: &mut impl RequesterHost, out: &mut [u8]) -> Option<usize> {
+        let cursor = self.cursor;
+        self.probe = Probe::Sent(self.unconfirmed);
+        self.seek(self.unconfirmed);
+        self.unasked = u32::MAX;
+        let sent = match self.next_packet(host) {
+            Next::Packet(plan) => self.transmit(now, &plan, host, out),
+            Next::Moved | Next::Blocked => None,
+        };
+        if !self.ended {
+            self.seek(cursor);
+        }
+        sent
     }
 
     fn next_packet(&mut self, host: &mut impl RequesterHost) -> Next {

@@ -93,7 +93,9 @@ impl Responder {
             let answer = *self.answers.front()?;
             let frame = match answer {
                 // The last answer can as well confirm what was executed since it was owed.
-                Answer::Ack { .. } if self.answers.len() == 1 => self.acknowledge(self.acknowledged, Syndrome::ACK, out),
+                Answer::Ack { .. } if self.answers.len() == 1 => {
+                    self.acknowledge(self.acknowledged, Syndrome::ACK, out)
+                }
                 Answer::Ack { psn } => self.acknowledge(psn, Syndrome::ACK, out),
                 Answer::Nak { psn, syndrome } => self.acknowledge(psn, syndrome, out),
                 Answer::Atomic { psn, original, .. } => {

@@ -31,15 +31,22 @@ pub(super) struct Stream {
 /// Sends for a while over one stream.
 pub(super) fn stream(network: &Network, seconds: f64) -> Result<Stream> {
     let iperf = Bed::host_program("iperf3").context("there is no iperf3")?;
-    let command = |words: &[&str]| iperf.iter().cloned().chain(words.iter().map(|&word| word.to_owned())).collect::<Vec<_>>();
+    let command =
+        |words: &[&str]| iperf.iter().cloned().chain(words.iter().map(|&word| word.to_owned())).collect::<Vec<_>>();
     let mut server = Talker::start(network, 1, &command(&["-s", "-1", "--forceflush"]))?;
     while !server.line()?.contains("listening") {}
     let (address, time) = (Network::host_address(1), seconds.to_string());
     let mut client = Talker::start(network, 0, &command(&["-J", "-c", &address, "-t", &time]))?;
     let result: serde_json::Value = serde_json::from_str(&client.rest()?).context("the output of iperf3")?;
-    let number = |path: &str| result.pointer(path).and_then(serde_json::Value::as_f64).with_context(|| format!("no {path} in the output of iperf3: {result}"));
+    let number = |path: &str| {
+        result
+            .pointer(path)
+            .and_then(serde_json::Value::as_f64)
+            .with_context(|| format!("no {path} in the output of iperf3: {result}"))
+    };
     let took = number("/end/sum_received/seconds")?;
-    let percent = number("/end/cpu_utilization_percent/host_total")? + number("/end/cpu_utilization_percent/remote_total")?;
+    let percent =
+        number("/end/cpu_utilization_percent/host_total")? + number("/end/cpu_utilization_percent/remote_total")?;
     Ok(Stream {
         gigabits: number("/end/sum_received/bits_per_second")? / 1e9,
         processor: percent / 100.0 * took,
@@ -64,7 +71,8 @@ pub(crate) struct UdpOptions {
 /// Datagrams of `size` octets, in batches and without any protocol. Gives how many arrived in a second.
 pub(super) fn datagrams(network: &Network, size: usize, seconds: f64) -> Result<f64> {
     let command = |side: usize| {
-        let words = ["udp-peer", "--side", &side.to_string(), "--size", &size.to_string(), "--seconds", &seconds.to_string()];
+        let words =
+            ["udp-peer", "--side", &side.to_string(), "--size", &size.to_string(), "--seconds", &seconds.to_string()];
         words.map(str::to_owned).to_vec()
     };
     let mut receiver = Talker::start_self(network, 1, command(1))?;

@@ -3,6 +3,7 @@
 //! Each process has a processor of its own. What is compared alternates, round by round.
 
 mod baseline;
+mod guest;
 mod network;
 mod peer;
 mod session;
@@ -10,6 +11,8 @@ mod session;
 use anyhow::Result;
 
 pub(crate) use baseline::{UdpOptions, run as run_udp_peer};
+pub(super) use guest::measure as measure_in_guest;
+pub(crate) use guest::run_inside as run_in_guest;
 pub(crate) use peer::{PeerOptions, run as run_peer};
 
 use super::{Figure, median};
@@ -23,7 +26,8 @@ const SECONDS: f64 = 2.0;
 const PACKET_OVERHEAD: usize = 16;
 
 /// Large writes on one connection.
-const BULK: PeerOptions = PeerOptions { side: 0, size: 1 << 20, depth: 4, qps: 1, send: false, loss: 0, seconds: SECONDS };
+const BULK: PeerOptions =
+    PeerOptions { side: 0, size: 1 << 20, depth: 4, qps: 1, send: false, loss: 0, seconds: SECONDS };
 /// Small sends on one connection.
 const SMALL: PeerOptions = PeerOptions { size: 64, depth: 256, send: true, ..BULK };
 
@@ -120,9 +124,17 @@ fn rate(outcome: &Outcome) -> f64 {
     outcome.messages as f64 / outcome.seconds
 }
 
-fn figure(name: &str, title: String, unit: &'static str, less: bool, rounds: &[[f64; 2]], base: &'static str) -> Figure {
+fn figure(
+    name: &str,
+    title: String,
+    unit: &'static str,
+    less: bool,
+    rounds: &[[f64; 2]],
+    base: &'static str,
+) -> Figure {
     let column = |index: usize| -> Vec<f64> { rounds.iter().map(|round| round[index]).collect() };
-    let ratios: Vec<f64> = rounds.iter().map(|[ours, theirs]| if less { theirs / ours } else { ours / theirs }).collect();
+    let ratios: Vec<f64> =
+        rounds.iter().map(|[ours, theirs]| if less { theirs / ours } else { ours / theirs }).collect();
     Figure {
         name: format!("wire/{name}"),
         title: format!("wire: {title}"),

@@ -50,11 +50,6 @@ impl Network {
         let cpu = side % std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         ["taskset", "--cpu-list", &cpu.to_string(), "ip", "netns", "exec", &self.names[side]].map(str::to_owned).into()
     }
-
-    /// Runs `tc` on a side.
-    pub(crate) fn traffic_control(&self, side: usize, arguments: &str) -> Result<()> {
-        run("tc", &format!("-n {} {arguments}", self.names[side]))
-    }
 }
 
 impl Drop for Network {
@@ -68,16 +63,9 @@ impl Drop for Network {
 }
 
 fn ip(arguments: &str) -> Result<()> {
-    run("ip", arguments)
-}
-
-fn run(program: &str, arguments: &str) -> Result<()> {
-    let output = Command::new(program)
-        .args(arguments.split(' '))
-        .output()
-        .with_context(|| format!("cannot run {program} (package iproute2)"))?;
+    let output = Command::new("ip").args(arguments.split(' ')).output().context("cannot run ip (package iproute2)")?;
     if !output.status.success() {
-        bail!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        bail!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
 }

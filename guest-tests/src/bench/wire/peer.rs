@@ -4,6 +4,7 @@
 //! its standard input; both report when they are told to end.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
@@ -126,11 +127,8 @@ fn next_line() -> Result<String> {
 /// Plays one side until standard input ends.
 pub(crate) fn run(options: &PeerOptions) -> Result<()> {
     let mut side = Side::new(options)?;
-    let place = Place {
-        qpns: side.qps.iter().map(|qp| qp.qpn).collect(),
-        address: side.buffer.va(),
-        rkey: side.mr.rkey,
-    };
+    let place =
+        Place { qpns: side.qps.iter().map(|qp| qp.qpn).collect(), address: side.buffer.va(), rkey: side.mr.rkey };
     println!("{}", serde_json::to_string(&place)?);
     let remote: Place = serde_json::from_str(&next_line()?).context("the other side's place")?;
     for (qp, &qpn) in side.qps.iter_mut().zip(&remote.qpns) {
@@ -241,27 +239,27 @@ impl Side {
             anyhow::ensure!(posted == options.depth, "the receive ring is full");
         }
         println!("ready");
-        let irqs = Arc::clone(&self.irqs);
-        std::thread::scope(|scope| {
-            let told = scope.spawn(move || {
-                let line = next_line();
-                // Wakes the one that waits for completions.
-                pvrdma_dev::InterruptSink::msix(&*irqs, 2);
-                line
-            });
-            let (mut done, mut owed) = (0_u64, 0);
-            while !told.is_finished() {
-                let taken = self.completions()?;
-                done += u64::from(taken);
-                owed += taken;
-                let batch = (options.depth / 4).max(1);
-                while owed >= batch {
-                    let Some(qp) = self.qps.first_mut() else { break };
-                    owed -= qp.post_encoded_recv(std::slice::from_ref(&element), batch);
-                }
+        let (irqs, told) = (Arc::clone(&self.irqs), Arc::new(AtomicBool::new(false)));
+        let tell = Arc::clone(&told);
+        std::thread::spawn(move || {
+            let line = next_line();
+            tell.store(true, Ordering::Release);
+            // Wakes the one that waits for completions.
+            pvrdma_dev::InterruptSink::msix(&*irqs, 2);
+            line
+        });
+        let (mut done, mut owed) = (0_u64, 0);
+        while !told.load(Ordering::Acquire) {
+            let taken = self.completions()?;
+            done += u64::from(taken);
+            owed += taken;
+            let batch = (options.depth / 4).max(1);
+            while owed >= batch {
+                let Some(qp) = self.qps.first_mut() else { break };
+                owed -= qp.post_encoded_recv(std::slice::from_ref(&element), batch);
             }
-            Ok(done)
-        })
+        }
+        Ok(done)
     }
 
     /// Takes completions; waits for the interrupt if there are none.
@@ -292,7 +290,12 @@ impl Side {
     }
 
     fn counters(&self) -> serde_json::Value {
-        self.uplink.counters().into_iter().filter(|(_, count)| *count > 0).map(|(name, count)| (name.to_owned(), json!(count))).collect()
+        self.uplink
+            .counters()
+            .into_iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(name, count)| (name.to_owned(), json!(count)))
+            .collect()
     }
 
     fn report(&self, messages: u64, start: Instant, cpu: f64) -> Result<()> {
