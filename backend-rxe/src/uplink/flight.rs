@@ -30,6 +30,7 @@ pub(crate) struct Flight {
 struct Waiter {
     qp: Weak<Qp>,
     queued: AtomicBool,
+    /// It is its turn; [`TURN`] is counted for it until it begins.
     granted: AtomicBool,
     gone: AtomicBool,
 }
@@ -54,6 +55,7 @@ impl Flight {
                 waiter.queued.store(false, Ordering::Release);
                 if !waiter.gone.load(Ordering::Acquire) {
                     waiter.granted.store(true, Ordering::Release);
+                    self.under_way.fetch_add(TURN, Ordering::AcqRel);
                     admitted.extend(waiter.qp.upgrade());
                     room = room.saturating_sub(TURN);
                 }
@@ -99,8 +101,7 @@ impl Share {
         if self.waiter.queued.load(Ordering::Acquire) {
             return false;
         }
-        let granted = self.waiter.granted.swap(false, Ordering::AcqRel);
-        if granted || !(self.flight.is_full() || self.flight.waiting.load(Ordering::Acquire)) {
+        if self.take_grant() || !(self.flight.is_full() || self.flight.waiting.load(Ordering::Acquire)) {
             return true;
         }
         self.flight.enqueue(&self.waiter);
@@ -121,11 +122,25 @@ impl Share {
         self.count(under_way);
     }
 
-    /// There is nothing more to send for now, or something was confirmed.
-    pub(crate) fn settle(&mut self, under_way: u64) {
-        self.used = 0;
+    /// Something was confirmed.
+    pub(crate) fn confirmed(&mut self, under_way: u64) {
         self.count(under_way);
         self.flight.admit();
+    }
+
+    /// There is nothing more to send for now.
+    pub(crate) fn pause(&mut self, under_way: u64) {
+        self.used = 0;
+        self.take_grant();
+        self.confirmed(under_way);
+    }
+
+    fn take_grant(&self) -> bool {
+        let granted = self.waiter.granted.swap(false, Ordering::AcqRel);
+        if granted {
+            self.flight.under_way.fetch_sub(TURN, Ordering::AcqRel);
+        }
+        granted
     }
 
     fn count(&mut self, under_way: u64) {
@@ -141,6 +156,6 @@ impl Share {
 impl Drop for Share {
     fn drop(&mut self) {
         self.waiter.gone.store(true, Ordering::Release);
-        self.settle(0);
+        self.pause(0);
     }
 }

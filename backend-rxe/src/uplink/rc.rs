@@ -67,7 +67,7 @@ impl Sender {
     /// The QP is in its error state: ends everything that was taken from the ring.
     pub(crate) fn flush(&mut self, qp: &Qp, requester: &mut Requester, memory: Memory<'_>, tally: &mut Tally) {
         self.transport.flush(&mut Sending { qp, requester, memory, tally });
-        self.share.settle(0);
+        self.share.pause(0);
     }
 }
 
@@ -95,7 +95,7 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
     };
     port.counters.requester(&before, &sender.transport.stats());
     if run != Run::More {
-        sender.share.settle(sender.transport.under_way());
+        sender.share.pause(sender.transport.under_way());
     }
     if run == Run::Idle
         && let Some(deadline) = sender.transport.poll_timeout()
@@ -180,7 +180,7 @@ pub(crate) fn take_answer(port: &Port, qp: &Qp, packet: &Packet<'_>) -> Result<(
             let mut host = Sending { qp, requester, memory: held.own(), tally: &mut tally };
             sender.transport.handle_packet(qp.adapter.shared.engine.now(), packet, &mut host);
             port.counters.requester(&before, &sender.transport.stats());
-            sender.share.settle(sender.transport.under_way());
+            sender.share.confirmed(sender.transport.under_way());
             qp.adapter.counters.fold(&mut tally);
         }
         requester.wire = Some(sender);

@@ -81,7 +81,7 @@ impl Requester {
         self.executed = self.executed.max(self.unconfirmed);
         if self.cursor < self.unconfirmed {
             // The answer to an earlier attempt came before we sent it again.
-            self.peer_keeps |= self.nak_at == Some(before);
+            self.peer_keeps |= self.nak_at.is_some();
             self.seek(self.unconfirmed);
         }
         while self.data_requests.front().is_some_and(|&end| end <= self.unconfirmed) {

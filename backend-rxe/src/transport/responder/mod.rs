@@ -172,6 +172,7 @@ impl Responder {
     pub fn report_missing(&mut self) {
         if self.missing == Missing::No {
             self.missing = Missing::Told;
+            self.renew_ack();
             self.push_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
         }
     }
