@@ -273,7 +273,7 @@ impl Hca for RxeHca {
     fn counters(&self) -> Vec<Counter> {
         let mut list = self.0.counters.list();
         if let Some(port) = &self.0.port {
-            list.extend(port.counters.list());
+            list.extend(port.counts());
         }
         list
     }

@@ -186,19 +186,22 @@ impl MrTable {
         let mr = self.get(key)?;
         let region = match &mr.body {
             Body::Fixed(region, _) => RegionRef::Fixed(region),
-            Body::Fast { valid, region, .. } => {
-                if !valid.load(Ordering::Acquire) {
-                    return None;
-                }
-                // Reader-biased: one message may use the region twice, and must not wait for an invalidation in between.
-                RegionRef::Fast(RecursiveRwLockReadGuard::try_map(region.read(), Option::as_ref).ok()?)
-            }
+            Body::Fast { valid, region, .. } => Self::lend(valid, region)?,
         };
         let allowed = mr.key.load(Ordering::Relaxed) == key
             && mr.pd == pd
             && region.access.contains(need)
             && region.covers(addr, len);
         allowed.then_some(region)
+    }
+
+    #[cold]
+    fn lend<'a>(valid: &AtomicBool, region: &'a RecursiveRwLock<Option<Region>>) -> Option<RegionRef<'a>> {
+        if !valid.load(Ordering::Acquire) {
+            return None;
+        }
+        // Reader-biased: one message may use the region twice, and must not wait for an invalidation in between.
+        Some(RegionRef::Fast(RecursiveRwLockReadGuard::try_map(region.read(), Option::as_ref).ok()?))
     }
 
     /// Fills a fast-register region that is not valid now. `false` when the request is not allowed.

@@ -95,7 +95,7 @@ impl Measurement {
             LinkKind::Pvrdma => self.options,
             LinkKind::Rxe => self.slow_options,
         };
-        let rows = perftest::run(pair, link, 1, self.program, options)?;
+        let rows = perftest::run(&pair.ends(link), 1, self.program, options)?;
         let value = if self.is_latency() { perftest::Row::typical_microseconds } else { perftest::Row::gigabits };
         perftest::single(&rows, value).with_context(|| format!("{} on {}", self.title, link.device))
     }

@@ -6,6 +6,8 @@ mod bench;
 mod cli;
 mod daemon;
 mod demo;
+mod ends;
+mod host;
 mod jobs;
 mod pair;
 mod process;

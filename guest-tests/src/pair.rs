@@ -1,13 +1,15 @@
 //! Two guests, connected with each other.
 
+use std::net::Ipv4Addr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use tempfile::TempDir;
 
 use crate::bed::Bed;
 use crate::daemon::{Daemon, DaemonDevice};
+use crate::ends::{Ends, gid_index, network_script};
 use crate::vm::{MemoryKind, Nic, NicModel, Vm, VmBuilder};
 
 /// How RDMA gets from one guest to the other.
@@ -27,7 +29,7 @@ pub(crate) struct Link {
     /// Name of the RDMA device in the guests.
     pub(crate) device: &'static str,
     /// The guests' addresses on its network.
-    pub(crate) ip: [&'static str; 2],
+    pub(crate) ip: [Ipv4Addr; 2],
     /// In each guest the index of the RoCE v2 GID with that address.
     pub(crate) gid_index: [u32; 2],
 }
@@ -157,9 +159,9 @@ impl Pair {
         }
         if self.options.rxe {
             let vm = &self.vms[index];
-            vm.run(&network_script("virtio_net", RXE_IP[index]))?;
+            vm.run(&network_script("virtio_net", &[RXE_IP[index].into()], MTU))?;
             vm.run("modprobe rdma_rxe && rdma link add rxe0 type rxe netdev $(cat /run/nic-virtio_net)")?;
-            wait_for_gid(vm, "rxe0", RXE_IP[index])?;
+            gid_index(vm, "rxe0", RXE_IP[index].into())?;
         }
         Ok(())
     }
@@ -167,9 +169,9 @@ impl Pair {
     /// Loads vmxnet3 and then the driver, and waits for the port.
     pub(crate) fn load_pvrdma(&self, index: usize) -> Result<()> {
         let vm = &self.vms[index];
-        vm.run(&network_script("vmxnet3", PVRDMA_IP[index]))?;
+        vm.run(&network_script("vmxnet3", &[PVRDMA_IP[index].into()], MTU))?;
         vm.run("modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma")?;
-        wait_for_gid(vm, PVRDMA_DEVICE, PVRDMA_IP[index]).with_context(|| {
+        gid_index(vm, PVRDMA_DEVICE, PVRDMA_IP[index].into()).map(drop).with_context(|| {
             let log = self.daemon.as_ref().map(Daemon::log_tail).unwrap_or_default();
             format!("the driver did not bring up its port; the daemon's log:\n{log}\n{}", vm.diagnosis())
         })
@@ -185,8 +187,23 @@ impl Pair {
             kind,
             device,
             ip,
-            gid_index: [gid_index(&self.vms[0], device, ip[0])?, gid_index(&self.vms[1], device, ip[1])?],
+            gid_index: [gid_index(&self.vms[0], device, ip[0].into())?, gid_index(&self.vms[1], device, ip[1].into())?],
         })
+    }
+
+    /// The guests as programs see them through a link.
+    pub(crate) fn ends(&self, link: &Link) -> Ends<'_> {
+        Ends {
+            vms: [&self.vms[0], &self.vms[1]],
+            device: [link.device; 2],
+            gid_index: link.gid_index,
+            ip: link.ip.map(Into::into),
+            interface: [if link.kind == LinkKind::Pvrdma { "eth0" } else { "eth1" }; 2],
+            tcp: link.ip,
+            path_mtu: None,
+            // The software transport in the guest moves a hundredth of what the device does.
+            patience: Duration::from_secs(if link.kind == LinkKind::Rxe { 300 } else { 120 }),
+        }
     }
 
     /// Everything that helps to understand a failure.
@@ -231,57 +248,10 @@ fn mac(model: NicModel, index: usize) -> String {
     format!("52:54:00:00:{kind:02x}:{:02x}", index + 1)
 }
 
-/// Loads a network driver, finds its interface (there is no udev, so names follow the order of loading) and sets it up.
-pub(crate) fn network_script(driver: &str, ip: &str) -> String {
-    format!(
-        "modprobe {driver} || exit
-         for path in /sys/class/net/*; do
-             case $(readlink $path/device/driver) in
-                 */{driver}) basename $path > /run/nic-{driver} ;;
-             esac
-         done
-         nic=$(cat /run/nic-{driver}) || exit
-         ip link set $nic up && ip addr replace {ip}/24 dev $nic"
-    )
-}
-
-/// An IPv4 address as the kernel prints it at the end of a GID.
-fn gid_tail(ip: &str) -> Result<String> {
-    let address: std::net::Ipv4Addr = ip.parse().with_context(|| format!("{ip} is no address"))?;
-    let [a, b, c, d] = address.octets();
-    Ok(format!("ffff:{a:02x}{b:02x}:{c:02x}{d:02x}"))
-}
-
-pub(crate) fn wait_for_gid(vm: &Vm, device: &str, ip: &str) -> Result<()> {
-    let tail = gid_tail(ip)?;
-    let ports = format!("/sys/class/infiniband/{device}/ports/1");
-    vm.wait_until(&format!("grep -qs ACTIVE {ports}/state && grep -qs {tail} {ports}/gids/*"), Duration::from_secs(30))
-        .with_context(|| format!("{device} in {} has no active port with the GID of {ip}", vm.name()))
-}
-
-pub(crate) fn gid_index(vm: &Vm, device: &str, ip: &str) -> Result<u32> {
-    let tail = gid_tail(ip)?;
-    let output = vm.run(&format!(
-        "cd /sys/class/infiniband/{device}/ports/1
-         for gid in $(grep -ls {tail} gids/*); do
-             index=${{gid#gids/}}
-             echo $index $(cat gid_attrs/types/$index)
-         done"
-    ))?;
-    // One address has two GIDs where both versions are on; the second version is what everybody uses.
-    let indices = |wanted: &str| {
-        output.lines().find_map(|line| {
-            let (index, kind) = line.split_once(' ')?;
-            (kind == wanted).then(|| index.parse::<u32>().ok())?
-        })
-    };
-    match indices("RoCE v2").or_else(|| indices("IB/RoCE v1")) {
-        Some(index) => Ok(index),
-        None => bail!("{device} in {} has no GID of {ip}:\n{output}", vm.name()),
-    }
-}
-
 const NAMES: [&str; 2] = ["a", "b"];
-const PVRDMA_DEVICE: &str = "vmw_pvrdma0";
-const PVRDMA_IP: [&str; 2] = ["192.168.77.1", "192.168.77.2"];
-const RXE_IP: [&str; 2] = ["192.168.78.1", "192.168.78.2"];
+/// What the driver calls its first device.
+pub(crate) const PVRDMA_DEVICE: &str = "vmw_pvrdma0";
+const PVRDMA_IP: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 77, 1), Ipv4Addr::new(192, 168, 77, 2)];
+const RXE_IP: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 78, 1), Ipv4Addr::new(192, 168, 78, 2)];
+/// What Ethernet carries without being told.
+const MTU: u32 = 1500;

@@ -34,7 +34,7 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     }
     if !options.no_vm {
         println!("== tests in two guests");
-        tally.add(guest_tests(kind, &cases));
+        tally.add(guest_tests(kind, cases));
     }
     println!("      {:.1} s in all", started.elapsed().as_secs_f64());
     print!("{} passed, {} failed", tally.passed, tally.failed);
@@ -45,7 +45,7 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn guest_tests(kind: LinkKind, cases: &[Case]) -> Tally {
+fn guest_tests(kind: LinkKind, cases: Vec<Case>) -> Tally {
     let bed = match Bed::build() {
         Ok(bed) => bed,
         Err(error) => {
@@ -62,7 +62,7 @@ fn guest_tests(kind: LinkKind, cases: &[Case]) -> Tally {
 fn workspace_tests() -> Result<Tally> {
     let manifest = workspace_manifest().context("the workspace this program was built from is gone")?;
     let mut child = Command::new(cargo())
-        .args(["test", "--workspace", "--release", "--no-fail-fast", "--manifest-path"])
+        .args(["test", "--workspace", "--no-fail-fast", "--manifest-path"])
         .arg(manifest)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())

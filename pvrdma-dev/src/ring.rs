@@ -11,7 +11,7 @@ use std::sync::atomic::Ordering;
 use rdma_backend::QueueError;
 use rdma_backend::memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList};
 use thiserror::Error;
-use vm_memory::VolatileSlice;
+use vm_memory::{ByteValued, VolatileSlice};
 
 use crate::spec::ring::{RX_CONS_HEAD, RX_PROD_TAIL, TX_CONS_HEAD, TX_PROD_TAIL};
 use crate::spec::wqe::{RQ_HEADER, SGE_SIZE, SQ_HEADER};
@@ -101,6 +101,19 @@ struct Ring {
     /// Bus addresses of the two words.
     prod_tail: u64,
     cons_head: u64,
+    /// Where the last element was found: elements are used in order, so the next is most likely there as well.
+    near: Run,
+}
+
+/// Adjacent octets of an object.
+#[derive(Clone, Copy, Debug, Default)]
+struct Run {
+    /// Octet offset of the first in the object.
+    offset: u64,
+    /// Bus address of the first.
+    bus: u64,
+    /// Octets.
+    len: u64,
 }
 
 impl Ring {
@@ -130,6 +143,7 @@ impl Ring {
             // Page addresses are page aligned and do not reach the top of the address space.
             prod_tail: state | tail,
             cons_head: state | head,
+            near: Run::default(),
             pages,
         })
     }
@@ -151,18 +165,23 @@ impl Ring {
         QueueError::BadIndex { index, capacity: self.entries }
     }
 
-    #[inline]
+    #[inline(always)]
     fn element<'v>(
-        &self,
+        &mut self,
         view: &'v DmaView<'_>,
         index: u32,
         direction: Direction,
     ) -> Result<VolatileSlice<'v>, QueueError> {
         let slot = u64::from(index & (self.entries - 1));
         let offset = self.base + slot * self.stride as u64;
-        // The shape was checked, so the element is there and does not cross a page.
-        let (addr, _) = self.pages.locate(offset).ok_or(DmaError::Unmapped { addr: offset, len: 0 })?;
-        Ok(view.slice(addr, self.stride, direction)?)
+        let mut into = offset.wrapping_sub(self.near.offset);
+        if into >= self.near.len {
+            // The shape was checked, so the element is there and does not cross a page.
+            let (bus, len) = self.pages.locate(offset).ok_or(DmaError::Unmapped { addr: offset, len: 0 })?;
+            self.near = Run { offset, bus, len };
+            into = 0;
+        }
+        Ok(view.slice(self.near.bus + into, self.stride, direction)?)
     }
 }
 
@@ -189,7 +208,8 @@ impl ConsumerRing {
     }
 
     /// Lends the next element, if there is one. It stays the next one until [`Self::take`].
-    #[inline]
+    // Always inline: otherwise the slice goes through memory and is read back before it has been written.
+    #[inline(always)]
     pub(crate) fn peek<'v>(&mut self, view: &'v DmaView<'_>) -> Result<Option<VolatileSlice<'v>>, QueueError> {
         if self.next == self.tail {
             self.refresh(view)?;
@@ -232,6 +252,7 @@ impl ConsumerRing {
 
     /// Loads the producer's index. It must be a valid number, at most the ring's size ahead of what we gave back, and not
     /// behind what we took already.
+    #[inline(never)]
     fn refresh(&mut self, view: &DmaView<'_>) -> Result<(), QueueError> {
         if let Some(index) = self.broken {
             return Err(self.ring.bad(index));
@@ -263,12 +284,13 @@ impl ProducerRing {
         Ok(Self { ring: Ring::new(shape)?, tail: 0, head: 0 })
     }
 
-    /// Writes one element and publishes it. `false` when the ring is full: nothing was written then.
+    /// Writes one element, given as words in the guest's byte order, and publishes it. `false` when the ring is full:
+    /// nothing was written then.
     ///
     /// # Errors
     /// The consumer's index is invalid, or the ring's memory has gone.
     #[inline]
-    pub(crate) fn push(&mut self, view: &DmaView<'_>, element: &[u8]) -> Result<bool, QueueError> {
+    pub(crate) fn push<T: ByteValued>(&mut self, view: &DmaView<'_>, element: &[T]) -> Result<bool, QueueError> {
         if self.ring.distance(self.tail, self.head) >= self.ring.entries {
             self.refresh(view)?;
             if self.ring.distance(self.tail, self.head) >= self.ring.entries {

@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::{Bed, gid};
+use common::{Bed, VERSIONS, gid};
 use pvrdma_dev::testing::{Driver, ProbeError, ProbeOptions, QpInit, access, qp_type, register};
 use pvrdma_dev::{DeviceConfig, PciFunction};
-use rdma_backend::{GidType, MacAddr};
+use rdma_backend::MacAddr;
 
 /// Conformance 3, 5, 7, 8, 9: the probe of the driver, and the commands that follow it while the RDMA core registers the
 /// device (spec §3.3).
@@ -104,14 +104,7 @@ fn not_without_handshake() {
 /// Conformance 74: each version is probed with the GID type that its driver demands.
 #[test]
 fn versions() {
-    for (version, roce) in [
-        (17, GidType::RoceV1),
-        (18, GidType::RoceV1),
-        (18, GidType::RoceV2),
-        (19, GidType::RoceV2),
-        (20, GidType::RoceV1),
-        (20, GidType::RoceV2),
-    ] {
+    for (version, roce) in VERSIONS {
         let config = DeviceConfig { version, roce, ..DeviceConfig::new("v", MacAddr([0x52, 0x54, 0, 0, 0, 1])) };
         let bed = Bed::with_config(config);
         let driver = bed.driver();

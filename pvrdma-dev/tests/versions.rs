@@ -6,10 +6,10 @@ mod common;
 use std::sync::Arc;
 
 use backend_rxe::{Rxe, RxeConfig};
-use common::{Bed, Process, connect, gid};
+use common::{Bed, Process, VERSIONS, connect, gid};
 use pvrdma_dev::DeviceConfig;
 use pvrdma_dev::testing::{AddressHandle, Driver, GuestMemory, ProbeOptions, RecvWr, SendWr, access, status};
-use rdma_backend::{GidType, MacAddr};
+use rdma_backend::MacAddr;
 
 const QKEY: u32 = 0x1111_1111;
 
@@ -17,14 +17,7 @@ const QKEY: u32 = 0x1111_1111;
 /// ping-pong on a connection and with datagrams.
 #[test]
 fn ping_pong() {
-    for (version, roce) in [
-        (17, GidType::RoceV1),
-        (18, GidType::RoceV1),
-        (18, GidType::RoceV2),
-        (19, GidType::RoceV2),
-        (20, GidType::RoceV1),
-        (20, GidType::RoceV2),
-    ] {
+    for (version, roce) in VERSIONS {
         for driver_version in [version, 20] {
             let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
             let [(_bed_a, a), (_bed_b, b)] = [1, 2].map(|host| {

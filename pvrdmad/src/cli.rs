@@ -30,9 +30,14 @@ pub enum Command {
 pub struct ServeArgs {
     /// A device: name=NAME,socket=PATH,mac=MAC and optionally roce=v1|v2, pin=all|registered|off, version=17..20, intx.
     /// uplink=LINK connects it to the network, nic=LINK the network function that shares its MAC (QEMU's netdev), whose other
+    /// frames are passed on; mtu=OCTETS is what the network carries [default: 1500, less what a tunnel needs]. A LINK is
+    /// af_packet:INTERFACE (an interface of this host), tap:NAME (one that ends here), vxlan:ADDRESS[:PORT] (a tunnel over UDP, from this address of ours to each
+    /// remote=ADDRESS[:PORT], which may come several times; vni=N [default: 0]; learn=stations|remotes [default: stations]:
+    /// remotes listens to everybody), unix:PATH (listens for QEMU's `-netdev stream,server=off`), unix-connect:PATH (connects
+    /// to `server=on`, again and again) or unix-dgram:LOCAL:REMOTE (`-netdev dgram`).
     /// frames are passed on; mtu=OCTETS is what the network carries [default: 1500]. A LINK is unix:PATH (listens for QEMU's
-    /// `-netdev stream,server=off`), unix-connect:PATH (connects to `server=on`, again and again) or
-    /// unix-dgram:LOCAL:REMOTE (`-netdev dgram`).
+    /// For tests, fault=loss:RATE/duplicate:RATE/reorder:RATE/corrupt:RATE/delay:RATE/seed:NUMBER makes a bad cable of the
+    /// uplink, in both directions: a RATE is a share of all frames (0.01), what is left out does not happen.
     /// A device of the same name in the configuration file gets these values in place of its own.
     #[arg(long = "device", value_name = "KEY=VALUE,...")]
     pub devices: Vec<DeviceSpec>,

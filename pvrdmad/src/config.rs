@@ -16,7 +16,8 @@ use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
 use crate::cli::ServeArgs;
-use crate::network::{LinkSpec, NetworkSpec};
+use crate::fault::FaultSpec;
+use crate::network::{Learn, LinkSpec, NetworkSpec, TunnelAddress, TunnelKeys};
 
 /// Why there is nothing sensible to serve.
 #[derive(Debug, Error)]
@@ -108,12 +109,23 @@ pub struct DeviceSpec {
     pub version: Option<u32>,
     /// Whether there is a legacy interrupt.
     pub intx: Option<bool>,
-    /// The way to other hosts.
+    /// The way to other hosts: `unix:PATH`, `unix-connect:PATH`, `unix-dgram:LOCAL:REMOTE`, `tap:NAME`,
+    /// `af_packet:INTERFACE` or
+    /// `vxlan:ADDRESS[:PORT]`.
     pub uplink: Option<LinkSpec>,
-    /// The paired network function.
+    /// Other ends of a vxlan uplink, `ADDRESS[:PORT]`. A list in the file, a key that may come again on the command line.
+    #[serde(default, rename = "remote")]
+    pub remotes: Vec<TunnelAddress>,
+    /// Network identifier of a vxlan uplink.
+    pub vni: Option<u32>,
+    /// What a vxlan uplink learns: `stations` behind the remotes, or also `remotes`.
+    pub learn: Option<Learn>,
+    /// The link to the paired network function.
     pub nic: Option<LinkSpec>,
     /// Octets of an IP packet that the network carries.
     pub mtu: Option<u32>,
+    /// What the uplink suffers from, for tests.
+    pub fault: Option<FaultSpec>,
     /// Upper limits, in the file only.
     #[serde(default)]
     pub limits: LimitsSpec,
@@ -161,7 +173,7 @@ limits! {
 }
 
 /// Keys of `--device`.
-const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, nic, mtu";
+const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, remote, vni, learn, nic, mtu, fault";
 
 impl FromStr for DeviceSpec {
     type Err = String;
@@ -186,11 +198,15 @@ impl FromStr for DeviceSpec {
                 }
                 "intx" => spec.intx = Some(value.parse().map_err(|_| format!("intx: '{value}' is not true or false"))?),
                 "uplink" => spec.uplink = Some(value.parse().map_err(|error| format!("uplink: {error}"))?),
+                "remote" => spec.remotes.push(value.parse().map_err(|error| format!("remote: {error}"))?),
+                "vni" => spec.vni = Some(value.parse().map_err(|_| format!("vni: '{value}' is not a number"))?),
+                "learn" => spec.learn = Some(word(key, value)?),
                 "nic" => spec.nic = Some(value.parse().map_err(|error| format!("nic: {error}"))?),
                 "mtu" => spec.mtu = Some(value.parse().map_err(|_| format!("mtu: '{value}' is not a number"))?),
+                "fault" => spec.fault = Some(value.parse().map_err(|error| format!("fault: {error}"))?),
                 _ => return Err(format!("unknown key '{key}' (the keys are {KEYS})")),
             }
-            if !seen.insert(key) {
+            if !seen.insert(key) && key != "remote" {
                 return Err(format!("'{key}' is given twice"));
             }
         }
@@ -218,15 +234,35 @@ impl DeviceSpec {
             version: None,
             intx: None,
             uplink: None,
+            remotes: Vec::new(),
+            vni: None,
+            learn: None,
             nic: None,
             mtu: None,
+            fault: None,
             limits: LimitsSpec::default(),
         }
     }
 
     /// Takes what the command line gives.
     fn override_with(&mut self, other: Self) {
-        let Self { name: _, socket, mac, roce, pin, version, intx, uplink, nic, mtu, limits: _ } = other;
+        let Self {
+            name: _,
+            socket,
+            mac,
+            roce,
+            pin,
+            version,
+            intx,
+            uplink,
+            remotes,
+            vni,
+            learn,
+            nic,
+            mtu,
+            fault,
+            limits: _,
+        } = other;
         self.socket = socket.or_else(|| self.socket.take());
         self.mac = mac.or(self.mac);
         self.roce = roce.or(self.roce);
@@ -234,8 +270,14 @@ impl DeviceSpec {
         self.version = version.or(self.version);
         self.intx = intx.or(self.intx);
         self.uplink = uplink.or_else(|| self.uplink.take());
+        if !remotes.is_empty() {
+            self.remotes = remotes;
+        }
+        self.vni = vni.or(self.vni);
+        self.learn = learn.or(self.learn);
         self.nic = nic.or_else(|| self.nic.take());
         self.mtu = mtu.or(self.mtu);
+        self.fault = fault.or(self.fault);
     }
 
     fn resolve(self) -> Result<Device, ConfigError> {
@@ -262,7 +304,13 @@ impl DeviceSpec {
         };
         config.intx = self.intx.unwrap_or(false);
         config.limits = self.limits.resolve();
-        let network = NetworkSpec::new(self.uplink.clone(), self.nic.clone(), self.mtu).map_err(problem)?;
+        let tunnel = TunnelKeys { remotes: self.remotes.clone(), vni: self.vni, learn: self.learn };
+        let mut network = NetworkSpec::new(self.uplink.clone(), tunnel, self.nic.clone(), self.mtu).map_err(problem)?;
+        match (&mut network, self.fault) {
+            (Some(network), fault) => network.fault = fault,
+            (None, Some(_)) => return Err(problem("fault is one of the uplink (uplink=LINK)".to_owned())),
+            (None, None) => {}
+        }
         Ok(Device { config, socket, pin: self.pin.unwrap_or(Pin::All), network })
     }
 }

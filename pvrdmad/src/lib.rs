@@ -8,6 +8,7 @@ pub mod cli;
 pub mod config;
 pub mod control;
 pub mod daemon;
+pub mod fault;
 pub mod log_limit;
 pub mod network;
 pub mod sigbus;

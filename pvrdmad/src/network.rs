@@ -1,69 +1,31 @@
 //! How a device is connected to the network: links in the words of the command line, and as sockets.
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
-use std::str::FromStr;
+mod datagram_file;
+mod link_spec;
+mod tunnel;
+
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use backend_rxe::link::Link;
+use backend_rxe::link::af_packet::AfPacketLink;
+use backend_rxe::link::tap::TapLink;
 use backend_rxe::link::unix::{DatagramLink, StreamLink};
-use backend_rxe::{PortConfig, Rxe, Uplink};
+use backend_rxe::link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD, VxlanLink};
+use backend_rxe::{MonotonicClock, PortConfig, Rxe, Uplink};
 use rdma_backend::MacAddr;
-use serde::{Deserialize, Deserializer};
 
-use crate::vfio_user::{SocketError, SocketFile};
+use self::datagram_file::{DatagramFile, bind_datagram};
+use crate::fault::FaultSpec;
+use crate::vfio_user::SocketFile;
+
+pub use link_spec::LinkSpec;
+pub use tunnel::{Learn, TunnelAddress, TunnelKeys};
 
 /// What Ethernet carries when nobody says otherwise.
 const DEFAULT_MTU: u32 = 1500;
 /// The smallest packet that every IPv4 network carries, and about the largest that there is.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
-
-/// One end of a link.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub enum LinkSpec {
-    /// `unix:PATH`: takes one connection after the other, as QEMU's `-netdev stream,server=off` makes them.
-    Listen(PathBuf),
-    /// `unix-connect:PATH`: connects, and again when the connection ended. QEMU: `-netdev stream,server=on`.
-    Connect(PathBuf),
-    /// `unix-dgram:LOCAL:REMOTE`: receives at one socket and sends to the other. QEMU: `-netdev dgram`.
-    Datagrams {
-        /// Our socket.
-        local: PathBuf,
-        /// The other side's.
-        remote: PathBuf,
-    },
-}
-
-impl FromStr for LinkSpec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let kinds = "unix:PATH, unix-connect:PATH or unix-dgram:LOCAL:REMOTE";
-        let wrong = || format!("'{text}' is not one of {kinds}");
-        let (kind, rest) = text.split_once(':').filter(|(_, rest)| !rest.is_empty()).ok_or_else(wrong)?;
-        match kind {
-            "unix" => Ok(Self::Listen(rest.into())),
-            "unix-connect" => Ok(Self::Connect(rest.into())),
-            "unix-dgram" => match rest.split_once(':') {
-                Some((local, remote)) if !local.is_empty() && !remote.is_empty() && local != remote => {
-                    Ok(Self::Datagrams { local: local.into(), remote: remote.into() })
-                }
-                _ => Err(wrong()),
-            },
-            _ => Err(wrong()),
-        }
-    }
-}
-
-impl<'de> Deserialize<'de> for LinkSpec {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
 
 /// The links of a device.
 #[derive(Clone, PartialEq, Eq, Debug)]
@@ -74,6 +36,8 @@ pub struct NetworkSpec {
     pub nic: Option<LinkSpec>,
     /// Octets of an IP packet that the network carries.
     pub mtu: u32,
+    /// What the uplink suffers from, for tests.
+    pub fault: Option<FaultSpec>,
 }
 
 impl NetworkSpec {
@@ -81,7 +45,15 @@ impl NetworkSpec {
     ///
     /// # Errors
     /// They do not go together.
-    pub fn new(uplink: Option<LinkSpec>, nic: Option<LinkSpec>, mtu: Option<u32>) -> Result<Option<Self>, String> {
+    pub fn new(
+        uplink: Option<LinkSpec>,
+        tunnel: TunnelKeys,
+        nic: Option<LinkSpec>,
+        mtu: Option<u32>,
+    ) -> Result<Option<Self>, String> {
+        if !matches!(uplink, Some(LinkSpec::Vxlan(_))) && !tunnel.is_empty() {
+            return Err("remote, vni and learn are keys of a tunnel (uplink=vxlan:ADDRESS)".to_owned());
+        }
         let Some(uplink) = uplink else {
             return match (nic, mtu) {
                 (None, None) => Ok(None),
@@ -92,11 +64,21 @@ impl NetworkSpec {
         if nic.as_ref() == Some(&uplink) {
             return Err("nic and uplink are the same".to_owned());
         }
-        let mtu = mtu.unwrap_or(DEFAULT_MTU);
+        if matches!(nic, Some(LinkSpec::Vxlan(_))) {
+            return Err("a tunnel is an uplink and no nic".to_owned());
+        }
+        let (uplink, overhead) = match uplink {
+            LinkSpec::Vxlan(config) => {
+                let overhead = if config.local.is_ipv4() { IPV4_OVERHEAD } else { IPV6_OVERHEAD };
+                (LinkSpec::Vxlan(tunnel.complete(config)?), overhead)
+            }
+            other => (other, 0),
+        };
+        let mtu = mtu.unwrap_or(DEFAULT_MTU - overhead);
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
-        Ok(Some(Self { uplink, nic, mtu }))
+        Ok(Some(Self { uplink, nic, mtu, fault: None }))
     }
 }
 
@@ -115,8 +97,12 @@ impl Network {
     /// A socket cannot be made.
     pub fn start(spec: &NetworkSpec, mac: MacAddr, backend: &Rxe) -> Result<Self> {
         let mut files = Vec::new();
-        let uplink = open(&spec.uplink, &mut files).context("uplink")?;
-        let nic = spec.nic.as_ref().map(|nic| open(nic, &mut files)).transpose().context("nic")?;
+        let uplink = open(&spec.uplink, mac, &mut files).context("uplink")?;
+        let uplink = match spec.fault {
+            Some(fault) => fault.wrap(uplink),
+            None => uplink,
+        };
+        let nic = spec.nic.as_ref().map(|nic| open(nic, mac, &mut files)).transpose().context("nic")?;
         let uplink = backend.plug(mac, PortConfig { uplink, nic, mtu: spec.mtu }).context("uplink")?;
         Ok(Self { _uplink: uplink, _files: files })
     }
@@ -130,7 +116,7 @@ enum OpenFile {
     Datagram(DatagramFile),
 }
 
-fn open(spec: &LinkSpec, files: &mut Vec<OpenFile>) -> Result<Arc<dyn Link>> {
+fn open(spec: &LinkSpec, mac: MacAddr, files: &mut Vec<OpenFile>) -> Result<Arc<dyn Link>> {
     Ok(match spec {
         LinkSpec::Listen(path) => {
             let file = SocketFile::bind(path)?;
@@ -138,6 +124,9 @@ fn open(spec: &LinkSpec, files: &mut Vec<OpenFile>) -> Result<Arc<dyn Link>> {
             files.push(OpenFile::Stream(file));
             Arc::new(link)
         }
+        LinkSpec::Vxlan(config) => Arc::new(VxlanLink::bind(config, Arc::new(MonotonicClock::default()))?),
+        LinkSpec::AfPacket(name) => Arc::new(AfPacketLink::open(name.as_str(), mac)?),
+        LinkSpec::Tap(name) => Arc::new(TapLink::open(name.clone())?),
         LinkSpec::Connect(path) => Arc::new(StreamLink::connect(path.clone())),
         LinkSpec::Datagrams { local, remote } => {
             let (socket, file) = bind_datagram(local)?;
@@ -147,80 +136,56 @@ fn open(spec: &LinkSpec, files: &mut Vec<OpenFile>) -> Result<Arc<dyn Link>> {
     })
 }
 
-#[derive(Debug)]
-struct DatagramFile(PathBuf);
-
-impl Drop for DatagramFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
-}
-
-/// Binds a datagram socket for this user only. The socket of a process that is gone is replaced.
-fn bind_datagram(path: &Path) -> Result<(UnixDatagram, DatagramFile), SocketError> {
-    let io_error = |source: io::Error| SocketError::Io { path: path.to_owned(), source };
-    let make = || -> io::Result<UnixDatagram> {
-        let socket = UnixDatagram::bind(path)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        Ok(socket)
-    };
-    let socket = match make() {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let probe = UnixDatagram::unbound().map_err(io_error)?;
-            match probe.connect(path) {
-                Ok(()) => return Err(SocketError::InUse(path.to_owned())),
-                // Refused is also what a plain file says.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {}
-                Err(_) => return Err(SocketError::NotASocket(path.to_owned())),
-            }
-            fs::remove_file(path).and_then(|()| make())
-        }
-        made => made,
-    };
-    Ok((socket.map_err(io_error)?, DatagramFile(path.to_owned())))
-}
-
-fn is_socket(path: &Path) -> bool {
-    use std::os::unix::fs::FileTypeExt;
-    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn network(
+        uplink: &str,
+        remotes: &[&str],
+        vni: Option<u32>,
+        learn: Option<Learn>,
+    ) -> Result<Option<NetworkSpec>, String> {
+        let remotes = remotes.iter().map(|text| text.parse().unwrap()).collect();
+        NetworkSpec::new(Some(uplink.parse().unwrap()), TunnelKeys { remotes, vni, learn }, None, None)
+    }
+
     #[test]
-    fn words() {
-        assert_eq!("unix:/a".parse(), Ok(LinkSpec::Listen("/a".into())));
-        assert_eq!("unix-connect:/a".parse(), Ok(LinkSpec::Connect("/a".into())));
-        let datagrams = LinkSpec::Datagrams { local: "/a".into(), remote: "/b".into() };
-        assert_eq!("unix-dgram:/a:/b".parse(), Ok(datagrams.clone()));
-        for wrong in ["", "/a", "unix:", "tcp:/a", "unix-dgram:/a", "unix-dgram:/a:", "unix-dgram:/a:/a"] {
-            assert!(wrong.parse::<LinkSpec>().unwrap_err().contains("unix-connect"), "{wrong}");
-        }
-        assert_eq!(NetworkSpec::new(None, None, None), Ok(None));
-        let network = NetworkSpec::new(Some(datagrams.clone()), None, None).unwrap().unwrap();
-        assert_eq!(network.mtu, 1500);
+    fn what_goes_together() {
+        let plain = |uplink, nic, mtu| NetworkSpec::new(uplink, TunnelKeys::default(), nic, mtu);
+        assert_eq!(plain(None, None, None), Ok(None));
+        let link: LinkSpec = "unix-dgram:/a:/b".parse().unwrap();
+        assert_eq!(plain(Some(link.clone()), None, None).unwrap().unwrap().mtu, 1500);
+        let tunnel: LinkSpec = "vxlan:::1".parse().unwrap();
         for (uplink, nic, mtu, word) in [
-            (None, Some(datagrams.clone()), None, "needs an uplink"),
+            (None, Some(link.clone()), None, "needs an uplink"),
             (None, None, Some(9000), "mtu"),
-            (Some(datagrams.clone()), Some(datagrams.clone()), None, "the same"),
-            (Some(datagrams), None, Some(100), "576"),
+            (Some(link.clone()), Some(link.clone()), None, "the same"),
+            (Some(link.clone()), None, Some(100), "576"),
+            (Some(link), Some(tunnel), None, "no nic"),
         ] {
-            assert!(NetworkSpec::new(uplink, nic, mtu).unwrap_err().contains(word));
+            assert!(plain(uplink, nic, mtu).unwrap_err().contains(word));
         }
     }
 
     #[test]
-    fn datagram_sockets_are_ours_or_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
-        drop(UnixDatagram::bind(&path).unwrap());
-        let (socket, file) = bind_datagram(&path).unwrap();
-        assert!(matches!(bind_datagram(&path), Err(SocketError::InUse(_))));
-        drop((socket, file));
-        assert!(!path.exists());
-        fs::write(&path, "precious").unwrap();
-        assert!(matches!(bind_datagram(&path), Err(SocketError::NotASocket(_))));
+    fn tunnels_and_their_keys() {
+        let spec = network("vxlan:10.0.0.1", &["10.0.0.2", "10.0.0.3:8472"], Some(7), None).unwrap().unwrap();
+        let LinkSpec::Vxlan(config) = &spec.uplink else { panic!("{spec:?}") };
+        assert_eq!(config.remotes, ["10.0.0.2:4789", "10.0.0.3:8472"].map(|text| text.parse().unwrap()));
+        assert_eq!((config.vni.get(), config.open, spec.mtu), (7, false, 1450));
+        let spec = network("vxlan:fd00::1", &[], None, Some(Learn::Remotes)).unwrap().unwrap();
+        let LinkSpec::Vxlan(config) = &spec.uplink else { panic!("{spec:?}") };
+        assert_eq!((config.vni.get(), config.open, spec.mtu), (0, true, 1430));
+        for (uplink, remotes, vni, word) in [
+            ("vxlan:10.0.0.1", &[][..], None, "remote=ADDRESS"),
+            ("vxlan:10.0.0.1", &["10.0.0.2"], Some(1 << 24), "16777215"),
+            ("vxlan:10.0.0.1", &["fd00::2"], None, "IPv6"),
+            ("unix:/a", &["10.0.0.2"], None, "keys of a tunnel"),
+            ("tap:tap0", &[], Some(1), "keys of a tunnel"),
+        ] {
+            let error = network(uplink, remotes, vni, None).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
     }
 }

@@ -103,27 +103,18 @@ const RC: &[Edge] = {
     ]
 };
 
-const UD: &[Edge] = {
-    use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
-    &[
-        edge(Reset, Init, UD_KEYS.union(M::PORT), NONE),
-        edge(Init, Init, NONE, UD_KEYS.union(M::PORT)),
-        edge(Init, Rtr, NONE, UD_KEYS),
-        edge(Rtr, Rts, M::SQ_PSN, UD_RTS_OPTIONAL),
-        edge(Rts, Rts, NONE, UD_RTS_OPTIONAL),
-        edge(Rts, Sqd, NONE, M::EN_SQD_ASYNC_NOTIFY),
-        edge(Sqd, Rts, NONE, UD_RTS_OPTIONAL),
-        edge(Sqd, Sqd, NONE, UD_KEYS),
-        edge(Sqe, Rts, NONE, UD_RTS_OPTIONAL),
-    ]
-};
+const UD: &[Edge] = &datagram(M::PORT);
 
-/// The general services QP differs from UD in one point: the connection manager names no port.
-const GSI: &[Edge] = {
+/// The connection manager names no port.
+const GSI: &[Edge] = &datagram(NONE);
+
+/// The edges of a datagram QP, whose port is set by `port`.
+const fn datagram(port: M) -> [Edge; 9] {
     use QpState::{Init, Reset, Rtr, Rts, Sqd, Sqe};
-    &[
-        edge(Reset, Init, UD_KEYS, NONE),
-        edge(Init, Init, NONE, UD_KEYS),
+    let keys_and_port = UD_KEYS.union(port);
+    [
+        edge(Reset, Init, keys_and_port, NONE),
+        edge(Init, Init, NONE, keys_and_port),
         edge(Init, Rtr, NONE, UD_KEYS),
         edge(Rtr, Rts, M::SQ_PSN, UD_RTS_OPTIONAL),
         edge(Rts, Rts, NONE, UD_RTS_OPTIONAL),
@@ -132,7 +123,7 @@ const GSI: &[Edge] = {
         edge(Sqd, Sqd, NONE, UD_KEYS),
         edge(Sqe, Rts, NONE, UD_RTS_OPTIONAL),
     ]
-};
+}
 
 /// Checks a modify request. `to` is the state the request names, or the present state if it names none; the mask's
 /// `STATE` bit is ignored.

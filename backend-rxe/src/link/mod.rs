@@ -7,20 +7,28 @@
 //! * [`af_packet`]: an interface of this host;
 //! * [`unix`]: the socket back ends of QEMU, `stream` and `dgram`;
 //! * [`memory`]: two ends in one process;
+//! * [`vxlan`]: a tunnel through UDP;
+//! * [`tap`]: a virtual network interface of the host;
 //! * [`fault`]: any other link, with loss, duplicates, reordering, damage and delay.
 
 pub mod af_packet;
 pub mod fault;
 mod frames;
+mod interface_name;
 pub mod memory;
+pub mod tap;
 pub mod unix;
+pub mod vxlan;
 
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rdma_backend::Counter;
+
 pub use frames::Frames;
+pub use interface_name::InterfaceName;
 
 /// Longest frame that a link carries.
 pub const MAX_LINK_FRAME: usize = 65_536 + 18;
@@ -48,6 +56,33 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// What to wait for.
     fn readiness(&self) -> Readiness;
 
-    /// Frames that were taken and got lost in here.
+    /// Frames that were taken and got lost in here, in either direction.
     fn lost(&self) -> u64;
+
+    /// More figures, if this kind of link has any.
+    fn counters(&self) -> Vec<Counter> {
+        Vec::new()
+    }
+}
+
+impl<L: Link + ?Sized> Link for Arc<L> {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        (**self).receive(frames, most);
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        (**self).send(frames, from)
+    }
+
+    fn readiness(&self) -> Readiness {
+        (**self).readiness()
+    }
+
+    fn lost(&self) -> u64 {
+        (**self).lost()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        (**self).counters()
+    }
 }

@@ -2,6 +2,7 @@
 
 pub(crate) mod flush;
 mod modify;
+mod no_queue;
 pub(crate) mod requester;
 pub(crate) mod responder;
 

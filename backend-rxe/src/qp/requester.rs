@@ -5,12 +5,10 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rdma_backend::memory::DmaView;
-use rdma_backend::{
-    Access, QpAttrs, QpEvent, QpState, QueueError, RecvSource, RecvWork, SendFlags, SendOp, SendSource, SendWork,
-    WcStatus,
-};
+use rdma_backend::{Access, QpAttrs, QpEvent, QpState, QueueError, SendFlags, SendOp, SendSource, SendWork, WcStatus};
 
 use super::Qp;
+use super::no_queue::NoQueue;
 use crate::counters::{Counters, Tally};
 use crate::gather::{self, Memory, Scatter};
 use crate::hca::{BoundGid, MAX_MESSAGE};
@@ -385,29 +383,4 @@ pub(crate) fn check_request(
     }
     let list = Scatter { memory: own, sges: &work.sges, pd, need };
     if list.allowed() { Ok(length) } else { Err(WcStatus::LocalProtection) }
-}
-
-/// What a QP holds in place of a ring after its end.
-struct NoQueue;
-
-impl SendSource for NoQueue {
-    fn pop(&mut self, _view: &DmaView<'_>, _work: &mut SendWork) -> Result<bool, QueueError> {
-        Ok(false)
-    }
-
-    fn retire(&mut self, _view: &DmaView<'_>) {}
-
-    fn reset(&mut self) {}
-}
-
-impl RecvSource for NoQueue {
-    fn pop(&mut self, _view: &DmaView<'_>, _work: &mut RecvWork) -> Result<bool, QueueError> {
-        Ok(false)
-    }
-
-    fn posted(&mut self, _view: &DmaView<'_>) -> Result<u32, QueueError> {
-        Ok(0)
-    }
-
-    fn reset(&mut self) {}
 }

@@ -143,19 +143,7 @@ fn bench_memory() {
     let ((send_cq, _), (recv_cq, _)) = (a.cq(), a.cq());
     let before = resident();
     let make = |qpn: usize| {
-        a.hca.create_qp(rdma_backend::QpInit {
-            cookie: 0,
-            qpn: rdma_backend::Qpn::new(u32::try_from(qpn).unwrap() + 2),
-            qp_type: QpType::Rc,
-            pd: &a.pd,
-            send_cq: &send_cq,
-            recv_cq: &recv_cq,
-            srq: None,
-            send_queue: queue(),
-            recv_queue: None,
-            caps: rdma_backend::QpCaps::default(),
-            signal_all: false,
-        })
+        a.empty_qp(QpType::Rc, rdma_backend::Qpn::new(u32::try_from(qpn).unwrap() + 2), (&send_cq, &recv_cq))
     };
     let qps: Vec<_> = (0..COUNT).map(make).collect();
     let with_qps = resident();

@@ -146,19 +146,7 @@ pub(super) fn numbers_are_unique_while_they_are_used() {
     let first = a.qp(QpType::Rc);
     let again = |qpn| {
         let ((send_cq, _), (recv_cq, _)) = (a.cq(), a.cq());
-        a.hca.create_qp(rdma_backend::QpInit {
-            cookie: 0,
-            qpn: rdma_backend::Qpn::new(qpn),
-            qp_type: QpType::Rc,
-            pd: &a.pd,
-            send_cq: &send_cq,
-            recv_cq: &recv_cq,
-            srq: None,
-            send_queue: queue(),
-            recv_queue: None,
-            caps: rdma_backend::QpCaps::default(),
-            signal_all: true,
-        })
+        a.empty_qp(QpType::Rc, rdma_backend::Qpn::new(qpn), (&send_cq, &recv_cq))
     };
     assert!(matches!(again(first.qp.qpn().get()), Err(VerbsError::InUse(_))));
     assert!(matches!(again(1), Err(VerbsError::Invalid(_))));

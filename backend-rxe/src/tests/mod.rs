@@ -6,6 +6,7 @@ mod errors;
 mod integrity;
 mod life;
 mod ops;
+mod port;
 mod retry;
 mod srq;
 mod threads;

@@ -73,11 +73,14 @@ pub(super) fn immediate_data_and_solicited() {
     let sges = vec![source.sge(0, 16)];
     pair.left.sends.posted.lock().push_back(SendWork { wr_id: 2, op, flags, sges });
     pair.left.qp.notify_send();
+    pair.settle();
     let got = pair.right.rcq.poll();
     assert_eq!((got[0].opcode, got[0].byte_len, got[0].immediate), (WcOpcode::Recv, 8, [1, 2, 3, 4]));
     assert_eq!((got[0].flags, got[0].solicited), (WcFlags::IMMEDIATE, false));
     assert_eq!((got[1].opcode, got[1].byte_len), (WcOpcode::RecvRdmaWithImmediate, 16));
     assert_eq!((got[1].immediate, got[1].solicited), ([9, 8, 7, 6], true));
+    assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success)], "the second was not signaled");
+    assert_eq!((pair.a.counter("rc_sends"), pair.a.counter("rc_write_bytes")), (1, 16));
 }
 
 #[test]

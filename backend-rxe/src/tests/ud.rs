@@ -179,19 +179,7 @@ pub(super) fn general_services() {
     assert!(right.rcq.poll().is_empty());
     let second = {
         let ((send_cq, _), (recv_cq, _)) = (a.cq(), a.cq());
-        a.hca.create_qp(rdma_backend::QpInit {
-            cookie: 0,
-            qpn: Qpn::GSI,
-            qp_type: QpType::Gsi,
-            pd: &a.pd,
-            send_cq: &send_cq,
-            recv_cq: &recv_cq,
-            srq: None,
-            send_queue: queue(),
-            recv_queue: None,
-            caps: rdma_backend::QpCaps::default(),
-            signal_all: true,
-        })
+        a.empty_qp(QpType::Gsi, Qpn::GSI, (&send_cq, &recv_cq))
     };
     assert!(matches!(second, Err(VerbsError::InUse(_))));
 }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rdma_backend::{
-    AsyncEvent, GidType, Hca, Mtu, NetworkType, QpAttrMask, QpEvent, QpState, QpType, Qpn, QueuePair, SendData,
-    SendFlags, SendOp, SendWork, UdDestination, WcFlags, WcOpcode, WcStatus,
+    AsyncEvent, Hca, Mtu, NetworkType, QpAttrMask, QpEvent, QpState, QpType, Qpn, QueuePair, SendData, SendOp,
+    UdDestination, WcFlags, WcStatus,
 };
 
 use crate::link::fault::Faults;
-use crate::link::{Frames, Link, memory, unix};
+use crate::link::{Link, unix};
 use crate::testing::*;
 use crate::{PortConfig, Rxe, RxeConfig};
 
@@ -30,6 +30,7 @@ same! {
         send_and_receive
         the_first_request_in_rtr_establishes_the_communication
         write_and_read
+        immediate_data_and_solicited
         empty_operations_look_at_no_key
         the_dma_key_names_bus_addresses_and_is_local
         fast_registration_and_invalidation
@@ -74,31 +75,6 @@ same! {
 
 const GOOD: Faults = Faults { loss: 0, duplicate: 0, reorder: 0, corrupt: 0, delay: 0 };
 const QKEY: u32 = 0x1234;
-
-#[test]
-fn flags_and_immediate_data() {
-    on_the_wire(GOOD, 1, || {
-        let pair = Pair::new();
-        let (source, target) = (pair.a.buffer(64), pair.b.buffer(64));
-        pair.right.recv(1, &[target.all()]);
-        pair.right.recv(2, &[]);
-        let data = SendData::Immediate([1, 2, 3, 4]);
-        pair.left.submit(1, SendOp::Send { data, to: None }, &[source.sge(0, 8)]);
-        let op = SendOp::Write { remote: target.remote(8), immediate: Some([9, 8, 7, 6]) };
-        let work = SendWork { wr_id: 2, op, flags: SendFlags::SOLICITED, sges: vec![source.sge(0, 16)] };
-        pair.left.sends.posted.lock().push_back(work);
-        pair.left.qp.notify_send();
-        pair.settle();
-        let got = pair.right.rcq.poll();
-        assert_eq!((got[0].opcode, got[0].byte_len, got[0].immediate), (WcOpcode::Recv, 8, [1, 2, 3, 4]));
-        assert_eq!((got[0].flags, got[0].solicited), (WcFlags::IMMEDIATE, false));
-        assert_eq!((got[1].opcode, got[1].byte_len), (WcOpcode::RecvRdmaWithImmediate, 16));
-        assert_eq!((got[1].immediate, got[1].solicited), ([9, 8, 7, 6], true));
-        // Only the first was signaled.
-        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success)]);
-        assert_eq!((pair.a.counter("rc_sends"), pair.a.counter("rc_write_bytes")), (1, 16));
-    });
-}
 
 #[test]
 fn sqd_finishes_what_was_started() {
@@ -309,107 +285,6 @@ fn datagrams_and_general_services() {
         let drops = ["ud_dropped_no_receive", "ud_dropped_qkey", "wire_dropped_no_qp", "ud_too_long"];
         assert_eq!(drops.map(|name| b.counter(name)), [2; 4]);
     });
-}
-
-/// A device on a cable whose other end is the test.
-fn exposed(capacity: usize) -> (World, Node, memory::MemoryLink, crate::Uplink) {
-    let world = World::new();
-    let (ours, theirs) = memory::pair(capacity);
-    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 4500 };
-    let uplink = world.rxe.plug(mac(1), config).unwrap();
-    let node = world.node(1);
-    (world, node, theirs, uplink)
-}
-
-/// A frame that a good peer sends to QP 0x100 of node 1.
-fn request() -> Vec<u8> {
-    let (world, far, cable, _uplink) = exposed(10);
-    far.hca.unbind_gid(0);
-    far.hca.bind_gid(0, gid(2), GidType::RoceV2).unwrap();
-    let end = far.qp(QpType::Rc);
-    let to = UdDestination { dgid: gid(1), dmac: mac(1), ..UdDestination::default() };
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (to.dgid, to.dmac));
-    end.submit(1, SEND, &[]);
-    world.rxe.run_ready();
-    let mut frames = Frames::default();
-    cable.receive(&mut frames, 1);
-    frames.get(0).unwrap().to_vec()
-}
-
-#[test]
-fn the_guard() {
-    let good = request();
-    let (world, node, cable, _uplink) = exposed(100_000);
-    let neighbour = world.node(3);
-    let end = node.qp(QpType::Rc);
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
-    end.recv(1, &[]);
-    let give = |change: &dyn Fn(&mut Vec<u8>)| {
-        let (mut frame, mut frames) = (good.clone(), Frames::default());
-        change(&mut frame);
-        frames.push(&frame);
-        assert_eq!(cable.send(&frames, 0), 1);
-        world.rxe.run_ready();
-    };
-    type Change = fn(&mut Vec<u8>);
-    let cases: [(&str, Change); 6] = [
-        ("wire_dropped_malformed", |frame| frame.truncate(50)),
-        ("wire_dropped_damaged", |frame| *frame.last_mut().unwrap() ^= 1),
-        ("wire_dropped_no_qp", |frame| frame[49] ^= 1),
-        // To an address that we do not have, which the header checksum agrees with.
-        ("wire_dropped_address", |frame| (frame[31], frame[33]) = (frame[31] + 1, frame[33] - 1)),
-        ("passed_dropped", |frame| frame[5] ^= 2),
-        ("passed_dropped", |frame| frame[12] = 0x88),
-    ];
-    for (counter, change) in cases {
-        let before = node.counter(counter);
-        give(&change);
-        assert_eq!(node.counter(counter), before + 1, "{counter}");
-    }
-    assert!(end.rcq.poll().is_empty());
-    // Somebody on the wire who claims to be a neighbour of ours.
-    neighbour.hca.bind_gid(1, gid(2), GidType::RoceV2).unwrap();
-    let before = node.counter("wire_dropped_address");
-    give(&|_| {});
-    assert_eq!(node.counter("wire_dropped_address"), before + 1);
-    neighbour.hca.unbind_gid(1);
-    // The real one.
-    give(&|_| {});
-    assert_eq!(end.rcq.one().status, WcStatus::Success);
-}
-
-#[test]
-fn a_full_link_holds_senders_up_and_loses_nothing() {
-    let (world, node, cable, _uplink) = exposed(3);
-    let end = node.qp(QpType::Rc);
-    let memory = node.buffer(1 << 20);
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
-    end.submit(1, write(memory.remote(0)), &[memory.all()]);
-    world.rxe.run_ready();
-    let mut got = Frames::default();
-    // A window of packets is out, in order and without a gap, however slowly it is taken.
-    for _ in 0..300 {
-        cable.receive(&mut got, 1);
-        world.rxe.run_ready();
-    }
-    let psn = |frame: &[u8]| u32::from_be_bytes([0, frame[51], frame[52], frame[53]]);
-    assert!(got.iter().map(psn).eq(5..5 + 256), "{}", got.len());
-    assert_eq!(node.counter("wire_dropped_no_room"), 0);
-}
-
-#[test]
-fn the_port_says_what_the_network_carries() {
-    for (mtu, path) in
-        [(1500, Mtu::M1024), (9000, Mtu::M4096), (4200, Mtu::M4096), (2300, Mtu::M2048), (576, Mtu::M256)]
-    {
-        let world = World::new();
-        let (ours, _theirs) = memory::pair(1);
-        let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu };
-        let _uplink = world.rxe.plug(mac(1), config.clone()).unwrap();
-        assert!(world.rxe.plug(mac(1), config).is_err());
-        assert_eq!(world.node(1).hca.port().active_mtu, path);
-        assert_eq!(world.node(3).hca.port().active_mtu, Mtu::M4096);
-    }
 }
 
 /// With threads, real time and sockets.

@@ -9,7 +9,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
-use rdma_backend::{Gid, MacAddr, Mtu};
+use rdma_backend::{Counter, Gid, MacAddr, Mtu};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use super::ahead::Kept;
@@ -194,6 +194,17 @@ impl Port {
         }
     }
 
+    /// Figures of the port and of its links.
+    pub(crate) fn counts(&self) -> Vec<Counter> {
+        let mut counts = self.counters.list();
+        counts.push(("wire_lost_in_link", self.uplink.link.lost()));
+        if let Some(nic) = &self.nic {
+            counts.push(("passed_lost_in_link", nic.link.lost()));
+        }
+        counts.extend(self.uplink.link.counters());
+        counts
+    }
+
     fn lanes(&self) -> impl Iterator<Item = &Lane> {
         [Some(&self.uplink), self.nic.as_ref()].into_iter().flatten()
     }
@@ -256,8 +267,8 @@ impl Uplink {
     }
 
     /// Figures of the port.
-    pub fn counters(&self) -> Vec<rdma_backend::Counter> {
-        self.port.counters.list()
+    pub fn counters(&self) -> Vec<Counter> {
+        self.port.counts()
     }
 }
 

@@ -7,6 +7,14 @@ use anyhow::Result;
 use crate::bed::Bed;
 use crate::pair::{Link, Pair};
 
+/// Which guest has the server, and what the way is called.
+pub(crate) const WAYS: [(usize, &str); 2] = [(1, "a-to-b"), (0, "b-to-a")];
+
+/// What the way to a server in this guest is called.
+pub(crate) fn way(server: usize) -> &'static str {
+    WAYS.iter().find(|(guest, _)| *guest == server).map_or("?", |(_, name)| name)
+}
+
 /// A named test; its function returns a short note for the report.
 pub(crate) struct Case {
     /// `group/what`, for `--only`.

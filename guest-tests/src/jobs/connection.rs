@@ -1,35 +1,35 @@
 //! Programs that connect through the connection manager, that is over QP1.
 
-use std::time::Duration;
-
 use anyhow::{Result, bail};
 
-use super::case::Case;
+use super::case::{Case, WAYS};
 use super::exchange::{Programs, Ready};
-use crate::pair::{Link, Pair};
+use crate::ends::Ends;
 
 /// `rping` with verification, `ucmatose` and `udaddy`, both ways.
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
-    for (server, way) in [(1, "a-to-b"), (0, "b-to-a")] {
-        cases.push(Case::new(format!("cm/rping/{way}"), move |pair, link| rping(pair, link, server)));
-        cases.push(Case::new(format!("cm/ucmatose/{way}"), move |pair, link| {
-            address_pair(pair, link, server, "ucmatose")
-        }));
-        cases.push(Case::new(format!("cm/udaddy/{way}"), move |pair, link| address_pair(pair, link, server, "udaddy")));
+    for (server, way) in WAYS {
+        cases.push(Case::new(format!("cm/rping/{way}"), move |pair, link| rping(&pair.ends(link), server)));
+        for program in ["ucmatose", "udaddy"] {
+            cases.push(Case::new(format!("cm/{program}/{way}"), move |pair, link| {
+                address_pair(&pair.ends(link), server, program)
+            }));
+        }
     }
     cases
 }
 
-fn rping(pair: &Pair, link: &Link, server: usize) -> Result<String> {
-    let ip = link.ip[server];
+/// Fifty pings, every octet compared.
+pub(crate) fn rping(ends: &Ends<'_>, server: usize) -> Result<String> {
+    let client = 1 - server;
     let exchange = Programs {
-        server_vm: &pair.vms()[server],
-        server: format!("rping -s -a {ip} -C 50 -V -S 4096"),
+        server_vm: ends.vms[server],
+        server: format!("rping -s -a {} -C 50 -V -S 4096", ends.address_of(server, server)),
         ready: Ready::ConnectionManager,
-        client_vm: &pair.vms()[1 - server],
-        client: format!("rping -c -a {ip} -C 50 -V -v -S 4096"),
-        timeout: Duration::from_secs(60),
+        client_vm: ends.vms[client],
+        client: format!("rping -c -a {} -C 50 -V -v -S 4096", ends.address_of(server, client)),
+        timeout: ends.patience,
     }
     .run()?;
     // The client prints what came back; a mismatch is a failure of its own, a short run must be one too.
@@ -40,14 +40,16 @@ fn rping(pair: &Pair, link: &Link, server: usize) -> Result<String> {
     Ok(format!("{pings} pings verified"))
 }
 
-fn address_pair(pair: &Pair, link: &Link, server: usize, program: &str) -> Result<String> {
+/// `ucmatose` or `udaddy`, which take the same options.
+pub(crate) fn address_pair(ends: &Ends<'_>, server: usize, program: &str) -> Result<String> {
+    let client = 1 - server;
     let exchange = Programs {
-        server_vm: &pair.vms()[server],
-        server: format!("{program} -b {}", link.ip[server]),
+        server_vm: ends.vms[server],
+        server: format!("{program} -b {}", ends.address_of(server, server)),
         ready: Ready::ConnectionManager,
-        client_vm: &pair.vms()[1 - server],
-        client: format!("{program} -s {} -b {}", link.ip[server], link.ip[1 - server]),
-        timeout: Duration::from_secs(60),
+        client_vm: ends.vms[client],
+        client: format!("{program} -s {} -b {}", ends.address_of(server, client), ends.address_of(client, client)),
+        timeout: ends.patience,
     }
     .run()?;
     if !exchange.client.contains("data transfers complete") {

@@ -1,108 +1,179 @@
 //! Another implementation at the other end: guest a has our device, guest b the kernel's `rdma_rxe`, and the daemon stands
 //! between a's network card and b's.
 
+use std::net::IpAddr;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
+use tempfile::TempDir;
 
-use super::case::Case;
-use super::exchange::{Programs, Ready};
+use super::case::{Case, WAYS};
+use super::perftest;
+use super::programs::{self, ALL_SIZES, CONNECTED, DATAGRAMS, LOSSY, Program};
+use super::shared::{Machines, Shared};
 use crate::bed::Bed;
-use crate::daemon::{Daemon, DaemonDevice};
-use crate::pair::{gid_index, network_script, wait_for_gid};
+use crate::ends::{Ends, network_script};
+use crate::host::{Host, IPV4, IPV6, LINK_LOCAL, MAC, MEMORY_MIB, addresses, cable, datagrams};
+use crate::pair::PVRDMA_DEVICE;
 use crate::vm::{Nic, NicModel, Vm};
 
-const IP: [&str; 2] = ["192.168.79.1", "192.168.79.2"];
-const DEVICE: [&str; 2] = ["vmw_pvrdma0", "rxe0"];
-const MAC: [&str; 2] = ["52:54:00:00:02:01", "52:54:00:00:02:02"];
+/// Enough for packets with 4096 octets.
+const MTU: u32 = 4200;
 
-/// `(program, options)`, each with both guests as server.
-const PROGRAMS: [(&str, &str); 5] = [
-    ("ibv_rc_pingpong", "-m 1024 -n 200"),
-    ("ibv_rc_pingpong", "-m 1024 -c -s 65536 -n 20"),
-    ("ibv_rc_pingpong", "-m 512 -e -s 1000 -n 50"),
-    ("ibv_ud_pingpong", "-s 1024 -n 200"),
-    ("ibv_srq_pingpong", "-m 1024 -n 50 -q 4"),
-];
-
-/// One pair of machines for all of it.
+/// Everything that is done with the kernel's implementation.
 pub(crate) fn cases() -> Vec<Case> {
-    vec![Case::alone("interop/rdma_rxe", interop)]
-}
-
-fn interop(bed: &Bed) -> Result<String> {
-    let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
-    let path = |name: &str| directory.path().join(name);
-    let text = |name: &str| path(name).display().to_string();
-    let device = DaemonDevice {
-        name: "vm0".to_owned(),
-        socket: path("a.pvrdma"),
-        mac: MAC[0].to_owned(),
-        options: format!(
-            ",nic=unix-dgram:{}:{},uplink=unix-dgram:{}:{}",
-            text("nic"),
-            text("a.net"),
-            text("uplink"),
-            text("b.net")
-        ),
+    let pair = Shared::new(|bed| RxePair::boot(bed, ""));
+    let group = |name: &str, programs: &[Program], ip: [IpAddr; 2], mtu| {
+        programs::cases(name, programs, &pair, move |pair: &RxePair| pair.ends(ip, mtu))
     };
-    let daemon = Daemon::start(directory.path(), &[device])?;
-    let nic = |index: usize, model, local: &str, remote: &str| Nic {
-        model,
-        mac: MAC[index].to_owned(),
-        local: path(local),
-        remote: path(remote),
-    };
-    let a = Vm::builder(bed, directory.path())
-        .name("a")
-        .nic(nic(0, NicModel::Vmxnet3, "a.net", "nic"))
-        .pvrdma_socket(&path("a.pvrdma"))
-        .start()?;
-    let b = Vm::builder(bed, directory.path()).name("b").nic(nic(1, NicModel::Virtio, "b.net", "uplink")).start()?;
-    let vms = [&a, &b];
-    let run = || -> Result<String> {
-        for vm in vms {
-            vm.wait_boot()?;
+    let (ipv4, ipv6, link_local) = (IPV4.map(Into::into), IPV6.map(Into::into), LINK_LOCAL.map(Into::into));
+    let mut cases: Vec<Case> = [
+        group("interop/ipv4-1024", &CONNECTED, ipv4, 1024),
+        group("interop/ipv4-1024", &DATAGRAMS, ipv4, 1024),
+        group("interop/ipv6-4096", &CONNECTED, ipv6, 4096),
+        group("interop/link-local-4096", &DATAGRAMS, link_local, 4096),
+        group("interop/link-local-2048", &CONNECTED[..1], link_local, 2048),
+        group("interop/ipv4-4096", &ALL_SIZES, ipv4, 4096),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
+    for (server, way) in WAYS {
+        for program in ["ib_write_bw", "ib_read_bw"] {
+            cases.push(pair.case(format!("interop/beyond-region/{program}/{way}"), move |pair| {
+                beyond_region(pair, server, program)
+            }));
         }
-        a.run(&network_script("vmxnet3", IP[0]))?;
-        a.run("modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma")?;
-        b.run(&network_script("virtio_net", IP[1]))?;
-        b.run("modprobe rdma_rxe && rdma link add rxe0 type rxe netdev $(cat /run/nic-virtio_net)")?;
-        let mut gids = [0; 2];
-        for index in [0, 1] {
-            wait_for_gid(vms[index], DEVICE[index], IP[index])?;
-            gids[index] = gid_index(vms[index], DEVICE[index], IP[index])?;
-        }
-        let mut done = 0;
-        for (program, options) in PROGRAMS {
-            for server in [1, 0] {
-                exchange(vms, gids, server, program, options)
-                    .with_context(|| format!("{program} {options}, server {}", vms[server].name()))?;
-                done += 1;
-            }
-        }
-        let status = daemon.status()?;
-        let adapter = &status["devices"][0]["adapter"];
-        let sent = adapter["wire_frames_sent"].as_u64().context("the daemon does not count frames")?;
-        Ok(format!("{done} programs, {sent} frames sent, {} sent again", adapter["wire_resent"]))
-    };
-    run().with_context(|| {
-        let status = daemon.status().map_or_else(|error| error.to_string(), |status| format!("{status:#}"));
-        format!("{}\n{}\n--- pvrdmad\n{}\n{status}", a.diagnosis(), b.diagnosis(), daemon.log_tail())
-    })
-}
-
-fn exchange(vms: [&Vm; 2], gids: [u32; 2], server: usize, program: &str, options: &str) -> Result<()> {
-    let client = 1 - server;
-    let command = |vm: usize| format!("{program} -d {} -g {} {options}", DEVICE[vm], gids[vm]);
-    Programs {
-        server_vm: vms[server],
-        server: command(server),
-        ready: Ready::Tcp(18515),
-        client_vm: vms[client],
-        client: format!("{} {}", command(client), IP[server]),
-        timeout: Duration::from_secs(60),
     }
-    .run()
-    .map(|_| ())
+    cases.push(pair.case("interop/receives-run-out/a-to-b", receives_run_out));
+    cases.push(pair.case("interop/nothing-dropped", nothing_dropped));
+    cases.extend(lossy());
+    cases
+}
+
+/// The same cable, but it loses one frame in a hundred, each way.
+fn lossy() -> Vec<Case> {
+    let pair = Shared::new(|bed| RxePair::boot(bed, ",fault=loss:0.01/seed:7"));
+    let ways = LOSSY.iter().flat_map(|&program| WAYS.map(|way| (program, way)));
+    ways.map(|(program, (server, way))| {
+        pair.case(format!("interop/one-percent-lost/{}/{way}", program.name), move |pair: &RxePair| {
+            let before = pair.repairs()?;
+            let note = program.run(&pair.ends(IPV4.map(Into::into), 1024)?, server)?;
+            let repairs = pair.repairs()?.saturating_sub(before);
+            if repairs == 0 {
+                bail!("nothing was lost");
+            }
+            Ok(format!("{note}, {repairs} packets again or too early"))
+        })
+    })
+    .collect()
+}
+
+/// The server's region is shorter than what the client asks for: the client must learn why it failed.
+fn beyond_region(pair: &RxePair, server: usize, program: &str) -> Result<String> {
+    let refused = pair.ours.counter("refused_requests")?;
+    let ends = pair.ends(IPV4.map(Into::into), 1024)?;
+    let programs = perftest::programs(&ends, server, program, ["-n 5 -s 2", "-n 5 -s 65536"]);
+    let (_server, client) = programs.start()?;
+    let output = client.wait(programs.timeout)?;
+    // IBV_WC_REM_ACCESS_ERR
+    if output.code == 0 || !output.text.contains("Failed status 10") {
+        bail!("the client ended with {}, but not for a remote access error:\n{}", output.code, output.text);
+    }
+    let counted = pair.ours.counter("refused_requests")? > refused;
+    if counted != (server == 0) {
+        bail!("the daemon counted {}", if counted { "a refusal that was not its own" } else { "no refusal" });
+    }
+    Ok("remote access error".to_owned())
+}
+
+/// More sends at a time than the peer has receives.
+fn receives_run_out(pair: &RxePair) -> Result<String> {
+    let before = pair.ours.counter("wire_rnr_naks")?;
+    let ends = pair.ends(IPV4.map(Into::into), 1024)?;
+    let programs = perftest::programs(&ends, 1, "ib_send_bw", ["-n 500 -s 64 -r 4 -t 64"; 2]);
+    programs.run()?;
+    let naks = pair.ours.counter("wire_rnr_naks")?.saturating_sub(before);
+    if naks == 0 {
+        bail!("the peer never ran out of receives");
+    }
+    Ok(format!("waited for receives {naks} times"))
+}
+
+/// What all of the above left in the counters of frames that are thrown away.
+fn nothing_dropped(pair: &RxePair) -> Result<String> {
+    for counter in ["too_long", "no_room", "malformed", "damaged", "address", "refused", "deferred"] {
+        let counter = format!("wire_dropped_{counter}");
+        match pair.ours.counter(&counter)? {
+            0 => {}
+            count => bail!("{counter} is {count}"),
+        }
+    }
+    let count = |name| pair.ours.counter(name);
+    Ok(format!(
+        "{} frames sent, {} of them again; {} received, {} of them again, {} too early",
+        count("wire_frames_sent")?,
+        count("wire_resent")?,
+        count("wire_frames_received")?,
+        count("wire_duplicates")?,
+        count("wire_out_of_sequence")?
+    ))
+}
+
+/// Our device and the kernel's.
+#[derive(Debug)]
+struct RxePair {
+    // Declared in the order in which they must be dropped.
+    ours: Host,
+    theirs: Vm,
+    _directory: TempDir,
+}
+
+impl Machines for RxePair {
+    fn vms(&self) -> [&Vm; 2] {
+        [self.ours.vm(), &self.theirs]
+    }
+
+    fn diagnosis(&self) -> String {
+        self.ours.diagnosis()
+    }
+}
+
+impl RxePair {
+    /// Boots both. `options` are more of our device's.
+    pub(super) fn boot(bed: &Bed, options: &str) -> Result<Self> {
+        let directory =
+            tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
+        let [a, b] = cable(directory.path());
+        let options = format!("uplink={},mtu={MTU}{options}", datagrams(&a, &b));
+        let ours = Host::start(bed, &directory.path().join("a"), "a", MAC[0], &options)?;
+        let nic = Nic { model: NicModel::Virtio, mac: MAC[1].to_owned(), local: b, remote: a };
+        let theirs = Vm::builder(bed, directory.path()).name("b").memory_mib(MEMORY_MIB).nic(nic).start()?;
+        ours.bring_up(&addresses(0), MTU)?;
+        theirs.wait_boot()?;
+        theirs.run(&network_script("virtio_net", &addresses(1), MTU))?;
+        theirs.run("modprobe rdma_rxe && rdma link add rxe0 type rxe netdev $(cat /run/nic-virtio_net)")?;
+        theirs.run("modprobe rdma_ucm")?;
+        Ok(Self { ours, theirs, _directory: directory })
+    }
+
+    /// Packets that came or went again, or came too early because one was lost.
+    fn repairs(&self) -> Result<u64> {
+        let counters = ["wire_resent", "wire_duplicates", "wire_out_of_sequence"];
+        counters.into_iter().map(|name| self.ours.counter(name)).sum()
+    }
+
+    fn ends(&self, ip: [IpAddr; 2], path_mtu: u32) -> Result<Ends<'_>> {
+        let ends = Ends {
+            vms: self.vms(),
+            device: [PVRDMA_DEVICE, "rxe0"],
+            gid_index: [0; 2],
+            ip,
+            interface: ["eth0"; 2],
+            tcp: IPV4,
+            path_mtu: Some(path_mtu),
+            patience: Duration::from_secs(60),
+        };
+        ends.with_gids(ip)
+    }
 }

@@ -85,8 +85,8 @@ fn qemu_killed(pair: &mut Pair, link: &Link) -> Result<String> {
 /// Data still flows, both ways; GID indices may have moved.
 fn check_traffic(pair: &Pair, link: &Link) -> Result<()> {
     let link = pair.link(link.kind)?;
-    pingpong(pair, &link, 0, "ibv_rc_pingpong", "-c")?;
-    pingpong(pair, &link, 1, "ibv_rc_pingpong", "-c")?;
+    pingpong(&pair.ends(&link), 0, "ibv_rc_pingpong", "-c")?;
+    pingpong(&pair.ends(&link), 1, "ibv_rc_pingpong", "-c")?;
     Ok(())
 }
 

@@ -32,8 +32,8 @@ pub(crate) fn cases() -> Vec<Case> {
 fn traffic(bed: &Bed, options: PairOptions) -> Result<String> {
     let pair = Pair::boot(bed, &options)?;
     let link = pair.link(LinkKind::Pvrdma)?;
-    pingpong(&pair, &link, 0, "ibv_rc_pingpong", "-c")
-        .and_then(|_| pingpong(&pair, &link, 1, "ibv_rc_pingpong", "-c -s 1048576 -n 20"))
+    pingpong(&pair.ends(&link), 0, "ibv_rc_pingpong", "-c")
+        .and_then(|_| pingpong(&pair.ends(&link), 1, "ibv_rc_pingpong", "-c -s 1048576 -n 20"))
         .with_context(|| pair.diagnosis())
 }
 

@@ -14,7 +14,7 @@ pub(crate) fn cases() -> Vec<Case> {
     vec![
         Case::new("many/two-processes", two_processes),
         Case::new("many/200-qps", |pair, link| {
-            perftest::run(pair, link, 1, "ib_write_bw", "-q 200 -n 10 -s 4096")
+            perftest::run(&pair.ends(link), 1, "ib_write_bw", "-q 200 -n 10 -s 4096")
                 .map(|rows| perftest::bandwidth_note(&rows))
         }),
         Case::new("many/same-guest", same_guest),

@@ -5,6 +5,7 @@ mod case;
 mod connection;
 mod daemon;
 mod exchange;
+mod hosts;
 mod integrity;
 mod interop;
 mod inventory;
@@ -15,7 +16,9 @@ mod many;
 mod nvme;
 pub(crate) mod perftest;
 mod pingpong;
+mod programs;
 mod runner;
+mod shared;
 
 pub(crate) use case::Case;
 pub(crate) use runner::{Tally, causes, run_cases, run_single};
@@ -39,6 +42,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
         cases.extend(interop::cases());
+        cases.extend(hosts::cases());
     }
     cases
 }

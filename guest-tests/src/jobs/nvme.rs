@@ -1,5 +1,6 @@
 //! NVMe over RDMA: a kernel protocol that registers memory fast and invalidates it remotely.
 
+use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -25,7 +26,7 @@ fn fio_verify(pair: &mut Pair, link: &Link) -> Result<String> {
     Ok(note)
 }
 
-fn host(pair: &Pair, ip: &str) -> Result<String> {
+fn host(pair: &Pair, ip: Ipv4Addr) -> Result<String> {
     let b = pair.b();
     b.run("modprobe nvme_rdma")?;
     b.run(&format!(
@@ -49,7 +50,7 @@ fn host(pair: &Pair, ip: &str) -> Result<String> {
     Ok(summary)
 }
 
-fn target_script(ip: &str) -> String {
+fn target_script(ip: Ipv4Addr) -> String {
     format!(
         "set -e
          modprobe brd rd_nr=1 rd_size=65536

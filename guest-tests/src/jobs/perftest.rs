@@ -1,12 +1,10 @@
 //! The programs of the perftest package.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result, bail};
 
 use super::case::Case;
 use super::exchange::{Programs, Ready};
-use crate::pair::{Link, LinkKind, Pair};
+use crate::ends::Ends;
 
 /// One line of a result table.
 #[derive(Clone, Debug, PartialEq)]
@@ -62,36 +60,47 @@ pub(crate) fn cases() -> Vec<Case> {
         .flat_map(|(server, suffix)| VARIANTS.iter().map(move |variant| (server, suffix, variant)))
         .map(|(server, suffix, &(name, program, options, expected))| {
             Case::new(format!("perftest/{name}{suffix}"), move |pair, link| {
-                let rows = run(pair, link, server, program, options)?;
-                if rows.len() != expected {
-                    bail!("{} rows instead of {expected}: {rows:?}", rows.len());
-                }
-                Ok(if program.ends_with("_lat") { latency_note(&rows) } else { bandwidth_note(&rows) })
+                table(&pair.ends(link), server, program, options, expected)
             })
         })
         .collect()
 }
 
-/// Runs a program with its server in guest `server` and returns the client's table.
-pub(crate) fn run(pair: &Pair, link: &Link, server: usize, program: &str, options: &str) -> Result<Vec<Row>> {
-    let client = 1 - server;
-    let gigabits = if program.ends_with("_bw") { "--report_gbits" } else { "" };
-    let command = |vm: usize| format!("{program} -F -d {} -x {} {gigabits} {options}", link.device, link.gid_index[vm]);
-    let exchange = Programs {
-        server_vm: &pair.vms()[server],
-        server: command(server),
-        ready: Ready::Tcp(18515),
-        client_vm: &pair.vms()[client],
-        client: format!("{} {}", command(client), link.ip[server]),
-        // The software transport in the guest moves a hundredth of what the device does.
-        timeout: Duration::from_secs(if link.kind == LinkKind::Rxe { 300 } else { 120 }),
+/// Runs a program whose table has this many rows; returns the best figure of it.
+pub(crate) fn table(ends: &Ends<'_>, server: usize, program: &str, options: &str, expected: usize) -> Result<String> {
+    let rows = run(ends, server, program, options)?;
+    if rows.len() != expected {
+        bail!("{} rows instead of {expected}: {rows:?}", rows.len());
     }
-    .run()?;
+    Ok(if program.ends_with("_lat") { latency_note(&rows) } else { bandwidth_note(&rows) })
+}
+
+/// Runs a program with its server in guest `server` and returns the client's table.
+pub(crate) fn run(ends: &Ends<'_>, server: usize, program: &str, options: &str) -> Result<Vec<Row>> {
+    let exchange = programs(ends, server, program, [options; 2]).run()?;
     let rows = parse(&exchange.client);
     if rows.is_empty() {
         bail!("no result in the client's output:\n{}", exchange.client);
     }
     Ok(rows)
+}
+
+/// The two commands, each with its own options: the server's first.
+pub(crate) fn programs<'a>(ends: &Ends<'a>, server: usize, program: &str, options: [&str; 2]) -> Programs<'a> {
+    let client = 1 - server;
+    let gigabits = if program.ends_with("_bw") { "--report_gbits" } else { "" };
+    let mtu = ends.path_mtu.map(|mtu| format!("-m {mtu}")).unwrap_or_default();
+    let command = |end: usize, options: &str| {
+        format!("{program} -F -d {} -x {} {mtu} {gigabits} {options}", ends.device[end], ends.gid_index[end])
+    };
+    Programs {
+        server_vm: ends.vms[server],
+        server: command(server, options[0]),
+        ready: Ready::Tcp(18515),
+        client_vm: ends.vms[client],
+        client: format!("{} {}", command(client, options[1]), ends.tcp[server]),
+        timeout: ends.patience,
+    }
 }
 
 /// The result table in a program's output: lines that begin with a size and a number of iterations. A figure that is none

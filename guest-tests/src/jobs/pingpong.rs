@@ -1,12 +1,10 @@
 //! The ping-pong programs that come with libibverbs.
 
-use std::time::Duration;
-
 use anyhow::{Context, Result};
 
-use super::case::Case;
+use super::case::{Case, WAYS};
 use super::exchange::{Programs, Ready};
-use crate::pair::{Link, Pair};
+use crate::ends::Ends;
 
 /// `(name, program, options)`.
 const VARIANTS: [(&str, &str, &str); 6] = [
@@ -22,9 +20,9 @@ const VARIANTS: [(&str, &str, &str); 6] = [
 pub(crate) fn cases() -> Vec<Case> {
     let mut cases = Vec::new();
     for (name, program, options) in VARIANTS {
-        for (server, way) in [(1, "a-to-b"), (0, "b-to-a")] {
+        for (server, way) in WAYS {
             cases.push(Case::new(format!("pingpong/{name}/{way}"), move |pair, link| {
-                pingpong(pair, link, server, program, options)
+                pingpong(&pair.ends(link), server, program, options)
             }));
         }
     }
@@ -32,16 +30,18 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 /// Runs one program with its server in guest `server`; returns the speed it reports.
-pub(crate) fn pingpong(pair: &Pair, link: &Link, server: usize, program: &str, options: &str) -> Result<String> {
+pub(crate) fn pingpong(ends: &Ends<'_>, server: usize, program: &str, options: &str) -> Result<String> {
     let client = 1 - server;
-    let command = |vm: usize| format!("{program} -d {} -g {} {options}", link.device, link.gid_index[vm]);
+    // Datagrams have no path MTU.
+    let mtu = ends.path_mtu.filter(|_| !program.contains("_ud_")).map(|mtu| format!("-m {mtu}")).unwrap_or_default();
+    let command = |end: usize| format!("{program} -d {} -g {} {mtu} {options}", ends.device[end], ends.gid_index[end]);
     let exchange = Programs {
-        server_vm: &pair.vms()[server],
+        server_vm: ends.vms[server],
         server: command(server),
         ready: Ready::Tcp(18515),
-        client_vm: &pair.vms()[client],
-        client: format!("{} {}", command(client), link.ip[server]),
-        timeout: Duration::from_secs(120),
+        client_vm: ends.vms[client],
+        client: format!("{} {}", command(client), ends.tcp[server]),
+        timeout: ends.patience,
     }
     .run()?;
     let line = exchange

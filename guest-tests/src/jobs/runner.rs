@@ -29,8 +29,9 @@ impl Tally {
     }
 }
 
-/// Boots a pair and runs the cases in it. A pair that a failed case has left unusable is replaced.
-pub(crate) fn run_cases(bed: &Bed, options: &PairOptions, kind: LinkKind, cases: &[Case]) -> Tally {
+/// Boots a pair and runs the cases in it. A pair that a failed case has left unusable is replaced. Each case is dropped when
+/// it is done, and machines that it shared with others with the last of them.
+pub(crate) fn run_cases(bed: &Bed, options: &PairOptions, kind: LinkKind, cases: Vec<Case>) -> Tally {
     let mut tally = Tally::default();
     let mut pair: Option<Pair> = None;
     // A device that does not even come up fails every case; two attempts tell that from bad luck.
@@ -51,7 +52,7 @@ pub(crate) fn run_cases(bed: &Bed, options: &PairOptions, kind: LinkKind, cases:
                     slot.insert(boot(bed, options).inspect_err(|_| boot_failures += 1)?)
                 }
             };
-            run_in_pair(case, run, pair, kind)
+            run_in_pair(&case, run, pair, kind)
         })();
         let seconds = started.elapsed().as_secs_f64();
         match result {

@@ -87,7 +87,9 @@ impl CqRing {
         self.hub.post(view, Eqe { kind: eqe::CQ_ERR, info: self.handle });
     }
 
-    fn entry(&self, completion: &Completion) -> [u8; CQE_SIZE] {
+    /// The entry in words: as such it can stay in registers until it is written.
+    #[inline]
+    fn entry(&self, completion: &Completion) -> [u64; CQE_SIZE / 8] {
         let Completion { wr_id, qp, opcode, status, byte_len, .. } = *completion;
         let mut out = [0; CQE_SIZE];
         put::<{ cqe::WR_ID }, _, _>(&mut out, wr_id.to_le_bytes());
@@ -119,7 +121,8 @@ impl CqRing {
             put::<{ cqe::NETWORK_HDR_TYPE }, _, _>(&mut out, [kind]);
         }
         put::<{ cqe::WC_FLAGS }, _, _>(&mut out, flags.to_le_bytes());
-        out
+        let (words, []) = out.as_chunks() else { unreachable!("an entry consists of words") };
+        std::array::from_fn(|i| u64::from_ne_bytes(words[i]))
     }
 
     const fn opcode(&self, opcode: WcOpcode) -> u32 {

@@ -1,55 +1,17 @@
-//! The driver proper: probe, commands, events, removal.
+//! The driver proper: commands, events, removal.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rdma_backend::Gid;
-use thiserror::Error;
 
 use super::command::{CommandError, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, command_id};
+use super::probe::ProbeOptions;
 use super::{Buffer, Directory, DriverRing, GuestMemory, Irqs, PciAccess, Placement, register, wait_for};
-use crate::pci_function::PciFunction;
 
 /// Octets of the device shared region.
 const DSR_SIZE: usize = 280;
-
-/// Why a probe failed (spec §2.2, in the driver's order).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum ProbeError {
-    /// Not a version that this driver knows.
-    #[error("device version {0}")]
-    Version(u32),
-    /// Not RoCE.
-    #[error("device mode {0}")]
-    Mode(u8),
-    /// Neither exactly RoCE v1 nor exactly v2.
-    #[error("GID types {0:#x}")]
-    GidTypes(u8),
-    /// Not a power of two.
-    #[error("{0} UAR pages")]
-    Uars(u32),
-    /// ERR after ACTIVATE.
-    #[error("activation failed, ERR is {0:#x}")]
-    Activate(u32),
-}
-
-/// What a probe can do differently.
-#[derive(Clone, Copy, Debug)]
-pub struct ProbeOptions {
-    /// Version that the driver claims.
-    pub driver_version: u32,
-    /// Use MSI-X; otherwise the legacy line.
-    pub msix: bool,
-    /// Pages of each event ring, ring state included.
-    pub event_ring_pages: usize,
-}
-
-impl Default for ProbeOptions {
-    fn default() -> Self {
-        Self { driver_version: 20, msix: true, event_ring_pages: 4 }
-    }
-}
 
 /// An entry of the asynchronous event ring.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -61,14 +23,14 @@ pub struct AsyncEntry {
 }
 
 #[derive(Debug)]
-struct EventRing {
+pub(super) struct EventRing {
     ring: DriverRing,
     pages: Vec<u64>,
-    directory: Directory,
+    pub(super) directory: Directory,
 }
 
 impl EventRing {
-    fn new(memory: &Arc<GuestMemory>, count: usize, element: u64) -> Self {
+    pub(super) fn new(memory: &Arc<GuestMemory>, count: usize, element: u64) -> Self {
         let pages = memory.alloc(count, Placement::Scattered);
         let directory = memory.directory(&pages);
         let nominal = (count as u64 - 1) * 4096 / element;
@@ -87,19 +49,19 @@ impl EventRing {
 pub(super) struct Shared {
     pub(super) pci: PciAccess,
     pub(super) memory: Arc<GuestMemory>,
-    irqs: Arc<Irqs>,
-    options: ProbeOptions,
-    version: u32,
-    uar_base: u64,
-    dsr: u64,
-    slots: [u64; 2],
-    asynchronous: EventRing,
-    notifications: EventRing,
+    pub(super) irqs: Arc<Irqs>,
+    pub(super) options: ProbeOptions,
+    pub(super) version: u32,
+    pub(super) uar_base: u64,
+    pub(super) dsr: u64,
+    pub(super) slots: [u64; 2],
+    pub(super) asynchronous: EventRing,
+    pub(super) notifications: EventRing,
     /// One command at a time.
-    command: Mutex<()>,
+    pub(super) command: Mutex<()>,
     /// UAR pages in use.
-    uars: Mutex<Vec<bool>>,
-    next_va: AtomicU64,
+    pub(super) uars: Mutex<Vec<bool>>,
+    pub(super) next_va: AtomicU64,
 }
 
 /// A bound driver. Clones are the same driver.
@@ -107,115 +69,6 @@ pub(super) struct Shared {
 pub struct Driver(pub(super) Arc<Shared>);
 
 impl Driver {
-    /// What the kernel driver's probe does.
-    ///
-    /// # Errors
-    /// What its probe would fail for.
-    pub fn probe(
-        function: Arc<dyn PciFunction>,
-        memory: &Arc<GuestMemory>,
-        irqs: &Arc<Irqs>,
-    ) -> Result<Self, ProbeError> {
-        Self::probe_with(function, memory, irqs, ProbeOptions::default())
-    }
-
-    /// A probe that does some things differently.
-    ///
-    /// # Errors
-    /// As for [`Self::probe`].
-    pub fn probe_with(
-        function: Arc<dyn PciFunction>,
-        memory: &Arc<GuestMemory>,
-        irqs: &Arc<Irqs>,
-        options: ProbeOptions,
-    ) -> Result<Self, ProbeError> {
-        let pci = PciAccess(function);
-        let uar_base = pci.enable();
-        let version = pci.register(register::VERSION);
-        if version < 17 {
-            return Err(ProbeError::Version(version));
-        }
-        let dsr = memory.alloc_page();
-        let slots = [memory.alloc_page(), memory.alloc_page()];
-        let asynchronous = EventRing::new(memory, options.event_ring_pages, 8);
-        let notifications = EventRing::new(memory, options.event_ring_pages, 4);
-        let shared = Shared {
-            pci,
-            memory: Arc::clone(memory),
-            irqs: Arc::clone(irqs),
-            options,
-            version,
-            uar_base,
-            dsr,
-            slots,
-            asynchronous,
-            notifications,
-            command: Mutex::new(()),
-            uars: Mutex::new(vec![true]),
-            next_va: AtomicU64::new(0x7f00_0000_0000),
-        };
-        let driver = Self(Arc::new(shared));
-        driver.handshake();
-        if let Err(error) = driver.check_caps() {
-            driver.forget();
-            return Err(error);
-        }
-        driver.pci().set_msix(options.msix);
-        driver.pci().set_register(register::IMR, 0);
-        driver.pci().set_register(register::CTL, 0);
-        match driver.pci().register(register::ERR) {
-            0 => Ok(driver),
-            error => {
-                driver.pci().set_register(register::IMR, u32::MAX);
-                driver.forget();
-                Err(ProbeError::Activate(error))
-            }
-        }
-    }
-
-    fn handshake(&self) {
-        let Shared { memory, dsr, slots, asynchronous, notifications, options, .. } = &*self.0;
-        let mut bytes = [0; 72];
-        let mut put = |at: usize, value: &[u8]| bytes[at..at + value.len()].copy_from_slice(value);
-        put(0, &options.driver_version.to_le_bytes());
-        put(8, &0x46_u32.to_le_bytes());
-        put(16, &slots[0].to_le_bytes());
-        put(24, &slots[1].to_le_bytes());
-        for (at, ring) in [(32, asynchronous), (48, notifications)] {
-            put(at, &(options.event_ring_pages as u32).to_le_bytes());
-            put(at + 8, &ring.directory.addr.to_le_bytes());
-        }
-        let pfn = self.0.uar_base >> 12;
-        put(64, &if self.0.version < 19 { u64::from(pfn as u32) } else { pfn }.to_le_bytes());
-        memory.write(*dsr, &bytes);
-        self.write_dsr_address();
-    }
-
-    /// Writes DSRLOW and DSRHIGH, which starts the handshake.
-    pub fn write_dsr_address(&self) {
-        self.pci().set_register(register::DSRLOW, self.0.dsr as u32);
-        self.pci().set_register(register::DSRHIGH, (self.0.dsr >> 32) as u32);
-    }
-
-    fn check_caps(&self) -> Result<(), ProbeError> {
-        let (mode, gid_types, uars) = (self.cap_u8(200), self.cap_u8(203), self.cap_u32(188));
-        if mode != 0 {
-            return Err(ProbeError::Mode(mode));
-        }
-        let supported = match self.0.version {
-            17 => gid_types == 1,
-            _ => gid_types == 1 || gid_types == 2,
-        };
-        if !supported {
-            return Err(ProbeError::GidTypes(gid_types));
-        }
-        if !uars.is_power_of_two() {
-            return Err(ProbeError::Uars(uars));
-        }
-        self.0.uars.lock().resize(uars as usize, false);
-        Ok(())
-    }
-
     /// The function.
     pub fn pci(&self) -> &PciAccess {
         &self.0.pci
@@ -351,37 +204,6 @@ impl Driver {
         self.execute(&Request::new(command_id::DESTROY_BIND).u32(16, index).set(20, &gid.0)).map(drop)
     }
 
-    /// CREATE_UC, as when a process opens the device. Takes the lowest free UAR page.
-    ///
-    /// # Errors
-    /// The command failed.
-    pub fn open(&self) -> Result<Context, CommandError> {
-        let uar = {
-            let mut uars = self.0.uars.lock();
-            let free = uars.iter().position(|used| !used).expect("all UAR pages are in use");
-            uars[free] = true;
-            free as u32
-        };
-        let pfn = (self.0.uar_base >> 12) + u64::from(uar);
-        match self.execute(&Request::new(command_id::CREATE_UC).u64(16, pfn)) {
-            Ok(response) => Ok(Context { driver: self.clone(), handle: response.u32(16), uar }),
-            Err(error) => {
-                self.0.uars.lock()[uar as usize] = false;
-                Err(error)
-            }
-        }
-    }
-
-    /// CREATE_PD of a process, or of the kernel without context.
-    ///
-    /// # Errors
-    /// The command failed.
-    pub fn create_pd(&self, context: Option<&Context>) -> Result<Pd, CommandError> {
-        let (context, uar) = context.map_or((0, 0), |context| (context.handle, context.uar));
-        let response = self.execute(&Request::new(command_id::CREATE_PD).u32(16, context))?;
-        Ok(Pd { driver: self.clone(), handle: response.u32(16), context, uar })
-    }
-
     /// Allocates a buffer that starts `offset` octets into its first page.
     pub fn buffer(&self, len: usize, offset: usize, placement: Placement) -> Buffer {
         let count = (offset % 4096 + len).div_ceil(4096).max(1);
@@ -438,54 +260,5 @@ impl Driver {
         memory.free(&[*dsr, slots[0], slots[1]]);
         asynchronous.free(memory);
         notifications.free(memory);
-    }
-}
-
-/// An open device of a process.
-#[derive(Clone, Debug)]
-pub struct Context {
-    driver: Driver,
-    /// Its handle.
-    pub handle: u32,
-    /// Its UAR page.
-    pub uar: u32,
-}
-
-impl Context {
-    /// DESTROY_UC.
-    ///
-    /// # Errors
-    /// The command failed.
-    pub fn close(self) -> Result<(), CommandError> {
-        let result = self.driver.execute(&Request::new(command_id::DESTROY_UC).u32(16, self.handle));
-        self.driver.0.uars.lock()[self.uar as usize] = false;
-        result.map(drop)
-    }
-}
-
-/// A protection domain.
-#[derive(Clone, Debug)]
-pub struct Pd {
-    pub(super) driver: Driver,
-    /// Its handle.
-    pub handle: u32,
-    /// Handle of the context that owns it, 0 for the kernel.
-    pub context: u32,
-    /// UAR page of its owner.
-    pub uar: u32,
-}
-
-impl Pd {
-    /// Whether it belongs to a process.
-    pub const fn is_user(&self) -> bool {
-        self.context != 0
-    }
-
-    /// DESTROY_PD.
-    ///
-    /// # Errors
-    /// The command failed.
-    pub fn destroy(self) -> Result<(), CommandError> {
-        self.driver.execute(&Request::new(command_id::DESTROY_PD).u32(16, self.handle)).map(drop)
     }
 }

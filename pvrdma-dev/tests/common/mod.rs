@@ -6,7 +6,7 @@ use std::sync::Arc;
 use backend_rxe::{Rxe, RxeConfig};
 use pvrdma_dev::testing::{Context, Cq, Driver, GuestMemory, Irqs, Path, Pd, Qp, QpInit, StubBackend, StubDevice};
 use pvrdma_dev::{DeviceConfig, PciFunction, PvrdmaDevice};
-use rdma_backend::{Backend, Gid, MacAddr};
+use rdma_backend::{Backend, Gid, GidType, MacAddr};
 
 /// An IPv4-mapped GID.
 pub fn gid(host: u8) -> Gid {
@@ -15,6 +15,16 @@ pub fn gid(host: u8) -> Gid {
     gid.0[12..].copy_from_slice(&[10, 0, 0, host]);
     gid
 }
+
+/// Every version of the interface, with each addressing that its driver takes.
+pub const VERSIONS: [(u32, GidType); 6] = [
+    (17, GidType::RoceV1),
+    (18, GidType::RoceV1),
+    (18, GidType::RoceV2),
+    (19, GidType::RoceV2),
+    (20, GidType::RoceV1),
+    (20, GidType::RoceV2),
+];
 
 /// A device with its guest's memory.
 pub struct Bed<B: Backend> {

@@ -33,6 +33,8 @@ fn the_command_line_wins_over_the_file() {
         mac = "52:54:00:00:00:02"
         version = 17
         intx = true
+        uplink = "unix:/run/u"
+        fault = "loss:0.01/seed:7"
         "#,
     )
     .unwrap();
@@ -43,6 +45,7 @@ fn the_command_line_wins_over_the_file() {
     assert_eq!((a.pin, a.roce(), a.config.limits.max_qp, a.config.intx), (Pin::Off, Roce::V1, 100, true));
     assert_eq!(a.config.limits.max_cq, Limits::default().max_cq);
     assert_eq!((b.roce(), b.config.version, b.config.intx), (Roce::V1, 17, true));
+    assert_eq!(b.network.as_ref().unwrap().fault, "seed:7/loss:0.01".parse().ok());
     assert_eq!(c.config.name, "vm2");
 }
 
@@ -60,6 +63,13 @@ fn mistakes_in_a_device() {
         ("name=a,pin=yes", "registered"),
         ("name=a,version=new", "not a number"),
         ("name=a,intx=perhaps", "true or false"),
+        ("name=a,uplink=wifi:0", "uplink: 'wifi:0' is not one of af_packet:"),
+        ("name=a,uplink=vxlan:here", "uplink: 'here' is not an IP address"),
+        ("name=a,remote=there", "remote: 'there' is not an IP address"),
+        ("name=a,vni=blue", "vni: 'blue' is not a number"),
+        ("name=a,learn=french", "expected `stations` or `remotes`"),
+        ("name=a,vni=1,vni=2", "twice"),
+        ("name=a,fault=loss:2", "rate of 0.0001 to 1"),
     ] {
         let error = text.parse::<DeviceSpec>().unwrap_err();
         assert!(error.contains(word), "{text}: {error}");
@@ -74,10 +84,39 @@ fn mistakes_in_a_device() {
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=a,socket=/b,mac=52:54:00:00:00:02"], "name is taken"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/a,mac=52:54:00:00:00:02"], "same socket"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/b,mac=52:54:00:00:00:01"], "same MAC"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,fault=loss:0.1"], "uplink"),
     ] {
         let error = Config::merge(File::default(), args(devices)).unwrap_err().to_string();
         assert!(error.contains(word), "{devices:?}: {error}");
     }
+}
+
+#[test]
+fn a_tunnel_in_both_languages() {
+    let file: File = toml::from_str(
+        r#"
+        [[device]]
+        name = "vm0"
+        socket = "/run/a"
+        mac = "52:54:00:00:00:01"
+        uplink = "vxlan:10.0.0.1"
+        remote = ["10.0.0.2", "10.0.0.3:8472"]
+        vni = 7
+        mtu = 8950
+        "#,
+    )
+    .unwrap();
+    let words = "name=vm0,socket=/run/a,mac=52:54:00:00:00:01,uplink=vxlan:10.0.0.1,remote=10.0.0.2,remote=10.0.0.3:8472,\
+                 vni=7,mtu=8950";
+    let from_file = Config::merge(file.clone(), args(&[])).unwrap();
+    let from_words = Config::merge(File::default(), args(&[words])).unwrap();
+    assert_eq!(from_file.devices[0].network, from_words.devices[0].network);
+    let changed = Config::merge(file, args(&["name=vm0,remote=10.0.0.9,learn=remotes"])).unwrap();
+    let Some(LinkSpec::Vxlan(tunnel)) = changed.devices[0].network.clone().map(|network| network.uplink) else {
+        panic!("{changed:?}")
+    };
+    assert_eq!(tunnel.remotes, ["10.0.0.9:4789".parse().unwrap()]);
+    assert!(tunnel.open && tunnel.vni.get() == 7);
 }
 
 #[test]
@@ -88,6 +127,7 @@ fn mistakes_in_the_file() {
         ("[[device]]\nname = \"a\"\nspeed = 3", "speed"),
         ("[[device]]\nname = \"a\"\n[device.limits]\nmax_everything = 3", "max_everything"),
         ("[[device]]\nname = \"a\"\nmac = \"zz\"", "MAC"),
+        ("[[device]]\nname = \"a\"\nremote = [\"there\"]", "IP address"),
     ] {
         let error = toml::from_str::<File>(text).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");

@@ -1,0 +1,132 @@
+//! A tap device: a network interface of the host whose other side is this process. With a bridge or routes the host connects it to
+//! a network.
+
+mod attach;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use thiserror::Error;
+
+use super::{Frames, InterfaceName, Link, MAX_LINK_FRAME, Readiness};
+
+/// Time between two attempts to attach to an interface that went away.
+const REATTACH: Duration = Duration::from_secs(1);
+
+/// Why there is no tap device.
+#[derive(Debug, Error)]
+pub enum TapError {
+    /// There is no such thing on this host, or this process may not use it.
+    #[error("/dev/net/tun: {0}")]
+    NoTun(io::Error),
+    /// This user may neither make the interface nor attach to it.
+    #[error(
+        "tap {0}: not permitted; make it for this user with 'ip tuntap add dev {0} mode tap user NAME', or give CAP_NET_ADMIN"
+    )]
+    NotPermitted(InterfaceName),
+    /// Another program has it.
+    #[error("tap {0}: another program is attached to it")]
+    Busy(InterfaceName),
+    /// There is an interface of that name which is something else.
+    #[error("tap {name}: {source}; is there an interface of that name which is no tap without queues?")]
+    Other {
+        /// Which.
+        name: InterfaceName,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// A link to a tap device. It is made unless it is there, in which case its owner needs no privileges. While the interface
+/// is down, or gone, what is sent is lost.
+#[derive(Debug)]
+pub struct TapLink {
+    name: InterfaceName,
+    device: Mutex<Option<Arc<OwnedFd>>>,
+    lost: AtomicU64,
+}
+
+impl TapLink {
+    /// Makes the interface or attaches to it.
+    ///
+    /// # Errors
+    /// Neither is possible.
+    pub fn open(name: InterfaceName) -> Result<Self, TapError> {
+        let device = Mutex::new(Some(Arc::new(attach::attach(&name)?)));
+        Ok(Self { name, device, lost: AtomicU64::new(0) })
+    }
+
+    fn device(&self) -> Option<Arc<OwnedFd>> {
+        self.device.lock().clone()
+    }
+
+    /// The device, attaching to it again if it went away.
+    fn attached(&self) -> Option<Arc<OwnedFd>> {
+        let mut device = self.device.lock();
+        if device.is_none() {
+            *device = attach::attach(&self.name).ok().map(Arc::new);
+            if device.is_some() {
+                log::info!("tap {}: it is back", self.name);
+            }
+        }
+        device.clone()
+    }
+
+    fn detach(&self, old: &Arc<OwnedFd>, errno: Errno) {
+        let mut device = self.device.lock();
+        if device.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
+            log::warn!("tap {}: it went away: {errno}", self.name);
+            *device = None;
+        }
+    }
+}
+
+impl Link for TapLink {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        let Some(device) = self.attached() else { return };
+        for _ in 0..most {
+            let mut result = Ok(0);
+            let more = frames.push_with(MAX_LINK_FRAME, |room| {
+                result = rustix::io::read(&device, room);
+                result.ok().filter(|&count| count > 0)
+            });
+            match result {
+                Ok(_) | Err(Errno::INTR) if more => {}
+                Ok(_) | Err(Errno::AGAIN | Errno::INTR) => return,
+                Err(errno) => return self.detach(&device, errno),
+            }
+        }
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let device = self.device();
+        let mut taken = 0;
+        for frame in frames.iter_from(from) {
+            match device.as_ref().map_or(Err(Errno::BADFD), |device| rustix::io::write(device, frame)) {
+                Ok(_) => {}
+                Err(Errno::AGAIN) => return taken,
+                // Down, gone, or not a frame.
+                Err(_) => _ = self.lost.fetch_add(1, Ordering::Relaxed),
+            }
+            taken += 1;
+        }
+        taken
+    }
+
+    fn readiness(&self) -> Readiness {
+        let device = self.device();
+        let wait = device.is_none().then_some(REATTACH);
+        Readiness { readable: device.clone(), writable: device, wait }
+    }
+
+    fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}

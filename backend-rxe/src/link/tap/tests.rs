@@ -1,0 +1,85 @@
+//! With a real interface; needs root.
+
+use std::process::Command;
+
+use super::*;
+
+fn ip(arguments: &str) {
+    let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {arguments}");
+}
+
+/// An interface that nobody else has, gone with the process.
+fn open(purpose: &str) -> Option<(InterfaceName, TapLink)> {
+    let name: InterfaceName = format!("t{purpose}{}", std::process::id()).parse().unwrap();
+    match TapLink::open(name.clone()) {
+        Ok(link) => Some((name, link)),
+        Err(error @ (TapError::NotPermitted(_) | TapError::NoTun(_))) => {
+            println!("skipped: {error}");
+            None
+        }
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// Waits for a frame that `wanted` accepts; the host itself sends some, too.
+fn receive(link: &TapLink, wanted: impl Fn(&[u8]) -> bool) -> Vec<u8> {
+    loop {
+        let mut frames = Frames::default();
+        link.receive(&mut frames, 8);
+        if let Some(frame) = frames.iter().find(|frame| wanted(frame)) {
+            return frame.to_vec();
+        }
+        let readiness = link.readiness();
+        let fd = readiness.readable.expect("attached");
+        let mut fds = [rustix::event::PollFd::new(&*fd, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, None).unwrap();
+    }
+}
+
+#[test]
+fn the_host_talks_through_the_interface() {
+    let Some((name, link)) = open("a") else { return };
+    ip(&format!("address add 192.168.231.1/24 dev {name}"));
+    let mut frames = Frames::default();
+    frames.push(&[0; 60]);
+    assert_eq!((link.send(&frames, 0), link.lost()), (1, 1), "the interface is down");
+    ip(&format!("link set {name} up"));
+    // A question of the host comes, and the answer to ours.
+    let question = |asked: u8| {
+        let arp = [0, 1, 8, 0, 6, 4, 0, 1, 2, 0, 0, 0, 0, 9, 192, 168, 231, asked];
+        [&[0xff; 6][..], &[2, 0, 0, 0, 0, 9, 8, 6], &arp[..14], &[192, 168, 231, 2], &[0; 6], &[192, 168, 231, asked]]
+            .concat()
+    };
+    frames.clear();
+    frames.push(&question(1));
+    assert_eq!((link.send(&frames, 0), link.lost()), (1, 1));
+    let answer = receive(&link, |frame| frame.get(12..14) == Some(&[8, 6]) && frame.get(21) == Some(&2));
+    assert_eq!(answer.get(28..32), Some(&[192, 168, 231, 1][..]));
+}
+
+#[test]
+fn an_interface_that_went_away_comes_back() {
+    let Some((name, link)) = open("b") else { return };
+    assert!(matches!(TapLink::open(name.clone()), Err(TapError::Busy(_))), "one program at a time");
+    ip(&format!("link delete {name}"));
+    let mut frames = Frames::default();
+    link.receive(&mut frames, 1);
+    let readiness = link.readiness();
+    assert!(readiness.readable.is_none() && readiness.wait == Some(REATTACH), "nothing to wait for but time");
+    frames.push(&[0; 60]);
+    assert_eq!((link.send(&frames, 0), link.lost()), (1, 1));
+    frames.clear();
+    link.receive(&mut frames, 1);
+    assert!(link.readiness().readable.is_some());
+    ip(&format!("link set {name} up"));
+}
+
+#[test]
+fn what_is_no_tap_is_refused() {
+    match TapLink::open("lo".parse().unwrap()) {
+        Err(TapError::Other { name, .. }) => assert_eq!(name.as_str(), "lo"),
+        Err(error @ (TapError::NotPermitted(_) | TapError::NoTun(_))) => println!("skipped: {error}"),
+        other => panic!("{other:?}"),
+    }
+}

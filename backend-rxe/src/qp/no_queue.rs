@@ -1,0 +1,18 @@
+//! The end of a QP's rings.
+
+use rdma_backend::memory::DmaView;
+use rdma_backend::{QueueError, SendSource, SendWork};
+
+/// What a QP holds in place of a ring after its end.
+#[derive(Debug)]
+pub(super) struct NoQueue;
+
+impl SendSource for NoQueue {
+    fn pop(&mut self, _view: &DmaView<'_>, _work: &mut SendWork) -> Result<bool, QueueError> {
+        Ok(false)
+    }
+
+    fn retire(&mut self, _view: &DmaView<'_>) {}
+
+    fn reset(&mut self) {}
+}

@@ -1,0 +1,110 @@
+//! The port of a device: what it lets in, what it says, and what a full link does.
+
+use std::sync::Arc;
+
+use rdma_backend::{GidType, Hca, Mtu, QpType, UdDestination, WcStatus};
+
+use crate::PortConfig;
+use crate::link::{Frames, Link, memory};
+use crate::testing::*;
+
+/// A device on a cable whose other end is the test.
+fn exposed(capacity: usize) -> (World, Node, memory::MemoryLink, crate::Uplink) {
+    let world = World::new();
+    let (ours, theirs) = memory::pair(capacity);
+    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 4500 };
+    let uplink = world.rxe.plug(mac(1), config).unwrap();
+    let node = world.node(1);
+    (world, node, theirs, uplink)
+}
+
+/// A frame that a good peer sends to QP 0x100 of node 1.
+fn request() -> Vec<u8> {
+    let (world, far, cable, _uplink) = exposed(10);
+    far.hca.unbind_gid(0);
+    far.hca.bind_gid(0, gid(2), GidType::RoceV2).unwrap();
+    let end = far.qp(QpType::Rc);
+    let to = UdDestination { dgid: gid(1), dmac: mac(1), ..UdDestination::default() };
+    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (to.dgid, to.dmac));
+    end.submit(1, SEND, &[]);
+    world.rxe.run_ready();
+    let mut frames = Frames::default();
+    cable.receive(&mut frames, 1);
+    frames.get(0).unwrap().to_vec()
+}
+
+#[test]
+fn the_guard() {
+    let good = request();
+    let (world, node, cable, _uplink) = exposed(100_000);
+    let neighbour = world.node(3);
+    let end = node.qp(QpType::Rc);
+    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    end.recv(1, &[]);
+    let give = |change: &dyn Fn(&mut Vec<u8>)| {
+        let (mut frame, mut frames) = (good.clone(), Frames::default());
+        change(&mut frame);
+        frames.push(&frame);
+        assert_eq!(cable.send(&frames, 0), 1);
+        world.rxe.run_ready();
+    };
+    type Change = fn(&mut Vec<u8>);
+    let cases: [(&str, Change); 6] = [
+        ("wire_dropped_malformed", |frame| frame.truncate(50)),
+        ("wire_dropped_damaged", |frame| *frame.last_mut().unwrap() ^= 1),
+        ("wire_dropped_no_qp", |frame| frame[49] ^= 1),
+        // To an address that we do not have, which the header checksum agrees with.
+        ("wire_dropped_address", |frame| (frame[31], frame[33]) = (frame[31] + 1, frame[33] - 1)),
+        ("passed_dropped", |frame| frame[5] ^= 2),
+        ("passed_dropped", |frame| frame[12] = 0x88),
+    ];
+    for (counter, change) in cases {
+        let before = node.counter(counter);
+        give(&change);
+        assert_eq!(node.counter(counter), before + 1, "{counter}");
+    }
+    assert!(end.rcq.poll().is_empty());
+    // Somebody on the wire who claims to be a neighbour of ours.
+    neighbour.hca.bind_gid(1, gid(2), GidType::RoceV2).unwrap();
+    let before = node.counter("wire_dropped_address");
+    give(&|_| {});
+    assert_eq!(node.counter("wire_dropped_address"), before + 1);
+    neighbour.hca.unbind_gid(1);
+    // The real one.
+    give(&|_| {});
+    assert_eq!(end.rcq.one().status, WcStatus::Success);
+}
+
+#[test]
+fn a_full_link_holds_senders_up_and_loses_nothing() {
+    let (world, node, cable, _uplink) = exposed(3);
+    let end = node.qp(QpType::Rc);
+    let memory = node.buffer(1 << 20);
+    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    end.submit(1, write(memory.remote(0)), &[memory.all()]);
+    world.rxe.run_ready();
+    let mut got = Frames::default();
+    // A window of packets is out, in order and without a gap, however slowly it is taken.
+    for _ in 0..300 {
+        cable.receive(&mut got, 1);
+        world.rxe.run_ready();
+    }
+    let psn = |frame: &[u8]| u32::from_be_bytes([0, frame[51], frame[52], frame[53]]);
+    assert!(got.iter().map(psn).eq(5..5 + 256), "{}", got.len());
+    assert_eq!(node.counter("wire_dropped_no_room"), 0);
+}
+
+#[test]
+fn the_port_says_what_the_network_carries() {
+    for (mtu, path) in
+        [(1500, Mtu::M1024), (9000, Mtu::M4096), (4200, Mtu::M4096), (2300, Mtu::M2048), (576, Mtu::M256)]
+    {
+        let world = World::new();
+        let (ours, _theirs) = memory::pair(1);
+        let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu };
+        let _uplink = world.rxe.plug(mac(1), config.clone()).unwrap();
+        assert!(world.rxe.plug(mac(1), config).is_err());
+        assert_eq!(world.node(1).hca.port().active_mtu, path);
+        assert_eq!(world.node(3).hca.port().active_mtu, Mtu::M4096);
+    }
+}

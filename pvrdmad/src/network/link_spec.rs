@@ -1,0 +1,105 @@
+//! A link in the words of the command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use backend_rxe::link::InterfaceName;
+use backend_rxe::link::vxlan::{Vni, VxlanConfig};
+use serde::{Deserialize, Deserializer};
+
+use super::tunnel::TunnelAddress;
+
+/// One end of a link.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub enum LinkSpec {
+    /// `unix:PATH`: takes one connection after the other, as QEMU's `-netdev stream,server=off` makes them.
+    Listen(PathBuf),
+    /// `unix-connect:PATH`: connects, and again when the connection ended. QEMU: `-netdev stream,server=on`.
+    Connect(PathBuf),
+    /// `unix-dgram:LOCAL:REMOTE`: receives at one socket and sends to the other. QEMU: `-netdev dgram`.
+    Datagrams {
+        /// Our socket.
+        local: PathBuf,
+        /// The other side's.
+        remote: PathBuf,
+    },
+    /// `vxlan:ADDRESS[:PORT]`: a tunnel from our address. Its other ends are keys of their own.
+    Vxlan(VxlanConfig),
+    /// `af_packet:NAME`: an interface of the host, which the host goes on using.
+    AfPacket(InterfaceName),
+    /// `tap:NAME`: an interface of the host that ends here; made unless it is there.
+    Tap(InterfaceName),
+}
+
+/// Kinds of links, for who asks for another one.
+const KINDS: &str =
+    "af_packet:INTERFACE, vxlan:ADDRESS[:PORT], tap:NAME, unix:PATH, unix-connect:PATH or unix-dgram:LOCAL:REMOTE";
+
+impl FromStr for LinkSpec {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("'{text}' is not one of {KINDS}");
+        let (kind, rest) = text.split_once(':').filter(|(_, rest)| !rest.is_empty()).ok_or_else(wrong)?;
+        match kind {
+            "unix" => Ok(Self::Listen(rest.into())),
+            "unix-connect" => Ok(Self::Connect(rest.into())),
+            "unix-dgram" => match rest.split_once(':') {
+                Some((local, remote)) if !local.is_empty() && !remote.is_empty() && local != remote => {
+                    Ok(Self::Datagrams { local: local.into(), remote: remote.into() })
+                }
+                _ => Err(wrong()),
+            },
+            "vxlan" => {
+                let TunnelAddress(local) = rest.parse()?;
+                Ok(Self::Vxlan(VxlanConfig { local, remotes: Vec::new(), vni: Vni::default(), open: false }))
+            }
+            "af_packet" => Ok(Self::AfPacket(rest.parse()?)),
+            "tap" => Ok(Self::Tap(rest.parse()?)),
+            _ => Err(wrong()),
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for LinkSpec {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words() {
+        assert_eq!("unix:/a".parse(), Ok(LinkSpec::Listen("/a".into())));
+        assert_eq!("unix-connect:/a".parse(), Ok(LinkSpec::Connect("/a".into())));
+        let datagrams = LinkSpec::Datagrams { local: "/a".into(), remote: "/b".into() };
+        assert_eq!("unix-dgram:/a:/b".parse(), Ok(datagrams));
+        assert_eq!("tap:tap0".parse(), Ok(LinkSpec::Tap("tap0".parse().unwrap())));
+        assert_eq!("af_packet:eth0".parse(), Ok(LinkSpec::AfPacket("eth0".parse().unwrap())));
+        for wrong in ["", "/a", "unix:", "tcp:/a", "unix-dgram:/a", "unix-dgram:/a:", "unix-dgram:/a:/a", "tap:"] {
+            assert!(wrong.parse::<LinkSpec>().unwrap_err().contains("unix-connect"), "{wrong}");
+        }
+        for (wrong, word) in
+            [("tap:a/b", "interface"), ("af_packet:much-too-long-name", "interface"), ("vxlan:host", "IP address")]
+        {
+            assert!(wrong.parse::<LinkSpec>().unwrap_err().contains(word), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn addresses_of_tunnels() {
+        for (text, address) in [
+            ("10.0.0.1", "10.0.0.1:4789"),
+            ("10.0.0.1:8472", "10.0.0.1:8472"),
+            ("fd00::1", "[fd00::1]:4789"),
+            ("[fd00::1]", "[fd00::1]:4789"),
+            ("[fd00::1]:8472", "[fd00::1]:8472"),
+        ] {
+            let Ok(LinkSpec::Vxlan(config)) = format!("vxlan:{text}").parse() else { panic!("{text}") };
+            assert_eq!((config.local.to_string(), config.remotes.len()), (address.to_owned(), 0));
+        }
+    }
+}

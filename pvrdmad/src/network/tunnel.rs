@@ -1,0 +1,75 @@
+//! What only a tunnel needs to know.
+
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
+
+use backend_rxe::link::vxlan::{VXLAN_PORT, Vni, VxlanConfig, VxlanError};
+use serde::{Deserialize, Deserializer};
+
+/// `ADDRESS` or `ADDRESS:PORT`, where the port of VXLAN is the default; an IPv6 address with a port stands in brackets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct TunnelAddress(pub SocketAddr);
+
+impl FromStr for TunnelAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        let with_default = |_| plain.parse().map(|ip: IpAddr| SocketAddr::new(ip, VXLAN_PORT));
+        let address = text.parse().or_else(with_default);
+        address.map(Self).map_err(|_| format!("'{text}' is not an IP address, IPv4:PORT or [IPv6]:PORT"))
+    }
+}
+
+impl<'de> Deserialize<'de> for TunnelAddress {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
+/// What a tunnel learns from what comes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Learn {
+    /// Which station is behind which configured remote. Nobody else is listened to.
+    Stations,
+    /// Also who is a remote: everybody is listened to.
+    Remotes,
+}
+
+/// Keys that only a device with a tunnel has.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct TunnelKeys {
+    /// Other ends.
+    pub remotes: Vec<TunnelAddress>,
+    /// The network: 0 unless given.
+    pub vni: Option<u32>,
+    /// What is learned: stations unless given.
+    pub learn: Option<Learn>,
+}
+
+impl TunnelKeys {
+    /// Whether none is given.
+    pub(super) fn is_empty(&self) -> bool {
+        self.remotes.is_empty() && self.vni.is_none() && self.learn.is_none()
+    }
+
+    /// Gives a tunnel its other ends.
+    ///
+    /// # Errors
+    /// They do not go together.
+    pub(super) fn complete(self, tunnel: VxlanConfig) -> Result<VxlanConfig, String> {
+        let vni = self.vni.unwrap_or_default();
+        let config = VxlanConfig {
+            local: tunnel.local,
+            remotes: self.remotes.into_iter().map(|TunnelAddress(remote)| remote).collect(),
+            vni: Vni::new(vni).ok_or_else(|| format!("vni {vni} is more than {}", Vni::MAX))?,
+            open: self.learn == Some(Learn::Remotes),
+        };
+        match config.check() {
+            Ok(()) => Ok(config),
+            Err(VxlanError::NoRemote) => Err("vxlan needs a remote (remote=ADDRESS), or learn=remotes".to_owned()),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
