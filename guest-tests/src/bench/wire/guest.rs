@@ -98,7 +98,7 @@ fn between_guests(pair: &Pair, loss: bool) -> Result<f64> {
     if loss {
         netem("add")?;
     }
-    let rows = perftest::run(pair, &link, 1, "ib_write_bw", WRITE);
+    let rows = perftest::run(&pair.ends(&link), 1, "ib_write_bw", WRITE);
     if loss {
         netem("del")?;
     }
