@@ -214,8 +214,9 @@ fn many_connections_share_a_window() {
             // Nobody answers every eighth, every eighth is flushed, and every eighth is destroyed while it waits.
             ends.iter().step_by(8).for_each(|(_, right)| right.qp.destroy());
             for (left, _) in &ends {
-                left.submit(1, write(theirs.remote(0)), &[mine.all()]);
-                left.submit(2, write(theirs.remote(0)), &[mine.all()]);
+                left.post(1, write(theirs.remote(0)), &[mine.all()]);
+                left.post(2, write(theirs.remote(0)), &[mine.all()]);
+                left.qp.notify_send();
             }
             ends.iter().skip(1).step_by(8).for_each(|(left, _)| left.to(QpState::Error));
             ends.iter().skip(2).step_by(8).for_each(|(left, _)| left.qp.destroy());
