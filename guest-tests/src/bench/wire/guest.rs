@@ -78,7 +78,7 @@ fn rxe_with_itself(pair: &Pair) -> Result<f64> {
     let program = format!("ib_write_bw -F -d {} -x {} --report_gbits {WRITE}", link.device, link.gid_index[0]);
     let script = format!(
         "{program} > /tmp/server 2>&1 & \
-         until grep -q :48A5 /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done; {program} {}; wait",
+         until grep -q :4853 /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done; {program} {}; wait",
         link.ip[0]
     );
     let output = pair.a().spawn(&script)?.wait_success(TIMEOUT)?;
