@@ -223,9 +223,9 @@ impl Requester {
         !self.ended && self.requests.len() < self.tuning.requests
     }
 
-    /// PSNs that are sent and not confirmed.
+    /// PSNs that are on their way or being answered. What a loss made us go back over is not among them.
     pub const fn under_way(&self) -> u64 {
-        self.newest - self.unconfirmed
+        self.cursor.saturating_sub(self.unconfirmed)
     }
 
     /// Whether the next packet was sent before.
