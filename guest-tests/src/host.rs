@@ -50,18 +50,22 @@ impl Host {
         &self.vm
     }
 
-    /// One figure of the device's port.
+    /// The figures of the device's adapter.
+    pub(crate) fn counters(&self) -> Result<serde_json::Value> {
+        Ok(self.daemon.status()?["devices"][0]["adapter"].take())
+    }
+
+    /// One of them.
     pub(crate) fn counter(&self, name: &str) -> Result<u64> {
-        let status = self.daemon.status()?;
-        status["devices"][0]["adapter"][name].as_u64().with_context(|| format!("the daemon does not count {name}"))
+        self.counters()?[name].as_u64().with_context(|| format!("the daemon does not count {name}"))
     }
 
     /// The daemon's side of a failure: its log, and the counters that are not zero.
     pub(crate) fn diagnosis(&self) -> String {
-        let counters = match self.daemon.status() {
-            Ok(status) => {
-                let adapter = status["devices"][0]["adapter"].as_object().cloned().unwrap_or_default();
-                let counters = adapter.iter().filter(|(_, value)| value.as_u64() != Some(0));
+        let counters = match self.counters() {
+            Ok(counters) => {
+                let counters = counters.as_object().cloned().unwrap_or_default();
+                let counters = counters.iter().filter(|(_, value)| value.as_u64() != Some(0));
                 counters.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
             }
             Err(error) => error.to_string(),

@@ -208,6 +208,12 @@ impl Requester {
         self.stats
     }
 
+    /// Has the next packet ask for an ACK: it is the last for a while, or the timer would not wait for the next one that asks by
+    /// itself.
+    pub const fn ask(&mut self) {
+        self.unasked = u32::MAX;
+    }
+
     /// Takes over what a modify request may change in RTS and SQD: path, timeout, retries, number of reads. PSNs, path MTU
     /// and peer stay.
     pub fn set_attrs(&mut self, attrs: &QpAttrs, path: Path) {
@@ -231,11 +237,6 @@ impl Requester {
     /// Whether the next packet was sent before.
     pub fn resends(&self) -> bool {
         self.cursor < self.newest || self.probe == Probe::Due
-    }
-
-    /// Has the next packet ask for an ACK.
-    pub const fn ask(&mut self) {
-        self.unasked = u32::MAX;
     }
 
     /// A request whose buffers can be used for the next [`Self::post`].
