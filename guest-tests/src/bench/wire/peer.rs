@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result};
 use backend_rxe::link::Link;
 use backend_rxe::link::af_packet::AfPacketLink;
 use backend_rxe::link::fault::{FaultLink, Faults};
-use backend_rxe::{PortConfig, Rxe, RxeConfig, Uplink};
+use backend_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use clap::Args;
 use pvrdma_dev::testing::{
     Buffer, Context, Cq, Driver, Encoded, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr,
@@ -168,7 +168,8 @@ impl Side {
             let faults = Faults { loss: options.loss, ..Faults::default() };
             Arc::new(FaultLink::new(link, faults, options.side.into()))
         };
-        let uplink = backend.plug(address, PortConfig { uplink: link, nic: None, mtu: MTU })?;
+        let uplink =
+            backend.plug(address, PortConfig { uplink: link, nic: None, mtu: MTU, rules: PortRules::default() })?;
         let ring = 64 << 10;
         let (memory, irqs) = (GuestMemory::new(octets + (32 << 20) + options.qps * 2 * ring), Irqs::new());
         let reserved = memory.alloc(octets.div_ceil(4096), Placement::Contiguous);
