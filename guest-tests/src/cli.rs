@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
+use crate::bench::wire::{PeerOptions, UdpOptions};
 use crate::pair::LinkKind;
 
 /// Tests and measures the PVRDMA device in QEMU guests that run the unmodified Linux driver.
@@ -31,6 +32,19 @@ pub(crate) enum Command {
     /// The program's other half, started by the guest's init.
     #[command(hide = true)]
     Agent,
+    /// One side of a measurement over the wire.
+    #[command(hide = true)]
+    WirePeer(PeerOptions),
+    /// Both sides of a measurement over the wire, in a guest.
+    #[command(hide = true)]
+    WireInGuest {
+        /// Frames that are lost, in hundredths of a percent.
+        #[arg(long)]
+        loss: u16,
+    },
+    /// One side of its base line.
+    #[command(hide = true)]
+    UdpPeer(UdpOptions),
     /// Checks of the host's adapter as a backend, started in a guest that plays the host.
     #[command(hide = true, subcommand)]
     Hca(HcaCommand),
@@ -115,6 +129,9 @@ pub(crate) struct BenchOptions {
     /// Leave out what needs virtual machines.
     #[arg(long)]
     pub(crate) no_vm: bool,
+    /// Measure only this part: `in-process`, `wire`, `vm`, `guest` or `hca`. May be repeated.
+    #[arg(long, value_name = "PART")]
+    pub(crate) only: Vec<String>,
 }
 
 /// Options of `shell`.

@@ -40,6 +40,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Agent => agent::serve()?,
         Command::Hca(command) => hca::run(&command)?,
+        Command::WirePeer(options) => bench::wire::run_peer(&options)?,
+        Command::WireInGuest { loss } => bench::wire::run_in_guest(loss)?,
+        Command::UdpPeer(options) => bench::wire::run_udp_peer(&options)?,
         Command::Bed => {
             let bed = Bed::build()?;
             println!("the bed is ready in {} ({})", bed.directory().display(), bed.qemu_version()?);

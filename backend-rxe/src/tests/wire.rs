@@ -197,6 +197,43 @@ fn a_bad_cable_costs_time_only() {
     }
 }
 
+/// More connections than fit into the window to one peer: all take their turns, whatever becomes of some of them.
+#[test]
+fn many_connections_share_a_window() {
+    for (seed, faults) in [(1, GOOD), (2, Faults::ONE_PERCENT)] {
+        on_the_wire(faults, seed, || {
+            let world = World::new();
+            let (a, b) = (world.node(1), world.node(2));
+            let length = 400 << 10;
+            let (mine, theirs) = (a.buffer(length), b.buffer(length));
+            let ends: Vec<_> = (0..48).map(|_| (a.qp(QpType::Rc), b.qp(QpType::Rc))).collect();
+            for (left, right) in &ends {
+                left.connect(right, |a| (a.timeout, a.retry_cnt) = (10, 7));
+                right.connect(left, |_| {});
+            }
+            // Nobody answers every eighth, every eighth is flushed, and every eighth is destroyed while it waits.
+            ends.iter().step_by(8).for_each(|(_, right)| right.qp.destroy());
+            for (left, _) in &ends {
+                left.post(1, write(theirs.remote(0)), &[mine.all()]);
+                left.post(2, write(theirs.remote(0)), &[mine.all()]);
+                left.qp.notify_send();
+            }
+            ends.iter().skip(1).step_by(8).for_each(|(left, _)| left.to(QpState::Error));
+            ends.iter().skip(2).step_by(8).for_each(|(left, _)| left.qp.destroy());
+            world.settle();
+            for (index, (left, _)) in ends.iter().enumerate() {
+                let expected: &[_] = match index % 8 {
+                    0 => &[(1, WcStatus::RetryExceeded), (2, WcStatus::Flushed)],
+                    1 => &[(1, WcStatus::Flushed), (2, WcStatus::Flushed)],
+                    2 => &[],
+                    _ => &[(1, WcStatus::Success), (2, WcStatus::Success)],
+                };
+                assert_eq!(left.scq.statuses(), expected, "{index}");
+            }
+        });
+    }
+}
+
 fn datagram(qpn: Qpn, qkey: u32) -> SendOp {
     let to = UdDestination {
         qpn,

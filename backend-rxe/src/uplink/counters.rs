@@ -64,6 +64,8 @@ counters! {
     wire_paced,
     /// Packets sent again.
     wire_resent,
+    /// Times that nothing was confirmed for a few round trips, so that the oldest packet was sent again.
+    wire_probes,
     /// Requests that were not answered in time.
     wire_timeouts,
     /// Gaps that a peer reported.
@@ -105,6 +107,7 @@ impl PortCounters {
     pub(crate) fn requester(&self, before: &RequesterStats, after: &RequesterStats) {
         let add = |counter, after: u64, before: u64| Self::add(counter, after.saturating_sub(before));
         add(&self.wire_resent, after.resent, before.resent);
+        add(&self.wire_probes, after.probes, before.probes);
         add(&self.wire_timeouts, after.timeouts, before.timeouts);
         add(&self.wire_sequence_naks, after.sequence_naks, before.sequence_naks);
         add(&self.wire_rnr_naks, after.rnr_naks, before.rnr_naks);

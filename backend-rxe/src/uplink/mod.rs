@@ -25,8 +25,10 @@
 //! wire. Only such a packet may make state, and that is bounded. Frames of the network function are held to the device's
 //! address and VLAN ([`rules`]).
 
+mod ahead;
 pub(crate) mod congestion;
 pub(crate) mod counters;
+mod flight;
 pub(crate) mod frame;
 pub(crate) mod host;
 mod lane;

@@ -1,5 +1,6 @@
 //! A port: the links of one device and the thread that serves them.
 
+use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
@@ -8,10 +9,12 @@ use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
-use rdma_backend::{Counter, MacAddr, Mtu};
+use rdma_backend::{Counter, Gid, MacAddr, Mtu};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
+use super::ahead::Kept;
 use super::counters::PortCounters;
+use super::flight::Flight;
 use super::frame::is_for_rdma;
 use super::lane::Lane;
 use super::receive::Inbox;
@@ -55,6 +58,10 @@ pub(crate) struct Port {
     pub(super) uplink: Lane,
     nic: Option<Lane>,
     pub(crate) counters: PortCounters,
+    /// Packets that wait for lost ones.
+    pub(super) kept: Kept,
+    /// What is under way, by peer.
+    flights: Mutex<HashMap<Gid, Weak<Flight>>>,
     adapter: Mutex<Weak<Adapter>>,
     inbox: Mutex<Inbox>,
     /// Responders whose turn has come: their rate had them wait.
@@ -73,6 +80,8 @@ impl Port {
             uplink: Lane::new(Arc::new(CaptureLink::new(config.uplink, point))),
             nic: config.nic.map(Lane::new),
             counters: PortCounters::default(),
+            kept: Kept::default(),
+            flights: Mutex::default(),
             adapter: Mutex::default(),
             inbox: Mutex::default(),
             resumed: Mutex::default(),
@@ -126,6 +135,18 @@ impl Port {
             .into_iter()
             .find(|mtu| mtu.bytes() + OVERHEAD <= self.mtu)
             .unwrap_or(Mtu::M256)
+    }
+
+    /// The window to a peer, which all connections to it share.
+    pub(super) fn flight(&self, peer: Gid) -> Arc<Flight> {
+        let mut flights = self.flights.lock();
+        if let Some(flight) = flights.get(&peer).and_then(Weak::upgrade) {
+            return flight;
+        }
+        flights.retain(|_, flight| flight.strong_count() > 0);
+        let flight = Arc::default();
+        flights.insert(peer, Arc::downgrade(&flight));
+        flight
     }
 
     /// An empty batch.

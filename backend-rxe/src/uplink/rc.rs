@@ -1,12 +1,14 @@
 //! Reliable connections over the wire: the transport's halves inside those of a queue pair.
 
 use std::collections::VecDeque;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rdma_backend::{QpAttrs, QpState, Qpn};
 
+use super::ahead::Ahead;
 use super::counters::PortCounters;
+use super::flight::Share;
 use super::host::{Receiving, Sending, requests};
 use super::port::Port;
 use super::{BATCH, connected_path};
@@ -33,6 +35,7 @@ pub(crate) struct Sender {
     transport: transport::Requester,
     path: Path,
     source: BoundGid,
+    share: Share,
     /// The rate of the QP has it wait until then.
     paced: Option<Duration>,
 }
@@ -42,7 +45,8 @@ impl Sender {
     pub(crate) fn new(qp: &Qp, attrs: &QpAttrs) -> Option<Box<Self>> {
         let (path, source) = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn)?;
         let transport = transport::Requester::new(attrs, path, Tuning::default());
-        Some(Box::new(Self { transport, path, source, paced: None }))
+        let share = Share::new(qp.adapter.port.as_ref()?.flight(attrs.av.dgid), qp);
+        Some(Box::new(Self { transport, path, source, share, paced: None }))
     }
 
     /// Takes over attributes that a modify request changed.
@@ -67,6 +71,7 @@ impl Sender {
     /// The QP is in its error state: ends everything that was taken from the ring.
     pub(crate) fn flush(&mut self, qp: &Qp, requester: &mut Requester, memory: Memory<'_>, tally: &mut Tally) {
         self.transport.flush(&mut Sending { qp, requester, memory, tally });
+        self.share.pause(0);
     }
 }
 
@@ -93,6 +98,9 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
         }
     };
     port.counters.requester(&before, &sender.transport.stats());
+    if run != Run::More {
+        sender.share.pause(sender.transport.under_way());
+    }
     let deadline = sender.transport.poll_timeout().into_iter().chain(sender.paced).min();
     if run == Run::Idle
         && let Some(deadline) = deadline
@@ -123,7 +131,7 @@ fn turn(
     let bound = requester.route.source == Some(sender.source);
     sender.paced = None;
     let now = qp.adapter.shared.engine.now();
-    let transport = &mut sender.transport;
+    let Sender { transport, share, paced, .. } = sender;
     let mut host = Sending { qp, requester, memory, tally };
     // Also when nothing can be sent: otherwise the deadline would come again and again.
     transport.handle_timeout(now, &mut host);
@@ -147,15 +155,19 @@ fn turn(
     if qp.brake.is_on() {
         transport.ask();
     }
-    while requests(qp) && frames.len() < BATCH && !budget.spent() {
-        sender.paced = qp.brake.blocked_until(port, now);
-        if sender.paced.is_some() {
+    while requests(qp) && frames.len() < BATCH && !budget.spent() && (transport.resends() || share.may_send()) {
+        *paced = qp.brake.blocked_until(port, now);
+        if paced.is_some() {
             break;
+        }
+        if share.ends_turn() {
+            transport.ask();
         }
         let before = frames.octets();
         if !frames.push_with(MAX_FRAME, |room| transport.poll_transmit(now, &mut host, room)) {
             break;
         }
+        share.sent(transport.under_way());
         let octets = frames.octets().saturating_sub(before) as u64;
         qp.brake.sent(now, octets);
         budget.take_bytes(octets);
@@ -183,6 +195,7 @@ pub(crate) fn take_answer(port: &Port, qp: &Qp, packet: &Packet<'_>) -> Result<(
             let mut host = Sending { qp, requester, memory: held.own(), tally: &mut tally };
             sender.transport.handle_packet(qp.adapter.shared.engine.now(), packet, &mut host);
             port.counters.requester(&before, &sender.transport.stats());
+            sender.share.confirmed(sender.transport.under_way());
             qp.adapter.counters.fold(&mut tally);
         }
         requester.wire = Some(sender);
@@ -197,6 +210,8 @@ pub(crate) struct Receiver {
     path: Path,
     /// Packets that must not overtake answers.
     deferred: VecDeque<Box<[u8]>>,
+    /// Packets behind one that was lost.
+    ahead: Ahead,
     /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
     refused: bool,
     /// Timer of the QP's rate.
@@ -204,9 +219,10 @@ pub(crate) struct Receiver {
 }
 
 impl Receiver {
-    fn new(attrs: &QpAttrs, path: Path) -> Box<Self> {
+    fn new(port: &Port, attrs: &QpAttrs, path: Path) -> Box<Self> {
         let transport = transport::Responder::new(attrs, path);
-        Box::new(Self { transport, path, deferred: VecDeque::new(), refused: false, paced: None })
+        let ahead = Ahead::new(Arc::clone(&port.kept));
+        Box::new(Self { transport, path, deferred: VecDeque::new(), ahead, refused: false, paced: None })
     }
 
     /// Takes over attributes that a modify request changed.
@@ -225,13 +241,37 @@ impl Receiver {
 
     /// Executes a packet, or keeps it for later.
     fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], host: &mut Receiving<'_>) {
-        if self.deferred.is_empty() && self.handle(packet, host) != Handled::Deferred {
-            return;
+        if self.deferred.is_empty() {
+            match self.handle(packet, host) {
+                Handled::Deferred => {}
+                Handled::Ahead => return self.ahead.keep(packet.header.bth.psn, frame),
+                Handled::Done | Handled::Dropped => return self.catch_up(host),
+            }
         }
         if self.deferred.len() < MAX_DEFERRED {
             self.deferred.push_back(frame.into());
         } else {
             PortCounters::bump(&port.counters.wire_dropped_deferred);
+        }
+    }
+
+    /// Executes packets that came before their time and are expected now.
+    fn catch_up(&mut self, host: &mut Receiving<'_>) {
+        if self.ahead.is_empty() {
+            return;
+        }
+        while host.qp.receives()
+            && let Some(frame) = self.ahead.take(self.transport.expected_psn())
+        {
+            // It was parsed when it came.
+            let Ok(packet) = Packet::parse(&frame) else { continue };
+            if self.handle(&packet, host) == Handled::Deferred {
+                self.deferred.push_back(frame);
+                return;
+            }
+        }
+        if !self.ahead.is_empty() {
+            self.transport.report_missing();
         }
     }
 
@@ -248,10 +288,14 @@ impl Receiver {
         {
             // It was parsed when it came.
             let Ok(packet) = Packet::parse(&frame) else { continue };
-            if self.handle(&packet, host) == Handled::Deferred {
-                self.deferred.push_front(frame);
-                return;
+            match self.handle(&packet, host) {
+                Handled::Deferred => return self.deferred.push_front(frame),
+                Handled::Ahead => self.ahead.keep(packet.header.bth.psn, &frame),
+                Handled::Done | Handled::Dropped => {}
             }
+        }
+        if self.deferred.is_empty() {
+            self.catch_up(host);
         }
     }
 }
@@ -271,7 +315,7 @@ pub(crate) fn take_request(port: &Port, qp: &Qp, packet: &Packet<'_>, frame: &[u
             let (path, _) = path.ok_or(Refused::Address)?;
             // Only the peer is worth memory.
             admit_connected(packet, qp.qpn, &path)?;
-            Receiver::new(attrs, path)
+            Receiver::new(port, attrs, path)
         }
     };
     let admitted = admit_connected(packet, qp.qpn, &receiver.path);
@@ -307,6 +351,7 @@ fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
     if !qp.receives() && !receiver.refused {
         receiver.transport.end();
         receiver.deferred.clear();
+        receiver.ahead.clear();
     }
     let mut host = Receiving { qp, responder, memory: held.own() };
     let mut paced = None;

@@ -80,11 +80,14 @@ impl Bed {
 
     /// A program of the builder system, run by that system's own loader.
     fn host_program(&self, program: &str) -> (String, Vec<String>) {
-        let root = self.builder_root();
-        let libraries = root.join("usr/lib/x86_64-linux-gnu");
-        let text = |path: &Path| path.to_string_lossy().into_owned();
-        let arguments = vec!["--library-path".to_owned(), text(&libraries), text(&root.join(program))];
-        (text(&libraries.join("ld-linux-x86-64.so.2")), arguments)
+        let mut words = host_command(&self.builder_root(), program);
+        (words.remove(0), words)
+    }
+
+    /// A program of the builder system, run likewise, if the bed is built: the words of its command line.
+    pub(crate) fn built_program(program: &str) -> Option<Vec<String>> {
+        let root = cache_directory().ok()?.join("builder");
+        root.join(program).exists().then(|| host_command(&root, program))
     }
 
     /// Where QEMU finds its loadable modules.
@@ -146,4 +149,13 @@ fn cache_directory() -> Result<PathBuf> {
         }
     };
     Ok(cache.join("pvrdma-guest-bed"))
+}
+
+/// A program of a Debian system that is not ours, with that system's own loader and libraries.
+fn host_command(root: &Path, program: &str) -> Vec<String> {
+    let libraries = root.join("usr/lib/x86_64-linux-gnu");
+    let (loader, program) = (libraries.join("ld-linux-x86-64.so.2"), root.join(program));
+    [&loader, Path::new("--library-path"), &libraries, &program]
+        .map(|word| word.to_string_lossy().into_owned())
+        .to_vec()
 }

@@ -15,7 +15,7 @@ use super::roots::remove_tree;
 pub(crate) const BOOT_MODULES: [&str; 6] =
     ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "overlay"];
 
-const GUEST_MODULES: [&str; 20] = [
+const GUEST_MODULES: [&str; 22] = [
     "vmxnet3",
     "virtio_net",
     "virtio_rng",
@@ -37,6 +37,8 @@ const GUEST_MODULES: [&str; 20] = [
     "loop",
     "configfs",
     "af_packet",
+    "veth",
+    "sch_netem",
 ];
 
 /// What the module selection depends on.

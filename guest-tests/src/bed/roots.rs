@@ -16,8 +16,8 @@ pub(crate) const TOOLS: [&str; 5] =
     ["debootstrap:debootstrap", "mke2fs:e2fsprogs", "setpriv:util-linux", "xz:xz-utils", "cp:coreutils"];
 
 /// Packages of the builder system besides the kernel headers.
-pub(crate) const BUILDER_PACKAGES: [&str; 8] =
-    ["qemu-system-x86", "gcc", "libc6-dev", "make", "xz-utils", "kmod", "libibverbs-dev", "tshark"];
+pub(crate) const BUILDER_PACKAGES: [&str; 9] =
+    ["qemu-system-x86", "gcc", "libc6-dev", "make", "xz-utils", "kmod", "libibverbs-dev", "tshark", "iperf3"];
 
 /// Packages of the guest's system.
 pub(crate) const GUEST_PACKAGES: [&str; 15] = [

@@ -1,12 +1,13 @@
 //! `bench`: measurements, their results as JSON.
 //!
 //! Each part returns [`Figure`]s and is called from [`run`]: [`in_process`] measures the device without a virtual machine,
-//! [`vm`] between guests, [`hca`] on the adapter of a host.
+//! [`wire`] between two processes of this host or of a guest, [`vm`] between guests, [`hca`] on the adapter of a host.
 
 mod chart;
 mod hca;
 mod in_process;
 mod vm;
+pub(crate) mod wire;
 
 use anyhow::{Context, Result};
 use comfy_table::{Table, presets};
@@ -46,22 +47,46 @@ struct Report {
     processor: String,
     cpus: usize,
     figures: Vec<Figure>,
+    /// What was not measured, and why.
+    skipped: Vec<String>,
 }
 
 /// Measures, prints a table and writes the results.
 pub(crate) fn run(options: &BenchOptions) -> Result<()> {
-    let mut figures = in_process::measure(options.runs.max(1))?;
-    if !options.no_vm {
-        figures.extend(vm::measure(options.runs)?);
-        figures.extend(hca::measure(options.runs)?);
+    let runs = options.runs.max(1);
+    let (mut figures, mut skipped) = (Vec::new(), Vec::new());
+    let wanted = |part: &str| options.only.is_empty() || options.only.iter().any(|only| only == part);
+    if wanted("in-process") {
+        figures.extend(in_process::measure(runs)?);
+    }
+    if wanted("wire") {
+        for row in wire::measure(runs)? {
+            match row {
+                Ok(figure) => figures.push(figure),
+                Err(reason) => skipped.push(reason),
+            }
+        }
+    }
+    if !options.no_vm && wanted("vm") {
+        figures.extend(vm::measure(runs)?);
+    }
+    if !options.no_vm && wanted("guest") {
+        figures.extend(wire::measure_in_guest(runs)?);
+    }
+    if !options.no_vm && wanted("hca") {
+        figures.extend(hca::measure(runs)?);
     }
     let report = Report {
         commit: commit(),
         processor: processor(),
         cpus: std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
         figures,
+        skipped,
     };
     println!("{}", table(&report.figures));
+    for reason in &report.skipped {
+        println!("skipped: {reason}");
+    }
     if let Some(parent) = options.output.parent() {
         std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     }

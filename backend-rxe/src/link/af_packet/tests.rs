@@ -8,7 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::thread::LinkNameSpaceType;
 
 use super::*;
-use crate::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, PsnExt, Udp, build};
+use crate::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, PsnExt, Sum, Udp, build};
 
 const A: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
 const B: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
@@ -57,6 +57,49 @@ fn runs_end_where_packets_differ() {
     }
     // 30 long and the first short one, the other four short ones; identification; then port, and the greatest number.
     assert_eq!(counts, [31, 4, 1, 64, 64, 64, 47]);
+}
+
+/// What another sender of the host left to the hardware: a TCP super-frame, for IPv4 and for IPv6.
+#[test]
+fn tcp_is_cut_and_summed() {
+    for v6 in [false, true] {
+        let mut frame = [&B.0[..], &A.0, if v6 { &[0x86, 0xdd] } else { &[8, 0] }].concat();
+        if v6 {
+            frame.extend([0x60, 0, 0, 0, 0, 0, 6, 64]);
+            frame.extend([0xfd; 32]);
+        } else {
+            frame.extend([0x45, 0, 0, 0, 0xff, 0xff, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        }
+        let transport = frame.len();
+        // Sequence number 2^32 - 1000, flags CWR, ACK, PSH, FIN.
+        frame.extend([0, 80, 1, 0, 0xff, 0xff, 0xfc, 0x18, 0, 0, 0, 1, 0x50, 0x99, 1, 0, 0xaa, 0xaa, 0, 0]);
+        let headers = offload::Headers::of(&frame).unwrap();
+        assert_eq!((headers.len(), headers.are_roce()), (transport + 20, false));
+        for (index, octets, flags, sequence) in
+            [(0, 1400, 0x90, 0xffff_fc18), (1, 1400, 0x10, 400), (2, 201, 0x19, 1800)]
+        {
+            let mut segment = vec![0x11; headers.len() + octets];
+            headers.write(index, 1400, index == 2, &mut segment).unwrap();
+            assert_eq!(segment[transport + 13], flags);
+            assert_eq!(u32::from_be_bytes(segment[transport + 4..][..4].try_into().unwrap()), sequence);
+            let length = u16::try_from(20 + octets).unwrap();
+            let (place, total) = if v6 { (18, length) } else { (16, length + 20) };
+            assert_eq!(segment[place..place + 2], total.to_be_bytes());
+            let mut sum = Sum::default();
+            let addresses = if v6 { 22..54 } else { 26..34 };
+            sum.add(&[0, 6]);
+            sum.add(&length.to_be_bytes());
+            sum.add(&segment[addresses]);
+            sum.add(&segment[transport..]);
+            assert_eq!(sum.finish(), 0);
+            if !v6 {
+                assert_eq!(segment[18..20], [0xff, 0xff, 0, 0, 0, 1][index * 2..index * 2 + 2], "identification");
+                let mut sum = Sum::default();
+                sum.add(&segment[14..34]);
+                assert_eq!(sum.finish(), 0);
+            }
+        }
+    }
 }
 
 /// A host in which everything a test makes disappears with it.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_backend::{SendOp, WcStatus};
 
-use super::{Requester, Seq, Stage, wire_psn};
+use super::{Probe, Requester, Seq, Stage, wire_psn};
 use crate::transport::host::RequesterHost;
 use crate::wire::{Extension, NakCode, Operation, Packet, PsnExt, Syndrome, rnr_delay};
 
@@ -71,19 +71,26 @@ impl Requester {
             self.unconfirmed = self.executed.min(request.end());
         }
         if self.unconfirmed != before {
-            self.progress(now, host);
+            self.progress(now, before, host);
         }
     }
 
     /// `unconfirmed` has moved.
-    fn progress(&mut self, now: Duration, host: &mut impl RequesterHost) {
+    fn progress(&mut self, now: Duration, before: Seq, host: &mut impl RequesterHost) {
+        self.recovery.progress(now, self.unconfirmed, self.unconfirmed.saturating_sub(before));
         self.executed = self.executed.max(self.unconfirmed);
         if self.cursor < self.unconfirmed {
             // The answer to an earlier attempt came before we sent it again.
+            self.peer_keeps |= self.nak_at.is_some();
             self.seek(self.unconfirmed);
         }
         while self.data_requests.front().is_some_and(|&end| end <= self.unconfirmed) {
             self.data_requests.pop_front();
+        }
+        let probed = std::mem::replace(&mut self.probe, Probe::No);
+        if probed == Probe::Sent(before) && self.unconfirmed == before + 1 && self.unconfirmed < self.newest {
+            self.peer_keeps = false;
+            self.go_back();
         }
         self.retries = self.attrs.retry_cnt;
         self.backoff = 0;
@@ -147,7 +154,7 @@ impl Requester {
             return self.fail_at(seq, WcStatus::LocalProtection, host);
         }
         self.unconfirmed = seq + 1;
-        self.progress(now, host);
+        self.progress(now, seq, host);
         if !self.ended {
             self.advance(now, host);
         }
@@ -166,7 +173,7 @@ impl Requester {
         }
         self.nak_at = Some(seq);
         self.stats.sequence_naks += 1;
-        self.retry(now, host);
+        self.resend_missing(now, seq, host);
     }
 
     /// The responder has no receive: waits and goes back.

@@ -16,6 +16,7 @@
 //! Inside, PSNs are extended to 64 bits ([`Seq`]), so that they compare as numbers however much is posted.
 
 mod answers;
+mod recovery;
 mod transmit;
 
 pub(super) use transmit::{Message, plan};
@@ -28,6 +29,7 @@ use rdma_backend::{Psn, QpAttrs, Qpn, SendOp, SendWork, WcStatus};
 use super::MAX_MESSAGE;
 use super::host::{RequesterHost, is_local, total};
 use super::path::{Path, packets};
+use recovery::Recovery;
 
 /// How a requester uses the network. Nothing of it needs the peer's consent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -53,6 +55,8 @@ pub struct RequesterStats {
     pub packets: u64,
     /// Of these, packets that had been sent before.
     pub resent: u64,
+    /// Times that the oldest packet was sent again because nothing was confirmed for a few round trips.
+    pub probes: u64,
     /// ACK timeouts.
     pub timeouts: u64,
     /// Sequence NAKs acted on.
@@ -113,6 +117,15 @@ impl Request {
     }
 }
 
+/// Whether the oldest packet is sent once more, out of turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Probe {
+    No,
+    Due,
+    /// This one was.
+    Sent(Seq),
+}
+
 /// The requester half of a connected QP.
 #[derive(Debug)]
 pub struct Requester {
@@ -139,6 +152,10 @@ pub struct Requester {
     rnr_retries: u8,
     /// Timeouts in a row.
     backoff: u32,
+    recovery: Recovery,
+    probe: Probe,
+    /// The responder was seen to keep what comes behind a gap: only what is missing need be sent again.
+    peer_keeps: bool,
     ack_deadline: Option<Duration>,
     rnr_deadline: Option<Duration>,
     /// `unconfirmed` when a sequence NAK made us go back; a responder sends one for each missing packet.
@@ -174,6 +191,9 @@ impl Requester {
             retries: attrs.retry_cnt,
             rnr_retries: attrs.rnr_retry,
             backoff: 0,
+            recovery: Recovery::new(tuning.window),
+            probe: Probe::No,
+            peer_keeps: false,
             ack_deadline: None,
             rnr_deadline: None,
             nak_at: None,
@@ -190,8 +210,8 @@ impl Requester {
         self.stats
     }
 
-    /// Has the next packet ask for an ACK. For those that are sent so slowly that the timer would not wait for the next one that
-    /// asks by itself.
+    /// Has the next packet ask for an ACK: it is the last for a while, or the timer would not wait for the next one that asks by
+    /// itself.
     pub const fn ask(&mut self) {
         self.unasked = u32::MAX;
     }
@@ -209,6 +229,16 @@ impl Requester {
     /// Whether another request can be posted.
     pub fn has_room(&self) -> bool {
         !self.ended && self.requests.len() < self.tuning.requests
+    }
+
+    /// PSNs that are on their way or being answered. What a loss made us go back over is not among them.
+    pub const fn under_way(&self) -> u64 {
+        self.cursor.saturating_sub(self.unconfirmed)
+    }
+
+    /// Whether the next packet was sent before.
+    pub fn resends(&self) -> bool {
+        self.cursor < self.newest || self.probe == Probe::Due
     }
 
     /// A request whose buffers can be used for the next [`Self::post`].
@@ -252,6 +282,7 @@ impl Requester {
         self.ended = true;
         self.ack_deadline = None;
         self.rnr_deadline = None;
+        self.recovery.restart(Duration::ZERO, false);
         for request in self.requests.drain(..) {
             host.finish(&request.work, WcStatus::Flushed, 0);
         }
@@ -259,10 +290,7 @@ impl Requester {
 
     /// When [`Self::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Duration> {
-        match (self.ack_deadline, self.rnr_deadline) {
-            (Some(ack), Some(rnr)) => Some(ack.min(rnr)),
-            (ack, rnr) => ack.or(rnr),
-        }
+        [self.ack_deadline, self.rnr_deadline, self.recovery.deadline()].into_iter().flatten().min()
     }
 
     /// A deadline may have passed.
@@ -276,13 +304,24 @@ impl Requester {
             self.nak_at = None;
             self.loss_at = None;
             self.retry(now, host);
+        } else if self.recovery.probe(now) {
+            self.stats.probes += 1;
+            (self.nak_at, self.loss_at) = (None, None);
+            if self.requests.front().is_some_and(Request::wants_data) {
+                self.go_back();
+            } else {
+                self.probe = Probe::Due;
+            }
+            self.recovery.restart(now, true);
         }
     }
 
     /// Local ACK timeout (IBA 9.7.6.1.3): the architecture allows up to four times the nominal value.
     fn restart_timer(&mut self, now: Duration) {
         self.ack_deadline = None;
-        if self.attrs.timeout != 0 && self.unconfirmed != self.newest && self.rnr_deadline.is_none() {
+        let under_way = self.unconfirmed != self.newest && self.rnr_deadline.is_none();
+        self.recovery.restart(now, under_way && !self.ended);
+        if self.attrs.timeout != 0 && under_way {
             let nominal = Duration::from_nanos(4096 << self.attrs.timeout.min(31));
             self.ack_deadline = Some(now.saturating_add(nominal.saturating_mul(1 << self.backoff.min(2))));
         }
@@ -299,11 +338,26 @@ impl Requester {
         self.restart_timer(now);
     }
 
+    /// The responder says that the packet at `seq` is missing.
+    fn resend_missing(&mut self, now: Duration, seq: Seq, host: &mut impl RequesterHost) {
+        let alone = self.peer_keeps && seq == self.unconfirmed && self.retries > 0;
+        if !alone || self.requests.front().is_none_or(Request::wants_data) {
+            return self.retry(now, host);
+        }
+        self.retries -= 1;
+        self.probe = Probe::Due;
+        self.recovery.resent();
+        self.restart_timer(now);
+    }
+
     /// Sends everything again from the oldest unconfirmed PSN.
     fn go_back(&mut self) {
         self.seek(self.unconfirmed);
         self.data_requests.clear();
-        self.unasked = 0;
+        self.probe = Probe::No;
+        self.recovery.lost();
+        // The first packet asks for an answer: it tells what the responder has.
+        self.unasked = u32::MAX;
     }
 
     /// Moves the cursor among the requests that were begun.

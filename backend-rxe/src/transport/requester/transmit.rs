@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_backend::{RemoteAddress, SendData, SendFlags, SendOp, SendWork, WcStatus};
 
-use super::{Requester, Seq, Stage, wire_psn};
+use super::{Probe, Requester, Seq, Stage, wire_psn};
 use crate::transport::host::{RequesterHost, is_local};
 use crate::wire::{AtomicEth, Bth, Extension, Opcode, Position, Reth};
 
@@ -43,6 +43,11 @@ impl Requester {
             return None;
         }
         self.rnr_deadline = None;
+        if self.probe == Probe::Due
+            && let Some(len) = self.transmit_oldest(now, host, out)
+        {
+            return Some(len);
+        }
         loop {
             match self.next_packet(host) {
                 Next::Packet(plan) => return self.transmit(now, &plan, host, out),
@@ -50,6 +55,22 @@ impl Requester {
                 Next::Blocked => return None,
             }
         }
+    }
+
+    /// Sends the oldest unconfirmed packet and stays where we are.
+    fn transmit_oldest(&mut self, now: Duration, host: &mut impl RequesterHost, out: &mut [u8]) -> Option<usize> {
+        let cursor = self.cursor;
+        self.probe = Probe::Sent(self.unconfirmed);
+        self.seek(self.unconfirmed);
+        self.unasked = u32::MAX;
+        let sent = match self.next_packet(host) {
+            Next::Packet(plan) => self.transmit(now, &plan, host, out),
+            Next::Moved | Next::Blocked => None,
+        };
+        if !self.ended {
+            self.seek(cursor);
+        }
+        sent
     }
 
     fn next_packet(&mut self, host: &mut impl RequesterHost) -> Next {
@@ -96,7 +117,7 @@ impl Requester {
         let plan = index.and_then(|index| plan(&message, index, self.attrs.path_mtu.bytes(), chunk));
         let Some(plan) = plan else { return Next::Blocked };
         let outstanding = cursor.saturating_sub(self.unconfirmed);
-        if outstanding > 0 && outstanding + Seq::from(plan.span) > self.tuning.window.into() {
+        if outstanding > 0 && outstanding + Seq::from(plan.span) > self.recovery.window().into() {
             return Next::Blocked;
         }
         Next::Packet(plan)
@@ -110,8 +131,8 @@ impl Requester {
         bth.solicited = plan.solicited;
         bth.ack_request = plan.ends_message
             || plan.wants_data
-            || self.unasked >= ASK_EVERY.min(self.tuning.window / 4)
-            || outstanding >= self.tuning.window.into();
+            || self.unasked >= ASK_EVERY.min(self.recovery.window() / 4)
+            || outstanding >= self.recovery.window().into();
         let len = plan.len as usize;
         let mut frame = self.path.frame(&mut self.ident, bth, plan.extension, len, out).ok()?;
         if len > 0 && host.gather(&request.work.sges, plan.offset, frame.payload()).is_err() {
@@ -128,6 +149,9 @@ impl Requester {
         self.unasked = if bth.ack_request { 0 } else { self.unasked.saturating_add(1) };
         if plan.wants_data {
             self.data_requests.push_back(after);
+        }
+        if bth.ack_request && after > self.newest {
+            self.recovery.sent(now, after);
         }
         self.cursor = after;
         self.newest = self.newest.max(after);

@@ -70,6 +70,13 @@ impl Responder {
         }
     }
 
+    /// An ACK that is owed and has nothing behind it confirms what was executed meanwhile.
+    pub(super) fn renew_ack(&mut self) {
+        if let Some(Answer::Ack { psn: owed }) = self.answers.back_mut() {
+            *owed = self.acknowledged;
+        }
+    }
+
     pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome) {
         let nak = Answer::Nak { psn, syndrome };
         if self.answers.back() != Some(&nak) {
@@ -94,6 +101,7 @@ impl Responder {
 
     /// Writes the next answer into `out`, which should hold [`crate::wire::MAX_FRAME`] octets. Gives the length of the frame.
     pub fn poll_transmit(&mut self, host: &mut impl ResponderHost, out: &mut [u8]) -> Option<usize> {
+        self.renew_ack();
         loop {
             let answer = *self.answers.front()?;
             let frame = match answer {

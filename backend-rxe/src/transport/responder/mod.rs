@@ -19,6 +19,8 @@ pub enum Handled {
     Done,
     /// It was dropped.
     Dropped,
+    /// One in front of it is missing. It may be dropped, or handed in again when its PSN is [`Responder::expected_psn`].
+    Ahead,
     /// Answers that it must not overtake are still owed: call [`Responder::poll_transmit`] until it returns `None`, then
     /// hand it in again before any later packet of this QP.
     Deferred,
@@ -59,8 +61,10 @@ enum Replay {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Missing {
     No,
-    /// A sequence or RNR NAK was sent for it: later packets are dropped without a word.
+    /// A sequence NAK was sent for it: later packets are not worth a word.
     Told,
+    /// It came and found no receive: later packets are dropped without a word.
+    NotReady,
 }
 
 /// The responder half of a connected QP.
@@ -160,11 +164,17 @@ impl Responder {
     /// A packet is missing: tells the peer once.
     fn gap(&mut self) -> Handled {
         self.stats.out_of_sequence += 1;
+        self.report_missing();
+        if self.missing == Missing::Told { Handled::Ahead } else { Handled::Dropped }
+    }
+
+    /// A later packet than the expected one is here.
+    pub fn report_missing(&mut self) {
         if self.missing == Missing::No {
             self.missing = Missing::Told;
+            self.renew_ack();
             self.push_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
         }
-        Handled::Dropped
     }
 
     /// Answers what the host refused. It has already done the rest.
@@ -173,7 +183,7 @@ impl Responder {
             Refusal::Silence => return Handled::Dropped,
             Refusal::NotReady(timer) => {
                 self.stats.not_ready += 1;
-                self.missing = Missing::Told;
+                self.missing = Missing::NotReady;
                 self.push_nak(psn, Syndrome::RnrNak { timer });
                 return Handled::Done;
             }

@@ -1,0 +1,137 @@
+//! Packets that came before their time, because one in front of them was lost.
+//!
+//! A responder may drop them (go-back-N). Keeping them means that a loss costs a round trip instead of a window: once the
+//! missing packet is here, one acknowledgement confirms them all.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use rdma_backend::Psn;
+
+use crate::wire::PsnExt;
+
+/// Distance from the first to the last that a QP keeps.
+const MOST: usize = 256;
+/// Octets that the QPs of a port keep together.
+const MOST_OCTETS: usize = 16 << 20;
+
+/// What all QPs of a port keep.
+pub(crate) type Kept = Arc<AtomicUsize>;
+
+#[derive(Debug)]
+pub(crate) struct Ahead {
+    kept: Kept,
+    /// PSN of the first slot.
+    base: Psn,
+    frames: VecDeque<Option<Box<[u8]>>>,
+}
+
+impl Ahead {
+    pub(crate) const fn new(kept: Kept) -> Self {
+        Self { kept, base: Psn::new(0), frames: VecDeque::new() }
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Keeps a frame, if there is room. It is lost otherwise, and comes again.
+    pub(crate) fn keep(&mut self, psn: Psn, frame: &[u8]) {
+        if self.frames.is_empty() {
+            self.base = psn;
+        }
+        let distance = psn.since(self.base);
+        let (before, at) = (distance.min(0).unsigned_abs() as usize, distance.max(0).unsigned_abs() as usize);
+        let length = self.frames.len().saturating_add(before).max(at.saturating_add(1));
+        if length > MOST || self.kept.load(Ordering::Relaxed).saturating_add(frame.len()) > MOST_OCTETS {
+            return;
+        }
+        for _ in 0..before {
+            self.frames.push_front(None);
+        }
+        if before > 0 {
+            self.base = psn;
+        }
+        self.frames.resize(length, None);
+        if let Some(slot @ None) = self.frames.get_mut(at) {
+            self.kept.fetch_add(frame.len(), Ordering::Relaxed);
+            *slot = Some(frame.into());
+        }
+    }
+
+    /// Takes the frame with this PSN and forgets those before it.
+    pub(crate) fn take(&mut self, psn: Psn) -> Option<Box<[u8]>> {
+        let passed = usize::try_from(psn.since(self.base)).ok()?;
+        for _ in 0..passed {
+            let frame = self.frames.pop_front()?;
+            self.forget(frame.as_deref());
+        }
+        self.base = psn;
+        if self.frames.front()?.is_none() {
+            return None;
+        }
+        self.base = psn.plus(1);
+        let frame = self.frames.pop_front().flatten();
+        self.forget(frame.as_deref());
+        frame
+    }
+
+    pub(crate) fn clear(&mut self) {
+        while let Some(frame) = self.frames.pop_front() {
+            self.forget(frame.as_deref());
+        }
+    }
+
+    fn forget(&self, frame: Option<&[u8]>) {
+        self.kept.fetch_sub(frame.map_or(0, <[u8]>::len), Ordering::Relaxed);
+    }
+}
+
+impl Drop for Ahead {
+    fn drop(&mut self) {
+        self.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn psn(number: u32) -> Psn {
+        Psn::new(0).plus(0xff_fffe_u32.wrapping_add(number))
+    }
+
+    #[test]
+    fn frames_come_out_at_their_turn() {
+        let kept = Kept::default();
+        let mut ahead = Ahead::new(Arc::clone(&kept));
+        for number in [5, 3, 7, 4, 5] {
+            ahead.keep(psn(number), &[u8::try_from(number).unwrap(); 10]);
+        }
+        ahead.keep(psn(300), &[0; 10]);
+        assert_eq!(kept.load(Ordering::Relaxed), 40);
+        let mut take = |number| ahead.take(psn(number)).map(|frame| frame[0]);
+        assert_eq!(
+            [take(1), take(2), take(3), take(4), take(5), take(6)],
+            [None, None, Some(3), Some(4), Some(5), None]
+        );
+        assert!(!ahead.is_empty());
+        // The one that was missing was two, in the end.
+        assert_eq!(ahead.take(psn(8)), None);
+        assert!(ahead.is_empty());
+        assert_eq!(kept.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn memory_is_bounded_over_all() {
+        let kept = Kept::default();
+        let mut all: Vec<_> = (0..10).map(|_| Ahead::new(Arc::clone(&kept))).collect();
+        for ahead in &mut all {
+            (0..256).for_each(|number| ahead.keep(psn(number), &[0; 65_536]));
+        }
+        assert_eq!(kept.load(Ordering::Relaxed), MOST_OCTETS);
+        drop(all);
+        assert_eq!(kept.load(Ordering::Relaxed), 0);
+    }
+}

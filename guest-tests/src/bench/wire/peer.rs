@@ -1,0 +1,320 @@
+//! One of two processes with a device each, connected by an interface of the host (hidden command `wire-peer`).
+//!
+//! It prints where it is, reads where the other one is, and connects. The sending side then works for a while after a line on
+//! its standard input; both report when they are told to end.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result};
+use backend_rxe::link::Link;
+use backend_rxe::link::af_packet::AfPacketLink;
+use backend_rxe::link::fault::{FaultLink, Faults};
+use backend_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use clap::Args;
+use pvrdma_dev::testing::{
+    Buffer, Context, Cq, Driver, Encoded, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr,
+    access,
+};
+use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
+use rdma_backend::{Gid, MacAddr};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::network::MTU;
+
+/// Interrupt vector of completions.
+const COMPLETIONS: usize = 2;
+
+/// What to do.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct PeerOptions {
+    /// 0 or 1; 0 sends.
+    #[arg(long)]
+    pub(crate) side: u8,
+    /// Octets of a message.
+    #[arg(long)]
+    pub(crate) size: usize,
+    /// Messages under way on each QP.
+    #[arg(long)]
+    pub(crate) depth: u32,
+    /// Connections.
+    #[arg(long)]
+    pub(crate) qps: usize,
+    /// SEND rather than RDMA WRITE.
+    #[arg(long)]
+    pub(crate) send: bool,
+    /// Frames that are lost on their way to this side, in hundredths of a percent.
+    #[arg(long)]
+    pub(crate) loss: u16,
+    /// How long to send.
+    #[arg(long)]
+    pub(crate) seconds: f64,
+}
+
+impl PeerOptions {
+    /// As arguments.
+    pub(crate) fn arguments(&self, side: usize) -> Vec<String> {
+        let mut arguments = vec!["wire-peer".to_owned()];
+        for (name, value) in [
+            ("side", side.to_string()),
+            ("size", self.size.to_string()),
+            ("depth", self.depth.to_string()),
+            ("qps", self.qps.to_string()),
+            ("loss", self.loss.to_string()),
+            ("seconds", self.seconds.to_string()),
+        ] {
+            arguments.extend([format!("--{name}"), value]);
+        }
+        arguments.extend(self.send.then(|| "--send".to_owned()));
+        arguments
+    }
+}
+
+/// Where a side is.
+#[derive(Debug, Serialize, Deserialize)]
+struct Place {
+    qpns: Vec<u32>,
+    address: u64,
+    rkey: u32,
+}
+
+/// What a side did.
+#[derive(Debug, Serialize, Deserialize)]
+pub(crate) struct Outcome {
+    /// Messages sent and confirmed.
+    pub(crate) messages: u64,
+    /// How long that took.
+    pub(crate) seconds: f64,
+    /// Processor time of the process meanwhile.
+    pub(crate) processor: f64,
+    /// Counters of the wire that are not zero.
+    pub(crate) counters: serde_json::Value,
+}
+
+struct Side {
+    memory: Arc<GuestMemory>,
+    irqs: Arc<Irqs>,
+    driver: Driver,
+    cq: Cq,
+    qps: Vec<Qp>,
+    buffer: Buffer,
+    mr: Mr,
+    uplink: Uplink,
+    _pd: Pd,
+    _context: Context,
+}
+
+fn mac(side: u8) -> MacAddr {
+    MacAddr([0x52, 0x54, 0, 0x77, 0, side + 1])
+}
+
+fn gid(side: u8) -> Gid {
+    let mut gid = Gid::default();
+    gid.0[10..12].fill(0xff);
+    gid.0[12..].copy_from_slice(&[10, 77, 0, side + 1]);
+    gid
+}
+
+fn next_line() -> Result<String> {
+    let mut line = String::new();
+    let read = std::io::stdin().read_line(&mut line).context("cannot read standard input")?;
+    anyhow::ensure!(read > 0, "the other side is gone");
+    Ok(line)
+}
+
+/// Plays one side until standard input ends.
+pub(crate) fn run(options: &PeerOptions) -> Result<()> {
+    let mut side = Side::new(options)?;
+    let place =
+        Place { qpns: side.qps.iter().map(|qp| qp.qpn).collect(), address: side.buffer.va(), rkey: side.mr.rkey };
+    println!("{}", serde_json::to_string(&place)?);
+    let remote: Place = serde_json::from_str(&next_line()?).context("the other side's place")?;
+    for (qp, &qpn) in side.qps.iter_mut().zip(&remote.qpns) {
+        // Longest acknowledgement timeout of a switched network: 67 ms.
+        let path = Path { mtu: 5, dmac: mac(1 - options.side).0, timeout: 14, ..Path::to(gid(1 - options.side), qpn) };
+        qp.connect(&path)?;
+    }
+    let (start, cpu) = (Instant::now(), processor_time());
+    let messages = match (options.side, options.send) {
+        (0, _) => {
+            println!("ready");
+            next_line()?;
+            let (start, cpu) = (Instant::now(), processor_time());
+            let messages = side.produce(options, &remote)?;
+            return side.report(messages, start, cpu);
+        }
+        (_, true) => side.consume(options)?,
+        (_, false) => {
+            println!("ready");
+            next_line()?;
+            0
+        }
+    };
+    side.report(messages, start, cpu)
+}
+
+impl Side {
+    fn new(options: &PeerOptions) -> Result<Self> {
+        let depth = options.depth.max(1);
+        let octets = options.size * if options.size < 4096 { depth as usize } else { 1 };
+        let backend = Rxe::new(RxeConfig::default())?;
+        let address = mac(options.side);
+        let link = AfPacketLink::open("wire", address)?;
+        let link: Arc<dyn Link> = if options.loss == 0 {
+            Arc::new(link)
+        } else {
+            let faults = Faults { loss: options.loss, ..Faults::default() };
+            Arc::new(FaultLink::new(link, faults, options.side.into()))
+        };
+        let uplink =
+            backend.plug(address, PortConfig { uplink: link, nic: None, mtu: MTU, rules: PortRules::default() })?;
+        let ring = 64 << 10;
+        let (memory, irqs) = (GuestMemory::new(octets + (32 << 20) + options.qps * 2 * ring), Irqs::new());
+        let reserved = memory.alloc(octets.div_ceil(4096), Placement::Contiguous);
+        let config = DeviceConfig::new("wire".to_owned(), address);
+        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &backend)?;
+        let driver = Driver::probe(device, &memory, &irqs)?;
+        driver.bind_gid(0, gid(options.side))?;
+        let context = driver.open()?;
+        let pd = driver.create_pd(Some(&context))?;
+        let entries = u32::try_from(options.qps)?.saturating_mul(2 * depth).clamp(16, 65_536).next_power_of_two();
+        let cq = driver.create_cq(Some(&context), entries)?;
+        let qps = (0..options.qps)
+            .map(|_| driver.create_qp(&QpInit { max_send_wr: depth, max_recv_wr: depth, ..QpInit::rc(&pd, &cq) }))
+            .collect::<Result<_, _>>()?;
+        memory.free(&reserved);
+        let buffer = driver.buffer(octets, 0, Placement::Contiguous);
+        buffer.fill_pattern(options.side.into());
+        let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
+        Ok(Self { memory, irqs, driver, cq, qps, buffer, mr, uplink, _pd: pd, _context: context })
+    }
+
+    /// Keeps all connections busy for a while and waits for what was begun. Gives how many messages that were.
+    fn produce(&mut self, options: &PeerOptions, remote: &Place) -> Result<u64> {
+        let elements = self.requests(options, remote);
+        let batch = (options.depth / 4).max(1);
+        let end = Instant::now() + Duration::from_secs_f64(options.seconds);
+        // Each QP gets the batches that it has completed; a completion does not say whose it is, so they take turns.
+        let (mut next, mut under_way, mut done) = (0_usize, 0_u64, 0_u64);
+        let most = u64::from(options.depth) * options.qps as u64;
+        while Instant::now() < end || under_way > 0 {
+            while under_way + u64::from(batch) <= most && Instant::now() < end {
+                let Some(qp) = self.qps.get_mut(next % options.qps) else { break };
+                let posted = qp.post_encoded(&elements, batch);
+                next += 1;
+                under_way += u64::from(posted);
+                if posted < batch {
+                    break;
+                }
+            }
+            let taken = u64::from(self.completions()?);
+            under_way -= taken;
+            done += taken;
+        }
+        Ok(done)
+    }
+
+    fn requests(&self, options: &PeerOptions, remote: &Place) -> Vec<Encoded> {
+        let Some(qp) = self.qps.first() else { return Vec::new() };
+        let slots = self.buffer.len() / options.size;
+        (0..(options.depth as usize).max(slots))
+            .map(|index| {
+                let offset = index % slots * options.size;
+                let list = [self.buffer.sge(&self.mr, offset, options.size)];
+                if options.send {
+                    qp.encode(&SendWr::send(0, &list))
+                } else {
+                    qp.encode(&SendWr::write(0, &list, remote.address + offset as u64, remote.rkey))
+                }
+            })
+            .collect()
+    }
+
+    /// Posts receives as they are used up, until a line comes.
+    fn consume(&mut self, options: &PeerOptions) -> Result<u64> {
+        let element = RecvWr::new(0, &[self.buffer.sge(&self.mr, 0, options.size)]).encode();
+        for qp in &mut self.qps {
+            let posted = qp.post_encoded_recv(std::slice::from_ref(&element), options.depth);
+            anyhow::ensure!(posted == options.depth, "the receive ring is full");
+        }
+        println!("ready");
+        let (irqs, told) = (Arc::clone(&self.irqs), Arc::new(AtomicBool::new(false)));
+        let tell = Arc::clone(&told);
+        std::thread::spawn(move || {
+            let line = next_line();
+            tell.store(true, Ordering::Release);
+            // Wakes the one that waits for completions.
+            pvrdma_dev::InterruptSink::msix(&*irqs, 2);
+            line
+        });
+        let (mut done, mut owed) = (0_u64, 0);
+        while !told.load(Ordering::Acquire) {
+            let taken = self.completions()?;
+            done += u64::from(taken);
+            owed += taken;
+            let batch = (options.depth / 4).max(1);
+            while owed >= batch {
+                let Some(qp) = self.qps.first_mut() else { break };
+                owed -= qp.post_encoded_recv(std::slice::from_ref(&element), batch);
+            }
+        }
+        Ok(done)
+    }
+
+    /// Takes completions; waits for the interrupt if there are none.
+    fn completions(&mut self) -> Result<u32> {
+        let mut seen = None;
+        loop {
+            let (done, failed) = self.cq.reap(u32::MAX);
+            if failed > 0 {
+                anyhow::bail!("{failed} requests failed; {}", self.counters());
+            }
+            match seen {
+                _ if done > 0 => return Ok(done),
+                // What comes between the look and the arming makes no interrupt.
+                None => {
+                    seen = Some(self.irqs.count(COMPLETIONS));
+                    self.cq.arm();
+                }
+                Some(count) => {
+                    self.irqs.wait_beyond(COMPLETIONS, count);
+                    let _ = self.driver.notifications();
+                    if self.cq.ring().has_data().is_none() {
+                        return Ok(0);
+                    }
+                    seen = None;
+                }
+            }
+        }
+    }
+
+    fn counters(&self) -> serde_json::Value {
+        self.uplink
+            .counters()
+            .into_iter()
+            .filter(|(_, count)| *count > 0)
+            .map(|(name, count)| (name.to_owned(), json!(count)))
+            .collect()
+    }
+
+    fn report(&self, messages: u64, start: Instant, cpu: f64) -> Result<()> {
+        let outcome = Outcome {
+            messages,
+            seconds: start.elapsed().as_secs_f64(),
+            processor: processor_time() - cpu,
+            counters: self.counters(),
+        };
+        println!("{}", serde_json::to_string(&outcome)?);
+        let _ = &self.memory;
+        Ok(())
+    }
+}
+
+/// Processor time of this process so far.
+#[expect(clippy::cast_precision_loss, reason = "seconds")]
+pub(crate) fn processor_time() -> f64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
+}
