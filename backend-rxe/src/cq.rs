@@ -52,6 +52,20 @@ impl Cq {
         self.sink.complete(view, completion).inspect_err(|_| self.overrun(qp))
     }
 
+    /// Publishes entries of `qp` in order, as [`Self::push`] does one, and gives how many there was room for.
+    #[inline]
+    pub(crate) fn push_all(&self, qp: &Qp, view: &DmaView<'_>, completions: &[Completion]) -> usize {
+        if self.dead.load(Ordering::Relaxed) {
+            qp.fail_later();
+            return 0;
+        }
+        let published = self.sink.complete_all(view, completions);
+        if published < completions.len() {
+            self.overrun(qp);
+        }
+        published
+    }
+
     #[cold]
     fn overrun(&self, qp: &Qp) {
         if !self.dead.swap(true, Ordering::AcqRel) {

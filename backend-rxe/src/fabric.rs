@@ -8,7 +8,14 @@ use std::sync::{Arc, Weak};
 use parking_lot::RwLock;
 use rdma_backend::{Gid, VerbsError};
 
-use crate::hca::Adapter;
+use crate::hca::{Adapter, BoundGid};
+
+/// A GID and its VLAN: the encapsulation does not tell owners apart.
+type Address = (Gid, Option<u16>);
+
+const fn address(bound: BoundGid) -> Address {
+    (bound.gid, bound.vlan)
+}
 
 #[derive(Debug)]
 struct Owner {
@@ -20,7 +27,7 @@ struct Owner {
 /// All GIDs that are bound.
 #[derive(Debug, Default)]
 pub(crate) struct Fabric {
-    owners: RwLock<HashMap<Gid, Owner>>,
+    owners: RwLock<HashMap<Address, Owner>>,
     generation: AtomicU64,
 }
 
@@ -32,8 +39,8 @@ impl Fabric {
     }
 
     /// Takes a GID for an adapter.
-    pub(crate) fn bind(&self, gid: Gid, adapter: &Weak<Adapter>) -> Result<(), VerbsError> {
-        match self.owners.write().entry(gid) {
+    pub(crate) fn bind(&self, gid: BoundGid, adapter: &Weak<Adapter>) -> Result<(), VerbsError> {
+        match self.owners.write().entry(address(gid)) {
             Entry::Occupied(mut entry) => {
                 let owner = entry.get_mut();
                 if Weak::ptr_eq(&owner.adapter, adapter) {
@@ -53,8 +60,8 @@ impl Fabric {
     }
 
     /// Gives one binding of a GID back.
-    pub(crate) fn unbind(&self, gid: Gid, adapter: &Weak<Adapter>) {
-        if let Entry::Occupied(mut entry) = self.owners.write().entry(gid)
+    pub(crate) fn unbind(&self, gid: BoundGid, adapter: &Weak<Adapter>) {
+        if let Entry::Occupied(mut entry) = self.owners.write().entry(address(gid))
             && Weak::ptr_eq(&entry.get().adapter, adapter)
         {
             let owner = entry.get_mut();
@@ -66,8 +73,8 @@ impl Fabric {
         self.generation.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// The adapter that has this GID.
-    pub(crate) fn find(&self, gid: &Gid) -> Option<Arc<Adapter>> {
-        self.owners.read().get(gid)?.adapter.upgrade()
+    /// The adapter that has this GID in this VLAN.
+    pub(crate) fn find(&self, gid: BoundGid) -> Option<Arc<Adapter>> {
+        self.owners.read().get(&address(gid))?.adapter.upgrade()
     }
 }

@@ -3,11 +3,12 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
-use rdma_backend::memory::{DmaSpace, PinGuard};
+use rdma_backend::memory::{DmaSpace, DmaView, PageList, PinGuard};
 use rdma_backend::{
     Access, CompletionSink, Counter, DeviceContext, EventSink, Gid, GidType, Hca, HcaLimits, MrRequest, Mtu,
     PortAttributes, PortState, QpInit, QpType, Qpn, SrqInit, VerbsError,
@@ -32,6 +33,8 @@ const MAX_CQ: u32 = 65_535;
 const MAX_SRQ: u32 = 65_535;
 const MAX_PD: u32 = 65_535;
 const GID_INDICES: usize = 256;
+/// Numbers of VLANs (IEEE 802.1Q table 9-2).
+pub(crate) const VLANS: RangeInclusive<u16> = 1..=4094;
 
 /// One place in a table of limited size.
 #[derive(Debug)]
@@ -60,8 +63,21 @@ struct Counts {
     next_pd: AtomicU32,
 }
 
-/// A GID with its encapsulation.
-pub(crate) type BoundGid = (Gid, GidType);
+/// A GID as it is bound. All of it is part of the address: RoCE v1 does not reach v2, nor one VLAN another.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct BoundGid {
+    pub(crate) gid: Gid,
+    pub(crate) kind: GidType,
+    /// Its VLAN. Packets of no VLAN have no tag, or one for their priority.
+    pub(crate) vlan: Option<u16>,
+}
+
+impl BoundGid {
+    /// Another GID on the same network.
+    pub(crate) const fn beside(self, gid: Gid) -> Self {
+        Self { gid, ..self }
+    }
+}
 
 /// What the objects of one device share.
 pub(crate) struct Adapter {
@@ -115,9 +131,15 @@ impl Adapter {
         self.gids.read().get(usize::from(index)).copied().flatten()
     }
 
-    /// Whether a GID is bound here with this encapsulation.
+    /// Whether a GID is bound here with this encapsulation and VLAN.
     pub(crate) fn has_gid(&self, gid: BoundGid) -> bool {
         self.gids.read().iter().flatten().any(|&bound| bound == gid)
+    }
+
+    /// The GID as it is bound here with another VLAN.
+    #[cold]
+    pub(crate) fn is_in_other_vlan(&self, gid: BoundGid) -> bool {
+        self.gids.read().iter().flatten().any(|bound| bound.gid == gid.gid && bound.kind == gid.kind && *bound != gid)
     }
 
     /// The QP of this number.
@@ -134,6 +156,12 @@ impl Adapter {
         }
     }
 
+    /// Keeps pages resident as the device's policy says. The refusal is in the log. `view` is of this adapter's memory.
+    pub(crate) fn pin(&self, view: &DmaView<'_>, pages: &PageList) -> Option<PinGuard> {
+        let refused = |error| log::warn!("{}: {error}", self.name);
+        self.memory.pin_pages_of(view, pages).map_err(refused).ok()
+    }
+
     fn set_gid(&self, index: u8, new: Option<BoundGid>) -> Result<(), VerbsError> {
         let fabric = &self.shared.fabric;
         let old = {
@@ -142,11 +170,11 @@ impl Adapter {
             if *slot == new {
                 return Ok(());
             }
-            if let Some((gid, _)) = new {
+            if let Some(gid) = new {
                 fabric.bind(gid, &self.me)?;
             }
             let old = std::mem::replace(slot, new);
-            if let Some((gid, _)) = old {
+            if let Some(gid) = old {
                 fabric.unbind(gid, &self.me);
             }
             old
@@ -199,11 +227,16 @@ impl Hca for RxeHca {
         PortAttributes { state: PortState::Active, max_mtu: PORT_MTU, active_mtu, max_message: MAX_MESSAGE }
     }
 
-    fn bind_gid(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError> {
+    fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {
         if gid.is_zero() {
             return Err(VerbsError::Invalid("GID"));
         }
-        self.0.set_gid(index, Some((gid, kind)))
+        if vlan.is_some_and(|vlan| !VLANS.contains(&vlan)) {
+            return Err(VerbsError::Invalid("VLAN"));
+        }
+        // The VLAN of the port is not the guest's to leave.
+        let vlan = self.0.port.as_ref().and_then(|port| port.vlan()).or(vlan);
+        self.0.set_gid(index, Some(BoundGid { gid, kind, vlan }))
     }
 
     fn unbind_gid(&self, index: u8) {

@@ -72,4 +72,6 @@ pub use mr::RxeMr;
 pub use qp::RxeQp;
 pub use rxe::{Rxe, RxeConfig};
 pub use srq::RxeSrq;
+pub use transport::Congestion;
 pub use uplink::port::{PortConfig, Uplink};
+pub use uplink::rules::PortRules;

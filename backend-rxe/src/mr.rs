@@ -76,8 +76,16 @@ enum Body {
         max_pages: u32,
         /// Cleared before the lock is taken for invalidation, so that new users cannot hold it off.
         valid: AtomicBool,
-        region: RecursiveRwLock<Option<Region>>,
+        region: RecursiveRwLock<Option<Filled>>,
     },
+}
+
+/// What a fast registration has put into a region.
+#[derive(Debug)]
+struct Filled {
+    region: Region,
+    #[expect(dead_code, reason = "keeps the pages resident")]
+    pin: PinGuard,
 }
 
 /// One registered region.
@@ -196,16 +204,23 @@ impl MrTable {
     }
 
     #[cold]
-    fn lend<'a>(valid: &AtomicBool, region: &'a RecursiveRwLock<Option<Region>>) -> Option<RegionRef<'a>> {
+    fn lend<'a>(valid: &AtomicBool, region: &'a RecursiveRwLock<Option<Filled>>) -> Option<RegionRef<'a>> {
         if !valid.load(Ordering::Acquire) {
             return None;
         }
         // Reader-biased: one message may use the region twice, and must not wait for an invalidation in between.
-        Some(RegionRef::Fast(RecursiveRwLockReadGuard::try_map(region.read(), Option::as_ref).ok()?))
+        let filled = RecursiveRwLockReadGuard::try_map(region.read(), Option::as_ref).ok()?;
+        Some(RegionRef::Fast(MappedRecursiveRwLockReadGuard::map(filled, |filled| &filled.region)))
     }
 
-    /// Fills a fast-register region that is not valid now. `false` when the request is not allowed.
-    pub(crate) fn fast_register(&self, request: &mut FastRegister, pd: u32) -> bool {
+    /// Fills a fast-register region that is not valid now, with pages that `pin` keeps resident. `false` when the request is
+    /// not allowed or the pages cannot be kept.
+    pub(crate) fn fast_register(
+        &self,
+        request: &mut FastRegister,
+        pd: u32,
+        pin: impl FnOnce(&PageList) -> Option<PinGuard>,
+    ) -> bool {
         let Some(mr) = self.get(request.key).filter(|mr| mr.pd == pd) else { return false };
         let Body::Fast { max_pages, valid, region } = &mr.body else { return false };
         let Some(pages) = request.pages.take().filter(|pages| pages.pages() <= *max_pages) else { return false };
@@ -213,8 +228,9 @@ impl MrTable {
         if region.is_some() {
             return false;
         }
+        let Some(pin) = pin(&pages) else { return false };
         let Some(new) = Region::paged(request.iova, request.length, request.access, pages) else { return false };
-        *region = Some(new);
+        *region = Some(Filled { region: new, pin });
         mr.key.store(request.key, Ordering::Relaxed);
         valid.store(true, Ordering::Release);
         true
@@ -327,6 +343,10 @@ mod tests {
         assert!(Region::paged(u64::MAX, 2, Access::empty(), pages(&[0x1000, 0x2000])).is_none());
     }
 
+    fn resident(_: &PageList) -> Option<PinGuard> {
+        Some(PinGuard::none())
+    }
+
     #[test]
     fn fast_registration() {
         let mut table = MrTable::default();
@@ -339,13 +359,14 @@ mod tests {
             access: Access::REMOTE_READ,
             pages: Some(pages(&[0x3000, 0x8000])),
         };
-        assert!(!table.fast_register(&mut request.clone(), 2), "another PD");
-        assert!(!table.fast_register(&mut FastRegister { pages: None, ..request.clone() }, 1));
-        assert!(!table.fast_register(&mut FastRegister { length: 0x2000, ..request.clone() }, 1));
+        assert!(!table.fast_register(&mut request.clone(), 2, resident), "another PD");
+        assert!(!table.fast_register(&mut FastRegister { pages: None, ..request.clone() }, 1, resident));
+        assert!(!table.fast_register(&mut FastRegister { length: 0x2000, ..request.clone() }, 1, resident));
         let three = Some(pages(&[0x3000, 0x8000, 0x9000]));
-        assert!(!table.fast_register(&mut FastRegister { pages: three, ..request.clone() }, 1));
-        assert!(table.fast_register(&mut request.clone(), 1));
-        assert!(!table.fast_register(&mut request.clone(), 1), "it is valid already");
+        assert!(!table.fast_register(&mut FastRegister { pages: three, ..request.clone() }, 1, resident));
+        assert!(!table.fast_register(&mut request.clone(), 1, |_| None), "its pages cannot be kept");
+        assert!(table.fast_register(&mut request.clone(), 1, resident));
+        assert!(!table.fast_register(&mut request.clone(), 1, resident), "it is valid already");
         assert!(table.lookup(key, 1, 0x4_0010, 1, Access::empty()).is_none(), "the old key byte");
         let region = table.lookup(request.key, 1, 0x4_0010, 0x1000, Access::REMOTE_READ).unwrap();
         assert_eq!(region.locate(0x4_0fff), Some((0x3fff, 1)));

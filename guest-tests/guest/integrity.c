@@ -8,17 +8,10 @@
 // of its pieces with FILL. Afterwards the side that received compares stream and guards. The arena's pages are
 // touched in random order, so that they are scattered over the guest's memory.
 
-#include <arpa/inet.h>
-#include <errno.h>
-#include <infiniband/verbs.h>
 #include <inttypes.h>
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
-#include <unistd.h>
+
+#include "control.h"
 
 enum { PORT = 18600, ARENA = 48 << 20, LARGEST = 16 << 20, GUARD = 64, FILL = 0xa5, MAX_PIECES = 16, PAGE = 4096 };
 
@@ -29,12 +22,6 @@ static const char *const NAMES[KINDS] = { "write", "write-imm", "read", "send", 
 struct round {
 	uint32_t kind, length, pieces[2], last;
 	uint64_t seed;
-};
-
-struct address {
-	uint32_t qpn, psn, rkey, pad;
-	uint64_t base;
-	union ibv_gid gid;
 };
 
 struct piece {
@@ -51,16 +38,6 @@ struct side {
 	uint8_t *arena;
 	int gid_index, socket, is_client;
 };
-
-static void fail(const char *format, ...)
-{
-	va_list arguments;
-	va_start(arguments, format);
-	vfprintf(stderr, format, arguments);
-	va_end(arguments);
-	fprintf(stderr, "\n");
-	exit(1);
-}
 
 static uint64_t next(uint64_t *state)
 {
@@ -92,25 +69,6 @@ static void stream(uint8_t *to, uint64_t seed, uint64_t at, uint32_t length)
 		memcpy(to + done, (uint8_t *)&value + skip, count);
 		done += count;
 	}
-}
-
-static void exchange_out(int fd, const void *data, size_t length)
-{
-	if (write(fd, data, length) != (ssize_t)length)
-		fail("the control connection broke (write): %s", strerror(errno));
-}
-
-static void exchange_in(int fd, void *data, size_t length)
-{
-	if (recv(fd, data, length, MSG_WAITALL) != (ssize_t)length)
-		fail("the control connection broke (read): the other side has ended");
-}
-
-static void barrier(const struct side *side)
-{
-	char byte = 0;
-	exchange_out(side->socket, &byte, 1);
-	exchange_in(side->socket, &byte, 1);
 }
 
 // Both sides derive the same places from the round's seed; `role` 0 is the client's, 1 the server's. Pieces follow
@@ -224,7 +182,7 @@ static void client_round(const struct side *side, const struct round *round)
 	struct piece remote[MAX_PIECES];
 	int is_source = round->kind != READ && !is_atomic(round);
 	prepare(side, round, 0, is_source);
-	barrier(side);
+	barrier(side->socket);
 	places(round, 1, remote);
 	struct ibv_send_wr *bad, wr = {
 		.wr_id = round->seed,
@@ -250,7 +208,7 @@ static void client_round(const struct side *side, const struct round *round)
 	complete(side, round);
 	if (!is_source)
 		compare(side, round, 0);
-	barrier(side);
+	barrier(side->socket);
 }
 
 static void server_round(const struct side *side, const struct round *round)
@@ -267,7 +225,7 @@ static void server_round(const struct side *side, const struct round *round)
 		if (ibv_post_recv(side->qp, &wr, &bad))
 			fail("cannot post a receive of %u bytes in %d pieces", round->length, wr.num_sge);
 	}
-	barrier(side);
+	barrier(side->socket);
 	if (is_received(round)) {
 		struct ibv_wc wc = complete(side, round);
 		if (wc.byte_len != round->length)
@@ -275,7 +233,7 @@ static void server_round(const struct side *side, const struct round *round)
 		if (round->kind != SEND && (!(wc.wc_flags & IBV_WC_WITH_IMM) || ntohl(wc.imm_data) != (uint32_t)round->seed))
 			fail("%s came without its immediate value", NAMES[round->kind]);
 	}
-	barrier(side);
+	barrier(side->socket);
 	if (is_atomic(round)) {
 		uint64_t found, before = word(round->seed, 0);
 		memcpy(&found, side->arena + pieces[0].offset, sizeof(found));
@@ -322,14 +280,9 @@ static void make_arena(struct side *side)
 	free(order);
 }
 
-static uint32_t open_device(struct side *side, const char *name)
+static uint32_t set_up(struct side *side, const char *name)
 {
-	struct ibv_device **list = ibv_get_device_list(NULL);
-	for (int i = 0; list && list[i]; i++)
-		if (!strcmp(ibv_get_device_name(list[i]), name))
-			side->context = ibv_open_device(list[i]);
-	if (!side->context)
-		fail("cannot open %s", name);
+	side->context = open_device(name);
 	struct ibv_device_attr attr;
 	if (ibv_query_device(side->context, &attr))
 		fail("cannot query %s", name);
@@ -357,55 +310,6 @@ static uint32_t open_device(struct side *side, const char *name)
 	return pieces;
 }
 
-static void connect_queue_pair(struct side *side)
-{
-	struct ibv_qp_attr init = {
-		.qp_state = IBV_QPS_INIT,
-		.port_num = 1,
-		.qp_access_flags = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
-	};
-	struct ibv_qp_attr ready = {
-		.qp_state = IBV_QPS_RTR,
-		.path_mtu = IBV_MTU_1024,
-		.dest_qp_num = side->peer.qpn,
-		.rq_psn = side->peer.psn,
-		.max_dest_rd_atomic = 1,
-		.min_rnr_timer = 12,
-		.ah_attr = { .is_global = 1, .port_num = 1,
-			     .grh = { .dgid = side->peer.gid, .sgid_index = (uint8_t)side->gid_index, .hop_limit = 64 } },
-	};
-	struct ibv_qp_attr send = {
-		.qp_state = IBV_QPS_RTS,
-		.timeout = 18,
-		.retry_cnt = 7,
-		.rnr_retry = 7,
-		.sq_psn = side->own.psn,
-		.max_rd_atomic = 1,
-	};
-	if (ibv_modify_qp(side->qp, &init, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS) ||
-	    ibv_modify_qp(side->qp, &ready, IBV_QP_STATE | IBV_QP_AV | IBV_QP_PATH_MTU | IBV_QP_DEST_QPN |
-			  IBV_QP_RQ_PSN | IBV_QP_MAX_DEST_RD_ATOMIC | IBV_QP_MIN_RNR_TIMER) ||
-	    ibv_modify_qp(side->qp, &send, IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY |
-			  IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC))
-		fail("cannot connect the queue pair: %s", strerror(errno));
-}
-
-static int control_connection(const char *server)
-{
-	struct sockaddr_in address = { .sin_family = AF_INET, .sin_port = htons(PORT) };
-	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
-	if (server) {
-		if (inet_pton(AF_INET, server, &address.sin_addr) != 1 ||
-		    connect(fd, (struct sockaddr *)&address, sizeof(address)))
-			fail("cannot connect to %s: %s", server, strerror(errno));
-		return fd;
-	}
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
-	if (bind(fd, (struct sockaddr *)&address, sizeof(address)) || listen(fd, 1))
-		fail("cannot listen: %s", strerror(errno));
-	return accept(fd, NULL, NULL);
-}
-
 int main(int argc, char **argv)
 {
 	if (argc < 5)
@@ -413,14 +317,18 @@ int main(int argc, char **argv)
 	const char *server = argc > 5 ? argv[5] : NULL;
 	struct side side = { .gid_index = atoi(argv[2]), .is_client = server != NULL };
 	uint64_t wanted = strtoull(argv[3], NULL, 10) << 20, state = strtoull(argv[4], NULL, 10);
-	uint32_t pieces = open_device(&side, argv[1]);
-	side.socket = control_connection(server);
-	if (side.socket < 0)
-		fail("cannot accept: %s", strerror(errno));
+	uint32_t pieces = set_up(&side, argv[1]);
+	side.socket = control_connection(server, PORT);
 	exchange_out(side.socket, &side.own, sizeof(side.own));
 	exchange_in(side.socket, &side.peer, sizeof(side.peer));
-	connect_queue_pair(&side);
-	barrier(&side);
+	struct connection how = {
+		.access = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC,
+		.timeout = 18,
+		.retry_cnt = 7,
+		.rnr_retry = 7,
+	};
+	connect_queue_pair(side.qp, &side.own, &side.peer, side.gid_index, how);
+	barrier(side.socket);
 
 	uint64_t moved = 0, rounds[KINDS] = { 0 };
 	struct round round = { 0 };
@@ -437,7 +345,7 @@ int main(int argc, char **argv)
 		moved += round.length;
 		rounds[round.kind]++;
 	}
-	barrier(&side);
+	barrier(side.socket);
 	printf("compared %" PRIu64 " bytes:", moved);
 	for (int kind = 0; kind < KINDS; kind++)
 		printf(" %s %" PRIu64, NAMES[kind], rounds[kind]);

@@ -156,7 +156,7 @@ fn reset_and_a_new_handshake_end_everything() {
         rig.create_mr(pd);
         rig.create_srq(pd);
         rig.create_qp(pd, cq);
-        let bind = wire::CreateBind { index: 3, new_gid: [9; 16], gid_type: 2 };
+        let bind = wire::CreateBind { vlan: 0xfff, index: 3, new_gid: [9; 16], gid_type: 2 };
         rig.run(Opcode::CREATE_BIND, &bind).unwrap();
         rig.ring(0, 4, cq | 1 << 30);
         rig.books.take();

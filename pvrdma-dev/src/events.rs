@@ -4,8 +4,10 @@
 //! adapter hold on to it while rings come and go.
 //!
 //! No event is lost while the rings are there. The guest has no doorbell to say that it consumed something, so what does
-//! not fit waits here until [`EventHub::retry_pending`], which the device calls whenever the guest makes itself heard. The
-//! wait is bounded: a queue needs at most one notification, an object one event of each kind.
+//! not fit waits here until the next event or [`EventHub::retry_pending`], which the device calls whenever the guest makes
+//! itself heard. A timer would have to look again and again at a guest that may never come back, and a guest that took
+//! hundreds of events out of a full ring has something to say about them: it polls, arms, modifies or destroys. What waits is
+//! bounded: a queue needs at most one notification, an object one event of each kind.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;

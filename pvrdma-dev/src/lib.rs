@@ -40,7 +40,7 @@
 //!
 //! # Not implemented
 //!
-//! Resizing of CQs (the driver never asks), multicast, VLANs, power management, saving and restoring state. Doorbells of
+//! Resizing of CQs (the driver never asks), multicast, power management, saving and restoring state. Doorbells of
 //! polled CQs are not used as a hint.
 //!
 //! Section and conformance numbers in comments are those of `docs/interface.md`.

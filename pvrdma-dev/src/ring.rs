@@ -291,6 +291,20 @@ impl ProducerRing {
     /// The consumer's index is invalid, or the ring's memory has gone.
     #[inline]
     pub(crate) fn push<T: ByteValued>(&mut self, view: &DmaView<'_>, element: &[T]) -> Result<bool, QueueError> {
+        let written = self.write(view, element)?;
+        if written && let Err(error) = self.publish(view) {
+            self.tail = self.tail.wrapping_sub(1) & self.ring.mask();
+            return Err(error);
+        }
+        Ok(written)
+    }
+
+    /// Writes one element that [`Self::publish`] will show. `false` when the ring is full.
+    ///
+    /// # Errors
+    /// As for [`Self::push`].
+    #[inline]
+    pub(crate) fn write<T: ByteValued>(&mut self, view: &DmaView<'_>, element: &[T]) -> Result<bool, QueueError> {
         if self.ring.distance(self.tail, self.head) >= self.ring.entries {
             self.refresh(view)?;
             if self.ring.distance(self.tail, self.head) >= self.ring.entries {
@@ -298,11 +312,18 @@ impl ProducerRing {
             }
         }
         self.ring.element(view, self.tail, Direction::Write)?.copy_from(element);
-        let tail = self.ring.next(self.tail);
-        // The consumer that sees the index must see the element (spec §6.5).
-        view.store_u32(self.ring.prod_tail, tail, Ordering::Release)?;
-        self.tail = tail;
+        self.tail = self.ring.next(self.tail);
         Ok(true)
+    }
+
+    /// Shows the guest what was written.
+    ///
+    /// # Errors
+    /// The ring's memory has gone.
+    #[inline]
+    pub(crate) fn publish(&mut self, view: &DmaView<'_>) -> Result<(), QueueError> {
+        // The consumer that sees the index must see the elements (spec §6.5).
+        Ok(view.store_u32(self.ring.prod_tail, self.tail, Ordering::Release)?)
     }
 
     /// Whether the guest has consumed everything.

@@ -129,9 +129,10 @@ impl Hca for NullHca {
         PortAttributes { state, max_mtu: Mtu::M4096, active_mtu: Mtu::M1024, max_message: 1 << 30 }
     }
 
-    fn bind_gid(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError> {
+    fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {
         self.0.make("GID")?;
-        self.0.note(format!("bind {index} {gid} {kind:?}"));
+        let vlan = vlan.map_or(String::new(), |vlan| format!(" VLAN {vlan}"));
+        self.0.note(format!("bind {index} {gid} {kind:?}{vlan}"));
         Ok(())
     }
 

@@ -36,6 +36,8 @@ pub struct ServeArgs {
     /// remotes listens to everybody), unix:PATH (listens for QEMU's `-netdev stream,server=off`), unix-connect:PATH (connects
     /// to `server=on`, again and again) or unix-dgram:LOCAL:REMOTE (`-netdev dgram`).
     /// frames are passed on; mtu=OCTETS is what the network carries [default: 1500]. A LINK is unix:PATH (listens for QEMU's
+    /// vlan=1..4094 puts both functions into a VLAN; pcp=always tags packets of no VLAN for their priority; forged=allow lets the
+    /// network function send from other addresses than its own; congestion=off ignores congestion.
     /// For tests, fault=loss:RATE/duplicate:RATE/reorder:RATE/corrupt:RATE/delay:RATE/seed:NUMBER makes a bad cable of the
     /// uplink, in both directions: a RATE is a share of all frames (0.01), what is left out does not happen.
     /// A device of the same name in the configuration file gets these values in place of its own.

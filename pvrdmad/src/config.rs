@@ -1,11 +1,15 @@
 //! What to serve: the configuration file, the command line over it, and the checked result.
 
+mod congestion;
+mod rules;
+
 use std::collections::HashSet;
 use std::fmt;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
+use backend_rxe::Congestion;
 use clap::ValueEnum;
 use pvrdma_dev::{DeviceConfig, Limits};
 use rdma_backend::memory::PinPolicy;
@@ -15,6 +19,8 @@ use serde::de::value::{Error as ValueError, StrDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
 use thiserror::Error;
 
+pub use self::congestion::CongestionSpec;
+pub use self::rules::{Forged, Pcp, Switch};
 use crate::cli::ServeArgs;
 use crate::fault::FaultSpec;
 use crate::network::{Learn, LinkSpec, NetworkSpec, TunnelAddress, TunnelKeys};
@@ -46,6 +52,9 @@ pub enum ConfigError {
         /// What is wrong.
         problem: String,
     },
+    /// The parameters of congestion control make no sense.
+    #[error("congestion: {0}")]
+    Congestion(String),
     /// There is no device.
     #[error("no device: give --device name=NAME,socket=PATH,mac=MAC or a configuration file with [[device]]")]
     Nothing,
@@ -124,6 +133,14 @@ pub struct DeviceSpec {
     pub nic: Option<LinkSpec>,
     /// Octets of an IP packet that the network carries.
     pub mtu: Option<u32>,
+    /// VLAN of both functions.
+    pub vlan: Option<u16>,
+    /// Priorities of packets without a VLAN.
+    pub pcp: Option<Pcp>,
+    /// Forged transmits.
+    pub forged: Option<Forged>,
+    /// Congestion control, with the parameters of the file.
+    pub congestion: Option<Switch>,
     /// What the uplink suffers from, for tests.
     pub fault: Option<FaultSpec>,
     /// Upper limits, in the file only.
@@ -173,7 +190,8 @@ limits! {
 }
 
 /// Keys of `--device`.
-const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, remote, vni, learn, nic, mtu, fault";
+const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, remote, vni, learn, nic, mtu, vlan, pcp, forged, \
+    congestion, fault";
 
 impl FromStr for DeviceSpec {
     type Err = String;
@@ -203,6 +221,10 @@ impl FromStr for DeviceSpec {
                 "learn" => spec.learn = Some(word(key, value)?),
                 "nic" => spec.nic = Some(value.parse().map_err(|error| format!("nic: {error}"))?),
                 "mtu" => spec.mtu = Some(value.parse().map_err(|_| format!("mtu: '{value}' is not a number"))?),
+                "vlan" => spec.vlan = Some(value.parse().map_err(|_| format!("vlan: '{value}' is not a number"))?),
+                "pcp" => spec.pcp = Some(word(key, value)?),
+                "forged" => spec.forged = Some(word(key, value)?),
+                "congestion" => spec.congestion = Some(word(key, value)?),
                 "fault" => spec.fault = Some(value.parse().map_err(|error| format!("fault: {error}"))?),
                 _ => return Err(format!("unknown key '{key}' (the keys are {KEYS})")),
             }
@@ -239,6 +261,10 @@ impl DeviceSpec {
             learn: None,
             nic: None,
             mtu: None,
+            vlan: None,
+            pcp: None,
+            forged: None,
+            congestion: None,
             fault: None,
             limits: LimitsSpec::default(),
         }
@@ -260,6 +286,10 @@ impl DeviceSpec {
             learn,
             nic,
             mtu,
+            vlan,
+            pcp,
+            forged,
+            congestion,
             fault,
             limits: _,
         } = other;
@@ -277,10 +307,14 @@ impl DeviceSpec {
         self.learn = learn.or(self.learn);
         self.nic = nic.or_else(|| self.nic.take());
         self.mtu = mtu.or(self.mtu);
+        self.vlan = vlan.or(self.vlan);
+        self.pcp = pcp.or(self.pcp);
+        self.forged = forged.or(self.forged);
+        self.congestion = congestion.or(self.congestion);
         self.fault = fault.or(self.fault);
     }
 
-    fn resolve(self) -> Result<Device, ConfigError> {
+    fn resolve(self, congestion: Congestion) -> Result<Device, ConfigError> {
         let problem = |problem: String| ConfigError::Device { name: self.name.clone(), problem };
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if self.name.is_empty() || self.name.len() > 32 || !self.name.chars().all(plain) {
@@ -306,10 +340,18 @@ impl DeviceSpec {
         config.limits = self.limits.resolve();
         let tunnel = TunnelKeys { remotes: self.remotes.clone(), vni: self.vni, learn: self.learn };
         let mut network = NetworkSpec::new(self.uplink.clone(), tunnel, self.nic.clone(), self.mtu).map_err(problem)?;
-        match (&mut network, self.fault) {
-            (Some(network), fault) => network.fault = fault,
-            (None, Some(_)) => return Err(problem("fault is one of the uplink (uplink=LINK)".to_owned())),
-            (None, None) => {}
+        match &mut network {
+            Some(network) => {
+                network.fault = self.fault;
+                network.rules = self.rules(congestion).map_err(problem)?;
+            }
+            None if self.fault.is_some() => {
+                return Err(problem("fault is one of the uplink (uplink=LINK)".to_owned()));
+            }
+            None if self.has_rules() => {
+                return Err(problem("vlan, pcp, forged and congestion are about the uplink (uplink=LINK)".to_owned()));
+            }
+            None => {}
         }
         Ok(Device { config, socket, pin: self.pin.unwrap_or(Pin::All), network })
     }
@@ -355,6 +397,8 @@ struct File {
     backend: Option<BackendKind>,
     control: Option<PathBuf>,
     #[serde(default)]
+    congestion: CongestionSpec,
+    #[serde(default)]
     device: Vec<DeviceSpec>,
 }
 
@@ -380,6 +424,7 @@ impl Config {
     }
 
     fn merge(file: File, args: ServeArgs) -> Result<Self, ConfigError> {
+        let congestion = file.congestion.resolve().map_err(ConfigError::Congestion)?;
         let mut specs = file.device;
         unique(&specs, |spec| spec.name.clone(), "the name is taken")?;
         unique(&args.devices, |spec| spec.name.clone(), "the name is taken")?;
@@ -391,7 +436,7 @@ impl Config {
         }
         unique(&specs, |spec| spec.socket.clone(), "another device has the same socket")?;
         unique(&specs, |spec| spec.mac, "another device has the same MAC address")?;
-        let devices = specs.into_iter().map(DeviceSpec::resolve).collect::<Result<Vec<_>, _>>()?;
+        let devices = specs.into_iter().map(|spec| spec.resolve(congestion)).collect::<Result<Vec<_>, _>>()?;
         if devices.is_empty() {
             return Err(ConfigError::Nothing);
         }

@@ -12,7 +12,7 @@ use backend_rxe::link::af_packet::AfPacketLink;
 use backend_rxe::link::tap::TapLink;
 use backend_rxe::link::unix::{DatagramLink, StreamLink};
 use backend_rxe::link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD, VxlanLink};
-use backend_rxe::{MonotonicClock, PortConfig, Rxe, Uplink};
+use backend_rxe::{MonotonicClock, PortConfig, PortRules, Rxe, Uplink};
 use rdma_backend::MacAddr;
 
 use self::datagram_file::{DatagramFile, bind_datagram};
@@ -36,6 +36,8 @@ pub struct NetworkSpec {
     pub nic: Option<LinkSpec>,
     /// Octets of an IP packet that the network carries.
     pub mtu: u32,
+    /// What the device may do there.
+    pub rules: PortRules,
     /// What the uplink suffers from, for tests.
     pub fault: Option<FaultSpec>,
 }
@@ -78,7 +80,7 @@ impl NetworkSpec {
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
-        Ok(Some(Self { uplink, nic, mtu, fault: None }))
+        Ok(Some(Self { uplink, nic, mtu, rules: PortRules::default(), fault: None }))
     }
 }
 
@@ -103,7 +105,8 @@ impl Network {
             None => uplink,
         };
         let nic = spec.nic.as_ref().map(|nic| open(nic, mac, &mut files)).transpose().context("nic")?;
-        let uplink = backend.plug(mac, PortConfig { uplink, nic, mtu: spec.mtu }).context("uplink")?;
+        let port = PortConfig { uplink, nic, mtu: spec.mtu, rules: spec.rules.clone() };
+        let uplink = backend.plug(mac, port).context("uplink")?;
         Ok(Self { _uplink: uplink, _files: files })
     }
 }

@@ -171,11 +171,20 @@ pub trait Hca: Send + Sync + 'static {
     /// The port as it is now. Must be cheap.
     fn port(&self) -> PortAttributes;
 
-    /// Binds a GID to a table index, replacing what was there.
+    /// Binds a GID to a table index, replacing what was there. `vlan` is the IEEE 802.1Q VLAN, 1 to 4094, whose tag its packets
+    /// carry and have to carry. The same GID in another VLAN is another address.
     ///
     /// # Errors
     /// The GID belongs to another device ([`VerbsError::InUse`]) or the index is out of range.
-    fn bind_gid(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError>;
+    fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError>;
+
+    /// Binds a GID whose packets carry no tag.
+    ///
+    /// # Errors
+    /// As for [`Self::bind_gid_in_vlan`].
+    fn bind_gid(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError> {
+        self.bind_gid_in_vlan(index, gid, kind, None)
+    }
 
     /// Empties a table index. Nothing is sent from or delivered to that GID afterwards.
     fn unbind_gid(&self, index: u8);

@@ -147,6 +147,11 @@ pub enum SendOp {
 }
 
 impl SendOp {
+    /// Whether it uses up a receive of the peer.
+    pub const fn takes_receive(&self) -> bool {
+        matches!(self, Self::Send { .. } | Self::Write { immediate: Some(_), .. })
+    }
+
     /// Opcode that the request's own completion carries.
     pub const fn completion_opcode(&self) -> WcOpcode {
         match self {

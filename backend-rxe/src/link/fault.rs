@@ -247,7 +247,7 @@ mod tests {
 
     /// What comes of a thousand numbered frames.
     fn run(faults: Faults, seed: u64) -> (Vec<Vec<u8>>, u64) {
-        let (a, b) = memory::pair(2000);
+        let (a, b) = memory::pair(2000).unwrap();
         let b = FaultLink::new(b, faults, seed);
         let mut frames = Frames::default();
         for number in 0..1000_u32 {
@@ -294,7 +294,7 @@ mod tests {
 
     /// The same with faults on the way out, through a link that takes few frames at a time.
     fn run_outbound(faults: Faults, seed: u64, capacity: usize) -> (Vec<Vec<u8>>, u64) {
-        let (a, b) = memory::pair(capacity);
+        let (a, b) = memory::pair(capacity).unwrap();
         let a = FaultLink::both_ways(a, faults, seed);
         let (mut frames, mut ignored, mut got) = (Frames::default(), Frames::default(), Frames::default());
         let mut number = 0_u32;

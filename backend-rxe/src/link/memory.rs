@@ -1,34 +1,66 @@
 //! A cable inside the process.
 
 use std::collections::VecDeque;
+use std::io;
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, eventfd};
 
 use super::{Frames, Link, Readiness};
 
-type Queue = Arc<Mutex<VecDeque<Vec<u8>>>>;
+/// The most that an eventfd counts to: it is not writable any more.
+const FULL: u64 = u64::MAX - 1;
 
-/// One end. It has nothing to wait for: its owner polls it.
+/// One direction. The descriptors change with the queue, under its lock.
+#[derive(Debug)]
+struct Lane {
+    frames: Mutex<VecDeque<Vec<u8>>>,
+    /// Readable while there are frames.
+    filled: Arc<OwnedFd>,
+    /// Writable while there is room.
+    room: Arc<OwnedFd>,
+    capacity: usize,
+}
+
+impl Lane {
+    fn new(capacity: usize) -> io::Result<Arc<Self>> {
+        let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
+        Ok(Arc::new(Self { frames: Mutex::default(), filled: bell()?, room: bell()?, capacity }))
+    }
+}
+
+/// Neither can fail: a counter that is not zero is only read, one that is zero only written.
+fn set(bell: &OwnedFd, count: u64) {
+    let _ = rustix::io::write(bell, &count.to_ne_bytes());
+}
+
+fn clear(bell: &OwnedFd) {
+    let _ = rustix::io::read(bell, &mut [0_u8; 8]);
+}
+
+/// One end.
 #[derive(Debug)]
 pub struct MemoryLink {
-    input: Queue,
-    output: Queue,
-    capacity: usize,
+    input: Arc<Lane>,
+    output: Arc<Lane>,
     sent: AtomicU64,
 }
 
-/// Two ends of a cable that holds `capacity` frames in each direction.
-pub fn pair(capacity: usize) -> (MemoryLink, MemoryLink) {
-    let (one, other) = (Queue::default(), Queue::default());
-    let end = |input: &Queue, output: &Queue| MemoryLink {
+/// Two ends of a cable that holds `capacity` frames in each direction, at least one.
+///
+/// # Errors
+/// There are no descriptors left.
+pub fn pair(capacity: usize) -> io::Result<(MemoryLink, MemoryLink)> {
+    let (one, other) = (Lane::new(capacity)?, Lane::new(capacity)?);
+    let end = |input: &Arc<Lane>, output: &Arc<Lane>| MemoryLink {
         input: Arc::clone(input),
         output: Arc::clone(output),
-        capacity,
         sent: AtomicU64::new(0),
     };
-    (end(&one, &other), end(&other, &one))
+    Ok((end(&one, &other), end(&other, &one)))
 }
 
 impl MemoryLink {
@@ -40,25 +72,42 @@ impl MemoryLink {
 
 impl Link for MemoryLink {
     fn receive(&self, frames: &mut Frames, most: usize) {
-        let mut input = self.input.lock();
+        let Lane { filled, room, capacity, .. } = &*self.input;
+        let mut input = self.input.frames.lock();
         let count = input.len().min(most);
+        if count == 0 {
+            return;
+        }
+        if input.len() >= *capacity {
+            clear(room);
+        }
         for frame in input.drain(..count) {
             frames.push(&frame);
+        }
+        if input.is_empty() {
+            clear(filled);
         }
     }
 
     fn send(&self, frames: &Frames, from: usize) -> usize {
-        let mut output = self.output.lock();
-        let room = self.capacity.saturating_sub(output.len());
+        let Lane { filled, room, capacity, .. } = &*self.output;
+        let mut output = self.output.frames.lock();
         let before = output.len();
-        output.extend(frames.iter_from(from).take(room).map(<[u8]>::to_vec));
+        output.extend(frames.iter_from(from).take(capacity.saturating_sub(before)).map(<[u8]>::to_vec));
         let taken = output.len() - before;
+        if taken > 0 && before == 0 {
+            set(filled, 1);
+        }
+        if taken > 0 && output.len() >= *capacity {
+            set(room, FULL);
+        }
         self.sent.fetch_add(taken as u64, Ordering::Relaxed);
         taken
     }
 
     fn readiness(&self) -> Readiness {
-        Readiness::default()
+        let (readable, writable) = (Arc::clone(&self.input.filled), Arc::clone(&self.output.room));
+        Readiness { readable: Some(readable), writable: Some(writable), wait: None }
     }
 
     fn lost(&self) -> u64 {
@@ -68,11 +117,13 @@ impl Link for MemoryLink {
 
 #[cfg(test)]
 mod tests {
+    use rustix::event::{PollFd, PollFlags, Timespec};
+
     use super::*;
 
     #[test]
     fn frames_cross_in_order_and_room_is_limited() {
-        let (a, b) = pair(2);
+        let (a, b) = pair(2).unwrap();
         let mut frames = Frames::default();
         for frame in [b"1", b"2", b"3"] {
             frames.push(frame);
@@ -86,5 +137,33 @@ mod tests {
         assert_eq!(got.iter().collect::<Vec<_>>(), [b"1", b"2", b"3"]);
         a.receive(&mut got, 9);
         assert_eq!((got.len(), a.sent()), (3, 3));
+    }
+
+    #[test]
+    fn an_end_can_be_waited_for() {
+        let (a, b) = pair(2).unwrap();
+        let ready = |end: &MemoryLink| {
+            let Readiness { readable, writable, .. } = end.readiness();
+            let (readable, writable) = (readable.unwrap(), writable.unwrap());
+            let mut fds = [PollFd::new(&*readable, PollFlags::IN), PollFd::new(&*writable, PollFlags::OUT)];
+            rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap();
+            fds.map(|fd| !fd.revents().is_empty())
+        };
+        assert_eq!((ready(&a), ready(&b)), ([false, true], [false, true]));
+        let mut frames = Frames::default();
+        for frame in [b"1", b"2", b"3"] {
+            frames.push(frame);
+        }
+        assert_eq!(a.send(&frames, 0), 2);
+        assert_eq!((ready(&a), ready(&b)), ([false, false], [true, true]));
+        let mut got = Frames::default();
+        b.receive(&mut got, 1);
+        assert_eq!((ready(&a), ready(&b)), ([false, true], [true, true]));
+        assert_eq!(a.send(&frames, 2), 1);
+        assert_eq!(ready(&a), [false, false]);
+        b.receive(&mut got, 9);
+        b.receive(&mut got, 9);
+        assert_eq!((ready(&a), ready(&b)), ([false, true], [false, true]));
+        assert_eq!(got.len(), 3);
     }
 }

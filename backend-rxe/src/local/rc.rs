@@ -2,18 +2,18 @@
 //!
 //! A batch holds the guest memory of both sides and the responder of the peer for as many requests as the budget allows.
 //! Each request is checked in the order of the transport (local memory first, then what the responder checks), moved in
-//! chunks, and completed first at the responder, then at the requester. A request begins when the one before has ended, so
+//! chunks, and completed first at the responder, then at the requester; small ones several at a time. A request begins when the one before has ended, so
 //! a fence asks for nothing that is not so already.
 
 use std::sync::Arc;
 
 use parking_lot::FairMutexGuard;
 use rdma_backend::{
-    Access, QpState, RemoteAddress, SendData, SendFlags, SendOp, SendWork, WcFlags, WcOpcode, WcStatus,
+    Access, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWork, WcFlags, WcOpcode, WcStatus,
 };
 
 use super::Held;
-use crate::counters::Tally;
+use crate::counters::{Counters, Tally};
 use crate::gather::{Fault, Memory, Scatter, transfer};
 use crate::hca::MAX_MESSAGE;
 use crate::qp::requester::{Progress, Requester, check_request};
@@ -45,6 +45,16 @@ impl From<Nak> for Step {
     }
 }
 
+/// Why a batch ended.
+enum End {
+    /// As it should.
+    Run(Run),
+    /// The request under way failed.
+    Failed(WcStatus),
+    /// The ring cannot be read any more.
+    Broken(QueueError),
+}
+
 /// Runs requests of a connected QP.
 pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally: &mut Tally) -> Run {
     let peer = requester.resolve(qp);
@@ -53,57 +63,102 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
     if requester.route.generation != qp.adapter.shared.fabric.generation() {
         return Run::Again;
     }
-    let own = held.own();
+    let view = held.own().view;
     let mut target = None;
+    let end = batch(qp, requester, peer.as_ref(), &held, &mut target, budget, tally);
+    let told = publish(qp, requester, peer.as_ref(), &held, target.as_mut());
+    // Our own responder may be flushed next, and a thread holds one responder at most.
+    drop(target);
+    match end {
+        _ if !told => {
+            Counters::bump(&qp.adapter.counters.request_errors);
+            qp.set_error();
+            Run::Again
+        }
+        End::Run(run) => run,
+        End::Failed(status) => {
+            qp.fail_request(requester, view, status);
+            Run::Again
+        }
+        End::Broken(error) => {
+            qp.fail_ring(view, error);
+            Run::Again
+        }
+    }
+}
+
+/// Reports what has ended, at the responder first. `false`: the responder's side could not be told of everything.
+#[inline]
+fn publish(
+    qp: &Qp,
+    requester: &mut Requester,
+    peer: Option<&Arc<Qp>>,
+    held: &Held<'_>,
+    target: Option<&mut Target<'_>>,
+) -> bool {
+    let told = peer.zip(target).and_then(|(peer, target)| target.responder.end_batch(peer, held.peer().view));
+    requester.publish(qp, held.own().view, told)
+}
+
+/// Runs requests until one of them, the budget or something else ends the batch. What ended last is not reported yet.
+fn batch<'p>(
+    qp: &Qp,
+    requester: &mut Requester,
+    peer: Option<&'p Arc<Qp>>,
+    held: &Held<'_>,
+    target: &mut Option<Target<'p>>,
+    budget: &mut Budget,
+    tally: &mut Tally,
+) -> End {
+    let own = held.own();
     loop {
         let state = qp.state();
         if !matches!(state, QpState::Rts | QpState::Sqd) {
-            return Run::Again;
+            return End::Run(Run::Again);
         }
         if requester.current.is_none() {
             if state == QpState::Sqd {
-                return Run::Idle;
+                return End::Run(Run::Idle);
             }
             match requester.next(own.view) {
                 Ok(true) => {}
-                Ok(false) => return Run::Idle,
-                Err(error) => {
-                    drop(target);
-                    qp.fail_ring(own.view, error);
-                    return Run::Again;
-                }
+                Ok(false) => return End::Run(Run::Idle),
+                Err(error) => return End::Broken(error),
             }
         }
         // Only now: a budget that ends with the last request leaves nothing to wake a worker for.
         if budget.spent() {
-            return Run::More;
+            return End::Run(Run::More);
         }
-        let status = match step(qp, requester, own, peer.as_ref(), held.peer(), &mut target, budget, tally) {
+        match step(qp, requester, own, peer, held.peer(), target, budget, tally) {
             Step::Done(byte_len) => {
                 budget.take_request();
-                requester.succeed(qp, own.view, byte_len);
-                continue;
+                let length = requester.current.map_or(0, |progress| progress.length);
+                requester.note_success(qp, own.view, byte_len);
+                let drained = qp.state() == QpState::Sqd;
+                if (drained || requester.news.is_due(length)) && !publish(qp, requester, peer, held, target.as_mut()) {
+                    return End::Failed(WcStatus::RemoteOperation);
+                }
+                if drained {
+                    requester.drained(qp, own.view);
+                }
             }
-            Step::Moved => continue,
+            Step::Moved => {}
             // Nobody here has the address, but there may be somebody elsewhere.
-            Step::Refused(Nak::Silence) if peer.is_none() && requester.take_wire(qp) => return Run::Again,
+            Step::Refused(Nak::Silence) if peer.is_none() && requester.take_wire(qp) => return End::Run(Run::Again),
             Step::Refused(Nak::Silence) => {
                 requester.wait_for_answer(qp);
-                return Run::Idle;
+                return End::Run(Run::Idle);
             }
             Step::Refused(Nak::NotReady(code)) => match requester.wait_for_receive(qp, rnr_delay(code)) {
-                Ok(()) => return Run::Idle,
-                Err(status) => status,
+                Ok(()) => return End::Run(Run::Idle),
+                Err(status) => return End::Failed(status),
             },
-            Step::Refused(Nak::InvalidRequest) => WcStatus::RemoteInvalidRequest,
-            Step::Refused(Nak::RemoteAccess) => WcStatus::RemoteAccess,
-            Step::Refused(Nak::RemoteOperation) => WcStatus::RemoteOperation,
-            Step::Failed(status) => status,
-        };
-        // Our own responder is flushed next, and a thread holds one responder at most.
-        drop(target);
-        qp.fail_request(requester, own.view, status);
-        return Run::Again;
+            Step::Refused(Nak::InvalidRequest) => return End::Failed(WcStatus::RemoteInvalidRequest),
+            Step::Refused(Nak::RemoteAccess) => return End::Failed(WcStatus::RemoteAccess),
+            Step::Refused(Nak::RemoteOperation) => return End::Failed(WcStatus::RemoteOperation),
+            Step::Failed(status) => return End::Failed(status),
+        }
     }
 }
 
@@ -129,7 +184,9 @@ fn step<'p>(
         }
         let done = match &mut work.op {
             SendOp::LocalInvalidate(invalidate) => Some(own.mrs.invalidate(invalidate.key, qp.pd)),
-            SendOp::FastRegister(request) => Some(own.mrs.fast_register(request, qp.pd)),
+            SendOp::FastRegister(request) => {
+                Some(own.mrs.fast_register(request, qp.pd, |pages| qp.adapter.pin(own.view, pages)))
+            }
             _ => None,
         };
         if let Some(done) = done {
@@ -141,7 +198,7 @@ fn step<'p>(
     let target = target.get_or_insert_with(|| {
         let mut responder = peer.responder.lock();
         let connected = responder.is_connected_to(peer, qp, source)
-            && responder.own_address().is_some_and(|(gid, _)| gid == attrs.av.dgid)
+            && responder.own_address().is_some_and(|own| own.gid == attrs.av.dgid)
             && peer.qp_type == qp.qp_type;
         Target { responder, connected }
     });
@@ -232,7 +289,7 @@ impl<'a> Exchange<'a> {
             let status = WcStatus::RemoteInvalidRequest;
             return Err(self.responder.fail_receive(peer, view, status, Nak::RemoteOperation));
         }
-        self.receive(WcOpcode::Recv, data)?;
+        self.receive(WcOpcode::Recv, data);
         Ok(Step::Done(0))
     }
 
@@ -257,7 +314,7 @@ impl<'a> Exchange<'a> {
         }
         if let Some(immediate) = immediate {
             self.responder.take_receive(peer, view, Some(self.qp))?;
-            self.receive(WcOpcode::RecvRdmaWithImmediate, SendData::Immediate(immediate))?;
+            self.receive(WcOpcode::RecvRdmaWithImmediate, SendData::Immediate(immediate));
         }
         Ok(Step::Done(0))
     }
@@ -306,11 +363,11 @@ impl<'a> Exchange<'a> {
         Scatter { memory: self.own, sges: &self.work.sges, pd: self.qp.pd, need: Access::empty() }
     }
 
-    /// Publishes the receive in use.
-    fn receive(&mut self, opcode: WcOpcode, data: SendData) -> Result<(), Nak> {
+    /// Ends the receive in use.
+    fn receive(&mut self, opcode: WcOpcode, data: SendData) {
         let byte_len = u32::try_from(self.progress.length).unwrap_or(u32::MAX);
         let solicited = self.work.flags.contains(SendFlags::SOLICITED);
-        let published = self.responder.complete_receive(self.peer, self.memory.view, opcode, |completion| {
+        self.responder.note_receive(self.peer, opcode, |completion| {
             completion.byte_len = byte_len;
             completion.solicited = solicited;
             match data {
@@ -325,8 +382,6 @@ impl<'a> Exchange<'a> {
                 }
             }
         });
-        // The receiver lost the news of this message; its QP is in the error state already.
-        published.map_err(|_| Nak::RemoteOperation)
     }
 }
 

@@ -172,12 +172,12 @@ fn resolve(qp: &Qp, requester: &mut Requester, to: &UdDestination, source: Bound
     key.dest_qpn = to.qpn;
     key.av.dgid = to.dgid;
     requester.route = Route { generation, source: Some(source), peer: Weak::new() };
-    // The encapsulation is part of the address.
-    let owner = fabric.find(&to.dgid);
+    let address = source.beside(to.dgid);
+    let owner = fabric.find(address);
     if owner.is_none() && qp.adapter.port.is_some() {
         return Found::Wire;
     }
-    let Some(adapter) = owner.filter(|adapter| adapter.has_gid((to.dgid, source.1))) else {
+    let Some(adapter) = owner.filter(|adapter| adapter.has_gid(address)) else {
         tally.ud_dropped_no_route += 1;
         return Found::Nowhere;
     };
@@ -224,8 +224,8 @@ impl Datagram<'_> {
         let length = payload + HEADER_LEN as u64;
         let SendOp::Send { data, .. } = self.work.op else { return Err(WcStatus::LocalQpOperation) };
         let header = Header {
-            kind: self.source.1,
-            source: self.source.0,
+            kind: self.source.kind,
+            source: self.source.gid,
             destination: self.to.dgid,
             traffic_class: self.to.traffic_class,
             flow_label: self.to.flow_label,

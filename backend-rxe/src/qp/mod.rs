@@ -2,6 +2,7 @@
 
 pub(crate) mod flush;
 mod modify;
+mod news;
 mod no_queue;
 pub(crate) mod requester;
 pub(crate) mod responder;
@@ -23,6 +24,7 @@ use crate::hca::{Adapter, RxeHca};
 use crate::local;
 use crate::srq::Srq;
 use crate::uplink;
+use crate::uplink::congestion::Brake;
 use requester::{Readiness, Requester};
 use responder::Responder;
 
@@ -100,6 +102,8 @@ pub(crate) struct Qp {
     /// A requester waits for a receive of this QP: `waiter`.
     awaited: AtomicBool,
     waiter: Mutex<Weak<Self>>,
+    /// What slows both halves down on the wire.
+    pub(crate) brake: Brake,
     // Fair: a command must not starve behind the batches of a busy QP.
     requester: FairMutex<Requester>,
     pub(crate) responder: FairMutex<Responder>,
@@ -136,6 +140,7 @@ impl Qp {
             queued_at_srq: AtomicBool::new(false),
             awaited: AtomicBool::new(false),
             waiter: Mutex::default(),
+            brake: Brake::default(),
             requester: FairMutex::new(Requester::new(init.send_queue)),
             responder: FairMutex::new(Responder::new(recv_queue)),
         });
@@ -236,6 +241,9 @@ impl Qp {
 
     /// Runs the requester until it is dry, waits, or has used the budget up. `true`: the budget.
     fn run(&self, requester: &mut Requester, budget: &mut Budget) -> bool {
+        if self.brake.release_responder() {
+            uplink::rc::resume_answers(self);
+        }
         let mut tally = Tally::default();
         let more = loop {
             let run = match self.state() {

@@ -38,6 +38,7 @@ impl Qp {
             self.draining.store(false, Ordering::Release);
             requester.reset(self);
             responder.reset();
+            self.brake.reset();
             return Ok(());
         }
         if to == QpState::Error {

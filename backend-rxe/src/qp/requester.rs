@@ -5,9 +5,12 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rdma_backend::memory::DmaView;
-use rdma_backend::{Access, QpAttrs, QpEvent, QpState, QueueError, SendFlags, SendOp, SendSource, SendWork, WcStatus};
+use rdma_backend::{
+    Access, Completion, QpAttrs, QpEvent, QpState, QueueError, SendFlags, SendOp, SendSource, SendWork, WcStatus,
+};
 
 use super::Qp;
+use super::news::News;
 use super::no_queue::NoQueue;
 use crate::counters::{Counters, Tally};
 use crate::gather::{self, Memory, Scatter};
@@ -80,6 +83,8 @@ pub(crate) struct Requester {
     pub(crate) route: Route,
     /// Local delivery has found the peer: the QP stays with it until RESET.
     local: bool,
+    /// Requests that have ended and were not reported yet. Empty while nobody holds the requester.
+    pub(crate) news: News,
     /// State of a QP whose peer is on the wire.
     pub(crate) wire: Option<Box<Sender>>,
     /// State of a datagram QP that has sent to the wire.
@@ -101,6 +106,7 @@ impl Requester {
             notify_drained: false,
             route: Route::default(),
             local: false,
+            news: News::default(),
             wire: None,
             datagrams: None,
         }
@@ -275,20 +281,34 @@ impl Requester {
     /// Ends the request under way with success.
     #[inline]
     pub(crate) fn succeed(&mut self, qp: &Qp, view: &DmaView<'_>, byte_len: u32) {
+        self.note_success(qp, view, byte_len);
+        self.publish(qp, view, None);
+        if qp.state() == QpState::Sqd {
+            self.drained(qp, view);
+        }
+    }
+
+    /// The same, but its completion comes with [`Self::publish`].
+    #[inline]
+    pub(crate) fn note_success(&mut self, qp: &Qp, view: &DmaView<'_>, byte_len: u32) {
         self.current = None;
         self.wait = Wait::Nothing;
         self.retries = self.attrs.retry_cnt;
         self.rnr_retries = self.attrs.rnr_retry;
         // First the slot, then the news: who polls the completion may post at once.
         self.source.retire(view);
-        if qp.signal_all || self.work.flags.contains(SendFlags::SIGNALED) {
-            // An overrun has put this QP into the error state, which the caller's loop sees.
-            let opcode = self.work.op.completion_opcode();
-            let _ = qp.complete_send(view, self.work.wr_id, opcode, WcStatus::Success, byte_len);
-        }
-        if qp.state() == QpState::Sqd {
-            self.drained(qp, view);
-        }
+        let opcode = self.work.op.completion_opcode();
+        let completion =
+            Completion { byte_len, ..Completion::new(qp.cookie, self.work.wr_id, opcode, WcStatus::Success) };
+        let wanted = qp.signal_all || self.work.flags.contains(SendFlags::SIGNALED);
+        self.news.note(completion, wanted, self.work.op.takes_receive());
+    }
+
+    /// Publishes the completions of requests that have ended. `told` is how many receives of them the peer could be told
+    /// of, if not all. `false` if one of the requests failed after all for that reason.
+    #[inline]
+    pub(crate) fn publish(&mut self, qp: &Qp, view: &DmaView<'_>, told: Option<usize>) -> bool {
+        self.news.publish(qp, view, told)
     }
 
     /// Ends the request under way with a status that always gets an entry.
@@ -344,8 +364,9 @@ impl Requester {
             return Some(peer);
         }
         let source = qp.adapter.gid(self.attrs.av.sgid_index);
-        let peer =
-            source.and_then(|_| fabric.find(&self.attrs.av.dgid)).and_then(|adapter| adapter.qp(self.attrs.dest_qpn));
+        let peer = source
+            .and_then(|from| fabric.find(from.beside(self.attrs.av.dgid)))
+            .and_then(|adapter| adapter.qp(self.attrs.dest_qpn));
         self.local |= peer.is_some();
         let weak = peer.as_ref().map_or_else(Weak::new, Arc::downgrade);
         self.route = Route { generation, source, peer: weak };

@@ -55,6 +55,12 @@ pub(crate) struct Responder {
     /// The receive in use, if `in_use` says that there is one.
     pub(crate) recv: RecvWork,
     in_use: bool,
+    /// Receives that have ended and were not reported yet. Empty while nobody holds the responder.
+    news: Vec<Completion>,
+    /// Receives of the batch that were reported.
+    told: usize,
+    /// A receive of the batch could not be reported.
+    lost: bool,
     /// Changes when a message under way is forgotten.
     pub(crate) epoch: u32,
     pub(crate) attrs: QpAttrs,
@@ -75,6 +81,9 @@ impl Responder {
             broken: false,
             recv: RecvWork::default(),
             in_use: false,
+            news: Vec::new(),
+            told: 0,
+            lost: false,
             epoch: 0,
             attrs: QpAttrs::default(),
             established: false,
@@ -117,8 +126,8 @@ impl Responder {
                 own
             }
         };
-        // The kind of encapsulation is part of the address: RoCE v1 does not reach RoCE v2.
-        self.attrs.dest_qpn == sender.qpn && self.attrs.av.dgid == from.0 && own.is_some_and(|(_, kind)| kind == from.1)
+        // Encapsulation and VLAN are part of the address.
+        self.attrs.dest_qpn == sender.qpn && own.is_some_and(|own| own.beside(self.attrs.av.dgid) == from)
     }
 
     /// The address that requests must be sent to, if the source index is bound.
@@ -270,10 +279,43 @@ impl Responder {
         opcode: WcOpcode,
         fill: impl FnOnce(&mut Completion),
     ) -> Result<(), CqOverrun> {
+        let completion = self.finish_receive(qp, opcode, fill);
+        qp.recv_cq.push(qp, view, &completion)
+    }
+
+    /// Ends the receive in use. It is reported with [`Self::publish`].
+    #[inline]
+    pub(crate) fn note_receive(&mut self, qp: &Qp, opcode: WcOpcode, fill: impl FnOnce(&mut Completion)) {
+        let completion = self.finish_receive(qp, opcode, fill);
+        self.news.push(completion);
+    }
+
+    #[inline]
+    fn finish_receive(&mut self, qp: &Qp, opcode: WcOpcode, fill: impl FnOnce(&mut Completion)) -> Completion {
         self.in_use = false;
         let mut completion = Completion::new(qp.cookie, self.recv.wr_id, opcode, WcStatus::Success);
         fill(&mut completion);
-        qp.recv_cq.push(qp, view, &completion)
+        completion
+    }
+
+    /// Reports the receives that have ended.
+    #[inline]
+    fn publish(&mut self, qp: &Qp, view: &DmaView<'_>) {
+        if !self.news.is_empty() {
+            let told = qp.recv_cq.push_all(qp, view, &self.news);
+            self.told += told;
+            self.lost |= told < self.news.len();
+            self.news.clear();
+        }
+    }
+
+    /// Reports the receives that have ended. When the queue had no room for all, gives how many were reported since the last
+    /// call.
+    #[inline]
+    pub(crate) fn end_batch(&mut self, qp: &Qp, view: &DmaView<'_>) -> Option<usize> {
+        self.publish(qp, view);
+        let told = std::mem::take(&mut self.told);
+        std::mem::take(&mut self.lost).then_some(told)
     }
 
     /// Ends the receive in use with an error, and the QP with it.
@@ -286,6 +328,7 @@ impl Responder {
 
     /// Ends the receive in use with an error.
     pub(crate) fn end_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus) {
+        self.publish(qp, view);
         if std::mem::take(&mut self.in_use) {
             let completion = Completion::new(qp.cookie, self.recv.wr_id, WcOpcode::Recv, status);
             let _ = qp.recv_cq.push(qp, view, &completion);
@@ -295,6 +338,7 @@ impl Responder {
     /// Refuses a request that has no receive to fail: the consumer hears of it by an event.
     pub(crate) fn refuse(&mut self, qp: &Qp, view: &DmaView<'_>, nak: Nak) -> Nak {
         Counters::bump(&qp.adapter.counters.refused_requests);
+        self.publish(qp, view);
         match nak {
             Nak::InvalidRequest => qp.event(view, QpEvent::RequestError),
             Nak::RemoteAccess => qp.event(view, QpEvent::AccessError),

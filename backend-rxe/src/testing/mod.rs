@@ -22,7 +22,7 @@ pub(crate) use queues::{Completions, Events, Ring};
 use crate::clock::{Clock, ManualClock};
 use crate::link::fault::{FaultLink, Faults};
 use crate::link::{Link, memory};
-use crate::{PortConfig, Rxe, RxeConfig, Uplink};
+use crate::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 
 /// First bus address of a node's memory.
 const BASE: u64 = 0x1000_0000;
@@ -74,10 +74,11 @@ impl World {
         let rxe = Rxe::new(config.clone()).unwrap();
         let Some((faults, seed)) = WIRE.get() else { return Self { rxe, clock, far: None, _uplinks: Vec::new() } };
         let far = Rxe::new(config).unwrap();
-        let (near_end, far_end) = memory::pair(100_000);
+        let (near_end, far_end) = memory::pair(100_000).unwrap();
         let plug = |rxe: &Rxe, number, link, seed| {
             let uplink: Arc<dyn Link> = Arc::new(FaultLink::new(link, faults, seed));
-            rxe.plug(mac(number), PortConfig { uplink, nic: None, mtu: CABLE_MTU }).unwrap()
+            rxe.plug(mac(number), PortConfig { uplink, nic: None, mtu: CABLE_MTU, rules: PortRules::default() })
+                .unwrap()
         };
         let uplinks = vec![plug(&rxe, 1, near_end, seed * 2), plug(&far, 2, far_end, seed * 2 + 1)];
         Self { rxe, clock, far: Some(far), _uplinks: uplinks }
@@ -129,12 +130,23 @@ impl World {
     /// Runs what is ready, then moves the clock to the next deadline, until nothing is left. Gives the time that passed.
     pub(crate) fn settle(&self) -> Duration {
         let start = self.clock.now();
-        loop {
-            run_all(&self.backends());
-            let deadline = self.backends().iter().filter_map(Rxe::next_deadline).min();
-            let Some(deadline) = deadline else { return self.clock.now() - start };
-            self.clock.advance(deadline.saturating_sub(self.clock.now()));
-        }
+        self.run();
+        while self.step() {}
+        self.clock.now() - start
+    }
+
+    /// Runs what is ready.
+    pub(crate) fn run(&self) {
+        run_all(&self.backends());
+    }
+
+    /// Moves the clock to the next deadline, if there is one, and runs what is ready then.
+    pub(crate) fn step(&self) -> bool {
+        let deadline = self.backends().iter().filter_map(Rxe::next_deadline).min();
+        let Some(deadline) = deadline else { return false };
+        self.clock.advance(deadline.saturating_sub(self.clock.now()));
+        self.run();
+        true
     }
 }
 

@@ -2,6 +2,7 @@
 
 use rdma_backend::{QpType, SendOp, WcOpcode, WcStatus};
 
+use crate::link::fault::Faults;
 use crate::testing::*;
 
 fn word(buffer: &Buffer, offset: u64) -> u64 {
@@ -27,24 +28,36 @@ pub(super) fn values() {
 }
 
 #[test]
-pub(super) fn sums_from_many_threads() {
-    const THREADS: u8 = 6;
-    const EACH: u64 = 2000;
+fn sums_from_many_threads() {
     let world = World::with(|config| config.workers = 2);
-    let target = world.node(9);
+    let nodes: Vec<_> = (1..7).map(|number| world.node(number)).collect();
+    sums(&world.node(9), &nodes.iter().collect::<Vec<_>>());
+}
+
+#[test]
+fn sums_from_many_threads_over_a_cable() {
+    on_the_wire(Faults::default(), 1, || {
+        let world = World::with(|config| config.workers = 2);
+        sums(&world.node(1), &[&world.node(2); 6]);
+    });
+}
+
+/// Adds from a QP and a thread for each of `nodes`.
+fn sums(target: &Node, nodes: &[&Node]) {
+    const EACH: u64 = 2000;
     let sum = target.buffer(4096);
-    let senders: Vec<_> = (1..=THREADS)
-        .map(|number| {
-            let node = world.node(number);
+    let senders: Vec<_> = nodes
+        .iter()
+        .map(|node| {
             let (end, peer) = (node.qp(QpType::Rc), target.qp(QpType::Rc));
             end.connect(&peer, |_| {});
             peer.connect(&end, |_| {});
             let result = node.buffer(8);
-            (node, end, peer, result)
+            (end, peer, result)
         })
         .collect();
     std::thread::scope(|scope| {
-        for (_, end, _, result) in &senders {
+        for (end, _, result) in &senders {
             let remote = sum.remote(0);
             let sge = result.all();
             scope.spawn(move || {
@@ -54,11 +67,11 @@ pub(super) fn sums_from_many_threads() {
             });
         }
     });
-    for (_, end, _, _) in &senders {
+    for (end, ..) in &senders {
         while end.scq.total.load(std::sync::atomic::Ordering::SeqCst) < EACH {
             std::thread::yield_now();
         }
         assert!(end.scq.poll().iter().all(|c| c.status == WcStatus::Success));
     }
-    assert_eq!(word(&sum, 0), u64::from(THREADS) * EACH * 3);
+    assert_eq!(word(&sum, 0), nodes.len() as u64 * EACH * 3);
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use rdma_backend::{
     Access, AsyncEvent, FastRegister, Hca, Invalidate, MemoryRegion, MrRequest, QpAttrs, QpEvent, QpState, QueuePair,
-    RecvWork, RemoteAddress, SendData, SendOp, Sge, WcStatus,
+    RecvWork, RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge, WcStatus,
 };
 
 use crate::testing::*;
@@ -324,4 +324,44 @@ pub(super) fn flushes_are_in_ring_order_and_longer_than_one_budget() {
     assert_eq!(pair.left.scq.statuses(), expected);
     assert_eq!(pair.left.rcq.statuses(), expected);
     assert_eq!(pair.left.sends.retired.load(Ordering::SeqCst), 2000);
+}
+
+#[test]
+pub(super) fn a_batch_that_the_receivers_queue_had_no_room_for_fails_from_there_on() {
+    for flags in [SendFlags::SIGNALED, SendFlags::empty()] {
+        let pair = Pair::new();
+        pair.right.rcq.size.store(3, Ordering::SeqCst);
+        for wr_id in 0..12 {
+            pair.right.recv(wr_id, &[]);
+            pair.left.sends.posted.lock().push_back(SendWork { wr_id, op: SEND, flags, sges: Vec::new() });
+        }
+        pair.left.qp.notify_send();
+        pair.settle();
+        assert_eq!(pair.right.rcq.statuses(), [0, 1, 2].map(|wr_id| (wr_id, WcStatus::Success)));
+        let statuses = pair.left.scq.statuses();
+        let (told, lost): (Vec<_>, Vec<_>) = statuses.iter().partition(|(wr_id, _)| *wr_id < 3);
+        assert!(told.iter().all(|(_, status)| *status == WcStatus::Success), "{statuses:?}");
+        assert_eq!(told.len(), if flags.is_empty() { 0 } else { 3 });
+        assert_eq!(lost[0], (3, WcStatus::RemoteOperation));
+        assert!(lost[1..].iter().copied().eq((4..12).map(|wr_id| (wr_id, WcStatus::Flushed))), "{statuses:?}");
+        assert_eq!((pair.left.state(), pair.right.state()), (QpState::Error, QpState::Error));
+    }
+}
+
+#[test]
+pub(super) fn a_receiver_learns_of_what_came_before_an_error_first() {
+    let pair = Pair::new();
+    let target = pair.b.buffer(64);
+    for wr_id in 0..4 {
+        pair.right.recv(wr_id, &[target.sge(0, 4)]);
+    }
+    let source = pair.a.buffer(64);
+    for (wr_id, len) in [(0, 4), (1, 4), (2, 5), (3, 4)] {
+        pair.left.post(wr_id, SEND, &[source.sge(0, len)]);
+    }
+    pair.left.qp.notify_send();
+    pair.settle();
+    let (good, flushed) = (WcStatus::Success, WcStatus::Flushed);
+    assert_eq!(pair.right.rcq.statuses(), [(0, good), (1, good), (2, WcStatus::LocalLength), (3, flushed)]);
+    assert_eq!(pair.left.scq.statuses(), [(0, good), (1, good), (2, WcStatus::RemoteInvalidRequest), (3, flushed)]);
 }

@@ -172,7 +172,8 @@ pub(super) fn nothing_is_left_behind() {
 
 #[test]
 pub(super) fn registered_memory_is_pinned_until_it_is_deregistered() {
-    use rdma_backend::memory::{Backing, DmaRange, DmaSpace, PinPolicy};
+    use rdma_backend::memory::{Backing, DmaRange, DmaSpace, PageListBuilder, PinPolicy};
+    use rdma_backend::{FastRegister, Invalidate, MrRequest};
     let world = World::new();
     let memory = DmaSpace::new(PinPolicy::Registered);
     let mapping = std::sync::Arc::new(vm_memory::mmap::MmapRegion::new(1 << 20).unwrap());
@@ -185,5 +186,27 @@ pub(super) fn registered_memory_is_pinned_until_it_is_deregistered() {
     first.mr.destroy();
     assert_eq!(memory.pinned_bytes(), 2 * 4096);
     drop(second);
+    assert_eq!(memory.pinned_bytes(), 0);
+
+    // A work request's registration, until it is invalidated or its region goes.
+    let b = world.node(2);
+    let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    left.connect(&right, |_| {});
+    right.connect(&left, |_| {});
+    let mr = a.hca.register_mr(&a.pd, MrRequest::FastRegister { max_pages: 4 }).unwrap();
+    let mut list = PageListBuilder::default();
+    for page in [0x10_3000, 0x10_5000] {
+        list.push(page).unwrap();
+    }
+    let key = mr.lkey();
+    let request = FastRegister { key, iova: 0, length: 8192, access: ALL, pages: Some(list.finish()) };
+    left.submit(1, SendOp::FastRegister(Box::new(request.clone())), &[]);
+    assert_eq!(memory.pinned_bytes(), 2 * 4096);
+    left.submit(2, SendOp::LocalInvalidate(Invalidate { key }), &[]);
+    assert_eq!(memory.pinned_bytes(), 0);
+    left.submit(3, SendOp::FastRegister(Box::new(request)), &[]);
+    assert_eq!(left.scq.statuses(), [1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success)));
+    assert_eq!(memory.pinned_bytes(), 2 * 4096);
+    mr.destroy();
     assert_eq!(memory.pinned_bytes(), 0);
 }

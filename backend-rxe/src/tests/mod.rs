@@ -2,9 +2,12 @@
 
 mod atomics;
 mod bench;
+mod congestion;
 mod errors;
+mod guard;
 mod integrity;
 mod life;
+mod marks;
 mod ops;
 mod pass_through;
 mod port;

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use rdma_backend::{GidType, Hca, Mtu, QpType, UdDestination, WcStatus};
 
-use crate::PortConfig;
 use crate::link::{Frames, Link, memory};
 use crate::testing::*;
+use crate::{PortConfig, PortRules};
 
 /// A device on a cable whose other end is the test.
-fn exposed(capacity: usize) -> (World, Node, memory::MemoryLink, crate::Uplink) {
+pub(super) fn exposed(capacity: usize) -> (World, Node, memory::MemoryLink, crate::Uplink) {
     let world = World::new();
-    let (ours, theirs) = memory::pair(capacity);
-    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 4500 };
+    let (ours, theirs) = memory::pair(capacity).unwrap();
+    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 4500, rules: PortRules::default() };
     let uplink = world.rxe.plug(mac(1), config).unwrap();
     let node = world.node(1);
     (world, node, theirs, uplink)
@@ -100,8 +100,8 @@ fn the_port_says_what_the_network_carries() {
         [(1500, Mtu::M1024), (9000, Mtu::M4096), (4200, Mtu::M4096), (2300, Mtu::M2048), (576, Mtu::M256)]
     {
         let world = World::new();
-        let (ours, _theirs) = memory::pair(1);
-        let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu };
+        let (ours, _theirs) = memory::pair(1).unwrap();
+        let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu, rules: PortRules::default() };
         let _uplink = world.rxe.plug(mac(1), config.clone()).unwrap();
         assert!(world.rxe.plug(mac(1), config).is_err());
         assert_eq!(world.node(1).hca.port().active_mtu, path);

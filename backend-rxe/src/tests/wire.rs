@@ -12,7 +12,7 @@ use rdma_backend::{
 use crate::link::fault::Faults;
 use crate::link::{Link, unix};
 use crate::testing::*;
-use crate::{PortConfig, Rxe, RxeConfig};
+use crate::{PortConfig, PortRules, Rxe, RxeConfig};
 
 macro_rules! same {
     ($($module:ident: $($case:ident)*;)*) => {
@@ -258,7 +258,8 @@ fn two_engines_over_a_socket() {
     let engine = |number: u8, socket| {
         let rxe = Rxe::new(RxeConfig { workers: 1, ..RxeConfig::default() }).unwrap();
         let uplink: Arc<dyn Link> = Arc::new(unix::StreamLink::over(socket));
-        let uplink = rxe.plug(mac(number), PortConfig { uplink, nic: None, mtu: 9000 }).unwrap();
+        let uplink =
+            rxe.plug(mac(number), PortConfig { uplink, nic: None, mtu: 9000, rules: PortRules::default() }).unwrap();
         let world = World { rxe, clock: Default::default(), far: None, _uplinks: Vec::new() };
         let node = world.node(number);
         (world, node, uplink)

@@ -31,15 +31,26 @@ pub enum Refused {
 /// # Errors
 /// Why it is to be dropped.
 pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo, Refused> {
+    match qp_type {
+        QpType::Rc => admit_service(packet, Service::Rc),
+        QpType::Ud | QpType::Gsi => admit_service(packet, Service::Ud),
+    }
+}
+
+/// The same for a congestion notification.
+///
+/// # Errors
+/// Why it is to be dropped.
+pub fn admit_notification(packet: &Packet<'_>) -> Result<&'static OpcodeInfo, Refused> {
+    admit_service(packet, Service::Congestion)
+}
+
+fn admit_service(packet: &Packet<'_>, service: Service) -> Result<&'static OpcodeInfo, Refused> {
     packet.verify()?;
     let bth = &packet.header.bth;
     if bth.version != 0 {
         return Err(Refused::Version);
     }
-    let service = match qp_type {
-        QpType::Rc => Service::Rc,
-        QpType::Ud | QpType::Gsi => Service::Ud,
-    };
     let info = bth.opcode.info().filter(|info| info.service == service).ok_or(Refused::Opcode)?;
     if !pkey_matches(DEFAULT_PKEY, bth.pkey) {
         return Err(Refused::Pkey);

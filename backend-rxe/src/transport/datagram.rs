@@ -4,7 +4,7 @@ use rdma_backend::{NetworkType, Psn, Qpn, SendData, SendFlags, SendOp, SendWork,
 
 use super::host::{RequesterHost, total};
 use super::path::Path;
-use crate::wire::{Bth, Deth, Extension, Grh, Opcode, Packet, PsnExt};
+use crate::wire::{Bth, Deth, Extension, Grh, MAX_PAYLOAD, Opcode, Packet, PsnExt};
 
 /// The sending side of a datagram QP.
 #[derive(Clone, Copy, Debug)]
@@ -79,11 +79,11 @@ pub struct Datagram<'a> {
 }
 
 impl<'a> Datagram<'a> {
-    /// Takes a packet that [`super::admit`] let through. `None`: it is malformed.
+    /// Takes a packet that [`super::admit`] let through. `None`: it is malformed, or longer than any path MTU.
     pub fn new(packet: &Packet<'a>) -> Option<Self> {
         let header = &packet.header;
         let deth = header.extension.deth()?;
-        packet.pad_is_right().then(|| Self {
+        (packet.pad_is_right() && packet.payload.len() <= MAX_PAYLOAD).then(|| Self {
             source: deth.source,
             qkey: deth.qkey,
             immediate: header.extension.immediate(),

@@ -24,20 +24,24 @@
 //! READ response is asked for again from where it stopped, and the ACK timeout backs off. Large reads are split into
 //! requests of a bounded length ([`Tuning::read_chunk`]), so that a responder that answers in one go does not flood us.
 //!
-//! Not here: end-to-end credits (received ones are ignored, none are sent), automatic path migration, ATOMIC WRITE and
-//! FLUSH (refused), congestion control, UC.
+//! Congestion control stands beside the halves, because both send at one rate: [`ReactionPoint`].
+//!
+//! Not here: end-to-end credits (received ones are ignored, and every ACK says that it carries none, which the architecture
+//! allows everybody), automatic path migration, ATOMIC WRITE and FLUSH (refused), UC.
 
 mod admit;
+mod congestion;
 mod datagram;
 mod host;
 mod path;
 mod requester;
 mod responder;
 
-pub use admit::{Refused, admit, admit_connected};
+pub use admit::{Refused, admit, admit_connected, admit_notification};
+pub use congestion::{Congestion, MEGABIT, ReactionPoint};
 pub use datagram::{Datagram, DatagramSender};
 pub use host::{AtomicChange, Fault, Received, Refusal, RequesterHost, ResponderHost};
-pub use path::{Origin, Path};
+pub use path::{Marks, Origin, Path};
 pub use requester::{Requester, RequesterStats, Tuning};
 pub use responder::{Handled, Responder, ResponderStats};
 

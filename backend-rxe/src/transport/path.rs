@@ -1,14 +1,21 @@
 //! Where frames go: everything of their headers that is the same for all packets of a QP.
 
-use rdma_backend::{AddressVector, Gid, GidType, MacAddr, Mtu, Qpn, UdDestination};
+use rdma_backend::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, Qpn, UdDestination};
+
+use super::congestion::Congestion;
 
 use crate::wire::{
-    Bth, BuildError, Ethernet, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Packet, Udp, Vlan,
+    Bth, BuildError, Ethernet, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Opcode, Packet, Udp, Vlan,
     connected_source_port, datagram_source_port,
 };
 
 /// Stands for a hop limit that the consumer did not choose.
 const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// ECN bits: this sender reacts to marks.
+const ECT_0: u8 = 2;
+/// Octets behind the BTH of a congestion notification, all zero.
+const NOTIFICATION_LEN: usize = 16;
 
 /// Where frames come from.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,6 +28,17 @@ pub struct Origin {
     pub kind: GidType,
     /// The VLAN it belongs to.
     pub vlan: Option<u16>,
+    /// How its packets are marked.
+    pub marks: Marks,
+}
+
+/// What packets say to switches beside the traffic class that the consumer chose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Marks {
+    /// Packets of no VLAN carry their priority as well, in a tag with VLAN 0.
+    pub priority_tags: bool,
+    /// Connected QPs react to congestion, and say so: ECT(0) in place of the consumer's ECN bits.
+    pub ecn: bool,
 }
 
 /// Addresses and marks of the packets of a QP.
@@ -33,7 +51,13 @@ pub struct Path {
 impl Path {
     /// The path of a connected QP. `None` if one GID is IPv4 and the other is not.
     pub fn connected(origin: &Origin, av: &AddressVector, local: Qpn, remote: Qpn) -> Option<Self> {
-        Self::new(origin, av, connected_source_port(av.flow_label, local, remote))
+        let av = match origin.kind {
+            GidType::RoceV2 if origin.marks.ecn => {
+                AddressVector { traffic_class: av.traffic_class & !3 | ECT_0, ..*av }
+            }
+            _ => *av,
+        };
+        Self::new(origin, &av, connected_source_port(av.flow_label, local, remote))
     }
 
     /// The path of a datagram. `None` if one GID is IPv4 and the other is not.
@@ -72,7 +96,8 @@ impl Path {
             (GidType::RoceV2, ..) => return None,
         };
         // The service level decides which class of a lossless network a tagged frame belongs to.
-        let vlan = origin.vlan.map(|vid| Vlan { pcp: av.service_level & 7, dei: false, vid });
+        let vid = origin.vlan.or(if origin.marks.priority_tags { Some(0) } else { None });
+        let vlan = vid.map(|vid| Vlan { pcp: av.service_level & 7, dei: false, vid });
         Some(Self { ethernet: Ethernet { destination: av.dmac, source: origin.mac, vlan }, network })
     }
 
@@ -92,6 +117,25 @@ impl Path {
             ip.identification = *ident;
         }
         FrameWriter::new(&Header { ethernet: self.ethernet, network, bth, extension }, payload_len, out)
+    }
+
+    /// Writes a notification that what the QP `remote` sends meets congestion. Gives the length of the frame.
+    pub fn notification(&self, remote: Qpn, config: &Congestion, out: &mut [u8]) -> Option<usize> {
+        let mut path = *self;
+        // As adapters do: ECT, so that a congested switch marks it rather than drops it.
+        let class = config.cnp_dscp << 2 | ECT_0;
+        match &mut path.network {
+            Network::V1(grh) => grh.traffic_class = class,
+            Network::V2Ipv4(ip, _) => ip.traffic_class = class,
+            Network::V2Ipv6(ip, _) => ip.traffic_class = class,
+        }
+        if let Some(vlan) = &mut path.ethernet.vlan {
+            vlan.pcp = config.cnp_priority & 7;
+        }
+        let bth = Bth { becn: true, ..Bth::new(Opcode::CNP, remote, Psn::new(0)) };
+        let mut frame = path.frame(&mut 0, bth, Extension::None, NOTIFICATION_LEN, out).ok()?;
+        frame.payload().fill(0);
+        Some(frame.finish())
     }
 
     /// Whether a packet came from exactly the address that this path leads to.

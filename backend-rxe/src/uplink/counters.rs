@@ -42,14 +42,26 @@ counters! {
     wire_dropped_damaged,
     /// Packets to or from an address that has no business here.
     wire_dropped_address,
+    /// Packets to an address of ours with the tag of another VLAN, without the tag of its VLAN, or with one where it has none.
+    wire_dropped_vlan,
     /// Packets to a QPN that does not exist.
     wire_dropped_no_qp,
     /// Packets that a QP does not take: wrong service, partition or version, or not in a state to receive.
     wire_dropped_refused,
     /// Packets of a QP that already waits for too many answers.
     wire_dropped_deferred,
-    /// Congestion notifications, which are not acted on.
-    wire_cnps,
+    /// Packets of queue pairs that a switch marked for congestion.
+    wire_marked,
+    /// Congestion notifications sent.
+    wire_cnps_sent,
+    /// Congestion notifications that came.
+    wire_cnps_received,
+    /// Of these, notifications that are not from the peer of a connection, or that nobody wants.
+    wire_cnps_ignored,
+    /// Times that a notification cut the rate of a QP.
+    wire_rate_cuts,
+    /// Times that a packet had to wait for the rate of its QP.
+    wire_paced,
     /// Packets sent again.
     wire_resent,
     /// Requests that were not answered in time.
@@ -70,6 +82,10 @@ counters! {
     passed_out,
     /// Frames that were not for the RDMA function, with nobody to pass them to or no room there.
     passed_dropped,
+    /// Frames of the network function from an address that is not the device's.
+    passed_dropped_forged,
+    /// Frames of or for the network function that are not in the VLAN of the port.
+    passed_dropped_vlan,
 }
 
 impl PortCounters {

@@ -48,7 +48,10 @@ impl RequesterHost for Sending<'_> {
         let mrs = self.memory.mrs;
         let done = match &mut work.op {
             SendOp::LocalInvalidate(invalidate) => mrs.invalidate(invalidate.key, self.qp.pd),
-            SendOp::FastRegister(request) => mrs.fast_register(request, self.qp.pd),
+            SendOp::FastRegister(request) => {
+                let (adapter, view) = (&self.qp.adapter, self.memory.view);
+                mrs.fast_register(request, self.qp.pd, |pages| adapter.pin(view, pages))
+            }
             _ => return Ok(()),
         };
         self.tally.key_operations += 1;

@@ -9,6 +9,8 @@
 //! A destination GID that is bound on the fabric is reached by local delivery, any other through the uplink if there is one.
 //! A connected QP decides with its first request and stays with it until RESET: PSNs on the wire and positions in local
 //! delivery cannot be told from each other. State for the wire is made when it is needed, so that other QPs do not pay for it.
+//! So when a GID moves, from the network to a device of this process or back, its connections do not move along: the peer that
+//! they had is gone, and they end as if its host were, by their retries.
 //!
 //! # Who sends
 //!
@@ -19,8 +21,11 @@
 //! # Guard
 //!
 //! Frames are built by us, from a GID that is bound and the device's own address. What comes is dropped and counted unless it
-//! is for us, intact, and from the peer of the QP; a GID of our own fabric is nobody's peer on the wire.
+//! is for us, intact, in the VLAN of the address, and from the peer of the QP; a GID of our own fabric is nobody's peer on the
+//! wire. Only such a packet may make state, and that is bounded. Frames of the network function are held to the device's
+//! address and VLAN ([`rules`]).
 
+pub(crate) mod congestion;
 pub(crate) mod counters;
 pub(crate) mod frame;
 pub(crate) mod host;
@@ -28,6 +33,7 @@ mod lane;
 pub(crate) mod port;
 pub(crate) mod rc;
 mod receive;
+pub(crate) mod rules;
 pub(crate) mod ud;
 
 use rdma_backend::{AddressVector, GidType, NetworkType, Qpn};
@@ -41,9 +47,10 @@ const ETHERNET_LEN: usize = 18;
 pub(crate) const BATCH: usize = 32;
 
 /// What stands in the frames that an adapter sends from a GID.
-pub(crate) fn origin(adapter: &Adapter, (gid, kind): BoundGid) -> Option<Origin> {
+pub(crate) fn origin(adapter: &Adapter, source: BoundGid) -> Option<Origin> {
     let port = adapter.port.as_ref()?;
-    Some(Origin { mac: port.mac(), gid, kind, vlan: None })
+    let BoundGid { gid, kind, vlan } = source;
+    Some(Origin { mac: port.mac(), gid, kind, vlan, marks: port.marks() })
 }
 
 /// The path of a connected QP and the GID that it starts from. `None`: there is no way to that address.
@@ -55,7 +62,7 @@ pub(crate) fn connected_path(
 ) -> Option<(Path, BoundGid)> {
     let source = adapter.gid(av.sgid_index)?;
     // A GID of this process is reached directly, or not at all.
-    if adapter.shared.fabric.find(&av.dgid).is_some() {
+    if adapter.shared.fabric.find(source.beside(av.dgid)).is_some() {
         return None;
     }
     Some((Path::connected(&origin(adapter, source)?, av, local, remote)?, source))

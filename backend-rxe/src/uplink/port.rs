@@ -15,10 +15,13 @@ use super::counters::PortCounters;
 use super::frame::is_for_rdma;
 use super::lane::Lane;
 use super::receive::Inbox;
+use super::rules::{PortRules, Stopped};
 use super::{BATCH, ETHERNET_LEN};
 use crate::hca::Adapter;
 use crate::link::{Frames, Link};
+use crate::qp::Qp;
 use crate::rxe::Shared;
+use crate::transport::{Congestion, Marks};
 
 /// Room for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
 const OVERHEAD: u32 = 96;
@@ -38,6 +41,8 @@ pub struct PortConfig {
     pub nic: Option<Arc<dyn Link>>,
     /// Octets of an IP packet that the network carries. The path MTU of the port follows from it.
     pub mtu: u32,
+    /// What the device may do there.
+    pub rules: PortRules,
 }
 
 /// The port of a device.
@@ -45,11 +50,14 @@ pub struct PortConfig {
 pub(crate) struct Port {
     mac: MacAddr,
     mtu: u32,
+    rules: PortRules,
     pub(super) uplink: Lane,
     nic: Option<Lane>,
     pub(crate) counters: PortCounters,
     adapter: Mutex<Weak<Adapter>>,
     inbox: Mutex<Inbox>,
+    /// Responders whose turn has come: their rate had them wait.
+    resumed: Mutex<Vec<Weak<Qp>>>,
     spare: Mutex<Vec<Frames>>,
     waker: OwnedFd,
     stopping: AtomicBool,
@@ -60,11 +68,13 @@ impl Port {
         Ok(Self {
             mac,
             mtu: config.mtu,
+            rules: config.rules,
             uplink: Lane::new(config.uplink),
             nic: config.nic.map(Lane::new),
             counters: PortCounters::default(),
             adapter: Mutex::default(),
             inbox: Mutex::default(),
+            resumed: Mutex::default(),
             spare: Mutex::default(),
             waker: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopping: AtomicBool::new(false),
@@ -73,6 +83,35 @@ impl Port {
 
     pub(crate) const fn mac(&self) -> MacAddr {
         self.mac
+    }
+
+    /// The VLAN that everything behind the port is in.
+    pub(crate) const fn vlan(&self) -> Option<u16> {
+        self.rules.vlan
+    }
+
+    /// Marks of the packets of queue pairs.
+    pub(crate) fn marks(&self) -> Marks {
+        self.rules.marks()
+    }
+
+    /// Parameters of congestion control, if it is on.
+    pub(super) const fn congestion(&self) -> Option<&Congestion> {
+        self.rules.congestion.as_ref()
+    }
+
+    /// Has a responder that waited give its answers.
+    pub(super) fn resume(&self, qp: &Qp) {
+        self.resumed.lock().push(Weak::clone(&qp.me));
+        self.wake();
+    }
+
+    pub(super) fn take_resumed(&self, owing: &mut Vec<Weak<Qp>>) {
+        for qp in self.resumed.lock().drain(..) {
+            if !owing.iter().any(|known| Weak::ptr_eq(known, &qp)) {
+                owing.push(qp);
+            }
+        }
     }
 
     /// The device behind the port, which is made anew whenever the guest's driver starts.
@@ -144,7 +183,10 @@ impl Port {
         for frame in frames.iter() {
             match &adapter {
                 Some(adapter) if is_for_rdma(frame, self.mac) => inbox.take(self, adapter, frame),
-                _ => passed.push(frame),
+                _ => {
+                    let result = self.rules.incoming(frame, &mut passed);
+                    self.count_stopped(result);
+                }
             }
         }
         busy |= inbox.answer(self);
@@ -154,6 +196,13 @@ impl Port {
             frames.clear();
             nic.link.receive(&mut frames, RECEIVE);
             busy |= !frames.is_empty();
+            if !frames.iter().all(|frame| self.rules.passes_as_it_is(frame, self.mac)) {
+                passed.clear();
+                for frame in frames.iter() {
+                    self.count_stopped(self.rules.outgoing(frame, self.mac, &mut passed));
+                }
+                std::mem::swap(&mut frames, &mut passed);
+            }
             self.pass(&self.uplink, &frames, &self.counters.passed_out);
         } else {
             PortCounters::add(&self.counters.passed_dropped, passed.len() as u64);
@@ -163,6 +212,14 @@ impl Port {
             self.send(batch);
         }
         busy
+    }
+
+    fn count_stopped(&self, passed: Result<(), Stopped>) {
+        match passed {
+            Ok(()) => {}
+            Err(Stopped::Forged) => PortCounters::bump(&self.counters.passed_dropped_forged),
+            Err(Stopped::Vlan) => PortCounters::bump(&self.counters.passed_dropped_vlan),
+        }
     }
 
     fn pass(&self, lane: &Lane, frames: &Frames, counter: &std::sync::atomic::AtomicU64) {

@@ -2,8 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Weak;
+use std::time::Duration;
 
-use rdma_backend::{QpAttrs, QpState};
+use rdma_backend::{QpAttrs, QpState, Qpn};
 
 use super::counters::PortCounters;
 use super::host::{Receiving, Sending, requests};
@@ -17,6 +18,7 @@ use crate::local::Held;
 use crate::qp::requester::{Requester, Route};
 use crate::qp::responder::Responder;
 use crate::qp::{Budget, Qp, Run};
+use crate::timer::TimerKey;
 use crate::transport::{self, Handled, Path, Refused, Tuning, admit_connected};
 use crate::wire::{MAX_FRAME, Packet};
 
@@ -31,6 +33,8 @@ pub(crate) struct Sender {
     transport: transport::Requester,
     path: Path,
     source: BoundGid,
+    /// The rate of the QP has it wait until then.
+    paced: Option<Duration>,
 }
 
 impl Sender {
@@ -38,7 +42,7 @@ impl Sender {
     pub(crate) fn new(qp: &Qp, attrs: &QpAttrs) -> Option<Box<Self>> {
         let (path, source) = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn)?;
         let transport = transport::Requester::new(attrs, path, Tuning::default());
-        Some(Box::new(Self { transport, path, source }))
+        Some(Box::new(Self { transport, path, source, paced: None }))
     }
 
     /// Takes over attributes that a modify request changed.
@@ -89,8 +93,9 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
         }
     };
     port.counters.requester(&before, &sender.transport.stats());
+    let deadline = sender.transport.poll_timeout().into_iter().chain(sender.paced).min();
     if run == Run::Idle
-        && let Some(deadline) = sender.transport.poll_timeout()
+        && let Some(deadline) = deadline
     {
         requester.arm(qp, deadline);
     }
@@ -116,6 +121,7 @@ fn turn(
         requester.route = Route { generation, source, peer: Weak::new() };
     }
     let bound = requester.route.source == Some(sender.source);
+    sender.paced = None;
     let now = qp.adapter.shared.engine.now();
     let transport = &mut sender.transport;
     let mut host = Sending { qp, requester, memory, tally };
@@ -138,12 +144,21 @@ fn turn(
         budget.take_request();
         progress = true;
     }
+    if qp.brake.is_on() {
+        transport.ask();
+    }
     while requests(qp) && frames.len() < BATCH && !budget.spent() {
+        sender.paced = qp.brake.blocked_until(port, now);
+        if sender.paced.is_some() {
+            break;
+        }
         let before = frames.octets();
         if !frames.push_with(MAX_FRAME, |room| transport.poll_transmit(now, &mut host, room)) {
             break;
         }
-        budget.take_bytes(frames.octets().saturating_sub(before) as u64);
+        let octets = frames.octets().saturating_sub(before) as u64;
+        qp.brake.sent(now, octets);
+        budget.take_bytes(octets);
         progress = true;
     }
     if !bound {
@@ -184,12 +199,14 @@ pub(crate) struct Receiver {
     deferred: VecDeque<Box<[u8]>>,
     /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
     refused: bool,
+    /// Timer of the QP's rate.
+    paced: Option<TimerKey>,
 }
 
 impl Receiver {
     fn new(attrs: &QpAttrs, path: Path) -> Box<Self> {
         let transport = transport::Responder::new(attrs, path);
-        Box::new(Self { transport, path, deferred: VecDeque::new(), refused: false })
+        Box::new(Self { transport, path, deferred: VecDeque::new(), refused: false, paced: None })
     }
 
     /// Takes over attributes that a modify request changed.
@@ -198,6 +215,12 @@ impl Receiver {
             self.path = path;
         }
         self.transport.set_attrs(attrs, self.path);
+    }
+
+    /// Packets that wait and answers that are owed.
+    #[cfg(test)]
+    pub(crate) fn load(&self) -> (usize, usize) {
+        (self.deferred.len(), self.transport.answers_owed())
     }
 
     /// Executes a packet, or keeps it for later.
@@ -268,7 +291,7 @@ pub(crate) fn answer(port: &Port, qp: &Qp) -> bool {
             return false;
         }
         let mut frames = port.buffer();
-        let done = answer_batch(qp, &mut frames);
+        let done = answer_batch(port, qp, &mut frames);
         port.send(frames);
         if done {
             return true;
@@ -277,7 +300,7 @@ pub(crate) fn answer(port: &Port, qp: &Qp) -> bool {
     false
 }
 
-fn answer_batch(qp: &Qp, frames: &mut Frames) -> bool {
+fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
     let held = Held::open(&qp.adapter, None);
     let responder: &mut Responder = &mut qp.responder.lock();
     let Some(mut receiver) = responder.wire.take() else { return true };
@@ -286,11 +309,29 @@ fn answer_batch(qp: &Qp, frames: &mut Frames) -> bool {
         receiver.deferred.clear();
     }
     let mut host = Receiving { qp, responder, memory: held.own() };
-    while frames.len() < BATCH && frames.push_with(MAX_FRAME, |room| receiver.transport.poll_transmit(&mut host, room))
-    {
+    let mut paced = None;
+    let engine = &qp.adapter.shared.engine;
+    while frames.len() < BATCH {
+        let before = frames.octets();
+        if qp.brake.is_on() && receiver.transport.next_is_data() {
+            paced = qp.brake.blocked_until(port, engine.now());
+        }
+        if paced.is_some() || !frames.push_with(MAX_FRAME, |room| receiver.transport.poll_transmit(&mut host, room)) {
+            break;
+        }
+        if qp.brake.is_on() {
+            qp.brake.sent(engine.now(), frames.octets().saturating_sub(before) as u64);
+        }
     }
     // The memory of a READ may have been taken away, which ends the QP with one last answer.
     receiver.refused |= !qp.receives();
+    if let Some(until) = paced {
+        // The QP's next run brings us back.
+        qp.brake.hold_responder();
+        receiver.paced = Some(engine.arm(qp, until, receiver.paced));
+        responder.wire = Some(receiver);
+        return true;
+    }
     let all = frames.len() < BATCH;
     if all {
         receiver.resume(&mut host);
@@ -298,4 +339,22 @@ fn answer_batch(qp: &Qp, frames: &mut Frames) -> bool {
     let done = all && !receiver.transport.has_answers() && receiver.deferred.is_empty();
     responder.wire = Some(receiver);
     done
+}
+
+/// The rate that a responder waited for allows it to go on.
+#[cold]
+pub(crate) fn resume_answers(qp: &Qp) {
+    if let Some(port) = &qp.adapter.port {
+        port.resume(qp);
+    }
+}
+
+/// Where the requester or the responder of a QP on the wire sends to, and to which QP.
+pub(super) fn path(qp: &Qp, requester: bool) -> Option<(Path, Qpn)> {
+    if requester {
+        qp.with_requester(|requester| Some((requester.wire.as_ref()?.path, requester.attrs.dest_qpn)))
+    } else {
+        let responder = qp.responder.lock();
+        Some((responder.wire.as_ref()?.path, responder.attrs.dest_qpn))
+    }
 }

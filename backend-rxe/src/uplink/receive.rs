@@ -6,8 +6,9 @@ use rdma_backend::QpType;
 
 use super::counters::PortCounters;
 use super::port::Port;
-use super::{gid_kind, rc, ud};
-use crate::hca::Adapter;
+use super::{congestion, gid_kind, rc, ud};
+use crate::hca::{Adapter, BoundGid};
+use crate::link::Frames;
 use crate::qp::Qp;
 use crate::transport::{Refused, admit};
 use crate::wire::{Opcode, Packet};
@@ -20,6 +21,8 @@ pub(crate) struct Inbox {
     owing: Vec<Weak<Qp>>,
     /// Requesters that got answers.
     answered: Vec<Arc<Qp>>,
+    /// Congestion notifications, which go first.
+    notifications: Frames,
 }
 
 impl Inbox {
@@ -30,15 +33,21 @@ impl Inbox {
         PortCounters::add(&counters.wire_bytes_received, frame.len() as u64);
         let Ok(packet) = Packet::parse(frame) else { return PortCounters::bump(&counters.wire_dropped_malformed) };
         let header = &packet.header;
-        if header.bth.opcode == Opcode::CNP {
-            return PortCounters::bump(&counters.wire_cnps);
-        }
         let kind = gid_kind(header.network.kind());
-        let ours = adapter.has_gid((header.network.destination(), kind));
+        let to = BoundGid { gid: header.network.destination(), kind, vlan: header.ethernet.vlan_id() };
+        if !adapter.has_gid(to) {
+            let tag_is_wrong = adapter.is_in_other_vlan(to);
+            return PortCounters::bump(match tag_is_wrong {
+                true => &counters.wire_dropped_vlan,
+                false => &counters.wire_dropped_address,
+            });
+        }
         // Whoever has a GID of our own fabric would be delivered to directly, and says so on the wire only to deceive.
-        let foreign = adapter.shared.fabric.find(&header.network.source()).is_none();
-        if !ours || !foreign || header.ethernet.vlan_id().is_some() {
+        if adapter.shared.fabric.find(to.beside(header.network.source())).is_some() {
             return PortCounters::bump(&counters.wire_dropped_address);
+        }
+        if header.bth.opcode == Opcode::CNP {
+            return congestion::notified(port, adapter, &packet);
         }
         let Some(qp) = adapter.qp(header.bth.destination) else {
             return PortCounters::bump(&counters.wire_dropped_no_qp);
@@ -47,12 +56,13 @@ impl Inbox {
             QpType::Ud | QpType::Gsi => admit(&packet, qp.qp_type).map(|_| ud::deliver(port, &qp, &packet)),
             QpType::Rc => self.connected(port, &qp, &packet, frame),
         };
-        if let Err(refused) = taken {
-            PortCounters::bump(match refused {
-                Refused::Damaged(_) => &counters.wire_dropped_damaged,
-                Refused::Address => &counters.wire_dropped_address,
-                Refused::Version | Refused::Opcode | Refused::Pkey => &counters.wire_dropped_refused,
-            });
+        match taken {
+            Ok(()) => congestion::marked(port, &qp, &packet, &mut self.notifications),
+            Err(Refused::Damaged(_)) => PortCounters::bump(&counters.wire_dropped_damaged),
+            Err(Refused::Address) => PortCounters::bump(&counters.wire_dropped_address),
+            Err(Refused::Version | Refused::Opcode | Refused::Pkey) => {
+                PortCounters::bump(&counters.wire_dropped_refused);
+            }
         }
     }
 
@@ -74,8 +84,12 @@ impl Inbox {
 
     /// Has requesters go on and responders answer. Whether there is more to do at once.
     pub(super) fn answer(&mut self, port: &Port) -> bool {
+        if !self.notifications.is_empty() {
+            port.send(std::mem::take(&mut self.notifications));
+        }
+        port.take_resumed(&mut self.owing);
         for qp in self.answered.drain(..) {
-            qp.drive(qp.adapter.shared.inline_budget);
+            qp.drive_inline();
         }
         // Those that are not through come after the others in the next round.
         self.owing.retain(|qp| qp.upgrade().is_some_and(|qp| !rc::answer(port, &qp)));

@@ -1,6 +1,6 @@
 //! Datagrams: ours against the captured ones, and what is dropped.
 
-use backend_rxe::transport::{Datagram, DatagramSender, Origin, Path, Refused, admit};
+use backend_rxe::transport::{Datagram, DatagramSender, Marks, Origin, Path, Refused, admit};
 use backend_rxe::wire::{Damage, Extension, Header, MAX_FRAME, Network, Opcode, Packet, build};
 use rdma_backend::{GidType, NetworkType, QpType, SendData, SendFlags, SendOp, SendWork, Sge, UdDestination, WcStatus};
 
@@ -32,6 +32,7 @@ fn origin(header: &Header) -> Origin {
         gid: header.network.source(),
         kind: GidType::RoceV2,
         vlan: header.ethernet.vlan_id(),
+        marks: Marks::default(),
     }
 }
 

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
-use backend_rxe::transport::{Handled, Origin, Path, Requester, Responder, Tuning, admit_connected};
+use backend_rxe::transport::{Handled, Marks, Origin, Path, Requester, Responder, Tuning, admit_connected};
 use backend_rxe::wire::{MAX_FRAME, Packet};
 use rdma_backend::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWork};
 
@@ -94,7 +94,7 @@ fn origin(setup: &Setup, end: u8) -> Origin {
         gid.0[0] = 0xfd;
         gid.0[15] = end;
     }
-    Origin { mac: MacAddr([2, 0, 0, 0, 0, end]), gid, kind: setup.kind, vlan: setup.vlan }
+    Origin { mac: MacAddr([2, 0, 0, 0, 0, end]), gid, kind: setup.kind, vlan: setup.vlan, marks: Marks::default() }
 }
 
 impl End {

@@ -6,17 +6,29 @@ use super::Bed;
 use super::log_command::StepLog;
 use super::roots::write;
 
+/// Names and sources of the programs.
+const PROGRAMS: [(&str, &str); 2] =
+    [("integrity", include_str!("../../guest/integrity.c")), ("errors", include_str!("../../guest/errors.c"))];
+
+/// What they share.
+const CONTROL: &str = include_str!("../../guest/control.h");
+
 /// What the programs depend on besides the steps before.
-pub(crate) const KEY: &str = INTEGRITY;
+pub(crate) const KEY: &str = concat!(
+    include_str!("../../guest/control.h"),
+    include_str!("../../guest/integrity.c"),
+    include_str!("../../guest/errors.c")
+);
 
 /// Compiles them and puts them into the guest's system.
 pub(crate) fn build(bed: &Bed, log: &StepLog) -> Result<()> {
-    let root = bed.builder_root();
-    write(&root.join("bed/integrity.c"), INTEGRITY)?;
-    log.shell_in(&root, "gcc -O2 -Wall -Wextra -Werror -o /bed/integrity /bed/integrity.c -libverbs")?;
-    std::fs::copy(root.join("bed/integrity"), bed.guest_root().join("usr/local/bin/integrity"))
-        .context("cannot copy a program")?;
+    let (builder, guest) = (bed.builder_root(), bed.guest_root());
+    write(&builder.join("bed/control.h"), CONTROL)?;
+    for (name, source) in PROGRAMS {
+        write(&builder.join(format!("bed/{name}.c")), source)?;
+        log.shell_in(&builder, &format!("gcc -O2 -Wall -Wextra -Werror -o /bed/{name} /bed/{name}.c -libverbs"))?;
+        std::fs::copy(builder.join("bed").join(name), guest.join("usr/local/bin").join(name))
+            .with_context(|| format!("cannot copy {name}"))?;
+    }
     Ok(())
 }
-
-const INTEGRITY: &str = include_str!("../../guest/integrity.c");

@@ -9,7 +9,7 @@ use tempfile::TempDir;
 
 use super::case::{Case, WAYS};
 use super::perftest;
-use super::programs::{self, ALL_SIZES, CONNECTED, DATAGRAMS, LOSSY, Program};
+use super::programs::{self, ALL_SIZES, CONNECTED, DATAGRAMS, LOSSY, MANAGED, Program};
 use super::shared::{Machines, Shared};
 use crate::bed::Bed;
 use crate::ends::{Ends, network_script};
@@ -40,6 +40,9 @@ pub(crate) fn cases() -> Vec<Case> {
     .into_iter()
     .flatten()
     .collect();
+    cases.extend(programs::cases("interop/ethernet-1500", &MANAGED, &pair, move |pair, program, server| {
+        pair.with_ethernet_mtu(1500, || pair.run(program, server, ipv4, 1024)).map(|(note, repairs)| note + &repairs)
+    }));
     // Before the cases that provoke it.
     cases.push(pair.case("interop/nothing-dropped", nothing_dropped));
     for (server, way) in WAYS {
@@ -109,7 +112,7 @@ fn receives_run_out(pair: &RxePair) -> Result<String> {
 
 /// What all of the above left in the counters of frames that are thrown away.
 fn nothing_dropped(pair: &RxePair) -> Result<String> {
-    for counter in ["too_long", "no_room", "malformed", "damaged", "address", "refused", "deferred"] {
+    for counter in ["too_long", "no_room", "malformed", "damaged", "address", "vlan", "refused", "deferred"] {
         let counter = format!("wire_dropped_{counter}");
         match pair.ours.counter(&counter)? {
             0 => {}
@@ -172,6 +175,17 @@ impl RxePair {
             }
         }
         Ok((note, words))
+    }
+
+    /// Does something while the guests' interfaces have another MTU, from which the connection manager takes that of its paths.
+    fn with_ethernet_mtu<T>(&self, mtu: u32, run: impl FnOnce() -> Result<T>) -> Result<T> {
+        let set = |mtu: u32| -> Result<()> {
+            self.vms().into_iter().try_for_each(|vm| vm.run(&format!("ip link set eth0 mtu {mtu}")).map(drop))
+        };
+        set(mtu)?;
+        let result = run();
+        set(MTU)?;
+        result
     }
 
     /// How often loss was seen and repaired, on our side.

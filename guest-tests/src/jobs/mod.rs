@@ -4,6 +4,7 @@ mod bed;
 mod case;
 mod connection;
 mod daemon;
+mod errors;
 mod exchange;
 mod hosts;
 mod integrity;
@@ -39,6 +40,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
     cases.extend(integrity::cases());
     cases.extend(nvme::cases());
     if kind == LinkKind::Pvrdma {
+        cases.extend(errors::cases());
         cases.extend(lifecycle::cases());
         cases.extend(daemon::cases());
         cases.extend(machines::cases());

@@ -83,9 +83,15 @@ pub(crate) const CONNECTED: [Program; 13] = [
     perftest("write_lat", "ib_write_lat", "-C -n 100 -s 8192"),
     perftest("read_lat", "ib_read_lat", "-C -n 100 -s 8192"),
     perftest("atomic_lat", "ib_atomic_lat", "-C -A CMP_AND_SWAP -n 100"),
-    Program { name: "rping", kind: Kind::Rping, servers: BOTH },
-    Program { name: "ucmatose", kind: Kind::AddressPair("ucmatose"), servers: BOTH },
+    RPING,
+    UCMATOSE,
 ];
+
+const RPING: Program = Program { name: "rping", kind: Kind::Rping, servers: BOTH };
+const UCMATOSE: Program = Program { name: "ucmatose", kind: Kind::AddressPair("ucmatose"), servers: BOTH };
+
+/// Programs whose path MTU the connection manager finds out.
+pub(crate) const MANAGED: [Program; 2] = [RPING, UCMATOSE];
 
 /// Programs with datagrams. The guest's library makes no address handle of an IPv6 address that is not link-local.
 pub(crate) const DATAGRAMS: [Program; 4] = [

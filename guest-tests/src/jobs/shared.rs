@@ -22,17 +22,17 @@ pub(crate) trait Machines: 'static {
 }
 
 /// Starts machines and brings everything up.
-type Boot<M> = dyn Fn(&Bed) -> Result<M>;
+type Boot<M> = Box<dyn Fn(&Bed) -> Result<M>>;
 
 /// Machines, once somebody needs them.
 pub(crate) struct Shared<M> {
-    boot: Box<Boot<M>>,
+    boot: Boot<M>,
     machines: RefCell<Option<M>>,
     boot_failures: Cell<u32>,
 }
 
 impl<M: Machines> Shared<M> {
-    /// None yet. `boot` starts them and brings everything up.
+    /// None yet. `boot` starts them.
     pub(crate) fn new(boot: impl Fn(&Bed) -> Result<M> + 'static) -> Rc<Self> {
         Rc::new(Self { boot: Box::new(boot), machines: RefCell::new(None), boot_failures: Cell::new(0) })
     }

@@ -8,6 +8,9 @@ use crate::error::CmdError;
 use crate::spec::cmd::{CreateBind, DestroyBind};
 use crate::spec::dsr::gid_type;
 
+/// What the driver's `vlan` holds when there is none.
+const NO_VLAN: u16 = 0xfff;
+
 /// Replaces what is at the index, whatever that is.
 pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreateBind) -> Result<Answer, CmdError> {
     let index = index(adapter, request.index)?;
@@ -20,7 +23,13 @@ pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreateBind) -> Resu
     if kind != adapter.config.roce {
         return Err(CmdError::Invalid("GID type", request.gid_type.into()));
     }
-    adapter.hca.bind_gid(index, Gid(request.new_gid), kind)?;
+    let vlan = match u16::try_from(request.vlan) {
+        // A priority tag belongs to no VLAN.
+        Ok(0 | NO_VLAN) => None,
+        Ok(vlan @ 1..NO_VLAN) => Some(vlan),
+        _ => return Err(CmdError::Invalid("VLAN", request.vlan.into())),
+    };
+    adapter.hca.bind_gid_in_vlan(index, Gid(request.new_gid), kind, vlan)?;
     adapter.objects.gids.lock().insert(index);
     Ok(Answer::header())
 }

@@ -244,7 +244,9 @@ fn shared_receive_queues() {
 #[test]
 fn gid_bindings() {
     let rig = Rig::up();
-    let bind = |index, gid_type| rig.run(Opcode::CREATE_BIND, &CreateBind { index, new_gid: [1; 16], gid_type });
+    let bind_in =
+        |index, gid_type, vlan| rig.run(Opcode::CREATE_BIND, &CreateBind { vlan, index, new_gid: [1; 16], gid_type });
+    let bind = |index, gid_type| bind_in(index, gid_type, 0xfff);
     bind(0, 2).unwrap();
     bind(0, 2).unwrap();
     bind(255, 2).unwrap();
@@ -258,6 +260,13 @@ fn gid_bindings() {
     assert!(unbind(256).is_err());
     assert_eq!(rig.books.take(), ["unbind 255"]);
     assert_eq!(counts(&rig).gids, 1);
+    // No driver names a VLAN; 0xFFF is none.
+    for vlan in [0, 0xfff, 42, 0xffe] {
+        bind_in(3, 2, vlan).unwrap();
+    }
+    assert!(bind_in(3, 2, 0x1000).is_err() && bind_in(3, 2, 0x1_002a).is_err());
+    let tails: Vec<_> = rig.books.take().iter().map(|note| note.split(" VLAN").nth(1).map(str::to_owned)).collect();
+    assert_eq!(tails, [None, None, Some(" 42".to_owned()), Some(" 4094".to_owned())]);
 }
 
 /// Conformance 28, 29: users go before what they use, and what has died is cut off.

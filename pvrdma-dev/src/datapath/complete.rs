@@ -19,6 +19,20 @@ enum Armed {
     Any,
 }
 
+impl Armed {
+    #[inline]
+    fn wants(self, completion: &Completion) -> bool {
+        match self {
+            Self::Not => false,
+            Self::Any => true,
+            Self::Solicited => {
+                let receive = matches!(completion.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImmediate);
+                completion.status != WcStatus::Success || (receive && completion.solicited)
+            }
+        }
+    }
+}
+
 #[derive(Debug)]
 struct State {
     /// `None` once the queue is dead: overrun, broken, or destroyed.
@@ -143,40 +157,45 @@ impl CqRing {
 }
 
 impl CompletionSink for CqRing {
-    /// The entry, then the index, then the notification ring, then the interrupt (spec §6.5). The lock is held over all
-    /// of it, so one arming leads to one notification and [`CqRing::shut`] waits for both.
     fn complete(&self, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun> {
-        let entry = self.entry(completion);
+        match self.complete_all(view, std::slice::from_ref(completion)) {
+            0 => Err(CqOverrun),
+            _ => Ok(()),
+        }
+    }
+
+    /// The entries, then the index, then the notification ring, then the interrupt (spec §6.5). The lock is held over all
+    /// of it, so one arming leads to one notification and [`CqRing::shut`] waits for both.
+    fn complete_all(&self, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         let mut state = self.state.lock();
         let State { ring, armed } = &mut *state;
-        let Some(producer) = ring else { return Err(CqOverrun) };
-        match producer.push(view, &entry) {
-            Ok(true) => {}
-            Ok(false) => {
-                self.die(view, ring, &CqOverrun);
-                return Err(CqOverrun);
+        let Some(producer) = ring else { return 0 };
+        let mut published = 0;
+        let mut wanted = false;
+        let end = loop {
+            let Some(completion) = completions.get(published) else { break Ok(()) };
+            match producer.write(view, &self.entry(completion)) {
+                Ok(true) => published += 1,
+                Ok(false) => break Err(None),
+                Err(error) => break Err(Some(error)),
             }
-            Err(error) => {
-                self.die(view, ring, &error);
-                return Err(CqOverrun);
-            }
-        }
-        let wanted = match *armed {
-            Armed::Not => false,
-            Armed::Any => true,
-            Armed::Solicited => {
-                let receive = matches!(completion.opcode, WcOpcode::Recv | WcOpcode::RecvRdmaWithImmediate);
-                completion.status != WcStatus::Success || (receive && completion.solicited)
-            }
+            wanted |= armed.wants(completion);
         };
+        if published > 0
+            && let Err(error) = producer.publish(view)
+        {
+            self.die(view, ring, &error);
+            return 0;
+        }
         if wanted {
             *armed = Armed::Not;
             self.hub.notify_cq(view, self.handle);
         }
-        Ok(())
+        match end {
+            Ok(()) => {}
+            Err(None) => self.die(view, ring, &CqOverrun),
+            Err(Some(error)) => self.die(view, ring, &error),
+        }
+        published
     }
 }
-
-#[cfg(test)]
-#[path = "complete_tests.rs"]
-mod tests;

@@ -167,6 +167,29 @@ fn overrun() {
     }
 }
 
+/// Conformance 38, 41, 67, 68: several at once are in order behind one index, lead to one notification if any of them is wanted,
+/// and end where the room does.
+#[test]
+fn several_at_once() {
+    let bed = Bed::new(8, false);
+    let all: Vec<_> = (0..6).map(|wr_id| Completion { wr_id, ..success(WcOpcode::Recv) }).collect();
+    let complete_all = |completions: &[Completion]| bed.cq.complete_all(&bed.memory.space().view(), completions);
+    assert_eq!(complete_all(&[]), 0);
+    bed.arm(true, false);
+    assert_eq!((complete_all(&all[..2]), bed.notified()), (2, 0));
+    let mut solicited = all.clone();
+    (solicited[3].solicited, solicited[4].solicited) = (true, true);
+    assert_eq!((complete_all(&solicited[2..]), bed.notified()), (4, 1));
+    assert!((0..6).all(|index| u32::from(bed.entry(index)[0]) == index));
+    assert_eq!(bed.memory.load(bed.guest.state() + 8), 6);
+    bed.consume(1);
+    assert_eq!(bed.memory.load(bed.events.state() + 8), 0);
+    assert_eq!(complete_all(&all), 3, "the others do not fit");
+    assert_eq!(bed.memory.load(bed.guest.state() + 8), 9);
+    assert_eq!(bed.memory.load(bed.events.state() + 8), 1, "CQ_ERR");
+    assert_eq!(complete_all(&all), 0);
+}
+
 /// Conformance 41: a consumer index that is none is found at the latest when the queue seems full, and when arming looks.
 #[test]
 fn invalid_consumer_index() {

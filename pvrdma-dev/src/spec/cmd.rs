@@ -330,6 +330,8 @@ wire_struct! {
 
 wire_struct! {
     CreateBind, "cmd_create_bind", 48 {
+        /// 0xFFF for none, which is all that the driver sends.
+        20 vlan: u32,
         24 index: u32,
         28 new_gid: [u8; 16],
         44 gid_type: u8,

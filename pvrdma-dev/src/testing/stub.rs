@@ -217,7 +217,7 @@ impl Hca for StubHca {
         PortAttributes { state: PortState::Active, max_mtu, active_mtu, max_message: 1 << 30 }
     }
 
-    fn bind_gid(&self, _index: u8, _gid: Gid, _kind: GidType) -> Result<(), VerbsError> {
+    fn bind_gid_in_vlan(&self, _: u8, _: Gid, _: GidType, _: Option<u16>) -> Result<(), VerbsError> {
         Ok(())
     }
 

@@ -1,3 +1,5 @@
+use backend_rxe::PortRules;
+
 use super::*;
 
 fn args(devices: &[&str]) -> ServeArgs {
@@ -63,6 +65,9 @@ fn mistakes_in_a_device() {
         ("name=a,pin=yes", "registered"),
         ("name=a,version=new", "not a number"),
         ("name=a,intx=perhaps", "true or false"),
+        ("name=a,vlan=x", "not a number"),
+        ("name=a,pcp=never", "tagged"),
+        ("name=a,forged=yes", "refuse"),
         ("name=a,uplink=wifi:0", "uplink: 'wifi:0' is not one of af_packet:"),
         ("name=a,uplink=vxlan:here", "uplink: 'here' is not an IP address"),
         ("name=a,remote=there", "remote: 'there' is not an IP address"),
@@ -80,6 +85,9 @@ fn mistakes_in_a_device() {
         (&["name=a,socket=/a"], "mac"),
         (&["name=a b,socket=/a,mac=52:54:00:00:00:01"], "letters"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=16"], "17 to 20"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,forged=allow"], "uplink=LINK"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=0"], "1 to 4094"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=4095"], "1 to 4094"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=17,roce=v2"], "RoCE v2"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=a,socket=/b,mac=52:54:00:00:00:02"], "name is taken"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/a,mac=52:54:00:00:00:02"], "same socket"),
@@ -134,4 +142,35 @@ fn mistakes_in_the_file() {
     }
     let error = Config::load(ServeArgs { config: Some("/nonexistent.toml".into()), ..args(&[]) }).unwrap_err();
     assert!(error.to_string().contains("/nonexistent.toml"));
+}
+
+#[test]
+fn rules_of_the_network() {
+    let file = |text: &str| -> Result<Config, ConfigError> {
+        let device = "[[device]]\nname = \"a\"\nsocket = \"/a\"\nmac = \"52:54:00:00:00:01\"\nuplink = \"unix:/n\"\n";
+        Config::merge(toml::from_str(&format!("{text}\n{device}")).unwrap(), args(&[]))
+    };
+    let rules = |config: &Config| config.devices[0].network.as_ref().unwrap().rules.clone();
+    let plain = rules(&file("").unwrap());
+    assert_eq!(plain, PortRules { congestion: Some(Congestion::default()), ..PortRules::default() });
+    let text = "[congestion]\nline_rate_mbps = 25000\ncut_interval_us = 300\ncnp_dscp = 46";
+    let tuned = rules(&file(text).unwrap()).congestion.unwrap();
+    assert_eq!((tuned.line_rate, tuned.cut_interval.as_micros(), tuned.cnp_dscp), (25_000 * 125_000, 300, 46));
+    assert_eq!(Congestion { line_rate: 0, cut_interval: Default::default(), cnp_dscp: 0, ..tuned }, {
+        Congestion { line_rate: 0, cut_interval: Default::default(), cnp_dscp: 0, ..Congestion::default() }
+    });
+    for (text, word) in [
+        ("cnp_dscp = 64", "0 to 63"),
+        ("cnp_priority = 8", "0 to 7"),
+        ("alpha_interval_us = 0", "1 to 1000000"),
+        ("min_rate_mbps = 20000", "above"),
+        ("alpha_weight = 0", "1 to 65536"),
+    ] {
+        let error = file(&format!("[congestion]\n{text}")).unwrap_err().to_string();
+        assert!(error.contains(word), "{text}: {error}");
+    }
+    assert!(toml::from_str::<File>("[congestion]\nspeed = 1").is_err());
+    let device = "name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=42,pcp=always,forged=allow,congestion=off";
+    let rules = rules(&Config::merge(File::default(), args(&[device])).unwrap());
+    assert_eq!(rules, PortRules { vlan: Some(42), priority_tags: true, allow_forged: true, congestion: None });
 }

@@ -210,12 +210,20 @@ impl DmaSpace {
         if self.policy != PinPolicy::Registered {
             return Ok(PinGuard::none());
         }
+        self.pin_pages_of(&self.view(), pages)
+    }
+
+    /// The same for a thread that holds a view of this space.
+    ///
+    /// # Errors
+    /// As for [`Self::pin_pages`].
+    pub fn pin_pages_of(self: &Arc<Self>, view: &DmaView<'_>, pages: &PageList) -> Result<PinGuard, PinError> {
+        if self.policy != PinPolicy::Registered {
+            return Ok(PinGuard::none());
+        }
         let mut parts = Vec::new();
-        {
-            let view = self.view();
-            for extent in pages.extents() {
-                view.backings(extent.iova, extent.bytes(), &mut parts);
-            }
+        for extent in pages.extents() {
+            view.backings(extent.iova, extent.bytes(), &mut parts);
         }
         self.pins.lock().pin_parts(&parts)?;
         Ok(PinGuard::new(Arc::clone(self), parts))

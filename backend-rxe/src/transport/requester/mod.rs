@@ -188,6 +188,12 @@ impl Requester {
         self.stats
     }
 
+    /// Has the next packet ask for an ACK. For those that are sent so slowly that the timer would not wait for the next one that
+    /// asks by itself.
+    pub const fn ask(&mut self) {
+        self.unasked = u32::MAX;
+    }
+
     /// Takes over what a modify request may change in RTS and SQD: path, timeout, retries, number of reads. PSNs, path MTU
     /// and peer stay.
     pub fn set_attrs(&mut self, attrs: &QpAttrs, path: Path) {

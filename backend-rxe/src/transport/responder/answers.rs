@@ -82,6 +82,11 @@ impl Responder {
         !self.answers.is_empty()
     }
 
+    /// Whether the next answer carries data of a READ.
+    pub fn next_is_data(&self) -> bool {
+        matches!(self.answers.front(), Some(Answer::Read(_)))
+    }
+
     /// How many answers are owed; bounded, whatever the peer sends.
     pub fn answers_owed(&self) -> usize {
         self.answers.len()

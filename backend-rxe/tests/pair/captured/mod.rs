@@ -4,7 +4,7 @@
 
 mod requester;
 
-use backend_rxe::transport::{Handled, Origin, Path, Responder, admit_connected};
+use backend_rxe::transport::{Handled, Marks, Origin, Path, Responder, admit_connected};
 use backend_rxe::wire::{Aeth, Extension, Header, MAX_FRAME, Network, Packet, PsnExt, Service};
 use rdma_backend::{Access, AddressVector, GidType, Mtu, Psn, QpAttrs, Qpn};
 
@@ -77,6 +77,7 @@ fn receiver_of(packet: &Packet<'_>, sender: Qpn, mtu: Mtu, flow_label: u32) -> (
         gid: network.destination(),
         kind: GidType::RoceV2,
         vlan: ethernet.vlan_id(),
+        marks: Marks::default(),
     };
     let attrs = QpAttrs {
         path_mtu: mtu,

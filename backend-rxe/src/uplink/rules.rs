@@ -1,0 +1,149 @@
+//! What a device may do on its network: its VLAN, its address, and the marks on its packets.
+//!
+//! The rules are those of a virtual switch's port. A port with a VLAN is an access port: its two functions send without tags
+//! and never see one, the network sees all their frames in that VLAN and gives them no others.
+
+use rdma_backend::MacAddr;
+
+use crate::link::Frames;
+use crate::transport::{Congestion, Marks};
+use crate::wire::{EtherType, Ethernet, Vlan};
+
+/// Where the tag begins, or the ethertype of a frame without one.
+const TAG_AT: usize = 12;
+
+/// Rules of a port. The default is an untagged port that sends from its own address only.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub struct PortRules {
+    /// IEEE 802.1Q VLAN of both functions, 1 to 4094. Without one each GID has the VLAN that it was bound with, and frames of
+    /// the network function pass as they are.
+    pub vlan: Option<u16>,
+    /// RDMA packets of no VLAN carry their priority in a tag with VLAN 0.
+    pub priority_tags: bool,
+    /// The network function may send from addresses that are not the device's: a bridge inside the guest.
+    pub allow_forged: bool,
+    /// Congestion control with these parameters.
+    pub congestion: Option<Congestion>,
+}
+
+/// Why a frame of the network function goes nowhere.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stopped {
+    /// It is not from the device's address.
+    Forged,
+    /// Its tag, or the lack of one, puts it into another VLAN.
+    Vlan,
+}
+
+impl PortRules {
+    /// Marks of RDMA packets.
+    pub(super) fn marks(&self) -> Marks {
+        Marks { priority_tags: self.priority_tags, ecn: self.congestion.is_some() }
+    }
+
+    /// Whether a frame goes from the network function to the network as it is.
+    pub(super) fn passes_as_it_is(&self, frame: &[u8], mac: MacAddr) -> bool {
+        self.vlan.is_none() && (self.allow_forged || frame.get(6..TAG_AT) == Some(&mac.0))
+    }
+
+    /// Appends a frame of the network function as the network gets it.
+    pub(super) fn outgoing(&self, frame: &[u8], mac: MacAddr, out: &mut Frames) -> Result<(), Stopped> {
+        // A frame without a header has no source either.
+        let (ethernet, ..) = Ethernet::parse(frame).map_err(|_| Stopped::Forged)?;
+        if !self.allow_forged && ethernet.source != mac {
+            return Err(Stopped::Forged);
+        }
+        let Some(vid) = self.vlan else {
+            out.push(frame);
+            return Ok(());
+        };
+        if ethernet.vlan_id().is_some() {
+            return Err(Stopped::Vlan);
+        }
+        let priority = ethernet.vlan.unwrap_or_default();
+        let [high, low] = Vlan { vid, ..priority }.tci();
+        let [type_high, type_low] = EtherType::VLAN.0.to_be_bytes();
+        let rest = if ethernet.vlan.is_some() { TAG_AT + Ethernet::TAG_LEN } else { TAG_AT };
+        push_parts(out, [frame.get(..TAG_AT), Some(&[type_high, type_low, high, low]), frame.get(rest..)]);
+        Ok(())
+    }
+
+    /// Appends a frame of the network as the network function gets it.
+    pub(super) fn incoming(&self, frame: &[u8], out: &mut Frames) -> Result<(), Stopped> {
+        let Some(vid) = self.vlan else {
+            out.push(frame);
+            return Ok(());
+        };
+        let (ethernet, ..) = Ethernet::parse(frame).map_err(|_| Stopped::Vlan)?;
+        if ethernet.vlan_id() != Some(vid) {
+            return Err(Stopped::Vlan);
+        }
+        push_parts(out, [frame.get(..TAG_AT), frame.get(TAG_AT + Ethernet::TAG_LEN..), None]);
+        Ok(())
+    }
+}
+
+/// Appends a frame in pieces.
+fn push_parts(out: &mut Frames, parts: [Option<&[u8]>; 3]) {
+    let parts = parts.map(Option::unwrap_or_default);
+    let length = parts.iter().map(|part| part.len()).sum();
+    out.push_with(length, |mut room| {
+        for part in parts {
+            let (to, rest) = room.split_at_mut_checked(part.len())?;
+            to.copy_from_slice(part);
+            room = rest;
+        }
+        Some(length)
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAC: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+
+    fn frame(source: MacAddr, tag: &[u8]) -> Vec<u8> {
+        [&[0xff; 6], &source.0[..], tag, &[8, 6], b"body"].concat()
+    }
+
+    fn out(rules: &PortRules, frame: &[u8]) -> Result<Vec<u8>, Stopped> {
+        let mut frames = Frames::default();
+        let passed = rules.outgoing(frame, MAC, &mut frames);
+        assert_eq!(frames.len(), usize::from(passed.is_ok()));
+        passed.map(|()| frames.get(0).unwrap().to_vec())
+    }
+
+    #[test]
+    fn only_the_own_address_unless_allowed() {
+        let rules = PortRules::default();
+        let (own, other) = (frame(MAC, &[]), frame(MacAddr([9; 6]), &[]));
+        assert!(rules.passes_as_it_is(&own, MAC) && !rules.passes_as_it_is(&other, MAC));
+        assert_eq!(out(&rules, &own).unwrap(), own);
+        assert_eq!(out(&rules, &other), Err(Stopped::Forged));
+        assert!((0..14).all(|len| out(&rules, &own[..len]) == Err(Stopped::Forged)));
+        assert!((0..12).all(|len| !rules.passes_as_it_is(&own[..len], MAC)));
+        let tagged = frame(MAC, &[0x81, 0, 0, 42]);
+        assert_eq!(out(&rules, &tagged).unwrap(), tagged);
+        let rules = PortRules { allow_forged: true, ..rules };
+        assert!(rules.passes_as_it_is(&other, MAC));
+        assert_eq!(out(&rules, &other).unwrap(), other);
+    }
+
+    #[test]
+    fn an_access_port_tags_and_untags() {
+        let rules = PortRules { vlan: Some(42), ..PortRules::default() };
+        let (plain, tagged) = (frame(MAC, &[]), frame(MAC, &[0x81, 0, 0, 42]));
+        assert!(!rules.passes_as_it_is(&plain, MAC));
+        assert_eq!(out(&rules, &plain).unwrap(), tagged);
+        // A priority tag keeps its priority.
+        assert_eq!(out(&rules, &frame(MAC, &[0x81, 0, 0x60, 0])).unwrap(), frame(MAC, &[0x81, 0, 0x60, 42]));
+        assert_eq!(out(&rules, &tagged), Err(Stopped::Vlan));
+        let mut frames = Frames::default();
+        assert_eq!(rules.incoming(&tagged, &mut frames), Ok(()));
+        for wrong in [plain.as_slice(), &frame(MAC, &[0x81, 0, 0, 43]), &frame(MAC, &[0x81, 0, 0x60, 0]), &plain[..9]] {
+            assert_eq!(rules.incoming(wrong, &mut frames), Err(Stopped::Vlan));
+        }
+        assert_eq!(frames.iter().collect::<Vec<_>>(), [plain]);
+    }
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0 OR BSD-3-Clause
+//
+// Provokes the errors of a connection between two guests and checks what each end is told: the statuses in their order
+// and the asynchronous event.
+//
+// Each case has objects of its own. The client sends, the server answers; both take part in all cases, in the same
+// order, and each compares with its own column of the table. What a case wants at the server is set up before the
+// client posts anything.
+
+#include <poll.h>
+#include <stdbool.h>
+
+#include "control.h"
+
+enum { PORT = 18601, BUFFER = 4096, MOST = 16, PATIENCE_MS = 10000, NO_EVENT = -1, SIZE = 64 };
+
+enum where { FINE, FOREIGN_PD, BAD_KEY, NO_ACCESS };
+
+// One case. Statuses are given in the order in which they must come; the list ends with END.
+enum { END = -1 };
+struct scenario {
+	const char *name;
+	// The client's requests: how many, which, how long, and what is wrong with their memory.
+	int sends;
+	enum ibv_wr_opcode opcode;
+	uint32_t length;
+	enum where local, remote;
+	// The server's receives: how many, how long, what is wrong with their memory, and whether they are shared.
+	int receives;
+	uint32_t room;
+	enum where receive;
+	bool shared;
+	uint32_t limit;
+	// Entries of the server's queue for receives; 0 for plenty.
+	int entries;
+	// The server's queue pair gives no rights, or goes to its error state before or after the client's requests.
+	bool disabled, gone, ended;
+	int client[MOST], server[MOST], event;
+};
+
+#define OK IBV_WC_SUCCESS
+#define FLUSH IBV_WC_WR_FLUSH_ERR
+
+static const struct scenario SCENARIOS[] = {
+	{ .name = "bad-rkey", .sends = 3, .opcode = IBV_WR_RDMA_WRITE, .length = SIZE, .remote = BAD_KEY, .receives = 2,
+	  .room = SIZE, .client = { IBV_WC_REM_ACCESS_ERR, FLUSH, FLUSH, END }, .server = { FLUSH, FLUSH, END },
+	  .event = IBV_EVENT_QP_ACCESS_ERR },
+	{ .name = "bad-rkey-read", .sends = 1, .opcode = IBV_WR_RDMA_READ, .length = SIZE, .remote = BAD_KEY,
+	  .client = { IBV_WC_REM_ACCESS_ERR, END }, .server = { END }, .event = IBV_EVENT_QP_ACCESS_ERR },
+	{ .name = "rkey-of-another-pd", .sends = 1, .opcode = IBV_WR_RDMA_WRITE, .length = SIZE, .remote = FOREIGN_PD,
+	  .client = { IBV_WC_REM_ACCESS_ERR, END }, .server = { END }, .event = IBV_EVENT_QP_ACCESS_ERR },
+	{ .name = "rkey-without-right", .sends = 1, .opcode = IBV_WR_RDMA_WRITE, .length = SIZE, .remote = NO_ACCESS,
+	  .client = { IBV_WC_REM_ACCESS_ERR, END }, .server = { END }, .event = IBV_EVENT_QP_ACCESS_ERR },
+	{ .name = "operation-not-enabled", .sends = 1, .opcode = IBV_WR_RDMA_WRITE, .length = SIZE, .disabled = true,
+	  .client = { IBV_WC_REM_INV_REQ_ERR, END }, .server = { END }, .event = IBV_EVENT_QP_REQ_ERR },
+	{ .name = "bad-lkey", .sends = 2, .opcode = IBV_WR_SEND, .length = SIZE, .local = BAD_KEY, .receives = 1,
+	  .room = SIZE, .client = { IBV_WC_LOC_PROT_ERR, FLUSH, END }, .server = { END }, .event = NO_EVENT },
+	{ .name = "lkey-of-another-pd", .sends = 1, .opcode = IBV_WR_RDMA_WRITE, .length = SIZE, .local = FOREIGN_PD,
+	  .client = { IBV_WC_LOC_PROT_ERR, END }, .server = { END }, .event = NO_EVENT },
+	{ .name = "lkey-without-right", .sends = 1, .opcode = IBV_WR_RDMA_READ, .length = SIZE, .local = NO_ACCESS,
+	  .client = { IBV_WC_LOC_PROT_ERR, END }, .server = { END }, .event = NO_EVENT },
+	{ .name = "receive-too-short", .sends = 2, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 2, .room = SIZE - 1,
+	  .client = { IBV_WC_REM_INV_REQ_ERR, FLUSH, END }, .server = { IBV_WC_LOC_LEN_ERR, FLUSH, END },
+	  .event = NO_EVENT },
+	{ .name = "receive-with-bad-lkey", .sends = 1, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 2, .room = SIZE,
+	  .receive = BAD_KEY, .client = { IBV_WC_REM_OP_ERR, END }, .server = { IBV_WC_LOC_PROT_ERR, FLUSH, END },
+	  .event = NO_EVENT },
+	{ .name = "rnr-retries", .sends = 3, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 1, .room = SIZE,
+	  .client = { OK, IBV_WC_RNR_RETRY_EXC_ERR, FLUSH, END }, .server = { OK, END }, .event = NO_EVENT },
+	{ .name = "retries", .sends = 2, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 2, .room = SIZE, .gone = true,
+	  .client = { IBV_WC_RETRY_EXC_ERR, FLUSH, END }, .server = { FLUSH, FLUSH, END }, .event = NO_EVENT },
+	{ .name = "flush-order", .sends = 2, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 6, .room = SIZE,
+	  .ended = true, .client = { OK, OK, END }, .server = { OK, OK, FLUSH, FLUSH, FLUSH, FLUSH, END },
+	  .event = NO_EVENT },
+	{ .name = "cq-overflow", .sends = 7, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 7, .room = SIZE,
+	  .entries = 4, .client = { OK, OK, OK, OK, IBV_WC_REM_OP_ERR, FLUSH, FLUSH, END },
+	  .server = { OK, OK, OK, OK, END }, .event = IBV_EVENT_CQ_ERR },
+	{ .name = "srq-limit", .sends = 2, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 4, .room = SIZE,
+	  .shared = true, .limit = 3, .client = { OK, OK, END }, .server = { OK, OK, END },
+	  .event = IBV_EVENT_SRQ_LIMIT_REACHED },
+	{ .name = "last-wqe", .sends = 1, .opcode = IBV_WR_SEND, .length = SIZE, .receives = 3, .room = SIZE,
+	  .shared = true, .ended = true, .client = { OK, END }, .server = { OK, END },
+	  .event = IBV_EVENT_QP_LAST_WQE_REACHED },
+};
+
+struct side {
+	const struct scenario *scenario;
+	struct ibv_context *context;
+	struct ibv_pd *pd, *other_pd;
+	struct ibv_mr *mr, *other_mr, *plain_mr;
+	struct ibv_cq *send_cq, *recv_cq;
+	struct ibv_srq *srq;
+	struct ibv_qp *qp;
+	struct address own, peer;
+	int gid_index, socket;
+	bool is_client;
+	uint8_t *buffer;
+};
+
+static uint32_t key(const struct side *side, enum where where, bool remote)
+{
+	struct ibv_mr *mr = where == FOREIGN_PD ? side->other_mr : where == NO_ACCESS ? side->plain_mr : side->mr;
+	uint32_t key = remote ? mr->rkey : mr->lkey;
+	// The index of a region that nobody has.
+	return where == BAD_KEY ? key ^ 0x1fff00 : key;
+}
+
+static void create(struct side *side)
+{
+	const struct scenario *scenario = side->scenario;
+	int all = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	side->pd = ibv_alloc_pd(side->context);
+	side->other_pd = ibv_alloc_pd(side->context);
+	if (!side->pd || !side->other_pd)
+		fail("%s: cannot create protection domains: %s", scenario->name, strerror(errno));
+	side->mr = ibv_reg_mr(side->pd, side->buffer, BUFFER, all);
+	side->other_mr = ibv_reg_mr(side->other_pd, side->buffer, BUFFER, all);
+	side->plain_mr = ibv_reg_mr(side->pd, side->buffer, BUFFER, 0);
+	int entries = scenario->entries && !side->is_client ? scenario->entries : MOST;
+	side->send_cq = ibv_create_cq(side->context, MOST, NULL, NULL, 0);
+	side->recv_cq = ibv_create_cq(side->context, entries, NULL, NULL, 0);
+	if (!side->mr || !side->other_mr || !side->plain_mr || !side->send_cq || !side->recv_cq)
+		fail("%s: cannot create regions and queues: %s", scenario->name, strerror(errno));
+	if (side->recv_cq->cqe != entries)
+		fail("%s: a queue of %d entries got %d", scenario->name, entries, side->recv_cq->cqe);
+	side->srq = NULL;
+	if (scenario->shared && !side->is_client) {
+		struct ibv_srq_init_attr init = { .attr = { .max_wr = MOST, .max_sge = 1 } };
+		if (!(side->srq = ibv_create_srq(side->pd, &init)))
+			fail("%s: cannot create a shared receive queue: %s", scenario->name, strerror(errno));
+	}
+	struct ibv_qp_init_attr init = {
+		.send_cq = side->send_cq,
+		.recv_cq = side->recv_cq,
+		.srq = side->srq,
+		.cap = { .max_send_wr = MOST, .max_recv_wr = MOST, .max_send_sge = 1, .max_recv_sge = 1 },
+		.qp_type = IBV_QPT_RC,
+	};
+	if (!(side->qp = ibv_create_qp(side->pd, &init)))
+		fail("%s: cannot create a queue pair: %s", scenario->name, strerror(errno));
+	side->own = (struct address){ side->qp->qp_num, 0x222222, key(side, scenario->remote, true), 0,
+				      (uintptr_t)side->buffer, { { 0 } } };
+	if (ibv_query_gid(side->context, 1, side->gid_index, &side->own.gid))
+		fail("there is no GID %d", side->gid_index);
+}
+
+static void destroy(const struct side *side)
+{
+	if (ibv_destroy_qp(side->qp) || (side->srq && ibv_destroy_srq(side->srq)) || ibv_destroy_cq(side->send_cq) ||
+	    ibv_destroy_cq(side->recv_cq) || ibv_dereg_mr(side->mr) || ibv_dereg_mr(side->other_mr) ||
+	    ibv_dereg_mr(side->plain_mr) || ibv_dealloc_pd(side->pd) || ibv_dealloc_pd(side->other_pd))
+		fail("%s: cannot destroy what was created: %s", side->scenario->name, strerror(errno));
+}
+
+static void to_error(const struct side *side)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	if (ibv_modify_qp(side->qp, &attr, IBV_QP_STATE))
+		fail("%s: cannot go to the error state: %s", side->scenario->name, strerror(errno));
+}
+
+static void post_receives(const struct side *side)
+{
+	const struct scenario *scenario = side->scenario;
+	for (int i = 0; i < scenario->receives; i++) {
+		struct ibv_sge sge = { (uintptr_t)side->buffer, scenario->room, key(side, scenario->receive, false) };
+		struct ibv_recv_wr *bad, wr = { .wr_id = (uint64_t)i, .sg_list = &sge, .num_sge = 1 };
+		if (side->srq ? ibv_post_srq_recv(side->srq, &wr, &bad) : ibv_post_recv(side->qp, &wr, &bad))
+			fail("%s: cannot post receive %d", scenario->name, i);
+	}
+	struct ibv_srq_attr limit = { .srq_limit = scenario->limit };
+	if (scenario->limit && ibv_modify_srq(side->srq, &limit, IBV_SRQ_LIMIT))
+		fail("%s: cannot set the limit: %s", scenario->name, strerror(errno));
+}
+
+static void post_sends(const struct side *side)
+{
+	const struct scenario *scenario = side->scenario;
+	struct ibv_sge sge = { (uintptr_t)side->buffer, scenario->length, key(side, scenario->local, false) };
+	struct ibv_send_wr *bad, list[MOST];
+	for (int i = 0; i < scenario->sends; i++) {
+		list[i] = (struct ibv_send_wr){
+			.wr_id = (uint64_t)i,
+			.next = i + 1 < scenario->sends ? &list[i + 1] : NULL,
+			.sg_list = &sge,
+			.num_sge = 1,
+			.opcode = scenario->opcode,
+			.send_flags = IBV_SEND_SIGNALED,
+			.wr.rdma = { side->peer.base, side->peer.rkey },
+		};
+	}
+	if (ibv_post_send(side->qp, list, &bad))
+		fail("%s: cannot post the requests", scenario->name);
+}
+
+// Every completion in its order, and none besides.
+static void expect(const struct side *side, struct ibv_cq *cq, const int *statuses)
+{
+	const char *name = side->scenario->name;
+	struct ibv_wc wc;
+	int index = 0, count, waited = 0;
+	while (statuses[index] != END) {
+		if ((count = ibv_poll_cq(cq, 1, &wc)) < 0)
+			fail("%s: cannot poll", name);
+		if (count == 0) {
+			if (waited++ > PATIENCE_MS)
+				fail("%s: completion %d did not come", name, index);
+			usleep(1000);
+			continue;
+		}
+		if (wc.wr_id != (uint64_t)index)
+			fail("%s: completion %d is of request %d", name, index, (int)wc.wr_id);
+		if ((int)wc.status != statuses[index])
+			fail("%s: request %d ended with \"%s\", not \"%s\"", name, index, ibv_wc_status_str(wc.status),
+			     ibv_wc_status_str(statuses[index]));
+		if (wc.qp_num != side->qp->qp_num)
+			fail("%s: completion %d is of another queue pair", name, index);
+		index++;
+	}
+	if (ibv_poll_cq(cq, 1, &wc) > 0)
+		fail("%s: one completion too many: request %d, \"%s\"", name, (int)wc.wr_id, ibv_wc_status_str(wc.status));
+}
+
+// The event, if there is to be one. Others may have come before: the first message establishes nothing that is asked for.
+static void expect_event(const struct side *side, int wanted)
+{
+	struct pollfd ready = { .fd = side->context->async_fd, .events = POLLIN };
+	struct ibv_async_event event;
+	bool found = wanted == NO_EVENT;
+	while (poll(&ready, 1, found ? 0 : PATIENCE_MS) == 1) {
+		if (ibv_get_async_event(side->context, &event))
+			fail("%s: cannot read an event", side->scenario->name);
+		ibv_ack_async_event(&event);
+		bool object = event.event_type == IBV_EVENT_CQ_ERR		? event.element.cq == side->recv_cq
+			      : event.event_type == IBV_EVENT_SRQ_LIMIT_REACHED ? event.element.srq == side->srq
+										: event.element.qp == side->qp;
+		if (found || (int)event.event_type != wanted || !object)
+			fail("%s: unexpected event \"%s\"", side->scenario->name, ibv_event_type_str(event.event_type));
+		found = true;
+	}
+	if (!found)
+		fail("%s: no event", side->scenario->name);
+}
+
+static void play(struct side *side)
+{
+	const struct scenario *scenario = side->scenario;
+	create(side);
+	exchange_out(side->socket, &side->own, sizeof(side->own));
+	exchange_in(side->socket, &side->peer, sizeof(side->peer));
+	struct connection how = { .timeout = 12, .retry_cnt = 2, .rnr_retry = 2 };
+	if (!scenario->disabled)
+		how.access = IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_ATOMIC;
+	connect_queue_pair(side->qp, &side->own, &side->peer, side->gid_index, how);
+	if (!side->is_client) {
+		post_receives(side);
+		if (scenario->gone)
+			to_error(side);
+	}
+	barrier(side->socket);
+	if (side->is_client) {
+		post_sends(side);
+		expect(side, side->send_cq, scenario->client);
+		expect_event(side, NO_EVENT);
+	}
+	barrier(side->socket);
+	if (!side->is_client) {
+		if (scenario->ended)
+			to_error(side);
+		expect(side, side->recv_cq, scenario->server);
+		expect_event(side, scenario->event);
+	}
+	barrier(side->socket);
+	destroy(side);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc < 3)
+		fail("usage: %s DEVICE GID-INDEX [SERVER]", argv[0]);
+	const char *server = argc > 3 ? argv[3] : NULL;
+	struct side side = { .gid_index = atoi(argv[2]), .is_client = server != NULL };
+	side.context = open_device(argv[1]);
+	side.buffer = aligned_alloc(BUFFER, BUFFER);
+	if (!side.buffer)
+		fail("no memory");
+	memset(side.buffer, 0, BUFFER);
+	side.socket = control_connection(server, PORT);
+	size_t count = sizeof(SCENARIOS) / sizeof(SCENARIOS[0]);
+	for (size_t i = 0; i < count; i++) {
+		side.scenario = &SCENARIOS[i];
+		play(&side);
+		printf("%s: as it should be\n", side.scenario->name);
+	}
+	printf("provoked %zu errors\n", count);
+	return 0;
+}

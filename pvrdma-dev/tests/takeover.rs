@@ -1,0 +1,73 @@
+//! A kernel that ends without a word to the device, and the next one that finds it as it was left.
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+mod common;
+
+use std::sync::Arc;
+
+use backend_rxe::{Rxe, RxeConfig};
+use common::{Bed, Process, connect, gid};
+use pvrdma_dev::testing::{GuestMemory, MEMORY_BASE, Path, RecvWr, SendWr, access, status};
+
+/// Octets of the guest whose kernel changes.
+const OCTETS: usize = 16 << 20;
+
+/// Messages on their way when it does.
+const MESSAGES: u32 = 64;
+
+/// Octets of each.
+const MESSAGE: usize = 1 << 20;
+
+/// Conformance 11, 71: kexec, where the PCI core has ended bus mastering, and kdump, where it has not (spec §3.3). The second kernel
+/// probes a device that is in the middle of a transfer. From then on nothing of the first one's memory changes and no interrupt
+/// comes for it; its peer's requests end; and the second kernel has a device that works.
+#[test]
+fn kexec_and_kdump() {
+    let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
+    let (_far, peer) = Bed::member(&backend, 1, GuestMemory::new(64 << 20));
+    let mut there = Process::new(&peer, true, 2 * MESSAGES);
+    let (source, lkey) = peer.registered_buffer(&there.pd, MESSAGE, access::ALL).unwrap();
+    for kdump in [false, true] {
+        let (bed, old) = Bed::member(&backend, 2, GuestMemory::new(OCTETS));
+        let here = Process::new(&old, true, 2 * MESSAGES);
+        let (target, rkey) = old.registered_buffer(&here.pd, MESSAGE, access::ALL).unwrap();
+        let (mut sender, mut receiver) = (there.rc(), here.rc());
+        let impatient = Path { timeout: 1, retry_cnt: 1, rnr_retry: 1, ..Path::to(gid(2), receiver.qpn) };
+        receiver.connect(&Path::to(gid(1), sender.qpn)).unwrap();
+        sender.connect(&impatient).unwrap();
+        receiver.post_recv(&vec![RecvWr::new(1, &[]); 32]).unwrap();
+        here.cq.arm();
+        let write = |wr_id| SendWr::write(wr_id, &[source.sge(&lkey, 0, MESSAGE)], target.va(), rkey.rkey);
+        sender.post_send(&(0..MESSAGES.into()).map(write).collect::<Vec<_>>()).unwrap();
+
+        // The first kernel is gone. Its objects are not, until the second one's handshake.
+        if !kdump {
+            old.pci().set_bus_master(false);
+        }
+        let new = bed.driver();
+        let everything = || (bed.memory.read_vec(MEMORY_BASE, OCTETS), bed.irqs.counts());
+        let before = everything();
+        assert_eq!(bed.device.status().objects, Bed::rxe().device.status().objects);
+        let ends = there.cq.wait_many(MESSAGES as usize);
+        assert!(ends.iter().all(|cqe| [status::SUCCESS, status::RETRY_EXC, status::WR_FLUSH].contains(&cqe.status)));
+        receiver.ring_send();
+        receiver.ring_recv();
+        here.cq.arm();
+        assert!(everything() == before, "kdump {kdump}: something of the first kernel's goes on");
+        sender.destroy().unwrap();
+
+        new.bind_gid(0, gid(2)).unwrap();
+        let mut second = Process::new(&new, true, 16);
+        let (mut theirs, mut ours) = (there.rc(), second.rc());
+        connect(&mut theirs, 1, &mut ours, 2);
+        ours.post_recv(&[RecvWr::new(1, &[])]).unwrap();
+        theirs.post_recv(&[RecvWr::new(2, &[])]).unwrap();
+        theirs.post_send(&[SendWr::send(3, &[])]).unwrap();
+        ours.post_send(&[SendWr::send(4, &[])]).unwrap();
+        for cq in [&mut second.cq, &mut there.cq] {
+            assert!(cq.wait_many(2).iter().all(|cqe| cqe.status == status::SUCCESS));
+        }
+        theirs.destroy().unwrap();
+        new.remove();
+    }
+}

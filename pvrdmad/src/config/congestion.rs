@@ -1,0 +1,90 @@
+//! The `[congestion]` table: parameters of congestion control for all devices that have it on.
+
+use std::ops::RangeInclusive;
+use std::time::Duration;
+
+use backend_rxe::Congestion;
+use serde::Deserialize;
+
+/// Microseconds that mean something.
+const INTERVALS: RangeInclusive<u32> = 1..=1_000_000;
+/// Megabits per second that mean something.
+const RATES: RangeInclusive<u32> = 1..=1_000_000;
+/// Octets per second of a megabit per second.
+const MEGABIT: u64 = 125_000;
+
+/// What is not given keeps its default, see [`Congestion`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct CongestionSpec {
+    /// Shortest time between two notifications for a queue pair.
+    pub cnp_interval_us: Option<u32>,
+    /// DSCP of notifications.
+    pub cnp_dscp: Option<u8>,
+    /// 802.1p priority of notifications with a tag.
+    pub cnp_priority: Option<u8>,
+    /// The rate before the first cut.
+    pub line_rate_mbps: Option<u32>,
+    /// No cut goes below it.
+    pub min_rate_mbps: Option<u32>,
+    /// Shortest time between two cuts.
+    pub cut_interval_us: Option<u32>,
+    /// How often the estimate of congestion is renewed.
+    pub alpha_interval_us: Option<u32>,
+    /// A new observation has the weight of one in so many.
+    pub alpha_weight: Option<u32>,
+    /// Time without a cut after which the rate grows.
+    pub increase_interval_us: Option<u32>,
+    /// Octets after which it grows, too.
+    pub increase_bytes: Option<u64>,
+    /// Growths of each kind that go half the way back.
+    pub recovery_steps: Option<u32>,
+    /// Growth of the aim after that.
+    pub additive_increase_mbps: Option<u32>,
+    /// The same when time and octets agree.
+    pub hyper_increase_mbps: Option<u32>,
+}
+
+impl CongestionSpec {
+    /// The parameters, all of them.
+    ///
+    /// # Errors
+    /// One makes no sense.
+    pub fn resolve(&self) -> Result<Congestion, String> {
+        let default = Congestion::default();
+        let interval = |name, given: Option<u32>, default| match given {
+            None => Ok(default),
+            Some(us) => within(name, us, &INTERVALS).map(|us| Duration::from_micros(us.into())),
+        };
+        let rate = |name, given: Option<u32>, default| match given {
+            None => Ok(default),
+            Some(mbps) => within(name, mbps, &RATES).map(|mbps| u64::from(mbps) * MEGABIT),
+        };
+        let parameters = Congestion {
+            cnp_interval: interval("cnp_interval_us", self.cnp_interval_us, default.cnp_interval)?,
+            cnp_dscp: within("cnp_dscp", self.cnp_dscp.unwrap_or(default.cnp_dscp), &(0..=63))?,
+            cnp_priority: within("cnp_priority", self.cnp_priority.unwrap_or(default.cnp_priority), &(0..=7))?,
+            line_rate: rate("line_rate_mbps", self.line_rate_mbps, default.line_rate)?,
+            min_rate: rate("min_rate_mbps", self.min_rate_mbps, default.min_rate)?,
+            cut_interval: interval("cut_interval_us", self.cut_interval_us, default.cut_interval)?,
+            alpha_interval: interval("alpha_interval_us", self.alpha_interval_us, default.alpha_interval)?,
+            alpha_weight: within("alpha_weight", self.alpha_weight.unwrap_or(default.alpha_weight), &(1..=65_536))?,
+            increase_interval: interval("increase_interval_us", self.increase_interval_us, default.increase_interval)?,
+            increase_bytes: self.increase_bytes.unwrap_or(default.increase_bytes),
+            recovery_steps: self.recovery_steps.unwrap_or(default.recovery_steps),
+            additive_increase: rate("additive_increase_mbps", self.additive_increase_mbps, default.additive_increase)?,
+            hyper_increase: rate("hyper_increase_mbps", self.hyper_increase_mbps, default.hyper_increase)?,
+        };
+        if parameters.min_rate > parameters.line_rate {
+            return Err("min_rate_mbps is above line_rate_mbps".to_owned());
+        }
+        Ok(parameters)
+    }
+}
+
+fn within<T: PartialOrd + std::fmt::Display>(name: &str, value: T, range: &RangeInclusive<T>) -> Result<T, String> {
+    if range.contains(&value) {
+        return Ok(value);
+    }
+    Err(format!("{name} {value} is not one of {} to {}", range.start(), range.end()))
+}
