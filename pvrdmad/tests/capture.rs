@@ -1,5 +1,5 @@
 //! Captures through the control socket, of a device whose uplink is the test.
-#![expect(clippy::unwrap_used, reason = "a test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Read, Write};

@@ -226,7 +226,12 @@ fn our_requester_waits_as_captured() {
                 let length = requester.poll_transmit(now, &mut host, &mut out);
                 let length = length.unwrap_or_else(|| panic!("{name} round {round}: nothing instead of {captured}"));
                 let ours = Packet::parse(&out[..length]).unwrap();
-                assert_eq!(comparable(&ours.header), comparable(&captured.header), "{name} round {round}");
+                let mut header = comparable(&ours.header);
+                if round > 0 {
+                    // Free: we ask for an acknowledgement of the first packet that is sent again.
+                    header.bth.ack_request &= captured.header.bth.ack_request;
+                }
+                assert_eq!(header, comparable(&captured.header), "{name} round {round}");
                 assert!(ours.payload == captured.payload, "{name} round {round}");
             }
             for answer in answers {
