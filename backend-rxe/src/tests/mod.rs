@@ -1,7 +1,6 @@
 //! Tests of the engine through its verbs, on virtual time unless they are about threads.
 
 mod atomics;
-mod bench;
 mod capture;
 mod congestion;
 mod errors;
