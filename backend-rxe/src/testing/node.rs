@@ -40,13 +40,6 @@ impl Node {
         self.buffer_at(0, len, ALL)
     }
 
-    /// As [`Self::buffer`], contiguous.
-    pub(crate) fn flat(&self, len: u64) -> Buffer {
-        let count = len.div_ceil(PAGE_SIZE);
-        let first = self.next_page.fetch_add(count * PAGE_SIZE, Ordering::SeqCst);
-        self.register(&(0..count).map(|i| first + i * PAGE_SIZE).collect::<Vec<_>>(), 0, len, ALL)
-    }
-
     pub(crate) fn register(&self, pages: &[u64], offset: u64, len: u64, access: Access) -> Buffer {
         let start = 0x7f00_0000_0000 + pages[0] + offset;
         let mut list = PageListBuilder::default();
