@@ -1,52 +1,54 @@
 //! The same inside a guest, where the kernel has an adapter of the same kind: `rdma_rxe`. Both run on the same (emulated)
-//! processors.
-//!
-//! `rdma_rxe` has its sockets in the first network namespace only, so it cannot be at both ends of a pair of interfaces in
-//! one guest. It is measured with itself, which needs no network at all and is therefore more than fair to it, and between two
-//! guests, where each side has a processor of its own.
+//! processors, over a pair of interfaces with the same MTU.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use super::network::Network;
+use super::network::{MTU, Network};
 use super::peer::Outcome;
 use super::{BULK, PeerOptions, figure, gigabits, session};
 use crate::bed::Bed;
 use crate::bench::Figure;
+use crate::ends::gid_index;
 use crate::jobs::perftest;
-use crate::pair::{LinkKind, Pair, PairOptions};
+use crate::vm::Vm;
 
 /// Emulated processors are slow.
 const SECONDS: f64 = 6.0;
-const TIMEOUT: Duration = Duration::from_secs(120);
-/// Enough for seconds at what `rdma_rxe` reaches.
-const WRITE: &str = "-s 1048576 -n 20";
+const TIMEOUT: Duration = Duration::from_secs(180);
+/// Messages of a round of `rdma_rxe`: enough for seconds.
+const MESSAGES: u64 = 40;
 const LOSS: &str = "1%";
+/// The addresses of the two `rdma_rxe` devices.
+const RXE_IP: [&str; 2] = ["10.79.0.1", "10.79.0.2"];
 
-/// Measures both in guests.
+/// Measures both in a guest.
 pub(crate) fn measure(runs: usize) -> Result<Vec<Figure>> {
     let bed = Bed::build()?;
-    let pair = Pair::boot(&bed, &PairOptions { pvrdma: false, ..PairOptions::default() })?;
-    let [mut alone, mut wire, mut loss] = [const { Vec::new() }; 3];
+    let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
+    let vm = Vm::builder(&bed, directory.path()).name("wire").cpus(2).boot()?;
+    measure_in(&vm, runs).with_context(|| vm.diagnosis())
+}
+
+fn measure_in(vm: &Vm, runs: usize) -> Result<Vec<Figure>> {
+    let rxe = RxePair::new(vm)?;
+    let (mut whole, mut lossy) = (Vec::new(), Vec::new());
     for _ in 0..runs {
-        let ours = [engine(&pair, 0)?, engine(&pair, 100)?];
-        let theirs = [between_guests(&pair, false)?, between_guests(&pair, true)?];
-        alone.push([ours[0], rxe_with_itself(&pair)?]);
-        wire.push([ours[0], theirs[0]]);
-        loss.push([ours[1], theirs[1]]);
+        whole.push([engine(vm, 0)?, rxe.write()?]);
+        lossy.push([engine(vm, 100)?, rxe.write_with_loss()?]);
     }
-    let (title, base) = ("RDMA write of 1 MiB, engine in a guest", "rdma_rxe between guests");
+    let title = "RDMA write of 1 MiB, engine in a guest";
+    let base = "rdma_rxe there, over such a wire";
     Ok(vec![
-        figure("guest-alone", title.into(), "Gb/s", false, &alone, "rdma_rxe with itself there"),
-        figure("guest-wire", title.into(), "Gb/s", false, &wire, base),
-        figure("guest-loss", format!("{title}, {LOSS} lost"), "Gb/s", false, &loss, base),
+        figure("guest", title.into(), "Gb/s", false, &whole, base),
+        figure("guest-loss", format!("{title}, {LOSS} of all packets lost"), "Gb/s", false, &lossy, base),
     ])
 }
 
-/// The engine on both sides of a pair of interfaces in the first guest, in Gb/s.
-fn engine(pair: &Pair, loss: u16) -> Result<f64> {
-    let output = pair.a().spawn(&format!("/run/guest-tests wire-in-guest --loss {loss}"))?.wait_success(TIMEOUT)?;
+/// The engine on both sides of a pair of interfaces, in Gb/s.
+fn engine(vm: &Vm, loss: u16) -> Result<f64> {
+    let output = vm.spawn(&format!("/run/guest-tests wire-in-guest --loss {loss}"))?.wait_success(TIMEOUT)?;
     let line =
         output.lines().rev().find(|line| line.starts_with('{')).context("no result of the engine in the guest")?;
     let outcome: Outcome = serde_json::from_str(line)?;
@@ -62,34 +64,83 @@ pub(crate) fn run_inside(loss: u16) -> Result<()> {
     Ok(())
 }
 
-fn rxe_with_itself(pair: &Pair) -> Result<f64> {
-    let link = pair.link(LinkKind::Rxe)?;
-    let program = format!("ib_write_bw -F -d {} -x {} --report_gbits {WRITE}", link.device, link.gid_index[0]);
-    let script = format!(
-        "{program} > /tmp/server 2>&1 & \
-         until grep -q :4853 /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done; {program} {}; wait",
-        link.ip[0]
-    );
-    let output = pair.a().spawn(&script)?.wait_success(TIMEOUT)?;
-    perftest::single(&perftest::parse(&output), perftest::Row::gigabits)
+/// Two `rdma_rxe` devices, on both ends of a pair of interfaces.
+///
+/// `rdma_rxe` has its sockets in the first network namespace only, so both ends are there, and the kernel would deliver what
+/// one address sends to the other without any interface. Rules that come before the table of local addresses send it over the
+/// wire instead.
+struct RxePair<'a> {
+    vm: &'a Vm,
+    gid_index: [u32; 2],
 }
 
-fn between_guests(pair: &Pair, loss: bool) -> Result<f64> {
-    let link = pair.link(LinkKind::Rxe)?;
-    let netem = |verb: &str| -> Result<()> {
-        for vm in pair.vms() {
-            vm.run(&format!(
-                "modprobe sch_netem; tc qdisc {verb} dev $(cat /run/nic-virtio_net) root netem loss {LOSS}"
-            ))?;
-        }
-        Ok(())
-    };
-    if loss {
-        netem("add")?;
+impl<'a> RxePair<'a> {
+    fn new(vm: &'a Vm) -> Result<Self> {
+        let [a, b] = RXE_IP;
+        vm.run(&format!(
+            "set -e
+             modprobe veth; modprobe sch_netem; modprobe ib_uverbs; modprobe rdma_rxe
+             ip link set lo up
+             ip link add rxe-a mtu {MTU} type veth peer name rxe-b mtu {MTU}
+             for name in all rxe-a rxe-b; do
+                 echo 1 > /proc/sys/net/ipv4/conf/$name/accept_local
+                 echo 0 > /proc/sys/net/ipv4/conf/$name/rp_filter
+             done
+             ip address add {a}/24 dev rxe-a
+             ip address add {b}/24 dev rxe-b
+             ip link set rxe-a up
+             ip link set rxe-b up
+             ip neighbour replace {b} lladdr $(cat /sys/class/net/rxe-b/address) dev rxe-a nud permanent
+             ip neighbour replace {a} lladdr $(cat /sys/class/net/rxe-a/address) dev rxe-b nud permanent
+             ip route add {b} dev rxe-a table 100
+             ip route add {a} dev rxe-b table 101
+             ip rule add pref 10 iif lo from {a} to {b} lookup 100
+             ip rule add pref 11 iif lo from {b} to {a} lookup 101
+             ip rule add pref 1000 lookup local
+             ip rule del pref 0
+             rdma link add rxe_a type rxe netdev rxe-a
+             rdma link add rxe_b type rxe netdev rxe-b"
+        ))?;
+        let index = |device: &str, ip: &str| gid_index(vm, device, ip.parse().context("an address")?);
+        Ok(Self { vm, gid_index: [index("rxe_a", a)?, index("rxe_b", b)?] })
     }
-    let rows = perftest::run(&pair.ends(&link), 1, "ib_write_bw", WRITE);
-    if loss {
-        netem("del")?;
+
+    /// RDMA writes from one to the other, in Gb/s.
+    fn write(&self) -> Result<f64> {
+        let before = self.crossed()?;
+        let options = format!("-F --report_gbits -s {} -n {MESSAGES}", BULK.size);
+        let [client, server] = self.gid_index;
+        // They tell each other their parameters over the loopback interface.
+        let output = self
+            .vm
+            .spawn(&format!(
+                "ib_write_bw -d rxe_b -x {server} {options} > /tmp/server 2>&1 &
+                 until grep -qs ':4853 [0-9A-F]*:0000 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done
+                 ib_write_bw -d rxe_a -x {client} {options} 127.0.0.1; code=$?
+                 wait; exit $code"
+            ))?
+            .wait_success(TIMEOUT)?;
+        let crossed = self.crossed()?.saturating_sub(before);
+        anyhow::ensure!(crossed >= MESSAGES * BULK.size as u64, "only {crossed} octets crossed the wire:\n{output}");
+        perftest::single(&perftest::parse(&output), perftest::Row::gigabits)
     }
-    perftest::single(&rows?, perftest::Row::gigabits)
+
+    /// The same while each interface loses packets.
+    fn write_with_loss(&self) -> Result<f64> {
+        let on_both = |verb: &str| {
+            self.vm.run(&format!(
+                "for name in rxe-a rxe-b; do tc qdisc {verb} dev $name root netem loss {LOSS} || exit; done"
+            ))
+        };
+        on_both("add")?;
+        let written = self.write();
+        on_both("del")?;
+        written
+    }
+
+    /// Octets that have arrived at the far end.
+    fn crossed(&self) -> Result<u64> {
+        let text = self.vm.run("cat /sys/class/net/rxe-b/statistics/rx_bytes")?;
+        text.trim().parse().with_context(|| format!("no number of octets: {text}"))
+    }
 }
