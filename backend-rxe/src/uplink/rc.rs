@@ -163,7 +163,7 @@ fn turn(
         if share.ends_turn() {
             transport.ask();
         }
-        let (before, resends) = (frames.octets(), transport.resends());
+        let before = frames.octets();
         if !frames.push_with(MAX_FRAME, |room| transport.poll_transmit(now, &mut host, room)) {
             break;
         }
@@ -172,10 +172,6 @@ fn turn(
         qp.brake.sent(now, octets);
         budget.take_bytes(octets);
         progress = true;
-        if resends && !transport.resends() {
-            // What the peer waits for does not wait for a full batch.
-            break;
-        }
     }
     if !bound {
         // As with local delivery: what is sent from a GID that is gone is lost, and tried again in time.
@@ -304,9 +300,8 @@ impl Receiver {
     }
 }
 
-/// Gives a request to the responder. Whether it found that a packet is missing, which the peer should know at once: until the
-/// packet is here, the two get no further than their window.
-pub(crate) fn take_request(port: &Port, qp: &Qp, packet: &Packet<'_>, frame: &[u8]) -> Result<bool, Refused> {
+/// Gives a request to the responder.
+pub(crate) fn take_request(port: &Port, qp: &Qp, packet: &Packet<'_>, frame: &[u8]) -> Result<(), Refused> {
     let held = Held::open(&qp.adapter, None);
     let responder = &mut *qp.responder.lock();
     if !qp.receives() {
@@ -323,15 +318,14 @@ pub(crate) fn take_request(port: &Port, qp: &Qp, packet: &Packet<'_>, frame: &[u
             Receiver::new(port, attrs, path)
         }
     };
-    let admitted = admit_connected(packet, qp.qpn, &receiver.path).map(|_| {
+    let admitted = admit_connected(packet, qp.qpn, &receiver.path);
+    if admitted.is_ok() {
         let before = receiver.transport.stats();
         receiver.take(port, packet, frame, &mut Receiving { qp, responder, memory: held.own() });
-        let after = receiver.transport.stats();
-        port.counters.responder(&before, &after);
-        after.sequence_naks != before.sequence_naks
-    });
+        port.counters.responder(&before, &receiver.transport.stats());
+    }
     responder.wire = Some(receiver);
-    admitted
+    admitted.map(|_| ())
 }
 
 /// Sends what the responder owes. Whether that was all; otherwise it wants another turn.

@@ -75,11 +75,7 @@ impl Inbox {
             }
             return Ok(());
         }
-        let missing = rc::take_request(port, qp, packet, frame)?;
-        // What is not sent now is sent when the batch is through.
-        if missing && rc::answer(port, qp) {
-            return Ok(());
-        }
+        rc::take_request(port, qp, packet, frame)?;
         if !self.owing.iter().any(|known| Weak::ptr_eq(known, &qp.me)) {
             self.owing.push(Weak::clone(&qp.me));
         }

@@ -35,8 +35,6 @@ pub struct ResponderStats {
     pub duplicates: u64,
     /// Packets ahead of the expected one.
     pub out_of_sequence: u64,
-    /// Sequence NAKs that became due.
-    pub sequence_naks: u64,
     /// RNR NAKs sent.
     pub not_ready: u64,
     /// Requests refused.
@@ -174,7 +172,6 @@ impl Responder {
     pub fn report_missing(&mut self) {
         if self.missing == Missing::No {
             self.missing = Missing::Told;
-            self.stats.sequence_naks += 1;
             self.renew_ack();
             self.push_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
         }
