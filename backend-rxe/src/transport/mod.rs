@@ -32,6 +32,7 @@
 mod admit;
 mod congestion;
 mod datagram;
+mod ghost;
 mod host;
 mod path;
 mod requester;

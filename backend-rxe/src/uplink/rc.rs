@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rdma_backend::{QpAttrs, QpState, Qpn};
+use rdma_backend::{Psn, QpAttrs, QpState, Qpn};
 
 use super::ahead::Ahead;
 use super::counters::PortCounters;
@@ -22,7 +22,7 @@ use crate::qp::responder::Responder;
 use crate::qp::{Budget, Qp, Run};
 use crate::timer::TimerKey;
 use crate::transport::{self, Handled, Path, Refused, Tuning, admit_connected};
-use crate::wire::{MAX_FRAME, Packet};
+use crate::wire::{MAX_FRAME, Packet, PsnExt};
 
 /// Packets that wait for answers to leave before them. More are lost and come again.
 const MAX_DEFERRED: usize = 128;
@@ -212,6 +212,10 @@ pub(crate) struct Receiver {
     deferred: VecDeque<Box<[u8]>>,
     /// Packets behind one that was lost.
     ahead: Ahead,
+    /// A missing packet has come: the next one shows whether the peer has more to send again.
+    filled: bool,
+    /// The peer sends again what is missing and nothing else.
+    selective: bool,
     /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
     refused: bool,
     /// Timer of the QP's rate.
@@ -222,7 +226,7 @@ impl Receiver {
     fn new(port: &Port, attrs: &QpAttrs, path: Path) -> Box<Self> {
         let transport = transport::Responder::new(attrs, path);
         let ahead = Ahead::new(Arc::clone(&port.kept));
-        Box::new(Self { transport, path, deferred: VecDeque::new(), ahead, refused: false, paced: None })
+        Box::new(Self { transport, path, deferred: VecDeque::new(), ahead, filled: false, selective: false, refused: false, paced: None })
     }
 
     /// Takes over attributes that a modify request changed.
@@ -241,10 +245,14 @@ impl Receiver {
 
     /// Executes a packet, or keeps it for later.
     fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], host: &mut Receiving<'_>) {
+        let psn = packet.header.bth.psn;
+        if std::mem::take(&mut self.filled) {
+            self.selective = !psn.precedes(self.transport.expected_psn());
+        }
         if self.deferred.is_empty() {
             match self.handle(packet, host) {
                 Handled::Deferred => {}
-                Handled::Ahead => return self.ahead.keep(packet.header.bth.psn, frame),
+                Handled::Ahead => return self.keep(psn, frame),
                 Handled::Done | Handled::Dropped => return self.catch_up(host),
             }
         }
@@ -252,6 +260,14 @@ impl Receiver {
             self.deferred.push_back(frame.into());
         } else {
             PortCounters::bump(&port.counters.wire_dropped_deferred);
+        }
+    }
+
+    /// Keeps a packet that came before its time.
+    fn keep(&mut self, psn: Psn, frame: &[u8]) {
+        let missing = self.ahead.keep(self.transport.expected_psn(), psn, frame);
+        if self.selective {
+            self.transport.name_missing(psn, missing);
         }
     }
 
@@ -263,6 +279,7 @@ impl Receiver {
         while host.qp.receives()
             && let Some(frame) = self.ahead.take(self.transport.expected_psn())
         {
+            self.filled = true;
             // It was parsed when it came.
             let Ok(packet) = Packet::parse(&frame) else { continue };
             if self.handle(&packet, host) == Handled::Deferred {
@@ -290,7 +307,7 @@ impl Receiver {
             let Ok(packet) = Packet::parse(&frame) else { continue };
             match self.handle(&packet, host) {
                 Handled::Deferred => return self.deferred.push_front(frame),
-                Handled::Ahead => self.ahead.keep(packet.header.bth.psn, &frame),
+                Handled::Ahead => self.keep(packet.header.bth.psn, &frame),
                 Handled::Done | Handled::Dropped => {}
             }
         }

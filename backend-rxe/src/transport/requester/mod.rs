@@ -17,6 +17,7 @@
 
 mod answers;
 mod recovery;
+mod repairs;
 mod transmit;
 
 pub(super) use transmit::{Message, plan};
@@ -30,6 +31,7 @@ use super::MAX_MESSAGE;
 use super::host::{RequesterHost, is_local, total};
 use super::path::{Path, packets};
 use recovery::Recovery;
+use repairs::Repairs;
 
 /// How a requester uses the network. Nothing of it needs the peer's consent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -154,12 +156,15 @@ pub struct Requester {
     backoff: u32,
     recovery: Recovery,
     probe: Probe,
+    repairs: Repairs,
     /// The responder was seen to keep what comes behind a gap: only what is missing need be sent again.
     peer_keeps: bool,
     ack_deadline: Option<Duration>,
     rnr_deadline: Option<Duration>,
     /// `unconfirmed` when a sequence NAK made us go back; a responder sends one for each missing packet.
     nak_at: Option<Seq>,
+    /// How many of them in a row named the packet after the one that was sent again.
+    neighbours: u32,
     /// `unconfirmed` when a lost answer made us go back. What was under way then tells us the same again.
     loss_at: Option<Seq>,
     draining: bool,
@@ -193,10 +198,12 @@ impl Requester {
             backoff: 0,
             recovery: Recovery::new(tuning.window),
             probe: Probe::No,
+            repairs: Repairs::default(),
             peer_keeps: false,
             ack_deadline: None,
             rnr_deadline: None,
             nak_at: None,
+            neighbours: 0,
             loss_at: None,
             draining: false,
             ended: false,
@@ -238,7 +245,7 @@ impl Requester {
 
     /// Whether the next packet was sent before.
     pub fn resends(&self) -> bool {
-        self.cursor < self.newest || self.probe == Probe::Due
+        self.cursor < self.newest || self.probe == Probe::Due || self.repairs.due().is_some()
     }
 
     /// A request whose buffers can be used for the next [`Self::post`].
@@ -345,7 +352,7 @@ impl Requester {
             return self.retry(now, host);
         }
         self.retries -= 1;
-        self.probe = Probe::Due;
+        self.repairs.add(seq);
         self.recovery.resent();
         self.restart_timer(now);
     }
@@ -355,6 +362,7 @@ impl Requester {
         self.seek(self.unconfirmed);
         self.data_requests.clear();
         self.probe = Probe::No;
+        self.repairs.clear();
         self.recovery.lost();
         // The first packet asks for an answer: it tells what the responder has.
         self.unasked = u32::MAX;

@@ -43,10 +43,16 @@ impl Requester {
             return None;
         }
         self.rnr_deadline = None;
-        if self.probe == Probe::Due
-            && let Some(len) = self.transmit_oldest(now, host, out)
-        {
-            return Some(len);
+        if self.probe == Probe::Due {
+            self.probe = Probe::Sent(self.unconfirmed);
+            if let Some(len) = self.transmit_alone(now, self.unconfirmed, host, out) {
+                return Some(len);
+            }
+        }
+        while let Some(seq) = self.repairs.take() {
+            if let Some(len) = self.transmit_alone(now, seq, host, out) {
+                return Some(len);
+            }
         }
         loop {
             match self.next_packet(host) {
@@ -57,11 +63,16 @@ impl Requester {
         }
     }
 
-    /// Sends the oldest unconfirmed packet and stays where we are.
-    fn transmit_oldest(&mut self, now: Duration, host: &mut impl RequesterHost, out: &mut [u8]) -> Option<usize> {
+    /// Sends an unconfirmed packet again and stays where we are.
+    fn transmit_alone(
+        &mut self,
+        now: Duration,
+        seq: Seq,
+        host: &mut impl RequesterHost,
+        out: &mut [u8],
+    ) -> Option<usize> {
         let cursor = self.cursor;
-        self.probe = Probe::Sent(self.unconfirmed);
-        self.seek(self.unconfirmed);
+        self.seek(seq);
         self.unasked = u32::MAX;
         let sent = match self.next_packet(host) {
             Next::Packet(plan) => self.transmit(now, &plan, host, out),
