@@ -11,6 +11,7 @@ use super::counters::PortCounters;
 use super::flight::Share;
 use super::host::{Receiving, Sending, requests};
 use super::port::Port;
+use super::unread::Unread;
 use super::{BATCH, connected_path};
 use crate::counters::Tally;
 use crate::gather::Memory;
@@ -22,7 +23,7 @@ use crate::qp::responder::Responder;
 use crate::qp::{Budget, Qp, Run};
 use crate::timer::TimerKey;
 use crate::transport::{self, Handled, Path, Refused, Tuning, admit_connected};
-use crate::wire::{MAX_FRAME, Packet, PsnExt};
+use crate::wire::{MAX_FRAME, Packet};
 
 /// Packets that wait for answers to leave before them. More are lost and come again.
 const MAX_DEFERRED: usize = 128;
@@ -38,6 +39,7 @@ pub(crate) struct Sender {
     share: Share,
     /// The rate of the QP has it wait until then.
     paced: Option<Duration>,
+    unread: Unread,
 }
 
 impl Sender {
@@ -46,7 +48,7 @@ impl Sender {
         let (path, source) = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn)?;
         let transport = transport::Requester::new(attrs, path, Tuning::default());
         let share = Share::new(qp.adapter.port.as_ref()?.flight(attrs.av.dgid), qp);
-        Some(Box::new(Self { transport, path, source, share, paced: None }))
+        Some(Box::new(Self { transport, path, source, share, paced: None, unread: Unread::default() }))
     }
 
     /// Takes over attributes that a modify request changed.
@@ -101,7 +103,7 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
     if run != Run::More {
         sender.share.pause(sender.transport.under_way());
     }
-    let deadline = sender.transport.poll_timeout().into_iter().chain(sender.paced).min();
+    let deadline = sender.unread.deadline(sender.transport.poll_timeout()).into_iter().chain(sender.paced).min();
     if run == Run::Idle
         && let Some(deadline) = deadline
     {
@@ -131,10 +133,12 @@ fn turn(
     let bound = requester.route.source == Some(sender.source);
     sender.paced = None;
     let now = qp.adapter.shared.engine.now();
-    let Sender { transport, share, paced, .. } = sender;
+    let Sender { transport, share, paced, unread, .. } = sender;
     let mut host = Sending { qp, requester, memory, tally };
     // Also when nothing can be sent: otherwise the deadline would come again and again.
-    transport.handle_timeout(now, &mut host);
+    if unread.is_over(transport.poll_timeout(), now, port) {
+        transport.handle_timeout(now, &mut host);
+    }
     if port.uplink.wait_for_room(qp) {
         return false;
     }
@@ -212,10 +216,6 @@ pub(crate) struct Receiver {
     deferred: VecDeque<Box<[u8]>>,
     /// Packets behind one that was lost.
     ahead: Ahead,
-    /// A missing packet has come: the next one shows whether the peer has more to send again.
-    filled: bool,
-    /// The peer sends again what is missing and nothing else.
-    selective: bool,
     /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
     refused: bool,
     /// Timer of the QP's rate.
@@ -226,7 +226,7 @@ impl Receiver {
     fn new(port: &Port, attrs: &QpAttrs, path: Path) -> Box<Self> {
         let transport = transport::Responder::new(attrs, path);
         let ahead = Ahead::new(Arc::clone(&port.kept));
-        Box::new(Self { transport, path, deferred: VecDeque::new(), ahead, filled: false, selective: false, refused: false, paced: None })
+        Box::new(Self { transport, path, deferred: VecDeque::new(), ahead, refused: false, paced: None })
     }
 
     /// Takes over attributes that a modify request changed.
@@ -246,9 +246,7 @@ impl Receiver {
     /// Executes a packet, or keeps it for later.
     fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], host: &mut Receiving<'_>) {
         let psn = packet.header.bth.psn;
-        if std::mem::take(&mut self.filled) {
-            self.selective = !psn.precedes(self.transport.expected_psn());
-        }
+        self.ahead.watch(self.transport.expected_psn(), psn);
         if self.deferred.is_empty() {
             match self.handle(packet, host) {
                 Handled::Deferred => {}
@@ -266,9 +264,7 @@ impl Receiver {
     /// Keeps a packet that came before its time.
     fn keep(&mut self, psn: Psn, frame: &[u8]) {
         let missing = self.ahead.keep(self.transport.expected_psn(), psn, frame);
-        if self.selective {
-            self.transport.name_missing(psn, missing);
-        }
+        self.transport.name_missing(psn, missing);
     }
 
     /// Executes packets that came before their time and are expected now.
@@ -279,7 +275,6 @@ impl Receiver {
         while host.qp.receives()
             && let Some(frame) = self.ahead.take(self.transport.expected_psn())
         {
-            self.filled = true;
             // It was parsed when it came.
             let Ok(packet) = Packet::parse(&frame) else { continue };
             if self.handle(&packet, host) == Handled::Deferred {

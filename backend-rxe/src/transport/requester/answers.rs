@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rdma_backend::{SendOp, WcStatus};
 
-use super::{Probe, Request, Requester, Seq, Stage, wire_psn};
+use super::{Probe, Request, Requester, Seq, Stage, Try, wire_psn};
 use crate::transport::ghost::AGE;
 use crate::transport::host::RequesterHost;
 use crate::wire::{Aeth, Extension, NakCode, Operation, Packet, PsnExt, Syndrome, rnr_delay};
@@ -97,14 +97,22 @@ impl Requester {
             self.data_requests.pop_front();
         }
         let probed = std::mem::replace(&mut self.probe, Probe::No);
-        if probed == Probe::Sent(before) && self.unconfirmed == before + 1 && self.unconfirmed < self.newest {
-            self.peer_keeps = false;
-            self.go_back();
-        }
         self.retries = self.attrs.retry_cnt;
         self.backoff = 0;
         self.restart_timer(now);
         self.retire(host);
+        let more = self.unconfirmed < self.newest && !self.ended;
+        match probed {
+            Probe::Sent(seq, attempt) if more && seq == before && self.unconfirmed == before + 1 => match attempt {
+                // The following may be lost as well. Or nothing is, and answers are late that come one by one.
+                Try::First => self.probe_oldest(Try::Second),
+                Try::Second => {
+                    self.peer_keeps = false;
+                    self.go_back();
+                }
+            },
+            _ => {}
+        }
     }
 
     /// Something behind a missing answer was answered: the missing one is lost. Goes back, but once for each loss.

@@ -123,9 +123,18 @@ impl Request {
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 enum Probe {
     No,
-    Due,
+    Due(Try),
     /// This one was.
-    Sent(Seq),
+    Sent(Seq, Try),
+}
+
+/// What the probe before told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Try {
+    /// There was none.
+    First,
+    /// Its packet had been missing, or the answer to an earlier packet came late.
+    Second,
 }
 
 /// The requester half of a connected QP.
@@ -245,7 +254,7 @@ impl Requester {
 
     /// Whether the next packet was sent before.
     pub fn resends(&self) -> bool {
-        self.cursor < self.newest || self.probe == Probe::Due || self.repairs.due().is_some()
+        self.cursor < self.newest || matches!(self.probe, Probe::Due(_)) || self.repairs.due().is_some()
     }
 
     /// A request whose buffers can be used for the next [`Self::post`].
@@ -314,12 +323,16 @@ impl Requester {
         } else if self.recovery.probe(now) {
             self.stats.probes += 1;
             (self.nak_at, self.loss_at) = (None, None);
-            if self.requests.front().is_some_and(Request::wants_data) {
-                self.go_back();
-            } else {
-                self.probe = Probe::Due;
-            }
+            self.probe_oldest(Try::First);
             self.recovery.restart(now, true);
+        }
+    }
+
+    fn probe_oldest(&mut self, attempt: Try) {
+        if self.requests.front().is_some_and(Request::wants_data) {
+            self.go_back();
+        } else {
+            self.probe = Probe::Due(attempt);
         }
     }
 

@@ -4,7 +4,7 @@
 //! step by step. Between two hosts of one network a round trip takes a hundred microseconds, and what is lost twice, or whose
 //! NAK is lost, would stand still for hundreds of round trips. So when nothing has been confirmed for a few round trips, the
 //! oldest packet is sent again ("probe"); that spends no retry, and a peer that has it sees a duplicate, which it answers. If it
-//! confirms no more than this one packet, the following are lost, too.
+//! confirms no more than this one packet, so is the next, and if that confirms no more either, the following are lost, too.
 //!
 //! After a loss only a few packets follow the one that is sent again until something is confirmed: most responders have
 //! dropped them (go-back-N), and those that kept what came behind the gap need none. One that was seen to keep them gets the

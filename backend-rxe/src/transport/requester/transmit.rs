@@ -43,8 +43,8 @@ impl Requester {
             return None;
         }
         self.rnr_deadline = None;
-        if self.probe == Probe::Due {
-            self.probe = Probe::Sent(self.unconfirmed);
+        if let Probe::Due(attempt) = self.probe {
+            self.probe = Probe::Sent(self.unconfirmed, attempt);
             if let Some(len) = self.transmit_alone(now, self.unconfirmed, host, out) {
                 return Some(len);
             }
