@@ -21,11 +21,7 @@ impl Requester {
         let seq = self.unconfirmed.saturating_add_signed(distance.into());
         // Old answers, and those to what was never sent, mean nothing.
         if self.ended || !(self.unconfirmed..self.newest).contains(&seq) {
-            let ack = matches!(packet.header.extension, Extension::Ack(Aeth { syndrome: Syndrome::Ack { .. }, .. }));
-            if !ack || !self.is_missing(seq + Seq::from(AGE)) {
-                self.stats.stale += 1;
-            }
-            return;
+            return self.old_answer(seq, operation, packet.header.extension);
         }
         match (operation, packet.header.extension) {
             (Some(Operation::ReadResponse), _) => self.read_response(now, seq, packet, host),
@@ -189,12 +185,21 @@ impl Requester {
             return;
         }
         let neighbour = self.nak_at.replace(seq).is_some_and(|before| before + 1 == seq);
-        self.neighbours = if neighbour { self.neighbours.saturating_add(1) } else { 0 };
+        let unexpected = neighbour && !self.repairs.contains(seq);
+        self.neighbours = if unexpected { self.neighbours.saturating_add(1) } else { 0 };
         if self.neighbours >= MOST_NEIGHBOURS {
             self.peer_keeps = false;
         }
         self.stats.sequence_naks += 1;
         self.resend_missing(now, seq, host);
+    }
+
+    /// An answer to something that is done, or a word about what is missing.
+    fn old_answer(&mut self, seq: Seq, operation: Option<Operation>, extension: Extension) {
+        let ack = matches!(extension, Extension::Ack(Aeth { syndrome: Syndrome::Ack { .. }, .. }));
+        if !ack || operation != Some(Operation::Acknowledge) || !self.is_missing(seq + Seq::from(AGE)) {
+            self.stats.stale += 1;
+        }
     }
 
     /// The responder may have said that this packet is missing, too. Whether it has.

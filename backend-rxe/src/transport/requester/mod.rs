@@ -323,6 +323,8 @@ impl Requester {
         } else if self.recovery.probe(now) {
             self.stats.probes += 1;
             (self.nak_at, self.loss_at) = (None, None);
+            // What was sent again would have come by now.
+            self.repairs.clear();
             self.probe_oldest(Try::First);
             self.recovery.restart(now, true);
         }

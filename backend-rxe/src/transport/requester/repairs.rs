@@ -28,6 +28,11 @@ impl Repairs {
         }
     }
 
+    /// Whether this is known.
+    pub(super) fn contains(&self, seq: Seq) -> bool {
+        self.missing.binary_search_by_key(&seq, |missing| missing.seq).is_ok()
+    }
+
     /// The next packet to send.
     pub(super) fn due(&self) -> Option<Seq> {
         self.missing.iter().find(|missing| !missing.sent).map(|missing| missing.seq)
@@ -61,6 +66,7 @@ mod tests {
         [30, 10, 20, 10].into_iter().for_each(|seq| repairs.add(seq));
         assert_eq!((repairs.due(), repairs.take()), (Some(10), Some(10)));
         repairs.add(10);
+        assert!(repairs.contains(10) && !repairs.contains(11));
         repairs.confirm(11);
         assert_eq!([repairs.take(), repairs.take(), repairs.take()], [Some(20), Some(30), None]);
         repairs.confirm(31);
