@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use rdma_backend::{SendOp, WcStatus};
 
-use super::{Probe, Request, Requester, Seq, Stage, Try, wire_psn};
+use super::recovery::{Probe, Try};
+use super::{Request, Requester, Seq, Stage, wire_psn};
 use crate::transport::ghost::AGE;
 use crate::transport::host::RequesterHost;
 use crate::wire::{Aeth, Extension, NakCode, Operation, Packet, PsnExt, Syndrome, rnr_delay};

@@ -16,6 +16,7 @@
 //! Inside, PSNs are extended to 64 bits ([`Seq`]), so that they compare as numbers however much is posted.
 
 mod answers;
+mod losses;
 mod recovery;
 mod repairs;
 mod transmit;
@@ -30,7 +31,7 @@ use rdma_backend::{Psn, QpAttrs, Qpn, SendOp, SendWork, WcStatus};
 use super::MAX_MESSAGE;
 use super::host::{RequesterHost, is_local, total};
 use super::path::{Path, packets};
-use recovery::Recovery;
+use recovery::{Probe, Recovery};
 use repairs::Repairs;
 
 /// How a requester uses the network. Nothing of it needs the peer's consent.
@@ -117,24 +118,6 @@ impl Request {
     fn contains(&self, seq: Seq) -> bool {
         (self.first..self.end()).contains(&seq)
     }
-}
-
-/// Whether the oldest packet is sent once more, out of turn.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Probe {
-    No,
-    Due(Try),
-    /// This one was.
-    Sent(Seq, Try),
-}
-
-/// What the probe before told.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Try {
-    /// There was none.
-    First,
-    /// Its packet had been missing, or the answer to an earlier packet came late.
-    Second,
 }
 
 /// The requester half of a connected QP.
@@ -307,80 +290,6 @@ impl Requester {
     /// When [`Self::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Duration> {
         [self.ack_deadline, self.rnr_deadline, self.recovery.deadline()].into_iter().flatten().min()
-    }
-
-    /// A deadline may have passed.
-    pub fn handle_timeout(&mut self, now: Duration, host: &mut impl RequesterHost) {
-        if self.rnr_deadline.is_some_and(|deadline| deadline <= now) {
-            self.rnr_deadline = None;
-        }
-        if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
-            self.stats.timeouts += 1;
-            self.backoff = self.backoff.saturating_add(1);
-            self.nak_at = None;
-            self.loss_at = None;
-            self.retry(now, host);
-        } else if self.recovery.probe(now) {
-            self.stats.probes += 1;
-            (self.nak_at, self.loss_at) = (None, None);
-            // What was sent again would have come by now.
-            self.repairs.clear();
-            self.probe_oldest(Try::First);
-            self.recovery.restart(now, true);
-        }
-    }
-
-    fn probe_oldest(&mut self, attempt: Try) {
-        if self.requests.front().is_some_and(Request::wants_data) {
-            self.go_back();
-        } else {
-            self.probe = Probe::Due(attempt);
-        }
-    }
-
-    /// Local ACK timeout (IBA 9.7.6.1.3): the architecture allows up to four times the nominal value.
-    fn restart_timer(&mut self, now: Duration) {
-        self.ack_deadline = None;
-        let under_way = self.unconfirmed != self.newest && self.rnr_deadline.is_none();
-        self.recovery.restart(now, under_way && !self.ended);
-        if self.attrs.timeout != 0 && under_way {
-            let nominal = Duration::from_nanos(4096 << self.attrs.timeout.min(31));
-            self.ack_deadline = Some(now.saturating_add(nominal.saturating_mul(1 << self.backoff.min(2))));
-        }
-    }
-
-    /// Goes back because something was lost, if there are retries left.
-    fn retry(&mut self, now: Duration, host: &mut impl RequesterHost) {
-        let Some(left) = self.retries.checked_sub(1) else {
-            self.fail_at(self.unconfirmed, WcStatus::RetryExceeded, host);
-            return;
-        };
-        self.retries = left;
-        self.go_back();
-        self.restart_timer(now);
-    }
-
-    /// The responder says that the packet at `seq` is missing.
-    fn resend_missing(&mut self, now: Duration, seq: Seq, host: &mut impl RequesterHost) {
-        let alone = self.peer_keeps && seq == self.unconfirmed && self.retries > 0;
-        if !alone || self.requests.front().is_none_or(Request::wants_data) {
-            return self.retry(now, host);
-        }
-        self.retries -= 1;
-        self.repairs.add(seq);
-        self.recovery.resent();
-        self.restart_timer(now);
-    }
-
-    /// Sends everything again from the oldest unconfirmed PSN.
-    fn go_back(&mut self) {
-        self.seek(self.unconfirmed);
-        self.data_requests.clear();
-        self.probe = Probe::No;
-        self.repairs.clear();
-        self.recovery.lost();
-        // The first packet asks for an answer: it tells what the responder has.
-        self.unasked = u32::MAX;
     }
 
     /// Moves the cursor among the requests that were begun.

@@ -21,6 +21,24 @@ const SHORTEST: Duration = Duration::from_micros(500);
 /// Probes in a row; after these the ACK timeout decides.
 const MOST_PROBES: u32 = 3;
 
+/// Whether the oldest packet is sent once more, out of turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Probe {
+    No,
+    Due(Try),
+    /// This one was.
+    Sent(Seq, Try),
+}
+
+/// What the probe before told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Try {
+    /// There was none.
+    First,
+    /// Its packet had been missing, or the answer to an earlier packet came late.
+    Second,
+}
+
 /// Round trip times, as RFC 6298 keeps them.
 #[derive(Clone, Copy, Debug)]
 struct RoundTrip {

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use rdma_backend::{RemoteAddress, SendData, SendFlags, SendOp, SendWork, WcStatus};
 
-use super::{Probe, Requester, Seq, Stage, wire_psn};
+use super::recovery::Probe;
+use super::{Requester, Seq, Stage, wire_psn};
 use crate::transport::host::{RequesterHost, is_local};
 use crate::wire::{AtomicEth, Bth, Extension, Opcode, Position, Reth};
 
