@@ -1,4 +1,7 @@
-//! A responder that keeps what comes behind a gap, and tells of every packet that is missing.
+//! What is sent again and what is not: to a responder that keeps what comes behind a gap and tells of every packet that is
+//! missing, and after a timeout that was too early.
+
+use std::time::Duration;
 
 use backend_rxe::wire::{Extension, Packet, Syndrome};
 use rdma_backend::WcStatus::Success;
@@ -146,4 +149,29 @@ fn a_peer_that_stops_to_keep_gets_everything_again() {
     }
     pair.run();
     assert_eq!(pair.ends[0].host.sent[1].status, Success);
+}
+
+/// Once answers to the first attempt come, nothing more is sent a second time.
+#[test]
+fn late_answers_end_the_repetition() {
+    let mut pair = pair();
+    let now = pair.now;
+    let [ours, peer] = &mut pair.ends;
+    ours.post(write(0, 200));
+    let (sent, mut answers) = (ours.transmit(now), Vec::new());
+    for frames in sent.chunks(40) {
+        frames.iter().for_each(|frame| peer.receive(now, frame));
+        answers.extend(peer.transmit(now));
+    }
+    assert_eq!((sent.len(), answers.len()), (200, 5));
+    let later = now + Duration::from_secs(1);
+    ours.requester.handle_timeout(later, &mut ours.host);
+    let again = ours.transmit(later).len();
+    assert!(again > 0 && again < 40, "{again}");
+    for answer in &answers {
+        ours.receive(later, answer);
+        assert!(ours.transmit(later).is_empty());
+    }
+    assert_eq!(ours.host.sent[0].status, Success);
+    assert_eq!(ours.requester.stats().resent, again as u64);
 }

@@ -86,10 +86,9 @@ impl Requester {
         self.executed = self.executed.max(self.unconfirmed);
         self.repairs.confirm(self.unconfirmed);
         if self.cursor < self.unconfirmed {
-            // The answer to an earlier attempt came before we sent it again.
-            self.peer_keeps |= self.nak_at.is_some();
-            self.seek(self.unconfirmed);
+            self.skip();
         }
+        self.timed_out = false;
         while self.data_requests.front().is_some_and(|&end| end <= self.unconfirmed) {
             self.data_requests.pop_front();
         }

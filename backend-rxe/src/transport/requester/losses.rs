@@ -5,7 +5,7 @@ use std::time::Duration;
 use rdma_backend::WcStatus;
 
 use super::recovery::{Probe, Try};
-use super::{Request, Requester, Seq};
+use super::{Request, Requester, Seq, Stage};
 use crate::transport::host::RequesterHost;
 
 impl Requester {
@@ -20,6 +20,7 @@ impl Requester {
             self.nak_at = None;
             self.loss_at = None;
             self.retry(now, host);
+            self.timed_out = true;
         } else if self.recovery.probe(now) {
             self.stats.probes += 1;
             (self.nak_at, self.loss_at) = (None, None);
@@ -72,11 +73,21 @@ impl Requester {
         self.restart_timer(now);
     }
 
+    /// An answer came for what was not sent again yet. Goes on where that leads to.
+    pub(super) fn skip(&mut self) {
+        // The peer keeps what comes behind a gap; or the timeout was too early, and the rest is on its way as well.
+        self.peer_keeps |= self.nak_at.is_some();
+        let begun = || self.requests.iter().take_while(|request| request.stage == Stage::Begun);
+        let late = self.timed_out && !begun().any(Request::wants_data);
+        self.seek(if late { self.newest } else { self.unconfirmed });
+    }
+
     /// Sends everything again from the oldest unconfirmed PSN.
     pub(super) fn go_back(&mut self) {
         self.seek(self.unconfirmed);
         self.data_requests.clear();
         self.probe = Probe::No;
+        self.timed_out = false;
         self.repairs.clear();
         self.recovery.lost();
         // The first packet asks for an answer: it tells what the responder has.

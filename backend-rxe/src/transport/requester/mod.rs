@@ -146,6 +146,8 @@ pub struct Requester {
     rnr_retries: u8,
     /// Timeouts in a row.
     backoff: u32,
+    /// The last thing that happened was an ACK timeout.
+    timed_out: bool,
     recovery: Recovery,
     probe: Probe,
     repairs: Repairs,
@@ -188,6 +190,7 @@ impl Requester {
             retries: attrs.retry_cnt,
             rnr_retries: attrs.rnr_retry,
             backoff: 0,
+            timed_out: false,
             recovery: Recovery::new(tuning.window),
             probe: Probe::No,
             repairs: Repairs::default(),
