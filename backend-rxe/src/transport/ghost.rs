@@ -2,8 +2,10 @@
 //!
 //! A NAK confirms everything in front of its PSN, so a responder can name one missing packet only, and the next when that one
 //! has come: at one percent loss a hundred packets in a round trip. We tell of the others by ACKs that confirm nothing, with the
-//! PSN [`AGE`] before that of the missing packet. To every requester that is an answer from long ago, which it drops without
-//! a word (IBA 9.7.2, ghost acknowledgement). Ours understands it.
+//! PSN [`AGE`] before that of the missing packet. To a requester that is an answer from long ago, which confirms nothing
+//! and is dropped without a word. Ours understands it.
+//!
+//! Only peers get them that were seen to send again what is missing and nothing else ([`crate::uplink`]).
 
 use rdma_backend::Psn;
 

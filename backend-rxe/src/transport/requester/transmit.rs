@@ -51,7 +51,10 @@ impl Requester {
             }
         }
         while let Some(seq) = self.repairs.take() {
-            if let Some(len) = self.transmit_alone(now, seq, host, out) {
+            // From the cursor on everything is sent in any case.
+            if seq < self.cursor
+                && let Some(len) = self.transmit_alone(now, seq, host, out)
+            {
                 return Some(len);
             }
         }
