@@ -8,6 +8,8 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fs;
 use std::net::Ipv6Addr;
+#[cfg(test)]
+use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Weak;
 
@@ -43,6 +45,23 @@ impl HostGids {
     pub(crate) fn new(device: &str, port: u8, entries: u32) -> Self {
         let folder = PathBuf::from(format!("/sys/class/infiniband/{device}/ports/{port}"));
         Self { folder, port, entries: entries.min(MAX_ENTRIES) }
+    }
+
+    /// A table that a test keeps in a folder.
+    #[cfg(test)]
+    pub(crate) fn in_folder(folder: &Path) -> Self {
+        Self { folder: folder.to_owned(), port: 1, entries: MAX_ENTRIES }
+    }
+
+    /// Makes an entry of such a table.
+    #[cfg(test)]
+    pub(crate) fn set(&self, entry: &HostGid) {
+        for folder in ["gids", "gid_attrs/types"] {
+            fs::create_dir_all(self.folder.join(folder)).unwrap();
+        }
+        fs::write(self.folder.join(format!("gids/{}", entry.index)), Ipv6Addr::from(entry.gid.0).to_string()).unwrap();
+        let kind = if entry.kind == GidType::RoceV2 { "RoCE v2" } else { "IB/RoCE v1" };
+        fs::write(self.folder.join(format!("gid_attrs/types/{}", entry.index)), kind).unwrap();
     }
 
     /// What is at an index now.
@@ -173,6 +192,26 @@ mod tests {
         assert_eq!(parse("0000:0000:0000:0000:0000:ffff:c0a8:4d01\n"), Some(Gid(octets)));
         assert_eq!(parse("0000:0000:0000:0000:0000:0000:0000:0000\n"), Some(Gid::default()));
         assert_eq!(parse(""), None);
+    }
+
+    #[test]
+    fn the_table_is_searched_beyond_gaps() {
+        let folder = tempfile::tempdir().unwrap();
+        let gids = HostGids::in_folder(folder.path());
+        let entry = |index, last| HostGid {
+            index,
+            gid: Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last]),
+            kind: GidType::RoceV2,
+        };
+        assert!(gids.choose(GidIndex::Auto).is_err());
+        let entries = [entry(1, 1), HostGid { kind: GidType::RoceV1, ..entry(2, 1) }, entry(30, 2), entry(90, 3)];
+        entries.iter().for_each(|entry| gids.set(entry));
+        assert_eq!(gids.find(entry(30, 2).gid, GidType::RoceV2), Some(entry(30, 2)));
+        assert_eq!(gids.find(entry(1, 1).gid, GidType::RoceV1).map(|entry| entry.index), Some(2));
+        // Too far behind the others.
+        assert_eq!(gids.find(entry(90, 3).gid, GidType::RoceV2), None);
+        assert_eq!(gids.choose(GidIndex::Auto), Ok(entry(1, 1)));
+        assert_eq!(gids.choose(GidIndex::Fixed(30)), Ok(entry(30, 2)));
     }
 
     #[test]

@@ -101,8 +101,9 @@ impl ConnectionManager {
 
     /// The way out for a device. Without one, which is said in the log, the device has that inside this process.
     pub(crate) fn sender(&self, adapter: &Adapter) -> Option<Sender> {
-        let file = Umad::sending(&self.path);
-        let sender = file.and_then(|file| Sender::start(file, self.gids.clone(), adapter).map_err(CmError::Thread));
+        let start =
+            |file| Sender::start(file, self.gids.clone(), &adapter.name, &adapter.counters).map_err(CmError::Thread);
+        let sender = Umad::sending(&self.path).and_then(start);
         sender.inspect_err(|error| log::error!("{}: {error}", adapter.name)).ok()
     }
 

@@ -66,3 +66,40 @@ impl Receiver {
         bump(if delivered { &adapter.counters.cm_received } else { &adapter.counters.gsi_dropped });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use rdma_backend::{Gid, GidType};
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+    use crate::gid::HostGid;
+
+    #[test]
+    fn counts_what_is_for_nobody_and_ends_with_the_device() {
+        let (flags, folder) = (SocketFlags::NONBLOCK, tempfile::tempdir().unwrap());
+        let (kernel, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let gids = HostGids::in_folder(folder.path());
+        gids.set(&HostGid { index: 3, gid: Gid([9; 16]), kind: GidType::RoceV2 });
+        let mut good = vec![0; 320];
+        // QP 1, a network header, the index, and the connection manager's class.
+        (good[23], good[32], good[33]) = (1, 1, 3);
+        good[64..68].copy_from_slice(&[1, 7, 2, 3]);
+        let mut elsewhere = good.clone();
+        elsewhere[33] = 4;
+        for octets in [&good[..], &elsewhere, &good[..319], &[0; 320], &[0; 2112], &[0]] {
+            rustix::io::write(&kernel, octets).unwrap();
+        }
+        drop(kernel);
+        let strays = Arc::<Strays>::default();
+        let receiver =
+            Receiver { file: Umad::stand_in(ours), gids, fabric: Arc::default(), strays: Arc::clone(&strays) };
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        assert_eq!(receiver.run(&stop).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        assert_eq!((count(&strays.unowned), count(&strays.malformed)), (2, 4));
+    }
+}

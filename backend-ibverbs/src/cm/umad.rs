@@ -92,6 +92,12 @@ impl Umad {
         Ok(Self { file, agent: registration.id })
     }
 
+    /// Any file that keeps messages apart, instead of one of the kernel's.
+    #[cfg(test)]
+    pub(super) const fn stand_in(file: OwnedFd) -> Self {
+        Self { file, agent: 9 }
+    }
+
     /// Its number in what is written.
     pub(super) const fn agent(&self) -> u32 {
         self.agent
@@ -101,6 +107,8 @@ impl Umad {
     pub(super) fn read(&self, room: &mut [u8]) -> io::Result<Option<usize>> {
         loop {
             match rustix::io::read(&self.file, &mut *room) {
+                // The end of a file is always there to be read.
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
                 Ok(length) => return Ok(Some(length)),
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return Ok(None),

@@ -18,6 +18,10 @@ const HOSTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 101), Ipv4Addr::new(10, 0,
 const GUESTS: [Ipv4Addr; 2] = [Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2)];
 const MACS: [&str; 2] = ["52:54:00:00:03:11", "52:54:00:00:03:12"];
 
+/// Nobody in particular, without any capability, but with memory that can be locked.
+const UNPRIVILEGED: &str =
+    "ulimit -l unlimited; exec setpriv --reuid 65534 --regid 65534 --clear-groups --bounding-set=-all env";
+
 /// Two machines for all of it.
 pub(crate) fn cases() -> Vec<Case> {
     vec![Case::alone("hca/connection-manager", connections)]
@@ -71,8 +75,13 @@ fn between_guests(hosts: &Hosts) -> Result<()> {
     let [ours, theirs] = &hosts.0;
     let server = theirs.spawn(&format!("{PROGRAM} rping --device {DEVICE} --guest 2 serve"))?;
     server.wait_for_output("listening", SHORT)?;
-    let client = ours.spawn(&format!("{PROGRAM} rping --device {DEVICE} --guest 1 ask {}", GUESTS[1]))?;
-    client.wait_success(SHORT).with_context(|| server.output())?;
+    let client = format!("{UNPRIVILEGED} {PROGRAM} rping --device {DEVICE} --guest 1 ask {}", GUESTS[1]);
+    let closed = ours.exec(&client, SHORT)?;
+    if closed.code == 0 || !closed.text.contains("cannot open /dev/infiniband/umad0: Permission denied") {
+        bail!("without access to umad0: {}", closed.text);
+    }
+    ours.run("chmod o+rw /dev/infiniband/umad0")?;
+    ours.spawn(&client)?.wait_success(SHORT).with_context(|| server.output())?;
     server.wait_success(SHORT).map(drop)
 }
 

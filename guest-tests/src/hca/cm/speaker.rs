@@ -1,10 +1,11 @@
 //! A guest's connection manager: its queue pair, and one connection.
 
 use std::net::Ipv4Addr;
+use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use pvrdma_dev::testing::{
-    AddressHandle, Buffer, Cq, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr, status, wc_opcode,
+    AddressHandle, Buffer, Cq, Cqe, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr, status, wc_opcode,
 };
 use rdma_backend::Gid;
 
@@ -16,6 +17,10 @@ const QKEY: u32 = 0x8001_0000;
 const HEADER: usize = 40;
 const RECEIVES: usize = 8;
 const PAGE: usize = 4096;
+/// The interrupt for completions.
+const COMPLETIONS: usize = 2;
+/// How often it is waited for.
+const PATIENCE: u32 = 8;
 
 /// Speaks for a guest.
 pub(super) struct Speaker {
@@ -24,6 +29,7 @@ pub(super) struct Speaker {
     dma: Mr,
     qp: Qp,
     buffer: Buffer,
+    irqs: Arc<Irqs>,
     address: Ipv4Addr,
     /// Messages that came before they were waited for.
     early: Vec<Message>,
@@ -45,8 +51,8 @@ impl Speaker {
         let mut qp = side.driver.create_qp(&QpInit::gsi(&pd, &cq))?;
         qp.start_datagrams(QKEY)?;
         let buffer = side.driver.buffer((RECEIVES + 1) * PAGE, 0, Placement::Scattered);
-        let mut speaker =
-            Self { pd, cq, dma, qp, buffer, address: Ipv4Addr::new(10, 0, 0, side.host), early: Vec::new() };
+        let (irqs, address) = (Arc::clone(side.driver.irqs()), Ipv4Addr::new(10, 0, 0, side.host));
+        let mut speaker = Self { pd, cq, dma, qp, buffer, irqs, address, early: Vec::new() };
         for slot in 0..RECEIVES {
             speaker.post(slot)?;
         }
@@ -90,7 +96,7 @@ impl Speaker {
 
     /// The next completion: a message, or `None` when it is that of a send.
     fn next(&mut self) -> Result<Option<Message>> {
-        let cqe = self.cq.wait();
+        let cqe = self.completion()?;
         ensure!(cqe.status == status::SUCCESS, "the connection manager's queue pair: {cqe:?}");
         if cqe.opcode != wc_opcode::RECV {
             return Ok(None);
@@ -100,6 +106,19 @@ impl Speaker {
         let mad = self.buffer.read(slot * PAGE + HEADER, MAD);
         self.post(slot)?;
         Message::decode(&mad).map(Some)
+    }
+
+    /// Sleeps until there is one: a program on the other machine takes a while to start.
+    fn completion(&mut self) -> Result<Cqe> {
+        for _ in 0..PATIENCE {
+            let seen = self.irqs.count(COMPLETIONS);
+            self.cq.arm();
+            if let Some(cqe) = self.cq.poll() {
+                return Ok(cqe);
+            }
+            self.irqs.wait_beyond(COMPLETIONS, seen);
+        }
+        bail!("no message came")
     }
 
     /// Waits for who wants to connect to a port, connects this queue pair to it, and says so. Receives must be posted already.
