@@ -196,7 +196,7 @@ impl Gsi {
     fn deliver(&self, source: &Bound, datagram: &Datagram) {
         let owner = self.adapter.shared.fabric.owner(datagram.to.dgid);
         let delivered = match owner.as_ref().and_then(Weak::upgrade) {
-            Some(peer) => peer.gsi().is_some_and(|gsi| gsi.receive(datagram)),
+            Some(peer) => datagram.to.qpn == Qpn::GSI && peer.gsi().is_some_and(|gsi| gsi.receive(datagram)),
             None => return self.send_away(source, datagram),
         };
         bump(if delivered { &self.adapter.counters.gsi_delivered } else { &self.adapter.counters.gsi_dropped });

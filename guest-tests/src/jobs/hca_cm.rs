@@ -40,10 +40,11 @@ fn connections(bed: &Bed) -> Result<String> {
             .wait_success(SHORT)?;
         nothing_left(ours)?;
         nothing_left(theirs)?;
-        taken(ours)
+        taken(ours)?;
+        lost(ours).context("the adapter goes away")
     };
     run().with_context(|| hosts.0.iter().map(Vm::diagnosis).collect::<Vec<_>>().join("\n"))?;
-    Ok("guests of two hosts, rping both ways, who else may have QP 1".to_owned())
+    Ok("guests of two hosts, rping both ways, others with QP 1, loss of the adapter".to_owned())
 }
 
 struct Hosts([Vm; 2]);
@@ -137,5 +138,20 @@ fn taken(vm: &Vm) -> Result<()> {
     if without.code == 0 || !without.text.contains("is the kernel's ib_umad loaded?") {
         bail!("without ib_umad: {}", without.text);
     }
+    nothing_left(vm)
+}
+
+/// The adapter goes away: the threads of the connection manager say so, and end.
+fn lost(vm: &Vm) -> Result<()> {
+    vm.run("modprobe ib_umad")?;
+    let server = vm.spawn(&format!("{PROGRAM} rping --device {DEVICE} --guest 1 serve"))?;
+    server.wait_for_output("listening", SHORT)?;
+    // It may last until the process has closed its files.
+    let removal = vm.spawn("rdma link delete rxe0")?;
+    server.wait_for_output("the connection manager receives nothing any more", SHORT)?;
+    server.wait_for_output("the connection manager sends nothing any more", SHORT)?;
+    server.kill()?;
+    server.wait(SHORT)?;
+    removal.wait_success(SHORT)?;
     nothing_left(vm)
 }
