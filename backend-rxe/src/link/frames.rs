@@ -102,6 +102,17 @@ impl Frames {
         }
     }
 
+    /// Forgets those frames from index `from` on that are not to be kept. Gives how many.
+    pub fn retain_from(&mut self, from: usize, mut keep: impl FnMut(&[u8]) -> bool) -> usize {
+        let (before, octets, mut index) = (self.spans.len(), &self.octets, 0);
+        self.spans.retain(|span| {
+            index += 1;
+            index <= from || octets.get(span.clone()).is_some_and(&mut keep)
+        });
+        self.total = self.spans.iter().map(Range::len).sum();
+        before - self.spans.len()
+    }
+
     /// Forgets all frames and keeps the buffer.
     pub fn clear(&mut self) {
         self.spans.clear();
@@ -130,6 +141,9 @@ mod tests {
         let mut copy = Frames::default();
         copy.extend_from(&frames, 1);
         assert_eq!((copy.len(), copy.get(0)), (2, Some(&b"four"[..])));
+        assert_eq!(frames.retain_from(1, |frame| frame.len() != 4), 1);
+        assert_eq!(frames.iter().collect::<Vec<_>>(), [&b"one"[..], b""]);
+        assert_eq!((frames.retain_from(0, |frame| frame.is_empty()), frames.octets()), (1, 0));
         frames.clear();
         assert!(frames.is_empty() && frames.get(0).is_none());
         frames.push(b"x");

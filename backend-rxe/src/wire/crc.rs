@@ -55,12 +55,12 @@ const BLOCK: usize = 40;
 ///
 /// Adding a multiple of the generator to the octets, taken as a polynomial, does not change their checksum. Of those,
 /// x^300 + x^155 + x^117 + x^89 + 1 has few terms, so each bit can be removed by inverting the four that come 145, 183, 211
-/// and 300 bits later (K. Nair, R. Bradford and others, "Chorba", arXiv:2412.16398). All bits of a word are removed at once,
-/// until only the last block is left for the table.
+/// and 300 bits later (S. Russell, "Chorba", arXiv:2412.16398). All bits of a word are removed at once, until only the end is
+/// left for the table.
 fn shifted(register: u32, octets: &[u8]) -> u32 {
     let blocks = (octets.len() / BLOCK).saturating_sub(1);
     let (removed, left) = octets.split_at_checked(blocks * BLOCK).unwrap_or_default();
-    let (Some((last, rest)), false) = (left.split_first_chunk::<BLOCK>(), removed.is_empty()) else {
+    let Some((last, rest)) = left.split_first_chunk::<BLOCK>().filter(|_| blocks > 0) else {
         return tabled(register, octets);
     };
     // What is to be added to the next words.
