@@ -18,11 +18,12 @@ use crate::gid::Bound;
 use crate::gsi::Gsi;
 use crate::limits::Limit;
 use crate::mr::MrTable;
-use crate::poller::Poller;
+use crate::poller;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::sys::DeviceAttr;
 use crate::verbs::{AsyncNotice, Channel, HostDevice};
+use crate::worker::Worker;
 
 const GID_INDICES: usize = 256;
 
@@ -56,6 +57,11 @@ counters! {
     fast_registrations,
     gsi_delivered,
     gsi_dropped,
+    cm_sent,
+    cm_received,
+    cm_refused,
+    cm_overflow,
+    cm_failed,
 }
 
 /// Adds one to a counter.
@@ -75,7 +81,7 @@ pub(crate) struct Adapter {
     pub(crate) attributes: DeviceAttr,
     pub(crate) pinned: Limit,
     pub(crate) mrs: MrTable,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     /// By the address of the host's object.
     pub(crate) cqs: RwLock<HashMap<usize, Weak<Cq>>>,
     pub(crate) srqs: RwLock<HashMap<usize, Weak<Srq>>>,
@@ -83,7 +89,7 @@ pub(crate) struct Adapter {
     pub(crate) qps: RwLock<HashMap<u32, Weak<Qp>>>,
     pub(crate) gsi: Mutex<Option<Weak<Gsi>>>,
     gids: RwLock<Box<[Option<Bound>]>>,
-    poller: Mutex<Option<Poller>>,
+    poller: Mutex<Option<Worker>>,
 }
 
 impl fmt::Debug for Adapter {
@@ -113,7 +119,7 @@ impl Adapter {
             channel,
             attributes,
             mrs: MrTable::default(),
-            counters: Counters::default(),
+            counters: Arc::default(),
             cqs: RwLock::default(),
             srqs: RwLock::default(),
             qps: RwLock::default(),
@@ -123,7 +129,7 @@ impl Adapter {
         });
         let watcher: Weak<dyn MemoryWatcher> = Weak::<Self>::clone(&adapter.me);
         adapter.memory.watch(watcher);
-        *adapter.poller.lock() = Some(Poller::start(&adapter)?);
+        *adapter.poller.lock() = Some(poller::start(&adapter)?);
         Ok(adapter)
     }
 
@@ -136,6 +142,9 @@ impl Adapter {
     pub(crate) fn counter_list(&self) -> Vec<Counter> {
         let mut list = self.counters.list();
         list.push(("registered_bytes", self.pinned.used()));
+        if let Some(manager) = &self.shared.manager {
+            list.extend(manager.counters());
+        }
         list
     }
 
@@ -146,7 +155,7 @@ impl Adapter {
 
     pub(crate) fn bind_gid(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError> {
         let shared = &self.shared;
-        let host = shared.gids.find(&self.device, gid, kind).unwrap_or(shared.default_gid);
+        let host = shared.gids.find(gid, kind).unwrap_or(shared.default_gid);
         if host.gid != gid {
             log::debug!("{}: the host does not have {gid}, {} stands for it", self.name, host.gid);
         }
@@ -187,6 +196,11 @@ impl Adapter {
 
     pub(crate) fn qp(&self, qpn: u32) -> Option<Arc<Qp>> {
         self.qps.read().get(&qpn)?.upgrade()
+    }
+
+    /// The connection manager's queue pair, if the guest has one.
+    pub(crate) fn gsi(&self) -> Option<Arc<Gsi>> {
+        self.gsi.lock().as_ref().and_then(Weak::upgrade)
     }
 
     fn event(&self, event: AsyncEvent) {

@@ -7,7 +7,7 @@ use pvrdmad::control::ask_status;
 use pvrdmad::daemon::Daemon;
 
 /// Starts the daemon with two devices, asks it, and ends it.
-pub(super) fn check(device: &str) -> Result<()> {
+pub(super) fn check(device: &str, cm: &str) -> Result<()> {
     let folder = tempfile::tempdir().context("cannot create a directory")?;
     let path = |name: &str| folder.path().join(name);
     let spec = |index: u32| {
@@ -17,7 +17,9 @@ pub(super) fn check(device: &str) -> Result<()> {
     let parse = |text: String| text.parse().map_err(anyhow::Error::msg);
     let config = Config::load(ServeArgs {
         devices: vec![parse(spec(1))?, parse(spec(2))?],
-        backend: Some(format!("ibverbs,device={device},port=1,gid-index=auto").parse().map_err(anyhow::Error::msg)?),
+        backend: Some(
+            format!("ibverbs,device={device},port=1,gid-index=auto,cm={cm}").parse().map_err(anyhow::Error::msg)?,
+        ),
         control: Some(path("control")),
         config: None,
     })?;

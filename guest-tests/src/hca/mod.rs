@@ -1,6 +1,7 @@
 //! `backend-ibverbs` on an adapter of this machine: a guest of the bed plays the host, and its `rdma_rxe` the adapter.
 
 mod bench;
+mod cm;
 mod daemon;
 mod devices;
 mod pair;
@@ -10,7 +11,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use backend_ibverbs::{Ibverbs, IbverbsConfig};
+use backend_ibverbs::{CmMode, Ibverbs, IbverbsConfig};
 use rdma_backend::conformance::{Bed, Profile, cases};
 
 use crate::cli::HcaCommand;
@@ -35,13 +36,19 @@ pub(crate) fn run(command: &HcaCommand) -> Result<()> {
         HcaCommand::Devices { device } => devices::check(&backend(device)?),
         HcaCommand::Hold { device } => devices::hold(&backend(device)?),
         HcaCommand::Pingpong { device, port } => pingpong::client(&backend(device)?, *port),
-        HcaCommand::Daemon { device } => daemon::check(device),
+        HcaCommand::Daemon { device, cm } => daemon::check(device, cm),
+        HcaCommand::Rping(options) => cm::run(&everywhere(&options.device)?, options),
         HcaCommand::Bench { device, runs } => bench::run(&backend(device)?, device, *runs),
     }
 }
 
 fn backend(device: &str) -> Result<Ibverbs> {
     Ibverbs::new(IbverbsConfig::new(device)).context("backend ibverbs")
+}
+
+/// The same, with a connection manager that reaches everybody.
+fn everywhere(device: &str) -> Result<Ibverbs> {
+    Ibverbs::new(IbverbsConfig { cm: CmMode::Umad, ..IbverbsConfig::new(device) }).context("backend ibverbs")
 }
 
 /// Every case, one after the other: they share GIDs.

@@ -7,7 +7,7 @@ use pvrdma_dev::testing::{
     Buffer, Context, Cq, Driver, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, access,
 };
 use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
-use rdma_backend::{Backend, Gid, MacAddr};
+use rdma_backend::{Backend, Counter, Gid, MacAddr};
 
 /// Requests per queue.
 pub(super) const DEPTH: u32 = 64;
@@ -22,6 +22,7 @@ pub(super) struct Side {
     pub(super) buffer: Buffer,
     pub(super) mr: Mr,
     pub(super) context: Context,
+    counters: Box<dyn Fn() -> Vec<Counter>>,
 }
 
 /// The GID of a guest.
@@ -45,6 +46,7 @@ impl Side {
         let reserved = memory.alloc(octets.div_ceil(4096), placement);
         let config = DeviceConfig::new(format!("guest{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]));
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), backend)?;
+        let observed = Arc::clone(&device);
         let driver = Driver::probe(device, &memory, &irqs).context("probe")?;
         driver.bind_gid(0, gid(host))?;
         let context = driver.open()?;
@@ -55,7 +57,13 @@ impl Side {
         let buffer = driver.buffer(octets, 0, placement);
         buffer.fill_pattern(host.into());
         let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
-        Ok(Self { host, driver, pd, cq, qp, buffer, mr, context })
+        let counters = Box::new(move || observed.status().adapter);
+        Ok(Self { host, driver, pd, cq, qp, buffer, mr, context, counters })
+    }
+
+    /// A counter of the adapter.
+    pub(super) fn counter(&self, name: &str) -> Option<u64> {
+        (self.counters)().into_iter().find_map(|(known, value)| (known == name).then_some(value))
     }
 }
 

@@ -97,7 +97,8 @@ fn resources(vm: &Vm) -> Result<String> {
     )
 }
 
-fn nothing_left(vm: &Vm) -> Result<()> {
+/// Fails when a process has left anything in the kernel.
+pub(super) fn nothing_left(vm: &Vm) -> Result<()> {
     // The kernel takes back what a dead process had when its files close.
     vm.wait_until(
         "[ -z \"$(for kind in qp cq mr pd ctx srq; do rdma resource show $kind | grep ' pid '; done)\" ]",
