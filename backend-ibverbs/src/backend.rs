@@ -99,6 +99,17 @@ impl Ibverbs {
     }
 }
 
+#[cfg(feature = "testing")]
+impl Ibverbs {
+    /// Tells every device that has a GID that the host's adapter is gone, as the host's driver would.
+    pub fn pretend_loss(&self) {
+        const DEVICE_FATAL: std::ffi::c_int = 8;
+        for adapter in self.0.fabric.owners().iter().filter_map(std::sync::Weak::upgrade) {
+            adapter.notice(crate::verbs::AsyncNotice { kind: DEVICE_FATAL, element: 0 });
+        }
+    }
+}
+
 impl Backend for Ibverbs {
     type Hca = IbvHca;
 

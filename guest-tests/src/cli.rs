@@ -68,6 +68,18 @@ pub(crate) enum HcaCommand {
         #[arg(long)]
         device: String,
     },
+    /// Two devices of which one wants more than it may have.
+    Limits {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+    },
+    /// Two devices while the adapter's interface changes, goes down, and the adapter is lost.
+    Changes {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+    },
     /// The same devices under traffic, until killed.
     Hold {
         /// Which adapter.

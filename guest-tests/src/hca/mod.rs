@@ -1,8 +1,10 @@
 //! `backend-ibverbs` on an adapter of this machine: a guest of the bed plays the host, and its `rdma_rxe` the adapter.
 
 mod bench;
+mod changes;
 mod daemon;
 mod devices;
+mod limits;
 mod pair;
 mod pingpong;
 
@@ -33,6 +35,8 @@ pub(crate) fn run(command: &HcaCommand) -> Result<()> {
     match command {
         HcaCommand::Conformance { device, only } => conformance(&backend(device)?, only),
         HcaCommand::Devices { device } => devices::check(&backend(device)?),
+        HcaCommand::Limits { device } => limits::check(device),
+        HcaCommand::Changes { device } => changes::check(&backend(device)?, device),
         HcaCommand::Hold { device } => devices::hold(&backend(device)?),
         HcaCommand::Pingpong { device, port } => pingpong::client(&backend(device)?, *port),
         HcaCommand::Daemon { device } => daemon::check(device),

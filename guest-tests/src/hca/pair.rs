@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result};
 use pvrdma_dev::testing::{
     Buffer, Context, Cq, Driver, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, access,
 };
-use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
+use pvrdma_dev::{DeviceConfig, Limits, PvrdmaDevice};
 use rdma_backend::{Backend, Gid, MacAddr};
 
 /// Requests per queue.
@@ -40,10 +40,22 @@ impl Side {
         octets: usize,
         placement: Placement,
     ) -> Result<Self> {
+        Self::with_limits(backend, host, octets, placement, Limits::default())
+    }
+
+    /// The same, of a device with limits of its own.
+    pub(super) fn with_limits<B: Backend + 'static>(
+        backend: &B,
+        host: u8,
+        octets: usize,
+        placement: Placement,
+        limits: Limits,
+    ) -> Result<Self> {
         let (memory, irqs) = (GuestMemory::shared(octets + (16 << 20)), Irqs::new());
         // Rings take scattered pages. This keeps a piece for the buffer in one.
         let reserved = memory.alloc(octets.div_ceil(4096), placement);
-        let config = DeviceConfig::new(format!("guest{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]));
+        let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
+        let config = DeviceConfig { limits, ..DeviceConfig::new(format!("guest{host}"), mac) };
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), backend)?;
         let driver = Driver::probe(device, &memory, &irqs).context("probe")?;
         driver.bind_gid(0, gid(host))?;

@@ -33,8 +33,12 @@ fn on_rxe(bed: &Bed) -> Result<String> {
         nothing_left(&vm)?;
         killed(&vm)?;
         checked(&vm, "devices", Duration::from_secs(120))?;
+        checked(&vm, "limits", SHORT)?;
+        checked(&vm, "changes", SHORT)?;
         nothing_left(&vm)?;
-        Ok(format!("{passed} conformance cases, daemon, ibv_rc_pingpong, kill -9, devices: nothing left in the kernel"))
+        Ok(format!(
+            "{passed} conformance cases, daemon, ibv_rc_pingpong, kill -9, devices, limits, changes: nothing left in the kernel"
+        ))
     };
     run().with_context(|| vm.diagnosis())
 }
