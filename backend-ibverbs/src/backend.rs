@@ -101,10 +101,10 @@ impl Ibverbs {
 
 #[cfg(feature = "testing")]
 impl Ibverbs {
-    /// Tells every device that has a GID that the host's adapter is gone, as the host's driver would.
-    pub fn pretend_loss(&self) {
+    /// Tells the device that has `gid` that the host's adapter is gone, as the host's driver would.
+    pub fn pretend_loss(&self, gid: rdma_backend::Gid) {
         const DEVICE_FATAL: std::ffi::c_int = 8;
-        for adapter in self.0.fabric.owners().iter().filter_map(std::sync::Weak::upgrade) {
+        if let Some(adapter) = self.0.fabric.owner(gid).and_then(|owner| owner.upgrade()) {
             adapter.notice(crate::verbs::AsyncNotice { kind: DEVICE_FATAL, element: 0 });
         }
     }

@@ -134,12 +134,6 @@ impl Fabric {
         self.0.read().get(&gid).map(|(owner, _)| Weak::clone(owner))
     }
 
-    /// All devices that have one.
-    #[cfg(feature = "testing")]
-    pub(crate) fn owners(&self) -> Vec<Weak<Adapter>> {
-        self.0.read().values().map(|(owner, _)| Weak::clone(owner)).collect()
-    }
-
     /// What to call a peer on the wire.
     pub(crate) fn translate(&self, gid: Gid) -> Gid {
         self.0.read().get(&gid).map_or(gid, |(_, bound)| bound.host.gid)

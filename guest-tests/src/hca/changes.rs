@@ -7,7 +7,7 @@ use anyhow::{Context, Result, ensure};
 use backend_ibverbs::Ibverbs;
 use pvrdma_dev::testing::{Driver, Placement, RecvWr, SendWr, state, status, wait_for};
 
-use super::pair::{Side, connected};
+use super::pair::{connected, gid};
 
 /// Types of asynchronous events.
 const QP_FATAL: u32 = 1;
@@ -22,10 +22,20 @@ const MIB: usize = 1 << 20;
 
 /// All of it, on an interface of this machine that is as it was afterwards.
 pub(super) fn check(backend: &Ibverbs, device: &str) -> Result<()> {
+    port_changes(backend, device)?;
+    // All devices hear of a loss, one after the other.
+    for order in [[1, 2], [2, 1]] {
+        lost(backend, order).with_context(|| format!("guest {} loses its adapter first", order[0]))?;
+    }
+    println!("lost adapter: ok");
+    Ok(())
+}
+
+fn port_changes(backend: &Ibverbs, device: &str) -> Result<()> {
     let interface = std::fs::read_to_string(format!("/sys/class/infiniband/{device}/parent"))
         .context("the adapter has no network interface")?;
     let link = |change: &str| ip(&format!("link set dev {} {change}", interface.trim()));
-    let [mut a, mut b] = connected(backend, MIB, Placement::Scattered)?;
+    let [mut a, b] = connected(backend, MIB, Placement::Scattered)?;
     // Path MTUs by their numbers: 2 is 512 octets, 3 is 1024.
     for (mtu, code) in [(1500, 3), (700, 2), (1500, 3)] {
         link(&format!("mtu {mtu}"))?;
@@ -48,8 +58,6 @@ pub(super) fn check(backend: &Ibverbs, device: &str) -> Result<()> {
     let cqe = a.cq.wait();
     ensure!(cqe.status == status::SUCCESS, "a write once the link is back: {cqe:?}");
     println!("link: ok");
-    lost(backend, &mut a, &mut b)?;
-    println!("lost adapter: ok");
     Ok(())
 }
 
@@ -70,23 +78,29 @@ fn wait_for_events(driver: &Driver, wanted: &[u32]) {
 }
 
 /// The driver of the adapter says that it is gone: everything posted ends, and so does what is posted later. `rdma_rxe` does not go
-/// while a process has it open, so the notice is ours.
-fn lost(backend: &Ibverbs, a: &mut Side, b: &mut Side) -> Result<()> {
+/// while a process has it open, so the notice is ours, and until the second device has heard it that one goes on.
+fn lost(backend: &Ibverbs, order: [u8; 2]) -> Result<()> {
+    let [mut a, mut b] = connected(backend, MIB, Placement::Scattered)?;
     let write = |wr_id| SendWr::write(wr_id, &[a.buffer.sge(&a.mr, 0, MIB)], b.buffer.va(), b.mr.rkey);
-    let writes: Vec<_> = (0..WRITES).map(write).collect();
+    let writes: Vec<_> = (0..=WRITES).map(write).collect();
+    let (last, before) = writes.split_last().context("no writes")?;
     b.qp.post_recv(&[RecvWr::new(50, &[])])?;
-    a.qp.post_send(&writes)?;
-    backend.pretend_loss();
+    a.qp.post_send(before)?;
+    backend.pretend_loss(gid(order[0]));
+    a.qp.post_send(std::slice::from_ref(last))?;
     let done = a.cq.wait_many(writes.len());
-    ensure!(done.iter().map(|cqe| cqe.wr_id).eq(0..WRITES), "not each write in its turn: {done:?}");
-    // Where the peer hears of it first, its memory goes under the write that is on its way.
-    let mut failed = done.iter().map(|cqe| cqe.status).skip_while(|&code| code == status::SUCCESS).peekable();
-    let _ = failed.next_if_eq(&status::REM_ACCESS);
+    backend.pretend_loss(gid(order[1]));
+    ensure!(done.iter().map(|cqe| cqe.wr_id).eq(0..=WRITES), "not each write in its turn: {done:?}");
+    let mut failed = done.iter().map(|cqe| cqe.status).skip_while(|&code| code == status::SUCCESS);
+    if order[0] == b.host {
+        // The peer's memory is gone, and the adapter, which is there for the writer, says so.
+        ensure!(failed.next() == Some(status::REM_ACCESS), "{done:?}");
+    } else {
+        ensure!(failed.next() == Some(status::WR_FLUSH), "{done:?}");
+    }
     ensure!(failed.all(|code| code == status::WR_FLUSH), "{done:?}");
     ensure!(b.cq.wait().status == status::WR_FLUSH, "the receive is not flushed");
-    a.qp.post_send(&writes[..1])?;
-    ensure!(a.cq.wait().status == status::WR_FLUSH, "what is posted later is not flushed");
-    for side in [&*a, &*b] {
+    for side in [&a, &b] {
         wait_for_events(&side.driver, &[QP_FATAL, PORT_ERROR]);
         ensure!(side.qp.query()?.get_state() == state::ERR, "the QP is not in its error state");
     }
