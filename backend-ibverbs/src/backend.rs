@@ -7,6 +7,7 @@ use std::time::Duration;
 use rdma_backend::{Backend, DeviceContext, VerbsError};
 
 use crate::adapter::Adapter;
+use crate::addresses::{HostAddresses, Network};
 use crate::gid::{Fabric, HostGid, HostGids};
 use crate::hca::IbvHca;
 use crate::sys::library::Library;
@@ -33,6 +34,8 @@ pub struct IbverbsConfig {
     pub gid_index: GidIndex,
     /// Octets of guest memory that one device may have registered, counted once for each registration.
     pub max_pinned: u64,
+    /// Networks whose addresses are put on the host's interface while guests have them. Others must be there already.
+    pub add_addresses: Vec<Network>,
     /// For how long after a completion the host's queues are polled before the thread sleeps.
     pub poll: Duration,
 }
@@ -45,6 +48,7 @@ impl IbverbsConfig {
             port: 1,
             gid_index: GidIndex::Auto,
             max_pinned: 64 << 30,
+            add_addresses: Vec::new(),
             poll: Duration::from_micros(50),
         }
     }
@@ -58,6 +62,8 @@ pub(crate) struct Shared {
     pub(crate) gids: HostGids,
     /// Stands for guests.
     pub(crate) default_gid: HostGid,
+    /// Where guests' addresses are added, if that is wanted.
+    pub(crate) addresses: Option<Arc<HostAddresses>>,
     pub(crate) fabric: Fabric,
 }
 
@@ -95,7 +101,13 @@ impl Ibverbs {
             default_gid.gid,
             default_gid.index
         );
-        Ok(Self(Arc::new(Shared { library, config, gids, default_gid, fabric: Fabric::default() })))
+        let addresses = if config.add_addresses.is_empty() {
+            None
+        } else {
+            let interface = gids.interface(default_gid.index).map_err(unfit)?;
+            Some(HostAddresses::open(&interface, config.add_addresses.clone()).map_err(unfit)?)
+        };
+        Ok(Self(Arc::new(Shared { library, config, gids, default_gid, addresses, fabric: Fabric::default() })))
     }
 }
 

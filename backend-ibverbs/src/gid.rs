@@ -9,6 +9,8 @@ use std::collections::hash_map::Entry;
 use std::fs;
 use std::path::PathBuf;
 use std::sync::Weak;
+use std::thread;
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use rdma_backend::{Gid, GidType, VerbsError};
@@ -33,25 +35,32 @@ pub(crate) struct HostGid {
 /// The host's table.
 #[derive(Debug)]
 pub(crate) struct HostGids {
-    /// `…/gid_attrs/types`, which says what the library's stable functions do not.
-    types: PathBuf,
+    /// `…/gid_attrs`, which says what the library's stable functions do not.
+    attributes: PathBuf,
     port: u8,
     entries: u32,
 }
 
 impl HostGids {
     pub(crate) fn new(device: &str, port: u8, entries: u32) -> Self {
-        let types = PathBuf::from(format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs/types"));
-        Self { types, port, entries: entries.min(MAX_ENTRIES) }
+        let attributes = PathBuf::from(format!("/sys/class/infiniband/{device}/ports/{port}/gid_attrs"));
+        Self { attributes, port, entries: entries.min(MAX_ENTRIES) }
     }
 
     fn kind(&self, index: u8) -> Option<GidType> {
         // Empty entries cannot be read.
-        match fs::read_to_string(self.types.join(index.to_string())).ok()?.trim() {
+        match fs::read_to_string(self.attributes.join("types").join(index.to_string())).ok()?.trim() {
             "RoCE v2" => Some(GidType::RoceV2),
             "IB/RoCE v1" => Some(GidType::RoceV1),
             _ => None,
         }
+    }
+
+    /// The network interface that an entry comes from.
+    pub(crate) fn interface(&self, index: u8) -> Result<String, String> {
+        let path = self.attributes.join("ndevs").join(index.to_string());
+        let name = fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        Ok(name.trim().to_owned())
     }
 
     /// What is in the table now.
@@ -76,6 +85,18 @@ impl HostGids {
     /// The entry with a guest's address, if the host has it.
     pub(crate) fn find(&self, device: &HostDevice, gid: Gid, kind: GidType) -> Option<HostGid> {
         self.list(device).into_iter().find(|entry| entry.gid == gid && entry.kind == kind)
+    }
+
+    /// The same for an address that was added just now: the kernel fills the table a moment later.
+    pub(crate) fn await_new(&self, device: &HostDevice, gid: Gid, kind: GidType) -> Option<HostGid> {
+        const STEP: Duration = Duration::from_millis(2);
+        const STEPS: u32 = 500;
+        (0..STEPS).find_map(|_| {
+            self.find(device, gid, kind).or_else(|| {
+                thread::sleep(STEP);
+                None
+            })
+        })
     }
 
     /// The entry that stands for guests.

@@ -34,6 +34,7 @@
 //! What the adapter reports is delivered under 5, so that destroying a QP, which takes it, waits for that.
 
 mod adapter;
+mod addresses;
 mod backend;
 mod convert;
 mod cq;
@@ -52,6 +53,7 @@ mod sys;
 mod verbs;
 mod window;
 
+pub use addresses::Network;
 pub use backend::{GidIndex, Ibverbs, IbverbsConfig};
 pub use cq::IbvCq;
 pub use hca::{IbvHca, IbvPd};
