@@ -16,6 +16,7 @@ mod kernel_log;
 mod lifecycle;
 mod machines;
 mod many;
+mod nested;
 mod networks;
 mod nvme;
 mod packets;
@@ -52,6 +53,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(hca::cases());
         cases.extend(hosts::cases());
         cases.extend(networks::cases());
+        cases.extend(nested::cases());
     }
     cases
 }
