@@ -19,11 +19,12 @@ use crate::gid::{Bound, HostGid};
 use crate::gsi::Gsi;
 use crate::limits::Limit;
 use crate::mr::MrTable;
-use crate::poller::Poller;
+use crate::poller;
 use crate::qp::Qp;
 use crate::srq::Srq;
 use crate::sys::DeviceAttr;
 use crate::verbs::{AsyncNotice, Channel, HostDevice};
+use crate::worker::Worker;
 
 const GID_INDICES: usize = 256;
 
@@ -59,6 +60,11 @@ counters! {
     gsi_dropped,
     addresses_added,
     addresses_refused,
+    cm_sent,
+    cm_received,
+    cm_refused,
+    cm_overflow,
+    cm_failed,
 }
 
 /// Adds one to a counter.
@@ -78,7 +84,7 @@ pub(crate) struct Adapter {
     pub(crate) attributes: DeviceAttr,
     pub(crate) pinned: Limit,
     pub(crate) mrs: MrTable,
-    pub(crate) counters: Counters,
+    pub(crate) counters: Arc<Counters>,
     /// By the address of the host's object.
     pub(crate) cqs: RwLock<HashMap<usize, Weak<Cq>>>,
     pub(crate) srqs: RwLock<HashMap<usize, Weak<Srq>>>,
@@ -88,7 +94,7 @@ pub(crate) struct Adapter {
     gids: RwLock<Box<[Option<Bound>]>>,
     /// Addresses that are on the host's interface because of this device.
     added: Mutex<HashMap<Gid, AddedAddress>>,
-    poller: Mutex<Option<Poller>>,
+    poller: Mutex<Option<Worker>>,
 }
 
 impl fmt::Debug for Adapter {
@@ -118,7 +124,7 @@ impl Adapter {
             channel,
             attributes,
             mrs: MrTable::default(),
-            counters: Counters::default(),
+            counters: Arc::default(),
             cqs: RwLock::default(),
             srqs: RwLock::default(),
             qps: RwLock::default(),
@@ -129,7 +135,7 @@ impl Adapter {
         });
         let watcher: Weak<dyn MemoryWatcher> = Weak::<Self>::clone(&adapter.me);
         adapter.memory.watch(watcher);
-        *adapter.poller.lock() = Some(Poller::start(&adapter)?);
+        *adapter.poller.lock() = Some(poller::start(&adapter)?);
         Ok(adapter)
     }
 
@@ -142,6 +148,9 @@ impl Adapter {
     pub(crate) fn counter_list(&self) -> Vec<Counter> {
         let mut list = self.counters.list();
         list.push(("registered_bytes", self.pinned.used()));
+        if let Some(manager) = &self.shared.manager {
+            list.extend(manager.counters());
+        }
         list
     }
 
@@ -152,7 +161,7 @@ impl Adapter {
 
     pub(crate) fn bind_gid(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError> {
         let shared = &self.shared;
-        let found = shared.gids.find(&self.device, gid, kind);
+        let found = shared.gids.find(gid, kind);
         let host = found.unwrap_or(shared.default_gid);
         let bound = Bound { gid, kind, host };
         // Before anything of the host changes: another guest may have the address.
@@ -185,7 +194,7 @@ impl Adapter {
             added.insert(gid, address);
             bump(&self.counters.addresses_added);
         }
-        let host = self.shared.gids.await_new(&self.device, gid, kind);
+        let host = self.shared.gids.await_new(gid, kind);
         if host.is_none() {
             log::warn!("{}: {gid} was added to the host's interface and is not among the adapter's GIDs", self.name);
             added.remove(&gid);
@@ -225,6 +234,11 @@ impl Adapter {
 
     pub(crate) fn qp(&self, qpn: u32) -> Option<Arc<Qp>> {
         self.qps.read().get(&qpn)?.upgrade()
+    }
+
+    /// The connection manager's queue pair, if the guest has one.
+    pub(crate) fn gsi(&self) -> Option<Arc<Gsi>> {
+        self.gsi.lock().as_ref().and_then(Weak::upgrade)
     }
 
     fn event(&self, event: AsyncEvent) {

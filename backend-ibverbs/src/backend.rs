@@ -8,6 +8,7 @@ use rdma_backend::{Backend, DeviceContext, VerbsError};
 
 use crate::adapter::Adapter;
 use crate::addresses::{HostAddresses, Network};
+use crate::cm::{CmMode, ConnectionManager};
 use crate::gid::{Fabric, HostGid, HostGids};
 use crate::hca::IbvHca;
 use crate::sys::library::Library;
@@ -36,12 +37,14 @@ pub struct IbverbsConfig {
     pub max_pinned: u64,
     /// Networks whose addresses are put on the host's interface while guests have them. Others must be there already.
     pub add_addresses: Vec<Network>,
+    /// How far the guests' connection managers reach.
+    pub cm: CmMode,
     /// For how long after a completion the host's queues are polled before the thread sleeps.
     pub poll: Duration,
 }
 
 impl IbverbsConfig {
-    /// Port 1 of a device, with its own choice of GID and 64 GiB a guest.
+    /// Port 1 of a device, with its own choice of GID, 64 GiB a guest, and the connection manager if it can be had.
     pub fn new(device: impl Into<String>) -> Self {
         Self {
             device: device.into(),
@@ -49,6 +52,7 @@ impl IbverbsConfig {
             gid_index: GidIndex::Auto,
             max_pinned: 64 << 30,
             add_addresses: Vec::new(),
+            cm: CmMode::Auto,
             poll: Duration::from_micros(50),
         }
     }
@@ -64,7 +68,9 @@ pub(crate) struct Shared {
     pub(crate) default_gid: HostGid,
     /// Where guests' addresses are added, if that is wanted.
     pub(crate) addresses: Option<Arc<HostAddresses>>,
-    pub(crate) fabric: Fabric,
+    pub(crate) fabric: Arc<Fabric>,
+    /// The way to connection managers beyond this process.
+    pub(crate) manager: Option<ConnectionManager>,
 }
 
 /// The host's adapter as a backend. Clones are the same backend.
@@ -81,7 +87,7 @@ impl Ibverbs {
     /// Loads the library, and opens the device once to see whether it will do.
     ///
     /// # Errors
-    /// The library, the device, the port or the GID is not there.
+    /// The library, the device, the port or the GID is not there, or the connection manager that was insisted on.
     pub fn new(config: IbverbsConfig) -> Result<Self, OpenError> {
         let library = Library::load()?;
         let device = HostDevice::open(&library, &config.device)?;
@@ -93,7 +99,17 @@ impl Ibverbs {
             return Err(unfit(format!("port {} is not Ethernet; guests speak RoCE", config.port)));
         }
         let gids = HostGids::new(&config.device, config.port, port.gids);
-        let default_gid = gids.choose(&device, config.gid_index).map_err(unfit)?;
+        let mut default_gid = gids.choose(config.gid_index).map_err(unfit)?;
+        let addresses = if config.add_addresses.is_empty() {
+            None
+        } else {
+            let interface = gids.interface(default_gid.index).map_err(unfit)?;
+            let (addresses, removed) = HostAddresses::open(&interface, config.add_addresses.clone()).map_err(unfit)?;
+            gids.await_gone(&removed);
+            // It may have been one of these.
+            default_gid = gids.choose(config.gid_index).map_err(unfit)?;
+            Some(addresses)
+        };
         log::info!(
             "{}: port {}, GID {} (index {}) stands for guests without an address of their own",
             config.device,
@@ -101,13 +117,19 @@ impl Ibverbs {
             default_gid.gid,
             default_gid.index
         );
-        let addresses = if config.add_addresses.is_empty() {
-            None
-        } else {
-            let interface = gids.interface(default_gid.index).map_err(unfit)?;
-            Some(HostAddresses::open(&interface, config.add_addresses.clone()).map_err(unfit)?)
+        let fabric = Arc::<Fabric>::default();
+        let manager = match config.cm {
+            CmMode::Local => None,
+            CmMode::Auto | CmMode::Umad => match ConnectionManager::start(&config, &gids, &fabric) {
+                Ok(manager) => Some(manager),
+                Err(error) if config.cm == CmMode::Umad => return Err(unfit(format!("cm=umad: {error}"))),
+                Err(error) => {
+                    log::warn!("{}: rdma_cm works between guests of this process only: {error}", config.device);
+                    None
+                }
+            },
         };
-        Ok(Self(Arc::new(Shared { library, config, gids, default_gid, addresses, fabric: Fabric::default() })))
+        Ok(Self(Arc::new(Shared { library, config, gids, default_gid, addresses, fabric, manager })))
     }
 }
 

@@ -1,29 +1,32 @@
 //! The connection manager's queue pair.
 //!
 //! The host's own is its kernel's, and user space does not get it. So this one is software: it reaches the connection managers
-//! of the other guests of this process, which is what their `rdma_cm` needs to meet. What they then agree on are queue pairs of
-//! the host. A datagram to any other address is lost.
+//! of the other guests of this process, and everybody else through the [`ConnectionManager`] if there is one. What they then
+//! agree on are queue pairs of the host.
+//!
+//! [`ConnectionManager`]: crate::cm::ConnectionManager
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use rdma_backend::memory::DmaView;
 use rdma_backend::{
-    Access, Completion, Gid, GidType, NetworkType, QpAttrMask, QpAttrs, QpInit, QpState, QpType, Qpn, RecvSource,
-    RecvWork, SendData, SendFlags, SendOp, SendSource, SendWork, Sge, UdDestination, VerbsError, WcFlags, WcOpcode,
-    WcStatus, qp_state,
+    Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpInit, QpState, QpType, Qpn, RecvSource, RecvWork,
+    SendData, SendFlags, SendOp, SendSource, SendWork, Sge, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
 };
 
 use crate::adapter::{Adapter, bump};
+use crate::cm::{Outgoing, Sender};
 use crate::cq::Cq;
+use crate::datagram::{Datagram, HEADER, header};
+use crate::gid::Bound;
 use crate::hca::{IbvHca, MAX_RD_ATOMIC};
 use crate::verbs::HostPd;
 
 /// Longest datagram: management datagrams have 256 octets.
 const MAX_DATAGRAM: u64 = 2048;
-/// Octets of network header in front of each.
-const HEADER: usize = 40;
 /// Requests for each doorbell; the guest's kernel rings for each.
 const BUDGET: usize = 1024;
 
@@ -39,16 +42,10 @@ pub(crate) struct Gsi {
     /// `None` when it was destroyed.
     send: Mutex<Option<(Box<dyn SendSource>, SendWork)>>,
     recv: Mutex<Option<(Box<dyn RecvSource>, RecvWork)>>,
-}
-
-/// A datagram on its way.
-struct Datagram {
-    from: Gid,
-    to: UdDestination,
-    kind: GidType,
-    immediate: Option<[u8; 4]>,
-    solicited: bool,
-    payload: Vec<u8>,
+    /// The way out of this process.
+    sender: Mutex<Option<Sender>>,
+    /// It was said that the guest's address does not lead out.
+    warned: AtomicBool,
 }
 
 impl fmt::Debug for Gsi {
@@ -63,7 +60,10 @@ impl Gsi {
         if slot.as_ref().is_some_and(|gsi| gsi.strong_count() > 0) {
             return Err(VerbsError::InUse("QPN"));
         }
+        let manager = adapter.shared.manager.as_ref();
         let gsi = Arc::new(Self {
+            sender: Mutex::new(manager.and_then(|manager| manager.sender(adapter))),
+            warned: AtomicBool::new(false),
             adapter: Arc::clone(adapter),
             pd: Arc::clone(&init.pd.0),
             cookie: init.cookie,
@@ -119,6 +119,8 @@ impl Gsi {
     pub(crate) fn destroy(&self) {
         let sides = (self.send.lock().take(), self.recv.lock().take());
         drop(sides);
+        let sender = self.sender.lock().take();
+        drop(sender);
         self.adapter.gsi.lock().take_if(|gsi| std::ptr::eq(gsi.as_ptr(), self));
     }
 
@@ -131,7 +133,7 @@ impl Gsi {
             if !matches!(state, QpState::Rts | QpState::Sqe | QpState::Error) {
                 return;
             }
-            let datagram = {
+            let taken = {
                 let view = self.adapter.memory.view();
                 match source.pop(&view, work) {
                     Ok(true) => source.retire(&view),
@@ -155,14 +157,14 @@ impl Gsi {
             };
             // The peer may be this very QP, and its memory may be ours: nothing is held from here on.
             drop(guard);
-            if let Ok(datagram) = datagram {
-                self.deliver(&datagram);
+            if let Ok((source, datagram)) = taken {
+                self.deliver(&source, &datagram);
             }
         }
     }
 
     /// Copies a request out of guest memory.
-    fn take(&self, view: &DmaView<'_>, work: &SendWork) -> Result<Datagram, WcStatus> {
+    fn take(&self, view: &DmaView<'_>, work: &SendWork) -> Result<(Bound, Datagram), WcStatus> {
         let SendOp::Send { data, to: Some(to) } = &work.op else { return Err(WcStatus::LocalQpOperation) };
         let immediate = match *data {
             SendData::None => None,
@@ -182,7 +184,7 @@ impl Gsi {
             view.read(sge.addr, room).map_err(|_| WcStatus::LocalProtection)?;
         }
         let solicited = work.flags.contains(SendFlags::SOLICITED);
-        Ok(Datagram { from: source.gid, to: *to, kind: source.kind, immediate, solicited, payload })
+        Ok((source, Datagram { from: source.gid, to: *to, kind: source.kind, immediate, solicited, payload }))
     }
 
     /// The pieces that are not empty, if all of them are bus addresses.
@@ -191,19 +193,42 @@ impl Gsi {
         pieces.iter().all(|sge| self.adapter.mrs.is_bus(&self.pd, sge.lkey, need)).then_some(pieces)
     }
 
-    fn deliver(&self, datagram: &Datagram) {
+    fn deliver(&self, source: &Bound, datagram: &Datagram) {
         let owner = self.adapter.shared.fabric.owner(datagram.to.dgid);
-        let peer = owner.as_ref().and_then(Weak::upgrade);
-        let gsi = peer.as_ref().and_then(|peer| peer.gsi.lock().as_ref().and_then(Weak::upgrade));
-        let delivered = datagram.to.qpn == Qpn::GSI && gsi.is_some_and(|gsi| gsi.receive(datagram));
+        let delivered = match owner.as_ref().and_then(Weak::upgrade) {
+            Some(peer) => datagram.to.qpn == Qpn::GSI && peer.gsi().is_some_and(|gsi| gsi.receive(datagram)),
+            None => return self.send_away(source, datagram),
+        };
         bump(if delivered { &self.adapter.counters.gsi_delivered } else { &self.adapter.counters.gsi_dropped });
         if !delivered {
             log::debug!("{}: a management datagram to {} is lost", self.adapter.name, datagram.to.dgid);
         }
     }
 
+    /// Sends to whoever is not in this process.
+    fn send_away(&self, source: &Bound, datagram: &Datagram) {
+        let counters = &self.adapter.counters;
+        let sender = self.sender.lock();
+        let Some(sender) = sender.as_ref() else {
+            log::debug!("{}: a management datagram to {} is lost", self.adapter.name, datagram.to.dgid);
+            return bump(&counters.gsi_dropped);
+        };
+        if !source.is_own() && !self.warned.swap(true, Ordering::Relaxed) {
+            log::warn!(
+                "{}: the host does not have {}, so the connection manager reaches guests of this process only",
+                self.adapter.name,
+                source.gid
+            );
+        }
+        match Outgoing::new(source, datagram).map(|outgoing| sender.send(outgoing)) {
+            Some(true) => {}
+            Some(false) => bump(&counters.cm_overflow),
+            None => bump(&counters.cm_refused),
+        }
+    }
+
     /// Puts a datagram into the next receive. `false` when it is dropped.
-    fn receive(&self, datagram: &Datagram) -> bool {
+    pub(crate) fn receive(&self, datagram: &Datagram) -> bool {
         let mut guard = self.recv.lock();
         let Some((source, work)) = guard.as_mut() else { return false };
         if !matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
@@ -262,65 +287,5 @@ impl Gsi {
             let completion = Completion::new(self.cookie, work.wr_id, WcOpcode::Recv, WcStatus::Flushed);
             self.recv_cq.publish(&self.adapter, &view, &completion);
         }
-    }
-}
-
-/// The network header that a receiver finds in front: 20 octets and an IPv4 header, or all 40 of an IPv6 one.
-fn header(datagram: &Datagram) -> [u8; HEADER] {
-    let mut out = [0; HEADER];
-    let to = &datagram.to;
-    let transport = u16::try_from(datagram.payload.len()).unwrap_or(u16::MAX).saturating_add(8 + 12 + 8 + 4);
-    match (datagram.from.ipv4(), to.dgid.ipv4(), datagram.kind) {
-        (Some(from), Some(dest), GidType::RoceV2) => {
-            let ip = &mut out[20..];
-            (ip[0], ip[1], ip[6], ip[8], ip[9]) = (0x45, to.traffic_class, 0x40, to.hop_limit, 17);
-            ip[2..4].copy_from_slice(&transport.saturating_add(20).to_be_bytes());
-            ip[12..16].copy_from_slice(&from);
-            ip[16..20].copy_from_slice(&dest);
-            let sum: u32 = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
-            // Ten words: two foldings are enough.
-            let folded = (sum & 0xffff) + (sum >> 16);
-            let checksum = !((folded & 0xffff) + (folded >> 16));
-            ip[10..12].copy_from_slice(&checksum.to_be_bytes()[2..]);
-        }
-        _ => {
-            let first = 6 << 28 | u32::from(to.traffic_class) << 20 | to.flow_label & 0x000f_ffff;
-            out[..4].copy_from_slice(&first.to_be_bytes());
-            out[4..6].copy_from_slice(&transport.to_be_bytes());
-            out[6] = if datagram.kind == GidType::RoceV1 { 0x1b } else { 17 };
-            out[7] = to.hop_limit;
-            out[8..24].copy_from_slice(&datagram.from.0);
-            out[24..].copy_from_slice(&to.dgid.0);
-        }
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn headers_have_addresses_and_a_good_checksum() {
-        let gid = |host| Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 168, 255, host]);
-        let to = UdDestination { dgid: gid(254), hop_limit: 64, ..UdDestination::default() };
-        let mut datagram = Datagram {
-            from: gid(253),
-            to,
-            kind: GidType::RoceV2,
-            immediate: None,
-            solicited: false,
-            payload: vec![0; 256],
-        };
-        let ip = header(&datagram)[20..].to_vec();
-        assert_eq!(
-            (ip[0], &ip[2..4], &ip[12..]),
-            (0x45, &[1, 0x34][..], &[192, 168, 255, 253, 192, 168, 255, 254][..])
-        );
-        let sum: u32 = ip.chunks(2).map(|pair| u32::from(pair[0]) << 8 | u32::from(pair[1])).sum();
-        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
-        datagram.kind = GidType::RoceV1;
-        let grh = header(&datagram);
-        assert_eq!((grh[0], grh[6], &grh[24..]), (0x60, 0x1b, &gid(254).0[..]));
     }
 }

@@ -15,6 +15,9 @@
 //! polls for a while after the last completion ([`IbverbsConfig::poll`]). A guest that looks at an empty queue and says so has
 //! the host's queue looked at on its own thread.
 //!
+//! Where the connection manager reaches beyond the process (`cm`), one thread receives for all devices, and each device
+//! has one that sends: to find a peer's MAC address takes the kernel up to a second.
+//!
 //! # Memory
 //!
 //! The adapter wants one range at one address. The pages of a region are mapped side by side (`window`) and registered with the
@@ -36,8 +39,10 @@
 mod adapter;
 mod addresses;
 mod backend;
+mod cm;
 mod convert;
 mod cq;
+mod datagram;
 mod flight;
 mod gid;
 mod gsi;
@@ -52,9 +57,11 @@ mod srq;
 mod sys;
 mod verbs;
 mod window;
+mod worker;
 
 pub use addresses::Network;
 pub use backend::{GidIndex, Ibverbs, IbverbsConfig};
+pub use cm::CmMode;
 pub use cq::IbvCq;
 pub use hca::{IbvHca, IbvPd};
 pub use mr::IbvMr;

@@ -47,7 +47,7 @@ impl NativePair {
         let make = || -> io::Result<(End, HostGid)> {
             let device = Arc::new(HostDevice::open(&library, device).map_err(io::Error::other)?);
             let gids = HostGids::new(device.name(), 1, device.port(1)?.gids);
-            let gid = gids.choose(&device, GidIndex::Auto).map_err(io::Error::other)?;
+            let gid = gids.choose(GidIndex::Auto).map_err(io::Error::other)?;
             Ok((End::new(&device, octets)?, gid))
         };
         let ((a, gid), (b, _)) = (make()?, make()?);

@@ -3,51 +3,25 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
-use std::thread::{self, JoinHandle, ThreadId};
+use std::thread;
 use std::time::Instant;
 
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use crate::adapter::{Adapter, bump};
 use crate::cq::Cq;
 use crate::verbs::{Channel, HostDevice};
+use crate::worker::Worker;
 
 /// Rounds of polling between two looks at the descriptors.
 const ROUNDS: u32 = 32;
 
-/// Runs until dropped.
-#[derive(Debug)]
-pub(crate) struct Poller {
-    stop: OwnedFd,
-    thread: Option<JoinHandle<()>>,
-    id: ThreadId,
-}
-
-impl Poller {
-    pub(crate) fn start(adapter: &Arc<Adapter>) -> io::Result<Self> {
-        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let stopped = stop.try_clone()?;
-        let weak = Arc::downgrade(adapter);
-        let (device, channel) = (Arc::clone(&adapter.device), Arc::clone(&adapter.channel));
-        // Names of threads have at most 15 octets.
-        let name: String = format!("ibv-{}", adapter.name).chars().take(15).collect();
-        let thread = thread::Builder::new().name(name).spawn(move || run(&weak, &stopped, &device, &channel))?;
-        let id = thread.thread().id();
-        Ok(Self { stop, thread: Some(thread), id })
-    }
-}
-
-impl Drop for Poller {
-    fn drop(&mut self) {
-        if rustix::io::write(&self.stop, &1_u64.to_ne_bytes()).is_ok()
-            && self.id != thread::current().id()
-            && let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            log::error!("a completion thread panicked");
-        }
-    }
+/// Starts the thread.
+pub(crate) fn start(adapter: &Arc<Adapter>) -> io::Result<Worker> {
+    let weak = Arc::downgrade(adapter);
+    let (device, channel) = (Arc::clone(&adapter.device), Arc::clone(&adapter.channel));
+    Worker::start(&format!("ibv-{}", adapter.name), move |stop| run(&weak, stop, &device, &channel))
 }
 
 /// What there is to do.

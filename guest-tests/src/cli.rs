@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -101,6 +101,17 @@ pub(crate) enum HcaCommand {
         #[arg(long, default_value_t = 18515)]
         port: u16,
     },
+    /// The daemon, from its start to its end.
+    Daemon {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+        /// What is asked of the connection manager: `auto`, `umad` or `local`.
+        #[arg(long, default_value = "auto")]
+        cm: String,
+    },
+    /// One end of `rping` in a guest, connected by the guest's connection manager.
+    Rping(RpingOptions),
     /// Speed through a device against a program of its own on the same adapter.
     Bench {
         /// Which adapter.
@@ -130,6 +141,43 @@ pub(crate) struct NestedOptions {
     /// Directory with what a guest needs of the bed.
     #[arg(long)]
     pub(crate) bed: PathBuf,
+}
+
+/// A guest that runs `rping`.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct RpingOptions {
+    /// Which adapter.
+    #[arg(long)]
+    pub(crate) device: String,
+    /// The last number of its address, 10.0.0.x.
+    #[arg(long, default_value_t = 1)]
+    pub(crate) guest: u8,
+    /// Rounds.
+    #[arg(long, default_value_t = 10)]
+    pub(crate) count: u32,
+    /// Octets of each message.
+    #[arg(long, default_value_t = 4096)]
+    pub(crate) size: usize,
+    /// Which end.
+    #[command(subcommand)]
+    pub(crate) end: RpingEnd,
+}
+
+/// The ends of `rping`.
+#[derive(Clone, Copy, Debug, Subcommand)]
+pub(crate) enum RpingEnd {
+    /// Waits for a client.
+    Serve,
+    /// Asks a server.
+    Ask {
+        /// Its address.
+        server: Ipv4Addr,
+    },
+    /// Tries to ask a server from an address that the host does not have.
+    Refused {
+        /// Its address.
+        server: Ipv4Addr,
+    },
 }
 
 /// Options of `test`.

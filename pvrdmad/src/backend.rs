@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use backend_ibverbs::{GidIndex, IbverbsConfig};
+use backend_ibverbs::{CmMode, GidIndex, IbverbsConfig};
 use serde::{Deserialize, Deserializer};
 
 /// What carries the traffic.
@@ -17,7 +17,7 @@ pub enum BackendSpec {
     Ibverbs(IbverbsConfig),
 }
 
-const KEYS: &str = "device, port, gid-index, addresses, max-pinned, poll";
+const KEYS: &str = "device, port, gid-index, addresses, max-pinned, cm, poll";
 
 impl FromStr for BackendSpec {
     type Err = String;
@@ -51,6 +51,14 @@ fn ibverbs(text: &str) -> Result<IbverbsConfig, String> {
             "addresses" if value == "given" => config.add_addresses.clear(),
             "addresses" => config.add_addresses = value.split('+').map(str::parse).collect::<Result<_, _>>()?,
             "max-pinned" => config.max_pinned = value.parse().map_err(|_| wrong())?,
+            "cm" => {
+                config.cm = match value {
+                    "auto" => CmMode::Auto,
+                    "umad" => CmMode::Umad,
+                    "local" => CmMode::Local,
+                    _ => return Err(format!("cm: '{value}' is not one of auto, umad or local")),
+                }
+            }
             "poll" => config.poll = Duration::from_micros(value.parse::<u32>().map_err(|_| wrong())?.into()),
             _ => return Err(format!("unknown key '{key}' (the keys of ibverbs are {KEYS})")),
         }
@@ -91,10 +99,10 @@ mod tests {
     #[test]
     fn words() {
         assert_eq!("rxe".parse(), Ok(BackendSpec::Rxe));
-        let text = "ibverbs,device=mlx5_0,port=2,gid-index=3,max-pinned=4096,poll=0";
+        let text = "ibverbs,device=mlx5_0,port=2,gid-index=3,max-pinned=4096,poll=0,cm=umad";
         let Ok(BackendSpec::Ibverbs(config)) = text.parse() else { panic!("{text}") };
         assert_eq!((config.device.as_str(), config.port, config.gid_index), ("mlx5_0", 2, GidIndex::Fixed(3)));
-        assert_eq!((config.max_pinned, config.poll), (4096, Duration::ZERO));
+        assert_eq!((config.max_pinned, config.poll, config.cm), (4096, Duration::ZERO, CmMode::Umad));
         let Ok(BackendSpec::Ibverbs(config)) = "ibverbs,device=a,addresses=10.0.0.0/8+fd00::/64".parse() else {
             panic!()
         };
@@ -116,6 +124,7 @@ mod tests {
             ("ibverbs,device=a,port=0", "port"),
             ("ibverbs,device=a,port=999", "port"),
             ("ibverbs,device=a,gid-index=x", "gid-index"),
+            ("ibverbs,device=a,cm=yes", "auto, umad or local"),
             ("ibverbs,device=a,device=b", "twice"),
             ("ibverbs,device=a,addresses=10.0.0.1", "network"),
             ("ibverbs,device=a,addresses=10.0.0.0/8+", "network"),

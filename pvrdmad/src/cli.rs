@@ -47,8 +47,8 @@ pub struct ServeArgs {
     #[arg(long = "device", value_name = "KEY=VALUE,...")]
     pub devices: Vec<DeviceSpec>,
     /// What carries the traffic: rxe, the software adapter [default], or ibverbs,device=NAME: the host's RDMA adapter, with
-    /// port=NUMBER [1], gid-index=auto|NUMBER [auto], max-pinned=OCTETS a device may register [64 GiB] and poll=MICROSECONDS
-    /// of polling after a completion [50].
+    /// port=NUMBER [1], gid-index=auto|NUMBER [auto], max-pinned=OCTETS a device may register [64 GiB], cm=auto|umad|local:
+    /// whether rdma_cm reaches beyond this daemon [auto], and poll=MICROSECONDS of polling after a completion [50].
     #[arg(long, value_name = "BACKEND")]
     pub backend: Option<BackendSpec>,
     /// Socket that answers questions about the daemon.

@@ -41,11 +41,11 @@ pub(crate) struct HostAddresses {
 }
 
 impl HostAddresses {
-    /// Those of the interface called `name`, without what an earlier process has left there.
+    /// Those of the interface called `name`, without what an earlier process has left there, and as GIDs what that was.
     ///
     /// # Errors
     /// There is no such interface, another process does the same on it, or it may not be changed.
-    pub(crate) fn open(name: &str, networks: Vec<Network>) -> Result<Arc<Self>, String> {
+    pub(crate) fn open(name: &str, networks: Vec<Network>) -> Result<(Arc<Self>, Vec<Gid>), String> {
         let path = format!("/sys/class/net/{name}/ifindex");
         let text = fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}"))?;
         let index = text.trim().parse().map_err(|_| format!("{path} is not a number"))?;
@@ -57,19 +57,16 @@ impl HostAddresses {
             })?;
         let problem = |error: io::Error| format!("the addresses of {name} cannot be changed: {error}");
         let mut netlink = Netlink::open().map_err(problem)?;
-        for address in netlink.marked(index, MARK).map_err(problem)? {
+        let left = netlink.marked(index, MARK).map_err(problem)?;
+        for &address in &left {
             log::info!("{name}: {address} is of a guest of an earlier process and is removed");
             netlink.remove(index, address).map_err(problem)?;
         }
         let netlink = Mutex::new(netlink);
-        Ok(Arc::new(Self {
-            name: name.to_owned(),
-            index,
-            networks,
-            netlink,
-            warned: AtomicBool::new(false),
-            _only: only,
-        }))
+        let left = left.into_iter().map(gid).collect();
+        let host =
+            Self { name: name.to_owned(), index, networks, netlink, warned: AtomicBool::new(false), _only: only };
+        Ok((Arc::new(host), left))
     }
 
     /// Puts a guest's address on the interface if it is in one of the networks. `None` if not, or if it is there without us.
@@ -88,6 +85,15 @@ impl HostAddresses {
             }
         }
     }
+}
+
+/// An address as adapters have it.
+fn gid(address: IpAddr) -> Gid {
+    let address = match address {
+        IpAddr::V4(address) => address.to_ipv6_mapped(),
+        IpAddr::V6(address) => address,
+    };
+    Gid(address.octets())
 }
 
 /// An address on the interface, removed when dropped.

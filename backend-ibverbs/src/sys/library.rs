@@ -9,8 +9,8 @@ use libloading::os::unix::{Library as Dynamic, RTLD_LOCAL, RTLD_NOW};
 use thiserror::Error;
 
 use super::{
-    Ah, AhAttr, AlignedGid, AsyncEvent, CompChannel, Context, Cq, Device, DeviceAttr, Mr, Pd, PortAttr, Qp, QpAttr,
-    QpInitAttr, Srq, SrqAttr, SrqInitAttr,
+    Ah, AhAttr, AsyncEvent, CompChannel, Context, Cq, Device, DeviceAttr, Mr, Pd, PortAttr, Qp, QpAttr, QpInitAttr,
+    Srq, SrqAttr, SrqInitAttr,
 };
 
 /// The name that programs are linked against.
@@ -65,7 +65,6 @@ functions! {
     ibv_ack_async_event: fn(*mut AsyncEvent) -> ();
     ibv_query_device: fn(*mut Context, *mut DeviceAttr) -> c_int;
     ibv_query_port: fn(*mut Context, u8, *mut PortAttr) -> c_int;
-    ibv_query_gid: fn(*mut Context, u8, c_int, *mut AlignedGid) -> c_int;
     ibv_alloc_pd: fn(*mut Context) -> *mut Pd;
     ibv_dealloc_pd: fn(*mut Pd) -> c_int;
     ibv_reg_mr_iova: fn(*mut Pd, *mut c_void, usize, u64, c_int) -> *mut Mr;

@@ -11,7 +11,7 @@ use thiserror::Error;
 
 use super::check;
 use crate::sys::library::{Library, LoadError};
-use crate::sys::{AlignedGid, AsyncEvent, Context, DeviceAttr, LINK_LAYER_ETHERNET, PORT_ACTIVE, PortAttr};
+use crate::sys::{AsyncEvent, Context, DeviceAttr, LINK_LAYER_ETHERNET, PORT_ACTIVE, PortAttr};
 
 /// Why a device of the host cannot be used.
 #[derive(Debug, Error)]
@@ -140,15 +140,6 @@ impl HostDevice {
             max_message: attr.max_msg_sz,
             gids: number(attr.gid_tbl_len),
         })
-    }
-
-    /// An entry of the GID table; zeros where there is none.
-    pub(crate) fn gid(&self, port: u8, index: u32) -> io::Result<[u8; 16]> {
-        let index = c_int::try_from(index).map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
-        let mut gid = AlignedGid::default();
-        // SAFETY: the device is open, `gid` valid for writing.
-        check(unsafe { (self.library.ibv_query_gid)(self.raw.as_ptr(), port, index, &raw mut gid) })?;
-        Ok(gid.0)
     }
 
     /// The next asynchronous event, without waiting for one.

@@ -244,6 +244,13 @@ fn connection_manager(a: &Side, b: &Side) -> Result<()> {
     let got = right.1.wait();
     ensure!((got.status, got.byte_len, got.src_qp) == (status::SUCCESS, 296, 1), "{got:?}");
     ensure!(right.4.read(1064, 256) == left.4.read(0, 256), "data of a management datagram");
+    // There is no other queue pair for them.
+    let dropped = a.counter("gsi_dropped");
+    right.3.post_recv(&[RecvWr::new(3, &[right.4.dma_sge(right.2.lkey, 1024, 296)])])?;
+    left.3.post_send(&[SendWr::datagram(4, &[left.4.dma_sge(left.2.lkey, 0, 256)], &to, 5, QKEY)])?;
+    done(&mut left.1, 4, wc_opcode::SEND)?;
+    ensure!(a.counter("gsi_dropped") == dropped.map(|count| count + 1), "a management datagram to QP 5 is not dropped");
+    ensure!(right.1.poll().is_none(), "a management datagram to QP 5 arrived");
     Ok(())
 }
 

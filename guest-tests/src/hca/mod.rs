@@ -2,6 +2,8 @@
 
 mod bench;
 mod changes;
+mod cm;
+mod daemon;
 mod devices;
 mod limits;
 mod nested;
@@ -13,7 +15,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use backend_ibverbs::{Ibverbs, IbverbsConfig};
+use backend_ibverbs::{CmMode, Ibverbs, IbverbsConfig};
 use pvrdma_dev::testing::Placement;
 use rdma_backend::conformance::{Bed, Profile, cases};
 
@@ -48,12 +50,19 @@ pub(crate) fn run(command: &HcaCommand) -> Result<()> {
         }
         HcaCommand::Nested(options) => nested::check(options),
         HcaCommand::Pingpong { device, port } => pingpong::client(&backend(device)?, *port),
+        HcaCommand::Daemon { device, cm } => daemon::check(device, cm),
+        HcaCommand::Rping(options) => cm::run(&everywhere(&options.device)?, options),
         HcaCommand::Bench { device, runs } => bench::run(&backend(device)?, device, *runs),
     }
 }
 
 fn backend(device: &str) -> Result<Ibverbs> {
     Ibverbs::new(IbverbsConfig::new(device)).context("backend ibverbs")
+}
+
+/// The same, with a connection manager that reaches everybody.
+fn everywhere(device: &str) -> Result<Ibverbs> {
+    Ibverbs::new(IbverbsConfig { cm: CmMode::Umad, ..IbverbsConfig::new(device) }).context("backend ibverbs")
 }
 
 /// Every case, one after the other: they share GIDs.

@@ -10,7 +10,7 @@ use pvrdma_dev::testing::{
 };
 use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
 use pvrdmad::testing::RemoteFunction;
-use rdma_backend::{Backend, Gid, MacAddr};
+use rdma_backend::{Backend, Counter, Gid, MacAddr};
 use rustix::fs::MemfdFlags;
 
 /// What a guest needs beside its buffer.
@@ -28,6 +28,7 @@ pub(super) struct Side {
     pub(super) buffer: Buffer,
     pub(super) mr: Mr,
     pub(super) context: Context,
+    counters: Box<dyn Fn() -> Vec<Counter>>,
 }
 
 /// The GID of a guest.
@@ -61,7 +62,9 @@ impl Side {
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
         let config = DeviceConfig { limits, ..DeviceConfig::new(format!("guest{host}"), mac) };
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), backend)?;
-        Self::on(device, &memory, &irqs, host, octets, placement)
+        let observed = Arc::clone(&device);
+        let side = Self::on(device, &memory, &irqs, host, octets, placement)?;
+        Ok(Self { counters: Box::new(move || observed.status().adapter), ..side })
     }
 
     /// The same of a device behind a socket.
@@ -92,7 +95,13 @@ impl Side {
         let buffer = driver.buffer(octets, 0, placement);
         buffer.fill_pattern(host.into());
         let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
-        Ok(Self { host, driver, pd, cq, qp, buffer, mr, context })
+        let counters = Box::new(Vec::new);
+        Ok(Self { host, driver, pd, cq, qp, buffer, mr, context, counters })
+    }
+
+    /// A counter of the adapter. There are none behind a socket.
+    pub(super) fn counter(&self, name: &str) -> Option<u64> {
+        (self.counters)().into_iter().find_map(|(known, value)| (known == name).then_some(value))
     }
 }
 

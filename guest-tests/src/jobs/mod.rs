@@ -8,6 +8,7 @@ mod dissect;
 mod errors;
 mod exchange;
 pub(crate) mod hca;
+mod hca_cm;
 mod hosts;
 mod integrity;
 mod interop;
@@ -51,6 +52,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(machines::cases());
         cases.extend(interop::cases());
         cases.extend(hca::cases());
+        cases.extend(hca_cm::cases());
         cases.extend(hosts::cases());
         cases.extend(networks::cases());
         cases.extend(nested::cases());

@@ -1,0 +1,183 @@
+//! What is read from and written to a file of `ib_umad`: `struct ib_user_mad_hdr` and a management datagram.
+
+use rdma_backend::{Gid, Qpn, UdDestination};
+
+use crate::datagram::Datagram;
+use crate::gid::{Bound, HostGid};
+
+/// The connection manager's class, which is that of service ID resolution, too.
+pub(super) const CLASS: u8 = 7;
+pub(super) const CLASS_VERSION: u8 = 2;
+/// The only method of the class.
+pub(super) const METHOD_SEND: u8 = 3;
+
+/// Octets of the header.
+const HEADER: usize = 64;
+/// Octets of a management datagram.
+const MAD: usize = 256;
+/// Room for everything that can be read: datagrams of other fabrics are longer.
+pub(super) const LONGEST: usize = HEADER + 2048;
+
+/// What was received.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(super) struct Received {
+    /// Where, in the host's table.
+    pub(super) gid_index: u8,
+    pub(super) from: Gid,
+    pub(super) to: UdDestination,
+    pub(super) mad: Vec<u8>,
+}
+
+impl Received {
+    /// `None` when it is not of the connection manager, or without addresses.
+    pub(super) fn decode(octets: &[u8]) -> Option<Self> {
+        let (header, mad) = octets.split_first_chunk::<HEADER>()?;
+        let status = u32::from_ne_bytes(field(header, 4));
+        let from_qpn = u32::from_be_bytes(field(header, 20));
+        let [.., service_level, _path_bits, grh_present, gid_index, hop_limit, traffic_class] = field::<8>(header, 28);
+        if status != 0 || from_qpn != Qpn::GSI.get() || grh_present == 0 || !is_connection_manager(mad) {
+            return None;
+        }
+        let to = UdDestination {
+            qpn: Qpn::GSI,
+            hop_limit,
+            traffic_class,
+            flow_label: u32::from_be_bytes(field(header, 52)),
+            service_level,
+            ..UdDestination::default()
+        };
+        Some(Self { gid_index, from: Gid(field(header, 36)), to, mad: mad.to_vec() })
+    }
+}
+
+/// What is to be sent.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Outgoing {
+    /// The guest's own address.
+    pub(super) source: HostGid,
+    to: UdDestination,
+    mad: Vec<u8>,
+}
+
+impl Outgoing {
+    /// `None` when a guest may not send it out of this process: it is not of the connection manager, or not from the guest's own
+    /// address.
+    pub(crate) fn new(source: &Bound, datagram: &Datagram) -> Option<Self> {
+        let Datagram { to, payload, immediate, .. } = datagram;
+        let right = to.qpn == Qpn::GSI && immediate.is_none() && is_connection_manager(payload) && source.is_own();
+        right.then(|| Self { source: source.host, to: *to, mad: payload.clone() })
+    }
+
+    /// As an agent writes it. The kernel neither waits for an answer nor repeats: guests do.
+    pub(super) fn encode(&self, agent: u32) -> Vec<u8> {
+        let Self { source, to, mad } = self;
+        let mut out = Vec::with_capacity(HEADER + MAD);
+        // Agent, status, time to wait, repetitions, and the length, which the kernel knows.
+        for word in [agent, 0, 0, 0, 0] {
+            out.extend_from_slice(&word.to_ne_bytes());
+        }
+        out.extend_from_slice(&Qpn::GSI.get().to_be_bytes());
+        out.extend_from_slice(&GSI_QKEY.to_be_bytes());
+        // No LID, nor path bits; a network header.
+        out.extend_from_slice(&[0, 0, to.service_level, 0, 1, source.index, to.hop_limit, to.traffic_class]);
+        out.extend_from_slice(&to.dgid.0);
+        out.extend_from_slice(&(to.flow_label & 0x000f_ffff).to_be_bytes());
+        // The default partition.
+        out.resize(HEADER, 0);
+        out.extend_from_slice(mad);
+        out
+    }
+
+    /// Where it goes.
+    pub(super) const fn peer(&self) -> Gid {
+        self.to.dgid
+    }
+}
+
+const GSI_QKEY: u32 = 0x8001_0000;
+
+/// Base version 1, class and method.
+fn is_connection_manager(mad: &[u8]) -> bool {
+    mad.len() == MAD && mad.starts_with(&[1, CLASS, CLASS_VERSION, METHOD_SEND])
+}
+
+fn field<const N: usize>(header: &[u8; HEADER], at: usize) -> [u8; N] {
+    header.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rdma_backend::GidType;
+
+    fn gid(last: u8) -> Gid {
+        Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last])
+    }
+
+    fn mad() -> Vec<u8> {
+        let mut mad: Vec<u8> = (0..=255).collect();
+        mad[..4].copy_from_slice(&[1, 7, 2, 3]);
+        mad
+    }
+
+    fn bound(host: u8) -> Bound {
+        let host = HostGid { index: 5, gid: gid(host), kind: GidType::RoceV2 };
+        Bound { gid: gid(1), kind: GidType::RoceV2, host }
+    }
+
+    fn datagram() -> Datagram {
+        let to = UdDestination {
+            dgid: gid(9),
+            qpn: Qpn::GSI,
+            hop_limit: 64,
+            traffic_class: 8,
+            flow_label: 0xff01_2345,
+            service_level: 3,
+            ..UdDestination::default()
+        };
+        Datagram { from: gid(1), to, kind: GidType::RoceV2, immediate: None, solicited: false, payload: mad() }
+    }
+
+    #[test]
+    fn what_is_written_can_be_read() {
+        let octets = Outgoing::new(&bound(1), &datagram()).unwrap().encode(4);
+        assert_eq!(octets.len(), 320);
+        assert_eq!((&octets[..4], &octets[20..24]), (&4_u32.to_ne_bytes()[..], &[0, 0, 0, 1][..]));
+        let received = Received::decode(&octets).unwrap();
+        assert_eq!((received.gid_index, received.from, received.mad), (5, gid(9), mad()));
+        let to = received.to;
+        assert_eq!((to.hop_limit, to.traffic_class, to.service_level, to.flow_label), (64, 8, 3, 0x1_2345));
+    }
+
+    #[test]
+    fn only_the_connection_manager_passes_and_only_from_ones_own_address() {
+        assert_eq!(Outgoing::new(&bound(7), &datagram()), None);
+        for change in [
+            |datagram: &mut Datagram| datagram.to.qpn = Qpn::new(2),
+            |datagram: &mut Datagram| datagram.immediate = Some([0; 4]),
+            |datagram: &mut Datagram| datagram.payload[1] = 3,
+            |datagram: &mut Datagram| datagram.payload[3] = 0x83,
+            |datagram: &mut Datagram| datagram.payload.truncate(255),
+            |datagram: &mut Datagram| datagram.payload.push(0),
+            |datagram: &mut Datagram| datagram.payload.clear(),
+        ] {
+            let mut datagram = datagram();
+            change(&mut datagram);
+            assert_eq!(Outgoing::new(&bound(1), &datagram), None);
+        }
+    }
+
+    #[test]
+    fn what_is_not_in_order_is_not_received() {
+        let good = Outgoing::new(&bound(1), &datagram()).unwrap().encode(0);
+        for length in 0..good.len() {
+            assert_eq!(Received::decode(&good[..length]), None, "{length}");
+        }
+        // Status, number of the sender, network header, base version, class, class version, method.
+        for (at, value) in [(4, 110), (23, 2), (32, 0), (64, 2), (65, 3), (66, 1), (67, 0x83)] {
+            let mut octets = good.clone();
+            octets[at] = value;
+            assert_eq!(Received::decode(&octets), None, "{at}");
+        }
+    }
+}

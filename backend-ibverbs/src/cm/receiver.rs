@@ -1,0 +1,105 @@
+//! The thread that receives for all devices.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
+
+use rustix::event::{PollFd, PollFlags};
+
+use super::Strays;
+use super::message::{LONGEST, Received};
+use super::umad::Umad;
+use crate::adapter::bump;
+use crate::datagram::Datagram;
+use crate::gid::{Fabric, HostGids};
+use crate::worker::{Worker, wait};
+
+struct Receiver {
+    file: Umad,
+    gids: HostGids,
+    fabric: Arc<Fabric>,
+    strays: Arc<Strays>,
+}
+
+pub(super) fn start(file: Umad, gids: HostGids, fabric: Arc<Fabric>, strays: Arc<Strays>) -> io::Result<Worker> {
+    let receiver = Receiver { file, gids, fabric, strays };
+    Worker::start("ibv-cm", move |stop| {
+        if let Err(error) = receiver.run(stop) {
+            log::error!("the connection manager receives nothing any more: {error}");
+        }
+    })
+}
+
+impl Receiver {
+    fn run(&self, stop: &OwnedFd) -> io::Result<()> {
+        let mut room = vec![0; LONGEST];
+        loop {
+            let mut files = [PollFd::new(stop, PollFlags::IN), PollFd::new(&self.file, PollFlags::IN)];
+            wait(&mut files)?;
+            let [stopped, arrived] = files.map(|file| file.revents());
+            if !stopped.is_empty() {
+                return Ok(());
+            }
+            match self.file.read(&mut room)? {
+                Some(length) => self.take(room.get(..length).unwrap_or_default()),
+                // Without this a file that only has errors would be asked again and again.
+                None if !arrived.contains(PollFlags::IN) => return Err(io::Error::other("the host's device is gone")),
+                None => {}
+            }
+        }
+    }
+
+    fn take(&self, octets: &[u8]) {
+        let Some(received) = Received::decode(octets) else { return bump(&self.strays.malformed) };
+        let entry = self.gids.entry(received.gid_index);
+        let owner =
+            entry.and_then(|entry| Some((entry, self.fabric.owner_of(&entry).as_ref().and_then(Weak::upgrade)?)));
+        let Some((entry, adapter)) = owner else {
+            log::debug!("a management datagram of {} is for no guest", received.from);
+            return bump(&self.strays.unowned);
+        };
+        let mut to = received.to;
+        to.dgid = entry.gid;
+        let (from, kind) = (received.from, entry.kind);
+        let datagram = Datagram { from, to, kind, immediate: None, solicited: false, payload: received.mad };
+        let delivered = adapter.gsi().is_some_and(|gsi| gsi.receive(&datagram));
+        bump(if delivered { &adapter.counters.cm_received } else { &adapter.counters.gsi_dropped });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use rdma_backend::{Gid, GidType};
+    use rustix::event::{EventfdFlags, eventfd};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+    use crate::gid::HostGid;
+
+    #[test]
+    fn counts_what_is_for_nobody_and_ends_with_the_device() {
+        let (flags, folder) = (SocketFlags::NONBLOCK, tempfile::tempdir().unwrap());
+        let (kernel, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let gids = HostGids::in_folder(folder.path());
+        gids.set(&HostGid { index: 3, gid: Gid([9; 16]), kind: GidType::RoceV2 });
+        let mut good = vec![0; 320];
+        // QP 1, a network header, the index, and the connection manager's class.
+        (good[23], good[32], good[33]) = (1, 1, 3);
+        good[64..68].copy_from_slice(&[1, 7, 2, 3]);
+        let mut elsewhere = good.clone();
+        elsewhere[33] = 4;
+        for octets in [&good[..], &elsewhere, &good[..319], &[0; 320], &[0; 2112], &[0]] {
+            rustix::io::write(&kernel, octets).unwrap();
+        }
+        drop(kernel);
+        let strays = Arc::<Strays>::default();
+        let receiver =
+            Receiver { file: Umad::stand_in(ours), gids, fabric: Arc::default(), strays: Arc::clone(&strays) };
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        assert_eq!(receiver.run(&stop).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
+        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        assert_eq!((count(&strays.unowned), count(&strays.malformed)), (2, 4));
+    }
+}

@@ -1,0 +1,193 @@
+//! The thread that sends for a device.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+
+use super::message::{LONGEST, Outgoing};
+use super::umad::Umad;
+use crate::adapter::{Counters, bump};
+use crate::gid::HostGids;
+use crate::worker::{Worker, wait};
+
+/// Datagrams that wait. A guest repeats what is lost.
+const MAX_WAITING: usize = 64;
+
+/// Sends what it is given, in order, until dropped; what waits then is lost.
+pub(crate) struct Sender {
+    queue: Arc<Queue>,
+    _thread: Worker,
+}
+
+impl fmt::Debug for Sender {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Sender").finish_non_exhaustive()
+    }
+}
+
+impl Sender {
+    /// For the device of this name, whose counters count what becomes of it.
+    pub(super) fn start(file: Umad, gids: HostGids, name: &str, counters: &Arc<Counters>) -> io::Result<Self> {
+        let queue = Arc::new(Queue::new()?);
+        let (name, counters) = (name.to_owned(), Arc::clone(counters));
+        let device = Device { name, counters, queue: Arc::clone(&queue), file, gids };
+        let thread = Worker::start(&format!("ibcm-{}", device.name), move |stop| {
+            if let Err(error) = device.run(stop) {
+                log::error!("{}: the connection manager sends nothing any more: {error}", device.name);
+            }
+        })?;
+        Ok(Self { queue, _thread: thread })
+    }
+
+    /// `false` when too many wait already.
+    pub(crate) fn send(&self, outgoing: Outgoing) -> bool {
+        self.queue.push(outgoing)
+    }
+}
+
+struct Queue {
+    waiting: Mutex<VecDeque<Outgoing>>,
+    /// Readable once for each that waits.
+    count: OwnedFd,
+}
+
+impl Queue {
+    fn new() -> io::Result<Self> {
+        let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+        Ok(Self { waiting: Mutex::default(), count: rustix::event::eventfd(0, flags)? })
+    }
+
+    fn push(&self, outgoing: Outgoing) -> bool {
+        let mut waiting = self.waiting.lock();
+        if waiting.len() >= MAX_WAITING || rustix::io::write(&self.count, &1_u64.to_ne_bytes()).is_err() {
+            return false;
+        }
+        waiting.push_back(outgoing);
+        true
+    }
+
+    fn pop(&self) -> Option<Outgoing> {
+        rustix::io::read(&self.count, &mut [0; 8]).ok()?;
+        self.waiting.lock().pop_front()
+    }
+}
+
+/// What the thread has.
+struct Device {
+    name: String,
+    counters: Arc<Counters>,
+    queue: Arc<Queue>,
+    file: Umad,
+    gids: HostGids,
+}
+
+impl Device {
+    fn run(&self, stop: &OwnedFd) -> io::Result<()> {
+        let mut room = vec![0; LONGEST];
+        loop {
+            let mut files = [
+                PollFd::new(stop, PollFlags::IN),
+                PollFd::new(&self.queue.count, PollFlags::IN),
+                PollFd::new(&self.file, PollFlags::IN),
+            ];
+            wait(&mut files)?;
+            let [stopped, waiting, arrived] = files.map(|file| file.revents());
+            if !stopped.is_empty() {
+                return Ok(());
+            }
+            // Some answers of other classes find any agent whose number a peer guesses. Nobody asked for them.
+            if !arrived.is_empty() {
+                match self.file.read(&mut room)? {
+                    Some(_) => bump(&self.counters.cm_refused),
+                    None if !arrived.contains(PollFlags::IN) => {
+                        return Err(io::Error::other("the host's device is gone"));
+                    }
+                    None => {}
+                }
+            }
+            // One at a time, so that this thread ends soon when it is to end.
+            if !waiting.is_empty()
+                && let Some(outgoing) = self.queue.pop()
+            {
+                self.write(&outgoing);
+            }
+        }
+    }
+
+    fn write(&self, outgoing: &Outgoing) {
+        // The index may have been given to another address since the guest bound its own.
+        if self.gids.entry(outgoing.source.index) != Some(outgoing.source) {
+            log::debug!("{}: the host does not have {} any more", self.name, outgoing.source.gid);
+            return bump(&self.counters.cm_refused);
+        }
+        match self.file.write(&outgoing.encode(self.file.agent())) {
+            Ok(()) => bump(&self.counters.cm_sent),
+            Err(error) => {
+                log::debug!("{}: a management datagram to {} is lost: {error}", self.name, outgoing.peer());
+                bump(&self.counters.cm_failed);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::Ordering;
+
+    use rdma_backend::{Gid, GidType, Qpn, UdDestination};
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+
+    use super::*;
+    use crate::datagram::Datagram;
+    use crate::gid::{Bound, HostGid};
+
+    fn host(index: u8) -> HostGid {
+        HostGid { index, gid: Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, index]), kind: GidType::RoceV2 }
+    }
+
+    fn outgoing(index: u8) -> Outgoing {
+        let host = host(index);
+        let mut payload = vec![index; 256];
+        payload[..4].copy_from_slice(&[1, 7, 2, 3]);
+        let to = UdDestination { qpn: Qpn::GSI, ..UdDestination::default() };
+        let datagram = Datagram { from: host.gid, to, kind: host.kind, immediate: None, solicited: false, payload };
+        Outgoing::new(&Bound { gid: host.gid, kind: host.kind, host }, &datagram).unwrap()
+    }
+
+    #[test]
+    fn sends_from_addresses_that_the_host_still_has() {
+        let (flags, folder) = (SocketFlags::empty(), tempfile::tempdir().unwrap());
+        let (kernel, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let gids = HostGids::in_folder(folder.path());
+        gids.set(&host(1));
+        gids.set(&HostGid { index: 2, ..host(7) });
+        let counters = Arc::<Counters>::default();
+        // Nobody asked for it.
+        rustix::io::write(&kernel, b"an answer").unwrap();
+        let sender = Sender::start(Umad::stand_in(ours), gids, "test", &counters).unwrap();
+        for index in [1, 2, 3, 1] {
+            assert!(sender.send(outgoing(index)));
+        }
+        let mut room = vec![0; LONGEST];
+        for _ in 0..2 {
+            let length = rustix::io::read(&kernel, &mut room).unwrap();
+            assert_eq!((length, room[0], room[33], room[319]), (320, 9, 1, 1));
+        }
+        drop(sender);
+        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
+        assert_eq!((count(&counters.cm_sent), count(&counters.cm_refused)), (2, 3));
+    }
+
+    #[test]
+    fn what_waits_is_bounded() {
+        let queue = Queue::new().unwrap();
+        let taken = (0..1000).filter(|_| queue.push(outgoing(1))).count();
+        assert_eq!(taken, MAX_WAITING);
+        assert!(queue.pop().is_some() && queue.push(outgoing(1)) && !queue.push(outgoing(1)));
+    }
+}

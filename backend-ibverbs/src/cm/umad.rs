@@ -1,0 +1,131 @@
+//! Files of the kernel's `ib_umad`.
+//!
+//! The interface is that of the kernel's `rdma/ib_user_mad.h` and Documentation/infiniband/user_mad.rst.
+#![expect(unsafe_code, reason = "the requests of ib_umad are ones that no safe library has")]
+
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{Mode, OFlags};
+use rustix::io::Errno;
+use rustix::ioctl::{NoArg, Opcode, Updater, ioctl, opcode};
+
+use super::CmError;
+use super::message::{CLASS, CLASS_VERSION, METHOD_SEND};
+
+const REGISTER_AGENT: Opcode = opcode::read_write::<Registration>(0x1b, 1);
+const ENABLE_PKEY: Opcode = opcode::none(0x1b, 3);
+
+/// `struct ib_user_mad_reg_req`.
+#[repr(C)]
+#[derive(Default)]
+struct Registration {
+    id: u32,
+    /// A bit for each method, in words of the kernel's.
+    method_mask: [u32; 4],
+    qpn: u8,
+    class: u8,
+    class_version: u8,
+    oui: [u8; 3],
+    rmpp_version: u8,
+}
+
+const _: () = assert!(size_of::<Registration>() == 28);
+
+/// An open file with an agent.
+#[derive(Debug)]
+pub(super) struct Umad {
+    file: OwnedFd,
+    agent: u32,
+}
+
+/// The file of a port.
+pub(super) fn path(device: &str, port: u8) -> Option<PathBuf> {
+    let entries = fs::read_dir("/sys/class/infiniband_mad").ok()?;
+    let says = |folder: &Path, what: &str, wanted: &str| {
+        fs::read_to_string(folder.join(what)).is_ok_and(|text| text.trim() == wanted)
+    };
+    let port = port.to_string();
+    let name = entries.flatten().find_map(|entry| {
+        let name = entry.file_name();
+        let found = name.to_str()?.starts_with("umad")
+            && says(&entry.path(), "ibdev", device)
+            && says(&entry.path(), "port", &port);
+        found.then_some(name)
+    })?;
+    Some(Path::new("/dev/infiniband").join(name))
+}
+
+impl Umad {
+    /// One that receives the connection manager's class.
+    pub(super) fn receiving(path: &Path) -> Result<Self, CmError> {
+        let mut words = [0; 4];
+        // The first word of the kernel's has 64 bits.
+        words[usize::from(cfg!(target_endian = "big"))] = 1 << METHOD_SEND;
+        let (class, class_version) = (CLASS, CLASS_VERSION);
+        Self::open(path, Registration { qpn: 1, class, class_version, method_mask: words, ..Registration::default() })
+    }
+
+    /// One that only sends.
+    pub(super) fn sending(path: &Path) -> Result<Self, CmError> {
+        Self::open(path, Registration { qpn: 1, ..Registration::default() })
+    }
+
+    fn open(path: &Path, mut registration: Registration) -> Result<Self, CmError> {
+        let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        let file = rustix::fs::open(path, flags, Mode::empty())
+            .map_err(|errno| CmError::Open { path: path.to_owned(), source: errno.into() })?;
+        let refused = |errno: Errno| CmError::Refused { path: path.to_owned(), source: errno.into() };
+        // SAFETY: ENABLE_PKEY has no argument and touches no memory of ours.
+        unsafe { ioctl(&file, NoArg::<ENABLE_PKEY>::new()) }.map_err(refused)?;
+        let exclusive = registration.class != 0;
+        // SAFETY: REGISTER_AGENT reads and writes a `struct ib_user_mad_reg_req`, which `Registration` is in size and layout.
+        let result = unsafe { ioctl(&file, Updater::<REGISTER_AGENT, Registration>::new(&mut registration)) };
+        result.map_err(|errno| match errno {
+            // The kernel's only reason for a request that is in order.
+            Errno::INVAL if exclusive && Path::new("/sys/module/ib_cm").exists() => CmError::KernelHasIt,
+            Errno::INVAL if exclusive => CmError::ProcessHasIt { path: path.to_owned() },
+            errno => refused(errno),
+        })?;
+        Ok(Self { file, agent: registration.id })
+    }
+
+    /// Any file that keeps messages apart, instead of one of the kernel's.
+    #[cfg(test)]
+    pub(super) const fn stand_in(file: OwnedFd) -> Self {
+        Self { file, agent: 9 }
+    }
+
+    /// Its number in what is written.
+    pub(super) const fn agent(&self) -> u32 {
+        self.agent
+    }
+
+    /// What has arrived. `None` when there is nothing.
+    pub(super) fn read(&self, room: &mut [u8]) -> io::Result<Option<usize>> {
+        loop {
+            match rustix::io::read(&self.file, &mut *room) {
+                // The end of a file is always there to be read.
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(length) => return Ok(Some(length)),
+                Err(Errno::INTR) => {}
+                Err(Errno::AGAIN) => return Ok(None),
+                Err(errno) => return Err(errno.into()),
+            }
+        }
+    }
+
+    /// Sends. Takes up to a second while the kernel looks for the peer.
+    pub(super) fn write(&self, octets: &[u8]) -> io::Result<()> {
+        rustix::io::retry_on_intr(|| rustix::io::write(&self.file, octets))?;
+        Ok(())
+    }
+}
+
+impl AsFd for Umad {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+}
