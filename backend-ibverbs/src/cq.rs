@@ -1,7 +1,7 @@
 //! Completion queues.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -25,6 +25,10 @@ pub(crate) struct Cq {
     sink: Arc<dyn CompletionSink>,
     /// The guest's queue was full once. It takes nothing any more.
     dead: AtomicBool,
+    /// The host announces the next completion.
+    armed: AtomicBool,
+    /// How often the guest looked.
+    looks: AtomicU64,
     /// Held by who takes completions.
     state: Mutex<State>,
 }
@@ -52,11 +56,48 @@ impl Cq {
             host,
             sink,
             dead: AtomicBool::new(false),
+            armed: AtomicBool::new(false),
+            looks: AtomicU64::new(0),
             state: Mutex::new(state),
         });
         adapter.cqs.write().insert(cq.host.address(), Arc::downgrade(&cq));
-        cq.host.arm()?;
+        cq.arm()?;
         Ok(cq)
+    }
+
+    /// Asks the host to announce the next completion. What came before is for the caller to take.
+    fn arm(&self) -> Result<(), VerbsError> {
+        // Who finds it armed already relies on an announcement that is still to come.
+        if self.armed.swap(true, Ordering::AcqRel) {
+            return Ok(());
+        }
+        Ok(self.host.arm().inspect_err(|_| self.armed.store(false, Ordering::Release))?)
+    }
+
+    /// The host made its announcement; the next one has to be asked for.
+    pub(crate) fn announced(&self) {
+        self.armed.store(false, Ordering::Release);
+    }
+
+    /// Whether the host announces the next completion.
+    pub(crate) fn is_armed(&self) -> bool {
+        self.armed.load(Ordering::Acquire)
+    }
+
+    /// How often the guest looked, by a doorbell.
+    pub(crate) fn looks(&self) -> u64 {
+        self.looks.load(Ordering::Relaxed)
+    }
+
+    /// Has the next completion announced and takes what came before that. Whether there was any.
+    pub(crate) fn watch(&self, adapter: &Adapter) -> bool {
+        match self.arm() {
+            Ok(()) => self.drain(adapter) > 0,
+            Err(error) => {
+                log::error!("{}: a completion queue of the host cannot be watched: {error}", adapter.name);
+                false
+            }
+        }
     }
 
     /// Makes room for the completions of a queue that is about to use this one.
@@ -169,8 +210,17 @@ pub struct IbvCq(pub(crate) Arc<Cq>);
 
 impl CompletionQueue for IbvCq {
     fn notify_poll(&self) {
+        self.0.looks.fetch_add(1, Ordering::Relaxed);
         if let Some(adapter) = self.0.adapter.upgrade() {
             self.0.try_drain(&adapter, 1);
+        }
+    }
+
+    fn notify_arm(&self) {
+        if let Some(adapter) = self.0.adapter.upgrade()
+            && !self.0.is_armed()
+        {
+            self.0.watch(&adapter);
         }
     }
 }

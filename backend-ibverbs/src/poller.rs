@@ -1,10 +1,11 @@
 //! The thread of a device: waits for completions and events of the host.
 
 use std::io;
+use std::mem;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Weak};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -16,6 +17,8 @@ use crate::worker::Worker;
 
 /// Rounds of polling between two looks at the descriptors.
 const ROUNDS: u32 = 32;
+/// A guest that polls looks at its queue in any time of this length.
+const GUEST_LOOKS: Duration = Duration::from_millis(1);
 
 /// Starts the thread.
 pub(crate) fn start(adapter: &Arc<Adapter>) -> io::Result<Worker> {
@@ -31,15 +34,16 @@ struct Ready {
     events: bool,
 }
 
-fn wait(stop: &OwnedFd, device: &HostDevice, channel: &Channel, block: bool) -> Ready {
+fn wait(stop: &OwnedFd, device: &HostDevice, channel: &Channel, patience: Option<Duration>) -> Ready {
     let mut fds = [
         PollFd::new(stop, PollFlags::IN),
         PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN),
         PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN),
     ];
-    let now = Timespec { tv_sec: 0, tv_nsec: 0 };
+    // Both constants of this module fit.
+    let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
     loop {
-        match rustix::event::poll(&mut fds, if block { None } else { Some(&now) }) {
+        match rustix::event::poll(&mut fds, patience.as_ref()) {
             Err(Errno::INTR) => {}
             Err(error) => {
                 log::error!("cannot wait for the host's completions: {error}");
@@ -52,12 +56,98 @@ fn wait(stop: &OwnedFd, device: &HostDevice, channel: &Channel, block: bool) -> 
     Ready { stop, completions, events }
 }
 
+/// A queue that the host does not announce: somebody looks at it.
+struct Watched {
+    cq: Arc<Cq>,
+    /// How often its guest had looked.
+    looks: u64,
+}
+
+impl Watched {
+    fn new(cq: Arc<Cq>) -> Self {
+        Self { looks: cq.looks(), cq }
+    }
+
+    /// Whether the guest has looked since this was last asked.
+    fn guest_looks(&mut self) -> bool {
+        let before = mem::replace(&mut self.looks, self.cq.looks());
+        before != self.looks
+    }
+}
+
+/// A queue is announced by the host, or polled by this thread, or polled by its guest.
+#[derive(Default)]
+struct Queues {
+    /// Polled here, each for a while after its last completion.
+    busy: Vec<Watched>,
+    /// Polled by their guests' doorbells, which find completions sooner than this thread could; it only makes sure that they
+    /// go on.
+    guests: Vec<Watched>,
+}
+
+impl Queues {
+    /// How long the thread may sleep.
+    fn patience(&self) -> Option<Duration> {
+        if !self.busy.is_empty() {
+            Some(Duration::ZERO)
+        } else if !self.guests.is_empty() {
+            Some(GUEST_LOOKS)
+        } else {
+            None
+        }
+    }
+
+    fn announced(&mut self, cq: Arc<Cq>) {
+        cq.announced();
+        self.guests.retain(|known| !Arc::ptr_eq(&known.cq, &cq));
+        if !self.busy.iter().any(|known| Arc::ptr_eq(&known.cq, &cq)) {
+            self.busy.push(Watched::new(cq));
+        }
+    }
+
+    /// Completions that were taken.
+    fn poll(&self, adapter: &Adapter) -> usize {
+        self.busy.iter().map(|known| known.cq.drain(adapter)).sum()
+    }
+
+    /// Leaves queues to their guests, if these look, and to the host otherwise.
+    fn stop_polling(&mut self, adapter: &Adapter) {
+        for mut known in mem::take(&mut self.busy) {
+            if known.cq.is_armed() {
+                continue;
+            }
+            if known.guest_looks() {
+                self.guests.push(known);
+            } else if known.cq.watch(adapter) {
+                self.busy.push(known);
+            }
+        }
+    }
+
+    /// Guests that have not looked for a while are told by the host again.
+    fn check_guests(&mut self, adapter: &Adapter) {
+        let Self { busy, guests } = self;
+        guests.retain_mut(|known| {
+            if known.cq.is_armed() {
+                return false;
+            }
+            if known.guest_looks() {
+                return true;
+            }
+            if known.cq.watch(adapter) {
+                busy.push(Watched::new(Arc::clone(&known.cq)));
+            }
+            false
+        });
+    }
+}
+
 fn run(adapter: &Weak<Adapter>, stop: &OwnedFd, device: &HostDevice, channel: &Channel) {
-    // Queues that are polled now. Each was announced, and is asked for the next announcement before it leaves.
-    let mut busy: Vec<Arc<Cq>> = Vec::new();
+    let mut queues = Queues::default();
     let mut last = Instant::now();
+    let mut checked = last;
     loop {
-        let ready = wait(stop, device, channel, busy.is_empty());
+        let ready = wait(stop, device, channel, queues.patience());
         if ready.stop {
             return;
         }
@@ -65,8 +155,9 @@ fn run(adapter: &Weak<Adapter>, stop: &OwnedFd, device: &HostDevice, channel: &C
         if ready.completions {
             bump(&adapter.counters.wakeups);
             while let Some(address) = channel.next_event() {
-                let cq = adapter.cqs.read().get(&address).and_then(Weak::upgrade);
-                busy.extend(cq);
+                if let Some(cq) = adapter.cqs.read().get(&address).and_then(Weak::upgrade) {
+                    queues.announced(cq);
+                }
             }
             last = Instant::now();
         }
@@ -75,27 +166,21 @@ fn run(adapter: &Weak<Adapter>, stop: &OwnedFd, device: &HostDevice, channel: &C
                 adapter.notice(notice);
             }
         }
+        if !queues.guests.is_empty() && checked.elapsed() >= GUEST_LOOKS {
+            queues.check_guests(&adapter);
+            checked = Instant::now();
+        }
         for _ in 0..ROUNDS {
-            let taken: usize = busy.iter().map(|cq| cq.drain(&adapter)).sum();
-            if taken > 0 {
+            if queues.busy.is_empty() {
+                break;
+            } else if queues.poll(&adapter) > 0 {
                 last = Instant::now();
             } else if last.elapsed() >= adapter.shared.config.poll {
-                busy.retain(|cq| sleepless(&adapter, cq));
+                queues.stop_polling(&adapter);
                 break;
             } else {
                 thread::yield_now();
             }
-        }
-    }
-}
-
-/// Asks a queue to announce its next completion. Whether one came before it could.
-fn sleepless(adapter: &Adapter, cq: &Cq) -> bool {
-    match cq.host.arm() {
-        Ok(()) => cq.drain(adapter) > 0,
-        Err(error) => {
-            log::error!("{}: a completion queue of the host cannot be watched: {error}", adapter.name);
-            false
         }
     }
 }

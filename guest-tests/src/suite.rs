@@ -2,9 +2,10 @@
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, ExitCode, Stdio};
+use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 
 use crate::bed::Bed;
 use crate::cli::TestOptions;
@@ -28,14 +29,20 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     }
     let started = Instant::now();
     let mut tally = Tally::default();
-    if options.only.is_empty() {
-        println!("== the workspace's tests");
-        tally.add(workspace_tests()?);
-        println!("      {:.1} s", started.elapsed().as_secs_f64());
-    }
-    if !options.no_vm {
+    let bed = thread::scope(|scope| {
+        // Mostly downloads and unpacks, while the compiler works.
+        let bed = (!options.no_vm).then(|| scope.spawn(Bed::build));
+        if options.only.is_empty() {
+            println!("== the workspace's tests");
+            tally.add(workspace_tests()?);
+            println!("      {:.1} s", started.elapsed().as_secs_f64());
+        }
+        let joined = bed.map(|bed| bed.join().unwrap_or_else(|_| Err(anyhow!("it panicked"))));
+        anyhow::Ok(joined)
+    })?;
+    if let Some(bed) = bed {
         println!("== tests in two guests");
-        tally.add(guest_tests(kind, cases));
+        tally.add(guest_tests(kind, bed, cases));
     }
     println!("      {:.1} s in all", started.elapsed().as_secs_f64());
     print!("{} passed, {} failed", tally.passed, tally.failed);
@@ -46,8 +53,8 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn guest_tests(kind: LinkKind, cases: Vec<Case>) -> Tally {
-    let bed = match Bed::build() {
+fn guest_tests(kind: LinkKind, bed: Result<Bed>, cases: Vec<Case>) -> Tally {
+    let bed = match bed {
         Ok(bed) => bed,
         Err(error) => {
             println!("FAIL  the guest bed cannot be built: {}", jobs::causes(&error));

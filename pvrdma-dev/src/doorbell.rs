@@ -104,6 +104,7 @@ impl<H: Hca> Adapter<H> {
                     self.stats.doorbells_arm.add();
                     // The ring asks for event rings under this view, so a reset waits for what happens here.
                     cq.ring.arm(&self.memory.view(), arm == Arm::Solicited, self.config.posted_doorbells);
+                    cq.verbs.notify_arm();
                 }
             }
         }

@@ -232,6 +232,10 @@ pub trait CompletionQueue: Send + Sync + 'static {
     /// The guest looked at its queue and found nothing: a chance to publish what waits in the hardware. Runs a bounded amount
     /// of work on the calling thread, which holds no view.
     fn notify_poll(&self) {}
+
+    /// The guest asked to be told of the next completion, and will not look before: from now on completions are published as they
+    /// come. Runs a bounded amount of work on the calling thread, which holds no view.
+    fn notify_arm(&self) {}
 }
 
 /// A registered memory region.

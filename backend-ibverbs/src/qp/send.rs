@@ -97,6 +97,7 @@ impl Qp {
     /// Posts one batch. Whether it is worth to try once more.
     fn post_some(&self, host: &HostQp, side: &mut SendSide) -> bool {
         side.batch.clear();
+        let mut emptied = false;
         let mut binds = Vec::new();
         {
             let view = self.adapter.memory.view();
@@ -108,9 +109,7 @@ impl Qp {
                     match side.source.pop(&view, &mut side.work) {
                         Ok(true) => side.source.retire(&view),
                         Ok(false) => {
-                            if side.batch.len() == 0 && side.failed.is_empty() {
-                                self.send_waits.store(false, Ordering::SeqCst);
-                            }
+                            emptied = true;
                             break;
                         }
                         Err(error) => {
@@ -137,6 +136,10 @@ impl Qp {
                 }
             }
         }
+        // What the guest adds comes with a doorbell, so nothing waits for completions.
+        if emptied && side.failed.is_empty() {
+            self.send_waits.store(false, Ordering::SeqCst);
+        }
         let count = side.batch.len();
         if count == 0 {
             // The first failure comes when everything before it has ended.
@@ -146,7 +149,10 @@ impl Qp {
         side.batch.clear();
         self.adapter.counters.sends_posted.fetch_add(taken as u64, Ordering::Relaxed);
         match result {
-            Ok(()) => binds.iter().for_each(Bind::posted),
+            Ok(()) => {
+                binds.iter().for_each(Bind::posted);
+                !emptied
+            }
             Err(error) => {
                 log::warn!("{}: the host refuses a request of QP {}: {error}", self.adapter.name, self.qpn);
                 let mut flight = self.send_flight.lock();
@@ -158,9 +164,9 @@ impl Qp {
                 if let Some((_, status)) = side.failed.front_mut() {
                     *status = WcStatus::LocalQpOperation;
                 }
+                true
             }
         }
-        true
     }
 
     /// Ends the oldest request with its own error, and the queue with it.

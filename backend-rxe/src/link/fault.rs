@@ -38,6 +38,11 @@ impl Faults {
 
     /// All of one in a hundred frames each.
     pub const ONE_PERCENT: Self = Self { loss: 100, duplicate: 100, reorder: 100, corrupt: 100, delay: 100 };
+
+    /// Whether the frames that are not lost stay as they are and where they are.
+    const fn only_lose(&self) -> bool {
+        self.duplicate == 0 && self.reorder == 0 && self.corrupt == 0 && self.delay == 0
+    }
 }
 
 /// What happens to the frames of one direction.
@@ -193,6 +198,13 @@ impl<L: Link> Link for FaultLink<L> {
         self.release_outbound();
         let (state, incoming) = &mut *self.inbound.lock();
         state.calls = state.calls.wrapping_add(1);
+        if self.faults.only_lose() {
+            let before = frames.len();
+            self.inner.receive(frames, most);
+            let lost = frames.retain_from(before, |_| !state.happens(self.faults.loss));
+            self.lost.fetch_add(lost as u64, Ordering::Relaxed);
+            return;
+        }
         incoming.clear();
         self.inner.receive(incoming, most);
         for frame in incoming.iter() {

@@ -95,6 +95,19 @@ impl Frames {
         inside
     }
 
+    /// Drops frames from `from` on that `keep` does not want. Gives how many.
+    pub fn retain_from(&mut self, from: usize, mut keep: impl FnMut(&[u8]) -> bool) -> usize {
+        let (before, octets, total) = (self.spans.len(), &self.octets, &mut self.total);
+        let mut index = 0;
+        self.spans.retain(|span| {
+            index += 1;
+            let kept = index <= from || octets.get(span.clone()).is_some_and(&mut keep);
+            *total = total.saturating_sub(if kept { 0 } else { span.len() });
+            kept
+        });
+        before.saturating_sub(self.spans.len())
+    }
+
     /// Appends frames of another batch.
     pub fn extend_from(&mut self, other: &Self, from: usize) {
         for frame in other.iter_from(from) {
@@ -130,6 +143,9 @@ mod tests {
         let mut copy = Frames::default();
         copy.extend_from(&frames, 1);
         assert_eq!((copy.len(), copy.get(0)), (2, Some(&b"four"[..])));
+        assert_eq!(copy.retain_from(1, |_| false), 1);
+        assert_eq!(copy.retain_from(0, |frame| frame == b"four"), 0);
+        assert_eq!((copy.len(), copy.octets()), (1, 4));
         frames.clear();
         assert!(frames.is_empty() && frames.get(0).is_none());
         frames.push(b"x");

@@ -21,7 +21,9 @@
 //!
 //! The rules are those of the InfiniBand Architecture Specification volume 1, chapter 9, for RC and UD; go-back-N with three
 //! refinements that are invisible on the wire: what the responder is known to have executed is not sent again, a lost RDMA
-//! READ response is asked for again from where it stopped, and the ACK timeout backs off. Large reads are split into
+//! READ response is asked for again from where it stopped, and the ACK timeout backs off. Who runs a responder may keep
+//! packets that come too early and hand them in again: the requester notices, and sends only what is missing
+//! ([`Responder::name_missing`]). Large reads are split into
 //! requests of a bounded length ([`Tuning::read_chunk`]), so that a responder that answers in one go does not flood us.
 //!
 //! Congestion control stands beside the halves, because both send at one rate: [`ReactionPoint`].
@@ -32,6 +34,7 @@
 mod admit;
 mod congestion;
 mod datagram;
+mod ghost;
 mod host;
 mod path;
 mod requester;

@@ -25,27 +25,44 @@ pub(crate) struct Ahead {
     /// PSN of the first slot.
     base: Psn,
     frames: VecDeque<Option<Box<[u8]>>>,
+    /// A missing packet has come: the next one shows whether the peer has more to send again.
+    filled: bool,
+    /// The peer sends again what is missing and nothing else.
+    selective: bool,
 }
 
 impl Ahead {
     pub(crate) const fn new(kept: Kept) -> Self {
-        Self { kept, base: Psn::new(0), frames: VecDeque::new() }
+        Self { kept, base: Psn::new(0), frames: VecDeque::new(), filled: false, selective: false }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// Keeps a frame, if there is room. It is lost otherwise, and comes again.
-    pub(crate) fn keep(&mut self, psn: Psn, frame: &[u8]) {
-        if self.frames.is_empty() {
-            self.base = psn;
+    /// A packet has come.
+    pub(crate) fn watch(&mut self, expected: Psn, psn: Psn) {
+        if self.filled {
+            self.selective = !psn.precedes(expected);
+            self.filled = false;
         }
+    }
+
+    /// Keeps a frame, if there is room. It is lost otherwise, and comes again. Gives how many packets right in front of it were
+    /// not known to be missing, if the peer makes use of that. `expected`, of which it hears in any case, is not among them.
+    pub(crate) fn keep(&mut self, expected: Psn, psn: Psn, frame: &[u8]) -> u32 {
+        let end = if self.frames.is_empty() {
+            self.base = psn;
+            expected.plus(1)
+        } else {
+            self.base.plus(u32::try_from(self.frames.len()).unwrap_or(0))
+        };
+        let new = u32::try_from(psn.since(end)).unwrap_or(0);
         let distance = psn.since(self.base);
         let (before, at) = (distance.min(0).unsigned_abs() as usize, distance.max(0).unsigned_abs() as usize);
         let length = self.frames.len().saturating_add(before).max(at.saturating_add(1));
         if length > MOST || self.kept.load(Ordering::Relaxed).saturating_add(frame.len()) > MOST_OCTETS {
-            return;
+            return 0;
         }
         for _ in 0..before {
             self.frames.push_front(None);
@@ -58,6 +75,7 @@ impl Ahead {
             self.kept.fetch_add(frame.len(), Ordering::Relaxed);
             *slot = Some(frame.into());
         }
+        if self.selective { new } else { 0 }
     }
 
     /// Takes the frame with this PSN and forgets those before it.
@@ -72,6 +90,7 @@ impl Ahead {
             return None;
         }
         self.base = psn.plus(1);
+        self.filled = true;
         let frame = self.frames.pop_front().flatten();
         self.forget(frame.as_deref());
         frame
@@ -106,19 +125,28 @@ mod tests {
     fn frames_come_out_at_their_turn() {
         let kept = Kept::default();
         let mut ahead = Ahead::new(Arc::clone(&kept));
-        for number in [5, 3, 7, 4, 5] {
-            ahead.keep(psn(number), &[u8::try_from(number).unwrap(); 10]);
+        // A gap that was filled, and a new packet behind it: the peer repeats what is missing and nothing else.
+        assert_eq!(ahead.keep(psn(0), psn(2), b""), 0);
+        assert!(ahead.take(psn(2)).is_some());
+        ahead.watch(psn(3), psn(3));
+        let mut missing = Vec::new();
+        for number in [5, 3, 7, 4, 5, 13] {
+            missing.push(ahead.keep(psn(1), psn(number), &[u8::try_from(number).unwrap(); 10]));
         }
-        ahead.keep(psn(300), &[0; 10]);
-        assert_eq!(kept.load(Ordering::Relaxed), 40);
+        assert_eq!(missing, [3, 0, 1, 0, 0, 5]);
+        assert_eq!(ahead.keep(psn(1), psn(300), &[0; 10]), 0, "too far");
+        assert_eq!(kept.load(Ordering::Relaxed), 50);
         let mut take = |number| ahead.take(psn(number)).map(|frame| frame[0]);
         assert_eq!(
             [take(1), take(2), take(3), take(4), take(5), take(6)],
             [None, None, Some(3), Some(4), Some(5), None]
         );
         assert!(!ahead.is_empty());
+        // It goes back after all.
+        ahead.watch(psn(6), psn(4));
+        assert_eq!(ahead.keep(psn(6), psn(16), b""), 0);
         // The one that was missing was two, in the end.
-        assert_eq!(ahead.take(psn(8)), None);
+        assert_eq!(ahead.take(psn(17)), None);
         assert!(ahead.is_empty());
         assert_eq!(kept.load(Ordering::Relaxed), 0);
     }
@@ -128,7 +156,9 @@ mod tests {
         let kept = Kept::default();
         let mut all: Vec<_> = (0..10).map(|_| Ahead::new(Arc::clone(&kept))).collect();
         for ahead in &mut all {
-            (0..256).for_each(|number| ahead.keep(psn(number), &[0; 65_536]));
+            for number in 1..257 {
+                assert_eq!(ahead.keep(psn(0), psn(number), &[0; 65_536]), 0);
+            }
         }
         assert_eq!(kept.load(Ordering::Relaxed), MOST_OCTETS);
         drop(all);

@@ -66,6 +66,8 @@ counters! {
     wire_resent,
     /// Times that nothing was confirmed for a few round trips, so that the oldest packet was sent again.
     wire_probes,
+    /// Times that a deadline waited, because answers were here that nobody had read yet.
+    wire_unread,
     /// Requests that were not answered in time.
     wire_timeouts,
     /// Gaps that a peer reported.

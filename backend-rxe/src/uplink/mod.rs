@@ -37,6 +37,7 @@ pub(crate) mod rc;
 mod receive;
 pub(crate) mod rules;
 pub(crate) mod ud;
+mod unread;
 
 use rdma_backend::{AddressVector, GidType, NetworkType, Qpn};
 

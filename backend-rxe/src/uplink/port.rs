@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -67,6 +67,8 @@ pub(crate) struct Port {
     /// Responders whose turn has come: their rate had them wait.
     resumed: Mutex<Vec<Weak<Qp>>>,
     spare: Mutex<Vec<Frames>>,
+    /// Times that [`Self::service`] has read what came.
+    batches: AtomicU64,
     waker: OwnedFd,
     stopping: AtomicBool,
 }
@@ -86,6 +88,7 @@ impl Port {
             inbox: Mutex::default(),
             resumed: Mutex::default(),
             spare: Mutex::default(),
+            batches: AtomicU64::new(0),
             waker: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopping: AtomicBool::new(false),
         })
@@ -233,7 +236,23 @@ impl Port {
             batch.clear();
             self.send(batch);
         }
+        self.batches.fetch_add(1, Ordering::Relaxed);
         busy
+    }
+
+    /// How many batches were read.
+    pub(super) fn batches(&self) -> u64 {
+        self.batches.load(Ordering::Relaxed)
+    }
+
+    /// Whether frames have come that no queue pair has got yet.
+    pub(super) fn has_unread(&self) -> bool {
+        if self.inbox.is_locked() {
+            return true;
+        }
+        let Some(readable) = self.uplink.link.readiness().readable else { return false };
+        let mut fds = [PollFd::from_borrowed_fd(readable.as_fd(), PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
     fn count_stopped(&self, passed: Result<(), Stopped>) {
@@ -244,7 +263,7 @@ impl Port {
         }
     }
 
-    fn pass(&self, lane: &Lane, frames: &Frames, counter: &std::sync::atomic::AtomicU64) {
+    fn pass(&self, lane: &Lane, frames: &Frames, counter: &AtomicU64) {
         if !frames.is_empty() {
             let dropped = lane.send(frames);
             PortCounters::add(&self.counters.passed_dropped, dropped);

@@ -4,13 +4,14 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rdma_backend::{QpAttrs, QpState, Qpn};
+use rdma_backend::{Psn, QpAttrs, QpState, Qpn};
 
 use super::ahead::Ahead;
 use super::counters::PortCounters;
 use super::flight::Share;
 use super::host::{Receiving, Sending, requests};
 use super::port::Port;
+use super::unread::Unread;
 use super::{BATCH, connected_path};
 use crate::counters::Tally;
 use crate::gather::Memory;
@@ -38,6 +39,7 @@ pub(crate) struct Sender {
     share: Share,
     /// The rate of the QP has it wait until then.
     paced: Option<Duration>,
+    unread: Unread,
 }
 
 impl Sender {
@@ -46,7 +48,7 @@ impl Sender {
         let (path, source) = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn)?;
         let transport = transport::Requester::new(attrs, path, Tuning::default());
         let share = Share::new(qp.adapter.port.as_ref()?.flight(attrs.av.dgid), qp);
-        Some(Box::new(Self { transport, path, source, share, paced: None }))
+        Some(Box::new(Self { transport, path, source, share, paced: None, unread: Unread::default() }))
     }
 
     /// Takes over attributes that a modify request changed.
@@ -101,7 +103,7 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
     if run != Run::More {
         sender.share.pause(sender.transport.under_way());
     }
-    let deadline = sender.transport.poll_timeout().into_iter().chain(sender.paced).min();
+    let deadline = sender.unread.deadline(sender.transport.poll_timeout()).into_iter().chain(sender.paced).min();
     if run == Run::Idle
         && let Some(deadline) = deadline
     {
@@ -131,10 +133,12 @@ fn turn(
     let bound = requester.route.source == Some(sender.source);
     sender.paced = None;
     let now = qp.adapter.shared.engine.now();
-    let Sender { transport, share, paced, .. } = sender;
+    let Sender { transport, share, paced, unread, .. } = sender;
     let mut host = Sending { qp, requester, memory, tally };
     // Also when nothing can be sent: otherwise the deadline would come again and again.
-    transport.handle_timeout(now, &mut host);
+    if unread.is_over(transport.poll_timeout(), now, port) {
+        transport.handle_timeout(now, &mut host);
+    }
     if port.uplink.wait_for_room(qp) {
         return false;
     }
@@ -241,10 +245,12 @@ impl Receiver {
 
     /// Executes a packet, or keeps it for later.
     fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], host: &mut Receiving<'_>) {
+        let psn = packet.header.bth.psn;
+        self.ahead.watch(self.transport.expected_psn(), psn);
         if self.deferred.is_empty() {
             match self.handle(packet, host) {
                 Handled::Deferred => {}
-                Handled::Ahead => return self.ahead.keep(packet.header.bth.psn, frame),
+                Handled::Ahead => return self.keep(psn, frame),
                 Handled::Done | Handled::Dropped => return self.catch_up(host),
             }
         }
@@ -253,6 +259,12 @@ impl Receiver {
         } else {
             PortCounters::bump(&port.counters.wire_dropped_deferred);
         }
+    }
+
+    /// Keeps a packet that came before its time.
+    fn keep(&mut self, psn: Psn, frame: &[u8]) {
+        let missing = self.ahead.keep(self.transport.expected_psn(), psn, frame);
+        self.transport.name_missing(psn, missing);
     }
 
     /// Executes packets that came before their time and are expected now.
@@ -290,7 +302,7 @@ impl Receiver {
             let Ok(packet) = Packet::parse(&frame) else { continue };
             match self.handle(&packet, host) {
                 Handled::Deferred => return self.deferred.push_front(frame),
-                Handled::Ahead => self.ahead.keep(packet.header.bth.psn, &frame),
+                Handled::Ahead => self.keep(packet.header.bth.psn, &frame),
                 Handled::Done | Handled::Dropped => {}
             }
         }

@@ -3,6 +3,7 @@
 use std::fmt;
 
 use super::bth::Bth;
+use super::crc::Crc;
 use super::grh::Grh;
 use super::ipv4::Ipv4;
 use super::ipv6::Ipv6;
@@ -13,7 +14,7 @@ const AFTER_MASKED_LRH: u32 = 0xdebb_20e3;
 
 /// An ICRC in the making. It is the CRC-32 of Ethernet, sent least significant octet first.
 #[derive(Clone)]
-pub struct Icrc(crc32fast::Hasher);
+pub struct Icrc(Crc);
 
 impl fmt::Debug for Icrc {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -57,8 +58,7 @@ impl Icrc {
     }
 
     fn start(network: &[u8], bth: &[u8; Bth::LEN]) -> Self {
-        // The crate takes the complement of the register.
-        let mut crc = crc32fast::Hasher::new_with_initial(!AFTER_MASKED_LRH);
+        let mut crc = Crc::new(AFTER_MASKED_LRH);
         crc.update(network);
         let mut masked = *bth;
         // FECN, BECN and the six reserved bits.
@@ -76,7 +76,7 @@ impl Icrc {
     /// The four octets in wire order.
     #[inline]
     pub fn finish(self) -> [u8; Self::LEN] {
-        self.0.finalize().to_le_bytes()
+        self.0.finish().to_le_bytes()
     }
 }
 

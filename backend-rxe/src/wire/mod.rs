@@ -1,4 +1,4 @@
-//! RoCE v1 and v2 packets, as bytes and as values. No IO, no clock, no state.
+//! RoCE v1 and v2 packets, as bytes and as values. No IO, no state, and no clock but for one choice (`crc`).
 //!
 //! A packet has two views. As *bytes* it is one Ethernet frame in a caller's buffer: [`Packet::parse`] checks it once and
 //! borrows payload and network header from it; [`FrameWriter`] lays one out, lends the payload area to be filled from a
@@ -16,6 +16,7 @@
 
 mod aeth;
 mod bth;
+mod crc;
 mod error;
 mod ethernet;
 mod ext;

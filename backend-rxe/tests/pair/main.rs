@@ -7,6 +7,7 @@ mod datagrams;
 mod errors;
 mod host;
 mod hostile;
+mod missing;
 mod mixed;
 mod net;
 #[path = "../pcap/mod.rs"]

@@ -216,6 +216,7 @@ fn scenario(seed: u64, faults: Option<Faults>, late: bool) -> u64 {
     let mut pair = Pair::new(&setup(&mut random), random.next());
     let lossless = faults.is_none();
     pair.faults = faults.unwrap_or_default();
+    pair.ends.iter_mut().for_each(|end| end.keeps = random.chance(500));
     let mut directions = [(); 2].map(|()| Direction::new(&mut random, 30, lossless));
     for (from, direction) in directions.iter().enumerate() {
         pair.ends[from].host.memory.write(SOURCE, &direction.source);

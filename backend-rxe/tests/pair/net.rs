@@ -5,7 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use backend_rxe::transport::{Handled, Marks, Origin, Path, Requester, Responder, Tuning, admit_connected};
-use backend_rxe::wire::{MAX_FRAME, Packet};
+use backend_rxe::wire::{MAX_FRAME, Packet, PsnExt};
 use rdma_backend::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWork};
 
 use super::host::Host;
@@ -82,6 +82,9 @@ pub(crate) struct End {
     pub(crate) host: Host,
     /// Frames that arrived and were not handled.
     arrived: VecDeque<Vec<u8>>,
+    /// The responder keeps packets behind a gap, and which.
+    pub(crate) keeps: bool,
+    kept: Vec<(Psn, Vec<u8>)>,
     /// The requester takes answers even when it is switched off.
     pub(crate) deaf: bool,
 }
@@ -121,6 +124,8 @@ impl End {
             responder: Responder::new(&attrs, path),
             host,
             arrived: VecDeque::new(),
+            keeps: false,
+            kept: Vec::new(),
             deaf: false,
         }
     }
@@ -157,10 +162,42 @@ impl End {
             }
             if info.operation.is_response() {
                 self.requester.handle_packet(now, &packet, &mut self.host);
-            } else if !self.host.failed && self.responder.handle_packet(&packet, &mut self.host) == Handled::Deferred {
-                self.arrived.push_front(frame);
-                return;
+                continue;
             }
+            if self.host.failed {
+                continue;
+            }
+            match self.responder.handle_packet(&packet, &mut self.host) {
+                Handled::Deferred => {
+                    self.arrived.push_front(frame);
+                    return;
+                }
+                Handled::Ahead if self.keeps => self.keep(packet.header.bth.psn, frame),
+                Handled::Ahead => {}
+                Handled::Done | Handled::Dropped => self.catch_up(),
+            }
+        }
+    }
+
+    /// Keeps a packet behind a gap, as the port does.
+    fn keep(&mut self, psn: Psn, frame: Vec<u8>) {
+        let distance = |psn: Psn| psn.since(self.responder.expected_psn());
+        let known = self.kept.iter().map(|&(psn, _)| distance(psn)).max().unwrap_or(0);
+        let missing = u32::try_from(distance(psn) - known - 1).unwrap_or(0);
+        self.responder.name_missing(psn, missing);
+        if self.kept.iter().all(|&(known, _)| known != psn) {
+            self.kept.push((psn, frame));
+        }
+    }
+
+    /// Has a kept packet come next, or tells that one is missing.
+    fn catch_up(&mut self) {
+        let expected = self.responder.expected_psn();
+        self.kept.retain(|(psn, _)| !psn.precedes(expected));
+        if let Some(next) = self.kept.iter().position(|&(psn, _)| psn == expected) {
+            self.arrived.push_front(self.kept.swap_remove(next).1);
+        } else if !self.kept.is_empty() {
+            self.responder.report_missing();
         }
     }
 }

@@ -32,7 +32,7 @@ pub(crate) struct Measured {
 pub(super) fn run(backend: &Ibverbs, device: &str, runs: usize) -> Result<()> {
     let [mut a, b] = connected(backend, BUFFER, Placement::Contiguous)?;
     let mut native = NativePair::connect(device, BUFFER)?;
-    for (size, batch) in [(8, 1), (64 << 10, 4), (1 << 20, 2)] {
+    for (size, batch) in [(8, 1), (64 << 10, 16), (1 << 20, 8)] {
         let count = if batch == 1 { POSTS } else { u32::try_from(ROUND / size)? };
         let elements = writes(&a, &b, size);
         let mut rounds = Vec::new();

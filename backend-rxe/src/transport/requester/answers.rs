@@ -4,9 +4,15 @@ use std::time::Duration;
 
 use rdma_backend::{SendOp, WcStatus};
 
-use super::{Probe, Requester, Seq, Stage, wire_psn};
+use super::recovery::{Probe, Try};
+use super::{Request, Requester, Seq, Stage, wire_psn};
+use crate::transport::ghost::AGE;
 use crate::transport::host::RequesterHost;
-use crate::wire::{Extension, NakCode, Operation, Packet, PsnExt, Syndrome, rnr_delay};
+use crate::wire::{Aeth, Extension, NakCode, Operation, Packet, PsnExt, Syndrome, rnr_delay};
+
+/// Sequence NAKs for one packet after the other that are believed to be losses. After these the responder has stopped to keep
+/// what comes behind a gap.
+const MOST_NEIGHBOURS: u32 = 2;
 
 impl Requester {
     /// Takes an answer that [`crate::transport::admit_connected`] let through.
@@ -16,8 +22,7 @@ impl Requester {
         let seq = self.unconfirmed.saturating_add_signed(distance.into());
         // Old answers, and those to what was never sent, mean nothing.
         if self.ended || !(self.unconfirmed..self.newest).contains(&seq) {
-            self.stats.stale += 1;
-            return;
+            return self.old_answer(seq, operation, packet.header.extension);
         }
         match (operation, packet.header.extension) {
             (Some(Operation::ReadResponse), _) => self.read_response(now, seq, packet, host),
@@ -79,23 +84,31 @@ impl Requester {
     fn progress(&mut self, now: Duration, before: Seq, host: &mut impl RequesterHost) {
         self.recovery.progress(now, self.unconfirmed, self.unconfirmed.saturating_sub(before));
         self.executed = self.executed.max(self.unconfirmed);
+        self.repairs.confirm(self.unconfirmed);
         if self.cursor < self.unconfirmed {
-            // The answer to an earlier attempt came before we sent it again.
-            self.peer_keeps |= self.nak_at.is_some();
-            self.seek(self.unconfirmed);
+            self.skip();
         }
+        self.timed_out = false;
         while self.data_requests.front().is_some_and(|&end| end <= self.unconfirmed) {
             self.data_requests.pop_front();
         }
         let probed = std::mem::replace(&mut self.probe, Probe::No);
-        if probed == Probe::Sent(before) && self.unconfirmed == before + 1 && self.unconfirmed < self.newest {
-            self.peer_keeps = false;
-            self.go_back();
-        }
         self.retries = self.attrs.retry_cnt;
         self.backoff = 0;
         self.restart_timer(now);
         self.retire(host);
+        let more = self.unconfirmed < self.newest && !self.ended;
+        match probed {
+            Probe::Sent(seq, attempt) if more && seq == before && self.unconfirmed == before + 1 => match attempt {
+                // The following may be lost as well. Or nothing is, and answers are late that come one by one.
+                Try::First => self.probe_oldest(Try::Second),
+                Try::Second => {
+                    self.peer_keeps = false;
+                    self.go_back();
+                }
+            },
+            _ => {}
+        }
     }
 
     /// Something behind a missing answer was answered: the missing one is lost. Goes back, but once for each loss.
@@ -171,9 +184,36 @@ impl Requester {
         if self.ended || self.rnr_deadline.is_some() || self.nak_at == Some(seq) {
             return;
         }
-        self.nak_at = Some(seq);
+        let neighbour = self.nak_at.replace(seq).is_some_and(|before| before + 1 == seq);
+        let unexpected = neighbour && !self.repairs.contains(seq);
+        self.neighbours = if unexpected { self.neighbours.saturating_add(1) } else { 0 };
+        if self.neighbours >= MOST_NEIGHBOURS {
+            self.peer_keeps = false;
+        }
         self.stats.sequence_naks += 1;
         self.resend_missing(now, seq, host);
+    }
+
+    /// An answer to something that is done, or a word about what is missing.
+    fn old_answer(&mut self, seq: Seq, operation: Option<Operation>, extension: Extension) {
+        let ack = matches!(extension, Extension::Ack(Aeth { syndrome: Syndrome::Ack { .. }, .. }));
+        if !ack || operation != Some(Operation::Acknowledge) || !self.is_missing(seq + Seq::from(AGE)) {
+            self.stats.stale += 1;
+        }
+    }
+
+    /// The responder may have said that this packet is missing, too. Whether it has.
+    fn is_missing(&mut self, seq: Seq) -> bool {
+        let sent = (self.unconfirmed.max(self.executed)..self.cursor).contains(&seq);
+        let alone = |request: &Request| request.stage == Stage::Begun && !request.wants_data();
+        if self.ended || !sent || !self.requests.iter().any(|request| request.contains(seq) && alone(request)) {
+            return false;
+        }
+        // Nobody else speaks like that, and nobody would without keeping the rest.
+        self.peer_keeps = true;
+        self.repairs.add(seq);
+        self.recovery.resent();
+        true
     }
 
     /// The responder has no receive: waits and goes back.

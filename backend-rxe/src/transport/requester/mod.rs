@@ -16,7 +16,9 @@
 //! Inside, PSNs are extended to 64 bits ([`Seq`]), so that they compare as numbers however much is posted.
 
 mod answers;
+mod losses;
 mod recovery;
+mod repairs;
 mod transmit;
 
 pub(super) use transmit::{Message, plan};
@@ -29,7 +31,8 @@ use rdma_backend::{Psn, QpAttrs, Qpn, SendOp, SendWork, WcStatus};
 use super::MAX_MESSAGE;
 use super::host::{RequesterHost, is_local, total};
 use super::path::{Path, packets};
-use recovery::Recovery;
+use recovery::{Probe, Recovery};
+use repairs::Repairs;
 
 /// How a requester uses the network. Nothing of it needs the peer's consent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -117,15 +120,6 @@ impl Request {
     }
 }
 
-/// Whether the oldest packet is sent once more, out of turn.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Probe {
-    No,
-    Due,
-    /// This one was.
-    Sent(Seq),
-}
-
 /// The requester half of a connected QP.
 #[derive(Debug)]
 pub struct Requester {
@@ -152,14 +146,19 @@ pub struct Requester {
     rnr_retries: u8,
     /// Timeouts in a row.
     backoff: u32,
+    /// The last thing that happened was an ACK timeout.
+    timed_out: bool,
     recovery: Recovery,
     probe: Probe,
+    repairs: Repairs,
     /// The responder was seen to keep what comes behind a gap: only what is missing need be sent again.
     peer_keeps: bool,
     ack_deadline: Option<Duration>,
     rnr_deadline: Option<Duration>,
     /// `unconfirmed` when a sequence NAK made us go back; a responder sends one for each missing packet.
     nak_at: Option<Seq>,
+    /// How many of them in a row named the packet after the one that was sent again.
+    neighbours: u32,
     /// `unconfirmed` when a lost answer made us go back. What was under way then tells us the same again.
     loss_at: Option<Seq>,
     draining: bool,
@@ -191,12 +190,15 @@ impl Requester {
             retries: attrs.retry_cnt,
             rnr_retries: attrs.rnr_retry,
             backoff: 0,
+            timed_out: false,
             recovery: Recovery::new(tuning.window),
             probe: Probe::No,
+            repairs: Repairs::default(),
             peer_keeps: false,
             ack_deadline: None,
             rnr_deadline: None,
             nak_at: None,
+            neighbours: 0,
             loss_at: None,
             draining: false,
             ended: false,
@@ -238,7 +240,7 @@ impl Requester {
 
     /// Whether the next packet was sent before.
     pub fn resends(&self) -> bool {
-        self.cursor < self.newest || self.probe == Probe::Due
+        self.cursor < self.newest || matches!(self.probe, Probe::Due(_)) || self.repairs.due().is_some()
     }
 
     /// A request whose buffers can be used for the next [`Self::post`].
@@ -291,73 +293,6 @@ impl Requester {
     /// When [`Self::handle_timeout`] is due.
     pub fn poll_timeout(&self) -> Option<Duration> {
         [self.ack_deadline, self.rnr_deadline, self.recovery.deadline()].into_iter().flatten().min()
-    }
-
-    /// A deadline may have passed.
-    pub fn handle_timeout(&mut self, now: Duration, host: &mut impl RequesterHost) {
-        if self.rnr_deadline.is_some_and(|deadline| deadline <= now) {
-            self.rnr_deadline = None;
-        }
-        if self.ack_deadline.is_some_and(|deadline| deadline <= now) {
-            self.stats.timeouts += 1;
-            self.backoff = self.backoff.saturating_add(1);
-            self.nak_at = None;
-            self.loss_at = None;
-            self.retry(now, host);
-        } else if self.recovery.probe(now) {
-            self.stats.probes += 1;
-            (self.nak_at, self.loss_at) = (None, None);
-            if self.requests.front().is_some_and(Request::wants_data) {
-                self.go_back();
-            } else {
-                self.probe = Probe::Due;
-            }
-            self.recovery.restart(now, true);
-        }
-    }
-
-    /// Local ACK timeout (IBA 9.7.6.1.3): the architecture allows up to four times the nominal value.
-    fn restart_timer(&mut self, now: Duration) {
-        self.ack_deadline = None;
-        let under_way = self.unconfirmed != self.newest && self.rnr_deadline.is_none();
-        self.recovery.restart(now, under_way && !self.ended);
-        if self.attrs.timeout != 0 && under_way {
-            let nominal = Duration::from_nanos(4096 << self.attrs.timeout.min(31));
-            self.ack_deadline = Some(now.saturating_add(nominal.saturating_mul(1 << self.backoff.min(2))));
-        }
-    }
-
-    /// Goes back because something was lost, if there are retries left.
-    fn retry(&mut self, now: Duration, host: &mut impl RequesterHost) {
-        let Some(left) = self.retries.checked_sub(1) else {
-            self.fail_at(self.unconfirmed, WcStatus::RetryExceeded, host);
-            return;
-        };
-        self.retries = left;
-        self.go_back();
-        self.restart_timer(now);
-    }
-
-    /// The responder says that the packet at `seq` is missing.
-    fn resend_missing(&mut self, now: Duration, seq: Seq, host: &mut impl RequesterHost) {
-        let alone = self.peer_keeps && seq == self.unconfirmed && self.retries > 0;
-        if !alone || self.requests.front().is_none_or(Request::wants_data) {
-            return self.retry(now, host);
-        }
-        self.retries -= 1;
-        self.probe = Probe::Due;
-        self.recovery.resent();
-        self.restart_timer(now);
-    }
-
-    /// Sends everything again from the oldest unconfirmed PSN.
-    fn go_back(&mut self) {
-        self.seek(self.unconfirmed);
-        self.data_requests.clear();
-        self.probe = Probe::No;
-        self.recovery.lost();
-        // The first packet asks for an answer: it tells what the responder has.
-        self.unasked = u32::MAX;
     }
 
     /// Moves the cursor among the requests that were begun.

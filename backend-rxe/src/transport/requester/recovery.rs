@@ -4,7 +4,7 @@
 //! step by step. Between two hosts of one network a round trip takes a hundred microseconds, and what is lost twice, or whose
 //! NAK is lost, would stand still for hundreds of round trips. So when nothing has been confirmed for a few round trips, the
 //! oldest packet is sent again ("probe"); that spends no retry, and a peer that has it sees a duplicate, which it answers. If it
-//! confirms no more than this one packet, the following are lost, too.
+//! confirms no more than this one packet, so is the next, and if that confirms no more either, the following are lost, too.
 //!
 //! After a loss only a few packets follow the one that is sent again until something is confirmed: most responders have
 //! dropped them (go-back-N), and those that kept what came behind the gap need none. One that was seen to keep them gets the
@@ -20,6 +20,24 @@ const AFTER_LOSS: u32 = 8;
 const SHORTEST: Duration = Duration::from_micros(500);
 /// Probes in a row; after these the ACK timeout decides.
 const MOST_PROBES: u32 = 3;
+
+/// Whether the oldest packet is sent once more, out of turn.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Probe {
+    No,
+    Due(Try),
+    /// This one was.
+    Sent(Seq, Try),
+}
+
+/// What the probe before told.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Try {
+    /// There was none.
+    First,
+    /// Its packet had been missing, or the answer to an earlier packet came late.
+    Second,
+}
 
 /// Round trip times, as RFC 6298 keeps them.
 #[derive(Clone, Copy, Debug)]

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use rdma_backend::{RemoteAddress, SendData, SendFlags, SendOp, SendWork, WcStatus};
 
-use super::{Probe, Requester, Seq, Stage, wire_psn};
+use super::recovery::Probe;
+use super::{Requester, Seq, Stage, wire_psn};
 use crate::transport::host::{RequesterHost, is_local};
 use crate::wire::{AtomicEth, Bth, Extension, Opcode, Position, Reth};
 
@@ -43,10 +44,19 @@ impl Requester {
             return None;
         }
         self.rnr_deadline = None;
-        if self.probe == Probe::Due
-            && let Some(len) = self.transmit_oldest(now, host, out)
-        {
-            return Some(len);
+        if let Probe::Due(attempt) = self.probe {
+            self.probe = Probe::Sent(self.unconfirmed, attempt);
+            if let Some(len) = self.transmit_alone(now, self.unconfirmed, host, out) {
+                return Some(len);
+            }
+        }
+        while let Some(seq) = self.repairs.take() {
+            // From the cursor on everything is sent in any case.
+            if seq < self.cursor
+                && let Some(len) = self.transmit_alone(now, seq, host, out)
+            {
+                return Some(len);
+            }
         }
         loop {
             match self.next_packet(host) {
@@ -57,11 +67,16 @@ impl Requester {
         }
     }
 
-    /// Sends the oldest unconfirmed packet and stays where we are.
-    fn transmit_oldest(&mut self, now: Duration, host: &mut impl RequesterHost, out: &mut [u8]) -> Option<usize> {
+    /// Sends an unconfirmed packet again and stays where we are.
+    fn transmit_alone(
+        &mut self,
+        now: Duration,
+        seq: Seq,
+        host: &mut impl RequesterHost,
+        out: &mut [u8],
+    ) -> Option<usize> {
         let cursor = self.cursor;
-        self.probe = Probe::Sent(self.unconfirmed);
-        self.seek(self.unconfirmed);
+        self.seek(seq);
         self.unasked = u32::MAX;
         let sent = match self.next_packet(host) {
             Next::Packet(plan) => self.transmit(now, &plan, host, out),

@@ -6,6 +6,7 @@
 use rdma_backend::{Psn, RemoteAddress};
 
 use super::{Missing, Responder};
+use crate::transport::ghost::ghost;
 use crate::transport::host::{Refusal, ResponderHost};
 use crate::wire::{Aeth, Bth, Extension, NakCode, Opcode, Position, PsnExt, Reth, Syndrome};
 
@@ -86,7 +87,7 @@ impl Responder {
 
     /// Whether an answer is owed.
     pub fn has_answers(&self) -> bool {
-        !self.answers.is_empty()
+        !self.answers.is_empty() || !self.named.is_empty()
     }
 
     /// Whether the next answer carries data of a READ.
@@ -103,7 +104,7 @@ impl Responder {
     pub fn poll_transmit(&mut self, host: &mut impl ResponderHost, out: &mut [u8]) -> Option<usize> {
         self.renew_ack();
         loop {
-            let answer = *self.answers.front()?;
+            let Some(&answer) = self.answers.front() else { return self.name_next(out) };
             let frame = match answer {
                 Answer::Ack { psn } => self.acknowledge(psn, Syndrome::ACK, out),
                 Answer::Nak { psn, syndrome } => self.acknowledge(psn, syndrome, out),
@@ -128,6 +129,13 @@ impl Responder {
             self.stats.answers += 1;
             return Some(frame);
         }
+    }
+
+    /// Tells of a missing packet that the sequence NAK does not name.
+    fn name_next(&mut self, out: &mut [u8]) -> Option<usize> {
+        let missing = std::iter::from_fn(|| self.named.pop_front()).find(|psn| self.expected.precedes(*psn))?;
+        self.stats.answers += 1;
+        self.acknowledge(ghost(missing), Syndrome::ACK, out)
     }
 
     const fn aeth(&self, syndrome: Syndrome) -> Aeth {

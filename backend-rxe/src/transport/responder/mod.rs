@@ -12,6 +12,9 @@ use super::path::{Path, mtu_bytes, packets};
 use crate::wire::{NakCode, Operation, Packet, PsnExt, Reth, Service, Syndrome};
 use answers::{Answer, ReadAnswer};
 
+/// Missing packets that wait for the peer to be told, at most.
+const MOST_NAMED: usize = 32;
+
 /// What became of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Handled {
@@ -83,6 +86,8 @@ pub struct Responder {
     /// ACK with the PSN of a READ or atomic for its completion.
     acknowledged: Psn,
     answers: VecDeque<Answer>,
+    /// Packets that are missing beside the expected one, of which the peer is to be told.
+    named: VecDeque<Psn>,
     replays: VecDeque<Replay>,
     /// Nothing is executed any more.
     ended: bool,
@@ -103,6 +108,7 @@ impl Responder {
             missing: Missing::No,
             acknowledged: attrs.rq_psn.plus(u32::MAX),
             answers: VecDeque::new(),
+            named: VecDeque::new(),
             replays: VecDeque::new(),
             ended: false,
             ident: 0,
@@ -131,6 +137,7 @@ impl Responder {
     pub fn end(&mut self) {
         self.ended = true;
         self.answers.clear();
+        self.named.clear();
         self.message = None;
     }
 
@@ -174,6 +181,16 @@ impl Responder {
             self.missing = Missing::Told;
             self.renew_ack();
             self.push_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
+        }
+    }
+
+    /// The `count` packets before `psn` are missing, and the peer sends missing packets alone: it should know of these before
+    /// it has sent the expected one again.
+    pub fn name_missing(&mut self, psn: Psn, count: u32) {
+        for back in (1..=count).rev() {
+            if self.missing == Missing::Told && self.named.len() < MOST_NAMED {
+                self.named.push_back(psn.plus(back.wrapping_neg()));
+            }
         }
     }
 

@@ -6,7 +6,7 @@
 use std::net::Ipv4Addr;
 
 use anyhow::{Result, ensure};
-use pvrdma_dev::testing::{Placement, RecvWr, SendWr, status, wc_opcode};
+use pvrdma_dev::testing::{Placement, RecvWr, SendWr, status, wait_for, wc_opcode};
 use rdma_backend::Backend;
 
 use super::super::pair::Side;
@@ -42,6 +42,8 @@ pub(super) fn serve<B: Backend + 'static>(backend: &B, guest: u8, count: u32) ->
         pinger.answer(round)?;
     }
     speaker.wait_end(&connection, &pinger.side)?;
+    // What waits for its way out goes with the device: the answers to REQ and DREQ have to be gone before.
+    wait_for("answers to leave", || pinger.side.counter("cm_sent").filter(|sent| *sent >= 2));
     pinger.check(&["cm_sent", "cm_received"], &["cm_refused", "cm_failed", "cm_overflow", "gsi_dropped"])
 }
 

@@ -1,0 +1,48 @@
+//! Answers that are here and not read yet: a deadline that passes meanwhile says nothing about the network.
+//!
+//! On a busy machine the port's thread gets the processor later than the one that looks after deadlines, and then what seems
+//! lost lies in the socket.
+
+use std::time::Duration;
+
+use super::counters::PortCounters;
+use super::port::Port;
+
+/// When to look again.
+const AGAIN: Duration = Duration::from_micros(200);
+/// After this many batches everything was read that had come by the deadline. More may have come behind it.
+const BATCHES: u64 = 16;
+
+/// Patience of a requester whose deadline has passed.
+#[derive(Debug, Default)]
+pub(super) struct Unread {
+    /// Batches that the port had read when the deadline had passed.
+    since: Option<u64>,
+    until: Option<Duration>,
+}
+
+impl Unread {
+    /// Whether the deadline has passed and counts.
+    pub(super) fn is_over(&mut self, deadline: Option<Duration>, now: Duration, port: &Port) -> bool {
+        self.until = None;
+        if deadline.is_none_or(|deadline| deadline > now) {
+            self.since = None;
+            return false;
+        }
+        let batches = port.batches();
+        let since = *self.since.get_or_insert(batches);
+        let over = batches.wrapping_sub(since) >= BATCHES || !port.has_unread();
+        if over {
+            self.since = None;
+        } else {
+            PortCounters::bump(&port.counters.wire_unread);
+            self.until = Some(now.saturating_add(AGAIN));
+        }
+        over
+    }
+
+    /// The deadline in place of `deadline`.
+    pub(super) fn deadline(&self, deadline: Option<Duration>) -> Option<Duration> {
+        self.until.or(deadline)
+    }
+}
