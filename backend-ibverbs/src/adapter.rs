@@ -12,9 +12,10 @@ use rdma_backend::{
     SrqEvent, VerbsError,
 };
 
+use crate::addresses::{AddedAddress, MAX_ADDED};
 use crate::backend::Shared;
 use crate::cq::Cq;
-use crate::gid::Bound;
+use crate::gid::{Bound, HostGid};
 use crate::gsi::Gsi;
 use crate::limits::Limit;
 use crate::mr::MrTable;
@@ -57,6 +58,8 @@ counters! {
     fast_registrations,
     gsi_delivered,
     gsi_dropped,
+    addresses_added,
+    addresses_refused,
     cm_sent,
     cm_received,
     cm_refused,
@@ -89,6 +92,8 @@ pub(crate) struct Adapter {
     pub(crate) qps: RwLock<HashMap<u32, Weak<Qp>>>,
     pub(crate) gsi: Mutex<Option<Weak<Gsi>>>,
     gids: RwLock<Box<[Option<Bound>]>>,
+    /// Addresses that are on the host's interface because of this device.
+    added: Mutex<HashMap<Gid, AddedAddress>>,
     poller: Mutex<Option<Worker>>,
 }
 
@@ -125,6 +130,7 @@ impl Adapter {
             qps: RwLock::default(),
             gsi: Mutex::new(None),
             gids: RwLock::new(vec![None; GID_INDICES].into_boxed_slice()),
+            added: Mutex::default(),
             poller: Mutex::new(None),
         });
         let watcher: Weak<dyn MemoryWatcher> = Weak::<Self>::clone(&adapter.me);
@@ -155,14 +161,45 @@ impl Adapter {
 
     pub(crate) fn bind_gid(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError> {
         let shared = &self.shared;
-        let host = shared.gids.find(gid, kind).unwrap_or(shared.default_gid);
-        if host.gid != gid {
-            log::debug!("{}: the host does not have {gid}, {} stands for it", self.name, host.gid);
-        }
+        let found = shared.gids.find(gid, kind);
+        let host = found.unwrap_or(shared.default_gid);
         let bound = Bound { gid, kind, host };
+        // Before anything of the host changes: another guest may have the address.
         shared.fabric.bind(&self.me, bound)?;
         self.replace_gid(index, Some(bound));
+        if found.is_some() {
+            return Ok(());
+        }
+        match self.add_to_host(gid, kind) {
+            Some(host) => {
+                let bound = Bound { gid, kind, host };
+                shared.fabric.bind(&self.me, bound)?;
+                self.replace_gid(index, Some(bound));
+            }
+            None => log::debug!("{}: the host does not have {gid}, {} stands for it", self.name, host.gid),
+        }
         Ok(())
+    }
+
+    /// Puts a guest's address on the host's interface, if that is wanted; what the host's table then has.
+    fn add_to_host(&self, gid: Gid, kind: GidType) -> Option<HostGid> {
+        let addresses = self.shared.addresses.as_ref()?;
+        let mut added = self.added.lock();
+        if !added.contains_key(&gid) {
+            let address = if added.len() < MAX_ADDED { addresses.add(gid) } else { None };
+            let Some(address) = address else {
+                bump(&self.counters.addresses_refused);
+                return None;
+            };
+            added.insert(gid, address);
+            bump(&self.counters.addresses_added);
+        }
+        let host = self.shared.gids.await_new(gid, kind);
+        if host.is_none() {
+            log::warn!("{}: {gid} was added to the host's interface and is not among the adapter's GIDs", self.name);
+            added.remove(&gid);
+        }
+        host
     }
 
     pub(crate) fn replace_gid(&self, index: u8, new: Option<Bound>) {
@@ -173,6 +210,7 @@ impl Adapter {
             && !gids.iter().flatten().any(|bound| bound.gid == old.gid)
         {
             self.shared.fabric.unbind(&self.me, old.gid);
+            self.added.lock().remove(&old.gid);
         }
     }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use rdma_backend::{Backend, DeviceContext, VerbsError};
 
 use crate::adapter::Adapter;
+use crate::addresses::{HostAddresses, Network};
 use crate::cm::{CmMode, ConnectionManager};
 use crate::gid::{Fabric, HostGid, HostGids};
 use crate::hca::IbvHca;
@@ -34,6 +35,8 @@ pub struct IbverbsConfig {
     pub gid_index: GidIndex,
     /// Octets of guest memory that one device may have registered, counted once for each registration.
     pub max_pinned: u64,
+    /// Networks whose addresses are put on the host's interface while guests have them. Others must be there already.
+    pub add_addresses: Vec<Network>,
     /// How far the guests' connection managers reach.
     pub cm: CmMode,
     /// For how long after a completion the host's queues are polled before the thread sleeps.
@@ -48,6 +51,7 @@ impl IbverbsConfig {
             port: 1,
             gid_index: GidIndex::Auto,
             max_pinned: 64 << 30,
+            add_addresses: Vec::new(),
             cm: CmMode::Auto,
             poll: Duration::from_micros(50),
         }
@@ -62,6 +66,8 @@ pub(crate) struct Shared {
     pub(crate) gids: HostGids,
     /// Stands for guests.
     pub(crate) default_gid: HostGid,
+    /// Where guests' addresses are added, if that is wanted.
+    pub(crate) addresses: Option<Arc<HostAddresses>>,
     pub(crate) fabric: Arc<Fabric>,
     /// The way to connection managers beyond this process.
     pub(crate) manager: Option<ConnectionManager>,
@@ -93,7 +99,17 @@ impl Ibverbs {
             return Err(unfit(format!("port {} is not Ethernet; guests speak RoCE", config.port)));
         }
         let gids = HostGids::new(&config.device, config.port, port.gids);
-        let default_gid = gids.choose(config.gid_index).map_err(unfit)?;
+        let mut default_gid = gids.choose(config.gid_index).map_err(unfit)?;
+        let addresses = if config.add_addresses.is_empty() {
+            None
+        } else {
+            let interface = gids.interface(default_gid.index).map_err(unfit)?;
+            let (addresses, removed) = HostAddresses::open(&interface, config.add_addresses.clone()).map_err(unfit)?;
+            gids.await_gone(&removed);
+            // It may have been one of these.
+            default_gid = gids.choose(config.gid_index).map_err(unfit)?;
+            Some(addresses)
+        };
         log::info!(
             "{}: port {}, GID {} (index {}) stands for guests without an address of their own",
             config.device,
@@ -113,7 +129,18 @@ impl Ibverbs {
                 }
             },
         };
-        Ok(Self(Arc::new(Shared { library, config, gids, default_gid, fabric, manager })))
+        Ok(Self(Arc::new(Shared { library, config, gids, default_gid, addresses, fabric, manager })))
+    }
+}
+
+#[cfg(feature = "testing")]
+impl Ibverbs {
+    /// Tells the device that has `gid` that the host's adapter is gone, as the host's driver would.
+    pub fn pretend_loss(&self, gid: rdma_backend::Gid) {
+        const DEVICE_FATAL: std::ffi::c_int = 8;
+        if let Some(adapter) = self.0.fabric.owner(gid).and_then(|owner| owner.upgrade()) {
+            adapter.notice(crate::verbs::AsyncNotice { kind: DEVICE_FATAL, element: 0 });
+        }
     }
 }
 

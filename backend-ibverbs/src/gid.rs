@@ -12,6 +12,8 @@ use std::net::Ipv6Addr;
 use std::path::Path;
 use std::path::PathBuf;
 use std::sync::Weak;
+use std::thread;
+use std::time::Duration;
 
 use parking_lot::RwLock;
 use rdma_backend::{Gid, GidType, VerbsError};
@@ -79,6 +81,13 @@ impl HostGids {
         Some(HostGid { index, gid, kind })
     }
 
+    /// The network interface that an entry comes from.
+    pub(crate) fn interface(&self, index: u8) -> Result<String, String> {
+        let path = self.folder.join(format!("gid_attrs/ndevs/{index}"));
+        let name = fs::read_to_string(&path).map_err(|error| format!("cannot read {}: {error}", path.display()))?;
+        Ok(name.trim().to_owned())
+    }
+
     /// What is in the table now.
     fn list(&self) -> Vec<HostGid> {
         let (mut found, mut gap) = (Vec::new(), 0);
@@ -100,6 +109,18 @@ impl HostGids {
         self.list().into_iter().find(|entry| entry.gid == gid && entry.kind == kind)
     }
 
+    /// The same for an address that was added just now.
+    pub(crate) fn await_new(&self, gid: Gid, kind: GidType) -> Option<HostGid> {
+        soon(|| self.find(gid, kind))
+    }
+
+    /// Waits until addresses that were removed just now are gone.
+    pub(crate) fn await_gone(&self, gids: &[Gid]) {
+        if soon(|| (!self.list().iter().any(|entry| gids.contains(&entry.gid))).then_some(())).is_none() {
+            log::warn!("port {} keeps GIDs whose addresses were removed", self.port);
+        }
+    }
+
     /// The entry that stands for guests.
     pub(crate) fn choose(&self, wanted: GidIndex) -> Result<HostGid, String> {
         let list = self.list();
@@ -115,6 +136,18 @@ impl HostGids {
             GidIndex::Auto => format!("port {} has no GID (is its network interface up, with an address?)", self.port),
         })
     }
+}
+
+/// What is to be found in the table shortly: the kernel changes it a moment after the addresses.
+fn soon<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    const STEP: Duration = Duration::from_millis(2);
+    const STEPS: u32 = 500;
+    (0..STEPS).find_map(|_| {
+        look().or_else(|| {
+            thread::sleep(STEP);
+            None
+        })
+    })
 }
 
 /// A GID as `/sys` writes it: eight groups of four digits.

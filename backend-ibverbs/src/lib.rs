@@ -37,6 +37,7 @@
 //! What the adapter reports is delivered under 5, so that destroying a QP, which takes it, waits for that.
 
 mod adapter;
+mod addresses;
 mod backend;
 mod cm;
 mod convert;
@@ -58,6 +59,7 @@ mod verbs;
 mod window;
 mod worker;
 
+pub use addresses::Network;
 pub use backend::{GidIndex, Ibverbs, IbverbsConfig};
 pub use cm::CmMode;
 pub use cq::IbvCq;

@@ -1,6 +1,6 @@
 //! The command line.
 
-use std::net::Ipv4Addr;
+use std::net::{IpAddr, Ipv4Addr};
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -69,12 +69,29 @@ pub(crate) enum HcaCommand {
         #[arg(long)]
         device: String,
     },
-    /// The same devices under traffic, until killed.
-    Hold {
+    /// Two devices of which one wants more than it may have.
+    Limits {
         /// Which adapter.
         #[arg(long)]
         device: String,
     },
+    /// Two devices while the adapter's interface changes, goes down, and the adapter is lost.
+    Changes {
+        /// Which adapter.
+        #[arg(long)]
+        device: String,
+    },
+    /// Two devices of a daemon, over their sockets: the same operations, errors and integrity checks.
+    Sockets {
+        /// Where the daemon listens.
+        #[arg(num_args = 2)]
+        sockets: Vec<PathBuf>,
+        /// Traffic instead, until killed.
+        #[arg(long)]
+        hold: bool,
+    },
+    /// A guest of this machine with a device, against `ibv_rc_pingpong` on the adapter itself.
+    Nested(NestedOptions),
     /// One device against `ibv_rc_pingpong -s 3000 -n 200`, whose server listens at this machine.
     Pingpong {
         /// Which adapter.
@@ -104,6 +121,26 @@ pub(crate) enum HcaCommand {
         #[arg(long, default_value_t = 3)]
         runs: usize,
     },
+}
+
+/// A guest's guest.
+#[derive(Clone, Debug, Args)]
+pub(crate) struct NestedOptions {
+    /// Which adapter.
+    #[arg(long)]
+    pub(crate) device: String,
+    /// This machine's own address.
+    #[arg(long)]
+    pub(crate) host: IpAddr,
+    /// Index of its GID.
+    #[arg(long)]
+    pub(crate) gid_index: u32,
+    /// Address of the guest, which is one of this machine's interface, too.
+    #[arg(long)]
+    pub(crate) guest: IpAddr,
+    /// Directory with what a guest needs of the bed.
+    #[arg(long)]
+    pub(crate) bed: PathBuf,
 }
 
 /// A guest that runs `rping`.

@@ -42,6 +42,20 @@ impl Daemon {
 
     /// The same in a network namespace, if one is named.
     pub(crate) fn start_in(namespace: Option<&str>, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
+        Self::launch(namespace, None, directory, devices)
+    }
+
+    /// The same on another backend.
+    pub(crate) fn start_on(backend: &str, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
+        Self::launch(None, Some(backend), directory, devices)
+    }
+
+    fn launch(
+        namespace: Option<&str>,
+        backend: Option<&str>,
+        directory: &Path,
+        devices: &[DaemonDevice],
+    ) -> Result<Self> {
         let program = program()?;
         let control = directory.join("control");
         let log = directory.join("pvrdmad.log");
@@ -65,6 +79,9 @@ impl Daemon {
                     device.mac,
                     device.options
                 ));
+            }
+            if let Some(backend) = backend {
+                command.args(["--backend", backend]);
             }
             command.arg("--control").arg(&control);
             command.stdin(Stdio::null()).stdout(writer).stderr(errors);
@@ -200,7 +217,7 @@ impl Capture {
 }
 
 /// The daemon, looked for once: all tests of a run use the same.
-fn program() -> Result<PathBuf> {
+pub(crate) fn program() -> Result<PathBuf> {
     static FOUND: OnceLock<PathBuf> = OnceLock::new();
     if let Some(program) = FOUND.get() {
         return Ok(program.clone());

@@ -17,7 +17,7 @@ pub enum BackendSpec {
     Ibverbs(IbverbsConfig),
 }
 
-const KEYS: &str = "device, port, gid-index, max-pinned, cm, poll";
+const KEYS: &str = "device, port, gid-index, addresses, max-pinned, cm, poll";
 
 impl FromStr for BackendSpec {
     type Err = String;
@@ -48,6 +48,8 @@ fn ibverbs(text: &str) -> Result<IbverbsConfig, String> {
             "port" => config.port = value.parse().ok().filter(|&port| port != 0).ok_or_else(wrong)?,
             "gid-index" if value == "auto" => config.gid_index = GidIndex::Auto,
             "gid-index" => config.gid_index = GidIndex::Fixed(value.parse().map_err(|_| wrong())?),
+            "addresses" if value == "given" => config.add_addresses.clear(),
+            "addresses" => config.add_addresses = value.split('+').map(str::parse).collect::<Result<_, _>>()?,
             "max-pinned" => config.max_pinned = value.parse().map_err(|_| wrong())?,
             "cm" => {
                 config.cm = match value {
@@ -101,6 +103,13 @@ mod tests {
         let Ok(BackendSpec::Ibverbs(config)) = text.parse() else { panic!("{text}") };
         assert_eq!((config.device.as_str(), config.port, config.gid_index), ("mlx5_0", 2, GidIndex::Fixed(3)));
         assert_eq!((config.max_pinned, config.poll, config.cm), (4096, Duration::ZERO, CmMode::Umad));
+        let Ok(BackendSpec::Ibverbs(config)) = "ibverbs,device=a,addresses=10.0.0.0/8+fd00::/64".parse() else {
+            panic!()
+        };
+        let networks: Vec<_> = config.add_addresses.iter().map(ToString::to_string).collect();
+        assert_eq!(networks, ["10.0.0.0/8", "fd00::/64"]);
+        let given = "ibverbs,device=rxe0,addresses=given";
+        assert_eq!(given.parse(), Ok(BackendSpec::Ibverbs(IbverbsConfig::new("rxe0"))));
         assert_eq!("ibverbs,device=rxe0,gid-index=auto".parse(), Ok(BackendSpec::Ibverbs(IbverbsConfig::new("rxe0"))));
     }
 
@@ -117,6 +126,8 @@ mod tests {
             ("ibverbs,device=a,gid-index=x", "gid-index"),
             ("ibverbs,device=a,cm=yes", "auto, umad or local"),
             ("ibverbs,device=a,device=b", "twice"),
+            ("ibverbs,device=a,addresses=10.0.0.1", "network"),
+            ("ibverbs,device=a,addresses=10.0.0.0/8+", "network"),
             ("ibverbs,device=a,speed=9", "speed"),
         ] {
             let error = text.parse::<BackendSpec>().unwrap_err();

@@ -15,4 +15,6 @@ pub mod log_limit;
 pub mod network;
 pub mod sigbus;
 pub mod status;
+#[cfg(feature = "testing")]
+pub mod testing;
 pub mod vfio_user;

@@ -19,6 +19,8 @@ use anyhow::{Context, Result};
 pub(crate) use initramfs::append_file;
 use steps::Steps;
 
+use crate::vm::Disk;
+
 /// A complete guest bed in its cache directory.
 #[derive(Clone, Debug)]
 pub(crate) struct Bed {
@@ -45,6 +47,40 @@ impl Bed {
         steps.run("initramfs", initramfs::KEY, |log| initramfs::build(&bed, log))?;
         steps.finish();
         Ok(bed)
+    }
+
+    /// The parts of a bed that [`Self::pack`] took, where they are now.
+    pub(crate) fn at(directory: &Path) -> Self {
+        Self { dir: directory.to_owned() }
+    }
+
+    /// Puts on a disk what a machine of this bed needs to boot machines itself, in the directory `to`. Their image is its own.
+    pub(crate) fn pack(&self, disk: &Disk, to: &str) -> Result<()> {
+        for path in [self.kernel(), self.initramfs()] {
+            disk.add(&path, Path::new(to).join(path.file_name().context("a path without a name")?))?;
+        }
+        disk.link("/dev/vda", &format!("{to}/guest.ext4"))?;
+        let packed = Self::at(Path::new(to)).builder_root();
+        for path in ["usr/bin/qemu-system-x86_64", "usr/share/qemu", "usr/share/seabios"] {
+            disk.add(&self.builder_root().join(path), packed.join(path))?;
+        }
+        for library in self.libraries("usr/bin/qemu-system-x86_64")? {
+            let name = library.file_name().context("a library without a name")?;
+            disk.add(&library, packed.join("usr/lib/x86_64-linux-gnu").join(name))?;
+        }
+        Ok(())
+    }
+
+    /// The loader and the libraries of a program of the builder system.
+    fn libraries(&self, program: &str) -> Result<Vec<PathBuf>> {
+        let mut words = host_command(&self.builder_root(), program);
+        words.insert(1, "--list".to_owned());
+        let output = Command::new(&words[0]).args(&words[1..]).output().context("cannot ask the loader")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut paths = vec![PathBuf::from(&words[0])];
+        // `libz.so.1 => /path (0x…)`; what is not of that form is no file, or the loader.
+        paths.extend(text.lines().filter_map(|line| Some(line.split_once("=> ")?.1.split_once(" (")?.0.into())));
+        Ok(paths)
     }
 
     /// The kernel the guests boot.

@@ -4,13 +4,11 @@ use anyhow::{Result, ensure};
 use pvrdma_dev::testing::{
     AddressHandle, Buffer, Cq, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr, access, status, wc_opcode,
 };
-use rdma_backend::Backend;
 
-use super::pair::{Side, connected, gid};
+use super::pair::{Side, gid};
 
 /// Everything on two devices, one after the other.
-pub(super) fn check<B: Backend + 'static>(backend: &B) -> Result<()> {
-    let [mut a, mut b] = connected(backend, 1 << 20, Placement::Scattered)?;
+pub(super) fn check([mut a, mut b]: [Side; 2]) -> Result<()> {
     operations(&mut a, &mut b)?;
     println!("operations: ok");
     integrity(&mut a, &mut b)?;
@@ -29,8 +27,7 @@ pub(super) fn check<B: Backend + 'static>(backend: &B) -> Result<()> {
 }
 
 /// Traffic that does not end.
-pub(super) fn hold<B: Backend + 'static>(backend: &B) -> Result<()> {
-    let [mut a, b] = connected(backend, 1 << 20, Placement::Scattered)?;
+pub(super) fn hold([mut a, b]: [Side; 2]) -> Result<()> {
     let mut first = true;
     loop {
         a.qp.post_send(&[SendWr::write(0, &[a.buffer.sge(&a.mr, 0, 1 << 20)], b.buffer.va(), b.mr.rkey)])?;

@@ -1,17 +1,22 @@
 //! `backend-ibverbs` on an adapter of this machine: a guest of the bed plays the host, and its `rdma_rxe` the adapter.
 
 mod bench;
+mod changes;
 mod cm;
 mod daemon;
 mod devices;
+mod limits;
+mod nested;
 mod pair;
 mod pingpong;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use backend_ibverbs::{CmMode, Ibverbs, IbverbsConfig};
+use pvrdma_dev::testing::Placement;
 use rdma_backend::conformance::{Bed, Profile, cases};
 
 use crate::cli::HcaCommand;
@@ -33,8 +38,17 @@ const RXE: Profile = Profile {
 pub(crate) fn run(command: &HcaCommand) -> Result<()> {
     match command {
         HcaCommand::Conformance { device, only } => conformance(&backend(device)?, only),
-        HcaCommand::Devices { device } => devices::check(&backend(device)?),
-        HcaCommand::Hold { device } => devices::hold(&backend(device)?),
+        HcaCommand::Devices { device } => {
+            devices::check(pair::connected(&backend(device)?, 1 << 20, Placement::Scattered)?)
+        }
+        HcaCommand::Limits { device } => limits::check(device),
+        HcaCommand::Changes { device } => changes::check(&backend(device)?, device),
+        HcaCommand::Sockets { sockets, hold } => {
+            let sockets: &[PathBuf; 2] = sockets.as_slice().try_into().context("it takes two sockets")?;
+            let sides = pair::connected_at(sockets, 1 << 20)?;
+            if *hold { devices::hold(sides) } else { devices::check(sides) }
+        }
+        HcaCommand::Nested(options) => nested::check(options),
         HcaCommand::Pingpong { device, port } => pingpong::client(&backend(device)?, *port),
         HcaCommand::Daemon { device, cm } => daemon::check(device, cm),
         HcaCommand::Rping(options) => cm::run(&everywhere(&options.device)?, options),

@@ -1,14 +1,20 @@
 //! Two devices of the in-process driver on one backend, with a connection between them.
 
+use std::fs::File;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
 use pvrdma_dev::testing::{
     Buffer, Context, Cq, Driver, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, access,
 };
-use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
+use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
+use pvrdmad::testing::RemoteFunction;
 use rdma_backend::{Backend, Counter, Gid, MacAddr};
+use rustix::fs::MemfdFlags;
 
+/// What a guest needs beside its buffer.
+const OTHER_MEMORY: usize = 16 << 20;
 /// Requests per queue.
 pub(super) const DEPTH: u32 = 64;
 
@@ -41,13 +47,45 @@ impl Side {
         octets: usize,
         placement: Placement,
     ) -> Result<Self> {
-        let (memory, irqs) = (GuestMemory::shared(octets + (16 << 20)), Irqs::new());
-        // Rings take scattered pages. This keeps a piece for the buffer in one.
-        let reserved = memory.alloc(octets.div_ceil(4096), placement);
-        let config = DeviceConfig::new(format!("guest{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]));
+        Self::with_limits(backend, host, octets, placement, Limits::default())
+    }
+
+    /// The same, of a device with limits of its own.
+    pub(super) fn with_limits<B: Backend + 'static>(
+        backend: &B,
+        host: u8,
+        octets: usize,
+        placement: Placement,
+        limits: Limits,
+    ) -> Result<Self> {
+        let (memory, irqs) = (GuestMemory::shared(octets + OTHER_MEMORY), Irqs::new());
+        let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
+        let config = DeviceConfig { limits, ..DeviceConfig::new(format!("guest{host}"), mac) };
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), backend)?;
         let observed = Arc::clone(&device);
-        let driver = Driver::probe(device, &memory, &irqs).context("probe")?;
+        let side = Self::on(device, &memory, &irqs, host, octets, placement)?;
+        Ok(Self { counters: Box::new(move || observed.status().adapter), ..side })
+    }
+
+    /// The same of a device behind a socket.
+    pub(super) fn at(socket: &std::path::Path, host: u8, octets: usize, placement: Placement) -> Result<Self> {
+        let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC)?);
+        file.set_len((octets + OTHER_MEMORY) as u64)?;
+        let (device, irqs) = RemoteFunction::connect(socket, &file)?;
+        Self::on(device, &GuestMemory::in_file(file), &irqs, host, octets, placement)
+    }
+
+    fn on(
+        device: Arc<dyn PciFunction>,
+        memory: &Arc<GuestMemory>,
+        irqs: &Arc<Irqs>,
+        host: u8,
+        octets: usize,
+        placement: Placement,
+    ) -> Result<Self> {
+        // Rings take scattered pages. This keeps a piece for the buffer in one.
+        let reserved = memory.alloc(octets.div_ceil(4096), placement);
+        let driver = Driver::probe(device, memory, irqs).context("probe")?;
         driver.bind_gid(0, gid(host))?;
         let context = driver.open()?;
         let pd = driver.create_pd(Some(&context))?;
@@ -57,11 +95,11 @@ impl Side {
         let buffer = driver.buffer(octets, 0, placement);
         buffer.fill_pattern(host.into());
         let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
-        let counters = Box::new(move || observed.status().adapter);
+        let counters = Box::new(Vec::new);
         Ok(Self { host, driver, pd, cq, qp, buffer, mr, context, counters })
     }
 
-    /// A counter of the adapter.
+    /// A counter of the adapter. There are none behind a socket.
     pub(super) fn counter(&self, name: &str) -> Option<u64> {
         (self.counters)().into_iter().find_map(|(known, value)| (known == name).then_some(value))
     }
@@ -69,8 +107,19 @@ impl Side {
 
 /// Two connected sides, each with a registered buffer of `octets`.
 pub(super) fn connected<B: Backend + 'static>(backend: &B, octets: usize, placement: Placement) -> Result<[Side; 2]> {
-    let mut a = Side::new(backend, 1, octets, placement).context("the first side")?;
-    let mut b = Side::new(backend, 2, octets, placement).context("the second side")?;
+    let a = Side::new(backend, 1, octets, placement).context("the first side")?;
+    let b = Side::new(backend, 2, octets, placement).context("the second side")?;
+    connect(a, b)
+}
+
+/// The same of two devices behind sockets.
+pub(super) fn connected_at(sockets: &[PathBuf; 2], octets: usize) -> Result<[Side; 2]> {
+    let a = Side::at(&sockets[0], 1, octets, Placement::Scattered).context("the first side")?;
+    let b = Side::at(&sockets[1], 2, octets, Placement::Scattered).context("the second side")?;
+    connect(a, b)
+}
+
+fn connect(mut a: Side, mut b: Side) -> Result<[Side; 2]> {
     a.qp.connect(&Path::to(gid(2), b.qp.qpn)).context("connecting the first side")?;
     b.qp.connect(&Path::to(gid(1), a.qp.qpn)).context("connecting the second side")?;
     Ok([a, b])

@@ -23,17 +23,33 @@ pub(crate) struct Case {
     pub(crate) body: Body,
     /// The test drives kernel modules into warnings on purpose, or looks itself: the runner does not judge the kernel log.
     pub(crate) ignore_kernel_log: bool,
+    /// Set when it takes so long that it runs only when asked for: what to tell those who did not.
+    pub(crate) slow: Option<&'static str>,
 }
 
 impl Case {
     /// A test.
     pub(crate) fn new(name: impl Into<String>, run: impl Fn(&mut Pair, &Link) -> Result<String> + 'static) -> Self {
-        Self { name: name.into(), body: Body::InPair(Box::new(run)), ignore_kernel_log: false }
+        Self { name: name.into(), body: Body::InPair(Box::new(run)), ignore_kernel_log: false, slow: None }
     }
 
     /// A test that starts what it needs itself.
     pub(crate) fn alone(name: impl Into<String>, run: impl Fn(&Bed) -> Result<String> + 'static) -> Self {
-        Self { name: name.into(), body: Body::Alone(Box::new(run)), ignore_kernel_log: false }
+        Self { name: name.into(), body: Body::Alone(Box::new(run)), ignore_kernel_log: false, slow: None }
+    }
+
+    /// The same test, run only when asked for.
+    pub(crate) fn slow(mut self, what_to_do: &'static str) -> Self {
+        self.slow = Some(what_to_do);
+        self
+    }
+
+    /// What is in its place when nobody has asked for it: the same unless it is slow.
+    pub(crate) fn unasked(self) -> Self {
+        match self.slow {
+            Some(what_to_do) => Self::alone(self.name, move |_| Err(skip(what_to_do))),
+            None => self,
+        }
     }
 
     /// The same test, without the check of the kernel log after it.

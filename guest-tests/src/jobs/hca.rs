@@ -1,18 +1,23 @@
 //! The host's own adapter as a backend: a guest plays the host, `rdma_rxe` its adapter, and this program runs there.
 
 use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
 use crate::bed::Bed;
+use crate::daemon;
 use crate::ends::{gid_index, network_script};
-use crate::vm::{Nic, NicModel, SHORT, Vm};
+use crate::vm::{Disk, Job, Nic, NicModel, SHORT, Vm};
 
-const IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 80, 1));
+/// The machine's own address.
+pub(crate) const IP: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 168, 80, 1));
 /// The adapter.
 pub(crate) const DEVICE: &str = "rxe0";
+/// Where the machine's disk is.
+pub(crate) const TOOLS: &str = "/run/tools";
 /// This program in the machine.
 pub(crate) const PROGRAM: &str = "RUST_BACKTRACE=1 /run/guest-tests hca";
 
@@ -23,38 +28,65 @@ pub(crate) fn cases() -> Vec<Case> {
 
 fn on_rxe(bed: &Bed) -> Result<String> {
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
-    let vm = host(bed, directory.path())?;
+    let disk = Disk::new(directory.path())?;
+    disk.add(&daemon::program()?, "pvrdmad")?;
+    let vm = Machine { disk: Some(disk.build()?), ..Machine::default() }.boot(bed, directory.path())?;
     let run = || -> Result<String> {
         let conformance = checked(&vm, "conformance", Duration::from_secs(240))?;
         let passed = conformance.lines().find_map(|line| line.strip_suffix(" passed")).context("no cases ran")?;
         nothing_left(&vm)?;
-        checked(&vm, "daemon", SHORT)?;
         pingpong(&vm)?;
-        nothing_left(&vm)?;
-        killed(&vm)?;
         checked(&vm, "devices", Duration::from_secs(120))?;
+        checked(&vm, "limits", SHORT)?;
+        checked(&vm, "changes", SHORT)?;
         nothing_left(&vm)?;
-        Ok(format!("{passed} conformance cases, daemon, ibv_rc_pingpong, kill -9, devices: nothing left in the kernel"))
+        process(&vm)?;
+        addresses(&vm)?;
+        Ok(format!(
+            "{passed} conformance cases, ibv_rc_pingpong, devices, limits, changes, pvrdmad, addresses: nothing left in the kernel"
+        ))
     };
     run().with_context(|| vm.diagnosis())
 }
 
 /// A machine with an adapter: what cases and benchmarks run on.
-pub(crate) fn host(bed: &Bed, directory: &std::path::Path) -> Result<Vm> {
-    let vm = Vm::builder(bed, directory)
-        .name("host")
-        .cpus(2)
-        .nic(Nic {
+#[derive(Debug)]
+pub(crate) struct Machine {
+    /// Size of its memory.
+    pub(crate) memory_mib: u32,
+    /// A disk that it finds at [`TOOLS`].
+    pub(crate) disk: Option<PathBuf>,
+}
+
+impl Default for Machine {
+    fn default() -> Self {
+        Self { memory_mib: 1024, disk: None }
+    }
+}
+
+impl Machine {
+    /// Boots it and waits for the adapter.
+    pub(crate) fn boot(self, bed: &Bed, directory: &Path) -> Result<Vm> {
+        let mut builder = Vm::builder(bed, directory).name("host").cpus(2).memory_mib(self.memory_mib).nic(Nic {
             model: NicModel::Virtio,
             mac: "52:54:00:00:03:01".to_owned(),
             local: directory.join("host.net"),
             remote: directory.join("nobody.net"),
-        })
-        .boot()?;
-    vm.run(&network_script("virtio_net", &[IP], 1500))?;
-    vm.run("modprobe ib_uverbs && modprobe rdma_rxe && rdma link add rxe0 type rxe netdev $(cat /run/nic-virtio_net)")?;
-    gid_index(&vm, DEVICE, IP)?;
-    Ok(vm)
+        });
+        if let Some(disk) = &self.disk {
+            builder = builder.disk(disk);
+        }
+        let vm = builder.boot()?;
+        if self.disk.is_some() {
+            vm.run(&format!("mkdir {TOOLS} && mount -o ro /dev/vdb {TOOLS}"))?;
+        }
+        vm.run(&network_script("virtio_net", &[IP], 1500))?;
+        vm.run(
+            "modprobe ib_uverbs && modprobe rdma_rxe && rdma link add rxe0 type rxe netdev $(cat /run/nic-virtio_net)",
+        )?;
+        gid_index(&vm, DEVICE, IP)?;
+        Ok(vm)
+    }
 }
 
 fn checked(vm: &Vm, what: &str, timeout: Duration) -> Result<String> {
@@ -78,31 +110,122 @@ fn pingpong(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// Killed in the middle of traffic, the process takes everything with it.
-fn killed(vm: &Vm) -> Result<()> {
-    let job = vm.spawn(&format!("{PROGRAM} hold --device {DEVICE}"))?;
-    job.wait_for_output("traffic", Duration::from_secs(60))?;
-    if resources(vm)?.is_empty() {
-        bail!("a process with devices shows no resources, so this test shows nothing");
-    }
-    job.kill()?;
-    job.wait(Duration::from_secs(30))?;
-    nothing_left(vm)
+/// The daemon as a process, which the same driver reaches over its sockets. Whoever ends, and however: nothing is left.
+fn process(vm: &Vm) -> Result<()> {
+    let daemon = serve(vm, "given")?;
+    let client = vm.spawn(&format!("{PROGRAM} {SOCKETS}"))?;
+    client.wait_success(Duration::from_secs(120)).context("two devices over sockets")?;
+    gone(vm, OBJECTS).context("guests that have ended")?;
+    let guests = traffic(vm)?;
+    end(&guests)?;
+    gone(vm, OBJECTS).context("guests that were killed")?;
+    let guests = traffic(vm)?;
+    stop(vm, &daemon)?;
+    end(&guests)?;
+    let daemon = serve(vm, "given")?;
+    let guests = traffic(vm)?;
+    end(&daemon)?;
+    nothing_left(vm).context("the daemon was killed")?;
+    end(&guests)
 }
+
+/// Guests' addresses on the adapter's interface come and go with the guests, and with the daemon however it ends. The first guest's
+/// is the administrator's and stays.
+fn addresses(vm: &Vm) -> Result<()> {
+    let check = |when: &str, added: bool| -> Result<()> {
+        let has = |address: &str, test: &str| {
+            let list = format!("ip -o address show dev $(cat /run/nic-virtio_net) to {address}");
+            vm.wait_until(&format!("[ {test} \"$({list})\" ]"), Duration::from_secs(10))
+        };
+        has("10.0.0.1", "-n").with_context(|| format!("{when}: the administrator's address"))?;
+        has("10.0.0.2", if added { "-n" } else { "-z" }).with_context(|| format!("{when}: the guest's address"))
+    };
+    let daemon = serve(vm, NETWORK)?;
+    check("no guests yet", false)?;
+    let guests = traffic(vm)?;
+    check("guests", true)?;
+    end(&guests)?;
+    gone(vm, OBJECTS)?;
+    check("guests that were killed", false)?;
+    let guests = traffic(vm)?;
+    end(&daemon)?;
+    end(&guests)?;
+    check("a daemon that was killed", true)?;
+    let daemon = serve(vm, NETWORK)?;
+    check("the next daemon", false)?;
+    let guests = traffic(vm)?;
+    check("its guests", true)?;
+    stop(vm, &daemon)?;
+    end(&guests)?;
+    check("no daemon", false)
+}
+
+/// Asks the daemon to end.
+fn stop(vm: &Vm, daemon: &Job) -> Result<()> {
+    vm.run("pkill -TERM -x pvrdmad")?;
+    let ended = daemon.wait(SHORT)?;
+    ensure!(ended.code == 0, "the daemon, asked to end: exit code {}\n{}", ended.code, ended.text);
+    nothing_left(vm).context("the daemon has ended")
+}
+
+/// The guests' network.
+const NETWORK: &str = "10.0.0.0/24";
+/// Two devices over the daemon's sockets.
+const SOCKETS: &str = "sockets /run/vm1 /run/vm2";
+
+/// Starts the daemon with two devices and waits for them. `addresses` is the backend's option.
+fn serve(vm: &Vm, addresses: &str) -> Result<Job> {
+    let device =
+        |number: u32| format!("--device name=vm{number},socket=/run/vm{number},mac=52:54:00:00:00:0{number},pin=off");
+    let daemon = vm.spawn(&format!(
+        "exec {TOOLS}/pvrdmad --backend ibverbs,device={DEVICE},port=1,gid-index=auto,addresses={addresses} --control /run/control {} {}",
+        device(1),
+        device(2)
+    ))?;
+    daemon.wait_for_output("vm2: ready", SHORT)?;
+    let status: serde_json::Value =
+        serde_json::from_str(&vm.run(&format!("{TOOLS}/pvrdmad status --json --control /run/control"))?)?;
+    ensure!(status["backend"] == format!("ibverbs ({DEVICE} port 1)"), "{status:#}");
+    for index in 0..2 {
+        ensure!(status["devices"][index]["port"] == "active", "{status:#}");
+    }
+    Ok(daemon)
+}
+
+/// Guests with traffic, which has begun.
+fn traffic(vm: &Vm) -> Result<Job> {
+    let guests = vm.spawn(&format!("{PROGRAM} {SOCKETS} --hold"))?;
+    guests.wait_for_output("traffic", SHORT)?;
+    ensure!(!resources(vm, "qp")?.is_empty(), "guests with traffic show no resources, so this test shows nothing");
+    Ok(guests)
+}
+
+/// `kill -9`.
+fn end(job: &Job) -> Result<()> {
+    job.kill()?;
+    job.wait(SHORT).map(drop)
+}
+
+/// What guests have. A device of the daemon has its context (`ctx`) without a guest, too.
+const OBJECTS: &str = "qp cq mr pd srq";
 
 /// Queue pairs, regions and so on of processes. The kernel's own stay.
-fn resources(vm: &Vm) -> Result<String> {
-    vm.run(
-        "for kind in qp cq mr pd ctx srq; do rdma resource show $kind | grep ' pid ' | sed \"s/^/$kind /\"; done; true",
-    )
+fn resources(vm: &Vm, kinds: &str) -> Result<String> {
+    vm.run(&format!(
+        "for kind in {kinds}; do rdma resource show $kind | grep ' pid ' | sed \"s/^/$kind /\"; done; true"
+    ))
 }
 
-/// Fails when a process has left anything in the kernel.
-pub(super) fn nothing_left(vm: &Vm) -> Result<()> {
+/// Waits until nobody has anything.
+pub(crate) fn nothing_left(vm: &Vm) -> Result<()> {
+    gone(vm, &format!("{OBJECTS} ctx"))
+}
+
+fn gone(vm: &Vm, kinds: &str) -> Result<()> {
     // The kernel takes back what a dead process had when its files close.
     vm.wait_until(
-        "[ -z \"$(for kind in qp cq mr pd ctx srq; do rdma resource show $kind | grep ' pid '; done)\" ]",
+        &format!("[ -z \"$(for kind in {kinds}; do rdma resource show $kind | grep ' pid '; done)\" ]"),
         Duration::from_secs(30),
     )
-    .with_context(|| resources(vm).unwrap_or_default())
+    .with_context(|| resources(vm, kinds).unwrap_or_default())
 }

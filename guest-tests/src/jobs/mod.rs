@@ -17,6 +17,7 @@ mod kernel_log;
 mod lifecycle;
 mod machines;
 mod many;
+mod nested;
 mod networks;
 mod nvme;
 mod packets;
@@ -54,6 +55,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(hca_cm::cases());
         cases.extend(hosts::cases());
         cases.extend(networks::cases());
+        cases.extend(nested::cases());
     }
     cases
 }

@@ -62,6 +62,10 @@ pub(crate) struct VmBuilder {
     pub(super) vfio_user_options: Vec<(String, serde_json::Value)>,
     pub(super) iommu: bool,
     pub(super) nics: Vec<Nic>,
+    /// Hardware address of the card that leads to this machine.
+    pub(super) user_network: Option<String>,
+    pub(super) disk: Option<PathBuf>,
+    pub(super) patience: u32,
 }
 
 impl VmBuilder {
@@ -78,6 +82,9 @@ impl VmBuilder {
             vfio_user_options: Vec::new(),
             iommu: false,
             nics: Vec::new(),
+            user_network: None,
+            disk: None,
+            patience: 1,
         }
     }
 
@@ -129,6 +136,25 @@ impl VmBuilder {
         self
     }
 
+    /// Adds a vmxnet3 behind which QEMU itself plays a router to this machine: the guest is 10.0.2.15, and what it connects to at
+    /// 10.0.2.2 arrives here, at the loopback interface.
+    pub(crate) fn user_network(mut self, mac: &str) -> Self {
+        self.user_network = Some(mac.to_owned());
+        self
+    }
+
+    /// Adds a second disk, read only: `/dev/vdb`.
+    pub(crate) fn disk(mut self, image: &Path) -> Self {
+        self.disk = Some(image.to_owned());
+        self
+    }
+
+    /// Everything may take so many times longer than usual.
+    pub(crate) fn patience(mut self, times: u32) -> Self {
+        self.patience = times;
+        self
+    }
+
     /// Starts the machine and waits until its agent answers.
     pub(crate) fn boot(self) -> Result<Vm> {
         let vm = self.start()?;
@@ -174,6 +200,7 @@ impl VmBuilder {
             console,
             qemu_log: errors,
             started: Instant::now(),
+            patience: self.patience,
         })
     }
 }

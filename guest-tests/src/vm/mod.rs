@@ -2,6 +2,7 @@
 
 mod builder;
 mod channel;
+mod disk;
 mod job;
 mod qemu;
 
@@ -12,6 +13,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 pub(crate) use builder::{MemoryKind, Nic, NicModel, VmBuilder};
+pub(crate) use disk::Disk;
 pub(crate) use job::{Job, JobOutput};
 pub(crate) use qemu::has_kvm;
 
@@ -34,6 +36,8 @@ pub(crate) struct Vm {
     console: PathBuf,
     qemu_log: PathBuf,
     started: Instant,
+    /// How many times longer than usual everything may take.
+    patience: u32,
 }
 
 impl Vm {
@@ -54,7 +58,7 @@ impl Vm {
 
     /// Runs a command, which must succeed soon, and returns its output.
     pub(crate) fn run(&self, command: &str) -> Result<String> {
-        self.spawn(command)?.wait_success(SHORT)
+        self.spawn(command)?.wait_success(SHORT * self.patience)
     }
 
     /// Runs a command and returns how it ended.
@@ -148,7 +152,7 @@ impl Vm {
     }
 
     fn wait_boots(&self, count: u32) -> Result<()> {
-        let deadline = Instant::now() + BOOT;
+        let deadline = Instant::now() + BOOT * self.patience;
         while !self.channel.wait_boots(count, Duration::from_secs(1)) {
             let why = if self.channel.is_closed() {
                 "QEMU has ended"

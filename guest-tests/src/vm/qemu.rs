@@ -53,16 +53,24 @@ pub(super) fn arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Path, c
     let image = vm.bed.image();
     add("drive", format!("if=none,id=root,format=raw,readonly=on,cache=unsafe,file={}", image.display()));
     add("device", "virtio-blk-pci,drive=root".to_owned());
+    if let Some(disk) = &vm.disk {
+        add("drive", format!("if=none,id=disk,format=raw,readonly=on,file={}", disk.display()));
+        add("device", "virtio-blk-pci,drive=disk".to_owned());
+    }
     add("device", "virtio-rng-pci".to_owned());
     add("chardev", format!("socket,id=agent,path={}", agent_socket.display()));
     add("device", "virtio-serial-pci".to_owned());
     add("device", format!("virtserialport,chardev=agent,name={PORT_NAME}"));
     for (index, nic) in vm.nics.iter().enumerate() {
         add("netdev", netdev(index, nic));
-        add("device", nic_device(index, nic));
+        add("device", nic_device(&format!("net{index}"), nic.model, &nic.mac));
+    }
+    if let Some(mac) = &vm.user_network {
+        add("netdev", "user,id=user,ipv6=off".to_owned());
+        add("device", nic_device("user", NicModel::Vmxnet3, mac));
     }
     if let Some(socket) = &vm.pvrdma_socket {
-        if !vm.nics.iter().any(|nic| nic.model == NicModel::Vmxnet3) {
+        if vm.user_network.is_none() && !vm.nics.iter().any(|nic| nic.model == NicModel::Vmxnet3) {
             bail!("{}: the device needs a vmxnet3 at function 0 of its slot", vm.name);
         }
         add("device", vfio_user_device(vm, socket));
@@ -94,13 +102,12 @@ fn netdev(index: usize, nic: &Nic) -> String {
     )
 }
 
-fn nic_device(index: usize, nic: &Nic) -> String {
-    let mac = &nic.mac;
-    match nic.model {
+fn nic_device(netdev: &str, model: NicModel, mac: &str) -> String {
+    match model {
         NicModel::Vmxnet3 => {
-            format!("vmxnet3,netdev=net{index},mac={mac},bus=pcie.0,addr=10.0,multifunction=on,romfile=")
+            format!("vmxnet3,netdev={netdev},mac={mac},bus=pcie.0,addr=10.0,multifunction=on,romfile=")
         }
-        NicModel::Virtio => format!("virtio-net-pci,netdev=net{index},mac={mac},romfile="),
+        NicModel::Virtio => format!("virtio-net-pci,netdev={netdev},mac={mac},romfile="),
     }
 }
 

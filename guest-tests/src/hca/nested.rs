@@ -1,0 +1,108 @@
+//! A guest with a device on this machine, which is a guest itself: the daemon, QEMU and the driver as users have them, on an
+//! adapter of the host.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use crate::bed::Bed;
+use crate::cli::NestedOptions;
+use crate::daemon::{Daemon, DaemonDevice};
+use crate::ends::{gid_index, network_script};
+use crate::vm::Vm;
+
+/// Emulation within emulation.
+const PATIENCE: u32 = 8;
+const PROGRAM_TIME: Duration = Duration::from_secs(400);
+const MEMORY_MIB: u32 = 512;
+const MAC: &str = "52:54:00:00:03:02";
+/// Where QEMU has the guest, and this machine.
+const INNER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 15));
+const OUTER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
+
+/// Boots the guest and runs `ibv_rc_pingpong` there, against one on the adapter.
+pub(super) fn check(options: &NestedOptions) -> Result<()> {
+    let folder = tempfile::tempdir().context("cannot create a directory")?;
+    let directory = folder.path();
+    let socket = directory.join("vm0");
+    let device = DaemonDevice {
+        name: "vm0".to_owned(),
+        socket: socket.clone(),
+        mac: MAC.to_owned(),
+        options: ",pin=off".to_owned(),
+    };
+    let mut daemon = Daemon::start_on(&format!("ibverbs,device={}", options.device), directory, &[device])?;
+    let ran = in_guest(options, directory, &socket);
+    ran.with_context(|| format!("--- pvrdmad\n{}", daemon.log_tail()))?;
+    ensure!(daemon.terminate(), "the daemon does not end well\n{}", daemon.log_tail());
+    Ok(())
+}
+
+fn in_guest(options: &NestedOptions, directory: &Path, socket: &Path) -> Result<()> {
+    let started = Instant::now();
+    let vm = Vm::builder(&Bed::at(&options.bed), directory)
+        .name("inner")
+        .memory_mib(MEMORY_MIB)
+        .patience(PATIENCE)
+        .user_network(MAC)
+        .pvrdma_socket(socket)
+        .boot()?;
+    println!("up after {:.0} s", started.elapsed().as_secs_f64());
+    let run = || -> Result<()> {
+        vm.run(&network_script("vmxnet3", &[INNER, options.guest], 1500))?;
+        // The router answers for itself only; the driver wants to know whose card an address is on.
+        vm.run(&format!(
+            "ip neigh replace {} lladdr {} dev $(cat /run/nic-vmxnet3)",
+            options.host,
+            mac(&options.device)?
+        ))?;
+        vm.run("modprobe ib_uverbs && modprobe vmw_pvrdma")?;
+        let index = gid_index(&vm, "vmw_pvrdma0", options.guest)?;
+        println!("driver after {:.0} s", started.elapsed().as_secs_f64());
+        pingpong(options, &vm, index)
+    };
+    run().with_context(|| vm.diagnosis())?;
+    println!("ibv_rc_pingpong after {:.0} s", started.elapsed().as_secs_f64());
+    Ok(())
+}
+
+/// The hardware address of the adapter's network interface.
+fn mac(device: &str) -> Result<String> {
+    let read = |path: String| std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"));
+    let interface = read(format!("/sys/class/infiniband/{device}/parent"))?;
+    Ok(read(format!("/sys/class/net/{}/address", interface.trim()))?.trim().to_owned())
+}
+
+/// The server is on the adapter, the client in the guest. Both look at the data.
+fn pingpong(options: &NestedOptions, vm: &Vm, index: u32) -> Result<()> {
+    let program = "ibv_rc_pingpong -c -s 4096 -n 200";
+    let mut words = program.split(' ');
+    let server = Command::new(words.next().context("no program")?)
+        .args(words)
+        .args(["-d", &options.device, "-g", &options.gid_index.to_string()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot run ibv_rc_pingpong")?;
+    // It is there long before a guest that has yet to load the program asks; a client that comes too early fails the test.
+    let client = vm.exec(&format!("{program} -d vmw_pvrdma0 -g {index} {OUTER}"), PROGRAM_TIME);
+    let server = finish(server, client.as_ref().is_ok_and(|output| output.code == 0))?;
+    let client = client?;
+    ensure!(client.code == 0 && server.0, "the guest:\n{}\nthe adapter:\n{}", client.text, server.1);
+    print!("{}", client.text);
+    Ok(())
+}
+
+/// Waits for the server if its client has ended well. Whether it has, too, and what it said.
+fn finish(mut server: std::process::Child, wait: bool) -> Result<(bool, String)> {
+    if !wait {
+        server.kill().context("cannot end ibv_rc_pingpong")?;
+    }
+    let output = server.wait_with_output().context("cannot wait for ibv_rc_pingpong")?;
+    let text = [output.stdout, output.stderr].concat();
+    Ok((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
+}

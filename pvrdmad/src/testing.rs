@@ -1,0 +1,128 @@
+//! The other end of a device's socket, for tests (feature `testing`): a client that knows nothing of the daemon.
+
+use std::fs::File;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use parking_lot::Mutex;
+use pvrdma_dev::testing::{Irqs, MEMORY_BASE};
+use pvrdma_dev::{Bar, InterruptSink, PciFunction};
+use rustix::event::{EventfdFlags, PollFd, PollFlags};
+use vfio_user::Client;
+
+const CONFIG: u32 = 7;
+/// VFIO_PCI_MSIX_IRQ_INDEX.
+const MSIX: u32 = 2;
+/// VFIO_IRQ_SET_DATA_EVENTFD and VFIO_IRQ_SET_ACTION_TRIGGER.
+const TRIGGER_EVENTFD: u32 = 4 | 32;
+
+/// The function behind a socket. Accesses become messages; once the daemon is gone reads give ones, as on a bus without the
+/// device.
+pub struct RemoteFunction(Mutex<Client>);
+
+impl std::fmt::Debug for RemoteFunction {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("RemoteFunction").finish_non_exhaustive()
+    }
+}
+
+impl RemoteFunction {
+    /// Connects to a device and gives it all of `memory`, from [`MEMORY_BASE`] on. Its interrupts come to what is returned beside it.
+    ///
+    /// # Errors
+    /// Nobody listens at `socket`, or the device refuses the memory or the interrupts.
+    pub fn connect(socket: &Path, memory: &File) -> Result<(Arc<Self>, Arc<Irqs>)> {
+        let octets = memory.metadata().context("guest memory")?.len();
+        let mut client = Client::new(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
+        client.dma_map(0, MEMORY_BASE, octets, memory.as_raw_fd()).context("the device refuses the memory")?;
+        let irqs = Irqs::new();
+        forward(&mut client, &irqs)?;
+        Ok((Arc::new(Self(Mutex::new(client))), irqs))
+    }
+
+    fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
+        if let Err(error) = self.0.lock().region_read(region, offset, data) {
+            log::debug!("region {region}: cannot read: {error}");
+            data.fill(0xff);
+        }
+    }
+
+    fn write(&self, region: u32, offset: u64, data: &[u8]) {
+        if let Err(error) = self.0.lock().region_write(region, offset, data) {
+            log::debug!("region {region}: cannot write: {error}");
+        }
+    }
+}
+
+impl PciFunction for RemoteFunction {
+    fn bars(&self) -> [Option<Bar>; 6] {
+        [None; 6]
+    }
+
+    fn config_size(&self) -> usize {
+        256
+    }
+
+    fn config_read(&self, offset: usize, data: &mut [u8]) {
+        self.read(CONFIG, offset as u64, data);
+    }
+
+    fn config_write(&self, offset: usize, data: &[u8]) {
+        self.write(CONFIG, offset as u64, data);
+    }
+
+    fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
+        self.read(region(bar), offset, data);
+    }
+
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+        self.write(region(bar), offset, data);
+    }
+
+    fn run_deferred(&self) {}
+
+    fn msix_vectors(&self) -> u16 {
+        3
+    }
+
+    fn reset(&self) {
+        if let Err(error) = self.0.lock().reset() {
+            log::debug!("cannot reset: {error}");
+        }
+    }
+}
+
+/// A number that no region has for what is no BAR.
+fn region(bar: usize) -> u32 {
+    u32::try_from(bar).unwrap_or(u32::MAX)
+}
+
+/// Has a thread give the device's interrupts to `irqs`. It ends with the process.
+fn forward(client: &mut Client, irqs: &Arc<Irqs>) -> Result<()> {
+    let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+    let events: [OwnedFd; 3] = [event()?, event()?, event()?];
+    client
+        .set_irqs(MSIX, TRIGGER_EVENTFD, 0, 3, &events.each_ref().map(AsRawFd::as_raw_fd))
+        .context("the device refuses the interrupts")?;
+    let irqs = Arc::clone(irqs);
+    std::thread::spawn(move || {
+        loop {
+            let mut ready = events.each_ref().map(|event| PollFd::from_borrowed_fd(event.as_fd(), PollFlags::IN));
+            if rustix::event::poll(&mut ready, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
+                return;
+            }
+            for (vector, event) in (0..).zip(&events) {
+                (0..take(event)).for_each(|_| irqs.msix(vector));
+            }
+        }
+    });
+    Ok(())
+}
+
+/// The counter of an eventfd, which is 0 afterwards.
+fn take(event: &OwnedFd) -> u64 {
+    let mut count = [0; 8];
+    rustix::io::read(event, &mut count).map_or(0, |_| u64::from_ne_bytes(count))
+}
