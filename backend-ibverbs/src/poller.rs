@@ -17,8 +17,9 @@ use crate::worker::Worker;
 
 /// Rounds of polling between two looks at the descriptors.
 const ROUNDS: u32 = 32;
-/// A guest that polls looks at its queue in any time of this length.
-const GUEST_LOOKS: Duration = Duration::from_millis(1);
+/// A guest that polls looks at its queue in any time of this length. One that stops without asking to be told may have to wait
+/// for so long, once; waking up more often is felt where processors are few and slow.
+const GUEST_LOOKS: Duration = Duration::from_millis(10);
 
 /// Starts the thread.
 pub(crate) fn start(adapter: &Arc<Adapter>) -> io::Result<Worker> {
