@@ -59,10 +59,12 @@ pub(crate) fn network_script(driver: &str, addresses: &[IpAddr], mtu: u32) -> St
              esac
          done
          nic=$(cat /run/nic-{driver}) || exit
+         echo 0 > /proc/sys/net/ipv6/conf/$nic/accept_dad || exit
          ip link set $nic mtu {mtu} up"
     );
+    // Nobody else is on these networks, so an IPv6 address need not be probed for. As long as the link-local address is, the kernel
+    // asks for no neighbour, and a program that wants to connect meanwhile fails.
     for address in addresses {
-        // Nobody else is on these networks, so an IPv6 address need not be probed for.
         script.push_str(&match address {
             IpAddr::V4(address) => format!(" && ip addr replace {address}/24 dev $nic"),
             IpAddr::V6(address) => format!(" && ip addr replace {address}/64 dev $nic nodad"),
