@@ -30,7 +30,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
 
 #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
 fn figure(measured: &Measured) -> Figure {
-    let Measured { size, count, rounds } = measured;
+    let Measured { size, count, pause, rounds } = measured;
     let latency = *size < 4096;
     let value = |seconds: f64| {
         if latency { seconds * 1e6 / f64::from(*count) } else { *size as f64 * f64::from(*count) / seconds / 1e6 }
@@ -39,13 +39,19 @@ fn figure(measured: &Measured) -> Figure {
     let (ours, theirs) = (column(0), column(1));
     // Times better: by rounds, which share what disturbs them.
     let ratios: Vec<f64> = rounds.iter().map(|[ours, theirs]| theirs / ours).collect();
-    let title = if latency {
-        format!("host adapter: {size}-byte RDMA write, post to completion, {count} posts")
-    } else {
-        format!("host adapter: RDMA write of {} KiB", size >> 10)
+    let (name, title) = match (latency, *pause) {
+        (true, 0) => (
+            format!("hca/write-{size}-at-once"),
+            format!("host adapter: {size}-byte RDMA write, post to next post, {count} posts"),
+        ),
+        (true, pause) => (
+            format!("hca/write-{size}"),
+            format!("host adapter: {size}-byte RDMA write, post to completion, {count} posts {pause} µs apart"),
+        ),
+        (false, _) => (format!("hca/write-{size}"), format!("host adapter: RDMA write of {} KiB", size >> 10)),
     };
     Figure {
-        name: format!("hca/write-{size}"),
+        name,
         title,
         unit: if latency { "µs" } else { "MB/s" },
         less_is_better: latency,

@@ -1,6 +1,7 @@
 //! What the device costs: the same RDMA writes by a program of its own on the adapter and through two devices, round by round.
 
-use std::time::Instant;
+use std::hint;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
 use backend_ibverbs::Ibverbs;
@@ -14,6 +15,9 @@ use super::pair::{Side, connected};
 const BUFFER: usize = 4 << 20;
 /// Posts of the latency measurement.
 const POSTS: u32 = 10_000;
+/// Time before each post of the latency measurement that has one: the threads of a software adapter have gone to sleep then, so
+/// every write begins in the same state of it, whoever posts.
+const PAUSE: Duration = Duration::from_micros(200);
 /// Octets that a round of a bandwidth measurement moves.
 const ROUND: usize = 32 << 20;
 
@@ -24,6 +28,8 @@ pub(crate) struct Measured {
     pub(crate) size: usize,
     /// Writes in a round.
     pub(crate) count: u32,
+    /// Microseconds before each write, which are not counted. 0: each follows the one before.
+    pub(crate) pause: u32,
     /// `[device, native]` of each round.
     pub(crate) rounds: Vec<[f64; 2]>,
 }
@@ -32,24 +38,35 @@ pub(crate) struct Measured {
 pub(super) fn run(backend: &Ibverbs, device: &str, runs: usize) -> Result<()> {
     let [mut a, b] = connected(backend, BUFFER, Placement::Contiguous)?;
     let mut native = NativePair::connect(device, BUFFER)?;
-    for (size, batch) in [(8, 1), (64 << 10, 16), (1 << 20, 8)] {
+    for (size, batch, pause) in
+        [(8, 1, PAUSE), (8, 1, Duration::ZERO), (64 << 10, 16, Duration::ZERO), (1 << 20, 8, Duration::ZERO)]
+    {
         let count = if batch == 1 { POSTS } else { u32::try_from(ROUND / size)? };
-        let elements = writes(&a, &b, size);
-        let mut rounds = Vec::new();
-        for _ in 0..runs {
-            let ours = timed(|| post_and_reap(&mut a, &elements, count, batch))?;
-            let theirs = timed(|| Ok(native.write(u32::try_from(size)?, count, batch)?))?;
-            rounds.push([ours, theirs]);
-        }
-        println!("{}", serde_json::to_string(&Measured { size, count, rounds })?);
+        let (elements, octets) = (writes(&a, &b, size), u32::try_from(size)?);
+        let mut ours = |count| post_and_reap(&mut a, &elements, count, batch);
+        let mut theirs = |count| Ok(native.write(octets, count, batch)?);
+        let rounds = (0..runs).map(|_| Ok([timed(&mut ours, count, pause)?, timed(&mut theirs, count, pause)?]));
+        let rounds = rounds.collect::<Result<_>>()?;
+        let pause = u32::try_from(pause.as_micros())?;
+        println!("{}", serde_json::to_string(&Measured { size, count, pause, rounds })?);
     }
     Ok(())
 }
 
-fn timed(work: impl FnOnce() -> Result<()>) -> Result<f64> {
-    let start = Instant::now();
-    work()?;
-    Ok(start.elapsed().as_secs_f64())
+/// Seconds that `count` writes take: one after the other, or each after a pause, which is not counted.
+fn timed(write: &mut impl FnMut(u32) -> Result<()>, count: u32, pause: Duration) -> Result<f64> {
+    let mut total = Duration::ZERO;
+    let (turns, each) = if pause.is_zero() { (1, count) } else { (count, 1) };
+    for _ in 0..turns {
+        let begin = Instant::now();
+        while begin.elapsed() < pause {
+            hint::spin_loop();
+        }
+        let start = Instant::now();
+        write(each)?;
+        total += start.elapsed();
+    }
+    Ok(total.as_secs_f64())
 }
 
 /// Writes that walk through the buffers of both sides.
