@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_backend::{GidType, Hca, QpType, Qpn, QueuePair, SendOp, WcStatus};
+use rdma_backend::{GidType, Hca, QpState, QpType, Qpn, QueuePair, SendOp, WcStatus};
 
 use super::marks::tapped;
 use super::port::{exposed, request};
@@ -177,6 +177,30 @@ fn what_waits_too_long_comes_again() {
     assert_eq!(memory.read(0, 1600), expected);
 }
 
+/// A packet that waited behind a READ ends the QP. What waited behind it must not keep the port busy for ever.
+#[test]
+fn what_waits_behind_a_bad_packet_goes_with_its_qp() {
+    let (world, node, cable, _uplink) = exposed(100_000);
+    let end = node.qp(QpType::Rc);
+    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    let memory = node.buffer(1 << 20);
+    let remote = memory.remote(0);
+    let reth = Reth { address: remote.addr, rkey: remote.rkey, length: 1 << 20 };
+    give(&cable, &build(&with(Opcode::READ_REQUEST, 0, Extension::Rdma(reth)), &[]).unwrap());
+    for (number, rkey) in [(0, !remote.rkey), (1, remote.rkey), (2, remote.rkey)] {
+        let reth = Reth { rkey, length: 4, ..reth };
+        let header = with(Opcode::write(Position::Only), 1024 + number, Extension::Rdma(reth));
+        give(&cable, &build(&header, &[1; 4]).unwrap());
+    }
+    world.rxe.run_ready();
+    assert_eq!(end.qp.query().state, QpState::Error);
+    let mut answers = Frames::default();
+    cable.receive(&mut answers, usize::MAX);
+    let last = Packet::parse(answers.iter().last().unwrap()).unwrap().header.extension;
+    assert!(matches!(last, Extension::Ack(Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), .. })), "{last:?}");
+    assert_eq!(memory.read(0, 4), [0; 4]);
+}
+
 #[test]
 fn packets_longer_than_the_path_mtu() {
     let (world, node, cable, _uplink) = exposed(100);
@@ -202,7 +226,7 @@ fn packets_longer_than_the_path_mtu() {
     let answer = taken(&cable).remove(0);
     let Extension::Ack(aeth) = Packet::parse(&answer).unwrap().header.extension else { panic!() };
     assert_eq!(aeth.syndrome, Syndrome::Nak(NakCode::InvalidRequest));
-    assert_eq!((end.state(), memory.read(40, 1)), (rdma_backend::QpState::Error, vec![1]));
+    assert_eq!((end.state(), memory.read(40, 1)), (QpState::Error, vec![1]));
 }
 
 /// Garbage between the packets of a transfer: counted, each piece by its name, and nothing else happens.
@@ -333,8 +357,8 @@ fn an_address_that_moves_takes_its_connections_along() {
         assert_eq!(left.scq.statuses(), [(2, WcStatus::RetryExceeded)], "{to_wire}");
         assert_eq!(far.sent.lock().is_empty(), to_wire, "answers of the former peer only");
         // After RESET it finds the new one.
-        left.to(rdma_backend::QpState::Reset);
-        impostor.to(rdma_backend::QpState::Reset);
+        left.to(QpState::Reset);
+        impostor.to(QpState::Reset);
         left.connect(&impostor, |a| a.av.dgid = gid(2));
         impostor.connect(&left, |_| {});
         left.submit(3, write(Default::default()), &[]);

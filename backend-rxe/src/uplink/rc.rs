@@ -393,6 +393,11 @@ fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
     if all {
         receiver.resume(&mut host);
     }
+    if !qp.receives() {
+        // Nobody executes what waits behind the packet that ended the QP.
+        receiver.deferred.clear();
+        receiver.ahead.clear();
+    }
     let done = all && !receiver.transport.has_answers() && receiver.deferred.is_empty();
     responder.wire = Some(receiver);
     done
