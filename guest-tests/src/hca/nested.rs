@@ -1,9 +1,11 @@
 //! A guest with a device on this machine, which is a guest itself: the daemon, QEMU and the driver as users have them, on an
 //! adapter of the host.
 
+use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::process::{Command, Stdio};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -23,7 +25,7 @@ const MAC: &str = "52:54:00:00:03:02";
 const INNER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 0, 2, 15));
 const OUTER: Ipv4Addr = Ipv4Addr::new(10, 0, 2, 2);
 
-/// Boots the guest and runs `ibv_rc_pingpong` there, against one on the adapter.
+/// Boots the guest and runs programs there, against the same on the adapter.
 pub(super) fn check(options: &NestedOptions) -> Result<()> {
     let folder = tempfile::tempdir().context("cannot create a directory")?;
     let directory = folder.path();
@@ -62,47 +64,79 @@ fn in_guest(options: &NestedOptions, directory: &Path, socket: &Path) -> Result<
         vm.run("modprobe ib_uverbs && modprobe vmw_pvrdma")?;
         let index = gid_index(&vm, "vmw_pvrdma0", options.guest)?;
         println!("driver after {:.0} s", started.elapsed().as_secs_f64());
-        pingpong(options, &vm, index)
+        PROGRAMS
+            .into_iter()
+            .try_for_each(|program| between(options, &vm, index, program).with_context(|| format!("{program:?}")))
     };
     run().with_context(|| vm.diagnosis())?;
-    println!("ibv_rc_pingpong after {:.0} s", started.elapsed().as_secs_f64());
+    println!("all after {:.0} s", started.elapsed().as_secs_f64());
     Ok(())
 }
 
 /// The hardware address of the adapter's network interface.
 fn mac(device: &str) -> Result<String> {
-    let read = |path: String| std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"));
+    let read = |path: String| fs::read_to_string(&path).with_context(|| format!("cannot read {path}"));
     let interface = read(format!("/sys/class/infiniband/{device}/parent"))?;
     Ok(read(format!("/sys/class/net/{}/address", interface.trim()))?.trim().to_owned())
 }
 
-/// The server is on the adapter, the client in the guest. Both look at the data.
-fn pingpong(options: &NestedOptions, vm: &Vm, index: u32) -> Result<()> {
-    let program = "ibv_rc_pingpong -c -s 4096 -n 200";
-    let mut words = program.split(' ');
-    let server = Command::new(words.next().context("no program")?)
-        .args(words)
-        .args(["-d", &options.device, "-g", &options.gid_index.to_string()])
+/// What runs between the guest and the adapter: a program, its options, and those that name device and GID. Few rounds.
+const PROGRAMS: [(&str, &str, [&str; 2]); 5] = [
+    ("ibv_rc_pingpong", "-c -s 4096 -n 200", ["-d", "-g"]),
+    ("ib_send_bw", "-F -m 1024 -s 16384 -n 20", ["-d", "-x"]),
+    ("ib_write_bw", "-F -m 1024 -s 16384 -n 20", ["-d", "-x"]),
+    ("ib_read_bw", "-F -m 1024 -s 16384 -n 20", ["-d", "-x"]),
+    ("ib_atomic_bw", "-F -m 1024 -n 20", ["-d", "-x"]),
+];
+/// On which all of them listen.
+const PORT: u16 = 18515;
+
+/// The server is on the adapter, the client in the guest. `ibv_rc_pingpong` looks at the data on both sides.
+fn between(
+    options: &NestedOptions,
+    vm: &Vm,
+    index: u32,
+    (program, arguments, [device, gid]): (&str, &str, [&str; 2]),
+) -> Result<()> {
+    let mut server = Command::new(program)
+        .args(arguments.split(' '))
+        .args([device, &options.device, gid, &options.gid_index.to_string()])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
-        .context("cannot run ibv_rc_pingpong")?;
-    // It is there long before a guest that has yet to load the program asks; a client that comes too early fails the test.
-    let client = vm.exec(&format!("{program} -d vmw_pvrdma0 -g {index} {OUTER}"), PROGRAM_TIME);
+        .with_context(|| format!("cannot run {program}"))?;
+    // One that has ended without listening says why, behind the failure of its client.
+    while !listening()? && server.try_wait()?.is_none() {
+        thread::sleep(Duration::from_millis(20));
+    }
+    let client = vm.exec(&format!("{program} {arguments} {device} vmw_pvrdma0 {gid} {index} {OUTER}"), PROGRAM_TIME);
     let server = finish(server, client.as_ref().is_ok_and(|output| output.code == 0))?;
     let client = client?;
     ensure!(client.code == 0 && server.0, "the guest:\n{}\nthe adapter:\n{}", client.text, server.1);
-    print!("{}", client.text);
+    println!("{program}");
     Ok(())
+}
+
+/// Whether a program of this machine listens.
+fn listening() -> Result<bool> {
+    let port = format!(":{PORT:04X}");
+    let listens = |path: &str| -> Result<bool> {
+        let table = fs::read_to_string(path).with_context(|| format!("cannot read {path}"))?;
+        Ok(table.lines().any(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            words.next().is_some_and(|local| local.ends_with(&port)) && words.nth(1) == Some("0A")
+        }))
+    };
+    Ok(listens("/proc/net/tcp")? || listens("/proc/net/tcp6")?)
 }
 
 /// Waits for the server if its client has ended well. Whether it has, too, and what it said.
 fn finish(mut server: std::process::Child, wait: bool) -> Result<(bool, String)> {
     if !wait {
-        server.kill().context("cannot end ibv_rc_pingpong")?;
+        server.kill().context("cannot end the server")?;
     }
-    let output = server.wait_with_output().context("cannot wait for ibv_rc_pingpong")?;
+    let output = server.wait_with_output().context("cannot wait for the server")?;
     let text = [output.stdout, output.stderr].concat();
     Ok((output.status.success(), String::from_utf8_lossy(&text).into_owned()))
 }
