@@ -360,8 +360,11 @@ fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
     let held = Held::open(&qp.adapter, None);
     let responder: &mut Responder = &mut qp.responder.lock();
     let Some(mut receiver) = responder.wire.take() else { return true };
-    if !qp.receives() && !receiver.refused {
-        receiver.transport.end();
+    if !qp.receives() {
+        // What is owed for the packet that ended the QP is still sent. Nobody executes what waits behind it.
+        if !receiver.refused {
+            receiver.transport.end();
+        }
         receiver.deferred.clear();
         receiver.ahead.clear();
     }
@@ -392,11 +395,6 @@ fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
     let all = frames.len() < BATCH;
     if all {
         receiver.resume(&mut host);
-    }
-    if !qp.receives() {
-        // Nobody executes what waits behind the packet that ended the QP.
-        receiver.deferred.clear();
-        receiver.ahead.clear();
     }
     let done = all && !receiver.transport.has_answers() && receiver.deferred.is_empty();
     responder.wire = Some(receiver);
