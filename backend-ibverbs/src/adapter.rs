@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use rdma_backend::memory::{DmaSpace, MemoryWatcher};
-use rdma_backend::{
+use pvrdma_guest_memory::{DmaSpace, MemoryWatcher};
+use pvrdma_verbs::{
     AsyncEvent, Counter, DeviceContext, EventSink, Gid, GidType, Mtu, PortAttributes, PortEvent, PortState, QpEvent,
     SrqEvent, VerbsError,
 };

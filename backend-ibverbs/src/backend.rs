@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_backend::{Backend, DeviceContext, VerbsError};
+use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
 
 use crate::adapter::Adapter;
 use crate::addresses::{HostAddresses, Network};
@@ -33,7 +33,7 @@ pub struct IbverbsConfig {
     pub port: u8,
     /// The host's GID for guests.
     pub gid_index: GidIndex,
-    /// Octets of guest memory that one device may have registered, counted once for each registration.
+    /// Bytes of guest memory that one device may have registered, counted once for each registration.
     pub max_pinned: u64,
     /// Networks whose addresses are put on the host's interface while guests have them. Others must be there already.
     pub add_addresses: Vec<Network>,
@@ -136,7 +136,7 @@ impl Ibverbs {
 #[cfg(feature = "testing")]
 impl Ibverbs {
     /// Tells the device that has `gid` that the host's adapter is gone, as the host's driver would.
-    pub fn pretend_loss(&self, gid: rdma_backend::Gid) {
+    pub fn pretend_loss(&self, gid: pvrdma_verbs::Gid) {
         const DEVICE_FATAL: std::ffi::c_int = 8;
         if let Some(adapter) = self.0.fabric.owner(gid).and_then(|owner| owner.upgrade()) {
             adapter.notice(crate::verbs::AsyncNotice { kind: DEVICE_FATAL, element: 0 });

@@ -1,6 +1,6 @@
 //! Numbers of the library in our types and back.
 
-use rdma_backend::{Access, Gid, QpAttrMask, QpAttrs, QpState, WcStatus};
+use pvrdma_verbs::{Access, Gid, QpAttrMask, QpAttrs, QpState, WcStatus};
 
 use crate::sys::{AhAttr, AlignedGid, GlobalRoute, QpAttr};
 

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use rdma_backend::memory::DmaView;
-use rdma_backend::{Completion, CompletionQueue, CompletionSink, VerbsError};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{Completion, CompletionQueue, CompletionSink, VerbsError};
 
 use crate::adapter::{Adapter, bump};
 use crate::qp::Qp;
@@ -139,7 +139,7 @@ impl Cq {
         self.dead.store(true, Ordering::Release);
         let qps: Vec<_> = adapter.qps.read().values().filter_map(Weak::upgrade).collect();
         for qp in qps.iter().filter(|qp| qp.uses(self)) {
-            qp.host_event(rdma_backend::QpEvent::Fatal);
+            qp.host_event(pvrdma_verbs::QpEvent::Fatal);
         }
     }
 

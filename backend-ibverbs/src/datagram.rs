@@ -1,8 +1,8 @@
 //! Management datagrams as the queue pair of the connection manager has them.
 
-use rdma_backend::{Gid, GidType, UdDestination};
+use pvrdma_verbs::{Gid, GidType, UdDestination};
 
-/// Octets of network header in front of each.
+/// Bytes of network header in front of each.
 pub(crate) const HEADER: usize = 40;
 
 /// A datagram on its way.
@@ -15,7 +15,7 @@ pub(crate) struct Datagram {
     pub(crate) payload: Vec<u8>,
 }
 
-/// The network header that a receiver finds in front: 20 octets and an IPv4 header, or all 40 of an IPv6 one.
+/// The network header that a receiver finds in front: 20 bytes and an IPv4 header, or all 40 of an IPv6 one.
 pub(crate) fn header(datagram: &Datagram) -> [u8; HEADER] {
     let mut out = [0; HEADER];
     let to = &datagram.to;

@@ -7,7 +7,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rdma_backend::WcOpcode;
+use pvrdma_verbs::WcOpcode;
 
 use crate::mr::Bind;
 use crate::verbs::HostAh;
@@ -56,7 +56,7 @@ pub(crate) struct SendEntry {
     pub(crate) opcode: WcOpcode,
     /// The guest wants to hear of success.
     pub(crate) signaled: bool,
-    /// Octets that the completion reports.
+    /// Bytes that the completion reports.
     pub(crate) byte_len: u32,
     /// Kept until the host is done with it.
     pub(crate) _ah: Option<Arc<HostAh>>,

@@ -16,7 +16,7 @@ use std::thread;
 use std::time::Duration;
 
 use parking_lot::RwLock;
-use rdma_backend::{Gid, GidType, VerbsError};
+use pvrdma_verbs::{Gid, GidType, VerbsError};
 
 use crate::adapter::Adapter;
 use crate::backend::GidIndex;

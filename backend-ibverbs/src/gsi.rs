@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use rdma_backend::memory::DmaView;
-use rdma_backend::{
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{
     Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpInit, QpState, QpType, Qpn, RecvSource, RecvWork,
     SendData, SendFlags, SendOp, SendSource, SendWork, Sge, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
 };
@@ -25,7 +25,7 @@ use crate::gid::Bound;
 use crate::hca::{IbvHca, MAX_RD_ATOMIC};
 use crate::verbs::HostPd;
 
-/// Longest datagram: management datagrams have 256 octets.
+/// Longest datagram: management datagrams have 256 bytes.
 const MAX_DATAGRAM: u64 = 2048;
 /// Requests for each doorbell; the guest's kernel rings for each.
 const BUDGET: usize = 1024;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::Weak;
 
-use rdma_backend::{
+use pvrdma_verbs::{
     CompletionSink, Counter, Gid, GidType, Hca, HcaLimits, MrRequest, PortAttributes, QpInit, QpType, QueuePair,
     SrqInit, VerbsError,
 };

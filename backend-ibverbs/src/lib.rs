@@ -1,6 +1,6 @@
 //! Guest verbs on the host's RDMA adapter.
 //!
-//! [`Ibverbs`] is a [`rdma_backend::Backend`] on `libibverbs`, which is loaded when the backend is made and not before. Each
+//! [`Ibverbs`] is a [`pvrdma_verbs::Backend`] on `libibverbs`, which is loaded when the backend is made and not before. Each
 //! guest object is one object of the host, and the adapter moves the payload: guest memory is registered with it where it is.
 //!
 //! # What a request goes through
@@ -22,7 +22,7 @@
 //!
 //! The adapter wants one range at one address. The pages of a region are mapped side by side (`window`) and registered with the
 //! guest's virtual address. Bus addresses (the key of guest kernels) are registered range by range when they are first used.
-//! Fast registrations become memory windows of type 2: the guest chooses the low octet of the key as it does on hardware, and
+//! Fast registrations become memory windows of type 2: the guest chooses the low byte of the key as it does on hardware, and
 //! either side may invalidate it. What goes from the map (DMA unmap, bus mastering off) is deregistered before the call returns.
 //!
 //! # Lock order

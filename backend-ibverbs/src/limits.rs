@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdma_backend::VerbsError;
+use pvrdma_verbs::VerbsError;
 
 /// A number that has an upper limit.
 #[derive(Debug)]

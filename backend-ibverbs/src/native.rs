@@ -4,8 +4,8 @@
 use std::io;
 use std::sync::Arc;
 
-use rdma_backend::memory::HostPiece;
-use rdma_backend::{QpAttrMask, QpAttrs};
+use pvrdma_guest_memory::HostPiece;
+use pvrdma_verbs::{QpAttrMask, QpAttrs};
 use vm_memory::mmap::MmapRegion;
 
 use crate::backend::GidIndex;
@@ -56,7 +56,7 @@ impl NativePair {
         Ok(Self { a, b, octets, batch: SendBatch::default(), next: 0 })
     }
 
-    /// Writes `count` pieces of `size` octets, `batch` with each call, and waits for all of each call.
+    /// Writes `count` pieces of `size` bytes, `batch` with each call, and waits for all of each call.
     ///
     /// # Errors
     /// A request failed.
@@ -108,7 +108,7 @@ impl End {
 
     fn connect(&self, peer: &Self, gid: HostGid) -> io::Result<()> {
         use QpAttrMask as M;
-        use rdma_backend::{Access, Mtu, QpState, Qpn};
+        use pvrdma_verbs::{Access, Mtu, QpState, Qpn};
         let attrs = QpAttrs {
             dest_qpn: Qpn::new(peer.qp.number()),
             access: Access::all(),

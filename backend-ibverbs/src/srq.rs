@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
-use rdma_backend::memory::DmaView;
-use rdma_backend::{AsyncEvent, SharedReceiveQueue, SrqEvent, SrqInit, VerbsError};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{AsyncEvent, SharedReceiveQueue, SrqEvent, SrqInit, VerbsError};
 
 use crate::adapter::Adapter;
 use crate::flight::RecvFlight;

@@ -6,7 +6,7 @@ use std::os::fd::AsRawFd;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use rdma_backend::memory::HostPiece;
+use pvrdma_guest_memory::HostPiece;
 use vm_memory::mmap::MmapRegion;
 
 /// A range of our address space with guest memory behind it.
@@ -117,7 +117,7 @@ impl Drop for Window {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rdma_backend::testing::shared_memory;
+    use pvrdma_verbs::testing::shared_memory;
     use vm_memory::{Bytes, VolatileMemory};
 
     #[test]

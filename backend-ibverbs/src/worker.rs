@@ -20,7 +20,7 @@ impl Worker {
     pub(crate) fn start(name: &str, run: impl FnOnce(&OwnedFd) + Send + 'static) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
-        // Names of threads have at most 15 octets.
+        // Names of threads have at most 15 bytes.
         let name: String = name.chars().take(15).collect();
         let thread = thread::Builder::new().name(name).spawn(move || run(&stopped))?;
         let id = thread.thread().id();

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdma_backend::Counter;
+use pvrdma_verbs::Counter;
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -38,21 +38,21 @@ macro_rules! counters {
 counters! {
     /// Sends of connected QPs.
     rc_sends,
-    /// Octets in them.
+    /// Bytes in them.
     rc_send_bytes,
     /// RDMA writes.
     rc_writes,
-    /// Octets in them.
+    /// Bytes in them.
     rc_write_bytes,
     /// RDMA reads.
     rc_reads,
-    /// Octets in them.
+    /// Bytes in them.
     rc_read_bytes,
     /// Atomics.
     rc_atomics,
     /// Datagrams sent.
     ud_sends,
-    /// Octets in them, without headers.
+    /// Bytes in them, without headers.
     ud_send_bytes,
     /// Datagrams that reached a receive.
     ud_delivered,

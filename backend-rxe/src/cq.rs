@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use rdma_backend::memory::DmaView;
-use rdma_backend::{Completion, CompletionQueue, CompletionSink, CqOverrun};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{Completion, CompletionQueue, CompletionSink, CqOverrun};
 
 use crate::counters::Counters;
 use crate::hca::Permit;

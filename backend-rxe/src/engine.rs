@@ -12,9 +12,9 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
 
-use crate::clock::Clock;
 use crate::qp::{Budget, Qp};
 use crate::timer::{TimerKey, Timers};
+use pvrdma_ether_link::Clock;
 
 #[derive(Debug, Default)]
 struct Queue {

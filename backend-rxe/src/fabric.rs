@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
-use rdma_backend::{Gid, VerbsError};
+use pvrdma_verbs::{Gid, VerbsError};
 
 use crate::hca::{Adapter, BoundGid};
 

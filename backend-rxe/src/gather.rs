@@ -2,8 +2,8 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use rdma_backend::memory::{Direction, DmaView};
-use rdma_backend::{Access, Sge};
+use pvrdma_guest_memory::{Direction, DmaView};
+use pvrdma_verbs::{Access, Sge};
 use vm_memory::{Bytes, VolatileSlice};
 
 use crate::mr::{MrTable, RegionRef};
@@ -22,7 +22,7 @@ pub(crate) enum Fault {
     Target,
 }
 
-/// Octets that a list names.
+/// Bytes that a list names.
 #[inline]
 pub(crate) fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
@@ -48,7 +48,7 @@ impl<'a> Scatter<'a> {
         })
     }
 
-    /// A position `offset` octets into the list.
+    /// A position `offset` bytes into the list.
     #[inline]
     fn cursor(self, offset: u64) -> Cursor<'a> {
         Cursor { list: self, next: 0, skip: offset, addr: 0, left: 0, region: None }
@@ -86,7 +86,7 @@ struct Cursor<'a> {
     list: Scatter<'a>,
     /// The element after the current one.
     next: usize,
-    /// Octets to leave out before the next piece.
+    /// Bytes to leave out before the next piece.
     skip: u64,
     /// Where we are in the current element, and what is left of it.
     addr: u64,
@@ -95,7 +95,7 @@ struct Cursor<'a> {
 }
 
 impl Cursor<'_> {
-    /// Bus address and length of the next piece, at most `max` octets. `None`: the list is at its end or may not be used.
+    /// Bus address and length of the next piece, at most `max` bytes. `None`: the list is at its end or may not be used.
     #[inline]
     fn piece(&mut self, max: u64) -> Option<(u64, u64)> {
         while self.left == 0 {
@@ -126,7 +126,7 @@ impl Cursor<'_> {
     }
 }
 
-/// Copies `len` octets from one list to another, each from its offset on. With `ordered`, the last octets become visible
+/// Copies `len` bytes from one list to another, each from its offset on. With `ordered`, the last bytes become visible
 /// after all others, as pollers of a written buffer expect.
 ///
 /// The caller has checked both lists; a fault here means that memory or a fast registration went away since then.
@@ -167,7 +167,7 @@ fn copy_ordered(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>) {
     }
 }
 
-/// Copies with an ordered tail of `N` octets if the end of the target is aligned to that.
+/// Copies with an ordered tail of `N` bytes if the end of the target is aligned to that.
 #[inline]
 fn tail<const N: usize>(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, len: usize) -> bool {
     let Some(body) = len.checked_sub(N) else { return false };

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
-use rdma_backend::memory::{DmaSpace, DmaView, PageList, PinGuard};
-use rdma_backend::{
+use pvrdma_guest_memory::{DmaSpace, DmaView, PageList, PinGuard};
+use pvrdma_verbs::{
     Access, CompletionSink, Counter, DeviceContext, EventSink, Gid, GidType, Hca, HcaLimits, MrRequest, Mtu,
     PortAttributes, PortState, QpInit, QpType, Qpn, SrqInit, VerbsError,
 };

@@ -1,6 +1,6 @@
 //! A software RDMA adapter.
 //!
-//! [`Rxe`] is a [`rdma_backend::Backend`]: every device of the process attaches to it and gets an adapter. Adapters reach
+//! [`Rxe`] is a [`pvrdma_verbs::Backend`]: every device of the process attaches to it and gets an adapter. Adapters reach
 //! each other by *local delivery*: the payload is copied once, from the memory regions of the sender to those of the
 //! receiver. A device that is plugged in ([`Rxe::plug`]) reaches the peers of other hosts through an Ethernet link, by the
 //! transport of RoCE. What a peer can observe (order, statuses, RNR, retries, flush, events) is the same both ways: `qp` holds
@@ -15,7 +15,7 @@
 //!
 //! # Who does the work
 //!
-//! Whoever learns of work runs it, up to a budget of octets and requests: the thread that rings the doorbell first, the
+//! Whoever learns of work runs it, up to a budget of bytes and requests: the thread that rings the doorbell first, the
 //! worker threads of the engine when something is left, when a timer fires, or when a peer that was not ready posted a
 //! receive. A QP whose requester is busy is marked and looked at again by the thread that has it. An idle engine waits
 //! without timeout.
@@ -23,7 +23,7 @@
 //! # Lock order
 //!
 //! 1. a requester; a thread holds at most one;
-//! 2. [`rdma_backend::memory::DmaView`]s, in the order of their spaces, one for each space;
+//! 2. [`pvrdma_guest_memory::DmaView`]s, in the order of their spaces, one for each space;
 //! 3. memory region tables (read), in the order of their adapters;
 //! 4. a responder; a thread holds at most one;
 //! 5. an SRQ;
@@ -43,14 +43,12 @@
 //! generation that routes are cached under and then waits for the views of its adapter.
 
 pub mod capture;
-mod clock;
 mod counters;
 mod cq;
 mod engine;
 mod fabric;
 mod gather;
 mod hca;
-pub mod link;
 mod local;
 mod mr;
 mod qp;
@@ -61,18 +59,16 @@ mod testing;
 #[cfg(test)]
 mod tests;
 mod timer;
-pub mod transport;
 mod ud_header;
 mod uplink;
-pub mod wire;
 
-pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use cq::RxeCq;
 pub use hca::{RxeHca, RxePd};
 pub use mr::RxeMr;
+pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
+pub use pvrdma_roce::Congestion;
 pub use qp::RxeQp;
 pub use rxe::{Rxe, RxeConfig};
 pub use srq::RxeSrq;
-pub use transport::Congestion;
 pub use uplink::port::{PortConfig, Uplink};
 pub use uplink::rules::PortRules;

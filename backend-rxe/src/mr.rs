@@ -11,8 +11,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::{MappedRecursiveRwLockReadGuard, RecursiveRwLock, RecursiveRwLockReadGuard};
-use rdma_backend::memory::{PAGE_SIZE, PageList, PinGuard};
-use rdma_backend::{Access, FastRegister, MemoryRegion, VerbsError};
+use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
+use pvrdma_verbs::{Access, FastRegister, MemoryRegion, VerbsError};
 
 use crate::hca::Adapter;
 
@@ -59,7 +59,7 @@ impl Region {
             .is_some_and(|available| len <= available)
     }
 
-    /// Bus address behind `addr` and how many octets from there on are contiguous. `addr` is inside the region.
+    /// Bus address behind `addr` and how many bytes from there on are contiguous. `addr` is inside the region.
     #[inline]
     pub(crate) fn locate(&self, addr: u64) -> Option<(u64, u64)> {
         match &self.mapping {
@@ -289,7 +289,7 @@ impl Drop for RxeMr {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rdma_backend::memory::PageListBuilder;
+    use pvrdma_guest_memory::PageListBuilder;
 
     fn pages(list: &[u64]) -> PageList {
         let mut builder = PageListBuilder::default();

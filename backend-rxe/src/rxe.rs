@@ -8,26 +8,26 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rdma_backend::{Backend, DeviceContext, MacAddr, VerbsError};
+use pvrdma_verbs::{Backend, DeviceContext, MacAddr, VerbsError};
 
 use crate::capture::{Capture, CaptureConfig, CaptureCounts, Captures};
-use crate::clock::{Clock, MonotonicClock};
 use crate::engine::{Engine, Workers};
 use crate::fabric::Fabric;
 use crate::hca::{Adapter, RxeHca};
 use crate::qp::Budget;
 use crate::uplink::port::{Port, PortConfig, Uplink};
+use pvrdma_ether_link::{Clock, MonotonicClock};
 
 /// How the engine runs.
 #[derive(Clone, Debug)]
 pub struct RxeConfig {
     /// Worker threads. With 0 nothing runs by itself: call [`Rxe::run_ready`].
     pub workers: usize,
-    /// Octets that a doorbell moves on the calling thread before it leaves the rest to a worker.
+    /// Bytes that a doorbell moves on the calling thread before it leaves the rest to a worker.
     pub inline_bytes: u64,
     /// Requests that a doorbell runs on the calling thread.
     pub inline_requests: u32,
-    /// Octets that a worker moves for one QP before it turns to the next one. Also the longest time, in octets, that an
+    /// Bytes that a worker moves for one QP before it turns to the next one. Also the longest time, in bytes, that an
     /// unmap or a destroy command has to wait.
     pub worker_bytes: u64,
     /// Requests that a worker runs for one QP before it turns to the next one.

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use rdma_backend::memory::DmaView;
-use rdma_backend::{AsyncEvent, QpState, QueueError, RecvSource, RecvWork, SharedReceiveQueue, SrqEvent};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{AsyncEvent, QpState, QueueError, RecvSource, RecvWork, SharedReceiveQueue, SrqEvent};
 
 use crate::hca::{Adapter, Permit};
 use crate::qp::Qp;

@@ -1,9 +1,9 @@
-//! The 40 octets in front of a received datagram: the network header as it would have been on the wire (interface
+//! The 40 bytes in front of a received datagram: the network header as it would have been on the wire (interface
 //! specification 9.8, RoCE notes section 11).
 
-use rdma_backend::{Gid, GidType, NetworkType};
+use pvrdma_verbs::{Gid, GidType, NetworkType};
 
-/// Octets of the header area.
+/// Bytes of the header area.
 pub(crate) const HEADER_LEN: usize = 40;
 
 /// BTH, DETH and ICRC.
@@ -22,7 +22,7 @@ pub(crate) struct Header {
     pub(crate) traffic_class: u8,
     pub(crate) flow_label: u32,
     pub(crate) hop_limit: u8,
-    /// Octets of payload, at most a path MTU.
+    /// Bytes of payload, at most a path MTU.
     pub(crate) payload: u16,
     pub(crate) immediate: bool,
 }
@@ -69,7 +69,7 @@ impl Header {
         octets
     }
 
-    /// The first 20 octets stay zero, so that nobody takes them for an IPv6 header.
+    /// The first 20 bytes stay zero, so that nobody takes them for an IPv6 header.
     fn ipv4_octets(&self, transport: u16, source: [u8; 4], destination: [u8; 4]) -> [u8; HEADER_LEN] {
         let length = transport.saturating_add(UDP_LEN + IPV4_LEN);
         let mut ip = [0; IPV4_LEN as usize];
@@ -123,7 +123,7 @@ mod tests {
         let octets = header.octets();
         assert_eq!(octets[..20], [0; 20]);
         let ip: [u8; 20] = octets[20..].try_into().unwrap();
-        // As captured from the kernel's implementation for a datagram of five octets, identification excepted.
+        // As captured from the kernel's implementation for a datagram of five bytes, identification excepted.
         assert_eq!(ip[..4], [0x45, 0, 0, 0x40 - 4]);
         assert_eq!(ip[6..10], [0x40, 0, 0x40, 0x11]);
         assert_eq!(ip[12..], [192, 168, 77, 12, 192, 168, 77, 11]);

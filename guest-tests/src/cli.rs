@@ -155,7 +155,7 @@ pub(crate) struct RpingOptions {
     /// Rounds.
     #[arg(long, default_value_t = 10)]
     pub(crate) count: u32,
-    /// Octets of each message.
+    /// Bytes of each message.
     #[arg(long, default_value_t = 4096)]
     pub(crate) size: usize,
     /// Which end.

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use rdma_backend::memory::DmaSpace;
-use rdma_backend::{Backend, DeviceContext, Hca, VerbsError};
+use pvrdma_guest_memory::DmaSpace;
+use pvrdma_verbs::{Backend, DeviceContext, Hca, VerbsError};
 
 use crate::config::{DeviceConfig, Limits};
 use crate::doorbell::Deferred;

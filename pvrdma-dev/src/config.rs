@@ -1,6 +1,6 @@
 //! How a device is set up, and what it advertises.
 
-use rdma_backend::{GidType, HcaLimits, MacAddr, VerbsError};
+use pvrdma_verbs::{GidType, HcaLimits, MacAddr, VerbsError};
 
 use crate::spec::dsr::{ATOMIC_OPS, BMME_FLAGS, Caps, gid_type};
 use crate::spec::regs::{DEVICE_ID, VENDOR_ID, VERSION_MIN, VERSION_QP_HANDLE, VERSION_ROCE_V2};
@@ -75,7 +75,7 @@ pub struct Limits {
     pub max_cqe: u32,
     /// Memory regions.
     pub max_mr: u32,
-    /// Octets per memory region, at most 1 GiB.
+    /// Bytes per memory region, at most 1 GiB.
     pub max_mr_size: u64,
     /// Protection domains, below 2^24.
     pub max_pd: u32,
@@ -89,7 +89,7 @@ pub struct Limits {
     pub max_ah: u32,
     /// GID table entries, at most 256.
     pub gid_table: u32,
-    /// Extents of page lists that all objects of the guest may hold together: 16 octets of our memory each.
+    /// Extents of page lists that all objects of the guest may hold together: 16 bytes of our memory each.
     pub max_extents: u64,
 }
 
@@ -125,7 +125,7 @@ impl Limits {
         let at_least = |value: u32, least: u32, what| {
             if value < least { Err(VerbsError::Invalid(what)) } else { Ok(value) }
         };
-        let directory_bytes = u64::from(MAX_PAGES) * rdma_backend::memory::PAGE_SIZE;
+        let directory_bytes = u64::from(MAX_PAGES) * pvrdma_guest_memory::PAGE_SIZE;
         Ok(Self {
             max_qp: at_least(self.max_qp.min(hca.max_qp).min(0xffff), 3, "limit of queue pairs")?,
             max_qp_wr: power_of_two(self.max_qp_wr.min(hca.max_qp_wr), "limit of requests per queue")?,
@@ -156,7 +156,7 @@ impl Limits {
             node_guid: guid,
             sys_image_guid: guid,
             max_mr_size: self.max_mr_size,
-            page_size_cap: rdma_backend::memory::PAGE_SIZE,
+            page_size_cap: pvrdma_guest_memory::PAGE_SIZE,
             vendor_id: VENDOR_ID.into(),
             vendor_part_id: DEVICE_ID.into(),
             hw_ver: 1,

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use log::{Level, debug};
 use parking_lot::Mutex;
-use rdma_backend::memory::DmaSpace;
-use rdma_backend::{Backend, Hca, VerbsError};
+use pvrdma_guest_memory::DmaSpace;
+use pvrdma_verbs::{Backend, Hca, VerbsError};
 
 use crate::adapter::Adapter;
 use crate::cmd;

@@ -1,7 +1,7 @@
 //! Life cycle and registers, as a driver sees them.
 
-use rdma_backend::memory::{Backing, DmaRange, PAGE_SIZE, PinPolicy};
-use rdma_backend::{AsyncEvent, PortEvent};
+use pvrdma_guest_memory::{Backing, DmaRange, PAGE_SIZE, PinPolicy};
+use pvrdma_verbs::{AsyncEvent, PortEvent};
 use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;
 use vmm_sys_util::tempfile::TempFile;

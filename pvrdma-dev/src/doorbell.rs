@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
-use rdma_backend::{CompletionQueue, Hca, QueuePair, SharedReceiveQueue};
+use pvrdma_verbs::{CompletionQueue, Hca, QueuePair, SharedReceiveQueue};
 
 use crate::adapter::Adapter;
 use crate::objects::{Qp, Srq};

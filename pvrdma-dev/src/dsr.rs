@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_backend::memory::{Direction, DmaError, DmaView, PageList};
+use pvrdma_guest_memory::{Direction, DmaError, DmaView, PageList};
 
 use crate::error::HandshakeError;
 use crate::events::EventRings;

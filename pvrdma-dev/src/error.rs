@@ -1,7 +1,7 @@
 //! Why the guest's requests are refused, and the one place where that becomes a number for the guest.
 
-use rdma_backend::VerbsError;
-use rdma_backend::memory::{DmaError, PinError};
+use pvrdma_guest_memory::{DmaError, PinError};
+use pvrdma_verbs::VerbsError;
 use thiserror::Error;
 
 use crate::ring::RingShapeError;

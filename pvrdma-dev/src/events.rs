@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use log::debug;
 use parking_lot::{Mutex, RwLock};
-use rdma_backend::memory::{DmaView, PageList};
-use rdma_backend::{AsyncEvent, EventSink, PortEvent, QpEvent, QueueError, SrqEvent};
+use pvrdma_guest_memory::{DmaView, PageList};
+use pvrdma_verbs::{AsyncEvent, EventSink, PortEvent, QpEvent, QueueError, SrqEvent};
 
 use crate::intr::{Interrupts, Vector};
 use crate::log_limit::LogLimit;

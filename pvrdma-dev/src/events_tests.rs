@@ -137,7 +137,7 @@ fn full_rings() {
     assert!(!bed.hub.has_pending());
 }
 
-/// Conformance 45: an invalid consumer index ends the posting; no other octet of the state pages is touched.
+/// Conformance 45: an invalid consumer index ends the posting; no other byte of the state pages is touched.
 #[test]
 fn invalid_consumer_index() {
     let bed = Bed::new();

@@ -1,6 +1,6 @@
 //! The PVRDMA PCI function as a device model: what the Linux driver `vmw_pvrdma` talks to.
 //!
-//! A VMM makes a [`PvrdmaDevice`] with its guest's memory ([`rdma_backend::memory::DmaSpace`]), an [`InterruptSink`] and a
+//! A VMM makes a [`PvrdmaDevice`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an [`InterruptSink`] and a
 //! backend, and drives it through [`PciFunction`]: configuration space, three BARs, reset. The crate knows no sockets, no
 //! vfio-user and no KVM.
 //!
@@ -8,8 +8,8 @@
 //! # use std::error::Error;
 //! # use std::sync::Arc;
 //! use pvrdma_dev::{DeviceConfig, InterruptSink, PciFunction, PvrdmaDevice};
-//! use rdma_backend::Backend;
-//! use rdma_backend::memory::{DmaSpace, PinPolicy};
+//! use pvrdma_verbs::Backend;
+//! use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 //! use vm_memory::GuestMemoryMmap;
 //!
 //! fn plug_in<B: Backend + 'static>(

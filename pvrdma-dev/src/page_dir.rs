@@ -3,14 +3,14 @@
 //! Three levels of untrusted little-endian bus addresses. Each page of the directory and its tables is copied once and
 //! only as far as the stated page count needs, so the work is bounded by 513 page copies whatever the guest wrote.
 
-use rdma_backend::memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList, PageListBuilder};
+use pvrdma_guest_memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList, PageListBuilder};
 
 use crate::spec::ring::{MAX_PAGES, TABLE_ENTRIES};
 
-/// Octets of one entry.
+/// Bytes of one entry.
 const ENTRY: usize = 8;
 
-/// Octets of a directory or table page.
+/// Bytes of a directory or table page.
 const LEVEL: usize = TABLE_ENTRIES as usize * ENTRY;
 
 /// Reads the page addresses of an object of `pages` pages.
@@ -81,7 +81,7 @@ mod tests {
     use std::sync::Arc;
 
     use proptest::prelude::*;
-    use rdma_backend::memory::{DmaSpace, PinPolicy};
+    use pvrdma_guest_memory::{DmaSpace, PinPolicy};
     use vm_memory::{GuestAddress, GuestMemoryMmap};
 
     use super::*;

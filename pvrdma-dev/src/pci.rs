@@ -3,7 +3,7 @@
 //! There is no power management capability, so a guest never puts the function into D3 and its state survives suspend.
 //! There is no expansion ROM and no PCI Express capability.
 
-use rdma_backend::memory::PAGE_SIZE;
+use pvrdma_guest_memory::PAGE_SIZE;
 
 use crate::intr::VECTORS;
 use crate::pci_function::Bar;
@@ -11,10 +11,10 @@ use crate::regs;
 use crate::spec::layout::put_field;
 use crate::spec::regs::{CLASS, DEVICE_ID, VENDOR_ID};
 
-/// Octets of configuration space.
+/// Bytes of configuration space.
 pub(crate) const CONFIG_SIZE: usize = 256;
 
-/// Octets of BAR 0: MSI-X table and pending bits, which the VMM keeps.
+/// Bytes of BAR 0: MSI-X table and pending bits, which the VMM keeps.
 const MSIX_BAR_SIZE: u64 = 0x4000;
 /// Where the pending bits are.
 const MSIX_PBA: u32 = 0x2000;

@@ -3,7 +3,7 @@
 /// One base address register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bar {
-    /// Octets, a power of two.
+    /// Bytes, a power of two.
     pub size: u64,
     /// Whether it takes two register slots.
     pub is_64bit: bool,
@@ -17,7 +17,7 @@ pub trait PciFunction: Send + Sync {
     /// The base address registers by index.
     fn bars(&self) -> [Option<Bar>; 6];
 
-    /// Octets of configuration space.
+    /// Bytes of configuration space.
     fn config_size(&self) -> usize;
 
     /// Reads configuration space.

@@ -2,7 +2,7 @@
 
 use crate::spec::regs::offset;
 
-/// Octets of BAR 1: a page of its own.
+/// Bytes of BAR 1: a page of its own.
 pub(crate) const BAR_SIZE: u64 = 0x1000;
 
 /// A register that can be read.
@@ -29,7 +29,7 @@ pub(crate) enum Write {
 }
 
 impl Readable {
-    /// The register a read of `len` octets means, if any: registers are 32 bits wide and nothing else.
+    /// The register a read of `len` bytes means, if any: registers are 32 bits wide and nothing else.
     pub(crate) const fn decode(at: u64, len: usize) -> Option<Self> {
         if len != 4 {
             return None;

@@ -8,8 +8,8 @@
 
 use std::sync::atomic::Ordering;
 
-use rdma_backend::QueueError;
-use rdma_backend::memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList};
+use pvrdma_guest_memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList};
+use pvrdma_verbs::QueueError;
 use thiserror::Error;
 use vm_memory::{ByteValued, VolatileSlice};
 
@@ -31,7 +31,7 @@ pub(crate) enum RingShapeError {
     /// The elements do not fit the pages.
     #[error("{needed} octets of elements do not fit {pages} pages")]
     TooFewPages {
-        /// Octets the elements take.
+        /// Bytes the elements take.
         needed: u64,
         /// Pages there are for them.
         pages: u32,
@@ -48,13 +48,13 @@ pub(crate) enum RingShapeError {
     },
 }
 
-/// Octets from one send element to the next: the power of two that holds the header and the SGEs (spec §6.3). `None` if
+/// Bytes from one send element to the next: the power of two that holds the header and the SGEs (spec §6.3). `None` if
 /// that is more than a page.
 pub(crate) fn send_stride(max_sge: u32) -> Option<u32> {
     stride(SQ_HEADER, max_sge)
 }
 
-/// Octets from one receive element to the next, as [`send_stride`].
+/// Bytes from one receive element to the next, as [`send_stride`].
 pub(crate) fn recv_stride(max_sge: u32) -> Option<u32> {
     stride(RQ_HEADER, max_sge)
 }
@@ -84,7 +84,7 @@ pub(crate) struct RingShape {
     pub(crate) page_count: u32,
     /// Elements, a power of two.
     pub(crate) entries: u32,
-    /// Octets per element, a power of two of at most a page.
+    /// Bytes per element, a power of two of at most a page.
     pub(crate) stride: u32,
     /// Its words.
     pub(crate) words: StateWords,
@@ -94,7 +94,7 @@ pub(crate) struct RingShape {
 #[derive(Debug)]
 struct Ring {
     pages: PageList,
-    /// Octet offset of element 0 in `pages`.
+    /// Byte offset of element 0 in `pages`.
     base: u64,
     stride: usize,
     entries: u32,
@@ -105,14 +105,14 @@ struct Ring {
     near: Run,
 }
 
-/// Adjacent octets of an object.
+/// Adjacent bytes of an object.
 #[derive(Clone, Copy, Debug, Default)]
 struct Run {
-    /// Octet offset of the first in the object.
+    /// Byte offset of the first in the object.
     offset: u64,
     /// Bus address of the first.
     bus: u64,
-    /// Octets.
+    /// Bytes.
     len: u64,
 }
 

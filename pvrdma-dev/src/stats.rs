@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdma_backend::{Counter, GidType, MacAddr, PortAttributes};
+use pvrdma_verbs::{Counter, GidType, MacAddr, PortAttributes};
 
 use crate::spec::cmd::{COMMANDS, Opcode};
 
@@ -136,11 +136,11 @@ pub struct DeviceStatus {
     pub port: PortAttributes,
     /// Live objects.
     pub objects: ObjectCounts,
-    /// Extents of page lists held, 16 octets each.
+    /// Extents of page lists held, 16 bytes each.
     pub page_list_extents: u64,
-    /// Octets of guest memory mapped.
+    /// Bytes of guest memory mapped.
     pub mapped_bytes: u64,
-    /// Octets of guest memory locked.
+    /// Bytes of guest memory locked.
     pub pinned_bytes: u64,
     /// Commands that came at all.
     pub commands: Vec<CommandCount>,

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
-use rdma_backend::{
+use pvrdma_verbs::{
     Backend, CompletionQueue, CompletionSink, Counter, DeviceContext, EventSink, Gid, GidType, Hca, HcaLimits,
     MemoryRegion, MrRequest, Mtu, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair,
     SharedReceiveQueue, SrqInit, VerbsError, qp_state,

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use rdma_backend::memory::{DmaSpace, PAGE_SIZE, PinPolicy};
-use rdma_backend::{GidType, MacAddr};
+use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE, PinPolicy};
+use pvrdma_verbs::{GidType, MacAddr};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
 use crate::config::DeviceConfig;

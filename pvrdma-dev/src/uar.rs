@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rdma_backend::memory::PAGE_SIZE;
+use pvrdma_guest_memory::PAGE_SIZE;
 
 use crate::objects::KERNEL;
 use crate::spec::regs::uar;

@@ -6,7 +6,7 @@ mod common;
 use common::{Bed, VERSIONS, gid};
 use pvrdma_dev::testing::{Driver, ProbeError, ProbeOptions, QpInit, access, qp_type, register};
 use pvrdma_dev::{DeviceConfig, PciFunction};
-use rdma_backend::MacAddr;
+use pvrdma_verbs::MacAddr;
 
 /// Conformance 3, 5, 7, 8, 9: the probe of the driver, and the commands that follow it while the RDMA core registers the
 /// device (spec §3.3).

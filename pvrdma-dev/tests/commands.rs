@@ -7,9 +7,9 @@ use common::{Bed, gid};
 use pvrdma_dev::testing::{
     Driver, Placement, QpAttr, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, command_id as id, register, state,
 };
-use rdma_backend::Backend;
+use pvrdma_verbs::Backend;
 
-/// Octets of each command's structures, by number: of the request, and of the response if there is one.
+/// Bytes of each command's structures, by number: of the request, and of the response if there is one.
 const SIZES: [(usize, usize); 21] = [
     (24, 64),
     (24, 24),
@@ -162,7 +162,7 @@ fn each_command() {
     }
 }
 
-/// Conformance 20, 24, 28: what cannot be done is said by ERR, never by the error octet of a response alone, and never with an
+/// Conformance 20, 24, 28: what cannot be done is said by ERR, never by the error byte of a response alone, and never with an
 /// interrupt, whichever command it is.
 #[test]
 fn each_refusal() {

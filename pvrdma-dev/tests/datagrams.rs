@@ -5,13 +5,13 @@ mod common;
 
 use std::sync::Arc;
 
-use backend_rxe::{Rxe, RxeConfig};
 use common::{Bed, Process, gid};
 use pvrdma_dev::DeviceConfig;
 use pvrdma_dev::testing::{
     AddressHandle, Driver, Qp, QpInit, RecvWr, SendWr, Sge, access, opcode, status, wc_flag, wc_opcode,
 };
-use rdma_backend::{Gid, GidType, MacAddr};
+use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_verbs::{Gid, GidType, MacAddr};
 
 const QKEY: u32 = 0x1111_1111;
 
@@ -42,7 +42,7 @@ fn checksum(header: &[u8]) -> u32 {
     (sum & 0xffff) + (sum >> 16)
 }
 
-/// Conformance 53, 59, 60, 61: SEND and SEND_WITH_IMM, with the 40 octets that each encapsulation puts in front.
+/// Conformance 53, 59, 60, 61: SEND and SEND_WITH_IMM, with the 40 bytes that each encapsulation puts in front.
 #[test]
 fn headers() {
     for (roce, gids, network) in [
@@ -115,7 +115,7 @@ fn q_keys() {
     assert!(b.cq.poll().is_none());
 }
 
-/// Address vectors that a process may not use, operations that datagrams do not have, and too many octets: the request fails,
+/// Address vectors that a process may not use, operations that datagrams do not have, and too many bytes: the request fails,
 /// the QP ends in SQE.
 #[test]
 fn bad_requests() {
@@ -146,7 +146,7 @@ fn bad_requests() {
     }
 }
 
-/// Conformance 53, 59: the connection manager's QPs exchange 256-octet messages, SEND only.
+/// Conformance 53, 59: the connection manager's QPs exchange 256-byte messages, SEND only.
 #[test]
 fn connection_manager() {
     let [(_bed_a, driver_a), (_bed_b, driver_b)] = pair(GidType::RoceV2, [gid(1), gid(2)]);

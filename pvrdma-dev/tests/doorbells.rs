@@ -6,7 +6,7 @@ mod common;
 use common::{Bed, Process};
 use pvrdma_dev::testing::{Cq, QpInit, RecvWr, SendWr, StubDevice};
 use pvrdma_dev::{DeviceConfig, InterruptSink, PvrdmaDevice};
-use rdma_backend::{Completion, MacAddr, WcOpcode, WcStatus};
+use pvrdma_verbs::{Completion, MacAddr, WcOpcode, WcStatus};
 
 fn success(qp: u32, opcode: WcOpcode) -> Completion {
     Completion::new(qp, 1, opcode, WcStatus::Success)

@@ -1,4 +1,4 @@
-//! Elements of random octets and random indices, on queues of every kind, over the software adapter.
+//! Elements of random bytes and random indices, on queues of every kind, over the software adapter.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -10,7 +10,7 @@ use pvrdma_dev::testing::{AddressHandle, Driver, Qp, RecvWr, SendWr, access, sta
 /// What a guest does to one QP.
 #[derive(Clone, Debug)]
 enum Step {
-    /// Writes an element of these octets, with some fields made plausible, and publishes it.
+    /// Writes an element of these bytes, with some fields made plausible, and publishes it.
     Send { octets: Vec<u8>, opcode: u32, sges: u32, good_keys: bool },
     /// The same for a receive.
     Receive { octets: Vec<u8>, sges: u32 },

@@ -1,4 +1,4 @@
-//! A gibibyte of mixed operations between two devices, every octet compared.
+//! A gibibyte of mixed operations between two devices, every byte compared.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -6,7 +6,7 @@ mod common;
 use common::{Bed, Process, connect};
 use pvrdma_dev::testing::{Buffer, Driver, Mr, Placement, Qp, QpInit, RecvWr, SendWr, Sge, access, status};
 
-/// Octets to move.
+/// Bytes to move.
 const TOTAL: usize = 1 << 30;
 /// Longest message.
 const LONGEST: usize = 16 << 20;
@@ -40,7 +40,7 @@ impl Random {
         }
     }
 
-    /// Cuts `len` octets into pieces that do not touch each other: offset and length of each.
+    /// Cuts `len` bytes into pieces that do not touch each other: offset and length of each.
     fn pieces(&mut self, len: usize) -> Vec<(usize, usize)> {
         let count = 1 + self.below(PIECES.min(len.max(1)));
         let gap = (MEMORY - len) / count;
@@ -77,7 +77,7 @@ impl End {
             ..QpInit::rc(&process.pd, &process.cq)
         };
         let qp = driver.create_qp(&init).unwrap();
-        // No two pages side by side, and the first octet in the middle of one.
+        // No two pages side by side, and the first byte in the middle of one.
         let buffer = driver.buffer(MEMORY, 1234, Placement::Scattered);
         buffer.fill_pattern(qp.qpn.into());
         let expected = buffer.read(0, MEMORY);

@@ -1,4 +1,4 @@
-//! Keys through the whole device and the software adapter: which octet an address means, and who may use it.
+//! Keys through the whole device and the software adapter: which byte an address means, and who may use it.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
@@ -55,8 +55,8 @@ fn run(a: &mut End, b: &End, request: &SendWr) -> u32 {
     first
 }
 
-/// Conformance 33: each octet of a gibibyte lies where its page is, also with pages in reverse order, from an odd start, to the
-/// last one; and a region of one octet is one octet.
+/// Conformance 33: each byte of a gibibyte lies where its page is, also with pages in reverse order, from an odd start, to the
+/// last one; and a region of one byte is one byte.
 #[test]
 fn translation_of_a_gibibyte() {
     let memory = pvrdma_dev::testing::GuestMemory::new((1 << 30) + (64 << 20));
@@ -67,7 +67,7 @@ fn translation_of_a_gibibyte() {
     let data = a.buffer.read(0, 16);
 
     let gib = 1_u64 << 30;
-    // First address in the first page, octets.
+    // First address in the first page, bytes.
     for (start, length) in
         [(0, gib), (0xfff, gib - 0xfff), (0x123, gib - 0x123), (1, gib - 4096), (0xfff, 1), (0xfff, 2)]
     {
@@ -96,7 +96,7 @@ fn translation_of_a_gibibyte() {
         assert!(memory.read_vec(first - start, usize::try_from(start).unwrap()).iter().all(|&octet| octet == 0));
         let behind = usize::try_from(4095 - last % 4096).unwrap();
         assert!(memory.read_vec(last + 1, behind).iter().all(|&octet| octet == 0));
-        // One octet too many, at either end.
+        // One byte too many, at either end.
         for (addr, len) in [(va + length - 1, 2), (va - 1, 2), (va + length, 1)] {
             let sge = a.sge(0, len);
             assert_eq!(run(&mut a, &b, &SendWr::write(1, &[sge], addr, mr.rkey)), status::REM_ACCESS);
@@ -106,7 +106,7 @@ fn translation_of_a_gibibyte() {
 }
 
 /// Conformance 34: a peer's request outside the region, of another domain, without the right, with a key that is not or no more.
-/// None moves an octet, and the responder's QP says so.
+/// None moves an byte, and the responder's QP says so.
 #[test]
 fn remote_keys() {
     type Make = fn(Sge, u64, u32) -> SendWr;

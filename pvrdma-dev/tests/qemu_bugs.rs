@@ -6,14 +6,14 @@ mod common;
 
 use std::sync::Arc;
 
-use backend_rxe::{Rxe, RxeConfig};
 use common::{Bed, Process, connect, gid};
 use pvrdma_dev::testing::{
     Driver, GuestMemory, Irqs, MEMORY_BASE, Path, Placement, QpInit, REQUEST_SIZE, RecvWr, Request, SendWr, Sge,
     access, command_id as id, register, state, status, wait_for,
 };
 use pvrdma_dev::{DeviceConfig, DeviceStatus, Limits, Phase, PvrdmaDevice};
-use rdma_backend::{GidType, MacAddr};
+use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_verbs::{GidType, MacAddr};
 
 const MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
 
@@ -218,7 +218,7 @@ fn invalid_indices_end_the_loop() {
 }
 
 /// QEMU CVE-2021-3582: length and page count of CREATE_MR were not compared, and pages were mapped beyond the reserved range. Here
-/// a region has exactly the pages that its octets need.
+/// a region has exactly the pages that its bytes need.
 #[test]
 fn length_and_pages_of_a_region() {
     let bed = Bed::rxe();
@@ -246,7 +246,7 @@ fn length_and_pages_of_a_region() {
 }
 
 /// Shows the shared region once more with other numbers of pages for its two rings. Whether it was accepted.
-fn show_rings<B: rdma_backend::Backend + 'static>(bed: &Bed<B>, driver: &Driver, rings: [(u32, u64); 2]) -> bool {
+fn show_rings<B: pvrdma_verbs::Backend + 'static>(bed: &Bed<B>, driver: &Driver, rings: [(u32, u64); 2]) -> bool {
     for (at, (pages, directory)) in [32, 48].into_iter().zip(rings) {
         driver.memory().write(driver.dsr() + at, &pages.to_le_bytes());
         driver.memory().write(driver.dsr() + at + 8, &directory.to_le_bytes());
@@ -595,7 +595,7 @@ fn num_sge_changes_after_the_check() {
     assert!(outcomes[0] + outcomes[1] > 0);
 }
 
-/// QEMU defect 7: the host's port attributes were written over a smaller structure. Here QUERY_PORT answers 64 octets, and QUERY_QP as
+/// QEMU defect 7: the host's port attributes were written over a smaller structure. Here QUERY_PORT answers 64 bytes, and QUERY_QP as
 /// many as its structure has.
 #[test]
 fn answers_have_their_size() {

@@ -6,13 +6,13 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use backend_rxe::{Rxe, RxeConfig};
 use common::{Bed, Process, gid};
 use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::{
     AddressHandle, Buffer, Cq, Driver, GuestMemory, MEMORY_BASE, Mr, Path, Qp, QpInit, RecvWr, SendWr, Srq, access,
     register, state, status, wait_for,
 };
+use pvrdma_rxe::{Rxe, RxeConfig};
 
 /// Receives that lie ready for one connection.
 const RECEIVES: u32 = 1024;
@@ -142,7 +142,7 @@ fn destroyed_under_traffic() {
 }
 
 /// Conformance 10, 11, 12, 37: a reset of each kind, a new handshake and the end of bus mastering in the middle of a transfer. When
-/// the write returns not one octet of memory changes any more, no interrupt comes, and the peer's requests end.
+/// the write returns not one byte of memory changes any more, no interrupt comes, and the peer's requests end.
 #[test]
 fn reset_under_traffic() {
     const OCTETS: usize = 16 << 20;
@@ -307,7 +307,7 @@ fn general_services_by_address() {
                     }
                     let at = usize::try_from(cqe.wr_id).unwrap() * 64;
                     let (source, text) = (buffer.read(at + 12 + 20, 1), buffer.read(at + 40, 2));
-                    // The last octet of the sender's address in the IPv4 header.
+                    // The last byte of the sender's address in the IPv4 header.
                     let address = buffer.read(at + 20 + 12, 4);
                     let wrong = cqe.src_qp != 1 || text[1] != me || address != [10, 0, 0, text[0]] || source != [10];
                     failed.fetch_or(wrong, Ordering::Relaxed);

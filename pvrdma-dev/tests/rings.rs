@@ -8,7 +8,7 @@ use pvrdma_dev::testing::{
     Driver, Placement, QpAttr, QpInit, RecvWr, Request, SendWr, Sge, StubBackend, access, command_id, opcode, state,
 };
 use pvrdma_dev::{DeviceConfig, Limits};
-use rdma_backend::{AsyncEvent, Completion, MacAddr, QpEvent, SendOp, WcOpcode, WcStatus};
+use pvrdma_verbs::{AsyncEvent, Completion, MacAddr, QpEvent, SendOp, WcOpcode, WcStatus};
 
 fn sges(seed: u32, count: u32) -> Vec<Sge> {
     (0..count).map(|i| Sge { addr: u64::from(seed) << 32 | u64::from(i), length: i + 1, lkey: seed ^ i }).collect()

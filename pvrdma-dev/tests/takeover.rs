@@ -5,17 +5,17 @@ mod common;
 
 use std::sync::Arc;
 
-use backend_rxe::{Rxe, RxeConfig};
 use common::{Bed, Process, connect, gid};
 use pvrdma_dev::testing::{GuestMemory, MEMORY_BASE, Path, RecvWr, SendWr, access, status};
+use pvrdma_rxe::{Rxe, RxeConfig};
 
-/// Octets of the guest whose kernel changes.
+/// Bytes of the guest whose kernel changes.
 const OCTETS: usize = 16 << 20;
 
 /// Messages on their way when it does.
 const MESSAGES: u32 = 64;
 
-/// Octets of each.
+/// Bytes of each.
 const MESSAGE: usize = 1 << 20;
 
 /// Conformance 11, 71: kexec, where the PCI core has ended bus mastering, and kdump, where it has not (spec §3.3). The second kernel

@@ -5,11 +5,11 @@ mod common;
 
 use std::sync::Arc;
 
-use backend_rxe::{Rxe, RxeConfig};
 use common::{Bed, Process, VERSIONS, connect, gid};
 use pvrdma_dev::DeviceConfig;
 use pvrdma_dev::testing::{AddressHandle, Driver, GuestMemory, ProbeOptions, RecvWr, SendWr, access, status};
-use rdma_backend::MacAddr;
+use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_verbs::MacAddr;
 
 const QKEY: u32 = 0x1111_1111;
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use backend_ibverbs::{CmMode, GidIndex, IbverbsConfig};
+use pvrdma_ibverbs::{CmMode, GidIndex, IbverbsConfig};
 use serde::{Deserialize, Deserializer};
 
 /// What carries the traffic.

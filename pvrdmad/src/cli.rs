@@ -33,12 +33,12 @@ pub enum Command {
 pub struct ServeArgs {
     /// A device: name=NAME,socket=PATH,mac=MAC and optionally roce=v1|v2, pin=all|registered|off, version=17..20, intx.
     /// uplink=LINK connects it to the network, nic=LINK the network function that shares its MAC (QEMU's netdev), whose other
-    /// frames are passed on; mtu=OCTETS is what the network carries [default: 1500, less what a tunnel needs]. A LINK is
+    /// frames are passed on; mtu=BYTES is what the network carries [default: 1500, less what a tunnel needs]. A LINK is
     /// af_packet:INTERFACE (an interface of this host), tap:NAME (one that ends here), vxlan:ADDRESS[:PORT] (a tunnel over UDP, from this address of ours to each
     /// remote=ADDRESS[:PORT], which may come several times; vni=N [default: 0]; learn=stations|remotes [default: stations]:
     /// remotes listens to everybody), unix:PATH (listens for QEMU's `-netdev stream,server=off`), unix-connect:PATH (connects
     /// to `server=on`, again and again) or unix-dgram:LOCAL:REMOTE (`-netdev dgram`).
-    /// frames are passed on; mtu=OCTETS is what the network carries [default: 1500]. A LINK is unix:PATH (listens for QEMU's
+    /// frames are passed on; mtu=BYTES is what the network carries [default: 1500]. A LINK is unix:PATH (listens for QEMU's
     /// vlan=1..4094 puts both functions into a VLAN; pcp=always tags packets of no VLAN for their priority; forged=allow lets the
     /// network function send from other addresses than its own; congestion=off ignores congestion.
     /// For tests, fault=loss:RATE/duplicate:RATE/reorder:RATE/corrupt:RATE/delay:RATE/seed:NUMBER makes a bad cable of the
@@ -47,7 +47,7 @@ pub struct ServeArgs {
     #[arg(long = "device", value_name = "KEY=VALUE,...")]
     pub devices: Vec<DeviceSpec>,
     /// What carries the traffic: rxe, the software adapter [default], or ibverbs,device=NAME: the host's RDMA adapter, with
-    /// port=NUMBER [1], gid-index=auto|NUMBER [auto], max-pinned=OCTETS a device may register [64 GiB], cm=auto|umad|local:
+    /// port=NUMBER [1], gid-index=auto|NUMBER [auto], max-pinned=BYTES a device may register [64 GiB], cm=auto|umad|local:
     /// whether rdma_cm reaches beyond this daemon [auto], and poll=MICROSECONDS of polling after a completion [50].
     #[arg(long, value_name = "BACKEND")]
     pub backend: Option<BackendSpec>,
@@ -82,7 +82,7 @@ pub struct CaptureArgs {
     /// Where to write; - is standard output.
     #[arg(short, long, value_name = "FILE")]
     pub write: PathBuf,
-    /// Octets of a frame that are kept [default: all].
+    /// Bytes of a frame that are kept [default: all].
     #[arg(long, value_name = "OCTETS", value_parser = clap::value_parser!(u32).range(1..))]
     pub snaplen: Option<u32>,
     /// End after so many frames.

@@ -8,10 +8,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use backend_rxe::Congestion;
 use pvrdma_dev::{DeviceConfig, Limits};
-use rdma_backend::memory::PinPolicy;
-use rdma_backend::{GidType, MacAddr};
+use pvrdma_guest_memory::PinPolicy;
+use pvrdma_rxe::Congestion;
+use pvrdma_verbs::{GidType, MacAddr};
 use serde::de::IntoDeserializer;
 use serde::de::value::{Error as ValueError, StrDeserializer};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -113,7 +113,7 @@ pub struct DeviceSpec {
     pub learn: Option<Learn>,
     /// The link to the paired network function.
     pub nic: Option<LinkSpec>,
-    /// Octets of an IP packet that the network carries.
+    /// Bytes of an IP packet that the network carries.
     pub mtu: Option<u32>,
     /// VLAN of both functions.
     pub vlan: Option<u16>,

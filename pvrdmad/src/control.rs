@@ -12,8 +12,8 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use backend_rxe::capture::{Capture, CaptureConfig};
 use log::{debug, error};
+use pvrdma_rxe::capture::{Capture, CaptureConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -45,7 +45,7 @@ enum Request {
     Capture {
         /// Which device.
         device: String,
-        /// Octets of a frame that are kept.
+        /// Bytes of a frame that are kept.
         #[serde(default)]
         snaplen: Option<u32>,
     },

@@ -5,13 +5,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use backend_ibverbs::Ibverbs;
-use backend_rxe::capture::CaptureCounts;
-use backend_rxe::{Rxe, RxeConfig};
 use log::warn;
 use pvrdma_dev::{DeviceStatus, PciFunction, PvrdmaDevice};
-use rdma_backend::Backend;
-use rdma_backend::memory::DmaSpace;
+use pvrdma_guest_memory::DmaSpace;
+use pvrdma_ibverbs::Ibverbs;
+use pvrdma_rxe::capture::CaptureCounts;
+use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_verbs::Backend;
 use rustix::process::{Resource, Rlimit};
 
 use crate::backend::BackendSpec;

@@ -3,8 +3,8 @@
 use std::str::FromStr;
 use std::sync::Arc;
 
-use backend_rxe::link::Link;
-use backend_rxe::link::fault::{FaultLink, Faults};
+use pvrdma_ether_link::Link;
+use pvrdma_ether_link::fault::{FaultLink, Faults};
 use serde::{Deserialize, Deserializer};
 
 /// Steps of a rate: a hundredth of a percent.

@@ -7,13 +7,13 @@ mod tunnel;
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use backend_rxe::link::Link;
-use backend_rxe::link::af_packet::AfPacketLink;
-use backend_rxe::link::tap::TapLink;
-use backend_rxe::link::unix::{DatagramLink, StreamLink};
-use backend_rxe::link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD, VxlanLink};
-use backend_rxe::{MonotonicClock, PortConfig, PortRules, Rxe, Uplink};
-use rdma_backend::MacAddr;
+use pvrdma_ether_link::Link;
+use pvrdma_ether_link::af_packet::AfPacketLink;
+use pvrdma_ether_link::tap::TapLink;
+use pvrdma_ether_link::unix::{DatagramLink, StreamLink};
+use pvrdma_ether_link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD, VxlanLink};
+use pvrdma_rxe::{MonotonicClock, PortConfig, PortRules, Rxe, Uplink};
+use pvrdma_verbs::MacAddr;
 
 use self::datagram_file::{DatagramFile, bind_datagram};
 use crate::fault::FaultSpec;
@@ -35,7 +35,7 @@ pub struct NetworkSpec {
     pub uplink: LinkSpec,
     /// The paired network function.
     pub nic: Option<LinkSpec>,
-    /// Octets of an IP packet that the network carries.
+    /// Bytes of an IP packet that the network carries.
     pub mtu: u32,
     /// What the device may do there.
     pub rules: PortRules,

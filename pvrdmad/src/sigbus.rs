@@ -68,7 +68,7 @@ pub struct Guard {
 }
 
 impl Guard {
-    /// Protects `mapping`, whose pages have `page` octets. `None` if there are too many mappings.
+    /// Protects `mapping`, whose pages have `page` bytes. `None` if there are too many mappings.
     pub fn new(mapping: &Arc<MmapRegion>, page: usize) -> Option<Self> {
         install();
         let _turn = WRITERS.lock();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use comfy_table::presets::UTF8_FULL_CONDENSED;
 use comfy_table::{CellAlignment, ContentArrangement, Table};
 use pvrdma_dev::Phase;
-use rdma_backend::{Counter, PortState};
+use pvrdma_verbs::{Counter, PortState};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Pin, Roce};
@@ -47,7 +47,7 @@ pub struct DeviceReport {
     pub bus_master: bool,
     /// The port: `active` or another state.
     pub port: String,
-    /// Octets in the port's MTU.
+    /// Bytes in the port's MTU.
     pub mtu: u32,
     /// The socket.
     pub client: StatsSnapshot,
@@ -74,9 +74,9 @@ pub struct DeviceReport {
 pub struct MemoryReport {
     /// What is kept resident.
     pub pin: Pin,
-    /// Octets mapped.
+    /// Bytes mapped.
     pub mapped_bytes: u64,
-    /// Octets kept resident.
+    /// Bytes kept resident.
     pub pinned_bytes: u64,
     /// Why not all is resident that should be.
     pub pin_error: Option<String>,
@@ -94,7 +94,7 @@ pub struct InterruptReport {
 /// A device's connection to the network.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NetworkReport {
-    /// Octets of an IP packet that the network carries.
+    /// Bytes of an IP packet that the network carries.
     pub mtu: u32,
     /// The port's counters: what queue pairs sent and received (`wire_…`), what was passed on for the network function
     /// (`passed_…`).
@@ -294,7 +294,7 @@ fn percent(part: u64, whole: u64) -> String {
     format!("{}.{} %", tenths / 10, tenths % 10)
 }
 
-/// Octets for people.
+/// Bytes for people.
 fn size(bytes: u64) -> String {
     match bytes {
         0..0x400 => format!("{bytes} B"),

@@ -101,7 +101,7 @@ impl Bench {
 #[derive(Debug, Default, PartialEq)]
 struct Content {
     interfaces: Vec<String>,
-    /// Interface, flags, octets on the wire, the last four octets kept.
+    /// Interface, flags, bytes on the wire, the last four bytes kept.
     frames: Vec<(u32, u32, u32, u32)>,
     /// Seen and dropped, by interface.
     statistics: Vec<(u64, u64)>,

@@ -12,13 +12,13 @@ use common::remote::probe;
 use pvrdma_dev::testing::{
     AddressHandle, Driver, Path, QpInit, RecvWr, SendWr, access, opcode, status, wc_flag, wc_opcode,
 };
-use rdma_backend::Gid;
+use pvrdma_verbs::Gid;
 use serde_json::Value;
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 const QKEY: u32 = 0x1234;
-/// Octets of a transfer: many packets, and not a multiple of one.
+/// Bytes of a transfer: many packets, and not a multiple of one.
 const LENGTH: usize = 300_001;
 
 fn mac(number: u8) -> [u8; 6] {

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::Level;
 use parking_lot::Mutex;
-use rdma_backend::Gid;
+use pvrdma_verbs::Gid;
 
 use netlink::Netlink;
 pub use network::Network;

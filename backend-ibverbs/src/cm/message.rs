@@ -1,6 +1,6 @@
 //! What is read from and written to a file of `ib_umad`: `struct ib_user_mad_hdr` and a management datagram.
 
-use rdma_backend::{Gid, Qpn, UdDestination};
+use pvrdma_verbs::{Gid, Qpn, UdDestination};
 
 use crate::datagram::Datagram;
 use crate::gid::{Bound, HostGid};
@@ -11,9 +11,9 @@ pub(super) const CLASS_VERSION: u8 = 2;
 /// The only method of the class.
 pub(super) const METHOD_SEND: u8 = 3;
 
-/// Octets of the header.
+/// Bytes of the header.
 const HEADER: usize = 64;
-/// Octets of a management datagram.
+/// Bytes of a management datagram.
 const MAD: usize = 256;
 /// Room for everything that can be read: datagrams of other fabrics are longer.
 pub(super) const LONGEST: usize = HEADER + 2048;
@@ -108,7 +108,7 @@ fn field<const N: usize>(header: &[u8; HEADER], at: usize) -> [u8; N] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rdma_backend::GidType;
+    use pvrdma_verbs::GidType;
 
     fn gid(last: u8) -> Gid {
         Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last])

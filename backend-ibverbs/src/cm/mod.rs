@@ -22,7 +22,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdma_backend::Counter;
+use pvrdma_verbs::Counter;
 use thiserror::Error;
 
 use crate::adapter::Adapter;

@@ -71,7 +71,7 @@ impl Receiver {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use rdma_backend::{Gid, GidType};
+    use pvrdma_verbs::{Gid, GidType};
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 

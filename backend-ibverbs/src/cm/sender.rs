@@ -139,7 +139,7 @@ impl Device {
 mod tests {
     use std::sync::atomic::Ordering;
 
-    use rdma_backend::{Gid, GidType, Qpn, UdDestination};
+    use pvrdma_verbs::{Gid, GidType, Qpn, UdDestination};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;

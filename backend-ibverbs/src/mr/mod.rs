@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use rdma_backend::memory::{Direction, DmaView, HostPiece, PAGE_SIZE, PageList};
-use rdma_backend::{Access, FastRegister, Sge, VerbsError};
+use pvrdma_guest_memory::{Direction, DmaView, HostPiece, PAGE_SIZE, PageList};
+use pvrdma_verbs::{Access, FastRegister, Sge, VerbsError};
 
 use crate::adapter::{Adapter, bump};
 use crate::limits::Share;
@@ -22,7 +22,7 @@ pub(crate) use table::MrTable;
 /// A region of a guest.
 pub(crate) struct Mr {
     pd: Arc<HostPd>,
-    /// The key it was made with; fast registrations change the low octet.
+    /// The key it was made with; fast registrations change the low byte.
     key: u32,
     rkey: u32,
     /// False from when it is destroyed or what it names went away.
@@ -113,7 +113,7 @@ fn any_extent(pages: &PageList, gone: &impl Fn(u64, u64) -> bool) -> bool {
 }
 
 impl Mr {
-    /// Whether a list of these pages holds `length` octets that begin at `start`.
+    /// Whether a list of these pages holds `length` bytes that begin at `start`.
     fn fits(start: u64, length: u64, pages: &PageList) -> bool {
         let span = length.checked_add(start % PAGE_SIZE);
         length != 0 && start.checked_add(length).is_some() && span.is_some_and(|span| span <= pages.bytes())

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, RwLock};
-use rdma_backend::memory::{DmaView, HostPiece};
-use rdma_backend::{Access, FastRegister, MemoryRegion, MrRequest, Sge, VerbsError};
+use pvrdma_guest_memory::{DmaView, HostPiece};
+use pvrdma_verbs::{Access, FastRegister, MemoryRegion, MrRequest, Sge, VerbsError};
 use vm_memory::mmap::MmapRegion;
 
 use super::{Bind, Body, FastState, FastStep, Mr, register};

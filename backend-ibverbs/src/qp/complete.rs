@@ -2,8 +2,8 @@
 
 use std::sync::atomic::Ordering;
 
-use rdma_backend::memory::DmaView;
-use rdma_backend::{Completion, GidType, NetworkType, QpEvent, QpState, QpType, Qpn, WcFlags, WcOpcode, WcStatus};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{Completion, GidType, NetworkType, QpEvent, QpState, QpType, Qpn, WcFlags, WcOpcode, WcStatus};
 
 use super::Qp;
 use crate::adapter::bump;

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use rdma_backend::memory::DmaView;
-use rdma_backend::{
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{
     AsyncEvent, Completion, QpAttrMask, QpAttrs, QpEvent, QpInit, QpState, QpType, Qpn, QueuePair, VerbsError,
     WcOpcode, WcStatus,
 };

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use rdma_backend::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
+use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
 
 use super::Qp;
 use crate::adapter::Adapter;

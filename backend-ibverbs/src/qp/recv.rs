@@ -4,8 +4,8 @@ use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rdma_backend::memory::DmaView;
-use rdma_backend::{Access, QueueError, RecvSource, RecvWork, Sge};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{Access, QueueError, RecvSource, RecvWork, Sge};
 
 use crate::adapter::Adapter;
 use crate::flight::{RecvFlight, Ticket};

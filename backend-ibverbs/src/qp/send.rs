@@ -4,8 +4,8 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use rdma_backend::memory::DmaView;
-use rdma_backend::{
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{
     Access, Completion, QpState, QpType, SendData, SendFlags, SendOp, SendSource, SendWork, UdDestination, WcOpcode,
     WcStatus,
 };
@@ -24,7 +24,7 @@ const BATCH: usize = 32;
 const MAX_AHS: usize = 256;
 /// Largest message of a connection.
 const MAX_MESSAGE: u64 = 1 << 31;
-/// Octets of an atomic operand.
+/// Bytes of an atomic operand.
 const ATOMIC: u64 = 8;
 
 /// The guest's ring and room to work.
@@ -368,7 +368,7 @@ impl Qp {
     }
 }
 
-/// An atomic has a result of eight octets, however much room there is.
+/// An atomic has a result of eight bytes, however much room there is.
 fn shorten(side: &mut SendSide, entry: &mut SendEntry) {
     let mut left = 8;
     for sge in &mut side.work.sges {

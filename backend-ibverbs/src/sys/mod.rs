@@ -302,7 +302,7 @@ pub(crate) struct BindMw {
     pub(crate) bind_info: MwBindInfo,
 }
 
-/// The three shapes of the union `wr` have 32 octets; `words` is all of them.
+/// The three shapes of the union `wr` have 32 bytes; `words` is all of them.
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub(crate) union WrTarget {
@@ -412,7 +412,7 @@ pub(crate) const WC_KERNEL_INVALIDATE: c_uint = 4;
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AsyncEvent {
-    /// The object's address, or the port's number in its first four octets.
+    /// The object's address, or the port's number in its first four bytes.
     pub(crate) element: *mut c_void,
     pub(crate) event_type: c_int,
 }

@@ -53,7 +53,7 @@ unsafe impl Send for HostMr {}
 unsafe impl Sync for HostMr {}
 
 impl HostMr {
-    /// Registers `length` octets of the window from `offset` on, so that they are addressed from `iova` on.
+    /// Registers `length` bytes of the window from `offset` on, so that they are addressed from `iova` on.
     pub(crate) fn register(
         pd: &Arc<HostPd>,
         window: Window,

@@ -267,7 +267,7 @@ impl RecvBatch {
     }
 }
 
-/// Posts a list of `count` elements of `size` octets; with an error, the library says which was the first that it did not take.
+/// Posts a list of `count` elements of `size` bytes; with an error, the library says which was the first that it did not take.
 fn posted<T>(
     first: *mut T,
     count: usize,

@@ -6,13 +6,13 @@
 use std::time::Duration;
 
 use arbitrary::Arbitrary;
-use backend_rxe::wire::{
-    Aeth, AtomicEth, Bth, Deth, Ethernet, Extension, Header, Ipv4, NakCode, Network, Opcode, Operation, Packet,
-    Position, PsnExt, Reth, Shape, Syndrome, Udp, Vlan, build,
-};
-use backend_rxe_fuzz::{Bed, DATAGRAMS, MTU, PAGE, QKEY, QPS, Steps, gid, mac, peer_qpn, qpn};
 use libfuzzer_sys::fuzz_target;
-use rdma_backend::{
+use pvrdma_roce::wire::{
+    Aeth, AtomicEth, Bth, Deth, Ethernet, Extension, Header, Ipv4, NakCode, Network, Opcode, Operation, Packet,
+    Position, Reth, Shape, Syndrome, Udp, Vlan, build,
+};
+use pvrdma_rxe_fuzz::{Bed, DATAGRAMS, MTU, PAGE, QKEY, QPS, Steps, gid, mac, peer_qpn, qpn};
+use pvrdma_verbs::{
     Psn, QpState, Qpn, RecvWork, RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge, UdDestination,
 };
 
@@ -52,9 +52,9 @@ struct Sent {
 #[derive(Arbitrary, Debug)]
 enum Step {
     Packet(Sent),
-    /// A whole message of so many octets.
+    /// A whole message of so many bytes.
     Message(u8, Place, u16, bool),
-    /// Octets behind an Ethernet header.
+    /// Bytes behind an Ethernet header.
     Raw(u8, Vec<u8>),
     /// An answer to a request of the device: which, how it differs from a good one.
     Answer {

@@ -9,13 +9,13 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use arbitrary::{Arbitrary, Unstructured};
-use backend_rxe::link::{Frames, Link, memory};
-use backend_rxe::transport::Congestion;
-use backend_rxe::wire::{Extension, NakCode, Operation, Packet, Syndrome};
-use backend_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeMr, RxePd, RxeQp, Uplink};
 use pvrdma_dev::testing::{GuestMemory, MEMORY_BASE};
-use rdma_backend::memory::PageListBuilder;
-use rdma_backend::{
+use pvrdma_ether_link::{Frames, Link, memory};
+use pvrdma_guest_memory::PageListBuilder;
+use pvrdma_roce::Congestion;
+use pvrdma_roce::wire::{Extension, NakCode, Operation, Packet, Syndrome};
+use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeMr, RxePd, RxeQp, Uplink};
+use pvrdma_verbs::{
     Access, AddressVector, Backend, CompletionSink, DeviceContext, Gid, GidType, Hca, MacAddr, MrRequest, Mtu, Psn,
     QpAttrMask, QpAttrs, QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWork, SendWork,
 };
@@ -28,7 +28,7 @@ pub const QPS: usize = 4;
 pub const DATAGRAMS: usize = 3;
 /// Key of the datagram queue pair.
 pub const QKEY: u32 = 0x1234;
-/// Octets in a page.
+/// Bytes in a page.
 pub const PAGE: u64 = 4096;
 /// Path MTU of the connections.
 pub const MTU: u32 = 256;
@@ -241,12 +241,12 @@ impl Bed {
 
     /// Keys and first address of the region of all rights, or of the one for reading.
     pub fn region(&self, readable: bool) -> (u32, u64) {
-        use rdma_backend::MemoryRegion;
+        use pvrdma_verbs::MemoryRegion;
         let region = if readable { (&self.regions[1], READABLE) } else { (&self.regions[0], OPEN) };
         (region.0.rkey(), start(&region.1))
     }
 
-    /// Octets of the region of all rights.
+    /// Bytes of the region of all rights.
     pub const REGION: u64 = (OPEN.end - OPEN.start) * PAGE;
 
     /// Binds the device's address anew.
@@ -399,7 +399,7 @@ impl Bed {
 /// Most steps of one input.
 const MAX_STEPS: usize = 120;
 
-/// As many steps as the input has octets for.
+/// As many steps as the input has bytes for.
 #[derive(Debug)]
 pub struct Steps<T>(pub Vec<T>);
 

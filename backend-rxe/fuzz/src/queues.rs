@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use rdma_backend::memory::DmaView;
-use rdma_backend::{
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{
     AsyncEvent, Completion, CompletionSink, CqOverrun, EventSink, QueueError, RecvSource, RecvWork, SendSource,
     SendWork,
 };

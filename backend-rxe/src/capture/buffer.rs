@@ -9,9 +9,9 @@ use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
 use super::{CaptureConfig, Direction, Interface};
-use crate::link::Frames;
+use pvrdma_ether_link::Frames;
 
-/// A frame that was seen; its octets are beside it.
+/// A frame that was seen; its bytes are beside it.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Captured {
     /// When, since 1970.
@@ -20,7 +20,7 @@ pub struct Captured {
     pub interface: Interface,
     /// Which way it went.
     pub direction: Direction,
-    /// Octets of the whole frame.
+    /// Bytes of the whole frame.
     pub length: usize,
 }
 
@@ -42,7 +42,7 @@ impl Batch {
         self.seen.is_empty()
     }
 
-    /// All of them, with as many octets as the capture keeps.
+    /// All of them, with as many bytes as the capture keeps.
     pub fn iter(&self) -> impl Iterator<Item = (&Captured, &[u8])> {
         self.seen.iter().zip(self.frames.iter())
     }
@@ -52,7 +52,7 @@ impl Batch {
         self.frames.clear();
     }
 
-    /// Octets that it takes.
+    /// Bytes that it takes.
     fn size(&self) -> usize {
         self.frames.octets().saturating_add(self.seen.len().saturating_mul(size_of::<Captured>()))
     }

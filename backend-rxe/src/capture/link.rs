@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use rdma_backend::Counter;
+use pvrdma_verbs::Counter;
 
 use super::{Direction, Point};
-use crate::link::{Frames, Link, Readiness};
+use pvrdma_ether_link::{Frames, Link, Readiness};
 
 /// Shows what goes over a link to those who watch a device.
 #[derive(Debug)]

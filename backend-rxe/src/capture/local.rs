@@ -1,6 +1,6 @@
 //! Local deliveries as packets.
 
-use rdma_backend::{Access, QpAttrs, SendWork, UdDestination};
+use pvrdma_verbs::{Access, QpAttrs, SendWork, UdDestination};
 
 use super::{Direction, Interface, Point};
 use crate::counters::Tally;
@@ -9,14 +9,14 @@ use crate::hca::{Adapter, BoundGid};
 use crate::qp::Qp;
 use crate::qp::requester::{Progress, Requester};
 use crate::qp::responder::{Nak, Responder};
-use crate::transport::{DatagramSender, Ends, Origin, Outcome, Path, Step, Transcript, Way};
 use crate::uplink::host::Sending;
-use crate::wire::{MAX_FRAME, NakCode, Syndrome};
+use pvrdma_roce::wire::{MAX_FRAME, NakCode, Syndrome};
+use pvrdma_roce::{DatagramSender, Origin, Outcome, Path, PathPair, Step, SyntheticTrace, Way};
 
 /// What a requester holds while it is watched, and until its QP is reset.
 #[derive(Debug)]
 pub(crate) enum Notes {
-    Connected(Transcript),
+    Connected(SyntheticTrace),
     Datagrams(DatagramSender),
 }
 
@@ -63,7 +63,7 @@ fn show(own: &Point, peer: Option<&Point>, way: Way, frame: &[u8]) {
 }
 
 impl Sender<'_> {
-    /// Writes a step of a request down that began with `before` octets moved.
+    /// Writes a step of a request down that began with `before` bytes moved.
     #[cold]
     #[inline(never)]
     pub(crate) fn step(
@@ -87,8 +87,9 @@ impl Sender<'_> {
         // Nobody answers on a path that is not there.
         let Some(there) = there else { return };
         let back = back.unwrap_or(there);
-        let ends = Ends { there, back, local: qp.qpn, remote: self.attrs.dest_qpn, mtu: self.attrs.path_mtu };
-        let notes = self.notes.get_or_insert_with(|| Box::new(Notes::Connected(Transcript::new(self.attrs.sq_psn))));
+        let ends = PathPair { there, back, local: qp.qpn, remote: self.attrs.dest_qpn, mtu: self.attrs.path_mtu };
+        let notes =
+            self.notes.get_or_insert_with(|| Box::new(Notes::Connected(SyntheticTrace::new(self.attrs.sq_psn))));
         let Notes::Connected(transcript) = &mut **notes else { return };
         let list = Scatter { memory: own, sges: &work.sges, pd: qp.pd, need: Access::empty() };
         let length = u32::try_from(progress.length).unwrap_or(u32::MAX);

@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use rdma_backend::{MacAddr, VerbsError};
+use pvrdma_verbs::{MacAddr, VerbsError};
 
-use crate::link::Frames;
 use buffer::Buffer;
 pub use buffer::{Batch, Captured};
 pub(crate) use link::CaptureLink;
+use pvrdma_ether_link::Frames;
 
 /// Captures of one device at a time.
 const MAX_CAPTURES: usize = 4;
@@ -45,9 +45,9 @@ pub enum Direction {
 /// How much is kept of what is seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct CaptureConfig {
-    /// Octets of a frame that are kept.
+    /// Bytes of a frame that are kept.
     pub snaplen: usize,
-    /// Octets that wait for the reader at most.
+    /// Bytes that wait for the reader at most.
     pub buffer: usize,
 }
 

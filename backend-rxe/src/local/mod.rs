@@ -4,7 +4,7 @@ pub(crate) mod rc;
 pub(crate) mod ud;
 
 use parking_lot::RwLockReadGuard;
-use rdma_backend::memory::DmaView;
+use pvrdma_guest_memory::DmaView;
 
 use crate::gather::Memory;
 use crate::hca::Adapter;

@@ -8,7 +8,7 @@
 use std::sync::Arc;
 
 use parking_lot::FairMutexGuard;
-use rdma_backend::{
+use pvrdma_verbs::{
     Access, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWork, WcFlags, WcOpcode, WcStatus,
 };
 
@@ -20,7 +20,7 @@ use crate::hca::MAX_MESSAGE;
 use crate::qp::requester::{Progress, Requester, check_request};
 use crate::qp::responder::{Nak, Responder, remote_sge, rnr_delay};
 use crate::qp::{Budget, Qp, Run};
-use crate::transport::Outcome;
+use pvrdma_roce::Outcome;
 
 /// The responder of the peer, held.
 struct Target<'a> {
@@ -31,7 +31,7 @@ struct Target<'a> {
 
 /// One step of a request.
 enum Step {
-    /// It ended with success; octets for its completion.
+    /// It ended with success; bytes for its completion.
     Done(u32),
     /// A part was moved.
     Moved,

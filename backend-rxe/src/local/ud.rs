@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use rdma_backend::{
+use pvrdma_verbs::{
     Access, QpState, SendData, SendFlags, SendOp, SendWork, UdDestination, WcFlags, WcOpcode, WcStatus,
 };
 
@@ -11,12 +11,12 @@ use crate::capture;
 use crate::counters::Tally;
 use crate::gather::{self, Fault, Memory, Scatter, transfer};
 use crate::hca::{Adapter, BoundGid, PORT_MTU};
-use crate::link::Frames;
 use crate::qp::requester::{Progress, Requester, Route, check_request};
 use crate::qp::responder::{Nak, Responder};
 use crate::qp::{Budget, Qp, Run};
 use crate::ud_header::{HEADER_LEN, Header};
 use crate::uplink;
+use pvrdma_ether_link::Frames;
 
 /// Runs requests of a datagram QP.
 #[inline(never)]

@@ -1,7 +1,7 @@
 //! The error states: how a request fails and how queues are emptied.
 
-use rdma_backend::memory::DmaView;
-use rdma_backend::{QpEvent, QpState, QueueError, WcStatus};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{QpEvent, QpState, QueueError, WcStatus};
 
 use super::requester::Requester;
 use super::{Budget, Qp, Run};

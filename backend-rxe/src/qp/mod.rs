@@ -12,8 +12,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{FairMutex, Mutex};
-use rdma_backend::memory::DmaView;
-use rdma_backend::{
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{
     AsyncEvent, Completion, CqOverrun, QpAttrMask, QpAttrs, QpEvent, QpInit, QpState, QpType, Qpn, QueuePair,
     VerbsError, WcOpcode, WcStatus,
 };
@@ -46,7 +46,7 @@ impl Budget {
         self.bytes == 0 || self.requests == 0
     }
 
-    /// Octets that may be copied in one go.
+    /// Bytes that may be copied in one go.
     #[inline]
     pub(crate) const fn bytes(&self) -> u64 {
         self.bytes

@@ -3,15 +3,15 @@
 //! A completion costs a lock and an index in guest memory. Those of small messages wait for each other and share both. They
 //! never wait for anything else: whoever leaves a batch, for whatever reason, publishes first.
 
-use rdma_backend::memory::DmaView;
-use rdma_backend::{Completion, WcOpcode, WcStatus};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{Completion, WcOpcode, WcStatus};
 
 use super::Qp;
 
 /// Requests whose completions wait at most.
 const MOST: usize = 8;
 
-/// Octets of a message whose completion may wait for the next: what is copied in less time than a completion takes.
+/// Bytes of a message whose completion may wait for the next: what is copied in less time than a completion takes.
 const SMALL: u64 = 1024;
 
 /// A request that has ended with success.
@@ -39,7 +39,7 @@ impl News {
         }
     }
 
-    /// Whether what is known must be told now that a message of `length` octets has ended.
+    /// Whether what is known must be told now that a message of `length` bytes has ended.
     #[inline]
     pub(crate) fn is_due(&self, length: u64) -> bool {
         self.ended.len() >= MOST || length > SMALL

@@ -1,7 +1,7 @@
 //! The end of a QP's rings.
 
-use rdma_backend::memory::DmaView;
-use rdma_backend::{QueueError, SendSource, SendWork};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{QueueError, SendSource, SendWork};
 
 /// What a QP holds in place of a ring after its end.
 #[derive(Debug)]

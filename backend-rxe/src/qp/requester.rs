@@ -4,8 +4,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rdma_backend::memory::DmaView;
-use rdma_backend::{
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{
     Access, Completion, QpAttrs, QpEvent, QpState, QueueError, SendFlags, SendOp, SendSource, SendWork, WcStatus,
 };
 
@@ -17,8 +17,8 @@ use crate::counters::{Counters, Tally};
 use crate::gather::{self, Memory, Scatter};
 use crate::hca::{BoundGid, MAX_MESSAGE};
 use crate::timer::TimerKey;
-use crate::transport::DatagramSender;
 use crate::uplink::rc::Sender;
+use pvrdma_roce::DatagramSender;
 
 /// Wait before an unanswered request is sent again when the QP has no timeout.
 const NO_TIMEOUT: Duration = Duration::from_millis(500);
@@ -28,11 +28,11 @@ const NO_TIMEOUT: Duration = Duration::from_millis(500);
 pub(crate) struct Progress {
     /// Whether the local checks have passed.
     pub(crate) checked: bool,
-    /// Octets of the message.
+    /// Bytes of the message.
     pub(crate) length: u64,
-    /// Octets moved.
+    /// Bytes moved.
     pub(crate) done: u64,
-    /// [`super::responder::Responder::epoch`] when the first octet moved. The peer forgets half a message when it changes.
+    /// [`super::responder::Responder::epoch`] when the first byte moved. The peer forgets half a message when it changes.
     pub(crate) epoch: u32,
 }
 
@@ -380,7 +380,7 @@ impl Requester {
     }
 }
 
-/// Checks of a request that need nobody else. Gives the octets of the message.
+/// Checks of a request that need nobody else. Gives the bytes of the message.
 pub(crate) fn check_request(
     work: &SendWork,
     own: Memory<'_>,

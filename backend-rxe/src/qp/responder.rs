@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use rdma_backend::memory::DmaView;
-use rdma_backend::{
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{
     Access, Completion, CqOverrun, QpAttrs, QpEvent, QpState, QueueError, RecvSource, RecvWork, RemoteAddress, Sge,
     WcOpcode, WcStatus,
 };
@@ -165,7 +165,7 @@ impl Responder {
         Ok(())
     }
 
-    /// Has a receive in use for a datagram of `length` octets with its header area, or drops the datagram.
+    /// Has a receive in use for a datagram of `length` bytes with its header area, or drops the datagram.
     pub(crate) fn take_datagram(
         &mut self,
         qp: &Qp,
@@ -224,7 +224,7 @@ impl Responder {
         Nak::RemoteOperation
     }
 
-    /// Where the receive in use puts octets.
+    /// Where the receive in use puts bytes.
     #[inline]
     pub(crate) fn receive_list<'a>(&'a self, qp: &Qp, memory: Memory<'a>) -> Scatter<'a> {
         // Keys of an SRQ's receives belong to the SRQ's protection domain.
@@ -232,7 +232,7 @@ impl Responder {
         Scatter { memory, sges: &self.recv.sges, pd, need: Access::LOCAL_WRITE }
     }
 
-    /// Checks that the receive in use takes `length` octets.
+    /// Checks that the receive in use takes `length` bytes.
     #[inline]
     pub(crate) fn check_receive(&mut self, qp: &Qp, memory: Memory<'_>, length: u64) -> Result<(), Nak> {
         if length > gather::total(&self.recv.sges) {
@@ -390,6 +390,6 @@ impl Responder {
 /// A remote range as a list of one element.
 #[inline]
 pub(crate) fn remote_sge(remote: RemoteAddress, length: u64) -> Sge {
-    // Messages are at most 2^31 octets long.
+    // Messages are at most 2^31 bytes long.
     Sge { addr: remote.addr, length: u32::try_from(length).unwrap_or(u32::MAX), lkey: remote.rkey }
 }

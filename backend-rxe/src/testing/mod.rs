@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64};
 use std::time::Duration;
 
-use rdma_backend::memory::{Backing, DmaRange, DmaSpace, PinPolicy};
-use rdma_backend::{
+use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PinPolicy};
+use pvrdma_verbs::{
     Access, Backend, DeviceContext, EventSink, Gid, GidType, Hca, MacAddr, RemoteAddress, SendData, SendOp,
 };
 use vm_memory::mmap::MmapRegion;
@@ -19,14 +19,14 @@ pub(crate) use node::{Buffer, Node};
 pub(crate) use pair::{End, Pair};
 pub(crate) use queues::{Completions, Events, Ring};
 
-use crate::clock::{Clock, ManualClock};
-use crate::link::fault::{FaultLink, Faults};
-use crate::link::{Link, memory};
 use crate::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_ether_link::fault::{FaultLink, Faults};
+use pvrdma_ether_link::{Clock, ManualClock};
+use pvrdma_ether_link::{Link, memory};
 
 /// First bus address of a node's memory.
 const BASE: u64 = 0x1000_0000;
-/// Octets of a node's memory.
+/// Bytes of a node's memory.
 const MEMORY: u64 = 256 << 20;
 
 pub(crate) const ALL: Access = Access::all();
@@ -48,7 +48,7 @@ pub(crate) const fn mac(number: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, number])
 }
 
-/// Octets of an IP packet on the cable.
+/// Bytes of an IP packet on the cable.
 const CABLE_MTU: u32 = 4500;
 
 /// One backend with a clock that tests move.
@@ -166,7 +166,7 @@ pub(crate) const fn write(remote: RemoteAddress) -> SendOp {
     SendOp::Write { remote, immediate: None }
 }
 
-/// Octets that differ from place to place.
+/// Bytes that differ from place to place.
 pub(crate) fn pattern(seed: u64, len: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
-use rdma_backend::memory::{DmaSpace, PAGE_SIZE, PageListBuilder};
-use rdma_backend::{
+use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE, PageListBuilder};
+use pvrdma_verbs::{
     Access, CompletionSink, Hca, MemoryRegion, MrRequest, QpCaps, QpInit, QpType, Qpn, RecvSource, RecvWork,
     RemoteAddress, SendWork, Sge, VerbsError,
 };
@@ -27,7 +27,7 @@ pub(crate) struct Node {
 }
 
 impl Node {
-    /// Registered memory of `len` octets that begins `offset` octets into a page. Pages are in reverse order, so that none
+    /// Registered memory of `len` bytes that begins `offset` bytes into a page. Pages are in reverse order, so that none
     /// follows its neighbour.
     pub(crate) fn buffer_at(&self, offset: u64, len: u64, access: Access) -> Buffer {
         let count = (offset + len).div_ceil(PAGE_SIZE).max(1);
@@ -128,7 +128,7 @@ impl Node {
     pub(crate) fn srq(&self, limit: u32) -> (RxeSrq, Arc<Ring<RecvWork>>) {
         let ring = Arc::new(Ring::default());
         let queue = Box::new(Consumer(Arc::clone(&ring)));
-        let init = rdma_backend::SrqInit { cookie: 77, pd: &self.pd, queue, limit, max_wr: 64, max_sge: 4 };
+        let init = pvrdma_verbs::SrqInit { cookie: 77, pd: &self.pd, queue, limit, max_wr: 64, max_sge: 4 };
         (self.hca.create_srq(init).unwrap(), ring)
     }
 

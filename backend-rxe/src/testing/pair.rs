@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_backend::{
+use pvrdma_verbs::{
     AddressVector, Mtu, Psn, QpAttrMask, QpAttrs, QpState, QpType, Qpn, QueuePair, RecvWork, SendFlags, SendOp,
     SendWork, Sge,
 };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rdma_backend::memory::{DmaError, DmaView};
-use rdma_backend::{
+use pvrdma_guest_memory::{DmaError, DmaView};
+use pvrdma_verbs::{
     AsyncEvent, Completion, CompletionSink, CqOverrun, EventSink, QueueError, RecvSource, RecvWork, SendSource,
     SendWork, WcStatus,
 };

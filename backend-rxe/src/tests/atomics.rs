@@ -1,9 +1,9 @@
 //! Atomics: their values, and that none is lost between threads.
 
-use rdma_backend::{QpType, SendOp, WcOpcode, WcStatus};
+use pvrdma_verbs::{QpType, SendOp, WcOpcode, WcStatus};
 
-use crate::link::fault::Faults;
 use crate::testing::*;
+use pvrdma_ether_link::fault::Faults;
 
 fn word(buffer: &Buffer, offset: u64) -> u64 {
     u64::from_le_bytes(buffer.read(offset, 8).try_into().unwrap())

@@ -1,11 +1,11 @@
 //! What those who watch see: on a cable the frames themselves, of local deliveries the same frames.
 
-use rdma_backend::{QpType, Qpn, QueuePair, SendData, SendOp, UdDestination, WcStatus};
+use pvrdma_verbs::{QpType, Qpn, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::capture::{Batch, Capture, CaptureConfig, CaptureCounts, Direction, Interface};
-use crate::link::fault::Faults;
 use crate::testing::*;
-use crate::wire::{Extension, Opcode, Packet, Syndrome};
+use pvrdma_ether_link::fault::Faults;
+use pvrdma_roce::wire::{Extension, Opcode, Packet, Syndrome};
 
 const ROOMY: CaptureConfig = CaptureConfig { snaplen: 10_000, buffer: 64 << 20 };
 const QKEY: u32 = 0x4321;
@@ -75,7 +75,7 @@ fn operations() -> [Vec<Seen>; 2] {
     let (left, right) = (pair.a.qp(QpType::Rc), pair.b.qp(QpType::Rc));
     left.connect(&right, |_| {});
     right.connect(&left, |_| {});
-    let wrong = rdma_backend::RemoteAddress { rkey: 0x55, ..theirs.remote(0) };
+    let wrong = pvrdma_verbs::RemoteAddress { rkey: 0x55, ..theirs.remote(0) };
     left.submit(1, SendOp::Read { remote: wrong }, &[mine.sge(0, 3000)]);
     pair.settle();
     assert_eq!(left.scq.one().status, WcStatus::RemoteAccess);

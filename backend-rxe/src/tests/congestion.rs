@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use rdma_backend::{Gid, GidType, Hca, QpType, QueuePair, SendData, SendOp, UdDestination, WcStatus};
+use pvrdma_verbs::{Gid, GidType, Hca, QpType, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
 use super::marks::{Tap, tapped, tapped_with};
-use crate::link::Frames;
 use crate::testing::*;
-use crate::transport::Congestion;
-use crate::wire::{Ecn, Opcode, Packet, build};
 use crate::{Clock, PortRules, RxeConfig};
+use pvrdma_ether_link::Frames;
+use pvrdma_roce::Congestion;
+use pvrdma_roce::wire::{Ecn, Opcode, Packet, build};
 
 fn address(number: u8) -> Gid {
     Gid(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into()).octets())
@@ -152,7 +152,7 @@ fn what_a_notification_looks_like() {
     let bth = header.bth;
     assert_eq!((bth.destination, bth.psn.get(), bth.pkey), (rig.ends[0].qp.qpn(), 0, 0xffff));
     assert!(bth.becn && !bth.fecn && !bth.solicited && !bth.migration && !bth.ack_request);
-    // BTH and 16 octets and ICRC, as of hardware.
+    // BTH and 16 bytes and ICRC, as of hardware.
     assert_eq!(frame.len(), 18 + 48 + 12 + 16 + 4);
     // All other packets of both say that marks are welcome.
     for tap in &rig.taps {
@@ -183,10 +183,10 @@ fn who_is_not_obeyed() {
     *damaged.last_mut().unwrap() ^= 1;
     give(&damaged);
     let mut other_qp = header;
-    other_qp.bth.destination = rdma_backend::Qpn::new(0x4444);
+    other_qp.bth.destination = pvrdma_verbs::Qpn::new(0x4444);
     give(&build(&other_qp, &[0; 16]).unwrap());
     let mut stranger = header;
-    let crate::wire::Network::V2Ipv6(ip, _) = &mut stranger.network else { panic!() };
+    let pvrdma_roce::wire::Network::V2Ipv6(ip, _) = &mut stranger.network else { panic!() };
     ip.source = address(9);
     give(&build(&stranger, &[0; 16]).unwrap());
     assert_eq!(received(), [4, 3, 1, 0]);
@@ -196,7 +196,7 @@ fn who_is_not_obeyed() {
     give(&good);
     assert_eq!(received(), [6, 3, 2, 0]);
     // RESET forgets.
-    rig.ends[0].to(rdma_backend::QpState::Reset);
+    rig.ends[0].to(pvrdma_verbs::QpState::Reset);
     give(&good);
     assert_eq!(received(), [7, 4, 2, 0]);
 }

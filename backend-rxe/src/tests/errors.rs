@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use rdma_backend::{
+use pvrdma_verbs::{
     Access, AsyncEvent, FastRegister, Hca, Invalidate, MemoryRegion, MrRequest, QpAttrs, QpEvent, QpState, QueuePair,
     RecvWork, RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge, WcStatus,
 };
@@ -132,7 +132,7 @@ pub(super) fn remote_access_errors() {
         }),
         ("another PD", |pair, theirs| {
             let pd = pair.b.hca.create_pd().unwrap();
-            let mut pages = rdma_backend::memory::PageListBuilder::default();
+            let mut pages = pvrdma_guest_memory::PageListBuilder::default();
             pages.push(0x1000_0000).unwrap();
             let (start, pages) = (theirs.start & !4095, pages.finish());
             let request = MrRequest::User { start, length: 4096, pages, access: ALL };
@@ -149,7 +149,7 @@ pub(super) fn remote_access_errors() {
             let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
             mine.write(0, &[7; 8]);
             let remote = make(&pair, &theirs);
-            // Past the end by one octet: eight octets from 4089. Atomics need alignment, so they go a word further.
+            // Past the end by one byte: eight bytes from 4089. Atomics need alignment, so they go a word further.
             let aligned = RemoteAddress { addr: remote.addr.next_multiple_of(8), ..remote };
             let op = match op {
                 0 => write(remote),
@@ -270,9 +270,9 @@ pub(super) fn broken_rings_end_their_qp() {
 pub(super) fn a_full_completion_queue_ends_every_qp_of_it() {
     let pair = Pair::new();
     let (cq, sink) = pair.a.cq();
-    let make = || pair.a.qp_on(rdma_backend::QpType::Rc, None, (Some(&cq), None), |_| {});
+    let make = || pair.a.qp_on(pvrdma_verbs::QpType::Rc, None, (Some(&cq), None), |_| {});
     let (x, y) = (make(), make());
-    let (px, py) = (pair.b.qp(rdma_backend::QpType::Rc), pair.b.qp(rdma_backend::QpType::Rc));
+    let (px, py) = (pair.b.qp(pvrdma_verbs::QpType::Rc), pair.b.qp(pvrdma_verbs::QpType::Rc));
     for (end, peer) in [(&x, &px), (&y, &py)] {
         end.connect(peer, |_| {});
         peer.connect(end, |_| {});

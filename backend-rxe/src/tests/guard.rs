@@ -2,16 +2,16 @@
 
 use std::sync::Arc;
 
-use rdma_backend::{GidType, Hca, QpState, QpType, Qpn, QueuePair, SendOp, WcStatus};
+use pvrdma_verbs::{GidType, Hca, QpState, QpType, Qpn, QueuePair, SendOp, WcStatus};
 
 use super::marks::tapped;
 use super::port::{exposed, request};
-use crate::link::{Frames, Link, memory};
 use crate::testing::*;
-use crate::wire::{
-    Aeth, Deth, Extension, Header, NakCode, Network, Opcode, Packet, Position, PsnExt, Reth, Syndrome, build,
-};
 use crate::{PortConfig, PortRules};
+use pvrdma_ether_link::{Frames, Link, memory};
+use pvrdma_roce::wire::{
+    Aeth, Deth, Extension, Header, NakCode, Network, Opcode, Packet, Position, Reth, Syndrome, build,
+};
 
 /// What comes out of an end of a cable.
 fn taken(link: &memory::MemoryLink) -> Vec<Vec<u8>> {
@@ -218,7 +218,7 @@ fn packets_longer_than_the_path_mtu() {
         assert_eq!(node.counter("wire_dropped_malformed"), dropped);
     }
     assert_eq!(datagrams.rcq.one().byte_len, 4136);
-    // The connection's is 1,024 octets.
+    // The connection's is 1,024 bytes.
     let remote = memory.remote(0);
     let reth = Reth { address: remote.addr, rkey: remote.rkey, length: 1025 };
     give(&cable, &build(&with(Opcode::write(Position::Only), 0, Extension::Rdma(reth)), &[2; 1025]).unwrap());

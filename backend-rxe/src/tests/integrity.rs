@@ -1,7 +1,7 @@
-//! Every octet, over scattered and unaligned memory.
+//! Every byte, over scattered and unaligned memory.
 
 use proptest::prelude::*;
-use rdma_backend::{RecvWork, SendOp, Sge, WcStatus};
+use pvrdma_verbs::{RecvWork, SendOp, Sge, WcStatus};
 
 use crate::testing::*;
 
@@ -46,7 +46,7 @@ proptest! {
         let total: u64 = local.iter().map(|(_, length)| length).sum();
         let sges: Vec<Sge> = local.iter().map(|&(offset, length)| mine.sge(offset, length)).collect();
         let start = usize::try_from(remote_offset % 1000).unwrap();
-        // Where the octets of the message lie at the peer.
+        // Where the bytes of the message lie at the peer.
         let mut remote = Vec::new();
         match kind {
             Kind::Send => {

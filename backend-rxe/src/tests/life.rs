@@ -2,13 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use rdma_backend::{
+use pvrdma_verbs::{
     GidType, Hca, MemoryRegion, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendOp, VerbsError, WcStatus,
 };
 
 use crate::testing::*;
 
-/// A pair that moves a hundred octets in a run.
+/// A pair that moves a hundred bytes in a run.
 fn slow() -> Pair {
     let world = World::with(|config| {
         (config.inline_bytes, config.worker_bytes) = (100, 100);
@@ -27,7 +27,7 @@ pub(super) fn reset_is_silent_and_starts_over() {
     assert!(pair.left.scq.poll().is_empty() && pair.left.rcq.poll().is_empty());
     assert_eq!(pair.left.sends.resets.load(Ordering::SeqCst), 1);
     assert_eq!(pair.left.receives.resets.load(Ordering::SeqCst), 1);
-    assert_eq!(pair.left.qp.query().dest_qpn, rdma_backend::Qpn::default());
+    assert_eq!(pair.left.qp.query().dest_qpn, pvrdma_verbs::Qpn::default());
     pair.left.connect(&pair.right, |_| {});
     pair.right.recv(2, &[]);
     pair.left.send(3, &[]);
@@ -136,7 +136,7 @@ pub(super) fn gids_belong_to_one_device_and_may_be_bound_twice_there() {
     assert!(b.hca.bind_gid(0, gid(1), GidType::RoceV2).is_err());
     a.hca.bind_gid(5, gid(7), GidType::RoceV2).unwrap();
     b.hca.bind_gid(3, gid(1), GidType::RoceV2).unwrap();
-    assert!(a.hca.bind_gid(0, rdma_backend::Gid::default(), GidType::RoceV2).is_err());
+    assert!(a.hca.bind_gid(0, pvrdma_verbs::Gid::default(), GidType::RoceV2).is_err());
 }
 
 #[test]
@@ -146,7 +146,7 @@ pub(super) fn numbers_are_unique_while_they_are_used() {
     let first = a.qp(QpType::Rc);
     let again = |qpn| {
         let ((send_cq, _), (recv_cq, _)) = (a.cq(), a.cq());
-        a.empty_qp(QpType::Rc, rdma_backend::Qpn::new(qpn), (&send_cq, &recv_cq))
+        a.empty_qp(QpType::Rc, pvrdma_verbs::Qpn::new(qpn), (&send_cq, &recv_cq))
     };
     assert!(matches!(again(first.qp.qpn().get()), Err(VerbsError::InUse(_))));
     assert!(matches!(again(1), Err(VerbsError::Invalid(_))));
@@ -172,8 +172,8 @@ pub(super) fn nothing_is_left_behind() {
 
 #[test]
 pub(super) fn registered_memory_is_pinned_until_it_is_deregistered() {
-    use rdma_backend::memory::{Backing, DmaRange, DmaSpace, PageListBuilder, PinPolicy};
-    use rdma_backend::{FastRegister, Invalidate, MrRequest};
+    use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PageListBuilder, PinPolicy};
+    use pvrdma_verbs::{FastRegister, Invalidate, MrRequest};
     let world = World::new();
     let memory = DmaSpace::new(PinPolicy::Registered);
     let mapping = std::sync::Arc::new(vm_memory::mmap::MmapRegion::new(1 << 20).unwrap());

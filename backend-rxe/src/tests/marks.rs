@@ -6,14 +6,14 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 
 use parking_lot::Mutex;
-use rdma_backend::{
+use pvrdma_verbs::{
     Gid, GidType, Hca, NetworkType, QpType, QueuePair, SendData, SendFlags, SendOp, SendWork, UdDestination, WcStatus,
 };
 
-use crate::link::{Frames, Link, Readiness, memory};
 use crate::testing::*;
-use crate::wire::{Ecn, Packet, Vlan};
 use crate::{PortConfig, PortRules, Rxe, RxeConfig};
+use pvrdma_ether_link::{Frames, Link, Readiness, memory};
+use pvrdma_roce::wire::{Ecn, Packet, Vlan};
 
 const QKEY: u32 = 0x1234;
 

@@ -1,6 +1,6 @@
 //! Every operation of a connected QP when all is well.
 
-use rdma_backend::{
+use pvrdma_verbs::{
     Access, AsyncEvent, FastRegister, Hca, Invalidate, MemoryRegion, MrRequest, QpAttrMask, QpEvent, QpState, QpType,
     QueuePair, SendData, SendFlags, SendOp, SendWork, Sge, WcFlags, WcOpcode, WcStatus,
 };
@@ -105,7 +105,7 @@ pub(super) fn write_and_read() {
 #[test]
 pub(super) fn empty_operations_look_at_no_key() {
     let pair = Pair::new();
-    let nowhere = rdma_backend::RemoteAddress { addr: 12345, rkey: 0xdead_beef };
+    let nowhere = pvrdma_verbs::RemoteAddress { addr: 12345, rkey: 0xdead_beef };
     let nothing = Sge { addr: 99, length: 0, lkey: 0xdead_beef };
     pair.left.submit(1, write(nowhere), &[nothing]);
     pair.left.submit(2, SendOp::Read { remote: nowhere }, &[]);
@@ -126,7 +126,7 @@ pub(super) fn the_dma_key_names_bus_addresses_and_is_local() {
     let sge = Sge { addr: 0x1000_0800, length: 13, lkey: dma.lkey() };
     pair.left.submit(1, write(target.remote(0)), &[sge]);
     assert_eq!(target.read(0, 13), b"bus addresses");
-    let remote = rdma_backend::RemoteAddress { addr: 0x1000_0000, rkey: remote.rkey() };
+    let remote = pvrdma_verbs::RemoteAddress { addr: 0x1000_0000, rkey: remote.rkey() };
     pair.left.submit(2, write(remote), &[sge]);
     assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success), (2, WcStatus::RemoteAccess)]);
 }
@@ -138,7 +138,7 @@ pub(super) fn fast_registration_and_invalidation() {
     let plain = pair.b.buffer(8192);
     let mine = pair.a.buffer(4096);
     mine.write(0, b"through a fast key");
-    let mut pages = rdma_backend::memory::PageListBuilder::default();
+    let mut pages = pvrdma_guest_memory::PageListBuilder::default();
     pages.push(0x1800_0000).unwrap();
     let key = fast.rkey() & !0xff | 0x42;
     let register = SendOp::FastRegister(Box::new(FastRegister {
@@ -151,7 +151,7 @@ pub(super) fn fast_registration_and_invalidation() {
     pair.right.submit(1, register.clone(), &[]);
     let wc = pair.right.scq.one();
     assert_eq!((wc.opcode, wc.status), (WcOpcode::FastRegister, WcStatus::Success));
-    let remote = rdma_backend::RemoteAddress { addr: 0x9010, rkey: key };
+    let remote = pvrdma_verbs::RemoteAddress { addr: 0x9010, rkey: key };
     pair.left.submit(2, write(remote), &[mine.sge(0, 18)]);
     let mut back = [0; 18];
     pair.b.memory.view().read(0x1800_0010, &mut back).unwrap();
@@ -259,7 +259,7 @@ pub(super) fn sqd_finishes_what_was_started_and_says_so() {
     pair.left.post(1, write(theirs.remote(0)), &[mine.all()]);
     pair.left.submit(2, write(Default::default()), &[]);
     assert!(pair.left.scq.poll().is_empty());
-    // The doorbell inside of modify runs another hundred octets, not all.
+    // The doorbell inside of modify runs another hundred bytes, not all.
     drain(&pair.left);
     assert!(pair.left.qp.query().sq_draining);
     assert!(pair.a.events.poll().is_empty());

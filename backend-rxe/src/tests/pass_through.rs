@@ -3,13 +3,13 @@
 use std::slice;
 use std::sync::Arc;
 
-use rdma_backend::{QpType, WcStatus};
+use pvrdma_verbs::{QpType, WcStatus};
 
 use super::port::request;
-use crate::link::memory::{self, MemoryLink};
-use crate::link::{Frames, Link};
 use crate::testing::*;
 use crate::{PortConfig, PortRules, Uplink};
+use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_ether_link::{Frames, Link};
 
 /// A device whose uplink and whose network function are both in the hands of the test.
 struct Between {

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use rdma_backend::{GidType, Hca, Mtu, QpType, UdDestination, WcStatus};
+use pvrdma_verbs::{GidType, Hca, Mtu, QpType, UdDestination, WcStatus};
 
-use crate::link::{Frames, Link, memory};
 use crate::testing::*;
 use crate::{PortConfig, PortRules};
+use pvrdma_ether_link::{Frames, Link, memory};
 
 /// A device on a cable whose other end is the test.
 pub(super) fn exposed(capacity: usize) -> (World, Node, memory::MemoryLink, crate::Uplink) {

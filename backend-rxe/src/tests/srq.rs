@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use rdma_backend::{AsyncEvent, QpEvent, QpState, QpType, QueuePair, RecvWork, SharedReceiveQueue, SrqEvent, WcStatus};
+use pvrdma_verbs::{AsyncEvent, QpEvent, QpState, QpType, QueuePair, RecvWork, SharedReceiveQueue, SrqEvent, WcStatus};
 
 use crate::testing::*;
 

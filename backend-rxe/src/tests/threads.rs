@@ -5,12 +5,12 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use rdma_backend::memory::DmaView;
-use rdma_backend::{Completion, CompletionSink, CqOverrun, Hca, MemoryRegion, QpState, QpType, QueuePair, WcStatus};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{Completion, CompletionSink, CqOverrun, Hca, MemoryRegion, QpState, QpType, QueuePair, WcStatus};
 
 use crate::RxeQp;
-use crate::clock::MonotonicClock;
 use crate::testing::*;
+use pvrdma_ether_link::MonotonicClock;
 
 fn threaded(workers: usize) -> World {
     World::with(|config| {
@@ -205,8 +205,8 @@ fn what_takes_memory_away_waits_for_those_who_use_it() {
     must_wait("destroying the remote region", |_, _, theirs, _| theirs.mr.destroy());
     must_wait("destroying the QP", |_, _, _, qp| qp.destroy());
     must_wait("resetting the QP", |_, _, _, qp| {
-        let attrs = rdma_backend::QpAttrs { state: QpState::Reset, ..Default::default() };
-        qp.modify(&attrs, rdma_backend::QpAttrMask::STATE).unwrap();
+        let attrs = pvrdma_verbs::QpAttrs { state: QpState::Reset, ..Default::default() };
+        qp.modify(&attrs, pvrdma_verbs::QpAttrMask::STATE).unwrap();
     });
     must_wait("unbinding the sender's GID", |pair, _, _, _| pair.a.hca.unbind_gid(0));
     must_wait("unbinding the receiver's GID", |pair, _, _, _| pair.b.hca.unbind_gid(0));
@@ -244,9 +244,9 @@ fn many_qps_share_the_workers() {
         }
         scope.spawn(|| {
             for wr_id in 0..COUNT * QPS as u64 {
-                let work = rdma_backend::RecvWork { wr_id, sges: vec![theirs.sge(0, 8)], malformed: false };
+                let work = pvrdma_verbs::RecvWork { wr_id, sges: vec![theirs.sge(0, 8)], malformed: false };
                 receives.posted.lock().push_back(work);
-                rdma_backend::SharedReceiveQueue::notify_recv(&srq);
+                pvrdma_verbs::SharedReceiveQueue::notify_recv(&srq);
             }
         });
     });

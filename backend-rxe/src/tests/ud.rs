@@ -1,6 +1,6 @@
 //! Datagrams and the general services QP.
 
-use rdma_backend::{
+use pvrdma_verbs::{
     Access, GidType, Hca, NetworkType, QpAttrMask, QpState, QpType, Qpn, QueuePair, SendData, SendOp, UdDestination,
     VerbsError, WcFlags, WcOpcode, WcStatus,
 };
@@ -124,10 +124,10 @@ pub(super) fn a_long_datagram_uses_up_the_receive_but_not_the_qp() {
 
 #[test]
 pub(super) fn local_errors_stop_the_send_queue_only() {
-    type Make = fn(&Datagrams) -> (SendOp, rdma_backend::Sge);
+    type Make = fn(&Datagrams) -> (SendOp, pvrdma_verbs::Sge);
     let cases: [(&str, WcStatus, Make); 6] = [
         ("long", WcStatus::LocalLength, |d| (send(to(&d.right)), d.mine.sge(0, 4097))),
-        ("key", WcStatus::LocalProtection, |d| (send(to(&d.right)), rdma_backend::Sge { lkey: 0, ..d.mine.sge(0, 1) })),
+        ("key", WcStatus::LocalProtection, |d| (send(to(&d.right)), pvrdma_verbs::Sge { lkey: 0, ..d.mine.sge(0, 1) })),
         ("write", WcStatus::LocalQpOperation, |d| (write(d.theirs.remote(0)), d.mine.sge(0, 1))),
         ("no address", WcStatus::LocalQpOperation, |d| (SEND, d.mine.sge(0, 1))),
         ("unbound source", WcStatus::LocalQpOperation, |d| {

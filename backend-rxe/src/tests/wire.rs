@@ -1,18 +1,18 @@
 //! The cases of local delivery, over a cable: same calls, same results. Left out are those about what only one process can do
-//! (a posted receive that wakes its sender, a GID that is taken, budgets in octets of a copy) and about how long waits last.
+//! (a posted receive that wakes its sender, a GID that is taken, budgets in bytes of a copy) and about how long waits last.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use rdma_backend::{
+use pvrdma_verbs::{
     AsyncEvent, Hca, Mtu, NetworkType, QpAttrMask, QpEvent, QpState, QpType, Qpn, QueuePair, SendData, SendOp,
     UdDestination, WcFlags, WcStatus,
 };
 
-use crate::link::fault::Faults;
-use crate::link::{Link, unix};
 use crate::testing::*;
 use crate::{PortConfig, PortRules, Rxe, RxeConfig};
+use pvrdma_ether_link::fault::Faults;
+use pvrdma_ether_link::{Link, unix};
 
 macro_rules! same {
     ($($module:ident: $($case:ident)*;)*) => {
@@ -133,7 +133,7 @@ fn waits_end_with_their_status() {
     });
 }
 
-/// Mixed requests in both directions at once, every octet compared.
+/// Mixed requests in both directions at once, every byte compared.
 fn mixed(faults: Faults, seed: u64) {
     on_the_wire(faults, seed, || {
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
@@ -304,7 +304,7 @@ fn two_engines_over_a_socket() {
     let (_first, a, _up) = engine(1, one);
     let (_second, b, _down) = engine(2, other);
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    let fast = |a: &mut rdma_backend::QpAttrs| a.path_mtu = Mtu::M4096;
+    let fast = |a: &mut pvrdma_verbs::QpAttrs| a.path_mtu = Mtu::M4096;
     left.connect(&right, fast);
     right.connect(&left, fast);
     let len = 4 << 20;

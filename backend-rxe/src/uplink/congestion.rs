@@ -7,16 +7,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use rdma_backend::{Qpn, UdDestination};
+use pvrdma_verbs::{Qpn, UdDestination};
 
 use super::counters::PortCounters;
 use super::port::Port;
 use super::rc;
 use crate::hca::Adapter;
-use crate::link::Frames;
 use crate::qp::Qp;
-use crate::transport::{Congestion, Origin, Path, ReactionPoint, admit_notification};
-use crate::wire::{Ecn, MAX_FRAME, Network, Operation, Packet};
+use pvrdma_ether_link::Frames;
+use pvrdma_roce::wire::{Ecn, MAX_FRAME, Network, Operation, Packet};
+use pvrdma_roce::{Congestion, Origin, Path, ReactionPoint, admit_notification};
 
 /// What a QP remembers about congestion.
 #[derive(Debug, Default)]

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdma_backend::Counter;
+use pvrdma_verbs::Counter;
 
-use crate::transport::{RequesterStats, ResponderStats};
+use pvrdma_roce::{RequesterStats, ResponderStats};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -26,11 +26,11 @@ macro_rules! counters {
 counters! {
     /// Frames of queue pairs that left.
     wire_frames_sent,
-    /// Octets in them.
+    /// Bytes in them.
     wire_bytes_sent,
     /// RoCE frames that came for this device.
     wire_frames_received,
-    /// Octets in them.
+    /// Bytes in them.
     wire_bytes_received,
     /// Frames of queue pairs that are longer than the link's MTU allows.
     wire_dropped_too_long,

@@ -1,8 +1,8 @@
 //! Telling the frames of the RDMA function from those of the network function, which share an Ethernet address.
 
-use rdma_backend::MacAddr;
+use pvrdma_verbs::MacAddr;
 
-use crate::wire::{EtherType, Ethernet, ROCE_PORT};
+use pvrdma_roce::wire::{EtherType, Ethernet, ROCE_PORT};
 
 const PROTOCOL_UDP: u8 = 17;
 /// Position of the destination port in a UDP header.

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use rdma_backend::{Access, QpState, RemoteAddress, SendOp, SendWork, Sge, WcFlags, WcStatus};
+use pvrdma_verbs::{Access, QpState, RemoteAddress, SendOp, SendWork, Sge, WcFlags, WcStatus};
 
 use crate::counters::{Counters, Tally};
 use crate::gather::{Memory, Scatter, total};
@@ -10,7 +10,7 @@ use crate::hca::MAX_MESSAGE;
 use crate::qp::Qp;
 use crate::qp::requester::{Requester, check_request};
 use crate::qp::responder::{Nak, Responder, remote_sge};
-use crate::transport::{AtomicChange, Fault, Received, Refusal, RequesterHost, ResponderHost};
+use pvrdma_roce::{AtomicChange, Fault, Received, Refusal, RequesterHost, ResponderHost};
 
 /// The requester's side.
 pub(crate) struct Sending<'a> {
@@ -160,7 +160,7 @@ impl ResponderHost for Receiving<'_> {
     }
 
     fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), Fault> {
-        // Who polls the end of a buffer must find the rest there: the last word, or octet where it is not aligned, comes
+        // Who polls the end of a buffer must find the rest there: the last word, or byte where it is not aligned, comes
         // after all others.
         let end = remote.addr.wrapping_add(data.len() as u64);
         let tail = if end.is_multiple_of(8) { 8 } else { 1 };

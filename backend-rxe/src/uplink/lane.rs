@@ -6,10 +6,10 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 
-use crate::link::{Frames, Link};
 use crate::qp::Qp;
+use pvrdma_ether_link::{Frames, Link};
 
-/// Octets that wait for a link at most. Who builds packets stops when anything waits, so this holds the last batches of those
+/// Bytes that wait for a link at most. Who builds packets stops when anything waits, so this holds the last batches of those
 /// that were under way.
 const MAX_WAITING: usize = 4 << 20;
 

@@ -25,7 +25,6 @@
 //! wire. Only such a packet may make state, and that is bounded. Frames of the network function are held to the device's
 //! address and VLAN ([`rules`]).
 
-mod ahead;
 pub(crate) mod congestion;
 pub(crate) mod counters;
 mod flight;
@@ -39,12 +38,12 @@ pub(crate) mod rules;
 pub(crate) mod ud;
 mod unread;
 
-use rdma_backend::{AddressVector, GidType, NetworkType, Qpn};
+use pvrdma_verbs::{AddressVector, GidType, NetworkType, Qpn};
 
 use crate::hca::{Adapter, BoundGid};
-use crate::transport::{Origin, Path};
+use pvrdma_roce::{Origin, Path};
 
-/// Octets before the network header that count towards a frame but not towards the MTU.
+/// Bytes before the network header that count towards a frame but not towards the MTU.
 const ETHERNET_LEN: usize = 18;
 /// Frames that are built while guest memory is held.
 pub(crate) const BATCH: usize = 32;

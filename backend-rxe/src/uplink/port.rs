@@ -9,10 +9,9 @@ use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
-use rdma_backend::{Counter, Gid, MacAddr, Mtu};
+use pvrdma_verbs::{Counter, Gid, MacAddr, Mtu};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use super::ahead::Kept;
 use super::counters::PortCounters;
 use super::flight::Flight;
 use super::frame::is_for_rdma;
@@ -22,10 +21,10 @@ use super::rules::{PortRules, Stopped};
 use super::{BATCH, ETHERNET_LEN};
 use crate::capture::{CaptureLink, Point};
 use crate::hca::Adapter;
-use crate::link::{Frames, Link};
 use crate::qp::Qp;
 use crate::rxe::Shared;
-use crate::transport::{Congestion, Marks};
+use pvrdma_ether_link::{Frames, Link};
+use pvrdma_roce::{BufferedBytes, Congestion, Marks};
 
 /// Room for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
 const OVERHEAD: u32 = 96;
@@ -43,7 +42,7 @@ pub struct PortConfig {
     pub uplink: Arc<dyn Link>,
     /// The device's network function, whose frames are passed on.
     pub nic: Option<Arc<dyn Link>>,
-    /// Octets of an IP packet that the network carries. The path MTU of the port follows from it.
+    /// Bytes of an IP packet that the network carries. The path MTU of the port follows from it.
     pub mtu: u32,
     /// What the device may do there.
     pub rules: PortRules,
@@ -59,7 +58,7 @@ pub(crate) struct Port {
     nic: Option<Lane>,
     pub(crate) counters: PortCounters,
     /// Packets that wait for lost ones.
-    pub(super) kept: Kept,
+    pub(super) buffered: BufferedBytes,
     /// What is under way, by peer.
     flights: Mutex<HashMap<Gid, Weak<Flight>>>,
     adapter: Mutex<Weak<Adapter>>,
@@ -82,7 +81,7 @@ impl Port {
             uplink: Lane::new(Arc::new(CaptureLink::new(config.uplink, point))),
             nic: config.nic.map(Lane::new),
             counters: PortCounters::default(),
-            kept: Kept::default(),
+            buffered: BufferedBytes::default(),
             flights: Mutex::default(),
             adapter: Mutex::default(),
             inbox: Mutex::default(),

@@ -4,9 +4,8 @@ use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use rdma_backend::{Psn, QpAttrs, QpState, Qpn};
+use pvrdma_verbs::{Psn, QpAttrs, QpState, Qpn};
 
-use super::ahead::Ahead;
 use super::counters::PortCounters;
 use super::flight::Share;
 use super::host::{Receiving, Sending, requests};
@@ -16,14 +15,14 @@ use super::{BATCH, connected_path};
 use crate::counters::Tally;
 use crate::gather::Memory;
 use crate::hca::BoundGid;
-use crate::link::Frames;
 use crate::local::Held;
 use crate::qp::requester::{Requester, Route};
 use crate::qp::responder::Responder;
 use crate::qp::{Budget, Qp, Run};
 use crate::timer::TimerKey;
-use crate::transport::{self, Handled, Path, Refused, Tuning, admit_connected};
-use crate::wire::{MAX_FRAME, Packet};
+use pvrdma_ether_link::Frames;
+use pvrdma_roce::wire::{MAX_FRAME, Packet};
+use pvrdma_roce::{Handled, Path, Refused, ReorderBuffer, Tuning, admit_connected};
 
 /// Packets that wait for answers to leave before them. More are lost and come again.
 const MAX_DEFERRED: usize = 128;
@@ -33,7 +32,7 @@ const ANSWER_TURNS: u32 = 4;
 /// What a requester holds for the wire.
 #[derive(Debug)]
 pub(crate) struct Sender {
-    transport: transport::Requester,
+    transport: pvrdma_roce::Requester,
     path: Path,
     source: BoundGid,
     share: Share,
@@ -46,7 +45,7 @@ impl Sender {
     /// State of a QP whose peer is on the wire. `None`: it is not, or there is no wire.
     pub(crate) fn new(qp: &Qp, attrs: &QpAttrs) -> Option<Box<Self>> {
         let (path, source) = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn)?;
-        let transport = transport::Requester::new(attrs, path, Tuning::default());
+        let transport = pvrdma_roce::Requester::new(attrs, path, Tuning::default());
         let share = Share::new(qp.adapter.port.as_ref()?.flight(attrs.av.dgid), qp);
         Some(Box::new(Self { transport, path, source, share, paced: None, unread: Unread::default() }))
     }
@@ -210,12 +209,12 @@ pub(crate) fn take_answer(port: &Port, qp: &Qp, packet: &Packet<'_>) -> Result<(
 /// What a responder holds for the wire.
 #[derive(Debug)]
 pub(crate) struct Receiver {
-    transport: transport::Responder,
+    transport: pvrdma_roce::Responder,
     path: Path,
     /// Packets that must not overtake answers.
     deferred: VecDeque<Box<[u8]>>,
     /// Packets behind one that was lost.
-    ahead: Ahead,
+    reorder: ReorderBuffer,
     /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
     refused: bool,
     /// Timer of the QP's rate.
@@ -224,9 +223,9 @@ pub(crate) struct Receiver {
 
 impl Receiver {
     fn new(port: &Port, attrs: &QpAttrs, path: Path) -> Box<Self> {
-        let transport = transport::Responder::new(attrs, path);
-        let ahead = Ahead::new(Arc::clone(&port.kept));
-        Box::new(Self { transport, path, deferred: VecDeque::new(), ahead, refused: false, paced: None })
+        let transport = pvrdma_roce::Responder::new(attrs, path);
+        let reorder = ReorderBuffer::new(Arc::clone(&port.buffered));
+        Box::new(Self { transport, path, deferred: VecDeque::new(), reorder, refused: false, paced: None })
     }
 
     /// Takes over attributes that a modify request changed.
@@ -246,7 +245,7 @@ impl Receiver {
     /// Executes a packet, or keeps it for later.
     fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], host: &mut Receiving<'_>) {
         let psn = packet.header.bth.psn;
-        self.ahead.watch(self.transport.expected_psn(), psn);
+        self.reorder.observe(self.transport.expected_psn(), psn);
         if self.deferred.is_empty() {
             match self.handle(packet, host) {
                 Handled::Deferred => {}
@@ -263,17 +262,17 @@ impl Receiver {
 
     /// Keeps a packet that came before its time.
     fn keep(&mut self, psn: Psn, frame: &[u8]) {
-        let missing = self.ahead.keep(self.transport.expected_psn(), psn, frame);
+        let missing = self.reorder.insert(self.transport.expected_psn(), psn, frame);
         self.transport.name_missing(psn, missing);
     }
 
     /// Executes packets that came before their time and are expected now.
     fn catch_up(&mut self, host: &mut Receiving<'_>) {
-        if self.ahead.is_empty() {
+        if self.reorder.is_empty() {
             return;
         }
         while host.qp.receives()
-            && let Some(frame) = self.ahead.take(self.transport.expected_psn())
+            && let Some(frame) = self.reorder.pop_expected(self.transport.expected_psn())
         {
             // It was parsed when it came.
             let Ok(packet) = Packet::parse(&frame) else { continue };
@@ -282,7 +281,7 @@ impl Receiver {
                 return;
             }
         }
-        if !self.ahead.is_empty() {
+        if !self.reorder.is_empty() {
             self.transport.report_missing();
         }
     }
@@ -366,7 +365,7 @@ fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
             receiver.transport.end();
         }
         receiver.deferred.clear();
-        receiver.ahead.clear();
+        receiver.reorder.clear();
     }
     let mut host = Receiving { qp, responder, memory: held.own() };
     let mut paced = None;

@@ -2,16 +2,16 @@
 
 use std::sync::{Arc, Weak};
 
-use rdma_backend::QpType;
+use pvrdma_verbs::QpType;
 
 use super::counters::PortCounters;
 use super::port::Port;
 use super::{congestion, gid_kind, rc, ud};
 use crate::hca::{Adapter, BoundGid};
-use crate::link::Frames;
 use crate::qp::Qp;
-use crate::transport::{Refused, admit};
-use crate::wire::{Opcode, Packet};
+use pvrdma_ether_link::Frames;
+use pvrdma_roce::wire::{Opcode, Packet};
+use pvrdma_roce::{Refused, admit};
 
 /// What the frames of a batch leave to do. Answers are given when the batch is through, so that one acknowledgement confirms
 /// many packets.

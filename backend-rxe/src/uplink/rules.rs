@@ -3,11 +3,11 @@
 //! The rules are those of a virtual switch's port. A port with a VLAN is an access port: its two functions send without tags
 //! and never see one, the network sees all their frames in that VLAN and gives them no others.
 
-use rdma_backend::MacAddr;
+use pvrdma_verbs::MacAddr;
 
-use crate::link::Frames;
-use crate::transport::{Congestion, Marks};
-use crate::wire::{EtherType, Ethernet, Vlan};
+use pvrdma_ether_link::Frames;
+use pvrdma_roce::wire::{EtherType, Ethernet, Vlan};
+use pvrdma_roce::{Congestion, Marks};
 
 /// Where the tag begins, or the ethertype of a frame without one.
 const TAG_AT: usize = 12;

@@ -1,6 +1,6 @@
 //! Datagrams over the wire.
 
-use rdma_backend::{QpAttrs, SendWork, UdDestination, WcFlags, WcOpcode, WcStatus};
+use pvrdma_verbs::{QpAttrs, SendWork, UdDestination, WcFlags, WcOpcode, WcStatus};
 
 use super::counters::PortCounters;
 use super::origin;
@@ -8,15 +8,15 @@ use super::port::Port;
 use crate::counters::Tally;
 use crate::gather::Memory;
 use crate::hca::BoundGid;
-use crate::link::Frames;
 use crate::local::Held;
 use crate::qp::Qp;
 use crate::qp::requester::Requester;
 use crate::qp::responder::Nak;
-use crate::transport::{Datagram, DatagramSender, Path};
 use crate::ud_header::HEADER_LEN;
 use crate::uplink::host::Sending;
-use crate::wire::{MAX_FRAME, Packet};
+use pvrdma_ether_link::Frames;
+use pvrdma_roce::wire::{MAX_FRAME, Packet};
+use pvrdma_roce::{Datagram, DatagramSender, Path};
 
 /// Builds the packet of the request under way, which was checked. `false`: the link is full, and the QP
 /// runs again when it is not. An error is the status that the request ends with.

@@ -4,27 +4,27 @@ use std::hint;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use backend_ibverbs::Ibverbs;
-use backend_ibverbs::native::NativePair;
 use pvrdma_dev::testing::{Encoded, Placement, SendWr};
+use pvrdma_ibverbs::Ibverbs;
+use pvrdma_ibverbs::native::NativePair;
 use serde::{Deserialize, Serialize};
 
 use super::pair::{Side, connected};
 
-/// Octets of each buffer.
+/// Bytes of each buffer.
 const BUFFER: usize = 4 << 20;
 /// Posts of the latency measurement.
 const POSTS: u32 = 10_000;
 /// Time before each post of the latency measurement that has one: the threads of a software adapter have gone to sleep then, so
 /// every write begins in the same state of it, whoever posts.
 const PAUSE: Duration = Duration::from_micros(200);
-/// Octets that a round of a bandwidth measurement moves.
+/// Bytes that a round of a bandwidth measurement moves.
 const ROUND: usize = 32 << 20;
 
 /// One measurement: seconds through the device and by the program, in each round.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct Measured {
-    /// Octets of each write.
+    /// Bytes of each write.
     pub(crate) size: usize,
     /// Writes in a round.
     pub(crate) count: u32,

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
-use backend_ibverbs::Ibverbs;
 use pvrdma_dev::testing::{Driver, Placement, RecvWr, SendWr, state, status, wait_for};
+use pvrdma_ibverbs::Ibverbs;
 
 use super::pair::{connected, gid};
 
@@ -36,7 +36,7 @@ fn port_changes(backend: &Ibverbs, device: &str) -> Result<()> {
         .context("the adapter has no network interface")?;
     let link = |change: &str| ip(&format!("link set dev {} {change}", interface.trim()));
     let [mut a, b] = connected(backend, MIB, Placement::Scattered)?;
-    // Path MTUs by their numbers: 2 is 512 octets, 3 is 1024.
+    // Path MTUs by their numbers: 2 is 512 bytes, 3 is 1024.
     for (mtu, code) in [(1500, 3), (700, 2), (1500, 3)] {
         link(&format!("mtu {mtu}"))?;
         for side in [&a, &b] {

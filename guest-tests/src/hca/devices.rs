@@ -76,7 +76,7 @@ fn operations(a: &mut Side, b: &mut Side) -> Result<()> {
     Ok(())
 }
 
-/// A few megabytes of writes and reads of all sizes; every octet of both buffers is compared with what it should be.
+/// A few megabytes of writes and reads of all sizes; every byte of both buffers is compared with what it should be.
 fn integrity(a: &mut Side, b: &mut Side) -> Result<()> {
     let len = a.buffer.len();
     a.buffer.fill_pattern(11);
@@ -274,7 +274,7 @@ fn errors(a: &mut Side, b: &mut Side) -> Result<()> {
         side.qp.to_reset()?;
     }
     connect(&mut a.qp, a.host, &mut b.qp, b.host)?;
-    let foreign = SendWr::send(3, &[rdma_backend::Sge { lkey: 0x77, ..a.buffer.sge(&a.mr, 0, 8) }]);
+    let foreign = SendWr::send(3, &[pvrdma_verbs::Sge { lkey: 0x77, ..a.buffer.sge(&a.mr, 0, 8) }]);
     a.qp.post_send(&[foreign])?;
     let cqe = a.cq.wait();
     ensure!((cqe.wr_id, cqe.status) == (3, status::LOC_PROT), "{cqe:?}");

@@ -1,9 +1,9 @@
 //! What one device may have of the host: more is refused with an error, and the other device notices nothing.
 
 use anyhow::{Result, bail, ensure};
-use backend_ibverbs::{Ibverbs, IbverbsConfig};
 use pvrdma_dev::Limits;
 use pvrdma_dev::testing::{CommandError, Path, Placement, QpInit, SendWr, access, status};
+use pvrdma_ibverbs::{Ibverbs, IbverbsConfig};
 
 use super::pair::{Side, gid};
 

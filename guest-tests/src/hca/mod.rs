@@ -15,9 +15,9 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use backend_ibverbs::{CmMode, Ibverbs, IbverbsConfig};
 use pvrdma_dev::testing::Placement;
-use rdma_backend::conformance::{Bed, Profile, cases};
+use pvrdma_ibverbs::{CmMode, Ibverbs, IbverbsConfig};
+use pvrdma_verbs::conformance::{Bed, Profile, cases};
 
 use crate::cli::HcaCommand;
 

@@ -9,8 +9,8 @@ use pvrdma_dev::testing::{
     Buffer, Context, Cq, Driver, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, access,
 };
 use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
+use pvrdma_verbs::{Backend, Counter, Gid, MacAddr};
 use pvrdmad::testing::RemoteFunction;
-use rdma_backend::{Backend, Counter, Gid, MacAddr};
 use rustix::fs::MemfdFlags;
 
 /// What a guest needs beside its buffer.
@@ -40,7 +40,7 @@ pub(super) fn gid(host: u8) -> Gid {
 }
 
 impl Side {
-    /// A device with a process that has a QP and a registered buffer of `octets`.
+    /// A device with a process that has a QP and a registered buffer of `bytes`.
     pub(super) fn new<B: Backend + 'static>(
         backend: &B,
         host: u8,
@@ -105,7 +105,7 @@ impl Side {
     }
 }
 
-/// Two connected sides, each with a registered buffer of `octets`.
+/// Two connected sides, each with a registered buffer of `bytes`.
 pub(super) fn connected<B: Backend + 'static>(backend: &B, octets: usize, placement: Placement) -> Result<[Side; 2]> {
     let a = Side::new(backend, 1, octets, placement).context("the first side")?;
     let b = Side::new(backend, 2, octets, placement).context("the second side")?;

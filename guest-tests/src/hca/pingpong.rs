@@ -7,7 +7,7 @@ use std::net::TcpStream;
 
 use anyhow::{Context, Result, ensure};
 use pvrdma_dev::testing::{Path, Placement, RecvWr, SendWr, status, wc_opcode};
-use rdma_backend::{Backend, Gid};
+use pvrdma_verbs::{Backend, Gid};
 
 use super::pair::{Side, gid};
 

@@ -20,7 +20,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases
 }
 
-/// Fifty pings, every octet compared.
+/// Fifty pings, every byte compared.
 pub(crate) fn rping(ends: &Ends<'_>, server: usize) -> Result<String> {
     let client = 1 - server;
     let exchange = Programs {

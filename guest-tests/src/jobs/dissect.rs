@@ -8,8 +8,8 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result, bail};
-use backend_rxe::wire::Packet;
 use pcap_file::pcapng::{Block, PcapNgReader};
+use pvrdma_roce::wire::Packet;
 
 use super::case::Case;
 use super::exchange::{Programs, Ready};

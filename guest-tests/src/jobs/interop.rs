@@ -17,7 +17,7 @@ use crate::host::{Host, IPV4, IPV6, LINK_LOCAL, MAC, MEMORY_MIB, addresses, cabl
 use crate::pair::PVRDMA_DEVICE;
 use crate::vm::{Nic, NicModel, Vm};
 
-/// Enough for packets with 4096 octets.
+/// Enough for packets with 4096 bytes.
 const MTU: u32 = 4200;
 
 /// Everything that is done with the kernel's implementation.

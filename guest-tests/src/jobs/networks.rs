@@ -16,9 +16,9 @@ use crate::namespaces::{INTERFACE, Namespaces};
 /// Addresses of the hosts, which the guests know nothing of.
 const OUTER: [Ipv6Addr; 2] =
     [Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 0x99, 0, 0, 0, 0, 0, 2)];
-/// What a tunnel through these hosts' network of 1500 octets carries.
+/// What a tunnel through these hosts' network of 1500 bytes carries.
 const TUNNEL_MTU: u32 = 1430;
-/// Enough for packets with 4096 octets.
+/// Enough for packets with 4096 bytes.
 const PACKET_MTU: u32 = 4200;
 
 /// The same programs over a tunnel and over the interfaces of the hosts. Both ends are the same, so one way is enough.

@@ -6,16 +6,16 @@ use std::path::Path as FilePath;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use backend_rxe::transport::{
-    AtomicChange, Congestion, DatagramSender, Fault, Marks, Origin, Path, Received, Refusal, Requester, RequesterHost,
-    Responder, ResponderHost, Tuning,
-};
-use backend_rxe::wire::{MAX_FRAME, Packet};
 use pcap_file::DataLink;
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
-use rdma_backend::{
+use pvrdma_roce::wire::{MAX_FRAME, Packet};
+use pvrdma_roce::{
+    AtomicChange, Congestion, DatagramSender, Fault, Marks, Origin, Path, Received, Refusal, Requester, RequesterHost,
+    Responder, ResponderHost, Tuning,
+};
+use pvrdma_verbs::{
     Access, AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, RemoteAddress, SendData, SendFlags,
     SendOp, SendWork, Sge, UdDestination, WcStatus,
 };

@@ -132,7 +132,7 @@ pub(crate) fn single(rows: &[Row], value: impl Fn(&Row) -> Option<f64>) -> Resul
 /// The best bandwidth, for a report.
 pub(crate) fn bandwidth_note(rows: &[Row]) -> String {
     let best = rows.iter().filter_map(Row::gigabits).fold(0.0, f64::max);
-    // Atomics move eight octets each.
+    // Atomics move eight bytes each.
     if best < 0.01 { format!("{:.2} Mb/s", best * 1000.0) } else { format!("{best:.2} Gb/s") }
 }
 

@@ -58,7 +58,7 @@ const fn perftest(name: &'static str, program: &'static str, options: &'static s
     Program { name, kind: Kind::Perftest(program, options, 1), servers: BOTH }
 }
 
-/// All sizes from 2 octets to 8 MiB. It takes many seconds where processors are emulated, so one guest serves bandwidth, the
+/// All sizes from 2 bytes to 8 MiB. It takes many seconds where processors are emulated, so one guest serves bandwidth, the
 /// other latency.
 const fn all_sizes(
     name: &'static str,

@@ -56,7 +56,7 @@ impl Disk {
     }
 }
 
-/// Octets of all files in a directory.
+/// Bytes of all files in a directory.
 fn size(directory: &Path) -> Result<u64> {
     let mut octets = 0;
     for entry in std::fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {

@@ -1,4 +1,4 @@
-//! Commands of an active device: octets at random and structures with handles that may exist, over page directories that may
+//! Commands of an active device: bytes at random and structures with handles that may exist, over page directories that may
 //! make sense.
 #![no_main]
 

@@ -75,13 +75,13 @@ enum Element {
 
 #[derive(Arbitrary, Debug)]
 enum Step {
-    /// Posts an element: queue pair, element, flags, immediate, changes of single octets, doorbell.
+    /// Posts an element: queue pair, element, flags, immediate, changes of single bytes, doorbell.
     Send(Wild, u8, Element, u8, bool, Vec<(u8, u8)>, bool),
     /// The same for a receive; queue pair 1 has the shared queue.
     Receive(Wild, u8, Vec<Piece>, Option<Word>, bool),
     /// An index of a ring: ring, which of the two, value.
     Index(u8, bool, Word),
-    /// Octets of the pages of a ring.
+    /// Bytes of the pages of a ring.
     Octets(u8, u16, Many<u8>),
     /// Takes all completions.
     Consume,

@@ -5,15 +5,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arbitrary::{Arbitrary, Unstructured};
-use backend_rxe::{Clock, ManualClock, Rxe, RxeConfig};
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, MEMORY_BASE};
 use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
-use rdma_backend::{Gid, MacAddr};
+use pvrdma_rxe::{Clock, ManualClock, Rxe, RxeConfig};
+use pvrdma_verbs::{Gid, MacAddr};
 
 /// Most runs of queue pairs that one step may cause. What a guest can put into its rings here is far less.
 const MAX_RUNS: usize = 2000;
 
-/// Octets in a page.
+/// Bytes in a page.
 pub const PAGE: u64 = 4096;
 
 /// The adapter of all devices, and its clock.
@@ -95,7 +95,7 @@ impl Guest {
         self.memory.read_vec(MEMORY_BASE, len)
     }
 
-    /// The device ends; nothing of the guest is left, and no octet of memory and no interrupt comes after it.
+    /// The device ends; nothing of the guest is left, and no byte of memory and no interrupt comes after it.
     pub fn end(&self, world: &World) {
         self.device.reset();
         let (memory, interrupts) = (self.snapshot(), self.irqs.counts());
@@ -119,7 +119,7 @@ impl Guest {
 /// Most steps of one input.
 const MAX_STEPS: usize = 120;
 
-/// As many steps as the input has octets for.
+/// As many steps as the input has bytes for.
 #[derive(Debug)]
 pub struct Steps<T>(pub Vec<T>);
 

@@ -1,6 +1,6 @@
 //! CREATE_BIND and DESTROY_BIND: the GID table (sections 4.6 and 12.2).
 
-use rdma_backend::{Gid, GidType, Hca};
+use pvrdma_verbs::{Gid, GidType, Hca};
 
 use super::Answer;
 use crate::adapter::Adapter;

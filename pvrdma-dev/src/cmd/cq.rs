@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use rdma_backend::memory::{Direction, PAGE_SIZE, PageList};
-use rdma_backend::{CompletionSink, Hca};
+use pvrdma_guest_memory::{Direction, PAGE_SIZE, PageList};
+use pvrdma_verbs::{CompletionSink, Hca};
 
 use super::pd::owner;
 use super::{Answer, Created};

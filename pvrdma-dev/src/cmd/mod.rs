@@ -15,8 +15,8 @@ mod uc;
 
 use std::fmt::Debug;
 
-use rdma_backend::Hca;
-use rdma_backend::memory::DmaError;
+use pvrdma_guest_memory::DmaError;
+use pvrdma_verbs::Hca;
 
 use crate::adapter::Adapter;
 use crate::dsr::Session;
@@ -51,7 +51,7 @@ enum Command {
 }
 
 impl Command {
-    /// Octets behind a command's own structure are stack garbage of the driver and are not looked at. RESIZE_CQ counts as
+    /// Bytes behind a command's own structure are stack garbage of the driver and are not looked at. RESIZE_CQ counts as
     /// unknown: no driver sends it.
     fn parse(opcode: Opcode, bytes: &[u8]) -> Option<Self> {
         Some(match opcode {

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use rdma_backend::memory::{Direction, PAGE_SIZE};
-use rdma_backend::{Access, Hca, MemoryRegion, MrRequest};
+use pvrdma_guest_memory::{Direction, PAGE_SIZE};
+use pvrdma_verbs::{Access, Hca, MemoryRegion, MrRequest};
 
 use super::{Answer, Created};
 use crate::adapter::Adapter;

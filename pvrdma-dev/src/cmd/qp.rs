@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
-use rdma_backend::memory::PageList;
-use rdma_backend::{Hca, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource, SendSource};
+use pvrdma_guest_memory::PageList;
+use pvrdma_verbs::{Hca, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource, SendSource};
 
 use super::cq::ring_pages;
 use super::qp_attr;
@@ -135,7 +135,7 @@ fn pages<H: Hca>(adapter: &Adapter<H>, request: &CreateQp, parts: &Parts<H>) -> 
             .ok_or_else(|| CmdError::Invalid("number of SGEs", caps.max_recv_sge.into()))?;
         u64::from(caps.max_recv_wr).saturating_mul(stride.into())
     };
-    let recv_pages = recv_bytes.div_ceil(rdma_backend::memory::PAGE_SIZE);
+    let recv_pages = recv_bytes.div_ceil(pvrdma_guest_memory::PAGE_SIZE);
     let needed = recv_pages.saturating_add(u64::from(request.send_chunks)).saturating_add(1);
     ring_pages(adapter, request.pdir_dma, request.total_chunks.into(), needed)
 }

@@ -1,6 +1,6 @@
 //! Attributes of QPs between the guest's structure and ours (sections 11.1 and 11.2).
 
-use rdma_backend::{Access, AddressVector, Gid, MacAddr, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, Qpn};
+use pvrdma_verbs::{Access, AddressVector, Gid, MacAddr, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, Qpn};
 
 use super::query::PORT;
 use crate::config::PKEYS;

@@ -1,6 +1,6 @@
 //! QUERY_PORT and QUERY_PKEY (sections 4.6 and 12).
 
-use rdma_backend::{Hca, PortState};
+use pvrdma_verbs::{Hca, PortState};
 
 use super::Answer;
 use crate::adapter::Adapter;

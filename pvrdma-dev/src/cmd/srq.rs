@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
-use rdma_backend::{Hca, SharedReceiveQueue, SrqInit};
+use pvrdma_verbs::{Hca, SharedReceiveQueue, SrqInit};
 
 use super::cq::{ring_pages, ring_pages_of};
 use super::{Answer, Created};

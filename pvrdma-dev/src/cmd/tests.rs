@@ -96,7 +96,7 @@ fn memory_regions() {
         CreateMr { nchunks: 0, ..good },
         CreateMr { nchunks: 1, ..good },
         CreateMr { nchunks: 3, ..good },
-        // Sizes that agree modulo 2^32 octets only (the check that QEMU computes in 32 bits).
+        // Sizes that agree modulo 2^32 bytes only (the check that QEMU computes in 32 bits).
         CreateMr { start: 0, length: 0x1000, nchunks: 0x10_0001, ..good },
         CreateMr { length: (1 << 30) + 1, nchunks: 262_145, ..good },
         CreateMr { start: 0, length: (1 << 30) + 1, nchunks: 262_145, ..good },
@@ -323,11 +323,11 @@ fn a_response_that_cannot_be_written_undoes_the_command() {
     let all = rig.peek(page(0), usize::try_from(PAGES * 4096).unwrap());
     rig.memory.unmap_all();
     let map = |from: u64, to: u64| {
-        let backing = rdma_backend::memory::Backing {
+        let backing = pvrdma_guest_memory::Backing {
             mapping: std::sync::Arc::clone(&backing),
             offset: usize::try_from(from * 4096).unwrap(),
         };
-        let range = rdma_backend::memory::DmaRange {
+        let range = pvrdma_guest_memory::DmaRange {
             iova: page(from),
             len: (to - from) * 4096,
             writable: true,

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rdma_backend::memory::{DmaView, PageList};
-use rdma_backend::{Completion, CompletionSink, CqOverrun, NetworkType, WcFlags, WcOpcode, WcStatus};
+use pvrdma_guest_memory::{DmaView, PageList};
+use pvrdma_verbs::{Completion, CompletionSink, CqOverrun, NetworkType, WcFlags, WcOpcode, WcStatus};
 
 use crate::events::EventHub;
 use crate::ring::{ProducerRing, RingShape, RingShapeError, StateWords};

@@ -1,7 +1,7 @@
 //! Completion queues (conformance 38, 41, 45, 54, 60 to 62, 67 to 70, ring level).
 
 use proptest::prelude::*;
-use rdma_backend::Qpn;
+use pvrdma_verbs::Qpn;
 
 use super::*;
 use crate::InterruptSink;
@@ -68,7 +68,7 @@ fn word(entry: &[u8; CQE_SIZE], at: usize) -> u32 {
     u32::from_le_bytes(entry[at..at + 4].try_into().unwrap())
 }
 
-/// Conformance 61, 62: all 64 octets, over what was there before.
+/// Conformance 61, 62: all 64 bytes, over what was there before.
 #[test]
 fn layout() {
     let bed = Bed::new(4, false);

@@ -6,7 +6,7 @@ mod complete;
 mod recv;
 mod send;
 
-use rdma_backend::Sge;
+use pvrdma_verbs::Sge;
 use vm_memory::VolatileSlice;
 
 pub(crate) use complete::CqRing;
@@ -15,14 +15,14 @@ pub(crate) use send::{SendRing, SendRingParams};
 
 use crate::spec::wqe::{self, SGE_SIZE};
 
-/// Octets of an element that are copied at once; most elements are no longer.
+/// Bytes of an element that are copied at once; most elements are no longer.
 const HEAD: usize = 128;
 
-/// Octets of each further copy, for elements with many SGEs.
+/// Bytes of each further copy, for elements with many SGEs.
 const CHUNK: usize = 256;
 
 /// Takes `count` SGEs of an element: those at the end of `head`, which was copied already, and the rest from memory behind
-/// it. No octet is read twice.
+/// it. No byte is read twice.
 fn gather(element: &VolatileSlice<'_>, head: &[u8], head_len: usize, count: u32, sges: &mut Vec<Sge>) {
     let count = count as usize;
     let (copied, _) = head.as_chunks::<SGE_SIZE>();

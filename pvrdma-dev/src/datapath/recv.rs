@@ -1,7 +1,7 @@
 //! Receive queues, of one QP or shared (spec §8.2).
 
-use rdma_backend::memory::{DmaView, PageList};
-use rdma_backend::{QueueError, RecvSource, RecvWork};
+use pvrdma_guest_memory::{DmaView, PageList};
+use pvrdma_verbs::{QueueError, RecvSource, RecvWork};
 
 use super::{HEAD, gather};
 use crate::ring::{ConsumerRing, RingShape, RingShapeError, StateWords, recv_stride};

@@ -1,7 +1,7 @@
 //! Receive queues (conformance 38, 40, 45, ring level).
 
 use proptest::prelude::*;
-use rdma_backend::Sge;
+use pvrdma_verbs::Sge;
 
 use super::*;
 use crate::testing::bed::RingBed;
@@ -67,7 +67,7 @@ fn invalid_index() {
 }
 
 proptest! {
-    /// Random octets decode to something bounded.
+    /// Random bytes decode to something bounded.
     #[test]
     fn random_elements(bytes in proptest::collection::vec(any::<u8>(), 64), count in prop_oneof![0u32..5, any::<u32>()]) {
         let (bed, mut ring) = ring(3);

@@ -1,7 +1,7 @@
 //! Send queues: what the guest asks for (spec §8.3 to §8.7).
 
-use rdma_backend::memory::{DmaView, PageList};
-use rdma_backend::{
+use pvrdma_guest_memory::{DmaView, PageList};
+use pvrdma_verbs::{
     Access, FastRegister, Invalidate, QpType, QueueError, SendData, SendFlags, SendOp, SendSource, SendWork,
 };
 

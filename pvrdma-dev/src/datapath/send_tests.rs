@@ -1,8 +1,8 @@
 //! Decoding of send elements (conformance 46, 53 to 58, ring level).
 
 use proptest::prelude::*;
-use rdma_backend::memory::PAGE_SIZE;
-use rdma_backend::{Gid, MacAddr, RemoteAddress, Sge, UdDestination};
+use pvrdma_guest_memory::PAGE_SIZE;
+use pvrdma_verbs::{Gid, MacAddr, RemoteAddress, Sge, UdDestination};
 
 use super::*;
 use crate::spec::wqe::put;
@@ -182,7 +182,7 @@ fn memory_management() {
 #[test]
 fn datagrams() {
     let to = UdDestination {
-        qpn: rdma_backend::Qpn::new(0x1234),
+        qpn: pvrdma_verbs::Qpn::new(0x1234),
         qkey: 0x8000_0001,
         sgid_index: 2,
         dgid: Gid([9; 16]),
@@ -257,7 +257,7 @@ fn one_copy() {
 }
 
 proptest! {
-    /// Random octets decode to something bounded, on every kind of queue.
+    /// Random bytes decode to something bounded, on every kind of queue.
     #[test]
     fn random_elements(
         bytes in proptest::collection::vec(any::<u8>(), 128),

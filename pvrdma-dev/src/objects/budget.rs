@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rdma_backend::memory::PageList;
+use pvrdma_guest_memory::PageList;
 
 use crate::error::CmdError;
 

@@ -13,7 +13,7 @@ mod table;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use rdma_backend::Hca;
+use pvrdma_verbs::Hca;
 
 use crate::config::Limits;
 use crate::error::CmdError;

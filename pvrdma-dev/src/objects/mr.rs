@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_backend::Hca;
+use pvrdma_verbs::Hca;
 
 use super::{Charge, Pd};
 

@@ -1,6 +1,6 @@
 //! A protection domain.
 
-use rdma_backend::Hca;
+use pvrdma_verbs::Hca;
 
 /// A protection domain and whose it is.
 pub(crate) struct Pd<H: Hca> {

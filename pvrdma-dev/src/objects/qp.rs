@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
-use rdma_backend::{Hca, QpCaps};
+use pvrdma_verbs::{Hca, QpCaps};
 
 use super::{Charge, Cq, Pd, Srq};
 

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use rdma_backend::{Hca, MemoryRegion, QpAttrMask, QpAttrs, QpState, QueuePair, SharedReceiveQueue};
+use pvrdma_verbs::{Hca, MemoryRegion, QpAttrMask, QpAttrs, QpState, QueuePair, SharedReceiveQueue};
 
 use super::{Cq, Qp};
 use crate::adapter::Adapter;

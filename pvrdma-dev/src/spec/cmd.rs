@@ -8,9 +8,9 @@ use std::fmt;
 pub(crate) use super::attr::*;
 use super::layout::wire_struct;
 
-/// Octets the driver copies to the command slot.
+/// Bytes the driver copies to the command slot.
 pub(crate) const REQUEST_SIZE: usize = 184;
-/// Octets the driver copies from the response slot.
+/// Bytes the driver copies from the response slot.
 pub(crate) const RESPONSE_SIZE: usize = 176;
 /// Added to a command id to acknowledge it.
 pub(crate) const ACK: u32 = 0x8000_0000;

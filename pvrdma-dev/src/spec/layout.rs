@@ -1,16 +1,16 @@
 //! Structures in guest memory as plain values: fields at fixed offsets, little-endian, copied in and out.
 //!
-//! A structure that is read is a copy and cannot change any more; octets that no field covers are never looked at.
+//! A structure that is read is a copy and cannot change any more; bytes that no field covers are never looked at.
 
 /// A value with a fixed representation in guest memory.
 pub(crate) trait Wire: Sized {
-    /// Octets it takes.
+    /// Bytes it takes.
     const SIZE: usize;
 
-    /// Decodes the first [`Self::SIZE`] octets. Octets that are missing count as zero.
+    /// Decodes the first [`Self::SIZE`] bytes. Bytes that are missing count as zero.
     fn get(bytes: &[u8]) -> Self;
 
-    /// Encodes into the first [`Self::SIZE`] octets. Fields that do not fit are left out.
+    /// Encodes into the first [`Self::SIZE`] bytes. Fields that do not fit are left out.
     fn put(&self, bytes: &mut [u8]);
 
     /// Names, offsets and sizes of the parts, for the comparison with the interface's own table.
@@ -143,7 +143,7 @@ pub(crate) mod tests {
         for (name, offset, size) in leaves {
             assert_eq!(table.fields.get(&name), Some(&(offset as u64, size as u64)), "{name}");
         }
-        // What is encoded is decoded again, whatever the octets are.
+        // What is encoded is decoded again, whatever the bytes are.
         let bytes: Vec<u8> = (0..T::SIZE).map(|i| u8::try_from(i % 251).unwrap().wrapping_add(3)).collect();
         let mut again = vec![0; T::SIZE];
         T::get(&bytes).put(&mut again);

@@ -32,9 +32,9 @@ pub(crate) mod offset {
     pub(crate) const ICR: u64 = 0x18;
     /// Interrupt mask.
     pub(crate) const IMR: u64 = 0x1c;
-    /// Ethernet address, first four octets.
+    /// Ethernet address, first four bytes.
     pub(crate) const MAC_LOW: u64 = 0x20;
-    /// Ethernet address, last two octets.
+    /// Ethernet address, last two bytes.
     pub(crate) const MAC_HIGH: u64 = 0x24;
 }
 

@@ -6,7 +6,7 @@ pub(crate) const TABLE_ENTRIES: u32 = 512;
 /// Most pages a directory can name (spec §5.1).
 pub(crate) const MAX_PAGES: u32 = 262_144;
 
-/// Octets of the ring-state page in front of the elements (spec §6.2).
+/// Bytes of the ring-state page in front of the elements (spec §6.2).
 pub(crate) const STATE_PAGE: u64 = 4096;
 
 /// Offset in the ring-state page of the producer index of a send queue: `tx.prod_tail` (spec §6.2).
@@ -21,10 +21,10 @@ pub(crate) const RX_PROD_TAIL: u64 = 8;
 /// `rx.cons_head` (spec §6.2).
 pub(crate) const RX_CONS_HEAD: u64 = 12;
 
-/// Octets of an asynchronous event entry, `pvrdma_eqe` (spec §10).
+/// Bytes of an asynchronous event entry, `pvrdma_eqe` (spec §10).
 pub(crate) const EQE_SIZE: usize = 8;
 
-/// Octets of a CQ notification, `pvrdma_cqne` (spec §9.5).
+/// Bytes of a CQ notification, `pvrdma_cqne` (spec §9.5).
 pub(crate) const CQNE_SIZE: usize = 4;
 
 /// Kinds of asynchronous events (spec §10).

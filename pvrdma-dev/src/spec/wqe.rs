@@ -3,18 +3,18 @@
 //! Elements are parsed from byte arrays that were copied out of guest memory once. Accessors take what one opcode means
 //! and nothing else: the library leaves the fields of other opcodes as an earlier element had them (spec §13 B21).
 
-use rdma_backend::{Gid, MacAddr, Qpn, RemoteAddress, Sge, UdDestination};
+use pvrdma_verbs::{Gid, MacAddr, Qpn, RemoteAddress, Sge, UdDestination};
 
-/// Octets of a scatter/gather entry, `pvrdma_sge` (spec §8.1).
+/// Bytes of a scatter/gather entry, `pvrdma_sge` (spec §8.1).
 pub(crate) const SGE_SIZE: usize = 16;
 
-/// Octets in front of the SGEs of a receive element, `pvrdma_rq_wqe_hdr` (spec §8.2).
+/// Bytes in front of the SGEs of a receive element, `pvrdma_rq_wqe_hdr` (spec §8.2).
 pub(crate) const RQ_HEADER: usize = 16;
 
-/// Octets in front of the SGEs of a send element, `pvrdma_sq_wqe_hdr` (spec §8.3).
+/// Bytes in front of the SGEs of a send element, `pvrdma_sq_wqe_hdr` (spec §8.3).
 pub(crate) const SQ_HEADER: usize = 80;
 
-/// Octets of a completion, `pvrdma_cqe` (spec §9.1).
+/// Bytes of a completion, `pvrdma_cqe` (spec §9.1).
 pub(crate) const CQE_SIZE: usize = 64;
 
 /// Most pages of a fast registration (spec §5.2).
@@ -37,7 +37,7 @@ pub(crate) mod opcode {
     pub(crate) const FAST_REG_MR: u32 = 11;
 }
 
-/// Send flags that mean something (spec §8.5). The bits are those of [`rdma_backend::SendFlags`].
+/// Send flags that mean something (spec §8.5). The bits are those of [`pvrdma_verbs::SendFlags`].
 pub(crate) const SEND_FLAGS: u32 = 0x7;
 
 /// Completion opcodes (spec §9.2).
@@ -78,7 +78,7 @@ pub(crate) mod cqe {
     pub(crate) const NETWORK_HDR_TYPE: usize = 57;
 }
 
-/// Copies `N` octets at offset `AT`; that they are inside is checked when this is compiled.
+/// Copies `N` bytes at offset `AT`; that they are inside is checked when this is compiled.
 #[inline]
 fn take<const AT: usize, const N: usize, const L: usize>(bytes: &[u8; L]) -> [u8; N] {
     const { assert!(AT + N <= L) };
@@ -87,7 +87,7 @@ fn take<const AT: usize, const N: usize, const L: usize>(bytes: &[u8; L]) -> [u8
     out
 }
 
-/// Sets octets from offset `AT` on, likewise.
+/// Sets bytes from offset `AT` on, likewise.
 #[inline]
 pub(crate) fn put<const AT: usize, const N: usize, const L: usize>(bytes: &mut [u8; L], value: [u8; N]) {
     const { assert!(AT + N <= L) };
@@ -167,7 +167,7 @@ impl SendHeader<'_> {
         u32_at::<20, _>(self.0)
     }
 
-    /// `ex.imm_data`: octets to pass on unchanged.
+    /// `ex.imm_data`: bytes to pass on unchanged.
     pub(crate) fn imm_data(self) -> [u8; 4] {
         take::<24, 4, _>(self.0)
     }
@@ -239,7 +239,7 @@ impl SendHeader<'_> {
 mod tests {
     use super::*;
 
-    /// Every accessor reads the octets that the layout gives it: each octet of the header holds its own offset.
+    /// Every accessor reads the bytes that the layout gives it: each byte of the header holds its own offset.
     #[test]
     fn send_header_offsets() {
         let bytes: [u8; SQ_HEADER] = std::array::from_fn(|i| u8::try_from(i).unwrap());

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_backend::memory::{PAGE_SIZE, PageList, PageListBuilder};
+use pvrdma_guest_memory::{PAGE_SIZE, PageList, PageListBuilder};
 
 use super::{GuestMemory, Placement};
 use crate::intr::Interrupts;
@@ -37,7 +37,7 @@ impl RingBed {
         self.pages[0]
     }
 
-    /// Address of the element that `index` names in a ring of `entries` elements of `stride` octets.
+    /// Address of the element that `index` names in a ring of `entries` elements of `stride` bytes.
     pub(crate) fn slot(&self, index: u32, entries: u32, stride: u32) -> u64 {
         let offset = u64::from(index % entries) * u64::from(stride);
         self.pages[1 + usize::try_from(offset / PAGE_SIZE).unwrap()] + offset % PAGE_SIZE

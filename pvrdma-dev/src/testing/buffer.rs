@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use rdma_backend::Sge;
+use pvrdma_verbs::Sge;
 
 use super::{GuestMemory, Mr};
 
@@ -11,7 +11,7 @@ use super::{GuestMemory, Mr};
 pub struct Buffer {
     memory: Arc<GuestMemory>,
     pages: Vec<u64>,
-    /// Virtual address of the first octet.
+    /// Virtual address of the first byte.
     va: u64,
     len: usize,
 }
@@ -21,17 +21,17 @@ impl Buffer {
         Self { memory, pages, va, len }
     }
 
-    /// Virtual address of the first octet: what keys of user memory regions go by.
+    /// Virtual address of the first byte: what keys of user memory regions go by.
     pub const fn va(&self) -> u64 {
         self.va
     }
 
-    /// Octets.
+    /// Bytes.
     pub const fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether it has no octets.
+    /// Whether it has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -41,7 +41,7 @@ impl Buffer {
         &self.pages
     }
 
-    /// Bus address of an octet: what the kernel's DMA key goes by.
+    /// Bus address of an byte: what the kernel's DMA key goes by.
     pub fn bus(&self, offset: usize) -> u64 {
         let at = (self.va % 4096) as usize + offset;
         self.pages[at / 4096] + (at % 4096) as u64
@@ -85,17 +85,17 @@ impl Buffer {
         data
     }
 
-    /// Sets every octet.
+    /// Sets every byte.
     pub fn fill(&self, value: u8) {
         self.write(0, &vec![value; self.len]);
     }
 
-    /// Fills it with octets that differ from place to place and from seed to seed.
+    /// Fills it with bytes that differ from place to place and from seed to seed.
     pub fn fill_pattern(&self, seed: u64) {
         self.write(0, &Self::pattern(seed, self.len));
     }
 
-    /// The octets of [`Self::fill_pattern`].
+    /// The bytes of [`Self::fill_pattern`].
     pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
         let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut out = Vec::with_capacity(len + 8);

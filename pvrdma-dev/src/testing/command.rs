@@ -2,10 +2,10 @@
 
 use thiserror::Error;
 
-/// Octets the driver copies to the request slot, whatever the command.
+/// Bytes the driver copies to the request slot, whatever the command.
 pub const REQUEST_SIZE: usize = 184;
 
-/// Octets the driver copies from the response slot.
+/// Bytes the driver copies from the response slot.
 pub const RESPONSE_SIZE: usize = 176;
 
 /// Commands (spec §4.1).
@@ -34,7 +34,7 @@ pub mod command_id {
     pub const DESTROY_SRQ: u32 = 20;
 }
 
-/// Octets of each request structure, and whether the driver waits for a response.
+/// Bytes of each request structure, and whether the driver waits for a response.
 const SHAPES: [(usize, bool); 21] = [
     (24, true),
     (24, true),
@@ -70,10 +70,10 @@ pub enum CommandError {
     WrongAck {
         /// What was found.
         ack: u32,
-        /// The error octet.
+        /// The error byte.
         err: u8,
     },
-    /// E3: the error octet, which the driver looks at for MODIFY_QP only.
+    /// E3: the error byte, which the driver looks at for MODIFY_QP only.
     #[error("answered with err {0}")]
     Failed(u8),
     /// E4: no interrupt.
@@ -98,7 +98,7 @@ impl Request {
         Self { bytes, id }
     }
 
-    /// A request with these octets.
+    /// A request with these bytes.
     pub fn raw(bytes: [u8; REQUEST_SIZE]) -> Self {
         let id = u32::from_le_bytes(bytes[8..12].try_into().unwrap());
         Self { bytes, id }
@@ -114,12 +114,12 @@ impl Request {
         SHAPES.get(self.id as usize).is_some_and(|(_, waited)| *waited)
     }
 
-    /// The octets.
+    /// The bytes.
     pub const fn bytes(&self) -> &[u8; REQUEST_SIZE] {
         &self.bytes
     }
 
-    /// Sets octets.
+    /// Sets bytes.
     #[must_use]
     pub fn set(mut self, at: usize, value: &[u8]) -> Self {
         self.bytes[at..at + value.len()].copy_from_slice(value);
@@ -162,7 +162,7 @@ impl Request {
 pub struct Response(pub [u8; RESPONSE_SIZE]);
 
 impl Response {
-    /// Octets at an offset.
+    /// Bytes at an offset.
     pub fn bytes<const N: usize>(&self, at: usize) -> [u8; N] {
         self.0[at..at + N].try_into().unwrap()
     }
@@ -187,7 +187,7 @@ impl Response {
         u64::from_le_bytes(self.bytes(at))
     }
 
-    /// Judges the header as the driver does, and the error octet too: the driver would take what comes with it for good.
+    /// Judges the header as the driver does, and the error byte too: the driver would take what comes with it for good.
     pub(super) fn check(self, request: &Request) -> Result<Self, CommandError> {
         let (ack, err) = (self.u32(8), self.u8(12));
         if ack != 0x8000_0000 | request.id {

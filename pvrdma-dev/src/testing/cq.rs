@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::command::{CommandError, Request, command_id};
 use super::{Context, Directory, Driver, DriverRing, Placement, wait_for};
 
-/// Octets of an entry.
+/// Bytes of an entry.
 const CQE: u64 = 64;
 
 const UAR_CQ: u64 = 4;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
-use rdma_backend::Gid;
+use pvrdma_verbs::Gid;
 
 use super::command::{CommandError, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, command_id};
 use super::probe::ProbeOptions;
 use super::{Buffer, Directory, DriverRing, GuestMemory, Irqs, PciAccess, Placement, register, wait_for};
 
-/// Octets of the device shared region.
+/// Bytes of the device shared region.
 const DSR_SIZE: usize = 280;
 
 /// An entry of the asynchronous event ring.
@@ -171,7 +171,7 @@ impl Driver {
         self.pci().register(register::ERR)
     }
 
-    /// QUERY_PORT: the 48 octets of `pvrdma_port_attr` (spec §12.1).
+    /// QUERY_PORT: the 48 bytes of `pvrdma_port_attr` (spec §12.1).
     ///
     /// # Errors
     /// The command failed.
@@ -204,7 +204,7 @@ impl Driver {
         self.execute(&Request::new(command_id::DESTROY_BIND).u32(16, index).set(20, &gid.0)).map(drop)
     }
 
-    /// Allocates a buffer that starts `offset` octets into its first page.
+    /// Allocates a buffer that starts `offset` bytes into its first page.
     pub fn buffer(&self, len: usize, offset: usize, placement: Placement) -> Buffer {
         let count = (offset % 4096 + len).div_ceil(4096).max(1);
         let pages = self.0.memory.alloc(count, placement);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use parking_lot::Mutex;
-use rdma_backend::memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PinPolicy};
+use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PinPolicy};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset, VolatileMemory, VolatileSlice};
 
@@ -80,17 +80,17 @@ fn anonymous(octets: usize) -> MmapRegion {
 }
 
 impl GuestMemory {
-    /// Memory of `octets` (rounded up to pages) that is not locked.
+    /// Memory of `bytes` (rounded up to pages) that is not locked.
     pub fn new(octets: usize) -> Arc<Self> {
         Self::with_policy(octets, PinPolicy::Off)
     }
 
-    /// Memory of `octets`, mapped into its space under `policy`.
+    /// Memory of `bytes`, mapped into its space under `policy`.
     pub fn with_policy(octets: usize, policy: PinPolicy) -> Arc<Self> {
         Self::build(anonymous(octets), 1, policy)
     }
 
-    /// Memory of `octets` in `parts` of the same size that can be unplugged, see [`Self::unplug`].
+    /// Memory of `bytes` in `parts` of the same size that can be unplugged, see [`Self::unplug`].
     pub fn in_parts(octets: usize, parts: usize) -> Arc<Self> {
         Self::build(anonymous(octets.next_multiple_of(parts * PAGE_SIZE as usize)), parts, PinPolicy::Off)
     }
@@ -101,10 +101,10 @@ impl GuestMemory {
         Self::build(MmapRegion::from_file(FileOffset::new(file, 0), octets).unwrap(), 1, PinPolicy::Off)
     }
 
-    /// Memory of `octets` that can be mapped a second time, as that of a VMM can: adapters of the host need that.
+    /// Memory of `bytes` that can be mapped a second time, as that of a VMM can: adapters of the host need that.
     pub fn shared(octets: usize) -> Arc<Self> {
         let octets = octets.next_multiple_of(PAGE_SIZE as usize);
-        Self::with_region(rdma_backend::testing::shared_memory(octets), 1, PinPolicy::Off)
+        Self::with_region(pvrdma_verbs::testing::shared_memory(octets), 1, PinPolicy::Off)
     }
 
     fn build(region: MmapRegion, parts: usize, policy: PinPolicy) -> Arc<Self> {
@@ -121,7 +121,7 @@ impl GuestMemory {
         memory
     }
 
-    /// Bus address and octets of a part.
+    /// Bus address and bytes of a part.
     pub fn part(&self, part: usize) -> (u64, u64) {
         assert!(part < self.parts);
         let len = self.region.size() / self.parts;
@@ -146,7 +146,7 @@ impl GuestMemory {
         &self.space
     }
 
-    /// Bus address behind the last octet.
+    /// Bus address behind the last byte.
     pub fn end(&self) -> u64 {
         MEMORY_BASE + self.region.size() as u64
     }

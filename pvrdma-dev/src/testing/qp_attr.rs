@@ -1,6 +1,6 @@
-//! Attributes of queue pairs, as octets of `pvrdma_qp_attr` (spec §11).
+//! Attributes of queue pairs, as bytes of `pvrdma_qp_attr` (spec §11).
 
-use rdma_backend::Gid;
+use pvrdma_verbs::Gid;
 
 /// QP states (spec §11.1).
 #[expect(missing_docs, reason = "the names of the specification")]
@@ -66,7 +66,7 @@ impl QpAttr {
         Self::new().state(state)
     }
 
-    /// Sets octets and mask bits.
+    /// Sets bytes and mask bits.
     #[must_use]
     pub fn set(mut self, at: usize, value: &[u8], mask: u32) -> Self {
         self.bytes[at..at + value.len()].copy_from_slice(value);

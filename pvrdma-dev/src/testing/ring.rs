@@ -34,7 +34,7 @@ impl DriverRing {
         self.nominal
     }
 
-    /// Octets per element.
+    /// Bytes per element.
     pub const fn stride(&self) -> u64 {
         self.stride
     }

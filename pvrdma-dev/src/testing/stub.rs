@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use rdma_backend::{
+use pvrdma_verbs::{
     AsyncEvent, Backend, Completion, CompletionQueue, CompletionSink, Counter, CqOverrun, DeviceContext, Gid, GidType,
     Hca, HcaLimits, MemoryRegion, MrRequest, Mtu, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpState, Qpn,
     QueueError, QueuePair, RecvSource, RecvWork, SendSource, SendWork, SharedReceiveQueue, SrqInit, VerbsError,

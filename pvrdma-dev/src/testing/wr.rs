@@ -1,7 +1,7 @@
 //! Work requests as the drivers write them (spec §8).
 
-use rdma_backend::Gid;
-pub use rdma_backend::Sge;
+use pvrdma_verbs::Gid;
+pub use pvrdma_verbs::Sge;
 
 /// Send opcodes (spec §8.4).
 #[expect(missing_docs, reason = "the names of the specification")]
@@ -60,7 +60,7 @@ pub struct SendWr {
     pub sges: Vec<Sge>,
     /// `ex`: immediate data or key; stale if not set.
     pub ex: Option<[u8; 4]>,
-    /// Octets from 32 on; those not set are stale.
+    /// Bytes from 32 on; those not set are stale.
     pub body: Vec<u8>,
 }
 
@@ -193,7 +193,7 @@ impl SendWr {
         self
     }
 
-    /// The octets of the element. The kernel zeroes the header before it fills it, the library leaves what an earlier element
+    /// The bytes of the element. The kernel zeroes the header before it fills it, the library leaves what an earlier element
     /// had there (spec §13 B21).
     pub fn encode(&self, user: bool) -> Vec<u8> {
         let mut out = vec![if user { 0xee } else { 0 }; 80];
@@ -227,7 +227,7 @@ impl RecvWr {
         Self { wr_id, num_sge: None, sges: sges.to_vec() }
     }
 
-    /// The octets of the element, `total_len` stale.
+    /// The bytes of the element, `total_len` stale.
     pub fn encode(&self) -> Vec<u8> {
         let mut out = self.wr_id.to_le_bytes().to_vec();
         out.extend(self.num_sge.unwrap_or(self.sges.len() as u32).to_le_bytes());

@@ -3,10 +3,10 @@
 
 use std::sync::Arc;
 
-use backend_rxe::{Rxe, RxeConfig};
 use pvrdma_dev::testing::{Context, Cq, Driver, GuestMemory, Irqs, Path, Pd, Qp, QpInit, StubBackend, StubDevice};
 use pvrdma_dev::{DeviceConfig, PciFunction, PvrdmaDevice};
-use rdma_backend::{Backend, Gid, GidType, MacAddr};
+use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_verbs::{Backend, Gid, GidType, MacAddr};
 
 /// An IPv4-mapped GID.
 pub fn gid(host: u8) -> Gid {

@@ -17,16 +17,16 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
 use pvrdma_dev::{Bar, InterruptSink, PciFunction};
+use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header, MessageKind};
 use pvrdmad::vfio_user::request::Request;
 use pvrdmad::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE};
-use rdma_backend::memory::{DmaSpace, PinPolicy};
 use rustix::event::EventfdFlags;
 use rustix::fs::MemfdFlags;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 
-/// Octets that a socket takes without a reader. Linux counts more than the payload.
+/// Bytes that a socket takes without a reader. Linux counts more than the payload.
 const SOCKET_BUFFER: usize = 200 << 10;
 
 /// Most messages of one input.
@@ -42,7 +42,7 @@ struct Message {
     /// In place of the right one.
     size: Option<u32>,
     body: Body,
-    /// Octets that are changed.
+    /// Bytes that are changed.
     changes: Vec<(u8, u8)>,
     descriptors: u8,
 }
@@ -144,7 +144,7 @@ impl Message {
     }
 }
 
-/// As many messages as the input has octets for.
+/// As many messages as the input has bytes for.
 #[derive(Debug)]
 struct Messages(Vec<Message>);
 
@@ -207,7 +207,7 @@ impl PciFunction for Function {
     }
 }
 
-/// Sends octets with descriptors. `false`: the socket is full.
+/// Sends bytes with descriptors. `false`: the socket is full.
 fn send(stream: &UnixStream, octets: &[u8], descriptors: &[BorrowedFd<'_>]) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
     let mut control = SendAncillaryBuffer::new(&mut space);

@@ -21,7 +21,7 @@ use crate::control;
 const MAX_BLOCK: usize = 1 << 20;
 /// Block type of a frame.
 const ENHANCED_PACKET: u32 = 6;
-/// Octets of a block's type and length, and of the length again at its end.
+/// Bytes of a block's type and length, and of the length again at its end.
 const BLOCK_HEADER: usize = 8;
 const BLOCK_FRAME: usize = 12;
 
@@ -119,7 +119,7 @@ fn read_block(input: &mut impl BufRead, block: &mut Vec<u8>) -> Result<bool> {
     read_all(input, block.get_mut(BLOCK_HEADER..).unwrap_or_default())
 }
 
-/// Fills `octets`. `false`: the stream ended before.
+/// Fills `bytes`. `false`: the stream ended before.
 fn read_all(input: &mut impl Read, octets: &mut [u8]) -> Result<bool> {
     match input.read_exact(octets) {
         Ok(()) => Ok(true),

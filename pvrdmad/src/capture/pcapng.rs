@@ -4,13 +4,13 @@ use std::borrow::Cow;
 use std::io::{self, Write};
 use std::time::SystemTime;
 
-use backend_rxe::capture::{Batch, Capture, Direction, Interface};
 use pcap_file::pcapng::PcapNgWriter;
 use pcap_file::pcapng::blocks::enhanced_packet::{EnhancedPacketBlock, EnhancedPacketOption};
 use pcap_file::pcapng::blocks::interface_description::{InterfaceDescriptionBlock, InterfaceDescriptionOption};
 use pcap_file::pcapng::blocks::interface_statistics::{InterfaceStatisticsBlock, InterfaceStatisticsOption};
 use pcap_file::pcapng::blocks::section_header::{SectionHeaderBlock, SectionHeaderOption};
 use pcap_file::{DataLink, Endianness, PcapError};
+use pvrdma_rxe::capture::{Batch, Capture, Direction, Interface};
 
 /// Interfaces in the order of their numbers in the file.
 const INTERFACES: [Interface; 2] = [Interface::Uplink, Interface::Local];

@@ -8,18 +8,18 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use backend_rxe::capture::{Batch, Capture, CaptureConfig};
-use backend_rxe::link::MAX_LINK_FRAME;
 use log::{debug, error, info};
+use pvrdma_ether_link::MAX_LINK_FRAME;
+use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use super::pcapng::File;
 
-/// Octets that wait for a slow reader; beyond, frames are dropped and counted.
+/// Bytes that wait for a slow reader; beyond, frames are dropped and counted.
 const BUFFER: usize = 8 << 20;
 
-/// Octets that are written at a time.
+/// Bytes that are written at a time.
 const CHUNK: usize = 64 << 10;
 
 /// How often a thread whose reader stands still looks whether it should end.

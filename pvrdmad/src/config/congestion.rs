@@ -3,14 +3,14 @@
 use std::ops::RangeInclusive;
 use std::time::Duration;
 
-use backend_rxe::Congestion;
+use pvrdma_rxe::Congestion;
 use serde::Deserialize;
 
 /// Microseconds that mean something.
 const INTERVALS: RangeInclusive<u32> = 1..=1_000_000;
 /// Megabits per second that mean something.
 const RATES: RangeInclusive<u32> = 1..=1_000_000;
-/// Octets per second of a megabit per second.
+/// Bytes per second of a megabit per second.
 const MEGABIT: u64 = 125_000;
 
 /// What is not given keeps its default, see [`Congestion`].
@@ -35,13 +35,13 @@ pub struct CongestionSpec {
     pub alpha_weight: Option<u32>,
     /// Time without a cut after which the rate grows.
     pub increase_interval_us: Option<u32>,
-    /// Octets after which it grows, too.
+    /// Bytes after which it grows, too.
     pub increase_bytes: Option<u64>,
     /// Growths of each kind that go half the way back.
     pub recovery_steps: Option<u32>,
     /// Growth of the aim after that.
     pub additive_increase_mbps: Option<u32>,
-    /// The same when time and octets agree.
+    /// The same when time and bytes agree.
     pub hyper_increase_mbps: Option<u32>,
 }
 

@@ -1,6 +1,6 @@
 //! What a device may do on its network, in the words of the configuration.
 
-use backend_rxe::{Congestion, PortRules};
+use pvrdma_rxe::{Congestion, PortRules};
 use serde::Deserialize;
 
 use super::DeviceSpec;

@@ -1,4 +1,4 @@
-use backend_rxe::PortRules;
+use pvrdma_rxe::PortRules;
 
 use super::*;
 

@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
-use backend_rxe::link::InterfaceName;
-use backend_rxe::link::vxlan::{Vni, VxlanConfig};
+use pvrdma_ether_link::InterfaceName;
+use pvrdma_ether_link::vxlan::{Vni, VxlanConfig};
 use serde::{Deserialize, Deserializer};
 
 use super::tunnel::TunnelAddress;

@@ -3,7 +3,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
-use backend_rxe::link::vxlan::{VXLAN_PORT, Vni, VxlanConfig, VxlanError};
+use pvrdma_ether_link::vxlan::{VXLAN_PORT, Vni, VxlanConfig, VxlanError};
 use serde::{Deserialize, Deserializer};
 
 /// `ADDRESS` or `ADDRESS:PORT`, where the port of VXLAN is the default; an IPv6 address with a port stands in brackets.

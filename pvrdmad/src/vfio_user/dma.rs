@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use log::{debug, warn};
-use rdma_backend::memory::{Backing, DmaRange, DmaSpace, MapError, PinPolicy};
+use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MapError, PinPolicy};
 use rustix::fs::FileType;
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_DMA_UNMAP_FLAG_ALL};
@@ -100,7 +100,7 @@ impl DmaMaps {
         }
     }
 
-    /// Removes ranges. When this returns, nothing accesses that memory any more. Returns how many octets that were.
+    /// Removes ranges. When this returns, nothing accesses that memory any more. Returns how many bytes that were.
     ///
     /// # Errors
     /// There is no such range; nothing has changed then.

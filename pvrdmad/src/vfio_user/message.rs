@@ -6,7 +6,7 @@ use std::fmt;
 
 use rustix::io::Errno;
 
-/// Octets of a message header.
+/// Bytes of a message header.
 pub const HEADER_SIZE: usize = 16;
 
 /// The same as it is written in headers.
@@ -18,7 +18,7 @@ pub const MAX_DATA_XFER_SIZE: u32 = 1 << 20;
 /// Most file descriptors with one message, as we advertise it.
 pub const MAX_MSG_FDS: usize = 16;
 
-/// Largest message other than a region write. The largest one seen in practice has 4,824 octets.
+/// Largest message other than a region write. The largest one seen in practice has 4,824 bytes.
 const MAX_MESSAGE_SIZE: u32 = 64 << 10;
 
 /// Fixed part of a region access after the header.
@@ -113,7 +113,7 @@ pub struct Header {
     pub id: u16,
     /// What is asked for.
     pub command: Command,
-    /// Octets of the message, this header included.
+    /// Bytes of the message, this header included.
     pub size: u32,
     /// Type, [`Self::NO_REPLY`], [`Self::ERROR`].
     pub flags: u32,
@@ -161,7 +161,7 @@ impl Header {
         }
     }
 
-    /// Octets that follow the header.
+    /// Bytes that follow the header.
     ///
     /// # Errors
     /// The size is less than a header or more than we read: where the next message begins is unknown then.

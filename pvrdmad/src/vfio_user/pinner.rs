@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use log::error;
-use rdma_backend::memory::DmaSpace;
+use pvrdma_guest_memory::DmaSpace;
 
 /// A thread that locks what was mapped, and sleeps when there is nothing to lock.
 #[derive(Debug)]

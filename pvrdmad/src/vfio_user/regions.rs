@@ -64,7 +64,7 @@ impl Shape {
         }
     }
 
-    /// How many octets of an access lie inside the region; the rest reads as zero and ignores writes.
+    /// How many bytes of an access lie inside the region; the rest reads as zero and ignores writes.
     pub(crate) fn inside(&self, region: Region, access: &RegionAccess) -> usize {
         let room = self.region_size(region).saturating_sub(access.offset);
         usize::try_from(room.min(u64::from(access.count))).unwrap_or(0)

@@ -36,7 +36,7 @@ pub struct DmaMap {
     pub offset: u64,
     /// First bus address.
     pub address: u64,
-    /// Octets.
+    /// Bytes.
     pub size: u64,
 }
 
@@ -47,7 +47,7 @@ pub struct DmaUnmap {
     pub flags: u32,
     /// First bus address.
     pub address: u64,
-    /// Octets.
+    /// Bytes.
     pub size: u64,
 }
 
@@ -62,18 +62,18 @@ pub struct SetIrqs<'a> {
     pub start: u32,
     /// How many.
     pub count: u32,
-    /// One octet for each with `VFIO_IRQ_SET_DATA_BOOL`.
+    /// One byte for each with `VFIO_IRQ_SET_DATA_BOOL`.
     pub data: &'a [u8],
 }
 
 /// Which part of which region.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct RegionAccess {
-    /// Octet in the region.
+    /// Byte in the region.
     pub offset: u64,
     /// Which region.
     pub region: u32,
-    /// Octets.
+    /// Bytes.
     pub count: u32,
 }
 

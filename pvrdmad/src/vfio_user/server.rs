@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use log::{error, warn};
 use pvrdma_dev::PciFunction;
-use rdma_backend::memory::DmaSpace;
+use pvrdma_guest_memory::DmaSpace;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 

@@ -21,9 +21,9 @@ use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
 use pvrdma_dev::{Bar, InterruptSink, PciFunction};
+use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
 use pvrdmad::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
-use rdma_backend::memory::{DmaSpace, PinPolicy};
 use rustix::fs::MemfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tempfile::TempDir;

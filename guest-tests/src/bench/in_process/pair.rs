@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use anyhow::{Context as _, Result};
-use backend_rxe::{Rxe, RxeConfig};
 use pvrdma_dev::testing::{
     Buffer, Context, Cq, Driver, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, access,
 };
 use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
-use rdma_backend::{Gid, MacAddr};
+use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_verbs::{Gid, MacAddr};
 
 /// Requests per queue.
 pub(super) const DEPTH: u32 = 256;
@@ -67,7 +67,7 @@ impl Side {
     }
 }
 
-/// Two connected sides, each with a registered buffer of `octets`.
+/// Two connected sides, each with a registered buffer of `bytes`.
 pub(super) fn connected(octets: usize) -> Result<[Side; 2]> {
     connected_with_spare(octets, 64 << 20)
 }

@@ -12,7 +12,7 @@ use crate::bench::Figure;
 /// Working set of the bandwidth measurements: well beyond the caches.
 const WORKING_SET: usize = 64 << 20;
 
-/// Octets that a round of a bandwidth measurement moves.
+/// Bytes that a round of a bandwidth measurement moves.
 const ROUND: usize = 512 << 20;
 
 /// Requests of a round of a rate measurement.

@@ -24,7 +24,7 @@ pub(super) struct Stream {
     pub(super) gigabits: f64,
     /// Processor seconds of both sides.
     pub(super) processor: f64,
-    /// Octets that arrived.
+    /// Bytes that arrived.
     pub(super) octets: f64,
 }
 
@@ -60,7 +60,7 @@ pub(crate) struct UdpOptions {
     /// 0 sends, 1 receives.
     #[arg(long)]
     side: usize,
-    /// Octets of a datagram.
+    /// Bytes of a datagram.
     #[arg(long)]
     size: usize,
     /// How long to send.
@@ -68,7 +68,7 @@ pub(crate) struct UdpOptions {
     seconds: f64,
 }
 
-/// Datagrams of `size` octets, in batches and without any protocol. Gives how many arrived in a second.
+/// Datagrams of `size` bytes, in batches and without any protocol. Gives how many arrived in a second.
 pub(super) fn datagrams(network: &Network, size: usize, seconds: f64) -> Result<f64> {
     let command = |side: usize| {
         let words =

@@ -138,7 +138,7 @@ impl<'a> RxePair<'a> {
         written
     }
 
-    /// Octets that have arrived at the far end.
+    /// Bytes that have arrived at the far end.
     fn crossed(&self) -> Result<u64> {
         let text = self.vm.run("cat /sys/class/net/rxe-b/statistics/rx_bytes")?;
         text.trim().parse().with_context(|| format!("no number of octets: {text}"))

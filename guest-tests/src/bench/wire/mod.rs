@@ -22,7 +22,7 @@ use peer::Outcome;
 
 /// How long a round of one side takes.
 const SECONDS: f64 = 2.0;
-/// Octets that a SEND packet has beside its payload: BTH and ICRC.
+/// Bytes that a SEND packet has beside its payload: BTH and ICRC.
 const PACKET_OVERHEAD: usize = 16;
 
 /// Large writes on one connection.

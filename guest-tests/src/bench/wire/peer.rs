@@ -8,17 +8,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
-use backend_rxe::link::Link;
-use backend_rxe::link::af_packet::AfPacketLink;
-use backend_rxe::link::fault::{FaultLink, Faults};
-use backend_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use clap::Args;
 use pvrdma_dev::testing::{
     Buffer, Context, Cq, Driver, Encoded, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr,
     access,
 };
 use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
-use rdma_backend::{Gid, MacAddr};
+use pvrdma_ether_link::Link;
+use pvrdma_ether_link::af_packet::AfPacketLink;
+use pvrdma_ether_link::fault::{FaultLink, Faults};
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_verbs::{Gid, MacAddr};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -33,7 +33,7 @@ pub(crate) struct PeerOptions {
     /// 0 or 1; 0 sends.
     #[arg(long)]
     pub(crate) side: u8,
-    /// Octets of a message.
+    /// Bytes of a message.
     #[arg(long)]
     pub(crate) size: usize,
     /// Messages under way on each QP.

@@ -4,9 +4,9 @@
 use std::net::Ipv4Addr;
 
 use anyhow::{Context, Result, bail, ensure};
-use rdma_backend::Gid;
+use pvrdma_verbs::Gid;
 
-/// Octets of each.
+/// Bytes of each.
 pub(super) const MAD: usize = 256;
 /// Where a message starts, after the header that all management datagrams have.
 const BODY: usize = 24;
@@ -150,7 +150,7 @@ impl Request {
         put(body, 56, &gid_of(*from).0);
         put(body, 72, &gid_of(*to).0);
         put(body, 88, &[0, 0, 0, 2, 0, 64, 0, 14 << 3]);
-        // Private data: version 4 of IP, and both addresses in the last octets of their fields.
+        // Private data: version 4 of IP, and both addresses in the last bytes of their fields.
         put(body, 141, &[4 << 4]);
         put(body, 142, &port.to_be_bytes());
         put(body, 156, &from.octets());

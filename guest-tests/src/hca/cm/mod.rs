@@ -5,7 +5,7 @@ mod rping;
 mod speaker;
 
 use anyhow::Result;
-use backend_ibverbs::Ibverbs;
+use pvrdma_ibverbs::Ibverbs;
 
 use crate::cli::{RpingEnd, RpingOptions};
 

@@ -7,14 +7,14 @@ use std::net::Ipv4Addr;
 
 use anyhow::{Result, ensure};
 use pvrdma_dev::testing::{Placement, RecvWr, SendWr, status, wait_for, wc_opcode};
-use rdma_backend::Backend;
+use pvrdma_verbs::Backend;
 
 use super::super::pair::Side;
 use super::speaker::Speaker;
 
 /// The program's default.
 pub(super) const PORT: u16 = 7174;
-/// Octets that tell of a place: address, key, length, the most significant first.
+/// Bytes that tell of a place: address, key, length, the most significant first.
 const PLACE: usize = 16;
 /// In our buffer: what we tell, what we are told, the message, and where it is to come back to.
 const TOLD: usize = 0;

@@ -7,7 +7,7 @@ use anyhow::{Result, bail, ensure};
 use pvrdma_dev::testing::{
     AddressHandle, Buffer, Cq, Cqe, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr, status, wc_opcode,
 };
-use rdma_backend::Gid;
+use pvrdma_verbs::Gid;
 
 use super::super::pair::Side;
 use super::message::{Body, MAD, Message, Offer, Request, gid_of};

@@ -1,0 +1,199 @@
+//! Receiving: super-frames are taken apart where they land.
+
+use std::io::IoSliceMut;
+use std::ops::Range;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+
+use super::offload::{Headers, MAX_HEADERS, MAX_SEGMENTS, MAX_SUPER, OFFLOAD_LEN, Offload, finish_checksum};
+use super::socket::{self, Arrival, MAX_MESSAGES};
+use crate::Frames;
+
+/// Bytes in front of a frame, for the tag that the kernel took out.
+const TAG_LEN: usize = 4;
+/// Bytes in front of the tag.
+const ADDRESSES: usize = 12;
+
+/// How the bytes of a message are laid out, in the hope that it is a super-frame like the last one: its packets lie apart by
+/// the length of their headers, which then only need to be filled in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Layout {
+    headers: usize,
+    segment: usize,
+    /// Packets that lie apart. What comes after lies behind the last.
+    count: usize,
+}
+
+impl Layout {
+    /// One piece.
+    const WHOLE: Self = Self { headers: 0, segment: MAX_SUPER, count: 1 };
+
+    fn of(headers: usize, segment: usize) -> Self {
+        Self { headers, segment, count: (MAX_SUPER / segment.max(1)).clamp(1, MAX_SEGMENTS) }
+    }
+
+    /// Bytes for a message.
+    const fn room(self) -> usize {
+        let apart = self.count * (self.headers + self.segment);
+        TAG_LEN + apart + MAX_SUPER.saturating_sub(self.count * self.segment)
+    }
+
+    /// Where the pieces lie in that room.
+    fn pieces(self) -> impl Iterator<Item = Range<usize>> {
+        let stride = self.headers + self.segment;
+        let apart = (0..self.count).map(move |index| {
+            let end = TAG_LEN + (index + 1) * stride;
+            let start = if index == 0 { TAG_LEN } else { end - self.segment };
+            start..end
+        });
+        apart.chain(std::iter::once(TAG_LEN + self.count * stride..self.room()))
+    }
+}
+
+/// The receiving side.
+#[derive(Debug)]
+pub(super) struct Input {
+    layout: Layout,
+    /// Packets in the last messages, on average.
+    burst: usize,
+    /// A super-frame that did not come as expected.
+    scratch: Vec<u8>,
+}
+
+impl Default for Input {
+    fn default() -> Self {
+        Self { layout: Layout::WHOLE, burst: 1, scratch: Vec::new() }
+    }
+}
+
+impl Input {
+    /// Appends what has come, about `most` frames. Gives how many were lost.
+    pub(super) fn receive(&mut self, socket: &OwnedFd, frames: &mut Frames, most: usize) -> Result<usize, Errno> {
+        let layout = self.layout;
+        let messages = (most / self.burst).clamp(1, MAX_MESSAGES);
+        let span = frames.reserve(messages * layout.room());
+        let mut offloads = [[0; OFFLOAD_LEN]; MAX_MESSAGES];
+        let mut arrivals = [Arrival { length: 0, tag: None, truncated: false }; MAX_MESSAGES];
+        let arrivals = arrivals.get_mut(..messages).unwrap_or_default();
+        let count = {
+            let mut parts = Vec::with_capacity(messages * (layout.count + 2));
+            for (room, offload) in frames.room(span.clone()).chunks_exact_mut(layout.room()).zip(&mut offloads) {
+                parts.push(IoSliceMut::new(offload));
+                scatter(room, layout, &mut parts);
+            }
+            socket::receive(socket.as_fd(), &mut parts, layout.count + 2, arrivals)?
+        };
+        let (before, mut lost) = (frames.len(), 0);
+        for ((index, arrival), offload) in arrivals.iter().enumerate().take(count).zip(&offloads) {
+            let start = span.start + index * layout.room();
+            let taken = self.take(frames, start, layout, arrival, Offload::from_bytes(offload));
+            lost += usize::from(taken.is_none());
+        }
+        self.burst = ((frames.len() - before) / count.max(1)).max(1);
+        Ok(lost)
+    }
+
+    /// Appends the frames of one message, whose room begins at `start`. `None`: it is useless.
+    fn take(
+        &mut self,
+        frames: &mut Frames,
+        start: usize,
+        layout: Layout,
+        arrival: &Arrival,
+        offload: Offload,
+    ) -> Option<()> {
+        let length = arrival.length.checked_sub(OFFLOAD_LEN).filter(|_| !arrival.truncated)?;
+        let room = start..start + layout.room();
+        let first = layout.headers + layout.segment;
+        if let Some(segment) = offload.segment() {
+            let whole = frames.room(room.clone());
+            let headers = whole.get(TAG_LEN..TAG_LEN + length.min(first)).and_then(Headers::of);
+            if let Some(headers) = &headers
+                && (headers.len(), segment) == (layout.headers, layout.segment)
+                && length <= layout.headers + layout.count * layout.segment
+                && arrival.tag.is_none()
+            {
+                return in_place(frames, start, layout, headers, length);
+            }
+        }
+        let octets = frames.room(room);
+        if length > first {
+            gather(octets, layout);
+        }
+        let mut begin = TAG_LEN;
+        let frame = octets.get_mut(TAG_LEN..TAG_LEN + length)?;
+        if offload.segment().is_none()
+            && let Some(place) = offload.checksum
+            && !finish_checksum(frame, place)
+        {
+            return None;
+        }
+        if let Some(tag) = arrival.tag {
+            octets.copy_within(TAG_LEN..TAG_LEN + ADDRESSES, 0);
+            octets.get_mut(ADDRESSES..ADDRESSES + TAG_LEN)?.copy_from_slice(&tag);
+            begin = 0;
+        }
+        let Some(segment) = offload.segment() else {
+            return frames.mark(start + begin..start + TAG_LEN + length).then_some(());
+        };
+        self.scratch.clear();
+        self.scratch.extend_from_slice(octets.get(begin..TAG_LEN + length)?);
+        let headers = Headers::of(&self.scratch)?;
+        self.layout = Layout::of(headers.len(), segment);
+        split(frames, &self.scratch, &headers, segment)
+    }
+}
+
+/// Lends the pieces of a message's room.
+fn scatter<'r>(room: &'r mut [u8], layout: Layout, parts: &mut Vec<IoSliceMut<'r>>) {
+    let (mut rest, mut at) = (room, 0);
+    for piece in layout.pieces() {
+        let (_, after) = rest.split_at_mut_checked(piece.start - at).unwrap_or_default();
+        let (part, after) = after.split_at_mut_checked(piece.len()).unwrap_or_default();
+        parts.push(IoSliceMut::new(part));
+        (rest, at) = (after, piece.end);
+    }
+}
+
+/// Moves the pieces together.
+fn gather(room: &mut [u8], layout: Layout) {
+    let mut end = TAG_LEN;
+    for piece in layout.pieces() {
+        let next = end + piece.len();
+        if piece.start > end && piece.end <= room.len() {
+            room.copy_within(piece, end);
+        }
+        end = next;
+    }
+}
+
+/// Fills in the headers of packets that lie where they should.
+fn in_place(frames: &mut Frames, start: usize, layout: Layout, headers: &Headers, length: usize) -> Option<()> {
+    let stride = layout.headers + layout.segment;
+    let payload = length.checked_sub(layout.headers)?;
+    let count = payload.div_ceil(layout.segment);
+    for index in 0..count {
+        let octets = (payload - index * layout.segment).min(layout.segment);
+        let begin = start + TAG_LEN + index * stride;
+        let span = begin..begin + layout.headers + octets;
+        headers.write(index, layout.segment, index + 1 == count, frames.room(span.clone()))?;
+        frames.mark(span);
+    }
+    Some(())
+}
+
+/// Copies the packets of a super-frame apart.
+fn split(frames: &mut Frames, whole: &[u8], headers: &Headers, segment: usize) -> Option<()> {
+    let payload = whole.get(headers.len()..)?;
+    let count = payload.len().div_ceil(segment);
+    for (index, octets) in payload.chunks(segment).enumerate() {
+        frames.push_with(MAX_HEADERS + octets.len(), |room| {
+            let frame = room.get_mut(..headers.len() + octets.len())?;
+            frame.get_mut(headers.len()..)?.copy_from_slice(octets);
+            headers.write(index, segment, index + 1 == count, frame)?;
+            Some(frame.len())
+        });
+    }
+    Some(())
+}

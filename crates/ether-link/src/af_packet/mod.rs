@@ -1,0 +1,192 @@
+//! An interface of this host: whole frames through a packet socket.
+//!
+//! The host's own network stack sees the same frames and shares nothing else with us. What the host itself sends through the
+//! interface we do not see. Runs of packets cross the kernel as super-frames ([`offload`]), and what the host's other senders
+//! left to the hardware (checksums, segmentation) is done here, because a guest has no such agreement with them.
+
+mod input;
+mod offload;
+mod output;
+mod socket;
+#[cfg(test)]
+mod tests;
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use pvrdma_verbs::MacAddr;
+use rustix::io::Errno;
+use thiserror::Error;
+
+use super::{Frames, Link, Readiness};
+use input::Input;
+use output::Output;
+
+/// Time between two attempts to get at an interface that is down or gone.
+const REOPEN: Duration = Duration::from_millis(500);
+
+/// The interface cannot be used at all.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum AfPacketError {
+    /// No right to.
+    #[error("{0}: raw frames need CAP_NET_RAW (and CAP_NET_ADMIN for large buffers)")]
+    Privilege(String),
+    /// It does not exist.
+    #[error("{0}: no such interface")]
+    NoInterface(String),
+    /// Its frames do not begin with an Ethernet header.
+    #[error("{0}: not an Ethernet interface")]
+    NotEthernet(String),
+    /// The system refused.
+    #[error("{interface}: cannot open a packet socket: {errno}")]
+    System {
+        /// Name.
+        interface: String,
+        /// What it said.
+        errno: Errno,
+    },
+}
+
+impl AfPacketError {
+    fn new(interface: &str, errno: Errno) -> Self {
+        let interface = interface.to_owned();
+        match errno {
+            Errno::PERM | Errno::ACCESS => Self::Privilege(interface),
+            Errno::NODEV | Errno::NXIO => Self::NoInterface(interface),
+            Errno::PROTONOSUPPORT => Self::NotEthernet(interface),
+            errno => Self::System { interface, errno },
+        }
+    }
+}
+
+/// The socket, while the interface is up.
+#[derive(Debug)]
+struct State {
+    socket: Option<Arc<OwnedFd>>,
+    /// When to try again.
+    due: Instant,
+}
+
+/// A link over an interface of the host. While the interface is down or gone, what is sent is lost, as without a cable.
+#[derive(Debug)]
+pub struct AfPacketLink {
+    interface: String,
+    mac: MacAddr,
+    state: Mutex<State>,
+    input: Mutex<Input>,
+    output: Mutex<Output>,
+    lost: AtomicU64,
+}
+
+impl AfPacketLink {
+    /// Uses `interface` for a device with the address `mac`: takes the frames to that address and to groups. The interface
+    /// may be down yet.
+    ///
+    /// # Errors
+    /// No right to, no such interface, or not an Ethernet.
+    pub fn open(interface: &str, mac: MacAddr) -> Result<Self, AfPacketError> {
+        let socket = match socket::open(interface, mac) {
+            Ok(socket) => Some(Arc::new(socket)),
+            Err(Errno::NETDOWN) => {
+                log::warn!("{interface} is down; the link waits for it");
+                None
+            }
+            Err(errno) => return Err(AfPacketError::new(interface, errno)),
+        };
+        Ok(Self {
+            interface: interface.to_owned(),
+            mac,
+            state: Mutex::new(State { socket, due: Instant::now() }),
+            input: Mutex::default(),
+            output: Mutex::default(),
+            lost: AtomicU64::new(0),
+        })
+    }
+
+    fn socket(&self) -> Option<Arc<OwnedFd>> {
+        self.state.lock().socket.clone()
+    }
+
+    /// The socket, opening one if it is time to try.
+    fn socket_now(&self) -> Option<Arc<OwnedFd>> {
+        let state = &mut *self.state.lock();
+        if state.socket.is_none() && state.due <= Instant::now() {
+            match socket::open(&self.interface, self.mac) {
+                Ok(socket) => {
+                    log::info!("{} is back", self.interface);
+                    state.socket = Some(Arc::new(socket));
+                }
+                Err(errno) => {
+                    log::debug!("{}: {errno}", self.interface);
+                    state.due = Instant::now() + REOPEN;
+                }
+            }
+        }
+        state.socket.clone()
+    }
+
+    /// The interface is down or gone.
+    fn close(&self, old: &Arc<OwnedFd>, errno: Errno) {
+        let state = &mut *self.state.lock();
+        if state.socket.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
+            log::warn!("{}: {errno}; the link waits for it", self.interface);
+            *state = State { socket: None, due: Instant::now() + REOPEN };
+        }
+    }
+
+    fn lose(&self, count: usize) {
+        self.lost.fetch_add(count as u64, Ordering::Relaxed);
+    }
+}
+
+impl Link for AfPacketLink {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        let Some(socket) = self.socket_now() else { return };
+        match self.input.lock().receive(&socket, frames, most) {
+            Ok(lost) => self.lose(lost),
+            Err(Errno::AGAIN | Errno::INTR | Errno::NOBUFS) => {}
+            // A super-frame of a kind that this kernel cannot describe.
+            Err(Errno::INVAL) => self.lose(1),
+            Err(errno) => self.close(&socket, errno),
+        }
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let all = frames.len().saturating_sub(from);
+        let Some(socket) = self.socket() else {
+            self.lose(all);
+            return all;
+        };
+        let sent = self.output.lock().send(&socket, frames, from);
+        self.lose(sent.lost);
+        match sent.error {
+            None => sent.taken,
+            Some(Errno::AGAIN) => sent.taken,
+            Some(errno) => {
+                self.close(&socket, errno);
+                self.lose(all.saturating_sub(sent.taken));
+                all
+            }
+        }
+    }
+
+    fn readiness(&self) -> Readiness {
+        let state = self.state.lock();
+        match &state.socket {
+            Some(socket) => {
+                Readiness { readable: Some(Arc::clone(socket)), writable: Some(Arc::clone(socket)), wait: None }
+            }
+            None => Readiness { wait: Some(REOPEN), ..Readiness::default() },
+        }
+    }
+
+    fn lost(&self) -> u64 {
+        use std::os::fd::AsFd as _;
+        let dropped = self.socket().map_or(0, |socket| socket::drops(socket.as_fd()));
+        let dropped = u64::from(dropped);
+        self.lost.fetch_add(dropped, Ordering::Relaxed).saturating_add(dropped)
+    }
+}

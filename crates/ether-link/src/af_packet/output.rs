@@ -1,0 +1,120 @@
+//! Sending: runs of packets leave as super-frames, in few calls.
+
+use std::io::IoSlice;
+use std::os::fd::{AsFd, OwnedFd};
+
+use rustix::io::Errno;
+
+use super::offload::{self, MAX_HEADERS, OFFLOAD_LEN};
+use super::socket::{self, MAX_MESSAGES};
+use crate::Frames;
+
+/// What became of frames.
+#[derive(Debug, Default)]
+pub(super) struct Sent {
+    /// Frames that need not be presented again.
+    pub(super) taken: usize,
+    /// Of these, the ones that did not leave.
+    pub(super) lost: usize,
+    /// Why it ended before all were taken.
+    pub(super) error: Option<Errno>,
+}
+
+/// The sending side.
+#[derive(Debug)]
+pub(super) struct Output {
+    /// The kernel takes super-frames.
+    super_frames: bool,
+}
+
+impl Default for Output {
+    fn default() -> Self {
+        Self { super_frames: true }
+    }
+}
+
+/// One message: the frames in it and what stands in front of their bytes.
+struct Message {
+    first: usize,
+    count: usize,
+    /// Offload header, then the headers of a super-frame.
+    head: [u8; OFFLOAD_LEN + MAX_HEADERS],
+    head_len: usize,
+    /// Bytes of each frame that are left out, because the head has them.
+    skip: usize,
+}
+
+impl Message {
+    const fn plain(first: usize) -> Self {
+        Self { first, count: 1, head: [0; OFFLOAD_LEN + MAX_HEADERS], head_len: OFFLOAD_LEN, skip: 0 }
+    }
+
+    /// A super-frame from the run that starts at `first`, if there is one.
+    fn super_frame(frames: &Frames, first: usize) -> Option<Self> {
+        let (count, mut headers) = offload::run(frames.iter_from(first))?;
+        let skip = headers.len();
+        let payload = |frame: &[u8]| frame.len().saturating_sub(skip);
+        let segment = payload(frames.get(first)?);
+        let total = frames.iter_from(first).take(count).map(payload).sum();
+        let offload = headers.widen(total, segment)?;
+        let mut message = Self { count, skip, ..Self::plain(first) };
+        message.head_len = OFFLOAD_LEN + skip;
+        message.head.get_mut(..OFFLOAD_LEN)?.copy_from_slice(&offload);
+        message.head.get_mut(OFFLOAD_LEN..message.head_len)?.copy_from_slice(headers.octets());
+        Some(message)
+    }
+}
+
+impl Output {
+    /// Sends the frames from index `from` on.
+    pub(super) fn send(&mut self, socket: &OwnedFd, frames: &Frames, from: usize) -> Sent {
+        let mut sent = Sent::default();
+        while from + sent.taken < frames.len() {
+            let messages = self.messages(frames, from + sent.taken);
+            match transmit(socket, frames, &messages) {
+                Ok(count) => sent.taken += messages.iter().take(count).map(|message| message.count).sum::<usize>(),
+                Err(Errno::INTR) => {}
+                Err(Errno::INVAL) if self.super_frames && messages.first().is_some_and(|first| first.count > 1) => {
+                    log::info!("this kernel takes no super-frames of UDP");
+                    self.super_frames = false;
+                }
+                // The interface's queue is full, or the frame is longer than the interface allows.
+                Err(Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL) => {
+                    let count = messages.first().map_or(1, |first| first.count);
+                    sent.taken += count;
+                    sent.lost += count;
+                }
+                Err(errno) => {
+                    sent.error = Some(errno);
+                    break;
+                }
+            }
+        }
+        sent
+    }
+
+    fn messages(&self, frames: &Frames, from: usize) -> Vec<Message> {
+        let mut messages = Vec::with_capacity(MAX_MESSAGES);
+        let mut next = from;
+        while next < frames.len() && messages.len() < MAX_MESSAGES {
+            let joined = if self.super_frames { Message::super_frame(frames, next) } else { None };
+            let message = joined.unwrap_or_else(|| Message::plain(next));
+            next += message.count;
+            messages.push(message);
+        }
+        messages
+    }
+}
+
+fn transmit(socket: &OwnedFd, frames: &Frames, messages: &[Message]) -> Result<usize, Errno> {
+    let mut parts = Vec::new();
+    let mut ends = Vec::with_capacity(messages.len());
+    for message in messages {
+        parts.push(IoSlice::new(message.head.get(..message.head_len).unwrap_or_default()));
+        for frame in frames.iter_from(message.first).take(message.count) {
+            parts.push(IoSlice::new(frame.get(message.skip..).unwrap_or_default()));
+        }
+        ends.push(parts.len());
+    }
+    socket::send(socket.as_fd(), &parts, &ends)
+}

@@ -1,0 +1,230 @@
+//! Super-frames as values, and links over a veth pair (as root).
+
+use std::os::fd::AsFd as _;
+use std::process::Command;
+
+use pvrdma_verbs::{Psn, Qpn};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::thread::LinkNameSpaceType;
+
+use super::*;
+use pvrdma_roce::wire::{Bth, Checksum, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Udp, build};
+
+const A: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
+const B: MacAddr = MacAddr([2, 0, 0, 0, 0, 2]);
+
+/// A packet from A to B.
+fn packet(ident: u16, port: u16, payload: usize) -> Vec<u8> {
+    let ip = Ipv4 {
+        traffic_class: 0,
+        identification: ident,
+        dont_fragment: true,
+        hop_limit: 64,
+        source: [10, 0, 0, 1],
+        destination: [10, 0, 0, 2],
+    };
+    let network = Network::V2Ipv4(ip, Udp { source_port: port, checksum: 0 });
+    let ethernet = Ethernet { destination: B, source: A, vlan: None };
+    let bth = Bth::new(Opcode::send(Position::Middle), Qpn::new(5), Psn::new(1).plus(ident.into()));
+    let payload: Vec<u8> = (0..payload).map(|at| ident.to_be_bytes()[at & 1] ^ at.to_le_bytes()[0]).collect();
+    build(&Header { ethernet, network, bth, extension: Extension::None }, &payload).unwrap()
+}
+
+/// A mixture: what can leave together and what cannot.
+fn mixture() -> Vec<Vec<u8>> {
+    let mut frames: Vec<_> = (10..40).map(|ident| packet(ident, 0xc001, 1024)).collect();
+    frames.extend((40..45).map(|ident| packet(ident, 0xc001, 100)));
+    frames.push(packet(60, 0xc001, 100));
+    frames.extend((61..64).map(|ident| packet(ident, 0xc002, 64)));
+    frames.extend((64..300).map(|ident| packet(ident, 0xc002, 64)));
+    frames
+}
+
+fn batch(frames: &[Vec<u8>]) -> Frames {
+    let mut batch = Frames::default();
+    frames.iter().for_each(|frame| batch.push(frame));
+    batch
+}
+
+#[test]
+fn runs_end_where_packets_differ() {
+    let frames = batch(&mixture());
+    let (mut next, mut counts) = (0, Vec::new());
+    while next < frames.len() {
+        let count = offload::run(frames.iter_from(next)).map_or(1, |(count, _)| count);
+        counts.push(count);
+        next += count;
+    }
+    // 30 long and the first short one, the other four short ones; identification; then port, and the greatest number.
+    assert_eq!(counts, [31, 4, 1, 64, 64, 64, 47]);
+}
+
+/// What another sender of the host left to the hardware: a TCP super-frame, for IPv4 and for IPv6.
+#[test]
+fn tcp_is_cut_and_summed() {
+    for v6 in [false, true] {
+        let mut frame = [&B.0[..], &A.0, if v6 { &[0x86, 0xdd] } else { &[8, 0] }].concat();
+        if v6 {
+            frame.extend([0x60, 0, 0, 0, 0, 0, 6, 64]);
+            frame.extend([0xfd; 32]);
+        } else {
+            frame.extend([0x45, 0, 0, 0, 0xff, 0xff, 0x40, 0, 64, 6, 0, 0, 10, 0, 0, 1, 10, 0, 0, 2]);
+        }
+        let transport = frame.len();
+        // Sequence number 2^32 - 1000, flags CWR, ACK, PSH, FIN.
+        frame.extend([0, 80, 1, 0, 0xff, 0xff, 0xfc, 0x18, 0, 0, 0, 1, 0x50, 0x99, 1, 0, 0xaa, 0xaa, 0, 0]);
+        let headers = offload::Headers::of(&frame).unwrap();
+        assert_eq!((headers.len(), headers.are_roce()), (transport + 20, false));
+        for (index, octets, flags, sequence) in
+            [(0, 1400, 0x90, 0xffff_fc18), (1, 1400, 0x10, 400), (2, 201, 0x19, 1800)]
+        {
+            let mut segment = vec![0x11; headers.len() + octets];
+            headers.write(index, 1400, index == 2, &mut segment).unwrap();
+            assert_eq!(segment[transport + 13], flags);
+            assert_eq!(u32::from_be_bytes(segment[transport + 4..][..4].try_into().unwrap()), sequence);
+            let length = u16::try_from(20 + octets).unwrap();
+            let (place, total) = if v6 { (18, length) } else { (16, length + 20) };
+            assert_eq!(segment[place..place + 2], total.to_be_bytes());
+            let mut sum = Checksum::default();
+            let addresses = if v6 { 22..54 } else { 26..34 };
+            sum.add(&[0, 6]);
+            sum.add(&length.to_be_bytes());
+            sum.add(&segment[addresses]);
+            sum.add(&segment[transport..]);
+            assert_eq!(sum.finish(), 0);
+            if !v6 {
+                assert_eq!(segment[18..20], [0xff, 0xff, 0, 0, 0, 1][index * 2..index * 2 + 2], "identification");
+                let mut sum = Checksum::default();
+                sum.add(&segment[14..34]);
+                assert_eq!(sum.finish(), 0);
+            }
+        }
+    }
+}
+
+/// A host in which everything a test makes disappears with it.
+struct Namespace(String);
+
+impl Namespace {
+    /// `None` with a message on a machine where it cannot be made.
+    fn new(name: &str) -> Option<Self> {
+        let name = format!("pvrdma-{name}-{}", std::process::id());
+        let made = Command::new("ip").args(["netns", "add", &name]).output();
+        if !made.is_ok_and(|output| output.status.success()) {
+            eprintln!("skipped: no network namespace can be made (not root, or no iproute2)");
+            return None;
+        }
+        Some(Self(name))
+    }
+
+    fn ip(&self, arguments: &str) {
+        let status = Command::new("ip").args(["-n", &self.0]).args(arguments.split(' ')).status().unwrap();
+        assert!(status.success(), "ip {arguments}");
+    }
+
+    fn veth(&self) {
+        self.ip("link add name va address 02:00:00:00:00:01 mtu 9000 type veth peer name vb address 02:00:00:00:00:02 mtu 9000");
+        self.up();
+    }
+
+    fn up(&self) {
+        self.ip("link set va up");
+        self.ip("link set vb up");
+    }
+
+    /// Runs in there.
+    fn enter<R: Send>(&self, act: impl FnOnce() -> R + Send) -> R {
+        let namespace = std::fs::File::open(format!("/run/netns/{}", self.0)).unwrap();
+        std::thread::scope(|scope| {
+            let inside = scope.spawn(|| {
+                rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
+                act()
+            });
+            inside.join().unwrap()
+        })
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
+    }
+}
+
+/// Waits for frames whose first bytes are those of RoCE to B, leaving out what the host says on its own.
+fn collect(link: &AfPacketLink, count: usize) -> Vec<Vec<u8>> {
+    let mut got = Vec::new();
+    while got.len() < count {
+        let mut frames = Frames::default();
+        link.receive(&mut frames, 64);
+        got.extend(frames.iter().filter(|frame| frame.starts_with(&B.0)).map(<[u8]>::to_vec));
+        if frames.is_empty() {
+            let readiness = link.readiness();
+            let fd = readiness.readable.expect("the interface is up");
+            rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], None).unwrap();
+        }
+    }
+    got
+}
+
+#[test]
+fn frames_cross_a_veth_pair_as_they_are() {
+    let Some(host) = Namespace::new("veth") else { return };
+    host.veth();
+    host.enter(|| {
+        let (a, b) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
+        let sent = mixture();
+        // Three times: the second time the receiver knows what to expect.
+        for _ in 0..3 {
+            assert_eq!(a.send(&batch(&sent), 0), sent.len());
+            assert!(collect(&b, sent.len()) == sent);
+        }
+        // Not ours, not for us, and with a tag, which the kernel takes out on the way.
+        let mut other = packet(1, 0xc001, 64);
+        other[..6].copy_from_slice(&[2, 0, 0, 0, 0, 9]);
+        let mut tagged = packet(2, 0xc001, 64);
+        tagged.splice(12..12, [0x81, 0, 0x60, 0x2a]);
+        assert_eq!(a.send(&batch(&[other, tagged.clone()]), 0), 2);
+        assert_eq!(collect(&b, 1), [tagged]);
+        assert_eq!((a.lost(), b.lost()), (0, 0));
+        assert_eq!(a.send(&batch(&[packet(3, 1, 9100)]), 0), 1, "too long for the interface");
+        assert_eq!(a.lost(), 1);
+    });
+}
+
+#[test]
+fn an_interface_goes_and_comes_back() {
+    let Some(host) = Namespace::new("down") else { return };
+    assert_eq!(host.enter(|| AfPacketLink::open("va", A).unwrap_err()), AfPacketError::NoInterface("va".into()));
+    host.veth();
+    host.enter(|| {
+        let (a, b) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
+        let frame = batch(&[packet(1, 0xc001, 64)]);
+        for act in ["link set vb down", "link delete va"] {
+            host.ip(act);
+            // The receiver notices by itself; what is sent meanwhile is lost.
+            let mut frames = Frames::default();
+            while b.readiness().readable.is_some() {
+                let fd = b.readiness().readable.unwrap();
+                rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], None).unwrap();
+                b.receive(&mut frames, 64);
+            }
+            assert!(b.readiness().wait.is_some());
+            assert_eq!(a.send(&frame, 0), 1);
+            if act.contains("delete") {
+                host.veth()
+            } else {
+                host.up()
+            }
+            frames.clear();
+            while !frames.iter().any(|frame| frame == packet(1, 0xc001, 64)) {
+                a.receive(&mut Frames::default(), 64);
+                assert_eq!(a.send(&frame, 0), 1);
+                let fd = b.readiness().readable;
+                let mut fds: Vec<_> = fd.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+                rustix::event::poll(&mut fds, Some(&Timespec { tv_sec: 0, tv_nsec: 50_000_000 })).unwrap();
+                b.receive(&mut frames, 64);
+            }
+        }
+    });
+}

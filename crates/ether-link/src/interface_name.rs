@@ -1,0 +1,52 @@
+//! Names of network interfaces.
+
+use std::fmt;
+use std::str::FromStr;
+
+/// The name of a network interface.
+#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+pub struct InterfaceName(String);
+
+impl InterfaceName {
+    /// Most bytes of a name: IFNAMSIZ with its end.
+    const MAX: usize = 15;
+
+    /// The name.
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl FromStr for InterfaceName {
+    type Err = String;
+
+    /// What Linux takes as a name, without the `%` that would have it choose one.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = |c: char| c.is_ascii_graphic() && !matches!(c, '/' | ':' | '%');
+        if text.is_empty() || text.len() > Self::MAX || matches!(text, "." | "..") || !text.chars().all(plain) {
+            return Err(format!("'{text}' is not the name of a network interface"));
+        }
+        Ok(Self(text.to_owned()))
+    }
+}
+
+impl fmt::Display for InterfaceName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_of_interfaces() {
+        for right in ["tap0", "a", "br-lan.5", "exactly15octets"] {
+            assert_eq!(right.parse::<InterfaceName>().unwrap().as_str(), right);
+        }
+        for wrong in ["", ".", "..", "a/b", "tap%d", "with space", "a:1", "sixteen octets..", "tapé"] {
+            assert!(wrong.parse::<InterfaceName>().unwrap_err().contains("network interface"), "{wrong}");
+        }
+    }
+}

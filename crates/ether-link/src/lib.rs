@@ -1,0 +1,90 @@
+//! Ethernet links: where frames leave the process and where they come from.
+//!
+//! A [`Link`] moves batches of whole frames (without FCS) and never blocks. It says what to wait for ([`Readiness`]), so that
+//! one thread can sleep until any of its links has something. Links have no memory of their own to speak of: what cannot be
+//! sent now stays with the caller, what cannot be sent at all is lost and counted, as on a cable.
+//!
+//! * [`af_packet`]: an interface of this host;
+//! * [`unix`]: the socket back ends of QEMU, `stream` and `dgram`;
+//! * [`memory`]: two ends in one process;
+//! * [`vxlan`]: a tunnel through UDP;
+//! * [`tap`]: a virtual network interface of the host;
+//! * [`fault`]: any other link, with loss, duplicates, reordering, damage and delay.
+
+pub mod af_packet;
+mod clock;
+pub mod fault;
+mod frames;
+mod interface_name;
+pub mod memory;
+pub mod tap;
+pub mod unix;
+pub mod vxlan;
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pvrdma_verbs::Counter;
+
+pub use clock::{Clock, ManualClock, MonotonicClock};
+pub use frames::Frames;
+pub use interface_name::InterfaceName;
+
+/// Longest frame that a link carries.
+pub const MAX_LINK_FRAME: usize = 65_536 + 18;
+
+/// What to wait for before a link is worth another call.
+#[derive(Clone, Debug, Default)]
+pub struct Readiness {
+    /// Frames or connections come when this is readable.
+    pub readable: Option<Arc<OwnedFd>>,
+    /// There is room again when this is writable.
+    pub writable: Option<Arc<OwnedFd>>,
+    /// Call again after this time, whatever the descriptors say.
+    pub wait: Option<Duration>,
+}
+
+/// An end of an Ethernet link. All methods may be called from several threads.
+pub trait Link: Send + Sync + fmt::Debug {
+    /// Appends frames that have come, `most` at a time.
+    fn receive(&self, frames: &mut Frames, most: usize);
+
+    /// Sends the frames from index `from` on, in order, and gives how many the link took. Fewer than all: there is no room now,
+    /// and the rest must be presented again before any other frame, because a part of the first may have left.
+    fn send(&self, frames: &Frames, from: usize) -> usize;
+
+    /// What to wait for.
+    fn readiness(&self) -> Readiness;
+
+    /// Frames that were taken and got lost in here, in either direction.
+    fn lost(&self) -> u64;
+
+    /// More figures, if this kind of link has any.
+    fn counters(&self) -> Vec<Counter> {
+        Vec::new()
+    }
+}
+
+impl<L: Link + ?Sized> Link for Arc<L> {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        (**self).receive(frames, most);
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        (**self).send(frames, from)
+    }
+
+    fn readiness(&self) -> Readiness {
+        (**self).readiness()
+    }
+
+    fn lost(&self) -> u64 {
+        (**self).lost()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        (**self).counters()
+    }
+}

@@ -1,0 +1,95 @@
+//! `-netdev dgram`: each frame is a datagram.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+
+use super::enlarge;
+use crate::{Frames, Link, MAX_LINK_FRAME, Readiness};
+
+/// A link over datagram sockets. Both sides may start, end and come back in any order.
+///
+/// What comes is taken at a bound socket, from anybody who may write to it. What goes leaves through a second socket that is
+/// connected: only a connected one can be waited for, and it must not be the bound one, which would then refuse frames of a
+/// peer that was restarted.
+#[derive(Debug)]
+pub struct DatagramLink {
+    input: Arc<OwnedFd>,
+    remote: PathBuf,
+    output: Mutex<Option<Arc<OwnedFd>>>,
+    lost: AtomicU64,
+}
+
+impl DatagramLink {
+    /// Receives at `local` and sends to the socket at `remote`.
+    ///
+    /// # Errors
+    /// The socket cannot be used.
+    pub fn new(local: UnixDatagram, remote: PathBuf) -> io::Result<Self> {
+        local.set_nonblocking(true)?;
+        Ok(Self { input: Arc::new(local.into()), remote, output: Mutex::new(None), lost: AtomicU64::new(0) })
+    }
+
+    fn connect(&self) -> io::Result<Arc<OwnedFd>> {
+        let socket = UnixDatagram::unbound()?;
+        socket.connect(&self.remote)?;
+        enlarge(&socket);
+        Ok(Arc::new(socket.into()))
+    }
+}
+
+impl Link for DatagramLink {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        for _ in 0..most {
+            let more = frames.push_with(MAX_LINK_FRAME, |room| {
+                rustix::net::recv(&self.input, room, RecvFlags::DONTWAIT).ok().map(|(count, _)| count)
+            });
+            if !more {
+                return;
+            }
+        }
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let mut output = self.output.lock();
+        let mut taken = 0;
+        for frame in frames.iter_from(from) {
+            // Once with the connection that there is, once with a new one.
+            let mut result = Err(Errno::NOTCONN);
+            for _ in 0..2 {
+                if output.is_none() {
+                    *output = self.connect().ok();
+                }
+                let Some(socket) = output.as_ref() else { break };
+                result = rustix::net::send(socket, frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+                match result {
+                    Err(Errno::CONNREFUSED | Errno::NOTCONN | Errno::CONNRESET | Errno::PIPE) => *output = None,
+                    _ => break,
+                }
+            }
+            match result {
+                Err(Errno::AGAIN) => return taken,
+                Err(_) => _ = self.lost.fetch_add(1, Ordering::Relaxed),
+                Ok(_) => {}
+            }
+            taken += 1;
+        }
+        taken
+    }
+
+    fn readiness(&self) -> Readiness {
+        let writable = self.output.lock().clone();
+        Readiness { readable: Some(Arc::clone(&self.input)), writable, wait: None }
+    }
+
+    fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}

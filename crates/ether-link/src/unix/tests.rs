@@ -1,0 +1,136 @@
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::PathBuf;
+
+use super::*;
+use crate::{Frames, Link};
+
+fn frames(list: &[&[u8]]) -> Frames {
+    let mut frames = Frames::default();
+    for frame in list {
+        frames.push(frame);
+    }
+    frames
+}
+
+fn received(link: &impl Link) -> Vec<Vec<u8>> {
+    let mut got = Frames::default();
+    link.receive(&mut got, 64);
+    got.iter().map(<[u8]>::to_vec).collect()
+}
+
+/// A directory that goes away with the test.
+struct Directory(PathBuf);
+
+impl Directory {
+    fn new(name: &str) -> Self {
+        let path = std::env::temp_dir().join(format!("rxe-link-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+#[test]
+fn the_format_of_a_stream() {
+    let (ours, mut theirs) = UnixStream::pair().unwrap();
+    let link = StreamLink::over(ours);
+    assert_eq!(link.send(&frames(&[b"abc", b"", b"de"]), 0), 3);
+    let mut octets = [0; 17];
+    theirs.read_exact(&mut octets).unwrap();
+    assert_eq!(&octets, b"\0\0\0\x03abc\0\0\0\0\0\0\0\x02de");
+    // In pieces, which need not be those of the frames.
+    theirs.write_all(b"\0\0").unwrap();
+    assert!(received(&link).is_empty());
+    theirs.write_all(b"\0\x02xy\0\0\0\x01").unwrap();
+    assert_eq!(received(&link), [b"xy"]);
+    theirs.write_all(b"z\0\0\0\x01w").unwrap();
+    let mut got = Frames::default();
+    link.receive(&mut got, 1);
+    assert_eq!(got.get(0), Some(&b"z"[..]));
+    assert_eq!(link.readiness().wait, Some(std::time::Duration::ZERO), "a frame waits in the buffer");
+    assert_eq!(received(&link), [b"w"]);
+    assert_eq!(link.readiness().wait, None);
+    // No frame is that long: this is somebody else.
+    theirs.write_all(&[0xff; 8]).unwrap();
+    assert!(received(&link).is_empty());
+    assert_eq!(link.send(&frames(&[b"lost"]), 0), 1);
+    assert_eq!(link.lost(), 1);
+    assert!(matches!(theirs.read(&mut [0; 8]), Ok(0) | Err(_)), "hung up");
+}
+
+#[test]
+fn a_full_stream_takes_no_more_and_goes_on_where_it_was() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (link, peer) = (StreamLink::over(ours), StreamLink::over(theirs));
+    let mut batch = Frames::default();
+    for number in 0..5000_u32 {
+        let mut frame = number.to_be_bytes().to_vec();
+        frame.resize(4000, 7);
+        batch.push(&frame);
+    }
+    let (mut sent, mut got) = (0, Frames::default());
+    let first = link.send(&batch, 0);
+    assert!(first < 5000, "the buffer cannot hold all");
+    sent += first;
+    while got.len() < 5000 {
+        peer.receive(&mut got, 16);
+        sent += link.send(&batch, sent);
+    }
+    assert!(got.iter().eq(batch.iter()));
+    assert_eq!((link.lost(), peer.lost()), (0, 0));
+}
+
+#[test]
+fn connections_come_and_go() {
+    let directory = Directory::new("stream");
+    let path = directory.0.join("socket");
+    let server = StreamLink::listen(UnixListener::bind(&path).unwrap()).unwrap();
+    let client = StreamLink::connect(path.clone());
+    assert_eq!(client.send(&frames(&[b"no cable"]), 0), 1);
+    assert_eq!(client.lost(), 1);
+    for _ in 0..2 {
+        assert!(received(&client).is_empty());
+        assert!(received(&server).is_empty());
+        client.send(&frames(&[b"up"]), 0);
+        assert_eq!(received(&server), [b"up"]);
+        server.send(&frames(&[b"down"]), 0);
+        assert_eq!(received(&client), [b"down"]);
+        // The other side ends; both notice and the next round connects again.
+        client.cut();
+        assert!(received(&client).is_empty() && received(&server).is_empty());
+    }
+}
+
+#[test]
+fn datagrams_in_any_order_of_starting() {
+    let directory = Directory::new("dgram");
+    let path = |name: &str| directory.0.join(name);
+    let open = |local: &str, remote: &str| {
+        let _ = std::fs::remove_file(path(local));
+        DatagramLink::new(UnixDatagram::bind(path(local)).unwrap(), path(remote)).unwrap()
+    };
+    let a = open("a", "b");
+    assert_eq!(a.send(&frames(&[b"nobody"]), 0), 1);
+    assert_eq!(a.lost(), 1);
+    for _ in 0..2 {
+        let b = open("b", "a");
+        assert_eq!(b.send(&frames(&[b"back"]), 0), 1);
+        assert_eq!(received(&a), [b"back"]);
+        assert_eq!(a.send(&frames(&[b"one", b"two"]), 0), 2);
+        assert_eq!(received(&b), [b"one", b"two"]);
+    }
+    assert_eq!(a.lost(), 1);
+    // A reader that does not read: the rest stays with the sender.
+    let b = open("b", "a");
+    let many = frames(&[&[1_u8; 4096][..]; 4096]);
+    let taken = a.send(&many, 0);
+    assert!(taken > 0 && taken < many.len());
+    assert!(!received(&b).is_empty());
+    assert!(a.send(&many, taken) > 0);
+}

@@ -1,0 +1,161 @@
+//! What a tunnel looks at in the frames that it carries.
+
+use pvrdma_verbs::MacAddr;
+
+use pvrdma_roce::wire::{EtherType, Ethernet, ROCE_PORT};
+
+const PROTOCOL_UDP: u8 = 17;
+const PROTOCOL_TCP: u8 = 6;
+const IPV6_LEN: usize = 40;
+
+/// Who can be behind a remote: an Ethernet address, or the GID of an RDMA port.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub(super) enum Station {
+    /// An Ethernet address.
+    Mac(MacAddr),
+    /// A GID, or an IPv4 address mapped into one.
+    Gid([u8; 16]),
+}
+
+/// What there is to see in a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct Inner {
+    /// To whom.
+    pub(super) destination: MacAddr,
+    /// From whom.
+    pub(super) source: MacAddr,
+    /// Source and destination GID of a RoCE packet.
+    pub(super) gids: Option<([u8; 16], [u8; 16])>,
+    /// Traffic class: DSCP and ECN. 0 if this is no IP.
+    pub(super) class: u8,
+    /// The same for all frames whose order matters.
+    pub(super) flow: u32,
+}
+
+impl Inner {
+    /// Looks at a frame. `None`: this is no Ethernet.
+    pub(super) fn of(frame: &[u8]) -> Option<Self> {
+        let (ethernet, kind, body) = Ethernet::parse(frame).ok()?;
+        let mut hash = crc32fast::Hasher::new();
+        hash.update(&ethernet.destination.0);
+        hash.update(&ethernet.source.0);
+        let mut inner =
+            Self { destination: ethernet.destination, source: ethernet.source, gids: None, class: 0, flow: 0 };
+        match kind {
+            EtherType::IPV4 => inner.look_at_ipv4(body, &mut hash),
+            EtherType::IPV6 => inner.look_at_ipv6(body, &mut hash, false),
+            // The GRH is an IPv6 header.
+            EtherType::ROCE => inner.look_at_ipv6(body, &mut hash, true),
+            _ => {}
+        }
+        inner.flow = hash.finalize();
+        Some(inner)
+    }
+
+    fn look_at_ipv4(&mut self, body: &[u8], hash: &mut crc32fast::Hasher) {
+        let Some(header) = body.first_chunk::<20>() else { return };
+        let [version, class, _, _, _, _, flags, offset, _, protocol, _, _, addresses @ ..] = header;
+        let [s0, s1, s2, s3, d0, d1, d2, d3] = *addresses;
+        self.class = *class;
+        hash.update(addresses);
+        // A fragment behind the first has no ports, and must not overtake the first.
+        let whole = flags & 0x3f == 0 && *offset == 0;
+        let transport = body.get(usize::from(version & 0xf) * 4..).unwrap_or_default();
+        if whole && take_ports(*protocol, transport, hash) {
+            let mapped = |[a, b, c, d]: [u8; 4]| [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d];
+            self.gids = Some((mapped([s0, s1, s2, s3]), mapped([d0, d1, d2, d3])));
+        }
+    }
+
+    fn look_at_ipv6(&mut self, body: &[u8], hash: &mut crc32fast::Hasher, roce: bool) {
+        let Some(([high, low, _, _, _, _, protocol, _, addresses @ ..], rest)) = body.split_first_chunk::<IPV6_LEN>()
+        else {
+            return;
+        };
+        let class = high << 4 | low >> 4;
+        let Some((source, destination)) = addresses.split_first_chunk::<16>() else { return };
+        let Some(destination) = destination.first_chunk::<16>() else { return };
+        self.class = class;
+        hash.update(addresses);
+        if roce {
+            // The QP of the receiver stands in for ports.
+            hash.update(rest.get(5..8).unwrap_or_default());
+        }
+        if roce || take_ports(*protocol, rest, hash) {
+            self.gids = Some((*source, *destination));
+        }
+    }
+}
+
+/// Adds the ports to the flow. Whether this is RoCE.
+fn take_ports(protocol: u8, transport: &[u8], hash: &mut crc32fast::Hasher) -> bool {
+    let Some(ports) = transport.first_chunk::<4>() else { return false };
+    if !matches!(protocol, PROTOCOL_TCP | PROTOCOL_UDP) {
+        return false;
+    }
+    hash.update(ports);
+    let [_, _, high, low] = *ports;
+    protocol == PROTOCOL_UDP && u16::from_be_bytes([high, low]) == ROCE_PORT
+}
+
+#[cfg(test)]
+pub(super) mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const A: [u8; 6] = [2, 0, 0, 0, 0, 1];
+    const B: [u8; 6] = [2, 0, 0, 0, 0, 2];
+
+    /// A frame of an IPv4 UDP packet.
+    pub(in super::super) fn ipv4(to: [u8; 6], from: [u8; 6], class: u8, ports: [u16; 2], payload: &[u8]) -> Vec<u8> {
+        let mut ip = [0_u8; 20];
+        (ip[0], ip[1], ip[9]) = (0x45, class, 17);
+        ip[12..16].copy_from_slice(&[10, 0, 0, from[5]]);
+        ip[16..20].copy_from_slice(&[10, 0, 0, to[5]]);
+        let udp = [ports[0].to_be_bytes(), ports[1].to_be_bytes(), [0; 2], [0; 2]].concat();
+        [&to[..], &from, &[8, 0], &ip, &udp, payload].concat()
+    }
+
+    fn gid(last: u8) -> [u8; 16] {
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last]
+    }
+
+    #[test]
+    fn roce_has_gids_and_other_packets_have_none() {
+        let inner = Inner::of(&ipv4(A, B, 0x6a, [0xc123, 4791], b"")).unwrap();
+        assert_eq!((inner.destination, inner.source), (MacAddr(A), MacAddr(B)));
+        assert_eq!((inner.class, inner.gids), (0x6a, Some((gid(2), gid(1)))));
+        assert_eq!(Inner::of(&ipv4(A, B, 0, [0xc123, 53], b"")).unwrap().gids, None);
+        let mut v1 = [0_u8; 14 + 40 + 12];
+        (v1[12], v1[13], v1[14], v1[15]) = (0x89, 0x15, 0x66, 0xb0);
+        (v1[14 + 8], v1[14 + 24]) = (0xfe, 0xfd);
+        let inner = Inner::of(&v1).unwrap();
+        let (source, destination) = inner.gids.unwrap();
+        assert_eq!((inner.class, source[0], destination[0]), (0x6b, 0xfe, 0xfd));
+        assert_eq!(Inner::of(&[0; 13]), None);
+    }
+
+    #[test]
+    fn flows_differ_by_ports_and_fragments_have_none() {
+        let flow = |frame: &[u8]| Inner::of(frame).unwrap().flow;
+        let one = ipv4(A, B, 0, [1, 4791], b"x");
+        assert_eq!(flow(&one), flow(&ipv4(A, B, 2, [1, 4791], b"other")));
+        assert_ne!(flow(&one), flow(&ipv4(A, B, 0, [2, 4791], b"x")));
+        let (mut first, mut second) = (one.clone(), ipv4(A, B, 0, [7, 8], b"y"));
+        first[14 + 6] = 0x20;
+        second[14 + 7] = 185;
+        assert_eq!(flow(&first), flow(&second));
+    }
+
+    proptest! {
+        #[test]
+        fn any_octets_are_looked_at(frame in prop::collection::vec(any::<u8>(), 0..128), kind in 0..4_usize) {
+            let mut frame = frame;
+            if let Some(field) = frame.get_mut(12..14) {
+                field.copy_from_slice(&[[8, 0], [0x86, 0xdd], [0x89, 0x15], [0x81, 0]][kind]);
+            }
+            prop_assert_eq!(Inner::of(&frame).is_some(), frame.len() >= if kind == 3 { 18 } else { 14 });
+        }
+    }
+}

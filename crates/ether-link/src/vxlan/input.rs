@@ -1,0 +1,119 @@
+//! Datagrams that come: several to a call (recvmmsg), and each possibly a train that the kernel has put together (UDP_GRO).
+
+use std::collections::VecDeque;
+use std::io::IoSliceMut;
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
+
+use nix::errno::Errno;
+use nix::sys::socket::sockopt::{IpRecvTos, Ipv6RecvTClass, UdpGroSegment};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, MultiHeaders, RecvMsg, SockaddrStorage, recvmmsg, setsockopt};
+
+/// Messages that are taken with one call.
+const MESSAGES: usize = 16;
+/// Bytes for a message: the longest train.
+const MESSAGE: usize = 1 << 16;
+/// Bytes that the socket should hold for us. The system caps it.
+const RECEIVE_BUFFER: usize = 8 << 20;
+
+/// A message that was received, as far as it was not looked at.
+#[derive(Debug)]
+struct Held {
+    from: SocketAddr,
+    class: u8,
+    /// Bytes of each datagram but the last.
+    segment: usize,
+    start: usize,
+    end: usize,
+}
+
+/// A datagram.
+#[derive(Debug)]
+pub(super) struct Arrived<'a> {
+    pub(super) from: SocketAddr,
+    /// Outer traffic class.
+    pub(super) class: u8,
+    pub(super) payload: &'a mut [u8],
+}
+
+/// Messages that were received and not yet taken.
+#[derive(Debug)]
+pub(super) struct Input {
+    buffer: Vec<u8>,
+    held: VecDeque<Held>,
+}
+
+impl Input {
+    /// Has the socket put trains together and say what routers did to the traffic class.
+    pub(super) fn new(socket: &UdpSocket, ipv6: bool) -> Self {
+        use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
+        // All of these are improvements.
+        let buffer = set_socket_recv_buffer_size_force(socket, RECEIVE_BUFFER)
+            .or_else(|_| set_socket_recv_buffer_size(socket, RECEIVE_BUFFER));
+        if let Err(error) = buffer {
+            log::debug!("the receive buffer keeps its size: {error}");
+        }
+        if let Err(error) = setsockopt(socket, UdpGroSegment, &true) {
+            log::debug!("the kernel puts no trains together: {error}");
+        }
+        let class = if ipv6 { setsockopt(socket, Ipv6RecvTClass, &true) } else { setsockopt(socket, IpRecvTos, &true) };
+        if let Err(error) = class {
+            log::debug!("the kernel does not say what traffic class a packet has: {error}");
+        }
+        Self { buffer: vec![0; MESSAGES * MESSAGE], held: VecDeque::new() }
+    }
+
+    /// Whether something is held that makes no noise any more.
+    pub(super) fn is_empty(&self) -> bool {
+        self.held.is_empty()
+    }
+
+    /// The next datagram. `None`: there is none now.
+    pub(super) fn next(&mut self, socket: &OwnedFd) -> Option<Arrived<'_>> {
+        if self.held.is_empty() {
+            self.fill(socket);
+        }
+        let held = self.held.front_mut()?;
+        let Held { from, class, start, .. } = *held;
+        let end = start.saturating_add(held.segment).min(held.end);
+        held.start = end;
+        if end >= held.end {
+            self.held.pop_front();
+        }
+        Some(Arrived { from, class, payload: self.buffer.get_mut(start..end)? })
+    }
+
+    fn fill(&mut self, socket: &OwnedFd) {
+        // Made anew each time, because the library does not give a header its room for control messages back.
+        let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(MESSAGES, Some(nix::cmsg_space!(i32, i32)));
+        let mut slices: Vec<_> = self.buffer.chunks_exact_mut(MESSAGE).map(|slot| [IoSliceMut::new(slot)]).collect();
+        let messages = match recvmmsg(socket.as_raw_fd(), &mut headers, &mut slices, MsgFlags::MSG_DONTWAIT, None) {
+            Ok(messages) => messages,
+            Err(Errno::EAGAIN | Errno::EINTR) => return,
+            Err(errno) => return log::debug!("a vxlan socket fails: {errno}"),
+        };
+        let held = messages.enumerate().filter_map(|(slot, message)| held(slot, &message));
+        self.held.extend(held);
+    }
+}
+
+fn held(slot: usize, message: &RecvMsg<'_, '_, SockaddrStorage>) -> Option<Held> {
+    let from = socket_address(message.address.as_ref()?)?;
+    let (mut class, mut segment) = (0, message.bytes);
+    for control in message.cmsgs().into_iter().flatten() {
+        match control {
+            ControlMessageOwned::UdpGroSegments(octets) => segment = usize::try_from(octets).unwrap_or(0),
+            ControlMessageOwned::Ipv4Tos(tos) => class = tos,
+            ControlMessageOwned::Ipv6TClass(octets) => class = u8::try_from(octets).unwrap_or(0),
+            _ => {}
+        }
+    }
+    let start = slot.checked_mul(MESSAGE)?;
+    // An empty message is one datagram, too: it is counted as any other that holds nothing.
+    Some(Held { from, class, segment: segment.max(1), start, end: start.checked_add(message.bytes)? })
+}
+
+fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {
+    let v4 = || Some(SocketAddr::V4(SocketAddrV4::from(*address.as_sockaddr_in()?)));
+    v4().or_else(|| Some(SocketAddr::V6(SocketAddrV6::from(*address.as_sockaddr_in6()?))))
+}

@@ -1,0 +1,281 @@
+//! VXLAN (RFC 7348) over plain UDP sockets, so without privileges. The other end may be one of us, a Linux vxlan device, or
+//! Open vSwitch.
+//!
+//! A datagram holds a frame. It is sent to the remote that its receiver was last seen behind, and to all configured remotes if that
+//! is not known or the receiver is a group. Source ports differ by flow, so that networks can spread the load.
+//!
+//! # Whom to trust
+//!
+//! VXLAN has no authentication. Datagrams are taken from the addresses of configured remotes only, and stations are learned
+//! only from them; but whoever can forge the source address of a packet on the network between the remotes can put frames
+//! into the tunnel. Use it where that is not possible, or inside IPsec or WireGuard. Each remote has a share of the table,
+//! so that none can push out the stations of another.
+//!
+//! [`VxlanConfig::open`] takes datagrams from everybody: whoever speaks becomes a remote for the stations that are seen behind it, as
+//! with a Linux vxlan device that learns. Up to [`MAX_REMOTES`] are known, they age, and they are never flooded to: otherwise a
+//! forged address would turn us into an amplifier.
+
+mod counters;
+mod ecn;
+mod header;
+mod inner;
+mod input;
+mod output;
+mod switch;
+mod table;
+#[cfg(test)]
+mod tests;
+
+use std::collections::HashSet;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pvrdma_verbs::Counter;
+use thiserror::Error;
+
+use self::counters::{VxlanCounters, count};
+use self::header::{NoFrame, decapsulate};
+use self::inner::Inner;
+use self::input::{Arrived, Input};
+use self::output::{Datagram, Outcome, Output};
+use self::switch::{Switch, Target, is_group};
+use self::table::Learned;
+use super::{Frames, Link, Readiness};
+use crate::Clock;
+
+pub use header::Vni;
+pub use table::{AGE, MAX_REMOTES, MAX_STATIONS};
+
+/// The port of VXLAN.
+pub const VXLAN_PORT: u16 = 4789;
+
+/// Bytes that a tunnel adds to an IP packet, over IPv4: the inner Ethernet header, VXLAN, UDP and IP.
+pub const IPV4_OVERHEAD: u32 = 14 + 8 + 8 + 20;
+/// Over IPv6.
+pub const IPV6_OVERHEAD: u32 = 14 + 8 + 8 + 40;
+
+/// One end of a tunnel.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct VxlanConfig {
+    /// Where datagrams come, and from which address they are sent.
+    pub local: SocketAddr,
+    /// Other ends. No two have the same IP address, because the sender of a datagram is told by it.
+    pub remotes: Vec<SocketAddr>,
+    /// The network.
+    pub vni: Vni,
+    /// Datagrams of others are taken, too. See the module for what that means.
+    pub open: bool,
+}
+
+/// Why a tunnel cannot be.
+#[derive(Debug, Error)]
+pub enum VxlanError {
+    /// Nobody could ever be spoken to.
+    #[error("a vxlan link needs a remote, or must learn remotes")]
+    NoRemote,
+    /// There are too many.
+    #[error("{0} remotes are more than {MAX_REMOTES}")]
+    TooManyRemotes(usize),
+    /// Two remotes cannot be told apart.
+    #[error("two remotes have the address {0}")]
+    SameAddress(std::net::IpAddr),
+    /// It cannot be reached from there.
+    #[error("the remote {remote} cannot be reached from {local}: one is IPv4 and the other IPv6")]
+    Family {
+        /// The remote.
+        remote: SocketAddr,
+        /// Our end.
+        local: SocketAddr,
+    },
+    /// An address that nothing can be sent to.
+    #[error("{0} is not the address of one host")]
+    NoHost(SocketAddr),
+    /// No socket.
+    #[error("vxlan at {local}: {source}")]
+    Io {
+        /// Our end.
+        local: SocketAddr,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+impl VxlanConfig {
+    /// Whether the values go together.
+    ///
+    /// # Errors
+    /// They do not.
+    pub fn check(&self) -> Result<(), VxlanError> {
+        let mut seen = HashSet::new();
+        for &remote in &self.remotes {
+            let ip = remote.ip();
+            if remote.is_ipv4() != self.local.is_ipv4() {
+                return Err(VxlanError::Family { remote, local: self.local });
+            }
+            if ip.is_unspecified() || ip.is_multicast() || remote.port() == 0 {
+                return Err(VxlanError::NoHost(remote));
+            }
+            if !seen.insert(ip) {
+                return Err(VxlanError::SameAddress(ip));
+            }
+        }
+        match self.remotes.len() {
+            0 if !self.open => Err(VxlanError::NoRemote),
+            count if count > MAX_REMOTES => Err(VxlanError::TooManyRemotes(count)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// One end of a tunnel, with its sockets.
+#[derive(Debug)]
+pub struct VxlanLink {
+    vni: Vni,
+    socket: Arc<OwnedFd>,
+    input: Mutex<Input>,
+    output: Output,
+    switch: Mutex<Switch>,
+    clock: Arc<dyn Clock>,
+    counters: VxlanCounters,
+}
+
+impl VxlanLink {
+    /// Makes the sockets. Stations age by `clock`.
+    ///
+    /// # Errors
+    /// The values do not go together, or the address is taken or not ours.
+    pub fn bind(config: &VxlanConfig, clock: Arc<dyn Clock>) -> Result<Self, VxlanError> {
+        config.check()?;
+        let io_error = |source| VxlanError::Io { local: config.local, source };
+        let socket = UdpSocket::bind(config.local).map_err(io_error)?;
+        let local = socket.local_addr().map_err(io_error)?;
+        let input = Input::new(&socket, local.is_ipv6());
+        let output = Output::new(local, config.vni.header()).map_err(io_error)?;
+        Ok(Self {
+            vni: config.vni,
+            socket: Arc::new(socket.into()),
+            input: Mutex::new(input),
+            output,
+            switch: Mutex::new(Switch::new(&config.remotes, config.open, local.port())),
+            clock,
+            counters: VxlanCounters::default(),
+        })
+    }
+
+    /// Takes the frame out of a datagram, if it is for us, and notes who sent it.
+    fn accept<'a>(&self, arrived: Arrived<'a>) -> Option<&'a [u8]> {
+        let Arrived { from, class, payload } = arrived;
+        let counters = &self.counters;
+        let now = self.clock.now();
+        let mut switch = self.switch.lock();
+        let Some(remote) = switch.sender(from, now) else {
+            return count(&counters.vxlan_dropped_sender, || format!("{from} is not a remote"));
+        };
+        let frame = match decapsulate(payload, self.vni) {
+            Ok(frame) => frame,
+            Err(NoFrame::Malformed) => {
+                return count(&counters.vxlan_dropped_malformed, || format!("no VXLAN header from {from}"));
+            }
+            Err(NoFrame::OtherNetwork(vni)) => {
+                return count(&counters.vxlan_dropped_vni, || format!("{from} sends to VNI {vni}"));
+            }
+        };
+        let Some(inner) = Inner::of(frame).filter(|inner| !is_group(inner.source)) else {
+            return count(&counters.vxlan_dropped_malformed, || format!("no frame, or one from a group, from {from}"));
+        };
+        if !ecn::decapsulate(class, frame) {
+            return count(&counters.vxlan_dropped_congested, || format!("congestion on the way from {from}"));
+        }
+        match switch.learn(&inner, remote, now) {
+            Learned::Known | Learned::New => {}
+            Learned::Moved => {
+                _ = count::<()>(&counters.vxlan_moved, || format!("{} is behind {from} now", inner.source))
+            }
+            Learned::Refused => {
+                let _: Option<()> = count(&counters.vxlan_not_learned, || format!("too many stations behind {from}"));
+            }
+        }
+        Some(frame)
+    }
+
+    /// Which datagrams carry the frames from index `from` on.
+    fn datagrams<'a>(&self, frames: &'a Frames, from: usize) -> Vec<Datagram<'a>> {
+        let now = self.clock.now();
+        let switch = self.switch.lock();
+        let mut datagrams = Vec::with_capacity(frames.len().saturating_sub(from));
+        for (index, frame) in (from..).zip(frames.iter_from(from)) {
+            let Some(inner) = Inner::of(frame) else {
+                let _: Option<()> = count(&self.counters.lost, || "a frame without an Ethernet header".to_owned());
+                continue;
+            };
+            let datagram = |to| Datagram { frame, index, to, flow: inner.flow, class: inner.class };
+            match switch.target(&inner, now) {
+                Target::One(to) => datagrams.push(datagram(to)),
+                Target::All => datagrams.extend(switch.configured().map(datagram)),
+            }
+        }
+        datagrams
+    }
+}
+
+impl Link for VxlanLink {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        let mut input = self.input.lock();
+        for _ in 0..most {
+            let Some(arrived) = input.next(&self.socket) else { return };
+            if let Some(frame) = self.accept(arrived) {
+                frames.push(frame);
+            }
+        }
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let all = frames.len().saturating_sub(from);
+        let datagrams = self.datagrams(frames, from);
+        let mut next = 0;
+        while let Some(rest) = datagrams.get(next..).filter(|rest| !rest.is_empty()) {
+            match self.output.send(rest) {
+                Outcome::Sent(count) => next = next.saturating_add(count),
+                Outcome::Lost(lost) => {
+                    self.counters.add_lost(lost);
+                    next = next.saturating_add(lost);
+                }
+                Outcome::Full => {
+                    let Some(index) = rest.first().map(|datagram| datagram.index) else { break };
+                    let begun = datagrams.get(..next).and_then(<[_]>::last).is_some_and(|sent| sent.index == index);
+                    if !begun {
+                        return index.saturating_sub(from);
+                    }
+                    // Some remotes have this frame already. It must not come to them again.
+                    let copies = rest.iter().take_while(|datagram| datagram.index == index).count();
+                    self.counters.add_lost(copies);
+                    next = next.saturating_add(copies);
+                }
+            }
+        }
+        all
+    }
+
+    fn readiness(&self) -> Readiness {
+        let held = self.input.try_lock().is_none_or(|input| !input.is_empty());
+        Readiness {
+            readable: Some(Arc::clone(&self.socket)),
+            writable: self.output.writable(),
+            wait: held.then_some(std::time::Duration::ZERO),
+        }
+    }
+
+    fn lost(&self) -> u64 {
+        self.counters.lost()
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let mut list = self.counters.list();
+        list.push(("vxlan_stations", self.switch.lock().stations() as u64));
+        list.push(("vxlan_trains_sent", self.output.trains.load(std::sync::atomic::Ordering::Relaxed)));
+        list
+    }
+}

@@ -1,0 +1,233 @@
+//! Datagrams on their way out: trains of equal ones as one call that the kernel or the adapter takes apart (UDP_SEGMENT), the
+//! others several to a call (sendmmsg).
+
+use std::io::{self, IoSlice};
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use nix::errno::Errno;
+use nix::sys::socket::sockopt::UdpGsoSegment;
+use nix::sys::socket::{ControlMessage, MsgFlags, MultiHeaders, SockaddrStorage, getsockopt, sendmmsg, sendmsg};
+
+use super::header::HEADER_LEN;
+
+/// Sockets, and with them source ports, among which flows are spread.
+const SOCKETS: usize = 16;
+/// Bytes that a socket should hold for the network. The system caps it.
+const SEND_BUFFER: usize = 4 << 20;
+/// What older kernels take as one train.
+const MAX_SEGMENTS: usize = 64;
+/// Bytes of a train: those of the longest UDP payload, over IPv4 or IPv6.
+const MAX_TRAIN: usize = 65_535 - 40 - 8;
+/// Datagrams for one sendmmsg.
+const MAX_SINGLES: usize = 64;
+
+/// A frame with the place where it goes.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Datagram<'a> {
+    pub(super) frame: &'a [u8],
+    /// Index of the frame among those that were presented. Copies for several remotes share it.
+    pub(super) index: usize,
+    pub(super) to: SocketAddr,
+    /// Selects the source port.
+    pub(super) flow: u32,
+    /// Outer traffic class.
+    pub(super) class: u8,
+}
+
+/// What came of some datagrams.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Outcome {
+    /// So many left.
+    Sent(usize),
+    /// There is no room now.
+    Full,
+    /// So many cannot be sent.
+    Lost(usize),
+}
+
+/// Sockets with a source port each. Nobody sends to these.
+#[derive(Debug)]
+pub(super) struct Output {
+    sockets: Vec<Arc<OwnedFd>>,
+    header: [u8; HEADER_LEN],
+    ipv6: bool,
+    /// Longest datagram that may be a part of a train. It shrinks to what the networks on the way carry; 0: no trains.
+    longest_segment: AtomicUsize,
+    /// The socket that had no room last.
+    full: AtomicUsize,
+    /// Trains that left.
+    pub(super) trains: AtomicU64,
+}
+
+impl Output {
+    /// Sockets that send from the address of `local`, each from a port that the system chooses.
+    pub(super) fn new(local: SocketAddr, header: [u8; HEADER_LEN]) -> io::Result<Self> {
+        let mut any_port = local;
+        any_port.set_port(0);
+        let sockets = (0..SOCKETS)
+            .map(|_| {
+                let socket = UdpSocket::bind(any_port)?;
+                let enlarged = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
+                // What somebody sends here is never read: as little as possible.
+                let closed = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 0);
+                if let Err(error) = enlarged.and(closed) {
+                    log::debug!("the buffers of a socket keep their size: {error}");
+                }
+                Ok(Arc::new(socket.into()))
+            })
+            .collect::<io::Result<Vec<Arc<OwnedFd>>>>()?;
+        let has_trains = sockets.first().is_some_and(|socket| getsockopt(socket, UdpGsoSegment).is_ok());
+        Ok(Self {
+            sockets,
+            header,
+            ipv6: local.is_ipv6(),
+            longest_segment: AtomicUsize::new(if has_trains { usize::from(u16::MAX) } else { 0 }),
+            full: AtomicUsize::new(0),
+            trains: AtomicU64::new(0),
+        })
+    }
+
+    /// The socket to wait for.
+    pub(super) fn writable(&self) -> Option<Arc<OwnedFd>> {
+        self.sockets.get(self.full.load(Ordering::Relaxed)).cloned()
+    }
+
+    /// Does as if the kernel had no segmentation offload.
+    #[cfg(test)]
+    pub(super) fn no_trains(&self) {
+        self.longest_segment.store(0, Ordering::Relaxed);
+    }
+
+    /// Sends the first datagrams of a list, as many as one call takes.
+    pub(super) fn send(&self, datagrams: &[Datagram<'_>]) -> Outcome {
+        let Some(first) = datagrams.first() else { return Outcome::Sent(0) };
+        let number = socket_of(first.flow);
+        let Some(socket) = self.sockets.get(number) else { return Outcome::Lost(1) };
+        let train = self.train(datagrams);
+        let result = match datagrams.get(..train) {
+            Some(train) if train.len() > 1 => self.send_train(socket, train),
+            _ => self.send_singles(socket, datagrams.get(..self.singles(datagrams)).unwrap_or_default()),
+        };
+        match result {
+            Ok(count) => Outcome::Sent(count),
+            Err(Errno::EINTR) => Outcome::Sent(0),
+            Err(Errno::EAGAIN) => {
+                self.full.store(number, Ordering::Relaxed);
+                Outcome::Full
+            }
+            Err(errno) if train > 1 && self.shorten(errno, first) => Outcome::Sent(0),
+            Err(errno) => {
+                log::debug!("a datagram to {} is lost: {errno}", first.to);
+                Outcome::Lost(train.max(1))
+            }
+        }
+    }
+
+    /// How many datagrams go as one train: all of one size, except that the last may be shorter.
+    fn train(&self, datagrams: &[Datagram<'_>]) -> usize {
+        let Some(first) = datagrams.first() else { return 0 };
+        let segment = octets(first);
+        if segment > self.longest_segment.load(Ordering::Relaxed) {
+            return 1;
+        }
+        let mut length = 0_usize;
+        let mut count = 0;
+        for datagram in datagrams.iter().take(MAX_SEGMENTS) {
+            length = length.saturating_add(octets(datagram));
+            let other_way = datagram.to != first.to || !same_socket(datagram, first);
+            if other_way || octets(datagram) > segment || length > MAX_TRAIN {
+                break;
+            }
+            count += 1;
+            if octets(datagram) < segment {
+                break;
+            }
+        }
+        count
+    }
+
+    /// How many datagrams go to one sendmmsg: those of one socket until a train begins.
+    fn singles(&self, datagrams: &[Datagram<'_>]) -> usize {
+        let mut count = 1;
+        while let (Some(first), Some(next)) = (datagrams.first(), datagrams.get(count)) {
+            let train_begins = datagrams.get(count..).is_some_and(|rest| self.train(rest) > 1);
+            if count >= MAX_SINGLES || !same_socket(first, next) || train_begins {
+                break;
+            }
+            count += 1;
+        }
+        count
+    }
+
+    fn send_train(&self, socket: &OwnedFd, train: &[Datagram<'_>]) -> Result<usize, Errno> {
+        let first = train.first().ok_or(Errno::EINVAL)?;
+        let segment = u16::try_from(octets(first)).map_err(|_| Errno::EMSGSIZE)?;
+        let slices: Vec<_> = train.iter().flat_map(|datagram| self.slices(datagram)).collect();
+        let (tos, class) = (first.class, i32::from(first.class));
+        let control = [ControlMessage::UdpGsoSegments(&segment), self.class(&tos, &class)];
+        let control = if tos == 0 { control.get(..1).unwrap_or_default() } else { &control };
+        sendmsg(socket.as_raw_fd(), &slices, control, FLAGS, Some(&SockaddrStorage::from(first.to)))?;
+        self.trains.fetch_add(1, Ordering::Relaxed);
+        Ok(train.len())
+    }
+
+    fn send_singles(&self, socket: &OwnedFd, datagrams: &[Datagram<'_>]) -> Result<usize, Errno> {
+        let first = datagrams.first().ok_or(Errno::EINVAL)?;
+        let (tos, class) = (first.class, i32::from(first.class));
+        let control = [self.class(&tos, &class)];
+        let control = if tos == 0 { &[] } else { &control[..] };
+        if datagrams.len() == 1 {
+            let slices = self.slices(first);
+            sendmsg(socket.as_raw_fd(), &slices, control, FLAGS, Some(&SockaddrStorage::from(first.to)))?;
+            return Ok(1);
+        }
+        let slices: Vec<_> = datagrams.iter().map(|datagram| self.slices(datagram)).collect();
+        let to: Vec<_> = datagrams.iter().map(|datagram| Some(SockaddrStorage::from(datagram.to))).collect();
+        let space = match (tos, self.ipv6) {
+            (0, _) => None,
+            (_, false) => Some(nix::cmsg_space!(u8)),
+            (_, true) => Some(nix::cmsg_space!(i32)),
+        };
+        let mut headers = MultiHeaders::preallocate(datagrams.len(), space);
+        Ok(sendmmsg(socket.as_raw_fd(), &mut headers, &slices, to, control, FLAGS)?.count())
+    }
+
+    fn slices<'a>(&'a self, datagram: &Datagram<'a>) -> [IoSlice<'a>; 2] {
+        [IoSlice::new(&self.header), IoSlice::new(datagram.frame)]
+    }
+
+    const fn class<'a>(&self, tos: &'a u8, class: &'a i32) -> ControlMessage<'a> {
+        if self.ipv6 { ControlMessage::Ipv6TClass(class) } else { ControlMessage::Ipv4Tos(tos) }
+    }
+
+    /// Has later trains be shorter if that is what an error means. Whether it is worth another attempt.
+    fn shorten(&self, errno: Errno, first: &Datagram<'_>) -> bool {
+        let longest = match errno {
+            // A segment is longer than a packet on the way may be.
+            Errno::EINVAL | Errno::EMSGSIZE => octets(first).saturating_sub(1),
+            // The way has no checksum offload, or something else that trains need.
+            Errno::EIO | Errno::EOPNOTSUPP | Errno::ENOPROTOOPT => 0,
+            _ => return false,
+        };
+        log::debug!("no trains of {} octets to {}: {errno}", octets(first), first.to);
+        self.longest_segment.fetch_min(longest, Ordering::Relaxed);
+        true
+    }
+}
+
+const FLAGS: MsgFlags = MsgFlags::MSG_DONTWAIT.union(MsgFlags::MSG_NOSIGNAL);
+
+const fn octets(datagram: &Datagram<'_>) -> usize {
+    HEADER_LEN.saturating_add(datagram.frame.len())
+}
+
+fn socket_of(flow: u32) -> usize {
+    usize::try_from(flow).unwrap_or(0) % SOCKETS
+}
+
+fn same_socket(one: &Datagram<'_>, other: &Datagram<'_>) -> bool {
+    socket_of(one.flow) == socket_of(other.flow) && one.class == other.class
+}

@@ -1,0 +1,192 @@
+//! Where a frame goes, and whose datagrams are taken.
+
+use std::collections::HashMap;
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use pvrdma_verbs::MacAddr;
+
+use super::inner::{Inner, Station};
+use super::table::{AGE, Learned, MAX_REMOTES, Table};
+
+/// Another end of the tunnel.
+#[derive(Clone, Copy, Debug)]
+struct Remote {
+    address: SocketAddr,
+    /// When a learned one was heard last. Configured ones stay whether they speak or not.
+    heard: Option<Duration>,
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Target {
+    /// To one remote.
+    One(SocketAddr),
+    /// To every configured remote.
+    All,
+}
+
+/// Remotes, and the stations behind them.
+#[derive(Debug)]
+pub(super) struct Switch {
+    remotes: Vec<Remote>,
+    configured: usize,
+    by_address: HashMap<IpAddr, usize>,
+    table: Table,
+    /// Whether somebody who is not configured may become a remote.
+    open: bool,
+    /// Where learned remotes are reached.
+    port: u16,
+}
+
+impl Switch {
+    /// A switch that knows only what is configured: at most [`MAX_REMOTES`], each with an address of its own.
+    pub(super) fn new(remotes: &[SocketAddr], open: bool, port: u16) -> Self {
+        let by_address = remotes.iter().enumerate().map(|(index, remote)| (remote.ip(), index)).collect();
+        let remotes: Vec<_> = remotes.iter().map(|&address| Remote { address, heard: None }).collect();
+        Self { configured: remotes.len(), remotes, by_address, table: Table::default(), open, port }
+    }
+
+    /// Configured remotes.
+    pub(super) fn configured(&self) -> impl Iterator<Item = SocketAddr> {
+        self.remotes.iter().take(self.configured).map(|remote| remote.address)
+    }
+
+    /// Stations that are known.
+    pub(super) fn stations(&self) -> usize {
+        self.table.len()
+    }
+
+    /// Nothing to choose between.
+    fn is_cable(&self) -> bool {
+        self.configured == 1 && !self.open
+    }
+
+    /// The remote that sends from `from`. `None`: it is nobody we listen to.
+    pub(super) fn sender(&mut self, from: SocketAddr, now: Duration) -> Option<usize> {
+        // Not the port: a tunnel's end chooses it for each flow.
+        if let Some(&index) = self.by_address.get(&from.ip()) {
+            if let Some(heard) = self.remotes.get_mut(index).and_then(|remote| remote.heard.as_mut()) {
+                *heard = now;
+            }
+            return Some(index);
+        }
+        if !self.open {
+            return None;
+        }
+        let mut address = from;
+        address.set_port(self.port);
+        let remote = Remote { address, heard: Some(now) };
+        let index = if self.remotes.len() < MAX_REMOTES {
+            self.remotes.push(remote);
+            self.remotes.len() - 1
+        } else {
+            let index = self.silent(now)?;
+            let old = self.remotes.get_mut(index)?;
+            self.by_address.remove(&old.address.ip());
+            *old = remote;
+            self.table.forget(index);
+            index
+        };
+        self.by_address.insert(from.ip(), index);
+        Some(index)
+    }
+
+    /// A learned remote that has been silent for long.
+    fn silent(&self, now: Duration) -> Option<usize> {
+        let silent = |remote: &Remote| remote.heard.is_some_and(|heard| now.saturating_sub(heard) >= AGE);
+        self.remotes.iter().position(silent)
+    }
+
+    /// Notes who spoke from behind a remote.
+    pub(super) fn learn(&mut self, inner: &Inner, remote: usize, now: Duration) -> Learned {
+        if self.is_cable() {
+            return Learned::Known;
+        }
+        let learned = self.table.learn(Station::Mac(inner.source), remote, now);
+        let Some((source, _)) = inner.gids else { return learned };
+        match (learned, self.table.learn(Station::Gid(source), remote, now)) {
+            (Learned::Known, other) => other,
+            _ => learned,
+        }
+    }
+
+    /// Where a frame goes: to who has its address, else to who has its GID, else to all.
+    pub(super) fn target(&self, inner: &Inner, now: Duration) -> Target {
+        if self.is_cable() || is_group(inner.destination) {
+            return Target::All;
+        }
+        let by_mac = self.table.find(&Station::Mac(inner.destination), now);
+        let by_gid = || self.table.find(&Station::Gid(inner.gids?.1), now);
+        let remote = by_mac.or_else(by_gid).and_then(|index| self.remotes.get(index));
+        remote.map_or(Target::All, |remote| Target::One(remote.address))
+    }
+}
+
+/// Whether an address is that of a group: multicast or broadcast.
+pub(super) const fn is_group(mac: MacAddr) -> bool {
+    let [first, ..] = mac.0;
+    first & 1 != 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: Duration = Duration::from_secs(5);
+
+    fn address(last: u8, port: u16) -> SocketAddr {
+        SocketAddr::from(([10, 9, 0, last], port))
+    }
+
+    fn inner(to: u8, from: u8, gids: Option<(u8, u8)>) -> Inner {
+        let mac = |last| MacAddr([2, 0, 0, 0, 0, last]);
+        let gids = gids.map(|(from, to)| ([from; 16], [to; 16]));
+        Inner { destination: mac(to), source: mac(from), gids, class: 0, flow: 0 }
+    }
+
+    #[test]
+    fn frames_go_where_their_receiver_spoke_from() {
+        let mut switch = Switch::new(&[address(1, 4789), address(2, 9999)], false, 4789);
+        assert_eq!(switch.target(&inner(7, 1, None), NOW), Target::All);
+        let remote = switch.sender(address(2, 50_000), NOW).unwrap();
+        assert_eq!(switch.learn(&inner(1, 7, Some((77, 1))), remote, NOW), Learned::New);
+        assert_eq!(switch.target(&inner(7, 1, None), NOW), Target::One(address(2, 9999)));
+        // Also by GID, if nobody has the address.
+        assert_eq!(switch.target(&inner(8, 1, Some((1, 77))), NOW), Target::One(address(2, 9999)));
+        assert_eq!(switch.target(&inner(8, 1, Some((1, 78))), NOW), Target::All);
+        let mut everybody = inner(7, 1, Some((1, 77)));
+        everybody.destination = MacAddr([0xff; 6]);
+        assert_eq!(switch.target(&everybody, NOW), Target::All);
+        assert_eq!(switch.target(&inner(7, 1, None), NOW + AGE), Target::All);
+        assert_eq!(switch.sender(address(3, 4789), NOW), None, "not configured");
+    }
+
+    #[test]
+    fn one_remote_is_a_cable() {
+        let mut switch = Switch::new(&[address(1, 4789)], false, 4789);
+        assert_eq!(switch.learn(&inner(1, 7, None), 0, NOW), Learned::Known);
+        assert_eq!((switch.stations(), switch.target(&inner(7, 1, None), NOW)), (0, Target::All));
+    }
+
+    #[test]
+    fn learned_remotes_are_bounded_and_age() {
+        let mut switch = Switch::new(&[address(0, 4789)], true, 4790);
+        for last in 1..=255 {
+            let remote = switch.sender(address(last, 60_000), NOW);
+            assert_eq!(remote.is_some(), usize::from(last) < MAX_REMOTES, "{last}");
+            if let Some(remote) = remote {
+                switch.learn(&inner(100, last, None), remote, NOW);
+            }
+        }
+        assert_eq!(switch.target(&inner(9, 1, None), NOW), Target::One(address(9, 4790)));
+        assert_eq!(switch.configured().collect::<Vec<_>>(), [address(0, 4789)], "learned ones get no floods");
+        // Later, 9 still speaks and 1 is silent.
+        let later = NOW + AGE;
+        assert_eq!(switch.sender(address(9, 60_001), later), Some(9));
+        assert_eq!(switch.sender(address(200, 1), later), Some(1));
+        assert_eq!(switch.sender(address(1, 1), later), Some(2), "the next one that is silent");
+        assert!(switch.by_address.len() == MAX_REMOTES && switch.remotes.len() == MAX_REMOTES);
+        assert_eq!(switch.target(&inner(2, 9, None), later), Target::All, "forgotten with its remote");
+    }
+}

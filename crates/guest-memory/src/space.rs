@@ -1,0 +1,253 @@
+//! The map of one device.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, RwLock};
+use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
+
+use super::pin::PinTable;
+use super::{
+    Backing, DmaRange, DmaView, MAX_RANGES, MapError, MemoryWatcher, PageList, PinError, PinGuard, PinPolicy, SpaceId,
+};
+
+/// Bytes that are locked in one go: whoever takes memory away may have to wait for that.
+const PIN_STEP: u64 = 32 << 20;
+
+/// The bus address space of one device.
+pub struct DmaSpace {
+    id: SpaceId,
+    ranges: RwLock<Vec<DmaRange>>,
+    /// Changed only with `ranges` locked for writing, so a view sees one value for its whole life.
+    enabled: AtomicBool,
+    policy: PinPolicy,
+    pub(super) pins: Mutex<PinTable>,
+    watchers: Mutex<Vec<Weak<dyn MemoryWatcher>>>,
+}
+
+impl fmt::Debug for DmaSpace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaSpace").field("id", &self.id).field("policy", &self.policy).finish_non_exhaustive()
+    }
+}
+
+impl DmaSpace {
+    /// An empty space.
+    pub fn new(policy: PinPolicy) -> Arc<Self> {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        Arc::new(Self {
+            id: SpaceId(NEXT.fetch_add(1, Ordering::Relaxed)),
+            ranges: RwLock::new(Vec::new()),
+            enabled: AtomicBool::new(true),
+            policy,
+            pins: Mutex::new(PinTable::default()),
+            watchers: Mutex::default(),
+        })
+    }
+
+    /// Has a watcher told of all that is taken away from now on, for as long as it exists.
+    pub fn watch(&self, watcher: Weak<dyn MemoryWatcher>) {
+        let mut watchers = self.watchers.lock();
+        watchers.retain(|known| known.strong_count() > 0);
+        watchers.push(watcher);
+    }
+
+    /// Calls every watcher. The caller holds no view and no lock.
+    fn tell(&self, call: impl Fn(&dyn MemoryWatcher)) {
+        let watchers: Vec<_> = self.watchers.lock().iter().filter_map(Weak::upgrade).collect();
+        watchers.iter().for_each(|watcher| call(&**watcher));
+    }
+
+    /// A space with all regions of a VMM's guest memory, each at its guest-physical address. For VMMs in the same process.
+    ///
+    /// # Errors
+    /// The regions cannot be mapped one to one.
+    pub fn from_guest_memory(memory: &GuestMemoryMmap, policy: PinPolicy) -> Result<Arc<Self>, MapError> {
+        let space = Self::new(policy);
+        for region in memory.iter() {
+            space.map(DmaRange {
+                iova: region.start_addr().0,
+                len: region.len(),
+                writable: true,
+                backing: Some(Backing { mapping: region.get_mmap(), offset: 0 }),
+            })?;
+        }
+        Ok(space)
+    }
+
+    /// Its name.
+    pub const fn id(&self) -> SpaceId {
+        self.id
+    }
+
+    /// How guest memory is kept resident.
+    pub const fn policy(&self) -> PinPolicy {
+        self.policy
+    }
+
+    /// Adds a range. With [`PinPolicy::All`] its memory is to be populated and locked, which takes long for much memory (a
+    /// gigabyte may need a second) and is therefore left to [`Self::pin_some`] and [`Self::pin_status`].
+    ///
+    /// # Errors
+    /// The range is invalid or overlaps another.
+    pub fn map(&self, range: DmaRange) -> Result<(), MapError> {
+        let invalid = MapError::Invalid { iova: range.iova, len: range.len };
+        if range.len == 0 || range.iova.checked_add(range.len).is_none() {
+            return Err(invalid);
+        }
+        if let Some(backing) = &range.backing {
+            let len = usize::try_from(range.len).map_err(|_| MapError::Invalid { iova: range.iova, len: range.len })?;
+            if backing.offset.checked_add(len).is_none_or(|end| end > backing.mapping.size()) {
+                return Err(invalid);
+            }
+        }
+        let pinned = range.clone();
+        {
+            let mut ranges = self.ranges.write();
+            if ranges.len() >= MAX_RANGES {
+                return Err(MapError::TooMany);
+            }
+            let at = ranges.partition_point(|r| r.iova < range.iova);
+            let overlaps_next = ranges.get(at).is_some_and(|next| next.iova < range.end());
+            let overlaps_previous = at.checked_sub(1).and_then(|i| ranges.get(i)).is_some_and(|p| p.end() > range.iova);
+            if overlaps_next || overlaps_previous {
+                return Err(MapError::Overlap { iova: range.iova, len: range.len });
+            }
+            ranges.insert(at, range);
+        }
+        if self.policy == PinPolicy::All {
+            self.pins.lock().queue_range(pinned);
+        }
+        Ok(())
+    }
+
+    /// Removes every range inside `iova..iova+len`. When this returns, nothing accesses that memory any more.
+    ///
+    /// # Errors
+    /// There is none, or one sticks out; nothing was removed then.
+    pub fn unmap(&self, iova: u64, len: u64) -> Result<(), MapError> {
+        let end = iova.checked_add(len).ok_or(MapError::Invalid { iova, len })?;
+        let removed: Vec<DmaRange> = {
+            let mut ranges = self.ranges.write();
+            let first = ranges.partition_point(|r| r.end() <= iova);
+            let last = ranges.partition_point(|r| r.iova < end);
+            let inside = first < last
+                && ranges.get(first).is_some_and(|r| r.iova >= iova)
+                && ranges.get(last.wrapping_sub(1)).is_some_and(|r| r.end() <= end);
+            if !inside {
+                return Err(MapError::NoMatch { iova, len });
+            }
+            ranges.drain(first..last).collect()
+        };
+        self.release(&removed);
+        Ok(())
+    }
+
+    /// Removes everything, as when the VMM has gone.
+    pub fn unmap_all(&self) {
+        let removed = std::mem::take(&mut *self.ranges.write());
+        self.release(&removed);
+    }
+
+    fn release(&self, removed: &[DmaRange]) {
+        let ranges: Vec<_> = removed.iter().map(|range| (range.iova, range.len)).collect();
+        self.tell(|watcher| watcher.unmapped(&ranges));
+        if self.policy == PinPolicy::All {
+            let mut pins = self.pins.lock();
+            for range in removed {
+                pins.unpin_range(range);
+            }
+        }
+    }
+
+    /// Holds the map and lends it. The calling thread must not already hold a view of this space.
+    pub fn view(&self) -> DmaView<'_> {
+        let ranges = self.ranges.read();
+        DmaView { id: self.id, enabled: self.enabled.load(Ordering::Relaxed), ranges }
+    }
+
+    /// Switches all access off or on: a function whose bus mastering is off reaches no memory, whatever the map says. When
+    /// this returns, every view of the old setting is gone. The caller holds no view and no lock that a holder of a view may
+    /// want.
+    pub fn set_enabled(&self, enabled: bool) {
+        let ranges = self.ranges.write();
+        self.enabled.store(enabled, Ordering::Relaxed);
+        drop(ranges);
+        if !enabled {
+            self.tell(|watcher| watcher.disabled());
+        }
+    }
+
+    /// Whether access is switched on.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::Relaxed)
+    }
+
+    /// Waits until every view taken before this call is gone. The caller holds no view and no lock that a holder of a view
+    /// may want.
+    pub fn barrier(&self) {
+        drop(self.ranges.write());
+    }
+
+    /// Does a bounded part of the locking that [`Self::map`] left. Returns whether there is more. Call it from a thread that
+    /// nobody waits for, so that little is left for [`Self::pin_status`].
+    pub fn pin_some(&self) -> bool {
+        self.pins.lock().pin_some(PIN_STEP)
+    }
+
+    /// Whether all guest memory is resident as [`PinPolicy::All`] promises; finishes what is left of that first. Always good
+    /// with the other policies.
+    ///
+    /// # Errors
+    /// How much could not be locked and which limit stood in the way.
+    pub fn pin_status(&self) -> Result<(), PinError> {
+        while self.pin_some() {}
+        self.pin_failure()
+    }
+
+    /// What [`Self::pin_status`] would say of the memory that was dealt with so far.
+    ///
+    /// # Errors
+    /// As there.
+    pub fn pin_failure(&self) -> Result<(), PinError> {
+        self.pins.lock().status()
+    }
+
+    /// Bytes locked in memory now.
+    pub fn pinned_bytes(&self) -> u64 {
+        self.pins.lock().pinned_bytes()
+    }
+
+    /// Bytes mapped with accessible memory behind them.
+    pub fn mapped_bytes(&self) -> u64 {
+        self.ranges.read().iter().filter(|r| r.backing.is_some()).map(|r| r.len).sum()
+    }
+
+    /// With [`PinPolicy::Registered`], keeps these pages resident until the guard is dropped; does nothing otherwise.
+    ///
+    /// # Errors
+    /// How much could not be locked and why.
+    pub fn pin_pages(self: &Arc<Self>, pages: &PageList) -> Result<PinGuard, PinError> {
+        if self.policy != PinPolicy::Registered {
+            return Ok(PinGuard::none());
+        }
+        self.pin_pages_of(&self.view(), pages)
+    }
+
+    /// The same for a thread that holds a view of this space.
+    ///
+    /// # Errors
+    /// As for [`Self::pin_pages`].
+    pub fn pin_pages_of(self: &Arc<Self>, view: &DmaView<'_>, pages: &PageList) -> Result<PinGuard, PinError> {
+        if self.policy != PinPolicy::Registered {
+            return Ok(PinGuard::none());
+        }
+        let mut parts = Vec::new();
+        for extent in pages.extents() {
+            view.backings(extent.iova, extent.bytes(), &mut parts);
+        }
+        self.pins.lock().pin_parts(&parts)?;
+        Ok(PinGuard::new(Arc::clone(self), parts))
+    }
+}

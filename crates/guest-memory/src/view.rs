@@ -1,0 +1,217 @@
+//! Access to guest memory while its map is held.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::RwLockReadGuard;
+use vm_memory::mmap::MmapRegion;
+use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
+
+use super::{Direction, DmaError, DmaRange, SpaceId};
+
+/// A held memory map.
+pub struct DmaView<'a> {
+    pub(super) id: SpaceId,
+    pub(super) enabled: bool,
+    pub(super) ranges: RwLockReadGuard<'a, Vec<DmaRange>>,
+}
+
+impl fmt::Debug for DmaView<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaView").field("id", &self.id).field("ranges", &self.ranges.len()).finish()
+    }
+}
+
+/// A piece of guest memory as it is mapped here, for adapters that register it with hardware.
+#[derive(Clone, Debug)]
+pub struct HostPiece {
+    /// The mapping that it lies in.
+    pub mapping: Arc<MmapRegion>,
+    /// Where in the mapping it starts.
+    pub offset: usize,
+    /// Bytes.
+    pub len: usize,
+    /// Whether the device may write there.
+    pub writable: bool,
+}
+
+impl DmaView<'_> {
+    /// The space this is a view of.
+    pub const fn id(&self) -> SpaceId {
+        self.id
+    }
+
+    /// Lends the longest piece of `addr..addr+len` that is contiguous in our memory: at least one byte, at most `len`.
+    ///
+    /// # Errors
+    /// The first byte cannot be accessed.
+    #[inline]
+    pub fn piece(&self, addr: u64, len: u64, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
+        let after = self.ranges.partition_point(|r| r.iova <= addr);
+        let unmapped = DmaError::Unmapped { addr, len };
+        let range = after.checked_sub(1).and_then(|i| self.ranges.get(i)).ok_or(unmapped)?;
+        let into = addr - range.iova;
+        if into >= range.len {
+            return Err(unmapped);
+        }
+        let denied = DmaError::Denied { addr };
+        if !self.enabled {
+            return Err(denied);
+        }
+        let backing = range.backing.as_ref().ok_or(denied)?;
+        if direction == Direction::Write && !range.writable {
+            return Err(denied);
+        }
+        // Both fit: `map` checked that the backing, whose size is a usize, covers the range.
+        #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
+        let (offset, count) = (backing.offset + into as usize, len.min(range.len - into) as usize);
+        backing.mapping.get_slice(offset, count).map_err(|_| unmapped)
+    }
+
+    /// Lends `addr..addr+len` if it lies in one piece.
+    ///
+    /// # Errors
+    /// Some of it cannot be accessed, or it crosses from one range to the next.
+    #[inline]
+    pub fn slice(&self, addr: u64, len: usize, direction: Direction) -> Result<VolatileSlice<'_>, DmaError> {
+        let piece = self.piece(addr, len as u64, direction)?;
+        if piece.len() < len {
+            return Err(DmaError::Unmapped { addr, len: len as u64 });
+        }
+        Ok(piece)
+    }
+
+    /// Copies from guest memory.
+    ///
+    /// # Errors
+    /// Some of it cannot be read; `buf` may be partly filled.
+    pub fn read(&self, addr: u64, buf: &mut [u8]) -> Result<(), DmaError> {
+        let mut done = 0;
+        while let Some(rest) = buf.get_mut(done..).filter(|r| !r.is_empty()) {
+            let at = addr.checked_add(done as u64).ok_or(DmaError::Unmapped { addr, len: rest.len() as u64 })?;
+            let piece = self.piece(at, rest.len() as u64, Direction::Read)?;
+            done += piece.copy_to(rest);
+        }
+        Ok(())
+    }
+
+    /// Copies to guest memory.
+    ///
+    /// # Errors
+    /// Some of it cannot be written; part of `buf` may have been.
+    pub fn write(&self, addr: u64, buf: &[u8]) -> Result<(), DmaError> {
+        let mut done = 0;
+        while let Some(rest) = buf.get(done..).filter(|r| !r.is_empty()) {
+            let at = addr.checked_add(done as u64).ok_or(DmaError::Unmapped { addr, len: rest.len() as u64 })?;
+            let piece = self.piece(at, rest.len() as u64, Direction::Write)?;
+            let count = piece.len();
+            piece.copy_from(rest);
+            done += count;
+        }
+        Ok(())
+    }
+
+    /// Reads a little-endian word in one access.
+    ///
+    /// # Errors
+    /// It is misaligned or cannot be read.
+    #[inline]
+    pub fn load_u32(&self, addr: u64, order: Ordering) -> Result<u32, DmaError> {
+        let slice = self.slice(addr, 4, Direction::Read)?;
+        slice.load::<u32>(0, order).map(u32::from_le).map_err(|_| DmaError::Misaligned { addr })
+    }
+
+    /// Writes a little-endian word in one access.
+    ///
+    /// # Errors
+    /// It is misaligned or cannot be written.
+    #[inline]
+    pub fn store_u32(&self, addr: u64, value: u32, order: Ordering) -> Result<(), DmaError> {
+        let slice = self.slice(addr, 4, Direction::Write)?;
+        slice.store(value.to_le(), 0, order).map_err(|_| DmaError::Misaligned { addr })
+    }
+
+    /// Exchanges or changes eight aligned bytes atomically, also against the guest's processors. `change` maps the old
+    /// value to the new one and may be called more than once. Returns the old value.
+    ///
+    /// # Errors
+    /// They are misaligned or cannot be written.
+    pub fn update_u64(&self, addr: u64, change: impl Fn(u64) -> Option<u64>) -> Result<u64, DmaError> {
+        let slice = self.slice(addr, 8, Direction::Write)?;
+        let word = slice.get_atomic_ref::<AtomicU64>(0).map_err(|_| DmaError::Misaligned { addr })?;
+        let result =
+            word.fetch_update(Ordering::AcqRel, Ordering::Acquire, |old| change(u64::from_le(old)).map(u64::to_le));
+        Ok(u64::from_le(result.unwrap_or_else(|unchanged| unchanged)))
+    }
+
+    /// Finds what is behind `addr..addr+len` and appends it to `pieces`, merged with the last of them where it follows it.
+    ///
+    /// # Errors
+    /// Some of it cannot be accessed, or not be written although `direction` says so.
+    pub fn host_pieces(
+        &self,
+        addr: u64,
+        len: u64,
+        direction: Direction,
+        pieces: &mut Vec<HostPiece>,
+    ) -> Result<(), DmaError> {
+        let unmapped = DmaError::Unmapped { addr, len };
+        let end = addr.checked_add(len).ok_or(unmapped)?;
+        let mut at = addr;
+        while at < end {
+            // Checks the access, and says how much there is in one piece.
+            let count = self.piece(at, end - at, direction)?.len();
+            let after = self.ranges.partition_point(|r| r.iova <= at);
+            let range = after.checked_sub(1).and_then(|i| self.ranges.get(i)).ok_or(unmapped)?;
+            let backing = range.backing.as_ref().ok_or(DmaError::Denied { addr: at })?;
+            // Inside the backing, whose size is a usize.
+            #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
+            let offset = backing.offset + (at - range.iova) as usize;
+            match pieces.last_mut() {
+                Some(last)
+                    if Arc::ptr_eq(&last.mapping, &backing.mapping)
+                        && last.offset + last.len == offset
+                        && last.writable == range.writable =>
+                {
+                    last.len += count;
+                }
+                _ => pieces.push(HostPiece {
+                    mapping: Arc::clone(&backing.mapping),
+                    offset,
+                    len: count,
+                    writable: range.writable,
+                }),
+            }
+            at += count as u64;
+        }
+        Ok(())
+    }
+
+    /// All accessible ranges: first address and what is behind it.
+    pub fn all_pieces(&self) -> Vec<(u64, HostPiece)> {
+        self.ranges
+            .iter()
+            .filter_map(|range| {
+                let backing = range.backing.as_ref().filter(|_| self.enabled)?;
+                let len = usize::try_from(range.len).ok()?;
+                let mapping = Arc::clone(&backing.mapping);
+                Some((range.iova, HostPiece { mapping, offset: backing.offset, len, writable: range.writable }))
+            })
+            .collect()
+    }
+
+    /// Collects what is behind `addr..addr+len`, leaving out what is not accessible.
+    pub(super) fn backings(&self, addr: u64, len: u64, out: &mut Vec<(Arc<MmapRegion>, usize, usize)>) {
+        let Some(end) = addr.checked_add(len) else { return };
+        let first = self.ranges.partition_point(|r| r.end() <= addr);
+        for range in self.ranges.iter().skip(first).take_while(|r| r.iova < end) {
+            let Some(backing) = &range.backing else { continue };
+            let (from, to) = (addr.max(range.iova), end.min(range.end()));
+            // Inside the backing, whose size is a usize.
+            #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
+            let (offset, count) = (backing.offset + (from - range.iova) as usize, (to - from) as usize);
+            out.push((Arc::clone(&backing.mapping), offset, count));
+        }
+    }
+}

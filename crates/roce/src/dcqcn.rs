@@ -1,0 +1,345 @@
+//! Congestion control of a sender: DCQCN's reaction point (Zhu et al., "Congestion Control for Large-Scale RDMA
+//! Deployments", SIGCOMM 2015), without a clock of its own.
+//!
+//! A QP that nobody complained about has no state and no limit. The first notification makes a [`ReactionPoint`], which
+//! cuts the rate and lets it grow back; when it is back at line rate the state is thrown away. Nothing has to run in between:
+//! what time should have done is made up for when somebody asks.
+
+use std::time::Duration;
+
+/// Parameters of congestion control. The times are those of the paper times four, because a sender in software sees and
+/// does things later than an adapter; a notification point is as fast as the paper's.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Congestion {
+    /// Shortest time between two notifications for a QP that we receive marked packets for.
+    pub cnp_interval: Duration,
+    /// DSCP of notifications.
+    pub cnp_dscp: u8,
+    /// Priority of notifications in packets with a tag.
+    pub cnp_priority: u8,
+    /// The rate that a QP has before its first cut, in bytes per second.
+    pub line_rate: u64,
+    /// No cut goes below this rate, in bytes per second.
+    pub min_rate: u64,
+    /// Shortest time between two cuts.
+    pub cut_interval: Duration,
+    /// How often the estimate of congestion is renewed.
+    pub alpha_interval: Duration,
+    /// A new observation has the weight of one in so many.
+    pub alpha_weight: u32,
+    /// Time without a cut after which the rate grows.
+    pub increase_interval: Duration,
+    /// Bytes after which it grows, too.
+    pub increase_bytes: u64,
+    /// Growths of each kind that go half the way back, before the aim itself grows.
+    pub recovery_steps: u32,
+    /// Growth of the aim, in bytes per second.
+    pub additive_increase: u64,
+    /// The same when both time and bytes have gone beyond the recovery steps.
+    pub hyper_increase: u64,
+}
+
+/// Bytes per second of a megabit per second.
+pub const MEGABIT: u64 = 125_000;
+
+impl Default for Congestion {
+    fn default() -> Self {
+        Self {
+            cnp_interval: Duration::from_micros(50),
+            cnp_dscp: 48,
+            cnp_priority: 6,
+            line_rate: 10_000 * MEGABIT,
+            min_rate: 10 * MEGABIT,
+            cut_interval: Duration::from_micros(200),
+            alpha_interval: Duration::from_micros(220),
+            alpha_weight: 256,
+            increase_interval: Duration::from_micros(220),
+            increase_bytes: 10 << 20,
+            recovery_steps: 5,
+            additive_increase: 40 * MEGABIT,
+            hyper_increase: 400 * MEGABIT,
+        }
+    }
+}
+
+/// The estimate of congestion is a fraction of this.
+const ALPHA_ONE: u32 = 1 << 16;
+/// Time that a sender may be late and still catch up: timers of a software sender are not exact.
+const LATENESS: Duration = Duration::from_micros(200);
+/// Periods that are made up for one by one. After a longer silence nothing is left of what was known.
+const MEMORY: u32 = 2048;
+
+/// The rate of a QP that was told to slow down.
+#[derive(Clone, Debug)]
+pub struct ReactionPoint {
+    config: Congestion,
+    /// Bytes per second.
+    rate: u64,
+    /// What the rate grows back to.
+    aim: u64,
+    alpha: u32,
+    /// A notification came since the last update of `alpha`.
+    notified: bool,
+    alpha_due: Duration,
+    increase_due: Duration,
+    /// Growths by time and by bytes since the last cut.
+    by_time: u32,
+    by_octets: u32,
+    /// Bytes since the last growth by them.
+    octets: u64,
+    last_cut: Option<Duration>,
+    /// When the next packet may leave.
+    next: Duration,
+}
+
+impl ReactionPoint {
+    /// State of a QP that was at line rate until now.
+    pub fn new(config: &Congestion, now: Duration) -> Self {
+        Self {
+            config: *config,
+            rate: config.line_rate,
+            aim: config.line_rate,
+            alpha: ALPHA_ONE,
+            notified: false,
+            alpha_due: now.saturating_add(config.alpha_interval),
+            increase_due: now.saturating_add(config.increase_interval),
+            by_time: 0,
+            by_octets: 0,
+            octets: 0,
+            last_cut: None,
+            next: now,
+        }
+    }
+
+    /// Bytes per second.
+    pub const fn rate(&self) -> u64 {
+        self.rate
+    }
+
+    /// Whether there is nothing left to remember.
+    pub const fn has_recovered(&self) -> bool {
+        self.last_cut.is_some() && self.rate >= self.config.line_rate
+    }
+
+    /// A notification came. Whether the rate was cut.
+    pub fn notify(&mut self, now: Duration) -> bool {
+        self.advance(now);
+        self.notified = true;
+        if self.last_cut.is_some_and(|last| now < last.saturating_add(self.config.cut_interval)) {
+            return false;
+        }
+        let cut = u128::from(self.rate) * u128::from(self.alpha) / u128::from(2 * ALPHA_ONE);
+        self.aim = self.rate;
+        self.rate = self.rate.saturating_sub(u64::try_from(cut).unwrap_or(u64::MAX)).max(self.config.min_rate);
+        (self.by_time, self.by_octets, self.octets) = (0, 0, 0);
+        self.increase_due = now.saturating_add(self.config.increase_interval);
+        self.last_cut = Some(now);
+        true
+    }
+
+    /// When the next packet may leave, if that is not now.
+    pub fn blocked_until(&mut self, now: Duration) -> Option<Duration> {
+        self.advance(now);
+        (self.next > now).then_some(self.next)
+    }
+
+    /// A packet has left.
+    pub fn sent(&mut self, now: Duration, octets: u64) {
+        let takes = u128::from(octets) * 1_000_000_000 / u128::from(self.rate.max(1));
+        let takes = Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
+        self.next = self.next.max(now.saturating_sub(LATENESS)).saturating_add(takes);
+        self.octets = self.octets.saturating_add(octets);
+        if self.octets >= self.config.increase_bytes {
+            self.octets = 0;
+            self.by_octets = self.by_octets.saturating_add(1);
+            self.increase();
+        }
+    }
+
+    /// Makes up for the time that has passed.
+    fn advance(&mut self, now: Duration) {
+        let mut left = MEMORY;
+        while self.alpha_due <= now {
+            let seen = if std::mem::take(&mut self.notified) { ALPHA_ONE } else { 0 };
+            let weight = self.config.alpha_weight.max(1);
+            self.alpha = self.alpha.saturating_sub(self.alpha / weight).saturating_add(seen / weight).min(ALPHA_ONE);
+            self.alpha_due = self.alpha_due.saturating_add(self.config.alpha_interval.max(Duration::from_micros(1)));
+            left = left.saturating_sub(1);
+            if left == 0 {
+                self.alpha = 0;
+                self.alpha_due = now.saturating_add(self.config.alpha_interval);
+                break;
+            }
+        }
+        left = MEMORY;
+        while self.increase_due <= now {
+            self.by_time = self.by_time.saturating_add(1);
+            self.increase();
+            self.increase_due =
+                self.increase_due.saturating_add(self.config.increase_interval.max(Duration::from_micros(1)));
+            left = left.saturating_sub(1);
+            if left == 0 || self.rate >= self.config.line_rate {
+                self.rate = self.config.line_rate;
+                self.increase_due = now.saturating_add(self.config.increase_interval);
+                break;
+            }
+        }
+    }
+
+    fn increase(&mut self) {
+        let steps = self.config.recovery_steps;
+        self.aim = self.aim.saturating_add(match (self.by_time > steps, self.by_octets > steps) {
+            (false, false) => 0,
+            (true, true) => self.config.hyper_increase,
+            _ => self.config.additive_increase,
+        });
+        let line = self.config.line_rate;
+        self.aim = self.aim.min(line);
+        self.rate = self.rate.midpoint(self.aim);
+        // Half the way would never arrive.
+        if self.rate >= line.saturating_sub(line / 100) {
+            self.rate = line;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: Duration = Duration::from_secs(7);
+
+    fn us(count: u64) -> Duration {
+        Duration::from_micros(count)
+    }
+
+    fn cut_once() -> (Congestion, ReactionPoint) {
+        let config = Congestion::default();
+        let mut point = ReactionPoint::new(&config, START);
+        assert!(!point.has_recovered());
+        assert!(point.notify(START));
+        (config, point)
+    }
+
+    #[test]
+    fn cuts_are_halves_at_first_and_not_too_often() {
+        let (config, mut point) = cut_once();
+        assert_eq!(point.rate(), config.line_rate / 2);
+        assert!(!point.notify(START + us(199)));
+        assert_eq!(point.rate(), config.line_rate / 2);
+        assert!(point.notify(START + us(200)));
+        assert_eq!(point.rate(), config.line_rate / 4);
+        // With a notification in each period the estimate stays, and cuts go on down to the least rate.
+        for step in 2..40 {
+            assert!(point.notify(START + us(200 * step)));
+        }
+        assert!(point.rate() >= config.min_rate && point.rate() < config.min_rate * 2, "{}", point.rate());
+    }
+
+    #[test]
+    fn rare_notifications_cut_less() {
+        let (config, mut point) = cut_once();
+        // A silence of 1,000 periods.
+        let later = START + config.alpha_interval * 1000;
+        let rate = {
+            assert_eq!(point.blocked_until(later), None);
+            point.rate()
+        };
+        assert!(point.notify(later));
+        let cut = rate - point.rate();
+        assert!(cut > 0 && cut < rate / 40, "{cut} of {rate}");
+    }
+
+    #[test]
+    fn time_brings_the_rate_back() {
+        let (config, mut point) = cut_once();
+        let line = config.line_rate;
+        let mut rate_at = |periods: u32| {
+            point.blocked_until(START + config.increase_interval * periods);
+            point.rate()
+        };
+        // Half of the way each time: the aim is what the rate was.
+        assert_eq!(rate_at(0), line / 2);
+        assert_eq!(rate_at(1), line / 4 * 3);
+        assert_eq!(rate_at(2), line / 8 * 7);
+        assert!(rate_at(5) < line);
+        assert_eq!(rate_at(7), line);
+        assert!(point.has_recovered());
+    }
+
+    #[test]
+    fn the_aim_grows_by_time_and_faster_by_both() {
+        let (config, mut point) = cut_once();
+        assert!(point.notify(START + config.cut_interval));
+        let (start, aim) = (START + config.cut_interval, config.line_rate / 2);
+        let at = |period: u32| start + config.increase_interval * period;
+        point.blocked_until(at(5));
+        assert_eq!(point.aim, aim);
+        point.blocked_until(at(6));
+        assert_eq!(point.aim, aim + config.additive_increase);
+        // Bytes alone have not gone beyond their steps yet.
+        for _ in 0..5 {
+            point.sent(at(6), config.increase_bytes);
+        }
+        let after_octets = point.aim;
+        assert_eq!(after_octets, aim + 6 * config.additive_increase);
+        point.sent(at(6), config.increase_bytes);
+        assert_eq!(point.aim, after_octets + config.hyper_increase);
+    }
+
+    #[test]
+    fn packets_leave_at_the_rate() {
+        let (config, mut point) = cut_once();
+        let packet = 4096;
+        let takes = Duration::from_nanos(packet * 1_000_000_000 / (config.line_rate / 2));
+        assert_eq!(point.blocked_until(START), None);
+        for count in 1..10 {
+            point.sent(START, packet);
+            assert_eq!(point.blocked_until(START), Some(START + takes * count));
+        }
+        let now = START + takes * 9;
+        assert_eq!(point.blocked_until(now), None);
+        // Who comes late may catch up with what timers are late, not with all of it.
+        let late = now + LATENESS / 2;
+        point.sent(late, packet);
+        assert_eq!(point.blocked_until(late), None);
+        let late = START + Duration::from_millis(100);
+        point.blocked_until(late);
+        let takes = Duration::from_nanos(packet * 1_000_000_000 / point.rate());
+        let mut free = 0;
+        while point.blocked_until(late).is_none() {
+            point.sent(late, packet);
+            free += 1;
+        }
+        assert_eq!(free, LATENESS.as_nanos() / takes.as_nanos() + 1);
+    }
+
+    #[test]
+    fn any_time_and_any_parameters_end_soon() {
+        let zero = Congestion {
+            line_rate: 0,
+            min_rate: 0,
+            cut_interval: Duration::ZERO,
+            alpha_interval: Duration::ZERO,
+            alpha_weight: 0,
+            increase_interval: Duration::ZERO,
+            increase_bytes: 0,
+            recovery_steps: 0,
+            additive_increase: u64::MAX,
+            hyper_increase: u64::MAX,
+            ..Congestion::default()
+        };
+        let slow = Congestion { line_rate: u64::MAX, additive_increase: 1, ..Congestion::default() };
+        for config in [zero, slow] {
+            let mut point = ReactionPoint::new(&config, Duration::ZERO);
+            for now in [Duration::ZERO, us(1), START, Duration::MAX, Duration::MAX] {
+                point.notify(now);
+                point.sent(now, u64::MAX);
+                point.blocked_until(now);
+            }
+        }
+        let (_, mut point) = cut_once();
+        point.blocked_until(START + Duration::from_secs(86_400 * 365));
+        assert!(point.has_recovered());
+    }
+}

@@ -1,0 +1,71 @@
+//! Packets that are dropped without an answer (IBA 9.6.1, annex A17).
+
+use pvrdma_verbs::{QpType, Qpn};
+use thiserror::Error;
+
+use super::path::Path;
+use crate::wire::{DEFAULT_PKEY, Damage, OpcodeInfo, Packet, Service, pkey_matches};
+
+/// Why a packet is dropped. Each is worth a counter.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
+pub enum Refused {
+    /// It was damaged on its way.
+    #[error(transparent)]
+    Damaged(#[from] Damage),
+    /// The transport version is not 0.
+    #[error("unknown transport version")]
+    Version,
+    /// The opcode is not defined, or belongs to another transport service.
+    #[error("opcode of another service")]
+    Opcode,
+    /// The partition is not ours.
+    #[error("P_Key mismatch")]
+    Pkey,
+    /// It does not come from the address of the peer.
+    #[error("not from the peer")]
+    Address,
+}
+
+/// Checks that need no more than the kind of QP the packet is addressed to.
+///
+/// # Errors
+/// Why it is to be dropped.
+pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo, Refused> {
+    match qp_type {
+        QpType::Rc => admit_service(packet, Service::Rc),
+        QpType::Ud | QpType::Gsi => admit_service(packet, Service::Ud),
+    }
+}
+
+/// The same for a congestion notification.
+///
+/// # Errors
+/// Why it is to be dropped.
+pub fn admit_notification(packet: &Packet<'_>) -> Result<&'static OpcodeInfo, Refused> {
+    admit_service(packet, Service::Congestion)
+}
+
+fn admit_service(packet: &Packet<'_>, service: Service) -> Result<&'static OpcodeInfo, Refused> {
+    packet.verify()?;
+    let bth = &packet.header.bth;
+    if bth.version != 0 {
+        return Err(Refused::Version);
+    }
+    let info = bth.opcode.info().filter(|info| info.service == service).ok_or(Refused::Opcode)?;
+    if !pkey_matches(DEFAULT_PKEY, bth.pkey) {
+        return Err(Refused::Pkey);
+    }
+    Ok(info)
+}
+
+/// The same for a connected QP, whose packets must come from its peer's address.
+///
+/// # Errors
+/// Why it is to be dropped.
+pub fn admit_connected(packet: &Packet<'_>, local: Qpn, path: &Path) -> Result<&'static OpcodeInfo, Refused> {
+    let info = admit(packet, QpType::Rc)?;
+    if packet.header.bth.destination != local || !path.leads_back(packet) {
+        return Err(Refused::Address);
+    }
+    Ok(info)
+}

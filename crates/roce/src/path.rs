@@ -1,0 +1,162 @@
+//! Where frames go: everything of their headers that is the same for all packets of a QP.
+
+use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, Qpn, UdDestination};
+
+use crate::dcqcn::Congestion;
+
+use crate::wire::{
+    Bth, BuildError, Ethernet, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Opcode, Packet, Udp, Vlan,
+    connected_source_port, datagram_source_port,
+};
+
+/// Stands for a hop limit that the consumer did not choose.
+const DEFAULT_HOP_LIMIT: u8 = 64;
+
+/// ECN bits: this sender reacts to marks.
+const ECT_0: u8 = 2;
+/// Bytes behind the BTH of a congestion notification, all zero.
+const NOTIFICATION_LEN: usize = 16;
+
+/// Where frames come from.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Origin {
+    /// Our Ethernet address.
+    pub mac: MacAddr,
+    /// Our GID.
+    pub gid: Gid,
+    /// Its encapsulation.
+    pub kind: GidType,
+    /// The VLAN it belongs to.
+    pub vlan: Option<u16>,
+    /// How its packets are marked.
+    pub marks: Marks,
+}
+
+/// What packets say to switches beside the traffic class that the consumer chose.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Marks {
+    /// Packets of no VLAN carry their priority as well, in a tag with VLAN 0.
+    pub priority_tags: bool,
+    /// Connected QPs react to congestion, and say so: ECT(0) in place of the consumer's ECN bits.
+    pub ecn: bool,
+}
+
+/// Addresses and marks of the packets of a QP.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Path {
+    ethernet: Ethernet,
+    network: Network,
+}
+
+impl Path {
+    /// The path of a connected QP. `None` if one GID is IPv4 and the other is not.
+    pub fn connected(origin: &Origin, av: &AddressVector, local: Qpn, remote: Qpn) -> Option<Self> {
+        let av = match origin.kind {
+            GidType::RoceV2 if origin.marks.ecn => {
+                AddressVector { traffic_class: av.traffic_class & !3 | ECT_0, ..*av }
+            }
+            _ => *av,
+        };
+        Self::new(origin, &av, connected_source_port(av.flow_label, local, remote))
+    }
+
+    /// The path of a datagram. `None` if one GID is IPv4 and the other is not.
+    pub fn datagram(origin: &Origin, to: &UdDestination, local: Qpn) -> Option<Self> {
+        let av = AddressVector {
+            dgid: to.dgid,
+            sgid_index: to.sgid_index,
+            flow_label: to.flow_label,
+            hop_limit: to.hop_limit,
+            traffic_class: to.traffic_class,
+            service_level: to.service_level,
+            dmac: to.dmac,
+        };
+        Self::new(origin, &av, datagram_source_port(local))
+    }
+
+    fn new(origin: &Origin, av: &AddressVector, source_port: u16) -> Option<Self> {
+        let &AddressVector { dgid: destination, traffic_class, .. } = av;
+        // A packet that may not hop at all reaches nobody.
+        let hop_limit = if av.hop_limit == 0 { DEFAULT_HOP_LIMIT } else { av.hop_limit };
+        let flow_label = av.flow_label & 0xf_ffff;
+        let udp = Udp { source_port, checksum: 0 };
+        let network = match (origin.kind, origin.gid.ipv4(), destination.ipv4()) {
+            (GidType::RoceV1, ..) => {
+                Network::V1(Grh { traffic_class, flow_label, hop_limit, source: origin.gid, destination })
+            }
+            (GidType::RoceV2, Some(source), Some(destination)) => {
+                let dont_fragment = true;
+                let ip = Ipv4 { traffic_class, identification: 0, dont_fragment, hop_limit, source, destination };
+                Network::V2Ipv4(ip, udp)
+            }
+            (GidType::RoceV2, None, None) => {
+                let ip = Ipv6 { traffic_class, flow_label, hop_limit, source: origin.gid, destination };
+                Network::V2Ipv6(ip, udp)
+            }
+            (GidType::RoceV2, ..) => return None,
+        };
+        // The service level decides which class of a lossless network a tagged frame belongs to.
+        let vid = origin.vlan.or(if origin.marks.priority_tags { Some(0) } else { None });
+        let vlan = vid.map(|vid| Vlan { pcp: av.service_level & 7, dei: false, vid });
+        Some(Self { ethernet: Ethernet { destination: av.dmac, source: origin.mac, vlan }, network })
+    }
+
+    /// Starts a frame. `ident` becomes the IPv4 identification.
+    pub(super) fn frame<'b>(
+        &self,
+        ident: &mut u16,
+        bth: Bth,
+        extension: Extension,
+        payload_len: usize,
+        out: &'b mut [u8],
+    ) -> Result<FrameWriter<'b>, BuildError> {
+        let mut network = self.network;
+        if let Network::V2Ipv4(ip, _) = &mut network {
+            // Not zero: a raw socket would put a number of its own there, and the ICRC covers it.
+            *ident = ident.checked_add(1).unwrap_or(1);
+            ip.identification = *ident;
+        }
+        FrameWriter::new(&Header { ethernet: self.ethernet, network, bth, extension }, payload_len, out)
+    }
+
+    /// Writes a notification that what the QP `remote` sends meets congestion. Gives the length of the frame.
+    pub fn notification(&self, remote: Qpn, config: &Congestion, out: &mut [u8]) -> Option<usize> {
+        let mut path = *self;
+        // As adapters do: ECT, so that a congested switch marks it rather than drops it.
+        let class = config.cnp_dscp << 2 | ECT_0;
+        match &mut path.network {
+            Network::V1(grh) => grh.traffic_class = class,
+            Network::V2Ipv4(ip, _) => ip.traffic_class = class,
+            Network::V2Ipv6(ip, _) => ip.traffic_class = class,
+        }
+        if let Some(vlan) = &mut path.ethernet.vlan {
+            vlan.pcp = config.cnp_priority & 7;
+        }
+        let bth = Bth { becn: true, ..Bth::new(Opcode::CNP, remote, Psn::new(0)) };
+        let mut frame = path.frame(&mut 0, bth, Extension::None, NOTIFICATION_LEN, out).ok()?;
+        frame.payload().fill(0);
+        Some(frame.finish())
+    }
+
+    /// Whether a packet came from exactly the address that this path leads to.
+    pub fn leads_back(&self, packet: &Packet<'_>) -> bool {
+        let theirs = &packet.header.network;
+        theirs.kind() == self.network.kind()
+            && theirs.source() == self.network.destination()
+            && theirs.destination() == self.network.source()
+            && packet.header.ethernet.vlan_id() == self.ethernet.vlan_id()
+    }
+}
+
+/// Packets that a message of `length` bytes takes: at least one.
+pub(super) const fn packets(length: u32, mtu: Mtu) -> u32 {
+    match length.div_ceil(mtu.bytes()) {
+        0 => 1,
+        count => count,
+    }
+}
+
+/// Bytes of a path MTU.
+pub(super) const fn mtu_bytes(mtu: Mtu) -> usize {
+    mtu.bytes() as usize
+}

@@ -1,0 +1,158 @@
+//! The syndrome of an acknowledgement: ACK, RNR NAK or NAK, and what their codes mean (IBA 9.7.5.1, 9.7.5.2.8).
+
+use std::fmt;
+use std::time::Duration;
+
+/// Why a request was refused.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum NakCode {
+    /// A packet is missing; resend from the PSN of the NAK.
+    SequenceError,
+    /// Bad opcode, length or order, or an operation that is not enabled.
+    InvalidRequest,
+    /// The R_Key does not allow it.
+    RemoteAccess,
+    /// The responder cannot go on for reasons of its own.
+    RemoteOperation,
+    /// Reliable datagrams only.
+    InvalidRdRequest,
+    /// Not defined: 5..=31.
+    Reserved(u8),
+}
+
+/// AETH syndrome, losslessly.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Syndrome {
+    /// Everything up to the PSN was executed. The code counts receives ([`credit_limit`]), 31 says nothing.
+    Ack {
+        /// Credit code, 0..=31.
+        credits: u8,
+    },
+    /// No receive was posted; try again after [`rnr_delay`].
+    RnrNak {
+        /// Timer code, 0..=31.
+        timer: u8,
+    },
+    /// Refused.
+    Nak(NakCode),
+    /// Not defined.
+    Reserved(u8),
+}
+
+/// Credit code that carries no information.
+const NO_CREDITS: u8 = 31;
+
+impl Syndrome {
+    /// A positive acknowledgement without credits.
+    pub const ACK: Self = Self::Ack { credits: NO_CREDITS };
+
+    /// From the byte on the wire.
+    pub const fn from_octet(octet: u8) -> Self {
+        let low = octet & 0x1f;
+        match octet >> 5 {
+            0 => Self::Ack { credits: low },
+            1 => Self::RnrNak { timer: low },
+            3 => Self::Nak(match low {
+                0 => NakCode::SequenceError,
+                1 => NakCode::InvalidRequest,
+                2 => NakCode::RemoteAccess,
+                3 => NakCode::RemoteOperation,
+                4 => NakCode::InvalidRdRequest,
+                other => NakCode::Reserved(other),
+            }),
+            _ => Self::Reserved(octet),
+        }
+    }
+
+    /// The byte on the wire.
+    pub const fn octet(self) -> u8 {
+        match self {
+            Self::Ack { credits } => credits & 0x1f,
+            Self::RnrNak { timer } => 0x20 | timer & 0x1f,
+            Self::Nak(code) => {
+                0x60 | match code {
+                    NakCode::SequenceError => 0,
+                    NakCode::InvalidRequest => 1,
+                    NakCode::RemoteAccess => 2,
+                    NakCode::RemoteOperation => 3,
+                    NakCode::InvalidRdRequest => 4,
+                    NakCode::Reserved(other) => other & 0x1f,
+                }
+            }
+            Self::Reserved(octet) => octet,
+        }
+    }
+}
+
+impl fmt::Display for Syndrome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Ack { credits: NO_CREDITS } => f.write_str("ACK"),
+            Self::Ack { credits } => write!(f, "ACK credits {credits}"),
+            Self::RnrNak { timer } => write!(f, "RNR NAK {:?}", rnr_delay(*timer)),
+            Self::Nak(code) => write!(f, "NAK {code:?}"),
+            Self::Reserved(octet) => write!(f, "syndrome {octet:#04x}"),
+        }
+    }
+}
+
+/// How long an RNR NAK with this timer code asks to wait (IBA table 45), in units of 10 µs.
+const RNR_DELAYS: [u32; 32] = [
+    65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
+    6144, 8192, 12288, 16384, 24576, 32768, 49152,
+];
+
+/// How long an RNR NAK with this timer code (0..=31) asks to wait.
+pub fn rnr_delay(timer: u8) -> Duration {
+    let units = RNR_DELAYS.get(usize::from(timer & 0x1f)).copied().unwrap_or_default();
+    Duration::from_micros(10).saturating_mul(units)
+}
+
+/// Receives that a credit code stands for (IBA table 49).
+const CREDITS: [u16; 31] = [
+    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
+    8192, 12288, 16384, 24576, 32768,
+];
+
+/// Receives that a credit code stands for; `None` if it says nothing.
+pub fn credit_limit(code: u8) -> Option<u16> {
+    CREDITS.get(usize::from(code)).copied()
+}
+
+/// The code for so many posted receives, rounded down.
+pub fn credit_count(receives: u32) -> u8 {
+    let above = CREDITS.partition_point(|&limit| u32::from(limit) <= receives);
+    u8::try_from(above.saturating_sub(1)).unwrap_or(NO_CREDITS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn syndromes_are_lossless() {
+        for octet in 0..=u8::MAX {
+            assert_eq!(Syndrome::from_octet(octet).octet(), octet);
+        }
+        assert_eq!(Syndrome::from_octet(0x1f), Syndrome::ACK);
+        assert_eq!(Syndrome::from_octet(0x62), Syndrome::Nak(NakCode::RemoteAccess));
+        assert_eq!(Syndrome::from_octet(0x34), Syndrome::RnrNak { timer: 20 });
+    }
+
+    #[test]
+    fn rnr_timers() {
+        assert_eq!(rnr_delay(0), Duration::from_micros(655_360));
+        assert_eq!(rnr_delay(1), Duration::from_micros(10));
+        assert_eq!(rnr_delay(20), Duration::from_micros(10_240));
+        assert_eq!(rnr_delay(31), Duration::from_micros(491_520));
+    }
+
+    #[test]
+    fn credits() {
+        assert_eq!(credit_count(0), 0);
+        assert_eq!(credit_count(5), 4);
+        assert_eq!(credit_count(1_000_000), 30);
+        assert_eq!(credit_limit(30), Some(32768));
+        assert_eq!(credit_limit(31), None);
+    }
+}

@@ -1,0 +1,126 @@
+//! The base transport header, first in every packet (IBA 9.2).
+
+use pvrdma_verbs::{Psn, Qpn};
+
+use super::opcode::Opcode;
+use super::{field, put, u24, u24_bytes};
+
+/// The P_Key of the only partition.
+pub const DEFAULT_PKEY: u16 = 0xffff;
+
+/// Whether two P_Keys belong together: the same partition, and at least one side a full member (IBA 10.9.3).
+pub const fn pkey_matches(ours: u16, theirs: u16) -> bool {
+    (ours ^ theirs) & 0x7fff == 0 && (ours | theirs) & 0x8000 != 0
+}
+
+/// Base transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Bth {
+    /// What the packet is.
+    pub opcode: Opcode,
+    /// SE: arms a solicited-only completion notification.
+    pub solicited: bool,
+    /// M; ignored when received.
+    pub migration: bool,
+    /// Bytes (0..=3) that fill the payload up to a multiple of four. A builder computes it.
+    pub pad: u8,
+    /// Transport version, 0.
+    pub version: u8,
+    /// Partition.
+    pub pkey: u16,
+    /// FECN; ignored when received.
+    pub fecn: bool,
+    /// BECN: set in a congestion notification.
+    pub becn: bool,
+    /// Six reserved bits that the ICRC does not cover.
+    pub reserved6: u8,
+    /// Receiver.
+    pub destination: Qpn,
+    /// The receiver should acknowledge soon.
+    pub ack_request: bool,
+    /// Seven reserved bits that the ICRC covers.
+    pub reserved7: u8,
+    /// Packet sequence number.
+    pub psn: Psn,
+}
+
+impl Bth {
+    /// Bytes.
+    pub const LEN: usize = 12;
+
+    /// A header with everything optional off.
+    pub const fn new(opcode: Opcode, destination: Qpn, psn: Psn) -> Self {
+        Self {
+            opcode,
+            solicited: false,
+            migration: false,
+            pad: 0,
+            version: 0,
+            pkey: DEFAULT_PKEY,
+            fecn: false,
+            becn: false,
+            reserved6: 0,
+            destination,
+            ack_request: false,
+            reserved7: 0,
+            psn,
+        }
+    }
+
+    pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Self {
+        let [opcode, flags] = field::<0, _, _>(header);
+        let [notification] = field::<4, _, _>(header);
+        let [request] = field::<8, _, _>(header);
+        Self {
+            opcode: Opcode(opcode),
+            solicited: flags & 0x80 != 0,
+            migration: flags & 0x40 != 0,
+            pad: flags >> 4 & 3,
+            version: flags & 0xf,
+            pkey: u16::from_be_bytes(field::<2, _, _>(header)),
+            fecn: notification & 0x80 != 0,
+            becn: notification & 0x40 != 0,
+            reserved6: notification & 0x3f,
+            destination: Qpn::new(u24(field::<5, _, _>(header))),
+            ack_request: request & 0x80 != 0,
+            reserved7: request & 0x7f,
+            psn: Psn::new(u24(field::<9, _, _>(header))),
+        }
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; Self::LEN] {
+        let bit = |set: bool, mask: u8| if set { mask } else { 0 };
+        let flags = bit(self.solicited, 0x80) | bit(self.migration, 0x40) | (self.pad & 3) << 4 | self.version & 0xf;
+        let notification = bit(self.fecn, 0x80) | bit(self.becn, 0x40) | self.reserved6 & 0x3f;
+        let mut header = [0; Self::LEN];
+        put::<0, _, _>(&mut header, [self.opcode.0, flags]);
+        put::<2, _, _>(&mut header, self.pkey.to_be_bytes());
+        put::<4, _, _>(&mut header, [notification]);
+        put::<5, _, _>(&mut header, u24_bytes(self.destination.get()));
+        put::<8, _, _>(&mut header, [bit(self.ack_request, 0x80) | self.reserved7 & 0x7f]);
+        put::<9, _, _>(&mut header, u24_bytes(self.psn.get()));
+        header
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_bit_has_its_field() {
+        let ones = Bth::from_bytes(&[0xff; 12]);
+        assert_eq!(ones.to_bytes(), [0xff; 12]);
+        let zeros = Bth::from_bytes(&[0; 12]);
+        assert_eq!(zeros.to_bytes(), [0; 12]);
+        assert_eq!((ones.pad, ones.version, ones.reserved6, ones.reserved7), (3, 15, 63, 127));
+    }
+
+    #[test]
+    fn pkeys() {
+        assert!(pkey_matches(DEFAULT_PKEY, 0xffff));
+        assert!(pkey_matches(DEFAULT_PKEY, 0x7fff));
+        assert!(!pkey_matches(DEFAULT_PKEY, 0x9234));
+        assert!(!pkey_matches(0x7fff, 0x7fff));
+    }
+}

@@ -1,0 +1,145 @@
+//! The Ethernet header, with or without an IEEE 802.1Q tag.
+
+use pvrdma_verbs::MacAddr;
+
+use super::error::ParseError;
+use super::{field, put};
+
+/// What follows an Ethernet header. Any number is possible.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct EtherType(pub u16);
+
+impl EtherType {
+    /// IPv4.
+    pub const IPV4: Self = Self(0x0800);
+    /// An IEEE 802.1Q tag.
+    pub const VLAN: Self = Self(0x8100);
+    /// IPv6.
+    pub const IPV6: Self = Self(0x86dd);
+    /// RoCE v1.
+    pub const ROCE: Self = Self(0x8915);
+}
+
+/// IEEE 802.1Q tag control information.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Vlan {
+    /// Priority code point, 3 bits.
+    pub pcp: u8,
+    /// Drop eligible.
+    pub dei: bool,
+    /// VLAN identifier, 12 bits. 0 is a priority tag: the frame belongs to no VLAN.
+    pub vid: u16,
+}
+
+impl Vlan {
+    /// Takes the field apart.
+    pub const fn from_tci(tci: [u8; 2]) -> Self {
+        let [high, low] = tci;
+        Self { pcp: high >> 5, dei: high & 0x10 != 0, vid: u16::from_be_bytes([high & 0xf, low]) }
+    }
+
+    /// Puts the field together.
+    pub const fn tci(self) -> [u8; 2] {
+        let [high, low] = (self.vid & 0xfff).to_be_bytes();
+        [self.pcp << 5 | (self.dei as u8) << 4 | high, low]
+    }
+}
+
+/// The Ethernet header. Nothing of it enters the ICRC.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Ethernet {
+    /// Receiver.
+    pub destination: MacAddr,
+    /// Sender.
+    pub source: MacAddr,
+    /// Tag, if there is one.
+    pub vlan: Option<Vlan>,
+}
+
+impl Ethernet {
+    /// Bytes without a tag.
+    pub const UNTAGGED_LEN: usize = 14;
+    /// Bytes of a tag.
+    pub const TAG_LEN: usize = 4;
+
+    /// Takes the header off a frame.
+    ///
+    /// # Errors
+    /// The frame is shorter than the header.
+    pub fn parse(frame: &[u8]) -> Result<(Self, EtherType, &[u8]), ParseError> {
+        let short = ParseError::Truncated("Ethernet header");
+        let (header, rest) = frame.split_first_chunk::<{ Self::UNTAGGED_LEN }>().ok_or(short)?;
+        let ethertype = EtherType(u16::from_be_bytes(field::<12, _, _>(header)));
+        let mut ethernet = Self {
+            destination: MacAddr(field::<0, _, _>(header)),
+            source: MacAddr(field::<6, _, _>(header)),
+            vlan: None,
+        };
+        if ethertype != EtherType::VLAN {
+            return Ok((ethernet, ethertype, rest));
+        }
+        let ([high, low, type_high, type_low], rest) = rest.split_first_chunk::<{ Self::TAG_LEN }>().ok_or(short)?;
+        ethernet.vlan = Some(Vlan::from_tci([*high, *low]));
+        Ok((ethernet, EtherType(u16::from_be_bytes([*type_high, *type_low])), rest))
+    }
+
+    /// Bytes on the wire.
+    #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub const fn len(&self) -> usize {
+        match self.vlan {
+            Some(_) => Self::UNTAGGED_LEN + Self::TAG_LEN,
+            None => Self::UNTAGGED_LEN,
+        }
+    }
+
+    /// The VLAN this frame belongs to. A priority tag is none.
+    pub fn vlan_id(&self) -> Option<u16> {
+        self.vlan.map(|vlan| vlan.vid).filter(|&vid| vid != 0)
+    }
+
+    /// The bytes before the optional tag, ending with `ethertype`; with a tag that is 0x8100 and [`Self::tag_bytes`] follow.
+    pub(super) fn to_bytes(self, ethertype: EtherType) -> [u8; Self::UNTAGGED_LEN] {
+        let mut header = [0; Self::UNTAGGED_LEN];
+        put::<0, _, _>(&mut header, self.destination.0);
+        put::<6, _, _>(&mut header, self.source.0);
+        let first = if self.vlan.is_some() { EtherType::VLAN } else { ethertype };
+        put::<12, _, _>(&mut header, first.0.to_be_bytes());
+        header
+    }
+
+    /// The tag and the ethertype behind it.
+    pub(super) fn tag_bytes(self, ethertype: EtherType) -> Option<[u8; Self::TAG_LEN]> {
+        let [high, low] = self.vlan?.tci();
+        let [type_high, type_low] = ethertype.0.to_be_bytes();
+        Some([high, low, type_high, type_low])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tag_control_information() {
+        let vlan = Vlan { pcp: 3, dei: true, vid: 0x82a };
+        assert_eq!(vlan.tci(), [0x78, 0x2a]);
+        assert_eq!(Vlan::from_tci(vlan.tci()), vlan);
+    }
+
+    #[test]
+    fn priority_tag_is_no_vlan() {
+        let mut ethernet = Ethernet { vlan: Some(Vlan { pcp: 5, dei: false, vid: 0 }), ..Ethernet::default() };
+        assert_eq!(ethernet.vlan_id(), None);
+        ethernet.vlan = Some(Vlan { vid: 42, ..Vlan::default() });
+        assert_eq!(ethernet.vlan_id(), Some(42));
+    }
+
+    #[test]
+    fn short_frames_are_refused() {
+        let mut frame = [0; 18];
+        frame[12] = 0x81;
+        assert!(Ethernet::parse(&frame).is_ok());
+        assert!(Ethernet::parse(&frame[..17]).is_err());
+        assert!(Ethernet::parse(&frame[..13]).is_err());
+    }
+}

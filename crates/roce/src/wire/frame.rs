@@ -1,0 +1,153 @@
+//! Laying a packet out in a caller's buffer.
+
+use super::bth::Bth;
+use super::error::BuildError;
+use super::ethernet::Ethernet;
+use super::ext::Extension;
+use super::icrc::Icrc;
+use super::ipv4::Ipv4;
+use super::packet::{Header, Network};
+use super::udp::Udp;
+
+/// Most bytes before the payload.
+pub const MAX_HEADER: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + 48 + Bth::LEN + Extension::MAX_LEN;
+/// Most bytes of payload: the largest path MTU.
+pub const MAX_PAYLOAD: usize = 4096;
+/// A buffer of this size holds any packet with at most [`MAX_PAYLOAD`] bytes.
+pub const MAX_FRAME: usize = MAX_HEADER + MAX_PAYLOAD + 3 + Icrc::LEN;
+
+impl Header {
+    /// Bytes before the payload.
+    #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
+    pub fn len(&self) -> usize {
+        let mut len = self.ethernet.len() + self.network.len() + Bth::LEN;
+        self.extension.emit(|bytes| len += bytes.len());
+        len
+    }
+
+    /// Writes everything before the payload. Pad count, length fields and the IPv4 checksum are computed. Returns the bytes
+    /// written and the ICRC over them, which goes on with payload and pad bytes.
+    ///
+    /// # Errors
+    /// The extension headers do not fit the opcode, or the buffer is too small, or the length is too large.
+    pub fn write(&self, payload_len: usize, out: &mut [u8]) -> Result<(usize, Icrc), BuildError> {
+        let expected = self.bth.opcode.info().map_or(super::Shape::None, |info| info.shape);
+        if expected != self.extension.shape() {
+            return Err(BuildError::Shape);
+        }
+        let len = self.len();
+        let mut rest = out.get_mut(..len).ok_or(BuildError::NoRoom)?;
+        let mut append = |bytes: &[u8]| {
+            let (to, after) = std::mem::take(&mut rest).split_at_mut(bytes.len());
+            to.copy_from_slice(bytes);
+            rest = after;
+        };
+
+        let ethertype = self.network.ethertype();
+        append(&self.ethernet.to_bytes(ethertype));
+        if let Some(tag) = self.ethernet.tag_bytes(ethertype) {
+            append(&tag);
+        }
+
+        let pad = pad_of(payload_len);
+        let bth = Bth { pad, ..self.bth }.to_bytes();
+        let before_bth = self.ethernet.len() + self.network.len();
+        let transport_len = payload_len
+            .checked_add(len - before_bth + usize::from(pad) + Icrc::LEN)
+            .and_then(|len| u16::try_from(len).ok())
+            .ok_or(BuildError::TooLong)?;
+        let longer =
+            |by: usize| u16::try_from(by).ok().and_then(|by| transport_len.checked_add(by)).ok_or(BuildError::TooLong);
+        let mut icrc = match &self.network {
+            Network::V1(grh) => {
+                let grh = grh.to_bytes(transport_len);
+                append(&grh);
+                Icrc::over_grh(&grh, &bth)
+            }
+            Network::V2Ipv4(ip, udp) => {
+                let ip = ip.to_bytes(longer(Ipv4::LEN + Udp::LEN)?);
+                let udp = udp.to_bytes(longer(Udp::LEN)?);
+                append(&ip);
+                append(&udp);
+                Icrc::over_ipv4(&ip, &udp, &bth)
+            }
+            Network::V2Ipv6(ip, udp) => {
+                let length = longer(Udp::LEN)?;
+                let (ip, udp) = (ip.to_bytes(length), udp.to_bytes(length));
+                append(&ip);
+                append(&udp);
+                Icrc::over_ipv6(&ip, &udp, &bth)
+            }
+        };
+        append(&bth);
+        self.extension.emit(|bytes| {
+            append(bytes);
+            icrc.update(bytes);
+        });
+        Ok((len, icrc))
+    }
+}
+
+/// Bytes that fill a payload up to a multiple of four.
+const fn pad_of(payload_len: usize) -> u8 {
+    match payload_len % 4 {
+        1 => 3,
+        2 => 2,
+        3 => 1,
+        _ => 0,
+    }
+}
+
+/// A frame whose payload is about to be filled in.
+#[derive(Debug)]
+pub struct FrameWriter<'b> {
+    payload: &'b mut [u8],
+    tail: &'b mut [u8],
+    header_len: usize,
+    icrc: Icrc,
+}
+
+impl<'b> FrameWriter<'b> {
+    /// Writes the headers and sets `payload_len` bytes aside.
+    ///
+    /// # Errors
+    /// As for [`Header::write`].
+    pub fn new(header: &Header, payload_len: usize, out: &'b mut [u8]) -> Result<Self, BuildError> {
+        let (header_len, icrc) = header.write(payload_len, out)?;
+        let tail_len = usize::from(pad_of(payload_len)) + Icrc::LEN;
+        let (_, rest) = out.split_at_mut_checked(header_len).ok_or(BuildError::NoRoom)?;
+        let (payload, rest) = rest.split_at_mut_checked(payload_len).ok_or(BuildError::NoRoom)?;
+        let (tail, _) = rest.split_at_mut_checked(tail_len).ok_or(BuildError::NoRoom)?;
+        Ok(Self { payload, tail, header_len, icrc })
+    }
+
+    /// The payload area, to be filled.
+    pub fn payload(&mut self) -> &mut [u8] {
+        self.payload
+    }
+
+    /// Appends zero pad bytes and the ICRC. Returns the length of the frame.
+    pub fn finish(mut self) -> usize {
+        self.icrc.update(self.payload);
+        let total = self.header_len + self.payload.len() + self.tail.len();
+        if let Some((pad, trailer)) = self.tail.split_last_chunk_mut::<{ Icrc::LEN }>() {
+            pad.fill(0);
+            self.icrc.update(pad);
+            *trailer = self.icrc.finish();
+        }
+        total
+    }
+}
+
+/// Builds a whole frame.
+///
+/// # Errors
+/// As for [`Header::write`].
+pub fn build(header: &Header, payload: &[u8]) -> Result<Vec<u8>, BuildError> {
+    let room = header.len() + payload.len() + usize::from(pad_of(payload.len())) + Icrc::LEN;
+    let mut frame = vec![0; room];
+    let mut writer = FrameWriter::new(header, payload.len(), &mut frame)?;
+    writer.payload().copy_from_slice(payload);
+    writer.finish();
+    Ok(frame)
+}

@@ -1,0 +1,120 @@
+//! The IPv4 header of RoCE v2 (RFC 791), without options, and the ECN bits of RFC 3168.
+
+use pvrdma_verbs::Gid;
+
+use super::error::ParseError;
+use super::udp::Checksum;
+use super::{field, put};
+
+/// IP protocol number of UDP.
+pub(super) const PROTOCOL_UDP: u8 = 17;
+
+const DONT_FRAGMENT: u16 = 0x4000;
+const MORE_FRAGMENTS: u16 = 0x2000;
+const FRAGMENT_OFFSET: u16 = 0x1fff;
+
+/// IPv4 header fields that a sender chooses.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Ipv4 {
+    /// Type of service: DSCP in bits 7-2, ECN in 1-0.
+    pub traffic_class: u8,
+    /// Identification. It is inside the ICRC, so whoever sends must know the final value.
+    pub identification: u16,
+    /// DF; RoCE packets are never fragmented.
+    pub dont_fragment: bool,
+    /// Time to live.
+    pub hop_limit: u8,
+    /// Sender.
+    pub source: [u8; 4],
+    /// Receiver.
+    pub destination: [u8; 4],
+}
+
+impl Ipv4 {
+    /// Bytes.
+    pub const LEN: usize = 20;
+
+    /// Reads the header, with the bytes that follow it.
+    pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Result<(Self, u16), ParseError> {
+        let [version, traffic_class] = field::<0, _, _>(header);
+        if version >> 4 != 4 {
+            return Err(ParseError::Invalid("IPv4 version"));
+        }
+        let [hop_limit, protocol] = field::<8, _, _>(header);
+        let flags = u16::from_be_bytes(field::<6, _, _>(header));
+        // The rest of a fragmented packet has no UDP header, so nobody can tell whether it is ours.
+        if protocol != PROTOCOL_UDP || flags & FRAGMENT_OFFSET != 0 {
+            return Err(ParseError::NotRoce);
+        }
+        if version & 0xf != 5 {
+            return Err(ParseError::Invalid("IPv4 header length"));
+        }
+        if flags & MORE_FRAGMENTS != 0 {
+            return Err(ParseError::Fragment);
+        }
+        let mut sum = Checksum::default();
+        sum.add(header);
+        if sum.finish() != 0 {
+            return Err(ParseError::Invalid("IPv4 header checksum"));
+        }
+        let payload_len = u16::from_be_bytes(field::<2, _, _>(header))
+            .checked_sub(20)
+            .ok_or(ParseError::Invalid("IPv4 total length"))?;
+        let ipv4 = Self {
+            traffic_class,
+            identification: u16::from_be_bytes(field::<4, _, _>(header)),
+            dont_fragment: flags & DONT_FRAGMENT != 0,
+            hop_limit,
+            source: field::<12, _, _>(header),
+            destination: field::<16, _, _>(header),
+        };
+        Ok((ipv4, payload_len))
+    }
+
+    /// The header with its checksum. `total_len` counts the header.
+    pub(super) fn to_bytes(self, total_len: u16) -> [u8; Self::LEN] {
+        let mut header = [0; Self::LEN];
+        put::<0, _, _>(&mut header, [0x45, self.traffic_class]);
+        put::<2, _, _>(&mut header, total_len.to_be_bytes());
+        put::<4, _, _>(&mut header, self.identification.to_be_bytes());
+        put::<6, _, _>(&mut header, if self.dont_fragment { DONT_FRAGMENT } else { 0 }.to_be_bytes());
+        put::<8, _, _>(&mut header, [self.hop_limit, PROTOCOL_UDP]);
+        put::<12, _, _>(&mut header, self.source);
+        put::<16, _, _>(&mut header, self.destination);
+        let mut sum = Checksum::default();
+        sum.add(&header);
+        put::<10, _, _>(&mut header, sum.finish().to_be_bytes());
+        header
+    }
+}
+
+/// An IPv4 address as GID: `::ffff:a.b.c.d`.
+pub(super) const fn mapped(address: [u8; 4]) -> Gid {
+    let [a, b, c, d] = address;
+    Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d])
+}
+
+/// Explicit congestion notification, the low two bits of the traffic class.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum Ecn {
+    /// The sender does not react to marks.
+    NotCapable,
+    /// ECT(0): marks are welcome.
+    Capable0,
+    /// ECT(1): the same.
+    Capable1,
+    /// A switch on the way was congested.
+    Congested,
+}
+
+impl Ecn {
+    /// The bits of a traffic class.
+    pub const fn of(traffic_class: u8) -> Self {
+        match traffic_class & 3 {
+            0 => Self::NotCapable,
+            1 => Self::Capable1,
+            2 => Self::Capable0,
+            _ => Self::Congested,
+        }
+    }
+}

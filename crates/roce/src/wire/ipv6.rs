@@ -1,0 +1,50 @@
+//! The IPv6 header of RoCE v2 (RFC 8200). Extension headers do not occur.
+
+use pvrdma_verbs::Gid;
+
+use super::error::ParseError;
+use super::grh::{FixedPart, join, parts};
+use super::ipv4::PROTOCOL_UDP;
+
+/// IPv6 header fields that a sender chooses.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Ipv6 {
+    /// Traffic class: DSCP in bits 7-2, ECN in 1-0.
+    pub traffic_class: u8,
+    /// Flow label, 20 bits.
+    pub flow_label: u32,
+    /// Hop limit.
+    pub hop_limit: u8,
+    /// Sender.
+    pub source: Gid,
+    /// Receiver.
+    pub destination: Gid,
+}
+
+impl Ipv6 {
+    /// Bytes.
+    pub const LEN: usize = 40;
+
+    /// Reads the header, with the bytes that follow it.
+    pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Result<(Self, u16), ParseError> {
+        let (fixed, source, destination) = parts(header);
+        if fixed.version != 6 {
+            return Err(ParseError::Invalid("IPv6 version"));
+        }
+        if fixed.next_header != PROTOCOL_UDP {
+            return Err(ParseError::NotRoce);
+        }
+        let FixedPart { traffic_class, flow_label, hop_limit, payload_len, .. } = fixed;
+        Ok((Self { traffic_class, flow_label, hop_limit, source, destination }, payload_len))
+    }
+
+    pub(super) fn to_bytes(self, payload_len: u16) -> [u8; Self::LEN] {
+        let Self { traffic_class, flow_label, hop_limit, source, destination } = self;
+        let next_header = PROTOCOL_UDP;
+        join(
+            &FixedPart { version: 6, traffic_class, flow_label, payload_len, next_header, hop_limit },
+            source,
+            destination,
+        )
+    }
+}

@@ -1,0 +1,74 @@
+//! RoCE v1 and v2 packets, as bytes and as values. No IO, no state, and no clock but for one choice (`crc`).
+//!
+//! A packet has two views. As *bytes* it is one Ethernet frame in a caller's buffer: [`Packet::parse`] checks it once and
+//! borrows payload and network header from it; [`FrameWriter`] lays one out, lends the payload area to be filled from a
+//! scatter/gather list, and seals it. As *values* it is a [`Header`]: every field that a sender chooses, nothing that
+//! follows from the others (lengths, checksums). Parsing what was built gives the same value, and building what was parsed
+//! gives the same bytes.
+//!
+//! No input can cause a panic: headers are fixed-size arrays whose fields are cut out at compile-time offsets
+//! ([`field`]), everything of variable length goes through checked splits.
+//!
+//! All multi-byte fields are big-endian, the ICRC excepted. Layouts are those of the InfiniBand Architecture
+//! Specification volume 1, chapters 5 and 9, annex A16 (RoCE) and annex A17 (RoCE v2).
+//!
+//! Not here: VLAN stacking, IPv4 options and fragments, the RD and XRC transports.
+
+mod aeth;
+mod bth;
+mod crc;
+mod error;
+mod ethernet;
+mod ext;
+mod frame;
+mod grh;
+mod icrc;
+mod ipv4;
+mod ipv6;
+mod opcode;
+mod packet;
+mod pretty;
+mod udp;
+
+pub use aeth::{NakCode, Syndrome, credit_count, credit_limit, rnr_delay};
+pub use bth::{Bth, DEFAULT_PKEY, pkey_matches};
+pub use error::{BuildError, Damage, ParseError};
+pub use ethernet::{EtherType, Ethernet, Vlan};
+pub use ext::{Aeth, AtomicEth, Deth, Extension, Feth, Reth};
+pub use frame::{FrameWriter, MAX_FRAME, MAX_HEADER, MAX_PAYLOAD, build};
+pub use grh::Grh;
+pub use icrc::Icrc;
+pub use ipv4::{Ecn, Ipv4};
+pub use ipv6::Ipv6;
+pub use opcode::{Opcode, OpcodeInfo, Operation, PayloadRule, Position, Service, Shape};
+pub use packet::{Header, Network, Packet};
+pub use udp::{Checksum, ROCE_PORT, Udp, connected_source_port, datagram_source_port};
+
+/// Cuts the field at byte `AT` out of a header. That it lies inside is checked at compile time.
+#[inline]
+fn field<const AT: usize, const N: usize, const LEN: usize>(header: &[u8; LEN]) -> [u8; N] {
+    const { assert!(AT + N <= LEN) };
+    let mut value = [0; N];
+    value.copy_from_slice(&header[AT..AT + N]);
+    value
+}
+
+/// Stores the field at byte `AT` of a header. That it lies inside is checked at compile time.
+#[inline]
+fn put<const AT: usize, const N: usize, const LEN: usize>(header: &mut [u8; LEN], value: [u8; N]) {
+    const { assert!(AT + N <= LEN) };
+    header[AT..AT + N].copy_from_slice(&value);
+}
+
+/// Widens three bytes.
+#[inline]
+const fn u24([high, middle, low]: [u8; 3]) -> u32 {
+    u32::from_be_bytes([0, high, middle, low])
+}
+
+/// The low three bytes.
+#[inline]
+const fn u24_bytes(value: u32) -> [u8; 3] {
+    let [_, high, middle, low] = value.to_be_bytes();
+    [high, middle, low]
+}

@@ -1,0 +1,134 @@
+//! The UDP header of RoCE v2 (RFC 768, IBA annex A17) and the choice of source ports.
+
+use pvrdma_verbs::Qpn;
+
+use super::{field, put};
+
+/// Destination port of every RoCE v2 packet.
+pub const ROCE_PORT: u16 = 4791;
+
+/// First source port. Together with the 14 bits that are chosen it gives 0xc000..=0xffff.
+const FIRST_SOURCE_PORT: u16 = 0xc000;
+
+/// UDP header fields that a sender chooses. The destination port is always [`ROCE_PORT`].
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Udp {
+    /// Source port. Constant for a QP, so that a QP is one flow; it means nothing to the receiver.
+    pub source_port: u16,
+    /// Checksum; 0 is none, and is what we send over IPv4 and IPv6 alike.
+    pub checksum: u16,
+}
+
+/// What parsing needs beside the values.
+pub(super) struct Parsed {
+    pub(super) udp: Udp,
+    pub(super) destination_port: u16,
+    pub(super) length: u16,
+}
+
+impl Udp {
+    /// Bytes.
+    pub const LEN: usize = 8;
+
+    pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Parsed {
+        let word = u16::from_be_bytes;
+        Parsed {
+            udp: Self { source_port: word(field::<0, _, _>(header)), checksum: word(field::<6, _, _>(header)) },
+            destination_port: word(field::<2, _, _>(header)),
+            length: word(field::<4, _, _>(header)),
+        }
+    }
+
+    pub(super) fn to_bytes(self, length: u16) -> [u8; Self::LEN] {
+        let mut header = [0; Self::LEN];
+        put::<0, _, _>(&mut header, self.source_port.to_be_bytes());
+        put::<2, _, _>(&mut header, ROCE_PORT.to_be_bytes());
+        put::<4, _, _>(&mut header, length.to_be_bytes());
+        put::<6, _, _>(&mut header, self.checksum.to_be_bytes());
+        header
+    }
+}
+
+/// Source port of a connected QP, as Linux chooses it: from the flow label, or from both QPNs if that is 0.
+pub const fn connected_source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
+    let mut label = flow_label & 0xf_ffff;
+    if label == 0 {
+        let mut mix = local.get() as u64 * remote.get() as u64;
+        mix ^= mix >> 20;
+        mix ^= mix >> 40;
+        label = low_bits(mix);
+    }
+    let [_, _, high, low] = ((label & 0x3fff) ^ (label >> 14)).to_be_bytes();
+    FIRST_SOURCE_PORT | u16::from_be_bytes([high, low])
+}
+
+/// Source port of a datagram QP, as Linux chooses it.
+pub const fn datagram_source_port(local: Qpn) -> u16 {
+    let [_, _, high, low] = (local.get().wrapping_mul(0x61c8_8647) >> 18).to_be_bytes();
+    FIRST_SOURCE_PORT | u16::from_be_bytes([high, low])
+}
+
+/// The low 20 bits.
+const fn low_bits(mix: u64) -> u32 {
+    let [.., b2, b1, b0] = mix.to_be_bytes();
+    u32::from_be_bytes([0, b2 & 0xf, b1, b0])
+}
+
+/// The ones' complement sum of RFC 1071.
+#[derive(Debug, Default)]
+pub struct Checksum {
+    sum: u64,
+    /// Whether the next byte is the second of its pair.
+    odd: bool,
+}
+
+impl Checksum {
+    /// Adds bytes, at most a packet's worth in all.
+    pub fn add(&mut self, mut bytes: &[u8]) {
+        if let (true, Some((&second, rest))) = (self.odd, bytes.split_first()) {
+            self.sum += u64::from(second);
+            self.odd = false;
+            bytes = rest;
+        }
+        let (pairs, rest) = bytes.as_chunks::<2>();
+        self.sum += pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum::<u64>();
+        if let Some(&first) = rest.first() {
+            self.sum += u64::from(first) << 8;
+            self.odd = true;
+        }
+    }
+
+    /// The checksum: 0 if the bytes contained their own and are intact.
+    pub const fn finish(self) -> u16 {
+        let mut sum = self.sum;
+        while sum > 0xffff {
+            sum = (sum & 0xffff) + (sum >> 16);
+        }
+        let [.., high, low] = sum.to_be_bytes();
+        !u16::from_be_bytes([high, low])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn source_ports_of_linux() {
+        let (a, b) = (Qpn::new(0x11), Qpn::new(0x211));
+        assert_eq!(connected_source_port(0, a, b), 0xe321);
+        assert_eq!(connected_source_port(0, b, a), 0xe321);
+        assert_eq!(connected_source_port(0x12345, a, b), 0xe341);
+        assert_eq!(datagram_source_port(Qpn::GSI), 55410);
+    }
+
+    #[test]
+    fn checksum_of_rfc_1071() {
+        let mut sum = Checksum::default();
+        sum.add(&[0x00, 0x01, 0xf2]);
+        sum.add(&[]);
+        sum.add(&[0x03, 0xf4]);
+        sum.add(&[0xf5, 0xf6, 0xf7]);
+        assert_eq!(sum.finish(), !0xddf2);
+    }
+}

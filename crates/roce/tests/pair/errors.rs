@@ -1,0 +1,407 @@
+//! What goes wrong, and how both ends hear of it.
+
+use std::time::Duration;
+
+use pvrdma_roce::wire::{Extension, NakCode, Opcode, Packet, Syndrome, build};
+use pvrdma_verbs::WcStatus::{
+    BadResponse, Flushed, LocalLength, LocalProtection, LocalQpOperation, RemoteAccess, RemoteInvalidRequest,
+    RemoteOperation, RetryExceeded, RnrRetryExceeded, Success,
+};
+use pvrdma_verbs::{
+    Access, Invalidate, Mtu, QpAttrs, QpEvent, RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge, WcStatus,
+};
+
+use super::host::KEY;
+use super::net::{Pair, Setup};
+
+const LOCAL: u64 = 0x1000;
+const REMOTE: RemoteAddress = RemoteAddress { addr: 0x5000, rkey: KEY };
+
+fn work(op: SendOp, length: u32) -> SendWork {
+    let sges = vec![Sge { addr: LOCAL, length, lkey: KEY }];
+    SendWork { wr_id: 0, op, flags: SendFlags::SIGNALED, sges }
+}
+
+fn send(length: u32) -> SendWork {
+    work(SendOp::Send { data: SendData::None, to: None }, length)
+}
+
+fn write(remote: RemoteAddress, length: u32) -> SendWork {
+    work(SendOp::Write { remote, immediate: None }, length)
+}
+
+fn read(remote: RemoteAddress, length: u32) -> SendWork {
+    work(SendOp::Read { remote }, length)
+}
+
+fn add(remote: RemoteAddress) -> SendWork {
+    work(SendOp::FetchAdd { remote, add: 1 }, 8)
+}
+
+/// Posts at end 0, runs to the end, and gives the statuses of its requests.
+fn run(pair: &mut Pair, works: impl IntoIterator<Item = SendWork>) -> Vec<WcStatus> {
+    for (wr_id, work) in works.into_iter().enumerate() {
+        pair.ends[0].post(SendWork { wr_id: wr_id as u64, ..work });
+    }
+    pair.run();
+    let sent = &pair.ends[0].host.sent;
+    assert!(sent.iter().enumerate().all(|(i, ended)| ended.wr_id == i as u64), "{sent:?}");
+    sent.iter().map(|ended| ended.status).collect()
+}
+
+fn received(pair: &Pair) -> Vec<WcStatus> {
+    pair.ends[1].host.received.iter().map(|(ended, _)| ended.status).collect()
+}
+
+/// NAKs that end 1 sent.
+fn naks(pair: &Pair) -> Vec<NakCode> {
+    let sent = pair.frames[1].iter().map(|frame| Packet::parse(frame).unwrap());
+    sent.filter_map(|packet| match packet.header.extension.aeth()?.syndrome {
+        Syndrome::Nak(code) => Some(code),
+        _ => None,
+    })
+    .collect()
+}
+
+fn pair() -> Pair {
+    let mut pair = Pair::new(&Setup::default(), 7);
+    pair.keep_frames = true;
+    pair
+}
+
+fn with(change: impl FnOnce(&mut QpAttrs)) -> Pair {
+    let mut setup = Setup::default();
+    change(&mut setup.attrs);
+    let mut pair = Pair::new(&setup, 7);
+    pair.keep_frames = true;
+    pair
+}
+
+#[test]
+fn wrong_keys_end_both_ends() {
+    let bad = RemoteAddress { rkey: 0x9999, ..REMOTE };
+    for failing in [write(bad, 3000), write(bad, 1), read(bad, 3000), add(bad)] {
+        let mut pair = pair();
+        pair.ends[1].host.post_receive(0, 0x9000, 100);
+        let statuses = run(&mut pair, [write(REMOTE, 10), failing, send(5), read(REMOTE, 5)]);
+        assert_eq!(statuses, [Success, RemoteAccess, Flushed, Flushed]);
+        assert_eq!(received(&pair), [Flushed]);
+        assert_eq!(pair.ends[1].host.events, [QpEvent::CommunicationEstablished, QpEvent::AccessError]);
+        assert_eq!(naks(&pair), [NakCode::RemoteAccess]);
+        // Whatever is posted later is flushed at once.
+        pair.ends[0].post(SendWork { wr_id: 4, ..send(1) });
+        assert_eq!(pair.ends[0].host.sent.last().map(|ended| ended.status), Some(Flushed));
+    }
+}
+
+#[test]
+fn empty_writes_and_reads_look_at_no_key() {
+    let nowhere = RemoteAddress { addr: u64::MAX, rkey: 0xdead };
+    assert_eq!(run(&mut pair(), [write(nowhere, 0), read(nowhere, 0)]), [Success, Success]);
+}
+
+#[test]
+fn what_is_not_enabled_is_an_invalid_request() {
+    for (missing, failing) in [
+        (Access::REMOTE_WRITE, write(REMOTE, 100)),
+        (Access::REMOTE_READ, read(REMOTE, 100)),
+        (Access::REMOTE_ATOMIC, add(REMOTE)),
+    ] {
+        let mut pair = pair();
+        pair.ends[1].host.qp_access -= missing;
+        assert_eq!(run(&mut pair, [failing]), [RemoteInvalidRequest]);
+        assert_eq!(naks(&pair), [NakCode::InvalidRequest]);
+        assert_eq!(pair.ends[1].host.events.last(), Some(&QpEvent::RequestError));
+    }
+    let mut none = with(|attrs| attrs.max_dest_rd_atomic = 0);
+    assert_eq!(run(&mut none, [read(REMOTE, 100)]), [RemoteInvalidRequest]);
+    let misaligned = RemoteAddress { addr: 0x5004, ..REMOTE };
+    assert_eq!(run(&mut pair(), [add(misaligned)]), [RemoteInvalidRequest]);
+}
+
+#[test]
+fn a_message_longer_than_the_receive() {
+    let mut pair = pair();
+    pair.ends[1].host.post_receive(0, 0x9000, 1500);
+    pair.ends[1].host.post_receive(1, 0xa000, 1500);
+    assert_eq!(run(&mut pair, [send(3000), send(1)]), [RemoteInvalidRequest, Flushed]);
+    assert_eq!(received(&pair), [LocalLength, Flushed]);
+    assert_eq!(naks(&pair), [NakCode::InvalidRequest]);
+}
+
+#[test]
+fn a_receive_that_cannot_be_written() {
+    let mut pair = pair();
+    pair.ends[1].host.post_receive(0, 0x9000, 1500);
+    pair.ends[1].host.memory_end = 0x9100;
+    assert_eq!(run(&mut pair, [send(1000)]), [RemoteOperation]);
+    assert_eq!(received(&pair), [LocalProtection]);
+}
+
+#[test]
+fn a_key_that_cannot_be_invalidated() {
+    let mut pair = pair();
+    pair.ends[1].host.post_receive(0, 0x9000, 1500);
+    let op = SendOp::Send { data: SendData::Invalidate(KEY), to: None };
+    assert_eq!(run(&mut pair, [work(op, 10)]), [RemoteOperation]);
+    assert_eq!(received(&pair), [RemoteInvalidRequest]);
+}
+
+#[test]
+fn local_errors_wait_for_their_turn_and_send_nothing() {
+    let foreign = |mut work: SendWork| {
+        work.sges[0].lkey = 0x55;
+        work
+    };
+    let huge = SendWork { sges: vec![Sge { addr: 0, length: u32::MAX, lkey: KEY }; 2], ..write(REMOTE, 0) };
+    let cases = [
+        (foreign(write(REMOTE, 100)), LocalProtection),
+        (foreign(read(REMOTE, 100)), LocalProtection),
+        (huge, LocalLength),
+        (work(SendOp::Malformed, 0), LocalQpOperation),
+        (work(SendOp::Unsupported { opcode: 99 }, 0), LocalQpOperation),
+    ];
+    for (failing, status) in cases {
+        let mut pair = pair();
+        let statuses = run(&mut pair, [write(REMOTE, 5000), read(REMOTE, 3000), failing, write(REMOTE, 1)]);
+        assert_eq!(statuses, [Success, Success, status, Flushed]);
+        assert_eq!(pair.frames[0].len(), 6);
+        assert!(!pair.ends[1].host.failed);
+    }
+}
+
+#[test]
+fn a_read_that_cannot_be_placed() {
+    let mut pair = pair();
+    let mut failing = read(REMOTE, 3000);
+    failing.sges[0].addr = 0x8000;
+    for (wr_id, work) in [failing, write(REMOTE, 1)].into_iter().enumerate() {
+        pair.ends[0].post(SendWork { wr_id: wr_id as u64, ..work });
+    }
+    while pair.frames[0].is_empty() {
+        pair.step();
+    }
+    // The region is taken away while the answer is on its way.
+    pair.ends[0].host.memory_end = 0x8100;
+    pair.run();
+    let statuses: Vec<WcStatus> = pair.ends[0].host.sent.iter().map(|ended| ended.status).collect();
+    assert_eq!(statuses, [LocalProtection, Flushed]);
+}
+
+#[test]
+fn silence_ends_after_the_retries() {
+    let mut pair = with(|attrs| attrs.retry_cnt = 3);
+    pair.ends[1].deaf = true;
+    let start = pair.now;
+    assert_eq!(run(&mut pair, [send(64), read(REMOTE, 1)]), [RetryExceeded, Flushed]);
+    // Four transmissions of the first request; 1 + 2 + 4 + 4 times the timeout of 67.1 ms.
+    let sent = pair.frames[0].iter().filter(|frame| Packet::parse(frame).unwrap().header.bth.opcode == Opcode(4));
+    assert_eq!(sent.count(), 4);
+    let took = pair.now - start;
+    assert!((Duration::from_millis(738)..Duration::from_millis(739)).contains(&took), "{took:?}");
+}
+
+#[test]
+fn attributes_change_under_way() {
+    let mut pair = pair();
+    pair.ends[1].deaf = true;
+    pair.ends[0].post(send(64));
+    while pair.frames[0].len() < 2 {
+        pair.step();
+    }
+    let attrs = QpAttrs { retry_cnt: 1, timeout: 8, ..Setup::default().attrs };
+    let path = pair.ends[0].path;
+    pair.ends[0].requester.set_attrs(&attrs, path);
+    pair.run();
+    // The first, the timeout that was seen, and the one retry that is left.
+    assert_eq!(pair.frames[0].len(), 3);
+    assert_eq!(pair.ends[0].host.sent[0].status, RetryExceeded);
+}
+
+#[test]
+fn without_a_timeout_silence_lasts() {
+    let mut pair = with(|attrs| attrs.timeout = 0);
+    pair.ends[1].deaf = true;
+    assert!(run(&mut pair, [send(64)]).is_empty());
+    assert_eq!(pair.frames[0].len(), 1);
+}
+
+#[test]
+fn no_receive_ends_after_the_rnr_retries() {
+    let mut pair = with(|attrs| {
+        attrs.rnr_retry = 3;
+        attrs.min_rnr_timer = 16;
+    });
+    let start = pair.now;
+    assert_eq!(run(&mut pair, [write(REMOTE, 5), send(100), send(10)]), [Success, RnrRetryExceeded, Flushed]);
+    let sends = pair.frames[0].iter().filter(|frame| Packet::parse(frame).unwrap().payload.len() == 100);
+    assert_eq!(sends.count(), 4);
+    assert!(pair.now - start >= Duration::from_micros(3 * 2560));
+    assert!(!pair.ends[1].host.failed);
+}
+
+#[test]
+fn a_receive_is_looked_for_before_the_key() {
+    let mut pair = with(|attrs| attrs.rnr_retry = 0);
+    let bad = RemoteAddress { rkey: 0x9999, ..REMOTE };
+    let failing = work(SendOp::Write { remote: bad, immediate: Some([1; 4]) }, 10);
+    assert_eq!(run(&mut pair, [failing]), [RnrRetryExceeded]);
+}
+
+#[test]
+fn long_messages_in_small_packets() {
+    let mut pair = with(|attrs| attrs.path_mtu = Mtu::M256);
+    let data: Vec<u8> = (0..300_000_u32).map(|i| i.to_le_bytes()[(i % 3) as usize]).collect();
+    pair.ends[0].host.memory.write(LOCAL, &data);
+    let there = RemoteAddress { addr: 0x100_0000, rkey: KEY };
+    let mut back = read(there, 300_000);
+    back.sges[0].addr = 0x200_0000;
+    assert_eq!(run(&mut pair, [write(there, 300_000), back]), [Success, Success]);
+    assert!(pair.ends[1].host.memory.get(there.addr, data.len()) == data);
+    assert!(pair.ends[0].host.memory.get(0x200_0000, data.len()) == data);
+    assert_eq!(pair.ends[0].requester.stats().resent, 0);
+}
+
+#[test]
+fn local_invalidation_waits_for_what_came_before() {
+    let mut pair = pair();
+    let invalidate = SendOp::LocalInvalidate(Invalidate { key: 0x77 });
+    for (wr_id, work) in [write(REMOTE, 5000), work(invalidate, 0), write(REMOTE, 1)].into_iter().enumerate() {
+        pair.ends[0].post(SendWork { wr_id: wr_id as u64, ..work });
+    }
+    while pair.ends[0].host.sent.is_empty() {
+        assert!(pair.ends[0].host.invalidated.is_empty());
+        assert!(pair.step());
+    }
+    pair.run();
+    assert_eq!(pair.ends[0].host.invalidated, [0x77]);
+    assert!(pair.ends[0].host.sent.iter().map(|ended| ended.wr_id).eq(0..3));
+}
+
+#[test]
+fn draining_finishes_what_was_started() {
+    let mut pair = pair();
+    pair.ends[0].post(write(REMOTE, 50_000));
+    while pair.frames[0].is_empty() {
+        pair.step();
+    }
+    pair.ends[0].requester.set_draining(true);
+    pair.ends[0].post(SendWork { wr_id: 1, ..write(REMOTE, 1) });
+    assert!(!pair.ends[0].requester.is_idle());
+    pair.run();
+    assert_eq!(pair.ends[0].host.sent.len(), 1);
+    assert!(pair.ends[0].requester.is_idle());
+    pair.ends[0].requester.set_draining(false);
+    pair.run();
+    assert_eq!(pair.ends[0].host.sent.len(), 2);
+}
+
+/// A responder tells of a missing packet once; what comes twice was doubled on the way.
+#[test]
+fn a_doubled_nak_counts_once() {
+    let mut pair = with(|attrs| attrs.retry_cnt = 1);
+    let now = pair.now;
+    let [ours, peer] = &mut pair.ends;
+    ours.post(write(REMOTE, 3000));
+    let sent = ours.transmit(now);
+    peer.receive(now, &sent[1]);
+    peer.receive(now, &sent[2]);
+    let naks = peer.transmit(now);
+    assert_eq!((sent.len(), naks.len()), (3, 1));
+    for again in [3, 0, 0] {
+        ours.receive(now, &naks[0]);
+        assert_eq!(ours.transmit(now).len(), again);
+    }
+    assert!(!ours.host.failed);
+    for frame in &sent {
+        peer.receive(now, frame);
+    }
+    for frame in peer.transmit(now) {
+        ours.receive(now, &frame);
+    }
+    assert_eq!(ours.host.sent[0].status, Success);
+}
+
+/// rxe follows an RNR NAK with a sequence NAK of the same PSN when the next packet arrives. The wait goes on.
+#[test]
+fn an_rnr_wait_is_not_cut_short() {
+    let mut pair = pair();
+    let now = pair.now;
+    let [ours, peer] = &mut pair.ends;
+    ours.post(send(2500));
+    for frame in ours.transmit(now) {
+        peer.receive(now, &frame);
+    }
+    let naks = peer.transmit(now);
+    assert_eq!(naks.len(), 1);
+    let mut echo = Packet::parse(&naks[0]).unwrap().header;
+    let Extension::Ack(aeth) = &mut echo.extension else { unreachable!() };
+    assert_eq!(aeth.syndrome, Syndrome::RnrNak { timer: 12 });
+    aeth.syndrome = Syndrome::Nak(NakCode::SequenceError);
+    let echo = build(&echo, &[]).unwrap();
+    ours.receive(now, &naks[0]);
+    ours.receive(now, &echo);
+    assert!(ours.transmit(now).is_empty());
+    let deadline = ours.requester.poll_timeout().unwrap();
+    assert_eq!(deadline - now, Duration::from_micros(640));
+    ours.requester.handle_timeout(deadline, &mut ours.host);
+    assert_eq!(ours.transmit(deadline).len(), 3);
+}
+
+/// Answers beyond what was sent, or to what is done, mean nothing; the wrong kind of answer ends the QP.
+#[test]
+fn answers_that_fit_nothing() {
+    let mut pair = pair();
+    let now = pair.now;
+    let [ours, peer] = &mut pair.ends;
+    ours.post(read(REMOTE, 2000));
+    ours.post(SendWork { wr_id: 1, ..write(REMOTE, 10) });
+    for frame in ours.transmit(now) {
+        peer.receive(now, &frame);
+    }
+    // The write waits until the answers to the read have left.
+    let mut answers = peer.transmit(now);
+    peer.receive(now, &[]);
+    answers.extend(peer.transmit(now));
+    assert_eq!(answers.len(), 3);
+    // The answer to the write comes first: the read's was lost, and is asked for again; nothing is done yet.
+    ours.receive(now, &answers[2]);
+    assert!(ours.host.sent.is_empty());
+    let again = ours.transmit(now);
+    assert_eq!(again.len(), 1, "the write is known to have arrived");
+    for frame in &answers {
+        ours.receive(now, frame);
+        ours.receive(now, frame);
+    }
+    assert_eq!(ours.host.sent.len(), 2);
+    assert_eq!(ours.requester.stats().stale, 4);
+
+    // An answer to a READ where a write is outstanding.
+    ours.post(SendWork { wr_id: 2, ..write(REMOTE, 10) });
+    let sent = ours.transmit(now);
+    let mut header = Packet::parse(&answers[0]).unwrap().header;
+    header.bth.psn = Packet::parse(&sent[0]).unwrap().header.bth.psn;
+    ours.receive(now, &build(&header, &[0; 1024]).unwrap());
+    assert_eq!(ours.host.sent[2].status, BadResponse);
+}
+
+/// A peer that loses the refusal sees silence, as the architecture has it.
+#[test]
+fn a_lost_refusal_is_silence() {
+    let mut pair = with(|attrs| {
+        attrs.retry_cnt = 2;
+        attrs.timeout = 8;
+    });
+    pair.ends[0].post(write(RemoteAddress { rkey: 1, ..REMOTE }, 10));
+    pair.ends[0].deaf = true;
+    while !pair.ends[1].host.failed || pair.ends[1].responder.has_answers() {
+        assert!(pair.step());
+    }
+    for _ in 0..20 {
+        pair.step();
+    }
+    pair.ends[0].deaf = false;
+    pair.run();
+    assert_eq!(pair.ends[0].host.sent[0].status, RetryExceeded);
+    assert_eq!(naks(&pair).len(), 1);
+}

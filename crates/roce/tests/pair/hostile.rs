@@ -1,0 +1,148 @@
+//! A peer that sends whatever it likes, with right addresses and a right ICRC.
+
+use std::time::Duration;
+
+use pvrdma_roce::Handled;
+use pvrdma_roce::wire::{
+    Aeth, AtomicEth, Bth, Extension, Feth, Header, MAX_FRAME, Opcode, Packet, Reth, Shape, Syndrome, build,
+};
+use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge};
+
+use super::host::KEY;
+use super::net::{End, Random, Setup};
+
+/// Some packet, most often near what is expected.
+fn packet(random: &mut Random, template: &Header, setup: &Setup) -> Vec<u8> {
+    let near = setup.attrs.rq_psn.plus(u32::try_from(random.below(12)).unwrap()).plus(u32::MAX - 3);
+    let psn = if random.chance(50) { near.plus(u32::try_from(random.below(1 << 24)).unwrap()) } else { near };
+    let opcode = if random.chance(950) { random.below(0x18) } else { random.below(256) };
+    let mut bth = Bth::new(Opcode(u8::try_from(opcode).unwrap()), template.bth.destination, psn);
+    bth.ack_request = random.chance(500);
+    let reth = Reth {
+        address: if random.chance(900) { 0x5000 + random.below(64) } else { random.next() },
+        rkey: if random.chance(900) { KEY } else { 1 },
+        length: match random.below(4) {
+            0 => u32::try_from(random.below(1 << 32)).unwrap(),
+            1 => 1024,
+            _ => u32::try_from(random.below(3000)).unwrap(),
+        },
+    };
+    let atomic = AtomicEth { address: reth.address, rkey: reth.rkey, swap_or_add: 1, compare: 0 };
+    let syndrome = u8::try_from(random.below(256)).unwrap();
+    let aeth = Aeth { syndrome: Syndrome::from_octet(if random.chance(600) { 0x1f } else { syndrome }), msn: 0 };
+    let extension = match bth.opcode.info().map_or(Shape::None, |info| info.shape) {
+        Shape::None => Extension::None,
+        Shape::Immediate => Extension::Immediate([1; 4]),
+        Shape::Invalidate => Extension::Invalidate(7),
+        Shape::Rdma => Extension::Rdma(reth),
+        Shape::RdmaImmediate => Extension::RdmaImmediate(reth, [2; 4]),
+        Shape::Ack => Extension::Ack(aeth),
+        Shape::AtomicAck => Extension::AtomicAck(aeth, 5),
+        Shape::Atomic => Extension::Atomic(atomic),
+        Shape::Datagram => Extension::Datagram(Default::default()),
+        Shape::DatagramImmediate => Extension::DatagramImmediate(Default::default(), [3; 4]),
+        Shape::Flush => Extension::Flush(Feth::default(), reth),
+    };
+    let length = match random.below(4) {
+        0 | 1 => 1024,
+        2 => 0,
+        _ => usize::try_from(random.below(1200)).unwrap(),
+    };
+    build(&Header { bth, extension, ..*template }, &vec![0xa5; length]).unwrap()
+}
+
+/// The header of a packet that the peer would send.
+fn template(peer: &mut End, now: Duration) -> Header {
+    peer.post(SendWork {
+        wr_id: 0,
+        op: SendOp::Write { remote: RemoteAddress { addr: 0, rkey: KEY }, immediate: None },
+        flags: SendFlags::empty(),
+        sges: Vec::new(),
+    });
+    let frame = peer.transmit(now).remove(0);
+    Packet::parse(&frame).unwrap().header
+}
+
+#[test]
+fn arbitrary_packets() {
+    let now = Duration::from_secs(1);
+    let setup = Setup::default();
+    let template = template(&mut End::new(&setup, 2, 1), now);
+    let mut most = 0;
+    for seed in 0..3000 {
+        let mut random = Random(seed);
+        let mut end = End::new(&setup, 1, 2);
+        for i in 0..6 {
+            end.host.post_receive(i, 0x9000 + i * 4096, 4096);
+            let remote = RemoteAddress { addr: 0x5000, rkey: KEY };
+            let op = match random.below(4) {
+                0 => SendOp::Send { data: SendData::None, to: None },
+                1 => SendOp::Write { remote, immediate: None },
+                2 => SendOp::Read { remote },
+                _ => SendOp::FetchAdd { remote, add: 1 },
+            };
+            let length = u32::try_from(random.below(3000)).unwrap();
+            let sges = vec![Sge { addr: 0x10_0000, length, lkey: KEY }];
+            end.post(SendWork { wr_id: i, op, flags: SendFlags::empty(), sges });
+        }
+        let mut out = [0; MAX_FRAME];
+        let mut owed = 0;
+        for _ in 0..60 {
+            let frame = packet(&mut random, &template, &setup);
+            let parsed = Packet::parse(&frame).unwrap();
+            if parsed.header.bth.opcode.info().is_some_and(|info| info.operation.is_response()) {
+                end.requester.handle_packet(now, &parsed, &mut end.host);
+            } else if !end.host.failed {
+                let handled = end.responder.handle_packet(&parsed, &mut end.host);
+                owed = if handled == Handled::Done { owed + 1 } else { owed };
+            }
+            end.requester.poll_transmit(now, &mut end.host, &mut out);
+            if random.chance(100) {
+                // A long READ must not keep us here: its answers are taken one at a time.
+                for _ in 0..10 {
+                    end.responder.poll_transmit(&mut end.host, &mut out);
+                }
+            }
+            if random.chance(50) {
+                end.requester.handle_timeout(now + Duration::from_secs(10), &mut end.host);
+            }
+            most = most.max(end.responder.answers_owed());
+        }
+        // Every request ends at most once, in order; the QP's end flushes the rest.
+        if end.host.failed {
+            end.requester.flush(&mut end.host);
+            assert_eq!(end.host.sent.len(), 6, "seed {seed}");
+        }
+        assert!(end.host.sent.iter().enumerate().all(|(i, ended)| ended.wr_id == i as u64), "seed {seed}");
+        assert!(end.host.received.iter().enumerate().all(|(i, (ended, _))| ended.wr_id == i as u64), "seed {seed}");
+    }
+    // Four resources: at most as many answers, as many again, and an ACK between any two.
+    assert!(most <= 18, "{most}");
+}
+
+/// However often a READ is asked for, its answers are owed once.
+#[test]
+fn a_flood_of_repeated_requests_is_bounded() {
+    let now = Duration::from_secs(1);
+    let setup = Setup::default();
+    let mut peer = End::new(&setup, 2, 1);
+    let mut end = End::new(&setup, 1, 2);
+    let remote = RemoteAddress { addr: 0x5000, rkey: KEY };
+    for i in 0..4 {
+        let sges = vec![Sge { addr: 0x10_0000, length: if i % 2 == 0 { 5000 } else { 8 }, lkey: KEY }];
+        let op = if i % 2 == 0 { SendOp::Read { remote } } else { SendOp::FetchAdd { remote, add: 1 } };
+        peer.post(SendWork { wr_id: i, op, flags: SendFlags::empty(), sges });
+    }
+    let requests = peer.transmit(now);
+    for _ in 0..100 {
+        for frame in &requests {
+            end.receive(now, frame);
+            end.transmit(now);
+        }
+        for frame in &requests {
+            end.receive(now, frame);
+        }
+        assert!(end.responder.answers_owed() <= 4);
+    }
+    assert_eq!(end.host.atomics, 2);
+}

@@ -1,0 +1,323 @@
+//! Two ends and the network between them. Time moves to the next thing that happens.
+
+use std::cmp::Reverse;
+use std::collections::{BinaryHeap, VecDeque};
+use std::time::Duration;
+
+use pvrdma_roce::wire::{MAX_FRAME, Packet};
+use pvrdma_roce::{Handled, Marks, Origin, Path, Requester, Responder, Tuning, admit_connected};
+use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWork};
+
+use super::host::Host;
+
+/// The SplitMix64 generator: small, seedable, good enough.
+#[derive(Debug)]
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Below `bound`.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// True in `per_mille` of 1000 cases.
+    pub(crate) fn chance(&mut self, per_mille: u64) -> bool {
+        self.below(1000) < per_mille
+    }
+}
+
+/// What the network does to frames, each in thousandths.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Faults {
+    pub(crate) loss: u64,
+    pub(crate) duplicate: u64,
+    pub(crate) reorder: u64,
+    pub(crate) corrupt: u64,
+}
+
+/// Numbers of both ends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Setup {
+    pub(crate) attrs: QpAttrs,
+    pub(crate) tuning: Tuning,
+    pub(crate) kind: GidType,
+    pub(crate) ipv4: bool,
+    pub(crate) vlan: Option<u16>,
+}
+
+impl Default for Setup {
+    fn default() -> Self {
+        let attrs = QpAttrs {
+            state: QpState::Rts,
+            path_mtu: Mtu::M1024,
+            rq_psn: Psn::new(0x00ff_fff0),
+            sq_psn: Psn::new(0x00ff_fff0),
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 12,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            ..QpAttrs::default()
+        };
+        Self { attrs, tuning: Tuning::default(), kind: GidType::RoceV2, ipv4: true, vlan: None }
+    }
+}
+
+/// One side of the connection.
+#[derive(Debug)]
+pub(crate) struct End {
+    pub(crate) qpn: Qpn,
+    pub(crate) path: Path,
+    pub(crate) requester: Requester,
+    pub(crate) responder: Responder,
+    pub(crate) host: Host,
+    /// Frames that arrived and were not handled.
+    arrived: VecDeque<Vec<u8>>,
+    /// The responder keeps packets behind a gap, and which.
+    pub(crate) keeps: bool,
+    kept: Vec<(Psn, Vec<u8>)>,
+    /// The requester takes answers even when it is switched off.
+    pub(crate) deaf: bool,
+}
+
+fn origin(setup: &Setup, end: u8) -> Origin {
+    let mut gid = Gid::default();
+    if setup.ipv4 {
+        gid.0[10..].copy_from_slice(&[0xff, 0xff, 10, 0, 0, end]);
+    } else {
+        gid.0[0] = 0xfd;
+        gid.0[15] = end;
+    }
+    Origin { mac: MacAddr([2, 0, 0, 0, 0, end]), gid, kind: setup.kind, vlan: setup.vlan, marks: Marks::default() }
+}
+
+impl End {
+    pub(crate) fn new(setup: &Setup, own: u8, peer: u8) -> Self {
+        let (local, remote) = (origin(setup, own), origin(setup, peer));
+        let (qpn, dest_qpn) = (Qpn::new(0x100 + u32::from(own)), Qpn::new(0x100 + u32::from(peer)));
+        let av = AddressVector {
+            dgid: remote.gid,
+            dmac: remote.mac,
+            hop_limit: 64,
+            traffic_class: 0x6a,
+            service_level: 3,
+            ..AddressVector::default()
+        };
+        let attrs = QpAttrs { dest_qpn, av, ..setup.attrs };
+        let path = Path::connected(&local, &av, qpn, dest_qpn).unwrap();
+        let mut host = Host::new();
+        host.max_dest_rd_atomic = attrs.max_dest_rd_atomic;
+        host.rnr_timer = attrs.min_rnr_timer;
+        Self {
+            qpn,
+            path,
+            requester: Requester::new(&attrs, path, setup.tuning),
+            responder: Responder::new(&attrs, path),
+            host,
+            arrived: VecDeque::new(),
+            keeps: false,
+            kept: Vec::new(),
+            deaf: false,
+        }
+    }
+
+    /// Everything that can be sent now.
+    pub(crate) fn transmit(&mut self, now: Duration) -> Vec<Vec<u8>> {
+        let (mut out, mut frames) = ([0; MAX_FRAME], Vec::new());
+        while let Some(length) = self.responder.poll_transmit(&mut self.host, &mut out) {
+            frames.push(out[..length].to_vec());
+        }
+        while let Some(length) = self.requester.poll_transmit(now, &mut self.host, &mut out) {
+            frames.push(out[..length].to_vec());
+        }
+        frames
+    }
+
+    /// A frame arrives and is handled.
+    pub(crate) fn receive(&mut self, now: Duration, frame: &[u8]) {
+        self.arrived.push_back(frame.to_vec());
+        self.handle(now);
+    }
+
+    pub(crate) fn post(&mut self, work: SendWork) {
+        self.requester.post(work, &mut self.host);
+    }
+
+    /// Handles what arrived, as far as nothing that is owed stands in the way.
+    fn handle(&mut self, now: Duration) {
+        while let Some(frame) = self.arrived.pop_front() {
+            let Ok(packet) = Packet::parse(&frame) else { continue };
+            let Ok(info) = admit_connected(&packet, self.qpn, &self.path) else { continue };
+            if self.deaf {
+                continue;
+            }
+            if info.operation.is_response() {
+                self.requester.handle_packet(now, &packet, &mut self.host);
+                continue;
+            }
+            if self.host.failed {
+                continue;
+            }
+            match self.responder.handle_packet(&packet, &mut self.host) {
+                Handled::Deferred => {
+                    self.arrived.push_front(frame);
+                    return;
+                }
+                Handled::Ahead if self.keeps => self.keep(packet.header.bth.psn, frame),
+                Handled::Ahead => {}
+                Handled::Done | Handled::Dropped => self.catch_up(),
+            }
+        }
+    }
+
+    /// Keeps a packet behind a gap, as the port does.
+    fn keep(&mut self, psn: Psn, frame: Vec<u8>) {
+        let distance = |psn: Psn| psn.since(self.responder.expected_psn());
+        let known = self.kept.iter().map(|&(psn, _)| distance(psn)).max().unwrap_or(0);
+        let missing = u32::try_from(distance(psn) - known - 1).unwrap_or(0);
+        self.responder.name_missing(psn, missing);
+        if self.kept.iter().all(|&(known, _)| known != psn) {
+            self.kept.push((psn, frame));
+        }
+    }
+
+    /// Has a kept packet come next, or tells that one is missing.
+    fn catch_up(&mut self) {
+        let expected = self.responder.expected_psn();
+        self.kept.retain(|(psn, _)| !psn.precedes(expected));
+        if let Some(next) = self.kept.iter().position(|&(psn, _)| psn == expected) {
+            self.arrived.push_front(self.kept.swap_remove(next).1);
+        } else if !self.kept.is_empty() {
+            self.responder.report_missing();
+        }
+    }
+}
+
+/// A frame on its way: when, in which order, where to.
+type Flight = Reverse<(Duration, u64, usize, Vec<u8>)>;
+
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub(crate) now: Duration,
+    pub(crate) ends: [End; 2],
+    pub(crate) faults: Faults,
+    pub(crate) random: Random,
+    /// Frames each end sent.
+    pub(crate) frames: [Vec<Vec<u8>>; 2],
+    pub(crate) keep_frames: bool,
+    flights: BinaryHeap<Flight>,
+    count: u64,
+}
+
+impl Pair {
+    pub(crate) fn new(setup: &Setup, seed: u64) -> Self {
+        Self {
+            now: Duration::from_secs(1),
+            ends: [End::new(setup, 1, 2), End::new(setup, 2, 1)],
+            faults: Faults::default(),
+            random: Random(seed),
+            frames: [Vec::new(), Vec::new()],
+            keep_frames: false,
+            flights: BinaryHeap::new(),
+            count: 0,
+        }
+    }
+
+    fn send(&mut self, from: usize, frame: &[u8]) {
+        if self.keep_frames {
+            self.frames[from].push(frame.to_vec());
+        }
+        let copies = if self.random.chance(self.faults.duplicate) { 2 } else { 1 };
+        for _ in 0..copies {
+            if self.random.chance(self.faults.loss) {
+                continue;
+            }
+            let mut frame = frame.to_vec();
+            if self.random.chance(self.faults.corrupt) {
+                let bit = usize::try_from(self.random.below(frame.len() as u64 * 8)).unwrap();
+                frame[bit / 8] ^= 1 << (bit % 8);
+            }
+            let late = if self.random.chance(self.faults.reorder) { self.random.below(200) } else { 0 };
+            self.count += 1;
+            let when = self.now + Duration::from_micros(10 + late);
+            self.flights.push(Reverse((when, self.count, 1 - from, frame)));
+        }
+    }
+
+    /// Lets both ends send; a random few frames at a time, so that they overtake each other in every way.
+    fn transmit(&mut self) {
+        let mut out = [0; MAX_FRAME];
+        for from in 0..2 {
+            for half in 0..2 {
+                for _ in 0..1 + self.random.below(20) {
+                    let end = &mut self.ends[from];
+                    let length = if half == 0 {
+                        end.responder.poll_transmit(&mut end.host, &mut out)
+                    } else {
+                        end.requester.poll_transmit(self.now, &mut end.host, &mut out)
+                    };
+                    let Some(length) = length else { break };
+                    self.send(from, &out[..length]);
+                }
+            }
+        }
+    }
+
+    /// Moves to the next thing that happens. `false`: nothing will.
+    pub(crate) fn step(&mut self) -> bool {
+        let sent = self.count;
+        self.transmit();
+        if self.ends.iter().any(|end| end.host.failed && !end.responder.has_answers()) {
+            for end in &mut self.ends {
+                if end.host.failed && !end.responder.has_answers() {
+                    end.requester.flush(&mut end.host);
+                }
+            }
+        }
+        let more = self.count != sent || self.ends.iter().any(|end| !end.arrived.is_empty());
+        let arrival = self.flights.peek().map(|Reverse((when, ..))| *when);
+        let timeout = self.ends.iter().filter_map(|end| end.requester.poll_timeout()).min();
+        let soon = more.then(|| self.now + Duration::from_micros(1));
+        let Some(next) = [arrival, timeout, soon].into_iter().flatten().min() else { return false };
+        self.now = self.now.max(next);
+        while let Some(Reverse((when, ..))) = self.flights.peek() {
+            if *when > self.now {
+                break;
+            }
+            let Some(Reverse((_, _, to, frame))) = self.flights.pop() else { break };
+            self.ends[to].arrived.push_back(frame);
+        }
+        for end in &mut self.ends {
+            end.handle(self.now);
+            end.requester.handle_timeout(self.now, &mut end.host);
+        }
+        true
+    }
+
+    /// Runs until nothing more happens.
+    pub(crate) fn run(&mut self) {
+        let mut steps = 0;
+        while self.step() {
+            steps += 1;
+            assert!(steps < 1_000_000, "no end in sight at {:?}", self.now);
+        }
+    }
+
+    /// Where both ends stand, for a failed test.
+    pub(crate) fn report(&self) -> String {
+        let end = |end: &End| {
+            let (last, events) = (end.host.sent.last(), &end.host.events);
+            format!("{:?}\n{:?}\nlast {last:?} events {events:?}\n", end.requester, end.responder)
+        };
+        format!("{:?} {:?}\n{}\n{}", self.now, self.faults, end(&self.ends[0]), end(&self.ends[1]))
+    }
+}

@@ -1,0 +1,292 @@
+//! The verbs: what an adapter does for a device.
+
+use std::sync::Arc;
+
+use crate::attrs::{QpAttrMask, QpAttrs, QpCaps};
+use crate::error::VerbsError;
+use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
+use crate::types::{Access, Gid, GidType, MacAddr, Mtu, PortState, QpType, Qpn};
+use pvrdma_guest_memory::{DmaSpace, PageList};
+
+/// What a device brings when it asks a backend for an adapter.
+#[derive(Clone)]
+pub struct DeviceContext {
+    /// Name of the device in logs and configuration.
+    pub name: String,
+    /// Its Ethernet address, shared with the paired network function.
+    pub mac: MacAddr,
+    /// The encapsulation its GIDs use.
+    pub roce: GidType,
+    /// Its guest's memory.
+    pub memory: Arc<DmaSpace>,
+    /// Where its asynchronous events go.
+    pub events: Arc<dyn EventSink>,
+}
+
+impl std::fmt::Debug for DeviceContext {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DeviceContext").field("name", &self.name).field("mac", &self.mac).finish_non_exhaustive()
+    }
+}
+
+/// A source of adapters: one for each device.
+pub trait Backend: Send + Sync {
+    /// The adapters it makes.
+    type Hca: Hca;
+
+    /// Makes an adapter for one device.
+    ///
+    /// # Errors
+    /// The backend cannot serve another device.
+    fn attach(&self, context: DeviceContext) -> Result<Self::Hca, VerbsError>;
+}
+
+/// Upper limits of an adapter. The device advertises the smaller of these and its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct HcaLimits {
+    /// Queue pairs.
+    pub max_qp: u32,
+    /// Requests per queue.
+    pub max_qp_wr: u32,
+    /// SGEs per request.
+    pub max_sge: u32,
+    /// Completion queues.
+    pub max_cq: u32,
+    /// Entries per completion queue.
+    pub max_cqe: u32,
+    /// Memory regions.
+    pub max_mr: u32,
+    /// Bytes per memory region.
+    pub max_mr_size: u64,
+    /// Protection domains.
+    pub max_pd: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// RDMA reads and atomics outstanding per QP.
+    pub max_rd_atomic: u8,
+    /// Whether atomics work.
+    pub atomics: bool,
+    /// Whether fast registration and invalidation work.
+    pub memory_management: bool,
+}
+
+/// The port as it is now.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct PortAttributes {
+    /// Logical state.
+    pub state: PortState,
+    /// Largest path MTU of the port.
+    pub max_mtu: Mtu,
+    /// Largest path MTU of the link.
+    pub active_mtu: Mtu,
+    /// Largest message in bytes.
+    pub max_message: u32,
+}
+
+/// A named number for status output.
+pub type Counter = (&'static str, u64);
+
+/// What to register.
+#[derive(Debug)]
+pub enum MrRequest {
+    /// Memory of a guest process.
+    User {
+        /// Virtual address of the first byte; its page offset is that of the first page of `pages`.
+        start: u64,
+        /// Bytes.
+        length: u64,
+        /// The pages it spans.
+        pages: PageList,
+        /// Rights.
+        access: Access,
+    },
+    /// The guest kernel's key for bus addresses: all guest memory, local use only.
+    Dma {
+        /// Rights.
+        access: Access,
+    },
+    /// A region that work requests fill in later.
+    FastRegister {
+        /// Most pages it will ever hold.
+        max_pages: u32,
+    },
+}
+
+/// How to make a shared receive queue.
+#[expect(missing_debug_implementations, reason = "holds a trait object of the device")]
+pub struct SrqInit<'a, H: Hca + ?Sized> {
+    /// Names the SRQ in events.
+    pub cookie: u32,
+    /// Its protection domain.
+    pub pd: &'a H::Pd,
+    /// The ring.
+    pub queue: Box<dyn RecvSource>,
+    /// Initial limit; 0 is disarmed.
+    pub limit: u32,
+    /// Size of the ring in requests.
+    pub max_wr: u32,
+    /// SGEs per request.
+    pub max_sge: u32,
+}
+
+/// How to make a queue pair.
+#[expect(missing_debug_implementations, reason = "holds trait objects of the device")]
+pub struct QpInit<'a, H: Hca + ?Sized> {
+    /// Names the QP in completions and events.
+    pub cookie: u32,
+    /// The number it should get. Adapters that choose their own numbers ignore it, except [`Qpn::GSI`].
+    pub qpn: Qpn,
+    /// Transport service.
+    pub qp_type: QpType,
+    /// Its protection domain.
+    pub pd: &'a H::Pd,
+    /// Where completions of sends go.
+    pub send_cq: &'a H::Cq,
+    /// Where completions of receives go.
+    pub recv_cq: &'a H::Cq,
+    /// Shared receive queue, instead of `recv_queue`.
+    pub srq: Option<&'a H::Srq>,
+    /// Send ring.
+    pub send_queue: Box<dyn SendSource>,
+    /// Receive ring.
+    pub recv_queue: Option<Box<dyn RecvSource>>,
+    /// Sizes of the rings, for queries.
+    pub caps: QpCaps,
+    /// Every send completes with an entry, signaled or not.
+    pub signal_all: bool,
+}
+
+/// One adapter with one port, as one device sees it.
+pub trait Hca: Send + Sync + 'static {
+    /// Protection domain.
+    type Pd: Send + Sync + 'static;
+    /// Memory region.
+    type Mr: MemoryRegion;
+    /// Completion queue.
+    type Cq: CompletionQueue;
+    /// Shared receive queue.
+    type Srq: SharedReceiveQueue;
+    /// Queue pair.
+    type Qp: QueuePair;
+
+    /// What the adapter can hold.
+    fn limits(&self) -> HcaLimits;
+
+    /// The port as it is now. Must be cheap.
+    fn port(&self) -> PortAttributes;
+
+    /// Binds a GID to a table index, replacing what was there. `vlan` is the IEEE 802.1Q VLAN, 1 to 4094, whose tag its packets
+    /// carry and have to carry. The same GID in another VLAN is another address.
+    ///
+    /// # Errors
+    /// The GID belongs to another device ([`VerbsError::InUse`]) or the index is out of range.
+    fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError>;
+
+    /// Binds a GID whose packets carry no tag.
+    ///
+    /// # Errors
+    /// As for [`Self::bind_gid_in_vlan`].
+    fn bind_gid(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError> {
+        self.bind_gid_in_vlan(index, gid, kind, None)
+    }
+
+    /// Empties a table index. Nothing is sent from or delivered to that GID afterwards.
+    fn unbind_gid(&self, index: u8);
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// There are too many.
+    fn create_pd(&self) -> Result<Self::Pd, VerbsError>;
+
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// There are too many regions, or the memory cannot be pinned.
+    fn register_mr(&self, pd: &Self::Pd, request: MrRequest) -> Result<Self::Mr, VerbsError>;
+
+    /// Makes a completion queue that publishes to `sink`.
+    ///
+    /// # Errors
+    /// There are too many.
+    fn create_cq(&self, sink: Arc<dyn CompletionSink>) -> Result<Self::Cq, VerbsError>;
+
+    /// Makes a shared receive queue.
+    ///
+    /// # Errors
+    /// There are too many.
+    fn create_srq(&self, init: SrqInit<'_, Self>) -> Result<Self::Srq, VerbsError>;
+
+    /// Makes a queue pair in state RESET.
+    ///
+    /// # Errors
+    /// There are too many, or the QPN is taken.
+    fn create_qp(&self, init: QpInit<'_, Self>) -> Result<Self::Qp, VerbsError>;
+
+    /// Figures for status output.
+    fn counters(&self) -> Vec<Counter>;
+}
+
+/// A completion queue.
+pub trait CompletionQueue: Send + Sync + 'static {
+    /// The guest looked at its queue and found nothing: a chance to publish what waits in the hardware. Runs a bounded amount
+    /// of work on the calling thread, which holds no view.
+    fn notify_poll(&self) {}
+
+    /// The guest asked to be told of the next completion, and will not look before: from now on completions are published as they
+    /// come. Runs a bounded amount of work on the calling thread, which holds no view.
+    fn notify_arm(&self) {}
+}
+
+/// A registered memory region.
+pub trait MemoryRegion: Send + Sync + 'static {
+    /// Key for local use.
+    fn lkey(&self) -> u32;
+
+    /// Key for peers.
+    fn rkey(&self) -> u32;
+
+    /// Ends the registration. When this returns no access through the keys is under way and none will start.
+    fn destroy(&self);
+}
+
+/// A shared receive queue.
+pub trait SharedReceiveQueue: Send + Sync + 'static {
+    /// Arms the limit event, or disarms it with 0.
+    fn set_limit(&self, limit: u32);
+
+    /// The armed limit, 0 after it fired.
+    fn limit(&self) -> u32;
+
+    /// There may be new receives.
+    fn notify_recv(&self);
+
+    /// Ends it. When this returns the ring is no longer touched.
+    fn destroy(&self);
+}
+
+/// A queue pair.
+pub trait QueuePair: Send + Sync + 'static {
+    /// Its number on the wire.
+    fn qpn(&self) -> Qpn;
+
+    /// Changes state and attributes. After a return from a change to RESET no completion of this QP will be published and
+    /// its rings start over at index 0.
+    ///
+    /// # Errors
+    /// The transition is not allowed ([`crate::qp_state`]) or an attribute is out of range; nothing has changed then.
+    fn modify(&self, attrs: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError>;
+
+    /// True state and attributes.
+    fn query(&self) -> QpAttrs;
+
+    /// There may be send requests. Runs a bounded amount of work on the calling thread; more is done elsewhere.
+    fn notify_send(&self);
+
+    /// There may be receives.
+    fn notify_recv(&self);
+
+    /// Ends it. When this returns its rings and the memory of its requests are no longer touched and no completion of it
+    /// will be published.
+    fn destroy(&self);
+}

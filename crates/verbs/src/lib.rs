@@ -1,0 +1,53 @@
+//! The border between the PVRDMA device and what carries its traffic.
+//!
+//! A *backend* is an RDMA adapter ([`Hca`]) that the device model drives with verbs: protection domains, memory
+//! regions, completion queues, shared receive queues and queue pairs. This crate holds the traits, the value types that
+//! cross them and the queue-pair transition table that both sides must agree on ([`qp_state`]). It knows no PCI, no sockets and
+//! no FFI; guest memory is `pvrdma-guest-memory`.
+//!
+//! # Who calls whom
+//!
+//! The guest's rings are the queues. The device hands each queue to the backend as a *source* it can pull from
+//! ([`SendSource`], [`RecvSource`]) or a *sink* it can push to ([`CompletionSink`], [`EventSink`]), and afterwards only
+//! tells it that there may be work ([`QueuePair::notify_send`]). The backend pulls when it is ready, so flow control and
+//! bounded memory follow from the rings.
+//!
+//! # Guest memory
+//!
+//! Every call of a source or sink takes a [`DmaView`]: the proof that the memory map is held. A thread holds at
+//! most one view of a given [`DmaSpace`]; two spaces are locked in the order of their [`SpaceId`]. Code
+//! that was handed a view never asks for another.
+//!
+//! # Destruction
+//!
+//! `destroy` returns only when nothing touches the object's rings or memory any more; the guest frees those pages as soon
+//! as it sees the command's result. It is idempotent, and objects that are still referenced afterwards are inert.
+//!
+//! [`DmaView`]: pvrdma_guest_memory::DmaView
+//! [`DmaSpace`]: pvrdma_guest_memory::DmaSpace
+//! [`SpaceId`]: pvrdma_guest_memory::SpaceId
+
+mod attrs;
+#[cfg(feature = "testing")]
+pub mod conformance;
+mod error;
+mod hca;
+pub mod qp_state;
+mod queue;
+#[cfg(feature = "testing")]
+pub mod testing;
+mod types;
+mod work;
+
+pub use attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
+pub use error::{CqOverrun, QueueError, VerbsError};
+pub use hca::{
+    Backend, CompletionQueue, Counter, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, PortAttributes, QpInit,
+    QueuePair, SharedReceiveQueue, SrqInit,
+};
+pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
+pub use types::{Access, Gid, GidType, InvalidValue, MacAddr, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};
+pub use work::{
+    Completion, FastRegister, Invalidate, RecvWork, RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge,
+    UdDestination, WcFlags, WcOpcode, WcStatus,
+};

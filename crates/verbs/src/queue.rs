@@ -1,0 +1,107 @@
+//! Queues and events: how a backend pulls work and pushes results.
+
+use crate::error::{CqOverrun, QueueError};
+use crate::work::{Completion, RecvWork, SendWork};
+use pvrdma_guest_memory::DmaView;
+
+/// The consumer side of a send queue.
+pub trait SendSource: Send {
+    /// Copies the next posted request into `work` (reusing its buffer). `false` when the queue is empty.
+    ///
+    /// # Errors
+    /// The ring is broken: the QP must go to its error state.
+    fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWork) -> Result<bool, QueueError>;
+
+    /// Gives the slot of the oldest popped request back to the guest. Call it once per request, in order, *before* the
+    /// request's completion is pushed: who polls a completion may post at once.
+    fn retire(&mut self, view: &DmaView<'_>);
+
+    /// Starts over at index 0, as the guest does when it moves the QP to RESET.
+    fn reset(&mut self);
+}
+
+/// The consumer side of a receive queue. A slot goes back to the guest when its request is popped.
+pub trait RecvSource: Send {
+    /// Copies the next posted request into `work` (reusing its buffer). `false` when the queue is empty.
+    ///
+    /// # Errors
+    /// The ring is broken: the QP or SRQ must go to its error state.
+    fn pop(&mut self, view: &DmaView<'_>, work: &mut RecvWork) -> Result<bool, QueueError>;
+
+    /// Requests posted and not popped yet.
+    ///
+    /// # Errors
+    /// As for [`RecvSource::pop`].
+    fn posted(&mut self, view: &DmaView<'_>) -> Result<u32, QueueError>;
+
+    /// Starts over at index 0.
+    fn reset(&mut self);
+}
+
+/// The producer side of a completion queue.
+pub trait CompletionSink: Send + Sync {
+    /// Publishes one entry and notifies the guest if the queue is armed for it.
+    ///
+    /// # Errors
+    /// The queue is full or already dead; the entry is lost, the CQ error event was raised, and every QP of this queue must
+    /// go to its error state.
+    fn complete(&self, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun>;
+
+    /// Publishes entries in order, perhaps all at once, and gives how many there was room for. If that is not all of them,
+    /// the rest is lost and the queue has ended, as with [`Self::complete`].
+    fn complete_all(&self, view: &DmaView<'_>, completions: &[Completion]) -> usize {
+        completions.iter().take_while(|completion| self.complete(view, completion).is_ok()).count()
+    }
+}
+
+/// Where asynchronous events go.
+pub trait EventSink: Send + Sync {
+    /// Reports one event. Events are never lost; the sink holds them back while the guest's ring is full.
+    fn event(&self, view: &DmaView<'_>, event: AsyncEvent);
+}
+
+/// An asynchronous event.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum AsyncEvent {
+    /// About the QP with this [`crate::QpInit::cookie`].
+    Qp(QpEvent, u32),
+    /// About the SRQ with this [`crate::SrqInit::cookie`].
+    Srq(SrqEvent, u32),
+    /// About the port.
+    Port(PortEvent),
+}
+
+/// Events of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum QpEvent {
+    /// The adapter cannot go on with this QP.
+    Fatal,
+    /// As responder, the QP saw an invalid request.
+    RequestError,
+    /// As responder, the QP saw an access violation.
+    AccessError,
+    /// First packet while in RTR.
+    CommunicationEstablished,
+    /// The send queue reached SQD with nothing outstanding.
+    SendQueueDrained,
+    /// A QP on a shared receive queue takes no more receives from it.
+    LastWqeReached,
+}
+
+/// Events of a shared receive queue.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum SrqEvent {
+    /// The ring is broken.
+    Error,
+    /// Fewer receives than the armed limit are left; the limit is disarmed.
+    LimitReached,
+}
+
+/// Events of the port.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PortEvent {
+    /// The port came up.
+    Active,
+    /// The port went down.
+    Error,
+}

@@ -1,0 +1,54 @@
+//! Devices without PCI: guest memory, queues and sinks for tests of adapters (feature `testing`).
+//!
+//! What goes wrong panics. Everything that takes time is waited for with a deadline that is far beyond it.
+#![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
+
+mod node;
+mod queues;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vm_memory::FileOffset;
+use vm_memory::mmap::MmapRegion;
+
+pub use node::{Buffer, End, Node, gid, mac};
+pub(crate) use node::{page_list, post_shared};
+pub use queues::{Completions, Events, Ring};
+
+use crate::types::Access;
+use crate::work::{RemoteAddress, SendData, SendOp};
+
+/// How long anything may take. Nothing does; this is for what hangs.
+pub const DEADLINE: Duration = Duration::from_secs(20);
+
+/// All rights.
+pub const ALL: Access = Access::all();
+
+/// A send without anything.
+pub const SEND: SendOp = SendOp::Send { data: SendData::None, to: None };
+
+/// An RDMA write.
+pub const fn write(remote: RemoteAddress) -> SendOp {
+    SendOp::Write { remote, immediate: None }
+}
+
+/// Memory that can be mapped a second time, as that of guests can.
+pub fn shared_memory(octets: usize) -> Arc<MmapRegion> {
+    let fd = rustix::fs::memfd_create("guest-memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+    rustix::fs::ftruncate(&fd, octets as u64).unwrap();
+    Arc::new(MmapRegion::from_file(FileOffset::new(fd.into(), 0), octets).unwrap())
+}
+
+/// Bytes that differ from place to place.
+pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..len)
+        .map(|_| {
+            state ^= state << 13;
+            state ^= state >> 7;
+            state ^= state << 17;
+            state.to_le_bytes()[3]
+        })
+        .collect()
+}

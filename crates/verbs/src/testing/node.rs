@@ -1,0 +1,362 @@
+//! One device on an adapter: its memory, its queue pairs.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use super::queues::Consumer;
+use super::{ALL, Completions, Events, Ring, shared_memory};
+use crate::attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
+use crate::hca::{
+    Backend, DeviceContext, Hca, MemoryRegion, MrRequest, QpInit, QueuePair, SharedReceiveQueue, SrqInit,
+};
+use crate::queue::{CompletionSink, EventSink, RecvSource};
+use crate::types::{Access, Gid, GidType, MacAddr, Mtu, Psn, QpState, QpType, Qpn};
+use crate::work::{RecvWork, RemoteAddress, SendFlags, SendOp, SendWork, Sge};
+use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PageList, PageListBuilder, PinPolicy};
+
+/// First bus address of a node's memory.
+const BASE: u64 = 0x1000_0000;
+/// Bytes of a node's memory.
+const MEMORY: u64 = 8 << 20;
+/// Requests in each ring.
+const DEPTH: u32 = 64;
+
+/// `::ffff:10.0.0.number`
+pub const fn gid(number: u8) -> Gid {
+    Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, number])
+}
+
+/// The Ethernet address of a node.
+pub const fn mac(number: u8) -> MacAddr {
+    MacAddr([2, 0, 0, 0, 0, number])
+}
+
+/// One device.
+#[expect(missing_debug_implementations, reason = "adapters' objects need not have it")]
+pub struct Node<H: Hca> {
+    /// Its number: part of its GID.
+    pub number: u8,
+    /// A protection domain.
+    pub pd: H::Pd,
+    /// The adapter.
+    pub hca: H,
+    /// Guest memory.
+    pub memory: Arc<DmaSpace>,
+    /// Its asynchronous events.
+    pub events: Arc<Events>,
+    next_page: AtomicU64,
+    next_qpn: AtomicU32,
+}
+
+impl<H: Hca> Node<H> {
+    /// Attaches a device with the GID of its number.
+    ///
+    /// # Panics
+    /// The backend does not want to.
+    pub fn new<B: Backend<Hca = H>>(backend: &B, number: u8) -> Self {
+        let memory = DmaSpace::new(PinPolicy::Off);
+        let mapping = shared_memory(usize::try_from(MEMORY).unwrap());
+        // Two ranges, so that copies meet a border.
+        let half = MEMORY / 2;
+        for part in [0, half] {
+            let backing = Some(Backing { mapping: Arc::clone(&mapping), offset: usize::try_from(part).unwrap() });
+            memory.map(DmaRange { iova: BASE + part, len: half, writable: true, backing }).unwrap();
+        }
+        let events = Arc::new(Events::default());
+        let hca = backend
+            .attach(DeviceContext {
+                name: format!("node{number}"),
+                mac: mac(number),
+                roce: GidType::RoceV2,
+                memory: Arc::clone(&memory),
+                events: Arc::clone(&events) as Arc<dyn EventSink>,
+            })
+            .unwrap();
+        hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
+        let pd = hca.create_pd().unwrap();
+        // The buffers begin before the border.
+        let next_page = AtomicU64::new(BASE + half - 64 * PAGE_SIZE);
+        Self { number, pd, hca, memory, events, next_page, next_qpn: AtomicU32::new(0x100) }
+    }
+
+    /// Pages that nobody else has, in descending order, so that none follows its neighbour.
+    ///
+    /// # Panics
+    /// There are none left.
+    pub fn pages(&self, count: u64) -> Vec<u64> {
+        let first = self.next_page.fetch_add((count + 1) * PAGE_SIZE, Ordering::SeqCst);
+        assert!(first + count * PAGE_SIZE <= BASE + MEMORY, "the node's memory is used up");
+        (0..count).rev().map(|i| first + i * PAGE_SIZE).collect()
+    }
+
+    /// Registered memory of `len` bytes that begins `offset` bytes into a page.
+    pub fn buffer_at(&self, offset: u64, len: u64, access: Access) -> Buffer<H> {
+        let pages = self.pages((offset + len).div_ceil(PAGE_SIZE).max(1));
+        self.register(&self.pd, &pages, offset, len, access)
+    }
+
+    /// Registered memory with all rights.
+    pub fn buffer(&self, len: u64) -> Buffer<H> {
+        self.buffer_at(0, len, ALL)
+    }
+
+    /// Registers pages in a protection domain.
+    ///
+    /// # Panics
+    /// The adapter does not want to.
+    pub fn register(&self, pd: &H::Pd, pages: &[u64], offset: u64, len: u64, access: Access) -> Buffer<H> {
+        let start = 0x7f00_0000_0000 + pages[0] + offset;
+        let request = MrRequest::User { start, length: len, pages: page_list(pages), access };
+        let mr = self.hca.register_mr(pd, request).unwrap();
+        Buffer { mr, start, len, offset, pages: pages.to_vec(), memory: Arc::clone(&self.memory) }
+    }
+
+    /// A completion queue.
+    ///
+    /// # Panics
+    /// The adapter does not want to make one.
+    pub fn cq(&self) -> (H::Cq, Arc<Completions>) {
+        let sink = Arc::new(Completions::default());
+        (self.hca.create_cq(Arc::clone(&sink) as Arc<dyn CompletionSink>).unwrap(), sink)
+    }
+
+    /// A queue pair with completion queues of its own.
+    pub fn qp(&self, qp_type: QpType) -> End<H> {
+        self.qp_with(qp_type, None, |_| {})
+    }
+
+    /// The same with a shared receive queue, and with what `change` does to the request.
+    ///
+    /// # Panics
+    /// The adapter does not want to make one.
+    pub fn qp_with(&self, qp_type: QpType, srq: Option<&H::Srq>, change: impl FnOnce(&mut QpInit<'_, H>)) -> End<H> {
+        let cookie = self.next_qpn.fetch_add(1, Ordering::SeqCst);
+        let (sends, receives) = (Arc::new(Ring::default()), Arc::new(Ring::default()));
+        let ((send_cq, scq), (recv_cq, rcq)) = (self.cq(), self.cq());
+        let mut init = QpInit {
+            cookie,
+            qpn: Qpn::new(cookie),
+            qp_type,
+            pd: &self.pd,
+            send_cq: &send_cq,
+            recv_cq: &recv_cq,
+            srq,
+            send_queue: Box::new(Consumer(Arc::clone(&sends))),
+            recv_queue: srq.is_none().then(|| Box::new(Consumer(Arc::clone(&receives))) as Box<dyn RecvSource>),
+            caps: QpCaps { max_send_wr: DEPTH, max_recv_wr: DEPTH, max_send_sge: 4, max_recv_sge: 4 },
+            signal_all: false,
+        };
+        change(&mut init);
+        let qp = self.hca.create_qp(init).unwrap();
+        End { node: self.number, qp, sends, receives, scq, rcq, cookie, cqs: (send_cq, recv_cq) }
+    }
+
+    /// A shared receive queue, with cookie 77.
+    ///
+    /// # Panics
+    /// The adapter does not want to make one.
+    pub fn srq(&self, limit: u32) -> (H::Srq, Arc<Ring<RecvWork>>) {
+        let ring = Arc::new(Ring::default());
+        let queue = Box::new(Consumer(Arc::clone(&ring)));
+        let init = SrqInit { cookie: 77, pd: &self.pd, queue, limit, max_wr: DEPTH, max_sge: 4 };
+        (self.hca.create_srq(init).unwrap(), ring)
+    }
+}
+
+/// Posts receives without memory to a shared queue.
+pub(crate) fn post_shared<S: SharedReceiveQueue>(srq: &S, ring: &Ring<RecvWork>, wr_ids: std::ops::Range<u64>) {
+    ring.posted.lock().extend(wr_ids.map(|wr_id| RecvWork { wr_id, ..RecvWork::default() }));
+    srq.notify_recv();
+}
+
+/// The list of these pages.
+pub(crate) fn page_list(pages: &[u64]) -> PageList {
+    let mut list = PageListBuilder::default();
+    for &page in pages {
+        list.push(page).unwrap();
+    }
+    list.finish()
+}
+
+/// Registered memory.
+#[expect(missing_debug_implementations, reason = "adapters' objects need not have it")]
+pub struct Buffer<H: Hca> {
+    /// The registration.
+    pub mr: H::Mr,
+    /// Its first address.
+    pub start: u64,
+    /// Bytes.
+    pub len: u64,
+    offset: u64,
+    pages: Vec<u64>,
+    memory: Arc<DmaSpace>,
+}
+
+impl<H: Hca> Buffer<H> {
+    /// A part of it.
+    ///
+    /// # Panics
+    /// That is longer than an SGE can be.
+    pub fn sge(&self, offset: u64, length: u64) -> Sge {
+        Sge { addr: self.start + offset, length: u32::try_from(length).unwrap(), lkey: self.mr.lkey() }
+    }
+
+    /// All of it.
+    pub fn all(&self) -> Sge {
+        self.sge(0, self.len)
+    }
+
+    /// A place in it, for a peer.
+    pub fn remote(&self, offset: u64) -> RemoteAddress {
+        RemoteAddress { addr: self.start + offset, rkey: self.mr.rkey() }
+    }
+
+    /// Bus addresses of the pieces behind `offset..offset+len`.
+    fn pieces(&self, offset: u64, len: usize) -> Vec<(u64, usize)> {
+        let mut pieces = Vec::new();
+        let (mut at, end) = (self.offset + offset, self.offset + offset + len as u64);
+        while at < end {
+            let count = (PAGE_SIZE - at % PAGE_SIZE).min(end - at);
+            let page = self.pages[usize::try_from(at / PAGE_SIZE).unwrap()];
+            pieces.push((page + at % PAGE_SIZE, usize::try_from(count).unwrap()));
+            at += count;
+        }
+        pieces
+    }
+
+    /// Writes as the guest's processor does.
+    ///
+    /// # Panics
+    /// That is not its memory.
+    pub fn write(&self, offset: u64, data: &[u8]) {
+        let view = self.memory.view();
+        let mut rest = data;
+        for (bus, count) in self.pieces(offset, data.len()) {
+            view.write(bus, &rest[..count]).unwrap();
+            rest = &rest[count..];
+        }
+    }
+
+    /// Reads as the guest's processor does.
+    ///
+    /// # Panics
+    /// That is not its memory.
+    pub fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+        let view = self.memory.view();
+        let mut data = vec![0; len];
+        let mut done = 0;
+        for (bus, count) in self.pieces(offset, len) {
+            view.read(bus, &mut data[done..done + count]).unwrap();
+            done += count;
+        }
+        data
+    }
+}
+
+/// A QP with everything that belongs to it.
+#[expect(missing_debug_implementations, reason = "adapters' objects need not have it")]
+pub struct End<H: Hca> {
+    /// The node it is on.
+    pub node: u8,
+    /// The queue pair.
+    pub qp: H::Qp,
+    /// Its send ring.
+    pub sends: Arc<Ring<SendWork>>,
+    /// Its receive ring.
+    pub receives: Arc<Ring<RecvWork>>,
+    /// Completions of its sends.
+    pub scq: Arc<Completions>,
+    /// Completions of its receives.
+    pub rcq: Arc<Completions>,
+    /// Its name in completions and events.
+    pub cookie: u32,
+    /// Queues for sends and receives.
+    pub cqs: (H::Cq, H::Cq),
+}
+
+impl<H: Hca> End<H> {
+    /// Posts a signaled request without a doorbell.
+    pub fn post(&self, wr_id: u64, op: SendOp, sges: &[Sge]) {
+        self.post_with(wr_id, op, sges, SendFlags::SIGNALED);
+    }
+
+    /// The same with any flags.
+    pub fn post_with(&self, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) {
+        self.sends.posted.lock().push_back(SendWork { wr_id, op, flags, sges: sges.to_vec() });
+    }
+
+    /// Posts a signaled request.
+    pub fn submit(&self, wr_id: u64, op: SendOp, sges: &[Sge]) {
+        self.post(wr_id, op, sges);
+        self.qp.notify_send();
+    }
+
+    /// Posts a receive.
+    pub fn recv(&self, wr_id: u64, sges: &[Sge]) {
+        self.receives.posted.lock().push_back(RecvWork { wr_id, sges: sges.to_vec(), malformed: false });
+        self.qp.notify_recv();
+    }
+
+    /// The present state.
+    pub fn state(&self) -> QpState {
+        self.qp.query().state
+    }
+
+    /// Changes the state and nothing else.
+    pub fn to(&self, state: QpState) {
+        self.change(state, QpAttrs::default(), QpAttrMask::empty());
+    }
+
+    /// Changes state and attributes.
+    ///
+    /// # Panics
+    /// The adapter refuses.
+    pub fn change(&self, state: QpState, attrs: QpAttrs, mask: QpAttrMask) {
+        self.qp.modify(&QpAttrs { state, ..attrs }, mask | QpAttrMask::STATE).unwrap();
+    }
+
+    /// Attributes for a connection to `peer`.
+    pub fn toward(peer: &Self) -> QpAttrs {
+        QpAttrs {
+            dest_qpn: peer.qp.qpn(),
+            av: AddressVector { dgid: gid(peer.node), dmac: mac(peer.node), hop_limit: 64, ..AddressVector::default() },
+            access: ALL,
+            path_mtu: Mtu::M1024,
+            rq_psn: Psn::new(5),
+            sq_psn: Psn::new(5),
+            max_dest_rd_atomic: 8,
+            max_rd_atomic: 8,
+            min_rnr_timer: 12,
+            port_num: 1,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            ..QpAttrs::default()
+        }
+    }
+
+    /// Brings a connected QP to RTR.
+    pub fn rtr(&self, attrs: &QpAttrs) {
+        use QpAttrMask as M;
+        self.change(QpState::Init, *attrs, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS);
+        let mask = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+        self.change(QpState::Rtr, *attrs, mask);
+    }
+
+    /// Brings a connected QP to RTS.
+    pub fn connect(&self, attrs: &QpAttrs) {
+        use QpAttrMask as M;
+        self.rtr(attrs);
+        let mask = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
+        self.change(QpState::Rts, *attrs, mask);
+    }
+
+    /// Brings a datagram QP to RTS.
+    pub fn start_datagrams(&self, qkey: u32) {
+        use QpAttrMask as M;
+        let attrs = QpAttrs { qkey, port_num: 1, ..QpAttrs::default() };
+        self.change(QpState::Init, attrs, M::PKEY_INDEX | M::QKEY | M::PORT);
+        self.to(QpState::Rtr);
+        self.change(QpState::Rts, attrs, M::SQ_PSN);
+    }
+}

@@ -1,0 +1,336 @@
+//! Numbers and names of the verbs world, as types that cannot hold a wrong value.
+
+use std::fmt;
+use std::str::FromStr;
+
+use bitflags::bitflags;
+use thiserror::Error;
+
+/// A value from outside that names nothing we know.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("{value:#x} is not a valid {what}")]
+pub struct InvalidValue {
+    /// What was being parsed.
+    pub what: &'static str,
+    /// The number that was found.
+    pub value: u64,
+}
+
+/// A 24-bit queue pair number. QPN 1 is the general services (connection manager) queue pair of a port.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Qpn(u32);
+
+impl Qpn {
+    /// The general services QP.
+    pub const GSI: Self = Self(1);
+
+    /// Takes the low 24 bits.
+    pub const fn new(value: u32) -> Self {
+        Self(value & 0x00ff_ffff)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+}
+
+impl fmt::Debug for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:#08x}", self.0)
+    }
+}
+
+impl fmt::Display for Qpn {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Debug::fmt(self, f)
+    }
+}
+
+/// A 24-bit packet sequence number. Comparison is circular, so there is no `Ord`.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Psn(u32);
+
+impl Psn {
+    /// Takes the low 24 bits.
+    pub const fn new(value: u32) -> Self {
+        Self(value & 0x00ff_ffff)
+    }
+
+    /// The number.
+    pub const fn get(self) -> u32 {
+        self.0
+    }
+
+    /// The PSN `count` packets later.
+    #[inline]
+    #[must_use]
+    pub const fn plus(self, count: u32) -> Self {
+        Self::new(self.0.wrapping_add(count))
+    }
+
+    /// Packets from `earlier` to `self`, negative if `self` comes first. Meaningful while fewer than 2^23 are outstanding
+    /// (IBA 9.7.4.1.1).
+    #[inline]
+    pub const fn since(self, earlier: Self) -> i32 {
+        (self.0.wrapping_sub(earlier.0) << 8).cast_signed() >> 8
+    }
+
+    /// Returns `true` if `self` comes before `other`.
+    #[inline]
+    pub const fn precedes(self, other: Self) -> bool {
+        self.since(other) < 0
+    }
+}
+
+/// A 128-bit RoCE address: an IPv6 address, or an IPv4 address mapped into one.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
+pub struct Gid(pub [u8; 16]);
+
+impl Gid {
+    /// The IPv4 address when this is an IPv4-mapped GID (`::ffff:a.b.c.d`).
+    pub fn ipv4(&self) -> Option<[u8; 4]> {
+        let std_addr = std::net::Ipv6Addr::from(self.0);
+        std_addr.to_ipv4_mapped().map(|v4| v4.octets())
+    }
+
+    /// Whether all bytes are zero: no address.
+    pub fn is_zero(&self) -> bool {
+        self.0 == [0; 16]
+    }
+}
+
+impl fmt::Display for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        std::net::Ipv6Addr::from(self.0).fmt(f)
+    }
+}
+
+impl fmt::Debug for Gid {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
+    }
+}
+
+/// An Ethernet address.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct MacAddr(pub [u8; 6]);
+
+impl MacAddr {
+    /// The EUI-64 made of this address, used as node GUID.
+    pub const fn eui64(self) -> [u8; 8] {
+        let [a, b, c, d, e, f] = self.0;
+        [a ^ 2, b, c, 0xff, 0xfe, d, e, f]
+    }
+}
+
+impl fmt::Display for MacAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let [a, b, c, d, e, g] = self.0;
+        write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl FromStr for MacAddr {
+    type Err = String;
+
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        let mut bytes = [0; 6];
+        let mut parts = s.split(':');
+        for byte in &mut bytes {
+            *byte = parts
+                .next()
+                .filter(|p| p.len() == 2)
+                .and_then(|p| u8::from_str_radix(p, 16).ok())
+                .ok_or_else(|| format!("'{s}' is not a MAC address (six hexadecimal bytes with colons)"))?;
+        }
+        if parts.next().is_some() {
+            return Err(format!("'{s}' has more than six bytes"));
+        }
+        if bytes[0] & 1 != 0 {
+            return Err(format!("'{s}' is a multicast address"));
+        }
+        Ok(Self(bytes))
+    }
+}
+
+/// Encapsulation that belongs to a GID.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum GidType {
+    /// Ethertype 0x8915 with a global route header.
+    RoceV1,
+    /// UDP port 4791 over IPv4 or IPv6.
+    RoceV2,
+}
+
+/// What the network header of a received datagram is.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum NetworkType {
+    /// RoCE v1: a global route header.
+    RoceV1,
+    /// RoCE v2 over IPv4.
+    Ipv4,
+    /// RoCE v2 over IPv6.
+    Ipv6,
+}
+
+/// Path MTU: bytes of payload per packet.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+#[repr(u8)]
+pub enum Mtu {
+    /// 256 bytes.
+    M256 = 1,
+    /// 512 bytes.
+    M512 = 2,
+    /// 1024 bytes.
+    M1024 = 3,
+    /// 2048 bytes.
+    M2048 = 4,
+    /// 4096 bytes.
+    M4096 = 5,
+}
+
+impl Mtu {
+    /// Bytes of payload.
+    pub const fn bytes(self) -> u32 {
+        128 << (self as u8)
+    }
+}
+
+impl TryFrom<u32> for Mtu {
+    type Error = InvalidValue;
+
+    fn try_from(value: u32) -> Result<Self, InvalidValue> {
+        Ok(match value {
+            1 => Self::M256,
+            2 => Self::M512,
+            3 => Self::M1024,
+            4 => Self::M2048,
+            5 => Self::M4096,
+            _ => return Err(InvalidValue { what: "path MTU", value: value.into() }),
+        })
+    }
+}
+
+/// Transport service of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum QpType {
+    /// General services (QPN 1): unreliable datagrams of the connection manager.
+    Gsi,
+    /// Reliable connection.
+    Rc,
+    /// Unreliable datagram.
+    Ud,
+}
+
+impl QpType {
+    /// Whether messages carry their destination themselves.
+    pub const fn is_datagram(self) -> bool {
+        matches!(self, Self::Gsi | Self::Ud)
+    }
+}
+
+/// State of a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[repr(u8)]
+pub enum QpState {
+    /// Nothing happens.
+    Reset = 0,
+    /// Receives may be posted.
+    Init = 1,
+    /// Ready to receive.
+    Rtr = 2,
+    /// Ready to send.
+    Rts = 3,
+    /// Send queue drained: what was started ends, nothing new starts.
+    Sqd = 4,
+    /// Send queue error (datagram QPs only).
+    Sqe = 5,
+    /// Everything is flushed.
+    Error = 6,
+}
+
+impl TryFrom<u32> for QpState {
+    type Error = InvalidValue;
+
+    fn try_from(value: u32) -> Result<Self, InvalidValue> {
+        Ok(match value {
+            0 => Self::Reset,
+            1 => Self::Init,
+            2 => Self::Rtr,
+            3 => Self::Rts,
+            4 => Self::Sqd,
+            5 => Self::Sqe,
+            6 => Self::Error,
+            _ => return Err(InvalidValue { what: "QP state", value: value.into() }),
+        })
+    }
+}
+
+/// Logical state of the port.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub enum PortState {
+    /// No link.
+    Down,
+    /// Traffic flows.
+    Active,
+}
+
+bitflags! {
+    /// Access rights of memory regions and queue pairs (`ibv_access_flags`).
+    #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+    pub struct Access: u32 {
+        /// The owner may have the adapter write here.
+        const LOCAL_WRITE = 0x1;
+        /// A peer may write.
+        const REMOTE_WRITE = 0x2;
+        /// A peer may read.
+        const REMOTE_READ = 0x4;
+        /// A peer may do atomic operations.
+        const REMOTE_ATOMIC = 0x8;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn psn_order_is_circular() {
+        let (last, first) = (Psn::new(0x00ff_ffff), Psn::new(0));
+        assert!(last.precedes(first) && !first.precedes(last));
+        assert_eq!(first.since(last), 1);
+        assert_eq!(last.since(first), -1);
+        assert_eq!(last.plus(2), Psn::new(1));
+        assert_eq!(Psn::new(0x7f_ffff).since(first), 0x7f_ffff);
+        assert_eq!(Psn::new(0x80_0001).since(first), -0x7f_ffff);
+    }
+
+    #[test]
+    fn mac_addresses_parse_and_print() {
+        let mac: MacAddr = "52:54:00:00:00:01".parse().unwrap();
+        assert_eq!(mac.to_string(), "52:54:00:00:00:01");
+        assert_eq!(mac.eui64(), [0x50, 0x54, 0, 0xff, 0xfe, 0, 0, 1]);
+        for bad in ["", "52:54:00:00:00", "52:54:00:00:00:01:02", "5:54:00:00:00:01", "53:54:00:00:00:01"] {
+            assert!(bad.parse::<MacAddr>().is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn mtu_codes() {
+        let sizes: Vec<u32> = (1..=5).map(|c| Mtu::try_from(c).unwrap().bytes()).collect();
+        assert_eq!(sizes, [256, 512, 1024, 2048, 4096]);
+        assert!(Mtu::try_from(0).is_err());
+        assert!(Mtu::try_from(6).is_err());
+    }
+
+    #[test]
+    fn ipv4_mapped_gids() {
+        let mut gid = Gid::default();
+        gid.0[10..12].fill(0xff);
+        gid.0[12..].copy_from_slice(&[10, 0, 0, 1]);
+        assert_eq!(gid.ipv4(), Some([10, 0, 0, 1]));
+        gid.0[0] = 0xfe;
+        assert_eq!(gid.ipv4(), None);
+    }
+}
