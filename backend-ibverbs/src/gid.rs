@@ -220,9 +220,9 @@ mod tests {
 
     #[test]
     fn gids_of_the_kernel() {
-        let mut octets = [0; 16];
-        octets[10..].copy_from_slice(&[0xff, 0xff, 192, 168, 77, 1]);
-        assert_eq!(parse("0000:0000:0000:0000:0000:ffff:c0a8:4d01\n"), Some(Gid(octets)));
+        let mut bytes = [0; 16];
+        bytes[10..].copy_from_slice(&[0xff, 0xff, 192, 168, 77, 1]);
+        assert_eq!(parse("0000:0000:0000:0000:0000:ffff:c0a8:4d01\n"), Some(Gid(bytes)));
         assert_eq!(parse("0000:0000:0000:0000:0000:0000:0000:0000\n"), Some(Gid::default()));
         assert_eq!(parse(""), None);
     }

@@ -13,8 +13,8 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
-    Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpInit, QpState, QpType, Qpn, RecvSource, RecvWork,
-    SendData, SendFlags, SendOp, SendSource, SendWork, Sge, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
+    Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpInit, QpState, QpType, Qpn, RecvSource, RecvWr,
+    SendData, SendFlags, SendOp, SendSource, SendWr, Sge, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
 };
 
 use crate::adapter::{Adapter, bump};
@@ -40,8 +40,8 @@ pub(crate) struct Gsi {
     recv_cq: Arc<Cq>,
     attrs: Mutex<QpAttrs>,
     /// `None` when it was destroyed.
-    send: Mutex<Option<(Box<dyn SendSource>, SendWork)>>,
-    recv: Mutex<Option<(Box<dyn RecvSource>, RecvWork)>>,
+    send: Mutex<Option<(Box<dyn SendSource>, SendWr)>>,
+    recv: Mutex<Option<(Box<dyn RecvSource>, RecvWr)>>,
     /// The way out of this process.
     sender: Mutex<Option<Sender>>,
     /// It was said that the guest's address does not lead out.
@@ -71,8 +71,8 @@ impl Gsi {
             send_cq: Arc::clone(&init.send_cq.0),
             recv_cq: Arc::clone(&init.recv_cq.0),
             attrs: Mutex::default(),
-            send: Mutex::new(Some((init.send_queue, SendWork::default()))),
-            recv: Mutex::new(init.recv_queue.map(|queue| (queue, RecvWork::default()))),
+            send: Mutex::new(Some((init.send_queue, SendWr::default()))),
+            recv: Mutex::new(init.recv_queue.map(|queue| (queue, RecvWr::default()))),
         });
         *slot = Some(Arc::downgrade(&gsi));
         Ok(gsi)
@@ -164,7 +164,7 @@ impl Gsi {
     }
 
     /// Copies a request out of guest memory.
-    fn take(&self, view: &DmaView<'_>, work: &SendWork) -> Result<(Bound, Datagram), WcStatus> {
+    fn take(&self, view: &DmaView<'_>, work: &SendWr) -> Result<(Bound, Datagram), WcStatus> {
         let SendOp::Send { data, to: Some(to) } = &work.op else { return Err(WcStatus::LocalQpOperation) };
         let immediate = match *data {
             SendData::None => None,
@@ -262,10 +262,10 @@ impl Gsi {
 
     /// Copies header and payload to guest memory.
     fn scatter(&self, view: &DmaView<'_>, sges: &[Sge], datagram: &Datagram) -> WcStatus {
-        let mut octets = header(datagram).to_vec();
-        octets.extend_from_slice(&datagram.payload);
+        let mut bytes = header(datagram).to_vec();
+        bytes.extend_from_slice(&datagram.payload);
         let Some(pieces) = self.pieces(sges, Access::LOCAL_WRITE) else { return WcStatus::LocalProtection };
-        let mut rest = &octets[..];
+        let mut rest = &bytes[..];
         for sge in pieces {
             let (now, later) = rest.split_at(rest.len().min(sge.length as usize));
             if view.write(sge.addr, now).is_err() {

@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn shares_come_back() {
-        let limit = Limit::new(10, "octets");
+        let limit = Limit::new(10, "bytes");
         let first = limit.take(7).unwrap();
         assert!(limit.take(4).is_err() && limit.take(u64::MAX).is_err());
         let second = limit.take(3).unwrap();

@@ -32,7 +32,7 @@ struct End {
 pub struct NativePair {
     a: End,
     b: End,
-    octets: usize,
+    bytes: usize,
     batch: SendBatch,
     next: usize,
 }
@@ -42,18 +42,18 @@ impl NativePair {
     ///
     /// # Errors
     /// The adapter does not want to.
-    pub fn connect(device: &str, octets: usize) -> io::Result<Self> {
+    pub fn connect(device: &str, bytes: usize) -> io::Result<Self> {
         let library = Library::load().map_err(io::Error::other)?;
         let make = || -> io::Result<(End, HostGid)> {
             let device = Arc::new(HostDevice::open(&library, device).map_err(io::Error::other)?);
             let gids = HostGids::new(device.name(), 1, device.port(1)?.gids);
             let gid = gids.choose(GidIndex::Auto).map_err(io::Error::other)?;
-            Ok((End::new(&device, octets)?, gid))
+            Ok((End::new(&device, bytes)?, gid))
         };
         let ((a, gid), (b, _)) = (make()?, make()?);
         a.connect(&b, gid)?;
         b.connect(&a, gid)?;
-        Ok(Self { a, b, octets, batch: SendBatch::default(), next: 0 })
+        Ok(Self { a, b, bytes, batch: SendBatch::default(), next: 0 })
     }
 
     /// Writes `count` pieces of `size` bytes, `batch` with each call, and waits for all of each call.
@@ -67,7 +67,7 @@ impl NativePair {
             let now = batch.min(count - done).min(DEPTH);
             self.batch.clear();
             for _ in 0..now {
-                if self.next + size as usize > self.octets {
+                if self.next + size as usize > self.bytes {
                     self.next = 0;
                 }
                 let at = self.next as u64;
@@ -92,14 +92,14 @@ impl NativePair {
 }
 
 impl End {
-    fn new(device: &Arc<HostDevice>, octets: usize) -> io::Result<Self> {
+    fn new(device: &Arc<HostDevice>, bytes: usize) -> io::Result<Self> {
         let pd = Arc::new(HostPd::new(device)?);
         let channel = Arc::new(Channel::new(device)?);
         let cq = Arc::new(HostCq::new(&channel, 2 * DEPTH)?);
-        let mapping = Arc::new(MmapRegion::new(octets).map_err(io::Error::other)?);
-        let window = Window::map(&[HostPiece { mapping, offset: 0, len: octets, writable: true }])?;
+        let mapping = Arc::new(MmapRegion::new(bytes).map_err(io::Error::other)?);
+        let window = Window::map(&[HostPiece { mapping, offset: 0, len: bytes, writable: true }])?;
         let start = 0x10_0000_0000;
-        let mr = HostMr::register(&pd, window, 0, octets, start, ALL)?;
+        let mr = HostMr::register(&pd, window, 0, bytes, start, ALL)?;
         let cap = QpCap { max_send_wr: DEPTH, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
         let qp = HostQp::new(HostQpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type: QPT_RC })?;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{AsyncEvent, QpState, QueueError, RecvSource, RecvWork, SharedReceiveQueue, SrqEvent};
+use pvrdma_verbs::{AsyncEvent, QpState, QueueError, RecvSource, RecvWr, SharedReceiveQueue, SrqEvent};
 
 use crate::hca::{Adapter, Permit};
 use crate::qp::Qp;
@@ -66,7 +66,7 @@ impl Srq {
     pub(crate) fn pop(
         &self,
         view: &DmaView<'_>,
-        work: &mut RecvWork,
+        work: &mut RecvWr,
         waiter: Option<&Qp>,
     ) -> Result<bool, Option<QueueError>> {
         let mut ring = self.ring.lock();
@@ -85,7 +85,7 @@ impl Srq {
     }
 
     /// `Err(None)`: the queue was broken before.
-    fn pop_ring(&self, ring: &mut Ring, view: &DmaView<'_>, work: &mut RecvWork) -> Result<bool, Option<QueueError>> {
+    fn pop_ring(&self, ring: &mut Ring, view: &DmaView<'_>, work: &mut RecvWr) -> Result<bool, Option<QueueError>> {
         let Some(source) = ring.source.as_mut().filter(|_| !ring.broken) else { return Err(None) };
         let result = source.pop(view, work).and_then(|popped| {
             let low = popped && ring.limit > 0 && source.posted(view)? < ring.limit;

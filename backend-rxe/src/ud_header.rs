@@ -42,35 +42,35 @@ impl Header {
     }
 
     /// The header area.
-    pub(crate) fn octets(&self) -> [u8; HEADER_LEN] {
+    pub(crate) fn bytes(&self) -> [u8; HEADER_LEN] {
         let immediate = if self.immediate { 4 } else { 0 };
         let padded = self.payload.saturating_add(3) & !3;
         let transport = TRANSPORT_LEN.saturating_add(immediate).saturating_add(padded);
         match self.ipv4() {
-            Some((source, destination)) => self.ipv4_octets(transport, source, destination),
-            None => self.ipv6_octets(transport),
+            Some((source, destination)) => self.ipv4_bytes(transport, source, destination),
+            None => self.ipv6_bytes(transport),
         }
     }
 
     /// An IPv6 header, or the global route header that looks like one.
-    fn ipv6_octets(&self, transport: u16) -> [u8; HEADER_LEN] {
+    fn ipv6_bytes(&self, transport: u16) -> [u8; HEADER_LEN] {
         let (length, next) = match self.kind {
             GidType::RoceV1 => (transport, NEXT_HEADER_BTH),
             GidType::RoceV2 => (transport.saturating_add(UDP_LEN), PROTOCOL_UDP),
         };
         let first = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0x000f_ffff;
-        let mut octets = [0; HEADER_LEN];
-        octets[0..4].copy_from_slice(&first.to_be_bytes());
-        octets[4..6].copy_from_slice(&length.to_be_bytes());
-        octets[6] = next;
-        octets[7] = self.hop_limit;
-        octets[8..24].copy_from_slice(&self.source.0);
-        octets[24..40].copy_from_slice(&self.destination.0);
-        octets
+        let mut bytes = [0; HEADER_LEN];
+        bytes[0..4].copy_from_slice(&first.to_be_bytes());
+        bytes[4..6].copy_from_slice(&length.to_be_bytes());
+        bytes[6] = next;
+        bytes[7] = self.hop_limit;
+        bytes[8..24].copy_from_slice(&self.source.0);
+        bytes[24..40].copy_from_slice(&self.destination.0);
+        bytes
     }
 
     /// The first 20 bytes stay zero, so that nobody takes them for an IPv6 header.
-    fn ipv4_octets(&self, transport: u16, source: [u8; 4], destination: [u8; 4]) -> [u8; HEADER_LEN] {
+    fn ipv4_bytes(&self, transport: u16, source: [u8; 4], destination: [u8; 4]) -> [u8; HEADER_LEN] {
         let length = transport.saturating_add(UDP_LEN + IPV4_LEN);
         let mut ip = [0; IPV4_LEN as usize];
         ip[0] = 0x45;
@@ -83,15 +83,15 @@ impl Header {
         ip[16..20].copy_from_slice(&destination);
         let checksum = !ones_sum(&ip);
         ip[10..12].copy_from_slice(&checksum.to_be_bytes());
-        let mut octets = [0; HEADER_LEN];
-        octets[20..].copy_from_slice(&ip);
-        octets
+        let mut bytes = [0; HEADER_LEN];
+        bytes[20..].copy_from_slice(&ip);
+        bytes
     }
 }
 
 /// The Internet checksum's sum (RFC 1071).
-fn ones_sum(octets: &[u8; IPV4_LEN as usize]) -> u16 {
-    let sum: u32 = octets.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+fn ones_sum(bytes: &[u8; IPV4_LEN as usize]) -> u16 {
+    let sum: u32 = bytes.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
     // Ten words give at most one carry of four bits; folding twice takes the carry of the carry.
     let folded = (sum & 0xffff) + (sum >> 16);
     let [_, _, high, low] = ((folded & 0xffff) + (folded >> 16)).to_be_bytes();
@@ -120,9 +120,9 @@ mod tests {
     fn ipv4_has_a_valid_checksum_behind_twenty_zeros() {
         let header = header(GidType::RoceV2, "::ffff:192.168.77.12", "::ffff:192.168.77.11");
         assert_eq!(header.network(), NetworkType::Ipv4);
-        let octets = header.octets();
-        assert_eq!(octets[..20], [0; 20]);
-        let ip: [u8; 20] = octets[20..].try_into().unwrap();
+        let bytes = header.bytes();
+        assert_eq!(bytes[..20], [0; 20]);
+        let ip: [u8; 20] = bytes[20..].try_into().unwrap();
         // As captured from the kernel's implementation for a datagram of five bytes, identification excepted.
         assert_eq!(ip[..4], [0x45, 0, 0, 0x40 - 4]);
         assert_eq!(ip[6..10], [0x40, 0, 0x40, 0x11]);
@@ -134,12 +134,12 @@ mod tests {
     fn ipv6_and_v1() {
         let v6 = header(GidType::RoceV2, "fe80::1", "fe80::2");
         assert_eq!(v6.network(), NetworkType::Ipv6);
-        let octets = v6.octets();
-        assert_eq!(octets[..8], [0x60, 0x01, 0x23, 0x45, 0, 40, 17, 64]);
-        assert_eq!(octets[24..], v6.destination.0);
+        let bytes = v6.bytes();
+        assert_eq!(bytes[..8], [0x60, 0x01, 0x23, 0x45, 0, 40, 17, 64]);
+        assert_eq!(bytes[24..], v6.destination.0);
         let v1 = header(GidType::RoceV1, "fe80::1", "::ffff:10.0.0.1");
         assert_eq!(v1.network(), NetworkType::RoceV1);
-        assert_eq!(v1.octets()[..8], [0x60, 0x01, 0x23, 0x45, 0, 32, 0x1b, 64]);
-        assert_eq!(v1.octets()[8..24], v1.source.0);
+        assert_eq!(v1.bytes()[..8], [0x60, 0x01, 0x23, 0x45, 0, 32, 0x1b, 64]);
+        assert_eq!(v1.bytes()[8..24], v1.source.0);
     }
 }

@@ -29,7 +29,7 @@ pub(crate) enum RingShapeError {
     #[error("{0} scatter/gather entries do not fit a page")]
     Elements(u32),
     /// The elements do not fit the pages.
-    #[error("{needed} octets of elements do not fit {pages} pages")]
+    #[error("{needed} bytes of elements do not fit {pages} pages")]
     TooFewPages {
         /// Bytes the elements take.
         needed: u64,
@@ -60,8 +60,8 @@ pub(crate) fn recv_stride(max_sge: u32) -> Option<u32> {
 }
 
 fn stride(header: usize, max_sge: u32) -> Option<u32> {
-    let octets = u32::try_from(header).ok()?.checked_add(max_sge.checked_mul(u32::try_from(SGE_SIZE).ok()?)?)?;
-    octets.checked_next_power_of_two().filter(|s| u64::from(*s) <= PAGE_SIZE)
+    let bytes = u32::try_from(header).ok()?.checked_add(max_sge.checked_mul(u32::try_from(SGE_SIZE).ok()?)?)?;
+    bytes.checked_next_power_of_two().filter(|s| u64::from(*s) <= PAGE_SIZE)
 }
 
 /// Which pair of words in the ring-state page (spec §6.2).

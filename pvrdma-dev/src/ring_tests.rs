@@ -76,7 +76,7 @@ fn producer_wraps_and_fills() {
 /// Conformance 39: strides of spec §6.3.
 #[test]
 fn strides() {
-    for (sge, octets) in [
+    for (sge, bytes) in [
         (1, 128),
         (3, 128),
         (4, 256),
@@ -92,9 +92,9 @@ fn strides() {
         (64, 2048),
         (128, 4096),
     ] {
-        assert_eq!(send_stride(sge), Some(octets), "{sge} send SGEs");
+        assert_eq!(send_stride(sge), Some(bytes), "{sge} send SGEs");
     }
-    for (sge, octets) in [
+    for (sge, bytes) in [
         (1, 32),
         (2, 64),
         (3, 64),
@@ -107,7 +107,7 @@ fn strides() {
         (32, 1024),
         (64, 2048),
     ] {
-        assert_eq!(recv_stride(sge), Some(octets), "{sge} receive SGEs");
+        assert_eq!(recv_stride(sge), Some(bytes), "{sge} receive SGEs");
     }
     assert_eq!(send_stride(251), Some(4096));
     assert_eq!(recv_stride(255), Some(4096));

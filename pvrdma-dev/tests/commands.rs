@@ -68,7 +68,7 @@ impl Sender<'_> {
         self.seen.push(request.id());
         let (_, answer) = SIZES[request.id() as usize];
         assert_eq!((raised, answer != 0), (u64::from(request.is_waited()), request.is_waited()));
-        assert!(slot[answer..].iter().all(|&octet| octet == 0xcc), "more than the response of {request:?} was written");
+        assert!(slot[answer..].iter().all(|&byte| byte == 0xcc), "more than the response of {request:?} was written");
         if answer != 0 {
             let response = [&self.key.to_le_bytes()[..], &(0x8000_0000 | request.id()).to_le_bytes(), &[0; 4]].concat();
             assert_eq!(slot[..16], response);

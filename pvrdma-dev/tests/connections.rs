@@ -334,7 +334,7 @@ fn access_errors() {
         ("beyond the end", all, len - 63, 64, status::REM_ACCESS),
         ("before the start", all, 0_u64.wrapping_sub(1), 64, status::REM_ACCESS),
         ("wraps around", all, u64::MAX - 0x7f00_0000_0000, 64, status::REM_ACCESS),
-        ("the last octets", all, len - 64, 64, status::SUCCESS),
+        ("the last bytes", all, len - 64, 64, status::SUCCESS),
         ("nothing at all", all, 12_345_678, 0, status::SUCCESS),
     ];
     for (name, rights, offset, count, expected) in cases {

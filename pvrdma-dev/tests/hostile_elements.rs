@@ -11,9 +11,9 @@ use pvrdma_dev::testing::{AddressHandle, Driver, Qp, RecvWr, SendWr, access, sta
 #[derive(Clone, Debug)]
 enum Step {
     /// Writes an element of these bytes, with some fields made plausible, and publishes it.
-    Send { octets: Vec<u8>, opcode: u32, sges: u32, good_keys: bool },
+    Send { bytes: Vec<u8>, opcode: u32, sges: u32, good_keys: bool },
     /// The same for a receive.
-    Receive { octets: Vec<u8>, sges: u32 },
+    Receive { bytes: Vec<u8>, sges: u32 },
     /// Overwrites an index.
     Index { word: u64, value: u32 },
     /// Rings both doorbells.
@@ -25,11 +25,11 @@ fn number() -> impl Strategy<Value = u32> {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    let octets = || proptest::collection::vec(any::<u8>(), 144);
+    let bytes = || proptest::collection::vec(any::<u8>(), 144);
     prop_oneof![
-        6 => (octets(), number(), number(), any::<bool>())
-            .prop_map(|(octets, opcode, sges, good_keys)| Step::Send { octets, opcode, sges: sges % 7, good_keys }),
-        2 => (octets(), number()).prop_map(|(octets, sges)| Step::Receive { octets, sges }),
+        6 => (bytes(), number(), number(), any::<bool>())
+            .prop_map(|(bytes, opcode, sges, good_keys)| Step::Send { bytes, opcode, sges: sges % 7, good_keys }),
+        2 => (bytes(), number()).prop_map(|(bytes, sges)| Step::Receive { bytes, sges }),
         1 => (0u64..4, number()).prop_map(|(word, value)| Step::Index { word: word * 4, value }),
         3 => Just(Step::Ring),
     ]
@@ -39,29 +39,29 @@ fn run(driver: &Driver, qp: &mut Qp, process: &Process, keys: (u64, u32), steps:
     let memory = driver.memory();
     for step in steps {
         match step {
-            Step::Send { octets, opcode, sges, good_keys } => {
-                let mut octets = octets.clone();
-                octets[8..12].copy_from_slice(&sges.to_le_bytes());
-                octets[16..20].copy_from_slice(&opcode.to_le_bytes());
+            Step::Send { bytes, opcode, sges, good_keys } => {
+                let mut bytes = bytes.clone();
+                bytes[8..12].copy_from_slice(&sges.to_le_bytes());
+                bytes[16..20].copy_from_slice(&opcode.to_le_bytes());
                 if *good_keys {
                     for at in (80..144).step_by(16) {
-                        octets[at..at + 8].copy_from_slice(&keys.0.to_le_bytes());
-                        octets[at + 9..at + 12].fill(0);
-                        octets[at + 12..at + 16].copy_from_slice(&keys.1.to_le_bytes());
+                        bytes[at..at + 8].copy_from_slice(&keys.0.to_le_bytes());
+                        bytes[at + 9..at + 12].fill(0);
+                        bytes[at + 12..at + 16].copy_from_slice(&keys.1.to_le_bytes());
                     }
-                    octets[40..44].copy_from_slice(&(process.pd.handle | 1 << 24).to_le_bytes());
+                    bytes[40..44].copy_from_slice(&(process.pd.handle | 1 << 24).to_le_bytes());
                 }
                 let ring = qp.send_ring();
                 let tail = ring.prod_tail();
-                memory.write(ring.slot(tail % ring.entries()), &octets);
+                memory.write(ring.slot(tail % ring.entries()), &bytes);
                 ring.set_prod_tail(ring.next(tail));
             }
-            Step::Receive { octets, sges } => {
+            Step::Receive { bytes, sges } => {
                 let ring = qp.recv_ring();
                 let tail = ring.prod_tail();
-                let mut octets = octets[..64].to_vec();
-                octets[8..12].copy_from_slice(&sges.to_le_bytes());
-                memory.write(ring.slot(tail % ring.entries()), &octets);
+                let mut bytes = bytes[..64].to_vec();
+                bytes[8..12].copy_from_slice(&sges.to_le_bytes());
+                memory.write(ring.slot(tail % ring.entries()), &bytes);
                 ring.set_prod_tail(ring.next(tail));
             }
             Step::Index { word, value } => memory.store(qp.pages()[0] + word, *value),
@@ -81,7 +81,7 @@ proptest! {
     /// Conformance 40, 54, 55: whatever is posted, the device goes on: every completion is one the drivers understand, other QPs
     /// work, ERR is reached and everything can be destroyed.
     #[test]
-    fn any_octets(steps in proptest::collection::vec(step(), 1..60), user: bool, datagrams: bool) {
+    fn any_bytes(steps in proptest::collection::vec(step(), 1..60), user: bool, datagrams: bool) {
         let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
         let (mut a, b) = (Process::new(&driver_a, user, 1024), Process::new(&driver_b, user, 1024));
         let (buffer, mr) = driver_a.registered_buffer(&a.pd, 8192, access::ALL).unwrap();

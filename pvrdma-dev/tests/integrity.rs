@@ -112,7 +112,7 @@ impl End {
     fn check(&self, pieces: &[(usize, usize)], what: &str) {
         for &(at, len) in pieces {
             let (from, to) = (at.saturating_sub(64), (at + len + 64).min(MEMORY));
-            assert!(self.buffer.read(from, to - from) == self.expected[from..to], "{what}: {len} octets at {at}");
+            assert!(self.buffer.read(from, to - from) == self.expected[from..to], "{what}: {len} bytes at {at}");
         }
     }
 
@@ -138,7 +138,7 @@ fn a_gibibyte_of_mixed_operations() {
         let remote = if kind >= 5 { aligned(8 + random.below(MEMORY - 16)) } else { random.below(MEMORY - len) };
         let far = vec![(remote, len)];
         let (addr, rkey) = (b.buffer.va() + remote as u64, b.mr.rkey);
-        let what = format!("operation {kind} of {len} octets");
+        let what = format!("operation {kind} of {len} bytes");
         let sges = a.sges(&near);
         match kind {
             0 | 1 => {

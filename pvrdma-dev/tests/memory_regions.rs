@@ -86,16 +86,16 @@ fn translation_of_a_gibibyte() {
             let sge = a.sge(0, usize::try_from(len).unwrap());
             assert_eq!(run(&mut a, &b, &SendWr::write(1, &[sge], va + offset, mr.rkey)), status::SUCCESS);
             for i in 0..len {
-                let octet = memory.read_vec(place(offset + i), 1)[0];
-                assert_eq!(octet, data[usize::try_from(i).unwrap()], "octet {i} at {offset:#x} of {length:#x}");
+                let byte = memory.read_vec(place(offset + i), 1)[0];
+                assert_eq!(byte, data[usize::try_from(i).unwrap()], "byte {i} at {offset:#x} of {length:#x}");
                 memory.write(place(offset + i), &[0]);
             }
         }
         // What lies around it in the pages of both ends was not written.
         let (first, last) = (place(0), place(length - 1));
-        assert!(memory.read_vec(first - start, usize::try_from(start).unwrap()).iter().all(|&octet| octet == 0));
+        assert!(memory.read_vec(first - start, usize::try_from(start).unwrap()).iter().all(|&byte| byte == 0));
         let behind = usize::try_from(4095 - last % 4096).unwrap();
-        assert!(memory.read_vec(last + 1, behind).iter().all(|&octet| octet == 0));
+        assert!(memory.read_vec(last + 1, behind).iter().all(|&byte| byte == 0));
         // One byte too many, at either end.
         for (addr, len) in [(va + length - 1, 2), (va - 1, 2), (va + length, 1)] {
             let sge = a.sge(0, len);
@@ -156,7 +156,7 @@ fn remote_keys() {
     assert_eq!((target.read(0, 8192), a.buffer.read(0, 4096)), (vec![0x55; 8192], vec![0xaa; 4096]));
     for (make, _) in operations {
         let request = make(a.sge(0, 8), end - 8, good.rkey);
-        assert_eq!(run(&mut a, &b, &request), status::SUCCESS, "the last octets");
+        assert_eq!(run(&mut a, &b, &request), status::SUCCESS, "the last bytes");
     }
 }
 

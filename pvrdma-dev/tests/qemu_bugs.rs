@@ -612,7 +612,7 @@ fn answers_have_their_size() {
         let bytes: &[u8; REQUEST_SIZE] = request.bytes();
         assert_eq!(driver.submit(bytes), 0);
         let slot = driver.memory().read_vec(response, 4096);
-        assert!(slot[size..].iter().all(|&octet| octet == 0xcc));
+        assert!(slot[size..].iter().all(|&byte| byte == 0xcc));
     }
     let port = driver.query_port().unwrap();
     let word = |at: usize| u32::from_le_bytes(port[at..at + 4].try_into().unwrap());

@@ -145,14 +145,14 @@ fn destroyed_under_traffic() {
 /// the write returns not one byte of memory changes any more, no interrupt comes, and the peer's requests end.
 #[test]
 fn reset_under_traffic() {
-    const OCTETS: usize = 16 << 20;
+    const BYTES: usize = 16 << 20;
     let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
     let (_bed_a, driver_a) = Bed::member(&backend, 1, GuestMemory::new(128 << 20));
     let mut a = Process::new(&driver_a, true, 2 * RECEIVES);
     let (source, lkey) = driver_a.registered_buffer(&a.pd, MESSAGE, access::ALL).unwrap();
     source.fill(0x77);
     for round in 0..40_usize {
-        let (bed, driver) = Bed::member(&backend, 2, GuestMemory::new(OCTETS));
+        let (bed, driver) = Bed::member(&backend, 2, GuestMemory::new(BYTES));
         let shared = round % 8 < 4;
         let mut receiver = Receiver::new(&driver, shared);
         receiver.cq.arm();
@@ -164,7 +164,7 @@ fn reset_under_traffic() {
             2 => bed.device.reset(),
             _ => driver.pci().set_bus_master(false),
         }
-        let everything = || (bed.memory.read_vec(MEMORY_BASE, OCTETS), bed.irqs.counts());
+        let everything = || (bed.memory.read_vec(MEMORY_BASE, BYTES), bed.irqs.counts());
         let before = everything();
         a.cq.wait_many(RECEIVES as usize);
         receiver.qp.ring_recv();

@@ -10,7 +10,7 @@ use pvrdma_dev::testing::{GuestMemory, MEMORY_BASE, Path, RecvWr, SendWr, access
 use pvrdma_rxe::{Rxe, RxeConfig};
 
 /// Bytes of the guest whose kernel changes.
-const OCTETS: usize = 16 << 20;
+const BYTES: usize = 16 << 20;
 
 /// Messages on their way when it does.
 const MESSAGES: u32 = 64;
@@ -28,7 +28,7 @@ fn kexec_and_kdump() {
     let mut there = Process::new(&peer, true, 2 * MESSAGES);
     let (source, lkey) = peer.registered_buffer(&there.pd, MESSAGE, access::ALL).unwrap();
     for kdump in [false, true] {
-        let (bed, old) = Bed::member(&backend, 2, GuestMemory::new(OCTETS));
+        let (bed, old) = Bed::member(&backend, 2, GuestMemory::new(BYTES));
         let here = Process::new(&old, true, 2 * MESSAGES);
         let (target, rkey) = old.registered_buffer(&here.pd, MESSAGE, access::ALL).unwrap();
         let (mut sender, mut receiver) = (there.rc(), here.rc());
@@ -45,7 +45,7 @@ fn kexec_and_kdump() {
             old.pci().set_bus_master(false);
         }
         let new = bed.driver();
-        let everything = || (bed.memory.read_vec(MEMORY_BASE, OCTETS), bed.irqs.counts());
+        let everything = || (bed.memory.read_vec(MEMORY_BASE, BYTES), bed.irqs.counts());
         let before = everything();
         assert_eq!(bed.device.status().objects, Bed::rxe().device.status().objects);
         let ends = there.cq.wait_many(MESSAGES as usize);

@@ -83,7 +83,7 @@ pub struct CaptureArgs {
     #[arg(short, long, value_name = "FILE")]
     pub write: PathBuf,
     /// Bytes of a frame that are kept [default: all].
-    #[arg(long, value_name = "OCTETS", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub snaplen: Option<u32>,
     /// End after so many frames.
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]

@@ -34,9 +34,9 @@ impl RemoteFunction {
     /// # Errors
     /// Nobody listens at `socket`, or the device refuses the memory or the interrupts.
     pub fn connect(socket: &Path, memory: &File) -> Result<(Arc<Self>, Arc<Irqs>)> {
-        let octets = memory.metadata().context("guest memory")?.len();
+        let bytes = memory.metadata().context("guest memory")?.len();
         let mut client = Client::new(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
-        client.dma_map(0, MEMORY_BASE, octets, memory.as_raw_fd()).context("the device refuses the memory")?;
+        client.dma_map(0, MEMORY_BASE, bytes, memory.as_raw_fd()).context("the device refuses the memory")?;
         let irqs = Irqs::new();
         forward(&mut client, &irqs)?;
         Ok((Arc::new(Self(Mutex::new(client))), irqs))

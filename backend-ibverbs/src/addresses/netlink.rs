@@ -90,8 +90,8 @@ impl Netlink {
         rustix::net::send(&self.socket, &bytes, SendFlags::empty())?;
         let mut buffer = vec![0; ANSWER];
         loop {
-            let (octets, _) = rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty())?;
-            let mut rest = buffer.get(..octets).unwrap_or_default();
+            let (bytes, _) = rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty())?;
+            let mut rest = buffer.get(..bytes).unwrap_or_default();
             while !rest.is_empty() {
                 let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest).map_err(io::Error::other)?;
                 // Each starts on a multiple of four.

@@ -30,8 +30,8 @@ pub(super) struct Received {
 
 impl Received {
     /// `None` when it is not of the connection manager, or without addresses.
-    pub(super) fn decode(octets: &[u8]) -> Option<Self> {
-        let (header, mad) = octets.split_first_chunk::<HEADER>()?;
+    pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
+        let (header, mad) = bytes.split_first_chunk::<HEADER>()?;
         let status = u32::from_ne_bytes(field(header, 4));
         let from_qpn = u32::from_be_bytes(field(header, 20));
         let [.., service_level, _path_bits, grh_present, gid_index, hop_limit, traffic_class] = field::<8>(header, 28);
@@ -140,10 +140,10 @@ mod tests {
 
     #[test]
     fn what_is_written_can_be_read() {
-        let octets = Outgoing::new(&bound(1), &datagram()).unwrap().encode(4);
-        assert_eq!(octets.len(), 320);
-        assert_eq!((&octets[..4], &octets[20..24]), (&4_u32.to_ne_bytes()[..], &[0, 0, 0, 1][..]));
-        let received = Received::decode(&octets).unwrap();
+        let bytes = Outgoing::new(&bound(1), &datagram()).unwrap().encode(4);
+        assert_eq!(bytes.len(), 320);
+        assert_eq!((&bytes[..4], &bytes[20..24]), (&4_u32.to_ne_bytes()[..], &[0, 0, 0, 1][..]));
+        let received = Received::decode(&bytes).unwrap();
         assert_eq!((received.gid_index, received.from, received.mad), (5, gid(9), mad()));
         let to = received.to;
         assert_eq!((to.hop_limit, to.traffic_class, to.service_level, to.flow_label), (64, 8, 3, 0x1_2345));
@@ -175,9 +175,9 @@ mod tests {
         }
         // Status, number of the sender, network header, base version, class, class version, method.
         for (at, value) in [(4, 110), (23, 2), (32, 0), (64, 2), (65, 3), (66, 1), (67, 0x83)] {
-            let mut octets = good.clone();
-            octets[at] = value;
-            assert_eq!(Received::decode(&octets), None, "{at}");
+            let mut bytes = good.clone();
+            bytes[at] = value;
+            assert_eq!(Received::decode(&bytes), None, "{at}");
         }
     }
 }

@@ -49,8 +49,8 @@ impl Receiver {
         }
     }
 
-    fn take(&self, octets: &[u8]) {
-        let Some(received) = Received::decode(octets) else { return bump(&self.strays.malformed) };
+    fn take(&self, bytes: &[u8]) {
+        let Some(received) = Received::decode(bytes) else { return bump(&self.strays.malformed) };
         let entry = self.gids.entry(received.gid_index);
         let owner =
             entry.and_then(|entry| Some((entry, self.fabric.owner_of(&entry).as_ref().and_then(Weak::upgrade)?)));
@@ -90,8 +90,8 @@ mod tests {
         good[64..68].copy_from_slice(&[1, 7, 2, 3]);
         let mut elsewhere = good.clone();
         elsewhere[33] = 4;
-        for octets in [&good[..], &elsewhere, &good[..319], &[0; 320], &[0; 2112], &[0]] {
-            rustix::io::write(&kernel, octets).unwrap();
+        for bytes in [&good[..], &elsewhere, &good[..319], &[0; 320], &[0; 2112], &[0]] {
+            rustix::io::write(&kernel, bytes).unwrap();
         }
         drop(kernel);
         let strays = Arc::<Strays>::default();

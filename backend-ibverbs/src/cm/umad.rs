@@ -118,8 +118,8 @@ impl Umad {
     }
 
     /// Sends. Takes up to a second while the kernel looks for the peer.
-    pub(super) fn write(&self, octets: &[u8]) -> io::Result<()> {
-        rustix::io::retry_on_intr(|| rustix::io::write(&self.file, octets))?;
+    pub(super) fn write(&self, bytes: &[u8]) -> io::Result<()> {
+        rustix::io::retry_on_intr(|| rustix::io::write(&self.file, bytes))?;
         Ok(())
     }
 }

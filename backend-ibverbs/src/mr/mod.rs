@@ -362,7 +362,7 @@ fn register(
         view.host_pieces(extent.iova, extent.bytes(), direction, &mut pieces)?;
     }
     let window = Window::map(&pieces)?;
-    let size = |octets: u64| usize::try_from(octets).map_err(|_| VerbsError::Invalid("memory region"));
+    let size = |bytes: u64| usize::try_from(bytes).map_err(|_| VerbsError::Invalid("memory region"));
     let host = HostMr::register(pd, window, size(start % PAGE_SIZE)?, size(length)?, start, access.bits() | more)?;
     Ok((host, share))
 }

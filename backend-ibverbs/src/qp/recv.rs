@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Access, QueueError, RecvSource, RecvWork, Sge};
+use pvrdma_verbs::{Access, QueueError, RecvSource, RecvWr, Sge};
 
 use crate::adapter::Adapter;
 use crate::flight::{RecvFlight, Ticket};
@@ -18,7 +18,7 @@ const BATCH: usize = 32;
 /// The guest's ring and room to work.
 pub(crate) struct RecvSide {
     pub(crate) source: Box<dyn RecvSource>,
-    pub(crate) work: RecvWork,
+    pub(crate) work: RecvWr,
     batch: RecvBatch,
     sges: Vec<sys::Sge>,
     /// Numbers of what is in the batch.
@@ -28,7 +28,7 @@ pub(crate) struct RecvSide {
 impl RecvSide {
     pub(crate) fn new(source: Box<dyn RecvSource>) -> Self {
         let (batch, sges, numbers) = (RecvBatch::default(), Vec::new(), Vec::new());
-        Self { source, work: RecvWork::default(), batch, sges, numbers }
+        Self { source, work: RecvWr::default(), batch, sges, numbers }
     }
 
     /// Takes requests from the ring into the batch, and notes them as under way. Gives how many.
@@ -43,7 +43,7 @@ impl RecvSide {
         self.numbers.clear();
         while self.batch.len() < BATCH && flight.lock().has_room() && self.source.pop(view, &mut self.work)? {
             self.sges.clear();
-            let RecvWork { wr_id, sges, malformed } = &self.work;
+            let RecvWr { wr_id, sges, malformed } = &self.work;
             let known = adapter.mrs.translate(adapter, view, pd, sges, Access::LOCAL_WRITE, &mut self.sges);
             if *malformed || known.is_none() {
                 // An error shows when the receive is used: the host is given what it must refuse.

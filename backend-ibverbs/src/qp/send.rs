@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
-    Access, Completion, QpState, QpType, SendData, SendFlags, SendOp, SendSource, SendWork, UdDestination, WcOpcode,
+    Access, Completion, QpState, QpType, SendData, SendFlags, SendOp, SendSource, SendWr, UdDestination, WcOpcode,
     WcStatus,
 };
 
@@ -30,7 +30,7 @@ const ATOMIC: u64 = 8;
 /// The guest's ring and room to work.
 pub(super) struct SendSide {
     source: Box<dyn SendSource>,
-    work: SendWork,
+    work: SendWr,
     /// `work` holds a request that waits for those before it.
     held: bool,
     batch: SendBatch,
@@ -54,7 +54,7 @@ impl SendSide {
     pub(super) fn new(source: Box<dyn SendSource>) -> Self {
         Self {
             source,
-            work: SendWork::default(),
+            work: SendWr::default(),
             held: false,
             batch: SendBatch::default(),
             sges: Vec::new(),
@@ -220,7 +220,7 @@ impl Qp {
         }
     }
 
-    fn entry(&self, work: &SendWork, byte_len: u32) -> SendEntry {
+    fn entry(&self, work: &SendWr, byte_len: u32) -> SendEntry {
         let signaled = self.signal_all || work.flags.contains(SendFlags::SIGNALED);
         let opcode = work.op.completion_opcode();
         SendEntry { wr_id: work.wr_id, opcode, signaled, byte_len, _ah: None, bind: None }

@@ -12,9 +12,7 @@ use pvrdma_roce::wire::{
     Position, Reth, Shape, Syndrome, Udp, Vlan, build,
 };
 use pvrdma_rxe_fuzz::{Bed, DATAGRAMS, MTU, PAGE, QKEY, QPS, Steps, gid, mac, peer_qpn, qpn};
-use pvrdma_verbs::{
-    Psn, QpState, Qpn, RecvWork, RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge, UdDestination,
-};
+use pvrdma_verbs::{Psn, QpState, Qpn, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination};
 
 const IP: fn(u8) -> [u8; 4] = |end| [10, 0, 0, end];
 
@@ -150,7 +148,7 @@ fn remote(bed: &Bed, place: Place, wild: bool) -> RemoteAddress {
 fn extension(shape: Shape, sent: &Sent, remote: RemoteAddress, length: u32) -> Extension {
     let reth = Reth { address: remote.addr, rkey: remote.rkey, length };
     let immediate = [sent.operands.0; 4];
-    let aeth = Aeth { syndrome: Syndrome::from_octet(sent.operands.0), msn: sent.operands.1.into() };
+    let aeth = Aeth { syndrome: Syndrome::from_byte(sent.operands.0), msn: sent.operands.1.into() };
     let deth = Deth { qkey: if sent.operands.0 >= 200 { 1 } else { QKEY }, source: peer_qpn(DATAGRAMS) };
     match shape {
         Shape::None => Extension::None,
@@ -208,9 +206,9 @@ fn packet(bed: &mut Bed, sent: &Sent) {
         header.ethernet.vlan = Some(Vlan { pcp: 1, dei: false, vid: (sent.flags >> 4).into() });
     }
     let mut frame = build(&header, &vec![sent.opcode; payload as usize]).expect("the headers fit the opcode");
-    if let Some((at, octet)) = sent.damage.filter(|_| wild) {
+    if let Some((at, byte)) = sent.damage.filter(|_| wild) {
         let at = usize::from(at) % frame.len();
-        frame[at] = octet;
+        frame[at] = byte;
     }
     if !wild && operation != Some(Operation::CongestionNotification) {
         let span = if operation == Some(Operation::ReadRequest) { length.div_ceil(MTU).max(1) } else { 1 };
@@ -249,7 +247,7 @@ fn answer(bed: &mut Bed, which: u8, wild: bool, syndrome: u8, psn: i8, length: u
     // Numbers of both sides differ by as much.
     let to = Qpn::new(asked.bth.destination.get() - 0x100);
     let syndrome = match syndrome {
-        any if wild => Syndrome::from_octet(any),
+        any if wild => Syndrome::from_byte(any),
         0..210 => Syndrome::ACK,
         210..235 => Syndrome::RnrNak { timer: syndrome % 32 },
         _ => Syndrome::Nak(NakCode::SequenceError),
@@ -300,7 +298,7 @@ fn post(bed: &mut Bed, qp: usize, kind: u8, place: Place, length: u32) {
         _ => SendOp::CompareSwap { remote: target, compare: 1, swap: 2 },
     };
     let flags = if kind & 0x80 != 0 { SendFlags::FENCE } else { SendFlags::empty() };
-    bed.post(qp, SendWork { wr_id: 0, op, flags, sges });
+    bed.post(qp, SendWr { wr_id: 0, op, flags, sges });
     bed.settle();
     if !bed.deaf {
         bed.take();
@@ -313,9 +311,9 @@ fn step(bed: &mut Bed, step: &Step) {
         &Step::Message(qp, place, length, ack) => {
             message(bed, usize::from(qp) % DATAGRAMS, place, u32::from(length) % 1500, ack);
         }
-        Step::Raw(kind, octets) => {
+        Step::Raw(kind, bytes) => {
             let kind = [[0x89, 0x15], [0x08, 0x00], [0x86, 0xdd], [0x81, 0x00]][usize::from(kind % 4)];
-            bed.give(&[&mac(1).0[..], &mac(2).0, &kind, octets].concat());
+            bed.give(&[&mac(1).0[..], &mac(2).0, &kind, bytes].concat());
         }
         &Step::Answer { which, wild, syndrome, psn, length } => {
             answer(bed, which, wild.is_wild(), syndrome, psn, length);
@@ -324,7 +322,7 @@ fn step(bed: &mut Bed, step: &Step) {
         &Step::Receive(qp, at, length) => {
             let (lkey, start) = bed.region(false);
             let sge = Sge { addr: start + u64::from(at), length: length.into(), lkey };
-            bed.receive(usize::from(qp) % QPS, RecvWork { wr_id: 0, sges: vec![sge], malformed: false });
+            bed.receive(usize::from(qp) % QPS, RecvWr { wr_id: 0, sges: vec![sge], malformed: false });
         }
         &Step::Again(which) => {
             if let Some(frame) = bed.recent(which) {

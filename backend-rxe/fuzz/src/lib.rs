@@ -17,7 +17,7 @@ use pvrdma_roce::wire::{Extension, NakCode, Operation, Packet, Syndrome};
 use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeMr, RxePd, RxeQp, Uplink};
 use pvrdma_verbs::{
     Access, AddressVector, Backend, CompletionSink, DeviceContext, Gid, GidType, Hca, MacAddr, MrRequest, Mtu, Psn,
-    QpAttrMask, QpAttrs, QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWork, SendWork,
+    QpAttrMask, QpAttrs, QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr,
 };
 
 use queues::{Consumer, Log, NoEvents, Ring, lock, name};
@@ -65,8 +65,8 @@ pub fn peer_qpn(index: usize) -> Qpn {
 /// A queue pair with its queues.
 struct End {
     qp: RxeQp,
-    sends: Arc<Mutex<Ring<SendWork>>>,
-    receives: Arc<Mutex<Ring<RecvWork>>>,
+    sends: Arc<Mutex<Ring<SendWr>>>,
+    receives: Arc<Mutex<Ring<RecvWr>>>,
     /// Of sends and of receives.
     logs: [Arc<Log>; 2],
     /// The PSN that the device expects from the peer, as far as the peer knows.
@@ -260,7 +260,7 @@ impl Bed {
     }
 
     /// Posts a request.
-    pub fn post(&self, index: usize, mut work: SendWork) {
+    pub fn post(&self, index: usize, mut work: SendWr) {
         let end = &self.ends[index];
         work.wr_id = name(&end.logs[0]);
         lock(&end.sends).posted.push_back(work);
@@ -268,7 +268,7 @@ impl Bed {
     }
 
     /// Posts a receive.
-    pub fn receive(&self, index: usize, mut work: RecvWork) {
+    pub fn receive(&self, index: usize, mut work: RecvWr) {
         let end = &self.ends[index];
         work.wr_id = name(&end.logs[1]);
         lock(&end.receives).posted.push_back(work);
@@ -386,8 +386,8 @@ impl Bed {
         });
         assert!(answered, "a good request is answered");
         for page in (0..PAGES).filter(|page| !OPEN.contains(page)) {
-            let octets = self.memory.read_vec(MEMORY_BASE + page * PAGE, PAGE as usize);
-            assert!(octets.iter().all(|&octet| octet == page as u8 | 0xa0), "page {page} was changed");
+            let bytes = self.memory.read_vec(MEMORY_BASE + page * PAGE, PAGE as usize);
+            assert!(bytes.iter().all(|&byte| byte == page as u8 | 0xa0), "page {page} was changed");
         }
         for end in &self.ends {
             end.qp.destroy();

@@ -5,8 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
-    AsyncEvent, Completion, CompletionSink, CqOverrun, EventSink, QueueError, RecvSource, RecvWork, SendSource,
-    SendWork,
+    AsyncEvent, Completion, CompletionSink, CqOverrun, EventSink, QueueError, RecvSource, RecvWr, SendSource, SendWr,
 };
 
 /// A queue that the guest fills.
@@ -41,8 +40,8 @@ impl<T> Consumer<T> {
     }
 }
 
-impl SendSource for Consumer<SendWork> {
-    fn pop(&mut self, _: &DmaView<'_>, work: &mut SendWork) -> Result<bool, QueueError> {
+impl SendSource for Consumer<SendWr> {
+    fn pop(&mut self, _: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
         Ok(self.next(work))
     }
 
@@ -57,8 +56,8 @@ impl SendSource for Consumer<SendWork> {
     }
 }
 
-impl RecvSource for Consumer<RecvWork> {
-    fn pop(&mut self, _: &DmaView<'_>, work: &mut RecvWork) -> Result<bool, QueueError> {
+impl RecvSource for Consumer<RecvWr> {
+    fn pop(&mut self, _: &DmaView<'_>, work: &mut RecvWr) -> Result<bool, QueueError> {
         Ok(self.next(work))
     }
 

@@ -54,7 +54,7 @@ impl Batch {
 
     /// Bytes that it takes.
     fn size(&self) -> usize {
-        self.frames.octets().saturating_add(self.seen.len().saturating_mul(size_of::<Captured>()))
+        self.frames.bytes().saturating_add(self.seen.len().saturating_mul(size_of::<Captured>()))
     }
 }
 

@@ -1,6 +1,6 @@
 //! Local deliveries as packets.
 
-use pvrdma_verbs::{Access, QpAttrs, SendWork, UdDestination};
+use pvrdma_verbs::{Access, QpAttrs, SendWr, UdDestination};
 
 use super::{Direction, Interface, Point};
 use crate::counters::Tally;
@@ -68,7 +68,7 @@ impl Sender<'_> {
     #[inline(never)]
     pub(crate) fn step(
         &mut self,
-        work: &SendWork,
+        work: &SendWr,
         progress: &Progress,
         before: u64,
         outcome: Outcome,

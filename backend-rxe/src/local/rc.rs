@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::FairMutexGuard;
 use pvrdma_verbs::{
-    Access, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWork, WcFlags, WcOpcode, WcStatus,
+    Access, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcFlags, WcOpcode, WcStatus,
 };
 
 use super::Held;
@@ -236,7 +236,7 @@ struct Exchange<'a> {
     peer: &'a Qp,
     memory: Memory<'a>,
     responder: &'a mut Responder,
-    work: &'a SendWork,
+    work: &'a SendWr,
     progress: &'a mut Progress,
     budget: &'a mut Budget,
     /// Somebody may be watching.
@@ -404,9 +404,9 @@ impl<'a> Exchange<'a> {
             completion.solicited = solicited;
             match data {
                 SendData::None => {}
-                SendData::Immediate(octets) => {
+                SendData::Immediate(bytes) => {
                     completion.flags = WcFlags::IMMEDIATE;
-                    completion.immediate = octets;
+                    completion.immediate = bytes;
                 }
                 SendData::Invalidate(key) => {
                     completion.flags = WcFlags::INVALIDATED;

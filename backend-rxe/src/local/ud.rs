@@ -2,9 +2,7 @@
 
 use std::sync::{Arc, Weak};
 
-use pvrdma_verbs::{
-    Access, QpState, SendData, SendFlags, SendOp, SendWork, UdDestination, WcFlags, WcOpcode, WcStatus,
-};
+use pvrdma_verbs::{Access, QpState, SendData, SendFlags, SendOp, SendWr, UdDestination, WcFlags, WcOpcode, WcStatus};
 
 use super::Held;
 use crate::capture;
@@ -204,7 +202,7 @@ fn resolve(qp: &Qp, requester: &mut Requester, to: &UdDestination, source: Bound
 struct Datagram<'a> {
     qp: &'a Qp,
     own: Memory<'a>,
-    work: &'a SendWork,
+    work: &'a SendWr,
     to: &'a UdDestination,
     source: BoundGid,
     /// The QP's own key.
@@ -247,8 +245,7 @@ impl Datagram<'_> {
         let list = responder.receive_list(peer, memory);
         let from = Scatter { memory: self.own, sges: &self.work.sges, pd: self.qp.pd, need: Access::empty() };
         let copied = if list.allowed() {
-            list.write(0, &header.octets())
-                .and_then(|()| transfer((from, 0), (list, HEADER_LEN as u64), payload, false))
+            list.write(0, &header.bytes()).and_then(|()| transfer((from, 0), (list, HEADER_LEN as u64), payload, false))
         } else {
             Err(Fault::Target)
         };
@@ -267,9 +264,9 @@ impl Datagram<'_> {
             completion.network = Some(header.network());
             completion.service_level = self.to.service_level;
             completion.solicited = self.work.flags.contains(SendFlags::SOLICITED);
-            if let SendData::Immediate(octets) = data {
+            if let SendData::Immediate(bytes) = data {
                 completion.flags |= WcFlags::IMMEDIATE;
-                completion.immediate = octets;
+                completion.immediate = bytes;
             }
         });
         tally.ud_delivered += 1;

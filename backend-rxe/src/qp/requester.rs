@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
-    Access, Completion, QpAttrs, QpEvent, QpState, QueueError, SendFlags, SendOp, SendSource, SendWork, WcStatus,
+    Access, Completion, QpAttrs, QpEvent, QpState, QueueError, SendFlags, SendOp, SendSource, SendWr, WcStatus,
 };
 
 use super::Qp;
@@ -71,7 +71,7 @@ pub(crate) struct Requester {
     /// The ring cannot be read any more.
     broken: bool,
     /// The request under way, if `current` says that there is one.
-    pub(crate) work: SendWork,
+    pub(crate) work: SendWr,
     pub(crate) current: Option<Progress>,
     wait: Wait,
     retries: u8,
@@ -99,7 +99,7 @@ impl Requester {
         Self {
             source,
             broken: false,
-            work: SendWork::default(),
+            work: SendWr::default(),
             current: None,
             wait: Wait::Nothing,
             retries: 0,
@@ -187,7 +187,7 @@ impl Requester {
     }
 
     /// Copies the next request into `work`.
-    pub(crate) fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWork) -> Result<bool, QueueError> {
+    pub(crate) fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
         if self.current.take().is_some() {
             // Local delivery took it from the ring before the peer turned out to be on the wire.
             std::mem::swap(work, &mut self.work);
@@ -200,7 +200,7 @@ impl Requester {
     }
 
     /// Ends a request that was popped, in the order of the ring.
-    pub(crate) fn finish(&mut self, qp: &Qp, view: &DmaView<'_>, work: &SendWork, status: WcStatus, byte_len: u32) {
+    pub(crate) fn finish(&mut self, qp: &Qp, view: &DmaView<'_>, work: &SendWr, status: WcStatus, byte_len: u32) {
         // First the slot, then the news, as in `succeed`.
         self.source.retire(view);
         if status != WcStatus::Success || qp.signal_all || work.flags.contains(SendFlags::SIGNALED) {
@@ -382,7 +382,7 @@ impl Requester {
 
 /// Checks of a request that need nobody else. Gives the bytes of the message.
 pub(crate) fn check_request(
-    work: &SendWork,
+    work: &SendWr,
     own: Memory<'_>,
     pd: u32,
     attrs: &QpAttrs,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
-    Access, Completion, CqOverrun, QpAttrs, QpEvent, QpState, QueueError, RecvSource, RecvWork, RemoteAddress, Sge,
+    Access, Completion, CqOverrun, QpAttrs, QpEvent, QpState, QueueError, RecvSource, RecvWr, RemoteAddress, Sge,
     WcOpcode, WcStatus,
 };
 
@@ -53,7 +53,7 @@ pub(crate) struct Responder {
     source: Option<Box<dyn RecvSource>>,
     broken: bool,
     /// The receive in use, if `in_use` says that there is one.
-    pub(crate) recv: RecvWork,
+    pub(crate) recv: RecvWr,
     in_use: bool,
     /// Receives that have ended and were not reported yet. Empty while nobody holds the responder.
     news: Vec<Completion>,
@@ -79,7 +79,7 @@ impl Responder {
         Self {
             source,
             broken: false,
-            recv: RecvWork::default(),
+            recv: RecvWr::default(),
             in_use: false,
             news: Vec::new(),
             told: 0,

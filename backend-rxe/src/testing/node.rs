@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE, PageListBuilder};
 use pvrdma_verbs::{
-    Access, CompletionSink, Hca, MemoryRegion, MrRequest, QpCaps, QpInit, QpType, Qpn, RecvSource, RecvWork,
-    RemoteAddress, SendWork, Sge, VerbsError,
+    Access, CompletionSink, Hca, MemoryRegion, MrRequest, QpCaps, QpInit, QpType, Qpn, RecvSource, RecvWr,
+    RemoteAddress, SendWr, Sge, VerbsError,
 };
 
 use super::queues::Consumer;
@@ -118,14 +118,14 @@ impl Node {
             send_cq: cqs.0,
             recv_cq: cqs.1,
             srq: None,
-            send_queue: Box::new(Consumer::<SendWork>(Arc::default())),
+            send_queue: Box::new(Consumer::<SendWr>(Arc::default())),
             recv_queue: None,
             caps: QpCaps::default(),
             signal_all: false,
         })
     }
 
-    pub(crate) fn srq(&self, limit: u32) -> (RxeSrq, Arc<Ring<RecvWork>>) {
+    pub(crate) fn srq(&self, limit: u32) -> (RxeSrq, Arc<Ring<RecvWr>>) {
         let ring = Arc::new(Ring::default());
         let queue = Box::new(Consumer(Arc::clone(&ring)));
         let init = pvrdma_verbs::SrqInit { cookie: 77, pd: &self.pd, queue, limit, max_wr: 64, max_sge: 4 };

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use pvrdma_verbs::{
-    AddressVector, Mtu, Psn, QpAttrMask, QpAttrs, QpState, QpType, Qpn, QueuePair, RecvWork, SendFlags, SendOp,
-    SendWork, Sge,
+    AddressVector, Mtu, Psn, QpAttrMask, QpAttrs, QpState, QpType, Qpn, QueuePair, RecvWr, SendFlags, SendOp, SendWr,
+    Sge,
 };
 
 use super::{ALL, Completions, Node, Ring, SEND, World, gid, mac, run_all};
@@ -15,8 +15,8 @@ use crate::{Rxe, RxeCq, RxeQp};
 pub(crate) struct End {
     pub(crate) node: u8,
     pub(crate) qp: RxeQp,
-    pub(crate) sends: Arc<Ring<SendWork>>,
-    pub(crate) receives: Arc<Ring<RecvWork>>,
+    pub(crate) sends: Arc<Ring<SendWr>>,
+    pub(crate) receives: Arc<Ring<RecvWr>>,
     pub(crate) scq: Arc<Completions>,
     pub(crate) rcq: Arc<Completions>,
     pub(crate) cookie: u32,
@@ -27,7 +27,7 @@ pub(crate) struct End {
 impl End {
     /// Posts a signaled request without a doorbell.
     pub(crate) fn post(&self, wr_id: u64, op: SendOp, sges: &[Sge]) {
-        let work = SendWork { wr_id, op, flags: SendFlags::SIGNALED, sges: sges.to_vec() };
+        let work = SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges: sges.to_vec() };
         self.sends.posted.lock().push_back(work);
     }
 
@@ -46,7 +46,7 @@ impl End {
     }
 
     pub(crate) fn recv(&self, wr_id: u64, sges: &[Sge]) {
-        self.receives.posted.lock().push_back(RecvWork { wr_id, sges: sges.to_vec(), malformed: false });
+        self.receives.posted.lock().push_back(RecvWr { wr_id, sges: sges.to_vec(), malformed: false });
         self.qp.notify_recv();
     }
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use parking_lot::Mutex;
 use pvrdma_guest_memory::{DmaError, DmaView};
 use pvrdma_verbs::{
-    AsyncEvent, Completion, CompletionSink, CqOverrun, EventSink, QueueError, RecvSource, RecvWork, SendSource,
-    SendWork, WcStatus,
+    AsyncEvent, Completion, CompletionSink, CqOverrun, EventSink, QueueError, RecvSource, RecvWr, SendSource, SendWr,
+    WcStatus,
 };
 
 /// A ring that the "guest" fills.
@@ -51,8 +51,8 @@ impl<T> Ring<T> {
 
 pub(super) struct Consumer<T>(pub(super) Arc<Ring<T>>);
 
-impl SendSource for Consumer<SendWork> {
-    fn pop(&mut self, _view: &DmaView<'_>, work: &mut SendWork) -> Result<bool, QueueError> {
+impl SendSource for Consumer<SendWr> {
+    fn pop(&mut self, _view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
         Ok(self.0.take()?.map(|element| *work = element).is_some())
     }
 
@@ -66,8 +66,8 @@ impl SendSource for Consumer<SendWork> {
     }
 }
 
-impl RecvSource for Consumer<RecvWork> {
-    fn pop(&mut self, _view: &DmaView<'_>, work: &mut RecvWork) -> Result<bool, QueueError> {
+impl RecvSource for Consumer<RecvWr> {
+    fn pop(&mut self, _view: &DmaView<'_>, work: &mut RecvWr) -> Result<bool, QueueError> {
         Ok(self.0.take()?.map(|element| *work = element).is_some())
     }
 

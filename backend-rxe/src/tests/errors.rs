@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use pvrdma_verbs::{
     Access, AsyncEvent, FastRegister, Hca, Invalidate, MemoryRegion, MrRequest, QpAttrs, QpEvent, QpState, QueuePair,
-    RecvWork, RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge, WcStatus,
+    RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
 
 use crate::testing::*;
@@ -19,7 +19,7 @@ struct Outcome {
 }
 
 /// Has `left` run the request of `op`. All queues must end flushed.
-fn fail(pair: &Pair, op: SendOp, sges: &[Sge], receive: RecvWork) -> Outcome {
+fn fail(pair: &Pair, op: SendOp, sges: &[Sge], receive: RecvWr) -> Outcome {
     pair.right.receives.posted.lock().push_back(receive);
     pair.right.recv(101, &[]);
     pair.right.post(102, SEND, &[]);
@@ -47,8 +47,8 @@ fn fail(pair: &Pair, op: SendOp, sges: &[Sge], receive: RecvWork) -> Outcome {
     Outcome { requester: left[0].1, receive, events: pair.b.events.poll() }
 }
 
-fn receive(sges: &[Sge]) -> RecvWork {
-    RecvWork { wr_id: 100, sges: sges.to_vec(), malformed: false }
+fn receive(sges: &[Sge]) -> RecvWr {
+    RecvWr { wr_id: 100, sges: sges.to_vec(), malformed: false }
 }
 
 /// The responder took part: it is in the error state as well.
@@ -212,7 +212,7 @@ pub(super) fn receives_that_do_not_fit() {
     }
 
     let pair = Pair::new();
-    let work = RecvWork { wr_id: 100, sges: Vec::new(), malformed: true };
+    let work = RecvWr { wr_id: 100, sges: Vec::new(), malformed: true };
     let outcome = fail(&pair, SEND, &[], work);
     assert_eq!((outcome.requester, outcome.receive), (WcStatus::RemoteOperation, WcStatus::LocalQpOperation));
 
@@ -315,7 +315,7 @@ pub(super) fn flushes_are_in_ring_order_and_longer_than_one_budget() {
     pair.right.to(QpState::Reset);
     for i in 0..2000 {
         pair.left.post(i, SEND, &[]);
-        pair.left.receives.posted.lock().push_back(RecvWork { wr_id: i, ..RecvWork::default() });
+        pair.left.receives.posted.lock().push_back(RecvWr { wr_id: i, ..RecvWr::default() });
     }
     pair.left.qp.notify_send();
     pair.left.to(QpState::Error);
@@ -333,7 +333,7 @@ pub(super) fn a_batch_that_the_receivers_queue_had_no_room_for_fails_from_there_
         pair.right.rcq.size.store(3, Ordering::SeqCst);
         for wr_id in 0..12 {
             pair.right.recv(wr_id, &[]);
-            pair.left.sends.posted.lock().push_back(SendWork { wr_id, op: SEND, flags, sges: Vec::new() });
+            pair.left.sends.posted.lock().push_back(SendWr { wr_id, op: SEND, flags, sges: Vec::new() });
         }
         pair.left.qp.notify_send();
         pair.settle();

@@ -1,7 +1,7 @@
 //! Every byte, over scattered and unaligned memory.
 
 use proptest::prelude::*;
-use pvrdma_verbs::{RecvWork, SendOp, Sge, WcStatus};
+use pvrdma_verbs::{RecvWr, SendOp, Sge, WcStatus};
 
 use crate::testing::*;
 
@@ -63,7 +63,7 @@ proptest! {
                     }
                 }
                 let list = remote.iter().map(|&(offset, length)| theirs.sge(offset, length)).collect();
-                pair.right.receives.posted.lock().push_back(RecvWork { wr_id: 1, sges: list, malformed: false });
+                pair.right.receives.posted.lock().push_back(RecvWr { wr_id: 1, sges: list, malformed: false });
                 pair.left.send(1, &sges);
             }
             Kind::Write => {
@@ -77,11 +77,11 @@ proptest! {
         }
         pair.settle();
         prop_assert_eq!(pair.left.scq.one().status, WcStatus::Success);
-        let octets = |list: &[(u64, u64)]| -> Vec<usize> {
+        let bytes = |list: &[(u64, u64)]| -> Vec<usize> {
             list.iter().flat_map(|&(at, length)| at..at + length).map(|i| usize::try_from(i).unwrap()).collect()
         };
         let (mut expect_mine, mut expect_theirs) = (before_mine.clone(), before_theirs.clone());
-        for (l, r) in octets(&local).into_iter().zip(octets(&remote)) {
+        for (l, r) in bytes(&local).into_iter().zip(bytes(&remote)) {
             match kind {
                 Kind::Send | Kind::Write => expect_theirs[r] = before_mine[l],
                 Kind::Read => expect_mine[l] = before_theirs[r],

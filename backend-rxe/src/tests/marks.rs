@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use parking_lot::Mutex;
 use pvrdma_verbs::{
-    Gid, GidType, Hca, NetworkType, QpType, QueuePair, SendData, SendFlags, SendOp, SendWork, UdDestination, WcStatus,
+    Gid, GidType, Hca, NetworkType, QpType, QueuePair, SendData, SendFlags, SendOp, SendWr, UdDestination, WcStatus,
 };
 
 use crate::testing::*;
@@ -261,7 +261,7 @@ fn vlans_of_one_daemon() {
             let qpn = receiver.qp.qpn();
             let to = UdDestination { qpn, qkey: QKEY, dgid: gid(2), ..UdDestination::default() };
             let op = SendOp::Send { data: SendData::None, to: Some(to) };
-            let work = SendWork { wr_id: 1, op, flags: SendFlags::SIGNALED, sges: vec![memory.all()] };
+            let work = SendWr { wr_id: 1, op, flags: SendFlags::SIGNALED, sges: vec![memory.all()] };
             sender.sends.posted.lock().push_back(work);
             sender.qp.notify_send();
         }

@@ -2,7 +2,7 @@
 
 use pvrdma_verbs::{
     Access, AsyncEvent, FastRegister, Hca, Invalidate, MemoryRegion, MrRequest, QpAttrMask, QpEvent, QpState, QpType,
-    QueuePair, SendData, SendFlags, SendOp, SendWork, Sge, WcFlags, WcOpcode, WcStatus,
+    QueuePair, SendData, SendFlags, SendOp, SendWr, Sge, WcFlags, WcOpcode, WcStatus,
 };
 
 use crate::testing::*;
@@ -44,7 +44,7 @@ pub(super) fn the_first_request_in_rtr_establishes_the_communication() {
 pub(super) fn only_signaled_requests_complete_unless_all_do() {
     let pair = Pair::new();
     let post = |end: &End, wr_id, flags| {
-        let work = SendWork { wr_id, op: write(Default::default()), flags, sges: Vec::new() };
+        let work = SendWr { wr_id, op: write(Default::default()), flags, sges: Vec::new() };
         end.sends.posted.lock().push_back(work);
         end.qp.notify_send();
     };
@@ -71,7 +71,7 @@ pub(super) fn immediate_data_and_solicited() {
     let op = SendOp::Write { remote: target.remote(8), immediate: Some([9, 8, 7, 6]) };
     let flags = SendFlags::SOLICITED;
     let sges = vec![source.sge(0, 16)];
-    pair.left.sends.posted.lock().push_back(SendWork { wr_id: 2, op, flags, sges });
+    pair.left.sends.posted.lock().push_back(SendWr { wr_id: 2, op, flags, sges });
     pair.left.qp.notify_send();
     pair.settle();
     let got = pair.right.rcq.poll();

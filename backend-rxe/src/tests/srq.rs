@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use pvrdma_verbs::{AsyncEvent, QpEvent, QpState, QpType, QueuePair, RecvWork, SharedReceiveQueue, SrqEvent, WcStatus};
+use pvrdma_verbs::{AsyncEvent, QpEvent, QpState, QpType, QueuePair, RecvWr, SharedReceiveQueue, SrqEvent, WcStatus};
 
 use crate::testing::*;
 
@@ -11,7 +11,7 @@ struct Shared {
     a: Node,
     b: Node,
     srq: crate::RxeSrq,
-    ring: std::sync::Arc<Ring<RecvWork>>,
+    ring: std::sync::Arc<Ring<RecvWr>>,
     pairs: Vec<(End, End)>,
 }
 
@@ -32,7 +32,7 @@ fn shared(limit: u32, count: usize) -> Shared {
 
 impl Shared {
     fn post(&self, wr_ids: std::ops::Range<u64>) {
-        self.ring.posted.lock().extend(wr_ids.map(|wr_id| RecvWork { wr_id, ..RecvWork::default() }));
+        self.ring.posted.lock().extend(wr_ids.map(|wr_id| RecvWr { wr_id, ..RecvWr::default() }));
         self.srq.notify_recv();
     }
 }

@@ -244,7 +244,7 @@ fn many_qps_share_the_workers() {
         }
         scope.spawn(|| {
             for wr_id in 0..COUNT * QPS as u64 {
-                let work = pvrdma_verbs::RecvWork { wr_id, sges: vec![theirs.sge(0, 8)], malformed: false };
+                let work = pvrdma_verbs::RecvWr { wr_id, sges: vec![theirs.sge(0, 8)], malformed: false };
                 receives.posted.lock().push_back(work);
                 pvrdma_verbs::SharedReceiveQueue::notify_recv(&srq);
             }

@@ -58,11 +58,11 @@ impl Brake {
 
     /// Packets have left.
     #[inline]
-    pub(super) fn sent(&self, now: Duration, octets: u64) {
+    pub(super) fn sent(&self, now: Duration, bytes: u64) {
         if self.is_on()
             && let Some(point) = &mut *self.reaction.lock()
         {
-            point.sent(now, octets);
+            point.sent(now, bytes);
         }
     }
 

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use pvrdma_verbs::{Access, QpState, RemoteAddress, SendOp, SendWork, Sge, WcFlags, WcStatus};
+use pvrdma_verbs::{Access, QpState, RemoteAddress, SendOp, SendWr, Sge, WcFlags, WcStatus};
 
 use crate::counters::{Counters, Tally};
 use crate::gather::{Memory, Scatter, total};
@@ -10,7 +10,7 @@ use crate::hca::MAX_MESSAGE;
 use crate::qp::Qp;
 use crate::qp::requester::{Requester, check_request};
 use crate::qp::responder::{Nak, Responder, remote_sge};
-use pvrdma_roce::{AtomicChange, Fault, Received, Refusal, RequesterHost, ResponderHost};
+use pvrdma_roce::{AtomicChange, Fault, NakReason, Received, RequesterOps, ResponderOps};
 
 /// The requester's side.
 pub(crate) struct Sending<'a> {
@@ -22,8 +22,8 @@ pub(crate) struct Sending<'a> {
 }
 
 impl Sending<'_> {
-    fn count(&mut self, work: &SendWork) {
-        let (octets, tally) = (total(&work.sges), &mut *self.tally);
+    fn count(&mut self, work: &SendWr) {
+        let (length, tally) = (total(&work.sges), &mut *self.tally);
         let (requests, bytes) = match work.op {
             SendOp::Send { .. } => (&mut tally.rc_sends, &mut tally.rc_send_bytes),
             SendOp::Write { .. } => (&mut tally.rc_writes, &mut tally.rc_write_bytes),
@@ -34,7 +34,7 @@ impl Sending<'_> {
             }
         };
         *requests += 1;
-        *bytes += octets;
+        *bytes += length;
     }
 
     fn list<'s>(&'s self, sges: &'s [Sge], need: Access) -> Scatter<'s> {
@@ -42,8 +42,8 @@ impl Sending<'_> {
     }
 }
 
-impl RequesterHost for Sending<'_> {
-    fn begin(&mut self, work: &mut SendWork) -> Result<(), WcStatus> {
+impl RequesterOps for Sending<'_> {
+    fn begin(&mut self, work: &mut SendWr) -> Result<(), WcStatus> {
         check_request(work, self.memory, self.qp.pd, &self.requester.attrs, MAX_MESSAGE)?;
         let mrs = self.memory.mrs;
         let done = match &mut work.op {
@@ -66,7 +66,7 @@ impl RequesterHost for Sending<'_> {
         self.list(sges, Access::LOCAL_WRITE).write(offset, data).map_err(|_| Fault)
     }
 
-    fn finish(&mut self, work: &SendWork, status: WcStatus, byte_len: u32) {
+    fn finish(&mut self, work: &SendWr, status: WcStatus, byte_len: u32) {
         match status {
             WcStatus::Success => self.count(work),
             WcStatus::Flushed => self.tally.flushed += 1,
@@ -80,7 +80,7 @@ impl RequesterHost for Sending<'_> {
     }
 }
 
-impl From<Nak> for Refusal {
+impl From<Nak> for NakReason {
     fn from(nak: Nak) -> Self {
         match nak {
             Nak::Silence => Self::Silence,
@@ -106,16 +106,16 @@ impl Receiving<'_> {
     }
 }
 
-impl ResponderHost for Receiving<'_> {
+impl ResponderOps for Receiving<'_> {
     fn request_arrived(&mut self) {
         self.responder.first_request(self.qp, self.memory.view);
     }
 
-    fn take_receive(&mut self) -> Result<(), Refusal> {
+    fn take_receive(&mut self) -> Result<(), NakReason> {
         Ok(self.responder.take_receive(self.qp, self.memory.view, None)?)
     }
 
-    fn fill_receive(&mut self, offset: u64, data: &[u8]) -> Result<(), Refusal> {
+    fn fill_receive(&mut self, offset: u64, data: &[u8]) -> Result<(), NakReason> {
         let (qp, memory) = (self.qp, self.memory);
         self.responder.check_receive(qp, memory, offset.saturating_add(data.len() as u64))?;
         let copied = self.responder.receive_list(qp, memory).write(offset, data);
@@ -125,13 +125,13 @@ impl ResponderHost for Receiving<'_> {
         })
     }
 
-    fn complete_receive(&mut self, received: Received) -> Result<(), Refusal> {
+    fn complete_receive(&mut self, received: Received) -> Result<(), NakReason> {
         let published = self.responder.complete_receive(self.qp, self.memory.view, received.opcode, |completion| {
             completion.byte_len = received.length;
             completion.solicited = received.solicited;
-            if let Some(octets) = received.immediate {
+            if let Some(immediate) = received.immediate {
                 completion.flags |= WcFlags::IMMEDIATE;
-                completion.immediate = octets;
+                completion.immediate = immediate;
             }
             if let Some(key) = received.invalidated {
                 completion.flags |= WcFlags::INVALIDATED;
@@ -139,10 +139,10 @@ impl ResponderHost for Receiving<'_> {
             }
         });
         // The receiver lost the news of this message; its QP is in the error state already.
-        published.map_err(|_| Refusal::RemoteOperation)
+        published.map_err(|_| NakReason::RemoteOperation)
     }
 
-    fn invalidate(&mut self, key: u32) -> Result<(), Refusal> {
+    fn invalidate(&mut self, key: u32) -> Result<(), NakReason> {
         if self.memory.mrs.invalidate(key, self.qp.pd) {
             return Ok(());
         }
@@ -151,11 +151,11 @@ impl ResponderHost for Receiving<'_> {
         Err(self.responder.fail_receive(self.qp, self.memory.view, status, Nak::RemoteOperation).into())
     }
 
-    fn check_enabled(&mut self, need: Access) -> Result<(), Refusal> {
+    fn check_enabled(&mut self, need: Access) -> Result<(), NakReason> {
         Ok(self.responder.check_enabled(self.qp, self.memory.view, need)?)
     }
 
-    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), Refusal> {
+    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), NakReason> {
         Ok(self.responder.check_remote(self.qp, self.memory, remote, length, need)?)
     }
 
@@ -185,13 +185,13 @@ impl ResponderHost for Receiving<'_> {
             .ok_or(Fault)
     }
 
-    fn refuse(&mut self, refusal: Refusal) {
+    fn refuse(&mut self, refusal: NakReason) {
         let nak = match refusal {
-            Refusal::Silence => Nak::Silence,
-            Refusal::NotReady(timer) => Nak::NotReady(timer),
-            Refusal::InvalidRequest => Nak::InvalidRequest,
-            Refusal::RemoteAccess => Nak::RemoteAccess,
-            Refusal::RemoteOperation => Nak::RemoteOperation,
+            NakReason::Silence => Nak::Silence,
+            NakReason::NotReady(timer) => Nak::NotReady(timer),
+            NakReason::InvalidRequest => Nak::InvalidRequest,
+            NakReason::RemoteAccess => Nak::RemoteAccess,
+            NakReason::RemoteOperation => Nak::RemoteOperation,
         };
         self.responder.refuse(self.qp, self.memory.view, nak);
     }

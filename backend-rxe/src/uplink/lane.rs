@@ -48,7 +48,7 @@ impl Lane {
         let taken = if self.is_full() { 0 } else { self.link.send(frames, 0) };
         let mut dropped = 0;
         for frame in frames.iter_from(taken) {
-            if backlog.frames.octets().saturating_add(frame.len()) > MAX_WAITING {
+            if backlog.frames.bytes().saturating_add(frame.len()) > MAX_WAITING {
                 dropped += 1;
             } else {
                 backlog.frames.push(frame);

@@ -24,7 +24,7 @@ use crate::hca::Adapter;
 use crate::qp::Qp;
 use crate::rxe::Shared;
 use pvrdma_ether_link::{Frames, Link};
-use pvrdma_roce::{BufferedBytes, Congestion, Marks};
+use pvrdma_roce::{BufferedBytes, Congestion, EgressMarking};
 
 /// Room for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
 const OVERHEAD: u32 = 96;
@@ -102,8 +102,8 @@ impl Port {
         self.rules.vlan
     }
 
-    /// Marks of the packets of queue pairs.
-    pub(crate) fn marks(&self) -> Marks {
+    /// EgressMarking of the packets of queue pairs.
+    pub(crate) fn marks(&self) -> EgressMarking {
         self.rules.marks()
     }
 
@@ -182,7 +182,7 @@ impl Port {
         let dropped = self.uplink.send(batch);
         PortCounters::add(&self.counters.wire_dropped_no_room, dropped);
         PortCounters::add(&self.counters.wire_frames_sent, (batch.len() as u64).saturating_sub(dropped));
-        PortCounters::add(&self.counters.wire_bytes_sent, batch.octets() as u64);
+        PortCounters::add(&self.counters.wire_bytes_sent, batch.bytes() as u64);
         if self.uplink.is_full() {
             self.wake();
         }

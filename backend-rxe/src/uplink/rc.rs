@@ -22,7 +22,7 @@ use crate::qp::{Budget, Qp, Run};
 use crate::timer::TimerKey;
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
-use pvrdma_roce::{Handled, Path, Refused, ReorderBuffer, Tuning, admit_connected};
+use pvrdma_roce::{DropReason, Handled, Path, ReorderBuffer, Tuning, admit_connected};
 
 /// Packets that wait for answers to leave before them. More are lost and come again.
 const MAX_DEFERRED: usize = 128;
@@ -166,14 +166,14 @@ fn turn(
         if share.ends_turn() {
             transport.ask();
         }
-        let before = frames.octets();
+        let before = frames.bytes();
         if !frames.push_with(MAX_FRAME, |room| transport.poll_transmit(now, &mut host, room)) {
             break;
         }
         share.sent(transport.under_way());
-        let octets = frames.octets().saturating_sub(before) as u64;
-        qp.brake.sent(now, octets);
-        budget.take_bytes(octets);
+        let bytes = frames.bytes().saturating_sub(before) as u64;
+        qp.brake.sent(now, bytes);
+        budget.take_bytes(bytes);
         progress = true;
     }
     if !bound {
@@ -187,9 +187,9 @@ fn turn(
 }
 
 /// Gives an answer to the requester. It goes on when it is driven next.
-pub(crate) fn take_answer(port: &Port, qp: &Qp, packet: &Packet<'_>) -> Result<(), Refused> {
+pub(crate) fn take_answer(port: &Port, qp: &Qp, packet: &Packet<'_>) -> Result<(), DropReason> {
     qp.with_requester(|requester| {
-        let Some(mut sender) = requester.wire.take() else { return Err(Refused::Address) };
+        let Some(mut sender) = requester.wire.take() else { return Err(DropReason::Address) };
         let admitted = admit_connected(packet, qp.qpn, &sender.path);
         if admitted.is_ok() && requests(qp) {
             let mut tally = Tally::default();
@@ -312,18 +312,18 @@ impl Receiver {
 }
 
 /// Gives a request to the responder.
-pub(crate) fn take_request(port: &Port, qp: &Qp, packet: &Packet<'_>, frame: &[u8]) -> Result<(), Refused> {
+pub(crate) fn take_request(port: &Port, qp: &Qp, packet: &Packet<'_>, frame: &[u8]) -> Result<(), DropReason> {
     let held = Held::open(&qp.adapter, None);
     let responder = &mut *qp.responder.lock();
     if !qp.receives() {
-        return Err(Refused::Opcode);
+        return Err(DropReason::Opcode);
     }
     let mut receiver = match responder.wire.take() {
         Some(receiver) => receiver,
         None => {
             let attrs = &responder.attrs;
             let path = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn);
-            let (path, _) = path.ok_or(Refused::Address)?;
+            let (path, _) = path.ok_or(DropReason::Address)?;
             // Only the peer is worth memory.
             admit_connected(packet, qp.qpn, &path)?;
             Receiver::new(port, attrs, path)
@@ -371,7 +371,7 @@ fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
     let mut paced = None;
     let engine = &qp.adapter.shared.engine;
     while frames.len() < BATCH {
-        let before = frames.octets();
+        let before = frames.bytes();
         if qp.brake.is_on() && receiver.transport.next_is_data() {
             paced = qp.brake.blocked_until(port, engine.now());
         }
@@ -379,7 +379,7 @@ fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
             break;
         }
         if qp.brake.is_on() {
-            qp.brake.sent(engine.now(), frames.octets().saturating_sub(before) as u64);
+            qp.brake.sent(engine.now(), frames.bytes().saturating_sub(before) as u64);
         }
     }
     // The memory of a READ may have been taken away, which ends the QP with one last answer.

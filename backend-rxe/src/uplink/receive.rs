@@ -11,7 +11,7 @@ use crate::hca::{Adapter, BoundGid};
 use crate::qp::Qp;
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{Opcode, Packet};
-use pvrdma_roce::{Refused, admit};
+use pvrdma_roce::{DropReason, admit};
 
 /// What the frames of a batch leave to do. Answers are given when the batch is through, so that one acknowledgement confirms
 /// many packets.
@@ -58,15 +58,15 @@ impl Inbox {
         };
         match taken {
             Ok(()) => congestion::marked(port, &qp, &packet, &mut self.notifications),
-            Err(Refused::Damaged(_)) => PortCounters::bump(&counters.wire_dropped_damaged),
-            Err(Refused::Address) => PortCounters::bump(&counters.wire_dropped_address),
-            Err(Refused::Version | Refused::Opcode | Refused::Pkey) => {
+            Err(DropReason::Damaged(_)) => PortCounters::bump(&counters.wire_dropped_damaged),
+            Err(DropReason::Address) => PortCounters::bump(&counters.wire_dropped_address),
+            Err(DropReason::Version | DropReason::Opcode | DropReason::Pkey) => {
                 PortCounters::bump(&counters.wire_dropped_refused);
             }
         }
     }
 
-    fn connected(&mut self, port: &Port, qp: &Arc<Qp>, packet: &Packet<'_>, frame: &[u8]) -> Result<(), Refused> {
+    fn connected(&mut self, port: &Port, qp: &Arc<Qp>, packet: &Packet<'_>, frame: &[u8]) -> Result<(), DropReason> {
         let operation = packet.header.bth.opcode.info().map(|info| info.operation);
         if operation.is_some_and(|operation| operation.is_response()) {
             rc::take_answer(port, qp, packet)?;

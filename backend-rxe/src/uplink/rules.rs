@@ -7,7 +7,7 @@ use pvrdma_verbs::MacAddr;
 
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{EtherType, Ethernet, Vlan};
-use pvrdma_roce::{Congestion, Marks};
+use pvrdma_roce::{Congestion, EgressMarking};
 
 /// Where the tag begins, or the ethertype of a frame without one.
 const TAG_AT: usize = 12;
@@ -36,9 +36,9 @@ pub(super) enum Stopped {
 }
 
 impl PortRules {
-    /// Marks of RDMA packets.
-    pub(super) fn marks(&self) -> Marks {
-        Marks { priority_tags: self.priority_tags, ecn: self.congestion.is_some() }
+    /// EgressMarking of RDMA packets.
+    pub(super) fn marks(&self) -> EgressMarking {
+        EgressMarking { priority_tags: self.priority_tags, ecn: self.congestion.is_some() }
     }
 
     /// Whether a frame goes from the network function to the network as it is.

@@ -1,6 +1,6 @@
 //! Datagrams over the wire.
 
-use pvrdma_verbs::{QpAttrs, SendWork, UdDestination, WcFlags, WcOpcode, WcStatus};
+use pvrdma_verbs::{QpAttrs, SendWr, UdDestination, WcFlags, WcOpcode, WcStatus};
 
 use super::counters::PortCounters;
 use super::origin;
@@ -41,7 +41,7 @@ pub(crate) fn send(
     };
     let QpAttrs { qkey, sq_psn, .. } = requester.attrs;
     let mut sender = **requester.datagrams.get_or_insert_with(|| Box::new(DatagramSender::new(qp.qpn, qkey, sq_psn)));
-    let mut work: SendWork = std::mem::take(&mut requester.work);
+    let mut work: SendWr = std::mem::take(&mut requester.work);
     let mtu = port.path_mtu().bytes();
     let mut result = Err(WcStatus::General);
     frames.push_with(MAX_FRAME, |room| {
@@ -90,9 +90,9 @@ fn fill(qp: &Qp, memory: Memory<'_>, datagram: &Datagram<'_>, tally: &mut Tally)
         completion.network = Some(datagram.network);
         completion.service_level = datagram.service_level;
         completion.solicited = datagram.solicited;
-        if let Some(octets) = datagram.immediate {
+        if let Some(bytes) = datagram.immediate {
             completion.flags |= WcFlags::IMMEDIATE;
-            completion.immediate = octets;
+            completion.immediate = bytes;
         }
     });
     tally.ud_delivered += 1;

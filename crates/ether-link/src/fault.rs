@@ -82,8 +82,8 @@ impl State {
         if self.happens(faults.corrupt) && !frame.is_empty() {
             let bit = self.next();
             let at = usize::try_from(bit / 8).unwrap_or(0) % frame.len();
-            if let Some(octet) = frame.get_mut(at) {
-                *octet ^= 1 << (bit % 8);
+            if let Some(byte) = frame.get_mut(at) {
+                *byte ^= 1 << (bit % 8);
             }
         }
         let mut due = self.calls;

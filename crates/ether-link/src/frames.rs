@@ -6,7 +6,7 @@ use std::ops::Range;
 #[derive(Clone, Debug, Default)]
 pub struct Frames {
     /// Longer than what is in use: growing it writes zeros, which would cost more than the frames.
-    octets: Vec<u8>,
+    bytes: Vec<u8>,
     /// Bytes that are given out.
     used: usize,
     /// Where the frames are, in their order.
@@ -27,13 +27,13 @@ impl Frames {
     }
 
     /// Bytes in all frames.
-    pub const fn octets(&self) -> usize {
+    pub const fn bytes(&self) -> usize {
         self.total
     }
 
     /// One frame.
     pub fn get(&self, index: usize) -> Option<&[u8]> {
-        self.octets.get(self.spans.get(index)?.clone())
+        self.bytes.get(self.spans.get(index)?.clone())
     }
 
     /// All frames from `from` on.
@@ -68,13 +68,13 @@ impl Frames {
     /// Sets `length` bytes aside, in which frames can be put together.
     pub fn reserve(&mut self, length: usize) -> Range<usize> {
         let (start, end) = (self.used, self.used.saturating_add(length));
-        if self.octets.len() < end {
+        if self.bytes.len() < end {
             // Zeros that were never written cost nothing until they are.
-            let mut octets = vec![0; end.max(self.octets.len().saturating_mul(2))];
-            if let (Some(to), Some(from)) = (octets.get_mut(..start), self.octets.get(..start)) {
+            let mut bytes = vec![0; end.max(self.bytes.len().saturating_mul(2))];
+            if let (Some(to), Some(from)) = (bytes.get_mut(..start), self.bytes.get(..start)) {
                 to.copy_from_slice(from);
             }
-            self.octets = octets;
+            self.bytes = bytes;
         }
         self.used = end;
         start..end
@@ -82,7 +82,7 @@ impl Frames {
 
     /// Bytes that were set aside.
     pub fn room(&mut self, span: Range<usize>) -> &mut [u8] {
-        self.octets.get_mut(span).unwrap_or_default()
+        self.bytes.get_mut(span).unwrap_or_default()
     }
 
     /// Appends a frame that lies in bytes that were set aside. `false`: it does not.
@@ -97,11 +97,11 @@ impl Frames {
 
     /// Drops frames from `from` on that `keep` does not want. Gives how many.
     pub fn retain_from(&mut self, from: usize, mut keep: impl FnMut(&[u8]) -> bool) -> usize {
-        let (before, octets, total) = (self.spans.len(), &self.octets, &mut self.total);
+        let (before, bytes, total) = (self.spans.len(), &self.bytes, &mut self.total);
         let mut index = 0;
         self.spans.retain(|span| {
             index += 1;
-            let kept = index <= from || octets.get(span.clone()).is_some_and(&mut keep);
+            let kept = index <= from || bytes.get(span.clone()).is_some_and(&mut keep);
             *total = total.saturating_sub(if kept { 0 } else { span.len() });
             kept
         });
@@ -129,7 +129,7 @@ mod tests {
     #[test]
     fn frames_keep_their_borders() {
         let mut frames = Frames::default();
-        assert_eq!((frames.get(0), frames.octets()), (None, 0));
+        assert_eq!((frames.get(0), frames.bytes()), (None, 0));
         frames.push(b"one");
         assert!(!frames.push_with(100, |_| None));
         assert!(!frames.push_with(2, |_| Some(3)), "longer than its room");
@@ -145,7 +145,7 @@ mod tests {
         assert_eq!((copy.len(), copy.get(0)), (2, Some(&b"four"[..])));
         assert_eq!(copy.retain_from(1, |_| false), 1);
         assert_eq!(copy.retain_from(0, |frame| frame == b"four"), 0);
-        assert_eq!((copy.len(), copy.octets()), (1, 4));
+        assert_eq!((copy.len(), copy.bytes()), (1, 4));
         frames.clear();
         assert!(frames.is_empty() && frames.get(0).is_none());
         frames.push(b"x");
@@ -155,6 +155,6 @@ mod tests {
         assert!(frames.mark(span.start + 4..span.start + 7) && frames.mark(span.start..span.start + 3));
         assert!(!frames.mark(span.start..span.end + 1), "not set aside");
         assert_eq!(frames.iter_from(1).collect::<Vec<_>>(), [&b"one"[..], b"two"]);
-        assert_eq!(frames.octets(), 7);
+        assert_eq!(frames.bytes(), 7);
     }
 }

@@ -42,10 +42,10 @@ mod tests {
 
     #[test]
     fn names_of_interfaces() {
-        for right in ["tap0", "a", "br-lan.5", "exactly15octets"] {
+        for right in ["tap0", "a", "br-lan.5", "exactly15bytes"] {
             assert_eq!(right.parse::<InterfaceName>().unwrap().as_str(), right);
         }
-        for wrong in ["", ".", "..", "a/b", "tap%d", "with space", "a:1", "sixteen octets..", "tapé"] {
+        for wrong in ["", ".", "..", "a/b", "tap%d", "with space", "a:1", "sixteen bytes..", "tapé"] {
             assert!(wrong.parse::<InterfaceName>().unwrap_err().contains("network interface"), "{wrong}");
         }
     }

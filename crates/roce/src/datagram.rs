@@ -1,9 +1,9 @@
 //! Unreliable datagrams: one packet a message, no answers (IBA 9.8.3).
 
-use pvrdma_verbs::{NetworkType, Psn, Qpn, SendData, SendFlags, SendOp, SendWork, WcStatus};
+use pvrdma_verbs::{NetworkType, Psn, Qpn, SendData, SendFlags, SendOp, SendWr, WcStatus};
 
 use super::path::Path;
-use crate::ops::{RequesterHost, total};
+use crate::ops::{RequesterOps, total};
 use crate::wire::{Bth, Deth, Extension, Grh, MAX_PAYLOAD, Opcode, Packet};
 
 /// The sending side of a datagram QP.
@@ -27,10 +27,10 @@ impl DatagramSender {
     /// The status that the request ends with: it is no datagram, is longer than `mtu`, or its memory cannot be read.
     pub fn send(
         &mut self,
-        work: &mut SendWork,
+        work: &mut SendWr,
         path: &Path,
         mtu: u32,
-        host: &mut impl RequesterHost,
+        host: &mut impl RequesterOps,
         out: &mut [u8],
     ) -> Result<usize, WcStatus> {
         let SendOp::Send { data, to: Some(to) } = work.op else { return Err(WcStatus::LocalQpOperation) };
@@ -44,7 +44,7 @@ impl DatagramSender {
         let deth = Deth { qkey, source: self.qpn };
         let (opcode, extension) = match data {
             SendData::None => (Opcode::UD_SEND, Extension::Datagram(deth)),
-            SendData::Immediate(octets) => (Opcode::UD_SEND_IMMEDIATE, Extension::DatagramImmediate(deth, octets)),
+            SendData::Immediate(bytes) => (Opcode::UD_SEND_IMMEDIATE, Extension::DatagramImmediate(deth, bytes)),
             SendData::Invalidate(_) => return Err(WcStatus::LocalQpOperation),
         };
         let mut bth = Bth::new(opcode, to.qpn, self.psn);

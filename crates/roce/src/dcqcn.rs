@@ -84,9 +84,9 @@ pub struct ReactionPoint {
     increase_due: Duration,
     /// Growths by time and by bytes since the last cut.
     by_time: u32,
-    by_octets: u32,
+    by_bytes: u32,
     /// Bytes since the last growth by them.
-    octets: u64,
+    bytes: u64,
     last_cut: Option<Duration>,
     /// When the next packet may leave.
     next: Duration,
@@ -104,8 +104,8 @@ impl ReactionPoint {
             alpha_due: now.saturating_add(config.alpha_interval),
             increase_due: now.saturating_add(config.increase_interval),
             by_time: 0,
-            by_octets: 0,
-            octets: 0,
+            by_bytes: 0,
+            bytes: 0,
             last_cut: None,
             next: now,
         }
@@ -131,7 +131,7 @@ impl ReactionPoint {
         let cut = u128::from(self.rate) * u128::from(self.alpha) / u128::from(2 * ALPHA_ONE);
         self.aim = self.rate;
         self.rate = self.rate.saturating_sub(u64::try_from(cut).unwrap_or(u64::MAX)).max(self.config.min_rate);
-        (self.by_time, self.by_octets, self.octets) = (0, 0, 0);
+        (self.by_time, self.by_bytes, self.bytes) = (0, 0, 0);
         self.increase_due = now.saturating_add(self.config.increase_interval);
         self.last_cut = Some(now);
         true
@@ -144,14 +144,14 @@ impl ReactionPoint {
     }
 
     /// A packet has left.
-    pub fn sent(&mut self, now: Duration, octets: u64) {
-        let takes = u128::from(octets) * 1_000_000_000 / u128::from(self.rate.max(1));
+    pub fn sent(&mut self, now: Duration, bytes: u64) {
+        let takes = u128::from(bytes) * 1_000_000_000 / u128::from(self.rate.max(1));
         let takes = Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));
         self.next = self.next.max(now.saturating_sub(LATENESS)).saturating_add(takes);
-        self.octets = self.octets.saturating_add(octets);
-        if self.octets >= self.config.increase_bytes {
-            self.octets = 0;
-            self.by_octets = self.by_octets.saturating_add(1);
+        self.bytes = self.bytes.saturating_add(bytes);
+        if self.bytes >= self.config.increase_bytes {
+            self.bytes = 0;
+            self.by_bytes = self.by_bytes.saturating_add(1);
             self.increase();
         }
     }
@@ -188,7 +188,7 @@ impl ReactionPoint {
 
     fn increase(&mut self) {
         let steps = self.config.recovery_steps;
-        self.aim = self.aim.saturating_add(match (self.by_time > steps, self.by_octets > steps) {
+        self.aim = self.aim.saturating_add(match (self.by_time > steps, self.by_bytes > steps) {
             (false, false) => 0,
             (true, true) => self.config.hyper_increase,
             _ => self.config.additive_increase,
@@ -281,10 +281,10 @@ mod tests {
         for _ in 0..5 {
             point.sent(at(6), config.increase_bytes);
         }
-        let after_octets = point.aim;
-        assert_eq!(after_octets, aim + 6 * config.additive_increase);
+        let after_bytes = point.aim;
+        assert_eq!(after_bytes, aim + 6 * config.additive_increase);
         point.sent(at(6), config.increase_bytes);
-        assert_eq!(point.aim, after_octets + config.hyper_increase);
+        assert_eq!(point.aim, after_bytes + config.hyper_increase);
     }
 
     #[test]

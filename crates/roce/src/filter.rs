@@ -4,14 +4,14 @@ use pvrdma_verbs::{QpType, Qpn};
 use thiserror::Error;
 
 use super::path::Path;
-use crate::wire::{DEFAULT_PKEY, Damage, OpcodeInfo, Packet, Service, pkey_matches};
+use crate::wire::{CrcError, DEFAULT_PKEY, OpcodeInfo, Packet, Service, pkey_matches};
 
 /// Why a packet is dropped. Each is worth a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
-pub enum Refused {
+pub enum DropReason {
     /// It was damaged on its way.
     #[error(transparent)]
-    Damaged(#[from] Damage),
+    Damaged(#[from] CrcError),
     /// The transport version is not 0.
     #[error("unknown transport version")]
     Version,
@@ -30,7 +30,7 @@ pub enum Refused {
 ///
 /// # Errors
 /// Why it is to be dropped.
-pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo, Refused> {
+pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo, DropReason> {
     match qp_type {
         QpType::Rc => admit_service(packet, Service::Rc),
         QpType::Ud | QpType::Gsi => admit_service(packet, Service::Ud),
@@ -41,19 +41,19 @@ pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo
 ///
 /// # Errors
 /// Why it is to be dropped.
-pub fn admit_notification(packet: &Packet<'_>) -> Result<&'static OpcodeInfo, Refused> {
+pub fn admit_notification(packet: &Packet<'_>) -> Result<&'static OpcodeInfo, DropReason> {
     admit_service(packet, Service::Congestion)
 }
 
-fn admit_service(packet: &Packet<'_>, service: Service) -> Result<&'static OpcodeInfo, Refused> {
+fn admit_service(packet: &Packet<'_>, service: Service) -> Result<&'static OpcodeInfo, DropReason> {
     packet.verify()?;
     let bth = &packet.header.bth;
     if bth.version != 0 {
-        return Err(Refused::Version);
+        return Err(DropReason::Version);
     }
-    let info = bth.opcode.info().filter(|info| info.service == service).ok_or(Refused::Opcode)?;
+    let info = bth.opcode.info().filter(|info| info.service == service).ok_or(DropReason::Opcode)?;
     if !pkey_matches(DEFAULT_PKEY, bth.pkey) {
-        return Err(Refused::Pkey);
+        return Err(DropReason::Pkey);
     }
     Ok(info)
 }
@@ -62,10 +62,10 @@ fn admit_service(packet: &Packet<'_>, service: Service) -> Result<&'static Opcod
 ///
 /// # Errors
 /// Why it is to be dropped.
-pub fn admit_connected(packet: &Packet<'_>, local: Qpn, path: &Path) -> Result<&'static OpcodeInfo, Refused> {
+pub fn admit_connected(packet: &Packet<'_>, local: Qpn, path: &Path) -> Result<&'static OpcodeInfo, DropReason> {
     let info = admit(packet, QpType::Rc)?;
     if packet.header.bth.destination != local || !path.leads_back(packet) {
-        return Err(Refused::Address);
+        return Err(DropReason::Address);
     }
     Ok(info)
 }

@@ -14,7 +14,7 @@
 //!   and every `post`. Answers are coalesced by handling several packets first.
 //! * [`Requester::poll_timeout`] says when `handle_timeout` is due. Only requesters have timers.
 //!
-//! Everything that concerns memory, queues and the consumer goes through [`RequesterHost`] and [`ResponderHost`], which the
+//! Everything that concerns memory, queues and the consumer goes through [`RequesterOps`] and [`ResponderOps`], which the
 //! engine implements with the checks and completion rules that local delivery uses.
 //!
 //! # Rules
@@ -43,9 +43,9 @@ pub mod wire;
 
 pub use datagram::{Datagram, DatagramSender};
 pub use dcqcn::{Congestion, MEGABIT, ReactionPoint};
-pub use filter::{Refused, admit, admit_connected, admit_notification};
-pub use ops::{AtomicChange, Fault, Received, Refusal, RequesterHost, ResponderHost};
-pub use path::{Marks, Origin, Path};
+pub use filter::{DropReason, admit, admit_connected, admit_notification};
+pub use ops::{AtomicChange, Fault, NakReason, Received, RequesterOps, ResponderOps};
+pub use path::{EgressMarking, Origin, Path};
 pub use requester::{Requester, RequesterStats, Tuning};
 pub use responder::{BufferedBytes, Handled, ReorderBuffer, Responder, ResponderStats};
 

@@ -1,10 +1,10 @@
 //! What the transport needs from the engine.
 //!
-//! Two kinds of errors: a [`Fault`] is an access that failed and nothing more; a [`Refusal`] comes from a method that has
+//! Two kinds of errors: a [`Fault`] is an access that failed and nothing more; a [`NakReason`] comes from a method that has
 //! already done to the consumer what it deserves (ended the receive, raised the event, moved the QP to its error state),
 //! and only remains to be told to the peer.
 
-use pvrdma_verbs::{Access, RemoteAddress, SendOp, SendWork, Sge, WcOpcode, WcStatus};
+use pvrdma_verbs::{Access, RemoteAddress, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 
 /// Memory that cannot be accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -12,7 +12,7 @@ pub struct Fault;
 
 /// How a responder answers a request that it does not execute.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Refusal {
+pub enum NakReason {
     /// Not at all, as if the packet had been lost.
     Silence,
     /// No receive is posted: come back after the wait of this code.
@@ -26,13 +26,13 @@ pub enum Refusal {
 }
 
 /// What the engine does for a requester.
-pub trait RequesterHost {
+pub trait RequesterOps {
     /// A request is about to start: checks it and its local memory, and executes the ones that stay local
     /// (fast registration and local invalidation).
     ///
     /// # Errors
     /// The status that the request ends with.
-    fn begin(&mut self, work: &mut SendWork) -> Result<(), WcStatus>;
+    fn begin(&mut self, work: &mut SendWr) -> Result<(), WcStatus>;
 
     /// Copies from `offset` bytes into the list.
     ///
@@ -47,7 +47,7 @@ pub trait RequesterHost {
     fn scatter(&mut self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), Fault>;
 
     /// A request has ended: gives its slot back, then publishes its completion if it gets one. Called in posting order.
-    fn finish(&mut self, work: &SendWork, status: WcStatus, byte_len: u32);
+    fn finish(&mut self, work: &SendWr, status: WcStatus, byte_len: u32);
 
     /// A request has ended with an error and all later ones were flushed: the QP goes to its error state.
     fn failed(&mut self);
@@ -97,7 +97,7 @@ pub struct Received {
 }
 
 /// What the engine does for a responder. It has at most one receive in use.
-pub trait ResponderHost {
+pub trait ResponderOps {
     /// A request came in. The first one in RTR establishes the communication.
     fn request_arrived(&mut self);
 
@@ -105,37 +105,37 @@ pub trait ResponderHost {
     ///
     /// # Errors
     /// There is none, or it is malformed.
-    fn take_receive(&mut self) -> Result<(), Refusal>;
+    fn take_receive(&mut self) -> Result<(), NakReason>;
 
     /// Copies to `offset` bytes into the receive in use.
     ///
     /// # Errors
     /// It is too short, or its memory cannot be written.
-    fn fill_receive(&mut self, offset: u64, data: &[u8]) -> Result<(), Refusal>;
+    fn fill_receive(&mut self, offset: u64, data: &[u8]) -> Result<(), NakReason>;
 
     /// Publishes the receive in use.
     ///
     /// # Errors
     /// The QP ended over it.
-    fn complete_receive(&mut self, received: Received) -> Result<(), Refusal>;
+    fn complete_receive(&mut self, received: Received) -> Result<(), NakReason>;
 
     /// Invalidates a key for the peer. A failure ends the receive in use.
     ///
     /// # Errors
     /// The key is not valid.
-    fn invalidate(&mut self, key: u32) -> Result<(), Refusal>;
+    fn invalidate(&mut self, key: u32) -> Result<(), NakReason>;
 
     /// Whether the QP lets its peer do this at all.
     ///
     /// # Errors
     /// It does not.
-    fn check_enabled(&mut self, need: Access) -> Result<(), Refusal>;
+    fn check_enabled(&mut self, need: Access) -> Result<(), NakReason>;
 
     /// Checks a key of this side for a range that is not empty.
     ///
     /// # Errors
     /// The key, the range or a right is wrong.
-    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), Refusal>;
+    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), NakReason>;
 
     /// Copies to memory that was checked before; it may be gone.
     ///
@@ -156,7 +156,7 @@ pub trait ResponderHost {
     fn update(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<u64, Fault>;
 
     /// The request is refused: raises the event and moves the QP to its error state.
-    fn refuse(&mut self, refusal: Refusal);
+    fn refuse(&mut self, refusal: NakReason);
 }
 
 /// Bytes that a list names.

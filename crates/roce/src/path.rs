@@ -29,12 +29,12 @@ pub struct Origin {
     /// The VLAN it belongs to.
     pub vlan: Option<u16>,
     /// How its packets are marked.
-    pub marks: Marks,
+    pub marks: EgressMarking,
 }
 
 /// What packets say to switches beside the traffic class that the consumer chose.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub struct Marks {
+pub struct EgressMarking {
     /// Packets of no VLAN carry their priority as well, in a tag with VLAN 0.
     pub priority_tags: bool,
     /// Connected QPs react to congestion, and say so: ECT(0) in place of the consumer's ECN bits.

@@ -5,7 +5,7 @@
 //! does, but count only what was written down. What is left out: READs are not split, acknowledgements are not coalesced, and
 //! a refused message stops at the packet that was refused.
 
-use pvrdma_verbs::{Mtu, Psn, Qpn, SendOp, SendWork};
+use pvrdma_verbs::{Mtu, Psn, Qpn, SendOp, SendWr};
 
 use crate::path::{Path, mtu_bytes, packets};
 use crate::requester::{Message, plan};
@@ -43,7 +43,7 @@ pub enum Outcome {
 #[derive(Clone, Copy, Debug)]
 pub struct Step<'a> {
     /// The request.
-    pub work: &'a SendWork,
+    pub work: &'a SendWr,
     /// Bytes of the message.
     pub length: u32,
     /// Bytes that were moved before the step.
@@ -91,7 +91,7 @@ impl SyntheticTrace {
         mut emit: impl FnMut(Way, &[u8]),
     ) {
         let count = packets(step.length, ends.mtu);
-        let whole = |octets: u64| u32::try_from(octets / u64::from(ends.mtu.bytes())).unwrap_or(u32::MAX);
+        let whole = |bytes: u64| u32::try_from(bytes / u64::from(ends.mtu.bytes())).unwrap_or(u32::MAX);
         // At its beginning a request may have been tried before; in its middle we may not have seen the beginning.
         self.written = if step.before == 0 { 0 } else { self.written.max(whole(step.before).min(count - 1)) };
         let message = Message { work: step.work, length: step.length, count };

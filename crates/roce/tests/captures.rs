@@ -4,7 +4,7 @@
 
 mod pcap;
 
-use pvrdma_roce::wire::{Damage, Header, Network, Packet, build, connected_source_port, datagram_source_port};
+use pvrdma_roce::wire::{CrcError, Header, Network, Packet, build, connected_source_port, datagram_source_port};
 
 #[test]
 fn every_packet_of_every_capture() {
@@ -18,8 +18,8 @@ fn every_packet_of_every_capture() {
             match packet.verify() {
                 Ok(()) => {}
                 // One packet was sent with a wrong UDP checksum on purpose.
-                Err(Damage::UdpChecksum) => odd.push(format!("{} checksum", at())),
-                Err(Damage::Icrc) => panic!("{}: {packet}", at()),
+                Err(CrcError::UdpChecksum) => odd.push(format!("{} checksum", at())),
+                Err(CrcError::Icrc) => panic!("{}: {packet}", at()),
             }
             assert_rebuilt(&packet, frame, &at());
             packets += 1;
@@ -36,7 +36,7 @@ fn assert_rebuilt(packet: &Packet<'_>, frame: &[u8], at: &str) {
     assert_eq!(built.len(), frame.len(), "{at}: {packet}");
     let (pad, whole) = (&frame[frame.len() - 4 - usize::from(packet.header.bth.pad)..frame.len() - 4], built == frame);
     // Pad bytes are sent as zero; one injected packet has others.
-    assert!(whole || pad.iter().any(|&octet| octet != 0), "{at}: {packet}");
+    assert!(whole || pad.iter().any(|&byte| byte != 0), "{at}: {packet}");
 }
 
 /// One line a packet, compared so that the format does not drift unseen.

@@ -2,7 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
-use pvrdma_roce::wire::{Damage, Packet, build};
+use pvrdma_roce::wire::{CrcError, Packet, build};
 
 const VECTORS: [(&str, &str); 15] = [
     (
@@ -108,7 +108,7 @@ fn each_flipped_bit_is_noticed_or_invisible() {
             let mut frame = original.clone();
             frame[bit / 8] ^= 1 << (bit % 8);
             match Packet::parse(&frame).map(|packet| (packet.verify(), packet)) {
-                Err(_) | Ok((Err(Damage::Icrc | Damage::UdpChecksum), _)) => {}
+                Err(_) | Ok((Err(CrcError::Icrc | CrcError::UdpChecksum), _)) => {}
                 Ok((Ok(()), packet)) => {
                     unnoticed += 1;
                     assert_eq!(packet.payload, whole.payload, "{name} bit {bit}");

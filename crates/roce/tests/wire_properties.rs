@@ -64,8 +64,7 @@ prop_compose! {
 /// Extension headers as the opcode wants them.
 fn extension(opcode: Opcode) -> BoxedStrategy<Extension> {
     let reth = any::<(u64, u32, u32)>().prop_map(|(address, rkey, length)| Reth { address, rkey, length });
-    let aeth =
-        (any::<u8>(), 0..1_u32 << 24).prop_map(|(octet, msn)| Aeth { syndrome: Syndrome::from_octet(octet), msn });
+    let aeth = (any::<u8>(), 0..1_u32 << 24).prop_map(|(byte, msn)| Aeth { syndrome: Syndrome::from_byte(byte), msn });
     let deth = any::<(u32, u32)>().prop_map(|(qkey, source)| Deth { qkey, source: Qpn::new(source) });
     let immediate = any::<[u8; 4]>();
     match opcode.info().map_or(Shape::None, |info| info.shape) {
@@ -126,7 +125,7 @@ proptest! {
     }
 
     #[test]
-    fn random_octets_never_panic(frame in vec(any::<u8>(), 0..200)) {
+    fn random_bytes_never_panic(frame in vec(any::<u8>(), 0..200)) {
         exercise(&frame);
     }
 
@@ -138,9 +137,9 @@ proptest! {
         damage in vec((any::<prop::sample::Index>(), any::<u8>()), 1..6),
     ) {
         let mut frame = build(&header, &payload).unwrap();
-        for (at, octet) in damage {
+        for (at, byte) in damage {
             let at = at.index(frame.len());
-            frame[at] = octet;
+            frame[at] = byte;
         }
         exercise(&frame);
     }

@@ -1,7 +1,7 @@
 //! Queues and events: how a backend pulls work and pushes results.
 
 use crate::error::{CqOverrun, QueueError};
-use crate::work::{Completion, RecvWork, SendWork};
+use crate::work::{Completion, RecvWr, SendWr};
 use pvrdma_guest_memory::DmaView;
 
 /// The consumer side of a send queue.
@@ -10,7 +10,7 @@ pub trait SendSource: Send {
     ///
     /// # Errors
     /// The ring is broken: the QP must go to its error state.
-    fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWork) -> Result<bool, QueueError>;
+    fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError>;
 
     /// Gives the slot of the oldest popped request back to the guest. Call it once per request, in order, *before* the
     /// request's completion is pushed: who polls a completion may post at once.
@@ -26,7 +26,7 @@ pub trait RecvSource: Send {
     ///
     /// # Errors
     /// The ring is broken: the QP or SRQ must go to its error state.
-    fn pop(&mut self, view: &DmaView<'_>, work: &mut RecvWork) -> Result<bool, QueueError>;
+    fn pop(&mut self, view: &DmaView<'_>, work: &mut RecvWr) -> Result<bool, QueueError>;
 
     /// Requests posted and not popped yet.
     ///

@@ -168,7 +168,7 @@ impl SendOp {
 
 /// A send request. The scatter/gather buffer is meant to be reused from request to request.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct SendWork {
+pub struct SendWr {
     /// The consumer's name for it.
     pub wr_id: u64,
     /// What to do.
@@ -179,7 +179,7 @@ pub struct SendWork {
     pub sges: Vec<Sge>,
 }
 
-impl Default for SendWork {
+impl Default for SendWr {
     fn default() -> Self {
         Self { wr_id: 0, op: SendOp::Malformed, flags: SendFlags::empty(), sges: Vec::new() }
     }
@@ -187,7 +187,7 @@ impl Default for SendWork {
 
 /// A receive request.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct RecvWork {
+pub struct RecvWr {
     /// The consumer's name for it.
     pub wr_id: u64,
     /// Where to put the message.

@@ -42,9 +42,9 @@ pub(super) fn run(backend: &Ibverbs, device: &str, runs: usize) -> Result<()> {
         [(8, 1, PAUSE), (8, 1, Duration::ZERO), (64 << 10, 16, Duration::ZERO), (1 << 20, 8, Duration::ZERO)]
     {
         let count = if batch == 1 { POSTS } else { u32::try_from(ROUND / size)? };
-        let (elements, octets) = (writes(&a, &b, size), u32::try_from(size)?);
+        let (elements, bytes) = (writes(&a, &b, size), u32::try_from(size)?);
         let mut ours = |count| post_and_reap(&mut a, &elements, count, batch);
-        let mut theirs = |count| Ok(native.write(octets, count, batch)?);
+        let mut theirs = |count| Ok(native.write(bytes, count, batch)?);
         let rounds = (0..runs).map(|_| Ok([timed(&mut ours, count, pause)?, timed(&mut theirs, count, pause)?]));
         let rounds = rounds.collect::<Result<_>>()?;
         let pause = u32::try_from(pause.as_micros())?;

@@ -41,38 +41,33 @@ pub(super) fn gid(host: u8) -> Gid {
 
 impl Side {
     /// A device with a process that has a QP and a registered buffer of `bytes`.
-    pub(super) fn new<B: Backend + 'static>(
-        backend: &B,
-        host: u8,
-        octets: usize,
-        placement: Placement,
-    ) -> Result<Self> {
-        Self::with_limits(backend, host, octets, placement, Limits::default())
+    pub(super) fn new<B: Backend + 'static>(backend: &B, host: u8, bytes: usize, placement: Placement) -> Result<Self> {
+        Self::with_limits(backend, host, bytes, placement, Limits::default())
     }
 
     /// The same, of a device with limits of its own.
     pub(super) fn with_limits<B: Backend + 'static>(
         backend: &B,
         host: u8,
-        octets: usize,
+        bytes: usize,
         placement: Placement,
         limits: Limits,
     ) -> Result<Self> {
-        let (memory, irqs) = (GuestMemory::shared(octets + OTHER_MEMORY), Irqs::new());
+        let (memory, irqs) = (GuestMemory::shared(bytes + OTHER_MEMORY), Irqs::new());
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
         let config = DeviceConfig { limits, ..DeviceConfig::new(format!("guest{host}"), mac) };
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), backend)?;
         let observed = Arc::clone(&device);
-        let side = Self::on(device, &memory, &irqs, host, octets, placement)?;
+        let side = Self::on(device, &memory, &irqs, host, bytes, placement)?;
         Ok(Self { counters: Box::new(move || observed.status().adapter), ..side })
     }
 
     /// The same of a device behind a socket.
-    pub(super) fn at(socket: &std::path::Path, host: u8, octets: usize, placement: Placement) -> Result<Self> {
+    pub(super) fn at(socket: &std::path::Path, host: u8, bytes: usize, placement: Placement) -> Result<Self> {
         let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC)?);
-        file.set_len((octets + OTHER_MEMORY) as u64)?;
+        file.set_len((bytes + OTHER_MEMORY) as u64)?;
         let (device, irqs) = RemoteFunction::connect(socket, &file)?;
-        Self::on(device, &GuestMemory::in_file(file), &irqs, host, octets, placement)
+        Self::on(device, &GuestMemory::in_file(file), &irqs, host, bytes, placement)
     }
 
     fn on(
@@ -80,11 +75,11 @@ impl Side {
         memory: &Arc<GuestMemory>,
         irqs: &Arc<Irqs>,
         host: u8,
-        octets: usize,
+        bytes: usize,
         placement: Placement,
     ) -> Result<Self> {
         // Rings take scattered pages. This keeps a piece for the buffer in one.
-        let reserved = memory.alloc(octets.div_ceil(4096), placement);
+        let reserved = memory.alloc(bytes.div_ceil(4096), placement);
         let driver = Driver::probe(device, memory, irqs).context("probe")?;
         driver.bind_gid(0, gid(host))?;
         let context = driver.open()?;
@@ -92,7 +87,7 @@ impl Side {
         let cq = driver.create_cq(Some(&context), 4 * DEPTH)?;
         let qp = driver.create_qp(&QpInit { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..QpInit::rc(&pd, &cq) })?;
         memory.free(&reserved);
-        let buffer = driver.buffer(octets, 0, placement);
+        let buffer = driver.buffer(bytes, 0, placement);
         buffer.fill_pattern(host.into());
         let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
         let counters = Box::new(Vec::new);
@@ -106,16 +101,16 @@ impl Side {
 }
 
 /// Two connected sides, each with a registered buffer of `bytes`.
-pub(super) fn connected<B: Backend + 'static>(backend: &B, octets: usize, placement: Placement) -> Result<[Side; 2]> {
-    let a = Side::new(backend, 1, octets, placement).context("the first side")?;
-    let b = Side::new(backend, 2, octets, placement).context("the second side")?;
+pub(super) fn connected<B: Backend + 'static>(backend: &B, bytes: usize, placement: Placement) -> Result<[Side; 2]> {
+    let a = Side::new(backend, 1, bytes, placement).context("the first side")?;
+    let b = Side::new(backend, 2, bytes, placement).context("the second side")?;
     connect(a, b)
 }
 
 /// The same of two devices behind sockets.
-pub(super) fn connected_at(sockets: &[PathBuf; 2], octets: usize) -> Result<[Side; 2]> {
-    let a = Side::at(&sockets[0], 1, octets, Placement::Scattered).context("the first side")?;
-    let b = Side::at(&sockets[1], 2, octets, Placement::Scattered).context("the second side")?;
+pub(super) fn connected_at(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
+    let a = Side::at(&sockets[0], 1, bytes, Placement::Scattered).context("the first side")?;
+    let b = Side::at(&sockets[1], 2, bytes, Placement::Scattered).context("the second side")?;
     connect(a, b)
 }
 

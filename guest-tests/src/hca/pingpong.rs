@@ -21,7 +21,7 @@ const PSN: u32 = 0x12_3456;
 pub(super) fn client<B: Backend + 'static>(backend: &B, port: u16) -> Result<()> {
     let mut side = Side::new(backend, 1, 1 << 16, Placement::Scattered)?;
     let mut stream = TcpStream::connect(("127.0.0.1", port)).context("ibv_rc_pingpong does not listen")?;
-    let ours: String = gid(1).0.iter().map(|octet| format!("{octet:02x}")).collect();
+    let ours: String = gid(1).0.iter().map(|byte| format!("{byte:02x}")).collect();
     stream.write_all(format!("0000:{:06x}:{PSN:06x}:{ours}\0", side.qp.qpn).as_bytes())?;
     let mut hello = [0; HELLO];
     stream.read_exact(&mut hello)?;
@@ -52,9 +52,9 @@ fn parse(hello: &[u8]) -> Option<(u32, u32, Gid)> {
     let mut number = || u32::from_str_radix(fields.next()?, 16).ok();
     let (qpn, psn) = (number()?, number()?);
     let digits = fields.next()?;
-    let octet = |i: usize| u8::from_str_radix(digits.get(2 * i..2 * i + 2)?, 16).ok();
-    let octets: Option<Vec<u8>> = (0..16).map(octet).collect();
-    Some((qpn, psn, Gid(octets?.try_into().ok()?)))
+    let byte = |i: usize| u8::from_str_radix(digits.get(2 * i..2 * i + 2)?, 16).ok();
+    let bytes: Option<Vec<u8>> = (0..16).map(byte).collect();
+    Some((qpn, psn, Gid(bytes?.try_into().ok()?)))
 }
 
 #[cfg(test)]

@@ -12,12 +12,12 @@ use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
 use pvrdma_roce::{
-    AtomicChange, Congestion, DatagramSender, Fault, Marks, Origin, Path, Received, Refusal, Requester, RequesterHost,
-    Responder, ResponderHost, Tuning,
+    AtomicChange, Congestion, DatagramSender, EgressMarking, Fault, NakReason, Origin, Path, Received, Requester,
+    RequesterOps, Responder, ResponderOps, Tuning,
 };
 use pvrdma_verbs::{
     Access, AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, RemoteAddress, SendData, SendFlags,
-    SendOp, SendWork, Sge, UdDestination, WcStatus,
+    SendOp, SendWr, Sge, UdDestination, WcStatus,
 };
 
 const MTU: Mtu = Mtu::M1024;
@@ -36,7 +36,7 @@ pub(super) fn every_encapsulation() -> Result<Vec<(String, Vec<Vec<u8>>)>> {
                 gid: gid(end, ipv4),
                 kind,
                 vlan,
-                marks: Marks { priority_tags: false, ecn: true },
+                marks: EgressMarking { priority_tags: false, ecn: true },
             };
             let tag = if vlan.is_some() { "-tagged" } else { "" };
             let frames = operations(origin(1), origin(2)).with_context(|| format!("{name}{tag}"))?;
@@ -157,7 +157,7 @@ fn notification(from: &Origin, attrs: &QpAttrs, local: Qpn, remote: Qpn, out: &m
 }
 
 /// Every operation, in lengths that give every position of a packet.
-fn requests() -> Vec<SendWork> {
+fn requests() -> Vec<SendWr> {
     let mut works = Vec::new();
     for length in [0, 1, 1024, 1026, 5003] {
         for data in [SendData::None, SendData::Immediate([1, 2, 3, 4]), SendData::Invalidate(7)] {
@@ -173,8 +173,8 @@ fn requests() -> Vec<SendWork> {
     works
 }
 
-fn work(op: SendOp, length: u32) -> SendWork {
-    SendWork { wr_id: 0, op, flags: SendFlags::SOLICITED, sges: vec![Sge { addr: 0, length, lkey: 1 }] }
+fn work(op: SendOp, length: u32) -> SendWr {
+    SendWr { wr_id: 0, op, flags: SendFlags::SOLICITED, sges: vec![Sge { addr: 0, length, lkey: 1 }] }
 }
 
 /// Memory that is always there and holds a pattern, and a consumer who wants everything.
@@ -184,13 +184,13 @@ struct Host {
 }
 
 fn fill(out: &mut [u8]) {
-    for (octet, value) in out.iter_mut().zip((0x40..0x80).cycle()) {
-        *octet = value;
+    for (byte, value) in out.iter_mut().zip((0x40..0x80).cycle()) {
+        *byte = value;
     }
 }
 
-impl RequesterHost for Host {
-    fn begin(&mut self, _work: &mut SendWork) -> Result<(), WcStatus> {
+impl RequesterOps for Host {
+    fn begin(&mut self, _work: &mut SendWr) -> Result<(), WcStatus> {
         Ok(())
     }
 
@@ -203,37 +203,37 @@ impl RequesterHost for Host {
         Ok(())
     }
 
-    fn finish(&mut self, _work: &SendWork, status: WcStatus, _byte_len: u32) {
+    fn finish(&mut self, _work: &SendWr, status: WcStatus, _byte_len: u32) {
         self.ended.push(status);
     }
 
     fn failed(&mut self) {}
 }
 
-impl ResponderHost for Host {
+impl ResponderOps for Host {
     fn request_arrived(&mut self) {}
 
-    fn take_receive(&mut self) -> Result<(), Refusal> {
+    fn take_receive(&mut self) -> Result<(), NakReason> {
         Ok(())
     }
 
-    fn fill_receive(&mut self, _offset: u64, _data: &[u8]) -> Result<(), Refusal> {
+    fn fill_receive(&mut self, _offset: u64, _data: &[u8]) -> Result<(), NakReason> {
         Ok(())
     }
 
-    fn complete_receive(&mut self, _received: Received) -> Result<(), Refusal> {
+    fn complete_receive(&mut self, _received: Received) -> Result<(), NakReason> {
         Ok(())
     }
 
-    fn invalidate(&mut self, _key: u32) -> Result<(), Refusal> {
+    fn invalidate(&mut self, _key: u32) -> Result<(), NakReason> {
         Ok(())
     }
 
-    fn check_enabled(&mut self, _need: Access) -> Result<(), Refusal> {
+    fn check_enabled(&mut self, _need: Access) -> Result<(), NakReason> {
         Ok(())
     }
 
-    fn check_remote(&mut self, _remote: RemoteAddress, _length: u64, _need: Access) -> Result<(), Refusal> {
+    fn check_remote(&mut self, _remote: RemoteAddress, _length: u64, _need: Access) -> Result<(), NakReason> {
         Ok(())
     }
 
@@ -250,5 +250,5 @@ impl ResponderHost for Host {
         Ok(0x1122_3344_5566_7788)
     }
 
-    fn refuse(&mut self, _refusal: Refusal) {}
+    fn refuse(&mut self, _refusal: NakReason) {}
 }

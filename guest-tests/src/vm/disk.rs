@@ -44,13 +44,13 @@ impl Disk {
 
     /// Makes the image (ext4) and returns its path.
     pub(crate) fn build(self) -> Result<PathBuf> {
-        let octets = size(&self.stage)?;
+        let bytes = size(&self.stage)?;
         let _ = std::fs::remove_file(&self.image);
         run(Command::new("mke2fs")
             .args(["-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-d"])
             .arg(&self.stage)
             .arg(&self.image)
-            .arg(format!("{}M", (octets >> 20) * 17 / 16 + SPARE_MIB)))?;
+            .arg(format!("{}M", (bytes >> 20) * 17 / 16 + SPARE_MIB)))?;
         std::fs::remove_dir_all(&self.stage).with_context(|| format!("cannot remove {}", self.stage.display()))?;
         Ok(self.image)
     }
@@ -58,12 +58,12 @@ impl Disk {
 
 /// Bytes of all files in a directory.
 fn size(directory: &Path) -> Result<u64> {
-    let mut octets = 0;
+    let mut bytes = 0;
     for entry in std::fs::read_dir(directory).with_context(|| format!("cannot read {}", directory.display()))? {
         let entry = entry?;
-        octets += if entry.file_type()?.is_dir() { size(&entry.path())? } else { entry.metadata()?.len() };
+        bytes += if entry.file_type()?.is_dir() { size(&entry.path())? } else { entry.metadata()?.len() };
     }
-    Ok(octets)
+    Ok(bytes)
 }
 
 fn run(command: &mut Command) -> Result<()> {

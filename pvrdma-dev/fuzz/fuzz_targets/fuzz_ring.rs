@@ -268,7 +268,7 @@ impl Side {
         self.guest.memory.read(MEMORY_BASE, &mut self.now);
         if self.now != self.shadow {
             let at = self.now.iter().zip(&self.shadow).position(|(a, b)| a != b).unwrap_or_default();
-            panic!("guest {}: octet {:#x} was written (frozen: {})", self.host, MEMORY_BASE + at as u64, self.frozen);
+            panic!("guest {}: byte {:#x} was written (frozen: {})", self.host, MEMORY_BASE + at as u64, self.frozen);
         }
     }
 

@@ -54,8 +54,8 @@ impl World {
     }
 
     /// A device whose guest has this much memory, in four parts.
-    pub fn guest(&self, host: u8, octets: usize) -> Guest {
-        let memory = GuestMemory::in_parts(octets, 4);
+    pub fn guest(&self, host: u8, bytes: usize) -> Guest {
+        let memory = GuestMemory::in_parts(bytes, 4);
         let irqs = Irqs::new();
         let limits = Limits { max_uar: 8, max_cqe: 64, max_qp_wr: 64, max_srq_wr: 64, ..Limits::default() };
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);

@@ -1,7 +1,7 @@
 //! Receive queues, of one QP or shared (spec §8.2).
 
 use pvrdma_guest_memory::{DmaView, PageList};
-use pvrdma_verbs::{QueueError, RecvSource, RecvWork};
+use pvrdma_verbs::{QueueError, RecvSource, RecvWr};
 
 use super::{HEAD, gather};
 use crate::ring::{ConsumerRing, RingShape, RingShapeError, StateWords, recv_stride};
@@ -31,7 +31,7 @@ impl RecvRing {
 }
 
 impl RecvSource for RecvRing {
-    fn pop(&mut self, view: &DmaView<'_>, work: &mut RecvWork) -> Result<bool, QueueError> {
+    fn pop(&mut self, view: &DmaView<'_>, work: &mut RecvWr) -> Result<bool, QueueError> {
         let Some(element) = self.ring.peek(view)? else { return Ok(false) };
         let mut head = [0; HEAD];
         let copied = element.copy_to(&mut head);

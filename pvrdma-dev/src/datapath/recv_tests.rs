@@ -34,7 +34,7 @@ fn receives() {
         let stride = recv_stride(max_sge).unwrap();
         let (bed, mut ring) = ring(max_sge);
         let view = bed.memory.space().view();
-        let mut work = RecvWork::default();
+        let mut work = RecvWr::default();
         assert!(!ring.pop(&view, &mut work).unwrap());
         for i in 0..4 * ENTRIES {
             let count = (i * 37) % (max_sge + 2);
@@ -58,7 +58,7 @@ fn invalid_index() {
     let (bed, mut ring) = ring(1);
     let view = bed.memory.space().view();
     bed.memory.store(bed.state() + 8, ENTRIES + 1);
-    let mut work = RecvWork::default();
+    let mut work = RecvWr::default();
     assert!(ring.posted(&view).is_err());
     bed.memory.store(bed.state() + 8, 1);
     assert!(ring.pop(&view, &mut work).is_err());
@@ -76,7 +76,7 @@ proptest! {
         bed.memory.write(bed.slot(0, ENTRIES, 64), &wqe);
         bed.memory.store(bed.state() + 8, 1);
         let view = bed.memory.space().view();
-        let mut work = RecvWork::default();
+        let mut work = RecvWr::default();
         prop_assert_eq!(ring.pop(&view, &mut work), Ok(true));
         prop_assert_eq!(work.malformed, count > 3);
         prop_assert!(work.sges.len() <= 3);

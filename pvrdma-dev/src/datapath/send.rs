@@ -2,7 +2,7 @@
 
 use pvrdma_guest_memory::{DmaView, PageList};
 use pvrdma_verbs::{
-    Access, FastRegister, Invalidate, QpType, QueueError, SendData, SendFlags, SendOp, SendSource, SendWork,
+    Access, FastRegister, Invalidate, QpType, QueueError, SendData, SendFlags, SendOp, SendSource, SendWr,
 };
 
 use super::{HEAD, gather};
@@ -51,7 +51,7 @@ impl SendRing {
 }
 
 impl SendSource for SendRing {
-    fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWork) -> Result<bool, QueueError> {
+    fn pop(&mut self, view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
         let Some(element) = self.ring.peek(view)? else { return Ok(false) };
         let mut head = [0; HEAD];
         element.copy_to(&mut head);

@@ -44,15 +44,15 @@ impl Bed {
         self.guest.memory.store(self.guest.state(), self.tail);
     }
 
-    fn pop(&mut self) -> SendWork {
-        let mut work = SendWork::default();
+    fn pop(&mut self) -> SendWr {
+        let mut work = SendWr::default();
         let view = self.guest.memory.space().view();
         assert!(self.ring.pop(&view, &mut work).unwrap());
         self.ring.retire(&view);
         work
     }
 
-    fn decode(&mut self, wqe: &[u8]) -> SendWork {
+    fn decode(&mut self, wqe: &[u8]) -> SendWr {
         self.post(wqe);
         self.pop()
     }
@@ -241,7 +241,7 @@ fn one_copy() {
     bed.post(&wqe);
     bed.post(&wqe);
     let view = bed.guest.memory.space().view();
-    let mut work = SendWork::default();
+    let mut work = SendWr::default();
     assert!(bed.ring.pop(&view, &mut work).unwrap());
     let copy = work.clone();
     bed.guest.memory.write(bed.guest.slot(0, ENTRIES, 128), &[0xff; 96]);

@@ -34,7 +34,7 @@ pub struct GuestMemory {
 
 impl fmt::Debug for GuestMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("GuestMemory").field("octets", &self.region.size()).finish_non_exhaustive()
+        f.debug_struct("GuestMemory").field("bytes", &self.region.size()).finish_non_exhaustive()
     }
 }
 
@@ -75,36 +75,36 @@ impl Allocator {
     }
 }
 
-fn anonymous(octets: usize) -> MmapRegion {
-    MmapRegion::new(octets.next_multiple_of(PAGE_SIZE as usize)).unwrap()
+fn anonymous(bytes: usize) -> MmapRegion {
+    MmapRegion::new(bytes.next_multiple_of(PAGE_SIZE as usize)).unwrap()
 }
 
 impl GuestMemory {
     /// Memory of `bytes` (rounded up to pages) that is not locked.
-    pub fn new(octets: usize) -> Arc<Self> {
-        Self::with_policy(octets, PinPolicy::Off)
+    pub fn new(bytes: usize) -> Arc<Self> {
+        Self::with_policy(bytes, PinPolicy::Off)
     }
 
     /// Memory of `bytes`, mapped into its space under `policy`.
-    pub fn with_policy(octets: usize, policy: PinPolicy) -> Arc<Self> {
-        Self::build(anonymous(octets), 1, policy)
+    pub fn with_policy(bytes: usize, policy: PinPolicy) -> Arc<Self> {
+        Self::build(anonymous(bytes), 1, policy)
     }
 
     /// Memory of `bytes` in `parts` of the same size that can be unplugged, see [`Self::unplug`].
-    pub fn in_parts(octets: usize, parts: usize) -> Arc<Self> {
-        Self::build(anonymous(octets.next_multiple_of(parts * PAGE_SIZE as usize)), parts, PinPolicy::Off)
+    pub fn in_parts(bytes: usize, parts: usize) -> Arc<Self> {
+        Self::build(anonymous(bytes.next_multiple_of(parts * PAGE_SIZE as usize)), parts, PinPolicy::Off)
     }
 
     /// All of a file, which a device in another process maps as well. Its length is in whole pages.
     pub fn in_file(file: File) -> Arc<Self> {
-        let octets = usize::try_from(file.metadata().unwrap().len()).unwrap();
-        Self::build(MmapRegion::from_file(FileOffset::new(file, 0), octets).unwrap(), 1, PinPolicy::Off)
+        let bytes = usize::try_from(file.metadata().unwrap().len()).unwrap();
+        Self::build(MmapRegion::from_file(FileOffset::new(file, 0), bytes).unwrap(), 1, PinPolicy::Off)
     }
 
     /// Memory of `bytes` that can be mapped a second time, as that of a VMM can: adapters of the host need that.
-    pub fn shared(octets: usize) -> Arc<Self> {
-        let octets = octets.next_multiple_of(PAGE_SIZE as usize);
-        Self::with_region(pvrdma_verbs::testing::shared_memory(octets), 1, PinPolicy::Off)
+    pub fn shared(bytes: usize) -> Arc<Self> {
+        let bytes = bytes.next_multiple_of(PAGE_SIZE as usize);
+        Self::with_region(pvrdma_verbs::testing::shared_memory(bytes), 1, PinPolicy::Off)
     }
 
     fn build(region: MmapRegion, parts: usize, policy: PinPolicy) -> Arc<Self> {

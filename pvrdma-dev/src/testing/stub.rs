@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use pvrdma_verbs::{
     AsyncEvent, Backend, Completion, CompletionQueue, CompletionSink, Counter, CqOverrun, DeviceContext, Gid, GidType,
     Hca, HcaLimits, MemoryRegion, MrRequest, Mtu, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpState, Qpn,
-    QueueError, QueuePair, RecvSource, RecvWork, SendSource, SendWork, SharedReceiveQueue, SrqInit, VerbsError,
+    QueueError, QueuePair, RecvSource, RecvWr, SendSource, SendWr, SharedReceiveQueue, SrqInit, VerbsError,
 };
 
 /// Makes adapters that the test drives.
@@ -99,8 +99,8 @@ impl StubDevice {
     ///
     /// # Errors
     /// The ring is broken.
-    pub fn pop_send(&self, qp: u32) -> Result<Option<SendWork>, QueueError> {
-        let mut work = SendWork::default();
+    pub fn pop_send(&self, qp: u32) -> Result<Option<SendWr>, QueueError> {
+        let mut work = SendWr::default();
         let view = self.context.memory.view();
         let qp = self.qp(qp);
         let mut source = qp.send.lock();
@@ -117,7 +117,7 @@ impl StubDevice {
     ///
     /// # Errors
     /// The ring is broken.
-    pub fn pop_recv(&self, qp: u32) -> Result<Option<RecvWork>, QueueError> {
+    pub fn pop_recv(&self, qp: u32) -> Result<Option<RecvWr>, QueueError> {
         self.pop_from(&self.qp(qp).recv)
     }
 
@@ -125,12 +125,12 @@ impl StubDevice {
     ///
     /// # Errors
     /// The ring is broken.
-    pub fn pop_shared(&self, srq: u32) -> Result<Option<RecvWork>, QueueError> {
+    pub fn pop_shared(&self, srq: u32) -> Result<Option<RecvWr>, QueueError> {
         self.pop_from(&self.srq(srq).recv)
     }
 
-    fn pop_from(&self, source: &Mutex<Option<Box<dyn RecvSource>>>) -> Result<Option<RecvWork>, QueueError> {
-        let mut work = RecvWork::default();
+    fn pop_from(&self, source: &Mutex<Option<Box<dyn RecvSource>>>) -> Result<Option<RecvWr>, QueueError> {
+        let mut work = RecvWr::default();
         let view = self.context.memory.view();
         Ok(source.lock().as_mut().expect("no ring").pop(&view, &mut work)?.then_some(work))
     }

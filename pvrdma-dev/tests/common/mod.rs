@@ -35,8 +35,8 @@ pub struct Bed<B: Backend> {
 }
 
 impl<B: Backend + 'static> Bed<B> {
-    pub fn new(backend: Arc<B>, config: DeviceConfig, octets: usize) -> Self {
-        Self::on(backend, config, GuestMemory::new(octets))
+    pub fn new(backend: Arc<B>, config: DeviceConfig, bytes: usize) -> Self {
+        Self::on(backend, config, GuestMemory::new(bytes))
     }
 
     pub fn on(backend: Arc<B>, config: DeviceConfig, memory: Arc<GuestMemory>) -> Self {

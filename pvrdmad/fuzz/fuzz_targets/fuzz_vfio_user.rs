@@ -71,7 +71,7 @@ fn words(words: &[u32]) -> Vec<u8> {
 }
 
 impl Body {
-    fn octets(&self) -> Vec<u8> {
+    fn bytes(&self) -> Vec<u8> {
         let pages = |count: u8| (u64::from(count) << 12).to_le_bytes();
         match self {
             Self::Map { flags, offset, address, size } => {
@@ -92,16 +92,16 @@ impl Body {
                 [offset.to_le_bytes().to_vec(), words(&[u32::from(region % 10), count]), data.clone()].concat()
             }
             Self::Multi(writes) => {
-                let mut octets = (writes.len() as u64).to_le_bytes().to_vec();
+                let mut bytes = (writes.len() as u64).to_le_bytes().to_vec();
                 for (offset, region, count, data) in writes {
-                    octets.extend(u64::from(*offset).to_le_bytes());
-                    octets.extend(words(&[u32::from(region % 10), u32::from(count % 10)]));
-                    octets.extend(data.to_le_bytes());
+                    bytes.extend(u64::from(*offset).to_le_bytes());
+                    bytes.extend(words(&[u32::from(region % 10), u32::from(count % 10)]));
+                    bytes.extend(data.to_le_bytes());
                 }
-                octets
+                bytes
             }
             Self::Version(json) => [&[0; 4][..], br#"{"capabilities":{"max_msg_fds":"#, json, b"}}\0"].concat(),
-            Self::Any(octets) => octets.clone(),
+            Self::Any(bytes) => bytes.clone(),
             Self::Empty => Vec::new(),
         }
     }
@@ -124,11 +124,11 @@ impl Body {
 }
 
 impl Message {
-    fn octets(&self, id: u16) -> Vec<u8> {
-        let mut body = self.body.octets();
+    fn bytes(&self, id: u16) -> Vec<u8> {
+        let mut body = self.body.bytes();
         for (at, value) in self.changes.iter().take(3) {
-            if let Some(octet) = body.get_mut(usize::from(*at)) {
-                *octet = *value;
+            if let Some(byte) = body.get_mut(usize::from(*at)) {
+                *byte = *value;
             }
         }
         let command = match self.command {
@@ -208,19 +208,19 @@ impl PciFunction for Function {
 }
 
 /// Sends bytes with descriptors. `false`: the socket is full.
-fn send(stream: &UnixStream, octets: &[u8], descriptors: &[BorrowedFd<'_>]) -> bool {
+fn send(stream: &UnixStream, bytes: &[u8], descriptors: &[BorrowedFd<'_>]) -> bool {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(32))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     if !descriptors.is_empty() {
         control.push(SendAncillaryMessage::ScmRights(descriptors));
     }
     let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-    rustix::net::sendmsg(stream, &[IoSlice::new(octets)], &mut control, flags).is_ok_and(|sent| sent == octets.len())
+    rustix::net::sendmsg(stream, &[IoSlice::new(bytes)], &mut control, flags).is_ok_and(|sent| sent == bytes.len())
 }
 
 /// What must be answered: the headers of messages that reach the server whole, up to one that cannot be delimited.
-fn expected(octets: &[u8]) -> Vec<Header> {
-    let (mut rest, mut expected) = (octets, Vec::new());
+fn expected(bytes: &[u8]) -> Vec<Header> {
+    let (mut rest, mut expected) = (bytes, Vec::new());
     while let Some((header, body)) = rest.split_first_chunk::<HEADER_SIZE>() {
         let header = Header::parse(header);
         let answered = matches!(header.kind(), MessageKind::Request | MessageKind::Invalid);
@@ -238,8 +238,8 @@ fn expected(octets: &[u8]) -> Vec<Header> {
 }
 
 /// Replies, as many as came whole.
-fn replies(octets: &[u8]) -> Vec<Header> {
-    let (mut rest, mut replies) = (octets, Vec::new());
+fn replies(bytes: &[u8]) -> Vec<Header> {
+    let (mut rest, mut replies) = (bytes, Vec::new());
     while let Some(header) = rest.first_chunk::<HEADER_SIZE>() {
         let header = Header::parse(header);
         assert!(matches!(header.flags, Header::REPLY) || header.flags == Header::REPLY | Header::ERROR, "{header:?}");
@@ -276,9 +276,9 @@ fuzz_target!(|input: (bool, Messages)| {
     let mut ids = 1_u16..;
     let fits = Cell::new(true);
     for message in negotiate.then_some(&hello).into_iter().chain(&messages) {
-        let octets = message.octets(ids.next().unwrap_or_default());
-        if let Some(body) = octets.get(HEADER_SIZE..) {
-            let command = Header::parse(octets.first_chunk().unwrap()).command;
+        let bytes = message.bytes(ids.next().unwrap_or_default());
+        if let Some(body) = bytes.get(HEADER_SIZE..) {
+            let command = Header::parse(bytes.first_chunk().unwrap()).command;
             if let Ok(Request::RegionWriteMulti(multi)) = Request::parse(command, body) {
                 assert!(multi.writes().all(|(access, data)| access.count as usize == data.len()));
             }
@@ -291,11 +291,11 @@ fuzz_target!(|input: (bool, Messages)| {
         };
         let count = usize::from(message.descriptors & 31);
         let descriptors = vec![one; if count < 8 { count } else { count.saturating_sub(12) }];
-        if !send(&client, &octets, &descriptors) {
+        if !send(&client, &bytes, &descriptors) {
             fits.set(false);
             break;
         }
-        sent.extend(octets);
+        sent.extend(bytes);
     }
     client.shutdown(Shutdown::Write).unwrap();
     // A reply that finds no room ends the connection.
@@ -319,17 +319,17 @@ fuzz_target!(|input: (bool, Messages)| {
     assert!(function.reset.load(Ordering::Relaxed), "left without a reset");
     assert_eq!(memory.mapped_bytes(), 0);
     drop(server);
-    let mut octets = Vec::new();
+    let mut bytes = Vec::new();
     // Descriptors of ours that the server had not taken make this end with an error.
-    let _ = client.read_to_end(&mut octets);
+    let _ = client.read_to_end(&mut bytes);
     let expected = expected(&sent);
-    let replies = replies(&octets);
+    let replies = replies(&bytes);
     assert!(replies.len() <= expected.len());
     for (reply, request) in replies.iter().zip(&expected) {
         assert_eq!((reply.id, reply.command), (request.id, request.command));
     }
     // All of them, unless there was no room for one.
-    if octets.len() < SOCKET_BUFFER / 4 && fits.get() {
+    if bytes.len() < SOCKET_BUFFER / 4 && fits.get() {
         assert_eq!(replies.len(), expected.len(), "{expected:?}");
     }
 });

@@ -120,8 +120,8 @@ fn read_block(input: &mut impl BufRead, block: &mut Vec<u8>) -> Result<bool> {
 }
 
 /// Fills `bytes`. `false`: the stream ended before.
-fn read_all(input: &mut impl Read, octets: &mut [u8]) -> Result<bool> {
-    match input.read_exact(octets) {
+fn read_all(input: &mut impl Read, bytes: &mut [u8]) -> Result<bool> {
+    match input.read_exact(bytes) {
         Ok(()) => Ok(true),
         Err(error) if matches!(error.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset) => {
             Ok(false)

@@ -93,9 +93,9 @@ struct Patient<'a> {
 }
 
 impl Write for &Patient<'_> {
-    fn write(&mut self, octets: &[u8]) -> io::Result<usize> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         loop {
-            match (&mut &*self.stream).write(octets) {
+            match (&mut &*self.stream).write(bytes) {
                 Err(error)
                     if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
                         && !self.stopping.load(Ordering::Acquire) => {}

@@ -8,8 +8,8 @@ use pvrdmad::testing::RemoteFunction;
 use super::memfd;
 
 /// Connects to a device, gives it memory, and binds the driver to it.
-pub fn probe(socket: &Path, octets: u64) -> Driver {
-    let file = memfd("guest", octets);
+pub fn probe(socket: &Path, bytes: u64) -> Driver {
+    let file = memfd("guest", bytes);
     let (function, irqs) = RemoteFunction::connect(socket, &file).unwrap();
     Driver::probe(function, &GuestMemory::in_file(file), &irqs).unwrap()
 }

@@ -117,12 +117,12 @@ impl Input {
                 return in_place(frames, start, layout, headers, length);
             }
         }
-        let octets = frames.room(room);
+        let bytes = frames.room(room);
         if length > first {
-            gather(octets, layout);
+            gather(bytes, layout);
         }
         let mut begin = TAG_LEN;
-        let frame = octets.get_mut(TAG_LEN..TAG_LEN + length)?;
+        let frame = bytes.get_mut(TAG_LEN..TAG_LEN + length)?;
         if offload.segment().is_none()
             && let Some(place) = offload.checksum
             && !finish_checksum(frame, place)
@@ -130,15 +130,15 @@ impl Input {
             return None;
         }
         if let Some(tag) = arrival.tag {
-            octets.copy_within(TAG_LEN..TAG_LEN + ADDRESSES, 0);
-            octets.get_mut(ADDRESSES..ADDRESSES + TAG_LEN)?.copy_from_slice(&tag);
+            bytes.copy_within(TAG_LEN..TAG_LEN + ADDRESSES, 0);
+            bytes.get_mut(ADDRESSES..ADDRESSES + TAG_LEN)?.copy_from_slice(&tag);
             begin = 0;
         }
         let Some(segment) = offload.segment() else {
             return frames.mark(start + begin..start + TAG_LEN + length).then_some(());
         };
         self.scratch.clear();
-        self.scratch.extend_from_slice(octets.get(begin..TAG_LEN + length)?);
+        self.scratch.extend_from_slice(bytes.get(begin..TAG_LEN + length)?);
         let headers = Headers::of(&self.scratch)?;
         self.layout = Layout::of(headers.len(), segment);
         split(frames, &self.scratch, &headers, segment)
@@ -174,9 +174,9 @@ fn in_place(frames: &mut Frames, start: usize, layout: Layout, headers: &Headers
     let payload = length.checked_sub(layout.headers)?;
     let count = payload.div_ceil(layout.segment);
     for index in 0..count {
-        let octets = (payload - index * layout.segment).min(layout.segment);
+        let bytes = (payload - index * layout.segment).min(layout.segment);
         let begin = start + TAG_LEN + index * stride;
-        let span = begin..begin + layout.headers + octets;
+        let span = begin..begin + layout.headers + bytes;
         headers.write(index, layout.segment, index + 1 == count, frames.room(span.clone()))?;
         frames.mark(span);
     }
@@ -187,10 +187,10 @@ fn in_place(frames: &mut Frames, start: usize, layout: Layout, headers: &Headers
 fn split(frames: &mut Frames, whole: &[u8], headers: &Headers, segment: usize) -> Option<()> {
     let payload = whole.get(headers.len()..)?;
     let count = payload.len().div_ceil(segment);
-    for (index, octets) in payload.chunks(segment).enumerate() {
-        frames.push_with(MAX_HEADERS + octets.len(), |room| {
-            let frame = room.get_mut(..headers.len() + octets.len())?;
-            frame.get_mut(headers.len()..)?.copy_from_slice(octets);
+    for (index, bytes) in payload.chunks(segment).enumerate() {
+        frames.push_with(MAX_HEADERS + bytes.len(), |room| {
+            let frame = room.get_mut(..headers.len() + bytes.len())?;
+            frame.get_mut(headers.len()..)?.copy_from_slice(bytes);
             headers.write(index, segment, index + 1 == count, frame)?;
             Some(frame.len())
         });

@@ -70,7 +70,7 @@ const fn not_zero(sum: u16) -> u16 {
 /// The headers of a frame and where in them what is.
 #[derive(Clone, Debug)]
 pub(super) struct Headers {
-    octets: [u8; MAX_HEADERS],
+    bytes: [u8; MAX_HEADERS],
     len: usize,
     network: usize,
     transport: usize,
@@ -101,9 +101,9 @@ impl Headers {
         if transport < network + 20 || len < shortest {
             return None;
         }
-        let mut octets = [0; MAX_HEADERS];
-        octets.get_mut(..len)?.copy_from_slice(frame.get(..len)?);
-        Some(Self { octets, len, network, transport, v6, tcp })
+        let mut bytes = [0; MAX_HEADERS];
+        bytes.get_mut(..len)?.copy_from_slice(frame.get(..len)?);
+        Some(Self { bytes, len, network, transport, v6, tcp })
     }
 
     /// Bytes.
@@ -112,18 +112,18 @@ impl Headers {
     }
 
     /// The bytes.
-    pub(super) fn octets(&self) -> &[u8] {
-        self.octets.get(..self.len).unwrap_or_default()
+    pub(super) fn bytes(&self) -> &[u8] {
+        self.bytes.get(..self.len).unwrap_or_default()
     }
 
     /// Whether these are the packets that this adapter is about, whose UDP checksum says nothing that the ICRC does not.
     pub(super) fn are_roce(&self) -> bool {
-        !self.tcp && self.octets().get(self.transport + 2..self.transport + 4) == Some(&ROCE_PORT.to_be_bytes()[..])
+        !self.tcp && self.bytes().get(self.transport + 2..self.transport + 4) == Some(&ROCE_PORT.to_be_bytes()[..])
     }
 
     /// Writes the headers of the packet `index` in front of its payload, which is in `frame` behind room for them.
     pub(super) fn write(&self, index: usize, segment: usize, last: bool, frame: &mut [u8]) -> Option<()> {
-        frame.get_mut(..self.len)?.copy_from_slice(self.octets());
+        frame.get_mut(..self.len)?.copy_from_slice(self.bytes());
         let total = frame.len();
         let small = |number: usize| u16::try_from(number).ok();
         let ip = frame.get_mut(self.network..self.transport)?;
@@ -171,19 +171,19 @@ impl Headers {
     pub(super) fn widen(&mut self, payload: usize, segment: usize) -> Option<[u8; OFFLOAD_LEN]> {
         let small = |number: usize| u16::try_from(number).ok();
         let (network, transport, total) = (self.network, self.transport, self.len.checked_add(payload)?);
-        let mut octets = self.octets;
-        let ip = octets.get_mut(network..transport)?;
+        let mut bytes = self.bytes;
+        let ip = bytes.get_mut(network..transport)?;
         if self.v6 {
             put(ip, 4, small(total - network - 40)?)?;
         } else {
             put(ip, 2, small(total - network)?)?;
             checksum_of_ipv4(ip)?;
         }
-        let partial = !self.pseudo(&octets, total - transport)?.finish();
-        let udp = octets.get_mut(transport..)?;
+        let partial = !self.pseudo(&bytes, total - transport)?.finish();
+        let udp = bytes.get_mut(transport..)?;
         put(udp, 4, small(total - transport)?)?;
         put(udp, 6, partial)?;
-        self.octets = octets;
+        self.bytes = bytes;
         let mut offload = [NEEDS_CHECKSUM, KIND_UDP, 0, 0, 0, 0, 0, 0, 0, 0];
         for (place, value) in [(2, self.len), (4, segment), (6, transport), (8, 6)] {
             *offload.get_mut(place..)?.first_chunk_mut()? = small(value)?.to_ne_bytes();
@@ -192,8 +192,8 @@ impl Headers {
     }
 }
 
-fn put(octets: &mut [u8], place: usize, value: u16) -> Option<()> {
-    *octets.get_mut(place..)?.first_chunk_mut()? = value.to_be_bytes();
+fn put(bytes: &mut [u8], place: usize, value: u16) -> Option<()> {
+    *bytes.get_mut(place..)?.first_chunk_mut()? = value.to_be_bytes();
     Some(())
 }
 
@@ -235,13 +235,13 @@ impl Headers {
     /// Whether `frame` is the packet `index` of a run that these headers begin.
     fn go_on(&self, index: usize, frame: &[u8]) -> bool {
         let Some(theirs) = frame.get(..self.len) else { return false };
-        let ours = self.octets();
+        let ours = self.bytes();
         let equal = |from: usize, to: usize| ours.get(from..to) == theirs.get(from..to);
         let (ip, udp) = (self.network, self.transport);
         let network = if self.v6 {
             equal(ip, ip + 4) && equal(ip + 6, udp)
         } else {
-            let ident = |octets: &[u8]| octets.get(ip + 4..)?.first_chunk().map(|&ident| u16::from_be_bytes(ident));
+            let ident = |bytes: &[u8]| bytes.get(ip + 4..)?.first_chunk().map(|&ident| u16::from_be_bytes(ident));
             let expected = ident(ours).zip(u16::try_from(index).ok()).map(|(first, index)| first.wrapping_add(index));
             equal(ip, ip + 2) && expected == ident(theirs) && equal(ip + 6, ip + 10) && equal(ip + 12, udp)
         };

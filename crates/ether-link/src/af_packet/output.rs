@@ -60,7 +60,7 @@ impl Message {
         let mut message = Self { count, skip, ..Self::plain(first) };
         message.head_len = OFFLOAD_LEN + skip;
         message.head.get_mut(..OFFLOAD_LEN)?.copy_from_slice(&offload);
-        message.head.get_mut(OFFLOAD_LEN..message.head_len)?.copy_from_slice(headers.octets());
+        message.head.get_mut(OFFLOAD_LEN..message.head_len)?.copy_from_slice(headers.bytes());
         Some(message)
     }
 }

@@ -75,14 +75,14 @@ fn tcp_is_cut_and_summed() {
         frame.extend([0, 80, 1, 0, 0xff, 0xff, 0xfc, 0x18, 0, 0, 0, 1, 0x50, 0x99, 1, 0, 0xaa, 0xaa, 0, 0]);
         let headers = offload::Headers::of(&frame).unwrap();
         assert_eq!((headers.len(), headers.are_roce()), (transport + 20, false));
-        for (index, octets, flags, sequence) in
+        for (index, bytes, flags, sequence) in
             [(0, 1400, 0x90, 0xffff_fc18), (1, 1400, 0x10, 400), (2, 201, 0x19, 1800)]
         {
-            let mut segment = vec![0x11; headers.len() + octets];
+            let mut segment = vec![0x11; headers.len() + bytes];
             headers.write(index, 1400, index == 2, &mut segment).unwrap();
             assert_eq!(segment[transport + 13], flags);
             assert_eq!(u32::from_be_bytes(segment[transport + 4..][..4].try_into().unwrap()), sequence);
-            let length = u16::try_from(20 + octets).unwrap();
+            let length = u16::try_from(20 + bytes).unwrap();
             let (place, total) = if v6 { (18, length) } else { (16, length + 20) };
             assert_eq!(segment[place..place + 2], total.to_be_bytes());
             let mut sum = Checksum::default();

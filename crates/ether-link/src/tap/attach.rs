@@ -31,8 +31,8 @@ pub(super) fn attach(name: &InterfaceName) -> Result<OwnedFd, TapError> {
         rustix::fs::open("/dev/net/tun", flags, Mode::empty()).map_err(|errno| TapError::NoTun(errno.into()))?;
     let mut request = Request { name: [0; libc::IFNAMSIZ], flags: 0, rest: [0; 22] };
     // The last byte stays zero.
-    for (octet, &letter) in request.name.iter_mut().zip(name.as_str().as_bytes()) {
-        *octet = letter;
+    for (byte, &letter) in request.name.iter_mut().zip(name.as_str().as_bytes()) {
+        *byte = letter;
     }
     request.flags = libc::c_short::try_from(libc::IFF_TAP | libc::IFF_NO_PI).unwrap_or(0);
     // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, which `Request` is in size and layout; any bytes are valid for it.

@@ -41,9 +41,9 @@ fn the_format_of_a_stream() {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let link = StreamLink::over(ours);
     assert_eq!(link.send(&frames(&[b"abc", b"", b"de"]), 0), 3);
-    let mut octets = [0; 17];
-    theirs.read_exact(&mut octets).unwrap();
-    assert_eq!(&octets, b"\0\0\0\x03abc\0\0\0\0\0\0\0\x02de");
+    let mut bytes = [0; 17];
+    theirs.read_exact(&mut bytes).unwrap();
+    assert_eq!(&bytes, b"\0\0\0\x03abc\0\0\0\0\0\0\0\x02de");
     // In pieces, which need not be those of the frames.
     theirs.write_all(b"\0\0").unwrap();
     assert!(received(&link).is_empty());

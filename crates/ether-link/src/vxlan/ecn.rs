@@ -121,7 +121,7 @@ mod tests {
         }
 
         #[test]
-        fn any_octets(mut frame: Vec<u8>, outer: u8) {
+        fn any_bytes(mut frame: Vec<u8>, outer: u8) {
             let length = frame.len();
             decapsulate(outer, &mut frame);
             prop_assert_eq!(frame.len(), length);

@@ -78,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_octets_of_the_rfc() {
+    fn the_bytes_of_the_rfc() {
         let vni = Vni::new(0x12_3456).unwrap();
         assert_eq!(vni.header(), [0x08, 0, 0, 0, 0x12, 0x34, 0x56, 0]);
         assert_eq!((Vni::new(Vni::MAX).map(Vni::get), Vni::new(Vni::MAX + 1)), (Some(Vni::MAX), None));
@@ -100,7 +100,7 @@ mod tests {
         }
 
         #[test]
-        fn reserved_octets_do_not_matter_and_the_flag_does(header: [u8; HEADER_LEN], frame: Vec<u8>) {
+        fn reserved_bytes_do_not_matter_and_the_flag_does(header: [u8; HEADER_LEN], frame: Vec<u8>) {
             let [flags, _, _, _, high, middle, low, _] = header;
             let vni = Vni(u32::from_be_bytes([0, high, middle, low]));
             let mut datagram = [&header[..], &frame].concat();

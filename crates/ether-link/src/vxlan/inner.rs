@@ -150,7 +150,7 @@ pub(super) mod tests {
 
     proptest! {
         #[test]
-        fn any_octets_are_looked_at(frame in prop::collection::vec(any::<u8>(), 0..128), kind in 0..4_usize) {
+        fn any_bytes_are_looked_at(frame in prop::collection::vec(any::<u8>(), 0..128), kind in 0..4_usize) {
             let mut frame = frame;
             if let Some(field) = frame.get_mut(12..14) {
                 field.copy_from_slice(&[[8, 0], [0x86, 0xdd], [0x89, 0x15], [0x81, 0]][kind]);

@@ -102,9 +102,9 @@ fn held(slot: usize, message: &RecvMsg<'_, '_, SockaddrStorage>) -> Option<Held>
     let (mut class, mut segment) = (0, message.bytes);
     for control in message.cmsgs().into_iter().flatten() {
         match control {
-            ControlMessageOwned::UdpGroSegments(octets) => segment = usize::try_from(octets).unwrap_or(0),
+            ControlMessageOwned::UdpGroSegments(bytes) => segment = usize::try_from(bytes).unwrap_or(0),
             ControlMessageOwned::Ipv4Tos(tos) => class = tos,
-            ControlMessageOwned::Ipv6TClass(octets) => class = u8::try_from(octets).unwrap_or(0),
+            ControlMessageOwned::Ipv6TClass(bytes) => class = u8::try_from(bytes).unwrap_or(0),
             _ => {}
         }
     }

@@ -129,20 +129,20 @@ impl Output {
     /// How many datagrams go as one train: all of one size, except that the last may be shorter.
     fn train(&self, datagrams: &[Datagram<'_>]) -> usize {
         let Some(first) = datagrams.first() else { return 0 };
-        let segment = octets(first);
+        let segment = bytes(first);
         if segment > self.longest_segment.load(Ordering::Relaxed) {
             return 1;
         }
         let mut length = 0_usize;
         let mut count = 0;
         for datagram in datagrams.iter().take(MAX_SEGMENTS) {
-            length = length.saturating_add(octets(datagram));
+            length = length.saturating_add(bytes(datagram));
             let other_way = datagram.to != first.to || !same_socket(datagram, first);
-            if other_way || octets(datagram) > segment || length > MAX_TRAIN {
+            if other_way || bytes(datagram) > segment || length > MAX_TRAIN {
                 break;
             }
             count += 1;
-            if octets(datagram) < segment {
+            if bytes(datagram) < segment {
                 break;
             }
         }
@@ -164,7 +164,7 @@ impl Output {
 
     fn send_train(&self, socket: &OwnedFd, train: &[Datagram<'_>]) -> Result<usize, Errno> {
         let first = train.first().ok_or(Errno::EINVAL)?;
-        let segment = u16::try_from(octets(first)).map_err(|_| Errno::EMSGSIZE)?;
+        let segment = u16::try_from(bytes(first)).map_err(|_| Errno::EMSGSIZE)?;
         let slices: Vec<_> = train.iter().flat_map(|datagram| self.slices(datagram)).collect();
         let (tos, class) = (first.class, i32::from(first.class));
         let control = [ControlMessage::UdpGsoSegments(&segment), self.class(&tos, &class)];
@@ -207,12 +207,12 @@ impl Output {
     fn shorten(&self, errno: Errno, first: &Datagram<'_>) -> bool {
         let longest = match errno {
             // A segment is longer than a packet on the way may be.
-            Errno::EINVAL | Errno::EMSGSIZE => octets(first).saturating_sub(1),
+            Errno::EINVAL | Errno::EMSGSIZE => bytes(first).saturating_sub(1),
             // The way has no checksum offload, or something else that trains need.
             Errno::EIO | Errno::EOPNOTSUPP | Errno::ENOPROTOOPT => 0,
             _ => return false,
         };
-        log::debug!("no trains of {} octets to {}: {errno}", octets(first), first.to);
+        log::debug!("no trains of {} bytes to {}: {errno}", bytes(first), first.to);
         self.longest_segment.fetch_min(longest, Ordering::Relaxed);
         true
     }
@@ -220,7 +220,7 @@ impl Output {
 
 const FLAGS: MsgFlags = MsgFlags::MSG_DONTWAIT.union(MsgFlags::MSG_NOSIGNAL);
 
-const fn octets(datagram: &Datagram<'_>) -> usize {
+const fn bytes(datagram: &Datagram<'_>) -> usize {
     HEADER_LEN.saturating_add(datagram.frame.len())
 }
 

@@ -63,7 +63,7 @@ fn figure(link: &VxlanLink, name: &str) -> u64 {
 }
 
 #[test]
-fn the_octets_on_the_wire() {
+fn the_bytes_on_the_wire() {
     let (socket, remote) = plain("127.0.0.2");
     let link = link(&config("127.0.0.1", &[remote]));
     let frame = ipv4(A, B, 0, [1, 4791], b"payload");

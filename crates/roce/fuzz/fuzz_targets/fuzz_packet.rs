@@ -23,8 +23,8 @@ fn look(frame: &[u8]) {
 }
 
 /// Puts what hardly any input has where it must be, so that inputs get further: ethertype, protocol, port, lengths, checksum.
-fn helped(kind: u8, octets: &[u8]) -> Vec<u8> {
-    let mut frame = octets.to_vec();
+fn helped(kind: u8, bytes: &[u8]) -> Vec<u8> {
+    let mut frame = bytes.to_vec();
     let (at, tag) = if kind & 1 == 0 { (12, None) } else { (16, Some(EtherType::VLAN)) };
     let (ethertype, header) = match kind >> 1 & 3 {
         0 => (EtherType::ROCE, 40),
@@ -41,7 +41,7 @@ fn helped(kind: u8, octets: &[u8]) -> Vec<u8> {
     }
     put(at, &ethertype.0.to_be_bytes());
     let ip = at + 2;
-    let length = |header: usize| u16::try_from(octets.len().saturating_sub(ip + header)).unwrap_or(0);
+    let length = |header: usize| u16::try_from(bytes.len().saturating_sub(ip + header)).unwrap_or(0);
     match ethertype {
         EtherType::ROCE => {
             put(ip, &[0x60]);
@@ -75,7 +75,7 @@ fn helped(kind: u8, octets: &[u8]) -> Vec<u8> {
 
 fuzz_target!(|input: &[u8]| {
     look(input);
-    if let Some((&kind, octets)) = input.split_first() {
-        look(&helped(kind, octets));
+    if let Some((&kind, bytes)) = input.split_first() {
+        look(&helped(kind, bytes));
     }
 });

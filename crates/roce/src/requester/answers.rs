@@ -6,7 +6,7 @@ use pvrdma_verbs::{SendOp, WcStatus};
 
 use super::recovery::{Probe, Try};
 use super::{Request, Requester, Seq, Stage, wire_psn};
-use crate::ops::RequesterHost;
+use crate::ops::RequesterOps;
 use crate::responder::selective_nak::STALE_PSN_OFFSET;
 use crate::wire::{Aeth, Extension, NakCode, Operation, Packet, Syndrome, rnr_delay};
 
@@ -16,7 +16,7 @@ const MOST_NEIGHBOURS: u32 = 2;
 
 impl Requester {
     /// Takes an answer that [`crate::admit_connected`] let through.
-    pub fn handle_packet(&mut self, now: Duration, packet: &Packet<'_>, host: &mut impl RequesterHost) {
+    pub fn handle_packet(&mut self, now: Duration, packet: &Packet<'_>, host: &mut impl RequesterOps) {
         let operation = packet.header.bth.opcode.info().map(|info| info.operation);
         let distance = packet.header.bth.psn.since(wire_psn(self.unconfirmed));
         let seq = self.unconfirmed.saturating_add_signed(distance.into());
@@ -58,13 +58,13 @@ impl Requester {
     }
 
     /// Everything before `seq` was executed.
-    fn confirm(&mut self, now: Duration, seq: Seq, host: &mut impl RequesterHost) {
+    fn confirm(&mut self, now: Duration, seq: Seq, host: &mut impl RequesterOps) {
         self.executed = self.executed.max(seq);
         self.advance(now, host);
     }
 
     /// Moves `unconfirmed` over SENDs and WRITEs that were executed, up to the first missing answer.
-    fn advance(&mut self, now: Duration, host: &mut impl RequesterHost) {
+    fn advance(&mut self, now: Duration, host: &mut impl RequesterOps) {
         let before = self.unconfirmed;
         for request in &self.requests {
             if self.unconfirmed >= request.end() {
@@ -81,7 +81,7 @@ impl Requester {
     }
 
     /// `unconfirmed` has moved.
-    fn progress(&mut self, now: Duration, before: Seq, host: &mut impl RequesterHost) {
+    fn progress(&mut self, now: Duration, before: Seq, host: &mut impl RequesterOps) {
         self.recovery.progress(now, self.unconfirmed, self.unconfirmed.saturating_sub(before));
         self.executed = self.executed.max(self.unconfirmed);
         self.repairs.confirm(self.unconfirmed);
@@ -112,7 +112,7 @@ impl Requester {
     }
 
     /// Something behind a missing answer was answered: the missing one is lost. Goes back, but once for each loss.
-    fn check_lost_answer(&mut self, now: Duration, host: &mut impl RequesterHost) {
+    fn check_lost_answer(&mut self, now: Duration, host: &mut impl RequesterOps) {
         let missing = self.unconfirmed < self.executed && !self.ended;
         if missing && self.rnr_deadline.is_none() && self.loss_at != Some(self.unconfirmed) {
             self.loss_at = Some(self.unconfirmed);
@@ -121,7 +121,7 @@ impl Requester {
         }
     }
 
-    fn read_response(&mut self, now: Duration, seq: Seq, packet: &Packet<'_>, host: &mut impl RequesterHost) {
+    fn read_response(&mut self, now: Duration, seq: Seq, packet: &Packet<'_>, host: &mut impl RequesterOps) {
         let Some(request) = self.requests.iter().find(|request| request.contains(seq)) else { return };
         let SendOp::Read { .. } = request.work.op else {
             return self.fail_at(seq, WcStatus::BadResponse, host);
@@ -146,7 +146,7 @@ impl Requester {
         self.place(now, seq, offset, packet.payload, host);
     }
 
-    fn atomic_response(&mut self, now: Duration, seq: Seq, original: u64, host: &mut impl RequesterHost) {
+    fn atomic_response(&mut self, now: Duration, seq: Seq, original: u64, host: &mut impl RequesterOps) {
         let Some(request) = self.requests.iter().find(|request| request.contains(seq)) else { return };
         if !matches!(request.work.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
             return self.fail_at(seq, WcStatus::BadResponse, host);
@@ -161,7 +161,7 @@ impl Requester {
     }
 
     /// Takes the data of the oldest missing answer.
-    fn place(&mut self, now: Duration, seq: Seq, offset: u64, data: &[u8], host: &mut impl RequesterHost) {
+    fn place(&mut self, now: Duration, seq: Seq, offset: u64, data: &[u8], host: &mut impl RequesterOps) {
         let Some(request) = self.requests.iter().find(|request| request.contains(seq)) else { return };
         if !data.is_empty() && host.scatter(&request.work.sges, offset, data).is_err() {
             return self.fail_at(seq, WcStatus::LocalProtection, host);
@@ -174,7 +174,7 @@ impl Requester {
     }
 
     /// A packet was lost on its way to the responder, which says so once.
-    fn sequence_nak(&mut self, now: Duration, seq: Seq, host: &mut impl RequesterHost) {
+    fn sequence_nak(&mut self, now: Duration, seq: Seq, host: &mut impl RequesterOps) {
         if seq < self.executed {
             self.stats.stale += 1;
             return;
@@ -217,7 +217,7 @@ impl Requester {
     }
 
     /// The responder has no receive: waits and goes back.
-    fn rnr_nak(&mut self, now: Duration, seq: Seq, timer: u8, host: &mut impl RequesterHost) {
+    fn rnr_nak(&mut self, now: Duration, seq: Seq, timer: u8, host: &mut impl RequesterOps) {
         if seq < self.executed || self.rnr_deadline.is_some() {
             self.stats.stale += 1;
             return;

@@ -6,11 +6,11 @@ use pvrdma_verbs::WcStatus;
 
 use super::recovery::{Probe, Try};
 use super::{Request, Requester, Seq, Stage};
-use crate::ops::RequesterHost;
+use crate::ops::RequesterOps;
 
 impl Requester {
     /// A deadline may have passed.
-    pub fn handle_timeout(&mut self, now: Duration, host: &mut impl RequesterHost) {
+    pub fn handle_timeout(&mut self, now: Duration, host: &mut impl RequesterOps) {
         if self.rnr_deadline.is_some_and(|deadline| deadline <= now) {
             self.rnr_deadline = None;
         }
@@ -51,7 +51,7 @@ impl Requester {
     }
 
     /// Goes back because something was lost, if there are retries left.
-    pub(super) fn retry(&mut self, now: Duration, host: &mut impl RequesterHost) {
+    pub(super) fn retry(&mut self, now: Duration, host: &mut impl RequesterOps) {
         let Some(left) = self.retries.checked_sub(1) else {
             self.fail_at(self.unconfirmed, WcStatus::RetryExceeded, host);
             return;
@@ -62,7 +62,7 @@ impl Requester {
     }
 
     /// The responder says that the packet at `seq` is missing.
-    pub(super) fn resend_missing(&mut self, now: Duration, seq: Seq, host: &mut impl RequesterHost) {
+    pub(super) fn resend_missing(&mut self, now: Duration, seq: Seq, host: &mut impl RequesterOps) {
         let alone = self.peer_keeps && seq == self.unconfirmed && self.retries > 0;
         if !alone || self.requests.front().is_none_or(Request::wants_data) {
             return self.retry(now, host);

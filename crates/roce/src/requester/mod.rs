@@ -26,11 +26,11 @@ pub(super) use transmit::{Message, plan};
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use pvrdma_verbs::{Psn, QpAttrs, Qpn, SendOp, SendWork, WcStatus};
+use pvrdma_verbs::{Psn, QpAttrs, Qpn, SendOp, SendWr, WcStatus};
 
 use super::MAX_MESSAGE;
 use super::path::{Path, packets};
-use crate::ops::{RequesterHost, is_local, total};
+use crate::ops::{RequesterOps, is_local, total};
 use recovery::{Probe, Recovery};
 use repairs::Repairs;
 
@@ -97,7 +97,7 @@ enum Stage {
 /// A posted request.
 #[derive(Debug)]
 struct Request {
-    work: SendWork,
+    work: SendWr,
     first: Seq,
     /// PSNs it takes; none if it never leaves this side.
     count: u32,
@@ -129,7 +129,7 @@ pub struct Requester {
     tuning: Tuning,
     requests: VecDeque<Request>,
     /// Finished requests, whose buffers are used again.
-    spare: Vec<SendWork>,
+    spare: Vec<SendWr>,
     /// First PSN of the next request that is posted.
     next: Seq,
     unconfirmed: Seq,
@@ -244,12 +244,12 @@ impl Requester {
     }
 
     /// A request whose buffers can be used for the next [`Self::post`].
-    pub fn spare(&mut self) -> SendWork {
+    pub fn spare(&mut self) -> SendWr {
         self.spare.pop().unwrap_or_default()
     }
 
     /// Takes a request. After an error it is flushed at once.
-    pub fn post(&mut self, work: SendWork, host: &mut impl RequesterHost) {
+    pub fn post(&mut self, work: SendWr, host: &mut impl RequesterOps) {
         if self.ended {
             host.finish(&work, WcStatus::Flushed, 0);
             return;
@@ -280,7 +280,7 @@ impl Requester {
     }
 
     /// The QP went to its error state for another reason: flushes everything.
-    pub fn flush(&mut self, host: &mut impl RequesterHost) {
+    pub fn flush(&mut self, host: &mut impl RequesterOps) {
         self.ended = true;
         self.ack_deadline = None;
         self.rnr_deadline = None;
@@ -303,7 +303,7 @@ impl Requester {
     }
 
     /// Ends the requests that are done, in order.
-    fn retire(&mut self, host: &mut impl RequesterHost) {
+    fn retire(&mut self, host: &mut impl RequesterOps) {
         while let Some(front) = self.requests.front() {
             match front.stage {
                 Stage::Failed(status) => return self.fail_front(status, host),
@@ -320,7 +320,7 @@ impl Requester {
     }
 
     /// Ends the request that holds `seq` with an error, flushes the others, and the QP ends.
-    fn fail_at(&mut self, seq: Seq, status: WcStatus, host: &mut impl RequesterHost) {
+    fn fail_at(&mut self, seq: Seq, status: WcStatus, host: &mut impl RequesterOps) {
         while let Some(front) = self.requests.front()
             && !front.contains(seq)
         {
@@ -330,7 +330,7 @@ impl Requester {
         self.fail_front(status, host);
     }
 
-    fn fail_front(&mut self, status: WcStatus, host: &mut impl RequesterHost) {
+    fn fail_front(&mut self, status: WcStatus, host: &mut impl RequesterOps) {
         if let Some(request) = self.requests.pop_front() {
             host.finish(&request.work, status, 0);
         }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWork, WcStatus};
+use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcStatus};
 
 use super::recovery::Probe;
 use super::{Requester, Seq, Stage, wire_psn};
-use crate::ops::{RequesterHost, is_local};
+use crate::ops::{RequesterOps, is_local};
 use crate::wire::{AtomicEth, Bth, Extension, Opcode, Position, Reth};
 
 /// Packets without an ACK request in a row, at most.
@@ -39,7 +39,7 @@ pub(crate) struct Plan {
 
 impl Requester {
     /// Writes the next frame into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Gives its length.
-    pub fn poll_transmit(&mut self, now: Duration, host: &mut impl RequesterHost, out: &mut [u8]) -> Option<usize> {
+    pub fn poll_transmit(&mut self, now: Duration, host: &mut impl RequesterOps, out: &mut [u8]) -> Option<usize> {
         if self.rnr_deadline.is_some_and(|deadline| now < deadline) {
             return None;
         }
@@ -72,7 +72,7 @@ impl Requester {
         &mut self,
         now: Duration,
         seq: Seq,
-        host: &mut impl RequesterHost,
+        host: &mut impl RequesterOps,
         out: &mut [u8],
     ) -> Option<usize> {
         let cursor = self.cursor;
@@ -88,7 +88,7 @@ impl Requester {
         sent
     }
 
-    fn next_packet(&mut self, host: &mut impl RequesterHost) -> Next {
+    fn next_packet(&mut self, host: &mut impl RequesterOps) -> Next {
         let cursor = self.cursor;
         let waits_for_data = !self.data_requests.is_empty();
         let Some(request) = self.requests.get_mut(self.at) else { return Next::Blocked };
@@ -138,7 +138,7 @@ impl Requester {
         Next::Packet(plan)
     }
 
-    fn transmit(&mut self, now: Duration, plan: &Plan, host: &mut impl RequesterHost, out: &mut [u8]) -> Option<usize> {
+    fn transmit(&mut self, now: Duration, plan: &Plan, host: &mut impl RequesterOps, out: &mut [u8]) -> Option<usize> {
         let request = self.requests.get_mut(self.at)?;
         let after = self.cursor + Seq::from(plan.span);
         let outstanding = after.saturating_sub(self.unconfirmed);
@@ -179,7 +179,7 @@ impl Requester {
 
 /// A request and its size in bytes and PSNs.
 pub(crate) struct Message<'a> {
-    pub(crate) work: &'a SendWork,
+    pub(crate) work: &'a SendWr,
     pub(crate) length: u32,
     pub(crate) count: u32,
 }
@@ -207,9 +207,9 @@ pub(crate) fn plan(request: &Message<'_>, index: u32, mtu: u32, chunk: u32) -> O
         SendOp::Send { data, .. } => {
             plan.solicited = solicited;
             match data {
-                SendData::Immediate(octets) if last => {
+                SendData::Immediate(bytes) if last => {
                     plan.opcode = Opcode::send_immediate(only);
-                    plan.extension = Extension::Immediate(octets);
+                    plan.extension = Extension::Immediate(bytes);
                 }
                 SendData::Invalidate(key) if last => {
                     plan.opcode = Opcode::send_invalidate(only);
@@ -222,11 +222,11 @@ pub(crate) fn plan(request: &Message<'_>, index: u32, mtu: u32, chunk: u32) -> O
             let reth = Reth { address: remote.addr, rkey: remote.rkey, length: request.length };
             plan.opcode = Opcode::write(position);
             match immediate.filter(|_| last) {
-                Some(octets) => {
+                Some(bytes) => {
                     plan.solicited = solicited;
                     plan.opcode = Opcode::write_immediate(only);
                     plan.extension =
-                        if only { Extension::RdmaImmediate(reth, octets) } else { Extension::Immediate(octets) };
+                        if only { Extension::RdmaImmediate(reth, bytes) } else { Extension::Immediate(bytes) };
                 }
                 None if first => plan.extension = Extension::Rdma(reth),
                 None => {}

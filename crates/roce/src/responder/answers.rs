@@ -6,7 +6,7 @@
 use pvrdma_verbs::{Psn, RemoteAddress};
 
 use super::{Missing, Responder};
-use crate::ops::{Refusal, ResponderHost};
+use crate::ops::{NakReason, ResponderOps};
 use crate::responder::selective_nak::stale_psn;
 use crate::wire::{Aeth, Bth, Extension, NakCode, Opcode, Position, Reth, Syndrome};
 
@@ -101,7 +101,7 @@ impl Responder {
     }
 
     /// Writes the next answer into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Gives the length of the frame.
-    pub fn poll_transmit(&mut self, host: &mut impl ResponderHost, out: &mut [u8]) -> Option<usize> {
+    pub fn poll_transmit(&mut self, host: &mut impl ResponderOps, out: &mut [u8]) -> Option<usize> {
         self.renew_ack();
         loop {
             let Some(&answer) = self.answers.front() else { return self.name_next(out) };
@@ -157,7 +157,7 @@ impl Responder {
     fn respond(
         &mut self,
         read: ReadAnswer,
-        host: &mut impl ResponderHost,
+        host: &mut impl ResponderOps,
         out: &mut [u8],
     ) -> Option<(usize, Option<ReadAnswer>)> {
         let mtu = self.attrs.path_mtu;
@@ -182,7 +182,7 @@ impl Responder {
                 // consumer was free to take the memory away.
                 self.answers.pop_front();
             } else {
-                host.refuse(Refusal::RemoteAccess);
+                host.refuse(NakReason::RemoteAccess);
                 self.stats.refused += 1;
                 self.ended = true;
                 self.missing = Missing::No;

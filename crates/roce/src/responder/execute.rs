@@ -6,7 +6,7 @@ use pvrdma_verbs::{Access, RemoteAddress, WcOpcode};
 use super::answers::{Answer, ReadAnswer};
 use super::{Message, Replay, Responder};
 use crate::MAX_MESSAGE;
-use crate::ops::{AtomicChange, Received, Refusal, ResponderHost};
+use crate::ops::{AtomicChange, NakReason, Received, ResponderOps};
 use crate::path::packets;
 use crate::wire::{AtomicEth, Extension, OpcodeInfo, Operation, Packet, Reth};
 
@@ -15,8 +15,8 @@ impl Responder {
         &mut self,
         packet: &Packet<'_>,
         info: &OpcodeInfo,
-        host: &mut impl ResponderHost,
-    ) -> Result<(), Refusal> {
+        host: &mut impl ResponderOps,
+    ) -> Result<(), NakReason> {
         let continues = match (self.message, info.operation) {
             (Some(Message::Send { .. }), Operation::Send) | (Some(Message::Write { .. }), Operation::Write) => {
                 !info.position.starts()
@@ -42,7 +42,7 @@ impl Responder {
         }
     }
 
-    fn send(&mut self, packet: &Packet<'_>, info: &OpcodeInfo, host: &mut impl ResponderHost) -> Result<(), Refusal> {
+    fn send(&mut self, packet: &Packet<'_>, info: &OpcodeInfo, host: &mut impl ResponderOps) -> Result<(), NakReason> {
         let done = match self.message {
             Some(Message::Send { done }) => done,
             _ => {
@@ -77,7 +77,7 @@ impl Responder {
         Ok(())
     }
 
-    fn write(&mut self, packet: &Packet<'_>, info: &OpcodeInfo, host: &mut impl ResponderHost) -> Result<(), Refusal> {
+    fn write(&mut self, packet: &Packet<'_>, info: &OpcodeInfo, host: &mut impl ResponderOps) -> Result<(), NakReason> {
         if info.position.starts() {
             host.check_enabled(Access::REMOTE_WRITE)?;
         }
@@ -101,7 +101,7 @@ impl Responder {
             host.check_remote(next, length.into(), Access::REMOTE_WRITE)?;
         }
         if host.write(next, packet.payload).is_err() {
-            return Err(refuse(host, Refusal::RemoteAccess));
+            return Err(refuse(host, NakReason::RemoteAccess));
         }
         if !info.position.ends() {
             let next = RemoteAddress { addr: next.addr.wrapping_add(packet.payload.len() as u64), ..next };
@@ -123,7 +123,7 @@ impl Responder {
         Ok(())
     }
 
-    fn read(&mut self, packet: &Packet<'_>, reth: Reth, host: &mut impl ResponderHost) -> Result<(), Refusal> {
+    fn read(&mut self, packet: &Packet<'_>, reth: Reth, host: &mut impl ResponderOps) -> Result<(), NakReason> {
         host.check_enabled(Access::REMOTE_READ)?;
         if !self.has_resources() || reth.length > MAX_MESSAGE || !self.payload_is_legal(packet) {
             return Err(invalid(host));
@@ -151,15 +151,15 @@ impl Responder {
         packet: &Packet<'_>,
         atomic: AtomicEth,
         change: AtomicChange,
-        host: &mut impl ResponderHost,
-    ) -> Result<(), Refusal> {
+        host: &mut impl ResponderOps,
+    ) -> Result<(), NakReason> {
         host.check_enabled(Access::REMOTE_ATOMIC)?;
         if !self.has_resources() || !self.payload_is_legal(packet) || !atomic.address.is_multiple_of(8) {
             return Err(invalid(host));
         }
         let remote = RemoteAddress { addr: atomic.address, rkey: atomic.rkey };
         host.check_remote(remote, 8, Access::REMOTE_ATOMIC)?;
-        let Ok(original) = host.update(remote, change) else { return Err(refuse(host, Refusal::RemoteAccess)) };
+        let Ok(original) = host.update(remote, change) else { return Err(refuse(host, NakReason::RemoteAccess)) };
         let psn = self.expected;
         self.expected = psn.plus(1);
         self.message_done();
@@ -194,16 +194,16 @@ const fn remote(reth: Reth) -> RemoteAddress {
 }
 
 /// The length of a SEND with this packet.
-fn grown(done: u32, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Result<u32, Refusal> {
+fn grown(done: u32, packet: &Packet<'_>, host: &mut impl ResponderOps) -> Result<u32, NakReason> {
     let length = u32::try_from(packet.payload.len()).ok().and_then(|len| done.checked_add(len));
-    length.filter(|&length| length <= MAX_MESSAGE).ok_or(Refusal::InvalidRequest).map_err(|_| invalid(host))
+    length.filter(|&length| length <= MAX_MESSAGE).ok_or(NakReason::InvalidRequest).map_err(|_| invalid(host))
 }
 
-fn invalid(host: &mut impl ResponderHost) -> Refusal {
-    refuse(host, Refusal::InvalidRequest)
+fn invalid(host: &mut impl ResponderOps) -> NakReason {
+    refuse(host, NakReason::InvalidRequest)
 }
 
-fn refuse(host: &mut impl ResponderHost, refusal: Refusal) -> Refusal {
+fn refuse(host: &mut impl ResponderOps, refusal: NakReason) -> NakReason {
     host.refuse(refusal);
     refusal
 }

@@ -10,7 +10,7 @@ use std::collections::VecDeque;
 use pvrdma_verbs::{Psn, QpAttrs, Qpn, RemoteAddress};
 
 use super::path::{Path, mtu_bytes, packets};
-use crate::ops::{Refusal, ResponderHost};
+use crate::ops::{NakReason, ResponderOps};
 use crate::wire::{NakCode, Operation, Packet, Reth, Service, Syndrome};
 use answers::{Answer, ReadAnswer};
 
@@ -146,7 +146,7 @@ impl Responder {
     }
 
     /// Takes a request that [`crate::admit_connected`] let through.
-    pub fn handle_packet(&mut self, packet: &Packet<'_>, host: &mut impl ResponderHost) -> Handled {
+    pub fn handle_packet(&mut self, packet: &Packet<'_>, host: &mut impl ResponderOps) -> Handled {
         let bth = &packet.header.bth;
         let Some(info) = bth.opcode.info().filter(|info| info.service == Service::Rc) else { return Handled::Dropped };
         if self.ended || info.operation.is_response() {
@@ -199,18 +199,18 @@ impl Responder {
     }
 
     /// Answers what the host refused. It has already done the rest.
-    fn refuse(&mut self, psn: Psn, refusal: Refusal) -> Handled {
+    fn refuse(&mut self, psn: Psn, refusal: NakReason) -> Handled {
         let code = match refusal {
-            Refusal::Silence => return Handled::Dropped,
-            Refusal::NotReady(timer) => {
+            NakReason::Silence => return Handled::Dropped,
+            NakReason::NotReady(timer) => {
                 self.stats.not_ready += 1;
                 self.missing = Missing::NotReady;
                 self.push_nak(psn, Syndrome::RnrNak { timer });
                 return Handled::Done;
             }
-            Refusal::InvalidRequest => NakCode::InvalidRequest,
-            Refusal::RemoteAccess => NakCode::RemoteAccess,
-            Refusal::RemoteOperation => NakCode::RemoteOperation,
+            NakReason::InvalidRequest => NakCode::InvalidRequest,
+            NakReason::RemoteAccess => NakCode::RemoteAccess,
+            NakReason::RemoteOperation => NakCode::RemoteOperation,
         };
         self.stats.refused += 1;
         self.ended = true;

@@ -33,7 +33,7 @@ pub enum Syndrome {
         /// Timer code, 0..=31.
         timer: u8,
     },
-    /// Refused.
+    /// DropReason.
     Nak(NakCode),
     /// Not defined.
     Reserved(u8),
@@ -47,9 +47,9 @@ impl Syndrome {
     pub const ACK: Self = Self::Ack { credits: NO_CREDITS };
 
     /// From the byte on the wire.
-    pub const fn from_octet(octet: u8) -> Self {
-        let low = octet & 0x1f;
-        match octet >> 5 {
+    pub const fn from_byte(byte: u8) -> Self {
+        let low = byte & 0x1f;
+        match byte >> 5 {
             0 => Self::Ack { credits: low },
             1 => Self::RnrNak { timer: low },
             3 => Self::Nak(match low {
@@ -60,12 +60,12 @@ impl Syndrome {
                 4 => NakCode::InvalidRdRequest,
                 other => NakCode::Reserved(other),
             }),
-            _ => Self::Reserved(octet),
+            _ => Self::Reserved(byte),
         }
     }
 
     /// The byte on the wire.
-    pub const fn octet(self) -> u8 {
+    pub const fn byte(self) -> u8 {
         match self {
             Self::Ack { credits } => credits & 0x1f,
             Self::RnrNak { timer } => 0x20 | timer & 0x1f,
@@ -79,7 +79,7 @@ impl Syndrome {
                     NakCode::Reserved(other) => other & 0x1f,
                 }
             }
-            Self::Reserved(octet) => octet,
+            Self::Reserved(byte) => byte,
         }
     }
 }
@@ -91,7 +91,7 @@ impl fmt::Display for Syndrome {
             Self::Ack { credits } => write!(f, "ACK credits {credits}"),
             Self::RnrNak { timer } => write!(f, "RNR NAK {:?}", rnr_delay(*timer)),
             Self::Nak(code) => write!(f, "NAK {code:?}"),
-            Self::Reserved(octet) => write!(f, "syndrome {octet:#04x}"),
+            Self::Reserved(byte) => write!(f, "syndrome {byte:#04x}"),
         }
     }
 }
@@ -131,12 +131,12 @@ mod tests {
 
     #[test]
     fn syndromes_are_lossless() {
-        for octet in 0..=u8::MAX {
-            assert_eq!(Syndrome::from_octet(octet).octet(), octet);
+        for byte in 0..=u8::MAX {
+            assert_eq!(Syndrome::from_byte(byte).byte(), byte);
         }
-        assert_eq!(Syndrome::from_octet(0x1f), Syndrome::ACK);
-        assert_eq!(Syndrome::from_octet(0x62), Syndrome::Nak(NakCode::RemoteAccess));
-        assert_eq!(Syndrome::from_octet(0x34), Syndrome::RnrNak { timer: 20 });
+        assert_eq!(Syndrome::from_byte(0x1f), Syndrome::ACK);
+        assert_eq!(Syndrome::from_byte(0x62), Syndrome::Nak(NakCode::RemoteAccess));
+        assert_eq!(Syndrome::from_byte(0x34), Syndrome::RnrNak { timer: 20 });
     }
 
     #[test]

@@ -31,10 +31,10 @@ impl Crc {
     }
 
     #[inline]
-    pub(super) fn update(&mut self, octets: &[u8]) {
+    pub(super) fn update(&mut self, bytes: &[u8]) {
         match self {
-            Self::Multiplied(hasher) => hasher.update(octets),
-            Self::Shifted(register) => *register = shifted(*register, octets),
+            Self::Multiplied(hasher) => hasher.update(bytes),
+            Self::Shifted(register) => *register = shifted(*register, bytes),
         }
     }
 
@@ -57,11 +57,11 @@ const BLOCK: usize = 40;
 /// x^300 + x^155 + x^117 + x^89 + 1 has few terms, so each bit can be removed by inverting the four that come 145, 183, 211
 /// and 300 bits later (S. Russell, "Chorba", arXiv:2412.16398). All bits of a word are removed at once, until only the end is
 /// left for the table.
-fn shifted(register: u32, octets: &[u8]) -> u32 {
-    let blocks = (octets.len() / BLOCK).saturating_sub(1);
-    let (removed, left) = octets.split_at_checked(blocks * BLOCK).unwrap_or_default();
+fn shifted(register: u32, bytes: &[u8]) -> u32 {
+    let blocks = (bytes.len() / BLOCK).saturating_sub(1);
+    let (removed, left) = bytes.split_at_checked(blocks * BLOCK).unwrap_or_default();
     let Some((last, rest)) = left.split_first_chunk::<BLOCK>().filter(|_| blocks > 0) else {
-        return tabled(register, octets);
+        return tabled(register, bytes);
     };
     // What is to be added to the next words.
     let mut ahead = [u64::from(register), 0, 0, 0, 0];
@@ -79,17 +79,17 @@ fn shifted(register: u32, octets: &[u8]) -> u32 {
         }
     }
     let mut last = *last;
-    for (octet, added) in last.iter_mut().zip(ahead.into_iter().flat_map(u64::to_le_bytes)) {
-        *octet ^= added;
+    for (byte, added) in last.iter_mut().zip(ahead.into_iter().flat_map(u64::to_le_bytes)) {
+        *byte ^= added;
     }
     tabled(tabled(0, &last), rest)
 }
 
 /// The register after some bytes, one by one.
-fn tabled(register: u32, octets: &[u8]) -> u32 {
-    octets.iter().fold(register, |register, octet| {
+fn tabled(register: u32, bytes: &[u8]) -> u32 {
+    bytes.iter().fold(register, |register, byte| {
         let [low, ..] = register.to_le_bytes();
-        (register >> 8) ^ TABLE[usize::from(low ^ octet)]
+        (register >> 8) ^ TABLE[usize::from(low ^ byte)]
     })
 }
 
@@ -114,11 +114,11 @@ static TABLE: [u32; 256] = {
 
 /// Compares both on the payload of a full packet. Each has its best of a few tries, so that what disturbs one does not decide.
 fn shifts_win() -> bool {
-    let octets = black_box([0x5a; super::MAX_PAYLOAD]);
+    let bytes = black_box([0x5a; super::MAX_PAYLOAD]);
     let time = |start: Crc| {
         let mut crc = start;
         let begin = Instant::now();
-        crc.update(&octets);
+        crc.update(&bytes);
         black_box(crc.finish());
         begin.elapsed()
     };

@@ -21,7 +21,7 @@ pub enum ParseError {
 
 /// A packet that was damaged on its way. Dropped without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
-pub enum Damage {
+pub enum CrcError {
     /// The invariant CRC does not match.
     #[error("bad ICRC")]
     Icrc,

@@ -79,12 +79,12 @@ pub struct Aeth {
 
 impl Aeth {
     const fn from_bytes([syndrome, high, middle, low]: [u8; 4]) -> Self {
-        Self { syndrome: Syndrome::from_octet(syndrome), msn: u24([high, middle, low]) }
+        Self { syndrome: Syndrome::from_byte(syndrome), msn: u24([high, middle, low]) }
     }
 
     const fn to_bytes(self) -> [u8; 4] {
         let [high, middle, low] = u24_bytes(self.msn);
-        [self.syndrome.octet(), high, middle, low]
+        [self.syndrome.byte(), high, middle, low]
     }
 }
 

@@ -32,7 +32,7 @@ mod udp;
 
 pub use aeth::{NakCode, Syndrome, credit_count, credit_limit, rnr_delay};
 pub use bth::{Bth, DEFAULT_PKEY, pkey_matches};
-pub use error::{BuildError, Damage, ParseError};
+pub use error::{BuildError, CrcError, ParseError};
 pub use ethernet::{EtherType, Ethernet, Vlan};
 pub use ext::{Aeth, AtomicEth, Deth, Extension, Feth, Reth};
 pub use frame::{FrameWriter, MAX_FRAME, MAX_HEADER, MAX_PAYLOAD, build};

@@ -185,12 +185,12 @@ const fn line(low: u8) -> Option<(Operation, Position, Shape, PayloadRule, &'sta
     })
 }
 
-const fn describe(octet: u8) -> Option<OpcodeInfo> {
-    let service = match octet >> 5 {
+const fn describe(byte: u8) -> Option<OpcodeInfo> {
+    let service = match byte >> 5 {
         0 => Service::Rc,
         1 => Service::Uc,
         3 => Service::Ud,
-        4 if octet == Opcode::CNP.0 => {
+        4 if byte == Opcode::CNP.0 => {
             return Some(OpcodeInfo {
                 service: Service::Congestion,
                 operation: Operation::CongestionNotification,
@@ -202,7 +202,7 @@ const fn describe(octet: u8) -> Option<OpcodeInfo> {
         }
         _ => return None,
     };
-    let Some((operation, position, shape, payload, name)) = line(octet & 0x1f) else {
+    let Some((operation, position, shape, payload, name)) = line(byte & 0x1f) else {
         return None;
     };
     let (shape, defined) = match service {
@@ -210,7 +210,7 @@ const fn describe(octet: u8) -> Option<OpcodeInfo> {
             Shape::None => (Shape::Datagram, matches!(position, Position::Only)),
             _ => (Shape::DatagramImmediate, matches!((position, shape), (Position::Only, Shape::Immediate))),
         },
-        Service::Uc => (shape, octet & 0x1f <= 0x0b),
+        Service::Uc => (shape, byte & 0x1f <= 0x0b),
         Service::Rc | Service::Congestion => (shape, true),
     };
     if defined { Some(OpcodeInfo { service, operation, position, shape, payload, name }) } else { None }
@@ -218,13 +218,13 @@ const fn describe(octet: u8) -> Option<OpcodeInfo> {
 
 static TABLE: [Option<OpcodeInfo>; 256] = {
     let mut table = [None; 256];
-    let mut octet = 0_u8;
+    let mut byte = 0_u8;
     loop {
-        table[octet as usize] = describe(octet);
-        if octet == u8::MAX {
+        table[byte as usize] = describe(byte);
+        if byte == u8::MAX {
             break table;
         }
-        octet += 1;
+        byte += 1;
     }
 };
 
@@ -320,7 +320,7 @@ mod tests {
 
     #[test]
     fn defined_opcodes() {
-        let defined: Vec<u8> = (0..=u8::MAX).filter(|&octet| Opcode(octet).info().is_some()).collect();
+        let defined: Vec<u8> = (0..=u8::MAX).filter(|&byte| Opcode(byte).info().is_some()).collect();
         let expected: Vec<u8> =
             (0x00..=0x14).chain([0x16, 0x17, 0x1c, 0x1d]).chain(0x20..=0x2b).chain([0x64, 0x65, 0x81]).collect();
         assert_eq!(defined, expected);

@@ -3,7 +3,7 @@
 use pvrdma_verbs::{Gid, NetworkType};
 
 use super::bth::Bth;
-use super::error::{Damage, ParseError};
+use super::error::{CrcError, ParseError};
 use super::ethernet::{EtherType, Ethernet};
 use super::ext::Extension;
 use super::grh::Grh;
@@ -159,12 +159,12 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     /// Which check failed.
-    pub fn verify(&self) -> Result<(), Damage> {
+    pub fn verify(&self) -> Result<(), CrcError> {
         if self.computed_icrc() != self.icrc {
-            return Err(Damage::Icrc);
+            return Err(CrcError::Icrc);
         }
         if !self.udp_checksum_is_good() {
-            return Err(Damage::UdpChecksum);
+            return Err(CrcError::UdpChecksum);
         }
         Ok(())
     }

@@ -1,17 +1,17 @@
 //! Datagrams: ours against the captured ones, and what is dropped.
 
-use pvrdma_roce::wire::{Damage, Extension, Header, MAX_FRAME, Network, Opcode, Packet, build};
-use pvrdma_roce::{Datagram, DatagramSender, Marks, Origin, Path, Refused, admit};
-use pvrdma_verbs::{GidType, NetworkType, QpType, SendData, SendFlags, SendOp, SendWork, Sge, UdDestination, WcStatus};
+use pvrdma_roce::wire::{CrcError, Extension, Header, MAX_FRAME, Network, Opcode, Packet, build};
+use pvrdma_roce::{Datagram, DatagramSender, DropReason, EgressMarking, Origin, Path, admit};
+use pvrdma_verbs::{GidType, NetworkType, QpType, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination, WcStatus};
 
 use super::host::{Host, KEY};
 use super::pcap;
 
 const LOCAL: u64 = 0x1000;
 
-fn work(to: UdDestination, data: SendData, length: u32) -> SendWork {
+fn work(to: UdDestination, data: SendData, length: u32) -> SendWr {
     let sges = vec![Sge { addr: LOCAL, length, lkey: KEY }];
-    SendWork { wr_id: 0, op: SendOp::Send { data, to: Some(to) }, flags: SendFlags::SIGNALED, sges }
+    SendWr { wr_id: 0, op: SendOp::Send { data, to: Some(to) }, flags: SendFlags::SIGNALED, sges }
 }
 
 fn destination(header: &Header) -> UdDestination {
@@ -32,7 +32,7 @@ fn origin(header: &Header) -> Origin {
         gid: header.network.source(),
         kind: GidType::RoceV2,
         vlan: header.ethernet.vlan_id(),
-        marks: Marks::default(),
+        marks: EgressMarking::default(),
     }
 }
 
@@ -102,17 +102,17 @@ fn what_is_not_let_through() {
         admit(&Packet::parse(&build(&header, packet.payload).unwrap()).unwrap(), QpType::Ud).err()
     };
     assert_eq!(refused(&|_| {}), None);
-    assert_eq!(refused(&|header| header.bth.version = 1), Some(Refused::Version));
-    assert_eq!(refused(&|header| header.bth.pkey = 0x1234), Some(Refused::Pkey));
+    assert_eq!(refused(&|header| header.bth.version = 1), Some(DropReason::Version));
+    assert_eq!(refused(&|header| header.bth.pkey = 0x1234), Some(DropReason::Pkey));
     let rc = |header: &mut Header| (header.bth.opcode, header.extension) = (Opcode(4), Extension::None);
-    assert_eq!(refused(&rc), Some(Refused::Opcode));
+    assert_eq!(refused(&rc), Some(DropReason::Opcode));
     assert_eq!(
         refused(&|header| (header.bth.opcode, header.extension) = (Opcode(0x66), Extension::None)),
-        Some(Refused::Opcode)
+        Some(DropReason::Opcode)
     );
     let mut damaged = frames[1].clone();
     *damaged.last_mut().unwrap() ^= 1;
-    assert_eq!(admit(&Packet::parse(&damaged).unwrap(), QpType::Ud).err(), Some(Refused::Damaged(Damage::Icrc)));
+    assert_eq!(admit(&Packet::parse(&damaged).unwrap(), QpType::Ud).err(), Some(DropReason::Damaged(CrcError::Icrc)));
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn requests_that_are_no_datagrams() {
     let path = Path::datagram(&origin(&header), &to, to.qpn).unwrap();
     let (mut host, mut out) = (Host::new(), [0; MAX_FRAME]);
     let mut send =
-        |mut work: SendWork| sender.send(&mut work, &path, 1024, &mut host, &mut out).map(|len| out[..len].to_vec());
+        |mut work: SendWr| sender.send(&mut work, &path, 1024, &mut host, &mut out).map(|len| out[..len].to_vec());
     assert_eq!(send(work(to, SendData::None, 1025)), Err(WcStatus::LocalLength));
     assert_eq!(send(work(to, SendData::Invalidate(1), 5)), Err(WcStatus::LocalQpOperation));
     let mut foreign = work(to, SendData::None, 5);

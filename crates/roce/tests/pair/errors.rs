@@ -8,7 +8,7 @@ use pvrdma_verbs::WcStatus::{
     RemoteOperation, RetryExceeded, RnrRetryExceeded, Success,
 };
 use pvrdma_verbs::{
-    Access, Invalidate, Mtu, QpAttrs, QpEvent, RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge, WcStatus,
+    Access, Invalidate, Mtu, QpAttrs, QpEvent, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus,
 };
 
 use super::host::KEY;
@@ -17,31 +17,31 @@ use super::net::{Pair, Setup};
 const LOCAL: u64 = 0x1000;
 const REMOTE: RemoteAddress = RemoteAddress { addr: 0x5000, rkey: KEY };
 
-fn work(op: SendOp, length: u32) -> SendWork {
+fn work(op: SendOp, length: u32) -> SendWr {
     let sges = vec![Sge { addr: LOCAL, length, lkey: KEY }];
-    SendWork { wr_id: 0, op, flags: SendFlags::SIGNALED, sges }
+    SendWr { wr_id: 0, op, flags: SendFlags::SIGNALED, sges }
 }
 
-fn send(length: u32) -> SendWork {
+fn send(length: u32) -> SendWr {
     work(SendOp::Send { data: SendData::None, to: None }, length)
 }
 
-fn write(remote: RemoteAddress, length: u32) -> SendWork {
+fn write(remote: RemoteAddress, length: u32) -> SendWr {
     work(SendOp::Write { remote, immediate: None }, length)
 }
 
-fn read(remote: RemoteAddress, length: u32) -> SendWork {
+fn read(remote: RemoteAddress, length: u32) -> SendWr {
     work(SendOp::Read { remote }, length)
 }
 
-fn add(remote: RemoteAddress) -> SendWork {
+fn add(remote: RemoteAddress) -> SendWr {
     work(SendOp::FetchAdd { remote, add: 1 }, 8)
 }
 
 /// Posts at end 0, runs to the end, and gives the statuses of its requests.
-fn run(pair: &mut Pair, works: impl IntoIterator<Item = SendWork>) -> Vec<WcStatus> {
+fn run(pair: &mut Pair, works: impl IntoIterator<Item = SendWr>) -> Vec<WcStatus> {
     for (wr_id, work) in works.into_iter().enumerate() {
-        pair.ends[0].post(SendWork { wr_id: wr_id as u64, ..work });
+        pair.ends[0].post(SendWr { wr_id: wr_id as u64, ..work });
     }
     pair.run();
     let sent = &pair.ends[0].host.sent;
@@ -89,7 +89,7 @@ fn wrong_keys_end_both_ends() {
         assert_eq!(pair.ends[1].host.events, [QpEvent::CommunicationEstablished, QpEvent::AccessError]);
         assert_eq!(naks(&pair), [NakCode::RemoteAccess]);
         // Whatever is posted later is flushed at once.
-        pair.ends[0].post(SendWork { wr_id: 4, ..send(1) });
+        pair.ends[0].post(SendWr { wr_id: 4, ..send(1) });
         assert_eq!(pair.ends[0].host.sent.last().map(|ended| ended.status), Some(Flushed));
     }
 }
@@ -149,11 +149,11 @@ fn a_key_that_cannot_be_invalidated() {
 
 #[test]
 fn local_errors_wait_for_their_turn_and_send_nothing() {
-    let foreign = |mut work: SendWork| {
+    let foreign = |mut work: SendWr| {
         work.sges[0].lkey = 0x55;
         work
     };
-    let huge = SendWork { sges: vec![Sge { addr: 0, length: u32::MAX, lkey: KEY }; 2], ..write(REMOTE, 0) };
+    let huge = SendWr { sges: vec![Sge { addr: 0, length: u32::MAX, lkey: KEY }; 2], ..write(REMOTE, 0) };
     let cases = [
         (foreign(write(REMOTE, 100)), LocalProtection),
         (foreign(read(REMOTE, 100)), LocalProtection),
@@ -176,7 +176,7 @@ fn a_read_that_cannot_be_placed() {
     let mut failing = read(REMOTE, 3000);
     failing.sges[0].addr = 0x8000;
     for (wr_id, work) in [failing, write(REMOTE, 1)].into_iter().enumerate() {
-        pair.ends[0].post(SendWork { wr_id: wr_id as u64, ..work });
+        pair.ends[0].post(SendWr { wr_id: wr_id as u64, ..work });
     }
     while pair.frames[0].is_empty() {
         pair.step();
@@ -267,7 +267,7 @@ fn local_invalidation_waits_for_what_came_before() {
     let mut pair = pair();
     let invalidate = SendOp::LocalInvalidate(Invalidate { key: 0x77 });
     for (wr_id, work) in [write(REMOTE, 5000), work(invalidate, 0), write(REMOTE, 1)].into_iter().enumerate() {
-        pair.ends[0].post(SendWork { wr_id: wr_id as u64, ..work });
+        pair.ends[0].post(SendWr { wr_id: wr_id as u64, ..work });
     }
     while pair.ends[0].host.sent.is_empty() {
         assert!(pair.ends[0].host.invalidated.is_empty());
@@ -286,7 +286,7 @@ fn draining_finishes_what_was_started() {
         pair.step();
     }
     pair.ends[0].requester.set_draining(true);
-    pair.ends[0].post(SendWork { wr_id: 1, ..write(REMOTE, 1) });
+    pair.ends[0].post(SendWr { wr_id: 1, ..write(REMOTE, 1) });
     assert!(!pair.ends[0].requester.is_idle());
     pair.run();
     assert_eq!(pair.ends[0].host.sent.len(), 1);
@@ -355,7 +355,7 @@ fn answers_that_fit_nothing() {
     let now = pair.now;
     let [ours, peer] = &mut pair.ends;
     ours.post(read(REMOTE, 2000));
-    ours.post(SendWork { wr_id: 1, ..write(REMOTE, 10) });
+    ours.post(SendWr { wr_id: 1, ..write(REMOTE, 10) });
     for frame in ours.transmit(now) {
         peer.receive(now, &frame);
     }
@@ -377,7 +377,7 @@ fn answers_that_fit_nothing() {
     assert_eq!(ours.requester.stats().stale, 4);
 
     // An answer to a READ where a write is outstanding.
-    ours.post(SendWork { wr_id: 2, ..write(REMOTE, 10) });
+    ours.post(SendWr { wr_id: 2, ..write(REMOTE, 10) });
     let sent = ours.transmit(now);
     let mut header = Packet::parse(&answers[0]).unwrap().header;
     header.bth.psn = Packet::parse(&sent[0]).unwrap().header.bth.psn;

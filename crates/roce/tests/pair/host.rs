@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use pvrdma_roce::{AtomicChange, Fault, Received, Refusal, RequesterHost, ResponderHost};
-use pvrdma_verbs::{Access, QpEvent, RecvWork, RemoteAddress, SendOp, SendWork, Sge, WcStatus};
+use pvrdma_roce::{AtomicChange, Fault, NakReason, Received, RequesterOps, ResponderOps};
+use pvrdma_verbs::{Access, QpEvent, RecvWr, RemoteAddress, SendOp, SendWr, Sge, WcStatus};
 
 /// The key of all memory.
 pub(crate) const KEY: u32 = 0x1234;
@@ -15,17 +15,17 @@ pub(crate) struct Sparse(BTreeMap<u64, Box<[u8]>>);
 
 impl Sparse {
     pub(crate) fn read(&self, addr: u64, out: &mut [u8]) {
-        for (i, octet) in out.iter_mut().enumerate() {
+        for (i, byte) in out.iter_mut().enumerate() {
             let at = addr + i as u64;
-            *octet = self.0.get(&(at / PAGE)).map_or(0, |page| page[usize::try_from(at % PAGE).unwrap()]);
+            *byte = self.0.get(&(at / PAGE)).map_or(0, |page| page[usize::try_from(at % PAGE).unwrap()]);
         }
     }
 
     pub(crate) fn write(&mut self, addr: u64, data: &[u8]) {
-        for (i, octet) in data.iter().enumerate() {
+        for (i, byte) in data.iter().enumerate() {
             let at = addr + i as u64;
             let page = self.0.entry(at / PAGE).or_insert_with(|| vec![0; usize::try_from(PAGE).unwrap()].into());
-            page[usize::try_from(at % PAGE).unwrap()] = *octet;
+            page[usize::try_from(at % PAGE).unwrap()] = *byte;
         }
     }
 
@@ -56,8 +56,8 @@ pub(crate) struct Host {
     pub(crate) mr_access: Access,
     pub(crate) max_dest_rd_atomic: u8,
     pub(crate) rnr_timer: u8,
-    pub(crate) receives: VecDeque<RecvWork>,
-    in_use: Option<RecvWork>,
+    pub(crate) receives: VecDeque<RecvWr>,
+    in_use: Option<RecvWr>,
     pub(crate) sent: Vec<Ended>,
     pub(crate) received: Vec<(Ended, Option<Received>)>,
     pub(crate) events: Vec<QpEvent>,
@@ -92,7 +92,7 @@ impl Host {
 
     pub(crate) fn post_receive(&mut self, wr_id: u64, addr: u64, length: u32) {
         let sges = vec![Sge { addr, length, lkey: self.key }];
-        self.receives.push_back(RecvWork { wr_id, sges, malformed: false });
+        self.receives.push_back(RecvWr { wr_id, sges, malformed: false });
     }
 
     fn covers(&self, key: u32, addr: u64, len: u64) -> bool {
@@ -138,11 +138,11 @@ impl Host {
         }
     }
 
-    fn end_receive(&mut self, work: &RecvWork, status: WcStatus) {
+    fn end_receive(&mut self, work: &RecvWr, status: WcStatus) {
         self.received.push((Ended { wr_id: work.wr_id, status, byte_len: 0 }, None));
     }
 
-    fn fail_receive(&mut self, status: WcStatus, refusal: Refusal) -> Refusal {
+    fn fail_receive(&mut self, status: WcStatus, refusal: NakReason) -> NakReason {
         if let Some(work) = self.in_use.take() {
             self.end_receive(&work, status);
         }
@@ -151,8 +151,8 @@ impl Host {
     }
 }
 
-impl RequesterHost for Host {
-    fn begin(&mut self, work: &mut SendWork) -> Result<(), WcStatus> {
+impl RequesterOps for Host {
+    fn begin(&mut self, work: &mut SendWr) -> Result<(), WcStatus> {
         match &work.op {
             SendOp::Unsupported { .. } | SendOp::Malformed => return Err(WcStatus::LocalQpOperation),
             SendOp::LocalInvalidate(invalidate) => self.invalidated.push(invalidate.key),
@@ -175,7 +175,7 @@ impl RequesterHost for Host {
         self.write_list(sges, offset, data)
     }
 
-    fn finish(&mut self, work: &SendWork, status: WcStatus, byte_len: u32) {
+    fn finish(&mut self, work: &SendWr, status: WcStatus, byte_len: u32) {
         self.sent.push(Ended { wr_id: work.wr_id, status, byte_len });
     }
 
@@ -184,65 +184,65 @@ impl RequesterHost for Host {
     }
 }
 
-impl ResponderHost for Host {
+impl ResponderOps for Host {
     fn request_arrived(&mut self) {
         if !std::mem::replace(&mut self.arrived, true) {
             self.events.push(QpEvent::CommunicationEstablished);
         }
     }
 
-    fn take_receive(&mut self) -> Result<(), Refusal> {
+    fn take_receive(&mut self) -> Result<(), NakReason> {
         if self.in_use.is_none() {
-            self.in_use = Some(self.receives.pop_front().ok_or(Refusal::NotReady(self.rnr_timer))?);
+            self.in_use = Some(self.receives.pop_front().ok_or(NakReason::NotReady(self.rnr_timer))?);
         }
         if self.in_use.as_ref().unwrap().malformed {
-            return Err(self.fail_receive(WcStatus::LocalQpOperation, Refusal::RemoteOperation));
+            return Err(self.fail_receive(WcStatus::LocalQpOperation, NakReason::RemoteOperation));
         }
         Ok(())
     }
 
-    fn fill_receive(&mut self, offset: u64, data: &[u8]) -> Result<(), Refusal> {
+    fn fill_receive(&mut self, offset: u64, data: &[u8]) -> Result<(), NakReason> {
         let sges = self.in_use.as_ref().unwrap().sges.clone();
         let room: u64 = sges.iter().map(|sge| u64::from(sge.length)).sum();
         if offset + data.len() as u64 > room {
-            return Err(self.fail_receive(WcStatus::LocalLength, Refusal::InvalidRequest));
+            return Err(self.fail_receive(WcStatus::LocalLength, NakReason::InvalidRequest));
         }
         match self.write_list(&sges, offset, data) {
             Ok(()) => Ok(()),
-            Err(Fault) => Err(self.fail_receive(WcStatus::LocalProtection, Refusal::RemoteOperation)),
+            Err(Fault) => Err(self.fail_receive(WcStatus::LocalProtection, NakReason::RemoteOperation)),
         }
     }
 
-    fn complete_receive(&mut self, received: Received) -> Result<(), Refusal> {
+    fn complete_receive(&mut self, received: Received) -> Result<(), NakReason> {
         let work = self.in_use.take().unwrap();
         let ended = Ended { wr_id: work.wr_id, status: WcStatus::Success, byte_len: received.length };
         self.received.push((ended, Some(received)));
         Ok(())
     }
 
-    fn invalidate(&mut self, key: u32) -> Result<(), Refusal> {
+    fn invalidate(&mut self, key: u32) -> Result<(), NakReason> {
         if key == self.key {
-            return Err(self.fail_receive(WcStatus::RemoteInvalidRequest, Refusal::RemoteOperation));
+            return Err(self.fail_receive(WcStatus::RemoteInvalidRequest, NakReason::RemoteOperation));
         }
         self.invalidated.push(key);
         Ok(())
     }
 
-    fn check_enabled(&mut self, need: Access) -> Result<(), Refusal> {
+    fn check_enabled(&mut self, need: Access) -> Result<(), NakReason> {
         let reads = need.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
         if !self.qp_access.contains(need) || reads && self.max_dest_rd_atomic == 0 {
-            self.refuse(Refusal::InvalidRequest);
-            return Err(Refusal::InvalidRequest);
+            self.refuse(NakReason::InvalidRequest);
+            return Err(NakReason::InvalidRequest);
         }
         Ok(())
     }
 
-    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), Refusal> {
+    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), NakReason> {
         if self.covers(remote.rkey, remote.addr, length) && self.mr_access.contains(need) {
             return Ok(());
         }
-        self.refuse(Refusal::RemoteAccess);
-        Err(Refusal::RemoteAccess)
+        self.refuse(NakReason::RemoteAccess);
+        Err(NakReason::RemoteAccess)
     }
 
     fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), Fault> {
@@ -260,19 +260,19 @@ impl ResponderHost for Host {
 
     fn update(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<u64, Fault> {
         self.atomics += 1;
-        let mut octets = [0; 8];
-        self.memory.read(remote.addr, &mut octets);
-        let old = u64::from_le_bytes(octets);
+        let mut bytes = [0; 8];
+        self.memory.read(remote.addr, &mut bytes);
+        let old = u64::from_le_bytes(bytes);
         if let Some(new) = change.apply(old) {
             self.memory.write(remote.addr, &new.to_le_bytes());
         }
         Ok(old)
     }
 
-    fn refuse(&mut self, refusal: Refusal) {
+    fn refuse(&mut self, refusal: NakReason) {
         match refusal {
-            Refusal::InvalidRequest => self.events.push(QpEvent::RequestError),
-            Refusal::RemoteAccess => self.events.push(QpEvent::AccessError),
+            NakReason::InvalidRequest => self.events.push(QpEvent::RequestError),
+            NakReason::RemoteAccess => self.events.push(QpEvent::AccessError),
             _ => {}
         }
         self.end();

@@ -6,7 +6,7 @@ use pvrdma_roce::Handled;
 use pvrdma_roce::wire::{
     Aeth, AtomicEth, Bth, Extension, Feth, Header, MAX_FRAME, Opcode, Packet, Reth, Shape, Syndrome, build,
 };
-use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge};
+use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge};
 
 use super::host::KEY;
 use super::net::{End, Random, Setup};
@@ -29,7 +29,7 @@ fn packet(random: &mut Random, template: &Header, setup: &Setup) -> Vec<u8> {
     };
     let atomic = AtomicEth { address: reth.address, rkey: reth.rkey, swap_or_add: 1, compare: 0 };
     let syndrome = u8::try_from(random.below(256)).unwrap();
-    let aeth = Aeth { syndrome: Syndrome::from_octet(if random.chance(600) { 0x1f } else { syndrome }), msn: 0 };
+    let aeth = Aeth { syndrome: Syndrome::from_byte(if random.chance(600) { 0x1f } else { syndrome }), msn: 0 };
     let extension = match bth.opcode.info().map_or(Shape::None, |info| info.shape) {
         Shape::None => Extension::None,
         Shape::Immediate => Extension::Immediate([1; 4]),
@@ -53,7 +53,7 @@ fn packet(random: &mut Random, template: &Header, setup: &Setup) -> Vec<u8> {
 
 /// The header of a packet that the peer would send.
 fn template(peer: &mut End, now: Duration) -> Header {
-    peer.post(SendWork {
+    peer.post(SendWr {
         wr_id: 0,
         op: SendOp::Write { remote: RemoteAddress { addr: 0, rkey: KEY }, immediate: None },
         flags: SendFlags::empty(),
@@ -83,7 +83,7 @@ fn arbitrary_packets() {
             };
             let length = u32::try_from(random.below(3000)).unwrap();
             let sges = vec![Sge { addr: 0x10_0000, length, lkey: KEY }];
-            end.post(SendWork { wr_id: i, op, flags: SendFlags::empty(), sges });
+            end.post(SendWr { wr_id: i, op, flags: SendFlags::empty(), sges });
         }
         let mut out = [0; MAX_FRAME];
         let mut owed = 0;
@@ -131,7 +131,7 @@ fn a_flood_of_repeated_requests_is_bounded() {
     for i in 0..4 {
         let sges = vec![Sge { addr: 0x10_0000, length: if i % 2 == 0 { 5000 } else { 8 }, lkey: KEY }];
         let op = if i % 2 == 0 { SendOp::Read { remote } } else { SendOp::FetchAdd { remote, add: 1 } };
-        peer.post(SendWork { wr_id: i, op, flags: SendFlags::empty(), sges });
+        peer.post(SendWr { wr_id: i, op, flags: SendFlags::empty(), sges });
     }
     let requests = peer.transmit(now);
     for _ in 0..100 {

@@ -5,19 +5,19 @@ use std::time::Duration;
 
 use pvrdma_roce::wire::{Extension, Packet, Syndrome};
 use pvrdma_verbs::WcStatus::Success;
-use pvrdma_verbs::{Psn, RemoteAddress, SendFlags, SendOp, SendWork, Sge};
+use pvrdma_verbs::{Psn, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
 
 use super::host::KEY;
 use super::net::{Pair, Setup};
 
 const REMOTE: RemoteAddress = RemoteAddress { addr: 0x5000, rkey: KEY };
 
-fn work(wr_id: u64, op: SendOp, length: u32) -> SendWork {
+fn work(wr_id: u64, op: SendOp, length: u32) -> SendWr {
     let sges = vec![Sge { addr: 0x1000, length, lkey: KEY }];
-    SendWork { wr_id, op, flags: SendFlags::SIGNALED, sges }
+    SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges }
 }
 
-fn write(wr_id: u64, packets: u32) -> SendWork {
+fn write(wr_id: u64, packets: u32) -> SendWr {
     work(wr_id, SendOp::Write { remote: REMOTE, immediate: None }, packets * 1024)
 }
 

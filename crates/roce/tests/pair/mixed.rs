@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use pvrdma_roce::Tuning;
 use pvrdma_verbs::{
-    GidType, Mtu, Psn, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge, WcOpcode, WcStatus,
+    GidType, Mtu, Psn, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 use super::host::KEY;
@@ -44,7 +44,7 @@ struct Direction {
     initial: Vec<u8>,
     model: Vec<u8>,
     source: Vec<u8>,
-    works: VecDeque<SendWork>,
+    works: VecDeque<SendWr>,
     expected: Vec<(Expected, u32)>,
     messages: Vec<Message>,
     atomics: u32,
@@ -53,8 +53,8 @@ struct Direction {
 
 impl Direction {
     fn new(random: &mut Random, operations: u64, lossless: bool) -> Self {
-        let mut octets = |len| (0..len).map(|_| random.next().to_le_bytes()[0]).collect::<Vec<u8>>();
-        let (model, source) = (octets(TARGET_LEN), octets(TARGET_LEN));
+        let mut bytes = |len| (0..len).map(|_| random.next().to_le_bytes()[0]).collect::<Vec<u8>>();
+        let (model, source) = (bytes(TARGET_LEN), bytes(TARGET_LEN));
         let mut this = Self {
             initial: model.clone(),
             model,
@@ -74,7 +74,7 @@ impl Direction {
         this
     }
 
-    fn operation(&mut self, random: &mut Random, wr_id: u64, landing: &mut u64, unfenced_reads: &mut bool) -> SendWork {
+    fn operation(&mut self, random: &mut Random, wr_id: u64, landing: &mut u64, unfenced_reads: &mut bool) -> SendWr {
         let length = match random.below(4) {
             0 => random.below(4),
             1 => 256 * random.below(9),
@@ -88,7 +88,7 @@ impl Direction {
         let (from_at, to_at) = (usize::try_from(from).unwrap(), usize::try_from(to).unwrap());
         let remote = RemoteAddress { addr: TARGET + to, rkey: KEY };
         let mut flags = SendFlags::empty();
-        let octets = [1, 2, 3, wr_id.to_le_bytes()[0]];
+        let bytes = [1, 2, 3, wr_id.to_le_bytes()[0]];
         let mut sges = split(random, SOURCE + from, length32);
         let mut expected = (Expected::Nothing, 0);
         if random.chance(100) {
@@ -98,14 +98,14 @@ impl Direction {
         let op = match random.below(10) {
             0..=3 => {
                 let data = match random.below(4) {
-                    0 => SendData::Immediate(octets),
+                    0 => SendData::Immediate(bytes),
                     1 => SendData::Invalidate(0x9900 + u32::from(wr_id.to_le_bytes()[0])),
                     _ => SendData::None,
                 };
                 self.messages.push(Message {
                     data: Some(self.source[from_at..from_at + size].to_vec()),
                     length: length32,
-                    immediate: if let SendData::Immediate(octets) = data { Some(octets) } else { None },
+                    immediate: if let SendData::Immediate(bytes) = data { Some(bytes) } else { None },
                     invalidated: if let SendData::Invalidate(key) = data { Some(key) } else { None },
                     opcode: WcOpcode::Recv,
                     solicited,
@@ -114,7 +114,7 @@ impl Direction {
             }
             4..=6 => {
                 self.model[to_at..to_at + size].copy_from_slice(&self.source[from_at..from_at + size]);
-                let immediate = random.chance(300).then_some(octets);
+                let immediate = random.chance(300).then_some(bytes);
                 if immediate.is_some() {
                     let opcode = WcOpcode::RecvRdmaWithImmediate;
                     self.messages.push(Message {
@@ -161,7 +161,7 @@ impl Direction {
         }
         *unfenced_reads |= matches!(op, SendOp::Read { .. });
         self.expected.push(expected);
-        SendWork { wr_id, op, flags, sges }
+        SendWr { wr_id, op, flags, sges }
     }
 }
 

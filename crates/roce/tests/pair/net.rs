@@ -5,8 +5,8 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
-use pvrdma_roce::{Handled, Marks, Origin, Path, Requester, Responder, Tuning, admit_connected};
-use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWork};
+use pvrdma_roce::{EgressMarking, Handled, Origin, Path, Requester, Responder, Tuning, admit_connected};
+use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWr};
 
 use super::host::Host;
 
@@ -97,7 +97,13 @@ fn origin(setup: &Setup, end: u8) -> Origin {
         gid.0[0] = 0xfd;
         gid.0[15] = end;
     }
-    Origin { mac: MacAddr([2, 0, 0, 0, 0, end]), gid, kind: setup.kind, vlan: setup.vlan, marks: Marks::default() }
+    Origin {
+        mac: MacAddr([2, 0, 0, 0, 0, end]),
+        gid,
+        kind: setup.kind,
+        vlan: setup.vlan,
+        marks: EgressMarking::default(),
+    }
 }
 
 impl End {
@@ -148,7 +154,7 @@ impl End {
         self.handle(now);
     }
 
-    pub(crate) fn post(&mut self, work: SendWork) {
+    pub(crate) fn post(&mut self, work: SendWr) {
         self.requester.post(work, &mut self.host);
     }
 

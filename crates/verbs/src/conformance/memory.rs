@@ -144,5 +144,5 @@ pub(super) fn keys_differ_and_can_be_made_again<B: Backend>(bed: &Bed<'_, B>) {
     assert!(pair.b.hca.register_mr(&pair.b.pd, request).is_err());
     let request =
         MrRequest::User { start: 0x7000, length: 4097, pages: page_list(&pages), access: Access::LOCAL_WRITE };
-    assert!(pair.b.hca.register_mr(&pair.b.pd, request).is_err(), "more octets than pages");
+    assert!(pair.b.hca.register_mr(&pair.b.pd, request).is_err(), "more bytes than pages");
 }

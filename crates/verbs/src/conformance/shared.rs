@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::Bed;
 use crate::testing::{End, Node, Ring, SEND, post_shared, write};
 use crate::{
-    AsyncEvent, Backend, Hca, QpEvent, QpState, QpType, RecvWork, RemoteAddress, SharedReceiveQueue, SrqEvent, WcStatus,
+    AsyncEvent, Backend, Hca, QpEvent, QpState, QpType, RecvWr, RemoteAddress, SharedReceiveQueue, SrqEvent, WcStatus,
 };
 
 const OK: WcStatus = WcStatus::Success;
@@ -16,7 +16,7 @@ type Ends<H> = (End<H>, End<H>);
 struct Shared<B: Backend> {
     pairs: Vec<Ends<B::Hca>>,
     srq: <B::Hca as Hca>::Srq,
-    ring: Arc<Ring<RecvWork>>,
+    ring: Arc<Ring<RecvWr>>,
     a: Node<B::Hca>,
     b: Node<B::Hca>,
 }

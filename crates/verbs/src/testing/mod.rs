@@ -34,10 +34,10 @@ pub const fn write(remote: RemoteAddress) -> SendOp {
 }
 
 /// Memory that can be mapped a second time, as that of guests can.
-pub fn shared_memory(octets: usize) -> Arc<MmapRegion> {
+pub fn shared_memory(bytes: usize) -> Arc<MmapRegion> {
     let fd = rustix::fs::memfd_create("guest-memory", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
-    rustix::fs::ftruncate(&fd, octets as u64).unwrap();
-    Arc::new(MmapRegion::from_file(FileOffset::new(fd.into(), 0), octets).unwrap())
+    rustix::fs::ftruncate(&fd, bytes as u64).unwrap();
+    Arc::new(MmapRegion::from_file(FileOffset::new(fd.into(), 0), bytes).unwrap())
 }
 
 /// Bytes that differ from place to place.

@@ -11,7 +11,7 @@ use crate::hca::{
 };
 use crate::queue::{CompletionSink, EventSink, RecvSource};
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, Psn, QpState, QpType, Qpn};
-use crate::work::{RecvWork, RemoteAddress, SendFlags, SendOp, SendWork, Sge};
+use crate::work::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
 use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PageList, PageListBuilder, PinPolicy};
 
 /// First bus address of a node's memory.
@@ -155,7 +155,7 @@ impl<H: Hca> Node<H> {
     ///
     /// # Panics
     /// The adapter does not want to make one.
-    pub fn srq(&self, limit: u32) -> (H::Srq, Arc<Ring<RecvWork>>) {
+    pub fn srq(&self, limit: u32) -> (H::Srq, Arc<Ring<RecvWr>>) {
         let ring = Arc::new(Ring::default());
         let queue = Box::new(Consumer(Arc::clone(&ring)));
         let init = SrqInit { cookie: 77, pd: &self.pd, queue, limit, max_wr: DEPTH, max_sge: 4 };
@@ -164,8 +164,8 @@ impl<H: Hca> Node<H> {
 }
 
 /// Posts receives without memory to a shared queue.
-pub(crate) fn post_shared<S: SharedReceiveQueue>(srq: &S, ring: &Ring<RecvWork>, wr_ids: std::ops::Range<u64>) {
-    ring.posted.lock().extend(wr_ids.map(|wr_id| RecvWork { wr_id, ..RecvWork::default() }));
+pub(crate) fn post_shared<S: SharedReceiveQueue>(srq: &S, ring: &Ring<RecvWr>, wr_ids: std::ops::Range<u64>) {
+    ring.posted.lock().extend(wr_ids.map(|wr_id| RecvWr { wr_id, ..RecvWr::default() }));
     srq.notify_recv();
 }
 
@@ -261,9 +261,9 @@ pub struct End<H: Hca> {
     /// The queue pair.
     pub qp: H::Qp,
     /// Its send ring.
-    pub sends: Arc<Ring<SendWork>>,
+    pub sends: Arc<Ring<SendWr>>,
     /// Its receive ring.
-    pub receives: Arc<Ring<RecvWork>>,
+    pub receives: Arc<Ring<RecvWr>>,
     /// Completions of its sends.
     pub scq: Arc<Completions>,
     /// Completions of its receives.
@@ -282,7 +282,7 @@ impl<H: Hca> End<H> {
 
     /// The same with any flags.
     pub fn post_with(&self, wr_id: u64, op: SendOp, sges: &[Sge], flags: SendFlags) {
-        self.sends.posted.lock().push_back(SendWork { wr_id, op, flags, sges: sges.to_vec() });
+        self.sends.posted.lock().push_back(SendWr { wr_id, op, flags, sges: sges.to_vec() });
     }
 
     /// Posts a signaled request.
@@ -293,7 +293,7 @@ impl<H: Hca> End<H> {
 
     /// Posts a receive.
     pub fn recv(&self, wr_id: u64, sges: &[Sge]) {
-        self.receives.posted.lock().push_back(RecvWork { wr_id, sges: sges.to_vec(), malformed: false });
+        self.receives.posted.lock().push_back(RecvWr { wr_id, sges: sges.to_vec(), malformed: false });
         self.qp.notify_recv();
     }
 

@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use super::DEADLINE;
 use crate::error::{CqOverrun, QueueError};
 use crate::queue::{AsyncEvent, CompletionSink, EventSink, RecvSource, SendSource};
-use crate::work::{Completion, RecvWork, SendWork, WcStatus};
+use crate::work::{Completion, RecvWr, SendWr, WcStatus};
 use pvrdma_guest_memory::DmaView;
 
 /// A ring that the "guest" fills.
@@ -60,8 +60,8 @@ impl<T> Ring<T> {
 /// The adapter's side of a ring.
 pub(super) struct Consumer<T>(pub(super) Arc<Ring<T>>);
 
-impl SendSource for Consumer<SendWork> {
-    fn pop(&mut self, _view: &DmaView<'_>, work: &mut SendWork) -> Result<bool, QueueError> {
+impl SendSource for Consumer<SendWr> {
+    fn pop(&mut self, _view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
         Ok(self.0.take().map(|element| *work = element).is_some())
     }
 
@@ -75,8 +75,8 @@ impl SendSource for Consumer<SendWork> {
     }
 }
 
-impl RecvSource for Consumer<RecvWork> {
-    fn pop(&mut self, _view: &DmaView<'_>, work: &mut RecvWork) -> Result<bool, QueueError> {
+impl RecvSource for Consumer<RecvWr> {
+    fn pop(&mut self, _view: &DmaView<'_>, work: &mut RecvWr) -> Result<bool, QueueError> {
         Ok(self.0.take().map(|element| *work = element).is_some())
     }
 

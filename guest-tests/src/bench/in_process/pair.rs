@@ -33,10 +33,10 @@ fn gid(host: u8) -> Gid {
 }
 
 impl Side {
-    fn new(backend: &Rxe, host: u8, octets: usize, spare: usize) -> Result<Self> {
-        let (memory, irqs) = (GuestMemory::new(octets + spare), Irqs::new());
+    fn new(backend: &Rxe, host: u8, bytes: usize, spare: usize) -> Result<Self> {
+        let (memory, irqs) = (GuestMemory::new(bytes + spare), Irqs::new());
         // Rings take scattered pages. This keeps a piece for the buffer in one.
-        let reserved = memory.alloc(octets.div_ceil(4096), Placement::Contiguous);
+        let reserved = memory.alloc(bytes.div_ceil(4096), Placement::Contiguous);
         let config = DeviceConfig::new(format!("bench{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]));
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), backend)?;
         let driver = Driver::probe(device, &memory, &irqs)?;
@@ -46,7 +46,7 @@ impl Side {
         let cq = driver.create_cq(Some(&context), 2 * DEPTH)?;
         let qp = driver.create_qp(&QpInit { max_send_wr: DEPTH, max_recv_wr: DEPTH, ..QpInit::rc(&pd, &cq) })?;
         memory.free(&reserved);
-        let buffer = driver.buffer(octets, 0, Placement::Contiguous);
+        let buffer = driver.buffer(bytes, 0, Placement::Contiguous);
         buffer.fill_pattern(host.into());
         let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
         Ok(Self { memory, driver, pd, cq, qp, buffer, mr, _context: context })
@@ -68,15 +68,15 @@ impl Side {
 }
 
 /// Two connected sides, each with a registered buffer of `bytes`.
-pub(super) fn connected(octets: usize) -> Result<[Side; 2]> {
-    connected_with_spare(octets, 64 << 20)
+pub(super) fn connected(bytes: usize) -> Result<[Side; 2]> {
+    connected_with_spare(bytes, 64 << 20)
 }
 
 /// The same with a choice of how much more memory the guests have.
-pub(super) fn connected_with_spare(octets: usize, spare: usize) -> Result<[Side; 2]> {
+pub(super) fn connected_with_spare(bytes: usize, spare: usize) -> Result<[Side; 2]> {
     let backend = Rxe::new(RxeConfig::default())?;
-    let mut a = Side::new(&backend, 1, octets, spare).context("cannot set up the first side")?;
-    let mut b = Side::new(&backend, 2, octets, spare).context("cannot set up the second side")?;
+    let mut a = Side::new(&backend, 1, bytes, spare).context("cannot set up the first side")?;
+    let mut b = Side::new(&backend, 2, bytes, spare).context("cannot set up the second side")?;
     a.qp.connect(&Path::to(gid(2), b.qp.qpn))?;
     b.qp.connect(&Path::to(gid(1), a.qp.qpn))?;
     Ok([a, b])

@@ -131,10 +131,10 @@ fn count(size: usize) -> u32 {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
-fn gigabytes(octets: usize, work: impl FnOnce() -> Result<()>) -> Result<f64> {
+fn gigabytes(bytes: usize, work: impl FnOnce() -> Result<()>) -> Result<f64> {
     let start = Instant::now();
     work()?;
-    Ok(octets as f64 / start.elapsed().as_secs_f64() / 1e9)
+    Ok(bytes as f64 / start.elapsed().as_secs_f64() / 1e9)
 }
 
 fn millions(requests: u32, work: impl FnOnce() -> Result<()>) -> Result<f64> {

@@ -25,7 +25,7 @@ pub(super) struct Stream {
     /// Processor seconds of both sides.
     pub(super) processor: f64,
     /// Bytes that arrived.
-    pub(super) octets: f64,
+    pub(super) bytes: f64,
 }
 
 /// Sends for a while over one stream.
@@ -50,7 +50,7 @@ pub(super) fn stream(network: &Network, seconds: f64) -> Result<Stream> {
     Ok(Stream {
         gigabits: number("/end/sum_received/bits_per_second")? / 1e9,
         processor: percent / 100.0 * took,
-        octets: number("/end/sum_received/bytes")?,
+        bytes: number("/end/sum_received/bytes")?,
     })
 }
 

@@ -121,7 +121,7 @@ impl<'a> RxePair<'a> {
             ))?
             .wait_success(TIMEOUT)?;
         let crossed = self.crossed()?.saturating_sub(before);
-        anyhow::ensure!(crossed >= MESSAGES * BULK.size as u64, "only {crossed} octets crossed the wire:\n{output}");
+        anyhow::ensure!(crossed >= MESSAGES * BULK.size as u64, "only {crossed} bytes crossed the wire:\n{output}");
         perftest::single(&perftest::parse(&output), perftest::Row::gigabits)
     }
 
@@ -141,6 +141,6 @@ impl<'a> RxePair<'a> {
     /// Bytes that have arrived at the far end.
     fn crossed(&self) -> Result<u64> {
         let text = self.vm.run("cat /sys/class/net/rxe-b/statistics/rx_bytes")?;
-        text.trim().parse().with_context(|| format!("no number of octets: {text}"))
+        text.trim().parse().with_context(|| format!("no number of bytes: {text}"))
     }
 }

@@ -60,9 +60,9 @@ fn against_tcp(network: &Network, runs: usize) -> Result<[Figure; 2]> {
         log::info!("{ours:?}");
         let theirs = baseline::stream(network, SECONDS)?;
         speed.push([gigabits(&BULK, &ours[0]), theirs.gigabits]);
-        let gibibytes = |octets: f64| octets / f64::from(1 << 30);
+        let gibibytes = |bytes: f64| bytes / f64::from(1 << 30);
         let processor = ours[0].processor + ours[1].processor;
-        cost.push([processor / gibibytes(octets(&BULK, &ours[0])), theirs.processor / gibibytes(theirs.octets)]);
+        cost.push([processor / gibibytes(bytes(&BULK, &ours[0])), theirs.processor / gibibytes(theirs.bytes)]);
     }
     let base = "one TCP stream (iperf3)";
     Ok([
@@ -111,12 +111,12 @@ fn many_connections(network: &Network, runs: usize) -> Result<Figure> {
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
-fn octets(options: &PeerOptions, outcome: &Outcome) -> f64 {
+fn bytes(options: &PeerOptions, outcome: &Outcome) -> f64 {
     outcome.messages as f64 * options.size as f64
 }
 
 fn gigabits(options: &PeerOptions, outcome: &Outcome) -> f64 {
-    octets(options, outcome) * 8.0 / outcome.seconds / 1e9
+    bytes(options, outcome) * 8.0 / outcome.seconds / 1e9
 }
 
 #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]

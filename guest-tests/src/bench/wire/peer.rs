@@ -158,7 +158,7 @@ pub(crate) fn run(options: &PeerOptions) -> Result<()> {
 impl Side {
     fn new(options: &PeerOptions) -> Result<Self> {
         let depth = options.depth.max(1);
-        let octets = options.size * if options.size < 4096 { depth as usize } else { 1 };
+        let bytes = options.size * if options.size < 4096 { depth as usize } else { 1 };
         let backend = Rxe::new(RxeConfig::default())?;
         let address = mac(options.side);
         let link = AfPacketLink::open("wire", address)?;
@@ -171,8 +171,8 @@ impl Side {
         let uplink =
             backend.plug(address, PortConfig { uplink: link, nic: None, mtu: MTU, rules: PortRules::default() })?;
         let ring = 64 << 10;
-        let (memory, irqs) = (GuestMemory::new(octets + (32 << 20) + options.qps * 2 * ring), Irqs::new());
-        let reserved = memory.alloc(octets.div_ceil(4096), Placement::Contiguous);
+        let (memory, irqs) = (GuestMemory::new(bytes + (32 << 20) + options.qps * 2 * ring), Irqs::new());
+        let reserved = memory.alloc(bytes.div_ceil(4096), Placement::Contiguous);
         let config = DeviceConfig::new("wire".to_owned(), address);
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &backend)?;
         let driver = Driver::probe(device, &memory, &irqs)?;
@@ -185,7 +185,7 @@ impl Side {
             .map(|_| driver.create_qp(&QpInit { max_send_wr: depth, max_recv_wr: depth, ..QpInit::rc(&pd, &cq) }))
             .collect::<Result<_, _>>()?;
         memory.free(&reserved);
-        let buffer = driver.buffer(octets, 0, Placement::Contiguous);
+        let buffer = driver.buffer(bytes, 0, Placement::Contiguous);
         buffer.fill_pattern(options.side.into());
         let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
         Ok(Self { memory, irqs, driver, cq, qps, buffer, mr, uplink, _pd: pd, _context: context })

@@ -169,16 +169,16 @@ impl Request {
     }
 }
 
-fn put(octets: &mut [u8], at: usize, value: &[u8]) {
-    octets[at..at + value.len()].copy_from_slice(value);
+fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+    bytes[at..at + value.len()].copy_from_slice(value);
 }
 
-fn number(octets: &[u8], at: usize) -> u32 {
-    octets[at..at + 4].iter().fold(0, |sum, &octet| sum << 8 | u32::from(octet))
+fn number(bytes: &[u8], at: usize) -> u32 {
+    bytes[at..at + 4].iter().fold(0, |sum, &byte| sum << 8 | u32::from(byte))
 }
 
-fn long(octets: &[u8], at: usize) -> u64 {
-    u64::from(number(octets, at)) << 32 | u64::from(number(octets, at + 4))
+fn long(bytes: &[u8], at: usize) -> u64 {
+    u64::from(number(bytes, at)) << 32 | u64::from(number(bytes, at + 4))
 }
 
 #[cfg(test)]

@@ -137,15 +137,15 @@ impl Pinger {
         self.heard -= 1;
         let place = self.side.buffer.read(HEARD, PLACE);
         self.listen()?;
-        let (address, rest) = place.split_first_chunk().expect("sixteen octets");
-        let (key, rest) = rest.split_first_chunk().expect("eight octets");
+        let (address, rest) = place.split_first_chunk().expect("sixteen bytes");
+        let (key, rest) = rest.split_first_chunk().expect("eight bytes");
         let size = u32::from_be_bytes(rest.try_into()?);
         Ok((u64::from_be_bytes(*address), u32::from_be_bytes(*key), size as usize))
     }
 
     fn answer(&mut self, round: u32) -> Result<()> {
         let (address, key, size) = self.hear()?;
-        ensure!(size <= BUFFER - MESSAGE, "a message of {size} octets");
+        ensure!(size <= BUFFER - MESSAGE, "a message of {size} bytes");
         let here = [self.side.buffer.sge(&self.side.mr, MESSAGE, size)];
         self.request(SendWr::read(3, &here, address, key))?;
         ensure!(
@@ -154,7 +154,7 @@ impl Pinger {
         );
         self.tell(MESSAGE, 0)?;
         let (address, key, room) = self.hear()?;
-        ensure!(room == size, "room for {room} octets instead of {size}");
+        ensure!(room == size, "room for {room} bytes instead of {size}");
         self.request(SendWr::write(4, &here, address, key))?;
         self.tell(MESSAGE, 0)
     }

@@ -120,8 +120,8 @@ fn our_requester_takes_every_answer() {
             if is_response(packet) {
                 assert!(admit_connected(packet, peer, &path).is_ok(), "{name}: {packet}");
                 requester.handle_packet(Duration::ZERO, packet, &mut host);
-                if let Some((psn, octets)) = data(&(packet.header, packet.payload.to_vec())) {
-                    landed.insert(pvrdma_verbs::Psn::new(psn).since(both[0].header.bth.psn), octets);
+                if let Some((psn, bytes)) = data(&(packet.header, packet.payload.to_vec())) {
+                    landed.insert(pvrdma_verbs::Psn::new(psn).since(both[0].header.bth.psn), bytes);
                 }
             }
         }

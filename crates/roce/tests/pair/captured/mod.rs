@@ -6,7 +6,7 @@ mod losses;
 mod requester;
 
 use pvrdma_roce::wire::{Aeth, Extension, Header, MAX_FRAME, Network, Packet, Service};
-use pvrdma_roce::{Handled, Marks, Origin, Path, Responder, admit_connected};
+use pvrdma_roce::{EgressMarking, Handled, Origin, Path, Responder, admit_connected};
 use pvrdma_verbs::{Access, AddressVector, GidType, Mtu, Psn, QpAttrs, Qpn};
 
 use super::host::Host;
@@ -78,7 +78,7 @@ fn receiver_of(packet: &Packet<'_>, sender: Qpn, mtu: Mtu, flow_label: u32) -> (
         gid: network.destination(),
         kind: GidType::RoceV2,
         vlan: ethernet.vlan_id(),
-        marks: Marks::default(),
+        marks: EgressMarking::default(),
     };
     let attrs = QpAttrs {
         path_mtu: mtu,
@@ -263,7 +263,7 @@ fn our_responder_refuses_as_captured() {
 
 /// Opcode, PSN, syndrome and MSN of an answer.
 fn summary(header: &Header) -> (u8, u32, Option<(u8, u32)>) {
-    let aeth = header.extension.aeth().map(|Aeth { syndrome, msn }| (syndrome.octet(), msn));
+    let aeth = header.extension.aeth().map(|Aeth { syndrome, msn }| (syndrome.byte(), msn));
     (header.bth.opcode.0, header.bth.psn.get(), aeth)
 }
 

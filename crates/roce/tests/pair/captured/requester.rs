@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use pvrdma_roce::wire::{Extension, MAX_FRAME, Operation, Packet, Position};
 use pvrdma_roce::{Requester, Tuning, admit_connected};
-use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWork, Sge, WcStatus};
+use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use super::{CLEAN, comparable, connections, flow_label, is_response, receiver_of};
 use crate::host::{Host, KEY};
@@ -13,8 +13,8 @@ use crate::pcap;
 const SOURCE: u64 = 0xa_0000_0000;
 
 /// The requests of one captured direction as work, with their payload in `host`.
-pub(super) fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWork> {
-    let mut works: Vec<SendWork> = Vec::new();
+pub(super) fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWr> {
+    let mut works: Vec<SendWr> = Vec::new();
     let mut end = SOURCE;
     for packet in packets.iter().filter(|packet| !is_response(packet)) {
         let header = &packet.header;
@@ -41,7 +41,7 @@ pub(super) fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWork> {
             };
             end = (end + 1).next_multiple_of(0x10_0000);
             let sges = vec![Sge { addr: end, length, lkey: KEY }];
-            works.push(SendWork { wr_id: works.len() as u64, op, flags: SendFlags::SIGNALED, sges });
+            works.push(SendWr { wr_id: works.len() as u64, op, flags: SendFlags::SIGNALED, sges });
         }
         let work = works.last_mut().unwrap();
         host.memory.write(end, packet.payload);
@@ -51,9 +51,9 @@ pub(super) fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWork> {
             work.flags |= SendFlags::SOLICITED;
         }
         match (&mut work.op, header.extension.immediate(), header.extension) {
-            (SendOp::Send { data, .. }, Some(octets), _) => *data = SendData::Immediate(octets),
+            (SendOp::Send { data, .. }, Some(bytes), _) => *data = SendData::Immediate(bytes),
             (SendOp::Send { data, .. }, _, Extension::Invalidate(key)) => *data = SendData::Invalidate(key),
-            (SendOp::Write { immediate, .. }, Some(octets), _) => *immediate = Some(octets),
+            (SendOp::Write { immediate, .. }, Some(bytes), _) => *immediate = Some(bytes),
             _ => {}
         }
     }
