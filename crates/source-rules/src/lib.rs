@@ -10,16 +10,26 @@
 //! | --- | --- |
 //! | [`circles`] | no import circle of more than two product files |
 //! | [`purity`] | no arrow from the protocol core to input, output or clocks |
+//! | [`sizes`] | product files of at most 500 lines, functions of at most 60, or a reason |
+//! | [`dependencies`] | no dependency that is unused or declared twice |
+//! | [`module_style`] | `name/mod.rs`, tests in `tests.rs`, no `#[path]` |
+//! | [`words`] | the field's words, comments of at most 120 columns |
 //!
 //! [`config`] holds all that is particular to this repository. [`workspace`] finds packages and files, [`cfg`] takes out
-//! what only tests contain, [`modules`] resolves names, [`imports`] finds them.
+//! what only tests contain, [`modules`] resolves names, [`imports`] finds them, [`comments`] finds comments.
 
 pub mod cfg;
 pub mod circles;
+pub mod comments;
 pub mod config;
+pub mod dependencies;
 pub mod imports;
+pub mod module_style;
 pub mod modules;
+pub mod purity;
+pub mod sizes;
 pub mod tokens;
+pub mod words;
 pub mod workspace;
 
 use std::fmt;

@@ -299,6 +299,13 @@ impl<'w> Modules<'w> {
                     let variants = item.variants.iter().map(|variant| variant.ident.to_string()).collect();
                     self.define(module, &item.ident, Kind::Enum(variants));
                 }
+                Item::ExternCrate(item) => {
+                    let path = vec![String::new(), item.ident.to_string()];
+                    let name = item.rename.as_ref().map_or(&item.ident, |(_, name)| name).to_string();
+                    let line = item.ident.span().start().line;
+                    let import = Import { path, name: Some(name), glob: false, reexport: false, line };
+                    self.modules[module].imports.push(import);
+                }
                 Item::Fn(item) => self.define(module, &item.sig.ident, Kind::Value),
                 Item::ForeignMod(block) => self.collect_foreign(module, block),
                 Item::Macro(item) => self.collect_macro(module, item),
