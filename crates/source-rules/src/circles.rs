@@ -1,9 +1,9 @@
 //! No import circle of product files that is larger than two files.
 //!
-//! An arrow leads from a file to each file that defines something it names: through re-exports to the definition, not to the
-//! file that passes it on. A `mod.rs` or `lib.rs` that only declares modules and re-exports has no arrows. A circle is a set
-//! of files each of which reaches each other along arrows (a strongly connected component), so two circles that share a file
-//! are one. See [`crate::imports`] for what counts as a name.
+//! An arrow leads from a file to each file that defines something it names: through re-exports to the definition, not
+//! to the file that passes it on. A `mod.rs` or `lib.rs` that only declares modules and re-exports has no arrows. A
+//! circle is a set of files each of which reaches each other along arrows (a strongly connected component), so two
+//! circles that share a file are one. See [`crate::imports`] for what counts as a name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -166,8 +166,8 @@ impl Tarjan<'_> {
     }
 }
 
-/// Arrows that, taken away, leave the circle without a circle: few, and with few names on them. A good place to begin, not
-/// the smallest possible set (that is NP-hard); found by the ordering of Eades, Lin and Smyth (1993).
+/// Arrows that, taken away, leave the circle without a circle: few, and with few names on them. A good place to
+/// begin, not the smallest possible set (that is NP-hard); found by the ordering of Eades, Lin and Smyth (1993).
 #[must_use]
 pub fn cuts(arrows: &Arrows, circle: &Circle) -> Vec<(usize, usize)> {
     let inside: Vec<_> = arrows

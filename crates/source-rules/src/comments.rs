@@ -103,3 +103,26 @@ fn raw_string(rest: &str) -> Option<usize> {
     let body = prefix.len() + hashes + 1;
     Some(rest[body..].find(&end).map_or(rest.len(), |at| body + at + end.len()))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::comments;
+
+    /// The comments of a text as `line:text`.
+    fn found(source: &str) -> Vec<String> {
+        comments(source).into_iter().map(|comment| format!("{}:{}", comment.line, comment.text)).collect()
+    }
+
+    #[test]
+    fn comments_of_all_kinds() {
+        assert_eq!(found("a // b\n/// c\nd"), ["1:// b", "2:/// c"]);
+        assert_eq!(found("/* a /* b */\n c */ d // e"), ["1:/* a /* b */", "2: c */", "2:// e"]);
+    }
+
+    #[test]
+    fn literals_hold_no_comments() {
+        for text in [r#""// \" //""#, r##"r#"" // "#"##, r#"'"' '\'' b'/'"#, r#"br"//""#, "&'a str", "for"] {
+            assert_eq!(found(&format!("{text} // yes")), ["1:// yes"], "{text}");
+        }
+    }
+}

@@ -1,10 +1,11 @@
 //! No dependency that is unused and none that is declared twice.
 //!
-//! * A dependency occurs as the beginning of a path (`name::`, `use name`) in the part that it is declared for: a normal one
-//!   in the product or behind the feature `testing`, a development one in tests, benches or examples, a build one in
-//!   `build.rs`. Optional and renamed ones count under the name they are used by.
+//! * A dependency occurs as the beginning of a path (`name::`, `use name`) in the part that it is declared for: a
+//!   normal one in the product or behind the feature `testing`, a development one in tests, benches or examples, a
+//!   build one in `build.rs`. Optional and renamed ones count under the name they are used by.
 //! * A development dependency that repeats a normal one adds features; else it is declared twice.
-//! * What several members use, they take from `[workspace.dependencies]`; and nothing stands there that no member uses.
+//! * What several members use, they take from `[workspace.dependencies]`; and nothing stands there that no member
+//!   uses.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -108,8 +109,8 @@ fn problem(package: &Package, message: String) -> Problem {
     Problem { file: package.manifest_path(), line: 1, message }
 }
 
-/// Returns `true` if a development dependency repeats a normal one without a feature that neither the normal one nor the
-/// workspace asks for.
+/// Returns `true` if a development dependency repeats a normal one without a feature that neither the normal one nor
+/// the workspace asks for.
 fn doubled(workspace: &Workspace, dependency: &Dependency, declared: &[Dependency]) -> bool {
     let mut normal = declared.iter().filter(|other| other.section == Section::Normal && other.name == dependency.name);
     let shared = workspace_dependencies(workspace).and_then(|table| table.get(&dependency.name)).map(features);
@@ -182,8 +183,8 @@ impl Used {
         let mut library = file.whole.clone();
         cfg::prune(&mut library, Build::Library);
         roots(library.to_token_stream(), &mut self.library);
-        // Whatever stands in the whole file and in the library may also be used by its tests. What only the product uses is
-        // in the normal dependencies anyway.
+        // Whatever stands in the whole file and in the library may also be used by its tests. What only the product
+        // uses is in the normal dependencies anyway.
         roots(file.whole.to_token_stream(), &mut self.tests);
         for word in example_words(&file.text) {
             self.tests.insert(word);

@@ -1,8 +1,8 @@
 //! Which names a file uses, and what they mean: the arrows between files.
 //!
-//! Names are found in `use` items, in paths of expressions, types, patterns, bounds and attributes, in calls of macros and in
-//! the bodies of macros. An inherent or trait `impl` names its type. **Calls of methods and uses of fields are left out**:
-//! to know what they belong to takes types.
+//! Names are found in `use` items, in paths of expressions, types, patterns, bounds and attributes, in calls of
+//! macros and in the bodies of macros. An inherent or trait `impl` names its type. **Calls of methods and uses of
+//! fields are left out**: to know what they belong to takes types.
 
 use std::collections::HashSet;
 

@@ -1,10 +1,10 @@
-//! Checks how the sources of this repository are built: who may import whom, what the protocol core may know, how large
-//! files and functions are, which dependencies and words are used.
+//! Checks how the sources of this repository are built: who may import whom, what the protocol core may know, how
+//! large files and functions are, which dependencies and words are used.
 //!
-//! A compiler accepts a crate in which every file imports every other one. A reader does not: he wants to open one file and
-//! need only the files below it. These rules keep it that way, and the tests in `tests/repository.rs` apply them to the
-//! repository itself. Each rule is a function over a parsed [`workspace::Workspace`] that returns the [`Problem`]s it found,
-//! and is tested on small trees with a seeded fault.
+//! A compiler accepts a crate in which every file imports every other one. A reader does not: he wants to open one
+//! file and need only the files below it. These rules keep it that way, and the tests in `tests/repository.rs` apply
+//! them to the repository itself. Each rule is a function over a parsed [`workspace::Workspace`] that returns the
+//! [`Problem`]s it found, and is tested on small trees with a seeded fault.
 //!
 //! | module | rule |
 //! | --- | --- |
@@ -15,8 +15,8 @@
 //! | [`module_style`] | `name/mod.rs`, tests in `tests.rs`, no `#[path]` |
 //! | [`words`] | the field's words, comments of at most 120 columns |
 //!
-//! [`config`] holds all that is particular to this repository. [`workspace`] finds packages and files, [`cfg`] takes out
-//! what only tests contain, [`modules`] resolves names, [`imports`] finds them, [`comments`] finds comments.
+//! [`config`] holds all that is particular to this repository. [`workspace`] finds packages and files, [`cfg`] takes
+//! out what only tests contain, [`modules`] resolves names, [`imports`] finds them, [`comments`] finds comments.
 
 pub mod cfg;
 pub mod circles;

@@ -1,9 +1,9 @@
 //! The modules of all crates, what they declare and import, and what a path in one of them means.
 //!
 //! This is a resolver for names, not for types. It follows `use` with groups, renames and globs, `self`, `super` and
-//! `crate`, re-exports through any number of modules and crates, variants of enums, aliases of types, and macros.
-//! It knows no methods and no fields, ignores visibility, and where a name means several things (a module and a function)
-//! it gives all of them.
+//! `crate`, re-exports through any number of modules and crates, variants of enums, aliases of types, and macros. It
+//! knows no methods and no fields, ignores visibility, and where a name means several things (a module and a
+//! function) it gives all of them.
 
 use std::collections::{HashMap, HashSet};
 

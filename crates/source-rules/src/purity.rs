@@ -1,9 +1,10 @@
 //! The crate of the protocol knows no input, no output and no clock.
 //!
-//! Its product files name nothing on the list of [`PureCrate::forbidden`], however the name is reached: `use`, renames,
-//! globs, full paths, aliases of types, re-exports of other crates of the workspace, bodies of macros. They call no method
-//! that reads a clock (`elapsed`) and no macro that prints. Its dependencies are on a list of those known to be as pure.
-//! A `Duration`, an `Instant` that is passed in, and addresses as values are fine.
+//! Its product files name nothing on the list of [`PureCrate::forbidden`], however the name is reached: `use`,
+//! renames, globs, full paths, aliases of types, re-exports of other crates of the workspace, bodies of macros. They
+//! call no method that reads a clock (`elapsed`) and no macro that prints. Its dependencies are on a list of those
+//! known to be as pure. That also holds for what it reaches of other crates of the workspace through re-exports. A
+//! `Duration`, an `Instant` that is passed in, and addresses as values are fine.
 
 use crate::Problem;
 use crate::config::PureCrate;
@@ -27,7 +28,9 @@ pub fn check(workspace: &Workspace) -> Vec<Problem> {
         if file.package != package || file.part != Part::Product {
             continue;
         }
-        let Some(name) = forbidden(pure, &reference) else { continue };
+        let Some(name) = forbidden(pure, &reference).or_else(|| foreign(workspace, package, &reference)) else {
+            continue;
+        };
         let is_listed = |(exception, _): &(&crate::config::PurityException, &mut bool)| {
             exception.file == file.path && exception.name == name
         };
@@ -79,6 +82,17 @@ fn forbidden(pure: &PureCrate, reference: &Reference) -> Option<String> {
             Target::Module(_) | Target::Item(_) => None,
         }),
     }
+}
+
+/// The name of an item of another crate of the workspace that is not among the dependencies: a re-export leads to it.
+fn foreign(workspace: &Workspace, package: usize, reference: &Reference) -> Option<String> {
+    reference.targets.iter().find_map(|target| {
+        let Target::Item(item) = target else { return None };
+        let owner = workspace.files[item.file].package;
+        let name = workspace.packages[owner].name.as_str();
+        let allowed = owner == package || workspace.config.pure.dependencies.contains(&name);
+        (!allowed).then(|| format!("{}::{}", name.replace('-', "_"), item.name))
+    })
 }
 
 fn last(name: &str) -> &str {

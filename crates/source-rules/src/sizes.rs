@@ -1,7 +1,8 @@
 //! Product files and functions stay small, or say why not.
 //!
-//! A file counts the lines that are no test, a function those from `fn` to its closing brace. One that must be longer has a
-//! comment with `Long:` and the reason: a function directly above it or in its documentation, a file before its first item.
+//! A file counts the lines that are no test, a function those from `fn` to its closing brace. One that must be longer
+//! has a comment with `Long:` and the reason: a function directly above it or in its documentation, a file before its
+//! first item.
 
 use syn::spanned::Spanned;
 use syn::visit::{self, Visit};

@@ -1,7 +1,8 @@
 //! The field's words instead of our own, and comments no wider than the code.
 //!
-//! A reader who knows the InfiniBand specification, TCP or the kernel's `rdma_rxe` searches for their terms. The table holds
-//! words that once stood here in place of them, with the word to use. Product identifiers and comments are checked.
+//! A reader who knows the InfiniBand specification, TCP or the kernel's `rdma_rxe` searches for their terms. The
+//! table holds words that once stood here in place of them, with the word to use. Product identifiers and comments
+//! are checked.
 
 use std::collections::HashSet;
 
@@ -139,8 +140,8 @@ fn problem(file: &SourceFile, line: usize, word: &Word, found: &str) -> Problem 
     Problem { file: file.path.clone(), line, message: format!("`{found}`: say {}", word.instead) }
 }
 
-/// All identifiers with their lines, but those behind `.` and `::`, which have their definition elsewhere: if not here, then
-/// in a crate whose words are not ours (`Ipv4Addr::octets`).
+/// All identifiers with their lines, but those behind `.` and `::`, which have their definition elsewhere: if not
+/// here, then in a crate whose words are not ours (`Ipv4Addr::octets`).
 fn collect(tokens: TokenStream, found: &mut HashSet<(String, usize)>) {
     let mut behind = false;
     for token in tokens {
