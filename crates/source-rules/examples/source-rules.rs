@@ -1,9 +1,10 @@
-//! Prints what the sources of a repository break:
-//! `cargo run -p source-rules --example source-rules -- FOLDER [circles|purity|sizes|dependencies|module_style|words]`.
+//! Prints what the sources of a repository break, excused or not:
+//! `cargo run -p source-rules --example source-rules -- FOLDER RULE [PREFIX]`, where the rule is one of `circles`,
+//! `purity`, `sizes`, `dependencies`, `module_style` and `words`, and only files whose path begins with the prefix count.
 
 use std::path::Path;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use source_rules::circles::{self, Report};
 use source_rules::config::REPOSITORY;
 use source_rules::workspace::Workspace;
@@ -11,33 +12,33 @@ use source_rules::{dependencies, module_style, purity, sizes, words};
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
-    let folder = arguments.next().unwrap_or_else(|| ".".to_owned());
-    let mut workspace = Workspace::read(Path::new(&folder), REPOSITORY)?;
-    let problems = match arguments.next().as_deref() {
-        None | Some("circles") => {
-            print_circles(&mut workspace);
+    let folder = arguments.next().context("no folder")?;
+    let rule = arguments.next().context("no rule")?;
+    let prefix = arguments.next().unwrap_or_default();
+    let workspace = Workspace::read(Path::new(&folder), REPOSITORY)?;
+    let problems = match rule.as_str() {
+        "circles" => {
+            print_circles(&workspace, &prefix);
             circles::unresolved(&workspace)
         }
-        Some("purity") => purity::check(&workspace),
-        Some("sizes") => sizes::check(&workspace),
-        Some("dependencies") => dependencies::check(&workspace),
-        Some("module_style") => module_style::check(&workspace),
-        Some("words") => words::check(&workspace),
-        Some(rule) => bail!("there is no rule {rule}"),
+        "purity" => purity::check(&workspace),
+        "sizes" => sizes::check(&workspace),
+        "dependencies" => dependencies::check(&workspace),
+        "module_style" => module_style::check(&workspace),
+        "words" => words::check(&workspace),
+        rule => bail!("there is no rule {rule}"),
     };
-    for problem in problems {
+    for problem in problems.iter().filter(|problem| problem.file.starts_with(&prefix)) {
         println!("{problem}");
     }
     Ok(())
 }
 
-/// Prints circles of two files, too, which are allowed.
-fn print_circles(workspace: &mut Workspace) {
-    for reexports_are_arrows in [false, true] {
-        workspace.config.reexports_are_arrows = reexports_are_arrows;
-        println!("# Circles, re-exports by files with items of their own count: {reexports_are_arrows}\n");
-        let arrows = circles::arrows(workspace);
-        for circle in circles::circles(workspace, &arrows) {
+/// Prints all circles, those of two files included, which are allowed.
+fn print_circles(workspace: &Workspace, prefix: &str) {
+    let arrows = circles::arrows(workspace);
+    for circle in circles::circles(workspace, &arrows) {
+        if circle.files.iter().any(|file| workspace.files[*file].path.starts_with(prefix)) {
             println!("{}", Report { workspace, arrows: &arrows, circle: &circle });
         }
     }
