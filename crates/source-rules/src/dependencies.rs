@@ -13,7 +13,7 @@ use proc_macro2::{TokenStream, TokenTree};
 use quote::ToTokens;
 
 use crate::Problem;
-use crate::cfg::{self, Build};
+use crate::conditions::{self, Build};
 use crate::workspace::{Package, Part, SourceFile, Workspace};
 
 /// The part of a manifest that declares a dependency.
@@ -181,7 +181,7 @@ impl Used {
 
     fn add_library(&mut self, file: &SourceFile) {
         let mut library = file.whole.clone();
-        cfg::prune(&mut library, Build::Library);
+        conditions::prune(&mut library, Build::Library);
         roots(library.to_token_stream(), &mut self.library);
         // Whatever stands in the whole file and in the library may also be used by its tests. What only the product
         // uses is in the normal dependencies anyway.

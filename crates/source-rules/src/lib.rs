@@ -15,12 +15,13 @@
 //! | [`module_style`] | `name/mod.rs`, tests in `tests.rs`, no `#[path]` |
 //! | [`words`] | the field's words, comments of at most 120 columns |
 //!
-//! [`config`] holds all that is particular to this repository. [`workspace`] finds packages and files, [`cfg`] takes
-//! out what only tests contain, [`modules`] resolves names, [`imports`] finds them, [`comments`] finds comments.
+//! [`config`] holds all that is particular to this repository. [`workspace`] finds packages and files, [`conditions`]
+//! takes out what only tests contain, [`modules`] resolves names, [`imports`] finds them, [`comments`] finds
+//! comments.
 
-pub mod cfg;
 pub mod circles;
 pub mod comments;
+pub mod conditions;
 pub mod config;
 pub mod dependencies;
 pub mod imports;

@@ -8,7 +8,7 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use syn::{Expr, Item, Lit, Meta};
 
-use crate::cfg::{self, Build};
+use crate::conditions::{self, Build};
 use crate::config::Config;
 
 /// Rust sources and manifests: text by path from the root, with `/` between folders.
@@ -274,7 +274,7 @@ fn place(path: &str, package: &Package, config: &Config) -> Part {
 fn parse_file(path: String, text: String, package: usize) -> Result<SourceFile> {
     let whole = syn::parse_file(&text).with_context(|| path.clone())?;
     let mut product = whole.clone();
-    let pruned = cfg::prune(&mut product, Build::Product);
+    let pruned = conditions::prune(&mut product, Build::Product);
     Ok(SourceFile { path, package, part: Part::Product, text, whole, product, pruned })
 }
 
