@@ -1,6 +1,11 @@
-//! Prints what the sources of a repository break, excused or not: `cargo run -p source-rules --example source-rules
-//! -- FOLDER RULE [PREFIX]`, where the rule is one of `circles`, `purity`, `sizes`, `dependencies`, `module_style`
-//! and `words`, and only files whose path begins with the prefix count.
+//! Prints what the sources of a repository break, excused or not:
+//!
+//! ```text
+//! cargo run -p source-rules --example source-rules -- FOLDER RULE [PREFIX]
+//! ```
+//!
+//! The rule is one of `circles`, `purity`, `sizes`, `dependencies`, `module_style` and `words`. Only files whose path
+//! begins with the prefix count.
 
 use std::path::Path;
 
