@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{Backend, Hca, VerbsError};
 
+use crate::abi::regs::ctl;
 use crate::adapter::Adapter;
 use crate::cmd;
 use crate::config::DeviceConfig;
@@ -17,7 +18,6 @@ use crate::intr::{Interrupts, VECTORS};
 use crate::pci::{CONFIG_SIZE, ConfigSpace, Switches};
 use crate::pci_function::{Bar, InterruptSink, PciFunction};
 use crate::regs::{Readable, Write};
-use crate::spec::regs::ctl;
 use crate::stats::{DeviceStatus, Phase};
 
 /// A PVRDMA function with its adapter.

@@ -20,10 +20,10 @@ use parking_lot::{Mutex, RwLock};
 use pvrdma_guest_memory::{DmaView, PageList};
 use pvrdma_verbs::{AsyncEvent, EventSink, PortEvent, QpEvent, QueueError, SrqEvent};
 
+use crate::abi::ring::{CQNE_SIZE, EQE_SIZE, Eqe, STATE_PAGE, eqe};
 use crate::intr::{Interrupts, Vector};
 use crate::log_limit::LogLimit;
 use crate::ring::{ProducerRing, RingShape, RingShapeError, StateWords};
-use crate::spec::ring::{CQNE_SIZE, EQE_SIZE, Eqe, STATE_PAGE, eqe};
 
 /// The port number of every port event.
 const PORT: u32 = 1;

@@ -45,6 +45,7 @@
 //!
 //! Section and conformance numbers in comments are those of `docs/interface.md`.
 
+mod abi;
 mod adapter;
 mod cmd;
 mod config;
@@ -64,7 +65,6 @@ mod pci;
 mod pci_function;
 mod regs;
 mod ring;
-mod spec;
 mod stats;
 #[cfg(test)]
 mod test_hca;

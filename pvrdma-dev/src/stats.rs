@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pvrdma_verbs::{Counter, GidType, MacAddr, PortAttributes};
 
-use crate::spec::cmd::{COMMANDS, Opcode};
+use crate::abi::cmd::{COMMANDS, Opcode};
 
 /// A number that only grows.
 #[derive(Debug, Default)]

@@ -1,17 +1,19 @@
 //! Structures in guest memory as plain values: fields at fixed offsets, little-endian, copied in and out.
 //!
-//! A structure that is read is a copy and cannot change any more; bytes that no field covers are never looked at.
+//! A structure that is read is a copy and cannot change any more; bytes that no field covers are never looked at. Each
+//! field is declared with its offset, and a test compares names, offsets and sizes with `docs/layout.json`.
 
 /// A value with a fixed representation in guest memory.
-pub(crate) trait Wire: Sized {
+pub(crate) trait GuestLayout: Sized {
     /// Bytes it takes.
     const SIZE: usize;
 
     /// Decodes the first [`Self::SIZE`] bytes. Bytes that are missing count as zero.
-    fn get(bytes: &[u8]) -> Self;
+    fn decode(bytes: &[u8]) -> Self;
 
-    /// Encodes into the first [`Self::SIZE`] bytes. Fields that do not fit are left out.
-    fn put(&self, bytes: &mut [u8]);
+    /// Encodes into the first [`Self::SIZE`] bytes. Bytes that no field covers keep their value; fields that do not fit are
+    /// left out.
+    fn encode(&self, bytes: &mut [u8]);
 
     /// Names, offsets and sizes of the parts, for the comparison with the interface's own table.
     #[cfg(test)]
@@ -20,16 +22,18 @@ pub(crate) trait Wire: Sized {
     }
 }
 
-macro_rules! wire_integers {
+macro_rules! guest_integers {
     ($($ty:ty),*) => {$(
-        impl Wire for $ty {
+        impl GuestLayout for $ty {
             const SIZE: usize = size_of::<Self>();
 
-            fn get(bytes: &[u8]) -> Self {
+            #[inline]
+            fn decode(bytes: &[u8]) -> Self {
                 bytes.first_chunk().map_or(0, |chunk| Self::from_le_bytes(*chunk))
             }
 
-            fn put(&self, bytes: &mut [u8]) {
+            #[inline]
+            fn encode(&self, bytes: &mut [u8]) {
                 if let Some(chunk) = bytes.first_chunk_mut() {
                     *chunk = self.to_le_bytes();
                 }
@@ -38,16 +42,18 @@ macro_rules! wire_integers {
     )*};
 }
 
-wire_integers!(u8, u16, u32, u64);
+guest_integers!(u8, u16, u32, u64);
 
-impl<const N: usize> Wire for [u8; N] {
+impl<const N: usize> GuestLayout for [u8; N] {
     const SIZE: usize = N;
 
-    fn get(bytes: &[u8]) -> Self {
+    #[inline]
+    fn decode(bytes: &[u8]) -> Self {
         bytes.first_chunk().copied().unwrap_or([0; N])
     }
 
-    fn put(&self, bytes: &mut [u8]) {
+    #[inline]
+    fn encode(&self, bytes: &mut [u8]) {
         if let Some(chunk) = bytes.first_chunk_mut() {
             *chunk = *self;
         }
@@ -55,17 +61,20 @@ impl<const N: usize> Wire for [u8; N] {
 }
 
 /// Decodes the field at `offset`.
-pub(crate) fn field<T: Wire>(bytes: &[u8], offset: usize) -> T {
-    T::get(bytes.get(offset..).unwrap_or_default())
+#[inline]
+pub(crate) fn read_field<T: GuestLayout>(bytes: &[u8], offset: usize) -> T {
+    T::decode(bytes.get(offset..).unwrap_or_default())
 }
 
 /// Encodes the field at `offset`.
-pub(crate) fn put_field<T: Wire>(bytes: &mut [u8], offset: usize, value: &T) {
-    value.put(bytes.get_mut(offset..).unwrap_or_default());
+#[inline]
+pub(crate) fn write_field<T: GuestLayout>(bytes: &mut [u8], offset: usize, value: &T) {
+    value.encode(bytes.get_mut(offset..).unwrap_or_default());
 }
 
-/// Declares a structure: its name, the interface's name and size for it, and its fields with their offsets.
-macro_rules! wire_struct {
+/// Declares a structure: its name, the interface's name and size for it, and its fields with their offsets. A name with
+/// dots is that of a member of a union inside a structure; offsets and size are those of the whole structure then.
+macro_rules! guest_struct {
     ($(#[$meta:meta])* $name:ident, $c_name:literal, $size:literal {
         $($(#[$field_meta:meta])* $at:literal $field:ident: $ty:ty,)*
     }) => {
@@ -75,32 +84,34 @@ macro_rules! wire_struct {
             $($(#[$field_meta])* pub(crate) $field: $ty,)*
         }
 
-        impl $crate::spec::layout::Wire for $name {
+        impl $crate::abi::layout::GuestLayout for $name {
             const SIZE: usize = $size;
 
-            fn get(bytes: &[u8]) -> Self {
-                Self { $($field: $crate::spec::layout::field(bytes, $at),)* }
+            #[inline]
+            fn decode(bytes: &[u8]) -> Self {
+                Self { $($field: $crate::abi::layout::read_field(bytes, $at),)* }
             }
 
-            fn put(&self, bytes: &mut [u8]) {
-                $($crate::spec::layout::put_field(bytes, $at, &self.$field);)*
+            #[inline]
+            fn encode(&self, bytes: &mut [u8]) {
+                $($crate::abi::layout::write_field(bytes, $at, &self.$field);)*
             }
 
             #[cfg(test)]
             fn leaves(name: &str, offset: usize, out: &mut Vec<(String, usize, usize)>) {
-                $(<$ty as $crate::spec::layout::Wire>::leaves(
+                $(<$ty as $crate::abi::layout::GuestLayout>::leaves(
                     &format!("{name}.{}", stringify!($field)), offset + $at, out);)*
             }
         }
 
         #[cfg(test)]
-        impl $crate::spec::layout::tests::Named for $name {
+        impl $crate::abi::layout::tests::Named for $name {
             const C_NAME: &'static str = $c_name;
         }
     };
 }
 
-pub(crate) use wire_struct;
+pub(crate) use guest_struct;
 
 #[cfg(test)]
 pub(crate) mod tests {
@@ -109,10 +120,10 @@ pub(crate) mod tests {
     use serde_json::Value;
 
     use super::*;
-    use crate::spec::{cmd, dsr};
+    use crate::abi::{cmd, dsr, wqe};
 
     /// A structure with a name in the interface's table.
-    pub(crate) trait Named: Wire {
+    pub(crate) trait Named: GuestLayout {
         /// That name.
         const C_NAME: &'static str;
     }
@@ -137,7 +148,8 @@ pub(crate) mod tests {
     }
 
     fn check<T: Named>(table: &Table) {
-        assert_eq!(table.sizes.get(T::C_NAME), Some(&(T::SIZE as u64)), "size of {}", T::C_NAME);
+        let structure = T::C_NAME.split('.').next().unwrap();
+        assert_eq!(table.sizes.get(structure), Some(&(T::SIZE as u64)), "size of {}", T::C_NAME);
         let mut leaves = Vec::new();
         T::leaves(T::C_NAME, 0, &mut leaves);
         for (name, offset, size) in leaves {
@@ -146,9 +158,9 @@ pub(crate) mod tests {
         // What is encoded is decoded again, whatever the bytes are.
         let bytes: Vec<u8> = (0..T::SIZE).map(|i| u8::try_from(i % 251).unwrap().wrapping_add(3)).collect();
         let mut again = vec![0; T::SIZE];
-        T::get(&bytes).put(&mut again);
+        T::decode(&bytes).encode(&mut again);
         let mut twice = vec![0; T::SIZE];
-        T::get(&again).put(&mut twice);
+        T::decode(&again).encode(&mut twice);
         assert_eq!(again, twice, "{}", T::C_NAME);
     }
 
@@ -197,14 +209,24 @@ pub(crate) mod tests {
         check::<cmd::QuerySrq>(&table);
         check::<cmd::QuerySrqResp>(&table);
         check::<cmd::DestroySrq>(&table);
+        check::<wqe::SgeEntry>(&table);
+        check::<wqe::RecvHeader>(&table);
+        check::<wqe::SendHeader>(&table);
+        check::<wqe::ImmediateOrKey>(&table);
+        check::<wqe::Rdma>(&table);
+        check::<wqe::Atomic>(&table);
+        check::<wqe::FastRegister>(&table);
+        check::<wqe::AddressVector>(&table);
+        check::<wqe::Datagram>(&table);
+        check::<wqe::Cqe>(&table);
     }
 
     #[test]
     fn short_input_reads_as_zero_and_short_output_is_cut() {
-        let pages = dsr::RingPages::get(&[4, 0, 0, 0, 0, 0, 0, 0, 1]);
+        let pages = dsr::RingPages::decode(&[4, 0, 0, 0, 0, 0, 0, 0, 1]);
         assert_eq!(pages, dsr::RingPages { num_pages: 4, pdir_dma: 0 });
         let mut out = [0xff; 6];
-        pages.put(&mut out);
+        pages.encode(&mut out);
         assert_eq!(out, [4, 0, 0, 0, 0xff, 0xff]);
     }
 }

@@ -1,8 +1,8 @@
 //! Attributes of ports, queue pairs and shared receive queues, as commands carry them (sections 11.1 and 12.1).
 
-use super::layout::wire_struct;
+use super::layout::guest_struct;
 
-wire_struct! {
+guest_struct! {
     /// Port attributes (section 12.1).
     PortAttr, "port_attr", 48 {
         0 state: u32,
@@ -19,7 +19,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// Sizes of a QP (section 11.1).
     QpCap, "qp_cap", 24 {
         0 max_send_wr: u32,
@@ -29,7 +29,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// Path of a QP (section 11.1), with the route header spread out.
     AhAttr, "ah_attr", 40 {
         0 grh: Grh,
@@ -40,7 +40,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// Global route of a path (section 11.1).
     Grh, "global_route", 24 {
         0 dgid: Gid,
@@ -51,14 +51,14 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// A GID in network order.
     Gid, "gid", 16 {
         0 raw: [u8; 16],
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// Attributes of a QP (section 11.1).
     QpAttr, "qp_attr", 160 {
         0 qp_state: u32,
@@ -85,7 +85,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// Attributes of a shared receive queue (section 4.6).
     SrqAttr, "srq_attr", 16 {
         0 max_wr: u32,

@@ -1,11 +1,11 @@
 //! The device shared region and the capabilities in it (sections 2.2 and 2.4).
 
-use super::layout::wire_struct;
+use super::layout::guest_struct;
 
 /// Offset of the capabilities in the shared region; the only part the device writes.
 pub(crate) const CAPS_OFFSET: u64 = 72;
 
-wire_struct! {
+guest_struct! {
     /// Where an event ring lies (section 2.2).
     RingPages, "ring_page_info", 16 {
         /// Pages, ring state included.
@@ -15,7 +15,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// The region as the driver fills it (section 2.2). `gos_info` is of no use to the device.
     SharedRegion, "device_shared_region", 280 {
         /// 17..=20.
@@ -35,7 +35,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// Device capabilities (section 2.4). Fields that no driver uses and that are zero are left out.
     Caps, "device_caps", 208 {
         0 fw_ver: u64,

@@ -6,7 +6,7 @@
 use std::fmt;
 
 pub(crate) use super::attr::*;
-use super::layout::wire_struct;
+use super::layout::guest_struct;
 
 /// Bytes the driver copies to the command slot.
 pub(crate) const REQUEST_SIZE: usize = 184;
@@ -108,7 +108,7 @@ impl fmt::Debug for Opcode {
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// In front of every request.
     RequestHeader, "cmd_hdr", 16 {
         /// Correlation key, echoed.
@@ -117,7 +117,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// In front of every response.
     ResponseHeader, "cmd_resp_hdr", 16 {
         0 response: u64,
@@ -127,63 +127,63 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     QueryPort, "cmd_query_port", 24 {
         16 port_num: u8,
     }
 }
 
-wire_struct! {
+guest_struct! {
     QueryPortResp, "cmd_query_port_resp", 64 {
         16 attrs: PortAttr,
     }
 }
 
-wire_struct! {
+guest_struct! {
     QueryPkey, "cmd_query_pkey", 24 {
         16 port_num: u8,
         17 index: u8,
     }
 }
 
-wire_struct! {
+guest_struct! {
     QueryPkeyResp, "cmd_query_pkey_resp", 24 {
         16 pkey: u16,
     }
 }
 
-wire_struct! {
+guest_struct! {
     CreateUc, "cmd_create_uc", 24 {
         16 pfn64: u64,
     }
 }
 
-wire_struct! {
+guest_struct! {
     CreateUcResp, "cmd_create_uc_resp", 24 {
         16 ctx_handle: u32,
     }
 }
 
-wire_struct! {
+guest_struct! {
     DestroyUc, "cmd_destroy_uc", 24 {
         16 ctx_handle: u32,
     }
 }
 
-wire_struct! {
+guest_struct! {
     CreatePd, "cmd_create_pd", 24 {
         /// Owner, 0 for the kernel.
         16 ctx_handle: u32,
     }
 }
 
-wire_struct! {
+guest_struct! {
     CreatePdResp, "cmd_create_pd_resp", 24 {
         16 pd_handle: u32,
     }
 }
 
-wire_struct! {
+guest_struct! {
     DestroyPd, "cmd_destroy_pd", 24 {
         16 pd_handle: u32,
     }
@@ -197,7 +197,7 @@ pub(crate) mod mr_flags {
     pub(crate) const FAST_REGISTER: u32 = 2;
 }
 
-wire_struct! {
+guest_struct! {
     CreateMr, "cmd_create_mr", 56 {
         16 start: u64,
         24 length: u64,
@@ -209,7 +209,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     CreateMrResp, "cmd_create_mr_resp", 32 {
         16 mr_handle: u32,
         20 lkey: u32,
@@ -217,13 +217,13 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     DestroyMr, "cmd_destroy_mr", 24 {
         16 mr_handle: u32,
     }
 }
 
-wire_struct! {
+guest_struct! {
     CreateCq, "cmd_create_cq", 40 {
         16 pdir_dma: u64,
         /// Owner, 0 for the kernel.
@@ -234,14 +234,14 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     CreateCqResp, "cmd_create_cq_resp", 24 {
         16 cq_handle: u32,
         20 cqe: u32,
     }
 }
 
-wire_struct! {
+guest_struct! {
     DestroyCq, "cmd_destroy_cq", 24 {
         16 cq_handle: u32,
     }
@@ -257,7 +257,7 @@ pub(crate) mod qp_type {
     pub(crate) const UD: u8 = 4;
 }
 
-wire_struct! {
+guest_struct! {
     CreateQp, "cmd_create_qp", 80 {
         16 pdir_dma: u64,
         24 pd_handle: u32,
@@ -278,7 +278,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// Response of versions before 20: the handle is the number.
     CreateQpResp, "cmd_create_qp_resp", 40 {
         16 qpn: u32,
@@ -289,7 +289,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     /// Response of version 20.
     CreateQpRespV2, "cmd_create_qp_resp_v2", 48 {
         16 qpn: u32,
@@ -301,7 +301,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     ModifyQp, "cmd_modify_qp", 184 {
         16 qp_handle: u32,
         /// Fields whose bit is clear are garbage.
@@ -310,25 +310,25 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     QueryQp, "cmd_query_qp", 24 {
         16 qp_handle: u32,
     }
 }
 
-wire_struct! {
+guest_struct! {
     QueryQpResp, "cmd_query_qp_resp", 176 {
         16 attrs: QpAttr,
     }
 }
 
-wire_struct! {
+guest_struct! {
     DestroyQp, "cmd_destroy_qp", 24 {
         16 qp_handle: u32,
     }
 }
 
-wire_struct! {
+guest_struct! {
     CreateBind, "cmd_create_bind", 48 {
         /// 0xFFF for none, which is all that the driver sends.
         20 vlan: u32,
@@ -338,13 +338,13 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     DestroyBind, "cmd_destroy_bind", 40 {
         16 index: u32,
     }
 }
 
-wire_struct! {
+guest_struct! {
     CreateSrq, "cmd_create_srq", 56 {
         16 pdir_dma: u64,
         24 pd_handle: u32,
@@ -355,7 +355,7 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     CreateSrqResp, "cmd_create_srq_resp", 24 {
         16 srqn: u32,
     }
@@ -364,7 +364,7 @@ wire_struct! {
 /// Bit of [`ModifySrq::attr_mask`] that sets the limit.
 pub(crate) const SRQ_LIMIT: u32 = 0x2;
 
-wire_struct! {
+guest_struct! {
     ModifySrq, "cmd_modify_srq", 40 {
         16 srq_handle: u32,
         20 attr_mask: u32,
@@ -372,19 +372,19 @@ wire_struct! {
     }
 }
 
-wire_struct! {
+guest_struct! {
     QuerySrq, "cmd_query_srq", 24 {
         16 srq_handle: u32,
     }
 }
 
-wire_struct! {
+guest_struct! {
     QuerySrqResp, "cmd_query_srq_resp", 32 {
         16 attrs: SrqAttr,
     }
 }
 
-wire_struct! {
+guest_struct! {
     DestroySrq, "cmd_destroy_srq", 24 {
         16 srq_handle: u32,
     }
