@@ -1,6 +1,7 @@
 //! The 40 bytes in front of a received datagram: the network header as it would have been on the wire (interface
 //! specification 9.8, RoCE notes section 11).
 
+use pvrdma_roce::wire::PROTOCOL_UDP;
 use pvrdma_verbs::{Gid, GidType, NetworkType};
 
 /// Bytes of the header area.
@@ -11,7 +12,6 @@ const TRANSPORT_LEN: u16 = 12 + 8 + 4;
 const UDP_LEN: u16 = 8;
 const IPV4_LEN: u16 = 20;
 const NEXT_HEADER_BTH: u8 = 0x1b;
-const PROTOCOL_UDP: u8 = 17;
 const DONT_FRAGMENT: u16 = 0x4000;
 
 /// What the header says.

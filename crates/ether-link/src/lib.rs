@@ -32,6 +32,9 @@ pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use frames::Frames;
 pub use interface_name::InterfaceName;
 
+/// The number of TCP in the protocol field of an IP header.
+const PROTOCOL_TCP: u8 = 6;
+
 /// Longest frame that a link carries.
 pub const MAX_LINK_FRAME: usize = 65_536 + 18;
 

@@ -4,7 +4,7 @@ use pvrdma_verbs::{NetworkType, Psn, Qpn, SendData, SendFlags, SendOp, SendWr, W
 
 use super::path::Path;
 use crate::ops::{RequesterOps, total};
-use crate::wire::{Bth, Deth, Extension, Grh, MAX_PAYLOAD, Opcode, Packet};
+use crate::wire::{Bth, Deth, Extension, Grh, ImmDt, MAX_PAYLOAD, Opcode, Packet};
 
 /// The sending side of a datagram QP.
 #[derive(Clone, Copy, Debug)]
@@ -43,8 +43,8 @@ impl DatagramSender {
         let qkey = if to.qkey & 1 << 31 == 0 { to.qkey } else { self.qkey };
         let deth = Deth { qkey, source: self.qpn };
         let (opcode, extension) = match data {
-            SendData::None => (Opcode::UD_SEND, Extension::Datagram(deth)),
-            SendData::Immediate(bytes) => (Opcode::UD_SEND_IMMEDIATE, Extension::DatagramImmediate(deth, bytes)),
+            SendData::None => (Opcode::UD_SEND, Extension::Deth(deth)),
+            SendData::Immediate(bytes) => (Opcode::UD_SEND_IMMEDIATE, Extension::DethImmDt(deth, ImmDt(bytes))),
             SendData::Invalidate(_) => return Err(WcStatus::LocalQpOperation),
         };
         let mut bth = Bth::new(opcode, to.qpn, self.psn);

@@ -9,7 +9,7 @@ use pvrdma_verbs::{Mtu, Psn, Qpn, SendOp, SendWr};
 
 use crate::path::{Path, mtu_bytes, packets};
 use crate::requester::{Message, plan};
-use crate::wire::{Aeth, Bth, Extension, MAX_FRAME, Opcode, Position, Syndrome};
+use crate::wire::{Aeth, AtomicAckEth, Bth, Extension, MAX_FRAME, Opcode, Position, Syndrome};
 
 /// Both ends of a connection, seen from the requester.
 #[derive(Clone, Copy, Debug)]
@@ -118,7 +118,7 @@ impl SyntheticTrace {
                 if !wants_data {
                     let aeth = Aeth { syndrome: Syndrome::ACK, msn: self.msn };
                     let ack = Bth::new(Opcode::ACKNOWLEDGE, ends.local, psn.plus(u32::MAX));
-                    self.frame(ends, Way::Back, ack, Extension::Ack(aeth), 0, |_| true, &mut emit);
+                    self.frame(ends, Way::Back, ack, Extension::Aeth(aeth), 0, |_| true, &mut emit);
                 }
                 self.psn = psn;
                 self.written = 0;
@@ -129,7 +129,7 @@ impl SyntheticTrace {
                 }
                 if let Outcome::Refused(syndrome) = step.outcome {
                     let nak = Bth::new(Opcode::ACKNOWLEDGE, ends.local, psn);
-                    let extension = Extension::Ack(Aeth { syndrome, msn: self.msn });
+                    let extension = Extension::Aeth(Aeth { syndrome, msn: self.msn });
                     self.frame(ends, Way::Back, nak, extension, 0, |_| true, &mut emit);
                 }
             }
@@ -172,7 +172,7 @@ impl SyntheticTrace {
             let mut original = [0; 8];
             if gather(0, &mut original) {
                 let bth = Bth::new(Opcode::ATOMIC_ACKNOWLEDGE, ends.local, psn);
-                let extension = Extension::AtomicAck(aeth, u64::from_le_bytes(original));
+                let extension = Extension::AtomicAckEth(aeth, AtomicAckEth { original: u64::from_le_bytes(original) });
                 self.frame(ends, Way::Back, bth, extension, 0, |_| true, emit);
             }
             return;
@@ -180,7 +180,7 @@ impl SyntheticTrace {
         let position = Position::of(self.written == 0, self.written + 1 == message.count);
         let extension = match position {
             Position::Middle => Extension::None,
-            _ => Extension::Ack(aeth),
+            _ => Extension::Aeth(aeth),
         };
         let bth = Bth::new(Opcode::read_response(position), ends.local, psn);
         let offset = u64::from(self.written) * u64::from(ends.mtu.bytes());

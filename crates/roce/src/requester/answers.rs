@@ -26,10 +26,10 @@ impl Requester {
         }
         match (operation, packet.header.extension) {
             (Some(Operation::ReadResponse), _) => self.read_response(now, seq, packet, host),
-            (Some(Operation::AtomicAcknowledge), Extension::AtomicAck(_, original)) => {
-                self.atomic_response(now, seq, original, host);
+            (Some(Operation::AtomicAcknowledge), Extension::AtomicAckEth(_, ack)) => {
+                self.atomic_response(now, seq, ack.original, host);
             }
-            (Some(Operation::Acknowledge), Extension::Ack(aeth)) => match aeth.syndrome {
+            (Some(Operation::Acknowledge), Extension::Aeth(aeth)) => match aeth.syndrome {
                 Syndrome::Ack { .. } => {
                     self.rnr_retries = self.attrs.rnr_retry;
                     self.confirm(now, seq + 1, host);
@@ -196,7 +196,7 @@ impl Requester {
 
     /// An answer to something that is done, or a word about what is missing.
     fn old_answer(&mut self, seq: Seq, operation: Option<Operation>, extension: Extension) {
-        let ack = matches!(extension, Extension::Ack(Aeth { syndrome: Syndrome::Ack { .. }, .. }));
+        let ack = matches!(extension, Extension::Aeth(Aeth { syndrome: Syndrome::Ack { .. }, .. }));
         if !ack || operation != Some(Operation::Acknowledge) || !self.is_missing(seq + Seq::from(STALE_PSN_OFFSET)) {
             self.stats.stale += 1;
         }

@@ -7,7 +7,7 @@ use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcStatus}
 use super::recovery::Probe;
 use super::{Requester, Seq, Stage, wire_psn};
 use crate::ops::{RequesterOps, is_local};
-use crate::wire::{AtomicEth, Bth, Extension, Opcode, Position, Reth};
+use crate::wire::{AtomicEth, Bth, Extension, Ieth, ImmDt, Opcode, Position, Reth};
 
 /// Packets without an ACK request in a row, at most.
 const ASK_EVERY: u32 = 32;
@@ -209,11 +209,11 @@ pub(crate) fn plan(request: &Message<'_>, index: u32, mtu: u32, chunk: u32) -> O
             match data {
                 SendData::Immediate(bytes) if last => {
                     plan.opcode = Opcode::send_immediate(only);
-                    plan.extension = Extension::Immediate(bytes);
+                    plan.extension = Extension::ImmDt(ImmDt(bytes));
                 }
-                SendData::Invalidate(key) if last => {
+                SendData::Invalidate(rkey) if last => {
                     plan.opcode = Opcode::send_invalidate(only);
-                    plan.extension = Extension::Invalidate(key);
+                    plan.extension = Extension::Ieth(Ieth { rkey });
                 }
                 _ => {}
             }
@@ -226,9 +226,9 @@ pub(crate) fn plan(request: &Message<'_>, index: u32, mtu: u32, chunk: u32) -> O
                     plan.solicited = solicited;
                     plan.opcode = Opcode::write_immediate(only);
                     plan.extension =
-                        if only { Extension::RdmaImmediate(reth, bytes) } else { Extension::Immediate(bytes) };
+                        if only { Extension::RethImmDt(reth, ImmDt(bytes)) } else { Extension::ImmDt(ImmDt(bytes)) };
                 }
-                None if first => plan.extension = Extension::Rdma(reth),
+                None if first => plan.extension = Extension::Reth(reth),
                 None => {}
             }
         }
@@ -238,7 +238,7 @@ pub(crate) fn plan(request: &Message<'_>, index: u32, mtu: u32, chunk: u32) -> O
             let length = left.min(plan.span.saturating_mul(mtu));
             let address = remote.addr.wrapping_add(offset);
             plan.opcode = Opcode::READ_REQUEST;
-            plan.extension = Extension::Rdma(Reth { address, rkey: remote.rkey, length });
+            plan.extension = Extension::Reth(Reth { address, rkey: remote.rkey, length });
             (plan.len, plan.wants_data) = (0, true);
         }
         SendOp::CompareSwap { remote, compare, swap } => {
@@ -257,5 +257,5 @@ pub(crate) fn plan(request: &Message<'_>, index: u32, mtu: u32, chunk: u32) -> O
 }
 
 const fn atomic(remote: RemoteAddress, swap_or_add: u64, compare: u64) -> Extension {
-    Extension::Atomic(AtomicEth { address: remote.addr, rkey: remote.rkey, swap_or_add, compare })
+    Extension::AtomicEth(AtomicEth { address: remote.addr, rkey: remote.rkey, swap_or_add, compare })
 }

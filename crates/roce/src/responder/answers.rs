@@ -8,7 +8,7 @@ use pvrdma_verbs::{Psn, RemoteAddress};
 use super::{Missing, Responder};
 use crate::ops::{NakReason, ResponderOps};
 use crate::responder::selective_nak::stale_psn;
-use crate::wire::{Aeth, Bth, Extension, NakCode, Opcode, Position, Reth, Syndrome};
+use crate::wire::{Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, Syndrome};
 
 /// Responses of a READ, sent from `psn` on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -109,7 +109,7 @@ impl Responder {
                 Answer::Ack { psn } => self.acknowledge(psn, Syndrome::ACK, out),
                 Answer::Nak { psn, syndrome } => self.acknowledge(psn, syndrome, out),
                 Answer::Atomic { psn, original, .. } => {
-                    let extension = Extension::AtomicAck(self.aeth(Syndrome::ACK), original);
+                    let extension = Extension::AtomicAckEth(self.aeth(Syndrome::ACK), AtomicAckEth { original });
                     self.small(Opcode::ATOMIC_ACKNOWLEDGE, psn, extension, out)
                 }
                 Answer::Read(read) => match self.respond(read, host, out) {
@@ -143,7 +143,7 @@ impl Responder {
     }
 
     fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome, out: &mut [u8]) -> Option<usize> {
-        self.small(Opcode::ACKNOWLEDGE, psn, Extension::Ack(self.aeth(syndrome)), out)
+        self.small(Opcode::ACKNOWLEDGE, psn, Extension::Aeth(self.aeth(syndrome)), out)
     }
 
     /// A packet without payload.
@@ -166,7 +166,7 @@ impl Responder {
         let position = Position::of(read.starts, left == 0);
         let extension = match position {
             Position::Middle => Extension::None,
-            _ => Extension::Ack(self.aeth(Syndrome::ACK)),
+            _ => Extension::Aeth(self.aeth(Syndrome::ACK)),
         };
         let bth = Bth::new(Opcode::read_response(position), self.remote, read.psn);
         let payload_len = len as usize;

@@ -30,12 +30,12 @@ impl Responder {
         match (info.operation, packet.header.extension) {
             (Operation::Send, _) => self.send(packet, info, host),
             (Operation::Write, _) => self.write(packet, info, host),
-            (Operation::ReadRequest, Extension::Rdma(reth)) => self.read(packet, reth, host),
-            (Operation::CompareSwap, Extension::Atomic(atomic)) => {
+            (Operation::ReadRequest, Extension::Reth(reth)) => self.read(packet, reth, host),
+            (Operation::CompareSwap, Extension::AtomicEth(atomic)) => {
                 let change = AtomicChange::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add };
                 self.atomic(packet, atomic, change, host)
             }
-            (Operation::FetchAdd, Extension::Atomic(atomic)) => {
+            (Operation::FetchAdd, Extension::AtomicEth(atomic)) => {
                 self.atomic(packet, atomic, AtomicChange::FetchAdd { add: atomic.swap_or_add }, host)
             }
             _ => Err(invalid(host)),
@@ -67,9 +67,9 @@ impl Responder {
             invalidated: None,
             solicited: packet.header.bth.solicited,
         };
-        if let Extension::Invalidate(key) = packet.header.extension {
-            host.invalidate(key)?;
-            received.invalidated = Some(key);
+        if let Extension::Ieth(ieth) = packet.header.extension {
+            host.invalidate(ieth.rkey)?;
+            received.invalidated = Some(ieth.rkey);
         }
         host.complete_receive(received)?;
         self.message_done();

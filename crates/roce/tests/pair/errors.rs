@@ -335,7 +335,7 @@ fn an_rnr_wait_is_not_cut_short() {
     let naks = peer.transmit(now);
     assert_eq!(naks.len(), 1);
     let mut echo = Packet::parse(&naks[0]).unwrap().header;
-    let Extension::Ack(aeth) = &mut echo.extension else { unreachable!() };
+    let Extension::Aeth(aeth) = &mut echo.extension else { unreachable!() };
     assert_eq!(aeth.syndrome, Syndrome::RnrNak { timer: 12 });
     aeth.syndrome = Syndrome::Nak(NakCode::SequenceError);
     let echo = build(&echo, &[]).unwrap();

@@ -30,7 +30,7 @@ fn psns(frames: &[Vec<u8>]) -> Vec<Psn> {
 }
 
 fn is_nak(frame: &[u8]) -> bool {
-    matches!(Packet::parse(frame).unwrap().header.extension, Extension::Ack(aeth) if matches!(aeth.syndrome, Syndrome::Nak(_)))
+    matches!(Packet::parse(frame).unwrap().header.extension, Extension::Aeth(aeth) if matches!(aeth.syndrome, Syndrome::Nak(_)))
 }
 
 /// A pair whose end 1 keeps packets.

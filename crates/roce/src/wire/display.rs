@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use super::ext::Extension;
+use super::extension::Extension;
 use super::packet::{Header, Network, Packet};
 
 impl fmt::Display for Header {
@@ -44,13 +44,13 @@ impl fmt::Display for Extension {
             write!(f, " {} msn {}", aeth.syndrome, aeth.msn)?;
         }
         match self {
-            Self::Atomic(a) => {
+            Self::AtomicEth(a) => {
                 let (swap_or_add, compare) = (a.swap_or_add, a.compare);
                 write!(f, " va {:#x} rkey {:#010x} swap/add {swap_or_add:#x} compare {compare:#x}", a.address, a.rkey)?;
             }
-            Self::AtomicAck(_, original) => write!(f, " original {original:#x}")?,
-            Self::Invalidate(key) => write!(f, " invalidate {key:#010x}")?,
-            Self::Flush(feth, _) => write!(f, " placement {} selectivity {}", feth.placement, feth.selectivity)?,
+            Self::AtomicAckEth(_, ack) => write!(f, " original {:#x}", ack.original)?,
+            Self::Ieth(ieth) => write!(f, " invalidate {:#010x}", ieth.rkey)?,
+            Self::FethReth(feth, _) => write!(f, " placement {} selectivity {}", feth.placement, feth.selectivity)?,
             _ => {}
         }
         if let Some(immediate) = self.immediate() {
