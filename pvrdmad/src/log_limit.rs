@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 
 /// Lets a few lines through in each interval.
 #[derive(Debug)]
-pub struct LogLimit {
+pub(crate) struct LogLimit {
     state: Mutex<Option<(Instant, u32)>>,
 }
 
@@ -15,12 +15,12 @@ impl LogLimit {
     const INTERVAL: Duration = Duration::from_secs(10);
 
     /// Nothing logged yet.
-    pub const fn new() -> Self {
+    pub(crate) const fn new() -> Self {
         Self { state: Mutex::new(None) }
     }
 
     /// Whether to log this line.
-    pub fn allow(&self) -> bool {
+    pub(crate) fn allow(&self) -> bool {
         let now = Instant::now();
         let mut state = self.state.lock();
         match &mut *state {

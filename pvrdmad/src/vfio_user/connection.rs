@@ -12,10 +12,10 @@ use crate::log_limit::LogLimit;
 use crate::sigbus;
 
 use super::dma::DmaMaps;
+use super::endpoint::Endpoint;
 use super::message::{Command, HEADER_SIZE, MessageKind};
 use super::regions::{Region, Shape};
 use super::request::{DmaUnmap, RegionAccess, Request, Version};
-use super::server::Endpoint;
 use super::stats::ConnectionStats;
 use super::stream::{ConnectionError, Message, Receiver, Reply};
 
@@ -25,8 +25,15 @@ const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_x
 /// Buffers larger than this are given back after use.
 const KEPT_BUFFER: usize = 64 << 10;
 
+impl Endpoint {
+    /// Serves one client on the calling thread until it goes. For a caller that accepts clients by itself.
+    pub fn serve(&self, stream: &UnixStream) {
+        Connection::new(self, stream).run();
+    }
+}
+
 /// One client and what it has given us.
-pub(crate) struct Connection<'a> {
+struct Connection<'a> {
     endpoint: &'a Endpoint,
     stream: &'a UnixStream,
     shape: Shape,
@@ -45,7 +52,7 @@ pub(crate) struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    pub(crate) fn new(endpoint: &'a Endpoint, stream: &'a UnixStream) -> Self {
+    fn new(endpoint: &'a Endpoint, stream: &'a UnixStream) -> Self {
         Self {
             endpoint,
             stream,
@@ -61,7 +68,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Serves the client until it goes. The device is as new afterwards and holds nothing of the client's.
-    pub(crate) fn run(mut self) {
+    fn run(mut self) {
         let name = &self.endpoint.name;
         let mut receiver = Receiver::new(self.stream);
         match self.serve(&mut receiver) {

@@ -11,52 +11,15 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use log::{error, warn};
-use pvrdma_dev::PciFunction;
-use pvrdma_guest_memory::DmaSpace;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use super::connection::Connection;
-use super::irqs::IrqTable;
-use super::socket::SocketFile;
+use super::endpoint::Endpoint;
 use super::stats::ConnectionStats;
+use crate::socket::SocketFile;
 
 /// How long to wait after a failed accept, which means that descriptors or memory are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// For [`Endpoint::reply_deadline`]: QEMU waits for 5 s, and takes what comes later for something else.
-pub const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
-
-/// What a socket leads to.
-pub struct Endpoint {
-    /// Name of the device in the log.
-    pub name: String,
-    /// The device.
-    pub function: Arc<dyn PciFunction>,
-    /// Its view of guest memory.
-    pub memory: Arc<DmaSpace>,
-    /// Where its interrupts go.
-    pub irqs: Arc<IrqTable>,
-    /// What happened so far.
-    pub stats: Arc<ConnectionStats>,
-    /// Whether the legacy interrupt is offered.
-    pub intx: bool,
-    /// A reply that comes later than this ends the connection, if its client is one that gives up waiting.
-    pub reply_deadline: Duration,
-}
-
-impl std::fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Endpoint").field("name", &self.name).field("stats", &self.stats).finish_non_exhaustive()
-    }
-}
-
-impl Endpoint {
-    /// Serves one client on the calling thread until it goes. For a caller that accepts clients by itself.
-    pub fn serve(&self, stream: &UnixStream) {
-        Connection::new(self, stream).run();
-    }
-}
 
 /// Serves one device. Dropping it disconnects the client and removes the socket.
 #[derive(Debug)]
@@ -70,7 +33,7 @@ impl Server {
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub fn start(socket: SocketFile, endpoint: Endpoint) -> io::Result<Self> {
+    pub(crate) fn start(socket: SocketFile, endpoint: Endpoint) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
         let thread = thread::Builder::new()

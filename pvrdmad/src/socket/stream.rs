@@ -1,4 +1,4 @@
-//! Sockets in the file system: made safely, removed only if they are ours.
+//! Listening sockets.
 
 use std::fs;
 use std::io;
@@ -8,33 +8,12 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use thiserror::Error;
 
-/// Why a socket cannot be made.
-#[derive(Debug, Error)]
-pub enum SocketError {
-    /// The path is longer than a socket address.
-    #[error("{0}: the path is too long for a socket")]
-    TooLong(PathBuf),
-    /// Something else is there, which we will not remove.
-    #[error("{0}: exists and is not a socket")]
-    NotASocket(PathBuf),
-    /// Somebody listens there.
-    #[error("{0}: another process is listening there")]
-    InUse(PathBuf),
-    /// The system refused.
-    #[error("{path}: {source}")]
-    Io {
-        /// Which socket.
-        path: PathBuf,
-        /// Why.
-        source: io::Error,
-    },
-}
+use super::error::SocketError;
 
 /// A listening socket whose file goes away with it.
 #[derive(Debug)]
-pub struct SocketFile {
+pub(crate) struct SocketFile {
     listener: UnixListener,
     path: PathBuf,
     id: (u64, u64),
@@ -45,7 +24,7 @@ impl SocketFile {
     ///
     /// # Errors
     /// Something is there already, or the system refused.
-    pub fn bind(path: &Path) -> Result<Self, SocketError> {
+    pub(crate) fn bind(path: &Path) -> Result<Self, SocketError> {
         let io_error = |source: io::Error| SocketError::Io { path: path.to_owned(), source };
         let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
         remove_stale(path)?;
@@ -63,13 +42,8 @@ impl SocketFile {
     }
 
     /// What to accept from.
-    pub const fn listener(&self) -> &UnixListener {
+    pub(crate) const fn listener(&self) -> &UnixListener {
         &self.listener
-    }
-
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
     }
 }
 

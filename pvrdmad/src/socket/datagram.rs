@@ -6,11 +6,11 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
-use crate::vfio_user::SocketError;
+use super::error::SocketError;
 
 /// The file of a datagram socket, which goes away with us.
 #[derive(Debug)]
-pub(super) struct DatagramFile(PathBuf);
+pub(crate) struct DatagramFile(PathBuf);
 
 impl Drop for DatagramFile {
     fn drop(&mut self) {
@@ -19,7 +19,7 @@ impl Drop for DatagramFile {
 }
 
 /// Binds a datagram socket for this user only. The socket of a process that is gone is replaced.
-pub(super) fn bind_datagram(path: &Path) -> Result<(UnixDatagram, DatagramFile), SocketError> {
+pub(crate) fn bind_datagram(path: &Path) -> Result<(UnixDatagram, DatagramFile), SocketError> {
     let io_error = |source: io::Error| SocketError::Io { path: path.to_owned(), source };
     let make = || -> io::Result<UnixDatagram> {
         let socket = UnixDatagram::bind(path)?;
