@@ -29,11 +29,10 @@ const KNOWN: Known = Known {
         "crates/verbs/",
         "guest-tests/",
         "pvrdma-dev/",
-        "pvrdmad/",
     ],
     sizes: &["backend-ibverbs/", "backend-rxe/", "crates/roce/", "guest-tests/", "pvrdma-dev/", "pvrdmad/"],
     dependencies: &["backend-rxe/", "crates/roce/", "crates/verbs/", "guest-tests/", "pvrdma-dev/", "pvrdmad/"],
-    module_style: &["crates/roce/", "pvrdma-dev/", "pvrdmad/"],
+    module_style: &["crates/roce/", "pvrdma-dev/"],
     words: &[
         "backend-ibverbs/",
         "backend-rxe/",
