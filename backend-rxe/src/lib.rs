@@ -62,6 +62,8 @@ mod timer;
 mod ud_header;
 mod uplink;
 
+use pvrdma_verbs::Counter;
+
 pub use cq::RxeCq;
 pub use hca::{RxeHca, RxePd};
 pub use mr::RxeMr;
@@ -72,3 +74,11 @@ pub use rxe::{Rxe, RxeConfig};
 pub use srq::RxeSrq;
 pub use uplink::port::{PortConfig, Uplink};
 pub use uplink::rules::PortRules;
+
+/// Everything that adapters, ports and links count, at zero.
+pub fn all_counters() -> Vec<Counter> {
+    let mut list = counters::Counters::default().list();
+    list.extend(uplink::counters::all_counters());
+    list.extend(pvrdma_ether_link::all_counters());
+    list
+}

@@ -132,7 +132,7 @@ fn bad_shared_regions_are_refused_and_leave_nothing() {
     }
     rig.bring_up();
     let status = rig.device.status();
-    assert_eq!(status.counters.iter().find(|(name, _)| *name == "handshakes"), Some(&("handshakes", 1)));
+    assert_eq!(status.counters.iter().find(|counter| counter.name == "handshakes").unwrap().value, 1);
 }
 
 /// A ring whose data pages are not memory.

@@ -58,7 +58,6 @@ mod events;
 #[cfg(test)]
 mod hostile_tests;
 mod intr;
-mod log_limit;
 mod objects;
 mod page_dir;
 mod pci;
@@ -77,4 +76,4 @@ mod uar;
 pub use config::{DeviceConfig, Limits};
 pub use device::PvrdmaDevice;
 pub use pci_function::{Bar, InterruptSink, PciFunction};
-pub use stats::{CommandCount, DeviceStatus, ObjectCounts, Phase};
+pub use stats::{CommandCount, DeviceStatus, ObjectCounts, Phase, all_counters};

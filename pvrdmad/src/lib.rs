@@ -9,7 +9,6 @@ pub mod cli;
 pub mod config;
 pub mod control;
 pub mod daemon;
-mod log_limit;
 mod network;
 pub mod sigbus;
 mod socket;

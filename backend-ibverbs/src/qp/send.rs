@@ -147,7 +147,7 @@ impl Qp {
         }
         let (taken, result) = host.post_send(&mut side.batch);
         side.batch.clear();
-        self.adapter.counters.sends_posted.fetch_add(taken as u64, Ordering::Relaxed);
+        self.adapter.counters.sends_posted.add(taken as u64);
         match result {
             Ok(()) => {
                 binds.iter().for_each(Bind::posted);

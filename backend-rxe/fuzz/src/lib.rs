@@ -323,7 +323,7 @@ impl Bed {
 
     /// A figure of the device.
     pub fn counter(&self, name: &str) -> u64 {
-        self.hca.counters().into_iter().find(|(known, _)| *known == name).expect("a counter of this name").1
+        self.hca.counters().into_iter().find(|counter| counter.name == name).expect("a counter of this name").value
     }
 
     /// Moves time on to where the next timer fires, at most so far.

@@ -9,10 +9,10 @@ use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Counter, Gid, MacAddr, Mtu};
+use pvrdma_verbs::{Count, Counter, Gid, MacAddr, Mtu};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use super::counters::PortCounters;
+use super::counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
 use super::flight::Flight;
 use super::frame::is_for_rdma;
 use super::lane::Lane;
@@ -182,7 +182,7 @@ impl Port {
         let dropped = self.uplink.send(batch);
         PortCounters::add(&self.counters.wire_dropped_no_room, dropped);
         PortCounters::add(&self.counters.wire_frames_sent, (batch.len() as u64).saturating_sub(dropped));
-        PortCounters::add(&self.counters.wire_bytes_sent, batch.bytes() as u64);
+        PortCounters::add(&self.counters.wire_sent_bytes, batch.bytes() as u64);
         if self.uplink.is_full() {
             self.wake();
         }
@@ -262,7 +262,7 @@ impl Port {
         }
     }
 
-    fn pass(&self, lane: &Lane, frames: &Frames, counter: &AtomicU64) {
+    fn pass(&self, lane: &Lane, frames: &Frames, counter: &Count) {
         if !frames.is_empty() {
             let dropped = lane.send(frames);
             PortCounters::add(&self.counters.passed_dropped, dropped);
@@ -270,12 +270,12 @@ impl Port {
         }
     }
 
-    /// Figures of the port and of its links.
+    /// What the port and its links count.
     pub(crate) fn counts(&self) -> Vec<Counter> {
         let mut counts = self.counters.list();
-        counts.push(("wire_lost_in_link", self.uplink.link.lost()));
+        counts.push(wire_lost_in_link(self.uplink.link.lost()));
         if let Some(nic) = &self.nic {
-            counts.push(("passed_lost_in_link", nic.link.lost()));
+            counts.push(passed_lost_in_link(nic.link.lost()));
         }
         counts.extend(self.uplink.link.counters());
         counts

@@ -30,7 +30,7 @@ impl Inbox {
     pub(super) fn take(&mut self, port: &Port, adapter: &Arc<Adapter>, frame: &[u8]) {
         let counters = &port.counters;
         PortCounters::bump(&counters.wire_frames_received);
-        PortCounters::add(&counters.wire_bytes_received, frame.len() as u64);
+        PortCounters::add(&counters.wire_received_bytes, frame.len() as u64);
         let Ok(packet) = Packet::parse(frame) else { return PortCounters::bump(&counters.wire_dropped_malformed) };
         let header = &packet.header;
         let kind = gid_kind(header.network.kind());

@@ -42,7 +42,7 @@ pub struct Counter {
 
 impl Counter {
     /// A number that only grows.
-    pub const fn counter(name: &'static str, unit: Unit, help: &'static str, value: u64) -> Self {
+    pub const fn total(name: &'static str, unit: Unit, help: &'static str, value: u64) -> Self {
         Self { name, kind: Kind::Counter, unit, help, value }
     }
 
@@ -152,7 +152,7 @@ macro_rules! counters {
         impl $counters {
             /// All counts, in the order of their declaration.
             $visibility fn list(&self) -> Vec<$crate::Counter> {
-                vec![$($crate::Counter::counter(
+                vec![$($crate::Counter::total(
                     stringify!($name),
                     $crate::counters!(@unit $($unit)?),
                     concat!($($help),+).trim_ascii(),
@@ -162,7 +162,7 @@ macro_rules! counters {
         }
 
         $(const _: () = assert!(
-            $crate::Counter::counter(
+            $crate::Counter::total(
                 stringify!($name),
                 $crate::counters!(@unit $($unit)?),
                 concat!($($help),+).trim_ascii(),
@@ -228,8 +228,8 @@ mod tests {
         assert_eq!(
             some.list(),
             [
-                Counter::counter("things", Unit::None, "Things that happened.", 3),
-                Counter::counter("thing_bytes", Unit::Bytes, "Bytes in them.", 100),
+                Counter::total("things", Unit::None, "Things that happened.", 3),
+                Counter::total("thing_bytes", Unit::Bytes, "Bytes in them.", 100),
             ]
         );
     }

@@ -193,7 +193,7 @@ pub(super) fn modify<H: Hca>(adapter: &Adapter<H>, request: &ModifyQp) -> Result
             adapter
                 .log
                 .warn(&adapter.config.name, format_args!("MODIFY_QP of QP {} refused: {error}", request.qp_handle));
-            adapter.stats.modify_qp_refused.add();
+            adapter.stats.counts.modify_qp_refused.increment();
             Answer::failure(&error)
         }
     })

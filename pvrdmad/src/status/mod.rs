@@ -5,6 +5,6 @@ mod report;
 mod reporter;
 
 pub use self::report::{
-    CaptureReport, CommandReport, DaemonStatus, DeviceReport, InterruptReport, MemoryReport, NetworkReport,
+    CaptureReport, ClientReport, CommandReport, DaemonStatus, DeviceReport, MemoryReport, NetworkReport,
 };
 pub(crate) use self::reporter::Reporter;

@@ -7,7 +7,6 @@ use comfy_table::{CellAlignment, ContentArrangement, Table};
 
 use super::report::{CaptureReport, DaemonStatus, DeviceReport, NetworkReport};
 use crate::config::Pin;
-use crate::vfio_user::StatsSnapshot;
 
 impl DaemonStatus {
     /// Tables for people.
@@ -94,9 +93,9 @@ impl DaemonStatus {
             network.add_row([
                 device.name.clone(),
                 mtu.to_string(),
-                size(count("wire_bytes_sent")),
+                size(count("wire_sent_bytes")),
                 count("wire_frames_sent").to_string(),
-                size(count("wire_bytes_received")),
+                size(count("wire_received_bytes")),
                 count("wire_frames_received").to_string(),
                 count("wire_resent").to_string(),
                 count("wire_timeouts").to_string(),
@@ -133,21 +132,10 @@ impl DaemonStatus {
 
 impl DeviceReport {
     fn all_counters(&self) -> BTreeMap<&str, u64> {
-        let StatsSnapshot { connected: _, clients, turned_away, messages, posted, refused, broken } = self.client;
-        let own = [
-            ("client connections", clients),
-            ("client connections turned away", turned_away),
-            ("client connections broken", broken),
-            ("client messages", messages),
-            ("client messages posted", posted),
-            ("client messages refused", refused),
-            ("interrupts", self.interrupts.raised),
-            ("interrupts dropped", self.interrupts.dropped),
-        ];
         let network = self.network.iter().flat_map(|network| &network.counters);
         let others =
             self.counters.iter().chain(&self.adapter).chain(network).map(|(name, &value)| (name.as_str(), value));
-        own.into_iter().chain(others).filter(|&(_, value)| value != 0).collect()
+        others.filter(|&(_, value)| value != 0).collect()
     }
 }
 

@@ -7,7 +7,6 @@ use pvrdma_verbs::{Counter, PortState};
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Pin, Roce};
-use crate::vfio_user::StatsSnapshot;
 
 /// The daemon at one moment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -47,12 +46,10 @@ pub struct DeviceReport {
     pub port: String,
     /// Bytes in the port's MTU.
     pub mtu: u32,
-    /// The socket.
-    pub client: StatsSnapshot,
+    /// Who uses it.
+    pub client: ClientReport,
     /// Guest memory.
     pub memory: MemoryReport,
-    /// MSI-X interrupts.
-    pub interrupts: InterruptReport,
     /// The connection to the network, if there is one.
     pub network: Option<NetworkReport>,
     /// Those who watch the device.
@@ -61,9 +58,9 @@ pub struct DeviceReport {
     pub objects: BTreeMap<String, u64>,
     /// Commands that came at all.
     pub commands: BTreeMap<String, CommandReport>,
-    /// The device's counters.
+    /// What the device counts, and its socket and interrupts.
     pub counters: BTreeMap<String, u64>,
-    /// The adapter's counters.
+    /// What the adapter counts.
     pub adapter: BTreeMap<String, u64>,
 }
 
@@ -80,13 +77,11 @@ pub struct MemoryReport {
     pub pin_error: Option<String>,
 }
 
-/// Interrupts of a device.
+/// The client of a device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct InterruptReport {
-    /// Raised.
-    pub raised: u64,
-    /// Of these, how many had nowhere to go.
-    pub dropped: u64,
+pub struct ClientReport {
+    /// A client is there now.
+    pub connected: bool,
 }
 
 /// A device's connection to the network.
@@ -121,7 +116,7 @@ pub struct CommandReport {
 
 /// Counters by name.
 pub(crate) fn by_name(counters: &[Counter]) -> BTreeMap<String, u64> {
-    counters.iter().map(|&(name, value)| (name.to_owned(), value)).collect()
+    counters.iter().map(|counter| (counter.name.to_owned(), counter.value)).collect()
 }
 
 /// A life cycle state in one word.

@@ -9,7 +9,7 @@ use pvrdma_rxe::capture::CaptureCounts;
 use pvrdma_verbs::Backend;
 
 use super::report::{
-    CaptureReport, CommandReport, DeviceReport, InterruptReport, MemoryReport, NetworkReport, by_name, phase_word,
+    CaptureReport, ClientReport, CommandReport, DeviceReport, MemoryReport, NetworkReport, by_name, phase_word,
     port_word,
 };
 use crate::config::Device;
@@ -42,7 +42,7 @@ pub(crate) struct Reporter {
 impl Reporter {
     pub(crate) fn report(&self) -> DeviceReport {
         let status = self.function.device_status();
-        let (raised, dropped) = self.irqs.counts();
+        let counters = [status.counters, self.irqs.counters.list(), self.stats.counters.list()].concat();
         let objects = status.objects;
         DeviceReport {
             name: status.name,
@@ -54,14 +54,13 @@ impl Reporter {
             bus_master: status.bus_master,
             port: port_word(status.port.state),
             mtu: status.port.active_mtu.bytes(),
-            client: self.stats.snapshot(),
+            client: ClientReport { connected: self.stats.is_connected() },
             memory: MemoryReport {
                 pin: self.device.pin,
                 mapped_bytes: status.mapped_bytes,
                 pinned_bytes: status.pinned_bytes,
                 pin_error: self.memory.pin_failure().err().map(|error| error.to_string()),
             },
-            interrupts: InterruptReport { raised, dropped },
             network: self
                 .network
                 .as_ref()
@@ -87,7 +86,7 @@ impl Reporter {
                     (count.name.to_owned(), CommandReport { executed: count.executed, refused: count.refused })
                 })
                 .collect(),
-            counters: by_name(&status.counters),
+            counters: by_name(&counters),
             adapter: by_name(&status.adapter),
         }
     }

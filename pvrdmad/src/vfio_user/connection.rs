@@ -5,10 +5,10 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use log::{debug, info, warn};
+use pvrdma_verbs::LogLimit;
 use rustix::io::Errno;
 use serde_json::Value;
 
-use crate::log_limit::LogLimit;
 use crate::sigbus;
 
 use super::dma::DmaMaps;
@@ -16,7 +16,6 @@ use super::endpoint::Endpoint;
 use super::message::{Command, HEADER_SIZE, MessageKind};
 use super::regions::{Region, Shape};
 use super::request::{DmaUnmap, RegionAccess, Request, Version};
-use super::stats::ConnectionStats;
 use super::stream::{ConnectionError, Message, Receiver, Reply};
 
 /// Our part of the negotiation, NUL included.
@@ -76,7 +75,7 @@ impl<'a> Connection<'a> {
             Err(ConnectionError::Socket(error)) => info!("{name}: client disconnected ({error})"),
             Err(error) => {
                 // Before the client can see it.
-                ConnectionStats::count(&self.endpoint.stats.broken);
+                self.endpoint.stats.counters.client_connections_broken.increment();
                 warn!("{name}: connection closed: {error}");
             }
         }
@@ -89,7 +88,7 @@ impl<'a> Connection<'a> {
 
     fn serve(&mut self, receiver: &mut Receiver<'_>) -> Result<(), ConnectionError> {
         while let Some(message) = receiver.receive()? {
-            ConnectionStats::count(&self.endpoint.stats.messages);
+            self.endpoint.stats.counters.client_messages.increment();
             self.handle(message, receiver.body())?;
             self.report_repairs();
         }
@@ -113,14 +112,12 @@ impl<'a> Connection<'a> {
         match (reply, result) {
             (Some(reply), Ok(())) => self.answer(reply, command)?,
             (Some(reply), Err(errno)) => {
-                ConnectionStats::count(&self.endpoint.stats.refused);
-                if self.refusals.allow() {
-                    warn!("{}: {command:?} refused: {errno}", self.endpoint.name);
-                }
+                self.endpoint.stats.counters.client_messages_refused.increment();
+                self.refusals.warn(&self.endpoint.name, format_args!("{command:?} refused: {errno}"));
                 reply.error(self.stream, errno)?;
             }
             (None, result) => {
-                ConnectionStats::count(&self.endpoint.stats.posted);
+                self.endpoint.stats.counters.client_messages_posted.increment();
                 if let Err(errno) = result {
                     debug!("{}: posted {command:?} ignored: {errno}", self.endpoint.name);
                 }
@@ -291,12 +288,10 @@ impl<'a> Connection<'a> {
         if repaired != self.repaired {
             let pages = repaired.saturating_sub(self.repaired);
             self.repaired = repaired;
-            if self.refusals.allow() {
-                warn!(
-                    "{}: a client has truncated guest memory, {pages} lost pages now read as zero",
-                    self.endpoint.name
-                );
-            }
+            self.refusals.warn(
+                &self.endpoint.name,
+                format_args!("a client has truncated guest memory, {pages} lost pages now read as zero"),
+            );
         }
     }
 }

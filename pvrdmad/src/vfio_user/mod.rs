@@ -24,6 +24,6 @@ mod stats;
 mod stream;
 
 pub use endpoint::{Endpoint, REPLY_DEADLINE};
-pub use irqs::IrqTable;
+pub use irqs::{IrqCounters, IrqTable};
 pub use server::Server;
-pub use stats::{ConnectionStats, StatsSnapshot};
+pub use stats::{ClientCounters, ConnectionStats};

@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -15,7 +14,6 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::endpoint::Endpoint;
-use super::stats::ConnectionStats;
 use crate::socket::SocketFile;
 
 /// How long to wait after a failed accept, which means that descriptors or memory are short.
@@ -135,7 +133,7 @@ impl Acceptor {
             Some(client) if !client.gone() => {
                 // Closed at once: the second one fails fast instead of waiting for an answer.
                 warn!("{}: a second client was turned away", self.endpoint.name);
-                ConnectionStats::count(&self.endpoint.stats.turned_away);
+                self.endpoint.stats.counters.client_connections_turned_away.increment();
                 self.client = Some(client);
                 return;
             }
@@ -143,18 +141,18 @@ impl Acceptor {
             Some(client) => self.finish(client),
             None => {}
         }
-        ConnectionStats::count(&self.endpoint.stats.clients);
-        self.endpoint.stats.connected.store(true, Ordering::Relaxed);
+        self.endpoint.stats.counters.client_connections.increment();
+        self.endpoint.stats.set_connected(true);
         let stream = Arc::new(stream);
         let (endpoint, served) = (Arc::clone(&self.endpoint), HangUp(Arc::clone(&stream)));
         let thread = thread::Builder::new().name(endpoint.name.clone()).spawn(move || {
             endpoint.serve(&served.0);
-            endpoint.stats.connected.store(false, Ordering::Relaxed);
+            endpoint.stats.set_connected(false);
         });
         match thread {
             Ok(thread) => self.client = Some(Client { stream, thread }),
             Err(error) => {
-                self.endpoint.stats.connected.store(false, Ordering::Relaxed);
+                self.endpoint.stats.set_connected(false);
                 error!("{}: no thread for a client: {error}", self.endpoint.name);
             }
         }
@@ -164,8 +162,8 @@ impl Acceptor {
         if client.thread.join().is_err() {
             // A bug of ours. The device starts over, so that the next client finds it working.
             error!("{}: the connection's thread panicked", self.endpoint.name);
-            ConnectionStats::count(&self.endpoint.stats.broken);
-            self.endpoint.stats.connected.store(false, Ordering::Relaxed);
+            self.endpoint.stats.counters.client_connections_broken.increment();
+            self.endpoint.stats.set_connected(false);
             self.endpoint.function.reset();
             self.endpoint.memory.unmap_all();
             self.endpoint.irqs.clear();
