@@ -25,7 +25,7 @@ pub(crate) enum Fault {
 /// Bytes that a list names.
 #[inline]
 pub(crate) fn total(sges: &[Sge]) -> u64 {
-    sges.iter().map(|sge| u64::from(sge.length)).sum()
+    Sge::total_length(sges)
 }
 
 /// A list of memory, with what is needed to reach it.

@@ -23,8 +23,7 @@ use crate::rxe::Shared;
 use crate::srq::{RxeSrq, Srq};
 use crate::uplink::port::Port;
 
-/// Largest message.
-pub(crate) const MAX_MESSAGE: u32 = 1 << 31;
+pub(crate) use pvrdma_verbs::MAX_MESSAGE;
 /// Path MTU of local delivery, the largest there is.
 pub(crate) const PORT_MTU: Mtu = Mtu::M4096;
 /// RDMA reads and atomics outstanding per QP that may be asked for.

@@ -11,7 +11,7 @@ use crate::qp::requester::{Progress, Requester};
 use crate::qp::responder::{Nak, Responder};
 use crate::uplink::host::Sending;
 use pvrdma_roce::wire::{MAX_FRAME, NakCode, Syndrome};
-use pvrdma_roce::{DatagramSender, Origin, Outcome, Path, PathPair, Step, SyntheticTrace, Way};
+use pvrdma_roce::{DatagramSender, Origin, Path, PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};
 
 /// What a requester holds while it is watched, and until its QP is reset.
 #[derive(Debug)]
@@ -29,10 +29,10 @@ pub(crate) struct Sender<'a> {
     pub(crate) notes: &'a mut Option<Box<Notes>>,
 }
 
-impl From<Nak> for Outcome {
+impl From<Nak> for StepOutcome {
     fn from(nak: Nak) -> Self {
         Self::Refused(match nak {
-            Nak::Silence => return Self::Silence,
+            Nak::Silence => return Self::NoResponse,
             Nak::NotReady(timer) => Syndrome::RnrNak { timer },
             Nak::InvalidRequest => Syndrome::Nak(NakCode::InvalidRequest),
             Nak::RemoteAccess => Syndrome::Nak(NakCode::RemoteAccess),
@@ -48,10 +48,10 @@ fn origin(adapter: &Adapter, source: BoundGid) -> Origin {
 }
 
 /// Shows a frame to those who watch either device. Between two QPs of one device it is shown once.
-fn show(own: &Point, peer: Option<&Point>, way: Way, frame: &[u8]) {
-    let (from_own, from_peer) = match way {
-        Way::There => (Direction::Outbound, Direction::Inbound),
-        Way::Back => (Direction::Inbound, Direction::Outbound),
+fn show(own: &Point, peer: Option<&Point>, toward: Toward, frame: &[u8]) {
+    let (from_own, from_peer) = match toward {
+        Toward::Responder => (Direction::Outbound, Direction::Inbound),
+        Toward::Requester => (Direction::Inbound, Direction::Outbound),
     };
     let peer = peer.filter(|peer| peer.mac != own.mac);
     if own.is_on() {
@@ -71,7 +71,7 @@ impl Sender<'_> {
         work: &SendWr,
         progress: &Progress,
         before: u64,
-        outcome: Outcome,
+        outcome: StepOutcome,
         answering: Option<(&Qp, &Responder)>,
     ) {
         let (qp, own, av) = (self.qp, self.own, &self.attrs.av);
@@ -87,17 +87,23 @@ impl Sender<'_> {
         // Nobody answers on a path that is not there.
         let Some(there) = there else { return };
         let back = back.unwrap_or(there);
-        let ends = PathPair { there, back, local: qp.qpn, remote: self.attrs.dest_qpn, mtu: self.attrs.path_mtu };
+        let paths = PathPair {
+            to_responder: there,
+            to_requester: back,
+            requester: qp.qpn,
+            responder: self.attrs.dest_qpn,
+            mtu: self.attrs.path_mtu,
+        };
         let notes =
             self.notes.get_or_insert_with(|| Box::new(Notes::Connected(SyntheticTrace::new(self.attrs.sq_psn))));
-        let Notes::Connected(transcript) = &mut **notes else { return };
+        let Notes::Connected(trace) = &mut **notes else { return };
         let list = Scatter { memory: own, sges: &work.sges, pd: qp.pd, need: Access::empty() };
         let length = u32::try_from(progress.length).unwrap_or(u32::MAX);
-        transcript.write(
-            &ends,
-            &Step { work, length, before, done: progress.done, outcome },
+        trace.record(
+            &paths,
+            &TraceStep { wr: work, length, before, done: progress.done, outcome },
             |offset, out| list.read(offset, out).is_ok(),
-            |way, frame| show(&qp.adapter.point, peer_point, way, frame),
+            |toward, frame| show(&qp.adapter.point, peer_point, toward, frame),
         );
     }
 }
@@ -126,7 +132,7 @@ pub(crate) fn datagram(
     let mut out = [0; MAX_FRAME];
     let mut host = Sending { qp, requester, memory, tally: &mut Tally::default() };
     if let Ok(length) = sender.send(&mut work, &path, crate::hca::PORT_MTU.bytes(), &mut host, &mut out) {
-        show(&qp.adapter.point, peer, Way::There, out.get(..length).unwrap_or_default());
+        show(&qp.adapter.point, peer, Toward::Responder, out.get(..length).unwrap_or_default());
     }
     requester.work = work;
     match requester.notes.as_deref_mut() {

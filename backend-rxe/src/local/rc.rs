@@ -20,7 +20,7 @@ use crate::hca::MAX_MESSAGE;
 use crate::qp::requester::{Progress, Requester, check_request};
 use crate::qp::responder::{Nak, Responder, remote_sge, rnr_delay};
 use crate::qp::{Budget, Qp, Run};
-use pvrdma_roce::Outcome;
+use pvrdma_roce::StepOutcome;
 
 /// The responder of the peer, held.
 struct Target<'a> {
@@ -225,7 +225,7 @@ fn write_down_loss(qp: &Qp, requester: &mut Requester, own: Memory<'_>) {
     let Requester { work, current: Some(progress), attrs, route, notes, .. } = requester else { return };
     if let Some(source) = route.source {
         let mut capture = Sender { qp, own, attrs, source, notes };
-        capture.step(work, progress, progress.done, Outcome::Silence, None);
+        capture.step(work, progress, progress.done, StepOutcome::NoResponse, None);
     }
 }
 
@@ -268,8 +268,8 @@ impl<'a> Exchange<'a> {
         };
         if let Some(capture) = &mut self.capture {
             let outcome = match result {
-                Ok(Step::Done(_)) => Some(Outcome::Done),
-                Ok(Step::Moved) => Some(Outcome::Moved),
+                Ok(Step::Done(_)) => Some(StepOutcome::Completed),
+                Ok(Step::Moved) => Some(StepOutcome::Moved),
                 Ok(Step::Failed(_)) | Err(Nak::Silence) => None,
                 Ok(Step::Refused(nak)) | Err(nak) => Some(nak.into()),
             };

@@ -108,12 +108,12 @@ impl PortCounters {
     /// What a requester did between two looks at its figures.
     pub(crate) fn requester(&self, before: &RequesterStats, after: &RequesterStats) {
         let add = |counter, after: u64, before: u64| Self::add(counter, after.saturating_sub(before));
-        add(&self.wire_resent, after.resent, before.resent);
+        add(&self.wire_resent, after.retransmitted, before.retransmitted);
         add(&self.wire_probes, after.probes, before.probes);
         add(&self.wire_timeouts, after.timeouts, before.timeouts);
         add(&self.wire_sequence_naks, after.sequence_naks, before.sequence_naks);
         add(&self.wire_rnr_naks, after.rnr_naks, before.rnr_naks);
-        add(&self.wire_lost_answers, after.lost_answers, before.lost_answers);
+        add(&self.wire_lost_answers, after.lost_responses, before.lost_responses);
     }
 
     /// What a responder did between two looks at its figures.

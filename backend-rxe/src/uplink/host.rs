@@ -10,7 +10,7 @@ use crate::hca::MAX_MESSAGE;
 use crate::qp::Qp;
 use crate::qp::requester::{Requester, check_request};
 use crate::qp::responder::{Nak, Responder, remote_sge};
-use pvrdma_roce::{AtomicChange, Fault, NakReason, Received, RequesterOps, ResponderOps};
+use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
 
 /// The requester's side.
 pub(crate) struct Sending<'a> {
@@ -58,12 +58,12 @@ impl RequesterOps for Sending<'_> {
         if done { Ok(()) } else { Err(WcStatus::LocalQpOperation) }
     }
 
-    fn gather(&mut self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), Fault> {
-        self.list(sges, Access::empty()).read(offset, out).map_err(|_| Fault)
+    fn gather(&mut self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.list(sges, Access::empty()).read(offset, out).map_err(|_| AccessError)
     }
 
-    fn scatter(&mut self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), Fault> {
-        self.list(sges, Access::LOCAL_WRITE).write(offset, data).map_err(|_| Fault)
+    fn scatter(&mut self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.list(sges, Access::LOCAL_WRITE).write(offset, data).map_err(|_| AccessError)
     }
 
     fn finish(&mut self, work: &SendWr, status: WcStatus, byte_len: u32) {
@@ -159,7 +159,7 @@ impl ResponderOps for Receiving<'_> {
         Ok(self.responder.check_remote(self.qp, self.memory, remote, length, need)?)
     }
 
-    fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), Fault> {
+    fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), AccessError> {
         // Who polls the end of a buffer must find the rest there: the last word, or byte where it is not aligned, comes
         // after all others.
         let end = remote.addr.wrapping_add(data.len() as u64);
@@ -167,22 +167,22 @@ impl ResponderOps for Receiving<'_> {
         let (body, tail) = data.split_at(data.len().saturating_sub(tail));
         let sges = [remote_sge(remote, data.len() as u64)];
         let list = self.remote(&sges, Access::REMOTE_WRITE);
-        list.write(0, body).map_err(|_| Fault)?;
+        list.write(0, body).map_err(|_| AccessError)?;
         fence(Ordering::Release);
-        list.write(body.len() as u64, tail).map_err(|_| Fault)
+        list.write(body.len() as u64, tail).map_err(|_| AccessError)
     }
 
-    fn read(&mut self, remote: RemoteAddress, out: &mut [u8]) -> Result<(), Fault> {
+    fn read(&mut self, remote: RemoteAddress, out: &mut [u8]) -> Result<(), AccessError> {
         let sges = [remote_sge(remote, out.len() as u64)];
-        self.remote(&sges, Access::REMOTE_READ).read(0, out).map_err(|_| Fault)
+        self.remote(&sges, Access::REMOTE_READ).read(0, out).map_err(|_| AccessError)
     }
 
-    fn update(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<u64, Fault> {
+    fn update(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<u64, AccessError> {
         let Memory { view, mrs } = self.memory;
         mrs.lookup(remote.rkey, self.qp.pd, remote.addr, 8, Access::REMOTE_ATOMIC)
             .and_then(|region| region.locate(remote.addr))
             .and_then(|(bus, _)| view.update_u64(bus, |old| change.apply(old)).ok())
-            .ok_or(Fault)
+            .ok_or(AccessError)
     }
 
     fn refuse(&mut self, refusal: NakReason) {

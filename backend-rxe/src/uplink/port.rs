@@ -24,7 +24,7 @@ use crate::hca::Adapter;
 use crate::qp::Qp;
 use crate::rxe::Shared;
 use pvrdma_ether_link::{Frames, Link};
-use pvrdma_roce::{BufferedBytes, Congestion, EgressMarking};
+use pvrdma_roce::{Congestion, EgressMarking, ReorderBudget};
 
 /// Room for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
 const OVERHEAD: u32 = 96;
@@ -58,7 +58,7 @@ pub(crate) struct Port {
     nic: Option<Lane>,
     pub(crate) counters: PortCounters,
     /// Packets that wait for lost ones.
-    pub(super) buffered: BufferedBytes,
+    pub(super) buffered: ReorderBudget,
     /// What is under way, by peer.
     flights: Mutex<HashMap<Gid, Weak<Flight>>>,
     adapter: Mutex<Weak<Adapter>>,
@@ -81,7 +81,7 @@ impl Port {
             uplink: Lane::new(Arc::new(CaptureLink::new(config.uplink, point))),
             nic: config.nic.map(Lane::new),
             counters: PortCounters::default(),
-            buffered: BufferedBytes::default(),
+            buffered: ReorderBudget::default(),
             flights: Mutex::default(),
             adapter: Mutex::default(),
             inbox: Mutex::default(),

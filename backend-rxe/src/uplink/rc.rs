@@ -1,7 +1,7 @@
 //! Reliable connections over the wire: the transport's halves inside those of a queue pair.
 
 use std::collections::VecDeque;
-use std::sync::{Arc, Weak};
+use std::sync::Weak;
 use std::time::Duration;
 
 use pvrdma_verbs::{Psn, QpAttrs, QpState, Qpn};
@@ -100,7 +100,7 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
     };
     port.counters.requester(&before, &sender.transport.stats());
     if run != Run::More {
-        sender.share.pause(sender.transport.under_way());
+        sender.share.pause(sender.transport.in_flight());
     }
     let deadline = sender.unread.deadline(sender.transport.poll_timeout()).into_iter().chain(sender.paced).min();
     if run == Run::Idle
@@ -156,21 +156,25 @@ fn turn(
         progress = true;
     }
     if qp.brake.is_on() {
-        transport.ask();
+        transport.request_ack();
     }
-    while requests(qp) && frames.len() < BATCH && !budget.spent() && (transport.resends() || share.may_send()) {
+    while requests(qp)
+        && frames.len() < BATCH
+        && !budget.spent()
+        && (transport.next_is_retransmission() || share.may_send())
+    {
         *paced = qp.brake.blocked_until(port, now);
         if paced.is_some() {
             break;
         }
         if share.ends_turn() {
-            transport.ask();
+            transport.request_ack();
         }
         let before = frames.bytes();
         if !frames.push_with(MAX_FRAME, |room| transport.poll_transmit(now, &mut host, room)) {
             break;
         }
-        share.sent(transport.under_way());
+        share.sent(transport.in_flight());
         let bytes = frames.bytes().saturating_sub(before) as u64;
         qp.brake.sent(now, bytes);
         budget.take_bytes(bytes);
@@ -198,7 +202,7 @@ pub(crate) fn take_answer(port: &Port, qp: &Qp, packet: &Packet<'_>) -> Result<(
             let mut host = Sending { qp, requester, memory: held.own(), tally: &mut tally };
             sender.transport.handle_packet(qp.adapter.shared.engine.now(), packet, &mut host);
             port.counters.requester(&before, &sender.transport.stats());
-            sender.share.confirmed(sender.transport.under_way());
+            sender.share.confirmed(sender.transport.in_flight());
             qp.adapter.counters.fold(&mut tally);
         }
         requester.wire = Some(sender);
@@ -224,7 +228,7 @@ pub(crate) struct Receiver {
 impl Receiver {
     fn new(port: &Port, attrs: &QpAttrs, path: Path) -> Box<Self> {
         let transport = pvrdma_roce::Responder::new(attrs, path);
-        let reorder = ReorderBuffer::new(Arc::clone(&port.buffered));
+        let reorder = ReorderBuffer::new(port.buffered.clone());
         Box::new(Self { transport, path, deferred: VecDeque::new(), reorder, refused: false, paced: None })
     }
 
@@ -239,7 +243,7 @@ impl Receiver {
     /// Packets that wait and answers that are owed.
     #[cfg(test)]
     pub(crate) fn load(&self) -> (usize, usize) {
-        (self.deferred.len(), self.transport.answers_owed())
+        (self.deferred.len(), self.transport.pending_responses())
     }
 
     /// Executes a packet, or keeps it for later.
@@ -249,7 +253,7 @@ impl Receiver {
         if self.deferred.is_empty() {
             match self.handle(packet, host) {
                 Handled::Deferred => {}
-                Handled::Ahead => return self.keep(psn, frame),
+                Handled::OutOfOrder => return self.keep(psn, frame),
                 Handled::Done | Handled::Dropped => return self.catch_up(host),
             }
         }
@@ -263,7 +267,7 @@ impl Receiver {
     /// Keeps a packet that came before its time.
     fn keep(&mut self, psn: Psn, frame: &[u8]) {
         let missing = self.reorder.insert(self.transport.expected_psn(), psn, frame);
-        self.transport.name_missing(psn, missing);
+        self.transport.nak_selectively(psn, missing);
     }
 
     /// Executes packets that came before their time and are expected now.
@@ -282,7 +286,7 @@ impl Receiver {
             }
         }
         if !self.reorder.is_empty() {
-            self.transport.report_missing();
+            self.transport.nak_expected();
         }
     }
 
@@ -301,7 +305,7 @@ impl Receiver {
             let Ok(packet) = Packet::parse(&frame) else { continue };
             match self.handle(&packet, host) {
                 Handled::Deferred => return self.deferred.push_front(frame),
-                Handled::Ahead => self.keep(packet.header.bth.psn, &frame),
+                Handled::OutOfOrder => self.keep(packet.header.bth.psn, &frame),
                 Handled::Done | Handled::Dropped => {}
             }
         }
@@ -372,7 +376,7 @@ fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
     let engine = &qp.adapter.shared.engine;
     while frames.len() < BATCH {
         let before = frames.bytes();
-        if qp.brake.is_on() && receiver.transport.next_is_data() {
+        if qp.brake.is_on() && receiver.transport.next_is_read_response() {
             paced = qp.brake.blocked_until(port, engine.now());
         }
         if paced.is_some() || !frames.push_with(MAX_FRAME, |room| receiver.transport.poll_transmit(&mut host, room)) {
@@ -395,7 +399,7 @@ fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
     if all {
         receiver.resume(&mut host);
     }
-    let done = all && !receiver.transport.has_answers() && receiver.deferred.is_empty();
+    let done = all && !receiver.transport.has_responses() && receiver.deferred.is_empty();
     responder.wire = Some(receiver);
     done
 }

@@ -52,6 +52,6 @@ pub use log_limit::LogLimit;
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use types::{Access, Gid, GidType, InvalidValue, MacAddr, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};
 pub use work::{
-    Completion, FastRegister, Invalidate, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,
+    Completion, FastRegister, Invalidate, MAX_MESSAGE, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,
     UdDestination, WcFlags, WcOpcode, WcStatus,
 };

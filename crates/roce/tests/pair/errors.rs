@@ -259,7 +259,7 @@ fn long_messages_in_small_packets() {
     assert_eq!(run(&mut pair, [write(there, 300_000), back]), [Success, Success]);
     assert!(pair.ends[1].host.memory.get(there.addr, data.len()) == data);
     assert!(pair.ends[0].host.memory.get(0x200_0000, data.len()) == data);
-    assert_eq!(pair.ends[0].requester.stats().resent, 0);
+    assert_eq!(pair.ends[0].requester.stats().retransmitted, 0);
 }
 
 #[test]
@@ -394,7 +394,7 @@ fn a_lost_refusal_is_silence() {
     });
     pair.ends[0].post(write(RemoteAddress { rkey: 1, ..REMOTE }, 10));
     pair.ends[0].deaf = true;
-    while !pair.ends[1].host.failed || pair.ends[1].responder.has_answers() {
+    while !pair.ends[1].host.failed || pair.ends[1].responder.has_responses() {
         assert!(pair.step());
     }
     for _ in 0..20 {

@@ -107,7 +107,7 @@ fn arbitrary_packets() {
             if random.chance(50) {
                 end.requester.handle_timeout(now + Duration::from_secs(10), &mut end.host);
             }
-            most = most.max(end.responder.answers_owed());
+            most = most.max(end.responder.pending_responses());
         }
         // Every request ends at most once, in order; the QP's end flushes the rest.
         if end.host.failed {
@@ -143,7 +143,7 @@ fn a_flood_of_repeated_requests_is_bounded() {
         for frame in &requests {
             end.receive(now, frame);
         }
-        assert!(end.responder.answers_owed() <= 4);
+        assert!(end.responder.pending_responses() <= 4);
     }
     assert_eq!(end.host.atomics, 2);
 }

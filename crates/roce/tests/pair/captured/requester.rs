@@ -122,7 +122,7 @@ fn our_requester_asks_as_captured() {
             assert!(landed.eq(answered.copied()), "{name} {own}: wrong data");
             assert!(statuses.iter().all(|&status| status == WcStatus::Success), "{name} {own}: {statuses:?}");
             assert_eq!(ended, expected, "{name} {own}");
-            assert_eq!(requester.stats().resent, 0, "{name} {own}");
+            assert_eq!(requester.stats().retransmitted, 0, "{name} {own}");
         }
     }
     assert!(compared > 450, "{compared}");
