@@ -30,7 +30,7 @@ const KNOWN: Known = Known {
         "guest-tests/",
         "pvrdma-dev/",
     ],
-    sizes: &["backend-ibverbs/", "backend-rxe/", "crates/roce/", "guest-tests/", "pvrdma-dev/", "pvrdmad/"],
+    sizes: &["backend-ibverbs/", "backend-rxe/", "guest-tests/", "pvrdma-dev/", "pvrdmad/"],
     dependencies: &["backend-rxe/", "crates/roce/", "crates/verbs/", "guest-tests/", "pvrdma-dev/", "pvrdmad/"],
     module_style: &["crates/roce/", "pvrdma-dev/"],
     words: &[
