@@ -196,7 +196,7 @@ impl Limits {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_hca::LIMITS;
+    use crate::testing::MOCK_LIMITS as LIMITS;
 
     fn config() -> DeviceConfig {
         DeviceConfig::new("test", MacAddr([0x52, 0x54, 0, 0, 0, 1]))

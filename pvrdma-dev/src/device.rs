@@ -8,25 +8,25 @@ use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{Backend, Hca, VerbsError};
 
 use crate::abi::regs::ctl;
-use crate::adapter::Adapter;
 use crate::cmd;
 use crate::config::DeviceConfig;
+use crate::core::Core;
 use crate::dsr::{self, Session};
 use crate::error::RegisterError;
 use crate::events::EventRings;
 use crate::intr::{Interrupts, VECTORS};
 use crate::pci::{CONFIG_SIZE, ConfigSpace, Switches};
 use crate::pci_function::{Bar, InterruptSink, PciFunction};
-use crate::regs::{Readable, Write};
+use crate::regs::{RegRead, RegWrite};
 use crate::stats::{DeviceStatus, Phase};
 
-/// A PVRDMA function with its adapter.
+/// A PVRDMA function with its core.
 ///
 /// Registers and commands run on the calling thread, one at a time. Doorbells run concurrently with them and with each
 /// other. The owner must call [`PciFunction::run_deferred`] after each write to BAR 2, and must not call back into the
 /// device from its [`InterruptSink`].
 pub struct PvrdmaDevice<B: Backend> {
-    adapter: Adapter<B::Hca>,
+    core: Core<B::Hca>,
     control: Mutex<Control>,
     pci: Mutex<ConfigSpace>,
 }
@@ -60,7 +60,7 @@ impl Control {
 
 impl<B: Backend> std::fmt::Debug for PvrdmaDevice<B> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("PvrdmaDevice").field("name", &self.adapter.config.name).finish_non_exhaustive()
+        f.debug_struct("PvrdmaDevice").field("name", &self.core.config.name).finish_non_exhaustive()
     }
 }
 
@@ -77,64 +77,64 @@ impl<B: Backend> PvrdmaDevice<B> {
     ) -> Result<Arc<Self>, VerbsError> {
         memory.set_enabled(false);
         let interrupts = Interrupts::new(interrupts, config.intx);
-        let adapter = Adapter::new(config, memory, interrupts, backend)?;
-        let control = Control::new(&adapter.config);
-        let pci = ConfigSpace::new(adapter.limits.max_uar, adapter.config.intx);
-        Ok(Arc::new(Self { adapter, control: Mutex::new(control), pci: Mutex::new(pci) }))
+        let core = Core::new(config, memory, interrupts, backend)?;
+        let control = Control::new(&core.config);
+        let pci = ConfigSpace::new(core.limits.max_uar, core.config.intx);
+        Ok(Arc::new(Self { core, control: Mutex::new(control), pci: Mutex::new(pci) }))
     }
 
     /// The device as it is now.
     pub fn status(&self) -> DeviceStatus {
-        let adapter = &self.adapter;
+        let core = &self.core;
         let phase = match self.control.lock().state {
             State::Reset => Phase::Reset,
             State::Ready(..) => Phase::Handshake,
             State::Active(_) => Phase::Active,
         };
-        let counts = [adapter.stats.counts.list(), adapter.interrupts.counters(), adapter.hub.counters()];
+        let counts = [core.stats.counts.list(), core.interrupts.counters(), core.hub.counters()];
         DeviceStatus {
-            name: adapter.config.name.clone(),
-            mac: adapter.config.mac,
-            version: adapter.config.version,
-            roce: adapter.config.roce,
+            name: core.config.name.clone(),
+            mac: core.config.mac,
+            version: core.config.version,
+            roce: core.config.roce,
             phase,
-            bus_master: adapter.gate.is_bus_master(),
-            port: adapter.hca.port(),
-            objects: adapter.objects.counts(),
-            page_list_extents: adapter.objects.budget.used(),
-            mapped_bytes: adapter.memory.mapped_bytes(),
-            pinned_bytes: adapter.memory.pinned_bytes(),
-            commands: adapter.stats.commands(),
+            bus_master: core.gate.is_bus_master(),
+            port: core.hca.port(),
+            objects: core.objects.counts(),
+            page_list_extents: core.objects.budget.used(),
+            mapped_bytes: core.memory.mapped_bytes(),
+            pinned_bytes: core.memory.pinned_bytes(),
+            commands: core.stats.commands(),
             counters: counts.concat(),
-            adapter: adapter.hca.counters(),
+            adapter: core.hca.counters(),
         }
     }
 
     /// CTL=RESET, and the first half of a handshake: everything ends before this returns (section 3.4 S3).
-    fn forget(&self, control: &mut Control) {
-        self.adapter.gate.set_active(false);
+    fn teardown(&self, control: &mut Control) {
+        self.core.gate.set_active(false);
         control.state = State::Reset;
-        self.adapter.end_all();
+        self.core.end_all();
     }
 
-    /// A write to DSRHIGH. There is no answer but the capabilities; a refusal shows when the driver tries to go on.
-    fn show_region(&self, control: &mut Control, high: u32) {
-        let adapter = &self.adapter;
-        self.forget(control);
+    /// A write to DSRHIGH. There is no response but the capabilities; a refusal shows when the driver tries to go on.
+    fn load_dsr(&self, control: &mut Control, high: u32) {
+        let core = &self.core;
+        self.teardown(control);
         let address = u64::from(high) << 32 | u64::from(control.dsr_low);
         let accepted = {
-            let view = adapter.memory.view();
-            dsr::handshake(&view, address, adapter.config.version, &adapter.caps, &adapter.interrupts)
+            let view = core.memory.view();
+            dsr::handshake(&view, address, core.config.version, &core.caps, &core.interrupts)
         };
         match accepted {
             Ok((session, rings)) => {
-                adapter.stats.counts.handshakes.increment();
-                debug!("{}: shared region at {address:#x} accepted: {session:x?}", adapter.config.name);
+                core.stats.counts.handshakes.increment();
+                debug!("{}: shared region at {address:#x} accepted: {session:x?}", core.config.name);
                 control.state = State::Ready(session, Box::new(rings));
             }
             Err(error) => {
-                adapter.stats.counts.handshakes_refused.increment();
-                adapter.log.warn(&adapter.config.name, format_args!("handshake refused: {error}"));
+                core.stats.counts.handshakes_refused.increment();
+                core.log.warn(&core.config.name, format_args!("handshake refused: {error}"));
             }
         }
     }
@@ -148,8 +148,8 @@ impl<B: Backend> PvrdmaDevice<B> {
                 _ => Err(RegisterError::NotReady("active")),
             },
             ctl::RESET => {
-                self.forget(control);
-                self.adapter.stats.counts.resets.increment();
+                self.teardown(control);
+                self.core.stats.counts.resets.increment();
                 Ok(())
             }
             other => Err(RegisterError::Control(other)),
@@ -157,8 +157,8 @@ impl<B: Backend> PvrdmaDevice<B> {
     }
 
     fn activate(&self, control: &mut Control) -> Result<(), RegisterError> {
-        let adapter = &self.adapter;
-        if !adapter.gate.is_bus_master() {
+        let core = &self.core;
+        if !core.gate.is_bus_master() {
             return Err(RegisterError::Masked);
         }
         match std::mem::replace(&mut control.state, State::Reset) {
@@ -168,17 +168,17 @@ impl<B: Backend> PvrdmaDevice<B> {
                 Ok(())
             }
             State::Ready(session, rings) => {
-                if let Err(error) = adapter.memory.pin_status() {
+                if let Err(error) = core.memory.pin_status() {
                     control.state = State::Ready(session, rings);
                     return Err(error.into());
                 }
-                adapter.hub.install(*rings);
+                core.hub.install(*rings);
                 control.state = State::Active(session);
-                adapter.gate.set_active(true);
-                adapter.stats.counts.activations.increment();
+                core.gate.set_active(true);
+                core.stats.counts.activations.increment();
                 // A guest can do this in a loop.
-                let name = &adapter.config.name;
-                adapter.log.log(Level::Info, name, format_args!("active, interface version {}", session.version));
+                let name = &core.config.name;
+                core.log.log(Level::Info, name, format_args!("active, interface version {}", session.version));
                 Ok(())
             }
         }
@@ -186,74 +186,74 @@ impl<B: Backend> PvrdmaDevice<B> {
 
     fn request(&self, control: &Control) -> Result<(), RegisterError> {
         let State::Active(session) = control.state else { return Err(RegisterError::NotReady("active")) };
-        if !self.adapter.gate.is_open() {
+        if !self.core.gate.is_open() {
             return Err(RegisterError::Masked);
         }
-        cmd::execute(&self.adapter, &session)
+        cmd::execute(&self.core, &session)
     }
 
     /// Stores the result of a CTL or REQUEST write where the driver looks for it.
-    fn conclude(&self, control: &mut Control, result: Result<(), RegisterError>) {
+    fn set_err(&self, control: &mut Control, result: Result<(), RegisterError>) {
         control.err = match result {
             Ok(()) => 0,
             Err(error) => {
-                self.adapter.stats.counts.register_errors.increment();
-                self.adapter.log.warn(&self.adapter.config.name, format_args!("{error}"));
+                self.core.stats.counts.register_errors.increment();
+                self.core.log.warn(&self.core.config.name, format_args!("{error}"));
                 error.code().into()
             }
         };
     }
 
-    fn register_write(&self, write: Write) {
+    fn register_write(&self, write: RegWrite) {
         let control = &mut *self.control.lock();
         match write {
-            Write::DsrLow(value) => control.dsr_low = value,
-            Write::DsrHigh(value) => self.show_region(control, value),
-            Write::Ctl(value) => {
+            RegWrite::DsrLow(value) => control.dsr_low = value,
+            RegWrite::DsrHigh(value) => self.load_dsr(control, value),
+            RegWrite::Ctl(value) => {
                 let result = self.control(control, value);
-                self.conclude(control, result);
+                self.set_err(control, result);
             }
-            Write::Request => {
+            RegWrite::Request => {
                 let result = self.request(control);
-                self.conclude(control, result);
+                self.set_err(control, result);
             }
-            Write::Imr(value) => self.adapter.interrupts.set_mask(value),
-            Write::MacLow(value) => control.mac[0] = value,
-            Write::MacHigh(value) => control.mac[1] = value,
+            RegWrite::Imr(value) => self.core.interrupts.set_mask(value),
+            RegWrite::MacLow(value) => control.mac[0] = value,
+            RegWrite::MacHigh(value) => control.mac[1] = value,
         }
     }
 
     /// Reads go through the control lock too: what ERR says follows every write before it.
-    fn register_read(&self, register: Readable) -> u32 {
+    fn register_read(&self, register: RegRead) -> u32 {
         let control = self.control.lock();
         match register {
-            Readable::Version => self.adapter.config.version,
-            Readable::Err => control.err,
-            Readable::Icr => self.adapter.interrupts.take_cause(),
-            Readable::Imr => self.adapter.interrupts.mask(),
-            Readable::MacLow => control.mac[0],
-            Readable::MacHigh => control.mac[1],
+            RegRead::Version => self.core.config.version,
+            RegRead::Err => control.err,
+            RegRead::Icr => self.core.interrupts.take_cause(),
+            RegRead::Imr => self.core.interrupts.mask(),
+            RegRead::MacLow => control.mac[0],
+            RegRead::MacHigh => control.mac[1],
         }
     }
 
-    /// Lets what the guest switched take effect. Memory is cut off first: [`DmaSpace::set_enabled`] waits for whoever is
-    /// using it, and after that nothing can produce an interrupt either.
-    fn switch(&self, before: Switches, after: Switches) {
-        let adapter = &self.adapter;
+    /// Lets what the guest switched take effect. Memory is cut off first: [`DmaSpace::set_enabled`] waits for whoever
+    /// is using it, and after that nothing can produce an interrupt either.
+    fn apply_command_register(&self, before: Switches, after: Switches) {
+        let core = &self.core;
         if after.msix != before.msix {
-            adapter.interrupts.set_msix(after.msix);
+            core.interrupts.set_msix(after.msix);
         }
         if after.intx_disabled != before.intx_disabled {
-            adapter.interrupts.set_line_disabled(after.intx_disabled);
+            core.interrupts.set_line_disabled(after.intx_disabled);
         }
         if after.bus_master && !before.bus_master {
-            adapter.interrupts.set_bus_master(true);
-            adapter.memory.set_enabled(true);
-            adapter.gate.set_bus_master(true);
+            core.interrupts.set_bus_master(true);
+            core.memory.set_enabled(true);
+            core.gate.set_bus_master(true);
         } else if before.bus_master && !after.bus_master {
-            adapter.gate.set_bus_master(false);
-            adapter.memory.set_enabled(false);
-            adapter.interrupts.set_bus_master(false);
+            core.gate.set_bus_master(false);
+            core.memory.set_enabled(false);
+            core.interrupts.set_bus_master(false);
         }
     }
 }
@@ -271,7 +271,7 @@ where
     }
 
     fn config_read(&self, offset: usize, data: &mut [u8]) {
-        let pending = self.adapter.interrupts.is_pending();
+        let pending = self.core.interrupts.is_pending();
         self.pci.lock().read(offset, data, pending);
     }
 
@@ -280,13 +280,13 @@ where
         let mut pci = self.pci.lock();
         let before = pci.switches();
         pci.write(offset, data);
-        self.switch(before, pci.switches());
+        self.apply_command_register(before, pci.switches());
     }
 
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
         data.fill(0);
         if bar == 1
-            && let Some(register) = Readable::decode(offset, data.len())
+            && let Some(register) = RegRead::decode(offset, data.len())
         {
             data.copy_from_slice(&self.register_read(register).to_le_bytes());
         }
@@ -295,18 +295,18 @@ where
     fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
         match bar {
             1 => {
-                if let Some(write) = Write::decode(offset, data) {
+                if let Some(write) = RegWrite::decode(offset, data) {
                     self.register_write(write);
                 }
             }
-            2 => self.adapter.doorbell(offset, data),
+            2 => self.core.doorbell(offset, data),
             // BAR 0 holds the MSI-X table, which the VMM keeps.
             _ => {}
         }
     }
 
     fn run_deferred(&self) {
-        self.adapter.run_deferred();
+        self.core.run_deferred();
     }
 
     fn msix_vectors(&self) -> u16 {
@@ -315,25 +315,21 @@ where
 
     fn reset(&self) {
         let mut control = self.control.lock();
-        self.forget(&mut control);
-        self.adapter.stats.counts.resets.increment();
-        *control = Control::new(&self.adapter.config);
+        self.teardown(&mut control);
+        self.core.stats.counts.resets.increment();
+        *control = Control::new(&self.core.config);
         let mut pci = self.pci.lock();
         let before = pci.switches();
         pci.reset();
-        self.switch(before, pci.switches());
+        self.apply_command_register(before, pci.switches());
     }
 }
 
 impl<B: Backend> Drop for PvrdmaDevice<B> {
     fn drop(&mut self) {
-        let adapter = &self.adapter;
-        adapter.gate.set_active(false);
-        adapter.end_all();
-        adapter.memory.set_enabled(false);
+        let core = &self.core;
+        core.gate.set_active(false);
+        core.end_all();
+        core.memory.set_enabled(false);
     }
 }
-
-#[cfg(test)]
-#[path = "device_tests.rs"]
-mod tests;

@@ -1,4 +1,4 @@
-//! The handshake: reading and checking the device shared region, answering with the capabilities (section 2.2).
+//! The handshake: reading and checking the device shared region, writing the capabilities (section 2.2).
 
 use std::sync::Arc;
 

@@ -13,7 +13,7 @@ pub(crate) const VECTORS: u16 = 3;
 /// What an interrupt says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Vector {
-    /// A command was answered.
+    /// The response to a command is in its slot.
     Response,
     /// The asynchronous event ring has entries.
     Async,
@@ -163,7 +163,7 @@ impl Interrupts {
         cause
     }
 
-    /// Whether a legacy interrupt is pending, for the status register.
+    /// Returns `true` if a legacy interrupt is pending, for the status register.
     pub(crate) fn is_pending(&self) -> bool {
         let state = self.state.lock();
         state.pin && state.cause != 0
@@ -213,7 +213,27 @@ impl Interrupts {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::test_hca::RecordingSink;
+
+    /// Writes down what it is told.
+    #[derive(Debug, Default)]
+    struct RecordingSink(Mutex<Vec<String>>);
+
+    impl RecordingSink {
+        /// What it was told since the last call.
+        fn take(&self) -> Vec<String> {
+            std::mem::take(&mut self.0.lock())
+        }
+    }
+
+    impl InterruptSink for RecordingSink {
+        fn msix(&self, vector: u16) {
+            self.0.lock().push(format!("msix {vector}"));
+        }
+
+        fn intx(&self, asserted: bool) {
+            self.0.lock().push(format!("intx {asserted}"));
+        }
+    }
 
     fn interrupts(pin: bool) -> (Arc<RecordingSink>, Arc<Interrupts>) {
         let sink = Arc::new(RecordingSink::default());

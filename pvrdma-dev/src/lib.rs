@@ -1,8 +1,8 @@
 //! The PVRDMA PCI function as a device model: what the Linux driver `vmw_pvrdma` talks to.
 //!
-//! A VMM makes a [`PvrdmaDevice`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an [`InterruptSink`] and a
-//! backend, and drives it through [`PciFunction`]: configuration space, three BARs, reset. The crate knows no sockets, no
-//! vfio-user and no KVM.
+//! A VMM makes a [`PvrdmaDevice`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an [`InterruptSink`] and
+//! a backend, and drives it through [`PciFunction`]: configuration space, three BARs, reset. The crate knows no
+//! sockets, no vfio-user and no KVM.
 //!
 //! ```
 //! # use std::error::Error;
@@ -27,48 +27,45 @@
 //!
 //! * Control plane: configuration space, registers, the device shared region, the command channel and the tables of
 //!   objects. All of it runs inside register writes, under one lock.
-//! * Data plane: doorbells, work queues, completion queues and event rings in guest memory. Doorbells take no lock of the
-//!   control plane; what they leave behind is done by [`PciFunction::run_deferred`], *which the VMM must call* after each
-//!   write to BAR 2: nothing is sent otherwise.
+//! * Data plane: doorbells, work queues, completion queues and event rings in guest memory. Doorbells take no lock of
+//!   the control plane; what they leave behind is done by [`PciFunction::run_deferred`], *which the VMM must call*
+//!   after each write to BAR 2: nothing is sent otherwise.
 //!
 //! # Rules that hold everywhere
 //!
-//! * What the guest wrote is copied once and then judged; an answer is either complete or an error that the ERR register,
-//!   the log and a counter show.
+//! * What the guest wrote is copied once and then judged; a response is either complete or an error that the ERR
+//!   register, the log and a counter show.
 //! * After a destroy command, a reset or the end of bus mastering nothing touches the memory concerned.
 //! * Code that asks the backend for something that waits (modify, destroy) holds no view of guest memory.
 //!
 //! # Not implemented
 //!
-//! Resizing of CQs (the driver never asks), multicast, power management, saving and restoring state. Doorbells of
-//! polled CQs are not used as a hint.
+//! Resizing of CQs (the driver never asks), multicast, power management. [`saved_state`] refuses to save a device, and
+//! says what it would take.
 //!
 //! Section and conformance numbers in comments are those of `docs/interface.md`.
 
 mod abi;
-mod adapter;
 mod cmd;
 mod config;
+mod core;
 mod datapath;
 mod device;
 mod doorbell;
 mod dsr;
 mod error;
 mod events;
-#[cfg(test)]
-mod hostile_tests;
 mod intr;
 mod objects;
 mod page_dir;
 mod pci;
 mod pci_function;
+mod pending_doorbells;
+mod reclaim;
 mod regs;
 mod ring;
+pub mod saved_state;
 mod stats;
-#[cfg(test)]
-mod test_hca;
-#[cfg(test)]
-mod test_rig;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod uar;

@@ -16,8 +16,8 @@ const LEVEL: usize = TABLE_ENTRIES as usize * ENTRY;
 /// Reads the page addresses of an object of `pages` pages.
 ///
 /// # Errors
-/// The page count is not in `1..=262144`, the directory or a table cannot be read, or an entry that is needed is zero or
-/// not page aligned. The data pages themselves are not looked at, see [`check_mapped`].
+/// The page count is not in `1..=262144`, the directory or a table cannot be read, or an entry that is needed is zero
+/// or not page aligned. The data pages themselves are not looked at, see [`check_mapped`].
 pub(crate) fn read_page_directory(view: &DmaView<'_>, pdir_dma: u64, pages: u32) -> Result<PageList, DmaError> {
     if pages == 0 || pages > MAX_PAGES {
         return Err(DmaError::Unmapped { addr: pdir_dma, len: u64::from(pages).saturating_mul(PAGE_SIZE) });
@@ -36,8 +36,8 @@ pub(crate) fn read_page_directory(view: &DmaView<'_>, pdir_dma: u64, pages: u32)
     Ok(builder.finish())
 }
 
-/// Whether the device can access every page of a list. Rings are checked when they are made, so that the guest learns of
-/// a bad address from the command and not from a dead queue. Takes one look-up per contiguous piece.
+/// Checks that the device can access every page of a list. Rings are checked when they are made, so that the guest
+/// learns of a bad address from the command and not from a dead queue. Takes one look-up per contiguous piece.
 ///
 /// # Errors
 /// The first address that cannot be accessed.

@@ -5,7 +5,7 @@
 pub struct Bar {
     /// Bytes, a power of two.
     pub size: u64,
-    /// Whether it takes two register slots.
+    /// `true` if it takes two register slots.
     pub is_64bit: bool,
 }
 
@@ -33,8 +33,8 @@ pub trait PciFunction: Send + Sync {
     /// [`Self::run_deferred`].
     fn bar_write(&self, bar: usize, offset: u64, data: &[u8]);
 
-    /// Does a bounded amount of the work that doorbells left behind. Call it after the guest's write has been answered, so
-    /// that the guest's processor does not wait for its own transfer.
+    /// Does a bounded amount of the work that doorbells left behind. Call it after the guest's write has completed,
+    /// so that the guest's processor does not wait for its own transfer.
     fn run_deferred(&self);
 
     /// Number of MSI-X vectors.

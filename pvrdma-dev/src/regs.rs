@@ -7,7 +7,7 @@ pub(crate) const BAR_SIZE: u64 = 0x1000;
 
 /// A register that can be read.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Readable {
+pub(crate) enum RegRead {
     Version,
     Err,
     Icr,
@@ -18,7 +18,7 @@ pub(crate) enum Readable {
 
 /// A write that has an effect.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Write {
+pub(crate) enum RegWrite {
     DsrLow(u32),
     DsrHigh(u32),
     Ctl(u32),
@@ -28,7 +28,7 @@ pub(crate) enum Write {
     MacHigh(u32),
 }
 
-impl Readable {
+impl RegRead {
     /// The register a read of `len` bytes means, if any: registers are 32 bits wide and nothing else.
     pub(crate) const fn decode(at: u64, len: usize) -> Option<Self> {
         if len != 4 {
@@ -46,7 +46,7 @@ impl Readable {
     }
 }
 
-impl Write {
+impl RegWrite {
     /// The effect a write has, if any.
     pub(crate) fn decode(at: u64, data: &[u8]) -> Option<Self> {
         let value = u32::from_le_bytes(data.try_into().ok()?);
@@ -72,14 +72,14 @@ mod tests {
     fn only_words_at_known_offsets_mean_something() {
         for at in 0..0x40 {
             for len in [0, 1, 2, 3, 5, 8, 16] {
-                assert_eq!(Readable::decode(at, len), None);
-                assert_eq!(Write::decode(at, &vec![0xff; len]), None);
+                assert_eq!(RegRead::decode(at, len), None);
+                assert_eq!(RegWrite::decode(at, &vec![0xff; len]), None);
             }
         }
-        let readable: Vec<u64> = (0..0x1000).filter(|&at| Readable::decode(at, 4).is_some()).collect();
+        let readable: Vec<u64> = (0..0x1000).filter(|&at| RegRead::decode(at, 4).is_some()).collect();
         assert_eq!(readable, [0x00, 0x14, 0x18, 0x1c, 0x20, 0x24]);
-        let writable: Vec<u64> = (0..0x1000).filter(|&at| Write::decode(at, &[0; 4]).is_some()).collect();
+        let writable: Vec<u64> = (0..0x1000).filter(|&at| RegWrite::decode(at, &[0; 4]).is_some()).collect();
         assert_eq!(writable, [0x04, 0x08, 0x0c, 0x10, 0x1c, 0x20, 0x24]);
-        assert_eq!(Write::decode(8, &[1, 2, 3, 4]), Some(Write::DsrHigh(0x0403_0201)));
+        assert_eq!(RegWrite::decode(8, &[1, 2, 3, 4]), Some(RegWrite::DsrHigh(0x0403_0201)));
     }
 }

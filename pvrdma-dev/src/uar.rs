@@ -65,7 +65,7 @@ impl UarPages {
         self.owners.get(usize::try_from(page).ok()?)
     }
 
-    /// Gives a page to a context. Fails for the kernel's page, beyond the end and for a page that is taken.
+    /// Gives a page to a context. Returns `false` for the kernel's page, beyond the end and for a page that is taken.
     pub(crate) fn bind(&self, page: u32, context: u32) -> bool {
         page != 0
             && self.owner(page).is_some_and(|owner| {
@@ -80,7 +80,8 @@ impl UarPages {
         }
     }
 
-    /// Whether doorbells on `page` may act on objects of `owner`: the kernel's page on all, a context's on its own.
+    /// Returns `true` if doorbells on `page` may act on objects of `owner`: the kernel's page on all, a context's on
+    /// its own.
     pub(crate) fn may_ring(&self, page: u32, owner: u32) -> bool {
         page == 0 || owner != KERNEL && self.owner(page).is_some_and(|o| o.load(Ordering::Relaxed) == owner)
     }

@@ -3,17 +3,17 @@
 
 mod common;
 
-use common::{Bed, VERSIONS, gid};
+use common::{VERSIONS, gid, rxe_device, rxe_device_with};
 use pvrdma_dev::testing::{Driver, ProbeError, ProbeOptions, QpInit, access, qp_type, register};
 use pvrdma_dev::{DeviceConfig, PciFunction};
 use pvrdma_verbs::MacAddr;
 
-/// Conformance 3, 5, 7, 8, 9: the probe of the driver, and the commands that follow it while the RDMA core registers the
-/// device (spec §3.3).
+/// Conformance 3, 5, 7, 8, 9: the probe of the driver, and the commands that follow it while the RDMA core registers
+/// the device (spec §3.3).
 #[test]
 fn probe_and_first_commands() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     assert_eq!(driver.version(), 20);
     let caps = driver.dsr_bytes()[72..].to_vec();
     assert_eq!(driver.unquiesce(), 0);
@@ -47,14 +47,14 @@ fn probe_and_first_commands() {
     driver.remove();
 }
 
-/// Conformance 10, 11, 71: twenty times through load and unload, memory all back, nothing written afterwards; and a probe without
-/// a removal before it, as after a crash.
+/// Conformance 10, 11, 71: twenty times through load and unload, memory all back, nothing written afterwards; and a
+/// probe without a removal before it, as after a crash.
 #[test]
 fn load_and_unload() {
-    let bed = Bed::rxe();
-    let free = bed.memory.free_pages();
+    let test = rxe_device();
+    let free = test.memory.free_pages();
     for round in 0..20 {
-        let driver = bed.driver();
+        let driver = test.driver();
         let context = driver.open().unwrap();
         let pd = driver.create_pd(Some(&context)).unwrap();
         let (buffer, mr) = driver.registered_buffer(&pd, 10_000, access::ALL).unwrap();
@@ -74,17 +74,17 @@ fn load_and_unload() {
             driver.remove();
         }
     }
-    assert_eq!(bed.memory.free_pages(), free);
-    let status = bed.device.status();
-    bed.driver().remove();
-    assert_eq!(bed.device.status().objects, status.objects);
+    assert_eq!(test.memory.free_pages(), free);
+    let status = test.device.status();
+    test.driver().remove();
+    assert_eq!(test.device.status().objects, status.objects);
 }
 
 /// Conformance 8: activation and commands without a shared region are refused, and harmless.
 #[test]
 fn not_without_handshake() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     let pci = driver.pci().clone();
     driver.remove();
     pci.set_bus_master(true);
@@ -98,7 +98,7 @@ fn not_without_handshake() {
     pci.set_register(register::DSRHIGH, 0x1234);
     pci.set_register(register::CTL, 0);
     assert_ne!(pci.register(register::ERR), 0, "that is not memory");
-    assert_eq!(bed.irqs.counts()[1..], [0, 0]);
+    assert_eq!(test.irqs.counts()[1..], [0, 0]);
 }
 
 /// Conformance 74: each version is probed with the GID type that its driver demands.
@@ -106,8 +106,8 @@ fn not_without_handshake() {
 fn versions() {
     for (version, roce) in VERSIONS {
         let config = DeviceConfig { version, roce, ..DeviceConfig::new("v", MacAddr([0x52, 0x54, 0, 0, 0, 1])) };
-        let bed = Bed::with_config(config);
-        let driver = bed.driver();
+        let test = rxe_device_with(config);
+        let driver = test.driver();
         assert_eq!(driver.version(), version);
         let context = driver.open().unwrap();
         let pd = driver.create_pd(Some(&context)).unwrap();
@@ -123,30 +123,30 @@ fn versions() {
 #[test]
 fn legacy_interrupt() {
     let config = DeviceConfig { intx: true, ..DeviceConfig::new("intx", MacAddr([0x52, 0x54, 0, 0, 0, 1])) };
-    let bed = Bed::with_config(config);
+    let test = rxe_device_with(config);
     let options = ProbeOptions { msix: false, ..ProbeOptions::default() };
-    let driver = Driver::probe_with(bed.function(), &bed.memory, &bed.irqs, options).unwrap();
+    let driver = Driver::probe_with(test.function(), &test.memory, &test.irqs, options).unwrap();
     for _ in 0..3 {
         driver.query_port().unwrap();
         assert_eq!(driver.pci().register(register::ICR), 0);
     }
-    assert_eq!((bed.irqs.line().1, bed.irqs.counts()), (3, [0; 3]));
+    assert_eq!((test.irqs.line().1, test.irqs.counts()), (3, [0; 3]));
     driver.remove();
 }
 
 /// A function reset takes everything, bus mastering included; the next probe works.
 #[test]
 fn function_reset() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     driver.create_pd(None).unwrap();
-    bed.device.reset();
+    test.device.reset();
     assert_eq!(driver.pci().config(4) & 6, 0);
     driver.pci().set_register(register::REQUEST, 0);
     assert_ne!(driver.pci().register(register::ERR), 0);
     driver.forget();
-    bed.driver().query_port().unwrap();
+    test.driver().query_port().unwrap();
     let small = ProbeOptions { event_ring_pages: 1, ..ProbeOptions::default() };
-    let probe = Driver::probe_with(bed.function(), &bed.memory, &bed.irqs, small);
+    let probe = Driver::probe_with(test.function(), &test.memory, &test.irqs, small);
     assert_eq!(probe.unwrap_err(), ProbeError::GidTypes(0), "event rings without data pages (CVE-2021-3607)");
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Bed, Process, connect};
+use common::{Process, connect, rxe_pair};
 use pvrdma_dev::testing::{Driver, Qp, QpInit, RecvWr, SendWr, access, state, status, wait_for};
 
 fn broken(entries: u32) -> [u32; 6] {
@@ -19,7 +19,7 @@ fn wait_event(driver: &Driver, kind: u32, info: u32) {
 /// Conformance 40: a send or receive index that is none ends its QP with QP_FATAL, at once, and nobody else.
 #[test]
 fn queue_pair() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let (mut a, b) = (Process::new(&driver_a, true, 1024), Process::new(&driver_b, true, 1024));
     let (mut good, mut good_peer) = (a.rc(), b.rc());
     connect(&mut good, 1, &mut good_peer, 2);
@@ -57,7 +57,7 @@ fn queue_pair() {
 /// Conformance 40: the same for a shared queue: SRQ_ERR, and it is not served any more.
 #[test]
 fn shared_queue() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let (a, b) = (Process::new(&driver_a, true, 64), Process::new(&driver_b, true, 64));
     for index in broken(16) {
         let srq = driver_b.create_srq(&b.pd, 16, 1, 0).unwrap();
@@ -94,7 +94,7 @@ fn overrun(a: &mut Process, qp: &mut Qp, driver: &Driver) {
 /// Conformance 41: more completions than entries. None is overwritten, CQ_ERR comes once, the QP ends in ERR.
 #[test]
 fn completion_queue() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let b = Process::new(&driver_b, true, 1024);
     for posted in [17_u64, 18, 40, 64] {
         let mut a = Process::new(&driver_a, true, 16);
@@ -120,11 +120,11 @@ fn completion_queue() {
     overrun(&mut a, &mut qp, &driver_a);
 }
 
-/// Conformance 46: elements rewritten at full speed while the device executes them. Each gets one completion, and nothing but the
-/// two legitimate targets is written.
+/// Conformance 46: elements rewritten at full speed while the device executes them. Each gets one completion, and
+/// nothing but the two legitimate targets is written.
 #[test]
 fn rewritten_under_way() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let (mut a, b) = (Process::new(&driver_a, true, 1024), Process::new(&driver_b, true, 64));
     let (source, lkey) = driver_a.registered_buffer(&a.pd, 4096, access::ALL).unwrap();
     let (target, rkey) = driver_b.registered_buffer(&b.pd, 3 * 4096, access::ALL).unwrap();
@@ -162,7 +162,7 @@ fn rewritten_under_way() {
 /// Too many SGEs for the queue: the request, or the message, fails; nobody reads past the element.
 #[test]
 fn too_many_sges() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let (mut a, mut b) = (Process::new(&driver_a, true, 64), Process::new(&driver_b, true, 64));
     for count in [5, 6, 100, 1 << 28, u32::MAX] {
         let (mut qp, mut peer) = (a.rc(), b.rc());

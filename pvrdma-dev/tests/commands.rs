@@ -3,9 +3,10 @@
 
 mod common;
 
-use common::{Bed, gid};
+use common::{gid, rxe_device};
 use pvrdma_dev::testing::{
-    Driver, Placement, QpAttr, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, command_id as id, register, state,
+    Driver, Placement, QpAttr, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, TestDevice, command_id as id, register,
+    state,
 };
 use pvrdma_verbs::Backend;
 
@@ -66,17 +67,17 @@ impl Sender<'_> {
         let (error, slot, raised) = self.submit(request);
         assert_eq!(error, 0, "{request:?}");
         self.seen.push(request.id());
-        let (_, answer) = SIZES[request.id() as usize];
-        assert_eq!((raised, answer != 0), (u64::from(request.is_waited()), request.is_waited()));
-        assert!(slot[answer..].iter().all(|&byte| byte == 0xcc), "more than the response of {request:?} was written");
-        if answer != 0 {
+        let (_, size) = SIZES[request.id() as usize];
+        assert_eq!((raised, size != 0), (u64::from(request.is_waited()), request.is_waited()));
+        assert!(slot[size..].iter().all(|&byte| byte == 0xcc), "more than the response of {request:?} was written");
+        if size != 0 {
             let response = [&self.key.to_le_bytes()[..], &(0x8000_0000 | request.id()).to_le_bytes(), &[0; 4]].concat();
             assert_eq!(slot[..16], response);
         }
         Response(slot[..RESPONSE_SIZE].try_into().unwrap())
     }
 
-    /// A command that is refused: by ERR, without an answer that the driver could take for one.
+    /// A command that is refused: by ERR, without a response that the driver could take for one.
     fn refused(&mut self, request: &Request) {
         let (error, slot, raised) = self.submit(request);
         assert_ne!(error, 0, "{request:?}");
@@ -84,7 +85,7 @@ impl Sender<'_> {
         assert_eq!(self.driver.pci().register(register::ERR), error, "ERR keeps its value");
     }
 
-    /// The answer of MODIFY_QP that the driver passes on as EINVAL.
+    /// The response to MODIFY_QP that the driver passes on as EINVAL.
     fn failed(&mut self, request: &Request) {
         let (error, slot, raised) = self.submit(request);
         assert_eq!((error, raised), (0, 1));
@@ -100,9 +101,9 @@ fn directory(driver: &Driver, pages: usize) -> u64 {
 }
 
 /// All twenty commands, in an order in which they succeed.
-fn life<B: Backend + 'static>(bed: &Bed<B>, sender: &mut Sender<'_>) {
+fn life<B: Backend + 'static>(test: &TestDevice<B>, sender: &mut Sender<'_>) {
     let driver = sender.driver;
-    let counts = || bed.device.status().objects;
+    let counts = || test.device.status().objects;
     let handle = |id, handle: u32| Request::new(id).u32(16, handle);
 
     sender.ok(&Request::new(id::QUERY_PORT).u8(16, 1));
@@ -146,15 +147,16 @@ fn life<B: Backend + 'static>(bed: &Bed<B>, sender: &mut Sender<'_>) {
     assert_eq!(all, [0; 7]);
 }
 
-/// Conformance 17, 18, 19: each command that the driver waits for gets its response, nothing more, and one interrupt; the others
-/// are over when ERR can be read, without either. What lies behind the command in the slot makes no difference.
+/// Conformance 17, 18, 19: each command that the driver waits for gets its response, nothing more, and one interrupt;
+/// the others are over when ERR can be read, without either. What lies behind the command in the slot makes no
+/// difference.
 #[test]
 fn each_command() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     for tail in [0, 0xff, 0x5a, 1] {
         let mut sender = Sender { driver: &driver, tail, key: 1, seen: Vec::new() };
-        life(&bed, &mut sender);
+        life(&test, &mut sender);
         sender.seen.sort_unstable();
         sender.seen.dedup();
         let all: Vec<u32> = (0..21).filter(|&id| id != id::RESIZE_CQ).collect();
@@ -162,14 +164,14 @@ fn each_command() {
     }
 }
 
-/// Conformance 20, 24, 28: what cannot be done is said by ERR, never by the error byte of a response alone, and never with an
-/// interrupt, whichever command it is.
+/// Conformance 20, 24, 28: what cannot be done is said by ERR, never by the error byte of a response alone, and never
+/// with an interrupt, whichever command it is.
 #[test]
 fn each_refusal() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     let mut sender = Sender { driver: &driver, tail: 0xa5, key: 1, seen: Vec::new() };
-    let before = bed.device.status();
+    let before = test.device.status();
     for id in 0..21 {
         // Handles, ports, indices, sizes and addresses of ones: nothing that exists.
         let mut request = Request::new(id);
@@ -177,7 +179,8 @@ fn each_refusal() {
             request = request.u32(at, u32::MAX);
         }
         sender.refused(&request);
-        // And of zeroes, which are good for a protection domain of the kernel only, and for unbinding what is not bound.
+        // And of zeroes, which are good for a protection domain of the kernel only, and for unbinding what is not
+        // bound.
         if id != id::CREATE_PD && id != id::DESTROY_BIND && id != id::QUERY_PKEY {
             sender.refused(&Request::new(id));
         }
@@ -185,7 +188,7 @@ fn each_refusal() {
     for id in [21, 22, 0x7f, 0x8000_0000, 0x8000_0002, u32::MAX] {
         sender.refused(&Request::new(id));
     }
-    let after = bed.device.status();
+    let after = test.device.status();
     assert_eq!((after.objects, after.page_list_extents), (before.objects, before.page_list_extents));
-    life(&bed, &mut sender);
+    life(&test, &mut sender);
 }

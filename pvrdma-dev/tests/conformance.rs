@@ -1,8 +1,8 @@
 //! The conformance list (section 15 of the interface specification) against what the tests say they cover.
 //!
-//! A test that covers numbers of the list says so in its documentation: the word "Conformance", the numbers with commas between
-//! them, and a period or a colon with what follows. `docs/conformance.md` has a row for each number, with the tests that matter most
-//! for it, or with the reason why there is none.
+//! A test that covers numbers of the list says so in its documentation: the word "Conformance", the numbers with commas
+//! between them, and a period or a colon with what follows. `docs/conformance.md` has a row for each number, with the
+//! tests that matter most for it, or with the reason why there is none.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "what goes wrong ends the test")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -90,7 +90,8 @@ fn rows() -> Vec<(u32, Vec<String>, String)> {
     .collect()
 }
 
-/// Every number is named by a test or has a row that says why not, and every test in the table exists and names its number.
+/// Every number is named by a test or has a row that says why not, and every test in the table exists and names its
+/// number.
 #[test]
 fn every_number_is_covered() {
     let functions = functions();

@@ -3,21 +3,21 @@
 
 mod common;
 
-use common::{Bed, Process, connect, gid};
+use common::{Process, connect, gid, rxe_pair};
 use pvrdma_dev::testing::{
     Buffer, Driver, Mr, Path, Qp, QpInit, RecvWr, SendWr, access, mask, opcode, send_flag, state, status, wc_flag,
     wc_opcode,
 };
 
 /// One end of a connection.
-struct End {
+struct Endpoint {
     process: Process,
     qp: Qp,
     buffer: Buffer,
     mr: Mr,
 }
 
-impl End {
+impl Endpoint {
     fn new(driver: &Driver, user: bool) -> Self {
         let process = Process::new(driver, user, 1024);
         let qp = process.rc();
@@ -35,25 +35,25 @@ impl End {
 }
 
 /// Two connected ends on two devices; the beds keep them alive.
-fn ends(user: bool) -> (End, End, impl Sized) {
-    let [(bed_a, driver_a), (bed_b, driver_b)] = Bed::pair();
-    let (mut a, mut b) = (End::new(&driver_a, user), End::new(&driver_b, user));
+fn endpoints(user: bool) -> (Endpoint, Endpoint, impl Sized) {
+    let [(test_a, driver_a), (test_b, driver_b)] = rxe_pair();
+    let (mut a, mut b) = (Endpoint::new(&driver_a, user), Endpoint::new(&driver_b, user));
     connect(&mut a.qp, 1, &mut b.qp, 2);
-    (a, b, (bed_a, bed_b))
+    (a, b, (test_a, test_b))
 }
 
 fn message(seed: u64) -> Vec<u8> {
     Buffer::pattern(seed, 5000)
 }
 
-/// Conformance 53, 55, 61, 62: the seven operations between processes and between kernels. The processes' elements are full of
-/// what earlier ones left.
+/// Conformance 53, 55, 61, 62: the seven operations between processes and between kernels. The processes' elements are
+/// full of what earlier ones left.
 #[test]
 fn seven_operations() {
     for user in [true, false] {
-        let (mut a, mut b, _beds) = ends(user);
+        let (mut a, mut b, _beds) = endpoints(user);
         let (addr, rkey) = b.at(100);
-        let check = |end: &mut End, wr_id: u64, opcode: u32| {
+        let check = |end: &mut Endpoint, wr_id: u64, opcode: u32| {
             let cqe = end.process.cq.wait();
             assert_eq!((cqe.wr_id, cqe.status, cqe.opcode), (wr_id, status::SUCCESS, opcode));
             assert_eq!(cqe.qp, u64::from(end.qp.handle));
@@ -92,7 +92,7 @@ fn seven_operations() {
 
         b.buffer.write(1000, &77_u64.to_le_bytes());
         let (word, _) = b.at(1000);
-        let take = |end: &End| u64::from_le_bytes(end.buffer.read(8, 8).try_into().unwrap());
+        let take = |end: &Endpoint| u64::from_le_bytes(end.buffer.read(8, 8).try_into().unwrap());
         a.qp.post_send(&[SendWr::compare_swap(6, a.sge(8, 8), word, rkey, 77, 1 << 40)]).unwrap();
         check(&mut a, 6, wc_opcode::COMP_SWAP);
         assert_eq!(take(&a), 77);
@@ -103,14 +103,14 @@ fn seven_operations() {
     }
 }
 
-/// Conformance 54: what a process's library calls LOCAL_INV, BIND_MW and so on, and plain nonsense. The region that the stale
-/// fields name stays what it is.
+/// Conformance 54: what a process's library calls LOCAL_INV, BIND_MW and so on, and plain nonsense. The region that the
+/// stale fields name stays what it is.
 #[test]
 fn operations_a_process_does_not_have() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
-    let b = End::new(&driver_b, true);
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
+    let b = Endpoint::new(&driver_b, true);
     for number in (7..=16).chain([0x55, 0x8000_0000, u32::MAX]) {
-        let mut a = End::new(&driver_a, true);
+        let mut a = Endpoint::new(&driver_a, true);
         let mut peer = b.process.rc();
         connect(&mut a.qp, 1, &mut peer, 2);
         let mut request = SendWr::new(9, number, &[a.sge(0, 16)]);
@@ -132,7 +132,7 @@ fn operations_a_process_does_not_have() {
 /// Conformance 56: INLINE means nothing: keys are needed, the data comes from the SGEs.
 #[test]
 fn inline_flag() {
-    let (mut a, b, _beds) = ends(true);
+    let (mut a, b, _beds) = endpoints(true);
     let (addr, rkey) = b.at(0);
     a.buffer.write(0, &message(1));
     a.qp.post_send(&[SendWr::write(1, &[a.sge(0, 200)], addr, rkey).flags(send_flag::INLINE | 0xffff_ff10)]).unwrap();
@@ -143,10 +143,11 @@ fn inline_flag() {
     assert_eq!(a.process.cq.wait().status, status::LOC_PROT);
 }
 
-/// Conformance 57: no completion for an unsignaled success, unless the QP signals all; always one for an error or a flush.
+/// Conformance 57: no completion for an unsignaled success, unless the QP signals all; always one for an error or a
+/// flush.
 #[test]
 fn signaling() {
-    let (mut a, b, _beds) = ends(true);
+    let (mut a, b, _beds) = endpoints(true);
     let (addr, rkey) = b.at(0);
     let quiet = |wr_id| SendWr::write(wr_id, &[], addr, rkey).unsignaled();
     a.qp.post_send(&[quiet(1), quiet(2), SendWr::write(3, &[], addr, rkey), quiet(4)]).unwrap();
@@ -167,7 +168,7 @@ fn signaling() {
 /// Conformance 36, 53, 60, 62: the kernel's memory management: register, use, invalidate here and at the peer.
 #[test]
 fn fast_registration() {
-    let (mut a, mut b, _beds) = ends(false);
+    let (mut a, mut b, _beds) = endpoints(false);
     let fast = b.process.driver.fast_mr(&b.process.pd, 16).unwrap();
     let memory = b.process.driver.buffer(4 * 4096, 0, Default::default());
     let (iova, key) = (0x5000_0100_u64, fast.mr.rkey & !0xff | 0x42);
@@ -207,7 +208,7 @@ fn fast_registration() {
 /// Conformance 63: a fenced send carries what the read before it brought.
 #[test]
 fn fence() {
-    let (mut a, mut b, _beds) = ends(true);
+    let (mut a, mut b, _beds) = endpoints(true);
     let (addr, rkey) = b.at(0);
     for round in 0..50 {
         b.buffer.write(0, &message(round));
@@ -223,7 +224,7 @@ fn fence() {
 /// Conformance 57, 64: ERR flushes everything in order, also what is posted later; and `ib_drain_qp` returns.
 #[test]
 fn flush() {
-    let (mut a, _b, _beds) = ends(false);
+    let (mut a, _b, _beds) = endpoints(false);
     let recvs: Vec<_> = (0..10).map(|i| RecvWr::new(100 + i, &[])).collect();
     a.qp.post_recv(&recvs).unwrap();
     a.qp.to_error().unwrap();
@@ -242,7 +243,7 @@ fn flush() {
 /// Conformance 47, 52: nothing is sent in RESET, INIT and RTR, and after RESET a QP works as a new one.
 #[test]
 fn states_that_do_not_send() {
-    let (mut a, mut b, _beds) = ends(true);
+    let (mut a, mut b, _beds) = endpoints(true);
     let (addr, rkey) = b.at(0);
     let request = SendWr::write(1, &[a.sge(0, 64)], addr, rkey);
     for round in 0..3 {
@@ -267,7 +268,7 @@ fn states_that_do_not_send() {
 /// Conformance 65: a shared queue of several QPs, its limit, and its last element event.
 #[test]
 fn shared_receive_queue() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let (a, mut b) = (Process::new(&driver_a, true, 1024), Process::new(&driver_b, true, 1024));
     let mut srq = driver_b.create_srq(&b.pd, 64, 2, 3).unwrap();
     let mut senders: Vec<Qp> = (0..4).map(|_| a.rc()).collect();
@@ -299,7 +300,7 @@ fn shared_receive_queue() {
 /// Conformance 66: after DESTROY_QP under traffic there is no completion and no access to the ring.
 #[test]
 fn destroy_under_traffic() {
-    let (mut a, b, beds) = ends(true);
+    let (mut a, b, beds) = endpoints(true);
     for round in 0..20 {
         let mut qp = a.process.rc();
         let mut peer = b.process.rc();
@@ -327,7 +328,7 @@ fn destroy_under_traffic() {
 /// Errors at both ends, as the InfiniBand rules have them: one broken thing at a time.
 #[test]
 fn access_errors() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let (len, all) = (4096_u64, access::ALL);
     let cases: [(&str, u32, u64, u32, u32); 6] = [
         ("no right to write", access::LOCAL_WRITE, 0, 64, status::REM_ACCESS),
@@ -338,7 +339,7 @@ fn access_errors() {
         ("nothing at all", all, 12_345_678, 0, status::SUCCESS),
     ];
     for (name, rights, offset, count, expected) in cases {
-        let (mut a, mut b) = (End::new(&driver_a, true), End::new(&driver_b, true));
+        let (mut a, mut b) = (Endpoint::new(&driver_a, true), Endpoint::new(&driver_b, true));
         connect(&mut a.qp, 1, &mut b.qp, 2);
         let (target, mr) = driver_b.registered_buffer(&b.process.pd, 4096, rights).unwrap();
         let addr = target.va().wrapping_add(offset);
@@ -354,16 +355,16 @@ fn access_errors() {
         }
     }
     // Rights of the QP itself, and a region of another protection domain.
-    let (mut a, mut b) = (End::new(&driver_a, true), End::new(&driver_b, true));
+    let (mut a, mut b) = (Endpoint::new(&driver_a, true), Endpoint::new(&driver_b, true));
     a.qp.connect(&Path::to(gid(2), b.qp.qpn)).unwrap();
     b.qp.connect(&Path { access: access::REMOTE_WRITE, ..Path::to(gid(1), a.qp.qpn) }).unwrap();
     assert_eq!(b.qp.query().unwrap().u32(32) & 0xe, access::REMOTE_WRITE);
     let (addr, rkey) = b.at(0);
     a.qp.post_send(&[SendWr::read(1, &[a.sge(0, 8)], addr, rkey)]).unwrap();
     assert_eq!(a.process.cq.wait().status, status::REM_INV_REQ, "not an operation of that QP");
-    let (mut a, mut b) = (End::new(&driver_a, true), End::new(&driver_b, true));
+    let (mut a, mut b) = (Endpoint::new(&driver_a, true), Endpoint::new(&driver_b, true));
     connect(&mut a.qp, 1, &mut b.qp, 2);
-    let other = End::new(&driver_b, true);
+    let other = Endpoint::new(&driver_b, true);
     let (addr, rkey) = other.at(0);
     a.qp.post_send(&[SendWr::write(1, &[a.sge(0, 8)], addr, rkey)]).unwrap();
     assert_eq!(a.process.cq.wait().status, status::REM_ACCESS);
@@ -372,15 +373,15 @@ fn access_errors() {
 /// Receiver not ready: retries until a receive is there, or until they are used up.
 #[test]
 fn receiver_not_ready() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
-    let (mut a, mut b) = (End::new(&driver_a, true), End::new(&driver_b, true));
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
+    let (mut a, mut b) = (Endpoint::new(&driver_a, true), Endpoint::new(&driver_b, true));
     connect(&mut a.qp, 1, &mut b.qp, 2);
     a.qp.post_send(&[SendWr::send(1, &[])]).unwrap();
     assert!(a.process.cq.poll().is_none());
     b.qp.post_recv(&[RecvWr::new(2, &[])]).unwrap();
     assert_eq!((a.process.cq.wait().status, b.process.cq.wait().wr_id), (status::SUCCESS, 2));
 
-    let (mut a, mut b) = (End::new(&driver_a, true), End::new(&driver_b, true));
+    let (mut a, mut b) = (Endpoint::new(&driver_a, true), Endpoint::new(&driver_b, true));
     a.qp.connect(&Path { rnr_retry: 2, ..Path::to(gid(2), b.qp.qpn) }).unwrap();
     b.qp.connect(&Path { min_rnr_timer: 1, ..Path::to(gid(1), a.qp.qpn) }).unwrap();
     a.qp.post_send(&[SendWr::send(1, &[]), SendWr::new(2, opcode::SEND, &[])]).unwrap();
@@ -391,7 +392,7 @@ fn receiver_not_ready() {
 /// Conformance 23, 30: attributes come back as they were set; those without a mask bit are not looked at.
 #[test]
 fn attributes() {
-    let (a, b, _beds) = ends(true);
+    let (a, b, _beds) = endpoints(true);
     let attr = a.qp.query().unwrap();
     assert_eq!((attr.get_state(), attr.u32(4), attr.u32(8)), (state::RTS, state::RTS, 3));
     assert_eq!((attr.u32(20), attr.u32(24), attr.u32(28)), (0x1234, 0x1234, b.qp.qpn));

@@ -5,26 +5,27 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Bed, Process, gid};
+use common::{Process, gid};
 use pvrdma_dev::DeviceConfig;
 use pvrdma_dev::testing::{
-    AddressHandle, Driver, Qp, QpInit, RecvWr, SendWr, Sge, access, opcode, status, wc_flag, wc_opcode,
+    AddressHandle, Driver, GuestMemory, Qp, QpInit, RecvWr, SendWr, Sge, TestDevice, access, opcode, status, wc_flag,
+    wc_opcode,
 };
 use pvrdma_rxe::{Rxe, RxeConfig};
 use pvrdma_verbs::{Gid, GidType, MacAddr};
 
 const QKEY: u32 = 0x1111_1111;
 
-fn pair(roce: GidType, gids: [Gid; 2]) -> [(Bed<Rxe>, Driver); 2] {
+fn pair(roce: GidType, gids: [Gid; 2]) -> [(TestDevice<Rxe>, Driver); 2] {
     let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
     let mut hosts = 1..;
     gids.map(|gid| {
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, hosts.next().unwrap()]);
         let config = DeviceConfig { roce, ..DeviceConfig::new("ud", mac) };
-        let bed = Bed::new(backend.clone(), config, 32 << 20);
-        let driver = bed.driver();
+        let test = TestDevice::new(&*backend, config, GuestMemory::new(32 << 20));
+        let driver = test.driver();
         driver.bind_gid(0, gid).unwrap();
-        (bed, driver)
+        (test, driver)
     })
 }
 
@@ -52,7 +53,7 @@ fn headers() {
         (GidType::RoceV2, [ipv6(1), ipv6(2)], 2),
     ] {
         for user in [true, false] {
-            let [(_bed_a, driver_a), (_bed_b, driver_b)] = pair(roce, gids);
+            let [(_test_a, driver_a), (_test_b, driver_b)] = pair(roce, gids);
             let (mut a, mut b) = (Process::new(&driver_a, user, 64), Process::new(&driver_b, user, 64));
             let (mut sender, mut receiver) = (a.ud(), b.ud());
             sender.start_datagrams(QKEY).unwrap();
@@ -98,7 +99,7 @@ fn headers() {
 /// Conformance 58: with bit 31 of the request's key set the QP's own key is sent; a wrong key arrives nowhere.
 #[test]
 fn q_keys() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = pair(GidType::RoceV2, [gid(1), gid(2)]);
+    let [(_test_a, driver_a), (_test_b, driver_b)] = pair(GidType::RoceV2, [gid(1), gid(2)]);
     let (mut a, mut b) = (Process::new(&driver_a, true, 64), Process::new(&driver_b, true, 64));
     let (mut sender, mut receiver) = (a.ud(), b.ud());
     sender.start_datagrams(QKEY).unwrap();
@@ -115,11 +116,11 @@ fn q_keys() {
     assert!(b.cq.poll().is_none());
 }
 
-/// Address vectors that a process may not use, operations that datagrams do not have, and too many bytes: the request fails,
-/// the QP ends in SQE.
+/// Address vectors that a process may not use, operations that datagrams do not have, and too many bytes: the request
+/// fails, the QP ends in SQE.
 #[test]
 fn bad_requests() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = pair(GidType::RoceV2, [gid(1), gid(2)]);
+    let [(_test_a, driver_a), (_test_b, driver_b)] = pair(GidType::RoceV2, [gid(1), gid(2)]);
     let b = Process::new(&driver_b, true, 64);
     let mut receiver = b.ud();
     receiver.start_datagrams(QKEY).unwrap();
@@ -149,7 +150,7 @@ fn bad_requests() {
 /// Conformance 53, 59: the connection manager's QPs exchange 256-byte messages, SEND only.
 #[test]
 fn connection_manager() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = pair(GidType::RoceV2, [gid(1), gid(2)]);
+    let [(_test_a, driver_a), (_test_b, driver_b)] = pair(GidType::RoceV2, [gid(1), gid(2)]);
     let kernel = |driver: &Driver| {
         let process = Process::new(driver, false, 1024);
         let mr = driver.dma_mr(&process.pd).unwrap();

@@ -3,9 +3,9 @@
 
 mod common;
 
-use common::{Bed, Process};
-use pvrdma_dev::testing::{Cq, QpInit, RecvWr, SendWr, StubDevice};
-use pvrdma_dev::{DeviceConfig, InterruptSink, PvrdmaDevice};
+use common::{Process, mock_device, mock_device_with};
+use pvrdma_dev::testing::{Cq, GuestMemory, MockDevice, QpInit, RecvWr, SendWr};
+use pvrdma_dev::{DeviceConfig, InterruptSink, PciFunction, PvrdmaDevice};
 use pvrdma_verbs::{Completion, MacAddr, WcOpcode, WcStatus};
 
 fn success(qp: u32, opcode: WcOpcode) -> Completion {
@@ -15,8 +15,8 @@ fn success(qp: u32, opcode: WcOpcode) -> Completion {
 /// Conformance 48: a page acts on its own context's objects, the kernel's on all.
 #[test]
 fn pages_are_isolated() {
-    let (bed, stub) = Bed::stub();
-    let driver = bed.driver();
+    let (test, mock) = mock_device();
+    let driver = test.driver();
     let (mine, other) = (Process::new(&driver, true, 16), Process::new(&driver, true, 16));
     let qp = mine.rc();
     let srq = driver.create_srq(&mine.pd, 16, 1, 0).unwrap();
@@ -27,26 +27,54 @@ fn pages_are_isolated() {
     };
     ring(other.pd.uar);
     ring(other.pd.uar + 1);
-    assert_eq!((stub.notified(qp.handle), stub.srq_notified(srq.handle)), ((0, 0), 0));
-    stub.complete_send(qp.handle, &success(qp.handle, WcOpcode::Send)).unwrap();
+    assert_eq!((mock.notified(qp.handle), mock.srq_notified(srq.handle)), ((0, 0), 0));
+    mock.complete_send(qp.handle, &success(qp.handle, WcOpcode::Send)).unwrap();
     assert!(driver.notifications().is_empty(), "the foreign request to arm had no effect");
     for (times, page) in [(1, mine.pd.uar), (2, 0)] {
         ring(page);
-        assert_eq!((stub.notified(qp.handle), stub.srq_notified(srq.handle)), ((times, times), times));
-        stub.complete_send(qp.handle, &success(qp.handle, WcOpcode::Send)).unwrap();
+        assert_eq!((mock.notified(qp.handle), mock.srq_notified(srq.handle)), ((times, times), times));
+        mock.complete_send(qp.handle, &success(qp.handle, WcOpcode::Send)).unwrap();
         assert_eq!(driver.notifications(), [mine.cq.handle]);
     }
-    let Process { context, pd, .. } = mine;
-    context.unwrap().close().unwrap();
-    driver.pci().doorbell(pd.uar, 4, other.cq.handle | 1 << 30);
+    let (uar, context) = (mine.pd.uar, mine.context.as_ref().unwrap().clone());
+    context.close().unwrap();
+    driver.pci().doorbell(uar, 4, other.cq.handle | 1 << 30);
     assert_eq!(driver.notification_ring().len(), 0);
+    // The next context has the page, and other objects.
+    assert_eq!(driver.open().unwrap().uar, uar);
+    ring(uar);
+    assert_eq!((mock.notified(qp.handle), mock.srq_notified(srq.handle)), ((2, 2), 2));
+}
+
+/// However often a queue's doorbell is rung, it is passed on once; that of a destroyed queue is not.
+#[test]
+fn doorbells_of_one_queue_collapse() {
+    let (test, mock) = mock_device();
+    let process = Process::new(&test.driver(), false, 16);
+    let (first, second) = (process.rc(), process.rc());
+    let ring = |handle: u32, bits: u32| test.device.bar_write(2, 0, &(handle | bits).to_le_bytes());
+    let (send, recv) = (1 << 30, 1 << 31);
+    for _ in 0..1000 {
+        ring(first.handle, send);
+        ring(second.handle, send);
+        ring(first.handle, recv);
+    }
+    for _ in 0..2 {
+        test.device.run_deferred();
+        assert_eq!((mock.notified(first.handle), mock.notified(second.handle)), ((1, 1), (1, 0)));
+    }
+    ring(first.handle, send);
+    let handle = first.handle;
+    first.destroy().unwrap();
+    test.device.run_deferred();
+    assert_eq!(mock.notified(handle), (1, 1), "its doorbell went with it");
 }
 
 /// Conformance 4, 49: reads give a constant and do nothing, whatever their size.
 #[test]
 fn reads() {
-    let (bed, _) = Bed::stub();
-    let driver = bed.driver();
+    let (test, _) = mock_device();
+    let driver = test.driver();
     for offset in [0, 4, 8, 12, 0x1000, 0x1004, 4096 * 1024 - 4, u64::MAX - 8] {
         for size in [0, 1, 2, 4, 8] {
             let mut data = vec![0x5a; size];
@@ -59,8 +87,8 @@ fn reads() {
 /// Conformance 50: doorbells that say nothing new, name nothing, or are not doorbells.
 #[test]
 fn spurious() {
-    let (bed, stub) = Bed::stub();
-    let driver = bed.driver();
+    let (test, mock) = mock_device();
+    let driver = test.driver();
     let process = Process::new(&driver, true, 16);
     let qp = process.rc();
     let events = (driver.async_ring().prod_tail(), driver.notification_ring().prod_tail());
@@ -79,7 +107,7 @@ fn spurious() {
         qp.ring_recv();
         process.cq.ring_poll();
     }
-    assert_eq!(stub.pop_send(qp.handle).unwrap(), None);
+    assert_eq!(mock.pop_send(qp.handle).unwrap(), None);
     assert_eq!(events, (driver.async_ring().prod_tail(), driver.notification_ring().prod_tail()));
     driver.query_port().unwrap();
 }
@@ -87,40 +115,40 @@ fn spurious() {
 /// Conformance 51: what was published without a doorbell comes with the next one.
 #[test]
 fn late_doorbell() {
-    let (bed, stub) = Bed::stub();
-    let process = Process::new(&bed.driver(), false, 16);
+    let (test, mock) = mock_device();
+    let process = Process::new(&test.driver(), false, 16);
     let mut qp = process.rc();
     qp.to_init(0).unwrap();
     qp.publish_send(&[SendWr::send(1, &[]), SendWr::send(2, &[])]).unwrap();
     qp.publish_recv(&[RecvWr::new(1, &[])]).unwrap();
-    assert_eq!(stub.notified(qp.handle), (0, 0));
+    assert_eq!(mock.notified(qp.handle), (0, 0));
     qp.post_send(&[SendWr::send(3, &[])]).unwrap();
     qp.post_recv(&[RecvWr::new(2, &[])]).unwrap();
-    assert_eq!(stub.notified(qp.handle), (1, 1));
-    let sends: Vec<u64> = std::iter::from_fn(|| stub.pop_send(qp.handle).unwrap()).map(|w| w.wr_id).collect();
-    let recvs: Vec<u64> = std::iter::from_fn(|| stub.pop_recv(qp.handle).unwrap()).map(|w| w.wr_id).collect();
+    assert_eq!(mock.notified(qp.handle), (1, 1));
+    let sends: Vec<u64> = std::iter::from_fn(|| mock.pop_send(qp.handle).unwrap()).map(|w| w.wr_id).collect();
+    let recvs: Vec<u64> = std::iter::from_fn(|| mock.pop_recv(qp.handle).unwrap()).map(|w| w.wr_id).collect();
     assert_eq!((sends, recvs), (vec![1, 2, 3], vec![1, 2]));
 }
 
 /// Conformance 67: one notification per arming, none without.
 #[test]
 fn arm() {
-    let (bed, stub) = Bed::stub();
-    let driver = bed.driver();
+    let (test, mock) = mock_device();
+    let driver = test.driver();
     for user in [false, true] {
         let mut process = Process::new(&driver, user, 64);
         let qp = process.rc();
-        let complete = || stub.complete_send(qp.handle, &success(qp.handle, WcOpcode::Send)).unwrap();
+        let complete = || mock.complete_send(qp.handle, &success(qp.handle, WcOpcode::Send)).unwrap();
         complete();
         assert_eq!(driver.notification_ring().len(), 0);
         for _ in 0..3 {
-            let raised = bed.irqs.count(2);
+            let raised = test.irqs.count(2);
             process.cq.arm();
             assert_eq!(driver.notification_ring().len(), 0, "arming announces nothing by itself");
             complete();
             complete();
             assert_eq!(driver.notifications(), [process.cq.handle]);
-            assert_eq!(bed.irqs.count(2), raised + 1);
+            assert_eq!(test.irqs.count(2), raised + 1);
         }
         while process.cq.poll().is_some() {}
         process.cq.arm();
@@ -134,26 +162,26 @@ fn arm() {
 /// Conformance 68: solicited receives and errors; ARM is stronger than ARM_SOL whichever comes first.
 #[test]
 fn arm_solicited() {
-    let (bed, stub) = Bed::stub();
-    let driver = bed.driver();
+    let (test, mock) = mock_device();
+    let driver = test.driver();
     let process = Process::new(&driver, true, 64);
     let qp = process.rc();
     let solicited = Completion { solicited: true, ..success(qp.handle, WcOpcode::Recv) };
     let error = Completion::new(qp.handle, 1, WcOpcode::RdmaWrite, WcStatus::RemoteAccess);
     let quiet = [success(qp.handle, WcOpcode::Send), success(qp.handle, WcOpcode::Recv)];
-    let run = |arm: &dyn Fn(&Cq), completions: &[Completion], stub: &StubDevice| {
+    let run = |arm: &dyn Fn(&Cq), completions: &[Completion], mock: &MockDevice| {
         arm(&process.cq);
         for completion in completions {
-            stub.complete_recv(qp.handle, completion).unwrap();
+            mock.complete_recv(qp.handle, completion).unwrap();
         }
         driver.notifications().len()
     };
-    assert_eq!(run(&Cq::arm_solicited, &quiet, &stub), 0);
-    assert_eq!(run(&|_| {}, &[solicited, solicited], &stub), 1);
-    assert_eq!(run(&Cq::arm_solicited, &[quiet[0], error, solicited], &stub), 1);
-    assert_eq!(run(&|cq| (cq.arm(), cq.arm_solicited()).0, &quiet, &stub), 1);
-    assert_eq!(run(&|cq| (cq.arm_solicited(), cq.arm()).0, &quiet, &stub), 1);
-    assert_eq!(run(&|_| {}, &[solicited, error], &stub), 0, "unarmed");
+    assert_eq!(run(&Cq::arm_solicited, &quiet, &mock), 0);
+    assert_eq!(run(&|_| {}, &[solicited, solicited], &mock), 1);
+    assert_eq!(run(&Cq::arm_solicited, &[quiet[0], error, solicited], &mock), 1);
+    assert_eq!(run(&|cq| (cq.arm(), cq.arm_solicited()).0, &quiet, &mock), 1);
+    assert_eq!(run(&|cq| (cq.arm_solicited(), cq.arm()).0, &quiet, &mock), 1);
+    assert_eq!(run(&|_| {}, &[solicited, error], &mock), 0, "unarmed");
 }
 
 /// Conformance 69: a device whose doorbells arrive late looks for what came in between.
@@ -161,40 +189,40 @@ fn arm_solicited() {
 fn late_arm() {
     let config =
         DeviceConfig { posted_doorbells: true, ..DeviceConfig::new("posted", MacAddr([0x52, 0x54, 0, 0, 0, 1])) };
-    let bed = Bed::new(std::sync::Arc::new(pvrdma_dev::testing::StubBackend::new()), config, 64 << 20);
-    let (driver, stub) = (bed.driver(), bed.backend.device());
+    let (test, mock) = mock_device_with(config, GuestMemory::new(64 << 20));
+    let driver = test.driver();
     let mut process = Process::new(&driver, true, 64);
     let qp = process.rc();
-    stub.complete_send(qp.handle, &success(qp.handle, WcOpcode::Send)).unwrap();
+    mock.complete_send(qp.handle, &success(qp.handle, WcOpcode::Send)).unwrap();
     process.cq.arm();
     assert_eq!(driver.notifications(), [process.cq.handle]);
     process.cq.poll().unwrap();
     process.cq.arm();
     assert!(driver.notifications().is_empty());
-    stub.complete_send(qp.handle, &success(qp.handle, WcOpcode::Send)).unwrap();
+    mock.complete_send(qp.handle, &success(qp.handle, WcOpcode::Send)).unwrap();
     assert_eq!(driver.notifications(), [process.cq.handle]);
 }
 
 /// Conformance 69: the loop of an event-driven application against completions from another thread. It always wakes up.
 #[test]
 fn no_lost_wake_up() {
-    let (bed, stub) = Bed::stub();
-    let driver = bed.driver();
+    let (test, mock) = mock_device();
+    let driver = test.driver();
     let mut process = Process::new(&driver, true, 1024);
     let qp = process.rc();
     let total = 20_000;
     std::thread::scope(|scope| {
-        let (stub, handle) = (&stub, qp.handle);
+        let (mock, handle) = (&mock, qp.handle);
         let (credit, credits) = std::sync::mpsc::sync_channel::<()>(512);
         scope.spawn(move || {
             for id in 0..total {
                 credit.send(()).unwrap();
-                stub.complete_send(handle, &Completion { wr_id: id, ..success(handle, WcOpcode::Send) }).unwrap();
+                mock.complete_send(handle, &Completion { wr_id: id, ..success(handle, WcOpcode::Send) }).unwrap();
             }
         });
         let mut next = 0;
         while next < total {
-            let raised = bed.irqs.count(2);
+            let raised = test.irqs.count(2);
             process.cq.arm();
             let mut polled = false;
             while let Some(cqe) = process.cq.poll() {
@@ -204,7 +232,7 @@ fn no_lost_wake_up() {
                 credits.recv().unwrap();
             }
             if !polled && next < total {
-                assert!(bed.irqs.wait_beyond(2, raised) || !driver.notification_ring().is_empty(), "slept for ever");
+                assert!(test.irqs.wait_beyond(2, raised) || !driver.notification_ring().is_empty(), "slept for ever");
             }
             driver.notifications();
         }
@@ -214,7 +242,7 @@ fn no_lost_wake_up() {
 /// Conformance 70: completion, indices and notification are in memory when the interrupt is raised.
 #[test]
 fn memory_before_interrupt() {
-    use pvrdma_dev::testing::{Driver, DriverRing, GuestMemory, Irqs, StubBackend};
+    use pvrdma_dev::testing::{Driver, DriverRing, Irqs, MockBackend};
     use std::sync::{Arc, Mutex, OnceLock};
 
     #[derive(Default)]
@@ -234,7 +262,7 @@ fn memory_before_interrupt() {
         fn intx(&self, _asserted: bool) {}
     }
 
-    let (memory, look, backend) = (GuestMemory::new(16 << 20), Arc::new(Look::default()), StubBackend::new());
+    let (memory, look, backend) = (GuestMemory::new(16 << 20), Arc::new(Look::default()), MockBackend::new());
     let config = DeviceConfig::new("order", MacAddr([0x52, 0x54, 0, 0, 0, 1]));
     let device = PvrdmaDevice::new(config, memory.space().clone(), look.clone(), &backend).unwrap();
     let driver = Driver::probe(device, &memory, &look.irqs).unwrap();

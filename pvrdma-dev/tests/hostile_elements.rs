@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Bed, Process, connect, gid};
+use common::{Process, connect, gid, rxe_pair};
 use proptest::prelude::*;
 use pvrdma_dev::testing::{AddressHandle, Driver, Qp, RecvWr, SendWr, access, state, status, wait_for};
 
@@ -78,11 +78,11 @@ fn run(driver: &Driver, qp: &mut Qp, process: &Process, keys: (u64, u32), steps:
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Conformance 40, 54, 55: whatever is posted, the device goes on: every completion is one the drivers understand, other QPs
-    /// work, ERR is reached and everything can be destroyed.
+    /// Conformance 40, 54, 55: whatever is posted, the device goes on: every completion is one the drivers understand,
+    /// other QPs work, ERR is reached and everything can be destroyed.
     #[test]
     fn any_bytes(steps in proptest::collection::vec(step(), 1..60), user: bool, datagrams: bool) {
-        let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+        let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
         let (mut a, b) = (Process::new(&driver_a, user, 1024), Process::new(&driver_b, user, 1024));
         let (buffer, mr) = driver_a.registered_buffer(&a.pd, 8192, access::ALL).unwrap();
         let (mut good, mut good_peer) = (a.rc(), b.rc());
@@ -103,8 +103,8 @@ proptest! {
             peer.post_send(&[SendWr::send(1, &[])]).unwrap();
         }
         good.post_send(&[SendWr::write(0xfeed, &[], 0, 0)]).unwrap();
-        let answer = wait_for("the good QP", || a.cq.poll().filter(|cqe| cqe.qp == u64::from(good.handle)));
-        prop_assert_eq!((answer.wr_id, answer.status), (0xfeed, status::SUCCESS));
+        let completion = wait_for("the good QP", || a.cq.poll().filter(|cqe| cqe.qp == u64::from(good.handle)));
+        prop_assert_eq!((completion.wr_id, completion.status), (0xfeed, status::SUCCESS));
         qp.to_error().unwrap();
         prop_assert_eq!(qp.query().unwrap().get_state(), state::ERR);
         let (handle, memory) = (qp.handle, driver_a.memory().clone());

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Bed, Process, connect};
+use common::{Process, connect, rxe_pair};
 use pvrdma_dev::testing::{Buffer, Driver, Mr, Placement, Qp, QpInit, RecvWr, SendWr, Sge, access, status};
 
 /// Bytes to move.
@@ -60,7 +60,7 @@ impl Random {
 }
 
 /// One end: its queue pair, its memory, and what must be in it.
-struct End {
+struct Endpoint {
     process: Process,
     qp: Qp,
     buffer: Buffer,
@@ -68,7 +68,7 @@ struct End {
     expected: Vec<u8>,
 }
 
-impl End {
+impl Endpoint {
     fn new(driver: &Driver) -> Self {
         let process = Process::new(driver, true, 64);
         let init = QpInit {
@@ -124,8 +124,8 @@ impl End {
 
 #[test]
 fn a_gibibyte_of_mixed_operations() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
-    let (mut a, mut b) = (End::new(&driver_a), End::new(&driver_b));
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
+    let (mut a, mut b) = (Endpoint::new(&driver_a), Endpoint::new(&driver_b));
     connect(&mut a.qp, 1, &mut b.qp, 2);
     let mut random = Random(0x9e37_79b9_7f4a_7c15);
     let mut moved = 0;

@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Bed, Process, connect};
+use common::{Process, connect, rxe_pair, rxe_pair_with};
 use pvrdma_dev::testing::{
     Buffer, Driver, Mr, Placement, Qp, RecvWr, SendWr, Sge, access, state, status, wait_for, wc_opcode,
 };
@@ -12,14 +12,14 @@ use pvrdma_dev::testing::{
 const GIB_PAGES: u64 = 262_144;
 
 /// One side of every connection here.
-struct End {
+struct Endpoint {
     host: u8,
     process: Process,
     buffer: Buffer,
     mr: Mr,
 }
 
-impl End {
+impl Endpoint {
     fn new(driver: &Driver, host: u8, user: bool) -> Self {
         let process = Process::new(driver, user, 64);
         let (buffer, mr) = driver.registered_buffer(&process.pd, 4096, access::ALL).unwrap();
@@ -36,14 +36,15 @@ impl End {
 }
 
 /// A new connection: what fails ends the old one.
-fn connected(a: &End, b: &End) -> (Qp, Qp) {
+fn connected(a: &Endpoint, b: &Endpoint) -> (Qp, Qp) {
     let (mut left, mut right) = (a.process.rc(), b.process.rc());
     connect(&mut left, a.host, &mut right, b.host);
     (left, right)
 }
 
-/// Runs one request from `a` to `b` on a new connection and gives its status. Another one behind it is flushed if it fails.
-fn run(a: &mut End, b: &End, request: &SendWr) -> u32 {
+/// Runs one request from `a` to `b` on a new connection and gives its status. Another one behind it is flushed if it
+/// fails.
+fn run(a: &mut Endpoint, b: &Endpoint, request: &SendWr) -> u32 {
     let (mut left, right) = connected(a, b);
     left.post_send(&[request.clone(), SendWr::write(2, &[], 0, 0)]).unwrap();
     let (first, second) = (a.next(), a.next());
@@ -55,14 +56,14 @@ fn run(a: &mut End, b: &End, request: &SendWr) -> u32 {
     first
 }
 
-/// Conformance 33: each byte of a gibibyte lies where its page is, also with pages in reverse order, from an odd start, to the
-/// last one; and a region of one byte is one byte.
+/// Conformance 32, 33: each byte of a gibibyte lies where its page is, also with pages in reverse order, from an odd
+/// start, to the last one; and a region of one byte is one byte.
 #[test]
 fn translation_of_a_gibibyte() {
     let memory = pvrdma_dev::testing::GuestMemory::new((1 << 30) + (64 << 20));
     let pages: Vec<u64> = memory.reserve(usize::try_from(GIB_PAGES).unwrap()).into_iter().rev().collect();
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair_with(memory.clone());
-    let (mut a, b) = (End::new(&driver_a, 1, true), End::new(&driver_b, 2, true));
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair_with(memory.clone());
+    let (mut a, b) = (Endpoint::new(&driver_a, 1, true), Endpoint::new(&driver_b, 2, true));
     a.buffer.fill_pattern(1);
     let data = a.buffer.read(0, 16);
 
@@ -105,8 +106,8 @@ fn translation_of_a_gibibyte() {
     }
 }
 
-/// Conformance 34: a peer's request outside the region, of another domain, without the right, with a key that is not or no more.
-/// None moves an byte, and the responder's QP says so.
+/// Conformance 34: a peer's request outside the region, of another domain, without the right, with a key that is not or
+/// no more. None moves an byte, and the responder's QP says so.
 #[test]
 fn remote_keys() {
     type Make = fn(Sge, u64, u32) -> SendWr;
@@ -115,8 +116,8 @@ fn remote_keys() {
         (|sge, addr, key| SendWr::read(1, &[sge], addr, key), access::REMOTE_READ),
         (|sge, addr, key| SendWr::fetch_add(1, sge, addr, key, 1), access::REMOTE_ATOMIC),
     ];
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
-    let (mut a, b) = (End::new(&driver_a, 1, true), End::new(&driver_b, 2, true));
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
+    let (mut a, b) = (Endpoint::new(&driver_a, 1, true), Endpoint::new(&driver_b, 2, true));
     let pd = &b.process.pd;
     let (target, good) = driver_b.registered_buffer(pd, 8192, access::ALL).unwrap();
     let (va, end) = (target.va(), target.va() + 8192);
@@ -160,11 +161,12 @@ fn remote_keys() {
     }
 }
 
-/// Conformance 34: the same for local keys, of sends and of receives. A receive that cannot be filled fails at both ends.
+/// Conformance 34: the same for local keys, of sends and of receives. A receive that cannot be filled fails at both
+/// ends.
 #[test]
 fn local_keys() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
-    let (mut a, mut b) = (End::new(&driver_a, 1, true), End::new(&driver_b, 2, true));
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
+    let (mut a, mut b) = (Endpoint::new(&driver_a, 1, true), Endpoint::new(&driver_b, 2, true));
     let (va, peer) = (a.buffer.va(), (b.buffer.va(), b.mr.rkey));
     let other_pd = driver_a.create_pd(a.process.context.as_ref()).unwrap();
     let foreign = driver_a.reg_mr(&other_pd, &a.buffer, access::ALL).unwrap();
@@ -207,12 +209,12 @@ fn local_keys() {
     assert_eq!(run(&mut a, &b, &SendWr::read(1, &[from_read_only], peer.0, peer.1)), status::LOC_PROT);
 }
 
-/// Conformance 35: the kernel's key takes any address of memory and no other; what is refused costs the QP, not the device. Peers
-/// can do nothing with it.
+/// Conformance 35: the kernel's key takes any address of memory and no other; what is refused costs the QP, not the
+/// device. Peers can do nothing with it.
 #[test]
 fn kernel_key() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
-    let (mut a, b) = (End::new(&driver_a, 1, false), End::new(&driver_b, 2, false));
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
+    let (mut a, b) = (Endpoint::new(&driver_a, 1, false), Endpoint::new(&driver_b, 2, false));
     let dma = driver_a.dma_mr(&a.process.pd).unwrap();
     let memory = driver_a.memory().clone();
     let (base, end) = (pvrdma_dev::testing::MEMORY_BASE, memory.end());
@@ -242,12 +244,12 @@ fn kernel_key() {
     assert!(driver_a.dma_mr(&process).is_err(), "no process gets such a key");
 }
 
-/// Conformance 36: a fast-registered region, from both sides: nothing before the registration and after the invalidation, the new
-/// key byte only, the pages of the moment when it was posted.
+/// Conformance 36: a fast-registered region, from both sides: nothing before the registration and after the
+/// invalidation, the new key byte only, the pages of the moment when it was posted.
 #[test]
 fn fast_registered_keys() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
-    let (mut a, mut b) = (End::new(&driver_a, 1, false), End::new(&driver_b, 2, false));
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
+    let (mut a, mut b) = (Endpoint::new(&driver_a, 1, false), Endpoint::new(&driver_b, 2, false));
     let fast = driver_b.fast_mr(&b.process.pd, 8).unwrap();
     let (first, second) = (fast.mr.rkey, fast.mr.rkey & !0xff | (fast.mr.rkey + 7) & 0xff);
     assert_eq!(fast.mr.lkey, fast.mr.rkey);
@@ -256,7 +258,7 @@ fn fast_registered_keys() {
     let iova = 0x4_0000_0800_u64;
 
     // Status of a write to the region by `a`, and of a send from it by `b`.
-    let use_key = |a: &mut End, b: &mut End, key: u32| {
+    let use_key = |a: &mut Endpoint, b: &mut Endpoint, key: u32| {
         let to = SendWr::write(1, &[a.sge(0, 3000)], iova + 1000, key);
         let sge = Sge { addr: iova, length: 8, lkey: key };
         let from = SendWr::write(1, &[sge], a.buffer.va() + 3500, a.mr.rkey);
@@ -264,7 +266,7 @@ fn fast_registered_keys() {
     };
     let refused = (status::REM_ACCESS, status::LOC_PROT);
     let (mut worker, _idle) = connected(&b, &a);
-    let post = |worker: &mut Qp, b: &mut End, request: SendWr, opcode: u32| {
+    let post = |worker: &mut Qp, b: &mut Endpoint, request: SendWr, opcode: u32| {
         worker.post_send(&[request]).unwrap();
         let cqe = b.process.cq.wait();
         assert_eq!(cqe.opcode, opcode);

@@ -1,15 +1,15 @@
-//! The bugs of QEMU's device that section 14.3 of the interface specification lists, one test each: what a guest did there, done
-//! here.
+//! The bugs of QEMU's device that section 14.3 of the interface specification lists, one test each: what a guest did
+//! there, done here.
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
 
 use std::sync::Arc;
 
-use common::{Bed, Process, connect, gid};
+use common::{Process, connect, gid, rxe_device, rxe_device_with, rxe_pair};
 use pvrdma_dev::testing::{
     Driver, GuestMemory, Irqs, MEMORY_BASE, Path, Placement, QpInit, REQUEST_SIZE, RecvWr, Request, SendWr, Sge,
-    access, command_id as id, register, state, status, wait_for,
+    TestDevice, access, command_id as id, register, state, status, wait_for,
 };
 use pvrdma_dev::{DeviceConfig, DeviceStatus, Limits, Phase, PvrdmaDevice};
 use pvrdma_rxe::{Rxe, RxeConfig};
@@ -38,8 +38,8 @@ fn create_cq(directory: u64) -> Request {
     Request::new(id::CREATE_CQ).u64(16, directory).u32(28, 64).u32(32, 2)
 }
 
-/// QEMU CVE-2018-20123: a device that could not be made leaked everything made before the failure. Here nothing keeps the guest's
-/// memory, the interrupts or the adapter, and the next attempt works.
+/// QEMU CVE-2018-20123: a device that could not be made leaked everything made before the failure. Here nothing keeps
+/// the guest's memory, the interrupts or the adapter, and the next attempt works.
 #[test]
 fn a_device_that_cannot_be_made() {
     let (memory, irqs) = (GuestMemory::new(1 << 20), Irqs::new());
@@ -61,11 +61,11 @@ fn a_device_that_cannot_be_made() {
     Driver::probe(device, &memory, &irqs).unwrap().query_port().unwrap();
 }
 
-/// QEMU CVE-2018-20124: a guest's `num_sge` was used beyond a list of four. Here the request fails; the entries behind the queue's
-/// own, which are good ones of the next element, are not used.
+/// QEMU CVE-2018-20124: a guest's `num_sge` was used beyond a list of four. Here the request fails; the entries behind
+/// the queue's own, which are good ones of the next element, are not used.
 #[test]
 fn more_sges_than_the_queue_has() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let (mut a, b) = (Process::new(&driver_a, true, 64), Process::new(&driver_b, true, 64));
     let (source, lkey) = driver_a.registered_buffer(&a.pd, 4096, access::ALL).unwrap();
     let (target, rkey) = driver_b.registered_buffer(&b.pd, 4096, access::ALL).unwrap();
@@ -84,17 +84,17 @@ fn more_sges_than_the_queue_has() {
     }
 }
 
-/// QEMU CVE-2018-20125: page counts of CREATE_CQ and CREATE_QP that do not go with the sizes, or are enormous, led to huge
-/// allocations or a NULL table. Here they are refused and nothing is held.
+/// QEMU CVE-2018-20125: page counts of CREATE_CQ and CREATE_QP that do not go with the sizes, or are enormous, led to
+/// huge allocations or a NULL table. Here they are refused and nothing is held.
 #[test]
 fn page_counts_of_queues() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     let process = Process::new(&driver, false, 64);
     let (pd, cq) = (process.pd.handle, process.cq.handle);
     let pages = driver.memory().alloc(6, Placement::Scattered);
     let dir = directory(&driver, &pages);
-    let before = held(&bed.device.status());
+    let before = held(&test.device.status());
     let refused = |request: Request| assert!(driver.execute(&request).is_err(), "{request:?}");
     for nchunks in [0, 1] {
         refused(create_cq(dir).u32(32, nchunks));
@@ -114,19 +114,19 @@ fn page_counts_of_queues() {
         refused(create_cq(dir));
         refused(create_qp(pd, cq, dir));
     }
-    assert_eq!(held(&bed.device.status()), before);
+    assert_eq!(held(&test.device.status()), before);
     driver.execute(&create_cq(dir)).unwrap();
     driver.execute(&create_qp(pd, cq, dir)).unwrap();
 }
 
-/// QEMU CVE-2018-20126: CREATE_CQ and CREATE_QP leaked rings and mappings when a late step failed. Here ten thousand failures in
-/// the last page, and in the answer, leave nothing.
+/// QEMU CVE-2018-20126: CREATE_CQ and CREATE_QP leaked rings and mappings when a late step failed. Here ten thousand
+/// failures in the last page, and in the response, leave nothing.
 #[test]
 fn queues_whose_creation_fails_late() {
     // The last part of memory can be taken away, with the response slot in it.
     let memory = GuestMemory::in_parts(8 << 20, 4);
-    let bed = Bed::on(Arc::new(Rxe::new(RxeConfig::default()).unwrap()), DeviceConfig::new("test", MAC), memory);
-    let driver = bed.driver();
+    let test = TestDevice::new(&Rxe::new(RxeConfig::default()).unwrap(), DeviceConfig::new("test", MAC), memory);
+    let driver = test.driver();
     let process = Process::new(&driver, false, 64);
     let (pd, cq) = (process.pd.handle, process.cq.handle);
     let mut pages = driver.memory().alloc(6, Placement::Scattered);
@@ -134,31 +134,31 @@ fn queues_whose_creation_fails_late() {
     pages[5] = 0xfebd_0000;
     let short = directory(&driver, &[pages[0], 0xfebd_0000]);
     let long = directory(&driver, &pages);
-    let before = held(&bed.device.status());
+    let before = held(&test.device.status());
     for _ in 0..5000 {
         assert!(driver.execute(&create_cq(short)).is_err());
         assert!(driver.execute(&create_qp(pd, cq, long)).is_err());
     }
-    assert_eq!(held(&bed.device.status()), before);
-    // The answer cannot be given: the driver frees the pages, so the device must not have them.
-    let (_, part) = bed.memory.part(0);
+    assert_eq!(held(&test.device.status()), before);
+    // The response cannot be written: the driver frees the pages, so the device must not have them.
+    let (_, part) = test.memory.part(0);
     let slot = driver.slots()[1];
     let gone = usize::try_from((slot - MEMORY_BASE) / part).unwrap();
-    bed.memory.unplug(gone);
+    test.memory.unplug(gone);
     for request in [create_cq(good), create_qp(pd, cq, good)] {
         assert!(driver.execute(&request).is_err());
     }
-    bed.memory.plug(gone);
-    assert_eq!(held(&bed.device.status()), before);
+    test.memory.plug(gone);
+    assert_eq!(held(&test.device.status()), before);
     driver.execute(&create_qp(pd, cq, good)).unwrap();
 }
 
-/// QEMU CVE-2018-20191: reading a doorbell page called a NULL pointer. Here it reads as zero, at any size and offset, whether a
-/// context has the page or not.
+/// QEMU CVE-2018-20191: reading a doorbell page called a NULL pointer. Here it reads as zero, at any size and offset,
+/// whether a context has the page or not.
 #[test]
 fn reads_of_doorbell_pages() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     let context = driver.open().unwrap();
     for page in [0, context.uar, context.uar + 1, 1023, 1024, 1 << 30] {
         for offset in [0, 1, 4, 8, 12, 4088, 4092, 4095] {
@@ -171,11 +171,11 @@ fn reads_of_doorbell_pages() {
     }
 }
 
-/// QEMU CVE-2018-20216: the ring helpers said −1 for an invalid index and their callers looped for ever. Here each ring of the
-/// guest's takes each kind of invalid index, the doorbell returns, and the owner gets an event.
+/// QEMU CVE-2018-20216: the ring helpers said −1 for an invalid index and their callers looped for ever. Here each ring
+/// of the guest's takes each kind of invalid index, the doorbell returns, and the owner gets an event.
 #[test]
 fn invalid_indices_end_the_loop() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let (a, b) = (Process::new(&driver_a, true, 64), Process::new(&driver_b, true, 64));
     for index in [65, 127, 128, 129, 0x7fff_ffff, 0x8000_0000, u32::MAX] {
         let srq = driver_b.create_srq(&b.pd, 64, 1, 0).unwrap();
@@ -217,14 +217,14 @@ fn invalid_indices_end_the_loop() {
     driver_a.query_port().unwrap();
 }
 
-/// QEMU CVE-2021-3582: length and page count of CREATE_MR were not compared, and pages were mapped beyond the reserved range. Here
-/// a region has exactly the pages that its bytes need.
+/// QEMU CVE-2021-3582: length and page count of CREATE_MR were not compared, and pages were mapped beyond the reserved
+/// range. Here a region has exactly the pages that its bytes need.
 #[test]
 fn length_and_pages_of_a_region() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     let process = Process::new(&driver, true, 4);
-    let before = held(&bed.device.status());
+    let before = held(&test.device.status());
     let pages = driver.memory().alloc(600, Placement::Scattered);
     for (start, length, count) in [
         (0x1000, 4096, 2),
@@ -241,12 +241,16 @@ fn length_and_pages_of_a_region() {
         let result = driver.reg_mr_pages(&process.pd, start, length, &pages[..count], access::ALL);
         assert!(result.is_err(), "{start:#x} {length:#x} {count}");
     }
-    assert_eq!(held(&bed.device.status()), before);
+    assert_eq!(held(&test.device.status()), before);
     driver.reg_mr_pages(&process.pd, 0x1fff, 2, &pages[..2], access::ALL).unwrap();
 }
 
 /// Shows the shared region once more with other numbers of pages for its two rings. Whether it was accepted.
-fn show_rings<B: pvrdma_verbs::Backend + 'static>(bed: &Bed<B>, driver: &Driver, rings: [(u32, u64); 2]) -> bool {
+fn show_rings<B: pvrdma_verbs::Backend + 'static>(
+    test: &TestDevice<B>,
+    driver: &Driver,
+    rings: [(u32, u64); 2],
+) -> bool {
     for (at, (pages, directory)) in [32, 48].into_iter().zip(rings) {
         driver.memory().write(driver.dsr() + at, &pages.to_le_bytes());
         driver.memory().write(driver.dsr() + at + 8, &directory.to_le_bytes());
@@ -254,35 +258,36 @@ fn show_rings<B: pvrdma_verbs::Backend + 'static>(bed: &Bed<B>, driver: &Driver,
     driver.memory().write(driver.dsr() + 72, &[0; 208]);
     driver.write_dsr_address();
     driver.pci().set_register(register::IMR, 0);
-    let accepted = bed.device.status().phase == Phase::Handshake;
+    let accepted = test.device.status().phase == Phase::Handshake;
     assert_eq!(driver.gid_type() != 0, accepted, "capabilities come with acceptance");
     driver.pci().set_register(register::CTL, 0);
     assert_eq!(driver.pci().register(register::ERR) == 0, accepted);
     accepted
 }
 
-/// QEMU CVE-2021-3607: an event ring of no pages led to a giant allocation. Here the shared region is refused, and so are rings of
-/// one page, which have no entries.
+/// QEMU CVE-2021-3607: an event ring of no pages led to a giant allocation. Here the shared region is refused, and so
+/// are rings of one page, which have no entries.
 #[test]
 fn event_rings_without_pages() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     let ring = (4, directory(&driver, &driver.memory().alloc(4, Placement::Scattered)));
     for count in [0, 1] {
-        assert!(!show_rings(&bed, &driver, [(count, ring.1), ring]));
-        assert!(!show_rings(&bed, &driver, [ring, (count, ring.1)]));
-        assert!(!show_rings(&bed, &driver, [(count, 0), (count, 0)]));
+        assert!(!show_rings(&test, &driver, [(count, ring.1), ring]));
+        assert!(!show_rings(&test, &driver, [ring, (count, ring.1)]));
+        assert!(!show_rings(&test, &driver, [(count, 0), (count, 0)]));
     }
-    assert!(show_rings(&bed, &driver, [ring, ring]));
+    assert!(show_rings(&test, &driver, [ring, ring]));
     driver.query_port().unwrap();
 }
 
-/// QEMU CVE-2021-3608: when a page of an event ring could not be mapped, all were unmapped, also those that never were. Here a bad
-/// page at any place is a refusal without a trace, a thousand times, and a good region is accepted afterwards.
+/// QEMU CVE-2021-3608: when a page of an event ring could not be mapped, all were unmapped, also those that never were.
+/// Here a bad page at any place is a refusal without a trace, a thousand times, and a good region is accepted
+/// afterwards.
 #[test]
 fn event_rings_with_a_bad_page() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     let pages = driver.memory().alloc(4, Placement::Scattered);
     let good = (4, directory(&driver, &pages));
     for round in 0..1000 {
@@ -291,30 +296,30 @@ fn event_rings_with_a_bad_page() {
         list[round % 4] = bad;
         let table = driver.memory().directory(&list);
         let ring = (4, table.addr);
-        assert!(!show_rings(&bed, &driver, if round % 2 == 0 { [ring, good] } else { [good, ring] }), "{list:x?}");
+        assert!(!show_rings(&test, &driver, if round % 2 == 0 { [ring, good] } else { [good, ring] }), "{list:x?}");
         driver.memory().free_directory(&table);
     }
     for &page in &pages {
         assert_eq!(driver.memory().read_vec(page, 4096), [0; 4096]);
     }
-    assert!(show_rings(&bed, &driver, [good, good]));
+    assert!(show_rings(&test, &driver, [good, good]));
     driver.query_port().unwrap();
 }
 
-/// QEMU CVE-2022-1050: a command was executed with slots that were not there, or not any more. Here commands before a handshake, after
-/// a refused one and after a reset are refused, and the old slots are left alone.
+/// QEMU CVE-2022-1050: a command was executed with slots that were not there, or not any more. Here commands before a
+/// handshake, after a refused one and after a reset are refused, and the old slots are left alone.
 #[test]
 fn commands_without_slots() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     let [command, response] = driver.slots();
     let submit = || {
         let query = Request::new(id::QUERY_PORT).u8(16, 1);
         driver.memory().write(command, query.bytes());
         driver.memory().write(response, &[0xcc; 256]);
-        let raised = bed.irqs.counts();
+        let raised = test.irqs.counts();
         let error = driver.submit(query.bytes());
-        let touched = driver.memory().read_vec(response, 256) != [0xcc; 256] || bed.irqs.counts() != raised;
+        let touched = driver.memory().read_vec(response, 256) != [0xcc; 256] || test.irqs.counts() != raised;
         (error == 0, touched)
     };
     assert_eq!(submit(), (true, true));
@@ -328,7 +333,7 @@ fn commands_without_slots() {
         // Accepted, and not activated.
         &|| driver.write_dsr_address(),
         &|| driver.pci().set_bus_master(false),
-        &|| pvrdma_dev::PciFunction::reset(&*bed.device),
+        &|| pvrdma_dev::PciFunction::reset(&*test.device),
     ] {
         reset();
         assert_eq!(submit(), (false, false));
@@ -344,26 +349,26 @@ fn commands_without_slots() {
 /// QEMU CVE-2023-1544: an event ring of more pages than one table names was read out of bounds. Here 512 is the most.
 #[test]
 fn event_rings_of_more_than_a_table() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     let pages = driver.memory().alloc(600, Placement::Scattered);
     let ring = (4, directory(&driver, &pages[..4]));
     let large = directory(&driver, &pages);
     for count in [513, 514, 600, 1024, 262_144, 0x8000_0000, u32::MAX] {
-        assert!(!show_rings(&bed, &driver, [(count, large), ring]), "{count:#x}");
-        assert!(!show_rings(&bed, &driver, [ring, (count, large)]), "{count:#x}");
+        assert!(!show_rings(&test, &driver, [(count, large), ring]), "{count:#x}");
+        assert!(!show_rings(&test, &driver, [ring, (count, large)]), "{count:#x}");
     }
-    assert!(show_rings(&bed, &driver, [(512, large), ring]));
+    assert!(show_rings(&test, &driver, [(512, large), ring]));
 }
 
 /// QEMU defect 1: the sizes of CREATE_MR were compared in 32 bits, so that 0x100001 pages passed for one.
 #[test]
 fn region_sizes_that_agree_in_32_bits() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+    let test = rxe_device();
+    let driver = test.driver();
     let process = Process::new(&driver, true, 4);
     let dir = directory(&driver, &driver.memory().alloc(2, Placement::Scattered));
-    let before = held(&bed.device.status());
+    let before = held(&test.device.status());
     for (length, nchunks) in
         [(0x1000, 0x10_0001), (0x1000, 0x8010_0001), (1 << 32 | 0x1000, 1), (1 << 44 | 0x1000, 1), (0x1000, u32::MAX)]
     {
@@ -371,14 +376,14 @@ fn region_sizes_that_agree_in_32_bits() {
         let request = request.u32(40, process.pd.handle).u32(44, 15).u32(52, nchunks);
         assert!(driver.execute(&request).is_err(), "{length:#x} {nchunks:#x}");
     }
-    assert_eq!(held(&bed.device.status()), before);
+    assert_eq!(held(&test.device.status()), before);
 }
 
-/// QEMU defect 2: an element in error was looked at again for ever. Here it is used up with one completion, in each kind of queue, and
-/// what follows is flushed.
+/// QEMU defect 2: an element in error was looked at again for ever. Here it is used up with one completion, in each
+/// kind of queue, and what follows is flushed.
 #[test]
 fn elements_in_error_are_consumed() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let (mut a, mut b) = (Process::new(&driver_a, true, 64), Process::new(&driver_b, true, 64));
     let bad_key = Sge { addr: 0x1000, length: 8, lkey: 0xdead_be00 };
     let bad_sends = [
@@ -424,8 +429,8 @@ fn elements_in_error_are_consumed() {
     }
 }
 
-/// QEMU defect 3: a full table took one more object than it had room for. Here the one too many is refused, whatever it is, and one
-/// that is destroyed makes room for one.
+/// QEMU defect 3: a full table took one more object than it had room for. Here the one too many is refused, whatever it
+/// is, and one that is destroyed makes room for one.
 #[test]
 fn tables_that_are_full() {
     let limits = Limits {
@@ -438,8 +443,8 @@ fn tables_that_are_full() {
         gid_table: 4,
         ..Limits::default()
     };
-    let bed = Bed::with_config(DeviceConfig { limits, ..DeviceConfig::new("small", MAC) });
-    let driver = bed.driver();
+    let test = rxe_device_with(DeviceConfig { limits, ..DeviceConfig::new("small", MAC) });
+    let driver = test.driver();
     let pages = driver.memory().alloc(6, Placement::Scattered);
     let dir = directory(&driver, &pages);
     let run = |request: Request| driver.execute(&request).map(|response| [16, 20].map(|at| response.u32(at)));
@@ -470,10 +475,11 @@ fn tables_that_are_full() {
     }
 }
 
-/// QEMU defect 4: the doorbell for receives of a QP with a shared queue used a ring that was not there. Here it does nothing.
+/// QEMU defect 4: the doorbell for receives of a QP with a shared queue used a ring that was not there. Here it does
+/// nothing.
 #[test]
 fn receive_doorbell_with_a_shared_queue() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let (mut a, mut b) = (Process::new(&driver_a, true, 64), Process::new(&driver_b, true, 64));
     let mut srq = driver_b.create_srq(&b.pd, 16, 1, 0).unwrap();
     let mut receiver = driver_b.create_qp(&QpInit { srq: Some(&srq), ..QpInit::rc(&b.pd, &b.cq) }).unwrap();
@@ -494,11 +500,11 @@ fn receive_doorbell_with_a_shared_queue() {
     assert!(b.cq.poll().is_none(), "there is no receive of its own to flush");
 }
 
-/// QEMU defect 5: protection domains, CQs and SRQs went while queue pairs used them, and a completion then came to a ring that was
-/// freed. Here they may go too, as the driver frees their memory in any case, and the queue pairs stop.
+/// QEMU defect 5: protection domains, CQs and SRQs went while queue pairs used them, and a completion then came to a
+/// ring that was freed. Here they may go too, as the driver frees their memory in any case, and the queue pairs stop.
 #[test]
 fn what_queue_pairs_use_goes_first() {
-    let [(_bed_a, driver_a), (bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (test_b, driver_b)] = rxe_pair();
     let mut a = Process::new(&driver_a, true, 1024);
     for victim in ["PD", "CQ", "SRQ"] {
         for _ in 0..20 {
@@ -548,14 +554,14 @@ fn what_queue_pairs_use_goes_first() {
             b.context.unwrap().close().unwrap();
         }
     }
-    assert_eq!((bed_b.device.status().objects.qps, bed_b.device.status().page_list_extents), (0, 0));
+    assert_eq!((test_b.device.status().objects.qps, test_b.device.status().page_list_extents), (0, 0));
 }
 
-/// QEMU defect 6: `num_sge` was checked and then read again. Here a guest changes it as fast as it can: no request with the large
-/// number ever passes for one with the small one.
+/// QEMU defect 6: `num_sge` was checked and then read again. Here a guest changes it as fast as it can: no request with
+/// the large number ever passes for one with the small one.
 #[test]
 fn num_sge_changes_after_the_check() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let (mut a, b) = (Process::new(&driver_a, true, 256), Process::new(&driver_b, true, 64));
     let (source, lkey) = driver_a.registered_buffer(&a.pd, 4096, access::ALL).unwrap();
     let (target, rkey) = driver_b.registered_buffer(&b.pd, 4096, access::ALL).unwrap();
@@ -595,12 +601,12 @@ fn num_sge_changes_after_the_check() {
     assert!(outcomes[0] + outcomes[1] > 0);
 }
 
-/// QEMU defect 7: the host's port attributes were written over a smaller structure. Here QUERY_PORT answers 64 bytes, and QUERY_QP as
-/// many as its structure has.
+/// QEMU defect 7: the host's port attributes were written over a smaller structure. Here QUERY_PORT responds with 64
+/// bytes, and QUERY_QP as many as its structure has.
 #[test]
-fn answers_have_their_size() {
-    let bed = Bed::rxe();
-    let driver = bed.driver();
+fn responses_have_their_size() {
+    let test = rxe_device();
+    let driver = test.driver();
     let process = Process::new(&driver, false, 4);
     let qp = process.rc();
     let response = driver.slots()[1];

@@ -6,7 +6,7 @@ mod common;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use common::{Bed, Process, gid};
+use common::{Process, gid, rxe_member, rxe_pair};
 use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::{
     AddressHandle, Buffer, Cq, Driver, GuestMemory, MEMORY_BASE, Mr, Path, Qp, QpInit, RecvWr, SendWr, Srq, access,
@@ -100,11 +100,11 @@ fn impatient(host: u8, qpn: u32) -> Path {
     Path { timeout: 1, retry_cnt: 1, rnr_retry: 1, ..Path::to(gid(host), qpn) }
 }
 
-/// Conformance 28, 37: a region, QP, CQ or SRQ that is destroyed in the middle of a transfer. When the command is over its pages
-/// are full of something else, and stay so.
+/// Conformance 28, 37: a region, QP, CQ or SRQ that is destroyed in the middle of a transfer. When the command is over
+/// its pages are full of something else, and stay so.
 #[test]
 fn destroyed_under_traffic() {
-    let [(_bed_a, driver_a), (_bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (_test_b, driver_b)] = rxe_pair();
     let mut a = Process::new(&driver_a, true, 2 * RECEIVES);
     let (source, lkey) = driver_a.registered_buffer(&a.pd, MESSAGE, access::ALL).unwrap();
     source.fill(0x77);
@@ -141,18 +141,19 @@ fn destroyed_under_traffic() {
     }
 }
 
-/// Conformance 10, 11, 12, 37: a reset of each kind, a new handshake and the end of bus mastering in the middle of a transfer. When
-/// the write returns not one byte of memory changes any more, no interrupt comes, and the peer's requests end.
+/// Conformance 10, 11, 12, 37: a reset of each kind, a new handshake and the end of bus mastering in the middle of a
+/// transfer. When the write returns not one byte of memory changes any more, no interrupt comes, and the peer's
+/// requests end.
 #[test]
 fn reset_under_traffic() {
     const BYTES: usize = 16 << 20;
     let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
-    let (_bed_a, driver_a) = Bed::member(&backend, 1, GuestMemory::new(128 << 20));
+    let (_test_a, driver_a) = rxe_member(&backend, 1, GuestMemory::new(128 << 20));
     let mut a = Process::new(&driver_a, true, 2 * RECEIVES);
     let (source, lkey) = driver_a.registered_buffer(&a.pd, MESSAGE, access::ALL).unwrap();
     source.fill(0x77);
     for round in 0..40_usize {
-        let (bed, driver) = Bed::member(&backend, 2, GuestMemory::new(BYTES));
+        let (test, driver) = rxe_member(&backend, 2, GuestMemory::new(BYTES));
         let shared = round % 8 < 4;
         let mut receiver = Receiver::new(&driver, shared);
         receiver.cq.arm();
@@ -161,16 +162,16 @@ fn reset_under_traffic() {
         match round % 4 {
             0 => driver.pci().set_register(register::CTL, 2),
             1 => driver.pci().set_register(register::DSRHIGH, 0x7777),
-            2 => bed.device.reset(),
+            2 => test.device.reset(),
             _ => driver.pci().set_bus_master(false),
         }
-        let everything = || (bed.memory.read_vec(MEMORY_BASE, BYTES), bed.irqs.counts());
+        let everything = || (test.memory.read_vec(MEMORY_BASE, BYTES), test.irqs.counts());
         let before = everything();
         a.cq.wait_many(RECEIVES as usize);
         receiver.qp.ring_recv();
         receiver.cq.arm();
         assert!(everything() == before, "way {} left something running", round % 4);
-        let objects = bed.device.status().objects;
+        let objects = test.device.status().objects;
         assert_eq!(objects.qps != 0, round % 4 == 3, "only the end of bus mastering keeps objects");
         sender.destroy().unwrap();
     }
@@ -227,27 +228,28 @@ impl Hoard {
     }
 }
 
-/// Conformance 29, 73: a process with thousands of objects ends, once command by command and once, when the kernel was interrupted
-/// (spec §4.4), with nothing but the end of its context. All is reclaimed, its peers learn of it, and nobody else is touched.
+/// Conformance 29, 73: a process with thousands of objects ends, once command by command and once, when the kernel was
+/// interrupted (spec §4.4), with nothing but the end of its context. All is reclaimed, its peers learn of it, and
+/// nobody else is touched.
 #[test]
 fn thousands_of_objects() {
-    let [(_bed_a, driver_a), (bed_b, driver_b)] = Bed::pair();
+    let [(_test_a, driver_a), (test_b, driver_b)] = rxe_pair();
     let mut peer = Process::new(&driver_a, true, 4096);
     let mut bystander = Process::new(&driver_b, true, 16);
     let mut peer_of_bystander = Process::new(&driver_a, true, 16);
     let (mut left, mut right) = (bystander.rc(), peer_of_bystander.rc());
     common::connect(&mut right, 1, &mut left, 2);
-    let baseline = bed_b.device.status();
+    let baseline = test_b.device.status();
     for orderly in [true, false] {
         let (hoard, mut peers) = Hoard::new(&driver_b, &peer);
-        let full = bed_b.device.status();
+        let full = test_b.device.status();
         assert_eq!(full.objects.mrs - baseline.objects.mrs, 2000);
         if orderly {
             hoard.end();
         } else {
             hoard.process.context.clone().unwrap().close().unwrap();
         }
-        let after = bed_b.device.status();
+        let after = test_b.device.status();
         assert_eq!((after.objects, after.page_list_extents), (baseline.objects, baseline.page_list_extents));
         for qp in &mut peers {
             qp.post_send(&[SendWr::send(7, &[])]).unwrap();
@@ -262,14 +264,14 @@ fn thousands_of_objects() {
     }
 }
 
-/// Conformance 75: three guests whose general services QPs all have number 1 and talk at the same time. Each message arrives at the
-/// guest whose GID it names.
+/// Conformance 75: three guests whose general services QPs all have number 1 and talk at the same time. Each message
+/// arrives at the guest whose GID it names.
 #[test]
 fn general_services_by_address() {
     const COUNT: u32 = 200;
     const QKEY: u32 = 0x8001_0000;
     let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
-    let beds = [1, 2, 3].map(|host| Bed::member(&backend, host, GuestMemory::new(16 << 20)));
+    let beds = [1, 2, 3].map(|host| rxe_member(&backend, host, GuestMemory::new(16 << 20)));
     let failed = AtomicBool::new(false);
     let start = std::sync::Barrier::new(3);
     std::thread::scope(|scope| {

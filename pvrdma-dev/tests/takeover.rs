@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Bed, Process, connect, gid};
+use common::{Process, connect, gid, rxe_device, rxe_member};
 use pvrdma_dev::testing::{GuestMemory, MEMORY_BASE, Path, RecvWr, SendWr, access, status};
 use pvrdma_rxe::{Rxe, RxeConfig};
 
@@ -18,17 +18,17 @@ const MESSAGES: u32 = 64;
 /// Bytes of each.
 const MESSAGE: usize = 1 << 20;
 
-/// Conformance 11, 71: kexec, where the PCI core has ended bus mastering, and kdump, where it has not (spec §3.3). The second kernel
-/// probes a device that is in the middle of a transfer. From then on nothing of the first one's memory changes and no interrupt
-/// comes for it; its peer's requests end; and the second kernel has a device that works.
+/// Conformance 11, 71: kexec, where the PCI core has ended bus mastering, and kdump, where it has not (spec §3.3). The
+/// second kernel probes a device that is in the middle of a transfer. From then on nothing of the first one's memory
+/// changes and no interrupt comes for it; its peer's requests end; and the second kernel has a device that works.
 #[test]
 fn kexec_and_kdump() {
     let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
-    let (_far, peer) = Bed::member(&backend, 1, GuestMemory::new(64 << 20));
+    let (_far, peer) = rxe_member(&backend, 1, GuestMemory::new(64 << 20));
     let mut there = Process::new(&peer, true, 2 * MESSAGES);
     let (source, lkey) = peer.registered_buffer(&there.pd, MESSAGE, access::ALL).unwrap();
     for kdump in [false, true] {
-        let (bed, old) = Bed::member(&backend, 2, GuestMemory::new(BYTES));
+        let (test, old) = rxe_member(&backend, 2, GuestMemory::new(BYTES));
         let here = Process::new(&old, true, 2 * MESSAGES);
         let (target, rkey) = old.registered_buffer(&here.pd, MESSAGE, access::ALL).unwrap();
         let (mut sender, mut receiver) = (there.rc(), here.rc());
@@ -44,10 +44,10 @@ fn kexec_and_kdump() {
         if !kdump {
             old.pci().set_bus_master(false);
         }
-        let new = bed.driver();
-        let everything = || (bed.memory.read_vec(MEMORY_BASE, BYTES), bed.irqs.counts());
+        let new = test.driver();
+        let everything = || (test.memory.read_vec(MEMORY_BASE, BYTES), test.irqs.counts());
         let before = everything();
-        assert_eq!(bed.device.status().objects, Bed::rxe().device.status().objects);
+        assert_eq!(test.device.status().objects, rxe_device().device.status().objects);
         let ends = there.cq.wait_many(MESSAGES as usize);
         assert!(ends.iter().all(|cqe| [status::SUCCESS, status::RETRY_EXC, status::WR_FLUSH].contains(&cqe.status)));
         receiver.ring_send();

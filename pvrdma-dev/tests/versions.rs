@@ -5,30 +5,32 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Bed, Process, VERSIONS, connect, gid};
+use common::{Process, VERSIONS, connect, gid};
 use pvrdma_dev::DeviceConfig;
-use pvrdma_dev::testing::{AddressHandle, Driver, GuestMemory, ProbeOptions, RecvWr, SendWr, access, status};
+use pvrdma_dev::testing::{
+    AddressHandle, Driver, GuestMemory, ProbeOptions, RecvWr, SendWr, TestDevice, access, status,
+};
 use pvrdma_rxe::{Rxe, RxeConfig};
 use pvrdma_verbs::MacAddr;
 
 const QKEY: u32 = 0x1111_1111;
 
-/// Conformance 74: two guests with a device of each version, driven by a driver of that version and of the newest one, play
-/// ping-pong on a connection and with datagrams.
+/// Conformance 74: two guests with a device of each version, driven by a driver of that version and of the newest one,
+/// play ping-pong on a connection and with datagrams.
 #[test]
 fn ping_pong() {
     for (version, roce) in VERSIONS {
         for driver_version in [version, 20] {
             let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
-            let [(_bed_a, a), (_bed_b, b)] = [1, 2].map(|host| {
+            let [(_test_a, a), (_test_b, b)] = [1, 2].map(|host| {
                 let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
                 let config = DeviceConfig { version, roce, ..DeviceConfig::new("version", mac) };
-                let bed = Bed::on(backend.clone(), config, GuestMemory::new(16 << 20));
+                let test = TestDevice::new(&*backend, config, GuestMemory::new(16 << 20));
                 let options = ProbeOptions { driver_version, ..ProbeOptions::default() };
-                let driver = Driver::probe_with(bed.function(), &bed.memory, &bed.irqs, options).unwrap();
+                let driver = Driver::probe_with(test.function(), &test.memory, &test.irqs, options).unwrap();
                 assert_eq!(driver.version(), version);
                 driver.bind_gid(0, gid(host)).unwrap();
-                (bed, driver)
+                (test, driver)
             });
             play(&a, &b);
         }

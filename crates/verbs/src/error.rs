@@ -34,17 +34,43 @@ pub enum VerbsError {
     Host(#[from] std::io::Error),
 }
 
-/// Why a ring of the guest can no longer be read. The queue it feeds must go to its error state.
+/// Why an index that was found in the guest's memory is invalid.
+///
+/// Indices of a ring of `capacity` elements run from 0 to `2 * capacity - 1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum QueueError {
-    /// The producer index is outside its range or too far ahead.
-    #[error("invalid ring index {index:#x} (ring of {capacity} elements)")]
-    BadIndex {
+pub enum IndexError {
+    /// It is not below twice the number of elements.
+    #[error("ring index {index:#x} is out of range (ring of {capacity} elements)")]
+    OutOfRange {
         /// The index as found in guest memory.
         index: u32,
         /// Number of elements.
         capacity: u32,
     },
+    /// There would be more elements between producer and consumer than the ring has.
+    #[error("ring index {index:#x} is too far ahead (ring of {capacity} elements)")]
+    TooFarAhead {
+        /// The index as found in guest memory.
+        index: u32,
+        /// Number of elements.
+        capacity: u32,
+    },
+    /// The producer took back elements that the consumer had taken already.
+    #[error("ring index {index:#x} is behind elements that were taken (ring of {capacity} elements)")]
+    BehindTaken {
+        /// The index as found in guest memory.
+        index: u32,
+        /// Number of elements.
+        capacity: u32,
+    },
+}
+
+/// Why a ring of the guest can no longer be read. The queue it feeds must go to its error state.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum QueueError {
+    /// The guest stored an invalid index.
+    #[error(transparent)]
+    BadIndex(#[from] IndexError),
     /// The ring's memory is not mapped any more.
     #[error("ring memory is not accessible: {0}")]
     Memory(#[from] DmaError),

@@ -1,5 +1,5 @@
-//! Commands of an active device: bytes at random and structures with handles that may exist, over page directories that may
-//! make sense.
+//! Commands of an active device: bytes at random and structures with handles that may exist, over page directories that
+//! may make sense.
 #![no_main]
 
 use std::time::Duration;
@@ -146,7 +146,7 @@ enum Step {
     Plug,
 }
 
-/// Corrects sizes, and handles to those of [`Bed::new`], so that creating something often succeeds.
+/// Corrects sizes, and handles to those of [`Fixture::new`], so that creating something often succeeds.
 fn plausible(request: Request) -> Request {
     let bytes = *request.bytes();
     let word = |at: usize| u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]]);
@@ -187,13 +187,13 @@ fn plausible(request: Request) -> Request {
     }
 }
 
-struct Bed {
+struct Fixture {
     guest: Guest,
     driver: Driver,
     directories: Vec<(u64, Vec<u64>)>,
 }
 
-impl Bed {
+impl Fixture {
     fn new(world: &World) -> Self {
         let guest = world.guest(1, (PAGES * PAGE) as usize);
         let driver = guest.probe();
@@ -204,16 +204,16 @@ impl Bed {
                 (guest.memory.directory(&pages).addr, pages)
             })
             .collect();
-        let bed = Self { guest, driver, directories };
+        let fixture = Self { guest, driver, directories };
         // Handles 0 are the kernel's, handles 1 those of the process with handle 1.
-        let zeroes = |id| plausible(Request::new(id).u64(16, bed.directories[0].0));
-        bed.execute(&Request::new(id::CREATE_UC).u64(16, (bed.driver.uar_base() >> 12) + 1));
+        let zeroes = |id| plausible(Request::new(id).u64(16, fixture.directories[0].0));
+        fixture.execute(&Request::new(id::CREATE_UC).u64(16, (fixture.driver.uar_base() >> 12) + 1));
         for owner in [0, 1] {
-            bed.execute(&Request::new(id::CREATE_PD).u32(16, owner));
-            bed.execute(&plausible(Request::new(id::CREATE_CQ).u64(16, bed.directories[0].0).u32(24, owner)));
+            fixture.execute(&Request::new(id::CREATE_PD).u32(16, owner));
+            fixture.execute(&plausible(Request::new(id::CREATE_CQ).u64(16, fixture.directories[0].0).u32(24, owner)));
         }
-        bed.execute(&zeroes(id::CREATE_SRQ));
-        bed
+        fixture.execute(&zeroes(id::CREATE_SRQ));
+        fixture
     }
 
     fn pages(&self, pages: Pages) -> u64 {
@@ -317,13 +317,13 @@ impl Bed {
         let before = self.guest.irqs.count(0);
         let error = self.driver.submit(request.bytes());
         let raised = self.guest.irqs.count(0) - before;
-        let answer = self.guest.memory.read_vec(response, RESPONSE_SIZE);
+        let bytes = self.guest.memory.read_vec(response, RESPONSE_SIZE);
         if error != 0 || !request.is_waited() {
-            assert_eq!((raised, answer), (0, vec![0xcc; RESPONSE_SIZE]), "{request:?}");
+            assert_eq!((raised, bytes), (0, vec![0xcc; RESPONSE_SIZE]), "{request:?}");
         } else {
-            assert_eq!((raised, &answer[..8]), (1, &request.bytes()[..8]));
-            assert_eq!(answer[8..12], (0x8000_0000 | request.id()).to_le_bytes());
-            assert!(answer[12] == 0 || request.id() == id::MODIFY_QP, "{request:?}");
+            assert_eq!((raised, &bytes[..8]), (1, &request.bytes()[..8]));
+            assert_eq!(bytes[8..12], (0x8000_0000 | request.id()).to_le_bytes());
+            assert!(bytes[12] == 0 || request.id() == id::MODIFY_QP, "{request:?}");
         }
     }
 
@@ -337,25 +337,25 @@ impl Bed {
 
 fuzz_target!(|steps: Steps<Step>| {
     let world = World::default();
-    let bed = Bed::new(&world);
-    let memory = &bed.guest.memory;
+    let fixture = Fixture::new(&world);
+    let memory = &fixture.guest.memory;
     let mut unplugged = None;
     for step in &steps.0 {
         match step {
             Step::Command(wild, command) => {
-                for request in bed.requests(command) {
-                    bed.execute(&if *wild < 180 { plausible(request) } else { request });
+                for request in fixture.requests(command) {
+                    fixture.execute(&if *wild < 180 { plausible(request) } else { request });
                 }
             }
             Step::Memory(address, data) => poke(memory, address.get(PAGES), &data.0),
             Step::Pointer(at, address) => poke(memory, at.get(PAGES) & !7, &address.get(PAGES).to_le_bytes()),
             Step::State(directory, words) => {
-                let (_, pages) = &bed.directories[usize::from(*directory) % DIRECTORIES];
+                let (_, pages) = &fixture.directories[usize::from(*directory) % DIRECTORIES];
                 for (at, word) in (pages[0]..).step_by(4).zip(words) {
                     poke(memory, at, &word.get().to_le_bytes());
                 }
             }
-            Step::Doorbell(page, register, bits, handle) => bed.doorbell(*page, *register, *bits, *handle),
+            Step::Doorbell(page, register, bits, handle) => fixture.doorbell(*page, *register, *bits, *handle),
             Step::Time => world.pass(Duration::from_secs(1)),
             Step::Unplug(part) if unplugged.is_none() => {
                 memory.unplug(usize::from(part % 4));
@@ -372,7 +372,7 @@ fuzz_target!(|steps: Steps<Step>| {
     if let Some(part) = unplugged {
         memory.plug(part);
     }
-    bed.guest.end(&world);
-    bed.driver.forget();
-    bed.guest.probe().query_port().expect("a port");
+    fixture.guest.end(&world);
+    fixture.driver.forget();
+    fixture.guest.probe().query_port().expect("a port");
 });

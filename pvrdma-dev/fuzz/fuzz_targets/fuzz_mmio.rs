@@ -1,5 +1,5 @@
-//! Any access of any size to configuration space and BARs, between changes of the memory that the device reads on its own:
-//! the shared region, command slots, page directories, rings.
+//! Any access of any size to configuration space and BARs, between changes of the memory that the device reads on its
+//! own: the shared region, command slots, page directories, rings.
 #![no_main]
 
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Two guests with connected queue pairs that write whatever they like to their rings, at any time.
 //!
-//! What the device may write is known: its indices, completions, events, and memory that is registered. Everything else is
-//! compared.
+//! What the device may write is known: its indices, completions, events, and memory that is registered. Everything else
+//! is compared.
 #![no_main]
 
 use std::ops::Range;
@@ -471,8 +471,8 @@ impl Side {
         }
     }
 
-    /// Ends an object. Its rings stay where they are and must not change any more; the driver is told nothing, because it
-    /// would use the pages for something else.
+    /// Ends an object. Its rings stay where they are and must not change any more; the driver is told nothing, because
+    /// it would use the pages for something else.
     fn destroy(&mut self, object: u8) {
         use pvrdma_dev::testing::{Request, command_id as id};
         let slot = usize::from(object % QPS);

@@ -1,5 +1,5 @@
-//! What the fuzz targets share: devices over the software adapter that run on one thread and on virtual time, so that the
-//! same input does the same thing each time.
+//! What the fuzz targets share: devices over the software adapter that run on one thread and on virtual time, so that
+//! the same input does the same thing each time.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -1,7 +1,7 @@
 //! Commands and responses (section 4).
 //!
-//! Request structures leave out their header, which is decoded first; their sizes include it. Fields that are always zero
-//! or that mean nothing are left out.
+//! Request structures leave out their header, which is decoded first; their sizes include it. Fields that are always
+//! zero or that mean nothing are left out.
 
 use std::fmt;
 
@@ -14,61 +14,78 @@ pub(crate) const REQUEST_SIZE: usize = 184;
 pub(crate) const RESPONSE_SIZE: usize = 176;
 /// Added to a command id to acknowledge it.
 pub(crate) const ACK: u32 = 0x8000_0000;
-/// Number of commands that exist.
-pub(crate) const COMMANDS: usize = 21;
 
 /// A command id as the guest wrote it (section 4.1).
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Opcode(pub(crate) u32);
 
-/// Names by id and whether the driver waits for a response.
-const TABLE: [(&str, bool); COMMANDS] = [
-    ("QUERY_PORT", true),
-    ("QUERY_PKEY", true),
-    ("CREATE_PD", true),
-    ("DESTROY_PD", false),
-    ("CREATE_MR", true),
-    ("DESTROY_MR", false),
-    ("CREATE_CQ", true),
-    ("RESIZE_CQ", true),
-    ("DESTROY_CQ", false),
-    ("CREATE_QP", true),
-    ("MODIFY_QP", true),
-    ("QUERY_QP", true),
-    ("DESTROY_QP", false),
-    ("CREATE_UC", true),
-    ("DESTROY_UC", false),
-    ("CREATE_BIND", false),
-    ("DESTROY_BIND", false),
-    ("CREATE_SRQ", true),
-    ("MODIFY_SRQ", false),
-    ("QUERY_SRQ", true),
-    ("DESTROY_SRQ", false),
-];
+/// What the driver waits for after a command (section 3.5).
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Reply {
+    /// A response and vector 0.
+    Response,
+    /// Nothing but the ERR register.
+    Nothing,
+}
+
+/// The commands, one row each: id, name, request structure, reply, and the handler in [`crate::cmd`]. Whatever needs to
+/// know all commands is made from these rows by a macro that takes them.
+macro_rules! with_commands {
+    ($make:ident) => {
+        $make! {
+            0 QUERY_PORT(QueryPort) -> Response: query::port;
+            1 QUERY_PKEY(QueryPkey) -> Response: query::pkey;
+            2 CREATE_PD(CreatePd) -> Response: pd::create;
+            3 DESTROY_PD(DestroyPd) -> Nothing: pd::destroy;
+            4 CREATE_MR(CreateMr) -> Response: mr::create;
+            5 DESTROY_MR(DestroyMr) -> Nothing: mr::destroy;
+            6 CREATE_CQ(CreateCq) -> Response: cq::create;
+            7 RESIZE_CQ(ResizeCq) -> Response: cq::resize;
+            8 DESTROY_CQ(DestroyCq) -> Nothing: cq::destroy;
+            9 CREATE_QP(CreateQp) -> Response: qp::create;
+            10 MODIFY_QP(ModifyQp) -> Response: qp::modify;
+            11 QUERY_QP(QueryQp) -> Response: qp::query;
+            12 DESTROY_QP(DestroyQp) -> Nothing: qp::destroy;
+            13 CREATE_UC(CreateUc) -> Response: uc::create;
+            14 DESTROY_UC(DestroyUc) -> Nothing: uc::destroy;
+            15 CREATE_BIND(CreateBind) -> Nothing: bind::create;
+            16 DESTROY_BIND(DestroyBind) -> Nothing: bind::destroy;
+            17 CREATE_SRQ(CreateSrq) -> Response: srq::create;
+            18 MODIFY_SRQ(ModifySrq) -> Nothing: srq::modify;
+            19 QUERY_SRQ(QuerySrq) -> Response: srq::query;
+            20 DESTROY_SRQ(DestroySrq) -> Nothing: srq::destroy;
+        }
+    };
+}
+
+pub(crate) use with_commands;
+
+macro_rules! opcodes {
+    ($($id:literal $name:ident($request:ident) -> $reply:ident: $module:ident::$handler:ident;)*) => {
+        impl Opcode {
+            $(pub(crate) const $name: Self = Self($id);)*
+        }
+
+        /// Names and replies; the index is the id.
+        const TABLE: [(&str, Reply); COMMANDS] = [$((stringify!($name), Reply::$reply)),*];
+
+        /// Number of commands that have an id.
+        pub(crate) const COMMANDS: usize = [$($id),*].len();
+
+        const _: () = {
+            let (ids, mut index) = ([$($id),*], 0);
+            while index < ids.len() {
+                assert!(ids[index] == index, "rows are in the order of their ids");
+                index += 1;
+            }
+        };
+    };
+}
+
+with_commands!(opcodes);
 
 impl Opcode {
-    pub(crate) const QUERY_PORT: Self = Self(0);
-    pub(crate) const QUERY_PKEY: Self = Self(1);
-    pub(crate) const CREATE_PD: Self = Self(2);
-    pub(crate) const DESTROY_PD: Self = Self(3);
-    pub(crate) const CREATE_MR: Self = Self(4);
-    pub(crate) const DESTROY_MR: Self = Self(5);
-    pub(crate) const CREATE_CQ: Self = Self(6);
-    pub(crate) const DESTROY_CQ: Self = Self(8);
-    pub(crate) const CREATE_QP: Self = Self(9);
-    pub(crate) const MODIFY_QP: Self = Self(10);
-    pub(crate) const QUERY_QP: Self = Self(11);
-    pub(crate) const DESTROY_QP: Self = Self(12);
-    pub(crate) const CREATE_UC: Self = Self(13);
-    pub(crate) const DESTROY_UC: Self = Self(14);
-    pub(crate) const CREATE_BIND: Self = Self(15);
-    pub(crate) const DESTROY_BIND: Self = Self(16);
-    pub(crate) const CREATE_SRQ: Self = Self(17);
-    pub(crate) const MODIFY_SRQ: Self = Self(18);
-    pub(crate) const QUERY_SRQ: Self = Self(19);
-    pub(crate) const DESTROY_SRQ: Self = Self(20);
-
-    fn entry(self) -> Option<&'static (&'static str, bool)> {
+    fn entry(self) -> Option<&'static (&'static str, Reply)> {
         TABLE.get(self.index()?)
     }
 
@@ -82,9 +99,9 @@ impl Opcode {
         self.entry().map(|(name, _)| *name)
     }
 
-    /// Whether the driver waits for a response and vector 0 (section 3.5).
+    /// Returns `true` if the driver waits for a response and vector 0 (section 3.5).
     pub(crate) fn is_waited(self) -> bool {
-        self.entry().is_some_and(|(_, waited)| *waited)
+        self.entry().is_some_and(|(_, reply)| *reply == Reply::Response)
     }
 
     /// All names in order of the ids.
@@ -114,6 +131,13 @@ guest_struct! {
         /// Correlation key, echoed.
         0 response: u64,
         8 cmd: u32,
+    }
+}
+
+impl RequestHeader {
+    /// The command.
+    pub(crate) const fn opcode(self) -> Opcode {
+        Opcode(self.cmd)
     }
 }
 
@@ -236,6 +260,13 @@ guest_struct! {
 
 guest_struct! {
     CreateCqResp, "cmd_create_cq_resp", 24 {
+        16 cq_handle: u32,
+        20 cqe: u32,
+    }
+}
+
+guest_struct! {
+    ResizeCq, "cmd_resize_cq", 24 {
         16 cq_handle: u32,
         20 cqe: u32,
     }

@@ -11,8 +11,8 @@ pub(crate) trait GuestLayout: Sized {
     /// Decodes the first [`Self::SIZE`] bytes. Bytes that are missing count as zero.
     fn decode(bytes: &[u8]) -> Self;
 
-    /// Encodes into the first [`Self::SIZE`] bytes. Bytes that no field covers keep their value; fields that do not fit are
-    /// left out.
+    /// Encodes into the first [`Self::SIZE`] bytes. Bytes that no field covers keep their value; fields that do not fit
+    /// are left out.
     fn encode(&self, bytes: &mut [u8]);
 
     /// Names, offsets and sizes of the parts, for the comparison with the interface's own table.
@@ -193,6 +193,7 @@ pub(crate) mod tests {
         check::<cmd::DestroyMr>(&table);
         check::<cmd::CreateCq>(&table);
         check::<cmd::CreateCqResp>(&table);
+        check::<cmd::ResizeCq>(&table);
         check::<cmd::DestroyCq>(&table);
         check::<cmd::CreateQp>(&table);
         check::<cmd::CreateQpResp>(&table);

@@ -1,8 +1,8 @@
 //! Work queue elements and completions (spec §8, §9.1).
 //!
-//! Elements are decoded from byte arrays that were copied out of guest memory once. The members of a union are structures
-//! of their own, and only that of the element's opcode is decoded: the library leaves the fields of other opcodes as an
-//! earlier element had them (spec §13 B21).
+//! Elements are decoded from byte arrays that were copied out of guest memory once. The members of a union are
+//! structures of their own, and only that of the element's opcode is decoded: the library leaves the fields of other
+//! opcodes as an earlier element had them (spec §13 B21).
 
 use pvrdma_verbs::{Gid, MacAddr, Qpn, RemoteAddress, Sge, UdDestination};
 

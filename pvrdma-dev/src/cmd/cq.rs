@@ -1,4 +1,4 @@
-//! CREATE_CQ (section 4.6).
+//! CREATE_CQ, RESIZE_CQ and DESTROY_CQ (section 4.6), and the pages of rings.
 
 use std::sync::Arc;
 
@@ -6,29 +6,30 @@ use pvrdma_guest_memory::{Direction, PAGE_SIZE, PageList};
 use pvrdma_verbs::{CompletionSink, Hca};
 
 use super::pd::owner;
-use super::{Answer, Created};
-use crate::abi::cmd::{CreateCq, CreateCqResp};
+use super::response::{Created, Response};
+use crate::abi::cmd::{CreateCq, CreateCqResp, DestroyCq, Opcode, ResizeCq};
 use crate::abi::wqe::CQE_SIZE;
-use crate::adapter::Adapter;
+use crate::core::Core;
 use crate::datapath::CqRing;
+use crate::dsr::Session;
 use crate::error::CmdError;
 use crate::objects::{Cq, KERNEL};
 use crate::page_dir::{check_mapped, read_page_directory};
 
-pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreateCq) -> Result<Answer, CmdError> {
+pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreateCq) -> Result<Response, CmdError> {
     let &CreateCq { pdir_dma, ctx_handle, cqe, nchunks } = request;
-    let owner = owner(adapter, ctx_handle)?;
-    if !cqe.is_power_of_two() || cqe > adapter.limits.max_cqe {
+    let owner = owner(core, ctx_handle)?;
+    if !cqe.is_power_of_two() || cqe > core.limits.max_cqe {
         return Err(CmdError::Invalid("number of CQ entries", cqe.into()));
     }
-    let vacancy = adapter.objects.cqs.room()?;
-    let pages = ring_pages(adapter, pdir_dma, nchunks, ring_pages_of(cqe, CQE_SIZE as u64))?;
-    let charge = adapter.objects.budget.charge_pages(&pages, 1)?;
+    let vacancy = core.objects.cqs.room()?;
+    let pages = ring_pages(core, pdir_dma, nchunks, ring_pages_of(cqe, CQE_SIZE as u64))?;
+    let charge = core.objects.budget.charge_pages(&pages, 1)?;
     let handle = vacancy.handle;
-    let ring = CqRing::new(handle, cqe, pages, owner != KERNEL, Arc::clone(&adapter.hub))?;
-    let verbs = adapter.hca.create_cq(Arc::<CqRing>::clone(&ring) as Arc<dyn CompletionSink>)?;
-    adapter.objects.cqs.insert(vacancy, Arc::new(Cq { owner, ring, verbs, _charge: charge }));
-    Ok(Answer::new(&CreateCqResp { cq_handle: handle, cqe }).of(Created::Cq(handle)))
+    let ring = CqRing::new(handle, cqe, pages, owner != KERNEL, Arc::clone(&core.hub))?;
+    let verbs = core.hca.create_cq(Arc::<CqRing>::clone(&ring) as Arc<dyn CompletionSink>)?;
+    core.objects.cqs.insert(vacancy, Arc::new(Cq { owner, ring, verbs, _charge: charge }));
+    Ok(Response::new(&CreateCqResp { cq_handle: handle, cqe }).created(Created::Cq(handle)))
 }
 
 /// Pages of a ring with its state page.
@@ -39,15 +40,25 @@ pub(super) const fn ring_pages_of(entries: u32, stride: u64) -> u64 {
 
 /// The first `needed` of the `offered` pages of a ring. Libraries may offer more than a ring takes, never less.
 pub(super) fn ring_pages<H: Hca>(
-    adapter: &Adapter<H>,
+    core: &Core<H>,
     pdir_dma: u64,
     offered: u32,
     needed: u64,
 ) -> Result<PageList, CmdError> {
     let too_few = CmdError::Invalid("number of pages", offered.into());
     let Some(needed) = u32::try_from(needed).ok().filter(|&needed| needed <= offered) else { return Err(too_few) };
-    let view = adapter.memory.view();
+    let view = core.memory.view();
     let pages = read_page_directory(&view, pdir_dma, needed)?;
     check_mapped(&view, &pages, Direction::Write)?;
     Ok(pages)
+}
+
+/// Never fails because QPs still use the queue: they go to their error state.
+pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroyCq) -> Result<Response, CmdError> {
+    core.end_cq(request.cq_handle).map(|()| Response::header())
+}
+
+/// No driver sends it, so it counts as unknown (section 4.1).
+pub(super) fn resize<H: Hca>(_core: &Core<H>, _session: &Session, _request: &ResizeCq) -> Result<Response, CmdError> {
+    Err(CmdError::Unknown(Opcode::RESIZE_CQ))
 }

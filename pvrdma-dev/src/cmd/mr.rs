@@ -1,32 +1,33 @@
-//! CREATE_MR (section 4.6).
+//! CREATE_MR and DESTROY_MR (section 4.6).
 
 use std::sync::Arc;
 
 use pvrdma_guest_memory::{Direction, PAGE_SIZE};
 use pvrdma_verbs::{Access, Hca, MemoryRegion, MrRequest};
 
-use super::{Answer, Created};
-use crate::abi::cmd::{CreateMr, CreateMrResp, mr_flags};
-use crate::adapter::Adapter;
+use super::response::{Created, Response};
+use crate::abi::cmd::{CreateMr, CreateMrResp, DestroyMr, mr_flags};
 use crate::config::MAX_FAST_REGISTER_PAGES;
+use crate::core::Core;
+use crate::dsr::Session;
 use crate::error::CmdError;
 use crate::objects::{Charge, KERNEL, Mr, Pd};
 use crate::page_dir::{check_mapped, read_page_directory};
 
-pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreateMr) -> Result<Answer, CmdError> {
-    let pd = adapter.objects.pds.find(request.pd_handle)?;
-    let vacancy = adapter.objects.mrs.room()?;
+pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreateMr) -> Result<Response, CmdError> {
+    let pd = core.objects.pds.find(request.pd_handle)?;
+    let vacancy = core.objects.mrs.room()?;
     let (registration, charge) = match request.flags {
-        0 => user(adapter, request)?,
-        mr_flags::DMA => dma(adapter, &pd, request)?,
-        mr_flags::FAST_REGISTER => fast_register(adapter, &pd, request)?,
+        0 => user(core, request)?,
+        mr_flags::DMA => dma(core, &pd, request)?,
+        mr_flags::FAST_REGISTER => fast_register(core, &pd, request)?,
         other => return Err(CmdError::Invalid("memory region flags", other.into())),
     };
-    let verbs = adapter.hca.register_mr(&pd.verbs, registration)?;
+    let verbs = core.hca.register_mr(&pd.verbs, registration)?;
     let handle = vacancy.handle;
     let response = CreateMrResp { mr_handle: handle, lkey: verbs.lkey(), rkey: verbs.rkey() };
-    adapter.objects.mrs.insert(vacancy, Arc::new(Mr { pd, verbs, _charge: charge }));
-    Ok(Answer::new(&response).of(Created::Mr(handle)))
+    core.objects.mrs.insert(vacancy, Arc::new(Mr { pd, verbs, _charge: charge }));
+    Ok(Response::new(&response).created(Created::Mr(handle)))
 }
 
 /// The rights we know. The driver passes on whatever the application asked for.
@@ -35,9 +36,9 @@ const fn access(request: &CreateMr) -> Access {
 }
 
 /// Memory of a process. Address, length and number of pages must agree, computed in 64 bits.
-fn user<H: Hca>(adapter: &Adapter<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
+fn user<H: Hca>(core: &Core<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
     let &CreateMr { start, length, nchunks, pdir_dma, .. } = request;
-    if length == 0 || length > adapter.limits.max_mr_size || start.checked_add(length).is_none() {
+    if length == 0 || length > core.limits.max_mr_size || start.checked_add(length).is_none() {
         return Err(CmdError::Invalid("memory region length", length));
     }
     let span = (start % PAGE_SIZE).saturating_add(length).div_ceil(PAGE_SIZE);
@@ -45,39 +46,40 @@ fn user<H: Hca>(adapter: &Adapter<H>, request: &CreateMr) -> Result<(MrRequest, 
         return Err(CmdError::Invalid("number of pages", nchunks.into()));
     }
     let pages = {
-        let view = adapter.memory.view();
+        let view = core.memory.view();
         let pages = read_page_directory(&view, pdir_dma, nchunks)?;
         check_mapped(&view, &pages, Direction::Read)?;
         pages
     };
-    let charge = adapter.objects.budget.charge_pages(&pages, 1)?;
+    let charge = core.objects.budget.charge_pages(&pages, 1)?;
     Ok((MrRequest::User { start, length, pages, access: access(request) }, charge))
 }
 
 /// The kernel's key for bus addresses. No process may have one: it would reach all of the guest's memory.
-fn dma<H: Hca>(adapter: &Adapter<H>, pd: &Pd<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
+fn dma<H: Hca>(core: &Core<H>, pd: &Pd<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
     if pd.owner != KERNEL {
         return Err(CmdError::Foreign("a region of bus addresses"));
     }
     let access = access(request) & Access::LOCAL_WRITE;
-    Ok((MrRequest::Dma { access }, adapter.objects.budget.charge(0)?))
+    Ok((MrRequest::Dma { access }, core.objects.budget.charge(0)?))
 }
 
 /// A region that the kernel's work requests fill in. The pages that it may come to hold are paid for now.
-fn fast_register<H: Hca>(
-    adapter: &Adapter<H>,
-    pd: &Pd<H>,
-    request: &CreateMr,
-) -> Result<(MrRequest, Charge), CmdError> {
+fn fast_register<H: Hca>(core: &Core<H>, pd: &Pd<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
     if pd.owner != KERNEL {
         return Err(CmdError::Foreign("a fast-registered region"));
     }
-    if !adapter.hca.limits().memory_management {
+    if !core.hca.limits().memory_management {
         return Err(CmdError::Invalid("memory region flags", request.flags.into()));
     }
     let max_pages = request.nchunks;
     if max_pages == 0 || max_pages > MAX_FAST_REGISTER_PAGES {
         return Err(CmdError::Invalid("number of pages", max_pages.into()));
     }
-    Ok((MrRequest::FastRegister { max_pages }, adapter.objects.budget.charge(max_pages.into())?))
+    Ok((MrRequest::FastRegister { max_pages }, core.objects.budget.charge(max_pages.into())?))
+}
+
+/// When this returns nothing touches the pages of the region.
+pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroyMr) -> Result<Response, CmdError> {
+    core.end_mr(request.mr_handle).map(|()| Response::header())
 }

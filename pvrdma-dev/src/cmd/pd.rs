@@ -1,28 +1,34 @@
-//! CREATE_PD (section 4.6).
+//! CREATE_PD and DESTROY_PD (section 4.6).
 
 use std::sync::Arc;
 
 use pvrdma_verbs::Hca;
 
-use super::{Answer, Created};
-use crate::abi::cmd::{CreatePd, CreatePdResp};
-use crate::adapter::Adapter;
+use super::response::{Created, Response};
+use crate::abi::cmd::{CreatePd, CreatePdResp, DestroyPd};
+use crate::core::Core;
+use crate::dsr::Session;
 use crate::error::CmdError;
 use crate::objects::{KERNEL, Pd};
 
-pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreatePd) -> Result<Answer, CmdError> {
-    let owner = owner(adapter, request.ctx_handle)?;
-    let vacancy = adapter.objects.pds.room()?;
+pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreatePd) -> Result<Response, CmdError> {
+    let owner = owner(core, request.ctx_handle)?;
+    let vacancy = core.objects.pds.room()?;
     let handle = vacancy.handle;
-    let verbs = adapter.hca.create_pd()?;
-    adapter.objects.pds.insert(vacancy, Arc::new(Pd { handle, owner, verbs }));
-    Ok(Answer::new(&CreatePdResp { pd_handle: handle }).of(Created::Pd(handle)))
+    let verbs = core.hca.create_pd()?;
+    core.objects.pds.insert(vacancy, Arc::new(Pd { handle, owner, verbs }));
+    Ok(Response::new(&CreatePdResp { pd_handle: handle }).created(Created::Pd(handle)))
 }
 
 /// The context that a command names: a live one, or the kernel.
-pub(super) fn owner<H: Hca>(adapter: &Adapter<H>, context: u32) -> Result<u32, CmdError> {
+pub(super) fn owner<H: Hca>(core: &Core<H>, context: u32) -> Result<u32, CmdError> {
     if context != KERNEL {
-        adapter.objects.contexts.find(context)?;
+        core.objects.contexts.find(context)?;
     }
     Ok(context)
+}
+
+/// Destroys what is still in the domain first.
+pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroyPd) -> Result<Response, CmdError> {
+    core.end_pd(request.pd_handle).map(|()| Response::header())
 }

@@ -15,8 +15,8 @@ const FLOW_LABEL: u32 = 0x000f_ffff;
 
 /// Takes the attributes that the mask names; the others are garbage of the driver's stack and are not looked at.
 ///
-/// A change to RESET or ERROR needs nothing else, and nothing else may stand in its way: the driver already believes in it
-/// (section 13 B4).
+/// A change to RESET or ERROR needs nothing else, and nothing else may stand in its way: the driver already believes in
+/// it (section 13 B4).
 pub(super) fn parse(
     guest: &QpAttr,
     mask: u32,
@@ -51,6 +51,24 @@ pub(super) fn parse(
         }
         attrs.port_num = guest.port_num;
     }
+    parse_connection(&mut attrs, guest, known, max_rd_atomic)?;
+    if has(QpAttrMask::AV) {
+        attrs.av = address_vector(&guest.ah_attr, gid_table)?;
+    }
+    // These cannot be wrong; where the mask does not name them they stay unused.
+    attrs.qkey = guest.qkey;
+    attrs.rq_psn = Psn::new(guest.rq_psn);
+    attrs.sq_psn = Psn::new(guest.sq_psn);
+    attrs.dest_qpn = Qpn::new(guest.dest_qp_num);
+    attrs.access = Access::from_bits_truncate(guest.qp_access_flags);
+    attrs.en_sqd_async_notify = guest.en_sqd_async_notify != 0;
+    attrs.path_mig_state = guest.path_mig_state;
+    Ok((attrs, known))
+}
+
+/// Takes the attributes of connections that the mask names: depths, timers and retries.
+fn parse_connection(attrs: &mut QpAttrs, guest: &QpAttr, mask: QpAttrMask, max_rd_atomic: u32) -> Result<(), CmdError> {
+    let has = |bit| mask.contains(bit);
     if has(QpAttrMask::MAX_QP_RD_ATOMIC) {
         attrs.max_rd_atomic = depth(guest.max_rd_atomic, max_rd_atomic)?;
     }
@@ -69,18 +87,7 @@ pub(super) fn parse(
     if has(QpAttrMask::RNR_RETRY) {
         attrs.rnr_retry = below("RNR retry count", guest.rnr_retry, 8)?;
     }
-    if has(QpAttrMask::AV) {
-        attrs.av = address_vector(&guest.ah_attr, gid_table)?;
-    }
-    // These cannot be wrong; where the mask does not name them they stay unused.
-    attrs.qkey = guest.qkey;
-    attrs.rq_psn = Psn::new(guest.rq_psn);
-    attrs.sq_psn = Psn::new(guest.sq_psn);
-    attrs.dest_qpn = Qpn::new(guest.dest_qp_num);
-    attrs.access = Access::from_bits_truncate(guest.qp_access_flags);
-    attrs.en_sqd_async_notify = guest.en_sqd_async_notify != 0;
-    attrs.path_mig_state = guest.path_mig_state;
-    Ok((attrs, known))
+    Ok(())
 }
 
 fn state(value: u32) -> Result<QpState, CmdError> {

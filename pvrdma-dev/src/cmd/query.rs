@@ -2,10 +2,11 @@
 
 use pvrdma_verbs::{Hca, PortState};
 
-use super::Answer;
+use super::response::Response;
 use crate::abi::cmd::{PortAttr, QueryPkey, QueryPkeyResp, QueryPort, QueryPortResp};
-use crate::adapter::Adapter;
 use crate::config::PKEYS;
+use crate::core::Core;
+use crate::dsr::Session;
 use crate::error::CmdError;
 
 /// The only port.
@@ -23,21 +24,21 @@ const PHYS_LINK_UP: u8 = 5;
 const WIDTH_4X: u8 = 2;
 const SPEED_QDR: u8 = 4;
 
-pub(super) fn port<H: Hca>(adapter: &Adapter<H>, request: &QueryPort) -> Result<Answer, CmdError> {
+pub(super) fn port<H: Hca>(core: &Core<H>, _session: &Session, request: &QueryPort) -> Result<Response, CmdError> {
     if request.port_num != PORT {
         return Err(CmdError::Invalid("port", request.port_num.into()));
     }
-    let port = adapter.hca.port();
+    let port = core.hca.port();
     let (state, phys_state) = match port.state {
         PortState::Down => (STATE_DOWN, PHYS_DISABLED),
         PortState::Active => (STATE_ACTIVE, PHYS_LINK_UP),
     };
-    Ok(Answer::new(&QueryPortResp {
+    Ok(Response::new(&QueryPortResp {
         attrs: PortAttr {
             state,
             max_mtu: port.max_mtu as u32,
             active_mtu: port.active_mtu as u32,
-            gid_tbl_len: adapter.limits.gid_table,
+            gid_tbl_len: core.limits.gid_table,
             port_cap_flags: PORT_CAP_FLAGS,
             max_msg_sz: port.max_message,
             pkey_tbl_len: PKEYS,
@@ -49,12 +50,12 @@ pub(super) fn port<H: Hca>(adapter: &Adapter<H>, request: &QueryPort) -> Result<
     }))
 }
 
-pub(super) fn pkey(request: &QueryPkey) -> Result<Answer, CmdError> {
+pub(super) fn pkey<H: Hca>(_core: &Core<H>, _session: &Session, request: &QueryPkey) -> Result<Response, CmdError> {
     if request.port_num != PORT {
         return Err(CmdError::Invalid("port", request.port_num.into()));
     }
     if u16::from(request.index) >= PKEYS {
         return Err(CmdError::Invalid("P_Key index", request.index.into()));
     }
-    Ok(Answer::new(&QueryPkeyResp { pkey: DEFAULT_PKEY }))
+    Ok(Response::new(&QueryPkeyResp { pkey: DEFAULT_PKEY }))
 }

@@ -6,7 +6,6 @@ mod cq;
 mod mr;
 mod pd;
 mod qp;
-mod reclaim;
 mod srq;
 mod table;
 
@@ -106,7 +105,7 @@ impl GidIndices {
         }
     }
 
-    /// Takes an index out. Whether it was in.
+    /// Takes an index out. Returns `true` if it was in.
     pub(crate) fn remove(&mut self, index: u8) -> bool {
         let (word, bit) = Self::place(index);
         let Some(word) = self.0.get_mut(word) else { return false };

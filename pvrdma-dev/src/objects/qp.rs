@@ -27,8 +27,8 @@ pub(crate) struct Qp<H: Hca> {
     pub(crate) verbs: H::Qp,
     /// Sizes as created.
     pub(crate) caps: QpCaps,
-    /// Doorbells that were not passed on yet, see [`crate::doorbell`].
-    pub(crate) rung: AtomicU8,
+    /// Doorbells that were not passed on yet: bits of [`crate::pending_doorbells`].
+    pub(crate) pending_doorbells: AtomicU8,
     /// Room for its pages.
     pub(crate) _charge: Charge,
 }

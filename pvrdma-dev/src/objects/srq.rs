@@ -17,8 +17,8 @@ pub(crate) struct Srq<H: Hca> {
     pub(crate) max_wr: u32,
     /// SGEs per request.
     pub(crate) max_sge: u32,
-    /// Doorbells that were not passed on yet, see [`crate::doorbell`].
-    pub(crate) rung: AtomicU8,
+    /// Doorbells that were not passed on yet: bits of [`crate::pending_doorbells`].
+    pub(crate) pending_doorbells: AtomicU8,
     /// Room for its pages.
     pub(crate) _charge: Charge,
 }

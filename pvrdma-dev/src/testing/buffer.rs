@@ -31,7 +31,7 @@ impl Buffer {
         self.len
     }
 
-    /// Whether it has no bytes.
+    /// Returns `true` if it has no bytes.
     pub const fn is_empty(&self) -> bool {
         self.len == 0
     }
@@ -41,7 +41,7 @@ impl Buffer {
         &self.pages
     }
 
-    /// Bus address of an byte: what the kernel's DMA key goes by.
+    /// Bus address of a byte: what the kernel's DMA key goes by.
     pub fn bus(&self, offset: usize) -> u64 {
         let at = (self.va % 4096) as usize + offset;
         self.pages[at / 4096] + (at % 4096) as u64

@@ -74,7 +74,7 @@ pub enum CommandError {
         err: u8,
     },
     /// E3: the error byte, which the driver looks at for MODIFY_QP only.
-    #[error("answered with err {0}")]
+    #[error("the response has err {0}")]
     Failed(u8),
     /// E4: no interrupt.
     #[error("no response")]
@@ -109,7 +109,7 @@ impl Request {
         self.id
     }
 
-    /// Whether the driver waits for a response.
+    /// Returns `true` if the driver waits for a response.
     pub fn is_waited(&self) -> bool {
         SHAPES.get(self.id as usize).is_some_and(|(_, waited)| *waited)
     }

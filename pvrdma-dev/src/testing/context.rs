@@ -71,7 +71,7 @@ pub struct Pd {
 }
 
 impl Pd {
-    /// Whether it belongs to a process.
+    /// Returns `true` if it belongs to a process.
     pub const fn is_user(&self) -> bool {
         self.context != 0
     }

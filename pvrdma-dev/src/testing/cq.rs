@@ -235,7 +235,8 @@ impl Cq {
         self.doorbell(ARM_SOL);
     }
 
-    /// Removes what is there of a QP, as the drivers do after it is destroyed or reset (spec §9.4): the others are moved up.
+    /// Removes what is there of a QP, as the drivers do after it is destroyed or reset (spec §9.4): the others are
+    /// moved up.
     pub fn remove_qp(&mut self, qp_handle: u32) {
         let (tail, head) = (self.ring.prod_tail(), self.ring.cons_head());
         let mask = (self.ring.entries() << 1) - 1;

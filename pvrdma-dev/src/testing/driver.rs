@@ -245,7 +245,8 @@ impl Driver {
         wait_for("completion notification", || Some(self.notifications()).filter(|handles| !handles.is_empty()))
     }
 
-    /// What module removal does after all objects are gone: mask, MSI-X off, RESET without looking, memory freed at once.
+    /// What module removal does after all objects are gone: mask, MSI-X off, RESET without looking, memory freed at
+    /// once.
     pub fn remove(self) {
         self.pci().set_register(register::IMR, u32::MAX);
         self.pci().set_msix(false);

@@ -141,6 +141,19 @@ impl GuestMemory {
         self.space.map(DmaRange { iova, len, writable: true, backing: Some(backing) }).unwrap();
     }
 
+    /// Takes one page from the devices for good. The processors keep it.
+    pub fn remove_page(&self, page: u64) {
+        assert_eq!(self.parts, 1, "the memory is one range");
+        self.space.unmap_all();
+        for (iova, end) in [(MEMORY_BASE, page), (page + PAGE_SIZE, self.end())] {
+            let offset = usize::try_from(iova - MEMORY_BASE).unwrap();
+            let backing = Some(Backing { mapping: Arc::clone(&self.region), offset });
+            if iova < end {
+                self.space.map(DmaRange { iova, len: end - iova, writable: true, backing }).unwrap();
+            }
+        }
+    }
+
     /// What a device is given.
     pub const fn space(&self) -> &Arc<DmaSpace> {
         &self.space

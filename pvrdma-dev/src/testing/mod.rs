@@ -1,8 +1,8 @@
 //! A guest in the same process: for tests and benchmarks without a virtual machine (feature `testing`).
 //!
 //! [`Driver`] does what the Linux driver `vmw_pvrdma` and the rdma-core provider do, in their order and with their
-//! arithmetic, on [`GuestMemory`] and through the two faces a guest has: configuration space and BARs. It shares no code with
-//! the device, not even constants, so that an error in one does not hide the same error in the other.
+//! arithmetic, on [`GuestMemory`] and through the two faces a guest has: configuration space and BARs. It shares no
+//! code with the device, not even constants, so that an error in one does not hide the same error in the other.
 //!
 //! ```text
 //! let memory = GuestMemory::new(64 << 20);
@@ -29,8 +29,6 @@
     reason = "a test guest that goes wrong ends the test"
 )]
 
-#[cfg(test)]
-pub(crate) mod bed;
 mod buffer;
 mod command;
 mod context;
@@ -38,14 +36,19 @@ mod cq;
 mod driver;
 mod irq;
 mod memory;
+mod mock_hca;
 mod mr;
 mod pci;
 mod probe;
 mod qp;
 mod qp_attr;
 mod ring;
+#[cfg(test)]
+pub(crate) mod ring_memory;
 mod srq;
-mod stub;
+mod test_device;
+#[cfg(test)]
+pub(crate) mod typed;
 mod wr;
 
 use std::time::{Duration, Instant};
@@ -57,6 +60,7 @@ pub use cq::{Cq, Cqe, status, wc_flag, wc_opcode};
 pub use driver::{AsyncEntry, Driver};
 pub use irq::Irqs;
 pub use memory::{Directory, GuestMemory, MEMORY_BASE, Placement};
+pub use mock_hca::{MOCK_LIMITS, MockBackend, MockCq, MockDevice, MockHca, MockMr, MockQp, MockSrq};
 pub use mr::{FastMr, Mr, access};
 pub use pci::{PciAccess, register};
 pub use probe::{ProbeError, ProbeOptions};
@@ -64,7 +68,7 @@ pub use qp::{Encoded, Qp, QpInit, qp_type};
 pub use qp_attr::{Path, QpAttr, mask, state};
 pub use ring::{DriverRing, RingFull};
 pub use srq::Srq;
-pub use stub::{StubBackend, StubCq, StubDevice, StubHca, StubMr, StubQp, StubSrq};
+pub use test_device::TestDevice;
 pub use wr::{AddressHandle, RecvWr, SendWr, Sge, opcode, send_flag};
 
 /// How long anything may take. Nothing does; this is for what hangs.

@@ -280,8 +280,8 @@ impl Qp {
         Ok(())
     }
 
-    /// Posts as many encoded elements as there is room for, with one look at the indices and one doorbell, and returns how
-    /// many. For benchmarks: element `i` is the one at `i` modulo their number.
+    /// Posts as many encoded elements as there is room for, with one look at the indices and one doorbell, and returns
+    /// how many. For benchmarks: element `i` is the one at `i` modulo their number.
     pub fn post_encoded(&mut self, elements: &[Encoded], count: u32) -> u32 {
         let count = self.send.fill(elements, count);
         if count != 0 {

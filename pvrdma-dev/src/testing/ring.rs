@@ -124,8 +124,8 @@ impl DriverRing {
         self.set_cons_head(self.next(self.cons_head()));
     }
 
-    /// Fills as many slots as there is room for, up to `count`, with one look at the indices, publishes them and returns
-    /// how many. Element `i` is the one at `i` modulo their number.
+    /// Fills as many slots as there is room for, up to `count`, with one look at the indices, publishes them and
+    /// returns how many. Element `i` is the one at `i` modulo their number.
     pub(super) fn fill(&self, elements: &[Vec<u8>], count: u32) -> u32 {
         let tail = self.prod_tail();
         let count = count.min(self.nominal - (tail.wrapping_sub(self.cons_head()) & self.mask()));
@@ -144,7 +144,7 @@ impl DriverRing {
         self.prod_tail().wrapping_sub(self.cons_head()) & self.mask()
     }
 
-    /// Whether there are none.
+    /// Returns `true` if there are none.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

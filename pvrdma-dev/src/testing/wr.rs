@@ -193,8 +193,8 @@ impl SendWr {
         self
     }
 
-    /// The bytes of the element. The kernel zeroes the header before it fills it, the library leaves what an earlier element
-    /// had there (spec §13 B21).
+    /// The bytes of the element. The kernel zeroes the header before it fills it, the library leaves what an earlier
+    /// element had there (spec §13 B21).
     pub fn encode(&self, user: bool) -> Vec<u8> {
         let mut out = vec![if user { 0xee } else { 0 }; 80];
         out[..8].copy_from_slice(&self.wr_id.to_le_bytes());

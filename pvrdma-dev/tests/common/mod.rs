@@ -3,10 +3,12 @@
 
 use std::sync::Arc;
 
-use pvrdma_dev::testing::{Context, Cq, Driver, GuestMemory, Irqs, Path, Pd, Qp, QpInit, StubBackend, StubDevice};
-use pvrdma_dev::{DeviceConfig, PciFunction, PvrdmaDevice};
+use pvrdma_dev::DeviceConfig;
+use pvrdma_dev::testing::{
+    Context, Cq, Driver, GuestMemory, MockBackend, MockDevice, Path, Pd, Qp, QpInit, TestDevice,
+};
 use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::{Backend, Gid, GidType, MacAddr};
+use pvrdma_verbs::{Gid, GidType};
 
 /// An IPv4-mapped GID.
 pub fn gid(host: u8) -> Gid {
@@ -26,71 +28,44 @@ pub const VERSIONS: [(u32, GidType); 6] = [
     (20, GidType::RoceV2),
 ];
 
-/// A device with its guest's memory.
-pub struct Bed<B: Backend> {
-    pub memory: Arc<GuestMemory>,
-    pub irqs: Arc<Irqs>,
-    pub device: Arc<PvrdmaDevice<B>>,
-    pub backend: Arc<B>,
+/// A device over the software adapter.
+pub fn rxe_device() -> TestDevice<Rxe> {
+    rxe_device_with(TestDevice::<Rxe>::config(1))
 }
 
-impl<B: Backend + 'static> Bed<B> {
-    pub fn new(backend: Arc<B>, config: DeviceConfig, bytes: usize) -> Self {
-        Self::on(backend, config, GuestMemory::new(bytes))
-    }
-
-    pub fn on(backend: Arc<B>, config: DeviceConfig, memory: Arc<GuestMemory>) -> Self {
-        let irqs = Irqs::new();
-        let device = PvrdmaDevice::new(config, memory.space().clone(), irqs.clone(), &*backend).unwrap();
-        Self { memory, irqs, device, backend }
-    }
-
-    pub fn function(&self) -> Arc<dyn PciFunction> {
-        self.device.clone()
-    }
-
-    pub fn driver(&self) -> Driver {
-        Driver::probe(self.function(), &self.memory, &self.irqs).unwrap()
-    }
+/// A device of this configuration over a software adapter of its own.
+pub fn rxe_device_with(config: DeviceConfig) -> TestDevice<Rxe> {
+    TestDevice::new(&Rxe::new(RxeConfig::default()).unwrap(), config, GuestMemory::new(64 << 20))
 }
 
-impl Bed<Rxe> {
-    pub fn rxe() -> Self {
-        Self::with_config(DeviceConfig::new("test", MacAddr([0x52, 0x54, 0, 0, 0, 1])))
-    }
-
-    pub fn with_config(config: DeviceConfig) -> Self {
-        Self::new(Arc::new(Rxe::new(RxeConfig::default()).unwrap()), config, 64 << 20)
-    }
-
-    /// Two devices that reach each other, with GIDs 1 and 2 bound.
-    pub fn pair() -> [(Self, Driver); 2] {
-        Self::pair_with(GuestMemory::new(128 << 20))
-    }
-
-    /// The same, with this memory for the second guest.
-    pub fn pair_with(memory: Arc<GuestMemory>) -> [(Self, Driver); 2] {
-        let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
-        [(1, GuestMemory::new(128 << 20)), (2, memory)].map(|(host, memory)| Self::member(&backend, host, memory))
-    }
-
-    /// A device of several that reach each other, with the GID of its host bound.
-    pub fn member(backend: &Arc<Rxe>, host: u8, memory: Arc<GuestMemory>) -> (Self, Driver) {
-        let config = DeviceConfig::new(format!("vm{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]));
-        let bed = Self::on(backend.clone(), config, memory);
-        let driver = bed.driver();
-        driver.bind_gid(0, gid(host)).unwrap();
-        (bed, driver)
-    }
+/// Two devices that reach each other, with GIDs 1 and 2 bound.
+pub fn rxe_pair() -> [(TestDevice<Rxe>, Driver); 2] {
+    rxe_pair_with(GuestMemory::new(128 << 20))
 }
 
-impl Bed<StubBackend> {
-    pub fn stub() -> (Self, Arc<StubDevice>) {
-        let config = DeviceConfig::new("stub", MacAddr([0x52, 0x54, 0, 0, 0, 1]));
-        let bed = Self::new(Arc::new(StubBackend::new()), config, 64 << 20);
-        let stub = bed.backend.device();
-        (bed, stub)
-    }
+/// The same, with this memory for the second guest.
+pub fn rxe_pair_with(memory: Arc<GuestMemory>) -> [(TestDevice<Rxe>, Driver); 2] {
+    let backend = Rxe::new(RxeConfig::default()).unwrap();
+    [(1, GuestMemory::new(128 << 20)), (2, memory)].map(|(host, memory)| rxe_member(&backend, host, memory))
+}
+
+/// A device of several that reach each other, with the GID of its host bound.
+pub fn rxe_member(backend: &Rxe, host: u8, memory: Arc<GuestMemory>) -> (TestDevice<Rxe>, Driver) {
+    let test = TestDevice::new(backend, TestDevice::<Rxe>::config(host), memory);
+    let driver = test.driver();
+    driver.bind_gid(0, gid(host)).unwrap();
+    (test, driver)
+}
+
+/// A device over an adapter that the test plays.
+pub fn mock_device() -> (TestDevice<MockBackend>, Arc<MockDevice>) {
+    mock_device_with(TestDevice::<MockBackend>::config(1), GuestMemory::new(64 << 20))
+}
+
+/// The same with this configuration and memory.
+pub fn mock_device_with(config: DeviceConfig, memory: Arc<GuestMemory>) -> (TestDevice<MockBackend>, Arc<MockDevice>) {
+    let backend = MockBackend::new();
+    (TestDevice::new(&backend, config, memory), backend.device())
 }
 
 /// What a process has before it makes queue pairs.

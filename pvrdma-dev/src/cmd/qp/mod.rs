@@ -1,4 +1,4 @@
-//! CREATE_QP, MODIFY_QP and QUERY_QP (sections 4.6 and 11).
+//! CREATE_QP, MODIFY_QP, QUERY_QP and DESTROY_QP (sections 4.6 and 11).
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
@@ -8,10 +8,10 @@ use pvrdma_verbs::{Hca, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource, Send
 
 use super::cq::ring_pages;
 use super::qp_attr;
-use super::{Answer, Created};
-use crate::abi::cmd::{CreateQp, CreateQpResp, CreateQpRespV2, ModifyQp, QueryQp, QueryQpResp, qp_type};
+use super::response::{Created, Response};
+use crate::abi::cmd::{CreateQp, CreateQpResp, CreateQpRespV2, DestroyQp, ModifyQp, QueryQp, QueryQpResp, qp_type};
 use crate::abi::regs::VERSION_QP_HANDLE;
-use crate::adapter::Adapter;
+use crate::core::Core;
 use crate::datapath::{RecvRing, SendRing, SendRingParams};
 use crate::dsr::Session;
 use crate::error::CmdError;
@@ -28,15 +28,15 @@ struct Parts<H: Hca> {
     caps: QpCaps,
 }
 
-pub(super) fn create<H: Hca>(adapter: &Adapter<H>, session: &Session, request: &CreateQp) -> Result<Answer, CmdError> {
-    let parts = parts(adapter, request)?;
-    let (vacancy, qpn) = number(adapter, session, parts.qp_type)?;
+pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &CreateQp) -> Result<Response, CmdError> {
+    let parts = parts(core, request)?;
+    let (vacancy, qpn) = number(core, session, parts.qp_type)?;
     let handle = vacancy.handle;
-    let pages = pages(adapter, request, &parts)?;
+    let pages = pages(core, request, &parts)?;
     // Each of the two rings keeps the list.
-    let charge = adapter.objects.budget.charge_pages(&pages, if parts.srq.is_some() { 1 } else { 2 })?;
+    let charge = core.objects.budget.charge_pages(&pages, if parts.srq.is_some() { 1 } else { 2 })?;
     let (send_queue, recv_queue) = rings(request, &parts, pages)?;
-    let verbs = adapter.hca.create_qp(QpInit {
+    let verbs = core.hca.create_qp(QpInit {
         cookie: handle,
         qpn,
         qp_type: parts.qp_type,
@@ -56,25 +56,25 @@ pub(super) fn create<H: Hca>(adapter: &Adapter<H>, session: &Session, request: &
         return Err(CmdError::Invalid("QP number for this interface version", qpn.get().into()));
     }
     let Parts { pd, send_cq, recv_cq, srq, caps, qp_type } = parts;
-    let qp = Qp { pd, send_cq, recv_cq, srq, verbs, caps, rung: AtomicU8::new(0), _charge: charge };
+    let qp = Qp { pd, send_cq, recv_cq, srq, verbs, caps, pending_doorbells: AtomicU8::new(0), _charge: charge };
     if qp_type == QpType::Gsi {
-        adapter.objects.qps.insert_at(handle, Arc::new(qp));
+        core.objects.qps.insert_at(handle, Arc::new(qp));
     } else {
-        adapter.objects.qps.insert(vacancy, Arc::new(qp));
+        core.objects.qps.insert(vacancy, Arc::new(qp));
     }
-    Ok(response(session, handle, qpn, &caps).of(Created::Qp(handle)))
+    Ok(response(session, handle, qpn, &caps).created(Created::Qp(handle)))
 }
 
-/// Finds the objects and checks everything that needs no memory. The kernel checks next to nothing of what a process asks
-/// for (section 13 B14).
-fn parts<H: Hca>(adapter: &Adapter<H>, request: &CreateQp) -> Result<Parts<H>, CmdError> {
+/// Finds the objects and checks everything that needs no memory. The kernel checks next to nothing of what a process
+/// asks for (section 13 B14).
+fn parts<H: Hca>(core: &Core<H>, request: &CreateQp) -> Result<Parts<H>, CmdError> {
     let qp_type = match request.qp_type {
         qp_type::GSI => QpType::Gsi,
         qp_type::RC => QpType::Rc,
         qp_type::UD => QpType::Ud,
         other => return Err(CmdError::Invalid("QP type", other.into())),
     };
-    let objects = &adapter.objects;
+    let objects = &core.objects;
     let pd = objects.pds.find(request.pd_handle)?;
     if qp_type == QpType::Gsi && pd.owner != KERNEL {
         return Err(CmdError::Foreign("the general services QP"));
@@ -89,12 +89,12 @@ fn parts<H: Hca>(adapter: &Adapter<H>, request: &CreateQp) -> Result<Parts<H>, C
         return Err(CmdError::Foreign("the SRQ of the QP"));
     }
     let requests = |count: u32| {
-        let fits = count.is_power_of_two() && count <= adapter.limits.max_qp_wr;
+        let fits = count.is_power_of_two() && count <= core.limits.max_qp_wr;
         if fits { Ok(count) } else { Err(CmdError::Invalid("number of requests", count.into())) }
     };
     let sges = |count: u32| {
         // The limit is a power of two, so rounding up as the kernel's driver does stays inside.
-        if count <= adapter.limits.max_sge { Ok(count) } else { Err(CmdError::Invalid("number of SGEs", count.into())) }
+        if count <= core.limits.max_sge { Ok(count) } else { Err(CmdError::Invalid("number of SGEs", count.into())) }
     };
     // With an SRQ the receive half of the request means nothing.
     let (max_recv_wr, max_recv_sge) = match srq {
@@ -110,10 +110,10 @@ fn parts<H: Hca>(adapter: &Adapter<H>, request: &CreateQp) -> Result<Parts<H>, C
     Ok(Parts { qp_type, pd, send_cq, recv_cq, srq, caps })
 }
 
-/// Handle and number. Before version 20 they are the same; from then on a number comes back only after 256 rounds through
-/// the table, so that late packets for an earlier owner of the handle miss (section 2.5).
-fn number<H: Hca>(adapter: &Adapter<H>, session: &Session, qp_type: QpType) -> Result<(Vacancy, Qpn), CmdError> {
-    let table = &adapter.objects.qps;
+/// Handle and number. Before version 20 they are the same; from then on a number comes back only after 256 rounds
+/// through the table, so that late packets for an earlier owner of the handle miss (section 2.5).
+fn number<H: Hca>(core: &Core<H>, session: &Session, qp_type: QpType) -> Result<(Vacancy, Qpn), CmdError> {
+    let table = &core.objects.qps;
     if qp_type == QpType::Gsi {
         if table.get(GSI_HANDLE).is_some() {
             return Err(CmdError::Taken("the general services QP"));
@@ -126,7 +126,7 @@ fn number<H: Hca>(adapter: &Adapter<H>, session: &Session, qp_type: QpType) -> R
 }
 
 /// The pages of the rings: state, `send_chunks` of send elements, the rest for receive elements (section 5.3).
-fn pages<H: Hca>(adapter: &Adapter<H>, request: &CreateQp, parts: &Parts<H>) -> Result<PageList, CmdError> {
+fn pages<H: Hca>(core: &Core<H>, request: &CreateQp, parts: &Parts<H>) -> Result<PageList, CmdError> {
     let caps = &parts.caps;
     let recv_bytes = if parts.srq.is_some() {
         0
@@ -137,7 +137,7 @@ fn pages<H: Hca>(adapter: &Adapter<H>, request: &CreateQp, parts: &Parts<H>) -> 
     };
     let recv_pages = recv_bytes.div_ceil(pvrdma_guest_memory::PAGE_SIZE);
     let needed = recv_pages.saturating_add(u64::from(request.send_chunks)).saturating_add(1);
-    ring_pages(adapter, request.pdir_dma, request.total_chunks.into(), needed)
+    ring_pages(core, request.pdir_dma, request.total_chunks.into(), needed)
 }
 
 type Queues = (Box<dyn SendSource>, Option<Box<dyn RecvSource>>);
@@ -171,36 +171,41 @@ fn rings<H: Hca>(request: &CreateQp, parts: &Parts<H>, pages: PageList) -> Resul
     Ok((Box::new(send_queue), recv_queue))
 }
 
-fn response(session: &Session, handle: u32, qpn: Qpn, caps: &QpCaps) -> Answer {
+fn response(session: &Session, handle: u32, qpn: Qpn, caps: &QpCaps) -> Response {
     let &QpCaps { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge } = caps;
     let qpn = qpn.get();
     if session.version < VERSION_QP_HANDLE {
-        Answer::new(&CreateQpResp { qpn, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge })
+        Response::new(&CreateQpResp { qpn, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge })
     } else {
-        Answer::new(&CreateQpRespV2 { qpn, qp_handle: handle, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge })
+        Response::new(&CreateQpRespV2 { qpn, qp_handle: handle, max_send_wr, max_recv_wr, max_send_sge, max_recv_sge })
     }
 }
 
-/// A refusal is an answer here, not an error of the command: the driver passes it on as EINVAL (section 4.2).
-pub(super) fn modify<H: Hca>(adapter: &Adapter<H>, request: &ModifyQp) -> Result<Answer, CmdError> {
-    let qp = adapter.objects.qps.find(request.qp_handle)?;
-    let result =
-        qp_attr::parse(&request.attrs, request.attr_mask, adapter.caps.max_qp_rd_atom, adapter.limits.gid_table)
-            .and_then(|(attrs, mask)| qp.verbs.modify(&attrs, mask).map_err(CmdError::from));
+/// A refusal is a response here, not an error of the command: the driver passes it on as EINVAL (section 4.2).
+pub(super) fn modify<H: Hca>(core: &Core<H>, _session: &Session, request: &ModifyQp) -> Result<Response, CmdError> {
+    let qp = core.objects.qps.find(request.qp_handle)?;
+    let result = qp_attr::parse(&request.attrs, request.attr_mask, core.caps.max_qp_rd_atom, core.limits.gid_table)
+        .and_then(|(attrs, mask)| qp.verbs.modify(&attrs, mask).map_err(CmdError::from));
     Ok(match result {
-        Ok(()) => Answer::header(),
+        Ok(()) => Response::header(),
         Err(error) => {
-            adapter
-                .log
-                .warn(&adapter.config.name, format_args!("MODIFY_QP of QP {} refused: {error}", request.qp_handle));
-            adapter.stats.counts.modify_qp_refused.increment();
-            Answer::failure(&error)
+            core.log.warn(&core.config.name, format_args!("MODIFY_QP of QP {} refused: {error}", request.qp_handle));
+            core.stats.counts.modify_qp_refused.increment();
+            Response::failure(&error)
         }
     })
 }
 
 /// True state, all attributes, sizes as created.
-pub(super) fn query<H: Hca>(adapter: &Adapter<H>, request: &QueryQp) -> Result<Answer, CmdError> {
-    let qp = adapter.objects.qps.find(request.qp_handle)?;
-    Ok(Answer::new(&QueryQpResp { attrs: qp_attr::encode(&qp.verbs.query(), &qp.caps) }))
+pub(super) fn query<H: Hca>(core: &Core<H>, _session: &Session, request: &QueryQp) -> Result<Response, CmdError> {
+    let qp = core.objects.qps.find(request.qp_handle)?;
+    Ok(Response::new(&QueryQpResp { attrs: qp_attr::encode(&qp.verbs.query(), &qp.caps) }))
 }
+
+/// When this returns nothing touches the pages of the QP, and no completion of it appears.
+pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &DestroyQp) -> Result<Response, CmdError> {
+    core.end_qp(request.qp_handle).map(|()| Response::header())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,24 +1,21 @@
 //! Queue pair commands through the register face.
 
-use std::sync::atomic::Ordering;
-
 use crate::abi::cmd::*;
-use crate::abi::dsr::SharedRegion;
 use crate::abi::layout::GuestLayout;
-use crate::abi::regs::offset;
 use crate::config::{DeviceConfig, Limits};
-use crate::test_rig::{Rig, config};
+use crate::testing::typed::TypedDriver;
+use crate::testing::{CommandError, ProbeOptions};
 
 /// Conformance 21, 25: queue pairs.
 #[test]
 fn queue_pairs() {
-    let rig = Rig::up();
-    let (one, other) = (rig.open(1), rig.open(2));
-    let (pd, cq) = (rig.create_pd(one), rig.create_cq(one));
-    let (foreign_cq, foreign_srq) = (rig.create_cq(other), rig.create_srq(rig.create_pd(other)));
-    let srq = rig.create_srq(pd);
-    let good = rig.qp_request(qp_type::RC, pd, cq);
-    let extents = rig.device.status().page_list_extents;
+    let guest = TypedDriver::up();
+    let (one, other) = (guest.open(1), guest.open(2));
+    let (pd, cq) = (guest.create_pd(one), guest.create_cq(one));
+    let (foreign_cq, foreign_srq) = (guest.create_cq(other), guest.create_srq(guest.create_pd(other)));
+    let srq = guest.create_srq(pd);
+    let good = guest.qp_request(qp_type::RC, pd, cq);
+    let extents = guest.device.status().page_list_extents;
     for bad in [
         CreateQp { qp_type: 0, ..good },
         CreateQp { qp_type: 3, ..good },
@@ -49,19 +46,19 @@ fn queue_pairs() {
         CreateQp { send_chunks: u16::MAX, ..good },
         CreateQp { pdir_dma: 0, ..good },
     ] {
-        assert!(rig.run(Opcode::CREATE_QP, &bad).is_err(), "{bad:x?}");
+        assert!(guest.run(Opcode::CREATE_QP, &bad).is_err(), "{bad:x?}");
     }
-    rig.books.refuse.store(true, Ordering::Relaxed);
-    assert!(rig.run(Opcode::CREATE_QP, &good).is_err());
-    assert_eq!((rig.device.status().objects.qps, rig.device.status().page_list_extents), (0, extents));
+    guest.hca.refuse_next();
+    assert!(guest.run(Opcode::CREATE_QP, &good).is_err());
+    assert_eq!((guest.device.status().objects.qps, guest.device.status().page_list_extents), (0, extents));
 
-    rig.books.take();
-    let response: CreateQpRespV2 = rig.ok(Opcode::CREATE_QP, &CreateQp { sq_sig_all: 1, ..good });
+    guest.hca.take_calls();
+    let response: CreateQpRespV2 = guest.ok(Opcode::CREATE_QP, &CreateQp { sq_sig_all: 1, ..good });
     assert_eq!((response.qp_handle, response.qpn, response.max_send_wr), (2, 0x1_0002, 128));
     let shared = CreateQp { is_srq: 1, srq_handle: srq, total_chunks: 5, max_recv_wr: 77, ..good };
-    rig.run(Opcode::CREATE_QP, &shared).unwrap();
+    guest.run(Opcode::CREATE_QP, &shared).unwrap();
     assert_eq!(
-        rig.books.take(),
+        guest.hca.take_calls(),
         ["Rc QP 2 0x010002, own receives: true, all: true", "Rc QP 3 0x010003, own receives: false, all: false"]
     );
 }
@@ -70,9 +67,9 @@ fn queue_pairs() {
 #[test]
 fn the_general_services_queue_pair() {
     for version in 17..=20 {
-        let rig = Rig::version(version);
-        let request = rig.qp_request(qp_type::GSI, rig.create_pd(0), rig.create_cq(0));
-        let response = rig.run(Opcode::CREATE_QP, &request).unwrap();
+        let guest = TypedDriver::version(version);
+        let request = guest.qp_request(qp_type::GSI, guest.create_pd(0), guest.create_cq(0));
+        let response = guest.run(Opcode::CREATE_QP, &request).unwrap();
         let (qpn, handle) = if version == 20 {
             let response = CreateQpRespV2::decode(&response);
             (response.qpn, response.qp_handle)
@@ -81,9 +78,9 @@ fn the_general_services_queue_pair() {
             (qpn, qpn)
         };
         assert_eq!(qpn, 1);
-        assert!(rig.run(Opcode::CREATE_QP, &request).is_err(), "a second one");
-        rig.run(Opcode::DESTROY_QP, &DestroyQp { qp_handle: handle }).unwrap();
-        rig.run(Opcode::CREATE_QP, &request).unwrap();
+        assert!(guest.run(Opcode::CREATE_QP, &request).is_err(), "a second one");
+        guest.run(Opcode::DESTROY_QP, &DestroyQp { qp_handle: handle }).unwrap();
+        guest.run(Opcode::CREATE_QP, &request).unwrap();
     }
 }
 
@@ -92,13 +89,13 @@ fn the_general_services_queue_pair() {
 fn numbers_of_queue_pairs() {
     for version in [19, 20] {
         let limits = Limits { max_qp: 5, ..Limits::default() };
-        let rig = Rig::active(DeviceConfig { version, limits, ..config() });
-        let request = rig.qp_request(qp_type::RC, rig.create_pd(0), rig.create_cq(0));
+        let guest = TypedDriver::on(DeviceConfig { version, limits, ..TypedDriver::config() });
+        let request = guest.qp_request(qp_type::RC, guest.create_pd(0), guest.create_cq(0));
         let numbers: Vec<u32> = (0..7)
             .map(|_| {
-                let response = rig.run(Opcode::CREATE_QP, &request).unwrap();
+                let response = guest.run(Opcode::CREATE_QP, &request).unwrap();
                 let qpn = CreateQpResp::decode(&response).qpn;
-                rig.run(Opcode::DESTROY_QP, &DestroyQp { qp_handle: qpn & 0xffff }).unwrap();
+                guest.run(Opcode::DESTROY_QP, &DestroyQp { qp_handle: qpn & 0xffff }).unwrap();
                 qpn
             })
             .collect();
@@ -109,35 +106,33 @@ fn numbers_of_queue_pairs() {
             assert_eq!(numbers, [2, 3, 4, 2, 3, 4, 2]);
         }
         for _ in 0..3 {
-            rig.run(Opcode::CREATE_QP, &request).unwrap();
+            guest.run(Opcode::CREATE_QP, &request).unwrap();
         }
-        assert!(rig.run(Opcode::CREATE_QP, &request).is_err(), "the table is full");
+        assert!(guest.run(Opcode::CREATE_QP, &request).is_err(), "the table is full");
     }
 }
 
 /// An old driver on a new device: the older of both versions counts.
 #[test]
 fn the_response_follows_the_older_version() {
-    let rig = Rig::enabled(config());
-    let region = SharedRegion { driver_version: 18, ..rig.region() };
-    rig.show(&region);
-    rig.write(offset::IMR, 0);
-    assert_eq!(rig.ctl(0), 0);
-    let request = rig.qp_request(qp_type::UD, rig.create_pd(0), rig.create_cq(0));
-    let response: CreateQpResp = rig.ok(Opcode::CREATE_QP, &request);
+    let options = ProbeOptions { driver_version: 18, ..ProbeOptions::default() };
+    let guest = TypedDriver::probe_with(TypedDriver::config(), options);
+    let request = guest.qp_request(qp_type::UD, guest.create_pd(0), guest.create_cq(0));
+    let response: CreateQpResp = guest.ok(Opcode::CREATE_QP, &request);
     assert_eq!((response.qpn, response.max_send_wr), (2, 128));
 }
 
 /// Conformance 22, 23, 30.
 #[test]
 fn changing_and_querying_a_queue_pair() {
-    let rig = Rig::up();
-    let (qp_handle, _) = rig.create_qp(rig.create_pd(0), rig.create_cq(0));
-    let modify = |attr_mask, attrs| {
-        let response = rig.run(Opcode::MODIFY_QP, &ModifyQp { qp_handle, attr_mask, attrs }).unwrap();
-        ResponseHeader::decode(&response).err
+    let guest = TypedDriver::up();
+    let (qp_handle, _) = guest.create_qp(guest.create_pd(0), guest.create_cq(0));
+    let modify = |attr_mask, attrs| match guest.run(Opcode::MODIFY_QP, &ModifyQp { qp_handle, attr_mask, attrs }) {
+        Ok(_) => 0,
+        Err(CommandError::Failed(err)) => err,
+        Err(other) => panic!("{other}"),
     };
-    let query = || rig.ok::<_, QueryQpResp>(Opcode::QUERY_QP, &QueryQp { qp_handle }).attrs;
+    let query = || guest.ok::<_, QueryQpResp>(Opcode::QUERY_QP, &QueryQp { qp_handle }).attrs;
     let garbage = QpAttr { path_mtu: 77, pkey_index: 9, timeout: 0xff, retry_cnt: 0xff, ..Default::default() };
 
     assert_eq!(modify(1, QpAttr { qp_state: 3, ..garbage }), 22, "RESET to RTS");

@@ -3,7 +3,7 @@
 use pvrdma_guest_memory::{DmaView, PageList};
 use pvrdma_verbs::{QueueError, RecvSource, RecvWr};
 
-use super::{HEAD, gather};
+use super::gather::{HEAD, gather};
 use crate::abi::layout::GuestLayout;
 use crate::abi::wqe::{RQ_HEADER, RecvHeader};
 use crate::ring::{ConsumerRing, RingShape, RingShapeError, StateWords, recv_stride};
@@ -61,5 +61,4 @@ impl RecvSource for RecvRing {
 }
 
 #[cfg(test)]
-#[path = "recv_tests.rs"]
 mod tests;

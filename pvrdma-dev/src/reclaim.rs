@@ -1,5 +1,5 @@
 //! Ending objects. A destroy command never fails because something still uses the object: the driver frees its memory
-//! whatever we answer (sections 3.5 and 4.4), so what depends on an object ends with it or is cut off from it.
+//! whatever ERR says (sections 3.5 and 4.4), so what depends on an object ends with it or is cut off from it.
 //!
 //! Everything here waits for users of guest memory: the caller holds no view.
 
@@ -7,16 +7,16 @@ use std::sync::Arc;
 
 use pvrdma_verbs::{Hca, MemoryRegion, QpAttrMask, QpAttrs, QpState, QueuePair, SharedReceiveQueue};
 
-use super::{Cq, Qp};
-use crate::adapter::Adapter;
+use crate::core::Core;
 use crate::error::CmdError;
+use crate::objects::{Cq, Qp};
 
-impl<H: Hca> Adapter<H> {
+impl<H: Hca> Core<H> {
     /// Ends a QP. Its rings and the memory of its requests are not touched any more and no completion of it appears.
     pub(crate) fn end_qp(&self, handle: u32) -> Result<(), CmdError> {
         let qp = self.objects.qps.take(handle)?;
         qp.verbs.destroy();
-        self.deferred.forget_qp(&qp);
+        self.pending_doorbells.remove_qp(&qp);
         Ok(())
     }
 
@@ -26,7 +26,7 @@ impl<H: Hca> Adapter<H> {
         let uses = |qp: &Qp<H>| qp.srq.as_ref().is_some_and(|other| Arc::ptr_eq(other, &srq));
         self.fail_qps(Arc::strong_count(&srq), uses);
         srq.verbs.destroy();
-        self.deferred.forget_srq(&srq);
+        self.pending_doorbells.remove_srq(&srq);
         Ok(())
     }
 
@@ -96,7 +96,7 @@ impl<H: Hca> Adapter<H> {
 
     /// Ends everything. When this returns nothing touches guest memory and no interrupt is raised (section 3.1).
     pub(crate) fn end_all(&self) {
-        self.deferred.clear();
+        self.pending_doorbells.clear();
         for qp in self.objects.qps.drain() {
             qp.verbs.destroy();
         }
@@ -117,8 +117,8 @@ impl<H: Hca> Adapter<H> {
         for index in bound {
             self.hca.unbind_gid(index);
         }
-        // A doorbell that was under way may have left something behind.
-        self.deferred.clear();
+        // A doorbell that another thread was decoding may have left something behind.
+        self.pending_doorbells.clear();
         self.hub.remove();
         self.interrupts.reset();
         self.memory.barrier();

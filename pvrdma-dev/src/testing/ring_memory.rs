@@ -9,12 +9,12 @@ use crate::intr::Interrupts;
 use crate::pci_function::InterruptSink;
 
 /// The pages of one object: ring state and elements.
-pub(crate) struct RingBed {
+pub(crate) struct RingMemory {
     pub(crate) memory: Arc<GuestMemory>,
     pub(crate) pages: Vec<u64>,
 }
 
-impl RingBed {
+impl RingMemory {
     /// Scattered pages, zeroed.
     pub(crate) fn new(pages: usize) -> Self {
         Self::in_memory(&GuestMemory::new(4 << 20), pages)

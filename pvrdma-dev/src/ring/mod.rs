@@ -1,15 +1,15 @@
 //! The index rules of the guest's rings (spec §6).
 //!
-//! A ring has two words in its state page: the producer's index, written by one side, and the consumer's, written by the
-//! other. Guests can write both, so the one that belongs to the device lives here and is only ever *stored* to memory;
-//! the other is loaded once per batch, checked, and then trusted for as long as the batch lasts. Nothing but the device's
-//! own word is written to the state page: a user queue's page may be one that its process must not be able to change
-//! through us (spec §13 B10).
+//! A ring has two words in its state page: the producer's index, written by one side, and the consumer's, written by
+//! the other. Guests can write both, so the one that belongs to the device lives here and is only ever *stored* to
+//! memory; the other is loaded once per batch, checked, and then trusted for as long as the batch lasts. Nothing but
+//! the device's own word is written to the state page: a user queue's page may be one that its process must not be able
+//! to change through us (spec §13 B10).
 
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList};
-use pvrdma_verbs::QueueError;
+use pvrdma_verbs::{IndexError, QueueError};
 use thiserror::Error;
 use vm_memory::{ByteValued, VolatileSlice};
 
@@ -161,8 +161,32 @@ impl Ring {
         tail.wrapping_sub(head) & self.mask()
     }
 
-    const fn bad(&self, index: u32) -> QueueError {
-        QueueError::BadIndex { index, capacity: self.entries }
+    /// Checks the index of a producer that may be at most a ring ahead of `head`, and not behind the `taken` elements
+    /// from there on (spec §6.6).
+    const fn check_producer_index(&self, index: u32, head: u32, taken: u32) -> Result<(), IndexError> {
+        let capacity = self.entries;
+        let ahead = self.distance(index, head);
+        if index > self.mask() {
+            Err(IndexError::OutOfRange { index, capacity })
+        } else if ahead > capacity {
+            Err(IndexError::TooFarAhead { index, capacity })
+        } else if ahead < taken {
+            Err(IndexError::BehindTaken { index, capacity })
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Checks the index of a consumer, which may be anywhere between `tail` and a ring behind it.
+    const fn check_consumer_index(&self, index: u32, tail: u32) -> Result<(), IndexError> {
+        let capacity = self.entries;
+        if index > self.mask() {
+            Err(IndexError::OutOfRange { index, capacity })
+        } else if self.distance(tail, index) > capacity {
+            Err(IndexError::TooFarAhead { index, capacity })
+        } else {
+            Ok(())
+        }
     }
 
     #[inline(always)]
@@ -199,7 +223,7 @@ pub(crate) struct ConsumerRing {
     /// The index we publish.
     head: u32,
     /// An invalid index was seen: nothing is taken until [`Self::reset`] (spec §6.6).
-    broken: Option<u32>,
+    broken: Option<IndexError>,
 }
 
 impl ConsumerRing {
@@ -212,7 +236,7 @@ impl ConsumerRing {
     #[inline(always)]
     pub(crate) fn peek<'v>(&mut self, view: &'v DmaView<'_>) -> Result<Option<VolatileSlice<'v>>, QueueError> {
         if self.next == self.tail {
-            self.refresh(view)?;
+            self.load_producer_index(view)?;
             if self.next == self.tail {
                 return Ok(None);
             }
@@ -240,7 +264,7 @@ impl ConsumerRing {
 
     /// Elements published and not taken.
     pub(crate) fn posted(&mut self, view: &DmaView<'_>) -> Result<u32, QueueError> {
-        self.refresh(view)?;
+        self.load_producer_index(view)?;
         Ok(self.ring.distance(self.tail, self.next))
     }
 
@@ -250,19 +274,18 @@ impl ConsumerRing {
         (*tail, *next, *head, *broken) = (0, 0, 0, None);
     }
 
-    /// Loads the producer's index. It must be a valid number, at most the ring's size ahead of what we gave back, and not
-    /// behind what we took already.
+    /// Loads and checks the producer's index. An invalid one breaks the ring: whatever the guest stores later, the same
+    /// error is returned until [`Self::reset`].
     #[inline(never)]
-    fn refresh(&mut self, view: &DmaView<'_>) -> Result<(), QueueError> {
-        if let Some(index) = self.broken {
-            return Err(self.ring.bad(index));
+    fn load_producer_index(&mut self, view: &DmaView<'_>) -> Result<(), QueueError> {
+        if let Some(error) = self.broken {
+            return Err(error.into());
         }
         let index = view.load_u32(self.ring.prod_tail, Ordering::Acquire)?;
-        let held = self.ring.distance(self.next, self.head);
-        let ahead = self.ring.distance(index, self.head);
-        if index > self.ring.mask() || ahead > self.ring.entries || ahead < held {
-            self.broken = Some(index);
-            return Err(self.ring.bad(index));
+        let taken = self.ring.distance(self.next, self.head);
+        if let Err(error) = self.ring.check_producer_index(index, self.head, taken) {
+            self.broken = Some(error);
+            return Err(error.into());
         }
         self.tail = index;
         Ok(())
@@ -284,8 +307,8 @@ impl ProducerRing {
         Ok(Self { ring: Ring::new(shape)?, tail: 0, head: 0 })
     }
 
-    /// Writes one element, given as words in the guest's byte order, and publishes it. `false` when the ring is full:
-    /// nothing was written then.
+    /// Writes one element, given as words in the guest's byte order, and publishes it. Returns `false` if the ring
+    /// is full: nothing was written then.
     ///
     /// # Errors
     /// The consumer's index is invalid, or the ring's memory has gone.
@@ -299,14 +322,14 @@ impl ProducerRing {
         Ok(written)
     }
 
-    /// Writes one element that [`Self::publish`] will show. `false` when the ring is full.
+    /// Writes one element that [`Self::publish`] will show. Returns `false` if the ring is full.
     ///
     /// # Errors
     /// As for [`Self::push`].
     #[inline]
     pub(crate) fn write<T: ByteValued>(&mut self, view: &DmaView<'_>, element: &[T]) -> Result<bool, QueueError> {
         if self.ring.distance(self.tail, self.head) >= self.ring.entries {
-            self.refresh(view)?;
+            self.load_consumer_index(view)?;
             if self.ring.distance(self.tail, self.head) >= self.ring.entries {
                 return Ok(false);
             }
@@ -326,25 +349,23 @@ impl ProducerRing {
         Ok(view.store_u32(self.ring.prod_tail, self.tail, Ordering::Release)?)
     }
 
-    /// Whether the guest has consumed everything.
+    /// Returns `true` if the guest has consumed everything.
     ///
     /// # Errors
     /// As for [`Self::push`].
     pub(crate) fn is_empty(&mut self, view: &DmaView<'_>) -> Result<bool, QueueError> {
-        self.refresh(view)?;
+        self.load_consumer_index(view)?;
         Ok(self.tail == self.head)
     }
 
-    fn refresh(&mut self, view: &DmaView<'_>) -> Result<(), QueueError> {
+    /// Loads and checks the consumer's index.
+    fn load_consumer_index(&mut self, view: &DmaView<'_>) -> Result<(), QueueError> {
         let index = view.load_u32(self.ring.cons_head, Ordering::Acquire)?;
-        if index > self.ring.mask() || self.ring.distance(self.tail, index) > self.ring.entries {
-            return Err(self.ring.bad(index));
-        }
+        self.ring.check_consumer_index(index, self.tail)?;
         self.head = index;
         Ok(())
     }
 }
 
 #[cfg(test)]
-#[path = "ring_tests.rs"]
 mod tests;

@@ -1,4 +1,4 @@
-//! The adapter behind the PCI function: what commands and doorbells act on.
+//! The state behind the PCI function: what registers, commands and doorbells act on.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,14 +8,14 @@ use pvrdma_verbs::{Backend, DeviceContext, Hca, LogLimit, VerbsError};
 
 use crate::abi::dsr::Caps;
 use crate::config::{DeviceConfig, Limits};
-use crate::doorbell::Deferred;
 use crate::events::EventHub;
 use crate::intr::Interrupts;
 use crate::objects::Objects;
+use crate::pending_doorbells::PendingDoorbells;
 use crate::stats::Stats;
 use crate::uar::UarPages;
 
-/// Whether commands and doorbells are served: only while the device is active and may master the bus.
+/// Decides whether commands and doorbells are served: only while the device is active and may master the bus.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     active: AtomicBool,
@@ -40,11 +40,11 @@ impl Gate {
     }
 }
 
-/// The adapter of one device.
+/// Everything that one device shares between its threads. What acts on it is in `cmd/`, `doorbell.rs` and `reclaim.rs`.
 ///
-/// Locks, outermost first: the control lock of the device, the tables and the GID set (never while the backend is called),
-/// a view of guest memory, a CQ, the event hub, an event ring, the interrupts.
-pub(crate) struct Adapter<H: Hca> {
+/// Locks, outermost first: the control lock of the device, the tables and the GID set (never while the backend is
+/// called), a view of guest memory, a CQ, the event hub, an event ring, the interrupts.
+pub(crate) struct Core<H: Hca> {
     pub(crate) config: DeviceConfig,
     /// Limits in force.
     pub(crate) limits: Limits,
@@ -56,14 +56,17 @@ pub(crate) struct Adapter<H: Hca> {
     pub(crate) hca: H,
     pub(crate) objects: Objects<H>,
     pub(crate) uar: UarPages,
-    pub(crate) deferred: Deferred<H>,
+    pub(crate) pending_doorbells: PendingDoorbells<H>,
     pub(crate) gate: Gate,
     pub(crate) stats: Stats,
     pub(crate) log: LogLimit,
 }
 
-impl<H: Hca> Adapter<H> {
+impl<H: Hca> Core<H> {
     /// Asks the backend for an adapter and makes empty tables for it.
+    ///
+    /// # Errors
+    /// The configuration makes no sense, or the backend cannot serve another device.
     pub(crate) fn new<B: Backend<Hca = H>>(
         config: DeviceConfig,
         memory: Arc<DmaSpace>,
@@ -82,7 +85,7 @@ impl<H: Hca> Adapter<H> {
         Ok(Self {
             objects: Objects::new(&limits),
             uar: UarPages::new(limits.max_uar),
-            deferred: Deferred::new(),
+            pending_doorbells: PendingDoorbells::new(),
             gate: Gate::default(),
             stats: Stats::default(),
             log: LogLimit::new(),
@@ -94,5 +97,13 @@ impl<H: Hca> Adapter<H> {
             hub,
             hca,
         })
+    }
+
+    /// Posts the events that found no room, if there are any. Any activity of the guest may have freed entries of an
+    /// event ring.
+    pub(crate) fn retry_events(&self) {
+        if self.hub.has_pending() {
+            self.hub.retry_pending(&self.memory.view());
+        }
     }
 }

@@ -6,24 +6,24 @@ use pvrdma_verbs::{Gid, MacAddr, RemoteAddress, Sge, UdDestination};
 
 use super::*;
 use crate::abi::layout::write_field;
-use crate::testing::bed::RingBed;
+use crate::testing::ring_memory::RingMemory;
 
 const ENTRIES: u32 = 16;
 const PD: u32 = 0x12_3456;
 
 /// A send queue with its guest side.
-struct Bed {
-    guest: RingBed,
+struct Fixture {
+    guest: RingMemory,
     ring: SendRing,
     max_sge: u32,
     tail: u32,
 }
 
-impl Bed {
+impl Fixture {
     fn new(qp_type: QpType, user: bool, max_sge: u32) -> Self {
         let stride = send_stride(max_sge).unwrap();
         let page_count = (ENTRIES * stride).div_ceil(4096);
-        let guest = RingBed::new(1 + page_count as usize);
+        let guest = RingMemory::new(1 + page_count as usize);
         let params = SendRingParams {
             pages: guest.list(),
             first_page: 1,
@@ -91,35 +91,35 @@ fn ud(opcode: u32, port_pd: u32) -> [u8; SQ_HEADER] {
 fn connected_operations() {
     let remote = RemoteAddress { addr: 0xa0a1_a2a3_a4a5_a6a7, rkey: 0xb0b1_b2b3 };
     for user in [false, true] {
-        let mut bed = Bed::new(QpType::Rc, user, 4);
+        let mut fixture = Fixture::new(QpType::Rc, user, 4);
         let mut with_imm = rdma(opcode::RDMA_WRITE_WITH_IMM);
         write_field(&mut with_imm, 24, &[1, 2, 3, 4]);
-        assert_eq!(bed.decode(&rdma(opcode::RDMA_WRITE)).op, SendOp::Write { remote, immediate: None });
-        assert_eq!(bed.decode(&with_imm).op, SendOp::Write { remote, immediate: Some([1, 2, 3, 4]) });
+        assert_eq!(fixture.decode(&rdma(opcode::RDMA_WRITE)).op, SendOp::Write { remote, immediate: None });
+        assert_eq!(fixture.decode(&with_imm).op, SendOp::Write { remote, immediate: Some([1, 2, 3, 4]) });
         write_field(&mut with_imm, 16, &opcode::SEND_WITH_IMM);
         let data = SendData::Immediate([1, 2, 3, 4]);
-        assert_eq!(bed.decode(&with_imm).op, SendOp::Send { data, to: None });
-        let work = bed.decode(&stale(opcode::SEND, 0xffff_fff5));
+        assert_eq!(fixture.decode(&with_imm).op, SendOp::Send { data, to: None });
+        let work = fixture.decode(&stale(opcode::SEND, 0xffff_fff5));
         assert_eq!(work.op, SendOp::Send { data: SendData::None, to: None });
         assert_eq!(work.flags, SendFlags::FENCE | SendFlags::SOLICITED, "other bits are ignored");
         assert_eq!((work.wr_id, work.sges.len()), (0x1122_3344_5566_7788, 0));
-        assert_eq!(bed.decode(&rdma(opcode::RDMA_READ)).op, SendOp::Read { remote });
+        assert_eq!(fixture.decode(&rdma(opcode::RDMA_READ)).op, SendOp::Read { remote });
         let mut atomic = stale(opcode::ATOMIC_CMP_AND_SWP, 0);
         write_field(&mut atomic, 32, &0xa0a1_a2a3_a4a5_a6a7_u64);
         write_field(&mut atomic, 40, &5_u64);
         write_field(&mut atomic, 48, &6_u64);
         write_field(&mut atomic, 56, &0xb0b1_b2b3_u32);
-        assert_eq!(bed.decode(&atomic).op, SendOp::CompareSwap { remote, compare: 5, swap: 6 });
+        assert_eq!(fixture.decode(&atomic).op, SendOp::CompareSwap { remote, compare: 5, swap: 6 });
         write_field(&mut atomic, 16, &opcode::ATOMIC_FETCH_AND_ADD);
-        assert_eq!(bed.decode(&atomic).op, SendOp::FetchAdd { remote, add: 5 });
+        assert_eq!(fixture.decode(&atomic).op, SendOp::FetchAdd { remote, add: 5 });
     }
 }
 
 /// Conformance 54: a process's numbers from 7 on are not operations, and neither are the unused ones of the kernel.
 #[test]
 fn unsupported_operations() {
-    let mut user = Bed::new(QpType::Rc, true, 4);
-    let mut kernel = Bed::new(QpType::Rc, false, 4);
+    let mut user = Fixture::new(QpType::Rc, true, 4);
+    let mut kernel = Fixture::new(QpType::Rc, false, 4);
     for number in (7..=16).chain([0x100, 0x8000_0000, u32::MAX]) {
         let unsupported = SendOp::Unsupported { opcode: number };
         assert_eq!(user.decode(&stale(number, 2)).op, unsupported);
@@ -128,8 +128,9 @@ fn unsupported_operations() {
         }
     }
     for (kind, allowed) in [(QpType::Ud, 2), (QpType::Gsi, 1)] {
-        let mut bed = Bed::new(kind, false, 2);
-        let supported = (0..20).filter(|&n| !matches!(bed.decode(&ud(n, PD | 1 << 24)).op, SendOp::Unsupported { .. }));
+        let mut fixture = Fixture::new(kind, false, 2);
+        let supported =
+            (0..20).filter(|&n| !matches!(fixture.decode(&ud(n, PD | 1 << 24)).op, SendOp::Unsupported { .. }));
         assert_eq!(supported.count(), allowed);
     }
 }
@@ -137,16 +138,16 @@ fn unsupported_operations() {
 /// Conformance 53: kernel memory management operations; the page list is copied when the request is taken.
 #[test]
 fn memory_management() {
-    let mut bed = Bed::new(QpType::Rc, false, 4);
+    let mut fixture = Fixture::new(QpType::Rc, false, 4);
     let mut invalidate = stale(opcode::LOCAL_INV, 2);
     write_field(&mut invalidate, 24, &0x0102_0304_u32);
-    assert_eq!(bed.decode(&invalidate).op, SendOp::LocalInvalidate(Invalidate { key: 0x0102_0304 }));
+    assert_eq!(fixture.decode(&invalidate).op, SendOp::LocalInvalidate(Invalidate { key: 0x0102_0304 }));
     write_field(&mut invalidate, 16, &opcode::SEND_WITH_INV);
     let data = SendData::Invalidate(0x0102_0304);
-    assert_eq!(bed.decode(&invalidate).op, SendOp::Send { data, to: None });
+    assert_eq!(fixture.decode(&invalidate).op, SendOp::Send { data, to: None });
 
-    let pages = bed.guest.memory.alloc(3, crate::testing::Placement::Scattered);
-    let directory = bed.guest.memory.directory(&pages);
+    let pages = fixture.guest.memory.alloc(3, crate::testing::Placement::Scattered);
+    let directory = fixture.guest.memory.directory(&pages);
     let fast_register = |shift: u32, count: u32, length: u32| {
         let mut wqe = stale(opcode::FAST_REG_MR, 2);
         write_field(&mut wqe, 32, &0x7000_0800_u64);
@@ -158,7 +159,7 @@ fn memory_management() {
         write_field(&mut wqe, 64, &0x0003_0142_u32);
         wqe
     };
-    let mut decode = |wqe: [u8; SQ_HEADER]| match bed.decode(&wqe).op {
+    let mut decode = |wqe: [u8; SQ_HEADER]| match fixture.decode(&wqe).op {
         SendOp::FastRegister(request) => *request,
         other => panic!("{other:?}"),
     };
@@ -192,15 +193,15 @@ fn datagrams() {
         flow_label: 0,
         hop_limit: 1,
     };
-    let mut bed = Bed::new(QpType::Ud, true, 2);
+    let mut fixture = Fixture::new(QpType::Ud, true, 2);
     let good = PD | 1 << 24;
-    assert_eq!(bed.decode(&ud(opcode::SEND, good)).op, SendOp::Send { data: SendData::None, to: Some(to) });
+    assert_eq!(fixture.decode(&ud(opcode::SEND, good)).op, SendOp::Send { data: SendData::None, to: Some(to) });
     let mut wqe = ud(opcode::SEND_WITH_IMM, good);
     write_field(&mut wqe, 24, &[4, 3, 2, 1]);
     let data = SendData::Immediate([4, 3, 2, 1]);
-    assert_eq!(bed.decode(&wqe).op, SendOp::Send { data, to: Some(to) });
+    assert_eq!(fixture.decode(&wqe).op, SendOp::Send { data, to: Some(to) });
     for port_pd in [PD, PD | 2 << 24, (PD + 1) | 1 << 24, 0, u32::MAX] {
-        assert_eq!(bed.decode(&ud(opcode::SEND, port_pd)).op, SendOp::Malformed, "{port_pd:#x}");
+        assert_eq!(fixture.decode(&ud(opcode::SEND, port_pd)).op, SendOp::Malformed, "{port_pd:#x}");
     }
 }
 
@@ -208,7 +209,7 @@ fn datagrams() {
 #[test]
 fn scatter_gather_lists() {
     for max_sge in [1, 3, 4, 16, 128, 251] {
-        let mut bed = Bed::new(QpType::Rc, true, max_sge);
+        let mut fixture = Fixture::new(QpType::Rc, true, max_sge);
         for count in [0, 1, 2, 3, 4, 18, 19, 20, 35, 127, 128, 250, 251, 252, u32::MAX] {
             let mut wqe = rdma(opcode::RDMA_WRITE).to_vec();
             wqe[8..12].copy_from_slice(&count.to_le_bytes());
@@ -220,7 +221,7 @@ fn scatter_gather_lists() {
                 wqe.extend(sge.length.to_le_bytes());
                 wqe.extend(sge.lkey.to_le_bytes());
             }
-            let work = bed.decode(&wqe);
+            let work = fixture.decode(&wqe);
             if count > max_sge {
                 assert_eq!((work.op, work.sges.len()), (SendOp::Malformed, 0));
             } else {
@@ -233,27 +234,27 @@ fn scatter_gather_lists() {
 /// Conformance 46: what the guest writes after a request was taken changes nothing, and the buffer of SGEs is reused.
 #[test]
 fn one_copy() {
-    let mut bed = Bed::new(QpType::Rc, true, 1);
+    let mut fixture = Fixture::new(QpType::Rc, true, 1);
     let mut wqe = rdma(opcode::RDMA_WRITE).to_vec();
     wqe[8] = 1;
     wqe[9..12].fill(0);
     wqe.extend([3; 16]);
-    bed.post(&wqe);
-    bed.post(&wqe);
-    let view = bed.guest.memory.space().view();
+    fixture.post(&wqe);
+    fixture.post(&wqe);
+    let view = fixture.guest.memory.space().view();
     let mut work = SendWr::default();
-    assert!(bed.ring.pop(&view, &mut work).unwrap());
+    assert!(fixture.ring.pop(&view, &mut work).unwrap());
     let copy = work.clone();
-    bed.guest.memory.write(bed.guest.slot(0, ENTRIES, 128), &[0xff; 96]);
+    fixture.guest.memory.write(fixture.guest.slot(0, ENTRIES, 128), &[0xff; 96]);
     assert_eq!(work, copy);
     let buffer = work.sges.as_ptr();
-    assert!(bed.ring.pop(&view, &mut work).unwrap());
+    assert!(fixture.ring.pop(&view, &mut work).unwrap());
     assert_eq!(work, copy);
     assert_eq!(work.sges.as_ptr(), buffer);
-    assert!(!bed.ring.pop(&view, &mut work).unwrap());
-    assert_eq!(bed.guest.memory.load(bed.guest.state() + 4), 0, "slots are held until the requests are done");
-    bed.ring.retire(&view);
-    assert_eq!(bed.guest.memory.load(bed.guest.state() + 4), 1);
+    assert!(!fixture.ring.pop(&view, &mut work).unwrap());
+    assert_eq!(fixture.guest.memory.load(fixture.guest.state() + 4), 0, "slots are held until the requests are done");
+    fixture.ring.retire(&view);
+    assert_eq!(fixture.guest.memory.load(fixture.guest.state() + 4), 1);
 }
 
 proptest! {
@@ -266,11 +267,11 @@ proptest! {
         kind in prop_oneof![Just(QpType::Rc), Just(QpType::Ud), Just(QpType::Gsi)],
         user: bool,
     ) {
-        let mut bed = Bed::new(kind, user, 3);
+        let mut fixture = Fixture::new(kind, user, 3);
         let mut wqe = bytes;
         wqe[8..12].copy_from_slice(&count.to_le_bytes());
         wqe[16..20].copy_from_slice(&number.to_le_bytes());
-        let work = bed.decode(&wqe);
+        let work = fixture.decode(&wqe);
         prop_assert!(work.sges.len() <= 3);
         prop_assert!(!user || !matches!(work.op, SendOp::FastRegister(_) | SendOp::LocalInvalidate(_)));
         if let SendOp::FastRegister(request) = work.op {

@@ -67,8 +67,8 @@ impl CqRing {
         Ok(Arc::new(Self { handle, user, state: Mutex::new(state), hub }))
     }
 
-    /// Asks for a notification. `check_not_empty` is for requests that are not processed inside the guest's write: the guest
-    /// may have found the queue empty in between, so completions that wait already are announced at once.
+    /// Asks for a notification. `check_not_empty` is for requests that are not processed inside the guest's write: the
+    /// guest may have found the queue empty in between, so completions that wait already are announced at once.
     pub(crate) fn arm(&self, view: &DmaView<'_>, solicited_only: bool, check_not_empty: bool) {
         let mut state = self.state.lock();
         let State { ring, armed } = &mut *state;
@@ -166,8 +166,8 @@ impl CompletionSink for CqRing {
         }
     }
 
-    /// The entries, then the index, then the notification ring, then the interrupt (spec §6.5). The lock is held over all
-    /// of it, so one arming leads to one notification and [`CqRing::shut`] waits for both.
+    /// The entries, then the index, then the notification ring, then the interrupt (spec §6.5). The lock is held over
+    /// all of it, so one arming leads to one notification and [`CqRing::shut`] waits for both.
     fn complete_all(&self, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         let mut state = self.state.lock();
         let State { ring, armed } = &mut *state;
@@ -203,5 +203,4 @@ impl CompletionSink for CqRing {
 }
 
 #[cfg(test)]
-#[path = "complete_tests.rs"]
 mod tests;

@@ -5,7 +5,7 @@ use pvrdma_verbs::{
     Access, FastRegister, Invalidate, QpType, QueueError, SendData, SendFlags, SendOp, SendSource, SendWr,
 };
 
-use super::{HEAD, gather};
+use super::gather::{HEAD, gather};
 use crate::abi::layout::GuestLayout;
 use crate::abi::wqe::{
     self as abi, Atomic, Datagram, FAST_REGISTER_PAGE_SHIFT, ImmediateOrKey, MAX_FAST_REGISTER_PAGES, Rdma, SEND_FLAGS,
@@ -153,5 +153,4 @@ fn fast_register(view: &DmaView<'_>, fields: abi::FastRegister) -> FastRegister 
 }
 
 #[cfg(test)]
-#[path = "send_tests.rs"]
 mod tests;

@@ -3,11 +3,11 @@
 //! [`EventRings`] are the rings of one handshake. [`EventHub`] lives as long as the device: completion queues and the
 //! adapter hold on to it while rings come and go.
 //!
-//! No event is lost while the rings are there. The guest has no doorbell to say that it consumed something, so what does
-//! not fit waits here until the next event or [`EventHub::retry_pending`], which the device calls whenever the guest makes
-//! itself heard. A timer would have to look again and again at a guest that may never come back, and a guest that took
-//! hundreds of events out of a full ring has something to say about them: it polls, arms, modifies or destroys. What waits is
-//! bounded: a queue needs at most one notification, an object one event of each kind.
+//! No event is lost while the rings are there. The guest has no doorbell to say that it consumed something, so what
+//! does not fit waits here until the next event or [`EventHub::retry_pending`], which the device calls whenever the
+//! guest makes itself heard. A timer would have to look again and again at a guest that may never come back, and a
+//! guest that took hundreds of events out of a full ring has something to say about them: it polls, arms, modifies or
+//! destroys. What waits is bounded: a queue needs at most one notification, an object one event of each kind.
 
 use std::collections::{HashSet, VecDeque};
 use std::fmt;
@@ -84,7 +84,8 @@ impl Entry for Cqne {
 #[derive(Debug)]
 struct EventRing<E> {
     name: &'static str,
-    /// `None` after an invalid consumer index, or after the rings were shut: nothing is posted until the next handshake.
+    /// `None` after an invalid consumer index, or after the rings were shut: nothing is posted until the next
+    /// handshake.
     ring: Option<ProducerRing>,
     waiting: VecDeque<E>,
     queued: HashSet<E>,
@@ -141,7 +142,7 @@ impl<E: Entry> EventRing<E> {
             Ok(pushed) => Some(pushed),
             // Bus mastering is off, or the map is changing: that may pass, and what waits is bounded.
             Err(QueueError::Memory(_)) => Some(false),
-            Err(error @ QueueError::BadIndex { .. }) => {
+            Err(error @ QueueError::BadIndex(_)) => {
                 log::warn!("{} ring stops until the device is reset: {error}", self.name);
                 self.shut();
                 None
@@ -203,7 +204,7 @@ impl EventRings {
         }
     }
 
-    /// Whether something waits for room.
+    /// Returns `true` if an entry waits for room.
     pub(crate) fn has_pending(&self) -> bool {
         self.pending.load(Ordering::Relaxed)
     }
@@ -292,7 +293,7 @@ impl EventHub {
         }
     }
 
-    /// Whether something waits for room in a ring.
+    /// Returns `true` if an event waits for room in a ring.
     pub(crate) fn has_pending(&self) -> bool {
         self.rings.read().as_ref().is_some_and(|rings| rings.has_pending())
     }
@@ -319,5 +320,4 @@ impl EventSink for EventHub {
 }
 
 #[cfg(test)]
-#[path = "events_tests.rs"]
 mod tests;

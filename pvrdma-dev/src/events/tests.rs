@@ -1,0 +1,76 @@
+//! Event rings at the level of the hub. What a driver sees of them is tested in `tests/rings.rs` and
+//! `tests/doorbells.rs`.
+
+use super::*;
+use crate::InterruptSink;
+use crate::testing::ring_memory::{RingMemory, open_interrupts};
+use crate::testing::{GuestMemory, Irqs};
+
+/// A hub and the memory of the rings that it can be given.
+struct Fixture {
+    memory: Arc<GuestMemory>,
+    asynchronous: RingMemory,
+    notifications: RingMemory,
+    hub: Arc<EventHub>,
+    irqs: Arc<Irqs>,
+}
+
+impl Fixture {
+    fn new() -> Self {
+        let memory = GuestMemory::new(4 << 20);
+        let [asynchronous, notifications] = [(); 2].map(|()| RingMemory::in_memory(&memory, 4));
+        let fixture = Self { memory, asynchronous, notifications, hub: EventHub::new("test"), irqs: Irqs::new() };
+        fixture.install();
+        fixture
+    }
+
+    fn install(&self) {
+        let interrupts = open_interrupts(Arc::clone(&self.irqs) as Arc<dyn InterruptSink>);
+        let rings = EventRings::new(self.asynchronous.list(), self.notifications.list(), interrupts).unwrap();
+        self.hub.install(rings);
+    }
+}
+
+/// Rings come and go; in between events are counted, and old rings stay silent.
+#[test]
+fn handshakes() {
+    let fixture = Fixture::new();
+    let view = fixture.memory.space().view();
+    let old = fixture.hub.rings.read().clone().unwrap();
+    fixture.hub.remove();
+    old.notify_cq(&view, 1);
+    old.post_async(&view, AsyncEvent::Port(PortEvent::Active));
+    fixture.hub.notify_cq(&view, 1);
+    fixture.hub.event(&view, AsyncEvent::Port(PortEvent::Error));
+    assert_eq!(fixture.hub.counters()[0].value, 2);
+    assert_eq!((fixture.irqs.count(1), fixture.irqs.count(2)), (0, 0));
+    assert_eq!(fixture.memory.load(fixture.notifications.state() + 8), 0);
+    fixture.install();
+    fixture.hub.event(&view, AsyncEvent::Port(PortEvent::Error));
+    let entry = fixture.memory.read_vec(fixture.asynchronous.slot(0, 512, 8), 8);
+    assert_eq!(entry, [10, 0, 0, 0, 1, 0, 0, 0]);
+}
+
+/// Sizes come from the page counts: the largest power of two that divides the driver's nominal count, for every count
+/// the shared region may give.
+#[test]
+fn sizes() {
+    let memory = GuestMemory::new(8 << 20);
+    for pages in [2, 3, 4, 5, 9, 512] {
+        let fixture = RingMemory::in_memory(&memory, pages);
+        let sink = Irqs::new();
+        let rings = EventRings::new(fixture.list(), fixture.list(), open_interrupts(sink)).unwrap();
+        let view = memory.space().view();
+        let nominal = (pages - 1) * 1024;
+        let entries = nominal & nominal.wrapping_neg();
+        for i in 0..=entries {
+            rings.notify_cq(&view, u32::try_from(i).unwrap());
+        }
+        assert_eq!(memory.load(fixture.state() + 8) as usize, entries);
+        assert!(rings.has_pending());
+        memory.free(&fixture.pages);
+    }
+    let one = RingMemory::in_memory(&memory, 1);
+    let interrupts = open_interrupts(Irqs::new());
+    assert!(EventRings::new(one.list(), one.list(), interrupts).is_err());
+}

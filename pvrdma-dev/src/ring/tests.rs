@@ -1,0 +1,270 @@
+//! Index rules (conformance 38, 39, 40, 45).
+
+use proptest::prelude::*;
+use vm_memory::Bytes;
+
+use super::*;
+use crate::testing::ring_memory::RingMemory;
+
+fn shape(guest: &RingMemory, entries: u32, stride: u32, words: StateWords) -> RingShape {
+    let pages = guest.list();
+    RingShape { first_page: 1, page_count: pages.pages() - 1, pages, entries, stride, words }
+}
+
+/// Conformance 38: indices run to twice the size, then 0, for n = 1, 2 and more; elements lie where they should on
+/// scattered pages; the index we own is published and nothing else.
+#[test]
+fn consumer_wraps() {
+    for (entries, stride) in [(1_u32, 128_u32), (2, 64), (64, 256), (8, 4096)] {
+        let guest = RingMemory::new(1 + usize::try_from(entries * stride).unwrap().div_ceil(4096));
+        let state = guest.pages[0];
+        guest.memory.write(state, &[0xaa; 64]);
+        guest.memory.store(state, 0);
+        let view = guest.memory.space().view();
+        let mut ring = ConsumerRing::new(shape(&guest, entries, stride, StateWords::Tx)).unwrap();
+        assert!(ring.peek(&view).unwrap().is_none());
+        let mut tail = 0;
+        for i in 0..5 * entries {
+            guest.memory.write(guest.slot(i, entries, stride), &i.to_le_bytes());
+            tail = (tail + 1) % (2 * entries);
+            guest.memory.store(state, tail);
+            let element = ring.peek(&view).unwrap().unwrap();
+            assert_eq!(element.load::<u32>(0, Ordering::Relaxed).unwrap(), i);
+            ring.take();
+            assert!(ring.peek(&view).unwrap().is_none());
+            ring.retire(&view);
+            assert_eq!(guest.memory.load(state + 4), tail);
+            ring.retire(&view);
+            assert_eq!(guest.memory.load(state + 4), tail, "nothing is left to retire");
+        }
+        assert_eq!(guest.memory.read_vec(state + 8, 56), [0xaa; 56]);
+        ring.reset();
+        guest.memory.store(state, 0);
+        assert!(ring.peek(&view).unwrap().is_none());
+    }
+}
+
+/// Conformance 38, 41: the producer's side, with a consumer that empties the ring now and then.
+#[test]
+fn producer_wraps_and_fills() {
+    for entries in [1_u32, 2, 64] {
+        let guest = RingMemory::new(2);
+        let state = guest.pages[0];
+        guest.memory.write(state, &[0xaa; 64]);
+        guest.memory.store(state + 12, 0);
+        let view = guest.memory.space().view();
+        let mut ring = ProducerRing::new(shape(&guest, entries, 64, StateWords::Rx)).unwrap();
+        let mut index = 0;
+        for round in 0..7 {
+            for i in 0..entries {
+                assert!(ring.push(&view, &[round; 64]).unwrap());
+                assert_eq!(guest.memory.read_vec(guest.slot(index + i, entries, 64), 64), [round; 64]);
+            }
+            assert!(!ring.push(&view, &[0xff; 64]).unwrap(), "full");
+            assert_eq!(guest.memory.read_vec(guest.slot(index, entries, 64), 64), [round; 64], "not overwritten");
+            assert!(!ring.is_empty(&view).unwrap());
+            index = (index + entries) % (2 * entries);
+            assert_eq!(guest.memory.load(state + 8), index);
+            guest.memory.store(state + 12, index);
+            assert!(ring.is_empty(&view).unwrap());
+        }
+        assert_eq!(guest.memory.read_vec(state, 8), [0xaa; 8]);
+        assert_eq!(guest.memory.read_vec(state + 16, 48), [0xaa; 48]);
+    }
+}
+
+/// Conformance 39: strides of spec §6.3.
+#[test]
+fn strides() {
+    for (sge, bytes) in [
+        (1, 128),
+        (3, 128),
+        (4, 256),
+        (7, 256),
+        (8, 256),
+        (11, 256),
+        (12, 512),
+        (15, 512),
+        (16, 512),
+        (27, 512),
+        (28, 1024),
+        (32, 1024),
+        (64, 2048),
+        (128, 4096),
+    ] {
+        assert_eq!(send_stride(sge), Some(bytes), "{sge} send SGEs");
+    }
+    for (sge, bytes) in [
+        (1, 32),
+        (2, 64),
+        (3, 64),
+        (4, 128),
+        (7, 128),
+        (8, 256),
+        (15, 256),
+        (16, 512),
+        (31, 512),
+        (32, 1024),
+        (64, 2048),
+    ] {
+        assert_eq!(recv_stride(sge), Some(bytes), "{sge} receive SGEs");
+    }
+    assert_eq!(send_stride(251), Some(4096));
+    assert_eq!(recv_stride(255), Some(4096));
+    for too_many in [256, 1 << 27, u32::MAX] {
+        assert_eq!(send_stride(too_many), None);
+        assert_eq!(recv_stride(too_many), None);
+    }
+    assert_eq!(send_stride(252), None);
+}
+
+#[test]
+fn bad_shapes() {
+    let guest = RingMemory::new(3);
+    let make = |first_page, page_count, entries, stride| {
+        let shape = RingShape { pages: guest.list(), first_page, page_count, entries, stride, words: StateWords::Rx };
+        ConsumerRing::new(shape).map(|_| ())
+    };
+    assert_eq!(make(1, 2, 128, 64), Ok(()));
+    assert_eq!(make(1, 2, 256, 64), Err(RingShapeError::TooFewPages { needed: 16384, pages: 2 }));
+    assert_eq!(make(1, 2, 0, 64), Err(RingShapeError::Entries(0)));
+    assert_eq!(make(1, 2, 96, 64), Err(RingShapeError::Entries(96)));
+    assert_eq!(make(1, 2, 1 << 31, 64), Err(RingShapeError::Entries(1 << 31)));
+    assert!(make(1, 2, 1 << 30, 4096).is_err());
+    assert!(make(0, 2, 64, 64).is_err());
+    assert!(make(1, 3, 64, 64).is_err());
+    assert!(make(u32::MAX, 1, 64, 64).is_err());
+    assert!(make(1, u32::MAX, 64, 64).is_err());
+}
+
+/// Conformance 40: a producer index that is not a number of this ring, too far ahead, or behind what was taken already.
+/// The ring stays broken whatever the guest writes then, until it is reset.
+#[test]
+fn invalid_producer_index() {
+    let (out, ahead, behind) = (
+        |index| IndexError::OutOfRange { index, capacity: 8 },
+        |index| IndexError::TooFarAhead { index, capacity: 8 },
+        |index| IndexError::BehindTaken { index, capacity: 8 },
+    );
+    for (taken, bad, error) in [
+        (0_u32, 16_u32, out(16)),
+        (0, u32::MAX, out(u32::MAX)),
+        (0, 9, ahead(9)),
+        (0, 15, ahead(15)),
+        (4, 3, behind(3)),
+        (4, 0, behind(0)),
+        (4, 13, ahead(13)),
+        (4, 0x8000_0004, out(0x8000_0004)),
+    ] {
+        let guest = RingMemory::new(2);
+        let state = guest.pages[0];
+        let view = guest.memory.space().view();
+        let mut ring = ConsumerRing::new(shape(&guest, 8, 128, StateWords::Tx)).unwrap();
+        guest.memory.store(state, taken);
+        for _ in 0..taken {
+            assert!(ring.peek(&view).unwrap().is_some());
+            ring.take();
+        }
+        // What was taken is given back only below, so the index counts from 0.
+        guest.memory.store(state, bad);
+        let error = QueueError::BadIndex(error);
+        assert_eq!(ring.peek(&view).map(|element| element.is_some()), Err(error), "{taken} {bad}");
+        guest.memory.store(state, taken);
+        assert_eq!(ring.peek(&view).map(|element| element.is_some()), Err(error));
+        assert_eq!(ring.posted(&view), Err(error));
+        for n in 1..=taken {
+            ring.retire(&view);
+            assert_eq!(guest.memory.load(state + 4), n, "what was taken can still be given back");
+        }
+        ring.reset();
+        guest.memory.store(state, 1);
+        assert!(ring.peek(&view).unwrap().is_some());
+    }
+}
+
+/// Conformance 41: a consumer index that is not a number of this ring, or ahead of what was produced.
+#[test]
+fn invalid_consumer_index() {
+    let guest = RingMemory::new(2);
+    let view = guest.memory.space().view();
+    let mut ring = ProducerRing::new(shape(&guest, 8, 64, StateWords::Rx)).unwrap();
+    assert_eq!(ring.push(&view, &[1_u8; 64]), Ok(true));
+    for (bad, error) in [
+        (16, IndexError::OutOfRange { index: 16, capacity: 8 }),
+        (u32::MAX, IndexError::OutOfRange { index: u32::MAX, capacity: 8 }),
+        (2, IndexError::TooFarAhead { index: 2, capacity: 8 }),
+        (8, IndexError::TooFarAhead { index: 8, capacity: 8 }),
+    ] {
+        guest.memory.store(guest.state() + 12, bad);
+        assert_eq!(ring.is_empty(&view), Err(QueueError::BadIndex(error)), "{bad}");
+    }
+    guest.memory.store(guest.state() + 12, 9);
+    assert_eq!(ring.is_empty(&view), Ok(false), "one element of a whole round is left");
+}
+
+proptest! {
+    /// Conformance 40, 45: whatever the guest stores, at most n elements come out of one look at the index, every
+    /// published index is valid, and a lasting `broken` state follows an invalid index.
+    #[test]
+    fn consumer_with_a_hostile_guest(
+        log in 0u32..5,
+        steps in proptest::collection::vec((0u8..5, prop_oneof![0u32..64, any::<u32>()]), 1..200),
+    ) {
+        let entries = 1 << log;
+        let guest = RingMemory::new(2);
+        let state = guest.pages[0];
+        let view = guest.memory.space().view();
+        let mut ring = ConsumerRing::new(shape(&guest, entries, 64, StateWords::Rx)).unwrap();
+        for (step, value) in steps {
+            match step {
+                0 => guest.memory.store(state + 8, value),
+                1 => guest.memory.store(state + 8, value % (2 * entries)),
+                2 => guest.memory.store(state + 12, value),
+                3 => {
+                    let mut count = 0;
+                    while let Ok(Some(_)) = ring.peek(&view) {
+                        ring.take();
+                        count += 1;
+                        prop_assert!(count <= entries);
+                    }
+                    if let Ok(posted) = ring.posted(&view) {
+                        prop_assert!(posted <= entries);
+                    }
+                }
+                _ => {
+                    let before = guest.memory.load(state + 12);
+                    ring.retire(&view);
+                    let after = guest.memory.load(state + 12);
+                    prop_assert!(after == before || after < 2 * entries);
+                }
+            }
+        }
+    }
+
+    /// The same for the producer.
+    #[test]
+    fn producer_with_a_hostile_guest(
+        log in 0u32..5,
+        steps in proptest::collection::vec((0u8..4, prop_oneof![0u32..64, any::<u32>()]), 1..200),
+    ) {
+        let entries = 1 << log;
+        let guest = RingMemory::new(2);
+        let state = guest.pages[0];
+        let view = guest.memory.space().view();
+        let mut ring = ProducerRing::new(shape(&guest, entries, 64, StateWords::Rx)).unwrap();
+        let mut published = 0;
+        for (step, value) in steps {
+            match step {
+                0 => guest.memory.store(state + 12, value),
+                1 => guest.memory.store(state + 12, value % (2 * entries)),
+                2 => guest.memory.store(state + 8, value),
+                _ => {
+                    if ring.push(&view, &[1; 64]) == Ok(true) {
+                        published = (published + 1) % (2 * entries);
+                        prop_assert_eq!(guest.memory.load(state + 8), published);
+                    }
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,413 @@
+//! A backend that does nothing by itself: the test takes requests from the rings and puts completions and events where
+//! it wants, so that each step can be looked at. It keeps a log of the verbs that the device calls, and refuses on
+//! demand.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+
+use parking_lot::Mutex;
+use pvrdma_verbs::{
+    AsyncEvent, Backend, Completion, CompletionQueue, CompletionSink, Counter, CqOverrun, DeviceContext, Gid, GidType,
+    Hca, HcaLimits, MemoryRegion, MrRequest, Mtu, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpState,
+    QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendSource, SendWr, SharedReceiveQueue, SrqInit,
+    VerbsError, qp_state,
+};
+
+/// Limits of an adapter that can do everything.
+pub const MOCK_LIMITS: HcaLimits = HcaLimits {
+    max_qp: 65_536,
+    max_qp_wr: 32_768,
+    max_sge: 128,
+    max_cq: 65_536,
+    max_cqe: 1 << 22,
+    max_mr: 1 << 20,
+    max_mr_size: 1 << 40,
+    max_pd: 1 << 20,
+    max_srq: 65_536,
+    max_rd_atomic: 16,
+    atomics: true,
+    memory_management: true,
+};
+
+/// Makes adapters that the test drives.
+#[derive(Debug, Default)]
+pub struct MockBackend {
+    devices: Mutex<Vec<Arc<MockDevice>>>,
+}
+
+impl MockBackend {
+    /// No device is attached.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// The test's side of the adapter that was attached last.
+    ///
+    /// # Panics
+    /// There is none.
+    pub fn device(&self) -> Arc<MockDevice> {
+        Arc::clone(self.devices.lock().last().expect("no device is attached"))
+    }
+}
+
+impl Backend for MockBackend {
+    type Hca = MockHca;
+
+    fn attach(&self, context: DeviceContext) -> Result<MockHca, VerbsError> {
+        let device = Arc::new(MockDevice {
+            context,
+            qps: Mutex::default(),
+            srqs: Mutex::default(),
+            next_key: AtomicU32::new(0x101),
+            calls: Mutex::default(),
+            refuse: AtomicBool::new(false),
+            port_down: AtomicBool::new(false),
+        });
+        self.devices.lock().push(Arc::clone(&device));
+        Ok(MockHca(device))
+    }
+}
+
+/// The test's side of an adapter.
+#[derive(Debug)]
+pub struct MockDevice {
+    context: DeviceContext,
+    qps: Mutex<HashMap<u32, Arc<QpShared>>>,
+    srqs: Mutex<HashMap<u32, Arc<SrqShared>>>,
+    next_key: AtomicU32,
+    /// Verbs in the order of the calls; notifications are counted instead.
+    calls: Mutex<Vec<String>>,
+    refuse: AtomicBool,
+    port_down: AtomicBool,
+}
+
+struct QpShared {
+    cookie: u32,
+    qpn: Qpn,
+    qp_type: QpType,
+    send: Mutex<Option<Box<dyn SendSource>>>,
+    recv: Mutex<Option<Box<dyn RecvSource>>>,
+    send_cq: Arc<dyn CompletionSink>,
+    recv_cq: Arc<dyn CompletionSink>,
+    attrs: Mutex<QpAttrs>,
+    sends_notified: AtomicUsize,
+    recvs_notified: AtomicUsize,
+}
+
+impl std::fmt::Debug for QpShared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("QpShared").field("qpn", &self.qpn).finish_non_exhaustive()
+    }
+}
+
+struct SrqShared {
+    cookie: u32,
+    recv: Mutex<Option<Box<dyn RecvSource>>>,
+    limit: AtomicU32,
+    notified: AtomicUsize,
+}
+
+impl std::fmt::Debug for SrqShared {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("SrqShared")
+    }
+}
+
+impl MockDevice {
+    /// The verbs that were called since the last time, one line each.
+    pub fn take_calls(&self) -> Vec<String> {
+        std::mem::take(&mut self.calls.lock())
+    }
+
+    /// Refuses whatever is created next.
+    pub fn refuse_next(&self) {
+        self.refuse.store(true, Ordering::Relaxed);
+    }
+
+    /// Changes what the port says of its state. No event is raised.
+    pub fn set_port_down(&self, down: bool) {
+        self.port_down.store(down, Ordering::Relaxed);
+    }
+
+    fn log(&self, call: String) {
+        self.calls.lock().push(call);
+    }
+
+    fn create(&self, what: &'static str) -> Result<(), VerbsError> {
+        if self.refuse.swap(false, Ordering::Relaxed) {
+            return Err(VerbsError::Exhausted(what));
+        }
+        Ok(())
+    }
+
+    fn qp(&self, handle: u32) -> Arc<QpShared> {
+        Arc::clone(self.qps.lock().get(&handle).expect("no such QP"))
+    }
+
+    fn srq(&self, handle: u32) -> Arc<SrqShared> {
+        Arc::clone(self.srqs.lock().get(&handle).expect("no such SRQ"))
+    }
+
+    /// Takes a send request from a QP's ring.
+    ///
+    /// # Errors
+    /// The ring is broken.
+    pub fn pop_send(&self, qp: u32) -> Result<Option<SendWr>, QueueError> {
+        let mut work = SendWr::default();
+        let view = self.context.memory.view();
+        let qp = self.qp(qp);
+        let mut source = qp.send.lock();
+        Ok(source.as_mut().expect("destroyed").pop(&view, &mut work)?.then_some(work))
+    }
+
+    /// Gives the slot of the oldest request back.
+    pub fn retire(&self, qp: u32) {
+        let view = self.context.memory.view();
+        self.qp(qp).send.lock().as_mut().expect("destroyed").retire(&view);
+    }
+
+    /// Takes a receive request from a QP's ring.
+    ///
+    /// # Errors
+    /// The ring is broken.
+    pub fn pop_recv(&self, qp: u32) -> Result<Option<RecvWr>, QueueError> {
+        self.pop_from(&self.qp(qp).recv)
+    }
+
+    /// Takes a receive request from a shared ring.
+    ///
+    /// # Errors
+    /// The ring is broken.
+    pub fn pop_shared(&self, srq: u32) -> Result<Option<RecvWr>, QueueError> {
+        self.pop_from(&self.srq(srq).recv)
+    }
+
+    fn pop_from(&self, source: &Mutex<Option<Box<dyn RecvSource>>>) -> Result<Option<RecvWr>, QueueError> {
+        let mut work = RecvWr::default();
+        let view = self.context.memory.view();
+        Ok(source.lock().as_mut().expect("no ring").pop(&view, &mut work)?.then_some(work))
+    }
+
+    /// Publishes on the queue for sends of a QP.
+    ///
+    /// # Errors
+    /// It is full or dead.
+    pub fn complete_send(&self, qp: u32, completion: &Completion) -> Result<(), CqOverrun> {
+        self.qp(qp).send_cq.complete(&self.context.memory.view(), completion)
+    }
+
+    /// Publishes on the queue for receives of a QP.
+    ///
+    /// # Errors
+    /// It is full or dead.
+    pub fn complete_recv(&self, qp: u32, completion: &Completion) -> Result<(), CqOverrun> {
+        self.qp(qp).recv_cq.complete(&self.context.memory.view(), completion)
+    }
+
+    /// Raises an asynchronous event.
+    pub fn event(&self, event: AsyncEvent) {
+        self.context.events.event(&self.context.memory.view(), event);
+    }
+
+    /// How often a QP was told of sends and of receives.
+    pub fn notified(&self, qp: u32) -> (usize, usize) {
+        let qp = self.qp(qp);
+        (qp.sends_notified.load(Ordering::Relaxed), qp.recvs_notified.load(Ordering::Relaxed))
+    }
+
+    /// How often an SRQ was told of receives.
+    pub fn srq_notified(&self, srq: u32) -> usize {
+        self.srq(srq).notified.load(Ordering::Relaxed)
+    }
+}
+
+/// The device's side of an adapter.
+#[derive(Debug)]
+pub struct MockHca(Arc<MockDevice>);
+
+/// A completion queue.
+#[expect(missing_debug_implementations, reason = "holds a trait object of the device")]
+pub struct MockCq(Arc<dyn CompletionSink>);
+
+impl CompletionQueue for MockCq {}
+
+/// A memory region.
+#[derive(Debug)]
+pub struct MockMr {
+    device: Arc<MockDevice>,
+    key: u32,
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub struct MockSrq {
+    device: Arc<MockDevice>,
+    shared: Arc<SrqShared>,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub struct MockQp {
+    device: Arc<MockDevice>,
+    shared: Arc<QpShared>,
+}
+
+impl Hca for MockHca {
+    type Pd = ();
+    type Mr = MockMr;
+    type Cq = MockCq;
+    type Srq = MockSrq;
+    type Qp = MockQp;
+
+    fn limits(&self) -> HcaLimits {
+        MOCK_LIMITS
+    }
+
+    fn port(&self) -> PortAttributes {
+        let (max_mtu, active_mtu) = (Mtu::M4096, Mtu::M1024);
+        let state = if self.0.port_down.load(Ordering::Relaxed) { PortState::Down } else { PortState::Active };
+        PortAttributes { state, max_mtu, active_mtu, max_message: 1 << 30 }
+    }
+
+    fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {
+        self.0.create("GID")?;
+        let vlan = vlan.map_or_else(String::new, |vlan| format!(" VLAN {vlan}"));
+        self.0.log(format!("bind {index} {gid} {kind:?}{vlan}"));
+        Ok(())
+    }
+
+    fn unbind_gid(&self, index: u8) {
+        self.0.log(format!("unbind {index}"));
+    }
+
+    fn create_pd(&self) -> Result<(), VerbsError> {
+        self.0.create("PD")
+    }
+
+    fn register_mr(&self, _pd: &(), request: MrRequest) -> Result<MockMr, VerbsError> {
+        self.0.create("MR")?;
+        self.0.log(match request {
+            MrRequest::User { start, length, pages, access } => {
+                format!("user MR {start:#x}+{length:#x} in {} pages, {access:?}", pages.pages())
+            }
+            MrRequest::Dma { access } => format!("DMA MR {access:?}"),
+            MrRequest::FastRegister { max_pages } => format!("fast-register MR of {max_pages} pages"),
+        });
+        Ok(MockMr { device: Arc::clone(&self.0), key: self.0.next_key.fetch_add(0x101, Ordering::Relaxed) })
+    }
+
+    fn create_cq(&self, sink: Arc<dyn CompletionSink>) -> Result<MockCq, VerbsError> {
+        self.0.create("CQ")?;
+        Ok(MockCq(sink))
+    }
+
+    fn create_srq(&self, init: SrqInit<'_, Self>) -> Result<MockSrq, VerbsError> {
+        self.0.create("SRQ")?;
+        let (cookie, limit) = (init.cookie, AtomicU32::new(init.limit));
+        let srq = SrqShared { cookie, recv: Mutex::new(Some(init.queue)), limit, notified: AtomicUsize::new(0) };
+        let shared = Arc::new(srq);
+        self.0.srqs.lock().insert(cookie, Arc::clone(&shared));
+        Ok(MockSrq { device: Arc::clone(&self.0), shared })
+    }
+
+    fn create_qp(&self, init: QpInit<'_, Self>) -> Result<MockQp, VerbsError> {
+        self.0.create("QP")?;
+        let QpInit { cookie, qpn, qp_type, .. } = init;
+        let own_receives = init.recv_queue.is_some();
+        self.0.log(format!("{qp_type:?} QP {cookie} {qpn}, own receives: {own_receives}, all: {}", init.signal_all));
+        let shared = Arc::new(QpShared {
+            cookie,
+            qpn,
+            qp_type,
+            send: Mutex::new(Some(init.send_queue)),
+            recv: Mutex::new(init.recv_queue),
+            send_cq: Arc::clone(&init.send_cq.0),
+            recv_cq: Arc::clone(&init.recv_cq.0),
+            attrs: Mutex::default(),
+            sends_notified: AtomicUsize::new(0),
+            recvs_notified: AtomicUsize::new(0),
+        });
+        self.0.qps.lock().insert(cookie, Arc::clone(&shared));
+        Ok(MockQp { device: Arc::clone(&self.0), shared })
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        Vec::new()
+    }
+}
+
+impl MemoryRegion for MockMr {
+    fn lkey(&self) -> u32 {
+        self.key
+    }
+
+    fn rkey(&self) -> u32 {
+        self.key
+    }
+
+    fn destroy(&self) {
+        self.device.log(format!("destroy MR {:#x}", self.key));
+    }
+}
+
+impl SharedReceiveQueue for MockSrq {
+    fn set_limit(&self, limit: u32) {
+        self.shared.limit.store(limit, Ordering::Relaxed);
+    }
+
+    fn limit(&self) -> u32 {
+        self.shared.limit.load(Ordering::Relaxed)
+    }
+
+    fn notify_recv(&self) {
+        self.shared.notified.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn destroy(&self) {
+        self.device.log(format!("destroy SRQ {}", self.shared.cookie));
+        self.shared.recv.lock().take();
+    }
+}
+
+impl QueuePair for MockQp {
+    fn qpn(&self) -> Qpn {
+        self.shared.qpn
+    }
+
+    fn modify(&self, attrs: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+        let mut current = self.shared.attrs.lock();
+        let to = if mask.contains(QpAttrMask::STATE) { attrs.state } else { current.state };
+        qp_state::check(self.shared.qp_type, current.state, to, mask)?;
+        current.merge(attrs, mask);
+        current.state = to;
+        self.device.log(format!("QP {} {to:?}", self.shared.cookie));
+        if mask.contains(QpAttrMask::STATE) && to == QpState::Reset {
+            if let Some(source) = &mut *self.shared.send.lock() {
+                source.reset();
+            }
+            if let Some(source) = &mut *self.shared.recv.lock() {
+                source.reset();
+            }
+        }
+        Ok(())
+    }
+
+    fn query(&self) -> QpAttrs {
+        *self.shared.attrs.lock()
+    }
+
+    fn notify_send(&self) {
+        self.shared.sends_notified.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn notify_recv(&self) {
+        self.shared.recvs_notified.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn destroy(&self) {
+        self.device.log(format!("destroy QP {}", self.shared.cookie));
+        self.shared.send.lock().take();
+        self.shared.recv.lock().take();
+    }
+}

@@ -1,0 +1,57 @@
+//! A device with what surrounds it.
+
+use std::sync::Arc;
+
+use pvrdma_verbs::{Backend, GidType, MacAddr};
+
+use super::{Driver, GuestMemory, Irqs};
+use crate::config::DeviceConfig;
+use crate::device::PvrdmaDevice;
+use crate::pci_function::PciFunction;
+
+/// A device with its guest's memory and the place where its interrupts arrive. Nothing has touched it yet.
+#[derive(Debug)]
+pub struct TestDevice<B: Backend> {
+    /// The guest's memory.
+    pub memory: Arc<GuestMemory>,
+    /// The guest's interrupts.
+    pub irqs: Arc<Irqs>,
+    /// The device.
+    pub device: Arc<PvrdmaDevice<B>>,
+}
+
+impl<B: Backend + 'static> TestDevice<B> {
+    /// A device of this configuration on this memory.
+    ///
+    /// # Panics
+    /// The device cannot be made.
+    pub fn new(backend: &B, config: DeviceConfig, memory: Arc<GuestMemory>) -> Self {
+        let irqs = Irqs::new();
+        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), Arc::clone(&irqs) as _, backend).unwrap();
+        Self { memory, irqs, device }
+    }
+
+    /// The configuration of most tests: version 20, RoCE v2, the MAC address 52:54:00:00:00:`host`.
+    pub fn config(host: u8) -> DeviceConfig {
+        DeviceConfig::new(format!("vm{host}"), MacAddr([0x52, 0x54, 0, 0, 0, host]))
+    }
+
+    /// The same for a version of the interface, with an encapsulation that it knows.
+    pub fn config_of_version(version: u32) -> DeviceConfig {
+        let roce = if version == 17 { GidType::RoceV1 } else { GidType::RoceV2 };
+        DeviceConfig { version, roce, ..Self::config(1) }
+    }
+
+    /// The device as a VMM sees it.
+    pub fn function(&self) -> Arc<dyn PciFunction> {
+        Arc::clone(&self.device) as Arc<dyn PciFunction>
+    }
+
+    /// Probes the device as the kernel driver does.
+    ///
+    /// # Panics
+    /// The probe fails.
+    pub fn driver(&self) -> Driver {
+        Driver::probe(self.function(), &self.memory, &self.irqs).unwrap()
+    }
+}
