@@ -34,7 +34,7 @@ impl Endpoint {
     }
 }
 
-/// Two connected ends on two devices; the beds keep them alive.
+/// Two connected ends on two devices; the devices keep them alive.
 fn endpoints(user: bool) -> (Endpoint, Endpoint, impl Sized) {
     let [(test_a, driver_a), (test_b, driver_b)] = rxe_pair();
     let (mut a, mut b) = (Endpoint::new(&driver_a, user), Endpoint::new(&driver_b, user));
@@ -300,7 +300,7 @@ fn shared_receive_queue() {
 /// Conformance 66: after DESTROY_QP under traffic there is no completion and no access to the ring.
 #[test]
 fn destroy_under_traffic() {
-    let (mut a, b, beds) = endpoints(true);
+    let (mut a, b, devices) = endpoints(true);
     for round in 0..20 {
         let mut qp = a.process.rc();
         let mut peer = b.process.rc();
@@ -322,7 +322,7 @@ fn destroy_under_traffic() {
             assert_eq!(a.process.driver.memory().read_vec(page, 4096), [0xc3; 4096]);
         }
     }
-    drop(beds);
+    drop(devices);
 }
 
 /// Errors at both ends, as the InfiniBand rules have them: one broken thing at a time.

@@ -271,11 +271,11 @@ fn general_services_by_address() {
     const COUNT: u32 = 200;
     const QKEY: u32 = 0x8001_0000;
     let backend = Arc::new(Rxe::new(RxeConfig::default()).unwrap());
-    let beds = [1, 2, 3].map(|host| rxe_member(&backend, host, GuestMemory::new(16 << 20)));
+    let devices = [1, 2, 3].map(|host| rxe_member(&backend, host, GuestMemory::new(16 << 20)));
     let failed = AtomicBool::new(false);
     let start = std::sync::Barrier::new(3);
     std::thread::scope(|scope| {
-        for (me, (_, driver)) in (1_u8..).zip(&beds) {
+        for (me, (_, driver)) in (1_u8..).zip(&devices) {
             let (failed, start) = (&failed, &start);
             scope.spawn(move || {
                 let mut process = Process::new(driver, false, 2048);

@@ -7,7 +7,7 @@ use crate::testing::ring_memory::{RingMemory, open_interrupts};
 use crate::testing::{GuestMemory, Irqs};
 
 /// A hub and the memory of the rings that it can be given.
-struct Fixture {
+struct HubFixture {
     memory: Arc<GuestMemory>,
     asynchronous: RingMemory,
     notifications: RingMemory,
@@ -15,7 +15,7 @@ struct Fixture {
     irqs: Arc<Irqs>,
 }
 
-impl Fixture {
+impl HubFixture {
     fn new() -> Self {
         let memory = GuestMemory::new(4 << 20);
         let [asynchronous, notifications] = [(); 2].map(|()| RingMemory::in_memory(&memory, 4));
@@ -34,7 +34,7 @@ impl Fixture {
 /// Rings come and go; in between events are counted, and old rings stay silent.
 #[test]
 fn handshakes() {
-    let fixture = Fixture::new();
+    let fixture = HubFixture::new();
     let view = fixture.memory.space().view();
     let old = fixture.hub.rings.read().clone().unwrap();
     fixture.hub.remove();
@@ -57,18 +57,18 @@ fn handshakes() {
 fn sizes() {
     let memory = GuestMemory::new(8 << 20);
     for pages in [2, 3, 4, 5, 9, 512] {
-        let fixture = RingMemory::in_memory(&memory, pages);
+        let ring = RingMemory::in_memory(&memory, pages);
         let sink = Irqs::new();
-        let rings = EventRings::new(fixture.list(), fixture.list(), open_interrupts(sink)).unwrap();
+        let rings = EventRings::new(ring.list(), ring.list(), open_interrupts(sink)).unwrap();
         let view = memory.space().view();
         let nominal = (pages - 1) * 1024;
         let entries = nominal & nominal.wrapping_neg();
         for i in 0..=entries {
             rings.notify_cq(&view, u32::try_from(i).unwrap());
         }
-        assert_eq!(memory.load(fixture.state() + 8) as usize, entries);
+        assert_eq!(memory.load(ring.state() + 8) as usize, entries);
         assert!(rings.has_pending());
-        memory.free(&fixture.pages);
+        memory.free(&ring.pages);
     }
     let one = RingMemory::in_memory(&memory, 1);
     let interrupts = open_interrupts(Irqs::new());

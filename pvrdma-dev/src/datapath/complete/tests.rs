@@ -18,7 +18,7 @@ impl InterruptSink for Silent {
     fn intx(&self, _asserted: bool) {}
 }
 
-struct Fixture {
+struct CqFixture {
     memory: Arc<GuestMemory>,
     events: RingMemory,
     notifications: RingMemory,
@@ -27,7 +27,7 @@ struct Fixture {
     entries: u32,
 }
 
-impl Fixture {
+impl CqFixture {
     fn new(entries: u32, user: bool) -> Self {
         let memory = GuestMemory::new(4 << 20);
         let (events, notifications) = (RingMemory::in_memory(&memory, 4), RingMemory::in_memory(&memory, 4));
@@ -71,7 +71,7 @@ fn word(entry: &[u8; CQE_SIZE], at: usize) -> u32 {
 /// Conformance 61, 62: all 64 bytes, over what was there before.
 #[test]
 fn layout() {
-    let fixture = Fixture::new(4, false);
+    let fixture = CqFixture::new(4, false);
     fixture.memory.write(fixture.guest.slot(0, 4, 64), &[0xff; 128]);
     let completion = Completion {
         byte_len: 0x0a0b,
@@ -116,7 +116,7 @@ fn user_and_kernel_queues() {
         (WcOpcode::RecvRdmaWithImmediate, 129, 129),
     ];
     for user in [false, true] {
-        let fixture = Fixture::new(64, user);
+        let fixture = CqFixture::new(64, user);
         let mut index = 0;
         for (opcode, kernel_number, user_number) in opcodes {
             for network in [None, Some(NetworkType::RoceV1), Some(NetworkType::Ipv4), Some(NetworkType::Ipv6)] {
@@ -141,7 +141,7 @@ fn user_and_kernel_queues() {
 #[test]
 fn overrun() {
     for entries in [1, 2, 128] {
-        let fixture = Fixture::new(entries, true);
+        let fixture = CqFixture::new(entries, true);
         for index in 0..3 * entries {
             fixture.complete(&Completion { wr_id: index.into(), ..success(WcOpcode::Send) }).unwrap();
             fixture.consume(index + 1);
@@ -171,7 +171,7 @@ fn overrun() {
 /// is wanted, and end where the room does.
 #[test]
 fn several_at_once() {
-    let fixture = Fixture::new(8, false);
+    let fixture = CqFixture::new(8, false);
     let all: Vec<_> = (0..6).map(|wr_id| Completion { wr_id, ..success(WcOpcode::Recv) }).collect();
     let complete_all =
         |completions: &[Completion]| fixture.cq.complete_all(&fixture.memory.space().view(), completions);
@@ -196,7 +196,7 @@ fn several_at_once() {
 #[test]
 fn invalid_consumer_index() {
     for bad in [4, 7, 0x10, u32::MAX] {
-        let fixture = Fixture::new(4, true);
+        let fixture = CqFixture::new(4, true);
         fixture.memory.store(fixture.guest.state() + 12, bad);
         let accepted = (0..20).take_while(|_| fixture.complete(&success(WcOpcode::Send)).is_ok()).count();
         assert!(accepted <= 8, "{bad}");
@@ -206,7 +206,7 @@ fn invalid_consumer_index() {
             assert_eq!(fixture.memory.load(fixture.events.state() + 8), 1);
         }
     }
-    let fixture = Fixture::new(4, true);
+    let fixture = CqFixture::new(4, true);
     fixture.memory.store(fixture.guest.state() + 12, 8);
     fixture.arm(false, true);
     assert_eq!(fixture.memory.load(fixture.events.state() + 8), 1);
@@ -216,7 +216,7 @@ fn invalid_consumer_index() {
 /// Conformance 68: solicited receives and errors only; "any" is not taken back by "solicited".
 #[test]
 fn arm_solicited() {
-    let fixture = Fixture::new(64, true);
+    let fixture = CqFixture::new(64, true);
     let solicited = Completion { solicited: true, ..success(WcOpcode::Recv) };
     fixture.arm(true, false);
     fixture.complete(&success(WcOpcode::Send)).unwrap();
@@ -245,7 +245,7 @@ fn arm_solicited() {
 /// A destroyed queue touches nothing.
 #[test]
 fn shut() {
-    let fixture = Fixture::new(4, true);
+    let fixture = CqFixture::new(4, true);
     fixture.arm(false, false);
     fixture.cq.shut();
     assert_eq!(fixture.complete(&success(WcOpcode::Send)), Err(CqOverrun));
@@ -263,7 +263,7 @@ proptest! {
         log in 0u32..4,
         steps in proptest::collection::vec((0u8..4, prop_oneof![0u32..32, any::<u32>()]), 1..100),
     ) {
-        let fixture = Fixture::new(1 << log, true);
+        let fixture = CqFixture::new(1 << log, true);
         let mut published = 0;
         for (step, value) in steps {
             match step {

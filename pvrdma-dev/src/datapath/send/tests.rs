@@ -12,14 +12,14 @@ const ENTRIES: u32 = 16;
 const PD: u32 = 0x12_3456;
 
 /// A send queue with its guest side.
-struct Fixture {
+struct SendFixture {
     guest: RingMemory,
     ring: SendRing,
     max_sge: u32,
     tail: u32,
 }
 
-impl Fixture {
+impl SendFixture {
     fn new(qp_type: QpType, user: bool, max_sge: u32) -> Self {
         let stride = send_stride(max_sge).unwrap();
         let page_count = (ENTRIES * stride).div_ceil(4096);
@@ -91,7 +91,7 @@ fn ud(opcode: u32, port_pd: u32) -> [u8; SQ_HEADER] {
 fn connected_operations() {
     let remote = RemoteAddress { addr: 0xa0a1_a2a3_a4a5_a6a7, rkey: 0xb0b1_b2b3 };
     for user in [false, true] {
-        let mut fixture = Fixture::new(QpType::Rc, user, 4);
+        let mut fixture = SendFixture::new(QpType::Rc, user, 4);
         let mut with_imm = rdma(opcode::RDMA_WRITE_WITH_IMM);
         write_field(&mut with_imm, 24, &[1, 2, 3, 4]);
         assert_eq!(fixture.decode(&rdma(opcode::RDMA_WRITE)).op, SendOp::Write { remote, immediate: None });
@@ -118,8 +118,8 @@ fn connected_operations() {
 /// Conformance 54: a process's numbers from 7 on are not operations, and neither are the unused ones of the kernel.
 #[test]
 fn unsupported_operations() {
-    let mut user = Fixture::new(QpType::Rc, true, 4);
-    let mut kernel = Fixture::new(QpType::Rc, false, 4);
+    let mut user = SendFixture::new(QpType::Rc, true, 4);
+    let mut kernel = SendFixture::new(QpType::Rc, false, 4);
     for number in (7..=16).chain([0x100, 0x8000_0000, u32::MAX]) {
         let unsupported = SendOp::Unsupported { opcode: number };
         assert_eq!(user.decode(&stale(number, 2)).op, unsupported);
@@ -128,7 +128,7 @@ fn unsupported_operations() {
         }
     }
     for (kind, allowed) in [(QpType::Ud, 2), (QpType::Gsi, 1)] {
-        let mut fixture = Fixture::new(kind, false, 2);
+        let mut fixture = SendFixture::new(kind, false, 2);
         let supported =
             (0..20).filter(|&n| !matches!(fixture.decode(&ud(n, PD | 1 << 24)).op, SendOp::Unsupported { .. }));
         assert_eq!(supported.count(), allowed);
@@ -138,7 +138,7 @@ fn unsupported_operations() {
 /// Conformance 53: kernel memory management operations; the page list is copied when the request is taken.
 #[test]
 fn memory_management() {
-    let mut fixture = Fixture::new(QpType::Rc, false, 4);
+    let mut fixture = SendFixture::new(QpType::Rc, false, 4);
     let mut invalidate = stale(opcode::LOCAL_INV, 2);
     write_field(&mut invalidate, 24, &0x0102_0304_u32);
     assert_eq!(fixture.decode(&invalidate).op, SendOp::LocalInvalidate(Invalidate { key: 0x0102_0304 }));
@@ -193,7 +193,7 @@ fn datagrams() {
         flow_label: 0,
         hop_limit: 1,
     };
-    let mut fixture = Fixture::new(QpType::Ud, true, 2);
+    let mut fixture = SendFixture::new(QpType::Ud, true, 2);
     let good = PD | 1 << 24;
     assert_eq!(fixture.decode(&ud(opcode::SEND, good)).op, SendOp::Send { data: SendData::None, to: Some(to) });
     let mut wqe = ud(opcode::SEND_WITH_IMM, good);
@@ -209,7 +209,7 @@ fn datagrams() {
 #[test]
 fn scatter_gather_lists() {
     for max_sge in [1, 3, 4, 16, 128, 251] {
-        let mut fixture = Fixture::new(QpType::Rc, true, max_sge);
+        let mut fixture = SendFixture::new(QpType::Rc, true, max_sge);
         for count in [0, 1, 2, 3, 4, 18, 19, 20, 35, 127, 128, 250, 251, 252, u32::MAX] {
             let mut wqe = rdma(opcode::RDMA_WRITE).to_vec();
             wqe[8..12].copy_from_slice(&count.to_le_bytes());
@@ -234,7 +234,7 @@ fn scatter_gather_lists() {
 /// Conformance 46: what the guest writes after a request was taken changes nothing, and the buffer of SGEs is reused.
 #[test]
 fn one_copy() {
-    let mut fixture = Fixture::new(QpType::Rc, true, 1);
+    let mut fixture = SendFixture::new(QpType::Rc, true, 1);
     let mut wqe = rdma(opcode::RDMA_WRITE).to_vec();
     wqe[8] = 1;
     wqe[9..12].fill(0);
@@ -267,7 +267,7 @@ proptest! {
         kind in prop_oneof![Just(QpType::Rc), Just(QpType::Ud), Just(QpType::Gsi)],
         user: bool,
     ) {
-        let mut fixture = Fixture::new(kind, user, 3);
+        let mut fixture = SendFixture::new(kind, user, 3);
         let mut wqe = bytes;
         wqe[8..12].copy_from_slice(&count.to_le_bytes());
         wqe[16..20].copy_from_slice(&number.to_le_bytes());
