@@ -27,6 +27,8 @@ pub(crate) enum Command {
     Demo,
     /// Run everything: the workspace's tests, then those in guests.
     Test(TestOptions),
+    /// Print what runs over what, as a table of Markdown.
+    Matrix,
     /// Measure, and write the results as JSON.
     Bench(BenchOptions),
     /// Boot two guests and keep them until Enter is pressed; commands can be typed to either.

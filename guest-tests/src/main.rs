@@ -7,6 +7,8 @@ mod cli;
 mod daemon;
 mod demo;
 mod device_pair;
+#[cfg(test)]
+mod documents;
 mod endpoints;
 mod guest_with_daemon;
 mod host_adapter;
@@ -48,6 +50,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             println!("the image is ready in {} ({})", image.directory().display(), image.qemu_version()?);
         }
         Command::Demo => demo::run(&GuestImage::build()?)?,
+        Command::Matrix => print!("{}", cases::matrix::table(&cases::names())),
         Command::Test(options) => return suite::run(&options),
         Command::Bench(options) => bench::run(&options)?,
         Command::Shell(options) => shell::run(&GuestImage::build()?, &options)?,

@@ -16,6 +16,7 @@ mod kernel_log;
 mod lifecycle;
 mod machines;
 mod many;
+pub(crate) mod matrix;
 mod nested;
 mod networks;
 mod nvme;
@@ -59,4 +60,9 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(nested::cases());
     }
     cases
+}
+
+/// The names of all cases, in their order.
+pub(crate) fn names() -> Vec<String> {
+    all(LinkKind::Pvrdma).into_iter().map(|case| case.name).collect()
 }

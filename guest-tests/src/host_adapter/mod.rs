@@ -22,6 +22,7 @@ use crate::cli::HostAdapterCommand;
 use crate::device_pair::{connected, connected_at};
 
 pub(crate) use bench::Measured;
+pub(crate) use nested::PROGRAMS as NESTED_PROGRAMS;
 
 /// What `rdma_rxe` and the library of the host leave out.
 const RXE: Profile = Profile {

@@ -80,7 +80,7 @@ fn mac(device: &str) -> Result<String> {
 }
 
 /// What runs between the guest and the adapter: a program, its options, and those that name device and GID. Few rounds.
-const PROGRAMS: [(&str, &str, [&str; 2]); 5] = [
+pub(crate) const PROGRAMS: [(&str, &str, [&str; 2]); 5] = [
     ("ibv_rc_pingpong", "-c -s 4096 -n 200", ["-d", "-g"]),
     ("ib_send_bw", "-F -m 1024 -s 16384 -n 20", ["-d", "-x"]),
     ("ib_write_bw", "-F -m 1024 -s 16384 -n 20", ["-d", "-x"]),

@@ -1,0 +1,185 @@
+//! Command lines of our programs parse, scripts are ones for bash, configuration loads, and QEMU gets the sockets that
+//! pvrdmad serves.
+
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use super::markdown::{Block, Document};
+use super::shell;
+
+/// What a document's command lines say of devices.
+#[derive(Debug, Default)]
+struct Devices {
+    sockets: Vec<String>,
+    macs: Vec<String>,
+    nics: Vec<String>,
+}
+
+/// What is wrong.
+pub(super) fn check(document: &Document) -> Result<Vec<String>> {
+    let (mut problems, mut devices, mut machines) = (Vec::new(), Devices::default(), Vec::new());
+    for block in document.blocks() {
+        let place = format!("{}:{}", document.path.display(), block.line);
+        let mut problem = |what: String| problems.push(format!("{place}: {what}"));
+        match block.language.as_str() {
+            "sh" | "bash" | "console" => {
+                let script = shell::without_prompts(&block.text);
+                if let Some(error) = bash_refuses(&script)? {
+                    problem(error);
+                }
+                for command in shell::commands(&script) {
+                    if let Some(error) = refused(&command) {
+                        problem(error);
+                    }
+                    devices.note(&command);
+                    machines.extend(is_qemu(&command).then(|| (place.clone(), command)));
+                }
+            }
+            "toml" => {
+                if let Some(error) = does_not_load(&block)? {
+                    problem(error);
+                }
+            }
+            _ => {}
+        }
+    }
+    for (place, command) in machines {
+        problems.extend(devices.strangers(&command).into_iter().map(|what| format!("{place}: {what}")));
+    }
+    Ok(problems)
+}
+
+/// What bash says of a script that it does not run.
+fn bash_refuses(script: &str) -> Result<Option<String>> {
+    let output =
+        Command::new("bash").args(["-n", "-c", script]).stdin(Stdio::null()).output().context("cannot run bash")?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    Ok((!output.status.success()).then(|| text.trim().to_owned()))
+}
+
+/// Which program a command runs, and with which arguments: variables that are set for it, `sudo` and cargo are skipped.
+fn program(command: &[String]) -> Option<(&str, &[String])> {
+    let is_set = |word: &String| {
+        word.split_once('=').is_some_and(|(name, _)| name.chars().all(|c| c == '_' || c.is_alphanumeric()))
+    };
+    let skipped = command
+        .iter()
+        .take_while(|word| is_set(word) || ["sudo", "exec", "nohup", "{", "then", "do"].contains(&word.as_str()));
+    let command = command.get(skipped.count()..)?;
+    let (first, rest) = command.split_first()?;
+    let name = first.rsplit('/').next().unwrap_or(first);
+    if name != "cargo" || rest.first().is_none_or(|word| word != "run") {
+        return Some((name, rest));
+    }
+    let package = rest.iter().position(|word| word == "-p").and_then(|at| rest.get(at + 1))?;
+    let dashes = rest.iter().position(|word| word == "--").map_or(rest.len(), |at| at + 1);
+    Some((package, rest.get(dashes..).unwrap_or_default()))
+}
+
+/// What a program of ours says against its arguments.
+fn refused(command: &[String]) -> Option<String> {
+    let (name, arguments) = program(command)?;
+    let words = std::iter::once(name).chain(arguments.iter().map(String::as_str));
+    let error = match name {
+        "pvrdmad" => pvrdmad::cli::Cli::try_parse_from(words).map(drop),
+        "guest-tests" => crate::cli::Cli::try_parse_from(words).map(drop),
+        _ => return None,
+    }
+    .err()?;
+    // --help and --version are answered, not refused.
+    error.use_stderr().then(|| format!("{}: {}", command.join(" "), error.to_string().trim()))
+}
+
+/// What pvrdmad says against a configuration file.
+fn does_not_load(block: &Block) -> Result<Option<String>> {
+    Ok(load(&block.text)?.map(|error| format!("the configuration does not load: {error}")))
+}
+
+/// Has pvrdmad read a configuration; gives what it says against it.
+pub(super) fn load(text: &str) -> Result<Option<String>> {
+    let directory = tempfile::tempdir().context("cannot create a directory")?;
+    let path = directory.path().join("pvrdmad.toml");
+    std::fs::write(&path, text).context("cannot write a configuration")?;
+    let loaded = pvrdmad::config::Config::load(Some(&path), pvrdmad::config::ConfigSpec::default());
+    Ok(loaded.err().map(|error| format!("{:#}", anyhow::Error::from(error))))
+}
+
+fn is_qemu(command: &[String]) -> bool {
+    program(command).is_some_and(|(name, _)| name.starts_with("qemu-system-"))
+}
+
+impl Devices {
+    /// Takes down the devices of a command line of pvrdmad.
+    fn note(&mut self, command: &[String]) {
+        let Some(("pvrdmad", arguments)) = program(command) else { return };
+        for field in arguments.iter().flat_map(|word| word.split(',')) {
+            if let Some((key, value)) = field.split_once('=') {
+                match key {
+                    "socket" => self.sockets.push(value.to_owned()),
+                    "mac" => self.macs.push(value.to_owned()),
+                    // unix:PATH, unix-connect:PATH, unix-dgram:LOCAL:REMOTE
+                    "nic" => self.nics.extend(value.split(':').skip(1).map(str::to_owned)),
+                    _ => {}
+                }
+            }
+        }
+    }
+
+    /// What a command line of QEMU names and pvrdmad does not. Documents without pvrdmad's line are not compared.
+    fn strangers(&self, command: &[String]) -> Vec<String> {
+        let mut strangers = Vec::new();
+        let mut compare = |what: &str, value: &str, known: &[String]| {
+            if !known.is_empty() && !known.iter().any(|known| may_be(value, known)) {
+                strangers.push(format!("QEMU's {what} {value} is none of pvrdmad's: {}", known.join(", ")));
+            }
+        };
+        for word in command {
+            if let Some((_, rest)) = word.split_once("\"path\":") {
+                let path = rest.trim_start().trim_start_matches('"').split('"').next().unwrap_or_default();
+                compare("vfio-user socket", path, &self.sockets);
+            }
+            for field in word.split(',') {
+                match field.split_once('=') {
+                    Some(("mac", value)) if word.starts_with("vmxnet3,") => compare("MAC", value, &self.macs),
+                    Some(("addr.path" | "local.path" | "remote.path", value)) => {
+                        compare("network socket", value, &self.nics);
+                    }
+                    _ => {}
+                }
+            }
+        }
+        strangers
+    }
+}
+
+/// Returns `true` if a text with `$1`, `$(...)` and so on can be another text once they have values. Variables with names are
+/// the same in both.
+fn may_be(pattern: &str, text: &str) -> bool {
+    let Some(at) = pattern.find("$(").into_iter().chain(find_positional(pattern)).min() else { return pattern == text };
+    let (head, hole) = pattern.split_at(at);
+    let Some(rest) = text.strip_prefix(head) else { return false };
+    let after = after_expansion(hole);
+    (0..=rest.len()).filter(|&at| rest.is_char_boundary(at)).any(|at| may_be(after, &rest[at..]))
+}
+
+fn find_positional(text: &str) -> Option<usize> {
+    text.match_indices('$').map(|(at, _)| at).find(|at| text[at + 1..].starts_with(|c: char| c.is_ascii_digit()))
+}
+
+/// What follows an expansion that a text begins with.
+fn after_expansion(text: &str) -> &str {
+    let mut depth = 0_usize;
+    for (at, c) in text.char_indices().skip(1) {
+        match c {
+            '(' => depth += 1,
+            ')' => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+        if depth == 0 {
+            return &text[at + c.len_utf8()..];
+        }
+    }
+    ""
+}

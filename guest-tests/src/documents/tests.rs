@@ -1,0 +1,123 @@
+use std::fs;
+
+use super::*;
+
+/// The problems of a document with this text.
+fn seeded(text: &str) -> Vec<String> {
+    let directory = tempfile::tempdir().unwrap();
+    fs::write(directory.path().join("README.md"), text).unwrap();
+    problems(directory.path()).unwrap()
+}
+
+/// Checks that there is one problem, and that it says this.
+#[track_caller]
+fn assert_problem(text: &str, words: &str) {
+    let problems = seeded(text);
+    assert!(problems.len() == 1 && problems[0].contains(words), "wanted {words}: {problems:#?}");
+}
+
+/// What documents announce and others are about to add: the text of the problem. Each line goes with what it waits for.
+const NOT_YET: [&str; 3] =
+    ["figures.svg: there is no such file", "configuration.md: there is no such file", "unrecognized subcommand 'show'"];
+
+#[test]
+fn this_repository() {
+    let mut problems = problems(&root()).unwrap();
+    problems.retain(|problem| !NOT_YET.iter().any(|known| problem.contains(known)));
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+/// What stands between the markers of the table of what works, if there are any.
+fn table_of_what_works(text: &str) -> Option<&str> {
+    let (_, rest) = text.split_once("<!-- works:begin -->\n")?;
+    Some(rest.split_once("<!-- works:end -->")?.0)
+}
+
+#[test]
+fn the_readme_says_what_works() {
+    let readme = fs::read_to_string(root().join("README.md")).unwrap();
+    if let Some(table) = table_of_what_works(&readme) {
+        let wanted = crate::cases::matrix::table(&crate::cases::names());
+        assert_eq!(table.trim(), wanted.trim(), "`guest-tests matrix` prints what has to be there");
+    }
+}
+
+#[test]
+fn a_table_between_markers_is_found() {
+    assert_eq!(table_of_what_works("a\n<!-- works:begin -->\nb\n<!-- works:end -->\n"), Some("b\n"));
+    assert_eq!(table_of_what_works("a\n<!-- works:begin -->\nb\n"), None);
+}
+
+#[test]
+fn examples_load() {
+    let examples = root().join("examples");
+    for entry in fs::read_dir(examples).into_iter().flatten() {
+        let path = entry.unwrap().path();
+        if path.extension().is_some_and(|extension| extension == "toml") {
+            assert_eq!(commands::load(&fs::read_to_string(&path).unwrap()).unwrap(), None, "{}", path.display());
+        }
+    }
+}
+
+#[test]
+fn good_command_lines_are_good() {
+    let text = "\
+```sh
+RUST_LOG=debug target/release/pvrdmad --control \"$RUN/control\" \\
+    --device name=vm0,socket=\"$RUN/vm0.sock\",mac=52:54:00:00:00:01,pin=registered &   # in the background
+host1$ pvrdmad status --control /c --json | head; cargo run --release -p guest-tests -- bench --only wire && pvrdmad --help
+vm() { qemu-system-x86_64 -device vmxnet3,netdev=n,mac=52:54:00:00:00:0$(($1 + 1)) \\
+    -device '{\"socket\":{\"path\":\"'\"$RUN/vm$1.sock\"'\",\"type\":\"unix\"}}'; }
+```
+```text
+pvrdmad --whatever 'is not closed
+```
+";
+    assert_eq!(seeded(text), Vec::<String>::new());
+}
+
+#[test]
+fn wrong_options_are_found() {
+    assert_problem("```sh\npvrdmad status --controll /c\n```\n", "--controll");
+    assert_problem("```bash\nhost1# sudo ./pvrdmad --device name=a,speed=9\n```\n", "speed");
+    assert_problem("```sh\ncargo run --release -p guest-tests -- tets\n```\n", "tets");
+    assert_problem("```sh\ntrue && guest-tests bench --rounds 3\n```\n", "--rounds");
+}
+
+#[test]
+fn wrong_scripts_are_found() {
+    assert_problem("```sh\necho 'never closed\n```\n", "unexpected EOF");
+    assert_problem("```sh\nfor peer in 1 2; echo $peer; done\n```\n", "syntax error");
+}
+
+#[test]
+fn wrong_sockets_are_found() {
+    let text = |qemu: &str| {
+        format!(
+            "```sh\npvrdmad --device name=a,socket=/run/a.sock,mac=52:54:00:00:00:01,nic=unix:/run/net.sock\n```\n\
+             ```sh\nqemu-system-x86_64 {qemu}\n```\n"
+        )
+    };
+    assert_eq!(seeded(&text("-device '{\"socket\":{\"path\":\"/run/a.sock\"}}'")), Vec::<String>::new());
+    assert_problem(&text("-device '{\"socket\":{\"path\":\"/run/b.sock\"}}'"), "/run/b.sock");
+    assert_problem(&text("-netdev stream,id=n,addr.path=/tmp/net.sock"), "/tmp/net.sock");
+    assert_problem(&text("-device vmxnet3,netdev=n,mac=52:54:00:00:00:02"), "52:54:00:00:00:02");
+    assert_problem(&text("-device '{\"socket\":{\"path\":\"/run/vm$1.sock\"}}'"), "/run/vm$1.sock");
+}
+
+#[test]
+fn wrong_configuration_is_found() {
+    let device = "[[device]]\nname = \"vm0\"\nsocket = \"/run/vm0.sock\"\nmac = \"52:54:00:00:00:01\"\n";
+    assert_eq!(seeded(&format!("```toml\n{device}```\n")), Vec::<String>::new());
+    assert_problem(&format!("```toml\n{device}speed = 1\n```\n"), "speed");
+}
+
+#[test]
+fn wrong_links_are_found() {
+    let good = "# One word\n[a](#one-word) [b](README.md#again-1) [c](https://example.com/x) `[d](nowhere)`\n## Again\n## Again\n";
+    assert_eq!(seeded(good), Vec::<String>::new());
+    assert_problem("[a](nowhere.md)\n", "no such file");
+    assert_problem("# Here\n[a](#there)\n", "no such heading");
+    assert_problem("![a](picture.svg)\n", "no such file");
+    assert_problem("[a][b]\n\n[b]: nowhere.md\n", "no such file");
+}
