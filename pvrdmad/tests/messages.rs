@@ -3,6 +3,7 @@
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Command, Stdio};
 
@@ -66,10 +67,8 @@ impl Running {
         let log = BufReader::new(child.stderr.take().unwrap()).lines();
         let ready = BufReader::new(child.stdout.take().unwrap()).lines().next();
         let mut running = Self { child, log };
-        if !ready.is_some_and(|line| line.unwrap().contains("ready")) {
-            let log: Vec<_> = running.log.by_ref().map(Result::unwrap).collect();
-            panic!("not ready: {log:?}");
-        }
+        let ready = ready.is_some_and(|line| line.unwrap().contains("ready"));
+        assert!(ready, "{:?}", running.log.by_ref().map(Result::unwrap).collect::<Vec<_>>());
         running
     }
 
@@ -196,6 +195,25 @@ fn signals() {
         assert_eq!(running.child.wait().unwrap().code(), Some(0));
         assert!(!place.path("vm0.sock").exists() && !place.path("control").exists());
     }
+}
+
+#[test]
+fn links_come_and_go() {
+    let place = Place::new();
+    let (nic, uplink) = (place.path("nic"), place.path("uplink"));
+    let other = UnixListener::bind(&uplink).unwrap();
+    let device = place.device("vm0", 1);
+    let device = format!("{device},nic=unix:{},uplink=unix-connect:{}", nic.display(), uplink.display());
+    let mut running = Running::start(program().args(["--device", &device]));
+    let line = running.log("unix-connect:");
+    assert!(line.contains(&format!("link unix-connect:{}: connected", uplink.display())), "{line}");
+    let card = UnixStream::connect(&nic).unwrap();
+    let line = running.log("link unix:");
+    assert!(line.contains(&format!("link unix:{}: connected", nic.display())), "{line}");
+    drop(card);
+    let line = running.log("link unix:");
+    assert!(line.contains("disconnected"), "{line}");
+    drop(other);
 }
 
 #[test]
