@@ -2,13 +2,21 @@
 
 use std::path::PathBuf;
 
+use anyhow::Result;
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{BackendSpec, ConfigSpec, DeviceSpec};
+use crate::config::{BackendSpec, ConfigSpec, DeviceSpec, help};
+use crate::control_path;
 
 /// Serves PVRDMA devices to virtual machines over vfio-user.
 #[derive(Parser, Debug)]
-#[command(name = "pvrdmad", version, args_conflicts_with_subcommands = true)]
+#[command(
+    name = "pvrdmad",
+    version,
+    args_conflicts_with_subcommands = true,
+    after_help = "RUST_LOG sets the log level [default: info]. More about keys, signals and exit statuses: --help.",
+    after_long_help = help::AFTER
+)]
 pub struct Cli {
     /// Something else than serving.
     #[command(subcommand)]
@@ -23,37 +31,26 @@ pub struct Cli {
 pub enum Command {
     /// Shows what a running daemon does.
     Status(StatusArgs),
-    /// Writes what goes over a device's uplink, and what is delivered within the host, to a pcapng file until interrupted.
+    /// Writes the packets of a device to a pcapng file.
     Capture(CaptureArgs),
+    /// Prints the reference page of the configuration.
+    #[command(hide = true)]
+    Reference,
 }
 
 /// What to serve.
 #[derive(Args, Debug, Default)]
 pub struct ServeArgs {
-    /// A device: name=NAME,socket=PATH,mac=MAC and optionally roce=v1|v2, pin=all|registered|off, version=17..20, intx.
-    /// uplink=LINK connects it to the network, nic=LINK the network function that shares its MAC (QEMU's netdev), whose other
-    /// frames are passed on; mtu=BYTES is what the network carries [default: 1500, less what a tunnel needs]. A LINK is
-    /// af_packet:INTERFACE (an interface of this host), tap:NAME (one that ends here), vxlan:ADDRESS[:PORT] (a tunnel over UDP, from this address of ours to each
-    /// remote=ADDRESS[:PORT], which may come several times; vni=N [default: 0]; learn=stations|remotes [default: stations]:
-    /// remotes listens to everybody), unix:PATH (listens for QEMU's `-netdev stream,server=off`), unix-connect:PATH (connects
-    /// to `server=on`, again and again) or unix-dgram:LOCAL:REMOTE (`-netdev dgram`).
-    /// frames are passed on; mtu=BYTES is what the network carries [default: 1500]. A LINK is unix:PATH (listens for QEMU's
-    /// vlan=1..4094 puts both functions into a VLAN; pcp=always tags packets of no VLAN for their priority; forged=allow lets the
-    /// network function send from other addresses than its own; congestion=off ignores congestion.
-    /// For tests, fault=loss:RATE/duplicate:RATE/reorder:RATE/corrupt:RATE/delay:RATE/seed:NUMBER makes a bad cable of the
-    /// uplink, in both directions: a RATE is a share of all frames (0.01), what is left out does not happen.
-    /// A device of the same name in the configuration file gets these values in place of its own.
-    #[arg(long = "device", value_name = "KEY=VALUE,...")]
+    /// A device: name=NAME,socket=PATH,mac=MAC and more keys; repeatable.
+    #[arg(long = "device", value_name = "KEY=VALUE,...", long_help = help::device())]
     pub devices: Vec<DeviceSpec>,
-    /// What carries the traffic: rxe, the software adapter [default], or ibverbs,device=NAME: the host's RDMA adapter, with
-    /// port=NUMBER [1], gid-index=auto|NUMBER [auto], max-pinned=BYTES a device may register [64 GiB], cm=auto|umad|local:
-    /// whether rdma_cm reaches beyond this daemon [auto], and poll=MICROSECONDS of polling after a completion [50].
-    #[arg(long, value_name = "BACKEND")]
+    /// What moves the data: rxe or ibverbs,device=NAME [default: rxe]
+    #[arg(long, value_name = "BACKEND", long_help = help::backend())]
     pub backend: Option<BackendSpec>,
     /// Socket that answers questions about the daemon.
     #[arg(long, value_name = "PATH")]
     pub control: Option<PathBuf>,
-    /// Configuration file.
+    /// Configuration file; the command line wins.
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
 }
@@ -66,12 +63,30 @@ impl ServeArgs {
     }
 }
 
+/// Which daemon to ask.
+#[derive(Args, Debug)]
+pub struct DaemonArgs {
+    /// Control socket of the daemon [default: where a daemon without --control has it]
+    #[arg(long, value_name = "PATH")]
+    control: Option<PathBuf>,
+}
+
+impl DaemonArgs {
+    /// The control socket.
+    ///
+    /// # Errors
+    /// None is given, and there is none at the default places.
+    pub fn control(&self) -> Result<PathBuf> {
+        control_path::for_client(self.control.clone())
+    }
+}
+
 /// Arguments of `status`.
 #[derive(Args, Debug)]
 pub struct StatusArgs {
-    /// Control socket of the daemon.
-    #[arg(long, value_name = "PATH")]
-    pub control: PathBuf,
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
     /// JSON instead of a table.
     #[arg(long)]
     pub json: bool,
@@ -80,23 +95,23 @@ pub struct StatusArgs {
 /// Arguments of `capture`.
 #[derive(Args, Debug)]
 pub struct CaptureArgs {
-    /// Control socket of the daemon.
-    #[arg(long, value_name = "PATH")]
-    pub control: PathBuf,
-    /// Which device.
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// Name of the device.
     #[arg(long, value_name = "NAME")]
     pub device: String,
     /// Where to write; - is standard output.
     #[arg(short, long, value_name = "FILE")]
     pub write: PathBuf,
-    /// Bytes of a frame that are kept [default: all].
+    /// Bytes that are kept of each frame [default: all]
     #[arg(long, value_name = "BYTES", value_parser = clap::value_parser!(u32).range(1..))]
     pub snaplen: Option<u32>,
-    /// End after so many frames.
+    /// End after so many frames [default: at a signal]
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
-    /// End after so many seconds.
-    #[arg(long)]
+    /// End after so many seconds [default: at a signal]
+    #[arg(long, value_name = "SECONDS")]
     pub seconds: Option<u64>,
 }
 
@@ -105,6 +120,7 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
+    use crate::config::{FaultKeys, IbverbsSpec, Keys, LINKS};
 
     #[test]
     fn the_command_line_that_scripts_use() {
@@ -125,6 +141,60 @@ mod tests {
         assert!(matches!(cli.command, Some(Command::Capture(CaptureArgs { snaplen: Some(96), count: None, .. }))));
     }
 
+    /// The text of `--help`, for each command, as a terminal shows it.
+    fn helps() -> Vec<String> {
+        let mut command = Cli::command();
+        command.build();
+        let subcommands: Vec<_> =
+            command.get_subcommands().map(|sub| sub.clone().render_long_help().to_string()).collect();
+        [command.render_long_help().to_string(), command.render_help().to_string()]
+            .into_iter()
+            .chain(subcommands)
+            .collect()
+    }
+
+    #[test]
+    fn help_fits_the_terminal() {
+        for help in helps() {
+            for line in help.lines() {
+                assert!(line.chars().count() <= 100, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn help_knows_every_key() {
+        let help = Cli::command().render_long_help().to_string();
+        let devices = DeviceSpec::KEYS.iter().filter(|key| !key.file_only);
+        for key in devices.chain(IbverbsSpec::KEYS) {
+            let row = format!("{}={} ", key.name, key.value);
+            assert!(help.lines().any(|line| line.trim_start().starts_with(&row)), "{row}");
+        }
+        for key in FaultKeys::KEYS {
+            assert!(help.contains(&format!("  {}:{} ", key.name, key.value)), "{}", key.name);
+        }
+        for word in LINKS.map(|(link, _)| link).into_iter().chain(["RUST_LOG", "SIGHUP", "XDG_RUNTIME_DIR"]) {
+            assert!(help.contains(word), "{word}");
+        }
+    }
+
+    /// A line of a table says one whole thing: it begins with a capital letter, and its default is said once.
+    #[test]
+    fn help_is_made_of_whole_lines() {
+        let keys = DeviceSpec::KEYS.iter().chain(IbverbsSpec::KEYS).chain(FaultKeys::KEYS);
+        for key in keys {
+            let line = key.summary();
+            assert!(line.starts_with(char::is_uppercase) && line.ends_with('.'), "{line}");
+            assert!(!line.contains("default"), "{line}");
+            assert!(key.doc.len() == 1 || key.doc[1].is_empty(), "{line}");
+        }
+        for help in helps() {
+            for line in help.lines() {
+                assert!(line.matches("[default").count() <= 1, "{line}");
+            }
+        }
+    }
+
     #[test]
     fn mistakes_are_named() {
         for (arguments, word) in [
@@ -132,9 +202,9 @@ mod tests {
             ("--device name=a,pin=maybe", "registered"),
             ("--backend verbs", "rxe"),
             ("--frobnicate", "frobnicate"),
-            ("status", "--control"),
             ("capture --control /c --device vm0", "--write"),
             ("capture --control /c --device vm0 -w f --snaplen 0", "snaplen"),
+            ("status --device vm0", "--device"),
         ] {
             let error = Cli::try_parse_from(["pvrdmad"].into_iter().chain(arguments.split(' '))).unwrap_err();
             assert!(error.to_string().contains(word), "{error}");

@@ -4,14 +4,16 @@
 //! and from there on the connection carries a capture in pcapng (see [`crate::capture`]) until the asking side closes its
 //! half. Anything else is answered with `{"error":"…"}`.
 
+use std::fs;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use log::{debug, error};
 use pvrdma_rxe::capture::{Capture, CaptureConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
@@ -20,7 +22,7 @@ use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::capture::stream::{self, Streams};
-use crate::socket::SocketFile;
+use crate::socket::{SocketFile, user};
 use crate::status::DaemonStatus;
 
 /// Longest question.
@@ -216,18 +218,36 @@ pub fn start_capture(path: &Path, device: &str, snaplen: Option<u32>) -> Result<
 
 fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
     let ask = || -> Result<(UnixStream, Response)> {
-        let stream = UnixStream::connect(path).context("no daemon answers there")?;
+        let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
         let mut request = serde_json::to_vec(request)?;
         request.push(b'\n');
         (&stream).write_all(&request)?;
-        match serde_json::from_slice(&read_line(&stream)?).context("the answer is not understood")? {
+        let answer = read_line(&stream)?;
+        // A vfio-user header has zeros, JSON does not.
+        if answer.contains(&0) {
+            bail!("this is the socket of a device, for its VMM; use the control socket");
+        }
+        match serde_json::from_slice(&answer).context("the answer is not understood")? {
             Response::Error(problem) => bail!("the daemon refused: {problem}"),
             response => Ok((stream, response)),
         }
     };
     ask().with_context(|| path.display().to_string())
+}
+
+/// Why nobody could be asked.
+fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
+    match (error.kind(), fs::metadata(path)) {
+        (io::ErrorKind::PermissionDenied, Ok(found)) => {
+            anyhow!("no permission to ask: the socket is of {}, mode {:o}", user(found.uid()), found.mode() & 0o777)
+        }
+        (io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused, _) => {
+            anyhow::Error::new(error).context("no daemon answers there (is it running, with --control?)")
+        }
+        _ => anyhow::Error::new(error).context("no daemon answers there"),
+    }
 }
 
 /// Reads up to the end of a line, and nothing of what follows: that may be a capture.

@@ -5,17 +5,18 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use log::warn;
+use log::{info, warn};
 use pvrdma_dev::PvrdmaDevice;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_ibverbs::Ibverbs;
 use pvrdma_rxe::{Rxe, RxeConfig};
 use pvrdma_verbs::Backend;
-use rustix::process::{Resource, Rlimit};
 
 use crate::config::{BackendSpec, Config, Device, Pin, Roce};
 use crate::control::ControlServer;
+use crate::control_path;
 use crate::network::Network;
+use crate::rlimits;
 use crate::sigbus;
 use crate::socket::SocketFile;
 use crate::status::{DaemonStatus, Reporter};
@@ -36,10 +37,10 @@ impl Daemon {
     /// # Errors
     /// A socket cannot be made or a device is not possible; nothing is left behind then.
     pub fn start(config: &Config, ready: &mut dyn Write) -> Result<Self> {
-        raise_memory_lock_limit();
+        rlimits::raise(config);
         sigbus::install();
         // All sockets first: they are what fails most often.
-        let control = config.control.as_deref().map(SocketFile::bind).transpose().context("control socket")?;
+        let control = control_socket(config)?;
         let sockets = config
             .devices
             .iter()
@@ -77,7 +78,7 @@ impl Daemon {
                     let (_, mac) = macs
                         .iter()
                         .find(|(name, _)| name == device)
-                        .ok_or_else(|| format!("there is no device '{device}'"))?;
+                        .ok_or_else(|| format!("there is no device '{device}' (the devices are {})", names(&macs)))?;
                     let rxe = rxe.as_ref().ok_or("the host's adapter moves the packets: capture there")?;
                     rxe.capture(*mac, config).map_err(|error| error.to_string())
                 };
@@ -85,6 +86,7 @@ impl Daemon {
             })
             .transpose()
             .context("control socket")?;
+        info!("{}", start_line(config));
         for device in &config.devices {
             // Whoever started us may not want to read this.
             let _ = writeln!(ready, "{}", ready_line(device));
@@ -92,6 +94,42 @@ impl Daemon {
         let _ = ready.flush();
         Ok(Self { _control: control, _servers: servers, _networks: networks })
     }
+}
+
+/// The control socket, if there is to be one. That a place nobody chose cannot be had is no reason not to serve.
+fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
+    if let Some(path) = &config.control {
+        return SocketFile::bind(path).map(Some).context("control socket");
+    }
+    let path = match control_path::for_daemon() {
+        Ok(Some(path)) => path,
+        Ok(None) => return Ok(None),
+        Err(error) => {
+            warn!("no control socket: the folder for it cannot be made: {error}");
+            return Ok(None);
+        }
+    };
+    match SocketFile::bind(&path) {
+        Ok(socket) => {
+            info!("control socket {}", path.display());
+            Ok(Some(socket))
+        }
+        Err(error) => {
+            warn!("no control socket: {:#}", anyhow::Error::new(error));
+            Ok(None)
+        }
+    }
+}
+
+/// Devices for people.
+fn names<T>(devices: &[(String, T)]) -> String {
+    devices.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
+/// What runs here, for the log.
+fn start_line(config: &Config) -> String {
+    let devices: Vec<_> = config.devices.iter().map(|device| device.config.name.as_str()).collect();
+    format!("pvrdmad {}: backend {}, devices {}", env!("CARGO_PKG_VERSION"), config.backend, devices.join(", "))
 }
 
 /// The devices' connections to the network, one place for each device.
@@ -151,14 +189,4 @@ fn ready_line(device: &Device) -> String {
     };
     let config = &device.config;
     format!("{}: ready on {} (mac {}, roce {roce}, pin {pin})", config.name, device.socket.display(), config.mac)
-}
-
-/// Guest memory is locked, so take all that we may.
-fn raise_memory_lock_limit() {
-    let Rlimit { current, maximum } = rustix::process::getrlimit(Resource::Memlock);
-    if current != maximum
-        && let Err(errno) = rustix::process::setrlimit(Resource::Memlock, Rlimit { current: maximum, maximum })
-    {
-        warn!("cannot raise the limit of locked memory: {errno}");
-    }
 }

@@ -10,10 +10,10 @@ use env_logger::Env;
 use log::info;
 use pvrdmad::capture;
 use pvrdmad::cli::{CaptureArgs, Cli, Command, ServeArgs, StatusArgs};
-use pvrdmad::config::Config;
+use pvrdmad::config::{Config, ConfigError, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
 fn main() -> ExitCode {
@@ -21,13 +21,15 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Some(Command::Status(args)) => status(&args),
         Some(Command::Capture(args)) => capture(&args),
+        Some(Command::Reference) => print(&reference::markdown()),
         None => serve(cli.serve),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pvrdmad: {error:#}");
-            ExitCode::FAILURE
+            // As for a wrong command line: starting again does not help.
+            if error.is::<ConfigError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
     }
 }
@@ -37,22 +39,37 @@ fn serve(args: ServeArgs) -> Result<()> {
     let (file, command_line) = args.into_parts();
     let config = Config::load(file.as_deref(), command_line)?;
     // Before the first socket exists, so that none is left behind.
-    let mut signals = Signals::new([SIGTERM, SIGINT]).context("signal handlers")?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2]).context("signal handlers")?;
     let daemon = Daemon::start(&config, &mut io::stdout())?;
-    signals.forever().next();
+    wait_for_end(&mut signals);
     info!("stopping");
     // Whoever asks twice does not want to wait.
     thread::spawn(move || {
-        signals.forever().next();
+        wait_for_end(&mut signals);
         std::process::exit(1);
     });
     drop(daemon);
     Ok(())
 }
 
+/// Waits for a signal that means the end. The others, whose default is to kill, are ignored.
+fn wait_for_end(signals: &mut Signals) {
+    for signal in signals.forever() {
+        match signal {
+            SIGHUP => info!("SIGHUP: reload is not supported yet"),
+            SIGTERM | SIGINT => return,
+            _ => {}
+        }
+    }
+}
+
 fn status(args: &StatusArgs) -> Result<()> {
-    let status = control::ask_status(&args.control)?;
+    let status = control::ask_status(&args.daemon.control()?)?;
     let text = if args.json { serde_json::to_string_pretty(&status)? + "\n" } else { status.render() };
+    print(&text)
+}
+
+fn print(text: &str) -> Result<()> {
     io::stdout().write_all(text.as_bytes()).context("standard output")
 }
 

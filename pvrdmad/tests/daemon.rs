@@ -277,7 +277,8 @@ fn sockets_of_the_dead_the_living_and_others() {
     let refused = Command::new(PROGRAM).args(place.arguments()).output().unwrap();
     assert_eq!(refused.status.code(), Some(1));
     let message = String::from_utf8(refused.stderr).unwrap();
-    assert!(message.contains("another process is listening"), "{message}");
+    let who = format!("another process (PID {}) is listening", running.child.id());
+    assert!(message.contains(&who), "{message}");
     // The one that runs was not disturbed.
     place.status();
     drop(running);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use log::debug;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use crate::cli::CaptureArgs;
@@ -31,8 +31,8 @@ const BLOCK_FRAME: usize = 12;
 /// The daemon does not answer, refuses, or says something that is no capture; the file cannot be written.
 pub fn run(args: &CaptureArgs) -> Result<u64> {
     // Before there is a file that a signal could leave cut.
-    let mut signals = Signals::new([SIGTERM, SIGINT]).context("signal handlers")?;
-    let stream = control::start_capture(&args.control, &args.device, args.snaplen)?;
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("signal handlers")?;
+    let stream = control::start_capture(&args.daemon.control()?, &args.device, args.snaplen)?;
     let output = open(&args.write)?;
     let enough = stream.try_clone().context("the connection")?;
     thread::spawn(move || {

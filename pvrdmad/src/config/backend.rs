@@ -4,8 +4,11 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use pvrdma_ibverbs::{CmMode, GidIndex, IbverbsConfig};
-use serde::{Deserialize, Deserializer};
+use pvrdma_ibverbs::{CmMode, GidIndex, IbverbsConfig, Network};
+use serde::Deserialize;
+
+use super::keys::{deserialize_from_str, keys};
+use super::pairs::{Syntax, from_pairs};
 
 /// What carries the traffic.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
@@ -17,7 +20,141 @@ pub enum BackendSpec {
     Ibverbs(IbverbsConfig),
 }
 
-const KEYS: &str = "device, port, gid-index, addresses, max-pinned, cm, poll";
+keys! {
+    /// The backend `ibverbs`: an RDMA adapter of the host.
+    pub(crate) struct IbverbsSpec {
+        /// RDMA device, as `rdma link` shows it.
+        ["device", "NAME", "required"]
+        device: String,
+        /// Port of that device; RoCE only.
+        ["port", "1..255", "1"]
+        port: Option<Port>,
+        /// Host GID that stands for guests.
+        ///
+        /// `auto`: the first RoCE v2 address that is not link-local.
+        ["gid-index", "auto|NUMBER", "auto"]
+        gid_index: Option<GidChoice>,
+        /// Networks of guest addresses.
+        ///
+        /// A list with `+` between them, as `192.0.2.0/24+fd00:1::/64`. The daemon puts an address of these networks on the host's interface while a guest has it. `given`: it puts none
+        /// there.
+        ["addresses", "given|NETWORKS", "given"]
+        addresses: Option<Addresses>,
+        /// Memory that one device may register.
+        ///
+        /// Each registration counts. The default is 64 GiB.
+        ["max-pinned", "BYTES", "68719476736"]
+        max_pinned: Option<u64>,
+        /// Reach of the guests' rdma_cm.
+        ///
+        /// `umad`: beyond this daemon, through the host's `ib_umad`. `local`: guests of this daemon. `auto`: `umad` if that is
+        /// possible, otherwise `local` with a warning.
+        ["cm", "auto|umad|local", "auto"]
+        cm: Option<Cm>,
+        /// Polling after a completion.
+        ///
+        /// Then the thread sleeps until the next one. 0 never polls.
+        ["poll", "MICROSECONDS", "50"]
+        poll: Option<u32>,
+    }
+}
+
+impl IbverbsSpec {
+    fn resolve(self) -> Result<IbverbsConfig, String> {
+        // The name becomes part of a path in /sys.
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
+        if self.device.is_empty() || !self.device.chars().all(plain) {
+            return Err(format!(
+                "'{}' is not the name of an RDMA device, as `rdma link` shows it (device=NAME)",
+                self.device
+            ));
+        }
+        let default = IbverbsConfig::new(self.device);
+        Ok(IbverbsConfig {
+            port: self.port.map_or(default.port, |Port(port)| port),
+            gid_index: self.gid_index.map_or(default.gid_index, |GidChoice(index)| index),
+            add_addresses: self.addresses.map_or(default.add_addresses, |Addresses(networks)| networks),
+            max_pinned: self.max_pinned.unwrap_or(default.max_pinned),
+            cm: self.cm.map_or(default.cm, Cm::into),
+            poll: self.poll.map_or(default.poll, |us| Duration::from_micros(us.into())),
+            device: default.device,
+        })
+    }
+}
+
+/// A port's number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Port(u8);
+
+impl FromStr for Port {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let port = text.parse().ok().filter(|&port| port != 0);
+        port.map(Self).ok_or_else(|| format!("'{text}' is not a number from 1 to 255"))
+    }
+}
+
+deserialize_from_str!(Port);
+
+/// `auto` or a number.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct GidChoice(GidIndex);
+
+impl FromStr for GidChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "auto" => Ok(Self(GidIndex::Auto)),
+            _ => match text.parse() {
+                Ok(index) => Ok(Self(GidIndex::Fixed(index))),
+                Err(_) => Err(format!("'{text}' is neither auto nor a number")),
+            },
+        }
+    }
+}
+
+deserialize_from_str!(GidChoice);
+
+/// `given`, or networks with `+` between them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Addresses(Vec<Network>);
+
+impl FromStr for Addresses {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        match text {
+            "given" => Ok(Self(Vec::new())),
+            networks => networks.split('+').map(str::parse).collect::<Result<_, _>>().map(Self),
+        }
+    }
+}
+
+deserialize_from_str!(Addresses);
+
+/// Reach of the guests' connection managers.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Cm {
+    /// As far as is possible.
+    Auto,
+    /// Everybody.
+    Umad,
+    /// Guests of this daemon.
+    Local,
+}
+
+impl From<Cm> for CmMode {
+    fn from(cm: Cm) -> Self {
+        match cm {
+            Cm::Auto => Self::Auto,
+            Cm::Umad => Self::Umad,
+            Cm::Local => Self::Local,
+        }
+    }
+}
 
 impl FromStr for BackendSpec {
     type Err = String;
@@ -28,54 +165,17 @@ impl FromStr for BackendSpec {
         match (kind, rest) {
             ("rxe", None) => Ok(Self::Rxe),
             ("rxe", Some(_)) => Err("the backend rxe has no options".to_owned()),
-            ("ibverbs", rest) => ibverbs(rest.unwrap_or_default()).map(Self::Ibverbs),
+            ("ibverbs", None) => Err("the backend ibverbs needs a device (device=NAME)".to_owned()),
+            ("ibverbs", Some(pairs)) => {
+                let syntax = Syntax { separator: ',', assign: '=', of: "the backend ibverbs" };
+                from_pairs::<IbverbsSpec>(pairs, syntax)?.resolve().map(Self::Ibverbs)
+            }
             _ => Err(format!("'{kind}' is not one of rxe or ibverbs,device=NAME")),
         }
     }
 }
 
-fn ibverbs(text: &str) -> Result<IbverbsConfig, String> {
-    let mut config = IbverbsConfig::new("");
-    let mut seen = Vec::new();
-    for part in text.split(',').filter(|part| !part.is_empty()) {
-        let (key, value) = part.split_once('=').unwrap_or((part, ""));
-        if value.is_empty() {
-            return Err(format!("'{part}': expected KEY=VALUE (the keys of ibverbs are {KEYS})"));
-        }
-        let wrong = || format!("{key}: '{value}' is not a number that fits");
-        match key {
-            "device" => value.clone_into(&mut config.device),
-            "port" => config.port = value.parse().ok().filter(|&port| port != 0).ok_or_else(wrong)?,
-            "gid-index" if value == "auto" => config.gid_index = GidIndex::Auto,
-            "gid-index" => config.gid_index = GidIndex::Fixed(value.parse().map_err(|_| wrong())?),
-            "addresses" if value == "given" => config.add_addresses.clear(),
-            "addresses" => config.add_addresses = value.split('+').map(str::parse).collect::<Result<_, _>>()?,
-            "max-pinned" => config.max_pinned = value.parse().map_err(|_| wrong())?,
-            "cm" => {
-                config.cm = match value {
-                    "auto" => CmMode::Auto,
-                    "umad" => CmMode::Umad,
-                    "local" => CmMode::Local,
-                    _ => return Err(format!("cm: '{value}' is not one of auto, umad or local")),
-                }
-            }
-            "poll" => config.poll = Duration::from_micros(value.parse::<u32>().map_err(|_| wrong())?.into()),
-            _ => return Err(format!("unknown key '{key}' (the keys of ibverbs are {KEYS})")),
-        }
-        if seen.contains(&key) {
-            return Err(format!("'{key}' is given twice"));
-        }
-        seen.push(key);
-    }
-    // The name becomes part of a path in /sys.
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
-    if config.device.is_empty() || !config.device.chars().all(plain) {
-        return Err(
-            "the backend ibverbs needs the name of an RDMA device, as `rdma link` shows it (device=NAME)".into()
-        );
-    }
-    Ok(config)
-}
+deserialize_from_str!(BackendSpec);
 
 impl fmt::Display for BackendSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -83,12 +183,6 @@ impl fmt::Display for BackendSpec {
             Self::Rxe => f.write_str("rxe"),
             Self::Ibverbs(config) => write!(f, "ibverbs ({} port {})", config.device, config.port),
         }
-    }
-}
-
-impl<'de> Deserialize<'de> for BackendSpec {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
     }
 }
 
@@ -124,7 +218,7 @@ mod tests {
             ("ibverbs,device=a,port=0", "port"),
             ("ibverbs,device=a,port=999", "port"),
             ("ibverbs,device=a,gid-index=x", "gid-index"),
-            ("ibverbs,device=a,cm=yes", "auto, umad or local"),
+            ("ibverbs,device=a,cm=yes", "cm: 'yes' is not one of auto, umad, local"),
             ("ibverbs,device=a,device=b", "twice"),
             ("ibverbs,device=a,addresses=10.0.0.1", "network"),
             ("ibverbs,device=a,addresses=10.0.0.0/8+", "network"),

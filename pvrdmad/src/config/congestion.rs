@@ -4,7 +4,8 @@ use std::ops::RangeInclusive;
 use std::time::Duration;
 
 use pvrdma_rxe::Congestion;
-use serde::Deserialize;
+
+use super::keys::keys;
 
 /// Microseconds that mean something.
 const INTERVALS: RangeInclusive<u32> = 1..=1_000_000;
@@ -13,36 +14,49 @@ const RATES: RangeInclusive<u32> = 1..=1_000_000;
 /// Bytes per second of a megabit per second.
 const MEGABIT: u64 = 125_000;
 
-/// What is not given keeps its default, see [`Congestion`].
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct CongestionSpec {
-    /// Shortest time between two notifications for a queue pair.
-    pub cnp_interval_us: Option<u32>,
-    /// DSCP of notifications.
-    pub cnp_dscp: Option<u8>,
-    /// 802.1p priority of notifications with a tag.
-    pub cnp_priority: Option<u8>,
-    /// The rate before the first cut.
-    pub line_rate_mbps: Option<u32>,
-    /// No cut goes below it.
-    pub min_rate_mbps: Option<u32>,
-    /// Shortest time between two cuts.
-    pub cut_interval_us: Option<u32>,
-    /// How often the estimate of congestion is renewed.
-    pub alpha_interval_us: Option<u32>,
-    /// A new observation has the weight of one in so many.
-    pub alpha_weight: Option<u32>,
-    /// Time without a cut after which the rate grows.
-    pub increase_interval_us: Option<u32>,
-    /// Bytes after which it grows, too.
-    pub increase_bytes: Option<u64>,
-    /// Growths of each kind that go half the way back.
-    pub recovery_steps: Option<u32>,
-    /// Growth of the aim after that.
-    pub additive_increase_mbps: Option<u32>,
-    /// The same when time and bytes agree.
-    pub hyper_increase_mbps: Option<u32>,
+keys! {
+    /// Parameters of congestion control; what is not given keeps its default, see [`Congestion`].
+    pub struct CongestionSpec {
+        /// Shortest time between two CNPs for a queue pair.
+        ["cnp_interval_us", "MICROSECONDS", "50"]
+        cnp_interval_us: Option<u32>,
+        /// DSCP of CNPs.
+        ["cnp_dscp", "0..63", "48"]
+        cnp_dscp: Option<u8>,
+        /// 802.1p priority of CNPs that have a tag.
+        ["cnp_priority", "0..7", "6"]
+        cnp_priority: Option<u8>,
+        /// Rate before the first cut, in Mb/s.
+        ["line_rate_mbps", "MBPS", "10000"]
+        line_rate_mbps: Option<u32>,
+        /// Rate below which no cut goes, in Mb/s.
+        ["min_rate_mbps", "MBPS", "10"]
+        min_rate_mbps: Option<u32>,
+        /// Shortest time between two rate cuts.
+        ["cut_interval_us", "MICROSECONDS", "200"]
+        cut_interval_us: Option<u32>,
+        /// Time between two updates of alpha, the estimate of congestion.
+        ["alpha_interval_us", "MICROSECONDS", "220"]
+        alpha_interval_us: Option<u32>,
+        /// Weight of a new observation in alpha: one in so many (1/g).
+        ["alpha_weight", "1..65536", "256"]
+        alpha_weight: Option<u32>,
+        /// Time without a cut after which the rate increases.
+        ["increase_interval_us", "MICROSECONDS", "220"]
+        increase_interval_us: Option<u32>,
+        /// Bytes sent without a cut after which the rate increases, too.
+        ["increase_bytes", "BYTES", "10485760"]
+        increase_bytes: Option<u64>,
+        /// Increases of each kind that go half of the way back (fast recovery, F).
+        ["recovery_steps", "NUMBER", "5"]
+        recovery_steps: Option<u32>,
+        /// Increase of the target rate after that, in Mb/s (R_AI).
+        ["additive_increase_mbps", "MBPS", "40"]
+        additive_increase_mbps: Option<u32>,
+        /// The same once both time and bytes have come so far, in Mb/s (R_HAI).
+        ["hyper_increase_mbps", "MBPS", "400"]
+        hyper_increase_mbps: Option<u32>,
+    }
 }
 
 impl CongestionSpec {

@@ -8,7 +8,7 @@ use pvrdma_verbs::GidType;
 
 use super::error::ConfigError;
 use super::network::NetworkSpec;
-use super::spec::DeviceSpec;
+use super::spec::{DeviceSpec, Mac};
 use super::tunnel::TunnelKeys;
 use super::words::{Forged, Pcp, Pin, Roce, Switch};
 
@@ -47,7 +47,7 @@ impl DeviceSpec {
             return Err(problem("a name has 1 to 32 letters, digits, '-', '_' or '.'".to_owned()));
         }
         let socket = self.socket.clone().ok_or_else(|| problem("needs a socket (socket=PATH)".to_owned()))?;
-        let mac = self.mac.ok_or_else(|| problem("needs an Ethernet address (mac=MAC)".to_owned()))?;
+        let Mac(mac) = self.mac.ok_or_else(|| problem("needs a MAC address (mac=MAC)".to_owned()))?;
         let mut config = DeviceConfig::new(self.name.clone(), mac);
         config.version = self.version.unwrap_or(config.version);
         if !(17..=20).contains(&config.version) {
@@ -62,7 +62,7 @@ impl DeviceSpec {
             Roce::V1 => GidType::RoceV1,
             Roce::V2 => GidType::RoceV2,
         };
-        config.intx = self.intx.unwrap_or(false);
+        config.intx = self.intx == Some(Switch::On);
         config.limits = self.limits.resolve();
         let tunnel = TunnelKeys { remotes: self.remotes.clone(), vni: self.vni, learn: self.learn };
         let mut network = NetworkSpec::new(self.uplink.clone(), tunnel, self.nic.clone(), self.mtu).map_err(problem)?;

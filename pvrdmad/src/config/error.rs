@@ -4,11 +4,11 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-/// Why there is nothing sensible to serve.
+/// Why there is nothing sensible to serve. What the system said is the source, and not repeated here.
 #[derive(Debug, Error)]
 pub enum ConfigError {
     /// The file cannot be read.
-    #[error("{path}: {source}")]
+    #[error("{}", path.display())]
     Read {
         /// Which file.
         path: PathBuf,
@@ -16,12 +16,12 @@ pub enum ConfigError {
         source: std::io::Error,
     },
     /// The file is not what it should be.
-    #[error("{path}: {source}")]
+    #[error("{}: {problem}", path.display())]
     Parse {
         /// Which file.
         path: PathBuf,
-        /// Why.
-        source: Box<toml::de::Error>,
+        /// Line, column and what is wrong there.
+        problem: String,
     },
     /// A device is not described completely or not correctly.
     #[error("device {name}: {problem}")]
@@ -35,6 +35,8 @@ pub enum ConfigError {
     #[error("congestion: {0}")]
     Congestion(String),
     /// There is no device.
-    #[error("no device: give --device name=NAME,socket=PATH,mac=MAC or a configuration file with [[device]]")]
+    #[error(
+        "no device: give --device name=NAME,socket=PATH,mac=MAC or a configuration file with [[device]] (try: pvrdmad --help)"
+    )]
     Nothing,
 }

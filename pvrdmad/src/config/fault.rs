@@ -1,20 +1,60 @@
-//! A bad cable, for tests: the faults of a device's uplink in the words of the command line.
+//! Faults injected on a device's uplink, in the words of the command line.
 
 use std::str::FromStr;
 use std::sync::Arc;
 
 use pvrdma_ether_link::Link;
 use pvrdma_ether_link::fault::{FaultLink, Faults};
-use serde::{Deserialize, Deserializer};
+
+use super::keys::{deserialize_from_str, keys};
+use super::pairs::{Syntax, from_pairs};
 
 /// Steps of a rate: a hundredth of a percent.
 const STEPS: f64 = 10_000.0;
-/// The words, for messages.
-const GRAMMAR: &str = "loss, duplicate, reorder, corrupt or delay with a rate of 0.0001 to 1 (loss:0.01), or seed with a \
-                       number, separated by '/'";
 
-/// Faults of a link: `loss:0.01/duplicate:0.01/reorder:0.01/corrupt:0.01/delay:0.01/seed:7`, in any order, what is left out
-/// does not happen. Rates are of frames, in each direction. The seed (1 if not given) makes a run repeatable.
+keys! {
+    /// Faults of a link in both directions: each rate is a fraction of all frames, omitted faults are off.
+    pub(crate) struct FaultKeys {
+        /// Frames that are lost.
+        ["loss", "RATE", ""]
+        loss: Option<Rate>,
+        /// Frames that arrive twice.
+        ["duplicate", "RATE", ""]
+        duplicate: Option<Rate>,
+        /// Frames that later ones overtake.
+        ["reorder", "RATE", ""]
+        reorder: Option<Rate>,
+        /// Frames with a flipped bit.
+        ["corrupt", "RATE", ""]
+        corrupt: Option<Rate>,
+        /// Frames that arrive late.
+        ["delay", "RATE", ""]
+        delay: Option<Rate>,
+        /// The same seed makes the same faults again.
+        ["seed", "NUMBER", "1"]
+        seed: Option<u64>,
+    }
+}
+
+/// A fraction of frames, in [`STEPS`].
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Rate(u16);
+
+impl FromStr for Rate {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let steps =
+            text.parse().ok().map(|rate: f64| (rate * STEPS).round()).filter(|steps| (1.0..=STEPS).contains(steps));
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in the range that is asked for")]
+        let rate = steps.map(|steps| Self(steps as u16));
+        rate.ok_or_else(|| format!("'{text}' is not a rate of 0.0001 to 1"))
+    }
+}
+
+deserialize_from_str!(Rate);
+
+/// Faults of a link: `loss:0.01/duplicate:0.01/seed:7`, in any order.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct FaultSpec {
     faults: Faults,
@@ -32,46 +72,23 @@ impl FromStr for FaultSpec {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let (mut faults, mut seed) = (Faults::default(), None);
-        for part in text.split('/') {
-            let wrong = || format!("'{part}': expected {GRAMMAR}");
-            let (word, value) = part.split_once(':').ok_or_else(wrong)?;
-            let rate = match word {
-                "loss" => &mut faults.loss,
-                "duplicate" => &mut faults.duplicate,
-                "reorder" => &mut faults.reorder,
-                "corrupt" => &mut faults.corrupt,
-                "delay" => &mut faults.delay,
-                "seed" if seed.is_none() => {
-                    seed = Some(value.parse().map_err(|_| wrong())?);
-                    continue;
-                }
-                _ => return Err(wrong()),
-            };
-            if *rate != 0 {
-                return Err(format!("'{word}' is given twice"));
-            }
-            *rate = value.parse().ok().and_then(steps).ok_or_else(wrong)?;
-        }
+        let keys: FaultKeys = from_pairs(text, Syntax { separator: '/', assign: ':', of: "fault" })?;
+        let steps = |rate: Option<Rate>| rate.map_or(0, |Rate(steps)| steps);
+        let faults = Faults {
+            loss: steps(keys.loss),
+            duplicate: steps(keys.duplicate),
+            reorder: steps(keys.reorder),
+            corrupt: steps(keys.corrupt),
+            delay: steps(keys.delay),
+        };
         if faults == Faults::default() {
-            return Err(format!("'{text}': no fault; expected {GRAMMAR}"));
+            return Err(format!("'{text}' holds no fault, as loss:0.01"));
         }
-        Ok(Self { faults, seed: seed.unwrap_or(1) })
+        Ok(Self { faults, seed: keys.seed.unwrap_or(1) })
     }
 }
 
-/// A rate in steps, if it is at least one and at most all.
-fn steps(rate: f64) -> Option<u16> {
-    let steps = (rate * STEPS).round();
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "in the range that is asked for")]
-    (1.0..=STEPS).contains(&steps).then_some(steps as u16)
-}
-
-impl<'de> Deserialize<'de> for FaultSpec {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+deserialize_from_str!(FaultSpec);
 
 #[cfg(test)]
 mod tests {

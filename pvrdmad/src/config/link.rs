@@ -1,12 +1,12 @@
 //! A link in the words of the command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use pvrdma_ether_link::InterfaceName;
 use pvrdma_ether_link::vxlan::{Vni, VxlanConfig};
-use serde::{Deserialize, Deserializer};
 
+use super::keys::deserialize_from_str;
 use super::tunnel::TunnelAddress;
 
 /// One end of a link.
@@ -30,6 +30,26 @@ pub enum LinkSpec {
     /// `tap:NAME`: an interface of the host that ends here; made unless it is there.
     Tap(InterfaceName),
 }
+
+impl LinkSpec {
+    /// The socket that the daemon makes for it, if it makes one.
+    pub fn socket(&self) -> Option<&Path> {
+        match self {
+            Self::Listen(path) | Self::Datagrams { local: path, .. } => Some(path),
+            Self::Connect(_) | Self::Vxlan(_) | Self::AfPacket(_) | Self::Tap(_) => None,
+        }
+    }
+}
+
+/// Kinds of links with what they are, for `--help` and the reference page.
+pub(crate) const LINKS: [(&str, &str); 6] = [
+    ("af_packet:INTERFACE", "an interface of this host; needs CAP_NET_RAW"),
+    ("vxlan:ADDRESS[:PORT]", "a tunnel over UDP from this address; uplink only"),
+    ("tap:NAME", "an interface of this host that ends here"),
+    ("unix:PATH", "listens for QEMU's -netdev stream,server=off"),
+    ("unix-connect:PATH", "connects to -netdev stream,server=on"),
+    ("unix-dgram:LOCAL:REMOTE", "sockets of -netdev dgram"),
+];
 
 /// Kinds of links, for who asks for another one.
 const KINDS: &str =
@@ -61,11 +81,7 @@ impl FromStr for LinkSpec {
     }
 }
 
-impl<'de> Deserialize<'de> for LinkSpec {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+deserialize_from_str!(LinkSpec);
 
 #[cfg(test)]
 mod tests {

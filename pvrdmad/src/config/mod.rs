@@ -5,10 +5,14 @@ mod congestion;
 mod device;
 mod error;
 mod fault;
+pub(crate) mod help;
+mod keys;
 mod limits;
 mod link;
 mod load;
 mod network;
+mod pairs;
+pub mod reference;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -23,3 +27,5 @@ pub use self::load::{Config, ConfigSpec};
 pub use self::network::NetworkSpec;
 pub use self::spec::DeviceSpec;
 pub use self::words::{Pin, Roce};
+#[cfg(test)]
+pub(crate) use self::{backend::IbverbsSpec, fault::FaultKeys, keys::Keys, link::LINKS};

@@ -1,196 +1,132 @@
 //! A device in the words of the command line and of the file.
 
-use std::collections::HashSet;
 use std::path::PathBuf;
 use std::str::FromStr;
 
 use pvrdma_verbs::MacAddr;
-use serde::de::IntoDeserializer;
-use serde::de::value::{Error as ValueError, StrDeserializer};
-use serde::{Deserialize, Deserializer};
 
 use super::fault::FaultSpec;
+use super::keys::{deserialize_from_str, keys};
 use super::limits::LimitsSpec;
 use super::link::LinkSpec;
+use super::pairs::{Syntax, from_pairs};
 use super::tunnel::{Learn, TunnelAddress};
 use super::words::{Forged, Pcp, Pin, Roce, Switch};
 
-/// A device as the file or the command line describes it, possibly incompletely.
-#[derive(Clone, PartialEq, Eq, Debug, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DeviceSpec {
-    /// Name in logs and status.
-    pub name: String,
-    /// Where the VMM connects.
-    pub socket: Option<PathBuf>,
-    /// Ethernet address of the paired network function.
-    #[serde(default, deserialize_with = "mac")]
-    pub mac: Option<MacAddr>,
-    /// Encapsulation.
-    pub roce: Option<Roce>,
-    /// Residency of guest memory.
-    pub pin: Option<Pin>,
-    /// Interface version.
-    pub version: Option<u32>,
-    /// Whether there is a legacy interrupt.
-    pub intx: Option<bool>,
-    /// The way to other hosts: `unix:PATH`, `unix-connect:PATH`, `unix-dgram:LOCAL:REMOTE`, `tap:NAME`,
-    /// `af_packet:INTERFACE` or
-    /// `vxlan:ADDRESS[:PORT]`.
-    pub uplink: Option<LinkSpec>,
-    /// Other ends of a vxlan uplink, `ADDRESS[:PORT]`. A list in the file, a key that may come again on the command line.
-    #[serde(default, rename = "remote")]
-    pub remotes: Vec<TunnelAddress>,
-    /// Network identifier of a vxlan uplink.
-    pub vni: Option<u32>,
-    /// What a vxlan uplink learns: `stations` behind the remotes, or also `remotes`.
-    pub learn: Option<Learn>,
-    /// The link to the paired network function.
-    pub nic: Option<LinkSpec>,
-    /// Bytes of an IP packet that the network carries.
-    pub mtu: Option<u32>,
-    /// VLAN of both functions.
-    pub vlan: Option<u16>,
-    /// Priorities of packets without a VLAN.
-    pub pcp: Option<Pcp>,
-    /// Forged transmits.
-    pub forged: Option<Forged>,
-    /// Congestion control, with the parameters of the file.
-    pub congestion: Option<Switch>,
-    /// What the uplink suffers from, for tests.
-    pub fault: Option<FaultSpec>,
-    /// Upper limits, in the file only.
-    #[serde(default)]
-    pub limits: LimitsSpec,
+keys! {
+    /// A device as the file or the command line describes it, possibly incompletely.
+    pub struct DeviceSpec {
+        /// Name in logs, in status and for captures.
+        ///
+        /// 1 to 32 letters, digits, `-`, `_` or `.`. A device of the same name in the file is changed, not added.
+        ["name", "NAME", "required"]
+        name: String,
+        /// Socket where the VMM connects.
+        ///
+        /// Made with mode 600. A socket of a process that is gone is replaced; anything else at this path is left alone.
+        ["socket", "PATH", "required"]
+        socket: Option<PathBuf>,
+        /// MAC address of the guest's network card.
+        ///
+        /// Six hexadecimal bytes with colons or dashes. The driver demands a vmxnet3 with this address in the same slot.
+        ["mac", "MAC", "required"]
+        mac: Option<Mac>,
+        /// Encapsulation of RDMA packets.
+        ///
+        /// `v1`: directly in Ethernet frames. `v2`: in UDP, so that routers pass them. Versions below 18 know `v1` only, which
+        /// is their default.
+        ["roce", "v1|v2", "v2"]
+        roce: Option<Roce>,
+        /// Guest memory that stays resident.
+        ///
+        /// `all`: all of it, from the moment the VMM maps it. `registered`: memory regions, for as long as they are
+        /// registered. `off`: nothing. What is resident counts against `RLIMIT_MEMLOCK`.
+        ["pin", "all|registered|off", "all"]
+        pin: Option<Pin>,
+        /// Version of the PVRDMA interface.
+        ["version", "17..20", "20"]
+        version: Option<u32>,
+        /// Offer a legacy interrupt beside MSI-X.
+        ["intx", "on|off", "off"]
+        intx: Option<Switch>,
+        /// Link to other hosts.
+        ["uplink", "LINK", ""]
+        uplink: Option<LinkSpec>,
+        /// Other end of a vxlan uplink; repeatable.
+        ///
+        /// A list in the file. The port is 4789 unless it is given; an IPv6 address with a port stands in brackets.
+        ["remote", "ADDRESS[:PORT]", ""]
+        #[serde(default)]
+        remotes: Vec<TunnelAddress>,
+        /// VXLAN network identifier of the uplink.
+        ["vni", "0..16777215", "0"]
+        vni: Option<u32>,
+        /// Whom a vxlan uplink listens to.
+        ///
+        /// `stations`: to its remotes only. `remotes`: to everybody, and senders become remotes.
+        ["learn", "stations|remotes", "stations"]
+        learn: Option<Learn>,
+        /// Link to the network card of the same MAC.
+        ///
+        /// The other end is QEMU's `-netdev`. Frames that are not RDMA pass between this link and the uplink.
+        ["nic", "LINK", ""]
+        nic: Option<LinkSpec>,
+        /// Longest IP packet, 576 to 65535 bytes.
+        ///
+        /// In a tunnel the default is 1450 over IPv4 and 1430 over IPv6. The path MTU of the RDMA port follows from it.
+        ["mtu", "BYTES", "1500"]
+        mtu: Option<u32>,
+        /// VLAN of the device and its network card.
+        ///
+        /// An access port: the guest sends and receives no tags, the network sees one.
+        ["vlan", "1..4094", ""]
+        vlan: Option<u16>,
+        /// Which packets carry an 802.1p priority.
+        ///
+        /// `tagged`: those with a tag for their VLAN. `always`: all; packets of no VLAN get a tag with VLAN 0.
+        ["pcp", "tagged|always", "tagged"]
+        pcp: Option<Pcp>,
+        /// Frames of the network card from other MACs.
+        ///
+        /// `refuse`: they are dropped. `allow`: they pass, as a bridge inside the guest needs it.
+        ["forged", "refuse|allow", "refuse"]
+        forged: Option<Forged>,
+        /// Congestion control (DCQCN, RoCE v2 only).
+        ///
+        /// Its parameters are in the table `[congestion]` of the file.
+        ["congestion", "on|off", "on"]
+        congestion: Option<Switch>,
+        /// Faults injected on the uplink, for tests.
+        ["fault", "FAULT:RATE/...", ""]
+        fault: Option<FaultSpec>,
+        /// Upper limits, a table.
+        ["limits", "TABLE", "", file]
+        #[serde(default)]
+        limits: LimitsSpec,
+    }
 }
-
-fn mac<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<MacAddr>, D::Error> {
-    let text = String::deserialize(deserializer)?;
-    text.parse().map(Some).map_err(serde::de::Error::custom)
-}
-
-/// Keys of `--device`.
-const KEYS: &str = "name, socket, mac, roce, pin, version, intx, uplink, remote, vni, learn, nic, mtu, vlan, pcp, forged, \
-    congestion, fault";
 
 impl FromStr for DeviceSpec {
     type Err = String;
 
-    /// Parses `key=value,key=value`. Values hold no commas; a path that has one goes into the file.
+    /// Parses `key=value,key=value`.
     fn from_str(text: &str) -> Result<Self, String> {
-        let mut spec = Self::named(String::new());
-        let mut seen = HashSet::new();
-        for part in text.split(',') {
-            let (key, value) = part.split_once('=').unwrap_or((part, if part == "intx" { "true" } else { "" }));
-            if value.is_empty() {
-                return Err(format!("'{part}': expected KEY=VALUE (the keys are {KEYS})"));
-            }
-            match key {
-                "name" => value.clone_into(&mut spec.name),
-                "socket" => spec.socket = Some(PathBuf::from(value)),
-                "mac" => spec.mac = Some(value.parse()?),
-                "roce" => spec.roce = Some(word(key, value)?),
-                "pin" => spec.pin = Some(word(key, value)?),
-                "version" => {
-                    spec.version = Some(value.parse().map_err(|_| format!("version: '{value}' is not a number"))?);
-                }
-                "intx" => spec.intx = Some(value.parse().map_err(|_| format!("intx: '{value}' is not true or false"))?),
-                "uplink" => spec.uplink = Some(value.parse().map_err(|error| format!("uplink: {error}"))?),
-                "remote" => spec.remotes.push(value.parse().map_err(|error| format!("remote: {error}"))?),
-                "vni" => spec.vni = Some(value.parse().map_err(|_| format!("vni: '{value}' is not a number"))?),
-                "learn" => spec.learn = Some(word(key, value)?),
-                "nic" => spec.nic = Some(value.parse().map_err(|error| format!("nic: {error}"))?),
-                "mtu" => spec.mtu = Some(value.parse().map_err(|_| format!("mtu: '{value}' is not a number"))?),
-                "vlan" => spec.vlan = Some(value.parse().map_err(|_| format!("vlan: '{value}' is not a number"))?),
-                "pcp" => spec.pcp = Some(word(key, value)?),
-                "forged" => spec.forged = Some(word(key, value)?),
-                "congestion" => spec.congestion = Some(word(key, value)?),
-                "fault" => spec.fault = Some(value.parse().map_err(|error| format!("fault: {error}"))?),
-                _ => return Err(format!("unknown key '{key}' (the keys are {KEYS})")),
-            }
-            if !seen.insert(key) && key != "remote" {
-                return Err(format!("'{key}' is given twice"));
-            }
-        }
-        if spec.name.is_empty() {
-            return Err("a device needs a name (name=NAME)".to_owned());
-        }
-        Ok(spec)
+        from_pairs(text, Syntax { separator: ',', assign: '=', of: "a device" })
     }
 }
 
-/// One of a few words.
-fn word<'de, T: Deserialize<'de>>(key: &str, value: &'de str) -> Result<T, String> {
-    let deserializer: StrDeserializer<'_, ValueError> = value.into_deserializer();
-    T::deserialize(deserializer).map_err(|error| format!("{key}: {error}"))
-}
+/// A MAC address that a device can have.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Mac(pub MacAddr);
 
-impl DeviceSpec {
-    fn named(name: String) -> Self {
-        Self {
-            name,
-            socket: None,
-            mac: None,
-            roce: None,
-            pin: None,
-            version: None,
-            intx: None,
-            uplink: None,
-            remotes: Vec::new(),
-            vni: None,
-            learn: None,
-            nic: None,
-            mtu: None,
-            vlan: None,
-            pcp: None,
-            forged: None,
-            congestion: None,
-            fault: None,
-            limits: LimitsSpec::default(),
-        }
-    }
+impl FromStr for Mac {
+    type Err = String;
 
-    /// Takes what the command line gives.
-    pub(super) fn override_with(&mut self, other: Self) {
-        let Self {
-            name: _,
-            socket,
-            mac,
-            roce,
-            pin,
-            version,
-            intx,
-            uplink,
-            remotes,
-            vni,
-            learn,
-            nic,
-            mtu,
-            vlan,
-            pcp,
-            forged,
-            congestion,
-            fault,
-            limits: _,
-        } = other;
-        self.socket = socket.or_else(|| self.socket.take());
-        self.mac = mac.or(self.mac);
-        self.roce = roce.or(self.roce);
-        self.pin = pin.or(self.pin);
-        self.version = version.or(self.version);
-        self.intx = intx.or(self.intx);
-        self.uplink = uplink.or_else(|| self.uplink.take());
-        if !remotes.is_empty() {
-            self.remotes = remotes;
-        }
-        self.vni = vni.or(self.vni);
-        self.learn = learn.or(self.learn);
-        self.nic = nic.or_else(|| self.nic.take());
-        self.mtu = mtu.or(self.mtu);
-        self.vlan = vlan.or(self.vlan);
-        self.pcp = pcp.or(self.pcp);
-        self.forged = forged.or(self.forged);
-        self.congestion = congestion.or(self.congestion);
-        self.fault = fault.or(self.fault);
+    /// Parses six hexadecimal bytes with colons or with dashes.
+    fn from_str(text: &str) -> Result<Self, String> {
+        let address: MacAddr = if text.contains(':') { text.parse() } else { text.replace('-', ":").parse() }?;
+        if address.0 == [0; 6] { Err(format!("'{text}' is no address of a device")) } else { Ok(Self(address)) }
     }
 }
+
+deserialize_from_str!(Mac);

@@ -5,6 +5,10 @@ use std::path::Path;
 use pvrdma_dev::Limits;
 use pvrdma_rxe::Congestion;
 
+use super::backend::IbverbsSpec;
+use super::congestion::CongestionSpec;
+use super::keys::{Key, Keys};
+use super::limits::LimitsSpec;
 use super::*;
 
 fn args(devices: &[&str]) -> ConfigSpec {
@@ -66,10 +70,14 @@ fn mistakes_in_a_device() {
         ("name=a,name=b", "twice"),
         ("name=a,mac=53:54:00:00:00:01", "multicast"),
         ("name=a,mac=52:54", "MAC"),
-        ("name=a,roce=v3", "expected `v1` or `v2`"),
+        ("name=a,mac=00:00:00:00:00:00", "no address of a device"),
+        ("name=a,sock=/a", "unknown key 'sock'; did you mean 'socket'? (the keys of a device are name, socket, mac"),
+        ("name=a,limits=3", "unknown key 'limits'"),
+        ("name=a,roce=v3", "roce: 'v3' is not one of v1, v2"),
         ("name=a,pin=yes", "registered"),
         ("name=a,version=new", "not a number"),
-        ("name=a,intx=perhaps", "true or false"),
+        ("name=a,version=99999999999", "version: '99999999999' is not a number from 0 to 4294967295"),
+        ("name=a,intx=perhaps", "intx: 'perhaps' is neither on nor off"),
         ("name=a,vlan=x", "not a number"),
         ("name=a,pcp=never", "tagged"),
         ("name=a,forged=yes", "refuse"),
@@ -77,7 +85,7 @@ fn mistakes_in_a_device() {
         ("name=a,uplink=vxlan:here", "uplink: 'here' is not an IP address"),
         ("name=a,remote=there", "remote: 'there' is not an IP address"),
         ("name=a,vni=blue", "vni: 'blue' is not a number"),
-        ("name=a,learn=french", "expected `stations` or `remotes`"),
+        ("name=a,learn=french", "learn: 'french' is not one of stations, remotes"),
         ("name=a,vni=1,vni=2", "twice"),
         ("name=a,fault=loss:2", "rate of 0.0001 to 1"),
     ] {
@@ -95,13 +103,114 @@ fn mistakes_in_a_device() {
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=4095"], "1 to 4094"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=17,roce=v2"], "RoCE v2"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=a,socket=/b,mac=52:54:00:00:00:02"], "name is taken"),
-        (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/a,mac=52:54:00:00:00:02"], "same socket"),
-        (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/b,mac=52:54:00:00:00:01"], "same MAC"),
+        (
+            &["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/a,mac=52:54:00:00:00:02"],
+            "device b: socket /a is also the socket of device a",
+        ),
+        (
+            &["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/b,mac=52:54:00:00:00:01"],
+            "device b: device a has the same MAC",
+        ),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,fault=loss:0.1"], "uplink"),
     ] {
         let error = Config::merge(ConfigSpec::default(), args(devices)).unwrap_err().to_string();
         assert!(error.contains(word), "{devices:?}: {error}");
     }
+}
+
+#[test]
+fn ways_to_write_a_value() {
+    let spec = |text: &str| text.parse::<DeviceSpec>().unwrap();
+    let mac = spec("name=a,mac=52:54:00:00:00:01").mac;
+    assert_eq!(spec("name=a,mac=52-54-00-00-00-01").mac, mac);
+    let on = spec("name=a,intx").intx;
+    for (word, other) in [("on", "off"), ("true", "false"), ("yes", "no")] {
+        assert_eq!(spec(&format!("name=a,intx={word}")).intx, on);
+        assert_ne!(spec(&format!("name=a,intx={other}")).intx, on);
+    }
+    let file = |text: &str| toml::from_str::<DeviceSpec>(&format!("name = \"a\"\nintx = {text}")).unwrap().intx;
+    assert_eq!((file("true"), file("\"on\"")), (on, on));
+    assert_eq!(spec("name=a,remote=10.0.0.1,remote=10.0.0.2").remotes.len(), 2);
+}
+
+#[test]
+fn sockets_of_one_place() {
+    let folder = tempfile::tempdir().unwrap();
+    std::os::unix::fs::symlink(folder.path(), folder.path().join("again")).unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let device = |name: &str, mac: u8, rest: &str| format!("name={name},mac=52:54:00:00:00:0{mac},{rest}");
+    let load = |devices: &[String], control: Option<String>| {
+        let devices = devices.iter().map(|text| text.parse().unwrap()).collect();
+        let command_line = ConfigSpec { devices, control: control.map(Into::into), ..ConfigSpec::default() };
+        Config::load(None, command_line).unwrap_err().to_string()
+    };
+    let a = device("a", 1, &format!("socket={}", path("s")));
+    let error = load(std::slice::from_ref(&a), Some(path("again/s")));
+    assert!(error.contains("is also the control socket"), "{error}");
+    let error = load(&[a.clone(), device("b", 2, &format!("socket={}", path("again/./s")))], None);
+    assert!(error.contains("device b: socket") && error.contains("the socket of device a"), "{error}");
+    let uplink = format!("socket={},uplink=unix:{}", path("t"), path("s"));
+    let error = load(&[a, device("b", 2, &uplink)], None);
+    assert!(error.contains("uplink") && error.contains("the socket of device a"), "{error}");
+}
+
+/// A default in the documents is the default of the code: saying it changes nothing.
+#[test]
+fn defaults_are_as_documented() {
+    let devices = |uplink: &str, key: &Key, value: &str| {
+        let base = format!("name=a,socket=/a,mac=52:54:00:00:00:01,uplink={uplink}");
+        let with = format!("{base},{}={value}", key.name);
+        [base, with].map(|text| format!("{:?}", Config::merge(ConfigSpec::default(), args(&[&text])).unwrap()))
+    };
+    let mut checked = 0;
+    for key in DeviceSpec::KEYS.iter().filter(|key| !["", "required"].contains(&key.default)) {
+        let tunnel = ["vni", "learn"].contains(&key.name);
+        let [without, with] =
+            devices(if tunnel { "vxlan:10.0.0.1,remote=10.0.0.2" } else { "unix:/u" }, key, key.default);
+        assert_eq!(without, with, "{}", key.name);
+        checked += 1;
+    }
+    for key in IbverbsSpec::KEYS.iter().filter(|key| !["", "required"].contains(&key.default)) {
+        let with = format!("ibverbs,device=a,{}={}", key.name, key.default);
+        assert_eq!("ibverbs,device=a".parse::<BackendSpec>(), with.parse(), "{}", key.name);
+        checked += 1;
+    }
+    for key in CongestionSpec::KEYS {
+        let spec: CongestionSpec = toml::from_str(&format!("{} = {}", key.name, key.default)).unwrap();
+        assert_eq!(spec.resolve().unwrap(), Congestion::default(), "{}", key.name);
+        checked += 1;
+    }
+    for key in LimitsSpec::KEYS {
+        let spec: LimitsSpec = toml::from_str(&format!("{} = {}", key.name, key.default)).unwrap();
+        assert_eq!((spec.resolve(), spec != LimitsSpec::default()), (Limits::default(), true), "{}", key.name);
+        checked += 1;
+    }
+    assert!(checked > 35, "{checked}");
+}
+
+#[test]
+fn examples_load() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("examples");
+    let mut count = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        let config = Config::load(Some(&path), ConfigSpec::default()).unwrap_or_else(|error| panic!("{error}"));
+        let ibverbs = matches!(config.backend, BackendSpec::Ibverbs(_));
+        assert_eq!(ibverbs, path.ends_with("host-adapter.toml"), "{}", path.display());
+        assert!(config.control.is_some());
+        count += 1;
+    }
+    assert_eq!(count, 3);
+}
+
+#[test]
+fn the_reference_page_is_up_to_date() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/configuration.md");
+    let written = std::fs::read_to_string(page).unwrap();
+    assert!(
+        written == reference::markdown(),
+        "docs/configuration.md is stale: cargo run -p pvrdmad -- reference > docs/configuration.md"
+    );
 }
 
 #[test]

@@ -4,7 +4,9 @@ use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 
 use pvrdma_ether_link::vxlan::{VXLAN_PORT, Vni, VxlanConfig, VxlanError};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+
+use super::keys::deserialize_from_str;
 
 /// `ADDRESS` or `ADDRESS:PORT`, where the port of VXLAN is the default; an IPv6 address with a port stands in brackets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -21,11 +23,7 @@ impl FromStr for TunnelAddress {
     }
 }
 
-impl<'de> Deserialize<'de> for TunnelAddress {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
-    }
-}
+deserialize_from_str!(TunnelAddress);
 
 /// What a tunnel learns from what comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]

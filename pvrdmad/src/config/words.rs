@@ -1,7 +1,10 @@
 //! Values that are one of a few words.
 
+use std::fmt;
+
 use pvrdma_guest_memory::PinPolicy;
-use serde::{Deserialize, Serialize};
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Encapsulation of RDMA packets.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
@@ -55,12 +58,39 @@ pub enum Forged {
     Allow,
 }
 
-/// Something that is on or off.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
+/// Something that is on or off: `on`, `off`, or a boolean.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Switch {
     /// On.
     On,
     /// Off.
     Off,
+}
+
+impl<'de> Deserialize<'de> for Switch {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(SwitchVisitor)
+    }
+}
+
+struct SwitchVisitor;
+
+impl Visitor<'_> for SwitchVisitor {
+    type Value = Switch;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("on or off")
+    }
+
+    fn visit_bool<E: de::Error>(self, on: bool) -> Result<Switch, E> {
+        Ok(if on { Switch::On } else { Switch::Off })
+    }
+
+    fn visit_str<E: de::Error>(self, word: &str) -> Result<Switch, E> {
+        match word {
+            "on" | "true" | "yes" => Ok(Switch::On),
+            "off" | "false" | "no" => Ok(Switch::Off),
+            _ => Err(E::custom(format!("'{word}' is neither on nor off"))),
+        }
+    }
 }

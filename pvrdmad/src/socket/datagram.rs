@@ -6,7 +6,10 @@ use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 
+use rustix::net::SocketAddrUnix;
+
 use super::error::SocketError;
+use super::stream::peer;
 
 /// The file of a datagram socket, which goes away with us.
 #[derive(Debug)]
@@ -20,7 +23,8 @@ impl Drop for DatagramFile {
 
 /// Binds a datagram socket for this user only. The socket of a process that is gone is replaced.
 pub(crate) fn bind_datagram(path: &Path) -> Result<(UnixDatagram, DatagramFile), SocketError> {
-    let io_error = |source: io::Error| SocketError::Io { path: path.to_owned(), source };
+    let failed = |source: io::Error| SocketError::making(path, source);
+    SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
     let make = || -> io::Result<UnixDatagram> {
         let socket = UnixDatagram::bind(path)?;
         fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
@@ -28,9 +32,12 @@ pub(crate) fn bind_datagram(path: &Path) -> Result<(UnixDatagram, DatagramFile),
     };
     let socket = match make() {
         Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let probe = UnixDatagram::unbound().map_err(io_error)?;
+            let probe = UnixDatagram::unbound().map_err(failed)?;
             match probe.connect(path) {
-                Ok(()) => return Err(SocketError::InUse(path.to_owned())),
+                Ok(()) => return Err(SocketError::InUse { path: path.to_owned(), pid: peer(&probe) }),
+                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
+                    return Err(SocketError::Foreign(path.to_owned()));
+                }
                 // Refused is also what a plain file says.
                 Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {}
                 Err(_) => return Err(SocketError::NotASocket(path.to_owned())),
@@ -39,7 +46,7 @@ pub(crate) fn bind_datagram(path: &Path) -> Result<(UnixDatagram, DatagramFile),
         }
         made => made,
     };
-    Ok((socket.map_err(io_error)?, DatagramFile(path.to_owned())))
+    Ok((socket.map_err(failed)?, DatagramFile(path.to_owned())))
 }
 
 fn is_socket(path: &Path) -> bool {
@@ -56,7 +63,7 @@ mod tests {
         let path = folder.path().join("socket");
         drop(UnixDatagram::bind(&path).unwrap());
         let (socket, file) = bind_datagram(&path).unwrap();
-        assert!(matches!(bind_datagram(&path), Err(SocketError::InUse(_))));
+        assert!(matches!(bind_datagram(&path), Err(SocketError::InUse { .. })));
         drop((socket, file));
         assert!(!path.exists());
         fs::write(&path, "precious").unwrap();

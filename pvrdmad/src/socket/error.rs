@@ -1,28 +1,118 @@
 //! Why a socket cannot be made.
 
+use std::fs;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
+use rustix::process::{Pid, geteuid};
 use thiserror::Error;
 
-/// Why a socket cannot be made.
+/// Longest path of a socket, in bytes: `sun_path` with its NUL has 108.
+const MAX_PATH: usize = 107;
+
+/// Why a socket cannot be made. What the system said is the source, and not repeated here.
 #[derive(Debug, Error)]
 pub(crate) enum SocketError {
     /// The path is longer than a socket address.
-    #[error("{0}: the path is too long for a socket")]
+    #[error("{}: the path is too long for a socket: {} bytes, at most {MAX_PATH}", .0.display(), .0.as_os_str().len())]
     TooLong(PathBuf),
     /// Something else is there, which we will not remove.
-    #[error("{0}: exists and is not a socket")]
+    #[error("{}: exists and is not a socket", .0.display())]
     NotASocket(PathBuf),
     /// Somebody listens there.
-    #[error("{0}: another process is listening there")]
-    InUse(PathBuf),
+    #[error("{}: {} is listening there", path.display(), who(*pid))]
+    InUse {
+        /// Which socket.
+        path: PathBuf,
+        /// The process, if the system tells.
+        pid: Option<Pid>,
+    },
+    /// The folder is missing.
+    #[error("{}: the directory {} does not exist", path.display(), directory.display())]
+    NoDirectory {
+        /// Which socket.
+        path: PathBuf,
+        /// Its folder.
+        directory: PathBuf,
+    },
+    /// The folder is not ours.
+    #[error("{}: no permission to create a socket in {} (user {user})", path.display(), directory.display())]
+    NoPermission {
+        /// Which socket.
+        path: PathBuf,
+        /// Its folder.
+        directory: PathBuf,
+        /// Who we are.
+        user: String,
+    },
+    /// Somebody else's socket, of which we cannot know whether it is in use.
+    #[error("{}: a socket of another user is there", .0.display())]
+    Foreign(PathBuf),
     /// The system refused.
-    #[error("{path}: {source}")]
+    #[error("{}", path.display())]
     Io {
         /// Which socket.
         path: PathBuf,
         /// Why.
         source: io::Error,
     },
+}
+
+impl SocketError {
+    /// What making a socket at `path` failed with.
+    pub(super) fn making(path: &Path, source: io::Error) -> Self {
+        let path = path.to_owned();
+        let directory = match path.parent() {
+            Some(directory) if !directory.as_os_str().is_empty() => directory.to_owned(),
+            _ => PathBuf::from("."),
+        };
+        match source.kind() {
+            io::ErrorKind::NotFound => Self::NoDirectory { path, directory },
+            io::ErrorKind::PermissionDenied => Self::NoPermission { path, directory, user: user(geteuid().as_raw()) },
+            _ => Self::Io { path, source },
+        }
+    }
+}
+
+fn who(pid: Option<Pid>) -> String {
+    match pid {
+        Some(pid) if pid == rustix::process::getpid() => "this process".to_owned(),
+        Some(pid) => format!("another process (PID {pid})"),
+        None => "another process".to_owned(),
+    }
+}
+
+/// A user's name, or the number if it has none.
+pub(crate) fn user(uid: u32) -> String {
+    let number = uid.to_string();
+    let known = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let entry = known.lines().map(|line| line.split(':')).find(|entry| entry.clone().nth(2) == Some(&number));
+    entry.and_then(|mut entry| entry.next()).map_or_else(|| number.clone(), str::to_owned)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_the_system_said_in_our_words() {
+        let denied = SocketError::making(Path::new("/run/vm0.sock"), io::ErrorKind::PermissionDenied.into());
+        let expected =
+            format!("/run/vm0.sock: no permission to create a socket in /run (user {})", user(geteuid().as_raw()));
+        assert_eq!(denied.to_string(), expected);
+        let missing = SocketError::making(Path::new("/nowhere/vm0.sock"), io::ErrorKind::NotFound.into());
+        assert_eq!(missing.to_string(), "/nowhere/vm0.sock: the directory /nowhere does not exist");
+        let other = SocketError::making(Path::new("vm0.sock"), io::ErrorKind::OutOfMemory.into());
+        assert_eq!(other.to_string(), "vm0.sock");
+        let long = PathBuf::from("x".repeat(120));
+        assert!(SocketError::TooLong(long).to_string().ends_with("too long for a socket: 120 bytes, at most 107"));
+        let ours = SocketError::InUse { path: "/a".into(), pid: Some(rustix::process::getpid()) };
+        assert_eq!(ours.to_string(), "/a: this process is listening there");
+    }
+
+    #[test]
+    fn names_of_users() {
+        assert_eq!(user(0), "root");
+        assert_eq!(user(u32::MAX - 7), (u32::MAX - 7).to_string());
+    }
 }

@@ -5,4 +5,5 @@ mod error;
 mod stream;
 
 pub(crate) use self::datagram::{DatagramFile, bind_datagram};
+pub(crate) use self::error::user;
 pub(crate) use self::stream::SocketFile;

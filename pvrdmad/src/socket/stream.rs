@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::Pid;
 
 use super::error::SocketError;
 
@@ -25,7 +26,6 @@ impl SocketFile {
     /// # Errors
     /// Something is there already, or the system refused.
     pub(crate) fn bind(path: &Path) -> Result<Self, SocketError> {
-        let io_error = |source: io::Error| SocketError::Io { path: path.to_owned(), source };
         let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
         remove_stale(path)?;
         let make = || -> io::Result<(OwnedFd, (u64, u64))> {
@@ -37,7 +37,7 @@ impl SocketFile {
             rustix::net::listen(&socket, 16)?;
             Ok((socket, (metadata.dev(), metadata.ino())))
         };
-        let (socket, id) = make().map_err(io_error)?;
+        let (socket, id) = make().map_err(|source| SocketError::making(path, source))?;
         Ok(Self { listener: UnixListener::from(socket), path: path.to_owned(), id })
     }
 
@@ -57,19 +57,27 @@ impl Drop for SocketFile {
 }
 
 fn remove_stale(path: &Path) -> Result<(), SocketError> {
-    let io_error = |source: io::Error| SocketError::Io { path: path.to_owned(), source };
+    let failed = |source: io::Error| SocketError::making(path, source);
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(io_error(error)),
+        Err(error) => return Err(failed(error)),
         Ok(found) if !found.file_type().is_socket() => return Err(SocketError::NotASocket(path.to_owned())),
         Ok(_) => {}
     }
     match UnixStream::connect(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(io_error),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(io_error(error)),
-        Ok(_) => Err(SocketError::InUse(path.to_owned())),
+        Ok(stream) => Err(SocketError::InUse { path: path.to_owned(), pid: peer(&stream) }),
+        Err(error) => match error.kind() {
+            io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
+            io::ErrorKind::NotFound => Ok(()),
+            io::ErrorKind::PermissionDenied => Err(SocketError::Foreign(path.to_owned())),
+            _ => Err(failed(error)),
+        },
     }
+}
+
+/// The process that listens at the other end.
+pub(super) fn peer(socket: impl AsFd) -> Option<Pid> {
+    rustix::net::sockopt::socket_peercred(socket).ok().map(|credentials| credentials.pid)
 }
 
 #[cfg(test)]
@@ -82,7 +90,9 @@ mod tests {
         let path = folder.path().join("a.sock");
         let socket = SocketFile::bind(&path).unwrap();
         assert_eq!(fs::symlink_metadata(&path).unwrap().mode() & 0o777, 0o600);
-        assert!(matches!(SocketFile::bind(&path), Err(SocketError::InUse(_))));
+        assert!(
+            matches!(SocketFile::bind(&path), Err(SocketError::InUse { pid: Some(pid), .. }) if pid == rustix::process::getpid())
+        );
         drop(socket);
         assert!(!path.exists());
 

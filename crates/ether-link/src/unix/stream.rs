@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use pvrdma_verbs::LogLimit;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
@@ -104,6 +105,7 @@ pub struct StreamLink {
     role: Role,
     connection: Mutex<Option<Arc<Connection>>>,
     lost: AtomicU64,
+    log: LogLimit,
 }
 
 impl StreamLink {
@@ -128,7 +130,20 @@ impl StreamLink {
     }
 
     fn new(role: Role, connection: Option<Arc<Connection>>) -> Self {
-        Self { role, connection: Mutex::new(connection), lost: AtomicU64::new(0) }
+        Self { role, connection: Mutex::new(connection), lost: AtomicU64::new(0), log: LogLimit::new() }
+    }
+
+    /// The link as its user wrote it, for the log.
+    fn name(&self) -> String {
+        match &self.role {
+            Role::Listen(_, listener) => {
+                let address = listener.local_addr().ok();
+                let path = address.as_ref().and_then(|address| address.as_pathname());
+                path.map_or_else(|| "link unix".to_owned(), |path| format!("link unix:{}", path.display()))
+            }
+            Role::Connect(path) => format!("link unix-connect:{}", path.display()),
+            Role::Given => "link".to_owned(),
+        }
     }
 
     fn connection(&self) -> Option<Arc<Connection>> {
@@ -144,7 +159,7 @@ impl StreamLink {
                 Role::Connect(path) => UnixStream::connect(path).ok(),
                 Role::Given => None,
             }?;
-            log::debug!("link connected: {:?}", self.role);
+            self.log.log(log::Level::Info, &self.name(), format_args!("connected"));
             *connection = Some(Connection::new(socket));
         }
         connection.clone()
@@ -161,7 +176,7 @@ impl StreamLink {
     fn hang_up(&self, old: &Arc<Connection>, errno: Errno) {
         let mut connection = self.connection.lock();
         if connection.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
-            log::debug!("link disconnected: {:?}: {errno}", self.role);
+            self.log.log(log::Level::Info, &self.name(), format_args!("disconnected: {errno}"));
             *connection = None;
         }
     }

@@ -94,8 +94,11 @@ pub enum VxlanError {
     /// An address that nothing can be sent to.
     #[error("{0} is not the address of one host")]
     NoHost(SocketAddr),
-    /// No socket.
-    #[error("vxlan at {local}: {source}")]
+    /// The address is somebody else's.
+    #[error("{0} is not an address of this host")]
+    NotOurs(std::net::IpAddr),
+    /// No socket. What the system said is the source.
+    #[error("vxlan at {local}")]
     Io {
         /// Our end.
         local: SocketAddr,
@@ -153,7 +156,10 @@ impl VxlanLink {
     /// The values do not go together, or the address is taken or not ours.
     pub fn bind(config: &VxlanConfig, clock: Arc<dyn Clock>) -> Result<Self, VxlanError> {
         config.check()?;
-        let io_error = |source| VxlanError::Io { local: config.local, source };
+        let io_error = |source: io::Error| match source.kind() {
+            io::ErrorKind::AddrNotAvailable => VxlanError::NotOurs(config.local.ip()),
+            _ => VxlanError::Io { local: config.local, source },
+        };
         let socket = UdpSocket::bind(config.local).map_err(io_error)?;
         let local = socket.local_addr().map_err(io_error)?;
         let input = Input::new(&socket, local.is_ipv6());

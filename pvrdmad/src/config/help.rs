@@ -1,0 +1,66 @@
+//! What `--help` says about keys, made from their definitions.
+
+use std::fmt::Write;
+
+use super::backend::IbverbsSpec;
+use super::fault::FaultKeys;
+use super::keys::Keys;
+use super::link::LINKS;
+use super::spec::DeviceSpec;
+
+/// Column where explanations begin.
+const COLUMN: usize = 24;
+
+/// Log levels, places, signals and exit statuses.
+pub(crate) const AFTER: &str = "\
+Environment:
+  RUST_LOG             Log level: error, warn, info, debug or trace [default: info]
+  RUNTIME_DIRECTORY    Control socket is RUNTIME_DIRECTORY/control unless --control is given
+  XDG_RUNTIME_DIR      Otherwise it is XDG_RUNTIME_DIR/pvrdmad/control
+
+Signals:
+  SIGTERM, SIGINT      End: disconnect clients and remove sockets; a second one ends at once
+  SIGHUP               Ignored with a line in the log: reload is not supported yet
+  SIGUSR1, SIGUSR2     Ignored
+
+Exit status:
+  0                    Ended as asked
+  1                    Failed: a socket, a device, an interface or the daemon that was asked
+  2                    Wrong command line or configuration";
+
+/// About `--device`.
+pub(crate) fn device() -> String {
+    let mut text = "A device. These values replace those of a device of the same name in the file.\n\n\
+                    Keys:\n"
+        .to_owned();
+    table::<DeviceSpec>(&mut text, '=');
+    text += "\nLINK is one of:\n";
+    for (link, what) in LINKS {
+        row(&mut text, link, what, "");
+    }
+    text += "\nFAULT:RATE is one of these, with '/' before the next. RATE is a fraction of frames:\n";
+    table::<FaultKeys>(&mut text, ':');
+    text.trim_end().to_owned()
+}
+
+/// About `--backend`.
+pub(crate) fn backend() -> String {
+    let mut text = "What moves the data.\n\n\
+                    rxe: the software adapter, which is the default.\n\
+                    ibverbs,KEY=VALUE,...: an RDMA adapter of this host. Keys:\n"
+        .to_owned();
+    table::<IbverbsSpec>(&mut text, '=');
+    text.trim_end().to_owned()
+}
+
+fn table<T: Keys>(text: &mut String, assign: char) {
+    for key in T::KEYS.iter().filter(|key| !key.file_only) {
+        row(text, &format!("{}{assign}{}", key.name, key.value), key.summary(), &key.note());
+    }
+}
+
+fn row(text: &mut String, word: &str, what: &str, note: &str) {
+    let what = what.trim_end_matches('.');
+    // Writing to a string does not fail.
+    let _ = writeln!(text, "  {word:<COLUMN$} {what}{note}");
+}

@@ -1,0 +1,136 @@
+//! A key is defined once, here with its type, and everything else is made from that: what the file and the command line accept,
+//! `--help`, and the reference page.
+
+/// A key as users see it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Key {
+    /// Its name.
+    pub(crate) name: &'static str,
+    /// What its value looks like.
+    pub(crate) value: &'static str,
+    /// The default, `required`, or nothing.
+    pub(crate) default: &'static str,
+    /// The first line fits into `--help`; more are for the reference page.
+    pub(crate) doc: &'static [&'static str],
+    /// Returns `true` if it is for the file alone.
+    pub(crate) file_only: bool,
+}
+
+impl Key {
+    /// What `--help` says.
+    pub(crate) fn summary(&self) -> &'static str {
+        self.doc.first().map_or("", |line| line.trim())
+    }
+
+    /// The default in brackets, or nothing.
+    pub(crate) fn note(&self) -> String {
+        match self.default {
+            "" => String::new(),
+            "required" => " [required]".to_owned(),
+            default => format!(" [default: {default}]"),
+        }
+    }
+}
+
+/// A struct whose fields are keys.
+pub(crate) trait Keys {
+    /// The keys, in the order of the fields.
+    const KEYS: &'static [Key];
+
+    /// Takes from `other` what it gives.
+    fn override_with(&mut self, other: Self);
+}
+
+/// A value that another one may replace.
+pub(crate) trait Overlay {
+    /// Becomes `over`, if that is given.
+    fn overlay(&mut self, over: Self);
+}
+
+impl<T> Overlay for Option<T> {
+    fn overlay(&mut self, over: Self) {
+        if over.is_some() {
+            *self = over;
+        }
+    }
+}
+
+impl<T> Overlay for Vec<T> {
+    fn overlay(&mut self, over: Self) {
+        if !over.is_empty() {
+            *self = over;
+        }
+    }
+}
+
+impl Overlay for String {
+    fn overlay(&mut self, over: Self) {
+        if !over.is_empty() {
+            *self = over;
+        }
+    }
+}
+
+/// Defines a struct of keys: `["name", "VALUE", "default"] field: Type,`, where the default may be `required` or empty.
+/// The struct is deserialized by serde, from TOML and from `key=value` pairs (see [`super::pairs`]).
+macro_rules! keys {
+    (
+        $(#[doc = $about:literal])+
+        $visibility:vis struct $name:ident {
+            $(
+                $(#[doc = $doc:literal])+
+                [$key:literal, $value:literal, $default:literal $(, $file:ident)?]
+                $(#[$attribute:meta])*
+                $field:ident: $type:ty,
+            )*
+        }
+    ) => {
+        $(#[doc = $about])+
+        #[derive(Clone, PartialEq, Eq, Debug, Default, serde::Deserialize)]
+        #[serde(deny_unknown_fields)]
+        $visibility struct $name {
+            $(
+                $(#[doc = $doc])+
+                $(#[$attribute])*
+                #[serde(rename = $key)]
+                $visibility $field: $type,
+            )*
+        }
+
+        impl $crate::config::keys::Keys for $name {
+            const KEYS: &'static [$crate::config::keys::Key] = &[$(
+                $crate::config::keys::Key {
+                    name: $key,
+                    value: $value,
+                    default: $default,
+                    doc: &[$($doc),+],
+                    file_only: !stringify!($($file)?).is_empty(),
+                },
+            )*];
+
+            fn override_with(&mut self, other: Self) {
+                $($crate::config::keys::Overlay::overlay(&mut self.$field, other.$field);)*
+            }
+        }
+    };
+}
+
+/// A type that is deserialized from a string, by its [`std::str::FromStr`].
+macro_rules! deserialize_from_str {
+    ($type:ty) => {
+        impl<'de> serde::Deserialize<'de> for $type {
+            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    };
+}
+
+pub(super) use {deserialize_from_str, keys};
+
+/// The word that was probably meant.
+pub(super) fn similar<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let scored = known.into_iter().map(|candidate| (strsim::jaro_winkler(word, candidate), candidate));
+    let best = scored.max_by(|(a, _), (b, _)| a.total_cmp(b))?;
+    (best.0 > 0.8).then_some(best.1)
+}

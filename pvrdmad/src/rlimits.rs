@@ -1,0 +1,37 @@
+//! Resource limits of the process.
+
+use log::warn;
+use rustix::process::{Resource, Rlimit, geteuid, getrlimit, setrlimit};
+
+use crate::config::{Config, Pin};
+
+/// Less than a usual guest has, in bytes.
+const SMALL: u64 = 256 << 20;
+
+/// Takes all that we may of locked memory and descriptors, and says so when that will not do.
+pub(crate) fn raise(config: &Config) {
+    raise_one(Resource::Memlock, "locked memory");
+    // A socket and a few eventfds for each device, and a descriptor for each region of a guest's memory.
+    raise_one(Resource::Nofile, "open files");
+    let limit = getrlimit(Resource::Memlock).current;
+    // Root may lock what it wants.
+    if let Some(bytes) = limit.filter(|&limit| limit < SMALL && !geteuid().is_root())
+        && let Some(device) = config.devices.iter().find(|device| device.pin == Pin::All)
+    {
+        warn!(
+            "device {}: pin=all keeps all guest memory resident, but this process may lock {} KiB: raise RLIMIT_MEMLOCK \
+             (systemd: LimitMEMLOCK=) or use pin=registered",
+            device.config.name,
+            bytes >> 10
+        );
+    }
+}
+
+fn raise_one(resource: Resource, what: &str) {
+    let Rlimit { current, maximum } = getrlimit(resource);
+    if current != maximum
+        && let Err(errno) = setrlimit(resource, Rlimit { current: maximum, maximum })
+    {
+        warn!("cannot raise the limit of {what}: {errno}");
+    }
+}

@@ -1,0 +1,238 @@
+//! What the program says, to whoever made a mistake, and in the log.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::fs;
+use std::io::{BufRead, BufReader, Lines};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, Command, Stdio};
+
+use rustix::process::{Pid, Signal, kill_process};
+use tempfile::TempDir;
+
+/// The program, without the places that its environment names.
+fn program() -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+    command.env_remove("XDG_RUNTIME_DIR").env_remove("RUNTIME_DIRECTORY").env_remove("RUST_LOG").stdin(Stdio::null());
+    command
+}
+
+/// Runs it to its end. Its status, and what it said, which it said once.
+#[track_caller]
+fn run(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = program().args(arguments).output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    for part in ["os error", "TOML parse error", "No such file"] {
+        assert!(said.matches(part).count() <= 1, "said twice: {said}");
+    }
+    (output.status.code(), said)
+}
+
+struct Place(TempDir);
+
+impl Place {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn text(&self, name: &str) -> String {
+        self.path(name).display().to_string()
+    }
+
+    /// The words for a device.
+    fn device(&self, name: &str, number: u8) -> String {
+        format!("name={name},socket={},mac=52:54:00:00:00:0{number},pin=off", self.text(&format!("{name}.sock")))
+    }
+
+    /// Writes a configuration file.
+    fn file(&self, text: &str) -> String {
+        fs::write(self.path("pvrdmad.toml"), text).unwrap();
+        self.text("pvrdmad.toml")
+    }
+}
+
+/// A daemon that is ready, and its log.
+struct Running {
+    child: Child,
+    log: Lines<BufReader<ChildStderr>>,
+}
+
+impl Running {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let log = BufReader::new(child.stderr.take().unwrap()).lines();
+        let ready = BufReader::new(child.stdout.take().unwrap()).lines().next();
+        let mut running = Self { child, log };
+        let ready = ready.is_some_and(|line| line.unwrap().contains("ready"));
+        assert!(ready, "{:?}", running.log.by_ref().map(Result::unwrap).collect::<Vec<_>>());
+        running
+    }
+
+    /// The next line of the log with this word.
+    fn log(&mut self, word: &str) -> String {
+        self.log.by_ref().map(Result::unwrap).find(|line| line.contains(word)).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+#[test]
+fn mistakes_on_the_command_line() {
+    let place = Place::new();
+    let device = place.device("a", 1);
+    for (arguments, word) in [
+        (&["--device", "name=a,sock=/a"][..], "did you mean 'socket'?"),
+        (&["--device", "name=a,mac=00:00:00:00:00:00"], "no address of a device"),
+        (&["--device", "name=a,intx=perhaps"], "neither on nor off"),
+        (&["--device", "name=a,roce=v3"], "'v3' is not one of v1, v2"),
+        (&["--backend", "ibverbs,device=a,polls=1"], "did you mean 'poll'?"),
+        (&["--devic", "name=a"], "--device"),
+        (&["--device", &device, "--control", &place.text("a.sock")], "a.sock is also the control socket"),
+        (&[], "try: pvrdmad --help"),
+    ] {
+        let (status, said) = run(arguments);
+        assert!(said.contains(word), "{arguments:?}: {said}");
+        assert_eq!(status, Some(2), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn mistakes_in_the_file() {
+    let place = Place::new();
+    let device = "[[device]]\nname = \"a\"\nmac = \"52:54:00:00:00:01\"\n";
+    for (text, words) in [
+        (
+            format!("{device}sock = \"/a\"\n"),
+            &["line 4, column 1", "unknown field `sock`", "did you mean `socket`?"][..],
+        ),
+        (device.replace("[[device]]", "[device]"), &["line 1", "[[device]], with double brackets"]),
+        (format!("{device}mtu = \"x\"\n"), &["line 4, column 7"]),
+        ("[[device]\n".to_owned(), &["line 1"]),
+        (device.to_owned(), &["device a: needs a socket"]),
+        (format!("{device}socket = \"/a\"\nmac = 1\n"), &["duplicate key"]),
+    ] {
+        let file = place.file(&text);
+        let (status, said) = run(&["--config", &file]);
+        for word in words {
+            assert!(said.contains(word), "{text}: {said}");
+        }
+        assert_eq!((status, said.matches(words[0]).count()), (Some(2), 1), "{said}");
+    }
+    let (status, said) = run(&["--config", "/nonexistent.toml"]);
+    assert_eq!(
+        (status, said.as_str()),
+        (Some(2), "pvrdmad: /nonexistent.toml: No such file or directory (os error 2)\n")
+    );
+}
+
+#[test]
+fn sockets_that_cannot_be_made() {
+    let place = Place::new();
+    let device = |socket: &str| format!("name=a,socket={socket},mac=52:54:00:00:00:01");
+    let (status, said) = run(&["--device", &device("/nonexistent/a.sock")]);
+    assert!(said.contains("device a: /nonexistent/a.sock: the directory /nonexistent does not exist"), "{said}");
+    assert_eq!(status, Some(1));
+    let (status, said) = run(&["--device", &device(&place.text(&"x".repeat(107)))]);
+    assert!(said.contains("too long for a socket") && said.contains("at most 107"), "{said}");
+    assert_eq!(status, Some(1));
+    let (status, said) = run(&["--device", &place.device("a", 1), "--control", "/nonexistent/control"]);
+    assert!(said.contains("control socket: /nonexistent/control: the directory /nonexistent"), "{said}");
+    assert_eq!(status, Some(1));
+    // An address of the range that is for documents.
+    let uplink = format!("{},uplink=vxlan:192.0.2.1,remote=192.0.2.2", place.device("a", 1));
+    let (status, said) = run(&["--device", &uplink]);
+    assert!(said.contains("192.0.2.1 is not an address of this host"), "{said}");
+    assert_eq!(status, Some(1));
+}
+
+#[test]
+fn questions_to_the_wrong_socket() {
+    let place = Place::new();
+    let control = place.text("control");
+    let _running = Running::start(program().args(["--device", &place.device("vm0", 1), "--control", &control]));
+    let (status, said) = run(&["status", "--control", &place.text("vm0.sock")]);
+    assert!(said.contains("this is the socket of a device"), "{said}");
+    assert_eq!(status, Some(1));
+    let (status, said) = run(&["status", "--control", &place.text("nobody")]);
+    assert!(said.contains("no daemon answers there (is it running, with --control?)"), "{said}");
+    assert_eq!(status, Some(1));
+    let (status, said) = run(&["capture", "--control", &control, "--device", "vm9", "-w", "-"]);
+    assert!(said.contains("there is no device 'vm9' (the devices are vm0)"), "{said}");
+    assert_eq!(status, Some(1));
+    let (status, said) = run(&["status"]);
+    assert!(said.contains("no control socket at /run/pvrdmad/control: give --control PATH"), "{said}");
+    assert_eq!(status, Some(1));
+}
+
+#[test]
+fn signals() {
+    let place = Place::new();
+    let device = place.device("vm0", 1);
+    for end in [Signal::TERM, Signal::INT] {
+        let mut running = Running::start(program().args(["--device", &device, "--control", &place.text("control")]));
+        let line = running.log("backend rxe");
+        assert!(line.contains(env!("CARGO_PKG_VERSION")) && line.contains("devices vm0"), "{line}");
+        running.signal(Signal::USR1);
+        running.signal(Signal::USR2);
+        running.signal(Signal::HUP);
+        let line = running.log("SIGHUP");
+        assert!(line.contains("reload is not supported yet"), "{line}");
+        assert_eq!(run(&["status", "--control", &place.text("control")]).0, Some(0));
+        running.signal(end);
+        assert_eq!(running.child.wait().unwrap().code(), Some(0));
+        assert!(!place.path("vm0.sock").exists() && !place.path("control").exists());
+    }
+}
+
+#[test]
+fn links_come_and_go() {
+    let place = Place::new();
+    let (nic, uplink) = (place.path("nic"), place.path("uplink"));
+    let other = UnixListener::bind(&uplink).unwrap();
+    let device = place.device("vm0", 1);
+    let device = format!("{device},nic=unix:{},uplink=unix-connect:{}", nic.display(), uplink.display());
+    let mut running = Running::start(program().args(["--device", &device]));
+    let line = running.log("unix-connect:");
+    assert!(line.contains(&format!("link unix-connect:{}: connected", uplink.display())), "{line}");
+    let card = UnixStream::connect(&nic).unwrap();
+    let line = running.log("link unix:");
+    assert!(line.contains(&format!("link unix:{}: connected", nic.display())), "{line}");
+    drop(card);
+    let line = running.log("link unix:");
+    assert!(line.contains("disconnected"), "{line}");
+    drop(other);
+}
+
+#[test]
+fn the_control_socket_has_a_default() {
+    for variable in ["XDG_RUNTIME_DIR", "RUNTIME_DIRECTORY"] {
+        let place = Place::new();
+        let ask = || program().arg("status").env(variable, place.0.path()).output().unwrap().status.code();
+        assert_eq!(ask(), Some(1));
+        let mut first = program();
+        let running = Running::start(first.args(["--device", &place.device("vm0", 1)]).env(variable, place.0.path()));
+        assert_eq!(ask(), Some(0));
+        // Nobody asked for it, so another daemon goes without.
+        let mut second = program();
+        let mut other =
+            Running::start(second.args(["--device", &place.device("vm1", 2)]).env(variable, place.0.path()));
+        let line = other.log("no control socket");
+        assert!(line.contains(&format!("another process (PID {}) is listening", running.child.id())), "{line}");
+        drop(other);
+        assert_eq!(ask(), Some(0));
+        drop(running);
+    }
+}
