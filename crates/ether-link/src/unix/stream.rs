@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::enlarge;
+use super::buffer::enlarge;
 use crate::{Frames, Link, MAX_LINK_FRAME, Readiness};
 
 /// Bytes of the length.
@@ -70,7 +70,7 @@ impl Input {
     }
 }
 
-/// What is under way.
+/// What is being written.
 #[derive(Debug, Default)]
 struct Output {
     /// A chunk of frames with their lengths, used again.
