@@ -81,6 +81,7 @@ impl Rxe {
     /// A worker thread could not be started.
     pub fn new(config: RxeConfig) -> Result<Self, VerbsError> {
         let worker_budget = Budget::new(config.worker_bytes, config.worker_requests);
+        pvrdma_roce::wire::choose_crc(|| config.clock.now());
         let engine = Arc::new(Engine::new(config.clock, worker_budget));
         Ok(Self(Arc::new(Shared {
             fabric: Fabric::default(),

@@ -1,4 +1,4 @@
-//! Time as the engine sees it: a duration since some origin, so that tests can set it.
+//! Time as links and their users see it: a duration since some origin, so that tests can set it.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,4 +1,5 @@
-//! A bad link: loses, repeats, reorders, damages and delays frames, the same ones for the same seed.
+//! Fault injection: a link that loses, duplicates, reorders, corrupts and delays frames, the same ones for the same
+//! seed.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -20,15 +21,15 @@ const MAX_HELD: usize = 4096;
 /// How often each fault happens to a frame, in hundredths of a percent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Faults {
-    /// It is lost.
+    /// The frame is lost.
     pub loss: u16,
-    /// It comes twice.
+    /// The frame comes twice.
     pub duplicate: u16,
-    /// It changes places with its successor.
+    /// The frame changes places with the one before it.
     pub reorder: u16,
-    /// One bit of it is wrong.
+    /// One bit of the frame is inverted.
     pub corrupt: u16,
-    /// It comes up to [`Faults::MAX_DELAY`] calls of [`Link::receive`] later.
+    /// The frame comes up to [`Faults::MAX_DELAY`] calls of [`Link::receive`] later.
     pub delay: u16,
 }
 
@@ -39,7 +40,7 @@ impl Faults {
     /// All of one in a hundred frames each.
     pub const ONE_PERCENT: Self = Self { loss: 100, duplicate: 100, reorder: 100, corrupt: 100, delay: 100 };
 
-    /// Whether the frames that are not lost stay as they are and where they are.
+    /// Returns `true` if the frames that are not lost stay as they are and where they are.
     const fn only_lose(&self) -> bool {
         self.duplicate == 0 && self.reorder == 0 && self.corrupt == 0 && self.delay == 0
     }
@@ -73,7 +74,7 @@ impl State {
         self.next() % 10_000 < u64::from(rate)
     }
 
-    /// Decides about a frame. `false`: it is lost.
+    /// Decides about a frame. Returns `false` if it is lost.
     fn take(&mut self, faults: &Faults, frame: &[u8]) -> bool {
         if self.happens(faults.loss) {
             return false;
@@ -104,7 +105,7 @@ impl State {
         true
     }
 
-    /// Gives the frames whose time has come.
+    /// Appends the frames whose time has come.
     fn release(&mut self, frames: &mut Frames) {
         let now = self.calls;
         self.held.retain(|(due, frame)| {
@@ -120,7 +121,7 @@ impl State {
 #[derive(Debug)]
 struct Outbound {
     state: State,
-    /// What became of the batch under way, and how many frames of that have left.
+    /// What became of the current batch, and how many frames of that have left.
     pending: Frames,
     left: usize,
     /// Frames of the caller in that batch. They are taken when all has left; until then they are presented again.

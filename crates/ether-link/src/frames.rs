@@ -16,17 +16,17 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// How many there are.
+    /// Number of frames.
     pub const fn len(&self) -> usize {
         self.spans.len()
     }
 
-    /// Whether there is none.
+    /// Returns `true` if there is no frame.
     pub const fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
 
-    /// Bytes in all frames.
+    /// Bytes of all frames together.
     pub const fn bytes(&self) -> usize {
         self.total
     }
@@ -54,8 +54,8 @@ impl Frames {
         });
     }
 
-    /// Appends the frame that `fill` writes into a buffer of `room` bytes; it gives the length, or `None` for no frame.
-    /// Says whether there was one.
+    /// Appends the frame that `fill` writes into a buffer of `room` bytes; `fill` returns its length, or `None` for no
+    /// frame. Returns `true` if there was one.
     pub fn push_with(&mut self, room: usize, fill: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let span = self.reserve(room);
         let start = span.start;
@@ -85,7 +85,7 @@ impl Frames {
         self.bytes.get_mut(span).unwrap_or_default()
     }
 
-    /// Appends a frame that lies in bytes that were set aside. `false`: it does not.
+    /// Appends a frame that lies in bytes that were set aside. Returns `true` if it does.
     pub fn mark(&mut self, span: Range<usize>) -> bool {
         let inside = span.start <= span.end && span.end <= self.used;
         if inside {
@@ -95,7 +95,7 @@ impl Frames {
         inside
     }
 
-    /// Drops frames from `from` on that `keep` does not want. Gives how many.
+    /// Drops frames from index `from` on that `keep` does not want. Returns how many.
     pub fn retain_from(&mut self, from: usize, mut keep: impl FnMut(&[u8]) -> bool) -> usize {
         let (before, bytes, total) = (self.spans.len(), &self.bytes, &mut self.total);
         let mut index = 0;

@@ -1,15 +1,16 @@
 //! Ethernet links: where frames leave the process and where they come from.
 //!
-//! A [`Link`] moves batches of whole frames (without FCS) and never blocks. It says what to wait for ([`Readiness`]), so that
-//! one thread can sleep until any of its links has something. Links have no memory of their own to speak of: what cannot be
-//! sent now stays with the caller, what cannot be sent at all is lost and counted, as on a cable.
+//! A [`Link`] moves batches of whole frames (without FCS) and never blocks. It says what to wait for ([`Readiness`]),
+//! so that one thread can sleep until any of its links has something. Links have no memory of their own to speak of:
+//! what cannot be sent now stays with the caller, what cannot be sent at all is lost and counted, as on a cable. Time
+//! comes from a [`Clock`], so that tests can set it.
 //!
 //! * [`af_packet`]: an interface of this host;
 //! * [`unix`]: the socket back ends of QEMU, `stream` and `dgram`;
 //! * [`memory`]: two ends in one process;
 //! * [`vxlan`]: a tunnel through UDP;
 //! * [`tap`]: a virtual network interface of the host;
-//! * [`fault`]: any other link, with loss, duplicates, reordering, damage and delay.
+//! * [`fault`]: any other link, with injected loss, duplicates, reordering, corruption and delay.
 
 pub mod af_packet;
 mod clock;
@@ -40,7 +41,7 @@ pub fn all_counters() -> Vec<Counter> {
     vxlan::all_counters()
 }
 
-/// Longest frame that a link carries.
+/// Longest frame that a link carries, in bytes: 64 KiB, Ethernet header and tag.
 pub const MAX_LINK_FRAME: usize = 65_536 + 18;
 
 /// What to wait for before a link is worth another call.
@@ -56,11 +57,12 @@ pub struct Readiness {
 
 /// An end of an Ethernet link. All methods may be called from several threads.
 pub trait Link: Send + Sync + fmt::Debug {
-    /// Appends frames that have come, `most` at a time.
+    /// Appends frames that have come, at most `most`.
     fn receive(&self, frames: &mut Frames, most: usize);
 
-    /// Sends the frames from index `from` on, in order, and gives how many the link took. Fewer than all: there is no room now,
-    /// and the rest must be presented again before any other frame, because a part of the first may have left.
+    /// Sends the frames from index `from` on, in order, and returns how many the link took. Fewer than all: there is no
+    /// room now, and the rest must be presented again before any other frame, because a part of the first may have
+    /// left.
     fn send(&self, frames: &Frames, from: usize) -> usize;
 
     /// What to wait for.

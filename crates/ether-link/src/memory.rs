@@ -16,7 +16,7 @@ const FULL: u64 = u64::MAX - 1;
 
 /// One direction. The descriptors change with the queue, under its lock.
 #[derive(Debug)]
-struct Lane {
+struct OneWay {
     frames: Mutex<VecDeque<Vec<u8>>>,
     /// Readable while there are frames.
     filled: Arc<OwnedFd>,
@@ -25,7 +25,7 @@ struct Lane {
     capacity: usize,
 }
 
-impl Lane {
+impl OneWay {
     fn new(capacity: usize) -> io::Result<Arc<Self>> {
         let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
         Ok(Arc::new(Self { frames: Mutex::default(), filled: bell()?, room: bell()?, capacity }))
@@ -44,8 +44,8 @@ fn clear(bell: &OwnedFd) {
 /// One end.
 #[derive(Debug)]
 pub struct MemoryLink {
-    input: Arc<Lane>,
-    output: Arc<Lane>,
+    input: Arc<OneWay>,
+    output: Arc<OneWay>,
     sent: AtomicU64,
 }
 
@@ -54,8 +54,8 @@ pub struct MemoryLink {
 /// # Errors
 /// There are no descriptors left.
 pub fn pair(capacity: usize) -> io::Result<(MemoryLink, MemoryLink)> {
-    let (one, other) = (Lane::new(capacity)?, Lane::new(capacity)?);
-    let end = |input: &Arc<Lane>, output: &Arc<Lane>| MemoryLink {
+    let (one, other) = (OneWay::new(capacity)?, OneWay::new(capacity)?);
+    let end = |input: &Arc<OneWay>, output: &Arc<OneWay>| MemoryLink {
         input: Arc::clone(input),
         output: Arc::clone(output),
         sent: AtomicU64::new(0),
@@ -72,7 +72,7 @@ impl MemoryLink {
 
 impl Link for MemoryLink {
     fn receive(&self, frames: &mut Frames, most: usize) {
-        let Lane { filled, room, capacity, .. } = &*self.input;
+        let OneWay { filled, room, capacity, .. } = &*self.input;
         let mut input = self.input.frames.lock();
         let count = input.len().min(most);
         if count == 0 {
@@ -90,7 +90,7 @@ impl Link for MemoryLink {
     }
 
     fn send(&self, frames: &Frames, from: usize) -> usize {
-        let Lane { filled, room, capacity, .. } = &*self.output;
+        let OneWay { filled, room, capacity, .. } = &*self.output;
         let mut output = self.output.frames.lock();
         let before = output.len();
         output.extend(frames.iter_from(from).take(capacity.saturating_sub(before)).map(<[u8]>::to_vec));

@@ -17,7 +17,7 @@ pub struct Extent {
 }
 
 impl Extent {
-    /// Bytes.
+    /// Length in bytes.
     pub const fn bytes(&self) -> u64 {
         self.count as u64 * PAGE_SIZE
     }
@@ -36,7 +36,7 @@ impl PageList {
         self.pages
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub const fn bytes(&self) -> u64 {
         self.pages as u64 * PAGE_SIZE
     }

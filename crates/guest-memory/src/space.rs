@@ -46,7 +46,7 @@ impl DmaSpace {
         })
     }
 
-    /// Has a watcher told of all that is taken away from now on, for as long as it exists.
+    /// Tells `watcher` of all memory that is taken away from now on, for as long as it exists.
     pub fn watch(&self, watcher: Weak<dyn MemoryWatcher>) {
         let mut watchers = self.watchers.lock();
         watchers.retain(|known| known.strong_count() > 0);
@@ -59,7 +59,8 @@ impl DmaSpace {
         watchers.iter().for_each(|watcher| call(&**watcher));
     }
 
-    /// A space with all regions of a VMM's guest memory, each at its guest-physical address. For VMMs in the same process.
+    /// A space with all regions of a VMM's guest memory, each at its guest-physical address. For VMMs in the same
+    /// process.
     ///
     /// # Errors
     /// The regions cannot be mapped one to one.
@@ -86,8 +87,8 @@ impl DmaSpace {
         self.policy
     }
 
-    /// Adds a range. With [`PinPolicy::All`] its memory is to be populated and locked, which takes long for much memory (a
-    /// gigabyte may need a second) and is therefore left to [`Self::pin_some`] and [`Self::pin_status`].
+    /// Adds a range. With [`PinPolicy::All`] its memory is to be populated and locked, which takes long for much memory
+    /// (a gigabyte may need a second) and is therefore left to [`Self::pin_some`] and [`Self::pin_status`].
     ///
     /// # Errors
     /// The range is invalid or overlaps another.
@@ -167,9 +168,9 @@ impl DmaSpace {
         DmaView { id: self.id, enabled: self.enabled.load(Ordering::Relaxed), ranges }
     }
 
-    /// Switches all access off or on: a function whose bus mastering is off reaches no memory, whatever the map says. When
-    /// this returns, every view of the old setting is gone. The caller holds no view and no lock that a holder of a view may
-    /// want.
+    /// Switches all access off or on: a function whose bus mastering is off reaches no memory, whatever the map says.
+    /// When this returns, every view of the old setting is gone. The caller holds no view and no lock that a holder of
+    /// a view may want.
     pub fn set_enabled(&self, enabled: bool) {
         let ranges = self.ranges.write();
         self.enabled.store(enabled, Ordering::Relaxed);
@@ -179,25 +180,25 @@ impl DmaSpace {
         }
     }
 
-    /// Whether access is switched on.
+    /// Returns `true` if access is switched on.
     pub fn is_enabled(&self) -> bool {
         self.enabled.load(Ordering::Relaxed)
     }
 
-    /// Waits until every view taken before this call is gone. The caller holds no view and no lock that a holder of a view
-    /// may want.
+    /// Waits until every view taken before this call is gone. The caller holds no view and no lock that a holder of a
+    /// view may want.
     pub fn barrier(&self) {
         drop(self.ranges.write());
     }
 
-    /// Does a bounded part of the locking that [`Self::map`] left. Returns whether there is more. Call it from a thread that
-    /// nobody waits for, so that little is left for [`Self::pin_status`].
+    /// Does a bounded part of the locking that [`Self::map`] left. Returns `true` if there is more. Call it from a
+    /// thread that nobody waits for, so that little is left for [`Self::pin_status`].
     pub fn pin_some(&self) -> bool {
         self.pins.lock().pin_some(PIN_STEP)
     }
 
-    /// Whether all guest memory is resident as [`PinPolicy::All`] promises; finishes what is left of that first. Always good
-    /// with the other policies.
+    /// Checks that all guest memory is resident as [`PinPolicy::All`] promises; finishes what is left of that first.
+    /// Never fails with the other policies.
     ///
     /// # Errors
     /// How much could not be locked and which limit stood in the way.

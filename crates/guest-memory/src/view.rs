@@ -28,11 +28,11 @@ impl fmt::Debug for DmaView<'_> {
 pub struct HostPiece {
     /// The mapping that it lies in.
     pub mapping: Arc<MmapRegion>,
-    /// Where in the mapping it starts.
+    /// Where in the mapping it starts, in bytes.
     pub offset: usize,
-    /// Bytes.
+    /// Length in bytes.
     pub len: usize,
-    /// Whether the device may write there.
+    /// `true` if the device may write there.
     pub writable: bool,
 }
 
@@ -145,7 +145,8 @@ impl DmaView<'_> {
         Ok(u64::from_le(result.unwrap_or_else(|unchanged| unchanged)))
     }
 
-    /// Finds what is behind `addr..addr+len` and appends it to `pieces`, merged with the last of them where it follows it.
+    /// Finds what is behind `addr..addr+len` and appends it to `pieces`, merged with the last of them where it follows
+    /// it.
     ///
     /// # Errors
     /// Some of it cannot be accessed, or not be written although `direction` says so.

@@ -1,4 +1,4 @@
-//! Unreliable datagrams: one packet a message, no answers (IBA 9.8.3).
+//! Unreliable datagrams: one packet a message, no responses (IBA 9.8.3).
 
 use pvrdma_verbs::{NetworkType, Psn, Qpn, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
@@ -21,10 +21,12 @@ impl DatagramSender {
         Self { qpn, qkey, psn, ident: 0 }
     }
 
-    /// Builds the packet of a request whose path is known. The caller ends the request. Gives the length of the frame.
+    /// Builds the packet of a request whose path is known, with a path MTU of `mtu` bytes. The caller completes the
+    /// request. Returns the length of the frame in bytes.
     ///
     /// # Errors
-    /// The status that the request ends with: it is no datagram, is longer than `mtu`, or its memory cannot be read.
+    /// The status that the request completes with: it is no datagram, is longer than `mtu`, or its memory cannot be
+    /// read.
     pub fn send(
         &mut self,
         wr: &mut SendWr,
@@ -57,22 +59,22 @@ impl DatagramSender {
     }
 }
 
-/// A received datagram, for the engine to deliver.
+/// A received datagram, to be delivered.
 #[derive(Clone, Copy, Debug)]
 pub struct Datagram<'a> {
-    /// Sender.
+    /// The sender's QP.
     pub source: Qpn,
-    /// Must be the receiver's.
+    /// Q_Key, which must be the receiver's (IBA 10.2.5).
     pub qkey: u32,
-    /// Immediate data.
+    /// Immediate data, as in memory.
     pub immediate: Option<[u8; 4]>,
     /// The sender asked for a solicited event.
     pub solicited: bool,
     /// What the header area holds.
     pub network: NetworkType,
-    /// From the tag, if there is one.
+    /// Priority of the 802.1Q tag; 0 without a tag.
     pub service_level: u8,
-    /// The first 40 bytes of the receive.
+    /// The first 40 bytes of the receive (IBA annex A17.4.5.1).
     pub header: [u8; Grh::LEN],
     /// The bytes behind them.
     pub payload: &'a [u8],

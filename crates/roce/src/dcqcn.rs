@@ -2,8 +2,8 @@
 //! Deployments", SIGCOMM 2015), without a clock of its own.
 //!
 //! A QP that nobody complained about has no state and no limit. The first notification makes a [`ReactionPoint`], which
-//! cuts the rate and lets it grow back; when it is back at line rate the state is thrown away. Nothing has to run in between:
-//! what time should have done is made up for when somebody asks.
+//! cuts the rate and lets it grow back; when it is back at line rate the state is thrown away. Nothing has to run in
+//! between: what time should have done is made up for when somebody asks.
 
 use std::time::Duration;
 
@@ -13,9 +13,9 @@ use std::time::Duration;
 pub struct Congestion {
     /// Shortest time between two notifications for a QP that we receive marked packets for.
     pub cnp_interval: Duration,
-    /// DSCP of notifications.
+    /// DSCP of notifications, 6 bits.
     pub cnp_dscp: u8,
-    /// Priority of notifications in packets with a tag.
+    /// Priority (PCP, 3 bits) of notifications in packets with a tag.
     pub cnp_priority: u8,
     /// The rate that a QP has before its first cut, in bytes per second.
     pub line_rate: u64,
@@ -23,19 +23,19 @@ pub struct Congestion {
     pub min_rate: u64,
     /// Shortest time between two cuts.
     pub cut_interval: Duration,
-    /// How often the estimate of congestion is renewed.
+    /// How often the estimate of congestion (alpha) is renewed.
     pub alpha_interval: Duration,
-    /// A new observation has the weight of one in so many.
+    /// Weight of a new observation in alpha: one in so many ("1/g").
     pub alpha_weight: u32,
     /// Time without a cut after which the rate grows.
     pub increase_interval: Duration,
     /// Bytes after which it grows, too.
     pub increase_bytes: u64,
-    /// Growths of each kind that go half the way back, before the aim itself grows.
+    /// Growths of each kind that go half the way back to the target rate, before that grows itself ("F").
     pub recovery_steps: u32,
-    /// Growth of the aim, in bytes per second.
+    /// Growth of the target rate, in bytes per second ("R_AI").
     pub additive_increase: u64,
-    /// The same when both time and bytes have gone beyond the recovery steps.
+    /// The same when both time and bytes have gone beyond the recovery steps ("R_HAI").
     pub hyper_increase: u64,
 }
 
@@ -75,8 +75,8 @@ pub struct ReactionPoint {
     config: Congestion,
     /// Bytes per second.
     rate: u64,
-    /// What the rate grows back to.
-    aim: u64,
+    /// The target rate: what the rate grows back to.
+    target: u64,
     alpha: u32,
     /// A notification came since the last update of `alpha`.
     notified: bool,
@@ -98,7 +98,7 @@ impl ReactionPoint {
         Self {
             config: *config,
             rate: config.line_rate,
-            aim: config.line_rate,
+            target: config.line_rate,
             alpha: ALPHA_ONE,
             notified: false,
             alpha_due: now.saturating_add(config.alpha_interval),
@@ -111,17 +111,17 @@ impl ReactionPoint {
         }
     }
 
-    /// Bytes per second.
+    /// The current rate in bytes per second.
     pub const fn rate(&self) -> u64 {
         self.rate
     }
 
-    /// Whether there is nothing left to remember.
+    /// Returns `true` if the rate is back at line rate, so that there is nothing left to remember.
     pub const fn has_recovered(&self) -> bool {
         self.last_cut.is_some() && self.rate >= self.config.line_rate
     }
 
-    /// A notification came. Whether the rate was cut.
+    /// A congestion notification came. Returns `true` if the rate was cut.
     pub fn notify(&mut self, now: Duration) -> bool {
         self.advance(now);
         self.notified = true;
@@ -129,7 +129,7 @@ impl ReactionPoint {
             return false;
         }
         let cut = u128::from(self.rate) * u128::from(self.alpha) / u128::from(2 * ALPHA_ONE);
-        self.aim = self.rate;
+        self.target = self.rate;
         self.rate = self.rate.saturating_sub(u64::try_from(cut).unwrap_or(u64::MAX)).max(self.config.min_rate);
         (self.by_time, self.by_bytes, self.bytes) = (0, 0, 0);
         self.increase_due = now.saturating_add(self.config.increase_interval);
@@ -188,14 +188,14 @@ impl ReactionPoint {
 
     fn increase(&mut self) {
         let steps = self.config.recovery_steps;
-        self.aim = self.aim.saturating_add(match (self.by_time > steps, self.by_bytes > steps) {
+        self.target = self.target.saturating_add(match (self.by_time > steps, self.by_bytes > steps) {
             (false, false) => 0,
             (true, true) => self.config.hyper_increase,
             _ => self.config.additive_increase,
         });
         let line = self.config.line_rate;
-        self.aim = self.aim.min(line);
-        self.rate = self.rate.midpoint(self.aim);
+        self.target = self.target.min(line);
+        self.rate = self.rate.midpoint(self.target);
         // Half the way would never arrive.
         if self.rate >= line.saturating_sub(line / 100) {
             self.rate = line;
@@ -258,7 +258,7 @@ mod tests {
             point.blocked_until(START + config.increase_interval * periods);
             point.rate()
         };
-        // Half of the way each time: the aim is what the rate was.
+        // Half of the way each time: the target is what the rate was.
         assert_eq!(rate_at(0), line / 2);
         assert_eq!(rate_at(1), line / 4 * 3);
         assert_eq!(rate_at(2), line / 8 * 7);
@@ -271,20 +271,20 @@ mod tests {
     fn the_aim_grows_by_time_and_faster_by_both() {
         let (config, mut point) = cut_once();
         assert!(point.notify(START + config.cut_interval));
-        let (start, aim) = (START + config.cut_interval, config.line_rate / 2);
+        let (start, target) = (START + config.cut_interval, config.line_rate / 2);
         let at = |period: u32| start + config.increase_interval * period;
         point.blocked_until(at(5));
-        assert_eq!(point.aim, aim);
+        assert_eq!(point.target, target);
         point.blocked_until(at(6));
-        assert_eq!(point.aim, aim + config.additive_increase);
+        assert_eq!(point.target, target + config.additive_increase);
         // Bytes alone have not gone beyond their steps yet.
         for _ in 0..5 {
             point.sent(at(6), config.increase_bytes);
         }
-        let after_bytes = point.aim;
-        assert_eq!(after_bytes, aim + 6 * config.additive_increase);
+        let after_bytes = point.target;
+        assert_eq!(after_bytes, target + 6 * config.additive_increase);
         point.sent(at(6), config.increase_bytes);
-        assert_eq!(point.aim, after_bytes + config.hyper_increase);
+        assert_eq!(point.target, after_bytes + config.hyper_increase);
     }
 
     #[test]

@@ -1,9 +1,9 @@
-//! Packets that are dropped without an answer (IBA 9.6.1, annex A17).
+//! Validation of received packets: those that fail are dropped silently (IBA 9.6.1, annex A17.4.5).
 
 use pvrdma_verbs::{QpType, Qpn};
 use thiserror::Error;
 
-use super::path::Path;
+use crate::path::Path;
 use crate::wire::{CrcError, DEFAULT_PKEY, OpcodeInfo, Packet, Service, pkey_matches};
 
 /// Why a packet is dropped. Each is worth a counter.
@@ -18,7 +18,7 @@ pub enum DropReason {
     /// The opcode is not defined, or belongs to another transport service.
     #[error("opcode of another service")]
     Opcode,
-    /// The partition is not ours.
+    /// The partition is not ours (IBA 10.9.3).
     #[error("P_Key mismatch")]
     Pkey,
     /// It does not come from the address of the peer.
@@ -26,10 +26,10 @@ pub enum DropReason {
     Address,
 }
 
-/// Checks that need no more than the kind of QP the packet is addressed to.
+/// Checks a packet as far as the kind of QP that it is addressed to tells, and returns what its opcode means.
 ///
 /// # Errors
-/// Why it is to be dropped.
+/// The packet is to be dropped.
 pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo, DropReason> {
     match qp_type {
         QpType::Rc => admit_service(packet, Service::Rc),
@@ -37,10 +37,10 @@ pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo
     }
 }
 
-/// The same for a congestion notification.
+/// The same as [`admit`] for a congestion notification.
 ///
 /// # Errors
-/// Why it is to be dropped.
+/// The packet is to be dropped.
 pub fn admit_notification(packet: &Packet<'_>) -> Result<&'static OpcodeInfo, DropReason> {
     admit_service(packet, Service::Congestion)
 }
@@ -58,10 +58,10 @@ fn admit_service(packet: &Packet<'_>, service: Service) -> Result<&'static Opcod
     Ok(info)
 }
 
-/// The same for a connected QP, whose packets must come from its peer's address.
+/// The same as [`admit`] for the connected QP `local`, whose packets must come from its peer's address.
 ///
 /// # Errors
-/// Why it is to be dropped.
+/// The packet is to be dropped.
 pub fn admit_connected(packet: &Packet<'_>, local: Qpn, path: &Path) -> Result<&'static OpcodeInfo, DropReason> {
     let info = admit(packet, QpType::Rc)?;
     if packet.header.bth.destination != local || !path.leads_back(packet) {

@@ -1,35 +1,36 @@
-//! The RoCE transport: packet formats, and the requester, responder and datagram state machines. No I/O, no threads, no clock.
+//! The RoCE transport: packet formats, and the requester, responder and datagram state machines. No I/O, no threads, no
+//! clock.
 //!
 //! A connected QP is two independent halves. [`Requester`] turns send requests into packets, takes the responses and
-//! retransmits what was lost; [`Responder`] executes the peer's requests in PSN order and queues responses. They share nothing
-//! but the [`Path`], so each can live behind the lock of its half. Datagrams need no state beyond a PSN: [`DatagramSender`] and
-//! [`Datagram`].
+//! retransmits what was lost; [`Responder`] executes the peer's requests in PSN order and queues responses. They share
+//! nothing but the [`Path`], so each can live behind the lock of its half. Datagrams need no state beyond a PSN:
+//! [`DatagramSender`] and [`Datagram`].
 //!
 //! # Kinds of methods
 //!
-//! * `handle_*` take what happened: a packet that [`admit`] let through, or a deadline that has passed. `now` is an argument,
-//!   a duration since any fixed origin.
+//! * `handle_*` take what happened: a packet that [`admit`] let through, or a deadline that has passed. `now` is an
+//!   argument, a duration since any fixed origin.
 //! * [`Requester::post`] takes work, while [`Requester::has_room`].
-//! * `poll_transmit` writes the next frame into a caller's buffer, until it returns `None`. Call it after every `handle_*`
-//!   and every `post`. Responses are coalesced by handling several packets first.
+//! * `poll_transmit` writes the next frame into a caller's buffer, until it returns `None`. Call it after every
+//!   `handle_*` and every `post`. Responses are coalesced by handling several packets first.
 //! * [`Requester::poll_timeout`] says when `handle_timeout` is due. Only requesters have timers.
 //!
-//! Everything that concerns memory, queues and the consumer goes through [`RequesterOps`] and [`ResponderOps`], which the
-//! owner of a QP implements with its checks and completion rules.
+//! Everything that concerns memory, queues and the consumer goes through [`RequesterOps`] and [`ResponderOps`], which
+//! the owner of a QP implements with its checks and completion rules.
 //!
 //! # Rules
 //!
-//! The rules are those of the InfiniBand Architecture Specification volume 1 ("IBA"), chapter 9, for RC and UD; go-back-N with
-//! three refinements that are invisible on the wire: what the responder is known to have executed is not retransmitted, a lost
-//! RDMA READ response is requested again from where it stopped, and the ACK timeout backs off. A responder may buffer packets
-//! that come too early ([`ReorderBuffer`]): the requester notices, and retransmits only what is missing
-//! ([`Responder::nak_selectively`]). Large reads are split into requests of a bounded length ([`Tuning::read_chunk`]), so that a
-//! responder that sends a whole response in one go does not flood us.
+//! The rules are those of the InfiniBand Architecture Specification volume 1 ("IBA"), chapter 9, for RC and UD;
+//! go-back-N with three refinements that are invisible on the wire: what the responder is known to have executed is not
+//! retransmitted, a lost RDMA READ response is requested again from where it stopped, and the ACK timeout backs off. A
+//! responder may buffer packets that come too early ([`ReorderBuffer`]): the requester notices, and retransmits only
+//! what is missing ([`Responder::nak_selectively`]). Large reads are split into requests of a bounded length
+//! ([`Tuning::read_chunk`]), so that a responder that sends a whole response in one go does not flood us.
 //!
 //! Congestion control stands beside the halves, because both send at one rate: [`ReactionPoint`].
 //!
-//! Not here: end-to-end credits (received ones are ignored, and every ACK says that it carries none, which the architecture
-//! allows everybody), automatic path migration, ATOMIC WRITE and FLUSH (refused), UC.
+//! Not here: end-to-end credits (received ones are ignored, and every ACK says that it carries none, which the
+//! architecture allows everybody), automatic path migration, ATOMIC WRITE and FLUSH (refused), UC.
 
 mod datagram;
 mod dcqcn;

@@ -1,8 +1,8 @@
 //! What the transport needs from whoever runs it: memory, queues and the consumer.
 //!
-//! Two kinds of errors: an [`AccessError`] is an access that failed and nothing more; a [`NakReason`] comes from a method that
-//! has already done to the consumer what it deserves (completed the receive, raised the event, moved the QP to its error
-//! state), and only the NAK remains to be sent.
+//! Two kinds of errors: an [`AccessError`] is an access that failed and nothing more; a [`NakReason`] comes from a
+//! method that has already done to the consumer what it deserves (completed the receive, raised the event, moved the QP
+//! to its error state), and only the NAK remains to be sent.
 
 use pvrdma_verbs::{Access, RemoteAddress, SendOp, SendWr, Sge, WcOpcode, WcStatus};
 
@@ -46,8 +46,8 @@ pub trait RequesterOps {
     /// Some of it cannot be written.
     fn scatter(&mut self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), AccessError>;
 
-    /// A request has completed: gives its slot back, then publishes its completion if it gets one. Called in posting order.
-    /// `byte_len` is what arrived in local memory, in bytes.
+    /// A request has completed: gives its slot back, then publishes its completion if it gets one. Called in posting
+    /// order. `byte_len` is what arrived in local memory, in bytes.
     fn finish(&mut self, wr: &SendWr, status: WcStatus, byte_len: u32);
 
     /// A request has completed with an error and all later ones were flushed: moves the QP to its error state.

@@ -1,20 +1,20 @@
-//! Where frames go: everything of their headers that is the same for all packets of a QP.
+//! Where frames go: everything in front of the BTH, which is the same for all packets of a QP (IBA annex A17.4; for
+//! RoCE v1 annex A16).
 
 use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, Qpn, UdDestination};
 
 use crate::dcqcn::Congestion;
-
 use crate::wire::{
     Bth, BuildError, Ethernet, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Opcode, Packet, Udp, Vlan,
     connected_source_port, datagram_source_port,
 };
 
-/// Stands for a hop limit that the consumer did not choose.
+/// Hop limit if the consumer chose none.
 const DEFAULT_HOP_LIMIT: u8 = 64;
 
-/// ECN bits: this sender reacts to marks.
+/// The ECN field of a sender that reacts to marks, ECT(0) (RFC 3168).
 const ECT_0: u8 = 2;
-/// Bytes behind the BTH of a congestion notification, all zero.
+/// Bytes behind the BTH of a congestion notification, all zero (IBA annex A17.9.3).
 const NOTIFICATION_LEN: usize = 16;
 
 /// Where frames come from.
@@ -24,7 +24,7 @@ pub struct Origin {
     pub mac: MacAddr,
     /// Our GID.
     pub gid: Gid,
-    /// Its encapsulation.
+    /// Its encapsulation, RoCE v1 or v2.
     pub kind: GidType,
     /// The VLAN it belongs to.
     pub vlan: Option<u16>,
@@ -101,7 +101,7 @@ impl Path {
         Some(Self { ethernet: Ethernet { destination: av.dmac, source: origin.mac, vlan }, network })
     }
 
-    /// Starts a frame. `ident` becomes the IPv4 identification.
+    /// Starts a frame with `payload_len` bytes. `ident` is the last IPv4 identification of this sender.
     pub(super) fn frame<'b>(
         &self,
         ident: &mut u16,
@@ -119,7 +119,8 @@ impl Path {
         FrameWriter::new(&Header { ethernet: self.ethernet, network, bth, extension }, payload_len, out)
     }
 
-    /// Writes a notification that what the QP `remote` sends meets congestion. Gives the length of the frame.
+    /// Writes a congestion notification (CNP) for what the QP `remote` sends. Returns the length of the frame in bytes;
+    /// `None`: `out` is too small.
     pub fn notification(&self, remote: Qpn, config: &Congestion, out: &mut [u8]) -> Option<usize> {
         let mut path = *self;
         // As adapters do: ECT, so that a congested switch marks it rather than drops it.
@@ -138,7 +139,7 @@ impl Path {
         Some(frame.finish())
     }
 
-    /// Whether a packet came from exactly the address that this path leads to.
+    /// Returns `true` if a packet came from exactly the address that this path leads to.
     pub fn leads_back(&self, packet: &Packet<'_>) -> bool {
         let theirs = &packet.header.network;
         theirs.kind() == self.network.kind()
@@ -148,7 +149,7 @@ impl Path {
     }
 }
 
-/// Packets that a message of `length` bytes takes: at least one.
+/// Packets that a message of `length` bytes takes: at least one (IBA 9.7.2).
 pub(super) const fn packets(length: u32, mtu: Mtu) -> u32 {
     match length.div_ceil(mtu.bytes()) {
         0 => 1,

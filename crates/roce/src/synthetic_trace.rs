@@ -1,9 +1,9 @@
 //! Packets of a local delivery, for captures.
 //!
-//! A delivery between two QPs of this process moves data without packets. A [`SyntheticTrace`] invents those that the wire would
-//! have shown: one packet after the other as data is moved, an ACK for each message, a NAK for each refusal. PSNs begin where
-//! the connection does, but count only what was traced. What is left out: READs are not split, ACKs are not coalesced, and a
-//! refused message stops at the packet that was refused.
+//! A delivery between two QPs of this process moves data without packets. A [`SyntheticTrace`] invents those that the
+//! wire would have shown: one packet after the other as data is moved, an ACK for each message, a NAK for each refusal.
+//! PSNs begin where the connection does, but count only what was traced. What is left out: READs are not split, ACKs
+//! are not coalesced, and a refused message stops at the packet that was refused.
 
 use pvrdma_verbs::{Mtu, Psn, Qpn, SendOp, SendWr};
 
@@ -82,8 +82,8 @@ impl SyntheticTrace {
         Self { psn, msn: 0, traced: 0, idents: [0; 2] }
     }
 
-    /// Traces a step. `gather` copies from the requester's own memory, from an offset in the message on, and returns `true` if
-    /// it could; `emit` takes the frames.
+    /// Traces a step. `gather` copies from the requester's own memory, from an offset in the message on, and returns
+    /// `true` if it could; `emit` takes the frames.
     pub fn record(
         &mut self,
         paths: &PathPair,

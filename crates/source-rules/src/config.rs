@@ -96,18 +96,7 @@ pub const REPOSITORY: Config = Config {
         forbidden_methods: &["elapsed"],
         forbidden_macros: &["dbg", "eprint", "eprintln", "print", "println"],
         dependencies: &["bitflags", "crc32fast", "log", "pvrdma-verbs", "serde", "thiserror", "zerocopy"],
-        exceptions: &[
-            PurityException {
-                file: "crates/roce/src/wire/crc.rs",
-                name: "std::time::Instant::now",
-                reason: "times the variants of the CRC once and keeps the faster one; no result depends on it",
-            },
-            PurityException {
-                file: "crates/roce/src/wire/crc.rs",
-                name: "elapsed",
-                reason: "the other end of the same measurement",
-            },
-        ],
+        exceptions: &[],
     },
     file_lines: 500,
     function_lines: 60,

@@ -15,8 +15,8 @@ const TAG_LEN: usize = 4;
 /// Bytes in front of the tag.
 const ADDRESSES: usize = 12;
 
-/// How the bytes of a message are laid out, in the hope that it is a super-frame like the last one: its packets lie apart by
-/// the length of their headers, which then only need to be filled in.
+/// How the bytes of a message are laid out, in the hope that it is a super-frame like the last one: its packets lie
+/// apart by the length of their headers, which then only need to be filled in.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Layout {
     headers: usize,

@@ -1,8 +1,9 @@
 //! An interface of this host: whole frames through a packet socket.
 //!
-//! The host's own network stack sees the same frames and shares nothing else with us. What the host itself sends through the
-//! interface we do not see. Runs of packets cross the kernel as super-frames ([`offload`]), and what the host's other senders
-//! left to the hardware (checksums, segmentation) is done here, because a guest has no such agreement with them.
+//! The host's own network stack sees the same frames and shares nothing else with us. What the host itself sends
+//! through the interface we do not see. Runs of packets cross the kernel as super-frames ([`offload`]), and what the
+//! host's other senders left to the hardware (checksums, segmentation) is done here, because a guest has no such
+//! agreement with them.
 
 mod input;
 mod offload;
@@ -82,8 +83,8 @@ pub struct AfPacketLink {
 }
 
 impl AfPacketLink {
-    /// Uses `interface` for a device with the address `mac`: takes the frames to that address and to groups. The interface
-    /// may be down yet.
+    /// Uses `interface` for a device with the address `mac`: takes the frames to that address and to groups. The
+    /// interface may be down yet.
     ///
     /// # Errors
     /// No right to, no such interface, or not an Ethernet.

@@ -1,8 +1,8 @@
 //! Super-frames: many packets of one flow that cross the kernel as one, with one set of headers in front.
 //!
-//! The kernel cuts them where they leave for a real wire, with consecutive IPv4 identifications; between local interfaces they
-//! are handed over whole. So we make them out of our own runs of packets, and take apart what comes (`virtio_net_hdr`,
-//! Linux `include/uapi/linux/virtio_net.h`).
+//! The kernel cuts them where they leave for a real wire, with consecutive IPv4 identifications; between local
+//! interfaces they are handed over whole. So we make them out of our own runs of packets, and take apart what comes
+//! (`virtio_net_hdr`, Linux `include/uapi/linux/virtio_net.h`).
 
 use pvrdma_roce::wire::{Checksum, EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT, Udp};
 
@@ -44,7 +44,7 @@ impl Offload {
         Self { checksum, kind: kind & !KIND_ECN, segment: word(s0, s1) }
     }
 
-    /// Whether this is a super-frame, and the payload bytes of its packets.
+    /// Payload bytes of each packet, if this is a super-frame.
     pub(super) const fn segment(self) -> Option<usize> {
         if self.kind == KIND_NONE || self.segment == 0 { None } else { Some(self.segment) }
     }
@@ -105,7 +105,7 @@ impl Headers {
         Some(Self { bytes, len, network, transport, v6, tcp })
     }
 
-    /// Bytes.
+    /// Length in bytes.
     pub(super) const fn len(&self) -> usize {
         self.len
     }
@@ -115,7 +115,8 @@ impl Headers {
         self.bytes.get(..self.len).unwrap_or_default()
     }
 
-    /// Whether these are the packets that this adapter is about, whose UDP checksum says nothing that the ICRC does not.
+    /// Returns `true` for RoCE v2 packets, whose UDP checksum says nothing that the ICRC does
+    /// not.
     pub(super) fn are_roce(&self) -> bool {
         !self.tcp && self.bytes().get(self.transport + 2..self.transport + 4) == Some(&ROCE_PORT.to_be_bytes()[..])
     }
@@ -203,11 +204,11 @@ fn checksum_of_ipv4(ip: &mut [u8]) -> Option<()> {
     put(ip, 10, sum.finish())
 }
 
-/// The RoCE v2 packets at the start of `frames` that can leave as one super-frame, if it is more than one: how many, and the
-/// headers of the first.
+/// The RoCE v2 packets at the start of `frames` that can leave as one super-frame, if it is more than one: how many,
+/// and the headers of the first.
 ///
-/// They must not differ in anything in front of the BTH but the IPv4 identification, which must count up, and what follows
-/// from the length; only the last may be shorter.
+/// They must not differ in anything in front of the BTH but the IPv4 identification, which must count up, and what
+/// follows from the length; only the last may be shorter.
 pub(super) fn run<'f>(frames: impl Iterator<Item = &'f [u8]>) -> Option<(usize, Headers)> {
     let mut frames = frames.take(MAX_SEGMENTS);
     let first = frames.next()?;
@@ -231,7 +232,7 @@ pub(super) fn run<'f>(frames: impl Iterator<Item = &'f [u8]>) -> Option<(usize, 
 }
 
 impl Headers {
-    /// Whether `frame` is the packet `index` of a run that these headers begin.
+    /// Returns `true` if `frame` is the packet `index` of a run that these headers begin.
     fn go_on(&self, index: usize, frame: &[u8]) -> bool {
         let Some(theirs) = frame.get(..self.len) else { return false };
         let ours = self.bytes();

@@ -140,8 +140,8 @@ fn bind(socket: BorrowedFd<'_>, index: c_int) -> Result<(), Errno> {
 /// Room for one control message with `tpacket_auxdata`, aligned as `cmsghdr` wants it.
 type Control = [u64; 8];
 
-/// Receives up to `arrivals.len()` messages without waiting; message `i` goes to the `i`th run of `parts_each` parts. Gives
-/// how many came.
+/// Receives up to `arrivals.len()` messages without waiting; message `i` goes to the `i`th run of `parts_each` parts.
+/// Gives how many came.
 pub(super) fn receive(
     socket: BorrowedFd<'_>,
     parts: &mut [IoSliceMut<'_>],
@@ -164,8 +164,8 @@ pub(super) fn receive(
         count += 1;
     }
     let length = u32::try_from(count).map_err(|_| Errno::INVAL)?;
-    // SAFETY: the first `length` headers are initialised; their parts and control buffers are borrowed mutably for the call
-    // and have the lengths given.
+    // SAFETY: the first `length` headers are initialised; their parts and control buffers are borrowed mutably for the
+    // call and have the lengths given.
     let result = unsafe {
         libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), length, libc::MSG_DONTWAIT, ptr::null_mut())
     };
@@ -201,8 +201,8 @@ fn tag(message: &libc::msghdr) -> Option<[u8; 4]> {
     Some([a, b, c, d])
 }
 
-/// Sends messages without waiting; each consists of the parts up to its end. Gives how many were sent; an error is that of
-/// the first.
+/// Sends messages without waiting; each consists of the parts up to its end. Gives how many were sent; an error is that
+/// of the first.
 pub(super) fn send(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], ends: &[usize]) -> Result<usize, Errno> {
     let mut headers = [const { MaybeUninit::<libc::mmsghdr>::zeroed() }; MAX_MESSAGES];
     let (mut start, mut count) = (0, 0);

@@ -35,7 +35,8 @@ pub(super) fn attach(name: &InterfaceName) -> Result<OwnedFd, TapError> {
         *byte = letter;
     }
     request.flags = libc::c_short::try_from(libc::IFF_TAP | libc::IFF_NO_PI).unwrap_or(0);
-    // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, which `Request` is in size and layout; any bytes are valid for it.
+    // SAFETY: TUNSETIFF reads and writes a `struct ifreq`, which `Request` is in size and layout; any bytes are valid
+    // for it.
     let result = unsafe { ioctl(&device, Updater::<TUNSETIFF, Request>::new(&mut request)) };
     result.map_err(|errno| match errno {
         Errno::PERM => TapError::NotPermitted(name.clone()),

@@ -1,5 +1,5 @@
-//! A tap device: a network interface of the host whose other side is this process. With a bridge or routes the host connects it to
-//! a network.
+//! A tap device: a network interface of the host whose other side is this process. With a bridge or routes the host
+//! connects it to a network.
 
 mod attach;
 #[cfg(test)]
@@ -37,15 +37,15 @@ pub enum TapError {
     /// There is an interface of that name which is something else.
     #[error("tap {name}: {source}; is there an interface of that name which is no tap without queues?")]
     Other {
-        /// Which.
+        /// The interface.
         name: InterfaceName,
-        /// Why.
+        /// What the system said.
         source: io::Error,
     },
 }
 
-/// A link to a tap device. It is made unless it is there, in which case its owner needs no privileges. While the interface
-/// is down, or gone, what is sent is lost.
+/// A link to a tap device. It is made unless it is there, in which case its owner needs no privileges. While the
+/// interface is down, or gone, what is sent is lost.
 #[derive(Debug)]
 pub struct TapLink {
     name: InterfaceName,

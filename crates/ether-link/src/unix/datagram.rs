@@ -11,14 +11,14 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::enlarge;
+use super::buffer::enlarge;
 use crate::{Frames, Link, MAX_LINK_FRAME, Readiness};
 
 /// A link over datagram sockets. Both sides may start, end and come back in any order.
 ///
-/// What comes is taken at a bound socket, from anybody who may write to it. What goes leaves through a second socket that is
-/// connected: only a connected one can be waited for, and it must not be the bound one, which would then refuse frames of a
-/// peer that was restarted.
+/// What comes is taken at a bound socket, from anybody who may write to it. What goes leaves through a second socket
+/// that is connected: only a connected one can be waited for, and it must not be the bound one, which would then refuse
+/// frames of a peer that was restarted.
 #[derive(Debug)]
 pub struct DatagramLink {
     input: Arc<OwnedFd>,

@@ -13,7 +13,7 @@ use pvrdma_verbs::LogLimit;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::enlarge;
+use super::buffer::enlarge;
 use crate::{Frames, Link, MAX_LINK_FRAME, Readiness};
 
 /// Bytes of the length.
@@ -71,7 +71,7 @@ impl Input {
     }
 }
 
-/// What is under way.
+/// What is being written.
 #[derive(Debug, Default)]
 struct Output {
     /// A chunk of frames with their lengths, used again.

@@ -1,5 +1,5 @@
-//! Congestion marks across a tunnel (RFC 6040): the outer header starts with the inner traffic class, and what routers do to
-//! it on the way is carried into the inner header. DCQCN needs this, as switches see only the outer header.
+//! Congestion marks across a tunnel (RFC 6040): the outer header starts with the inner traffic class, and what routers
+//! do to it on the way is carried into the inner header. DCQCN needs this, as switches see only the outer header.
 
 /// The ECN field of a traffic class.
 const ECN: u8 = 0b11;
@@ -7,8 +7,8 @@ const NOT_ECT: u8 = 0b00;
 const ECT_1: u8 = 0b01;
 const CE: u8 = 0b11;
 
-/// Takes what happened to the outer traffic class into the frame. `false`: the frame must be dropped, because a congested
-/// router marked a packet whose sender would not understand the mark (RFC 6040, figure 4).
+/// Takes what happened to the outer traffic class into the frame. `false`: the frame must be dropped, because a
+/// congested router marked a packet whose sender would not understand the mark (RFC 6040, figure 4).
 pub(super) fn decapsulate(outer: u8, frame: &mut [u8]) -> bool {
     let outer = outer & ECN;
     if !matches!(outer, CE | ECT_1) {

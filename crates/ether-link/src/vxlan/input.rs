@@ -1,4 +1,5 @@
-//! Datagrams that come: several to a call (recvmmsg), and each possibly a train that the kernel has put together (UDP_GRO).
+//! Datagrams that come: several to a call (recvmmsg), and each possibly a train that the kernel has put together
+//! (UDP_GRO).
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
@@ -10,15 +11,16 @@ use nix::sys::socket::sockopt::{IpRecvTos, Ipv6RecvTClass, UdpGroSegment};
 use nix::sys::socket::{ControlMessageOwned, MsgFlags, MultiHeaders, RecvMsg, SockaddrStorage, recvmmsg, setsockopt};
 
 /// Messages that are taken with one call.
-const MESSAGES: usize = 16;
+const MAX_MESSAGES: usize = 16;
 /// Bytes for a message: the longest train.
-const MESSAGE: usize = 1 << 16;
+const MESSAGE_LEN: usize = 1 << 16;
 /// Bytes that the socket should hold for us. The system caps it.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
-/// A message that was received, as far as it was not looked at.
+/// A message of the kernel: a datagram or a train of them, from `start` to `end` in the buffer. What was taken out is
+/// before `start`.
 #[derive(Debug)]
-struct Held {
+struct Message {
     from: SocketAddr,
     class: u8,
     /// Bytes of each datagram but the last.
@@ -40,11 +42,11 @@ pub(super) struct Arrived<'a> {
 #[derive(Debug)]
 pub(super) struct Input {
     buffer: Vec<u8>,
-    held: VecDeque<Held>,
+    received: VecDeque<Message>,
 }
 
 impl Input {
-    /// Has the socket put trains together and say what routers did to the traffic class.
+    /// Lets the socket put trains together and say what routers did to the traffic class.
     pub(super) fn new(socket: &UdpSocket, ipv6: bool) -> Self {
         use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
         // All of these are improvements.
@@ -60,44 +62,46 @@ impl Input {
         if let Err(error) = class {
             log::debug!("the kernel does not say what traffic class a packet has: {error}");
         }
-        Self { buffer: vec![0; MESSAGES * MESSAGE], held: VecDeque::new() }
+        Self { buffer: vec![0; MAX_MESSAGES * MESSAGE_LEN], received: VecDeque::new() }
     }
 
-    /// Whether something is held that makes no noise any more.
+    /// Returns `true` if nothing was received that is still to be taken. The socket is not readable for what is.
     pub(super) fn is_empty(&self) -> bool {
-        self.held.is_empty()
+        self.received.is_empty()
     }
 
     /// The next datagram. `None`: there is none now.
     pub(super) fn next(&mut self, socket: &OwnedFd) -> Option<Arrived<'_>> {
-        if self.held.is_empty() {
+        if self.received.is_empty() {
             self.fill(socket);
         }
-        let held = self.held.front_mut()?;
-        let Held { from, class, start, .. } = *held;
-        let end = start.saturating_add(held.segment).min(held.end);
-        held.start = end;
-        if end >= held.end {
-            self.held.pop_front();
+        let message = self.received.front_mut()?;
+        let Message { from, class, start, .. } = *message;
+        let end = start.saturating_add(message.segment).min(message.end);
+        message.start = end;
+        if end >= message.end {
+            self.received.pop_front();
         }
         Some(Arrived { from, class, payload: self.buffer.get_mut(start..end)? })
     }
 
     fn fill(&mut self, socket: &OwnedFd) {
         // Made anew each time, because the library does not give a header its room for control messages back.
-        let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(MESSAGES, Some(nix::cmsg_space!(i32, i32)));
-        let mut slices: Vec<_> = self.buffer.chunks_exact_mut(MESSAGE).map(|slot| [IoSliceMut::new(slot)]).collect();
+        let mut headers = MultiHeaders::<SockaddrStorage>::preallocate(MAX_MESSAGES, Some(nix::cmsg_space!(i32, i32)));
+        let mut slices: Vec<_> =
+            self.buffer.chunks_exact_mut(MESSAGE_LEN).map(|slot| [IoSliceMut::new(slot)]).collect();
         let messages = match recvmmsg(socket.as_raw_fd(), &mut headers, &mut slices, MsgFlags::MSG_DONTWAIT, None) {
             Ok(messages) => messages,
             Err(Errno::EAGAIN | Errno::EINTR) => return,
             Err(errno) => return log::debug!("a vxlan socket fails: {errno}"),
         };
-        let held = messages.enumerate().filter_map(|(slot, message)| held(slot, &message));
-        self.held.extend(held);
+        let received = messages.enumerate().filter_map(|(slot, message)| parse(slot, &message));
+        self.received.extend(received);
     }
 }
 
-fn held(slot: usize, message: &RecvMsg<'_, '_, SockaddrStorage>) -> Option<Held> {
+/// What the kernel says about the message in a slot of the buffer.
+fn parse(slot: usize, message: &RecvMsg<'_, '_, SockaddrStorage>) -> Option<Message> {
     let from = socket_address(message.address.as_ref()?)?;
     let (mut class, mut segment) = (0, message.bytes);
     for control in message.cmsgs().into_iter().flatten() {
@@ -108,9 +112,9 @@ fn held(slot: usize, message: &RecvMsg<'_, '_, SockaddrStorage>) -> Option<Held>
             _ => {}
         }
     }
-    let start = slot.checked_mul(MESSAGE)?;
+    let start = slot.checked_mul(MESSAGE_LEN)?;
     // An empty message is one datagram, too: it is counted as any other that holds nothing.
-    Some(Held { from, class, segment: segment.max(1), start, end: start.checked_add(message.bytes)? })
+    Some(Message { from, class, segment: segment.max(1), start, end: start.checked_add(message.bytes)? })
 }
 
 fn socket_address(address: &SockaddrStorage) -> Option<SocketAddr> {

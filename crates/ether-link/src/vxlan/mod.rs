@@ -1,19 +1,20 @@
-//! VXLAN (RFC 7348) over plain UDP sockets, so without privileges. The other end may be one of us, a Linux vxlan device, or
-//! Open vSwitch.
+//! VXLAN (RFC 7348) over plain UDP sockets, so without privileges. The other end may be one of us, a Linux vxlan
+//! device, or Open vSwitch.
 //!
-//! A datagram holds a frame. It is sent to the remote that its receiver was last seen behind, and to all configured remotes if that
-//! is not known or the receiver is a group. Source ports differ by flow, so that networks can spread the load.
+//! A datagram holds a frame. It is sent to the remote that its receiver was last seen behind, and to all configured
+//! remotes if that is not known or the receiver is a group. Source ports differ by flow, so that networks can spread
+//! the load.
 //!
 //! # Whom to trust
 //!
-//! VXLAN has no authentication. Datagrams are taken from the addresses of configured remotes only, and stations are learned
-//! only from them; but whoever can forge the source address of a packet on the network between the remotes can put frames
-//! into the tunnel. Use it where that is not possible, or inside IPsec or WireGuard. Each remote has a share of the table,
-//! so that none can push out the stations of another.
+//! VXLAN has no authentication. Datagrams are taken from the addresses of configured remotes only, and stations are
+//! learned only from them; but whoever can forge the source address of a packet on the network between the remotes can
+//! put frames into the tunnel. Use it where that is not possible, or inside IPsec or WireGuard. Each remote has a share
+//! of the table, so that none can push out the stations of another.
 //!
-//! [`VxlanConfig::open`] takes datagrams from everybody: whoever speaks becomes a remote for the stations that are seen behind it, as
-//! with a Linux vxlan device that learns. Up to [`MAX_REMOTES`] are known, they age, and they are never flooded to: otherwise a
-//! forged address would turn us into an amplifier.
+//! [`VxlanConfig::open`] takes datagrams from everybody: whoever speaks becomes a remote for the stations that are seen
+//! behind it, as with a Linux vxlan device that learns. Up to [`MAX_REMOTES`] are known, they age, and they are never
+//! flooded to: otherwise a forged address would turn us into an amplifier.
 
 mod counters;
 mod ecn;
@@ -50,12 +51,12 @@ use crate::Clock;
 pub use header::Vni;
 pub use table::{AGE, MAX_REMOTES, MAX_STATIONS};
 
-/// The port of VXLAN.
+/// The UDP port of VXLAN (RFC 7348, section 5).
 pub const VXLAN_PORT: u16 = 4789;
 
 /// Bytes that a tunnel adds to an IP packet, over IPv4: the inner Ethernet header, VXLAN, UDP and IP.
 pub const IPV4_OVERHEAD: u32 = 14 + 8 + 8 + 20;
-/// Over IPv6.
+/// The same over IPv6.
 pub const IPV6_OVERHEAD: u32 = 14 + 8 + 8 + 40;
 
 /// One end of a tunnel.
@@ -71,7 +72,7 @@ pub struct VxlanConfig {
     pub open: bool,
 }
 
-/// Why a tunnel cannot be.
+/// Why a tunnel cannot be set up.
 #[derive(Debug, Error)]
 pub enum VxlanError {
     /// Nobody could ever be spoken to.
@@ -102,13 +103,13 @@ pub enum VxlanError {
     Io {
         /// Our end.
         local: SocketAddr,
-        /// Why.
+        /// What the system said.
         source: io::Error,
     },
 }
 
 impl VxlanConfig {
-    /// Whether the values go together.
+    /// Checks that the values go together.
     ///
     /// # Errors
     /// They do not.

@@ -1,5 +1,5 @@
-//! Datagrams on their way out: trains of equal ones as one call that the kernel or the adapter takes apart (UDP_SEGMENT), the
-//! others several to a call (sendmmsg).
+//! Datagrams on their way out: trains of equal ones as one call that the kernel or the adapter takes apart
+//! (UDP_SEGMENT), the others several to a call (sendmmsg).
 
 use std::io::{self, IoSlice};
 use std::net::{SocketAddr, UdpSocket};
@@ -205,7 +205,7 @@ impl Output {
         if self.ipv6 { ControlMessage::Ipv6TClass(class) } else { ControlMessage::Ipv4Tos(tos) }
     }
 
-    /// Has later trains be shorter if that is what an error means. Whether it is worth another attempt.
+    /// Makes later trains shorter if that is what an error means. Returns `true` if it is worth another attempt.
     fn shorten(&self, errno: Errno, first: &Datagram<'_>) -> bool {
         let longest = match errno {
             // A segment is longer than a packet on the way may be.

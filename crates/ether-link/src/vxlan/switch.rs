@@ -33,7 +33,7 @@ pub(super) struct Switch {
     configured: usize,
     by_address: HashMap<IpAddr, usize>,
     table: Table,
-    /// Whether somebody who is not configured may become a remote.
+    /// `true` if senders that are not configured may become remotes.
     open: bool,
     /// Where learned remotes are reached.
     port: u16,
@@ -123,7 +123,7 @@ impl Switch {
     }
 }
 
-/// Whether an address is that of a group: multicast or broadcast.
+/// Returns `true` if an address is that of a group: multicast or broadcast.
 pub(super) const fn is_group(mac: MacAddr) -> bool {
     let [first, ..] = mac.0;
     first & 1 != 0

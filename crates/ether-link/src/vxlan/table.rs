@@ -7,8 +7,8 @@ use super::inner::Station;
 
 /// Remotes that a link knows at most, configured and learned ones together.
 pub const MAX_REMOTES: usize = 64;
-/// Stations that are known behind one remote at most. A remote that shows more than these gets its surplus flooded to it, and
-/// takes nothing from the others.
+/// Stations that are known behind one remote at most. A remote that shows more than these gets its surplus flooded to
+/// it, and takes nothing from the others.
 pub const MAX_STATIONS: usize = 256;
 /// How long a station that says nothing is known. Linux has the same.
 pub const AGE: Duration = Duration::from_secs(300);

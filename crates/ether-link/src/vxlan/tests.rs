@@ -97,7 +97,8 @@ fn trains_arrive_as_the_frames_that_they_were() {
                 a.output.no_trains();
             }
             let mut sent = Vec::new();
-            // Longer than one train, a shorter one at its end, other flows and classes between, one longer than the next.
+            // Longer than one train, a shorter one at its end, other flows and classes between, one longer than the
+            // next.
             for round in 0..4_u8 {
                 sent.extend((0..40).map(|n| ipv4(A, B, 0, [5, 4791], &[n; 1000])));
                 sent.push(ipv4(A, B, 0, [5, 4791], &[round; 10]));

@@ -22,7 +22,8 @@ fn look(frame: &[u8]) {
     assert_eq!(Packet::parse(&frame_of_ours).expect("parsed before").verify(), Ok(()));
 }
 
-/// Puts what hardly any input has where it must be, so that inputs get further: ethertype, protocol, port, lengths, checksum.
+/// Puts what hardly any input has where it must be, so that inputs get further: ethertype, protocol, port, lengths,
+/// checksum.
 fn helped(kind: u8, bytes: &[u8]) -> Vec<u8> {
     let mut frame = bytes.to_vec();
     let (at, tag) = if kind & 1 == 0 { (12, None) } else { (16, Some(EtherType::VLAN)) };

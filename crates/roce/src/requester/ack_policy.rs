@@ -15,8 +15,8 @@ impl AckPolicy {
         self.without_request = u32::MAX;
     }
 
-    /// Returns `true` if the next packet must ask, given how many PSNs may be in flight. A window that is full before anybody
-    /// asks would wait for the ACK timeout.
+    /// Returns `true` if the next packet must ask, given how many PSNs may be in flight. A window that is full before
+    /// anybody asks would wait for the ACK timeout.
     pub(super) fn is_due(self, window: u32) -> bool {
         self.without_request >= MAX_WITHOUT_REQUEST.min(window / 4)
     }

@@ -108,7 +108,8 @@ impl Requester {
         }
     }
 
-    /// Something behind a missing response was acknowledged: the missing one is lost. Goes back, but once for each loss.
+    /// Something behind a missing response was acknowledged: the missing one is lost. Goes back, but once for each
+    /// loss.
     fn check_lost_response(&mut self, now: Duration, ops: &mut impl RequesterOps) {
         let missing = self.snd.una < self.snd.executed && !self.ended;
         if missing && !self.timers.is_running(Timer::RnrBackoff) && self.recovery.on_lost_response(self.snd.una) {
@@ -134,8 +135,8 @@ impl Requester {
         if seq != self.snd.una {
             return self.check_lost_response(now, ops);
         }
-        // The response that is missing. Which of FIRST, MIDDLE, LAST and ONLY it is depends on the attempt it belongs to, and
-        // on the responder; its place and length do not.
+        // The response that is missing. Which of FIRST, MIDDLE, LAST and ONLY it is depends on the attempt it belongs
+        // to, and on the responder; its place and length do not.
         if packet.payload.len() as u64 != expected || !packet.pad_is_right() {
             return self.fail_at(seq, WcStatus::BadResponse, ops);
         }

@@ -1,15 +1,15 @@
 //! What a requester knows about losses: how much may be in flight, what was noticed, and what is left to try.
 //!
-//! The ACK timeout of a QP is tens of milliseconds, because the architecture makes it the time after which a peer is given up
-//! step by step. Between two hosts of one network a round trip takes a hundred microseconds, and what is lost twice, or whose
-//! NAK is lost, would stand still for hundreds of round trips. So when nothing was acknowledged for a few round trips, the
-//! oldest packet is retransmitted as a *probe*, as TCP (RFC 8985) and QUIC (RFC 9002) do; that spends no retry, and a peer that
-//! has it sees a duplicate, which it acknowledges. If the ACK covers this one packet alone, the next is probed, and if that ACK
-//! covers no more either, the following packets are taken for lost, too.
+//! The ACK timeout of a QP is tens of milliseconds, because the architecture makes it the time after which a peer is
+//! given up step by step. Between two hosts of one network a round trip takes a hundred microseconds, and what is lost
+//! twice, or whose NAK is lost, would stand still for hundreds of round trips. So when nothing was acknowledged for a
+//! few round trips, the oldest packet is retransmitted as a *probe*, as TCP (RFC 8985) and QUIC (RFC 9002) do; that
+//! spends no retry, and a peer that has it sees a duplicate, which it acknowledges. If the ACK covers this one packet
+//! alone, the next is probed, and if that ACK covers no more either, the following packets are taken for lost, too.
 //!
-//! After a loss only a few packets follow the one that is retransmitted until something is acknowledged: most responders have
-//! dropped them (go-back-N), and those that buffered what came behind the gap need none. One that was seen to buffer them gets
-//! the missing packets alone, and the flow goes on meanwhile.
+//! After a loss only a few packets follow the one that is retransmitted until something is acknowledged: most
+//! responders have dropped them (go-back-N), and those that buffered what came behind the gap need none. One that was
+//! seen to buffer them gets the missing packets alone, and the flow goes on meanwhile.
 
 use std::time::Duration;
 
@@ -23,8 +23,8 @@ const WINDOW_AFTER_LOSS: u32 = 8;
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_micros(500);
 /// Probes in a row; after these the ACK timeout decides.
 const MAX_PROBES: u32 = 3;
-/// Sequence NAKs for one packet after the other that are believed to be losses. After these the responder has stopped to
-/// buffer what comes behind a gap.
+/// Sequence NAKs for one packet after the other that are believed to be losses. After these the responder has stopped
+/// to buffer what comes behind a gap.
 const MAX_CONSECUTIVE_NAKS: u32 = 2;
 
 /// Whether the oldest unacked packet is retransmitted alone, to see what the responder has.
@@ -65,8 +65,8 @@ pub(super) struct LossRecovery {
     pub(super) backoff: u32,
     /// The last thing that happened was an ACK timeout.
     pub(super) timed_out: bool,
-    /// PSN of the last sequence NAK that was acted upon: a responder sends one for each missing packet, what comes again was
-    /// duplicated on its way.
+    /// PSN of the last sequence NAK that was acted upon: a responder sends one for each missing packet, what comes
+    /// again was duplicated on its way.
     nak_psn: Option<Seq>,
     /// How many of them in a row named the packet after the one that was retransmitted.
     consecutive_naks: u32,
@@ -154,8 +154,8 @@ impl LossRecovery {
         Some(rto.max(MIN_PROBE_TIMEOUT).saturating_mul(1 << self.probes))
     }
 
-    /// A sequence NAK names `seq`. Returns `true` if it is not a copy of the one before. A responder that names one packet
-    /// after the other, although those were in flight, does not buffer them any more.
+    /// A sequence NAK names `seq`. Returns `true` if it is not a copy of the one before. A responder that names one
+    /// packet after the other, although those were in flight, does not buffer them any more.
     pub(super) fn on_sequence_nak(&mut self, seq: Seq) -> bool {
         if self.nak_psn == Some(seq) {
             return false;

@@ -1,7 +1,8 @@
 //! The requester of a reliable connection: cuts requests into packets, takes the responses, retransmits what was lost
 //! (IBA 9.7.2, 9.7.6, 9.7.7).
 //!
-//! Requests get their PSNs when they are posted. Four marks move through PSN space, which [`SendState`] explains. The files:
+//! Requests get their PSNs when they are posted. Four marks move through PSN space, which [`SendState`] explains. The
+//! files:
 //!
 //! * `transmit`, with `packet_plan` and `ack_policy`: what is sent next;
 //! * `acks`: what ACKs, NAKs and responses with data do;
@@ -125,14 +126,14 @@ impl Requester {
         self.stats
     }
 
-    /// Sets AckReq on the next packet; used before a pause, so that the ACK timer is not left to the next packet that asks
-    /// by itself.
+    /// Sets AckReq on the next packet; used before a pause, so that the ACK timer is not left to the next packet that
+    /// asks by itself.
     pub const fn request_ack(&mut self) {
         self.ack_policy.force();
     }
 
-    /// Takes over what a modify request may change in RTS and SQD: path, timeout, retries, number of reads. PSNs, path MTU
-    /// and peer stay.
+    /// Takes over what a modify request may change in RTS and SQD: path, timeout, retries, number of reads. PSNs, path
+    /// MTU and peer stay.
     pub fn set_attrs(&mut self, attrs: &QpAttrs, path: Path) {
         let QpAttrs { timeout, retry_cnt, rnr_retry, max_rd_atomic, .. } = *attrs;
         self.attrs = QpAttrs { timeout, retry_cnt, rnr_retry, max_rd_atomic, ..self.attrs };
@@ -146,8 +147,8 @@ impl Requester {
         !self.ended && self.requests.len() < self.tuning.requests
     }
 
-    /// PSNs that are in flight: sent, and neither acknowledged nor answered. What a loss made us go back over is not among
-    /// them.
+    /// PSNs that are in flight: sent, and neither acknowledged nor responded to. What a loss made us go back over is
+    /// not among them.
     pub const fn in_flight(&self) -> u64 {
         self.snd.in_flight()
     }

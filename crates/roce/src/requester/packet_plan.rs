@@ -27,8 +27,8 @@ pub(crate) struct SizedWr<'a> {
 }
 
 impl PacketPlan {
-    /// The packet at PSN number `index` of a request. `mtu` is in bytes; `read_chunk` is the most packets of one READ request.
-    /// `None`: the request sends nothing, or has fewer packets.
+    /// The packet at PSN number `index` of a request. `mtu` is in bytes; `read_chunk` is the most packets of one READ
+    /// request. `None`: the request sends nothing, or has fewer packets.
     pub(crate) fn new(request: &SizedWr<'_>, index: u32, mtu: u32, read_chunk: u32) -> Option<Self> {
         let offset = u64::from(index) * u64::from(mtu);
         let left = u32::try_from(u64::from(request.length).checked_sub(offset)?).ok()?;

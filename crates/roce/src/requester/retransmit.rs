@@ -38,8 +38,8 @@ impl Requester {
         }
     }
 
-    /// Starts waiting for progress anew. The local ACK timeout (IBA 9.7.6.1.3) backs off: the architecture allows up to four
-    /// times the nominal value.
+    /// Starts waiting for progress anew. The local ACK timeout (IBA 9.7.6.1.3) backs off: the architecture allows up to
+    /// four times the nominal value.
     pub(super) fn restart_timers(&mut self, now: Duration) {
         let waiting = self.snd.una != self.snd.max && !self.timers.is_running(Timer::RnrBackoff);
         self.restart_probe_timer(now, waiting && !self.ended);

@@ -20,7 +20,8 @@ pub(super) struct RttEstimator {
 }
 
 impl RttEstimator {
-    /// The time after which a response is late: smoothed RTT and four times its variation. `None`: nothing was measured yet.
+    /// The time after which a response is late: smoothed RTT and four times its variation. `None`: nothing was measured
+    /// yet.
     pub(super) fn rto(&self) -> Option<Duration> {
         self.estimate.map(|Estimate { srtt, rttvar }| srtt + rttvar * 4)
     }

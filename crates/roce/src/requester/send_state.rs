@@ -2,7 +2,8 @@
 
 use pvrdma_verbs::Psn;
 
-/// A PSN that does not wrap: its low 24 bits are on the wire. PSNs of one QP compare as numbers, however much is posted.
+/// A PSN that does not wrap: its low 24 bits are on the wire. PSNs of one QP compare as numbers, however much is
+/// posted.
 pub(super) type Seq = u64;
 
 /// PSNs until the numbers on the wire start over.
@@ -25,8 +26,8 @@ pub(super) fn wire_psn(seq: Seq) -> Psn {
 pub(super) struct SendState {
     /// Oldest PSN that is not done. Everything before it was executed, and every response with data has arrived.
     pub(super) una: Seq,
-    /// Everything before it is known to have been executed by the responder. From `una` on there can be READs and atomics
-    /// whose responses were lost; the SENDs and WRITEs between them are not retransmitted.
+    /// Everything before it is known to have been executed by the responder. From `una` on there can be READs and
+    /// atomics whose responses were lost; the SENDs and WRITEs between them are not retransmitted.
     pub(super) executed: Seq,
     /// Next PSN to send.
     pub(super) nxt: Seq,

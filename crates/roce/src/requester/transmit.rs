@@ -24,8 +24,8 @@ enum Next {
 }
 
 impl Requester {
-    /// Writes the next frame into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Returns its length in bytes;
-    /// `None`: there is nothing to send now.
+    /// Writes the next frame into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Returns its length in
+    /// bytes; `None`: there is nothing to send now.
     pub fn poll_transmit(&mut self, now: Duration, ops: &mut impl RequesterOps, out: &mut [u8]) -> Option<usize> {
         if self.timers.is_running(Timer::RnrBackoff) && !self.timers.has_expired(Timer::RnrBackoff, now) {
             return None;

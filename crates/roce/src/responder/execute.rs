@@ -1,5 +1,5 @@
-//! Executing the expected packet. The order of the checks is that of IBA 9.7.4.1 and 9.7.5: sequence, what the QP allows,
-//! whether there is a receive, length, key and range. The first failure decides.
+//! Executing the expected packet. The order of the checks is that of IBA 9.7.4.1 and 9.7.5: sequence, what the QP
+//! allows, whether there is a receive, length, key and range. The first failure decides.
 
 use pvrdma_verbs::{Access, MAX_MESSAGE, RemoteAddress, WcOpcode};
 
@@ -167,8 +167,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Returns `true` if the peer may have another READ or atomic outstanding. One whose response has not left is surely
-    /// outstanding.
+    /// Returns `true` if the peer may have another READ or atomic outstanding. One whose response has not left is
+    /// surely outstanding.
     fn has_resources(&self) -> bool {
         let outstanding = self.responses.iter().filter(|response| response.is_new()).count();
         outstanding < usize::from(self.attrs.max_dest_rd_atomic)

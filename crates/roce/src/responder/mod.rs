@@ -26,10 +26,11 @@ pub enum Handled {
     Done,
     /// It was dropped.
     Dropped,
-    /// A packet before it is missing. It may be dropped, or handed in again when its PSN is [`Responder::expected_psn`].
+    /// A packet before it is missing. It may be dropped, or handed in again when its PSN is
+    /// [`Responder::expected_psn`].
     OutOfOrder,
-    /// Responses that it must not overtake are still to be sent: call [`Responder::poll_transmit`] until it returns `None`, then
-    /// hand it in again before any later packet of this QP.
+    /// Responses that it must not overtake are still to be sent: call [`Responder::poll_transmit`] until it returns
+    /// `None`, then hand it in again before any later packet of this QP.
     Deferred,
 }
 
@@ -86,8 +87,8 @@ pub struct Responder {
     msn: u32,
     message: Option<Message>,
     nak_sent: NakSent,
-    /// PSN of the newest SEND or WRITE packet executed. Only such a PSN may stand in a plain ACK: some requesters take an
-    /// ACK with the PSN of a READ or atomic for its completion.
+    /// PSN of the newest SEND or WRITE packet executed. Only such a PSN may stand in a plain ACK: some requesters take
+    /// an ACK with the PSN of a READ or atomic for its completion.
     ack_psn: Psn,
     /// To be sent, in this order.
     responses: VecDeque<Response>,
@@ -132,8 +133,8 @@ impl Responder {
         self.expected
     }
 
-    /// Takes over what a modify request may change in RTS and SQD: path and responder resources. PSNs, path MTU and peer
-    /// stay.
+    /// Takes over what a modify request may change in RTS and SQD: path and responder resources. PSNs, path MTU and
+    /// peer stay.
     pub const fn set_attrs(&mut self, attrs: &QpAttrs, path: Path) {
         self.attrs.max_dest_rd_atomic = attrs.max_dest_rd_atomic;
         self.path = path;
@@ -190,8 +191,8 @@ impl Responder {
         }
     }
 
-    /// Sends selective NAKs for the `count` packets before `psn`. For a peer that retransmits missing packets alone: it should
-    /// know of these before it has retransmitted the expected one.
+    /// Sends selective NAKs for the `count` packets before `psn`. For a peer that retransmits missing packets alone: it
+    /// should know of these before it has retransmitted the expected one.
     pub fn nak_selectively(&mut self, psn: Psn, count: u32) {
         for back in (1..=count).rev() {
             if self.nak_sent == NakSent::Sequence && self.selective_naks.len() < MAX_SELECTIVE_NAKS {

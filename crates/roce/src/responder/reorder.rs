@@ -1,7 +1,7 @@
 //! The reorder buffer: packets that came before the expected one, because one before them was lost or overtaken.
 //!
-//! A responder may drop them (go-back-N). Buffering them means that a loss costs a round trip instead of a window: once the
-//! missing packet is here, one ACK covers them all.
+//! A responder may drop them (go-back-N). Buffering them means that a loss costs a round trip instead of a window: once
+//! the missing packet is here, one ACK covers them all.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ impl ReorderBudget {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if there is room for so many bytes more. Several QPs that ask at once may go over the bound by a frame
-    /// each.
+    /// Returns `true` if there is room for so many bytes more. Several QPs that ask at once may go over the bound by a
+    /// frame each.
     fn has_room(&self, bytes: usize) -> bool {
         self.used().saturating_add(bytes) <= MAX_BYTES
     }
@@ -48,8 +48,8 @@ pub struct ReorderBuffer {
     /// PSN of the first slot.
     base: Psn,
     frames: VecDeque<Option<Box<[u8]>>>,
-    /// The missing packet has come and the one behind it was taken out of here: the next packet of the peer shows whether it
-    /// retransmits that one, too.
+    /// The missing packet has come and the one behind it was taken out of here: the next packet of the peer shows
+    /// whether it retransmits that one, too.
     gap_filled: bool,
     /// The peer retransmits what is missing and nothing else.
     peer_is_selective: bool,
@@ -74,9 +74,9 @@ impl ReorderBuffer {
         }
     }
 
-    /// Buffers an out-of-order frame, or drops it if the buffer is full; then it is retransmitted. Returns the number of newly
-    /// detected missing packets right before it (0 unless the peer retransmits selectively), without `expected`, which a
-    /// sequence NAK names in any case.
+    /// Buffers an out-of-order frame, or drops it if the buffer is full; then it is retransmitted. Returns the number
+    /// of newly detected missing packets right before it (0 unless the peer retransmits selectively), without
+    /// `expected`, which a sequence NAK names in any case.
     pub fn insert(&mut self, expected: Psn, psn: Psn, frame: &[u8]) -> u32 {
         let end = if self.frames.is_empty() {
             self.base = psn;

@@ -1,7 +1,7 @@
 //! Responses to be sent, in the order in which they must leave (IBA 9.7.5.1).
 //!
-//! Their number is bounded whatever the peer sends: those to new READs and atomics by the responder resources, repeated ones
-//! to one for each resource, and an ACK or NAK stands between two of them at most.
+//! Their number is bounded whatever the peer sends: those to new READs and atomics by the responder resources, repeated
+//! ones to one for each resource, and an ACK or NAK stands between two of them at most.
 
 use pvrdma_verbs::{Psn, RemoteAddress};
 
@@ -100,8 +100,8 @@ impl Responder {
         self.responses.len()
     }
 
-    /// Writes the frame of the next response into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Returns its length
-    /// in bytes; `None`: there is no response to send.
+    /// Writes the frame of the next response into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Returns
+    /// its length in bytes; `None`: there is no response to send.
     pub fn poll_transmit(&mut self, ops: &mut impl ResponderOps, out: &mut [u8]) -> Option<usize> {
         self.refresh_ack();
         loop {
@@ -180,8 +180,8 @@ impl Responder {
         let remote = RemoteAddress { addr: read.reth.address, rkey: read.reth.rkey };
         if ops.read(remote, frame.payload()).is_err() {
             if read.duplicate {
-                // A peer that still wants it gets no response. It may as well be an old packet that went astray, and the
-                // consumer was free to take the memory away.
+                // A peer that still wants it gets no response. It may as well be an old packet that went astray, and
+                // the consumer was free to take the memory away.
                 self.responses.pop_front();
             } else {
                 ops.refuse(NakReason::RemoteAccess);

@@ -4,7 +4,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use super::{u24, u24_bytes};
+use super::field::{u24, u24_bytes};
 
 /// ACK extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

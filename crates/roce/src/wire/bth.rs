@@ -2,13 +2,13 @@
 
 use pvrdma_verbs::{Psn, Qpn};
 
+use super::field::{field, put, u24, u24_bytes};
 use super::opcode::Opcode;
-use super::{field, put, u24, u24_bytes};
 
 /// The P_Key of the only partition.
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
-/// Whether two P_Keys belong together: the same partition, and at least one side a full member (IBA 10.9.3).
+/// Returns `true` if two P_Keys belong together: the same partition, and at least one side a full member (IBA 10.9.3).
 pub const fn pkey_matches(ours: u16, theirs: u16) -> bool {
     (ours ^ theirs) & 0x7fff == 0 && (ours | theirs) & 0x8000 != 0
 }
@@ -45,7 +45,7 @@ pub struct Bth {
 }
 
 impl Bth {
-    /// Bytes.
+    /// Length of the header in bytes.
     pub const LEN: usize = 12;
 
     /// A header with everything optional off.

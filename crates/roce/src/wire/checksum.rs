@@ -1,10 +1,11 @@
 //! The Internet checksum (RFC 1071).
 
-/// The checksum of RFC 1071: the complement of the ones' complement sum of 16-bit big-endian words. IPv4 headers, UDP and
-/// TCP have it.
+/// The checksum of RFC 1071: the complement of the ones' complement sum of 16-bit big-endian words. IPv4 headers, UDP
+/// and TCP have it.
 ///
-/// To compute one, leave the checksum field zero, add all bytes, and store [`Self::finish`] big-endian. To check one, add all
-/// bytes with the field: the result is 0 if they are intact. Bytes are added in pieces of any length, odd ones included.
+/// To compute one, leave the checksum field zero, add all bytes, and store [`Self::finish`] big-endian. To check one,
+/// add all bytes with the field: the result is 0 if they are intact. Bytes are added in pieces of any length, odd ones
+/// included.
 #[derive(Debug, Default)]
 pub struct Checksum {
     sum: u64,

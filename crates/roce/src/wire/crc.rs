@@ -1,15 +1,24 @@
 //! The CRC-32 of Ethernet, computed in the way that is fastest here.
 //!
-//! Real processors multiply polynomials in an instruction, and `crc32fast` uses that. For an emulated processor it is among
-//! the most expensive instructions there are, while shifts and exclusive ors stay cheap; [`shifted`] needs nothing else for
-//! long inputs. Which is faster is measured when the first packet comes.
+//! Real processors multiply polynomials in an instruction, and `crc32fast` uses that. For an emulated processor it is
+//! among the most expensive instructions there are, while shifts and exclusive ors stay cheap; [`shifted`] needs
+//! nothing else for long inputs. Whoever has a clock lets [`choose_crc`] measure which is faster.
 
 use std::hint::black_box;
-use std::sync::LazyLock;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-/// Whether [`shifted`] is the faster one.
-static SHIFTS_WIN: LazyLock<bool> = LazyLock::new(shifts_win);
+/// Whether new checksums use [`shifted`].
+static USE_SHIFTED: AtomicBool = AtomicBool::new(false);
+/// Bytes that are measured: the payload of a full packet.
+const SAMPLE_LEN: usize = 4096;
+
+/// Measures with the clock `now` which of two ways to compute an ICRC is faster on this processor, and uses that from
+/// now on, in the whole process. Takes some microseconds. Without it, and if the clock stands still, the way for real
+/// processors is used; the results are the same.
+pub fn choose_crc(now: impl Fn() -> Duration) {
+    USE_SHIFTED.store(shifted_is_faster(now), Ordering::Relaxed);
+}
 
 /// A checksum in the making.
 #[derive(Clone)]
@@ -22,7 +31,7 @@ impl Crc {
     /// Goes on from a value of the register.
     #[inline]
     pub(super) fn new(register: u32) -> Self {
-        if *SHIFTS_WIN { Self::Shifted(register) } else { Self::multiplied(register) }
+        if USE_SHIFTED.load(Ordering::Relaxed) { Self::Shifted(register) } else { Self::multiplied(register) }
     }
 
     fn multiplied(register: u32) -> Self {
@@ -54,9 +63,9 @@ const BLOCK: usize = 40;
 /// The register after some bytes.
 ///
 /// Adding a multiple of the generator to the bytes, taken as a polynomial, does not change their checksum. Of those,
-/// x^300 + x^155 + x^117 + x^89 + 1 has few terms, so each bit can be removed by inverting the four that come 145, 183, 211
-/// and 300 bits later (S. Russell, "Chorba", arXiv:2412.16398). All bits of a word are removed at once, until only the end is
-/// left for the table.
+/// x^300 + x^155 + x^117 + x^89 + 1 has few terms, so each bit can be removed by inverting the four that come 145, 183,
+/// 211 and 300 bits later (S. Russell, "Chorba", arXiv:2412.16398). All bits of a word are removed at once, until only
+/// the end is left for the table.
 fn shifted(register: u32, bytes: &[u8]) -> u32 {
     let blocks = (bytes.len() / BLOCK).saturating_sub(1);
     let (removed, left) = bytes.split_at_checked(blocks * BLOCK).unwrap_or_default();
@@ -112,15 +121,15 @@ static TABLE: [u32; 256] = {
     table
 };
 
-/// Compares both on the payload of a full packet. Each has its best of a few tries, so that what disturbs one does not decide.
-fn shifts_win() -> bool {
-    let bytes = black_box([0x5a; super::MAX_PAYLOAD]);
+/// Compares both ways. Each has its best of a few tries, so that what disturbs one does not decide.
+fn shifted_is_faster(now: impl Fn() -> Duration) -> bool {
+    let bytes = black_box([0x5a; SAMPLE_LEN]);
     let time = |start: Crc| {
         let mut crc = start;
-        let begin = Instant::now();
+        let begin = now();
         crc.update(&bytes);
         black_box(crc.finish());
-        begin.elapsed()
+        now().saturating_sub(begin)
     };
     let mut best = [Duration::MAX; 2];
     for _ in 0..8 {
@@ -138,6 +147,11 @@ mod tests {
     #[test]
     fn known_value() {
         assert_eq!(!tabled(!0, b"123456789"), 0xcbf4_3926);
+    }
+
+    #[test]
+    fn a_clock_that_stands_still_chooses_nothing() {
+        assert!(!shifted_is_faster(|| Duration::ZERO));
     }
 
     proptest! {

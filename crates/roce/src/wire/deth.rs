@@ -2,7 +2,7 @@
 
 use pvrdma_verbs::Qpn;
 
-use super::{field, put, u24, u24_bytes};
+use super::field::{field, put, u24, u24_bytes};
 
 /// Datagram extended transport header.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

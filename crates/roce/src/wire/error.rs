@@ -19,7 +19,7 @@ pub enum ParseError {
     Fragment,
 }
 
-/// A packet that was damaged on its way. Dropped without an answer.
+/// A packet that was damaged on its way. Dropped silently (IBA 9.6.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Error)]
 pub enum CrcError {
     /// The invariant CRC does not match.

@@ -3,7 +3,7 @@
 use pvrdma_verbs::MacAddr;
 
 use super::error::ParseError;
-use super::{field, put};
+use super::field::{field, put};
 
 /// What follows an Ethernet header. Any number is possible.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -57,9 +57,9 @@ pub struct Ethernet {
 }
 
 impl Ethernet {
-    /// Bytes without a tag.
+    /// Length in bytes without a tag.
     pub const UNTAGGED_LEN: usize = 14;
-    /// Bytes of a tag.
+    /// Length of a tag in bytes.
     pub const TAG_LEN: usize = 4;
 
     /// Takes the header off a frame.
@@ -83,7 +83,7 @@ impl Ethernet {
         Ok((ethernet, EtherType(u16::from_be_bytes([*type_high, *type_low])), rest))
     }
 
-    /// Bytes on the wire.
+    /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
     pub const fn len(&self) -> usize {
         match self.vlan {
@@ -97,7 +97,8 @@ impl Ethernet {
         self.vlan.map(|vlan| vlan.vid).filter(|&vid| vid != 0)
     }
 
-    /// The bytes before the optional tag, ending with `ethertype`; with a tag that is 0x8100 and [`Self::tag_bytes`] follow.
+    /// The bytes before the optional tag, ending with `ethertype`; with a tag that is 0x8100 and [`Self::tag_bytes`]
+    /// follow.
     pub(super) fn to_bytes(self, ethertype: EtherType) -> [u8; Self::UNTAGGED_LEN] {
         let mut header = [0; Self::UNTAGGED_LEN];
         put::<0, _, _>(&mut header, self.destination.0);

@@ -17,7 +17,7 @@ pub const MAX_PAYLOAD: usize = 4096;
 pub const MAX_FRAME: usize = MAX_HEADER + MAX_PAYLOAD + 3 + Icrc::LEN;
 
 impl Header {
-    /// Bytes before the payload.
+    /// Length of everything before the payload in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
     pub fn len(&self) -> usize {
         let mut len = self.ethernet.len() + self.network.len() + Bth::LEN;
@@ -25,8 +25,8 @@ impl Header {
         len
     }
 
-    /// Writes everything before the payload. Pad count, length fields and the IPv4 checksum are computed. Returns the bytes
-    /// written and the ICRC over them, which goes on with payload and pad bytes.
+    /// Writes everything before the payload. Pad count, length fields and the IPv4 checksum are computed. Returns the
+    /// bytes written and the ICRC over them, which goes on with payload and pad bytes.
     ///
     /// # Errors
     /// The extension headers do not fit the opcode, or the buffer is too small, or the length is too large.

@@ -3,7 +3,7 @@
 use pvrdma_verbs::Gid;
 
 use super::error::ParseError;
-use super::{field, put, u24, u24_bytes};
+use super::field::{field, put, u24, u24_bytes};
 
 /// IPv6-shaped header of 40 bytes that ethertype 0x8915 announces (IBA 8.3).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
@@ -21,7 +21,7 @@ pub struct Grh {
 }
 
 impl Grh {
-    /// Bytes.
+    /// Length of the header in bytes.
     pub const LEN: usize = 40;
     /// Next header: InfiniBand transport.
     const NEXT_HEADER: u8 = 0x1b;

@@ -1,4 +1,5 @@
-//! The invariant CRC: what routers may change is replaced by ones before it is computed (IBA 7.8.1, annexes A16 and A17).
+//! The invariant CRC: what routers may change is replaced by ones before it is computed (IBA 7.8.1, annexes A16 and
+//! A17).
 
 use std::fmt;
 
@@ -23,7 +24,7 @@ impl fmt::Debug for Icrc {
 }
 
 impl Icrc {
-    /// Bytes.
+    /// Length of the ICRC in bytes.
     pub const LEN: usize = 4;
 
     /// Starts a RoCE v1 packet.

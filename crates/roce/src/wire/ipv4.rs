@@ -4,8 +4,8 @@ use pvrdma_verbs::Gid;
 
 use super::checksum::Checksum;
 use super::error::ParseError;
+use super::field::{field, put};
 use super::udp::PROTOCOL_UDP;
-use super::{field, put};
 
 const DONT_FRAGMENT: u16 = 0x4000;
 const MORE_FRAGMENTS: u16 = 0x2000;
@@ -29,7 +29,7 @@ pub struct Ipv4 {
 }
 
 impl Ipv4 {
-    /// Bytes.
+    /// Length of the header in bytes, without options.
     pub const LEN: usize = 20;
 
     /// Reads the header, with the bytes that follow it.

@@ -22,7 +22,7 @@ pub struct Ipv6 {
 }
 
 impl Ipv6 {
-    /// Bytes.
+    /// Length of the header in bytes.
     pub const LEN: usize = 40;
 
     /// Reads the header, with the bytes that follow it.

@@ -1,16 +1,17 @@
-//! RoCE v1 and v2 packets, as bytes and as values. No IO, no state, and no clock but for one choice (`crc`).
+//! RoCE v1 and v2 packets, as bytes and as values. No I/O, no state but one choice ([`choose_crc`]).
 //!
-//! A packet has two views. As *bytes* it is one Ethernet frame in a caller's buffer: [`Packet::parse`] checks it once and
-//! borrows payload and network header from it; [`FrameWriter`] lays one out, lends the payload area to be filled from a
-//! scatter/gather list, and seals it. As *values* it is a [`Header`]: every field that a sender chooses, nothing that
-//! follows from the others (lengths, checksums). Parsing what was built gives the same value, and building what was parsed
-//! gives the same bytes.
+//! A packet has two views. As *bytes* it is one Ethernet frame in a caller's buffer: [`Packet::parse`] checks it once
+//! and borrows payload and network header from it; [`FrameWriter`] lays one out, lends the payload area to be filled
+//! from a scatter/gather list, and seals it. As *values* it is a [`Header`]: every field that a sender chooses, nothing
+//! that follows from the others (lengths, checksums). Parsing what was built gives the same value, and building what
+//! was parsed gives the same bytes.
 //!
 //! No input can cause a panic: headers are fixed-size arrays whose fields are cut out at compile-time offsets
-//! ([`field`]), everything of variable length goes through checked splits.
+//! (`field`), everything of variable length goes through checked splits.
 //!
 //! All multi-byte fields are big-endian, the ICRC excepted. Layouts are those of the InfiniBand Architecture
-//! Specification volume 1, chapters 5 and 9, annex A16 (RoCE) and annex A17 (RoCE v2).
+//! Specification volume 1 ("IBA"), chapters 5 and 9, annex A16 (RoCE) and annex A17 (RoCE v2), with IPv4 of RFC 791,
+//! IPv6 of RFC 8200 and UDP of RFC 768.
 //!
 //! Not here: VLAN stacking, IPv4 options and fragments, the RD and XRC transports.
 
@@ -26,6 +27,7 @@ mod error;
 mod ethernet;
 mod extension;
 mod feth;
+mod field;
 mod frame;
 mod grh;
 mod icrc;
@@ -43,6 +45,7 @@ pub use atomic_ack_eth::AtomicAckEth;
 pub use atomic_eth::AtomicEth;
 pub use bth::{Bth, DEFAULT_PKEY, pkey_matches};
 pub use checksum::Checksum;
+pub use crc::choose_crc;
 pub use deth::Deth;
 pub use error::{BuildError, CrcError, ParseError};
 pub use ethernet::{EtherType, Ethernet, Vlan};
@@ -59,32 +62,3 @@ pub use opcode::{Opcode, OpcodeInfo, Operation, PayloadRule, Position, Service, 
 pub use packet::{Header, Network, Packet};
 pub use reth::Reth;
 pub use udp::{PROTOCOL_UDP, ROCE_PORT, Udp, connected_source_port, datagram_source_port};
-
-/// Cuts the field at byte `AT` out of a header. That it lies inside is checked at compile time.
-#[inline]
-fn field<const AT: usize, const N: usize, const LEN: usize>(header: &[u8; LEN]) -> [u8; N] {
-    const { assert!(AT + N <= LEN) };
-    let mut value = [0; N];
-    value.copy_from_slice(&header[AT..AT + N]);
-    value
-}
-
-/// Stores the field at byte `AT` of a header. That it lies inside is checked at compile time.
-#[inline]
-fn put<const AT: usize, const N: usize, const LEN: usize>(header: &mut [u8; LEN], value: [u8; N]) {
-    const { assert!(AT + N <= LEN) };
-    header[AT..AT + N].copy_from_slice(&value);
-}
-
-/// Widens three bytes.
-#[inline]
-const fn u24([high, middle, low]: [u8; 3]) -> u32 {
-    u32::from_be_bytes([0, high, middle, low])
-}
-
-/// The low three bytes.
-#[inline]
-const fn u24_bytes(value: u32) -> [u8; 3] {
-    let [_, high, middle, low] = value.to_be_bytes();
-    [high, middle, low]
-}

@@ -1,4 +1,5 @@
-//! The opcode table: what each packet is, which extension headers it has and how long its payload may be (IBA 9.2.1).
+//! The opcode table: what each packet is, which extension headers it has and how long its payload may be (IBA 9.2.1,
+//! congestion notifications: annex A17.9).
 
 use std::fmt;
 
@@ -37,7 +38,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Whether this goes from responder to requester.
+    /// Returns `true` if this goes from responder to requester.
     pub const fn is_response(self) -> bool {
         matches!(self, Self::ReadResponse | Self::Acknowledge | Self::AtomicAcknowledge)
     }
@@ -57,12 +58,12 @@ pub enum Position {
 }
 
 impl Position {
-    /// Whether a message begins here.
+    /// Returns `true` if a message begins here.
     pub const fn starts(self) -> bool {
         matches!(self, Self::First | Self::Only)
     }
 
-    /// Whether a message ends here.
+    /// Returns `true` if a message ends here.
     pub const fn ends(self) -> bool {
         matches!(self, Self::Last | Self::Only)
     }
@@ -119,7 +120,7 @@ pub enum PayloadRule {
 }
 
 impl PayloadRule {
-    /// Whether a payload of `len` bytes is legal with this path MTU.
+    /// Returns `true` if a payload of `len` bytes is legal with a path MTU of `mtu` bytes.
     pub const fn allows(self, len: usize, mtu: usize) -> bool {
         match self {
             Self::Exactly(exactly) => len == exactly as usize,
@@ -233,7 +234,7 @@ impl Opcode {
     pub const READ_REQUEST: Self = Self(0x0c);
     /// Acknowledgement.
     pub const ACKNOWLEDGE: Self = Self(0x11);
-    /// Answer to an atomic operation.
+    /// Response to an atomic operation.
     pub const ATOMIC_ACKNOWLEDGE: Self = Self(0x12);
     /// Compare and swap.
     pub const COMPARE_SWAP: Self = Self(0x13);
@@ -287,7 +288,7 @@ impl Opcode {
         Self(if only { 0x0b } else { 0x09 })
     }
 
-    /// Packet of an answer to an RDMA READ.
+    /// Packet of a response to an RDMA READ.
     pub const fn read_response(position: Position) -> Self {
         Self(match position {
             Position::First => 0x0d,

@@ -7,6 +7,7 @@ use super::checksum::Checksum;
 use super::error::{CrcError, ParseError};
 use super::ethernet::{EtherType, Ethernet};
 use super::extension::Extension;
+use super::field::{field, put};
 use super::grh::Grh;
 use super::icrc::Icrc;
 use super::ipv4::{Ecn, Ipv4, mapped};
@@ -26,7 +27,7 @@ pub enum Network {
 }
 
 impl Network {
-    /// Bytes on the wire.
+    /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
     pub const fn len(&self) -> usize {
         match self {
@@ -170,45 +171,46 @@ impl<'a> Packet<'a> {
         Ok(())
     }
 
-    /// Whether pad count and payload make a multiple of four bytes, as they must.
+    /// Returns `true` if pad count and payload make a multiple of four bytes, as they must (IBA 9.2.3).
     pub fn pad_is_right(&self) -> bool {
         (self.payload.len() + usize::from(self.header.bth.pad)).is_multiple_of(4)
     }
 
-    /// What the first 40 bytes of a datagram's receive buffer hold: the GRH or IPv6 header as received, or an IPv4 header
-    /// in the last 20 (IBA annex A17.4.5.1).
+    /// What the first 40 bytes of a datagram's receive buffer hold: the GRH or IPv6 header as received, or an IPv4
+    /// header in the last 20 (IBA annex A17.4.5.1).
     pub fn grh_area(&self) -> [u8; Grh::LEN] {
         match self.network {
             RawNetwork::V1(grh) => *grh,
             RawNetwork::V2Ipv6(ip, _) => *ip,
             RawNetwork::V2Ipv4(ip, _) => {
                 let mut area = [0; Grh::LEN];
-                super::put::<20, _, _>(&mut area, *ip);
+                put::<20, _, _>(&mut area, *ip);
                 area
             }
         }
     }
 
-    /// 0 is no checksum. The ICRC does not cover it.
+    /// Returns `true` if the UDP checksum is right or 0, which means that there is none (RFC 768). The ICRC does not
+    /// cover it.
     fn udp_checksum_is_good(&self) -> bool {
         let mut sum = Checksum::default();
         let udp = match self.network {
             RawNetwork::V1(_) => return true,
             RawNetwork::V2Ipv4(ip, udp) => {
-                sum.add(&super::field::<12, 8, _>(ip));
+                sum.add(&field::<12, 8, _>(ip));
                 udp
             }
             RawNetwork::V2Ipv6(ip, udp) => {
-                sum.add(&super::field::<8, 32, _>(ip));
+                sum.add(&field::<8, 32, _>(ip));
                 udp
             }
         };
-        if super::field::<6, 2, _>(udp) == [0, 0] {
+        if field::<6, 2, _>(udp) == [0, 0] {
             return true;
         }
         // The pseudo header: addresses (above), protocol and UDP length.
         sum.add(&[0, PROTOCOL_UDP]);
-        sum.add(&super::field::<4, 2, _>(udp));
+        sum.add(&field::<4, 2, _>(udp));
         sum.add(udp);
         sum.add(self.bth);
         sum.add(self.covered);

@@ -2,7 +2,7 @@
 
 use pvrdma_verbs::Qpn;
 
-use super::{field, put};
+use super::field::{field, put};
 
 /// The number of UDP in the protocol field of IPv4 (RFC 791) and the next header field of IPv6 (RFC 8200).
 pub const PROTOCOL_UDP: u8 = 17;
@@ -30,7 +30,7 @@ pub(super) struct Parsed {
 }
 
 impl Udp {
-    /// Bytes.
+    /// Length of the header in bytes.
     pub const LEN: usize = 8;
 
     pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Parsed {

@@ -36,8 +36,8 @@ fn origin(header: &Header) -> Origin {
     }
 }
 
-/// Every captured datagram, sent by us: the same frame but for the IPv4 identification, and the AckReq bit that rxe sets
-/// in datagrams of QP 1.
+/// Every captured datagram, sent by us: the same frame but for the IPv4 identification, and the AckReq bit that rxe
+/// sets in datagrams of QP 1.
 #[test]
 fn sent_as_captured() {
     let mut compared = 0;

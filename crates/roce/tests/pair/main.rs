@@ -1,6 +1,6 @@
-//! The transport on virtual time: two ends, a network with faults from a seed, and what a capture says about the peer.
+//! The transport on virtual time: two endpoints, a network with faults from a seed, and what captures say about a peer.
 
-#![expect(clippy::unwrap_used, reason = "a test may fail")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
 mod captured;
 mod datagrams;
@@ -10,6 +10,4 @@ mod hostile;
 mod missing;
 mod mixed;
 mod net;
-#[path = "../pcap/mod.rs"]
-#[expect(dead_code, reason = "only single captures are read here")]
 mod pcap;

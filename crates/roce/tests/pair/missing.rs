@@ -1,5 +1,5 @@
-//! What is sent again and what is not: to a responder that keeps what comes behind a gap and tells of every packet that is
-//! missing, and after a timeout that was too early.
+//! What is sent again and what is not: to a responder that keeps what comes behind a gap and tells of every packet that
+//! is missing, and after a timeout that was too early.
 
 use std::time::Duration;
 

@@ -90,7 +90,8 @@ fn our_responder_takes_every_attempt() {
     assert!(compared > 250, "{compared}");
 }
 
-/// The captured answers, to whichever attempt they were, complete our requests: each once, in order, with the right data.
+/// The captured answers, to whichever attempt they were, complete our requests: each once, in order, with the right
+/// data.
 #[test]
 fn our_requester_takes_every_answer() {
     for name in LOSSES {

@@ -1,8 +1,9 @@
-//! One half of a captured connection against ours: the captured requester meets our responder, and the captured responder
-//! answers our requester. What we send must be what the capture has, up to what is free: the IPv4 identification, and the
-//! flow label, which rxe keeps out of the IPv6 header.
+//! One half of a captured connection against ours: the captured requester meets our responder, and the captured
+//! responder answers our requester. What we send must be what the capture has, up to what is free: the IPv4
+//! identification, and the flow label, which rxe keeps out of the IPv6 header.
 
 mod losses;
+mod packets;
 mod requester;
 
 use pvrdma_roce::wire::{Aeth, Extension, Header, MAX_FRAME, Network, Packet, Service};
@@ -322,9 +323,9 @@ fn injected_requests() {
     assert_eq!(differences, expected);
 }
 
-/// With losses before the capture point, or duplicates: rxe answers more often than we (an ACK for each duplicate, whether
-/// it asks for one or not), and some of its answers are missing from the capture. What we send for the first time must be
-/// what it sent, packet by packet.
+/// With losses before the capture point, or duplicates: rxe answers more often than we (an ACK for each duplicate,
+/// whether it asks for one or not), and some of its answers are missing from the capture. What we send for the first
+/// time must be what it sent, packet by packet.
 #[test]
 fn damaged_connections() {
     let mut compared = 0;

@@ -1,10 +1,8 @@
 //! What Linux's rxe put on the wire: everything parses, verifies, and is rebuilt to the same bytes.
 
-#![expect(clippy::unwrap_used, reason = "a test may fail")]
-
-mod pcap;
-
 use pvrdma_roce::wire::{CrcError, Header, Network, Packet, build, connected_source_port, datagram_source_port};
+
+use crate::pcap;
 
 #[test]
 fn every_packet_of_every_capture() {
@@ -50,8 +48,8 @@ fn packets_print() {
     );
 }
 
-/// The rules for source ports, checked on everything that rxe sent. `ops_mix_v6` and the connection manager's connections
-/// use a flow label that is not on the wire, injected requests are not rxe's.
+/// The rules for source ports, checked on everything that rxe sent. `ops_mix_v6` and the connection manager's
+/// connections use a flow label that is not on the wire, injected requests are not rxe's.
 #[test]
 fn source_ports() {
     let mut checked = 0;

@@ -1,11 +1,10 @@
 //! Reads the captures.
+#![expect(clippy::disallowed_types, reason = "captures are files")]
 
-#![expect(clippy::panic, reason = "a test may fail")]
-
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use pcap_parser::PcapCapture;
+use pcap_file::pcap::PcapReader;
 
 fn directory() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/captures")
@@ -17,10 +16,15 @@ pub(crate) fn load(name: &str) -> Vec<Vec<u8>> {
 }
 
 fn read(path: &Path) -> Vec<Vec<u8>> {
-    let bytes = fs::read(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
-    let capture = PcapCapture::from_file(&bytes).unwrap_or_else(|e| panic!("{}: {e:?}", path.display()));
-    assert!(capture.blocks.iter().all(|block| block.caplen == block.origlen), "{}: cut packets", path.display());
-    capture.blocks.iter().map(|block| block.data.to_vec()).collect()
+    let file = File::open(path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut capture = PcapReader::new(file).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    let mut frames = Vec::new();
+    while let Some(packet) = capture.next_packet() {
+        let packet = packet.unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+        assert_eq!(packet.data.len(), packet.orig_len as usize, "{}: a cut packet", path.display());
+        frames.push(packet.data.into_owned());
+    }
+    frames
 }
 
 /// All captures, with their file names.
