@@ -40,14 +40,15 @@ mod adapter;
 mod addresses;
 mod backend;
 mod cm;
+mod contiguous_mapping;
 mod convert;
 mod counters;
 mod cq;
 mod datagram;
-mod flight;
 mod gid;
 mod gsi;
 mod hca;
+mod inflight;
 mod limits;
 mod mr;
 #[cfg(feature = "testing")]
@@ -57,7 +58,6 @@ mod qp;
 mod srq;
 mod sys;
 mod verbs;
-mod window;
 mod worker;
 
 use pvrdma_verbs::Counter;

@@ -9,12 +9,12 @@ use pvrdma_verbs::{QpAttrMask, QpAttrs};
 use vm_memory::mmap::MmapRegion;
 
 use crate::backend::GidIndex;
+use crate::contiguous_mapping::ContiguousMapping;
 use crate::convert::{self, Route};
 use crate::gid::{HostGid, HostGids};
 use crate::sys::library::Library;
 use crate::sys::{QPT_RC, QpCap, SEND_SIGNALED, Sge, Wc};
 use crate::verbs::{Channel, HostCq, HostDevice, HostMr, HostOp, HostPd, HostQp, HostQpInit, SendBatch};
-use crate::window::Window;
 
 /// Requests under way.
 const DEPTH: u32 = 64;
@@ -97,9 +97,9 @@ impl End {
         let channel = Arc::new(Channel::new(device)?);
         let cq = Arc::new(HostCq::new(&channel, 2 * DEPTH)?);
         let mapping = Arc::new(MmapRegion::new(bytes).map_err(io::Error::other)?);
-        let window = Window::map(&[HostPiece { mapping, offset: 0, len: bytes, writable: true }])?;
+        let mapping = ContiguousMapping::map(&[HostPiece { mapping, offset: 0, len: bytes, writable: true }])?;
         let start = 0x10_0000_0000;
-        let mr = HostMr::register(&pd, window, 0, bytes, start, ALL)?;
+        let mr = HostMr::register(&pd, mapping, 0, bytes, start, ALL)?;
         let cap = QpCap { max_send_wr: DEPTH, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
         let qp = HostQp::new(HostQpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type: QPT_RC })?;

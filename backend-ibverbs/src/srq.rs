@@ -9,8 +9,8 @@ use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{AsyncEvent, SharedReceiveQueue, SrqEvent, SrqInit, VerbsError};
 
 use crate::adapter::Adapter;
-use crate::flight::RecvFlight;
 use crate::hca::IbvHca;
+use crate::inflight::RecvInflight;
 use crate::qp::recv::RecvSide;
 use crate::verbs::{HostPd, HostSrq};
 
@@ -24,7 +24,7 @@ pub(crate) struct Srq {
     /// `None` when it was destroyed.
     side: Mutex<Option<RecvSide>>,
     host: Mutex<Option<Arc<HostSrq>>>,
-    pub(crate) flight: Mutex<RecvFlight>,
+    pub(crate) inflight: Mutex<RecvInflight>,
     /// The ring could not be read.
     broken: AtomicBool,
 }
@@ -48,7 +48,7 @@ impl Srq {
             limit: AtomicU32::new(0),
             side: Mutex::new(Some(RecvSide::new(init.queue))),
             host: Mutex::new(Some(Arc::clone(&host))),
-            flight: Mutex::new(RecvFlight::new(max_wr)),
+            inflight: Mutex::new(RecvInflight::new(max_wr)),
             broken: AtomicBool::new(false),
         });
         adapter.srqs.write().insert(host.address(), Arc::downgrade(&srq));
@@ -68,7 +68,7 @@ impl Srq {
         let Some(side) = side.as_mut() else { return };
         loop {
             let view = self.adapter.memory.view();
-            match side.fill(&self.adapter, &view, &self.pd, &self.flight) {
+            match side.fill(&self.adapter, &view, &self.pd, &self.inflight) {
                 Ok(0) => return,
                 Ok(_) => {}
                 Err(error) => {
@@ -80,7 +80,7 @@ impl Srq {
                 }
             }
             drop(view);
-            if let (_, Err(error)) = side.post(&self.adapter, |batch| host.post(batch), &self.flight) {
+            if let (_, Err(error)) = side.post(&self.adapter, |batch| host.post(batch), &self.inflight) {
                 log::warn!("{}: the host takes no receive for an SRQ: {error}", self.adapter.name);
                 return;
             }

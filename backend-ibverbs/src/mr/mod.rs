@@ -11,10 +11,10 @@ use pvrdma_guest_memory::{Direction, DmaView, HostPiece, PAGE_SIZE, PageList};
 use pvrdma_verbs::{Access, FastRegister, Sge, VerbsError};
 
 use crate::adapter::{Adapter, bump};
+use crate::contiguous_mapping::ContiguousMapping;
 use crate::limits::Share;
 use crate::sys::{self, ACCESS_MW_BIND};
 use crate::verbs::{HostMr, HostMw, HostOp, HostPd};
-use crate::window::Window;
 
 pub use table::IbvMr;
 pub(crate) use table::MrTable;
@@ -244,8 +244,8 @@ impl Mr {
     ) -> Result<(HostMr, Share), VerbsError> {
         let len = piece.len;
         let share = adapter.pinned.take(len as u64)?;
-        let window = Window::map(&[piece])?;
-        Ok((HostMr::register(&self.pd, window, 0, len, iova, access.bits())?, share))
+        let mapping = ContiguousMapping::map(&[piece])?;
+        Ok((HostMr::register(&self.pd, mapping, 0, len, iova, access.bits())?, share))
     }
 
     /// Prepares a fast registration: the host's region, and the request that binds the window to it.
@@ -361,8 +361,8 @@ fn register(
     for extent in pages.extents() {
         view.host_pieces(extent.iova, extent.bytes(), direction, &mut pieces)?;
     }
-    let window = Window::map(&pieces)?;
+    let mapping = ContiguousMapping::map(&pieces)?;
     let size = |bytes: u64| usize::try_from(bytes).map_err(|_| VerbsError::Invalid("memory region"));
-    let host = HostMr::register(pd, window, size(start % PAGE_SIZE)?, size(length)?, start, access.bits() | more)?;
+    let host = HostMr::register(pd, mapping, size(start % PAGE_SIZE)?, size(length)?, start, access.bits() | more)?;
     Ok((host, share))
 }

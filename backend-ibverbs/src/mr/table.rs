@@ -11,9 +11,9 @@ use vm_memory::mmap::MmapRegion;
 
 use super::{Bind, Body, FastState, FastStep, Mr, register};
 use crate::adapter::Adapter;
+use crate::contiguous_mapping::ContiguousMapping;
 use crate::sys;
 use crate::verbs::{HostMr, HostMw, HostOp, HostPd};
-use crate::window::Window;
 
 /// The regions of a device by bits 31:8 of their keys, which the host never gives twice at the same time.
 #[derive(Debug, Default)]
@@ -142,9 +142,10 @@ impl IbvMr {
     /// A page that only serves to have a key that nothing else has.
     fn anchor(pd: &Arc<HostPd>) -> Result<HostMr, VerbsError> {
         let len = 4096;
-        let mapping = MmapRegion::new(len).map_err(|error| VerbsError::Host(std::io::Error::other(error)))?;
-        let window = Window::map(&[HostPiece { mapping: Arc::new(mapping), offset: 0, len, writable: false }])?;
-        Ok(HostMr::register(pd, window, 0, len, 0, 0)?)
+        let page = MmapRegion::new(len).map_err(|error| VerbsError::Host(std::io::Error::other(error)))?;
+        let mapping =
+            ContiguousMapping::map(&[HostPiece { mapping: Arc::new(page), offset: 0, len, writable: false }])?;
+        Ok(HostMr::register(pd, mapping, 0, len, 0, 0)?)
     }
 }
 

@@ -9,13 +9,13 @@ use super::Qp;
 use crate::adapter::bump;
 use crate::convert;
 use crate::cq::Cq;
-use crate::flight::Ticket;
+use crate::inflight::WrId;
 use crate::sys::{WC_GRH, WC_KERNEL_INVALIDATE, WC_RECV_RDMA_WITH_IMM, WC_WITH_IMM, WC_WITH_INV, Wc};
 
 impl Qp {
     /// Publishes a completion. Whether the QP is to be kicked afterwards, when no lock is held.
     pub(crate) fn complete(&self, cq: &Cq, view: &DmaView<'_>, wc: &Wc) -> bool {
-        let ticket = Ticket::decode(wc.wr_id);
+        let id = WrId::decode(wc.wr_id);
         let status = convert::status(wc.status);
         if status != WcStatus::Success {
             bump(&self.adapter.counters.completion_errors);
@@ -28,13 +28,9 @@ impl Qp {
                 );
             }
         }
-        let waits = if ticket.recv {
-            self.complete_recv(cq, view, wc, ticket)
-        } else {
-            self.complete_send(view, ticket, status)
-        };
+        let waits = if id.recv { self.complete_recv(cq, view, wc, id) } else { self.complete_send(view, id, status) };
         // Any error has ended the host's QP, or is about to.
-        let failed = status != WcStatus::Success && self.set_error_of(ticket.recv, status);
+        let failed = status != WcStatus::Success && self.set_error_of(id.recv, status);
         if failed || cq.is_dead() && self.set_error() {
             self.failing.store(true, Ordering::Release);
             return true;
@@ -48,14 +44,14 @@ impl Qp {
         !harmless && self.set_error()
     }
 
-    fn complete_send(&self, view: &DmaView<'_>, ticket: Ticket, status: WcStatus) -> bool {
-        let mut flight = self.send_flight.lock();
-        if flight.life != ticket.life || !flight.is_under_way(ticket.number) {
+    fn complete_send(&self, view: &DmaView<'_>, id: WrId, status: WcStatus) -> bool {
+        let mut inflight = self.send_inflight.lock();
+        if inflight.epoch != id.epoch || !inflight.is_in_flight(id.number) {
             bump(&self.adapter.counters.stale_completions);
             return false;
         }
         // Those before have ended well, or they would have completed themselves.
-        let mut entries = flight.complete(ticket.number).peekable();
+        let mut entries = inflight.complete(id.number).peekable();
         while let Some(entry) = entries.next() {
             let status = if entries.peek().is_some() { WcStatus::Success } else { status };
             if let Some(bind) = &entry.bind {
@@ -80,27 +76,27 @@ impl Qp {
             self.send_cq.publish(&self.adapter, view, &completion);
         }
         drop(entries);
-        if flight.is_empty() && self.state() == QpState::Sqd {
+        if inflight.is_empty() && self.state() == QpState::Sqd {
             self.drained(view);
         }
         self.send_waits.swap(false, Ordering::SeqCst)
     }
 
-    /// Says once that the send queue is drained, if that was asked for. With the flight held.
+    /// Says once that the send queue is drained, if that was asked for. With the inflight held.
     pub(super) fn drained(&self, view: &DmaView<'_>) {
         if self.notify_drained.swap(false, Ordering::AcqRel) && !self.is_muted() {
             self.event(view, QpEvent::SendQueueDrained);
         }
     }
 
-    fn complete_recv(&self, cq: &Cq, view: &DmaView<'_>, wc: &Wc, ticket: Ticket) -> bool {
-        let mut flight = self.recv_flight.lock();
+    fn complete_recv(&self, cq: &Cq, view: &DmaView<'_>, wc: &Wc, id: WrId) -> bool {
+        let mut inflight = self.recv_inflight.lock();
         let wr_id = match &self.srq {
             Some(srq) => {
-                let mut shared = srq.flight.lock();
-                if shared.life == ticket.life { shared.complete(ticket.number) } else { None }
+                let mut shared = srq.inflight.lock();
+                if shared.epoch == id.epoch { shared.complete(id.number) } else { None }
             }
-            None if flight.life == ticket.life => flight.complete(ticket.number),
+            None if inflight.epoch == id.epoch => inflight.complete(id.number),
             None => None,
         };
         let Some(wr_id) = wr_id else {
@@ -114,7 +110,7 @@ impl Qp {
         if !self.is_muted() {
             cq.publish(&self.adapter, view, &completion);
         }
-        drop(flight);
+        drop(inflight);
         // A shared queue refills itself here: its guest rings only when it posts.
         self.srq.is_some() || self.recv_waits.swap(false, Ordering::SeqCst)
     }
@@ -167,16 +163,16 @@ impl Qp {
         self.set_error();
         {
             let view = self.adapter.memory.view();
-            let mut flight = self.send_flight.lock();
-            for entry in flight.restart() {
+            let mut inflight = self.send_inflight.lock();
+            for entry in inflight.restart() {
                 let completion = Completion::new(self.cookie, entry.wr_id, entry.opcode, WcStatus::Flushed);
                 if !self.is_muted() {
                     self.send_cq.publish(&self.adapter, &view, &completion);
                 }
             }
-            drop(flight);
-            let mut flight = self.recv_flight.lock();
-            for wr_id in flight.take_all() {
+            drop(inflight);
+            let mut inflight = self.recv_inflight.lock();
+            for wr_id in inflight.take_all() {
                 if !self.is_muted() {
                     let completion = Completion::new(self.cookie, wr_id, WcOpcode::Recv, WcStatus::Flushed);
                     self.recv_cq.publish(&self.adapter, &view, &completion);

@@ -21,9 +21,9 @@ use pvrdma_verbs::{
 
 use crate::adapter::Adapter;
 use crate::cq::Cq;
-use crate::flight::{RecvFlight, SendFlight};
 use crate::gsi::Gsi;
 use crate::hca::IbvHca;
+use crate::inflight::{RecvInflight, SendInflight};
 use crate::srq::Srq;
 use crate::sys::{QPT_RC, QPT_UD, QpCap};
 use crate::verbs::{HostPd, HostQp, HostQpInit};
@@ -56,8 +56,8 @@ pub(crate) struct Qp {
     /// `None` with a shared receive queue, and when it was destroyed.
     recv: Mutex<Option<RecvSide>>,
     host: RwLock<Option<Arc<HostQp>>>,
-    send_flight: Mutex<SendFlight>,
-    recv_flight: Mutex<RecvFlight>,
+    send_inflight: Mutex<SendInflight>,
+    recv_inflight: Mutex<RecvInflight>,
     /// Nothing may be published. Changed with both of the above held.
     muted: AtomicBool,
     /// Work was left because something is under way.
@@ -127,8 +127,8 @@ impl Qp {
             send: Mutex::new(Some(SendSide::new(init.send_queue))),
             recv: Mutex::new(init.recv_queue.map(RecvSide::new)),
             host: RwLock::new(Some(Arc::new(host))),
-            send_flight: Mutex::new(SendFlight::new()),
-            recv_flight: Mutex::new(RecvFlight::new(max_recv_wr)),
+            send_inflight: Mutex::new(SendInflight::new()),
+            recv_inflight: Mutex::new(RecvInflight::new(max_recv_wr)),
             muted: AtomicBool::new(false),
             send_waits: AtomicBool::new(false),
             recv_waits: AtomicBool::new(false),
@@ -196,8 +196,8 @@ impl Qp {
     }
 
     fn mute(&self, muted: bool) {
-        let _send = self.send_flight.lock();
-        let _recv = self.recv_flight.lock();
+        let _send = self.send_inflight.lock();
+        let _recv = self.recv_inflight.lock();
         self.muted.store(muted, Ordering::Release);
     }
 
@@ -209,14 +209,14 @@ impl Qp {
     pub(crate) fn host_event(&self, event: QpEvent) {
         {
             let view = self.adapter.memory.view();
-            let flight = self.send_flight.lock();
+            let inflight = self.send_inflight.lock();
             let repeated = event == QpEvent::LastWqeReached && self.last_wqe.swap(true, Ordering::AcqRel);
             // Draining is ours, and so are its events.
             if self.is_muted() || repeated || event == QpEvent::SendQueueDrained {
                 return;
             }
             self.event(&view, event);
-            drop(flight);
+            drop(inflight);
         }
         if matches!(event, QpEvent::Fatal | QpEvent::RequestError | QpEvent::AccessError) {
             self.set_error();
@@ -258,9 +258,9 @@ impl Qp {
             }
             // First: a completion from here on is one more reason to look.
             self.recv_waits.store(true, Ordering::SeqCst);
-            match side.fill(&self.adapter, &view, &self.pd, &self.recv_flight) {
+            match side.fill(&self.adapter, &view, &self.pd, &self.recv_inflight) {
                 Ok(0) => {
-                    if self.recv_flight.lock().has_room() {
+                    if self.recv_inflight.lock().has_room() {
                         self.recv_waits.store(false, Ordering::SeqCst);
                     }
                     return;
@@ -268,7 +268,7 @@ impl Qp {
                 Ok(_) => {}
                 Err(error) => return self.broken_ring(&view, &error),
             }
-            let (refused, result) = side.post(&self.adapter, |batch| host.post_recv(batch), &self.recv_flight);
+            let (refused, result) = side.post(&self.adapter, |batch| host.post_recv(batch), &self.recv_inflight);
             if let Err(error) = result {
                 log::warn!("{}: the host takes no receive for QP {}: {error}", self.adapter.name, self.qpn);
                 self.set_error();
@@ -285,7 +285,7 @@ impl Qp {
     }
 
     fn publish_recv(&self, view: &DmaView<'_>, wr_id: u64, status: WcStatus) {
-        let _flight = self.recv_flight.lock();
+        let _flight = self.recv_inflight.lock();
         if !self.is_muted() {
             let completion = Completion::new(self.cookie, wr_id, WcOpcode::Recv, status);
             self.recv_cq.publish(&self.adapter, view, &completion);
@@ -295,7 +295,7 @@ impl Qp {
     /// The host flushes what it has; then comes what is in the guest's ring.
     fn flush_recv(&self, view: &DmaView<'_>, side: &mut RecvSide) {
         self.recv_waits.store(true, Ordering::SeqCst);
-        if !self.recv_flight.lock().is_empty() {
+        if !self.recv_inflight.lock().is_empty() {
             return;
         }
         for _ in 0..FLUSH_BUDGET {
@@ -328,8 +328,8 @@ impl Qp {
         drop(host);
         self.recv_cq.drain(&self.adapter);
         self.adapter.qps.write().remove(&self.qpn.get());
-        let entries = self.send_flight.lock().restart();
-        self.recv_flight.lock().restart();
+        let entries = self.send_inflight.lock().restart();
+        self.recv_inflight.lock().restart();
         self.send_cq.release(self.reserved[0]);
         self.recv_cq.release(self.reserved[1]);
         drop((sides, entries));

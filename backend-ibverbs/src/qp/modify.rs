@@ -83,8 +83,8 @@ impl Qp {
         }
         if to == QpState::Sqd {
             let view = self.adapter.memory.view();
-            let flight = self.send_flight.lock();
-            if flight.is_empty() {
+            let inflight = self.send_inflight.lock();
+            if inflight.is_empty() {
                 self.drained(&view);
             }
         }
@@ -147,8 +147,8 @@ impl Qp {
         if let Some(side) = self.recv.lock().as_mut() {
             side.source.reset();
         }
-        let entries = self.send_flight.lock().restart();
-        self.recv_flight.lock().restart();
+        let entries = self.send_inflight.lock().restart();
+        self.recv_inflight.lock().restart();
         for entry in &entries {
             if let Some(bind) = &entry.bind {
                 bind.ended(false);
@@ -179,7 +179,7 @@ impl Qp {
         let state = self.host().map_or(QpState::Error, |host| self.refresh(&host));
         let mut attrs = *self.attrs.lock();
         (attrs.state, attrs.cur_state) = (state, state);
-        attrs.sq_draining = state == QpState::Sqd && !self.send_flight.lock().is_empty();
+        attrs.sq_draining = state == QpState::Sqd && !self.send_inflight.lock().is_empty();
         attrs
     }
 }

@@ -8,7 +8,7 @@ use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{Access, QueueError, RecvSource, RecvWr, Sge};
 
 use crate::adapter::Adapter;
-use crate::flight::{RecvFlight, Ticket};
+use crate::inflight::{RecvInflight, WrId};
 use crate::sys;
 use crate::verbs::{HostPd, RecvBatch};
 
@@ -37,11 +37,11 @@ impl RecvSide {
         adapter: &Adapter,
         view: &DmaView<'_>,
         pd: &Arc<HostPd>,
-        flight: &Mutex<RecvFlight>,
+        inflight: &Mutex<RecvInflight>,
     ) -> Result<usize, QueueError> {
         self.batch.clear();
         self.numbers.clear();
-        while self.batch.len() < BATCH && flight.lock().has_room() && self.source.pop(view, &mut self.work)? {
+        while self.batch.len() < BATCH && inflight.lock().has_room() && self.source.pop(view, &mut self.work)? {
             self.sges.clear();
             let RecvWr { wr_id, sges, malformed } = &self.work;
             let known = adapter.mrs.translate(adapter, view, pd, sges, Access::LOCAL_WRITE, &mut self.sges);
@@ -55,9 +55,9 @@ impl RecvSide {
                 self.sges.clear();
                 self.sges.push(sys::Sge { addr: first.addr, length: first.length, lkey: 0 });
             }
-            let mut flight = flight.lock();
-            let Some(number) = flight.push(*wr_id) else { break };
-            self.batch.push(Ticket { recv: true, life: flight.life, number }.encode(), &self.sges);
+            let mut inflight = inflight.lock();
+            let Some(number) = inflight.push(*wr_id) else { break };
+            self.batch.push(WrId { recv: true, epoch: inflight.epoch, number }.encode(), &self.sges);
             self.numbers.push(number);
         }
         Ok(self.batch.len())
@@ -68,12 +68,12 @@ impl RecvSide {
         &mut self,
         adapter: &Adapter,
         post: impl FnOnce(&mut RecvBatch) -> (usize, io::Result<()>),
-        flight: &Mutex<RecvFlight>,
+        inflight: &Mutex<RecvInflight>,
     ) -> (Vec<u64>, io::Result<()>) {
         let (taken, result) = post(&mut self.batch);
         adapter.counters.receives_posted.add(taken as u64);
-        let mut flight = flight.lock();
-        let refused = self.numbers.iter().skip(taken).filter_map(|&number| flight.complete(number)).collect();
+        let mut inflight = inflight.lock();
+        let refused = self.numbers.iter().skip(taken).filter_map(|&number| inflight.complete(number)).collect();
         (refused, result)
     }
 }

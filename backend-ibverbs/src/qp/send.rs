@@ -13,7 +13,7 @@ use pvrdma_verbs::{
 use super::{FLUSH_BUDGET, Qp};
 use crate::adapter::bump;
 use crate::convert::{self, Route};
-use crate::flight::{SendEntry, Ticket};
+use crate::inflight::{SendEntry, WrId};
 use crate::mr::{Bind, FastStep};
 use crate::sys::{self, AhAttr, SEND_FENCE, SEND_SIGNALED, SEND_SOLICITED};
 use crate::verbs::{HostAh, HostOp, HostQp, SendBatch};
@@ -100,7 +100,7 @@ impl Qp {
         {
             let view = self.adapter.memory.view();
             while side.batch.len() < BATCH && side.failed.is_empty() && binds.is_empty() {
-                if self.send_flight.lock().len() >= self.depth {
+                if self.send_inflight.lock().len() >= self.depth {
                     break;
                 }
                 if !std::mem::take(&mut side.held) {
@@ -121,10 +121,10 @@ impl Qp {
                         let flags = host_flags(side.work.flags);
                         // Posted at once: what follows may need it, and the host's library looks at the key then.
                         binds.extend(entry.bind.clone());
-                        let mut flight = self.send_flight.lock();
-                        let ticket = Ticket { recv: false, life: flight.life, number: flight.next() };
-                        flight.push(entry);
-                        side.batch.push(ticket.encode(), flags, op, &side.sges);
+                        let mut inflight = self.send_inflight.lock();
+                        let id = WrId { recv: false, epoch: inflight.epoch, number: inflight.next() };
+                        inflight.push(entry);
+                        side.batch.push(id.encode(), flags, op, &side.sges);
                     }
                     Step::Fail(entry, status) => side.failed.push_back((entry, status)),
                     Step::Hold => {
@@ -141,7 +141,7 @@ impl Qp {
         let count = side.batch.len();
         if count == 0 {
             // The first failure comes when everything before it has ended.
-            return !side.failed.is_empty() && self.send_flight.lock().is_empty() && self.fail_local(side);
+            return !side.failed.is_empty() && self.send_inflight.lock().is_empty() && self.fail_local(side);
         }
         let (taken, result) = host.post_send(&mut side.batch);
         side.batch.clear();
@@ -153,9 +153,9 @@ impl Qp {
             }
             Err(error) => {
                 log::warn!("{}: the host refuses a request of QP {}: {error}", self.adapter.name, self.qpn);
-                let mut flight = self.send_flight.lock();
+                let mut inflight = self.send_inflight.lock();
                 for _ in taken..count {
-                    if let Some(entry) = flight.pop_newest() {
+                    if let Some(entry) = inflight.pop_newest() {
                         side.failed.push_front((entry, WcStatus::Flushed));
                     }
                 }
@@ -186,7 +186,7 @@ impl Qp {
         if let Some(bind) = &entry.bind {
             bind.ended(status == WcStatus::Success);
         }
-        let _flight = self.send_flight.lock();
+        let _flight = self.send_inflight.lock();
         if self.is_muted() || status == WcStatus::Success && !entry.signaled {
             return;
         }
@@ -199,7 +199,7 @@ impl Qp {
 
     /// The host flushes what it has; then comes what is ours, then what is in the guest's ring.
     fn flush_sends(&self, side: &mut SendSide) {
-        if !self.send_flight.lock().is_empty() {
+        if !self.send_inflight.lock().is_empty() {
             return;
         }
         let view = self.adapter.memory.view();
@@ -308,7 +308,7 @@ impl Qp {
                         entry.bind = Some(bind);
                         op
                     }
-                    FastStep::Wait if !self.send_flight.lock().is_empty() => return Ok(None),
+                    FastStep::Wait if !self.send_inflight.lock().is_empty() => return Ok(None),
                     FastStep::Wait | FastStep::Refuse => return Err(WcStatus::LocalQpOperation),
                 }
             }

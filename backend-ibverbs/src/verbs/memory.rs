@@ -7,8 +7,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use super::{HostDevice, destroyed};
+use crate::contiguous_mapping::ContiguousMapping;
 use crate::sys::{Ah, AhAttr, MW_TYPE_2, Mr, Mw, Pd};
-use crate::window::Window;
 
 /// A protection domain.
 #[derive(Debug)]
@@ -38,13 +38,13 @@ impl Drop for HostPd {
     }
 }
 
-/// A memory region over a window of guest memory.
+/// A memory region over guest memory.
 #[derive(Debug)]
 pub(crate) struct HostMr {
     pd: Arc<HostPd>,
     pub(super) raw: NonNull<Mr>,
     // Dropped after `drop` has ended the registration.
-    window: Window,
+    mapping: ContiguousMapping,
 }
 
 // SAFETY: see the head of the parent module.
@@ -53,26 +53,26 @@ unsafe impl Send for HostMr {}
 unsafe impl Sync for HostMr {}
 
 impl HostMr {
-    /// Registers `length` bytes of the window from `offset` on, so that they are addressed from `iova` on.
+    /// Registers `length` bytes of the mapping from `offset` on, so that they are addressed from `iova` on.
     pub(crate) fn register(
         pd: &Arc<HostPd>,
-        window: Window,
+        mapping: ContiguousMapping,
         offset: usize,
         length: usize,
         iova: u64,
         access: c_uint,
     ) -> io::Result<Self> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-        if offset.checked_add(length).is_none_or(|end| end > window.len()) {
+        if offset.checked_add(length).is_none_or(|end| end > mapping.len()) {
             return Err(invalid());
         }
         let access = c_int::try_from(access).map_err(|_| invalid())?;
-        let start = window.as_ptr().wrapping_add(offset);
-        // SAFETY: the domain exists. The range lies in the window, which this object keeps mapped until after the registration
+        let start = mapping.as_ptr().wrapping_add(offset);
+        // SAFETY: the domain exists. The range lies in the mapping, which this object keeps until after the registration
         // has ended; it is memory that is shared with a guest, so no reference to it exists anywhere.
         let raw = unsafe { (pd.device.library.ibv_reg_mr_iova)(pd.raw.as_ptr(), start.cast(), length, iova, access) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { pd: Arc::clone(pd), raw, window })
+        Ok(Self { pd: Arc::clone(pd), raw, mapping })
     }
 
     pub(crate) const fn lkey(&self) -> u32 {
@@ -92,7 +92,7 @@ impl Drop for HostMr {
         let code = unsafe { (self.pd.device.library.ibv_dereg_mr)(self.raw.as_ptr()) };
         if super::check(code).is_err() {
             // The adapter may still reach the memory: what is mapped there must not become something else.
-            self.window.leak();
+            self.mapping.leak();
         }
         destroyed("memory region", code);
     }

@@ -1,7 +1,7 @@
-//! What was posted to the host and has not completed.
+//! Requests in flight: posted to the host and not completed.
 //!
-//! The host returns the number that we gave a request. It holds what kind of queue it was posted to and which life of that
-//! queue, so that whatever is left in the host's queues of an earlier life (before a reset) means nothing.
+//! A completion of the host carries the `wr_id` that we gave its request. It says which kind of queue the request was posted to
+//! and in which epoch of that queue: a reset begins a new one, and completions of an earlier epoch mean nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,41 +14,41 @@ use crate::verbs::HostAh;
 
 /// Bit 63: a receive.
 const RECV: u64 = 1 << 63;
-/// Bits 62:32: the life.
-const LIFE_MASK: u32 = 0x7fff_ffff;
+/// Bits 62:32: the epoch.
+const EPOCH_MASK: u32 = 0x7fff_ffff;
 
-/// One life of a queue.
+/// The time of a queue from its creation, or a reset, to the next reset.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Life(u32);
+pub(crate) struct Epoch(u32);
 
-impl Life {
-    /// One that no other queue has, until two thousand million later.
+impl Epoch {
+    /// Returns one that no other queue has; they repeat after 2^31.
     pub(crate) fn begin() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
-        Self(NEXT.fetch_add(1, Ordering::Relaxed) & LIFE_MASK)
+        Self(NEXT.fetch_add(1, Ordering::Relaxed) & EPOCH_MASK)
     }
 }
 
-/// The number of a request.
+/// What `wr_id` of a request that is posted to the host holds. (The guest's own `wr_id` stays here.)
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Ticket {
+pub(crate) struct WrId {
     pub(crate) recv: bool,
-    pub(crate) life: Life,
+    pub(crate) epoch: Epoch,
     pub(crate) number: u32,
 }
 
-impl Ticket {
+impl WrId {
     pub(crate) const fn encode(self) -> u64 {
-        (if self.recv { RECV } else { 0 }) | (self.life.0 as u64) << 32 | self.number as u64
+        (if self.recv { RECV } else { 0 }) | (self.epoch.0 as u64) << 32 | self.number as u64
     }
 
     #[expect(clippy::cast_possible_truncation, reason = "takes the number apart")]
     pub(crate) const fn decode(value: u64) -> Self {
-        Self { recv: value & RECV != 0, life: Life((value >> 32) as u32 & LIFE_MASK), number: value as u32 }
+        Self { recv: value & RECV != 0, epoch: Epoch((value >> 32) as u32 & EPOCH_MASK), number: value as u32 }
     }
 }
 
-/// A send under way.
+/// A send in flight.
 #[derive(Debug)]
 pub(crate) struct SendEntry {
     /// The guest's name for it.
@@ -64,18 +64,18 @@ pub(crate) struct SendEntry {
     pub(crate) bind: Option<Bind>,
 }
 
-/// The sends of a QP that are under way, oldest first.
+/// The sends of a QP that are in flight, oldest first.
 #[derive(Debug)]
-pub(crate) struct SendFlight {
-    pub(crate) life: Life,
+pub(crate) struct SendInflight {
+    pub(crate) epoch: Epoch,
     entries: VecDeque<SendEntry>,
     /// Number of the oldest.
     first: u32,
 }
 
-impl SendFlight {
+impl SendInflight {
     pub(crate) fn new() -> Self {
-        Self { life: Life::begin(), entries: VecDeque::new(), first: 0 }
+        Self { epoch: Epoch::begin(), entries: VecDeque::new(), first: 0 }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -101,39 +101,39 @@ impl SendFlight {
         self.entries.pop_back()
     }
 
-    /// Whether the host has a request of this number.
-    pub(crate) fn is_under_way(&self, number: u32) -> bool {
+    /// Returns `true` if the host has a request of this number.
+    pub(crate) fn is_in_flight(&self, number: u32) -> bool {
         (number.wrapping_sub(self.first) as usize) < self.entries.len()
     }
 
-    /// Takes the oldest, up to and with `number`; none when that is not under way.
+    /// Takes the oldest, up to and including `number`; none when that is not in flight.
     pub(crate) fn complete(&mut self, number: u32) -> impl Iterator<Item = SendEntry> {
-        let count = if self.is_under_way(number) { number.wrapping_sub(self.first).wrapping_add(1) } else { 0 };
+        let count = if self.is_in_flight(number) { number.wrapping_sub(self.first).wrapping_add(1) } else { 0 };
         self.first = self.first.wrapping_add(count);
         self.entries.drain(..count as usize)
     }
 
     /// Forgets everything.
     pub(crate) fn restart(&mut self) -> Vec<SendEntry> {
-        self.life = Life::begin();
+        self.epoch = Epoch::begin();
         self.first = 0;
         self.entries.drain(..).collect()
     }
 }
 
-/// Receives under way, which may complete in any order.
+/// Receives in flight, which may complete in any order.
 #[derive(Debug)]
-pub(crate) struct RecvFlight {
-    pub(crate) life: Life,
+pub(crate) struct RecvInflight {
+    pub(crate) epoch: Epoch,
     /// The guest's names.
     slots: Vec<Option<u64>>,
     free: Vec<u32>,
 }
 
-impl RecvFlight {
+impl RecvInflight {
     pub(crate) fn new(size: u32) -> Self {
         let (slots, free) = (vec![None; size as usize], (0..size).rev().collect());
-        Self { life: Life::begin(), slots, free }
+        Self { epoch: Epoch::begin(), slots, free }
     }
 
     pub(crate) fn has_room(&self) -> bool {
@@ -181,35 +181,35 @@ mod tests {
     }
 
     #[test]
-    fn tickets() {
+    fn a_wr_id_holds_queue_epoch_and_number() {
         for recv in [false, true] {
-            let ticket = Ticket { recv, life: Life(LIFE_MASK), number: u32::MAX };
-            assert_eq!(Ticket::decode(ticket.encode()), ticket);
+            let wr_id = WrId { recv, epoch: Epoch(EPOCH_MASK), number: u32::MAX };
+            assert_eq!(WrId::decode(wr_id.encode()), wr_id);
         }
-        assert_ne!(Life::begin(), Life::begin());
+        assert_ne!(Epoch::begin(), Epoch::begin());
     }
 
     #[test]
     fn sends_complete_in_order_and_once() {
-        let mut flight = SendFlight::new();
-        flight.first = u32::MAX - 1;
+        let mut inflight = SendInflight::new();
+        inflight.first = u32::MAX - 1;
         for i in 0..4 {
-            flight.push(entry(i));
+            inflight.push(entry(i));
         }
-        assert_eq!(flight.next(), 2);
-        assert_eq!(flight.complete(0).map(|entry| entry.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
-        assert_eq!((flight.complete(0).count(), flight.complete(2).count()), (0, 0));
-        assert_eq!(flight.pop_newest().map(|e| e.wr_id), Some(3));
-        assert!(flight.is_empty());
+        assert_eq!(inflight.next(), 2);
+        assert_eq!(inflight.complete(0).map(|entry| entry.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!((inflight.complete(0).count(), inflight.complete(2).count()), (0, 0));
+        assert_eq!(inflight.pop_newest().map(|e| e.wr_id), Some(3));
+        assert!(inflight.is_empty());
     }
 
     #[test]
     fn receives_complete_in_any_order_and_once() {
-        let mut flight = RecvFlight::new(2);
-        let (a, b) = (flight.push(10).unwrap(), flight.push(11).unwrap());
-        assert!(flight.push(12).is_none() && !flight.has_room());
-        assert_eq!((flight.complete(b), flight.complete(b), flight.complete(9)), (Some(11), None, None));
-        assert_eq!(flight.complete(a), Some(10));
-        assert!(flight.is_empty());
+        let mut inflight = RecvInflight::new(2);
+        let (a, b) = (inflight.push(10).unwrap(), inflight.push(11).unwrap());
+        assert!(inflight.push(12).is_none() && !inflight.has_room());
+        assert_eq!((inflight.complete(b), inflight.complete(b), inflight.complete(9)), (Some(11), None, None));
+        assert_eq!(inflight.complete(a), Some(10));
+        assert!(inflight.is_empty());
     }
 }
