@@ -13,16 +13,19 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
-    Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpInit, QpState, QpType, Qpn, RecvSource, RecvWr,
-    SendData, SendFlags, SendOp, SendSource, SendWr, Sge, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
+    Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvSource, RecvWr, SendData,
+    SendFlags, SendOp, SendSource, SendWr, Sge, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
 };
 
-use crate::adapter::{Adapter, bump};
+use crate::adapter::Adapter;
 use crate::cm::{Outgoing, Sender};
+use crate::counters::bump;
 use crate::cq::Cq;
 use crate::datagram::{Datagram, HEADER, header};
-use crate::gid::Bound;
-use crate::hca::{IbvHca, MAX_RD_ATOMIC};
+use crate::gid::{Bound, DatagramReceiver};
+use crate::limits::MAX_RD_ATOMIC;
+use crate::mr::MrTable;
+use crate::qp::QpParts;
 use crate::verbs::HostPd;
 
 /// Longest datagram: management datagrams have 256 bytes.
@@ -33,6 +36,7 @@ const BUDGET: usize = 1024;
 /// The queue pair.
 pub(crate) struct Gsi {
     adapter: Arc<Adapter>,
+    mrs: Arc<MrTable>,
     pd: Arc<HostPd>,
     cookie: u32,
     signal_all: bool,
@@ -55,26 +59,28 @@ impl fmt::Debug for Gsi {
 }
 
 impl Gsi {
-    pub(crate) fn create(adapter: &Arc<Adapter>, init: QpInit<'_, IbvHca>) -> Result<Arc<Self>, VerbsError> {
-        let mut slot = adapter.gsi.lock();
+    pub(crate) fn create(adapter: &Arc<Adapter>, mrs: &Arc<MrTable>, parts: QpParts) -> Result<Arc<Self>, VerbsError> {
+        let mut slot = adapter.member.gsi.lock();
         if slot.as_ref().is_some_and(|gsi| gsi.strong_count() > 0) {
             return Err(VerbsError::InUse("QPN"));
         }
         let manager = adapter.shared.manager.as_ref();
         let gsi = Arc::new(Self {
-            sender: Mutex::new(manager.and_then(|manager| manager.sender(adapter))),
+            sender: Mutex::new(manager.and_then(|manager| manager.sender(&adapter.name, &adapter.counters))),
             warned: AtomicBool::new(false),
             adapter: Arc::clone(adapter),
-            pd: Arc::clone(&init.pd.0),
-            cookie: init.cookie,
-            signal_all: init.signal_all,
-            send_cq: Arc::clone(&init.send_cq.0),
-            recv_cq: Arc::clone(&init.recv_cq.0),
+            mrs: Arc::clone(mrs),
+            pd: parts.pd,
+            cookie: parts.cookie,
+            signal_all: parts.signal_all,
+            send_cq: parts.send_cq,
+            recv_cq: parts.recv_cq,
             attrs: Mutex::default(),
-            send: Mutex::new(Some((init.send_queue, SendWr::default()))),
-            recv: Mutex::new(init.recv_queue.map(|queue| (queue, RecvWr::default()))),
+            send: Mutex::new(Some((parts.send_queue, SendWr::default()))),
+            recv: Mutex::new(parts.recv_queue.map(|queue| (queue, RecvWr::default()))),
         });
-        *slot = Some(Arc::downgrade(&gsi));
+        let receiver = Arc::downgrade(&gsi);
+        *slot = Some(receiver as Weak<dyn DatagramReceiver>);
         Ok(gsi)
     }
 
@@ -121,7 +127,7 @@ impl Gsi {
         drop(sides);
         let sender = self.sender.lock().take();
         drop(sender);
-        self.adapter.gsi.lock().take_if(|gsi| std::ptr::eq(gsi.as_ptr(), self));
+        self.adapter.member.gsi.lock().take_if(|gsi| std::ptr::addr_eq(gsi.as_ptr(), self));
     }
 
     /// Sends what the guest posted.
@@ -171,7 +177,7 @@ impl Gsi {
             SendData::Immediate(data) => Some(data),
             SendData::Invalidate(_) => return Err(WcStatus::LocalQpOperation),
         };
-        let source = self.adapter.gid(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
+        let source = self.adapter.gids.get(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
         let total: u64 = work.sges.iter().map(|sge| u64::from(sge.length)).sum();
         if total > MAX_DATAGRAM {
             return Err(WcStatus::LocalLength);
@@ -190,13 +196,12 @@ impl Gsi {
     /// The pieces that are not empty, if all of them are bus addresses.
     fn pieces<'a>(&self, sges: &'a [Sge], need: Access) -> Option<Vec<&'a Sge>> {
         let pieces: Vec<_> = sges.iter().filter(|sge| sge.length != 0).collect();
-        pieces.iter().all(|sge| self.adapter.mrs.is_bus(&self.pd, sge.lkey, need)).then_some(pieces)
+        pieces.iter().all(|sge| self.mrs.is_bus(&self.pd, sge.lkey, need)).then_some(pieces)
     }
 
     fn deliver(&self, source: &Bound, datagram: &Datagram) {
-        let owner = self.adapter.shared.fabric.owner(datagram.to.dgid);
-        let delivered = match owner.as_ref().and_then(Weak::upgrade) {
-            Some(peer) => datagram.to.qpn == Qpn::GSI && peer.gsi().is_some_and(|gsi| gsi.receive(datagram)),
+        let delivered = match self.adapter.shared.fabric.owner(datagram.to.dgid) {
+            Some(peer) => datagram.to.qpn == Qpn::GSI && peer.receive(datagram),
             None => return self.send_away(source, datagram),
         };
         bump(if delivered { &self.adapter.counters.gsi_delivered } else { &self.adapter.counters.gsi_dropped });
@@ -227,8 +232,38 @@ impl Gsi {
         }
     }
 
-    /// Puts a datagram into the next receive. `false` when it is dropped.
-    pub(crate) fn receive(&self, datagram: &Datagram) -> bool {
+    /// Copies header and payload to guest memory.
+    fn scatter(&self, view: &DmaView<'_>, sges: &[Sge], datagram: &Datagram) -> WcStatus {
+        let mut bytes = header(datagram).to_vec();
+        bytes.extend_from_slice(&datagram.payload);
+        let Some(pieces) = self.pieces(sges, Access::LOCAL_WRITE) else { return WcStatus::LocalProtection };
+        let mut rest = &bytes[..];
+        for sge in pieces {
+            let (now, later) = rest.split_at(rest.len().min(sge.length as usize));
+            if view.write(sge.addr, now).is_err() {
+                return WcStatus::LocalProtection;
+            }
+            rest = later;
+        }
+        if rest.is_empty() { WcStatus::Success } else { WcStatus::LocalLength }
+    }
+
+    fn flush_recv(&self) {
+        let mut guard = self.recv.lock();
+        let Some((source, work)) = guard.as_mut() else { return };
+        let view = self.adapter.memory.view();
+        for _ in 0..BUDGET {
+            if !source.pop(&view, work).unwrap_or(false) {
+                return;
+            }
+            let completion = Completion::new(self.cookie, work.wr_id, WcOpcode::Recv, WcStatus::Flushed);
+            self.recv_cq.publish(&self.adapter, &view, &completion);
+        }
+    }
+}
+
+impl DatagramReceiver for Gsi {
+    fn receive(&self, datagram: &Datagram) -> bool {
         let mut guard = self.recv.lock();
         let Some((source, work)) = guard.as_mut() else { return false };
         if !matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
@@ -258,34 +293,5 @@ impl Gsi {
         }
         self.recv_cq.publish(&self.adapter, &view, &completion);
         status == WcStatus::Success
-    }
-
-    /// Copies header and payload to guest memory.
-    fn scatter(&self, view: &DmaView<'_>, sges: &[Sge], datagram: &Datagram) -> WcStatus {
-        let mut bytes = header(datagram).to_vec();
-        bytes.extend_from_slice(&datagram.payload);
-        let Some(pieces) = self.pieces(sges, Access::LOCAL_WRITE) else { return WcStatus::LocalProtection };
-        let mut rest = &bytes[..];
-        for sge in pieces {
-            let (now, later) = rest.split_at(rest.len().min(sge.length as usize));
-            if view.write(sge.addr, now).is_err() {
-                return WcStatus::LocalProtection;
-            }
-            rest = later;
-        }
-        if rest.is_empty() { WcStatus::Success } else { WcStatus::LocalLength }
-    }
-
-    fn flush_recv(&self) {
-        let mut guard = self.recv.lock();
-        let Some((source, work)) = guard.as_mut() else { return };
-        let view = self.adapter.memory.view();
-        for _ in 0..BUDGET {
-            if !source.pop(&view, work).unwrap_or(false) {
-                return;
-            }
-            let completion = Completion::new(self.cookie, work.wr_id, WcOpcode::Recv, WcStatus::Flushed);
-            self.recv_cq.publish(&self.adapter, &view, &completion);
-        }
     }
 }

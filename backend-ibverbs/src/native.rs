@@ -8,7 +8,7 @@ use pvrdma_guest_memory::HostPiece;
 use pvrdma_verbs::{QpAttrMask, QpAttrs};
 use vm_memory::mmap::MmapRegion;
 
-use crate::backend::GidIndex;
+use crate::config::GidIndex;
 use crate::contiguous_mapping::ContiguousMapping;
 use crate::convert::{self, Route};
 use crate::gid::{HostGid, HostGids};

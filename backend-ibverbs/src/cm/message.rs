@@ -68,7 +68,7 @@ impl Outgoing {
         right.then(|| Self { source: source.host, to: *to, mad: payload.clone() })
     }
 
-    /// As an agent writes it. The kernel neither waits for an answer nor repeats: guests do.
+    /// As an agent writes it. The kernel neither waits for a response nor retransmits: guests do.
     pub(super) fn encode(&self, agent: u32) -> Vec<u8> {
         let Self { source, to, mad } = self;
         let mut out = Vec::with_capacity(HEADER + MAD);

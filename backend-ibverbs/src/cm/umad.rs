@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{NoArg, Opcode, Updater, ioctl, opcode};
 
-use super::CmError;
+use super::error::CmError;
 use super::message::{CLASS, CLASS_VERSION, METHOD_SEND};
 
 const REGISTER_AGENT: Opcode = opcode::read_write::<Registration>(0x1b, 1);

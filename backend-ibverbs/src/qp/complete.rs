@@ -5,17 +5,17 @@ use std::sync::atomic::Ordering;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{Completion, GidType, NetworkType, QpEvent, QpState, QpType, Qpn, WcFlags, WcOpcode, WcStatus};
 
-use super::Qp;
-use crate::adapter::bump;
+use super::queue_pair::Qp;
 use crate::convert;
-use crate::cq::Cq;
+use crate::counters::bump;
 use crate::inflight::WrId;
 use crate::sys::{WC_GRH, WC_KERNEL_INVALIDATE, WC_RECV_RDMA_WITH_IMM, WC_WITH_IMM, WC_WITH_INV, Wc};
 
 impl Qp {
-    /// Publishes a completion. Whether the QP is to be kicked afterwards, when no lock is held.
-    pub(crate) fn complete(&self, cq: &Cq, view: &DmaView<'_>, wc: &Wc) -> bool {
+    /// Publishes a completion of the host. Returns `true` if the QP is to be kicked afterwards, when no lock is held.
+    pub(crate) fn complete(&self, view: &DmaView<'_>, wc: &Wc) -> bool {
         let id = WrId::decode(wc.wr_id);
+        let cq = if id.recv { &self.recv_cq } else { &self.send_cq };
         let status = convert::status(wc.status);
         if status != WcStatus::Success {
             bump(&self.adapter.counters.completion_errors);
@@ -28,7 +28,7 @@ impl Qp {
                 );
             }
         }
-        let waits = if id.recv { self.complete_recv(cq, view, wc, id) } else { self.complete_send(view, id, status) };
+        let waits = if id.recv { self.complete_recv(view, wc, id) } else { self.complete_send(view, id, status) };
         // Any error has ended the host's QP, or is about to.
         let failed = status != WcStatus::Success && self.set_error_of(id.recv, status);
         if failed || cq.is_dead() && self.set_error() {
@@ -38,7 +38,7 @@ impl Qp {
         waits || self.state() == QpState::Error
     }
 
-    /// Whether an error is news. A datagram that does not fit its receive ends that receive only.
+    /// Returns `true` if an error is what ends the QP. A datagram that does not fit its receive ends that receive only.
     fn set_error_of(&self, recv: bool, status: WcStatus) -> bool {
         let harmless = recv && self.qp_type.is_datagram() && status == WcStatus::LocalLength;
         !harmless && self.set_error()
@@ -82,14 +82,14 @@ impl Qp {
         self.send_waits.swap(false, Ordering::SeqCst)
     }
 
-    /// Says once that the send queue is drained, if that was asked for. With the inflight held.
+    /// Says once that the send queue is drained, if that was asked for. The caller holds the sends in flight.
     pub(super) fn drained(&self, view: &DmaView<'_>) {
         if self.notify_drained.swap(false, Ordering::AcqRel) && !self.is_muted() {
             self.event(view, QpEvent::SendQueueDrained);
         }
     }
 
-    fn complete_recv(&self, cq: &Cq, view: &DmaView<'_>, wc: &Wc, id: WrId) -> bool {
+    fn complete_recv(&self, view: &DmaView<'_>, wc: &Wc, id: WrId) -> bool {
         let mut inflight = self.recv_inflight.lock();
         let wr_id = match &self.srq {
             Some(srq) => {
@@ -105,10 +105,10 @@ impl Qp {
         };
         let completion = self.received(wc, wr_id);
         if completion.flags.contains(WcFlags::INVALIDATED) {
-            self.adapter.mrs.invalidated(completion.invalidated_key);
+            self.mrs.invalidated(completion.invalidated_key);
         }
         if !self.is_muted() {
-            cq.publish(&self.adapter, view, &completion);
+            self.recv_cq.publish(&self.adapter, view, &completion);
         }
         drop(inflight);
         // A shared queue refills itself here: its guest rings only when it posts.
@@ -155,30 +155,6 @@ impl Qp {
     fn is_kernel_invalidate(&self, wc: &Wc) -> bool {
         wc.wc_flags & WC_KERNEL_INVALIDATE != 0
             && self.qp_type == QpType::Rc
-            && self.adapter.mrs.is_bound(u32::from_ne_bytes(wc.extra))
-    }
-
-    /// The host will complete nothing any more: everything under way is flushed.
-    pub(crate) fn abandon(&self) {
-        self.set_error();
-        {
-            let view = self.adapter.memory.view();
-            let mut inflight = self.send_inflight.lock();
-            for entry in inflight.restart() {
-                let completion = Completion::new(self.cookie, entry.wr_id, entry.opcode, WcStatus::Flushed);
-                if !self.is_muted() {
-                    self.send_cq.publish(&self.adapter, &view, &completion);
-                }
-            }
-            drop(inflight);
-            let mut inflight = self.recv_inflight.lock();
-            for wr_id in inflight.take_all() {
-                if !self.is_muted() {
-                    let completion = Completion::new(self.cookie, wr_id, WcOpcode::Recv, WcStatus::Flushed);
-                    self.recv_cq.publish(&self.adapter, &view, &completion);
-                }
-            }
-        }
-        self.kick();
+            && self.mrs.is_bound(u32::from_ne_bytes(wc.extra))
     }
 }

@@ -6,7 +6,8 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{HostDevice, destroyed};
+use super::device::HostDevice;
+use super::errno::{check, destroyed};
 use crate::contiguous_mapping::ContiguousMapping;
 use crate::sys::{Ah, AhAttr, MW_TYPE_2, Mr, Mw, Pd};
 
@@ -90,7 +91,7 @@ impl Drop for HostMr {
     fn drop(&mut self) {
         // SAFETY: registered once, deregistered once. Who posts requests with it holds it until they were posted.
         let code = unsafe { (self.pd.device.library.ibv_dereg_mr)(self.raw.as_ptr()) };
-        if super::check(code).is_err() {
+        if check(code).is_err() {
             // The adapter may still reach the memory: what is mapped there must not become something else.
             self.mapping.leak();
         }
