@@ -1,5 +1,5 @@
-//! What every object of a device needs: the host's device, the guest's memory, and where events and counts go. It knows none of the
-//! objects that are made with it; those are in [`Objects`](crate::objects::Objects).
+//! What every object of a device needs: the host's device, the guest's memory, and where events and counts go. It knows
+//! none of the objects that are made with it; those are in [`Objects`](crate::objects::Objects).
 
 use std::fmt;
 use std::sync::Arc;

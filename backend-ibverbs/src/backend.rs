@@ -104,7 +104,8 @@ impl Backend for Ibverbs {
     type Hca = IbvHca;
 
     fn attach(&self, context: DeviceContext) -> Result<IbvHca, VerbsError> {
-        // Each device has a context of its own: the kernel takes everything back when it is closed, however that happens.
+        // Each device has a context of its own: the kernel takes everything back when it is closed, however that
+        // happens.
         let device = HostDevice::open(&self.shared.library, &self.shared.config.device).map_err(|error| {
             log::error!("{}: {error}", context.name);
             VerbsError::Host(std::io::Error::other(error.to_string()))

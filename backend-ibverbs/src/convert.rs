@@ -60,8 +60,8 @@ pub(crate) struct Route {
     pub(crate) service_level: u8,
 }
 
-/// Attributes that the host sets, with their mask. The path is filled in by the caller. The path migration state means nothing
-/// without an alternate path and stays here.
+/// Attributes that the host sets, with their mask. The path is filled in by the caller. The path migration state means
+/// nothing without an alternate path and stays here.
 pub(crate) fn attributes(attrs: &QpAttrs, mask: QpAttrMask, port: u8) -> (QpAttr, i32) {
     let host = QpAttr {
         qp_state: i32::from(attrs.state as u8),

@@ -7,8 +7,8 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
 
-/// Objects of one kind, by what the host names them in completions and events: a number, or the address of its own object. An entry
-/// does not keep its object alive.
+/// Objects of one kind, by what the host names them in completions and events: a number, or the address of its own
+/// object. An entry does not keep its object alive.
 pub(crate) struct Directory<K, T>(RwLock<HashMap<K, Weak<T>>>);
 
 impl<K, T> Default for Directory<K, T> {

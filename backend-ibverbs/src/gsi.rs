@@ -1,8 +1,8 @@
 //! The connection manager's queue pair.
 //!
-//! The host's own is its kernel's, and user space does not get it. So this one is software: it reaches the connection managers
-//! of the other guests of this process, and everybody else through the [`ConnectionManager`] if there is one. What they then
-//! agree on are queue pairs of the host.
+//! The host's own is its kernel's, and user space does not get it. So this one is software: it reaches the connection
+//! managers of the other guests of this process, and everybody else through the [`ConnectionManager`] if there is one.
+//! What they then agree on are queue pairs of the host.
 //!
 //! [`ConnectionManager`]: crate::cm::ConnectionManager
 
@@ -134,14 +134,14 @@ impl Gsi {
     pub(crate) fn run_send(&self) {
         for _ in 0..BUDGET {
             let mut guard = self.send.lock();
-            let Some((source, work)) = guard.as_mut() else { return };
+            let Some((source, wr)) = guard.as_mut() else { return };
             let state = self.state();
             if !matches!(state, QpState::Rts | QpState::Sqe | QpState::Error) {
                 return;
             }
             let taken = {
                 let view = self.adapter.memory.view();
-                match source.pop(&view, work) {
+                match source.pop(&view, wr) {
                     Ok(true) => source.retire(&view),
                     Ok(false) => return,
                     Err(error) => {
@@ -150,13 +150,13 @@ impl Gsi {
                         return;
                     }
                 }
-                let result = if state == QpState::Rts { self.take(&view, work) } else { Err(WcStatus::Flushed) };
+                let result = if state == QpState::Rts { self.take(&view, wr) } else { Err(WcStatus::Flushed) };
                 let status = result.as_ref().err().copied().unwrap_or(WcStatus::Success);
                 if status != WcStatus::Success && status != WcStatus::Flushed {
                     self.attrs.lock().state = QpState::Sqe;
                 }
-                if status != WcStatus::Success || self.signal_all || work.flags.contains(SendFlags::SIGNALED) {
-                    let completion = Completion::new(self.cookie, work.wr_id, work.op.completion_opcode(), status);
+                if status != WcStatus::Success || self.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
+                    let completion = Completion::new(self.cookie, wr.wr_id, wr.op.completion_opcode(), status);
                     self.send_cq.publish(&self.adapter, &view, &completion);
                 }
                 result
@@ -170,26 +170,26 @@ impl Gsi {
     }
 
     /// Copies a request out of guest memory.
-    fn take(&self, view: &DmaView<'_>, work: &SendWr) -> Result<(Bound, Datagram), WcStatus> {
-        let SendOp::Send { data, to: Some(to) } = &work.op else { return Err(WcStatus::LocalQpOperation) };
+    fn take(&self, view: &DmaView<'_>, wr: &SendWr) -> Result<(Bound, Datagram), WcStatus> {
+        let SendOp::Send { data, to: Some(to) } = &wr.op else { return Err(WcStatus::LocalQpOperation) };
         let immediate = match *data {
             SendData::None => None,
             SendData::Immediate(data) => Some(data),
             SendData::Invalidate(_) => return Err(WcStatus::LocalQpOperation),
         };
         let source = self.adapter.gids.get(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
-        let total: u64 = work.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let total: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
         if total > MAX_DATAGRAM {
             return Err(WcStatus::LocalLength);
         }
         let mut payload = Vec::new();
-        for sge in self.pieces(&work.sges, Access::empty()).ok_or(WcStatus::LocalProtection)? {
+        for sge in self.pieces(&wr.sges, Access::empty()).ok_or(WcStatus::LocalProtection)? {
             let start = payload.len();
             payload.resize(start + sge.length as usize, 0);
             let room = payload.get_mut(start..).unwrap_or_default();
             view.read(sge.addr, room).map_err(|_| WcStatus::LocalProtection)?;
         }
-        let solicited = work.flags.contains(SendFlags::SOLICITED);
+        let solicited = wr.flags.contains(SendFlags::SOLICITED);
         Ok((source, Datagram { from: source.gid, to: *to, kind: source.kind, immediate, solicited, payload }))
     }
 
@@ -250,13 +250,13 @@ impl Gsi {
 
     fn flush_recv(&self) {
         let mut guard = self.recv.lock();
-        let Some((source, work)) = guard.as_mut() else { return };
+        let Some((source, wr)) = guard.as_mut() else { return };
         let view = self.adapter.memory.view();
         for _ in 0..BUDGET {
-            if !source.pop(&view, work).unwrap_or(false) {
+            if !source.pop(&view, wr).unwrap_or(false) {
                 return;
             }
-            let completion = Completion::new(self.cookie, work.wr_id, WcOpcode::Recv, WcStatus::Flushed);
+            let completion = Completion::new(self.cookie, wr.wr_id, WcOpcode::Recv, WcStatus::Flushed);
             self.recv_cq.publish(&self.adapter, &view, &completion);
         }
     }
@@ -265,16 +265,16 @@ impl Gsi {
 impl DatagramReceiver for Gsi {
     fn receive(&self, datagram: &Datagram) -> bool {
         let mut guard = self.recv.lock();
-        let Some((source, work)) = guard.as_mut() else { return false };
+        let Some((source, wr)) = guard.as_mut() else { return false };
         if !matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
             return false;
         }
         let view = self.adapter.memory.view();
-        if !source.pop(&view, work).unwrap_or(false) {
+        if !source.pop(&view, wr).unwrap_or(false) {
             return false;
         }
-        let status = self.scatter(&view, &work.sges, datagram);
-        let mut completion = Completion::new(self.cookie, work.wr_id, WcOpcode::Recv, status);
+        let status = self.scatter(&view, &wr.sges, datagram);
+        let mut completion = Completion::new(self.cookie, wr.wr_id, WcOpcode::Recv, status);
         if status == WcStatus::Success {
             completion.byte_len = u32::try_from(HEADER + datagram.payload.len()).unwrap_or(u32::MAX);
             completion.flags = WcFlags::GRH;

@@ -1,7 +1,8 @@
 //! Requests in flight: posted to the host and not completed.
 //!
-//! A completion of the host carries the `wr_id` that we gave its request. It says which kind of queue the request was posted to
-//! and in which epoch of that queue: a reset begins a new one, and completions of an earlier epoch mean nothing.
+//! A completion of the host carries the `wr_id` that we gave its request. It says which kind of queue the request was
+//! posted to and in which epoch of that queue: a reset begins a new one, and completions of an earlier epoch mean
+//! nothing.
 
 use std::collections::VecDeque;
 use std::sync::Arc;

@@ -10,8 +10,9 @@ use crate::sys::{DEVICE_MEM_WINDOW_TYPE_2, DeviceAttr};
 /// Most RDMA reads and atomics in flight per QP that guests are told.
 pub(crate) const MAX_RD_ATOMIC: u8 = 128;
 
-/// Returns what guests are told of the host's adapter (`ibv_query_device(3)`). A QP and an SRQ have the same limits in the guest's
-/// interface, so the smaller of the host's two counts. A negative number, which no adapter should give, is 0.
+/// Returns what guests are told of the host's adapter (`ibv_query_device(3)`). A QP and an SRQ have the same limits in
+/// the guest's interface, so the smaller of the host's two counts. A negative number, which no adapter should give, is
+/// 0.
 pub(crate) fn of(attr: &DeviceAttr) -> HcaLimits {
     let number = |value: i32| u32::try_from(value).unwrap_or(0);
     let rd_atomic = attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).min(MAX_RD_ATOMIC.into());

@@ -1,5 +1,5 @@
-//! A program of its own on the host's adapter, to compare with (feature `testing`): two connected queue pairs, RDMA writes, and a
-//! loop that polls.
+//! A program of its own on the host's adapter, to compare with (feature `testing`): two connected queue pairs, RDMA
+//! writes, and a loop that polls.
 
 use std::io;
 use std::sync::Arc;

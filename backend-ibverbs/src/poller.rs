@@ -20,8 +20,8 @@ use crate::worker::Worker;
 
 /// Rounds of polling between two looks at the descriptors.
 const ROUNDS: u32 = 32;
-/// A guest that polls does so at least once in a time of this length. One that stops without arming its queue may have to wait for so
-/// long, once; waking up more often is felt where processors are few and slow.
+/// A guest that polls does so at least once in a time of this length. One that stops without arming its queue may have
+/// to wait for so long, once; waking up more often is felt where processors are few and slow.
 const GUEST_POLLS: Duration = Duration::from_millis(10);
 
 /// Starts the thread.
@@ -85,7 +85,8 @@ impl Polled {
 struct Queues {
     /// Polled here, each for a while after its last completion.
     busy: Vec<Polled>,
-    /// Polled by their guests' doorbells, which find completions sooner than this thread could; it only makes sure that they go on.
+    /// Polled by their guests' doorbells, which find completions sooner than this thread could; it only makes sure that
+    /// they go on.
     guests: Vec<Polled>,
 }
 

@@ -118,8 +118,8 @@ impl Srq {
         self.adapter.events.event(view, AsyncEvent::Srq(event, self.cookie));
     }
 
-    /// The host says something of it. The limit may fire while the guest's ring still holds receives that were not posted to
-    /// the host yet: those count, and the limit is armed again.
+    /// The host says something of it. The limit may fire while the guest's ring still holds receives that were not
+    /// posted to the host yet: those count, and the limit is armed again.
     pub(crate) fn host_event(&self, event: SrqEvent) {
         if event == SrqEvent::LimitReached {
             let limit = self.limit.load(Ordering::Acquire);

@@ -42,7 +42,8 @@ impl ConnectionManager {
         Ok(Self { path, gids: gids.clone(), strays, _receiver: receiver })
     }
 
-    /// Returns the way out for the device of this name. Without one, which the log says, the device reaches this process only.
+    /// Returns the way out for the device of this name. Without one, which the log says, the device reaches this
+    /// process only.
     pub(crate) fn sender(&self, name: &str, counters: &Arc<Counters>) -> Option<Sender> {
         let start = |file| Sender::start(file, self.gids.clone(), name, counters).map_err(CmError::Thread);
         let sender = Umad::sending(&self.path).and_then(start);

@@ -60,8 +60,8 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// `None` when a guest may not send it out of this process: it is not of the connection manager, or not from the guest's own
-    /// address.
+    /// `None` when a guest may not send it out of this process: it is not of the connection manager, or not from the
+    /// guest's own address.
     pub(crate) fn new(source: &Bound, datagram: &Datagram) -> Option<Self> {
         let Datagram { to, payload, immediate, .. } = datagram;
         let right = to.qpn == Qpn::GSI && immediate.is_none() && is_connection_manager(payload) && source.is_own();

@@ -99,8 +99,8 @@ impl Fabric {
         if bound.host == *entry { owner.upgrade() } else { None }
     }
 
-    /// Returns the GID by which the host's network knows a peer: that of the host's entry for a guest of this process, and the
-    /// peer's own otherwise.
+    /// Returns the GID by which the host's network knows a peer: that of the host's entry for a guest of this process,
+    /// and the peer's own otherwise.
     pub(crate) fn translate(&self, gid: Gid) -> Gid {
         self.0.read().get(&gid).map_or(gid, |(_, bound)| bound.host.gid)
     }
@@ -129,7 +129,8 @@ mod tests {
         fabric.bind(&owner, other).unwrap();
         assert!(own.is_own() && !other.is_own());
         assert!(fabric.owner_of(&entry(3, 1)).is_some());
-        // The index was given to another address since, the address has another index, and an address of the host itself.
+        // The index was given to another address since, the address has another index, and an address of the host
+        // itself.
         for entry in [entry(3, 7), entry(4, 1), entry(0, 9), HostGid { kind: GidType::RoceV1, ..entry(3, 1) }] {
             assert!(fabric.owner_of(&entry).is_none(), "{entry:?}");
         }

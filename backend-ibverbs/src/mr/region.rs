@@ -30,7 +30,8 @@ pub(crate) struct Mr {
 enum Body {
     /// Memory of a guest process, under the host's own keys.
     User { start: u64, length: u64, access: Access, pages: PageList, host: Mutex<Option<(HostMr, Share)>> },
-    /// Bus addresses. The key is that of a page of ours that nobody may access; what it stands for is registered when used.
+    /// Bus addresses. The key is that of a page of ours that nobody may access; what it stands for is registered when
+    /// used.
     Dma { access: Access, _anchor: HostMr, parts: Mutex<Vec<DmaPart>> },
     /// A memory window and what it is bound to.
     Fast { max_pages: u32, state: Mutex<FastState> },

@@ -27,8 +27,8 @@ impl MrTable {
     /// Makes a region.
     ///
     /// # Errors
-    /// Rights or addresses do not fit together, the memory is not the guest's, the device may not register so much, or the host's
-    /// adapter refuses.
+    /// Rights or addresses do not fit together, the memory is not the guest's, the device may not register so much, or
+    /// the host's adapter refuses.
     pub(crate) fn register(&self, pd: &Arc<HostPd>, request: MrRequest) -> Result<Arc<Mr>, VerbsError> {
         // Held until the region is in the table, where a change of the map finds it.
         let view = self.adapter.memory.view();

@@ -150,8 +150,8 @@ impl Qp {
         completion
     }
 
-    /// `rdma_rxe` shows user space the kernel's number of this flag, which is another one's there. It means that where the key is one
-    /// that can have been invalidated.
+    /// `rdma_rxe` shows user space the kernel's number of this flag, which is another one's there. It means that where
+    /// the key is one that can have been invalidated.
     fn is_kernel_invalidate(&self, wc: &Wc) -> bool {
         wc.wc_flags & WC_KERNEL_INVALIDATE != 0
             && self.qp_type == QpType::Rc

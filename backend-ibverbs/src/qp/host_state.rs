@@ -15,7 +15,8 @@ pub(super) fn to(state: QpState) -> QpAttr {
     QpAttr { qp_state: i32::from(state as u8), ..QpAttr::default() }
 }
 
-/// Brings a QP of the host to its error state, where it flushes. In RESET it has nothing to flush, and some adapters stay there.
+/// Brings a QP of the host to its error state, where it flushes. In RESET it has nothing to flush, and some adapters
+/// stay there.
 pub(super) fn to_error(adapter: &Adapter, host: &HostQp) {
     if host.query(STATE).is_ok_and(|attr| convert::state(attr.qp_state) == QpState::Reset) {
         return;

@@ -73,51 +73,37 @@ impl fmt::Debug for Qp {
 }
 
 impl Qp {
+    /// Makes a queue pair in RESET.
     pub(crate) fn create(
         adapter: &Arc<Adapter>,
         mrs: &Arc<MrTable>,
         qps: &Arc<Directory<u32, Self>>,
         parts: QpParts,
     ) -> Result<Arc<Self>, VerbsError> {
-        let QpParts { caps, pd, send_cq, recv_cq, srq, .. } = parts;
-        let max_recv_wr = if srq.is_some() { 0 } else { caps.max_recv_wr.max(1) };
-        let max_send_wr = caps.max_send_wr.max(1);
-        let reserved = [max_send_wr, srq.as_ref().map_or(max_recv_wr, |srq| srq.max_wr)];
-        send_cq.reserve(reserved[0])?;
-        recv_cq.reserve(reserved[1]).inspect_err(|_| send_cq.release(reserved[0]))?;
-        let made = Self::make_host(
-            &pd,
-            &send_cq,
-            &recv_cq,
-            srq.as_deref(),
-            parts.qp_type,
-            QpCap {
-                max_send_wr,
-                max_recv_wr,
-                max_send_sge: caps.max_send_sge.max(1),
-                max_recv_sge: if srq.is_some() { 0 } else { caps.max_recv_sge.max(1) },
-                max_inline_data: 0,
-            },
-        );
-        let host = made.inspect_err(|_| {
-            send_cq.release(reserved[0]);
-            recv_cq.release(reserved[1]);
+        let cap = capacity(&parts);
+        let recv_entries = parts.srq.as_ref().map_or(cap.max_recv_wr, |srq| srq.max_wr);
+        let reserved = [cap.max_send_wr, recv_entries];
+        parts.send_cq.reserve(reserved[0])?;
+        parts.recv_cq.reserve(reserved[1]).inspect_err(|_| parts.send_cq.release(reserved[0]))?;
+        let host = make_host(&parts, cap).inspect_err(|_| {
+            parts.send_cq.release(reserved[0]);
+            parts.recv_cq.release(reserved[1]);
         })?;
         let qpn = Qpn::new(host.number());
         let qp = Arc::new(Self {
             adapter: Arc::clone(adapter),
             mrs: Arc::clone(mrs),
             qps: Arc::clone(qps),
-            pd,
+            pd: parts.pd,
             cookie: parts.cookie,
             qp_type: parts.qp_type,
             qpn,
             address: host.address(),
             signal_all: parts.signal_all,
-            depth: max_send_wr as usize,
-            send_cq,
-            recv_cq,
-            srq,
+            depth: cap.max_send_wr as usize,
+            send_cq: parts.send_cq,
+            recv_cq: parts.recv_cq,
+            srq: parts.srq,
             reserved,
             attrs: Mutex::default(),
             state: AtomicU8::new(QpState::Reset as u8),
@@ -125,7 +111,7 @@ impl Qp {
             recv: Mutex::new(parts.recv_queue.map(RecvSide::new)),
             host: RwLock::new(Some(Arc::new(host))),
             send_inflight: Mutex::new(SendInflight::new()),
-            recv_inflight: Mutex::new(RecvInflight::new(max_recv_wr)),
+            recv_inflight: Mutex::new(RecvInflight::new(cap.max_recv_wr)),
             muted: AtomicBool::new(false),
             send_waits: AtomicBool::new(false),
             recv_waits: AtomicBool::new(false),
@@ -136,25 +122,6 @@ impl Qp {
         });
         qps.insert(qpn.get(), &qp);
         Ok(qp)
-    }
-
-    fn make_host(
-        pd: &Arc<HostPd>,
-        send_cq: &Cq,
-        recv_cq: &Cq,
-        srq: Option<&Srq>,
-        qp_type: QpType,
-        cap: QpCap,
-    ) -> Result<HostQp, VerbsError> {
-        let srq = srq.map(|srq| srq.host().ok_or(VerbsError::Gone)).transpose()?;
-        Ok(HostQp::new(HostQpInit {
-            pd: Arc::clone(pd),
-            send_cq: Arc::clone(&send_cq.host),
-            recv_cq: Arc::clone(&recv_cq.host),
-            srq,
-            cap,
-            qp_type: if qp_type == QpType::Rc { QPT_RC } else { QPT_UD },
-        })?)
     }
 
     /// Returns its number on the wire.
@@ -254,4 +221,30 @@ impl Qp {
             self.event(view, QpEvent::Fatal);
         }
     }
+}
+
+/// Returns what the host's queues must hold. The host takes no queue of size 0, a guest may ask for one.
+fn capacity(parts: &QpParts) -> QpCap {
+    let caps = &parts.caps;
+    // Receives come from the SRQ, if there is one.
+    let own_receives = parts.srq.is_none();
+    QpCap {
+        max_send_wr: caps.max_send_wr.max(1),
+        max_recv_wr: if own_receives { caps.max_recv_wr.max(1) } else { 0 },
+        max_send_sge: caps.max_send_sge.max(1),
+        max_recv_sge: if own_receives { caps.max_recv_sge.max(1) } else { 0 },
+        max_inline_data: 0,
+    }
+}
+
+fn make_host(parts: &QpParts, cap: QpCap) -> Result<HostQp, VerbsError> {
+    let srq = parts.srq.as_ref().map(|srq| srq.host().ok_or(VerbsError::Gone)).transpose()?;
+    Ok(HostQp::new(HostQpInit {
+        pd: Arc::clone(&parts.pd),
+        send_cq: Arc::clone(&parts.send_cq.host),
+        recv_cq: Arc::clone(&parts.recv_cq.host),
+        srq,
+        cap,
+        qp_type: if parts.qp_type == QpType::Rc { QPT_RC } else { QPT_UD },
+    })?)
 }

@@ -66,8 +66,8 @@ impl Qp {
             return;
         }
         for _ in 0..FLUSH_BUDGET {
-            match side.source.pop(view, &mut side.work) {
-                Ok(true) => self.publish_recv(view, side.work.wr_id, WcStatus::Flushed),
+            match side.source.pop(view, &mut side.wr) {
+                Ok(true) => self.publish_recv(view, side.wr.wr_id, WcStatus::Flushed),
                 Ok(false) | Err(_) => break,
             }
         }

@@ -19,7 +19,7 @@ const BATCH: usize = 32;
 /// The guest's ring and room to work.
 pub(crate) struct RecvSide {
     pub(crate) source: Box<dyn RecvSource>,
-    pub(crate) work: RecvWr,
+    pub(crate) wr: RecvWr,
     batch: RecvBatch,
     sges: Vec<sys::Sge>,
     /// Numbers of what is in the batch.
@@ -29,7 +29,7 @@ pub(crate) struct RecvSide {
 impl RecvSide {
     pub(crate) fn new(source: Box<dyn RecvSource>) -> Self {
         let (batch, sges, numbers) = (RecvBatch::default(), Vec::new(), Vec::new());
-        Self { source, work: RecvWr::default(), batch, sges, numbers }
+        Self { source, wr: RecvWr::default(), batch, sges, numbers }
     }
 
     /// Takes requests from the ring into the batch, and notes them as in flight. Returns how many.
@@ -42,9 +42,9 @@ impl RecvSide {
     ) -> Result<usize, QueueError> {
         self.batch.clear();
         self.numbers.clear();
-        while self.batch.len() < BATCH && inflight.lock().has_room() && self.source.pop(view, &mut self.work)? {
+        while self.batch.len() < BATCH && inflight.lock().has_room() && self.source.pop(view, &mut self.wr)? {
             self.sges.clear();
-            let RecvWr { wr_id, sges, malformed } = &self.work;
+            let RecvWr { wr_id, sges, malformed } = &self.wr;
             let known = mrs.translate(view, pd, sges, Access::LOCAL_WRITE, &mut self.sges);
             if *malformed || known.is_none() {
                 // An error shows when the receive is used: the host is given what it must refuse.

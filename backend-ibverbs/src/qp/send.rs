@@ -17,6 +17,17 @@ use crate::verbs::HostQp;
 /// Requests posted to the host at once.
 const BATCH: usize = 32;
 
+/// What is known of the guest's ring after a batch was taken from it.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ring {
+    /// There may be more in it.
+    More,
+    /// Nothing is left in it.
+    Empty,
+    /// It cannot be read.
+    Broken,
+}
+
 impl Qp {
     /// Posts sends, or flushes them.
     pub(crate) fn run_send(&self) {
@@ -41,54 +52,17 @@ impl Qp {
 
     /// Posts one batch. Returns `true` if it is worth to try once more.
     fn post_some(&self, host: &HostQp, side: &mut SendSide) -> bool {
-        side.batch.clear();
-        let mut emptied = false;
         let mut binds = Vec::new();
-        {
-            let view = self.adapter.memory.view();
-            while side.batch.len() < BATCH && side.failed.is_empty() && binds.is_empty() {
-                if self.send_inflight.lock().len() >= self.depth {
-                    break;
-                }
-                if !std::mem::take(&mut side.held) {
-                    match side.source.pop(&view, &mut side.work) {
-                        Ok(true) => side.source.retire(&view),
-                        Ok(false) => {
-                            emptied = true;
-                            break;
-                        }
-                        Err(error) => {
-                            self.broken_ring(&view, &error);
-                            return true;
-                        }
-                    }
-                }
-                match self.translate(&view, side) {
-                    Step::Post(op, entry) => {
-                        let flags = host_flags(side.work.flags);
-                        // Posted at once: what follows may need it, and the host's library looks at the key then.
-                        binds.extend(entry.bind.clone());
-                        let mut inflight = self.send_inflight.lock();
-                        let id = WrId { recv: false, epoch: inflight.epoch, number: inflight.next() };
-                        inflight.push(entry);
-                        side.batch.push(id.encode(), flags, op, &side.sges);
-                    }
-                    Step::Fail(entry, status) => side.failed.push_back((entry, status)),
-                    Step::Hold => {
-                        side.held = true;
-                        break;
-                    }
-                }
-            }
-        }
+        let ring = self.fill(side, &mut binds);
         // What the guest adds comes with a doorbell, so nothing waits for completions.
-        if emptied && side.failed.is_empty() {
+        if ring == Ring::Empty && side.failed.is_empty() {
             self.send_waits.store(false, Ordering::SeqCst);
         }
         let count = side.batch.len();
         if count == 0 {
             // The first failure comes when everything before it has ended.
-            return !side.failed.is_empty() && self.send_inflight.lock().is_empty() && self.fail_local(side);
+            let failed = !side.failed.is_empty() && self.send_inflight.lock().is_empty() && self.fail_local(side);
+            return failed || ring == Ring::Broken;
         }
         let (taken, result) = host.post_send(&mut side.batch);
         side.batch.clear();
@@ -96,7 +70,7 @@ impl Qp {
         match result {
             Ok(()) => {
                 binds.iter().for_each(Bind::posted);
-                !emptied
+                ring != Ring::Empty
             }
             Err(error) => {
                 log::warn!("{}: the host refuses a request of QP {}: {error}", self.adapter.name, self.qpn);
@@ -112,6 +86,44 @@ impl Qp {
                 true
             }
         }
+    }
+
+    /// Takes requests from the ring into the batch, and notes them as in flight. `binds` is what they do to regions.
+    fn fill(&self, side: &mut SendSide, binds: &mut Vec<Bind>) -> Ring {
+        side.batch.clear();
+        let view = self.adapter.memory.view();
+        while side.batch.len() < BATCH && side.failed.is_empty() && binds.is_empty() {
+            if self.send_inflight.lock().len() >= self.depth {
+                break;
+            }
+            if !std::mem::take(&mut side.held) {
+                match side.source.pop(&view, &mut side.wr) {
+                    Ok(true) => side.source.retire(&view),
+                    Ok(false) => return Ring::Empty,
+                    Err(error) => {
+                        self.broken_ring(&view, &error);
+                        return Ring::Broken;
+                    }
+                }
+            }
+            match self.translate(&view, side) {
+                Step::Post(op, entry) => {
+                    let flags = host_flags(side.wr.flags);
+                    // Posted at once: what follows may need it, and the host's library looks at the key then.
+                    binds.extend(entry.bind.clone());
+                    let mut inflight = self.send_inflight.lock();
+                    let id = WrId { recv: false, epoch: inflight.epoch, number: inflight.next() };
+                    inflight.push(entry);
+                    side.batch.push(id.encode(), flags, op, &side.sges);
+                }
+                Step::Fail(entry, status) => side.failed.push_back((entry, status)),
+                Step::Hold => {
+                    side.held = true;
+                    break;
+                }
+            }
+        }
+        Ring::More
     }
 
     /// Ends the oldest request with its own error, and the queue with it.
@@ -155,12 +167,12 @@ impl Qp {
         }
         for _ in 0..FLUSH_BUDGET {
             if !std::mem::take(&mut side.held) {
-                match side.source.pop(&view, &mut side.work) {
+                match side.source.pop(&view, &mut side.wr) {
                     Ok(true) => side.source.retire(&view),
                     Ok(false) | Err(_) => break,
                 }
             }
-            let entry = self.entry(&side.work, 0);
+            let entry = self.entry(&side.wr, 0);
             self.publish_send(&view, &entry, WcStatus::Flushed);
         }
     }

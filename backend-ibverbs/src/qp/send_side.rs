@@ -13,8 +13,8 @@ use crate::verbs::{HostAh, SendBatch};
 /// The guest's ring and room to work.
 pub(super) struct SendSide {
     pub(super) source: Box<dyn SendSource>,
-    pub(super) work: SendWr,
-    /// `work` holds a request that waits for those before it.
+    pub(super) wr: SendWr,
+    /// `wr` holds a request that waits for those before it.
     pub(super) held: bool,
     pub(super) batch: SendBatch,
     pub(super) sges: Vec<sys::Sge>,
@@ -30,7 +30,7 @@ impl SendSide {
     pub(super) fn new(source: Box<dyn SendSource>) -> Self {
         Self {
             source,
-            work: SendWr::default(),
+            wr: SendWr::default(),
             held: false,
             batch: SendBatch::default(),
             sges: Vec::new(),

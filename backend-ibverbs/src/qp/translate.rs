@@ -29,17 +29,18 @@ pub(super) enum Step {
 }
 
 impl Qp {
-    pub(super) fn entry(&self, work: &SendWr, byte_len: u32) -> SendEntry {
-        let signaled = self.signal_all || work.flags.contains(SendFlags::SIGNALED);
-        let opcode = work.op.completion_opcode();
-        SendEntry { wr_id: work.wr_id, opcode, signaled, byte_len, _ah: None, bind: None }
+    /// Returns what is kept of a request while it is in flight.
+    pub(super) fn entry(&self, wr: &SendWr, byte_len: u32) -> SendEntry {
+        let signaled = self.signal_all || wr.flags.contains(SendFlags::SIGNALED);
+        let opcode = wr.op.completion_opcode();
+        SendEntry { wr_id: wr.wr_id, opcode, signaled, byte_len, _ah: None, bind: None }
     }
 
     /// Makes the host's request of the guest's. Leaves the host's SGEs in the side.
     pub(super) fn translate(&self, view: &DmaView<'_>, side: &mut SendSide) -> Step {
         side.sges.clear();
-        let total: u64 = side.work.sges.iter().map(|sge| u64::from(sge.length)).sum();
-        let mut entry = self.entry(&side.work, u32::try_from(total).unwrap_or(u32::MAX));
+        let total: u64 = side.wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let mut entry = self.entry(&side.wr, u32::try_from(total).unwrap_or(u32::MAX));
         let op = match self.operation(view, side, total, &mut entry) {
             Ok(Some(op)) => op,
             Ok(None) => return Step::Hold,
@@ -48,8 +49,8 @@ impl Qp {
         // Results go to local memory.
         let result = matches!(entry.opcode, WcOpcode::RdmaRead | WcOpcode::CompareSwap | WcOpcode::FetchAdd);
         let need = if result { Access::LOCAL_WRITE } else { Access::empty() };
-        let SendSide { work, sges, .. } = side;
-        if self.mrs.translate(view, &self.pd, &work.sges, need, sges).is_none() {
+        let SendSide { wr, sges, .. } = side;
+        if self.mrs.translate(view, &self.pd, &wr.sges, need, sges).is_none() {
             if let Some(bind) = &entry.bind {
                 bind.ended(false);
             }
@@ -58,7 +59,7 @@ impl Qp {
         Step::Post(op, entry)
     }
 
-    /// The operation; `None` when it must wait for those before it.
+    /// Returns the host's operation, or `None` if it must wait for those before it.
     fn operation(
         &self,
         view: &DmaView<'_>,
@@ -73,7 +74,7 @@ impl Qp {
             return Err(WcStatus::LocalLength);
         }
         let reads = || if self.attrs.lock().max_rd_atomic == 0 { Err(WcStatus::LocalQpOperation) } else { Ok(()) };
-        Ok(Some(match &mut side.work.op {
+        Ok(Some(match &mut side.wr.op {
             SendOp::Send { data, to: None } => match *data {
                 SendData::None => HostOp::Send,
                 SendData::Immediate(data) => HostOp::SendImmediate(data),
@@ -86,24 +87,17 @@ impl Qp {
                 reads()?;
                 HostOp::Read { addr: remote.addr, rkey: remote.rkey }
             }
-            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } if total < ATOMIC => {
-                return Err(WcStatus::LocalLength);
-            }
-            // The host's library refuses what its peer would.
-            SendOp::CompareSwap { remote, .. } | SendOp::FetchAdd { remote, .. }
-                if !remote.addr.is_multiple_of(ATOMIC) =>
-            {
-                return Err(WcStatus::RemoteInvalidRequest);
-            }
             SendOp::CompareSwap { remote, compare, swap } => {
-                reads()?;
                 let op = HostOp::CompareSwap { addr: remote.addr, rkey: remote.rkey, compare: *compare, swap: *swap };
+                check_atomic(total, remote.addr)?;
+                reads()?;
                 shorten(side, entry);
                 op
             }
             SendOp::FetchAdd { remote, add } => {
-                reads()?;
                 let op = HostOp::FetchAdd { addr: remote.addr, rkey: remote.rkey, add: *add };
+                check_atomic(total, remote.addr)?;
+                reads()?;
                 shorten(side, entry);
                 op
             }
@@ -127,7 +121,7 @@ impl Qp {
     }
 
     fn datagram(&self, side: &mut SendSide, total: u64, entry: &mut SendEntry) -> Result<HostOp, WcStatus> {
-        let SendOp::Send { data, to: Some(to) } = &side.work.op else { return Err(WcStatus::LocalQpOperation) };
+        let SendOp::Send { data, to: Some(to) } = &side.wr.op else { return Err(WcStatus::LocalQpOperation) };
         let immediate = match *data {
             SendData::None => None,
             SendData::Immediate(data) => Some(data),
@@ -144,7 +138,7 @@ impl Qp {
         Ok(HostOp::Datagram { ah, qpn: to.qpn.get(), qkey, immediate })
     }
 
-    /// The host's handle for a destination, made when first used.
+    /// Returns the host's handle for a destination, made when first used.
     fn address_handle(&self, side: &mut SendSide, to: &UdDestination) -> Result<Arc<HostAh>, WcStatus> {
         let shared = &self.adapter.shared;
         let source = self.adapter.gids.get(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
@@ -174,10 +168,22 @@ impl Qp {
     }
 }
 
+/// Refuses an atomic without room for its result (of `total` bytes), and one whose address the peer would refuse
+/// (IBA 9.4.5): the host's library refuses that, too.
+fn check_atomic(total: u64, addr: u64) -> Result<(), WcStatus> {
+    if total < ATOMIC {
+        return Err(WcStatus::LocalLength);
+    }
+    if !addr.is_multiple_of(ATOMIC) {
+        return Err(WcStatus::RemoteInvalidRequest);
+    }
+    Ok(())
+}
+
 /// An atomic has a result of eight bytes, however much room there is.
 fn shorten(side: &mut SendSide, entry: &mut SendEntry) {
     let mut left = 8;
-    for sge in &mut side.work.sges {
+    for sge in &mut side.wr.sges {
         sge.length = sge.length.min(left);
         left -= sge.length;
     }

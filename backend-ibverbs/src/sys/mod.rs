@@ -1,8 +1,8 @@
 //! The binary interface of `libibverbs.so.1` on 64-bit Linux, as far as it is used.
 //!
-//! Written from the facts of rdma-core's `verbs.h`: these layouts are the library's stable ABI since version 1.1. Where only
-//! the first fields of an object are needed, only they are declared, and such a type is never made here. The offsets were
-//! compared with a C compiler's; the assertions below keep them.
+//! Written from the facts of rdma-core's `verbs.h`: these layouts are the library's stable ABI since version 1.1. Where
+//! only the first fields of an object are needed, only they are declared, and such a type is never made here. The
+//! offsets were compared with a C compiler's; the assertions below keep them.
 
 pub(crate) mod library;
 

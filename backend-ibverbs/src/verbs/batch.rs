@@ -29,6 +29,62 @@ pub(crate) enum HostOp {
     BindMw { mw: Arc<HostMw>, mr: Arc<HostMr>, key: u32, addr: u64, length: u64, access: c_uint },
 }
 
+/// The fields of a request that its operation decides.
+struct Encoded {
+    opcode: c_int,
+    extra: [u8; 4],
+    wr: WrTarget,
+    bind_mw: BindMw,
+}
+
+impl HostOp {
+    fn encode(&self) -> Encoded {
+        let none = BindMw {
+            mw: ptr::null_mut(),
+            rkey: 0,
+            bind_info: MwBindInfo { mr: ptr::null_mut(), addr: 0, length: 0, mw_access_flags: 0 },
+        };
+        let nowhere = WrTarget { words: [0; 4] };
+        let rdma = |remote_addr, rkey| {
+            let mut target = nowhere;
+            target.rdma = RdmaTarget { remote_addr, rkey };
+            target
+        };
+        let atomic = |remote_addr, compare_add, swap, rkey| WrTarget {
+            atomic: AtomicTarget { remote_addr, compare_add, swap, rkey },
+        };
+        let (opcode, extra, wr, bind_mw) = match self {
+            Self::Send => (WR_SEND, [0; 4], nowhere, none),
+            Self::SendImmediate(data) => (WR_SEND_WITH_IMM, *data, nowhere, none),
+            Self::SendInvalidate(key) => (WR_SEND_WITH_INV, key.to_ne_bytes(), nowhere, none),
+            Self::Datagram { ah, qpn, qkey, immediate } => {
+                let mut wr = nowhere;
+                wr.ud = UdTarget { ah: ah.raw.as_ptr(), remote_qpn: *qpn, remote_qkey: *qkey };
+                let opcode = if immediate.is_some() { WR_SEND_WITH_IMM } else { WR_SEND };
+                (opcode, immediate.unwrap_or_default(), wr, none)
+            }
+            Self::Write { addr, rkey, immediate } => {
+                let opcode = if immediate.is_some() { WR_RDMA_WRITE_WITH_IMM } else { WR_RDMA_WRITE };
+                (opcode, immediate.unwrap_or_default(), rdma(*addr, *rkey), none)
+            }
+            Self::Read { addr, rkey } => (WR_RDMA_READ, [0; 4], rdma(*addr, *rkey), none),
+            Self::CompareSwap { addr, rkey, compare, swap } => {
+                (WR_ATOMIC_CMP_AND_SWP, [0; 4], atomic(*addr, *compare, *swap, *rkey), none)
+            }
+            Self::FetchAdd { addr, rkey, add } => {
+                (WR_ATOMIC_FETCH_AND_ADD, [0; 4], atomic(*addr, *add, 0, *rkey), none)
+            }
+            Self::LocalInvalidate(key) => (WR_LOCAL_INV, key.to_ne_bytes(), nowhere, none),
+            Self::BindMw { mw, mr, key, addr, length, access } => {
+                let bind_info =
+                    MwBindInfo { mr: mr.raw.as_ptr(), addr: *addr, length: *length, mw_access_flags: *access };
+                (WR_BIND_MW, [0; 4], nowhere, BindMw { mw: mw.raw.as_ptr(), rkey: *key, bind_info })
+            }
+        };
+        Encoded { opcode, extra, wr, bind_mw }
+    }
+}
+
 /// Send requests that are posted together.
 #[derive(Default)]
 pub(crate) struct SendBatch {
@@ -54,51 +110,9 @@ impl SendBatch {
 
     /// Adds a request. `flags` are `IBV_SEND_` bits.
     pub(crate) fn push(&mut self, wr_id: u64, flags: c_uint, op: HostOp, sges: &[Sge]) {
-        let none = BindMw {
-            mw: ptr::null_mut(),
-            rkey: 0,
-            bind_info: MwBindInfo { mr: ptr::null_mut(), addr: 0, length: 0, mw_access_flags: 0 },
-        };
-        let nowhere = WrTarget { words: [0; 4] };
-        let rdma = |remote_addr, rkey| {
-            let mut target = nowhere;
-            target.rdma = RdmaTarget { remote_addr, rkey };
-            target
-        };
-        let atomic = |remote_addr, compare_add, swap, rkey| WrTarget {
-            atomic: AtomicTarget { remote_addr, compare_add, swap, rkey },
-        };
-        let (opcode, extra, wr, bind_mw) = match &op {
-            HostOp::Send => (WR_SEND, [0; 4], nowhere, none),
-            HostOp::SendImmediate(data) => (WR_SEND_WITH_IMM, *data, nowhere, none),
-            HostOp::SendInvalidate(key) => (WR_SEND_WITH_INV, key.to_ne_bytes(), nowhere, none),
-            HostOp::Datagram { ah, qpn, qkey, immediate } => {
-                let mut wr = nowhere;
-                wr.ud = UdTarget { ah: ah.raw.as_ptr(), remote_qpn: *qpn, remote_qkey: *qkey };
-                let opcode = if immediate.is_some() { WR_SEND_WITH_IMM } else { WR_SEND };
-                (opcode, immediate.unwrap_or_default(), wr, none)
-            }
-            HostOp::Write { addr, rkey, immediate } => {
-                let opcode = if immediate.is_some() { WR_RDMA_WRITE_WITH_IMM } else { WR_RDMA_WRITE };
-                (opcode, immediate.unwrap_or_default(), rdma(*addr, *rkey), none)
-            }
-            HostOp::Read { addr, rkey } => (WR_RDMA_READ, [0; 4], rdma(*addr, *rkey), none),
-            HostOp::CompareSwap { addr, rkey, compare, swap } => {
-                (WR_ATOMIC_CMP_AND_SWP, [0; 4], atomic(*addr, *compare, *swap, *rkey), none)
-            }
-            HostOp::FetchAdd { addr, rkey, add } => {
-                (WR_ATOMIC_FETCH_AND_ADD, [0; 4], atomic(*addr, *add, 0, *rkey), none)
-            }
-            HostOp::LocalInvalidate(key) => (WR_LOCAL_INV, key.to_ne_bytes(), nowhere, none),
-            HostOp::BindMw { mw, mr, key, addr, length, access } => {
-                let bind_info =
-                    MwBindInfo { mr: mr.raw.as_ptr(), addr: *addr, length: *length, mw_access_flags: *access };
-                (WR_BIND_MW, [0; 4], nowhere, BindMw { mw: mw.raw.as_ptr(), rkey: *key, bind_info })
-            }
-        };
         let num_sge = c_int::try_from(sges.len()).unwrap_or(c_int::MAX);
         let (next, sg_list) = (ptr::null_mut(), ptr::null_mut());
-        let send_flags = flags;
+        let Encoded { opcode, extra, wr, bind_mw } = op.encode();
         self.sges.extend_from_slice(sges);
         self.requests.push(SendWr {
             wr_id,
@@ -106,7 +120,7 @@ impl SendBatch {
             sg_list,
             num_sge,
             opcode,
-            send_flags,
+            send_flags: flags,
             extra,
             wr,
             xrc_srqn: 0,
@@ -175,7 +189,8 @@ impl RecvBatch {
     }
 }
 
-/// Posts a list of `count` elements of `size` bytes; with an error, the library says which was the first that it did not take.
+/// Posts a list of `count` elements of `size` bytes; with an error, the library says which was the first that it did
+/// not take.
 fn posted<T>(
     first: *mut T,
     count: usize,

@@ -141,8 +141,8 @@ impl HostDevice {
         // SAFETY: the device is open, `event` valid for writing. The descriptor does not block, see `make_nonblocking`.
         check(unsafe { (self.library.ibv_get_async_event)(self.raw.as_ptr(), &raw mut event) }).ok()?;
         let named = HostEvent::new(event.event_type, event.element.addr());
-        // SAFETY: `event` came from the library and is acknowledged once; nothing of it is used afterwards, and only now may
-        // the object it names be destroyed.
+        // SAFETY: `event` came from the library and is acknowledged once; nothing of it is used afterwards, and only
+        // now may the object it names be destroyed.
         unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
         Some(named)
     }

@@ -69,8 +69,8 @@ impl HostMr {
         }
         let access = c_int::try_from(access).map_err(|_| invalid())?;
         let start = mapping.as_ptr().wrapping_add(offset);
-        // SAFETY: the domain exists. The range lies in the mapping, which this object keeps until after the registration
-        // has ended; it is memory that is shared with a guest, so no reference to it exists anywhere.
+        // SAFETY: the domain exists. The range lies in the mapping, which this object keeps until after the
+        // registration has ended; it is memory that is shared with a guest, so no reference to it exists anywhere.
         let raw = unsafe { (pd.device.library.ibv_reg_mr_iova)(pd.raw.as_ptr(), start.cast(), length, iova, access) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
         Ok(Self { pd: Arc::clone(pd), raw, mapping })

@@ -1,8 +1,8 @@
 //! The library's objects as owning types. Dropping one destroys it; each keeps alive what it was made from.
 //!
-//! All unsafe calls of the library are in the files of this folder. What makes them sound is the same everywhere: a pointer that
-//! the library returned is valid until its object is destroyed, objects are destroyed only by `drop`, and the library's
-//! functions may be called from any thread (`man 7 rdma`: "libibverbs is fully thread safe").
+//! All unsafe calls of the library are in the files of this folder. What makes them sound is the same everywhere: a
+//! pointer that the library returned is valid until its object is destroyed, objects are destroyed only by `drop`, and
+//! the library's functions may be called from any thread (`man 7 rdma`: "libibverbs is fully thread safe").
 
 mod batch;
 mod device;
