@@ -72,8 +72,6 @@ mod hca;
 mod inflight;
 mod limits;
 mod mr;
-#[cfg(feature = "testing")]
-pub mod native;
 mod objects;
 mod poller;
 mod qp;
@@ -81,6 +79,8 @@ mod reap;
 mod shared;
 mod srq;
 mod sys;
+#[cfg(feature = "testing")]
+pub mod testing;
 mod verbs;
 mod worker;
 

@@ -5,6 +5,7 @@ mod cm;
 mod daemon;
 mod devices;
 mod limits;
+mod native;
 mod nested;
 mod pingpong;
 mod port_events;
