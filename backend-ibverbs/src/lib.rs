@@ -44,8 +44,8 @@
 //!
 //! # Lock order
 //!
-//! 1. the send side or the receive side of a QP or that of an SRQ; the right to take completions of a CQ; a thread holds
-//!    one of these;
+//! 1. the send side or the receive side of a QP or that of an SRQ; the right to take completions of a CQ; a thread
+//!    holds one of these;
 //! 2. a view of guest memory;
 //! 3. the table of regions, then one region;
 //! 4. requests in flight (of a QP or SRQ), the directories of objects;
@@ -65,6 +65,8 @@ mod cq;
 mod datagram;
 mod directory;
 mod events;
+#[cfg(test)]
+mod fake;
 mod gid;
 mod gsi;
 mod handles;
@@ -81,6 +83,8 @@ mod srq;
 mod sys;
 #[cfg(feature = "testing")]
 pub mod testing;
+#[cfg(test)]
+mod tests;
 mod verbs;
 mod worker;
 
