@@ -213,4 +213,37 @@ mod tests {
         assert_eq!(inflight.complete(a), Some(10));
         assert!(inflight.is_empty());
     }
+
+    #[test]
+    fn an_epoch_is_no_other_queues_and_ends_with_a_restart() {
+        let (mut sends, mut receives) = (SendInflight::new(), RecvInflight::new(4));
+        assert_ne!(sends.epoch, receives.epoch);
+        let (first, second) = (sends.epoch, receives.epoch);
+        sends.push(entry(1));
+        let (a, b) = (receives.push(10).unwrap(), receives.push(11).unwrap());
+        assert_eq!(sends.restart().iter().map(|entry| entry.wr_id).collect::<Vec<_>>(), [1]);
+        let mut all = receives.take_all();
+        all.sort_unstable();
+        assert_eq!(all, [10, 11]);
+        assert!(sends.epoch != first && receives.epoch != second && sends.is_empty() && receives.is_empty());
+        assert_eq!((receives.complete(a), receives.complete(b)), (None, None));
+        assert_eq!((0..9).filter(|&wr_id| receives.push(wr_id).is_some()).count(), 4);
+    }
+
+    /// The numbers of sends wrap, and those of receives are places in a table.
+    #[test]
+    fn numbers_that_are_not_in_flight_complete_nothing() {
+        let mut sends = SendInflight::new();
+        sends.first = u32::MAX;
+        sends.push(entry(1));
+        sends.push(entry(2));
+        for number in [1, 2, u32::MAX - 1, u32::MAX / 2] {
+            assert!(!sends.is_in_flight(number) && sends.complete(number).count() == 0, "{number}");
+        }
+        assert!(sends.is_in_flight(u32::MAX) && sends.is_in_flight(0));
+        let mut receives = RecvInflight::new(1);
+        assert_eq!((receives.complete(0), receives.complete(u32::MAX)), (None, None));
+        receives.push(5).unwrap();
+        assert_eq!(receives.complete(1), None);
+    }
 }

@@ -180,4 +180,25 @@ mod tests {
             assert_eq!(Received::decode(&bytes), None, "{at}");
         }
     }
+
+    /// Whatever a peer writes, a guest gets the management datagram as it is and an address whose parts have their sizes.
+    #[test]
+    fn whatever_arrives_is_taken_whole_or_not_at_all() {
+        let good = Outgoing::new(&bound(1), &datagram()).unwrap().encode(0);
+        for at in 0..good.len() {
+            for value in [0, 1, 0x80, 0xff] {
+                let mut bytes = good.clone();
+                bytes[at] = value;
+                if let Some(received) = Received::decode(&bytes) {
+                    assert_eq!(received.mad, bytes[HEADER..]);
+                    assert_eq!((received.to.qpn, received.gid_index), (Qpn::GSI, bytes[33]));
+                }
+            }
+        }
+        for length in [HEADER, HEADER + MAD - 1, HEADER + MAD + 1, LONGEST, LONGEST + 1] {
+            let mut bytes = good.clone();
+            bytes.resize(length, 0);
+            assert_eq!(Received::decode(&bytes), None, "{length}");
+        }
+    }
 }

@@ -179,4 +179,46 @@ mod tests {
         assert_eq!(gids.choose(GidIndex::Auto), Ok(entry(1, 1)));
         assert_eq!(gids.choose(GidIndex::Fixed(30)), Ok(entry(30, 2)));
     }
+
+    /// RoCE v2 before v1, then addresses that routers know, then IPv4, then the lowest index.
+    #[test]
+    fn the_address_that_stands_for_guests_is_the_one_that_most_peers_reach() {
+        let folder = tempfile::tempdir().unwrap();
+        let gids = HostGids::in_folder(folder.path());
+        let gid = |text: &str| Gid(text.parse::<Ipv6Addr>().unwrap().octets());
+        let choice = || gids.choose(GidIndex::Auto).map(|entry| entry.index);
+        let entries = [
+            (9, "fe80::1", GidType::RoceV1),
+            (8, "::ffff:10.0.0.1", GidType::RoceV1),
+            (7, "fe80::1", GidType::RoceV2),
+            (6, "fd00::1", GidType::RoceV2),
+            (5, "::ffff:10.0.0.1", GidType::RoceV2),
+            (4, "::ffff:10.0.0.2", GidType::RoceV2),
+        ];
+        for (index, address, kind) in entries {
+            gids.set(&HostGid { index, gid: gid(address), kind });
+            assert_eq!(choice(), Ok(index), "{address}");
+        }
+        gids.set(&HostGid { index: 10, gid: gid("::ffff:10.0.0.3"), kind: GidType::RoceV2 });
+        assert_eq!(choice(), Ok(4));
+        assert!(gids.choose(GidIndex::Fixed(3)).is_err() && gids.choose(GidIndex::Fixed(300)).is_err());
+    }
+
+    #[test]
+    fn entries_that_the_kernel_does_not_show_are_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let gids = HostGids::in_folder(folder.path());
+        let entry = HostGid { index: 0, gid: Gid([1; 16]), kind: GidType::RoceV2 };
+        gids.set(&entry);
+        assert_eq!(gids.entry(0), Some(entry));
+        gids.set(&HostGid { gid: Gid::default(), ..entry });
+        assert_eq!((gids.entry(0), gids.entry(1)), (None, None));
+        gids.set(&entry);
+        for kind in ["", "RoCE v3", "Ethernet"] {
+            fs::write(folder.path().join("gid_attrs/types/0"), kind).unwrap();
+            assert_eq!(gids.entry(0), None, "{kind}");
+        }
+        fs::remove_file(folder.path().join("gid_attrs/types/0")).unwrap();
+        assert_eq!(gids.entry(0), None);
+    }
 }
