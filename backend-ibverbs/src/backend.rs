@@ -2,84 +2,33 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
 
-use crate::adapter::Adapter;
-use crate::addresses::{HostAddresses, Network};
-use crate::cm::{CmMode, ConnectionManager};
-use crate::gid::{Fabric, HostGid, HostGids};
+use crate::addresses::HostAddresses;
+use crate::cm::ConnectionManager;
+use crate::config::{CmMode, IbverbsConfig};
+use crate::gid::{Fabric, HostGids};
 use crate::hca::IbvHca;
+use crate::shared::Shared;
 use crate::sys::library::Library;
 use crate::verbs::{HostDevice, OpenError};
 
-/// Which GID of the host stands for guests whose own address the host does not have.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub enum GidIndex {
-    /// The first RoCE v2 address that routers know, or else the first at all.
-    #[default]
-    Auto,
-    /// This one.
-    Fixed(u32),
-}
-
-/// What to use of the host, and how much.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct IbverbsConfig {
-    /// Name of the RDMA device, as in `/sys/class/infiniband`.
-    pub device: String,
-    /// Its port.
-    pub port: u8,
-    /// The host's GID for guests.
-    pub gid_index: GidIndex,
-    /// Bytes of guest memory that one device may have registered, counted once for each registration.
-    pub max_pinned: u64,
-    /// Networks whose addresses are put on the host's interface while guests have them. Others must be there already.
-    pub add_addresses: Vec<Network>,
-    /// How far the guests' connection managers reach.
-    pub cm: CmMode,
-    /// For how long after a completion the host's queues are polled before the thread sleeps.
-    pub poll: Duration,
-}
-
-impl IbverbsConfig {
-    /// Port 1 of a device, with its own choice of GID, 64 GiB a guest, and the connection manager if it can be had.
-    pub fn new(device: impl Into<String>) -> Self {
-        Self {
-            device: device.into(),
-            port: 1,
-            gid_index: GidIndex::Auto,
-            max_pinned: 64 << 30,
-            add_addresses: Vec::new(),
-            cm: CmMode::Auto,
-            poll: Duration::from_micros(50),
-        }
-    }
-}
-
-/// State of the backend that adapters keep alive.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) library: Arc<Library>,
-    pub(crate) config: IbverbsConfig,
-    pub(crate) gids: HostGids,
-    /// Stands for guests.
-    pub(crate) default_gid: HostGid,
-    /// Where guests' addresses are added, if that is wanted.
-    pub(crate) addresses: Option<Arc<HostAddresses>>,
-    pub(crate) fabric: Arc<Fabric>,
-    /// The way to connection managers beyond this process.
-    pub(crate) manager: Option<ConnectionManager>,
-}
+#[cfg(feature = "testing")]
+type Attached = Arc<parking_lot::Mutex<Vec<std::sync::Weak<crate::objects::Objects>>>>;
 
 /// The host's adapter as a backend. Clones are the same backend.
 #[derive(Clone)]
-pub struct Ibverbs(Arc<Shared>);
+pub struct Ibverbs {
+    shared: Arc<Shared>,
+    /// Every device so far.
+    #[cfg(feature = "testing")]
+    attached: Attached,
+}
 
 impl fmt::Debug for Ibverbs {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ibverbs").field("config", &self.0.config).finish_non_exhaustive()
+        f.debug_struct("Ibverbs").field("config", &self.shared.config).finish_non_exhaustive()
     }
 }
 
@@ -129,7 +78,11 @@ impl Ibverbs {
                 }
             },
         };
-        Ok(Self(Arc::new(Shared { library, config, gids, default_gid, addresses, fabric, manager })))
+        Ok(Self {
+            shared: Arc::new(Shared { library, config, gids, default_gid, addresses, fabric, manager }),
+            #[cfg(feature = "testing")]
+            attached: Attached::default(),
+        })
     }
 }
 
@@ -137,9 +90,12 @@ impl Ibverbs {
 impl Ibverbs {
     /// Tells the device that has `gid` that the host's adapter is gone, as the host's driver would.
     pub fn pretend_loss(&self, gid: pvrdma_verbs::Gid) {
-        const DEVICE_FATAL: std::ffi::c_int = 8;
-        if let Some(adapter) = self.0.fabric.owner(gid).and_then(|owner| owner.upgrade()) {
-            adapter.notice(crate::verbs::AsyncNotice { kind: DEVICE_FATAL, element: 0 });
+        let attached: Vec<_> = self.attached.lock().iter().filter_map(std::sync::Weak::upgrade).collect();
+        let owner = self.shared.fabric.owner(gid);
+        for objects in attached {
+            if owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &objects.adapter.member)) {
+                crate::events::dispatch(&objects, crate::verbs::HostEvent::DeviceFatal);
+            }
         }
     }
 }
@@ -148,11 +104,15 @@ impl Backend for Ibverbs {
     type Hca = IbvHca;
 
     fn attach(&self, context: DeviceContext) -> Result<IbvHca, VerbsError> {
-        // Each device has a context of its own: the kernel takes everything back when it is closed, however that happens.
-        let device = HostDevice::open(&self.0.library, &self.0.config.device).map_err(|error| {
+        // Each device has a context of its own: the kernel takes everything back when it is closed, however that
+        // happens.
+        let device = HostDevice::open(&self.shared.library, &self.shared.config.device).map_err(|error| {
             log::error!("{}: {error}", context.name);
             VerbsError::Host(std::io::Error::other(error.to_string()))
         })?;
-        Ok(IbvHca(Adapter::start(Arc::new(device), context, Arc::clone(&self.0))?))
+        let hca = IbvHca::start(device, context, Arc::clone(&self.shared))?;
+        #[cfg(feature = "testing")]
+        self.attached.lock().push(Arc::downgrade(hca.objects()));
+        Ok(hca)
     }
 }

@@ -1,34 +1,36 @@
 //! Completion queues.
 
 use std::fmt;
+use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Completion, CompletionQueue, CompletionSink, VerbsError};
+use pvrdma_verbs::{Completion, CompletionSink, VerbsError};
 
-use crate::adapter::{Adapter, bump};
-use crate::qp::Qp;
+use crate::adapter::Adapter;
+use crate::counters::bump;
+use crate::directory::Directory;
 use crate::sys::Wc;
 use crate::verbs::HostCq;
 
 /// Completions taken from the host at once.
-const BATCH: usize = 32;
+pub(crate) const BATCH: usize = 32;
 /// Entries of a queue before it has queue pairs.
 const FIRST_ENTRIES: u32 = 256;
 
 /// A completion queue of the host and the guest's behind it.
 pub(crate) struct Cq {
-    adapter: Weak<Adapter>,
+    cqs: Arc<Directory<usize, Self>>,
     pub(crate) host: Arc<HostCq>,
     sink: Arc<dyn CompletionSink>,
     /// The guest's queue was full once. It takes nothing any more.
     dead: AtomicBool,
-    /// The host announces the next completion.
+    /// The host's queue is armed: an event comes with the next completion.
     armed: AtomicBool,
-    /// How often the guest looked.
-    looks: AtomicU64,
+    /// How often the guest polled an empty queue.
+    guest_polls: AtomicU64,
     /// Held by who takes completions.
     state: Mutex<State>,
 }
@@ -37,8 +39,6 @@ struct State {
     entries: Box<[Wc; BATCH]>,
     /// Requests that may complete here at the same time.
     needed: u32,
-    /// Queue pairs of this batch that may go on.
-    kicked: Vec<Arc<Qp>>,
 }
 
 impl fmt::Debug for Cq {
@@ -48,56 +48,53 @@ impl fmt::Debug for Cq {
 }
 
 impl Cq {
-    pub(crate) fn create(adapter: &Arc<Adapter>, sink: Arc<dyn CompletionSink>) -> Result<Arc<Self>, VerbsError> {
-        let host = Arc::new(HostCq::new(&adapter.channel, FIRST_ENTRIES)?);
-        let state = State { entries: Box::new([Wc::default(); BATCH]), needed: 0, kicked: Vec::new() };
+    /// Makes a queue that is armed.
+    pub(crate) fn create(
+        adapter: &Adapter,
+        cqs: &Arc<Directory<usize, Self>>,
+        sink: Arc<dyn CompletionSink>,
+    ) -> Result<Arc<Self>, VerbsError> {
         let cq = Arc::new(Self {
-            adapter: Arc::downgrade(adapter),
-            host,
+            cqs: Arc::clone(cqs),
+            host: Arc::new(HostCq::new(&adapter.channel, FIRST_ENTRIES)?),
             sink,
             dead: AtomicBool::new(false),
             armed: AtomicBool::new(false),
-            looks: AtomicU64::new(0),
-            state: Mutex::new(state),
+            guest_polls: AtomicU64::new(0),
+            state: Mutex::new(State { entries: Box::new([Wc::default(); BATCH]), needed: 0 }),
         });
-        adapter.cqs.write().insert(cq.host.address(), Arc::downgrade(&cq));
+        cqs.insert(cq.host.address(), &cq);
         cq.arm()?;
         Ok(cq)
     }
 
-    /// Asks the host to announce the next completion. What came before is for the caller to take.
-    fn arm(&self) -> Result<(), VerbsError> {
-        // Who finds it armed already relies on an announcement that is still to come.
+    /// Arms the host's queue: an event comes with the next completion. What came before is for the caller to take.
+    pub(crate) fn arm(&self) -> io::Result<()> {
+        // Who finds it armed already relies on an event that is still to come.
         if self.armed.swap(true, Ordering::AcqRel) {
             return Ok(());
         }
-        Ok(self.host.arm().inspect_err(|_| self.armed.store(false, Ordering::Release))?)
+        self.host.arm().inspect_err(|_| self.armed.store(false, Ordering::Release))
     }
 
-    /// The host made its announcement; the next one has to be asked for.
-    pub(crate) fn announced(&self) {
+    /// The event came, so the queue is not armed any more.
+    pub(crate) fn event_came(&self) {
         self.armed.store(false, Ordering::Release);
     }
 
-    /// Whether the host announces the next completion.
+    /// Returns `true` if an event comes with the next completion.
     pub(crate) fn is_armed(&self) -> bool {
         self.armed.load(Ordering::Acquire)
     }
 
-    /// How often the guest looked, by a doorbell.
-    pub(crate) fn looks(&self) -> u64 {
-        self.looks.load(Ordering::Relaxed)
+    /// The guest polled, found nothing and said so by a doorbell.
+    pub(crate) fn guest_polled(&self) {
+        self.guest_polls.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Has the next completion announced and takes what came before that. Whether there was any.
-    pub(crate) fn watch(&self, adapter: &Adapter) -> bool {
-        match self.arm() {
-            Ok(()) => self.drain(adapter) > 0,
-            Err(error) => {
-                log::error!("{}: a completion queue of the host cannot be watched: {error}", adapter.name);
-                false
-            }
-        }
+    /// Returns how often it did.
+    pub(crate) fn guest_polls(&self) -> u64 {
+        self.guest_polls.load(Ordering::Relaxed)
     }
 
     /// Makes room for the completions of a queue that is about to use this one.
@@ -112,7 +109,7 @@ impl Cq {
         Ok(())
     }
 
-    /// Gives that room back.
+    /// Takes back what was reserved.
     pub(crate) fn release(&self, count: u32) {
         let mut state = self.state.lock();
         state.needed = state.needed.saturating_sub(count);
@@ -129,98 +126,47 @@ impl Cq {
         }
     }
 
-    /// Whether an overrun ended it.
+    /// Nothing is published any more.
+    pub(crate) fn end(&self) {
+        self.dead.store(true, Ordering::Release);
+    }
+
+    /// Returns `true` if an overrun ended it.
     pub(crate) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
     }
 
-    /// The host's queue overran: its queue pairs are in the error state, and so are ours.
-    pub(crate) fn fail(&self, adapter: &Adapter) {
-        self.dead.store(true, Ordering::Release);
-        let qps: Vec<_> = adapter.qps.read().values().filter_map(Weak::upgrade).collect();
-        for qp in qps.iter().filter(|qp| qp.uses(self)) {
-            qp.host_event(pvrdma_verbs::QpEvent::Fatal);
-        }
+    /// Waits until nobody else takes completions. The caller holds no view.
+    pub(crate) fn lock(&self) -> Completions<'_> {
+        Completions { host: &self.host, state: self.state.lock() }
     }
 
-    /// Takes what the host has, unless somebody does so now.
-    fn try_drain(&self, adapter: &Adapter, rounds: usize) -> usize {
-        self.state.try_lock().map_or(0, |state| self.drain_locked(adapter, state, rounds))
-    }
-
-    /// Takes all that the host has. The caller holds no view.
-    pub(crate) fn drain(&self, adapter: &Adapter) -> usize {
-        self.drain_locked(adapter, self.state.lock(), usize::MAX)
-    }
-
-    fn drain_locked(&self, adapter: &Adapter, mut guard: parking_lot::MutexGuard<'_, State>, rounds: usize) -> usize {
-        let mut total = 0;
-        let State { entries, kicked, .. } = &mut *guard;
-        for _ in 0..rounds {
-            let count = match self.host.poll(&mut entries[..]) {
-                Ok(count) => count,
-                Err(error) => {
-                    log::error!("{}: {error}", adapter.name);
-                    0
-                }
-            };
-            if count == 0 {
-                break;
-            }
-            total += count;
-            let view = adapter.memory.view();
-            for wc in entries.iter().take(count) {
-                match adapter.qp(wc.qp_num) {
-                    Some(qp) => {
-                        if qp.complete(self, &view, wc) && !kicked.iter().any(|known| Arc::ptr_eq(known, &qp)) {
-                            kicked.push(qp);
-                        }
-                    }
-                    None => bump(&adapter.counters.stale_completions),
-                }
-            }
-            if count < BATCH {
-                break;
-            }
-        }
-        if kicked.is_empty() {
-            return total;
-        }
-        let kicked = std::mem::take(kicked);
-        // Going on takes locks that may be held by who waits for this one.
-        drop(guard);
-        for qp in kicked {
-            qp.kick();
-        }
-        total
+    /// Returns `None` if somebody takes completions now.
+    pub(crate) fn try_lock(&self) -> Option<Completions<'_>> {
+        self.state.try_lock().map(|state| Completions { host: &self.host, state })
     }
 }
 
 impl Drop for Cq {
     fn drop(&mut self) {
-        if let Some(adapter) = self.adapter.upgrade() {
-            adapter.cqs.write().remove(&self.host.address());
-        }
+        self.cqs.remove(self.host.address());
     }
 }
 
-/// A completion queue.
-#[derive(Debug)]
-pub struct IbvCq(pub(crate) Arc<Cq>);
+/// The right to take completions of the host's queue.
+pub(crate) struct Completions<'a> {
+    host: &'a HostCq,
+    state: MutexGuard<'a, State>,
+}
 
-impl CompletionQueue for IbvCq {
-    fn notify_poll(&self) {
-        self.0.looks.fetch_add(1, Ordering::Relaxed);
-        if let Some(adapter) = self.0.adapter.upgrade() {
-            self.0.try_drain(&adapter, 1);
-        }
-    }
-
-    fn notify_arm(&self) {
-        if let Some(adapter) = self.0.adapter.upgrade()
-            && !self.0.is_armed()
-        {
-            self.0.watch(&adapter);
-        }
+impl Completions<'_> {
+    /// Takes the next completions, at most [`BATCH`].
+    ///
+    /// # Errors
+    /// The host's queue cannot be polled.
+    pub(crate) fn take(&mut self) -> io::Result<&[Wc]> {
+        let entries = &mut self.state.entries[..];
+        let count = self.host.poll(entries)?;
+        Ok(entries.get(..count).unwrap_or_default())
     }
 }

@@ -1,8 +1,8 @@
 //! The connection manager's queue pair.
 //!
-//! The host's own is its kernel's, and user space does not get it. So this one is software: it reaches the connection managers
-//! of the other guests of this process, and everybody else through the [`ConnectionManager`] if there is one. What they then
-//! agree on are queue pairs of the host.
+//! The host's own is its kernel's, and user space does not get it. So this one is software: it reaches the connection
+//! managers of the other guests of this process, and everybody else through the [`ConnectionManager`] if there is one.
+//! What they then agree on are queue pairs of the host.
 //!
 //! [`ConnectionManager`]: crate::cm::ConnectionManager
 
@@ -13,16 +13,19 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
-    Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpInit, QpState, QpType, Qpn, RecvSource, RecvWr,
-    SendData, SendFlags, SendOp, SendSource, SendWr, Sge, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
+    Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvSource, RecvWr, SendData,
+    SendFlags, SendOp, SendSource, SendWr, Sge, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
 };
 
-use crate::adapter::{Adapter, bump};
+use crate::adapter::Adapter;
 use crate::cm::{Outgoing, Sender};
+use crate::counters::bump;
 use crate::cq::Cq;
 use crate::datagram::{Datagram, HEADER, header};
-use crate::gid::Bound;
-use crate::hca::{IbvHca, MAX_RD_ATOMIC};
+use crate::gid::{Bound, DatagramReceiver};
+use crate::limits::MAX_RD_ATOMIC;
+use crate::mr::MrTable;
+use crate::qp::QpParts;
 use crate::verbs::HostPd;
 
 /// Longest datagram: management datagrams have 256 bytes.
@@ -33,6 +36,7 @@ const BUDGET: usize = 1024;
 /// The queue pair.
 pub(crate) struct Gsi {
     adapter: Arc<Adapter>,
+    mrs: Arc<MrTable>,
     pd: Arc<HostPd>,
     cookie: u32,
     signal_all: bool,
@@ -55,26 +59,28 @@ impl fmt::Debug for Gsi {
 }
 
 impl Gsi {
-    pub(crate) fn create(adapter: &Arc<Adapter>, init: QpInit<'_, IbvHca>) -> Result<Arc<Self>, VerbsError> {
-        let mut slot = adapter.gsi.lock();
+    pub(crate) fn create(adapter: &Arc<Adapter>, mrs: &Arc<MrTable>, parts: QpParts) -> Result<Arc<Self>, VerbsError> {
+        let mut slot = adapter.member.gsi.lock();
         if slot.as_ref().is_some_and(|gsi| gsi.strong_count() > 0) {
             return Err(VerbsError::InUse("QPN"));
         }
         let manager = adapter.shared.manager.as_ref();
         let gsi = Arc::new(Self {
-            sender: Mutex::new(manager.and_then(|manager| manager.sender(adapter))),
+            sender: Mutex::new(manager.and_then(|manager| manager.sender(&adapter.name, &adapter.counters))),
             warned: AtomicBool::new(false),
             adapter: Arc::clone(adapter),
-            pd: Arc::clone(&init.pd.0),
-            cookie: init.cookie,
-            signal_all: init.signal_all,
-            send_cq: Arc::clone(&init.send_cq.0),
-            recv_cq: Arc::clone(&init.recv_cq.0),
+            mrs: Arc::clone(mrs),
+            pd: parts.pd,
+            cookie: parts.cookie,
+            signal_all: parts.signal_all,
+            send_cq: parts.send_cq,
+            recv_cq: parts.recv_cq,
             attrs: Mutex::default(),
-            send: Mutex::new(Some((init.send_queue, SendWr::default()))),
-            recv: Mutex::new(init.recv_queue.map(|queue| (queue, RecvWr::default()))),
+            send: Mutex::new(Some((parts.send_queue, SendWr::default()))),
+            recv: Mutex::new(parts.recv_queue.map(|queue| (queue, RecvWr::default()))),
         });
-        *slot = Some(Arc::downgrade(&gsi));
+        let receiver = Arc::downgrade(&gsi);
+        *slot = Some(receiver as Weak<dyn DatagramReceiver>);
         Ok(gsi)
     }
 
@@ -121,21 +127,21 @@ impl Gsi {
         drop(sides);
         let sender = self.sender.lock().take();
         drop(sender);
-        self.adapter.gsi.lock().take_if(|gsi| std::ptr::eq(gsi.as_ptr(), self));
+        self.adapter.member.gsi.lock().take_if(|gsi| std::ptr::addr_eq(gsi.as_ptr(), self));
     }
 
     /// Sends what the guest posted.
     pub(crate) fn run_send(&self) {
         for _ in 0..BUDGET {
             let mut guard = self.send.lock();
-            let Some((source, work)) = guard.as_mut() else { return };
+            let Some((source, wr)) = guard.as_mut() else { return };
             let state = self.state();
             if !matches!(state, QpState::Rts | QpState::Sqe | QpState::Error) {
                 return;
             }
             let taken = {
                 let view = self.adapter.memory.view();
-                match source.pop(&view, work) {
+                match source.pop(&view, wr) {
                     Ok(true) => source.retire(&view),
                     Ok(false) => return,
                     Err(error) => {
@@ -144,13 +150,13 @@ impl Gsi {
                         return;
                     }
                 }
-                let result = if state == QpState::Rts { self.take(&view, work) } else { Err(WcStatus::Flushed) };
+                let result = if state == QpState::Rts { self.take(&view, wr) } else { Err(WcStatus::Flushed) };
                 let status = result.as_ref().err().copied().unwrap_or(WcStatus::Success);
                 if status != WcStatus::Success && status != WcStatus::Flushed {
                     self.attrs.lock().state = QpState::Sqe;
                 }
-                if status != WcStatus::Success || self.signal_all || work.flags.contains(SendFlags::SIGNALED) {
-                    let completion = Completion::new(self.cookie, work.wr_id, work.op.completion_opcode(), status);
+                if status != WcStatus::Success || self.signal_all || wr.flags.contains(SendFlags::SIGNALED) {
+                    let completion = Completion::new(self.cookie, wr.wr_id, wr.op.completion_opcode(), status);
                     self.send_cq.publish(&self.adapter, &view, &completion);
                 }
                 result
@@ -164,39 +170,38 @@ impl Gsi {
     }
 
     /// Copies a request out of guest memory.
-    fn take(&self, view: &DmaView<'_>, work: &SendWr) -> Result<(Bound, Datagram), WcStatus> {
-        let SendOp::Send { data, to: Some(to) } = &work.op else { return Err(WcStatus::LocalQpOperation) };
+    fn take(&self, view: &DmaView<'_>, wr: &SendWr) -> Result<(Bound, Datagram), WcStatus> {
+        let SendOp::Send { data, to: Some(to) } = &wr.op else { return Err(WcStatus::LocalQpOperation) };
         let immediate = match *data {
             SendData::None => None,
             SendData::Immediate(data) => Some(data),
             SendData::Invalidate(_) => return Err(WcStatus::LocalQpOperation),
         };
-        let source = self.adapter.gid(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
-        let total: u64 = work.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let source = self.adapter.gids.get(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
+        let total: u64 = wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
         if total > MAX_DATAGRAM {
             return Err(WcStatus::LocalLength);
         }
         let mut payload = Vec::new();
-        for sge in self.pieces(&work.sges, Access::empty()).ok_or(WcStatus::LocalProtection)? {
+        for sge in self.pieces(&wr.sges, Access::empty()).ok_or(WcStatus::LocalProtection)? {
             let start = payload.len();
             payload.resize(start + sge.length as usize, 0);
             let room = payload.get_mut(start..).unwrap_or_default();
             view.read(sge.addr, room).map_err(|_| WcStatus::LocalProtection)?;
         }
-        let solicited = work.flags.contains(SendFlags::SOLICITED);
+        let solicited = wr.flags.contains(SendFlags::SOLICITED);
         Ok((source, Datagram { from: source.gid, to: *to, kind: source.kind, immediate, solicited, payload }))
     }
 
     /// The pieces that are not empty, if all of them are bus addresses.
     fn pieces<'a>(&self, sges: &'a [Sge], need: Access) -> Option<Vec<&'a Sge>> {
         let pieces: Vec<_> = sges.iter().filter(|sge| sge.length != 0).collect();
-        pieces.iter().all(|sge| self.adapter.mrs.is_bus(&self.pd, sge.lkey, need)).then_some(pieces)
+        pieces.iter().all(|sge| self.mrs.is_bus(&self.pd, sge.lkey, need)).then_some(pieces)
     }
 
     fn deliver(&self, source: &Bound, datagram: &Datagram) {
-        let owner = self.adapter.shared.fabric.owner(datagram.to.dgid);
-        let delivered = match owner.as_ref().and_then(Weak::upgrade) {
-            Some(peer) => datagram.to.qpn == Qpn::GSI && peer.gsi().is_some_and(|gsi| gsi.receive(datagram)),
+        let delivered = match self.adapter.shared.fabric.owner(datagram.to.dgid) {
+            Some(peer) => datagram.to.qpn == Qpn::GSI && peer.receive(datagram),
             None => return self.send_away(source, datagram),
         };
         bump(if delivered { &self.adapter.counters.gsi_delivered } else { &self.adapter.counters.gsi_dropped });
@@ -227,39 +232,6 @@ impl Gsi {
         }
     }
 
-    /// Puts a datagram into the next receive. `false` when it is dropped.
-    pub(crate) fn receive(&self, datagram: &Datagram) -> bool {
-        let mut guard = self.recv.lock();
-        let Some((source, work)) = guard.as_mut() else { return false };
-        if !matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
-            return false;
-        }
-        let view = self.adapter.memory.view();
-        if !source.pop(&view, work).unwrap_or(false) {
-            return false;
-        }
-        let status = self.scatter(&view, &work.sges, datagram);
-        let mut completion = Completion::new(self.cookie, work.wr_id, WcOpcode::Recv, status);
-        if status == WcStatus::Success {
-            completion.byte_len = u32::try_from(HEADER + datagram.payload.len()).unwrap_or(u32::MAX);
-            completion.flags = WcFlags::GRH;
-            if let Some(immediate) = datagram.immediate {
-                completion.flags |= WcFlags::IMMEDIATE;
-                completion.immediate = immediate;
-            }
-            completion.src_qpn = Qpn::GSI;
-            completion.service_level = datagram.to.service_level;
-            completion.solicited = datagram.solicited;
-            completion.network = Some(match (datagram.kind, datagram.from.ipv4()) {
-                (GidType::RoceV1, _) => NetworkType::RoceV1,
-                (GidType::RoceV2, Some(_)) => NetworkType::Ipv4,
-                (GidType::RoceV2, None) => NetworkType::Ipv6,
-            });
-        }
-        self.recv_cq.publish(&self.adapter, &view, &completion);
-        status == WcStatus::Success
-    }
-
     /// Copies header and payload to guest memory.
     fn scatter(&self, view: &DmaView<'_>, sges: &[Sge], datagram: &Datagram) -> WcStatus {
         let mut bytes = header(datagram).to_vec();
@@ -278,14 +250,48 @@ impl Gsi {
 
     fn flush_recv(&self) {
         let mut guard = self.recv.lock();
-        let Some((source, work)) = guard.as_mut() else { return };
+        let Some((source, wr)) = guard.as_mut() else { return };
         let view = self.adapter.memory.view();
         for _ in 0..BUDGET {
-            if !source.pop(&view, work).unwrap_or(false) {
+            if !source.pop(&view, wr).unwrap_or(false) {
                 return;
             }
-            let completion = Completion::new(self.cookie, work.wr_id, WcOpcode::Recv, WcStatus::Flushed);
+            let completion = Completion::new(self.cookie, wr.wr_id, WcOpcode::Recv, WcStatus::Flushed);
             self.recv_cq.publish(&self.adapter, &view, &completion);
         }
+    }
+}
+
+impl DatagramReceiver for Gsi {
+    fn receive(&self, datagram: &Datagram) -> bool {
+        let mut guard = self.recv.lock();
+        let Some((source, wr)) = guard.as_mut() else { return false };
+        if !matches!(self.state(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe) {
+            return false;
+        }
+        let view = self.adapter.memory.view();
+        if !source.pop(&view, wr).unwrap_or(false) {
+            return false;
+        }
+        let status = self.scatter(&view, &wr.sges, datagram);
+        let mut completion = Completion::new(self.cookie, wr.wr_id, WcOpcode::Recv, status);
+        if status == WcStatus::Success {
+            completion.byte_len = u32::try_from(HEADER + datagram.payload.len()).unwrap_or(u32::MAX);
+            completion.flags = WcFlags::GRH;
+            if let Some(immediate) = datagram.immediate {
+                completion.flags |= WcFlags::IMMEDIATE;
+                completion.immediate = immediate;
+            }
+            completion.src_qpn = Qpn::GSI;
+            completion.service_level = datagram.to.service_level;
+            completion.solicited = datagram.solicited;
+            completion.network = Some(match (datagram.kind, datagram.from.ipv4()) {
+                (GidType::RoceV1, _) => NetworkType::RoceV1,
+                (GidType::RoceV2, Some(_)) => NetworkType::Ipv4,
+                (GidType::RoceV2, None) => NetworkType::Ipv6,
+            });
+        }
+        self.recv_cq.publish(&self.adapter, &view, &completion);
+        status == WcStatus::Success
     }
 }

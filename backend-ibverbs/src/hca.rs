@@ -1,32 +1,68 @@
 //! An adapter as the device sees it.
 
-use std::sync::Arc;
-use std::sync::Weak;
+use std::sync::{Arc, Weak};
 
+use pvrdma_guest_memory::MemoryWatcher;
 use pvrdma_verbs::{
-    CompletionSink, Counter, Gid, GidType, Hca, HcaLimits, MrRequest, PortAttributes, QpInit, QpType, QueuePair,
+    CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MrRequest, PortAttributes, QpInit, QpType,
     SrqInit, VerbsError,
 };
 
 use crate::adapter::Adapter;
-use crate::cq::{Cq, IbvCq};
+use crate::cq::Cq;
 use crate::gsi::Gsi;
-use crate::mr::IbvMr;
-use crate::qp::{IbvQp, Qp};
-use crate::srq::{IbvSrq, Srq};
-use crate::sys::DEVICE_MEM_WINDOW_TYPE_2;
-use crate::verbs::HostPd;
-
-/// Most RDMA reads and atomics outstanding per QP that guests are told.
-pub(crate) const MAX_RD_ATOMIC: u8 = 128;
-
-/// Protection domain.
-#[derive(Debug)]
-pub struct IbvPd(pub(crate) Arc<HostPd>);
+use crate::handles::{IbvCq, IbvMr, IbvPd, IbvQp, IbvSrq};
+use crate::objects::Objects;
+use crate::poller;
+use crate::qp::{Qp, QpParts};
+use crate::shared::Shared;
+use crate::srq::{Srq, SrqParts};
+use crate::verbs::{HostDevice, HostPd};
+use crate::worker::Worker;
 
 /// One adapter. Dropping it ends everything that it made.
 #[derive(Debug)]
-pub struct IbvHca(pub(crate) Arc<Adapter>);
+pub struct IbvHca {
+    objects: Arc<Objects>,
+    poller: Option<Worker>,
+}
+
+impl IbvHca {
+    /// Makes an adapter on an open device of the host, and starts its thread.
+    ///
+    /// # Errors
+    /// The host's device refuses, or there is no thread.
+    pub(crate) fn start(device: HostDevice, context: DeviceContext, shared: Arc<Shared>) -> Result<Self, VerbsError> {
+        let objects = Arc::new(Objects::new(Adapter::new(Arc::new(device), context, shared)?));
+        let mrs = Arc::downgrade(&objects.mrs);
+        let watcher: Weak<dyn MemoryWatcher> = mrs;
+        objects.adapter.memory.watch(watcher);
+        let poller = Some(poller::start(&objects)?);
+        Ok(Self { objects, poller })
+    }
+
+    #[cfg(any(test, feature = "testing"))]
+    pub(crate) const fn objects(&self) -> &Arc<Objects> {
+        &self.objects
+    }
+}
+
+impl QpParts {
+    fn new(init: QpInit<'_, IbvHca>) -> Self {
+        Self {
+            cookie: init.cookie,
+            qp_type: init.qp_type,
+            pd: Arc::clone(&init.pd.0),
+            send_cq: Arc::clone(&init.send_cq.cq),
+            recv_cq: Arc::clone(&init.recv_cq.cq),
+            srq: init.srq.map(|srq| Arc::clone(&srq.0)),
+            send_queue: init.send_queue,
+            recv_queue: init.recv_queue,
+            caps: init.caps,
+            signal_all: init.signal_all,
+        }
+    }
+}
 
 impl Hca for IbvHca {
     type Pd = IbvPd;
@@ -36,27 +72,11 @@ impl Hca for IbvHca {
     type Qp = IbvQp;
 
     fn limits(&self) -> HcaLimits {
-        let attr = &self.0.attributes;
-        let number = |value: i32| u32::try_from(value).unwrap_or(0);
-        let rd_atomic = attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).min(MAX_RD_ATOMIC.into());
-        HcaLimits {
-            max_qp: number(attr.max_qp),
-            max_qp_wr: number(attr.max_qp_wr.min(attr.max_srq_wr)),
-            max_sge: number(attr.max_sge.min(attr.max_srq_sge)),
-            max_cq: number(attr.max_cq),
-            max_cqe: number(attr.max_cqe),
-            max_mr: number(attr.max_mr),
-            max_mr_size: attr.max_mr_size,
-            max_pd: number(attr.max_pd),
-            max_srq: number(attr.max_srq),
-            max_rd_atomic: u8::try_from(rd_atomic).unwrap_or(0),
-            atomics: attr.atomic_cap != 0,
-            memory_management: attr.device_cap_flags & DEVICE_MEM_WINDOW_TYPE_2 != 0,
-        }
+        self.objects.adapter.limits
     }
 
     fn port(&self) -> PortAttributes {
-        self.0.port()
+        self.objects.adapter.port()
     }
 
     fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {
@@ -67,51 +87,57 @@ impl Hca for IbvHca {
         if vlan.is_some() {
             return Err(VerbsError::Unsupported("a VLAN chosen by the guest"));
         }
-        self.0.bind_gid(index, gid, kind)
+        self.objects.adapter.gids.bind(index, gid, kind)
     }
 
     fn unbind_gid(&self, index: u8) {
-        self.0.replace_gid(index, None);
+        self.objects.adapter.gids.unbind(index);
     }
 
     fn create_pd(&self) -> Result<IbvPd, VerbsError> {
-        Ok(IbvPd(Arc::new(HostPd::new(&self.0.device)?)))
+        Ok(IbvPd(Arc::new(HostPd::new(&self.objects.adapter.device)?)))
     }
 
     fn register_mr(&self, pd: &IbvPd, request: MrRequest) -> Result<IbvMr, VerbsError> {
-        IbvMr::register(&self.0, &pd.0, request)
+        let table = Arc::clone(&self.objects.mrs);
+        Ok(IbvMr { mr: table.register(&pd.0, request)?, table })
     }
 
     fn create_cq(&self, sink: Arc<dyn CompletionSink>) -> Result<IbvCq, VerbsError> {
-        Ok(IbvCq(Cq::create(&self.0, sink)?))
+        let objects = Arc::clone(&self.objects);
+        Ok(IbvCq { cq: Cq::create(&objects.adapter, &objects.cqs, sink)?, objects })
     }
 
     fn create_srq(&self, init: SrqInit<'_, Self>) -> Result<IbvSrq, VerbsError> {
-        Ok(IbvSrq(Srq::create(&self.0, init)?))
+        let SrqInit { cookie, pd, queue, limit, max_wr, max_sge } = init;
+        let parts = SrqParts { cookie, pd: Arc::clone(&pd.0), queue, limit, max_wr, max_sge };
+        let Objects { adapter, mrs, srqs, .. } = &*self.objects;
+        Ok(IbvSrq(Srq::create(adapter, mrs, srqs, parts)?))
     }
 
     fn create_qp(&self, init: QpInit<'_, Self>) -> Result<IbvQp, VerbsError> {
-        match init.qp_type {
-            QpType::Gsi => Ok(IbvQp::Gsi(Gsi::create(&self.0, init)?)),
-            QpType::Rc | QpType::Ud => Ok(IbvQp::Host(Qp::create(&self.0, init)?)),
+        let Objects { adapter, mrs, qps, .. } = &*self.objects;
+        let parts = QpParts::new(init);
+        match parts.qp_type {
+            QpType::Gsi => Ok(IbvQp::Gsi(Gsi::create(adapter, mrs, parts)?)),
+            QpType::Rc | QpType::Ud => Ok(IbvQp::Host(Qp::create(adapter, mrs, qps, parts)?)),
         }
     }
 
     fn counters(&self) -> Vec<Counter> {
-        self.0.counter_list()
+        self.objects.adapter.counter_list()
     }
 }
 
 impl Drop for IbvHca {
     fn drop(&mut self) {
-        for index in 0..=u8::MAX {
-            self.unbind_gid(index);
+        let Objects { adapter, mrs, qps, .. } = &*self.objects;
+        adapter.gids.clear();
+        // Ends the thread. This may be that thread.
+        drop(self.poller.take());
+        for qp in qps.all() {
+            qp.destroy();
         }
-        self.0.stop();
-        let qps: Vec<_> = self.0.qps.read().values().filter_map(Weak::upgrade).collect();
-        for qp in qps {
-            IbvQp::Host(qp).destroy();
-        }
-        self.0.mrs.revoke(|_, _| true);
+        mrs.revoke(|_, _| true);
     }
 }

@@ -1,9 +1,36 @@
-//! What a device may use of the host.
+//! What the host's adapter can hold, and what a device may use of the host.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pvrdma_verbs::VerbsError;
+use pvrdma_verbs::{HcaLimits, VerbsError};
+
+use crate::sys::{DEVICE_MEM_WINDOW_TYPE_2, DeviceAttr};
+
+/// Most RDMA reads and atomics in flight per QP that guests are told.
+pub(crate) const MAX_RD_ATOMIC: u8 = 128;
+
+/// Returns what guests are told of the host's adapter (`ibv_query_device(3)`). A QP and an SRQ have the same limits in
+/// the guest's interface, so the smaller of the host's two counts. A negative number, which no adapter should give, is
+/// 0.
+pub(crate) fn of(attr: &DeviceAttr) -> HcaLimits {
+    let number = |value: i32| u32::try_from(value).unwrap_or(0);
+    let rd_atomic = attr.max_qp_rd_atom.min(attr.max_qp_init_rd_atom).min(MAX_RD_ATOMIC.into());
+    HcaLimits {
+        max_qp: number(attr.max_qp),
+        max_qp_wr: number(attr.max_qp_wr.min(attr.max_srq_wr)),
+        max_sge: number(attr.max_sge.min(attr.max_srq_sge)),
+        max_cq: number(attr.max_cq),
+        max_cqe: number(attr.max_cqe),
+        max_mr: number(attr.max_mr),
+        max_mr_size: attr.max_mr_size,
+        max_pd: number(attr.max_pd),
+        max_srq: number(attr.max_srq),
+        max_rd_atomic: u8::try_from(rd_atomic).unwrap_or(0),
+        atomics: attr.atomic_cap != 0,
+        memory_management: attr.device_cap_flags & DEVICE_MEM_WINDOW_TYPE_2 != 0,
+    }
+}
 
 /// A number that has an upper limit.
 #[derive(Debug)]
@@ -48,6 +75,45 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_smaller_of_two_limits_counts_and_negative_ones_are_none() {
+        let attr = DeviceAttr {
+            max_qp: 10,
+            max_qp_wr: 100,
+            max_srq_wr: 90,
+            max_sge: 5,
+            max_srq_sge: 6,
+            max_cq: -1,
+            max_cqe: 4096,
+            max_mr: i32::MAX,
+            max_mr_size: u64::MAX,
+            max_qp_rd_atom: 16,
+            max_qp_init_rd_atom: 1000,
+            atomic_cap: 1,
+            device_cap_flags: 1 << 24,
+            ..DeviceAttr::default()
+        };
+        let limits = of(&attr);
+        let expected = HcaLimits {
+            max_qp: 10,
+            max_qp_wr: 90,
+            max_sge: 5,
+            max_cq: 0,
+            max_cqe: 4096,
+            max_mr: 0x7fff_ffff,
+            max_mr_size: u64::MAX,
+            max_pd: 0,
+            max_srq: 0,
+            max_rd_atomic: 16,
+            atomics: true,
+            memory_management: true,
+        };
+        assert_eq!(limits, expected);
+        let many = of(&DeviceAttr { max_qp_rd_atom: 1000, device_cap_flags: !(3 << 23), atomic_cap: 0, ..attr });
+        assert_eq!((many.max_rd_atomic, many.memory_management, many.atomics), (MAX_RD_ATOMIC, false, false));
+        assert_eq!(of(&DeviceAttr { max_qp_rd_atom: -1, ..attr }).max_rd_atomic, 0);
+    }
 
     #[test]
     fn shares_come_back() {

@@ -10,20 +10,24 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use crate::adapter::{Adapter, bump};
+use crate::counters::bump;
 use crate::cq::Cq;
+use crate::events;
+use crate::objects::Objects;
+use crate::reap;
 use crate::verbs::{Channel, HostDevice};
 use crate::worker::Worker;
 
 /// Rounds of polling between two looks at the descriptors.
 const ROUNDS: u32 = 32;
-/// A guest that polls looks at its queue in any time of this length. One that stops without asking to be told may have to wait
-/// for so long, once; waking up more often is felt where processors are few and slow.
-const GUEST_LOOKS: Duration = Duration::from_millis(10);
+/// A guest that polls does so at least once in a time of this length. One that stops without arming its queue may have
+/// to wait for so long, once; waking up more often is felt where processors are few and slow.
+const GUEST_POLLS: Duration = Duration::from_millis(10);
 
 /// Starts the thread.
-pub(crate) fn start(adapter: &Arc<Adapter>) -> io::Result<Worker> {
-    let weak = Arc::downgrade(adapter);
+pub(crate) fn start(objects: &Arc<Objects>) -> io::Result<Worker> {
+    let weak = Arc::downgrade(objects);
+    let adapter = &objects.adapter;
     let (device, channel) = (Arc::clone(&adapter.device), Arc::clone(&adapter.channel));
     Worker::start(&format!("ibv-{}", adapter.name), move |stop| run(&weak, stop, &device, &channel))
 }
@@ -35,16 +39,16 @@ struct Ready {
     events: bool,
 }
 
-fn wait(stop: &OwnedFd, device: &HostDevice, channel: &Channel, patience: Option<Duration>) -> Ready {
+fn wait(stop: &OwnedFd, device: &HostDevice, channel: &Channel, timeout: Option<Duration>) -> Ready {
     let mut fds = [
         PollFd::new(stop, PollFlags::IN),
         PollFd::from_borrowed_fd(channel.as_fd(), PollFlags::IN),
         PollFd::from_borrowed_fd(device.as_fd(), PollFlags::IN),
     ];
     // Both constants of this module fit.
-    let patience = patience.and_then(|patience| Timespec::try_from(patience).ok());
+    let timeout = timeout.and_then(|timeout| Timespec::try_from(timeout).ok());
     loop {
-        match rustix::event::poll(&mut fds, patience.as_ref()) {
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Err(Errno::INTR) => {}
             Err(error) => {
                 log::error!("cannot wait for the host's completions: {error}");
@@ -57,127 +61,128 @@ fn wait(stop: &OwnedFd, device: &HostDevice, channel: &Channel, patience: Option
     Ready { stop, completions, events }
 }
 
-/// A queue that the host does not announce: somebody looks at it.
-struct Watched {
+/// A queue that is not armed: somebody polls it.
+struct Polled {
     cq: Arc<Cq>,
-    /// How often its guest had looked.
-    looks: u64,
+    /// How often its guest had polled.
+    guest_polls: u64,
 }
 
-impl Watched {
+impl Polled {
     fn new(cq: Arc<Cq>) -> Self {
-        Self { looks: cq.looks(), cq }
+        Self { guest_polls: cq.guest_polls(), cq }
     }
 
-    /// Whether the guest has looked since this was last asked.
-    fn guest_looks(&mut self) -> bool {
-        let before = mem::replace(&mut self.looks, self.cq.looks());
-        before != self.looks
+    /// Returns `true` if the guest has polled since this was last asked.
+    fn guest_polls(&mut self) -> bool {
+        let before = mem::replace(&mut self.guest_polls, self.cq.guest_polls());
+        before != self.guest_polls
     }
 }
 
-/// A queue is announced by the host, or polled by this thread, or polled by its guest.
+/// A queue is armed, or polled by this thread, or polled by its guest.
 #[derive(Default)]
 struct Queues {
     /// Polled here, each for a while after its last completion.
-    busy: Vec<Watched>,
-    /// Polled by their guests' doorbells, which find completions sooner than this thread could; it only makes sure that they
-    /// go on.
-    guests: Vec<Watched>,
+    busy: Vec<Polled>,
+    /// Polled by their guests' doorbells, which find completions sooner than this thread could; it only makes sure that
+    /// they go on.
+    guests: Vec<Polled>,
 }
 
 impl Queues {
-    /// How long the thread may sleep.
-    fn patience(&self) -> Option<Duration> {
+    /// Returns how long the thread may sleep; `None` is for ever.
+    fn timeout(&self) -> Option<Duration> {
         if !self.busy.is_empty() {
             Some(Duration::ZERO)
         } else if !self.guests.is_empty() {
-            Some(GUEST_LOOKS)
+            Some(GUEST_POLLS)
         } else {
             None
         }
     }
 
-    fn announced(&mut self, cq: Arc<Cq>) {
-        cq.announced();
+    /// A completion event came.
+    fn event_came(&mut self, cq: Arc<Cq>) {
+        cq.event_came();
         self.guests.retain(|known| !Arc::ptr_eq(&known.cq, &cq));
         if !self.busy.iter().any(|known| Arc::ptr_eq(&known.cq, &cq)) {
-            self.busy.push(Watched::new(cq));
+            self.busy.push(Polled::new(cq));
         }
     }
 
-    /// Completions that were taken.
-    fn poll(&self, adapter: &Adapter) -> usize {
-        self.busy.iter().map(|known| known.cq.drain(adapter)).sum()
+    /// Returns how many completions were taken.
+    fn poll(&self, objects: &Objects) -> usize {
+        self.busy.iter().map(|known| reap::drain(&known.cq, &objects.adapter, &objects.qps)).sum()
     }
 
-    /// Leaves queues to their guests, if these look, and to the host otherwise.
-    fn stop_polling(&mut self, adapter: &Adapter) {
+    /// Leaves queues to their guests, if these poll, and arms them otherwise.
+    fn stop_polling(&mut self, objects: &Objects) {
         for mut known in mem::take(&mut self.busy) {
             if known.cq.is_armed() {
                 continue;
             }
-            if known.guest_looks() {
+            if known.guest_polls() {
                 self.guests.push(known);
-            } else if known.cq.watch(adapter) {
+            } else if reap::arm_and_drain(&known.cq, &objects.adapter, &objects.qps) {
                 self.busy.push(known);
             }
         }
     }
 
-    /// Guests that have not looked for a while are told by the host again.
-    fn check_guests(&mut self, adapter: &Adapter) {
+    /// Arms the queues of guests that have not polled for a while.
+    fn check_guests(&mut self, objects: &Objects) {
         let Self { busy, guests } = self;
         guests.retain_mut(|known| {
             if known.cq.is_armed() {
                 return false;
             }
-            if known.guest_looks() {
+            if known.guest_polls() {
                 return true;
             }
-            if known.cq.watch(adapter) {
-                busy.push(Watched::new(Arc::clone(&known.cq)));
+            if reap::arm_and_drain(&known.cq, &objects.adapter, &objects.qps) {
+                busy.push(Polled::new(Arc::clone(&known.cq)));
             }
             false
         });
     }
 }
 
-fn run(adapter: &Weak<Adapter>, stop: &OwnedFd, device: &HostDevice, channel: &Channel) {
+fn run(objects: &Weak<Objects>, stop: &OwnedFd, device: &HostDevice, channel: &Channel) {
     let mut queues = Queues::default();
     let mut last = Instant::now();
     let mut checked = last;
     loop {
-        let ready = wait(stop, device, channel, queues.patience());
+        let ready = wait(stop, device, channel, queues.timeout());
         if ready.stop {
             return;
         }
-        let Some(adapter) = adapter.upgrade() else { return };
+        let Some(objects) = objects.upgrade() else { return };
         if ready.completions {
-            bump(&adapter.counters.wakeups);
+            bump(&objects.adapter.counters.wakeups);
             while let Some(address) = channel.next_event() {
-                if let Some(cq) = adapter.cqs.read().get(&address).and_then(Weak::upgrade) {
-                    queues.announced(cq);
+                if let Some(cq) = objects.cqs.get(address) {
+                    queues.event_came(cq);
                 }
             }
             last = Instant::now();
         }
         if ready.events {
-            while let Some(notice) = device.next_event() {
-                adapter.notice(notice);
+            while let Some(event) = device.next_event() {
+                events::dispatch(&objects, event);
             }
         }
-        if !queues.guests.is_empty() && checked.elapsed() >= GUEST_LOOKS {
-            queues.check_guests(&adapter);
+        if !queues.guests.is_empty() && checked.elapsed() >= GUEST_POLLS {
+            queues.check_guests(&objects);
             checked = Instant::now();
         }
         for _ in 0..ROUNDS {
             if queues.busy.is_empty() {
                 break;
-            } else if queues.poll(&adapter) > 0 {
+            } else if queues.poll(&objects) > 0 {
                 last = Instant::now();
-            } else if last.elapsed() >= adapter.shared.config.poll {
-                queues.stop_polling(&adapter);
+            } else if last.elapsed() >= objects.adapter.shared.config.poll {
+                queues.stop_polling(&objects);
                 break;
             } else {
                 thread::yield_now();

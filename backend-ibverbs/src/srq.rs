@@ -6,25 +6,38 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{AsyncEvent, SharedReceiveQueue, SrqEvent, SrqInit, VerbsError};
+use pvrdma_verbs::{AsyncEvent, RecvSource, SrqEvent, VerbsError};
 
 use crate::adapter::Adapter;
-use crate::flight::RecvFlight;
-use crate::hca::IbvHca;
-use crate::qp::recv::RecvSide;
+use crate::directory::Directory;
+use crate::inflight::RecvInflight;
+use crate::mr::MrTable;
+use crate::qp::RecvSide;
 use crate::verbs::{HostPd, HostSrq};
+
+/// As [`SrqInit`](pvrdma_verbs::SrqInit), with our own objects.
+pub(crate) struct SrqParts {
+    pub(crate) cookie: u32,
+    pub(crate) pd: Arc<HostPd>,
+    pub(crate) queue: Box<dyn RecvSource>,
+    pub(crate) limit: u32,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+}
 
 /// A shared receive queue of the host and the guest's ring behind it.
 pub(crate) struct Srq {
     adapter: Arc<Adapter>,
-    pub(crate) pd: Arc<HostPd>,
+    mrs: Arc<MrTable>,
+    srqs: Arc<Directory<usize, Self>>,
+    pd: Arc<HostPd>,
     cookie: u32,
     pub(crate) max_wr: u32,
     limit: AtomicU32,
     /// `None` when it was destroyed.
     side: Mutex<Option<RecvSide>>,
     host: Mutex<Option<Arc<HostSrq>>>,
-    pub(crate) flight: Mutex<RecvFlight>,
+    pub(crate) inflight: Mutex<RecvInflight>,
     /// The ring could not be read.
     broken: AtomicBool,
 }
@@ -36,23 +49,30 @@ impl fmt::Debug for Srq {
 }
 
 impl Srq {
-    pub(crate) fn create(adapter: &Arc<Adapter>, init: SrqInit<'_, IbvHca>) -> Result<Arc<Self>, VerbsError> {
-        let pd = Arc::clone(&init.pd.0);
-        let (max_wr, max_sge) = (init.max_wr.max(1), init.max_sge.max(1));
+    pub(crate) fn create(
+        adapter: &Arc<Adapter>,
+        mrs: &Arc<MrTable>,
+        srqs: &Arc<Directory<usize, Self>>,
+        parts: SrqParts,
+    ) -> Result<Arc<Self>, VerbsError> {
+        let SrqParts { cookie, pd, queue, limit, max_wr, max_sge } = parts;
+        let (max_wr, max_sge) = (max_wr.max(1), max_sge.max(1));
         let host = Arc::new(HostSrq::new(&pd, max_wr, max_sge)?);
         let srq = Arc::new(Self {
             adapter: Arc::clone(adapter),
+            mrs: Arc::clone(mrs),
+            srqs: Arc::clone(srqs),
             pd,
-            cookie: init.cookie,
+            cookie,
             max_wr,
             limit: AtomicU32::new(0),
-            side: Mutex::new(Some(RecvSide::new(init.queue))),
+            side: Mutex::new(Some(RecvSide::new(queue))),
             host: Mutex::new(Some(Arc::clone(&host))),
-            flight: Mutex::new(RecvFlight::new(max_wr)),
+            inflight: Mutex::new(RecvInflight::new(max_wr)),
             broken: AtomicBool::new(false),
         });
-        adapter.srqs.write().insert(host.address(), Arc::downgrade(&srq));
-        srq.set_limit(init.limit);
+        srqs.insert(host.address(), &srq);
+        srq.set_limit(limit);
         Ok(srq)
     }
 
@@ -68,7 +88,7 @@ impl Srq {
         let Some(side) = side.as_mut() else { return };
         loop {
             let view = self.adapter.memory.view();
-            match side.fill(&self.adapter, &view, &self.pd, &self.flight) {
+            match side.fill(&self.mrs, &view, &self.pd, &self.inflight) {
                 Ok(0) => return,
                 Ok(_) => {}
                 Err(error) => {
@@ -80,7 +100,7 @@ impl Srq {
                 }
             }
             drop(view);
-            if let (_, Err(error)) = side.post(&self.adapter, |batch| host.post(batch), &self.flight) {
+            if let (_, Err(error)) = side.post(&self.adapter, |batch| host.post(batch), &self.inflight) {
                 log::warn!("{}: the host takes no receive for an SRQ: {error}", self.adapter.name);
                 return;
             }
@@ -88,9 +108,9 @@ impl Srq {
     }
 
     /// Receives in the guest's ring that the host does not have yet.
-    fn waiting(&self, adapter: &Adapter) -> u32 {
+    fn waiting(&self) -> u32 {
         let mut side = self.side.lock();
-        let view = adapter.memory.view();
+        let view = self.adapter.memory.view();
         side.as_mut().and_then(|side| side.source.posted(&view).ok()).unwrap_or(0)
     }
 
@@ -98,27 +118,26 @@ impl Srq {
         self.adapter.events.event(view, AsyncEvent::Srq(event, self.cookie));
     }
 
-    /// The host says something of it. The limit may fire while the guest's ring still holds receives that were not posted to
-    /// the host yet: those count, and the limit is armed again.
-    pub(crate) fn host_event(&self, adapter: &Adapter, event: SrqEvent) {
+    /// The host says something of it. The limit may fire while the guest's ring still holds receives that were not
+    /// posted to the host yet: those count, and the limit is armed again.
+    pub(crate) fn host_event(&self, event: SrqEvent) {
         if event == SrqEvent::LimitReached {
             let limit = self.limit.load(Ordering::Acquire);
             if limit == 0 {
                 return;
             }
-            if self.waiting(adapter) > 0 {
+            if self.waiting() > 0 {
                 self.run();
                 self.set_limit(limit);
                 return;
             }
             self.limit.store(0, Ordering::Release);
         }
-        self.event(&adapter.memory.view(), event);
+        self.event(&self.adapter.memory.view(), event);
     }
-}
 
-impl SharedReceiveQueue for Srq {
-    fn set_limit(&self, limit: u32) {
+    /// Arms the limit event, or disarms it with 0.
+    pub(crate) fn set_limit(&self, limit: u32) {
         self.limit.store(limit, Ordering::Release);
         if let Some(host) = self.host()
             && let Err(error) = host.set_limit(limit)
@@ -127,49 +146,19 @@ impl SharedReceiveQueue for Srq {
         }
     }
 
-    fn limit(&self) -> u32 {
+    /// Returns the armed limit, 0 after it fired.
+    pub(crate) fn limit(&self) -> u32 {
         self.limit.load(Ordering::Acquire)
     }
 
-    fn notify_recv(&self) {
-        self.run();
-    }
-
-    fn destroy(&self) {
+    /// Ends it. When this returns the ring is no longer touched.
+    pub(crate) fn destroy(&self) {
         let side = self.side.lock().take();
         let host = self.host.lock().take();
         if let Some(host) = &host {
-            self.adapter.srqs.write().remove(&host.address());
+            self.srqs.remove(host.address());
         }
         // Its queue pairs keep the host's object until they end; nobody posts to it any more.
         drop((side, host));
-    }
-}
-
-/// A shared receive queue. Dropping it ends it.
-#[derive(Debug)]
-pub struct IbvSrq(pub(crate) Arc<Srq>);
-
-impl SharedReceiveQueue for IbvSrq {
-    fn set_limit(&self, limit: u32) {
-        self.0.set_limit(limit);
-    }
-
-    fn limit(&self) -> u32 {
-        self.0.limit()
-    }
-
-    fn notify_recv(&self) {
-        self.0.notify_recv();
-    }
-
-    fn destroy(&self) {
-        self.0.destroy();
-    }
-}
-
-impl Drop for IbvSrq {
-    fn drop(&mut self) {
-        self.0.destroy();
     }
 }

@@ -1,8 +1,8 @@
 //! Guests' addresses on the host's network interface, for as long as a guest has them.
 //!
-//! An address of a guest is a wish of an untrusted program. Only those in networks that the administrator names are put on the
-//! interface, each alone (`/32` or `/128`), and not more than a few for each device. They carry a mark, by which the next start finds what
-//! a daemon that was killed has left there.
+//! An address of a guest is a wish of an untrusted program. Only those in networks that the administrator names are put
+//! on the interface, each alone (`/32` or `/128`), and not more than a few for each device. They carry a mark, by which
+//! the next start finds what a daemon that was killed has left there.
 
 mod netlink;
 mod network;
@@ -69,7 +69,8 @@ impl HostAddresses {
         Ok((Arc::new(host), left))
     }
 
-    /// Puts a guest's address on the interface if it is in one of the networks. `None` if not, or if it is there without us.
+    /// Puts a guest's address on the interface if it is in one of the networks. `None` if not, or if it is there
+    /// without us.
     pub(crate) fn add(self: &Arc<Self>, gid: Gid) -> Option<AddedAddress> {
         let address = IpAddr::V6(Ipv6Addr::from(gid.0)).to_canonical();
         if !self.networks.iter().any(|network| network.contains(address)) {

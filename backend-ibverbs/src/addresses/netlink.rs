@@ -1,4 +1,4 @@
-//! Addresses of network interfaces, as the kernel's netlink changes them.
+//! Addresses of network interfaces, as the kernel's netlink changes them (`rtnetlink(7)`, `RTM_NEWADDR` and its like).
 
 use std::io;
 use std::net::IpAddr;
@@ -12,15 +12,15 @@ use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use rustix::net::netlink::SocketAddrNetlink;
 use rustix::net::{AddressFamily as SocketFamily, RecvFlags, SendFlags, SocketFlags, SocketType};
 
-/// Longest answer: the kernel fills at most this much at once.
-const ANSWER: usize = 32 << 10;
+/// Bytes of the longest response: the kernel fills at most this much at once.
+const RESPONSE: usize = 32 << 10;
 
 /// A connection to the kernel.
 #[derive(Debug)]
 pub(super) struct Netlink {
     socket: OwnedFd,
-    /// Of the last question. Answers carry it.
-    number: u32,
+    /// Sequence number of the last request. Its responses carry it.
+    sequence: u32,
 }
 
 impl Netlink {
@@ -29,7 +29,7 @@ impl Netlink {
         // Routes and addresses are the protocol of number 0.
         let socket = rustix::net::socket_with(family, kind, SocketFlags::CLOEXEC, None)?;
         rustix::net::connect(&socket, &SocketAddrNetlink::new(0, 0))?;
-        Ok(Self { socket, number: 0 })
+        Ok(Self { socket, sequence: 0 })
     }
 
     /// Puts an address on an interface, with no network around it and a mark that says whose it is.
@@ -46,71 +46,87 @@ impl Netlink {
     }
 
     fn change(&mut self, message: RouteNetlinkMessage, flags: u16) -> io::Result<()> {
-        self.ask(message, NLM_F_REQUEST | NLM_F_ACK | flags, &mut |_| {})
+        self.request(message, NLM_F_REQUEST | NLM_F_ACK | flags, &mut |_| {})
     }
 
     /// The addresses of an interface that have a mark.
     pub(super) fn marked(&mut self, interface: u32, mark: u8) -> io::Result<Vec<IpAddr>> {
         let mut found = Vec::new();
-        let question = RouteNetlinkMessage::GetAddress(AddressMessage::default());
-        self.ask(question, NLM_F_REQUEST | NLM_F_DUMP, &mut |answer| {
-            if let RouteNetlinkMessage::NewAddress(message) = answer
-                && message.header.index == interface
-                && message.attributes.contains(&AddressAttribute::Protocol(AddressProtocol::Other(mark)))
-            {
-                // Both for IPv4, where the second is ours; only the first for IPv6.
-                let local = message.attributes.iter().find_map(|attribute| match attribute {
-                    AddressAttribute::Local(address) => Some(*address),
-                    _ => None,
-                });
-                let address = message.attributes.iter().find_map(|attribute| match attribute {
-                    AddressAttribute::Address(address) => Some(*address),
-                    _ => None,
-                });
-                found.extend(local.or(address));
-            }
+        let request = RouteNetlinkMessage::GetAddress(AddressMessage::default());
+        self.request(request, NLM_F_REQUEST | NLM_F_DUMP, &mut |response| {
+            found.extend(marked_address(&response, interface, mark));
         })?;
         Ok(found)
     }
 
-    /// Asks and reads until the answer is complete.
-    fn ask(
+    /// Sends a request and reads until the response is complete.
+    fn request(
         &mut self,
         message: RouteNetlinkMessage,
         flags: u16,
         each: &mut dyn FnMut(RouteNetlinkMessage),
     ) -> io::Result<()> {
         let mut header = NetlinkHeader::default();
-        self.number = self.number.wrapping_add(1);
-        (header.flags, header.sequence_number) = (flags, self.number);
+        self.sequence = self.sequence.wrapping_add(1);
+        (header.flags, header.sequence_number) = (flags, self.sequence);
         let mut request = NetlinkMessage::new(header, NetlinkPayload::from(message));
         request.finalize();
         let mut bytes = vec![0; request.buffer_len()];
         request.serialize(&mut bytes);
         rustix::net::send(&self.socket, &bytes, SendFlags::empty())?;
-        let mut buffer = vec![0; ANSWER];
+        let mut buffer = vec![0; RESPONSE];
         loop {
             let (bytes, _) = rustix::net::recv(&self.socket, &mut buffer[..], RecvFlags::empty())?;
-            let mut rest = buffer.get(..bytes).unwrap_or_default();
-            while !rest.is_empty() {
-                let answer = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest).map_err(io::Error::other)?;
-                // Each starts on a multiple of four.
-                let length = (answer.header.length as usize).next_multiple_of(4);
-                rest = rest.get(length.max(4)..).unwrap_or_default();
-                // What is left of an answer that was an error before its end.
-                if answer.header.sequence_number != self.number {
-                    continue;
-                }
-                match answer.payload {
-                    NetlinkPayload::Done(_) => return Ok(()),
-                    NetlinkPayload::Error(error) if error.code.is_none() => return Ok(()),
-                    NetlinkPayload::Error(error) => return Err(error.to_io()),
-                    NetlinkPayload::InnerMessage(message) => each(message),
-                    _ => {}
-                }
+            if parse(buffer.get(..bytes).unwrap_or_default(), self.sequence, each)? {
+                return Ok(());
             }
         }
     }
+}
+
+/// Takes one datagram of the kernel apart. Returns `true` if the response to the request of number `sequence` is complete.
+///
+/// # Errors
+/// The kernel refuses the request, or the datagram is not netlink's.
+fn parse(bytes: &[u8], sequence: u32, each: &mut dyn FnMut(RouteNetlinkMessage)) -> io::Result<bool> {
+    let mut rest = bytes;
+    while !rest.is_empty() {
+        let response = NetlinkMessage::<RouteNetlinkMessage>::deserialize(rest).map_err(io::Error::other)?;
+        // Each starts on a multiple of four.
+        let length = (response.header.length as usize).next_multiple_of(4);
+        rest = rest.get(length.max(4)..).unwrap_or_default();
+        // What is left of a response that was an error before its end.
+        if response.header.sequence_number != sequence {
+            continue;
+        }
+        match response.payload {
+            NetlinkPayload::Done(_) => return Ok(true),
+            NetlinkPayload::Error(error) if error.code.is_none() => return Ok(true),
+            NetlinkPayload::Error(error) => return Err(error.to_io()),
+            NetlinkPayload::InnerMessage(message) => each(message),
+            _ => {}
+        }
+    }
+    Ok(false)
+}
+
+/// Returns the address that a response names, if it is one of an interface and has a mark.
+fn marked_address(response: &RouteNetlinkMessage, interface: u32, mark: u8) -> Option<IpAddr> {
+    let RouteNetlinkMessage::NewAddress(message) = response else { return None };
+    let marked = message.attributes.contains(&AddressAttribute::Protocol(AddressProtocol::Other(mark)));
+    if message.header.index != interface || !marked {
+        return None;
+    }
+    // Both for IPv4, where the first is ours; only the second for IPv6.
+    let local = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Local(address) => Some(*address),
+        _ => None,
+    });
+    let address = message.attributes.iter().find_map(|attribute| match attribute {
+        AddressAttribute::Address(address) => Some(*address),
+        _ => None,
+    });
+    local.or(address)
 }
 
 fn message(interface: u32, address: IpAddr) -> AddressMessage {
@@ -119,4 +135,84 @@ fn message(interface: u32, address: IpAddr) -> AddressMessage {
     message.header = AddressHeader { family, prefix_len, index: interface, ..AddressHeader::default() };
     message.attributes = vec![AddressAttribute::Local(address), AddressAttribute::Address(address)];
     message
+}
+
+#[cfg(test)]
+mod tests {
+    use netlink_packet_core::{DoneMessage, ErrorMessage};
+
+    use super::*;
+
+    const MARK: u8 = 0x52;
+
+    fn bytes(sequence: u32, payload: NetlinkPayload<RouteNetlinkMessage>) -> Vec<u8> {
+        let mut header = NetlinkHeader::default();
+        header.sequence_number = sequence;
+        let mut message = NetlinkMessage::new(header, payload);
+        message.finalize();
+        let mut bytes = vec![0; message.buffer_len().next_multiple_of(4)];
+        message.serialize(&mut bytes);
+        bytes
+    }
+
+    fn address(sequence: u32, interface: u32, address: &str, mark: u8) -> Vec<u8> {
+        let mut message = message(interface, address.parse().unwrap());
+        message.attributes.push(AddressAttribute::Protocol(AddressProtocol::Other(mark)));
+        bytes(sequence, NetlinkPayload::from(RouteNetlinkMessage::NewAddress(message)))
+    }
+
+    fn done(sequence: u32) -> Vec<u8> {
+        bytes(sequence, NetlinkPayload::Done(DoneMessage::default()))
+    }
+
+    fn error(sequence: u32, errno: i32) -> Vec<u8> {
+        let mut error = ErrorMessage::default();
+        error.code = std::num::NonZeroI32::new(-errno);
+        bytes(sequence, NetlinkPayload::Error(error))
+    }
+
+    /// The marked addresses of interface 2 in a datagram, and whether it is the last of its response.
+    fn found(datagram: &[u8]) -> io::Result<(Vec<String>, bool)> {
+        let mut found = Vec::new();
+        let last = parse(datagram, 7, &mut |response| found.extend(marked_address(&response, 2, MARK)))?;
+        Ok((found.iter().map(ToString::to_string).collect(), last))
+    }
+
+    #[test]
+    fn only_marked_addresses_of_the_interface_are_found() {
+        let datagram = [
+            address(7, 2, "192.0.2.7", MARK),
+            address(7, 2, "192.0.2.8", 3),
+            address(7, 3, "192.0.2.9", MARK),
+            address(6, 2, "192.0.2.10", MARK),
+            address(7, 2, "fd00::7", MARK),
+        ]
+        .concat();
+        assert_eq!(found(&datagram).unwrap(), (vec!["192.0.2.7".into(), "fd00::7".into()], false));
+        assert_eq!(found(&[datagram, done(7), address(7, 2, "192.0.2.11", MARK)].concat()).unwrap().0.len(), 2);
+    }
+
+    #[test]
+    fn a_response_ends_with_done_success_or_an_error() {
+        assert!(found(&done(7)).unwrap().1 && found(&error(7, 0)).unwrap().1);
+        // The end of an earlier response is not that of this one.
+        assert!(!found(&done(6)).unwrap().1 && !found(&error(6, 1)).unwrap().1);
+        assert_eq!(found(&error(7, libc::EPERM)).unwrap_err().raw_os_error(), Some(libc::EPERM));
+    }
+
+    #[test]
+    fn whatever_arrives_is_parsed_or_refused() {
+        let datagram = [address(7, 2, "192.0.2.7", MARK), address(7, 2, "fd00::7", MARK), done(7)].concat();
+        for length in 0..datagram.len() {
+            let _ = found(&datagram[..length]);
+        }
+        for at in 0..datagram.len() {
+            for value in [0, 1, 3, 0x7f, 0xff] {
+                let mut bytes = datagram.clone();
+                bytes[at] = value;
+                let _ = found(&bytes);
+            }
+        }
+        assert!(found(&[0; 16]).is_err() && found(&[0xff; 64]).is_err());
+    }
 }

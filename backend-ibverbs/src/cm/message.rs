@@ -60,15 +60,15 @@ pub(crate) struct Outgoing {
 }
 
 impl Outgoing {
-    /// `None` when a guest may not send it out of this process: it is not of the connection manager, or not from the guest's own
-    /// address.
+    /// `None` when a guest may not send it out of this process: it is not of the connection manager, or not from the
+    /// guest's own address.
     pub(crate) fn new(source: &Bound, datagram: &Datagram) -> Option<Self> {
         let Datagram { to, payload, immediate, .. } = datagram;
         let right = to.qpn == Qpn::GSI && immediate.is_none() && is_connection_manager(payload) && source.is_own();
         right.then(|| Self { source: source.host, to: *to, mad: payload.clone() })
     }
 
-    /// As an agent writes it. The kernel neither waits for an answer nor repeats: guests do.
+    /// As an agent writes it. The kernel neither waits for a response nor retransmits: guests do.
     pub(super) fn encode(&self, agent: u32) -> Vec<u8> {
         let Self { source, to, mad } = self;
         let mut out = Vec::with_capacity(HEADER + MAD);
@@ -178,6 +178,27 @@ mod tests {
             let mut bytes = good.clone();
             bytes[at] = value;
             assert_eq!(Received::decode(&bytes), None, "{at}");
+        }
+    }
+
+    /// Whatever a peer writes, a guest gets the management datagram as it is and an address whose parts have their sizes.
+    #[test]
+    fn whatever_arrives_is_taken_whole_or_not_at_all() {
+        let good = Outgoing::new(&bound(1), &datagram()).unwrap().encode(0);
+        for at in 0..good.len() {
+            for value in [0, 1, 0x80, 0xff] {
+                let mut bytes = good.clone();
+                bytes[at] = value;
+                if let Some(received) = Received::decode(&bytes) {
+                    assert_eq!(received.mad, bytes[HEADER..]);
+                    assert_eq!((received.to.qpn, received.gid_index), (Qpn::GSI, bytes[33]));
+                }
+            }
+        }
+        for length in [HEADER, HEADER + MAD - 1, HEADER + MAD + 1, LONGEST, LONGEST + 1] {
+            let mut bytes = good.clone();
+            bytes.resize(length, 0);
+            assert_eq!(Received::decode(&bytes), None, "{length}");
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags};
 
@@ -51,9 +51,8 @@ impl Receiver {
     fn take(&self, bytes: &[u8]) {
         let Some(received) = Received::decode(bytes) else { return bump(&self.strays.cm_process_malformed) };
         let entry = self.gids.entry(received.gid_index);
-        let owner =
-            entry.and_then(|entry| Some((entry, self.fabric.owner_of(&entry).as_ref().and_then(Weak::upgrade)?)));
-        let Some((entry, adapter)) = owner else {
+        let owner = entry.and_then(|entry| Some((entry, self.fabric.owner_of(&entry)?)));
+        let Some((entry, member)) = owner else {
             log::debug!("a management datagram of {} is for no guest", received.from);
             return bump(&self.strays.cm_process_unowned);
         };
@@ -61,14 +60,13 @@ impl Receiver {
         to.dgid = entry.gid;
         let (from, kind) = (received.from, entry.kind);
         let datagram = Datagram { from, to, kind, immediate: None, solicited: false, payload: received.mad };
-        let delivered = adapter.gsi().is_some_and(|gsi| gsi.receive(&datagram));
-        bump(if delivered { &adapter.counters.cm_received } else { &adapter.counters.gsi_dropped });
+        let delivered = member.receive(&datagram);
+        bump(if delivered { &member.counters.cm_received } else { &member.counters.gsi_dropped });
     }
 }
 
 #[cfg(test)]
 mod tests {
-
     use pvrdma_verbs::{Gid, GidType};
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};

@@ -100,7 +100,7 @@ impl Device {
             if !stopped.is_empty() {
                 return Ok(());
             }
-            // Some answers of other classes find any agent whose number a peer guesses. Nobody asked for them.
+            // Some responses of other classes find any agent whose number a peer guesses. Nobody asked for them.
             if !arrived.is_empty() {
                 match self.file.read(&mut room)? {
                     Some(_) => bump(&self.counters.cm_refused),
@@ -167,7 +167,7 @@ mod tests {
         gids.set(&HostGid { index: 2, ..host(7) });
         let counters = Arc::<Counters>::default();
         // Nobody asked for it.
-        rustix::io::write(&kernel, b"an answer").unwrap();
+        rustix::io::write(&kernel, b"a response").unwrap();
         let sender = Sender::start(Umad::stand_in(ours), gids, "test", &counters).unwrap();
         for index in [1, 2, 3, 1] {
             assert!(sender.send(outgoing(index)));

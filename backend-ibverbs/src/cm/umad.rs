@@ -12,7 +12,7 @@ use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
 use rustix::ioctl::{NoArg, Opcode, Updater, ioctl, opcode};
 
-use super::CmError;
+use super::error::CmError;
 use super::message::{CLASS, CLASS_VERSION, METHOD_SEND};
 
 const REGISTER_AGENT: Opcode = opcode::read_write::<Registration>(0x1b, 1);
@@ -81,7 +81,8 @@ impl Umad {
         // SAFETY: ENABLE_PKEY has no argument and touches no memory of ours.
         unsafe { ioctl(&file, NoArg::<ENABLE_PKEY>::new()) }.map_err(refused)?;
         let exclusive = registration.class != 0;
-        // SAFETY: REGISTER_AGENT reads and writes a `struct ib_user_mad_reg_req`, which `Registration` is in size and layout.
+        // SAFETY: REGISTER_AGENT reads and writes a `struct ib_user_mad_reg_req`, which `Registration` is in size and
+        // layout.
         let result = unsafe { ioctl(&file, Updater::<REGISTER_AGENT, Registration>::new(&mut registration)) };
         result.map_err(|errno| match errno {
             // The kernel's only reason for a request that is in order.

@@ -5,17 +5,17 @@ use std::sync::atomic::Ordering;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{Completion, GidType, NetworkType, QpEvent, QpState, QpType, Qpn, WcFlags, WcOpcode, WcStatus};
 
-use super::Qp;
-use crate::adapter::bump;
+use super::queue_pair::Qp;
 use crate::convert;
-use crate::cq::Cq;
-use crate::flight::Ticket;
+use crate::counters::bump;
+use crate::inflight::WrId;
 use crate::sys::{WC_GRH, WC_KERNEL_INVALIDATE, WC_RECV_RDMA_WITH_IMM, WC_WITH_IMM, WC_WITH_INV, Wc};
 
 impl Qp {
-    /// Publishes a completion. Whether the QP is to be kicked afterwards, when no lock is held.
-    pub(crate) fn complete(&self, cq: &Cq, view: &DmaView<'_>, wc: &Wc) -> bool {
-        let ticket = Ticket::decode(wc.wr_id);
+    /// Publishes a completion of the host. Returns `true` if the QP is to be kicked afterwards, when no lock is held.
+    pub(crate) fn complete(&self, view: &DmaView<'_>, wc: &Wc) -> bool {
+        let id = WrId::decode(wc.wr_id);
+        let cq = if id.recv { &self.recv_cq } else { &self.send_cq };
         let status = convert::status(wc.status);
         if status != WcStatus::Success {
             bump(&self.adapter.counters.completion_errors);
@@ -28,13 +28,9 @@ impl Qp {
                 );
             }
         }
-        let waits = if ticket.recv {
-            self.complete_recv(cq, view, wc, ticket)
-        } else {
-            self.complete_send(view, ticket, status)
-        };
+        let waits = if id.recv { self.complete_recv(view, wc, id) } else { self.complete_send(view, id, status) };
         // Any error has ended the host's QP, or is about to.
-        let failed = status != WcStatus::Success && self.set_error_of(ticket.recv, status);
+        let failed = status != WcStatus::Success && self.set_error_of(id.recv, status);
         if failed || cq.is_dead() && self.set_error() {
             self.failing.store(true, Ordering::Release);
             return true;
@@ -42,20 +38,20 @@ impl Qp {
         waits || self.state() == QpState::Error
     }
 
-    /// Whether an error is news. A datagram that does not fit its receive ends that receive only.
+    /// Returns `true` if an error is what ends the QP. A datagram that does not fit its receive ends that receive only.
     fn set_error_of(&self, recv: bool, status: WcStatus) -> bool {
         let harmless = recv && self.qp_type.is_datagram() && status == WcStatus::LocalLength;
         !harmless && self.set_error()
     }
 
-    fn complete_send(&self, view: &DmaView<'_>, ticket: Ticket, status: WcStatus) -> bool {
-        let mut flight = self.send_flight.lock();
-        if flight.life != ticket.life || !flight.is_under_way(ticket.number) {
+    fn complete_send(&self, view: &DmaView<'_>, id: WrId, status: WcStatus) -> bool {
+        let mut inflight = self.send_inflight.lock();
+        if inflight.epoch != id.epoch || !inflight.is_in_flight(id.number) {
             bump(&self.adapter.counters.stale_completions);
             return false;
         }
         // Those before have ended well, or they would have completed themselves.
-        let mut entries = flight.complete(ticket.number).peekable();
+        let mut entries = inflight.complete(id.number).peekable();
         while let Some(entry) = entries.next() {
             let status = if entries.peek().is_some() { WcStatus::Success } else { status };
             if let Some(bind) = &entry.bind {
@@ -80,27 +76,27 @@ impl Qp {
             self.send_cq.publish(&self.adapter, view, &completion);
         }
         drop(entries);
-        if flight.is_empty() && self.state() == QpState::Sqd {
+        if inflight.is_empty() && self.state() == QpState::Sqd {
             self.drained(view);
         }
         self.send_waits.swap(false, Ordering::SeqCst)
     }
 
-    /// Says once that the send queue is drained, if that was asked for. With the flight held.
+    /// Says once that the send queue is drained, if that was asked for. The caller holds the sends in flight.
     pub(super) fn drained(&self, view: &DmaView<'_>) {
         if self.notify_drained.swap(false, Ordering::AcqRel) && !self.is_muted() {
             self.event(view, QpEvent::SendQueueDrained);
         }
     }
 
-    fn complete_recv(&self, cq: &Cq, view: &DmaView<'_>, wc: &Wc, ticket: Ticket) -> bool {
-        let mut flight = self.recv_flight.lock();
+    fn complete_recv(&self, view: &DmaView<'_>, wc: &Wc, id: WrId) -> bool {
+        let mut inflight = self.recv_inflight.lock();
         let wr_id = match &self.srq {
             Some(srq) => {
-                let mut shared = srq.flight.lock();
-                if shared.life == ticket.life { shared.complete(ticket.number) } else { None }
+                let mut shared = srq.inflight.lock();
+                if shared.epoch == id.epoch { shared.complete(id.number) } else { None }
             }
-            None if flight.life == ticket.life => flight.complete(ticket.number),
+            None if inflight.epoch == id.epoch => inflight.complete(id.number),
             None => None,
         };
         let Some(wr_id) = wr_id else {
@@ -109,12 +105,12 @@ impl Qp {
         };
         let completion = self.received(wc, wr_id);
         if completion.flags.contains(WcFlags::INVALIDATED) {
-            self.adapter.mrs.invalidated(completion.invalidated_key);
+            self.mrs.invalidated(completion.invalidated_key);
         }
         if !self.is_muted() {
-            cq.publish(&self.adapter, view, &completion);
+            self.recv_cq.publish(&self.adapter, view, &completion);
         }
-        drop(flight);
+        drop(inflight);
         // A shared queue refills itself here: its guest rings only when it posts.
         self.srq.is_some() || self.recv_waits.swap(false, Ordering::SeqCst)
     }
@@ -154,35 +150,11 @@ impl Qp {
         completion
     }
 
-    /// `rdma_rxe` shows user space the kernel's number of this flag, which is another one's there. It means that where the key is one
-    /// that can have been invalidated.
+    /// `rdma_rxe` shows user space the kernel's number of this flag, which is another one's there. It means that where
+    /// the key is one that can have been invalidated.
     fn is_kernel_invalidate(&self, wc: &Wc) -> bool {
         wc.wc_flags & WC_KERNEL_INVALIDATE != 0
             && self.qp_type == QpType::Rc
-            && self.adapter.mrs.is_bound(u32::from_ne_bytes(wc.extra))
-    }
-
-    /// The host will complete nothing any more: everything under way is flushed.
-    pub(crate) fn abandon(&self) {
-        self.set_error();
-        {
-            let view = self.adapter.memory.view();
-            let mut flight = self.send_flight.lock();
-            for entry in flight.restart() {
-                let completion = Completion::new(self.cookie, entry.wr_id, entry.opcode, WcStatus::Flushed);
-                if !self.is_muted() {
-                    self.send_cq.publish(&self.adapter, &view, &completion);
-                }
-            }
-            drop(flight);
-            let mut flight = self.recv_flight.lock();
-            for wr_id in flight.take_all() {
-                if !self.is_muted() {
-                    let completion = Completion::new(self.cookie, wr_id, WcOpcode::Recv, WcStatus::Flushed);
-                    self.recv_cq.publish(&self.adapter, &view, &completion);
-                }
-            }
-        }
-        self.kick();
+            && self.mrs.is_bound(u32::from_ne_bytes(wc.extra))
     }
 }

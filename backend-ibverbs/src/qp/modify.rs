@@ -4,14 +4,12 @@ use std::sync::atomic::Ordering;
 
 use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
 
-use super::Qp;
-use crate::adapter::Adapter;
+use super::host_state::{self, STATE};
+use super::queue_pair::Qp;
 use crate::convert::{self, Route};
-use crate::hca::MAX_RD_ATOMIC;
-use crate::sys::QpAttr;
+use crate::limits::MAX_RD_ATOMIC;
+use crate::reap;
 use crate::verbs::HostQp;
-
-const STATE: i32 = 1;
 
 /// Attributes that the host changes in RTS.
 const IN_RTS: QpAttrMask = QpAttrMask::STATE
@@ -21,22 +19,8 @@ const IN_RTS: QpAttrMask = QpAttrMask::STATE
     .union(QpAttrMask::QKEY)
     .union(QpAttrMask::PATH_MIG_STATE);
 
-/// Brings a QP of the host to its error state, where it flushes. In RESET it has nothing to flush, and some adapters stay there.
-pub(super) fn to_error(adapter: &Adapter, host: &HostQp) {
-    if host.query(STATE).is_ok_and(|attr| convert::state(attr.qp_state) == QpState::Reset) {
-        return;
-    }
-    if let Err(error) = host.modify(&to(QpState::Error), STATE) {
-        log::warn!("{}: the host's QP {} does not stop: {error}", adapter.name, host.number());
-    }
-}
-
-fn to(state: QpState) -> QpAttr {
-    QpAttr { qp_state: i32::from(state as u8), ..QpAttr::default() }
-}
-
 impl Qp {
-    pub(super) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+    pub(crate) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
         let result = self.modify_locked(new, mask);
         // Requests that may start in the new state, and the flush.
         self.kick();
@@ -58,7 +42,7 @@ impl Qp {
             QpState::Reset => return self.reset(&host),
             QpState::Error => {
                 self.set_state(QpState::Error);
-                to_error(&self.adapter, &host);
+                host_state::to_error(&self.adapter, &host);
                 return Ok(());
             }
             _ => {}
@@ -83,8 +67,8 @@ impl Qp {
         }
         if to == QpState::Sqd {
             let view = self.adapter.memory.view();
-            let flight = self.send_flight.lock();
-            if flight.is_empty() {
+            let inflight = self.send_inflight.lock();
+            if inflight.is_empty() {
                 self.drained(&view);
             }
         }
@@ -111,7 +95,7 @@ impl Qp {
         let attrs = QpAttrs { state: after, ..*new };
         let (mut attr, mut bits) = convert::attributes(&attrs, mask, self.adapter.shared.config.port);
         if mask.contains(QpAttrMask::AV) {
-            let source = self.adapter.gid(new.av.sgid_index).ok_or(VerbsError::Invalid("source GID"))?;
+            let source = self.adapter.gids.get(new.av.sgid_index).ok_or(VerbsError::Invalid("source GID"))?;
             let dgid = self.adapter.shared.fabric.translate(new.av.dgid);
             let route = Route {
                 flow_label: new.av.flow_label,
@@ -123,10 +107,10 @@ impl Qp {
         }
         if from == QpState::Sqd && !(IN_RTS.contains(mask)) {
             // What only a drained queue may change: the host is drained for a moment.
-            host.modify(&self::to(QpState::Sqd), STATE)?;
+            host.modify(&host_state::to(QpState::Sqd), STATE)?;
             attr.qp_state = i32::from(QpState::Sqd as u8);
             let changed = host.modify(&attr, bits | STATE);
-            host.modify(&self::to(QpState::Rts), STATE)?;
+            host.modify(&host_state::to(QpState::Rts), STATE)?;
             return Ok(changed?);
         }
         bits |= STATE;
@@ -137,18 +121,18 @@ impl Qp {
     fn reset(&self, host: &HostQp) -> Result<(), VerbsError> {
         self.mute(true);
         self.set_state(QpState::Reset);
-        let result = host.modify(&to(QpState::Reset), STATE);
+        let result = host.modify(&host_state::to(QpState::Reset), STATE);
         // What the host completed before belongs to nobody now, except receives of a shared queue, which go back there.
-        self.send_cq.drain(&self.adapter);
-        self.recv_cq.drain(&self.adapter);
+        reap::drain(&self.send_cq, &self.adapter, &self.qps);
+        reap::drain(&self.recv_cq, &self.adapter, &self.qps);
         if let Some(side) = self.send.lock().as_mut() {
             side.reset();
         }
         if let Some(side) = self.recv.lock().as_mut() {
             side.source.reset();
         }
-        let entries = self.send_flight.lock().restart();
-        self.recv_flight.lock().restart();
+        let entries = self.send_inflight.lock().restart();
+        self.recv_inflight.lock().restart();
         for entry in &entries {
             if let Some(bind) = &entry.bind {
                 bind.ended(false);
@@ -175,11 +159,11 @@ impl Qp {
         self.state()
     }
 
-    pub(super) fn query(&self) -> QpAttrs {
+    pub(crate) fn query(&self) -> QpAttrs {
         let state = self.host().map_or(QpState::Error, |host| self.refresh(&host));
         let mut attrs = *self.attrs.lock();
         (attrs.state, attrs.cur_state) = (state, state);
-        attrs.sq_draining = state == QpState::Sqd && !self.send_flight.lock().is_empty();
+        attrs.sq_draining = state == QpState::Sqd && !self.send_inflight.lock().is_empty();
         attrs
     }
 }

@@ -1,79 +1,75 @@
-//! The receive side of a queue pair or of a shared receive queue.
+//! The receive queue: from the guest's ring to the host's queue.
 
-use std::io;
-use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Access, QueueError, RecvSource, RecvWr, Sge};
+use pvrdma_verbs::{Completion, QpState, WcOpcode, WcStatus};
 
-use crate::adapter::Adapter;
-use crate::flight::{RecvFlight, Ticket};
-use crate::sys;
-use crate::verbs::{HostPd, RecvBatch};
+use super::host_state;
+use super::queue_pair::{FLUSH_BUDGET, Qp};
+use super::recv_side::RecvSide;
 
-/// Receives posted to the host at once.
-const BATCH: usize = 32;
-
-/// The guest's ring and room to work.
-pub(crate) struct RecvSide {
-    pub(crate) source: Box<dyn RecvSource>,
-    pub(crate) work: RecvWr,
-    batch: RecvBatch,
-    sges: Vec<sys::Sge>,
-    /// Numbers of what is in the batch.
-    numbers: Vec<u32>,
-}
-
-impl RecvSide {
-    pub(crate) fn new(source: Box<dyn RecvSource>) -> Self {
-        let (batch, sges, numbers) = (RecvBatch::default(), Vec::new(), Vec::new());
-        Self { source, work: RecvWr::default(), batch, sges, numbers }
-    }
-
-    /// Takes requests from the ring into the batch, and notes them as under way. Gives how many.
-    pub(crate) fn fill(
-        &mut self,
-        adapter: &Adapter,
-        view: &DmaView<'_>,
-        pd: &Arc<HostPd>,
-        flight: &Mutex<RecvFlight>,
-    ) -> Result<usize, QueueError> {
-        self.batch.clear();
-        self.numbers.clear();
-        while self.batch.len() < BATCH && flight.lock().has_room() && self.source.pop(view, &mut self.work)? {
-            self.sges.clear();
-            let RecvWr { wr_id, sges, malformed } = &self.work;
-            let known = adapter.mrs.translate(adapter, view, pd, sges, Access::LOCAL_WRITE, &mut self.sges);
-            if *malformed || known.is_none() {
-                // An error shows when the receive is used: the host is given what it must refuse.
-                let first = sges
-                    .iter()
-                    .find(|sge| sge.length != 0)
-                    .copied()
-                    .unwrap_or_else(|| Sge { length: 1, ..Sge::default() });
-                self.sges.clear();
-                self.sges.push(sys::Sge { addr: first.addr, length: first.length, lkey: 0 });
+impl Qp {
+    /// Posts receives, or flushes them.
+    pub(crate) fn run_recv(&self) {
+        // The side first: who ends the QP takes the host's object and then waits for us to be done with it.
+        let mut guard = self.recv.lock();
+        let Some(side) = guard.as_mut() else { return };
+        let Some(host) = self.host() else { return };
+        loop {
+            let view = self.adapter.memory.view();
+            match self.state() {
+                QpState::Reset => return,
+                QpState::Error => return self.flush_recv(&view, side),
+                QpState::Init | QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe => {}
             }
-            let mut flight = flight.lock();
-            let Some(number) = flight.push(*wr_id) else { break };
-            self.batch.push(Ticket { recv: true, life: flight.life, number }.encode(), &self.sges);
-            self.numbers.push(number);
+            // First: a completion from here on is one more reason to look.
+            self.recv_waits.store(true, Ordering::SeqCst);
+            match side.fill(&self.mrs, &view, &self.pd, &self.recv_inflight) {
+                Ok(0) => {
+                    if self.recv_inflight.lock().has_room() {
+                        self.recv_waits.store(false, Ordering::SeqCst);
+                    }
+                    return;
+                }
+                Ok(_) => {}
+                Err(error) => return self.broken_ring(&view, &error),
+            }
+            let (refused, result) = side.post(&self.adapter, |batch| host.post_recv(batch), &self.recv_inflight);
+            if let Err(error) = result {
+                log::warn!("{}: the host takes no receive for QP {}: {error}", self.adapter.name, self.qpn);
+                self.set_error();
+                self.failing.store(true, Ordering::Release);
+                for wr_id in refused {
+                    self.publish_recv(&view, wr_id, WcStatus::Flushed);
+                }
+            }
+            drop(view);
+            if self.failing.swap(false, Ordering::AcqRel) {
+                host_state::to_error(&self.adapter, &host);
+            }
         }
-        Ok(self.batch.len())
     }
 
-    /// Posts the batch. What the host does not take is not under way any more.
-    pub(crate) fn post(
-        &mut self,
-        adapter: &Adapter,
-        post: impl FnOnce(&mut RecvBatch) -> (usize, io::Result<()>),
-        flight: &Mutex<RecvFlight>,
-    ) -> (Vec<u64>, io::Result<()>) {
-        let (taken, result) = post(&mut self.batch);
-        adapter.counters.receives_posted.add(taken as u64);
-        let mut flight = flight.lock();
-        let refused = self.numbers.iter().skip(taken).filter_map(|&number| flight.complete(number)).collect();
-        (refused, result)
+    fn publish_recv(&self, view: &DmaView<'_>, wr_id: u64, status: WcStatus) {
+        let _flight = self.recv_inflight.lock();
+        if !self.is_muted() {
+            let completion = Completion::new(self.cookie, wr_id, WcOpcode::Recv, status);
+            self.recv_cq.publish(&self.adapter, view, &completion);
+        }
+    }
+
+    /// The host flushes what it has; then comes what is in the guest's ring.
+    fn flush_recv(&self, view: &DmaView<'_>, side: &mut RecvSide) {
+        self.recv_waits.store(true, Ordering::SeqCst);
+        if !self.recv_inflight.lock().is_empty() {
+            return;
+        }
+        for _ in 0..FLUSH_BUDGET {
+            match side.source.pop(view, &mut side.wr) {
+                Ok(true) => self.publish_recv(view, side.wr.wr_id, WcStatus::Flushed),
+                Ok(false) | Err(_) => break,
+            }
+        }
     }
 }

@@ -32,8 +32,8 @@ macro_rules! functions {
         /// The functions of the library, valid for as long as this lives.
         pub(crate) struct Library {
             $(pub(crate) $name: unsafe extern "C" fn($($arg),*) -> $ret,)*
-            /// Last, so that it is unloaded after everything.
-            _library: Dynamic,
+            /// Last, so that it is unloaded after everything. `None`: the functions are a test's own.
+            pub(crate) _library: Option<Dynamic>,
         }
 
         impl Library {
@@ -49,7 +49,7 @@ macro_rules! functions {
                     }
                     .map_err(|_| LoadError::Old(stringify!($name)))?;
                 )*
-                Ok(Arc::new(Self { $($name,)* _library: library }))
+                Ok(Arc::new(Self { $($name,)* _library: Some(library) }))
             }
         }
     };

@@ -1,8 +1,8 @@
 //! The binary interface of `libibverbs.so.1` on 64-bit Linux, as far as it is used.
 //!
-//! Written from the facts of rdma-core's `verbs.h`: these layouts are the library's stable ABI since version 1.1. Where only
-//! the first fields of an object are needed, only they are declared, and such a type is never made here. The offsets were
-//! compared with a C compiler's; the assertions below keep them.
+//! Written from the facts of rdma-core's `verbs.h`: these layouts are the library's stable ABI since version 1.1. Where
+//! only the first fields of an object are needed, only they are declared, and such a type is never made here. The
+//! offsets were compared with a C compiler's; the assertions below keep them.
 
 pub(crate) mod library;
 
@@ -111,9 +111,10 @@ pub(crate) struct Ah {
 }
 
 #[repr(C)]
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct DeviceAttr {
-    pub(crate) fw_ver: [c_char; 64],
+    /// 64 bytes, in two halves: longer arrays have no default value.
+    pub(crate) fw_ver: [[c_char; 32]; 2],
     pub(crate) node_guid: u64,
     pub(crate) sys_image_guid: u64,
     pub(crate) max_mr_size: u64,
@@ -416,6 +417,20 @@ pub(crate) struct AsyncEvent {
     pub(crate) element: *mut c_void,
     pub(crate) event_type: c_int,
 }
+
+// Numbers of `enum ibv_event_type`.
+pub(crate) const EVENT_CQ_ERR: c_int = 0;
+pub(crate) const EVENT_QP_FATAL: c_int = 1;
+pub(crate) const EVENT_QP_REQ_ERR: c_int = 2;
+pub(crate) const EVENT_QP_ACCESS_ERR: c_int = 3;
+pub(crate) const EVENT_COMM_EST: c_int = 4;
+pub(crate) const EVENT_SQ_DRAINED: c_int = 5;
+pub(crate) const EVENT_DEVICE_FATAL: c_int = 8;
+pub(crate) const EVENT_PORT_ACTIVE: c_int = 9;
+pub(crate) const EVENT_PORT_ERR: c_int = 10;
+pub(crate) const EVENT_SRQ_ERR: c_int = 14;
+pub(crate) const EVENT_SRQ_LIMIT_REACHED: c_int = 15;
+pub(crate) const EVENT_QP_LAST_WQE_REACHED: c_int = 16;
 
 const _: () = {
     assert!(size_of::<ContextOps>() == 256 && offset_of!(Context, ops) == 8);

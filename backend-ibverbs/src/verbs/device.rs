@@ -9,7 +9,8 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::check;
+use super::errno::{check, destroyed};
+use super::event::HostEvent;
 use crate::sys::library::{Library, LoadError};
 use crate::sys::{AsyncEvent, Context, DeviceAttr, LINK_LAYER_ETHERNET, PORT_ACTIVE, PortAttr};
 
@@ -76,13 +77,6 @@ pub(crate) struct PortNow {
     pub(crate) gids: u32,
 }
 
-/// An asynchronous event: its number in the library's enumeration and the address of the object that it is about.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AsyncNotice {
-    pub(crate) kind: c_int,
-    pub(crate) element: usize,
-}
-
 impl HostDevice {
     /// Opens a device by name.
     pub(crate) fn open(library: &Arc<Library>, name: &str) -> Result<Self, OpenError> {
@@ -120,8 +114,7 @@ impl HostDevice {
     }
 
     pub(crate) fn attributes(&self) -> io::Result<DeviceAttr> {
-        // SAFETY: a structure of numbers, for which zeros are a value.
-        let mut attr: DeviceAttr = unsafe { std::mem::zeroed() };
+        let mut attr = DeviceAttr::default();
         // SAFETY: the device is open, `attr` valid for writing.
         check(unsafe { (self.library.ibv_query_device)(self.raw.as_ptr(), &raw mut attr) })?;
         Ok(attr)
@@ -143,15 +136,15 @@ impl HostDevice {
     }
 
     /// The next asynchronous event, without waiting for one.
-    pub(crate) fn next_event(&self) -> Option<AsyncNotice> {
+    pub(crate) fn next_event(&self) -> Option<HostEvent> {
         let mut event = AsyncEvent { element: std::ptr::null_mut(), event_type: 0 };
         // SAFETY: the device is open, `event` valid for writing. The descriptor does not block, see `make_nonblocking`.
         check(unsafe { (self.library.ibv_get_async_event)(self.raw.as_ptr(), &raw mut event) }).ok()?;
-        let notice = AsyncNotice { kind: event.event_type, element: event.element.addr() };
-        // SAFETY: `event` came from the library and is acknowledged once; nothing of it is used afterwards, and only now may
-        // the object it names be destroyed.
+        let named = HostEvent::new(event.event_type, event.element.addr());
+        // SAFETY: `event` came from the library and is acknowledged once; nothing of it is used afterwards, and only
+        // now may the object it names be destroyed.
         unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
-        Some(notice)
+        Some(named)
     }
 
     /// Makes [`Self::next_event`] return at once when there is nothing.
@@ -177,6 +170,6 @@ impl AsFd for HostDevice {
 impl Drop for HostDevice {
     fn drop(&mut self) {
         // SAFETY: opened once, closed once; everything made from it holds an `Arc` of it.
-        super::destroyed("device", unsafe { (self.library.ibv_close_device)(self.raw.as_ptr()) });
+        destroyed("device", unsafe { (self.library.ibv_close_device)(self.raw.as_ptr()) });
     }
 }

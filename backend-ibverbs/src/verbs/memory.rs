@@ -6,9 +6,10 @@ use std::io;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use super::{HostDevice, destroyed};
+use super::device::HostDevice;
+use super::errno::{check, destroyed};
+use crate::contiguous_mapping::ContiguousMapping;
 use crate::sys::{Ah, AhAttr, MW_TYPE_2, Mr, Mw, Pd};
-use crate::window::Window;
 
 /// A protection domain.
 #[derive(Debug)]
@@ -38,13 +39,13 @@ impl Drop for HostPd {
     }
 }
 
-/// A memory region over a window of guest memory.
+/// A memory region over guest memory.
 #[derive(Debug)]
 pub(crate) struct HostMr {
     pd: Arc<HostPd>,
     pub(super) raw: NonNull<Mr>,
     // Dropped after `drop` has ended the registration.
-    window: Window,
+    mapping: ContiguousMapping,
 }
 
 // SAFETY: see the head of the parent module.
@@ -53,26 +54,26 @@ unsafe impl Send for HostMr {}
 unsafe impl Sync for HostMr {}
 
 impl HostMr {
-    /// Registers `length` bytes of the window from `offset` on, so that they are addressed from `iova` on.
+    /// Registers `length` bytes of the mapping from `offset` on, so that they are addressed from `iova` on.
     pub(crate) fn register(
         pd: &Arc<HostPd>,
-        window: Window,
+        mapping: ContiguousMapping,
         offset: usize,
         length: usize,
         iova: u64,
         access: c_uint,
     ) -> io::Result<Self> {
         let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
-        if offset.checked_add(length).is_none_or(|end| end > window.len()) {
+        if offset.checked_add(length).is_none_or(|end| end > mapping.len()) {
             return Err(invalid());
         }
         let access = c_int::try_from(access).map_err(|_| invalid())?;
-        let start = window.as_ptr().wrapping_add(offset);
-        // SAFETY: the domain exists. The range lies in the window, which this object keeps mapped until after the registration
-        // has ended; it is memory that is shared with a guest, so no reference to it exists anywhere.
+        let start = mapping.as_ptr().wrapping_add(offset);
+        // SAFETY: the domain exists. The range lies in the mapping, which this object keeps until after the
+        // registration has ended; it is memory that is shared with a guest, so no reference to it exists anywhere.
         let raw = unsafe { (pd.device.library.ibv_reg_mr_iova)(pd.raw.as_ptr(), start.cast(), length, iova, access) };
         let raw = NonNull::new(raw).ok_or_else(io::Error::last_os_error)?;
-        Ok(Self { pd: Arc::clone(pd), raw, window })
+        Ok(Self { pd: Arc::clone(pd), raw, mapping })
     }
 
     pub(crate) const fn lkey(&self) -> u32 {
@@ -90,9 +91,9 @@ impl Drop for HostMr {
     fn drop(&mut self) {
         // SAFETY: registered once, deregistered once. Who posts requests with it holds it until they were posted.
         let code = unsafe { (self.pd.device.library.ibv_dereg_mr)(self.raw.as_ptr()) };
-        if super::check(code).is_err() {
+        if check(code).is_err() {
             // The adapter may still reach the memory: what is mapped there must not become something else.
-            self.window.leak();
+            self.mapping.leak();
         }
         destroyed("memory region", code);
     }

@@ -1,19 +1,16 @@
 //! Queue pairs and what is posted to them.
 #![expect(unsafe_code, reason = "calls libibverbs")]
 
-use std::ffi::{c_int, c_uint};
+use std::ffi::c_int;
 use std::io;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use super::memory::{HostAh, HostMr, HostMw};
+use super::batch::{RecvBatch, SendBatch};
+use super::errno::{check, destroyed};
+use super::memory::HostPd;
 use super::queue::{HostCq, HostSrq};
-use super::{HostPd, check, destroyed};
-use crate::sys::{
-    AtomicTarget, BindMw, MwBindInfo, Qp, QpAttr, QpCap, QpInitAttr, RdmaTarget, RecvWr, SendWr, Sge, UdTarget,
-    WR_ATOMIC_CMP_AND_SWP, WR_ATOMIC_FETCH_AND_ADD, WR_BIND_MW, WR_LOCAL_INV, WR_RDMA_READ, WR_RDMA_WRITE,
-    WR_RDMA_WRITE_WITH_IMM, WR_SEND, WR_SEND_WITH_IMM, WR_SEND_WITH_INV, WrTarget,
-};
+use crate::sys::{Qp, QpAttr, QpCap, QpInitAttr};
 
 /// What a queue pair is made of.
 #[derive(Debug)]
@@ -83,7 +80,7 @@ impl HostQp {
         Ok(attr)
     }
 
-    /// Posts all of the batch. Gives how many were taken.
+    /// Posts all of the batch. Returns how many were taken.
     pub(crate) fn post_send(&self, batch: &mut SendBatch) -> (usize, io::Result<()>) {
         let Some(post) = self.parts.pd.device.ops().post_send else {
             return (0, Err(io::Error::from(io::ErrorKind::Unsupported)));
@@ -92,7 +89,7 @@ impl HostQp {
         batch.post(|first, bad| unsafe { post(self.raw.as_ptr(), first, bad) })
     }
 
-    /// Posts all of the batch. Gives how many were taken.
+    /// Posts all of the batch. Returns how many were taken.
     pub(crate) fn post_recv(&self, batch: &mut RecvBatch) -> (usize, io::Result<()>) {
         let Some(post) = self.parts.pd.device.ops().post_recv else {
             return (0, Err(io::Error::from(io::ErrorKind::Unsupported)));
@@ -106,180 +103,5 @@ impl Drop for HostQp {
     fn drop(&mut self) {
         // SAFETY: made once, destroyed once.
         destroyed("queue pair", unsafe { (self.parts.pd.device.library.ibv_destroy_qp)(self.raw.as_ptr()) });
-    }
-}
-
-/// An operation of the host's adapter.
-#[derive(Clone, Debug)]
-pub(crate) enum HostOp {
-    Send,
-    SendImmediate([u8; 4]),
-    SendInvalidate(u32),
-    Datagram { ah: Arc<HostAh>, qpn: u32, qkey: u32, immediate: Option<[u8; 4]> },
-    Write { addr: u64, rkey: u32, immediate: Option<[u8; 4]> },
-    Read { addr: u64, rkey: u32 },
-    CompareSwap { addr: u64, rkey: u32, compare: u64, swap: u64 },
-    FetchAdd { addr: u64, rkey: u32, add: u64 },
-    LocalInvalidate(u32),
-    BindMw { mw: Arc<HostMw>, mr: Arc<HostMr>, key: u32, addr: u64, length: u64, access: c_uint },
-}
-
-/// Send requests that are posted together.
-#[derive(Default)]
-pub(crate) struct SendBatch {
-    requests: Vec<SendWr>,
-    sges: Vec<Sge>,
-    /// What the requests point to.
-    ops: Vec<HostOp>,
-}
-
-// SAFETY: the pointers in the requests are to what `ops` holds and to `sges`, and are set anew with each post.
-unsafe impl Send for SendBatch {}
-
-impl SendBatch {
-    pub(crate) fn clear(&mut self) {
-        self.requests.clear();
-        self.sges.clear();
-        self.ops.clear();
-    }
-
-    pub(crate) const fn len(&self) -> usize {
-        self.requests.len()
-    }
-
-    /// Adds a request. `flags` are `IBV_SEND_` bits.
-    pub(crate) fn push(&mut self, wr_id: u64, flags: c_uint, op: HostOp, sges: &[Sge]) {
-        let none = BindMw {
-            mw: ptr::null_mut(),
-            rkey: 0,
-            bind_info: MwBindInfo { mr: ptr::null_mut(), addr: 0, length: 0, mw_access_flags: 0 },
-        };
-        let nowhere = WrTarget { words: [0; 4] };
-        let rdma = |remote_addr, rkey| {
-            let mut target = nowhere;
-            target.rdma = RdmaTarget { remote_addr, rkey };
-            target
-        };
-        let atomic = |remote_addr, compare_add, swap, rkey| WrTarget {
-            atomic: AtomicTarget { remote_addr, compare_add, swap, rkey },
-        };
-        let (opcode, extra, wr, bind_mw) = match &op {
-            HostOp::Send => (WR_SEND, [0; 4], nowhere, none),
-            HostOp::SendImmediate(data) => (WR_SEND_WITH_IMM, *data, nowhere, none),
-            HostOp::SendInvalidate(key) => (WR_SEND_WITH_INV, key.to_ne_bytes(), nowhere, none),
-            HostOp::Datagram { ah, qpn, qkey, immediate } => {
-                let mut wr = nowhere;
-                wr.ud = UdTarget { ah: ah.raw.as_ptr(), remote_qpn: *qpn, remote_qkey: *qkey };
-                let opcode = if immediate.is_some() { WR_SEND_WITH_IMM } else { WR_SEND };
-                (opcode, immediate.unwrap_or_default(), wr, none)
-            }
-            HostOp::Write { addr, rkey, immediate } => {
-                let opcode = if immediate.is_some() { WR_RDMA_WRITE_WITH_IMM } else { WR_RDMA_WRITE };
-                (opcode, immediate.unwrap_or_default(), rdma(*addr, *rkey), none)
-            }
-            HostOp::Read { addr, rkey } => (WR_RDMA_READ, [0; 4], rdma(*addr, *rkey), none),
-            HostOp::CompareSwap { addr, rkey, compare, swap } => {
-                (WR_ATOMIC_CMP_AND_SWP, [0; 4], atomic(*addr, *compare, *swap, *rkey), none)
-            }
-            HostOp::FetchAdd { addr, rkey, add } => {
-                (WR_ATOMIC_FETCH_AND_ADD, [0; 4], atomic(*addr, *add, 0, *rkey), none)
-            }
-            HostOp::LocalInvalidate(key) => (WR_LOCAL_INV, key.to_ne_bytes(), nowhere, none),
-            HostOp::BindMw { mw, mr, key, addr, length, access } => {
-                let bind_info =
-                    MwBindInfo { mr: mr.raw.as_ptr(), addr: *addr, length: *length, mw_access_flags: *access };
-                (WR_BIND_MW, [0; 4], nowhere, BindMw { mw: mw.raw.as_ptr(), rkey: *key, bind_info })
-            }
-        };
-        let num_sge = c_int::try_from(sges.len()).unwrap_or(c_int::MAX);
-        let (next, sg_list) = (ptr::null_mut(), ptr::null_mut());
-        let send_flags = flags;
-        self.sges.extend_from_slice(sges);
-        self.requests.push(SendWr {
-            wr_id,
-            next,
-            sg_list,
-            num_sge,
-            opcode,
-            send_flags,
-            extra,
-            wr,
-            xrc_srqn: 0,
-            bind_mw,
-        });
-        self.ops.push(op);
-    }
-
-    fn post(&mut self, post: impl FnOnce(*mut SendWr, *mut *mut SendWr) -> c_int) -> (usize, io::Result<()>) {
-        let Self { requests, sges, .. } = self;
-        let count = requests.len();
-        let first = requests.as_mut_ptr();
-        let mut sge = sges.as_mut_ptr();
-        for (i, request) in requests.iter_mut().enumerate() {
-            request.sg_list = sge;
-            sge = sge.wrapping_add(usize::try_from(request.num_sge).unwrap_or(0));
-            request.next = if i + 1 < count { first.wrapping_add(i + 1) } else { ptr::null_mut() };
-        }
-        posted(first, count, size_of::<SendWr>(), post)
-    }
-}
-
-/// Receive requests that are posted together.
-#[derive(Debug, Default)]
-pub(crate) struct RecvBatch {
-    requests: Vec<RecvWr>,
-    sges: Vec<Sge>,
-}
-
-// SAFETY: the pointers in the requests are to `sges` and are set anew with each post.
-unsafe impl Send for RecvBatch {}
-
-impl RecvBatch {
-    pub(crate) fn clear(&mut self) {
-        self.requests.clear();
-        self.sges.clear();
-    }
-
-    pub(crate) const fn len(&self) -> usize {
-        self.requests.len()
-    }
-
-    pub(crate) fn push(&mut self, wr_id: u64, sges: &[Sge]) {
-        let num_sge = c_int::try_from(sges.len()).unwrap_or(c_int::MAX);
-        self.sges.extend_from_slice(sges);
-        self.requests.push(RecvWr { wr_id, next: ptr::null_mut(), sg_list: ptr::null_mut(), num_sge });
-    }
-
-    pub(super) fn post(
-        &mut self,
-        post: impl FnOnce(*mut RecvWr, *mut *mut RecvWr) -> c_int,
-    ) -> (usize, io::Result<()>) {
-        let Self { requests, sges } = self;
-        let count = requests.len();
-        let first = requests.as_mut_ptr();
-        let mut sge = sges.as_mut_ptr();
-        for (i, request) in requests.iter_mut().enumerate() {
-            request.sg_list = sge;
-            sge = sge.wrapping_add(usize::try_from(request.num_sge).unwrap_or(0));
-            request.next = if i + 1 < count { first.wrapping_add(i + 1) } else { ptr::null_mut() };
-        }
-        posted(first, count, size_of::<RecvWr>(), post)
-    }
-}
-
-/// Posts a list of `count` elements of `size` bytes; with an error, the library says which was the first that it did not take.
-fn posted<T>(
-    first: *mut T,
-    count: usize,
-    size: usize,
-    post: impl FnOnce(*mut T, *mut *mut T) -> c_int,
-) -> (usize, io::Result<()>) {
-    if count == 0 {
-        return (0, Ok(()));
-    }
-    let mut bad = ptr::null_mut();
-    match check(post(first, &raw mut bad)) {
-        Ok(()) => (count, Ok(())),
-        Err(error) => (bad.addr().saturating_sub(first.addr()).checked_div(size).unwrap_or(0).min(count), Err(error)),
     }
 }

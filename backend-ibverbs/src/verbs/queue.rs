@@ -7,8 +7,10 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use super::qp::RecvBatch;
-use super::{HostDevice, HostPd, check, destroyed};
+use super::batch::RecvBatch;
+use super::device::HostDevice;
+use super::errno::{check, destroyed};
+use super::memory::HostPd;
 use crate::sys::{CompChannel, Cq, SRQ_LIMIT, Srq, SrqAttr, SrqInitAttr, Wc};
 
 fn number(value: u32) -> io::Result<c_int> {
@@ -108,7 +110,7 @@ impl HostCq {
         u32::try_from(unsafe { self.raw.as_ref() }.cqe).unwrap_or(0)
     }
 
-    /// Takes completions. Gives how many of `entries` are filled.
+    /// Takes completions. Returns how many of `entries` are filled.
     pub(crate) fn poll(&self, entries: &mut [Wc]) -> io::Result<usize> {
         let poll = self.channel.device.ops().poll_cq.ok_or_else(|| io::Error::from(io::ErrorKind::Unsupported))?;
         let room = c_int::try_from(entries.len()).unwrap_or(c_int::MAX);
@@ -166,7 +168,7 @@ impl HostSrq {
         check(unsafe { (self.pd.device.library.ibv_modify_srq)(self.raw.as_ptr(), &raw mut attr, SRQ_LIMIT) })
     }
 
-    /// Posts all of the batch. Gives how many were taken.
+    /// Posts all of the batch. Returns how many were taken.
     pub(crate) fn post(&self, batch: &mut RecvBatch) -> (usize, io::Result<()>) {
         let Some(post) = self.pd.device.ops().post_srq_recv else {
             return (0, Err(io::Error::from(io::ErrorKind::Unsupported)));

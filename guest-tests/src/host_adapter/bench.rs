@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 use pvrdma_dev::testing::{Encoded, Placement};
 use pvrdma_ibverbs::Ibverbs;
-use pvrdma_ibverbs::native::NativePair;
 use serde::{Deserialize, Serialize};
 
+use super::native::NativePair;
 use crate::device_pair::{connected, ring};
 
 /// Bytes of each buffer.

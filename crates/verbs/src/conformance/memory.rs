@@ -1,10 +1,10 @@
 //! Memory regions, keys and the guest's memory map.
 
 use super::Bed;
-use crate::testing::{ALL, page_list, write};
+use crate::testing::{ALL, End, page_list, write};
 use crate::{
-    Access, Backend, FastRegister, Hca, Invalidate, MemoryRegion, MrRequest, RemoteAddress, SendData, SendOp, Sge,
-    WcFlags, WcOpcode, WcStatus,
+    Access, Backend, FastRegister, Hca, Invalidate, MemoryRegion, MrRequest, QpType, RemoteAddress, SendData, SendOp,
+    Sge, WcFlags, WcOpcode, WcStatus,
 };
 use pvrdma_guest_memory::PAGE_SIZE;
 
@@ -67,6 +67,13 @@ pub(super) fn fast_registration_and_invalidation<B: Backend>(bed: &Bed<'_, B>) {
     pair.right.submit(20, write(target.remote(0)), &[sge]);
     assert_eq!(pair.right.scq.statuses(1), [(20, OK)]);
     assert_eq!(target.read(0, 18), b"through a fast key");
+    if bed.profile.fast_keys_for_all {
+        let (other, peer) = (pair.b.qp(QpType::Rc), pair.a.qp(QpType::Rc));
+        other.connect(&End::toward(&peer));
+        peer.connect(&End::toward(&other));
+        peer.submit(21, write(remote(1)), &[mine.sge(0, 18)]);
+        assert_eq!(peer.scq.statuses(1), [(21, OK)]);
+    }
     // The peer takes the key away with its answer.
     pair.right.recv(3, &[plain.all()]);
     pair.left.submit(3, SendOp::Send { data: SendData::Invalidate(key(1)), to: None }, &[mine.sge(0, 4)]);

@@ -1,25 +1,17 @@
-//! Addresses: those of the host, those of guests, and which of the host's stands for which of a guest.
-//!
-//! A guest binds the addresses of its network interface. Where the host's table has the same address, the host's index of it is
-//! used, and peers see the guest's address. Otherwise one address of the host stands for the guest, and what the guest
-//! calls a peer by is translated if that peer is a guest of this process, too.
+//! The GID table of the host's port, as the kernel shows it in `/sys/class/infiniband/DEVICE/ports/N`
+//! (Documentation/ABI/stable/sysfs-class-infiniband).
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fs;
 use std::net::Ipv6Addr;
 #[cfg(test)]
 use std::path::Path;
 use std::path::PathBuf;
-use std::sync::Weak;
 use std::thread;
 use std::time::Duration;
 
-use parking_lot::RwLock;
-use pvrdma_verbs::{Gid, GidType, VerbsError};
+use pvrdma_verbs::{Gid, GidType};
 
-use crate::adapter::Adapter;
-use crate::backend::GidIndex;
+use crate::config::GidIndex;
 
 /// Entries of the host's table that are looked at. Some adapters have a thousand and use the first few.
 const MAX_ENTRIES: u32 = 256;
@@ -155,65 +147,6 @@ fn parse(text: &str) -> Option<Gid> {
     text.trim().parse::<Ipv6Addr>().ok().map(|address| Gid(address.octets()))
 }
 
-/// A guest's GID as the host sees it.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Bound {
-    pub(crate) gid: Gid,
-    pub(crate) kind: GidType,
-    /// What stands for it.
-    pub(crate) host: HostGid,
-}
-
-impl Bound {
-    /// Whether the host has the guest's own address, so that nothing else stands for it.
-    pub(crate) fn is_own(&self) -> bool {
-        self.host.gid == self.gid && self.host.kind == self.kind
-    }
-}
-
-/// Which device of this process has which GID.
-#[derive(Debug, Default)]
-pub(crate) struct Fabric(RwLock<HashMap<Gid, (Weak<Adapter>, Bound)>>);
-
-impl Fabric {
-    pub(crate) fn bind(&self, owner: &Weak<Adapter>, bound: Bound) -> Result<(), VerbsError> {
-        match self.0.write().entry(bound.gid) {
-            Entry::Occupied(entry) if entry.get().0.strong_count() > 0 && !entry.get().0.ptr_eq(owner) => {
-                Err(VerbsError::InUse("GID"))
-            }
-            entry => {
-                entry.insert_entry((Weak::clone(owner), bound));
-                Ok(())
-            }
-        }
-    }
-
-    pub(crate) fn unbind(&self, owner: &Weak<Adapter>, gid: Gid) {
-        if let Entry::Occupied(entry) = self.0.write().entry(gid)
-            && entry.get().0.ptr_eq(owner)
-        {
-            entry.remove();
-        }
-    }
-
-    /// The device that has a GID.
-    pub(crate) fn owner(&self, gid: Gid) -> Option<Weak<Adapter>> {
-        self.0.read().get(&gid).map(|(owner, _)| Weak::clone(owner))
-    }
-
-    /// The device whose own address an entry of the host's table is.
-    pub(crate) fn owner_of(&self, entry: &HostGid) -> Option<Weak<Adapter>> {
-        let fabric = self.0.read();
-        let (owner, bound) = fabric.get(&entry.gid)?;
-        (bound.host == *entry).then(|| Weak::clone(owner))
-    }
-
-    /// What to call a peer on the wire.
-    pub(crate) fn translate(&self, gid: Gid) -> Gid {
-        self.0.read().get(&gid).map_or(gid, |(_, bound)| bound.host.gid)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -247,22 +180,45 @@ mod tests {
         assert_eq!(gids.choose(GidIndex::Fixed(30)), Ok(entry(30, 2)));
     }
 
+    /// RoCE v2 before v1, then addresses that routers know, then IPv4, then the lowest index.
     #[test]
-    fn an_entry_belongs_to_who_has_its_address() {
-        let gid = |last| Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last]);
-        let entry = |index, last| HostGid { index, gid: gid(last), kind: GidType::RoceV2 };
-        let fabric = Fabric::default();
-        let owner = Weak::new();
-        let own = Bound { gid: gid(1), kind: GidType::RoceV2, host: entry(3, 1) };
-        // For this one the host's first address stands.
-        let other = Bound { gid: gid(2), kind: GidType::RoceV2, host: entry(0, 9) };
-        fabric.bind(&owner, own).unwrap();
-        fabric.bind(&owner, other).unwrap();
-        assert!(own.is_own() && !other.is_own());
-        assert!(fabric.owner_of(&entry(3, 1)).is_some());
-        // The index was given to another address since, the address has another index, and an address of the host itself.
-        for entry in [entry(3, 7), entry(4, 1), entry(0, 9), HostGid { kind: GidType::RoceV1, ..entry(3, 1) }] {
-            assert!(fabric.owner_of(&entry).is_none(), "{entry:?}");
+    fn the_address_that_stands_for_guests_is_the_one_that_most_peers_reach() {
+        let folder = tempfile::tempdir().unwrap();
+        let gids = HostGids::in_folder(folder.path());
+        let gid = |text: &str| Gid(text.parse::<Ipv6Addr>().unwrap().octets());
+        let choice = || gids.choose(GidIndex::Auto).map(|entry| entry.index);
+        let entries = [
+            (9, "fe80::1", GidType::RoceV1),
+            (8, "::ffff:10.0.0.1", GidType::RoceV1),
+            (7, "fe80::1", GidType::RoceV2),
+            (6, "fd00::1", GidType::RoceV2),
+            (5, "::ffff:10.0.0.1", GidType::RoceV2),
+            (4, "::ffff:10.0.0.2", GidType::RoceV2),
+        ];
+        for (index, address, kind) in entries {
+            gids.set(&HostGid { index, gid: gid(address), kind });
+            assert_eq!(choice(), Ok(index), "{address}");
         }
+        gids.set(&HostGid { index: 10, gid: gid("::ffff:10.0.0.3"), kind: GidType::RoceV2 });
+        assert_eq!(choice(), Ok(4));
+        assert!(gids.choose(GidIndex::Fixed(3)).is_err() && gids.choose(GidIndex::Fixed(300)).is_err());
+    }
+
+    #[test]
+    fn entries_that_the_kernel_does_not_show_are_empty() {
+        let folder = tempfile::tempdir().unwrap();
+        let gids = HostGids::in_folder(folder.path());
+        let entry = HostGid { index: 0, gid: Gid([1; 16]), kind: GidType::RoceV2 };
+        gids.set(&entry);
+        assert_eq!(gids.entry(0), Some(entry));
+        gids.set(&HostGid { gid: Gid::default(), ..entry });
+        assert_eq!((gids.entry(0), gids.entry(1)), (None, None));
+        gids.set(&entry);
+        for kind in ["", "RoCE v3", "Ethernet"] {
+            fs::write(folder.path().join("gid_attrs/types/0"), kind).unwrap();
+            assert_eq!(gids.entry(0), None, "{kind}");
+        }
+        fs::remove_file(folder.path().join("gid_attrs/types/0")).unwrap();
+        assert_eq!(gids.entry(0), None);
     }
 }

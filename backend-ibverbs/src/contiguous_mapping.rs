@@ -11,7 +11,7 @@ use vm_memory::mmap::MmapRegion;
 
 /// A range of our address space with guest memory behind it.
 #[derive(Debug)]
-pub(crate) struct Window {
+pub(crate) struct ContiguousMapping {
     start: NonNull<u8>,
     len: usize,
     /// What the pieces were mapped from. Without `owned` the range is a part of it.
@@ -19,12 +19,12 @@ pub(crate) struct Window {
     owned: bool,
 }
 
-// SAFETY: the window only names the range; who accesses it is the adapter.
-unsafe impl Send for Window {}
+// SAFETY: the mapping only names the range; who accesses it is the adapter.
+unsafe impl Send for ContiguousMapping {}
 // SAFETY: likewise.
-unsafe impl Sync for Window {}
+unsafe impl Sync for ContiguousMapping {}
 
-impl Window {
+impl ContiguousMapping {
     /// Maps the pieces in order. A single piece is used where it is.
     ///
     /// # Errors
@@ -62,13 +62,13 @@ impl Window {
         }
         let start = NonNull::new(start.cast::<u8>()).ok_or_else(invalid)?;
         // From here on dropping it gives the whole range back, however far the loop came.
-        let window = Self { start, len, _mappings: mappings, owned: true };
+        let whole = Self { start, len, _mappings: mappings, owned: true };
         let mut done = 0;
         for piece in pieces {
-            place(piece, window.start.as_ptr().wrapping_add(done))?;
+            place(piece, whole.start.as_ptr().wrapping_add(done))?;
             done += piece.len;
         }
-        Ok(window)
+        Ok(whole)
     }
 
     pub(crate) const fn len(&self) -> usize {
@@ -105,11 +105,11 @@ fn place(piece: &HostPiece, to: *mut u8) -> io::Result<()> {
     if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
 }
 
-impl Drop for Window {
+impl Drop for ContiguousMapping {
     fn drop(&mut self) {
         // SAFETY: the range is ours and nothing uses it any more: the registration over it has ended.
         if self.owned && unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) } != 0 {
-            log::error!("cannot unmap a window of {} bytes: {}", self.len, io::Error::last_os_error());
+            log::error!("cannot unmap a mapping of {} bytes: {}", self.len, io::Error::last_os_error());
         }
     }
 }
@@ -129,16 +129,16 @@ mod tests {
             len: pages * 4096,
             writable: true,
         };
-        let window = Window::map(&[piece(5, 1), piece(1, 2), piece(5, 1)]).unwrap();
-        assert_eq!(window.len(), 4 * 4096);
+        let whole = ContiguousMapping::map(&[piece(5, 1), piece(1, 2), piece(5, 1)]).unwrap();
+        assert_eq!(whole.len(), 4 * 4096);
         mapping.as_volatile_slice().write_slice(b"guest", 5 * 4096 + 10).unwrap();
-        // SAFETY: test only; the window is mapped and nobody writes now.
-        let read = |at: usize| unsafe { std::slice::from_raw_parts(window.as_ptr().add(at), 5) };
+        // SAFETY: test only; the range is mapped and nobody writes now.
+        let read = |at: usize| unsafe { std::slice::from_raw_parts(whole.as_ptr().add(at), 5) };
         assert_eq!((read(10), read(3 * 4096 + 10)), (&b"guest"[..], &b"guest"[..]));
         assert_eq!(read(4096 + 10), [0; 5]);
-        let single = Window::map(&[piece(2, 3)]).unwrap();
+        let single = ContiguousMapping::map(&[piece(2, 3)]).unwrap();
         assert_eq!(single.as_ptr(), mapping.as_ptr().wrapping_add(2 * 4096));
-        drop((window, single));
+        drop((whole, single));
         let mut back = [0; 5];
         mapping.as_volatile_slice().read_slice(&mut back, 5 * 4096 + 10).unwrap();
         assert_eq!(&back, b"guest");
@@ -147,7 +147,7 @@ mod tests {
     #[test]
     fn pieces_outside_of_their_mapping_are_refused() {
         let mapping = shared_memory(4096);
-        assert!(Window::map(&[HostPiece { mapping, offset: 4096, len: 4096, writable: true }]).is_err());
-        assert!(Window::map(&[]).is_err());
+        assert!(ContiguousMapping::map(&[HostPiece { mapping, offset: 4096, len: 4096, writable: true }]).is_err());
+        assert!(ContiguousMapping::map(&[]).is_err());
     }
 }

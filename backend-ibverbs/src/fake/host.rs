@@ -1,0 +1,265 @@
+//! What the fake adapter knows, and what a test does to it.
+
+use std::collections::{HashMap, VecDeque};
+use std::ffi::c_int;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::{Condvar, Mutex};
+use pvrdma_verbs::testing::DEADLINE;
+use rustix::event::EventfdFlags;
+
+use crate::sys::Wc;
+
+/// States of a QP, by the library's numbers.
+pub(super) const RESET: c_int = 0;
+pub(super) const ERROR: c_int = 6;
+/// Completion statuses, by the library's numbers.
+const SUCCESS: c_int = 0;
+const FLUSHED: c_int = 5;
+
+/// A request as it was posted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Posted {
+    pub(crate) wr_id: u64,
+    /// `IBV_WR_` number. 0 for a receive.
+    pub(crate) opcode: c_int,
+    /// Local key of its first SGE.
+    pub(crate) lkey: u32,
+}
+
+#[derive(Default)]
+pub(super) struct Qp {
+    pub(super) state: c_int,
+    pub(super) send_cq: usize,
+    pub(super) recv_cq: usize,
+    pub(super) srq: Option<usize>,
+    pub(super) sends: VecDeque<Posted>,
+    pub(super) receives: VecDeque<Posted>,
+}
+
+#[derive(Default)]
+pub(super) struct Cq {
+    pub(super) entries: VecDeque<Wc>,
+    pub(super) armed: bool,
+    /// How often it was armed.
+    pub(super) arms: u32,
+    /// The channel's descriptor, on which events are announced.
+    pub(super) channel: Option<Arc<OwnedFd>>,
+}
+
+#[derive(Default)]
+pub(super) struct State {
+    /// Objects that exist.
+    pub(super) objects: usize,
+    pub(super) next_number: u32,
+    pub(super) qps: HashMap<u32, Qp>,
+    /// Numbers of QPs by their addresses.
+    pub(super) qp_numbers: HashMap<usize, u32>,
+    pub(super) cqs: HashMap<usize, Cq>,
+    /// Limit and receives of shared receive queues.
+    pub(super) srqs: HashMap<usize, (u32, VecDeque<Posted>)>,
+    /// Keys of registered regions.
+    pub(super) regions: Vec<u32>,
+    /// Completion events that were not fetched: addresses of CQs.
+    pub(super) completion_events: VecDeque<usize>,
+    /// Asynchronous events that were not fetched: number and address.
+    pub(super) async_events: VecDeque<(c_int, usize)>,
+    pub(super) async_fd: Option<Arc<OwnedFd>>,
+    /// Sends that are taken until one is refused.
+    pub(super) sends_until_refused: Option<usize>,
+    pub(super) refuse_resize: bool,
+    pub(super) refuse_registration: bool,
+}
+
+/// A fake adapter.
+#[derive(Default)]
+pub(crate) struct FakeHost {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+/// An event file: readable once for each event.
+pub(super) fn event_file() -> Arc<OwnedFd> {
+    let flags = EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK | EventfdFlags::SEMAPHORE;
+    Arc::new(rustix::event::eventfd(0, flags).unwrap())
+}
+
+fn announce(file: Option<&Arc<OwnedFd>>) {
+    rustix::io::write(file.unwrap(), &1_u64.to_ne_bytes()).unwrap();
+}
+
+impl State {
+    fn complete(&mut self, cq: usize, wc: Wc) {
+        let queue = self.cqs.get_mut(&cq).unwrap();
+        queue.entries.push_back(wc);
+        if std::mem::take(&mut queue.armed) {
+            announce(queue.channel.as_ref());
+            self.completion_events.push_back(cq);
+        }
+    }
+
+    /// Flushes what is posted, as an adapter does for a QP in its error state.
+    pub(super) fn flush(&mut self, qpn: u32) {
+        let qp = self.qps.get_mut(&qpn).unwrap();
+        let (send_cq, recv_cq) = (qp.send_cq, qp.recv_cq);
+        let sends: Vec<_> = qp.sends.drain(..).map(|posted| (send_cq, posted)).collect();
+        let receives: Vec<_> = qp.receives.drain(..).map(|posted| (recv_cq, posted)).collect();
+        for (cq, posted) in sends.into_iter().chain(receives) {
+            self.complete(cq, Wc { wr_id: posted.wr_id, status: FLUSHED, qp_num: qpn, ..Wc::default() });
+        }
+    }
+}
+
+impl FakeHost {
+    /// Looks at the state and changes it. Whoever waits looks again.
+    pub(super) fn with<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+        let result = change(&mut self.state.lock());
+        self.changed.notify_all();
+        result
+    }
+
+    /// Waits until the adapter is in some state.
+    fn wait(&self, what: &str, reached: impl Fn(&State) -> bool) {
+        let end = Instant::now() + DEADLINE;
+        let mut state = self.state.lock();
+        while !reached(&state) {
+            assert!(!self.changed.wait_until(&mut state, end).timed_out(), "{what}");
+        }
+    }
+
+    /// Completes the oldest send of a QP, which ends the QP if `status` is not success.
+    pub(crate) fn complete_send(&self, qpn: u32, status: c_int) {
+        self.with(|state| {
+            let qp = state.qps.get_mut(&qpn).unwrap();
+            let (cq, posted) = (qp.send_cq, qp.sends.pop_front().unwrap());
+            if status != SUCCESS {
+                qp.state = ERROR;
+            }
+            state.complete(cq, Wc { wr_id: posted.wr_id, status, qp_num: qpn, ..Wc::default() });
+            if status != SUCCESS {
+                state.flush(qpn);
+            }
+        });
+    }
+
+    /// Completes the oldest receive of a QP, or of its SRQ, as `wc` says.
+    pub(crate) fn complete_receive(&self, qpn: u32, wc: Wc) {
+        self.with(|state| {
+            let qp = state.qps.get_mut(&qpn).unwrap();
+            let cq = qp.recv_cq;
+            let posted = match qp.srq {
+                Some(srq) => state.srqs.get_mut(&srq).unwrap().1.pop_front(),
+                None => qp.receives.pop_front(),
+            };
+            state.complete(cq, Wc { wr_id: posted.unwrap().wr_id, qp_num: qpn, ..wc });
+        });
+    }
+
+    /// Puts an entry into the CQ of a QP's sends, whatever it says.
+    pub(crate) fn forge_completion(&self, qpn: u32, wc: Wc) {
+        self.with(|state| {
+            let cq = state.qps[&qpn].send_cq;
+            state.complete(cq, wc);
+        });
+    }
+
+    /// Raises an asynchronous event by its number and the address of its object.
+    pub(crate) fn raise(&self, number: c_int, address: usize) {
+        self.with(|state| {
+            state.async_events.push_back((number, address));
+            announce(state.async_fd.as_ref());
+        });
+    }
+
+    /// Returns the address of a QP's completion queue for sends.
+    pub(crate) fn send_cq(&self, qpn: u32) -> usize {
+        self.with(|state| state.qps[&qpn].send_cq)
+    }
+
+    /// Returns the address of a QP.
+    pub(crate) fn qp(&self, qpn: u32) -> usize {
+        self.with(|state| *state.qp_numbers.iter().find(|(_, number)| **number == qpn).unwrap().0)
+    }
+
+    /// Returns the address of the only SRQ.
+    pub(crate) fn srq(&self) -> usize {
+        self.with(|state| *state.srqs.keys().next().unwrap())
+    }
+
+    /// Returns the armed limit of the only SRQ.
+    pub(crate) fn srq_limit(&self) -> u32 {
+        self.with(|state| state.srqs.values().next().unwrap().0)
+    }
+
+    /// Returns what of a QP's sends has not completed.
+    pub(crate) fn sends(&self, qpn: u32) -> Vec<Posted> {
+        self.with(|state| state.qps[&qpn].sends.iter().copied().collect())
+    }
+
+    /// Returns how many receives the only SRQ holds.
+    pub(crate) fn shared_receives(&self) -> usize {
+        self.with(|state| state.srqs.values().next().unwrap().1.len())
+    }
+
+    /// Returns the state of a QP by the library's number.
+    pub(crate) fn qp_state(&self, qpn: u32) -> c_int {
+        self.with(|state| state.qps[&qpn].state)
+    }
+
+    /// Changes the state of a QP without telling anybody.
+    pub(crate) fn set_qp_state(&self, qpn: u32, number: c_int) {
+        self.with(|state| state.qps.get_mut(&qpn).unwrap().state = number);
+    }
+
+    /// Returns how often a QP's completion queue for sends was armed.
+    pub(crate) fn arms(&self, qpn: u32) -> u32 {
+        self.with(|state| state.cqs[&state.qps[&qpn].send_cq].arms)
+    }
+
+    /// Waits until a QP's completion queue for sends is armed.
+    pub(crate) fn wait_armed(&self, qpn: u32) {
+        self.wait("the queue is not armed", |state| state.cqs[&state.qps[&qpn].send_cq].armed);
+    }
+
+    /// Waits until a QP has gone to its error state.
+    pub(crate) fn wait_error(&self, qpn: u32) {
+        self.wait("the QP is not stopped", |state| state.qps[&qpn].state == ERROR);
+    }
+
+    /// Waits until so many sends of a QP have not completed.
+    pub(crate) fn wait_sends(&self, qpn: u32, count: usize) {
+        self.wait("the sends are not posted", |state| state.qps[&qpn].sends.len() == count);
+    }
+
+    /// Waits until the only SRQ holds so many receives.
+    pub(crate) fn wait_shared_receives(&self, count: usize) {
+        self.wait("the receives are not posted", |state| state.srqs.values().all(|srq| srq.1.len() == count));
+    }
+
+    /// Takes so many sends from now on, and refuses the next.
+    pub(crate) fn refuse_after(&self, sends: usize) {
+        self.with(|state| state.sends_until_refused = Some(sends));
+    }
+
+    /// Refuses larger completion queues.
+    pub(crate) fn refuse_resize(&self) {
+        self.with(|state| state.refuse_resize = true);
+    }
+
+    /// Refuses to register memory.
+    pub(crate) fn refuse_registration(&self, refuse: bool) {
+        self.with(|state| state.refuse_registration = refuse);
+    }
+
+    /// Returns how many objects exist, devices included.
+    pub(crate) fn objects(&self) -> usize {
+        self.with(|state| state.objects)
+    }
+
+    /// Returns how many regions are registered.
+    pub(crate) fn regions(&self) -> usize {
+        self.with(|state| state.regions.len())
+    }
+}

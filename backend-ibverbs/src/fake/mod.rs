@@ -1,0 +1,71 @@
+//! An adapter of the host that tests have in their hands: a function table of the library filled with functions of this
+//! folder.
+//!
+//! It moves no data. It keeps what is posted until the test completes it, flushes like an adapter when a queue pair
+//! goes to its error state, and refuses what the test tells it to refuse.
+
+mod functions;
+mod host;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pvrdma_verbs::{Backend, DeviceContext, GidType, VerbsError};
+use tempfile::TempDir;
+
+pub(crate) use host::FakeHost;
+
+use crate::config::IbverbsConfig;
+use crate::gid::{HostGid, HostGids};
+use crate::hca::IbvHca;
+use crate::shared::Shared;
+use crate::verbs::HostDevice;
+
+/// A backend on a fake adapter.
+pub(crate) struct FakeBackend {
+    pub(crate) host: Arc<FakeHost>,
+    shared: Arc<Shared>,
+    _gids: TempDir,
+}
+
+impl FakeBackend {
+    pub(crate) fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// As the test changes its configuration.
+    pub(crate) fn with(change: impl FnOnce(&mut IbverbsConfig)) -> Self {
+        let host = Arc::<FakeHost>::default();
+        let mut config = IbverbsConfig { poll: Duration::ZERO, ..IbverbsConfig::new("fake0") };
+        change(&mut config);
+        let folder = tempfile::tempdir().unwrap();
+        let gids = HostGids::in_folder(folder.path());
+        let default_gid = HostGid { index: 0, gid: pvrdma_verbs::testing::gid(250), kind: GidType::RoceV2 };
+        gids.set(&default_gid);
+        let library = functions::library();
+        let shared = Arc::new(Shared {
+            library,
+            config,
+            gids,
+            default_gid,
+            addresses: None,
+            fabric: Arc::default(),
+            manager: None,
+        });
+        Self { host, shared, _gids: folder }
+    }
+
+    /// Gives the host an entry in its GID table.
+    pub(crate) fn set_host_gid(&self, entry: &HostGid) {
+        self.shared.gids.set(entry);
+    }
+}
+
+impl Backend for FakeBackend {
+    type Hca = IbvHca;
+
+    fn attach(&self, context: DeviceContext) -> Result<IbvHca, VerbsError> {
+        let device = functions::with_host(&self.host, || HostDevice::open(&self.shared.library, "fake0"));
+        IbvHca::start(device.map_err(std::io::Error::other)?, context, Arc::clone(&self.shared))
+    }
+}

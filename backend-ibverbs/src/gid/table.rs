@@ -1,0 +1,111 @@
+//! A guest's GID table.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use parking_lot::{Mutex, RwLock};
+use pvrdma_verbs::{Gid, GidType, VerbsError};
+
+use super::fabric::{Bound, Member};
+use super::host::HostGid;
+use crate::addresses::{AddedAddress, MAX_ADDED};
+use crate::counters::bump;
+use crate::shared::Shared;
+
+const ENTRIES: usize = 256;
+
+/// The GIDs that a guest has bound, by index, and the host's addresses that exist because of them.
+#[derive(Debug)]
+pub(crate) struct GidTable {
+    /// The device, in logs.
+    name: String,
+    shared: Arc<Shared>,
+    member: Arc<Member>,
+    entries: RwLock<Box<[Option<Bound>]>>,
+    /// Addresses that are on the host's interface because of this device.
+    added: Mutex<HashMap<Gid, AddedAddress>>,
+}
+
+impl GidTable {
+    pub(crate) fn new(name: String, shared: Arc<Shared>, member: Arc<Member>) -> Self {
+        let entries = RwLock::new(vec![None; ENTRIES].into_boxed_slice());
+        Self { name, shared, member, entries, added: Mutex::default() }
+    }
+
+    /// Returns what is bound at an index.
+    pub(crate) fn get(&self, index: u8) -> Option<Bound> {
+        self.entries.read().get(usize::from(index)).copied().flatten()
+    }
+
+    /// Binds a GID at an index, with the host's own entry for it if there is one or can be made.
+    ///
+    /// # Errors
+    /// [`VerbsError::InUse`]: another device of this process has the GID.
+    pub(crate) fn bind(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError> {
+        let shared = &self.shared;
+        let found = shared.gids.find(gid, kind);
+        let host = found.unwrap_or(shared.default_gid);
+        let bound = Bound { gid, kind, host };
+        // Before anything of the host changes: another guest may have the address.
+        shared.fabric.bind(&self.member, bound)?;
+        self.replace(index, Some(bound));
+        if found.is_some() {
+            return Ok(());
+        }
+        match self.add_to_host(gid, kind) {
+            Some(host) => {
+                let bound = Bound { gid, kind, host };
+                shared.fabric.bind(&self.member, bound)?;
+                self.replace(index, Some(bound));
+            }
+            None => log::debug!("{}: the host does not have {gid}, {} stands for it", self.name, host.gid),
+        }
+        Ok(())
+    }
+
+    /// Puts a guest's address on the host's interface, if that is wanted. Returns what the host's table then has.
+    fn add_to_host(&self, gid: Gid, kind: GidType) -> Option<HostGid> {
+        let addresses = self.shared.addresses.as_ref()?;
+        let counters = &self.member.counters;
+        let mut added = self.added.lock();
+        if !added.contains_key(&gid) {
+            let address = if added.len() < MAX_ADDED { addresses.add(gid) } else { None };
+            let Some(address) = address else {
+                bump(&counters.addresses_refused);
+                return None;
+            };
+            added.insert(gid, address);
+            bump(&counters.addresses_added);
+        }
+        let host = self.shared.gids.await_new(gid, kind);
+        if host.is_none() {
+            log::warn!("{}: {gid} was added to the host's interface and is not among the adapter's GIDs", self.name);
+            added.remove(&gid);
+        }
+        host
+    }
+
+    /// Empties an index.
+    pub(crate) fn unbind(&self, index: u8) {
+        self.replace(index, None);
+    }
+
+    /// Empties the table.
+    pub(crate) fn clear(&self) {
+        for index in 0..=u8::MAX {
+            self.unbind(index);
+        }
+    }
+
+    fn replace(&self, index: u8, new: Option<Bound>) {
+        let mut entries = self.entries.write();
+        let Some(slot) = entries.get_mut(usize::from(index)) else { return };
+        let old = std::mem::replace(slot, new);
+        if let Some(old) = old
+            && !entries.iter().flatten().any(|bound| bound.gid == old.gid)
+        {
+            self.shared.fabric.unbind(&self.member, old.gid);
+            self.added.lock().remove(&old.gid);
+        }
+    }
+}

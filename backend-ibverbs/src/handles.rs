@@ -1,0 +1,160 @@
+//! A device's objects as the device holds them. Dropping one ends it.
+
+use std::sync::Arc;
+
+use pvrdma_verbs::{CompletionQueue, MemoryRegion, QpAttrMask, QpAttrs, QpState, Qpn, QueuePair, SharedReceiveQueue};
+
+use crate::cq::Cq;
+use crate::gsi::Gsi;
+use crate::mr::{Mr, MrTable};
+use crate::objects::Objects;
+use crate::qp::Qp;
+use crate::reap;
+use crate::srq::Srq;
+use crate::verbs::HostPd;
+
+/// Protection domain.
+#[derive(Debug)]
+pub struct IbvPd(pub(crate) Arc<HostPd>);
+
+/// A registered memory region. Dropping it ends the registration.
+#[derive(Debug)]
+pub struct IbvMr {
+    pub(crate) table: Arc<MrTable>,
+    pub(crate) mr: Arc<Mr>,
+}
+
+impl MemoryRegion for IbvMr {
+    fn lkey(&self) -> u32 {
+        self.mr.lkey()
+    }
+
+    fn rkey(&self) -> u32 {
+        self.mr.rkey()
+    }
+
+    fn destroy(&self) {
+        self.table.destroy(&self.mr);
+    }
+}
+
+impl Drop for IbvMr {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub struct IbvCq {
+    pub(crate) cq: Arc<Cq>,
+    pub(crate) objects: Arc<Objects>,
+}
+
+impl CompletionQueue for IbvCq {
+    fn notify_poll(&self) {
+        self.cq.guest_polled();
+        reap::try_drain(&self.cq, &self.objects.adapter, &self.objects.qps);
+    }
+
+    fn notify_arm(&self) {
+        if !self.cq.is_armed() {
+            reap::arm_and_drain(&self.cq, &self.objects.adapter, &self.objects.qps);
+        }
+    }
+}
+
+/// A shared receive queue. Dropping it ends it.
+#[derive(Debug)]
+pub struct IbvSrq(pub(crate) Arc<Srq>);
+
+impl SharedReceiveQueue for IbvSrq {
+    fn set_limit(&self, limit: u32) {
+        self.0.set_limit(limit);
+    }
+
+    fn limit(&self) -> u32 {
+        self.0.limit()
+    }
+
+    fn notify_recv(&self) {
+        self.0.run();
+    }
+
+    fn destroy(&self) {
+        self.0.destroy();
+    }
+}
+
+impl Drop for IbvSrq {
+    fn drop(&mut self) {
+        self.0.destroy();
+    }
+}
+
+/// A queue pair. Dropping it ends it.
+#[derive(Debug)]
+pub enum IbvQp {
+    /// Of the host.
+    #[doc(hidden)]
+    Host(#[expect(private_interfaces, reason = "opaque")] Arc<Qp>),
+    /// The connection manager's, which user space does not get from the host.
+    #[doc(hidden)]
+    Gsi(#[expect(private_interfaces, reason = "opaque")] Arc<Gsi>),
+}
+
+impl QueuePair for IbvQp {
+    fn qpn(&self) -> Qpn {
+        match self {
+            Self::Host(qp) => qp.qpn(),
+            Self::Gsi(_) => Qpn::GSI,
+        }
+    }
+
+    fn modify(&self, attrs: &QpAttrs, mask: QpAttrMask) -> Result<(), pvrdma_verbs::VerbsError> {
+        match self {
+            Self::Host(qp) => qp.modify(attrs, mask),
+            Self::Gsi(qp) => qp.modify(attrs, mask),
+        }
+    }
+
+    fn query(&self) -> QpAttrs {
+        match self {
+            Self::Host(qp) => qp.query(),
+            Self::Gsi(qp) => qp.query(),
+        }
+    }
+
+    fn notify_send(&self) {
+        match self {
+            Self::Host(qp) => {
+                qp.run_send();
+                // A request that fails ends both sides.
+                if qp.state() == QpState::Error {
+                    qp.kick();
+                }
+            }
+            Self::Gsi(qp) => qp.run_send(),
+        }
+    }
+
+    fn notify_recv(&self) {
+        match self {
+            Self::Host(qp) => qp.run_recv(),
+            Self::Gsi(_) => {}
+        }
+    }
+
+    fn destroy(&self) {
+        match self {
+            Self::Host(qp) => qp.destroy(),
+            Self::Gsi(qp) => qp.destroy(),
+        }
+    }
+}
+
+impl Drop for IbvQp {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}

@@ -1,0 +1,249 @@
+//! Requests in flight: posted to the host and not completed.
+//!
+//! A completion of the host carries the `wr_id` that we gave its request. It says which kind of queue the request was
+//! posted to and in which epoch of that queue: a reset begins a new one, and completions of an earlier epoch mean
+//! nothing.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pvrdma_verbs::WcOpcode;
+
+use crate::mr::Bind;
+use crate::verbs::HostAh;
+
+/// Bit 63: a receive.
+const RECV: u64 = 1 << 63;
+/// Bits 62:32: the epoch.
+const EPOCH_MASK: u32 = 0x7fff_ffff;
+
+/// The time of a queue from its creation, or a reset, to the next reset.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Epoch(u32);
+
+impl Epoch {
+    /// Returns one that no other queue has; they repeat after 2^31.
+    pub(crate) fn begin() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(1);
+        Self(NEXT.fetch_add(1, Ordering::Relaxed) & EPOCH_MASK)
+    }
+}
+
+/// What `wr_id` of a request that is posted to the host holds. (The guest's own `wr_id` stays here.)
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct WrId {
+    pub(crate) recv: bool,
+    pub(crate) epoch: Epoch,
+    pub(crate) number: u32,
+}
+
+impl WrId {
+    pub(crate) const fn encode(self) -> u64 {
+        (if self.recv { RECV } else { 0 }) | (self.epoch.0 as u64) << 32 | self.number as u64
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "takes the number apart")]
+    pub(crate) const fn decode(value: u64) -> Self {
+        Self { recv: value & RECV != 0, epoch: Epoch((value >> 32) as u32 & EPOCH_MASK), number: value as u32 }
+    }
+}
+
+/// A send in flight.
+#[derive(Debug)]
+pub(crate) struct SendEntry {
+    /// The guest's name for it.
+    pub(crate) wr_id: u64,
+    pub(crate) opcode: WcOpcode,
+    /// The guest wants to hear of success.
+    pub(crate) signaled: bool,
+    /// Bytes that the completion reports.
+    pub(crate) byte_len: u32,
+    /// Kept until the host is done with it.
+    pub(crate) _ah: Option<Arc<HostAh>>,
+    /// What its end means for a fast-registered region.
+    pub(crate) bind: Option<Bind>,
+}
+
+/// The sends of a QP that are in flight, oldest first.
+#[derive(Debug)]
+pub(crate) struct SendInflight {
+    pub(crate) epoch: Epoch,
+    entries: VecDeque<SendEntry>,
+    /// Number of the oldest.
+    first: u32,
+}
+
+impl SendInflight {
+    pub(crate) fn new() -> Self {
+        Self { epoch: Epoch::begin(), entries: VecDeque::new(), first: 0 }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Number of the next request.
+    pub(crate) fn next(&self) -> u32 {
+        // At most as many as the host's queue holds.
+        self.first.wrapping_add(u32::try_from(self.entries.len()).unwrap_or(u32::MAX))
+    }
+
+    pub(crate) fn push(&mut self, entry: SendEntry) {
+        self.entries.push_back(entry);
+    }
+
+    /// Takes back what the host did not take.
+    pub(crate) fn pop_newest(&mut self) -> Option<SendEntry> {
+        self.entries.pop_back()
+    }
+
+    /// Returns `true` if the host has a request of this number.
+    pub(crate) fn is_in_flight(&self, number: u32) -> bool {
+        (number.wrapping_sub(self.first) as usize) < self.entries.len()
+    }
+
+    /// Takes the oldest, up to and including `number`; none when that is not in flight.
+    pub(crate) fn complete(&mut self, number: u32) -> impl Iterator<Item = SendEntry> {
+        let count = if self.is_in_flight(number) { number.wrapping_sub(self.first).wrapping_add(1) } else { 0 };
+        self.first = self.first.wrapping_add(count);
+        self.entries.drain(..count as usize)
+    }
+
+    /// Forgets everything.
+    pub(crate) fn restart(&mut self) -> Vec<SendEntry> {
+        self.epoch = Epoch::begin();
+        self.first = 0;
+        self.entries.drain(..).collect()
+    }
+}
+
+/// Receives in flight, which may complete in any order.
+#[derive(Debug)]
+pub(crate) struct RecvInflight {
+    pub(crate) epoch: Epoch,
+    /// The guest's names.
+    slots: Vec<Option<u64>>,
+    free: Vec<u32>,
+}
+
+impl RecvInflight {
+    pub(crate) fn new(size: u32) -> Self {
+        let (slots, free) = (vec![None; size as usize], (0..size).rev().collect());
+        Self { epoch: Epoch::begin(), slots, free }
+    }
+
+    pub(crate) fn has_room(&self) -> bool {
+        !self.free.is_empty()
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.free.len() == self.slots.len()
+    }
+
+    /// Notes a receive and gives its number.
+    pub(crate) fn push(&mut self, wr_id: u64) -> Option<u32> {
+        let number = self.free.pop()?;
+        *self.slots.get_mut(number as usize)? = Some(wr_id);
+        Some(number)
+    }
+
+    /// Takes a receive out.
+    pub(crate) fn complete(&mut self, number: u32) -> Option<u64> {
+        let wr_id = self.slots.get_mut(number as usize)?.take()?;
+        self.free.push(number);
+        Some(wr_id)
+    }
+
+    /// Takes everything out, in no order.
+    pub(crate) fn take_all(&mut self) -> Vec<u64> {
+        let all = self.slots.iter().flatten().copied().collect();
+        self.restart();
+        all
+    }
+
+    /// Forgets everything.
+    pub(crate) fn restart(&mut self) {
+        let size = u32::try_from(self.slots.len()).unwrap_or(u32::MAX);
+        *self = Self::new(size);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entry(wr_id: u64) -> SendEntry {
+        SendEntry { wr_id, opcode: WcOpcode::Send, signaled: true, byte_len: 0, _ah: None, bind: None }
+    }
+
+    #[test]
+    fn a_wr_id_holds_queue_epoch_and_number() {
+        for recv in [false, true] {
+            let wr_id = WrId { recv, epoch: Epoch(EPOCH_MASK), number: u32::MAX };
+            assert_eq!(WrId::decode(wr_id.encode()), wr_id);
+        }
+        assert_ne!(Epoch::begin(), Epoch::begin());
+    }
+
+    #[test]
+    fn sends_complete_in_order_and_once() {
+        let mut inflight = SendInflight::new();
+        inflight.first = u32::MAX - 1;
+        for i in 0..4 {
+            inflight.push(entry(i));
+        }
+        assert_eq!(inflight.next(), 2);
+        assert_eq!(inflight.complete(0).map(|entry| entry.wr_id).collect::<Vec<_>>(), [0, 1, 2]);
+        assert_eq!((inflight.complete(0).count(), inflight.complete(2).count()), (0, 0));
+        assert_eq!(inflight.pop_newest().map(|e| e.wr_id), Some(3));
+        assert!(inflight.is_empty());
+    }
+
+    #[test]
+    fn receives_complete_in_any_order_and_once() {
+        let mut inflight = RecvInflight::new(2);
+        let (a, b) = (inflight.push(10).unwrap(), inflight.push(11).unwrap());
+        assert!(inflight.push(12).is_none() && !inflight.has_room());
+        assert_eq!((inflight.complete(b), inflight.complete(b), inflight.complete(9)), (Some(11), None, None));
+        assert_eq!(inflight.complete(a), Some(10));
+        assert!(inflight.is_empty());
+    }
+
+    #[test]
+    fn an_epoch_is_no_other_queues_and_ends_with_a_restart() {
+        let (mut sends, mut receives) = (SendInflight::new(), RecvInflight::new(4));
+        assert_ne!(sends.epoch, receives.epoch);
+        let (first, second) = (sends.epoch, receives.epoch);
+        sends.push(entry(1));
+        let (a, b) = (receives.push(10).unwrap(), receives.push(11).unwrap());
+        assert_eq!(sends.restart().iter().map(|entry| entry.wr_id).collect::<Vec<_>>(), [1]);
+        let mut all = receives.take_all();
+        all.sort_unstable();
+        assert_eq!(all, [10, 11]);
+        assert!(sends.epoch != first && receives.epoch != second && sends.is_empty() && receives.is_empty());
+        assert_eq!((receives.complete(a), receives.complete(b)), (None, None));
+        assert_eq!((0..9).filter(|&wr_id| receives.push(wr_id).is_some()).count(), 4);
+    }
+
+    /// The numbers of sends wrap, and those of receives are places in a table.
+    #[test]
+    fn numbers_that_are_not_in_flight_complete_nothing() {
+        let mut sends = SendInflight::new();
+        sends.first = u32::MAX;
+        sends.push(entry(1));
+        sends.push(entry(2));
+        for number in [1, 2, u32::MAX - 1, u32::MAX / 2] {
+            assert!(!sends.is_in_flight(number) && sends.complete(number).count() == 0, "{number}");
+        }
+        assert!(sends.is_in_flight(u32::MAX) && sends.is_in_flight(0));
+        let mut receives = RecvInflight::new(1);
+        assert_eq!((receives.complete(0), receives.complete(u32::MAX)), (None, None));
+        receives.push(5).unwrap();
+        assert_eq!(receives.complete(1), None);
+    }
+}

@@ -1,0 +1,446 @@
+//! A memory region of a guest: what is registered of it with the host.
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use pvrdma_guest_memory::{Direction, DmaView, HostPiece, PAGE_SIZE, PageList};
+use pvrdma_verbs::{Access, FastRegister, MrRequest, Sge, VerbsError};
+use vm_memory::mmap::MmapRegion;
+
+use crate::adapter::Adapter;
+use crate::contiguous_mapping::ContiguousMapping;
+use crate::counters::bump;
+use crate::limits::Share;
+use crate::sys::{self, ACCESS_MW_BIND};
+use crate::verbs::{HostMr, HostMw, HostOp, HostPd};
+
+/// A region of a guest.
+pub(crate) struct Mr {
+    pd: Arc<HostPd>,
+    /// The key it was made with; fast registrations change the low byte.
+    key: u32,
+    rkey: u32,
+    /// False from when it is destroyed or what it names went away.
+    alive: AtomicBool,
+    body: Body,
+}
+
+enum Body {
+    /// Memory of a guest process, under the host's own keys.
+    User { start: u64, length: u64, access: Access, pages: PageList, host: Mutex<Option<(HostMr, Share)>> },
+    /// Bus addresses. The key is that of a page of ours that nobody may access; what it stands for is registered when
+    /// used.
+    Dma { access: Access, _anchor: HostMr, parts: Mutex<Vec<DmaPart>> },
+    /// A memory window and what it is bound to.
+    Fast { max_pages: u32, state: Mutex<FastState> },
+}
+
+/// A range of bus addresses.
+struct DmaPart {
+    iova: u64,
+    len: u64,
+    host: HostMr,
+    _share: Share,
+}
+
+struct FastState {
+    /// Gone when the region was destroyed.
+    window: Option<Arc<HostMw>>,
+    bound: Option<FastBound>,
+}
+
+struct FastBound {
+    /// A request that empties the region is in flight.
+    ending: bool,
+    /// The QP that filled it.
+    qpn: u32,
+    key: u32,
+    iova: u64,
+    length: u64,
+    access: Access,
+    pages: PageList,
+    host: Arc<HostMr>,
+    _share: Share,
+}
+
+/// What becomes of a fast registration.
+pub(crate) enum FastStep {
+    /// This request fills the region.
+    Bind(HostOp, Bind),
+    /// A request that empties the region has to end first.
+    Wait,
+    /// It is not allowed.
+    Refuse,
+}
+
+/// What a request in flight does to a fast-registered region.
+#[derive(Clone)]
+pub(crate) enum Bind {
+    /// Fills it under this key.
+    Register(Arc<Mr>, u32),
+    /// Empties it.
+    Invalidate(Arc<Mr>, u32),
+}
+
+impl fmt::Debug for Mr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Mr").field("key", &self.key).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for Bind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (what, key) = match self {
+            Self::Register(_, key) => ("register", key),
+            Self::Invalidate(_, key) => ("invalidate", key),
+        };
+        write!(f, "{what} {key:#x}")
+    }
+}
+
+/// Returns `true` if `addr..addr+len` lies inside `start..start+length`.
+fn covers(start: u64, length: u64, addr: u64, len: u64) -> bool {
+    addr.checked_sub(start).and_then(|into| length.checked_sub(into)).is_some_and(|room| len <= room)
+}
+
+/// Returns `true` if any page of a list satisfies `gone`.
+fn any_extent(pages: &PageList, gone: &impl Fn(u64, u64) -> bool) -> bool {
+    pages.extents().iter().any(|extent| gone(extent.iova, extent.bytes()))
+}
+
+impl Mr {
+    /// Makes a region and registers what it names. The caller holds the view until the region is in the table.
+    pub(super) fn register(
+        adapter: &Adapter,
+        pd: &Arc<HostPd>,
+        view: &DmaView<'_>,
+        request: MrRequest,
+    ) -> Result<Self, VerbsError> {
+        let (key, rkey, body) = match request {
+            MrRequest::User { start, length, pages, access } => {
+                let remote_change = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
+                if access.intersects(remote_change) && !access.contains(Access::LOCAL_WRITE) {
+                    return Err(VerbsError::Invalid("access rights"));
+                }
+                if !Self::fits(start, length, &pages) {
+                    return Err(VerbsError::Invalid("memory region"));
+                }
+                let (host, share) = register(adapter, pd, view, &pages, (start, length), access, 0)?;
+                let (lkey, rkey) = (host.lkey(), host.rkey());
+                (lkey, rkey, Body::User { start, length, access, pages, host: Mutex::new(Some((host, share))) })
+            }
+            MrRequest::Dma { access } => {
+                let anchor = anchor(pd)?;
+                let (lkey, rkey) = (anchor.lkey(), anchor.rkey());
+                let access = access & Access::LOCAL_WRITE;
+                (lkey, rkey, Body::Dma { access, _anchor: anchor, parts: Mutex::default() })
+            }
+            MrRequest::FastRegister { max_pages } => {
+                let window = HostMw::new(pd)?;
+                let key = window.key();
+                let state = FastState { window: Some(Arc::new(window)), bound: None };
+                (key, key, Body::Fast { max_pages, state: Mutex::new(state) })
+            }
+        };
+        Ok(Self { pd: Arc::clone(pd), key, rkey, alive: AtomicBool::new(true), body })
+    }
+
+    /// Returns the key that it was made with.
+    pub(crate) const fn lkey(&self) -> u32 {
+        self.key
+    }
+
+    /// Returns the key for peers that it was made with.
+    pub(crate) const fn rkey(&self) -> u32 {
+        self.rkey
+    }
+
+    /// Returns `true` if it belongs to this protection domain.
+    pub(super) fn is_in(&self, pd: &Arc<HostPd>) -> bool {
+        Arc::ptr_eq(&self.pd, pd)
+    }
+
+    /// Returns `true` if `key` is its key and names bus addresses, with the right to do `need`.
+    pub(super) fn is_bus(&self, key: u32, need: Access) -> bool {
+        self.key == key && matches!(&self.body, Body::Dma { access, .. } if access.contains(need))
+    }
+
+    /// Returns `true` if a fast registration is in force under `key`.
+    pub(super) fn is_bound(&self, key: u32) -> bool {
+        match &self.body {
+            Body::Fast { state, .. } => state.lock().bound.as_ref().is_some_and(|bound| bound.key == key),
+            Body::User { .. } | Body::Dma { .. } => false,
+        }
+    }
+
+    /// Prepares a local invalidation. Returns `None` if nothing is registered under `key`, or that ends already.
+    pub(super) fn invalidate(self: &Arc<Self>, key: u32) -> Option<(HostOp, Bind)> {
+        let Body::Fast { state, .. } = &self.body else { return None };
+        state.lock().bound.as_mut().filter(|bound| bound.key == key && !bound.ending)?.ending = true;
+        Some((HostOp::LocalInvalidate(key), Bind::Invalidate(Arc::clone(self), key)))
+    }
+
+    /// Returns `true` if a list of these pages holds `length` bytes that begin at `start`.
+    fn fits(start: u64, length: u64, pages: &PageList) -> bool {
+        let span = length.checked_add(start % PAGE_SIZE);
+        length != 0 && start.checked_add(length).is_some() && span.is_some_and(|span| span <= pages.bytes())
+    }
+
+    /// Ends what is registered of it if `gone` says so of any of its memory. The host does not reach it afterwards.
+    pub(super) fn revoke(&self, gone: &impl Fn(u64, u64) -> bool) -> u64 {
+        match &self.body {
+            Body::User { pages, host, .. } => {
+                if !any_extent(pages, gone) {
+                    return 0;
+                }
+                self.alive.store(false, Ordering::Release);
+                u64::from(host.lock().take().is_some())
+            }
+            Body::Dma { parts, .. } => {
+                let mut parts = parts.lock();
+                let before = parts.len();
+                parts.retain(|part| !gone(part.iova, part.len));
+                (before - parts.len()) as u64
+            }
+            Body::Fast { state, .. } => {
+                let mut state = state.lock();
+                if !state.bound.as_ref().is_some_and(|bound| any_extent(&bound.pages, gone)) {
+                    return 0;
+                }
+                // The window first: a region that windows are bound to cannot be deregistered.
+                self.alive.store(false, Ordering::Release);
+                state.window = None;
+                state.bound = None;
+                1
+            }
+        }
+    }
+
+    pub(super) fn destroy(&self) {
+        self.alive.store(false, Ordering::Release);
+        match &self.body {
+            Body::User { host, .. } => drop(host.lock().take()),
+            Body::Dma { parts, .. } => parts.lock().clear(),
+            Body::Fast { state, .. } => {
+                let mut state = state.lock();
+                state.window = None;
+                state.bound = None;
+            }
+        }
+    }
+
+    /// Translates a piece of local memory, if `pd` may do `need` with it.
+    pub(super) fn translate(
+        &self,
+        adapter: &Adapter,
+        view: &DmaView<'_>,
+        sge: &Sge,
+        need: Access,
+        out: &mut Vec<sys::Sge>,
+    ) -> Option<()> {
+        let (addr, length) = (sge.addr, sge.length);
+        let len = u64::from(length);
+        match &self.body {
+            Body::User { start, length: size, access, .. } => {
+                let allowed = self.key == sge.lkey && access.contains(need) && covers(*start, *size, addr, len);
+                (allowed && self.alive.load(Ordering::Acquire)).then(|| {
+                    out.push(sys::Sge { addr, length, lkey: sge.lkey });
+                })
+            }
+            Body::Dma { access, parts, .. } => {
+                let allowed = self.key == sge.lkey && access.contains(need) && self.alive.load(Ordering::Acquire);
+                if !allowed {
+                    return None;
+                }
+                self.bus_addresses(adapter, view, &mut parts.lock(), sge, out)
+            }
+            Body::Fast { state, .. } => {
+                let state = state.lock();
+                let bound = state.bound.as_ref().filter(|bound| {
+                    bound.key == sge.lkey && bound.access.contains(need) && covers(bound.iova, bound.length, addr, len)
+                })?;
+                out.push(sys::Sge { addr, length, lkey: bound.host.lkey() });
+                Some(())
+            }
+        }
+    }
+
+    /// Finds, or registers, the ranges that `sge` lies in.
+    fn bus_addresses(
+        &self,
+        adapter: &Adapter,
+        view: &DmaView<'_>,
+        parts: &mut Vec<DmaPart>,
+        sge: &Sge,
+        out: &mut Vec<sys::Sge>,
+    ) -> Option<()> {
+        let (mut addr, end) = (sge.addr, sge.addr.checked_add(u64::from(sge.length))?);
+        while addr < end {
+            let known = parts.iter().position(|part| covers(part.iova, part.len, addr, 1));
+            let at = match known {
+                Some(at) => at,
+                None => {
+                    let all = view.all_pieces();
+                    let (iova, piece) =
+                        all.into_iter().find(|(iova, piece)| covers(*iova, piece.len as u64, addr, 1))?;
+                    let (len, access) = (piece.len, if piece.writable { Access::LOCAL_WRITE } else { Access::empty() });
+                    match self.register_part(adapter, iova, piece, access) {
+                        Ok((host, share)) => parts.push(DmaPart { iova, len: len as u64, host, _share: share }),
+                        Err(error) => {
+                            log::warn!("{}: guest memory at {iova:#x} cannot be registered: {error}", adapter.name);
+                            return None;
+                        }
+                    }
+                    parts.len().checked_sub(1)?
+                }
+            };
+            let part = parts.get(at)?;
+            let count = (part.iova + part.len).min(end) - addr;
+            out.push(sys::Sge { addr, length: u32::try_from(count).ok()?, lkey: part.host.lkey() });
+            addr += count;
+        }
+        Some(())
+    }
+
+    fn register_part(
+        &self,
+        adapter: &Adapter,
+        iova: u64,
+        piece: HostPiece,
+        access: Access,
+    ) -> Result<(HostMr, Share), VerbsError> {
+        let len = piece.len;
+        let share = adapter.pinned.take(len as u64)?;
+        let mapping = ContiguousMapping::map(&[piece])?;
+        Ok((HostMr::register(&self.pd, mapping, 0, len, iova, access.bits())?, share))
+    }
+
+    /// Prepares a fast registration: the host's region, and the request that binds the window to it.
+    pub(super) fn fast_register(
+        self: &Arc<Self>,
+        adapter: &Adapter,
+        view: &DmaView<'_>,
+        qpn: u32,
+        request: &mut FastRegister,
+    ) -> FastStep {
+        let Body::Fast { max_pages, state } = &self.body else { return FastStep::Refuse };
+        let mut state = state.lock();
+        match &state.bound {
+            Some(bound) if bound.ending => FastStep::Wait,
+            Some(_) => FastStep::Refuse,
+            None => match self.fill(adapter, view, qpn, request, *max_pages, &mut state) {
+                Some((op, bind)) => FastStep::Bind(op, bind),
+                None => FastStep::Refuse,
+            },
+        }
+    }
+
+    fn fill(
+        self: &Arc<Self>,
+        adapter: &Adapter,
+        view: &DmaView<'_>,
+        qpn: u32,
+        request: &mut FastRegister,
+        max_pages: u32,
+        state: &mut FastState,
+    ) -> Option<(HostOp, Bind)> {
+        let &mut FastRegister { key, iova, length, access, .. } = request;
+        let pages = request.pages.take().filter(|pages| pages.pages() <= max_pages)?;
+        let window = state.window.clone()?;
+        if !Self::fits(iova, length, &pages) {
+            return None;
+        }
+        let registered = register(adapter, &self.pd, view, &pages, (iova, length), Access::LOCAL_WRITE, ACCESS_MW_BIND);
+        let (host, share) =
+            registered.inspect_err(|error| log::warn!("{}: a fast registration failed: {error}", adapter.name)).ok()?;
+        let host = Arc::new(host);
+        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
+        let op = HostOp::BindMw {
+            mw: window,
+            mr: Arc::clone(&host),
+            key,
+            addr: iova,
+            length,
+            access: (access & remote).bits(),
+        };
+        state.bound = Some(FastBound { ending: false, qpn, key, iova, length, access, pages, host, _share: share });
+        bump(&adapter.counters.fast_registrations);
+        Some((op, Bind::Register(Arc::clone(self), key)))
+    }
+
+    /// Ends a registration that `qpn` filled, and the region with it: a window that is bound goes before its QP does.
+    pub(super) fn end_with(&self, qpn: u32) {
+        if let Body::Fast { state, .. } = &self.body {
+            let mut state = state.lock();
+            if state.bound.as_ref().is_some_and(|bound| bound.qpn == qpn) {
+                self.alive.store(false, Ordering::Release);
+                state.window = None;
+                state.bound = None;
+            }
+        }
+    }
+
+    /// The registration under `key` has ended.
+    pub(super) fn unbind(&self, key: u32) {
+        if let Body::Fast { state, .. } = &self.body {
+            let mut state = state.lock();
+            if state.bound.as_ref().is_some_and(|bound| bound.key == key) {
+                state.bound = None;
+            }
+        }
+    }
+}
+
+impl Bind {
+    /// The request was posted.
+    pub(crate) fn posted(&self) {
+        if let Self::Register(mr, key) = self
+            && let Body::Fast { state, .. } = &mr.body
+            && let Some(window) = &state.lock().window
+        {
+            window.bound(*key);
+        }
+    }
+
+    /// The request ended. An error ends the QP, and what it was to bind is not bound.
+    pub(crate) fn ended(&self, success: bool) {
+        match self {
+            Self::Register(mr, key) if !success => mr.unbind(*key),
+            Self::Invalidate(mr, key) if success => mr.unbind(*key),
+            Self::Register(..) | Self::Invalidate(..) => {}
+        }
+    }
+}
+
+/// Registers pages with the host. They are mapped while the view is held, so nothing can take them away in between.
+fn register(
+    adapter: &Adapter,
+    pd: &Arc<HostPd>,
+    view: &DmaView<'_>,
+    pages: &PageList,
+    (start, length): (u64, u64),
+    access: Access,
+    more: u32,
+) -> Result<(HostMr, Share), VerbsError> {
+    let share = adapter.pinned.take(pages.bytes())?;
+    let direction = if access.contains(Access::LOCAL_WRITE) { Direction::Write } else { Direction::Read };
+    let mut pieces = Vec::new();
+    for extent in pages.extents() {
+        view.host_pieces(extent.iova, extent.bytes(), direction, &mut pieces)?;
+    }
+    let mapping = ContiguousMapping::map(&pieces)?;
+    let size = |bytes: u64| usize::try_from(bytes).map_err(|_| VerbsError::Invalid("memory region"));
+    let host = HostMr::register(pd, mapping, size(start % PAGE_SIZE)?, size(length)?, start, access.bits() | more)?;
+    Ok((host, share))
+}
+
+/// Registers a page of our own that only serves to have a key that nothing else has.
+fn anchor(pd: &Arc<HostPd>) -> Result<HostMr, VerbsError> {
+    let len = 4096;
+    let page = MmapRegion::new(len).map_err(|error| VerbsError::Host(std::io::Error::other(error)))?;
+    let piece = HostPiece { mapping: Arc::new(page), offset: 0, len, writable: false };
+    let mapping = ContiguousMapping::map(&[piece])?;
+    Ok(HostMr::register(pd, mapping, 0, len, 0, 0)?)
+}

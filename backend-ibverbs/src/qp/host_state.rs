@@ -1,0 +1,27 @@
+//! States of the host's queue pair.
+
+use pvrdma_verbs::QpState;
+
+use crate::adapter::Adapter;
+use crate::convert;
+use crate::sys::QpAttr;
+use crate::verbs::HostQp;
+
+/// `IBV_QP_STATE`: the mask of a change of the state.
+pub(super) const STATE: i32 = 1;
+
+/// Returns attributes that change the state to `state`, with the mask [`STATE`].
+pub(super) fn to(state: QpState) -> QpAttr {
+    QpAttr { qp_state: i32::from(state as u8), ..QpAttr::default() }
+}
+
+/// Brings a QP of the host to its error state, where it flushes. In RESET it has nothing to flush, and some adapters
+/// stay there.
+pub(super) fn to_error(adapter: &Adapter, host: &HostQp) {
+    if host.query(STATE).is_ok_and(|attr| convert::state(attr.qp_state) == QpState::Reset) {
+        return;
+    }
+    if let Err(error) = host.modify(&to(QpState::Error), STATE) {
+        log::warn!("{}: the host's QP {} does not stop: {error}", adapter.name, host.number());
+    }
+}

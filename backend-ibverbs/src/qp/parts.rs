@@ -1,0 +1,23 @@
+//! What a queue pair is made of.
+
+use std::sync::Arc;
+
+use pvrdma_verbs::{QpCaps, QpType, RecvSource, SendSource};
+
+use crate::cq::Cq;
+use crate::srq::Srq;
+use crate::verbs::HostPd;
+
+/// As [`QpInit`](pvrdma_verbs::QpInit), with our own objects.
+pub(crate) struct QpParts {
+    pub(crate) cookie: u32,
+    pub(crate) qp_type: QpType,
+    pub(crate) pd: Arc<HostPd>,
+    pub(crate) send_cq: Arc<Cq>,
+    pub(crate) recv_cq: Arc<Cq>,
+    pub(crate) srq: Option<Arc<Srq>>,
+    pub(crate) send_queue: Box<dyn SendSource>,
+    pub(crate) recv_queue: Option<Box<dyn RecvSource>>,
+    pub(crate) caps: QpCaps,
+    pub(crate) signal_all: bool,
+}

@@ -1,0 +1,49 @@
+//! The send side of a queue pair.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+
+use pvrdma_verbs::{SendSource, SendWr, WcStatus};
+
+use crate::convert::Route;
+use crate::inflight::SendEntry;
+use crate::sys;
+use crate::verbs::{HostAh, SendBatch};
+
+/// The guest's ring and room to work.
+pub(super) struct SendSide {
+    pub(super) source: Box<dyn SendSource>,
+    pub(super) wr: SendWr,
+    /// `wr` holds a request that waits for those before it.
+    pub(super) held: bool,
+    pub(super) batch: SendBatch,
+    pub(super) sges: Vec<sys::Sge>,
+    /// Requests that fail without the host, once those before them have ended.
+    pub(super) failed: VecDeque<(SendEntry, WcStatus)>,
+    /// Ways to peers of datagrams.
+    pub(super) ahs: HashMap<Destination, Arc<HostAh>>,
+}
+
+pub(super) type Destination = ([u8; 16], u8, Route);
+
+impl SendSide {
+    pub(super) fn new(source: Box<dyn SendSource>) -> Self {
+        Self {
+            source,
+            wr: SendWr::default(),
+            held: false,
+            batch: SendBatch::default(),
+            sges: Vec::new(),
+            failed: VecDeque::new(),
+            ahs: HashMap::new(),
+        }
+    }
+
+    /// Starts over.
+    pub(super) fn reset(&mut self) {
+        self.source.reset();
+        self.held = false;
+        self.failed.clear();
+        self.ahs.clear();
+    }
+}

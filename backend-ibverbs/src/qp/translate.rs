@@ -1,0 +1,191 @@
+//! A request of the guest becomes one of the host.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{
+    Access, MAX_MESSAGE, QpType, SendData, SendFlags, SendOp, SendWr, UdDestination, WcOpcode, WcStatus,
+};
+
+use super::queue_pair::Qp;
+use super::send_side::SendSide;
+use crate::convert::{self, Route};
+use crate::inflight::SendEntry;
+use crate::mr::FastStep;
+use crate::sys::AhAttr;
+use crate::verbs::{HostAh, HostOp};
+
+/// Address handles that a QP keeps.
+const MAX_AHS: usize = 256;
+/// Bytes of an atomic operand.
+const ATOMIC: u64 = 8;
+
+/// What a request became.
+pub(super) enum Step {
+    Post(HostOp, SendEntry),
+    Fail(SendEntry, WcStatus),
+    Hold,
+}
+
+impl Qp {
+    /// Returns what is kept of a request while it is in flight.
+    pub(super) fn entry(&self, wr: &SendWr, byte_len: u32) -> SendEntry {
+        let signaled = self.signal_all || wr.flags.contains(SendFlags::SIGNALED);
+        let opcode = wr.op.completion_opcode();
+        SendEntry { wr_id: wr.wr_id, opcode, signaled, byte_len, _ah: None, bind: None }
+    }
+
+    /// Makes the host's request of the guest's. Leaves the host's SGEs in the side.
+    pub(super) fn translate(&self, view: &DmaView<'_>, side: &mut SendSide) -> Step {
+        side.sges.clear();
+        let total: u64 = side.wr.sges.iter().map(|sge| u64::from(sge.length)).sum();
+        let mut entry = self.entry(&side.wr, u32::try_from(total).unwrap_or(u32::MAX));
+        let op = match self.operation(view, side, total, &mut entry) {
+            Ok(Some(op)) => op,
+            Ok(None) => return Step::Hold,
+            Err(status) => return Step::Fail(entry, status),
+        };
+        // Results go to local memory.
+        let result = matches!(entry.opcode, WcOpcode::RdmaRead | WcOpcode::CompareSwap | WcOpcode::FetchAdd);
+        let need = if result { Access::LOCAL_WRITE } else { Access::empty() };
+        let SendSide { wr, sges, .. } = side;
+        if self.mrs.translate(view, &self.pd, &wr.sges, need, sges).is_none() {
+            if let Some(bind) = &entry.bind {
+                bind.ended(false);
+            }
+            return Step::Fail(entry, WcStatus::LocalProtection);
+        }
+        Step::Post(op, entry)
+    }
+
+    /// Returns the host's operation, or `None` if it must wait for those before it.
+    fn operation(
+        &self,
+        view: &DmaView<'_>,
+        side: &mut SendSide,
+        total: u64,
+        entry: &mut SendEntry,
+    ) -> Result<Option<HostOp>, WcStatus> {
+        if self.qp_type == QpType::Ud {
+            return self.datagram(side, total, entry).map(Some);
+        }
+        if total > MAX_MESSAGE.into() {
+            return Err(WcStatus::LocalLength);
+        }
+        let reads = || if self.attrs.lock().max_rd_atomic == 0 { Err(WcStatus::LocalQpOperation) } else { Ok(()) };
+        Ok(Some(match &mut side.wr.op {
+            SendOp::Send { data, to: None } => match *data {
+                SendData::None => HostOp::Send,
+                SendData::Immediate(data) => HostOp::SendImmediate(data),
+                SendData::Invalidate(key) => HostOp::SendInvalidate(key),
+            },
+            SendOp::Write { remote, immediate } => {
+                HostOp::Write { addr: remote.addr, rkey: remote.rkey, immediate: *immediate }
+            }
+            SendOp::Read { remote } => {
+                reads()?;
+                HostOp::Read { addr: remote.addr, rkey: remote.rkey }
+            }
+            SendOp::CompareSwap { remote, compare, swap } => {
+                let op = HostOp::CompareSwap { addr: remote.addr, rkey: remote.rkey, compare: *compare, swap: *swap };
+                check_atomic(total, remote.addr)?;
+                reads()?;
+                shorten(side, entry);
+                op
+            }
+            SendOp::FetchAdd { remote, add } => {
+                let op = HostOp::FetchAdd { addr: remote.addr, rkey: remote.rkey, add: *add };
+                check_atomic(total, remote.addr)?;
+                reads()?;
+                shorten(side, entry);
+                op
+            }
+            SendOp::LocalInvalidate(request) => {
+                let (op, bind) = self.mrs.invalidate(&self.pd, request.key).ok_or(WcStatus::LocalQpOperation)?;
+                entry.bind = Some(bind);
+                op
+            }
+            SendOp::FastRegister(request) => match self.mrs.fast_register(view, &self.pd, self.qpn.get(), request) {
+                FastStep::Bind(op, bind) => {
+                    entry.bind = Some(bind);
+                    op
+                }
+                FastStep::Wait if !self.send_inflight.lock().is_empty() => return Ok(None),
+                FastStep::Wait | FastStep::Refuse => return Err(WcStatus::LocalQpOperation),
+            },
+            SendOp::Send { to: Some(_), .. } | SendOp::Unsupported { .. } | SendOp::Malformed => {
+                return Err(WcStatus::LocalQpOperation);
+            }
+        }))
+    }
+
+    fn datagram(&self, side: &mut SendSide, total: u64, entry: &mut SendEntry) -> Result<HostOp, WcStatus> {
+        let SendOp::Send { data, to: Some(to) } = &side.wr.op else { return Err(WcStatus::LocalQpOperation) };
+        let immediate = match *data {
+            SendData::None => None,
+            SendData::Immediate(data) => Some(data),
+            SendData::Invalidate(_) => return Err(WcStatus::LocalQpOperation),
+        };
+        if total > u64::from(self.datagram.load(Ordering::Relaxed)) {
+            return Err(WcStatus::LocalLength);
+        }
+        let (to, own_key) = (*to, self.attrs.lock().qkey);
+        let ah = self.address_handle(side, &to)?;
+        entry._ah = Some(Arc::clone(&ah));
+        // A privileged key is not the guest's to send: as the specification has it, the QP's own goes out instead.
+        let qkey = if to.qkey >> 31 == 1 { own_key } else { to.qkey };
+        Ok(HostOp::Datagram { ah, qpn: to.qpn.get(), qkey, immediate })
+    }
+
+    /// Returns the host's handle for a destination, made when first used.
+    fn address_handle(&self, side: &mut SendSide, to: &UdDestination) -> Result<Arc<HostAh>, WcStatus> {
+        let shared = &self.adapter.shared;
+        let source = self.adapter.gids.get(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
+        let dgid = shared.fabric.translate(to.dgid);
+        let route = Route {
+            flow_label: to.flow_label,
+            hop_limit: to.hop_limit,
+            traffic_class: to.traffic_class,
+            service_level: to.service_level,
+        };
+        let key = (dgid.0, source.host.index, route);
+        if let Some(ah) = side.ahs.get(&key) {
+            return Ok(Arc::clone(ah));
+        }
+        if side.ahs.len() >= MAX_AHS {
+            // Those in use live on until their requests end.
+            side.ahs.clear();
+        }
+        let attr: AhAttr = convert::route(dgid, source.host.index, shared.config.port, &route);
+        let ah = HostAh::new(&self.pd, &attr).map_err(|error| {
+            log::warn!("{}: no way to {dgid}: {error}", self.adapter.name);
+            WcStatus::LocalQpOperation
+        })?;
+        let ah = Arc::new(ah);
+        side.ahs.insert(key, Arc::clone(&ah));
+        Ok(ah)
+    }
+}
+
+/// Refuses an atomic without room for its result (of `total` bytes), and one whose address the peer would refuse
+/// (IBA 9.4.5): the host's library refuses that, too.
+fn check_atomic(total: u64, addr: u64) -> Result<(), WcStatus> {
+    if total < ATOMIC {
+        return Err(WcStatus::LocalLength);
+    }
+    if !addr.is_multiple_of(ATOMIC) {
+        return Err(WcStatus::RemoteInvalidRequest);
+    }
+    Ok(())
+}
+
+/// An atomic has a result of eight bytes, however much room there is.
+fn shorten(side: &mut SendSide, entry: &mut SendEntry) {
+    let mut left = 8;
+    for sge in &mut side.wr.sges {
+        sge.length = sge.length.min(left);
+        left -= sge.length;
+    }
+    entry.byte_len = 8;
+}

@@ -1,0 +1,73 @@
+//! Takes completions of the host to the queue pairs that they belong to.
+
+use std::sync::Arc;
+
+use crate::adapter::Adapter;
+use crate::counters::bump;
+use crate::cq::{BATCH, Completions, Cq};
+use crate::directory::Directory;
+use crate::qp::Qp;
+
+/// Takes all completions that the host has. Returns how many there were. The caller holds no view.
+pub(crate) fn drain(cq: &Cq, adapter: &Adapter, qps: &Directory<u32, Qp>) -> usize {
+    drain_locked(cq.lock(), adapter, qps, usize::MAX)
+}
+
+/// Takes one batch, unless somebody else takes completions now.
+pub(crate) fn try_drain(cq: &Cq, adapter: &Adapter, qps: &Directory<u32, Qp>) {
+    if let Some(completions) = cq.try_lock() {
+        drain_locked(completions, adapter, qps, 1);
+    }
+}
+
+/// Arms the CQ, then drains completions that raced with arming. Returns `true` if there were any.
+pub(crate) fn arm_and_drain(cq: &Cq, adapter: &Adapter, qps: &Directory<u32, Qp>) -> bool {
+    match cq.arm() {
+        Ok(()) => drain(cq, adapter, qps) > 0,
+        Err(error) => {
+            log::error!("{}: a completion queue of the host cannot be armed: {error}", adapter.name);
+            false
+        }
+    }
+}
+
+fn drain_locked(
+    mut completions: Completions<'_>,
+    adapter: &Adapter,
+    qps: &Directory<u32, Qp>,
+    batches: usize,
+) -> usize {
+    let mut total = 0;
+    // Queue pairs that may go on.
+    let mut kicked: Vec<Arc<Qp>> = Vec::new();
+    for _ in 0..batches {
+        let entries = completions.take().unwrap_or_else(|error| {
+            log::error!("{}: {error}", adapter.name);
+            &[]
+        });
+        if entries.is_empty() {
+            break;
+        }
+        total += entries.len();
+        let view = adapter.memory.view();
+        for wc in entries {
+            match qps.get(wc.qp_num) {
+                Some(qp) => {
+                    if qp.complete(&view, wc) && !kicked.iter().any(|known| Arc::ptr_eq(known, &qp)) {
+                        kicked.push(qp);
+                    }
+                }
+                None => bump(&adapter.counters.stale_completions),
+            }
+        }
+        if entries.len() < BATCH {
+            break;
+        }
+    }
+    // Going on takes locks that may be held by who waits for this one.
+    drop(completions);
+    for qp in kicked {
+        qp.kick();
+    }
+    total
+}

@@ -1,0 +1,24 @@
+//! What all devices of a backend share.
+
+use std::sync::Arc;
+
+use crate::addresses::HostAddresses;
+use crate::cm::ConnectionManager;
+use crate::config::IbverbsConfig;
+use crate::gid::{Fabric, HostGid, HostGids};
+use crate::sys::library::Library;
+
+/// State of the backend that adapters keep alive.
+#[derive(Debug)]
+pub(crate) struct Shared {
+    pub(crate) library: Arc<Library>,
+    pub(crate) config: IbverbsConfig,
+    pub(crate) gids: HostGids,
+    /// Stands for guests.
+    pub(crate) default_gid: HostGid,
+    /// Where guests' addresses are added, if that is wanted.
+    pub(crate) addresses: Option<Arc<HostAddresses>>,
+    pub(crate) fabric: Arc<Fabric>,
+    /// The way to connection managers beyond this process.
+    pub(crate) manager: Option<ConnectionManager>,
+}

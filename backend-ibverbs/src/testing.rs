@@ -1,0 +1,119 @@
+//! The host's adapter without a guest (feature `testing`): what a program of its own has, to compare a device with.
+
+use std::io;
+use std::sync::Arc;
+
+use pvrdma_guest_memory::HostPiece;
+use pvrdma_verbs::{Access, Mtu, QpAttrMask, QpAttrs, QpState, Qpn};
+use vm_memory::mmap::MmapRegion;
+
+use crate::config::GidIndex;
+use crate::contiguous_mapping::ContiguousMapping;
+use crate::convert::{self, Route};
+use crate::gid::{HostGid, HostGids};
+use crate::sys::library::Library;
+use crate::sys::{QPT_RC, QpCap, SEND_SIGNALED, Sge, Wc};
+use crate::verbs::{Channel, HostCq, HostDevice, HostMr, HostOp, HostPd, HostQp, HostQpInit, SendBatch};
+
+/// Requests that a [`BareQp`] may have in flight.
+pub const DEPTH: u32 = 64;
+/// Virtual address of each buffer.
+const START: u64 = 0x10_0000_0000;
+
+/// A connected queue pair of the host's adapter, with a registered buffer and a completion queue.
+#[expect(missing_debug_implementations, reason = "for benchmarks")]
+pub struct BareQp {
+    qp: HostQp,
+    cq: Arc<HostCq>,
+    mr: HostMr,
+    gid: HostGid,
+    batch: SendBatch,
+    entries: [Wc; DEPTH as usize],
+}
+
+impl BareQp {
+    /// Makes one on port 1 of a device of the host, with a buffer of `bytes` bytes.
+    ///
+    /// # Errors
+    /// There is no such device, or the adapter refuses.
+    pub fn open(device: &str, bytes: usize) -> io::Result<Self> {
+        let library = Library::load().map_err(io::Error::other)?;
+        let device = Arc::new(HostDevice::open(&library, device).map_err(io::Error::other)?);
+        let gids = HostGids::new(device.name(), 1, device.port(1)?.gids);
+        let gid = gids.choose(GidIndex::Auto).map_err(io::Error::other)?;
+        let pd = Arc::new(HostPd::new(&device)?);
+        let channel = Arc::new(Channel::new(&device)?);
+        let cq = Arc::new(HostCq::new(&channel, 2 * DEPTH)?);
+        let memory = Arc::new(MmapRegion::new(bytes).map_err(io::Error::other)?);
+        let mapping = ContiguousMapping::map(&[HostPiece { mapping: memory, offset: 0, len: bytes, writable: true }])?;
+        let mr = HostMr::register(&pd, mapping, 0, bytes, START, convert::access(Access::all()))?;
+        let cap = QpCap { max_send_wr: DEPTH, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
+        let qp = HostQp::new(HostQpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type: QPT_RC })?;
+        Ok(Self { qp, cq, mr, gid, batch: SendBatch::default(), entries: [Wc::default(); DEPTH as usize] })
+    }
+
+    /// Connects this end to `peer`, which has to be connected to this one likewise.
+    ///
+    /// # Errors
+    /// The adapter refuses.
+    pub fn connect(&self, peer: &Self) -> io::Result<()> {
+        use QpAttrMask as M;
+        let attrs = QpAttrs {
+            dest_qpn: Qpn::new(peer.qp.number()),
+            access: Access::all(),
+            path_mtu: Mtu::M1024,
+            max_rd_atomic: 4,
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 12,
+            timeout: 14,
+            retry_cnt: 7,
+            rnr_retry: 7,
+            ..QpAttrs::default()
+        };
+        let route = Route { flow_label: 0, hop_limit: 64, traffic_class: 0, service_level: 0 };
+        let steps = [
+            (QpState::Init, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS),
+            (QpState::Rtr, M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER),
+            (QpState::Rts, M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC),
+        ];
+        for (state, mask) in steps {
+            let (mut attr, bits) = convert::attributes(&QpAttrs { state, ..attrs }, mask | M::STATE, 1);
+            attr.ah_attr = convert::route(self.gid.gid, self.gid.index, 1, &route);
+            self.qp.modify(&attr, bits)?;
+        }
+        Ok(())
+    }
+
+    /// Posts RDMA writes of `length` bytes from this buffer to the same places of the peer's. Each completes.
+    ///
+    /// # Errors
+    /// The adapter does not take all of them.
+    pub fn post_writes(
+        &mut self,
+        peer: &Self,
+        offsets: impl IntoIterator<Item = usize>,
+        length: u32,
+    ) -> io::Result<()> {
+        self.batch.clear();
+        for offset in offsets {
+            let addr = START + offset as u64;
+            let sge = Sge { addr, length, lkey: self.mr.lkey() };
+            let op = HostOp::Write { addr, rkey: peer.mr.rkey(), immediate: None };
+            self.batch.push(0, SEND_SIGNALED, op, &[sge]);
+        }
+        self.qp.post_send(&mut self.batch).1
+    }
+
+    /// Polls the completion queue once. Returns how many requests have completed.
+    ///
+    /// # Errors
+    /// One of them failed.
+    pub fn poll(&mut self) -> io::Result<usize> {
+        let found = self.cq.poll(&mut self.entries)?;
+        if self.entries.iter().take(found).any(|wc| wc.status != 0) {
+            return Err(io::Error::other("a request failed"));
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,168 @@
+//! Registrations with the host.
+
+use pvrdma_guest_memory::{PAGE_SIZE, PageListBuilder};
+use pvrdma_verbs::testing::{ALL, Node, SEND, gid};
+use pvrdma_verbs::{
+    Access, FastRegister, Gid, GidType, Hca, Invalidate, MemoryRegion, MrRequest, QpState, SendData, SendOp, Sge,
+    VerbsError, WcStatus,
+};
+
+use super::{SUCCESS, connected, counter, qpn};
+use crate::fake::FakeBackend;
+use crate::gid::HostGid;
+use crate::hca::IbvHca;
+use crate::sys::{WR_BIND_MW, WR_LOCAL_INV, WR_SEND};
+
+#[test]
+fn unmapped_memory_is_deregistered_before_the_guest_goes_on() {
+    let backend = FakeBackend::new();
+    let (end, node) = connected(&backend);
+    let (gone, kept) = (node.buffer(64), node.buffer(64));
+    let dma = node.hca.register_mr(&node.pd, MrRequest::Dma { access: Access::LOCAL_WRITE }).unwrap();
+    let page = node.pages(1)[0];
+    // The anchor of the key for bus addresses, and the range that is registered when it is first used.
+    assert_eq!(backend.host.regions(), 3);
+    end.submit(1, SEND, &[Sge { addr: page, length: 8, lkey: dma.lkey() }]);
+    assert_eq!(backend.host.regions(), 4);
+    assert_ne!(backend.host.sends(qpn(&end))[0].lkey, dma.lkey());
+    node.memory.set_enabled(false);
+    assert_eq!((backend.host.regions(), counter(&node, "regions_revoked")), (1, 3));
+    node.memory.set_enabled(true);
+    backend.host.complete_send(qpn(&end), SUCCESS);
+    end.scq.one();
+    // A region of a process stays dead; bus addresses are registered anew.
+    end.submit(2, SEND, &[Sge { addr: page, length: 8, lkey: dma.lkey() }]);
+    assert_eq!(backend.host.regions(), 2);
+    backend.host.complete_send(qpn(&end), SUCCESS);
+    end.scq.one();
+    end.submit(3, SEND, &[gone.all()]);
+    assert_eq!(end.scq.statuses(1), [(3, WcStatus::LocalProtection)]);
+    drop((kept, dma));
+    assert_eq!((backend.host.regions(), end.state()), (0, QpState::Error));
+}
+
+#[test]
+fn a_device_registers_no_more_than_it_may() {
+    let backend = FakeBackend::with(|config| config.max_pinned = 3 * PAGE_SIZE);
+    let node = Node::new(&backend, 1);
+    let register = |pages: u64| {
+        let mut list = PageListBuilder::default();
+        node.pages(pages).into_iter().for_each(|page| list.push(page).unwrap());
+        let request = MrRequest::User { start: 0, length: pages * PAGE_SIZE, pages: list.finish(), access: ALL };
+        node.hca.register_mr(&node.pd, request)
+    };
+    let first = register(2).unwrap();
+    assert!(matches!(register(2), Err(VerbsError::Exhausted("registered memory"))));
+    // What the host refuses is not counted.
+    backend.host.refuse_registration(true);
+    assert!(matches!(register(1), Err(VerbsError::Host(_))));
+    backend.host.refuse_registration(false);
+    assert_eq!(counter(&node, "registered_bytes"), 2 * PAGE_SIZE);
+    drop(first);
+    assert!(register(3).is_ok());
+    assert_eq!(counter(&node, "registered_bytes"), 0);
+}
+
+/// A fast registration of one page under a new low byte of the region's key.
+fn fill(node: &Node<IbvHca>, key: u32) -> SendOp {
+    let mut pages = PageListBuilder::default();
+    pages.push(node.pages(1)[0]).unwrap();
+    let request = FastRegister { key, iova: 0x9000, length: PAGE_SIZE, access: ALL, pages: Some(pages.finish()) };
+    SendOp::FastRegister(Box::new(request))
+}
+
+#[test]
+fn a_fast_registration_waits_for_the_invalidation_before_it() {
+    let backend = FakeBackend::new();
+    let (end, node) = connected(&backend);
+    let region = node.hca.register_mr(&node.pd, MrRequest::FastRegister { max_pages: 4 }).unwrap();
+    let key = |byte| region.rkey() | byte;
+    let opcodes = || backend.host.sends(qpn(&end)).iter().map(|posted| posted.opcode).collect::<Vec<_>>();
+    end.submit(1, fill(&node, key(1)), &[]);
+    end.submit(2, SendOp::LocalInvalidate(Invalidate { key: key(1) }), &[]);
+    end.submit(3, fill(&node, key(2)), &[]);
+    end.submit(4, SEND, &[]);
+    assert_eq!(opcodes(), [WR_BIND_MW, WR_LOCAL_INV]);
+    assert_eq!(backend.host.regions(), 1);
+    backend.host.complete_send(qpn(&end), SUCCESS);
+    backend.host.complete_send(qpn(&end), SUCCESS);
+    assert_eq!(end.scq.statuses(2), [(1, WcStatus::Success), (2, WcStatus::Success)]);
+    // The thread that took the completion posts what waited.
+    backend.host.wait_sends(qpn(&end), 2);
+    assert_eq!(opcodes(), [WR_BIND_MW, WR_SEND]);
+    // A region that is filled is not filled again.
+    end.submit(5, fill(&node, key(3)), &[]);
+    backend.host.complete_send(qpn(&end), SUCCESS);
+    backend.host.complete_send(qpn(&end), SUCCESS);
+    let (ok, refused) = (WcStatus::Success, WcStatus::LocalQpOperation);
+    assert_eq!(end.scq.statuses(3), [(3, ok), (4, ok), (5, refused)]);
+}
+
+#[test]
+fn a_fast_registration_that_fails_registers_nothing() {
+    let backend = FakeBackend::new();
+    let (end, node) = connected(&backend);
+    let region = node.hca.register_mr(&node.pd, MrRequest::FastRegister { max_pages: 4 }).unwrap();
+    end.submit(1, fill(&node, region.rkey() | 1), &[]);
+    assert_eq!((backend.host.regions(), counter(&node, "fast_registrations")), (1, 1));
+    // "Memory window bind": the guest knows nothing of windows.
+    backend.host.complete_send(qpn(&end), 6);
+    assert_eq!(end.scq.statuses(1), [(1, WcStatus::LocalQpOperation)]);
+    assert_eq!(backend.host.regions(), 0);
+}
+
+#[test]
+fn a_guests_gid_is_the_hosts_own_entry_if_it_has_one() {
+    let backend = FakeBackend::new();
+    let own = HostGid { index: 3, gid: gid(1), kind: GidType::RoceV2 };
+    backend.set_host_gid(&own);
+    let (first, second) = (Node::new(&backend, 1), Node::new(&backend, 2));
+    let bound = |node: &Node<IbvHca>, index| node.hca.objects().adapter.gids.get(index);
+    assert!(bound(&first, 0).is_some_and(|bound| bound.is_own() && bound.host == own));
+    assert!(bound(&second, 0).is_some_and(|bound| !bound.is_own() && bound.host.gid == gid(250)));
+    // One owner in the process, until it lets go.
+    assert!(matches!(second.hca.bind_gid(1, gid(1), GidType::RoceV2), Err(VerbsError::InUse("GID"))));
+    first.hca.bind_gid(7, gid(1), GidType::RoceV2).unwrap();
+    first.hca.unbind_gid(0);
+    assert!(second.hca.bind_gid(1, gid(1), GidType::RoceV2).is_err());
+    first.hca.unbind_gid(7);
+    second.hca.bind_gid(1, gid(1), GidType::RoceV2).unwrap();
+    assert!(matches!(second.hca.bind_gid(2, Gid::default(), GidType::RoceV2), Err(VerbsError::Invalid("GID"))));
+    assert!(second.hca.bind_gid_in_vlan(2, gid(9), GidType::RoceV2, Some(5)).is_err());
+}
+
+#[test]
+fn management_datagrams_stay_inside_the_process_without_a_way_out() {
+    use pvrdma_verbs::{QpAttrMask as M, QpAttrs, QpType, Qpn, UdDestination};
+    let backend = FakeBackend::new();
+    let (a, b) = (Node::new(&backend, 1), Node::new(&backend, 2));
+    let dma = |node: &Node<IbvHca>| {
+        let key = node.hca.register_mr(&node.pd, MrRequest::Dma { access: Access::LOCAL_WRITE }).unwrap();
+        (Sge { addr: node.pages(1)[0], length: 256, lkey: key.lkey() }, key)
+    };
+    let ((from, _from), (to, _to)) = (dma(&a), dma(&b));
+    let (left, right) = (a.qp(QpType::Gsi), b.qp(QpType::Gsi));
+    for end in [&left, &right] {
+        let attrs = QpAttrs { qkey: 0x8001_0000, ..QpAttrs::default() };
+        end.change(QpState::Init, attrs, M::PKEY_INDEX | M::QKEY);
+        end.to(QpState::Rtr);
+        end.change(QpState::Rts, attrs, M::SQ_PSN);
+    }
+    let to_guest = |number| {
+        let to = UdDestination { qpn: Qpn::GSI, dgid: gid(number), hop_limit: 64, ..UdDestination::default() };
+        SendOp::Send { data: SendData::None, to: Some(to) }
+    };
+    right.recv(9, &[Sge { length: 296, ..to }]);
+    a.memory.view().write(from.addr, b"REQ").unwrap();
+    left.submit(1, to_guest(2), &[from]);
+    let got = right.rcq.one();
+    assert_eq!((got.wr_id, got.status, got.byte_len, got.src_qpn), (9, WcStatus::Success, 296, Qpn::GSI));
+    let mut start = [0; 3];
+    b.memory.view().read(to.addr + 40, &mut start).unwrap();
+    assert_eq!(&start, b"REQ");
+    // Nobody has posted a receive; then nobody has the address.
+    left.submit(2, to_guest(2), &[from]);
+    left.submit(3, to_guest(77), &[from]);
+    assert_eq!(left.scq.wait(3).iter().filter(|wc| wc.status == WcStatus::Success).count(), 3);
+    assert_eq!((counter(&a, "gsi_delivered"), counter(&a, "gsi_dropped")), (1, 2));
+}

@@ -1,0 +1,167 @@
+//! Requests that the host, or this crate, refuses.
+
+use std::sync::Arc;
+
+use pvrdma_verbs::testing::{End, Node, SEND};
+use pvrdma_verbs::{
+    AsyncEvent, Hca, QpAttrMask, QpAttrs, QpCaps, QpEvent, QpInit, QpState, QpType, Qpn, QueueError, QueuePair, SendOp,
+    Sge, VerbsError, WcStatus,
+};
+
+use super::{RTS, Reader, Receives, SUCCESS, connected, counter, qpn, request, scripted};
+use crate::fake::FakeBackend;
+use crate::sys::Wc;
+
+#[test]
+fn what_the_host_does_not_take_fails_after_what_it_took() {
+    let backend = FakeBackend::new();
+    let (end, node) = connected(&backend);
+    end.recv(50, &[]);
+    for wr_id in 1..=5 {
+        end.post(wr_id, SEND, &[]);
+    }
+    backend.host.refuse_after(2);
+    end.qp.notify_send();
+    assert_eq!((backend.host.sends(qpn(&end)).len(), counter(&node, "sends_posted")), (2, 2));
+    // Nothing fails before what was posted first has ended.
+    assert!(end.scq.poll().is_empty());
+    assert_eq!((end.state(), backend.host.qp_state(qpn(&end))), (QpState::Rts, RTS));
+    backend.host.complete_send(qpn(&end), SUCCESS);
+    backend.host.complete_send(qpn(&end), SUCCESS);
+    let (ok, flushed) = (WcStatus::Success, WcStatus::Flushed);
+    let expected = [(1, ok), (2, ok), (3, WcStatus::LocalQpOperation), (4, flushed), (5, flushed)];
+    assert_eq!(end.scq.statuses(5), expected);
+    assert_eq!(end.rcq.statuses(1), [(50, flushed)]);
+    assert_eq!(end.state(), QpState::Error);
+}
+
+#[test]
+fn an_error_of_the_host_flushes_what_is_posted_and_what_is_in_the_ring() {
+    let backend = FakeBackend::new();
+    let (end, _node) = connected(&backend);
+    // More than the host's queue holds: the rest stays in the ring.
+    for wr_id in 0..70 {
+        end.post(wr_id, SEND, &[]);
+    }
+    end.qp.notify_send();
+    assert_eq!((backend.host.sends(qpn(&end)).len(), end.sends.posted.lock().len()), (64, 6));
+    backend.host.complete_send(qpn(&end), 12);
+    let got = end.scq.statuses(70);
+    assert_eq!(got[0], (0, WcStatus::RetryExceeded));
+    assert!(got[1..].iter().zip(1..).all(|(got, wr_id)| *got == (wr_id, WcStatus::Flushed)), "{got:?}");
+}
+
+/// The requests in front of the broken place were taken from the ring: each completes.
+#[test]
+fn a_ring_that_cannot_be_read_ends_the_queue_pair_after_what_was_taken_from_it() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let (end, script) = scripted(&node, None);
+    end.connect(&End::toward(&end));
+    script.push(Ok(request(1)));
+    script.push(Ok(request(2)));
+    script.push(Err(QueueError::BadIndex { index: 9, capacity: 4 }));
+    end.qp.notify_send();
+    assert_eq!(end.scq.statuses(2), [(1, WcStatus::Flushed), (2, WcStatus::Flushed)]);
+    assert_eq!(node.events.wait(1), [AsyncEvent::Qp(QpEvent::Fatal, end.cookie)]);
+    assert_eq!(end.state(), QpState::Error);
+}
+
+#[test]
+fn only_a_datagrams_receive_may_be_too_short_without_an_error_of_the_queue_pair() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let end = node.qp(QpType::Ud);
+    end.start_datagrams(5);
+    end.recv(1, &[]);
+    end.recv(2, &[]);
+    backend.host.complete_receive(qpn(&end), Wc { status: 1, ..Wc::default() });
+    assert_eq!(end.rcq.statuses(1), [(1, WcStatus::LocalLength)]);
+    assert_eq!(end.state(), QpState::Rts);
+    backend.host.complete_receive(qpn(&end), Wc { status: 4, ..Wc::default() });
+    assert_eq!(end.rcq.statuses(1), [(2, WcStatus::LocalProtection)]);
+    backend.host.wait_error(qpn(&end));
+    assert_eq!(end.state(), QpState::Error);
+}
+
+/// A bad request of a datagram QP stops its send queue, which the host knows nothing of.
+#[test]
+fn a_send_queue_error_is_ours_alone() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let end = node.qp(QpType::Ud);
+    end.start_datagrams(5);
+    end.submit(1, SendOp::Malformed, &[]);
+    assert_eq!(end.scq.statuses(1), [(1, WcStatus::LocalQpOperation)]);
+    assert_eq!((end.state(), backend.host.qp_state(qpn(&end))), (QpState::Sqe, RTS));
+    end.to(QpState::Rts);
+    assert_eq!(end.state(), QpState::Rts);
+}
+
+#[test]
+fn nothing_is_posted_while_draining_and_the_event_comes_with_the_last_completion() {
+    let backend = FakeBackend::new();
+    let (end, node) = connected(&backend);
+    end.submit(1, SEND, &[]);
+    let drain = QpAttrs { en_sqd_async_notify: true, ..QpAttrs::default() };
+    end.change(QpState::Sqd, drain, QpAttrMask::EN_SQD_ASYNC_NOTIFY);
+    assert!(end.qp.query().sq_draining && node.events.poll().is_empty());
+    end.submit(2, SEND, &[]);
+    backend.host.complete_send(qpn(&end), SUCCESS);
+    assert_eq!(node.events.wait(1), [AsyncEvent::Qp(QpEvent::SendQueueDrained, end.cookie)]);
+    assert!(!end.qp.query().sq_draining && backend.host.sends(qpn(&end)).is_empty());
+    assert_eq!(backend.host.qp_state(qpn(&end)), RTS);
+    end.to(QpState::Rts);
+    assert_eq!(backend.host.sends(qpn(&end)).len(), 1);
+}
+
+/// What the guest asks for and what the host has told nobody of.
+#[test]
+fn a_query_tells_of_an_error_that_came_without_a_completion() {
+    let backend = FakeBackend::new();
+    let (end, _node) = connected(&backend);
+    backend.host.set_qp_state(qpn(&end), 6);
+    assert_eq!(end.state(), QpState::Error);
+    end.to(QpState::Reset);
+    assert_eq!((end.state(), backend.host.qp_state(qpn(&end))), (QpState::Reset, 0));
+}
+
+#[test]
+fn memory_that_is_not_the_guests_never_reaches_the_host() {
+    let backend = FakeBackend::new();
+    let (end, node) = connected(&backend);
+    let buffer = node.buffer(64);
+    end.submit(1, SEND, &[Sge { lkey: buffer.all().lkey + 1, ..buffer.all() }]);
+    assert_eq!(end.scq.statuses(1), [(1, WcStatus::LocalProtection)]);
+    assert!(backend.host.sends(qpn(&end)).is_empty());
+}
+
+#[test]
+fn a_queue_pair_that_has_no_room_for_its_completions_is_not_made() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    backend.host.refuse_resize();
+    let before = backend.host.objects();
+    let (send_cq, _) = node.cq();
+    let make = |depth| {
+        let init = QpInit {
+            cookie: 1,
+            qpn: Qpn::new(1),
+            qp_type: QpType::Rc,
+            pd: &node.pd,
+            send_cq: &send_cq,
+            recv_cq: &send_cq,
+            srq: None,
+            send_queue: Box::new(Reader(Arc::default())),
+            recv_queue: Some(Box::new(Receives(Arc::default()))),
+            caps: QpCaps { max_send_wr: depth, max_recv_wr: 64, max_send_sge: 1, max_recv_sge: 1 },
+            signal_all: false,
+        };
+        node.hca.create_qp(init)
+    };
+    assert!(matches!(make(256), Err(VerbsError::Host(_))));
+    // What was reserved for it is there for others.
+    let fits = make(192).unwrap();
+    drop((fits, send_cq));
+    assert_eq!(backend.host.objects(), before);
+}
