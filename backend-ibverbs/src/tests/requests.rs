@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use pvrdma_verbs::testing::{End, Node, SEND};
 use pvrdma_verbs::{
-    AsyncEvent, Hca, QpAttrMask, QpAttrs, QpCaps, QpEvent, QpInit, QpState, QpType, Qpn, QueueError, QueuePair, SendOp,
+    AsyncEvent, Hca, IndexError, QpAttrMask, QpAttrs, QpCaps, QpEvent, QpInit, QpState, QpType, Qpn, QueuePair, SendOp,
     Sge, VerbsError, WcStatus,
 };
 
@@ -60,7 +60,7 @@ fn a_ring_that_cannot_be_read_ends_the_queue_pair_after_what_was_taken_from_it()
     end.connect(&End::toward(&end));
     script.push(Ok(request(1)));
     script.push(Ok(request(2)));
-    script.push(Err(QueueError::BadIndex { index: 9, capacity: 4 }));
+    script.push(Err(IndexError::OutOfRange { index: 9, capacity: 4 }.into()));
     end.qp.notify_send();
     assert_eq!(end.scq.statuses(2), [(1, WcStatus::Flushed), (2, WcStatus::Flushed)]);
     assert_eq!(node.events.wait(1), [AsyncEvent::Qp(QpEvent::Fatal, end.cookie)]);
