@@ -196,7 +196,7 @@ impl Daemon {
     }
 }
 
-/// A capture under way.
+/// A capture in progress.
 #[derive(Debug)]
 pub(crate) struct Capture {
     process: BoundChild,

@@ -17,7 +17,7 @@ const PORT_ERROR: u32 = 10;
 /// States of a port.
 const DOWN: u32 = 1;
 const ACTIVE: u32 = 4;
-/// Writes under way when the adapter goes.
+/// Writes in flight when the adapter goes.
 const WRITES: u64 = 20;
 const MIB: usize = 1 << 20;
 

@@ -37,7 +37,7 @@ pub(crate) struct PeerOptions {
     /// Bytes of a message.
     #[arg(long)]
     pub(crate) size: usize,
-    /// Messages under way on each QP.
+    /// Messages in flight on each QP.
     #[arg(long)]
     pub(crate) depth: u32,
     /// Connections.
