@@ -4,8 +4,8 @@ use pvrdma_verbs::{Access, Gid, QpAttrMask, QpAttrs, QpState, WcStatus};
 
 use crate::sys::{AhAttr, AlignedGid, GlobalRoute, QpAttr};
 
-/// Returns a completion status of the host (`enum ibv_wc_status`, IBA 11.6.2). What has no name in the guest's interface is a general
-/// error.
+/// Returns a completion status of the host (`enum ibv_wc_status`, IBA 11.6.2). What has no name in the guest's
+/// interface is a general error.
 pub(crate) const fn status(host: i32) -> WcStatus {
     match host {
         0 => WcStatus::Success,
@@ -28,7 +28,8 @@ pub(crate) const fn status(host: i32) -> WcStatus {
     }
 }
 
-/// Returns a state of the host's QP (`enum ibv_qp_state`, the numbers of the guest's interface). An unknown one is an error.
+/// Returns a state of the host's QP (`enum ibv_qp_state`, the numbers of the guest's interface). An unknown one is an
+/// error.
 pub(crate) fn state(host: i32) -> QpState {
     u32::try_from(host).ok().and_then(|value| QpState::try_from(value).ok()).unwrap_or(QpState::Error)
 }

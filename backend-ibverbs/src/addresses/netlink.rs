@@ -84,7 +84,8 @@ impl Netlink {
     }
 }
 
-/// Takes one datagram of the kernel apart. Returns `true` if the response to the request of number `sequence` is complete.
+/// Takes one datagram of the kernel apart. Returns `true` if the response to the request of number `sequence` is
+/// complete.
 ///
 /// # Errors
 /// The kernel refuses the request, or the datagram is not netlink's.

@@ -181,7 +181,7 @@ mod tests {
         }
     }
 
-    /// Whatever a peer writes, a guest gets the management datagram as it is and an address whose parts have their sizes.
+    /// Whatever a peer writes, a guest gets the management datagram as it is or not at all.
     #[test]
     fn whatever_arrives_is_taken_whole_or_not_at_all() {
         let good = Outgoing::new(&bound(1), &datagram()).unwrap().encode(0);
