@@ -24,6 +24,7 @@ mod packets;
 pub(crate) mod perftest;
 mod pingpong;
 mod programs;
+mod readme;
 mod roce_v1;
 mod runner;
 mod shared;
@@ -52,6 +53,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(lifecycle::cases());
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
+        cases.extend(readme::cases());
         cases.extend(interop::cases());
         cases.extend(host_adapter::cases());
         cases.extend(host_adapter_cm::cases());

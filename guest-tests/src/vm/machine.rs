@@ -20,7 +20,8 @@ const BOOT: Duration = Duration::from_secs(240);
 #[derive(Debug)]
 pub(crate) struct Vm {
     pub(super) name: String,
-    pub(super) process: Mutex<BoundChild>,
+    /// QEMU, or what runs the QEMUs of several machines.
+    pub(super) process: Arc<Mutex<BoundChild>>,
     pub(super) channel: Arc<Channel>,
     pub(super) console: PathBuf,
     pub(super) qemu_log: PathBuf,

@@ -10,4 +10,5 @@ mod start;
 pub(crate) use builder::{MemoryKind, Nic, NicModel, VmBuilder};
 pub(crate) use job::Job;
 pub(crate) use machine::{SHORT, Vm};
-pub(crate) use qemu::has_kvm;
+pub(crate) use qemu::{has_kvm, processor};
+pub(crate) use start::Prepared;

@@ -15,66 +15,73 @@ pub(crate) fn has_kvm() -> bool {
         && std::fs::File::options().read(true).write(true).open("/dev/kvm").is_ok()
 }
 
-/// The arguments for a machine.
-pub(super) fn arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Path, console: &Path) -> Result<Vec<String>> {
-    let mut arguments = Vec::new();
-    let mut add = |option: &str, value: String| {
-        arguments.push(format!("-{option}"));
-        if !value.is_empty() {
-            arguments.push(value);
-        }
-    };
-    add("name", format!("guest-tests-{}", vm.name));
+/// Options and their values, as QEMU takes them.
+#[derive(Default)]
+struct Arguments(Vec<String>);
+
+impl Arguments {
+    fn add(&mut self, option: &str, value: impl Into<String>) {
+        self.0.extend([format!("-{option}"), value.into()]);
+    }
+}
+
+/// What the machine is made of.
+pub(super) fn machine_arguments(vm: &VmBuilder) -> Result<Vec<String>> {
+    let mut arguments = Arguments::default();
+    arguments.add("name", format!("guest-tests-{}", vm.name));
     let (accelerator, cpu) = processor();
-    add("accel", accelerator.to_owned());
-    add("cpu", cpu.to_owned());
-    for option in ["nodefaults", "no-user-config"] {
-        add(option, String::new());
-    }
-    add("display", "none".to_owned());
-    add("smp", vm.cpus.to_string());
-    add("m", format!("{}M", vm.memory_mib));
+    arguments.add("accel", accelerator);
+    arguments.add("cpu", cpu);
+    arguments.add("smp", vm.cpus.to_string());
+    arguments.add("m", format!("{}M", vm.memory_mib));
     let split = if vm.iommu && has_kvm() { ",kernel-irqchip=split" } else { "" };
-    add("machine", format!("q35,memory-backend=mem0{split}"));
-    add("object", memory_object(vm));
+    arguments.add("machine", format!("q35,memory-backend=mem0{split}"));
+    arguments.add("object", memory_object(vm));
     if vm.iommu {
-        add("device", "intel-iommu,caching-mode=on".to_owned());
+        arguments.add("device", "intel-iommu,caching-mode=on");
     }
-    add("kernel", vm.image.kernel().display().to_string());
-    add("initrd", initramfs.display().to_string());
-    add("append", kernel_command_line(vm));
-    add("chardev", format!("file,id=console,path={}", console.display()));
-    add("serial", "chardev:console".to_owned());
-    let disk = vm.image.root_disk();
-    add("drive", format!("if=none,id=root,format=raw,readonly=on,cache=unsafe,file={}", disk.display()));
-    add("device", "virtio-blk-pci,drive=root".to_owned());
-    if let Some(disk) = &vm.disk {
-        add("drive", format!("if=none,id=disk,format=raw,readonly=on,file={}", disk.display()));
-        add("device", "virtio-blk-pci,drive=disk".to_owned());
-    }
-    add("device", "virtio-rng-pci".to_owned());
-    add("chardev", format!("socket,id=agent,path={}", agent_socket.display()));
-    add("device", "virtio-serial-pci".to_owned());
-    add("device", format!("virtserialport,chardev=agent,name={PORT_NAME}"));
     for (index, nic) in vm.nics.iter().enumerate() {
-        add("netdev", netdev(index, nic));
-        add("device", nic_device(&format!("net{index}"), nic.model, &nic.mac));
+        arguments.add("netdev", netdev(index, nic));
+        arguments.add("device", nic_device(&format!("net{index}"), nic.model, &nic.mac));
     }
     if let Some(mac) = &vm.user_network {
-        add("netdev", "user,id=user,ipv6=off".to_owned());
-        add("device", nic_device("user", NicModel::Vmxnet3, mac));
+        arguments.add("netdev", "user,id=user,ipv6=off");
+        arguments.add("device", nic_device("user", NicModel::Vmxnet3, mac));
     }
     if let Some(socket) = &vm.pvrdma_socket {
         if vm.user_network.is_none() && !vm.nics.iter().any(|nic| nic.model == NicModel::Vmxnet3) {
             bail!("{}: the device needs a vmxnet3 at function 0 of its slot", vm.name);
         }
-        add("device", vfio_user_device(vm, socket));
+        arguments.add("device", vfio_user_device(vm, socket));
     }
-    Ok(arguments)
+    Ok(arguments.0)
+}
+
+/// What boots the image in whatever machine, and leads to the agent.
+pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Path, console: &Path) -> Vec<String> {
+    let mut arguments = Arguments(vec!["-nodefaults".to_owned(), "-no-user-config".to_owned()]);
+    arguments.add("display", "none");
+    arguments.add("kernel", vm.image.kernel().display().to_string());
+    arguments.add("initrd", initramfs.display().to_string());
+    arguments.add("append", kernel_command_line(vm));
+    arguments.add("chardev", format!("file,id=console,path={}", console.display()));
+    arguments.add("serial", "chardev:console");
+    let disk = vm.image.root_disk();
+    arguments.add("drive", format!("if=none,id=root,format=raw,readonly=on,cache=unsafe,file={}", disk.display()));
+    arguments.add("device", "virtio-blk-pci,drive=root");
+    if let Some(disk) = &vm.disk {
+        arguments.add("drive", format!("if=none,id=disk,format=raw,readonly=on,file={}", disk.display()));
+        arguments.add("device", "virtio-blk-pci,drive=disk");
+    }
+    arguments.add("device", "virtio-rng-pci");
+    arguments.add("chardev", format!("socket,id=agent,path={}", agent_socket.display()));
+    arguments.add("device", "virtio-serial-pci");
+    arguments.add("device", format!("virtserialport,chardev=agent,name={PORT_NAME}"));
+    arguments.0
 }
 
 /// What runs the guest's code, and the processor that the guest sees.
-fn processor() -> (&'static str, &'static str) {
+pub(crate) fn processor() -> (&'static str, &'static str) {
     if has_kvm() {
         return ("kvm", "host");
     }

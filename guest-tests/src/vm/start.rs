@@ -2,8 +2,8 @@
 
 use std::fs::File;
 use std::os::unix::net::UnixListener;
-use std::path::Path;
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -25,6 +25,28 @@ impl VmBuilder {
 
     /// Starts the machine and does not wait for the guest.
     pub(crate) fn start(self) -> Result<Vm> {
+        let prepared = self.prepare()?;
+        let (qemu, mut arguments) = prepared.builder.image.qemu();
+        arguments.extend(qemu::machine_arguments(&prepared.builder)?);
+        arguments.extend(prepared.boot_arguments());
+        log::debug!("{}: {qemu} {}", prepared.builder.name, arguments.join(" "));
+        let log = File::create(&prepared.qemu_log)
+            .with_context(|| format!("cannot create {}", prepared.qemu_log.display()))?;
+        let process = BoundChild::spawn(&format!("QEMU of {}", prepared.builder.name), &qemu, |command| {
+            command
+                .args(&arguments)
+                .env("QEMU_MODULE_DIR", prepared.builder.image.qemu_module_directory())
+                .stdin(std::process::Stdio::null())
+                .stderr(log);
+            if let Ok(out) = File::options().append(true).open(&prepared.qemu_log) {
+                command.stdout(out);
+            }
+        })?;
+        prepared.accept(Arc::new(Mutex::new(process)))
+    }
+
+    /// Makes what a machine needs before QEMU runs.
+    pub(crate) fn prepare(self) -> Result<Prepared> {
         let file = |suffix: &str| self.directory.join(format!("{}.{suffix}", self.name));
         let agent_socket = file("agent");
         remove_stale(&agent_socket)?;
@@ -35,39 +57,50 @@ impl VmBuilder {
             .with_context(|| format!("cannot write {}", initramfs.display()))?;
         let program = std::env::current_exe().context("cannot find this program")?;
         append_file(&initramfs, "guest-tests", &program)?;
+        let (console, qemu_log) = (file("console"), file("qemu.log"));
+        Ok(Prepared { builder: self, listener, agent_socket, initramfs, console, qemu_log })
+    }
+}
 
-        let console = file("console");
-        let errors = file("qemu.log");
-        let log = File::create(&errors).with_context(|| format!("cannot create {}", errors.display()))?;
-        let (qemu, mut arguments) = self.image.qemu();
-        arguments.extend(qemu::arguments(&self, &initramfs, &agent_socket, &console)?);
-        log::debug!("{}: {qemu} {}", self.name, arguments.join(" "));
-        let mut process = BoundChild::spawn(&format!("QEMU of {}", self.name), &qemu, |command| {
-            command
-                .args(&arguments)
-                .env("QEMU_MODULE_DIR", self.image.qemu_module_directory())
-                .stdin(std::process::Stdio::null())
-                .stderr(log);
-            if let Ok(out) = File::options().append(true).open(&errors) {
-                command.stdout(out);
-            }
-        })?;
-        let stream = accept(&listener, &mut process, &errors)?;
+/// A machine whose QEMU has not started: its files are there, and its agent is listened for.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    builder: VmBuilder,
+    listener: UnixListener,
+    agent_socket: PathBuf,
+    initramfs: PathBuf,
+    console: PathBuf,
+    qemu_log: PathBuf,
+}
+
+impl Prepared {
+    /// The options of QEMU that boot the image and connect the agent, whatever the machine is made of.
+    pub(crate) fn boot_arguments(&self) -> Vec<String> {
+        qemu::boot_arguments(&self.builder, &self.initramfs, &self.agent_socket, &self.console)
+    }
+
+    /// Waits for QEMU, which `process` runs, and does not wait for the guest.
+    pub(crate) fn accept(self, process: Arc<Mutex<BoundChild>>) -> Result<Vm> {
+        let stream = accept(&self.listener, &process, &self.qemu_log)?;
         let channel = Channel::new(stream)?;
         Ok(Vm {
-            name: self.name.clone(),
-            process: Mutex::new(process),
+            name: self.builder.name,
+            process,
             channel,
-            console,
-            qemu_log: errors,
+            console: self.console,
+            qemu_log: self.qemu_log,
             started: Instant::now(),
-            patience: self.patience,
+            patience: self.builder.patience,
         })
     }
 }
 
 /// QEMU connects to us as it starts.
-fn accept(listener: &UnixListener, process: &mut BoundChild, errors: &Path) -> Result<std::os::unix::net::UnixStream> {
+fn accept(
+    listener: &UnixListener,
+    process: &Mutex<BoundChild>,
+    errors: &Path,
+) -> Result<std::os::unix::net::UnixStream> {
     listener.set_nonblocking(true).context("cannot poll a socket")?;
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
@@ -79,7 +112,7 @@ fn accept(listener: &UnixListener, process: &mut BoundChild, errors: &Path) -> R
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
             Err(error) => return Err(error).context("cannot accept QEMU's connection"),
         }
-        if let Some(status) = process.exited() {
+        if let Some(status) = process.lock().unwrap_or_else(PoisonError::into_inner).exited() {
             bail!("QEMU ended at once with {status}:\n{}", std::fs::read_to_string(errors).unwrap_or_default());
         }
         if Instant::now() > deadline {
