@@ -24,7 +24,7 @@ const KNOWN: Known = Known {
     sizes: &["backend-rxe/", "pvrdmad/"],
     dependencies: &["backend-rxe/", "crates/verbs/", "pvrdmad/"],
     module_style: &[],
-    words: &["backend-ibverbs/", "backend-rxe/", "crates/verbs/", "guest-tests/", "pvrdma-dev/", "pvrdmad/"],
+    words: &["backend-rxe/", "crates/verbs/", "guest-tests/", "pvrdma-dev/", "pvrdmad/"],
 };
 
 fn repository() -> Workspace {
