@@ -27,7 +27,8 @@ pub(crate) fn for_daemon() -> io::Result<Option<PathBuf>> {
     }
 }
 
-/// The place where a daemon is asked: the one that was given, else the first of a daemon's places where there is something.
+/// The place where a daemon is asked: the one that was given, else the first of a daemon's places where there is
+/// something.
 ///
 /// # Errors
 /// There is nothing.

@@ -1,8 +1,9 @@
 //! Surviving a client that cuts off its memory file under us.
 //!
-//! Guest memory is a file that another process may shorten at any time; the next access to what is gone raises SIGBUS here.
-//! One client must not end the daemon for all, so the handler puts an empty page where the lost one was. That guest's data
-//! is gone either way; the count of repairs lets the daemon say so. Any other SIGBUS keeps its usual effect.
+//! Guest memory is a file that another process may shorten at any time; the next access to what is gone raises SIGBUS
+//! here. One client must not end the daemon for all, so the handler puts an empty page where the lost one was. That
+//! guest's data is gone either way; the count of repairs lets the daemon say so. Any other SIGBUS keeps its usual
+//! effect.
 #![expect(unsafe_code, reason = "a signal handler and the mapping it repairs")]
 
 use std::io;
@@ -112,8 +113,8 @@ fn set_handler() -> io::Result<()> {
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction = handler as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: the handler has the type that SA_SIGINFO asks for and does only what a signal handler may: atomic loads and
-    // the system calls mmap, sigaction and raise.
+    // SAFETY: the handler has the type that SA_SIGINFO asks for and does only what a signal handler may: atomic loads
+    // and the system calls mmap, sigaction and raise.
     if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } == 0 {
         Ok(())
     } else {
@@ -122,8 +123,8 @@ fn set_handler() -> io::Result<()> {
 }
 
 extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
-    // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo_t, and `si_addr` is the field of a SIGBUS it raised itself;
-    // for others the value is not used, as their code is not BUS_ADRERR.
+    // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo_t, and `si_addr` is the field of a SIGBUS it raised
+    // itself; for others the value is not used, as their code is not BUS_ADRERR.
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     let lost = if code == BUS_ADRERR { TABLE.iter().find_map(|slot| slot.page_at(addr)) } else { None };
     if let Some((page, len, protection)) = lost
@@ -132,7 +133,8 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _contex
         REPAIRED.fetch_add(1, Ordering::Relaxed);
         return;
     }
-    // SAFETY: an all-zero sigaction is the default action. Raised again it takes effect as soon as this handler returns.
+    // SAFETY: an all-zero sigaction is the default action. Raised again it takes effect as soon as this handler
+    // returns.
     unsafe {
         let default: libc::sigaction = std::mem::zeroed();
         libc::sigaction(signal, &raw const default, ptr::null_mut());
@@ -144,9 +146,9 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _contex
 fn replace(page: usize, len: usize, protection: i32) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
     let at = ptr::with_exposed_provenance_mut(page);
-    // SAFETY: the page belongs to a guest mapping, which is alive because somebody has just accessed it. Its memory is only
-    // ever accessed with volatile or atomic operations that expect any content, so new content breaks nothing. `errno` is
-    // put back because the interrupted code may be about to read it.
+    // SAFETY: the page belongs to a guest mapping, which is alive because somebody has just accessed it. Its memory is
+    // only ever accessed with volatile or atomic operations that expect any content, so new content breaks nothing.
+    // `errno` is put back because the interrupted code may be about to read it.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;

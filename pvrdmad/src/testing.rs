@@ -18,8 +18,8 @@ const MSIX: u32 = 2;
 /// VFIO_IRQ_SET_DATA_EVENTFD and VFIO_IRQ_SET_ACTION_TRIGGER.
 const TRIGGER_EVENTFD: u32 = 4 | 32;
 
-/// The function behind a socket. Accesses become messages; once the daemon is gone reads give ones, as on a bus without the
-/// device.
+/// The function behind a socket. Accesses become messages; once the daemon is gone reads give ones, as on a bus without
+/// the device.
 pub struct RemoteFunction(Mutex<Client>);
 
 impl std::fmt::Debug for RemoteFunction {
@@ -29,7 +29,8 @@ impl std::fmt::Debug for RemoteFunction {
 }
 
 impl RemoteFunction {
-    /// Connects to a device and gives it all of `memory`, from [`MEMORY_BASE`] on. Its interrupts come to what is returned beside it.
+    /// Connects to a device and gives it all of `memory`, from [`MEMORY_BASE`] on. Its interrupts come to what is
+    /// returned beside it.
     ///
     /// # Errors
     /// Nobody listens at `socket`, or the device refuses the memory or the interrupts.

@@ -25,7 +25,7 @@ const ENHANCED_PACKET: u32 = 6;
 const BLOCK_HEADER: usize = 8;
 const BLOCK_FRAME: usize = 12;
 
-/// Captures until there is enough, a signal comes or the daemon ends. Gives the number of frames.
+/// Captures until there is enough, a signal comes or the daemon ends. Returns the number of frames.
 ///
 /// # Errors
 /// The daemon does not answer, refuses, or says something that is no capture; the file cannot be written.

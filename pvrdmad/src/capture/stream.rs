@@ -37,7 +37,7 @@ pub(crate) fn config(snaplen: Option<u32>) -> Result<CaptureConfig, String> {
     }
 }
 
-/// Captures under way. Dropping it ends them.
+/// Running captures. Dropping it ends them.
 #[derive(Debug, Default)]
 pub(crate) struct Streams {
     stopping: Arc<AtomicBool>,

@@ -36,8 +36,8 @@ keys! {
         gid_index: Option<GidChoice>,
         /// Networks of guest addresses.
         ///
-        /// A list with `+` between them, as `192.0.2.0/24+fd00:1::/64`. The daemon puts an address of these networks on the host's interface while a guest has it. `given`: it puts none
-        /// there.
+        /// A list with `+` between them, as `192.0.2.0/24+fd00:1::/64`. The daemon puts an address of these networks on
+        /// the host's interface while a guest has it. `given`: it puts none there.
         ["addresses", "given|NETWORKS", "given"]
         addresses: Option<Addresses>,
         /// Memory that one device may register.
@@ -47,8 +47,8 @@ keys! {
         max_pinned: Option<u64>,
         /// Reach of the guests' rdma_cm.
         ///
-        /// `umad`: beyond this daemon, through the host's `ib_umad`. `local`: guests of this daemon. `auto`: `umad` if that is
-        /// possible, otherwise `local` with a warning.
+        /// `umad`: beyond this daemon, through the host's `ib_umad`. `local`: guests of this daemon. `auto`: `umad` if
+        /// that is possible, otherwise `local` with a warning.
         ["cm", "auto|umad|local", "auto"]
         cm: Option<Cm>,
         /// Polling after a completion.

@@ -95,7 +95,7 @@ impl DeviceSpec {
         })
     }
 
-    /// Whether something is said about the network.
+    /// Returns `true` if a key about the network is given.
     const fn has_rules(&self) -> bool {
         self.vlan.is_some() || self.pcp.is_some() || self.forged.is_some() || self.congestion.is_some()
     }

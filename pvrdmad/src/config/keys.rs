@@ -1,5 +1,5 @@
-//! A key is defined once, here with its type, and everything else is made from that: what the file and the command line accept,
-//! `--help`, and the reference page.
+//! A key is defined once, here with its type, and everything else is made from that: what the file and the command line
+//! accept, `--help`, and the reference page.
 
 /// A key as users see it.
 #[derive(Clone, Copy, Debug)]

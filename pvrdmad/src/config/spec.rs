@@ -23,18 +23,20 @@ keys! {
         name: String,
         /// Socket where the VMM connects.
         ///
-        /// Made with mode 600. A socket of a process that is gone is replaced; anything else at this path is left alone.
+        /// Made with mode 600. A socket of a process that is gone is replaced; anything else at this path is left
+        /// alone.
         ["socket", "PATH", "required"]
         socket: Option<PathBuf>,
         /// MAC address of the guest's network card.
         ///
-        /// Six hexadecimal bytes with colons or dashes. The driver demands a vmxnet3 with this address in the same slot.
+        /// Six hexadecimal bytes with colons or dashes. The driver demands a vmxnet3 with this address in the same
+        /// slot.
         ["mac", "MAC", "required"]
         mac: Option<Mac>,
         /// Encapsulation of RDMA packets.
         ///
-        /// `v1`: directly in Ethernet frames. `v2`: in UDP, so that routers pass them. Versions below 18 know `v1` only, which
-        /// is their default.
+        /// `v1`: directly in Ethernet frames. `v2`: in UDP, so that routers pass them. Versions below 18 know `v1`
+        /// only, which is their default.
         ["roce", "v1|v2", "v2"]
         roce: Option<Roce>,
         /// Guest memory that stays resident.

@@ -47,12 +47,12 @@ pub struct TunnelKeys {
 }
 
 impl TunnelKeys {
-    /// Whether none is given.
+    /// Returns `true` if none is given.
     pub(super) fn is_empty(&self) -> bool {
         self.remotes.is_empty() && self.vni.is_none() && self.learn.is_none()
     }
 
-    /// Gives a tunnel its other ends.
+    /// The tunnel with these keys.
     ///
     /// # Errors
     /// They do not go together.

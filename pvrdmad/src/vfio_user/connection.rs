@@ -41,8 +41,8 @@ struct Connection<'a> {
     negotiated: bool,
     /// The client is one that gives up waiting.
     impatient: bool,
-    /// When the first of an uninterrupted series of map changes came. Clients send such a series without waiting, so any of
-    /// it may have been under way since then.
+    /// When the first of an uninterrupted series of map changes came. Clients send such a series without waiting, so
+    /// any of it may have been in flight since then.
     series: Option<Instant>,
     /// The message being sent, kept for its room.
     out: Vec<u8>,
@@ -281,8 +281,8 @@ impl<'a> Connection<'a> {
         self.out.extend(size.to_le_bytes());
     }
 
-    /// Says so when memory was found missing. The count is for the whole process: with several clients the culprit is one of
-    /// those that were busy.
+    /// Says so when memory was found missing. The count is for the whole process: with several clients the culprit is
+    /// one of those that were busy.
     fn report_repairs(&mut self) {
         let repaired = sigbus::repaired();
         if repaired != self.repaired {

@@ -125,8 +125,9 @@ impl DmaMaps {
         Ok(removed)
     }
 
-    /// Lets go of files that no range uses any more. Called when something else than a change of the map happens: firmware
-    /// removes and adds the same memory in one go, and mapping it anew each time would fault in all its pages again.
+    /// Lets go of files that no range uses any more. Called when something else than a change of the map happens:
+    /// firmware removes and adds the same memory in one go, and mapping it anew each time would fault in all its pages
+    /// again.
     pub(crate) fn settle(&mut self) {
         if std::mem::take(&mut self.unsettled) {
             self.files.retain(|_, file| Arc::strong_count(&file.mapping) > 1);
@@ -160,8 +161,8 @@ impl DmaMaps {
         if let Some(file) = self.files.get(&id).filter(|file| fits(&file.mapping)) {
             return Ok(Backing { mapping: Arc::clone(&file.mapping), offset: start });
         }
-        // The whole file from its start: with huge pages an offset that suits the guest need not be one that can be mapped.
-        // The length of such a file is a multiple of its page size, which `munmap` insists on.
+        // The whole file from its start: with huge pages an offset that suits the guest need not be one that can be
+        // mapped. The length of such a file is a multiple of its page size, which `munmap` insists on.
         let page = page_size(&fd, stat.st_blksize)?;
         let mapping = Arc::new(map_file(File::from(fd), length, writable)?);
         let guard = Guard::new(&mapping, page).ok_or(Errno::NOSPC)?;

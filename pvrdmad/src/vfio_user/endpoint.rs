@@ -24,7 +24,7 @@ pub struct Endpoint {
     pub irqs: Arc<IrqTable>,
     /// What happened so far.
     pub stats: Arc<ConnectionStats>,
-    /// Whether the legacy interrupt is offered.
+    /// The legacy interrupt is offered.
     pub intx: bool,
     /// A reply that comes later than this ends the connection, if its client is one that gives up waiting.
     pub reply_deadline: Duration,

@@ -28,8 +28,9 @@ impl Notifier {
         if link.as_bytes() == b"anon_inode:[eventfd]" { Ok(Self(fd)) } else { Err(Errno::INVAL) }
     }
 
-    /// Adds 1 without waiting. The client may have left the counter at its maximum and the descriptor blocking, and both are
-    /// shared with it, so the write happens only when there is room; a full counter is as good as one more signal.
+    /// Adds 1 without waiting. The client may have left the counter at its maximum and the descriptor blocking, and
+    /// both are shared with it, so the write happens only when there is room; a full counter is as good as one more
+    /// signal.
     fn signal(&self) {
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut poll = [PollFd::new(&self.0, PollFlags::OUT)];

@@ -1,12 +1,14 @@
 //! A vfio-user server for one PCI function per socket.
 //!
-//! Own code rather than the server of the `vfio_user` crate, which a legal message can panic and which loses errnos. The
-//! clients that matter are QEMU's `vfio-user-pci` and Cloud Hypervisor; both are unforgiving in their own way:
+//! Own code rather than the server of the `vfio_user` crate, which a legal message can panic and which loses errnos.
+//! The clients that matter are QEMU's `vfio-user-pci` and Cloud Hypervisor; both are unforgiving in their own way:
 //!
-//! - A request without NO_REPLY is answered exactly once and in order, one with it never. [`stream`] makes that a matter of
-//!   types. A reply that comes after the client's timeout would be taken for another message, so the connection ends instead.
+//! - A request without NO_REPLY is answered exactly once and in order, one with it never. [`stream`] makes that a
+//!   matter of types. A reply that comes after the client's timeout would be taken for another message, so the
+//!   connection ends instead.
 //! - Nothing that works normally is answered with an error: accesses outside a region read zero and ignore writes.
-//! - A client goes without goodbye. The device is reset, its memory given back, and the next client served at once.
+//! - Clients may disconnect without notice. The device is reset, its memory given back, and the next client served at
+//!   once.
 //! - Writes are never posted, thanks to a flag in [`regions`]; see there.
 //!
 //! Not implemented: messages to the client (memory must be shared), BAR mapping, migration, dirty pages.

@@ -1,6 +1,7 @@
 //! Locks guest memory while the VMM goes on.
 //!
-//! Populating memory takes seconds for a large guest, and a client may not wait for so long for the answer to a DMA_MAP.
+//! Populating memory takes seconds for a large guest, and a client may not wait for so long for the answer to a
+//! DMA_MAP.
 
 use std::io;
 use std::sync::Arc;

@@ -1,7 +1,7 @@
 //! Requests of a client, parsed from the bodies of messages.
 //!
-//! A request is parsed as a whole or refused with an errno; sizes are compared with what the command needs before anything
-//! is looked at.
+//! A request is parsed as a whole or refused with an errno; sizes are compared with what the command needs before
+//! anything is looked at.
 
 use rustix::io::Errno;
 
@@ -126,7 +126,7 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Parses the body of a request.
+    /// Parses the body of a request. Long because it has one arm for each command.
     ///
     /// # Errors
     /// The command is not served (`ENOTSUP`), or the body is not what the command needs (`EINVAL`).
@@ -221,8 +221,8 @@ impl Fields<'_> {
         self.take().map(u64::from_le_bytes)
     }
 
-    /// How much the client says it has room for. Clients count differently (Cloud Hypervisor adds the header), so only less
-    /// than the fixed part is wrong.
+    /// How much the client says it has room for. Clients count differently (Cloud Hypervisor adds the header), so only
+    /// less than the fixed part is wrong.
     fn argsz(&mut self, least: u32) -> Result<(), Errno> {
         if self.u32()? < least { Err(Errno::INVAL) } else { Ok(()) }
     }

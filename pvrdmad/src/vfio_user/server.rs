@@ -79,7 +79,7 @@ struct Client {
 }
 
 impl Client {
-    /// Whether the stream has ended, from either side.
+    /// Returns `true` if the stream has ended, from either side.
     fn gone(&self) -> bool {
         const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut poll = [PollFd::new(&*self.stream, PollFlags::RDHUP)];

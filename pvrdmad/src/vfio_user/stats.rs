@@ -15,7 +15,8 @@ counters! {
         client_connections_broken,
         /// Messages received.
         client_messages,
-        /// Messages that wanted no answer. Not 0 means that a client posts writes, which the driver does not survive for long.
+        /// Messages that wanted no answer. Not 0 means that a client posts writes, which the driver does not survive
+        /// for long.
         client_messages_posted,
         /// Error replies.
         client_messages_refused,

@@ -124,8 +124,8 @@ impl<'a> Receiver<'a> {
         &self.body
     }
 
-    /// Waits for one message and takes exactly that, so that descriptors never reach the wrong one. `None` at the end of the
-    /// stream.
+    /// Waits for one message and takes exactly that, so that descriptors never reach the wrong one. `None` at the end
+    /// of the stream.
     ///
     /// # Errors
     /// The stream is broken or the message cannot be delimited; the latter has been answered.
