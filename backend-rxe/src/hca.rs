@@ -18,10 +18,10 @@ use crate::capture::Point;
 use crate::counters::Counters;
 use crate::cq::{Cq, RxeCq};
 use crate::mr::{MAX_MR, Mr, MrTable, Region, RxeMr};
+use crate::port::Port;
 use crate::qp::{Qp, RxeQp};
 use crate::rxe::Shared;
 use crate::srq::{RxeSrq, Srq};
-use crate::uplink::port::Port;
 
 /// Largest message.
 pub(crate) const MAX_MESSAGE: u32 = 1 << 31;

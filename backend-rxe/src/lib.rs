@@ -34,7 +34,7 @@
 //!
 //! The locks of 2 and 3 are fair, a reader waits behind a waiting writer. So nobody waits for a lock of 1, 2 or 3 while
 //! holding one of a higher number, and whoever takes a responder without coming from a requester takes its view first.
-//! `local::Held` is the only place that takes 2 and 3.
+//! `sg::MemoryGuard` is the only place that takes 2 and 3.
 //!
 //! # What ends when
 //!
@@ -46,13 +46,13 @@ pub mod capture;
 mod counters;
 mod cq;
 mod engine;
-mod fabric;
-mod gather;
 mod hca;
-mod local;
 mod mr;
+mod path;
+mod port;
 mod qp;
 mod rxe;
+mod sg;
 mod srq;
 #[cfg(test)]
 mod testing;
@@ -60,15 +60,14 @@ mod testing;
 mod tests;
 mod timer;
 mod ud_header;
-mod uplink;
 
 pub use cq::RxeCq;
 pub use hca::{RxeHca, RxePd};
 pub use mr::RxeMr;
+pub use port::policy::PortRules;
+pub use port::{PortConfig, Uplink};
 pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;
 pub use qp::RxeQp;
 pub use rxe::{Rxe, RxeConfig};
 pub use srq::RxeSrq;
-pub use uplink::port::{PortConfig, Uplink};
-pub use uplink::rules::PortRules;

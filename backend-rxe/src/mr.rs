@@ -2,7 +2,7 @@
 //!
 //! A key is the index of a slot in bits 31:8 and a byte that changes with each use of the slot in bits 7:0, so a stale
 //! key does not name the region that came next. Everyone who uses a region holds the table's read lock for the whole
-//! copy ([`crate::local::Held`]); removing one takes the write lock and thereby waits for them. Fast-registered regions
+//! copy ([`crate::sg::MemoryGuard`]); removing one takes the write lock and thereby waits for them. Fast-registered regions
 //! change while the table is held; each has a lock of its own that is held during a copy.
 
 use std::collections::VecDeque;

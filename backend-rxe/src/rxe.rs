@@ -12,10 +12,10 @@ use pvrdma_verbs::{Backend, DeviceContext, MacAddr, VerbsError};
 
 use crate::capture::{Capture, CaptureConfig, CaptureCounts, Captures};
 use crate::engine::{Engine, Workers};
-use crate::fabric::Fabric;
 use crate::hca::{Adapter, RxeHca};
+use crate::path::directory::Fabric;
+use crate::port::{Port, PortConfig, Uplink};
 use crate::qp::Budget;
-use crate::uplink::port::{Port, PortConfig, Uplink};
 use pvrdma_ether_link::{Clock, MonotonicClock};
 
 /// How the engine runs.

@@ -4,12 +4,12 @@ use pvrdma_verbs::{Access, QpAttrs, SendWr, UdDestination};
 
 use super::{Direction, Interface, Point};
 use crate::counters::Tally;
-use crate::gather::{Memory, Scatter};
 use crate::hca::{Adapter, BoundGid};
+use crate::path::wire::hooks::RequesterHooks;
 use crate::qp::Qp;
 use crate::qp::requester::{Progress, Requester};
 use crate::qp::responder::{Nak, Responder};
-use crate::uplink::host::Sending;
+use crate::sg::{Memory, SgList};
 use pvrdma_roce::wire::{MAX_FRAME, NakCode, Syndrome};
 use pvrdma_roce::{DatagramSender, Origin, Outcome, Path, PathPair, Step, SyntheticTrace, Way};
 
@@ -91,7 +91,7 @@ impl Sender<'_> {
         let notes =
             self.notes.get_or_insert_with(|| Box::new(Notes::Connected(SyntheticTrace::new(self.attrs.sq_psn))));
         let Notes::Connected(transcript) = &mut **notes else { return };
-        let list = Scatter { memory: own, sges: &work.sges, pd: qp.pd, need: Access::empty() };
+        let list = SgList { memory: own, sges: &work.sges, pd: qp.pd, need: Access::empty() };
         let length = u32::try_from(progress.length).unwrap_or(u32::MAX);
         transcript.write(
             &ends,
@@ -124,7 +124,7 @@ pub(crate) fn datagram(
     };
     let mut work = std::mem::take(&mut requester.work);
     let mut out = [0; MAX_FRAME];
-    let mut host = Sending { qp, requester, memory, tally: &mut Tally::default() };
+    let mut host = RequesterHooks { qp, requester, memory, tally: &mut Tally::default() };
     if let Ok(length) = sender.send(&mut work, &path, crate::hca::PORT_MTU.bytes(), &mut host, &mut out) {
         show(&qp.adapter.point, peer, Way::There, out.get(..length).unwrap_or_default());
     }

@@ -6,7 +6,7 @@ use pvrdma_verbs::{QpEvent, QpState, QueueError, WcStatus};
 use super::requester::Requester;
 use super::{Budget, Qp, Run};
 use crate::counters::{Counters, Tally};
-use crate::local::Held;
+use crate::sg::MemoryGuard;
 
 impl Qp {
     /// Ends the request under way with an error and the QP, or the send half of a datagram QP, with it. The state does the
@@ -35,7 +35,7 @@ impl Qp {
     /// Flushes what the state says: in SQE the send queue, in the error state both.
     #[cold]
     pub(super) fn flush(&self, requester: &mut Requester, budget: &mut Budget, tally: &mut Tally) -> Run {
-        let held = Held::open(&self.adapter, None);
+        let held = MemoryGuard::open(&self.adapter, None);
         let view = held.own().view;
         if !requester.flush(self, held.own(), budget, tally) {
             return Run::More;

@@ -2,8 +2,8 @@
 
 pub(crate) mod flush;
 mod modify;
-mod news;
 mod no_queue;
+mod pending_completions;
 pub(crate) mod requester;
 pub(crate) mod responder;
 
@@ -21,10 +21,10 @@ use pvrdma_verbs::{
 use crate::counters::Tally;
 use crate::cq::Cq;
 use crate::hca::{Adapter, RxeHca};
-use crate::local;
+use crate::path::local;
+use crate::path::wire;
+use crate::path::wire::rate_limiter::RateLimiter;
 use crate::srq::Srq;
-use crate::uplink;
-use crate::uplink::congestion::Brake;
 use requester::{Readiness, Requester};
 use responder::Responder;
 
@@ -103,7 +103,7 @@ pub(crate) struct Qp {
     awaited: AtomicBool,
     waiter: Mutex<Weak<Self>>,
     /// What slows both halves down on the wire.
-    pub(crate) brake: Brake,
+    pub(crate) brake: RateLimiter,
     // Fair: a command must not starve behind the batches of a busy QP.
     requester: FairMutex<Requester>,
     pub(crate) responder: FairMutex<Responder>,
@@ -140,7 +140,7 @@ impl Qp {
             queued_at_srq: AtomicBool::new(false),
             awaited: AtomicBool::new(false),
             waiter: Mutex::default(),
-            brake: Brake::default(),
+            brake: RateLimiter::default(),
             requester: FairMutex::new(Requester::new(init.send_queue)),
             responder: FairMutex::new(Responder::new(recv_queue)),
         });
@@ -242,7 +242,7 @@ impl Qp {
     /// Runs the requester until it is dry, waits, or has used the budget up. `true`: the budget.
     fn run(&self, requester: &mut Requester, budget: &mut Budget) -> bool {
         if self.brake.release_responder() {
-            uplink::rc::resume_answers(self);
+            wire::rc::resume_answers(self);
         }
         let mut tally = Tally::default();
         let more = loop {
@@ -250,16 +250,14 @@ impl Qp {
                 QpState::Rts | QpState::Sqd => match requester.readiness(self) {
                     Readiness::Waiting => Run::Idle,
                     Readiness::Failed(status) => {
-                        let held = local::Held::open(&self.adapter, None);
+                        let held = crate::sg::MemoryGuard::open(&self.adapter, None);
                         self.fail_request(requester, held.own().view, status);
                         Run::Again
                     }
                     Readiness::Ready if self.qp_type.is_datagram() => {
                         local::ud::run(self, requester, budget, &mut tally)
                     }
-                    Readiness::Ready if requester.wire.is_some() => {
-                        uplink::rc::run(self, requester, budget, &mut tally)
-                    }
+                    Readiness::Ready if requester.wire.is_some() => wire::rc::run(self, requester, budget, &mut tally),
                     Readiness::Ready => local::rc::run(self, requester, budget, &mut tally),
                 },
                 QpState::Sqe | QpState::Error => self.flush(requester, budget, &mut tally),

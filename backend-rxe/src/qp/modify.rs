@@ -6,7 +6,7 @@ use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
 
 use super::Qp;
 use crate::hca::MAX_RD_ATOMIC;
-use crate::local::Held;
+use crate::sg::MemoryGuard;
 
 impl Qp {
     pub(super) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
@@ -18,7 +18,7 @@ impl Qp {
 
     fn modify_locked(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
         let mut requester = self.requester.lock();
-        let held = Held::open(&self.adapter, None);
+        let held = MemoryGuard::open(&self.adapter, None);
         let mut responder = self.responder.lock();
         if self.is_dead() {
             return Err(VerbsError::Gone);

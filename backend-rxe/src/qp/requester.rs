@@ -10,14 +10,14 @@ use pvrdma_verbs::{
 };
 
 use super::Qp;
-use super::news::News;
 use super::no_queue::NoQueue;
+use super::pending_completions::PendingCompletions;
 use crate::capture::local::Notes;
 use crate::counters::{Counters, Tally};
-use crate::gather::{self, Memory, Scatter};
 use crate::hca::{BoundGid, MAX_MESSAGE};
+use crate::path::wire::rc::WireRequester;
+use crate::sg::{self, Memory, SgList};
 use crate::timer::TimerKey;
-use crate::uplink::rc::Sender;
 use pvrdma_roce::DatagramSender;
 
 /// Wait before an unanswered request is sent again when the QP has no timeout.
@@ -58,7 +58,7 @@ pub(crate) enum Readiness {
 /// The way to a peer, remembered from request to request.
 #[derive(Debug, Default)]
 pub(crate) struct Route {
-    /// [`crate::fabric::Fabric::generation`] when it was looked up.
+    /// [`crate::path::directory::Fabric::generation`] when it was looked up.
     pub(crate) generation: u64,
     /// The GID we send from.
     pub(crate) source: Option<BoundGid>,
@@ -85,9 +85,9 @@ pub(crate) struct Requester {
     /// Local delivery has found the peer: the QP stays with it until RESET.
     local: bool,
     /// Requests that have ended and were not reported yet. Empty while nobody holds the requester.
-    pub(crate) news: News,
+    pub(crate) news: PendingCompletions,
     /// State of a QP whose peer is on the wire.
-    pub(crate) wire: Option<Box<Sender>>,
+    pub(crate) wire: Option<Box<WireRequester>>,
     /// State of a datagram QP that has sent to the wire.
     pub(crate) datagrams: Option<Box<DatagramSender>>,
     /// What a capture knows of our requests to local peers.
@@ -109,7 +109,7 @@ impl Requester {
             notify_drained: false,
             route: Route::default(),
             local: false,
-            news: News::default(),
+            news: PendingCompletions::default(),
             wire: None,
             datagrams: None,
             notes: None,
@@ -156,7 +156,7 @@ impl Requester {
         if self.local || qp.adapter.port.is_none() {
             return false;
         }
-        self.wire = Sender::new(qp, &self.attrs);
+        self.wire = WireRequester::new(qp, &self.attrs);
         if let Some(wire) = &mut self.wire {
             wire.set_draining(qp.state() == QpState::Sqd);
             self.wait = Wait::Nothing;
@@ -388,7 +388,7 @@ pub(crate) fn check_request(
     attrs: &QpAttrs,
     max_message: u32,
 ) -> Result<u64, WcStatus> {
-    let length = gather::total(&work.sges);
+    let length = sg::total(&work.sges);
     let need = match &work.op {
         SendOp::Send { .. } | SendOp::Write { .. } => Access::empty(),
         SendOp::Read { .. } => Access::LOCAL_WRITE,
@@ -408,6 +408,6 @@ pub(crate) fn check_request(
     if length > u64::from(max_message.min(MAX_MESSAGE)) {
         return Err(WcStatus::LocalLength);
     }
-    let list = Scatter { memory: own, sges: &work.sges, pd, need };
+    let list = SgList { memory: own, sges: &work.sges, pd, need };
     if list.allowed() { Ok(length) } else { Err(WcStatus::LocalProtection) }
 }

@@ -13,9 +13,9 @@ use pvrdma_verbs::{
 
 use super::{Budget, Qp};
 use crate::counters::{Counters, Tally};
-use crate::gather::{self, Memory, Scatter};
 use crate::hca::BoundGid;
-use crate::uplink::rc::Receiver;
+use crate::path::wire::rc::WireResponder;
+use crate::sg::{self, Memory, SgList};
 
 /// Receives that a refusal flushes at once; the ready queue does the rest.
 const FLUSH_AT_ONCE: u32 = 64;
@@ -71,7 +71,7 @@ pub(crate) struct Responder {
     /// The GID of our own address vector, with the fabric's generation when it was looked up.
     own_gid: Option<(u64, Option<BoundGid>)>,
     /// State of a QP whose peer is on the wire.
-    pub(crate) wire: Option<Box<Receiver>>,
+    pub(crate) wire: Option<Box<WireResponder>>,
 }
 
 impl Responder {
@@ -186,7 +186,7 @@ impl Responder {
             tally.ud_dropped_no_receive += 1;
             return false;
         }
-        if length > gather::total(&self.recv.sges) {
+        if length > sg::total(&self.recv.sges) {
             // The receive is used up and says so (interface specification 9.8). The QP goes on: otherwise anybody who
             // knows the Q_Key could end it with one long datagram.
             tally.ud_too_long += 1;
@@ -226,16 +226,16 @@ impl Responder {
 
     /// Where the receive in use puts bytes.
     #[inline]
-    pub(crate) fn receive_list<'a>(&'a self, qp: &Qp, memory: Memory<'a>) -> Scatter<'a> {
+    pub(crate) fn receive_list<'a>(&'a self, qp: &Qp, memory: Memory<'a>) -> SgList<'a> {
         // Keys of an SRQ's receives belong to the SRQ's protection domain.
         let pd = qp.srq.as_ref().map_or(qp.pd, |srq| srq.pd);
-        Scatter { memory, sges: &self.recv.sges, pd, need: Access::LOCAL_WRITE }
+        SgList { memory, sges: &self.recv.sges, pd, need: Access::LOCAL_WRITE }
     }
 
     /// Checks that the receive in use takes `length` bytes.
     #[inline]
     pub(crate) fn check_receive(&mut self, qp: &Qp, memory: Memory<'_>, length: u64) -> Result<(), Nak> {
-        if length > gather::total(&self.recv.sges) {
+        if length > sg::total(&self.recv.sges) {
             return Err(self.fail_receive(qp, memory.view, WcStatus::LocalLength, Nak::InvalidRequest));
         }
         if !self.receive_list(qp, memory).allowed() {

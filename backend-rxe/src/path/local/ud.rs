@@ -4,16 +4,16 @@ use std::sync::{Arc, Weak};
 
 use pvrdma_verbs::{Access, QpState, SendData, SendFlags, SendOp, SendWr, UdDestination, WcFlags, WcOpcode, WcStatus};
 
-use super::Held;
 use crate::capture;
 use crate::counters::Tally;
-use crate::gather::{self, Fault, Memory, Scatter, transfer};
 use crate::hca::{Adapter, BoundGid, PORT_MTU};
+use crate::path::wire;
 use crate::qp::requester::{Progress, Requester, Route, check_request};
 use crate::qp::responder::{Nak, Responder};
 use crate::qp::{Budget, Qp, Run};
+use crate::sg::MemoryGuard;
+use crate::sg::{self, Fault, Memory, SgList, transfer};
 use crate::ud_header::{HEADER_LEN, Header};
-use crate::uplink;
 use pvrdma_ether_link::Frames;
 
 /// Runs requests of a datagram QP.
@@ -80,7 +80,7 @@ fn batch(
     budget: &mut Budget,
     tally: &mut Tally,
 ) -> Batch {
-    let held = Held::open(&qp.adapter, other);
+    let held = MemoryGuard::open(&qp.adapter, other);
     let own = held.own();
     let capturing = qp.adapter.shared.captures.is_active();
     loop {
@@ -91,7 +91,7 @@ fn batch(
         if budget.spent() {
             return Batch::Ended(Run::More);
         }
-        if frames.len() >= uplink::BATCH {
+        if frames.len() >= wire::BATCH {
             return Batch::Built;
         }
         if requester.current.is_none() {
@@ -111,7 +111,7 @@ fn batch(
             let peer = match resolve(qp, requester, &to, source, tally) {
                 Found::Peer(peer) => peer,
                 Found::Wire => {
-                    return uplink::ud::send(qp, requester, (&to, source), own, frames, tally).map(Sent::from);
+                    return wire::ud::send(qp, requester, (&to, source), own, frames, tally).map(Sent::from);
                 }
                 Found::Nowhere => {
                     if capturing {
@@ -214,7 +214,7 @@ impl Datagram<'_> {
     fn deliver(&self, peer: &Qp, memory: Memory<'_>, tally: &mut Tally) -> Result<(), WcStatus> {
         // A privileged key in the request stands for the QP's own.
         let qkey = if self.to.qkey & 1 << 31 == 0 { self.to.qkey } else { self.qkey };
-        let payload = gather::total(&self.work.sges);
+        let payload = sg::total(&self.work.sges);
         let mut responder = peer.responder.lock();
         if !responder.take_datagram(peer, memory.view, qkey, payload + HEADER_LEN as u64, tally) {
             return Ok(());
@@ -229,7 +229,7 @@ impl Datagram<'_> {
         memory: Memory<'_>,
         tally: &mut Tally,
     ) -> Result<(), WcStatus> {
-        let payload = gather::total(&self.work.sges);
+        let payload = sg::total(&self.work.sges);
         let length = payload + HEADER_LEN as u64;
         let SendOp::Send { data, .. } = self.work.op else { return Err(WcStatus::LocalQpOperation) };
         let header = Header {
@@ -243,7 +243,7 @@ impl Datagram<'_> {
             immediate: matches!(data, SendData::Immediate(_)),
         };
         let list = responder.receive_list(peer, memory);
-        let from = Scatter { memory: self.own, sges: &self.work.sges, pd: self.qp.pd, need: Access::empty() };
+        let from = SgList { memory: self.own, sges: &self.work.sges, pd: self.qp.pd, need: Access::empty() };
         let copied = if list.allowed() {
             list.write(0, &header.bytes()).and_then(|()| transfer((from, 0), (list, HEADER_LEN as u64), payload, false))
         } else {

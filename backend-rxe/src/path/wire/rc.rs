@@ -6,19 +6,19 @@ use std::time::Duration;
 
 use pvrdma_verbs::{Psn, QpAttrs, QpState, Qpn};
 
-use super::counters::PortCounters;
-use super::flight::Share;
-use super::host::{Receiving, Sending, requests};
-use super::port::Port;
-use super::unread::Unread;
+use super::hooks::{RequesterHooks, ResponderHooks, requests};
+use super::peer_window::WindowShare;
+use super::timeout_grace::TimeoutGrace;
 use super::{BATCH, connected_path};
 use crate::counters::Tally;
-use crate::gather::Memory;
 use crate::hca::BoundGid;
-use crate::local::Held;
+use crate::port::Port;
+use crate::port::counters::PortCounters;
 use crate::qp::requester::{Requester, Route};
 use crate::qp::responder::Responder;
 use crate::qp::{Budget, Qp, Run};
+use crate::sg::Memory;
+use crate::sg::MemoryGuard;
 use crate::timer::TimerKey;
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
@@ -31,23 +31,23 @@ const ANSWER_TURNS: u32 = 4;
 
 /// What a requester holds for the wire.
 #[derive(Debug)]
-pub(crate) struct Sender {
+pub(crate) struct WireRequester {
     transport: pvrdma_roce::Requester,
     path: Path,
     source: BoundGid,
-    share: Share,
+    share: WindowShare,
     /// The rate of the QP has it wait until then.
     paced: Option<Duration>,
-    unread: Unread,
+    unread: TimeoutGrace,
 }
 
-impl Sender {
+impl WireRequester {
     /// State of a QP whose peer is on the wire. `None`: it is not, or there is no wire.
     pub(crate) fn new(qp: &Qp, attrs: &QpAttrs) -> Option<Box<Self>> {
         let (path, source) = connected_path(&qp.adapter, &attrs.av, qp.qpn, attrs.dest_qpn)?;
         let transport = pvrdma_roce::Requester::new(attrs, path, Tuning::default());
-        let share = Share::new(qp.adapter.port.as_ref()?.flight(attrs.av.dgid), qp);
-        Some(Box::new(Self { transport, path, source, share, paced: None, unread: Unread::default() }))
+        let share = WindowShare::new(qp.adapter.port.as_ref()?.flight(attrs.av.dgid), qp);
+        Some(Box::new(Self { transport, path, source, share, paced: None, unread: TimeoutGrace::default() }))
     }
 
     /// Takes over attributes that a modify request changed.
@@ -71,7 +71,7 @@ impl Sender {
 
     /// The QP is in its error state: ends everything that was taken from the ring.
     pub(crate) fn flush(&mut self, qp: &Qp, requester: &mut Requester, memory: Memory<'_>, tally: &mut Tally) {
-        self.transport.flush(&mut Sending { qp, requester, memory, tally });
+        self.transport.flush(&mut RequesterHooks { qp, requester, memory, tally });
         self.share.pause(0);
     }
 }
@@ -116,13 +116,13 @@ pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally
 fn turn(
     qp: &Qp,
     requester: &mut Requester,
-    sender: &mut Sender,
+    sender: &mut WireRequester,
     port: &Port,
     frames: &mut Frames,
     budget: &mut Budget,
     tally: &mut Tally,
 ) -> bool {
-    let held = Held::open(&qp.adapter, None);
+    let held = MemoryGuard::open(&qp.adapter, None);
     let memory = held.own();
     let generation = qp.adapter.shared.fabric.generation();
     if requester.route.generation != generation {
@@ -132,8 +132,8 @@ fn turn(
     let bound = requester.route.source == Some(sender.source);
     sender.paced = None;
     let now = qp.adapter.shared.engine.now();
-    let Sender { transport, share, paced, unread, .. } = sender;
-    let mut host = Sending { qp, requester, memory, tally };
+    let WireRequester { transport, share, paced, unread, .. } = sender;
+    let mut host = RequesterHooks { qp, requester, memory, tally };
     // Also when nothing can be sent: otherwise the deadline would come again and again.
     if unread.is_over(transport.poll_timeout(), now, port) {
         transport.handle_timeout(now, &mut host);
@@ -194,8 +194,8 @@ pub(crate) fn take_answer(port: &Port, qp: &Qp, packet: &Packet<'_>) -> Result<(
         if admitted.is_ok() && requests(qp) {
             let mut tally = Tally::default();
             let before = sender.transport.stats();
-            let held = Held::open(&qp.adapter, None);
-            let mut host = Sending { qp, requester, memory: held.own(), tally: &mut tally };
+            let held = MemoryGuard::open(&qp.adapter, None);
+            let mut host = RequesterHooks { qp, requester, memory: held.own(), tally: &mut tally };
             sender.transport.handle_packet(qp.adapter.shared.engine.now(), packet, &mut host);
             port.counters.requester(&before, &sender.transport.stats());
             sender.share.confirmed(sender.transport.under_way());
@@ -208,7 +208,7 @@ pub(crate) fn take_answer(port: &Port, qp: &Qp, packet: &Packet<'_>) -> Result<(
 
 /// What a responder holds for the wire.
 #[derive(Debug)]
-pub(crate) struct Receiver {
+pub(crate) struct WireResponder {
     transport: pvrdma_roce::Responder,
     path: Path,
     /// Packets that must not overtake answers.
@@ -221,7 +221,7 @@ pub(crate) struct Receiver {
     paced: Option<TimerKey>,
 }
 
-impl Receiver {
+impl WireResponder {
     fn new(port: &Port, attrs: &QpAttrs, path: Path) -> Box<Self> {
         let transport = pvrdma_roce::Responder::new(attrs, path);
         let reorder = ReorderBuffer::new(Arc::clone(&port.buffered));
@@ -243,7 +243,7 @@ impl Receiver {
     }
 
     /// Executes a packet, or keeps it for later.
-    fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], host: &mut Receiving<'_>) {
+    fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], host: &mut ResponderHooks<'_>) {
         let psn = packet.header.bth.psn;
         self.reorder.observe(self.transport.expected_psn(), psn);
         if self.deferred.is_empty() {
@@ -267,7 +267,7 @@ impl Receiver {
     }
 
     /// Executes packets that came before their time and are expected now.
-    fn catch_up(&mut self, host: &mut Receiving<'_>) {
+    fn catch_up(&mut self, host: &mut ResponderHooks<'_>) {
         if self.reorder.is_empty() {
             return;
         }
@@ -286,14 +286,14 @@ impl Receiver {
         }
     }
 
-    fn handle(&mut self, packet: &Packet<'_>, host: &mut Receiving<'_>) -> Handled {
+    fn handle(&mut self, packet: &Packet<'_>, host: &mut ResponderHooks<'_>) -> Handled {
         let handled = self.transport.handle_packet(packet, host);
         self.refused |= !host.qp.receives();
         handled
     }
 
     /// Executes kept packets until one must wait again.
-    fn resume(&mut self, host: &mut Receiving<'_>) {
+    fn resume(&mut self, host: &mut ResponderHooks<'_>) {
         while host.qp.receives()
             && let Some(frame) = self.deferred.pop_front()
         {
@@ -313,7 +313,7 @@ impl Receiver {
 
 /// Gives a request to the responder.
 pub(crate) fn take_request(port: &Port, qp: &Qp, packet: &Packet<'_>, frame: &[u8]) -> Result<(), DropReason> {
-    let held = Held::open(&qp.adapter, None);
+    let held = MemoryGuard::open(&qp.adapter, None);
     let responder = &mut *qp.responder.lock();
     if !qp.receives() {
         return Err(DropReason::Opcode);
@@ -326,13 +326,13 @@ pub(crate) fn take_request(port: &Port, qp: &Qp, packet: &Packet<'_>, frame: &[u
             let (path, _) = path.ok_or(DropReason::Address)?;
             // Only the peer is worth memory.
             admit_connected(packet, qp.qpn, &path)?;
-            Receiver::new(port, attrs, path)
+            WireResponder::new(port, attrs, path)
         }
     };
     let admitted = admit_connected(packet, qp.qpn, &receiver.path);
     if admitted.is_ok() {
         let before = receiver.transport.stats();
-        receiver.take(port, packet, frame, &mut Receiving { qp, responder, memory: held.own() });
+        receiver.take(port, packet, frame, &mut ResponderHooks { qp, responder, memory: held.own() });
         port.counters.responder(&before, &receiver.transport.stats());
     }
     responder.wire = Some(receiver);
@@ -356,7 +356,7 @@ pub(crate) fn answer(port: &Port, qp: &Qp) -> bool {
 }
 
 fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
-    let held = Held::open(&qp.adapter, None);
+    let held = MemoryGuard::open(&qp.adapter, None);
     let responder: &mut Responder = &mut qp.responder.lock();
     let Some(mut receiver) = responder.wire.take() else { return true };
     if !qp.receives() {
@@ -367,7 +367,7 @@ fn answer_batch(port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
         receiver.deferred.clear();
         receiver.reorder.clear();
     }
-    let mut host = Receiving { qp, responder, memory: held.own() };
+    let mut host = ResponderHooks { qp, responder, memory: held.own() };
     let mut paced = None;
     let engine = &qp.adapter.shared.engine;
     while frames.len() < BATCH {
@@ -409,7 +409,7 @@ pub(crate) fn resume_answers(qp: &Qp) {
 }
 
 /// Where the requester or the responder of a QP on the wire sends to, and to which QP.
-pub(super) fn path(qp: &Qp, requester: bool) -> Option<(Path, Qpn)> {
+pub(crate) fn path(qp: &Qp, requester: bool) -> Option<(Path, Qpn)> {
     if requester {
         qp.with_requester(|requester| Some((requester.wire.as_ref()?.path, requester.attrs.dest_qpn)))
     } else {

@@ -4,10 +4,10 @@ use std::sync::{Arc, Weak};
 
 use pvrdma_verbs::QpType;
 
-use super::counters::PortCounters;
-use super::port::Port;
-use super::{congestion, gid_kind, rc, ud};
+use super::{gid_kind, rate_limiter, rc, ud};
 use crate::hca::{Adapter, BoundGid};
+use crate::port::Port;
+use crate::port::counters::PortCounters;
 use crate::qp::Qp;
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{Opcode, Packet};
@@ -27,7 +27,7 @@ pub(crate) struct Inbox {
 
 impl Inbox {
     /// Takes one frame.
-    pub(super) fn take(&mut self, port: &Port, adapter: &Arc<Adapter>, frame: &[u8]) {
+    pub(crate) fn take(&mut self, port: &Port, adapter: &Arc<Adapter>, frame: &[u8]) {
         let counters = &port.counters;
         PortCounters::bump(&counters.wire_frames_received);
         PortCounters::add(&counters.wire_bytes_received, frame.len() as u64);
@@ -47,7 +47,7 @@ impl Inbox {
             return PortCounters::bump(&counters.wire_dropped_address);
         }
         if header.bth.opcode == Opcode::CNP {
-            return congestion::notified(port, adapter, &packet);
+            return rate_limiter::notified(port, adapter, &packet);
         }
         let Some(qp) = adapter.qp(header.bth.destination) else {
             return PortCounters::bump(&counters.wire_dropped_no_qp);
@@ -57,7 +57,7 @@ impl Inbox {
             QpType::Rc => self.connected(port, &qp, &packet, frame),
         };
         match taken {
-            Ok(()) => congestion::marked(port, &qp, &packet, &mut self.notifications),
+            Ok(()) => rate_limiter::marked(port, &qp, &packet, &mut self.notifications),
             Err(DropReason::Damaged(_)) => PortCounters::bump(&counters.wire_dropped_damaged),
             Err(DropReason::Address) => PortCounters::bump(&counters.wire_dropped_address),
             Err(DropReason::Version | DropReason::Opcode | DropReason::Pkey) => {
@@ -83,7 +83,7 @@ impl Inbox {
     }
 
     /// Has requesters go on and responders answer. Whether there is more to do at once.
-    pub(super) fn answer(&mut self, port: &Port) -> bool {
+    pub(crate) fn answer(&mut self, port: &Port) -> bool {
         if !self.notifications.is_empty() {
             port.send(std::mem::take(&mut self.notifications));
         }

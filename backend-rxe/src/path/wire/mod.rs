@@ -25,18 +25,13 @@
 //! wire. Only such a packet may make state, and that is bounded. Frames of the network function are held to the device's
 //! address and VLAN ([`rules`]).
 
-pub(crate) mod congestion;
-pub(crate) mod counters;
-mod flight;
-pub(crate) mod frame;
-pub(crate) mod host;
-mod lane;
-pub(crate) mod port;
+pub(crate) mod hooks;
+pub(crate) mod peer_window;
+pub(crate) mod rate_limiter;
 pub(crate) mod rc;
-mod receive;
-pub(crate) mod rules;
+pub(crate) mod receive;
+mod timeout_grace;
 pub(crate) mod ud;
-mod unread;
 
 use pvrdma_verbs::{AddressVector, GidType, NetworkType, Qpn};
 
@@ -44,7 +39,7 @@ use crate::hca::{Adapter, BoundGid};
 use pvrdma_roce::{Origin, Path};
 
 /// Bytes before the network header that count towards a frame but not towards the MTU.
-const ETHERNET_LEN: usize = 18;
+pub(crate) const ETHERNET_LEN: usize = 18;
 /// Frames that are built while guest memory is held.
 pub(crate) const BATCH: usize = 32;
 

@@ -26,11 +26,11 @@ struct Ended {
 
 /// What has happened and was not told, at the requester.
 #[derive(Debug, Default)]
-pub(crate) struct News {
+pub(crate) struct PendingCompletions {
     ended: Vec<Ended>,
 }
 
-impl News {
+impl PendingCompletions {
     /// Takes note of a request that has ended.
     #[inline]
     pub(super) fn note(&mut self, completion: Completion, wanted: bool, received: bool) {

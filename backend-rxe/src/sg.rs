@@ -1,14 +1,16 @@
-//! Scatter/gather lists: checking them and copying between two of them.
+//! SgList/gather lists: checking them and copying between two of them.
 
+use parking_lot::RwLockReadGuard;
 use std::sync::atomic::{Ordering, fence};
 
 use pvrdma_guest_memory::{Direction, DmaView};
 use pvrdma_verbs::{Access, Sge};
 use vm_memory::{Bytes, VolatileSlice};
 
+use crate::hca::Adapter;
 use crate::mr::{MrTable, RegionRef};
 
-/// Held guest memory of one adapter: its map and its keys.
+/// MemoryGuard guest memory of one adapter: its map and its keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory<'h> {
     pub(crate) view: &'h DmaView<'h>,
@@ -30,7 +32,7 @@ pub(crate) fn total(sges: &[Sge]) -> u64 {
 
 /// A list of memory, with what is needed to reach it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scatter<'a> {
+pub(crate) struct SgList<'a> {
     pub(crate) memory: Memory<'a>,
     pub(crate) sges: &'a [Sge],
     pub(crate) pd: u32,
@@ -38,7 +40,7 @@ pub(crate) struct Scatter<'a> {
     pub(crate) need: Access,
 }
 
-impl<'a> Scatter<'a> {
+impl<'a> SgList<'a> {
     /// Whether every non-empty element may be accessed.
     #[inline]
     pub(crate) fn allowed(&self) -> bool {
@@ -83,7 +85,7 @@ impl<'a> Scatter<'a> {
 
 /// A position in a list.
 struct Cursor<'a> {
-    list: Scatter<'a>,
+    list: SgList<'a>,
     /// The element after the current one.
     next: usize,
     /// Bytes to leave out before the next piece.
@@ -132,8 +134,8 @@ impl Cursor<'_> {
 /// The caller has checked both lists; a fault here means that memory or a fast registration went away since then.
 #[inline]
 pub(crate) fn transfer(
-    (from, from_offset): (Scatter<'_>, u64),
-    (to, to_offset): (Scatter<'_>, u64),
+    (from, from_offset): (SgList<'_>, u64),
+    (to, to_offset): (SgList<'_>, u64),
     len: u64,
     ordered: bool,
 ) -> Result<(), Fault> {
@@ -191,4 +193,60 @@ fn tail<const N: usize>(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, len: u
         _ => to.store(word[0], body, Ordering::Release),
     }
     .is_ok()
+}
+
+/// Guest memory of one or two adapters, held: maps in the order of their spaces, then region tables in the order of their
+/// adapters (see the crate documentation). Adapters on the same space share one view.
+#[derive(Debug)]
+pub(crate) struct MemoryGuard<'a> {
+    own_view: DmaView<'a>,
+    own_mrs: RwLockReadGuard<'a, MrTable>,
+    /// `None` when the space is ours.
+    peer_view: Option<DmaView<'a>>,
+    /// `None` when the adapter is ours, or there is no peer.
+    peer_mrs: Option<RwLockReadGuard<'a, MrTable>>,
+}
+
+impl<'a> MemoryGuard<'a> {
+    pub(crate) fn open(own: &'a Adapter, peer: Option<&'a Adapter>) -> Self {
+        let peer = peer.filter(|peer| peer.id != own.id);
+        let (own_view, peer_view) = match peer.filter(|peer| peer.memory.id() != own.memory.id()) {
+            None => (own.memory.view(), None),
+            Some(peer) if own.memory.id() < peer.memory.id() => {
+                let view = own.memory.view();
+                (view, Some(peer.memory.view()))
+            }
+            Some(peer) => {
+                let view = peer.memory.view();
+                (own.memory.view(), Some(view))
+            }
+        };
+        let (own_mrs, peer_mrs) = match peer {
+            None => (own.mrs.read(), None),
+            Some(peer) if own.id < peer.id => {
+                let mrs = own.mrs.read();
+                (mrs, Some(peer.mrs.read()))
+            }
+            Some(peer) => {
+                let mrs = peer.mrs.read();
+                (own.mrs.read(), Some(mrs))
+            }
+        };
+        Self { own_view, own_mrs, peer_view, peer_mrs }
+    }
+
+    /// The adapter's own memory.
+    #[inline]
+    pub(crate) fn own(&self) -> Memory<'_> {
+        Memory { view: &self.own_view, mrs: &self.own_mrs }
+    }
+
+    /// The peer's memory, which may be our own.
+    #[inline]
+    pub(crate) fn peer(&self) -> Memory<'_> {
+        Memory {
+            view: self.peer_view.as_ref().unwrap_or(&self.own_view),
+            mrs: self.peer_mrs.as_ref().unwrap_or(&self.own_mrs),
+        }
+    }
 }

@@ -12,14 +12,14 @@ use pvrdma_verbs::{
     Access, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcFlags, WcOpcode, WcStatus,
 };
 
-use super::Held;
 use crate::capture::local::Sender;
 use crate::counters::{Counters, Tally};
-use crate::gather::{Fault, Memory, Scatter, transfer};
 use crate::hca::MAX_MESSAGE;
 use crate::qp::requester::{Progress, Requester, check_request};
 use crate::qp::responder::{Nak, Responder, remote_sge, rnr_delay};
 use crate::qp::{Budget, Qp, Run};
+use crate::sg::MemoryGuard;
+use crate::sg::{Fault, Memory, SgList, transfer};
 use pvrdma_roce::Outcome;
 
 /// The responder of the peer, held.
@@ -60,7 +60,7 @@ enum End {
 /// Runs requests of a connected QP.
 pub(crate) fn run(qp: &Qp, requester: &mut Requester, budget: &mut Budget, tally: &mut Tally) -> Run {
     let peer = requester.resolve(qp);
-    let held = Held::open(&qp.adapter, peer.as_ref().map(|peer| &*peer.adapter));
+    let held = MemoryGuard::open(&qp.adapter, peer.as_ref().map(|peer| &*peer.adapter));
     // From here on an unbind waits for us; one that came before the views has changed the generation.
     if requester.route.generation != qp.adapter.shared.fabric.generation() {
         return Run::Again;
@@ -95,7 +95,7 @@ fn publish(
     qp: &Qp,
     requester: &mut Requester,
     peer: Option<&Arc<Qp>>,
-    held: &Held<'_>,
+    held: &MemoryGuard<'_>,
     target: Option<&mut Target<'_>>,
 ) -> bool {
     let told = peer.zip(target).and_then(|(peer, target)| target.responder.end_batch(peer, held.peer().view));
@@ -107,7 +107,7 @@ fn batch<'p>(
     qp: &Qp,
     requester: &mut Requester,
     peer: Option<&'p Arc<Qp>>,
-    held: &Held<'_>,
+    held: &MemoryGuard<'_>,
     target: &mut Option<Target<'p>>,
     budget: &mut Budget,
     tally: &mut Tally,
@@ -337,7 +337,7 @@ impl<'a> Exchange<'a> {
             self.responder.check_remote(peer, self.memory, remote, length, Access::REMOTE_WRITE)?;
         }
         let sges = [remote_sge(remote, length)];
-        let list = Scatter { memory: self.memory, sges: &sges, pd: peer.pd, need: Access::REMOTE_WRITE };
+        let list = SgList { memory: self.memory, sges: &sges, pd: peer.pd, need: Access::REMOTE_WRITE };
         match move_chunk(self.source(), list, self.progress, self.budget, true) {
             Ok(true) => {}
             Ok(false) => return Ok(Step::Moved),
@@ -359,8 +359,8 @@ impl<'a> Exchange<'a> {
             self.responder.check_remote(peer, self.memory, remote, length, Access::REMOTE_READ)?;
         }
         let sges = [remote_sge(remote, length)];
-        let source = Scatter { memory: self.memory, sges: &sges, pd: peer.pd, need: Access::REMOTE_READ };
-        let target = Scatter { need: Access::LOCAL_WRITE, ..self.source() };
+        let source = SgList { memory: self.memory, sges: &sges, pd: peer.pd, need: Access::REMOTE_READ };
+        let target = SgList { need: Access::LOCAL_WRITE, ..self.source() };
         match move_chunk(source, target, self.progress, self.budget, true) {
             Ok(true) => Ok(Step::Done(u32::try_from(length).unwrap_or(u32::MAX))),
             Ok(false) => Ok(Step::Moved),
@@ -383,7 +383,7 @@ impl<'a> Exchange<'a> {
             .and_then(|region| region.locate(remote.addr))
             .and_then(|(bus, _)| view.update_u64(bus, change).ok());
         let Some(old) = old else { return Err(self.responder.refuse(peer, view, Nak::RemoteAccess)) };
-        let target = Scatter { need: Access::LOCAL_WRITE, ..self.source() };
+        let target = SgList { need: Access::LOCAL_WRITE, ..self.source() };
         match target.write(0, &old.to_le_bytes()) {
             Ok(()) => Ok(Step::Done(8)),
             Err(_) => Ok(Step::Failed(WcStatus::LocalProtection)),
@@ -391,8 +391,8 @@ impl<'a> Exchange<'a> {
     }
 
     /// The request's own list, for reading.
-    fn source(&self) -> Scatter<'a> {
-        Scatter { memory: self.own, sges: &self.work.sges, pd: self.qp.pd, need: Access::empty() }
+    fn source(&self) -> SgList<'a> {
+        SgList { memory: self.own, sges: &self.work.sges, pd: self.qp.pd, need: Access::empty() }
     }
 
     /// Ends the receive in use.
@@ -420,8 +420,8 @@ impl<'a> Exchange<'a> {
 /// Moves as much of a message as the budget allows. `true` when all of it has been moved.
 #[inline]
 fn move_chunk(
-    from: Scatter<'_>,
-    to: Scatter<'_>,
+    from: SgList<'_>,
+    to: SgList<'_>,
     progress: &mut Progress,
     budget: &mut Budget,
     ordered: bool,

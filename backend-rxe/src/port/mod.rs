@@ -1,5 +1,10 @@
 //! A port: the links of one device and the thread that serves them.
 
+mod classify;
+pub(crate) mod counters;
+pub(crate) mod policy;
+mod tx_queue;
+
 use std::collections::HashMap;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -12,19 +17,19 @@ use parking_lot::Mutex;
 use pvrdma_verbs::{Counter, Gid, MacAddr, Mtu};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use super::counters::PortCounters;
-use super::flight::Flight;
-use super::frame::is_for_rdma;
-use super::lane::Lane;
-use super::receive::Inbox;
-use super::rules::{PortRules, Stopped};
-use super::{BATCH, ETHERNET_LEN};
 use crate::capture::{CaptureLink, Point};
 use crate::hca::Adapter;
+use crate::path::wire::peer_window::PeerWindow;
+use crate::path::wire::receive::Inbox;
+use crate::path::wire::{BATCH, ETHERNET_LEN};
 use crate::qp::Qp;
 use crate::rxe::Shared;
+use classify::is_for_rdma;
+use counters::PortCounters;
+use policy::{PortRules, Stopped};
 use pvrdma_ether_link::{Frames, Link};
 use pvrdma_roce::{BufferedBytes, Congestion, EgressMarking};
+use tx_queue::TxQueue;
 
 /// Room for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
 const OVERHEAD: u32 = 96;
@@ -54,13 +59,13 @@ pub(crate) struct Port {
     mac: MacAddr,
     mtu: u32,
     rules: PortRules,
-    pub(super) uplink: Lane,
-    nic: Option<Lane>,
+    pub(crate) uplink: TxQueue,
+    nic: Option<TxQueue>,
     pub(crate) counters: PortCounters,
     /// Packets that wait for lost ones.
-    pub(super) buffered: BufferedBytes,
+    pub(crate) buffered: BufferedBytes,
     /// What is under way, by peer.
-    flights: Mutex<HashMap<Gid, Weak<Flight>>>,
+    flights: Mutex<HashMap<Gid, Weak<PeerWindow>>>,
     adapter: Mutex<Weak<Adapter>>,
     inbox: Mutex<Inbox>,
     /// Responders whose turn has come: their rate had them wait.
@@ -78,8 +83,8 @@ impl Port {
             mac,
             mtu: config.mtu,
             rules: config.rules,
-            uplink: Lane::new(Arc::new(CaptureLink::new(config.uplink, point))),
-            nic: config.nic.map(Lane::new),
+            uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point))),
+            nic: config.nic.map(TxQueue::new),
             counters: PortCounters::default(),
             buffered: BufferedBytes::default(),
             flights: Mutex::default(),
@@ -108,17 +113,17 @@ impl Port {
     }
 
     /// Parameters of congestion control, if it is on.
-    pub(super) const fn congestion(&self) -> Option<&Congestion> {
+    pub(crate) const fn congestion(&self) -> Option<&Congestion> {
         self.rules.congestion.as_ref()
     }
 
     /// Has a responder that waited give its answers.
-    pub(super) fn resume(&self, qp: &Qp) {
+    pub(crate) fn resume(&self, qp: &Qp) {
         self.resumed.lock().push(Weak::clone(&qp.me));
         self.wake();
     }
 
-    pub(super) fn take_resumed(&self, owing: &mut Vec<Weak<Qp>>) {
+    pub(crate) fn take_resumed(&self, owing: &mut Vec<Weak<Qp>>) {
         for qp in self.resumed.lock().drain(..) {
             if !owing.iter().any(|known| Weak::ptr_eq(known, &qp)) {
                 owing.push(qp);
@@ -140,7 +145,7 @@ impl Port {
     }
 
     /// The window to a peer, which all connections to it share.
-    pub(super) fn flight(&self, peer: Gid) -> Arc<Flight> {
+    pub(crate) fn flight(&self, peer: Gid) -> Arc<PeerWindow> {
         let mut flights = self.flights.lock();
         if let Some(flight) = flights.get(&peer).and_then(Weak::upgrade) {
             return flight;
@@ -240,12 +245,12 @@ impl Port {
     }
 
     /// How many batches were read.
-    pub(super) fn batches(&self) -> u64 {
+    pub(crate) fn batches(&self) -> u64 {
         self.batches.load(Ordering::Relaxed)
     }
 
     /// Whether frames have come that no queue pair has got yet.
-    pub(super) fn has_unread(&self) -> bool {
+    pub(crate) fn has_unread(&self) -> bool {
         if self.inbox.is_locked() {
             return true;
         }
@@ -262,7 +267,7 @@ impl Port {
         }
     }
 
-    fn pass(&self, lane: &Lane, frames: &Frames, counter: &AtomicU64) {
+    fn pass(&self, lane: &TxQueue, frames: &Frames, counter: &AtomicU64) {
         if !frames.is_empty() {
             let dropped = lane.send(frames);
             PortCounters::add(&self.counters.passed_dropped, dropped);
@@ -281,7 +286,7 @@ impl Port {
         counts
     }
 
-    fn lanes(&self) -> impl Iterator<Item = &Lane> {
+    fn lanes(&self) -> impl Iterator<Item = &TxQueue> {
         [Some(&self.uplink), self.nic.as_ref()].into_iter().flatten()
     }
 

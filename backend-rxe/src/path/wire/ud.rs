@@ -2,18 +2,18 @@
 
 use pvrdma_verbs::{QpAttrs, SendWr, UdDestination, WcFlags, WcOpcode, WcStatus};
 
-use super::counters::PortCounters;
 use super::origin;
-use super::port::Port;
 use crate::counters::Tally;
-use crate::gather::Memory;
 use crate::hca::BoundGid;
-use crate::local::Held;
+use crate::path::wire::hooks::RequesterHooks;
+use crate::port::Port;
+use crate::port::counters::PortCounters;
 use crate::qp::Qp;
 use crate::qp::requester::Requester;
 use crate::qp::responder::Nak;
+use crate::sg::Memory;
+use crate::sg::MemoryGuard;
 use crate::ud_header::HEADER_LEN;
-use crate::uplink::host::Sending;
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
 use pvrdma_roce::{Datagram, DatagramSender, Path};
@@ -45,7 +45,7 @@ pub(crate) fn send(
     let mtu = port.path_mtu().bytes();
     let mut result = Err(WcStatus::General);
     frames.push_with(MAX_FRAME, |room| {
-        let mut host = Sending { qp, requester, memory, tally };
+        let mut host = RequesterHooks { qp, requester, memory, tally };
         result = sender.send(&mut work, &path, mtu, &mut host, room);
         result.ok()
     });
@@ -57,12 +57,12 @@ pub(crate) fn send(
 }
 
 /// Puts a datagram that was let through into a receive, or drops it, as local delivery does.
-pub(super) fn deliver(port: &Port, qp: &Qp, packet: &Packet<'_>) {
+pub(crate) fn deliver(port: &Port, qp: &Qp, packet: &Packet<'_>) {
     let counters = &qp.adapter.counters;
     let mut tally = Tally::default();
     match Datagram::new(packet) {
         Some(datagram) => {
-            let held = Held::open(&qp.adapter, None);
+            let held = MemoryGuard::open(&qp.adapter, None);
             fill(qp, held.own(), &datagram, &mut tally);
         }
         None => PortCounters::bump(&port.counters.wire_dropped_malformed),

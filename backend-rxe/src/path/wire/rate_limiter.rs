@@ -9,10 +9,10 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pvrdma_verbs::{Qpn, UdDestination};
 
-use super::counters::PortCounters;
-use super::port::Port;
 use super::rc;
 use crate::hca::Adapter;
+use crate::port::Port;
+use crate::port::counters::PortCounters;
 use crate::qp::Qp;
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{Ecn, MAX_FRAME, Network, Operation, Packet};
@@ -20,7 +20,7 @@ use pvrdma_roce::{Congestion, Origin, Path, ReactionPoint, admit_notification};
 
 /// What a QP remembers about congestion.
 #[derive(Debug, Default)]
-pub(crate) struct Brake {
+pub(crate) struct RateLimiter {
     /// `reaction` holds something.
     on: AtomicBool,
     /// Both halves send at this rate.
@@ -31,15 +31,15 @@ pub(crate) struct Brake {
     notified: AtomicU64,
 }
 
-impl Brake {
+impl RateLimiter {
     #[inline]
-    pub(super) fn is_on(&self) -> bool {
+    pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
     }
 
     /// When the next packet may leave, if that is not now.
     #[inline]
-    pub(super) fn blocked_until(&self, port: &Port, now: Duration) -> Option<Duration> {
+    pub(crate) fn blocked_until(&self, port: &Port, now: Duration) -> Option<Duration> {
         if self.is_on() { self.ask(port, now) } else { None }
     }
 
@@ -58,7 +58,7 @@ impl Brake {
 
     /// Packets have left.
     #[inline]
-    pub(super) fn sent(&self, now: Duration, bytes: u64) {
+    pub(crate) fn sent(&self, now: Duration, bytes: u64) {
         if self.is_on()
             && let Some(point) = &mut *self.reaction.lock()
         {
@@ -75,7 +75,7 @@ impl Brake {
     }
 
     /// Has [`Self::resume`] called by the next run of the QP.
-    pub(super) fn hold_responder(&self) {
+    pub(crate) fn hold_responder(&self) {
         self.responder_waits.store(true, Ordering::Release);
     }
 
@@ -106,7 +106,7 @@ impl Brake {
 }
 
 /// A packet that a QP took was marked on its way: has its sender slow down.
-pub(super) fn marked(port: &Port, qp: &Qp, packet: &Packet<'_>, out: &mut Frames) {
+pub(crate) fn marked(port: &Port, qp: &Qp, packet: &Packet<'_>, out: &mut Frames) {
     let header = &packet.header;
     if header.network.ecn() != Ecn::Congested || matches!(header.network, Network::V1(_)) {
         return;
@@ -145,7 +145,7 @@ fn datagram_path(port: &Port, qp: &Qp, packet: &Packet<'_>, source: Qpn) -> Opti
 }
 
 /// A notification came for one of our queue pairs.
-pub(super) fn notified(port: &Port, adapter: &Adapter, packet: &Packet<'_>) {
+pub(crate) fn notified(port: &Port, adapter: &Adapter, packet: &Packet<'_>) {
     let counters = &port.counters;
     PortCounters::bump(&counters.wire_cnps_received);
     let config = port.congestion().filter(|_| admit_notification(packet).is_ok());

@@ -15,11 +15,11 @@ use crate::qp::Qp;
 /// PSNs under way to a peer, about: at the largest path MTU 4 MiB.
 const MOST: u64 = 1024;
 /// PSNs in a turn. The last one asks for an ACK, so that what a turn takes comes back.
-const TURN: u64 = 64;
+const QUANTUM: u64 = 64;
 
 /// The window to one peer.
 #[derive(Debug, Default)]
-pub(crate) struct Flight {
+pub(crate) struct PeerWindow {
     under_way: AtomicU64,
     waiting: AtomicBool,
     queue: Mutex<VecDeque<Arc<Waiter>>>,
@@ -30,12 +30,12 @@ pub(crate) struct Flight {
 struct Waiter {
     qp: Weak<Qp>,
     queued: AtomicBool,
-    /// It is its turn; [`TURN`] is counted for it until it begins.
+    /// It is its turn; [`QUANTUM`] is counted for it until it begins.
     granted: AtomicBool,
     gone: AtomicBool,
 }
 
-impl Flight {
+impl PeerWindow {
     fn is_full(&self) -> bool {
         self.under_way.load(Ordering::Acquire) >= MOST
     }
@@ -55,9 +55,9 @@ impl Flight {
                 waiter.queued.store(false, Ordering::Release);
                 if !waiter.gone.load(Ordering::Acquire) {
                     waiter.granted.store(true, Ordering::Release);
-                    self.under_way.fetch_add(TURN, Ordering::AcqRel);
+                    self.under_way.fetch_add(QUANTUM, Ordering::AcqRel);
                     admitted.extend(waiter.qp.upgrade());
-                    room = room.saturating_sub(TURN);
+                    room = room.saturating_sub(QUANTUM);
                 }
             }
             self.waiting.store(!queue.is_empty(), Ordering::Release);
@@ -77,8 +77,8 @@ impl Flight {
 
 /// One connection's part of a window.
 #[derive(Debug)]
-pub(crate) struct Share {
-    flight: Arc<Flight>,
+pub(crate) struct WindowShare {
+    flight: Arc<PeerWindow>,
     waiter: Arc<Waiter>,
     /// PSNs that are counted as ours.
     counted: u64,
@@ -86,8 +86,8 @@ pub(crate) struct Share {
     used: u64,
 }
 
-impl Share {
-    pub(crate) fn new(flight: Arc<Flight>, qp: &Qp) -> Self {
+impl WindowShare {
+    pub(crate) fn new(flight: Arc<PeerWindow>, qp: &Qp) -> Self {
         let (queued, granted, gone) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
         let waiter = Waiter { qp: Weak::clone(&qp.me), queued, granted, gone };
         Self { flight, waiter: Arc::new(waiter), counted: 0, used: 0 }
@@ -112,13 +112,13 @@ impl Share {
 
     /// Whether the next packet is the last of a turn.
     pub(crate) const fn ends_turn(&self) -> bool {
-        self.used + 1 >= TURN
+        self.used + 1 >= QUANTUM
     }
 
     /// A turn goes on with a packet that was sent, after which `under_way` PSNs are unconfirmed.
     pub(crate) fn sent(&mut self, under_way: u64) {
         let new = under_way.saturating_sub(self.counted);
-        self.used = if self.used + new >= TURN { 0 } else { self.used + new };
+        self.used = if self.used + new >= QUANTUM { 0 } else { self.used + new };
         self.count(under_way);
     }
 
@@ -138,7 +138,7 @@ impl Share {
     fn take_grant(&self) -> bool {
         let granted = self.waiter.granted.swap(false, Ordering::AcqRel);
         if granted {
-            self.flight.under_way.fetch_sub(TURN, Ordering::AcqRel);
+            self.flight.under_way.fetch_sub(QUANTUM, Ordering::AcqRel);
         }
         granted
     }
@@ -153,7 +153,7 @@ impl Share {
     }
 }
 
-impl Drop for Share {
+impl Drop for WindowShare {
     fn drop(&mut self) {
         self.waiter.gone.store(true, Ordering::Release);
         self.pause(0);

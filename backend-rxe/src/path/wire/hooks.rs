@@ -5,15 +5,15 @@ use std::sync::atomic::{Ordering, fence};
 use pvrdma_verbs::{Access, QpState, RemoteAddress, SendOp, SendWr, Sge, WcFlags, WcStatus};
 
 use crate::counters::{Counters, Tally};
-use crate::gather::{Memory, Scatter, total};
 use crate::hca::MAX_MESSAGE;
 use crate::qp::Qp;
 use crate::qp::requester::{Requester, check_request};
 use crate::qp::responder::{Nak, Responder, remote_sge};
+use crate::sg::{Memory, SgList, total};
 use pvrdma_roce::{AtomicChange, Fault, NakReason, Received, RequesterOps, ResponderOps};
 
 /// The requester's side.
-pub(crate) struct Sending<'a> {
+pub(crate) struct RequesterHooks<'a> {
     pub(crate) qp: &'a Qp,
     /// Without its state for the wire, which is what calls us.
     pub(crate) requester: &'a mut Requester,
@@ -21,7 +21,7 @@ pub(crate) struct Sending<'a> {
     pub(crate) tally: &'a mut Tally,
 }
 
-impl Sending<'_> {
+impl RequesterHooks<'_> {
     fn count(&mut self, work: &SendWr) {
         let (length, tally) = (total(&work.sges), &mut *self.tally);
         let (requests, bytes) = match work.op {
@@ -37,12 +37,12 @@ impl Sending<'_> {
         *bytes += length;
     }
 
-    fn list<'s>(&'s self, sges: &'s [Sge], need: Access) -> Scatter<'s> {
-        Scatter { memory: self.memory, sges, pd: self.qp.pd, need }
+    fn list<'s>(&'s self, sges: &'s [Sge], need: Access) -> SgList<'s> {
+        SgList { memory: self.memory, sges, pd: self.qp.pd, need }
     }
 }
 
-impl RequesterOps for Sending<'_> {
+impl RequesterOps for RequesterHooks<'_> {
     fn begin(&mut self, work: &mut SendWr) -> Result<(), WcStatus> {
         check_request(work, self.memory, self.qp.pd, &self.requester.attrs, MAX_MESSAGE)?;
         let mrs = self.memory.mrs;
@@ -93,20 +93,20 @@ impl From<Nak> for NakReason {
 }
 
 /// The responder's side.
-pub(crate) struct Receiving<'a> {
+pub(crate) struct ResponderHooks<'a> {
     pub(crate) qp: &'a Qp,
     /// Without its state for the wire, which is what calls us.
     pub(crate) responder: &'a mut Responder,
     pub(crate) memory: Memory<'a>,
 }
 
-impl Receiving<'_> {
-    fn remote<'s>(&'s self, sges: &'s [Sge], need: Access) -> Scatter<'s> {
-        Scatter { memory: self.memory, sges, pd: self.qp.pd, need }
+impl ResponderHooks<'_> {
+    fn remote<'s>(&'s self, sges: &'s [Sge], need: Access) -> SgList<'s> {
+        SgList { memory: self.memory, sges, pd: self.qp.pd, need }
     }
 }
 
-impl ResponderOps for Receiving<'_> {
+impl ResponderOps for ResponderHooks<'_> {
     fn request_arrived(&mut self) {
         self.responder.first_request(self.qp, self.memory.view);
     }

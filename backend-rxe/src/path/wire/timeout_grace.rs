@@ -5,8 +5,8 @@
 
 use std::time::Duration;
 
-use super::counters::PortCounters;
-use super::port::Port;
+use crate::port::Port;
+use crate::port::counters::PortCounters;
 
 /// When to look again.
 const AGAIN: Duration = Duration::from_micros(200);
@@ -15,15 +15,15 @@ const BATCHES: u64 = 16;
 
 /// Patience of a requester whose deadline has passed.
 #[derive(Debug, Default)]
-pub(super) struct Unread {
+pub(crate) struct TimeoutGrace {
     /// Batches that the port had read when the deadline had passed.
     since: Option<u64>,
     until: Option<Duration>,
 }
 
-impl Unread {
+impl TimeoutGrace {
     /// Whether the deadline has passed and counts.
-    pub(super) fn is_over(&mut self, deadline: Option<Duration>, now: Duration, port: &Port) -> bool {
+    pub(crate) fn is_over(&mut self, deadline: Option<Duration>, now: Duration, port: &Port) -> bool {
         self.until = None;
         if deadline.is_none_or(|deadline| deadline > now) {
             self.since = None;
@@ -42,7 +42,7 @@ impl Unread {
     }
 
     /// The deadline in place of `deadline`.
-    pub(super) fn deadline(&self, deadline: Option<Duration>) -> Option<Duration> {
+    pub(crate) fn deadline(&self, deadline: Option<Duration>) -> Option<Duration> {
         self.until.or(deadline)
     }
 }

@@ -24,14 +24,14 @@ struct Backlog {
 
 /// One direction of one link.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct TxQueue {
     pub(crate) link: Arc<dyn Link>,
     backlog: Mutex<Backlog>,
     /// Something waits.
     full: AtomicBool,
 }
 
-impl Lane {
+impl TxQueue {
     pub(crate) fn new(link: Arc<dyn Link>) -> Self {
         Self { link, backlog: Mutex::default(), full: AtomicBool::new(false) }
     }

@@ -1,0 +1,4 @@
+//! Local delivery: the way to a peer of the same process.
+
+pub(crate) mod rc;
+pub(crate) mod ud;
