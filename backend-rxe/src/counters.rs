@@ -1,8 +1,8 @@
-//! Figures of an adapter. Hot paths count in a plain [`Tally`] that is folded into the shared [`Counters`] once a batch.
+//! Counters of an adapter. Hot paths count in a plain [`Tally`] that is folded into the shared [`Counters`] once a batch.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pvrdma_verbs::Counter;
+use pvrdma_verbs::{Counter, SendOp};
 
 macro_rules! counters {
     ($($(#[$doc:meta])* $name:ident,)*) => {
@@ -84,6 +84,25 @@ counters! {
     flushed,
     /// Completions lost because a queue was full.
     cq_overruns,
+}
+
+impl Tally {
+    /// Counts a request of a connected QP that has ended with success, and the `length` bytes of its message.
+    #[inline]
+    pub(crate) fn count_request(&mut self, op: &SendOp, length: u64) {
+        let (requests, bytes) = match op {
+            SendOp::Send { .. } => (&mut self.rc_sends, &mut self.rc_send_bytes),
+            SendOp::Write { .. } => (&mut self.rc_writes, &mut self.rc_write_bytes),
+            SendOp::Read { .. } => (&mut self.rc_reads, &mut self.rc_read_bytes),
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => return self.rc_atomics += 1,
+            // Key operations are counted when they are executed.
+            SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) | SendOp::Unsupported { .. } | SendOp::Malformed => {
+                return;
+            }
+        };
+        *requests += 1;
+        *bytes += length;
+    }
 }
 
 impl Counters {

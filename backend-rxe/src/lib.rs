@@ -42,18 +42,25 @@
 //! therefore waits for every copy under way; destroying a QP needs both of its halves; unbinding a GID bumps the
 //! generation that routes are cached under and then waits for the views of its adapter.
 
+mod adapter;
 pub mod capture;
 mod counters;
 mod cq;
+mod drive;
 mod engine;
+mod gid;
 mod hca;
+mod limits;
 mod mr;
 mod path;
 mod port;
 mod qp;
+mod quota;
 mod rxe;
 mod sg;
+mod shared;
 mod srq;
+mod task;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -62,12 +69,10 @@ mod timer;
 mod ud_header;
 
 pub use cq::RxeCq;
-pub use hca::{RxeHca, RxePd};
-pub use mr::RxeMr;
+pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
 pub use port::policy::PortRules;
 pub use port::{PortConfig, Uplink};
 pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;
-pub use qp::RxeQp;
 pub use rxe::{Rxe, RxeConfig};
 pub use srq::RxeSrq;

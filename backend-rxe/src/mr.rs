@@ -7,17 +7,13 @@
 
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::{MappedRecursiveRwLockReadGuard, RecursiveRwLock, RecursiveRwLockReadGuard};
 use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
-use pvrdma_verbs::{Access, FastRegister, MemoryRegion, VerbsError};
+use pvrdma_verbs::{Access, FastRegister, VerbsError};
 
-use crate::hca::Adapter;
-
-/// Most regions of an adapter.
-pub(crate) const MAX_MR: u32 = 1 << 17;
+use crate::limits::MAX_MR;
 
 /// Slots that stay free before the oldest of them is used again.
 const KEEP_FREE: usize = 256;
@@ -172,7 +168,7 @@ impl MrTable {
     }
 
     /// Takes a region out. Only the index counts: fast registration changes the byte.
-    fn remove(&mut self, key: u32) -> Option<Box<Mr>> {
+    pub(crate) fn remove(&mut self, key: u32) -> Option<Box<Mr>> {
         let index = key >> 8;
         let slot = self.slots.get_mut(index as usize)?;
         let mr = slot.mr.take()?;
@@ -244,45 +240,6 @@ impl MrTable {
             return false;
         }
         region.write().take().is_some()
-    }
-}
-
-/// A registered memory region. Dropping it ends the registration.
-#[derive(Debug)]
-pub struct RxeMr {
-    adapter: Arc<Adapter>,
-    key: u32,
-    destroyed: AtomicBool,
-}
-
-impl RxeMr {
-    pub(crate) const fn new(adapter: Arc<Adapter>, key: u32) -> Self {
-        Self { adapter, key, destroyed: AtomicBool::new(false) }
-    }
-}
-
-impl MemoryRegion for RxeMr {
-    fn lkey(&self) -> u32 {
-        self.key
-    }
-
-    fn rkey(&self) -> u32 {
-        self.key
-    }
-
-    fn destroy(&self) {
-        if self.destroyed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        // The write lock waits for every copy under way. Unpinning happens after it is released.
-        let removed = self.adapter.mrs.write().remove(self.key);
-        drop(removed);
-    }
-}
-
-impl Drop for RxeMr {
-    fn drop(&mut self) {
-        self.destroy();
     }
 }
 

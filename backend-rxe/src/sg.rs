@@ -1,33 +1,28 @@
-//! SgList/gather lists: checking them and copying between two of them.
+//! Guest memory that is held, and scatter/gather lists in it: checking them and copying between two of them.
 
-use parking_lot::RwLockReadGuard;
 use std::sync::atomic::{Ordering, fence};
 
+use parking_lot::RwLockReadGuard;
 use pvrdma_guest_memory::{Direction, DmaView};
+use pvrdma_roce::Fault;
 use pvrdma_verbs::{Access, Sge};
 use vm_memory::{Bytes, VolatileSlice};
 
-use crate::hca::Adapter;
+use crate::adapter::Adapter;
 use crate::mr::{MrTable, RegionRef};
 
-/// MemoryGuard guest memory of one adapter: its map and its keys.
+/// Held guest memory of one adapter: its map and its keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Memory<'h> {
     pub(crate) view: &'h DmaView<'h>,
     pub(crate) mrs: &'h MrTable,
 }
 
-/// Which side of a copy could not be accessed.
+/// Which list of a copy could not be accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fault {
+pub(crate) enum FaultyList {
     Source,
     Target,
-}
-
-/// Bytes that a list names.
-#[inline]
-pub(crate) fn total(sges: &[Sge]) -> u64 {
-    sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 
 /// A list of memory, with what is needed to reach it.
@@ -41,7 +36,7 @@ pub(crate) struct SgList<'a> {
 }
 
 impl<'a> SgList<'a> {
-    /// Whether every non-empty element may be accessed.
+    /// Returns `true` if every non-empty element may be accessed.
     #[inline]
     pub(crate) fn allowed(&self) -> bool {
         self.sges.iter().all(|sge| {
@@ -60,8 +55,8 @@ impl<'a> SgList<'a> {
     pub(crate) fn read(self, offset: u64, mut out: &mut [u8]) -> Result<(), Fault> {
         let mut cursor = self.cursor(offset);
         while !out.is_empty() {
-            let (addr, len) = cursor.piece(out.len() as u64).ok_or(Fault::Source)?;
-            let piece = self.memory.view.piece(addr, len, Direction::Read).map_err(|_| Fault::Source)?;
+            let (addr, len) = cursor.piece(out.len() as u64).ok_or(Fault)?;
+            let piece = self.memory.view.piece(addr, len, Direction::Read).map_err(|_| Fault)?;
             piece.copy_to(out);
             cursor.advance(piece.len() as u64);
             out = out.get_mut(piece.len()..).unwrap_or_default();
@@ -73,8 +68,8 @@ impl<'a> SgList<'a> {
     pub(crate) fn write(self, offset: u64, mut data: &[u8]) -> Result<(), Fault> {
         let mut cursor = self.cursor(offset);
         while !data.is_empty() {
-            let (addr, len) = cursor.piece(data.len() as u64).ok_or(Fault::Target)?;
-            let piece = self.memory.view.piece(addr, len, Direction::Write).map_err(|_| Fault::Target)?;
+            let (addr, len) = cursor.piece(data.len() as u64).ok_or(Fault)?;
+            let piece = self.memory.view.piece(addr, len, Direction::Write).map_err(|_| Fault)?;
             piece.copy_from(data);
             cursor.advance(piece.len() as u64);
             data = data.get(piece.len()..).unwrap_or_default();
@@ -138,14 +133,15 @@ pub(crate) fn transfer(
     (to, to_offset): (SgList<'_>, u64),
     len: u64,
     ordered: bool,
-) -> Result<(), Fault> {
+) -> Result<(), FaultyList> {
     let (mut source, mut target) = (from.cursor(from_offset), to.cursor(to_offset));
     let mut left = len;
     while left > 0 {
-        let (from_addr, from_len) = source.piece(left).ok_or(Fault::Source)?;
-        let (to_addr, count) = target.piece(from_len).ok_or(Fault::Target)?;
-        let read = from.memory.view.piece(from_addr, count, Direction::Read).map_err(|_| Fault::Source)?;
-        let write = to.memory.view.piece(to_addr, read.len() as u64, Direction::Write).map_err(|_| Fault::Target)?;
+        let (from_addr, from_len) = source.piece(left).ok_or(FaultyList::Source)?;
+        let (to_addr, count) = target.piece(from_len).ok_or(FaultyList::Target)?;
+        let read = from.memory.view.piece(from_addr, count, Direction::Read).map_err(|_| FaultyList::Source)?;
+        let write =
+            to.memory.view.piece(to_addr, read.len() as u64, Direction::Write).map_err(|_| FaultyList::Target)?;
         let count = write.len() as u64;
         if ordered && count == left {
             copy_ordered(&read, &write);

@@ -6,24 +6,19 @@ pub(crate) mod policy;
 mod tx_queue;
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Counter, Gid, MacAddr, Mtu};
+use pvrdma_verbs::{Counter, MacAddr, Mtu, Qpn, VerbsError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::capture::{CaptureLink, Point};
-use crate::hca::Adapter;
-use crate::path::wire::peer_window::PeerWindow;
-use crate::path::wire::receive::Inbox;
-use crate::path::wire::{BATCH, ETHERNET_LEN};
-use crate::qp::Qp;
-use crate::rxe::Shared;
 use classify::is_for_rdma;
 use counters::PortCounters;
 use policy::{PortRules, Stopped};
@@ -31,6 +26,10 @@ use pvrdma_ether_link::{Frames, Link};
 use pvrdma_roce::{BufferedBytes, Congestion, EgressMarking};
 use tx_queue::TxQueue;
 
+/// Frames that a path builds while guest memory is held.
+pub(crate) const BATCH: usize = 32;
+/// Bytes before the network header that count towards a frame but not towards the MTU.
+const ETHERNET_LEN: usize = 18;
 /// Room for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
 const OVERHEAD: u32 = 96;
 /// Frames that are taken from a link at a time.
@@ -53,6 +52,16 @@ pub struct PortConfig {
     pub rules: PortRules,
 }
 
+/// Who takes the RoCE frames of a port.
+pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
+    /// Takes a frame. Returns `false` if there is no RDMA function behind the port.
+    fn receive(&mut self, port: &Port, frame: &[u8]) -> bool;
+
+    /// The batch is through: sends what is owed for it, and what the `resumed` QPs owe. Returns `true` if there is more to do
+    /// at once.
+    fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool;
+}
+
 /// The port of a device.
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -64,12 +73,12 @@ pub(crate) struct Port {
     pub(crate) counters: PortCounters,
     /// Packets that wait for lost ones.
     pub(crate) buffered: BufferedBytes,
-    /// What is under way, by peer.
-    flights: Mutex<HashMap<Gid, Weak<PeerWindow>>>,
-    adapter: Mutex<Weak<Adapter>>,
-    inbox: Mutex<Inbox>,
+    /// Held by the thread that services the port.
+    inbox: Mutex<Option<Box<dyn RoceReceiver>>>,
+    /// Takes the place of `inbox` with the next batch.
+    next_inbox: Mutex<Option<Box<dyn RoceReceiver>>>,
     /// Responders whose turn has come: their rate had them wait.
-    resumed: Mutex<Vec<Weak<Qp>>>,
+    resumed: Mutex<Vec<Qpn>>,
     spare: Mutex<Vec<Frames>>,
     /// Times that [`Self::service`] has read what came.
     batches: AtomicU64,
@@ -87,19 +96,14 @@ impl Port {
             nic: config.nic.map(TxQueue::new),
             counters: PortCounters::default(),
             buffered: BufferedBytes::default(),
-            flights: Mutex::default(),
-            adapter: Mutex::default(),
             inbox: Mutex::default(),
+            next_inbox: Mutex::default(),
             resumed: Mutex::default(),
             spare: Mutex::default(),
             batches: AtomicU64::new(0),
             waker: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopping: AtomicBool::new(false),
         })
-    }
-
-    pub(crate) const fn mac(&self) -> MacAddr {
-        self.mac
     }
 
     /// The VLAN that everything behind the port is in.
@@ -117,23 +121,15 @@ impl Port {
         self.rules.congestion.as_ref()
     }
 
-    /// Has a responder that waited give its answers.
-    pub(crate) fn resume(&self, qp: &Qp) {
-        self.resumed.lock().push(Weak::clone(&qp.me));
+    /// A responder that waited may send its responses.
+    pub(crate) fn resume(&self, qpn: Qpn) {
+        self.resumed.lock().push(qpn);
         self.wake();
     }
 
-    pub(crate) fn take_resumed(&self, owing: &mut Vec<Weak<Qp>>) {
-        for qp in self.resumed.lock().drain(..) {
-            if !owing.iter().any(|known| Weak::ptr_eq(known, &qp)) {
-                owing.push(qp);
-            }
-        }
-    }
-
     /// The device behind the port, which is made anew whenever the guest's driver starts.
-    pub(crate) fn attach(&self, adapter: &Weak<Adapter>) {
-        *self.adapter.lock() = Weak::clone(adapter);
+    pub(crate) fn attach(&self, receiver: Box<dyn RoceReceiver>) {
+        *self.next_inbox.lock() = Some(receiver);
     }
 
     /// Largest path MTU whose packets the network carries.
@@ -142,18 +138,6 @@ impl Port {
             .into_iter()
             .find(|mtu| mtu.bytes() + OVERHEAD <= self.mtu)
             .unwrap_or(Mtu::M256)
-    }
-
-    /// The window to a peer, which all connections to it share.
-    pub(crate) fn flight(&self, peer: Gid) -> Arc<PeerWindow> {
-        let mut flights = self.flights.lock();
-        if let Some(flight) = flights.get(&peer).and_then(Weak::upgrade) {
-            return flight;
-        }
-        flights.retain(|_, flight| flight.strong_count() > 0);
-        let flight = Arc::default();
-        flights.insert(peer, Arc::downgrade(&flight));
-        flight
     }
 
     /// An empty batch.
@@ -193,32 +177,33 @@ impl Port {
         }
     }
 
-    /// Has the thread look at everything again.
+    /// Wakes the thread, which then looks at everything again.
     fn wake(&self) {
         // It fails when the counter is full, and then the thread wakes up anyway.
         let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
     }
 
-    /// Does what there is to do without waiting. Whether there may be more.
+    /// Does what there is to do without waiting. Returns `true` if there may be more.
     pub(crate) fn service(&self) -> bool {
-        // Somebody else is at it: what they leave, they know of.
+        // Another thread is servicing the port and will pick up remaining work.
         let Some(mut inbox) = self.inbox.try_lock() else { return false };
+        if let Some(next) = self.next_inbox.lock().take() {
+            *inbox = Some(next);
+        }
         self.uplink.flush();
         let mut frames = self.buffer();
         self.uplink.link.receive(&mut frames, RECEIVE);
         let mut busy = !frames.is_empty();
-        let adapter = self.adapter.lock().upgrade();
         let mut passed = self.buffer();
         for frame in frames.iter() {
-            match &adapter {
-                Some(adapter) if is_for_rdma(frame, self.mac) => inbox.take(self, adapter, frame),
-                _ => {
-                    let result = self.rules.incoming(frame, &mut passed);
-                    self.count_stopped(result);
-                }
+            let taken =
+                is_for_rdma(frame, self.mac) && inbox.as_mut().is_some_and(|receiver| receiver.receive(self, frame));
+            if !taken {
+                self.count_stopped(self.rules.incoming(frame, &mut passed));
             }
         }
-        busy |= inbox.answer(self);
+        let resumed = std::mem::take(&mut *self.resumed.lock());
+        busy |= inbox.as_mut().is_some_and(|receiver| receiver.respond(self, resumed));
         if let Some(nic) = &self.nic {
             nic.flush();
             self.pass(nic, &passed, &self.counters.passed_in);
@@ -249,7 +234,7 @@ impl Port {
         self.batches.load(Ordering::Relaxed)
     }
 
-    /// Whether frames have come that no queue pair has got yet.
+    /// Returns `true` if frames have come that no queue pair has got yet.
     pub(crate) fn has_unread(&self) -> bool {
         if self.inbox.is_locked() {
             return true;
@@ -267,15 +252,15 @@ impl Port {
         }
     }
 
-    fn pass(&self, lane: &TxQueue, frames: &Frames, counter: &AtomicU64) {
+    fn pass(&self, queue: &TxQueue, frames: &Frames, counter: &AtomicU64) {
         if !frames.is_empty() {
-            let dropped = lane.send(frames);
+            let dropped = queue.send(frames);
             PortCounters::add(&self.counters.passed_dropped, dropped);
             PortCounters::add(counter, (frames.len() as u64).saturating_sub(dropped));
         }
     }
 
-    /// Figures of the port and of its links.
+    /// Counters of the port and of its links.
     pub(crate) fn counts(&self) -> Vec<Counter> {
         let mut counts = self.counters.list();
         counts.push(("wire_lost_in_link", self.uplink.link.lost()));
@@ -286,13 +271,13 @@ impl Port {
         counts
     }
 
-    fn lanes(&self) -> impl Iterator<Item = &TxQueue> {
+    fn queues(&self) -> impl Iterator<Item = &TxQueue> {
         [Some(&self.uplink), self.nic.as_ref()].into_iter().flatten()
     }
 
-    /// Whether a link holds frames that come without anything else happening.
+    /// Returns `true` if a link holds frames that come without anything else happening.
     pub(crate) fn is_holding(&self) -> bool {
-        self.lanes().any(|lane| lane.link.readiness().wait.is_some_and(|wait| wait <= SOON))
+        self.queues().any(|queue| queue.link.readiness().wait.is_some_and(|wait| wait <= SOON))
     }
 
     fn work(&self) {
@@ -305,9 +290,9 @@ impl Port {
 
     /// Blocks until a link has something, or somebody wakes us.
     fn wait(&self) {
-        let lanes: Vec<_> = self.lanes().map(|lane| (lane.link.readiness(), lane.is_full())).collect();
+        let queues: Vec<_> = self.queues().map(|queue| (queue.link.readiness(), queue.is_full())).collect();
         let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
-        for (readiness, full) in &lanes {
+        for (readiness, full) in &queues {
             if let Some(fd) = &readiness.readable {
                 fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
             }
@@ -315,7 +300,7 @@ impl Port {
                 fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT));
             }
         }
-        let wait = lanes.iter().filter_map(|(readiness, _)| readiness.wait).min();
+        let wait = queues.iter().filter_map(|(readiness, _)| readiness.wait).min();
         let timeout = wait.and_then(|wait| Timespec::try_from(wait).ok());
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -328,17 +313,47 @@ impl Port {
     }
 }
 
+/// Devices that are connected to a network, by address.
+#[derive(Debug, Default)]
+pub(crate) struct Ports(Mutex<HashMap<MacAddr, Arc<Port>>>);
+
+impl Ports {
+    /// The port of a device, if it has one.
+    pub(crate) fn get(&self, mac: MacAddr) -> Option<Arc<Port>> {
+        self.0.lock().get(&mac).cloned()
+    }
+
+    /// All ports.
+    pub(crate) fn all(&self) -> Vec<Arc<Port>> {
+        self.0.lock().values().cloned().collect()
+    }
+
+    /// Adds a port.
+    ///
+    /// # Errors
+    /// The device has one.
+    pub(crate) fn insert(&self, port: &Arc<Port>) -> Result<(), VerbsError> {
+        match self.0.lock().entry(port.mac) {
+            Entry::Occupied(_) => Err(VerbsError::InUse("MAC address")),
+            Entry::Vacant(entry) => {
+                entry.insert(Arc::clone(port));
+                Ok(())
+            }
+        }
+    }
+}
+
 /// Keeps a device connected. Dropping it takes the cable out.
 #[derive(Debug)]
 pub struct Uplink {
     port: Arc<Port>,
-    shared: Weak<Shared>,
+    ports: Arc<Ports>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Uplink {
-    pub(crate) fn start(port: Arc<Port>, shared: Weak<Shared>, threaded: bool) -> io::Result<Self> {
-        let mut uplink = Self { port, shared, thread: None };
+    pub(crate) fn start(port: Arc<Port>, ports: Arc<Ports>, threaded: bool) -> io::Result<Self> {
+        let mut uplink = Self { port, ports, thread: None };
         if threaded {
             let port = Arc::clone(&uplink.port);
             let name = format!("port-{}", port.mac);
@@ -347,7 +362,7 @@ impl Uplink {
         Ok(uplink)
     }
 
-    /// Figures of the port.
+    /// Counters of the port.
     pub fn counters(&self) -> Vec<Counter> {
         self.port.counts()
     }
@@ -355,9 +370,7 @@ impl Uplink {
 
 impl Drop for Uplink {
     fn drop(&mut self) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.ports.lock().remove(&self.port.mac);
-        }
+        self.ports.0.lock().remove(&self.port.mac);
         self.port.stopping.store(true, Ordering::Release);
         self.port.wake();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -365,5 +378,3 @@ impl Drop for Uplink {
         }
     }
 }
-
-const _: () = assert!(BATCH <= RECEIVE);

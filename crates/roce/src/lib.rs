@@ -44,7 +44,7 @@ pub mod wire;
 pub use datagram::{Datagram, DatagramSender};
 pub use dcqcn::{Congestion, MEGABIT, ReactionPoint};
 pub use filter::{DropReason, admit, admit_connected, admit_notification};
-pub use ops::{AtomicChange, Fault, NakReason, Received, RequesterOps, ResponderOps};
+pub use ops::{AtomicChange, Fault, NakReason, Received, RequesterOps, ResponderOps, total};
 pub use path::{EgressMarking, Origin, Path};
 pub use requester::{Requester, RequesterStats, Tuning};
 pub use responder::{BufferedBytes, Handled, ReorderBuffer, Responder, ResponderStats};

@@ -160,7 +160,8 @@ pub trait ResponderOps {
 }
 
 /// Bytes that a list names.
-pub(super) fn total(sges: &[Sge]) -> u64 {
+#[inline]
+pub fn total(sges: &[Sge]) -> u64 {
     sges.iter().map(|sge| u64::from(sge.length)).sum()
 }
 

@@ -1,26 +1,45 @@
-//! How much all connections to one host have under way together.
+//! Congestion window shared by all connections to one peer.
 //!
 //! Each requester has its window, but a thousand of them would send a gigabyte before the first learns that most of it was
 //! lost. So the connections to one peer share a second window. While there is room in it nobody notices; when there is
 //! none they take turns of a few packets, in the order in which they asked.
 
-use std::collections::VecDeque;
+use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
+use pvrdma_verbs::Gid;
 
-use crate::qp::Qp;
+use crate::task::Task;
 
-/// PSNs under way to a peer, about: at the largest path MTU 4 MiB.
+/// PSNs in flight to a peer, about: at the largest path MTU 4 MiB.
 const MOST: u64 = 1024;
 /// PSNs in a turn. The last one asks for an ACK, so that what a turn takes comes back.
 const QUANTUM: u64 = 64;
 
+/// The windows of a device, by peer.
+#[derive(Debug, Default)]
+pub(crate) struct PeerWindows(Mutex<HashMap<Gid, Weak<PeerWindow>>>);
+
+impl PeerWindows {
+    /// The window to a peer.
+    fn window(&self, peer: Gid) -> Arc<PeerWindow> {
+        let mut windows = self.0.lock();
+        if let Some(window) = windows.get(&peer).and_then(Weak::upgrade) {
+            return window;
+        }
+        windows.retain(|_, window| window.strong_count() > 0);
+        let window = Arc::default();
+        windows.insert(peer, Arc::downgrade(&window));
+        window
+    }
+}
+
 /// The window to one peer.
 #[derive(Debug, Default)]
-pub(crate) struct PeerWindow {
-    under_way: AtomicU64,
+struct PeerWindow {
+    in_flight: AtomicU64,
     waiting: AtomicBool,
     queue: Mutex<VecDeque<Arc<Waiter>>>,
 }
@@ -28,7 +47,7 @@ pub(crate) struct PeerWindow {
 /// A connection that may have to wait.
 #[derive(Debug)]
 struct Waiter {
-    qp: Weak<Qp>,
+    task: Arc<Task>,
     queued: AtomicBool,
     /// It is its turn; [`QUANTUM`] is counted for it until it begins.
     granted: AtomicBool,
@@ -37,7 +56,7 @@ struct Waiter {
 
 impl PeerWindow {
     fn is_full(&self) -> bool {
-        self.under_way.load(Ordering::Acquire) >= MOST
+        self.in_flight.load(Ordering::Acquire) >= MOST
     }
 
     /// Wakes those at the front of the queue, as far as there is room.
@@ -48,22 +67,22 @@ impl PeerWindow {
         let mut admitted = Vec::new();
         {
             let mut queue = self.queue.lock();
-            let mut room = MOST.saturating_sub(self.under_way.load(Ordering::Acquire));
+            let mut room = MOST.saturating_sub(self.in_flight.load(Ordering::Acquire));
             while room > 0
                 && let Some(waiter) = queue.pop_front()
             {
                 waiter.queued.store(false, Ordering::Release);
                 if !waiter.gone.load(Ordering::Acquire) {
                     waiter.granted.store(true, Ordering::Release);
-                    self.under_way.fetch_add(QUANTUM, Ordering::AcqRel);
-                    admitted.extend(waiter.qp.upgrade());
+                    self.in_flight.fetch_add(QUANTUM, Ordering::AcqRel);
+                    admitted.push(Arc::clone(&waiter.task));
                     room = room.saturating_sub(QUANTUM);
                 }
             }
             self.waiting.store(!queue.is_empty(), Ordering::Release);
         }
-        for qp in admitted {
-            qp.kick();
+        for task in admitted {
+            task.schedule();
         }
     }
 
@@ -78,7 +97,7 @@ impl PeerWindow {
 /// One connection's part of a window.
 #[derive(Debug)]
 pub(crate) struct WindowShare {
-    flight: Arc<PeerWindow>,
+    window: Arc<PeerWindow>,
     waiter: Arc<Waiter>,
     /// PSNs that are counted as ours.
     counted: u64,
@@ -87,13 +106,14 @@ pub(crate) struct WindowShare {
 }
 
 impl WindowShare {
-    pub(crate) fn new(flight: Arc<PeerWindow>, qp: &Qp) -> Self {
+    /// A part of the window to `peer` for the connection that `task` runs.
+    pub(crate) fn new(windows: &PeerWindows, peer: Gid, task: &Arc<Task>) -> Self {
         let (queued, granted, gone) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
-        let waiter = Waiter { qp: Weak::clone(&qp.me), queued, granted, gone };
-        Self { flight, waiter: Arc::new(waiter), counted: 0, used: 0 }
+        let waiter = Waiter { task: Arc::clone(task), queued, granted, gone };
+        Self { window: windows.window(peer), waiter: Arc::new(waiter), counted: 0, used: 0 }
     }
 
-    /// Whether another packet may be sent. `false`: the QP runs again when it is its turn.
+    /// Returns `true` if another packet may be sent. Otherwise the task runs again when it is its turn.
     pub(crate) fn may_send(&mut self) -> bool {
         if self.used > 0 {
             return true;
@@ -101,55 +121,55 @@ impl WindowShare {
         if self.waiter.queued.load(Ordering::Acquire) {
             return false;
         }
-        if self.take_grant() || !(self.flight.is_full() || self.flight.waiting.load(Ordering::Acquire)) {
+        if self.take_grant() || !(self.window.is_full() || self.window.waiting.load(Ordering::Acquire)) {
             return true;
         }
-        self.flight.enqueue(&self.waiter);
+        self.window.enqueue(&self.waiter);
         // What made room just now did not see us.
-        self.flight.admit();
+        self.window.admit();
         false
     }
 
-    /// Whether the next packet is the last of a turn.
+    /// Returns `true` if the next packet is the last of a turn.
     pub(crate) const fn ends_turn(&self) -> bool {
         self.used + 1 >= QUANTUM
     }
 
-    /// A turn goes on with a packet that was sent, after which `under_way` PSNs are unconfirmed.
-    pub(crate) fn sent(&mut self, under_way: u64) {
-        let new = under_way.saturating_sub(self.counted);
+    /// A turn goes on with a packet that was sent, after which `in_flight` PSNs are unacked.
+    pub(crate) fn sent(&mut self, in_flight: u64) {
+        let new = in_flight.saturating_sub(self.counted);
         self.used = if self.used + new >= QUANTUM { 0 } else { self.used + new };
-        self.count(under_way);
+        self.count(in_flight);
     }
 
-    /// Something was confirmed.
-    pub(crate) fn confirmed(&mut self, under_way: u64) {
-        self.count(under_way);
-        self.flight.admit();
+    /// Something was acknowledged, and `in_flight` PSNs are left.
+    pub(crate) fn acked(&mut self, in_flight: u64) {
+        self.count(in_flight);
+        self.window.admit();
     }
 
     /// There is nothing more to send for now.
-    pub(crate) fn pause(&mut self, under_way: u64) {
+    pub(crate) fn pause(&mut self, in_flight: u64) {
         self.used = 0;
         self.take_grant();
-        self.confirmed(under_way);
+        self.acked(in_flight);
     }
 
     fn take_grant(&self) -> bool {
         let granted = self.waiter.granted.swap(false, Ordering::AcqRel);
         if granted {
-            self.flight.under_way.fetch_sub(QUANTUM, Ordering::AcqRel);
+            self.window.in_flight.fetch_sub(QUANTUM, Ordering::AcqRel);
         }
         granted
     }
 
-    fn count(&mut self, under_way: u64) {
-        if under_way >= self.counted {
-            self.flight.under_way.fetch_add(under_way - self.counted, Ordering::AcqRel);
+    fn count(&mut self, in_flight: u64) {
+        if in_flight >= self.counted {
+            self.window.in_flight.fetch_add(in_flight - self.counted, Ordering::AcqRel);
         } else {
-            self.flight.under_way.fetch_sub(self.counted - under_way, Ordering::AcqRel);
+            self.window.in_flight.fetch_sub(self.counted - in_flight, Ordering::AcqRel);
         }
-        self.counted = under_way;
+        self.counted = in_flight;
     }
 }
 

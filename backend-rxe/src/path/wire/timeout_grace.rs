@@ -1,4 +1,4 @@
-//! Answers that are here and not read yet: a deadline that passes meanwhile says nothing about the network.
+//! Suppresses ACK timeouts while received packets still wait in the socket.
 //!
 //! On a busy machine the port's thread gets the processor later than the one that looks after deadlines, and then what seems
 //! lost lies in the socket.
@@ -15,15 +15,15 @@ const BATCHES: u64 = 16;
 
 /// Patience of a requester whose deadline has passed.
 #[derive(Debug, Default)]
-pub(crate) struct TimeoutGrace {
+pub(super) struct TimeoutGrace {
     /// Batches that the port had read when the deadline had passed.
     since: Option<u64>,
     until: Option<Duration>,
 }
 
 impl TimeoutGrace {
-    /// Whether the deadline has passed and counts.
-    pub(crate) fn is_over(&mut self, deadline: Option<Duration>, now: Duration, port: &Port) -> bool {
+    /// Returns `true` if the deadline has passed and counts.
+    pub(super) fn is_over(&mut self, deadline: Option<Duration>, now: Duration, port: &Port) -> bool {
         self.until = None;
         if deadline.is_none_or(|deadline| deadline > now) {
             self.since = None;
@@ -42,7 +42,7 @@ impl TimeoutGrace {
     }
 
     /// The deadline in place of `deadline`.
-    pub(crate) fn deadline(&self, deadline: Option<Duration>) -> Option<Duration> {
+    pub(super) fn deadline(&self, deadline: Option<Duration>) -> Option<Duration> {
         self.until.or(deadline)
     }
 }
