@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::{CaptureConfig, Direction, Interface};
+use super::seen::{CaptureConfig, Direction, Interface};
 use pvrdma_ether_link::Frames;
 
 /// A frame that was seen; its bytes are beside it.

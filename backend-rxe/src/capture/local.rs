@@ -4,7 +4,8 @@ use pvrdma_roce::wire::{MAX_FRAME, NakCode, Syndrome};
 use pvrdma_roce::{DatagramSender, NakReason, Outcome, Path, PathPair, Step, SyntheticTrace, Way};
 use pvrdma_verbs::{Access, QpAttrs, SendWr, UdDestination};
 
-use super::{Direction, Interface, Point};
+use super::point::Point;
+use super::seen::{Direction, Interface};
 use crate::gid::BoundGid;
 use crate::limits::PORT_MTU;
 use crate::qp::Qp;

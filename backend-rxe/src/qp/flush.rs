@@ -11,6 +11,13 @@ use crate::counters::{Counters, Tally};
 use crate::task::Budget;
 
 impl Qp {
+    /// Lets go of the queues for good. Both halves are held.
+    pub(crate) fn end(&self, requester: &mut Requester, responder: &mut Responder) {
+        self.state.reset();
+        requester.end(self);
+        responder.end();
+    }
+
     /// Ends the request in flight with an error and the QP, or the send half of a datagram QP, with it. The state does the
     /// rest: the next turn of the caller's loop flushes.
     pub(crate) fn fail_request(&self, requester: &mut Requester, view: &DmaView<'_>, status: WcStatus) {

@@ -141,13 +141,6 @@ impl Qp {
         self.state.kill()
     }
 
-    /// Lets go of the queues for good. Both halves are held.
-    pub(crate) fn end(&self, requester: &mut requester::Requester, responder: &mut Responder) {
-        self.state.reset();
-        requester.end(self);
-        responder.end();
-    }
-
     /// Completion queues forget the QP.
     pub(crate) fn detach(&self) {
         self.send_cq.detach(self.qpn.get());
