@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
@@ -14,6 +13,8 @@ use pvrdma_verbs::{
 
 use crate::addresses::{AddedAddress, MAX_ADDED};
 use crate::backend::Shared;
+use crate::counters::registered_bytes;
+pub(crate) use crate::counters::{Counters, bump};
 use crate::cq::Cq;
 use crate::gid::{Bound, HostGid};
 use crate::gsi::Gsi;
@@ -27,50 +28,6 @@ use crate::verbs::{AsyncNotice, Channel, HostDevice};
 use crate::worker::Worker;
 
 const GID_INDICES: usize = 256;
-
-macro_rules! counters {
-    ($($name:ident,)*) => {
-        /// What happened so far.
-        #[derive(Debug, Default)]
-        pub(crate) struct Counters {
-            $(pub(crate) $name: AtomicU64,)*
-        }
-
-        impl Counters {
-            fn list(&self) -> Vec<Counter> {
-                vec![$((stringify!($name), self.$name.load(Ordering::Relaxed)),)*]
-            }
-        }
-    };
-}
-
-counters! {
-    sends_posted,
-    receives_posted,
-    completions,
-    completion_errors,
-    local_errors,
-    stale_completions,
-    cq_overruns,
-    wakeups,
-    async_events,
-    regions_revoked,
-    fast_registrations,
-    gsi_delivered,
-    gsi_dropped,
-    addresses_added,
-    addresses_refused,
-    cm_sent,
-    cm_received,
-    cm_refused,
-    cm_overflow,
-    cm_failed,
-}
-
-/// Adds one to a counter.
-pub(crate) fn bump(counter: &AtomicU64) {
-    counter.fetch_add(1, Ordering::Relaxed);
-}
 
 /// The adapter of one device.
 pub(crate) struct Adapter {
@@ -147,7 +104,7 @@ impl Adapter {
 
     pub(crate) fn counter_list(&self) -> Vec<Counter> {
         let mut list = self.counters.list();
-        list.push(("registered_bytes", self.pinned.used()));
+        list.push(registered_bytes(self.pinned.used()));
         if let Some(manager) = &self.shared.manager {
             list.extend(manager.counters());
         }
@@ -304,11 +261,11 @@ impl MemoryWatcher for Adapter {
         let revoked = self.mrs.revoke(|iova, len| {
             ranges.iter().any(|&(start, count)| iova < start.saturating_add(count) && start < iova.saturating_add(len))
         });
-        self.counters.regions_revoked.fetch_add(revoked, Ordering::Relaxed);
+        self.counters.regions_revoked.add(revoked);
     }
 
     fn disabled(&self) {
         let revoked = self.mrs.revoke(|_, _| true);
-        self.counters.regions_revoked.fetch_add(revoked, Ordering::Relaxed);
+        self.counters.regions_revoked.add(revoked);
     }
 }

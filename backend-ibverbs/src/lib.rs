@@ -41,6 +41,7 @@ mod addresses;
 mod backend;
 mod cm;
 mod convert;
+mod counters;
 mod cq;
 mod datagram;
 mod flight;
@@ -59,6 +60,8 @@ mod verbs;
 mod window;
 mod worker;
 
+use pvrdma_verbs::Counter;
+
 pub use addresses::Network;
 pub use backend::{GidIndex, Ibverbs, IbverbsConfig};
 pub use cm::CmMode;
@@ -69,3 +72,8 @@ pub use qp::IbvQp;
 pub use srq::IbvSrq;
 pub use sys::library::LoadError;
 pub use verbs::OpenError;
+
+/// Everything that adapters and the connection manager count, at zero.
+pub fn all_counters() -> Vec<Counter> {
+    counters::all_counters()
+}

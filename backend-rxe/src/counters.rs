@@ -1,89 +1,62 @@
-//! Counters of an adapter. Hot paths count in a plain [`Tally`] that is folded into the shared [`Counters`] once a batch.
+//! What an adapter counts. Hot paths count in a plain [`Tally`] that is folded into the shared [`Counters`] once a batch.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use pvrdma_verbs::{Counter, SendOp};
-
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts of one batch.
-        #[derive(Default, Debug)]
-        pub(crate) struct Tally {
-            $($(#[$doc])* pub(crate) $name: u64,)*
-        }
-
-        /// Counts of an adapter.
-        #[derive(Default, Debug)]
-        pub(crate) struct Counters {
-            $($(#[$doc])* pub(crate) $name: AtomicU64,)*
-        }
-
-        impl Counters {
-            /// Adds a batch and empties it.
-            pub(crate) fn fold(&self, tally: &mut Tally) {
-                $(if tally.$name != 0 {
-                    self.$name.fetch_add(tally.$name, Ordering::Relaxed);
-                })*
-                *tally = Tally::default();
-            }
-
-            /// All counts with their names.
-            pub(crate) fn list(&self) -> Vec<Counter> {
-                vec![$((stringify!($name), self.$name.load(Ordering::Relaxed)),)*]
-            }
-        }
-    };
-}
+use pvrdma_verbs::{Count, SendOp, counters};
 
 counters! {
-    /// Sends of connected QPs.
-    rc_sends,
-    /// Bytes in them.
-    rc_send_bytes,
-    /// RDMA writes.
-    rc_writes,
-    /// Bytes in them.
-    rc_write_bytes,
-    /// RDMA reads.
-    rc_reads,
-    /// Bytes in them.
-    rc_read_bytes,
-    /// Atomics.
-    rc_atomics,
-    /// Datagrams sent.
-    ud_sends,
-    /// Bytes in them, without headers.
-    ud_send_bytes,
-    /// Datagrams that reached a receive.
-    ud_delivered,
-    /// Datagrams to a GID that nobody here has bound.
-    ud_dropped_no_route,
-    /// Datagrams to a QPN that does not take any.
-    ud_dropped_no_qp,
-    /// Datagrams with the wrong Q_Key.
-    ud_dropped_qkey,
-    /// Datagrams for which no receive was posted.
-    ud_dropped_no_receive,
-    /// Datagrams longer than the receive.
-    ud_too_long,
-    /// Fast registrations and local invalidations.
-    key_operations,
-    /// Times a peer had no receive posted.
-    rnr_waits,
-    /// Times a request was sent again after such a wait.
-    rnr_retries,
-    /// Times a peer did not answer.
-    unanswered,
-    /// Times a request was sent again because of that.
-    retries,
-    /// Requests that ended with an error, flushes excepted.
-    request_errors,
-    /// Requests of peers that were refused.
-    refused_requests,
-    /// Flushed send requests and receives.
-    flushed,
-    /// Completions lost because a queue was full.
-    cq_overruns,
+    /// Counts of an adapter.
+    pub(crate) struct Counters {
+        /// Sends of connected QPs.
+        rc_sends,
+        /// Bytes in them.
+        rc_send_bytes in Bytes,
+        /// RDMA writes.
+        rc_writes,
+        /// Bytes in them.
+        rc_write_bytes in Bytes,
+        /// RDMA reads.
+        rc_reads,
+        /// Bytes in them.
+        rc_read_bytes in Bytes,
+        /// Atomics.
+        rc_atomics,
+        /// Datagrams sent.
+        ud_sends,
+        /// Bytes in them, without headers.
+        ud_send_bytes in Bytes,
+        /// Datagrams that reached a receive.
+        ud_delivered,
+        /// Datagrams to a GID that nobody here has bound.
+        ud_dropped_no_route,
+        /// Datagrams to a QPN that does not take any.
+        ud_dropped_no_qp,
+        /// Datagrams with the wrong Q_Key.
+        ud_dropped_qkey,
+        /// Datagrams for which no receive was posted.
+        ud_dropped_no_receive,
+        /// Datagrams longer than the receive.
+        ud_too_long,
+        /// Fast registrations and local invalidations.
+        key_operations,
+        /// Times a peer had no receive posted.
+        rnr_waits,
+        /// Times a request was sent again after such a wait.
+        rnr_retries,
+        /// Times a peer did not answer.
+        unanswered,
+        /// Times a request was sent again because of that.
+        retries,
+        /// Requests that ended with an error, flushes excepted.
+        request_errors,
+        /// Requests of peers that were refused.
+        refused_requests,
+        /// Flushed send requests and receives.
+        flushed,
+        /// Completions lost because a queue was full.
+        cq_overruns,
+    }
+
+    /// Counts of one batch.
+    pub(crate) struct Tally;
 }
 
 impl Tally {
@@ -107,7 +80,7 @@ impl Tally {
 
 impl Counters {
     /// Counts one event that is not on a hot path.
-    pub(crate) fn bump(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
+    pub(crate) fn bump(counter: &Count) {
+        counter.increment();
     }
 }

@@ -76,7 +76,7 @@ impl Hca for RxeHca {
 
     fn port(&self) -> PortAttributes {
         let active_mtu = self.fabric.port.as_ref().map_or(PORT_MTU, |port| port.path_mtu());
-        let max_message = pvrdma_roce::MAX_MESSAGE;
+        let max_message = pvrdma_verbs::MAX_MESSAGE;
         PortAttributes { state: PortState::Active, max_mtu: PORT_MTU, active_mtu, max_message }
     }
 

@@ -68,6 +68,8 @@ mod tests;
 mod timer;
 mod ud_header;
 
+use pvrdma_verbs::Counter;
+
 pub use cq::RxeCq;
 pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
 pub use port::policy::PortRules;
@@ -76,3 +78,11 @@ pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;
 pub use rxe::{Rxe, RxeConfig};
 pub use srq::RxeSrq;
+
+/// Everything that adapters, ports and links count, at zero.
+pub fn all_counters() -> Vec<Counter> {
+    let mut list = counters::Counters::default().list();
+    list.extend(port::counters::all_counters());
+    list.extend(pvrdma_ether_link::all_counters());
+    list
+}

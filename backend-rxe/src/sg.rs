@@ -4,7 +4,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use parking_lot::RwLockReadGuard;
 use pvrdma_guest_memory::{Direction, DmaView};
-use pvrdma_roce::Fault;
+use pvrdma_roce::AccessError;
 use pvrdma_verbs::{Access, Sge};
 use vm_memory::{Bytes, VolatileSlice};
 
@@ -52,11 +52,11 @@ impl<'a> SgList<'a> {
     }
 
     /// Copies from the list at `offset` into `out`.
-    pub(crate) fn read(self, offset: u64, mut out: &mut [u8]) -> Result<(), Fault> {
+    pub(crate) fn read(self, offset: u64, mut out: &mut [u8]) -> Result<(), AccessError> {
         let mut cursor = self.cursor(offset);
         while !out.is_empty() {
-            let (addr, len) = cursor.piece(out.len() as u64).ok_or(Fault)?;
-            let piece = self.memory.view.piece(addr, len, Direction::Read).map_err(|_| Fault)?;
+            let (addr, len) = cursor.piece(out.len() as u64).ok_or(AccessError)?;
+            let piece = self.memory.view.piece(addr, len, Direction::Read).map_err(|_| AccessError)?;
             piece.copy_to(out);
             cursor.advance(piece.len() as u64);
             out = out.get_mut(piece.len()..).unwrap_or_default();
@@ -65,11 +65,11 @@ impl<'a> SgList<'a> {
     }
 
     /// Copies `data` into the list at `offset`.
-    pub(crate) fn write(self, offset: u64, mut data: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn write(self, offset: u64, mut data: &[u8]) -> Result<(), AccessError> {
         let mut cursor = self.cursor(offset);
         while !data.is_empty() {
-            let (addr, len) = cursor.piece(data.len() as u64).ok_or(Fault)?;
-            let piece = self.memory.view.piece(addr, len, Direction::Write).map_err(|_| Fault)?;
+            let (addr, len) = cursor.piece(data.len() as u64).ok_or(AccessError)?;
+            let piece = self.memory.view.piece(addr, len, Direction::Write).map_err(|_| AccessError)?;
             piece.copy_from(data);
             cursor.advance(piece.len() as u64);
             data = data.get(piece.len()..).unwrap_or_default();

@@ -212,6 +212,10 @@ pub(crate) struct BenchOptions {
     /// Measure only this part: `in-process`, `wire`, `vm`, `guest` or `hca`. May be repeated.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Vec<String>,
+    /// Compare this program with an older build of it: each round runs both, one after the other. Measures what needs no virtual
+    /// machine unless `--only` says otherwise.
+    #[arg(long, value_name = "OLD_PROGRAM")]
+    pub(crate) pair: Option<PathBuf>,
 }
 
 /// Options of `shell`.

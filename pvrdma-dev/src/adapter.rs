@@ -4,15 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_verbs::{Backend, DeviceContext, Hca, VerbsError};
+use pvrdma_verbs::{Backend, DeviceContext, Hca, LogLimit, VerbsError};
 
+use crate::abi::dsr::Caps;
 use crate::config::{DeviceConfig, Limits};
 use crate::doorbell::Deferred;
 use crate::events::EventHub;
 use crate::intr::Interrupts;
-use crate::log_limit::LogLimit;
 use crate::objects::Objects;
-use crate::spec::dsr::Caps;
 use crate::stats::Stats;
 use crate::uar::UarPages;
 

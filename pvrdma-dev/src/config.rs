@@ -2,9 +2,9 @@
 
 use pvrdma_verbs::{GidType, HcaLimits, MacAddr, VerbsError};
 
-use crate::spec::dsr::{ATOMIC_OPS, BMME_FLAGS, Caps, gid_type};
-use crate::spec::regs::{DEVICE_ID, VENDOR_ID, VERSION_MIN, VERSION_QP_HANDLE, VERSION_ROCE_V2};
-use crate::spec::ring::MAX_PAGES;
+use crate::abi::dsr::{ATOMIC_OPS, BMME_FLAGS, Caps, gid_type};
+use crate::abi::regs::{DEVICE_ID, VENDOR_ID, VERSION_MIN, VERSION_QP_HANDLE, VERSION_ROCE_V2};
+use crate::abi::ring::MAX_PAGES;
 
 /// Most pages a fast registration may name: the driver refuses more.
 pub(crate) const MAX_FAST_REGISTER_PAGES: u32 = 128;

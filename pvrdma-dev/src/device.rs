@@ -7,6 +7,7 @@ use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{Backend, Hca, VerbsError};
 
+use crate::abi::regs::ctl;
 use crate::adapter::Adapter;
 use crate::cmd;
 use crate::config::DeviceConfig;
@@ -17,7 +18,6 @@ use crate::intr::{Interrupts, VECTORS};
 use crate::pci::{CONFIG_SIZE, ConfigSpace, Switches};
 use crate::pci_function::{Bar, InterruptSink, PciFunction};
 use crate::regs::{Readable, Write};
-use crate::spec::regs::ctl;
 use crate::stats::{DeviceStatus, Phase};
 
 /// A PVRDMA function with its adapter.
@@ -91,14 +91,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             State::Ready(..) => Phase::Handshake,
             State::Active(_) => Phase::Active,
         };
-        let [responses, events, completions] = adapter.interrupts.counts();
-        let mut counters = adapter.stats.counters();
-        counters.extend([
-            ("interrupts_response", responses),
-            ("interrupts_async", events),
-            ("interrupts_completion", completions),
-            ("events_dropped", adapter.hub.dropped()),
-        ]);
+        let counts = [adapter.stats.counts.list(), adapter.interrupts.counters(), adapter.hub.counters()];
         DeviceStatus {
             name: adapter.config.name.clone(),
             mac: adapter.config.mac,
@@ -112,7 +105,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             mapped_bytes: adapter.memory.mapped_bytes(),
             pinned_bytes: adapter.memory.pinned_bytes(),
             commands: adapter.stats.commands(),
-            counters,
+            counters: counts.concat(),
             adapter: adapter.hca.counters(),
         }
     }
@@ -135,12 +128,12 @@ impl<B: Backend> PvrdmaDevice<B> {
         };
         match accepted {
             Ok((session, rings)) => {
-                adapter.stats.handshakes.add();
+                adapter.stats.counts.handshakes.increment();
                 debug!("{}: shared region at {address:#x} accepted: {session:x?}", adapter.config.name);
                 control.state = State::Ready(session, Box::new(rings));
             }
             Err(error) => {
-                adapter.stats.handshakes_refused.add();
+                adapter.stats.counts.handshakes_refused.increment();
                 adapter.log.warn(&adapter.config.name, format_args!("handshake refused: {error}"));
             }
         }
@@ -156,7 +149,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             },
             ctl::RESET => {
                 self.forget(control);
-                self.adapter.stats.resets.add();
+                self.adapter.stats.counts.resets.increment();
                 Ok(())
             }
             other => Err(RegisterError::Control(other)),
@@ -182,7 +175,7 @@ impl<B: Backend> PvrdmaDevice<B> {
                 adapter.hub.install(*rings);
                 control.state = State::Active(session);
                 adapter.gate.set_active(true);
-                adapter.stats.activations.add();
+                adapter.stats.counts.activations.increment();
                 // A guest can do this in a loop.
                 let name = &adapter.config.name;
                 adapter.log.log(Level::Info, name, format_args!("active, interface version {}", session.version));
@@ -204,7 +197,7 @@ impl<B: Backend> PvrdmaDevice<B> {
         control.err = match result {
             Ok(()) => 0,
             Err(error) => {
-                self.adapter.stats.register_errors.add();
+                self.adapter.stats.counts.register_errors.increment();
                 self.adapter.log.warn(&self.adapter.config.name, format_args!("{error}"));
                 error.code().into()
             }
@@ -323,7 +316,7 @@ where
     fn reset(&self) {
         let mut control = self.control.lock();
         self.forget(&mut control);
-        self.adapter.stats.resets.add();
+        self.adapter.stats.counts.resets.increment();
         *control = Control::new(&self.adapter.config);
         let mut pci = self.pci.lock();
         let before = pci.switches();

@@ -7,11 +7,11 @@ use vm_memory::mmap::MmapRegion;
 use vmm_sys_util::tempfile::TempFile;
 
 use super::*;
+use crate::abi::cmd::{self as abi, Opcode};
+use crate::abi::dsr::{CAPS_OFFSET, Caps, SharedRegion};
+use crate::abi::layout::GuestLayout;
+use crate::abi::regs::offset;
 use crate::config::DeviceConfig;
-use crate::spec::cmd::{self as wire, Opcode};
-use crate::spec::dsr::{CAPS_OFFSET, Caps, SharedRegion};
-use crate::spec::layout::Wire;
-use crate::spec::regs::offset;
 use crate::test_rig::{BASE, FREE, PAGES, Rig, config, page};
 
 /// Conformance 3.
@@ -61,7 +61,7 @@ fn the_handshake_writes_the_capabilities_and_nothing_else() {
     let rig = Rig::enabled(config());
     let region = rig.region();
     let mut bytes = [0; SharedRegion::SIZE];
-    region.put(&mut bytes);
+    region.encode(&mut bytes);
     rig.poke(BASE, &[0x5a; 4096]);
     rig.poke(BASE, &bytes[..72]);
     rig.write(offset::DSR_LOW, u32::try_from(BASE).unwrap());
@@ -70,7 +70,7 @@ fn the_handshake_writes_the_capabilities_and_nothing_else() {
     let after = rig.peek(BASE, 4096);
     assert_eq!(after[..72], bytes[..72]);
     assert_eq!(after[280..], [0x5a; 4096 - 280]);
-    let caps = Caps::get(&after[72..]);
+    let caps = Caps::decode(&after[72..]);
     assert_eq!((caps.gid_types, caps.mode, caps.phys_port_cnt, caps.max_uar), (2, 0, 1, 1024));
     rig.write(offset::IMR, 0);
     assert_eq!(rig.ctl(ctl::ACTIVATE), 0);
@@ -132,7 +132,7 @@ fn bad_shared_regions_are_refused_and_leave_nothing() {
     }
     rig.bring_up();
     let status = rig.device.status();
-    assert_eq!(status.counters.iter().find(|(name, _)| *name == "handshakes"), Some(&("handshakes", 1)));
+    assert_eq!(status.counters.iter().find(|counter| counter.name == "handshakes").unwrap().value, 1);
 }
 
 /// A ring whose data pages are not memory.
@@ -156,7 +156,7 @@ fn reset_and_a_new_handshake_end_everything() {
         rig.create_mr(pd);
         rig.create_srq(pd);
         rig.create_qp(pd, cq);
-        let bind = wire::CreateBind { vlan: 0xfff, index: 3, new_gid: [9; 16], gid_type: 2 };
+        let bind = abi::CreateBind { vlan: 0xfff, index: 3, new_gid: [9; 16], gid_type: 2 };
         rig.run(Opcode::CREATE_BIND, &bind).unwrap();
         rig.ring(0, 4, cq | 1 << 30);
         rig.books.take();
@@ -207,7 +207,7 @@ fn without_bus_mastering_nothing_is_reached() {
     let (qp, _) = rig.create_qp(pd, cq);
     rig.set_bus_master(false);
     assert!(!rig.memory.is_enabled());
-    rig.place(Opcode::CREATE_PD, &wire::CreatePd::default());
+    rig.place(Opcode::CREATE_PD, &abi::CreatePd::default());
     assert_ne!(rig.request(), 0);
     rig.books.take();
     rig.ring(0, 0, qp | 1 << 30);
@@ -230,7 +230,7 @@ fn without_bus_mastering_nothing_is_reached() {
 fn masked_commands_complete_silently() {
     let rig = Rig::up();
     rig.write(offset::IMR, u32::MAX);
-    rig.place(Opcode::CREATE_PD, &wire::CreatePd::default());
+    rig.place(Opcode::CREATE_PD, &abi::CreatePd::default());
     assert_eq!(rig.request(), 0);
     rig.write(offset::IMR, 0);
     assert!(rig.sink.take().is_empty());
@@ -243,12 +243,12 @@ fn a_command_with_the_legacy_interrupt() {
     let rig = Rig::new(DeviceConfig { intx: true, ..config() });
     rig.set_bus_master(true);
     rig.bring_up();
-    rig.place(Opcode::CREATE_PD, &wire::CreatePd::default());
+    rig.place(Opcode::CREATE_PD, &abi::CreatePd::default());
     assert_eq!(rig.request(), 0);
     assert_eq!(rig.sink.take(), ["intx true"]);
     assert_eq!((rig.read(offset::ICR), rig.read(offset::ICR)), (1, 0));
     assert_eq!(rig.sink.take(), ["intx false"]);
-    rig.place(Opcode::DESTROY_PD, &wire::DestroyPd { pd_handle: 0 });
+    rig.place(Opcode::DESTROY_PD, &abi::DestroyPd { pd_handle: 0 });
     assert_eq!(rig.request(), 0);
     assert!(rig.sink.take().is_empty());
 }

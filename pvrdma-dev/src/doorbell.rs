@@ -72,7 +72,7 @@ impl<H: Hca> Adapter<H> {
         let acted = self.gate.is_open()
             && Doorbell::decode(offset, data).is_some_and(|(page, doorbell)| self.act(page, doorbell).is_some());
         if !acted {
-            self.stats.doorbells_ignored.add();
+            self.stats.counts.doorbells_ignored.increment();
         }
     }
 
@@ -81,27 +81,27 @@ impl<H: Hca> Adapter<H> {
             Doorbell::Qp { handle, send, recv } => {
                 let qp = self.objects.qps.get(handle).filter(|qp| self.uar.may_ring(page, qp.pd.owner))?;
                 if send {
-                    self.stats.doorbells_send.add();
+                    self.stats.counts.doorbells_send.increment();
                 }
                 if recv {
-                    self.stats.doorbells_recv.add();
+                    self.stats.counts.doorbells_recv.increment();
                 }
                 let bits = if send { SEND } else { 0 } | if recv { RECV } else { 0 };
                 self.deferred.ring(&qp.rung, bits, || Rung::Qp(Arc::clone(&qp)));
             }
             Doorbell::Srq { handle } => {
                 let srq = self.objects.srqs.get(handle).filter(|srq| self.uar.may_ring(page, srq.pd.owner))?;
-                self.stats.doorbells_recv.add();
+                self.stats.counts.doorbells_recv.increment();
                 self.deferred.ring(&srq.rung, RECV, || Rung::Srq(Arc::clone(&srq)));
             }
             Doorbell::Cq { handle, arm, poll } => {
                 let cq = self.objects.cqs.get(handle).filter(|cq| self.uar.may_ring(page, cq.owner))?;
                 if poll {
-                    self.stats.doorbells_poll.add();
+                    self.stats.counts.doorbells_poll.increment();
                     cq.verbs.notify_poll();
                 }
                 if let Some(arm) = arm {
-                    self.stats.doorbells_arm.add();
+                    self.stats.counts.doorbells_arm.increment();
                     // The ring asks for event rings under this view, so a reset waits for what happens here.
                     cq.ring.arm(&self.memory.view(), arm == Arm::Solicited, self.config.posted_doorbells);
                     cq.verbs.notify_arm();

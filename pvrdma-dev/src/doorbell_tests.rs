@@ -1,7 +1,7 @@
 //! Doorbells, as the device acts on them.
 
+use crate::abi::cmd::{DestroyQp, DestroyUc, Opcode};
 use crate::pci_function::PciFunction;
-use crate::spec::cmd::{DestroyQp, DestroyUc, Opcode};
 use crate::test_rig::Rig;
 
 const SEND: u32 = 1 << 30;

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use pvrdma_guest_memory::{Direction, DmaError, DmaView, PageList};
 
+use crate::abi::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
+use crate::abi::dsr::{CAPS_OFFSET, Caps, RingPages, SharedRegion};
+use crate::abi::layout::GuestLayout;
 use crate::error::HandshakeError;
 use crate::events::EventRings;
 use crate::intr::Interrupts;
 use crate::page_dir::{check_mapped, read_page_directory};
-use crate::spec::cmd::{REQUEST_SIZE, RESPONSE_SIZE};
-use crate::spec::dsr::{CAPS_OFFSET, Caps, RingPages, SharedRegion};
-use crate::spec::layout::Wire;
 
 /// Most pages an event ring may have: one table.
 const MAX_RING_PAGES: u32 = 512;
@@ -44,7 +44,7 @@ pub(crate) fn handshake(
     aligned("shared region", address)?;
     let mut bytes = [0; SharedRegion::SIZE];
     view.read(address, &mut bytes).map_err(memory("shared region"))?;
-    let region = SharedRegion::get(&bytes);
+    let region = SharedRegion::decode(&bytes);
     if region.driver_version == 0 && region.cmd_slot_dma == 0 && region.resp_slot_dma == 0 {
         return Err(HandshakeError::PrivateMemory);
     }
@@ -55,11 +55,11 @@ pub(crate) fn handshake(
     let events = ring_pages(view, "asynchronous event ring", region.async_ring_pages)?;
     let notifications = ring_pages(view, "CQ notification ring", region.cq_ring_pages)?;
     let rings = EventRings::new(events, notifications, Arc::clone(interrupts))?;
-    let mut answer = [0; Caps::SIZE];
-    caps.put(&mut answer);
+    let mut response = [0; Caps::SIZE];
+    caps.encode(&mut response);
     // `address` was readable to its end, so this does not overflow. In one piece, or a failure could leave half of it.
     let at = address.wrapping_add(CAPS_OFFSET);
-    view.slice(at, Caps::SIZE, Direction::Write).map_err(memory("capabilities"))?.copy_from(&answer);
+    view.slice(at, Caps::SIZE, Direction::Write).map_err(memory("capabilities"))?.copy_from(&response);
     let session = Session {
         command_slot: region.cmd_slot_dma,
         response_slot: region.resp_slot_dma,

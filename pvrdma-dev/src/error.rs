@@ -4,8 +4,8 @@ use pvrdma_guest_memory::{DmaError, PinError};
 use pvrdma_verbs::VerbsError;
 use thiserror::Error;
 
+use crate::abi::cmd::Opcode;
 use crate::ring::RingShapeError;
-use crate::spec::cmd::Opcode;
 
 /// Numbers for the ERR register: any value but 0 is a failure to the driver, which logs it (section 4.2).
 mod errno {

@@ -13,17 +13,16 @@ use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::debug;
 use parking_lot::{Mutex, RwLock};
 use pvrdma_guest_memory::{DmaView, PageList};
-use pvrdma_verbs::{AsyncEvent, EventSink, PortEvent, QpEvent, QueueError, SrqEvent};
+use pvrdma_verbs::{AsyncEvent, Counter, EventSink, LogLimit, PortEvent, QpEvent, QueueError, SrqEvent, counters};
 
+use crate::abi::ring::{CQNE_SIZE, EQE_SIZE, Eqe, STATE_PAGE, eqe};
 use crate::intr::{Interrupts, Vector};
-use crate::log_limit::LogLimit;
 use crate::ring::{ProducerRing, RingShape, RingShapeError, StateWords};
-use crate::spec::ring::{CQNE_SIZE, EQE_SIZE, Eqe, STATE_PAGE, eqe};
 
 /// The port number of every port event.
 const PORT: u32 = 1;
@@ -228,6 +227,14 @@ impl EventRings {
     }
 }
 
+counters! {
+    /// What became of events.
+    pub(crate) struct EventCounters {
+        /// Asynchronous events that came while the driver had shown no rings.
+        events_dropped,
+    }
+}
+
 /// Where the events of a device go for as long as it lives.
 #[derive(Debug)]
 pub(crate) struct EventHub {
@@ -235,7 +242,7 @@ pub(crate) struct EventHub {
     name: String,
     log: LogLimit,
     rings: RwLock<Option<Arc<EventRings>>>,
-    dropped: AtomicU64,
+    counters: EventCounters,
 }
 
 impl EventHub {
@@ -245,7 +252,7 @@ impl EventHub {
             name: name.to_owned(),
             log: LogLimit::new(),
             rings: RwLock::new(None),
-            dropped: AtomicU64::new(0),
+            counters: EventCounters::default(),
         })
     }
 
@@ -290,16 +297,16 @@ impl EventHub {
         self.rings.read().as_ref().is_some_and(|rings| rings.has_pending())
     }
 
-    /// Events that came while there were no rings.
-    pub(crate) fn dropped(&self) -> u64 {
-        self.dropped.load(Ordering::Relaxed)
+    /// What became of events.
+    pub(crate) fn counters(&self) -> Vec<Counter> {
+        self.counters.list()
     }
 
     fn with(&self, work: impl FnOnce(&EventRings)) {
         if let Some(rings) = &*self.rings.read() {
             work(rings);
         } else {
-            self.dropped.fetch_add(1, Ordering::Relaxed);
+            self.counters.events_dropped.increment();
             debug!("an event came while there were no event rings");
         }
     }

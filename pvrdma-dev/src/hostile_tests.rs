@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use proptest::prelude::*;
 
+use crate::abi::cmd::{CreateCq, CreateMr, CreateQp, DestroyPd, Opcode, REQUEST_SIZE, RequestHeader, qp_type};
+use crate::abi::layout::{GuestLayout, write_field};
+use crate::abi::regs::offset;
 use crate::pci_function::PciFunction;
-use crate::spec::cmd::{CreateCq, CreateMr, CreateQp, DestroyPd, Opcode, REQUEST_SIZE, RequestHeader, qp_type};
-use crate::spec::layout::{Wire, put_field};
-use crate::spec::regs::offset;
 use crate::stats::ObjectCounts;
 use crate::test_rig::{FREE, Rig, UAR_PFN, config, page};
 
@@ -26,12 +26,12 @@ fn command() -> impl Strategy<Value = Vec<u8>> {
     (0u32..24, proptest::collection::vec(word(), 42), any::<bool>()).prop_map(|(id, words, context)| {
         let mut slot = vec![0; REQUEST_SIZE];
         for (index, word) in words.iter().enumerate() {
-            put_field(&mut slot, 16 + index * 4, word);
+            write_field(&mut slot, 16 + index * 4, word);
         }
         if id == Opcode::CREATE_UC.0 && context {
-            put_field(&mut slot, 16, &(UAR_PFN + u64::from(words[0] % 16)));
+            write_field(&mut slot, 16, &(UAR_PFN + u64::from(words[0] % 16)));
         }
-        RequestHeader { response: 1, cmd: id }.put(&mut slot);
+        RequestHeader { response: 1, cmd: id }.encode(&mut slot);
         slot
     })
 }
@@ -137,10 +137,10 @@ fn refusals_do_not_leak() {
     rig.run(Opcode::DESTROY_PD, &DestroyPd { pd_handle: pd }).unwrap();
 }
 
-fn encode<T: Wire>(opcode: Opcode, body: &T) -> Vec<u8> {
+fn encode<T: GuestLayout>(opcode: Opcode, body: &T) -> Vec<u8> {
     let mut slot = vec![0; REQUEST_SIZE];
-    body.put(&mut slot);
-    RequestHeader { response: 0, cmd: opcode.0 }.put(&mut slot);
+    body.encode(&mut slot);
+    RequestHeader { response: 0, cmd: opcode.0 }.encode(&mut slot);
     slot
 }
 

@@ -1,9 +1,9 @@
 //! Interrupts: the mask and cause registers, MSI-X or the legacy line, and the bus-master gate (section 1.3).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use pvrdma_verbs::{Counter, counters};
 
 use crate::pci_function::InterruptSink;
 
@@ -55,12 +55,24 @@ struct State {
     asserted: bool,
 }
 
+counters! {
+    /// How often each vector was raised.
+    pub(crate) struct InterruptCounters {
+        /// Interrupts that announce the response to a command.
+        interrupts_response,
+        /// Interrupts that announce asynchronous events.
+        interrupts_async,
+        /// Interrupts that announce completions.
+        interrupts_completion,
+    }
+}
+
 /// The interrupt side of the function. Its lock is held while the sink is called, so that no interrupt leaves after the
 /// call that forbids it has returned; the sink must not call back into the device.
 pub(crate) struct Interrupts {
     sink: Arc<dyn InterruptSink>,
     state: Mutex<State>,
-    raised: [AtomicU64; VECTORS as usize],
+    counters: InterruptCounters,
 }
 
 impl std::fmt::Debug for Interrupts {
@@ -82,7 +94,7 @@ impl Interrupts {
             line_disabled: false,
             asserted: false,
         };
-        Arc::new(Self { sink, state: Mutex::new(state), raised: [const { AtomicU64::new(0) }; VECTORS as usize] })
+        Arc::new(Self { sink, state: Mutex::new(state), counters: InterruptCounters::default() })
     }
 
     /// Signals a vector, if the guest lets it through.
@@ -100,9 +112,12 @@ impl Interrupts {
     }
 
     fn deliver(&self, state: &mut State, vector: Vector) {
-        if let Some(count) = self.raised.get(usize::from(vector.number())) {
-            count.fetch_add(1, Ordering::Relaxed);
+        match vector {
+            Vector::Response => &self.counters.interrupts_response,
+            Vector::Async => &self.counters.interrupts_async,
+            Vector::Completion => &self.counters.interrupts_completion,
         }
+        .increment();
         if state.msix {
             self.sink.msix(vector.number());
         } else if vector == Vector::Response {
@@ -190,8 +205,8 @@ impl Interrupts {
     }
 
     /// How often each vector was raised.
-    pub(crate) fn counts(&self) -> [u64; VECTORS as usize] {
-        self.raised.each_ref().map(|count| count.load(Ordering::Relaxed))
+    pub(crate) fn counters(&self) -> Vec<Counter> {
+        self.counters.list()
     }
 }
 
@@ -233,7 +248,7 @@ mod tests {
         assert!(sink.take().is_empty());
         raise_all(&interrupts);
         assert_eq!(sink.take(), ["msix 0", "msix 1", "msix 2"]);
-        assert_eq!(interrupts.counts(), [1, 2, 2]);
+        assert_eq!(interrupts.counters().iter().map(|counter| counter.value).collect::<Vec<_>>(), [1, 2, 2]);
     }
 
     /// Conformance 12: the interrupt half.

@@ -45,6 +45,7 @@
 //!
 //! Section and conformance numbers in comments are those of `docs/interface.md`.
 
+mod abi;
 mod adapter;
 mod cmd;
 mod config;
@@ -57,14 +58,12 @@ mod events;
 #[cfg(test)]
 mod hostile_tests;
 mod intr;
-mod log_limit;
 mod objects;
 mod page_dir;
 mod pci;
 mod pci_function;
 mod regs;
 mod ring;
-mod spec;
 mod stats;
 #[cfg(test)]
 mod test_hca;
@@ -77,4 +76,4 @@ mod uar;
 pub use config::{DeviceConfig, Limits};
 pub use device::PvrdmaDevice;
 pub use pci_function::{Bar, InterruptSink, PciFunction};
-pub use stats::{CommandCount, DeviceStatus, ObjectCounts, Phase};
+pub use stats::{CommandCount, DeviceStatus, ObjectCounts, Phase, all_counters};

@@ -5,7 +5,7 @@
 
 use pvrdma_guest_memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList, PageListBuilder};
 
-use crate::spec::ring::{MAX_PAGES, TABLE_ENTRIES};
+use crate::abi::ring::{MAX_PAGES, TABLE_ENTRIES};
 
 /// Bytes of one entry.
 const ENTRY: usize = 8;

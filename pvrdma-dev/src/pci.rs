@@ -5,11 +5,11 @@
 
 use pvrdma_guest_memory::PAGE_SIZE;
 
+use crate::abi::layout::write_field;
+use crate::abi::regs::{CLASS, DEVICE_ID, VENDOR_ID};
 use crate::intr::VECTORS;
 use crate::pci_function::Bar;
 use crate::regs;
-use crate::spec::layout::put_field;
-use crate::spec::regs::{CLASS, DEVICE_ID, VENDOR_ID};
 
 /// Bytes of configuration space.
 pub(crate) const CONFIG_SIZE: usize = 256;
@@ -76,37 +76,37 @@ impl ConfigSpace {
         ];
         let mut bytes = [0; CONFIG_SIZE];
         let mut writable = [0; CONFIG_SIZE];
-        put_field(&mut bytes, 0, &VENDOR_ID);
-        put_field(&mut bytes, 2, &DEVICE_ID);
-        put_field(&mut writable, COMMAND, &COMMAND_WRITABLE);
-        put_field(&mut bytes, STATUS, &STATUS_CAPABILITIES);
-        put_field(&mut bytes, 9, &CLASS);
-        put_field(&mut writable, CACHE_LINE_SIZE, &0xff_u8);
-        put_field(&mut writable, LATENCY_TIMER, &0xff_u8);
+        write_field(&mut bytes, 0, &VENDOR_ID);
+        write_field(&mut bytes, 2, &DEVICE_ID);
+        write_field(&mut writable, COMMAND, &COMMAND_WRITABLE);
+        write_field(&mut bytes, STATUS, &STATUS_CAPABILITIES);
+        write_field(&mut bytes, 9, &CLASS);
+        write_field(&mut writable, CACHE_LINE_SIZE, &0xff_u8);
+        write_field(&mut writable, LATENCY_TIMER, &0xff_u8);
         for (index, bar) in bars.iter().enumerate() {
             let Some(bar) = bar else { continue };
             let at = BAR0 + index * 4;
             let mask = !(bar.size - 1);
-            put_field(&mut bytes, at, &if bar.is_64bit { BAR_64BIT } else { 0 });
+            write_field(&mut bytes, at, &if bar.is_64bit { BAR_64BIT } else { 0 });
             if bar.is_64bit {
-                put_field(&mut writable, at, &mask);
+                write_field(&mut writable, at, &mask);
             } else {
                 // The low half: a 32-bit BAR is smaller than 4 GiB.
                 #[expect(clippy::cast_possible_truncation, reason = "the low half is meant")]
-                put_field(&mut writable, at, &(mask as u32));
+                write_field(&mut writable, at, &(mask as u32));
             }
         }
-        put_field(&mut bytes, SUBSYSTEM, &VENDOR_ID);
-        put_field(&mut bytes, SUBSYSTEM + 2, &DEVICE_ID);
+        write_field(&mut bytes, SUBSYSTEM, &VENDOR_ID);
+        write_field(&mut bytes, SUBSYSTEM + 2, &DEVICE_ID);
         #[expect(clippy::cast_possible_truncation, reason = "a constant below 256")]
-        put_field(&mut bytes, CAPABILITIES, &(MSIX as u8));
-        put_field(&mut writable, INTERRUPT_LINE, &0xff_u8);
-        put_field(&mut bytes, INTERRUPT_PIN, &u8::from(intx));
+        write_field(&mut bytes, CAPABILITIES, &(MSIX as u8));
+        write_field(&mut writable, INTERRUPT_LINE, &0xff_u8);
+        write_field(&mut bytes, INTERRUPT_PIN, &u8::from(intx));
         // The next pointer stays 0: the list ends here.
-        put_field(&mut bytes, MSIX, &MSIX_ID);
-        put_field(&mut bytes, MSIX_CONTROL, &(VECTORS - 1));
-        put_field(&mut writable, MSIX_CONTROL, &MSIX_WRITABLE);
-        put_field(&mut bytes, MSIX + 8, &MSIX_PBA);
+        write_field(&mut bytes, MSIX, &MSIX_ID);
+        write_field(&mut bytes, MSIX_CONTROL, &(VECTORS - 1));
+        write_field(&mut writable, MSIX_CONTROL, &MSIX_WRITABLE);
+        write_field(&mut bytes, MSIX + 8, &MSIX_PBA);
         Self { power_on: bytes, bytes, writable, bars }
     }
 
@@ -143,8 +143,8 @@ impl ConfigSpace {
 
     /// What the guest has switched on.
     pub(crate) fn switches(&self) -> Switches {
-        let command: u16 = crate::spec::layout::field(&self.bytes, COMMAND);
-        let msix: u16 = crate::spec::layout::field(&self.bytes, MSIX_CONTROL);
+        let command: u16 = crate::abi::layout::read_field(&self.bytes, COMMAND);
+        let msix: u16 = crate::abi::layout::read_field(&self.bytes, MSIX_CONTROL);
         Switches {
             bus_master: command & COMMAND_BUS_MASTER != 0,
             msix: msix & MSIX_ENABLE != 0,

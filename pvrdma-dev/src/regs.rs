@@ -1,6 +1,6 @@
 //! BAR 1: which register an access means (section 2.1). What it does is the device's business.
 
-use crate::spec::regs::offset;
+use crate::abi::regs::offset;
 
 /// Bytes of BAR 1: a page of its own.
 pub(crate) const BAR_SIZE: u64 = 0x1000;

@@ -13,8 +13,8 @@ use pvrdma_verbs::QueueError;
 use thiserror::Error;
 use vm_memory::{ByteValued, VolatileSlice};
 
-use crate::spec::ring::{RX_CONS_HEAD, RX_PROD_TAIL, TX_CONS_HEAD, TX_PROD_TAIL};
-use crate::spec::wqe::{RQ_HEADER, SGE_SIZE, SQ_HEADER};
+use crate::abi::ring::{RX_CONS_HEAD, RX_PROD_TAIL, TX_CONS_HEAD, TX_PROD_TAIL};
+use crate::abi::wqe::{RQ_HEADER, SGE_SIZE, SQ_HEADER};
 
 /// Largest ring; twice as much must fit an index.
 const MAX_ENTRIES: u32 = 1 << 30;

@@ -1,22 +1,38 @@
 //! Counters and what a status display shows.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use pvrdma_verbs::{Count, Counter, GidType, MacAddr, PortAttributes, counters};
 
-use pvrdma_verbs::{Counter, GidType, MacAddr, PortAttributes};
+use crate::abi::cmd::{COMMANDS, Opcode};
+use crate::events::EventCounters;
+use crate::intr::InterruptCounters;
 
-use crate::spec::cmd::{COMMANDS, Opcode};
-
-/// A number that only grows.
-#[derive(Debug, Default)]
-pub(crate) struct Count(AtomicU64);
-
-impl Count {
-    pub(crate) fn add(&self) {
-        self.0.fetch_add(1, Ordering::Relaxed);
-    }
-
-    fn get(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+counters! {
+    /// What a device counts, except commands.
+    pub(crate) struct DeviceCounters {
+        /// Shared regions that a driver showed and that were accepted.
+        handshakes,
+        /// Shared regions that a driver showed and that were refused.
+        handshakes_refused,
+        /// Times that a driver started the device.
+        activations,
+        /// Times that the device was reset.
+        resets,
+        /// Accesses to registers that do not exist or with a wrong size.
+        register_errors,
+        /// MODIFY_QP commands that the adapter refused.
+        modify_qp_refused,
+        /// Commands with an unknown number.
+        commands_unknown,
+        /// Doorbells of send queues.
+        doorbells_send,
+        /// Doorbells of receive queues, shared ones included.
+        doorbells_recv,
+        /// Doorbells that arm a completion queue.
+        doorbells_arm,
+        /// Doorbells that tell that a completion queue was polled and found empty.
+        doorbells_poll,
+        /// Doorbells that name no object of their context.
+        doorbells_ignored,
     }
 }
 
@@ -25,31 +41,21 @@ impl Count {
 pub(crate) struct Stats {
     commands: [Count; COMMANDS],
     refused: [Count; COMMANDS],
-    pub(crate) modify_qp_refused: Count,
-    pub(crate) commands_unknown: Count,
-    pub(crate) register_errors: Count,
-    pub(crate) handshakes: Count,
-    pub(crate) handshakes_refused: Count,
-    pub(crate) activations: Count,
-    pub(crate) resets: Count,
-    pub(crate) doorbells_send: Count,
-    pub(crate) doorbells_recv: Count,
-    pub(crate) doorbells_arm: Count,
-    pub(crate) doorbells_poll: Count,
-    pub(crate) doorbells_ignored: Count,
+    /// Everything else.
+    pub(crate) counts: DeviceCounters,
 }
 
 impl Stats {
     /// Counts a command and its outcome.
     pub(crate) fn command(&self, opcode: Opcode, refused: bool) {
         let Some(index) = opcode.index() else {
-            self.commands_unknown.add();
+            self.counts.commands_unknown.increment();
             return;
         };
         if let (Some(all), Some(bad)) = (self.commands.get(index), self.refused.get(index)) {
-            all.add();
+            all.increment();
             if refused {
-                bad.add();
+                bad.increment();
             }
         }
     }
@@ -61,24 +67,6 @@ impl Stats {
             .map(|(name, (all, refused))| CommandCount { name, executed: all.get(), refused: refused.get() })
             .filter(|count| count.executed != 0)
             .collect()
-    }
-
-    /// The other counters.
-    pub(crate) fn counters(&self) -> Vec<Counter> {
-        vec![
-            ("handshakes", self.handshakes.get()),
-            ("handshakes_refused", self.handshakes_refused.get()),
-            ("activations", self.activations.get()),
-            ("resets", self.resets.get()),
-            ("register_errors", self.register_errors.get()),
-            ("modify_qp_refused", self.modify_qp_refused.get()),
-            ("commands_unknown", self.commands_unknown.get()),
-            ("doorbells_send", self.doorbells_send.get()),
-            ("doorbells_recv", self.doorbells_recv.get()),
-            ("doorbells_arm", self.doorbells_arm.get()),
-            ("doorbells_poll", self.doorbells_poll.get()),
-            ("doorbells_ignored", self.doorbells_ignored.get()),
-        ]
     }
 }
 
@@ -148,4 +136,9 @@ pub struct DeviceStatus {
     pub counters: Vec<Counter>,
     /// The adapter's counters.
     pub adapter: Vec<Counter>,
+}
+
+/// Everything that a device counts, at zero, except commands. Its adapter counts for itself.
+pub fn all_counters() -> Vec<Counter> {
+    [DeviceCounters::default().list(), InterruptCounters::default().list(), EventCounters::default().list()].concat()
 }

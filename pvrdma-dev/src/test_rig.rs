@@ -6,13 +6,13 @@ use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE, PinPolicy};
 use pvrdma_verbs::{GidType, MacAddr};
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
+use crate::abi::cmd::{self as abi, Opcode, RESPONSE_SIZE, RequestHeader, ResponseHeader};
+use crate::abi::dsr::{RingPages, SharedRegion};
+use crate::abi::layout::GuestLayout;
+use crate::abi::regs::{ctl, offset};
 use crate::config::DeviceConfig;
 use crate::device::PvrdmaDevice;
 use crate::pci_function::{InterruptSink, PciFunction};
-use crate::spec::cmd::{self as wire, Opcode, RESPONSE_SIZE, RequestHeader, ResponseHeader};
-use crate::spec::dsr::{RingPages, SharedRegion};
-use crate::spec::layout::Wire;
-use crate::spec::regs::{ctl, offset};
 use crate::test_hca::{Books, NullBackend, RecordingSink};
 
 /// First address of guest memory.
@@ -164,7 +164,7 @@ impl Rig {
     /// Shows a shared region.
     pub(crate) fn show(&self, region: &SharedRegion) {
         let mut bytes = [0; SharedRegion::SIZE];
-        region.put(&mut bytes);
+        region.encode(&mut bytes);
         self.poke(page(DSR), &bytes);
         self.show_at(page(DSR));
     }
@@ -176,7 +176,7 @@ impl Rig {
 
     /// The shared region as it is in memory.
     pub(crate) fn shown(&self) -> SharedRegion {
-        SharedRegion::get(&self.peek(page(DSR), SharedRegion::SIZE))
+        SharedRegion::decode(&self.peek(page(DSR), SharedRegion::SIZE))
     }
 
     /// Handshake, unmask, activate.
@@ -189,12 +189,12 @@ impl Rig {
     }
 
     /// Puts a command into the slot, with garbage behind it.
-    pub(crate) fn place<T: Wire>(&self, opcode: Opcode, body: &T) {
-        let mut bytes = [0xa5; wire::REQUEST_SIZE];
+    pub(crate) fn place<T: GuestLayout>(&self, opcode: Opcode, body: &T) {
+        let mut bytes = [0xa5; abi::REQUEST_SIZE];
         let (used, _) = bytes.split_at_mut(T::SIZE);
         used.fill(0);
-        body.put(used);
-        RequestHeader { response: KEY, cmd: opcode.0 }.put(&mut bytes);
+        body.encode(used);
+        RequestHeader { response: KEY, cmd: opcode.0 }.encode(&mut bytes);
         self.poke(page(COMMAND), &bytes);
         self.poke(page(RESPONSE), &[0xcc; RESPONSE_SIZE]);
     }
@@ -206,7 +206,7 @@ impl Rig {
     }
 
     /// Runs a command. Its response, or ERR. Checks the rules that hold for all commands: conformance 17 to 19 and 24.
-    pub(crate) fn run<T: Wire>(&self, opcode: Opcode, body: &T) -> Result<Vec<u8>, u32> {
+    pub(crate) fn run<T: GuestLayout>(&self, opcode: Opcode, body: &T) -> Result<Vec<u8>, u32> {
         self.sink.take();
         self.place(opcode, body);
         let err = self.request();
@@ -218,7 +218,7 @@ impl Rig {
             return if err == 0 { Ok(Vec::new()) } else { Err(err) };
         }
         assert_eq!(interrupts, ["msix 0"], "{opcode}");
-        let header = ResponseHeader::get(&response);
+        let header = ResponseHeader::decode(&response);
         assert_eq!((header.response, header.ack), (KEY, 0x8000_0000 | opcode.0));
         if opcode != Opcode::MODIFY_QP {
             assert_eq!(header.err, 0, "{opcode}");
@@ -227,8 +227,8 @@ impl Rig {
     }
 
     /// Runs a command that must succeed and decodes its response.
-    pub(crate) fn ok<T: Wire, R: Wire>(&self, opcode: Opcode, body: &T) -> R {
-        R::get(&self.run(opcode, body).unwrap_or_else(|err| panic!("{opcode}: ERR {err}")))
+    pub(crate) fn ok<T: GuestLayout, R: GuestLayout>(&self, opcode: Opcode, body: &T) -> R {
+        R::decode(&self.run(opcode, body).unwrap_or_else(|err| panic!("{opcode}: ERR {err}")))
     }
 
     /// Rings a doorbell and lets the device act on it.
@@ -237,27 +237,27 @@ impl Rig {
     }
 
     pub(crate) fn open(&self, uar_page: u64) -> u32 {
-        let request = wire::CreateUc { pfn64: UAR_PFN + uar_page };
-        self.ok::<_, wire::CreateUcResp>(Opcode::CREATE_UC, &request).ctx_handle
+        let request = abi::CreateUc { pfn64: UAR_PFN + uar_page };
+        self.ok::<_, abi::CreateUcResp>(Opcode::CREATE_UC, &request).ctx_handle
     }
 
     pub(crate) fn create_pd(&self, ctx_handle: u32) -> u32 {
-        self.ok::<_, wire::CreatePdResp>(Opcode::CREATE_PD, &wire::CreatePd { ctx_handle }).pd_handle
+        self.ok::<_, abi::CreatePdResp>(Opcode::CREATE_PD, &abi::CreatePd { ctx_handle }).pd_handle
     }
 
     /// A CQ of 64 entries.
     pub(crate) fn create_cq(&self, ctx_handle: u32) -> u32 {
         let request = self.cq_request(ctx_handle);
-        self.ok::<_, wire::CreateCqResp>(Opcode::CREATE_CQ, &request).cq_handle
+        self.ok::<_, abi::CreateCqResp>(Opcode::CREATE_CQ, &request).cq_handle
     }
 
-    pub(crate) fn cq_request(&self, ctx_handle: u32) -> wire::CreateCq {
-        wire::CreateCq { pdir_dma: self.directory(FREE, FREE + 8, 2), ctx_handle, cqe: 64, nchunks: 2 }
+    pub(crate) fn cq_request(&self, ctx_handle: u32) -> abi::CreateCq {
+        abi::CreateCq { pdir_dma: self.directory(FREE, FREE + 8, 2), ctx_handle, cqe: 64, nchunks: 2 }
     }
 
     /// The library's QP of 100 requests and one SGE each (section 5.3).
-    pub(crate) fn qp_request(&self, qp_type: u8, pd_handle: u32, cq: u32) -> wire::CreateQp {
-        wire::CreateQp {
+    pub(crate) fn qp_request(&self, qp_type: u8, pd_handle: u32, cq: u32) -> abi::CreateQp {
+        abi::CreateQp {
             pdir_dma: self.directory(FREE, FREE + 8, 6),
             pd_handle,
             send_cq_handle: cq,
@@ -275,34 +275,34 @@ impl Rig {
 
     /// An RC QP's handle and number, on a version 20 device.
     pub(crate) fn create_qp(&self, pd_handle: u32, cq: u32) -> (u32, u32) {
-        let request = self.qp_request(wire::qp_type::RC, pd_handle, cq);
-        let response: wire::CreateQpRespV2 = self.ok(Opcode::CREATE_QP, &request);
+        let request = self.qp_request(abi::qp_type::RC, pd_handle, cq);
+        let response: abi::CreateQpRespV2 = self.ok(Opcode::CREATE_QP, &request);
         (response.qp_handle, response.qpn)
     }
 
-    pub(crate) fn srq_request(&self, pd_handle: u32) -> wire::CreateSrq {
-        wire::CreateSrq {
+    pub(crate) fn srq_request(&self, pd_handle: u32) -> abi::CreateSrq {
+        abi::CreateSrq {
             pdir_dma: self.directory(FREE, FREE + 8, 3),
             pd_handle,
             nchunks: 3,
-            attrs: wire::SrqAttr { max_wr: 64, max_sge: 3, srq_limit: 0 },
+            attrs: abi::SrqAttr { max_wr: 64, max_sge: 3, srq_limit: 0 },
             srq_type: 0,
         }
     }
 
     pub(crate) fn create_srq(&self, pd_handle: u32) -> u32 {
         let request = self.srq_request(pd_handle);
-        self.ok::<_, wire::CreateSrqResp>(Opcode::CREATE_SRQ, &request).srqn
+        self.ok::<_, abi::CreateSrqResp>(Opcode::CREATE_SRQ, &request).srqn
     }
 
     pub(crate) fn create_mr(&self, pd_handle: u32) -> u32 {
         let request = self.mr_request(pd_handle);
-        self.ok::<_, wire::CreateMrResp>(Opcode::CREATE_MR, &request).mr_handle
+        self.ok::<_, abi::CreateMrResp>(Opcode::CREATE_MR, &request).mr_handle
     }
 
     /// Two pages, starting in the middle of the first.
-    pub(crate) fn mr_request(&self, pd_handle: u32) -> wire::CreateMr {
-        wire::CreateMr {
+    pub(crate) fn mr_request(&self, pd_handle: u32) -> abi::CreateMr {
+        abi::CreateMr {
             start: 0x7f00_0000_0800,
             length: 0x1000,
             pdir_dma: self.directory(FREE, FREE + 8, 2),

@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use pvrdma_guest_memory::PAGE_SIZE;
 
+use crate::abi::regs::uar;
 use crate::objects::KERNEL;
-use crate::spec::regs::uar;
 
 /// What a write to a page says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

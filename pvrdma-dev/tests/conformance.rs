@@ -37,10 +37,12 @@ fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
 fn functions() -> BTreeMap<String, String> {
     let workspace = workspace();
     let mut files = Vec::new();
-    for member in fs::read_dir(&workspace).unwrap().map(|entry| entry.unwrap().path()) {
-        if member.join("Cargo.toml").is_file() {
-            sources(&member.join("src"), &mut files);
-            sources(&member.join("tests"), &mut files);
+    for folder in [workspace.clone(), workspace.join("crates")] {
+        for member in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if member.join("Cargo.toml").is_file() {
+                sources(&member.join("src"), &mut files);
+                sources(&member.join("tests"), &mut files);
+            }
         }
     }
     let mut functions = BTreeMap::new();

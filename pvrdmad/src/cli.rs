@@ -4,8 +4,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand};
 
-use crate::backend::BackendSpec;
-use crate::config::DeviceSpec;
+use crate::config::{BackendSpec, ConfigSpec, DeviceSpec};
 
 /// Serves PVRDMA devices to virtual machines over vfio-user.
 #[derive(Parser, Debug)]
@@ -57,6 +56,14 @@ pub struct ServeArgs {
     /// Configuration file.
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
+}
+
+impl ServeArgs {
+    /// The configuration file, and what to put over it.
+    pub fn into_parts(self) -> (Option<PathBuf>, ConfigSpec) {
+        let Self { devices, backend, control, config } = self;
+        (config, ConfigSpec { backend, control, devices, ..ConfigSpec::default() })
+    }
 }
 
 /// Arguments of `status`.

@@ -20,8 +20,8 @@ use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
 
 use crate::capture::stream::{self, Streams};
+use crate::socket::SocketFile;
 use crate::status::DaemonStatus;
-use crate::vfio_user::SocketFile;
 
 /// Longest question.
 const MAX_REQUEST: usize = 4096;
@@ -65,7 +65,7 @@ enum Response {
 
 /// Answers questions until dropped.
 #[derive(Debug)]
-pub struct ControlServer {
+pub(crate) struct ControlServer {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
 }
@@ -75,7 +75,7 @@ impl ControlServer {
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub fn start(
+    pub(crate) fn start(
         socket: SocketFile,
         status: impl Fn() -> DaemonStatus + Send + 'static,
         capture: impl Fn(&str, CaptureConfig) -> Result<Capture, String> + Send + 'static,

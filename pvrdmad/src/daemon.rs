@@ -6,104 +6,20 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use log::warn;
-use pvrdma_dev::{DeviceStatus, PciFunction, PvrdmaDevice};
+use pvrdma_dev::PvrdmaDevice;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_ibverbs::Ibverbs;
-use pvrdma_rxe::capture::CaptureCounts;
 use pvrdma_rxe::{Rxe, RxeConfig};
 use pvrdma_verbs::Backend;
 use rustix::process::{Resource, Rlimit};
 
-use crate::backend::BackendSpec;
-use crate::config::{Config, Device, Pin, Roce};
+use crate::config::{BackendSpec, Config, Device, Pin, Roce};
 use crate::control::ControlServer;
 use crate::network::Network;
 use crate::sigbus;
-use crate::status::{
-    CaptureReport, CommandReport, DaemonStatus, DeviceReport, InterruptReport, MemoryReport, by_name, phase_word,
-    port_word,
-};
-use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server, SocketFile};
-
-/// A device whatever its backend.
-trait AnyDevice: PciFunction {
-    fn device_status(&self) -> DeviceStatus;
-}
-
-impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
-    fn device_status(&self) -> DeviceStatus {
-        self.status()
-    }
-}
-
-/// What reports about a device need.
-struct Reporter {
-    device: Device,
-    function: Arc<dyn AnyDevice>,
-    memory: Arc<DmaSpace>,
-    irqs: Arc<IrqTable>,
-    stats: Arc<ConnectionStats>,
-    network: Option<Arc<Network>>,
-    /// Which can watch the device.
-    rxe: Option<Rxe>,
-}
-
-impl Reporter {
-    fn report(&self) -> DeviceReport {
-        let status = self.function.device_status();
-        let (raised, dropped) = self.irqs.counts();
-        let objects = status.objects;
-        DeviceReport {
-            name: status.name,
-            socket: self.device.socket.display().to_string(),
-            mac: status.mac.to_string(),
-            roce: self.device.roce(),
-            version: status.version,
-            phase: phase_word(status.phase).to_owned(),
-            bus_master: status.bus_master,
-            port: port_word(status.port.state),
-            mtu: status.port.active_mtu.bytes(),
-            client: self.stats.snapshot(),
-            memory: MemoryReport {
-                pin: self.device.pin,
-                mapped_bytes: status.mapped_bytes,
-                pinned_bytes: status.pinned_bytes,
-                pin_error: self.memory.pin_failure().err().map(|error| error.to_string()),
-            },
-            interrupts: InterruptReport { raised, dropped },
-            network: self.network.as_ref().map(|network| network.report()),
-            capture: self.capture_report(),
-            objects: [
-                ("contexts", objects.contexts),
-                ("pds", objects.pds),
-                ("mrs", objects.mrs),
-                ("cqs", objects.cqs),
-                ("srqs", objects.srqs),
-                ("qps", objects.qps),
-                ("gids", objects.gids),
-                ("page_list_extents", u32::try_from(status.page_list_extents).unwrap_or(u32::MAX)),
-            ]
-            .into_iter()
-            .map(|(kind, count)| (kind.to_owned(), u64::from(count)))
-            .collect(),
-            commands: status
-                .commands
-                .into_iter()
-                .map(|count| {
-                    (count.name.to_owned(), CommandReport { executed: count.executed, refused: count.refused })
-                })
-                .collect(),
-            counters: by_name(&status.counters),
-            adapter: by_name(&status.adapter),
-        }
-    }
-
-    fn capture_report(&self) -> CaptureReport {
-        let CaptureCounts { active, captured, dropped } =
-            self.rxe.as_ref().map_or_else(CaptureCounts::default, |rxe| rxe.capture_counts(self.device.config.mac));
-        CaptureReport { active: active as u64, frames: captured, dropped }
-    }
-}
+use crate::socket::SocketFile;
+use crate::status::{DaemonStatus, Reporter};
+use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
 
 /// A running daemon. Dropping it disconnects all clients and removes all sockets.
 #[derive(Debug)]

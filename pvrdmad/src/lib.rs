@@ -4,16 +4,14 @@
 //! backend from a [`config`] and keeps them until it is told to stop. Each device has a thread that accepts clients and,
 //! while there is one, a thread that serves it. All of them sleep when there is nothing to do.
 
-pub mod backend;
 pub mod capture;
 pub mod cli;
 pub mod config;
 pub mod control;
 pub mod daemon;
-pub mod fault;
-pub mod log_limit;
-pub mod network;
+mod network;
 pub mod sigbus;
+mod socket;
 pub mod status;
 #[cfg(feature = "testing")]
 pub mod testing;

@@ -34,7 +34,8 @@ fn main() -> ExitCode {
 
 fn serve(args: ServeArgs) -> Result<()> {
     env_logger::Builder::from_env(Env::default().default_filter_or("info")).init();
-    let config = Config::load(args)?;
+    let (file, command_line) = args.into_parts();
+    let config = Config::load(file.as_deref(), command_line)?;
     // Before the first socket exists, so that none is left behind.
     let mut signals = Signals::new([SIGTERM, SIGINT]).context("signal handlers")?;
     let daemon = Daemon::start(&config, &mut io::stdout())?;

@@ -72,7 +72,7 @@ fn a_virtual_machine_starts_and_ends() {
     client.dma_unmap(0, 1 << 20).unwrap();
     assert_eq!(served.memory.mapped_bytes(), 1 << 20);
     client.set_irqs(2, 1 | 32, 0, 0, &[]).unwrap();
-    assert_eq!(served.stats.snapshot().refused, 0);
+    assert_eq!(served.stats.counters.client_messages_refused.get(), 0);
     served.function.wait_reset();
 
     // A reboot is a new connection.

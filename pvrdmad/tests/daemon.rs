@@ -206,7 +206,7 @@ fn status_shows_clients_and_their_memory() {
     assert_eq!(device["phase"], "reset");
     assert_eq!(device["objects"]["qps"], 0);
     let table = String::from_utf8(place.ask(&[]).stdout).unwrap();
-    for part in ["vm0", "vm1", "connected", "8 MiB", "client messages", "backend rxe"] {
+    for part in ["vm0", "vm1", "connected", "8 MiB", "client_messages", "backend rxe"] {
         assert!(table.contains(part), "{table}");
     }
 
@@ -215,8 +215,8 @@ fn status_shows_clients_and_their_memory() {
     let _next = Client::new(&place.path("a.sock")).unwrap();
     let device = &place.status()["devices"][0];
     assert_eq!(device["memory"]["mapped_bytes"], 0);
-    assert_eq!(device["client"]["clients"], 2);
-    assert_eq!(device["client"]["refused"], 0);
+    assert_eq!(device["counters"]["client_connections"], 2);
+    assert_eq!(device["counters"]["client_messages_refused"], 0);
 }
 
 #[test]

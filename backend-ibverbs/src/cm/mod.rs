@@ -20,13 +20,13 @@ use std::fmt;
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use pvrdma_verbs::Counter;
 use thiserror::Error;
 
 use crate::adapter::Adapter;
 use crate::backend::IbverbsConfig;
+use crate::counters::Strays;
 use crate::gid::{Fabric, HostGids};
 use crate::worker::Worker;
 
@@ -65,13 +65,6 @@ pub(crate) enum CmError {
     Thread(io::Error),
 }
 
-/// What belongs to no device.
-#[derive(Debug, Default)]
-struct Strays {
-    malformed: AtomicU64,
-    unowned: AtomicU64,
-}
-
 /// The host's connection manager, for as long as this lives.
 pub(crate) struct ConnectionManager {
     path: PathBuf,
@@ -107,12 +100,8 @@ impl ConnectionManager {
         sender.inspect_err(|error| log::error!("{}: {error}", adapter.name)).ok()
     }
 
-    /// What was received for nobody. It is one number for the process.
-    pub(crate) fn counters(&self) -> [Counter; 2] {
-        let Strays { malformed, unowned } = &*self.strays;
-        [
-            ("cm_process_malformed", malformed.load(Ordering::Relaxed)),
-            ("cm_process_unowned", unowned.load(Ordering::Relaxed)),
-        ]
+    /// What was received for nobody.
+    pub(crate) fn counters(&self) -> Vec<Counter> {
+        self.strays.list()
     }
 }

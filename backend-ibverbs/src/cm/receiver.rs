@@ -6,10 +6,9 @@ use std::sync::{Arc, Weak};
 
 use rustix::event::{PollFd, PollFlags};
 
-use super::Strays;
 use super::message::{LONGEST, Received};
 use super::umad::Umad;
-use crate::adapter::bump;
+use crate::counters::{Strays, bump};
 use crate::datagram::Datagram;
 use crate::gid::{Fabric, HostGids};
 use crate::worker::{Worker, wait};
@@ -50,13 +49,13 @@ impl Receiver {
     }
 
     fn take(&self, bytes: &[u8]) {
-        let Some(received) = Received::decode(bytes) else { return bump(&self.strays.malformed) };
+        let Some(received) = Received::decode(bytes) else { return bump(&self.strays.cm_process_malformed) };
         let entry = self.gids.entry(received.gid_index);
         let owner =
             entry.and_then(|entry| Some((entry, self.fabric.owner_of(&entry).as_ref().and_then(Weak::upgrade)?)));
         let Some((entry, adapter)) = owner else {
             log::debug!("a management datagram of {} is for no guest", received.from);
-            return bump(&self.strays.unowned);
+            return bump(&self.strays.cm_process_unowned);
         };
         let mut to = received.to;
         to.dgid = entry.gid;
@@ -69,7 +68,6 @@ impl Receiver {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
 
     use pvrdma_verbs::{Gid, GidType};
     use rustix::event::{EventfdFlags, eventfd};
@@ -99,7 +97,6 @@ mod tests {
             Receiver { file: Umad::stand_in(ours), gids, fabric: Arc::default(), strays: Arc::clone(&strays) };
         let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
         assert_eq!(receiver.run(&stop).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
-        let count = |counter: &std::sync::atomic::AtomicU64| counter.load(Ordering::Relaxed);
-        assert_eq!((count(&strays.unowned), count(&strays.malformed)), (2, 4));
+        assert_eq!((strays.cm_process_unowned.get(), strays.cm_process_malformed.get()), (2, 4));
     }
 }

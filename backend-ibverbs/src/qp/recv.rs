@@ -71,7 +71,7 @@ impl RecvSide {
         flight: &Mutex<RecvFlight>,
     ) -> (Vec<u64>, io::Result<()>) {
         let (taken, result) = post(&mut self.batch);
-        adapter.counters.receives_posted.fetch_add(taken as u64, std::sync::atomic::Ordering::Relaxed);
+        adapter.counters.receives_posted.add(taken as u64);
         let mut flight = flight.lock();
         let refused = self.numbers.iter().skip(taken).filter_map(|&number| flight.complete(number)).collect();
         (refused, result)

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
-    Access, Completion, QpState, QpType, SendData, SendFlags, SendOp, SendSource, SendWr, UdDestination, WcOpcode,
-    WcStatus,
+    Access, Completion, MAX_MESSAGE, QpState, QpType, SendData, SendFlags, SendOp, SendSource, SendWr, UdDestination,
+    WcOpcode, WcStatus,
 };
 
 use super::{FLUSH_BUDGET, Qp};
@@ -22,8 +22,6 @@ use crate::verbs::{HostAh, HostOp, HostQp, SendBatch};
 const BATCH: usize = 32;
 /// Address handles that a QP keeps.
 const MAX_AHS: usize = 256;
-/// Largest message of a connection.
-const MAX_MESSAGE: u64 = 1 << 31;
 /// Bytes of an atomic operand.
 const ATOMIC: u64 = 8;
 
@@ -147,7 +145,7 @@ impl Qp {
         }
         let (taken, result) = host.post_send(&mut side.batch);
         side.batch.clear();
-        self.adapter.counters.sends_posted.fetch_add(taken as u64, Ordering::Relaxed);
+        self.adapter.counters.sends_posted.add(taken as u64);
         match result {
             Ok(()) => {
                 binds.iter().for_each(Bind::posted);
@@ -260,7 +258,7 @@ impl Qp {
         if self.qp_type == QpType::Ud {
             return self.datagram(side, total, entry).map(Some);
         }
-        if total > MAX_MESSAGE {
+        if total > MAX_MESSAGE.into() {
             return Err(WcStatus::LocalLength);
         }
         let reads = || if self.attrs.lock().max_rd_atomic == 0 { Err(WcStatus::LocalQpOperation) } else { Ok(()) };

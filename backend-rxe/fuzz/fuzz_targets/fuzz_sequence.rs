@@ -8,7 +8,7 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pvrdma_roce::wire::{
-    Aeth, AtomicEth, Bth, Deth, Ethernet, Extension, Header, Ipv4, NakCode, Network, Opcode, Operation, Packet,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet, Extension, Header, Ieth, ImmDt, Ipv4, NakCode, Network, Opcode, Operation, Packet,
     Position, Reth, Shape, Syndrome, Udp, Vlan, build,
 };
 use pvrdma_rxe_fuzz::{Bed, DATAGRAMS, MTU, PAGE, QKEY, QPS, Steps, gid, mac, peer_qpn, qpn};
@@ -147,26 +147,26 @@ fn remote(bed: &Bed, place: Place, wild: bool) -> RemoteAddress {
 
 fn extension(shape: Shape, sent: &Sent, remote: RemoteAddress, length: u32) -> Extension {
     let reth = Reth { address: remote.addr, rkey: remote.rkey, length };
-    let immediate = [sent.operands.0; 4];
+    let immediate = ImmDt([sent.operands.0; 4]);
     let aeth = Aeth { syndrome: Syndrome::from_byte(sent.operands.0), msn: sent.operands.1.into() };
     let deth = Deth { qkey: if sent.operands.0 >= 200 { 1 } else { QKEY }, source: peer_qpn(DATAGRAMS) };
     match shape {
         Shape::None => Extension::None,
-        Shape::Immediate => Extension::Immediate(immediate),
-        Shape::Invalidate => Extension::Invalidate(remote.rkey),
-        Shape::Rdma => Extension::Rdma(reth),
-        Shape::RdmaImmediate => Extension::RdmaImmediate(reth, immediate),
-        Shape::Ack => Extension::Ack(aeth),
-        Shape::AtomicAck => Extension::AtomicAck(aeth, length.into()),
-        Shape::Atomic => Extension::Atomic(AtomicEth {
+        Shape::ImmDt => Extension::ImmDt(immediate),
+        Shape::Ieth => Extension::Ieth(Ieth { rkey: remote.rkey }),
+        Shape::Reth => Extension::Reth(reth),
+        Shape::RethImmDt => Extension::RethImmDt(reth, immediate),
+        Shape::Aeth => Extension::Aeth(aeth),
+        Shape::AtomicAckEth => Extension::AtomicAckEth(aeth, AtomicAckEth { original: length.into() }),
+        Shape::AtomicEth => Extension::AtomicEth(AtomicEth {
             address: remote.addr,
             rkey: remote.rkey,
             swap_or_add: sent.operands.0.into(),
             compare: sent.operands.1.into(),
         }),
-        Shape::Datagram => Extension::Datagram(deth),
-        Shape::DatagramImmediate => Extension::DatagramImmediate(deth, immediate),
-        Shape::Flush => Extension::Flush(Default::default(), reth),
+        Shape::Deth => Extension::Deth(deth),
+        Shape::DethImmDt => Extension::DethImmDt(deth, immediate),
+        Shape::FethReth => Extension::FethReth(Default::default(), reth),
     }
 }
 
@@ -226,7 +226,7 @@ fn message(bed: &mut Bed, qp: usize, place: Place, length: u32, ack: bool) {
         let position = Position::of(index == 0, index + 1 == count);
         let first = matches!(position, Position::First | Position::Only);
         let reth = Reth { address: target.addr, rkey: target.rkey, length };
-        let extension = if first { Extension::Rdma(reth) } else { Extension::None };
+        let extension = if first { Extension::Reth(reth) } else { Extension::None };
         let psn = *bed.psn(qp);
         *bed.psn(qp) = psn.plus(1);
         let mut header = header(Opcode::write(position), qpn(qp), psn, extension);
@@ -262,7 +262,7 @@ fn answer(bed: &mut Bed, which: u8, wild: bool, syndrome: u8, psn: i8, length: u
                 let left = reth.length - index * MTU;
                 let position = Position::of(index == 0, left <= MTU);
                 let opcode = Opcode::read_response(position);
-                let extension = if position == Position::Middle { Extension::None } else { Extension::Ack(aeth) };
+                let extension = if position == Position::Middle { Extension::None } else { Extension::Aeth(aeth) };
                 let payload = if wild { u32::from(length) % 300 } else { left.min(MTU) };
                 let header = header(opcode, to, at.plus(index), extension);
                 bed.give(&build(&header, &vec![0x22; payload as usize]).expect("a response"));
@@ -270,9 +270,9 @@ fn answer(bed: &mut Bed, which: u8, wild: bool, syndrome: u8, psn: i8, length: u
             return;
         }
         (Some(Operation::CompareSwap | Operation::FetchAdd), _) if !acknowledges => {
-            (Opcode::ATOMIC_ACKNOWLEDGE, Extension::AtomicAck(aeth, 9))
+            (Opcode::ATOMIC_ACKNOWLEDGE, Extension::AtomicAckEth(aeth, AtomicAckEth { original: 9 }))
         }
-        _ => (Opcode::ACKNOWLEDGE, Extension::Ack(aeth)),
+        _ => (Opcode::ACKNOWLEDGE, Extension::Aeth(aeth)),
     };
     bed.give(&build(&header(opcode, to, at, extension), &[]).expect("an answer"));
 }
@@ -349,7 +349,7 @@ fuzz_target!(|steps: Steps<Step>| {
     bed.end(|bed| {
         let target = remote(bed, Place { at: 0, readable: false, key: 0 }, false);
         let reth = Reth { address: target.addr, rkey: target.rkey, length: 4 };
-        let mut header = header(Opcode::write(Position::Only), qpn(0), *bed.psn(0), Extension::Rdma(reth));
+        let mut header = header(Opcode::write(Position::Only), qpn(0), *bed.psn(0), Extension::Reth(reth));
         header.bth.ack_request = true;
         build(&header, &[1; 4]).expect("a good packet")
     });

@@ -323,7 +323,7 @@ impl Bed {
 
     /// A figure of the device.
     pub fn counter(&self, name: &str) -> u64 {
-        self.hca.counters().into_iter().find(|(known, _)| *known == name).expect("a counter of this name").1
+        self.hca.counters().into_iter().find(|counter| counter.name == name).expect("a counter of this name").value
     }
 
     /// Moves time on to where the next timer fires, at most so far.
@@ -349,7 +349,7 @@ impl Bed {
                 assert_eq!((header.ethernet.destination, header.network.destination()), (mac(2), gid(2)));
             }
             let index = header.bth.destination.get().wrapping_sub(0x200) as usize;
-            if let (Extension::Ack(aeth), Some(end)) = (header.extension, self.ends.get_mut(index))
+            if let (Extension::Aeth(aeth), Some(end)) = (header.extension, self.ends.get_mut(index))
                 && matches!(aeth.syndrome, Syndrome::Nak(NakCode::SequenceError) | Syndrome::RnrNak { .. })
             {
                 // What is resent begins a message, right or wrong.
@@ -382,7 +382,7 @@ impl Bed {
         let answered = frames.iter().any(|frame| {
             let header = Packet::parse(frame).expect("checked above").header;
             header.bth.destination == peer_qpn(0)
-                && matches!(header.extension, Extension::Ack(aeth) if matches!(aeth.syndrome, Syndrome::Ack { .. }))
+                && matches!(header.extension, Extension::Aeth(aeth) if matches!(aeth.syndrome, Syndrome::Ack { .. }))
         });
         assert!(answered, "a good request is answered");
         for page in (0..PAGES).filter(|page| !OPEN.contains(page)) {

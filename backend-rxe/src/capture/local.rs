@@ -1,7 +1,7 @@
 //! Local deliveries as packets.
 
 use pvrdma_roce::wire::{MAX_FRAME, NakCode, Syndrome};
-use pvrdma_roce::{DatagramSender, NakReason, Outcome, Path, PathPair, Step, SyntheticTrace, Way};
+use pvrdma_roce::{DatagramSender, NakReason, Path, PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};
 use pvrdma_verbs::{Access, QpAttrs, SendWr, UdDestination};
 
 use super::point::Point;
@@ -25,9 +25,9 @@ pub(crate) struct ConnectionTrace<'a> {
 }
 
 /// What a refusal looks like on the wire.
-pub(crate) const fn refusal(nak: NakReason) -> Outcome {
-    Outcome::Refused(match nak {
-        NakReason::Silence => return Outcome::Silence,
+pub(crate) const fn refusal(nak: NakReason) -> StepOutcome {
+    StepOutcome::Refused(match nak {
+        NakReason::Silence => return StepOutcome::NoResponse,
         NakReason::NotReady(timer) => Syndrome::RnrNak { timer },
         NakReason::InvalidRequest => Syndrome::Nak(NakCode::InvalidRequest),
         NakReason::RemoteAccess => Syndrome::Nak(NakCode::RemoteAccess),
@@ -36,10 +36,10 @@ pub(crate) const fn refusal(nak: NakReason) -> Outcome {
 }
 
 /// Shows a frame to those who watch either device. Between two QPs of one device it is shown once.
-fn show(own: &Point, peer: Option<&Point>, way: Way, frame: &[u8]) {
-    let (from_own, from_peer) = match way {
-        Way::There => (Direction::Outbound, Direction::Inbound),
-        Way::Back => (Direction::Inbound, Direction::Outbound),
+fn show(own: &Point, peer: Option<&Point>, toward: Toward, frame: &[u8]) {
+    let (from_own, from_peer) = match toward {
+        Toward::Responder => (Direction::Outbound, Direction::Inbound),
+        Toward::Requester => (Direction::Inbound, Direction::Outbound),
     };
     let peer = peer.filter(|peer| peer.mac != own.mac);
     if own.is_on() {
@@ -59,7 +59,7 @@ impl ConnectionTrace<'_> {
         work: &SendWr,
         progress: &Progress,
         before: u64,
-        outcome: Outcome,
+        outcome: StepOutcome,
         answering: Option<(&Qp, &Responder)>,
     ) {
         let (qp, own, av) = (self.qp, self.own, &self.attrs.av);
@@ -75,15 +75,21 @@ impl ConnectionTrace<'_> {
         // Nobody answers on a path that is not there.
         let Some(there) = there else { return };
         let back = back.unwrap_or(there);
-        let ends = PathPair { there, back, local: qp.qpn, remote: self.attrs.dest_qpn, mtu: self.attrs.path_mtu };
+        let paths = PathPair {
+            to_responder: there,
+            to_requester: back,
+            requester: qp.qpn,
+            responder: self.attrs.dest_qpn,
+            mtu: self.attrs.path_mtu,
+        };
         let trace = self.trace.get_or_insert_with(|| Box::new(SyntheticTrace::new(self.attrs.sq_psn)));
         let list = SgList { memory: own, sges: &work.sges, pd: qp.pd, need: Access::empty() };
         let length = u32::try_from(progress.length).unwrap_or(u32::MAX);
-        trace.write(
-            &ends,
-            &Step { work, length, before, done: progress.done, outcome },
+        trace.record(
+            &paths,
+            &TraceStep { wr: work, length, before, done: progress.done, outcome },
             |offset, out| list.read(offset, out).is_ok(),
-            |way, frame| show(&qp.adapter.point, peer_point, way, frame),
+            |toward, frame| show(&qp.adapter.point, peer_point, toward, frame),
         );
     }
 }
@@ -106,6 +112,6 @@ pub(crate) fn datagram(
     let Some(path) = Path::datagram(&qp.adapter.origin(source), to, qp.qpn) else { return };
     let mut out = [0; MAX_FRAME];
     if let Ok(length) = sender.send(work, &path, PORT_MTU.bytes(), &mut CheckedPayload { qp, memory: own }, &mut out) {
-        show(&qp.adapter.point, peer, Way::There, out.get(..length).unwrap_or_default());
+        show(&qp.adapter.point, peer, Toward::Responder, out.get(..length).unwrap_or_default());
     }
 }

@@ -2,9 +2,8 @@
 
 use pvrdma_verbs::MacAddr;
 
-use pvrdma_roce::wire::{EtherType, Ethernet, ROCE_PORT};
+use pvrdma_roce::wire::{EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT};
 
-const PROTOCOL_UDP: u8 = 17;
 /// Position of the destination port in a UDP header.
 const UDP_DESTINATION: usize = 2;
 const IPV6_LEN: usize = 40;

@@ -1,119 +1,119 @@
-//! Figures of a port.
+//! What a port counts.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use pvrdma_verbs::Counter;
+use pvrdma_verbs::{Count, Counter, Unit, counters};
 
 use pvrdma_roce::{RequesterStats, ResponderStats};
 
-macro_rules! counters {
-    ($($(#[$doc:meta])* $name:ident,)*) => {
-        /// Counts of a port.
-        #[derive(Default, Debug)]
-        pub(crate) struct PortCounters {
-            $($(#[$doc])* pub(crate) $name: AtomicU64,)*
-        }
-
-        impl PortCounters {
-            /// All counts with their names.
-            pub(crate) fn list(&self) -> Vec<Counter> {
-                vec![$((stringify!($name), self.$name.load(Ordering::Relaxed)),)*]
-            }
-        }
-    };
+counters! {
+    /// Counts of a port.
+    pub(crate) struct PortCounters {
+        /// Frames of queue pairs that left.
+        wire_frames_sent,
+        /// Bytes in them.
+        wire_sent_bytes in Bytes,
+        /// RoCE frames that came for this device.
+        wire_frames_received,
+        /// Bytes in them.
+        wire_received_bytes in Bytes,
+        /// Frames of queue pairs that are longer than the link's MTU allows.
+        wire_dropped_too_long,
+        /// Frames that were not built or not kept because the link did not keep up.
+        wire_dropped_no_room,
+        /// RoCE frames that do not parse.
+        wire_dropped_malformed,
+        /// Packets with a wrong ICRC or UDP checksum.
+        wire_dropped_damaged,
+        /// Packets to or from an address that has no business here.
+        wire_dropped_address,
+        /// Packets to an address of ours with the tag of another VLAN, without the tag of its VLAN, or with one where it has none.
+        wire_dropped_vlan,
+        /// Packets to a QPN that does not exist.
+        wire_dropped_no_qp,
+        /// Packets that a QP does not take: wrong service, partition or version, or not in a state to receive.
+        wire_dropped_refused,
+        /// Packets of a QP that already waits for too many answers.
+        wire_dropped_deferred,
+        /// Packets of queue pairs that a switch marked for congestion.
+        wire_marked,
+        /// Congestion notifications sent.
+        wire_cnps_sent,
+        /// Congestion notifications that came.
+        wire_cnps_received,
+        /// Of these, notifications that are not from the peer of a connection, or that nobody wants.
+        wire_cnps_ignored,
+        /// Times that a notification cut the rate of a QP.
+        wire_rate_cuts,
+        /// Times that a packet had to wait for the rate of its QP.
+        wire_paced,
+        /// Packets sent again.
+        wire_resent,
+        /// Times that nothing was confirmed for a few round trips, so that the oldest packet was sent again.
+        wire_probes,
+        /// Times that a deadline waited, because answers were here that nobody had read yet.
+        wire_unread,
+        /// Requests that were not answered in time.
+        wire_timeouts,
+        /// Gaps that a peer reported.
+        wire_sequence_naks,
+        /// Receives that a peer did not have.
+        wire_rnr_naks,
+        /// Answers that were lost on their way.
+        wire_lost_answers,
+        /// Packets that came again.
+        wire_duplicates,
+        /// Packets that came too early.
+        wire_out_of_sequence,
+        /// Frames passed from the network to the network function.
+        passed_in,
+        /// Frames passed from the network function to the network.
+        passed_out,
+        /// Frames that were not for the RDMA function, with nobody to pass them to or no room there.
+        passed_dropped,
+        /// Frames of the network function from an address that is not the device's.
+        passed_dropped_forged,
+        /// Frames of or for the network function that are not in the VLAN of the port.
+        passed_dropped_vlan,
+    }
 }
 
-counters! {
-    /// Frames of queue pairs that left.
-    wire_frames_sent,
-    /// Bytes in them.
-    wire_bytes_sent,
-    /// RoCE frames that came for this device.
-    wire_frames_received,
-    /// Bytes in them.
-    wire_bytes_received,
-    /// Frames of queue pairs that are longer than the link's MTU allows.
-    wire_dropped_too_long,
-    /// Frames that were not built or not kept because the link did not keep up.
-    wire_dropped_no_room,
-    /// RoCE frames that do not parse.
-    wire_dropped_malformed,
-    /// Packets with a wrong ICRC or UDP checksum.
-    wire_dropped_damaged,
-    /// Packets to or from an address that has no business here.
-    wire_dropped_address,
-    /// Packets to an address of ours with the tag of another VLAN, without the tag of its VLAN, or with one where it has none.
-    wire_dropped_vlan,
-    /// Packets to a QPN that does not exist.
-    wire_dropped_no_qp,
-    /// Packets that a QP does not take: wrong service, partition or version, or not in a state to receive.
-    wire_dropped_refused,
-    /// Packets of a QP that already waits for too many answers.
-    wire_dropped_deferred,
-    /// Packets of queue pairs that a switch marked for congestion.
-    wire_marked,
-    /// Congestion notifications sent.
-    wire_cnps_sent,
-    /// Congestion notifications that came.
-    wire_cnps_received,
-    /// Of these, notifications that are not from the peer of a connection, or that nobody wants.
-    wire_cnps_ignored,
-    /// Times that a notification cut the rate of a QP.
-    wire_rate_cuts,
-    /// Times that a packet had to wait for the rate of its QP.
-    wire_paced,
-    /// Packets sent again.
-    wire_resent,
-    /// Times that nothing was confirmed for a few round trips, so that the oldest packet was sent again.
-    wire_probes,
-    /// Times that a deadline waited, because answers were here that nobody had read yet.
-    wire_unread,
-    /// Requests that were not answered in time.
-    wire_timeouts,
-    /// Gaps that a peer reported.
-    wire_sequence_naks,
-    /// Receives that a peer did not have.
-    wire_rnr_naks,
-    /// Answers that were lost on their way.
-    wire_lost_answers,
-    /// Packets that came again.
-    wire_duplicates,
-    /// Packets that came too early.
-    wire_out_of_sequence,
-    /// Frames passed from the network to the network function.
-    passed_in,
-    /// Frames passed from the network function to the network.
-    passed_out,
-    /// Frames that were not for the RDMA function, with nobody to pass them to or no room there.
-    passed_dropped,
-    /// Frames of the network function from an address that is not the device's.
-    passed_dropped_forged,
-    /// Frames of or for the network function that are not in the VLAN of the port.
-    passed_dropped_vlan,
+/// Frames that the uplink's link lost.
+pub(super) fn wire_lost_in_link(frames: u64) -> Counter {
+    Counter::total("wire_lost_in_link", Unit::None, "Frames that the link took and did not carry.", frames)
+}
+
+/// Frames that the network function's link lost.
+pub(super) fn passed_lost_in_link(frames: u64) -> Counter {
+    let help = "Frames that the link to the network function took and did not carry.";
+    Counter::total("passed_lost_in_link", Unit::None, help, frames)
+}
+
+/// Everything that a port counts, at zero.
+pub(crate) fn all_counters() -> Vec<Counter> {
+    let mut list = PortCounters::default().list();
+    list.extend([wire_lost_in_link(0), passed_lost_in_link(0)]);
+    list
 }
 
 impl PortCounters {
     /// Counts one event.
-    pub(crate) fn bump(counter: &AtomicU64) {
-        Self::add(counter, 1);
+    pub(crate) fn bump(counter: &Count) {
+        counter.increment();
     }
 
     /// Counts several.
-    pub(crate) fn add(counter: &AtomicU64, count: u64) {
-        if count > 0 {
-            counter.fetch_add(count, Ordering::Relaxed);
-        }
+    pub(crate) fn add(counter: &Count, count: u64) {
+        counter.add(count);
     }
 
     /// What a requester did between two looks at its figures.
     pub(crate) fn requester(&self, before: &RequesterStats, after: &RequesterStats) {
         let add = |counter, after: u64, before: u64| Self::add(counter, after.saturating_sub(before));
-        add(&self.wire_resent, after.resent, before.resent);
+        add(&self.wire_resent, after.retransmitted, before.retransmitted);
         add(&self.wire_probes, after.probes, before.probes);
         add(&self.wire_timeouts, after.timeouts, before.timeouts);
         add(&self.wire_sequence_naks, after.sequence_naks, before.sequence_naks);
         add(&self.wire_rnr_naks, after.rnr_naks, before.rnr_naks);
-        add(&self.wire_lost_answers, after.lost_answers, before.lost_answers);
+        add(&self.wire_lost_answers, after.lost_responses, before.lost_responses);
     }
 
     /// What a responder did between two looks at its figures.

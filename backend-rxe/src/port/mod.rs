@@ -15,15 +15,15 @@ use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Counter, MacAddr, Mtu, Qpn, VerbsError};
+use pvrdma_verbs::{Count, Counter, MacAddr, Mtu, Qpn, VerbsError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::capture::{CaptureLink, Point};
 use classify::is_for_rdma;
-use counters::PortCounters;
+use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
 use policy::{PortRules, Stopped};
 use pvrdma_ether_link::{Frames, Link};
-use pvrdma_roce::{BufferedBytes, Congestion, EgressMarking};
+use pvrdma_roce::{Congestion, EgressMarking, ReorderBudget};
 use tx_queue::TxQueue;
 
 /// Frames that a path builds while guest memory is held.
@@ -72,7 +72,7 @@ pub(crate) struct Port {
     nic: Option<TxQueue>,
     pub(crate) counters: PortCounters,
     /// Packets that wait for lost ones.
-    pub(crate) buffered: BufferedBytes,
+    pub(crate) buffered: ReorderBudget,
     /// Held by the thread that services the port.
     inbox: Mutex<Option<Box<dyn RoceReceiver>>>,
     /// Takes the place of `inbox` with the next batch.
@@ -95,7 +95,7 @@ impl Port {
             uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point))),
             nic: config.nic.map(TxQueue::new),
             counters: PortCounters::default(),
-            buffered: BufferedBytes::default(),
+            buffered: ReorderBudget::default(),
             inbox: Mutex::default(),
             next_inbox: Mutex::default(),
             resumed: Mutex::default(),
@@ -171,7 +171,7 @@ impl Port {
         let dropped = self.uplink.send(batch);
         PortCounters::add(&self.counters.wire_dropped_no_room, dropped);
         PortCounters::add(&self.counters.wire_frames_sent, (batch.len() as u64).saturating_sub(dropped));
-        PortCounters::add(&self.counters.wire_bytes_sent, batch.bytes() as u64);
+        PortCounters::add(&self.counters.wire_sent_bytes, batch.bytes() as u64);
         if self.uplink.is_full() {
             self.wake();
         }
@@ -252,7 +252,7 @@ impl Port {
         }
     }
 
-    fn pass(&self, queue: &TxQueue, frames: &Frames, counter: &AtomicU64) {
+    fn pass(&self, queue: &TxQueue, frames: &Frames, counter: &Count) {
         if !frames.is_empty() {
             let dropped = queue.send(frames);
             PortCounters::add(&self.counters.passed_dropped, dropped);
@@ -263,9 +263,9 @@ impl Port {
     /// Counters of the port and of its links.
     pub(crate) fn counts(&self) -> Vec<Counter> {
         let mut counts = self.counters.list();
-        counts.push(("wire_lost_in_link", self.uplink.link.lost()));
+        counts.push(wire_lost_in_link(self.uplink.link.lost()));
         if let Some(nic) = &self.nic {
-            counts.push(("passed_lost_in_link", nic.link.lost()));
+            counts.push(passed_lost_in_link(nic.link.lost()));
         }
         counts.extend(self.uplink.link.counters());
         counts

@@ -1,6 +1,6 @@
 //! The payload of a request, for building its packets.
 
-use pvrdma_roce::{Fault, RequesterOps};
+use pvrdma_roce::{AccessError, RequesterOps};
 use pvrdma_verbs::{Access, SendWr, Sge, WcStatus};
 
 use super::Qp;
@@ -18,12 +18,12 @@ impl RequesterOps for CheckedPayload<'_> {
         Ok(())
     }
 
-    fn gather(&mut self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), Fault> {
+    fn gather(&mut self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
         SgList { memory: self.memory, sges, pd: self.qp.pd, need: Access::empty() }.read(offset, out)
     }
 
-    fn scatter(&mut self, _sges: &[Sge], _offset: u64, _data: &[u8]) -> Result<(), Fault> {
-        Err(Fault)
+    fn scatter(&mut self, _sges: &[Sge], _offset: u64, _data: &[u8]) -> Result<(), AccessError> {
+        Err(AccessError)
     }
 
     fn finish(&mut self, _work: &SendWr, _status: WcStatus, _byte_len: u32) {}

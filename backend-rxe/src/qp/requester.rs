@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_roce::{MAX_MESSAGE, total};
-use pvrdma_verbs::{Access, Completion, QpAttrs, QpEvent, QueueError, SendFlags, SendOp, SendSource, SendWr, WcStatus};
+use pvrdma_verbs::{
+    Access, Completion, MAX_MESSAGE, QpAttrs, QpEvent, QueueError, SendFlags, SendOp, SendSource, SendWr, Sge, WcStatus,
+};
 
 use super::Qp;
 use super::no_queue::NoQueue;
@@ -313,7 +314,7 @@ pub(crate) fn check_request(
     attrs: &QpAttrs,
     max_message: u32,
 ) -> Result<u64, WcStatus> {
-    let length = total(&work.sges);
+    let length = Sge::total_length(&work.sges);
     let need = match &work.op {
         SendOp::Send { .. } | SendOp::Write { .. } => Access::empty(),
         SendOp::Read { .. } => Access::LOCAL_WRITE,

@@ -6,7 +6,7 @@
 //! QP is in its error state.
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_roce::{AtomicChange, Fault, NakReason, Received, total};
+use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received};
 use pvrdma_verbs::{
     Access, Completion, CqOverrun, NetworkType, QpAttrs, QpEvent, QpState, Qpn, QueueError, RecvSource, RecvWr,
     RemoteAddress, Sge, WcFlags, WcOpcode, WcStatus,
@@ -207,7 +207,7 @@ impl Responder {
     /// Checks that the receive in use takes `length` bytes.
     #[inline]
     pub(crate) fn check_receive(&mut self, qp: &Qp, memory: Memory<'_>, length: u64) -> Result<(), NakReason> {
-        if length > total(&self.recv.sges) {
+        if length > Sge::total_length(&self.recv.sges) {
             return Err(self.fail_receive(qp, memory.view, WcStatus::LocalLength, NakReason::InvalidRequest));
         }
         if !self.receive_list(qp, memory).allowed() {
@@ -305,7 +305,7 @@ impl Responder {
         datagram: &ReceivedDatagram,
         tally: &mut Tally,
         copy: impl FnOnce(SgList<'_>) -> Result<(), FaultyList>,
-    ) -> Result<(), Fault> {
+    ) -> Result<(), AccessError> {
         let length = datagram.payload_len.saturating_add(HEADER_LEN as u64);
         if !self.take_datagram(qp, memory.view, datagram.qkey, length, tally) {
             return Ok(());
@@ -318,7 +318,7 @@ impl Responder {
         };
         match copied {
             Ok(()) => {}
-            Err(FaultyList::Source) => return Err(Fault),
+            Err(FaultyList::Source) => return Err(AccessError),
             Err(FaultyList::Target) => {
                 self.receive_fault(qp, memory.view);
                 return Ok(());
@@ -356,7 +356,7 @@ impl Responder {
             tally.ud_dropped_no_receive += 1;
             return false;
         }
-        if length > total(&self.recv.sges) {
+        if length > Sge::total_length(&self.recv.sges) {
             // The receive is used up and says so (interface specification 9.8). The QP goes on: otherwise anybody who
             // knows the Q_Key could end it with one long datagram.
             tally.ud_too_long += 1;
@@ -446,10 +446,10 @@ pub(crate) fn execute_atomic(
     memory: Memory<'_>,
     remote: RemoteAddress,
     change: AtomicChange,
-) -> Result<u64, Fault> {
+) -> Result<u64, AccessError> {
     let Memory { view, mrs } = memory;
     mrs.lookup(remote.rkey, qp.pd, remote.addr, 8, Access::REMOTE_ATOMIC)
         .and_then(|region| region.locate(remote.addr))
         .and_then(|(bus, _)| view.update_u64(bus, |old| change.apply(old)).ok())
-        .ok_or(Fault)
+        .ok_or(AccessError)
 }

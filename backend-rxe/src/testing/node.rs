@@ -133,7 +133,7 @@ impl Node {
     }
 
     pub(crate) fn counter(&self, name: &str) -> u64 {
-        self.hca.counters().into_iter().find(|(n, _)| *n == name).unwrap().1
+        self.hca.counters().into_iter().find(|counter| counter.name == name).unwrap().value
     }
 }
 

@@ -209,8 +209,8 @@ fn a_device_that_talks_to_itself_is_seen_once() {
     let seen = taken(&capture, Interface::Local);
     assert!(seen.iter().all(|(direction, _)| *direction == Direction::Outbound));
     let extension = |index: usize| Packet::parse(&seen[index].1).unwrap().header.extension;
-    assert!(matches!(extension(0), Extension::Rdma(_)));
-    assert!(matches!(extension(1), Extension::Ack(aeth) if aeth.syndrome == Syndrome::ACK && aeth.msn == 1));
+    assert!(matches!(extension(0), Extension::Reth(_)));
+    assert!(matches!(extension(1), Extension::Aeth(aeth) if aeth.syndrome == Syndrome::ACK && aeth.msn == 1));
     assert_eq!(seen.len(), 2);
 }
 

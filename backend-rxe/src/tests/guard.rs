@@ -106,15 +106,15 @@ fn a_peer_that_does_not_listen_costs_little_memory() {
     let memory = node.buffer(1 << 20);
     let remote = memory.remote(0);
     let reth = Reth { address: remote.addr, rkey: remote.rkey, length: 1 << 20 };
-    give(&cable, &build(&with(Opcode::READ_REQUEST, 0, Extension::Rdma(reth)), &[]).unwrap());
+    give(&cable, &build(&with(Opcode::READ_REQUEST, 0, Extension::Reth(reth)), &[]).unwrap());
     world.rxe.run_ready();
-    let write = Extension::Rdma(Reth { length: 4, ..reth });
+    let write = Extension::Reth(Reth { length: 4, ..reth });
     let (mut kept, mut owed) = (0, 0);
     for number in 0..1000 {
         // The READ takes 1,024 PSNs. Each of these comes twice, and the READ again and again.
         let write = build(&with(Opcode::write(Position::Only), 1024 + number / 2, write), &[1; 4]).unwrap();
         let again =
-            build(&with(Opcode::READ_REQUEST, number, Extension::Rdma(Reth { length: 1024, ..reth })), &[]).unwrap();
+            build(&with(Opcode::READ_REQUEST, number, Extension::Reth(Reth { length: 1024, ..reth })), &[]).unwrap();
         give(&cable, &write);
         give(&cable, &again);
         world.rxe.run_ready();
@@ -138,10 +138,10 @@ fn what_waits_too_long_comes_again() {
     memory.write(0, &data);
     let remote = memory.remote(0);
     let reth = Reth { address: remote.addr, rkey: remote.rkey, length: 1 << 20 };
-    give(&cable, &build(&with(Opcode::READ_REQUEST, 0, Extension::Rdma(reth)), &[]).unwrap());
+    give(&cable, &build(&with(Opcode::READ_REQUEST, 0, Extension::Reth(reth)), &[]).unwrap());
     let write = |number: u32| {
         let reth = Reth { address: remote.addr + u64::from(number) * 4, length: 4, ..reth };
-        build(&with(Opcode::write(Position::Only), 1024 + number, Extension::Rdma(reth)), &number.to_be_bytes())
+        build(&with(Opcode::write(Position::Only), 1024 + number, Extension::Reth(reth)), &number.to_be_bytes())
             .unwrap()
     };
     for number in 0..400 {
@@ -160,7 +160,7 @@ fn what_waits_too_long_comes_again() {
     for frame in answers.iter() {
         let packet = Packet::parse(frame).unwrap();
         match packet.header.extension {
-            Extension::Ack(Aeth { syndrome: Syndrome::Nak(code), .. }) => naks.push((code, packet.header.bth.psn)),
+            Extension::Aeth(Aeth { syndrome: Syndrome::Nak(code), .. }) => naks.push((code, packet.header.bth.psn)),
             _ => read.extend_from_slice(packet.payload),
         }
     }
@@ -186,10 +186,10 @@ fn what_waits_behind_a_bad_packet_goes_with_its_qp() {
     let memory = node.buffer(1 << 20);
     let remote = memory.remote(0);
     let reth = Reth { address: remote.addr, rkey: remote.rkey, length: 1 << 20 };
-    give(&cable, &build(&with(Opcode::READ_REQUEST, 0, Extension::Rdma(reth)), &[]).unwrap());
+    give(&cable, &build(&with(Opcode::READ_REQUEST, 0, Extension::Reth(reth)), &[]).unwrap());
     for (number, rkey) in [(0, !remote.rkey), (1, remote.rkey), (2, remote.rkey)] {
         let reth = Reth { rkey, length: 4, ..reth };
-        let header = with(Opcode::write(Position::Only), 1024 + number, Extension::Rdma(reth));
+        let header = with(Opcode::write(Position::Only), 1024 + number, Extension::Reth(reth));
         give(&cable, &build(&header, &[1; 4]).unwrap());
     }
     world.rxe.run_ready();
@@ -197,7 +197,7 @@ fn what_waits_behind_a_bad_packet_goes_with_its_qp() {
     let mut answers = Frames::default();
     cable.receive(&mut answers, usize::MAX);
     let last = Packet::parse(answers.iter().last().unwrap()).unwrap().header.extension;
-    assert!(matches!(last, Extension::Ack(Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), .. })), "{last:?}");
+    assert!(matches!(last, Extension::Aeth(Aeth { syndrome: Syndrome::Nak(NakCode::RemoteAccess), .. })), "{last:?}");
     assert_eq!(memory.read(0, 4), [0; 4]);
 }
 
@@ -209,7 +209,7 @@ fn packets_longer_than_the_path_mtu() {
     datagrams.start_datagrams(5);
     let memory = node.buffer(8192);
     datagrams.recv(1, &[memory.all()]);
-    let deth = Extension::Datagram(Deth { qkey: 5, source: Qpn::new(7) });
+    let deth = Extension::Deth(Deth { qkey: 5, source: Qpn::new(7) });
     let mut header = with(Opcode::UD_SEND, 0, deth);
     header.bth.destination = datagrams.qp.qpn();
     for (length, dropped) in [(4097, 1), (4096, 1)] {
@@ -221,10 +221,10 @@ fn packets_longer_than_the_path_mtu() {
     // The connection's is 1,024 bytes.
     let remote = memory.remote(0);
     let reth = Reth { address: remote.addr, rkey: remote.rkey, length: 1025 };
-    give(&cable, &build(&with(Opcode::write(Position::Only), 0, Extension::Rdma(reth)), &[2; 1025]).unwrap());
+    give(&cable, &build(&with(Opcode::write(Position::Only), 0, Extension::Reth(reth)), &[2; 1025]).unwrap());
     world.rxe.run_ready();
     let answer = taken(&cable).remove(0);
-    let Extension::Ack(aeth) = Packet::parse(&answer).unwrap().header.extension else { panic!() };
+    let Extension::Aeth(aeth) = Packet::parse(&answer).unwrap().header.extension else { panic!() };
     assert_eq!(aeth.syndrome, Syndrome::Nak(NakCode::InvalidRequest));
     assert_eq!((end.state(), memory.read(40, 1)), (QpState::Error, vec![1]));
 }

@@ -32,6 +32,14 @@ pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use frames::Frames;
 pub use interface_name::InterfaceName;
 
+/// The number of TCP in the protocol field of an IP header.
+const PROTOCOL_TCP: u8 = 6;
+
+/// Everything that links of any kind count, at zero.
+pub fn all_counters() -> Vec<Counter> {
+    vxlan::all_counters()
+}
+
 /// Longest frame that a link carries.
 pub const MAX_LINK_FRAME: usize = 65_536 + 18;
 
@@ -61,7 +69,7 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Frames that were taken and got lost in here, in either direction.
     fn lost(&self) -> u64;
 
-    /// More figures, if this kind of link has any.
+    /// What else this kind of link counts.
     fn counters(&self) -> Vec<Counter> {
         Vec::new()
     }

@@ -167,7 +167,7 @@ fn talk(purpose: &'static str, outer: [&'static str; 2]) {
             assert!(missing.remove(&payload), "once, and as it was");
         }
         let counters = tunnel.link.counters();
-        let figure = |name: &str| counters.iter().find(|(known, _)| *known == name).unwrap().1;
+        let figure = |name: &str| counters.iter().find(|counter| counter.name == name).unwrap().value;
         assert!(figure("vxlan_trains_sent") > 0, "{counters:?}");
         assert_eq!((tunnel.link.lost(), figure("vxlan_dropped_malformed")), (0, 0));
     };

@@ -18,7 +18,7 @@ use std::sync::Arc;
 use thiserror::Error;
 use vm_memory::mmap::MmapRegion;
 
-pub use pages::{Extent, PAGE_SIZE, PageList, PageListBuilder, Segments};
+pub use pages::{Extent, PAGE_SIZE, PageList, PageListBuilder};
 pub use pin::{PinError, PinGuard, PinPolicy};
 pub use space::DmaSpace;
 pub use view::{DmaView, HostPiece};

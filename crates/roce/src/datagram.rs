@@ -1,10 +1,10 @@
 //! Unreliable datagrams: one packet a message, no answers (IBA 9.8.3).
 
-use pvrdma_verbs::{NetworkType, Psn, Qpn, SendData, SendFlags, SendOp, SendWr, WcStatus};
+use pvrdma_verbs::{NetworkType, Psn, Qpn, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
-use super::path::Path;
-use crate::ops::{RequesterOps, total};
-use crate::wire::{Bth, Deth, Extension, Grh, MAX_PAYLOAD, Opcode, Packet};
+use crate::ops::RequesterOps;
+use crate::path::Path;
+use crate::wire::{Bth, Deth, Extension, Grh, ImmDt, MAX_PAYLOAD, Opcode, Packet};
 
 /// The sending side of a datagram QP.
 #[derive(Clone, Copy, Debug)]
@@ -27,15 +27,15 @@ impl DatagramSender {
     /// The status that the request ends with: it is no datagram, is longer than `mtu`, or its memory cannot be read.
     pub fn send(
         &mut self,
-        work: &mut SendWr,
+        wr: &mut SendWr,
         path: &Path,
         mtu: u32,
-        host: &mut impl RequesterOps,
+        ops: &mut impl RequesterOps,
         out: &mut [u8],
     ) -> Result<usize, WcStatus> {
-        let SendOp::Send { data, to: Some(to) } = work.op else { return Err(WcStatus::LocalQpOperation) };
-        host.begin(work)?;
-        let length = total(&work.sges);
+        let SendOp::Send { data, to: Some(to) } = wr.op else { return Err(WcStatus::LocalQpOperation) };
+        ops.begin(wr)?;
+        let length = Sge::total_length(&wr.sges);
         if length > u64::from(mtu) {
             return Err(WcStatus::LocalLength);
         }
@@ -43,15 +43,15 @@ impl DatagramSender {
         let qkey = if to.qkey & 1 << 31 == 0 { to.qkey } else { self.qkey };
         let deth = Deth { qkey, source: self.qpn };
         let (opcode, extension) = match data {
-            SendData::None => (Opcode::UD_SEND, Extension::Datagram(deth)),
-            SendData::Immediate(bytes) => (Opcode::UD_SEND_IMMEDIATE, Extension::DatagramImmediate(deth, bytes)),
+            SendData::None => (Opcode::UD_SEND, Extension::Deth(deth)),
+            SendData::Immediate(bytes) => (Opcode::UD_SEND_IMMEDIATE, Extension::DethImmDt(deth, ImmDt(bytes))),
             SendData::Invalidate(_) => return Err(WcStatus::LocalQpOperation),
         };
         let mut bth = Bth::new(opcode, to.qpn, self.psn);
-        bth.solicited = work.flags.contains(SendFlags::SOLICITED);
+        bth.solicited = wr.flags.contains(SendFlags::SOLICITED);
         let payload_len = usize::try_from(length).map_err(|_| WcStatus::LocalLength)?;
         let mut frame = path.frame(&mut self.ident, bth, extension, payload_len, out).map_err(|_| WcStatus::General)?;
-        host.gather(&work.sges, 0, frame.payload()).map_err(|_| WcStatus::LocalProtection)?;
+        ops.gather(&wr.sges, 0, frame.payload()).map_err(|_| WcStatus::LocalProtection)?;
         self.psn = self.psn.plus(1);
         Ok(frame.finish())
     }

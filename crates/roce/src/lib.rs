@@ -1,9 +1,9 @@
-//! The RoCE transport without IO, threads or clock: the second way out of the engine, beside local delivery.
+//! The RoCE transport: packet formats, and the requester, responder and datagram state machines. No I/O, no threads, no clock.
 //!
-//! A connected QP is two independent halves, as everywhere in this crate. [`Requester`] turns send requests into packets,
-//! takes the answers and resends what was lost; [`Responder`] executes the peer's requests in PSN order and owes answers.
-//! They share nothing but the [`Path`], so each can live behind the lock of its half. Datagrams need no state beyond a PSN:
-//! [`DatagramSender`] and [`Datagram`].
+//! A connected QP is two independent halves. [`Requester`] turns send requests into packets, takes the responses and
+//! retransmits what was lost; [`Responder`] executes the peer's requests in PSN order and queues responses. They share nothing
+//! but the [`Path`], so each can live behind the lock of its half. Datagrams need no state beyond a PSN: [`DatagramSender`] and
+//! [`Datagram`].
 //!
 //! # Kinds of methods
 //!
@@ -11,20 +11,20 @@
 //!   a duration since any fixed origin.
 //! * [`Requester::post`] takes work, while [`Requester::has_room`].
 //! * `poll_transmit` writes the next frame into a caller's buffer, until it returns `None`. Call it after every `handle_*`
-//!   and every `post`. Answers are coalesced by handling several packets first.
+//!   and every `post`. Responses are coalesced by handling several packets first.
 //! * [`Requester::poll_timeout`] says when `handle_timeout` is due. Only requesters have timers.
 //!
 //! Everything that concerns memory, queues and the consumer goes through [`RequesterOps`] and [`ResponderOps`], which the
-//! engine implements with the checks and completion rules that local delivery uses.
+//! owner of a QP implements with its checks and completion rules.
 //!
 //! # Rules
 //!
-//! The rules are those of the InfiniBand Architecture Specification volume 1, chapter 9, for RC and UD; go-back-N with three
-//! refinements that are invisible on the wire: what the responder is known to have executed is not sent again, a lost RDMA
-//! READ response is asked for again from where it stopped, and the ACK timeout backs off. Who runs a responder may keep
-//! packets that come too early and hand them in again: the requester notices, and sends only what is missing
-//! ([`Responder::name_missing`]). Large reads are split into
-//! requests of a bounded length ([`Tuning::read_chunk`]), so that a responder that answers in one go does not flood us.
+//! The rules are those of the InfiniBand Architecture Specification volume 1 ("IBA"), chapter 9, for RC and UD; go-back-N with
+//! three refinements that are invisible on the wire: what the responder is known to have executed is not retransmitted, a lost
+//! RDMA READ response is requested again from where it stopped, and the ACK timeout backs off. A responder may buffer packets
+//! that come too early ([`ReorderBuffer`]): the requester notices, and retransmits only what is missing
+//! ([`Responder::nak_selectively`]). Large reads are split into requests of a bounded length ([`Tuning::read_chunk`]), so that a
+//! responder that sends a whole response in one go does not flood us.
 //!
 //! Congestion control stands beside the halves, because both send at one rate: [`ReactionPoint`].
 //!
@@ -44,12 +44,8 @@ pub mod wire;
 pub use datagram::{Datagram, DatagramSender};
 pub use dcqcn::{Congestion, MEGABIT, ReactionPoint};
 pub use filter::{DropReason, admit, admit_connected, admit_notification};
-pub use ops::{AtomicChange, Fault, NakReason, Received, RequesterOps, ResponderOps, total};
+pub use ops::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
 pub use path::{EgressMarking, Origin, Path};
 pub use requester::{Requester, RequesterStats, Tuning};
-pub use responder::{BufferedBytes, Handled, ReorderBuffer, Responder, ResponderStats};
-
-pub use synthetic_trace::{Outcome, PathPair, Step, SyntheticTrace, Way};
-
-/// Largest message (IBA 9.7.7.1.1).
-pub const MAX_MESSAGE: u32 = 1 << 31;
+pub use responder::{Handled, ReorderBudget, ReorderBuffer, Responder, ResponderStats};
+pub use synthetic_trace::{PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};

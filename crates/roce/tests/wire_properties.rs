@@ -5,8 +5,8 @@
 use proptest::collection::vec;
 use proptest::prelude::*;
 use pvrdma_roce::wire::{
-    Aeth, AtomicEth, Bth, Deth, Ethernet, Extension, Feth, Grh, Header, Ipv4, Ipv6, MAX_FRAME, MAX_HEADER, MAX_PAYLOAD,
-    Network, Opcode, Packet, Reth, Shape, Syndrome, Udp, Vlan, build,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet, Extension, Feth, Grh, Header, Ieth, ImmDt, Ipv4, Ipv6,
+    MAX_FRAME, MAX_HEADER, MAX_PAYLOAD, Network, Opcode, Packet, Reth, Shape, Syndrome, Udp, Vlan, build,
 };
 use pvrdma_verbs::{Gid, MacAddr, Psn, Qpn};
 
@@ -66,24 +66,26 @@ fn extension(opcode: Opcode) -> BoxedStrategy<Extension> {
     let reth = any::<(u64, u32, u32)>().prop_map(|(address, rkey, length)| Reth { address, rkey, length });
     let aeth = (any::<u8>(), 0..1_u32 << 24).prop_map(|(byte, msn)| Aeth { syndrome: Syndrome::from_byte(byte), msn });
     let deth = any::<(u32, u32)>().prop_map(|(qkey, source)| Deth { qkey, source: Qpn::new(source) });
-    let immediate = any::<[u8; 4]>();
+    let immediate = any::<[u8; 4]>().prop_map(ImmDt);
     match opcode.info().map_or(Shape::None, |info| info.shape) {
         Shape::None => Just(Extension::None).boxed(),
-        Shape::Immediate => immediate.prop_map(Extension::Immediate).boxed(),
-        Shape::Invalidate => any::<u32>().prop_map(Extension::Invalidate).boxed(),
-        Shape::Rdma => reth.prop_map(Extension::Rdma).boxed(),
-        Shape::RdmaImmediate => (reth, immediate).prop_map(|(r, i)| Extension::RdmaImmediate(r, i)).boxed(),
-        Shape::Ack => aeth.prop_map(Extension::Ack).boxed(),
-        Shape::AtomicAck => (aeth, any::<u64>()).prop_map(|(a, v)| Extension::AtomicAck(a, v)).boxed(),
-        Shape::Atomic => any::<(u64, u32, u64, u64)>()
+        Shape::ImmDt => immediate.prop_map(Extension::ImmDt).boxed(),
+        Shape::Ieth => any::<u32>().prop_map(|rkey| Extension::Ieth(Ieth { rkey })).boxed(),
+        Shape::Reth => reth.prop_map(Extension::Reth).boxed(),
+        Shape::RethImmDt => (reth, immediate).prop_map(|(r, i)| Extension::RethImmDt(r, i)).boxed(),
+        Shape::Aeth => aeth.prop_map(Extension::Aeth).boxed(),
+        Shape::AtomicAckEth => {
+            (aeth, any::<u64>()).prop_map(|(a, original)| Extension::AtomicAckEth(a, AtomicAckEth { original })).boxed()
+        }
+        Shape::AtomicEth => any::<(u64, u32, u64, u64)>()
             .prop_map(|(address, rkey, swap_or_add, compare)| {
-                Extension::Atomic(AtomicEth { address, rkey, swap_or_add, compare })
+                Extension::AtomicEth(AtomicEth { address, rkey, swap_or_add, compare })
             })
             .boxed(),
-        Shape::Datagram => deth.prop_map(Extension::Datagram).boxed(),
-        Shape::DatagramImmediate => (deth, immediate).prop_map(|(d, i)| Extension::DatagramImmediate(d, i)).boxed(),
-        Shape::Flush => (0..16_u8, 0..4_u8, reth)
-            .prop_map(|(placement, selectivity, r)| Extension::Flush(Feth { placement, selectivity }, r))
+        Shape::Deth => deth.prop_map(Extension::Deth).boxed(),
+        Shape::DethImmDt => (deth, immediate).prop_map(|(d, i)| Extension::DethImmDt(d, i)).boxed(),
+        Shape::FethReth => (0..16_u8, 0..4_u8, reth)
+            .prop_map(|(placement, selectivity, r)| Extension::FethReth(Feth { placement, selectivity }, r))
             .boxed(),
     }
 }

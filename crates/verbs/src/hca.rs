@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use crate::attrs::{QpAttrMask, QpAttrs, QpCaps};
+use crate::counters::Counter;
 use crate::error::VerbsError;
 use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, PortState, QpType, Qpn};
@@ -82,9 +83,6 @@ pub struct PortAttributes {
     /// Largest message in bytes.
     pub max_message: u32,
 }
-
-/// A named number for status output.
-pub type Counter = (&'static str, u64);
 
 /// What to register.
 #[derive(Debug)]
@@ -223,7 +221,7 @@ pub trait Hca: Send + Sync + 'static {
     /// There are too many, or the QPN is taken.
     fn create_qp(&self, init: QpInit<'_, Self>) -> Result<Self::Qp, VerbsError>;
 
-    /// Figures for status output.
+    /// What the adapter counts, in a fixed order. The names are unique in the process.
     fn counters(&self) -> Vec<Counter>;
 }
 

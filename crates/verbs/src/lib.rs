@@ -30,8 +30,10 @@
 mod attrs;
 #[cfg(feature = "testing")]
 pub mod conformance;
+mod counters;
 mod error;
 mod hca;
+mod log_limit;
 pub mod qp_state;
 mod queue;
 #[cfg(feature = "testing")]
@@ -40,14 +42,16 @@ mod types;
 mod work;
 
 pub use attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
+pub use counters::{Count, Counter, Kind, Unit};
 pub use error::{CqOverrun, QueueError, VerbsError};
 pub use hca::{
-    Backend, CompletionQueue, Counter, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, PortAttributes, QpInit,
+    Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, PortAttributes, QpInit,
     QueuePair, SharedReceiveQueue, SrqInit,
 };
+pub use log_limit::LogLimit;
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use types::{Access, Gid, GidType, InvalidValue, MacAddr, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};
 pub use work::{
-    Completion, FastRegister, Invalidate, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,
+    Completion, FastRegister, Invalidate, MAX_MESSAGE, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,
     UdDestination, WcFlags, WcOpcode, WcStatus,
 };

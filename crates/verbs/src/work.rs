@@ -16,6 +16,16 @@ pub struct Sge {
     pub lkey: u32,
 }
 
+impl Sge {
+    /// Bytes that a list names.
+    pub fn total_length(list: &[Self]) -> u64 {
+        list.iter().map(|sge| u64::from(sge.length)).sum()
+    }
+}
+
+/// Longest message in bytes (IBA 9.7.7.1.1).
+pub const MAX_MESSAGE: u32 = 1 << 31;
+
 /// Memory at the peer.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct RemoteAddress {

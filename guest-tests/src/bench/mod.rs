@@ -2,12 +2,16 @@
 //!
 //! Each part returns [`Figure`]s and is called from [`run`]: [`in_process`] measures the device without a virtual machine,
 //! [`wire`] between two processes of this host or of a guest, [`vm`] between guests, [`hca`] on the adapter of a host.
+//! [`paired`] compares two builds of this program by these figures.
 
 mod chart;
 mod hca;
 mod in_process;
+mod paired;
 mod vm;
 pub(crate) mod wire;
+
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use comfy_table::{Table, presets};
@@ -53,6 +57,9 @@ struct Report {
 
 /// Measures, prints a table and writes the results.
 pub(crate) fn run(options: &BenchOptions) -> Result<()> {
+    if let Some(old) = &options.pair {
+        return paired::run(options, old);
+    }
     let runs = options.runs.max(1);
     let (mut figures, mut skipped) = (Vec::new(), Vec::new());
     let wanted = |part: &str| options.only.is_empty() || options.only.iter().any(|only| only == part);
@@ -76,27 +83,25 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     if !options.no_vm && wanted("hca") {
         figures.extend(hca::measure(runs)?);
     }
-    let report = Report {
-        commit: commit(),
-        processor: processor(),
-        cpus: std::thread::available_parallelism().map_or(0, std::num::NonZero::get),
-        figures,
-        skipped,
-    };
+    let report = Report { commit: commit(), processor: processor(), cpus: cpus(), figures, skipped };
     println!("{}", table(&report.figures));
     for reason in &report.skipped {
         println!("skipped: {reason}");
     }
-    if let Some(parent) = options.output.parent() {
-        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    }
-    let json = serde_json::to_string_pretty(&report).context("cannot encode the results")?;
-    std::fs::write(&options.output, json + "\n")
-        .with_context(|| format!("cannot write {}", options.output.display()))?;
+    write_json(&options.output, &report)?;
     let chart = options.output.with_extension("svg");
     chart::draw(&report.figures, &chart)?;
     println!("results are in {} and {}", options.output.display(), chart.display());
     Ok(())
+}
+
+/// Writes results, and the directory for them.
+fn write_json(output: &Path, results: &impl Serialize) -> Result<()> {
+    if let Some(parent) = output.parent() {
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    let json = serde_json::to_string_pretty(results).context("cannot encode the results")?;
+    std::fs::write(output, json + "\n").with_context(|| format!("cannot write {}", output.display()))
 }
 
 /// The middle of several runs.
@@ -133,6 +138,10 @@ fn commit() -> String {
         .output()
         .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
         .unwrap_or_default()
+}
+
+fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(0, std::num::NonZero::get)
 }
 
 fn processor() -> String {

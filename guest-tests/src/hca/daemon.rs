@@ -1,8 +1,7 @@
 //! The daemon itself on the adapter.
 
 use anyhow::{Context, Result, ensure};
-use pvrdmad::cli::ServeArgs;
-use pvrdmad::config::Config;
+use pvrdmad::config::{Config, ConfigSpec};
 use pvrdmad::control::ask_status;
 use pvrdmad::daemon::Daemon;
 
@@ -15,14 +14,15 @@ pub(super) fn check(device: &str, cm: &str) -> Result<()> {
         format!("name=vm{index},socket={},mac=52:54:00:00:00:0{index},pin=off", socket.display())
     };
     let parse = |text: String| text.parse().map_err(anyhow::Error::msg);
-    let config = Config::load(ServeArgs {
+    let command_line = ConfigSpec {
         devices: vec![parse(spec(1))?, parse(spec(2))?],
         backend: Some(
             format!("ibverbs,device={device},port=1,gid-index=auto,cm={cm}").parse().map_err(anyhow::Error::msg)?,
         ),
         control: Some(path("control")),
-        config: None,
-    })?;
+        ..ConfigSpec::default()
+    };
+    let config = Config::load(None, command_line)?;
     let mut ready = Vec::new();
     let daemon = Daemon::start(&config, &mut ready)?;
     ensure!(String::from_utf8_lossy(&ready).lines().count() == 2, "not both devices are ready");

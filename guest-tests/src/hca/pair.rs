@@ -96,7 +96,7 @@ impl Side {
 
     /// A counter of the adapter. There are none behind a socket.
     pub(super) fn counter(&self, name: &str) -> Option<u64> {
-        (self.counters)().into_iter().find_map(|(known, value)| (known == name).then_some(value))
+        (self.counters)().into_iter().find_map(|counter| (counter.name == name).then_some(counter.value))
     }
 }
 

@@ -12,7 +12,7 @@ use pcap_file::pcapng::blocks::enhanced_packet::EnhancedPacketBlock;
 use pcap_file::pcapng::blocks::interface_description::InterfaceDescriptionBlock;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
 use pvrdma_roce::{
-    AtomicChange, Congestion, DatagramSender, EgressMarking, Fault, NakReason, Origin, Path, Received, Requester,
+    AccessError, AtomicChange, Congestion, DatagramSender, EgressMarking, NakReason, Origin, Path, Received, Requester,
     RequesterOps, Responder, ResponderOps, Tuning,
 };
 use pvrdma_verbs::{
@@ -194,12 +194,12 @@ impl RequesterOps for Host {
         Ok(())
     }
 
-    fn gather(&mut self, _sges: &[Sge], _offset: u64, out: &mut [u8]) -> Result<(), Fault> {
+    fn gather(&mut self, _sges: &[Sge], _offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
         fill(out);
         Ok(())
     }
 
-    fn scatter(&mut self, _sges: &[Sge], _offset: u64, _data: &[u8]) -> Result<(), Fault> {
+    fn scatter(&mut self, _sges: &[Sge], _offset: u64, _data: &[u8]) -> Result<(), AccessError> {
         Ok(())
     }
 
@@ -237,16 +237,16 @@ impl ResponderOps for Host {
         Ok(())
     }
 
-    fn write(&mut self, _remote: RemoteAddress, _data: &[u8]) -> Result<(), Fault> {
+    fn write(&mut self, _remote: RemoteAddress, _data: &[u8]) -> Result<(), AccessError> {
         Ok(())
     }
 
-    fn read(&mut self, _remote: RemoteAddress, out: &mut [u8]) -> Result<(), Fault> {
+    fn read(&mut self, _remote: RemoteAddress, out: &mut [u8]) -> Result<(), AccessError> {
         fill(out);
         Ok(())
     }
 
-    fn update(&mut self, _remote: RemoteAddress, _change: AtomicChange) -> Result<u64, Fault> {
+    fn update(&mut self, _remote: RemoteAddress, _change: AtomicChange) -> Result<u64, AccessError> {
         Ok(0x1122_3344_5566_7788)
     }
 

@@ -3,10 +3,10 @@
 use pvrdma_verbs::{Gid, GidType, Hca};
 
 use super::Answer;
+use crate::abi::cmd::{CreateBind, DestroyBind};
+use crate::abi::dsr::gid_type;
 use crate::adapter::Adapter;
 use crate::error::CmdError;
-use crate::spec::cmd::{CreateBind, DestroyBind};
-use crate::spec::dsr::gid_type;
 
 /// What the driver's `vlan` holds when there is none.
 const NO_VLAN: u16 = 0xfff;

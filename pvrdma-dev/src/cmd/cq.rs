@@ -7,13 +7,13 @@ use pvrdma_verbs::{CompletionSink, Hca};
 
 use super::pd::owner;
 use super::{Answer, Created};
+use crate::abi::cmd::{CreateCq, CreateCqResp};
+use crate::abi::wqe::CQE_SIZE;
 use crate::adapter::Adapter;
 use crate::datapath::CqRing;
 use crate::error::CmdError;
 use crate::objects::{Cq, KERNEL};
 use crate::page_dir::{check_mapped, read_page_directory};
-use crate::spec::cmd::{CreateCq, CreateCqResp};
-use crate::spec::wqe::CQE_SIZE;
 
 pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreateCq) -> Result<Answer, CmdError> {
     let &CreateCq { pdir_dma, ctx_handle, cqe, nchunks } = request;

@@ -18,36 +18,36 @@ use std::fmt::Debug;
 use pvrdma_guest_memory::DmaError;
 use pvrdma_verbs::Hca;
 
+use crate::abi::cmd::{self as abi, Opcode, REQUEST_SIZE, RESPONSE_SIZE, RequestHeader, ResponseHeader};
+use crate::abi::layout::GuestLayout;
 use crate::adapter::Adapter;
 use crate::dsr::Session;
 use crate::error::{CmdError, RegisterError};
 use crate::intr::Vector;
-use crate::spec::cmd::{self as wire, Opcode, REQUEST_SIZE, RESPONSE_SIZE, RequestHeader, ResponseHeader};
-use crate::spec::layout::Wire;
 
 /// A command as the guest means it.
 #[derive(Clone, Copy, Debug)]
 enum Command {
-    QueryPort(wire::QueryPort),
-    QueryPkey(wire::QueryPkey),
-    CreatePd(wire::CreatePd),
-    DestroyPd(wire::DestroyPd),
-    CreateMr(wire::CreateMr),
-    DestroyMr(wire::DestroyMr),
-    CreateCq(wire::CreateCq),
-    DestroyCq(wire::DestroyCq),
-    CreateQp(wire::CreateQp),
-    ModifyQp(wire::ModifyQp),
-    QueryQp(wire::QueryQp),
-    DestroyQp(wire::DestroyQp),
-    CreateUc(wire::CreateUc),
-    DestroyUc(wire::DestroyUc),
-    CreateBind(wire::CreateBind),
-    DestroyBind(wire::DestroyBind),
-    CreateSrq(wire::CreateSrq),
-    ModifySrq(wire::ModifySrq),
-    QuerySrq(wire::QuerySrq),
-    DestroySrq(wire::DestroySrq),
+    QueryPort(abi::QueryPort),
+    QueryPkey(abi::QueryPkey),
+    CreatePd(abi::CreatePd),
+    DestroyPd(abi::DestroyPd),
+    CreateMr(abi::CreateMr),
+    DestroyMr(abi::DestroyMr),
+    CreateCq(abi::CreateCq),
+    DestroyCq(abi::DestroyCq),
+    CreateQp(abi::CreateQp),
+    ModifyQp(abi::ModifyQp),
+    QueryQp(abi::QueryQp),
+    DestroyQp(abi::DestroyQp),
+    CreateUc(abi::CreateUc),
+    DestroyUc(abi::DestroyUc),
+    CreateBind(abi::CreateBind),
+    DestroyBind(abi::DestroyBind),
+    CreateSrq(abi::CreateSrq),
+    ModifySrq(abi::ModifySrq),
+    QuerySrq(abi::QuerySrq),
+    DestroySrq(abi::DestroySrq),
 }
 
 impl Command {
@@ -55,26 +55,26 @@ impl Command {
     /// unknown: no driver sends it.
     fn parse(opcode: Opcode, bytes: &[u8]) -> Option<Self> {
         Some(match opcode {
-            Opcode::QUERY_PORT => Self::QueryPort(Wire::get(bytes)),
-            Opcode::QUERY_PKEY => Self::QueryPkey(Wire::get(bytes)),
-            Opcode::CREATE_PD => Self::CreatePd(Wire::get(bytes)),
-            Opcode::DESTROY_PD => Self::DestroyPd(Wire::get(bytes)),
-            Opcode::CREATE_MR => Self::CreateMr(Wire::get(bytes)),
-            Opcode::DESTROY_MR => Self::DestroyMr(Wire::get(bytes)),
-            Opcode::CREATE_CQ => Self::CreateCq(Wire::get(bytes)),
-            Opcode::DESTROY_CQ => Self::DestroyCq(Wire::get(bytes)),
-            Opcode::CREATE_QP => Self::CreateQp(Wire::get(bytes)),
-            Opcode::MODIFY_QP => Self::ModifyQp(Wire::get(bytes)),
-            Opcode::QUERY_QP => Self::QueryQp(Wire::get(bytes)),
-            Opcode::DESTROY_QP => Self::DestroyQp(Wire::get(bytes)),
-            Opcode::CREATE_UC => Self::CreateUc(Wire::get(bytes)),
-            Opcode::DESTROY_UC => Self::DestroyUc(Wire::get(bytes)),
-            Opcode::CREATE_BIND => Self::CreateBind(Wire::get(bytes)),
-            Opcode::DESTROY_BIND => Self::DestroyBind(Wire::get(bytes)),
-            Opcode::CREATE_SRQ => Self::CreateSrq(Wire::get(bytes)),
-            Opcode::MODIFY_SRQ => Self::ModifySrq(Wire::get(bytes)),
-            Opcode::QUERY_SRQ => Self::QuerySrq(Wire::get(bytes)),
-            Opcode::DESTROY_SRQ => Self::DestroySrq(Wire::get(bytes)),
+            Opcode::QUERY_PORT => Self::QueryPort(GuestLayout::decode(bytes)),
+            Opcode::QUERY_PKEY => Self::QueryPkey(GuestLayout::decode(bytes)),
+            Opcode::CREATE_PD => Self::CreatePd(GuestLayout::decode(bytes)),
+            Opcode::DESTROY_PD => Self::DestroyPd(GuestLayout::decode(bytes)),
+            Opcode::CREATE_MR => Self::CreateMr(GuestLayout::decode(bytes)),
+            Opcode::DESTROY_MR => Self::DestroyMr(GuestLayout::decode(bytes)),
+            Opcode::CREATE_CQ => Self::CreateCq(GuestLayout::decode(bytes)),
+            Opcode::DESTROY_CQ => Self::DestroyCq(GuestLayout::decode(bytes)),
+            Opcode::CREATE_QP => Self::CreateQp(GuestLayout::decode(bytes)),
+            Opcode::MODIFY_QP => Self::ModifyQp(GuestLayout::decode(bytes)),
+            Opcode::QUERY_QP => Self::QueryQp(GuestLayout::decode(bytes)),
+            Opcode::DESTROY_QP => Self::DestroyQp(GuestLayout::decode(bytes)),
+            Opcode::CREATE_UC => Self::CreateUc(GuestLayout::decode(bytes)),
+            Opcode::DESTROY_UC => Self::DestroyUc(GuestLayout::decode(bytes)),
+            Opcode::CREATE_BIND => Self::CreateBind(GuestLayout::decode(bytes)),
+            Opcode::DESTROY_BIND => Self::DestroyBind(GuestLayout::decode(bytes)),
+            Opcode::CREATE_SRQ => Self::CreateSrq(GuestLayout::decode(bytes)),
+            Opcode::MODIFY_SRQ => Self::ModifySrq(GuestLayout::decode(bytes)),
+            Opcode::QUERY_SRQ => Self::QuerySrq(GuestLayout::decode(bytes)),
+            Opcode::DESTROY_SRQ => Self::DestroySrq(GuestLayout::decode(bytes)),
             _ => return None,
         })
     }
@@ -127,9 +127,9 @@ struct Answer {
 
 impl Answer {
     /// A response with a body.
-    fn new<T: Wire>(body: &T) -> Self {
+    fn new<T: GuestLayout>(body: &T) -> Self {
         let mut answer = Self::header();
-        body.put(&mut answer.bytes);
+        body.encode(&mut answer.bytes);
         answer.size = T::SIZE.min(RESPONSE_SIZE);
         answer
     }
@@ -165,7 +165,7 @@ pub(crate) fn execute<H: Hca>(adapter: &Adapter<H>, session: &Session) -> Result
         view.read(session.command_slot, &mut slot).map_err(RegisterError::Slot)?;
     }
     adapter.retry_events();
-    let header = RequestHeader::get(&slot);
+    let header = RequestHeader::decode(&slot);
     let opcode = Opcode(header.cmd);
     let result = run(adapter, session, header, &slot);
     adapter.stats.command(opcode, result.is_err());
@@ -180,8 +180,8 @@ fn run<H: Hca>(adapter: &Adapter<H>, session: &Session, header: RequestHeader, s
     if !opcode.is_waited() {
         return Ok(());
     }
-    let ack = ResponseHeader { response: header.response, ack: wire::ACK | opcode.0, err: answer.err };
-    ack.put(&mut answer.bytes);
+    let ack = ResponseHeader { response: header.response, ack: abi::ACK | opcode.0, err: answer.err };
+    ack.encode(&mut answer.bytes);
     if let Err(error) = respond(adapter, session, &answer) {
         // The driver takes this for a failure and frees the memory it passed.
         undo(adapter, answer.created);

@@ -6,12 +6,12 @@ use pvrdma_guest_memory::{Direction, PAGE_SIZE};
 use pvrdma_verbs::{Access, Hca, MemoryRegion, MrRequest};
 
 use super::{Answer, Created};
+use crate::abi::cmd::{CreateMr, CreateMrResp, mr_flags};
 use crate::adapter::Adapter;
 use crate::config::MAX_FAST_REGISTER_PAGES;
 use crate::error::CmdError;
 use crate::objects::{Charge, KERNEL, Mr, Pd};
 use crate::page_dir::{check_mapped, read_page_directory};
-use crate::spec::cmd::{CreateMr, CreateMrResp, mr_flags};
 
 pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreateMr) -> Result<Answer, CmdError> {
     let pd = adapter.objects.pds.find(request.pd_handle)?;

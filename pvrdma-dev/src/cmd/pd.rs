@@ -5,10 +5,10 @@ use std::sync::Arc;
 use pvrdma_verbs::Hca;
 
 use super::{Answer, Created};
+use crate::abi::cmd::{CreatePd, CreatePdResp};
 use crate::adapter::Adapter;
 use crate::error::CmdError;
 use crate::objects::{KERNEL, Pd};
-use crate::spec::cmd::{CreatePd, CreatePdResp};
 
 pub(super) fn create<H: Hca>(adapter: &Adapter<H>, request: &CreatePd) -> Result<Answer, CmdError> {
     let owner = owner(adapter, request.ctx_handle)?;

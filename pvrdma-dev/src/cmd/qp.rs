@@ -9,14 +9,14 @@ use pvrdma_verbs::{Hca, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource, Send
 use super::cq::ring_pages;
 use super::qp_attr;
 use super::{Answer, Created};
+use crate::abi::cmd::{CreateQp, CreateQpResp, CreateQpRespV2, ModifyQp, QueryQp, QueryQpResp, qp_type};
+use crate::abi::regs::VERSION_QP_HANDLE;
 use crate::adapter::Adapter;
 use crate::datapath::{RecvRing, SendRing, SendRingParams};
 use crate::dsr::Session;
 use crate::error::CmdError;
 use crate::objects::{Cq, GSI_HANDLE, KERNEL, Pd, Qp, Srq, Vacancy};
 use crate::ring::recv_stride;
-use crate::spec::cmd::{CreateQp, CreateQpResp, CreateQpRespV2, ModifyQp, QueryQp, QueryQpResp, qp_type};
-use crate::spec::regs::VERSION_QP_HANDLE;
 
 /// What a QP is made of, found and checked.
 struct Parts<H: Hca> {
@@ -193,7 +193,7 @@ pub(super) fn modify<H: Hca>(adapter: &Adapter<H>, request: &ModifyQp) -> Result
             adapter
                 .log
                 .warn(&adapter.config.name, format_args!("MODIFY_QP of QP {} refused: {error}", request.qp_handle));
-            adapter.stats.modify_qp_refused.add();
+            adapter.stats.counts.modify_qp_refused.increment();
             Answer::failure(&error)
         }
     })

@@ -3,9 +3,9 @@
 use pvrdma_verbs::{Access, AddressVector, Gid, MacAddr, Mtu, Psn, QpAttrMask, QpAttrs, QpCaps, QpState, Qpn};
 
 use super::query::PORT;
+use crate::abi::cmd::{AhAttr, Gid as GuestGid, Grh, QpAttr, QpCap};
 use crate::config::PKEYS;
 use crate::error::CmdError;
-use crate::spec::cmd::{AhAttr, Gid as WireGid, Grh, QpAttr, QpCap};
 
 /// `ah_flags`: there is a global route.
 const AH_GRH: u8 = 1;
@@ -18,7 +18,7 @@ const FLOW_LABEL: u32 = 0x000f_ffff;
 /// A change to RESET or ERROR needs nothing else, and nothing else may stand in its way: the driver already believes in it
 /// (section 13 B4).
 pub(super) fn parse(
-    wire: &QpAttr,
+    guest: &QpAttr,
     mask: u32,
     max_rd_atomic: u32,
     gid_table: u32,
@@ -27,7 +27,7 @@ pub(super) fn parse(
     let known = QpAttrMask::from_bits_truncate(mask);
     let has = |bit| known.contains(bit);
     if has(QpAttrMask::STATE) {
-        attrs.state = state(wire.qp_state)?;
+        attrs.state = state(guest.qp_state)?;
         if matches!(attrs.state, QpState::Reset | QpState::Error) {
             return Ok((attrs, QpAttrMask::STATE));
         }
@@ -36,50 +36,50 @@ pub(super) fn parse(
         return Err(CmdError::Invalid("QP attribute mask", mask.into()));
     }
     if has(QpAttrMask::CUR_STATE) {
-        attrs.cur_state = state(wire.cur_qp_state)?;
+        attrs.cur_state = state(guest.cur_qp_state)?;
     }
     if has(QpAttrMask::PATH_MTU) {
         attrs.path_mtu =
-            Mtu::try_from(wire.path_mtu).map_err(|_| CmdError::Invalid("path MTU", wire.path_mtu.into()))?;
+            Mtu::try_from(guest.path_mtu).map_err(|_| CmdError::Invalid("path MTU", guest.path_mtu.into()))?;
     }
     if has(QpAttrMask::PKEY_INDEX) {
-        attrs.pkey_index = below("P_Key index", wire.pkey_index, PKEYS)?;
+        attrs.pkey_index = below("P_Key index", guest.pkey_index, PKEYS)?;
     }
     if has(QpAttrMask::PORT) {
-        if wire.port_num != PORT {
-            return Err(CmdError::Invalid("port", wire.port_num.into()));
+        if guest.port_num != PORT {
+            return Err(CmdError::Invalid("port", guest.port_num.into()));
         }
-        attrs.port_num = wire.port_num;
+        attrs.port_num = guest.port_num;
     }
     if has(QpAttrMask::MAX_QP_RD_ATOMIC) {
-        attrs.max_rd_atomic = depth(wire.max_rd_atomic, max_rd_atomic)?;
+        attrs.max_rd_atomic = depth(guest.max_rd_atomic, max_rd_atomic)?;
     }
     if has(QpAttrMask::MAX_DEST_RD_ATOMIC) {
-        attrs.max_dest_rd_atomic = depth(wire.max_dest_rd_atomic, max_rd_atomic)?;
+        attrs.max_dest_rd_atomic = depth(guest.max_dest_rd_atomic, max_rd_atomic)?;
     }
     if has(QpAttrMask::MIN_RNR_TIMER) {
-        attrs.min_rnr_timer = below("RNR timer", wire.min_rnr_timer, 32)?;
+        attrs.min_rnr_timer = below("RNR timer", guest.min_rnr_timer, 32)?;
     }
     if has(QpAttrMask::TIMEOUT) {
-        attrs.timeout = below("timeout", wire.timeout, 32)?;
+        attrs.timeout = below("timeout", guest.timeout, 32)?;
     }
     if has(QpAttrMask::RETRY_CNT) {
-        attrs.retry_cnt = below("retry count", wire.retry_cnt, 8)?;
+        attrs.retry_cnt = below("retry count", guest.retry_cnt, 8)?;
     }
     if has(QpAttrMask::RNR_RETRY) {
-        attrs.rnr_retry = below("RNR retry count", wire.rnr_retry, 8)?;
+        attrs.rnr_retry = below("RNR retry count", guest.rnr_retry, 8)?;
     }
     if has(QpAttrMask::AV) {
-        attrs.av = address_vector(&wire.ah_attr, gid_table)?;
+        attrs.av = address_vector(&guest.ah_attr, gid_table)?;
     }
     // These cannot be wrong; where the mask does not name them they stay unused.
-    attrs.qkey = wire.qkey;
-    attrs.rq_psn = Psn::new(wire.rq_psn);
-    attrs.sq_psn = Psn::new(wire.sq_psn);
-    attrs.dest_qpn = Qpn::new(wire.dest_qp_num);
-    attrs.access = Access::from_bits_truncate(wire.qp_access_flags);
-    attrs.en_sqd_async_notify = wire.en_sqd_async_notify != 0;
-    attrs.path_mig_state = wire.path_mig_state;
+    attrs.qkey = guest.qkey;
+    attrs.rq_psn = Psn::new(guest.rq_psn);
+    attrs.sq_psn = Psn::new(guest.sq_psn);
+    attrs.dest_qpn = Qpn::new(guest.dest_qp_num);
+    attrs.access = Access::from_bits_truncate(guest.qp_access_flags);
+    attrs.en_sqd_async_notify = guest.en_sqd_async_notify != 0;
+    attrs.path_mig_state = guest.path_mig_state;
     Ok((attrs, known))
 }
 
@@ -100,21 +100,21 @@ fn depth(value: u8, limit: u32) -> Result<u8, CmdError> {
 }
 
 /// RoCE has no path without a global route. VLAN, LID and static rate mean nothing here.
-fn address_vector(wire: &AhAttr, gid_table: u32) -> Result<AddressVector, CmdError> {
-    if wire.ah_flags & AH_GRH == 0 {
-        return Err(CmdError::Invalid("address vector flags", wire.ah_flags.into()));
+fn address_vector(guest: &AhAttr, gid_table: u32) -> Result<AddressVector, CmdError> {
+    if guest.ah_flags & AH_GRH == 0 {
+        return Err(CmdError::Invalid("address vector flags", guest.ah_flags.into()));
     }
-    if u32::from(wire.grh.sgid_index) >= gid_table {
-        return Err(CmdError::Invalid("source GID index", wire.grh.sgid_index.into()));
+    if u32::from(guest.grh.sgid_index) >= gid_table {
+        return Err(CmdError::Invalid("source GID index", guest.grh.sgid_index.into()));
     }
     Ok(AddressVector {
-        dgid: Gid(wire.grh.dgid.raw),
-        sgid_index: wire.grh.sgid_index,
-        flow_label: wire.grh.flow_label & FLOW_LABEL,
-        hop_limit: wire.grh.hop_limit,
-        traffic_class: wire.grh.traffic_class,
-        service_level: wire.sl,
-        dmac: MacAddr(wire.dmac),
+        dgid: Gid(guest.grh.dgid.raw),
+        sgid_index: guest.grh.sgid_index,
+        flow_label: guest.grh.flow_label & FLOW_LABEL,
+        hop_limit: guest.grh.hop_limit,
+        traffic_class: guest.grh.traffic_class,
+        service_level: guest.sl,
+        dmac: MacAddr(guest.dmac),
     })
 }
 
@@ -146,7 +146,7 @@ pub(super) fn encode(attrs: &QpAttrs, caps: &QpCaps) -> QpAttr {
         cap: QpCap { max_send_wr, max_recv_wr, max_send_sge, max_recv_sge },
         ah_attr: AhAttr {
             grh: Grh {
-                dgid: WireGid { raw: av.dgid.0 },
+                dgid: GuestGid { raw: av.dgid.0 },
                 flow_label: av.flow_label,
                 sgid_index: av.sgid_index,
                 hop_limit: av.hop_limit,
@@ -183,19 +183,19 @@ mod tests {
         }
     }
 
-    fn parse_mask(wire: &QpAttr, mask: QpAttrMask) -> Result<(QpAttrs, QpAttrMask), CmdError> {
-        parse(wire, mask.bits(), 16, 256)
+    fn parse_mask(guest: &QpAttr, mask: QpAttrMask) -> Result<(QpAttrs, QpAttrMask), CmdError> {
+        parse(guest, mask.bits(), 16, 256)
     }
 
     /// Conformance 23.
     #[test]
     fn unmasked_attributes_are_not_looked_at() {
-        let mut wire = poisoned();
-        assert!(parse_mask(&wire, QpAttrMask::empty()).is_ok());
-        wire.qp_state = 1;
-        wire.pkey_index = 0;
+        let mut guest = poisoned();
+        assert!(parse_mask(&guest, QpAttrMask::empty()).is_ok());
+        guest.qp_state = 1;
+        guest.pkey_index = 0;
         let mask = QpAttrMask::STATE | QpAttrMask::PKEY_INDEX | QpAttrMask::QKEY;
-        assert_eq!(parse_mask(&wire, mask).unwrap().1, mask);
+        assert_eq!(parse_mask(&guest, mask).unwrap().1, mask);
         for bit in [
             QpAttrMask::CUR_STATE,
             QpAttrMask::PATH_MTU,
@@ -208,16 +208,16 @@ mod tests {
             QpAttrMask::RNR_RETRY,
             QpAttrMask::AV,
         ] {
-            assert!(parse_mask(&wire, mask | bit).is_err(), "{bit:?}");
+            assert!(parse_mask(&guest, mask | bit).is_err(), "{bit:?}");
         }
-        assert!(parse(&wire, mask.bits() | 1 << 21, 16, 256).is_err());
+        assert!(parse(&guest, mask.bits() | 1 << 21, 16, 256).is_err());
     }
 
     #[test]
     fn nothing_stands_in_the_way_of_reset_and_error() {
         for (code, state) in [(0, QpState::Reset), (6, QpState::Error)] {
-            let wire = QpAttr { qp_state: code, ..poisoned() };
-            let (attrs, mask) = parse(&wire, u32::MAX, 16, 256).unwrap();
+            let guest = QpAttr { qp_state: code, ..poisoned() };
+            let (attrs, mask) = parse(&guest, u32::MAX, 16, 256).unwrap();
             assert_eq!((attrs.state, mask), (state, QpAttrMask::STATE));
         }
         assert!(parse(&QpAttr { qp_state: 7, ..poisoned() }, 1, 16, 256).is_err());
@@ -225,7 +225,7 @@ mod tests {
 
     #[test]
     fn attributes_survive_the_round_trip() {
-        let wire = QpAttr {
+        let guest = QpAttr {
             qp_state: 2,
             cur_qp_state: 2,
             path_mtu: 5,
@@ -243,7 +243,7 @@ mod tests {
             rnr_retry: 7,
             ah_attr: AhAttr {
                 grh: Grh {
-                    dgid: WireGid { raw: [9; 16] },
+                    dgid: GuestGid { raw: [9; 16] },
                     flow_label: 0xf_ffff,
                     sgid_index: 3,
                     hop_limit: 64,
@@ -256,7 +256,7 @@ mod tests {
             },
             ..QpAttr::default()
         };
-        let (attrs, _) = parse(&wire, 0x001f_ffff, 16, 256).unwrap();
-        assert_eq!(encode(&attrs, &QpCaps::default()), wire);
+        let (attrs, _) = parse(&guest, 0x001f_ffff, 16, 256).unwrap();
+        assert_eq!(encode(&attrs, &QpCaps::default()), guest);
     }
 }

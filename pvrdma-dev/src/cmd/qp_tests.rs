@@ -2,11 +2,11 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::abi::cmd::*;
+use crate::abi::dsr::SharedRegion;
+use crate::abi::layout::GuestLayout;
+use crate::abi::regs::offset;
 use crate::config::{DeviceConfig, Limits};
-use crate::spec::cmd::*;
-use crate::spec::dsr::SharedRegion;
-use crate::spec::layout::Wire;
-use crate::spec::regs::offset;
 use crate::test_rig::{Rig, config};
 
 /// Conformance 21, 25: queue pairs.
@@ -74,10 +74,10 @@ fn the_general_services_queue_pair() {
         let request = rig.qp_request(qp_type::GSI, rig.create_pd(0), rig.create_cq(0));
         let response = rig.run(Opcode::CREATE_QP, &request).unwrap();
         let (qpn, handle) = if version == 20 {
-            let response = CreateQpRespV2::get(&response);
+            let response = CreateQpRespV2::decode(&response);
             (response.qpn, response.qp_handle)
         } else {
-            let qpn = CreateQpResp::get(&response).qpn;
+            let qpn = CreateQpResp::decode(&response).qpn;
             (qpn, qpn)
         };
         assert_eq!(qpn, 1);
@@ -97,7 +97,7 @@ fn numbers_of_queue_pairs() {
         let numbers: Vec<u32> = (0..7)
             .map(|_| {
                 let response = rig.run(Opcode::CREATE_QP, &request).unwrap();
-                let qpn = CreateQpResp::get(&response).qpn;
+                let qpn = CreateQpResp::decode(&response).qpn;
                 rig.run(Opcode::DESTROY_QP, &DestroyQp { qp_handle: qpn & 0xffff }).unwrap();
                 qpn
             })
@@ -135,7 +135,7 @@ fn changing_and_querying_a_queue_pair() {
     let (qp_handle, _) = rig.create_qp(rig.create_pd(0), rig.create_cq(0));
     let modify = |attr_mask, attrs| {
         let response = rig.run(Opcode::MODIFY_QP, &ModifyQp { qp_handle, attr_mask, attrs }).unwrap();
-        ResponseHeader::get(&response).err
+        ResponseHeader::decode(&response).err
     };
     let query = || rig.ok::<_, QueryQpResp>(Opcode::QUERY_QP, &QueryQp { qp_handle }).attrs;
     let garbage = QpAttr { path_mtu: 77, pkey_index: 9, timeout: 0xff, retry_cnt: 0xff, ..Default::default() };

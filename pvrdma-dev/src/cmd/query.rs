@@ -3,10 +3,10 @@
 use pvrdma_verbs::{Hca, PortState};
 
 use super::Answer;
+use crate::abi::cmd::{PortAttr, QueryPkey, QueryPkeyResp, QueryPort, QueryPortResp};
 use crate::adapter::Adapter;
 use crate::config::PKEYS;
 use crate::error::CmdError;
-use crate::spec::cmd::{PortAttr, QueryPkey, QueryPkeyResp, QueryPort, QueryPortResp};
 
 /// The only port.
 pub(super) const PORT: u8 = 1;

@@ -7,12 +7,12 @@ use pvrdma_verbs::{Hca, SharedReceiveQueue, SrqInit};
 
 use super::cq::{ring_pages, ring_pages_of};
 use super::{Answer, Created};
+use crate::abi::cmd::{CreateSrq, CreateSrqResp, ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SrqAttr};
 use crate::adapter::Adapter;
 use crate::datapath::RecvRing;
 use crate::error::CmdError;
 use crate::objects::Srq;
 use crate::ring::recv_stride;
-use crate::spec::cmd::{CreateSrq, CreateSrqResp, ModifySrq, QuerySrq, QuerySrqResp, SRQ_LIMIT, SrqAttr};
 
 /// `srq_type` of the only kind there is.
 const BASIC: u8 = 0;

@@ -2,9 +2,9 @@
 
 use std::sync::atomic::Ordering;
 
+use crate::abi::cmd::*;
+use crate::abi::layout::GuestLayout;
 use crate::config::{DeviceConfig, Limits};
-use crate::spec::cmd::*;
-use crate::spec::layout::Wire;
 use crate::stats::ObjectCounts;
 use crate::test_rig::{FREE, PAGES, Rig, UAR_PFN, config, page};
 
@@ -26,11 +26,11 @@ fn commands_that_do_not_exist() {
 fn the_port() {
     let rig = Rig::up();
     let query = |port_num| rig.run(Opcode::QUERY_PORT, &QueryPort { port_num });
-    let attrs = QueryPortResp::get(&query(1).unwrap()).attrs;
+    let attrs = QueryPortResp::decode(&query(1).unwrap()).attrs;
     assert_eq!((attrs.state, attrs.phys_state, attrs.max_mtu, attrs.active_mtu), (4, 5, 5, 3));
     assert_eq!((attrs.gid_tbl_len, attrs.pkey_tbl_len, attrs.max_msg_sz), (256, 1, 1 << 30));
     rig.books.port_down.store(true, Ordering::Relaxed);
-    let attrs = QueryPortResp::get(&query(1).unwrap()).attrs;
+    let attrs = QueryPortResp::decode(&query(1).unwrap()).attrs;
     assert_eq!((attrs.state, attrs.phys_state), (1, 3));
     assert!(query(0).is_err() && query(2).is_err());
 
@@ -342,7 +342,7 @@ fn a_response_that_cannot_be_written_undoes_the_command() {
     for (opcode, request) in requests {
         let (body, _) = request.split_at(80);
         let mut slot = body.to_vec();
-        RequestHeader { response: 0, cmd: opcode.0 }.put(&mut slot);
+        RequestHeader { response: 0, cmd: opcode.0 }.encode(&mut slot);
         rig.directory(FREE, FREE + 8, 6);
         rig.poke(page(1), &slot);
         rig.sink.take();
@@ -352,8 +352,8 @@ fn a_response_that_cannot_be_written_undoes_the_command() {
     }
 }
 
-fn encode<T: Wire>(body: &T) -> [u8; REQUEST_SIZE] {
+fn encode<T: GuestLayout>(body: &T) -> [u8; REQUEST_SIZE] {
     let mut bytes = [0; REQUEST_SIZE];
-    body.put(&mut bytes);
+    body.encode(&mut bytes);
     bytes
 }

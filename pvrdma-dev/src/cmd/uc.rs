@@ -5,11 +5,11 @@ use std::sync::Arc;
 use pvrdma_verbs::Hca;
 
 use super::{Answer, Created};
+use crate::abi::cmd::{CreateUc, CreateUcResp};
 use crate::adapter::Adapter;
 use crate::dsr::Session;
 use crate::error::CmdError;
 use crate::objects::Context;
-use crate::spec::cmd::{CreateUc, CreateUcResp};
 
 pub(super) fn create<H: Hca>(adapter: &Adapter<H>, session: &Session, request: &CreateUc) -> Result<Answer, CmdError> {
     let invalid = CmdError::Invalid("doorbell page", request.pfn64);

@@ -6,10 +6,11 @@ use parking_lot::Mutex;
 use pvrdma_guest_memory::{DmaView, PageList};
 use pvrdma_verbs::{Completion, CompletionSink, CqOverrun, NetworkType, WcFlags, WcOpcode, WcStatus};
 
+use crate::abi::layout::GuestLayout;
+use crate::abi::ring::{Eqe, eqe};
+use crate::abi::wqe::{CQE_SIZE, Cqe, wc_flag, wc_opcode};
 use crate::events::EventHub;
 use crate::ring::{ProducerRing, RingShape, RingShapeError, StateWords};
-use crate::spec::ring::{Eqe, eqe};
-use crate::spec::wqe::{CQE_SIZE, cqe, put, wc_flag, wc_opcode};
 
 /// For which completions the guest wants to be woken (spec §9.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -105,36 +106,37 @@ impl CqRing {
     #[inline]
     fn entry(&self, completion: &Completion) -> [u64; CQE_SIZE / 8] {
         let Completion { wr_id, qp, opcode, status, byte_len, .. } = *completion;
-        let mut out = [0; CQE_SIZE];
-        put::<{ cqe::WR_ID }, _, _>(&mut out, wr_id.to_le_bytes());
-        put::<{ cqe::QP }, _, _>(&mut out, u64::from(qp & 0xffff).to_le_bytes());
-        put::<{ cqe::OPCODE }, _, _>(&mut out, self.opcode(opcode).to_le_bytes());
-        put::<{ cqe::STATUS }, _, _>(&mut out, (status as u32).to_le_bytes());
-        put::<{ cqe::BYTE_LEN }, _, _>(&mut out, byte_len.to_le_bytes());
-        put::<{ cqe::SRC_QP }, _, _>(&mut out, completion.src_qpn.get().to_le_bytes());
-        put::<{ cqe::SL }, _, _>(&mut out, [completion.service_level]);
-        put::<{ cqe::PORT_NUM }, _, _>(&mut out, [1]);
-        let mut flags = 0;
+        let mut cqe = Cqe {
+            wr_id,
+            qp: u64::from(qp & 0xffff),
+            opcode: self.opcode(opcode),
+            status: status as u32,
+            byte_len,
+            src_qp: completion.src_qpn.get(),
+            sl: completion.service_level,
+            port_num: 1,
+            ..Cqe::default()
+        };
         if completion.flags.contains(WcFlags::GRH) {
-            flags |= wc_flag::GRH;
+            cqe.wc_flags |= wc_flag::GRH;
         }
         if completion.flags.contains(WcFlags::IMMEDIATE) {
-            flags |= wc_flag::WITH_IMM;
-            put::<{ cqe::IMM_DATA }, _, _>(&mut out, completion.immediate);
+            cqe.wc_flags |= wc_flag::WITH_IMM;
+            cqe.imm_data = completion.immediate;
         } else if completion.flags.contains(WcFlags::INVALIDATED) && !self.user {
-            flags |= wc_flag::WITH_INVALIDATE;
-            put::<{ cqe::IMM_DATA }, _, _>(&mut out, completion.invalidated_key.to_le_bytes());
+            cqe.wc_flags |= wc_flag::WITH_INVALIDATE;
+            cqe.imm_data = completion.invalidated_key.to_le_bytes();
         }
         if let (Some(network), false) = (completion.network, self.user) {
-            flags |= wc_flag::WITH_NETWORK_HDR_TYPE;
-            let kind = match network {
+            cqe.wc_flags |= wc_flag::WITH_NETWORK_HDR_TYPE;
+            cqe.network_hdr_type = match network {
                 NetworkType::RoceV1 => 0,
                 NetworkType::Ipv4 => 1,
                 NetworkType::Ipv6 => 2,
             };
-            put::<{ cqe::NETWORK_HDR_TYPE }, _, _>(&mut out, [kind]);
         }
-        put::<{ cqe::WC_FLAGS }, _, _>(&mut out, flags.to_le_bytes());
+        let mut out = [0; CQE_SIZE];
+        cqe.encode(&mut out);
         let (words, []) = out.as_chunks() else { unreachable!("an entry consists of words") };
         std::array::from_fn(|i| u64::from_ne_bytes(words[i]))
     }

@@ -13,7 +13,8 @@ pub(crate) use complete::CqRing;
 pub(crate) use recv::RecvRing;
 pub(crate) use send::{SendRing, SendRingParams};
 
-use crate::spec::wqe::{self, SGE_SIZE};
+use crate::abi::layout::GuestLayout;
+use crate::abi::wqe::{SGE_SIZE, SgeEntry};
 
 /// Bytes of an element that are copied at once; most elements are no longer.
 const HEAD: usize = 128;
@@ -21,12 +22,17 @@ const HEAD: usize = 128;
 /// Bytes of each further copy, for elements with many SGEs.
 const CHUNK: usize = 256;
 
+#[inline]
+fn sge(bytes: &[u8; SGE_SIZE]) -> Sge {
+    SgeEntry::decode(bytes).into()
+}
+
 /// Takes `count` SGEs of an element: those at the end of `head`, which was copied already, and the rest from memory behind
 /// it. No byte is read twice.
 fn gather(element: &VolatileSlice<'_>, head: &[u8], head_len: usize, count: u32, sges: &mut Vec<Sge>) {
     let count = count as usize;
     let (copied, _) = head.as_chunks::<SGE_SIZE>();
-    sges.extend(copied.iter().take(count).map(wqe::sge));
+    sges.extend(copied.iter().take(count).map(sge));
     let mut at = head_len;
     let mut chunk = [0; CHUNK];
     while sges.len() < count {
@@ -34,7 +40,7 @@ fn gather(element: &VolatileSlice<'_>, head: &[u8], head_len: usize, count: u32,
         let got = rest.copy_to(&mut chunk);
         let (entries, _) = chunk.as_chunks::<SGE_SIZE>();
         let left = count - sges.len();
-        sges.extend(entries.iter().take(got / SGE_SIZE).take(left).map(wqe::sge));
+        sges.extend(entries.iter().take(got / SGE_SIZE).take(left).map(sge));
         if got < CHUNK {
             return;
         }

@@ -4,8 +4,9 @@ use pvrdma_guest_memory::{DmaView, PageList};
 use pvrdma_verbs::{QueueError, RecvSource, RecvWr};
 
 use super::{HEAD, gather};
+use crate::abi::layout::GuestLayout;
+use crate::abi::wqe::{RQ_HEADER, RecvHeader};
 use crate::ring::{ConsumerRing, RingShape, RingShapeError, StateWords, recv_stride};
-use crate::spec::wqe::{RQ_HEADER, RecvHeader};
 
 /// The consumer of a receive queue. A slot goes back to the guest with the copy: receives of a shared queue end in any
 /// order (spec §6.5).
@@ -38,10 +39,9 @@ impl RecvSource for RecvRing {
         let Some((header, sges)) = head.get(..copied).and_then(|h| h.split_first_chunk::<RQ_HEADER>()) else {
             return Ok(false);
         };
-        let header = RecvHeader(header);
-        work.wr_id = header.wr_id();
+        let RecvHeader { wr_id, num_sge: count } = RecvHeader::decode(header);
+        work.wr_id = wr_id;
         work.sges.clear();
-        let count = header.num_sge();
         work.malformed = count > self.max_sge;
         if !work.malformed {
             gather(&element, sges, copied, count, &mut work.sges);

@@ -6,11 +6,13 @@ use pvrdma_verbs::{
 };
 
 use super::{HEAD, gather};
+use crate::abi::layout::GuestLayout;
+use crate::abi::wqe::{
+    self as abi, Atomic, Datagram, FAST_REGISTER_PAGE_SHIFT, ImmediateOrKey, MAX_FAST_REGISTER_PAGES, Rdma, SEND_FLAGS,
+    SQ_HEADER, SendHeader, opcode,
+};
 use crate::page_dir::read_page_directory;
 use crate::ring::{ConsumerRing, RingShape, RingShapeError, StateWords, send_stride};
-use crate::spec::wqe::{
-    FAST_REGISTER_PAGE_SHIFT, FastRegisterFields, MAX_FAST_REGISTER_PAGES, SEND_FLAGS, SQ_HEADER, SendHeader, opcode,
-};
 
 /// What a send queue is made of.
 #[derive(Debug)]
@@ -56,18 +58,17 @@ impl SendSource for SendRing {
         let mut head = [0; HEAD];
         element.copy_to(&mut head);
         self.ring.take();
-        let Some((header, sges)) = head.split_first_chunk::<SQ_HEADER>() else { return Ok(false) };
-        let header = SendHeader(header);
-        work.wr_id = header.wr_id();
+        let Some((wqe, sges)) = head.split_first_chunk::<SQ_HEADER>() else { return Ok(false) };
+        let SendHeader { wr_id, num_sge: count, opcode, send_flags } = SendHeader::decode(wqe);
+        work.wr_id = wr_id;
         // Bits past the third are the library's business (spec §8.5). There is no inline layout.
-        work.flags = SendFlags::from_bits_truncate((header.send_flags() & SEND_FLAGS).to_le_bytes()[0]);
+        work.flags = SendFlags::from_bits_truncate((send_flags & SEND_FLAGS).to_le_bytes()[0]);
         work.sges.clear();
-        let count = header.num_sge();
         if count > self.max_sge {
             work.op = SendOp::Malformed;
         } else {
             gather(&element, sges, HEAD, count, &mut work.sges);
-            work.op = self.decode.operation(view, header);
+            work.op = self.decode.operation(view, opcode, wqe);
         }
         Ok(true)
     }
@@ -91,31 +92,39 @@ struct Decode {
 
 impl Decode {
     #[inline]
-    fn operation(self, view: &DmaView<'_>, wqe: SendHeader<'_>) -> SendOp {
-        let number = wqe.opcode();
+    fn operation(self, view: &DmaView<'_>, number: u32, wqe: &[u8; SQ_HEADER]) -> SendOp {
+        let remote = || Rdma::decode(wqe).into();
+        let immediate = || ImmediateOrKey::decode(wqe).imm_data;
+        let key = || ImmediateOrKey::decode(wqe).invalidate_rkey;
         match self.qp_type {
             QpType::Rc => match number {
-                opcode::RDMA_WRITE => SendOp::Write { remote: wqe.rdma(), immediate: None },
-                opcode::RDMA_WRITE_WITH_IMM => SendOp::Write { remote: wqe.rdma(), immediate: Some(wqe.imm_data()) },
+                opcode::RDMA_WRITE => SendOp::Write { remote: remote(), immediate: None },
+                opcode::RDMA_WRITE_WITH_IMM => SendOp::Write { remote: remote(), immediate: Some(immediate()) },
                 opcode::SEND => SendOp::Send { data: SendData::None, to: None },
-                opcode::SEND_WITH_IMM => SendOp::Send { data: SendData::Immediate(wqe.imm_data()), to: None },
-                opcode::RDMA_READ => SendOp::Read { remote: wqe.rdma() },
+                opcode::SEND_WITH_IMM => SendOp::Send { data: SendData::Immediate(immediate()), to: None },
+                opcode::RDMA_READ => SendOp::Read { remote: remote() },
                 opcode::ATOMIC_CMP_AND_SWP => {
-                    SendOp::CompareSwap { remote: wqe.atomic(), compare: wqe.compare_add(), swap: wqe.swap() }
+                    let atomic = Atomic::decode(wqe);
+                    SendOp::CompareSwap { remote: atomic.remote(), compare: atomic.compare_add, swap: atomic.swap }
                 }
-                opcode::ATOMIC_FETCH_AND_ADD => SendOp::FetchAdd { remote: wqe.atomic(), add: wqe.compare_add() },
+                opcode::ATOMIC_FETCH_AND_ADD => {
+                    let atomic = Atomic::decode(wqe);
+                    SendOp::FetchAdd { remote: atomic.remote(), add: atomic.compare_add }
+                }
                 // The library's numbers collide with the kernel's from 7 on, and the page directory of a registration
                 // would be an address of the process's choice (spec §8.4).
                 _ if self.user => SendOp::Unsupported { opcode: number },
-                opcode::SEND_WITH_INV => SendOp::Send { data: SendData::Invalidate(wqe.invalidate_rkey()), to: None },
-                opcode::LOCAL_INV => SendOp::LocalInvalidate(Invalidate { key: wqe.invalidate_rkey() }),
-                opcode::FAST_REG_MR => SendOp::FastRegister(Box::new(fast_register(view, wqe.fast_register()))),
+                opcode::SEND_WITH_INV => SendOp::Send { data: SendData::Invalidate(key()), to: None },
+                opcode::LOCAL_INV => SendOp::LocalInvalidate(Invalidate { key: key() }),
+                opcode::FAST_REG_MR => {
+                    SendOp::FastRegister(Box::new(fast_register(view, abi::FastRegister::decode(wqe))))
+                }
                 _ => SendOp::Unsupported { opcode: number },
             },
             QpType::Ud | QpType::Gsi => match number {
                 opcode::SEND => self.datagram(wqe, SendData::None),
                 opcode::SEND_WITH_IMM if self.qp_type == QpType::Ud => {
-                    self.datagram(wqe, SendData::Immediate(wqe.imm_data()))
+                    self.datagram(wqe, SendData::Immediate(immediate()))
                 }
                 _ => SendOp::Unsupported { opcode: number },
             },
@@ -123,18 +132,18 @@ impl Decode {
     }
 
     /// A process may only use address vectors of the QP's own protection domain (spec §8.3).
-    fn datagram(self, wqe: SendHeader<'_>, data: SendData) -> SendOp {
-        let datagram = wqe.datagram();
-        if datagram.pd_handle != self.pd_handle || datagram.port != 1 {
+    fn datagram(self, wqe: &[u8; SQ_HEADER], data: SendData) -> SendOp {
+        let datagram = Datagram::decode(wqe);
+        if datagram.pd_handle() != self.pd_handle || datagram.port() != 1 {
             return SendOp::Malformed;
         }
-        SendOp::Send { data, to: Some(datagram.to) }
+        SendOp::Send { data, to: Some(datagram.into()) }
     }
 }
 
 /// Copies the page list now: the driver rewrites it when it posts the next registration of the region (spec §5.4).
-fn fast_register(view: &DmaView<'_>, fields: FastRegisterFields) -> FastRegister {
-    let FastRegisterFields { iova_start, pl_pdir_dma, page_shift, page_list_len, length, access_flags, rkey } = fields;
+fn fast_register(view: &DmaView<'_>, fields: abi::FastRegister) -> FastRegister {
+    let abi::FastRegister { iova_start, pl_pdir_dma, page_shift, page_list_len, length, access_flags, rkey } = fields;
     let length = u64::from(length);
     let pages = (page_shift == FAST_REGISTER_PAGE_SHIFT && page_list_len <= MAX_FAST_REGISTER_PAGES)
         .then(|| read_page_directory(view, pl_pdir_dma, page_list_len).ok())

@@ -5,7 +5,7 @@ use pvrdma_guest_memory::PAGE_SIZE;
 use pvrdma_verbs::{Gid, MacAddr, RemoteAddress, Sge, UdDestination};
 
 use super::*;
-use crate::spec::wqe::put;
+use crate::abi::layout::write_field;
 use crate::testing::bed::RingBed;
 
 const ENTRIES: u32 = 16;
@@ -61,28 +61,28 @@ impl Bed {
 /// A header full of what an earlier element left there, with the given opcode.
 fn stale(opcode: u32, flags: u32) -> [u8; SQ_HEADER] {
     let mut wqe = [0xee; SQ_HEADER];
-    put::<0, _, _>(&mut wqe, 0x1122_3344_5566_7788_u64.to_le_bytes());
-    put::<8, _, _>(&mut wqe, 0_u32.to_le_bytes());
-    put::<16, _, _>(&mut wqe, opcode.to_le_bytes());
-    put::<20, _, _>(&mut wqe, flags.to_le_bytes());
+    write_field(&mut wqe, 0, &0x1122_3344_5566_7788_u64);
+    write_field(&mut wqe, 8, &0_u32);
+    write_field(&mut wqe, 16, &opcode);
+    write_field(&mut wqe, 20, &flags);
     wqe
 }
 
 fn rdma(opcode: u32) -> [u8; SQ_HEADER] {
     let mut wqe = stale(opcode, 2);
-    put::<32, _, _>(&mut wqe, 0xa0a1_a2a3_a4a5_a6a7_u64.to_le_bytes());
-    put::<40, _, _>(&mut wqe, 0xb0b1_b2b3_u32.to_le_bytes());
+    write_field(&mut wqe, 32, &0xa0a1_a2a3_a4a5_a6a7_u64);
+    write_field(&mut wqe, 40, &0xb0b1_b2b3_u32);
     wqe
 }
 
 fn ud(opcode: u32, port_pd: u32) -> [u8; SQ_HEADER] {
     let mut wqe = stale(opcode, 2);
-    put::<32, _, _>(&mut wqe, 0x1234_u32.to_le_bytes());
-    put::<36, _, _>(&mut wqe, 0x8000_0001_u32.to_le_bytes());
-    put::<40, _, _>(&mut wqe, port_pd.to_le_bytes());
-    put::<44, _, _>(&mut wqe, 0_u32.to_le_bytes());
-    put::<48, _, _>(&mut wqe, [9; 16]);
-    put::<64, _, _>(&mut wqe, [0x80, 2, 0, 1, 1, 2, 3, 4, 5, 6]);
+    write_field(&mut wqe, 32, &0x1234_u32);
+    write_field(&mut wqe, 36, &0x8000_0001_u32);
+    write_field(&mut wqe, 40, &port_pd);
+    write_field(&mut wqe, 44, &0_u32);
+    write_field(&mut wqe, 48, &[9; 16]);
+    write_field(&mut wqe, 64, &[0x80, 2, 0, 1, 1, 2, 3, 4, 5, 6]);
     wqe
 }
 
@@ -93,10 +93,10 @@ fn connected_operations() {
     for user in [false, true] {
         let mut bed = Bed::new(QpType::Rc, user, 4);
         let mut with_imm = rdma(opcode::RDMA_WRITE_WITH_IMM);
-        put::<24, _, _>(&mut with_imm, [1, 2, 3, 4]);
+        write_field(&mut with_imm, 24, &[1, 2, 3, 4]);
         assert_eq!(bed.decode(&rdma(opcode::RDMA_WRITE)).op, SendOp::Write { remote, immediate: None });
         assert_eq!(bed.decode(&with_imm).op, SendOp::Write { remote, immediate: Some([1, 2, 3, 4]) });
-        put::<16, _, _>(&mut with_imm, opcode::SEND_WITH_IMM.to_le_bytes());
+        write_field(&mut with_imm, 16, &opcode::SEND_WITH_IMM);
         let data = SendData::Immediate([1, 2, 3, 4]);
         assert_eq!(bed.decode(&with_imm).op, SendOp::Send { data, to: None });
         let work = bed.decode(&stale(opcode::SEND, 0xffff_fff5));
@@ -105,12 +105,12 @@ fn connected_operations() {
         assert_eq!((work.wr_id, work.sges.len()), (0x1122_3344_5566_7788, 0));
         assert_eq!(bed.decode(&rdma(opcode::RDMA_READ)).op, SendOp::Read { remote });
         let mut atomic = stale(opcode::ATOMIC_CMP_AND_SWP, 0);
-        put::<32, _, _>(&mut atomic, 0xa0a1_a2a3_a4a5_a6a7_u64.to_le_bytes());
-        put::<40, _, _>(&mut atomic, 5_u64.to_le_bytes());
-        put::<48, _, _>(&mut atomic, 6_u64.to_le_bytes());
-        put::<56, _, _>(&mut atomic, 0xb0b1_b2b3_u32.to_le_bytes());
+        write_field(&mut atomic, 32, &0xa0a1_a2a3_a4a5_a6a7_u64);
+        write_field(&mut atomic, 40, &5_u64);
+        write_field(&mut atomic, 48, &6_u64);
+        write_field(&mut atomic, 56, &0xb0b1_b2b3_u32);
         assert_eq!(bed.decode(&atomic).op, SendOp::CompareSwap { remote, compare: 5, swap: 6 });
-        put::<16, _, _>(&mut atomic, opcode::ATOMIC_FETCH_AND_ADD.to_le_bytes());
+        write_field(&mut atomic, 16, &opcode::ATOMIC_FETCH_AND_ADD);
         assert_eq!(bed.decode(&atomic).op, SendOp::FetchAdd { remote, add: 5 });
     }
 }
@@ -139,9 +139,9 @@ fn unsupported_operations() {
 fn memory_management() {
     let mut bed = Bed::new(QpType::Rc, false, 4);
     let mut invalidate = stale(opcode::LOCAL_INV, 2);
-    put::<24, _, _>(&mut invalidate, 0x0102_0304_u32.to_le_bytes());
+    write_field(&mut invalidate, 24, &0x0102_0304_u32);
     assert_eq!(bed.decode(&invalidate).op, SendOp::LocalInvalidate(Invalidate { key: 0x0102_0304 }));
-    put::<16, _, _>(&mut invalidate, opcode::SEND_WITH_INV.to_le_bytes());
+    write_field(&mut invalidate, 16, &opcode::SEND_WITH_INV);
     let data = SendData::Invalidate(0x0102_0304);
     assert_eq!(bed.decode(&invalidate).op, SendOp::Send { data, to: None });
 
@@ -149,13 +149,13 @@ fn memory_management() {
     let directory = bed.guest.memory.directory(&pages);
     let fast_register = |shift: u32, count: u32, length: u32| {
         let mut wqe = stale(opcode::FAST_REG_MR, 2);
-        put::<32, _, _>(&mut wqe, 0x7000_0800_u64.to_le_bytes());
-        put::<40, _, _>(&mut wqe, directory.addr.to_le_bytes());
-        put::<48, _, _>(&mut wqe, shift.to_le_bytes());
-        put::<52, _, _>(&mut wqe, count.to_le_bytes());
-        put::<56, _, _>(&mut wqe, length.to_le_bytes());
-        put::<60, _, _>(&mut wqe, 0x10_0007_u32.to_le_bytes());
-        put::<64, _, _>(&mut wqe, 0x0003_0142_u32.to_le_bytes());
+        write_field(&mut wqe, 32, &0x7000_0800_u64);
+        write_field(&mut wqe, 40, &directory.addr);
+        write_field(&mut wqe, 48, &shift);
+        write_field(&mut wqe, 52, &count);
+        write_field(&mut wqe, 56, &length);
+        write_field(&mut wqe, 60, &0x10_0007_u32);
+        write_field(&mut wqe, 64, &0x0003_0142_u32);
         wqe
     };
     let mut decode = |wqe: [u8; SQ_HEADER]| match bed.decode(&wqe).op {
@@ -196,7 +196,7 @@ fn datagrams() {
     let good = PD | 1 << 24;
     assert_eq!(bed.decode(&ud(opcode::SEND, good)).op, SendOp::Send { data: SendData::None, to: Some(to) });
     let mut wqe = ud(opcode::SEND_WITH_IMM, good);
-    put::<24, _, _>(&mut wqe, [4, 3, 2, 1]);
+    write_field(&mut wqe, 24, &[4, 3, 2, 1]);
     let data = SendData::Immediate([4, 3, 2, 1]);
     assert_eq!(bed.decode(&wqe).op, SendOp::Send { data, to: Some(to) });
     for port_pd in [PD, PD | 2 << 24, (PD + 1) | 1 << 24, 0, u32::MAX] {

@@ -80,7 +80,7 @@ pub struct Qp {
     driver: Driver,
     /// Its handle: doorbells, completions, events.
     pub handle: u32,
-    /// Its number on the wire.
+    /// Its number in packets.
     pub qpn: u32,
     /// UAR page of its owner.
     pub uar: u32,

@@ -1,14 +1,19 @@
 use pvrdma_rxe::PortRules;
 
+use std::path::Path;
+
+use pvrdma_dev::Limits;
+use pvrdma_rxe::Congestion;
+
 use super::*;
 
-fn args(devices: &[&str]) -> ServeArgs {
-    ServeArgs { devices: devices.iter().map(|text| text.parse().unwrap()).collect(), ..ServeArgs::default() }
+fn args(devices: &[&str]) -> ConfigSpec {
+    ConfigSpec { devices: devices.iter().map(|text| text.parse().unwrap()).collect(), ..ConfigSpec::default() }
 }
 
 #[test]
 fn the_command_line_alone() {
-    let config = Config::merge(File::default(), args(&["name=vm0,socket=/run/a,mac=52:54:00:00:00:01"])).unwrap();
+    let config = Config::merge(ConfigSpec::default(), args(&["name=vm0,socket=/run/a,mac=52:54:00:00:00:01"])).unwrap();
     let device = &config.devices[0];
     assert_eq!((device.pin, device.roce(), device.config.version), (Pin::All, Roce::V2, 20));
     assert!(!device.config.intx);
@@ -17,7 +22,7 @@ fn the_command_line_alone() {
 
 #[test]
 fn the_command_line_wins_over_the_file() {
-    let file: File = toml::from_str(
+    let file: ConfigSpec = toml::from_str(
         r#"
         backend = "rxe"
         control = "/run/control"
@@ -94,14 +99,14 @@ fn mistakes_in_a_device() {
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/b,mac=52:54:00:00:00:01"], "same MAC"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,fault=loss:0.1"], "uplink"),
     ] {
-        let error = Config::merge(File::default(), args(devices)).unwrap_err().to_string();
+        let error = Config::merge(ConfigSpec::default(), args(devices)).unwrap_err().to_string();
         assert!(error.contains(word), "{devices:?}: {error}");
     }
 }
 
 #[test]
 fn a_tunnel_in_both_languages() {
-    let file: File = toml::from_str(
+    let file: ConfigSpec = toml::from_str(
         r#"
         [[device]]
         name = "vm0"
@@ -117,7 +122,7 @@ fn a_tunnel_in_both_languages() {
     let words = "name=vm0,socket=/run/a,mac=52:54:00:00:00:01,uplink=vxlan:10.0.0.1,remote=10.0.0.2,remote=10.0.0.3:8472,\
                  vni=7,mtu=8950";
     let from_file = Config::merge(file.clone(), args(&[])).unwrap();
-    let from_words = Config::merge(File::default(), args(&[words])).unwrap();
+    let from_words = Config::merge(ConfigSpec::default(), args(&[words])).unwrap();
     assert_eq!(from_file.devices[0].network, from_words.devices[0].network);
     let changed = Config::merge(file, args(&["name=vm0,remote=10.0.0.9,learn=remotes"])).unwrap();
     let Some(LinkSpec::Vxlan(tunnel)) = changed.devices[0].network.clone().map(|network| network.uplink) else {
@@ -137,10 +142,10 @@ fn mistakes_in_the_file() {
         ("[[device]]\nname = \"a\"\nmac = \"zz\"", "MAC"),
         ("[[device]]\nname = \"a\"\nremote = [\"there\"]", "IP address"),
     ] {
-        let error = toml::from_str::<File>(text).unwrap_err().to_string();
+        let error = toml::from_str::<ConfigSpec>(text).unwrap_err().to_string();
         assert!(error.contains(word), "{error}");
     }
-    let error = Config::load(ServeArgs { config: Some("/nonexistent.toml".into()), ..args(&[]) }).unwrap_err();
+    let error = Config::load(Some(Path::new("/nonexistent.toml")), args(&[])).unwrap_err();
     assert!(error.to_string().contains("/nonexistent.toml"));
 }
 
@@ -169,8 +174,8 @@ fn rules_of_the_network() {
         let error = file(&format!("[congestion]\n{text}")).unwrap_err().to_string();
         assert!(error.contains(word), "{text}: {error}");
     }
-    assert!(toml::from_str::<File>("[congestion]\nspeed = 1").is_err());
+    assert!(toml::from_str::<ConfigSpec>("[congestion]\nspeed = 1").is_err());
     let device = "name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=42,pcp=always,forged=allow,congestion=off";
-    let rules = rules(&Config::merge(File::default(), args(&[device])).unwrap());
+    let rules = rules(&Config::merge(ConfigSpec::default(), args(&[device])).unwrap());
     assert_eq!(rules, PortRules { vlan: Some(42), priority_tags: true, allow_forged: true, congestion: None });
 }

@@ -5,18 +5,17 @@ use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use log::{debug, info, warn};
+use pvrdma_verbs::LogLimit;
 use rustix::io::Errno;
 use serde_json::Value;
 
-use crate::log_limit::LogLimit;
 use crate::sigbus;
 
 use super::dma::DmaMaps;
+use super::endpoint::Endpoint;
 use super::message::{Command, HEADER_SIZE, MessageKind};
 use super::regions::{Region, Shape};
 use super::request::{DmaUnmap, RegionAccess, Request, Version};
-use super::server::Endpoint;
-use super::stats::ConnectionStats;
 use super::stream::{ConnectionError, Message, Receiver, Reply};
 
 /// Our part of the negotiation, NUL included.
@@ -25,8 +24,15 @@ const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_x
 /// Buffers larger than this are given back after use.
 const KEPT_BUFFER: usize = 64 << 10;
 
+impl Endpoint {
+    /// Serves one client on the calling thread until it goes. For a caller that accepts clients by itself.
+    pub fn serve(&self, stream: &UnixStream) {
+        Connection::new(self, stream).run();
+    }
+}
+
 /// One client and what it has given us.
-pub(crate) struct Connection<'a> {
+struct Connection<'a> {
     endpoint: &'a Endpoint,
     stream: &'a UnixStream,
     shape: Shape,
@@ -45,7 +51,7 @@ pub(crate) struct Connection<'a> {
 }
 
 impl<'a> Connection<'a> {
-    pub(crate) fn new(endpoint: &'a Endpoint, stream: &'a UnixStream) -> Self {
+    fn new(endpoint: &'a Endpoint, stream: &'a UnixStream) -> Self {
         Self {
             endpoint,
             stream,
@@ -61,7 +67,7 @@ impl<'a> Connection<'a> {
     }
 
     /// Serves the client until it goes. The device is as new afterwards and holds nothing of the client's.
-    pub(crate) fn run(mut self) {
+    fn run(mut self) {
         let name = &self.endpoint.name;
         let mut receiver = Receiver::new(self.stream);
         match self.serve(&mut receiver) {
@@ -69,7 +75,7 @@ impl<'a> Connection<'a> {
             Err(ConnectionError::Socket(error)) => info!("{name}: client disconnected ({error})"),
             Err(error) => {
                 // Before the client can see it.
-                ConnectionStats::count(&self.endpoint.stats.broken);
+                self.endpoint.stats.counters.client_connections_broken.increment();
                 warn!("{name}: connection closed: {error}");
             }
         }
@@ -82,7 +88,7 @@ impl<'a> Connection<'a> {
 
     fn serve(&mut self, receiver: &mut Receiver<'_>) -> Result<(), ConnectionError> {
         while let Some(message) = receiver.receive()? {
-            ConnectionStats::count(&self.endpoint.stats.messages);
+            self.endpoint.stats.counters.client_messages.increment();
             self.handle(message, receiver.body())?;
             self.report_repairs();
         }
@@ -106,14 +112,12 @@ impl<'a> Connection<'a> {
         match (reply, result) {
             (Some(reply), Ok(())) => self.answer(reply, command)?,
             (Some(reply), Err(errno)) => {
-                ConnectionStats::count(&self.endpoint.stats.refused);
-                if self.refusals.allow() {
-                    warn!("{}: {command:?} refused: {errno}", self.endpoint.name);
-                }
+                self.endpoint.stats.counters.client_messages_refused.increment();
+                self.refusals.warn(&self.endpoint.name, format_args!("{command:?} refused: {errno}"));
                 reply.error(self.stream, errno)?;
             }
             (None, result) => {
-                ConnectionStats::count(&self.endpoint.stats.posted);
+                self.endpoint.stats.counters.client_messages_posted.increment();
                 if let Err(errno) = result {
                     debug!("{}: posted {command:?} ignored: {errno}", self.endpoint.name);
                 }
@@ -284,12 +288,10 @@ impl<'a> Connection<'a> {
         if repaired != self.repaired {
             let pages = repaired.saturating_sub(self.repaired);
             self.repaired = repaired;
-            if self.refusals.allow() {
-                warn!(
-                    "{}: a client has truncated guest memory, {pages} lost pages now read as zero",
-                    self.endpoint.name
-                );
-            }
+            self.refusals.warn(
+                &self.endpoint.name,
+                format_args!("a client has truncated guest memory, {pages} lost pages now read as zero"),
+            );
         }
     }
 }

@@ -2,10 +2,10 @@
 
 use std::fmt;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use pvrdma_dev::InterruptSink;
+use pvrdma_verbs::counters;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{
@@ -57,6 +57,16 @@ impl Line {
     }
 }
 
+counters! {
+    /// Counts of a device's interrupts.
+    pub struct IrqCounters {
+        /// MSI-X interrupts raised.
+        interrupts_raised,
+        /// MSI-X interrupts that had nowhere to go, because the client has set no descriptor for them.
+        interrupts_dropped,
+    }
+}
+
 /// Where the interrupts of one device go. Lives as long as the device; clients fill and empty it.
 #[derive(Default)]
 pub struct IrqTable {
@@ -64,22 +74,17 @@ pub struct IrqTable {
     line: Mutex<Line>,
     /// Kept so that the client finds it accepted. We never signal it: that would stop the VM.
     error: Mutex<Option<Notifier>>,
-    raised: AtomicU64,
-    dropped: AtomicU64,
+    /// What became of them.
+    pub counters: IrqCounters,
 }
 
 impl fmt::Debug for IrqTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("IrqTable").field("raised", &self.raised).field("dropped", &self.dropped).finish_non_exhaustive()
+        f.debug_struct("IrqTable").field("counters", &self.counters).finish_non_exhaustive()
     }
 }
 
 impl IrqTable {
-    /// MSI-X interrupts raised, and how many of them had nowhere to go.
-    pub fn counts(&self) -> (u64, u64) {
-        (self.raised.load(Ordering::Relaxed), self.dropped.load(Ordering::Relaxed))
-    }
-
     /// Forgets the client's descriptors. Nothing is signalled after this returns.
     pub(crate) fn clear(&self) {
         let msix = std::mem::take(&mut *self.msix.write());
@@ -192,12 +197,10 @@ impl IrqTable {
 
 impl InterruptSink for IrqTable {
     fn msix(&self, vector: u16) {
-        self.raised.fetch_add(1, Ordering::Relaxed);
+        self.counters.interrupts_raised.increment();
         match self.msix.read().get(usize::from(vector)) {
             Some(Some(notifier)) => notifier.signal(),
-            _ => {
-                self.dropped.fetch_add(1, Ordering::Relaxed);
-            }
+            _ => self.counters.interrupts_dropped.increment(),
         }
     }
 

@@ -13,17 +13,17 @@
 
 mod connection;
 mod dma;
+mod endpoint;
 mod irqs;
 pub mod message;
 mod pinner;
 mod regions;
 pub mod request;
 mod server;
-mod socket;
 mod stats;
 mod stream;
 
-pub use irqs::IrqTable;
-pub use server::{Endpoint, REPLY_DEADLINE, Server};
-pub use socket::{SocketError, SocketFile};
-pub use stats::{ConnectionStats, StatsSnapshot};
+pub use endpoint::{Endpoint, REPLY_DEADLINE};
+pub use irqs::{IrqCounters, IrqTable};
+pub use server::Server;
+pub use stats::{ClientCounters, ConnectionStats};

@@ -6,57 +6,18 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use log::{error, warn};
-use pvrdma_dev::PciFunction;
-use pvrdma_guest_memory::DmaSpace;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use super::connection::Connection;
-use super::irqs::IrqTable;
-use super::socket::SocketFile;
-use super::stats::ConnectionStats;
+use super::endpoint::Endpoint;
+use crate::socket::SocketFile;
 
 /// How long to wait after a failed accept, which means that descriptors or memory are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-
-/// For [`Endpoint::reply_deadline`]: QEMU waits for 5 s, and takes what comes later for something else.
-pub const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
-
-/// What a socket leads to.
-pub struct Endpoint {
-    /// Name of the device in the log.
-    pub name: String,
-    /// The device.
-    pub function: Arc<dyn PciFunction>,
-    /// Its view of guest memory.
-    pub memory: Arc<DmaSpace>,
-    /// Where its interrupts go.
-    pub irqs: Arc<IrqTable>,
-    /// What happened so far.
-    pub stats: Arc<ConnectionStats>,
-    /// Whether the legacy interrupt is offered.
-    pub intx: bool,
-    /// A reply that comes later than this ends the connection, if its client is one that gives up waiting.
-    pub reply_deadline: Duration,
-}
-
-impl std::fmt::Debug for Endpoint {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Endpoint").field("name", &self.name).field("stats", &self.stats).finish_non_exhaustive()
-    }
-}
-
-impl Endpoint {
-    /// Serves one client on the calling thread until it goes. For a caller that accepts clients by itself.
-    pub fn serve(&self, stream: &UnixStream) {
-        Connection::new(self, stream).run();
-    }
-}
 
 /// Serves one device. Dropping it disconnects the client and removes the socket.
 #[derive(Debug)]
@@ -70,7 +31,7 @@ impl Server {
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub fn start(socket: SocketFile, endpoint: Endpoint) -> io::Result<Self> {
+    pub(crate) fn start(socket: SocketFile, endpoint: Endpoint) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
         let thread = thread::Builder::new()
@@ -172,7 +133,7 @@ impl Acceptor {
             Some(client) if !client.gone() => {
                 // Closed at once: the second one fails fast instead of waiting for an answer.
                 warn!("{}: a second client was turned away", self.endpoint.name);
-                ConnectionStats::count(&self.endpoint.stats.turned_away);
+                self.endpoint.stats.counters.client_connections_turned_away.increment();
                 self.client = Some(client);
                 return;
             }
@@ -180,18 +141,18 @@ impl Acceptor {
             Some(client) => self.finish(client),
             None => {}
         }
-        ConnectionStats::count(&self.endpoint.stats.clients);
-        self.endpoint.stats.connected.store(true, Ordering::Relaxed);
+        self.endpoint.stats.counters.client_connections.increment();
+        self.endpoint.stats.set_connected(true);
         let stream = Arc::new(stream);
         let (endpoint, served) = (Arc::clone(&self.endpoint), HangUp(Arc::clone(&stream)));
         let thread = thread::Builder::new().name(endpoint.name.clone()).spawn(move || {
             endpoint.serve(&served.0);
-            endpoint.stats.connected.store(false, Ordering::Relaxed);
+            endpoint.stats.set_connected(false);
         });
         match thread {
             Ok(thread) => self.client = Some(Client { stream, thread }),
             Err(error) => {
-                self.endpoint.stats.connected.store(false, Ordering::Relaxed);
+                self.endpoint.stats.set_connected(false);
                 error!("{}: no thread for a client: {error}", self.endpoint.name);
             }
         }
@@ -201,8 +162,8 @@ impl Acceptor {
         if client.thread.join().is_err() {
             // A bug of ours. The device starts over, so that the next client finds it working.
             error!("{}: the connection's thread panicked", self.endpoint.name);
-            ConnectionStats::count(&self.endpoint.stats.broken);
-            self.endpoint.stats.connected.store(false, Ordering::Relaxed);
+            self.endpoint.stats.counters.client_connections_broken.increment();
+            self.endpoint.stats.set_connected(false);
             self.endpoint.function.reset();
             self.endpoint.memory.unmap_all();
             self.endpoint.irqs.clear();

@@ -1,63 +1,44 @@
 //! What happened on a device's socket, for the status output.
 
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
-use serde::{Deserialize, Serialize};
+use pvrdma_verbs::counters;
 
-/// Counters of one device's socket over all its clients.
+counters! {
+    /// Counts of a device's socket over all its clients.
+    pub struct ClientCounters {
+        /// Clients served so far, with the present one.
+        client_connections,
+        /// Clients sent away because there was one already.
+        client_connections_turned_away,
+        /// Connections that we ended because of what the client did, or because we were too slow.
+        client_connections_broken,
+        /// Messages received.
+        client_messages,
+        /// Messages that wanted no answer. Not 0 means that a client posts writes, which the driver does not survive for long.
+        client_messages_posted,
+        /// Error replies.
+        client_messages_refused,
+    }
+}
+
+/// A device's socket.
 #[derive(Debug, Default)]
 pub struct ConnectionStats {
     /// A client is there now.
-    pub(crate) connected: AtomicBool,
-    /// Clients served so far, with the present one.
-    pub(crate) clients: AtomicU64,
-    /// Clients sent away because there was one already.
-    pub(crate) turned_away: AtomicU64,
-    /// Messages received.
-    pub(crate) messages: AtomicU64,
-    /// Messages that wanted no answer. Not 0 means that a client posts writes, which the driver does not survive for long.
-    pub(crate) posted: AtomicU64,
-    /// Error replies.
-    pub(crate) refused: AtomicU64,
-    /// Connections that we ended because of what the client did, or because we were too slow.
-    pub(crate) broken: AtomicU64,
-}
-
-/// The counters at one moment.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct StatsSnapshot {
-    /// A client is there now.
-    pub connected: bool,
-    /// Clients served so far, with the present one.
-    pub clients: u64,
-    /// Clients sent away because there was one already.
-    pub turned_away: u64,
-    /// Messages received.
-    pub messages: u64,
-    /// Messages that wanted no answer.
-    pub posted: u64,
-    /// Error replies.
-    pub refused: u64,
-    /// Connections that we ended.
-    pub broken: u64,
+    connected: AtomicBool,
+    /// What its clients did.
+    pub counters: ClientCounters,
 }
 
 impl ConnectionStats {
-    pub(crate) fn count(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
+    /// Notes that a client came or went.
+    pub(crate) fn set_connected(&self, connected: bool) {
+        self.connected.store(connected, Ordering::Relaxed);
     }
 
-    /// The counters now.
-    pub fn snapshot(&self) -> StatsSnapshot {
-        let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
-        StatsSnapshot {
-            connected: self.connected.load(Ordering::Relaxed),
-            clients: load(&self.clients),
-            turned_away: load(&self.turned_away),
-            messages: load(&self.messages),
-            posted: load(&self.posted),
-            refused: load(&self.refused),
-            broken: load(&self.broken),
-        }
+    /// Returns `true` while a client is there.
+    pub fn is_connected(&self) -> bool {
+        self.connected.load(Ordering::Relaxed)
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::FairMutexGuard;
 use pvrdma_roce::wire::rnr_delay;
-use pvrdma_roce::{AtomicChange, NakReason, Outcome, Received};
+use pvrdma_roce::{AtomicChange, NakReason, Received, StepOutcome};
 use pvrdma_verbs::{
     Access, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
 };
@@ -201,7 +201,7 @@ pub(crate) fn trace_loss(qp: &Qp, requester: &mut Requester, route: &mut LocalRo
     let Requester { work, current: Some(progress), attrs, .. } = requester else { return };
     let LocalRoute { source: Some(source), trace, .. } = route else { return };
     let mut trace = ConnectionTrace { qp, own, attrs, source: *source, trace };
-    trace.step(work, progress, progress.done, Outcome::Silence, None);
+    trace.step(work, progress, progress.done, StepOutcome::NoResponse, None);
 }
 
 /// A request meets the responder.
@@ -254,8 +254,8 @@ impl<'a> Exchange<'a> {
     fn record(&mut self, result: &Result<Step, NakReason>, before: u64) {
         let Some(trace) = &mut self.trace else { return };
         let outcome = match result {
-            Ok(Step::Done(_)) => Outcome::Done,
-            Ok(Step::Moved) => Outcome::Moved,
+            Ok(Step::Done(_)) => StepOutcome::Completed,
+            Ok(Step::Moved) => StepOutcome::Moved,
             Ok(Step::Failed(_)) | Err(NakReason::Silence) => return,
             Ok(Step::Refused(nak)) | Err(nak) => crate::capture::local::refusal(*nak),
         };

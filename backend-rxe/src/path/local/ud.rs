@@ -1,7 +1,6 @@
 //! Datagrams, delivered locally.
 
-use pvrdma_roce::total;
-use pvrdma_verbs::{Access, SendData, SendFlags, SendOp, SendWr, UdDestination, WcStatus};
+use pvrdma_verbs::{Access, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination, WcStatus};
 
 use crate::counters::Tally;
 use crate::gid::BoundGid;
@@ -29,7 +28,7 @@ impl LocalDatagram<'_> {
     /// What is wrong with the sender's side.
     pub(crate) fn deliver(&self, peer: &Qp, memory: Memory<'_>, tally: &mut Tally) -> Result<(), WcStatus> {
         let SendOp::Send { data, .. } = self.work.op else { return Err(WcStatus::LocalQpOperation) };
-        let payload_len = total(&self.work.sges);
+        let payload_len = Sge::total_length(&self.work.sges);
         let immediate = if let SendData::Immediate(bytes) = data { Some(bytes) } else { None };
         let header = Header {
             kind: self.source.kind,

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use pvrdma_roce::{AtomicChange, Fault, NakReason, Received, RequesterOps, ResponderOps, total};
+use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
 use pvrdma_verbs::{Access, RemoteAddress, SendWr, Sge, WcStatus};
 
 use crate::counters::{Counters, Tally};
@@ -31,17 +31,17 @@ impl RequesterOps for RequesterHooks<'_> {
         begin_request(self.qp, &self.requester.attrs, work, self.memory, self.tally).map(|_| ())
     }
 
-    fn gather(&mut self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), Fault> {
+    fn gather(&mut self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
         self.list(sges, Access::empty()).read(offset, out)
     }
 
-    fn scatter(&mut self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), Fault> {
+    fn scatter(&mut self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), AccessError> {
         self.list(sges, Access::LOCAL_WRITE).write(offset, data)
     }
 
     fn finish(&mut self, work: &SendWr, status: WcStatus, byte_len: u32) {
         match status {
-            WcStatus::Success => self.tally.count_request(&work.op, total(&work.sges)),
+            WcStatus::Success => self.tally.count_request(&work.op, Sge::total_length(&work.sges)),
             WcStatus::Flushed => self.tally.flushed += 1,
             _ => Counters::bump(&self.qp.adapter.counters.request_errors),
         }
@@ -94,7 +94,7 @@ impl ResponderOps for ResponderHooks<'_> {
         self.responder.check_remote(self.qp, self.memory, remote, length, need)
     }
 
-    fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), Fault> {
+    fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), AccessError> {
         // Who polls the end of a buffer must find the rest there: the last word, or byte where it is not aligned, comes
         // after all others.
         let end = remote.addr.wrapping_add(data.len() as u64);
@@ -107,12 +107,12 @@ impl ResponderOps for ResponderHooks<'_> {
         list.write(body.len() as u64, tail)
     }
 
-    fn read(&mut self, remote: RemoteAddress, out: &mut [u8]) -> Result<(), Fault> {
+    fn read(&mut self, remote: RemoteAddress, out: &mut [u8]) -> Result<(), AccessError> {
         let sges = [remote_sge(remote, out.len() as u64)];
         remote_list(self.qp, self.memory, &sges, Access::REMOTE_READ).read(0, out)
     }
 
-    fn update(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<u64, Fault> {
+    fn update(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<u64, AccessError> {
         execute_atomic(self.qp, self.memory, remote, change)
     }
 

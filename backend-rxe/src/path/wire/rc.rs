@@ -85,7 +85,7 @@ impl WireRequester {
             let mut hooks = RequesterHooks { qp, requester, memory: guard.own(), tally: &mut tally };
             self.transport.handle_packet(qp.adapter.engine.now(), packet, &mut hooks);
             port.counters.requester(&before, &self.transport.stats());
-            self.share.acked(self.transport.under_way());
+            self.share.acked(self.transport.in_flight());
             qp.adapter.counters.fold(&mut tally);
         }
         Ok(())
@@ -126,7 +126,7 @@ pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
     let WireBatch { wire, requester, .. } = batch;
     port.counters.requester(&before, &wire.transport.stats());
     if run != Run::More {
-        wire.share.pause(wire.transport.under_way());
+        wire.share.pause(wire.transport.in_flight());
     }
     let deadline = wire.grace.deadline(wire.transport.poll_timeout()).into_iter().chain(wire.paced).min();
     if run == Run::Idle
@@ -158,7 +158,7 @@ impl WireBatch<'_> {
         }
         let Some(posted) = self.post(memory) else { return false };
         if self.rate.is_on() {
-            self.wire.transport.ask();
+            self.wire.transport.request_ack();
         }
         let built = self.build(memory, now, frames);
         if !bound {
@@ -203,20 +203,20 @@ impl WireBatch<'_> {
         while qp.state.sends()
             && frames.len() < BATCH
             && !self.budget.spent()
-            && (transport.resends() || share.may_send())
+            && (transport.next_is_retransmission() || share.may_send())
         {
             *paced = rate.blocked_until(port, now);
             if paced.is_some() {
                 break;
             }
             if share.ends_turn() {
-                transport.ask();
+                transport.request_ack();
             }
             let before = frames.bytes();
             if !frames.push_with(MAX_FRAME, |room| transport.poll_transmit(now, &mut hooks, room)) {
                 break;
             }
-            share.sent(transport.under_way());
+            share.sent(transport.in_flight());
             let bytes = frames.bytes().saturating_sub(before) as u64;
             rate.sent(now, bytes);
             self.budget.take_bytes(bytes);

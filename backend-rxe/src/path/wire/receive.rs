@@ -38,7 +38,7 @@ impl Inbox {
     fn take(&mut self, port: &Port, node: &Node<Endpoint>, frame: &[u8]) {
         let counters = &port.counters;
         PortCounters::bump(&counters.wire_frames_received);
-        PortCounters::add(&counters.wire_bytes_received, frame.len() as u64);
+        PortCounters::add(&counters.wire_received_bytes, frame.len() as u64);
         let Ok(packet) = Packet::parse(frame) else { return PortCounters::bump(&counters.wire_dropped_malformed) };
         let header = &packet.header;
         let (kind, gid) = (header.network.kind(), header.network.destination());

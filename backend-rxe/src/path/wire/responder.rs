@@ -1,7 +1,6 @@
 //! Reliable connections over the wire: the responder of the transport, beside that of a queue pair.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pvrdma_ether_link::Frames;
@@ -45,7 +44,7 @@ impl WireResponder {
             path,
             remote: attrs.dest_qpn,
             deferred: VecDeque::new(),
-            reorder: ReorderBuffer::new(Arc::clone(&port.buffered)),
+            reorder: ReorderBuffer::new(port.buffered.clone()),
             refused: false,
             paced: None,
         })
@@ -54,7 +53,7 @@ impl WireResponder {
     /// Packets that wait, and responses that are owed.
     #[cfg(test)]
     pub(crate) fn load(&self) -> (usize, usize) {
-        (self.deferred.len(), self.transport.answers_owed())
+        (self.deferred.len(), self.transport.pending_responses())
     }
 
     /// Executes a packet, or keeps it for later.
@@ -64,7 +63,7 @@ impl WireResponder {
         if self.deferred.is_empty() {
             match self.handle(packet, hooks) {
                 Handled::Deferred => {}
-                Handled::Ahead => return self.keep(psn, frame),
+                Handled::OutOfOrder => return self.keep(psn, frame),
                 Handled::Done | Handled::Dropped => return self.catch_up(hooks),
             }
         }
@@ -78,7 +77,7 @@ impl WireResponder {
     /// Keeps a packet that came before its time.
     fn keep(&mut self, psn: Psn, frame: &[u8]) {
         let missing = self.reorder.insert(self.transport.expected_psn(), psn, frame);
-        self.transport.name_missing(psn, missing);
+        self.transport.nak_selectively(psn, missing);
     }
 
     /// Executes packets that came before their time and are expected now.
@@ -97,7 +96,7 @@ impl WireResponder {
             }
         }
         if !self.reorder.is_empty() {
-            self.transport.report_missing();
+            self.transport.nak_expected();
         }
     }
 
@@ -116,7 +115,7 @@ impl WireResponder {
             let Ok(packet) = Packet::parse(&frame) else { continue };
             match self.handle(&packet, hooks) {
                 Handled::Deferred => return self.deferred.push_front(frame),
-                Handled::Ahead => self.keep(packet.header.bth.psn, &frame),
+                Handled::OutOfOrder => self.keep(packet.header.bth.psn, &frame),
                 Handled::Done | Handled::Dropped => {}
             }
         }
@@ -232,7 +231,7 @@ impl WireSide {
         let mut paced = None;
         while frames.len() < BATCH {
             let before = frames.bytes();
-            if rate.is_on() && wire.transport.next_is_data() {
+            if rate.is_on() && wire.transport.next_is_read_response() {
                 paced = rate.blocked_until(port, engine.now());
             }
             if paced.is_some() || !frames.push_with(MAX_FRAME, |room| wire.transport.poll_transmit(&mut hooks, room)) {
@@ -254,6 +253,6 @@ impl WireSide {
         if all {
             wire.resume(&mut hooks);
         }
-        all && !wire.transport.has_answers() && wire.deferred.is_empty()
+        all && !wire.transport.has_responses() && wire.deferred.is_empty()
     }
 }

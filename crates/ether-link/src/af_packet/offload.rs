@@ -4,7 +4,9 @@
 //! are handed over whole. So we make them out of our own runs of packets, and take apart what comes (`virtio_net_hdr`,
 //! Linux `include/uapi/linux/virtio_net.h`).
 
-use pvrdma_roce::wire::{Checksum, EtherType, Ethernet, ROCE_PORT};
+use pvrdma_roce::wire::{Checksum, EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT, Udp};
+
+use crate::PROTOCOL_TCP;
 
 /// Bytes of a `virtio_net_hdr`.
 pub(super) const OFFLOAD_LEN: usize = 10;
@@ -21,9 +23,6 @@ const KIND_UDP: u8 = 5;
 /// Or'ed to a kind of TCP: only the first segment carries CWR, which we see to anyway.
 const KIND_ECN: u8 = 0x80;
 
-const PROTOCOL_TCP: u8 = 6;
-const PROTOCOL_UDP: u8 = 17;
-const UDP_LEN: usize = 8;
 const TCP_FIN_PSH: u8 = 0x09;
 const TCP_CWR: u8 = 0x80;
 
@@ -94,10 +93,10 @@ impl Headers {
         let tcp = protocol == PROTOCOL_TCP;
         let len = match protocol {
             PROTOCOL_TCP => transport + usize::from(frame.get(transport + 12)? >> 4) * 4,
-            PROTOCOL_UDP => transport + UDP_LEN,
+            PROTOCOL_UDP => transport + Udp::LEN,
             _ => return None,
         };
-        let shortest = transport + if tcp { 20 } else { UDP_LEN };
+        let shortest = transport + if tcp { 20 } else { Udp::LEN };
         if transport < network + 20 || len < shortest {
             return None;
         }

@@ -1,12 +1,9 @@
 //! What a tunnel looks at in the frames that it carries.
 
+use pvrdma_roce::wire::{EtherType, Ethernet, Ipv6, PROTOCOL_UDP, ROCE_PORT};
 use pvrdma_verbs::MacAddr;
 
-use pvrdma_roce::wire::{EtherType, Ethernet, ROCE_PORT};
-
-const PROTOCOL_UDP: u8 = 17;
-const PROTOCOL_TCP: u8 = 6;
-const IPV6_LEN: usize = 40;
+use crate::PROTOCOL_TCP;
 
 /// Who can be behind a remote: an Ethernet address, or the GID of an RDMA port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
@@ -68,7 +65,8 @@ impl Inner {
     }
 
     fn look_at_ipv6(&mut self, body: &[u8], hash: &mut crc32fast::Hasher, roce: bool) {
-        let Some(([high, low, _, _, _, _, protocol, _, addresses @ ..], rest)) = body.split_first_chunk::<IPV6_LEN>()
+        let Some(([high, low, _, _, _, _, protocol, _, addresses @ ..], rest)) =
+            body.split_first_chunk::<{ Ipv6::LEN }>()
         else {
             return;
         };

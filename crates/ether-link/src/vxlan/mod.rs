@@ -33,10 +33,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::Counter;
+use pvrdma_verbs::{Count, Counter, LogLimit};
 use thiserror::Error;
 
-use self::counters::{VxlanCounters, count};
+pub(crate) use self::counters::all_counters;
+use self::counters::{VxlanCounters, vxlan_stations, vxlan_trains_sent};
 use self::header::{NoFrame, decapsulate};
 use self::inner::Inner;
 use self::input::{Arrived, Input};
@@ -140,6 +141,9 @@ pub struct VxlanLink {
     switch: Mutex<Switch>,
     clock: Arc<dyn Clock>,
     counters: VxlanCounters,
+    /// Frames that could not be sent.
+    lost: Count,
+    log: LogLimit,
 }
 
 impl VxlanLink {
@@ -162,7 +166,21 @@ impl VxlanLink {
             switch: Mutex::new(Switch::new(&config.remotes, config.open, local.port())),
             clock,
             counters: VxlanCounters::default(),
+            lost: Count::default(),
+            log: LogLimit::new(),
         })
+    }
+
+    /// Counts an event and logs it.
+    fn note(&self, counter: &Count, what: std::fmt::Arguments<'_>) {
+        counter.increment();
+        self.log.log(log::Level::Info, "vxlan", what);
+    }
+
+    /// Counts and logs why there is no frame.
+    fn refuse<T>(&self, counter: &Count, why: std::fmt::Arguments<'_>) -> Option<T> {
+        self.note(counter, why);
+        None
     }
 
     /// Takes the frame out of a datagram, if it is for us, and notes who sent it.
@@ -172,30 +190,31 @@ impl VxlanLink {
         let now = self.clock.now();
         let mut switch = self.switch.lock();
         let Some(remote) = switch.sender(from, now) else {
-            return count(&counters.vxlan_dropped_sender, || format!("{from} is not a remote"));
+            return self.refuse(&counters.vxlan_dropped_sender, format_args!("{from} is not a remote"));
         };
         let frame = match decapsulate(payload, self.vni) {
             Ok(frame) => frame,
             Err(NoFrame::Malformed) => {
-                return count(&counters.vxlan_dropped_malformed, || format!("no VXLAN header from {from}"));
+                return self.refuse(&counters.vxlan_dropped_malformed, format_args!("no VXLAN header from {from}"));
             }
             Err(NoFrame::OtherNetwork(vni)) => {
-                return count(&counters.vxlan_dropped_vni, || format!("{from} sends to VNI {vni}"));
+                return self.refuse(&counters.vxlan_dropped_vni, format_args!("{from} sends to VNI {vni}"));
             }
         };
         let Some(inner) = Inner::of(frame).filter(|inner| !is_group(inner.source)) else {
-            return count(&counters.vxlan_dropped_malformed, || format!("no frame, or one from a group, from {from}"));
+            return self
+                .refuse(&counters.vxlan_dropped_malformed, format_args!("no frame, or one from a group, from {from}"));
         };
         if !ecn::decapsulate(class, frame) {
-            return count(&counters.vxlan_dropped_congested, || format!("congestion on the way from {from}"));
+            return self.refuse(&counters.vxlan_dropped_congested, format_args!("congestion on the way from {from}"));
         }
         match switch.learn(&inner, remote, now) {
             Learned::Known | Learned::New => {}
             Learned::Moved => {
-                _ = count::<()>(&counters.vxlan_moved, || format!("{} is behind {from} now", inner.source))
+                self.note(&counters.vxlan_moved, format_args!("{} is behind {from} now", inner.source));
             }
             Learned::Refused => {
-                let _: Option<()> = count(&counters.vxlan_not_learned, || format!("too many stations behind {from}"));
+                self.note(&counters.vxlan_not_learned, format_args!("too many stations behind {from}"));
             }
         }
         Some(frame)
@@ -208,7 +227,7 @@ impl VxlanLink {
         let mut datagrams = Vec::with_capacity(frames.len().saturating_sub(from));
         for (index, frame) in (from..).zip(frames.iter_from(from)) {
             let Some(inner) = Inner::of(frame) else {
-                let _: Option<()> = count(&self.counters.lost, || "a frame without an Ethernet header".to_owned());
+                self.note(&self.lost, format_args!("a frame without an Ethernet header"));
                 continue;
             };
             let datagram = |to| Datagram { frame, index, to, flow: inner.flow, class: inner.class };
@@ -240,7 +259,7 @@ impl Link for VxlanLink {
             match self.output.send(rest) {
                 Outcome::Sent(count) => next = next.saturating_add(count),
                 Outcome::Lost(lost) => {
-                    self.counters.add_lost(lost);
+                    self.lost.add(lost as u64);
                     next = next.saturating_add(lost);
                 }
                 Outcome::Full => {
@@ -251,7 +270,7 @@ impl Link for VxlanLink {
                     }
                     // Some remotes have this frame already. It must not come to them again.
                     let copies = rest.iter().take_while(|datagram| datagram.index == index).count();
-                    self.counters.add_lost(copies);
+                    self.lost.add(copies as u64);
                     next = next.saturating_add(copies);
                 }
             }
@@ -269,13 +288,13 @@ impl Link for VxlanLink {
     }
 
     fn lost(&self) -> u64 {
-        self.counters.lost()
+        self.lost.get()
     }
 
     fn counters(&self) -> Vec<Counter> {
         let mut list = self.counters.list();
-        list.push(("vxlan_stations", self.switch.lock().stations() as u64));
-        list.push(("vxlan_trains_sent", self.output.trains.load(std::sync::atomic::Ordering::Relaxed)));
+        list.push(vxlan_stations(self.switch.lock().stations()));
+        list.push(vxlan_trains_sent(self.output.trains.get()));
         list
     }
 }

@@ -5,11 +5,13 @@ use std::io::{self, IoSlice};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use nix::errno::Errno;
 use nix::sys::socket::sockopt::UdpGsoSegment;
 use nix::sys::socket::{ControlMessage, MsgFlags, MultiHeaders, SockaddrStorage, getsockopt, sendmmsg, sendmsg};
+
+use pvrdma_verbs::Count;
 
 use super::header::HEADER_LEN;
 
@@ -59,7 +61,7 @@ pub(super) struct Output {
     /// The socket that had no room last.
     full: AtomicUsize,
     /// Trains that left.
-    pub(super) trains: AtomicU64,
+    pub(super) trains: Count,
 }
 
 impl Output {
@@ -86,7 +88,7 @@ impl Output {
             ipv6: local.is_ipv6(),
             longest_segment: AtomicUsize::new(if has_trains { usize::from(u16::MAX) } else { 0 }),
             full: AtomicUsize::new(0),
-            trains: AtomicU64::new(0),
+            trains: Count::default(),
         })
     }
 
@@ -170,7 +172,7 @@ impl Output {
         let control = [ControlMessage::UdpGsoSegments(&segment), self.class(&tos, &class)];
         let control = if tos == 0 { control.get(..1).unwrap_or_default() } else { &control };
         sendmsg(socket.as_raw_fd(), &slices, control, FLAGS, Some(&SockaddrStorage::from(first.to)))?;
-        self.trains.fetch_add(1, Ordering::Relaxed);
+        self.trains.increment();
         Ok(train.len())
     }
 

@@ -59,7 +59,7 @@ fn receive(link: &VxlanLink, count: usize) -> Vec<Vec<u8>> {
 }
 
 fn figure(link: &VxlanLink, name: &str) -> u64 {
-    link.counters().iter().find(|(known, _)| *known == name).unwrap().1
+    link.counters().iter().find(|counter| counter.name == name).unwrap().value
 }
 
 #[test]

@@ -1,261 +1,171 @@
-//! Cutting requests into packets.
+//! Sending: what the next packet is, and its frame.
 
 use std::time::Duration;
 
-use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcStatus};
+use pvrdma_verbs::{SendFlags, SendOp, WcStatus};
 
-use super::recovery::Probe;
-use super::{Requester, Seq, Stage, wire_psn};
+use super::Requester;
+use super::loss_recovery::Probe;
+use super::packet_plan::{PacketPlan, SizedWr};
+use super::request::Stage;
+use super::send_state::{Seq, wire_psn};
+use super::timers::Timer;
 use crate::ops::{RequesterOps, is_local};
-use crate::wire::{AtomicEth, Bth, Extension, Opcode, Position, Reth};
+use crate::wire::Bth;
 
-/// Packets without an ACK request in a row, at most.
-const ASK_EVERY: u32 = 32;
-
-/// What the cursor finds.
+/// What there is at `snd.nxt`.
 enum Next {
     /// This packet.
-    Packet(Plan),
-    /// Look again: the cursor has moved.
+    Packet(PacketPlan),
+    /// Look again: `snd.nxt` has moved.
     Moved,
     /// Nothing can be sent now.
     Blocked,
 }
 
-/// One packet.
-pub(crate) struct Plan {
-    pub(crate) opcode: Opcode,
-    pub(crate) extension: Extension,
-    /// PSNs that it takes.
-    span: u32,
-    /// Payload: where in the message, and how much.
-    pub(crate) offset: u64,
-    pub(crate) len: u32,
-    /// The answer is one message of its own, of which resources are limited.
-    pub(crate) wants_data: bool,
-    pub(crate) solicited: bool,
-    pub(crate) ends_message: bool,
-}
-
 impl Requester {
-    /// Writes the next frame into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Gives its length.
-    pub fn poll_transmit(&mut self, now: Duration, host: &mut impl RequesterOps, out: &mut [u8]) -> Option<usize> {
-        if self.rnr_deadline.is_some_and(|deadline| now < deadline) {
+    /// Writes the next frame into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Returns its length in bytes;
+    /// `None`: there is nothing to send now.
+    pub fn poll_transmit(&mut self, now: Duration, ops: &mut impl RequesterOps, out: &mut [u8]) -> Option<usize> {
+        if self.timers.is_running(Timer::RnrBackoff) && !self.timers.has_expired(Timer::RnrBackoff, now) {
             return None;
         }
-        self.rnr_deadline = None;
-        if let Probe::Due(attempt) = self.probe {
-            self.probe = Probe::Sent(self.unconfirmed, attempt);
-            if let Some(len) = self.transmit_alone(now, self.unconfirmed, host, out) {
+        self.timers.stop(Timer::RnrBackoff);
+        if let Probe::Due(attempt) = self.recovery.probe {
+            self.recovery.probe = Probe::Sent(self.snd.una, attempt);
+            if let Some(len) = self.retransmit_one(now, self.snd.una, ops, out) {
                 return Some(len);
             }
         }
-        while let Some(seq) = self.repairs.take() {
-            // From the cursor on everything is sent in any case.
-            if seq < self.cursor
-                && let Some(len) = self.transmit_alone(now, seq, host, out)
+        while let Some(seq) = self.recovery.queue.pop() {
+            // From `nxt` on everything is sent in any case.
+            if seq < self.snd.nxt
+                && let Some(len) = self.retransmit_one(now, seq, ops, out)
             {
                 return Some(len);
             }
         }
         loop {
-            match self.next_packet(host) {
-                Next::Packet(plan) => return self.transmit(now, &plan, host, out),
+            match self.next_packet(ops) {
+                Next::Packet(plan) => return self.transmit(now, &plan, ops, out),
                 Next::Moved => {}
                 Next::Blocked => return None,
             }
         }
     }
 
-    /// Sends an unconfirmed packet again and stays where we are.
-    fn transmit_alone(
+    /// Retransmits one unacked packet; `snd.nxt` stays.
+    fn retransmit_one(
         &mut self,
         now: Duration,
         seq: Seq,
-        host: &mut impl RequesterOps,
+        ops: &mut impl RequesterOps,
         out: &mut [u8],
     ) -> Option<usize> {
-        let cursor = self.cursor;
-        self.seek(seq);
-        self.unasked = u32::MAX;
-        let sent = match self.next_packet(host) {
-            Next::Packet(plan) => self.transmit(now, &plan, host, out),
+        let nxt = self.snd.nxt;
+        self.set_nxt(seq);
+        self.ack_policy.force();
+        let sent = match self.next_packet(ops) {
+            Next::Packet(plan) => self.transmit(now, &plan, ops, out),
             Next::Moved | Next::Blocked => None,
         };
         if !self.ended {
-            self.seek(cursor);
+            self.set_nxt(nxt);
         }
         sent
     }
 
-    fn next_packet(&mut self, host: &mut impl RequesterOps) -> Next {
-        let cursor = self.cursor;
-        let waits_for_data = !self.data_requests.is_empty();
-        let Some(request) = self.requests.get_mut(self.at) else { return Next::Blocked };
+    fn next_packet(&mut self, ops: &mut impl RequesterOps) -> Next {
+        let nxt = self.snd.nxt;
+        let waits_for_data = !self.outstanding_rd_atomic.is_empty();
+        let Some(request) = self.requests.get_mut(self.nxt_request) else { return Next::Blocked };
         if request.stage == Stage::Posted {
-            let fenced = request.work.flags.contains(SendFlags::FENCE) && waits_for_data;
-            // What is invalidated may still be needed to send an earlier request again.
-            let must_be_first = matches!(request.work.op, SendOp::LocalInvalidate(_)) && self.at > 0;
+            let fenced = request.wr.flags.contains(SendFlags::FENCE) && waits_for_data;
+            // What is invalidated may still be needed to retransmit an earlier request.
+            let must_be_first = matches!(request.wr.op, SendOp::LocalInvalidate(_)) && self.nxt_request > 0;
             if self.draining || fenced || must_be_first {
                 return Next::Blocked;
             }
-            request.stage = match host.begin(&mut request.work) {
-                Ok(()) => Stage::Begun,
+            request.stage = match ops.begin(&mut request.wr) {
+                Ok(()) => Stage::Started,
                 Err(status) => Stage::Failed(status),
             };
         }
         if let Stage::Failed(_) = request.stage {
             // It ends when everything before it has.
-            self.retire(host);
+            self.complete_done(ops);
             return Next::Blocked;
         }
-        if is_local(&request.work.op) {
-            self.at += 1;
-            self.retire(host);
+        if is_local(&request.wr.op) {
+            self.nxt_request += 1;
+            self.complete_done(ops);
             return Next::Moved;
         }
-        if cursor >= request.end() {
-            self.at += 1;
+        if nxt >= request.end() {
+            self.nxt_request += 1;
             return Next::Moved;
         }
-        if !request.wants_data() && cursor < self.executed {
+        if !request.wants_data() && nxt < self.snd.executed {
             // The responder has these already.
-            self.cursor = self.executed.min(request.end());
+            self.snd.nxt = self.snd.executed.min(request.end());
             return Next::Moved;
         }
-        if request.wants_data() && self.data_requests.len() >= self.attrs.max_rd_atomic.into() {
+        if request.wants_data() && self.outstanding_rd_atomic.len() >= self.attrs.max_rd_atomic.into() {
             return Next::Blocked;
         }
-        let chunk = self.tuning.read_chunk.min(self.tuning.window / 2).max(1);
-        let index = cursor.checked_sub(request.first).and_then(|index| u32::try_from(index).ok());
-        let message = Message { work: &request.work, length: request.length, count: request.count };
-        let plan = index.and_then(|index| plan(&message, index, self.attrs.path_mtu.bytes(), chunk));
+        let read_chunk = self.tuning.read_chunk.min(self.tuning.window / 2).max(1);
+        let index = nxt.checked_sub(request.first).and_then(|index| u32::try_from(index).ok());
+        let sized = SizedWr { wr: &request.wr, length: request.length, count: request.count };
+        let plan = index.and_then(|index| PacketPlan::new(&sized, index, self.attrs.path_mtu.bytes(), read_chunk));
         let Some(plan) = plan else { return Next::Blocked };
-        let outstanding = cursor.saturating_sub(self.unconfirmed);
-        if outstanding > 0 && outstanding + Seq::from(plan.span) > self.recovery.window().into() {
+        let in_flight = self.snd.in_flight();
+        if in_flight > 0 && in_flight + Seq::from(plan.span) > self.recovery.window().into() {
             return Next::Blocked;
         }
         Next::Packet(plan)
     }
 
-    fn transmit(&mut self, now: Duration, plan: &Plan, host: &mut impl RequesterOps, out: &mut [u8]) -> Option<usize> {
-        let request = self.requests.get_mut(self.at)?;
-        let after = self.cursor + Seq::from(plan.span);
-        let outstanding = after.saturating_sub(self.unconfirmed);
-        let mut bth = Bth::new(plan.opcode, self.remote, wire_psn(self.cursor));
+    fn transmit(
+        &mut self,
+        now: Duration,
+        plan: &PacketPlan,
+        ops: &mut impl RequesterOps,
+        out: &mut [u8],
+    ) -> Option<usize> {
+        let request = self.requests.get_mut(self.nxt_request)?;
+        let after = self.snd.nxt + Seq::from(plan.span);
+        let in_flight = after.saturating_sub(self.snd.una);
+        let mut bth = Bth::new(plan.opcode, self.remote, wire_psn(self.snd.nxt));
         bth.solicited = plan.solicited;
         bth.ack_request = plan.ends_message
             || plan.wants_data
-            || self.unasked >= ASK_EVERY.min(self.recovery.window() / 4)
-            || outstanding >= self.recovery.window().into();
+            || self.ack_policy.is_due(self.recovery.window())
+            || in_flight >= self.recovery.window().into();
         let len = plan.len as usize;
         let mut frame = self.path.frame(&mut self.ident, bth, plan.extension, len, out).ok()?;
-        if len > 0 && host.gather(&request.work.sges, plan.offset, frame.payload()).is_err() {
+        if len > 0 && ops.gather(&request.wr.sges, plan.offset, frame.payload()).is_err() {
             request.stage = Stage::Failed(WcStatus::LocalProtection);
-            self.retire(host);
+            self.complete_done(ops);
             return None;
         }
-        let total = frame.finish();
+        let frame_len = frame.finish();
 
         self.stats.packets += 1;
-        if self.cursor < self.newest {
-            self.stats.resent += 1;
+        if self.snd.nxt < self.snd.max {
+            self.stats.retransmitted += 1;
         }
-        self.unasked = if bth.ack_request { 0 } else { self.unasked.saturating_add(1) };
+        self.ack_policy.on_sent(bth.ack_request);
         if plan.wants_data {
-            self.data_requests.push_back(after);
+            self.outstanding_rd_atomic.push_back(after);
         }
-        if bth.ack_request && after > self.newest {
-            self.recovery.sent(now, after);
+        if bth.ack_request && after > self.snd.max {
+            self.recovery.on_sent(now, after);
         }
-        self.cursor = after;
-        self.newest = self.newest.max(after);
-        if self.ack_deadline.is_none() {
-            self.restart_timer(now);
+        self.snd.nxt = after;
+        self.snd.max = self.snd.max.max(after);
+        if !self.timers.is_running(Timer::Ack) {
+            self.restart_timers(now);
         }
-        Some(total)
+        Some(frame_len)
     }
-}
-
-/// A request and its size in bytes and PSNs.
-pub(crate) struct Message<'a> {
-    pub(crate) work: &'a SendWr,
-    pub(crate) length: u32,
-    pub(crate) count: u32,
-}
-
-/// The packet of a request at its PSN of this index.
-pub(crate) fn plan(request: &Message<'_>, index: u32, mtu: u32, chunk: u32) -> Option<Plan> {
-    let offset = u64::from(index) * u64::from(mtu);
-    let left = u32::try_from(u64::from(request.length).checked_sub(offset)?).ok()?;
-    let len = left.min(mtu);
-    let (first, last) = (index == 0, index + 1 == request.count);
-    let position = Position::of(first, last);
-    let only = position == Position::Only;
-    let mut plan = Plan {
-        opcode: Opcode::send(position),
-        extension: Extension::None,
-        span: 1,
-        offset,
-        len,
-        wants_data: false,
-        solicited: false,
-        ends_message: last,
-    };
-    let solicited = last && request.work.flags.contains(SendFlags::SOLICITED);
-    match request.work.op {
-        SendOp::Send { data, .. } => {
-            plan.solicited = solicited;
-            match data {
-                SendData::Immediate(bytes) if last => {
-                    plan.opcode = Opcode::send_immediate(only);
-                    plan.extension = Extension::Immediate(bytes);
-                }
-                SendData::Invalidate(key) if last => {
-                    plan.opcode = Opcode::send_invalidate(only);
-                    plan.extension = Extension::Invalidate(key);
-                }
-                _ => {}
-            }
-        }
-        SendOp::Write { remote, immediate } => {
-            let reth = Reth { address: remote.addr, rkey: remote.rkey, length: request.length };
-            plan.opcode = Opcode::write(position);
-            match immediate.filter(|_| last) {
-                Some(bytes) => {
-                    plan.solicited = solicited;
-                    plan.opcode = Opcode::write_immediate(only);
-                    plan.extension =
-                        if only { Extension::RdmaImmediate(reth, bytes) } else { Extension::Immediate(bytes) };
-                }
-                None if first => plan.extension = Extension::Rdma(reth),
-                None => {}
-            }
-        }
-        SendOp::Read { remote } => {
-            // Chunks end where they ended when they were first sent, because the responder remembers them.
-            plan.span = (chunk - index % chunk).min(request.count - index);
-            let length = left.min(plan.span.saturating_mul(mtu));
-            let address = remote.addr.wrapping_add(offset);
-            plan.opcode = Opcode::READ_REQUEST;
-            plan.extension = Extension::Rdma(Reth { address, rkey: remote.rkey, length });
-            (plan.len, plan.wants_data) = (0, true);
-        }
-        SendOp::CompareSwap { remote, compare, swap } => {
-            (plan.opcode, plan.extension) = (Opcode::COMPARE_SWAP, atomic(remote, swap, compare));
-            (plan.len, plan.wants_data) = (0, true);
-        }
-        SendOp::FetchAdd { remote, add } => {
-            (plan.opcode, plan.extension) = (Opcode::FETCH_ADD, atomic(remote, add, 0));
-            (plan.len, plan.wants_data) = (0, true);
-        }
-        SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) | SendOp::Unsupported { .. } | SendOp::Malformed => {
-            return None;
-        }
-    }
-    Some(plan)
-}
-
-const fn atomic(remote: RemoteAddress, swap_or_add: u64, compare: u64) -> Extension {
-    Extension::Atomic(AtomicEth { address: remote.addr, rkey: remote.rkey, swap_or_add, compare })
 }

@@ -1,11 +1,10 @@
 //! Executing the expected packet. The order of the checks is that of IBA 9.7.4.1 and 9.7.5: sequence, what the QP allows,
 //! whether there is a receive, length, key and range. The first failure decides.
 
-use pvrdma_verbs::{Access, RemoteAddress, WcOpcode};
+use pvrdma_verbs::{Access, MAX_MESSAGE, RemoteAddress, WcOpcode};
 
-use super::answers::{Answer, ReadAnswer};
-use super::{Message, Replay, Responder};
-use crate::MAX_MESSAGE;
+use super::responses::{ReadResponse, Response};
+use super::{Message, Resource, Responder};
 use crate::ops::{AtomicChange, NakReason, Received, ResponderOps};
 use crate::path::packets;
 use crate::wire::{AtomicEth, Extension, OpcodeInfo, Operation, Packet, Reth};
@@ -15,7 +14,7 @@ impl Responder {
         &mut self,
         packet: &Packet<'_>,
         info: &OpcodeInfo,
-        host: &mut impl ResponderOps,
+        ops: &mut impl ResponderOps,
     ) -> Result<(), NakReason> {
         let continues = match (self.message, info.operation) {
             (Some(Message::Send { .. }), Operation::Send) | (Some(Message::Write { .. }), Operation::Write) => {
@@ -25,39 +24,39 @@ impl Responder {
             (Some(_), _) => false,
         };
         if !continues {
-            return Err(invalid(host));
+            return Err(invalid(ops));
         }
         match (info.operation, packet.header.extension) {
-            (Operation::Send, _) => self.send(packet, info, host),
-            (Operation::Write, _) => self.write(packet, info, host),
-            (Operation::ReadRequest, Extension::Rdma(reth)) => self.read(packet, reth, host),
-            (Operation::CompareSwap, Extension::Atomic(atomic)) => {
+            (Operation::Send, _) => self.send(packet, info, ops),
+            (Operation::Write, _) => self.write(packet, info, ops),
+            (Operation::ReadRequest, Extension::Reth(reth)) => self.read(packet, reth, ops),
+            (Operation::CompareSwap, Extension::AtomicEth(atomic)) => {
                 let change = AtomicChange::CompareSwap { compare: atomic.compare, swap: atomic.swap_or_add };
-                self.atomic(packet, atomic, change, host)
+                self.atomic(packet, atomic, change, ops)
             }
-            (Operation::FetchAdd, Extension::Atomic(atomic)) => {
-                self.atomic(packet, atomic, AtomicChange::FetchAdd { add: atomic.swap_or_add }, host)
+            (Operation::FetchAdd, Extension::AtomicEth(atomic)) => {
+                self.atomic(packet, atomic, AtomicChange::FetchAdd { add: atomic.swap_or_add }, ops)
             }
-            _ => Err(invalid(host)),
+            _ => Err(invalid(ops)),
         }
     }
 
-    fn send(&mut self, packet: &Packet<'_>, info: &OpcodeInfo, host: &mut impl ResponderOps) -> Result<(), NakReason> {
+    fn send(&mut self, packet: &Packet<'_>, info: &OpcodeInfo, ops: &mut impl ResponderOps) -> Result<(), NakReason> {
         let done = match self.message {
             Some(Message::Send { done }) => done,
             _ => {
-                host.take_receive()?;
+                ops.take_receive()?;
                 0
             }
         };
         if !self.payload_is_legal(packet) {
-            return Err(invalid(host));
+            return Err(invalid(ops));
         }
-        let length = grown(done, packet, host)?;
-        host.fill_receive(done.into(), packet.payload)?;
+        let length = grown(done, packet, ops)?;
+        ops.fill_receive(done.into(), packet.payload)?;
         if !info.position.ends() {
             self.message = Some(Message::Send { done: length });
-            self.advance_acknowledged(packet);
+            self.finish_packet(packet);
             return Ok(());
         }
         let mut received = Received {
@@ -67,50 +66,50 @@ impl Responder {
             invalidated: None,
             solicited: packet.header.bth.solicited,
         };
-        if let Extension::Invalidate(key) = packet.header.extension {
-            host.invalidate(key)?;
-            received.invalidated = Some(key);
+        if let Extension::Ieth(ieth) = packet.header.extension {
+            ops.invalidate(ieth.rkey)?;
+            received.invalidated = Some(ieth.rkey);
         }
-        host.complete_receive(received)?;
-        self.message_done();
-        self.advance_acknowledged(packet);
+        ops.complete_receive(received)?;
+        self.complete_message();
+        self.finish_packet(packet);
         Ok(())
     }
 
-    fn write(&mut self, packet: &Packet<'_>, info: &OpcodeInfo, host: &mut impl ResponderOps) -> Result<(), NakReason> {
+    fn write(&mut self, packet: &Packet<'_>, info: &OpcodeInfo, ops: &mut impl ResponderOps) -> Result<(), NakReason> {
         if info.position.starts() {
-            host.check_enabled(Access::REMOTE_WRITE)?;
+            ops.check_enabled(Access::REMOTE_WRITE)?;
         }
         let immediate = packet.header.extension.immediate();
         if immediate.is_some() {
-            host.take_receive()?;
+            ops.take_receive()?;
         }
         let (next, left, length) = match (self.message, packet.header.extension.reth()) {
             (Some(Message::Write { next, left, length }), _) => (next, left, length),
             (_, Some(reth)) => (remote(reth), reth.length, reth.length),
-            (_, None) => return Err(invalid(host)),
+            (_, None) => return Err(invalid(ops)),
         };
         let after = u32::try_from(packet.payload.len()).ok().and_then(|len| left.checked_sub(len));
         let Some(after) = after.filter(|&after| (after == 0) == info.position.ends()) else {
-            return Err(invalid(host));
+            return Err(invalid(ops));
         };
         if length > MAX_MESSAGE || !self.payload_is_legal(packet) {
-            return Err(invalid(host));
+            return Err(invalid(ops));
         }
         if info.position.starts() && length > 0 {
-            host.check_remote(next, length.into(), Access::REMOTE_WRITE)?;
+            ops.check_remote(next, length.into(), Access::REMOTE_WRITE)?;
         }
-        if host.write(next, packet.payload).is_err() {
-            return Err(refuse(host, NakReason::RemoteAccess));
+        if ops.write(next, packet.payload).is_err() {
+            return Err(refuse(ops, NakReason::RemoteAccess));
         }
         if !info.position.ends() {
             let next = RemoteAddress { addr: next.addr.wrapping_add(packet.payload.len() as u64), ..next };
             self.message = Some(Message::Write { next, left: after, length });
-            self.advance_acknowledged(packet);
+            self.finish_packet(packet);
             return Ok(());
         }
         if immediate.is_some() {
-            host.complete_receive(Received {
+            ops.complete_receive(Received {
                 opcode: WcOpcode::RecvRdmaWithImmediate,
                 length,
                 immediate,
@@ -118,30 +117,30 @@ impl Responder {
                 solicited: packet.header.bth.solicited,
             })?;
         }
-        self.message_done();
-        self.advance_acknowledged(packet);
+        self.complete_message();
+        self.finish_packet(packet);
         Ok(())
     }
 
-    fn read(&mut self, packet: &Packet<'_>, reth: Reth, host: &mut impl ResponderOps) -> Result<(), NakReason> {
-        host.check_enabled(Access::REMOTE_READ)?;
+    fn read(&mut self, packet: &Packet<'_>, reth: Reth, ops: &mut impl ResponderOps) -> Result<(), NakReason> {
+        ops.check_enabled(Access::REMOTE_READ)?;
         if !self.has_resources() || reth.length > MAX_MESSAGE || !self.payload_is_legal(packet) {
-            return Err(invalid(host));
+            return Err(invalid(ops));
         }
         if reth.length > 0 {
-            host.check_remote(remote(reth), reth.length.into(), Access::REMOTE_READ)?;
+            ops.check_remote(remote(reth), reth.length.into(), Access::REMOTE_READ)?;
         }
         let first = self.expected;
         let count = packets(reth.length, self.attrs.path_mtu);
         self.expected = first.plus(count);
-        self.message_done();
-        self.remember(Replay::Read { first, count, reth });
-        self.answers.push_back(Answer::Read(ReadAnswer {
+        self.complete_message();
+        self.save_resource(Resource::Read { first, count, reth });
+        self.responses.push_back(Response::Read(ReadResponse {
             request: first,
             psn: first,
             reth,
             starts: true,
-            again: false,
+            duplicate: false,
         }));
         Ok(())
     }
@@ -151,37 +150,38 @@ impl Responder {
         packet: &Packet<'_>,
         atomic: AtomicEth,
         change: AtomicChange,
-        host: &mut impl ResponderOps,
+        ops: &mut impl ResponderOps,
     ) -> Result<(), NakReason> {
-        host.check_enabled(Access::REMOTE_ATOMIC)?;
+        ops.check_enabled(Access::REMOTE_ATOMIC)?;
         if !self.has_resources() || !self.payload_is_legal(packet) || !atomic.address.is_multiple_of(8) {
-            return Err(invalid(host));
+            return Err(invalid(ops));
         }
         let remote = RemoteAddress { addr: atomic.address, rkey: atomic.rkey };
-        host.check_remote(remote, 8, Access::REMOTE_ATOMIC)?;
-        let Ok(original) = host.update(remote, change) else { return Err(refuse(host, NakReason::RemoteAccess)) };
+        ops.check_remote(remote, 8, Access::REMOTE_ATOMIC)?;
+        let Ok(original) = ops.update(remote, change) else { return Err(refuse(ops, NakReason::RemoteAccess)) };
         let psn = self.expected;
         self.expected = psn.plus(1);
-        self.message_done();
-        self.remember(Replay::Atomic { psn, original });
-        self.answers.push_back(Answer::Atomic { psn, original, again: false });
+        self.complete_message();
+        self.save_resource(Resource::Atomic { psn, original });
+        self.responses.push_back(Response::Atomic { psn, original, duplicate: false });
         Ok(())
     }
 
-    /// Whether the peer may have another READ or atomic outstanding. One whose answer has not left is surely outstanding.
+    /// Returns `true` if the peer may have another READ or atomic outstanding. One whose response has not left is surely
+    /// outstanding.
     fn has_resources(&self) -> bool {
-        let owed = self.answers.iter().filter(|answer| answer.is_new()).count();
-        owed < usize::from(self.attrs.max_dest_rd_atomic)
+        let outstanding = self.responses.iter().filter(|response| response.is_new()).count();
+        outstanding < usize::from(self.attrs.max_dest_rd_atomic)
     }
 
-    fn message_done(&mut self) {
+    fn complete_message(&mut self) {
         self.message = None;
         self.msn = self.msn.wrapping_add(1) & 0x00ff_ffff;
     }
 
     /// A packet of a SEND or WRITE is done.
-    fn advance_acknowledged(&mut self, packet: &Packet<'_>) {
-        self.acknowledged = self.expected;
+    fn finish_packet(&mut self, packet: &Packet<'_>) {
+        self.ack_psn = self.expected;
         self.expected = self.expected.plus(1);
         if packet.header.bth.ack_request {
             self.push_ack();
@@ -194,16 +194,16 @@ const fn remote(reth: Reth) -> RemoteAddress {
 }
 
 /// The length of a SEND with this packet.
-fn grown(done: u32, packet: &Packet<'_>, host: &mut impl ResponderOps) -> Result<u32, NakReason> {
+fn grown(done: u32, packet: &Packet<'_>, ops: &mut impl ResponderOps) -> Result<u32, NakReason> {
     let length = u32::try_from(packet.payload.len()).ok().and_then(|len| done.checked_add(len));
-    length.filter(|&length| length <= MAX_MESSAGE).ok_or(NakReason::InvalidRequest).map_err(|_| invalid(host))
+    length.filter(|&length| length <= MAX_MESSAGE).ok_or(NakReason::InvalidRequest).map_err(|_| invalid(ops))
 }
 
-fn invalid(host: &mut impl ResponderOps) -> NakReason {
-    refuse(host, NakReason::InvalidRequest)
+fn invalid(ops: &mut impl ResponderOps) -> NakReason {
+    refuse(ops, NakReason::InvalidRequest)
 }
 
-fn refuse(host: &mut impl ResponderOps, refusal: NakReason) -> NakReason {
-    host.refuse(refusal);
-    refusal
+fn refuse(ops: &mut impl ResponderOps, reason: NakReason) -> NakReason {
+    ops.refuse(reason);
+    reason
 }

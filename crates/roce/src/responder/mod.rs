@@ -1,77 +1,77 @@
 //! The responder of a reliable connection: executes requests in PSN order, each once (IBA 9.7.5).
 
-mod answers;
 mod execute;
 mod reorder;
+mod responses;
 pub(crate) mod selective_nak;
 
 use std::collections::VecDeque;
 
 use pvrdma_verbs::{Psn, QpAttrs, Qpn, RemoteAddress};
 
-use super::path::{Path, mtu_bytes, packets};
 use crate::ops::{NakReason, ResponderOps};
+use crate::path::{Path, mtu_bytes, packets};
 use crate::wire::{NakCode, Operation, Packet, Reth, Service, Syndrome};
-use answers::{Answer, ReadAnswer};
+use responses::{ReadResponse, Response};
 
-pub use reorder::{BufferedBytes, ReorderBuffer};
+pub use reorder::{ReorderBudget, ReorderBuffer};
 
-/// Missing packets that wait for the peer to be told, at most.
-const MOST_NAMED: usize = 32;
+/// Selective NAKs that wait to be sent, at most.
+const MAX_SELECTIVE_NAKS: usize = 32;
 
 /// What became of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Handled {
-    /// It was executed, answered or recognised.
+    /// It was executed, NAKed, or recognised as a duplicate.
     Done,
     /// It was dropped.
     Dropped,
-    /// One in front of it is missing. It may be dropped, or handed in again when its PSN is [`Responder::expected_psn`].
-    Ahead,
-    /// Answers that it must not overtake are still owed: call [`Responder::poll_transmit`] until it returns `None`, then
+    /// A packet before it is missing. It may be dropped, or handed in again when its PSN is [`Responder::expected_psn`].
+    OutOfOrder,
+    /// Responses that it must not overtake are still to be sent: call [`Responder::poll_transmit`] until it returns `None`, then
     /// hand it in again before any later packet of this QP.
     Deferred,
 }
 
-/// Figures of a responder.
+/// Counters of a responder. They start at 0 with it and only grow.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct ResponderStats {
     /// Packets executed.
     pub executed: u64,
-    /// Packets that came again.
+    /// Duplicates of packets that were executed before.
     pub duplicates: u64,
-    /// Packets ahead of the expected one.
+    /// Packets that came before the expected one.
     pub out_of_sequence: u64,
     /// RNR NAKs sent.
     pub not_ready: u64,
     /// Requests refused.
     pub refused: u64,
     /// Acknowledgements and responses sent.
-    pub answers: u64,
+    pub responses: u64,
 }
 
-/// A message of which packets are missing.
+/// A message of which packets are still to come.
 #[derive(Clone, Copy, Debug)]
 enum Message {
     Send { done: u32 },
     Write { next: RemoteAddress, left: u32, length: u32 },
 }
 
-/// What was answered to an RDMA READ or atomic, for answering again.
+/// A responder resource (IBA 9.7.5.1.4): an executed RDMA READ or atomic, so that its response can be repeated.
 #[derive(Clone, Copy, Debug)]
-enum Replay {
+enum Resource {
     Read { first: Psn, count: u32, reth: Reth },
     Atomic { psn: Psn, original: u64 },
 }
 
-/// Whether the peer knows that the expected packet is missing.
+/// The NAK that was sent for the expected PSN. There is one for each.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Missing {
-    No,
-    /// A sequence NAK was sent for it: later packets are not worth a word.
-    Told,
-    /// It came and found no receive: later packets are dropped without a word.
-    NotReady,
+enum NakSent {
+    None,
+    /// A sequence NAK: the packet is missing. Later packets get no other.
+    Sequence,
+    /// An RNR NAK: the packet found no receive. Later packets are dropped silently.
+    Rnr,
 }
 
 /// The responder half of a connected QP.
@@ -85,14 +85,16 @@ pub struct Responder {
     /// Messages completed, 24 bits.
     msn: u32,
     message: Option<Message>,
-    missing: Missing,
+    nak_sent: NakSent,
     /// PSN of the newest SEND or WRITE packet executed. Only such a PSN may stand in a plain ACK: some requesters take an
     /// ACK with the PSN of a READ or atomic for its completion.
-    acknowledged: Psn,
-    answers: VecDeque<Answer>,
-    /// Packets that are missing beside the expected one, of which the peer is to be told.
-    named: VecDeque<Psn>,
-    replays: VecDeque<Replay>,
+    ack_psn: Psn,
+    /// To be sent, in this order.
+    responses: VecDeque<Response>,
+    /// Packets that are missing beside the expected one, for which selective NAKs are to be sent.
+    selective_naks: VecDeque<Psn>,
+    /// Responder resources, at most `max_dest_rd_atomic`. The oldest is first.
+    resources: VecDeque<Resource>,
     /// Nothing is executed any more.
     ended: bool,
     ident: u16,
@@ -109,11 +111,11 @@ impl Responder {
             expected: attrs.rq_psn,
             msn: 0,
             message: None,
-            missing: Missing::No,
-            acknowledged: attrs.rq_psn.plus(u32::MAX),
-            answers: VecDeque::new(),
-            named: VecDeque::new(),
-            replays: VecDeque::new(),
+            nak_sent: NakSent::None,
+            ack_psn: attrs.rq_psn.plus(u32::MAX),
+            responses: VecDeque::new(),
+            selective_naks: VecDeque::new(),
+            resources: VecDeque::new(),
             ended: false,
             ident: 0,
             stats: ResponderStats::default(),
@@ -137,16 +139,16 @@ impl Responder {
         self.path = path;
     }
 
-    /// The QP went to its error state for another reason: nothing more is executed or answered.
+    /// The QP went to its error state for another reason: nothing more is executed, and no response is sent.
     pub fn end(&mut self) {
         self.ended = true;
-        self.answers.clear();
-        self.named.clear();
+        self.responses.clear();
+        self.selective_naks.clear();
         self.message = None;
     }
 
     /// Takes a request that [`crate::admit_connected`] let through.
-    pub fn handle_packet(&mut self, packet: &Packet<'_>, host: &mut impl ResponderOps) -> Handled {
+    pub fn handle_packet(&mut self, packet: &Packet<'_>, ops: &mut impl ResponderOps) -> Handled {
         let bth = &packet.header.bth;
         let Some(info) = bth.opcode.info().filter(|info| info.service == Service::Rc) else { return Handled::Dropped };
         if self.ended || info.operation.is_response() {
@@ -158,53 +160,53 @@ impl Responder {
             _ => return self.duplicate(packet, info.operation),
         }
         // READ data is read when it is sent: what changes memory must wait until then (IBA 9.4.4, 9.7.5.1.2).
-        if info.operation != Operation::ReadRequest && self.answers.iter().any(Answer::reads_memory) {
+        if info.operation != Operation::ReadRequest && self.responses.iter().any(Response::reads_memory) {
             return Handled::Deferred;
         }
-        host.request_arrived();
-        match self.execute(packet, info, host) {
+        ops.request_arrived();
+        match self.execute(packet, info, ops) {
             Ok(()) => {
-                self.missing = Missing::No;
+                self.nak_sent = NakSent::None;
                 self.stats.executed += 1;
                 Handled::Done
             }
-            Err(refusal) => self.refuse(bth.psn, refusal),
+            Err(reason) => self.refuse(bth.psn, reason),
         }
     }
 
-    /// A packet is missing: tells the peer once.
+    /// A packet is missing: NAKs it once.
     fn gap(&mut self) -> Handled {
         self.stats.out_of_sequence += 1;
-        self.report_missing();
-        if self.missing == Missing::Told { Handled::Ahead } else { Handled::Dropped }
+        self.nak_expected();
+        if self.nak_sent == NakSent::Sequence { Handled::OutOfOrder } else { Handled::Dropped }
     }
 
-    /// A later packet than the expected one is here.
-    pub fn report_missing(&mut self) {
-        if self.missing == Missing::No {
-            self.missing = Missing::Told;
-            self.renew_ack();
+    /// Sends a sequence NAK for the expected packet, unless one was sent: a later packet is here.
+    pub fn nak_expected(&mut self) {
+        if self.nak_sent == NakSent::None {
+            self.nak_sent = NakSent::Sequence;
+            self.refresh_ack();
             self.push_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
         }
     }
 
-    /// The `count` packets before `psn` are missing, and the peer sends missing packets alone: it should know of these before
-    /// it has sent the expected one again.
-    pub fn name_missing(&mut self, psn: Psn, count: u32) {
+    /// Sends selective NAKs for the `count` packets before `psn`. For a peer that retransmits missing packets alone: it should
+    /// know of these before it has retransmitted the expected one.
+    pub fn nak_selectively(&mut self, psn: Psn, count: u32) {
         for back in (1..=count).rev() {
-            if self.missing == Missing::Told && self.named.len() < MOST_NAMED {
-                self.named.push_back(psn.plus(back.wrapping_neg()));
+            if self.nak_sent == NakSent::Sequence && self.selective_naks.len() < MAX_SELECTIVE_NAKS {
+                self.selective_naks.push_back(psn.plus(back.wrapping_neg()));
             }
         }
     }
 
-    /// Answers what the host refused. It has already done the rest.
-    fn refuse(&mut self, psn: Psn, refusal: NakReason) -> Handled {
-        let code = match refusal {
+    /// Sends the NAK for what `ops` refused, which has already done the rest.
+    fn refuse(&mut self, psn: Psn, reason: NakReason) -> Handled {
+        let code = match reason {
             NakReason::Silence => return Handled::Dropped,
             NakReason::NotReady(timer) => {
                 self.stats.not_ready += 1;
-                self.missing = Missing::NotReady;
+                self.nak_sent = NakSent::Rnr;
                 self.push_nak(psn, Syndrome::RnrNak { timer });
                 return Handled::Done;
             }
@@ -219,7 +221,7 @@ impl Responder {
         Handled::Done
     }
 
-    /// A packet that was executed before: nothing is executed twice, nothing is refused (IBA 9.7.5.1.4).
+    /// A duplicate of a packet that was executed before: nothing is executed twice, nothing is refused (IBA 9.7.5.1.4).
     fn duplicate(&mut self, packet: &Packet<'_>, operation: Operation) -> Handled {
         self.stats.duplicates += 1;
         let psn = packet.header.bth.psn;
@@ -231,21 +233,21 @@ impl Responder {
                 Handled::Done
             }
             Operation::ReadRequest => {
-                let Some(again) = packet.header.extension.reth().and_then(|reth| self.find_read(psn, reth)) else {
+                let Some(duplicate) = packet.header.extension.reth().and_then(|reth| self.find_read(psn, reth)) else {
                     return Handled::Dropped;
                 };
-                self.read_again(again);
+                self.repeat_read(duplicate);
                 Handled::Done
             }
             Operation::CompareSwap | Operation::FetchAdd => {
-                let original = self.replays.iter().find_map(|replay| match *replay {
-                    Replay::Atomic { psn: at, original } if at == psn => Some(original),
+                let original = self.resources.iter().find_map(|resource| match *resource {
+                    Resource::Atomic { psn: at, original } if at == psn => Some(original),
                     _ => None,
                 });
                 let Some(original) = original else { return Handled::Dropped };
-                let owed = |answer: &Answer| matches!(answer, Answer::Atomic { psn: owed, .. } if *owed == psn);
-                if !self.answers.iter().any(owed) {
-                    self.answers.push_back(Answer::Atomic { psn, original, again: true });
+                let pending = |response: &Response| matches!(response, Response::Atomic { psn: at, .. } if *at == psn);
+                if !self.responses.iter().any(pending) {
+                    self.responses.push_back(Response::Atomic { psn, original, duplicate: true });
                 }
                 Handled::Done
             }
@@ -253,10 +255,10 @@ impl Responder {
         }
     }
 
-    /// The remembered READ that `reth` at `psn` is a part of.
-    fn find_read(&self, psn: Psn, reth: Reth) -> Option<ReadAnswer> {
-        self.replays.iter().find_map(|replay| {
-            let Replay::Read { first, count, reth: whole } = *replay else { return None };
+    /// The executed READ that `reth` at `psn` is a part of.
+    fn find_read(&self, psn: Psn, reth: Reth) -> Option<ReadResponse> {
+        self.resources.iter().find_map(|resource| {
+            let Resource::Read { first, count, reth: whole } = *resource else { return None };
             let index = u32::try_from(psn.since(first)).ok().filter(|&index| index < count)?;
             let skipped = u64::from(index) * u64::from(self.attrs.path_mtu.bytes());
             let left = u64::from(whole.length).checked_sub(skipped)?;
@@ -264,31 +266,31 @@ impl Responder {
                 && (reth.address == whole.address.wrapping_add(skipped) || left == 0)
                 && u64::from(reth.length) <= left
                 && packets(reth.length, self.attrs.path_mtu) <= count - index;
-            inside.then_some(ReadAnswer { request: first, psn, reth, starts: true, again: true })
+            inside.then_some(ReadResponse { request: first, psn, reth, starts: true, duplicate: true })
         })
     }
 
-    /// Owes the responses of a remembered READ again, at most once at a time.
-    fn read_again(&mut self, again: ReadAnswer) {
-        let owed = self.answers.iter_mut().find_map(|answer| match answer {
-            Answer::Read(read) if read.request == again.request => Some(read),
+    /// Repeats the responses of a READ, at most once at a time.
+    fn repeat_read(&mut self, duplicate: ReadResponse) {
+        let pending = self.responses.iter_mut().find_map(|response| match response {
+            Response::Read(read) if read.request == duplicate.request => Some(read),
             _ => None,
         });
-        match owed {
+        match pending {
             // What it asks for is still to come.
-            Some(read) if !again.psn.precedes(read.psn) => {}
+            Some(read) if !duplicate.psn.precedes(read.psn) => {}
             // We are past it: go back.
-            Some(read) => *read = ReadAnswer { again: read.again, ..again },
-            None => self.answers.push_back(Answer::Read(again)),
+            Some(read) => *read = ReadResponse { duplicate: read.duplicate, ..duplicate },
+            None => self.responses.push_back(Response::Read(duplicate)),
         }
     }
 
-    /// Remembers an answer, as long as there are resources for it.
-    fn remember(&mut self, replay: Replay) {
-        while self.replays.len() >= usize::from(self.attrs.max_dest_rd_atomic).max(1) {
-            self.replays.pop_front();
+    /// Takes a responder resource, the oldest if all are in use.
+    fn save_resource(&mut self, resource: Resource) {
+        while self.resources.len() >= usize::from(self.attrs.max_dest_rd_atomic).max(1) {
+            self.resources.pop_front();
         }
-        self.replays.push_back(replay);
+        self.resources.push_back(resource);
     }
 
     fn payload_is_legal(&self, packet: &Packet<'_>) -> bool {

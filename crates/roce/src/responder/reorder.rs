@@ -1,7 +1,7 @@
-//! Packets that came before their time, because one in front of them was lost.
+//! The reorder buffer: packets that came before the expected one, because one before them was lost or overtaken.
 //!
-//! A responder may drop them (go-back-N). Keeping them means that a loss costs a round trip instead of a window: once the
-//! missing packet is here, one acknowledgement confirms them all.
+//! A responder may drop them (go-back-N). Buffering them means that a loss costs a round trip instead of a window: once the
+//! missing packet is here, one ACK covers them all.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -9,48 +9,74 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use pvrdma_verbs::Psn;
 
-/// Distance from the first to the last that a QP keeps.
-const SPAN: usize = 256;
-/// Bytes that the QPs of a port keep together.
+/// PSNs from the first packet to the last that one buffer holds.
+const MAX_SPAN: usize = 256;
+/// Bytes that all buffers of one budget hold together.
 const MAX_BYTES: usize = 16 << 20;
 
-/// What all QPs of a port keep.
-pub type BufferedBytes = Arc<AtomicUsize>;
+/// The bytes of frames that reorder buffers may hold together. The QPs of a port share one, by clones.
+#[derive(Clone, Debug, Default)]
+pub struct ReorderBudget {
+    used: Arc<AtomicUsize>,
+}
+
+impl ReorderBudget {
+    /// Bytes in use.
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if there is room for so many bytes more. Several QPs that ask at once may go over the bound by a frame
+    /// each.
+    fn has_room(&self, bytes: usize) -> bool {
+        self.used().saturating_add(bytes) <= MAX_BYTES
+    }
+
+    fn take(&self, bytes: usize) {
+        self.used.fetch_add(bytes, Ordering::Relaxed);
+    }
+
+    fn give_back(&self, bytes: usize) {
+        self.used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
 
 /// Packets of one QP that came before the expected one.
 #[derive(Debug)]
 pub struct ReorderBuffer {
-    kept: BufferedBytes,
+    budget: ReorderBudget,
     /// PSN of the first slot.
     base: Psn,
     frames: VecDeque<Option<Box<[u8]>>>,
-    /// A missing packet has come: the next one shows whether the peer has more to send again.
-    filled: bool,
-    /// The peer sends again what is missing and nothing else.
-    selective: bool,
+    /// The missing packet has come and the one behind it was taken out of here: the next packet of the peer shows whether it
+    /// retransmits that one, too.
+    gap_filled: bool,
+    /// The peer retransmits what is missing and nothing else.
+    peer_is_selective: bool,
 }
 
 impl ReorderBuffer {
-    /// An empty buffer that shares the byte bound `kept` with the other QPs of its port.
-    pub const fn new(kept: BufferedBytes) -> Self {
-        Self { kept, base: Psn::new(0), frames: VecDeque::new(), filled: false, selective: false }
+    /// An empty buffer that shares `budget` with the other QPs of its port.
+    pub const fn new(budget: ReorderBudget) -> Self {
+        Self { budget, base: Psn::new(0), frames: VecDeque::new(), gap_filled: false, peer_is_selective: false }
     }
 
-    /// Returns `true` if no packet waits.
+    /// Returns `true` if it holds no packet.
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
-    /// A packet has come.
+    /// A packet has come, while `expected` was expected. Learns from it how the peer retransmits.
     pub fn observe(&mut self, expected: Psn, psn: Psn) {
-        if self.filled {
-            self.selective = !psn.precedes(expected);
-            self.filled = false;
+        if self.gap_filled {
+            self.peer_is_selective = !psn.precedes(expected);
+            self.gap_filled = false;
         }
     }
 
-    /// Keeps a frame, if there is room. It is lost otherwise, and comes again. Gives how many packets right in front of it were
-    /// not known to be missing, if the peer makes use of that. `expected`, of which it hears in any case, is not among them.
+    /// Buffers an out-of-order frame, or drops it if the buffer is full; then it is retransmitted. Returns the number of newly
+    /// detected missing packets right before it (0 unless the peer retransmits selectively), without `expected`, which a
+    /// sequence NAK names in any case.
     pub fn insert(&mut self, expected: Psn, psn: Psn, frame: &[u8]) -> u32 {
         let end = if self.frames.is_empty() {
             self.base = psn;
@@ -58,11 +84,11 @@ impl ReorderBuffer {
         } else {
             self.base.plus(u32::try_from(self.frames.len()).unwrap_or(0))
         };
-        let new = u32::try_from(psn.since(end)).unwrap_or(0);
+        let missing = u32::try_from(psn.since(end)).unwrap_or(0);
         let distance = psn.since(self.base);
         let (before, at) = (distance.min(0).unsigned_abs() as usize, distance.max(0).unsigned_abs() as usize);
         let length = self.frames.len().saturating_add(before).max(at.saturating_add(1));
-        if length > SPAN || self.kept.load(Ordering::Relaxed).saturating_add(frame.len()) > MAX_BYTES {
+        if length > MAX_SPAN || !self.budget.has_room(frame.len()) {
             return 0;
         }
         for _ in 0..before {
@@ -73,39 +99,40 @@ impl ReorderBuffer {
         }
         self.frames.resize(length, None);
         if let Some(slot @ None) = self.frames.get_mut(at) {
-            self.kept.fetch_add(frame.len(), Ordering::Relaxed);
+            self.budget.take(frame.len());
             *slot = Some(frame.into());
         }
-        if self.selective { new } else { 0 }
+        if self.peer_is_selective { missing } else { 0 }
     }
 
-    /// Takes the frame with this PSN and forgets those before it.
+    /// Takes the frame with this PSN out, and drops those before it.
     pub fn pop_expected(&mut self, psn: Psn) -> Option<Box<[u8]>> {
         let passed = usize::try_from(psn.since(self.base)).ok()?;
         for _ in 0..passed {
             let frame = self.frames.pop_front()?;
-            self.forget(frame.as_deref());
+            self.account(frame.as_deref());
         }
         self.base = psn;
         if self.frames.front()?.is_none() {
             return None;
         }
         self.base = psn.plus(1);
-        self.filled = true;
+        self.gap_filled = true;
         let frame = self.frames.pop_front().flatten();
-        self.forget(frame.as_deref());
+        self.account(frame.as_deref());
         frame
     }
 
     /// Drops all packets.
     pub fn clear(&mut self) {
         while let Some(frame) = self.frames.pop_front() {
-            self.forget(frame.as_deref());
+            self.account(frame.as_deref());
         }
     }
 
-    fn forget(&self, frame: Option<&[u8]>) {
-        self.kept.fetch_sub(frame.map_or(0, <[u8]>::len), Ordering::Relaxed);
+    /// Gives the bytes of a frame that was taken out back to the budget.
+    fn account(&self, frame: Option<&[u8]>) {
+        self.budget.give_back(frame.map_or(0, <[u8]>::len));
     }
 }
 
@@ -125,9 +152,9 @@ mod tests {
 
     #[test]
     fn frames_come_out_at_their_turn() {
-        let kept = BufferedBytes::default();
-        let mut buffer = ReorderBuffer::new(Arc::clone(&kept));
-        // A gap that was filled, and a new packet behind it: the peer repeats what is missing and nothing else.
+        let budget = ReorderBudget::default();
+        let mut buffer = ReorderBuffer::new(budget.clone());
+        // A gap that was filled, and a new packet behind it: the peer retransmits what is missing and nothing else.
         assert_eq!(buffer.insert(psn(0), psn(2), b""), 0);
         assert!(buffer.pop_expected(psn(2)).is_some());
         buffer.observe(psn(3), psn(3));
@@ -137,7 +164,7 @@ mod tests {
         }
         assert_eq!(missing, [3, 0, 1, 0, 0, 5]);
         assert_eq!(buffer.insert(psn(1), psn(300), &[0; 10]), 0, "too far");
-        assert_eq!(kept.load(Ordering::Relaxed), 50);
+        assert_eq!(budget.used(), 50);
         let mut take = |number| buffer.pop_expected(psn(number)).map(|frame| frame[0]);
         assert_eq!(
             [take(1), take(2), take(3), take(4), take(5), take(6)],
@@ -150,20 +177,20 @@ mod tests {
         // The one that was missing was two, in the end.
         assert_eq!(buffer.pop_expected(psn(17)), None);
         assert!(buffer.is_empty());
-        assert_eq!(kept.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.used(), 0);
     }
 
     #[test]
     fn memory_is_bounded_over_all() {
-        let kept = BufferedBytes::default();
-        let mut all: Vec<_> = (0..10).map(|_| ReorderBuffer::new(Arc::clone(&kept))).collect();
+        let budget = ReorderBudget::default();
+        let mut all: Vec<_> = (0..10).map(|_| ReorderBuffer::new(budget.clone())).collect();
         for buffer in &mut all {
             for number in 1..257 {
                 assert_eq!(buffer.insert(psn(0), psn(number), &[0; 65_536]), 0);
             }
         }
-        assert_eq!(kept.load(Ordering::Relaxed), MAX_BYTES);
+        assert_eq!(budget.used(), MAX_BYTES);
         drop(all);
-        assert_eq!(kept.load(Ordering::Relaxed), 0);
+        assert_eq!(budget.used(), 0);
     }
 }

@@ -1,12 +1,35 @@
-//! The syndrome of an acknowledgement: ACK, RNR NAK or NAK, and what their codes mean (IBA 9.7.5.1, 9.7.5.2.8).
+//! The ACK extended transport header (IBA 9.3.5) and its syndrome: ACK, RNR NAK or NAK, and what their codes mean
+//! (IBA 9.7.5.1, 9.7.5.2.8).
 
 use std::fmt;
 use std::time::Duration;
 
+use super::{u24, u24_bytes};
+
+/// ACK extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+pub struct Aeth {
+    /// ACK or NAK.
+    pub syndrome: Syndrome,
+    /// Messages completed so far, 24 bits; for information.
+    pub msn: u32,
+}
+
+impl Aeth {
+    pub(super) const fn from_bytes([syndrome, high, middle, low]: [u8; 4]) -> Self {
+        Self { syndrome: Syndrome::from_byte(syndrome), msn: u24([high, middle, low]) }
+    }
+
+    pub(super) const fn to_bytes(self) -> [u8; 4] {
+        let [high, middle, low] = u24_bytes(self.msn);
+        [self.syndrome.byte(), high, middle, low]
+    }
+}
+
 /// Why a request was refused.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum NakCode {
-    /// A packet is missing; resend from the PSN of the NAK.
+    /// A packet is missing: retransmit from the PSN of the NAK on.
     SequenceError,
     /// Bad opcode, length or order, or an operation that is not enabled.
     InvalidRequest,
@@ -20,10 +43,11 @@ pub enum NakCode {
     Reserved(u8),
 }
 
-/// AETH syndrome, losslessly.
+/// The syndrome byte of an AETH. Every byte has a value, and every value gives its byte back.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Syndrome {
-    /// Everything up to the PSN was executed. The code counts receives ([`credit_limit`]), 31 says nothing.
+    /// Everything up to the PSN was executed. The credit code (IBA 9.7.7.2) says how many receives are posted. It is
+    /// ignored when received, and always sent as 31: "no credits".
     Ack {
         /// Credit code, 0..=31.
         credits: u8,
@@ -33,7 +57,7 @@ pub enum Syndrome {
         /// Timer code, 0..=31.
         timer: u8,
     },
-    /// DropReason.
+    /// The request was refused.
     Nak(NakCode),
     /// Not defined.
     Reserved(u8),
@@ -108,23 +132,6 @@ pub fn rnr_delay(timer: u8) -> Duration {
     Duration::from_micros(10).saturating_mul(units)
 }
 
-/// Receives that a credit code stands for (IBA table 49).
-const CREDITS: [u16; 31] = [
-    0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096, 6144,
-    8192, 12288, 16384, 24576, 32768,
-];
-
-/// Receives that a credit code stands for; `None` if it says nothing.
-pub fn credit_limit(code: u8) -> Option<u16> {
-    CREDITS.get(usize::from(code)).copied()
-}
-
-/// The code for so many posted receives, rounded down.
-pub fn credit_count(receives: u32) -> u8 {
-    let above = CREDITS.partition_point(|&limit| u32::from(limit) <= receives);
-    u8::try_from(above.saturating_sub(1)).unwrap_or(NO_CREDITS)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -145,14 +152,5 @@ mod tests {
         assert_eq!(rnr_delay(1), Duration::from_micros(10));
         assert_eq!(rnr_delay(20), Duration::from_micros(10_240));
         assert_eq!(rnr_delay(31), Duration::from_micros(491_520));
-    }
-
-    #[test]
-    fn credits() {
-        assert_eq!(credit_count(0), 0);
-        assert_eq!(credit_count(5), 4);
-        assert_eq!(credit_count(1_000_000), 30);
-        assert_eq!(credit_limit(30), Some(32768));
-        assert_eq!(credit_limit(31), None);
     }
 }

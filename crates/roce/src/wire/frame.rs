@@ -3,7 +3,7 @@
 use super::bth::Bth;
 use super::error::BuildError;
 use super::ethernet::Ethernet;
-use super::ext::Extension;
+use super::extension::Extension;
 use super::icrc::Icrc;
 use super::ipv4::Ipv4;
 use super::packet::{Header, Network};

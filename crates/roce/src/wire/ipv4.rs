@@ -2,12 +2,10 @@
 
 use pvrdma_verbs::Gid;
 
+use super::checksum::Checksum;
 use super::error::ParseError;
-use super::udp::Checksum;
+use super::udp::PROTOCOL_UDP;
 use super::{field, put};
-
-/// IP protocol number of UDP.
-pub(super) const PROTOCOL_UDP: u8 = 17;
 
 const DONT_FRAGMENT: u16 = 0x4000;
 const MORE_FRAGMENTS: u16 = 0x2000;

@@ -4,7 +4,7 @@ use pvrdma_verbs::Gid;
 
 use super::error::ParseError;
 use super::grh::{FixedPart, join, parts};
-use super::ipv4::PROTOCOL_UDP;
+use super::udp::PROTOCOL_UDP;
 
 /// IPv6 header fields that a sender chooses.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]

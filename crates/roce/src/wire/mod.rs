@@ -15,34 +15,50 @@
 //! Not here: VLAN stacking, IPv4 options and fragments, the RD and XRC transports.
 
 mod aeth;
+mod atomic_ack_eth;
+mod atomic_eth;
 mod bth;
+mod checksum;
 mod crc;
+mod deth;
+mod display;
 mod error;
 mod ethernet;
-mod ext;
+mod extension;
+mod feth;
 mod frame;
 mod grh;
 mod icrc;
+mod ieth;
+mod immdt;
 mod ipv4;
 mod ipv6;
 mod opcode;
 mod packet;
-mod pretty;
+mod reth;
 mod udp;
 
-pub use aeth::{NakCode, Syndrome, credit_count, credit_limit, rnr_delay};
+pub use aeth::{Aeth, NakCode, Syndrome, rnr_delay};
+pub use atomic_ack_eth::AtomicAckEth;
+pub use atomic_eth::AtomicEth;
 pub use bth::{Bth, DEFAULT_PKEY, pkey_matches};
+pub use checksum::Checksum;
+pub use deth::Deth;
 pub use error::{BuildError, CrcError, ParseError};
 pub use ethernet::{EtherType, Ethernet, Vlan};
-pub use ext::{Aeth, AtomicEth, Deth, Extension, Feth, Reth};
+pub use extension::Extension;
+pub use feth::Feth;
 pub use frame::{FrameWriter, MAX_FRAME, MAX_HEADER, MAX_PAYLOAD, build};
 pub use grh::Grh;
 pub use icrc::Icrc;
+pub use ieth::Ieth;
+pub use immdt::ImmDt;
 pub use ipv4::{Ecn, Ipv4};
 pub use ipv6::Ipv6;
 pub use opcode::{Opcode, OpcodeInfo, Operation, PayloadRule, Position, Service, Shape};
 pub use packet::{Header, Network, Packet};
-pub use udp::{Checksum, ROCE_PORT, Udp, connected_source_port, datagram_source_port};
+pub use reth::Reth;
+pub use udp::{PROTOCOL_UDP, ROCE_PORT, Udp, connected_source_port, datagram_source_port};
 
 /// Cuts the field at byte `AT` out of a header. That it lies inside is checked at compile time.
 #[inline]

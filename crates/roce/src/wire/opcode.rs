@@ -84,25 +84,25 @@ pub enum Shape {
     /// None.
     None,
     /// ImmDt.
-    Immediate,
+    ImmDt,
     /// IETH.
-    Invalidate,
+    Ieth,
     /// RETH.
-    Rdma,
+    Reth,
     /// RETH, ImmDt.
-    RdmaImmediate,
+    RethImmDt,
     /// AETH.
-    Ack,
+    Aeth,
     /// AETH, AtomicAckETH.
-    AtomicAck,
+    AtomicAckEth,
     /// AtomicETH.
-    Atomic,
+    AtomicEth,
     /// DETH.
-    Datagram,
+    Deth,
     /// DETH, ImmDt.
-    DatagramImmediate,
+    DethImmDt,
     /// FETH, RETH.
-    Flush,
+    FethReth,
 }
 
 /// How long the payload may be.
@@ -159,28 +159,28 @@ const fn line(low: u8) -> Option<(Operation, Position, Shape, PayloadRule, &'sta
         0x00 => (O::Send, First, S::None, Full, "SEND_FIRST"),
         0x01 => (O::Send, Middle, S::None, Full, "SEND_MIDDLE"),
         0x02 => (O::Send, Last, S::None, Rest, "SEND_LAST"),
-        0x03 => (O::Send, Last, S::Immediate, Rest, "SEND_LAST_WITH_IMMEDIATE"),
+        0x03 => (O::Send, Last, S::ImmDt, Rest, "SEND_LAST_WITH_IMMEDIATE"),
         0x04 => (O::Send, Only, S::None, Any, "SEND_ONLY"),
-        0x05 => (O::Send, Only, S::Immediate, Any, "SEND_ONLY_WITH_IMMEDIATE"),
-        0x06 => (O::Write, First, S::Rdma, Full, "RDMA_WRITE_FIRST"),
+        0x05 => (O::Send, Only, S::ImmDt, Any, "SEND_ONLY_WITH_IMMEDIATE"),
+        0x06 => (O::Write, First, S::Reth, Full, "RDMA_WRITE_FIRST"),
         0x07 => (O::Write, Middle, S::None, Full, "RDMA_WRITE_MIDDLE"),
         0x08 => (O::Write, Last, S::None, Rest, "RDMA_WRITE_LAST"),
-        0x09 => (O::Write, Last, S::Immediate, Rest, "RDMA_WRITE_LAST_WITH_IMMEDIATE"),
-        0x0a => (O::Write, Only, S::Rdma, Any, "RDMA_WRITE_ONLY"),
-        0x0b => (O::Write, Only, S::RdmaImmediate, Any, "RDMA_WRITE_ONLY_WITH_IMMEDIATE"),
-        0x0c => (O::ReadRequest, Only, S::Rdma, NO_PAYLOAD, "RDMA_READ_REQUEST"),
-        0x0d => (O::ReadResponse, First, S::Ack, Full, "RDMA_READ_RESPONSE_FIRST"),
+        0x09 => (O::Write, Last, S::ImmDt, Rest, "RDMA_WRITE_LAST_WITH_IMMEDIATE"),
+        0x0a => (O::Write, Only, S::Reth, Any, "RDMA_WRITE_ONLY"),
+        0x0b => (O::Write, Only, S::RethImmDt, Any, "RDMA_WRITE_ONLY_WITH_IMMEDIATE"),
+        0x0c => (O::ReadRequest, Only, S::Reth, NO_PAYLOAD, "RDMA_READ_REQUEST"),
+        0x0d => (O::ReadResponse, First, S::Aeth, Full, "RDMA_READ_RESPONSE_FIRST"),
         0x0e => (O::ReadResponse, Middle, S::None, Full, "RDMA_READ_RESPONSE_MIDDLE"),
-        0x0f => (O::ReadResponse, Last, S::Ack, Rest, "RDMA_READ_RESPONSE_LAST"),
-        0x10 => (O::ReadResponse, Only, S::Ack, Any, "RDMA_READ_RESPONSE_ONLY"),
-        0x11 => (O::Acknowledge, Only, S::Ack, NO_PAYLOAD, "ACKNOWLEDGE"),
-        0x12 => (O::AtomicAcknowledge, Only, S::AtomicAck, NO_PAYLOAD, "ATOMIC_ACKNOWLEDGE"),
-        0x13 => (O::CompareSwap, Only, S::Atomic, NO_PAYLOAD, "COMPARE_SWAP"),
-        0x14 => (O::FetchAdd, Only, S::Atomic, NO_PAYLOAD, "FETCH_ADD"),
-        0x16 => (O::Send, Last, S::Invalidate, Rest, "SEND_LAST_WITH_INVALIDATE"),
-        0x17 => (O::Send, Only, S::Invalidate, Any, "SEND_ONLY_WITH_INVALIDATE"),
-        0x1c => (O::Flush, Only, S::Flush, NO_PAYLOAD, "FLUSH"),
-        0x1d => (O::AtomicWrite, Only, S::Rdma, Exactly(8), "ATOMIC_WRITE"),
+        0x0f => (O::ReadResponse, Last, S::Aeth, Rest, "RDMA_READ_RESPONSE_LAST"),
+        0x10 => (O::ReadResponse, Only, S::Aeth, Any, "RDMA_READ_RESPONSE_ONLY"),
+        0x11 => (O::Acknowledge, Only, S::Aeth, NO_PAYLOAD, "ACKNOWLEDGE"),
+        0x12 => (O::AtomicAcknowledge, Only, S::AtomicAckEth, NO_PAYLOAD, "ATOMIC_ACKNOWLEDGE"),
+        0x13 => (O::CompareSwap, Only, S::AtomicEth, NO_PAYLOAD, "COMPARE_SWAP"),
+        0x14 => (O::FetchAdd, Only, S::AtomicEth, NO_PAYLOAD, "FETCH_ADD"),
+        0x16 => (O::Send, Last, S::Ieth, Rest, "SEND_LAST_WITH_INVALIDATE"),
+        0x17 => (O::Send, Only, S::Ieth, Any, "SEND_ONLY_WITH_INVALIDATE"),
+        0x1c => (O::Flush, Only, S::FethReth, NO_PAYLOAD, "FLUSH"),
+        0x1d => (O::AtomicWrite, Only, S::Reth, Exactly(8), "ATOMIC_WRITE"),
         _ => return None,
     })
 }
@@ -207,8 +207,8 @@ const fn describe(byte: u8) -> Option<OpcodeInfo> {
     };
     let (shape, defined) = match service {
         Service::Ud => match shape {
-            Shape::None => (Shape::Datagram, matches!(position, Position::Only)),
-            _ => (Shape::DatagramImmediate, matches!((position, shape), (Position::Only, Shape::Immediate))),
+            Shape::None => (Shape::Deth, matches!(position, Position::Only)),
+            _ => (Shape::DethImmDt, matches!((position, shape), (Position::Only, Shape::ImmDt))),
         },
         Service::Uc => (shape, byte & 0x1f <= 0x0b),
         Service::Rc | Service::Congestion => (shape, true),
@@ -340,9 +340,9 @@ mod tests {
         }
         for only in [false, true] {
             for (opcode, shape) in [
-                (Opcode::send_immediate(only), Shape::Immediate),
-                (Opcode::send_invalidate(only), Shape::Invalidate),
-                (Opcode::write_immediate(only), if only { Shape::RdmaImmediate } else { Shape::Immediate }),
+                (Opcode::send_immediate(only), Shape::ImmDt),
+                (Opcode::send_invalidate(only), Shape::Ieth),
+                (Opcode::write_immediate(only), if only { Shape::RethImmDt } else { Shape::ImmDt }),
             ] {
                 let info = opcode.info().unwrap();
                 assert_eq!((info.shape, info.position == Position::Only), (shape, only), "{opcode}");

@@ -3,15 +3,16 @@
 use pvrdma_verbs::{Gid, NetworkType};
 
 use super::bth::Bth;
+use super::checksum::Checksum;
 use super::error::{CrcError, ParseError};
 use super::ethernet::{EtherType, Ethernet};
-use super::ext::Extension;
+use super::extension::Extension;
 use super::grh::Grh;
 use super::icrc::Icrc;
-use super::ipv4::{Ecn, Ipv4, PROTOCOL_UDP, mapped};
+use super::ipv4::{Ecn, Ipv4, mapped};
 use super::ipv6::Ipv6;
 use super::opcode::Shape;
-use super::udp::{Checksum, ROCE_PORT, Udp};
+use super::udp::{PROTOCOL_UDP, ROCE_PORT, Udp};
 
 /// Network header, and UDP where there is one.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

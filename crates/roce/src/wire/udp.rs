@@ -4,6 +4,9 @@ use pvrdma_verbs::Qpn;
 
 use super::{field, put};
 
+/// The number of UDP in the protocol field of IPv4 (RFC 791) and the next header field of IPv6 (RFC 8200).
+pub const PROTOCOL_UDP: u8 = 17;
+
 /// Destination port of every RoCE v2 packet.
 pub const ROCE_PORT: u16 = 4791;
 
@@ -74,41 +77,6 @@ const fn low_bits(mix: u64) -> u32 {
     u32::from_be_bytes([0, b2 & 0xf, b1, b0])
 }
 
-/// The ones' complement sum of RFC 1071.
-#[derive(Debug, Default)]
-pub struct Checksum {
-    sum: u64,
-    /// Whether the next byte is the second of its pair.
-    odd: bool,
-}
-
-impl Checksum {
-    /// Adds bytes, at most a packet's worth in all.
-    pub fn add(&mut self, mut bytes: &[u8]) {
-        if let (true, Some((&second, rest))) = (self.odd, bytes.split_first()) {
-            self.sum += u64::from(second);
-            self.odd = false;
-            bytes = rest;
-        }
-        let (pairs, rest) = bytes.as_chunks::<2>();
-        self.sum += pairs.iter().map(|pair| u64::from(u16::from_be_bytes(*pair))).sum::<u64>();
-        if let Some(&first) = rest.first() {
-            self.sum += u64::from(first) << 8;
-            self.odd = true;
-        }
-    }
-
-    /// The checksum: 0 if the bytes contained their own and are intact.
-    pub const fn finish(self) -> u16 {
-        let mut sum = self.sum;
-        while sum > 0xffff {
-            sum = (sum & 0xffff) + (sum >> 16);
-        }
-        let [.., high, low] = sum.to_be_bytes();
-        !u16::from_be_bytes([high, low])
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -120,15 +88,5 @@ mod tests {
         assert_eq!(connected_source_port(0, b, a), 0xe321);
         assert_eq!(connected_source_port(0x12345, a, b), 0xe341);
         assert_eq!(datagram_source_port(Qpn::GSI), 55410);
-    }
-
-    #[test]
-    fn checksum_of_rfc_1071() {
-        let mut sum = Checksum::default();
-        sum.add(&[0x00, 0x01, 0xf2]);
-        sum.add(&[]);
-        sum.add(&[0x03, 0xf4]);
-        sum.add(&[0xf5, 0xf6, 0xf7]);
-        assert_eq!(sum.finish(), !0xddf2);
     }
 }

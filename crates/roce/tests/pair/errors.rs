@@ -259,7 +259,7 @@ fn long_messages_in_small_packets() {
     assert_eq!(run(&mut pair, [write(there, 300_000), back]), [Success, Success]);
     assert!(pair.ends[1].host.memory.get(there.addr, data.len()) == data);
     assert!(pair.ends[0].host.memory.get(0x200_0000, data.len()) == data);
-    assert_eq!(pair.ends[0].requester.stats().resent, 0);
+    assert_eq!(pair.ends[0].requester.stats().retransmitted, 0);
 }
 
 #[test]
@@ -335,7 +335,7 @@ fn an_rnr_wait_is_not_cut_short() {
     let naks = peer.transmit(now);
     assert_eq!(naks.len(), 1);
     let mut echo = Packet::parse(&naks[0]).unwrap().header;
-    let Extension::Ack(aeth) = &mut echo.extension else { unreachable!() };
+    let Extension::Aeth(aeth) = &mut echo.extension else { unreachable!() };
     assert_eq!(aeth.syndrome, Syndrome::RnrNak { timer: 12 });
     aeth.syndrome = Syndrome::Nak(NakCode::SequenceError);
     let echo = build(&echo, &[]).unwrap();
@@ -394,7 +394,7 @@ fn a_lost_refusal_is_silence() {
     });
     pair.ends[0].post(write(RemoteAddress { rkey: 1, ..REMOTE }, 10));
     pair.ends[0].deaf = true;
-    while !pair.ends[1].host.failed || pair.ends[1].responder.has_answers() {
+    while !pair.ends[1].host.failed || pair.ends[1].responder.has_responses() {
         assert!(pair.step());
     }
     for _ in 0..20 {

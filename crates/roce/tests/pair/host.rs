@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use pvrdma_roce::{AtomicChange, Fault, NakReason, Received, RequesterOps, ResponderOps};
+use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
 use pvrdma_verbs::{Access, QpEvent, RecvWr, RemoteAddress, SendOp, SendWr, Sge, WcStatus};
 
 /// The key of all memory.
@@ -101,7 +101,7 @@ impl Host {
     }
 
     /// Splits an access to a list into addresses.
-    fn pieces(&self, sges: &[Sge], mut offset: u64, mut len: u64) -> Result<Vec<(u64, u64)>, Fault> {
+    fn pieces(&self, sges: &[Sge], mut offset: u64, mut len: u64) -> Result<Vec<(u64, u64)>, AccessError> {
         let mut pieces = Vec::new();
         for sge in sges {
             let size = u64::from(sge.length);
@@ -112,16 +112,16 @@ impl Host {
             let part = (size - offset).min(len);
             if part > 0 {
                 if !self.covers(sge.lkey, sge.addr, size) {
-                    return Err(Fault);
+                    return Err(AccessError);
                 }
                 pieces.push((sge.addr + offset, part));
             }
             (offset, len) = (0, len - part);
         }
-        if len == 0 { Ok(pieces) } else { Err(Fault) }
+        if len == 0 { Ok(pieces) } else { Err(AccessError) }
     }
 
-    fn write_list(&mut self, sges: &[Sge], offset: u64, mut data: &[u8]) -> Result<(), Fault> {
+    fn write_list(&mut self, sges: &[Sge], offset: u64, mut data: &[u8]) -> Result<(), AccessError> {
         for (addr, len) in self.pieces(sges, offset, data.len() as u64)? {
             let (now, rest) = data.split_at(usize::try_from(len).unwrap());
             self.memory.write(addr, now);
@@ -162,7 +162,7 @@ impl RequesterOps for Host {
         if allowed { Ok(()) } else { Err(WcStatus::LocalProtection) }
     }
 
-    fn gather(&mut self, sges: &[Sge], offset: u64, mut out: &mut [u8]) -> Result<(), Fault> {
+    fn gather(&mut self, sges: &[Sge], offset: u64, mut out: &mut [u8]) -> Result<(), AccessError> {
         for (addr, len) in self.pieces(sges, offset, out.len() as u64)? {
             let (now, rest) = out.split_at_mut(usize::try_from(len).unwrap());
             self.memory.read(addr, now);
@@ -171,7 +171,7 @@ impl RequesterOps for Host {
         Ok(())
     }
 
-    fn scatter(&mut self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), Fault> {
+    fn scatter(&mut self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), AccessError> {
         self.write_list(sges, offset, data)
     }
 
@@ -209,7 +209,7 @@ impl ResponderOps for Host {
         }
         match self.write_list(&sges, offset, data) {
             Ok(()) => Ok(()),
-            Err(Fault) => Err(self.fail_receive(WcStatus::LocalProtection, NakReason::RemoteOperation)),
+            Err(AccessError) => Err(self.fail_receive(WcStatus::LocalProtection, NakReason::RemoteOperation)),
         }
     }
 
@@ -245,20 +245,20 @@ impl ResponderOps for Host {
         Err(NakReason::RemoteAccess)
     }
 
-    fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), Fault> {
+    fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), AccessError> {
         self.memory.write(remote.addr, data);
         Ok(())
     }
 
-    fn read(&mut self, remote: RemoteAddress, out: &mut [u8]) -> Result<(), Fault> {
+    fn read(&mut self, remote: RemoteAddress, out: &mut [u8]) -> Result<(), AccessError> {
         if !out.is_empty() && !self.covers(remote.rkey, remote.addr, out.len() as u64) {
-            return Err(Fault);
+            return Err(AccessError);
         }
         self.memory.read(remote.addr, out);
         Ok(())
     }
 
-    fn update(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<u64, Fault> {
+    fn update(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<u64, AccessError> {
         self.atomics += 1;
         let mut bytes = [0; 8];
         self.memory.read(remote.addr, &mut bytes);

@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use pvrdma_roce::Handled;
 use pvrdma_roce::wire::{
-    Aeth, AtomicEth, Bth, Extension, Feth, Header, MAX_FRAME, Opcode, Packet, Reth, Shape, Syndrome, build,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Extension, Feth, Header, Ieth, ImmDt, MAX_FRAME, Opcode, Packet, Reth, Shape,
+    Syndrome, build,
 };
 use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge};
 
@@ -32,16 +33,16 @@ fn packet(random: &mut Random, template: &Header, setup: &Setup) -> Vec<u8> {
     let aeth = Aeth { syndrome: Syndrome::from_byte(if random.chance(600) { 0x1f } else { syndrome }), msn: 0 };
     let extension = match bth.opcode.info().map_or(Shape::None, |info| info.shape) {
         Shape::None => Extension::None,
-        Shape::Immediate => Extension::Immediate([1; 4]),
-        Shape::Invalidate => Extension::Invalidate(7),
-        Shape::Rdma => Extension::Rdma(reth),
-        Shape::RdmaImmediate => Extension::RdmaImmediate(reth, [2; 4]),
-        Shape::Ack => Extension::Ack(aeth),
-        Shape::AtomicAck => Extension::AtomicAck(aeth, 5),
-        Shape::Atomic => Extension::Atomic(atomic),
-        Shape::Datagram => Extension::Datagram(Default::default()),
-        Shape::DatagramImmediate => Extension::DatagramImmediate(Default::default(), [3; 4]),
-        Shape::Flush => Extension::Flush(Feth::default(), reth),
+        Shape::ImmDt => Extension::ImmDt(ImmDt([1; 4])),
+        Shape::Ieth => Extension::Ieth(Ieth { rkey: 7 }),
+        Shape::Reth => Extension::Reth(reth),
+        Shape::RethImmDt => Extension::RethImmDt(reth, ImmDt([2; 4])),
+        Shape::Aeth => Extension::Aeth(aeth),
+        Shape::AtomicAckEth => Extension::AtomicAckEth(aeth, AtomicAckEth { original: 5 }),
+        Shape::AtomicEth => Extension::AtomicEth(atomic),
+        Shape::Deth => Extension::Deth(Default::default()),
+        Shape::DethImmDt => Extension::DethImmDt(Default::default(), ImmDt([3; 4])),
+        Shape::FethReth => Extension::FethReth(Feth::default(), reth),
     };
     let length = match random.below(4) {
         0 | 1 => 1024,
@@ -106,7 +107,7 @@ fn arbitrary_packets() {
             if random.chance(50) {
                 end.requester.handle_timeout(now + Duration::from_secs(10), &mut end.host);
             }
-            most = most.max(end.responder.answers_owed());
+            most = most.max(end.responder.pending_responses());
         }
         // Every request ends at most once, in order; the QP's end flushes the rest.
         if end.host.failed {
@@ -142,7 +143,7 @@ fn a_flood_of_repeated_requests_is_bounded() {
         for frame in &requests {
             end.receive(now, frame);
         }
-        assert!(end.responder.answers_owed() <= 4);
+        assert!(end.responder.pending_responses() <= 4);
     }
     assert_eq!(end.host.atomics, 2);
 }

@@ -30,7 +30,7 @@ fn psns(frames: &[Vec<u8>]) -> Vec<Psn> {
 }
 
 fn is_nak(frame: &[u8]) -> bool {
-    matches!(Packet::parse(frame).unwrap().header.extension, Extension::Ack(aeth) if matches!(aeth.syndrome, Syndrome::Nak(_)))
+    matches!(Packet::parse(frame).unwrap().header.extension, Extension::Aeth(aeth) if matches!(aeth.syndrome, Syndrome::Nak(_)))
 }
 
 /// A pair whose end 1 keeps packets.
@@ -75,9 +75,9 @@ fn all_that_is_missing_comes_in_one_round_trip() {
     assert_eq!(psns(&repairs), [all[3], all[7], all[15]]);
     answer(&mut pair, &answers);
     assert_eq!(pair.ends[0].host.sent[0].status, Success);
-    assert_eq!(pair.ends[0].requester.stats().resent, 3);
+    assert_eq!(pair.ends[0].requester.stats().retransmitted, 3);
     pair.run();
-    assert_eq!(pair.ends[0].requester.stats().resent, 3);
+    assert_eq!(pair.ends[0].requester.stats().retransmitted, 3);
 }
 
 /// The peer names a packet again when it gets there. If that was sent again already, it is on its way.
@@ -98,7 +98,7 @@ fn a_repair_under_way_is_not_repeated_and_a_lost_one_is() {
     assert!(pair.ends[0].transmit(pair.now).is_empty());
     pair.run();
     assert_eq!(pair.ends[0].host.sent[1].status, Success);
-    assert_eq!(pair.ends[0].requester.stats().resent, 3);
+    assert_eq!(pair.ends[0].requester.stats().retransmitted, 3);
 }
 
 /// Old answers that mean nothing stay without effect.
@@ -110,11 +110,11 @@ fn hints_about_what_is_not_under_way_are_stale() {
     pair.ends[0].post(work(1, SendOp::Read { remote: REMOTE }, 10));
     pair.run();
     assert_eq!(pair.ends[0].host.sent.len(), 2);
-    let (stale, resent) = (pair.ends[0].requester.stats().stale, pair.ends[0].requester.stats().resent);
+    let (stale, resent) = (pair.ends[0].requester.stats().stale, pair.ends[0].requester.stats().retransmitted);
     answer(&mut pair, &answers);
     assert!(pair.ends[0].transmit(pair.now).is_empty());
     let after = pair.ends[0].requester.stats();
-    assert_eq!((after.stale - stale, after.resent), (answers.len() as u64, resent));
+    assert_eq!((after.stale - stale, after.retransmitted), (answers.len() as u64, resent));
 }
 
 /// A responder without memory drops what it kept before. It names one packet after the other.
@@ -173,5 +173,5 @@ fn late_answers_end_the_repetition() {
         assert!(ours.transmit(later).is_empty());
     }
     assert_eq!(ours.host.sent[0].status, Success);
-    assert_eq!(ours.requester.stats().resent, again as u64);
+    assert_eq!(ours.requester.stats().retransmitted, again as u64);
 }

@@ -255,7 +255,7 @@ fn scenario(seed: u64, faults: Option<Faults>, late: bool) -> u64 {
     for (from, direction) in directions.iter().enumerate() {
         check(seed, &pair, from, direction);
     }
-    pair.ends.iter().map(|end| end.requester.stats().resent).sum()
+    pair.ends.iter().map(|end| end.requester.stats().retransmitted).sum()
 }
 
 fn check(seed: u64, pair: &Pair, from: usize, direction: &Direction) {

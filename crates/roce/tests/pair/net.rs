@@ -178,8 +178,8 @@ impl End {
                     self.arrived.push_front(frame);
                     return;
                 }
-                Handled::Ahead if self.keeps => self.keep(packet.header.bth.psn, frame),
-                Handled::Ahead => {}
+                Handled::OutOfOrder if self.keeps => self.keep(packet.header.bth.psn, frame),
+                Handled::OutOfOrder => {}
                 Handled::Done | Handled::Dropped => self.catch_up(),
             }
         }
@@ -190,7 +190,7 @@ impl End {
         let distance = |psn: Psn| psn.since(self.responder.expected_psn());
         let known = self.kept.iter().map(|&(psn, _)| distance(psn)).max().unwrap_or(0);
         let missing = u32::try_from(distance(psn) - known - 1).unwrap_or(0);
-        self.responder.name_missing(psn, missing);
+        self.responder.nak_selectively(psn, missing);
         if self.kept.iter().all(|&(known, _)| known != psn) {
             self.kept.push((psn, frame));
         }
@@ -203,7 +203,7 @@ impl End {
         if let Some(next) = self.kept.iter().position(|&(psn, _)| psn == expected) {
             self.arrived.push_front(self.kept.swap_remove(next).1);
         } else if !self.kept.is_empty() {
-            self.responder.report_missing();
+            self.responder.nak_expected();
         }
     }
 }
@@ -282,9 +282,9 @@ impl Pair {
     pub(crate) fn step(&mut self) -> bool {
         let sent = self.count;
         self.transmit();
-        if self.ends.iter().any(|end| end.host.failed && !end.responder.has_answers()) {
+        if self.ends.iter().any(|end| end.host.failed && !end.responder.has_responses()) {
             for end in &mut self.ends {
-                if end.host.failed && !end.responder.has_answers() {
+                if end.host.failed && !end.responder.has_responses() {
                     end.requester.flush(&mut end.host);
                 }
             }

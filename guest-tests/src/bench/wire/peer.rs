@@ -294,8 +294,8 @@ impl Side {
         self.uplink
             .counters()
             .into_iter()
-            .filter(|(_, count)| *count > 0)
-            .map(|(name, count)| (name.to_owned(), json!(count)))
+            .filter(|counter| counter.value > 0)
+            .map(|counter| (counter.name.to_owned(), json!(counter.value)))
             .collect()
     }
 

@@ -35,8 +35,8 @@ fn first_attempts<'p>(packets: &[&'p Packet<'p>], mtu: Mtu) -> Vec<&'p Packet<'p
 /// What an answer says about data: its place, and the data. Which packet of an answer it is depends on the attempt.
 fn data((header, payload): &(Header, Vec<u8>)) -> Option<(u32, Vec<u8>)> {
     match header.extension {
-        Extension::AtomicAck(_, original) => Some((header.bth.psn.get(), original.to_le_bytes().to_vec())),
-        Extension::Ack(_) if payload.is_empty() => None,
+        Extension::AtomicAckEth(_, ack) => Some((header.bth.psn.get(), ack.original.to_le_bytes().to_vec())),
+        Extension::Aeth(_) if payload.is_empty() => None,
         _ => Some((header.bth.psn.get(), payload.clone())),
     }
 }
@@ -66,7 +66,7 @@ fn our_responder_takes_every_attempt() {
         let mut place = RECEIVES;
         let mut at = 0;
         for packet in first {
-            if let Extension::Rdma(reth) = packet.header.extension {
+            if let Extension::Reth(reth) = packet.header.extension {
                 at = reth.address;
             }
             let info = packet.header.bth.opcode.info().unwrap();

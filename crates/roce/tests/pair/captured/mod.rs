@@ -114,7 +114,7 @@ fn preload(host: &mut Host, packets: &[&Packet<'_>], mtu: Mtu) {
     for request in packets.iter().rev() {
         let first = request.header.bth.psn;
         match request.header.extension {
-            Extension::Rdma(reth) if request.header.bth.opcode.0 == 0x0c => {
+            Extension::Reth(reth) if request.header.bth.opcode.0 == 0x0c => {
                 for answer in packets.iter().filter(|answer| is_response(answer)) {
                     let index = answer.header.bth.psn.since(first);
                     let count = reth.length.div_ceil(mtu.bytes());
@@ -126,10 +126,10 @@ fn preload(host: &mut Host, packets: &[&Packet<'_>], mtu: Mtu) {
                     }
                 }
             }
-            Extension::Atomic(atomic) => {
+            Extension::AtomicEth(atomic) => {
                 for answer in packets.iter().filter(|answer| answer.header.bth.psn == first) {
-                    if let Extension::AtomicAck(_, original) = answer.header.extension {
-                        host.memory.write(atomic.address, &original.to_le_bytes());
+                    if let Extension::AtomicAckEth(_, ack) = answer.header.extension {
+                        host.memory.write(atomic.address, &ack.original.to_le_bytes());
                     }
                 }
             }

@@ -25,11 +25,11 @@ pub(super) fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWr> {
             let mut length = 0;
             let op = match (info.operation, header.extension) {
                 (Operation::Write, _) => SendOp::Write { remote, immediate: None },
-                (Operation::ReadRequest, Extension::Rdma(reth)) => {
+                (Operation::ReadRequest, Extension::Reth(reth)) => {
                     length = reth.length;
                     SendOp::Read { remote }
                 }
-                (Operation::CompareSwap | Operation::FetchAdd, Extension::Atomic(a)) => {
+                (Operation::CompareSwap | Operation::FetchAdd, Extension::AtomicEth(a)) => {
                     length = 8;
                     let remote = RemoteAddress { addr: a.address, rkey: a.rkey };
                     match info.operation {
@@ -52,7 +52,7 @@ pub(super) fn works(packets: &[&Packet<'_>], host: &mut Host) -> Vec<SendWr> {
         }
         match (&mut work.op, header.extension.immediate(), header.extension) {
             (SendOp::Send { data, .. }, Some(bytes), _) => *data = SendData::Immediate(bytes),
-            (SendOp::Send { data, .. }, _, Extension::Invalidate(key)) => *data = SendData::Invalidate(key),
+            (SendOp::Send { data, .. }, _, Extension::Ieth(ieth)) => *data = SendData::Invalidate(ieth.rkey),
             (SendOp::Write { immediate, .. }, Some(bytes), _) => *immediate = Some(bytes),
             _ => {}
         }
@@ -122,7 +122,7 @@ fn our_requester_asks_as_captured() {
             assert!(landed.eq(answered.copied()), "{name} {own}: wrong data");
             assert!(statuses.iter().all(|&status| status == WcStatus::Success), "{name} {own}: {statuses:?}");
             assert_eq!(ended, expected, "{name} {own}");
-            assert_eq!(requester.stats().resent, 0, "{name} {own}");
+            assert_eq!(requester.stats().retransmitted, 0, "{name} {own}");
         }
     }
     assert!(compared > 450, "{compared}");

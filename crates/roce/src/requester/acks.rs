@@ -1,0 +1,234 @@
+//! Taking the responses: ACKs, NAKs, and data of READs and atomics (IBA 9.7.5.2, 9.7.7.2).
+
+use std::time::Duration;
+
+use pvrdma_verbs::{SendOp, WcStatus};
+
+use super::Requester;
+use super::loss_recovery::{Attempt, Probe};
+use super::request::{Request, Stage};
+use super::send_state::Seq;
+use super::timers::Timer;
+use crate::ops::RequesterOps;
+use crate::responder::selective_nak::STALE_PSN_OFFSET;
+use crate::wire::{Aeth, Extension, NakCode, Operation, Packet, Syndrome, rnr_delay};
+
+impl Requester {
+    /// Takes a response that [`crate::admit_connected`] let through.
+    pub fn handle_packet(&mut self, now: Duration, packet: &Packet<'_>, ops: &mut impl RequesterOps) {
+        let operation = packet.header.bth.opcode.info().map(|info| info.operation);
+        let seq = self.snd.extend(packet.header.bth.psn);
+        // Old responses, and those to what was never sent, mean nothing.
+        if self.ended || !self.snd.is_outstanding(seq) {
+            return self.stale_response(seq, operation, packet.header.extension);
+        }
+        match (operation, packet.header.extension) {
+            (Some(Operation::ReadResponse), _) => self.read_response(now, seq, packet, ops),
+            (Some(Operation::AtomicAcknowledge), Extension::AtomicAckEth(_, ack)) => {
+                self.atomic_response(now, seq, ack.original, ops);
+            }
+            (Some(Operation::Acknowledge), Extension::Aeth(aeth)) => self.acknowledge(now, seq, aeth.syndrome, ops),
+            _ => self.stats.stale += 1,
+        }
+    }
+
+    fn acknowledge(&mut self, now: Duration, seq: Seq, syndrome: Syndrome, ops: &mut impl RequesterOps) {
+        match syndrome {
+            Syndrome::Ack { .. } => {
+                self.recovery.rnr_retries = self.attrs.rnr_retry;
+                self.ack_until(now, seq + 1, ops);
+                self.check_lost_response(now, ops);
+            }
+            Syndrome::RnrNak { timer } => self.rnr_nak(now, seq, timer, ops),
+            Syndrome::Nak(NakCode::SequenceError) => self.sequence_nak(now, seq, ops),
+            Syndrome::Nak(code) => {
+                let status = match code {
+                    NakCode::InvalidRequest => WcStatus::RemoteInvalidRequest,
+                    NakCode::RemoteAccess => WcStatus::RemoteAccess,
+                    NakCode::RemoteOperation => WcStatus::RemoteOperation,
+                    NakCode::SequenceError | NakCode::InvalidRdRequest | NakCode::Reserved(_) => WcStatus::BadResponse,
+                };
+                self.ack_until(now, seq, ops);
+                if !self.ended {
+                    self.fail_at(seq, status, ops);
+                }
+            }
+            Syndrome::Reserved(_) => self.stats.stale += 1,
+        }
+    }
+
+    /// Everything before `seq` was executed.
+    fn ack_until(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
+        self.snd.executed = self.snd.executed.max(seq);
+        self.advance_una(now, ops);
+    }
+
+    /// Moves `snd.una` over SENDs and WRITEs that were executed, up to the first missing response with data.
+    fn advance_una(&mut self, now: Duration, ops: &mut impl RequesterOps) {
+        let before = self.snd.una;
+        for request in &self.requests {
+            if self.snd.una >= request.end() {
+                continue;
+            }
+            if request.wants_data() || self.snd.una >= self.snd.executed {
+                break;
+            }
+            self.snd.una = self.snd.executed.min(request.end());
+        }
+        if self.snd.una != before {
+            self.on_progress(now, before, ops);
+        }
+    }
+
+    /// `snd.una` has moved on from `before`.
+    fn on_progress(&mut self, now: Duration, before: Seq, ops: &mut impl RequesterOps) {
+        self.recovery.on_acked(now, self.snd.una, self.snd.una.saturating_sub(before), self.attrs.retry_cnt);
+        self.snd.executed = self.snd.executed.max(self.snd.una);
+        if self.snd.nxt < self.snd.una {
+            self.skip_acked();
+        }
+        self.recovery.timed_out = false;
+        while self.outstanding_rd_atomic.front().is_some_and(|&end| end <= self.snd.una) {
+            self.outstanding_rd_atomic.pop_front();
+        }
+        let probed = std::mem::replace(&mut self.recovery.probe, Probe::None);
+        self.restart_timers(now);
+        self.complete_done(ops);
+        let more = self.snd.una < self.snd.max && !self.ended;
+        match probed {
+            Probe::Sent(seq, attempt) if more && seq == before && self.snd.una == before + 1 => match attempt {
+                // The following may be lost as well. Or nothing is, and ACKs are late that come one by one.
+                Attempt::First => self.probe_oldest(Attempt::Second),
+                Attempt::Second => {
+                    self.recovery.peer_reorders = false;
+                    self.go_back();
+                }
+            },
+            _ => {}
+        }
+    }
+
+    /// Something behind a missing response was acknowledged: the missing one is lost. Goes back, but once for each loss.
+    fn check_lost_response(&mut self, now: Duration, ops: &mut impl RequesterOps) {
+        let missing = self.snd.una < self.snd.executed && !self.ended;
+        if missing && !self.timers.is_running(Timer::RnrBackoff) && self.recovery.on_lost_response(self.snd.una) {
+            self.stats.lost_responses += 1;
+            self.retry(now, ops);
+        }
+    }
+
+    fn read_response(&mut self, now: Duration, seq: Seq, packet: &Packet<'_>, ops: &mut impl RequesterOps) {
+        let Some(request) = self.requests.iter().find(|request| request.contains(seq)) else { return };
+        let SendOp::Read { .. } = request.wr.op else {
+            return self.fail_at(seq, WcStatus::BadResponse, ops);
+        };
+        if request.stage != Stage::Started {
+            self.stats.stale += 1;
+            return;
+        }
+        let mtu = u64::from(self.attrs.path_mtu.bytes());
+        let offset = seq.saturating_sub(request.first).saturating_mul(mtu);
+        let expected = u64::from(request.length).saturating_sub(offset).min(mtu);
+        self.recovery.rnr_retries = self.attrs.rnr_retry;
+        self.ack_until(now, seq, ops);
+        if seq != self.snd.una {
+            return self.check_lost_response(now, ops);
+        }
+        // The response that is missing. Which of FIRST, MIDDLE, LAST and ONLY it is depends on the attempt it belongs to, and
+        // on the responder; its place and length do not.
+        if packet.payload.len() as u64 != expected || !packet.pad_is_right() {
+            return self.fail_at(seq, WcStatus::BadResponse, ops);
+        }
+        self.take_data(now, seq, offset, packet.payload, ops);
+    }
+
+    fn atomic_response(&mut self, now: Duration, seq: Seq, original: u64, ops: &mut impl RequesterOps) {
+        let Some(request) = self.requests.iter().find(|request| request.contains(seq)) else { return };
+        if !matches!(request.wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
+            return self.fail_at(seq, WcStatus::BadResponse, ops);
+        }
+        self.recovery.rnr_retries = self.attrs.rnr_retry;
+        self.ack_until(now, seq, ops);
+        if seq != self.snd.una {
+            return self.check_lost_response(now, ops);
+        }
+        // A number on the wire, the guest's byte order in memory.
+        self.take_data(now, seq, 0, &original.to_le_bytes(), ops);
+    }
+
+    /// Takes the data of the response at `snd.una`.
+    fn take_data(&mut self, now: Duration, seq: Seq, offset: u64, data: &[u8], ops: &mut impl RequesterOps) {
+        let Some(request) = self.requests.iter().find(|request| request.contains(seq)) else { return };
+        if !data.is_empty() && ops.scatter(&request.wr.sges, offset, data).is_err() {
+            return self.fail_at(seq, WcStatus::LocalProtection, ops);
+        }
+        self.snd.una = seq + 1;
+        self.on_progress(now, seq, ops);
+        if !self.ended {
+            self.advance_una(now, ops);
+        }
+    }
+
+    /// A packet was lost on its way to the responder, which says so once.
+    fn sequence_nak(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
+        if seq < self.snd.executed {
+            self.stats.stale += 1;
+            return;
+        }
+        self.ack_until(now, seq, ops);
+        // During an RNR wait this is only an echo of what was in flight.
+        if self.ended || self.timers.is_running(Timer::RnrBackoff) || !self.recovery.on_sequence_nak(seq) {
+            return;
+        }
+        self.stats.sequence_naks += 1;
+        self.retransmit_missing(now, seq, ops);
+    }
+
+    /// A response to something that is done, or a selective NAK.
+    fn stale_response(&mut self, seq: Seq, operation: Option<Operation>, extension: Extension) {
+        let ack = operation == Some(Operation::Acknowledge)
+            && matches!(extension, Extension::Aeth(Aeth { syndrome: Syndrome::Ack { .. }, .. }));
+        if !ack || !self.selective_nak(seq + Seq::from(STALE_PSN_OFFSET)) {
+            self.stats.stale += 1;
+        }
+    }
+
+    /// The responder may have said that the packet at `seq` is missing, too. Returns `true` if it has.
+    fn selective_nak(&mut self, seq: Seq) -> bool {
+        let sent = (self.snd.una.max(self.snd.executed)..self.snd.nxt).contains(&seq);
+        let alone = |request: &Request| request.stage == Stage::Started && !request.wants_data();
+        if self.ended || !sent || !self.requests.iter().any(|request| request.contains(seq) && alone(request)) {
+            return false;
+        }
+        // Only our responder sends stale-PSN ACKs, and only when it buffers out-of-order packets.
+        self.recovery.peer_reorders = true;
+        self.recovery.retransmit(seq);
+        true
+    }
+
+    /// The responder has no receive: waits and goes back.
+    fn rnr_nak(&mut self, now: Duration, seq: Seq, timer: u8, ops: &mut impl RequesterOps) {
+        if seq < self.snd.executed || self.timers.is_running(Timer::RnrBackoff) {
+            self.stats.stale += 1;
+            return;
+        }
+        if self.snd.executed < seq {
+            self.recovery.rnr_retries = self.attrs.rnr_retry;
+        }
+        self.ack_until(now, seq, ops);
+        if self.ended {
+            return;
+        }
+        self.stats.rnr_naks += 1;
+        // A count of 7 means retries without end.
+        if self.attrs.rnr_retry < 7 {
+            match self.recovery.rnr_retries.checked_sub(1) {
+                Some(left) => self.recovery.rnr_retries = left,
+                None => return self.fail_at(seq, WcStatus::RnrRetryExceeded, ops),
+            }
+        }
+        self.go_back();
+        self.timers.set(Timer::RnrBackoff, Some(now.saturating_add(rnr_delay(timer))));
+        self.restart_timers(now);
+    }
+}

@@ -1,0 +1,111 @@
+//! Cutting requests into packets (IBA 9.7.2, 9.4).
+
+use pvrdma_verbs::{RemoteAddress, SendData, SendFlags, SendOp, SendWr};
+
+use crate::wire::{AtomicEth, Extension, Ieth, ImmDt, Opcode, Position, Reth};
+
+/// What one packet of a request is.
+pub(crate) struct PacketPlan {
+    pub(crate) opcode: Opcode,
+    pub(crate) extension: Extension,
+    /// PSNs that it takes: more than one for a READ whose response has several packets.
+    pub(crate) span: u32,
+    /// Payload: where in the message it begins, and its bytes.
+    pub(crate) offset: u64,
+    pub(crate) len: u32,
+    /// The response is a message of its own, of which only `max_rd_atomic` may be outstanding.
+    pub(crate) wants_data: bool,
+    pub(crate) solicited: bool,
+    pub(crate) ends_message: bool,
+}
+
+/// A request with the bytes of its message and the packets (PSNs) that it takes.
+pub(crate) struct SizedWr<'a> {
+    pub(crate) wr: &'a SendWr,
+    pub(crate) length: u32,
+    pub(crate) count: u32,
+}
+
+impl PacketPlan {
+    /// The packet at PSN number `index` of a request. `mtu` is in bytes; `read_chunk` is the most packets of one READ request.
+    /// `None`: the request sends nothing, or has fewer packets.
+    pub(crate) fn new(request: &SizedWr<'_>, index: u32, mtu: u32, read_chunk: u32) -> Option<Self> {
+        let offset = u64::from(index) * u64::from(mtu);
+        let left = u32::try_from(u64::from(request.length).checked_sub(offset)?).ok()?;
+        let len = left.min(mtu);
+        let (first, last) = (index == 0, index + 1 == request.count);
+        let position = Position::of(first, last);
+        let only = position == Position::Only;
+        let mut plan = Self {
+            opcode: Opcode::send(position),
+            extension: Extension::None,
+            span: 1,
+            offset,
+            len,
+            wants_data: false,
+            solicited: false,
+            ends_message: last,
+        };
+        let solicited = last && request.wr.flags.contains(SendFlags::SOLICITED);
+        match request.wr.op {
+            SendOp::Send { data, .. } => {
+                plan.solicited = solicited;
+                match data {
+                    SendData::Immediate(bytes) if last => {
+                        plan.opcode = Opcode::send_immediate(only);
+                        plan.extension = Extension::ImmDt(ImmDt(bytes));
+                    }
+                    SendData::Invalidate(rkey) if last => {
+                        plan.opcode = Opcode::send_invalidate(only);
+                        plan.extension = Extension::Ieth(Ieth { rkey });
+                    }
+                    _ => {}
+                }
+            }
+            SendOp::Write { remote, immediate } => plan.write(request, remote, immediate, position),
+            SendOp::Read { remote } => plan.read(request, remote, index, mtu, read_chunk),
+            SendOp::CompareSwap { remote, compare, swap } => {
+                (plan.opcode, plan.extension) = (Opcode::COMPARE_SWAP, atomic(remote, swap, compare));
+                (plan.len, plan.wants_data) = (0, true);
+            }
+            SendOp::FetchAdd { remote, add } => {
+                (plan.opcode, plan.extension) = (Opcode::FETCH_ADD, atomic(remote, add, 0));
+                (plan.len, plan.wants_data) = (0, true);
+            }
+            SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) | SendOp::Unsupported { .. } | SendOp::Malformed => {
+                return None;
+            }
+        }
+        Some(plan)
+    }
+
+    fn write(&mut self, request: &SizedWr<'_>, remote: RemoteAddress, immediate: Option<[u8; 4]>, position: Position) {
+        let reth = Reth { address: remote.addr, rkey: remote.rkey, length: request.length };
+        self.opcode = Opcode::write(position);
+        match immediate.filter(|_| position.ends()) {
+            Some(bytes) => {
+                let (only, immediate) = (position.starts(), ImmDt(bytes));
+                self.solicited = request.wr.flags.contains(SendFlags::SOLICITED);
+                self.opcode = Opcode::write_immediate(only);
+                self.extension = if only { Extension::RethImmDt(reth, immediate) } else { Extension::ImmDt(immediate) };
+            }
+            None if position.starts() => self.extension = Extension::Reth(reth),
+            None => {}
+        }
+    }
+
+    fn read(&mut self, request: &SizedWr<'_>, remote: RemoteAddress, index: u32, mtu: u32, read_chunk: u32) {
+        // Chunks end where they ended when they were first sent, because the responder remembers them.
+        self.span = (read_chunk - index % read_chunk).min(request.count - index);
+        let left = request.length.saturating_sub(u32::try_from(self.offset).unwrap_or(u32::MAX));
+        let length = left.min(self.span.saturating_mul(mtu));
+        let address = remote.addr.wrapping_add(self.offset);
+        self.opcode = Opcode::READ_REQUEST;
+        self.extension = Extension::Reth(Reth { address, rkey: remote.rkey, length });
+        (self.len, self.wants_data) = (0, true);
+    }
+}
+
+const fn atomic(remote: RemoteAddress, swap_or_add: u64, compare: u64) -> Extension {
+    Extension::AtomicEth(AtomicEth { address: remote.addr, rkey: remote.rkey, swap_or_add, compare })
+}

@@ -1,0 +1,49 @@
+//! Posted requests.
+
+use pvrdma_verbs::{SendOp, SendWr, WcStatus};
+
+use super::send_state::Seq;
+
+/// How far a request has come.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Stage {
+    /// Nothing was checked yet.
+    Posted,
+    /// It may be sent; a local one is done.
+    Started,
+    /// It completes with this status when its turn comes.
+    Failed(WcStatus),
+}
+
+/// A posted request.
+#[derive(Debug)]
+pub(super) struct Request {
+    pub(super) wr: SendWr,
+    pub(super) first: Seq,
+    /// PSNs it takes; none if it never leaves this side.
+    pub(super) count: u32,
+    /// Bytes of the message.
+    pub(super) length: u32,
+    pub(super) stage: Stage,
+}
+
+impl Request {
+    /// The PSN after its last.
+    pub(super) const fn end(&self) -> Seq {
+        self.first + self.count as Seq
+    }
+
+    /// Returns `true` if the response carries data, so that being executed is not being done: a READ or an atomic.
+    pub(super) const fn wants_data(&self) -> bool {
+        matches!(self.wr.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
+    }
+
+    pub(super) fn contains(&self, seq: Seq) -> bool {
+        (self.first..self.end()).contains(&seq)
+    }
+
+    /// The byte count of its completion: what arrived in local memory.
+    pub(super) const fn byte_len(&self) -> u32 {
+        if self.wants_data() { self.length } else { 0 }
+    }
+}

@@ -1,0 +1,97 @@
+//! What a requester does about a loss: timeouts, probes, single retransmissions, and going back.
+
+use std::time::Duration;
+
+use pvrdma_verbs::WcStatus;
+
+use super::Requester;
+use super::loss_recovery::{Attempt, Probe};
+use super::request::{Request, Stage};
+use super::send_state::Seq;
+use super::timers::Timer;
+use crate::ops::RequesterOps;
+
+impl Requester {
+    /// A deadline may have passed.
+    pub fn handle_timeout(&mut self, now: Duration, ops: &mut impl RequesterOps) {
+        if self.timers.has_expired(Timer::RnrBackoff, now) {
+            self.timers.stop(Timer::RnrBackoff);
+        }
+        if self.timers.has_expired(Timer::Ack, now) {
+            self.stats.timeouts += 1;
+            self.recovery.on_timeout();
+            self.retry(now, ops);
+            self.recovery.timed_out = true;
+        } else if self.timers.has_expired(Timer::Probe, now) {
+            self.stats.probes += 1;
+            self.recovery.on_probe();
+            self.probe_oldest(Attempt::First);
+            self.restart_probe_timer(now, true);
+        }
+    }
+
+    pub(super) fn probe_oldest(&mut self, attempt: Attempt) {
+        if self.requests.front().is_some_and(Request::wants_data) {
+            self.go_back();
+        } else {
+            self.recovery.probe = Probe::Due(attempt);
+        }
+    }
+
+    /// Starts waiting for progress anew. The local ACK timeout (IBA 9.7.6.1.3) backs off: the architecture allows up to four
+    /// times the nominal value.
+    pub(super) fn restart_timers(&mut self, now: Duration) {
+        let waiting = self.snd.una != self.snd.max && !self.timers.is_running(Timer::RnrBackoff);
+        self.restart_probe_timer(now, waiting && !self.ended);
+        let ack = (self.attrs.timeout != 0 && waiting).then(|| {
+            let nominal = Duration::from_nanos(4096 << self.attrs.timeout.min(31));
+            now.saturating_add(nominal.saturating_mul(1 << self.recovery.backoff.min(2)))
+        });
+        self.timers.set(Timer::Ack, ack);
+    }
+
+    fn restart_probe_timer(&mut self, now: Duration, in_flight: bool) {
+        let timeout = self.recovery.probe_timeout(in_flight);
+        self.timers.set(Timer::Probe, timeout.map(|timeout| now.saturating_add(timeout)));
+    }
+
+    /// Goes back because something was lost, if there are retries left.
+    pub(super) fn retry(&mut self, now: Duration, ops: &mut impl RequesterOps) {
+        let Some(left) = self.recovery.retries.checked_sub(1) else {
+            self.fail_at(self.snd.una, WcStatus::RetryExceeded, ops);
+            return;
+        };
+        self.recovery.retries = left;
+        self.go_back();
+        self.restart_timers(now);
+    }
+
+    /// The responder says that the packet at `seq` is missing: retransmits it alone if that is enough, or goes back.
+    pub(super) fn retransmit_missing(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
+        let alone = self.recovery.peer_reorders && seq == self.snd.una && self.recovery.retries > 0;
+        if !alone || self.requests.front().is_none_or(Request::wants_data) {
+            return self.retry(now, ops);
+        }
+        self.recovery.retries -= 1;
+        self.recovery.retransmit(seq);
+        self.restart_timers(now);
+    }
+
+    /// An ACK came for what was gone back over and not retransmitted yet. Goes on where that leads to.
+    pub(super) fn skip_acked(&mut self) {
+        // The peer buffers what comes behind a gap; or the timeout was too early, and the rest is on its way as well.
+        self.recovery.peer_reorders |= self.recovery.saw_nak();
+        let started = || self.requests.iter().take_while(|request| request.stage == Stage::Started);
+        let late = self.recovery.timed_out && !started().any(Request::wants_data);
+        self.set_nxt(if late { self.snd.max } else { self.snd.una });
+    }
+
+    /// Retransmits everything from the oldest unacked PSN on (go-back-N).
+    pub(super) fn go_back(&mut self) {
+        self.set_nxt(self.snd.una);
+        self.outstanding_rd_atomic.clear();
+        self.recovery.on_go_back();
+        // The first packet asks for an ACK: it tells what the responder has.
+        self.ack_policy.force();
+    }
+}

@@ -1,0 +1,78 @@
+//! Round trip times (RFC 6298).
+
+use std::time::Duration;
+
+use super::send_state::Seq;
+
+/// Smoothed round trip time and its variation.
+#[derive(Clone, Copy, Debug)]
+struct Estimate {
+    srtt: Duration,
+    rttvar: Duration,
+}
+
+/// Measures the time from a packet that asks for an ACK to that ACK, one packet at a time.
+#[derive(Debug, Default)]
+pub(super) struct RttEstimator {
+    estimate: Option<Estimate>,
+    /// The PSN after a packet that waits for its ACK, and when it was sent.
+    sample: Option<(Seq, Duration)>,
+}
+
+impl RttEstimator {
+    /// The time after which a response is late: smoothed RTT and four times its variation. `None`: nothing was measured yet.
+    pub(super) fn rto(&self) -> Option<Duration> {
+        self.estimate.map(|Estimate { srtt, rttvar }| srtt + rttvar * 4)
+    }
+
+    /// A packet up to `end` that asks for an ACK was sent for the first time.
+    pub(super) fn on_sent(&mut self, now: Duration, end: Seq) {
+        self.sample.get_or_insert((end, now));
+    }
+
+    /// Everything before `una` was acknowledged.
+    pub(super) fn on_acked(&mut self, now: Duration, una: Seq) {
+        let Some((_, sent)) = self.sample.filter(|&(end, _)| end <= una) else { return };
+        self.sample = None;
+        let rtt = now.saturating_sub(sent);
+        self.estimate = Some(match self.estimate {
+            None => Estimate { srtt: rtt, rttvar: rtt / 2 },
+            Some(Estimate { srtt, rttvar }) => {
+                Estimate { srtt: (srtt * 7 + rtt) / 8, rttvar: (rttvar * 3 + srtt.abs_diff(rtt)) / 4 }
+            }
+        });
+    }
+
+    /// Something is about to be retransmitted: the ACKs of its two transmissions look the same, so neither is measured
+    /// (Karn's algorithm).
+    pub(super) const fn on_retransmit(&mut self) {
+        self.sample = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn us(microseconds: u64) -> Duration {
+        Duration::from_micros(microseconds)
+    }
+
+    #[test]
+    fn one_packet_at_a_time_is_measured_and_no_retransmission() {
+        let mut rtt = RttEstimator::default();
+        rtt.on_sent(us(0), 10);
+        rtt.on_sent(us(500), 20);
+        rtt.on_acked(us(900), 9);
+        assert_eq!(rtt.rto(), None);
+        rtt.on_acked(us(1000), 20);
+        assert_eq!(rtt.rto(), Some(us(3000)));
+        rtt.on_sent(us(2000), 30);
+        rtt.on_retransmit();
+        rtt.on_acked(us(9000), 30);
+        assert_eq!(rtt.rto(), Some(us(3000)));
+        rtt.on_sent(us(9000), 40);
+        rtt.on_acked(us(10_000), 40);
+        assert_eq!(rtt.rto(), Some(us(2500)));
+    }
+}

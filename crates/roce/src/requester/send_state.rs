@@ -1,0 +1,78 @@
+//! Where a send queue stands in PSN space.
+
+use pvrdma_verbs::Psn;
+
+/// A PSN that does not wrap: its low 24 bits are on the wire. PSNs of one QP compare as numbers, however much is posted.
+pub(super) type Seq = u64;
+
+/// PSNs until the numbers on the wire start over.
+const WRAP: Seq = 1 << 24;
+
+/// The PSN on the wire.
+pub(super) fn wire_psn(seq: Seq) -> Psn {
+    Psn::new(u32::try_from(seq % WRAP).unwrap_or(0))
+}
+
+/// The send sequence variables, named as those of TCP (RFC 9293, 3.3.1) and in their order.
+///
+/// ```text
+///          una              executed              nxt               max               posted
+///  done  ───┤ responses missing ├──── unacked ──────┤ to retransmit ───┤ never sent ───────┤
+/// ```
+///
+/// Going back means moving `nxt` to `una`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct SendState {
+    /// Oldest PSN that is not done. Everything before it was executed, and every response with data has arrived.
+    pub(super) una: Seq,
+    /// Everything before it is known to have been executed by the responder. From `una` on there can be READs and atomics
+    /// whose responses were lost; the SENDs and WRITEs between them are not retransmitted.
+    pub(super) executed: Seq,
+    /// Next PSN to send.
+    pub(super) nxt: Seq,
+    /// First PSN that was never sent.
+    pub(super) max: Seq,
+    /// First PSN of the next request that is posted.
+    pub(super) posted: Seq,
+}
+
+impl SendState {
+    /// Nothing was sent, and `first` is the first PSN.
+    pub(super) fn new(first: Psn) -> Self {
+        // Not in the first turn, so that older PSNs are numbers, too.
+        let first = WRAP + Seq::from(first.get());
+        Self { una: first, executed: first, nxt: first, max: first, posted: first }
+    }
+
+    /// The PSN of a received packet, extended. It is taken for the one that is nearest to `una`.
+    pub(super) fn extend(&self, psn: Psn) -> Seq {
+        self.una.saturating_add_signed(psn.since(wire_psn(self.una)).into())
+    }
+
+    /// Returns `true` if this PSN was sent and is not done.
+    pub(super) fn is_outstanding(&self, seq: Seq) -> bool {
+        (self.una..self.max).contains(&seq)
+    }
+
+    /// PSNs that are in flight. What a loss made us go back over is not among them.
+    pub(super) const fn in_flight(&self) -> u64 {
+        self.nxt.saturating_sub(self.una)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn psns_are_extended_to_the_nearest() {
+        let mut snd = SendState::new(Psn::new(0x00ff_fffe));
+        snd.nxt += 4;
+        snd.max += 4;
+        assert_eq!((snd.extend(Psn::new(1)), snd.in_flight()), (snd.una + 3, 4));
+        assert_eq!(snd.extend(Psn::new(0x00ff_fff0)), snd.una - 14);
+        assert_eq!(wire_psn(snd.una + 2), Psn::new(0));
+        assert!(snd.is_outstanding(snd.una) && snd.is_outstanding(snd.una + 3));
+        assert!(!snd.is_outstanding(snd.una - 1) && !snd.is_outstanding(snd.max));
+    }
+}

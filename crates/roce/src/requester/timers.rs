@@ -1,0 +1,73 @@
+//! The timers of a requester.
+
+use std::time::Duration;
+
+/// What a deadline is for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Timer {
+    /// The local ACK timeout (IBA 9.7.6.1.3): what is not acknowledged by then is retransmitted and costs a retry.
+    Ack,
+    /// The end of the wait that an RNR NAK asked for. Nothing is sent before.
+    RnrBackoff,
+    /// When the oldest unacked packet is sent once more, because nothing was acknowledged for a few round trips.
+    Probe,
+}
+
+/// One optional deadline for each [`Timer`].
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TimerTable {
+    deadlines: [Option<Duration>; 3],
+}
+
+impl TimerTable {
+    /// Starts, restarts or stops a timer.
+    pub(super) const fn set(&mut self, timer: Timer, deadline: Option<Duration>) {
+        self.deadlines[timer as usize] = deadline;
+    }
+
+    /// Stops a timer.
+    pub(super) const fn stop(&mut self, timer: Timer) {
+        self.set(timer, None);
+    }
+
+    /// Stops all timers.
+    pub(super) fn stop_all(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Returns `true` if the timer runs, whether its deadline has passed or not.
+    pub(super) const fn is_running(&self, timer: Timer) -> bool {
+        self.deadlines[timer as usize].is_some()
+    }
+
+    /// Returns `true` if the timer runs and its deadline has passed. It goes on running.
+    pub(super) fn has_expired(&self, timer: Timer, now: Duration) -> bool {
+        self.deadlines[timer as usize].is_some_and(|deadline| deadline <= now)
+    }
+
+    /// The earliest deadline.
+    pub(super) fn next_timeout(&self) -> Option<Duration> {
+        self.deadlines.into_iter().flatten().min()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_earliest_deadline_is_next() {
+        let second = Duration::from_secs;
+        let mut timers = TimerTable::default();
+        assert_eq!(timers.next_timeout(), None);
+        timers.set(Timer::Ack, Some(second(3)));
+        timers.set(Timer::Probe, Some(second(2)));
+        assert_eq!(timers.next_timeout(), Some(second(2)));
+        assert!(timers.has_expired(Timer::Probe, second(2)) && timers.is_running(Timer::Probe));
+        assert!(!timers.has_expired(Timer::Ack, second(2)) && !timers.has_expired(Timer::RnrBackoff, second(9)));
+        timers.stop(Timer::Probe);
+        assert_eq!(timers.next_timeout(), Some(second(3)));
+        timers.stop_all();
+        assert!(!timers.is_running(Timer::Ack));
+    }
+}

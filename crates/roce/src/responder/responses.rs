@@ -1,0 +1,200 @@
+//! Responses to be sent, in the order in which they must leave (IBA 9.7.5.1).
+//!
+//! Their number is bounded whatever the peer sends: those to new READs and atomics by the responder resources, repeated ones
+//! to one for each resource, and an ACK or NAK stands between two of them at most.
+
+use pvrdma_verbs::{Psn, RemoteAddress};
+
+use super::selective_nak::stale_psn;
+use super::{NakSent, Responder};
+use crate::ops::{NakReason, ResponderOps};
+use crate::wire::{Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, Syndrome};
+
+/// The response of a READ, of which the packets from `psn` on are to be sent.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) struct ReadResponse {
+    /// First PSN of the request, which names it.
+    pub(super) request: Psn,
+    /// PSN of the next packet.
+    pub(super) psn: Psn,
+    /// What is left.
+    pub(super) reth: Reth,
+    /// The next packet is the first of this attempt.
+    pub(super) starts: bool,
+    /// This repeats a response.
+    pub(super) duplicate: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Response {
+    /// An ACK for the newest SEND or WRITE packet.
+    Ack {
+        psn: Psn,
+    },
+    /// An ACK packet with another syndrome.
+    Nak {
+        psn: Psn,
+        syndrome: Syndrome,
+    },
+    Read(ReadResponse),
+    /// `duplicate`: this repeats a response.
+    Atomic {
+        psn: Psn,
+        original: u64,
+        duplicate: bool,
+    },
+}
+
+impl Response {
+    /// Returns `true` if later requests must not change memory before this has left.
+    pub(super) const fn reads_memory(&self) -> bool {
+        matches!(self, Self::Read(read) if !read.duplicate)
+    }
+
+    /// Returns `true` if this is the first response of a READ or atomic.
+    pub(super) const fn is_new(&self) -> bool {
+        match self {
+            Self::Read(read) => !read.duplicate,
+            Self::Atomic { duplicate, .. } => !*duplicate,
+            Self::Ack { .. } | Self::Nak { .. } => false,
+        }
+    }
+}
+
+impl Responder {
+    /// Queues an ACK for everything executed. A later ACK covers what an earlier one does, so neighbours become one.
+    pub(super) fn push_ack(&mut self) {
+        let psn = self.ack_psn;
+        match self.responses.back_mut() {
+            Some(Response::Ack { psn: queued }) => *queued = psn,
+            _ => self.responses.push_back(Response::Ack { psn }),
+        }
+    }
+
+    /// An ACK that is queued last covers what was executed meanwhile.
+    pub(super) fn refresh_ack(&mut self) {
+        if let Some(Response::Ack { psn: queued }) = self.responses.back_mut() {
+            *queued = self.ack_psn;
+        }
+    }
+
+    pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome) {
+        let nak = Response::Nak { psn, syndrome };
+        if self.responses.back() != Some(&nak) {
+            self.responses.push_back(nak);
+        }
+    }
+
+    /// Returns `true` if a response is to be sent.
+    pub fn has_responses(&self) -> bool {
+        !self.responses.is_empty() || !self.selective_naks.is_empty()
+    }
+
+    /// Returns `true` if the next response carries data of a READ.
+    pub fn next_is_read_response(&self) -> bool {
+        matches!(self.responses.front(), Some(Response::Read(_)))
+    }
+
+    /// How many responses are to be sent; bounded, whatever the peer sends.
+    pub fn pending_responses(&self) -> usize {
+        self.responses.len()
+    }
+
+    /// Writes the frame of the next response into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Returns its length
+    /// in bytes; `None`: there is no response to send.
+    pub fn poll_transmit(&mut self, ops: &mut impl ResponderOps, out: &mut [u8]) -> Option<usize> {
+        self.refresh_ack();
+        loop {
+            let Some(&response) = self.responses.front() else { return self.next_selective_nak(out) };
+            let frame = match response {
+                Response::Ack { psn } => self.acknowledge(psn, Syndrome::ACK, out),
+                Response::Nak { psn, syndrome } => self.acknowledge(psn, syndrome, out),
+                Response::Atomic { psn, original, .. } => {
+                    let extension = Extension::AtomicAckEth(self.aeth(Syndrome::ACK), AtomicAckEth { original });
+                    self.small(Opcode::ATOMIC_ACKNOWLEDGE, psn, extension, out)
+                }
+                Response::Read(read) => match self.respond(read, ops, out) {
+                    Some((frame, rest)) => {
+                        self.stats.responses += 1;
+                        match (rest, self.responses.front_mut()) {
+                            (Some(rest), Some(front)) => *front = Response::Read(rest),
+                            _ => drop(self.responses.pop_front()),
+                        }
+                        return Some(frame);
+                    }
+                    // Its memory is gone: something else is at the front now.
+                    None => continue,
+                },
+            }?;
+            self.responses.pop_front();
+            self.stats.responses += 1;
+            return Some(frame);
+        }
+    }
+
+    /// A NAK for a missing packet that the sequence NAK does not name.
+    fn next_selective_nak(&mut self, out: &mut [u8]) -> Option<usize> {
+        let missing =
+            std::iter::from_fn(|| self.selective_naks.pop_front()).find(|psn| self.expected.precedes(*psn))?;
+        self.stats.responses += 1;
+        self.acknowledge(stale_psn(missing), Syndrome::ACK, out)
+    }
+
+    const fn aeth(&self, syndrome: Syndrome) -> Aeth {
+        Aeth { syndrome, msn: self.msn }
+    }
+
+    fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome, out: &mut [u8]) -> Option<usize> {
+        self.small(Opcode::ACKNOWLEDGE, psn, Extension::Aeth(self.aeth(syndrome)), out)
+    }
+
+    /// A packet without payload.
+    fn small(&mut self, opcode: Opcode, psn: Psn, extension: Extension, out: &mut [u8]) -> Option<usize> {
+        let bth = Bth::new(opcode, self.remote, psn);
+        Some(self.path.frame(&mut self.ident, bth, extension, 0, out).ok()?.finish())
+    }
+
+    /// The next response of a READ, and what is left of it then. `None`: its memory is gone, and the queue was changed
+    /// accordingly.
+    fn respond(
+        &mut self,
+        read: ReadResponse,
+        ops: &mut impl ResponderOps,
+        out: &mut [u8],
+    ) -> Option<(usize, Option<ReadResponse>)> {
+        let mtu = self.attrs.path_mtu;
+        let len = read.reth.length.min(mtu.bytes());
+        let left = read.reth.length - len;
+        let position = Position::of(read.starts, left == 0);
+        let extension = match position {
+            Position::Middle => Extension::None,
+            _ => Extension::Aeth(self.aeth(Syndrome::ACK)),
+        };
+        let bth = Bth::new(Opcode::read_response(position), self.remote, read.psn);
+        let payload_len = len as usize;
+        let Ok(mut frame) = self.path.frame(&mut self.ident, bth, extension, payload_len, out) else {
+            // No room. Dropping the response ends the caller's loop; the peer will ask again.
+            self.responses.pop_front();
+            return None;
+        };
+        let remote = RemoteAddress { addr: read.reth.address, rkey: read.reth.rkey };
+        if ops.read(remote, frame.payload()).is_err() {
+            if read.duplicate {
+                // A peer that still wants it gets no response. It may as well be an old packet that went astray, and the
+                // consumer was free to take the memory away.
+                self.responses.pop_front();
+            } else {
+                ops.refuse(NakReason::RemoteAccess);
+                self.stats.refused += 1;
+                self.ended = true;
+                self.nak_sent = NakSent::None;
+                self.responses.clear();
+                self.push_nak(read.psn, Syndrome::Nak(NakCode::RemoteAccess));
+            }
+            return None;
+        }
+        let reth = Reth { address: read.reth.address.wrapping_add(len.into()), length: left, ..read.reth };
+        let rest = ReadResponse { psn: read.psn.plus(1), reth, starts: false, ..read };
+        Some((frame.finish(), (left > 0).then_some(rest)))
+    }
+}

@@ -1,0 +1,27 @@
+//! The datagram extended transport header (IBA 9.3.2).
+
+use pvrdma_verbs::Qpn;
+
+use super::{field, put, u24, u24_bytes};
+
+/// Datagram extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Deth {
+    /// Key that the receiver must have, too.
+    pub qkey: u32,
+    /// Sender.
+    pub source: Qpn,
+}
+
+impl Deth {
+    pub(super) fn from_bytes(header: &[u8; 8]) -> Self {
+        Self { qkey: u32::from_be_bytes(field::<0, _, _>(header)), source: Qpn::new(u24(field::<5, _, _>(header))) }
+    }
+
+    pub(super) fn to_bytes(self) -> [u8; 8] {
+        let mut header = [0; 8];
+        put::<0, _, _>(&mut header, self.qkey.to_be_bytes());
+        put::<5, _, _>(&mut header, u24_bytes(self.source.get()));
+        header
+    }
+}

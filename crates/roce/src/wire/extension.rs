@@ -1,0 +1,151 @@
+//! The extension headers of a packet, between BTH and payload (IBA 9.3): which there are together, and in which order.
+
+use super::aeth::Aeth;
+use super::atomic_ack_eth::AtomicAckEth;
+use super::atomic_eth::AtomicEth;
+use super::deth::Deth;
+use super::feth::Feth;
+use super::ieth::Ieth;
+use super::immdt::ImmDt;
+use super::opcode::Shape;
+use super::reth::Reth;
+
+/// The extension headers of a packet, in one of the combinations that opcodes have.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub enum Extension {
+    /// None.
+    #[default]
+    None,
+    /// Immediate data.
+    ImmDt(ImmDt),
+    /// A key to invalidate.
+    Ieth(Ieth),
+    /// Remote memory.
+    Reth(Reth),
+    /// Remote memory, then immediate data.
+    RethImmDt(Reth, ImmDt),
+    /// An acknowledgement.
+    Aeth(Aeth),
+    /// An acknowledgement, then the value before an atomic operation.
+    AtomicAckEth(Aeth, AtomicAckEth),
+    /// An atomic operation.
+    AtomicEth(AtomicEth),
+    /// The ends of a datagram.
+    Deth(Deth),
+    /// The ends of a datagram, then immediate data.
+    DethImmDt(Deth, ImmDt),
+    /// A flush, then its range of remote memory.
+    FethReth(Feth, Reth),
+}
+
+impl Extension {
+    /// Most bytes that any combination takes: an AtomicETH.
+    pub(super) const MAX_LEN: usize = 28;
+
+    /// Which combination this is.
+    pub const fn shape(&self) -> Shape {
+        match self {
+            Self::None => Shape::None,
+            Self::ImmDt(_) => Shape::ImmDt,
+            Self::Ieth(_) => Shape::Ieth,
+            Self::Reth(_) => Shape::Reth,
+            Self::RethImmDt(..) => Shape::RethImmDt,
+            Self::Aeth(_) => Shape::Aeth,
+            Self::AtomicAckEth(..) => Shape::AtomicAckEth,
+            Self::AtomicEth(_) => Shape::AtomicEth,
+            Self::Deth(_) => Shape::Deth,
+            Self::DethImmDt(..) => Shape::DethImmDt,
+            Self::FethReth(..) => Shape::FethReth,
+        }
+    }
+
+    /// Takes the headers of this shape off the front. `None` if there are too few bytes.
+    pub(super) fn parse(shape: Shape, bytes: &[u8]) -> Option<(Self, &[u8])> {
+        let mut rest = bytes;
+        let extension = match shape {
+            Shape::None => Self::None,
+            Shape::ImmDt => Self::ImmDt(ImmDt(*take(&mut rest)?)),
+            Shape::Ieth => Self::Ieth(Ieth::from_bytes(take(&mut rest)?)),
+            Shape::Reth => Self::Reth(Reth::from_bytes(take(&mut rest)?)),
+            Shape::RethImmDt => Self::RethImmDt(Reth::from_bytes(take(&mut rest)?), ImmDt(*take(&mut rest)?)),
+            Shape::Aeth => Self::Aeth(Aeth::from_bytes(*take(&mut rest)?)),
+            Shape::AtomicAckEth => {
+                Self::AtomicAckEth(Aeth::from_bytes(*take(&mut rest)?), AtomicAckEth::from_bytes(take(&mut rest)?))
+            }
+            Shape::AtomicEth => Self::AtomicEth(AtomicEth::from_bytes(take(&mut rest)?)),
+            Shape::Deth => Self::Deth(Deth::from_bytes(take(&mut rest)?)),
+            Shape::DethImmDt => Self::DethImmDt(Deth::from_bytes(take(&mut rest)?), ImmDt(*take(&mut rest)?)),
+            Shape::FethReth => Self::FethReth(Feth::from_bytes(*take(&mut rest)?), Reth::from_bytes(take(&mut rest)?)),
+        };
+        Some((extension, rest))
+    }
+
+    /// Hands the bytes of the headers to `out`, in order.
+    pub(super) fn emit(&self, mut out: impl FnMut(&[u8])) {
+        match self {
+            Self::None => {}
+            Self::ImmDt(immediate) => out(&immediate.0),
+            Self::Ieth(ieth) => out(&ieth.to_bytes()),
+            Self::Reth(reth) => out(&reth.to_bytes()),
+            Self::RethImmDt(reth, immediate) => {
+                out(&reth.to_bytes());
+                out(&immediate.0);
+            }
+            Self::Aeth(aeth) => out(&aeth.to_bytes()),
+            Self::AtomicAckEth(aeth, ack) => {
+                out(&aeth.to_bytes());
+                out(&ack.to_bytes());
+            }
+            Self::AtomicEth(atomic) => out(&atomic.to_bytes()),
+            Self::Deth(deth) => out(&deth.to_bytes()),
+            Self::DethImmDt(deth, immediate) => {
+                out(&deth.to_bytes());
+                out(&immediate.0);
+            }
+            Self::FethReth(feth, reth) => {
+                out(&feth.to_bytes());
+                out(&reth.to_bytes());
+            }
+        }
+    }
+
+    /// Immediate data, if any.
+    pub const fn immediate(&self) -> Option<[u8; 4]> {
+        match *self {
+            Self::ImmDt(immediate) | Self::RethImmDt(_, immediate) | Self::DethImmDt(_, immediate) => Some(immediate.0),
+            _ => None,
+        }
+    }
+
+    /// RETH, if any.
+    pub const fn reth(&self) -> Option<Reth> {
+        match *self {
+            Self::Reth(reth) | Self::RethImmDt(reth, _) | Self::FethReth(_, reth) => Some(reth),
+            _ => None,
+        }
+    }
+
+    /// AETH, if any.
+    pub const fn aeth(&self) -> Option<Aeth> {
+        match *self {
+            Self::Aeth(aeth) | Self::AtomicAckEth(aeth, _) => Some(aeth),
+            _ => None,
+        }
+    }
+
+    /// DETH, if any.
+    pub const fn deth(&self) -> Option<Deth> {
+        match *self {
+            Self::Deth(deth) | Self::DethImmDt(deth, _) => Some(deth),
+            _ => None,
+        }
+    }
+}
+
+/// Takes a header of `N` bytes off the front.
+#[inline]
+fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
+    let (header, rest) = bytes.split_first_chunk()?;
+    *bytes = rest;
+    Some(header)
+}

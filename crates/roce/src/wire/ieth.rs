@@ -1,0 +1,18 @@
+//! The invalidate extended transport header (IBA 9.3.8).
+
+/// Invalidate extended transport header.
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+pub struct Ieth {
+    /// The responder's key that becomes invalid.
+    pub rkey: u32,
+}
+
+impl Ieth {
+    pub(super) const fn from_bytes(header: &[u8; 4]) -> Self {
+        Self { rkey: u32::from_be_bytes(*header) }
+    }
+
+    pub(super) const fn to_bytes(self) -> [u8; 4] {
+        self.rkey.to_be_bytes()
+    }
+}

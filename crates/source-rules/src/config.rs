@@ -1,0 +1,116 @@
+//! What the rules know about this repository: the one table of folders, names and limits.
+
+/// The settings of all rules.
+#[derive(Clone, Copy, Debug)]
+pub struct Config {
+    /// Folders in a package whose files are not product.
+    pub test_folders: &'static [&'static str],
+    /// Module folders whose files serve tests of other crates.
+    pub testing_folders: &'static [&'static str],
+    /// Folders that are not read at all.
+    pub skipped_folders: &'static [&'static str],
+    /// Import circles up to this number of files are allowed.
+    pub largest_circle: usize,
+    /// Whether a file that defines items depends on what it re-exports. A file that defines none never does.
+    pub reexports_are_arrows: bool,
+    /// The crate without input, output and clocks.
+    pub pure: PureCrate,
+    /// Lines that a product file may have.
+    pub file_lines: usize,
+    /// Lines that a function may have, from `fn` to its closing brace.
+    pub function_lines: usize,
+    /// Columns that a comment line may have.
+    pub comment_columns: usize,
+    /// Files that the rule about words skips: those that must spell the forbidden words.
+    pub words_unchecked: &'static [&'static str],
+}
+
+/// The crate that may not know input, output and clocks.
+#[derive(Clone, Copy, Debug)]
+pub struct PureCrate {
+    /// Its folder. The rule has nothing to do while there is no such folder.
+    pub folder: &'static str,
+    /// Paths that it may not name, each with everything below it; `core` and `alloc` count as `std`.
+    pub forbidden: &'static [&'static str],
+    /// Methods that read a clock, whatever they are called on.
+    pub forbidden_methods: &'static [&'static str],
+    /// Macros of the prelude that write somewhere.
+    pub forbidden_macros: &'static [&'static str],
+    /// The only dependencies that it may have. None of them does input or output or reads a clock.
+    pub dependencies: &'static [&'static str],
+    /// What it may name nevertheless.
+    pub exceptions: &'static [PurityException],
+}
+
+/// A place where the pure crate may name what it otherwise may not.
+#[derive(Clone, Copy, Debug)]
+pub struct PurityException {
+    /// The file, from the root of the repository.
+    pub file: &'static str,
+    /// The full path of the name.
+    pub name: &'static str,
+    /// Why this is harmless.
+    pub reason: &'static str,
+}
+
+/// The settings for this repository.
+pub const REPOSITORY: Config = Config {
+    test_folders: &["tests", "benches", "examples", "fuzz"],
+    testing_folders: &["testing", "conformance"],
+    skipped_folders: &["target", "corpus", "artifacts"],
+    largest_circle: 2,
+    reexports_are_arrows: true,
+    pure: PureCrate {
+        folder: "crates/roce",
+        forbidden: &[
+            "std::env",
+            "std::fs",
+            "std::io",
+            "std::net::TcpListener",
+            "std::net::TcpStream",
+            "std::net::ToSocketAddrs",
+            "std::net::UdpSocket",
+            "std::os",
+            "std::process",
+            "std::sync::Barrier",
+            "std::sync::Condvar",
+            "std::sync::Mutex",
+            "std::sync::RwLock",
+            "std::sync::mpsc",
+            "std::thread",
+            "std::time::Instant::now",
+            "std::time::SystemTime",
+            "std::time::UNIX_EPOCH",
+            "crossbeam",
+            "libc",
+            "nix",
+            "parking_lot",
+            "rustix",
+            "signal_hook",
+            "socket2",
+            "tempfile",
+            "tokio",
+            "vm_memory",
+            "vmm_sys_util",
+        ],
+        forbidden_methods: &["elapsed"],
+        forbidden_macros: &["dbg", "eprint", "eprintln", "print", "println"],
+        dependencies: &["bitflags", "crc32fast", "log", "pvrdma-verbs", "serde", "thiserror", "zerocopy"],
+        exceptions: &[
+            PurityException {
+                file: "crates/roce/src/wire/crc.rs",
+                name: "std::time::Instant::now",
+                reason: "times the variants of the CRC once and keeps the faster one; no result depends on it",
+            },
+            PurityException {
+                file: "crates/roce/src/wire/crc.rs",
+                name: "elapsed",
+                reason: "the other end of the same measurement",
+            },
+        ],
+    },
+    file_lines: 500,
+    function_lines: 60,
+    comment_columns: 120,
+    words_unchecked: &["crates/source-rules/src/words.rs"],
+};

@@ -1,0 +1,300 @@
+//! Which names a file uses, and what they mean: the arrows between files.
+//!
+//! Names are found in `use` items, in paths of expressions, types, patterns, bounds and attributes, in calls of
+//! macros and in the bodies of macros. An inherent or trait `impl` names its type. **Calls of methods and uses of
+//! fields are left out**: to know what they belong to takes types.
+
+use std::collections::HashSet;
+
+use syn::ext::IdentExt;
+use syn::spanned::Spanned;
+use syn::visit::{self, Visit};
+
+use crate::modules::{self, ModuleId, Modules, Target};
+use crate::tokens::{self, TokenPath};
+use crate::workspace::Workspace;
+
+/// A name in a file and what it means.
+#[derive(Clone, Debug)]
+pub struct Reference {
+    /// Index of the file.
+    pub file: usize,
+    /// Line, from 1.
+    pub line: usize,
+    /// The name as it is written, without generic arguments.
+    pub name: String,
+    /// How it is used.
+    pub usage: Usage,
+    /// Everything it may mean; empty if that is not known.
+    pub targets: Vec<Target>,
+}
+
+/// How a name is used.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Usage {
+    /// A `use` for the file itself.
+    Import,
+    /// A `use` that others can import from.
+    Reexport,
+    /// A path anywhere else.
+    Path,
+    /// A method of this name; what it means is not known.
+    Method,
+    /// A call of a macro.
+    MacroCall,
+}
+
+/// All names that product files use.
+#[must_use]
+pub fn references(workspace: &Workspace, modules: &Modules<'_>) -> Vec<Reference> {
+    let mut found = Vec::new();
+    for &root in modules.roots() {
+        visit_module_file(workspace, modules, root, &mut found);
+    }
+    found
+}
+
+/// Visits the file of a module and then the files of its children.
+fn visit_module_file(workspace: &Workspace, modules: &Modules<'_>, module: ModuleId, found: &mut Vec<Reference>) {
+    let file = modules.file(module);
+    let (scopes, children) = Default::default();
+    let mut visitor = Visitor { modules, module, file, scopes, children, found };
+    visitor.visit_file(&workspace.files[file].product);
+    for child in visitor.children {
+        visit_module_file(workspace, modules, child, found);
+    }
+}
+
+/// Names that are only known inside of a block or a function.
+#[derive(Default)]
+struct Scope {
+    /// Local variables, type parameters, items in a block: they mean nothing outside.
+    locals: HashSet<String>,
+    imports: Vec<modules::Import>,
+}
+
+struct Visitor<'a, 'w> {
+    modules: &'a Modules<'w>,
+    module: ModuleId,
+    file: usize,
+    scopes: Vec<Scope>,
+    /// Modules in files of their own, which are visited later.
+    children: Vec<ModuleId>,
+    found: &'a mut Vec<Reference>,
+}
+
+impl Visitor<'_, '_> {
+    fn resolve(&self, path: &[String]) -> Vec<Target> {
+        let Some((first, rest)) = path.split_first() else { return Vec::new() };
+        for scope in self.scopes.iter().rev() {
+            if let Some(import) = scope.imports.iter().find(|import| import.name.as_ref() == Some(first)) {
+                let path: Vec<_> = import.path.iter().chain(rest).cloned().collect();
+                return self.modules.resolve(self.module, &path);
+            }
+            // A local variable has nothing behind `::`.
+            if rest.is_empty() && scope.locals.contains(first) {
+                return Vec::new();
+            }
+        }
+        self.modules.resolve(self.module, path)
+    }
+
+    fn add(&mut self, path: &[String], line: usize, usage: Usage, targets: Vec<Target>) {
+        self.found.push(Reference { file: self.file, line, name: path.join("::"), usage, targets });
+    }
+
+    fn add_path(&mut self, path: &[String], line: usize) {
+        let targets = self.resolve(path);
+        // Without a target it is a local name, unless it says where it should be found.
+        if !targets.is_empty() || path.first().is_some_and(|first| matches!(first.as_str(), "crate" | "super")) {
+            self.add(path, line, Usage::Path, targets);
+        }
+    }
+
+    fn add_macro(&mut self, path: &[String], line: usize) {
+        let targets = match path {
+            [name] => self.modules.resolve_macro(self.module, name),
+            path => self.resolve(path),
+        };
+        self.add(path, line, Usage::MacroCall, targets);
+    }
+
+    /// Names in the body of a macro: with a path in front, or a type or constant by its capital letter.
+    fn add_tokens(&mut self, tokens: &proc_macro2::TokenStream) {
+        let mut paths = Vec::new();
+        tokens::paths(tokens, &mut paths);
+        for TokenPath { segments, line, call, member } in paths {
+            match segments.as_slice() {
+                _ if call => self.add_macro(&segments, line),
+                [name] if member => self.add(std::slice::from_ref(name), line, Usage::Method, Vec::new()),
+                [name] if !name.starts_with(char::is_uppercase) => {}
+                path => self.add_path(path, line),
+            }
+        }
+    }
+
+    fn in_scope(&mut self, scope: Scope, visit: impl FnOnce(&mut Self)) {
+        self.scopes.push(scope);
+        visit(self);
+        self.scopes.pop();
+    }
+}
+
+impl<'ast> Visit<'ast> for Visitor<'_, '_> {
+    fn visit_item_mod(&mut self, item: &'ast syn::ItemMod) {
+        let Some(child) = self.modules.child(self.module, &item.ident.unraw().to_string()) else { return };
+        if let Some((_, items)) = &item.content {
+            let parent = std::mem::replace(&mut self.module, child);
+            let scopes = std::mem::take(&mut self.scopes);
+            items.iter().for_each(|item| self.visit_item(item));
+            self.module = parent;
+            self.scopes = scopes;
+        } else {
+            self.children.push(child);
+        }
+    }
+
+    fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
+        for import in modules::imports(item) {
+            let usage = if import.reexport { Usage::Reexport } else { Usage::Import };
+            let mut targets = self.modules.resolve(self.module, &import.path);
+            if import.glob {
+                // What is used of it is found where it is used; a glob over a crate's module is worth a look as such.
+                targets.retain(|target| matches!(target, Target::External(_)));
+                let mut path = import.path;
+                path.push("*".to_owned());
+                if !targets.is_empty() {
+                    self.add(&path, import.line, usage, targets);
+                }
+            } else {
+                self.add(&import.path, import.line, usage, targets);
+            }
+        }
+    }
+
+    fn visit_path(&mut self, path: &'ast syn::Path) {
+        self.add_path(&modules::segments(path), path.span().start().line);
+        visit::visit_path(self, path);
+    }
+
+    fn visit_expr_path(&mut self, path: &'ast syn::ExprPath) {
+        // `<Type>::function` is `Type::function`.
+        if let Some(syn::QSelf { ty, position: 0, .. }) = &path.qself
+            && let syn::Type::Path(of) = &**ty
+        {
+            let mut whole = modules::segments(&of.path);
+            whole.extend(modules::segments(&path.path).into_iter().filter(|segment| !segment.is_empty()));
+            self.add_path(&whole, path.span().start().line);
+            self.visit_type(ty);
+            return;
+        }
+        visit::visit_expr_path(self, path);
+    }
+
+    fn visit_expr_method_call(&mut self, call: &'ast syn::ExprMethodCall) {
+        self.add(&[call.method.to_string()], call.method.span().start().line, Usage::Method, Vec::new());
+        visit::visit_expr_method_call(self, call);
+    }
+
+    fn visit_pat_ident(&mut self, pattern: &'ast syn::PatIdent) {
+        // A constant or a variant without a path, or a new variable.
+        if pattern.ident.to_string().starts_with(char::is_uppercase) {
+            self.add_path(&[pattern.ident.to_string()], pattern.span().start().line);
+        }
+        visit::visit_pat_ident(self, pattern);
+    }
+
+    fn visit_macro(&mut self, call: &'ast syn::Macro) {
+        let path = modules::segments(&call.path);
+        if path != ["macro_rules"] {
+            self.add_macro(&path, call.path.span().start().line);
+        }
+        self.add_tokens(&call.tokens);
+    }
+
+    fn visit_attribute(&mut self, attribute: &'ast syn::Attribute) {
+        if attribute.path().is_ident("doc") {
+            return;
+        }
+        if let syn::Meta::List(list) = &attribute.meta {
+            self.add_tokens(&list.tokens);
+            if list.path.is_ident("serde") {
+                self.add_serde_paths(&list.tokens);
+            }
+        }
+    }
+
+    fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
+
+    fn visit_item_fn(&mut self, item: &'ast syn::ItemFn) {
+        let scope = Scope { locals: Locals::of(|locals| locals.visit_item_fn(item)), imports: Vec::new() };
+        self.in_scope(scope, |visitor| visit::visit_item_fn(visitor, item));
+    }
+
+    fn visit_impl_item_fn(&mut self, item: &'ast syn::ImplItemFn) {
+        let scope = Scope { locals: Locals::of(|locals| locals.visit_impl_item_fn(item)), imports: Vec::new() };
+        self.in_scope(scope, |visitor| visit::visit_impl_item_fn(visitor, item));
+    }
+
+    fn visit_trait_item_fn(&mut self, item: &'ast syn::TraitItemFn) {
+        let scope = Scope { locals: Locals::of(|locals| locals.visit_trait_item_fn(item)), imports: Vec::new() };
+        self.in_scope(scope, |visitor| visit::visit_trait_item_fn(visitor, item));
+    }
+
+    fn visit_block(&mut self, block: &'ast syn::Block) {
+        let imports = block.stmts.iter().filter_map(|statement| match statement {
+            syn::Stmt::Item(syn::Item::Use(item)) => Some(modules::imports(item)),
+            _ => None,
+        });
+        let scope = Scope { locals: HashSet::new(), imports: imports.flatten().collect() };
+        self.in_scope(scope, |visitor| visit::visit_block(visitor, block));
+    }
+}
+
+impl Visitor<'_, '_> {
+    /// `#[serde(with = "path")]` and its like name functions and modules in strings.
+    fn add_serde_paths(&mut self, tokens: &proc_macro2::TokenStream) {
+        for token in tokens.clone() {
+            if let proc_macro2::TokenTree::Literal(literal) = token
+                && let Ok(text) = syn::parse_str::<syn::LitStr>(&literal.to_string())
+                && let Ok(path) = text.parse::<syn::Path>()
+            {
+                self.add_path(&modules::segments(&path), literal.span().start().line);
+            }
+        }
+    }
+}
+
+/// Collects the names that patterns and type parameters bind.
+#[derive(Default)]
+struct Locals(HashSet<String>);
+
+impl Locals {
+    fn of(visit: impl FnOnce(&mut Self)) -> HashSet<String> {
+        let mut locals = Self::default();
+        visit(&mut locals);
+        locals.0
+    }
+}
+
+impl<'ast> Visit<'ast> for Locals {
+    fn visit_pat_ident(&mut self, pattern: &'ast syn::PatIdent) {
+        let name = pattern.ident.to_string();
+        if !name.starts_with(char::is_uppercase) {
+            self.0.insert(name);
+        }
+        visit::visit_pat_ident(self, pattern);
+    }
+
+    fn visit_type_param(&mut self, parameter: &'ast syn::TypeParam) {
+        self.0.insert(parameter.ident.to_string());
+        visit::visit_type_param(self, parameter);
+    }
+
+    fn visit_stmt(&mut self, statement: &'ast syn::Stmt) {
+        if let syn::Stmt::Item(syn::Item::Fn(item)) = statement {
+            self.0.insert(item.sig.ident.to_string());
+        }
+        visit::visit_stmt(self, statement);
+    }
+}

@@ -1,0 +1,46 @@
+//! Each rule on small trees with a seeded fault, and on the same tree without it.
+
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
+
+mod circles;
+mod dependencies;
+mod module_style;
+mod purity;
+mod sizes;
+mod words;
+
+use source_rules::Problem;
+use source_rules::config::{Config, REPOSITORY};
+use source_rules::workspace::{Tree, Workspace};
+
+/// The manifest of a workspace whose members are the folders of `crates/`.
+const ROOT: (&str, &str) = ("Cargo.toml", "[workspace]\nmembers = [\"crates/*\"]\n");
+/// The manifest of a crate `a` without dependencies.
+const A: (&str, &str) = ("crates/a/Cargo.toml", "[package]\nname = \"a\"\n");
+
+/// Parses a tree of these files, with the settings of the repository but without its exceptions.
+fn parse(files: &[(&str, &str)]) -> Workspace {
+    let mut config: Config = REPOSITORY;
+    config.pure.exceptions = &[];
+    Workspace::parse(Tree::of(files), config).unwrap()
+}
+
+/// A tree with the crate `a` and these files.
+fn crate_a(files: &[(&str, &str)]) -> Workspace {
+    parse(&[&[ROOT, A], files].concat())
+}
+
+/// Problems as lines.
+fn lines(problems: &[Problem]) -> Vec<String> {
+    problems.iter().map(ToString::to_string).collect()
+}
+
+/// Fails unless there is exactly one problem, whose text contains all of these.
+#[track_caller]
+fn assert_one(problems: &[Problem], parts: &[&str]) {
+    let lines = lines(problems);
+    let [line] = lines.as_slice() else { panic!("not one problem: {lines:#?}") };
+    for part in parts {
+        assert!(line.contains(part), "no `{part}` in: {line}");
+    }
+}

@@ -1,0 +1,84 @@
+//! Log lines that somebody else can provoke (a guest, a VMM, the network), kept from filling the log.
+
+use std::fmt::Arguments;
+use std::time::{Duration, Instant};
+
+use log::Level;
+use parking_lot::Mutex;
+
+/// Lines in each [`PERIOD`].
+const BURST: u32 = 10;
+
+/// Time after which a new burst may be logged.
+const PERIOD: Duration = Duration::from_secs(5);
+
+/// Lets through a number of lines in each period. The next line that is let through tells how many were not.
+#[derive(Debug)]
+pub struct LogLimit(Mutex<State>);
+
+#[derive(Debug)]
+struct State {
+    /// Start of the period. `None` until the first line.
+    since: Option<Instant>,
+    lines: u32,
+    suppressed: u64,
+}
+
+impl LogLimit {
+    /// A limit that nothing was logged under.
+    pub const fn new() -> Self {
+        Self(Mutex::new(State { since: None, lines: 0, suppressed: 0 }))
+    }
+
+    /// Logs a warning about `subject`, if it may.
+    pub fn warn(&self, subject: &str, message: Arguments<'_>) {
+        self.log(Level::Warn, subject, message);
+    }
+
+    /// Logs a message about `subject`, if it may.
+    pub fn log(&self, level: Level, subject: &str, message: Arguments<'_>) {
+        if level > log::max_level() {
+            return;
+        }
+        match self.admit(Instant::now()) {
+            None => {}
+            Some(0) => log::log!(level, "{subject}: {message}"),
+            Some(count) => log::log!(level, "{subject}: {message} ({count} messages before this were not logged)"),
+        }
+    }
+
+    /// Counts a line. If it may be logged, returns how many were suppressed since the last one that was.
+    fn admit(&self, now: Instant) -> Option<u64> {
+        let mut state = self.0.lock();
+        if state.since.is_none_or(|since| now.saturating_duration_since(since) >= PERIOD) {
+            state.since = Some(now);
+            state.lines = 0;
+        }
+        if state.lines >= BURST {
+            state.suppressed = state.suppressed.saturating_add(1);
+            return None;
+        }
+        state.lines = state.lines.saturating_add(1);
+        Some(std::mem::take(&mut state.suppressed))
+    }
+}
+
+impl Default for LogLimit {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flood_is_cut_and_counted() {
+        let (limit, start) = (LogLimit::new(), Instant::now());
+        let admitted = (0..1000).filter(|_| limit.admit(start).is_some()).count();
+        assert_eq!(admitted, BURST as usize);
+        assert_eq!(limit.admit(start + PERIOD), Some(990));
+        assert_eq!(limit.admit(start + PERIOD), Some(0));
+    }
+}

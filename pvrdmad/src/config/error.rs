@@ -1,0 +1,40 @@
+//! Why there is nothing sensible to serve.
+
+use std::path::PathBuf;
+
+use thiserror::Error;
+
+/// Why there is nothing sensible to serve.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// The file is not what it should be.
+    #[error("{path}: {source}")]
+    Parse {
+        /// Which file.
+        path: PathBuf,
+        /// Why.
+        source: Box<toml::de::Error>,
+    },
+    /// A device is not described completely or not correctly.
+    #[error("device {name}: {problem}")]
+    Device {
+        /// Which device.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
+    /// The parameters of congestion control make no sense.
+    #[error("congestion: {0}")]
+    Congestion(String),
+    /// There is no device.
+    #[error("no device: give --device name=NAME,socket=PATH,mac=MAC or a configuration file with [[device]]")]
+    Nothing,
+}

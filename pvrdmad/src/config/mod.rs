@@ -1,0 +1,25 @@
+//! What to serve: the configuration file, the command line over it, and the checked result.
+
+mod backend;
+mod congestion;
+mod device;
+mod error;
+mod fault;
+mod limits;
+mod link;
+mod load;
+mod network;
+mod spec;
+#[cfg(test)]
+mod tests;
+mod tunnel;
+mod words;
+
+pub use self::backend::BackendSpec;
+pub use self::device::Device;
+pub use self::error::ConfigError;
+pub use self::link::LinkSpec;
+pub use self::load::{Config, ConfigSpec};
+pub use self::network::NetworkSpec;
+pub use self::spec::DeviceSpec;
+pub use self::words::{Pin, Roce};

@@ -1,0 +1,37 @@
+//! What a socket leads to.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pvrdma_dev::PciFunction;
+use pvrdma_guest_memory::DmaSpace;
+
+use super::irqs::IrqTable;
+use super::stats::ConnectionStats;
+
+/// For [`Endpoint::reply_deadline`]: QEMU waits for 5 s, and takes what comes later for something else.
+pub const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
+
+/// What a socket leads to.
+pub struct Endpoint {
+    /// Name of the device in the log.
+    pub name: String,
+    /// The device.
+    pub function: Arc<dyn PciFunction>,
+    /// Its view of guest memory.
+    pub memory: Arc<DmaSpace>,
+    /// Where its interrupts go.
+    pub irqs: Arc<IrqTable>,
+    /// What happened so far.
+    pub stats: Arc<ConnectionStats>,
+    /// Whether the legacy interrupt is offered.
+    pub intx: bool,
+    /// A reply that comes later than this ends the connection, if its client is one that gives up waiting.
+    pub reply_deadline: Duration,
+}
+
+impl std::fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Endpoint").field("name", &self.name).field("stats", &self.stats).finish_non_exhaustive()
+    }
+}
