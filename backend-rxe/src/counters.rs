@@ -1,4 +1,5 @@
-//! What an adapter counts. Hot paths count in a plain [`Tally`] that is folded into the shared [`Counters`] once a batch.
+//! What an adapter counts. Hot paths count in a plain [`Tally`] that is folded into the shared [`Counters`] once a
+//! batch.
 
 use pvrdma_verbs::{Count, SendOp, counters};
 
@@ -39,11 +40,11 @@ counters! {
         key_operations,
         /// Times a peer had no receive posted.
         rnr_waits,
-        /// Times a request was sent again after such a wait.
+        /// Times a request was retried after such a wait.
         rnr_retries,
-        /// Times a peer did not answer.
+        /// Times a peer did not respond.
         unanswered,
-        /// Times a request was sent again because of that.
+        /// Times a request was retried because of that.
         retries,
         /// Requests that ended with an error, flushes excepted.
         request_errors,

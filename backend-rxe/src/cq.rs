@@ -44,8 +44,8 @@ impl Cq {
         self.attached.lock().remove(&qpn);
     }
 
-    /// Publishes an entry of `qp`. When there is no room, every QP of this queue goes to its error state; one that comes to
-    /// the dead queue later follows with its first entry.
+    /// Publishes an entry of `qp`. When there is no room, every QP of this queue goes to its error state; one that
+    /// comes to the dead queue later follows with its first entry.
     #[inline]
     pub(crate) fn push(&self, qp: &StateCell, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun> {
         if self.dead.load(Ordering::Relaxed) {

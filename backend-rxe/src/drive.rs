@@ -220,7 +220,8 @@ impl Endpoint {
         peer
     }
 
-    /// The path of a connected QP over the wire, and the GID that it starts from. `None`: there is no way to that address.
+    /// The path of a connected QP over the wire, and the GID that it starts from. `None`: there is no way to that
+    /// address.
     fn wire_path(&self, attrs: &QpAttrs) -> Option<(Path, BoundGid)> {
         self.fabric.port.as_ref()?;
         let source = self.qp.adapter.gids.get(attrs.av.sgid_index)?;
@@ -304,7 +305,8 @@ impl Endpoint {
 
     /// Gives a response of the peer to the requester, if that is on the wire. It goes on when it is run next.
     pub(crate) fn take_response(&self, port: &Port, packet: &Packet<'_>) -> Result<(), DropReason> {
-        // Waits for the requester. What was left to us meanwhile is done when the QP is run next, which the caller sees to.
+        // Waits for the requester. What was left to us meanwhile is done when the QP is run next, which the caller sees
+        // to.
         let SendHalf { requester, route } = &mut *self.send.lock();
         let Route::Wire(wire) = route else { return Err(DropReason::Address) };
         wire.take_response(port, &self.qp, requester, packet)
@@ -320,8 +322,8 @@ impl Endpoint {
         self.wire.respond(port, &self.qp)
     }
 
-    /// Where requests go, and to which QP, if that is the wire. What was left to the caller meanwhile is done when the QP is
-    /// run next.
+    /// Where requests go, and to which QP, if that is the wire. What was left to the caller meanwhile is done when the
+    /// QP is run next.
     pub(crate) fn request_path(&self) -> Option<(Path, Qpn)> {
         let Route::Wire(wire) = &self.send.lock().route else { return None };
         Some(wire.path())

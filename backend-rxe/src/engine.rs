@@ -58,8 +58,8 @@ impl Engine {
     }
 
     fn run(&self, task: &Arc<Task>) {
-        // What is left waits for its turn behind the others. Nobody is woken for it: this thread looks at the queue next,
-        // and a long transfer stays on one processor while there is nothing else to do.
+        // What is left waits for its turn behind the others. Nobody is woken for it: this thread looks at the queue
+        // next, and a long transfer stays on one processor while there is nothing else to do.
         if task.run_scheduled(self.worker_budget) {
             self.ready.queue.lock().push_back(Arc::clone(task));
         }

@@ -2,8 +2,8 @@
 //!
 //! A key is the index of a slot in bits 31:8 and a byte that changes with each use of the slot in bits 7:0, so a stale
 //! key does not name the region that came next. Everyone who uses a region holds the table's read lock for the whole
-//! copy ([`crate::sg::MemoryGuard`]); removing one takes the write lock and thereby waits for them. Fast-registered regions
-//! change while the table is held; each has a lock of its own that is held during a copy.
+//! copy ([`crate::sg::MemoryGuard`]); removing one takes the write lock and thereby waits for them. Fast-registered
+//! regions change while the table is held; each has a lock of its own that is held during a copy.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
@@ -209,8 +209,8 @@ impl MrTable {
         Some(RegionRef::Fast(MappedRecursiveRwLockReadGuard::map(filled, |filled| &filled.region)))
     }
 
-    /// Fills a fast-register region that is not valid now, with pages that `pin` keeps resident. `false` when the request is
-    /// not allowed or the pages cannot be kept.
+    /// Fills a fast-register region that is not valid now, with pages that `pin` keeps resident. `false` when the
+    /// request is not allowed or the pages cannot be kept.
     pub(crate) fn fast_register(
         &self,
         request: &mut FastRegister,

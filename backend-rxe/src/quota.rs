@@ -42,3 +42,17 @@ impl Drop for Permit {
         self.0.fetch_sub(1, Ordering::AcqRel);
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_dropped_permit_makes_room() {
+        let quota = Quota::new(2, "thing");
+        let (first, _second) = (quota.take().unwrap(), quota.take().unwrap());
+        assert!(matches!(quota.take(), Err(VerbsError::Exhausted("thing"))));
+        drop(first);
+        assert!(quota.take().is_ok());
+    }
+}

@@ -92,7 +92,8 @@ struct Cursor<'a> {
 }
 
 impl Cursor<'_> {
-    /// Bus address and length of the next piece, at most `max` bytes. `None`: the list is at its end or may not be used.
+    /// Bus address and length of the next piece, at most `max` bytes. `None`: the list is at its end or may not be
+    /// used.
     #[inline]
     fn piece(&mut self, max: u64) -> Option<(u64, u64)> {
         while self.left == 0 {
@@ -155,8 +156,8 @@ pub(crate) fn transfer(
     Ok(())
 }
 
-/// Copies, the last word in one access after everything else. A program that polls the end of a buffer then sees the rest.
-/// `from` is at least as long as `to`.
+/// Copies, the last word in one access after everything else. A program that polls the end of a buffer then sees the
+/// rest. `from` is at least as long as `to`.
 #[inline]
 fn copy_ordered(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>) {
     let len = to.len();
@@ -191,8 +192,8 @@ fn tail<const N: usize>(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, len: u
     .is_ok()
 }
 
-/// Guest memory of one or two adapters, held: maps in the order of their spaces, then region tables in the order of their
-/// adapters (see the crate documentation). Adapters on the same space share one view.
+/// Guest memory of one or two adapters, held: maps in the order of their spaces, then region tables in the order of
+/// their adapters (see the crate documentation). Adapters on the same space share one view.
 #[derive(Debug)]
 pub(crate) struct MemoryGuard<'a> {
     own_view: DmaView<'a>,

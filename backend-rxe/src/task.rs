@@ -1,7 +1,7 @@
 //! Tasks: what the engine schedules, and everybody else wakes.
 //!
-//! A task is on the ready queue at most once, not counting timers. Those are hints too: one that fires puts its task on the
-//! ready queue, and the requester compares its own deadline with the clock.
+//! A task is on the ready queue at most once, not counting timers. Those are hints too: one that fires puts its task on
+//! the ready queue, and the requester compares its own deadline with the clock.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -123,8 +123,8 @@ impl Task {
             && !self.scheduled.swap(true, Ordering::AcqRel)
     }
 
-    /// Runs `run` with what `lock` guards, or leaves that to the thread that has it. Returns `true` if `run` did: the budget
-    /// ended first.
+    /// Runs `run` with what `lock` guards, or leaves that to the thread that has it. Returns `true` if `run` did: the
+    /// budget ended first.
     #[inline]
     pub(crate) fn run_exclusive<T>(&self, lock: &FairMutex<T>, mut run: impl FnMut(&mut T) -> bool) -> bool {
         let mut held = lock.try_lock();

@@ -37,7 +37,7 @@ impl Batch {
         self.seen.len()
     }
 
-    /// Whether there is none.
+    /// Returns `true` if there is none.
     pub const fn is_empty(&self) -> bool {
         self.seen.is_empty()
     }

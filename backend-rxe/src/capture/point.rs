@@ -18,7 +18,7 @@ const MAX_CAPTURES: usize = 4;
 /// How the captures of a device did, over its life.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct CaptureCounts {
-    /// Captures under way.
+    /// Captures in progress.
     pub active: usize,
     /// Frames kept for a reader.
     pub captured: u64,
@@ -35,7 +35,7 @@ pub(crate) struct Captures {
 }
 
 impl Captures {
-    /// Whether anybody watches anything.
+    /// Returns `true` if anybody watches anything.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.active.load(Ordering::Relaxed) != 0
@@ -80,7 +80,7 @@ pub(crate) struct Point {
 }
 
 impl Point {
-    /// Whether anybody watches.
+    /// Returns `true` if anybody watches.
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
@@ -100,7 +100,7 @@ impl Point {
         }
     }
 
-    /// Figures.
+    /// What was seen here.
     pub(crate) fn counts(&self) -> CaptureCounts {
         CaptureCounts {
             active: self.buffers.read().len(),

@@ -2,14 +2,15 @@
 //!
 //! # Which path a request takes
 //!
-//! A destination GID that is bound in this process is reached by local delivery, any other through the port if there is one.
-//! A connected QP decides with its first request and stays with it until RESET: PSNs on the wire and positions in local
-//! delivery cannot be told from each other. State for the wire is made when it is needed, so that other QPs do not pay for it.
-//! So when a GID moves, from the network to a device of this process or back, its connections do not move along: existing
-//! connections fail with "retry exceeded", as if the peer's host had died. A datagram QP decides with each request.
+//! A destination GID that is bound in this process is reached by local delivery, any other through the port if there is
+//! one. A connected QP decides with its first request and stays with it until RESET: PSNs on the wire and positions in
+//! local delivery cannot be told from each other. State for the wire is made when it is needed, so that other QPs do
+//! not pay for it. So when a GID moves, from the network to a device of this process or back, its connections do not
+//! move along: existing connections fail with "retry exceeded", as if the peer's host had died. A datagram QP decides
+//! with each request.
 //!
-//! [`crate::drive`] is the only place that chooses. A path gets what it needs lent: the QP, its requester half, the route's own
-//! state, guest memory.
+//! [`crate::drive`] is the only place that chooses. A path gets what it needs lent: the QP, its requester half, the
+//! route's own state, guest memory.
 
 pub(crate) mod datagram;
 pub(crate) mod directory;

@@ -21,7 +21,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use crate::capture::{CaptureLink, Point};
 use classify::is_for_rdma;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
-use policy::{PortRules, Stopped};
+use policy::{PortRules, Violation};
 use pvrdma_ether_link::{Frames, Link};
 use pvrdma_roce::{Congestion, EgressMarking, ReorderBudget};
 use tx_queue::TxQueue;
@@ -57,8 +57,8 @@ pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
     /// Takes a frame. Returns `false` if there is no RDMA function behind the port.
     fn receive(&mut self, port: &Port, frame: &[u8]) -> bool;
 
-    /// The batch is through: sends what is owed for it, and what the `resumed` QPs owe. Returns `true` if there is more to do
-    /// at once.
+    /// The batch is through: sends what is owed for it, and what the `resumed` QPs owe. Returns `true` if there is more
+    /// to do at once.
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool;
 }
 
@@ -111,7 +111,7 @@ impl Port {
         self.rules.vlan
     }
 
-    /// EgressMarking of the packets of queue pairs.
+    /// How the packets of queue pairs are marked.
     pub(crate) fn marks(&self) -> EgressMarking {
         self.rules.marks()
     }
@@ -199,7 +199,7 @@ impl Port {
             let taken =
                 is_for_rdma(frame, self.mac) && inbox.as_mut().is_some_and(|receiver| receiver.receive(self, frame));
             if !taken {
-                self.count_stopped(self.rules.incoming(frame, &mut passed));
+                self.count_violation(self.rules.incoming(frame, &mut passed));
             }
         }
         let resumed = std::mem::take(&mut *self.resumed.lock());
@@ -213,7 +213,7 @@ impl Port {
             if !frames.iter().all(|frame| self.rules.passes_as_it_is(frame, self.mac)) {
                 passed.clear();
                 for frame in frames.iter() {
-                    self.count_stopped(self.rules.outgoing(frame, self.mac, &mut passed));
+                    self.count_violation(self.rules.outgoing(frame, self.mac, &mut passed));
                 }
                 std::mem::swap(&mut frames, &mut passed);
             }
@@ -244,11 +244,11 @@ impl Port {
         rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    fn count_stopped(&self, passed: Result<(), Stopped>) {
+    fn count_violation(&self, passed: Result<(), Violation>) {
         match passed {
             Ok(()) => {}
-            Err(Stopped::Forged) => PortCounters::bump(&self.counters.passed_dropped_forged),
-            Err(Stopped::Vlan) => PortCounters::bump(&self.counters.passed_dropped_vlan),
+            Err(Violation::Forged) => PortCounters::bump(&self.counters.passed_dropped_forged),
+            Err(Violation::Vlan) => PortCounters::bump(&self.counters.passed_dropped_vlan),
         }
     }
 

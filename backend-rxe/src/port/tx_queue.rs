@@ -9,8 +9,8 @@ use pvrdma_ether_link::{Frames, Link};
 
 use crate::task::Task;
 
-/// Bytes that wait for a link at most. Who builds packets stops when anything waits, so this holds the last batches of those
-/// that were in flight.
+/// Bytes that wait for a link at most. Who builds packets stops when anything waits, so this holds the last batches of
+/// those that were in flight.
 const MAX_WAITING: usize = 4 << 20;
 
 #[derive(Debug, Default)]

@@ -1,4 +1,5 @@
-//! What follows when a QP, or its send half, ends: the request in flight fails, and the queues are flushed (IBA 10.3.1.7).
+//! What follows when a QP, or its send half, ends: the request in flight fails, and the queues are flushed (IBA
+//! 10.3.1.7).
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{QpEvent, QpState, QueueError, WcStatus};
@@ -18,8 +19,8 @@ impl Qp {
         responder.end();
     }
 
-    /// Ends the request in flight with an error and the QP, or the send half of a datagram QP, with it. The state does the
-    /// rest: the next turn of the caller's loop flushes.
+    /// Ends the request in flight with an error and the QP, or the send half of a datagram QP, with it. The state does
+    /// the rest: the next turn of the caller's loop flushes.
     pub(crate) fn fail_request(&self, requester: &mut Requester, view: &DmaView<'_>, status: WcStatus) {
         Counters::bump(&self.adapter.counters.request_errors);
         requester.end_request(self, view, status);

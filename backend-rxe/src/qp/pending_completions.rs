@@ -1,7 +1,7 @@
 //! Requests of a batch that have ended without their completions being out yet.
 //!
-//! A completion costs a lock and an index in guest memory. Those of small messages wait for each other and share both. They
-//! never wait for anything else: whoever leaves a batch, for whatever reason, publishes first.
+//! A completion costs a lock and an index in guest memory. Those of small messages wait for each other and share both.
+//! They never wait for anything else: whoever leaves a batch, for whatever reason, publishes first.
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{Completion, WcOpcode, WcStatus};
@@ -45,9 +45,9 @@ impl PendingCompletions {
         self.ended.len() >= MOST || length > SMALL
     }
 
-    /// Publishes the completions of this side. `receives_published` is how many receives of the batch the peer's queue had
-    /// room for, if not all: the request behind the first that got lost fails, and those behind it are flushed. Returns
-    /// `false` if there is one.
+    /// Publishes the completions of this side. `receives_published` is how many receives of the batch the peer's queue
+    /// had room for, if not all: the request behind the first that got lost fails, and those behind it are flushed.
+    /// Returns `false` if there is one.
     #[inline]
     pub(super) fn publish(&mut self, qp: &Qp, view: &DmaView<'_>, receives_published: Option<usize>) -> bool {
         if let Some(published) = receives_published {

@@ -14,7 +14,7 @@ use crate::counters::{Counters, Tally};
 use crate::sg::{Memory, SgList};
 use crate::timer::TimerKey;
 
-/// Wait before an unanswered request is sent again when the QP has no timeout.
+/// Wait before an unanswered request is retransmitted when the QP has no timeout.
 const NO_TIMEOUT: Duration = Duration::from_millis(500);
 
 /// How far the request in flight has come.
@@ -26,7 +26,8 @@ pub(crate) struct Progress {
     pub(crate) length: u64,
     /// Bytes moved.
     pub(crate) done: u64,
-    /// [`super::responder::Responder::epoch`] when the first byte moved. The peer forgets half a message when it changes.
+    /// [`super::responder::Responder::epoch`] when the first byte moved. The peer forgets half a message when it
+    /// changes.
     pub(crate) epoch: u32,
 }
 
@@ -247,8 +248,8 @@ impl Requester {
         self.pending.push(completion, wanted, self.work.op.takes_receive());
     }
 
-    /// Publishes the completions of requests that have ended. `receives_published` is how many receives of them the peer's
-    /// queue had room for, if not all. Returns `false` if one of the requests failed after all for that reason.
+    /// Publishes the completions of requests that have ended. `receives_published` is how many receives of them the
+    /// peer's queue had room for, if not all. Returns `false` if one of the requests failed after all for that reason.
     #[inline]
     pub(crate) fn publish(&mut self, qp: &Qp, view: &DmaView<'_>, receives_published: Option<usize>) -> bool {
         self.pending.publish(qp, view, receives_published)

@@ -1,9 +1,9 @@
 //! The responder half: taking receives, executing what a peer asks for, and how a refusal ends the QP.
 //!
-//! Nothing in here knows how a request came: local delivery copies between two regions, the transport of the wire scatters
-//! packets. Both ask the same questions, in the order of IBA 9.7.4.1, through the same methods, and get a [`NakReason`] when
-//! the answer is no. By then the consumer has got what it deserves: the receive has ended, or the event was raised, and the
-//! QP is in its error state.
+//! Nothing in here knows how a request came: local delivery copies between two regions, the transport of the wire
+//! scatters packets. Both ask the same questions, in the order of IBA 9.7.4.1, through the same methods, and get a
+//! [`NakReason`] when the answer is no. By then the consumer has got what it deserves: the receive has ended, or the
+//! event was raised, and the QP is in its error state.
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received};
@@ -109,8 +109,8 @@ impl Responder {
         self.epoch = self.epoch.wrapping_add(1);
     }
 
-    /// Returns `true` if a connected peer that sends from `from` is the one this QP is connected to. `generation` is the
-    /// directory's.
+    /// Returns `true` if a connected peer that sends from `from` is the one this QP is connected to. `generation` is
+    /// the directory's.
     pub(crate) fn is_connected_to(&mut self, qp: &Qp, sender: &Qp, from: BoundGid, generation: u64) -> bool {
         let own = match self.own_gid {
             Some((at, own)) if at == generation => own,
@@ -140,7 +140,8 @@ impl Responder {
         }
     }
 
-    /// Takes a receive from the queue, unless one is in use. When the queue is empty, `waiter` is woken by the next post.
+    /// Takes a receive from the queue, unless one is in use. When the queue is empty, `waiter` is woken by the next
+    /// post.
     #[inline]
     pub(crate) fn take_receive(
         &mut self,
@@ -342,7 +343,8 @@ impl Responder {
         Ok(())
     }
 
-    /// Takes a receive for a datagram of `length` bytes with its header area. Returns `false` if the datagram is dropped.
+    /// Takes a receive for a datagram of `length` bytes with its header area. Returns `false` if the datagram is
+    /// dropped.
     fn take_datagram(&mut self, qp: &Qp, view: &DmaView<'_>, qkey: u32, length: u64, tally: &mut Tally) -> bool {
         if !qp.state.receives() {
             tally.ud_dropped_no_qp += 1;
@@ -377,8 +379,8 @@ impl Responder {
         }
     }
 
-    /// Publishes the receives that have ended. When the queue had no room for all, returns how many were published since the
-    /// last call.
+    /// Publishes the receives that have ended. When the queue had no room for all, returns how many were published
+    /// since the last call.
     #[inline]
     pub(crate) fn end_batch(&mut self, qp: &Qp, view: &DmaView<'_>) -> Option<usize> {
         self.publish(qp, view);

@@ -1,7 +1,7 @@
 //! The state of a queue pair, and the one way into its error state.
 //!
-//! Whoever ends a QP calls [`StateCell::enter_error`] and says why. What follows is the same for all: the thread that runs the
-//! QP next flushes it ([`super::flush`]). States and their transitions are those of IBA 10.3.1.
+//! Whoever ends a QP calls [`StateCell::enter_error`] and says why. What follows is the same for all: the thread that
+//! runs the QP next flushes it ([`super::flush`]). States and their transitions are those of IBA 10.3.1.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -70,8 +70,8 @@ impl StateCell {
         matches!(self.get(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
     }
 
-    /// Goes to the error state and has the QP flushed. Returns `false` if it did not go there: in RESET there is nothing to
-    /// flush, and a QP that already is in the error state is no news to an overrun.
+    /// Goes to the error state and has the QP flushed. Returns `false` if it did not go there: in RESET there is
+    /// nothing to flush, and a QP that already is in the error state is no news to an overrun.
     pub(crate) fn enter_error(&self, cause: ErrorCause) -> bool {
         let entered = match cause {
             ErrorCause::Command => {
@@ -130,5 +130,50 @@ impl StateCell {
     /// Notes that the QP is in no list of waiters.
     pub(crate) fn unqueue_at_srq(&self) {
         self.queued_at_srq.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use super::*;
+    use crate::task::{Budget, ReadyQueue, Runnable};
+
+    struct Nothing;
+
+    impl Runnable for Nothing {
+        fn run(&self, _budget: Budget) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn every_cause_leads_into_the_error_state_and_to_a_flush() {
+        use ErrorCause::{Command, CqOverrun, Requester, Responder};
+        let live: Arc<dyn Runnable> = Arc::new(Nothing);
+        // Cause, state before, entered, and whether the task is scheduled.
+        for (cause, from, entered, scheduled) in [
+            (Command, QpState::Reset, true, false),
+            (Requester, QpState::Reset, false, false),
+            (Responder, QpState::Reset, false, false),
+            (CqOverrun, QpState::Reset, false, false),
+            (Command, QpState::Rts, true, false),
+            (Requester, QpState::Rts, true, false),
+            (Responder, QpState::Rts, true, true),
+            (CqOverrun, QpState::Rts, true, true),
+            (Responder, QpState::Error, true, true),
+            (CqOverrun, QpState::Error, false, false),
+        ] {
+            let queue = Arc::new(ReadyQueue::default());
+            let weak: Weak<dyn Runnable> = Arc::downgrade(&live);
+            let state = StateCell::new(Task::new(&queue, weak));
+            assert!(state.change(QpState::Reset, from));
+            assert_eq!(state.enter_error(cause), entered, "{cause:?} in {from:?}");
+            let after = if entered { QpState::Error } else { from };
+            assert_eq!(state.get(), after, "{cause:?} in {from:?}");
+            let task = queue.queue.lock().take(std::time::Duration::ZERO);
+            assert_eq!(task.is_some(), scheduled, "{cause:?} in {from:?}");
+        }
     }
 }

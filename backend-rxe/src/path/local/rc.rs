@@ -1,9 +1,9 @@
 //! Reliable connections, delivered locally.
 //!
-//! A batch holds the guest memory of both sides and the responder of the peer for as many requests as the budget allows.
-//! Each request is checked in the order of the transport (local memory first, then what the responder checks), moved in
-//! chunks, and completed first at the responder, then at the requester; small ones several at a time. Requests run strictly
-//! one after another, so FENCE needs no extra work.
+//! A batch holds the guest memory of both sides and the responder of the peer for as many requests as the budget
+//! allows. Each request is checked in the order of the transport (local memory first, then what the responder checks),
+//! moved in chunks, and completed first at the responder, then at the requester; small ones several at a time. Requests
+//! run strictly one after another, so FENCE needs no extra work.
 
 use std::sync::Arc;
 
@@ -15,7 +15,7 @@ use pvrdma_verbs::{
 };
 
 use super::route::LocalRoute;
-use crate::capture::local::ConnectionTrace;
+use crate::capture::local::{ConnectionTrace, refusal};
 use crate::counters::{Counters, Tally};
 use crate::qp::Qp;
 use crate::qp::requester::{Progress, Requester, begin_request};
@@ -98,7 +98,8 @@ impl<'a> LocalBatch<'a> {
         self.requester.publish(self.qp, self.guard.own().view, published)
     }
 
-    /// Runs requests until one of them, the budget or something else ends the batch. What ended last is not published yet.
+    /// Runs requests until one of them, the budget or something else ends the batch. What ended last is not published
+    /// yet.
     fn run(&mut self, target: &mut Option<Target<'a>>) -> BatchEnd {
         let (qp, own) = (self.qp, self.guard.own());
         let capturing = qp.adapter.captures.is_active();
@@ -257,7 +258,7 @@ impl<'a> Exchange<'a> {
             Ok(Step::Done(_)) => StepOutcome::Completed,
             Ok(Step::Moved) => StepOutcome::Moved,
             Ok(Step::Failed(_)) | Err(NakReason::Silence) => return,
-            Ok(Step::Refused(nak)) | Err(nak) => crate::capture::local::refusal(*nak),
+            Ok(Step::Refused(nak)) | Err(nak) => refusal(*nak),
         };
         trace.step(self.work, self.progress, before, outcome, Some((self.peer, self.responder)));
     }

@@ -1,5 +1,5 @@
-//! Congestion notification packets (IBA annex A17.9): sending them for marked packets, and obeying those that come for our
-//! queue pairs.
+//! Congestion notification packets (IBA annex A17.9): sending them for marked packets, and obeying those that come for
+//! our queue pairs.
 
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{Ecn, MAX_FRAME, Network, Operation, Packet};

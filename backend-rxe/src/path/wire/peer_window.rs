@@ -1,8 +1,8 @@
 //! Congestion window shared by all connections to one peer.
 //!
-//! Each requester has its window, but a thousand of them would send a gigabyte before the first learns that most of it was
-//! lost. So the connections to one peer share a second window. While there is room in it nobody notices; when there is
-//! none they take turns of a few packets, in the order in which they asked.
+//! Each requester has its window, but a thousand of them would send a gigabyte before the first learns that most of it
+//! was lost. So the connections to one peer share a second window. While there is room in it nobody notices; when there
+//! is none they take turns of a few packets, in the order in which they asked.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};

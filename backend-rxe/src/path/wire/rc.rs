@@ -42,8 +42,8 @@ impl WireRequester {
         Box::new(Self { transport, path, source, remote: attrs.dest_qpn, share, paced: None, grace })
     }
 
-    /// Takes over attributes that a modify request changed. Without a path the old one stays: its source is not bound any
-    /// more, so nothing leaves through it.
+    /// Takes over attributes that a modify request changed. Without a path the old one stays: its source is not bound
+    /// any more, so nothing leaves through it.
     pub(crate) fn set_attrs(&mut self, qp: &Qp, attrs: &QpAttrs, path: Option<(Path, BoundGid)>) {
         if let Some((path, source)) = path {
             (self.path, self.source) = (path, source);

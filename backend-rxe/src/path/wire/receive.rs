@@ -14,8 +14,8 @@ use crate::path::directory::{Directory, Node};
 use crate::port::counters::PortCounters;
 use crate::port::{Port, RoceReceiver};
 
-/// What the frames of a batch leave to do. Responses are sent when the batch is through, so that one acknowledgement covers
-/// many packets.
+/// What the frames of a batch leave to do. Responses are sent when the batch is through, so that one acknowledgement
+/// covers many packets.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     /// The device behind the port, which is made anew whenever the guest's driver starts.
@@ -95,7 +95,7 @@ impl Inbox {
         Ok(())
     }
 
-    /// Has a responder send what it owes when the batch is through.
+    /// A responder sends what it owes when the batch is through.
     fn owe(&mut self, endpoint: &Arc<Endpoint>) {
         if !self.owing.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(endpoint))) {
             self.owing.push(Arc::downgrade(endpoint));

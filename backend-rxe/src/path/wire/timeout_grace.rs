@@ -1,7 +1,7 @@
 //! Suppresses ACK timeouts while received packets still wait in the socket.
 //!
-//! On a busy machine the port's thread gets the processor later than the one that looks after deadlines, and then what seems
-//! lost lies in the socket.
+//! On a busy machine the port's thread gets the processor later than the one that looks after deadlines, and then what
+//! seems lost lies in the socket.
 
 use std::time::Duration;
 
