@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
-use crate::bench::wire::{PeerOptions, UdpOptions};
+use crate::bench::wire::PeerOptions;
 use crate::pair::LinkKind;
 
 /// Tests and measures the PVRDMA device in QEMU guests that run the unmodified Linux driver.
@@ -20,8 +20,9 @@ pub(crate) struct Cli {
 /// What to do.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Command {
-    /// Build the guest bed (QEMU, kernel, driver, root file system) and do nothing more.
-    Bed,
+    /// Build the guest image (QEMU, kernel, driver, root file system) and do nothing more.
+    #[command(visible_alias = "bed")]
+    Image,
     /// Boot two guests, run the RDMA programs between them and print what they achieved.
     Demo,
     /// Run everything: the workspace's tests, then those in guests.
@@ -43,17 +44,14 @@ pub(crate) enum Command {
         #[arg(long)]
         loss: u16,
     },
-    /// One side of its base line.
-    #[command(hide = true)]
-    UdpPeer(UdpOptions),
     /// Checks of the host's adapter as a backend, started in a guest that plays the host.
-    #[command(hide = true, subcommand)]
-    Hca(HcaCommand),
+    #[command(name = "hca", hide = true, subcommand)]
+    HostAdapter(HostAdapterCommand),
 }
 
 /// What is done with the adapter.
 #[derive(Clone, Debug, Subcommand)]
-pub(crate) enum HcaCommand {
+pub(crate) enum HostAdapterCommand {
     /// The conformance suite of the verbs traits.
     Conformance {
         /// Which adapter.
@@ -76,7 +74,7 @@ pub(crate) enum HcaCommand {
         device: String,
     },
     /// Two devices while the adapter's interface changes, goes down, and the adapter is lost.
-    Changes {
+    PortEvents {
         /// Which adapter.
         #[arg(long)]
         device: String,
@@ -138,9 +136,9 @@ pub(crate) struct NestedOptions {
     /// Address of the guest, which is one of this machine's interface, too.
     #[arg(long)]
     pub(crate) guest: IpAddr,
-    /// Directory with what a guest needs of the bed.
+    /// Directory with what a guest needs of the image.
     #[arg(long)]
-    pub(crate) bed: PathBuf,
+    pub(crate) image: PathBuf,
 }
 
 /// A guest that runs `rping`.
@@ -158,14 +156,14 @@ pub(crate) struct RpingOptions {
     /// Bytes of each message.
     #[arg(long, default_value_t = 4096)]
     pub(crate) size: usize,
-    /// Which end.
+    /// What it does.
     #[command(subcommand)]
-    pub(crate) end: RpingEnd,
+    pub(crate) role: RpingRole,
 }
 
-/// The ends of `rping`.
+/// What an end of `rping` does.
 #[derive(Clone, Copy, Debug, Subcommand)]
-pub(crate) enum RpingEnd {
+pub(crate) enum RpingRole {
     /// Waits for a client.
     Serve,
     /// Asks a server.
@@ -189,7 +187,7 @@ pub(crate) struct TestOptions {
     /// Run only the workspace's tests.
     #[arg(long)]
     pub(crate) no_vm: bool,
-    /// What connects the guests; `rxe` checks the bed itself, without our device.
+    /// What connects the guests; `rxe` checks the image itself, without our device.
     #[arg(long, value_enum, default_value_t = LinkChoice::Pvrdma)]
     pub(crate) link: LinkChoice,
     /// Print the names of the guest tests and end.
@@ -212,8 +210,8 @@ pub(crate) struct BenchOptions {
     /// Measure only this part: `in-process`, `wire`, `vm`, `guest` or `hca`. May be repeated.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Vec<String>,
-    /// Compare this program with an older build of it: each round runs both, one after the other. Measures what needs no virtual
-    /// machine unless `--only` says otherwise.
+    /// Compare this program with an older build of it: each round runs both, one after the other. Measures what needs
+    /// no virtual machine unless `--only` says otherwise.
     #[arg(long, value_name = "OLD_PROGRAM")]
     pub(crate) pair: Option<PathBuf>,
 }

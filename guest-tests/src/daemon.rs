@@ -204,8 +204,8 @@ pub(crate) struct Capture {
 }
 
 impl Capture {
-    /// Ends it as Ctrl-C does, and gives what it says about itself.
-    pub(crate) fn end(mut self) -> Result<String> {
+    /// Endpoints it as Ctrl-C does, and gives what it says about itself.
+    pub(crate) fn stop(mut self) -> Result<String> {
         let status = self.process.terminate(Duration::from_secs(10));
         let mut said = String::new();
         std::io::Read::read_to_string(&mut self.said, &mut said)?;

@@ -3,16 +3,16 @@
 use anyhow::{Context, Result};
 use comfy_table::{ContentArrangement, Table, presets};
 
-use crate::bed::Bed;
-use crate::jobs::{Case, causes, perftest, run_single};
+use crate::cases::{Case, causes, perftest, run_single};
+use crate::image::GuestImage;
 use crate::pair::{Link, LinkKind, Pair, PairOptions};
 use crate::vm::has_kvm;
 
 /// Boots two guests with both kinds of RDMA, runs the programs and prints the table.
-pub(crate) fn run(bed: &Bed) -> Result<()> {
+pub(crate) fn run(image: &GuestImage) -> Result<()> {
     let processor = if has_kvm() { "KVM" } else { "emulated processors: slow, but a fair comparison" };
-    println!("Two guests with the unmodified vmw_pvrdma driver; {} ({processor})", bed.qemu_version()?);
-    let mut pair = Pair::boot(bed, &PairOptions::default())?;
+    println!("Two guests with the unmodified vmw_pvrdma driver; {} ({processor})", image.qemu_version()?);
+    let mut pair = Pair::boot(image, &PairOptions::default())?;
     println!("\nIn guest a:\n{}", pair.a().run("rdma link")?);
     let links = [pair.link(LinkKind::Pvrdma)?, pair.link(LinkKind::Rxe)?];
 
@@ -20,7 +20,7 @@ pub(crate) fn run(bed: &Bed) -> Result<()> {
     programs.load_style(presets::UTF8_FULL_CONDENSED).set_content_arrangement(ContentArrangement::Dynamic);
     programs.set_header(["program between the guests", "our device"]);
     let mut failed = 0;
-    for case in &crate::jobs::all(LinkKind::Pvrdma) {
+    for case in &crate::cases::all(LinkKind::Pvrdma) {
         let Some(title) = title(case) else { continue };
         println!("  {title}");
         let outcome = match run_single(case, &mut pair, LinkKind::Pvrdma) {
@@ -95,7 +95,7 @@ impl Measurement {
             LinkKind::Pvrdma => self.options,
             LinkKind::Rxe => self.slow_options,
         };
-        let rows = perftest::run(&pair.ends(link), 1, self.program, options)?;
+        let rows = perftest::run(&pair.endpoints(link), 1, self.program, options)?;
         let value = if self.is_latency() { perftest::Row::typical_microseconds } else { perftest::Row::gigabits };
         perftest::single(&rows, value).with_context(|| format!("{} on {}", self.title, link.device))
     }

@@ -1,15 +1,16 @@
-//! Builds the guest bed, boots guests with the device, and tests and measures it there.
+//! Builds the guest image, boots guests with the device, and tests and measures it there.
 
 mod agent;
-mod bed;
 mod bench;
+mod cases;
 mod cli;
 mod daemon;
 mod demo;
-mod ends;
-mod hca;
-mod host;
-mod jobs;
+mod device_pair;
+mod endpoints;
+mod guest_with_daemon;
+mod host_adapter;
+mod image;
 mod namespaces;
 mod pair;
 mod process;
@@ -22,15 +23,15 @@ use std::process::ExitCode;
 use anyhow::Result;
 use clap::Parser;
 
-use bed::Bed;
 use cli::{Cli, Command};
+use image::GuestImage;
 
 fn main() -> ExitCode {
     env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     match run(Cli::parse()) {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {}", jobs::causes(&error));
+            eprintln!("error: {}", cases::causes(&error));
             ExitCode::FAILURE
         }
     }
@@ -39,18 +40,17 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Agent => agent::serve()?,
-        Command::Hca(command) => hca::run(&command)?,
+        Command::HostAdapter(command) => host_adapter::run(&command)?,
         Command::WirePeer(options) => bench::wire::run_peer(&options)?,
         Command::WireInGuest { loss } => bench::wire::run_in_guest(loss)?,
-        Command::UdpPeer(options) => bench::wire::run_udp_peer(&options)?,
-        Command::Bed => {
-            let bed = Bed::build()?;
-            println!("the bed is ready in {} ({})", bed.directory().display(), bed.qemu_version()?);
+        Command::Image => {
+            let image = GuestImage::build()?;
+            println!("the image is ready in {} ({})", image.directory().display(), image.qemu_version()?);
         }
-        Command::Demo => demo::run(&Bed::build()?)?,
+        Command::Demo => demo::run(&GuestImage::build()?)?,
         Command::Test(options) => return suite::run(&options),
         Command::Bench(options) => bench::run(&options)?,
-        Command::Shell(options) => shell::run(&Bed::build()?, &options)?,
+        Command::Shell(options) => shell::run(&GuestImage::build()?, &options)?,
     }
     Ok(ExitCode::SUCCESS)
 }

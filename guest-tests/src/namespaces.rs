@@ -18,10 +18,10 @@ impl Namespaces {
     /// Makes both and connects them; their interfaces have this MTU and one address each.
     pub(crate) fn new(purpose: &str, mtu: u32, addresses: [IpAddr; 2]) -> Result<Self> {
         let names = ["a", "b"].map(|end| format!("guest-tests-{purpose}-{}-{end}", std::process::id()));
-        for name in &names {
+        let pair = Self { names };
+        for name in &pair.names {
             ip(&format!("netns add {name}")).context("network namespaces need root")?;
         }
-        let pair = Self { names };
         let [a, b] = &pair.names;
         ip(&format!("-n {a} link add {INTERFACE} mtu {mtu} type veth peer name {INTERFACE} mtu {mtu} netns {b}"))?;
         for (name, address) in pair.names.iter().zip(addresses) {
@@ -32,8 +32,19 @@ impl Namespaces {
             };
             ip(&format!("-n {name} address add dev {INTERFACE} {address}"))?;
             ip(&format!("-n {name} link set {INTERFACE} up"))?;
+            // Over which a host reaches its own addresses.
+            ip(&format!("-n {name} link set lo up"))?;
         }
         Ok(pair)
+    }
+
+    /// Why there can be none here.
+    pub(crate) fn obstacle() -> Option<&'static str> {
+        if !rustix::process::geteuid().is_root() {
+            return Some("network namespaces need root");
+        }
+        let found = Command::new("ip").arg("-V").output().is_ok_and(|output| output.status.success());
+        (!found).then_some("there is no ip command (package iproute2)")
     }
 
     /// The name of one, for `ip netns exec`.

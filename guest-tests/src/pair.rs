@@ -7,9 +7,9 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use crate::bed::Bed;
 use crate::daemon::{Daemon, DaemonDevice};
-use crate::ends::{Ends, gid_index, network_script};
+use crate::endpoints::{Endpoints, gid_index, network_script};
+use crate::image::GuestImage;
 use crate::vm::{MemoryKind, Nic, NicModel, Vm, VmBuilder};
 
 /// How RDMA gets from one guest to the other.
@@ -73,15 +73,15 @@ pub(crate) struct Pair {
     // Declared in the order in which they must be dropped: machines first.
     vms: [Vm; 2],
     daemon: Option<Daemon>,
-    bed: Bed,
+    image: GuestImage,
     options: PairOptions,
     directory: TempDir,
 }
 
 impl Pair {
     /// Boots both guests and brings their links up.
-    pub(crate) fn boot(bed: &Bed, options: &PairOptions) -> Result<Self> {
-        let pair = Self::boot_without_driver(bed, options)?;
+    pub(crate) fn boot(image: &GuestImage, options: &PairOptions) -> Result<Self> {
+        let pair = Self::boot_without_driver(image, options)?;
         for index in [0, 1] {
             pair.set_up(index)?;
         }
@@ -89,7 +89,7 @@ impl Pair {
     }
 
     /// Boots both guests and loads nothing.
-    pub(crate) fn boot_without_driver(bed: &Bed, options: &PairOptions) -> Result<Self> {
+    pub(crate) fn boot_without_driver(image: &GuestImage, options: &PairOptions) -> Result<Self> {
         let directory = tempfile::Builder::new()
             .prefix("guest-tests-")
             .tempdir()
@@ -105,9 +105,9 @@ impl Pair {
         } else {
             None
         };
-        let machine = |index| machine(bed, directory.path(), options, index).start();
+        let machine = |index| machine(image, directory.path(), options, index).start();
         let pair =
-            Self { vms: [machine(0)?, machine(1)?], daemon, bed: bed.clone(), options: options.clone(), directory };
+            Self { vms: [machine(0)?, machine(1)?], daemon, image: image.clone(), options: options.clone(), directory };
         for index in [0, 1] {
             pair.vms[index].wait_boot()?;
         }
@@ -130,8 +130,8 @@ impl Pair {
     }
 
     /// What the machines are made from.
-    pub(crate) fn bed(&self) -> &Bed {
-        &self.bed
+    pub(crate) fn image(&self) -> &GuestImage {
+        &self.image
     }
 
     /// The daemon, when the guests have its device.
@@ -147,7 +147,7 @@ impl Pair {
     /// Replaces a guest (killed or not) by a fresh one.
     pub(crate) fn restart(&mut self, index: usize) -> Result<()> {
         self.vms[index].kill();
-        self.vms[index] = machine(&self.bed, self.directory.path(), &self.options, index).boot()?;
+        self.vms[index] = machine(&self.image, self.directory.path(), &self.options, index).boot()?;
         self.set_up(index)
     }
 
@@ -197,8 +197,8 @@ impl Pair {
     }
 
     /// The guests as programs see them through a link.
-    pub(crate) fn ends(&self, link: &Link) -> Ends<'_> {
-        Ends {
+    pub(crate) fn endpoints(&self, link: &Link) -> Endpoints<'_> {
+        Endpoints {
             vms: [&self.vms[0], &self.vms[1]],
             device: [link.device; 2],
             gid_index: link.gid_index,
@@ -218,8 +218,8 @@ impl Pair {
     }
 }
 
-fn machine(bed: &Bed, directory: &Path, options: &PairOptions, index: usize) -> VmBuilder {
-    let mut builder = Vm::builder(bed, directory)
+fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: usize) -> VmBuilder {
+    let mut builder = VmBuilder::new(image, directory)
         .name(NAMES[index])
         .memory_mib(options.memory_mib)
         .memory_kind(options.memory_kind)

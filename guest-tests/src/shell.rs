@@ -5,15 +5,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 
-use crate::bed::Bed;
 use crate::cli::ShellOptions;
+use crate::image::GuestImage;
 use crate::pair::{LinkKind, Pair, PairOptions};
 
 /// Boots a pair and runs what is typed until the input ends.
-pub(crate) fn run(bed: &Bed, options: &ShellOptions) -> Result<()> {
+pub(crate) fn run(image: &GuestImage, options: &ShellOptions) -> Result<()> {
     let kind = options.link.kind();
     let options = PairOptions { pvrdma: kind == LinkKind::Pvrdma, ..PairOptions::default() };
-    let pair = Pair::boot(bed, &options)?;
+    let pair = Pair::boot(image, &options)?;
     println!("two guests are up; link {:?}", pair.link(kind)?);
     println!("consoles, logs and sockets: {}", pair.directory().display());
     for vm in pair.vms() {

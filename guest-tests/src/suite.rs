@@ -7,16 +7,16 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::bed::Bed;
+use crate::cases::{self, Case, Tally, run_cases};
 use crate::cli::TestOptions;
 use crate::daemon::{cargo, workspace_manifest};
-use crate::jobs::{self, Case, Tally, run_cases};
+use crate::image::GuestImage;
 use crate::pair::{LinkKind, PairOptions};
 
 /// Runs what is asked for; the exit code tells whether anything failed.
 pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     let kind = options.link.kind();
-    let cases: Vec<Case> = jobs::all(kind)
+    let cases: Vec<Case> = cases::all(kind)
         .into_iter()
         .filter(|case| options.only.is_empty() || options.only.iter().any(|part| case.name.contains(part)))
         .map(|case| if options.only.is_empty() { case.unasked() } else { case })
@@ -29,20 +29,20 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     }
     let started = Instant::now();
     let mut tally = Tally::default();
-    let bed = thread::scope(|scope| {
+    let image = thread::scope(|scope| {
         // Mostly downloads and unpacks, while the compiler works.
-        let bed = (!options.no_vm).then(|| scope.spawn(Bed::build));
+        let image = (!options.no_vm).then(|| scope.spawn(GuestImage::build));
         if options.only.is_empty() {
             println!("== the workspace's tests");
             tally.add(workspace_tests()?);
             println!("      {:.1} s", started.elapsed().as_secs_f64());
         }
-        let joined = bed.map(|bed| bed.join().unwrap_or_else(|_| Err(anyhow!("it panicked"))));
+        let joined = image.map(|image| image.join().unwrap_or_else(|_| Err(anyhow!("it panicked"))));
         anyhow::Ok(joined)
     })?;
-    if let Some(bed) = bed {
+    if let Some(image) = image {
         println!("== tests in two guests");
-        tally.add(guest_tests(kind, bed, cases));
+        tally.add(guest_tests(kind, image, cases));
     }
     println!("      {:.1} s in all", started.elapsed().as_secs_f64());
     print!("{} passed, {} failed", tally.passed, tally.failed);
@@ -53,17 +53,17 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn guest_tests(kind: LinkKind, bed: Result<Bed>, cases: Vec<Case>) -> Tally {
-    let bed = match bed {
-        Ok(bed) => bed,
+fn guest_tests(kind: LinkKind, image: Result<GuestImage>, cases: Vec<Case>) -> Tally {
+    let image = match image {
+        Ok(image) => image,
         Err(error) => {
-            println!("FAIL  the guest bed cannot be built: {}", jobs::causes(&error));
+            println!("FAIL  the guest image cannot be built: {}", cases::causes(&error));
             return Tally { failed: cases.len().max(1) as u64, ..Tally::default() };
         }
     };
     let options =
         PairOptions { pvrdma: kind == LinkKind::Pvrdma, rxe: kind == LinkKind::Rxe, ..PairOptions::default() };
-    run_cases(&bed, &options, kind, cases)
+    run_cases(&image, &options, kind, cases)
 }
 
 /// `cargo test`, with its output passed on and its result lines counted.

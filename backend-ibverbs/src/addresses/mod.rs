@@ -63,7 +63,7 @@ impl HostAddresses {
             netlink.remove(index, address).map_err(problem)?;
         }
         let netlink = Mutex::new(netlink);
-        let left = left.into_iter().map(gid).collect();
+        let left = left.into_iter().map(Gid::from).collect();
         let host =
             Self { name: name.to_owned(), index, networks, netlink, warned: AtomicBool::new(false), _only: only };
         Ok((Arc::new(host), left))
@@ -85,15 +85,6 @@ impl HostAddresses {
             }
         }
     }
-}
-
-/// An address as adapters have it.
-fn gid(address: IpAddr) -> Gid {
-    let address = match address {
-        IpAddr::V4(address) => address.to_ipv6_mapped(),
-        IpAddr::V6(address) => address,
-    };
-    Gid(address.octets())
 }
 
 /// An address on the interface, removed when dropped.

@@ -27,11 +27,10 @@ const KNOWN: Known = Known {
         "crates/guest-memory/",
         "crates/roce/",
         "crates/verbs/",
-        "guest-tests/",
         "pvrdma-dev/",
     ],
-    sizes: &["backend-ibverbs/", "backend-rxe/", "guest-tests/", "pvrdma-dev/", "pvrdmad/"],
-    dependencies: &["backend-rxe/", "crates/roce/", "crates/verbs/", "guest-tests/", "pvrdma-dev/", "pvrdmad/"],
+    sizes: &["backend-ibverbs/", "backend-rxe/", "pvrdma-dev/", "pvrdmad/"],
+    dependencies: &["backend-rxe/", "crates/roce/", "crates/verbs/", "pvrdma-dev/", "pvrdmad/"],
     module_style: &["crates/roce/", "pvrdma-dev/"],
     words: &[
         "backend-ibverbs/",

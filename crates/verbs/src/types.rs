@@ -1,6 +1,7 @@
 //! Numbers and names of the verbs world, as types that cannot hold a wrong value.
 
 use std::fmt;
+use std::net::IpAddr;
 use std::str::FromStr;
 
 use bitflags::bitflags;
@@ -97,6 +98,17 @@ impl Gid {
     /// Whether all bytes are zero: no address.
     pub fn is_zero(&self) -> bool {
         self.0 == [0; 16]
+    }
+}
+
+/// The GID of an IP address (RFC 4291 2.5.5.2 for IPv4: IPv4-mapped), as RoCE v2 has it.
+impl From<IpAddr> for Gid {
+    fn from(address: IpAddr) -> Self {
+        let address = match address {
+            IpAddr::V4(address) => address.to_ipv6_mapped(),
+            IpAddr::V6(address) => address,
+        };
+        Self(address.octets())
     }
 }
 
@@ -294,6 +306,15 @@ bitflags! {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn gids_of_addresses() {
+        let gid = Gid::from(IpAddr::from([10, 0, 0, 9]));
+        assert_eq!(gid.0, [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 9]);
+        assert_eq!(gid.ipv4(), Some([10, 0, 0, 9]));
+        let gid = Gid::from("fd00:79::1".parse::<IpAddr>().unwrap());
+        assert_eq!((gid.to_string().as_str(), gid.ipv4()), ("fd00:79::1", None));
+    }
 
     #[test]
     fn psn_order_is_circular() {

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, anyhow};
 use plotters::prelude::*;
 
-use super::Figure;
+use super::figure::Figure;
 
 const ROW: u32 = 34;
 const WIDTH: u32 = 900;

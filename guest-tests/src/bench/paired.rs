@@ -1,7 +1,7 @@
 //! `bench --pair`: this program against an older one, run by run in turn.
 //!
-//! Each run is a process of its own that measures one part once. The order changes from round to round, so what slows the
-//! machine down for a while meets both alike. A round gives one ratio for each figure.
+//! Each run is a process of its own that measures one part once. The order changes from round to round, so what slows
+//! the machine down for a while meets both alike. A round gives one ratio for each figure.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -10,7 +10,8 @@ use anyhow::{Context, Result, ensure};
 use comfy_table::{Table, presets};
 use serde::{Deserialize, Serialize};
 
-use super::median;
+use super::figure::median;
+use super::report::{Machine, write_json};
 use crate::cli::BenchOptions;
 
 /// What is measured when nothing is asked for: all that needs no virtual machine.
@@ -51,7 +52,8 @@ struct Comparison {
     ratio: Ratio,
 }
 
-/// How many times better the new program is: new/old, or old/new where less is better, so above 1 is better for every figure.
+/// How many times better the new program is: new/old, or old/new where less is better, so above 1 is better for every
+/// figure.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 struct Ratio {
     /// Median of the rounds' ratios.
@@ -66,8 +68,8 @@ struct Ratio {
 struct Report {
     old_commit: String,
     new_commit: String,
-    processor: String,
-    cpus: usize,
+    #[serde(flatten)]
+    machine: Machine,
     /// How the interval was made, for who reads the file later.
     method: &'static str,
     comparisons: Vec<Comparison>,
@@ -98,8 +100,7 @@ pub(super) fn run(options: &BenchOptions, old: &Path) -> Result<()> {
     let report = Report {
         old_commit: commit_of(&old_runs),
         new_commit: commit_of(&new_runs),
-        processor: super::processor(),
-        cpus: super::cpus(),
+        machine: Machine::this(),
         method: "ratios above 1: the new program is better; interval_95: Student's t over the logarithms of the ratios",
         comparisons: compare(&old_runs, &new_runs),
         skipped: skipped(&old_runs, &new_runs),
@@ -111,7 +112,7 @@ pub(super) fn run(options: &BenchOptions, old: &Path) -> Result<()> {
     for reason in &report.skipped {
         println!("skipped: {reason}");
     }
-    super::write_json(&options.output, &report)?;
+    write_json(&options.output, &report)?;
     println!("results are in {}", options.output.display());
     Ok(())
 }
@@ -194,8 +195,8 @@ impl Ratio {
     }
 }
 
-/// The 97.5 % quantile of Student's t distribution: a table, beyond it the next larger value (that of infinitely many degrees of
-/// freedom is 1.960).
+/// The 97.5 % quantile of Student's t distribution: a table, beyond it the next larger value (that of infinitely many
+/// degrees of freedom is 1.960).
 fn student_95(degrees_of_freedom: usize) -> f64 {
     const QUANTILES: [f64; 20] = [
         12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,

@@ -3,15 +3,15 @@
 
 use anyhow::Result;
 
-use super::{Figure, median};
-use crate::bed::Bed;
+use super::figure::{Figure, median};
 use crate::demo::MEASUREMENTS;
+use crate::image::GuestImage;
 use crate::pair::{LinkKind, Pair, PairOptions};
 
 /// Measures everything `runs` times.
 pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
-    let bed = Bed::build()?;
-    let pair = Pair::boot(&bed, &PairOptions::default())?;
+    let image = GuestImage::build()?;
+    let pair = Pair::boot(&image, &PairOptions::default())?;
     let links = [pair.link(LinkKind::Pvrdma)?, pair.link(LinkKind::Rxe)?];
     let mut figures = Vec::new();
     for measurement in MEASUREMENTS {

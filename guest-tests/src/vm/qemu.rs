@@ -25,14 +25,9 @@ pub(super) fn arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Path, c
         }
     };
     add("name", format!("guest-tests-{}", vm.name));
-    if has_kvm() {
-        add("accel", "kvm".to_owned());
-        add("cpu", "host".to_owned());
-    } else {
-        add("accel", "tcg,thread=multi".to_owned());
-        // Without these the guest's copies use 64-bit or vector moves; the emulator does `rep movsb` byte by byte.
-        add("cpu", "max,la57=off,erms=off,fsrm=off".to_owned());
-    }
+    let (accelerator, cpu) = processor();
+    add("accel", accelerator.to_owned());
+    add("cpu", cpu.to_owned());
     for option in ["nodefaults", "no-user-config"] {
         add(option, String::new());
     }
@@ -45,13 +40,13 @@ pub(super) fn arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Path, c
     if vm.iommu {
         add("device", "intel-iommu,caching-mode=on".to_owned());
     }
-    add("kernel", vm.bed.kernel().display().to_string());
+    add("kernel", vm.image.kernel().display().to_string());
     add("initrd", initramfs.display().to_string());
     add("append", kernel_command_line(vm));
     add("chardev", format!("file,id=console,path={}", console.display()));
     add("serial", "chardev:console".to_owned());
-    let image = vm.bed.image();
-    add("drive", format!("if=none,id=root,format=raw,readonly=on,cache=unsafe,file={}", image.display()));
+    let disk = vm.image.root_disk();
+    add("drive", format!("if=none,id=root,format=raw,readonly=on,cache=unsafe,file={}", disk.display()));
     add("device", "virtio-blk-pci,drive=root".to_owned());
     if let Some(disk) = &vm.disk {
         add("drive", format!("if=none,id=disk,format=raw,readonly=on,file={}", disk.display()));
@@ -76,6 +71,15 @@ pub(super) fn arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Path, c
         add("device", vfio_user_device(vm, socket));
     }
     Ok(arguments)
+}
+
+/// What runs the guest's code, and the processor that the guest sees.
+fn processor() -> (&'static str, &'static str) {
+    if has_kvm() {
+        return ("kvm", "host");
+    }
+    // Without these the guest's copies use 64-bit or vector moves; the emulator does `rep movsb` byte by byte.
+    ("tcg,thread=multi", "max,la57=off,erms=off,fsrm=off")
 }
 
 fn memory_object(vm: &VmBuilder) -> String {

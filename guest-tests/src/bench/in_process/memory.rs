@@ -3,9 +3,9 @@
 use anyhow::{Context, Result};
 use pvrdma_dev::testing::{QpInit, access};
 
-use super::against_target;
-use super::pair::{Side, connected_with_spare};
-use crate::bench::Figure;
+use super::sides::connected_with_spare;
+use crate::bench::figure::Figure;
+use crate::device_pair::Side;
 
 const OBJECTS: usize = 10_000;
 
@@ -25,7 +25,14 @@ pub(super) fn objects() -> Result<Figure> {
     drop((qps, mrs));
     #[expect(clippy::cast_precision_loss, reason = "a few MiB")]
     let value = mebibytes as f64;
-    Ok(against_target("objects", format!("memory of {OBJECTS} QPs and {OBJECTS} MRs"), "MiB", true, vec![value], 64.0))
+    Ok(Figure::against_target(
+        "in-process/objects",
+        format!("memory of {OBJECTS} QPs and {OBJECTS} MRs"),
+        "MiB",
+        true,
+        vec![value],
+        64.0,
+    ))
 }
 
 /// Resident KiB of the process, the guest's memory excepted.

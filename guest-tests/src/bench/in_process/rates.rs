@@ -5,9 +5,9 @@ use std::time::Instant;
 use anyhow::Result;
 use pvrdma_dev::testing::{Encoded, RecvWr, SendWr};
 
-use super::pair::{DEPTH, Side, connected};
-use super::{against_baseline, against_target};
-use crate::bench::Figure;
+use super::sides::{DEPTH, connected};
+use crate::bench::figure::Figure;
+use crate::device_pair::spin;
 
 /// Working set of the bandwidth measurements: well beyond the caches.
 const WORKING_SET: usize = 64 << 20;
@@ -24,11 +24,11 @@ const BATCH: u32 = 64;
 /// RDMA writes against `memcpy` between the same buffers.
 pub(super) fn write_against_memcpy(size: usize, runs: usize) -> Result<Figure> {
     let [mut a, b] = connected(WORKING_SET)?;
-    let elements = writes(&a, &b, size);
+    let elements: Vec<Encoded> = a.writes(&b, size).collect();
     let batch = u32::try_from((256 << 10) / size).unwrap_or(1).max(1);
     let mut rounds = Vec::new();
     for _ in 0..runs {
-        let device = gigabytes(ROUND, || post_and_reap(&mut a, &elements, count(size), batch))?;
+        let device = gigabytes(ROUND, || a.post_and_reap(&elements, count(size), batch, spin))?;
         let copy = gigabytes(ROUND, || {
             for i in 0..count(size) as usize {
                 let offset = i * size % WORKING_SET;
@@ -40,33 +40,47 @@ pub(super) fn write_against_memcpy(size: usize, runs: usize) -> Result<Figure> {
         rounds.push([device, copy]);
     }
     let title = format!("RDMA write of {} KiB, {batch} a doorbell", size >> 10);
-    Ok(against_baseline(&format!("write-{size}"), title, "GB/s", &rounds, "memcpy between the same buffers"))
+    Ok(Figure::of_rounds(
+        format!("in-process/write-{size}"),
+        title,
+        "GB/s",
+        false,
+        &rounds,
+        "memcpy between the same buffers",
+    ))
 }
 
 /// 64-byte writes, 64 for each doorbell, every request with a completion.
 pub(super) fn small_writes(runs: usize) -> Result<Figure> {
     let [mut a, b] = connected(1 << 20)?;
-    let elements: Vec<Encoded> = writes(&a, &b, 64).into_iter().take(DEPTH as usize).collect();
+    let elements: Vec<Encoded> = a.writes(&b, 64).take(DEPTH as usize).collect();
     let rates = (0..runs)
-        .map(|_| millions(REQUESTS, || post_and_reap(&mut a, &elements, REQUESTS, BATCH)))
+        .map(|_| millions(REQUESTS, || a.post_and_reap(&elements, REQUESTS, BATCH, spin)))
         .collect::<Result<_>>()?;
     let title = format!("RDMA write of 64 bytes, {BATCH} a doorbell");
-    Ok(against_target("write-rate", title, "million/s", false, rates, 3.0))
+    Ok(Figure::against_target("in-process/write-rate", title, "million/s", false, rates, 3.0))
 }
 
 /// From the doorbell of an 8-byte write to the poll that finds its completion.
 pub(super) fn latency(runs: usize) -> Result<Figure> {
     const ROUNDS: u32 = 100_000;
     let [mut a, b] = connected(1 << 20)?;
-    let elements: Vec<Encoded> = writes(&a, &b, 8).into_iter().take(1).collect();
+    let elements: Vec<Encoded> = a.writes(&b, 8).take(1).collect();
     let times = (0..runs)
         .map(|_| {
             let start = Instant::now();
-            post_and_reap(&mut a, &elements, ROUNDS, 1)?;
+            a.post_and_reap(&elements, ROUNDS, 1, spin)?;
             Ok(start.elapsed().as_secs_f64() * 1e6 / f64::from(ROUNDS))
         })
         .collect::<Result<_>>()?;
-    Ok(against_target("write-latency", "8-byte RDMA write, post to completion".into(), "µs", true, times, 1.5))
+    Ok(Figure::against_target(
+        "in-process/write-latency",
+        "8-byte RDMA write, post to completion".into(),
+        "µs",
+        true,
+        times,
+        1.5,
+    ))
 }
 
 /// Send and receive against write, at the same size.
@@ -75,7 +89,7 @@ pub(super) fn sends_against_writes(size: usize, runs: usize) -> Result<Figure> {
     let requests = if small { REQUESTS } else { count(size) };
     let batch = if small { BATCH } else { 4 };
     let [mut a, mut b] = connected(size * DEPTH as usize)?;
-    let write = writes(&a, &b, size);
+    let write: Vec<Encoded> = a.writes(&b, size).collect();
     let offsets = (0..DEPTH as usize).map(|i| i * size);
     let send: Vec<Encoded> =
         offsets.clone().map(|at| a.qp.encode(&SendWr::send(0, &[a.buffer.sge(&a.mr, at, size)]))).collect();
@@ -89,41 +103,23 @@ pub(super) fn sends_against_writes(size: usize, runs: usize) -> Result<Figure> {
                 anyhow::ensure!(posted == batch, "the receive ring is full");
                 let posted = a.qp.post_encoded(send.get(slots).unwrap_or_default(), batch);
                 anyhow::ensure!(posted == batch, "the send ring is full");
-                a.reap(batch)?;
-                b.reap(batch)?;
+                a.reap(batch, spin)?;
+                b.reap(batch, spin)?;
             }
             Ok(())
         })?;
-        let writes = millions(requests, || post_and_reap(&mut a, &write, requests, batch))?;
+        let writes = millions(requests, || a.post_and_reap(&write, requests, batch, spin))?;
         rounds.push([sends, writes]);
     }
     let title = format!("send and receive of {size} bytes, {batch} a doorbell");
-    Ok(against_baseline(&format!("send-{size}"), title, "million/s", &rounds, "RDMA write of that size"))
-}
-
-/// Writes that walk through the buffers of both sides.
-fn writes(a: &Side, b: &Side, size: usize) -> Vec<Encoded> {
-    (0..a.buffer.len() / size)
-        .map(|i| {
-            let remote = b.buffer.va() + (i * size) as u64;
-            a.qp.encode(&SendWr::write(0, &[a.buffer.sge(&a.mr, i * size, size)], remote, b.mr.rkey))
-        })
-        .collect()
-}
-
-/// Posts `total` requests in batches and takes the completions of each before the next.
-fn post_and_reap(side: &mut Side, elements: &[Encoded], total: u32, batch: u32) -> Result<()> {
-    let mut done = 0;
-    while done < total {
-        let now = (total - done).min(batch);
-        let at = done as usize % elements.len();
-        let end = (at + now as usize).min(elements.len());
-        let posted = side.qp.post_encoded(elements.get(at..end).unwrap_or(elements), now);
-        anyhow::ensure!(posted == now, "the send ring is full");
-        side.reap(now)?;
-        done += now;
-    }
-    Ok(())
+    Ok(Figure::of_rounds(
+        format!("in-process/send-{size}"),
+        title,
+        "million/s",
+        false,
+        &rounds,
+        "RDMA write of that size",
+    ))
 }
 
 fn count(size: usize) -> u32 {

@@ -1,18 +1,18 @@
-//! The same inside a guest, where the kernel has an adapter of the same kind: `rdma_rxe`. Both run on the same (emulated)
-//! processors, over a pair of interfaces with the same MTU.
+//! The same inside a guest, where the kernel has an adapter of the same kind: `rdma_rxe`. Both run on the same
+//! (emulated) processors, over a pair of interfaces with the same MTU.
 
 use std::time::Duration;
 
 use anyhow::{Context, Result};
 
 use super::network::{MTU, Network};
-use super::peer::Outcome;
-use super::{BULK, PeerOptions, figure, gigabits, session};
-use crate::bed::Bed;
-use crate::bench::Figure;
-use crate::ends::gid_index;
-use crate::jobs::perftest;
-use crate::vm::Vm;
+use super::peer::{Outcome, PeerOptions};
+use super::session;
+use crate::bench::figure::Figure;
+use crate::cases::perftest;
+use crate::endpoints::{gid_index, listens};
+use crate::image::GuestImage;
+use crate::vm::{Vm, VmBuilder};
 
 /// Emulated processors are slow.
 const SECONDS: f64 = 6.0;
@@ -25,9 +25,9 @@ const RXE_IP: [&str; 2] = ["10.79.0.1", "10.79.0.2"];
 
 /// Measures both in a guest.
 pub(crate) fn measure(runs: usize) -> Result<Vec<Figure>> {
-    let bed = Bed::build()?;
+    let image = GuestImage::build()?;
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
-    let vm = Vm::builder(&bed, directory.path()).name("wire").cpus(2).boot()?;
+    let vm = VmBuilder::new(&image, directory.path()).name("wire").cpus(2).boot()?;
     measure_in(&vm, runs).with_context(|| vm.diagnosis())
 }
 
@@ -41,8 +41,15 @@ fn measure_in(vm: &Vm, runs: usize) -> Result<Vec<Figure>> {
     let title = "RDMA write of 1 MiB, engine in a guest";
     let base = "rdma_rxe there, over such a wire";
     Ok(vec![
-        figure("guest", title.into(), "Gb/s", false, &whole, base),
-        figure("guest-loss", format!("{title}, {LOSS} of all packets lost"), "Gb/s", false, &lossy, base),
+        Figure::of_rounds("wire/guest", format!("wire: {title}"), "Gb/s", false, &whole, base),
+        Figure::of_rounds(
+            "wire/guest-loss",
+            format!("wire: {title}, {LOSS} of all packets lost"),
+            "Gb/s",
+            false,
+            &lossy,
+            base,
+        ),
     ])
 }
 
@@ -53,22 +60,22 @@ fn engine(vm: &Vm, loss: u16) -> Result<f64> {
         output.lines().rev().find(|line| line.starts_with('{')).context("no result of the engine in the guest")?;
     let outcome: Outcome = serde_json::from_str(line)?;
     log::info!("{outcome:?}");
-    Ok(gigabits(&BULK, &outcome))
+    Ok(outcome.gigabits(PeerOptions::BULK.size))
 }
 
 /// Runs in the guest and prints what the sender did.
 pub(crate) fn run_inside(loss: u16) -> Result<()> {
     let network = Network::new()?;
-    let [sent, _] = session::devices(&network, &PeerOptions { loss, seconds: SECONDS, ..BULK })?;
+    let [sent, _] = session::run(&network, &PeerOptions { loss, seconds: SECONDS, ..PeerOptions::BULK })?;
     println!("{}", serde_json::to_string(&sent)?);
     Ok(())
 }
 
 /// Two `rdma_rxe` devices, on both ends of a pair of interfaces.
 ///
-/// `rdma_rxe` has its sockets in the first network namespace only, so both ends are there, and the kernel would deliver what
-/// one address sends to the other without any interface. Rules that come before the table of local addresses send it over the
-/// wire instead.
+/// `rdma_rxe` has its sockets in the first network namespace only, so both ends are there, and the kernel would deliver
+/// what one address sends to the other without any interface. Rules that come before the table of local addresses send
+/// it over the wire instead.
 struct RxePair<'a> {
     vm: &'a Vm,
     gid_index: [u32; 2],
@@ -108,20 +115,24 @@ impl<'a> RxePair<'a> {
     /// RDMA writes from one to the other, in Gb/s.
     fn write(&self) -> Result<f64> {
         let before = self.crossed()?;
-        let options = format!("-F --report_gbits -s {} -n {MESSAGES}", BULK.size);
+        let options = format!("-F --report_gbits -s {} -n {MESSAGES}", PeerOptions::BULK.size);
         let [client, server] = self.gid_index;
         // They tell each other their parameters over the loopback interface.
         let output = self
             .vm
             .spawn(&format!(
                 "ib_write_bw -d rxe_b -x {server} {options} > /tmp/server 2>&1 &
-                 until grep -qs ':4853 [0-9A-F]*:0000 0A ' /proc/net/tcp /proc/net/tcp6; do sleep 0.1; done
+                 until {}; do sleep 0.1; done
                  ib_write_bw -d rxe_a -x {client} {options} 127.0.0.1; code=$?
-                 wait; exit $code"
+                 wait; exit $code",
+                listens(18515)
             ))?
             .wait_success(TIMEOUT)?;
         let crossed = self.crossed()?.saturating_sub(before);
-        anyhow::ensure!(crossed >= MESSAGES * BULK.size as u64, "only {crossed} bytes crossed the wire:\n{output}");
+        anyhow::ensure!(
+            crossed >= MESSAGES * PeerOptions::BULK.size as u64,
+            "only {crossed} bytes crossed the wire:\n{output}"
+        );
         perftest::single(&perftest::parse(&output), perftest::Row::gigabits)
     }
 

@@ -1,8 +1,9 @@
 //! One of two processes with a device each, connected by an interface of the host (hidden command `wire-peer`).
 //!
-//! It prints where it is, reads where the other one is, and connects. The sending side then works for a while after a line on
-//! its standard input; both report when they are told to end.
+//! It prints where it is, reads where the other one is, and connects. The sending side then works for a while after a
+//! line on its standard input; both report when they are told to end.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -48,12 +49,21 @@ pub(crate) struct PeerOptions {
     /// Frames that are lost on their way to this side, in hundredths of a percent.
     #[arg(long)]
     pub(crate) loss: u16,
+    /// UDP datagrams without any protocol, and no device.
+    #[arg(long)]
+    pub(crate) udp: bool,
     /// How long to send.
     #[arg(long)]
     pub(crate) seconds: f64,
 }
 
 impl PeerOptions {
+    /// Large writes on one connection.
+    pub(super) const BULK: Self =
+        Self { side: 0, size: 1 << 20, depth: 4, qps: 1, send: false, loss: 0, udp: false, seconds: 2.0 };
+    /// Small sends on one connection.
+    pub(super) const SMALL: Self = Self { size: 64, depth: 256, send: true, ..Self::BULK };
+
     /// As arguments.
     pub(crate) fn arguments(&self, side: usize) -> Vec<String> {
         let mut arguments = vec!["wire-peer".to_owned()];
@@ -67,7 +77,9 @@ impl PeerOptions {
         ] {
             arguments.extend([format!("--{name}"), value]);
         }
-        arguments.extend(self.send.then(|| "--send".to_owned()));
+        for (name, given) in [("--send", self.send), ("--udp", self.udp)] {
+            arguments.extend(given.then(|| name.to_owned()));
+        }
         arguments
     }
 }
@@ -93,7 +105,26 @@ pub(crate) struct Outcome {
     pub(crate) counters: serde_json::Value,
 }
 
-struct Side {
+impl Outcome {
+    /// What the sender sent, in bytes, if each message has this size.
+    #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
+    pub(super) fn bytes(&self, size: usize) -> f64 {
+        self.messages as f64 * size as f64
+    }
+
+    /// The same in Gb/s.
+    pub(super) fn gigabits(&self, size: usize) -> f64 {
+        self.bytes(size) * 8.0 / self.seconds / 1e9
+    }
+
+    /// Millions of messages a second.
+    #[expect(clippy::cast_precision_loss, reason = "figures have three digits")]
+    pub(super) fn million_messages(&self) -> f64 {
+        self.messages as f64 / self.seconds / 1e6
+    }
+}
+
+struct Peer {
     memory: Arc<GuestMemory>,
     irqs: Arc<Irqs>,
     driver: Driver,
@@ -111,13 +142,10 @@ fn mac(side: u8) -> MacAddr {
 }
 
 fn gid(side: u8) -> Gid {
-    let mut gid = Gid::default();
-    gid.0[10..12].fill(0xff);
-    gid.0[12..].copy_from_slice(&[10, 77, 0, side + 1]);
-    gid
+    Gid::from(IpAddr::from([10, 77, 0, side + 1]))
 }
 
-fn next_line() -> Result<String> {
+pub(super) fn next_line() -> Result<String> {
     let mut line = String::new();
     let read = std::io::stdin().read_line(&mut line).context("cannot read standard input")?;
     anyhow::ensure!(read > 0, "the other side is gone");
@@ -126,12 +154,12 @@ fn next_line() -> Result<String> {
 
 /// Plays one side until standard input ends.
 pub(crate) fn run(options: &PeerOptions) -> Result<()> {
-    let mut side = Side::new(options)?;
+    let mut peer = Peer::new(options)?;
     let place =
-        Place { qpns: side.qps.iter().map(|qp| qp.qpn).collect(), address: side.buffer.va(), rkey: side.mr.rkey };
+        Place { qpns: peer.qps.iter().map(|qp| qp.qpn).collect(), address: peer.buffer.va(), rkey: peer.mr.rkey };
     println!("{}", serde_json::to_string(&place)?);
     let remote: Place = serde_json::from_str(&next_line()?).context("the other side's place")?;
-    for (qp, &qpn) in side.qps.iter_mut().zip(&remote.qpns) {
+    for (qp, &qpn) in peer.qps.iter_mut().zip(&remote.qpns) {
         // Longest acknowledgement timeout of a switched network: 67 ms.
         let path = Path { mtu: 5, dmac: mac(1 - options.side).0, timeout: 14, ..Path::to(gid(1 - options.side), qpn) };
         qp.connect(&path)?;
@@ -142,20 +170,20 @@ pub(crate) fn run(options: &PeerOptions) -> Result<()> {
             println!("ready");
             next_line()?;
             let (start, cpu) = (Instant::now(), processor_time());
-            let messages = side.produce(options, &remote)?;
-            return side.report(messages, start, cpu);
+            let messages = peer.produce(options, &remote)?;
+            return peer.report(messages, start, cpu);
         }
-        (_, true) => side.consume(options)?,
+        (_, true) => peer.consume(options)?,
         (_, false) => {
             println!("ready");
             next_line()?;
             0
         }
     };
-    side.report(messages, start, cpu)
+    peer.report(messages, start, cpu)
 }
 
-impl Side {
+impl Peer {
     fn new(options: &PeerOptions) -> Result<Self> {
         let depth = options.depth.max(1);
         let bytes = options.size * if options.size < 4096 { depth as usize } else { 1 };
@@ -314,7 +342,7 @@ impl Side {
 
 /// Processor time of this process so far.
 #[expect(clippy::cast_precision_loss, reason = "seconds")]
-pub(crate) fn processor_time() -> f64 {
+pub(super) fn processor_time() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }

@@ -32,7 +32,7 @@ impl Talker {
     }
 
     /// Starts this program on a side.
-    pub(super) fn start_self(network: &Network, side: usize, arguments: Vec<String>) -> Result<Self> {
+    fn start_self(network: &Network, side: usize, arguments: Vec<String>) -> Result<Self> {
         let program = std::env::current_exe().context("cannot find this program")?;
         let mut command = vec![program.to_string_lossy().into_owned()];
         command.extend(arguments);
@@ -58,8 +58,8 @@ impl Talker {
     }
 }
 
-/// Runs our device on both sides. Gives what the sender and the receiver did.
-pub(super) fn devices(network: &Network, options: &PeerOptions) -> Result<[Outcome; 2]> {
+/// Runs this program on both sides. Gives what the sender and the receiver did.
+pub(super) fn run(network: &Network, options: &PeerOptions) -> Result<[Outcome; 2]> {
     let mut sides = [0, 1].map(|side| Talker::start_self(network, side, options.arguments(side)));
     let [Ok(sender), Ok(receiver)] = &mut sides else {
         return Err(sides.into_iter().find_map(Result::err).context("two sides")?);

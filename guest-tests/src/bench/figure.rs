@@ -1,0 +1,103 @@
+//! What a measurement gives.
+
+use serde::Serialize;
+
+/// One measured comparison.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Figure {
+    /// Stable name, `part/what`.
+    pub(crate) name: String,
+    /// What a person reads.
+    pub(crate) title: String,
+    /// Unit of the values.
+    pub(crate) unit: &'static str,
+    /// Whether less is better.
+    pub(crate) less_is_better: bool,
+    /// Median on our device.
+    pub(crate) value: f64,
+    /// All runs on our device.
+    pub(crate) runs: Vec<f64>,
+    /// Median of what it is compared with, in the same run.
+    pub(crate) baseline: f64,
+    /// All runs of the base line.
+    pub(crate) baseline_runs: Vec<f64>,
+    /// What the base line is.
+    pub(crate) baseline_name: &'static str,
+    /// How many times better than the base line.
+    pub(crate) ratio: f64,
+}
+
+impl Figure {
+    /// A figure that is compared with a base line of the same rounds, `[ours, base line]` each: the ratio is the median
+    /// of the rounds' ratios, which share what disturbs them.
+    pub(crate) fn of_rounds(
+        name: impl Into<String>,
+        title: String,
+        unit: &'static str,
+        less_is_better: bool,
+        rounds: &[[f64; 2]],
+        baseline_name: &'static str,
+    ) -> Self {
+        let column = |index: usize| -> Vec<f64> { rounds.iter().map(|round| round[index]).collect() };
+        let times_better = |&[ours, theirs]: &[f64; 2]| if less_is_better { theirs / ours } else { ours / theirs };
+        let ratios: Vec<f64> = rounds.iter().map(times_better).collect();
+        Self {
+            name: name.into(),
+            title,
+            unit,
+            less_is_better,
+            value: median(&column(0)),
+            runs: column(0),
+            baseline: median(&column(1)),
+            baseline_runs: column(1),
+            baseline_name,
+            ratio: median(&ratios),
+        }
+    }
+
+    /// A figure that is compared with what we aim at.
+    pub(crate) fn against_target(
+        name: impl Into<String>,
+        title: String,
+        unit: &'static str,
+        less_is_better: bool,
+        runs: Vec<f64>,
+        target: f64,
+    ) -> Self {
+        let value = median(&runs);
+        Self {
+            name: name.into(),
+            title,
+            unit,
+            less_is_better,
+            value,
+            runs,
+            baseline: target,
+            baseline_runs: Vec::new(),
+            baseline_name: "target",
+            ratio: if less_is_better { target / value } else { value / target },
+        }
+    }
+}
+
+/// The middle of several runs.
+pub(crate) fn median(runs: &[f64]) -> f64 {
+    let mut sorted = runs.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => f64::NAN,
+        count if count % 2 == 1 => sorted[count / 2],
+        count => f64::midpoint(sorted[count / 2 - 1], sorted[count / 2]),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn median_of_odd_and_even() {
+        assert!((median(&[3.0, 1.0, 2.0]) - 2.0).abs() < 1e-9);
+        assert!((median(&[4.0, 1.0, 2.0, 3.0]) - 2.5).abs() < 1e-9);
+    }
+}

@@ -1,0 +1,84 @@
+//! Results as a table and as JSON.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use comfy_table::{Table, presets};
+use serde::Serialize;
+
+use super::figure::Figure;
+
+/// Where something is measured.
+#[derive(Debug, Serialize)]
+pub(super) struct Machine {
+    processor: String,
+    cpus: usize,
+}
+
+impl Machine {
+    /// This one.
+    pub(super) fn this() -> Self {
+        Self { processor: processor(), cpus: std::thread::available_parallelism().map_or(0, std::num::NonZero::get) }
+    }
+}
+
+/// What was measured where.
+#[derive(Debug, Serialize)]
+pub(super) struct Report {
+    commit: String,
+    #[serde(flatten)]
+    machine: Machine,
+    pub(super) figures: Vec<Figure>,
+    /// What was not measured, and why.
+    pub(super) skipped: Vec<String>,
+}
+
+impl Report {
+    /// Of this machine and this tree.
+    pub(super) fn new(figures: Vec<Figure>, skipped: Vec<String>) -> Self {
+        Self { commit: commit(), machine: Machine::this(), figures, skipped }
+    }
+}
+
+/// Writes results, and the directory for them.
+pub(super) fn write_json(output: &Path, results: &impl Serialize) -> Result<()> {
+    if let Some(parent) = output.parent() {
+        std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    }
+    let json = serde_json::to_string_pretty(results).context("cannot encode the results")?;
+    std::fs::write(output, json + "\n").with_context(|| format!("cannot write {}", output.display()))
+}
+
+/// The figures for a person.
+pub(super) fn table(figures: &[Figure]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_FULL_CONDENSED);
+    table.set_header(["measured", "our device", "compared with", "", "times better"]);
+    for figure in figures {
+        table.add_row([
+            figure.title.clone(),
+            format!("{:.2} {}", figure.value, figure.unit),
+            format!("{:.2} {}", figure.baseline, figure.unit),
+            figure.baseline_name.to_owned(),
+            format!("{:.2}", figure.ratio),
+        ]);
+    }
+    table
+}
+
+fn commit() -> String {
+    std::process::Command::new("git")
+        .args(["describe", "--always", "--dirty"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .map(|output| String::from_utf8_lossy(&output.stdout).trim().to_owned())
+        .unwrap_or_default()
+}
+
+fn processor() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    text.lines()
+        .find_map(|line| line.strip_prefix("model name"))
+        .map(|rest| rest.trim_start_matches([' ', '\t', ':']).to_owned())
+        .unwrap_or_default()
+}

@@ -1,0 +1,110 @@
+//! Drivers, guests and machines that come and go.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::case::Case;
+use super::exchange::{Programs, Ready};
+use super::pingpong::pingpong;
+use crate::pair::{Link, LinkKind, Pair};
+
+/// Memory that the daemon may keep after everything of a life was given back, in KiB: the allocator's own.
+const SLACK_KIB: u64 = 4096;
+
+/// Reload, reboot, kill.
+pub(crate) fn cases() -> Vec<Case> {
+    vec![
+        Case::new("lifecycle/reload-driver-20-times", reload_driver),
+        Case::new("lifecycle/reboot", reboot),
+        // The survivor's kernel may well complain that its peer is gone.
+        Case::new("lifecycle/qemu-killed-in-transfer", qemu_killed).ignore_kernel_log(),
+    ]
+}
+
+fn reload_driver(pair: &mut Pair, link: &Link) -> Result<String> {
+    // The first time warms the daemon's pools.
+    reload(pair)?;
+    let before = memory(pair)?;
+    for _ in 0..20 {
+        reload(pair)?;
+    }
+    let note = check_memory(pair, before)?;
+    check_traffic(pair, link)?;
+    Ok(note)
+}
+
+fn reload(pair: &Pair) -> Result<()> {
+    pair.a().run("rmmod vmw_pvrdma")?;
+    pair.load_pvrdma(0)
+}
+
+fn reboot(pair: &mut Pair, link: &Link) -> Result<String> {
+    let before = memory(pair)?;
+    pair.reboot(0)?;
+    check_traffic(pair, link)?;
+    check_memory(pair, before)
+}
+
+fn qemu_killed(pair: &mut Pair, link: &Link) -> Result<String> {
+    let before = memory(pair)?;
+    let command = |vm: usize| {
+        // Line by line, so that the table's head tells when the transfer begins.
+        format!("stdbuf -oL ib_write_bw -F -d {} -x {} -s 65536 -D 60", link.device, link.gid_index[vm])
+    };
+    let (_server, client) = Programs {
+        server_vm: pair.b(),
+        server: command(1),
+        ready: Ready::Tcp(18515),
+        client_vm: pair.a(),
+        client: format!("{} {}", command(0), link.ip[1]),
+        timeout: Duration::from_secs(60),
+    }
+    .start()?;
+    client.wait_for_output("#bytes", Duration::from_secs(60))?;
+    // The head comes before the first request; let the transfer run.
+    client.pause(Duration::from_secs(2));
+    if !client.is_running() {
+        bail!("the transfer ended before the kill:\n{}", client.output());
+    }
+    pair.b().kill();
+    let killed = Instant::now();
+    let output =
+        client.wait(Duration::from_secs(50)).context("the other guest did not notice that its peer is gone")?;
+    let noticed = killed.elapsed();
+    if output.code == 0 {
+        bail!("the transfer to a machine that was killed succeeded:\n{}", output.text);
+    }
+    drop(client);
+    pair.restart(1)?;
+    let link = pair.link(LinkKind::Pvrdma).with_context(|| format!("after {}", link.device))?;
+    check_traffic(pair, &link)?;
+    Ok(format!("noticed after {:.1} s; {}", noticed.as_secs_f64(), check_memory(pair, before)?))
+}
+
+/// Data still flows, both ways; GID indices may have moved.
+fn check_traffic(pair: &Pair, link: &Link) -> Result<()> {
+    let link = pair.link(link.kind)?;
+    pingpong(&pair.endpoints(&link), 0, "ibv_rc_pingpong", "-c")?;
+    pingpong(&pair.endpoints(&link), 1, "ibv_rc_pingpong", "-c")?;
+    Ok(())
+}
+
+fn memory(pair: &Pair) -> Result<u64> {
+    pair.daemon().context("there is no daemon")?.memory_kib()
+}
+
+fn check_memory(pair: &Pair, before: u64) -> Result<String> {
+    // Clean-up after a client has gone is not part of any answer, so it may take a moment.
+    let deadline = Instant::now() + Duration::from_secs(5);
+    loop {
+        let after = memory(pair)?;
+        if after <= before + SLACK_KIB {
+            return Ok(format!("daemon memory {before} -> {after} KiB"));
+        }
+        if Instant::now() > deadline {
+            bail!("the daemon has grown from {before} to {after} KiB");
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}

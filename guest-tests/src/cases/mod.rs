@@ -1,0 +1,62 @@
+//! The test cases that run in a pair of guests.
+
+mod agent;
+mod case;
+mod connection;
+mod daemon;
+mod dissect;
+mod errors;
+mod exchange;
+pub(crate) mod host_adapter;
+mod host_adapter_cm;
+mod integrity;
+mod interop;
+mod inventory;
+mod kernel_log;
+mod lifecycle;
+mod machines;
+mod many;
+mod nested;
+mod networks;
+mod nvme;
+mod packets;
+pub(crate) mod perftest;
+mod pingpong;
+mod programs;
+mod roce_v1;
+mod runner;
+mod shared;
+mod two_daemons;
+
+pub(crate) use case::Case;
+pub(crate) use runner::{Tally, causes, run_cases, run_single};
+
+use crate::pair::LinkKind;
+
+/// All cases for a link, in the order in which they run: what only looks first, what kills machines last.
+pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
+    let mut cases = agent::cases();
+    if kind == LinkKind::Pvrdma {
+        cases.extend(inventory::cases());
+    }
+    cases.extend(pingpong::cases());
+    cases.extend(perftest::cases());
+    cases.extend(connection::cases());
+    cases.extend(many::cases());
+    cases.extend(integrity::cases());
+    cases.extend(nvme::cases());
+    if kind == LinkKind::Pvrdma {
+        cases.extend(errors::cases());
+        cases.extend(dissect::cases());
+        cases.extend(lifecycle::cases());
+        cases.extend(daemon::cases());
+        cases.extend(machines::cases());
+        cases.extend(interop::cases());
+        cases.extend(host_adapter::cases());
+        cases.extend(host_adapter_cm::cases());
+        cases.extend(roce_v1::cases());
+        cases.extend(networks::cases());
+        cases.extend(nested::cases());
+    }
+    cases
+}

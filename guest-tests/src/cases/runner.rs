@@ -1,0 +1,146 @@
+//! Runs cases one after the other and keeps the pair usable between them.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Error, Result, anyhow};
+
+use super::case::{Body, Case, InPair, Skipped};
+use super::kernel_log;
+use crate::image::GuestImage;
+use crate::pair::{LinkKind, Pair, PairOptions};
+
+/// How many tests ended how.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Tally {
+    /// Tests that passed.
+    pub(crate) passed: u64,
+    /// Tests that failed.
+    pub(crate) failed: u64,
+    /// Tests that could not run here.
+    pub(crate) skipped: u64,
+}
+
+impl Tally {
+    /// Adds another tally.
+    pub(crate) fn add(&mut self, other: Self) {
+        self.passed += other.passed;
+        self.failed += other.failed;
+        self.skipped += other.skipped;
+    }
+}
+
+/// Boots a pair and runs the cases in it. A pair that a failed case has left unusable is replaced. Each case is dropped
+/// when it is done, and machines that it shared with others with the last of them.
+pub(crate) fn run_cases(image: &GuestImage, options: &PairOptions, kind: LinkKind, cases: Vec<Case>) -> Tally {
+    let mut tally = Tally::default();
+    let mut pair: Option<Pair> = None;
+    // A device that does not even come up fails every case; two attempts tell that from bad luck.
+    let mut boot_failures = 0;
+    for case in cases {
+        let started = Instant::now();
+        let result = (|| {
+            let run = match &case.body {
+                Body::InPair(run) => run,
+                Body::Alone(run) => return run(image),
+            };
+            let pair = match &mut pair {
+                Some(pair) => pair,
+                slot => {
+                    if boot_failures >= 2 {
+                        return Err(anyhow!("not run: the guests cannot be booted, see above"));
+                    }
+                    slot.insert(boot(image, options).inspect_err(|_| boot_failures += 1)?)
+                }
+            };
+            run_in_pair(&case, run, pair, kind)
+        })();
+        let seconds = started.elapsed().as_secs_f64();
+        match result {
+            Ok(note) => {
+                tally.passed += 1;
+                println!("ok    {:<44} {seconds:6.1} s  {note}", case.name);
+            }
+            Err(error) if error.downcast_ref::<Skipped>().is_some() => {
+                tally.skipped += 1;
+                println!("skip  {:<44} {error}", case.name);
+            }
+            Err(error) => {
+                tally.failed += 1;
+                println!("FAIL  {:<44} {seconds:6.1} s", case.name);
+                println!("{}", indented(&causes(&error)));
+                if let Some(broken) = pair.take_if(|pair| !is_healthy(pair, kind)) {
+                    println!("{}", indented(&broken.diagnosis()));
+                    println!("      the guests are replaced");
+                }
+            }
+        }
+    }
+    tally
+}
+
+fn boot(image: &GuestImage, options: &PairOptions) -> Result<Pair> {
+    let started = Instant::now();
+    let pair = Pair::boot(image, options).context("cannot boot two guests")?;
+    println!("      two guests are up after {:.1} s", started.elapsed().as_secs_f64());
+    for vm in pair.vms() {
+        let warnings = kernel_log::take_warnings(vm)?;
+        if !warnings.is_empty() {
+            return Err(anyhow!("{}: kernel warnings at boot:\n{}", vm.name(), warnings.join("\n")));
+        }
+    }
+    Ok(pair)
+}
+
+/// Runs one case in a pair, checks the kernel logs, and leaves no program running.
+pub(crate) fn run_single(case: &Case, pair: &mut Pair, kind: LinkKind) -> Result<String> {
+    match &case.body {
+        Body::InPair(run) => run_in_pair(case, run, pair, kind),
+        Body::Alone(_) => Err(anyhow!("{} is no test in a pair", case.name)),
+    }
+}
+
+fn run_in_pair(case: &Case, run: &InPair, pair: &mut Pair, kind: LinkKind) -> Result<String> {
+    let link = pair.link(kind)?;
+    let result = run(pair, &link);
+    for vm in pair.vms() {
+        if vm.is_running() {
+            vm.kill_jobs()?;
+        }
+    }
+    let note = result?;
+    if !case.ignore_kernel_log {
+        for vm in pair.vms() {
+            let warnings = kernel_log::take_warnings(vm)?;
+            if !warnings.is_empty() {
+                return Err(anyhow!("{}: kernel warnings:\n{}", vm.name(), warnings.join("\n")));
+            }
+        }
+    }
+    Ok(note)
+}
+
+fn is_healthy(pair: &Pair, kind: LinkKind) -> bool {
+    let alive = pair.vms().iter().all(|vm| {
+        // The log is emptied, so that the next case is not blamed for it.
+        vm.is_running() && vm.exec("dmesg --clear", Duration::from_secs(15)).is_ok_and(|output| output.code == 0)
+    });
+    alive && pair.link(kind).is_ok()
+}
+
+/// The whole chain, one cause after the other, without a backtrace: what failed is in the words.
+pub(crate) fn causes(error: &Error) -> String {
+    let causes: Vec<String> = error.chain().map(ToString::to_string).collect();
+    causes.join("\nbecause: ")
+}
+
+fn indented(text: &str) -> String {
+    let mut out = String::new();
+    // perftest prints two lines per queue pair, which say nothing when it has failed.
+    let noise = |line: &&str| line.contains("address: LID") || line.starts_with(" GID: ");
+    for line in text.lines().filter(|line| !noise(line)) {
+        out.push_str("      | ");
+        out.push_str(line);
+        out.push('\n');
+    }
+    out
+}

@@ -1,0 +1,106 @@
+//! Machines that several cases share: booted by the first that runs, gone with the last.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail};
+
+use super::case::{Case, Skipped};
+use super::kernel_log;
+use super::runner::causes;
+use crate::image::GuestImage;
+use crate::vm::Vm;
+
+/// What can be shared.
+pub(crate) trait Machines: 'static {
+    /// The guests.
+    fn vms(&self) -> [&Vm; 2];
+
+    /// What helps to understand a failure, beside what the programs and the guests say.
+    fn diagnosis(&self) -> String;
+}
+
+/// Starts machines and brings everything up.
+type Boot<M> = Box<dyn Fn(&GuestImage) -> Result<M>>;
+
+/// Machines, once somebody needs them.
+pub(crate) struct Shared<M> {
+    boot: Boot<M>,
+    machines: RefCell<Option<M>>,
+    boot_failures: Cell<u32>,
+}
+
+impl<M: Machines> Shared<M> {
+    /// None yet. `boot` starts them.
+    pub(crate) fn new(boot: impl Fn(&GuestImage) -> Result<M> + 'static) -> Rc<Self> {
+        Rc::new(Self { boot: Box::new(boot), machines: RefCell::new(None), boot_failures: Cell::new(0) })
+    }
+
+    /// A case in these machines.
+    pub(crate) fn case(self: &Rc<Self>, name: impl Into<String>, run: impl Fn(&M) -> Result<String> + 'static) -> Case {
+        let shared = Rc::clone(self);
+        Case::alone(name, move |image| shared.run(image, &run))
+    }
+
+    fn run(&self, image: &GuestImage, run: &dyn Fn(&M) -> Result<String>) -> Result<String> {
+        let mut slot = self.machines.borrow_mut();
+        let machines = match &*slot {
+            Some(machines) => machines,
+            None => slot.insert(self.start(image)?),
+        };
+        let judged = judge(machines, run);
+        let Err(error) = &judged else { return judged };
+        let mut text = format!("{}\n{}", causes(error), machines.diagnosis());
+        let broken: Vec<String> = machines.vms().into_iter().filter(|vm| !is_healthy(vm)).map(Vm::diagnosis).collect();
+        // A guest that does not answer any more must not fail the other cases, too.
+        if !broken.is_empty() {
+            text = format!("{text}\n{}\nthe guests are replaced", broken.join("\n"));
+            *slot = None;
+        }
+        Err(anyhow!(text))
+    }
+
+    fn start(&self, image: &GuestImage) -> Result<M> {
+        // Guests that do not come up fail every case; two attempts tell that from bad luck.
+        if self.boot_failures.get() >= 2 {
+            return Err(anyhow!("not run: the guests cannot be booted, see above"));
+        }
+        let booted = (self.boot)(image).inspect_err(|error| {
+            // What cannot run here has not failed.
+            if error.downcast_ref::<Skipped>().is_none() {
+                self.boot_failures.set(self.boot_failures.get() + 1);
+            }
+        })?;
+        check_logs(&booted).context("at boot")?;
+        Ok(booted)
+    }
+}
+
+/// Runs a case, leaves no program running and looks at the kernel logs.
+fn judge<M: Machines>(machines: &M, run: &dyn Fn(&M) -> Result<String>) -> Result<String> {
+    let result = run(machines);
+    for vm in machines.vms() {
+        if vm.is_running() {
+            vm.kill_jobs()?;
+        }
+    }
+    let note = result?;
+    check_logs(machines)?;
+    Ok(note)
+}
+
+fn check_logs<M: Machines>(machines: &M) -> Result<()> {
+    for vm in machines.vms() {
+        let warnings = kernel_log::take_warnings(vm)?;
+        if !warnings.is_empty() {
+            bail!("{}: kernel warnings:\n{}", vm.name(), warnings.join("\n"));
+        }
+    }
+    Ok(())
+}
+
+fn is_healthy(vm: &Vm) -> bool {
+    // The log is emptied, so that the next case is not blamed for it.
+    vm.is_running() && vm.exec("dmesg --clear", Duration::from_secs(15)).is_ok_and(|output| output.code == 0)
+}

@@ -1,0 +1,97 @@
+//! Two guests with our device and a daemon each, as on hosts of their own: the daemons reach each other over a wire.
+
+use std::net::IpAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use super::shared::Machines;
+use crate::endpoints::Endpoints;
+use crate::guest_with_daemon::{GuestWithDaemon, IPV4, MAC, addresses};
+use crate::image::GuestImage;
+use crate::namespaces::Namespaces;
+use crate::pair::PVRDMA_DEVICE;
+use crate::vm::Vm;
+
+/// Two guests, each with a daemon of its own.
+#[derive(Debug)]
+pub(crate) struct TwoDaemons {
+    // Declared in the order in which they must be dropped.
+    guests: [GuestWithDaemon; 2],
+    _network: Option<Namespaces>,
+    directory: TempDir,
+}
+
+impl TwoDaemons {
+    /// Boots both, on a network with this MTU. `options` are those of each end's device, its uplink among them; files
+    /// go into the directory that it is given, which is the same for both.
+    pub(crate) fn boot(image: &GuestImage, mtu: u32, options: impl Fn(&Path, usize) -> String) -> Result<Self> {
+        Self::boot_in(None, image, mtu, options)
+    }
+
+    /// The same with the daemons in these network namespaces, if there are any.
+    pub(crate) fn boot_in(
+        network: Option<Namespaces>,
+        image: &GuestImage,
+        mtu: u32,
+        options: impl Fn(&Path, usize) -> String,
+    ) -> Result<Self> {
+        let directory =
+            tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
+        let guest = |end: usize| {
+            let name = NAMES[end];
+            let namespace = network.as_ref().map(|network| network.name(end));
+            let own = directory.path().join(name);
+            GuestWithDaemon::start_in(namespace, image, &own, name, MAC[end], &options(directory.path(), end))
+        };
+        let guests = [guest(0)?, guest(1)?];
+        for (end, guest) in guests.iter().enumerate() {
+            guest.bring_up(&addresses(end), mtu)?;
+        }
+        Ok(Self { guests, _network: network, directory })
+    }
+
+    /// A counter of both ends together.
+    pub(crate) fn counter(&self, name: &str) -> Result<u64> {
+        self.guests.iter().map(|guest| guest.counter(name)).sum()
+    }
+
+    /// Both guests with their daemons.
+    pub(crate) fn guests(&self) -> &[GuestWithDaemon; 2] {
+        &self.guests
+    }
+
+    /// Where the sockets of both are.
+    pub(crate) fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// How programs reach each other between GIDs with these addresses.
+    pub(crate) fn endpoints(&self, ip: [IpAddr; 2], path_mtu: Option<u32>) -> Result<Endpoints<'_>> {
+        let endpoints = Endpoints {
+            vms: self.vms(),
+            device: [PVRDMA_DEVICE; 2],
+            gid_index: [0; 2],
+            ip,
+            interface: ["eth0"; 2],
+            tcp: IPV4,
+            path_mtu,
+            patience: Duration::from_secs(60),
+        };
+        endpoints.with_gids(ip)
+    }
+}
+
+impl Machines for TwoDaemons {
+    fn vms(&self) -> [&Vm; 2] {
+        [self.guests[0].vm(), self.guests[1].vm()]
+    }
+
+    fn diagnosis(&self) -> String {
+        self.guests.iter().map(GuestWithDaemon::diagnosis).collect::<Vec<_>>().join("\n")
+    }
+}
+
+const NAMES: [&str; 2] = ["a", "b"];

@@ -1,0 +1,198 @@
+//! Two devices that the in-process driver drives, with a connection between them, as guest processes have it.
+
+use std::fs::File;
+use std::hint;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use anyhow::{Context as _, Result, ensure};
+use pvrdma_dev::testing::{
+    Buffer, Context, Cq, Driver, Encoded, GuestMemory, Irqs, Mr, Path, Pd, Placement, Qp, QpInit, SendWr, access,
+};
+use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
+use pvrdma_verbs::testing::gid;
+use pvrdma_verbs::{Backend, Counter, MacAddr};
+use pvrdmad::testing::RemoteFunction;
+use rustix::fs::MemfdFlags;
+
+/// What a side is made of.
+#[derive(Clone, Debug)]
+pub(crate) struct SideOptions {
+    /// Bytes of the registered buffer.
+    pub(crate) bytes: usize,
+    /// What the guest has beside its buffer.
+    pub(crate) other_memory: usize,
+    /// How its buffer lies in memory. Rings take scattered pages.
+    pub(crate) placement: Placement,
+    /// Requests per queue.
+    pub(crate) depth: u32,
+    /// Entries of the CQ.
+    pub(crate) cq_entries: u32,
+    /// The device's limits.
+    pub(crate) limits: Limits,
+}
+
+impl SideOptions {
+    /// What checks need, with a buffer of `bytes`.
+    pub(crate) fn new(bytes: usize, placement: Placement) -> Self {
+        Self { bytes, other_memory: 16 << 20, placement, depth: 64, cq_entries: 256, limits: Limits::default() }
+    }
+}
+
+/// One side of the connection.
+pub(crate) struct Side {
+    /// The last number of its address, 10.0.0.x.
+    pub(crate) host: u8,
+    pub(crate) memory: Arc<GuestMemory>,
+    pub(crate) driver: Driver,
+    pub(crate) pd: Pd,
+    pub(crate) cq: Cq,
+    pub(crate) qp: Qp,
+    pub(crate) buffer: Buffer,
+    pub(crate) mr: Mr,
+    pub(crate) context: Context,
+    counters: Box<dyn Fn() -> Vec<Counter>>,
+}
+
+impl Side {
+    /// A device with a process that has a QP and a registered buffer. Its memory is a file, which adapters of the host
+    /// can map.
+    pub(crate) fn new<B: Backend + 'static>(backend: &B, host: u8, options: &SideOptions) -> Result<Self> {
+        let memory = GuestMemory::shared(options.bytes + options.other_memory);
+        Self::with_memory(backend, host, options, &memory)
+    }
+
+    /// The same in memory of this process alone.
+    pub(crate) fn private<B: Backend + 'static>(backend: &B, host: u8, options: &SideOptions) -> Result<Self> {
+        let memory = GuestMemory::new(options.bytes + options.other_memory);
+        Self::with_memory(backend, host, options, &memory)
+    }
+
+    fn with_memory<B: Backend + 'static>(
+        backend: &B,
+        host: u8,
+        options: &SideOptions,
+        memory: &Arc<GuestMemory>,
+    ) -> Result<Self> {
+        let irqs = Irqs::new();
+        let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
+        let config = DeviceConfig { limits: options.limits, ..DeviceConfig::new(format!("guest{host}"), mac) };
+        let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), backend)?;
+        let observed = Arc::clone(&device);
+        let side = Self::on(device, memory, &irqs, host, options)?;
+        Ok(Self { counters: Box::new(move || observed.status().adapter), ..side })
+    }
+
+    /// The same of a device behind a socket.
+    fn at(socket: &std::path::Path, host: u8, options: &SideOptions) -> Result<Self> {
+        let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC)?);
+        file.set_len((options.bytes + options.other_memory) as u64)?;
+        let (device, irqs) = RemoteFunction::connect(socket, &file)?;
+        Self::on(device, &GuestMemory::in_file(file), &irqs, host, options)
+    }
+
+    fn on(
+        device: Arc<dyn PciFunction>,
+        memory: &Arc<GuestMemory>,
+        irqs: &Arc<Irqs>,
+        host: u8,
+        options: &SideOptions,
+    ) -> Result<Self> {
+        let SideOptions { bytes, placement, depth, cq_entries, .. } = *options;
+        // Rings take scattered pages. This keeps a piece for the buffer in one.
+        let reserved = memory.alloc(bytes.div_ceil(4096), placement);
+        let driver = Driver::probe(device, memory, irqs).context("probe")?;
+        driver.bind_gid(0, gid(host))?;
+        let context = driver.open()?;
+        let pd = driver.create_pd(Some(&context))?;
+        let cq = driver.create_cq(Some(&context), cq_entries)?;
+        let qp = driver.create_qp(&QpInit { max_send_wr: depth, max_recv_wr: depth, ..QpInit::rc(&pd, &cq) })?;
+        memory.free(&reserved);
+        let buffer = driver.buffer(bytes, 0, placement);
+        buffer.fill_pattern(host.into());
+        let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
+        let (memory, counters) = (Arc::clone(memory), Box::new(Vec::new));
+        Ok(Self { host, memory, driver, pd, cq, qp, buffer, mr, context, counters })
+    }
+
+    /// A counter of the adapter. There are none behind a socket.
+    pub(crate) fn counter(&self, name: &str) -> Option<u64> {
+        (self.counters)().into_iter().find_map(|counter| (counter.name == name).then_some(counter.value))
+    }
+
+    /// Waits for `count` completions; `idle` is done each time that there is none.
+    pub(crate) fn reap(&mut self, count: u32, idle: impl Fn(&mut Cq)) -> Result<()> {
+        let mut left = count;
+        while left > 0 {
+            let (done, failed) = self.cq.reap(left);
+            ensure!(failed == 0, "{failed} requests failed");
+            if done == 0 {
+                idle(&mut self.cq);
+            }
+            left -= done;
+        }
+        Ok(())
+    }
+
+    /// Posts `total` requests in batches and takes the completions of each before the next.
+    pub(crate) fn post_and_reap(
+        &mut self,
+        elements: &[Encoded],
+        total: u32,
+        batch: u32,
+        idle: impl Fn(&mut Cq) + Copy,
+    ) -> Result<()> {
+        let mut done = 0;
+        while done < total {
+            let now = (total - done).min(batch);
+            let at = done as usize % elements.len();
+            let end = (at + now as usize).min(elements.len());
+            let posted = self.qp.post_encoded(elements.get(at..end).unwrap_or(elements), now);
+            ensure!(posted == now, "the send ring is full");
+            self.reap(now, idle)?;
+            done += now;
+        }
+        Ok(())
+    }
+
+    /// Writes of `size` bytes that walk through the buffers of both sides.
+    pub(crate) fn writes(&self, to: &Self, size: usize) -> impl Iterator<Item = Encoded> {
+        (0..self.buffer.len() / size).map(move |i| {
+            let remote = to.buffer.va() + (i * size) as u64;
+            self.qp.encode(&SendWr::write(0, &[self.buffer.sge(&self.mr, i * size, size)], remote, to.mr.rkey))
+        })
+    }
+}
+
+/// Looks again at once.
+pub(crate) fn spin(_: &mut Cq) {
+    hint::spin_loop();
+}
+
+/// As the guest's library polls: an empty queue rings its doorbell.
+pub(crate) fn ring(cq: &mut Cq) {
+    cq.ring_poll();
+}
+
+/// Two connected sides.
+pub(crate) fn connected<B: Backend + 'static>(backend: &B, bytes: usize, placement: Placement) -> Result<[Side; 2]> {
+    let options = SideOptions::new(bytes, placement);
+    let a = Side::new(backend, 1, &options).context("the first side")?;
+    let b = Side::new(backend, 2, &options).context("the second side")?;
+    connect(a, b)
+}
+
+/// The same of two devices behind sockets.
+pub(crate) fn connected_at(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
+    let options = SideOptions::new(bytes, Placement::Scattered);
+    let a = Side::at(&sockets[0], 1, &options).context("the first side")?;
+    let b = Side::at(&sockets[1], 2, &options).context("the second side")?;
+    connect(a, b)
+}
+
+/// Connects sides 1 and 2.
+pub(crate) fn connect(mut a: Side, mut b: Side) -> Result<[Side; 2]> {
+    a.qp.connect(&Path::to(gid(2), b.qp.qpn)).context("connecting the first side")?;
+    b.qp.connect(&Path::to(gid(1), a.qp.qpn)).context("connecting the second side")?;
+    Ok([a, b])
+}

@@ -1,0 +1,138 @@
+//! Two guests with RDMA devices that reach each other, whatever is between them.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use pvrdma_verbs::Gid;
+
+use crate::vm::{Job, Vm};
+
+/// How programs in two guests name their devices and each other.
+#[derive(Clone, Debug)]
+pub(crate) struct Endpoints<'a> {
+    /// The guests.
+    pub(crate) vms: [&'a Vm; 2],
+    /// Names of their RDMA devices.
+    pub(crate) device: [&'static str; 2],
+    /// In each guest the index of the GID that is used.
+    pub(crate) gid_index: [u32; 2],
+    /// The addresses of these GIDs.
+    pub(crate) ip: [IpAddr; 2],
+    /// Network interfaces that have these addresses.
+    pub(crate) interface: [&'static str; 2],
+    /// Addresses over which programs tell each other their parameters.
+    pub(crate) tcp: [Ipv4Addr; 2],
+    /// Path MTU asked for, by programs that can ask; otherwise each takes its own default.
+    pub(crate) path_mtu: Option<u32>,
+    /// How long a program may take.
+    pub(crate) patience: Duration,
+}
+
+impl Endpoints<'_> {
+    /// The same guests with other GIDs, for which it waits.
+    pub(crate) fn with_gids(mut self, ip: [IpAddr; 2]) -> Result<Self> {
+        let search = |end: usize| GidSearch::start(self.vms[end], self.device[end], ip[end]);
+        let searches = [search(0)?, search(1)?];
+        self.gid_index = [searches[0].finish()?, searches[1].finish()?];
+        self.ip = ip;
+        Ok(self)
+    }
+
+    /// The address of one end as a program at another writes it, for the connection manager.
+    pub(crate) fn address_of(&self, end: usize, writer: usize) -> String {
+        match self.ip[end] {
+            // The same everywhere, so it takes the interface to make sense.
+            IpAddr::V6(ip) if ip.is_unicast_link_local() => format!("{ip}%{}", self.interface[writer]),
+            ip => ip.to_string(),
+        }
+    }
+}
+
+/// Loads a network driver, finds its interface (there is no udev, so names follow the order of loading) and sets it up
+/// with these addresses.
+pub(crate) fn network_script(driver: &str, addresses: &[IpAddr], mtu: u32) -> String {
+    let mut script = format!(
+        "modprobe {driver} || exit
+         for path in /sys/class/net/*; do
+             case $(readlink $path/device/driver) in
+                 */{driver}) basename $path > /run/nic-{driver} ;;
+             esac
+         done
+         nic=$(cat /run/nic-{driver}) || exit
+         echo 0 > /proc/sys/net/ipv6/conf/$nic/accept_dad || exit
+         ip link set $nic mtu {mtu} up"
+    );
+    // Nobody else is on these networks, so an IPv6 address need not be probed for. As long as the link-local address
+    // is, the kernel asks for no neighbour, and a program that wants to connect meanwhile fails.
+    for address in addresses {
+        script.push_str(&match address {
+            IpAddr::V4(address) => format!(" && ip addr replace {address}/24 dev $nic"),
+            IpAddr::V6(address) => format!(" && ip addr replace {address}/64 dev $nic nodad"),
+        });
+    }
+    script
+}
+
+/// A shell condition: a program listens on a TCP port.
+pub(crate) fn listens(port: u16) -> String {
+    // State 0A is LISTEN.
+    format!("grep -qs ':{port:04X} [0-9A-F]*:0000 0A ' /proc/net/tcp /proc/net/tcp6")
+}
+
+/// The GID of an address as the kernel prints it.
+fn gid_text(ip: IpAddr) -> String {
+    Ipv6Addr::from(Gid::from(ip).0).segments().map(|segment| format!("{segment:04x}")).join(":")
+}
+
+/// The index of the GID of an address, once the device's port is active and has it.
+pub(crate) fn gid_index(vm: &Vm, device: &str, ip: IpAddr) -> Result<u32> {
+    GidSearch::start(vm, device, ip)?.finish()
+}
+
+/// A guest that looks for a GID.
+struct GidSearch {
+    job: Job,
+    what: String,
+}
+
+impl GidSearch {
+    fn start(vm: &Vm, device: &str, ip: IpAddr) -> Result<Self> {
+        let gid = gid_text(ip);
+        let job = vm.spawn(&format!(
+            "port=/sys/class/infiniband/{device}/ports/1
+             until grep -qs ACTIVE $port/state && grep -qs {gid} $port/gids/*; do sleep 0.05; done
+             for path in $(grep -ls {gid} $port/gids/*); do
+                 index=${{path##*/}}
+                 echo $index $(cat $port/gid_attrs/types/$index)
+             done"
+        ))?;
+        Ok(Self { job, what: format!("the GID of {ip} on an active port of {device} in {}", vm.name()) })
+    }
+
+    fn finish(&self) -> Result<u32> {
+        let output = self.job.wait_success(Duration::from_secs(30)).with_context(|| format!("no {}", self.what))?;
+        // One address has two GIDs where both versions are on; the second version is what everybody uses.
+        let indices = |wanted: &str| {
+            output.lines().find_map(|line| {
+                let (index, kind) = line.split_once(' ')?;
+                (kind == wanted).then(|| index.parse::<u32>().ok())?
+            })
+        };
+        match indices("RoCE v2").or_else(|| indices("IB/RoCE v1")) {
+            Some(index) => Ok(index),
+            None => bail!("no {}:\n{output}", self.what),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gids_are_written_in_full() {
+        assert_eq!(gid_text("192.168.77.1".parse().unwrap()), "0000:0000:0000:0000:0000:ffff:c0a8:4d01");
+        assert_eq!(gid_text("fd00:79::1".parse().unwrap()), "fd00:0079:0000:0000:0000:0000:0000:0001");
+    }
+}

@@ -1,0 +1,122 @@
+//! A guest with our device and a daemon of its own, as on a host of its own.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+
+use crate::daemon::{Daemon, DaemonDevice};
+use crate::endpoints::network_script;
+use crate::image::GuestImage;
+use crate::vm::{Nic, NicModel, Vm, VmBuilder};
+
+/// The guest and its daemon, which stands between the guest's network card and an uplink.
+#[derive(Debug)]
+pub(crate) struct GuestWithDaemon {
+    // Declared in the order in which they must be dropped.
+    vm: Vm,
+    daemon: Daemon,
+}
+
+impl GuestWithDaemon {
+    /// Starts both and does not wait for the guest. Everything of theirs is in `directory`, which is theirs alone;
+    /// `options` are those of the device, `uplink` among them.
+    pub(crate) fn start(image: &GuestImage, directory: &Path, name: &str, mac: &str, options: &str) -> Result<Self> {
+        Self::start_in(None, image, directory, name, mac, options)
+    }
+
+    /// The same with the daemon in a network namespace, if one is named.
+    pub(crate) fn start_in(
+        namespace: Option<&str>,
+        image: &GuestImage,
+        directory: &Path,
+        name: &str,
+        mac: &str,
+        options: &str,
+    ) -> Result<Self> {
+        std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
+        let path = |name: &str| directory.join(name);
+        let (socket, ours, guests) = (path("pvrdma"), path("nic"), path("nic-of-guest"));
+        let device = DaemonDevice {
+            name: name.to_owned(),
+            socket: socket.clone(),
+            mac: mac.to_owned(),
+            options: format!(",nic={},{options}", datagrams(&ours, &guests)),
+        };
+        let daemon = Daemon::start_in(namespace, directory, &[device])?;
+        let nic = Nic { model: NicModel::Vmxnet3, mac: mac.to_owned(), local: guests, remote: ours };
+        let vm = VmBuilder::new(image, directory)
+            .name(name)
+            .memory_mib(MEMORY_MIB)
+            .nic(nic)
+            .pvrdma_socket(&socket)
+            .start()?;
+        Ok(Self { vm, daemon })
+    }
+
+    /// Waits for the guest, gives it its addresses and loads the driver.
+    pub(crate) fn bring_up(&self, addresses: &[IpAddr], mtu: u32) -> Result<()> {
+        self.vm.wait_boot()?;
+        self.vm.run(&network_script("vmxnet3", addresses, mtu))?;
+        self.vm.run("modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma").map(drop)
+    }
+
+    /// The guest.
+    pub(crate) fn vm(&self) -> &Vm {
+        &self.vm
+    }
+
+    /// The figures of the device's adapter.
+    pub(crate) fn counters(&self) -> Result<serde_json::Value> {
+        Ok(self.daemon.status()?["devices"][0]["adapter"].take())
+    }
+
+    /// One of them.
+    pub(crate) fn counter(&self, name: &str) -> Result<u64> {
+        self.counters()?[name].as_u64().with_context(|| format!("the daemon does not count {name}"))
+    }
+
+    /// The daemon's side of a failure: its log, and the counters that are not zero.
+    pub(crate) fn diagnosis(&self) -> String {
+        let counters = match self.counters() {
+            Ok(counters) => {
+                let counters = counters.as_object().cloned().unwrap_or_default();
+                let counters = counters.iter().filter(|(_, value)| value.as_u64() != Some(0));
+                counters.map(|(name, value)| format!("{name} {value}")).collect::<Vec<_>>().join(", ")
+            }
+            Err(error) => error.to_string(),
+        };
+        format!("--- pvrdmad of {}\n{}\n{counters}", self.vm.name(), self.daemon.log_tail())
+    }
+}
+
+/// Enough for the programs, and less to boot with.
+pub(crate) const MEMORY_MIB: u32 = 768;
+
+/// Hardware addresses of the two ends of a wire. No two wires are connected, so all use the same addresses.
+pub(crate) const MAC: [&str; 2] = ["52:54:00:00:02:01", "52:54:00:00:02:02"];
+/// IPv4 addresses of the two ends.
+pub(crate) const IPV4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 79, 1), Ipv4Addr::new(192, 168, 79, 2)];
+/// IPv6 addresses of the two ends.
+pub(crate) const IPV6: [Ipv6Addr; 2] =
+    [Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 1), Ipv6Addr::new(0xfd00, 0x79, 0, 0, 0, 0, 0, 2)];
+/// What the guests make of their hardware addresses.
+pub(crate) const LINK_LOCAL: [Ipv6Addr; 2] = [
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe00, 0x201),
+    Ipv6Addr::new(0xfe80, 0, 0, 0, 0x5054, 0xff, 0xfe00, 0x202),
+];
+
+/// The addresses that a guest is given.
+pub(crate) fn addresses(end: usize) -> [IpAddr; 2] {
+    [IPV4[end].into(), IPV6[end].into()]
+}
+
+/// A link of datagrams from one socket to another.
+pub(crate) fn datagrams(local: &Path, remote: &Path) -> String {
+    format!("unix-dgram:{}:{}", local.display(), remote.display())
+}
+
+/// Where the two ends of a cable are: what the one sends from, the other sends to.
+pub(crate) fn cable(directory: &Path) -> [PathBuf; 2] {
+    ["cable-a", "cable-b"].map(|name| directory.join(name))
+}

@@ -1,0 +1,183 @@
+//! `rping` as a guest's process would run it, over a connection that its connection manager has made.
+//!
+//! The client tells where a message is, the server reads it and says so; the client tells where there is room, the
+//! server writes the message there and says so.
+
+use std::net::Ipv4Addr;
+
+use anyhow::{Result, ensure};
+use pvrdma_dev::testing::{Placement, RecvWr, SendWr, status, wait_for, wc_opcode};
+use pvrdma_verbs::Backend;
+
+use super::cm_agent::CmAgent;
+use crate::device_pair::{Side, SideOptions};
+
+/// The program's default.
+pub(super) const PORT: u16 = 7174;
+/// Bytes that tell of a place: address, key, length, the most significant first.
+const PLACE: usize = 16;
+/// In our buffer: what we tell, what we are told, the message, and where it is to come back to.
+const TOLD: usize = 0;
+const HEARD: usize = 64;
+const MESSAGE: usize = 4096;
+const ROOM: usize = 1 << 16;
+const BUFFER: usize = 1 << 18;
+
+/// Our end.
+struct Pinger {
+    side: Side,
+    /// Receives that have ended and were not waited for yet.
+    heard: u32,
+    /// Likewise of requests.
+    done: u32,
+}
+
+/// Serves one client, that asks `count` times.
+pub(super) fn serve<B: Backend + 'static>(backend: &B, guest: u8, count: u32) -> Result<()> {
+    let mut pinger = Pinger::new(backend, guest)?;
+    let mut agent = CmAgent::new(&pinger.side)?;
+    println!("listening");
+    let connection = agent.accept(PORT, &mut pinger.side)?;
+    for round in 0..count {
+        pinger.answer(round)?;
+    }
+    agent.wait_end(&connection, &pinger.side)?;
+    // What waits for its way out goes with the device: the answers to REQ and DREQ have to be gone before.
+    wait_for("answers to leave", || pinger.side.counter("cm_sent").filter(|sent| *sent >= 2));
+    pinger.check(&["cm_sent", "cm_received"], &["cm_refused", "cm_failed", "cm_overflow", "gsi_dropped"])
+}
+
+/// Asks a server `count` times.
+pub(super) fn ask<B: Backend + 'static>(
+    backend: &B,
+    guest: u8,
+    server: Ipv4Addr,
+    count: u32,
+    size: usize,
+) -> Result<()> {
+    let mut pinger = Pinger::new(backend, guest)?;
+    let mut agent = CmAgent::new(&pinger.side)?;
+    let connection = agent.connect(server, PORT, &mut pinger.side)?;
+    for round in 0..count {
+        pinger.ask(round, size)?;
+    }
+    agent.disconnect(&connection)?;
+    pinger.check(&["cm_sent", "cm_received"], &["cm_refused", "cm_failed", "cm_overflow", "gsi_dropped"])
+}
+
+/// What is not the guest's own address does not leave this process.
+pub(super) fn refused<B: Backend + 'static>(backend: &B, guest: u8, server: Ipv4Addr) -> Result<()> {
+    let pinger = Pinger::new(backend, guest)?;
+    let mut agent = CmAgent::new(&pinger.side)?;
+    agent.ask(server, PORT, &pinger.side)?;
+    pinger.check(&["cm_refused"], &["cm_sent", "cm_failed"])
+}
+
+impl Pinger {
+    fn new<B: Backend + 'static>(backend: &B, guest: u8) -> Result<Self> {
+        let mut pinger = Self {
+            side: Side::new(backend, guest, &SideOptions::new(BUFFER, Placement::Scattered))?,
+            heard: 0,
+            done: 0,
+        };
+        pinger.side.qp.to_init(0xe)?;
+        pinger.listen()?;
+        Ok(pinger)
+    }
+
+    /// Which of its counters must have moved and which must not.
+    fn check(&self, moved: &[&str], still: &[&str]) -> Result<()> {
+        for (names, wanted) in [(moved, true), (still, false)] {
+            for name in names {
+                let value = self.side.counter(name);
+                ensure!(value.is_some_and(|value| (value > 0) == wanted), "{name} is {value:?}");
+            }
+        }
+        Ok(())
+    }
+
+    fn listen(&mut self) -> Result<()> {
+        let sge = self.side.buffer.sge(&self.side.mr, HEARD, PLACE);
+        Ok(self.side.qp.post_recv(&[RecvWr::new(1, &[sge])])?)
+    }
+
+    /// Takes a completion.
+    fn note(&mut self) -> Result<()> {
+        let cqe = self.side.cq.wait();
+        ensure!(cqe.status == status::SUCCESS, "{cqe:?}");
+        if cqe.opcode == wc_opcode::RECV {
+            ensure!(cqe.byte_len as usize == PLACE, "{cqe:?}");
+            self.heard += 1;
+        } else {
+            self.done += 1;
+        }
+        Ok(())
+    }
+
+    fn request(&mut self, request: SendWr) -> Result<()> {
+        self.side.qp.post_send(&[request])?;
+        while self.done == 0 {
+            self.note()?;
+        }
+        self.done -= 1;
+        Ok(())
+    }
+
+    /// Tells the peer of a place in our buffer.
+    fn tell(&mut self, at: usize, size: usize) -> Result<()> {
+        let mut place = Vec::with_capacity(PLACE);
+        place.extend_from_slice(&(self.side.buffer.va() + at as u64).to_be_bytes());
+        place.extend_from_slice(&self.side.mr.rkey.to_be_bytes());
+        place.extend_from_slice(&u32::try_from(size)?.to_be_bytes());
+        self.side.buffer.write(TOLD, &place);
+        self.request(SendWr::send(2, &[self.side.buffer.sge(&self.side.mr, TOLD, PLACE)]))
+    }
+
+    /// Waits for what the peer tells.
+    fn hear(&mut self) -> Result<(u64, u32, usize)> {
+        while self.heard == 0 {
+            self.note()?;
+        }
+        self.heard -= 1;
+        let place = self.side.buffer.read(HEARD, PLACE);
+        self.listen()?;
+        let (address, rest) = place.split_first_chunk().expect("sixteen bytes");
+        let (key, rest) = rest.split_first_chunk().expect("eight bytes");
+        let size = u32::from_be_bytes(rest.try_into()?);
+        Ok((u64::from_be_bytes(*address), u32::from_be_bytes(*key), size as usize))
+    }
+
+    fn answer(&mut self, round: u32) -> Result<()> {
+        let (address, key, size) = self.hear()?;
+        ensure!(size <= BUFFER - MESSAGE, "a message of {size} bytes");
+        let here = [self.side.buffer.sge(&self.side.mr, MESSAGE, size)];
+        self.request(SendWr::read(3, &here, address, key))?;
+        ensure!(
+            self.side.buffer.read(MESSAGE, size).starts_with(text(round).as_bytes()),
+            "the message of round {round}"
+        );
+        self.tell(MESSAGE, 0)?;
+        let (address, key, room) = self.hear()?;
+        ensure!(room == size, "room for {room} bytes instead of {size}");
+        self.request(SendWr::write(4, &here, address, key))?;
+        self.tell(MESSAGE, 0)
+    }
+
+    fn ask(&mut self, round: u32, size: usize) -> Result<()> {
+        // A C string of letters, as the program has it.
+        let mut message = text(round).into_bytes();
+        message.extend((0_u8..26).cycle().map(|letter| b'A' + letter).take(size - message.len() - 1));
+        message.push(0);
+        self.side.buffer.write(MESSAGE, &message);
+        self.tell(MESSAGE, size)?;
+        self.hear()?;
+        self.tell(ROOM, size)?;
+        self.hear()?;
+        ensure!(self.side.buffer.read(ROOM, size) == message, "what came back in round {round} differs");
+        Ok(())
+    }
+}
+
+fn text(round: u32) -> String {
+    format!("rdma-ping-{round}: ")
+}

@@ -1,0 +1,163 @@
+//! Where the parts of a guest image are, and how its programs are run.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result};
+
+use super::disk::Disk;
+
+/// A complete guest image in its cache directory.
+#[derive(Clone, Debug)]
+pub(crate) struct GuestImage {
+    pub(super) dir: PathBuf,
+}
+
+impl GuestImage {
+    /// The parts of a image that [`Self::pack`] took, where they are now.
+    pub(crate) fn at(directory: &Path) -> Self {
+        Self { dir: directory.to_owned() }
+    }
+
+    /// Puts on a disk what a machine of this image needs to boot machines itself, in the directory `to`. Their image is
+    /// its own.
+    pub(crate) fn pack(&self, disk: &Disk, to: &str) -> Result<()> {
+        for path in [self.kernel(), self.initramfs()] {
+            disk.add(&path, Path::new(to).join(path.file_name().context("a path without a name")?))?;
+        }
+        disk.link("/dev/vda", &format!("{to}/guest.ext4"))?;
+        let packed = Self::at(Path::new(to)).builder_root();
+        for path in ["usr/bin/qemu-system-x86_64", "usr/share/qemu", "usr/share/seabios"] {
+            disk.add(&self.builder_root().join(path), packed.join(path))?;
+        }
+        for library in self.libraries("usr/bin/qemu-system-x86_64")? {
+            let name = library.file_name().context("a library without a name")?;
+            disk.add(&library, packed.join("usr/lib/x86_64-linux-gnu").join(name))?;
+        }
+        Ok(())
+    }
+
+    /// The loader and the libraries of a program of the builder system.
+    fn libraries(&self, program: &str) -> Result<Vec<PathBuf>> {
+        let mut words = host_command(&self.builder_root(), program);
+        words.insert(1, "--list".to_owned());
+        let output = Command::new(&words[0]).args(&words[1..]).output().context("cannot ask the loader")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        let mut paths = vec![PathBuf::from(&words[0])];
+        // `libz.so.1 => /path (0x…)`; what is not of that form is no file, or the loader.
+        paths.extend(text.lines().filter_map(|line| Some(line.split_once("=> ")?.1.split_once(" (")?.0.into())));
+        Ok(paths)
+    }
+
+    /// The kernel the guests boot.
+    pub(crate) fn kernel(&self) -> PathBuf {
+        self.dir.join("vmlinuz")
+    }
+
+    /// The first stage, to which a guest's own files are appended.
+    pub(crate) fn initramfs(&self) -> PathBuf {
+        self.dir.join("initramfs.cpio")
+    }
+
+    /// The read-only root file system.
+    pub(crate) fn root_disk(&self) -> PathBuf {
+        self.dir.join("guest.ext4")
+    }
+
+    /// QEMU from the builder system, run with that system's own loader and libraries: no chroot, so paths on the
+    /// command line are this machine's, and no root needed. Returns the program and its first arguments.
+    pub(crate) fn qemu(&self) -> (String, Vec<String>) {
+        let (loader, mut arguments) = self.host_program("usr/bin/qemu-system-x86_64");
+        for directory in ["usr/share/qemu", "usr/share/seabios"] {
+            let directory = self.builder_root().join(directory);
+            arguments.extend(["-L".to_owned(), directory.to_string_lossy().into_owned()]);
+        }
+        (loader, arguments)
+    }
+
+    /// Wireshark's dissector for the command line, likewise.
+    pub(crate) fn tshark(&self) -> (String, Vec<String>) {
+        self.host_program("usr/bin/tshark")
+    }
+
+    /// A program of the builder system, run by that system's own loader.
+    fn host_program(&self, program: &str) -> (String, Vec<String>) {
+        let mut words = host_command(&self.builder_root(), program);
+        (words.remove(0), words)
+    }
+
+    /// A program of the builder system, run likewise, if the image is built: the words of its command line.
+    pub(crate) fn built_program(program: &str) -> Option<Vec<String>> {
+        let root = cache_directory().ok()?.join("builder");
+        root.join(program).exists().then(|| host_command(&root, program))
+    }
+
+    /// Where QEMU finds its loadable modules.
+    pub(crate) fn qemu_module_directory(&self) -> PathBuf {
+        self.builder_root().join("usr/lib/x86_64-linux-gnu/qemu")
+    }
+
+    /// The version of QEMU, for reports.
+    pub(crate) fn qemu_version(&self) -> Result<String> {
+        let (program, arguments) = self.qemu();
+        let output =
+            Command::new(program).args(arguments).arg("-version").output().context("cannot run the image's QEMU")?;
+        let text = String::from_utf8_lossy(&output.stdout);
+        Ok(text.lines().next().unwrap_or_default().to_owned())
+    }
+
+    /// The image's directory.
+    pub(crate) fn directory(&self) -> &Path {
+        &self.dir
+    }
+
+    pub(super) fn base_root(&self) -> PathBuf {
+        self.dir.join("base")
+    }
+
+    pub(super) fn builder_root(&self) -> PathBuf {
+        self.dir.join("builder")
+    }
+
+    pub(super) fn guest_root(&self) -> PathBuf {
+        self.dir.join("guest")
+    }
+
+    /// The unpacked kernel image package.
+    pub(super) fn kernel_tree(&self) -> PathBuf {
+        self.dir.join("kernel")
+    }
+
+    /// The release of the kernel, as `uname -r` prints it.
+    pub(super) fn kernel_release(&self) -> Result<String> {
+        let path = self.dir.join("kernel-release");
+        Ok(std::fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?.trim().to_owned())
+    }
+
+    pub(super) fn driver(&self) -> PathBuf {
+        self.dir.join("vmw_pvrdma.ko")
+    }
+}
+
+pub(super) fn cache_directory() -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os("PVRDMA_BED_DIR") {
+        return std::path::absolute(dir).context("PVRDMA_BED_DIR is not a usable path");
+    }
+    let cache = match std::env::var_os("XDG_CACHE_HOME") {
+        Some(dir) if !dir.is_empty() => PathBuf::from(dir),
+        _ => {
+            let home = std::env::var_os("HOME").context("neither PVRDMA_BED_DIR, XDG_CACHE_HOME nor HOME is set")?;
+            PathBuf::from(home).join(".cache")
+        }
+    };
+    Ok(cache.join("pvrdma-guest-bed"))
+}
+
+/// A program of a Debian system that is not ours, with that system's own loader and libraries.
+fn host_command(root: &Path, program: &str) -> Vec<String> {
+    let libraries = root.join("usr/lib/x86_64-linux-gnu");
+    let (loader, program) = (libraries.join("ld-linux-x86-64.so.2"), root.join(program));
+    [&loader, Path::new("--library-path"), &libraries, &program]
+        .map(|word| word.to_string_lossy().into_owned())
+        .to_vec()
+}

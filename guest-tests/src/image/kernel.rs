@@ -1,0 +1,52 @@
+//! The guests' kernel and the unchanged upstream driver, which Debian's kernel configuration leaves out.
+
+use anyhow::{Context, Result};
+
+use super::guest_image::GuestImage;
+use super::log_command::StepLog;
+use super::roots::remove_tree;
+
+/// What the driver step depends on besides the steps before it.
+pub(crate) const DRIVER_KEY: &str = DRIVER_SCRIPT;
+
+/// Unpacks the kernel image package. It is not installed: that would build an initramfs nobody uses.
+pub(crate) fn fetch(image: &GuestImage, log: &StepLog) -> Result<()> {
+    let release = image.kernel_release()?;
+    let root = image.builder_root();
+    log.shell_in(
+        &root,
+        &format!(
+            "rm -rf /bed && mkdir /bed && cd /bed\n\
+             apt-get download -q linux-image-{release} busybox-static\n\
+             for package in *.deb; do dpkg-deb -x $package image; done\n\
+             rm *.deb"
+        ),
+    )?;
+    let tree = image.kernel_tree();
+    remove_tree(&tree)?;
+    std::fs::rename(root.join("bed/image"), &tree).context("cannot move the unpacked kernel")?;
+    std::fs::copy(tree.join(format!("boot/vmlinuz-{release}")), image.kernel()).context("cannot copy the kernel")?;
+    Ok(())
+}
+
+/// Builds `vmw_pvrdma` from Debian's source package, without any change.
+pub(crate) fn build_driver(image: &GuestImage, log: &StepLog) -> Result<()> {
+    let release = image.kernel_release()?;
+    let root = image.builder_root();
+    log.shell_in(&root, &format!("release={release}\n{DRIVER_SCRIPT}"))?;
+    std::fs::copy(root.join("bed/vmw_pvrdma.ko"), image.driver()).context("cannot copy the driver module")?;
+    Ok(())
+}
+
+const DRIVER_SCRIPT: &str = "\
+rm -rf /bed/driver && mkdir -p /bed/driver && cd /bed/driver
+apt-get download -q linux-source-6.12
+dpkg-deb --fsys-tarfile linux-source-6.12_*.deb | tar -x
+rm ./*.deb
+xz -T0 -dc usr/src/linux-source-6.12.tar.xz |
+    tar -x --strip-components=1 --wildcards '*/drivers/infiniband/hw/vmw_pvrdma'
+rm -r usr
+make -j \"$(nproc)\" -C /usr/src/linux-headers-$release M=$PWD/drivers/infiniband/hw/vmw_pvrdma \\
+    CONFIG_INFINIBAND_VMWARE_PVRDMA=m modules
+strip -g -o /bed/vmw_pvrdma.ko drivers/infiniband/hw/vmw_pvrdma/vmw_pvrdma.ko
+";

@@ -1,0 +1,19 @@
+//! The guest image: QEMU, a kernel, the unchanged `vmw_pvrdma` driver and a root file system, all built from Debian
+//! packages at run time into a cache directory. Nothing of it is part of this repository.
+
+mod apt;
+mod build;
+mod disk;
+mod guest_image;
+mod initramfs;
+mod kernel;
+mod log_command;
+mod modules;
+mod programs;
+mod root_disk;
+mod roots;
+mod steps;
+
+pub(crate) use disk::Disk;
+pub(crate) use guest_image::GuestImage;
+pub(crate) use initramfs::append_file;

@@ -1,0 +1,155 @@
+//! A running virtual machine.
+
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::channel::Channel;
+use super::job::{Job, JobOutput};
+use crate::agent::to_hex;
+use crate::process::BoundChild;
+
+/// How long a short command may take; generous, for emulated processors on a busy machine.
+pub(crate) const SHORT: Duration = Duration::from_secs(60);
+
+const BOOT: Duration = Duration::from_secs(240);
+
+/// A running machine; dropping it kills it.
+#[derive(Debug)]
+pub(crate) struct Vm {
+    pub(super) name: String,
+    pub(super) process: Mutex<BoundChild>,
+    pub(super) channel: Arc<Channel>,
+    pub(super) console: PathBuf,
+    pub(super) qemu_log: PathBuf,
+    pub(super) started: Instant,
+    /// How many times longer than usual everything may take.
+    pub(super) patience: u32,
+}
+
+impl Vm {
+    /// The machine's name.
+    pub(crate) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Waits until the agent answers for the first time.
+    pub(crate) fn wait_boot(&self) -> Result<()> {
+        self.wait_boots(1)
+    }
+
+    /// Runs a command, which must succeed soon, and returns its output.
+    pub(crate) fn run(&self, command: &str) -> Result<String> {
+        self.spawn(command)?.wait_success(SHORT * self.patience)
+    }
+
+    /// Runs a command and returns how it ended.
+    pub(crate) fn exec(&self, command: &str, timeout: Duration) -> Result<JobOutput> {
+        self.spawn(command)?.wait(timeout)
+    }
+
+    /// Starts a command.
+    pub(crate) fn spawn(&self, command: &str) -> Result<Job> {
+        let title = format!("{}: {command}", self.name);
+        log::debug!("{title}");
+        let id = self.channel.spawn(command).with_context(|| title.clone())?;
+        Ok(Job::new(Arc::clone(&self.channel), id, title))
+    }
+
+    /// Waits until a shell condition holds in the guest. The shell there asks again and again; the error says what
+    /// was waited for.
+    pub(crate) fn wait_until(&self, condition: &str, timeout: Duration) -> Result<()> {
+        self.spawn(&format!("until {condition}; do sleep 0.05; done"))?.wait_success(timeout).map(drop)
+    }
+
+    /// Writes a file in the guest.
+    pub(crate) fn write_file(&self, path: &str, mode: u32, content: &[u8]) -> Result<()> {
+        // An empty file is one empty piece.
+        let pieces: Vec<&[u8]> = if content.is_empty() { vec![&[]] } else { content.chunks(32 << 10).collect() };
+        for (index, piece) in pieces.into_iter().enumerate() {
+            let id = self.channel.write(path, index > 0, mode, to_hex(piece))?;
+            Job::new(Arc::clone(&self.channel), id, format!("{}: write {path}", self.name)).wait_success(SHORT)?;
+        }
+        Ok(())
+    }
+
+    /// Lets the guest reboot and waits until it is up again.
+    pub(crate) fn reboot(&self) -> Result<()> {
+        let boots = self.channel.boots();
+        // It ends with the guest, so its end is not waited for.
+        let _job = self.spawn("sync; /bed/busybox reboot -f")?;
+        self.wait_boots(boots + 1)
+    }
+
+    /// Kills every command that the host started and that still runs.
+    pub(crate) fn kill_jobs(&self) -> Result<()> {
+        self.channel.kill_all()
+    }
+
+    /// Kills the machine, as a power failure would.
+    pub(crate) fn kill(&self) {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner).kill();
+    }
+
+    /// Whether QEMU runs.
+    pub(crate) fn is_running(&self) -> bool {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner).exited().is_none()
+    }
+
+    /// QEMU's process id.
+    pub(crate) fn process_id(&self) -> u32 {
+        self.process.lock().unwrap_or_else(PoisonError::into_inner).id()
+    }
+
+    /// What QEMU itself printed.
+    pub(crate) fn qemu_messages(&self) -> String {
+        std::fs::read_to_string(&self.qemu_log).unwrap_or_default()
+    }
+
+    /// The end of the console, for error messages.
+    pub(crate) fn console_tail(&self) -> String {
+        let bytes = std::fs::read(&self.console).unwrap_or_default();
+        let text = String::from_utf8_lossy(&bytes);
+        let lines: Vec<&str> = text.lines().collect();
+        lines[lines.len().saturating_sub(40)..].join("\n")
+    }
+
+    /// All that helps to understand a failure: QEMU's messages, the console, the kernel log.
+    pub(crate) fn diagnosis(&self) -> String {
+        let dmesg = if self.is_running() && self.channel.boots() > 0 {
+            match self.exec("dmesg | tail -n 40", Duration::from_secs(15)) {
+                Ok(output) => output.text,
+                Err(error) => format!("(cannot be read: {error:#})"),
+            }
+        } else {
+            "(no guest to ask)".to_owned()
+        };
+        format!(
+            "--- {0}: QEMU's messages\n{1}\n--- {0}: end of the console ({2})\n{3}\n--- {0}: end of dmesg\n{dmesg}",
+            self.name,
+            self.qemu_messages(),
+            self.console.display(),
+            self.console_tail(),
+        )
+    }
+
+    fn wait_boots(&self, count: u32) -> Result<()> {
+        let deadline = Instant::now() + BOOT * self.patience;
+        while !self.channel.wait_boots(count, Duration::from_secs(1)) {
+            let why = if self.channel.is_closed() {
+                "QEMU has ended"
+            } else if self.console_tail().contains("Kernel panic") {
+                "the guest's kernel has panicked"
+            } else if Instant::now() > deadline {
+                "the guest's agent did not answer"
+            } else {
+                continue;
+            };
+            bail!("{}: {why}\n{}", self.name, self.diagnosis());
+        }
+        log::info!("{}: up {:.1} s after the start of QEMU", self.name, self.started.elapsed().as_secs_f64());
+        Ok(())
+    }
+}
