@@ -1,6 +1,7 @@
-//! What an adapter counts. Hot paths count in a plain [`Tally`] that is folded into the shared [`Counters`] once a batch.
+//! What an adapter counts. Hot paths count in a plain [`Tally`] that is folded into the shared [`Counters`] once a
+//! batch.
 
-use pvrdma_verbs::{Count, counters};
+use pvrdma_verbs::{Count, SendOp, counters};
 
 counters! {
     /// Counts of an adapter.
@@ -39,11 +40,11 @@ counters! {
         key_operations,
         /// Times a peer had no receive posted.
         rnr_waits,
-        /// Times a request was sent again after such a wait.
+        /// Times a request was retried after such a wait.
         rnr_retries,
-        /// Times a peer did not answer.
+        /// Times a peer did not respond.
         unanswered,
-        /// Times a request was sent again because of that.
+        /// Times a request was retried because of that.
         retries,
         /// Requests that ended with an error, flushes excepted.
         request_errors,
@@ -57,6 +58,25 @@ counters! {
 
     /// Counts of one batch.
     pub(crate) struct Tally;
+}
+
+impl Tally {
+    /// Counts a request of a connected QP that has ended with success, and the `length` bytes of its message.
+    #[inline]
+    pub(crate) fn count_request(&mut self, op: &SendOp, length: u64) {
+        let (requests, bytes) = match op {
+            SendOp::Send { .. } => (&mut self.rc_sends, &mut self.rc_send_bytes),
+            SendOp::Write { .. } => (&mut self.rc_writes, &mut self.rc_write_bytes),
+            SendOp::Read { .. } => (&mut self.rc_reads, &mut self.rc_read_bytes),
+            SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. } => return self.rc_atomics += 1,
+            // Key operations are counted when they are executed.
+            SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) | SendOp::Unsupported { .. } | SendOp::Malformed => {
+                return;
+            }
+        };
+        *requests += 1;
+        *bytes += length;
+    }
 }
 
 impl Counters {

@@ -9,14 +9,17 @@ use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{Completion, CompletionQueue, CompletionSink, CqOverrun};
 
+use crate::adapter::Adapter;
 use crate::counters::Counters;
-use crate::hca::Permit;
-use crate::qp::Qp;
+use crate::qp::state::{ErrorCause, StateCell};
+use crate::quota::Permit;
 
 /// A completion queue of the engine: the device's sink, and who publishes to it.
 pub(crate) struct Cq {
+    adapter: Arc<Adapter>,
     sink: Arc<dyn CompletionSink>,
-    attached: Mutex<HashMap<u32, Weak<Qp>>>,
+    /// By QPN.
+    attached: Mutex<HashMap<u32, Weak<StateCell>>>,
     /// It was full once. It takes nothing any more.
     dead: AtomicBool,
     _permit: Permit,
@@ -29,51 +32,51 @@ impl fmt::Debug for Cq {
 }
 
 impl Cq {
-    pub(crate) fn new(sink: Arc<dyn CompletionSink>, permit: Permit) -> Self {
-        Self { sink, attached: Mutex::default(), dead: AtomicBool::new(false), _permit: permit }
+    pub(crate) fn new(adapter: Arc<Adapter>, sink: Arc<dyn CompletionSink>, permit: Permit) -> Self {
+        Self { adapter, sink, attached: Mutex::default(), dead: AtomicBool::new(false), _permit: permit }
     }
 
-    pub(crate) fn attach(&self, qpn: u32, qp: Weak<Qp>) {
-        self.attached.lock().insert(qpn, qp);
+    pub(crate) fn attach(&self, qpn: u32, qp: &Arc<StateCell>) {
+        self.attached.lock().insert(qpn, Arc::downgrade(qp));
     }
 
     pub(crate) fn detach(&self, qpn: u32) {
         self.attached.lock().remove(&qpn);
     }
 
-    /// Publishes an entry of `qp`. When there is no room, every QP of this queue goes to its error state; one that comes to
-    /// the dead queue later follows with its first entry.
+    /// Publishes an entry of `qp`. When there is no room, every QP of this queue goes to its error state; one that
+    /// comes to the dead queue later follows with its first entry.
     #[inline]
-    pub(crate) fn push(&self, qp: &Qp, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun> {
+    pub(crate) fn push(&self, qp: &StateCell, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun> {
         if self.dead.load(Ordering::Relaxed) {
-            qp.fail_later();
+            qp.enter_error(ErrorCause::CqOverrun);
             return Err(CqOverrun);
         }
-        self.sink.complete(view, completion).inspect_err(|_| self.overrun(qp))
+        self.sink.complete(view, completion).inspect_err(|_| self.overrun())
     }
 
-    /// Publishes entries of `qp` in order, as [`Self::push`] does one, and gives how many there was room for.
+    /// Publishes entries of `qp` in order, as [`Self::push`] does one, and returns how many there was room for.
     #[inline]
-    pub(crate) fn push_all(&self, qp: &Qp, view: &DmaView<'_>, completions: &[Completion]) -> usize {
+    pub(crate) fn push_all(&self, qp: &StateCell, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         if self.dead.load(Ordering::Relaxed) {
-            qp.fail_later();
+            qp.enter_error(ErrorCause::CqOverrun);
             return 0;
         }
         let published = self.sink.complete_all(view, completions);
         if published < completions.len() {
-            self.overrun(qp);
+            self.overrun();
         }
         published
     }
 
     #[cold]
-    fn overrun(&self, qp: &Qp) {
+    fn overrun(&self) {
         if !self.dead.swap(true, Ordering::AcqRel) {
-            Counters::bump(&qp.adapter.counters.cq_overruns);
+            Counters::bump(&self.adapter.counters.cq_overruns);
         }
         let attached: Vec<_> = self.attached.lock().values().filter_map(Weak::upgrade).collect();
         for qp in attached {
-            qp.fail_later();
+            qp.enter_error(ErrorCause::CqOverrun);
         }
     }
 }

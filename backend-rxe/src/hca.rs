@@ -1,206 +1,67 @@
-//! An adapter: the objects of one device.
+//! Adapters and their objects, as devices see them.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
-use std::fmt;
-use std::ops::RangeInclusive;
-use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use parking_lot::RwLock;
-use pvrdma_guest_memory::{DmaSpace, DmaView, PageList, PinGuard};
+use pvrdma_guest_memory::PinGuard;
 use pvrdma_verbs::{
-    Access, CompletionSink, Counter, DeviceContext, EventSink, Gid, GidType, Hca, HcaLimits, MrRequest, Mtu,
-    PortAttributes, PortState, QpInit, QpType, Qpn, SrqInit, VerbsError,
+    Access, CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MemoryRegion, MrRequest,
+    PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair, SrqInit, VerbsError,
 };
 
-use crate::capture::Point;
-use crate::counters::Counters;
+use crate::adapter::Adapter;
 use crate::cq::{Cq, RxeCq};
-use crate::mr::{MAX_MR, Mr, MrTable, Region, RxeMr};
-use crate::qp::{Qp, RxeQp};
-use crate::rxe::Shared;
+use crate::drive::{Endpoint, Fabric};
+use crate::gid::BoundGid;
+use crate::limits::{MAX_CQ, MAX_PD, MAX_SRQ, PORT_MTU, VLANS, hca_limits};
+use crate::mr::{Mr, Region};
+use crate::path::directory::Node;
+use crate::path::wire::peer_window::PeerWindows;
+use crate::path::wire::receive::Inbox;
+use crate::qp::QpParts;
+use crate::quota::{Permit, Quota};
+use crate::shared::Shared;
 use crate::srq::{RxeSrq, Srq};
-use crate::uplink::port::Port;
 
-pub(crate) use pvrdma_verbs::MAX_MESSAGE;
-/// Path MTU of local delivery, the largest there is.
-pub(crate) const PORT_MTU: Mtu = Mtu::M4096;
-/// RDMA reads and atomics outstanding per QP that may be asked for.
-pub(crate) const MAX_RD_ATOMIC: u8 = 128;
-const MAX_QP: u32 = 65_535;
-const MAX_CQ: u32 = 65_535;
-const MAX_SRQ: u32 = 65_535;
-const MAX_PD: u32 = 65_535;
-const GID_INDICES: usize = 256;
-/// Numbers of VLANs (IEEE 802.1Q table 9-2).
-pub(crate) const VLANS: RangeInclusive<u16> = 1..=4094;
-
-/// One place in a table of limited size.
+/// One adapter. Dropping it takes its GIDs out of the directory; its QPs are inert from then on.
 #[derive(Debug)]
-pub(crate) struct Permit(Arc<AtomicU32>);
-
-impl Permit {
-    fn take(count: &Arc<AtomicU32>, limit: u32, what: &'static str) -> Result<Self, VerbsError> {
-        count
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < limit).then_some(n.wrapping_add(1)))
-            .map(|_| Self(Arc::clone(count)))
-            .map_err(|_| VerbsError::Exhausted(what))
-    }
-}
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
-#[derive(Debug, Default)]
-struct Counts {
-    pds: Arc<AtomicU32>,
-    cqs: Arc<AtomicU32>,
-    srqs: Arc<AtomicU32>,
+pub struct RxeHca {
+    node: Arc<Node<Endpoint>>,
+    fabric: Arc<Fabric>,
+    pds: Quota,
+    cqs: Quota,
+    srqs: Quota,
     next_pd: AtomicU32,
+    /// Keeps the workers.
+    _shared: Arc<Shared>,
 }
 
-/// A GID as it is bound. All of it is part of the address: RoCE v1 does not reach v2, nor one VLAN another.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct BoundGid {
-    pub(crate) gid: Gid,
-    pub(crate) kind: GidType,
-    /// Its VLAN. Packets of no VLAN have no tag, or one for their priority.
-    pub(crate) vlan: Option<u16>,
-}
-
-impl BoundGid {
-    /// Another GID on the same network.
-    pub(crate) const fn beside(self, gid: Gid) -> Self {
-        Self { gid, ..self }
-    }
-}
-
-/// What the objects of one device share.
-pub(crate) struct Adapter {
-    pub(crate) me: Weak<Self>,
-    /// Order in which region tables of two adapters are locked.
-    pub(crate) id: u64,
-    pub(crate) name: String,
-    pub(crate) memory: Arc<DmaSpace>,
-    pub(crate) events: Arc<dyn EventSink>,
-    pub(crate) shared: Arc<Shared>,
-    /// The way to other hosts, if the device is plugged in.
-    pub(crate) port: Option<Arc<Port>>,
-    /// Where the device is watched.
-    pub(crate) point: Arc<Point>,
-    pub(crate) mrs: RwLock<MrTable>,
-    pub(crate) counters: Counters,
-    qps: RwLock<HashMap<u32, Weak<Qp>>>,
-    gids: RwLock<Box<[Option<BoundGid>]>>,
-    counts: Counts,
-}
-
-impl fmt::Debug for Adapter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Adapter").field("id", &self.id).field("name", &self.name).finish_non_exhaustive()
-    }
-}
-
-impl Adapter {
-    pub(crate) fn new(id: u64, context: DeviceContext, shared: Arc<Shared>) -> Arc<Self> {
-        let port = shared.ports.lock().get(&context.mac).cloned();
-        let point = shared.captures.point(context.mac);
-        let adapter = Arc::new_cyclic(|me| Self {
-            me: Weak::clone(me),
-            id,
-            port,
-            point,
-            name: context.name,
-            memory: context.memory,
-            events: context.events,
-            shared,
-            mrs: RwLock::default(),
-            counters: Counters::default(),
-            qps: RwLock::default(),
-            gids: RwLock::new(vec![None; GID_INDICES].into_boxed_slice()),
-            counts: Counts::default(),
-        });
-        if let Some(port) = &adapter.port {
-            port.attach(&adapter.me);
+impl RxeHca {
+    pub(crate) fn new(context: DeviceContext, shared: Arc<Shared>) -> Self {
+        let id = shared.next_adapter.fetch_add(1, Ordering::Relaxed);
+        let port = shared.ports.get(context.mac);
+        let marking = port.as_ref().map(|port| port.marks()).unwrap_or_default();
+        let (engine, captures) = (Arc::clone(&shared.engine), Arc::clone(&shared.captures));
+        let node = Node::new(Adapter::new(id, context, engine, captures, marking));
+        let directory = Arc::clone(&shared.directory);
+        if let Some(port) = &port {
+            port.attach(Box::new(Inbox::new(&node, Arc::clone(&directory))));
         }
-        adapter
-    }
-
-    /// What is bound at a table index.
-    pub(crate) fn gid(&self, index: u8) -> Option<BoundGid> {
-        self.gids.read().get(usize::from(index)).copied().flatten()
-    }
-
-    /// Whether a GID is bound here with this encapsulation and VLAN.
-    pub(crate) fn has_gid(&self, gid: BoundGid) -> bool {
-        self.gids.read().iter().flatten().any(|&bound| bound == gid)
-    }
-
-    /// The GID as it is bound here with another VLAN.
-    #[cold]
-    pub(crate) fn is_in_other_vlan(&self, gid: BoundGid) -> bool {
-        self.gids.read().iter().flatten().any(|bound| bound.gid == gid.gid && bound.kind == gid.kind && *bound != gid)
-    }
-
-    /// The QP of this number.
-    pub(crate) fn qp(&self, qpn: Qpn) -> Option<Arc<Qp>> {
-        self.qps.read().get(&qpn.get())?.upgrade()
-    }
-
-    pub(crate) fn forget_qp(&self, qp: &Qp) {
-        let mut qps = self.qps.write();
-        if let Entry::Occupied(entry) = qps.entry(qp.qpn.get())
-            && Weak::ptr_eq(entry.get(), &qp.me)
-        {
-            entry.remove();
+        Self {
+            node,
+            fabric: Arc::new(Fabric { directory, port, windows: PeerWindows::default() }),
+            pds: Quota::new(MAX_PD, "protection domain"),
+            cqs: Quota::new(MAX_CQ, "completion queue"),
+            srqs: Quota::new(MAX_SRQ, "shared receive queue"),
+            next_pd: AtomicU32::new(0),
+            _shared: shared,
         }
     }
 
-    /// Keeps pages resident as the device's policy says. The refusal is in the log. `view` is of this adapter's memory.
-    pub(crate) fn pin(&self, view: &DmaView<'_>, pages: &PageList) -> Option<PinGuard> {
-        let refused = |error| log::warn!("{}: {error}", self.name);
-        self.memory.pin_pages_of(view, pages).map_err(refused).ok()
-    }
-
-    fn set_gid(&self, index: u8, new: Option<BoundGid>) -> Result<(), VerbsError> {
-        let fabric = &self.shared.fabric;
-        let old = {
-            let mut gids = self.gids.write();
-            let slot = gids.get_mut(usize::from(index)).ok_or(VerbsError::Invalid("GID index"))?;
-            if *slot == new {
-                return Ok(());
-            }
-            if let Some(gid) = new {
-                fabric.bind(gid, &self.me)?;
-            }
-            let old = std::mem::replace(slot, new);
-            if let Some(gid) = old {
-                fabric.unbind(gid, &self.me);
-            }
-            old
-        };
-        // Batches that looked the old binding up hold a view of this adapter's memory; later ones see the generation.
-        if old.is_some() {
-            self.memory.barrier();
-        }
-        Ok(())
+    pub(crate) fn adapter(&self) -> &Arc<Adapter> {
+        &self.node.adapter
     }
 }
-
-/// Protection domain.
-#[derive(Debug)]
-pub struct RxePd {
-    pub(crate) id: u32,
-    _permit: Permit,
-}
-
-/// One adapter. Dropping it takes its GIDs off the fabric; its QPs are inert from then on.
-#[derive(Debug)]
-pub struct RxeHca(pub(crate) Arc<Adapter>);
 
 impl Hca for RxeHca {
     type Pd = RxePd;
@@ -210,25 +71,13 @@ impl Hca for RxeHca {
     type Qp = RxeQp;
 
     fn limits(&self) -> HcaLimits {
-        HcaLimits {
-            max_qp: MAX_QP,
-            max_qp_wr: 1 << 16,
-            max_sge: 128,
-            max_cq: MAX_CQ,
-            max_cqe: 1 << 23,
-            max_mr: MAX_MR,
-            max_mr_size: 1 << 40,
-            max_pd: MAX_PD,
-            max_srq: MAX_SRQ,
-            max_rd_atomic: MAX_RD_ATOMIC,
-            atomics: true,
-            memory_management: true,
-        }
+        hca_limits()
     }
 
     fn port(&self) -> PortAttributes {
-        let active_mtu = self.0.port.as_ref().map_or(PORT_MTU, |port| port.path_mtu());
-        PortAttributes { state: PortState::Active, max_mtu: PORT_MTU, active_mtu, max_message: MAX_MESSAGE }
+        let active_mtu = self.fabric.port.as_ref().map_or(PORT_MTU, |port| port.path_mtu());
+        let max_message = pvrdma_verbs::MAX_MESSAGE;
+        PortAttributes { state: PortState::Active, max_mtu: PORT_MTU, active_mtu, max_message }
     }
 
     fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {
@@ -239,30 +88,30 @@ impl Hca for RxeHca {
             return Err(VerbsError::Invalid("VLAN"));
         }
         // The VLAN of the port is not the guest's to leave.
-        let vlan = self.0.port.as_ref().and_then(|port| port.vlan()).or(vlan);
-        self.0.set_gid(index, Some(BoundGid { gid, kind, vlan }))
+        let vlan = self.fabric.port.as_ref().and_then(|port| port.vlan()).or(vlan);
+        self.fabric.directory.set_gid(&self.node, index, Some(BoundGid { gid, kind, vlan }))
     }
 
     fn unbind_gid(&self, index: u8) {
         // The index of every u8 is in the table, and nothing is bound: this cannot fail.
-        let _ = self.0.set_gid(index, None);
+        let _ = self.fabric.directory.set_gid(&self.node, index, None);
     }
 
     fn create_pd(&self) -> Result<RxePd, VerbsError> {
-        let counts = &self.0.counts;
-        let permit = Permit::take(&counts.pds, MAX_PD, "protection domain")?;
-        Ok(RxePd { id: counts.next_pd.fetch_add(1, Ordering::Relaxed), _permit: permit })
+        let permit = self.pds.take()?;
+        Ok(RxePd { id: self.next_pd.fetch_add(1, Ordering::Relaxed), _permit: permit })
     }
 
     fn register_mr(&self, pd: &RxePd, request: MrRequest) -> Result<RxeMr, VerbsError> {
+        let adapter = self.adapter();
         let mr = match request {
             MrRequest::User { start, length, pages, access } => {
                 let remote_change = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
                 if access.intersects(remote_change) && !access.contains(Access::LOCAL_WRITE) {
                     return Err(VerbsError::Invalid("access rights"));
                 }
-                let pin = self.0.memory.pin_pages(&pages).map_err(|error| {
-                    log::warn!("{}: {error}", self.0.name);
+                let pin = adapter.memory.pin_pages(&pages).map_err(|error| {
+                    log::warn!("{}: {error}", adapter.name);
                     VerbsError::Exhausted("locked memory")
                 })?;
                 let region = Region::paged(start, length, access, pages).ok_or(VerbsError::Invalid("memory region"))?;
@@ -271,18 +120,18 @@ impl Hca for RxeHca {
             MrRequest::Dma { access } => Mr::fixed(pd.id, Region::dma(access), PinGuard::none()),
             MrRequest::FastRegister { max_pages } => Mr::fast(pd.id, max_pages),
         };
-        let key = self.0.mrs.write().insert(mr)?;
-        Ok(RxeMr::new(Arc::clone(&self.0), key))
+        let key = adapter.mrs.write().insert(mr)?;
+        Ok(RxeMr { adapter: Arc::clone(adapter), key, destroyed: AtomicBool::new(false) })
     }
 
     fn create_cq(&self, sink: Arc<dyn CompletionSink>) -> Result<RxeCq, VerbsError> {
-        let permit = Permit::take(&self.0.counts.cqs, MAX_CQ, "completion queue")?;
-        Ok(RxeCq(Arc::new(Cq::new(sink, permit))))
+        let permit = self.cqs.take()?;
+        Ok(RxeCq(Arc::new(Cq::new(Arc::clone(self.adapter()), sink, permit))))
     }
 
     fn create_srq(&self, init: SrqInit<'_, Self>) -> Result<RxeSrq, VerbsError> {
-        let permit = Permit::take(&self.0.counts.srqs, MAX_SRQ, "shared receive queue")?;
-        let srq = Srq::new(Arc::clone(&self.0), init.cookie, init.pd.id, init.queue, init.limit, permit);
+        let permit = self.srqs.take()?;
+        let srq = Srq::new(Arc::clone(self.adapter()), init.cookie, init.pd.id, init.queue, init.limit, permit);
         Ok(RxeSrq(Arc::new(srq)))
     }
 
@@ -294,22 +143,28 @@ impl Hca for RxeHca {
             }
             QpType::Rc | QpType::Ud => init.qpn,
         };
-        let mut qps = self.0.qps.write();
-        let count = qps.len();
-        match qps.entry(qpn.get()) {
-            Entry::Occupied(entry) if entry.get().strong_count() > 0 => Err(VerbsError::InUse("QPN")),
-            _ if count >= MAX_QP as usize => Err(VerbsError::Exhausted("queue pair")),
-            entry => {
-                let qp = Qp::new(Arc::clone(&self.0), qpn, init);
-                entry.insert_entry(Weak::clone(&qp.me));
-                Ok(RxeQp(qp))
-            }
-        }
+        // A QP with an SRQ has no receives of its own, even if the caller brought a ring.
+        let srq = init.srq.map(|srq| Arc::clone(&srq.0));
+        let recv_queue = init.recv_queue.filter(|_| srq.is_none());
+        let parts = QpParts {
+            adapter: Arc::clone(self.adapter()),
+            qpn,
+            qp_type: init.qp_type,
+            pd: init.pd.id,
+            cookie: init.cookie,
+            signal_all: init.signal_all,
+            send_cq: Arc::clone(&init.send_cq.0),
+            recv_cq: Arc::clone(&init.recv_cq.0),
+            srq,
+        };
+        let fabric = Arc::clone(&self.fabric);
+        let endpoint = self.node.insert(qpn, || Endpoint::new(parts, fabric, init.send_queue, recv_queue))?;
+        Ok(RxeQp { endpoint, node: Arc::clone(&self.node) })
     }
 
     fn counters(&self) -> Vec<Counter> {
-        let mut list = self.0.counters.list();
-        if let Some(port) = &self.0.port {
+        let mut list = self.adapter().counters.list();
+        if let Some(port) = &self.fabric.port {
             list.extend(port.counts());
         }
         list
@@ -321,9 +176,87 @@ impl Drop for RxeHca {
         for index in 0..=u8::MAX {
             self.unbind_gid(index);
         }
-        let qps: Vec<_> = self.0.qps.read().values().filter_map(Weak::upgrade).collect();
-        for qp in qps {
-            qp.destroy();
+        for endpoint in self.node.qps() {
+            endpoint.destroy(&self.node);
         }
+    }
+}
+
+/// Protection domain.
+#[derive(Debug)]
+pub struct RxePd {
+    id: u32,
+    _permit: Permit,
+}
+
+/// A registered memory region. Dropping it ends the registration.
+#[derive(Debug)]
+pub struct RxeMr {
+    adapter: Arc<Adapter>,
+    key: u32,
+    destroyed: AtomicBool,
+}
+
+impl MemoryRegion for RxeMr {
+    fn lkey(&self) -> u32 {
+        self.key
+    }
+
+    fn rkey(&self) -> u32 {
+        self.key
+    }
+
+    fn destroy(&self) {
+        if self.destroyed.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        // The write lock waits for every copy in flight. Unpinning happens after it is released.
+        let removed = self.adapter.mrs.write().remove(self.key);
+        drop(removed);
+    }
+}
+
+impl Drop for RxeMr {
+    fn drop(&mut self) {
+        self.destroy();
+    }
+}
+
+/// A queue pair. Dropping it ends it.
+#[derive(Debug)]
+pub struct RxeQp {
+    pub(crate) endpoint: Arc<Endpoint>,
+    node: Arc<Node<Endpoint>>,
+}
+
+impl QueuePair for RxeQp {
+    fn qpn(&self) -> Qpn {
+        self.endpoint.qp().qpn
+    }
+
+    fn modify(&self, attrs: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+        self.endpoint.modify(attrs, mask)
+    }
+
+    fn query(&self) -> QpAttrs {
+        self.endpoint.qp().query()
+    }
+
+    fn notify_send(&self) {
+        self.endpoint.run_inline();
+    }
+
+    fn notify_recv(&self) {
+        self.endpoint.receive_posted();
+    }
+
+    fn destroy(&self) {
+        self.endpoint.destroy(&self.node);
+    }
+}
+
+impl Drop for RxeQp {
+    fn drop(&mut self) {
+        self.destroy();
     }
 }

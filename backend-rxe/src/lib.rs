@@ -1,17 +1,33 @@
 //! A software RDMA adapter.
 //!
-//! [`Rxe`] is a [`pvrdma_verbs::Backend`]: every device of the process attaches to it and gets an adapter. Adapters reach
-//! each other by *local delivery*: the payload is copied once, from the memory regions of the sender to those of the
-//! receiver. A device that is plugged in ([`Rxe::plug`]) reaches the peers of other hosts through an Ethernet link, by the
-//! transport of RoCE. What a peer can observe (order, statuses, RNR, retries, flush, events) is the same both ways: `qp` holds
-//! what both share, `local` is the first way out of the engine, `uplink` the second.
+//! [`Rxe`] is a [`pvrdma_verbs::Backend`]: every device of the process attaches to it and gets an adapter. Adapters
+//! reach each other by *local delivery*: the payload is copied once, from the memory regions of the sender to those of
+//! the receiver. A device that is plugged in ([`Rxe::plug`]) reaches the peers of other hosts through an Ethernet link,
+//! by the transport of RoCE (`pvrdma_roce`). What a peer can observe (order, statuses, RNR, retries, flush, events) is
+//! the same both ways.
+//!
+//! # Modules, from the top
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | `rxe`, `hca` | the public face: backend, adapters and their objects |
+//! | `path::wire::receive` | frames that came for a device, on their way to its queue pairs |
+//! | `drive` | runs a queue pair: state and route choose the path, or the flush |
+//! | `path` | `Route`; `local` delivery, the `wire`, `datagram`s, which take either; the `directory` of GIDs and QPNs |
+//! | `port` | the links of a device, the thread that serves them, and what the device may do there |
+//! | `capture` | shows frames, and what local delivery would have been on the wire, to those who watch |
+//! | `qp` | queue pairs: both halves, `state` with the one way into ERROR, `flush`, `modify` |
+//! | `cq`, `srq` | completion queues, shared receive queues |
+//! | `sg`, `mr` | held guest memory, scatter/gather lists, memory regions |
+//! | `adapter` | what the objects of a device share |
+//! | `engine`, `task`, `timer` | workers, and what they schedule |
 //!
 //! # Queue pairs
 //!
-//! A QP is two halves, each with a lock of its own. The *requester* pulls send requests, checks their local memory, keeps
-//! retry state and completes them. The *responder* owns the receive queue and answers requests of the peer: with success,
-//! or with a `qp::responder::Nak`. Work flows from requester to responder and never back: a responder that has to end
-//! its own QP sets the state and puts the QP on the ready queue of the engine.
+//! A QP is two halves, each with a lock of its own. The *requester* pulls send requests, checks their local memory,
+//! keeps retry state and completes them. The *responder* owns the receive queue and answers requests of the peer: with
+//! success, or with a [`pvrdma_roce::NakReason`]. Work flows from requester to responder and never back: a responder
+//! that has to end its own QP sets the state and schedules the QP's task.
 //!
 //! # Who does the work
 //!
@@ -22,63 +38,68 @@
 //!
 //! # Lock order
 //!
-//! 1. a requester; a thread holds at most one;
+//! 1. a requester with its route; a thread holds at most one;
 //! 2. [`pvrdma_guest_memory::DmaView`]s, in the order of their spaces, one for each space;
 //! 3. memory region tables (read), in the order of their adapters;
-//! 4. a responder; a thread holds at most one;
+//! 4. a responder, then its state for the wire; a thread holds at most one of each;
 //! 5. an SRQ;
-//! 6. leaves that call nothing: CQ and event sinks of the device, the ready queue, GID and QPN tables, waiter lists, the
-//!    queue in front of a link, those who watch a device.
+//! 6. leaves that call nothing: CQ and event sinks of the device, the ready queue, GID and QPN tables, waiter lists,
+//!    windows, the queue in front of a link, those who watch a device.
 //!
 //! The thread of a port holds its inbox before all of these.
 //!
 //! The locks of 2 and 3 are fair, a reader waits behind a waiting writer. So nobody waits for a lock of 1, 2 or 3 while
 //! holding one of a higher number, and whoever takes a responder without coming from a requester takes its view first.
-//! `local::Held` is the only place that takes 2 and 3.
+//! `sg::MemoryGuard` is the only place that takes 2 and 3. A responder's state for the wire is also taken alone, to
+//! look at its path.
 //!
 //! # What ends when
 //!
-//! Guest memory is touched only while 2 and 3 are held. Taking a region out of its table needs the table's write lock and
-//! therefore waits for every copy under way; destroying a QP needs both of its halves; unbinding a GID bumps the
+//! Guest memory is touched only while 2 and 3 are held. Taking a region out of its table needs the table's write lock
+//! and therefore waits for every copy in flight; destroying a QP needs both of its halves; unbinding a GID bumps the
 //! generation that routes are cached under and then waits for the views of its adapter.
 
+mod adapter;
 pub mod capture;
 mod counters;
 mod cq;
+mod drive;
 mod engine;
-mod fabric;
-mod gather;
+mod gid;
 mod hca;
-mod local;
+mod limits;
 mod mr;
+mod path;
+mod port;
 mod qp;
+mod quota;
 mod rxe;
+mod sg;
+mod shared;
 mod srq;
+mod task;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
 mod tests;
 mod timer;
 mod ud_header;
-mod uplink;
 
 use pvrdma_verbs::Counter;
 
 pub use cq::RxeCq;
-pub use hca::{RxeHca, RxePd};
-pub use mr::RxeMr;
+pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
+pub use port::policy::PortRules;
+pub use port::{PortConfig, Uplink};
 pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;
-pub use qp::RxeQp;
 pub use rxe::{Rxe, RxeConfig};
 pub use srq::RxeSrq;
-pub use uplink::port::{PortConfig, Uplink};
-pub use uplink::rules::PortRules;
 
 /// Everything that adapters, ports and links count, at zero.
 pub fn all_counters() -> Vec<Counter> {
     let mut list = counters::Counters::default().list();
-    list.extend(uplink::counters::all_counters());
+    list.extend(port::counters::all_counters());
     list.extend(pvrdma_ether_link::all_counters());
     list
 }

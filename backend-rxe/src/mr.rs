@@ -2,22 +2,18 @@
 //!
 //! A key is the index of a slot in bits 31:8 and a byte that changes with each use of the slot in bits 7:0, so a stale
 //! key does not name the region that came next. Everyone who uses a region holds the table's read lock for the whole
-//! copy ([`crate::local::Held`]); removing one takes the write lock and thereby waits for them. Fast-registered regions
-//! change while the table is held; each has a lock of its own that is held during a copy.
+//! copy ([`crate::sg::MemoryGuard`]); removing one takes the write lock and thereby waits for them. Fast-registered
+//! regions change while the table is held; each has a lock of its own that is held during a copy.
 
 use std::collections::VecDeque;
 use std::ops::Deref;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::{MappedRecursiveRwLockReadGuard, RecursiveRwLock, RecursiveRwLockReadGuard};
 use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
-use pvrdma_verbs::{Access, FastRegister, MemoryRegion, VerbsError};
+use pvrdma_verbs::{Access, FastRegister, VerbsError};
 
-use crate::hca::Adapter;
-
-/// Most regions of an adapter.
-pub(crate) const MAX_MR: u32 = 1 << 17;
+use crate::limits::MAX_MR;
 
 /// Slots that stay free before the oldest of them is used again.
 const KEEP_FREE: usize = 256;
@@ -172,7 +168,7 @@ impl MrTable {
     }
 
     /// Takes a region out. Only the index counts: fast registration changes the byte.
-    fn remove(&mut self, key: u32) -> Option<Box<Mr>> {
+    pub(crate) fn remove(&mut self, key: u32) -> Option<Box<Mr>> {
         let index = key >> 8;
         let slot = self.slots.get_mut(index as usize)?;
         let mr = slot.mr.take()?;
@@ -213,8 +209,8 @@ impl MrTable {
         Some(RegionRef::Fast(MappedRecursiveRwLockReadGuard::map(filled, |filled| &filled.region)))
     }
 
-    /// Fills a fast-register region that is not valid now, with pages that `pin` keeps resident. `false` when the request is
-    /// not allowed or the pages cannot be kept.
+    /// Fills a fast-register region that is not valid now, with pages that `pin` keeps resident. `false` when the
+    /// request is not allowed or the pages cannot be kept.
     pub(crate) fn fast_register(
         &self,
         request: &mut FastRegister,
@@ -244,45 +240,6 @@ impl MrTable {
             return false;
         }
         region.write().take().is_some()
-    }
-}
-
-/// A registered memory region. Dropping it ends the registration.
-#[derive(Debug)]
-pub struct RxeMr {
-    adapter: Arc<Adapter>,
-    key: u32,
-    destroyed: AtomicBool,
-}
-
-impl RxeMr {
-    pub(crate) const fn new(adapter: Arc<Adapter>, key: u32) -> Self {
-        Self { adapter, key, destroyed: AtomicBool::new(false) }
-    }
-}
-
-impl MemoryRegion for RxeMr {
-    fn lkey(&self) -> u32 {
-        self.key
-    }
-
-    fn rkey(&self) -> u32 {
-        self.key
-    }
-
-    fn destroy(&self) {
-        if self.destroyed.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        // The write lock waits for every copy under way. Unpinning happens after it is released.
-        let removed = self.adapter.mrs.write().remove(self.key);
-        drop(removed);
-    }
-}
-
-impl Drop for RxeMr {
-    fn drop(&mut self) {
-        self.destroy();
     }
 }
 

@@ -1,21 +1,18 @@
 //! The backend: what all adapters of a process share.
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use pvrdma_verbs::{Backend, DeviceContext, MacAddr, VerbsError};
 
-use crate::capture::{Capture, CaptureConfig, CaptureCounts, Captures};
+use crate::capture::{Capture, CaptureConfig, CaptureCounts};
 use crate::engine::{Engine, Workers};
-use crate::fabric::Fabric;
-use crate::hca::{Adapter, RxeHca};
-use crate::qp::Budget;
-use crate::uplink::port::{Port, PortConfig, Uplink};
+use crate::hca::RxeHca;
+use crate::port::{Port, PortConfig, Uplink};
+use crate::shared::Shared;
+use crate::task::Budget;
 use pvrdma_ether_link::{Clock, MonotonicClock};
 
 /// How the engine runs.
@@ -50,20 +47,6 @@ impl Default for RxeConfig {
     }
 }
 
-/// State of the backend that adapters keep alive.
-#[derive(Debug)]
-pub(crate) struct Shared {
-    pub(crate) fabric: Fabric,
-    pub(crate) engine: Arc<Engine>,
-    pub(crate) inline_budget: Budget,
-    /// Devices that are connected to a network, by address.
-    pub(crate) ports: Mutex<HashMap<MacAddr, Arc<Port>>>,
-    pub(crate) captures: Arc<Captures>,
-    next_adapter: AtomicU64,
-    threaded: bool,
-    _workers: Workers,
-}
-
 /// The software adapter backend. Clones are the same backend.
 #[derive(Clone)]
 pub struct Rxe(Arc<Shared>);
@@ -82,11 +65,11 @@ impl Rxe {
     pub fn new(config: RxeConfig) -> Result<Self, VerbsError> {
         let worker_budget = Budget::new(config.worker_bytes, config.worker_requests);
         pvrdma_roce::wire::choose_crc(|| config.clock.now());
-        let engine = Arc::new(Engine::new(config.clock, worker_budget));
+        let inline_budget = Budget::new(config.inline_bytes, config.inline_requests);
+        let engine = Arc::new(Engine::new(config.clock, worker_budget, inline_budget));
         Ok(Self(Arc::new(Shared {
-            fabric: Fabric::default(),
-            inline_budget: Budget::new(config.inline_bytes, config.inline_requests),
-            ports: Mutex::default(),
+            directory: Arc::default(),
+            ports: Arc::default(),
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,
@@ -104,8 +87,7 @@ impl Rxe {
                 runs += 1;
             }
             // With workers, ports have threads of their own.
-            let ports: Vec<_> =
-                if self.0.threaded { Vec::new() } else { self.0.ports.lock().values().cloned().collect() };
+            let ports = if self.0.threaded { Vec::new() } else { self.0.ports.all() };
             for port in &ports {
                 runs += usize::from(port.service());
             }
@@ -122,11 +104,8 @@ impl Rxe {
     /// It is connected already, or the port's thread could not be started.
     pub fn plug(&self, mac: MacAddr, config: PortConfig) -> Result<Uplink, VerbsError> {
         let port = Arc::new(Port::new(mac, config, self.0.captures.point(mac))?);
-        match self.0.ports.lock().entry(mac) {
-            Entry::Occupied(_) => return Err(VerbsError::InUse("MAC address")),
-            Entry::Vacant(entry) => entry.insert(Arc::clone(&port)),
-        };
-        Ok(Uplink::start(port, Arc::downgrade(&self.0), self.0.threaded)?)
+        self.0.ports.insert(&port)?;
+        Ok(Uplink::start(port, Arc::clone(&self.0.ports), self.0.threaded)?)
     }
 
     /// Begins to watch the device with this address, until what is returned is dropped. It need not be attached.
@@ -152,7 +131,6 @@ impl Backend for Rxe {
     type Hca = RxeHca;
 
     fn attach(&self, context: DeviceContext) -> Result<RxeHca, VerbsError> {
-        let id = self.0.next_adapter.fetch_add(1, Ordering::Relaxed);
-        Ok(RxeHca(Adapter::new(id, context, Arc::clone(&self.0))))
+        Ok(RxeHca::new(context, Arc::clone(&self.0)))
     }
 }

@@ -7,10 +7,11 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{AsyncEvent, QpState, QueueError, RecvSource, RecvWr, SharedReceiveQueue, SrqEvent};
+use pvrdma_verbs::{AsyncEvent, QueueError, RecvSource, RecvWr, SharedReceiveQueue, SrqEvent};
 
-use crate::hca::{Adapter, Permit};
-use crate::qp::Qp;
+use crate::adapter::Adapter;
+use crate::qp::state::StateCell;
+use crate::quota::Permit;
 
 /// A shared receive queue of the engine.
 pub(crate) struct Srq {
@@ -30,12 +31,12 @@ struct Ring {
     broken: bool,
     limit: u32,
     /// Requesters that found nothing, each at most once.
-    waiters: VecDeque<Weak<Qp>>,
+    waiters: VecDeque<Weak<StateCell>>,
 }
 
 impl Ring {
     /// QPs that end while they wait stay in the list until it grows.
-    fn add_waiter(&mut self, waiter: Weak<Qp>) {
+    fn add_waiter(&mut self, waiter: Weak<StateCell>) {
         if self.waiters.len() == self.waiters.capacity() {
             self.waiters.retain(|waiter| waiter.strong_count() > 0);
         }
@@ -67,7 +68,7 @@ impl Srq {
         &self,
         view: &DmaView<'_>,
         work: &mut RecvWr,
-        waiter: Option<&Qp>,
+        waiter: Option<&Arc<StateCell>>,
     ) -> Result<bool, Option<QueueError>> {
         let mut ring = self.ring.lock();
         let popped = self.pop_ring(&mut ring, view, work)?;
@@ -75,8 +76,8 @@ impl Srq {
             return Ok(true);
         }
         let Some(waiter) = waiter else { return Ok(false) };
-        if !waiter.queued_at_srq.swap(true, Ordering::AcqRel) {
-            ring.add_waiter(Weak::clone(&waiter.me));
+        if waiter.queue_at_srq() {
+            ring.add_waiter(Arc::downgrade(waiter));
         }
         self.waiting.store(true, Ordering::SeqCst);
         // A receive posted before the flag was set rang its doorbell for nobody: look again.
@@ -131,10 +132,10 @@ impl Srq {
             && let Some(waiter) = ring.waiters.pop_front()
         {
             let Some(qp) = waiter.upgrade() else { continue };
-            qp.queued_at_srq.store(false, Ordering::Release);
+            qp.unqueue_at_srq();
             // One that was reset meanwhile must not use up somebody else's turn.
-            if matches!(qp.state(), QpState::Rts | QpState::Sqd) {
-                qp.wake();
+            if qp.sends() {
+                qp.task().wake();
                 woken += 1;
             }
         }
@@ -166,7 +167,7 @@ impl SharedReceiveQueue for RxeSrq {
         ring.source = None;
         for waiter in ring.waiters.drain(..) {
             if let Some(qp) = waiter.upgrade() {
-                qp.queued_at_srq.store(false, Ordering::Release);
+                qp.unqueue_at_srq();
             }
         }
     }

@@ -1,10 +1,7 @@
-//! Deadlines of queue pairs, at most one each, in the order of time.
+//! Deadlines in the order of time.
 
 use std::collections::BTreeMap;
-use std::sync::Weak;
 use std::time::Duration;
-
-use crate::qp::Qp;
 
 /// Names a timer, so that it can be taken back.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
@@ -15,34 +12,40 @@ pub(crate) struct TimerKey {
     number: u64,
 }
 
-/// The timers of an engine.
-#[derive(Debug, Default)]
-pub(crate) struct Timers {
-    by_time: BTreeMap<TimerKey, Weak<Qp>>,
+/// Timers, each with what it is for.
+#[derive(Debug)]
+pub(crate) struct Timers<T> {
+    by_time: BTreeMap<TimerKey, T>,
     next_number: u64,
 }
 
-impl Timers {
+impl<T> Default for Timers<T> {
+    fn default() -> Self {
+        Self { by_time: BTreeMap::new(), next_number: 0 }
+    }
+}
+
+impl<T> Timers<T> {
     /// The earliest deadline.
     pub(crate) fn first(&self) -> Option<Duration> {
         self.by_time.first_key_value().map(|(key, _)| key.deadline)
     }
 
     /// Adds a timer.
-    pub(crate) fn insert(&mut self, deadline: Duration, qp: Weak<Qp>) -> TimerKey {
+    pub(crate) fn insert(&mut self, deadline: Duration, what: T) -> TimerKey {
         let key = TimerKey { deadline, number: self.next_number };
         self.next_number = self.next_number.wrapping_add(1);
-        self.by_time.insert(key, qp);
+        self.by_time.insert(key, what);
         key
     }
 
     /// Takes a timer back, if it has not fired.
-    pub(crate) fn remove(&mut self, key: TimerKey) -> Option<Weak<Qp>> {
+    pub(crate) fn remove(&mut self, key: TimerKey) -> Option<T> {
         self.by_time.remove(&key)
     }
 
     /// Takes a timer that is due.
-    pub(crate) fn pop_due(&mut self, now: Duration) -> Option<Weak<Qp>> {
+    pub(crate) fn pop_due(&mut self, now: Duration) -> Option<T> {
         let due = self.by_time.first_entry().filter(|first| first.key().deadline <= now)?;
         Some(due.remove())
     }
@@ -56,13 +59,13 @@ mod tests {
     fn timers_fire_in_order_and_once() {
         let at = Duration::from_millis;
         let mut timers = Timers::default();
-        timers.insert(at(5), Weak::new());
-        let taken_back = timers.insert(at(2), Weak::new());
-        timers.insert(at(5), Weak::new());
+        timers.insert(at(5), "second");
+        let taken_back = timers.insert(at(2), "taken back");
+        timers.insert(at(5), "third");
         assert_eq!(timers.first(), Some(at(2)));
         assert!(timers.remove(taken_back).is_some() && timers.remove(taken_back).is_none());
-        assert!(timers.pop_due(at(4)).is_none());
-        assert!(timers.pop_due(at(5)).is_some() && timers.pop_due(at(5)).is_some());
+        assert_eq!(timers.pop_due(at(4)), None);
+        assert_eq!([timers.pop_due(at(5)), timers.pop_due(at(5))], [Some("second"), Some("third")]);
         assert_eq!(timers.first(), None);
     }
 }

@@ -1,18 +1,18 @@
 //! The 40 bytes in front of a received datagram: the network header as it would have been on the wire (interface
 //! specification 9.8, RoCE notes section 11).
 
-use pvrdma_roce::wire::PROTOCOL_UDP;
+use pvrdma_roce::wire::{Grh, Ipv4, Ipv6};
 use pvrdma_verbs::{Gid, GidType, NetworkType};
 
 /// Bytes of the header area.
-pub(crate) const HEADER_LEN: usize = 40;
+pub(crate) const HEADER_LEN: usize = Grh::LEN;
 
-/// BTH, DETH and ICRC.
+/// Bytes of BTH, DETH and ICRC.
 const TRANSPORT_LEN: u16 = 12 + 8 + 4;
+/// Bytes of a UDP header.
 const UDP_LEN: u16 = 8;
+/// Bytes of an IPv4 header without options.
 const IPV4_LEN: u16 = 20;
-const NEXT_HEADER_BTH: u8 = 0x1b;
-const DONT_FRAGMENT: u16 = 0x4000;
 
 /// What the header says.
 pub(crate) struct Header {
@@ -43,59 +43,25 @@ impl Header {
 
     /// The header area.
     pub(crate) fn bytes(&self) -> [u8; HEADER_LEN] {
+        let &Self { source, destination, traffic_class, flow_label, hop_limit, .. } = self;
         let immediate = if self.immediate { 4 } else { 0 };
         let padded = self.payload.saturating_add(3) & !3;
         let transport = TRANSPORT_LEN.saturating_add(immediate).saturating_add(padded);
-        match self.ipv4() {
-            Some((source, destination)) => self.ipv4_bytes(transport, source, destination),
-            None => self.ipv6_bytes(transport),
+        if let Some((source, destination)) = self.ipv4() {
+            let ip = Ipv4 { traffic_class, identification: 0, dont_fragment: true, hop_limit, source, destination };
+            // The first 20 bytes stay zero, so that nobody takes them for an IPv6 header.
+            let mut bytes = [0; HEADER_LEN];
+            bytes[HEADER_LEN - Ipv4::LEN..].copy_from_slice(&ip.to_bytes(transport.saturating_add(UDP_LEN + IPV4_LEN)));
+            return bytes;
+        }
+        match self.kind {
+            GidType::RoceV1 => Grh { traffic_class, flow_label, hop_limit, source, destination }.to_bytes(transport),
+            GidType::RoceV2 => {
+                let ip = Ipv6 { traffic_class, flow_label, hop_limit, source, destination };
+                ip.to_bytes(transport.saturating_add(UDP_LEN))
+            }
         }
     }
-
-    /// An IPv6 header, or the global route header that looks like one.
-    fn ipv6_bytes(&self, transport: u16) -> [u8; HEADER_LEN] {
-        let (length, next) = match self.kind {
-            GidType::RoceV1 => (transport, NEXT_HEADER_BTH),
-            GidType::RoceV2 => (transport.saturating_add(UDP_LEN), PROTOCOL_UDP),
-        };
-        let first = 6 << 28 | u32::from(self.traffic_class) << 20 | self.flow_label & 0x000f_ffff;
-        let mut bytes = [0; HEADER_LEN];
-        bytes[0..4].copy_from_slice(&first.to_be_bytes());
-        bytes[4..6].copy_from_slice(&length.to_be_bytes());
-        bytes[6] = next;
-        bytes[7] = self.hop_limit;
-        bytes[8..24].copy_from_slice(&self.source.0);
-        bytes[24..40].copy_from_slice(&self.destination.0);
-        bytes
-    }
-
-    /// The first 20 bytes stay zero, so that nobody takes them for an IPv6 header.
-    fn ipv4_bytes(&self, transport: u16, source: [u8; 4], destination: [u8; 4]) -> [u8; HEADER_LEN] {
-        let length = transport.saturating_add(UDP_LEN + IPV4_LEN);
-        let mut ip = [0; IPV4_LEN as usize];
-        ip[0] = 0x45;
-        ip[1] = self.traffic_class;
-        ip[2..4].copy_from_slice(&length.to_be_bytes());
-        ip[6..8].copy_from_slice(&DONT_FRAGMENT.to_be_bytes());
-        ip[8] = self.hop_limit;
-        ip[9] = PROTOCOL_UDP;
-        ip[12..16].copy_from_slice(&source);
-        ip[16..20].copy_from_slice(&destination);
-        let checksum = !ones_sum(&ip);
-        ip[10..12].copy_from_slice(&checksum.to_be_bytes());
-        let mut bytes = [0; HEADER_LEN];
-        bytes[20..].copy_from_slice(&ip);
-        bytes
-    }
-}
-
-/// The Internet checksum's sum (RFC 1071).
-fn ones_sum(bytes: &[u8; IPV4_LEN as usize]) -> u16 {
-    let sum: u32 = bytes.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
-    // Ten words give at most one carry of four bits; folding twice takes the carry of the carry.
-    let folded = (sum & 0xffff) + (sum >> 16);
-    let [_, _, high, low] = ((folded & 0xffff) + (folded >> 16)).to_be_bytes();
-    u16::from_be_bytes([high, low])
 }
 
 #[cfg(test)]
@@ -127,7 +93,9 @@ mod tests {
         assert_eq!(ip[..4], [0x45, 0, 0, 0x40 - 4]);
         assert_eq!(ip[6..10], [0x40, 0, 0x40, 0x11]);
         assert_eq!(ip[12..], [192, 168, 77, 12, 192, 168, 77, 11]);
-        assert_eq!(ones_sum(&ip), 0xffff);
+        // The Internet checksum's sum over a good header (RFC 1071).
+        let sum: u32 = ip.chunks_exact(2).map(|pair| u32::from(u16::from_be_bytes([pair[0], pair[1]]))).sum();
+        assert_eq!((sum & 0xffff) + (sum >> 16), 0xffff);
     }
 
     #[test]

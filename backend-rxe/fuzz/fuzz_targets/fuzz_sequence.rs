@@ -1,4 +1,5 @@
-//! A hostile peer: any sequence of packets against the responders of live queue pairs, and any answers to their requesters.
+//! A hostile peer: any sequence of packets against the responders of live queue pairs, and any answers to their
+//! requesters.
 //!
 //! Most packets are correct, or a queue pair would live for one packet.
 #![no_main]

@@ -1,5 +1,5 @@
-//! What the fuzz target for sequences attacks: a device with queue pairs on a cable, on one thread and on virtual time, so that
-//! the same input does the same thing each time.
+//! What the fuzz target for sequences attacks: a device with queue pairs on a cable, on one thread and on virtual time,
+//! so that the same input does the same thing each time.
 
 mod queues;
 
@@ -365,8 +365,8 @@ impl Bed {
         self.settle();
     }
 
-    /// The device is alive: a queue pair that is connected again executes what its peer asks for. Nothing was changed that the
-    /// peer has no right to.
+    /// The device is alive: a queue pair that is connected again executes what its peer asks for. Nothing was changed
+    /// that the peer has no right to.
     pub fn end(mut self, request: impl FnOnce(&mut Self) -> Vec<u8>) {
         self.bind(None);
         self.deaf = false;

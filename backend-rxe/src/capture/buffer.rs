@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 
-use super::{CaptureConfig, Direction, Interface};
+use super::seen::{CaptureConfig, Direction, Interface};
 use pvrdma_ether_link::Frames;
 
 /// A frame that was seen; its bytes are beside it.
@@ -37,7 +37,7 @@ impl Batch {
         self.seen.len()
     }
 
-    /// Whether there is none.
+    /// Returns `true` if there is none.
     pub const fn is_empty(&self) -> bool {
         self.seen.is_empty()
     }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use pvrdma_verbs::Counter;
 
-use super::{Direction, Point};
+use super::point::Point;
+use super::seen::Direction;
 use pvrdma_ether_link::{Frames, Link, Readiness};
 
 /// Shows what goes over a link to those who watch a device.

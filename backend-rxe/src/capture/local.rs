@@ -1,50 +1,38 @@
 //! Local deliveries as packets.
 
+use pvrdma_roce::wire::{MAX_FRAME, NakCode, Syndrome};
+use pvrdma_roce::{DatagramSender, NakReason, Path, PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};
 use pvrdma_verbs::{Access, QpAttrs, SendWr, UdDestination};
 
-use super::{Direction, Interface, Point};
-use crate::counters::Tally;
-use crate::gather::{Memory, Scatter};
-use crate::hca::{Adapter, BoundGid};
+use super::point::Point;
+use super::seen::{Direction, Interface};
+use crate::gid::BoundGid;
+use crate::limits::PORT_MTU;
 use crate::qp::Qp;
-use crate::qp::requester::{Progress, Requester};
-use crate::qp::responder::{Nak, Responder};
-use crate::uplink::host::Sending;
-use pvrdma_roce::wire::{MAX_FRAME, NakCode, Syndrome};
-use pvrdma_roce::{DatagramSender, Origin, Path, PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};
-
-/// What a requester holds while it is watched, and until its QP is reset.
-#[derive(Debug)]
-pub(crate) enum Notes {
-    Connected(SyntheticTrace),
-    Datagrams(DatagramSender),
-}
+use crate::qp::payload::CheckedPayload;
+use crate::qp::requester::Progress;
+use crate::qp::responder::Responder;
+use crate::sg::{Memory, SgList};
 
 /// The requester's part of an exchange.
-pub(crate) struct Sender<'a> {
+pub(crate) struct ConnectionTrace<'a> {
     pub(crate) qp: &'a Qp,
     pub(crate) own: Memory<'a>,
     pub(crate) attrs: &'a QpAttrs,
     pub(crate) source: BoundGid,
-    pub(crate) notes: &'a mut Option<Box<Notes>>,
+    /// Made when somebody begins to watch.
+    pub(crate) trace: &'a mut Option<Box<SyntheticTrace>>,
 }
 
-impl From<Nak> for StepOutcome {
-    fn from(nak: Nak) -> Self {
-        Self::Refused(match nak {
-            Nak::Silence => return Self::NoResponse,
-            Nak::NotReady(timer) => Syndrome::RnrNak { timer },
-            Nak::InvalidRequest => Syndrome::Nak(NakCode::InvalidRequest),
-            Nak::RemoteAccess => Syndrome::Nak(NakCode::RemoteAccess),
-            Nak::RemoteOperation => Syndrome::Nak(NakCode::RemoteOperation),
-        })
-    }
-}
-
-fn origin(adapter: &Adapter, source: BoundGid) -> Origin {
-    let BoundGid { gid, kind, vlan } = source;
-    let marks = adapter.port.as_ref().map(|port| port.marks()).unwrap_or_default();
-    Origin { mac: adapter.point.mac, gid, kind, vlan, marks }
+/// What a refusal looks like on the wire.
+pub(crate) const fn refusal(nak: NakReason) -> StepOutcome {
+    StepOutcome::Refused(match nak {
+        NakReason::Silence => return StepOutcome::NoResponse,
+        NakReason::NotReady(timer) => Syndrome::RnrNak { timer },
+        NakReason::InvalidRequest => Syndrome::Nak(NakCode::InvalidRequest),
+        NakReason::RemoteAccess => Syndrome::Nak(NakCode::RemoteAccess),
+        NakReason::RemoteOperation => Syndrome::Nak(NakCode::RemoteOperation),
+    })
 }
 
 /// Shows a frame to those who watch either device. Between two QPs of one device it is shown once.
@@ -62,8 +50,8 @@ fn show(own: &Point, peer: Option<&Point>, toward: Toward, frame: &[u8]) {
     }
 }
 
-impl Sender<'_> {
-    /// Writes a step of a request down that began with `before` bytes moved.
+impl ConnectionTrace<'_> {
+    /// Traces a step of a request that began with `before` bytes moved.
     #[cold]
     #[inline(never)]
     pub(crate) fn step(
@@ -79,9 +67,9 @@ impl Sender<'_> {
         if !qp.adapter.point.is_on() && !peer_point.is_some_and(Point::is_on) {
             return;
         }
-        let there = Path::connected(&origin(&qp.adapter, self.source), av, qp.qpn, self.attrs.dest_qpn);
+        let there = Path::connected(&qp.adapter.origin(self.source), av, qp.qpn, self.attrs.dest_qpn);
         let back = answering.and_then(|(peer, responder)| {
-            let from = origin(&peer.adapter, responder.own_address()?);
+            let from = peer.adapter.origin(responder.own_address()?);
             Path::connected(&from, &responder.attrs.av, peer.qpn, qp.qpn)
         });
         // Nobody answers on a path that is not there.
@@ -94,10 +82,8 @@ impl Sender<'_> {
             responder: self.attrs.dest_qpn,
             mtu: self.attrs.path_mtu,
         };
-        let notes =
-            self.notes.get_or_insert_with(|| Box::new(Notes::Connected(SyntheticTrace::new(self.attrs.sq_psn))));
-        let Notes::Connected(trace) = &mut **notes else { return };
-        let list = Scatter { memory: own, sges: &work.sges, pd: qp.pd, need: Access::empty() };
+        let trace = self.trace.get_or_insert_with(|| Box::new(SyntheticTrace::new(self.attrs.sq_psn)));
+        let list = SgList { memory: own, sges: &work.sges, pd: qp.pd, need: Access::empty() };
         let length = u32::try_from(progress.length).unwrap_or(u32::MAX);
         trace.record(
             &paths,
@@ -108,35 +94,24 @@ impl Sender<'_> {
     }
 }
 
-/// Writes a datagram down that has left, for `peer` if there is one.
+/// Traces a datagram that has left, for `peer` if there is one.
 #[cold]
 #[inline(never)]
 pub(crate) fn datagram(
     qp: &Qp,
-    requester: &mut Requester,
+    sender: &mut DatagramSender,
+    work: &mut SendWr,
     (to, source): (&UdDestination, BoundGid),
-    memory: Memory<'_>,
+    own: Memory<'_>,
     peer: Option<&Qp>,
 ) {
     let peer = peer.map(|peer| &*peer.adapter.point);
     if !qp.adapter.point.is_on() && !peer.is_some_and(Point::is_on) {
         return;
     }
-    let Some(path) = Path::datagram(&origin(&qp.adapter, source), to, qp.qpn) else { return };
-    let QpAttrs { qkey, sq_psn, .. } = requester.attrs;
-    let mut sender = match requester.notes.as_deref() {
-        Some(Notes::Datagrams(sender)) => *sender,
-        _ => DatagramSender::new(qp.qpn, qkey, sq_psn),
-    };
-    let mut work = std::mem::take(&mut requester.work);
+    let Some(path) = Path::datagram(&qp.adapter.origin(source), to, qp.qpn) else { return };
     let mut out = [0; MAX_FRAME];
-    let mut host = Sending { qp, requester, memory, tally: &mut Tally::default() };
-    if let Ok(length) = sender.send(&mut work, &path, crate::hca::PORT_MTU.bytes(), &mut host, &mut out) {
+    if let Ok(length) = sender.send(work, &path, PORT_MTU.bytes(), &mut CheckedPayload { qp, memory: own }, &mut out) {
         show(&qp.adapter.point, peer, Toward::Responder, out.get(..length).unwrap_or_default());
-    }
-    requester.work = work;
-    match requester.notes.as_deref_mut() {
-        Some(Notes::Datagrams(kept)) => *kept = sender,
-        _ => requester.notes = Some(Box::new(Notes::Datagrams(sender))),
     }
 }

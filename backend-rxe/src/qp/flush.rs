@@ -1,50 +1,97 @@
-//! The error states: how a request fails and how queues are emptied.
+//! What follows when a QP, or its send half, ends: the request in flight fails, and the queues are flushed (IBA
+//! 10.3.1.7).
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{QpEvent, QpState, QueueError, WcStatus};
 
+use super::Qp;
 use super::requester::Requester;
-use super::{Budget, Qp, Run};
+use super::responder::Responder;
+use super::state::ErrorCause;
 use crate::counters::{Counters, Tally};
-use crate::local::Held;
+use crate::task::Budget;
 
 impl Qp {
-    /// Ends the request under way with an error and the QP, or the send half of a datagram QP, with it. The state does the
-    /// rest: the next turn of the caller's loop flushes.
+    /// Lets go of the queues for good. Both halves are held.
+    pub(crate) fn end(&self, requester: &mut Requester, responder: &mut Responder) {
+        self.state.reset();
+        requester.end(self);
+        responder.end();
+    }
+
+    /// Ends the request in flight with an error and the QP, or the send half of a datagram QP, with it. The state does
+    /// the rest: the next turn of the caller's loop flushes.
     pub(crate) fn fail_request(&self, requester: &mut Requester, view: &DmaView<'_>, status: WcStatus) {
         Counters::bump(&self.adapter.counters.request_errors);
         requester.end_request(self, view, status);
         if self.qp_type.is_datagram() {
             // Datagram QPs keep receiving; the consumer moves them back to RTS.
-            if self.change_state(QpState::Rts, QpState::Sqe) || self.change_state(QpState::Sqd, QpState::Sqe) {
+            if self.state.change(QpState::Rts, QpState::Sqe) || self.state.change(QpState::Sqd, QpState::Sqe) {
                 return;
             }
         }
-        self.set_error();
+        self.state.enter_error(ErrorCause::Requester);
     }
 
     /// The send ring cannot be read any more.
     pub(crate) fn fail_ring(&self, view: &DmaView<'_>, error: QueueError) {
         log::warn!("{}: send queue of QP {}: {error}", self.adapter.name, self.qpn);
         Counters::bump(&self.adapter.counters.request_errors);
-        if self.set_error() {
+        if self.state.enter_error(ErrorCause::Requester) {
             self.event(view, QpEvent::Fatal);
         }
     }
+}
 
-    /// Flushes what the state says: in SQE the send queue, in the error state both.
-    #[cold]
-    pub(super) fn flush(&self, requester: &mut Requester, budget: &mut Budget, tally: &mut Tally) -> Run {
-        let held = Held::open(&self.adapter, None);
-        let view = held.own().view;
-        if !requester.flush(self, held.own(), budget, tally) {
-            return Run::More;
+impl Requester {
+    /// Flushes the request in flight and those in the ring. Returns `false` if the budget ended first.
+    pub(crate) fn flush(&mut self, qp: &Qp, view: &DmaView<'_>, budget: &mut Budget, tally: &mut Tally) -> bool {
+        self.stop_waiting();
+        loop {
+            if self.current.is_some() {
+                self.end_request(qp, view, WcStatus::Flushed);
+                tally.flushed += 1;
+            }
+            if budget.spent() {
+                return false;
+            }
+            budget.take_request();
+            // A broken ring has nothing that could be flushed.
+            if !matches!(self.next(view), Ok(true)) {
+                return true;
+            }
         }
-        let state = self.state();
-        if state == QpState::Error && !self.responder.lock().flush(self, view, budget, tally) {
-            return Run::More;
+    }
+}
+
+impl Responder {
+    /// Flushes the receive in use and those in the ring. Returns `false` if the budget ended first.
+    pub(crate) fn flush(&mut self, qp: &Qp, view: &DmaView<'_>, budget: &mut Budget, tally: &mut Tally) -> bool {
+        self.forget_message();
+        self.end_receive(qp, view, WcStatus::Flushed);
+        if qp.srq.is_some() {
+            if !std::mem::replace(&mut self.last_wqe_raised, true) {
+                qp.event(view, QpEvent::LastWqeReached);
+            }
+            return true;
         }
-        // Between two steps an SQE QP may have got an error of its responder.
-        if state == self.state() { Run::Idle } else { Run::Again }
+        while !self.broken
+            && let Some(source) = &mut self.source
+        {
+            if budget.spent() {
+                return false;
+            }
+            budget.take_request();
+            match source.pop(view, &mut self.recv) {
+                Ok(true) => {
+                    self.in_use = true;
+                    self.end_receive(qp, view, WcStatus::Flushed);
+                    tally.flushed += 1;
+                }
+                Ok(false) => break,
+                Err(_) => self.broken = true,
+            }
+        }
+        true
     }
 }

@@ -1,26 +1,35 @@
 //! Changing and querying a QP.
 
-use std::sync::atomic::Ordering;
-
+use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
 
 use super::Qp;
-use crate::hca::MAX_RD_ATOMIC;
-use crate::local::Held;
+use super::requester::Requester;
+use super::responder::Responder;
+use super::state::ErrorCause;
+use crate::limits::MAX_RD_ATOMIC;
+
+/// What a modify command did.
+pub(crate) enum Modified {
+    /// Everything that the QP knew is forgotten.
+    Reset,
+    /// It is in its error state and is yet to be flushed.
+    Error,
+    /// Attributes changed.
+    Attributes(QpAttrs),
+}
 
 impl Qp {
-    pub(super) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
-        let result = self.modify_locked(new, mask);
-        // Doorbells that found the requester busy, requests that may start in the new state, and the flush.
-        self.drive_inline();
-        result
-    }
-
-    fn modify_locked(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
-        let mut requester = self.requester.lock();
-        let held = Held::open(&self.adapter, None);
-        let mut responder = self.responder.lock();
-        if self.is_dead() {
+    /// Executes a modify command with both halves held. `idle`: nothing is in flight.
+    pub(crate) fn modify(
+        &self,
+        (requester, responder): (&mut Requester, &mut Responder),
+        view: &DmaView<'_>,
+        idle: bool,
+        new: &QpAttrs,
+        mask: QpAttrMask,
+    ) -> Result<Modified, VerbsError> {
+        if self.state.is_dead() {
             return Err(VerbsError::Gone);
         }
         let from = self.state();
@@ -33,50 +42,43 @@ impl Qp {
             qp_state::check(self.qp_type, from, to, mask)?;
         }
         if to == QpState::Reset {
-            // Nothing may come between: both halves are ours, and others only ever step to the error state.
-            self.state.store(QpState::Reset as u8, Ordering::Release);
-            self.draining.store(false, Ordering::Release);
+            self.state.reset();
             requester.reset(self);
             responder.reset();
-            self.brake.reset();
-            return Ok(());
+            return Ok(Modified::Reset);
         }
         if to == QpState::Error {
-            // Even out of RESET, where `set_error` has nothing to flush.
-            self.state.store(QpState::Error as u8, Ordering::Release);
-            return Ok(());
+            self.state.enter_error(ErrorCause::Command);
+            return Ok(Modified::Error);
         }
         new.check(mask, MAX_RD_ATOMIC)?;
         let mut attrs = responder.attrs;
         attrs.merge(new, mask);
         // An overrun may have put the QP into the error state behind our back; that stands.
-        if !self.change_state(from, to) {
+        if !self.state.change(from, to) {
             return Err(VerbsError::Invalid("current state"));
         }
-        requester.set_attrs(self, attrs);
-        responder.set_attrs(self, attrs);
-        if let Some(wire) = &mut requester.wire {
-            wire.set_draining(to == QpState::Sqd);
-        }
+        requester.set_attrs(attrs);
+        responder.set_attrs(attrs);
         if to == QpState::Sqd && from != QpState::Sqd {
             requester.notify_drained = mask.contains(QpAttrMask::EN_SQD_ASYNC_NOTIFY) && new.en_sqd_async_notify;
-            if requester.is_idle() {
-                requester.drained(self, held.own().view);
+            if idle {
+                requester.drained(self, view);
             } else {
-                self.draining.store(true, Ordering::Release);
+                self.state.set_draining(true);
             }
         } else if to != QpState::Sqd {
             requester.notify_drained = false;
-            self.draining.store(false, Ordering::Release);
+            self.state.set_draining(false);
         }
-        Ok(())
+        Ok(Modified::Attributes(attrs))
     }
 
-    pub(super) fn query(&self) -> QpAttrs {
+    pub(crate) fn query(&self) -> QpAttrs {
         let mut attrs = self.responder.lock().attrs;
         attrs.state = self.state();
         attrs.cur_state = attrs.state;
-        attrs.sq_draining = self.draining.load(Ordering::Acquire);
+        attrs.sq_draining = self.state.is_draining();
         attrs
     }
 }

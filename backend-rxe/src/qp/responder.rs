@@ -1,95 +1,87 @@
-//! The responder half: taking receives, checking what a peer asks for, and how a refusal ends the QP.
+//! The responder half: taking receives, executing what a peer asks for, and how a refusal ends the QP.
 //!
-//! Nothing in here knows how a request came: local delivery copies between two regions, a transport would scatter
-//! packets. Both ask the same questions in the same order and get a [`Nak`] when the answer is no.
-
-use std::time::Duration;
+//! Nothing in here knows how a request came: local delivery copies between two regions, the transport of the wire
+//! scatters packets. Both ask the same questions, in the order of IBA 9.7.4.1, through the same methods, and get a
+//! [`NakReason`] when the answer is no. By then the consumer has got what it deserves: the receive has ended, or the
+//! event was raised, and the QP is in its error state.
 
 use pvrdma_guest_memory::DmaView;
+use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received};
 use pvrdma_verbs::{
-    Access, Completion, CqOverrun, QpAttrs, QpEvent, QpState, QueueError, RecvSource, RecvWr, RemoteAddress, Sge,
-    WcOpcode, WcStatus,
+    Access, Completion, CqOverrun, NetworkType, QpAttrs, QpEvent, QpState, Qpn, QueueError, RecvSource, RecvWr,
+    RemoteAddress, Sge, WcFlags, WcOpcode, WcStatus,
 };
+use std::sync::Arc;
 
-use super::{Budget, Qp};
+use super::Qp;
+use super::state::{ErrorCause, StateCell};
 use crate::counters::{Counters, Tally};
-use crate::gather::{self, Memory, Scatter};
-use crate::hca::BoundGid;
-use crate::uplink::rc::Receiver;
+use crate::gid::BoundGid;
+use crate::sg::{FaultyList, Memory, SgList};
+use crate::task::Budget;
+use crate::ud_header::HEADER_LEN;
 
 /// Receives that a refusal flushes at once; the ready queue does the rest.
 const FLUSH_AT_ONCE: u32 = 64;
 
-/// How a responder answers a request that it does not execute.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Nak {
-    /// Not at all: as if the request had been lost.
-    Silence,
-    /// No receive is posted: come back after the wait of this code.
-    NotReady(u8),
-    /// The request makes no sense or is not enabled.
-    InvalidRequest,
-    /// A key, a range or a right is wrong.
-    RemoteAccess,
-    /// The responder cannot go on for reasons of its own.
-    RemoteOperation,
-}
-
-/// Waits that RNR NAKs ask for, in units of 10 µs, by code (InfiniBand 9.7.5.2.8, table 45).
-const RNR_DELAYS: [u32; 32] = [
-    65_536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 4096,
-    6144, 8192, 12_288, 16_384, 24_576, 32_768, 49_152,
-];
-
-/// The wait that an RNR NAK with this code asks for.
-pub(crate) fn rnr_delay(code: u8) -> Duration {
-    let units = RNR_DELAYS.get(usize::from(code & 31)).copied().unwrap_or_default();
-    Duration::from_micros(u64::from(units) * 10)
+/// A datagram that has come, without its payload.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ReceivedDatagram {
+    /// Sender.
+    pub(crate) source: Qpn,
+    /// Must be the receiver's.
+    pub(crate) qkey: u32,
+    pub(crate) immediate: Option<[u8; 4]>,
+    /// The sender asked for a solicited event.
+    pub(crate) solicited: bool,
+    pub(crate) network: NetworkType,
+    pub(crate) service_level: u8,
+    /// The first bytes of the receive.
+    pub(crate) header: [u8; HEADER_LEN],
+    /// Bytes behind them.
+    pub(crate) payload_len: u64,
 }
 
 /// The responder half of a QP.
 pub(crate) struct Responder {
     /// `None` with an SRQ.
-    source: Option<Box<dyn RecvSource>>,
-    broken: bool,
+    pub(super) source: Option<Box<dyn RecvSource>>,
+    pub(super) broken: bool,
     /// The receive in use, if `in_use` says that there is one.
-    pub(crate) recv: RecvWr,
-    in_use: bool,
-    /// Receives that have ended and were not reported yet. Empty while nobody holds the responder.
-    news: Vec<Completion>,
-    /// Receives of the batch that were reported.
-    told: usize,
-    /// A receive of the batch could not be reported.
+    pub(super) recv: RecvWr,
+    pub(super) in_use: bool,
+    /// Receives that have ended and were not published yet. Empty while nobody holds the responder.
+    pending: Vec<Completion>,
+    /// Receives of the batch that were published.
+    receives_published: usize,
+    /// A receive of the batch could not be published.
     lost: bool,
-    /// Changes when a message under way is forgotten.
+    /// Changes when half a message is forgotten.
     pub(crate) epoch: u32,
     pub(crate) attrs: QpAttrs,
     /// The first request in RTR was seen.
     established: bool,
     /// The last-WQE event was raised.
-    last_wqe_raised: bool,
-    /// The GID of our own address vector, with the fabric's generation when it was looked up.
+    pub(super) last_wqe_raised: bool,
+    /// The GID of our own address vector, with the directory's generation when it was looked up.
     own_gid: Option<(u64, Option<BoundGid>)>,
-    /// State of a QP whose peer is on the wire.
-    pub(crate) wire: Option<Box<Receiver>>,
 }
 
 impl Responder {
-    pub(super) fn new(source: Option<Box<dyn RecvSource>>) -> Self {
+    pub(crate) fn new(source: Option<Box<dyn RecvSource>>) -> Self {
         Self {
             source,
             broken: false,
             recv: RecvWr::default(),
             in_use: false,
-            news: Vec::new(),
-            told: 0,
+            pending: Vec::new(),
+            receives_published: 0,
             lost: false,
             epoch: 0,
             attrs: QpAttrs::default(),
             established: false,
             last_wqe_raised: false,
             own_gid: None,
-            wire: None,
         }
     }
 
@@ -107,21 +99,23 @@ impl Responder {
         *self = Self { epoch: self.epoch.wrapping_add(1), ..Self::new(None) };
     }
 
-    pub(super) fn set_attrs(&mut self, qp: &Qp, attrs: QpAttrs) {
+    pub(super) const fn set_attrs(&mut self, attrs: QpAttrs) {
         self.attrs = attrs;
         self.own_gid = None;
-        if let Some(wire) = &mut self.wire {
-            wire.set_attrs(qp, &attrs);
-        }
     }
 
-    /// Whether a connected peer that sends from `from` to `to` is the one this QP is connected to.
-    pub(crate) fn is_connected_to(&mut self, qp: &Qp, sender: &Qp, from: BoundGid) -> bool {
-        let generation = qp.adapter.shared.fabric.generation();
+    /// Forgets the message whose first part has come.
+    pub(super) const fn forget_message(&mut self) {
+        self.epoch = self.epoch.wrapping_add(1);
+    }
+
+    /// Returns `true` if a connected peer that sends from `from` is the one this QP is connected to. `generation` is
+    /// the directory's.
+    pub(crate) fn is_connected_to(&mut self, qp: &Qp, sender: &Qp, from: BoundGid, generation: u64) -> bool {
         let own = match self.own_gid {
             Some((at, own)) if at == generation => own,
             _ => {
-                let own = qp.adapter.gid(self.attrs.av.sgid_index);
+                let own = qp.adapter.gids.get(self.attrs.av.sgid_index);
                 self.own_gid = Some((generation, own));
                 own
             }
@@ -146,57 +140,36 @@ impl Responder {
         }
     }
 
-    /// Has a receive in use, taking one from the queue if there is none yet. When the queue is empty, `waiter` is woken by
-    /// the next post.
+    /// Takes a receive from the queue, unless one is in use. When the queue is empty, `waiter` is woken by the next
+    /// post.
     #[inline]
-    pub(crate) fn take_receive(&mut self, qp: &Qp, view: &DmaView<'_>, waiter: Option<&Qp>) -> Result<(), Nak> {
+    pub(crate) fn take_receive(
+        &mut self,
+        qp: &Qp,
+        view: &DmaView<'_>,
+        waiter: Option<&Arc<StateCell>>,
+    ) -> Result<(), NakReason> {
         if self.in_use {
             return Ok(());
         }
         match self.pop(qp, view, waiter) {
             Ok(true) => {}
-            Ok(false) => return Err(Nak::NotReady(self.attrs.min_rnr_timer)),
+            Ok(false) => return Err(NakReason::NotReady(self.attrs.min_rnr_timer)),
             Err(error) => return Err(self.broken_queue(qp, view, error)),
         }
         self.in_use = true;
         if self.recv.malformed {
-            return Err(self.fail_receive(qp, view, WcStatus::LocalQpOperation, Nak::RemoteOperation));
+            return Err(self.fail_receive(qp, view, WcStatus::LocalQpOperation, NakReason::RemoteOperation));
         }
         Ok(())
     }
 
-    /// Has a receive in use for a datagram of `length` bytes with its header area, or drops the datagram.
-    pub(crate) fn take_datagram(
+    fn pop(
         &mut self,
         qp: &Qp,
         view: &DmaView<'_>,
-        qkey: u32,
-        length: u64,
-        tally: &mut Tally,
-    ) -> bool {
-        if !qp.receives() {
-            tally.ud_dropped_no_qp += 1;
-            return false;
-        }
-        if self.attrs.qkey != qkey {
-            tally.ud_dropped_qkey += 1;
-            return false;
-        }
-        if self.take_receive(qp, view, None).is_err() {
-            tally.ud_dropped_no_receive += 1;
-            return false;
-        }
-        if length > gather::total(&self.recv.sges) {
-            // The receive is used up and says so (interface specification 9.8). The QP goes on: otherwise anybody who
-            // knows the Q_Key could end it with one long datagram.
-            tally.ud_too_long += 1;
-            self.end_receive(qp, view, WcStatus::LocalLength);
-            return false;
-        }
-        true
-    }
-
-    fn pop(&mut self, qp: &Qp, view: &DmaView<'_>, waiter: Option<&Qp>) -> Result<bool, Option<QueueError>> {
+        waiter: Option<&Arc<StateCell>>,
+    ) -> Result<bool, Option<QueueError>> {
         if self.broken {
             return Err(None);
         }
@@ -212,7 +185,7 @@ impl Responder {
         Ok(popped)
     }
 
-    fn broken_queue(&mut self, qp: &Qp, view: &DmaView<'_>, error: Option<QueueError>) -> Nak {
+    fn broken_queue(&mut self, qp: &Qp, view: &DmaView<'_>, error: Option<QueueError>) -> NakReason {
         self.broken = true;
         if let Some(error) = error {
             log::warn!("{}: receive queue of QP {}: {error}", qp.adapter.name, qp.qpn);
@@ -221,35 +194,40 @@ impl Responder {
             qp.event(view, QpEvent::Fatal);
         }
         self.enter_error(qp, view);
-        Nak::RemoteOperation
+        NakReason::RemoteOperation
     }
 
     /// Where the receive in use puts bytes.
     #[inline]
-    pub(crate) fn receive_list<'a>(&'a self, qp: &Qp, memory: Memory<'a>) -> Scatter<'a> {
+    pub(crate) fn receive_list<'a>(&'a self, qp: &Qp, memory: Memory<'a>) -> SgList<'a> {
         // Keys of an SRQ's receives belong to the SRQ's protection domain.
         let pd = qp.srq.as_ref().map_or(qp.pd, |srq| srq.pd);
-        Scatter { memory, sges: &self.recv.sges, pd, need: Access::LOCAL_WRITE }
+        SgList { memory, sges: &self.recv.sges, pd, need: Access::LOCAL_WRITE }
     }
 
     /// Checks that the receive in use takes `length` bytes.
     #[inline]
-    pub(crate) fn check_receive(&mut self, qp: &Qp, memory: Memory<'_>, length: u64) -> Result<(), Nak> {
-        if length > gather::total(&self.recv.sges) {
-            return Err(self.fail_receive(qp, memory.view, WcStatus::LocalLength, Nak::InvalidRequest));
+    pub(crate) fn check_receive(&mut self, qp: &Qp, memory: Memory<'_>, length: u64) -> Result<(), NakReason> {
+        if length > Sge::total_length(&self.recv.sges) {
+            return Err(self.fail_receive(qp, memory.view, WcStatus::LocalLength, NakReason::InvalidRequest));
         }
         if !self.receive_list(qp, memory).allowed() {
-            return Err(self.fail_receive(qp, memory.view, WcStatus::LocalProtection, Nak::RemoteOperation));
+            return Err(self.receive_fault(qp, memory.view));
         }
         Ok(())
     }
 
-    /// Whether the QP lets its peer do this at all.
+    /// The memory of the receive in use cannot be written.
+    pub(crate) fn receive_fault(&mut self, qp: &Qp, view: &DmaView<'_>) -> NakReason {
+        self.fail_receive(qp, view, WcStatus::LocalProtection, NakReason::RemoteOperation)
+    }
+
+    /// Checks that the QP lets its peer do this at all.
     #[inline]
-    pub(crate) fn check_enabled(&mut self, qp: &Qp, view: &DmaView<'_>, need: Access) -> Result<(), Nak> {
+    pub(crate) fn check_enabled(&mut self, qp: &Qp, view: &DmaView<'_>, need: Access) -> Result<(), NakReason> {
         let reads = need.intersects(Access::REMOTE_READ | Access::REMOTE_ATOMIC);
         if !self.attrs.access.contains(need) || reads && self.attrs.max_dest_rd_atomic == 0 {
-            return Err(self.refuse(qp, view, Nak::InvalidRequest));
+            return Err(self.refuse(qp, view, NakReason::InvalidRequest));
         }
         Ok(())
     }
@@ -263,63 +241,155 @@ impl Responder {
         remote: RemoteAddress,
         length: u64,
         need: Access,
-    ) -> Result<(), Nak> {
+    ) -> Result<(), NakReason> {
         if length == 0 || memory.mrs.lookup(remote.rkey, qp.pd, remote.addr, length, need).is_some() {
             return Ok(());
         }
-        Err(self.refuse(qp, memory.view, Nak::RemoteAccess))
+        Err(self.refuse(qp, memory.view, NakReason::RemoteAccess))
     }
 
-    /// Publishes the receive in use.
+    /// Invalidates a key for the peer, whose message has arrived.
+    pub(crate) fn invalidate(&mut self, qp: &Qp, memory: Memory<'_>, key: u32) -> Result<(), NakReason> {
+        if memory.mrs.invalidate(key, qp.pd) {
+            return Ok(());
+        }
+        // The message arrived but is not what it says: both ends learn of it (interface specification 8.7).
+        Err(self.fail_receive(qp, memory.view, WcStatus::RemoteInvalidRequest, NakReason::RemoteOperation))
+    }
+
+    /// Publishes the receive in use with what came for it.
     #[inline]
     pub(crate) fn complete_receive(
         &mut self,
         qp: &Qp,
         view: &DmaView<'_>,
-        opcode: WcOpcode,
-        fill: impl FnOnce(&mut Completion),
+        received: &Received,
     ) -> Result<(), CqOverrun> {
-        let completion = self.finish_receive(qp, opcode, fill);
-        qp.recv_cq.push(qp, view, &completion)
+        let completion = self.end_with_message(qp, received);
+        qp.recv_cq.push(&qp.state, view, &completion)
     }
 
-    /// Ends the receive in use. It is reported with [`Self::publish`].
+    /// Ends the receive in use with what came for it. [`Self::publish`] reports it.
     #[inline]
-    pub(crate) fn note_receive(&mut self, qp: &Qp, opcode: WcOpcode, fill: impl FnOnce(&mut Completion)) {
-        let completion = self.finish_receive(qp, opcode, fill);
-        self.news.push(completion);
+    pub(crate) fn push_receive(&mut self, qp: &Qp, received: &Received) {
+        let completion = self.end_with_message(qp, received);
+        self.pending.push(completion);
     }
 
     #[inline]
-    fn finish_receive(&mut self, qp: &Qp, opcode: WcOpcode, fill: impl FnOnce(&mut Completion)) -> Completion {
+    fn end_with_message(&mut self, qp: &Qp, received: &Received) -> Completion {
         self.in_use = false;
-        let mut completion = Completion::new(qp.cookie, self.recv.wr_id, opcode, WcStatus::Success);
-        fill(&mut completion);
+        let mut completion = Completion {
+            byte_len: received.length,
+            solicited: received.solicited,
+            ..Completion::new(qp.cookie, self.recv.wr_id, received.opcode, WcStatus::Success)
+        };
+        if let Some(immediate) = received.immediate {
+            completion.flags |= WcFlags::IMMEDIATE;
+            completion.immediate = immediate;
+        }
+        if let Some(key) = received.invalidated {
+            completion.flags |= WcFlags::INVALIDATED;
+            completion.invalidated_key = key;
+        }
         completion
     }
 
-    /// Reports the receives that have ended.
+    /// Puts a datagram into a receive, or drops it. `copy` moves the payload behind the header.
+    ///
+    /// # Errors
+    /// The sender's own memory cannot be read.
+    pub(crate) fn receive_datagram(
+        &mut self,
+        qp: &Qp,
+        memory: Memory<'_>,
+        datagram: &ReceivedDatagram,
+        tally: &mut Tally,
+        copy: impl FnOnce(SgList<'_>) -> Result<(), FaultyList>,
+    ) -> Result<(), AccessError> {
+        let length = datagram.payload_len.saturating_add(HEADER_LEN as u64);
+        if !self.take_datagram(qp, memory.view, datagram.qkey, length, tally) {
+            return Ok(());
+        }
+        let list = self.receive_list(qp, memory);
+        let copied = if list.allowed() && list.write(0, &datagram.header).is_ok() {
+            copy(list)
+        } else {
+            Err(FaultyList::Target)
+        };
+        match copied {
+            Ok(()) => {}
+            Err(FaultyList::Source) => return Err(AccessError),
+            Err(FaultyList::Target) => {
+                self.receive_fault(qp, memory.view);
+                return Ok(());
+            }
+        }
+        let received = Received {
+            opcode: WcOpcode::Recv,
+            length: u32::try_from(length).unwrap_or(u32::MAX),
+            immediate: datagram.immediate,
+            invalidated: None,
+            solicited: datagram.solicited,
+        };
+        let mut completion = self.end_with_message(qp, &received);
+        completion.flags |= WcFlags::GRH;
+        completion.src_qpn = datagram.source;
+        completion.network = Some(datagram.network);
+        completion.service_level = datagram.service_level;
+        // An overrun has put the QP into its error state.
+        let _ = qp.recv_cq.push(&qp.state, memory.view, &completion);
+        tally.ud_delivered += 1;
+        Ok(())
+    }
+
+    /// Takes a receive for a datagram of `length` bytes with its header area. Returns `false` if the datagram is
+    /// dropped.
+    fn take_datagram(&mut self, qp: &Qp, view: &DmaView<'_>, qkey: u32, length: u64, tally: &mut Tally) -> bool {
+        if !qp.state.receives() {
+            tally.ud_dropped_no_qp += 1;
+            return false;
+        }
+        if self.attrs.qkey != qkey {
+            tally.ud_dropped_qkey += 1;
+            return false;
+        }
+        if self.take_receive(qp, view, None).is_err() {
+            tally.ud_dropped_no_receive += 1;
+            return false;
+        }
+        if length > Sge::total_length(&self.recv.sges) {
+            // The receive is used up and says so (interface specification 9.8). The QP goes on: otherwise anybody who
+            // knows the Q_Key could end it with one long datagram.
+            tally.ud_too_long += 1;
+            self.end_receive(qp, view, WcStatus::LocalLength);
+            return false;
+        }
+        true
+    }
+
+    /// Publishes the receives that have ended.
     #[inline]
     fn publish(&mut self, qp: &Qp, view: &DmaView<'_>) {
-        if !self.news.is_empty() {
-            let told = qp.recv_cq.push_all(qp, view, &self.news);
-            self.told += told;
-            self.lost |= told < self.news.len();
-            self.news.clear();
+        if !self.pending.is_empty() {
+            let published = qp.recv_cq.push_all(&qp.state, view, &self.pending);
+            self.receives_published += published;
+            self.lost |= published < self.pending.len();
+            self.pending.clear();
         }
     }
 
-    /// Reports the receives that have ended. When the queue had no room for all, gives how many were reported since the last
-    /// call.
+    /// Publishes the receives that have ended. When the queue had no room for all, returns how many were published
+    /// since the last call.
     #[inline]
     pub(crate) fn end_batch(&mut self, qp: &Qp, view: &DmaView<'_>) -> Option<usize> {
         self.publish(qp, view);
-        let told = std::mem::take(&mut self.told);
-        std::mem::take(&mut self.lost).then_some(told)
+        let published = std::mem::take(&mut self.receives_published);
+        std::mem::take(&mut self.lost).then_some(published)
     }
 
     /// Ends the receive in use with an error, and the QP with it.
-    pub(crate) fn fail_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus, nak: Nak) -> Nak {
+    fn fail_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus, nak: NakReason) -> NakReason {
         Counters::bump(&qp.adapter.counters.refused_requests);
         self.end_receive(qp, view, status);
         self.enter_error(qp, view);
@@ -327,69 +397,61 @@ impl Responder {
     }
 
     /// Ends the receive in use with an error.
-    pub(crate) fn end_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus) {
+    pub(super) fn end_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus) {
         self.publish(qp, view);
         if std::mem::take(&mut self.in_use) {
             let completion = Completion::new(qp.cookie, self.recv.wr_id, WcOpcode::Recv, status);
-            let _ = qp.recv_cq.push(qp, view, &completion);
+            let _ = qp.recv_cq.push(&qp.state, view, &completion);
         }
     }
 
     /// Refuses a request that has no receive to fail: the consumer hears of it by an event.
-    pub(crate) fn refuse(&mut self, qp: &Qp, view: &DmaView<'_>, nak: Nak) -> Nak {
+    pub(crate) fn refuse(&mut self, qp: &Qp, view: &DmaView<'_>, nak: NakReason) -> NakReason {
         Counters::bump(&qp.adapter.counters.refused_requests);
         self.publish(qp, view);
         match nak {
-            Nak::InvalidRequest => qp.event(view, QpEvent::RequestError),
-            Nak::RemoteAccess => qp.event(view, QpEvent::AccessError),
-            Nak::Silence | Nak::NotReady(_) | Nak::RemoteOperation => {}
+            NakReason::InvalidRequest => qp.event(view, QpEvent::RequestError),
+            NakReason::RemoteAccess => qp.event(view, QpEvent::AccessError),
+            NakReason::Silence | NakReason::NotReady(_) | NakReason::RemoteOperation => {}
         }
         self.enter_error(qp, view);
         nak
     }
 
     /// Ends the QP from this side. Its requester may belong to another thread: the ready queue flushes the rest.
-    pub(super) fn enter_error(&mut self, qp: &Qp, view: &DmaView<'_>) {
-        if qp.set_error() {
+    fn enter_error(&mut self, qp: &Qp, view: &DmaView<'_>) {
+        if qp.state.enter_error(ErrorCause::Responder) {
             self.flush(qp, view, &mut Budget::new(u64::MAX, FLUSH_AT_ONCE), &mut Tally::default());
-            qp.kick();
         }
-    }
-
-    /// Flushes the receive in use and those in the ring. `false`: the budget ended first.
-    pub(super) fn flush(&mut self, qp: &Qp, view: &DmaView<'_>, budget: &mut Budget, tally: &mut Tally) -> bool {
-        self.epoch = self.epoch.wrapping_add(1);
-        self.end_receive(qp, view, WcStatus::Flushed);
-        if qp.srq.is_some() {
-            if !std::mem::replace(&mut self.last_wqe_raised, true) {
-                qp.event(view, QpEvent::LastWqeReached);
-            }
-            return true;
-        }
-        while !self.broken
-            && let Some(source) = &mut self.source
-        {
-            if budget.spent() {
-                return false;
-            }
-            budget.take_request();
-            match source.pop(view, &mut self.recv) {
-                Ok(true) => {
-                    self.in_use = true;
-                    self.end_receive(qp, view, WcStatus::Flushed);
-                    tally.flushed += 1;
-                }
-                Ok(false) => break,
-                Err(_) => self.broken = true,
-            }
-        }
-        true
     }
 }
 
-/// A remote range as a list of one element.
+/// A range of this side's memory that a peer names, as a list of one element.
 #[inline]
 pub(crate) fn remote_sge(remote: RemoteAddress, length: u64) -> Sge {
     // Messages are at most 2^31 bytes long.
     Sge { addr: remote.addr, length: u32::try_from(length).unwrap_or(u32::MAX), lkey: remote.rkey }
+}
+
+/// Such a list, with the right that the peer's operation needs.
+#[inline]
+pub(crate) fn remote_list<'a>(qp: &Qp, memory: Memory<'a>, sges: &'a [Sge; 1], need: Access) -> SgList<'a> {
+    SgList { memory, sges, pd: qp.pd, need }
+}
+
+/// Changes eight aligned bytes of this side for a peer in one step, and returns the value before.
+///
+/// # Errors
+/// They cannot be accessed.
+pub(crate) fn execute_atomic(
+    qp: &Qp,
+    memory: Memory<'_>,
+    remote: RemoteAddress,
+    change: AtomicChange,
+) -> Result<u64, AccessError> {
+    let Memory { view, mrs } = memory;
+    mrs.lookup(remote.rkey, qp.pd, remote.addr, 8, Access::REMOTE_ATOMIC)
+        .and_then(|region| region.locate(remote.addr))
+        .and_then(|(bus, _)| view.update_u64(bus, |old| change.apply(old)).ok())
+        .ok_or(AccessError)
 }

@@ -93,7 +93,7 @@ fn strangers_cost_no_memory() {
     }
     world.rxe.run_ready();
     assert_eq!(node.counter("wire_dropped_address"), 1000);
-    assert!(end.qp.0.responder.lock().wire.is_none());
+    assert!(end.qp.endpoint.wire_load().is_none());
     assert!(taken(&cable).is_empty(), "nobody is answered");
 }
 
@@ -118,7 +118,7 @@ fn a_peer_that_does_not_listen_costs_little_memory() {
         give(&cable, &write);
         give(&cable, &again);
         world.rxe.run_ready();
-        let load = end.qp.0.responder.lock().wire.as_ref().unwrap().load();
+        let load = end.qp.endpoint.wire_load().unwrap();
         (kept, owed) = (load.0.max(kept), load.1.max(owed));
     }
     assert_eq!(kept, 128);

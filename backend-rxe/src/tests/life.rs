@@ -162,8 +162,8 @@ pub(super) fn nothing_is_left_behind() {
         let left = a.qp(QpType::Rc);
         left.connect(&left, |_| {});
         left.send(1, &[]);
-        let weak = std::sync::Arc::downgrade(&left.qp.0);
-        let adapter = std::sync::Arc::downgrade(&a.hca.0);
+        let weak = std::sync::Arc::downgrade(&left.qp.endpoint);
+        let adapter = std::sync::Arc::downgrade(a.hca.adapter());
         (adapter, weak)
     };
     world.settle();

@@ -73,7 +73,7 @@ pub(super) fn an_early_look_costs_no_retry() {
     pair.left.send(1, &[]);
     for _ in 0..100 {
         // A doorbell of the peer that brings nothing.
-        pair.left.qp.0.wake();
+        pair.left.qp.endpoint.qp().task().wake();
         pair.world.rxe.run_ready();
         pair.left.qp.notify_send();
     }

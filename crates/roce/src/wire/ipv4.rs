@@ -70,7 +70,7 @@ impl Ipv4 {
     }
 
     /// The header with its checksum. `total_len` counts the header.
-    pub(super) fn to_bytes(self, total_len: u16) -> [u8; Self::LEN] {
+    pub fn to_bytes(self, total_len: u16) -> [u8; Self::LEN] {
         let mut header = [0; Self::LEN];
         put::<0, _, _>(&mut header, [0x45, self.traffic_class]);
         put::<2, _, _>(&mut header, total_len.to_be_bytes());

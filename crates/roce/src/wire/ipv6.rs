@@ -38,7 +38,8 @@ impl Ipv6 {
         Ok((Self { traffic_class, flow_label, hop_limit, source, destination }, payload_len))
     }
 
-    pub(super) fn to_bytes(self, payload_len: u16) -> [u8; Self::LEN] {
+    /// The header in front of `payload_len` bytes.
+    pub fn to_bytes(self, payload_len: u16) -> [u8; Self::LEN] {
         let Self { traffic_class, flow_label, hop_limit, source, destination } = self;
         let next_header = PROTOCOL_UDP;
         join(

@@ -25,13 +25,14 @@ counters! {
         wire_dropped_damaged,
         /// Packets to or from an address that has no business here.
         wire_dropped_address,
-        /// Packets to an address of ours with the tag of another VLAN, without the tag of its VLAN, or with one where it has none.
+        /// Packets to an address of ours with the tag of another VLAN, without the tag of its VLAN, or with one where
+        /// it has none.
         wire_dropped_vlan,
         /// Packets to a QPN that does not exist.
         wire_dropped_no_qp,
         /// Packets that a QP does not take: wrong service, partition or version, or not in a state to receive.
         wire_dropped_refused,
-        /// Packets of a QP that already waits for too many answers.
+        /// Packets of a QP that has too many packets that wait for responses to leave first.
         wire_dropped_deferred,
         /// Packets of queue pairs that a switch marked for congestion.
         wire_marked,
@@ -45,13 +46,13 @@ counters! {
         wire_rate_cuts,
         /// Times that a packet had to wait for the rate of its QP.
         wire_paced,
-        /// Packets sent again.
+        /// Packets retransmitted.
         wire_resent,
-        /// Times that nothing was confirmed for a few round trips, so that the oldest packet was sent again.
+        /// Times that nothing was acknowledged for a few round trips, so that the oldest packet was retransmitted.
         wire_probes,
-        /// Times that a deadline waited, because answers were here that nobody had read yet.
+        /// Times that an ACK timeout was put off, because received packets still waited in the socket.
         wire_unread,
-        /// Requests that were not answered in time.
+        /// ACK timeouts.
         wire_timeouts,
         /// Gaps that a peer reported.
         wire_sequence_naks,

@@ -1,11 +1,14 @@
-//! Scatter/gather lists: checking them and copying between two of them.
+//! Guest memory that is held, and scatter/gather lists in it: checking them and copying between two of them.
 
 use std::sync::atomic::{Ordering, fence};
 
+use parking_lot::RwLockReadGuard;
 use pvrdma_guest_memory::{Direction, DmaView};
+use pvrdma_roce::AccessError;
 use pvrdma_verbs::{Access, Sge};
 use vm_memory::{Bytes, VolatileSlice};
 
+use crate::adapter::Adapter;
 use crate::mr::{MrTable, RegionRef};
 
 /// Held guest memory of one adapter: its map and its keys.
@@ -15,22 +18,16 @@ pub(crate) struct Memory<'h> {
     pub(crate) mrs: &'h MrTable,
 }
 
-/// Which side of a copy could not be accessed.
+/// Which list of a copy could not be accessed.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Fault {
+pub(crate) enum FaultyList {
     Source,
     Target,
 }
 
-/// Bytes that a list names.
-#[inline]
-pub(crate) fn total(sges: &[Sge]) -> u64 {
-    Sge::total_length(sges)
-}
-
 /// A list of memory, with what is needed to reach it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Scatter<'a> {
+pub(crate) struct SgList<'a> {
     pub(crate) memory: Memory<'a>,
     pub(crate) sges: &'a [Sge],
     pub(crate) pd: u32,
@@ -38,8 +35,8 @@ pub(crate) struct Scatter<'a> {
     pub(crate) need: Access,
 }
 
-impl<'a> Scatter<'a> {
-    /// Whether every non-empty element may be accessed.
+impl<'a> SgList<'a> {
+    /// Returns `true` if every non-empty element may be accessed.
     #[inline]
     pub(crate) fn allowed(&self) -> bool {
         self.sges.iter().all(|sge| {
@@ -55,11 +52,11 @@ impl<'a> Scatter<'a> {
     }
 
     /// Copies from the list at `offset` into `out`.
-    pub(crate) fn read(self, offset: u64, mut out: &mut [u8]) -> Result<(), Fault> {
+    pub(crate) fn read(self, offset: u64, mut out: &mut [u8]) -> Result<(), AccessError> {
         let mut cursor = self.cursor(offset);
         while !out.is_empty() {
-            let (addr, len) = cursor.piece(out.len() as u64).ok_or(Fault::Source)?;
-            let piece = self.memory.view.piece(addr, len, Direction::Read).map_err(|_| Fault::Source)?;
+            let (addr, len) = cursor.piece(out.len() as u64).ok_or(AccessError)?;
+            let piece = self.memory.view.piece(addr, len, Direction::Read).map_err(|_| AccessError)?;
             piece.copy_to(out);
             cursor.advance(piece.len() as u64);
             out = out.get_mut(piece.len()..).unwrap_or_default();
@@ -68,11 +65,11 @@ impl<'a> Scatter<'a> {
     }
 
     /// Copies `data` into the list at `offset`.
-    pub(crate) fn write(self, offset: u64, mut data: &[u8]) -> Result<(), Fault> {
+    pub(crate) fn write(self, offset: u64, mut data: &[u8]) -> Result<(), AccessError> {
         let mut cursor = self.cursor(offset);
         while !data.is_empty() {
-            let (addr, len) = cursor.piece(data.len() as u64).ok_or(Fault::Target)?;
-            let piece = self.memory.view.piece(addr, len, Direction::Write).map_err(|_| Fault::Target)?;
+            let (addr, len) = cursor.piece(data.len() as u64).ok_or(AccessError)?;
+            let piece = self.memory.view.piece(addr, len, Direction::Write).map_err(|_| AccessError)?;
             piece.copy_from(data);
             cursor.advance(piece.len() as u64);
             data = data.get(piece.len()..).unwrap_or_default();
@@ -83,7 +80,7 @@ impl<'a> Scatter<'a> {
 
 /// A position in a list.
 struct Cursor<'a> {
-    list: Scatter<'a>,
+    list: SgList<'a>,
     /// The element after the current one.
     next: usize,
     /// Bytes to leave out before the next piece.
@@ -95,7 +92,8 @@ struct Cursor<'a> {
 }
 
 impl Cursor<'_> {
-    /// Bus address and length of the next piece, at most `max` bytes. `None`: the list is at its end or may not be used.
+    /// Bus address and length of the next piece, at most `max` bytes. `None`: the list is at its end or may not be
+    /// used.
     #[inline]
     fn piece(&mut self, max: u64) -> Option<(u64, u64)> {
         while self.left == 0 {
@@ -132,18 +130,19 @@ impl Cursor<'_> {
 /// The caller has checked both lists; a fault here means that memory or a fast registration went away since then.
 #[inline]
 pub(crate) fn transfer(
-    (from, from_offset): (Scatter<'_>, u64),
-    (to, to_offset): (Scatter<'_>, u64),
+    (from, from_offset): (SgList<'_>, u64),
+    (to, to_offset): (SgList<'_>, u64),
     len: u64,
     ordered: bool,
-) -> Result<(), Fault> {
+) -> Result<(), FaultyList> {
     let (mut source, mut target) = (from.cursor(from_offset), to.cursor(to_offset));
     let mut left = len;
     while left > 0 {
-        let (from_addr, from_len) = source.piece(left).ok_or(Fault::Source)?;
-        let (to_addr, count) = target.piece(from_len).ok_or(Fault::Target)?;
-        let read = from.memory.view.piece(from_addr, count, Direction::Read).map_err(|_| Fault::Source)?;
-        let write = to.memory.view.piece(to_addr, read.len() as u64, Direction::Write).map_err(|_| Fault::Target)?;
+        let (from_addr, from_len) = source.piece(left).ok_or(FaultyList::Source)?;
+        let (to_addr, count) = target.piece(from_len).ok_or(FaultyList::Target)?;
+        let read = from.memory.view.piece(from_addr, count, Direction::Read).map_err(|_| FaultyList::Source)?;
+        let write =
+            to.memory.view.piece(to_addr, read.len() as u64, Direction::Write).map_err(|_| FaultyList::Target)?;
         let count = write.len() as u64;
         if ordered && count == left {
             copy_ordered(&read, &write);
@@ -157,8 +156,8 @@ pub(crate) fn transfer(
     Ok(())
 }
 
-/// Copies, the last word in one access after everything else. A program that polls the end of a buffer then sees the rest.
-/// `from` is at least as long as `to`.
+/// Copies, the last word in one access after everything else. A program that polls the end of a buffer then sees the
+/// rest. `from` is at least as long as `to`.
 #[inline]
 fn copy_ordered(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>) {
     let len = to.len();
@@ -191,4 +190,60 @@ fn tail<const N: usize>(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, len: u
         _ => to.store(word[0], body, Ordering::Release),
     }
     .is_ok()
+}
+
+/// Guest memory of one or two adapters, held: maps in the order of their spaces, then region tables in the order of
+/// their adapters (see the crate documentation). Adapters on the same space share one view.
+#[derive(Debug)]
+pub(crate) struct MemoryGuard<'a> {
+    own_view: DmaView<'a>,
+    own_mrs: RwLockReadGuard<'a, MrTable>,
+    /// `None` when the space is ours.
+    peer_view: Option<DmaView<'a>>,
+    /// `None` when the adapter is ours, or there is no peer.
+    peer_mrs: Option<RwLockReadGuard<'a, MrTable>>,
+}
+
+impl<'a> MemoryGuard<'a> {
+    pub(crate) fn open(own: &'a Adapter, peer: Option<&'a Adapter>) -> Self {
+        let peer = peer.filter(|peer| peer.id != own.id);
+        let (own_view, peer_view) = match peer.filter(|peer| peer.memory.id() != own.memory.id()) {
+            None => (own.memory.view(), None),
+            Some(peer) if own.memory.id() < peer.memory.id() => {
+                let view = own.memory.view();
+                (view, Some(peer.memory.view()))
+            }
+            Some(peer) => {
+                let view = peer.memory.view();
+                (own.memory.view(), Some(view))
+            }
+        };
+        let (own_mrs, peer_mrs) = match peer {
+            None => (own.mrs.read(), None),
+            Some(peer) if own.id < peer.id => {
+                let mrs = own.mrs.read();
+                (mrs, Some(peer.mrs.read()))
+            }
+            Some(peer) => {
+                let mrs = peer.mrs.read();
+                (own.mrs.read(), Some(mrs))
+            }
+        };
+        Self { own_view, own_mrs, peer_view, peer_mrs }
+    }
+
+    /// The adapter's own memory.
+    #[inline]
+    pub(crate) fn own(&self) -> Memory<'_> {
+        Memory { view: &self.own_view, mrs: &self.own_mrs }
+    }
+
+    /// The peer's memory, which may be our own.
+    #[inline]
+    pub(crate) fn peer(&self) -> Memory<'_> {
+        Memory {
+            view: self.peer_view.as_ref().unwrap_or(&self.own_view),
+            mrs: self.peer_mrs.as_ref().unwrap_or(&self.own_mrs),
+        }
+    }
 }

@@ -1,16 +1,16 @@
 //! A link with a bounded queue in front of it.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-
-use crate::qp::Qp;
 use pvrdma_ether_link::{Frames, Link};
 
-/// Bytes that wait for a link at most. Who builds packets stops when anything waits, so this holds the last batches of those
-/// that were under way.
+use crate::task::Task;
+
+/// Bytes that wait for a link at most. Who builds packets stops when anything waits, so this holds the last batches of
+/// those that were in flight.
 const MAX_WAITING: usize = 4 << 20;
 
 #[derive(Debug, Default)]
@@ -18,31 +18,31 @@ struct Backlog {
     frames: Frames,
     /// Frames before this have left.
     from: usize,
-    /// Who wants to know when there is room, by number.
-    waiters: HashMap<u32, Weak<Qp>>,
+    /// Who wants to know when there is room, each once: by address.
+    waiters: HashMap<usize, Arc<Task>>,
 }
 
 /// One direction of one link.
 #[derive(Debug)]
-pub(crate) struct Lane {
+pub(crate) struct TxQueue {
     pub(crate) link: Arc<dyn Link>,
     backlog: Mutex<Backlog>,
     /// Something waits.
     full: AtomicBool,
 }
 
-impl Lane {
+impl TxQueue {
     pub(crate) fn new(link: Arc<dyn Link>) -> Self {
         Self { link, backlog: Mutex::default(), full: AtomicBool::new(false) }
     }
 
-    /// Whether the link does not keep up.
+    /// Returns `true` if the link does not keep up.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
         self.full.load(Ordering::Acquire)
     }
 
-    /// Sends frames, or keeps them until there is room. Gives how many were dropped.
+    /// Sends frames, or keeps them until there is room. Returns how many were dropped.
     pub(crate) fn send(&self, frames: &Frames) -> u64 {
         let mut backlog = self.backlog.lock();
         let taken = if self.is_full() { 0 } else { self.link.send(frames, 0) };
@@ -58,8 +58,8 @@ impl Lane {
         dropped
     }
 
-    /// Has `qp` run when there is room again. `false`: there is room now.
-    pub(crate) fn wait_for_room(&self, qp: &Qp) -> bool {
+    /// Schedules `task` when there is room again. Returns `false` if there is room now.
+    pub(crate) fn wait_for_room(&self, task: &Arc<Task>) -> bool {
         if !self.is_full() {
             return false;
         }
@@ -67,7 +67,7 @@ impl Lane {
         // Under the lock: a flush between the two looks would not see us.
         let full = self.is_full();
         if full {
-            backlog.waiters.insert(qp.qpn.get(), Weak::clone(&qp.me));
+            backlog.waiters.insert(Arc::as_ptr(task).addr(), Arc::clone(task));
         }
         full
     }
@@ -89,8 +89,8 @@ impl Lane {
             self.full.store(false, Ordering::Release);
             std::mem::take(waiters)
         };
-        for qp in waiters.into_values().filter_map(|qp| qp.upgrade()) {
-            qp.kick();
+        for task in waiters.into_values() {
+            task.schedule();
         }
     }
 }

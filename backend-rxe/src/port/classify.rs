@@ -8,7 +8,8 @@ use pvrdma_roce::wire::{EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT};
 const UDP_DESTINATION: usize = 2;
 const IPV6_LEN: usize = 40;
 
-/// Whether a frame is RoCE and addressed to `mac`. It need not be correct: a malformed RoCE frame is no use to anybody else.
+/// Returns `true` if a frame is RoCE and addressed to `mac`. It need not be correct: a malformed RoCE frame is no use
+/// to anybody else.
 pub(crate) fn is_for_rdma(frame: &[u8], mac: MacAddr) -> bool {
     let Ok((ethernet, kind, body)) = Ethernet::parse(frame) else { return false };
     ethernet.destination == mac

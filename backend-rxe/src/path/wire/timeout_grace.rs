@@ -1,12 +1,12 @@
-//! Answers that are here and not read yet: a deadline that passes meanwhile says nothing about the network.
+//! Suppresses ACK timeouts while received packets still wait in the socket.
 //!
-//! On a busy machine the port's thread gets the processor later than the one that looks after deadlines, and then what seems
-//! lost lies in the socket.
+//! On a busy machine the port's thread gets the processor later than the one that looks after deadlines, and then what
+//! seems lost lies in the socket.
 
 use std::time::Duration;
 
-use super::counters::PortCounters;
-use super::port::Port;
+use crate::port::Port;
+use crate::port::counters::PortCounters;
 
 /// When to look again.
 const AGAIN: Duration = Duration::from_micros(200);
@@ -15,14 +15,14 @@ const BATCHES: u64 = 16;
 
 /// Patience of a requester whose deadline has passed.
 #[derive(Debug, Default)]
-pub(super) struct Unread {
+pub(super) struct TimeoutGrace {
     /// Batches that the port had read when the deadline had passed.
     since: Option<u64>,
     until: Option<Duration>,
 }
 
-impl Unread {
-    /// Whether the deadline has passed and counts.
+impl TimeoutGrace {
+    /// Returns `true` if the deadline has passed and counts.
     pub(super) fn is_over(&mut self, deadline: Option<Duration>, now: Duration, port: &Port) -> bool {
         self.until = None;
         if deadline.is_none_or(|deadline| deadline > now) {

@@ -1,7 +1,7 @@
 //! What a device may do on its network: its VLAN, its address, and the marks on its packets.
 //!
-//! The rules are those of a virtual switch's port. A port with a VLAN is an access port: its two functions send without tags
-//! and never see one, the network sees all their frames in that VLAN and gives them no others.
+//! The rules are those of a virtual switch's port. A port with a VLAN is an access port: its two functions send without
+//! tags and never see one, the network sees all their frames in that VLAN and gives them no others.
 
 use pvrdma_verbs::MacAddr;
 
@@ -15,8 +15,8 @@ const TAG_AT: usize = 12;
 /// Rules of a port. The default is an untagged port that sends from its own address only.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct PortRules {
-    /// IEEE 802.1Q VLAN of both functions, 1 to 4094. Without one each GID has the VLAN that it was bound with, and frames of
-    /// the network function pass as they are.
+    /// IEEE 802.1Q VLAN of both functions, 1 to 4094. Without one each GID has the VLAN that it was bound with, and
+    /// frames of the network function pass as they are.
     pub vlan: Option<u16>,
     /// RDMA packets of no VLAN carry their priority in a tag with VLAN 0.
     pub priority_tags: bool,
@@ -28,7 +28,7 @@ pub struct PortRules {
 
 /// Why a frame of the network function goes nowhere.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Stopped {
+pub(super) enum Violation {
     /// It is not from the device's address.
     Forged,
     /// Its tag, or the lack of one, puts it into another VLAN.
@@ -36,29 +36,29 @@ pub(super) enum Stopped {
 }
 
 impl PortRules {
-    /// EgressMarking of RDMA packets.
+    /// How RDMA packets are marked.
     pub(super) fn marks(&self) -> EgressMarking {
         EgressMarking { priority_tags: self.priority_tags, ecn: self.congestion.is_some() }
     }
 
-    /// Whether a frame goes from the network function to the network as it is.
+    /// Returns `true` if a frame goes from the network function to the network as it is.
     pub(super) fn passes_as_it_is(&self, frame: &[u8], mac: MacAddr) -> bool {
         self.vlan.is_none() && (self.allow_forged || frame.get(6..TAG_AT) == Some(&mac.0))
     }
 
     /// Appends a frame of the network function as the network gets it.
-    pub(super) fn outgoing(&self, frame: &[u8], mac: MacAddr, out: &mut Frames) -> Result<(), Stopped> {
+    pub(super) fn outgoing(&self, frame: &[u8], mac: MacAddr, out: &mut Frames) -> Result<(), Violation> {
         // A frame without a header has no source either.
-        let (ethernet, ..) = Ethernet::parse(frame).map_err(|_| Stopped::Forged)?;
+        let (ethernet, ..) = Ethernet::parse(frame).map_err(|_| Violation::Forged)?;
         if !self.allow_forged && ethernet.source != mac {
-            return Err(Stopped::Forged);
+            return Err(Violation::Forged);
         }
         let Some(vid) = self.vlan else {
             out.push(frame);
             return Ok(());
         };
         if ethernet.vlan_id().is_some() {
-            return Err(Stopped::Vlan);
+            return Err(Violation::Vlan);
         }
         let priority = ethernet.vlan.unwrap_or_default();
         let [high, low] = Vlan { vid, ..priority }.tci();
@@ -69,14 +69,14 @@ impl PortRules {
     }
 
     /// Appends a frame of the network as the network function gets it.
-    pub(super) fn incoming(&self, frame: &[u8], out: &mut Frames) -> Result<(), Stopped> {
+    pub(super) fn incoming(&self, frame: &[u8], out: &mut Frames) -> Result<(), Violation> {
         let Some(vid) = self.vlan else {
             out.push(frame);
             return Ok(());
         };
-        let (ethernet, ..) = Ethernet::parse(frame).map_err(|_| Stopped::Vlan)?;
+        let (ethernet, ..) = Ethernet::parse(frame).map_err(|_| Violation::Vlan)?;
         if ethernet.vlan_id() != Some(vid) {
-            return Err(Stopped::Vlan);
+            return Err(Violation::Vlan);
         }
         push_parts(out, [frame.get(..TAG_AT), frame.get(TAG_AT + Ethernet::TAG_LEN..), None]);
         Ok(())
@@ -107,7 +107,7 @@ mod tests {
         [&[0xff; 6], &source.0[..], tag, &[8, 6], b"body"].concat()
     }
 
-    fn out(rules: &PortRules, frame: &[u8]) -> Result<Vec<u8>, Stopped> {
+    fn out(rules: &PortRules, frame: &[u8]) -> Result<Vec<u8>, Violation> {
         let mut frames = Frames::default();
         let passed = rules.outgoing(frame, MAC, &mut frames);
         assert_eq!(frames.len(), usize::from(passed.is_ok()));
@@ -120,8 +120,8 @@ mod tests {
         let (own, other) = (frame(MAC, &[]), frame(MacAddr([9; 6]), &[]));
         assert!(rules.passes_as_it_is(&own, MAC) && !rules.passes_as_it_is(&other, MAC));
         assert_eq!(out(&rules, &own).unwrap(), own);
-        assert_eq!(out(&rules, &other), Err(Stopped::Forged));
-        assert!((0..14).all(|len| out(&rules, &own[..len]) == Err(Stopped::Forged)));
+        assert_eq!(out(&rules, &other), Err(Violation::Forged));
+        assert!((0..14).all(|len| out(&rules, &own[..len]) == Err(Violation::Forged)));
         assert!((0..12).all(|len| !rules.passes_as_it_is(&own[..len], MAC)));
         let tagged = frame(MAC, &[0x81, 0, 0, 42]);
         assert_eq!(out(&rules, &tagged).unwrap(), tagged);
@@ -138,11 +138,11 @@ mod tests {
         assert_eq!(out(&rules, &plain).unwrap(), tagged);
         // A priority tag keeps its priority.
         assert_eq!(out(&rules, &frame(MAC, &[0x81, 0, 0x60, 0])).unwrap(), frame(MAC, &[0x81, 0, 0x60, 42]));
-        assert_eq!(out(&rules, &tagged), Err(Stopped::Vlan));
+        assert_eq!(out(&rules, &tagged), Err(Violation::Vlan));
         let mut frames = Frames::default();
         assert_eq!(rules.incoming(&tagged, &mut frames), Ok(()));
         for wrong in [plain.as_slice(), &frame(MAC, &[0x81, 0, 0, 43]), &frame(MAC, &[0x81, 0, 0x60, 0]), &plain[..9]] {
-            assert_eq!(rules.incoming(wrong, &mut frames), Err(Stopped::Vlan));
+            assert_eq!(rules.incoming(wrong, &mut frames), Err(Violation::Vlan));
         }
         assert_eq!(frames.iter().collect::<Vec<_>>(), [plain]);
     }

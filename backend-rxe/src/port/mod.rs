@@ -1,31 +1,35 @@
 //! A port: the links of one device and the thread that serves them.
 
+mod classify;
+pub(crate) mod counters;
+pub(crate) mod policy;
+mod tx_queue;
+
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Count, Counter, Gid, MacAddr, Mtu};
+use pvrdma_verbs::{Count, Counter, MacAddr, Mtu, Qpn, VerbsError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
-use super::counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
-use super::flight::Flight;
-use super::frame::is_for_rdma;
-use super::lane::Lane;
-use super::receive::Inbox;
-use super::rules::{PortRules, Stopped};
-use super::{BATCH, ETHERNET_LEN};
 use crate::capture::{CaptureLink, Point};
-use crate::hca::Adapter;
-use crate::qp::Qp;
-use crate::rxe::Shared;
+use classify::is_for_rdma;
+use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
+use policy::{PortRules, Violation};
 use pvrdma_ether_link::{Frames, Link};
 use pvrdma_roce::{Congestion, EgressMarking, ReorderBudget};
+use tx_queue::TxQueue;
 
+/// Frames that a path builds while guest memory is held.
+pub(crate) const BATCH: usize = 32;
+/// Bytes before the network header that count towards a frame but not towards the MTU.
+const ETHERNET_LEN: usize = 18;
 /// Room for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
 const OVERHEAD: u32 = 96;
 /// Frames that are taken from a link at a time.
@@ -48,23 +52,33 @@ pub struct PortConfig {
     pub rules: PortRules,
 }
 
+/// Who takes the RoCE frames of a port.
+pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
+    /// Takes a frame. Returns `false` if there is no RDMA function behind the port.
+    fn receive(&mut self, port: &Port, frame: &[u8]) -> bool;
+
+    /// The batch is through: sends what is owed for it, and what the `resumed` QPs owe. Returns `true` if there is more
+    /// to do at once.
+    fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool;
+}
+
 /// The port of a device.
 #[derive(Debug)]
 pub(crate) struct Port {
     mac: MacAddr,
     mtu: u32,
     rules: PortRules,
-    pub(super) uplink: Lane,
-    nic: Option<Lane>,
+    pub(crate) uplink: TxQueue,
+    nic: Option<TxQueue>,
     pub(crate) counters: PortCounters,
     /// Packets that wait for lost ones.
-    pub(super) buffered: ReorderBudget,
-    /// What is under way, by peer.
-    flights: Mutex<HashMap<Gid, Weak<Flight>>>,
-    adapter: Mutex<Weak<Adapter>>,
-    inbox: Mutex<Inbox>,
+    pub(crate) buffered: ReorderBudget,
+    /// Held by the thread that services the port.
+    inbox: Mutex<Option<Box<dyn RoceReceiver>>>,
+    /// Takes the place of `inbox` with the next batch.
+    next_inbox: Mutex<Option<Box<dyn RoceReceiver>>>,
     /// Responders whose turn has come: their rate had them wait.
-    resumed: Mutex<Vec<Weak<Qp>>>,
+    resumed: Mutex<Vec<Qpn>>,
     spare: Mutex<Vec<Frames>>,
     /// Times that [`Self::service`] has read what came.
     batches: AtomicU64,
@@ -78,13 +92,12 @@ impl Port {
             mac,
             mtu: config.mtu,
             rules: config.rules,
-            uplink: Lane::new(Arc::new(CaptureLink::new(config.uplink, point))),
-            nic: config.nic.map(Lane::new),
+            uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point))),
+            nic: config.nic.map(TxQueue::new),
             counters: PortCounters::default(),
             buffered: ReorderBudget::default(),
-            flights: Mutex::default(),
-            adapter: Mutex::default(),
             inbox: Mutex::default(),
+            next_inbox: Mutex::default(),
             resumed: Mutex::default(),
             spare: Mutex::default(),
             batches: AtomicU64::new(0),
@@ -93,42 +106,30 @@ impl Port {
         })
     }
 
-    pub(crate) const fn mac(&self) -> MacAddr {
-        self.mac
-    }
-
     /// The VLAN that everything behind the port is in.
     pub(crate) const fn vlan(&self) -> Option<u16> {
         self.rules.vlan
     }
 
-    /// EgressMarking of the packets of queue pairs.
+    /// How the packets of queue pairs are marked.
     pub(crate) fn marks(&self) -> EgressMarking {
         self.rules.marks()
     }
 
     /// Parameters of congestion control, if it is on.
-    pub(super) const fn congestion(&self) -> Option<&Congestion> {
+    pub(crate) const fn congestion(&self) -> Option<&Congestion> {
         self.rules.congestion.as_ref()
     }
 
-    /// Has a responder that waited give its answers.
-    pub(super) fn resume(&self, qp: &Qp) {
-        self.resumed.lock().push(Weak::clone(&qp.me));
+    /// A responder that waited may send its responses.
+    pub(crate) fn resume(&self, qpn: Qpn) {
+        self.resumed.lock().push(qpn);
         self.wake();
     }
 
-    pub(super) fn take_resumed(&self, owing: &mut Vec<Weak<Qp>>) {
-        for qp in self.resumed.lock().drain(..) {
-            if !owing.iter().any(|known| Weak::ptr_eq(known, &qp)) {
-                owing.push(qp);
-            }
-        }
-    }
-
     /// The device behind the port, which is made anew whenever the guest's driver starts.
-    pub(crate) fn attach(&self, adapter: &Weak<Adapter>) {
-        *self.adapter.lock() = Weak::clone(adapter);
+    pub(crate) fn attach(&self, receiver: Box<dyn RoceReceiver>) {
+        *self.next_inbox.lock() = Some(receiver);
     }
 
     /// Largest path MTU whose packets the network carries.
@@ -137,18 +138,6 @@ impl Port {
             .into_iter()
             .find(|mtu| mtu.bytes() + OVERHEAD <= self.mtu)
             .unwrap_or(Mtu::M256)
-    }
-
-    /// The window to a peer, which all connections to it share.
-    pub(super) fn flight(&self, peer: Gid) -> Arc<Flight> {
-        let mut flights = self.flights.lock();
-        if let Some(flight) = flights.get(&peer).and_then(Weak::upgrade) {
-            return flight;
-        }
-        flights.retain(|_, flight| flight.strong_count() > 0);
-        let flight = Arc::default();
-        flights.insert(peer, Arc::downgrade(&flight));
-        flight
     }
 
     /// An empty batch.
@@ -188,32 +177,33 @@ impl Port {
         }
     }
 
-    /// Has the thread look at everything again.
+    /// Wakes the thread, which then looks at everything again.
     fn wake(&self) {
         // It fails when the counter is full, and then the thread wakes up anyway.
         let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
     }
 
-    /// Does what there is to do without waiting. Whether there may be more.
+    /// Does what there is to do without waiting. Returns `true` if there may be more.
     pub(crate) fn service(&self) -> bool {
-        // Somebody else is at it: what they leave, they know of.
+        // Another thread is servicing the port and will pick up remaining work.
         let Some(mut inbox) = self.inbox.try_lock() else { return false };
+        if let Some(next) = self.next_inbox.lock().take() {
+            *inbox = Some(next);
+        }
         self.uplink.flush();
         let mut frames = self.buffer();
         self.uplink.link.receive(&mut frames, RECEIVE);
         let mut busy = !frames.is_empty();
-        let adapter = self.adapter.lock().upgrade();
         let mut passed = self.buffer();
         for frame in frames.iter() {
-            match &adapter {
-                Some(adapter) if is_for_rdma(frame, self.mac) => inbox.take(self, adapter, frame),
-                _ => {
-                    let result = self.rules.incoming(frame, &mut passed);
-                    self.count_stopped(result);
-                }
+            let taken =
+                is_for_rdma(frame, self.mac) && inbox.as_mut().is_some_and(|receiver| receiver.receive(self, frame));
+            if !taken {
+                self.count_violation(self.rules.incoming(frame, &mut passed));
             }
         }
-        busy |= inbox.answer(self);
+        let resumed = std::mem::take(&mut *self.resumed.lock());
+        busy |= inbox.as_mut().is_some_and(|receiver| receiver.respond(self, resumed));
         if let Some(nic) = &self.nic {
             nic.flush();
             self.pass(nic, &passed, &self.counters.passed_in);
@@ -223,7 +213,7 @@ impl Port {
             if !frames.iter().all(|frame| self.rules.passes_as_it_is(frame, self.mac)) {
                 passed.clear();
                 for frame in frames.iter() {
-                    self.count_stopped(self.rules.outgoing(frame, self.mac, &mut passed));
+                    self.count_violation(self.rules.outgoing(frame, self.mac, &mut passed));
                 }
                 std::mem::swap(&mut frames, &mut passed);
             }
@@ -240,12 +230,12 @@ impl Port {
     }
 
     /// How many batches were read.
-    pub(super) fn batches(&self) -> u64 {
+    pub(crate) fn batches(&self) -> u64 {
         self.batches.load(Ordering::Relaxed)
     }
 
-    /// Whether frames have come that no queue pair has got yet.
-    pub(super) fn has_unread(&self) -> bool {
+    /// Returns `true` if frames have come that no queue pair has got yet.
+    pub(crate) fn has_unread(&self) -> bool {
         if self.inbox.is_locked() {
             return true;
         }
@@ -254,23 +244,23 @@ impl Port {
         rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
-    fn count_stopped(&self, passed: Result<(), Stopped>) {
+    fn count_violation(&self, passed: Result<(), Violation>) {
         match passed {
             Ok(()) => {}
-            Err(Stopped::Forged) => PortCounters::bump(&self.counters.passed_dropped_forged),
-            Err(Stopped::Vlan) => PortCounters::bump(&self.counters.passed_dropped_vlan),
+            Err(Violation::Forged) => PortCounters::bump(&self.counters.passed_dropped_forged),
+            Err(Violation::Vlan) => PortCounters::bump(&self.counters.passed_dropped_vlan),
         }
     }
 
-    fn pass(&self, lane: &Lane, frames: &Frames, counter: &Count) {
+    fn pass(&self, queue: &TxQueue, frames: &Frames, counter: &Count) {
         if !frames.is_empty() {
-            let dropped = lane.send(frames);
+            let dropped = queue.send(frames);
             PortCounters::add(&self.counters.passed_dropped, dropped);
             PortCounters::add(counter, (frames.len() as u64).saturating_sub(dropped));
         }
     }
 
-    /// What the port and its links count.
+    /// Counters of the port and of its links.
     pub(crate) fn counts(&self) -> Vec<Counter> {
         let mut counts = self.counters.list();
         counts.push(wire_lost_in_link(self.uplink.link.lost()));
@@ -281,13 +271,13 @@ impl Port {
         counts
     }
 
-    fn lanes(&self) -> impl Iterator<Item = &Lane> {
+    fn queues(&self) -> impl Iterator<Item = &TxQueue> {
         [Some(&self.uplink), self.nic.as_ref()].into_iter().flatten()
     }
 
-    /// Whether a link holds frames that come without anything else happening.
+    /// Returns `true` if a link holds frames that come without anything else happening.
     pub(crate) fn is_holding(&self) -> bool {
-        self.lanes().any(|lane| lane.link.readiness().wait.is_some_and(|wait| wait <= SOON))
+        self.queues().any(|queue| queue.link.readiness().wait.is_some_and(|wait| wait <= SOON))
     }
 
     fn work(&self) {
@@ -300,9 +290,9 @@ impl Port {
 
     /// Blocks until a link has something, or somebody wakes us.
     fn wait(&self) {
-        let lanes: Vec<_> = self.lanes().map(|lane| (lane.link.readiness(), lane.is_full())).collect();
+        let queues: Vec<_> = self.queues().map(|queue| (queue.link.readiness(), queue.is_full())).collect();
         let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
-        for (readiness, full) in &lanes {
+        for (readiness, full) in &queues {
             if let Some(fd) = &readiness.readable {
                 fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
             }
@@ -310,7 +300,7 @@ impl Port {
                 fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT));
             }
         }
-        let wait = lanes.iter().filter_map(|(readiness, _)| readiness.wait).min();
+        let wait = queues.iter().filter_map(|(readiness, _)| readiness.wait).min();
         let timeout = wait.and_then(|wait| Timespec::try_from(wait).ok());
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
@@ -323,17 +313,47 @@ impl Port {
     }
 }
 
+/// Devices that are connected to a network, by address.
+#[derive(Debug, Default)]
+pub(crate) struct Ports(Mutex<HashMap<MacAddr, Arc<Port>>>);
+
+impl Ports {
+    /// The port of a device, if it has one.
+    pub(crate) fn get(&self, mac: MacAddr) -> Option<Arc<Port>> {
+        self.0.lock().get(&mac).cloned()
+    }
+
+    /// All ports.
+    pub(crate) fn all(&self) -> Vec<Arc<Port>> {
+        self.0.lock().values().cloned().collect()
+    }
+
+    /// Adds a port.
+    ///
+    /// # Errors
+    /// The device has one.
+    pub(crate) fn insert(&self, port: &Arc<Port>) -> Result<(), VerbsError> {
+        match self.0.lock().entry(port.mac) {
+            Entry::Occupied(_) => Err(VerbsError::InUse("MAC address")),
+            Entry::Vacant(entry) => {
+                entry.insert(Arc::clone(port));
+                Ok(())
+            }
+        }
+    }
+}
+
 /// Keeps a device connected. Dropping it takes the cable out.
 #[derive(Debug)]
 pub struct Uplink {
     port: Arc<Port>,
-    shared: Weak<Shared>,
+    ports: Arc<Ports>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Uplink {
-    pub(crate) fn start(port: Arc<Port>, shared: Weak<Shared>, threaded: bool) -> io::Result<Self> {
-        let mut uplink = Self { port, shared, thread: None };
+    pub(crate) fn start(port: Arc<Port>, ports: Arc<Ports>, threaded: bool) -> io::Result<Self> {
+        let mut uplink = Self { port, ports, thread: None };
         if threaded {
             let port = Arc::clone(&uplink.port);
             let name = format!("port-{}", port.mac);
@@ -342,7 +362,7 @@ impl Uplink {
         Ok(uplink)
     }
 
-    /// Figures of the port.
+    /// Counters of the port.
     pub fn counters(&self) -> Vec<Counter> {
         self.port.counts()
     }
@@ -350,9 +370,7 @@ impl Uplink {
 
 impl Drop for Uplink {
     fn drop(&mut self) {
-        if let Some(shared) = self.shared.upgrade() {
-            shared.ports.lock().remove(&self.port.mac);
-        }
+        self.ports.0.lock().remove(&self.port.mac);
         self.port.stopping.store(true, Ordering::Release);
         self.port.wake();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -360,5 +378,3 @@ impl Drop for Uplink {
         }
     }
 }
-
-const _: () = assert!(BATCH <= RECEIVE);

@@ -1,0 +1,75 @@
+//! An adapter: what the objects of one device share. It knows neither its queue pairs nor the ways to their peers.
+
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::RwLock;
+use pvrdma_guest_memory::{DmaSpace, DmaView, PageList, PinGuard};
+use pvrdma_roce::{EgressMarking, Origin};
+use pvrdma_verbs::{DeviceContext, EventSink};
+
+use crate::capture::{Captures, Point};
+use crate::counters::Counters;
+use crate::engine::Engine;
+use crate::gid::{BoundGid, GidTable};
+use crate::mr::MrTable;
+
+/// What the objects of one device share.
+pub(crate) struct Adapter {
+    /// Order in which region tables of two adapters are locked.
+    pub(crate) id: u64,
+    pub(crate) name: String,
+    pub(crate) memory: Arc<DmaSpace>,
+    pub(crate) events: Arc<dyn EventSink>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) captures: Arc<Captures>,
+    /// Where the device is watched.
+    pub(crate) point: Arc<Point>,
+    /// How its packets are marked.
+    marking: EgressMarking,
+    pub(crate) mrs: RwLock<MrTable>,
+    pub(crate) gids: GidTable,
+    pub(crate) counters: Counters,
+}
+
+impl fmt::Debug for Adapter {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Adapter").field("id", &self.id).field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+impl Adapter {
+    pub(crate) fn new(
+        id: u64,
+        context: DeviceContext,
+        engine: Arc<Engine>,
+        captures: Arc<Captures>,
+        marking: EgressMarking,
+    ) -> Self {
+        Self {
+            id,
+            name: context.name,
+            memory: context.memory,
+            events: context.events,
+            engine,
+            point: captures.point(context.mac),
+            captures,
+            marking,
+            mrs: RwLock::default(),
+            gids: GidTable::default(),
+            counters: Counters::default(),
+        }
+    }
+
+    /// What stands in the frames that the device sends from a GID.
+    pub(crate) fn origin(&self, source: BoundGid) -> Origin {
+        let BoundGid { gid, kind, vlan } = source;
+        Origin { mac: self.point.mac, gid, kind, vlan, marks: self.marking }
+    }
+
+    /// Keeps pages resident as the device's policy says. The refusal is in the log. `view` is of this adapter's memory.
+    pub(crate) fn pin(&self, view: &DmaView<'_>, pages: &PageList) -> Option<PinGuard> {
+        let refused = |error| log::warn!("{}: {error}", self.name);
+        self.memory.pin_pages_of(view, pages).map_err(refused).ok()
+    }
+}

@@ -1,0 +1,145 @@
+//! Where a device is watched, and by whom.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::{Mutex, RwLock};
+use pvrdma_verbs::{MacAddr, VerbsError};
+
+use super::buffer::{Batch, Buffer};
+use super::seen::{CaptureConfig, Direction, Interface};
+use pvrdma_ether_link::Frames;
+
+/// Captures of one device at a time.
+const MAX_CAPTURES: usize = 4;
+
+/// How the captures of a device did, over its life.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct CaptureCounts {
+    /// Captures in progress.
+    pub active: usize,
+    /// Frames kept for a reader.
+    pub captured: u64,
+    /// Frames for which a reader that did not keep up had no room.
+    pub dropped: u64,
+}
+
+/// All points of a backend.
+#[derive(Debug, Default)]
+pub(crate) struct Captures {
+    /// How many captures there are.
+    active: AtomicUsize,
+    points: Mutex<HashMap<MacAddr, Weak<Point>>>,
+}
+
+impl Captures {
+    /// Returns `true` if anybody watches anything.
+    #[inline]
+    pub(crate) fn is_active(&self) -> bool {
+        self.active.load(Ordering::Relaxed) != 0
+    }
+
+    /// The point of a device.
+    pub(crate) fn point(&self, mac: MacAddr) -> Arc<Point> {
+        let mut points = self.points.lock();
+        if let Some(point) = points.get(&mac).and_then(Weak::upgrade) {
+            return point;
+        }
+        points.retain(|_, point| point.strong_count() > 0);
+        let point = Arc::new(Point { mac, ..Point::default() });
+        points.insert(mac, Arc::downgrade(&point));
+        point
+    }
+
+    /// Begins to watch a device.
+    pub(crate) fn start(self: &Arc<Self>, mac: MacAddr, config: CaptureConfig) -> Result<Capture, VerbsError> {
+        let (point, buffer) = (self.point(mac), Arc::new(Buffer::new(config)?));
+        {
+            let mut buffers = point.buffers.write();
+            if buffers.len() >= MAX_CAPTURES {
+                return Err(VerbsError::Exhausted("captures of this device"));
+            }
+            buffers.push(Arc::clone(&buffer));
+            point.on.store(true, Ordering::Relaxed);
+        }
+        self.active.fetch_add(1, Ordering::Relaxed);
+        Ok(Capture { captures: Arc::clone(self), point, buffer })
+    }
+}
+
+/// Where a device is watched.
+#[derive(Debug, Default)]
+pub(crate) struct Point {
+    pub(crate) mac: MacAddr,
+    on: AtomicBool,
+    buffers: RwLock<Vec<Arc<Buffer>>>,
+    captured: AtomicU64,
+    dropped: AtomicU64,
+}
+
+impl Point {
+    /// Returns `true` if anybody watches.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// Shows one frame to all who watch.
+    pub(crate) fn record(&self, interface: Interface, direction: Direction, frame: &[u8]) {
+        for buffer in self.buffers.read().iter() {
+            let counter = if buffer.put(interface, direction, frame) { &self.captured } else { &self.dropped };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    pub(super) fn record_batch(&self, direction: Direction, frames: &Frames, from: usize, count: usize) {
+        for frame in frames.iter_from(from).take(count) {
+            self.record(Interface::Uplink, direction, frame);
+        }
+    }
+
+    /// What was seen here.
+    pub(crate) fn counts(&self) -> CaptureCounts {
+        CaptureCounts {
+            active: self.buffers.read().len(),
+            captured: self.captured.load(Ordering::Relaxed),
+            dropped: self.dropped.load(Ordering::Relaxed),
+        }
+    }
+}
+
+/// Somebody who watches a device, until dropped. See [`crate::Rxe::capture`].
+#[derive(Debug)]
+pub struct Capture {
+    captures: Arc<Captures>,
+    point: Arc<Point>,
+    buffer: Arc<Buffer>,
+}
+
+impl Capture {
+    /// Exchanges what was seen since the last call for `batch`, whose memory is used again.
+    pub fn take(&self, batch: &mut Batch) {
+        self.buffer.take(batch);
+    }
+
+    /// Readable when something was seen that was not taken.
+    pub fn readable(&self) -> &OwnedFd {
+        self.buffer.readable()
+    }
+
+    /// Frames that were seen on an interface, and of these, frames that were dropped because nobody took them in time.
+    pub fn counts(&self, interface: Interface) -> (u64, u64) {
+        self.buffer.counts(interface)
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        let mut buffers = self.point.buffers.write();
+        buffers.retain(|buffer| !Arc::ptr_eq(buffer, &self.buffer));
+        self.point.on.store(!buffers.is_empty(), Ordering::Relaxed);
+        self.captures.active.fetch_sub(1, Ordering::Relaxed);
+    }
+}

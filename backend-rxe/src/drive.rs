@@ -1,0 +1,370 @@
+//! Running queue pairs: the only place that chooses what a QP does next, and by which path.
+//!
+//! | state | what runs |
+//! | --- | --- |
+//! | RTS, SQD | requests, by the path of the [`Route`] |
+//! | SQE, error | the flush ([`crate::qp`]) |
+//! | others | nothing |
+//!
+//! An [`Endpoint`] is a QP with its requester half, its route and the device's ways to others. Paths get these lent.
+
+use std::fmt;
+use std::sync::Arc;
+
+use parking_lot::FairMutex;
+use pvrdma_roce::wire::Packet;
+use pvrdma_roce::{DropReason, Path};
+use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, VerbsError};
+
+use crate::counters::Tally;
+use crate::gid::BoundGid;
+use crate::path::Route;
+use crate::path::datagram::{self, DatagramBatch, Destination, Resolver};
+use crate::path::directory::{Directory, Node};
+use crate::path::local::rc::{self as local_rc, LocalBatch};
+use crate::path::wire::peer_window::PeerWindows;
+use crate::path::wire::rate_limiter::RateLimiter;
+use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
+use crate::path::wire::responder::WireSide;
+use crate::port::Port;
+use crate::qp::modify::Modified;
+use crate::qp::requester::{Readiness, Requester};
+use crate::qp::responder::Responder;
+use crate::qp::{Qp, QpParts};
+use crate::sg::MemoryGuard;
+use crate::task::{Budget, Run, Runnable, Task};
+
+/// What the queue pairs of a device can reach, and how.
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    /// Everybody in this process.
+    pub(crate) directory: Arc<Directory<Endpoint>>,
+    /// The way to other hosts, if the device is plugged in.
+    pub(crate) port: Option<Arc<Port>>,
+    /// What is in flight on it, by peer.
+    pub(crate) windows: PeerWindows,
+}
+
+/// The requester half of a QP, and where its requests go.
+struct SendHalf {
+    requester: Requester,
+    route: Route,
+}
+
+/// A queue pair that runs.
+pub(crate) struct Endpoint {
+    qp: Arc<Qp>,
+    fabric: Arc<Fabric>,
+    // Fair: a command must not starve behind the batches of a busy QP.
+    send: FairMutex<SendHalf>,
+    wire: WireSide,
+}
+
+impl fmt::Debug for Endpoint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.qp.fmt(f)
+    }
+}
+
+impl Endpoint {
+    pub(crate) fn new(
+        parts: QpParts,
+        fabric: Arc<Fabric>,
+        send_queue: Box<dyn SendSource>,
+        recv_queue: Option<Box<dyn RecvSource>>,
+    ) -> Arc<Self> {
+        let send = SendHalf { requester: Requester::new(send_queue), route: Route::new(parts.qp_type) };
+        Arc::new_cyclic(|me| {
+            let task = Task::new(parts.adapter.engine.ready_queue(), me.clone() as _);
+            let qp = Qp::new(parts, task, Responder::new(recv_queue));
+            Self { qp, fabric, send: FairMutex::new(send), wire: WireSide::default() }
+        })
+    }
+
+    pub(crate) const fn qp(&self) -> &Arc<Qp> {
+        &self.qp
+    }
+
+    /// The rate of the QP on the wire.
+    pub(crate) const fn rate(&self) -> &RateLimiter {
+        &self.wire.rate
+    }
+
+    /// Runs the requester on a thread that has something else to do afterwards; workers do the rest.
+    pub(crate) fn run_inline(&self) {
+        if self.run(self.qp.adapter.engine.inline_budget) {
+            self.qp.task().schedule();
+        }
+    }
+
+    /// A receive was posted.
+    pub(crate) fn receive_posted(&self) {
+        self.qp.receive_posted();
+        if self.qp.state() == QpState::Error {
+            self.run_inline();
+        }
+    }
+
+    /// Runs the requester until it is dry, waits, or has used the budget up. Returns `true` if it was the budget.
+    fn run_half(&self, half: &mut SendHalf, budget: &mut Budget) -> bool {
+        if self.wire.rate.release_responder()
+            && let Some(port) = &self.fabric.port
+        {
+            port.resume(self.qp.qpn);
+        }
+        let mut tally = Tally::default();
+        let more = loop {
+            let run = match self.qp.state() {
+                QpState::Rts | QpState::Sqd => match half.requester.readiness(&self.qp) {
+                    Readiness::Ready => self.run_requests(half, budget, &mut tally),
+                    Readiness::Waiting => Run::Idle,
+                    Readiness::Failed(status) => {
+                        let guard = MemoryGuard::open(&self.qp.adapter, None);
+                        self.qp.fail_request(&mut half.requester, guard.own().view, status);
+                        Run::Again
+                    }
+                },
+                QpState::Sqe | QpState::Error => self.flush(half, budget, &mut tally),
+                QpState::Reset | QpState::Init | QpState::Rtr => Run::Idle,
+            };
+            match run {
+                Run::Idle => break false,
+                Run::More => break true,
+                Run::Again if budget.spent() => break true,
+                Run::Again => {}
+            }
+        };
+        self.qp.adapter.counters.fold(&mut tally);
+        more
+    }
+
+    /// Runs requests by the path that they take.
+    #[inline]
+    fn run_requests(&self, half: &mut SendHalf, budget: &mut Budget, tally: &mut Tally) -> Run {
+        let (qp, port) = (&*self.qp, self.fabric.port.as_deref());
+        let SendHalf { requester, route } = half;
+        match route {
+            Route::Unresolved(_) | Route::Local(_) => self.run_local(half, budget, tally),
+            Route::Wire(wire) => match port {
+                Some(port) => {
+                    wire_rc::run(WireBatch { port, qp, rate: &self.wire.rate, requester, wire, budget, tally })
+                }
+                None => Run::Idle,
+            },
+            Route::Datagram(route) => {
+                datagram::run(DatagramBatch { qp, requester, route, port, resolver: &*self.fabric, budget, tally })
+            }
+        }
+    }
+
+    /// Runs requests of a connected QP whose peer is in this process, or is not known yet.
+    fn run_local(&self, half: &mut SendHalf, budget: &mut Budget, tally: &mut Tally) -> Run {
+        let (qp, directory) = (&*self.qp, &self.fabric.directory);
+        let peer = self.resolve(half);
+        let SendHalf { requester, route } = half;
+        let (Route::Unresolved(local) | Route::Local(local)) = route else { return Run::Again };
+        let guard = MemoryGuard::open(&qp.adapter, peer.as_ref().map(|peer| &*peer.adapter));
+        // From here on an unbind waits for us; one that came before the views has changed the generation.
+        if local.generation != directory.generation() {
+            return Run::Again;
+        }
+        let batch = LocalBatch { qp, requester, route: local, peer: peer.as_ref(), guard: &guard, budget, tally };
+        if let Some(run) = local_rc::run(batch) {
+            return run;
+        }
+        self.leave_local(half, &guard)
+    }
+
+    /// The request in flight needs a peer, and nobody here has the address: but there may be somebody elsewhere.
+    #[cold]
+    fn leave_local(&self, half: &mut SendHalf, guard: &MemoryGuard<'_>) -> Run {
+        let SendHalf { requester, route } = half;
+        if matches!(route, Route::Unresolved(_))
+            && let Some(path) = self.wire_path(&requester.attrs)
+        {
+            *route = Route::Wire(WireRequester::new(&self.qp, &requester.attrs, path, &self.fabric.windows));
+            requester.stop_waiting();
+            return Run::Again;
+        }
+        let (Route::Unresolved(local) | Route::Local(local)) = route else { return Run::Again };
+        if self.qp.adapter.captures.is_active() {
+            local_rc::trace_loss(&self.qp, requester, local, guard.own());
+        }
+        requester.wait_for_response(&self.qp);
+        Run::Idle
+    }
+
+    /// The peer of a connected QP in this process. The route remembers it.
+    #[inline]
+    fn resolve(&self, half: &mut SendHalf) -> Option<Arc<Qp>> {
+        let generation = self.fabric.directory.generation();
+        let (Route::Unresolved(local) | Route::Local(local)) = &half.route else { return None };
+        local.peer(generation).or_else(|| self.look_up(half, generation))
+    }
+
+    fn look_up(&self, half: &mut SendHalf, generation: u64) -> Option<Arc<Qp>> {
+        let attrs = &half.requester.attrs;
+        let source = self.qp.adapter.gids.get(attrs.av.sgid_index);
+        let peer = source
+            .and_then(|from| self.fabric.directory.find(from.beside(attrs.av.dgid)))
+            .and_then(|node| node.qp(attrs.dest_qpn))
+            .map(|endpoint| Arc::clone(&endpoint.qp));
+        if let Route::Unresolved(local) = &mut half.route
+            && peer.is_some()
+        {
+            half.route = Route::Local(std::mem::take(local));
+        }
+        if let Route::Unresolved(local) | Route::Local(local) = &mut half.route {
+            local.set_peer(generation, source, peer.as_ref());
+        }
+        peer
+    }
+
+    /// The path of a connected QP over the wire, and the GID that it starts from. `None`: there is no way to that
+    /// address.
+    fn wire_path(&self, attrs: &QpAttrs) -> Option<(Path, BoundGid)> {
+        self.fabric.port.as_ref()?;
+        let source = self.qp.adapter.gids.get(attrs.av.sgid_index)?;
+        // A GID of this process is reached directly, or not at all.
+        if self.fabric.directory.find(source.beside(attrs.av.dgid)).is_some() {
+            return None;
+        }
+        let origin = self.qp.adapter.origin(source);
+        Some((Path::connected(&origin, &attrs.av, self.qp.qpn, attrs.dest_qpn)?, source))
+    }
+
+    /// Flushes what the state says: in SQE the send queue, in the error state both.
+    #[cold]
+    fn flush(&self, half: &mut SendHalf, budget: &mut Budget, tally: &mut Tally) -> Run {
+        let qp = &*self.qp;
+        let guard = MemoryGuard::open(&qp.adapter, None);
+        let view = guard.own().view;
+        let SendHalf { requester, route } = half;
+        if let Route::Wire(wire) = route {
+            wire.flush(qp, requester, guard.own(), tally);
+            *route = Route::new(qp.qp_type);
+        }
+        if !requester.flush(qp, view, budget, tally) {
+            return Run::More;
+        }
+        let state = qp.state();
+        if state == QpState::Error && !qp.responder.lock().flush(qp, view, budget, tally) {
+            return Run::More;
+        }
+        // Between two steps an SQE QP may have got an error of its responder.
+        if state == qp.state() { Run::Idle } else { Run::Again }
+    }
+
+    /// Executes a modify command.
+    pub(crate) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+        let result = self.modify_locked(new, mask);
+        // Doorbells that found the requester busy, requests that may start in the new state, and the flush.
+        self.run_inline();
+        result
+    }
+
+    fn modify_locked(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+        let SendHalf { requester, route } = &mut *self.send.lock();
+        let guard = MemoryGuard::open(&self.qp.adapter, None);
+        let responder = &mut *self.qp.responder.lock();
+        let idle = requester.current.is_none() && !matches!(route, Route::Wire(wire) if !wire.is_idle());
+        match self.qp.modify((requester, responder), guard.own().view, idle, new, mask)? {
+            Modified::Reset => {
+                *route = Route::new(self.qp.qp_type);
+                self.wire.reset();
+            }
+            Modified::Error => {}
+            Modified::Attributes(attrs) => {
+                match route {
+                    Route::Unresolved(local) | Route::Local(local) => local.forget(),
+                    Route::Wire(wire) => wire.set_attrs(&self.qp, &attrs, self.wire_path(&attrs)),
+                    // Both senders have the key.
+                    Route::Datagram(_) => *route = Route::new(self.qp.qp_type),
+                }
+                self.wire.set_attrs(&attrs, || Some(self.wire_path(&attrs)?.0));
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends the QP. When this returns nothing uses its rings, its requests' memory or its CQs on its behalf.
+    pub(crate) fn destroy(&self, node: &Node<Self>) {
+        if !self.qp.kill() {
+            return;
+        }
+        {
+            let half = &mut *self.send.lock();
+            let responder = &mut *self.qp.responder.lock();
+            self.qp.end(&mut half.requester, responder);
+            half.route = Route::new(self.qp.qp_type);
+            self.wire.reset();
+        }
+        node.forget(self.qp.qpn, self);
+        self.qp.detach();
+    }
+
+    /// Gives a response of the peer to the requester, if that is on the wire. It goes on when it is run next.
+    pub(crate) fn take_response(&self, port: &Port, packet: &Packet<'_>) -> Result<(), DropReason> {
+        // Waits for the requester. What was left to us meanwhile is done when the QP is run next, which the caller sees
+        // to.
+        let SendHalf { requester, route } = &mut *self.send.lock();
+        let Route::Wire(wire) = route else { return Err(DropReason::Address) };
+        wire.take_response(port, &self.qp, requester, packet)
+    }
+
+    /// Gives a request of the peer to the responder.
+    pub(crate) fn take_request(&self, port: &Port, packet: &Packet<'_>, frame: &[u8]) -> Result<(), DropReason> {
+        self.wire.take_request(port, &self.qp, packet, frame, |attrs| Some(self.wire_path(attrs)?.0))
+    }
+
+    /// Sends what the responder owes to the wire. Returns `false` if it wants another turn.
+    pub(crate) fn respond(&self, port: &Port) -> bool {
+        self.wire.respond(port, &self.qp)
+    }
+
+    /// Where requests go, and to which QP, if that is the wire. What was left to the caller meanwhile is done when the
+    /// QP is run next.
+    pub(crate) fn request_path(&self) -> Option<(Path, Qpn)> {
+        let Route::Wire(wire) = &self.send.lock().route else { return None };
+        Some(wire.path())
+    }
+
+    /// Where responses go, and to which QP, if there were requests from the wire.
+    pub(crate) fn response_path(&self) -> Option<(Path, Qpn)> {
+        self.wire.path()
+    }
+
+    /// Packets from the wire that wait and responses that are owed, if there were requests from there.
+    #[cfg(test)]
+    pub(crate) fn wire_load(&self) -> Option<(usize, usize)> {
+        self.wire.load()
+    }
+}
+
+impl Runnable for Endpoint {
+    fn run(&self, mut budget: Budget) -> bool {
+        self.qp.task().run_exclusive(&self.send, |half| self.run_half(half, &mut budget))
+    }
+}
+
+impl Resolver for Fabric {
+    fn generation(&self) -> u64 {
+        self.directory.generation()
+    }
+
+    fn find(&self, to: BoundGid, qpn: Qpn, tally: &mut Tally) -> Destination {
+        let owner = self.directory.find(to);
+        if owner.is_none() && self.port.is_some() {
+            return Destination::Wire;
+        }
+        let Some(node) = owner.filter(|node| node.adapter.gids.contains(to)) else {
+            tally.ud_dropped_no_route += 1;
+            return Destination::Nowhere;
+        };
+        let Some(peer) = node.qp(qpn).filter(|peer| peer.qp.qp_type.is_datagram()) else {
+            tally.ud_dropped_no_qp += 1;
+            return Destination::Nowhere;
+        };
+        Destination::Peer(Arc::clone(&peer.qp))
+    }
+}

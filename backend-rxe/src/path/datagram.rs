@@ -1,0 +1,268 @@
+//! Datagram QPs: each request has a path of its own. A send completes when it has left, whether anybody took it or not.
+
+use std::sync::{Arc, Weak};
+
+use pvrdma_ether_link::Frames;
+use pvrdma_roce::DatagramSender;
+use pvrdma_verbs::{QpAttrs, QpState, Qpn, SendData, SendOp, UdDestination, WcStatus};
+
+use super::local::ud::LocalDatagram;
+use super::wire;
+use crate::adapter::Adapter;
+use crate::capture;
+use crate::counters::Tally;
+use crate::gid::BoundGid;
+use crate::limits::PORT_MTU;
+use crate::port::{BATCH, Port};
+use crate::qp::Qp;
+use crate::qp::requester::{Progress, Requester, check_request};
+use crate::sg::{Memory, MemoryGuard};
+use crate::task::{Budget, Run};
+
+/// Where a datagram goes.
+pub(crate) enum Destination {
+    /// To a QP of this process.
+    Peer(Arc<Qp>),
+    /// To the network: nobody here has the address.
+    Wire,
+    /// To nobody.
+    Nowhere,
+}
+
+/// What a datagram QP remembers from request to request.
+#[derive(Debug, Default)]
+pub(crate) struct DatagramRoute {
+    /// The receiver of the last datagram that went to one of this process.
+    last: Option<LastPeer>,
+    /// Builds packets for the wire.
+    sender: Option<Box<DatagramSender>>,
+    /// Builds packets of local delivery, for captures.
+    trace: Option<Box<DatagramSender>>,
+}
+
+#[derive(Debug)]
+struct LastPeer {
+    /// The directory's generation when it was looked up.
+    generation: u64,
+    source: BoundGid,
+    qpn: Qpn,
+    /// Address of the receiver, beside `source`.
+    to: BoundGid,
+    peer: Weak<Qp>,
+}
+
+impl DatagramRoute {
+    /// The receiver, if the last datagram went to the same.
+    fn last(&self, generation: u64, source: BoundGid, to: BoundGid, qpn: Qpn) -> Option<Arc<Qp>> {
+        let last = self.last.as_ref()?;
+        if last.generation != generation || last.source != source || last.to != to || last.qpn != qpn {
+            return None;
+        }
+        last.peer.upgrade().filter(|peer| !peer.state.is_dead())
+    }
+}
+
+/// Looks up where datagrams go.
+pub(crate) trait Resolver {
+    /// Changes whenever what [`Self::find`] says may change.
+    fn generation(&self) -> u64;
+
+    /// Where the QP of this number at this address is. Drops are counted.
+    fn find(&self, to: BoundGid, qpn: Qpn, tally: &mut Tally) -> Destination;
+}
+
+/// Requests of a datagram QP.
+pub(crate) struct DatagramBatch<'a, R> {
+    pub(crate) qp: &'a Qp,
+    pub(crate) requester: &'a mut Requester,
+    pub(crate) route: &'a mut DatagramRoute,
+    pub(crate) port: Option<&'a Port>,
+    pub(crate) resolver: &'a R,
+    pub(crate) budget: &'a mut Budget,
+    pub(crate) tally: &'a mut Tally,
+}
+
+/// Why a batch ended.
+enum BatchEnd {
+    Run(Run),
+    /// The request in flight goes to an adapter whose memory is not held.
+    Other(Arc<Qp>),
+    /// Enough frames were built.
+    Built,
+}
+
+/// What became of a datagram.
+enum Sent {
+    /// It has left, whether anybody took it or not.
+    Gone,
+    /// It goes to another adapter first.
+    Elsewhere(Arc<Qp>),
+    /// The link is full. We are woken when it is not.
+    NoRoom,
+}
+
+/// Runs requests of a datagram QP.
+#[inline(never)]
+pub(crate) fn run<R: Resolver>(mut batch: DatagramBatch<'_, R>) -> Run {
+    // The receiver is known only when the request was taken from the ring, so memory is held for the receiver of the
+    // last datagram and opened again when another adapter's turn comes.
+    let mut receiver: Option<Arc<Qp>> = None;
+    let mut frames = Frames::default();
+    loop {
+        let end = batch.run(receiver.as_deref().map(|peer| &*peer.adapter), &mut frames);
+        if let Some(port) = batch.port.filter(|_| !frames.is_empty()) {
+            // Memory is given back, and the requester is still ours: nobody overtakes these.
+            port.send(std::mem::take(&mut frames));
+        }
+        match end {
+            BatchEnd::Run(run) => return run,
+            BatchEnd::Other(peer) => receiver = Some(peer),
+            BatchEnd::Built => {}
+        }
+    }
+}
+
+impl<R: Resolver> DatagramBatch<'_, R> {
+    /// Runs requests to our own adapter and one other.
+    fn run(&mut self, other: Option<&Adapter>, frames: &mut Frames) -> BatchEnd {
+        let qp = self.qp;
+        let guard = MemoryGuard::open(&qp.adapter, other);
+        let own = guard.own();
+        loop {
+            let state = qp.state();
+            if !matches!(state, QpState::Rts | QpState::Sqd) {
+                return BatchEnd::Run(Run::Again);
+            }
+            if self.budget.spent() {
+                return BatchEnd::Run(Run::More);
+            }
+            if frames.len() >= BATCH {
+                return BatchEnd::Built;
+            }
+            if self.requester.current.is_none() {
+                if state == QpState::Sqd {
+                    return BatchEnd::Run(Run::Idle);
+                }
+                match self.requester.next(own.view) {
+                    Ok(true) => self.budget.take_request(),
+                    Ok(false) => return BatchEnd::Run(Run::Idle),
+                    Err(error) => {
+                        qp.fail_ring(own.view, error);
+                        return BatchEnd::Run(Run::Again);
+                    }
+                }
+            }
+            match self.send(&guard, other, frames) {
+                Ok(Sent::Gone) => self.succeed(own),
+                Ok(Sent::Elsewhere(peer)) => return BatchEnd::Other(peer),
+                Ok(Sent::NoRoom) => return BatchEnd::Run(Run::Idle),
+                Err(status) => {
+                    qp.fail_request(self.requester, own.view, status);
+                    return BatchEnd::Run(Run::Again);
+                }
+            }
+        }
+    }
+
+    /// Ends the request in flight, which has left.
+    fn succeed(&mut self, own: Memory<'_>) {
+        let length = self.requester.current.map_or(0, |progress| progress.length);
+        self.budget.take_bytes(length);
+        self.tally.ud_sends += 1;
+        self.tally.ud_send_bytes += length;
+        self.requester.end_with_success(self.qp, own.view, 0);
+        self.requester.publish(self.qp, own.view, None);
+        if self.qp.state() == QpState::Sqd {
+            self.requester.drained(self.qp, own.view);
+        }
+    }
+
+    fn send(
+        &mut self,
+        guard: &MemoryGuard<'_>,
+        other: Option<&Adapter>,
+        frames: &mut Frames,
+    ) -> Result<Sent, WcStatus> {
+        let (qp, own) = (self.qp, guard.own());
+        let (to, source) = self.check(own)?;
+        let peer = match self.find(&to, source) {
+            Destination::Peer(peer) => peer,
+            Destination::Wire => return self.send_on_wire(&to, source, own, frames),
+            Destination::Nowhere => {
+                self.capture(&to, source, own, None);
+                return Ok(Sent::Gone);
+            }
+        };
+        let memory = if peer.adapter.id == qp.adapter.id {
+            own
+        } else if other.is_some_and(|other| other.id == peer.adapter.id) {
+            guard.peer()
+        } else {
+            return Ok(Sent::Elsewhere(peer));
+        };
+        let (work, qkey) = (&self.requester.work, self.requester.attrs.qkey);
+        LocalDatagram { qp, own, work, to: &to, source, qkey }.deliver(&peer, memory, self.tally)?;
+        self.capture(&to, source, own, Some(&peer));
+        Ok(Sent::Gone)
+    }
+
+    /// Local checks. Returns the destination and the address that we send from.
+    fn check(&mut self, own: Memory<'_>) -> Result<(UdDestination, BoundGid), WcStatus> {
+        let Requester { work, attrs, current, .. } = &mut *self.requester;
+        let SendOp::Send { data, to: Some(to) } = work.op else { return Err(WcStatus::LocalQpOperation) };
+        if matches!(data, SendData::Invalidate(_)) {
+            return Err(WcStatus::LocalQpOperation);
+        }
+        let source = self.qp.adapter.gids.get(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
+        let length = check_request(work, own, self.qp.pd, attrs, PORT_MTU.bytes())?;
+        *current = Some(Progress { checked: true, length, ..Progress::default() });
+        Ok((to, source))
+    }
+
+    /// Finds the receiver, which is most often that of the last datagram.
+    fn find(&mut self, to: &UdDestination, source: BoundGid) -> Destination {
+        let (generation, address) = (self.resolver.generation(), source.beside(to.dgid));
+        if let Some(peer) = self.route.last(generation, source, address, to.qpn) {
+            return Destination::Peer(peer);
+        }
+        let found = self.resolver.find(address, to.qpn, self.tally);
+        self.route.last = match &found {
+            Destination::Peer(peer) => {
+                let peer = Arc::downgrade(peer);
+                Some(LastPeer { generation, source, qpn: to.qpn, to: address, peer })
+            }
+            Destination::Wire | Destination::Nowhere => None,
+        };
+        found
+    }
+
+    fn send_on_wire(
+        &mut self,
+        to: &UdDestination,
+        source: BoundGid,
+        own: Memory<'_>,
+        frames: &mut Frames,
+    ) -> Result<Sent, WcStatus> {
+        let Some(port) = self.port else { return Err(WcStatus::General) };
+        if port.uplink.wait_for_room(self.qp.task()) {
+            return Ok(Sent::NoRoom);
+        }
+        let sender = self.route.sender.get_or_insert_with(|| new_sender(self.qp, &self.requester.attrs));
+        let packet = wire::ud::OutgoingDatagram { qp: self.qp, port, to, source, memory: own };
+        packet.build(sender, &mut self.requester.work, frames, self.tally)?;
+        Ok(Sent::Gone)
+    }
+
+    /// Shows a datagram to those who watch, as it would have been on the wire.
+    #[inline]
+    fn capture(&mut self, to: &UdDestination, source: BoundGid, own: Memory<'_>, peer: Option<&Qp>) {
+        if self.qp.adapter.captures.is_active() {
+            let sender = self.route.trace.get_or_insert_with(|| new_sender(self.qp, &self.requester.attrs));
+            capture::local::datagram(self.qp, sender, &mut self.requester.work, (to, source), own, peer);
+        }
+    }
+}
+
+fn new_sender(qp: &Qp, &QpAttrs { qkey, sq_psn, .. }: &QpAttrs) -> Box<DatagramSender> {
+    Box::new(DatagramSender::new(qp.qpn, qkey, sq_psn))
+}

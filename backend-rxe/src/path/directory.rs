@@ -1,0 +1,181 @@
+//! Who is where in this process: which device has which GID, and which QP has which number.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+
+use parking_lot::RwLock;
+use pvrdma_verbs::{Gid, Qpn, VerbsError};
+
+use crate::adapter::Adapter;
+use crate::gid::BoundGid;
+use crate::limits::MAX_QP;
+
+/// A GID and its VLAN: the encapsulation does not tell owners apart.
+type Address = (Gid, Option<u16>);
+
+const fn address(bound: BoundGid) -> Address {
+    (bound.gid, bound.vlan)
+}
+
+/// A device and its queue pairs, which are `Q`s.
+pub(crate) struct Node<Q> {
+    pub(crate) adapter: Arc<Adapter>,
+    qps: RwLock<HashMap<u32, Weak<Q>>>,
+}
+
+impl<Q> fmt::Debug for Node<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Node").field("adapter", &self.adapter).finish_non_exhaustive()
+    }
+}
+
+impl<Q> Node<Q> {
+    pub(crate) fn new(adapter: Adapter) -> Arc<Self> {
+        Arc::new(Self { adapter: Arc::new(adapter), qps: RwLock::default() })
+    }
+
+    /// The QP of this number.
+    pub(crate) fn qp(&self, qpn: Qpn) -> Option<Arc<Q>> {
+        self.qps.read().get(&qpn.get())?.upgrade()
+    }
+
+    /// All QPs.
+    pub(crate) fn qps(&self) -> Vec<Arc<Q>> {
+        self.qps.read().values().filter_map(Weak::upgrade).collect()
+    }
+
+    /// Makes a QP and gives it this number.
+    ///
+    /// # Errors
+    /// The number is taken, or there are as many QPs as there may be.
+    pub(crate) fn insert(&self, qpn: Qpn, make: impl FnOnce() -> Arc<Q>) -> Result<Arc<Q>, VerbsError> {
+        let mut qps = self.qps.write();
+        let count = qps.len();
+        match qps.entry(qpn.get()) {
+            Entry::Occupied(entry) if entry.get().strong_count() > 0 => Err(VerbsError::InUse("QPN")),
+            _ if count >= MAX_QP as usize => Err(VerbsError::Exhausted("queue pair")),
+            entry => {
+                let qp = make();
+                entry.insert_entry(Arc::downgrade(&qp));
+                Ok(qp)
+            }
+        }
+    }
+
+    /// Takes the number of a QP back, unless another one has it by now.
+    pub(crate) fn forget(&self, qpn: Qpn, qp: &Q) {
+        if let Entry::Occupied(entry) = self.qps.write().entry(qpn.get())
+            && std::ptr::eq(entry.get().as_ptr(), qp)
+        {
+            entry.remove();
+        }
+    }
+}
+
+#[derive(Debug)]
+struct Owner<Q> {
+    node: Weak<Node<Q>>,
+    /// Table indices of that device that hold the GID.
+    indices: u32,
+}
+
+/// All GIDs that are bound.
+pub(crate) struct Directory<Q> {
+    owners: RwLock<HashMap<Address, Owner<Q>>>,
+    generation: AtomicU64,
+}
+
+impl<Q> Default for Directory<Q> {
+    fn default() -> Self {
+        Self { owners: RwLock::default(), generation: AtomicU64::new(0) }
+    }
+}
+
+impl<Q> fmt::Debug for Directory<Q> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Directory").field("generation", &self.generation).finish_non_exhaustive()
+    }
+}
+
+impl<Q> Directory<Q> {
+    /// Changes with every binding. A route that was found under an older generation must be looked up again.
+    #[inline]
+    pub(crate) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Acquire)
+    }
+
+    /// The device that has this GID in this VLAN.
+    pub(crate) fn find(&self, gid: BoundGid) -> Option<Arc<Node<Q>>> {
+        self.owners.read().get(&address(gid))?.node.upgrade()
+    }
+
+    /// Binds or unbinds a GID at a table index of a device.
+    ///
+    /// # Errors
+    /// There is no such index, or another device has the GID.
+    pub(crate) fn set_gid(&self, node: &Arc<Node<Q>>, index: u8, new: Option<BoundGid>) -> Result<(), VerbsError> {
+        let adapter = &node.adapter;
+        let old = {
+            let mut gids = adapter.gids.write();
+            let slot = gids.get_mut(usize::from(index)).ok_or(VerbsError::Invalid("GID index"))?;
+            if *slot == new {
+                return Ok(());
+            }
+            if let Some(gid) = new {
+                self.bind(gid, node)?;
+            }
+            let old = std::mem::replace(slot, new);
+            if let Some(gid) = old {
+                self.unbind(gid, node);
+            }
+            old
+        };
+        // Batches that looked the old binding up hold a view of this adapter's memory; later ones see the generation.
+        if old.is_some() {
+            adapter.memory.barrier();
+        }
+        Ok(())
+    }
+
+    fn bind(&self, gid: BoundGid, node: &Arc<Node<Q>>) -> Result<(), VerbsError> {
+        match self.owners.write().entry(address(gid)) {
+            Entry::Occupied(mut entry) => {
+                let owner = entry.get_mut();
+                if owner.is(node) {
+                    owner.indices += 1;
+                } else if owner.node.strong_count() == 0 {
+                    *owner = Owner { node: Arc::downgrade(node), indices: 1 };
+                } else {
+                    return Err(VerbsError::InUse("GID"));
+                }
+            }
+            Entry::Vacant(entry) => {
+                entry.insert(Owner { node: Arc::downgrade(node), indices: 1 });
+            }
+        }
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        Ok(())
+    }
+
+    fn unbind(&self, gid: BoundGid, node: &Arc<Node<Q>>) {
+        if let Entry::Occupied(mut entry) = self.owners.write().entry(address(gid))
+            && entry.get().is(node)
+        {
+            let owner = entry.get_mut();
+            owner.indices = owner.indices.saturating_sub(1);
+            if owner.indices == 0 {
+                entry.remove();
+            }
+        }
+        self.generation.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+impl<Q> Owner<Q> {
+    fn is(&self, node: &Arc<Node<Q>>) -> bool {
+        std::ptr::eq(self.node.as_ptr(), Arc::as_ptr(node))
+    }
+}

@@ -1,0 +1,384 @@
+//! Reliable connections, delivered locally.
+//!
+//! A batch holds the guest memory of both sides and the responder of the peer for as many requests as the budget
+//! allows. Each request is checked in the order of the transport (local memory first, then what the responder checks),
+//! moved in chunks, and completed first at the responder, then at the requester; small ones several at a time. Requests
+//! run strictly one after another, so FENCE needs no extra work.
+
+use std::sync::Arc;
+
+use parking_lot::FairMutexGuard;
+use pvrdma_roce::wire::rnr_delay;
+use pvrdma_roce::{AtomicChange, NakReason, Received, StepOutcome};
+use pvrdma_verbs::{
+    Access, QpState, QueueError, RemoteAddress, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
+};
+
+use super::route::LocalRoute;
+use crate::capture::local::{ConnectionTrace, refusal};
+use crate::counters::{Counters, Tally};
+use crate::qp::Qp;
+use crate::qp::requester::{Progress, Requester, begin_request};
+use crate::qp::responder::{Responder, execute_atomic, remote_list, remote_sge};
+use crate::qp::state::ErrorCause;
+use crate::sg::{FaultyList, Memory, MemoryGuard, SgList, transfer};
+use crate::task::{Budget, Run};
+
+/// The responder of the peer, held.
+struct Target<'a> {
+    responder: FairMutexGuard<'a, Responder>,
+    /// Whether it is connected to us.
+    connected: bool,
+}
+
+/// One step of a request.
+enum Step {
+    /// It ended with success; bytes for its completion.
+    Done(u32),
+    /// A part was moved.
+    Moved,
+    /// Our side of it is wrong.
+    Failed(WcStatus),
+    /// The responder did not execute it.
+    Refused(NakReason),
+}
+
+/// Why a batch ended.
+enum BatchEnd {
+    /// As it should.
+    Run(Run),
+    /// The request in flight needs a peer, and there is none.
+    NoPeer,
+    /// The request in flight failed.
+    Failed(WcStatus),
+    /// The ring cannot be read any more.
+    Broken(QueueError),
+}
+
+/// Requests of a connected QP, their peer, and the memory of both.
+pub(crate) struct LocalBatch<'a> {
+    pub(crate) qp: &'a Qp,
+    pub(crate) requester: &'a mut Requester,
+    pub(crate) route: &'a mut LocalRoute,
+    pub(crate) peer: Option<&'a Arc<Qp>>,
+    /// Memory of the QP and of the peer.
+    pub(crate) guard: &'a MemoryGuard<'a>,
+    pub(crate) budget: &'a mut Budget,
+    pub(crate) tally: &'a mut Tally,
+}
+
+/// Runs requests of a connected QP. Returns `None` if the one in flight needs a peer, and there is none.
+pub(crate) fn run(mut batch: LocalBatch<'_>) -> Option<Run> {
+    let (mut target, view) = (None, batch.guard.own().view);
+    let end = batch.run(&mut target);
+    let published = batch.publish(target.as_mut());
+    // Our own responder may be flushed next, and a thread holds one responder at most.
+    drop(target);
+    let LocalBatch { qp, requester, .. } = batch;
+    if !published {
+        Counters::bump(&qp.adapter.counters.request_errors);
+        qp.state.enter_error(ErrorCause::Requester);
+        return Some(Run::Again);
+    }
+    match end {
+        BatchEnd::Run(run) => return Some(run),
+        BatchEnd::NoPeer => return None,
+        BatchEnd::Failed(status) => qp.fail_request(requester, view, status),
+        BatchEnd::Broken(error) => qp.fail_ring(view, error),
+    }
+    Some(Run::Again)
+}
+
+impl<'a> LocalBatch<'a> {
+    /// Reports what has ended, at the responder first. Returns `false` if the responder's queue had no room for all.
+    #[inline]
+    fn publish(&mut self, target: Option<&mut Target<'a>>) -> bool {
+        let peer = self.peer.zip(target);
+        let published = peer.and_then(|(peer, target)| target.responder.end_batch(peer, self.guard.peer().view));
+        self.requester.publish(self.qp, self.guard.own().view, published)
+    }
+
+    /// Runs requests until one of them, the budget or something else ends the batch. What ended last is not published
+    /// yet.
+    fn run(&mut self, target: &mut Option<Target<'a>>) -> BatchEnd {
+        let (qp, own) = (self.qp, self.guard.own());
+        let capturing = qp.adapter.captures.is_active();
+        loop {
+            let state = qp.state();
+            if !matches!(state, QpState::Rts | QpState::Sqd) {
+                return BatchEnd::Run(Run::Again);
+            }
+            if self.requester.current.is_none() {
+                if state == QpState::Sqd {
+                    return BatchEnd::Run(Run::Idle);
+                }
+                match self.requester.next(own.view) {
+                    Ok(true) => {}
+                    Ok(false) => return BatchEnd::Run(Run::Idle),
+                    Err(error) => return BatchEnd::Broken(error),
+                }
+            }
+            // Only now: a budget that ends with the last request leaves nothing to wake a worker for.
+            if self.budget.spent() {
+                return BatchEnd::Run(Run::More);
+            }
+            match self.step(target, capturing) {
+                Step::Done(byte_len) => {
+                    self.budget.take_request();
+                    let length = self.requester.current.map_or(0, |progress| progress.length);
+                    self.requester.end_with_success(qp, own.view, byte_len);
+                    let drained = qp.state() == QpState::Sqd;
+                    if (drained || self.requester.pending.is_due(length)) && !self.publish(target.as_mut()) {
+                        return BatchEnd::Failed(WcStatus::RemoteOperation);
+                    }
+                    if drained {
+                        self.requester.drained(qp, own.view);
+                    }
+                }
+                Step::Moved => {}
+                Step::Failed(status) => return BatchEnd::Failed(status),
+                Step::Refused(NakReason::Silence) if self.peer.is_none() => return BatchEnd::NoPeer,
+                Step::Refused(nak) => return self.refused(nak, capturing),
+            }
+        }
+    }
+
+    /// The responder did not execute the request in flight.
+    fn refused(&mut self, nak: NakReason, capturing: bool) -> BatchEnd {
+        match nak {
+            NakReason::Silence => {
+                if capturing {
+                    trace_loss(self.qp, self.requester, self.route, self.guard.own());
+                }
+                self.requester.wait_for_response(self.qp);
+                BatchEnd::Run(Run::Idle)
+            }
+            NakReason::NotReady(code) => match self.requester.wait_for_receive(self.qp, rnr_delay(code)) {
+                Ok(()) => BatchEnd::Run(Run::Idle),
+                Err(status) => BatchEnd::Failed(status),
+            },
+            NakReason::InvalidRequest => BatchEnd::Failed(WcStatus::RemoteInvalidRequest),
+            NakReason::RemoteAccess => BatchEnd::Failed(WcStatus::RemoteAccess),
+            NakReason::RemoteOperation => BatchEnd::Failed(WcStatus::RemoteOperation),
+        }
+    }
+
+    /// Takes the request in flight one step further.
+    #[inline]
+    fn step(&mut self, target: &mut Option<Target<'a>>, capturing: bool) -> Step {
+        let (qp, own, memory) = (self.qp, self.guard.own(), self.guard.peer());
+        let Requester { work, current, attrs, .. } = &mut *self.requester;
+        let LocalRoute { source, trace, generation, .. } = &mut *self.route;
+        let Some(progress) = current else { return Step::Failed(WcStatus::General) };
+        if !progress.checked {
+            match begin_request(qp, attrs, work, own, self.tally) {
+                Ok(begun) if begun.done => return Step::Done(0),
+                Ok(begun) => *progress = Progress { checked: true, length: begun.length, ..Progress::default() },
+                Err(status) => return Step::Failed(status),
+            }
+        }
+        let (Some(peer), Some(source)) = (self.peer, *source) else { return Step::Refused(NakReason::Silence) };
+        let target = target.get_or_insert_with(|| {
+            let mut responder = peer.responder.lock();
+            let connected = responder.is_connected_to(peer, qp, source, *generation)
+                && responder.own_address().is_some_and(|own| own.gid == attrs.av.dgid)
+                && peer.qp_type == qp.qp_type;
+            Target { responder, connected }
+        });
+        if !target.connected || !peer.state.receives() {
+            return Step::Refused(NakReason::Silence);
+        }
+        target.responder.first_request(peer, memory.view);
+        let trace = capturing.then_some(ConnectionTrace { qp, own, attrs, source, trace });
+        let responder = &mut *target.responder;
+        let mut exchange = Exchange { qp, own, peer, memory, responder, work, progress, budget: self.budget, trace };
+        exchange.execute(self.tally).unwrap_or_else(Step::Refused)
+    }
+}
+
+/// Shows those who watch that nobody answered the request in flight.
+#[cold]
+pub(crate) fn trace_loss(qp: &Qp, requester: &mut Requester, route: &mut LocalRoute, own: Memory<'_>) {
+    let Requester { work, current: Some(progress), attrs, .. } = requester else { return };
+    let LocalRoute { source: Some(source), trace, .. } = route else { return };
+    let mut trace = ConnectionTrace { qp, own, attrs, source: *source, trace };
+    trace.step(work, progress, progress.done, StepOutcome::NoResponse, None);
+}
+
+/// A request meets the responder.
+struct Exchange<'a> {
+    qp: &'a Qp,
+    own: Memory<'a>,
+    peer: &'a Qp,
+    memory: Memory<'a>,
+    responder: &'a mut Responder,
+    work: &'a SendWr,
+    progress: &'a mut Progress,
+    budget: &'a mut Budget,
+    /// Somebody may be watching.
+    trace: Option<ConnectionTrace<'a>>,
+}
+
+impl<'a> Exchange<'a> {
+    #[inline]
+    fn execute(&mut self, tally: &mut Tally) -> Result<Step, NakReason> {
+        if self.progress.done == 0 {
+            self.progress.epoch = self.responder.epoch;
+        } else if self.progress.epoch != self.responder.epoch {
+            // The responder was reset in the middle: what it had is lost.
+            return Err(NakReason::Silence);
+        }
+        let before = self.progress.done;
+        let result = match self.work.op {
+            SendOp::Send { data, .. } => self.send(data),
+            SendOp::Write { remote, immediate } => self.write(remote, immediate),
+            SendOp::Read { remote } => self.read(remote),
+            SendOp::CompareSwap { remote, compare, swap } => {
+                self.atomic(remote, AtomicChange::CompareSwap { compare, swap })
+            }
+            SendOp::FetchAdd { remote, add } => self.atomic(remote, AtomicChange::FetchAdd { add }),
+            // Handled before a peer is needed.
+            SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) | SendOp::Unsupported { .. } | SendOp::Malformed => {
+                Ok(Step::Failed(WcStatus::LocalQpOperation))
+            }
+        };
+        self.record(&result, before);
+        let step = result?;
+        if matches!(step, Step::Done(_)) {
+            tally.count_request(&self.work.op, self.progress.length);
+        }
+        Ok(step)
+    }
+
+    /// Shows a step to those who watch.
+    #[inline]
+    fn record(&mut self, result: &Result<Step, NakReason>, before: u64) {
+        let Some(trace) = &mut self.trace else { return };
+        let outcome = match result {
+            Ok(Step::Done(_)) => StepOutcome::Completed,
+            Ok(Step::Moved) => StepOutcome::Moved,
+            Ok(Step::Failed(_)) | Err(NakReason::Silence) => return,
+            Ok(Step::Refused(nak)) | Err(nak) => refusal(*nak),
+        };
+        trace.step(self.work, self.progress, before, outcome, Some((self.peer, self.responder)));
+    }
+
+    fn send(&mut self, data: SendData) -> Result<Step, NakReason> {
+        let (peer, view) = (self.peer, self.memory.view);
+        self.responder.take_receive(peer, view, Some(&self.qp.state))?;
+        let length = self.progress.length;
+        if self.progress.done == 0 {
+            self.responder.check_receive(peer, self.memory, length)?;
+        }
+        let list = self.responder.receive_list(peer, self.memory);
+        match move_chunk(self.source(), list, self.progress, self.budget, false) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Step::Moved),
+            Err(FaultyList::Source) => return Ok(Step::Failed(WcStatus::LocalProtection)),
+            Err(FaultyList::Target) => return Err(self.responder.receive_fault(peer, view)),
+        }
+        if let SendData::Invalidate(key) = data {
+            self.responder.invalidate(peer, self.memory, key)?;
+        }
+        self.receive(WcOpcode::Recv, data);
+        Ok(Step::Done(0))
+    }
+
+    fn write(&mut self, remote: RemoteAddress, immediate: Option<[u8; 4]>) -> Result<Step, NakReason> {
+        let (peer, view) = (self.peer, self.memory.view);
+        let length = self.progress.length;
+        if self.progress.done == 0 {
+            self.responder.check_enabled(peer, view, Access::REMOTE_WRITE)?;
+            // A message of one packet needs its receive at once; a longer one with its last packet.
+            if immediate.is_some() && length <= u64::from(self.responder.attrs.path_mtu.bytes()) {
+                self.responder.take_receive(peer, view, Some(&self.qp.state))?;
+            }
+            self.responder.check_remote(peer, self.memory, remote, length, Access::REMOTE_WRITE)?;
+        }
+        let sges = [remote_sge(remote, length)];
+        let list = remote_list(peer, self.memory, &sges, Access::REMOTE_WRITE);
+        match move_chunk(self.source(), list, self.progress, self.budget, true) {
+            Ok(true) => {}
+            Ok(false) => return Ok(Step::Moved),
+            Err(FaultyList::Source) => return Ok(Step::Failed(WcStatus::LocalProtection)),
+            Err(FaultyList::Target) => return Err(self.responder.refuse(peer, view, NakReason::RemoteAccess)),
+        }
+        if let Some(immediate) = immediate {
+            self.responder.take_receive(peer, view, Some(&self.qp.state))?;
+            self.receive(WcOpcode::RecvRdmaWithImmediate, SendData::Immediate(immediate));
+        }
+        Ok(Step::Done(0))
+    }
+
+    fn read(&mut self, remote: RemoteAddress) -> Result<Step, NakReason> {
+        let (peer, view) = (self.peer, self.memory.view);
+        let length = self.progress.length;
+        if self.progress.done == 0 {
+            self.responder.check_enabled(peer, view, Access::REMOTE_READ)?;
+            self.responder.check_remote(peer, self.memory, remote, length, Access::REMOTE_READ)?;
+        }
+        let sges = [remote_sge(remote, length)];
+        let source = remote_list(peer, self.memory, &sges, Access::REMOTE_READ);
+        let target = SgList { need: Access::LOCAL_WRITE, ..self.source() };
+        match move_chunk(source, target, self.progress, self.budget, true) {
+            Ok(true) => Ok(Step::Done(u32::try_from(length).unwrap_or(u32::MAX))),
+            Ok(false) => Ok(Step::Moved),
+            Err(FaultyList::Source) => Err(self.responder.refuse(peer, view, NakReason::RemoteAccess)),
+            Err(FaultyList::Target) => Ok(Step::Failed(WcStatus::LocalProtection)),
+        }
+    }
+
+    fn atomic(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<Step, NakReason> {
+        let (peer, view) = (self.peer, self.memory.view);
+        self.responder.check_enabled(peer, view, Access::REMOTE_ATOMIC)?;
+        if !remote.addr.is_multiple_of(8) {
+            return Err(self.responder.refuse(peer, view, NakReason::InvalidRequest));
+        }
+        self.responder.check_remote(peer, self.memory, remote, 8, Access::REMOTE_ATOMIC)?;
+        let Ok(old) = execute_atomic(peer, self.memory, remote, change) else {
+            return Err(self.responder.refuse(peer, view, NakReason::RemoteAccess));
+        };
+        let target = SgList { need: Access::LOCAL_WRITE, ..self.source() };
+        match target.write(0, &old.to_le_bytes()) {
+            Ok(()) => Ok(Step::Done(8)),
+            Err(_) => Ok(Step::Failed(WcStatus::LocalProtection)),
+        }
+    }
+
+    /// The request's own list, for reading.
+    fn source(&self) -> SgList<'a> {
+        SgList { memory: self.own, sges: &self.work.sges, pd: self.qp.pd, need: Access::empty() }
+    }
+
+    /// Ends the receive in use.
+    fn receive(&mut self, opcode: WcOpcode, data: SendData) {
+        let (immediate, invalidated) = match data {
+            SendData::None => (None, None),
+            SendData::Immediate(bytes) => (Some(bytes), None),
+            SendData::Invalidate(key) => (None, Some(key)),
+        };
+        let length = u32::try_from(self.progress.length).unwrap_or(u32::MAX);
+        let solicited = self.work.flags.contains(SendFlags::SOLICITED);
+        self.responder.push_receive(self.peer, &Received { opcode, length, immediate, invalidated, solicited });
+    }
+}
+
+/// Moves as much of a message as the budget allows. Returns `true` if all of it has been moved.
+#[inline]
+fn move_chunk(
+    from: SgList<'_>,
+    to: SgList<'_>,
+    progress: &mut Progress,
+    budget: &mut Budget,
+    ordered: bool,
+) -> Result<bool, FaultyList> {
+    let left = progress.length.saturating_sub(progress.done);
+    if left == 0 {
+        return Ok(true);
+    }
+    let count = left.min(budget.bytes().max(1));
+    transfer((from, progress.done), (to, progress.done), count, ordered && count == left)?;
+    budget.take_bytes(count);
+    progress.done += count;
+    Ok(count == left)
+}

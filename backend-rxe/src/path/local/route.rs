@@ -1,0 +1,43 @@
+//! What local delivery remembers of a connection.
+
+use std::sync::{Arc, Weak};
+
+use pvrdma_roce::SyntheticTrace;
+
+use crate::gid::BoundGid;
+use crate::qp::Qp;
+
+/// The way to a peer of this process, remembered from request to request.
+#[derive(Debug, Default)]
+pub(crate) struct LocalRoute {
+    /// The directory's generation when it was looked up.
+    pub(crate) generation: u64,
+    /// The GID we send from.
+    pub(crate) source: Option<BoundGid>,
+    peer: Weak<Qp>,
+    /// What a capture has seen of the connection, until its QP is reset.
+    pub(crate) trace: Option<Box<SyntheticTrace>>,
+}
+
+impl LocalRoute {
+    /// The peer, unless it must be looked up again.
+    #[inline]
+    pub(crate) fn peer(&self, generation: u64) -> Option<Arc<Qp>> {
+        if self.generation != generation {
+            return None;
+        }
+        self.peer.upgrade().filter(|peer| !peer.state.is_dead())
+    }
+
+    /// Takes over what the directory says.
+    pub(crate) fn set_peer(&mut self, generation: u64, source: Option<BoundGid>, peer: Option<&Arc<Qp>>) {
+        self.generation = generation;
+        self.source = source;
+        self.peer = peer.map_or_else(Weak::new, Arc::downgrade);
+    }
+
+    /// Forgets the way: the addresses may have changed.
+    pub(crate) fn forget(&mut self) {
+        self.set_peer(0, None, None);
+    }
+}

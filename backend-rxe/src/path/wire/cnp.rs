@@ -1,0 +1,76 @@
+//! Congestion notification packets (IBA annex A17.9): sending them for marked packets, and obeying those that come for
+//! our queue pairs.
+
+use pvrdma_ether_link::Frames;
+use pvrdma_roce::wire::{Ecn, MAX_FRAME, Network, Operation, Packet};
+use pvrdma_roce::{Path, admit_notification};
+use pvrdma_verbs::{Qpn, UdDestination};
+
+use crate::drive::Endpoint;
+use crate::gid::BoundGid;
+use crate::path::directory::Node;
+use crate::port::Port;
+use crate::port::counters::PortCounters;
+
+/// A packet that a QP took was marked on its way: notifies its sender, which then slows down.
+pub(super) fn marked(port: &Port, endpoint: &Endpoint, packet: &Packet<'_>, out: &mut Frames) {
+    let header = &packet.header;
+    if header.network.ecn() != Ecn::Congested || matches!(header.network, Network::V1(_)) {
+        return;
+    }
+    PortCounters::bump(&port.counters.wire_marked);
+    let Some(config) = port.congestion() else { return };
+    let operation = header.bth.opcode.info().map(|info| info.operation);
+    // What these acknowledge was sent long ago: they say nothing about the way that our packets take.
+    let old_news = matches!(operation, Some(Operation::Acknowledge | Operation::AtomicAcknowledge));
+    let now = endpoint.qp().adapter.engine.now();
+    if old_news || !endpoint.rate().may_notify(config.cnp_interval, now) {
+        return;
+    }
+    let target = match header.extension.deth() {
+        Some(deth) => datagram_path(endpoint, packet, deth.source).map(|path| (path, deth.source)),
+        None if operation == Some(Operation::ReadResponse) => endpoint.request_path(),
+        None => endpoint.response_path(),
+    };
+    if let Some((path, remote)) = target
+        && out.push_with(MAX_FRAME, |room| path.notification(remote, config, room))
+    {
+        PortCounters::bump(&port.counters.wire_cnps_sent);
+    }
+}
+
+/// The way back to the sender of a datagram.
+fn datagram_path(endpoint: &Endpoint, packet: &Packet<'_>, source: Qpn) -> Option<Path> {
+    let (qp, header) = (endpoint.qp(), &packet.header);
+    let network = &header.network;
+    let bound = BoundGid::on_network(network.kind(), network.destination(), header.ethernet.vlan_id());
+    let (dgid, dmac) = (header.network.source(), header.ethernet.source);
+    let to = UdDestination { qpn: source, dgid, dmac, ..UdDestination::default() };
+    Path::datagram(&qp.adapter.origin(bound), &to, qp.qpn)
+}
+
+/// A notification came for one of our queue pairs.
+pub(super) fn notified(port: &Port, node: &Node<Endpoint>, packet: &Packet<'_>) {
+    let counters = &port.counters;
+    PortCounters::bump(&counters.wire_cnps_received);
+    let config = port.congestion().filter(|_| admit_notification(packet).is_ok());
+    let endpoint = node.qp(packet.header.bth.destination);
+    // Only the peer of a connection may slow it down. A datagram QP has many peers and no rate.
+    match (config, endpoint) {
+        (Some(config), Some(endpoint)) if is_from_peer(&endpoint, packet) => {
+            let cut = endpoint.rate().notify(config, node.adapter.engine.now());
+            PortCounters::add(&counters.wire_rate_cuts, cut.into());
+        }
+        _ => PortCounters::bump(&counters.wire_cnps_ignored),
+    }
+}
+
+fn is_from_peer(endpoint: &Endpoint, packet: &Packet<'_>) -> bool {
+    if let Some((path, _)) = endpoint.response_path() {
+        return path.leads_back(packet);
+    }
+    let from_peer = endpoint.request_path().is_some_and(|(path, _)| path.leads_back(packet));
+    // Whoever found the requester busy with us relies on somebody running it.
+    endpoint.qp().task().schedule();
+    from_peer
+}

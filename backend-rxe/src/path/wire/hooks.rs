@@ -1,0 +1,122 @@
+//! What the transport wants from a queue pair, answered with the checks and completions that local delivery uses.
+
+use std::sync::atomic::{Ordering, fence};
+
+use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
+use pvrdma_verbs::{Access, RemoteAddress, SendWr, Sge, WcStatus};
+
+use crate::counters::{Counters, Tally};
+use crate::qp::Qp;
+use crate::qp::requester::{Requester, begin_request};
+use crate::qp::responder::{Responder, execute_atomic, remote_list, remote_sge};
+use crate::qp::state::ErrorCause;
+use crate::sg::{Memory, SgList};
+
+/// The requester's side.
+pub(super) struct RequesterHooks<'a> {
+    pub(super) qp: &'a Qp,
+    pub(super) requester: &'a mut Requester,
+    pub(super) memory: Memory<'a>,
+    pub(super) tally: &'a mut Tally,
+}
+
+impl RequesterHooks<'_> {
+    fn list<'s>(&'s self, sges: &'s [Sge], need: Access) -> SgList<'s> {
+        SgList { memory: self.memory, sges, pd: self.qp.pd, need }
+    }
+}
+
+impl RequesterOps for RequesterHooks<'_> {
+    fn begin(&mut self, work: &mut SendWr) -> Result<(), WcStatus> {
+        begin_request(self.qp, &self.requester.attrs, work, self.memory, self.tally).map(|_| ())
+    }
+
+    fn gather(&mut self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.list(sges, Access::empty()).read(offset, out)
+    }
+
+    fn scatter(&mut self, sges: &[Sge], offset: u64, data: &[u8]) -> Result<(), AccessError> {
+        self.list(sges, Access::LOCAL_WRITE).write(offset, data)
+    }
+
+    fn finish(&mut self, work: &SendWr, status: WcStatus, byte_len: u32) {
+        match status {
+            WcStatus::Success => self.tally.count_request(&work.op, Sge::total_length(&work.sges)),
+            WcStatus::Flushed => self.tally.flushed += 1,
+            _ => Counters::bump(&self.qp.adapter.counters.request_errors),
+        }
+        self.requester.finish(self.qp, self.memory.view, work, status, byte_len);
+    }
+
+    fn failed(&mut self) {
+        self.qp.state.enter_error(ErrorCause::Requester);
+    }
+}
+
+/// The responder's side.
+pub(super) struct ResponderHooks<'a> {
+    pub(super) qp: &'a Qp,
+    pub(super) responder: &'a mut Responder,
+    pub(super) memory: Memory<'a>,
+}
+
+impl ResponderOps for ResponderHooks<'_> {
+    fn request_arrived(&mut self) {
+        self.responder.first_request(self.qp, self.memory.view);
+    }
+
+    fn take_receive(&mut self) -> Result<(), NakReason> {
+        self.responder.take_receive(self.qp, self.memory.view, None)
+    }
+
+    fn fill_receive(&mut self, offset: u64, data: &[u8]) -> Result<(), NakReason> {
+        let (qp, memory) = (self.qp, self.memory);
+        self.responder.check_receive(qp, memory, offset.saturating_add(data.len() as u64))?;
+        let copied = self.responder.receive_list(qp, memory).write(offset, data);
+        copied.map_err(|_| self.responder.receive_fault(qp, memory.view))
+    }
+
+    fn complete_receive(&mut self, received: Received) -> Result<(), NakReason> {
+        let published = self.responder.complete_receive(self.qp, self.memory.view, &received);
+        // The receiver lost the completion of this message; its QP is in the error state already.
+        published.map_err(|_| NakReason::RemoteOperation)
+    }
+
+    fn invalidate(&mut self, key: u32) -> Result<(), NakReason> {
+        self.responder.invalidate(self.qp, self.memory, key)
+    }
+
+    fn check_enabled(&mut self, need: Access) -> Result<(), NakReason> {
+        self.responder.check_enabled(self.qp, self.memory.view, need)
+    }
+
+    fn check_remote(&mut self, remote: RemoteAddress, length: u64, need: Access) -> Result<(), NakReason> {
+        self.responder.check_remote(self.qp, self.memory, remote, length, need)
+    }
+
+    fn write(&mut self, remote: RemoteAddress, data: &[u8]) -> Result<(), AccessError> {
+        // Who polls the end of a buffer must find the rest there: the last word, or byte where it is not aligned, comes
+        // after all others.
+        let end = remote.addr.wrapping_add(data.len() as u64);
+        let tail = if end.is_multiple_of(8) { 8 } else { 1 };
+        let (body, tail) = data.split_at(data.len().saturating_sub(tail));
+        let sges = [remote_sge(remote, data.len() as u64)];
+        let list = remote_list(self.qp, self.memory, &sges, Access::REMOTE_WRITE);
+        list.write(0, body)?;
+        fence(Ordering::Release);
+        list.write(body.len() as u64, tail)
+    }
+
+    fn read(&mut self, remote: RemoteAddress, out: &mut [u8]) -> Result<(), AccessError> {
+        let sges = [remote_sge(remote, out.len() as u64)];
+        remote_list(self.qp, self.memory, &sges, Access::REMOTE_READ).read(0, out)
+    }
+
+    fn update(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<u64, AccessError> {
+        execute_atomic(self.qp, self.memory, remote, change)
+    }
+
+    fn refuse(&mut self, refusal: NakReason) {
+        self.responder.refuse(self.qp, self.memory.view, refusal);
+    }
+}

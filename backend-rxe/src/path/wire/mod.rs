@@ -1,0 +1,24 @@
+//! The wire: the path to peers of other hosts, through the device's port.
+//!
+//! # Who sends
+//!
+//! The requester of a QP sends with its half held, so that its packets leave in order, but after it has given guest
+//! memory back. Responses leave from the port's thread only. When the link is full both stop: requesters are woken, and
+//! responses are still owed.
+//!
+//! # Guard
+//!
+//! Frames are built by us, from a GID that is bound and the device's own address. What comes is dropped and counted
+//! unless it is for us, intact, in the VLAN of the address, and from the peer of the QP; a GID of our own process is
+//! nobody's peer on the wire. Only such a packet may make state, and that is bounded. Frames of the network function
+//! are held to the device's address and VLAN ([`crate::port::policy`]).
+
+mod cnp;
+mod hooks;
+pub(crate) mod peer_window;
+pub(crate) mod rate_limiter;
+pub(crate) mod rc;
+pub(crate) mod receive;
+pub(crate) mod responder;
+mod timeout_grace;
+pub(crate) mod ud;

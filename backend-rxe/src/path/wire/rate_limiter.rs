@@ -1,0 +1,100 @@
+//! The rate of a QP that its peer has complained about (IBA annex A17.9): DCQCN's reaction point.
+//!
+//! A QP that nobody complained about pays one load of a flag for each packet.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pvrdma_roce::{Congestion, ReactionPoint};
+
+use crate::port::Port;
+use crate::port::counters::PortCounters;
+
+/// What a QP remembers about congestion.
+#[derive(Debug, Default)]
+pub(crate) struct RateLimiter {
+    /// `reaction` holds something.
+    on: AtomicBool,
+    /// Both halves send at this rate.
+    reaction: Mutex<Option<Box<ReactionPoint>>>,
+    /// The responder has something to send and waits for its turn.
+    responder_waits: AtomicBool,
+    /// When the last notification was sent for this QP, in nanoseconds. 0: never.
+    notified: AtomicU64,
+}
+
+impl RateLimiter {
+    /// Returns `true` if the peer has complained.
+    #[inline]
+    pub(crate) fn is_on(&self) -> bool {
+        self.on.load(Ordering::Relaxed)
+    }
+
+    /// When the next packet may leave, if that is not now.
+    #[inline]
+    pub(crate) fn blocked_until(&self, port: &Port, now: Duration) -> Option<Duration> {
+        if self.is_on() { self.ask(port, now) } else { None }
+    }
+
+    #[cold]
+    fn ask(&self, port: &Port, now: Duration) -> Option<Duration> {
+        let mut reaction = self.reaction.lock();
+        let blocked = reaction.as_mut()?.blocked_until(now);
+        if blocked.is_some() {
+            PortCounters::bump(&port.counters.wire_paced);
+        } else if reaction.as_ref().is_some_and(|point| point.has_recovered()) {
+            *reaction = None;
+            self.on.store(false, Ordering::Relaxed);
+        }
+        blocked
+    }
+
+    /// Packets have left.
+    #[inline]
+    pub(crate) fn sent(&self, now: Duration, bytes: u64) {
+        if self.is_on()
+            && let Some(point) = &mut *self.reaction.lock()
+        {
+            point.sent(now, bytes);
+        }
+    }
+
+    /// Slows down. Returns `true` if the rate was cut.
+    pub(super) fn notify(&self, config: &Congestion, now: Duration) -> bool {
+        let mut reaction = self.reaction.lock();
+        let cut = reaction.get_or_insert_with(|| Box::new(ReactionPoint::new(config, now))).notify(now);
+        self.on.store(true, Ordering::Relaxed);
+        cut
+    }
+
+    /// The responder waits for its turn: the next run of the QP sees to it.
+    pub(crate) fn hold_responder(&self) {
+        self.responder_waits.store(true, Ordering::Release);
+    }
+
+    /// Returns `true` if the responder waited for this run.
+    #[inline]
+    pub(crate) fn release_responder(&self) -> bool {
+        self.responder_waits.load(Ordering::Relaxed) && self.responder_waits.swap(false, Ordering::AcqRel)
+    }
+
+    /// Returns `true` if a notification may be sent, and remembers it. Only the port's thread asks.
+    pub(super) fn may_notify(&self, interval: Duration, now: Duration) -> bool {
+        let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let interval = u64::try_from(interval.as_nanos()).unwrap_or(u64::MAX);
+        let last = self.notified.load(Ordering::Relaxed);
+        let may = last == 0 || now >= last.saturating_add(interval);
+        if may {
+            self.notified.store(now, Ordering::Relaxed);
+        }
+        may
+    }
+
+    /// Forgets everything, with the QP's state.
+    pub(crate) fn reset(&self) {
+        *self.reaction.lock() = None;
+        self.on.store(false, Ordering::Relaxed);
+        self.notified.store(0, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,227 @@
+//! Reliable connections over the wire: the requester of the transport, beside that of a queue pair.
+
+use std::time::Duration;
+
+use pvrdma_ether_link::Frames;
+use pvrdma_roce::wire::{MAX_FRAME, Packet};
+use pvrdma_roce::{DropReason, Path, Tuning, admit_connected};
+use pvrdma_verbs::{QpAttrs, QpState, Qpn};
+
+use super::hooks::RequesterHooks;
+use super::peer_window::{PeerWindows, WindowShare};
+use super::rate_limiter::RateLimiter;
+use super::timeout_grace::TimeoutGrace;
+use crate::counters::Tally;
+use crate::gid::BoundGid;
+use crate::port::{BATCH, Port};
+use crate::qp::Qp;
+use crate::qp::requester::Requester;
+use crate::sg::{Memory, MemoryGuard};
+use crate::task::{Budget, Run};
+
+/// What a route to the wire holds.
+#[derive(Debug)]
+pub(crate) struct WireRequester {
+    transport: pvrdma_roce::Requester,
+    path: Path,
+    source: BoundGid,
+    remote: Qpn,
+    share: WindowShare,
+    /// The rate of the QP has it wait until then.
+    paced: Option<Duration>,
+    grace: TimeoutGrace,
+}
+
+impl WireRequester {
+    /// State of a QP whose peer is on the wire.
+    pub(crate) fn new(qp: &Qp, attrs: &QpAttrs, (path, source): (Path, BoundGid), windows: &PeerWindows) -> Box<Self> {
+        let mut transport = pvrdma_roce::Requester::new(attrs, path, Tuning::default());
+        transport.set_draining(qp.state() == QpState::Sqd);
+        let share = WindowShare::new(windows, attrs.av.dgid, qp.task());
+        let grace = TimeoutGrace::default();
+        Box::new(Self { transport, path, source, remote: attrs.dest_qpn, share, paced: None, grace })
+    }
+
+    /// Takes over attributes that a modify request changed. Without a path the old one stays: its source is not bound
+    /// any more, so nothing leaves through it.
+    pub(crate) fn set_attrs(&mut self, qp: &Qp, attrs: &QpAttrs, path: Option<(Path, BoundGid)>) {
+        if let Some((path, source)) = path {
+            (self.path, self.source) = (path, source);
+        }
+        self.remote = attrs.dest_qpn;
+        self.transport.set_attrs(attrs, self.path);
+        self.transport.set_draining(qp.state() == QpState::Sqd);
+    }
+
+    /// Returns `true` if nothing is in flight.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.transport.is_idle()
+    }
+
+    /// Where requests go, and to which QP.
+    pub(crate) const fn path(&self) -> (Path, Qpn) {
+        (self.path, self.remote)
+    }
+
+    /// The QP is in its error state: ends everything that was taken from the ring.
+    pub(crate) fn flush(&mut self, qp: &Qp, requester: &mut Requester, memory: Memory<'_>, tally: &mut Tally) {
+        self.transport.flush(&mut RequesterHooks { qp, requester, memory, tally });
+        self.share.pause(0);
+    }
+
+    /// Gives a response to the requester. It goes on when it is driven next.
+    pub(crate) fn take_response(
+        &mut self,
+        port: &Port,
+        qp: &Qp,
+        requester: &mut Requester,
+        packet: &Packet<'_>,
+    ) -> Result<(), DropReason> {
+        admit_connected(packet, qp.qpn, &self.path)?;
+        if qp.state.sends() {
+            let mut tally = Tally::default();
+            let before = self.transport.stats();
+            let guard = MemoryGuard::open(&qp.adapter, None);
+            let mut hooks = RequesterHooks { qp, requester, memory: guard.own(), tally: &mut tally };
+            self.transport.handle_packet(qp.adapter.engine.now(), packet, &mut hooks);
+            port.counters.requester(&before, &self.transport.stats());
+            self.share.acked(self.transport.in_flight());
+            qp.adapter.counters.fold(&mut tally);
+        }
+        Ok(())
+    }
+}
+
+/// Requests of a QP whose peer is on the wire.
+pub(crate) struct WireBatch<'a> {
+    pub(crate) port: &'a Port,
+    pub(crate) qp: &'a Qp,
+    pub(crate) rate: &'a RateLimiter,
+    pub(crate) requester: &'a mut Requester,
+    pub(crate) wire: &'a mut WireRequester,
+    pub(crate) budget: &'a mut Budget,
+    pub(crate) tally: &'a mut Tally,
+}
+
+/// Runs requests of a QP whose peer is on the wire.
+#[inline(never)]
+pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
+    let (port, qp) = (batch.port, batch.qp);
+    let before = batch.wire.transport.stats();
+    let run = loop {
+        if !qp.state.sends() {
+            break Run::Again;
+        }
+        if batch.budget.spent() {
+            break Run::More;
+        }
+        let mut frames = port.buffer();
+        let progress = batch.turn(&mut frames);
+        // Guest memory is given back; the requester is still ours, so nobody overtakes these.
+        port.send(frames);
+        if !progress {
+            break if qp.state.sends() { Run::Idle } else { Run::Again };
+        }
+    };
+    let WireBatch { wire, requester, .. } = batch;
+    port.counters.requester(&before, &wire.transport.stats());
+    if run != Run::More {
+        wire.share.pause(wire.transport.in_flight());
+    }
+    let deadline = wire.grace.deadline(wire.transport.poll_timeout()).into_iter().chain(wire.paced).min();
+    if run == Run::Idle
+        && let Some(deadline) = deadline
+    {
+        requester.arm(qp, deadline);
+    }
+    run
+}
+
+impl WireBatch<'_> {
+    /// Takes requests from the ring and builds a batch of packets. Returns `true` if there was anything to do.
+    fn turn(&mut self, frames: &mut Frames) -> bool {
+        let (port, qp) = (self.port, self.qp);
+        let guard = MemoryGuard::open(&qp.adapter, None);
+        let memory = guard.own();
+        // An unbind waits for our view from here on.
+        let bound = qp.adapter.gids.get(self.requester.attrs.av.sgid_index) == Some(self.wire.source);
+        self.wire.paced = None;
+        let now = qp.adapter.engine.now();
+        // Also when nothing can be sent: otherwise the deadline would come again and again.
+        let WireRequester { transport, grace, .. } = &mut *self.wire;
+        if grace.is_over(transport.poll_timeout(), now, port) {
+            let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
+            transport.handle_timeout(now, &mut hooks);
+        }
+        if port.uplink.wait_for_room(qp.task()) {
+            return false;
+        }
+        let Some(posted) = self.post(memory) else { return false };
+        if self.rate.is_on() {
+            self.wire.transport.request_ack();
+        }
+        let built = self.build(memory, now, frames);
+        if !bound {
+            // As with local delivery: what is sent from a GID that is gone is lost, and tried again in time.
+            frames.clear();
+        }
+        if qp.state() == QpState::Sqd && self.wire.transport.is_idle() {
+            self.requester.drained(qp, memory.view);
+        }
+        posted || built
+    }
+
+    /// Takes requests from the ring. Returns `true` if there was one, and `None` if the ring cannot be read.
+    fn post(&mut self, memory: Memory<'_>) -> Option<bool> {
+        let (qp, transport) = (self.qp, &mut self.wire.transport);
+        let mut posted = false;
+        while qp.state() == QpState::Rts && transport.has_room() && !self.budget.spent() {
+            let mut work = transport.spare();
+            match self.requester.pop(memory.view, &mut work) {
+                Ok(true) => {
+                    let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
+                    transport.post(work, &mut hooks);
+                }
+                Ok(false) => break,
+                Err(error) => {
+                    qp.fail_ring(memory.view, error);
+                    return None;
+                }
+            }
+            self.budget.take_request();
+            posted = true;
+        }
+        Some(posted)
+    }
+
+    /// Builds a batch of packets. Returns `true` if there was one to build.
+    fn build(&mut self, memory: Memory<'_>, now: Duration, frames: &mut Frames) -> bool {
+        let (port, qp, rate) = (self.port, self.qp, self.rate);
+        let WireRequester { transport, share, paced, .. } = &mut *self.wire;
+        let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
+        let mut built = false;
+        while qp.state.sends()
+            && frames.len() < BATCH
+            && !self.budget.spent()
+            && (transport.next_is_retransmission() || share.may_send())
+        {
+            *paced = rate.blocked_until(port, now);
+            if paced.is_some() {
+                break;
+            }
+            if share.ends_turn() {
+                transport.request_ack();
+            }
+            let before = frames.bytes();
+            if !frames.push_with(MAX_FRAME, |room| transport.poll_transmit(now, &mut hooks, room)) {
+                break;
+            }
+            share.sent(transport.in_flight());
+            let bytes = frames.bytes().saturating_sub(before) as u64;
+            rate.sent(now, bytes);
+            self.budget.take_bytes(bytes);
+            built = true;
+        }
+        built
+    }
+}

@@ -1,0 +1,258 @@
+//! Reliable connections over the wire: the responder of the transport, beside that of a queue pair.
+
+use std::collections::VecDeque;
+
+use parking_lot::Mutex;
+use pvrdma_ether_link::Frames;
+use pvrdma_roce::wire::{MAX_FRAME, Packet};
+use pvrdma_roce::{DropReason, Handled, Path, ReorderBuffer, admit_connected};
+use pvrdma_verbs::{Psn, QpAttrs, Qpn};
+
+use super::hooks::ResponderHooks;
+use super::rate_limiter::RateLimiter;
+use crate::port::counters::PortCounters;
+use crate::port::{BATCH, Port};
+use crate::qp::Qp;
+use crate::sg::MemoryGuard;
+use crate::timer::TimerKey;
+
+/// Packets that wait for responses to leave before them. More are lost and come again.
+const MAX_DEFERRED: usize = 128;
+/// Batches of responses that a responder sends before it is another one's turn.
+const RESPONSE_TURNS: u32 = 4;
+
+/// What a responder holds for the wire.
+#[derive(Debug)]
+pub(crate) struct WireResponder {
+    transport: pvrdma_roce::Responder,
+    path: Path,
+    remote: Qpn,
+    /// Packets that must not overtake responses.
+    deferred: VecDeque<Box<[u8]>>,
+    /// Packets behind one that was lost.
+    reorder: ReorderBuffer,
+    /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
+    refused: bool,
+    /// Timer of the QP's rate.
+    paced: Option<TimerKey>,
+}
+
+impl WireResponder {
+    fn new(port: &Port, attrs: &QpAttrs, path: Path) -> Box<Self> {
+        Box::new(Self {
+            transport: pvrdma_roce::Responder::new(attrs, path),
+            path,
+            remote: attrs.dest_qpn,
+            deferred: VecDeque::new(),
+            reorder: ReorderBuffer::new(port.buffered.clone()),
+            refused: false,
+            paced: None,
+        })
+    }
+
+    /// Packets that wait, and responses that are owed.
+    #[cfg(test)]
+    pub(crate) fn load(&self) -> (usize, usize) {
+        (self.deferred.len(), self.transport.pending_responses())
+    }
+
+    /// Executes a packet, or keeps it for later.
+    fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], hooks: &mut ResponderHooks<'_>) {
+        let psn = packet.header.bth.psn;
+        self.reorder.observe(self.transport.expected_psn(), psn);
+        if self.deferred.is_empty() {
+            match self.handle(packet, hooks) {
+                Handled::Deferred => {}
+                Handled::OutOfOrder => return self.keep(psn, frame),
+                Handled::Done | Handled::Dropped => return self.catch_up(hooks),
+            }
+        }
+        if self.deferred.len() < MAX_DEFERRED {
+            self.deferred.push_back(frame.into());
+        } else {
+            PortCounters::bump(&port.counters.wire_dropped_deferred);
+        }
+    }
+
+    /// Keeps a packet that came before its time.
+    fn keep(&mut self, psn: Psn, frame: &[u8]) {
+        let missing = self.reorder.insert(self.transport.expected_psn(), psn, frame);
+        self.transport.nak_selectively(psn, missing);
+    }
+
+    /// Executes packets that came before their time and are expected now.
+    fn catch_up(&mut self, hooks: &mut ResponderHooks<'_>) {
+        if self.reorder.is_empty() {
+            return;
+        }
+        while hooks.qp.state.receives()
+            && let Some(frame) = self.reorder.pop_expected(self.transport.expected_psn())
+        {
+            // It was parsed when it came.
+            let Ok(packet) = Packet::parse(&frame) else { continue };
+            if self.handle(&packet, hooks) == Handled::Deferred {
+                self.deferred.push_back(frame);
+                return;
+            }
+        }
+        if !self.reorder.is_empty() {
+            self.transport.nak_expected();
+        }
+    }
+
+    fn handle(&mut self, packet: &Packet<'_>, hooks: &mut ResponderHooks<'_>) -> Handled {
+        let handled = self.transport.handle_packet(packet, hooks);
+        self.refused |= !hooks.qp.state.receives();
+        handled
+    }
+
+    /// Executes kept packets until one must wait again.
+    fn resume(&mut self, hooks: &mut ResponderHooks<'_>) {
+        while hooks.qp.state.receives()
+            && let Some(frame) = self.deferred.pop_front()
+        {
+            // It was parsed when it came.
+            let Ok(packet) = Packet::parse(&frame) else { continue };
+            match self.handle(&packet, hooks) {
+                Handled::Deferred => return self.deferred.push_front(frame),
+                Handled::OutOfOrder => self.keep(packet.header.bth.psn, &frame),
+                Handled::Done | Handled::Dropped => {}
+            }
+        }
+        if self.deferred.is_empty() {
+            self.catch_up(hooks);
+        }
+    }
+}
+
+/// What a QP holds for the wire beside its route.
+#[derive(Debug, Default)]
+pub(crate) struct WireSide {
+    /// What slows both halves down.
+    pub(crate) rate: RateLimiter,
+    /// Made by the first packet of the peer. Locked with the QP's responder held, or alone.
+    responder: Mutex<Option<Box<WireResponder>>>,
+}
+
+impl WireSide {
+    /// Forgets everything, with the QP's state.
+    pub(crate) fn reset(&self) {
+        *self.responder.lock() = None;
+        self.rate.reset();
+    }
+
+    /// Takes over attributes that a modify request changed. Without a path the old one stays.
+    pub(crate) fn set_attrs(&self, attrs: &QpAttrs, path: impl FnOnce() -> Option<Path>) {
+        if let Some(responder) = &mut *self.responder.lock() {
+            if let Some(path) = path() {
+                responder.path = path;
+            }
+            responder.remote = attrs.dest_qpn;
+            responder.transport.set_attrs(attrs, responder.path);
+        }
+    }
+
+    /// Where responses go, and to which QP.
+    pub(crate) fn path(&self) -> Option<(Path, Qpn)> {
+        self.responder.lock().as_ref().map(|responder| (responder.path, responder.remote))
+    }
+
+    /// What the first packet of the peer has made.
+    #[cfg(test)]
+    pub(crate) fn load(&self) -> Option<(usize, usize)> {
+        self.responder.lock().as_ref().map(|responder| responder.load())
+    }
+
+    /// Gives a request to the responder. `path` leads back to the peer, if there is a way.
+    pub(crate) fn take_request(
+        &self,
+        port: &Port,
+        qp: &Qp,
+        packet: &Packet<'_>,
+        frame: &[u8],
+        path: impl FnOnce(&QpAttrs) -> Option<Path>,
+    ) -> Result<(), DropReason> {
+        let guard = MemoryGuard::open(&qp.adapter, None);
+        let responder = &mut *qp.responder.lock();
+        if !qp.state.receives() {
+            return Err(DropReason::Opcode);
+        }
+        let wire = &mut *self.responder.lock();
+        let wire = match wire {
+            Some(wire) => {
+                admit_connected(packet, qp.qpn, &wire.path)?;
+                wire
+            }
+            None => {
+                let path = path(&responder.attrs).ok_or(DropReason::Address)?;
+                // Only the peer is worth memory.
+                admit_connected(packet, qp.qpn, &path)?;
+                wire.insert(WireResponder::new(port, &responder.attrs, path))
+            }
+        };
+        let before = wire.transport.stats();
+        wire.take(port, packet, frame, &mut ResponderHooks { qp, responder, memory: guard.own() });
+        port.counters.responder(&before, &wire.transport.stats());
+        Ok(())
+    }
+
+    /// Sends what the responder owes. Returns `false` if it wants another turn.
+    pub(crate) fn respond(&self, port: &Port, qp: &Qp) -> bool {
+        for _ in 0..RESPONSE_TURNS {
+            if port.uplink.is_full() {
+                return false;
+            }
+            let mut frames = port.buffer();
+            let done = self.build_responses(port, qp, &mut frames);
+            port.send(frames);
+            if done {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Builds a batch of responses. Returns `true` if that was all.
+    fn build_responses(&self, port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
+        let guard = MemoryGuard::open(&qp.adapter, None);
+        let responder = &mut *qp.responder.lock();
+        let wire = &mut *self.responder.lock();
+        let Some(wire) = wire else { return true };
+        if !qp.state.receives() {
+            // What is owed for the packet that ended the QP is still sent. Nobody executes what waits behind it.
+            if !wire.refused {
+                wire.transport.end();
+            }
+            wire.deferred.clear();
+            wire.reorder.clear();
+        }
+        let mut hooks = ResponderHooks { qp, responder, memory: guard.own() };
+        let (rate, engine) = (&self.rate, &qp.adapter.engine);
+        let mut paced = None;
+        while frames.len() < BATCH {
+            let before = frames.bytes();
+            if rate.is_on() && wire.transport.next_is_read_response() {
+                paced = rate.blocked_until(port, engine.now());
+            }
+            if paced.is_some() || !frames.push_with(MAX_FRAME, |room| wire.transport.poll_transmit(&mut hooks, room)) {
+                break;
+            }
+            if rate.is_on() {
+                rate.sent(engine.now(), frames.bytes().saturating_sub(before) as u64);
+            }
+        }
+        // The memory of a READ may have been taken away, which ends the QP with one last response.
+        wire.refused |= !qp.state.receives();
+        if let Some(until) = paced {
+            // The QP's next run brings us back.
+            rate.hold_responder();
+            wire.paced = Some(engine.arm(qp.task(), until, wire.paced));
+            return true;
+        }
+        let all = frames.len() < BATCH;
+        if all {
+            wire.resume(&mut hooks);
+        }
+        all && !wire.transport.has_responses() && wire.deferred.is_empty()
+    }
+}

@@ -1,0 +1,32 @@
+//! The payload of a request, for building its packets.
+
+use pvrdma_roce::{AccessError, RequesterOps};
+use pvrdma_verbs::{Access, SendWr, Sge, WcStatus};
+
+use super::Qp;
+use crate::sg::{Memory, SgList};
+
+/// The payload of a request that has been checked and is ended by somebody else: all that a datagram needs.
+pub(crate) struct CheckedPayload<'a> {
+    pub(crate) qp: &'a Qp,
+    /// The sender's memory.
+    pub(crate) memory: Memory<'a>,
+}
+
+impl RequesterOps for CheckedPayload<'_> {
+    fn begin(&mut self, _work: &mut SendWr) -> Result<(), WcStatus> {
+        Ok(())
+    }
+
+    fn gather(&mut self, sges: &[Sge], offset: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        SgList { memory: self.memory, sges, pd: self.qp.pd, need: Access::empty() }.read(offset, out)
+    }
+
+    fn scatter(&mut self, _sges: &[Sge], _offset: u64, _data: &[u8]) -> Result<(), AccessError> {
+        Err(AccessError)
+    }
+
+    fn finish(&mut self, _work: &SendWr, _status: WcStatus, _byte_len: u32) {}
+
+    fn failed(&mut self) {}
+}

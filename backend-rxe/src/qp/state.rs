@@ -1,0 +1,179 @@
+//! The state of a queue pair, and the one way into its error state.
+//!
+//! Whoever ends a QP calls [`StateCell::enter_error`] and says why. What follows is the same for all: the thread that
+//! runs the QP next flushes it ([`super::flush`]). States and their transitions are those of IBA 10.3.1.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use pvrdma_verbs::QpState;
+
+use crate::task::Task;
+
+/// Who ends a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum ErrorCause {
+    /// A modify command, which holds both halves. It may do so even in RESET.
+    Command,
+    /// The requester: a request failed, or the send queue cannot be read. Its thread flushes next.
+    Requester,
+    /// The responder: it refused a request, or failed a receive. The requester may belong to another thread.
+    Responder,
+    /// A completion queue without room. Both halves may be held, even by the caller.
+    CqOverrun,
+}
+
+/// The part of a queue pair that others may touch without its halves.
+#[derive(Debug)]
+pub(crate) struct StateCell {
+    /// [`QpState`]. Read anywhere; set with a half held, except for the step into the error state.
+    state: AtomicU8,
+    dead: AtomicBool,
+    /// In SQD with a request still in flight.
+    draining: AtomicBool,
+    /// In the list of waiters of an SRQ.
+    queued_at_srq: AtomicBool,
+    task: Arc<Task>,
+}
+
+impl StateCell {
+    pub(crate) fn new(task: Arc<Task>) -> Arc<Self> {
+        Arc::new(Self {
+            state: AtomicU8::new(QpState::Reset as u8),
+            dead: AtomicBool::new(false),
+            draining: AtomicBool::new(false),
+            queued_at_srq: AtomicBool::new(false),
+            task,
+        })
+    }
+
+    /// What runs the QP.
+    pub(crate) const fn task(&self) -> &Arc<Task> {
+        &self.task
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> QpState {
+        // Only states are stored.
+        QpState::try_from(u32::from(self.state.load(Ordering::Acquire))).unwrap_or(QpState::Error)
+    }
+
+    /// Returns `true` if requests of this QP are sent, and responses to them taken.
+    #[inline]
+    pub(crate) fn sends(&self) -> bool {
+        matches!(self.get(), QpState::Rts | QpState::Sqd)
+    }
+
+    /// Returns `true` if the responder takes requests.
+    #[inline]
+    pub(crate) fn receives(&self) -> bool {
+        matches!(self.get(), QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// Goes to the error state and has the QP flushed. Returns `false` if it did not go there: in RESET there is
+    /// nothing to flush, and a QP that already is in the error state is no news to an overrun.
+    pub(crate) fn enter_error(&self, cause: ErrorCause) -> bool {
+        let entered = match cause {
+            ErrorCause::Command => {
+                self.state.store(QpState::Error as u8, Ordering::Release);
+                true
+            }
+            ErrorCause::CqOverrun if self.get() == QpState::Error => false,
+            ErrorCause::Requester | ErrorCause::Responder | ErrorCause::CqOverrun => {
+                self.step(|state| (state != QpState::Reset as u8).then_some(QpState::Error as u8))
+            }
+        };
+        if entered && matches!(cause, ErrorCause::Responder | ErrorCause::CqOverrun) {
+            self.task.schedule();
+        }
+        entered
+    }
+
+    /// Goes to RESET, with both halves held: others only ever step to the error state.
+    pub(super) fn reset(&self) {
+        self.state.store(QpState::Reset as u8, Ordering::Release);
+        self.set_draining(false);
+    }
+
+    /// Changes state unless somebody else did meanwhile, and returns `true` if nobody did.
+    pub(super) fn change(&self, from: QpState, to: QpState) -> bool {
+        self.step(|state| (state == from as u8).then_some(to as u8))
+    }
+
+    fn step(&self, change: impl Fn(u8) -> Option<u8>) -> bool {
+        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
+    }
+
+    #[inline]
+    pub(crate) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Marks the QP as destroyed. Returns `false` if it was before.
+    pub(super) fn kill(&self) -> bool {
+        !self.dead.swap(true, Ordering::AcqRel)
+    }
+
+    pub(super) fn is_draining(&self) -> bool {
+        self.draining.load(Ordering::Acquire)
+    }
+
+    pub(super) fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Ordering::Release);
+    }
+
+    /// Notes that the QP is in the list of waiters of an SRQ. Returns `false` if it was before.
+    pub(crate) fn queue_at_srq(&self) -> bool {
+        !self.queued_at_srq.swap(true, Ordering::AcqRel)
+    }
+
+    /// Notes that the QP is in no list of waiters.
+    pub(crate) fn unqueue_at_srq(&self) {
+        self.queued_at_srq.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Weak;
+
+    use super::*;
+    use crate::task::{Budget, ReadyQueue, Runnable};
+
+    struct Nothing;
+
+    impl Runnable for Nothing {
+        fn run(&self, _budget: Budget) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn every_cause_leads_into_the_error_state_and_to_a_flush() {
+        use ErrorCause::{Command, CqOverrun, Requester, Responder};
+        let live: Arc<dyn Runnable> = Arc::new(Nothing);
+        // Cause, state before, entered, and whether the task is scheduled.
+        for (cause, from, entered, scheduled) in [
+            (Command, QpState::Reset, true, false),
+            (Requester, QpState::Reset, false, false),
+            (Responder, QpState::Reset, false, false),
+            (CqOverrun, QpState::Reset, false, false),
+            (Command, QpState::Rts, true, false),
+            (Requester, QpState::Rts, true, false),
+            (Responder, QpState::Rts, true, true),
+            (CqOverrun, QpState::Rts, true, true),
+            (Responder, QpState::Error, true, true),
+            (CqOverrun, QpState::Error, false, false),
+        ] {
+            let queue = Arc::new(ReadyQueue::default());
+            let weak: Weak<dyn Runnable> = Arc::downgrade(&live);
+            let state = StateCell::new(Task::new(&queue, weak));
+            assert!(state.change(QpState::Reset, from));
+            assert_eq!(state.enter_error(cause), entered, "{cause:?} in {from:?}");
+            let after = if entered { QpState::Error } else { from };
+            assert_eq!(state.get(), after, "{cause:?} in {from:?}");
+            let task = queue.queue.lock().take(std::time::Duration::ZERO);
+            assert_eq!(task.is_some(), scheduled, "{cause:?} in {from:?}");
+        }
+    }
+}
