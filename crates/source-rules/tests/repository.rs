@@ -20,9 +20,9 @@ struct Known {
 /// **Temporary.** The lists only get shorter: an entry that excuses nothing any more fails the test. When they are all
 /// empty, they go.
 const KNOWN: Known = Known {
-    circles: &["crates/verbs/"],
-    sizes: &["pvrdmad/"],
-    dependencies: &["backend-rxe/", "crates/verbs/", "pvrdmad/"],
+    circles: &[],
+    sizes: &[],
+    dependencies: &[],
     module_style: &[],
     words: &["backend-rxe/", "crates/verbs/", "guest-tests/", "pvrdma-dev/", "pvrdmad/"],
 };

@@ -2,7 +2,6 @@
 
 use bitflags::bitflags;
 
-use crate::error::VerbsError;
 use crate::types::{Access, Gid, MacAddr, Mtu, Psn, QpState, Qpn};
 
 bitflags! {
@@ -159,29 +158,6 @@ impl Default for QpAttrs {
 }
 
 impl QpAttrs {
-    /// Checks the ranges of the attributes that `mask` names.
-    ///
-    /// # Errors
-    /// What is out of its range.
-    pub fn check(&self, mask: QpAttrMask, max_rd_atomic: u8) -> Result<(), VerbsError> {
-        use QpAttrMask as M;
-        let limits = [
-            (M::PKEY_INDEX, self.pkey_index > 0, "P_Key index"),
-            (M::PORT, self.port_num != 1, "port number"),
-            (M::TIMEOUT, self.timeout > 31, "timeout"),
-            (M::RETRY_CNT, self.retry_cnt > 7, "retry count"),
-            (M::RNR_RETRY, self.rnr_retry > 7, "RNR retry count"),
-            (M::MIN_RNR_TIMER, self.min_rnr_timer > 31, "RNR timer"),
-            (M::MAX_QP_RD_ATOMIC, self.max_rd_atomic > max_rd_atomic, "initiator depth"),
-            (M::MAX_DEST_RD_ATOMIC, self.max_dest_rd_atomic > max_rd_atomic, "responder resources"),
-            (M::ALT_PATH, true, "alternate path"),
-        ];
-        match limits.into_iter().find(|&(bit, wrong, _)| mask.contains(bit) && wrong) {
-            Some((_, _, what)) => Err(VerbsError::Invalid(what)),
-            None => Ok(()),
-        }
-    }
-
     /// Takes over the attributes of `new` that `mask` names, the state excepted.
     pub fn merge(&mut self, new: &Self, mask: QpAttrMask) {
         let has = |bit| mask.contains(bit);

@@ -2,7 +2,8 @@
 
 use thiserror::Error;
 
-use crate::qp_state::QpTransitionError;
+use crate::attrs::QpAttrMask;
+use crate::types::{QpState, QpType};
 use pvrdma_guest_memory::DmaError;
 
 /// Why a verb was refused.
@@ -32,6 +33,41 @@ pub enum VerbsError {
     /// The operating system or the host adapter refused.
     #[error("host: {0}")]
     Host(#[from] std::io::Error),
+}
+
+/// Why a modify request is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+pub enum QpTransitionError {
+    /// No such edge.
+    #[error("a {qp_type:?} QP cannot go from {from:?} to {to:?}")]
+    NoEdge {
+        /// Transport service.
+        qp_type: QpType,
+        /// Present state.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+    },
+    /// Required attributes are absent.
+    #[error("{from:?} to {to:?} lacks {missing:?}")]
+    Missing {
+        /// Present state.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+        /// What is absent.
+        missing: QpAttrMask,
+    },
+    /// Attributes that this edge does not allow.
+    #[error("{from:?} to {to:?} does not allow {extra:?}")]
+    Forbidden {
+        /// Present state.
+        from: QpState,
+        /// State asked for.
+        to: QpState,
+        /// What is too much.
+        extra: QpAttrMask,
+    },
 }
 
 /// Why an index that was found in the guest's memory is invalid.

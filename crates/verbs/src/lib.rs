@@ -43,7 +43,7 @@ mod work;
 
 pub use attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
 pub use counters::{Count, Counter, Kind, Unit};
-pub use error::{CqOverrun, IndexError, QueueError, VerbsError};
+pub use error::{CqOverrun, IndexError, QpTransitionError, QueueError, VerbsError};
 pub use hca::{
     Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, PortAttributes, QpInit,
     QueuePair, SharedReceiveQueue, SrqInit,

@@ -2,45 +2,9 @@
 //!
 //! Source: InfiniBand Architecture 10.3.1 as `ib_modify_qp_is_ok` applies it; interface specification 11.3.
 
-use thiserror::Error;
-
-use crate::attrs::QpAttrMask as M;
+use crate::attrs::{QpAttrMask as M, QpAttrs};
+use crate::error::{QpTransitionError, VerbsError};
 use crate::types::{QpState, QpType};
-
-/// Why a modify request is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum QpTransitionError {
-    /// No such edge.
-    #[error("a {qp_type:?} QP cannot go from {from:?} to {to:?}")]
-    NoEdge {
-        /// Transport service.
-        qp_type: QpType,
-        /// Present state.
-        from: QpState,
-        /// State asked for.
-        to: QpState,
-    },
-    /// Required attributes are absent.
-    #[error("{from:?} to {to:?} lacks {missing:?}")]
-    Missing {
-        /// Present state.
-        from: QpState,
-        /// State asked for.
-        to: QpState,
-        /// What is absent.
-        missing: M,
-    },
-    /// Attributes that this edge does not allow.
-    #[error("{from:?} to {to:?} does not allow {extra:?}")]
-    Forbidden {
-        /// Present state.
-        from: QpState,
-        /// State asked for.
-        to: QpState,
-        /// What is too much.
-        extra: M,
-    },
-}
 
 /// One edge of the table.
 struct Edge {
@@ -153,6 +117,30 @@ pub fn check(qp_type: QpType, from: QpState, to: QpState, mask: M) -> Result<(),
         return Err(QpTransitionError::Forbidden { from, to, extra });
     }
     Ok(())
+}
+
+impl QpAttrs {
+    /// Checks the ranges of the attributes that `mask` names.
+    ///
+    /// # Errors
+    /// What is out of its range.
+    pub fn check(&self, mask: M, max_rd_atomic: u8) -> Result<(), VerbsError> {
+        let limits = [
+            (M::PKEY_INDEX, self.pkey_index > 0, "P_Key index"),
+            (M::PORT, self.port_num != 1, "port number"),
+            (M::TIMEOUT, self.timeout > 31, "timeout"),
+            (M::RETRY_CNT, self.retry_cnt > 7, "retry count"),
+            (M::RNR_RETRY, self.rnr_retry > 7, "RNR retry count"),
+            (M::MIN_RNR_TIMER, self.min_rnr_timer > 31, "RNR timer"),
+            (M::MAX_QP_RD_ATOMIC, self.max_rd_atomic > max_rd_atomic, "initiator depth"),
+            (M::MAX_DEST_RD_ATOMIC, self.max_dest_rd_atomic > max_rd_atomic, "responder resources"),
+            (M::ALT_PATH, true, "alternate path"),
+        ];
+        match limits.into_iter().find(|&(bit, wrong, _)| mask.contains(bit) && wrong) {
+            Some((_, _, what)) => Err(VerbsError::Invalid(what)),
+            None => Ok(()),
+        }
+    }
 }
 
 #[cfg(test)]

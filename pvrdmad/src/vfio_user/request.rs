@@ -126,10 +126,11 @@ pub enum Request<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Parses the body of a request. Long because it has one arm for each command.
+    /// Parses the body of a request.
     ///
     /// # Errors
     /// The command is not served (`ENOTSUP`), or the body is not what the command needs (`EINVAL`).
+    // Long: one arm for each command.
     pub fn parse(command: Command, body: &'a [u8]) -> Result<Self, Errno> {
         let mut fields = Fields(body);
         match command {
