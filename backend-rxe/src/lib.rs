@@ -79,8 +79,6 @@ mod shared;
 mod srq;
 mod task;
 #[cfg(test)]
-mod testing;
-#[cfg(test)]
 mod tests;
 mod timer;
 mod ud_header;

@@ -1,10 +1,50 @@
-//! The verbs conformance suite on this adapter.
+//! The verbs conformance suite on this adapter: by local delivery, and with a cable between the devices.
 
-use pvrdma_rxe::{Rxe, RxeConfig};
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+use std::sync::Arc;
+
+use pvrdma_ether_link::memory;
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink};
 use pvrdma_verbs::conformance::Profile;
+use pvrdma_verbs::testing::mac;
+use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
 
-fn backend() -> (Rxe, Profile) {
-    (Rxe::new(RxeConfig::default()).expect("the engine starts"), Profile::FULL)
+fn engine() -> Rxe {
+    Rxe::new(RxeConfig::default()).unwrap()
 }
 
-pvrdma_verbs::conformance_tests!(backend);
+/// Two engines with a cable between devices 1 and 2, as if on two hosts.
+struct Cabled {
+    engines: [Rxe; 2],
+    _uplinks: [Uplink; 2],
+}
+
+impl Cabled {
+    fn new() -> Self {
+        let engines = [engine(), engine()];
+        let (near, far) = memory::pair(10_000).unwrap();
+        let plug = |rxe: &Rxe, number, link| {
+            let config = PortConfig { uplink: Arc::new(link), nic: None, mtu: 4500, rules: PortRules::default() };
+            rxe.plug(mac(number), config).unwrap()
+        };
+        let uplinks = [plug(&engines[0], 1, near), plug(&engines[1], 2, far)];
+        Self { engines, _uplinks: uplinks }
+    }
+}
+
+impl Backend for Cabled {
+    type Hca = RxeHca;
+
+    fn attach(&self, context: DeviceContext) -> Result<RxeHca, VerbsError> {
+        self.engines[usize::from(context.mac == mac(2))].attach(context)
+    }
+}
+
+mod local {
+    pvrdma_verbs::conformance_tests!(|| (super::engine(), super::Profile::FULL));
+}
+
+mod over_a_cable {
+    pvrdma_verbs::conformance_tests!(|| (super::Cabled::new(), super::Profile::FULL));
+}

@@ -109,10 +109,7 @@ fn field<const N: usize>(header: &[u8; HEADER], at: usize) -> [u8; N] {
 mod tests {
     use super::*;
     use pvrdma_verbs::GidType;
-
-    fn gid(last: u8) -> Gid {
-        Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, last])
-    }
+    use pvrdma_verbs::testing::gid;
 
     fn mad() -> Vec<u8> {
         let mut mad: Vec<u8> = (0..=255).collect();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::testing::{End, Node, SEND};
+use pvrdma_verbs::testing::{Node, SEND};
 use pvrdma_verbs::{
     Completion, CompletionQueue, CompletionSink, CqOverrun, Hca, QpState, QueuePair, SendFlags, WcFlags, WcOpcode,
     WcStatus,
@@ -53,7 +53,7 @@ fn what_was_posted_before_a_reset_means_nothing_after_it() {
     end.submit(1, SEND, &[]);
     let old = backend.host.sends(qpn(&end))[0].wr_id;
     end.to(QpState::Reset);
-    end.connect(&End::toward(&end));
+    end.connect(&end, |_| {});
     end.submit(2, SEND, &[]);
     let new = backend.host.sends(qpn(&end))[0].wr_id;
     assert_eq!(WrId::decode(old).number, WrId::decode(new).number);
@@ -136,7 +136,7 @@ fn a_guest_whose_queue_overruns_loses_its_queue_pairs() {
     let node = Node::new(&backend, 1);
     let full = node.hca.create_cq(Arc::new(Full)).unwrap();
     let (end, script) = scripted(&node, Some(full));
-    end.connect(&End::toward(&end));
+    end.connect(&end, |_| {});
     script.push(Ok(request(1)));
     end.qp.notify_send();
     end.recv(7, &[]);

@@ -1,6 +1,6 @@
 //! Asynchronous events of the host.
 
-use pvrdma_verbs::testing::{End, Node, SEND};
+use pvrdma_verbs::testing::{Node, SEND};
 use pvrdma_verbs::{
     AsyncEvent, Hca, PortEvent, QpEvent, QpState, QpType, QueuePair, RecvWr, SharedReceiveQueue, SrqEvent, WcStatus,
 };
@@ -17,7 +17,7 @@ fn an_overrun_of_the_hosts_queue_ends_the_queue_pairs_of_it_only() {
     let backend = FakeBackend::new();
     let (end, node) = connected(&backend);
     let other = node.qp(QpType::Rc);
-    other.connect(&End::toward(&end));
+    other.connect(&end, |_| {});
     end.submit(1, SEND, &[]);
     backend.host.raise(EVENT_CQ_ERR, backend.host.send_cq(qpn(&end)));
     assert_eq!(node.events.wait(1), [AsyncEvent::Qp(QpEvent::Fatal, end.cookie)]);
@@ -97,7 +97,7 @@ fn an_srq_limit_counts_what_the_host_does_not_have_yet() {
     let node = Node::new(&backend, 1);
     let (srq, ring) = node.srq(3);
     let end = node.qp_with(QpType::Rc, Some(&srq), |_| {});
-    end.connect(&End::toward(&end));
+    end.connect(&end, |_| {});
     ring.posted.lock().extend((0..70).map(|wr_id| RecvWr { wr_id, ..RecvWr::default() }));
     srq.notify_recv();
     assert_eq!((backend.host.shared_receives(), ring.posted.lock().len()), (64, 6));

@@ -30,7 +30,7 @@ const RTS: i32 = 3;
 fn connected(backend: &FakeBackend) -> (End<IbvHca>, Node<IbvHca>) {
     let node = Node::new(backend, 1);
     let end = node.qp(QpType::Rc);
-    end.connect(&End::toward(&end));
+    end.connect(&end, |_| {});
     (end, node)
 }
 
@@ -115,5 +115,19 @@ fn scripted(node: &Node<IbvHca>, send_cq: Option<IbvCq>) -> (End<IbvHca>, Arc<Sc
             signal_all: false,
         })
         .unwrap();
-    (End { node: node.number, qp, sends: Arc::default(), receives, scq, rcq, cookie, cqs }, script)
+    (
+        End {
+            node: node.number,
+            qp_type: QpType::Rc,
+            qp,
+            sends: Arc::default(),
+            receives,
+            scq,
+            rcq,
+            cookie,
+            drive: None,
+            cqs,
+        },
+        script,
+    )
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::testing::{End, Node, SEND};
+use pvrdma_verbs::testing::{Node, SEND};
 use pvrdma_verbs::{
     AsyncEvent, Hca, IndexError, QpAttrMask, QpAttrs, QpCaps, QpEvent, QpInit, QpState, QpType, Qpn, QueuePair, SendOp,
     Sge, VerbsError, WcStatus,
@@ -57,7 +57,7 @@ fn a_ring_that_cannot_be_read_ends_the_queue_pair_after_what_was_taken_from_it()
     let backend = FakeBackend::new();
     let node = Node::new(&backend, 1);
     let (end, script) = scripted(&node, None);
-    end.connect(&End::toward(&end));
+    end.connect(&end, |_| {});
     script.push(Ok(request(1)));
     script.push(Ok(request(2)));
     script.push(Err(IndexError::OutOfRange { index: 9, capacity: 4 }.into()));

@@ -9,10 +9,11 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pvrdma_roce::wire::{
-    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet, Extension, Header, Ieth, ImmDt, Ipv4, NakCode, Network, Opcode, Operation, Packet,
-    Position, Reth, Shape, Syndrome, Udp, Vlan, build,
+    Aeth, AtomicAckEth, AtomicEth, Bth, Deth, Ethernet, Extension, Header, Ieth, ImmDt, Ipv4, NakCode, Network, Opcode,
+    Operation, Packet, Position, Reth, Shape, Syndrome, Udp, Vlan, build,
 };
-use pvrdma_rxe_fuzz::{Bed, DATAGRAMS, MTU, PAGE, QKEY, QPS, Steps, gid, mac, peer_qpn, qpn};
+use pvrdma_rxe_fuzz::{DATAGRAMS, Device, MTU, PAGE, QKEY, QPS, Steps, peer_qpn, qpn};
+use pvrdma_verbs::testing::{gid, mac};
 use pvrdma_verbs::{Psn, QpState, Qpn, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination};
 
 const IP: fn(u8) -> [u8; 4] = |end| [10, 0, 0, end];
@@ -92,13 +93,13 @@ const REQUESTS: [Opcode; 12] = [
 ];
 
 /// The next packet of a peer that keeps to the rules.
-fn lawful(bed: &mut Bed, qp: usize, choice: u8) -> Opcode {
-    bed.revive(qp);
+fn lawful(device: &mut Device, qp: usize, choice: u8) -> Opcode {
+    device.revive(qp);
     if qp == DATAGRAMS {
         return Opcode::UD_SEND;
     }
     let ends = choice & 1 == 0;
-    let message = bed.message(qp);
+    let message = device.message(qp);
     match *message {
         Some(write) => {
             *message = (!ends).then_some(write);
@@ -139,9 +140,9 @@ fn moved(psn: Psn, by: i8) -> Psn {
     psn.plus(i32::from(by) as u32)
 }
 
-fn remote(bed: &Bed, place: Place, wild: bool) -> RemoteAddress {
-    let (rkey, start) = bed.region(place.readable && wild);
-    let at = if wild { u64::from(place.at) } else { u64::from(place.at) % (Bed::REGION / 2) / 8 * 8 };
+fn remote(device: &Device, place: Place, wild: bool) -> RemoteAddress {
+    let (rkey, start) = device.region(place.readable && wild);
+    let at = if wild { u64::from(place.at) } else { u64::from(place.at) % (Device::REGION / 2) / 8 * 8 };
     let rkey = if wild && place.key >= 128 { rkey ^ u32::from(place.key) } else { rkey };
     RemoteAddress { addr: start + at, rkey }
 }
@@ -171,10 +172,10 @@ fn extension(shape: Shape, sent: &Sent, remote: RemoteAddress, length: u32) -> E
     }
 }
 
-fn packet(bed: &mut Bed, sent: &Sent) {
+fn packet(device: &mut Device, sent: &Sent) {
     let wild = sent.wild.is_wild();
     let qp = usize::from(sent.qp) % QPS;
-    let opcode = if wild { Opcode(sent.opcode) } else { lawful(bed, qp, sent.opcode) };
+    let opcode = if wild { Opcode(sent.opcode) } else { lawful(device, qp, sent.opcode) };
     let info = opcode.info();
     let position = info.map_or(Position::Only, |info| info.position);
     let operation = info.map(|info| info.operation);
@@ -188,13 +189,13 @@ fn packet(bed: &mut Bed, sent: &Sent) {
     };
     // The whole message of a FIRST is so long that a LAST may follow soon.
     let length = match operation {
-        Some(Operation::ReadRequest) => u32::from(sent.length) % (Bed::REGION as u32 / 2),
+        Some(Operation::ReadRequest) => u32::from(sent.length) % (Device::REGION as u32 / 2),
         _ if full => MTU + u32::from(sent.length) % (2 * MTU),
         _ => payload,
     };
-    let remote = remote(bed, sent.place, wild);
+    let remote = remote(device, sent.place, wild);
     let shape = info.map_or(Shape::None, |info| info.shape);
-    let expected = *bed.psn(qp);
+    let expected = *device.psn(qp);
     let psn = if wild { moved(expected, sent.psn) } else { expected };
     let mut header = header(opcode, qpn(qp), psn, extension(shape, sent, remote, length));
     header.bth.ack_request = sent.flags & 1 != 0;
@@ -213,36 +214,36 @@ fn packet(bed: &mut Bed, sent: &Sent) {
     }
     if !wild && operation != Some(Operation::CongestionNotification) {
         let span = if operation == Some(Operation::ReadRequest) { length.div_ceil(MTU).max(1) } else { 1 };
-        *bed.psn(qp) = expected.plus(span);
+        *device.psn(qp) = expected.plus(span);
     }
-    bed.give(&frame);
+    device.give(&frame);
 }
 
 /// A correct WRITE of several packets.
-fn message(bed: &mut Bed, qp: usize, place: Place, length: u32, ack: bool) {
-    bed.revive(qp);
-    let target = remote(bed, place, false);
+fn message(device: &mut Device, qp: usize, place: Place, length: u32, ack: bool) {
+    device.revive(qp);
+    let target = remote(device, place, false);
     let count = length.div_ceil(MTU).max(1);
     for index in 0..count {
         let position = Position::of(index == 0, index + 1 == count);
         let first = matches!(position, Position::First | Position::Only);
         let reth = Reth { address: target.addr, rkey: target.rkey, length };
         let extension = if first { Extension::Reth(reth) } else { Extension::None };
-        let psn = *bed.psn(qp);
-        *bed.psn(qp) = psn.plus(1);
+        let psn = *device.psn(qp);
+        *device.psn(qp) = psn.plus(1);
         let mut header = header(Opcode::write(position), qpn(qp), psn, extension);
         header.bth.ack_request = ack && index + 1 == count;
         let payload = vec![0x11; (length - index * MTU).min(MTU) as usize];
-        bed.give(&build(&header, &payload).expect("a good packet"));
+        device.give(&build(&header, &payload).expect("a good packet"));
     }
 }
 
-fn answer(bed: &mut Bed, which: u8, wild: bool, syndrome: u8, psn: i8, length: u16) {
+fn answer(device: &mut Device, which: u8, wild: bool, syndrome: u8, psn: i8, length: u16) {
     // One that keeps to the rules answers in order.
-    let at = if wild { usize::from(which) % bed.asked.len().max(1) } else { 0 };
-    let Some(frame) = bed.asked.get(at).cloned() else { return };
+    let at = if wild { usize::from(which) % device.asked.len().max(1) } else { 0 };
+    let Some(frame) = device.asked.get(at).cloned() else { return };
     if !wild {
-        bed.asked.pop_front();
+        device.asked.pop_front();
     }
     let asked = Packet::parse(&frame).expect("checked when it came").header;
     // Numbers of both sides differ by as much.
@@ -266,7 +267,7 @@ fn answer(bed: &mut Bed, which: u8, wild: bool, syndrome: u8, psn: i8, length: u
                 let extension = if position == Position::Middle { Extension::None } else { Extension::Aeth(aeth) };
                 let payload = if wild { u32::from(length) % 300 } else { left.min(MTU) };
                 let header = header(opcode, to, at.plus(index), extension);
-                bed.give(&build(&header, &vec![0x22; payload as usize]).expect("a response"));
+                device.give(&build(&header, &vec![0x22; payload as usize]).expect("a response"));
             }
             return;
         }
@@ -275,12 +276,12 @@ fn answer(bed: &mut Bed, which: u8, wild: bool, syndrome: u8, psn: i8, length: u
         }
         _ => (Opcode::ACKNOWLEDGE, Extension::Aeth(aeth)),
     };
-    bed.give(&build(&header(opcode, to, at, extension), &[]).expect("an answer"));
+    device.give(&build(&header(opcode, to, at, extension), &[]).expect("an answer"));
 }
 
-fn post(bed: &mut Bed, qp: usize, kind: u8, place: Place, length: u32) {
-    bed.revive(qp);
-    let local = remote(bed, place, false);
+fn post(device: &mut Device, qp: usize, kind: u8, place: Place, length: u32) {
+    device.revive(qp);
+    let local = remote(device, place, false);
     let sges = vec![Sge { addr: local.addr, length: length % (2 * PAGE as u32), lkey: local.rkey }];
     let target = RemoteAddress { addr: 0x1000, rkey: 7 };
     let to = (qp == DATAGRAMS).then(|| UdDestination {
@@ -299,58 +300,58 @@ fn post(bed: &mut Bed, qp: usize, kind: u8, place: Place, length: u32) {
         _ => SendOp::CompareSwap { remote: target, compare: 1, swap: 2 },
     };
     let flags = if kind & 0x80 != 0 { SendFlags::FENCE } else { SendFlags::empty() };
-    bed.post(qp, SendWr { wr_id: 0, op, flags, sges });
-    bed.settle();
-    if !bed.deaf {
-        bed.take();
+    device.post(qp, SendWr { wr_id: 0, op, flags, sges });
+    device.settle();
+    if !device.deaf {
+        device.take();
     }
 }
 
-fn step(bed: &mut Bed, step: &Step) {
+fn step(device: &mut Device, step: &Step) {
     match step {
-        Step::Packet(sent) => packet(bed, sent),
+        Step::Packet(sent) => packet(device, sent),
         &Step::Message(qp, place, length, ack) => {
-            message(bed, usize::from(qp) % DATAGRAMS, place, u32::from(length) % 1500, ack);
+            message(device, usize::from(qp) % DATAGRAMS, place, u32::from(length) % 1500, ack);
         }
         Step::Raw(kind, bytes) => {
             let kind = [[0x89, 0x15], [0x08, 0x00], [0x86, 0xdd], [0x81, 0x00]][usize::from(kind % 4)];
-            bed.give(&[&mac(1).0[..], &mac(2).0, &kind, bytes].concat());
+            device.give(&[&mac(1).0[..], &mac(2).0, &kind, bytes].concat());
         }
         &Step::Answer { which, wild, syndrome, psn, length } => {
-            answer(bed, which, wild.is_wild(), syndrome, psn, length);
+            answer(device, which, wild.is_wild(), syndrome, psn, length);
         }
-        &Step::Post(qp, kind, place, length) => post(bed, usize::from(qp) % QPS, kind, place, length.into()),
+        &Step::Post(qp, kind, place, length) => post(device, usize::from(qp) % QPS, kind, place, length.into()),
         &Step::Receive(qp, at, length) => {
-            let (lkey, start) = bed.region(false);
+            let (lkey, start) = device.region(false);
             let sge = Sge { addr: start + u64::from(at), length: length.into(), lkey };
-            bed.receive(usize::from(qp) % QPS, RecvWr { wr_id: 0, sges: vec![sge], malformed: false });
+            device.receive(usize::from(qp) % QPS, RecvWr { wr_id: 0, sges: vec![sge], malformed: false });
         }
         &Step::Again(which) => {
-            if let Some(frame) = bed.recent(which) {
-                bed.give(&frame);
+            if let Some(frame) = device.recent(which) {
+                device.give(&frame);
             }
         }
-        &Step::Deaf(deaf) => bed.deaf = deaf,
-        &Step::Time(micros) => bed.pass(Duration::from_micros(micros.into())),
+        &Step::Deaf(deaf) => device.deaf = deaf,
+        &Step::Time(micros) => device.pass(Duration::from_micros(micros.into())),
         &Step::Modify(qp, state) => {
             let state = [QpState::Error, QpState::Sqd, QpState::Rts][usize::from(state % 3)];
-            bed.modify(usize::from(qp) % QPS, state);
+            device.modify(usize::from(qp) % QPS, state);
         }
-        &Step::Connect(qp) => bed.connect(usize::from(qp) % QPS),
-        Step::Bind(250..) => bed.unbind(),
-        &Step::Bind(vlan) => bed.bind((vlan >= 240).then_some(vlan.into())),
+        &Step::Connect(qp) => device.connect(usize::from(qp) % QPS),
+        Step::Bind(250..) => device.unbind(),
+        &Step::Bind(vlan) => device.bind((vlan >= 240).then_some(vlan.into())),
     }
 }
 
 fuzz_target!(|steps: Steps<Step>| {
-    let mut bed = Bed::default();
+    let mut device = Device::default();
     for each in &steps.0 {
-        step(&mut bed, each);
+        step(&mut device, each);
     }
-    bed.end(|bed| {
-        let target = remote(bed, Place { at: 0, readable: false, key: 0 }, false);
+    device.end(|device| {
+        let target = remote(device, Place { at: 0, readable: false, key: 0 }, false);
         let reth = Reth { address: target.addr, rkey: target.rkey, length: 4 };
-        let mut header = header(Opcode::write(Position::Only), qpn(0), *bed.psn(0), Extension::Reth(reth));
+        let mut header = header(Opcode::write(Position::Only), qpn(0), *device.psn(0), Extension::Reth(reth));
         header.bth.ack_request = true;
         build(&header, &[1; 4]).expect("a good packet")
     });

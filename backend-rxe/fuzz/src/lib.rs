@@ -1,26 +1,21 @@
 //! What the fuzz target for sequences attacks: a device with queue pairs on a cable, on one thread and on virtual time,
 //! so that the same input does the same thing each time.
 
-mod queues;
-
 use std::collections::VecDeque;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arbitrary::{Arbitrary, Unstructured};
-use pvrdma_dev::testing::{GuestMemory, MEMORY_BASE};
 use pvrdma_ether_link::{Frames, Link, memory};
-use pvrdma_guest_memory::PageListBuilder;
 use pvrdma_roce::Congestion;
 use pvrdma_roce::wire::{Extension, NakCode, Operation, Packet, Syndrome};
-use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeMr, RxePd, RxeQp, Uplink};
+use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink};
+use pvrdma_verbs::testing::{Buffer, Completions, End, Node, gid, mac};
 use pvrdma_verbs::{
-    Access, AddressVector, Backend, CompletionSink, DeviceContext, Gid, GidType, Hca, MacAddr, MrRequest, Mtu, Psn,
-    QpAttrMask, QpAttrs, QpCaps, QpInit, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr,
+    Access, AddressVector, GidType, Hca, MemoryRegion, Mtu, Psn, QpAttrMask, QpAttrs, QpState, QpType, Qpn, QueuePair,
+    RecvWr, SendWr,
 };
-
-use queues::{Consumer, Log, NoEvents, Ring, lock, name};
 
 /// Queue pairs: two connected ones with all rights, one that lets its peer do little, one for datagrams.
 pub const QPS: usize = 4;
@@ -38,19 +33,9 @@ const CABLE: usize = 64;
 const MAX_RUNS: usize = 3000;
 const PAGES: u64 = 16;
 /// Pages that a peer may change.
-const OPEN: Range<u64> = 4..8;
+const OPEN: Range<usize> = 4..8;
 /// Pages that a peer may only read.
-const READABLE: Range<u64> = 10..11;
-
-/// The Ethernet address of an end: 1 is the device, 2 the peer.
-pub const fn mac(end: u8) -> MacAddr {
-    MacAddr([2, 0, 0, 0, 0, end])
-}
-
-/// An IPv4-mapped GID.
-pub const fn gid(end: u8) -> Gid {
-    Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, end])
-}
+const READABLE: Range<usize> = 10..11;
 
 /// The number of a queue pair of the device.
 pub fn qpn(index: usize) -> Qpn {
@@ -62,31 +47,60 @@ pub fn peer_qpn(index: usize) -> Qpn {
     Qpn::new(0x200 + index as u32)
 }
 
-/// A queue pair with its queues.
-struct End {
-    qp: RxeQp,
-    sends: Arc<Mutex<Ring<SendWr>>>,
-    receives: Arc<Mutex<Ring<RecvWr>>>,
-    /// Of sends and of receives.
-    logs: [Arc<Log>; 2],
+/// The requests of a queue.
+#[derive(Default)]
+struct Progress {
+    posted: u64,
+    completed: u64,
+}
+
+impl Progress {
+    /// The name of the next request.
+    fn post(&mut self) -> u64 {
+        self.posted += 1;
+        self.posted - 1
+    }
+
+    /// Checks what completed since the last look: each request once and in order.
+    fn check(&mut self, completions: &Completions) {
+        for completion in completions.poll() {
+            assert_eq!(completion.wr_id, self.completed, "completions come in the order of the requests");
+            self.completed += 1;
+            assert!(self.completed <= self.posted, "a request completed that was not posted");
+        }
+    }
+}
+
+/// A queue pair and what its peer knows of it.
+struct Connection {
+    end: End<RxeHca>,
+    sends: Progress,
+    receives: Progress,
     /// The PSN that the device expects from the peer, as far as the peer knows.
     peer_psn: Psn,
     /// The peer is in the middle of a message: of a WRITE, or of a SEND.
-    pub message: Option<bool>,
+    message: Option<bool>,
+}
+
+impl Connection {
+    fn check(&mut self) {
+        self.sends.check(&self.end.scq);
+        self.receives.check(&self.end.rcq);
+    }
 }
 
 /// A device and the cable to its peer, which is the input.
-pub struct Bed {
+pub struct Device {
     rxe: Rxe,
     clock: Arc<ManualClock>,
     cable: memory::MemoryLink,
-    ends: Vec<End>,
+    connections: Vec<Connection>,
     /// Memory of all rights, and memory for reading only.
-    regions: [RxeMr; 2],
-    hca: RxeHca,
-    _pd: RxePd,
+    regions: [Buffer<RxeHca>; 2],
+    /// Memory around these, and theirs.
+    memory: Buffer<RxeHca>,
+    node: Node<RxeHca>,
     _uplink: Uplink,
-    memory: Arc<GuestMemory>,
     /// Requests of the device that the peer has not answered.
     pub asked: VecDeque<Vec<u8>>,
     /// What was given to the device, and some of it.
@@ -96,7 +110,7 @@ pub struct Bed {
     pub deaf: bool,
 }
 
-impl Default for Bed {
+impl Default for Device {
     fn default() -> Self {
         let clock = Arc::new(ManualClock::default());
         let config = RxeConfig {
@@ -113,85 +127,56 @@ impl Default for Bed {
         let rules = PortRules { congestion: Some(Congestion::default()), ..PortRules::default() };
         let port = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 1500, rules };
         let uplink = rxe.plug(mac(1), port).unwrap();
-        let memory = GuestMemory::new((PAGES * PAGE) as usize);
+        let node = Node::new(&rxe, 1);
+        let pages = node.pages(PAGES);
+        let region = |range: Range<usize>, access| {
+            let bytes = range.len() as u64 * PAGE;
+            node.register(&node.pd, &pages[range], 0, bytes, access)
+        };
+        let memory = region(0..pages.len(), Access::LOCAL_WRITE);
         for page in 0..PAGES {
-            memory.write(MEMORY_BASE + page * PAGE, &[page as u8 | 0xa0; PAGE as usize]);
+            memory.write(page * PAGE, &[page as u8 | 0xa0; PAGE as usize]);
         }
-        let context = DeviceContext {
-            name: "fuzz".to_owned(),
-            mac: mac(1),
-            roce: GidType::RoceV2,
-            memory: Arc::clone(memory.space()),
-            events: Arc::new(NoEvents),
-        };
-        let hca = rxe.attach(context).unwrap();
-        hca.bind_gid(0, gid(1), GidType::RoceV2).unwrap();
-        let pd = hca.create_pd().unwrap();
-        let region = |pages: Range<u64>, access| {
-            let mut list = PageListBuilder::default();
-            pages.clone().for_each(|page| list.push(MEMORY_BASE + page * PAGE).unwrap());
-            let length = (pages.end - pages.start) * PAGE;
-            let request = MrRequest::User { start: start(&pages), length, pages: list.finish(), access };
-            hca.register_mr(&pd, request).unwrap()
-        };
         let regions = [region(OPEN, Access::all()), region(READABLE, Access::LOCAL_WRITE | Access::REMOTE_READ)];
-        let ends = (0..QPS).map(|index| End::new(&hca, &pd, index)).collect();
+        let connections = (0..QPS).map(|index| Connection::new(&node, index)).collect();
         let (asked, recent) = (VecDeque::new(), VecDeque::new());
-        let mut bed = Self {
+        let mut device = Self {
             rxe,
             clock,
             cable,
-            ends,
+            connections,
             regions,
-            hca,
-            _pd: pd,
-            _uplink: uplink,
             memory,
+            node,
+            _uplink: uplink,
             asked,
             given: 0,
             recent,
             deaf: false,
         };
-        (0..QPS).for_each(|index| bed.connect(index));
-        bed
+        (0..QPS).for_each(|index| device.connect(index));
+        device
     }
 }
 
-/// Virtual address of a region.
-const fn start(pages: &Range<u64>) -> u64 {
-    0x7f00_0000_0000 + pages.start * PAGE
-}
-
-impl End {
-    fn new(hca: &RxeHca, pd: &RxePd, index: usize) -> Self {
-        fn ring<T>() -> Arc<Mutex<Ring<T>>> {
-            Arc::new(Mutex::new(Ring::new()))
-        }
-        let (sends, receives, logs) = (ring(), ring(), [(); 2].map(|()| Arc::<Log>::default()));
-        let cqs = logs.each_ref().map(|log| hca.create_cq(Arc::clone(log) as Arc<dyn CompletionSink>).unwrap());
-        let qp = hca.create_qp(QpInit {
-            cookie: index as u32,
-            qpn: qpn(index),
-            qp_type: if index == DATAGRAMS { QpType::Ud } else { QpType::Rc },
-            pd,
-            send_cq: &cqs[0],
-            recv_cq: &cqs[1],
-            srq: None,
-            send_queue: Box::new(Consumer(Arc::clone(&sends))),
-            recv_queue: Some(Box::new(Consumer(Arc::clone(&receives)))),
-            caps: QpCaps::default(),
+impl Connection {
+    fn new(node: &Node<RxeHca>, index: usize) -> Self {
+        let kind = if index == DATAGRAMS { QpType::Ud } else { QpType::Rc };
+        let end = node.qp_with(kind, None, |init| {
+            init.qpn = qpn(index);
             // Nothing ends without a word.
-            signal_all: true,
+            init.signal_all = true;
         });
-        Self { qp: qp.unwrap(), sends, receives, logs, peer_psn: Psn::new(0), message: None }
+        let (sends, receives) = (Progress::default(), Progress::default());
+        Self { end, sends, receives, peer_psn: Psn::new(0), message: None }
     }
 }
 
-impl Bed {
+impl Device {
     /// From RESET to RTS, whatever was before.
     pub fn connect(&mut self, index: usize) {
         use QpAttrMask as M;
-        let end = &mut self.ends[index];
+        let connection = &mut self.connections[index];
         let mut attrs = QpAttrs {
             dest_qpn: peer_qpn(index),
             av: AddressVector { dgid: gid(2), dmac: mac(2), hop_limit: 64, ..AddressVector::default() },
@@ -222,67 +207,66 @@ impl Bed {
         let states = [(QpState::Reset, M::empty()), (QpState::Init, init), (QpState::Rtr, rtr), (QpState::Rts, rts)];
         for (state, mask) in states {
             attrs.state = state;
-            end.qp.modify(&attrs, mask | M::STATE).expect("a queue pair can be connected again");
+            connection.end.qp.modify(&attrs, mask | M::STATE).expect("a queue pair can be connected again");
             if state == QpState::Reset {
-                for log in &end.logs {
-                    let (next, posted) = &mut *lock(&log.names);
-                    *next = *posted;
-                }
+                connection.check();
+                // What was posted is forgotten.
+                connection.sends.completed = connection.sends.posted;
+                connection.receives.completed = connection.receives.posted;
             }
         }
-        (end.peer_psn, end.message) = (attrs.rq_psn, None);
+        (connection.peer_psn, connection.message) = (attrs.rq_psn, None);
     }
 
-    /// Has a queue pair fail or finish what it does.
+    /// Makes a queue pair fail or finish what it does.
     pub fn modify(&self, index: usize, state: QpState) {
         let attrs = QpAttrs { state, ..QpAttrs::default() };
-        let _ = self.ends[index].qp.modify(&attrs, QpAttrMask::STATE);
+        let _ = self.connections[index].end.qp.modify(&attrs, QpAttrMask::STATE);
     }
 
-    /// Keys and first address of the region of all rights, or of the one for reading.
+    /// Key and first address of the region of all rights, or of the one for reading.
     pub fn region(&self, readable: bool) -> (u32, u64) {
-        use pvrdma_verbs::MemoryRegion;
-        let region = if readable { (&self.regions[1], READABLE) } else { (&self.regions[0], OPEN) };
-        (region.0.rkey(), start(&region.1))
+        let region = &self.regions[usize::from(readable)];
+        (region.mr.rkey(), region.start)
     }
 
     /// Bytes of the region of all rights.
-    pub const REGION: u64 = (OPEN.end - OPEN.start) * PAGE;
+    pub const REGION: u64 = (OPEN.end - OPEN.start) as u64 * PAGE;
 
     /// Binds the device's address anew.
     pub fn bind(&self, vlan: Option<u16>) {
-        self.hca.bind_gid_in_vlan(0, gid(1), GidType::RoceV2, vlan).unwrap();
+        self.node.hca.bind_gid_in_vlan(0, gid(1), GidType::RoceV2, vlan).unwrap();
     }
 
     /// Takes the device's address away.
     pub fn unbind(&self) {
-        self.hca.unbind_gid(0);
+        self.node.hca.unbind_gid(0);
     }
 
     /// Posts a request.
-    pub fn post(&self, index: usize, mut work: SendWr) {
-        let end = &self.ends[index];
-        work.wr_id = name(&end.logs[0]);
-        lock(&end.sends).posted.push_back(work);
+    pub fn post(&mut self, index: usize, mut work: SendWr) {
+        let Connection { end, sends, .. } = &mut self.connections[index];
+        work.wr_id = sends.post();
+        end.sends.posted.lock().push_back(work);
         end.qp.notify_send();
     }
 
     /// Posts a receive.
-    pub fn receive(&self, index: usize, mut work: RecvWr) {
-        let end = &self.ends[index];
-        work.wr_id = name(&end.logs[1]);
-        lock(&end.receives).posted.push_back(work);
+    pub fn receive(&mut self, index: usize, mut work: RecvWr) {
+        let Connection { end, receives, .. } = &mut self.connections[index];
+        work.wr_id = receives.post();
+        end.receives.posted.lock().push_back(work);
         end.qp.notify_recv();
     }
 
-    /// Whether the peer is in the middle of a message, see [`End`].
+    /// What the peer is in the middle of: a WRITE, or a SEND.
     pub fn message(&mut self, index: usize) -> &mut Option<bool> {
-        &mut self.ends[index].message
+        &mut self.connections[index].message
     }
 
     /// Connects a queue pair that has failed.
     pub fn revive(&mut self, index: usize) {
-        if !matches!(self.ends[index].qp.query().state, QpState::Rts | QpState::Sqd) {
+        if !matches!(self.connections[index].end.state(), QpState::Rts | QpState::Sqd) {
             self.connect(index);
         }
     }
@@ -294,7 +278,7 @@ impl Bed {
 
     /// The PSN of the peer's next request.
     pub fn psn(&mut self, index: usize) -> &mut Psn {
-        &mut self.ends[index].peer_psn
+        &mut self.connections[index].peer_psn
     }
 
     /// Gives the device a frame and has it do everything that follows.
@@ -317,13 +301,9 @@ impl Bed {
     pub fn settle(&mut self) {
         let runs = self.rxe.run_ready();
         assert!(runs < MAX_RUNS, "{runs} runs for one step");
-        let counted = self.counter("wire_frames_received") + self.counter("passed_dropped");
+        let counted = self.node.counter("wire_frames_received") + self.node.counter("passed_dropped");
         assert_eq!(counted, self.given, "every frame is counted");
-    }
-
-    /// A figure of the device.
-    pub fn counter(&self, name: &str) -> u64 {
-        self.hca.counters().into_iter().find(|counter| counter.name == name).expect("a counter of this name").value
+        self.connections.iter_mut().for_each(Connection::check);
     }
 
     /// Moves time on to where the next timer fires, at most so far.
@@ -349,11 +329,11 @@ impl Bed {
                 assert_eq!((header.ethernet.destination, header.network.destination()), (mac(2), gid(2)));
             }
             let index = header.bth.destination.get().wrapping_sub(0x200) as usize;
-            if let (Extension::Aeth(aeth), Some(end)) = (header.extension, self.ends.get_mut(index))
+            if let (Extension::Aeth(aeth), Some(connection)) = (header.extension, self.connections.get_mut(index))
                 && matches!(aeth.syndrome, Syndrome::Nak(NakCode::SequenceError) | Syndrome::RnrNak { .. })
             {
                 // What is resent begins a message, right or wrong.
-                (end.peer_psn, end.message) = (header.bth.psn, None);
+                (connection.peer_psn, connection.message) = (header.bth.psn, None);
             }
             if !operation.is_response() && index < DATAGRAMS {
                 self.asked.push_back(frame.to_vec());
@@ -385,12 +365,12 @@ impl Bed {
                 && matches!(header.extension, Extension::Aeth(aeth) if matches!(aeth.syndrome, Syndrome::Ack { .. }))
         });
         assert!(answered, "a good request is answered");
-        for page in (0..PAGES).filter(|page| !OPEN.contains(page)) {
-            let bytes = self.memory.read_vec(MEMORY_BASE + page * PAGE, PAGE as usize);
+        for page in (0..PAGES).filter(|page| !OPEN.contains(&(*page as usize))) {
+            let bytes = self.memory.read(page * PAGE, PAGE);
             assert!(bytes.iter().all(|&byte| byte == page as u8 | 0xa0), "page {page} was changed");
         }
-        for end in &self.ends {
-            end.qp.destroy();
+        for connection in &self.connections {
+            connection.end.qp.destroy();
         }
         self.pass(Duration::from_secs(60));
     }

@@ -17,7 +17,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 use pvrdma_dev::testing::Placement;
 use pvrdma_ibverbs::{CmMode, Ibverbs, IbverbsConfig};
-use pvrdma_verbs::conformance::{Bed, Profile, cases};
+use pvrdma_verbs::conformance::{Profile, Subject, cases};
 
 use crate::cli::HostAdapterCommand;
 use crate::device_pair::{connected, connected_at};
@@ -88,11 +88,11 @@ fn everywhere(device: &str) -> Result<Ibverbs> {
 
 /// Every case whose name contains `only`, one after the other: they share GIDs.
 fn conformance(backend: &Ibverbs, profile: Profile, only: &str) -> Result<()> {
-    let bed = Bed { backend, profile };
+    let subject = Subject { backend, profile };
     let (mut passed, mut failed) = (0, Vec::new());
     for (name, case) in cases().into_iter().filter(|(name, _)| name.contains(only)) {
         let start = Instant::now();
-        let outcome = catch_unwind(AssertUnwindSafe(|| case(&bed)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| case(&subject)));
         let seconds = start.elapsed().as_secs_f64();
         if outcome.is_ok() {
             println!("{name}: ok ({seconds:.2} s)");

@@ -8,7 +8,8 @@ use arbitrary::{Arbitrary, Unstructured};
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, MEMORY_BASE};
 use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
 use pvrdma_rxe::{Clock, ManualClock, Rxe, RxeConfig};
-use pvrdma_verbs::{Gid, MacAddr};
+use pvrdma_verbs::MacAddr;
+pub use pvrdma_verbs::testing::gid;
 
 /// Most runs of queue pairs that one step may cause. What a guest can put into its rings here is far less.
 const MAX_RUNS: usize = 2000;
@@ -65,11 +66,6 @@ impl World {
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &self.rxe).unwrap();
         Guest { memory, irqs, device }
     }
-}
-
-/// An IPv4-mapped GID.
-pub fn gid(host: u8) -> Gid {
-    Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, host])
 }
 
 /// A device and its guest's memory.

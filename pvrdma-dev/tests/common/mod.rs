@@ -8,15 +8,8 @@ use pvrdma_dev::testing::{
     Context, Cq, Driver, GuestMemory, MockBackend, MockDevice, Path, Pd, Qp, QpInit, TestDevice,
 };
 use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::{Gid, GidType};
-
-/// An IPv4-mapped GID.
-pub fn gid(host: u8) -> Gid {
-    let mut gid = Gid::default();
-    gid.0[10..12].fill(0xff);
-    gid.0[12..].copy_from_slice(&[10, 0, 0, host]);
-    gid
-}
+use pvrdma_verbs::GidType;
+pub use pvrdma_verbs::testing::gid;
 
 /// Every version of the interface, with each addressing that its driver takes.
 pub const VERSIONS: [(u32, GidType); 6] = [

@@ -1,6 +1,6 @@
 //! Atomic operations.
 
-use super::Bed;
+use super::Subject;
 use crate::testing::Buffer;
 use crate::{Backend, Hca, QueuePair, SendOp, WcOpcode, WcStatus};
 
@@ -8,8 +8,8 @@ fn word<H: Hca>(buffer: &Buffer<H>, offset: u64) -> u64 {
     u64::from_le_bytes(buffer.read(offset, 8).try_into().unwrap())
 }
 
-pub(super) fn atomic_values<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn atomic_values<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     theirs.write(8, &41_u64.to_le_bytes());
     let remote = theirs.remote(8);
@@ -26,8 +26,8 @@ pub(super) fn atomic_values<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(mine.read(8, 8), [0; 8]);
 }
 
-pub(super) fn atomics_add_up<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn atomics_add_up<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     let sum = pair.a.buffer(64);
     let remote = sum.remote(0);
@@ -37,7 +37,7 @@ pub(super) fn atomics_add_up<B: Backend>(bed: &Bed<'_, B>) {
     }
     pair.right.qp.notify_send();
     let own = pair.a.qp(crate::QpType::Rc);
-    own.connect(&crate::testing::End::toward(&own));
+    own.connect(&own, |_| {});
     for i in 0..50 {
         own.post(i, SendOp::FetchAdd { remote, add: 5 }, &[mine.sge(0, 8)]);
     }

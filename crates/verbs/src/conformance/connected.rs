@@ -1,7 +1,7 @@
 //! Operations of a connected QP when all is well.
 
-use super::Bed;
-use crate::testing::{ALL, End, SEND, pattern, write};
+use super::Subject;
+use crate::testing::{ALL, SEND, pattern, write};
 use crate::{
     Access, Backend, MemoryRegion, QpType, QueuePair, RemoteAddress, SendData, SendFlags, SendOp, Sge, WcFlags,
     WcOpcode, WcStatus,
@@ -9,14 +9,14 @@ use crate::{
 
 const OK: WcStatus = WcStatus::Success;
 
-pub(super) fn send_and_receive<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn send_and_receive<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let source = pair.a.buffer_at(100, 5000, Access::empty());
     let target = pair.b.buffer_at(7, 6000, Access::LOCAL_WRITE);
     let data = pattern(1, 5000);
     source.write(0, &data);
     pair.right.recv(9, &[target.sge(0, 4000), target.sge(4000, 2000)]);
-    pair.left.submit(4, SEND, &[source.sge(0, 4500), source.sge(4500, 500)]);
+    pair.left.send(4, &[source.sge(0, 4500), source.sge(4500, 500)]);
     let sent = pair.left.scq.one();
     assert_eq!((sent.wr_id, sent.status, sent.opcode, sent.qp), (4, OK, WcOpcode::Send, pair.left.cookie));
     let got = pair.right.rcq.one();
@@ -26,8 +26,8 @@ pub(super) fn send_and_receive<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(target.read(5000, 1000), vec![0; 1000]);
 }
 
-pub(super) fn only_signaled_requests_complete<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn only_signaled_requests_complete<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let nothing = write(RemoteAddress::default());
     // More than the ring holds, so that their slots must come back without completions.
     for wr_id in 0..200 {
@@ -39,15 +39,15 @@ pub(super) fn only_signaled_requests_complete<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(pair.left.sends.retired(), 201);
     let all = pair.a.qp_with(QpType::Rc, None, |init| init.signal_all = true);
     let peer = pair.b.qp(QpType::Rc);
-    all.connect(&End::toward(&peer));
-    peer.connect(&End::toward(&all));
+    all.connect(&peer, |_| {});
+    peer.connect(&all, |_| {});
     all.post_with(3, nothing, &[], SendFlags::empty());
     all.qp.notify_send();
     assert_eq!(all.scq.statuses(1), [(3, OK)]);
 }
 
-pub(super) fn immediate_data_and_solicited<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn immediate_data_and_solicited<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let (source, target) = (pair.a.buffer(64), pair.b.buffer(64));
     source.write(0, &pattern(3, 64));
     pair.right.recv(1, &[target.all()]);
@@ -60,14 +60,14 @@ pub(super) fn immediate_data_and_solicited<B: Backend>(bed: &Bed<'_, B>) {
     let got = pair.right.rcq.wait(2);
     assert_eq!((got[0].wr_id, got[0].opcode, got[0].byte_len), (1, WcOpcode::Recv, 8));
     assert_eq!((got[0].flags, got[0].immediate), (WcFlags::IMMEDIATE, [1, 2, 3, 4]));
-    assert!(!got[0].solicited || !bed.profile.exact_solicited);
+    assert!(!got[0].solicited || !subject.profile.exact_solicited);
     assert_eq!((got[1].wr_id, got[1].opcode, got[1].byte_len), (2, WcOpcode::RecvRdmaWithImmediate, 16));
     assert_eq!((got[1].flags, got[1].immediate, got[1].solicited), (WcFlags::IMMEDIATE, [9, 8, 7, 6], true));
     assert_eq!(target.read(8, 16), pattern(3, 64)[..16]);
 }
 
-pub(super) fn write_and_read<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn write_and_read<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer_at(1, 20_000, ALL), pair.b.buffer_at(4095, 20_000, ALL));
     let data = pattern(2, 20_000);
     mine.write(0, &data);
@@ -85,39 +85,39 @@ pub(super) fn write_and_read<B: Backend>(bed: &Bed<'_, B>) {
     assert!(pair.right.rcq.poll().is_empty());
 }
 
-pub(super) fn empty_operations_look_at_no_key<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn empty_operations_look_at_no_key<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let nowhere = RemoteAddress { addr: 12_345, rkey: 0xdead_beef };
     let nothing = Sge { addr: 99, length: 0, lkey: 0xdead_beef };
     pair.left.submit(1, write(nowhere), &[nothing]);
     pair.left.submit(2, SendOp::Read { remote: nowhere }, &[]);
     pair.right.recv(3, &[nothing]);
-    pair.left.submit(3, SEND, &[nothing]);
+    pair.left.send(3, &[nothing]);
     assert_eq!(pair.left.scq.statuses(3), [(1, OK), (2, OK), (3, OK)]);
     assert_eq!(pair.right.rcq.one().byte_len, 0);
 }
 
-pub(super) fn a_qp_may_be_its_own_peer<B: Backend>(bed: &Bed<'_, B>) {
-    let a = bed.node(1);
+pub(super) fn a_qp_may_be_its_own_peer<B: Backend>(subject: &Subject<'_, B>) {
+    let a = subject.node(1);
     let own = a.qp(QpType::Rc);
-    own.connect(&End::toward(&own));
+    own.connect(&own, |_| {});
     let (x, y) = (a.qp(QpType::Rc), a.qp(QpType::Rc));
-    x.connect(&End::toward(&y));
-    y.connect(&End::toward(&x));
+    x.connect(&y, |_| {});
+    y.connect(&x, |_| {});
     let buffer = a.buffer(4096);
     buffer.write(0, b"hello");
     for (from, to) in [(&own, &own), (&x, &y), (&y, &x)] {
         buffer.write(100, &[0; 5]);
         to.recv(1, &[buffer.sge(100, 5)]);
-        from.submit(2, SEND, &[buffer.sge(0, 5)]);
+        from.send(2, &[buffer.sge(0, 5)]);
         assert_eq!(from.scq.one().status, OK);
         assert_eq!(to.rcq.one().byte_len, 5);
         assert_eq!(buffer.read(100, 5), b"hello");
     }
 }
 
-pub(super) fn requests_complete_in_order<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn requests_complete_in_order<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(8192), pair.b.buffer(8192));
     for i in 0..40 {
         pair.right.recv(100 + i, &[theirs.sge(4096, 8)]);
@@ -139,8 +139,8 @@ pub(super) fn requests_complete_in_order<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(theirs.read(64, 8), 10_u64.to_le_bytes());
 }
 
-pub(super) fn more_requests_than_the_ring_holds<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn more_requests_than_the_ring_holds<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
     // The ring of the test has no end; the adapter must take what it has room for and come back for the rest.
     for i in 0..500 {
@@ -155,32 +155,32 @@ pub(super) fn more_requests_than_the_ring_holds<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(pair.right.rcq.statuses(500), expected);
 }
 
-pub(super) fn large_messages<B: Backend>(bed: &Bed<'_, B>) {
-    const LEN: usize = 1_000_003;
-    let pair = bed.pair();
-    let (mine, theirs) = (pair.a.buffer_at(17, LEN as u64, ALL), pair.b.buffer_at(4001, LEN as u64, ALL));
+pub(super) fn large_messages<B: Backend>(subject: &Subject<'_, B>) {
+    const LEN: u64 = 1_000_003;
+    let pair = subject.pair();
+    let (mine, theirs) = (pair.a.buffer_at(17, LEN, ALL), pair.b.buffer_at(4001, LEN, ALL));
     let data = pattern(7, LEN);
     mine.write(0, &data);
     pair.left.submit(1, write(theirs.remote(0)), &[mine.all()]);
     assert_eq!(pair.left.scq.statuses(1), [(1, OK)]);
     assert!(theirs.read(0, LEN) == data);
-    mine.write(0, &vec![0; LEN]);
+    mine.write(0, &vec![0; data.len()]);
     pair.left.submit(2, SendOp::Read { remote: theirs.remote(0) }, &[mine.all()]);
     assert_eq!(pair.left.scq.statuses(1), [(2, OK)]);
     assert!(mine.read(0, LEN) == data);
-    theirs.write(0, &vec![0; LEN]);
+    theirs.write(0, &vec![0; data.len()]);
     pair.right.recv(3, &[theirs.all()]);
-    pair.left.submit(3, SEND, &[mine.all()]);
+    pair.left.send(3, &[mine.all()]);
     assert_eq!(pair.left.scq.statuses(1), [(3, OK)]);
-    assert_eq!(pair.right.rcq.one().byte_len as usize, LEN);
+    assert_eq!(u64::from(pair.right.rcq.one().byte_len), LEN);
     assert!(theirs.read(0, LEN) == data);
     assert_ne!(mine.mr.lkey(), 0);
 }
 
-pub(super) fn a_receive_that_comes_late<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn a_receive_that_comes_late<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
-    pair.left.submit(1, SEND, &[mine.sge(0, 8)]);
+    pair.left.send(1, &[mine.sge(0, 8)]);
     // What goes the other way comes after the refusal of the first attempt, or not: either is right.
     pair.right.submit(2, write(mine.remote(32)), &[theirs.sge(32, 8)]);
     assert_eq!(pair.right.scq.statuses(1), [(2, OK)]);

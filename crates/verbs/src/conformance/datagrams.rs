@@ -1,6 +1,6 @@
 //! Unreliable datagrams.
 
-use super::Bed;
+use super::Subject;
 use crate::testing::{Buffer, End, Node, SEND, gid, mac, pattern, write};
 use crate::{
     Backend, Hca, NetworkType, QpState, QpType, Qpn, QueuePair, SendData, SendOp, Sge, UdDestination, WcFlags,
@@ -19,8 +19,8 @@ struct Datagrams<B: Backend> {
     _a: Node<B::Hca>,
 }
 
-fn datagrams<B: Backend>(bed: &Bed<'_, B>) -> Datagrams<B> {
-    let (a, b) = (bed.node(1), bed.node(2));
+fn datagrams<B: Backend>(subject: &Subject<'_, B>) -> Datagrams<B> {
+    let (a, b) = (subject.node(1), subject.node(2));
     let (left, right) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
     left.start_datagrams(QKEY);
     right.start_datagrams(QKEY);
@@ -38,8 +38,8 @@ const fn send(to: UdDestination) -> SendOp {
     SendOp::Send { data: SendData::None, to: Some(to) }
 }
 
-pub(super) fn a_datagram_brings_its_header<B: Backend>(bed: &Bed<'_, B>) {
-    let d = datagrams(bed);
+pub(super) fn a_datagram_brings_its_header<B: Backend>(subject: &Subject<'_, B>) {
+    let d = datagrams(subject);
     d.right.recv(5, &[d.theirs.sge(0, 30), d.theirs.sge(100, 30)]);
     let op = SendOp::Send { data: SendData::Immediate([1, 2, 3, 4]), to: Some(to(&d.right)) };
     d.left.submit(1, op, &[d.mine.sge(0, 5), d.mine.sge(5, 6)]);
@@ -51,14 +51,14 @@ pub(super) fn a_datagram_brings_its_header<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!((got.src_qpn, got.network), (d.left.qp.qpn(), Some(NetworkType::Ipv4)));
     let ip: Vec<u8> = [d.theirs.read(20, 10), d.theirs.read(100, 10)].concat();
     assert_eq!(ip[0], 0x45);
-    if bed.profile.guest_addresses {
+    if subject.profile.guest_addresses {
         assert_eq!(ip[12..], [10, 0, 0, 1, 10, 0, 0, 2]);
     }
     assert_eq!(d.theirs.read(110, 11), pattern(1, 8192)[..11]);
 }
 
-pub(super) fn what_nobody_takes_is_dropped<B: Backend>(bed: &Bed<'_, B>) {
-    let d = datagrams(bed);
+pub(super) fn what_nobody_takes_is_dropped<B: Backend>(subject: &Subject<'_, B>) {
+    let d = datagrams(subject);
     let rc = d.b.qp(QpType::Rc);
     let good = to(&d.right);
     // Nobody has posted a receive yet.
@@ -87,7 +87,7 @@ pub(super) fn what_nobody_takes_is_dropped<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(d.theirs.read(40, 10), pattern(1, 8192)[50..60]);
 }
 
-pub(super) fn local_datagram_errors<B: Backend>(bed: &Bed<'_, B>) {
+pub(super) fn local_datagram_errors<B: Backend>(subject: &Subject<'_, B>) {
     type Make<B> = fn(&Datagrams<B>) -> (SendOp, Sge);
     let cases: [(&str, WcStatus, Make<B>); 5] = [
         ("long", WcStatus::LocalLength, |d| (send(to(&d.right)), d.mine.sge(0, 4097))),
@@ -99,12 +99,12 @@ pub(super) fn local_datagram_errors<B: Backend>(bed: &Bed<'_, B>) {
         }),
     ];
     for (name, status, make) in cases {
-        let d = datagrams(bed);
+        let d = datagrams(subject);
         let (op, sge) = make(&d);
         d.left.post(1, op, &[sge]);
         d.left.submit(2, send(to(&d.right)), &[]);
         assert_eq!(d.left.scq.statuses(2), [(1, status), (2, WcStatus::Flushed)], "{name}");
-        if bed.profile.send_queue_error {
+        if subject.profile.send_queue_error {
             assert_eq!(d.left.state(), QpState::Sqe, "{name}");
             d.left.change(QpState::Rts, crate::QpAttrs::default(), crate::QpAttrMask::empty());
         } else {

@@ -1,7 +1,7 @@
 //! Memory regions, keys and the guest's memory map.
 
-use super::Bed;
-use crate::testing::{ALL, End, page_list, write};
+use super::Subject;
+use crate::testing::{ALL, BORDER, page_list, write};
 use crate::{
     Access, Backend, FastRegister, Hca, Invalidate, MemoryRegion, MrRequest, QpType, RemoteAddress, SendData, SendOp,
     Sge, WcFlags, WcOpcode, WcStatus,
@@ -10,8 +10,8 @@ use pvrdma_guest_memory::PAGE_SIZE;
 
 const OK: WcStatus = WcStatus::Success;
 
-pub(super) fn the_dma_key_names_bus_addresses_and_is_local<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn the_dma_key_names_bus_addresses_and_is_local<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let dma = pair.a.hca.register_mr(&pair.a.pd, MrRequest::Dma { access: ALL }).unwrap();
     let remote = pair.b.hca.register_mr(&pair.b.pd, MrRequest::Dma { access: ALL }).unwrap();
     let (target, bus) = (pair.b.buffer(64), pair.a.pages(2)[1]);
@@ -21,21 +21,20 @@ pub(super) fn the_dma_key_names_bus_addresses_and_is_local<B: Backend>(bed: &Bed
     assert_eq!(pair.left.scq.statuses(1), [(1, OK)]);
     assert_eq!(target.read(0, 13), b"bus addresses");
     // A receive, too, and it may span what the map has in two ranges.
-    let border = 0x1000_0000 + (4 << 20);
-    pair.left.recv(9, &[Sge { addr: border - 6, length: 13, lkey: dma.lkey() }]);
-    pair.right.submit(9, crate::testing::SEND, &[target.sge(0, 13)]);
+    pair.left.recv(9, &[Sge { addr: BORDER - 6, length: 13, lkey: dma.lkey() }]);
+    pair.right.send(9, &[target.sge(0, 13)]);
     assert_eq!(pair.left.rcq.statuses(1), [(9, OK)]);
     assert_eq!(pair.right.scq.statuses(1), [(9, OK)]);
     let mut back = [0; 13];
-    pair.a.memory.view().read(border - 6, &mut back).unwrap();
+    pair.a.memory.view().read(BORDER - 6, &mut back).unwrap();
     assert_eq!(&back, b"bus addresses");
     let remote = RemoteAddress { addr: 0x1000_0000, rkey: remote.rkey() };
     pair.left.submit(2, write(remote), &[sge]);
     assert_eq!(pair.left.scq.statuses(1), [(2, WcStatus::RemoteAccess)]);
 }
 
-pub(super) fn fast_registration_and_invalidation<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn fast_registration_and_invalidation<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     if !pair.b.hca.limits().memory_management {
         assert!(pair.b.hca.register_mr(&pair.b.pd, MrRequest::FastRegister { max_pages: 4 }).is_err());
         return;
@@ -67,10 +66,10 @@ pub(super) fn fast_registration_and_invalidation<B: Backend>(bed: &Bed<'_, B>) {
     pair.right.submit(20, write(target.remote(0)), &[sge]);
     assert_eq!(pair.right.scq.statuses(1), [(20, OK)]);
     assert_eq!(target.read(0, 18), b"through a fast key");
-    if bed.profile.fast_keys_for_all {
+    if subject.profile.fast_keys_for_all {
         let (other, peer) = (pair.b.qp(QpType::Rc), pair.a.qp(QpType::Rc));
-        other.connect(&End::toward(&peer));
-        peer.connect(&End::toward(&other));
+        other.connect(&peer, |_| {});
+        peer.connect(&other, |_| {});
         peer.submit(21, write(remote(1)), &[mine.sge(0, 18)]);
         assert_eq!(peer.scq.statuses(1), [(21, OK)]);
     }
@@ -90,8 +89,8 @@ pub(super) fn fast_registration_and_invalidation<B: Backend>(bed: &Bed<'_, B>) {
     fast.destroy();
 }
 
-pub(super) fn a_destroyed_region_is_gone<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn a_destroyed_region_is_gone<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     pair.left.submit(1, write(theirs.remote(0)), &[mine.sge(0, 8)]);
     assert_eq!(pair.left.scq.statuses(1), [(1, OK)]);
@@ -103,8 +102,8 @@ pub(super) fn a_destroyed_region_is_gone<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(theirs.read(0, 64), [5; 64]);
 }
 
-pub(super) fn unmapped_memory_is_not_reached<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn unmapped_memory_is_not_reached<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     pair.b.memory.unmap_all();
     pair.left.submit(1, write(theirs.remote(0)), &[mine.sge(0, 8)]);
@@ -112,7 +111,7 @@ pub(super) fn unmapped_memory_is_not_reached<B: Backend>(bed: &Bed<'_, B>) {
     assert!(matches!(status, WcStatus::RemoteAccess | WcStatus::RemoteOperation), "{status:?}");
     drop((mine, theirs, pair));
     // Its own memory.
-    let pair = bed.pair();
+    let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     pair.a.memory.unmap_all();
     pair.left.submit(1, write(theirs.remote(0)), &[mine.sge(0, 8)]);
@@ -120,8 +119,8 @@ pub(super) fn unmapped_memory_is_not_reached<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(theirs.read(0, 8), [0; 8]);
 }
 
-pub(super) fn switched_off_memory_is_not_reached<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn switched_off_memory_is_not_reached<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
     mine.write(0, &[7; 8]);
     pair.b.memory.set_enabled(false);
@@ -132,8 +131,8 @@ pub(super) fn switched_off_memory_is_not_reached<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(theirs.read(0, 8), [0; 8]);
 }
 
-pub(super) fn keys_differ_and_can_be_made_again<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn keys_differ_and_can_be_made_again<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let pages = pair.b.pages(1);
     let mut seen = Vec::new();
     for i in 0..20 {

@@ -56,14 +56,14 @@ impl Profile {
 
 /// A backend to check.
 #[derive(Clone, Copy, Debug)]
-pub struct Bed<'a, B: Backend> {
+pub struct Subject<'a, B: Backend> {
     /// It.
     pub backend: &'a B,
     /// What it says of itself.
     pub profile: Profile,
 }
 
-impl<B: Backend> Bed<'_, B> {
+impl<B: Backend> Subject<'_, B> {
     /// A device.
     fn node(&self, number: u8) -> Node<B::Hca> {
         Node::new(self.backend, number)
@@ -75,16 +75,11 @@ impl<B: Backend> Bed<'_, B> {
     }
 
     /// The same; `left` and `right` change the attributes of the two QPs.
-    fn pair_with(&self, left: impl Fn(&mut crate::QpAttrs), right: impl Fn(&mut crate::QpAttrs)) -> Pair<B> {
+    fn pair_with(&self, left: impl FnOnce(&mut crate::QpAttrs), right: impl FnOnce(&mut crate::QpAttrs)) -> Pair<B> {
         let (a, b) = (self.node(1), self.node(2));
         let pair = Pair { left: a.qp(QpType::Rc), right: b.qp(QpType::Rc), a, b };
-        for (end, peer, change) in
-            [(&pair.left, &pair.right, &left as &dyn Fn(&mut _)), (&pair.right, &pair.left, &right)]
-        {
-            let mut attrs = End::toward(peer);
-            change(&mut attrs);
-            end.connect(&attrs);
-        }
+        pair.left.connect(&pair.right, left);
+        pair.right.connect(&pair.left, right);
         pair
     }
 }
@@ -100,7 +95,7 @@ struct Pair<B: Backend> {
 macro_rules! cases {
     ($($module:ident { $($name:ident,)* })*) => {
         /// All cases: name and function.
-        pub fn cases<B: Backend>() -> Vec<(&'static str, fn(&Bed<'_, B>))> {
+        pub fn cases<B: Backend>() -> Vec<(&'static str, fn(&Subject<'_, B>))> {
             vec![$($((concat!(stringify!($module), "::", stringify!($name)), $module::$name::<B>),)*)*]
         }
 
@@ -115,7 +110,7 @@ macro_rules! cases {
                     fn $name() {
                         let (backend, profile) = $backend();
                         let case = concat!(stringify!($module), "::", stringify!($name));
-                        $crate::conformance::run(case, &$crate::conformance::Bed { backend: &backend, profile });
+                        $crate::conformance::run(case, &$crate::conformance::Subject { backend: &backend, profile });
                     }
                 )*)*
             };
@@ -183,7 +178,7 @@ cases! {
 ///
 /// # Panics
 /// It fails, or there is none of that name.
-pub fn run<B: Backend>(name: &str, bed: &Bed<'_, B>) {
+pub fn run<B: Backend>(name: &str, subject: &Subject<'_, B>) {
     let (_, case) = cases::<B>().into_iter().find(|(known, _)| *known == name).unwrap();
-    case(bed);
+    case(subject);
 }

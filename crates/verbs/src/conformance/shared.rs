@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Bed;
-use crate::testing::{End, Node, Ring, SEND, post_shared, write};
+use super::Subject;
+use crate::testing::{End, Node, Ring, post_shared, write};
 use crate::{
     AsyncEvent, Backend, Hca, QpEvent, QpState, QpType, RecvWr, RemoteAddress, SharedReceiveQueue, SrqEvent, WcStatus,
 };
@@ -21,26 +21,26 @@ struct Shared<B: Backend> {
     b: Node<B::Hca>,
 }
 
-fn shared<B: Backend>(bed: &Bed<'_, B>, limit: u32, count: usize) -> Shared<B> {
-    let (a, b) = (bed.node(1), bed.node(2));
+fn shared<B: Backend>(subject: &Subject<'_, B>, limit: u32, count: usize) -> Shared<B> {
+    let (a, b) = (subject.node(1), subject.node(2));
     let (srq, ring) = b.srq(limit);
     let pairs = (0..count)
         .map(|_| {
             let (left, right) = (a.qp(QpType::Rc), b.qp_with(QpType::Rc, Some(&srq), |_| {}));
-            left.connect(&End::toward(&right));
-            right.connect(&End::toward(&left));
+            left.connect(&right, |_| {});
+            right.connect(&left, |_| {});
             (left, right)
         })
         .collect();
     Shared { pairs, srq, ring, a, b }
 }
 
-pub(super) fn several_qps_share_the_receives<B: Backend>(bed: &Bed<'_, B>) {
-    let s = shared(bed, 0, 3);
+pub(super) fn several_qps_share_the_receives<B: Backend>(subject: &Subject<'_, B>) {
+    let s = shared(subject, 0, 3);
     post_shared(&s.srq, &s.ring, 0..6);
     for round in 0..2 {
         for (i, (left, right)) in (0..).zip(&s.pairs) {
-            left.submit(0, SEND, &[]);
+            left.send(0, &[]);
             assert_eq!(right.rcq.statuses(1), [(round * 3 + i, OK)]);
             assert_eq!(left.scq.statuses(1), [(0, OK)]);
         }
@@ -49,7 +49,7 @@ pub(super) fn several_qps_share_the_receives<B: Backend>(bed: &Bed<'_, B>) {
     post_shared(&s.srq, &s.ring, 6..306);
     for round in 0..100 {
         for (left, right) in &s.pairs {
-            left.submit(round, SEND, &[]);
+            left.send(round, &[]);
             assert_eq!(left.scq.statuses(1), [(round, OK)]);
             right.rcq.one();
         }
@@ -57,33 +57,33 @@ pub(super) fn several_qps_share_the_receives<B: Backend>(bed: &Bed<'_, B>) {
     assert!(s.b.events.poll().is_empty());
 }
 
-pub(super) fn the_limit_fires_once_for_each_arming<B: Backend>(bed: &Bed<'_, B>) {
-    let s = shared(bed, 3, 1);
+pub(super) fn the_limit_fires_once_for_each_arming<B: Backend>(subject: &Subject<'_, B>) {
+    let s = shared(subject, 3, 1);
     let (left, right) = &s.pairs[0];
     post_shared(&s.srq, &s.ring, 0..10);
     let event = [AsyncEvent::Srq(SrqEvent::LimitReached, 77)];
     for i in 0..10 {
-        left.submit(i, SEND, &[]);
+        left.send(i, &[]);
         assert_eq!(right.rcq.statuses(1), [(i, OK)]);
         left.scq.one();
         // Fewer than three are left after the eighth.
         if i == 7 {
             assert_eq!(s.b.events.wait(1), event);
-            assert_eq!(s.srq.limit(), 0);
         } else {
             assert!(s.b.events.poll().is_empty(), "{i}");
         }
+        assert_eq!(s.srq.limit(), if i < 7 { 3 } else { 0 });
     }
     post_shared(&s.srq, &s.ring, 10..12);
     s.srq.set_limit(2);
     assert_eq!(s.srq.limit(), 2);
-    left.submit(10, SEND, &[]);
+    left.send(10, &[]);
     assert_eq!(right.rcq.statuses(1), [(10, OK)]);
     assert_eq!(s.b.events.wait(1), event);
 }
 
-pub(super) fn the_last_receive_is_announced<B: Backend>(bed: &Bed<'_, B>) {
-    let s = shared(bed, 0, 2);
+pub(super) fn the_last_receive_is_announced<B: Backend>(subject: &Subject<'_, B>) {
+    let s = shared(subject, 0, 2);
     post_shared(&s.srq, &s.ring, 0..3);
     let (left, right) = &s.pairs[0];
     let mine = s.a.buffer(8);
@@ -98,6 +98,6 @@ pub(super) fn the_last_receive_is_announced<B: Backend>(bed: &Bed<'_, B>) {
     assert!(right.rcq.poll().is_empty());
     // The others still have the receives.
     let (left, right) = &s.pairs[1];
-    left.submit(1, SEND, &[]);
+    left.send(1, &[]);
     assert_eq!(right.rcq.statuses(1), [(0, OK)]);
 }

@@ -1,6 +1,6 @@
 //! Transitions, attributes and the end of a QP.
 
-use super::Bed;
+use super::Subject;
 use crate::testing::{ALL, End, SEND, gid, write};
 use crate::{
     Access, AsyncEvent, Backend, Hca, Mtu, QpAttrMask as M, QpAttrs, QpEvent, QpState, QpType, QueuePair,
@@ -10,36 +10,37 @@ use crate::{
 const OK: WcStatus = WcStatus::Success;
 const FLUSHED: WcStatus = WcStatus::Flushed;
 
-pub(super) fn transitions_follow_the_table<B: Backend>(bed: &Bed<'_, B>) {
+pub(super) fn transitions_follow_the_table<B: Backend>(subject: &Subject<'_, B>) {
     const STATES: [QpState; 7] =
         [QpState::Reset, QpState::Init, QpState::Rtr, QpState::Rts, QpState::Sqd, QpState::Sqe, QpState::Error];
-    let (a, b) = (bed.node(1), bed.node(2));
+    let (a, b) = (subject.node(1), subject.node(2));
     let (end, peer) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    let attrs = End::toward(&peer);
-    type Bring<H> = fn(&End<H>, &QpAttrs);
+    type Bring<H> = fn(&End<H>, &End<H>);
     let starts: [(QpState, Bring<B::Hca>); 5] = [
         (QpState::Reset, |_, _| {}),
-        (QpState::Init, |end, attrs| end.change(QpState::Init, *attrs, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS)),
-        (QpState::Rtr, |end, attrs| end.rtr(attrs)),
-        (QpState::Rts, |end, attrs| end.connect(attrs)),
+        (QpState::Init, |end, peer| {
+            end.change(QpState::Init, End::toward(peer), M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS)
+        }),
+        (QpState::Rtr, |end, peer| end.rtr(peer, |_| {})),
+        (QpState::Rts, |end, peer| end.connect(peer, |_| {})),
         (QpState::Error, |end, _| end.to(QpState::Error)),
     ];
     for (from, bring) in starts {
         for to in STATES {
             end.to(QpState::Reset);
-            bring(&end, &attrs);
+            bring(&end, &peer);
             assert_eq!(end.state(), from);
             // A bare change of state is allowed exactly where the table says so.
             let allowed = qp_state::check(QpType::Rc, from, to, M::STATE).is_ok();
-            let result = end.qp.modify(&QpAttrs { state: to, ..attrs }, M::STATE);
+            let result = end.qp.modify(&QpAttrs { state: to, ..End::toward(&peer) }, M::STATE);
             assert_eq!(result.is_ok(), allowed, "{from:?} to {to:?}: {result:?}");
             assert_eq!(end.state(), if allowed { to } else { from }, "{from:?} to {to:?}");
         }
     }
 }
 
-pub(super) fn refused_changes_change_nothing<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn refused_changes_change_nothing<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let before = pair.left.qp.query();
     let modify = |attrs: QpAttrs, mask| pair.left.qp.modify(&attrs, mask);
     assert!(matches!(modify(QpAttrs { min_rnr_timer: 32, ..before }, M::MIN_RNR_TIMER), Err(VerbsError::Invalid(_))));
@@ -56,8 +57,8 @@ pub(super) fn refused_changes_change_nothing<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(fresh.state(), QpState::Reset);
 }
 
-pub(super) fn error_flushes_both_queues<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn error_flushes_both_queues<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     // No receive: what is sent waits.
     pair.right.to(QpState::Reset);
     for i in 0..20 {
@@ -74,43 +75,43 @@ pub(super) fn error_flushes_both_queues<B: Backend>(bed: &Bed<'_, B>) {
     let fresh = pair.a.qp(QpType::Rc);
     fresh.to(QpState::Error);
     fresh.recv(1, &[]);
-    fresh.submit(2, SEND, &[]);
+    fresh.send(2, &[]);
     assert_eq!((fresh.rcq.statuses(1), fresh.scq.statuses(1)), (vec![(1, FLUSHED)], vec![(2, FLUSHED)]));
 }
 
-pub(super) fn reset_is_silent_and_starts_over<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn reset_is_silent_and_starts_over<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     pair.right.to(QpState::Reset);
     pair.left.recv(1, &[]);
-    pair.left.submit(1, SEND, &[]);
+    pair.left.send(1, &[]);
     pair.left.post(2, SEND, &[]);
     pair.left.to(QpState::Reset);
     assert_eq!((pair.left.sends.resets(), pair.left.receives.resets()), (1, 1));
     let attrs = pair.left.qp.query();
     assert_eq!((attrs.state, attrs.dest_qpn), (QpState::Reset, crate::Qpn::default()));
-    pair.left.connect(&End::toward(&pair.right));
-    pair.right.connect(&End::toward(&pair.left));
+    pair.left.connect(&pair.right, |_| {});
+    pair.right.connect(&pair.left, |_| {});
     pair.right.recv(2, &[]);
-    pair.left.submit(3, SEND, &[]);
+    pair.left.send(3, &[]);
     // Whatever was there before has not completed, and does not now.
     assert_eq!(pair.left.scq.statuses(1), [(3, OK)]);
     assert_eq!(pair.right.rcq.statuses(1), [(2, OK)]);
     pair.left.recv(4, &[]);
-    pair.right.submit(4, SEND, &[]);
+    pair.right.send(4, &[]);
     assert_eq!(pair.left.rcq.statuses(1), [(4, OK)]);
     pair.left.to(QpState::Error);
     pair.left.to(QpState::Reset);
     pair.left.to(QpState::Reset);
 }
 
-pub(super) fn draining_finishes_what_was_started<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair();
+pub(super) fn draining_finishes_what_was_started<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair();
     let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
     pair.left.submit(1, write(theirs.remote(0)), &[mine.all()]);
     let drain = QpAttrs { en_sqd_async_notify: true, ..QpAttrs::default() };
     pair.left.change(QpState::Sqd, drain, M::EN_SQD_ASYNC_NOTIFY);
     assert_eq!(pair.left.scq.statuses(1), [(1, OK)]);
-    if bed.profile.drained_event {
+    if subject.profile.drained_event {
         assert_eq!(pair.a.events.wait(1), [AsyncEvent::Qp(QpEvent::SendQueueDrained, pair.left.cookie)]);
     }
     assert_eq!(pair.left.state(), QpState::Sqd);
@@ -123,8 +124,8 @@ pub(super) fn draining_finishes_what_was_started<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(pair.left.scq.statuses(1), [(2, OK)]);
 }
 
-pub(super) fn attributes_are_what_was_set<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair_with(
+pub(super) fn attributes_are_what_was_set<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair_with(
         |a| {
             (a.path_mtu, a.access) = (Mtu::M512, Access::REMOTE_READ);
             (a.timeout, a.retry_cnt, a.rnr_retry, a.min_rnr_timer) = (15, 3, 5, 17);
@@ -147,13 +148,13 @@ pub(super) fn attributes_are_what_was_set<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!((ud.qp.query().qkey, ud.state()), (0x4321, QpState::Rts));
 }
 
-pub(super) fn a_destroyed_qp_publishes_nothing<B: Backend>(bed: &Bed<'_, B>) {
-    let pair = bed.pair_with(|_| {}, |a| (a.timeout, a.retry_cnt) = (8, 1));
+pub(super) fn a_destroyed_qp_publishes_nothing<B: Backend>(subject: &Subject<'_, B>) {
+    let pair = subject.pair_with(|_| {}, |a| (a.timeout, a.retry_cnt) = (8, 1));
     pair.left.recv(1, &[]);
-    pair.left.submit(1, SEND, &[]);
+    pair.left.send(1, &[]);
     pair.left.qp.destroy();
     pair.left.qp.destroy();
-    pair.left.submit(2, SEND, &[]);
+    pair.left.send(2, &[]);
     pair.left.recv(3, &[]);
     assert!(matches!(pair.left.qp.modify(&QpAttrs::default(), M::STATE), Err(VerbsError::Gone)));
     // Its peer finds nobody.
@@ -163,17 +164,17 @@ pub(super) fn a_destroyed_qp_publishes_nothing<B: Backend>(bed: &Bed<'_, B>) {
     assert_eq!(pair.left.sends.posted.lock().len(), 1);
 }
 
-pub(super) fn the_first_request_establishes_the_communication<B: Backend>(bed: &Bed<'_, B>) {
-    let (a, b) = (bed.node(1), bed.node(2));
+pub(super) fn the_first_request_establishes_the_communication<B: Backend>(subject: &Subject<'_, B>) {
+    let (a, b) = (subject.node(1), subject.node(2));
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    right.rtr(&End::toward(&left));
-    left.connect(&End::toward(&right));
+    right.rtr(&left, |_| {});
+    left.connect(&right, |_| {});
     right.recv(1, &[]);
     right.recv(2, &[]);
-    left.submit(1, SEND, &[]);
-    left.submit(2, SEND, &[]);
+    left.send(1, &[]);
+    left.send(2, &[]);
     assert_eq!(right.rcq.statuses(2), [(1, OK), (2, OK)]);
-    if bed.profile.established_event {
+    if subject.profile.established_event {
         assert_eq!(b.events.wait(1), [AsyncEvent::Qp(QpEvent::CommunicationEstablished, right.cookie)]);
     }
     assert!(a.hca.limits().max_qp > 1);

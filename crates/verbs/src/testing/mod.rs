@@ -12,8 +12,7 @@ use std::time::Duration;
 use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;
 
-pub use node::{Buffer, End, Node, gid, mac};
-pub(crate) use node::{page_list, post_shared};
+pub use node::{BORDER, Buffer, Drive, End, Node, gid, mac, page_list, post_shared};
 pub use queues::{Completions, Events, Ring};
 
 use crate::types::Access;
@@ -41,7 +40,7 @@ pub fn shared_memory(bytes: usize) -> Arc<MmapRegion> {
 }
 
 /// Bytes that differ from place to place.
-pub fn pattern(seed: u64, len: usize) -> Vec<u8> {
+pub fn pattern(seed: u64, len: u64) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     (0..len)
         .map(|_| {

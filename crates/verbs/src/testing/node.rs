@@ -1,11 +1,13 @@
 //! One device on an adapter: its memory, its queue pairs.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use super::queues::Consumer;
-use super::{ALL, Completions, Events, Ring, shared_memory};
+use super::{ALL, Completions, Events, Ring, SEND, shared_memory};
 use crate::attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
+use crate::error::VerbsError;
 use crate::hca::{
     Backend, DeviceContext, Hca, MemoryRegion, MrRequest, QpInit, QueuePair, SharedReceiveQueue, SrqInit,
 };
@@ -18,6 +20,10 @@ use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PageList, Page
 const BASE: u64 = 0x1000_0000;
 /// Bytes of a node's memory.
 const MEMORY: u64 = 8 << 20;
+/// Where the two ranges of a node's memory meet.
+pub const BORDER: u64 = BASE + MEMORY / 2;
+/// First bus address of a node's buffers: before the border, so that they meet it.
+const BUFFERS: u64 = BORDER - 64 * PAGE_SIZE;
 /// Requests in each ring.
 const DEPTH: u32 = 64;
 
@@ -30,6 +36,9 @@ pub const fn gid(number: u8) -> Gid {
 pub const fn mac(number: u8) -> MacAddr {
     MacAddr([2, 0, 0, 0, 0, number])
 }
+
+/// Runs an adapter that does nothing by itself.
+pub type Drive = Arc<dyn Fn() + Send + Sync>;
 
 /// One device.
 #[expect(missing_debug_implementations, reason = "adapters' objects need not have it")]
@@ -44,7 +53,10 @@ pub struct Node<H: Hca> {
     pub memory: Arc<DmaSpace>,
     /// Its asynchronous events.
     pub events: Arc<Events>,
+    /// What follows each request that its queue pairs submit.
+    pub drive: Option<Drive>,
     next_page: AtomicU64,
+    buffers_end: u64,
     next_qpn: AtomicU32,
 }
 
@@ -54,14 +66,30 @@ impl<H: Hca> Node<H> {
     /// # Panics
     /// The backend does not want to.
     pub fn new<B: Backend<Hca = H>>(backend: &B, number: u8) -> Self {
+        Self::with_memory(backend, number, MEMORY)
+    }
+
+    /// The same with so many bytes of memory.
+    ///
+    /// # Panics
+    /// The backend does not want to.
+    pub fn with_memory<B: Backend<Hca = H>>(backend: &B, number: u8, bytes: u64) -> Self {
         let memory = DmaSpace::new(PinPolicy::Off);
-        let mapping = shared_memory(usize::try_from(MEMORY).unwrap());
+        let mapping = shared_memory(usize::try_from(bytes).unwrap());
         // Two ranges, so that copies meet a border.
-        let half = MEMORY / 2;
-        for part in [0, half] {
-            let backing = Some(Backing { mapping: Arc::clone(&mapping), offset: usize::try_from(part).unwrap() });
-            memory.map(DmaRange { iova: BASE + part, len: half, writable: true, backing }).unwrap();
+        for (iova, end) in [(BASE, BORDER), (BORDER, BASE + bytes)] {
+            let offset = usize::try_from(iova - BASE).unwrap();
+            let backing = Some(Backing { mapping: Arc::clone(&mapping), offset });
+            memory.map(DmaRange { iova, len: end - iova, writable: true, backing }).unwrap();
         }
+        Self::on(backend, number, memory, BUFFERS..BASE + bytes)
+    }
+
+    /// Attaches a device on this memory, of which these bus addresses are for its buffers.
+    ///
+    /// # Panics
+    /// The backend does not want to.
+    pub fn on<B: Backend<Hca = H>>(backend: &B, number: u8, memory: Arc<DmaSpace>, buffers: Range<u64>) -> Self {
         let events = Arc::new(Events::default());
         let hca = backend
             .attach(DeviceContext {
@@ -74,9 +102,8 @@ impl<H: Hca> Node<H> {
             .unwrap();
         hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
         let pd = hca.create_pd().unwrap();
-        // The buffers begin before the border.
-        let next_page = AtomicU64::new(BASE + half - 64 * PAGE_SIZE);
-        Self { number, pd, hca, memory, events, next_page, next_qpn: AtomicU32::new(0x100) }
+        let (next_page, next_qpn) = (AtomicU64::new(buffers.start), AtomicU32::new(0x100));
+        Self { number, pd, hca, memory, events, drive: None, next_page, buffers_end: buffers.end, next_qpn }
     }
 
     /// Pages that nobody else has, in descending order, so that none follows its neighbour.
@@ -85,7 +112,7 @@ impl<H: Hca> Node<H> {
     /// There are none left.
     pub fn pages(&self, count: u64) -> Vec<u64> {
         let first = self.next_page.fetch_add((count + 1) * PAGE_SIZE, Ordering::SeqCst);
-        assert!(first + count * PAGE_SIZE <= BASE + MEMORY, "the node's memory is used up");
+        assert!(first + count * PAGE_SIZE <= self.buffers_end, "the node's memory is used up");
         (0..count).rev().map(|i| first + i * PAGE_SIZE).collect()
     }
 
@@ -130,7 +157,21 @@ impl<H: Hca> Node<H> {
     /// # Panics
     /// The adapter does not want to make one.
     pub fn qp_with(&self, qp_type: QpType, srq: Option<&H::Srq>, change: impl FnOnce(&mut QpInit<'_, H>)) -> End<H> {
-        let cookie = self.next_qpn.fetch_add(1, Ordering::SeqCst);
+        self.qp_on(qp_type, srq, [None, None], change).unwrap()
+    }
+
+    /// The same with completion queues of the caller, for sends and receives.
+    ///
+    /// # Errors
+    /// The adapter does not want to make one.
+    pub fn qp_on(
+        &self,
+        qp_type: QpType,
+        srq: Option<&H::Srq>,
+        cqs: [Option<&H::Cq>; 2],
+        change: impl FnOnce(&mut QpInit<'_, H>),
+    ) -> Result<End<H>, VerbsError> {
+        let cookie = if qp_type == QpType::Gsi { 1 } else { self.next_qpn.fetch_add(1, Ordering::SeqCst) };
         let (sends, receives) = (Arc::new(Ring::default()), Arc::new(Ring::default()));
         let ((send_cq, scq), (recv_cq, rcq)) = (self.cq(), self.cq());
         let mut init = QpInit {
@@ -138,8 +179,8 @@ impl<H: Hca> Node<H> {
             qpn: Qpn::new(cookie),
             qp_type,
             pd: &self.pd,
-            send_cq: &send_cq,
-            recv_cq: &recv_cq,
+            send_cq: cqs[0].unwrap_or(&send_cq),
+            recv_cq: cqs[1].unwrap_or(&recv_cq),
             srq,
             send_queue: Box::new(Consumer(Arc::clone(&sends))),
             recv_queue: srq.is_none().then(|| Box::new(Consumer(Arc::clone(&receives))) as Box<dyn RecvSource>),
@@ -147,8 +188,10 @@ impl<H: Hca> Node<H> {
             signal_all: false,
         };
         change(&mut init);
-        let qp = self.hca.create_qp(init).unwrap();
-        End { node: self.number, qp, sends, receives, scq, rcq, cookie, cqs: (send_cq, recv_cq) }
+        let cookie = init.cookie;
+        let qp = self.hca.create_qp(init)?;
+        let (node, drive) = (self.number, self.drive.clone());
+        Ok(End { node, qp_type, qp, sends, receives, scq, rcq, cookie, drive, cqs: (send_cq, recv_cq) })
     }
 
     /// A shared receive queue, with cookie 77.
@@ -161,16 +204,27 @@ impl<H: Hca> Node<H> {
         let init = SrqInit { cookie: 77, pd: &self.pd, queue, limit, max_wr: DEPTH, max_sge: 4 };
         (self.hca.create_srq(init).unwrap(), ring)
     }
+
+    /// The value of a counter of the adapter.
+    ///
+    /// # Panics
+    /// It has none of this name.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.hca.counters().into_iter().find(|counter| counter.name == name).unwrap().value
+    }
 }
 
 /// Posts receives without memory to a shared queue.
-pub(crate) fn post_shared<S: SharedReceiveQueue>(srq: &S, ring: &Ring<RecvWr>, wr_ids: std::ops::Range<u64>) {
+pub fn post_shared<S: SharedReceiveQueue>(srq: &S, ring: &Ring<RecvWr>, wr_ids: Range<u64>) {
     ring.posted.lock().extend(wr_ids.map(|wr_id| RecvWr { wr_id, ..RecvWr::default() }));
     srq.notify_recv();
 }
 
 /// The list of these pages.
-pub(crate) fn page_list(pages: &[u64]) -> PageList {
+///
+/// # Panics
+/// One of the addresses is not that of a page.
+pub fn page_list(pages: &[u64]) -> PageList {
     let mut list = PageListBuilder::default();
     for &page in pages {
         list.push(page).unwrap();
@@ -212,9 +266,9 @@ impl<H: Hca> Buffer<H> {
     }
 
     /// Bus addresses of the pieces behind `offset..offset+len`.
-    fn pieces(&self, offset: u64, len: usize) -> Vec<(u64, usize)> {
+    fn pieces(&self, offset: u64, len: u64) -> Vec<(u64, usize)> {
         let mut pieces = Vec::new();
-        let (mut at, end) = (self.offset + offset, self.offset + offset + len as u64);
+        let (mut at, end) = (self.offset + offset, self.offset + offset + len);
         while at < end {
             let count = (PAGE_SIZE - at % PAGE_SIZE).min(end - at);
             let page = self.pages[usize::try_from(at / PAGE_SIZE).unwrap()];
@@ -231,7 +285,7 @@ impl<H: Hca> Buffer<H> {
     pub fn write(&self, offset: u64, data: &[u8]) {
         let view = self.memory.view();
         let mut rest = data;
-        for (bus, count) in self.pieces(offset, data.len()) {
+        for (bus, count) in self.pieces(offset, data.len() as u64) {
             view.write(bus, &rest[..count]).unwrap();
             rest = &rest[count..];
         }
@@ -241,9 +295,9 @@ impl<H: Hca> Buffer<H> {
     ///
     /// # Panics
     /// That is not its memory.
-    pub fn read(&self, offset: u64, len: usize) -> Vec<u8> {
+    pub fn read(&self, offset: u64, len: u64) -> Vec<u8> {
         let view = self.memory.view();
-        let mut data = vec![0; len];
+        let mut data = vec![0; usize::try_from(len).unwrap()];
         let mut done = 0;
         for (bus, count) in self.pieces(offset, len) {
             view.read(bus, &mut data[done..done + count]).unwrap();
@@ -258,6 +312,8 @@ impl<H: Hca> Buffer<H> {
 pub struct End<H: Hca> {
     /// The node it is on.
     pub node: u8,
+    /// Its transport.
+    pub qp_type: QpType,
     /// The queue pair.
     pub qp: H::Qp,
     /// Its send ring.
@@ -270,7 +326,9 @@ pub struct End<H: Hca> {
     pub rcq: Arc<Completions>,
     /// Its name in completions and events.
     pub cookie: u32,
-    /// Queues for sends and receives.
+    /// What follows each request.
+    pub drive: Option<Drive>,
+    /// The queues of `scq` and `rcq`.
     pub cqs: (H::Cq, H::Cq),
 }
 
@@ -289,6 +347,14 @@ impl<H: Hca> End<H> {
     pub fn submit(&self, wr_id: u64, op: SendOp, sges: &[Sge]) {
         self.post(wr_id, op, sges);
         self.qp.notify_send();
+        if let Some(drive) = &self.drive {
+            drive();
+        }
+    }
+
+    /// Posts a signaled SEND.
+    pub fn send(&self, wr_id: u64, sges: &[Sge]) {
+        self.submit(wr_id, SEND, sges);
     }
 
     /// Posts a receive.
@@ -335,27 +401,39 @@ impl<H: Hca> End<H> {
         }
     }
 
-    /// Brings a connected QP to RTR.
-    pub fn rtr(&self, attrs: &QpAttrs) {
+    /// Brings a connected QP to RTR, with what `set` does to the attributes for this peer.
+    pub fn rtr(&self, peer: &Self, set: impl FnOnce(&mut QpAttrs)) {
+        self.rtr_with(&Self::attrs(peer, set));
+    }
+
+    /// Brings a connected QP to RTS, with what `set` does to the attributes for this peer.
+    pub fn connect(&self, peer: &Self, set: impl FnOnce(&mut QpAttrs)) {
+        use QpAttrMask as M;
+        let attrs = Self::attrs(peer, set);
+        self.rtr_with(&attrs);
+        let mask = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
+        self.change(QpState::Rts, attrs, mask);
+    }
+
+    fn attrs(peer: &Self, set: impl FnOnce(&mut QpAttrs)) -> QpAttrs {
+        let mut attrs = Self::toward(peer);
+        set(&mut attrs);
+        attrs
+    }
+
+    fn rtr_with(&self, attrs: &QpAttrs) {
         use QpAttrMask as M;
         self.change(QpState::Init, *attrs, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS);
         let mask = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
         self.change(QpState::Rtr, *attrs, mask);
     }
 
-    /// Brings a connected QP to RTS.
-    pub fn connect(&self, attrs: &QpAttrs) {
-        use QpAttrMask as M;
-        self.rtr(attrs);
-        let mask = M::TIMEOUT | M::RETRY_CNT | M::RNR_RETRY | M::SQ_PSN | M::MAX_QP_RD_ATOMIC;
-        self.change(QpState::Rts, *attrs, mask);
-    }
-
     /// Brings a datagram QP to RTS.
     pub fn start_datagrams(&self, qkey: u32) {
         use QpAttrMask as M;
         let attrs = QpAttrs { qkey, port_num: 1, ..QpAttrs::default() };
-        self.change(QpState::Init, attrs, M::PKEY_INDEX | M::QKEY | M::PORT);
+        let port = if self.qp_type == QpType::Gsi { M::empty() } else { M::PORT };
+        self.change(QpState::Init, attrs, M::PKEY_INDEX | M::QKEY | port);
         self.to(QpState::Rtr);
         self.change(QpState::Rts, attrs, M::SQ_PSN);
     }

@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use parking_lot::{Condvar, Mutex};
@@ -11,13 +11,14 @@ use super::DEADLINE;
 use crate::error::{CqOverrun, QueueError};
 use crate::queue::{AsyncEvent, CompletionSink, EventSink, RecvSource, SendSource};
 use crate::work::{Completion, RecvWr, SendWr, WcStatus};
-use pvrdma_guest_memory::DmaView;
+use pvrdma_guest_memory::{DmaError, DmaView};
 
 /// A ring that the "guest" fills.
 #[derive(Debug)]
 pub struct Ring<T> {
     /// What was posted and not taken yet.
     pub posted: Mutex<VecDeque<T>>,
+    broken: AtomicBool,
     popped: AtomicU64,
     retired: AtomicU64,
     resets: AtomicU32,
@@ -27,6 +28,7 @@ impl<T> Default for Ring<T> {
     fn default() -> Self {
         Self {
             posted: Mutex::default(),
+            broken: AtomicBool::new(false),
             popped: AtomicU64::new(0),
             retired: AtomicU64::new(0),
             resets: AtomicU32::new(0),
@@ -35,7 +37,12 @@ impl<T> Default for Ring<T> {
 }
 
 impl<T> Ring<T> {
-    /// Requests that were given back.
+    /// Makes the ring unreadable.
+    pub fn break_off(&self) {
+        self.broken.store(true, Ordering::SeqCst);
+    }
+
+    /// Requests that were given back since the ring last started over.
     pub fn retired(&self) -> u64 {
         self.retired.load(Ordering::SeqCst)
     }
@@ -45,14 +52,21 @@ impl<T> Ring<T> {
         self.resets.load(Ordering::SeqCst)
     }
 
-    fn take(&self) -> Option<T> {
-        let element = self.posted.lock().pop_front();
-        self.popped.fetch_add(u64::from(element.is_some()), Ordering::SeqCst);
-        element
+    /// Moves the oldest request into `work`, if there is one.
+    fn pop(&self, work: &mut T) -> Result<bool, QueueError> {
+        if self.broken.load(Ordering::SeqCst) {
+            return Err(DmaError::Unmapped { addr: 0, len: 4 }.into());
+        }
+        let Some(element) = self.posted.lock().pop_front() else { return Ok(false) };
+        self.popped.fetch_add(1, Ordering::SeqCst);
+        *work = element;
+        Ok(true)
     }
 
     fn clear(&self) {
         self.posted.lock().clear();
+        self.popped.store(0, Ordering::SeqCst);
+        self.retired.store(0, Ordering::SeqCst);
         self.resets.fetch_add(1, Ordering::SeqCst);
     }
 }
@@ -62,7 +76,7 @@ pub(super) struct Consumer<T>(pub(super) Arc<Ring<T>>);
 
 impl SendSource for Consumer<SendWr> {
     fn pop(&mut self, _view: &DmaView<'_>, work: &mut SendWr) -> Result<bool, QueueError> {
-        Ok(self.0.take().map(|element| *work = element).is_some())
+        self.0.pop(work)
     }
 
     fn retire(&mut self, _view: &DmaView<'_>) {
@@ -77,7 +91,7 @@ impl SendSource for Consumer<SendWr> {
 
 impl RecvSource for Consumer<RecvWr> {
     fn pop(&mut self, _view: &DmaView<'_>, work: &mut RecvWr) -> Result<bool, QueueError> {
-        Ok(self.0.take().map(|element| *work = element).is_some())
+        self.0.pop(work)
     }
 
     fn posted(&mut self, _view: &DmaView<'_>) -> Result<u32, QueueError> {
@@ -115,14 +129,39 @@ impl<T: Copy + std::fmt::Debug> Arrivals<T> {
     }
 }
 
-/// A completion queue that keeps everything.
-#[derive(Debug, Default)]
-pub struct Completions(Arrivals<Completion>);
+/// A completion queue that keeps everything that it has room for.
+#[derive(Debug)]
+pub struct Completions {
+    entries: Arrivals<Completion>,
+    room: AtomicUsize,
+    total: AtomicU64,
+}
+
+impl Default for Completions {
+    fn default() -> Self {
+        Self { entries: Arrivals::default(), room: AtomicUsize::new(usize::MAX), total: AtomicU64::new(0) }
+    }
+}
 
 impl Completions {
+    /// Limits the entries that may wait to be polled; further ones overrun the queue.
+    pub fn limit(&self, entries: usize) {
+        self.room.store(entries, Ordering::SeqCst);
+    }
+
+    /// Entries that came so far, polled or not.
+    pub fn total(&self) -> u64 {
+        self.total.load(Ordering::SeqCst)
+    }
+
     /// Takes what is there.
     pub fn poll(&self) -> Vec<Completion> {
-        std::mem::take(&mut *self.0.list.lock())
+        std::mem::take(&mut *self.entries.list.lock())
+    }
+
+    /// Takes what is there, as name and status.
+    pub fn poll_statuses(&self) -> Vec<(u64, WcStatus)> {
+        names(&self.poll())
     }
 
     /// Waits for exactly `count` entries.
@@ -130,7 +169,7 @@ impl Completions {
     /// # Panics
     /// They did not come, or there are more.
     pub fn wait(&self, count: usize) -> Vec<Completion> {
-        let entries = self.0.wait("completions", count);
+        let entries = self.entries.wait("completions", count);
         assert_eq!(entries.len(), count, "{entries:?}");
         entries
     }
@@ -148,14 +187,23 @@ impl Completions {
     /// # Panics
     /// They did not come, or there are more.
     pub fn statuses(&self, count: usize) -> Vec<(u64, WcStatus)> {
-        self.wait(count).iter().map(|c| (c.wr_id, c.status)).collect()
+        names(&self.wait(count))
     }
+}
+
+fn names(entries: &[Completion]) -> Vec<(u64, WcStatus)> {
+    entries.iter().map(|completion| (completion.wr_id, completion.status)).collect()
 }
 
 impl CompletionSink for Completions {
     fn complete(&self, _view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun> {
-        self.0.list.lock().push(*completion);
-        self.0.more.notify_all();
+        let mut list = self.entries.list.lock();
+        if list.len() >= self.room.load(Ordering::SeqCst) {
+            return Err(CqOverrun);
+        }
+        self.total.fetch_add(1, Ordering::SeqCst);
+        list.push(*completion);
+        self.entries.more.notify_all();
         Ok(())
     }
 }

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use pvrdma_verbs::{Gid, GidType, Hca, QpType, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
-use super::marks::{Tap, tapped, tapped_with};
-use crate::testing::*;
-use crate::{Clock, PortRules, RxeConfig};
+use crate::tap::{Tap, tapped, tapped_with};
+use crate::world::*;
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::Congestion;
 use pvrdma_roce::wire::{Ecn, Opcode, Packet, build};
+use pvrdma_rxe::{Clock, PortRules, RxeConfig};
 
 fn address(number: u8) -> Gid {
     Gid(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into()).octets())
@@ -55,7 +55,7 @@ impl Rig {
     fn until(&self, total: u64) -> (Duration, u32) {
         let (start, mut steps) = (self.world.clock.now(), 0);
         self.world.run();
-        let done = || self.ends[0].scq.total.load(SeqCst) >= total;
+        let done = || self.ends[0].scq.total() >= total;
         while !done() {
             assert!(self.world.step(), "nothing is left to wait for");
             steps += 1;
@@ -89,14 +89,14 @@ fn a_notification_slows_the_sender_down() {
         let op = || if read { SendOp::Read { remote: theirs.remote(0) } } else { write(theirs.remote(0)) };
         // Nobody complains: no time passes.
         rig.ends[0].submit(1, op(), &[mine.all()]);
-        assert_eq!(rig.ends[0].scq.statuses(), [(1, WcStatus::Success)]);
+        assert_eq!(rig.ends[0].scq.poll_statuses(), [(1, WcStatus::Success)]);
         // The end that sends data, and the other.
         let (fast, slow) = (usize::from(!read), usize::from(read));
         rig.taps[slow].congested.store(3, SeqCst);
         rig.ends[0].post(2, op(), &[mine.all()]);
         rig.ends[0].qp.notify_send();
         let (took, steps) = rig.until(2);
-        assert_eq!(rig.ends[0].scq.statuses(), [(2, WcStatus::Success)]);
+        assert_eq!(rig.ends[0].scq.poll_statuses(), [(2, WcStatus::Success)]);
         assert!(target.read(0, LEN) == data);
         // All three came at once, so they are worth one notification.
         assert_eq!(rig.counters(fast, NOTIFIER), [3, 1, 0, 0], "{read}");
@@ -111,7 +111,7 @@ fn a_notification_slows_the_sender_down() {
         rig.world.clock.advance(Duration::from_secs(1));
         let paced = rig.nodes[slow].counter("wire_paced");
         rig.ends[0].submit(3, op(), &[mine.all()]);
-        assert_eq!(rig.ends[0].scq.statuses(), [(3, WcStatus::Success)]);
+        assert_eq!(rig.ends[0].scq.poll_statuses(), [(3, WcStatus::Success)]);
         assert_eq!(rig.nodes[slow].counter("wire_paced"), paced);
     }
 }
@@ -129,7 +129,7 @@ fn lasting_congestion_ends_at_the_least_rate() {
     }
     rig.ends[0].submit(20, write(theirs.remote(0)), &[mine.all()]);
     let (took, _) = rig.until(21);
-    assert!(rig.ends[0].scq.statuses().iter().all(|(_, status)| *status == WcStatus::Success));
+    assert!(rig.ends[0].scq.poll_statuses().iter().all(|(_, status)| *status == WcStatus::Success));
     // A mebioctet at 100 MB/s, headers and the growth between two cuts aside.
     assert!((8..12).contains(&took.as_millis()), "{took:?}");
     assert!(rig.nodes[0].counter("wire_rate_cuts") > 5);
@@ -214,7 +214,7 @@ fn datagrams_notify_their_sender_who_has_no_rate() {
     let header = Packet::parse(&rig.notifications(1)[0]).unwrap().header;
     assert_eq!((header.bth.destination, header.ethernet.vlan_id()), (left.qp.qpn(), Some(5)));
     assert_eq!(rig.counters(0, SENDER), [1, 1, 0, 0]);
-    assert_eq!(left.scq.statuses(), [(1, WcStatus::Success)]);
+    assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::Success)]);
 }
 
 #[test]
@@ -223,7 +223,7 @@ fn switched_off_it_only_counts() {
     rig.taps[0].congested.store(9, SeqCst);
     let (mine, theirs) = (rig.nodes[0].buffer(1 << 20), rig.nodes[1].buffer(1 << 20));
     rig.ends[0].submit(1, write(theirs.remote(0)), &[mine.all()]);
-    assert_eq!(rig.ends[0].scq.statuses(), [(1, WcStatus::Success)]);
+    assert_eq!(rig.ends[0].scq.poll_statuses(), [(1, WcStatus::Success)]);
     assert_eq!(rig.counters(1, NOTIFIER), [9, 0, 0, 0]);
     // The consumer's traffic class as it is.
     let sent = rig.taps[0].sent.lock();
@@ -249,10 +249,10 @@ fn with_threads() {
         rig.ends[0].submit(2 * wr_id, write(theirs.remote(0)), &[mine.sge(0, LEN)]);
         rig.ends[0].submit(2 * wr_id + 1, SendOp::Read { remote: theirs.remote(LEN) }, &[mine.sge(LEN, LEN)]);
     }
-    while rig.ends[0].scq.total.load(SeqCst) < 16 {
+    while rig.ends[0].scq.total() < 16 {
         std::thread::yield_now();
     }
-    assert!(rig.ends[0].scq.statuses().iter().all(|(_, status)| *status == WcStatus::Success));
+    assert!(rig.ends[0].scq.poll_statuses().iter().all(|(_, status)| *status == WcStatus::Success));
     assert!(theirs.read(0, LEN) == data && mine.read(LEN, LEN) == data);
     assert!(rig.nodes.iter().all(|node| node.counter("wire_paced") > 0));
 }

@@ -5,11 +5,10 @@ use std::sync::Arc;
 
 use pvrdma_verbs::{QpType, WcStatus};
 
-use super::port::request;
-use crate::testing::*;
-use crate::{PortConfig, PortRules, Uplink};
+use crate::world::*;
 use pvrdma_ether_link::memory::{self, MemoryLink};
 use pvrdma_ether_link::{Frames, Link};
+use pvrdma_rxe::{PortConfig, PortRules, Uplink};
 
 /// A device whose uplink and whose network function are both in the hands of the test.
 struct Between {
@@ -39,12 +38,6 @@ impl Between {
     }
 }
 
-fn taken(link: &MemoryLink) -> Vec<Vec<u8>> {
-    let mut frames = Frames::default();
-    link.receive(&mut frames, usize::MAX);
-    frames.iter().map(<[u8]>::to_vec).collect()
-}
-
 /// A frame with this destination, type and content.
 fn frame(to: [u8; 6], kind: u16, content: &[u8]) -> Vec<u8> {
     [&to[..], &mac(2).0, &kind.to_be_bytes(), content].concat()
@@ -60,7 +53,7 @@ fn roce_is_for_the_device_and_the_rest_passes_both_ways() {
 
     let node = between.world.node(1);
     let end = node.qp(QpType::Rc);
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    connect_to_test(&end);
     end.recv(1, &[]);
     let mut others = roce.clone();
     others[..6].copy_from_slice(&mac(3).0);
@@ -98,7 +91,7 @@ fn a_function_that_does_not_take_its_frames_holds_nobody_up() {
     let between = Between::new(1);
     let node = between.world.node(1);
     let end = node.qp(QpType::Rc);
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    connect_to_test(&end);
     end.recv(1, &[]);
     let numbered: Vec<_> = (0..1000_u32)
         .map(|number| frame(mac(1).0, 0x0800, &[&number.to_be_bytes()[..], &[0; 9000]].concat()))

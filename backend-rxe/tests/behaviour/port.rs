@@ -2,36 +2,11 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{GidType, Hca, Mtu, QpType, UdDestination, WcStatus};
+use pvrdma_verbs::{GidType, Hca, Mtu, QpType, WcStatus};
 
-use crate::testing::*;
-use crate::{PortConfig, PortRules};
+use crate::world::*;
 use pvrdma_ether_link::{Frames, Link, memory};
-
-/// A device on a cable whose other end is the test.
-pub(super) fn exposed(capacity: usize) -> (World, Node, memory::MemoryLink, crate::Uplink) {
-    let world = World::new();
-    let (ours, theirs) = memory::pair(capacity).unwrap();
-    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 4500, rules: PortRules::default() };
-    let uplink = world.rxe.plug(mac(1), config).unwrap();
-    let node = world.node(1);
-    (world, node, theirs, uplink)
-}
-
-/// A frame that a good peer sends to QP 0x100 of node 1.
-pub(super) fn request() -> Vec<u8> {
-    let (world, far, cable, _uplink) = exposed(10);
-    far.hca.unbind_gid(0);
-    far.hca.bind_gid(0, gid(2), GidType::RoceV2).unwrap();
-    let end = far.qp(QpType::Rc);
-    let to = UdDestination { dgid: gid(1), dmac: mac(1), ..UdDestination::default() };
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (to.dgid, to.dmac));
-    end.submit(1, SEND, &[]);
-    world.rxe.run_ready();
-    let mut frames = Frames::default();
-    cable.receive(&mut frames, 1);
-    frames.get(0).unwrap().to_vec()
-}
+use pvrdma_rxe::{PortConfig, PortRules};
 
 #[test]
 fn the_guard() {
@@ -39,7 +14,7 @@ fn the_guard() {
     let (world, node, cable, _uplink) = exposed(100_000);
     let neighbour = world.node(3);
     let end = node.qp(QpType::Rc);
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    connect_to_test(&end);
     end.recv(1, &[]);
     let give = |change: &dyn Fn(&mut Vec<u8>)| {
         let (mut frame, mut frames) = (good.clone(), Frames::default());
@@ -80,7 +55,7 @@ fn a_full_link_holds_senders_up_and_loses_nothing() {
     let (world, node, cable, _uplink) = exposed(3);
     let end = node.qp(QpType::Rc);
     let memory = node.buffer(1 << 20);
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    connect_to_test(&end);
     end.submit(1, write(memory.remote(0)), &[memory.all()]);
     world.rxe.run_ready();
     let mut got = Frames::default();

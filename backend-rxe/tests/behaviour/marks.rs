@@ -1,93 +1,15 @@
 //! What stands on the frames of two devices on a cable: encapsulations, kinds of addresses, VLAN tags and priorities.
 
 use std::net::Ipv6Addr;
-use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
-use std::sync::atomic::Ordering::SeqCst;
 
-use parking_lot::Mutex;
-use pvrdma_verbs::{
-    Gid, GidType, Hca, NetworkType, QpType, QueuePair, SendData, SendFlags, SendOp, SendWr, UdDestination, WcStatus,
-};
+use pvrdma_verbs::{Gid, GidType, Hca, NetworkType, QpType, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
-use crate::testing::*;
-use crate::{PortConfig, PortRules, Rxe, RxeConfig};
-use pvrdma_ether_link::{Frames, Link, Readiness, memory};
+use crate::tap::tapped;
+use crate::world::*;
 use pvrdma_roce::wire::{Ecn, Packet, Vlan};
+use pvrdma_rxe::PortRules;
 
 const QKEY: u32 = 0x1234;
-
-/// A link that remembers what was sent into it.
-#[derive(Debug)]
-pub(super) struct Tap {
-    inner: memory::MemoryLink,
-    pub(super) sent: Mutex<Frames>,
-    /// As many frames of RoCE v2 over IPv6 as this meet congestion on their way.
-    pub(super) congested: AtomicU32,
-}
-
-impl Tap {
-    /// Sends something that the device did not.
-    pub(super) fn inject(&self, frames: &Frames) -> usize {
-        self.inner.send(frames, 0)
-    }
-}
-
-impl Link for Tap {
-    fn receive(&self, frames: &mut Frames, most: usize) {
-        self.inner.receive(frames, most);
-    }
-
-    fn send(&self, frames: &Frames, from: usize) -> usize {
-        let mut sent = self.sent.lock();
-        let first = sent.len();
-        for frame in frames.iter_from(from) {
-            let mut frame = frame.to_vec();
-            let at = if frame[12..14] == [0x81, 0] { 16 } else { 12 };
-            if frame[at..at + 2] == [0x86, 0xdd] && self.congested.load(SeqCst) > 0 {
-                self.congested.fetch_sub(1, SeqCst);
-                // Neither a checksum nor the ICRC covers these bits.
-                frame[at + 3] |= 0x30;
-            }
-            sent.push(&frame);
-        }
-        let count = self.inner.send(&sent, first);
-        assert_eq!(first + count, sent.len(), "the cable is long enough");
-        count
-    }
-
-    fn readiness(&self) -> Readiness {
-        self.inner.readiness()
-    }
-
-    fn lost(&self) -> u64 {
-        0
-    }
-}
-
-/// Two engines on a cable with a tap at each end, for nodes 1 and 2.
-pub(super) fn tapped(rules: [PortRules; 2]) -> (World, [Arc<Tap>; 2]) {
-    let clock = Arc::new(crate::ManualClock::default());
-    let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as _, ..RxeConfig::default() };
-    tapped_with(rules, &config, clock)
-}
-
-/// The same with engines of this configuration. `clock` is theirs, or nobody's.
-pub(super) fn tapped_with(
-    rules: [PortRules; 2],
-    config: &RxeConfig,
-    clock: Arc<crate::ManualClock>,
-) -> (World, [Arc<Tap>; 2]) {
-    let [near, far] = [(); 2].map(|()| Rxe::new(config.clone()).unwrap());
-    let (one, other) = memory::pair(10_000).unwrap();
-    let taps = [one, other].map(|inner| Arc::new(Tap { inner, sent: Mutex::default(), congested: AtomicU32::new(0) }));
-    let uplinks = [&near, &far].into_iter().zip(&taps).zip(rules).zip(1..).map(|(((rxe, tap), rules), number)| {
-        let uplink = Arc::clone(tap) as Arc<dyn Link>;
-        rxe.plug(mac(number), PortConfig { uplink, nic: None, mtu: 4500, rules }).unwrap()
-    });
-    let _uplinks = uplinks.collect();
-    (World { rxe: near, clock, far: Some(far), _uplinks }, taps)
-}
 
 /// How the two devices are addressed.
 #[derive(Clone, Copy, Debug)]
@@ -150,7 +72,7 @@ fn exchange(addresses: Addresses, rules: [PortRules; 2], vlan: Option<u16>, expe
     left.submit(4, SendOp::FetchAdd { remote: theirs.remote(16_000), add: 5 }, &[mine.sge(0, 8)]);
     world.settle();
     let done: Vec<_> = (1..5).map(|wr_id| (wr_id, WcStatus::Success)).collect();
-    assert_eq!(left.scq.statuses(), done, "{addresses:?} {vlan:?}");
+    assert_eq!(left.scq.poll_statuses(), done, "{addresses:?} {vlan:?}");
     assert_eq!(right.rcq.one().byte_len, 4999);
     assert!(mine.read(9_999, 10_001) == data && theirs.read(16_000, 8) == 5_u64.to_le_bytes());
 
@@ -261,9 +183,7 @@ fn vlans_of_one_daemon() {
             let qpn = receiver.qp.qpn();
             let to = UdDestination { qpn, qkey: QKEY, dgid: gid(2), ..UdDestination::default() };
             let op = SendOp::Send { data: SendData::None, to: Some(to) };
-            let work = SendWr { wr_id: 1, op, flags: SendFlags::SIGNALED, sges: vec![memory.all()] };
-            sender.sends.posted.lock().push_back(work);
-            sender.qp.notify_send();
+            sender.submit(1, op, &[memory.all()]);
         }
         receivers.map(|receiver| receiver.rcq.poll().len())
     };

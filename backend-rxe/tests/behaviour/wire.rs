@@ -1,77 +1,17 @@
-//! The cases of local delivery, over a cable: same calls, same results. Left out are those about what only one process can do
-//! (a posted receive that wakes its sender, a GID that is taken, budgets in bytes of a copy) and about how long waits last.
+//! Over a cable: what differs from local delivery.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use pvrdma_verbs::{
-    AsyncEvent, Hca, Mtu, NetworkType, QpAttrMask, QpEvent, QpState, QpType, Qpn, QueuePair, SendData, SendOp,
+    AsyncEvent, Hca, Mtu, NetworkType, QpAttrMask, QpAttrs, QpEvent, QpState, QpType, Qpn, QueuePair, SendData, SendOp,
     UdDestination, WcFlags, WcStatus,
 };
 
-use crate::testing::*;
-use crate::{PortConfig, PortRules, Rxe, RxeConfig};
+use crate::world::*;
 use pvrdma_ether_link::fault::Faults;
 use pvrdma_ether_link::{Link, unix};
-
-macro_rules! same {
-    ($($module:ident: $($case:ident)*;)*) => {
-        $(mod $module {
-            $(#[test]
-            fn $case() {
-                super::on_the_wire(super::Faults::default(), 1, super::super::$module::$case);
-            })*
-        })*
-    };
-}
-
-same! {
-    ops:
-        send_and_receive
-        the_first_request_in_rtr_establishes_the_communication
-        write_and_read
-        immediate_data_and_solicited
-        empty_operations_look_at_no_key
-        the_dma_key_names_bus_addresses_and_is_local
-        fast_registration_and_invalidation
-        a_qp_may_be_its_own_peer_and_two_of_one_device_may_meet
-        two_adapters_on_one_guest_memory
-    ;
-    atomics:
-        values
-    ;
-    errors:
-        local_errors_leave_the_peer_alone
-        remote_access_errors
-        operations_that_the_qp_does_not_enable_are_invalid_requests
-        receives_that_do_not_fit
-        a_write_with_immediate_and_a_bad_key_flushes_the_receive_it_waited_for
-        memory_that_goes_away_is_an_error_and_not_a_crash
-        broken_rings_end_their_qp
-        a_full_completion_queue_ends_every_qp_of_it
-        flushes_are_in_ring_order_and_longer_than_one_budget
-    ;
-    retry:
-        a_write_of_one_packet_with_a_bad_key_waits_for_a_receive_first
-        a_peer_that_comes_in_time_gets_the_request
-        peers_that_are_somebody_elses_do_not_answer
-        endings_leave_no_memory_behind
-    ;
-    srq:
-        several_qps_share_the_receives_in_order
-        the_limit_fires_once_for_each_arming
-        an_error_leaves_the_receives_to_the_others
-        a_broken_ring_is_told_once_and_ends_who_uses_it
-        a_destroyed_srq_is_left_alone
-    ;
-    life:
-        reset_is_silent_and_starts_over
-        refused_changes_change_nothing
-        numbers_are_unique_while_they_are_used
-        nothing_is_left_behind
-        registered_memory_is_pinned_until_it_is_deregistered
-    ;
-}
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig};
 
 const GOOD: Faults = Faults { loss: 0, duplicate: 0, reorder: 0, corrupt: 0, delay: 0 };
 const QKEY: u32 = 0x1234;
@@ -84,16 +24,16 @@ fn sqd_finishes_what_was_started() {
         pair.left.post(1, write(theirs.remote(0)), &[mine.all()]);
         pair.left.qp.notify_send();
         let notify = QpAttrMask::EN_SQD_ASYNC_NOTIFY;
-        pair.left.change(QpState::Sqd, |a| a.en_sqd_async_notify = true, notify);
+        pair.left.change(QpState::Sqd, QpAttrs { en_sqd_async_notify: true, ..QpAttrs::default() }, notify);
         assert!(pair.left.qp.query().sq_draining);
         pair.left.submit(2, write(theirs.remote(0)), &[mine.sge(0, 8)]);
         pair.settle();
-        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success)]);
+        assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success)]);
         assert_eq!(pair.a.events.poll(), [AsyncEvent::Qp(QpEvent::SendQueueDrained, pair.left.cookie)]);
         assert!(!pair.left.qp.query().sq_draining);
         pair.left.to(QpState::Rts);
         pair.settle();
-        assert_eq!(pair.left.scq.statuses(), [(2, WcStatus::Success)]);
+        assert_eq!(pair.left.scq.poll_statuses(), [(2, WcStatus::Success)]);
     });
 }
 
@@ -107,19 +47,19 @@ fn waits_end_with_their_status() {
         pair.left.submit(2, SEND, &[]);
         assert!(pair.settle() > Duration::ZERO);
         let statuses = [(1, WcStatus::RetryExceeded), (2, WcStatus::Flushed)];
-        assert_eq!(pair.left.scq.statuses(), statuses);
+        assert_eq!(pair.left.scq.poll_statuses(), statuses);
         assert!(pair.b.counter("wire_dropped_no_qp") >= 3);
         // Nobody posts a receive.
         pair = Pair::with(World::new(), |a| a.rnr_retry = 1, |_| {});
         pair.left.submit(1, SEND, &[]);
         pair.settle();
-        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::RnrRetryExceeded)]);
+        assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::RnrRetryExceeded)]);
         // Somebody does, in time.
         pair = Pair::new();
         pair.left.submit(1, SEND, &[]);
         pair.right.recv(7, &[]);
         pair.settle();
-        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success)]);
+        assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success)]);
         assert_eq!(pair.a.counter("wire_rnr_naks"), 1);
         // Our address is taken away: what is sent is lost.
         pair = Pair::with(World::new(), |a| a.retry_cnt = 1, |_| {});
@@ -128,7 +68,7 @@ fn waits_end_with_their_status() {
         let sent = pair.a.counter("wire_frames_sent");
         pair.left.submit(2, write(Default::default()), &[]);
         pair.settle();
-        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success), (2, WcStatus::RetryExceeded)]);
+        assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success), (2, WcStatus::RetryExceeded)]);
         assert_eq!(pair.a.counter("wire_frames_sent"), sent);
     });
 }
@@ -181,7 +121,7 @@ fn mixed(faults: Faults, seed: u64) {
         pair.left.qp.notify_send();
         pair.settle();
         let expected: Vec<_> = (0..count).map(|index| (index, WcStatus::Success)).collect();
-        assert_eq!(pair.left.scq.statuses(), expected, "seed {seed}");
+        assert_eq!(pair.left.scq.poll_statuses(), expected, "seed {seed}");
         assert_eq!(pair.right.rcq.poll().len(), receives, "seed {seed}");
         assert_eq!(word.read(0, 8), u64::to_le_bytes(atomics), "seed {seed}");
         assert!(mine.read(0, slot * count) == left && theirs.read(0, slot * count) == right, "seed {seed}");
@@ -228,7 +168,7 @@ fn many_connections_share_a_window() {
                     2 => &[],
                     _ => &[(1, WcStatus::Success), (2, WcStatus::Success)],
                 };
-                assert_eq!(left.scq.statuses(), expected, "{index}");
+                assert_eq!(left.scq.poll_statuses(), expected, "{index}");
             }
         });
     }
@@ -270,7 +210,7 @@ fn datagrams_and_general_services() {
             left.submit(5, datagram(to, qkey), &[mine.sge(0, 61)]);
             right.recv(3, &[theirs.sge(4200, 100)]);
             left.submit(6, datagram(to, qkey), &[mine.sge(0, 60)]);
-            assert!(left.scq.statuses().into_iter().eq((1..7).map(|wr_id| (wr_id, WcStatus::Success))));
+            assert!(left.scq.poll_statuses().into_iter().eq((1..7).map(|wr_id| (wr_id, WcStatus::Success))));
             let got = right.rcq.poll();
             assert_eq!((got[0].byte_len, got[0].immediate, got[0].src_qpn), (4136, [4, 3, 2, 1], left.qp.qpn()));
             assert_eq!((got[0].network, got[0].flags), (Some(NetworkType::Ipv4), WcFlags::GRH | WcFlags::IMMEDIATE));
@@ -304,7 +244,7 @@ fn two_engines_over_a_socket() {
     let (_first, a, _up) = engine(1, one);
     let (_second, b, _down) = engine(2, other);
     let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
-    let fast = |a: &mut pvrdma_verbs::QpAttrs| a.path_mtu = Mtu::M4096;
+    let fast = |a: &mut QpAttrs| a.path_mtu = Mtu::M4096;
     left.connect(&right, fast);
     right.connect(&left, fast);
     let len = 4 << 20;
@@ -320,7 +260,7 @@ fn two_engines_over_a_socket() {
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
     let (mut done, mut statuses) = (0, Vec::new());
     while done < 24 && std::time::Instant::now() < deadline {
-        statuses.extend(left.scq.statuses().into_iter().chain(right.scq.statuses()));
+        statuses.extend(left.scq.poll_statuses().into_iter().chain(right.scq.poll_statuses()));
         done = statuses.len();
         std::thread::sleep(Duration::from_millis(1));
     }

@@ -6,11 +6,15 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Completion, CompletionSink, CqOverrun, Hca, MemoryRegion, QpState, QpType, QueuePair, WcStatus};
+use pvrdma_verbs::{
+    Completion, CompletionSink, CqOverrun, Hca, MemoryRegion, QpState, QpType, QueuePair, RecvWr, SendOp,
+    SharedReceiveQueue, WcStatus,
+};
 
-use crate::RxeQp;
-use crate::testing::*;
+use crate::world::*;
 use pvrdma_ether_link::MonotonicClock;
+use pvrdma_ether_link::fault::Faults;
+use pvrdma_rxe::RxeQp;
 
 fn threaded(workers: usize) -> World {
     World::with(|config| {
@@ -46,8 +50,8 @@ fn both_directions_at_once_with_late_receives() {
     let expected: Vec<_> = (0..COUNT).map(|i| (i, WcStatus::Success)).collect();
     for end in [&pair.left, &pair.right] {
         for queue in [&end.scq, &end.rcq] {
-            wait("the end of all messages", || queue.total.load(Ordering::SeqCst) == COUNT);
-            assert!(queue.statuses() == expected, "not in order, or not all well");
+            wait("the end of all messages", || queue.total() == COUNT);
+            assert!(queue.poll_statuses() == expected, "not in order, or not all well");
         }
     }
 }
@@ -62,7 +66,7 @@ fn wakeups_are_not_lost() {
             scope.spawn(|| pair.left.send(i, &[]));
             scope.spawn(|| pair.right.recv(i, &[]));
         });
-        wait("a message", || pair.left.scq.total.load(Ordering::SeqCst) == i + 1);
+        wait("a message", || pair.left.scq.total() == i + 1);
     }
     assert!(start.elapsed() < Duration::from_secs(30), "messages waited for their timers");
     assert_eq!(pair.a.counter("rnr_retries"), 0);
@@ -93,7 +97,7 @@ fn destruction_under_traffic() {
                     }
                 });
             }
-            wait("traffic", || left.scq.total.load(Ordering::SeqCst) > 20);
+            wait("traffic", || left.scq.total() > 20);
             match round % 6 {
                 0 => left.qp.destroy(),
                 1 => right.qp.destroy(),
@@ -108,9 +112,9 @@ fn destruction_under_traffic() {
             if round % 6 < 2 {
                 // Nothing of a destroyed QP is published any more.
                 let end = if round % 6 == 0 { &left } else { &right };
-                let before = (end.scq.total.load(Ordering::SeqCst), end.rcq.total.load(Ordering::SeqCst));
+                let before = (end.scq.total(), end.rcq.total());
                 std::thread::yield_now();
-                let after = (end.scq.total.load(Ordering::SeqCst), end.rcq.total.load(Ordering::SeqCst));
+                let after = (end.scq.total(), end.rcq.total());
                 assert_eq!(before, after);
             }
             stop.store(true, Ordering::SeqCst);
@@ -125,7 +129,7 @@ fn unmapping_under_traffic() {
     std::thread::scope(|scope| {
         scope.spawn(|| (0..200).for_each(|i| pair.left.submit(i, write(theirs.remote(0)), &[mine.all()])));
         scope.spawn(|| (0..200).for_each(|i| pair.right.submit(i, write(mine.remote(0)), &[theirs.all()])));
-        wait("traffic", || pair.left.scq.total.load(Ordering::SeqCst) > 3);
+        wait("traffic", || pair.left.scq.total() > 3);
         pair.b.memory.unmap_all();
     });
     wait("errors", || pair.left.state() == QpState::Error && pair.right.state() == QpState::Error);
@@ -137,7 +141,7 @@ fn timers_of_the_real_clock() {
     pair.right.qp.destroy();
     let start = Instant::now();
     pair.left.send(1, &[]);
-    wait("the end of the retries", || pair.left.scq.total.load(Ordering::SeqCst) == 1);
+    wait("the end of the retries", || pair.left.scq.total() == 1);
     assert_eq!(pair.left.scq.one().status, WcStatus::RetryExceeded);
     assert!(start.elapsed() >= Duration::from_nanos(4096 << 10) * 3);
 }
@@ -177,7 +181,7 @@ fn must_wait(what: &str, end: impl Fn(&Pair, &Buffer, &Buffer, &RxeQp) + Sync) {
     let ((reached, wait_reached), (leave, wait_leave)) = (mpsc::channel(), mpsc::channel());
     let gate = Gate { reached, leave: Mutex::new(wait_leave), open: AtomicBool::new(false) };
     let cq = pair.a.hca.create_cq(Arc::new(gate)).unwrap();
-    let (left, right) = (pair.a.qp_on(QpType::Rc, None, (Some(&cq), None), |_| {}), pair.b.qp(QpType::Rc));
+    let (left, right) = (pair.a.qp_on(QpType::Rc, None, [Some(&cq), None], |_| {}).unwrap(), pair.b.qp(QpType::Rc));
     left.connect(&right, |_| {});
     right.connect(&left, |_| {});
     let ended = AtomicBool::new(false);
@@ -244,16 +248,62 @@ fn many_qps_share_the_workers() {
         }
         scope.spawn(|| {
             for wr_id in 0..COUNT * QPS as u64 {
-                let work = pvrdma_verbs::RecvWr { wr_id, sges: vec![theirs.sge(0, 8)], malformed: false };
-                receives.posted.lock().push_back(work);
-                pvrdma_verbs::SharedReceiveQueue::notify_recv(&srq);
+                receives.posted.lock().push_back(RecvWr { wr_id, sges: vec![theirs.sge(0, 8)], malformed: false });
+                srq.notify_recv();
             }
         });
     });
     for (left, right) in &pairs {
-        wait("the end of all messages", || left.scq.total.load(Ordering::SeqCst) == 2 * COUNT);
+        wait("the end of all messages", || left.scq.total() == 2 * COUNT);
         assert!(left.scq.poll().iter().all(|c| c.status == WcStatus::Success));
         assert_eq!(right.rcq.poll().len() as u64, COUNT);
     }
     assert!(receives.posted.lock().is_empty());
+}
+
+#[test]
+fn sums_from_many_threads() {
+    let world = World::with(|config| config.workers = 2);
+    let nodes: Vec<_> = (1..7).map(|number| world.node(number)).collect();
+    sums(&world.node(9), &nodes.iter().collect::<Vec<_>>());
+}
+
+#[test]
+fn sums_from_many_threads_over_a_cable() {
+    on_the_wire(Faults::default(), 1, || {
+        let world = World::with(|config| config.workers = 2);
+        sums(&world.node(1), &[&world.node(2); 6]);
+    });
+}
+
+/// Adds from a QP and a thread for each of `nodes`.
+fn sums(target: &Node, nodes: &[&Node]) {
+    const EACH: u64 = 2000;
+    let sum = target.buffer(4096);
+    let senders: Vec<_> = nodes
+        .iter()
+        .map(|node| {
+            let (end, peer) = (node.qp(QpType::Rc), target.qp(QpType::Rc));
+            end.connect(&peer, |_| {});
+            peer.connect(&end, |_| {});
+            let result = node.buffer(8);
+            (end, peer, result)
+        })
+        .collect();
+    std::thread::scope(|scope| {
+        for (end, _, result) in &senders {
+            let remote = sum.remote(0);
+            let sge = result.all();
+            scope.spawn(move || {
+                for i in 0..EACH {
+                    end.submit(i, SendOp::FetchAdd { remote, add: 3 }, &[sge]);
+                }
+            });
+        }
+    });
+    for (end, ..) in &senders {
+        wait("the end of all atomics", || end.scq.total() == EACH);
+        assert!(end.scq.poll().iter().all(|c| c.status == WcStatus::Success));
+    }
+    assert_eq!(sum.read(0, 8), u64::to_le_bytes(nodes.len() as u64 * EACH * 3));
 }

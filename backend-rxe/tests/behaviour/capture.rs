@@ -2,10 +2,10 @@
 
 use pvrdma_verbs::{QpType, Qpn, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
-use crate::capture::{Batch, Capture, CaptureConfig, CaptureCounts, Direction, Interface};
-use crate::testing::*;
+use crate::world::*;
 use pvrdma_ether_link::fault::Faults;
 use pvrdma_roce::wire::{Extension, Opcode, Packet, Syndrome};
+use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig, CaptureCounts, Direction, Interface};
 
 const ROOMY: CaptureConfig = CaptureConfig { snaplen: 10_000, buffer: 64 << 20 };
 const QKEY: u32 = 0x4321;
@@ -48,7 +48,7 @@ fn operations() -> [Vec<Seen>; 2] {
     let run = |op: SendOp, len: u64, status: WcStatus| {
         pair.left.submit(1, op.clone(), &[mine.sge(3, len / 2), mine.sge(10_000, len - len / 2)]);
         pair.settle();
-        assert_eq!(pair.left.scq.statuses(), [(1, status)], "{op:?} {len}");
+        assert_eq!(pair.left.scq.poll_statuses(), [(1, status)], "{op:?} {len}");
     };
     let send = |data| SendOp::Send { data, to: None };
     for len in [0, 1, 1024, 1025, 5000] {
@@ -67,7 +67,7 @@ fn operations() -> [Vec<Seen>; 2] {
     pair.left.submit(1, SEND, &[mine.sge(0, 10)]);
     pair.right.recv(1, &[theirs.sge(0, 10)]);
     pair.settle();
-    assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success)]);
+    assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success)]);
     pair.right.recv(1, &[]);
     run(SendOp::FetchAdd { remote: theirs.remote(1), add: 1 }, 8, WcStatus::RemoteInvalidRequest);
     assert_eq!(pair.b.events.poll().len(), 1);
@@ -126,7 +126,7 @@ fn datagrams() -> Vec<Seen> {
         left.submit(2, to(right.qp.qpn(), gid(2), SendData::Immediate([4, 3, 2, 1])), &[mine.sge(0, 77)]);
         left.submit(3, to(Qpn::new(0x999), gid(2), SendData::None), &[]);
         left.submit(4, to(right.qp.qpn(), gid(9), SendData::None), &[mine.sge(5, 5)]);
-        assert_eq!(left.scq.statuses().len(), 4);
+        assert_eq!(left.scq.poll_statuses().len(), 4);
     }
     taken(&capture, if is_over_wire(&world) { Interface::Uplink } else { Interface::Local })
 }
@@ -153,7 +153,7 @@ fn a_long_message_is_seen_as_it_moves() {
     for (op, data) in [(write(theirs.remote(0)), 1), (SendOp::Read { remote: theirs.remote(0) }, 1)] {
         pair.left.submit(1, op.clone(), &[mine.all()]);
         pair.settle();
-        assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::Success)]);
+        assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success)]);
         let seen = taken(&capture, Interface::Local);
         let packets: Vec<_> = seen.iter().map(|(_, frame)| Packet::parse(frame).unwrap()).collect();
         let payload: Vec<u8> = packets.iter().flat_map(|packet| packet.payload.to_vec()).collect();
@@ -188,7 +188,7 @@ fn silence_is_seen_as_one_packet_again_and_again() {
     pair.right.qp.destroy();
     pair.left.submit(1, SEND, &[]);
     pair.settle();
-    assert_eq!(pair.left.scq.statuses(), [(1, WcStatus::RetryExceeded)]);
+    assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::RetryExceeded)]);
     let seen = taken(&capture, Interface::Local);
     assert_eq!(seen.len(), 3);
     for (direction, frame) in &seen {

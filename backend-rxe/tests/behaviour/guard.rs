@@ -4,27 +4,13 @@ use std::sync::Arc;
 
 use pvrdma_verbs::{GidType, Hca, QpState, QpType, Qpn, QueuePair, SendOp, WcStatus};
 
-use super::marks::tapped;
-use super::port::{exposed, request};
-use crate::testing::*;
-use crate::{PortConfig, PortRules};
+use crate::tap::tapped;
+use crate::world::*;
 use pvrdma_ether_link::{Frames, Link, memory};
 use pvrdma_roce::wire::{
     Aeth, Deth, Extension, Header, NakCode, Network, Opcode, Packet, Position, Reth, Syndrome, build,
 };
-
-/// What comes out of an end of a cable.
-fn taken(link: &memory::MemoryLink) -> Vec<Vec<u8>> {
-    let mut frames = Frames::default();
-    link.receive(&mut frames, usize::MAX);
-    frames.iter().map(<[u8]>::to_vec).collect()
-}
-
-fn give(link: &memory::MemoryLink, frame: &[u8]) {
-    let mut frames = Frames::default();
-    frames.push(frame);
-    assert_eq!(link.send(&frames, 0), 1);
-}
+use pvrdma_rxe::{PortConfig, PortRules};
 
 /// Frames of some other protocol.
 fn arp(source: u8, tag: &[u8]) -> Vec<u8> {
@@ -80,59 +66,12 @@ fn with(opcode: Opcode, psn: u32, extension: Extension) -> Header {
     header
 }
 
-#[test]
-fn strangers_cost_no_memory() {
-    let (world, node, cable, _uplink) = exposed(100_000);
-    let end = node.qp(QpType::Rc);
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
-    for number in 0..1000_u32 {
-        let mut header = template();
-        let Network::V2Ipv4(ip, _) = &mut header.network else { panic!("{header:?}") };
-        ip.source = (0x0a01_0000 + number).to_be_bytes();
-        give(&cable, &build(&header, &[]).unwrap());
-    }
-    world.rxe.run_ready();
-    assert_eq!(node.counter("wire_dropped_address"), 1000);
-    assert!(end.qp.endpoint.wire_load().is_none());
-    assert!(taken(&cable).is_empty(), "nobody is answered");
-}
-
-/// A peer that asks for much and takes nothing: what is kept for it has a bound, the rest is lost and counted.
-#[test]
-fn a_peer_that_does_not_listen_costs_little_memory() {
-    let (world, node, cable, _uplink) = exposed(2);
-    let end = node.qp(QpType::Rc);
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
-    let memory = node.buffer(1 << 20);
-    let remote = memory.remote(0);
-    let reth = Reth { address: remote.addr, rkey: remote.rkey, length: 1 << 20 };
-    give(&cable, &build(&with(Opcode::READ_REQUEST, 0, Extension::Reth(reth)), &[]).unwrap());
-    world.rxe.run_ready();
-    let write = Extension::Reth(Reth { length: 4, ..reth });
-    let (mut kept, mut owed) = (0, 0);
-    for number in 0..1000 {
-        // The READ takes 1,024 PSNs. Each of these comes twice, and the READ again and again.
-        let write = build(&with(Opcode::write(Position::Only), 1024 + number / 2, write), &[1; 4]).unwrap();
-        let again =
-            build(&with(Opcode::READ_REQUEST, number, Extension::Reth(Reth { length: 1024, ..reth })), &[]).unwrap();
-        give(&cable, &write);
-        give(&cable, &again);
-        world.rxe.run_ready();
-        let load = end.qp.endpoint.wire_load().unwrap();
-        (kept, owed) = (load.0.max(kept), load.1.max(owed));
-    }
-    assert_eq!(kept, 128);
-    assert!(owed <= 64, "{owed}");
-    assert!(node.counter("wire_dropped_deferred") > 1000, "{}", node.counter("wire_dropped_deferred"));
-    assert_eq!(node.counter("wire_dropped_no_room"), 0);
-}
-
 /// Packets behind a READ wait for its responses. Too many of them are lost, and the peer hears of the gap and resends.
 #[test]
 fn what_waits_too_long_comes_again() {
     let (world, node, cable, _uplink) = exposed(100_000);
     let end = node.qp(QpType::Rc);
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    connect_to_test(&end);
     let memory = node.buffer(1 << 20);
     let data = pattern(1, 1 << 20);
     memory.write(0, &data);
@@ -182,7 +121,7 @@ fn what_waits_too_long_comes_again() {
 fn what_waits_behind_a_bad_packet_goes_with_its_qp() {
     let (world, node, cable, _uplink) = exposed(100_000);
     let end = node.qp(QpType::Rc);
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    connect_to_test(&end);
     let memory = node.buffer(1 << 20);
     let remote = memory.remote(0);
     let reth = Reth { address: remote.addr, rkey: remote.rkey, length: 1 << 20 };
@@ -205,7 +144,7 @@ fn what_waits_behind_a_bad_packet_goes_with_its_qp() {
 fn packets_longer_than_the_path_mtu() {
     let (world, node, cable, _uplink) = exposed(100);
     let (end, datagrams) = (node.qp(QpType::Rc), node.qp(QpType::Ud));
-    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    connect_to_test(&end);
     datagrams.start_datagrams(5);
     let memory = node.buffer(8192);
     datagrams.recv(1, &[memory.all()]);
@@ -295,7 +234,7 @@ fn a_flood_of_garbage_disturbs_nobody() {
     left.post(2, SendOp::Read { remote: theirs.remote(0) }, &[mine.all()]);
     left.qp.notify_send();
     let mut count = 0;
-    while left.scq.total.load(std::sync::atomic::Ordering::SeqCst) < 3 {
+    while left.scq.total() < 3 {
         for _ in 0..100 {
             let frame = garbage(count);
             count += 1;
@@ -307,7 +246,7 @@ fn a_flood_of_garbage_disturbs_nobody() {
         world.far.as_ref().unwrap().run_ready();
     }
     assert!(count >= 500, "{count}");
-    assert_eq!(left.scq.statuses(), [(0, WcStatus::Success), (1, WcStatus::Success), (2, WcStatus::Success)]);
+    assert_eq!(left.scq.poll_statuses(), [(0, WcStatus::Success), (1, WcStatus::Success), (2, WcStatus::Success)]);
     assert!(theirs.read(0, 1 << 20) == data && mine.read(0, 1 << 20) == data);
     let each = count as u64 / 5;
     for name in ["malformed", "damaged", "no_qp", "address"] {
@@ -342,7 +281,7 @@ fn an_address_that_moves_takes_its_connections_along() {
         left.connect(&right, |a| (a.av.dgid, a.retry_cnt) = (gid(2), 2));
         right.connect(&left, |_| {});
         left.submit(1, write(Default::default()), &[]);
-        assert_eq!(left.scq.statuses(), [(1, WcStatus::Success)]);
+        assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::Success)]);
         let on_the_wire = near.sent.lock().len();
         assert_eq!(on_the_wire > 0, !to_wire);
         // The address moves, and even its new owner has a QP of that number, connected to us.
@@ -354,7 +293,7 @@ fn an_address_that_moves_takes_its_connections_along() {
         impostor.connect(&left, |_| {});
         left.submit(2, write(Default::default()), &[]);
         world.settle();
-        assert_eq!(left.scq.statuses(), [(2, WcStatus::RetryExceeded)], "{to_wire}");
+        assert_eq!(left.scq.poll_statuses(), [(2, WcStatus::RetryExceeded)], "{to_wire}");
         assert_eq!(far.sent.lock().is_empty(), to_wire, "answers of the former peer only");
         // After RESET it finds the new one.
         left.to(QpState::Reset);
@@ -363,6 +302,6 @@ fn an_address_that_moves_takes_its_connections_along() {
         impostor.connect(&left, |_| {});
         left.submit(3, write(Default::default()), &[]);
         world.settle();
-        assert_eq!(left.scq.statuses(), [(3, WcStatus::Success)], "{to_wire}");
+        assert_eq!(left.scq.poll_statuses(), [(3, WcStatus::Success)], "{to_wire}");
     }
 }

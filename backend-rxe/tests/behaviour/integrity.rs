@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 use pvrdma_verbs::{RecvWr, SendOp, Sge, WcStatus};
 
-use crate::testing::*;
+use crate::world::*;
 
 #[derive(Clone, Copy, Debug)]
 enum Kind {

@@ -1,0 +1,134 @@
+//! What is kept for peers: it has bounds, which only the inside shows.
+
+use std::sync::Arc;
+
+use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_ether_link::{Frames, Link, ManualClock};
+use pvrdma_roce::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
+use pvrdma_verbs::QpType;
+use pvrdma_verbs::testing::{End, Node, gid, mac};
+
+use crate::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeSrq, Uplink};
+
+/// Packets that wait behind a READ, and responses owed, of a QP that has heard of its peer.
+fn kept_for_peer(end: &End<RxeHca>) -> Option<(usize, usize)> {
+    end.qp.endpoint.wire_load()
+}
+
+/// Senders that an SRQ remembers.
+fn waiters(srq: &RxeSrq) -> usize {
+    srq.0.waiters()
+}
+
+fn engine() -> Rxe {
+    Rxe::new(RxeConfig { workers: 0, clock: Arc::new(ManualClock::default()), ..RxeConfig::default() }).unwrap()
+}
+
+/// A device on a cable, and its QP that is connected to the other end, which the test plays.
+fn exposed(capacity: usize) -> (Rxe, Node<RxeHca>, End<RxeHca>, MemoryLink, Uplink) {
+    let rxe = engine();
+    let (ours, theirs) = memory::pair(capacity).unwrap();
+    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 4500, rules: PortRules::default() };
+    let uplink = rxe.plug(mac(1), config).unwrap();
+    let node = Node::new(&rxe, 1);
+    let end = node.qp(QpType::Rc);
+    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+    (rxe, node, end, theirs, uplink)
+}
+
+/// A request, from an address, with a PSN so far behind the first.
+fn request(source: [u8; 4], end: &End<RxeHca>, opcode: Opcode, psn: u32, reth: Reth) -> Header {
+    let ip = Ipv4 {
+        traffic_class: 0,
+        identification: 0,
+        dont_fragment: true,
+        hop_limit: 64,
+        source,
+        destination: [10, 0, 0, 1],
+    };
+    let mut bth = Bth::new(opcode, pvrdma_verbs::QueuePair::qpn(&end.qp), End::toward(end).rq_psn.plus(psn));
+    bth.ack_request = true;
+    Header {
+        ethernet: Ethernet { destination: mac(1), source: mac(2), vlan: None },
+        network: Network::V2Ipv4(ip, Udp { source_port: 0xc001, checksum: 0 }),
+        bth,
+        extension: Extension::Reth(reth),
+    }
+}
+
+fn give(link: &MemoryLink, header: &Header, payload: &[u8]) {
+    let mut frames = Frames::default();
+    frames.push(&build(header, payload).unwrap());
+    assert_eq!(link.send(&frames, 0), 1);
+}
+
+#[test]
+fn strangers_cost_no_memory() {
+    let (rxe, node, end, cable, _uplink) = exposed(100_000);
+    for number in 0..1000_u32 {
+        let source = (0x0a01_0000 + number).to_be_bytes();
+        let reth = Reth { address: 0, rkey: 0, length: 0 };
+        give(&cable, &request(source, &end, Opcode::write(Position::Only), 0, reth), &[]);
+    }
+    rxe.run_ready();
+    assert_eq!(node.counter("wire_dropped_address"), 1000);
+    assert_eq!(kept_for_peer(&end), None);
+    let mut answers = Frames::default();
+    cable.receive(&mut answers, 1);
+    assert_eq!(answers.len(), 0, "nobody is answered");
+}
+
+/// A peer that asks for much and takes nothing: what is kept for it has a bound, the rest is lost and counted.
+#[test]
+fn a_peer_that_does_not_listen_costs_little_memory() {
+    const PEER: [u8; 4] = [10, 0, 0, 2];
+    let (rxe, node, end, cable, _uplink) = exposed(2);
+    let memory = node.buffer(1 << 20);
+    let remote = memory.remote(0);
+    let reth = Reth { address: remote.addr, rkey: remote.rkey, length: 1 << 20 };
+    give(&cable, &request(PEER, &end, Opcode::READ_REQUEST, 0, reth), &[]);
+    rxe.run_ready();
+    let (mut kept, mut owed) = (0, 0);
+    for number in 0..1000 {
+        // The READ takes 1,024 PSNs. Each of these comes twice, and the READ again and again.
+        let write = Reth { length: 4, ..reth };
+        give(&cable, &request(PEER, &end, Opcode::write(Position::Only), 1024 + number / 2, write), &[1; 4]);
+        let again = Reth { length: 1024, ..reth };
+        give(&cable, &request(PEER, &end, Opcode::READ_REQUEST, number, again), &[]);
+        rxe.run_ready();
+        let load = kept_for_peer(&end).unwrap();
+        (kept, owed) = (load.0.max(kept), load.1.max(owed));
+    }
+    assert_eq!(kept, 128);
+    assert!(owed <= 64, "{owed}");
+    assert!(node.counter("wire_dropped_deferred") > 1000, "{}", node.counter("wire_dropped_deferred"));
+    assert_eq!(node.counter("wire_dropped_no_room"), 0);
+}
+
+/// Neither by local delivery nor over a cable.
+#[test]
+fn endings_leave_no_memory_behind() {
+    for cable in [false, true] {
+        let near = engine();
+        let far = if cable { engine() } else { near.clone() };
+        let (ours, theirs) = memory::pair(100_000).unwrap();
+        let plug = |rxe: &Rxe, number, link| {
+            rxe.plug(
+                mac(number),
+                PortConfig { uplink: Arc::new(link), nic: None, mtu: 4500, rules: PortRules::default() },
+            )
+        };
+        let _uplinks = cable.then(|| (plug(&near, 1, ours).unwrap(), plug(&far, 2, theirs).unwrap()));
+        let (a, b) = (Node::new(&near, 1), Node::new(&far, 2));
+        let (srq, _ring) = b.srq(0);
+        for _ in 0..1000 {
+            let (left, right) = (a.qp(QpType::Rc), b.qp_with(QpType::Rc, Some(&srq), |_| {}));
+            left.connect(&right, |_| {});
+            right.connect(&left, |_| {});
+            left.send(1, &[]);
+            while near.run_ready() + far.run_ready() > 0 {}
+        }
+        assert!(waiters(&srq) < 100, "{cable}");
+        assert_eq!((near.next_deadline(), far.next_deadline()), (None, None), "{cable}");
+    }
+}

@@ -1,0 +1,34 @@
+//! The adapter through its verbs, on virtual time unless a test is about threads. What every adapter does is in the
+//! conformance suite, see `conformance.rs`; here is what only this one does or shows: counters, budgets, waits of a known
+//! length, ports and captures.
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+/// Makes tests of this module run over a cable as well.
+macro_rules! over_a_cable {
+    ($($case:ident)*) => {
+        mod over_a_cable {
+            $(#[test]
+            fn $case() {
+                crate::world::on_the_wire(pvrdma_ether_link::fault::Faults::default(), 1, super::$case);
+            })*
+        }
+    };
+}
+
+mod capture;
+mod congestion;
+mod errors;
+mod guard;
+mod integrity;
+mod life;
+mod marks;
+mod ops;
+mod pass_through;
+mod port;
+mod retry;
+mod srq;
+mod tap;
+mod threads;
+mod ud;
+mod wire;
+mod world;

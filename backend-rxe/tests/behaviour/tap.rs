@@ -1,0 +1,85 @@
+//! A cable with a tap at each end.
+
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+use std::sync::atomic::Ordering::SeqCst;
+
+use parking_lot::Mutex;
+use pvrdma_ether_link::{Frames, Link, Readiness, memory};
+use pvrdma_rxe::{ManualClock, PortRules, Rxe, RxeConfig};
+
+use crate::world::*;
+
+/// A link that remembers what was sent into it.
+#[derive(Debug)]
+pub(crate) struct Tap {
+    inner: memory::MemoryLink,
+    pub(crate) sent: Mutex<Frames>,
+    /// As many frames of RoCE v2 over IPv6 as this meet congestion on their way.
+    pub(crate) congested: AtomicU32,
+}
+
+impl Tap {
+    /// Sends something that the device did not.
+    pub(crate) fn inject(&self, frames: &Frames) -> usize {
+        self.inner.send(frames, 0)
+    }
+}
+
+impl Link for Tap {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        self.inner.receive(frames, most);
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let mut sent = self.sent.lock();
+        let first = sent.len();
+        for frame in frames.iter_from(from) {
+            let mut frame = frame.to_vec();
+            let at = if frame[12..14] == [0x81, 0] { 16 } else { 12 };
+            if frame[at..at + 2] == [0x86, 0xdd] && self.congested.load(SeqCst) > 0 {
+                self.congested.fetch_sub(1, SeqCst);
+                // Neither a checksum nor the ICRC covers these bits.
+                frame[at + 3] |= 0x30;
+            }
+            sent.push(&frame);
+        }
+        let count = self.inner.send(&sent, first);
+        assert_eq!(first + count, sent.len(), "the cable is long enough");
+        count
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.inner.readiness()
+    }
+
+    fn lost(&self) -> u64 {
+        0
+    }
+}
+
+/// Two engines on a cable with a tap at each end, for nodes 1 and 2.
+pub(crate) fn tapped(rules: [PortRules; 2]) -> (World, [Arc<Tap>; 2]) {
+    let clock = Arc::new(ManualClock::default());
+    let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as _, ..RxeConfig::default() };
+    tapped_with(rules, &config, clock)
+}
+
+/// The same with engines of this configuration. `clock` is theirs, or nobody's.
+pub(crate) fn tapped_with(
+    rules: [PortRules; 2],
+    config: &RxeConfig,
+    clock: Arc<ManualClock>,
+) -> (World, [Arc<Tap>; 2]) {
+    let [near, far] = [(); 2].map(|()| Rxe::new(config.clone()).unwrap());
+    let (one, other) = memory::pair(10_000).unwrap();
+    let taps = [one, other].map(|inner| Arc::new(Tap { inner, sent: Mutex::default(), congested: AtomicU32::new(0) }));
+    let uplinks = [&near, &far]
+        .into_iter()
+        .zip(&taps)
+        .zip(rules)
+        .zip(1..)
+        .map(|(((rxe, tap), rules), number)| plug(rxe, number, Arc::clone(tap), rules));
+    let _uplinks = uplinks.collect();
+    (World { rxe: near, clock, far: Some(far), _uplinks }, taps)
+}

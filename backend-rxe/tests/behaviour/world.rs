@@ -1,0 +1,202 @@
+//! Engines, their clock and the cable between them: what tests of this adapter need beside [`pvrdma_verbs::testing`].
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pvrdma_ether_link::fault::{FaultLink, Faults};
+use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_ether_link::{Frames, Link};
+use pvrdma_guest_memory::DmaSpace;
+use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink};
+use pvrdma_verbs::{QpAttrs, QpType};
+
+pub(crate) use pvrdma_verbs::testing::{ALL, Ring, SEND, gid, mac, page_list, pattern, post_shared, write};
+
+pub(crate) type Node = pvrdma_verbs::testing::Node<RxeHca>;
+pub(crate) type Buffer = pvrdma_verbs::testing::Buffer<RxeHca>;
+pub(crate) type End = pvrdma_verbs::testing::End<RxeHca>;
+
+/// Bytes of a node's memory, which cost nothing before they are touched.
+const MEMORY: u64 = 64 << 20;
+/// Bytes of an IP packet on the cable.
+const CABLE_MTU: u32 = 4500;
+
+thread_local! {
+    static CABLE: Cell<Option<(Faults, u64)>> = const { Cell::new(None) };
+}
+
+/// Makes every [`World`] of `test` consist of two backends, nodes of odd numbers on one and of even numbers on the other,
+/// with nodes 1 and 2 connected by a cable with these faults.
+pub(crate) fn on_the_wire(faults: Faults, seed: u64, test: impl FnOnce()) {
+    CABLE.set(Some((faults, seed)));
+    test();
+    CABLE.set(None);
+}
+
+/// Connects the device of this number to a network.
+pub(crate) fn plug(rxe: &Rxe, number: u8, uplink: impl Link + 'static, rules: PortRules) -> Uplink {
+    let config = PortConfig { uplink: Arc::new(uplink), nic: None, mtu: CABLE_MTU, rules };
+    rxe.plug(mac(number), config).unwrap()
+}
+
+/// Backends with a clock that tests move.
+pub(crate) struct World {
+    pub(crate) rxe: Rxe,
+    pub(crate) clock: Arc<ManualClock>,
+    /// The other end of the cable, if there is one.
+    pub(crate) far: Option<Rxe>,
+    /// Keep the cable plugged in.
+    pub(crate) _uplinks: Vec<Uplink>,
+}
+
+impl World {
+    /// Nothing runs by itself.
+    pub(crate) fn new() -> Self {
+        Self::with(|_| {})
+    }
+
+    pub(crate) fn with(change: impl FnOnce(&mut RxeConfig)) -> Self {
+        let clock = Arc::new(ManualClock::default());
+        let mut config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as Arc<dyn Clock>, ..RxeConfig::default() };
+        change(&mut config);
+        let rxe = Rxe::new(config.clone()).unwrap();
+        let Some((faults, seed)) = CABLE.get() else { return Self { rxe, clock, far: None, _uplinks: Vec::new() } };
+        let far = Rxe::new(config).unwrap();
+        let (near_end, far_end) = memory::pair(100_000).unwrap();
+        let uplinks = vec![
+            plug(&rxe, 1, FaultLink::new(near_end, faults, seed * 2), PortRules::default()),
+            plug(&far, 2, FaultLink::new(far_end, faults, seed * 2 + 1), PortRules::default()),
+        ];
+        Self { rxe, clock, far: Some(far), _uplinks: uplinks }
+    }
+
+    /// Both backends, or the one that there is.
+    fn backends(&self) -> Vec<Rxe> {
+        [Some(self.rxe.clone()), self.far.clone()].into_iter().flatten().collect()
+    }
+
+    fn backend(&self, number: u8) -> &Rxe {
+        self.far.as_ref().filter(|_| number.is_multiple_of(2)).unwrap_or(&self.rxe)
+    }
+
+    pub(crate) fn node(&self, number: u8) -> Node {
+        self.driven(Node::with_memory(self.backend(number), number, MEMORY))
+    }
+
+    /// A device on the memory of another, in a part that is its own.
+    pub(crate) fn node_beside(&self, other: &Node, number: u8) -> Node {
+        let pages = other.pages(64);
+        let buffers = pages[pages.len() - 1]..pages[0];
+        self.driven(Node::on(self.backend(number), number, Arc::clone(&other.memory), buffers))
+    }
+
+    /// A device on memory of which it registers what the test says.
+    pub(crate) fn node_on(&self, number: u8, memory: Arc<DmaSpace>) -> Node {
+        self.driven(Node::on(self.backend(number), number, memory, 0..0))
+    }
+
+    /// Local delivery is done when a doorbell returns. Over the cable it takes some runs of both backends.
+    fn driven(&self, mut node: Node) -> Node {
+        let backends = self.backends();
+        if self.far.is_some() {
+            node.drive = Some(Arc::new(move || run_all(&backends)));
+        }
+        node
+    }
+
+    /// Runs what is ready, then moves the clock to the next deadline, until nothing is left. Gives the time that passed.
+    pub(crate) fn settle(&self) -> Duration {
+        let start = self.clock.now();
+        self.run();
+        while self.step() {}
+        self.clock.now() - start
+    }
+
+    /// Runs what is ready.
+    pub(crate) fn run(&self) {
+        run_all(&self.backends());
+    }
+
+    /// Moves the clock to the next deadline, if there is one, and runs what is ready then.
+    pub(crate) fn step(&self) -> bool {
+        let deadline = self.backends().iter().filter_map(Rxe::next_deadline).min();
+        let Some(deadline) = deadline else { return false };
+        self.clock.advance(deadline.saturating_sub(self.clock.now()));
+        self.run();
+        true
+    }
+}
+
+/// Runs all backends until none has anything to do now.
+fn run_all(backends: &[Rxe]) {
+    while backends.iter().map(Rxe::run_ready).sum::<usize>() > 0 {}
+}
+
+/// Two devices with a connected QP each.
+pub(crate) struct Pair {
+    pub(crate) world: World,
+    pub(crate) a: Node,
+    pub(crate) b: Node,
+    pub(crate) left: End,
+    pub(crate) right: End,
+}
+
+impl Pair {
+    pub(crate) fn new() -> Self {
+        Self::with(World::new(), |_| {}, |_| {})
+    }
+
+    /// `left` and `right` change the attributes of the two QPs.
+    pub(crate) fn with(world: World, left: impl FnOnce(&mut QpAttrs), right: impl FnOnce(&mut QpAttrs)) -> Self {
+        let (a, b) = (world.node(1), world.node(2));
+        let pair = Self { left: a.qp(QpType::Rc), right: b.qp(QpType::Rc), world, a, b };
+        pair.left.connect(&pair.right, left);
+        pair.right.connect(&pair.left, right);
+        pair
+    }
+
+    /// Runs everything to its end on virtual time.
+    pub(crate) fn settle(&self) -> Duration {
+        self.world.settle()
+    }
+}
+
+/// A device on a cable whose other end is the test.
+pub(crate) fn exposed(capacity: usize) -> (World, Node, MemoryLink, Uplink) {
+    let world = World::new();
+    let (ours, theirs) = memory::pair(capacity).unwrap();
+    let uplink = plug(&world.rxe, 1, ours, PortRules::default());
+    let node = world.node(1);
+    (world, node, theirs, uplink)
+}
+
+/// A frame that a good peer sends to QP 0x100 of node 1.
+pub(crate) fn request() -> Vec<u8> {
+    let (world, far, cable, _uplink) = exposed(10);
+    pvrdma_verbs::Hca::bind_gid(&far.hca, 0, gid(2), pvrdma_verbs::GidType::RoceV2).unwrap();
+    let end = far.qp(QpType::Rc);
+    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(1), mac(1)));
+    end.send(1, &[]);
+    world.rxe.run_ready();
+    taken(&cable).remove(0)
+}
+
+/// Connects a QP of node 1 to the peer that the test plays.
+pub(crate) fn connect_to_test(end: &End) {
+    end.connect(end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+}
+
+/// What came out of an end of a cable.
+pub(crate) fn taken(link: &impl Link) -> Vec<Vec<u8>> {
+    let mut frames = Frames::default();
+    link.receive(&mut frames, usize::MAX);
+    frames.iter().map(<[u8]>::to_vec).collect()
+}
+
+/// Puts a frame into an end of a cable.
+pub(crate) fn give(link: &impl Link, frame: &[u8]) {
+    let mut frames = Frames::default();
+    frames.push(frame);
+    assert_eq!(link.send(&frames, 0), 1);
+}
