@@ -22,15 +22,14 @@ struct Known {
 const KNOWN: Known = Known {
     circles: &[
         "backend-ibverbs/",
-        "backend-rxe/",
         "crates/ether-link/",
         "crates/guest-memory/",
         "crates/roce/",
         "crates/verbs/",
         "pvrdma-dev/",
     ],
-    sizes: &["backend-ibverbs/", "backend-rxe/", "pvrdma-dev/", "pvrdmad/"],
-    dependencies: &["backend-rxe/", "crates/roce/", "crates/verbs/", "pvrdma-dev/", "pvrdmad/"],
+    sizes: &["backend-ibverbs/", "pvrdma-dev/", "pvrdmad/"],
+    dependencies: &["crates/roce/", "crates/verbs/", "pvrdma-dev/", "pvrdmad/"],
     module_style: &["crates/roce/", "pvrdma-dev/"],
     words: &[
         "backend-ibverbs/",
