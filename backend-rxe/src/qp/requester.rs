@@ -287,6 +287,7 @@ pub(crate) struct Begun {
 ///
 /// # Errors
 /// The status that the request ends with.
+#[inline]
 pub(crate) fn begin_request(
     qp: &Qp,
     attrs: &QpAttrs,
@@ -295,19 +296,30 @@ pub(crate) fn begin_request(
     tally: &mut Tally,
 ) -> Result<Begun, WcStatus> {
     let length = check_request(work, own, qp.pd, attrs, MAX_MESSAGE)?;
-    let done = match &mut work.op {
+    match &mut work.op {
+        op @ (SendOp::LocalInvalidate(_) | SendOp::FastRegister(_)) => {
+            tally.key_operations += 1;
+            if change_key(qp, op, own) { Ok(Begun { length, done: true }) } else { Err(WcStatus::LocalQpOperation) }
+        }
+        _ => Ok(Begun { length, done: false }),
+    }
+}
+
+/// Executes a fast registration or a local invalidation. Returns `false` if it is not allowed.
+#[cold]
+fn change_key(qp: &Qp, op: &mut SendOp, own: Memory<'_>) -> bool {
+    match op {
         SendOp::LocalInvalidate(invalidate) => own.mrs.invalidate(invalidate.key, qp.pd),
         SendOp::FastRegister(request) => own.mrs.fast_register(request, qp.pd, |pages| qp.adapter.pin(own.view, pages)),
-        _ => return Ok(Begun { length, done: false }),
-    };
-    tally.key_operations += 1;
-    if done { Ok(Begun { length, done }) } else { Err(WcStatus::LocalQpOperation) }
+        _ => false,
+    }
 }
 
 /// Checks of a request that need nobody else. Returns the bytes of the message, which are at most `max_message`.
 ///
 /// # Errors
 /// The status that the request ends with.
+#[inline]
 pub(crate) fn check_request(
     work: &SendWr,
     own: Memory<'_>,
