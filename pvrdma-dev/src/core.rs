@@ -7,9 +7,10 @@ use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{Backend, DeviceContext, Hca, LogLimit, VerbsError};
 
 use crate::abi::dsr::Caps;
-use crate::config::{DeviceConfig, Limits};
+use crate::config::DeviceConfig;
 use crate::events::EventHub;
 use crate::intr::Interrupts;
+use crate::limits::Limits;
 use crate::objects::Objects;
 use crate::pending_doorbells::PendingDoorbells;
 use crate::stats::Stats;

@@ -83,6 +83,11 @@ impl<B: Backend> PvrdmaDevice<B> {
         Ok(Arc::new(Self { core, control: Mutex::new(control), pci: Mutex::new(pci) }))
     }
 
+    /// What commands and doorbells act on.
+    pub(crate) const fn core(&self) -> &Core<B::Hca> {
+        &self.core
+    }
+
     /// The device as it is now.
     pub fn status(&self) -> DeviceStatus {
         let core = &self.core;

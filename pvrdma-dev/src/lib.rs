@@ -55,7 +55,9 @@ mod doorbell;
 mod dsr;
 mod error;
 mod events;
+mod inspect;
 mod intr;
+mod limits;
 mod objects;
 mod page_dir;
 mod pci;
@@ -70,7 +72,13 @@ mod stats;
 pub mod testing;
 mod uar;
 
-pub use config::{DeviceConfig, Limits};
+pub use config::DeviceConfig;
 pub use device::PvrdmaDevice;
+pub use inspect::{
+    ContextInspect, CqInspect, DeviceInspect, EventRingInspect, GidInspect, MrInspect, MrShape, ObjectKind, PdInspect,
+    QpInspect, SrqInspect,
+};
+pub use limits::{LimitKey, Limits};
 pub use pci_function::{Bar, InterruptSink, PciFunction};
+pub use ring::RingInspect;
 pub use stats::{CommandCount, DeviceStatus, ObjectCounts, Phase, all_counters};

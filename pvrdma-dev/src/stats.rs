@@ -1,6 +1,7 @@
 //! Counters and what a status display shows.
 
 use pvrdma_verbs::{Count, Counter, GidType, MacAddr, PortAttributes, counters};
+use serde::{Serialize, Serializer};
 
 use crate::abi::cmd::{COMMANDS, Opcode};
 use crate::events::EventCounters;
@@ -71,7 +72,8 @@ impl Stats {
 }
 
 /// Where a device is in its life (section 3.1).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Phase {
     /// No driver.
     Reset,
@@ -82,7 +84,7 @@ pub enum Phase {
 }
 
 /// Numbers of objects.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 #[expect(missing_docs, reason = "each is the number of objects of its name")]
 pub struct ObjectCounts {
     pub contexts: u32,
@@ -95,9 +97,10 @@ pub struct ObjectCounts {
 }
 
 /// How often a command came.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct CommandCount {
     /// Its name.
+    #[serde(skip)]
     pub name: &'static str,
     /// All of them.
     pub executed: u64,
@@ -105,8 +108,12 @@ pub struct CommandCount {
     pub refused: u64,
 }
 
+fn commands_by_name<S: Serializer>(commands: &[CommandCount], serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(commands.iter().map(|count| (count.name, count)))
+}
+
 /// A device at one moment.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
 pub struct DeviceStatus {
     /// Name.
     pub name: String,
@@ -131,10 +138,13 @@ pub struct DeviceStatus {
     /// Bytes of guest memory locked.
     pub pinned_bytes: u64,
     /// Commands that came at all.
+    #[serde(serialize_with = "commands_by_name")]
     pub commands: Vec<CommandCount>,
     /// The device's counters.
+    #[serde(serialize_with = "Counter::by_name")]
     pub counters: Vec<Counter>,
     /// The adapter's counters.
+    #[serde(serialize_with = "Counter::by_name")]
     pub adapter: Vec<Counter>,
 }
 

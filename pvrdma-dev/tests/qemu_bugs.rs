@@ -13,7 +13,7 @@ use pvrdma_dev::testing::{
 };
 use pvrdma_dev::{DeviceConfig, DeviceStatus, Limits, Phase, PvrdmaDevice};
 use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::{GidType, MacAddr};
+use pvrdma_verbs::{GidType, HcaLimits, MacAddr};
 
 const MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
 
@@ -50,7 +50,10 @@ fn a_device_that_cannot_be_made() {
     let bad = [
         DeviceConfig { version: 16, ..good.clone() },
         DeviceConfig { version: 17, roce: GidType::RoceV2, ..good.clone() },
-        DeviceConfig { limits: Limits { max_qp_wr: 0, ..Limits::default() }, ..good.clone() },
+        DeviceConfig {
+            limits: Limits { verbs: HcaLimits { max_qp_wr: 0, ..Limits::default().verbs }, ..Limits::default() },
+            ..good.clone()
+        },
         DeviceConfig { limits: Limits { max_uar: 1, ..Limits::default() }, ..good.clone() },
     ];
     for config in bad.iter().cycle().take(100) {
@@ -434,11 +437,7 @@ fn elements_in_error_are_consumed() {
 #[test]
 fn tables_that_are_full() {
     let limits = Limits {
-        max_qp: 6,
-        max_cq: 4,
-        max_mr: 4,
-        max_pd: 4,
-        max_srq: 4,
+        verbs: HcaLimits { max_qp: 6, max_cq: 4, max_mr: 4, max_pd: 4, max_srq: 4, ..Limits::default().verbs },
         max_uar: 4,
         gid_table: 4,
         ..Limits::default()

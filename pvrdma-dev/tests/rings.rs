@@ -8,7 +8,7 @@ use pvrdma_dev::testing::{
     Driver, GuestMemory, Placement, QpAttr, QpInit, RecvWr, Request, SendWr, Sge, access, command_id, opcode, state,
 };
 use pvrdma_dev::{DeviceConfig, Limits};
-use pvrdma_verbs::{AsyncEvent, Completion, MacAddr, QpEvent, SendOp, WcOpcode, WcStatus};
+use pvrdma_verbs::{AsyncEvent, Completion, HcaLimits, MacAddr, QpEvent, SendOp, WcOpcode, WcStatus};
 
 fn sges(seed: u32, count: u32) -> Vec<Sge> {
     (0..count).map(|i| Sge { addr: u64::from(seed) << 32 | u64::from(i), length: i + 1, lkey: seed ^ i }).collect()
@@ -85,7 +85,7 @@ fn full_rings() {
 /// Conformance 39: strides of both value styles for 1 to 128 SGEs, shown by where the elements are found.
 #[test]
 fn strides() {
-    let limits = Limits { max_sge: 128, ..Limits::default() };
+    let limits = Limits { verbs: HcaLimits { max_sge: 128, ..Limits::default().verbs }, ..Limits::default() };
     let config = DeviceConfig { limits, ..DeviceConfig::new("sge", MacAddr([0x52, 0x54, 0, 0, 0, 1])) };
     let (test, mock) = mock_device_with(config, GuestMemory::new(64 << 20));
     let driver = test.driver();

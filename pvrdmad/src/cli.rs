@@ -3,7 +3,9 @@
 use std::path::PathBuf;
 
 use anyhow::Result;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
+use pvrdma_dev::ObjectKind;
 
 use crate::config::{BackendSpec, ConfigSpec, DeviceSpec, help};
 use crate::control_path;
@@ -31,6 +33,8 @@ pub struct Cli {
 pub enum Command {
     /// Shows what a running daemon does.
     Status(StatusArgs),
+    /// Shows a device or its objects: states, rings with head and tail, paths to peers.
+    Show(ShowArgs),
     /// Writes the packets of a device to a pcapng file.
     Capture(CaptureArgs),
     /// Prints the reference page of the configuration.
@@ -92,6 +96,24 @@ pub struct StatusArgs {
     pub json: bool,
 }
 
+/// Arguments of `show`.
+#[derive(Args, Debug)]
+pub struct ShowArgs {
+    /// What to show.
+    #[arg(value_name = "OBJECT", value_parser = PossibleValuesParser::new(ObjectKind::ALL.map(ObjectKind::name))
+        .try_map(|name| name.parse::<ObjectKind>()))]
+    pub object: ObjectKind,
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// Name of the device.
+    #[arg(long, value_name = "NAME")]
+    pub device: String,
+    /// JSON with all there is, instead of a table.
+    #[arg(long)]
+    pub json: bool,
+}
+
 /// Arguments of `capture`.
 #[derive(Args, Debug)]
 pub struct CaptureArgs {
@@ -136,6 +158,8 @@ mod tests {
         assert!(cli.command.is_none());
         let cli = Cli::try_parse_from(["pvrdmad", "status", "--control", "/c", "--json"]).unwrap();
         assert!(matches!(cli.command, Some(Command::Status(StatusArgs { json: true, .. }))));
+        let cli = Cli::try_parse_from(["pvrdmad", "show", "qp", "--device", "vm0", "--control", "/c"]).unwrap();
+        assert!(matches!(cli.command, Some(Command::Show(ShowArgs { object: ObjectKind::Qp, json: false, .. }))));
         let words = ["pvrdmad", "capture", "--control", "/c", "--device", "vm0", "-w", "-", "--snaplen", "96"];
         let cli = Cli::try_parse_from(words).unwrap();
         assert!(matches!(cli.command, Some(Command::Capture(CaptureArgs { snaplen: Some(96), count: None, .. }))));
@@ -205,6 +229,8 @@ mod tests {
             ("capture --control /c --device vm0", "--write"),
             ("capture --control /c --device vm0 -w f --snaplen 0", "snaplen"),
             ("status --device vm0", "--device"),
+            ("show qp --control /c", "--device"),
+            ("show window --device vm0", "[possible values: device, context, pd, mr, cq, srq, qp, gid, ring]"),
         ] {
             let error = Cli::try_parse_from(["pvrdmad"].into_iter().chain(arguments.split(' '))).unwrap_err();
             assert!(error.to_string().contains(word), "{error}");

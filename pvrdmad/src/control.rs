@@ -1,8 +1,9 @@
 //! The control socket: one JSON object in a line asks, one answers.
 //!
-//! `{"request":"status"}` is answered with `{"ok":…}`. `{"request":"capture","device":"vm0"}` is answered with
-//! `{"capturing":{}}`, and from there on the connection carries a capture in pcapng (see [`crate::capture`]) until the
-//! asking side closes its half. Anything else is answered with `{"error":"…"}`.
+//! `{"request":"status"}` is answered with `{"ok":…}`, `{"request":"show","device":"vm0","object":"qp"}` with
+//! `{"objects":[…]}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`,
+//! and from there on the connection carries a capture in pcapng (see [`crate::capture`]) until the asking side closes its
+//! half. Anything else is answered with `{"error":"…"}`.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -15,11 +16,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use log::{debug, error};
+use pvrdma_dev::ObjectKind;
 use pvrdma_rxe::capture::{Capture, CaptureConfig};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::capture::stream::{self, Streams};
 use crate::socket::{SocketFile, user};
@@ -29,7 +32,7 @@ use crate::status::DaemonStatus;
 const MAX_REQUEST: usize = 4096;
 
 /// Longest answer that the asking side takes.
-const MAX_RESPONSE: usize = 16 << 20;
+const MAX_RESPONSE: usize = 64 << 20;
 
 /// Questions are answered one after the other, so nobody may keep the line for longer.
 const CONNECTION_TIME: Duration = Duration::from_secs(2);
@@ -43,6 +46,13 @@ const PATIENCE: Duration = Duration::from_secs(20);
 enum Request {
     /// What the daemon does.
     Status {},
+    /// The objects of a device.
+    Show {
+        /// Which device.
+        device: String,
+        /// Which objects.
+        object: ObjectKind,
+    },
     /// What goes over a device.
     Capture {
         /// Which device.
@@ -59,6 +69,8 @@ enum Request {
 enum Response {
     /// As asked.
     Ok(Box<DaemonStatus>),
+    /// Objects as data.
+    Objects(Value),
     /// A capture follows.
     Capturing {},
     /// Not understood.
@@ -80,12 +92,13 @@ impl ControlServer {
     pub(crate) fn start(
         socket: SocketFile,
         status: impl Fn() -> DaemonStatus + Send + 'static,
+        show: impl Fn(&str, ObjectKind) -> Result<Value, String> + Send + 'static,
         capture: impl Fn(&str, CaptureConfig) -> Result<Capture, String> + Send + 'static,
     ) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
         let thread = thread::Builder::new().name("control".to_owned()).spawn(move || {
-            let mut server = Server { stop: stopped, status, capture, streams: Streams::default() };
+            let mut server = Server { stop: stopped, status, show, capture, streams: Streams::default() };
             let far = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
             while wait(&server.stop, &socket.listener(), far) {
                 match socket.listener().accept() {
@@ -130,16 +143,18 @@ fn wait(stop: &OwnedFd, source: &impl AsFd, deadline: Instant) -> bool {
 }
 
 /// What the thread has.
-struct Server<S, C> {
+struct Server<S, W, C> {
     stop: OwnedFd,
     status: S,
+    show: W,
     capture: C,
     streams: Streams,
 }
 
-impl<S, C> Server<S, C>
+impl<S, W, C> Server<S, W, C>
 where
     S: Fn() -> DaemonStatus,
+    W: Fn(&str, ObjectKind) -> Result<Value, String>,
     C: Fn(&str, CaptureConfig) -> Result<Capture, String>,
 {
     fn serve(&mut self, stream: UnixStream) -> io::Result<()> {
@@ -157,6 +172,9 @@ where
                 let rest = line.split_off(end.saturating_add(1));
                 let response = match serde_json::from_slice(&line) {
                     Ok(Request::Status {}) => Response::Ok(Box::new((self.status)())),
+                    Ok(Request::Show { device, object }) => {
+                        (self.show)(&device, object).map_or_else(Response::Error, Response::Objects)
+                    }
                     Ok(Request::Capture { device, snaplen }) => return self.start_capture(stream, device, snaplen),
                     Err(error) => Response::Error(error.to_string()),
                 };
@@ -197,7 +215,19 @@ pub fn ask_status(path: &Path) -> Result<DaemonStatus> {
     let (_, response) = ask(path, &Request::Status {})?;
     match response {
         Response::Ok(status) => Ok(*status),
-        Response::Capturing {} | Response::Error(_) => bail!("{}: the answer is not understood", path.display()),
+        _ => bail!("{}: the answer is not understood", path.display()),
+    }
+}
+
+/// Asks a running daemon for the objects of a device.
+///
+/// # Errors
+/// Nobody answers there, or with a refusal, or not in the way we understand.
+pub fn ask_objects(path: &Path, device: &str, object: ObjectKind) -> Result<Value> {
+    let (_, response) = ask(path, &Request::Show { device: device.to_owned(), object })?;
+    match response {
+        Response::Objects(objects) => Ok(objects),
+        _ => bail!("{}: the answer is not understood", path.display()),
     }
 }
 
@@ -212,7 +242,7 @@ pub fn start_capture(path: &Path, device: &str, snaplen: Option<u32>) -> Result<
             stream.set_read_timeout(None)?;
             Ok(stream)
         }
-        Response::Ok(_) | Response::Error(_) => bail!("{}: the answer is not understood", path.display()),
+        _ => bail!("{}: the answer is not understood", path.display()),
     }
 }
 

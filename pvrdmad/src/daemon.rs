@@ -64,8 +64,15 @@ impl Daemon {
         let (started, kind) = (Instant::now(), config.backend.to_string());
         let macs: Vec<_> =
             config.devices.iter().map(|device| (device.config.name.clone(), device.config.mac)).collect();
+        let reporters: Arc<[Reporter]> = reporters.into();
         let control = control
             .map(|socket| {
+                let shown = Arc::clone(&reporters);
+                let show = move |device: &str, object| {
+                    let reporter = shown.iter().find(|reporter| reporter.device.config.name == device);
+                    let reporter = reporter.ok_or_else(|| format!("there is no device '{device}'"))?;
+                    Ok(reporter.function.device_objects(object))
+                };
                 let status = move || DaemonStatus {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     pid: std::process::id(),
@@ -82,7 +89,7 @@ impl Daemon {
                     let rxe = rxe.as_ref().ok_or("the host's adapter moves the packets: capture there")?;
                     rxe.capture(*mac, config).map_err(|error| error.to_string())
                 };
-                ControlServer::start(socket, status, capture)
+                ControlServer::start(socket, status, show, capture)
             })
             .transpose()
             .context("control socket")?;

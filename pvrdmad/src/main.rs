@@ -9,10 +9,11 @@ use clap::Parser;
 use env_logger::Env;
 use log::info;
 use pvrdmad::capture;
-use pvrdmad::cli::{CaptureArgs, Cli, Command, ServeArgs, StatusArgs};
+use pvrdmad::cli::{CaptureArgs, Cli, Command, ServeArgs, ShowArgs, StatusArgs};
 use pvrdmad::config::{Config, ConfigError, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
+use pvrdmad::status::render_objects;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
@@ -20,6 +21,7 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match cli.command {
         Some(Command::Status(args)) => status(&args),
+        Some(Command::Show(args)) => show(&args),
         Some(Command::Capture(args)) => capture(&args),
         Some(Command::Reference) => print(&reference::markdown()),
         None => serve(cli.serve),
@@ -67,6 +69,14 @@ fn status(args: &StatusArgs) -> Result<()> {
     let status = control::ask_status(&args.daemon.control()?)?;
     let text = if args.json { serde_json::to_string_pretty(&status)? + "\n" } else { status.render() };
     print(&text)
+}
+
+fn show(args: &ShowArgs) -> Result<()> {
+    let objects = control::ask_objects(&args.daemon.control()?, &args.device, args.object)?;
+    match args.json {
+        true => print(&(serde_json::to_string_pretty(&objects)? + "\n")),
+        false => print(&render_objects(args.object, &objects)),
+    }
 }
 
 fn print(text: &str) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Attributes of a queue pair.
 
 use bitflags::bitflags;
+use serde::Serialize;
 
 use crate::types::{Access, Gid, MacAddr, Mtu, Psn, QpState, Qpn};
 
@@ -54,7 +55,7 @@ bitflags! {
 }
 
 /// Sizes that a QP was created with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct QpCaps {
     /// Send ring size in requests.
     pub max_send_wr: u32,
@@ -67,7 +68,7 @@ pub struct QpCaps {
 }
 
 /// The path to the peer of a connected QP.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct AddressVector {
     /// Destination GID.
     pub dgid: Gid,
@@ -86,7 +87,7 @@ pub struct AddressVector {
 }
 
 /// Attributes of a queue pair. In a modify request only the fields named by the mask mean anything.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct QpAttrs {
     /// State to reach, or current state in a query.
     pub state: QpState,
@@ -94,7 +95,8 @@ pub struct QpAttrs {
     pub cur_state: QpState,
     /// Path MTU.
     pub path_mtu: Mtu,
-    /// Datagram key.
+    /// Datagram key. It is never shown: who knows it may send.
+    #[serde(skip)]
     pub qkey: u32,
     /// First PSN expected.
     pub rq_psn: Psn,

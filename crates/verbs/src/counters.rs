@@ -6,6 +6,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use serde::Serializer;
+
 /// How a number behaves.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
@@ -49,6 +51,14 @@ impl Counter {
     /// A number that goes up and down.
     pub const fn gauge(name: &'static str, unit: Unit, help: &'static str, value: u64) -> Self {
         Self { name, kind: Kind::Gauge, unit, help, value }
+    }
+
+    /// Writes values as a map with names as its keys.
+    ///
+    /// # Errors
+    /// The serializer's.
+    pub fn by_name<S: Serializer>(counters: &[Self], serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(counters.iter().map(|counter| (counter.name, counter.value)))
     }
 
     /// Returns `true` if an exporter can take the number as it is: the name holds only `a` to `z`, digits and underscores, starts

@@ -2,6 +2,9 @@
 
 use std::sync::Arc;
 
+use serde::Serialize;
+use serde_json::Value;
+
 use crate::attrs::{QpAttrMask, QpAttrs, QpCaps};
 use crate::counters::Counter;
 use crate::error::VerbsError;
@@ -43,7 +46,7 @@ pub trait Backend: Send + Sync {
 }
 
 /// Upper limits of an adapter. The device advertises the smaller of these and its own.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct HcaLimits {
     /// Queue pairs.
     pub max_qp: u32,
@@ -71,8 +74,29 @@ pub struct HcaLimits {
     pub memory_management: bool,
 }
 
+impl HcaLimits {
+    /// The smaller of each.
+    #[must_use]
+    pub fn bounded_by(&self, other: &Self) -> Self {
+        Self {
+            max_qp: self.max_qp.min(other.max_qp),
+            max_qp_wr: self.max_qp_wr.min(other.max_qp_wr),
+            max_sge: self.max_sge.min(other.max_sge),
+            max_cq: self.max_cq.min(other.max_cq),
+            max_cqe: self.max_cqe.min(other.max_cqe),
+            max_mr: self.max_mr.min(other.max_mr),
+            max_mr_size: self.max_mr_size.min(other.max_mr_size),
+            max_pd: self.max_pd.min(other.max_pd),
+            max_srq: self.max_srq.min(other.max_srq),
+            max_rd_atomic: self.max_rd_atomic.min(other.max_rd_atomic),
+            atomics: self.atomics && other.atomics,
+            memory_management: self.memory_management && other.memory_management,
+        }
+    }
+}
+
 /// The port as it is now.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct PortAttributes {
     /// Logical state.
     pub state: PortState,
@@ -223,6 +247,11 @@ pub trait Hca: Send + Sync + 'static {
 
     /// What the adapter counts, in a fixed order. The names are unique in the process.
     fn counters(&self) -> Vec<Counter>;
+
+    /// What the adapter shows of itself: its links, its routes, its timers. [`QueuePair::inspect`] has the rules.
+    fn inspect(&self) -> Value {
+        Value::Null
+    }
 }
 
 /// A completion queue.
@@ -234,6 +263,11 @@ pub trait CompletionQueue: Send + Sync + 'static {
     /// The guest asked to be told of the next completion, and will not look before: from now on completions are published as they
     /// come. Runs a bounded amount of work on the calling thread, which holds no view.
     fn notify_arm(&self) {}
+
+    /// What the adapter shows of the queue. [`QueuePair::inspect`] has the rules.
+    fn inspect(&self) -> Value {
+        Value::Null
+    }
 }
 
 /// A registered memory region.
@@ -243,6 +277,11 @@ pub trait MemoryRegion: Send + Sync + 'static {
 
     /// Key for peers.
     fn rkey(&self) -> u32;
+
+    /// What the adapter shows of the region. [`QueuePair::inspect`] has the rules.
+    fn inspect(&self) -> Value {
+        Value::Null
+    }
 
     /// Ends the registration. When this returns no access through the keys is under way and none will start.
     fn destroy(&self);
@@ -258,6 +297,11 @@ pub trait SharedReceiveQueue: Send + Sync + 'static {
 
     /// There may be new receives.
     fn notify_recv(&self);
+
+    /// What the adapter shows of the queue. [`QueuePair::inspect`] has the rules.
+    fn inspect(&self) -> Value {
+        Value::Null
+    }
 
     /// Ends it. When this returns the ring is no longer touched.
     fn destroy(&self);
@@ -283,6 +327,15 @@ pub trait QueuePair: Send + Sync + 'static {
 
     /// There may be receives.
     fn notify_recv(&self);
+
+    /// What the adapter shows of the queue pair: both halves, the path to the peer, timers. `null` if there is nothing.
+    ///
+    /// It may be called at any time from any thread. It waits for no lock that is held while requests are processed or while
+    /// guest memory is waited for: what cannot be had at once is the string `"busy"`. It shows no payload and no keys that give
+    /// access to memory or queue pairs.
+    fn inspect(&self) -> Value {
+        Value::Null
+    }
 
     /// Ends it. When this returns its rings and the memory of its requests are no longer touched and no completion of it
     /// will be published.

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use bitflags::bitflags;
+use serde::{Serialize, Serializer};
 use thiserror::Error;
 
 /// A value from outside that names nothing we know.
@@ -18,7 +19,7 @@ pub struct InvalidValue {
 }
 
 /// A 24-bit queue pair number. QPN 1 is the general services (connection manager) queue pair of a port.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default, Serialize)]
 pub struct Qpn(u32);
 
 impl Qpn {
@@ -49,7 +50,7 @@ impl fmt::Display for Qpn {
 }
 
 /// A 24-bit packet sequence number. Comparison is circular, so there is no `Ord`.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize)]
 pub struct Psn(u32);
 
 impl Psn {
@@ -124,6 +125,12 @@ impl fmt::Debug for Gid {
     }
 }
 
+impl Serialize for Gid {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
 /// An Ethernet address.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub struct MacAddr(pub [u8; 6]);
@@ -140,6 +147,12 @@ impl fmt::Display for MacAddr {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;
         write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+impl Serialize for MacAddr {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
     }
 }
 
@@ -167,11 +180,13 @@ impl FromStr for MacAddr {
 }
 
 /// Encapsulation that belongs to a GID.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
 pub enum GidType {
     /// Ethertype 0x8915 with a global route header.
+    #[serde(rename = "v1")]
     RoceV1,
     /// UDP port 4791 over IPv4 or IPv6.
+    #[serde(rename = "v2")]
     RoceV2,
 }
 
@@ -209,6 +224,12 @@ impl Mtu {
     }
 }
 
+impl Serialize for Mtu {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u32(self.bytes())
+    }
+}
+
 impl TryFrom<u32> for Mtu {
     type Error = InvalidValue;
 
@@ -225,7 +246,8 @@ impl TryFrom<u32> for Mtu {
 }
 
 /// Transport service of a queue pair.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
 pub enum QpType {
     /// General services (QPN 1): unreliable datagrams of the connection manager.
     Gsi,
@@ -243,7 +265,8 @@ impl QpType {
 }
 
 /// State of a queue pair.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "UPPERCASE")]
 #[repr(u8)]
 pub enum QpState {
     /// Nothing happens.
@@ -280,7 +303,8 @@ impl TryFrom<u32> for QpState {
 }
 
 /// Logical state of the port.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[serde(rename_all = "lowercase")]
 pub enum PortState {
     /// No link.
     Down,
@@ -300,6 +324,14 @@ bitflags! {
         const REMOTE_READ = 0x4;
         /// A peer may do atomic operations.
         const REMOTE_ATOMIC = 0x8;
+    }
+}
+
+/// The names of the rights, `LOCAL_WRITE | REMOTE_READ`.
+impl Serialize for Access {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let names: Vec<_> = self.iter_names().map(|(name, _)| name).collect();
+        serializer.collect_str(&names.join(" | "))
     }
 }
 

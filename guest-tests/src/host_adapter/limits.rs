@@ -4,7 +4,7 @@ use anyhow::{Result, bail, ensure};
 use pvrdma_dev::Limits;
 use pvrdma_dev::testing::{CommandError, Path, Placement, QpInit, SendWr, access, status};
 use pvrdma_ibverbs::{Ibverbs, IbverbsConfig};
-
+use pvrdma_verbs::HcaLimits;
 use pvrdma_verbs::testing::gid;
 
 use crate::device_pair::{Side, SideOptions};
@@ -19,7 +19,10 @@ const MANY: usize = 100;
 /// A device that wants more and more, next to one that does not.
 pub(super) fn check(device: &str) -> Result<()> {
     let backend = Ibverbs::new(IbverbsConfig { max_pinned: 4 * MIB as u64, ..IbverbsConfig::new(device) })?;
-    let few = Limits { max_qp: 8, max_cq: 8, max_mr: 16, max_pd: 8, ..Limits::default() };
+    let few = Limits {
+        verbs: HcaLimits { max_qp: 8, max_cq: 8, max_mr: 16, max_pd: 8, ..Limits::default().verbs },
+        ..Limits::default()
+    };
     let plain = SideOptions::new(MIB, Placement::Scattered);
     let mut greedy = Side::new(&backend, 1, &SideOptions { limits: few, ..plain })?;
     let mut other = Side::new(&backend, 2, &plain)?;

@@ -8,8 +8,8 @@ use arbitrary::{Arbitrary, Unstructured};
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, MEMORY_BASE};
 use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
 use pvrdma_rxe::{Clock, ManualClock, Rxe, RxeConfig};
-use pvrdma_verbs::MacAddr;
 pub use pvrdma_verbs::testing::gid;
+use pvrdma_verbs::{HcaLimits, MacAddr};
 
 /// Most runs of queue pairs that one step may cause. What a guest can put into its rings here is far less.
 const MAX_RUNS: usize = 2000;
@@ -58,7 +58,12 @@ impl World {
     pub fn guest(&self, host: u8, bytes: usize) -> Guest {
         let memory = GuestMemory::in_parts(bytes, 4);
         let irqs = Irqs::new();
-        let limits = Limits { max_uar: 8, max_cqe: 64, max_qp_wr: 64, max_srq_wr: 64, ..Limits::default() };
+        let limits = Limits {
+            verbs: HcaLimits { max_cqe: 64, max_qp_wr: 64, ..Limits::default().verbs },
+            max_uar: 8,
+            max_srq_wr: 64,
+            ..Limits::default()
+        };
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
         // Both ways of arming, so that both are run.
         let posted_doorbells = host.is_multiple_of(2);

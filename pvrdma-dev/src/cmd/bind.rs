@@ -8,6 +8,7 @@ use crate::abi::dsr::gid_type;
 use crate::core::Core;
 use crate::dsr::Session;
 use crate::error::CmdError;
+use crate::inspect::GidInspect;
 
 /// What the driver's `vlan` holds when there is none.
 const NO_VLAN: u16 = 0xfff;
@@ -30,8 +31,9 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
         Ok(vlan @ 1..NO_VLAN) => Some(vlan),
         _ => return Err(CmdError::Invalid("VLAN", request.vlan.into())),
     };
-    core.hca.bind_gid_in_vlan(index, Gid(request.new_gid), kind, vlan)?;
-    core.objects.gids.lock().insert(index);
+    let gid = Gid(request.new_gid);
+    core.hca.bind_gid_in_vlan(index, gid, kind, vlan)?;
+    core.objects.gids.lock().insert(GidInspect { index, gid, kind, vlan });
     Ok(Response::header())
 }
 

@@ -11,6 +11,7 @@ use crate::config::MAX_FAST_REGISTER_PAGES;
 use crate::core::Core;
 use crate::dsr::Session;
 use crate::error::CmdError;
+use crate::inspect::MrShape;
 use crate::objects::{Charge, KERNEL, Mr, Pd};
 use crate::page_dir::{check_mapped, read_page_directory};
 
@@ -23,10 +24,11 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
         mr_flags::FAST_REGISTER => fast_register(core, &pd, request)?,
         other => return Err(CmdError::Invalid("memory region flags", other.into())),
     };
+    let shape = MrShape::from(&registration);
     let verbs = core.hca.register_mr(&pd.verbs, registration)?;
     let handle = vacancy.handle;
     let response = CreateMrResp { mr_handle: handle, lkey: verbs.lkey(), rkey: verbs.rkey() };
-    core.objects.mrs.insert(vacancy, Arc::new(Mr { pd, verbs, _charge: charge }));
+    core.objects.mrs.insert(vacancy, Arc::new(Mr { pd, shape, verbs, _charge: charge }));
     Ok(Response::new(&response).created(Created::Mr(handle)))
 }
 
@@ -38,7 +40,7 @@ const fn access(request: &CreateMr) -> Access {
 /// Memory of a process. Address, length and number of pages must agree, computed in 64 bits.
 fn user<H: Hca>(core: &Core<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
     let &CreateMr { start, length, nchunks, pdir_dma, .. } = request;
-    if length == 0 || length > core.limits.max_mr_size || start.checked_add(length).is_none() {
+    if length == 0 || length > core.limits.verbs.max_mr_size || start.checked_add(length).is_none() {
         return Err(CmdError::Invalid("memory region length", length));
     }
     let span = (start % PAGE_SIZE).saturating_add(length).div_ceil(PAGE_SIZE);

@@ -27,7 +27,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     if !max_wr.is_power_of_two() || max_wr > core.limits.max_srq_wr {
         return Err(CmdError::Invalid("number of SRQ requests", max_wr.into()));
     }
-    if max_sge > core.limits.max_sge {
+    if max_sge > core.limits.verbs.max_sge {
         return Err(CmdError::Invalid("number of SGEs", max_sge.into()));
     }
     if srq_limit > max_wr {
@@ -40,10 +40,11 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     let charge = core.objects.budget.charge_pages(&pages, 1)?;
     let element_pages = pages.pages().saturating_sub(1);
     let queue = Box::new(RecvRing::new(pages, 1, element_pages, max_wr, max_sge)?);
+    let words = queue.words();
     let handle = vacancy.handle;
     let init = SrqInit { cookie: handle, pd: &pd.verbs, queue, limit: srq_limit, max_wr, max_sge };
     let verbs = core.hca.create_srq(init)?;
-    let srq = Srq { pd, verbs, max_wr, max_sge, pending_doorbells: AtomicU8::new(0), _charge: charge };
+    let srq = Srq { handle, pd, verbs, words, max_wr, max_sge, pending_doorbells: AtomicU8::new(0), _charge: charge };
     core.objects.srqs.insert(vacancy, Arc::new(srq));
     Ok(Response::new(&CreateSrqResp { srqn: handle }).created(Created::Srq(handle)))
 }

@@ -2,7 +2,8 @@
 
 use crate::abi::cmd::*;
 use crate::abi::layout::GuestLayout;
-use crate::config::{DeviceConfig, Limits};
+use crate::config::DeviceConfig;
+use crate::limits::Limits;
 use crate::stats::ObjectCounts;
 use crate::testing::typed::TypedDriver;
 use crate::testing::{CommandError, Placement};

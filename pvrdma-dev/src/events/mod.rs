@@ -17,10 +17,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::debug;
 use parking_lot::{Mutex, RwLock};
-use pvrdma_guest_memory::{DmaView, PageList};
+use pvrdma_guest_memory::{DmaSpace, DmaView, PageList};
 use pvrdma_verbs::{AsyncEvent, Counter, EventSink, LogLimit, PortEvent, QpEvent, QueueError, SrqEvent, counters};
 
 use crate::abi::ring::{CQNE_SIZE, EQE_SIZE, Eqe, STATE_PAGE, eqe};
+use crate::inspect::EventRingInspect;
 use crate::intr::{Interrupts, Vector};
 use crate::ring::{ProducerRing, RingShape, RingShapeError, StateWords};
 
@@ -156,6 +157,17 @@ impl<E: Entry> EventRing<E> {
     }
 }
 
+/// An event ring, unless somebody uses it now.
+fn inspect<E>(name: &'static str, ring: &Mutex<EventRing<E>>, memory: &DmaSpace) -> EventRingInspect {
+    // The lock comes after a view of guest memory, so it is given back before the indices are read.
+    let (state, waiting, words) = match ring.try_lock().as_deref() {
+        None => ("busy", None, None),
+        Some(EventRing { ring: None, waiting, .. }) => ("shut", Some(waiting.len()), None),
+        Some(EventRing { ring: Some(ring), waiting, .. }) => ("open", Some(waiting.len()), Some(ring.words())),
+    };
+    EventRingInspect { name, state, waiting, ring: words.map(|words| words.inspect(memory)) }
+}
+
 /// The event rings of one handshake.
 #[derive(Debug)]
 pub(crate) struct EventRings {
@@ -207,6 +219,13 @@ impl EventRings {
     /// Returns `true` if an entry waits for room.
     pub(crate) fn has_pending(&self) -> bool {
         self.pending.load(Ordering::Relaxed)
+    }
+
+    fn inspect(&self, memory: &DmaSpace) -> Vec<EventRingInspect> {
+        vec![
+            inspect("asynchronous events", &self.asynchronous, memory),
+            inspect("CQ notifications", &self.notifications, memory),
+        ]
     }
 
     /// Posts nothing more. When this returns neither the rings nor the interrupts are used.
@@ -284,6 +303,12 @@ impl EventHub {
     /// Tells the guest that an armed completion queue has something.
     pub(crate) fn notify_cq(&self, view: &DmaView<'_>, cq_handle: u32) {
         self.with(|rings| rings.notify_cq(view, cq_handle));
+    }
+
+    /// Its rings, one after the other, without waiting for any. There are none before a handshake.
+    pub(crate) fn inspect(&self, memory: &DmaSpace) -> Vec<EventRingInspect> {
+        let rings = self.rings.read().clone();
+        rings.map_or_else(Vec::new, |rings| rings.inspect(memory))
     }
 
     /// Tries again what did not fit a ring.

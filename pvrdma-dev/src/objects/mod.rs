@@ -9,13 +9,15 @@ mod qp;
 mod srq;
 mod table;
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pvrdma_verbs::Hca;
 
-use crate::config::Limits;
 use crate::error::CmdError;
+use crate::inspect::GidInspect;
+use crate::limits::Limits;
 use crate::stats::ObjectCounts;
 
 pub(crate) use budget::{Budget, Charge};
@@ -35,8 +37,8 @@ pub(crate) struct Objects<H: Hca> {
     pub(crate) cqs: HandleTable<Cq<H>>,
     pub(crate) srqs: HandleTable<Srq<H>>,
     pub(crate) qps: HandleTable<Qp<H>>,
-    /// Which GID indices are bound.
-    pub(crate) gids: Mutex<GidIndices>,
+    /// Which GIDs are bound.
+    pub(crate) gids: Mutex<GidTable>,
     /// Memory for page lists.
     pub(crate) budget: Arc<Budget>,
 }
@@ -47,12 +49,12 @@ impl<H: Hca> Objects<H> {
         Self {
             // Handle 0 means the kernel.
             contexts: HandleTable::new("context", 1, limits.max_uar),
-            pds: HandleTable::new("protection domain", 0, limits.max_pd),
-            mrs: HandleTable::new("memory region", 0, limits.max_mr),
-            cqs: HandleTable::new("completion queue", 0, limits.max_cq),
-            srqs: HandleTable::new("shared receive queue", 0, limits.max_srq),
-            qps: HandleTable::new("queue pair", FIRST_HANDLE, limits.max_qp),
-            gids: Mutex::new(GidIndices::default()),
+            pds: HandleTable::new("protection domain", 0, limits.verbs.max_pd),
+            mrs: HandleTable::new("memory region", 0, limits.verbs.max_mr),
+            cqs: HandleTable::new("completion queue", 0, limits.verbs.max_cq),
+            srqs: HandleTable::new("shared receive queue", 0, limits.verbs.max_srq),
+            qps: HandleTable::new("queue pair", FIRST_HANDLE, limits.verbs.max_qp),
+            gids: Mutex::default(),
             budget: Budget::new(limits.max_extents),
         }
     }
@@ -88,54 +90,48 @@ impl<T> HandleTable<T> {
     }
 }
 
-/// A set of GID table indices.
+/// The GID table as the guest filled it.
 #[derive(Debug, Default)]
-pub(crate) struct GidIndices([u64; 4]);
+pub(crate) struct GidTable(BTreeMap<u8, GidInspect>);
 
-impl GidIndices {
-    const fn place(index: u8) -> (usize, u64) {
-        ((index >> 6) as usize, 1 << (index & 63))
+impl GidTable {
+    /// Fills an index, whatever was there.
+    pub(crate) fn insert(&mut self, entry: GidInspect) {
+        self.0.insert(entry.index, entry);
     }
 
-    /// Adds an index.
-    pub(crate) fn insert(&mut self, index: u8) {
-        let (word, bit) = Self::place(index);
-        if let Some(word) = self.0.get_mut(word) {
-            *word |= bit;
-        }
-    }
-
-    /// Takes an index out. Returns `true` if it was in.
+    /// Empties an index. Returns `true` if it was filled.
     pub(crate) fn remove(&mut self, index: u8) -> bool {
-        let (word, bit) = Self::place(index);
-        let Some(word) = self.0.get_mut(word) else { return false };
-        let was = *word & bit != 0;
-        *word &= !bit;
-        was
+        self.0.remove(&index).is_some()
     }
 
-    /// How many are in.
+    /// How many indices are filled.
     pub(crate) fn len(&self) -> u32 {
-        self.0.iter().map(|word| word.count_ones()).sum()
+        u32::try_from(self.0.len()).unwrap_or(u32::MAX)
     }
 
-    /// Takes all out.
+    /// All entries.
+    pub(crate) fn entries(&self) -> Vec<GidInspect> {
+        self.0.values().copied().collect()
+    }
+
+    /// Empties all indices, and returns which were filled.
     pub(crate) fn drain(&mut self) -> Vec<u8> {
-        let all = (0..=u8::MAX).filter(|&index| self.remove(index)).collect();
-        self.0 = [0; 4];
-        all
+        std::mem::take(&mut self.0).into_keys().collect()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use pvrdma_verbs::{Gid, GidType};
+
     use super::*;
 
     #[test]
-    fn gid_indices() {
-        let mut set = GidIndices::default();
+    fn gids() {
+        let mut set = GidTable::default();
         for index in [0, 63, 64, 255, 255] {
-            set.insert(index);
+            set.insert(GidInspect { index, gid: Gid::default(), kind: GidType::RoceV2, vlan: None });
         }
         assert_eq!(set.len(), 4);
         assert!(set.remove(63) && !set.remove(63));

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
-use pvrdma_verbs::{Hca, QpCaps};
+use pvrdma_verbs::{Hca, QpCaps, QpType};
 
 use super::{Charge, Cq, Pd, Srq};
+use crate::ring::RingWords;
 
 /// Handle of the general services QP. Versions before 20 need handle and number to be equal, and its number is 1.
 pub(crate) const GSI_HANDLE: u32 = 1;
@@ -15,6 +16,8 @@ pub(crate) const FIRST_HANDLE: u32 = 2;
 
 /// A queue pair; its rings are the adapter's.
 pub(crate) struct Qp<H: Hca> {
+    /// Transport service.
+    pub(crate) qp_type: QpType,
     /// Its protection domain.
     pub(crate) pd: Arc<Pd<H>>,
     /// Where its sends complete.
@@ -25,6 +28,10 @@ pub(crate) struct Qp<H: Hca> {
     pub(crate) srq: Option<Arc<Srq<H>>>,
     /// The adapter's object.
     pub(crate) verbs: H::Qp,
+    /// Where the indices of its send ring are.
+    pub(crate) send_words: RingWords,
+    /// Where the indices of its receive ring are, if it has one.
+    pub(crate) recv_words: Option<RingWords>,
     /// Sizes as created.
     pub(crate) caps: QpCaps,
     /// Doorbells that were not passed on yet: bits of [`crate::pending_doorbells`].

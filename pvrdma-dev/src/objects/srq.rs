@@ -6,13 +6,18 @@ use std::sync::atomic::AtomicU8;
 use pvrdma_verbs::Hca;
 
 use super::{Charge, Pd};
+use crate::ring::RingWords;
 
 /// A shared receive queue; its ring is the adapter's.
 pub(crate) struct Srq<H: Hca> {
+    /// Its handle.
+    pub(crate) handle: u32,
     /// Its protection domain.
     pub(crate) pd: Arc<Pd<H>>,
     /// The adapter's object.
     pub(crate) verbs: H::Srq,
+    /// Where the indices of its ring are.
+    pub(crate) words: RingWords,
     /// Size in requests.
     pub(crate) max_wr: u32,
     /// SGEs per request.

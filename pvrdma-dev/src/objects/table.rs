@@ -95,6 +95,12 @@ impl<T> HandleTable<T> {
         slots.into_iter().flatten().collect()
     }
 
+    /// All objects with their handles.
+    pub(crate) fn all(&self) -> Vec<(u32, Arc<T>)> {
+        let inner = self.inner.read();
+        (0..).zip(&inner.slots).filter_map(|(handle, slot)| Some((handle, Arc::clone(slot.as_ref()?)))).collect()
+    }
+
     /// Handles of the objects that satisfy a condition.
     pub(crate) fn handles(&self, condition: impl Fn(&T) -> bool) -> Vec<u32> {
         let inner = self.inner.read();

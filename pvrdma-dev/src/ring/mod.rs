@@ -8,8 +8,9 @@
 
 use std::sync::atomic::Ordering;
 
-use pvrdma_guest_memory::{Direction, DmaError, DmaView, PAGE_SIZE, PageList};
+use pvrdma_guest_memory::{Direction, DmaError, DmaSpace, DmaView, PAGE_SIZE, PageList};
 use pvrdma_verbs::{IndexError, QueueError};
+use serde::Serialize;
 use thiserror::Error;
 use vm_memory::{ByteValued, VolatileSlice};
 
@@ -148,6 +149,10 @@ impl Ring {
         })
     }
 
+    const fn words(&self) -> RingWords {
+        RingWords { entries: self.entries, prod_tail: self.prod_tail, cons_head: self.cons_head }
+    }
+
     /// Indices run over twice the number of elements (spec §6.1).
     const fn mask(&self) -> u32 {
         (self.entries << 1) - 1
@@ -209,6 +214,40 @@ impl Ring {
     }
 }
 
+/// Where the indices of a ring are: enough to look at a ring that somebody else drives.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RingWords {
+    entries: u32,
+    prod_tail: u64,
+    cons_head: u64,
+}
+
+/// A ring at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct RingInspect {
+    /// Elements.
+    pub size: u32,
+    /// Index of the consumer, which runs over twice the size. `None` if the memory is not accessible.
+    pub head: Option<u32>,
+    /// Index of the producer, as `head`.
+    pub tail: Option<u32>,
+    /// Elements that were produced and not consumed. `None` if an index is invalid.
+    pub used: Option<u32>,
+}
+
+impl RingWords {
+    /// Reads both indices. The caller holds no view.
+    pub(crate) fn inspect(&self, memory: &DmaSpace) -> RingInspect {
+        let view = memory.view();
+        let index = |address| view.load_u32(address, Ordering::Acquire).ok();
+        let (head, tail) = (index(self.cons_head), index(self.prod_tail));
+        let mask = (self.entries << 1) - 1;
+        let used = head.zip(tail).filter(|&(head, tail)| head <= mask && tail <= mask);
+        let used = used.map(|(head, tail)| tail.wrapping_sub(head) & mask).filter(|&used| used <= self.entries);
+        RingInspect { size: self.entries, head, tail, used }
+    }
+}
+
 /// A ring that the guest fills: send, receive and shared receive queues.
 ///
 /// Elements are taken in two steps, so that a send queue can hold its slots until the requests are done: [`Self::take`]
@@ -229,6 +268,11 @@ pub(crate) struct ConsumerRing {
 impl ConsumerRing {
     pub(crate) fn new(shape: RingShape) -> Result<Self, RingShapeError> {
         Ok(Self { ring: Ring::new(shape)?, tail: 0, next: 0, head: 0, broken: None })
+    }
+
+    /// Where its indices are.
+    pub(crate) const fn words(&self) -> RingWords {
+        self.ring.words()
     }
 
     /// Lends the next element, if there is one. It stays the next one until [`Self::take`].
@@ -305,6 +349,11 @@ pub(crate) struct ProducerRing {
 impl ProducerRing {
     pub(crate) fn new(shape: RingShape) -> Result<Self, RingShapeError> {
         Ok(Self { ring: Ring::new(shape)?, tail: 0, head: 0 })
+    }
+
+    /// Where its indices are.
+    pub(crate) const fn words(&self) -> RingWords {
+        self.ring.words()
     }
 
     /// Writes one element, given as words in the guest's byte order, and publishes it. Returns `false` if the ring

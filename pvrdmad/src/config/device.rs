@@ -63,7 +63,7 @@ impl DeviceSpec {
             Roce::V2 => GidType::RoceV2,
         };
         config.intx = self.intx == Some(Switch::On);
-        config.limits = self.limits.resolve();
+        config.limits = self.limits.unwrap_or_default();
         let tunnel = TunnelKeys { remotes: self.remotes.clone(), vni: self.vni, learn: self.learn };
         let mut network = NetworkSpec::new(self.uplink.clone(), tunnel, self.nic.clone(), self.mtu).map_err(problem)?;
         match &mut network {

@@ -7,7 +7,6 @@ mod error;
 mod fault;
 pub(crate) mod help;
 mod keys;
-mod limits;
 mod link;
 mod load;
 mod network;

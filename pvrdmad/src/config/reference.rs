@@ -2,12 +2,13 @@
 
 use std::fmt::Write;
 
+use pvrdma_dev::{LimitKey, Limits};
+
 use super::backend::IbverbsSpec;
 use super::congestion::CongestionSpec;
 use super::fault::FaultKeys;
 use super::help;
 use super::keys::Keys;
-use super::limits::LimitsSpec;
 use super::link::LINKS;
 use super::spec::DeviceSpec;
 
@@ -52,8 +53,8 @@ to 1, in each direction; omitted faults are off. Faults are for tests.
 const LIMITS: &str = "
 ### Limits
 
-The table `[device.limits]` below a `[[device]]`, in the file only. A limit that the interface or the adapter cannot reach is lowered to
-what they can; one that must be a power of two is rounded down.
+The table `[device.limits]` below a `[[device]]`, in the file only. A value outside its range is an error. What the adapter has less of is
+lowered to what it has; `pvrdmad show device` tells the limits in force.
 ";
 
 const BACKEND: &str = "
@@ -82,13 +83,20 @@ pub fn markdown() -> String {
     page += FAULT;
     table::<FaultKeys>(&mut page);
     page += LIMITS;
-    table::<LimitsSpec>(&mut page);
+    limits(&mut page);
     page += BACKEND;
     table::<IbverbsSpec>(&mut page);
     page += CONGESTION;
     table::<CongestionSpec>(&mut page);
     page += "\n## Environment, signals, exit status\n\n```text\n";
     page + help::AFTER + "\n```\n"
+}
+
+fn limits(page: &mut String) {
+    page.push_str("\n| key | value | default | meaning |\n| --- | --- | --- | --- |\n");
+    for LimitKey { name, range, default, help } in Limits::keys() {
+        let _ = writeln!(page, "| `{name}` | `{}..={}` | `{default}` | {help} |", range.start(), range.end());
+    }
 }
 
 fn table<T: Keys>(page: &mut String) {

@@ -3,11 +3,11 @@
 use std::path::PathBuf;
 use std::str::FromStr;
 
+use pvrdma_dev::Limits;
 use pvrdma_verbs::MacAddr;
 
 use super::fault::FaultSpec;
 use super::keys::{deserialize_from_str, keys};
-use super::limits::LimitsSpec;
 use super::link::LinkSpec;
 use super::pairs::{Syntax, from_pairs};
 use super::tunnel::{Learn, TunnelAddress};
@@ -103,8 +103,7 @@ keys! {
         fault: Option<FaultSpec>,
         /// Upper limits, a table.
         ["limits", "TABLE", "", file]
-        #[serde(default)]
-        limits: LimitsSpec,
+        limits: Option<Limits>,
     }
 }
 

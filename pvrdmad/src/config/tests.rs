@@ -8,7 +8,6 @@ use pvrdma_rxe::Congestion;
 use super::backend::IbverbsSpec;
 use super::congestion::CongestionSpec;
 use super::keys::{Key, Keys};
-use super::limits::LimitsSpec;
 use super::*;
 
 fn args(devices: &[&str]) -> ConfigSpec {
@@ -53,8 +52,8 @@ fn the_command_line_wins_over_the_file() {
     let config = Config::merge(file, args).unwrap();
     assert_eq!(config.control.as_deref(), Some(Path::new("/run/control")));
     let [a, b, c] = &config.devices[..] else { panic!("{config:?}") };
-    assert_eq!((a.pin, a.roce(), a.config.limits.max_qp, a.config.intx), (Pin::Off, Roce::V1, 100, true));
-    assert_eq!(a.config.limits.max_cq, Limits::default().max_cq);
+    assert_eq!((a.pin, a.roce(), a.config.limits.verbs.max_qp, a.config.intx), (Pin::Off, Roce::V1, 100, true));
+    assert_eq!(a.config.limits.verbs.max_cq, Limits::default().verbs.max_cq);
     assert_eq!((b.roce(), b.config.version, b.config.intx), (Roce::V1, 17, true));
     assert_eq!(b.network.as_ref().unwrap().fault, "seed:7/loss:0.01".parse().ok());
     assert_eq!(c.config.name, "vm2");
@@ -180,9 +179,12 @@ fn defaults_are_as_documented() {
         assert_eq!(spec.resolve().unwrap(), Congestion::default(), "{}", key.name);
         checked += 1;
     }
-    for key in LimitsSpec::KEYS {
-        let spec: LimitsSpec = toml::from_str(&format!("{} = {}", key.name, key.default)).unwrap();
-        assert_eq!((spec.resolve(), spec != LimitsSpec::default()), (Limits::default(), true), "{}", key.name);
+    for key in Limits::keys() {
+        // A number in TOML has 63 bits.
+        for value in [key.default, *key.range.start(), (*key.range.end()).min(i64::MAX.cast_unsigned())] {
+            let limits: Limits = toml::from_str(&format!("{} = {value}", key.name)).unwrap();
+            assert_eq!(limits == Limits::default(), value == key.default, "{}", key.name);
+        }
         checked += 1;
     }
     assert!(checked > 35, "{checked}");
@@ -248,6 +250,7 @@ fn mistakes_in_the_file() {
         ("[[device]]\nsocket = \"/a\"", "name"),
         ("[[device]]\nname = \"a\"\nspeed = 3", "speed"),
         ("[[device]]\nname = \"a\"\n[device.limits]\nmax_everything = 3", "max_everything"),
+        ("[[device]]\nname = \"a\"\n[device.limits]\nmax_qp = 99999999", "max_qp must be 3..=65535"),
         ("[[device]]\nname = \"a\"\nmac = \"zz\"", "MAC"),
         ("[[device]]\nname = \"a\"\nremote = [\"there\"]", "IP address"),
     ] {

@@ -3,8 +3,11 @@
 mod render;
 mod report;
 mod reporter;
+mod show;
+mod table;
 
 pub use self::report::{
     CaptureReport, ClientReport, CommandReport, DaemonStatus, DeviceReport, MemoryReport, NetworkReport,
 };
 pub(crate) use self::reporter::Reporter;
+pub use self::show::render_objects;

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use pvrdma_dev::{DeviceStatus, PciFunction, PvrdmaDevice};
+use pvrdma_dev::{DeviceStatus, ObjectKind, PciFunction, PvrdmaDevice};
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_rxe::Rxe;
 use pvrdma_rxe::capture::CaptureCounts;
 use pvrdma_verbs::Backend;
+use serde_json::Value;
 
 use super::report::{
     CaptureReport, ClientReport, CommandReport, DeviceReport, MemoryReport, NetworkReport, by_name, phase_word,
@@ -19,11 +20,18 @@ use crate::vfio_user::{ConnectionStats, IrqTable};
 /// A device whatever its backend.
 pub(crate) trait AnyDevice: PciFunction {
     fn device_status(&self) -> DeviceStatus;
+
+    /// Its objects of a kind, as data.
+    fn device_objects(&self, kind: ObjectKind) -> Value;
 }
 
 impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
     fn device_status(&self) -> DeviceStatus {
         self.status()
+    }
+
+    fn device_objects(&self, kind: ObjectKind) -> Value {
+        self.inspect_objects(kind)
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use pvrdma_guest_memory::PageList;
-use pvrdma_verbs::{Hca, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource, SendSource};
+use pvrdma_verbs::{Hca, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource};
 
 use super::cq::ring_pages;
 use super::qp_attr;
@@ -36,6 +36,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
     // Each of the two rings keeps the list.
     let charge = core.objects.budget.charge_pages(&pages, if parts.srq.is_some() { 1 } else { 2 })?;
     let (send_queue, recv_queue) = rings(request, &parts, pages)?;
+    let (send_words, recv_words) = (send_queue.words(), recv_queue.as_ref().map(RecvRing::words));
     let verbs = core.hca.create_qp(QpInit {
         cookie: handle,
         qpn,
@@ -44,8 +45,8 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
         send_cq: &parts.send_cq.verbs,
         recv_cq: &parts.recv_cq.verbs,
         srq: parts.srq.as_ref().map(|srq| &srq.verbs),
-        send_queue,
-        recv_queue,
+        send_queue: Box::new(send_queue),
+        recv_queue: recv_queue.map(|queue| Box::new(queue) as Box<dyn RecvSource>),
         caps: parts.caps,
         signal_all: request.sq_sig_all != 0,
     })?;
@@ -56,7 +57,19 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
         return Err(CmdError::Invalid("QP number for this interface version", qpn.get().into()));
     }
     let Parts { pd, send_cq, recv_cq, srq, caps, qp_type } = parts;
-    let qp = Qp { pd, send_cq, recv_cq, srq, verbs, caps, pending_doorbells: AtomicU8::new(0), _charge: charge };
+    let qp = Qp {
+        qp_type,
+        pd,
+        send_cq,
+        recv_cq,
+        srq,
+        verbs,
+        send_words,
+        recv_words,
+        caps,
+        pending_doorbells: AtomicU8::new(0),
+        _charge: charge,
+    };
     if qp_type == QpType::Gsi {
         core.objects.qps.insert_at(handle, Arc::new(qp));
     } else {
@@ -89,12 +102,16 @@ fn parts<H: Hca>(core: &Core<H>, request: &CreateQp) -> Result<Parts<H>, CmdErro
         return Err(CmdError::Foreign("the SRQ of the QP"));
     }
     let requests = |count: u32| {
-        let fits = count.is_power_of_two() && count <= core.limits.max_qp_wr;
+        let fits = count.is_power_of_two() && count <= core.limits.verbs.max_qp_wr;
         if fits { Ok(count) } else { Err(CmdError::Invalid("number of requests", count.into())) }
     };
     let sges = |count: u32| {
         // The limit is a power of two, so rounding up as the kernel's driver does stays inside.
-        if count <= core.limits.max_sge { Ok(count) } else { Err(CmdError::Invalid("number of SGEs", count.into())) }
+        if count <= core.limits.verbs.max_sge {
+            Ok(count)
+        } else {
+            Err(CmdError::Invalid("number of SGEs", count.into()))
+        }
     };
     // With an SRQ the receive half of the request means nothing.
     let (max_recv_wr, max_recv_sge) = match srq {
@@ -140,23 +157,19 @@ fn pages<H: Hca>(core: &Core<H>, request: &CreateQp, parts: &Parts<H>) -> Result
     ring_pages(core, request.pdir_dma, request.total_chunks.into(), needed)
 }
 
-type Queues = (Box<dyn SendSource>, Option<Box<dyn RecvSource>>);
-
 /// The rings. That the elements fit their pages is checked where the rings are made.
-fn rings<H: Hca>(request: &CreateQp, parts: &Parts<H>, pages: PageList) -> Result<Queues, CmdError> {
+fn rings<H: Hca>(
+    request: &CreateQp,
+    parts: &Parts<H>,
+    pages: PageList,
+) -> Result<(SendRing, Option<RecvRing>), CmdError> {
     let caps = &parts.caps;
     let send_pages = u32::from(request.send_chunks);
     let first_recv_page = send_pages.saturating_add(1);
     let recv_pages = pages.pages().saturating_sub(first_recv_page);
-    let recv_queue: Option<Box<dyn RecvSource>> = match parts.srq {
+    let recv_queue = match parts.srq {
         Some(_) => None,
-        None => Some(Box::new(RecvRing::new(
-            pages.clone(),
-            first_recv_page,
-            recv_pages,
-            caps.max_recv_wr,
-            caps.max_recv_sge,
-        )?)),
+        None => Some(RecvRing::new(pages.clone(), first_recv_page, recv_pages, caps.max_recv_wr, caps.max_recv_sge)?),
     };
     let send_queue = SendRing::new(SendRingParams {
         pages,
@@ -168,7 +181,7 @@ fn rings<H: Hca>(request: &CreateQp, parts: &Parts<H>, pages: PageList) -> Resul
         user: parts.pd.owner != KERNEL,
         pd_handle: parts.pd.handle,
     })?;
-    Ok((Box::new(send_queue), recv_queue))
+    Ok((send_queue, recv_queue))
 }
 
 fn response(session: &Session, handle: u32, qpn: Qpn, caps: &QpCaps) -> Response {

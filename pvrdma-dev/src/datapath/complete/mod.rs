@@ -10,7 +10,7 @@ use crate::abi::layout::GuestLayout;
 use crate::abi::ring::{Eqe, eqe};
 use crate::abi::wqe::{CQE_SIZE, Cqe, wc_flag, wc_opcode};
 use crate::events::EventHub;
-use crate::ring::{ProducerRing, RingShape, RingShapeError, StateWords};
+use crate::ring::{ProducerRing, RingShape, RingShapeError, RingWords, StateWords};
 
 /// For which completions the guest wants to be woken (spec §9.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,6 +47,7 @@ pub(crate) struct CqRing {
     handle: u32,
     /// The queue belongs to a process: some opcodes and flags mean something else there (spec §9.2).
     user: bool,
+    words: RingWords,
     state: Mutex<State>,
     hub: Arc<EventHub>,
 }
@@ -63,8 +64,31 @@ impl CqRing {
         let stride = u32::try_from(CQE_SIZE).map_err(|_| RingShapeError::Elements(0))?;
         let page_count = pages.pages().saturating_sub(1);
         let shape = RingShape { pages, first_page: 1, page_count, entries, stride, words: StateWords::Rx };
-        let state = State { ring: Some(ProducerRing::new(shape)?), armed: Armed::Not };
-        Ok(Arc::new(Self { handle, user, state: Mutex::new(state), hub }))
+        let ring = ProducerRing::new(shape)?;
+        let words = ring.words();
+        let state = State { ring: Some(ring), armed: Armed::Not };
+        Ok(Arc::new(Self { handle, user, words, state: Mutex::new(state), hub }))
+    }
+
+    /// The queue's handle.
+    pub(crate) const fn handle(&self) -> u32 {
+        self.handle
+    }
+
+    /// Where the indices of its ring are.
+    pub(crate) const fn words(&self) -> RingWords {
+        self.words
+    }
+
+    /// Its state in a word or two, without waiting for it.
+    pub(crate) fn state_word(&self) -> &'static str {
+        match self.state.try_lock().as_deref() {
+            None => "busy",
+            Some(State { ring: None, .. }) => "dead",
+            Some(State { armed: Armed::Not, .. }) => "not armed",
+            Some(State { armed: Armed::Solicited, .. }) => "armed for solicited",
+            Some(State { armed: Armed::Any, .. }) => "armed",
+        }
     }
 
     /// Asks for a notification. `check_not_empty` is for requests that are not processed inside the guest's write: the

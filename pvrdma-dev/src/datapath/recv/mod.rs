@@ -6,7 +6,7 @@ use pvrdma_verbs::{QueueError, RecvSource, RecvWr};
 use super::gather::{HEAD, gather};
 use crate::abi::layout::GuestLayout;
 use crate::abi::wqe::{RQ_HEADER, RecvHeader};
-use crate::ring::{ConsumerRing, RingShape, RingShapeError, StateWords, recv_stride};
+use crate::ring::{ConsumerRing, RingShape, RingShapeError, RingWords, StateWords, recv_stride};
 
 /// The consumer of a receive queue. A slot goes back to the guest with the copy: receives of a shared queue end in any
 /// order (spec §6.5).
@@ -28,6 +28,11 @@ impl RecvRing {
         let stride = recv_stride(max_sge).ok_or(RingShapeError::Elements(max_sge))?;
         let shape = RingShape { pages, first_page, page_count, entries, stride, words: StateWords::Rx };
         Ok(Self { ring: ConsumerRing::new(shape)?, max_sge })
+    }
+
+    /// Where the indices of its ring are.
+    pub(crate) const fn words(&self) -> RingWords {
+        self.ring.words()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::abi::wqe::{
     SQ_HEADER, SendHeader, opcode,
 };
 use crate::page_dir::read_page_directory;
-use crate::ring::{ConsumerRing, RingShape, RingShapeError, StateWords, send_stride};
+use crate::ring::{ConsumerRing, RingShape, RingShapeError, RingWords, StateWords, send_stride};
 
 /// What a send queue is made of.
 #[derive(Debug)]
@@ -49,6 +49,11 @@ impl SendRing {
         let stride = send_stride(max_sge).ok_or(RingShapeError::Elements(max_sge))?;
         let shape = RingShape { pages, first_page, page_count, entries, stride, words: StateWords::Tx };
         Ok(Self { ring: ConsumerRing::new(shape)?, max_sge, decode: Decode { qp_type, user, pd_handle } })
+    }
+
+    /// Where the indices of its ring are.
+    pub(crate) const fn words(&self) -> RingWords {
+        self.ring.words()
     }
 }
 

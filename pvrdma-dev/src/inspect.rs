@@ -1,0 +1,372 @@
+//! A device and its objects, described as data for people and for tools.
+//!
+//! Each object describes itself in a type of its own that becomes one serde value; what the adapter adds stands under `adapter`
+//! ([`QueuePair::inspect`] and its siblings). A description shows no payload and no keys. It is no saved state: the private parts
+//! of the adapter are missing. But what a saved state would have to name is what is named here, object by object, so this
+//! is where saving and restoring begin if they come.
+//!
+//! Looking at a device stops nobody: an object is looked at after the other, with no lock held between them, so a description
+//! is exact for each object and not for all of them at the same moment.
+
+use std::fmt;
+use std::str::FromStr;
+
+use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE};
+use pvrdma_verbs::{
+    Access, Backend, CompletionQueue, Gid, GidType, Hca, MemoryRegion, MrRequest, QpAttrs, QpCaps, QpType, Qpn,
+    QueuePair, SharedReceiveQueue,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::core::Core;
+use crate::device::PvrdmaDevice;
+use crate::limits::Limits;
+use crate::objects::{Cq, Mr, Qp, Srq};
+use crate::ring::RingInspect;
+use crate::stats::DeviceStatus;
+
+/// A kind of thing that can be looked at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ObjectKind {
+    /// The device itself: [`DeviceInspect`].
+    Device,
+    /// Processes that opened the device, with their doorbell pages.
+    Context,
+    /// Protection domains.
+    Pd,
+    /// Memory regions.
+    Mr,
+    /// Completion queues.
+    Cq,
+    /// Shared receive queues.
+    Srq,
+    /// Queue pairs.
+    Qp,
+    /// The GID table.
+    Gid,
+    /// The rings for asynchronous events and CQ notifications.
+    Ring,
+}
+
+impl ObjectKind {
+    /// All kinds.
+    pub const ALL: [Self; 9] =
+        [Self::Device, Self::Context, Self::Pd, Self::Mr, Self::Cq, Self::Srq, Self::Qp, Self::Gid, Self::Ring];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Device => "device",
+            Self::Context => "context",
+            Self::Pd => "pd",
+            Self::Mr => "mr",
+            Self::Cq => "cq",
+            Self::Srq => "srq",
+            Self::Qp => "qp",
+            Self::Gid => "gid",
+            Self::Ring => "ring",
+        }
+    }
+}
+
+impl fmt::Display for ObjectKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for ObjectKind {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        Self::ALL
+            .into_iter()
+            .find(|kind| kind.name() == text)
+            .ok_or_else(|| format!("'{text}' is not one of {}", Self::ALL.map(Self::name).join(", ")))
+    }
+}
+
+/// A device.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct DeviceInspect {
+    /// What its status says.
+    #[serde(flatten)]
+    pub status: DeviceStatus,
+    /// Limits in force: the smaller of those in the configuration and the adapter's.
+    pub limits: Limits,
+    /// What the adapter shows of itself.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub backend: Value,
+}
+
+/// A process that opened the device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct ContextInspect {
+    /// Handle.
+    pub handle: u32,
+    /// Index of its doorbell page in BAR 2.
+    pub uar_page: u32,
+}
+
+/// A protection domain.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct PdInspect {
+    /// Handle.
+    pub handle: u32,
+    /// Handle of the context that owns it, 0 for the guest's kernel.
+    pub context: u32,
+}
+
+/// What a memory region covers. Its keys are not shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum MrShape {
+    /// Memory of a process.
+    User {
+        /// Virtual address of the first byte.
+        start: u64,
+        /// Bytes.
+        length: u64,
+        /// Rights.
+        access: Access,
+    },
+    /// All bus addresses, for the guest's kernel.
+    Dma {
+        /// Rights.
+        access: Access,
+    },
+    /// A region that work requests fill in.
+    FastRegister {
+        /// Bytes that it can cover at most.
+        max_bytes: u64,
+    },
+}
+
+impl From<&MrRequest> for MrShape {
+    fn from(request: &MrRequest) -> Self {
+        match *request {
+            MrRequest::User { start, length, access, .. } => Self::User { start, length, access },
+            MrRequest::Dma { access } => Self::Dma { access },
+            MrRequest::FastRegister { max_pages } => {
+                Self::FastRegister { max_bytes: u64::from(max_pages).saturating_mul(PAGE_SIZE) }
+            }
+        }
+    }
+}
+
+/// A memory region.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct MrInspect {
+    /// Handle.
+    pub handle: u32,
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// What it covers.
+    #[serde(flatten)]
+    pub shape: MrShape,
+    /// What the adapter shows of it.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub adapter: Value,
+}
+
+/// A completion queue.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct CqInspect {
+    /// Handle.
+    pub handle: u32,
+    /// Handle of the context that owns it, 0 for the guest's kernel.
+    pub context: u32,
+    /// `armed`, `armed for solicited`, `not armed`, `dead` after an overrun or an invalid index, or `busy`.
+    pub state: &'static str,
+    /// Its ring. The device produces, the guest consumes.
+    pub ring: RingInspect,
+    /// What the adapter shows of it.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub adapter: Value,
+}
+
+/// A shared receive queue.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct SrqInspect {
+    /// Handle.
+    pub handle: u32,
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// SGEs per request.
+    pub max_sge: u32,
+    /// Number of requests below which the guest is told, 0 if it is not.
+    pub limit: u32,
+    /// Its ring. The guest produces, the device consumes.
+    pub ring: RingInspect,
+    /// What the adapter shows of it.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub adapter: Value,
+}
+
+/// A queue pair with both halves.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct QpInspect {
+    /// Handle.
+    pub handle: u32,
+    /// Its number on the wire.
+    pub qpn: Qpn,
+    /// Transport service.
+    #[serde(rename = "type")]
+    pub qp_type: QpType,
+    /// Handle of its protection domain.
+    pub pd: u32,
+    /// Handle of the completion queue for sends.
+    pub send_cq: u32,
+    /// Handle of the completion queue for receives.
+    pub recv_cq: u32,
+    /// Handle of its shared receive queue.
+    pub srq: Option<u32>,
+    /// Sizes as created.
+    pub caps: QpCaps,
+    /// State, attributes and the path to the peer.
+    pub attrs: QpAttrs,
+    /// Its send ring. The guest produces, the device consumes.
+    pub send_ring: RingInspect,
+    /// Its receive ring, unless it has a shared receive queue.
+    pub recv_ring: Option<RingInspect>,
+    /// What the adapter shows of both halves.
+    #[serde(skip_serializing_if = "Value::is_null")]
+    pub adapter: Value,
+}
+
+/// An entry of the GID table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct GidInspect {
+    /// Index in the table.
+    pub index: u8,
+    /// The address.
+    pub gid: Gid,
+    /// Encapsulation.
+    #[serde(rename = "type")]
+    pub kind: GidType,
+    /// The VLAN that the guest chose.
+    pub vlan: Option<u16>,
+}
+
+/// A ring for events.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct EventRingInspect {
+    /// What it is for.
+    pub name: &'static str,
+    /// `open`, `shut` after an invalid index or a reset, or `busy`.
+    pub state: &'static str,
+    /// Events that wait for room.
+    pub waiting: Option<usize>,
+    /// The ring. The device produces, the guest consumes.
+    pub ring: Option<RingInspect>,
+}
+
+impl<H: Hca> Mr<H> {
+    fn inspect(&self, handle: u32) -> MrInspect {
+        MrInspect { handle, pd: self.pd.handle, shape: self.shape, adapter: self.verbs.inspect() }
+    }
+}
+
+impl<H: Hca> Cq<H> {
+    fn inspect(&self, handle: u32, memory: &DmaSpace) -> CqInspect {
+        let Self { owner, ring, verbs, _charge } = self;
+        CqInspect {
+            handle,
+            context: *owner,
+            state: ring.state_word(),
+            ring: ring.words().inspect(memory),
+            adapter: verbs.inspect(),
+        }
+    }
+}
+
+impl<H: Hca> Srq<H> {
+    fn inspect(&self, memory: &DmaSpace) -> SrqInspect {
+        SrqInspect {
+            handle: self.handle,
+            pd: self.pd.handle,
+            max_sge: self.max_sge,
+            limit: self.verbs.limit(),
+            ring: self.words.inspect(memory),
+            adapter: self.verbs.inspect(),
+        }
+    }
+}
+
+impl<H: Hca> Qp<H> {
+    fn inspect(&self, handle: u32, memory: &DmaSpace) -> QpInspect {
+        QpInspect {
+            handle,
+            qpn: self.verbs.qpn(),
+            qp_type: self.qp_type,
+            pd: self.pd.handle,
+            send_cq: self.send_cq.ring.handle(),
+            recv_cq: self.recv_cq.ring.handle(),
+            srq: self.srq.as_ref().map(|srq| srq.handle),
+            caps: self.caps,
+            attrs: self.verbs.query(),
+            send_ring: self.send_words.inspect(memory),
+            recv_ring: self.recv_words.map(|words| words.inspect(memory)),
+            adapter: self.verbs.inspect(),
+        }
+    }
+}
+
+impl<H: Hca> Core<H> {
+    fn contexts(&self) -> Vec<ContextInspect> {
+        let contexts = self.objects.contexts.all().into_iter();
+        contexts.map(|(handle, context)| ContextInspect { handle, uar_page: context.uar_page }).collect()
+    }
+
+    fn pds(&self) -> Vec<PdInspect> {
+        let pds = self.objects.pds.all().into_iter();
+        pds.map(|(handle, pd)| PdInspect { handle, context: pd.owner }).collect()
+    }
+
+    fn mrs(&self) -> Vec<MrInspect> {
+        self.objects.mrs.all().into_iter().map(|(handle, mr)| mr.inspect(handle)).collect()
+    }
+
+    fn cqs(&self) -> Vec<CqInspect> {
+        self.objects.cqs.all().into_iter().map(|(handle, cq)| cq.inspect(handle, &self.memory)).collect()
+    }
+
+    fn srqs(&self) -> Vec<SrqInspect> {
+        self.objects.srqs.all().into_iter().map(|(_, srq)| srq.inspect(&self.memory)).collect()
+    }
+
+    fn qps(&self) -> Vec<QpInspect> {
+        self.objects.qps.all().into_iter().map(|(handle, qp)| qp.inspect(handle, &self.memory)).collect()
+    }
+}
+
+impl<B: Backend> PvrdmaDevice<B> {
+    /// The device itself.
+    pub fn inspect(&self) -> DeviceInspect {
+        let core = self.core();
+        DeviceInspect { status: self.status(), limits: core.limits, backend: core.hca.inspect() }
+    }
+
+    /// Its objects of a kind as one value: a list, or a [`DeviceInspect`].
+    ///
+    /// Waits for no lock that is held while guest memory is waited for. A queue pair is asked for its attributes as the guest would
+    /// ask, which may wait for a batch of requests.
+    pub fn inspect_objects(&self, kind: ObjectKind) -> Value {
+        let core = self.core();
+        let value = match kind {
+            ObjectKind::Device => serde_json::to_value(self.inspect()),
+            ObjectKind::Context => serde_json::to_value(core.contexts()),
+            ObjectKind::Pd => serde_json::to_value(core.pds()),
+            ObjectKind::Mr => serde_json::to_value(core.mrs()),
+            ObjectKind::Cq => serde_json::to_value(core.cqs()),
+            ObjectKind::Srq => serde_json::to_value(core.srqs()),
+            ObjectKind::Qp => serde_json::to_value(core.qps()),
+            ObjectKind::Gid => serde_json::to_value(core.objects.gids.lock().entries()),
+            ObjectKind::Ring => serde_json::to_value(core.hub.inspect(&core.memory)),
+        };
+        // There is no map with keys that are not strings, which is all that can go wrong.
+        value.unwrap_or_default()
+    }
+}

@@ -1,0 +1,296 @@
+//! How much a device offers its guest.
+
+use std::fmt;
+use std::ops::RangeInclusive;
+
+use pvrdma_verbs::{HcaLimits, VerbsError};
+use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer, Serialize};
+
+/// Upper limits of a device (section 2.4). Where a power of two is demanded, the next lower one is advertised.
+///
+/// It is read from a map of limits, each under its own name; those that are not given keep their default. A new limit has a
+/// field here (or in [`HcaLimits`] if adapters have it too), a default and a row in the table below; its place in what the guest sees
+/// is in `abi/dsr.rs`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct Limits {
+    /// What an adapter limits as well: the smaller of both is in force.
+    #[serde(flatten)]
+    pub verbs: HcaLimits,
+    /// Requests per shared receive queue.
+    pub max_srq_wr: u32,
+    /// Doorbell pages, the driver's own included. BAR 2 has as many.
+    pub max_uar: u32,
+    /// Address handles of the guest's kernel.
+    pub max_ah: u32,
+    /// GID table entries.
+    pub gid_table: u32,
+    /// Extents of page lists that all objects of the guest may hold together: 16 bytes of our memory each.
+    pub max_extents: u64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            verbs: HcaLimits {
+                max_qp: 16_384,
+                max_qp_wr: 16_384,
+                max_sge: 16,
+                max_cq: 16_384,
+                max_cqe: 131_072,
+                max_mr: 65_536,
+                max_mr_size: 1 << 30,
+                max_pd: 16_384,
+                max_srq: 1024,
+                max_rd_atomic: u8::MAX,
+                atomics: true,
+                memory_management: true,
+            },
+            max_srq_wr: 16_384,
+            max_uar: 1024,
+            max_ah: 65_536,
+            gid_table: 256,
+            max_extents: 4 << 20,
+        }
+    }
+}
+
+/// A limit that can be set: where it is, and what the interface can express.
+struct Entry<'a> {
+    value: Value<'a>,
+    least: u64,
+    most: u64,
+    is_power_of_two: bool,
+    /// What to say about a value that is out of range.
+    error: &'static str,
+}
+
+enum Value<'a> {
+    Word(&'a mut u32),
+    Long(&'a mut u64),
+}
+
+impl<'a> From<&'a mut u32> for Value<'a> {
+    fn from(value: &'a mut u32) -> Self {
+        Self::Word(value)
+    }
+}
+
+impl<'a> From<&'a mut u64> for Value<'a> {
+    fn from(value: &'a mut u64) -> Self {
+        Self::Long(value)
+    }
+}
+
+/// A limit that can be set, as people see it.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct LimitKey {
+    /// Its name.
+    pub name: &'static str,
+    /// What the interface can express.
+    pub range: RangeInclusive<u64>,
+    /// Its default.
+    pub default: u64,
+    /// What it means, in a sentence.
+    pub help: &'static str,
+}
+
+macro_rules! table {
+    ($(#[doc = $help:literal] $key:ident $(in $group:ident)?: $least:literal..=$most:literal $($power:literal)?,)*) => {
+        /// The limits that can be set.
+        const NAMES: &[&str] = &[$(stringify!($key)),*];
+
+        impl Limits {
+            fn entries(&mut self) -> [Entry<'_>; NAMES.len()] {
+                [$(Entry {
+                    value: Value::from(&mut self.$($group.)?$key),
+                    least: $least,
+                    most: $most,
+                    is_power_of_two: [$($power,)?].contains(&"power of two"),
+                    error: concat!("limit: ", stringify!($key), " must be ", $least, "..=", $most),
+                },)*]
+            }
+
+            /// The limits that can be set.
+            pub fn keys() -> Vec<LimitKey> {
+                let default = Self::default();
+                vec![$(LimitKey {
+                    name: stringify!($key),
+                    range: $least..=$most,
+                    default: default.$($group.)?$key.into(),
+                    help: $help.trim_ascii(),
+                },)*]
+            }
+        }
+    };
+}
+
+table! {
+    /// Queue pairs, two of them reserved.
+    max_qp in verbs: 3..=65_535,
+    /// Work requests in a queue, rounded down to a power of two.
+    max_qp_wr in verbs: 1..=8_388_608 "power of two",
+    /// Scatter/gather elements in a request, rounded down to a power of two.
+    max_sge in verbs: 1..=128 "power of two",
+    /// Completion queues.
+    max_cq in verbs: 2..=16_777_216,
+    /// Entries of a completion queue, rounded down to a power of two.
+    max_cqe in verbs: 1..=8_388_608 "power of two",
+    /// Memory regions.
+    max_mr in verbs: 1..=4_294_967_295,
+    /// Bytes of a memory region.
+    max_mr_size in verbs: 1..=1_073_741_824,
+    /// Protection domains.
+    max_pd in verbs: 1..=16_777_215,
+    /// Shared receive queues.
+    max_srq in verbs: 0..=16_777_216,
+    /// Work requests in a shared receive queue, rounded down to a power of two.
+    max_srq_wr: 1..=8_388_608 "power of two",
+    /// Doorbell pages, rounded down to a power of two: one for each process and one for the driver.
+    max_uar: 2..=1_048_576 "power of two",
+    /// Address handles of the guest's kernel.
+    max_ah: 0..=4_294_967_295,
+    /// Entries of the GID table.
+    gid_table: 1..=256,
+    /// Extents of page lists of all objects together, 16 bytes of the daemon's memory each.
+    max_extents: 0..=18_446_744_073_709_551_615,
+}
+
+impl Entry<'_> {
+    fn get(&self) -> u64 {
+        match &self.value {
+            Value::Word(value) => u64::from(**value),
+            Value::Long(value) => **value,
+        }
+    }
+
+    /// # Errors
+    /// The value is out of range; nothing has changed then.
+    fn set(&mut self, new: u64) -> Result<(), VerbsError> {
+        let error = VerbsError::Invalid(self.error);
+        if !(self.least..=self.most).contains(&new) {
+            return Err(error);
+        }
+        match &mut self.value {
+            Value::Word(value) => **value = u32::try_from(new).map_err(|_| error)?,
+            Value::Long(value) => **value = new,
+        }
+        Ok(())
+    }
+}
+
+impl Limits {
+    /// Checks each limit against what the interface can express.
+    ///
+    /// # Errors
+    /// A limit is out of range; the error names it and its range.
+    pub fn check(mut self) -> Result<(), VerbsError> {
+        self.entries().into_iter().try_for_each(|mut entry| entry.set(entry.get()))
+    }
+
+    /// The smaller of these and the adapter's, in the shape that drivers need.
+    ///
+    /// # Errors
+    /// A limit is out of range, or the adapter has less of something than drivers need.
+    pub(crate) fn bounded_by(&self, hca: &HcaLimits) -> Result<Self, VerbsError> {
+        self.check()?;
+        let max_srq_wr = self.max_srq_wr.min(hca.max_qp_wr);
+        let mut limits = Self { verbs: self.verbs.bounded_by(hca), max_srq_wr, ..*self };
+        for mut entry in limits.entries() {
+            let value = entry.get();
+            let rounded = value.checked_ilog2().filter(|_| entry.is_power_of_two).map_or(value, |log| 1 << log);
+            entry.set(rounded)?;
+        }
+        Ok(limits)
+    }
+}
+
+impl<'de> Deserialize<'de> for Limits {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_map(LimitsVisitor)
+    }
+}
+
+struct LimitsVisitor;
+
+impl<'de> Visitor<'de> for LimitsVisitor {
+    type Value = Limits;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a table of limits")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Limits, A::Error> {
+        let mut limits = Limits::default();
+        while let Some(key) = map.next_key::<String>()? {
+            let entry = NAMES.iter().zip(limits.entries()).find_map(|(name, entry)| (*name == key).then_some(entry));
+            map.next_value_seed(entry.ok_or_else(|| Error::unknown_field(&key, NAMES))?)?;
+        }
+        Ok(limits)
+    }
+}
+
+/// Checked where it is read, so that the error points at the place.
+impl<'de> DeserializeSeed<'de> for Entry<'_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(mut self, deserializer: D) -> Result<(), D::Error> {
+        let value = u64::deserialize(deserializer)?;
+        self.set(value).map_err(Error::custom)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::MOCK_LIMITS as LIMITS;
+
+    #[test]
+    fn the_adapter_bounds_everything() {
+        let wide = Limits { verbs: HcaLimits { max_qp: 65_535, max_sge: 100, ..LIMITS }, ..Limits::default() };
+        let wide = Limits { verbs: HcaLimits { max_mr_size: 1 << 30, ..wide.verbs }, ..wide };
+        let hca = HcaLimits { max_qp: u32::MAX, max_qp_wr: 1000, max_sge: 1000, atomics: false, ..LIMITS };
+        let limits = wide.bounded_by(&hca).unwrap();
+        let verbs = limits.verbs;
+        assert_eq!((verbs.max_qp, verbs.max_qp_wr, verbs.max_sge, limits.max_srq_wr), (65_535, 512, 64, 512));
+        assert_eq!((verbs.max_cq, verbs.max_rd_atomic, verbs.atomics), (LIMITS.max_cq, LIMITS.max_rd_atomic, false));
+        assert!(wide.bounded_by(&HcaLimits { max_qp_wr: 0, ..hca }).is_err());
+        assert!(wide.bounded_by(&HcaLimits { max_qp: 2, ..hca }).is_err());
+    }
+
+    #[test]
+    fn limits_are_read_by_name() {
+        let limits: Limits = serde_json::from_str(r#"{"max_qp": 100, "gid_table": 16, "max_extents": 0}"#).unwrap();
+        assert_eq!((limits.verbs.max_qp, limits.gid_table, limits.max_extents), (100, 16, 0));
+        assert_eq!(limits.max_srq_wr, Limits::default().max_srq_wr);
+        for (text, error) in [
+            (r#"{"max_qp": 0}"#, "max_qp must be 3..=65535"),
+            (r#"{"max_qp": 99999999}"#, "max_qp must be 3..=65535"),
+            (r#"{"max_uar": 4294967298}"#, "max_uar must be 2..=1048576"),
+            (r#"{"gid_table": 257}"#, "gid_table must be 1..=256"),
+            (r#"{"max_qp": -1}"#, "integer `-1`"),
+            (r#"{"max_qps": 1}"#, "unknown field `max_qps`, expected one of `max_qp`, `max_qp_wr`"),
+            (r#"{"atomics": false}"#, "unknown field `atomics`"),
+        ] {
+            let problem = serde_json::from_str::<Limits>(text).unwrap_err().to_string();
+            assert!(problem.contains(error), "{text}: {problem}");
+        }
+    }
+
+    #[test]
+    fn each_value_fits_its_type_and_what_is_written_can_be_read() {
+        for mut entry in Limits::default().entries() {
+            entry.set(entry.most).unwrap();
+            entry.set(entry.least).unwrap();
+        }
+        assert!(
+            Limits { verbs: HcaLimits { max_sge: 129, ..Limits::default().verbs }, ..Limits::default() }
+                .check()
+                .is_err()
+        );
+        let written = serde_json::to_value(Limits::default()).unwrap();
+        for key in NAMES {
+            assert!(written[key].is_u64(), "{key}");
+        }
+    }
+}

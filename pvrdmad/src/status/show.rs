@@ -1,0 +1,149 @@
+//! The objects of a device as tables for people.
+
+use pvrdma_dev::ObjectKind;
+use serde_json::Value;
+
+use super::table::{size, table};
+
+/// A column: its head, and its cell for an object.
+type Column = (&'static str, fn(&Value) -> String);
+
+/// What [`pvrdma_dev::PvrdmaDevice::inspect_objects`] gave, as text. The rest is in the JSON.
+pub fn render_objects(kind: ObjectKind, objects: &Value) -> String {
+    let Some(list) = objects.as_array() else { return render_fields(objects) };
+    let columns = columns(kind);
+    let row = |object: &Value| columns.iter().map(|(_, cell)| cell(object)).collect();
+    let text = table(columns.iter().map(|&(head, _)| head), columns.len(), list.iter().map(row));
+    if text.is_empty() { format!("no {kind}\n") } else { text }
+}
+
+/// The plain members of an object, and those of its members.
+fn render_fields(object: &Value) -> String {
+    let mut rows = Vec::new();
+    collect("", object, &mut rows);
+    table(["field", "value"], 2, rows)
+}
+
+fn collect(path: &str, value: &Value, rows: &mut Vec<Vec<String>>) {
+    match value {
+        Value::Object(members) => {
+            for (name, member) in members {
+                collect(&if path.is_empty() { name.clone() } else { format!("{path}.{name}") }, member, rows);
+            }
+        }
+        // Counters that never moved tell nothing.
+        Value::Number(number) if number.as_u64() == Some(0) && path.contains('.') => {}
+        value => rows.push(vec![path.to_owned(), word(value)]),
+    }
+}
+
+/// A plain value without quotes.
+fn word(value: &Value) -> String {
+    match value {
+        Value::Null => "-".to_owned(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// What is in a ring: used of size, and the indices. Nothing but the size is known if the memory is gone.
+fn ring(ring: &Value) -> String {
+    match ring["size"].as_u64() {
+        None => "-".to_owned(),
+        Some(size) => format!("{}/{size} {}:{}", word(&ring["used"]), word(&ring["head"]), word(&ring["tail"])),
+    }
+}
+
+const HANDLE: Column = ("handle", |object| word(&object["handle"]));
+const PD: Column = ("PD", |object| word(&object["pd"]));
+const CONTEXT: Column = ("context", |object| word(&object["context"]));
+const STATE: Column = ("state", |object| word(&object["state"]));
+const RING: Column = ("used/size head:tail", |object| ring(&object["ring"]));
+
+fn columns(kind: ObjectKind) -> &'static [Column] {
+    match kind {
+        ObjectKind::Device => &[],
+        ObjectKind::Context => &[HANDLE, ("doorbell page", |context| word(&context["uar_page"]))],
+        ObjectKind::Pd => &[HANDLE, CONTEXT],
+        ObjectKind::Mr => &[
+            HANDLE,
+            PD,
+            ("kind", |mr| word(&mr["kind"])),
+            ("start", |mr| mr["start"].as_u64().map_or_else(|| "-".to_owned(), |start| format!("{start:#x}"))),
+            ("length", |mr| mr["length"].as_u64().or(mr["max_bytes"].as_u64()).map_or_else(|| "-".to_owned(), size)),
+            ("rights", |mr| word(&mr["access"]).to_lowercase().replace(" | ", ", ")),
+        ],
+        ObjectKind::Cq => &[HANDLE, CONTEXT, STATE, RING],
+        ObjectKind::Srq => {
+            &[HANDLE, PD, ("limit", |srq| word(&srq["limit"])), ("SGEs", |srq| word(&srq["max_sge"])), RING]
+        }
+        ObjectKind::Qp => &[
+            HANDLE,
+            ("QPN", |qp| format!("{:#x}", qp["qpn"].as_u64().unwrap_or(0))),
+            ("type", |qp| word(&qp["type"])),
+            ("state", |qp| word(&qp["attrs"]["state"])),
+            ("send used/size head:tail", |qp| ring(&qp["send_ring"])),
+            ("receive", |qp| match &qp["srq"] {
+                Value::Null => ring(&qp["recv_ring"]),
+                srq => format!("SRQ {srq}"),
+            }),
+            ("peer", |qp| match qp["attrs"]["dest_qpn"].as_u64() {
+                Some(1..) if qp["type"] == "RC" => {
+                    let attrs = &qp["attrs"];
+                    format!("{:#x} at {}", attrs["dest_qpn"].as_u64().unwrap_or(0), word(&attrs["av"]["dgid"]))
+                }
+                _ => "-".to_owned(),
+            }),
+        ],
+        ObjectKind::Gid => &[
+            ("index", |gid| word(&gid["index"])),
+            ("GID", |gid| word(&gid["gid"])),
+            ("RoCE", |gid| word(&gid["type"])),
+            ("VLAN", |gid| word(&gid["vlan"])),
+        ],
+        ObjectKind::Ring => {
+            &[("ring", |ring| word(&ring["name"])), STATE, ("waiting", |ring| word(&ring["waiting"])), RING]
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn the_widest_objects_fit_a_terminal() {
+        let ring = json!({"size": 8_388_608, "used": 8_388_608, "head": 16_777_215, "tail": 8_388_607});
+        let gid = "2001:db8:ffff:ffff:ffff:ffff:ffff:ffff";
+        let object = json!({
+            "handle": 65_535, "qpn": 0xff_ffff, "type": "RC", "pd": 16_777_215, "context": 65_535, "srq": null,
+            "attrs": {"state": "RESET", "dest_qpn": 0xff_ffff, "av": {"dgid": gid}}, "send_ring": ring, "recv_ring": ring,
+            "ring": ring, "state": "armed for solicited", "waiting": 4096, "name": "asynchronous events",
+            "kind": "fast_register", "start": u64::MAX, "length": 1 << 30, "limit": 16_384, "max_sge": 128,
+            "access": "LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC", "uar_page": 1023,
+            "index": 255, "gid": gid, "vlan": 4094,
+        });
+        for kind in ObjectKind::ALL {
+            let objects = if kind == ObjectKind::Device { object.clone() } else { json!([object]) };
+            let text = render_objects(kind, &objects);
+            assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_queue_pair_in_a_line() {
+        let ring = json!({"size": 64, "used": 3, "head": 1, "tail": 4});
+        let qp = json!({
+            "handle": 2, "qpn": 2, "type": "RC", "pd": 0, "srq": 7, "send_ring": ring,
+            "attrs": {"state": "RTS", "dest_qpn": 3, "av": {"dgid": "::ffff:10.0.0.2"}},
+        });
+        let text = render_objects(ObjectKind::Qp, &json!([qp]));
+        let line = text.lines().find(|line| line.contains("RTS")).unwrap();
+        for part in ["0x2", "3/64 1:4", "SRQ 7", "0x3 at", "::ffff:10.0.0.2"] {
+            assert!(line.contains(part), "{part}: {text}");
+        }
+        assert_eq!(render_objects(ObjectKind::Srq, &json!([])), "no srq\n");
+    }
+}
