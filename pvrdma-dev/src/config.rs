@@ -27,8 +27,8 @@ pub struct DeviceConfig {
     pub limits: Limits,
     /// Whether the function has a legacy interrupt pin. Leave it off for vfio-user clients.
     pub intx: bool,
-    /// Whether writes to BAR 2 reach the device after the guest's store has retired. Arming a CQ then looks for completions
-    /// that came in between (section 9.5).
+    /// Whether writes to BAR 2 reach the device after the guest's store has retired. Arming a CQ then looks for
+    /// completions that came in between (section 9.5).
     pub posted_doorbells: bool,
 }
 

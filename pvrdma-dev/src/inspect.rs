@@ -1,12 +1,12 @@
 //! A device and its objects, described as data for people and for tools.
 //!
-//! Each object describes itself in a type of its own that becomes one serde value; what the adapter adds stands under `adapter`
-//! ([`QueuePair::inspect`] and its siblings). A description shows no payload and no keys. It is no saved state: the private parts
-//! of the adapter are missing. But what a saved state would have to name is what is named here, object by object, so this
-//! is where saving and restoring begin if they come.
+//! Each object describes itself in a type of its own that becomes one serde value; what the adapter adds stands under
+//! `adapter` ([`QueuePair::inspect`] and its siblings). A description shows no payload and no keys. It is no saved
+//! state: the private parts of the adapter are missing. But what a saved state would have to name is what is named
+//! here, object by object, so this is where saving and restoring begin if they come.
 //!
-//! Looking at a device stops nobody: an object is looked at after the other, with no lock held between them, so a description
-//! is exact for each object and not for all of them at the same moment.
+//! Looking at a device stops nobody: an object is looked at after the other, with no lock held between them, so a
+//! description is exact for each object and not for all of them at the same moment.
 
 use std::fmt;
 use std::str::FromStr;
@@ -351,8 +351,8 @@ impl<B: Backend> PvrdmaDevice<B> {
 
     /// Its objects of a kind as one value: a list, or a [`DeviceInspect`].
     ///
-    /// Waits for no lock that is held while guest memory is waited for. A queue pair is asked for its attributes as the guest would
-    /// ask, which may wait for a batch of requests.
+    /// Waits for no lock that is held while guest memory is waited for. A queue pair is asked for its attributes as the
+    /// guest would ask, which may wait for a batch of requests.
     pub fn inspect_objects(&self, kind: ObjectKind) -> Value {
         let core = self.core();
         let value = match kind {

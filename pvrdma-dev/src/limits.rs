@@ -9,9 +9,9 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 /// Upper limits of a device (section 2.4). Where a power of two is demanded, the next lower one is advertised.
 ///
-/// It is read from a map of limits, each under its own name; those that are not given keep their default. A new limit has a
-/// field here (or in [`HcaLimits`] if adapters have it too), a default and a row in the table below; its place in what the guest sees
-/// is in `abi/dsr.rs`.
+/// It is read from a map of limits, each under its own name; those that are not given keep their default. A new limit
+/// has a field here (or in [`HcaLimits`] if adapters have it too), a default and a row in the table below; its place in
+/// what the guest sees is in `abi/dsr.rs`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct Limits {
     /// What an adapter limits as well: the smaller of both is in force.

@@ -1,9 +1,9 @@
 //! The control socket: one JSON object in a line asks, one answers.
 //!
 //! `{"request":"status"}` is answered with `{"ok":…}`, `{"request":"show","device":"vm0","object":"qp"}` with
-//! `{"objects":[…]}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`,
-//! and from there on the connection carries a capture in pcapng (see [`crate::capture`]) until the asking side closes its
-//! half. Anything else is answered with `{"error":"…"}`.
+//! `{"objects":[…]}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`, and from there on the
+//! connection carries a capture in pcapng (see [`crate::capture`]) until the asking side closes its half. Anything else
+//! is answered with `{"error":"…"}`.
 
 use std::fs;
 use std::io::{self, Read, Write};

@@ -1,4 +1,5 @@
-//! Messages that no sane client sends. Each is answered with an error or ends the connection, and the next client works.
+//! Messages that no sane client sends. Each is answered with an error or ends the connection, and the next client
+//! works.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 

@@ -114,7 +114,8 @@ fn ip(arguments: &str) -> bool {
     Command::new("ip").args(arguments.split_whitespace()).status().is_ok_and(|status| status.success())
 }
 
-/// Connected requests of each kind, and a datagram, from one site to the other. Path MTU as the numbering of verbs has it.
+/// Connected requests of each kind, and a datagram, from one site to the other. Path MTU as the numbering of verbs has
+/// it.
 fn transfer(from: &Site, to: &Site, mtu: u32) {
     let [(a, a_pd, mut a_cq), (b, b_pd, mut b_cq)] = [from, to].map(|site| {
         let driver = &site.driver;

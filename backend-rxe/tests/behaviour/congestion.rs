@@ -74,8 +74,8 @@ impl Rig {
 const NOTIFIER: [&str; 4] = ["wire_marked", "wire_cnps_sent", "wire_cnps_received", "wire_rate_cuts"];
 const SENDER: [&str; 4] = ["wire_cnps_received", "wire_cnps_ignored", "wire_rate_cuts", "wire_timeouts"];
 
-/// One marked packet among many halves the rate, and time brings it back. Both halves of a QP are slowed down: requests, and
-/// the responses to a READ.
+/// One marked packet among many halves the rate, and time brings it back. Both halves of a QP are slowed down:
+/// requests, and the responses to a READ.
 #[test]
 fn a_notification_slows_the_sender_down() {
     const LEN: u64 = 4 << 20;
@@ -101,7 +101,8 @@ fn a_notification_slows_the_sender_down() {
         // All three came at once, so they are worth one notification.
         assert_eq!(rig.counters(fast, NOTIFIER), [3, 1, 0, 0], "{read}");
         assert_eq!(rig.counters(slow, SENDER), [1, 0, 1, 0], "{read}");
-        // From half the rate it is six times half the way up to line rate, where the brake comes off and all of the rest leaves.
+        // From half the rate it is six times half the way up to line rate, where the brake comes off and all of the
+        // rest leaves.
         let brakes = config.increase_interval * 6;
         assert!(took >= brakes && took < brakes + config.increase_interval, "{read}: {took:?}");
         assert!(steps > 10 && rig.nodes[slow].counter("wire_paced") > 10);

@@ -261,8 +261,8 @@ fn a_flood_of_garbage_disturbs_nobody() {
     }
 }
 
-/// A QP stays with the way that it found its peer on. When the peer's address moves, that peer is gone: whoever has the address
-/// now knows nothing of the connection, and it ends as with a host that went away.
+/// A QP stays with the way that it found its peer on. When the peer's address moves, that peer is gone: whoever has the
+/// address now knows nothing of the connection, and it ends as with a host that went away.
 #[test]
 fn an_address_that_moves_takes_its_connections_along() {
     for to_wire in [false, true] {

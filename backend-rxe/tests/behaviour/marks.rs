@@ -53,7 +53,8 @@ impl Addresses {
     }
 }
 
-/// All kinds of requests between two devices. What they sent is checked for `expected` tags and the marks of the address vector.
+/// All kinds of requests between two devices. What they sent is checked for `expected` tags and the marks of the
+/// address vector.
 fn exchange(addresses: Addresses, rules: [PortRules; 2], vlan: Option<u16>, expected: Option<Vlan>) {
     let (world, taps) = tapped(rules);
     let (a, b) = (world.node(1), world.node(2));

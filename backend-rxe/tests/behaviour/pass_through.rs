@@ -1,4 +1,5 @@
-//! The daemon's place between a network function and its network: RoCE for the device is taken out, everything else passes.
+//! The daemon's place between a network function and its network: RoCE for the device is taken out, everything else
+//! passes.
 
 use std::slice;
 use std::sync::Arc;

@@ -26,8 +26,8 @@ thread_local! {
     static CABLE: Cell<Option<(Faults, u64)>> = const { Cell::new(None) };
 }
 
-/// Makes every [`World`] of `test` consist of two backends, nodes of odd numbers on one and of even numbers on the other,
-/// with nodes 1 and 2 connected by a cable with these faults.
+/// Makes every [`World`] of `test` consist of two backends, nodes of odd numbers on one and of even numbers on the
+/// other, with nodes 1 and 2 connected by a cable with these faults.
 pub(crate) fn on_the_wire(faults: Faults, seed: u64, test: impl FnOnce()) {
     CABLE.set(Some((faults, seed)));
     test();
@@ -105,7 +105,8 @@ impl World {
         node
     }
 
-    /// Runs what is ready, then moves the clock to the next deadline, until nothing is left. Gives the time that passed.
+    /// Runs what is ready, then moves the clock to the next deadline, until nothing is left. Gives the time that
+    /// passed.
     pub(crate) fn settle(&self) -> Duration {
         let start = self.clock.now();
         self.run();

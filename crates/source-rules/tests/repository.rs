@@ -24,7 +24,7 @@ const KNOWN: Known = Known {
     sizes: &[],
     dependencies: &[],
     module_style: &[],
-    words: &["backend-rxe/", "crates/verbs/", "guest-tests/", "pvrdma-dev/", "pvrdmad/"],
+    words: &["crates/verbs/", "guest-tests/", "pvrdmad/"],
 };
 
 fn repository() -> Workspace {

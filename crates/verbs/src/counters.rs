@@ -1,5 +1,5 @@
-//! What a device, an adapter or a link counts: each number with its name, kind, unit and meaning, so that an exporter has nothing
-//! to look up and nothing to rename.
+//! What a device, an adapter or a link counts: each number with its name, kind, unit and meaning, so that an exporter
+//! has nothing to look up and nothing to rename.
 //!
 //! A counter `wire_sent_bytes` becomes the metric `pvrdma_wire_sent_bytes_total`, a gauge `vxlan_stations` becomes
 //! `pvrdma_vxlan_stations`. The [`counters!`](crate::counters!) macro refuses to compile names that do not fit.
@@ -61,8 +61,9 @@ impl Counter {
         serializer.collect_map(counters.iter().map(|counter| (counter.name, counter.value)))
     }
 
-    /// Returns `true` if an exporter can take the number as it is: the name holds only `a` to `z`, digits and underscores, starts
-    /// with a letter, says the unit and nothing that exporters add (`_total`), and the help is a sentence.
+    /// Returns `true` if an exporter can take the number as it is: the name holds only `a` to `z`, digits and
+    /// underscores, starts with a letter, says the unit and nothing that exporters add (`_total`), and the help is a
+    /// sentence.
     pub const fn is_exportable(&self) -> bool {
         let (name, help) = (self.name.as_bytes(), self.help.as_bytes());
         let mut rest = name;
@@ -128,8 +129,8 @@ impl Count {
 /// assert_eq!(values, [("frames_sent", 1), ("sent_bytes", 64)]);
 /// ```
 ///
-/// The fields are [`Count`]s. The second struct is for hot paths and may be left out: the same fields as plain numbers that `fold`
-/// adds to the shared ones once a batch.
+/// The fields are [`Count`]s. The second struct is for hot paths and may be left out: the same fields as plain numbers
+/// that `fold` adds to the shared ones once a batch.
 ///
 /// A name or a help text that an exporter could not take is an error of compilation:
 ///

@@ -197,8 +197,8 @@ pub trait Hca: Send + Sync + 'static {
     /// The port as it is now. Must be cheap.
     fn port(&self) -> PortAttributes;
 
-    /// Binds a GID to a table index, replacing what was there. `vlan` is the IEEE 802.1Q VLAN, 1 to 4094, whose tag its packets
-    /// carry and have to carry. The same GID in another VLAN is another address.
+    /// Binds a GID to a table index, replacing what was there. `vlan` is the IEEE 802.1Q VLAN, 1 to 4094, whose tag its
+    /// packets carry and have to carry. The same GID in another VLAN is another address.
     ///
     /// # Errors
     /// The GID belongs to another device ([`VerbsError::InUse`]) or the index is out of range.
@@ -256,12 +256,12 @@ pub trait Hca: Send + Sync + 'static {
 
 /// A completion queue.
 pub trait CompletionQueue: Send + Sync + 'static {
-    /// The guest looked at its queue and found nothing: a chance to publish what waits in the hardware. Runs a bounded amount
-    /// of work on the calling thread, which holds no view.
+    /// The guest looked at its queue and found nothing: a chance to publish what waits in the hardware. Runs a bounded
+    /// amount of work on the calling thread, which holds no view.
     fn notify_poll(&self) {}
 
-    /// The guest asked to be told of the next completion, and will not look before: from now on completions are published as they
-    /// come. Runs a bounded amount of work on the calling thread, which holds no view.
+    /// The guest asked to be told of the next completion, and will not look before: from now on completions are
+    /// published as they come. Runs a bounded amount of work on the calling thread, which holds no view.
     fn notify_arm(&self) {}
 
     /// What the adapter shows of the queue. [`QueuePair::inspect`] has the rules.
@@ -312,8 +312,8 @@ pub trait QueuePair: Send + Sync + 'static {
     /// Its number on the wire.
     fn qpn(&self) -> Qpn;
 
-    /// Changes state and attributes. After a return from a change to RESET no completion of this QP will be published and
-    /// its rings start over at index 0.
+    /// Changes state and attributes. After a return from a change to RESET no completion of this QP will be published
+    /// and its rings start over at index 0.
     ///
     /// # Errors
     /// The transition is not allowed ([`crate::qp_state`]) or an attribute is out of range; nothing has changed then.
@@ -330,14 +330,14 @@ pub trait QueuePair: Send + Sync + 'static {
 
     /// What the adapter shows of the queue pair: both halves, the path to the peer, timers. `null` if there is nothing.
     ///
-    /// It may be called at any time from any thread. It waits for no lock that is held while requests are processed or while
-    /// guest memory is waited for: what cannot be had at once is the string `"busy"`. It shows no payload and no keys that give
-    /// access to memory or queue pairs.
+    /// It may be called at any time from any thread. It waits for no lock that is held while requests are processed or
+    /// while guest memory is waited for: what cannot be had at once is the string `"busy"`. It shows no payload and no
+    /// keys that give access to memory or queue pairs.
     fn inspect(&self) -> Value {
         Value::Null
     }
 
-    /// Ends it. When this returns its rings and the memory of its requests are no longer touched and no completion of it
-    /// will be published.
+    /// Ends it. When this returns its rings and the memory of its requests are no longer touched and no completion of
+    /// it will be published.
     fn destroy(&self);
 }

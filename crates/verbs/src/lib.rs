@@ -2,15 +2,15 @@
 //!
 //! A *backend* is an RDMA adapter ([`Hca`]) that the device model drives with verbs: protection domains, memory
 //! regions, completion queues, shared receive queues and queue pairs. This crate holds the traits, the value types that
-//! cross them and the queue-pair transition table that both sides must agree on ([`qp_state`]). It knows no PCI, no sockets and
-//! no FFI; guest memory is `pvrdma-guest-memory`.
+//! cross them and the queue-pair transition table that both sides must agree on ([`qp_state`]). It knows no PCI, no
+//! sockets and no FFI; guest memory is `pvrdma-guest-memory`.
 //!
 //! # Who calls whom
 //!
 //! The guest's rings are the queues. The device hands each queue to the backend as a *source* it can pull from
 //! ([`SendSource`], [`RecvSource`]) or a *sink* it can push to ([`CompletionSink`], [`EventSink`]), and afterwards only
-//! tells it that there may be work ([`QueuePair::notify_send`]). The backend pulls when it is ready, so flow control and
-//! bounded memory follow from the rings.
+//! tells it that there may be work ([`QueuePair::notify_send`]). The backend pulls when it is ready, so flow control
+//! and bounded memory follow from the rings.
 //!
 //! # Guest memory
 //!
@@ -20,8 +20,8 @@
 //!
 //! # Destruction
 //!
-//! `destroy` returns only when nothing touches the object's rings or memory any more; the guest frees those pages as soon
-//! as it sees the command's result. It is idempotent, and objects that are still referenced afterwards are inert.
+//! `destroy` returns only when nothing touches the object's rings or memory any more; the guest frees those pages as
+//! soon as it sees the command's result. It is idempotent, and objects that are still referenced afterwards are inert.
 //!
 //! [`DmaView`]: pvrdma_guest_memory::DmaView
 //! [`DmaSpace`]: pvrdma_guest_memory::DmaSpace

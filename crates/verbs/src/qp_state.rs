@@ -92,7 +92,8 @@ const fn datagram(port: M) -> [Edge; 9] {
 /// Checks a modify request. `to` is the state the request names, or the present state if it names none; the mask's
 /// `STATE` bit is ignored.
 ///
-/// A change to RESET or ERROR is always allowed, whatever else the mask says: the guest's driver may already believe in it.
+/// A change to RESET or ERROR is always allowed, whatever else the mask says: the guest's driver may already believe in
+/// it.
 ///
 /// # Errors
 /// What is missing or too much.

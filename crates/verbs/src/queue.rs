@@ -43,12 +43,12 @@ pub trait CompletionSink: Send + Sync {
     /// Publishes one entry and notifies the guest if the queue is armed for it.
     ///
     /// # Errors
-    /// The queue is full or already dead; the entry is lost, the CQ error event was raised, and every QP of this queue must
-    /// go to its error state.
+    /// The queue is full or already dead; the entry is lost, the CQ error event was raised, and every QP of this queue
+    /// must go to its error state.
     fn complete(&self, view: &DmaView<'_>, completion: &Completion) -> Result<(), CqOverrun>;
 
-    /// Publishes entries in order, perhaps all at once, and gives how many there was room for. If that is not all of them,
-    /// the rest is lost and the queue has ended, as with [`Self::complete`].
+    /// Publishes entries in order, perhaps all at once, and gives how many there was room for. If that is not all of
+    /// them, the rest is lost and the queue has ended, as with [`Self::complete`].
     fn complete_all(&self, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         completions.iter().take_while(|completion| self.complete(view, completion).is_ok()).count()
     }

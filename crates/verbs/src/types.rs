@@ -71,8 +71,8 @@ impl Psn {
         Self::new(self.0.wrapping_add(count))
     }
 
-    /// Packets from `earlier` to `self`, negative if `self` comes first. Meaningful while fewer than 2^23 are outstanding
-    /// (IBA 9.7.4.1.1).
+    /// Packets from `earlier` to `self`, negative if `self` comes first. Meaningful while fewer than 2^23 are
+    /// outstanding (IBA 9.7.4.1.1).
     #[inline]
     pub const fn since(self, earlier: Self) -> i32 {
         (self.0.wrapping_sub(earlier.0) << 8).cast_signed() >> 8

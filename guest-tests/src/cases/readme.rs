@@ -15,7 +15,8 @@ use crate::image::GuestImage;
 use crate::process::BoundChild;
 use crate::vm::{Prepared, SHORT, Vm, VmBuilder, processor};
 
-/// In the place of QEMU: gives the machine the image's disk in the place of the reader's, and a processor that is there.
+/// In the place of QEMU: gives the machine the image's disk in the place of the reader's, and a processor that is
+/// there.
 const QEMU: &str = r#"#!/bin/bash
 set -eu
 machine=()

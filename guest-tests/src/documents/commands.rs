@@ -154,8 +154,8 @@ impl Devices {
     }
 }
 
-/// Returns `true` if a text with `$1`, `$(...)` and so on can be another text once they have values. Variables with names
-/// are the same in both.
+/// Returns `true` if a text with `$1`, `$(...)` and so on can be another text once they have values. Variables with
+/// names are the same in both.
 fn may_be(pattern: &str, text: &str) -> bool {
     let Some(at) = pattern.find("$(").into_iter().chain(find_positional(pattern)).min() else { return pattern == text };
     let (head, hole) = pattern.split_at(at);

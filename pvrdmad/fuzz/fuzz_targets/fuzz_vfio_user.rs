@@ -1,7 +1,8 @@
-//! A client that says anything, with descriptors: through the parser of requests, and over a socket to a small function.
+//! A client that says anything, with descriptors: through the parser of requests, and over a socket to a small
+//! function.
 //!
-//! All messages are in the socket before the server looks, so that it never waits, and it never writes more than the socket
-//! holds, so that nobody has to read meanwhile.
+//! All messages are in the socket before the server looks, so that it never waits, and it never writes more than the
+//! socket holds, so that nobody has to read meanwhile.
 #![no_main]
 
 use std::cell::Cell;

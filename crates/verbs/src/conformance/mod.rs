@@ -1,9 +1,9 @@
 //! The verbs conformance suite: same calls, same results, whatever the adapter (feature `testing`).
 //!
-//! Each case makes its own devices, runs on the traits of this crate only and panics when an adapter does something else
-//! than it should. [`cases`] lists them for programs; [`conformance_tests!`](crate::conformance_tests) makes a test of each.
-//! Nothing here knows how long an adapter takes: what must happen is waited for, and that something does not happen is
-//! shown by what happens after it.
+//! Each case makes its own devices, runs on the traits of this crate only and panics when an adapter does something
+//! else than it should. [`cases`] lists them for programs; [`conformance_tests!`](crate::conformance_tests) makes a
+//! test of each. Nothing here knows how long an adapter takes: what must happen is waited for, and that something does
+//! not happen is shown by what happens after it.
 #![expect(clippy::unwrap_used, clippy::panic, reason = "for tests, which end with what goes wrong")]
 
 mod atomics;
@@ -21,7 +21,8 @@ use crate::types::QpType;
 /// What adapters may do in different ways. The suite checks that they do what they say.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Profile {
-    /// A responder that refuses a request raises an asynchronous event (`C11-40` asks for it; some adapters only answer).
+    /// A responder that refuses a request raises an asynchronous event (`C11-40` asks for it; some adapters only
+    /// answer).
     pub responder_events: bool,
     /// A local error of a datagram QP stops its send queue only (SQE); otherwise it stops all of it (ERROR).
     pub send_queue_error: bool,
@@ -31,12 +32,13 @@ pub struct Profile {
     pub established_event: bool,
     /// Only solicited messages are reported as such; otherwise all of them.
     pub exact_solicited: bool,
-    /// A receive that cannot take its message completes with the status that says why, and so does the send; otherwise with any
-    /// error.
+    /// A receive that cannot take its message completes with the status that says why, and so does the send; otherwise
+    /// with any error.
     pub receive_errors: bool,
     /// Datagrams bring the network header of the GIDs that the guests know.
     pub guest_addresses: bool,
-    /// A region that a fast registration filled serves every QP of its protection domain, not only the one that filled it.
+    /// A region that a fast registration filled serves every QP of its protection domain, not only the one that filled
+    /// it.
     pub fast_keys_for_all: bool,
 }
 
@@ -99,7 +101,8 @@ macro_rules! cases {
             vec![$($((concat!(stringify!($module), "::", stringify!($name)), $module::$name::<B>),)*)*]
         }
 
-        /// Makes a test of each case. The argument is called for each and gives a backend and its [`conformance::Profile`].
+        /// Makes a test of each case. The argument is called for each and gives a backend and its
+        /// [`conformance::Profile`].
         ///
         /// [`conformance::Profile`]: crate::conformance::Profile
         #[macro_export]
