@@ -70,7 +70,9 @@ fn columns(kind: ObjectKind) -> &'static [Column] {
             PD,
             ("kind", |mr| word(&mr["kind"])),
             ("start", |mr| mr["start"].as_u64().map_or_else(|| "-".to_owned(), |start| format!("{start:#x}"))),
-            ("length", |mr| mr["length"].as_u64().or(mr["max_bytes"].as_u64()).map_or_else(|| "-".to_owned(), size)),
+            ("length", |mr| {
+                mr["length"].as_u64().or_else(|| mr["max_bytes"].as_u64()).map_or_else(|| "-".to_owned(), size)
+            }),
             ("rights", |mr| word(&mr["access"]).to_lowercase().replace(" | ", ", ")),
         ],
         ObjectKind::Cq => &[HANDLE, CONTEXT, STATE, RING],
