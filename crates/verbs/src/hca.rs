@@ -283,7 +283,7 @@ pub trait MemoryRegion: Send + Sync + 'static {
         Value::Null
     }
 
-    /// Ends the registration. When this returns no access through the keys is under way and none will start.
+    /// Ends the registration. When this returns no access through the keys is in progress and none will start.
     fn destroy(&self);
 }
 

@@ -112,7 +112,7 @@ fn integrity(a: &mut Side, b: &mut Side) -> Result<()> {
     Ok(())
 }
 
-/// The device has seen every doorbell that was rung: over a socket a doorbell is answered before its work is done, and
+/// The device has seen every doorbell so far: over a socket a doorbell is answered before its work is done, and
 /// a datagram that finds no receive is lost. A command comes after them.
 fn seen(side: &Side) -> Result<()> {
     side.driver.query_port().map(drop).context("a command")

@@ -97,7 +97,7 @@ pub struct NetworkReport {
 /// Captures of a device.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 pub struct CaptureReport {
-    /// Under way.
+    /// Running now.
     pub active: u64,
     /// Frames that were captured since the device is in use.
     pub frames: u64,
