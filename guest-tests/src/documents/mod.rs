@@ -7,6 +7,7 @@ mod commands;
 mod links;
 mod markdown;
 mod shell;
+mod sources;
 mod tests;
 
 use std::path::{Path, PathBuf};
@@ -40,10 +41,12 @@ fn documents(directory: &Path) -> Result<Vec<Document>> {
 /// What is wrong in all documents of a directory.
 fn problems(directory: &Path) -> Result<Vec<String>> {
     let documents = documents(directory)?;
+    let sources = sources::sources(directory);
     let mut problems = Vec::new();
     for document in &documents {
         problems.extend(commands::check(document)?);
         problems.extend(links::check(document));
+        problems.extend(sources::check(document, &sources));
     }
     Ok(problems)
 }

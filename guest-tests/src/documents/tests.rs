@@ -48,17 +48,6 @@ fn a_table_between_markers_is_found() {
 }
 
 #[test]
-fn examples_load() {
-    let examples = root().join("examples");
-    for entry in fs::read_dir(examples).into_iter().flatten() {
-        let path = entry.unwrap().path();
-        if path.extension().is_some_and(|extension| extension == "toml") {
-            assert_eq!(commands::load(&fs::read_to_string(&path).unwrap()).unwrap(), None, "{}", path.display());
-        }
-    }
-}
-
-#[test]
 fn good_command_lines_are_good() {
     let text = "\
 ```sh
@@ -119,4 +108,14 @@ fn wrong_links_are_found() {
     assert_problem("# Here\n[a](#there)\n", "no such heading");
     assert_problem("![a](picture.svg)\n", "no such file");
     assert_problem("[a][b]\n\n[b]: nowhere.md\n", "no such file");
+}
+
+#[test]
+fn source_files_that_do_not_exist_are_found() {
+    let document = Document {
+        path: PathBuf::from("a.md"),
+        text: "`ring/mod.rs` and `core.rs`, `*.rs`\n`core/ring.rs`\n```text\n`no.rs`\n```\n".to_owned(),
+    };
+    let sources = [PathBuf::from("/r/src/ring/mod.rs"), PathBuf::from("/r/src/core.rs")];
+    assert_eq!(sources::check(&document, &sources), ["a.md:2: core/ring.rs: there is no such source file"]);
 }
