@@ -17,36 +17,43 @@ pub struct Frames {
 
 impl Frames {
     /// Number of frames.
+    #[inline]
     pub const fn len(&self) -> usize {
         self.spans.len()
     }
 
     /// Returns `true` if there is no frame.
+    #[inline]
     pub const fn is_empty(&self) -> bool {
         self.spans.is_empty()
     }
 
     /// Bytes of all frames together.
+    #[inline]
     pub const fn bytes(&self) -> usize {
         self.total
     }
 
     /// One frame.
+    #[inline]
     pub fn get(&self, index: usize) -> Option<&[u8]> {
         self.bytes.get(self.spans.get(index)?.clone())
     }
 
     /// All frames from `from` on.
+    #[inline]
     pub fn iter_from(&self, from: usize) -> impl Iterator<Item = &[u8]> {
         (from..self.len()).map_while(|index| self.get(index))
     }
 
     /// All frames.
+    #[inline]
     pub fn iter(&self) -> impl Iterator<Item = &[u8]> {
         self.iter_from(0)
     }
 
     /// Appends a frame.
+    #[inline]
     pub fn push(&mut self, frame: &[u8]) {
         self.push_with(frame.len(), |room| {
             room.copy_from_slice(frame);
@@ -56,6 +63,7 @@ impl Frames {
 
     /// Appends the frame that `fill` writes into a buffer of `room` bytes; `fill` returns its length, or `None` for no
     /// frame. Returns `true` if there was one.
+    #[inline]
     pub fn push_with(&mut self, room: usize, fill: impl FnOnce(&mut [u8]) -> Option<usize>) -> bool {
         let span = self.reserve(room);
         let start = span.start;
@@ -66,6 +74,7 @@ impl Frames {
     }
 
     /// Sets `length` bytes aside, in which frames can be put together.
+    #[inline]
     pub fn reserve(&mut self, length: usize) -> Range<usize> {
         let (start, end) = (self.used, self.used.saturating_add(length));
         if self.bytes.len() < end {
@@ -81,11 +90,13 @@ impl Frames {
     }
 
     /// Bytes that were set aside.
+    #[inline]
     pub fn room(&mut self, span: Range<usize>) -> &mut [u8] {
         self.bytes.get_mut(span).unwrap_or_default()
     }
 
     /// Appends a frame that lies in bytes that were set aside. Returns `true` if it does.
+    #[inline]
     pub fn mark(&mut self, span: Range<usize>) -> bool {
         let inside = span.start <= span.end && span.end <= self.used;
         if inside {
@@ -96,6 +107,7 @@ impl Frames {
     }
 
     /// Drops frames from index `from` on that `keep` does not want. Returns how many.
+    #[inline]
     pub fn retain_from(&mut self, from: usize, mut keep: impl FnMut(&[u8]) -> bool) -> usize {
         let (before, bytes, total) = (self.spans.len(), &self.bytes, &mut self.total);
         let mut index = 0;
@@ -109,6 +121,7 @@ impl Frames {
     }
 
     /// Forgets all frames and keeps the buffer.
+    #[inline]
     pub fn clear(&mut self) {
         self.spans.clear();
         (self.used, self.total) = (0, 0);

@@ -94,6 +94,7 @@ pub struct ReactionPoint {
 
 impl ReactionPoint {
     /// State of a QP that was at line rate until now.
+    #[inline]
     pub fn new(config: &Congestion, now: Duration) -> Self {
         Self {
             config: *config,
@@ -112,16 +113,19 @@ impl ReactionPoint {
     }
 
     /// The current rate in bytes per second.
+    #[inline]
     pub const fn rate(&self) -> u64 {
         self.rate
     }
 
     /// Returns `true` if the rate is back at line rate, so that there is nothing left to remember.
+    #[inline]
     pub const fn has_recovered(&self) -> bool {
         self.last_cut.is_some() && self.rate >= self.config.line_rate
     }
 
     /// A congestion notification came. Returns `true` if the rate was cut.
+    #[inline]
     pub fn notify(&mut self, now: Duration) -> bool {
         self.advance(now);
         self.notified = true;
@@ -138,12 +142,14 @@ impl ReactionPoint {
     }
 
     /// When the next packet may leave, if that is not now.
+    #[inline]
     pub fn blocked_until(&mut self, now: Duration) -> Option<Duration> {
         self.advance(now);
         (self.next > now).then_some(self.next)
     }
 
     /// A packet has left.
+    #[inline]
     pub fn sent(&mut self, now: Duration, bytes: u64) {
         let takes = u128::from(bytes) * 1_000_000_000 / u128::from(self.rate.max(1));
         let takes = Duration::from_nanos(u64::try_from(takes).unwrap_or(u64::MAX));

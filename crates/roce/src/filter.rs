@@ -30,6 +30,7 @@ pub enum DropReason {
 ///
 /// # Errors
 /// The packet is to be dropped.
+#[inline]
 pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo, DropReason> {
     match qp_type {
         QpType::Rc => admit_service(packet, Service::Rc),
@@ -41,6 +42,7 @@ pub fn admit(packet: &Packet<'_>, qp_type: QpType) -> Result<&'static OpcodeInfo
 ///
 /// # Errors
 /// The packet is to be dropped.
+#[inline]
 pub fn admit_notification(packet: &Packet<'_>) -> Result<&'static OpcodeInfo, DropReason> {
     admit_service(packet, Service::Congestion)
 }
@@ -62,6 +64,7 @@ fn admit_service(packet: &Packet<'_>, service: Service) -> Result<&'static Opcod
 ///
 /// # Errors
 /// The packet is to be dropped.
+#[inline]
 pub fn admit_connected(packet: &Packet<'_>, local: Qpn, path: &Path) -> Result<&'static OpcodeInfo, DropReason> {
     let info = admit(packet, QpType::Rc)?;
     if packet.header.bth.destination != local || !path.leads_back(packet) {

@@ -50,6 +50,7 @@ pub struct Path {
 
 impl Path {
     /// The path of a connected QP. `None` if one GID is IPv4 and the other is not.
+    #[inline]
     pub fn connected(origin: &Origin, av: &AddressVector, local: Qpn, remote: Qpn) -> Option<Self> {
         let av = match origin.kind {
             GidType::RoceV2 if origin.marks.ecn => {
@@ -61,6 +62,7 @@ impl Path {
     }
 
     /// The path of a datagram. `None` if one GID is IPv4 and the other is not.
+    #[inline]
     pub fn datagram(origin: &Origin, to: &UdDestination, local: Qpn) -> Option<Self> {
         let av = AddressVector {
             dgid: to.dgid,
@@ -102,6 +104,7 @@ impl Path {
     }
 
     /// Starts a frame with `payload_len` bytes. `ident` is the last IPv4 identification of this sender.
+    #[inline]
     pub(super) fn frame<'b>(
         &self,
         ident: &mut u16,
@@ -121,6 +124,7 @@ impl Path {
 
     /// Writes a congestion notification (CNP) for what the QP `remote` sends. Returns the length of the frame in bytes;
     /// `None`: `out` is too small.
+    #[inline]
     pub fn notification(&self, remote: Qpn, config: &Congestion, out: &mut [u8]) -> Option<usize> {
         let mut path = *self;
         // As adapters do: ECT, so that a congested switch marks it rather than drops it.
@@ -140,6 +144,7 @@ impl Path {
     }
 
     /// Returns `true` if a packet came from exactly the address that this path leads to.
+    #[inline]
     pub fn leads_back(&self, packet: &Packet<'_>) -> bool {
         let theirs = &packet.header.network;
         theirs.kind() == self.network.kind()
@@ -150,6 +155,7 @@ impl Path {
 }
 
 /// Packets that a message of `length` bytes takes: at least one (IBA 9.7.2).
+#[inline]
 pub(super) const fn packets(length: u32, mtu: Mtu) -> u32 {
     match length.div_ceil(mtu.bytes()) {
         0 => 1,
@@ -158,6 +164,7 @@ pub(super) const fn packets(length: u32, mtu: Mtu) -> u32 {
 }
 
 /// Bytes of a path MTU.
+#[inline]
 pub(super) const fn mtu_bytes(mtu: Mtu) -> usize {
     mtu.bytes() as usize
 }

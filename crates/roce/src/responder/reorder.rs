@@ -22,6 +22,7 @@ pub struct ReorderBudget {
 
 impl ReorderBudget {
     /// Bytes in use.
+    #[inline]
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)
     }
@@ -57,16 +58,19 @@ pub struct ReorderBuffer {
 
 impl ReorderBuffer {
     /// An empty buffer that shares `budget` with the other QPs of its port.
+    #[inline]
     pub const fn new(budget: ReorderBudget) -> Self {
         Self { budget, base: Psn::new(0), frames: VecDeque::new(), gap_filled: false, peer_is_selective: false }
     }
 
     /// Returns `true` if it holds no packet.
+    #[inline]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }
 
     /// A packet has come, while `expected` was expected. Learns from it how the peer retransmits.
+    #[inline]
     pub fn observe(&mut self, expected: Psn, psn: Psn) {
         if self.gap_filled {
             self.peer_is_selective = !psn.precedes(expected);
@@ -77,6 +81,7 @@ impl ReorderBuffer {
     /// Buffers an out-of-order frame, or drops it if the buffer is full; then it is retransmitted. Returns the number
     /// of newly detected missing packets right before it (0 unless the peer retransmits selectively), without
     /// `expected`, which a sequence NAK names in any case.
+    #[inline]
     pub fn insert(&mut self, expected: Psn, psn: Psn, frame: &[u8]) -> u32 {
         let end = if self.frames.is_empty() {
             self.base = psn;
@@ -106,6 +111,7 @@ impl ReorderBuffer {
     }
 
     /// Takes the frame with this PSN out, and drops those before it.
+    #[inline]
     pub fn pop_expected(&mut self, psn: Psn) -> Option<Box<[u8]>> {
         let passed = usize::try_from(psn.since(self.base)).ok()?;
         for _ in 0..passed {
@@ -124,6 +130,7 @@ impl ReorderBuffer {
     }
 
     /// Drops all packets.
+    #[inline]
     pub fn clear(&mut self) {
         while let Some(frame) = self.frames.pop_front() {
             self.account(frame.as_deref());

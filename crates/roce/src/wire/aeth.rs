@@ -16,10 +16,12 @@ pub struct Aeth {
 }
 
 impl Aeth {
+    #[inline]
     pub(super) const fn from_bytes([syndrome, high, middle, low]: [u8; 4]) -> Self {
         Self { syndrome: Syndrome::from_byte(syndrome), msn: u24([high, middle, low]) }
     }
 
+    #[inline]
     pub(super) const fn to_bytes(self) -> [u8; 4] {
         let [high, middle, low] = u24_bytes(self.msn);
         [self.syndrome.byte(), high, middle, low]
@@ -71,6 +73,7 @@ impl Syndrome {
     pub const ACK: Self = Self::Ack { credits: NO_CREDITS };
 
     /// From the byte on the wire.
+    #[inline]
     pub const fn from_byte(byte: u8) -> Self {
         let low = byte & 0x1f;
         match byte >> 5 {
@@ -89,6 +92,7 @@ impl Syndrome {
     }
 
     /// The byte on the wire.
+    #[inline]
     pub const fn byte(self) -> u8 {
         match self {
             Self::Ack { credits } => credits & 0x1f,
@@ -127,6 +131,7 @@ const RNR_DELAYS: [u32; 32] = [
 ];
 
 /// How long an RNR NAK with this timer code (0..=31) asks to wait.
+#[inline]
 pub fn rnr_delay(timer: u8) -> Duration {
     let units = RNR_DELAYS.get(usize::from(timer & 0x1f)).copied().unwrap_or_default();
     Duration::from_micros(10).saturating_mul(units)

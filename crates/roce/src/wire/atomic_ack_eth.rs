@@ -8,10 +8,12 @@ pub struct AtomicAckEth {
 }
 
 impl AtomicAckEth {
+    #[inline]
     pub(super) const fn from_bytes(header: &[u8; 8]) -> Self {
         Self { original: u64::from_be_bytes(*header) }
     }
 
+    #[inline]
     pub(super) const fn to_bytes(self) -> [u8; 8] {
         self.original.to_be_bytes()
     }

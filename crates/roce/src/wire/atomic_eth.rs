@@ -16,6 +16,7 @@ pub struct AtomicEth {
 }
 
 impl AtomicEth {
+    #[inline]
     pub(super) fn from_bytes(header: &[u8; 28]) -> Self {
         Self {
             address: u64::from_be_bytes(field::<0, _, _>(header)),
@@ -25,6 +26,7 @@ impl AtomicEth {
         }
     }
 
+    #[inline]
     pub(super) fn to_bytes(self) -> [u8; 28] {
         let mut header = [0; 28];
         put::<0, _, _>(&mut header, self.address.to_be_bytes());

@@ -9,6 +9,7 @@ use super::opcode::Opcode;
 pub const DEFAULT_PKEY: u16 = 0xffff;
 
 /// Returns `true` if two P_Keys belong together: the same partition, and at least one side a full member (IBA 10.9.3).
+#[inline]
 pub const fn pkey_matches(ours: u16, theirs: u16) -> bool {
     (ours ^ theirs) & 0x7fff == 0 && (ours | theirs) & 0x8000 != 0
 }
@@ -49,6 +50,7 @@ impl Bth {
     pub const LEN: usize = 12;
 
     /// A header with everything optional off.
+    #[inline]
     pub const fn new(opcode: Opcode, destination: Qpn, psn: Psn) -> Self {
         Self {
             opcode,
@@ -67,6 +69,7 @@ impl Bth {
         }
     }
 
+    #[inline]
     pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Self {
         let [opcode, flags] = field::<0, _, _>(header);
         let [notification] = field::<4, _, _>(header);
@@ -88,6 +91,7 @@ impl Bth {
         }
     }
 
+    #[inline]
     pub(super) fn to_bytes(self) -> [u8; Self::LEN] {
         let bit = |set: bool, mask: u8| if set { mask } else { 0 };
         let flags = bit(self.solicited, 0x80) | bit(self.migration, 0x40) | (self.pad & 3) << 4 | self.version & 0xf;

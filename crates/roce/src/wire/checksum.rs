@@ -15,6 +15,7 @@ pub struct Checksum {
 
 impl Checksum {
     /// Adds bytes. The sum cannot overflow before 2^48 bytes.
+    #[inline]
     pub fn add(&mut self, mut bytes: &[u8]) {
         if let (true, Some((&second, rest))) = (self.odd, bytes.split_first()) {
             self.sum += u64::from(second);
@@ -30,6 +31,7 @@ impl Checksum {
     }
 
     /// The checksum: 0 if the bytes contained it and are intact.
+    #[inline]
     pub const fn finish(self) -> u16 {
         let mut sum = self.sum;
         while sum > 0xffff {

@@ -16,6 +16,7 @@ const SAMPLE_LEN: usize = 4096;
 /// Measures with the clock `now` which of two ways to compute an ICRC is faster on this processor, and uses that from
 /// now on, in the whole process. Takes some microseconds. Without it, and if the clock stands still, the way for real
 /// processors is used; the results are the same.
+#[inline]
 pub fn choose_crc(now: impl Fn() -> Duration) {
     USE_SHIFTED.store(shifted_is_faster(now), Ordering::Relaxed);
 }

@@ -14,10 +14,12 @@ pub struct Deth {
 }
 
 impl Deth {
+    #[inline]
     pub(super) fn from_bytes(header: &[u8; 8]) -> Self {
         Self { qkey: u32::from_be_bytes(field::<0, _, _>(header)), source: Qpn::new(u24(field::<5, _, _>(header))) }
     }
 
+    #[inline]
     pub(super) fn to_bytes(self) -> [u8; 8] {
         let mut header = [0; 8];
         put::<0, _, _>(&mut header, self.qkey.to_be_bytes());

@@ -33,12 +33,14 @@ pub struct Vlan {
 
 impl Vlan {
     /// Takes the field apart.
+    #[inline]
     pub const fn from_tci(tci: [u8; 2]) -> Self {
         let [high, low] = tci;
         Self { pcp: high >> 5, dei: high & 0x10 != 0, vid: u16::from_be_bytes([high & 0xf, low]) }
     }
 
     /// Puts the field together.
+    #[inline]
     pub const fn tci(self) -> [u8; 2] {
         let [high, low] = (self.vid & 0xfff).to_be_bytes();
         [self.pcp << 5 | (self.dei as u8) << 4 | high, low]
@@ -66,6 +68,7 @@ impl Ethernet {
     ///
     /// # Errors
     /// The frame is shorter than the header.
+    #[inline]
     pub fn parse(frame: &[u8]) -> Result<(Self, EtherType, &[u8]), ParseError> {
         let short = ParseError::Truncated("Ethernet header");
         let (header, rest) = frame.split_first_chunk::<{ Self::UNTAGGED_LEN }>().ok_or(short)?;
@@ -85,6 +88,7 @@ impl Ethernet {
 
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[inline]
     pub const fn len(&self) -> usize {
         match self.vlan {
             Some(_) => Self::UNTAGGED_LEN + Self::TAG_LEN,
@@ -93,12 +97,14 @@ impl Ethernet {
     }
 
     /// The VLAN this frame belongs to. A priority tag is none.
+    #[inline]
     pub fn vlan_id(&self) -> Option<u16> {
         self.vlan.map(|vlan| vlan.vid).filter(|&vid| vid != 0)
     }
 
     /// The bytes before the optional tag, ending with `ethertype`; with a tag that is 0x8100 and [`Self::tag_bytes`]
     /// follow.
+    #[inline]
     pub(super) fn to_bytes(self, ethertype: EtherType) -> [u8; Self::UNTAGGED_LEN] {
         let mut header = [0; Self::UNTAGGED_LEN];
         put::<0, _, _>(&mut header, self.destination.0);
@@ -109,6 +115,7 @@ impl Ethernet {
     }
 
     /// The tag and the ethertype behind it.
+    #[inline]
     pub(super) fn tag_bytes(self, ethertype: EtherType) -> Option<[u8; Self::TAG_LEN]> {
         let [high, low] = self.vlan?.tci();
         let [type_high, type_low] = ethertype.0.to_be_bytes();

@@ -43,6 +43,7 @@ impl Extension {
     pub(super) const MAX_LEN: usize = 28;
 
     /// Which combination this is.
+    #[inline]
     pub const fn shape(&self) -> Shape {
         match self {
             Self::None => Shape::None,
@@ -60,6 +61,7 @@ impl Extension {
     }
 
     /// Takes the headers of this shape off the front. `None` if there are too few bytes.
+    #[inline]
     pub(super) fn parse(shape: Shape, bytes: &[u8]) -> Option<(Self, &[u8])> {
         let mut rest = bytes;
         let extension = match shape {
@@ -81,6 +83,7 @@ impl Extension {
     }
 
     /// Hands the bytes of the headers to `out`, in order.
+    #[inline]
     pub(super) fn emit(&self, mut out: impl FnMut(&[u8])) {
         match self {
             Self::None => {}
@@ -110,6 +113,7 @@ impl Extension {
     }
 
     /// Immediate data, if any.
+    #[inline]
     pub const fn immediate(&self) -> Option<[u8; 4]> {
         match *self {
             Self::ImmDt(immediate) | Self::RethImmDt(_, immediate) | Self::DethImmDt(_, immediate) => Some(immediate.0),
@@ -118,6 +122,7 @@ impl Extension {
     }
 
     /// RETH, if any.
+    #[inline]
     pub const fn reth(&self) -> Option<Reth> {
         match *self {
             Self::Reth(reth) | Self::RethImmDt(reth, _) | Self::FethReth(_, reth) => Some(reth),
@@ -126,6 +131,7 @@ impl Extension {
     }
 
     /// AETH, if any.
+    #[inline]
     pub const fn aeth(&self) -> Option<Aeth> {
         match *self {
             Self::Aeth(aeth) | Self::AtomicAckEth(aeth, _) => Some(aeth),
@@ -134,6 +140,7 @@ impl Extension {
     }
 
     /// DETH, if any.
+    #[inline]
     pub const fn deth(&self) -> Option<Deth> {
         match *self {
             Self::Deth(deth) | Self::DethImmDt(deth, _) => Some(deth),

@@ -19,6 +19,7 @@ pub const MAX_FRAME: usize = MAX_HEADER + MAX_PAYLOAD + 3 + Icrc::LEN;
 impl Header {
     /// Length of everything before the payload in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[inline]
     pub fn len(&self) -> usize {
         let mut len = self.ethernet.len() + self.network.len() + Bth::LEN;
         self.extension.emit(|bytes| len += bytes.len());
@@ -30,6 +31,7 @@ impl Header {
     ///
     /// # Errors
     /// The extension headers do not fit the opcode, or the buffer is too small, or the length is too large.
+    #[inline]
     pub fn write(&self, payload_len: usize, out: &mut [u8]) -> Result<(usize, Icrc), BuildError> {
         let expected = self.bth.opcode.info().map_or(super::Shape::None, |info| info.shape);
         if expected != self.extension.shape() {
@@ -112,6 +114,7 @@ impl<'b> FrameWriter<'b> {
     ///
     /// # Errors
     /// As for [`Header::write`].
+    #[inline]
     pub fn new(header: &Header, payload_len: usize, out: &'b mut [u8]) -> Result<Self, BuildError> {
         let (header_len, icrc) = header.write(payload_len, out)?;
         let tail_len = usize::from(pad_of(payload_len)) + Icrc::LEN;
@@ -122,11 +125,13 @@ impl<'b> FrameWriter<'b> {
     }
 
     /// The payload area, to be filled.
+    #[inline]
     pub fn payload(&mut self) -> &mut [u8] {
         self.payload
     }
 
     /// Appends zero pad bytes and the ICRC. Returns the length of the frame.
+    #[inline]
     pub fn finish(mut self) -> usize {
         self.icrc.update(self.payload);
         let total = self.header_len + self.payload.len() + self.tail.len();
@@ -143,6 +148,7 @@ impl<'b> FrameWriter<'b> {
 ///
 /// # Errors
 /// As for [`Header::write`].
+#[inline]
 pub fn build(header: &Header, payload: &[u8]) -> Result<Vec<u8>, BuildError> {
     let room = header.len() + payload.len() + usize::from(pad_of(payload.len())) + Icrc::LEN;
     let mut frame = vec![0; room];

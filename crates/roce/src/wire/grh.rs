@@ -27,6 +27,7 @@ impl Grh {
     const NEXT_HEADER: u8 = 0x1b;
 
     /// Reads the header, with the bytes that follow it (BTH through ICRC).
+    #[inline]
     pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Result<(Self, u16), ParseError> {
         let (fixed, source, destination) = parts(header);
         if fixed.version != 6 || fixed.next_header != Self::NEXT_HEADER {
@@ -37,6 +38,7 @@ impl Grh {
     }
 
     /// The header in front of `payload_len` bytes.
+    #[inline]
     pub fn to_bytes(self, payload_len: u16) -> [u8; Self::LEN] {
         let Self { traffic_class, flow_label, hop_limit, source, destination } = self;
         let next_header = Self::NEXT_HEADER;
@@ -58,6 +60,7 @@ pub(super) struct FixedPart {
     pub(super) hop_limit: u8,
 }
 
+#[inline]
 pub(super) fn parts(header: &[u8; 40]) -> (FixedPart, Gid, Gid) {
     let [first, second, label_middle, label_low] = field::<0, _, _>(header);
     let [next_header, hop_limit] = field::<6, _, _>(header);
@@ -72,6 +75,7 @@ pub(super) fn parts(header: &[u8; 40]) -> (FixedPart, Gid, Gid) {
     (fixed, Gid(field::<8, _, _>(header)), Gid(field::<24, _, _>(header)))
 }
 
+#[inline]
 pub(super) fn join(fixed: &FixedPart, source: Gid, destination: Gid) -> [u8; 40] {
     let [label_high, label_middle, label_low] = u24_bytes(fixed.flow_label);
     let first = fixed.version << 4 | fixed.traffic_class >> 4;

@@ -28,6 +28,7 @@ impl Icrc {
     pub const LEN: usize = 4;
 
     /// Starts a RoCE v1 packet.
+    #[inline]
     pub fn over_grh(grh: &[u8; Grh::LEN], bth: &[u8; Bth::LEN]) -> Self {
         let mut masked = *grh;
         mask_route(&mut masked);
@@ -35,6 +36,7 @@ impl Icrc {
     }
 
     /// Starts a RoCE v2 packet over IPv4. The identification is covered.
+    #[inline]
     pub fn over_ipv4(ip: &[u8; Ipv4::LEN], udp: &[u8; Udp::LEN], bth: &[u8; Bth::LEN]) -> Self {
         let mut masked = [0xff; Ipv4::LEN + Udp::LEN];
         let (network, transport) = masked.split_at_mut(Ipv4::LEN);
@@ -48,6 +50,7 @@ impl Icrc {
     }
 
     /// Starts a RoCE v2 packet over IPv6.
+    #[inline]
     pub fn over_ipv6(ip: &[u8; Ipv6::LEN], udp: &[u8; Udp::LEN], bth: &[u8; Bth::LEN]) -> Self {
         let mut route = *ip;
         mask_route(&mut route);

@@ -8,10 +8,12 @@ pub struct Ieth {
 }
 
 impl Ieth {
+    #[inline]
     pub(super) const fn from_bytes(header: &[u8; 4]) -> Self {
         Self { rkey: u32::from_be_bytes(*header) }
     }
 
+    #[inline]
     pub(super) const fn to_bytes(self) -> [u8; 4] {
         self.rkey.to_be_bytes()
     }

@@ -33,6 +33,7 @@ impl Ipv4 {
     pub const LEN: usize = 20;
 
     /// Reads the header, with the bytes that follow it.
+    #[inline]
     pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Result<(Self, u16), ParseError> {
         let [version, traffic_class] = field::<0, _, _>(header);
         if version >> 4 != 4 {
@@ -70,6 +71,7 @@ impl Ipv4 {
     }
 
     /// The header with its checksum. `total_len` counts the header.
+    #[inline]
     pub fn to_bytes(self, total_len: u16) -> [u8; Self::LEN] {
         let mut header = [0; Self::LEN];
         put::<0, _, _>(&mut header, [0x45, self.traffic_class]);
@@ -87,6 +89,7 @@ impl Ipv4 {
 }
 
 /// An IPv4 address as GID: `::ffff:a.b.c.d`.
+#[inline]
 pub(super) const fn mapped(address: [u8; 4]) -> Gid {
     let [a, b, c, d] = address;
     Gid([0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, a, b, c, d])
@@ -107,6 +110,7 @@ pub enum Ecn {
 
 impl Ecn {
     /// The bits of a traffic class.
+    #[inline]
     pub const fn of(traffic_class: u8) -> Self {
         match traffic_class & 3 {
             0 => Self::NotCapable,

@@ -26,6 +26,7 @@ impl Ipv6 {
     pub const LEN: usize = 40;
 
     /// Reads the header, with the bytes that follow it.
+    #[inline]
     pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Result<(Self, u16), ParseError> {
         let (fixed, source, destination) = parts(header);
         if fixed.version != 6 {
@@ -39,6 +40,7 @@ impl Ipv6 {
     }
 
     /// The header in front of `payload_len` bytes.
+    #[inline]
     pub fn to_bytes(self, payload_len: u16) -> [u8; Self::LEN] {
         let Self { traffic_class, flow_label, hop_limit, source, destination } = self;
         let next_header = PROTOCOL_UDP;

@@ -39,6 +39,7 @@ pub enum Operation {
 
 impl Operation {
     /// Returns `true` if this goes from responder to requester.
+    #[inline]
     pub const fn is_response(self) -> bool {
         matches!(self, Self::ReadResponse | Self::Acknowledge | Self::AtomicAcknowledge)
     }
@@ -59,16 +60,19 @@ pub enum Position {
 
 impl Position {
     /// Returns `true` if a message begins here.
+    #[inline]
     pub const fn starts(self) -> bool {
         matches!(self, Self::First | Self::Only)
     }
 
     /// Returns `true` if a message ends here.
+    #[inline]
     pub const fn ends(self) -> bool {
         matches!(self, Self::Last | Self::Only)
     }
 
     /// Of a packet of a message, given whether it is the first and whether it is the last.
+    #[inline]
     pub const fn of(first: bool, last: bool) -> Self {
         match (first, last) {
             (true, true) => Self::Only,
@@ -121,6 +125,7 @@ pub enum PayloadRule {
 
 impl PayloadRule {
     /// Returns `true` if a payload of `len` bytes is legal with a path MTU of `mtu` bytes.
+    #[inline]
     pub const fn allows(self, len: usize, mtu: usize) -> bool {
         match self {
             Self::Exactly(exactly) => len == exactly as usize,
@@ -254,6 +259,7 @@ impl Opcode {
     }
 
     /// Packet of an RC SEND.
+    #[inline]
     pub const fn send(position: Position) -> Self {
         Self(match position {
             Position::First => 0x00,
@@ -264,16 +270,19 @@ impl Opcode {
     }
 
     /// Last packet of an RC SEND with immediate data.
+    #[inline]
     pub const fn send_immediate(only: bool) -> Self {
         Self(if only { 0x05 } else { 0x03 })
     }
 
     /// Last packet of an RC SEND with invalidate.
+    #[inline]
     pub const fn send_invalidate(only: bool) -> Self {
         Self(if only { 0x17 } else { 0x16 })
     }
 
     /// Packet of an RC RDMA WRITE.
+    #[inline]
     pub const fn write(position: Position) -> Self {
         Self(match position {
             Position::First => 0x06,
@@ -284,11 +293,13 @@ impl Opcode {
     }
 
     /// Last packet of an RC RDMA WRITE with immediate data.
+    #[inline]
     pub const fn write_immediate(only: bool) -> Self {
         Self(if only { 0x0b } else { 0x09 })
     }
 
     /// Packet of a response to an RDMA READ.
+    #[inline]
     pub const fn read_response(position: Position) -> Self {
         Self(match position {
             Position::First => 0x0d,

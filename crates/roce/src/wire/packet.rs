@@ -29,6 +29,7 @@ pub enum Network {
 impl Network {
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
+    #[inline]
     pub const fn len(&self) -> usize {
         match self {
             Self::V1(_) => Grh::LEN,
@@ -38,6 +39,7 @@ impl Network {
     }
 
     /// What precedes it in the Ethernet header.
+    #[inline]
     pub const fn ethertype(&self) -> EtherType {
         match self {
             Self::V1(_) => EtherType::ROCE,
@@ -47,6 +49,7 @@ impl Network {
     }
 
     /// Which kind it is.
+    #[inline]
     pub const fn kind(&self) -> NetworkType {
         match self {
             Self::V1(_) => NetworkType::RoceV1,
@@ -56,6 +59,7 @@ impl Network {
     }
 
     /// The sender's address as GID.
+    #[inline]
     pub const fn source(&self) -> Gid {
         match self {
             Self::V1(grh) => grh.source,
@@ -65,6 +69,7 @@ impl Network {
     }
 
     /// The receiver's address as GID.
+    #[inline]
     pub const fn destination(&self) -> Gid {
         match self {
             Self::V1(grh) => grh.destination,
@@ -74,6 +79,7 @@ impl Network {
     }
 
     /// DSCP and ECN.
+    #[inline]
     pub const fn traffic_class(&self) -> u8 {
         match self {
             Self::V1(grh) => grh.traffic_class,
@@ -83,6 +89,7 @@ impl Network {
     }
 
     /// What switches on the way said about congestion.
+    #[inline]
     pub const fn ecn(&self) -> Ecn {
         Ecn::of(self.traffic_class())
     }
@@ -129,6 +136,7 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     /// The frame is not RoCE, or is malformed.
+    #[inline]
     pub fn parse(frame: &'a [u8]) -> Result<Self, ParseError> {
         let (ethernet, ethertype, bytes) = Ethernet::parse(frame)?;
         let (network, raw, body) = parse_network(ethertype, bytes)?;
@@ -147,6 +155,7 @@ impl<'a> Packet<'a> {
     }
 
     /// The ICRC that the packet should have.
+    #[inline]
     pub fn computed_icrc(&self) -> [u8; Icrc::LEN] {
         let mut icrc = match self.network {
             RawNetwork::V1(grh) => Icrc::over_grh(grh, self.bth),
@@ -161,6 +170,7 @@ impl<'a> Packet<'a> {
     ///
     /// # Errors
     /// Which check failed.
+    #[inline]
     pub fn verify(&self) -> Result<(), CrcError> {
         if self.computed_icrc() != self.icrc {
             return Err(CrcError::Icrc);
@@ -172,12 +182,14 @@ impl<'a> Packet<'a> {
     }
 
     /// Returns `true` if pad count and payload make a multiple of four bytes, as they must (IBA 9.2.3).
+    #[inline]
     pub fn pad_is_right(&self) -> bool {
         (self.payload.len() + usize::from(self.header.bth.pad)).is_multiple_of(4)
     }
 
     /// What the first 40 bytes of a datagram's receive buffer hold: the GRH or IPv6 header as received, or an IPv4
     /// header in the last 20 (IBA annex A17.4.5.1).
+    #[inline]
     pub fn grh_area(&self) -> [u8; Grh::LEN] {
         match self.network {
             RawNetwork::V1(grh) => *grh,

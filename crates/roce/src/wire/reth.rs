@@ -14,6 +14,7 @@ pub struct Reth {
 }
 
 impl Reth {
+    #[inline]
     pub(super) fn from_bytes(header: &[u8; 16]) -> Self {
         Self {
             address: u64::from_be_bytes(field::<0, _, _>(header)),
@@ -22,6 +23,7 @@ impl Reth {
         }
     }
 
+    #[inline]
     pub(super) fn to_bytes(self) -> [u8; 16] {
         let mut header = [0; 16];
         put::<0, _, _>(&mut header, self.address.to_be_bytes());

@@ -33,6 +33,7 @@ impl Udp {
     /// Length of the header in bytes.
     pub const LEN: usize = 8;
 
+    #[inline]
     pub(super) fn from_bytes(header: &[u8; Self::LEN]) -> Parsed {
         let word = u16::from_be_bytes;
         Parsed {
@@ -42,6 +43,7 @@ impl Udp {
         }
     }
 
+    #[inline]
     pub(super) fn to_bytes(self, length: u16) -> [u8; Self::LEN] {
         let mut header = [0; Self::LEN];
         put::<0, _, _>(&mut header, self.source_port.to_be_bytes());
@@ -53,6 +55,7 @@ impl Udp {
 }
 
 /// Source port of a connected QP, as Linux chooses it: from the flow label, or from both QPNs if that is 0.
+#[inline]
 pub const fn connected_source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
     let mut label = flow_label & 0xf_ffff;
     if label == 0 {
@@ -66,6 +69,7 @@ pub const fn connected_source_port(flow_label: u32, local: Qpn, remote: Qpn) -> 
 }
 
 /// Source port of a datagram QP, as Linux chooses it.
+#[inline]
 pub const fn datagram_source_port(local: Qpn) -> u16 {
     let [_, _, high, low] = (local.get().wrapping_mul(0x61c8_8647) >> 18).to_be_bytes();
     FIRST_SOURCE_PORT | u16::from_be_bytes([high, low])
