@@ -18,7 +18,7 @@ use crate::intr::{Interrupts, VECTORS};
 use crate::pci::{CONFIG_SIZE, ConfigSpace, Switches};
 use crate::pci_function::{Bar, InterruptSink, PciFunction};
 use crate::regs::{RegRead, RegWrite};
-use crate::stats::{DeviceStatus, Phase};
+use crate::stats::{DeviceStatus, MemoryStatus, Phase};
 
 /// A PVRDMA function with its core.
 ///
@@ -114,8 +114,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             port: core.hca.port(),
             objects: core.objects.counts(),
             page_list_extents: core.objects.budget.used(),
-            mapped_bytes: core.memory.mapped_bytes(),
-            pinned_bytes: core.memory.pinned_bytes(),
+            memory: MemoryStatus { mapped_bytes: core.memory.mapped_bytes(), pinned_bytes: core.memory.pinned_bytes() },
             commands: core.stats.commands(),
             counters: counts.concat(),
             adapter: core.hca.counters(),
