@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Completion, CompletionSink, VerbsError};
+use pvrdma_verbs::{Completion, CompletionSink, Snapshot, VerbsError};
+use serde::Serialize;
 
 use crate::adapter::Adapter;
 use crate::counters::bump;
@@ -41,6 +42,27 @@ struct State {
     needed: u32,
 }
 
+/// A completion queue at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct CqInspect {
+    /// Room in the host's queue, and how much of it is spoken for.
+    host: Snapshot<CqRoom>,
+    /// An event comes with the next completion.
+    armed: bool,
+    /// The guest's queue was full once, or it ended. It takes nothing any more.
+    dead: bool,
+    /// How often the guest polled an empty queue.
+    guest_polls: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+struct CqRoom {
+    /// Entries of the host's queue.
+    entries: u32,
+    /// Requests that may complete here at the same time.
+    needed: u32,
+}
+
 impl fmt::Debug for Cq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Cq").field("host", &self.host).finish_non_exhaustive()
@@ -66,6 +88,13 @@ impl Cq {
         cqs.insert(cq.host.address(), &cq);
         cq.arm()?;
         Ok(cq)
+    }
+
+    /// Describes itself. Waits for nobody.
+    pub(crate) fn inspect(&self) -> CqInspect {
+        // The lock keeps the host's queue from being resized.
+        let host = self.state.try_lock().map(|state| CqRoom { entries: self.host.entries(), needed: state.needed });
+        CqInspect { host: host.into(), armed: self.is_armed(), dead: self.is_dead(), guest_polls: self.guest_polls() }
     }
 
     /// Arms the host's queue: an event comes with the next completion. What came before is for the caller to take.

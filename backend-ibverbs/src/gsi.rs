@@ -14,8 +14,9 @@ use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
     Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvSource, RecvWr, SendData,
-    SendFlags, SendOp, SendSource, SendWr, Sge, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
+    SendFlags, SendOp, SendSource, SendWr, Sge, Snapshot, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
 };
+use serde::Serialize;
 
 use crate::adapter::Adapter;
 use crate::cm::{Outgoing, Sender};
@@ -52,6 +53,14 @@ pub(crate) struct Gsi {
     warned: AtomicBool,
 }
 
+/// The queue pair at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct GsiInspect {
+    state: Snapshot<QpState>,
+    /// There is a way to connection managers beyond this process.
+    leads_out: Snapshot<bool>,
+}
+
 impl fmt::Debug for Gsi {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Gsi").field("device", &self.adapter.name).finish_non_exhaustive()
@@ -86,6 +95,19 @@ impl Gsi {
 
     fn state(&self) -> QpState {
         self.attrs.lock().state
+    }
+
+    /// Describes itself. Waits for nobody.
+    pub(crate) fn inspect(&self) -> GsiInspect {
+        GsiInspect {
+            state: self.attrs.try_lock().map(|attrs| attrs.state).into(),
+            leads_out: self.sender.try_lock().map(|sender| sender.is_some()).into(),
+        }
+    }
+
+    /// As [`Self::query`], unless somebody holds the attributes.
+    pub(crate) fn try_query(&self) -> Option<QpAttrs> {
+        self.attrs.try_lock().map(|attrs| *attrs)
     }
 
     pub(crate) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {

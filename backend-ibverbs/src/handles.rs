@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use pvrdma_verbs::{CompletionQueue, MemoryRegion, QpAttrMask, QpAttrs, QpState, Qpn, QueuePair, SharedReceiveQueue};
+use serde_json::Value;
 
 use crate::cq::Cq;
 use crate::gsi::Gsi;
@@ -31,6 +32,10 @@ impl MemoryRegion for IbvMr {
 
     fn rkey(&self) -> u32 {
         self.mr.rkey()
+    }
+
+    fn inspect(&self) -> Value {
+        serde_json::to_value(self.mr.inspect()).unwrap_or_default()
     }
 
     fn destroy(&self) {
@@ -62,6 +67,10 @@ impl CompletionQueue for IbvCq {
             reap::arm_and_drain(&self.cq, &self.objects.adapter, &self.objects.qps);
         }
     }
+
+    fn inspect(&self) -> Value {
+        serde_json::to_value(self.cq.inspect()).unwrap_or_default()
+    }
 }
 
 /// A shared receive queue. Dropping it ends it.
@@ -79,6 +88,10 @@ impl SharedReceiveQueue for IbvSrq {
 
     fn notify_recv(&self) {
         self.0.run();
+    }
+
+    fn inspect(&self) -> Value {
+        serde_json::to_value(self.0.inspect()).unwrap_or_default()
     }
 
     fn destroy(&self) {
@@ -123,6 +136,21 @@ impl QueuePair for IbvQp {
             Self::Host(qp) => qp.query(),
             Self::Gsi(qp) => qp.query(),
         }
+    }
+
+    fn try_query(&self) -> Option<QpAttrs> {
+        match self {
+            Self::Host(qp) => qp.try_query(),
+            Self::Gsi(qp) => qp.try_query(),
+        }
+    }
+
+    fn inspect(&self) -> Value {
+        let shown = match self {
+            Self::Host(qp) => serde_json::to_value(qp.inspect()),
+            Self::Gsi(qp) => serde_json::to_value(qp.inspect()),
+        };
+        shown.unwrap_or_default()
     }
 
     fn notify_send(&self) {

@@ -7,6 +7,8 @@ use pvrdma_verbs::{
     CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MrRequest, PortAttributes, QpInit, QpType,
     SrqInit, VerbsError,
 };
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::adapter::Adapter;
 use crate::cq::Cq;
@@ -25,6 +27,21 @@ use crate::worker::Worker;
 pub struct IbvHca {
     objects: Arc<Objects>,
     poller: Option<Worker>,
+}
+
+/// An adapter at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+struct HcaInspect {
+    /// The host's device, as in `/sys/class/infiniband`.
+    host_device: String,
+    /// The number of its port.
+    host_port: u8,
+    /// Bytes of guest memory that are registered with the host.
+    registered_bytes: u64,
+    /// Bytes that may be.
+    max_registered_bytes: u64,
+    /// The guest's connection manager reaches beyond this process.
+    cm_leads_out: bool,
 }
 
 impl IbvHca {
@@ -126,6 +143,18 @@ impl Hca for IbvHca {
 
     fn counters(&self) -> Vec<Counter> {
         self.objects.adapter.counter_list()
+    }
+
+    fn inspect(&self) -> Value {
+        let Adapter { shared, pinned, .. } = &*self.objects.adapter;
+        let shown = HcaInspect {
+            host_device: shared.config.device.clone(),
+            host_port: shared.config.port,
+            registered_bytes: pinned.used(),
+            max_registered_bytes: shared.config.max_pinned,
+            cm_leads_out: shared.manager.is_some(),
+        };
+        serde_json::to_value(shown).unwrap_or_default()
     }
 }
 

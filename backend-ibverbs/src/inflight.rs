@@ -137,6 +137,11 @@ impl RecvInflight {
         Self { epoch: Epoch::begin(), slots, free }
     }
 
+    /// Receives that the host has.
+    pub(crate) fn len(&self) -> usize {
+        self.slots.len().saturating_sub(self.free.len())
+    }
+
     pub(crate) fn has_room(&self) -> bool {
         !self.free.is_empty()
     }
@@ -208,7 +213,7 @@ mod tests {
     fn receives_complete_in_any_order_and_once() {
         let mut inflight = RecvInflight::new(2);
         let (a, b) = (inflight.push(10).unwrap(), inflight.push(11).unwrap());
-        assert!(inflight.push(12).is_none() && !inflight.has_room());
+        assert!(inflight.push(12).is_none() && !inflight.has_room() && inflight.len() == 2);
         assert_eq!((inflight.complete(b), inflight.complete(b), inflight.complete(9)), (Some(11), None, None));
         assert_eq!(inflight.complete(a), Some(10));
         assert!(inflight.is_empty());

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{AsyncEvent, RecvSource, SrqEvent, VerbsError};
+use pvrdma_verbs::{AsyncEvent, RecvSource, Snapshot, SrqEvent, VerbsError};
+use serde::Serialize;
 
 use crate::adapter::Adapter;
 use crate::directory::Directory;
@@ -42,6 +43,19 @@ pub(crate) struct Srq {
     broken: AtomicBool,
 }
 
+/// A shared receive queue at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct SrqInspect {
+    /// Receives below which the guest is told, 0 if it is not.
+    limit: u32,
+    /// Receives that the host has.
+    receives_in_flight: Snapshot<usize>,
+    /// Receives that it may have.
+    max_receives_in_flight: u32,
+    /// The ring could not be read.
+    broken: bool,
+}
+
 impl fmt::Debug for Srq {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Srq").field("cookie", &self.cookie).finish_non_exhaustive()
@@ -74,6 +88,16 @@ impl Srq {
         srqs.insert(host.address(), &srq);
         srq.set_limit(limit);
         Ok(srq)
+    }
+
+    /// Describes itself. Waits for nobody.
+    pub(crate) fn inspect(&self) -> SrqInspect {
+        SrqInspect {
+            limit: self.limit(),
+            receives_in_flight: self.inflight.try_lock().map(|inflight| inflight.len()).into(),
+            max_receives_in_flight: self.max_wr,
+            broken: self.broken.load(Ordering::Relaxed),
+        }
     }
 
     /// The host's queue, until it is destroyed.

@@ -7,7 +7,9 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Completion, CompletionQueue, CompletionSink, CqOverrun};
+use pvrdma_verbs::{Completion, CompletionQueue, CompletionSink, CqOverrun, Qpn, Snapshot};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::adapter::Adapter;
 use crate::counters::Counters;
@@ -31,7 +33,26 @@ impl fmt::Debug for Cq {
     }
 }
 
+/// A completion queue at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct CqInspect {
+    /// Numbers of the QPs that publish to it, in order.
+    qps: Snapshot<Vec<Qpn>>,
+    /// It was full once and takes nothing any more.
+    dead: bool,
+}
+
 impl Cq {
+    /// Describes itself.
+    pub(crate) fn inspect(&self) -> CqInspect {
+        let qps = self.attached.try_lock().map(|attached| {
+            let mut qps: Vec<_> = attached.keys().map(|&qpn| Qpn::new(qpn)).collect();
+            qps.sort_unstable();
+            qps
+        });
+        CqInspect { qps: qps.into(), dead: self.dead.load(Ordering::Relaxed) }
+    }
+
     pub(crate) fn new(adapter: Arc<Adapter>, sink: Arc<dyn CompletionSink>, permit: Permit) -> Self {
         Self { adapter, sink, attached: Mutex::default(), dead: AtomicBool::new(false), _permit: permit }
     }
@@ -86,4 +107,8 @@ impl Cq {
 pub struct RxeCq(pub(crate) Arc<Cq>);
 
 /// Completions are published as they come about.
-impl CompletionQueue for RxeCq {}
+impl CompletionQueue for RxeCq {
+    fn inspect(&self) -> Value {
+        serde_json::to_value(self.0.inspect()).unwrap_or_default()
+    }
+}

@@ -14,23 +14,24 @@ use std::sync::Arc;
 use parking_lot::FairMutex;
 use pvrdma_roce::wire::Packet;
 use pvrdma_roce::{DropReason, Path};
-use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, VerbsError};
+use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, Snapshot, VerbsError};
+use serde::Serialize;
 
 use crate::counters::Tally;
 use crate::gid::BoundGid;
-use crate::path::Route;
 use crate::path::datagram::{self, DatagramBatch, Destination, Resolver};
 use crate::path::directory::{Directory, Node};
 use crate::path::local::rc::{self as local_rc, LocalBatch};
 use crate::path::wire::peer_window::PeerWindows;
 use crate::path::wire::rate_limiter::RateLimiter;
 use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
-use crate::path::wire::responder::WireSide;
+use crate::path::wire::responder::{WireResponderInspect, WireSide};
+use crate::path::{Route, RouteInspect};
 use crate::port::Port;
 use crate::qp::modify::Modified;
-use crate::qp::requester::{Readiness, Requester};
-use crate::qp::responder::Responder;
-use crate::qp::{Qp, QpParts};
+use crate::qp::requester::{Readiness, Requester, RequesterInspect};
+use crate::qp::responder::{Responder, ResponderInspect};
+use crate::qp::{Qp, QpInspect, QpParts};
 use crate::sg::MemoryGuard;
 use crate::task::{Budget, Run, Runnable, Task};
 
@@ -60,6 +61,29 @@ pub(crate) struct Endpoint {
     wire: WireSide,
 }
 
+/// A queue pair at one moment, half by half.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct EndpointInspect {
+    #[serde(flatten)]
+    qp: QpInspect,
+    /// The requester half with its route.
+    requester: Snapshot<SendHalfInspect>,
+    /// The responder half.
+    responder: Snapshot<ResponderInspect>,
+    /// What the responder half holds for the wire: `null` before the first packet of the peer.
+    wire_responder: Snapshot<Option<WireResponderInspect>>,
+    /// Bytes per second that both halves may send to the wire: `null` if congestion control does not limit them.
+    rate_bytes_per_s: Snapshot<Option<u64>>,
+}
+
+/// The requester half at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+struct SendHalfInspect {
+    #[serde(flatten)]
+    requester: RequesterInspect,
+    route: RouteInspect,
+}
+
 impl fmt::Debug for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.qp.fmt(f)
@@ -83,6 +107,22 @@ impl Endpoint {
 
     pub(crate) const fn qp(&self) -> &Arc<Qp> {
         &self.qp
+    }
+
+    /// Describes itself. Waits for nobody.
+    pub(crate) fn inspect(&self) -> EndpointInspect {
+        let now = self.qp.adapter.engine.now();
+        let half = self.qp.task().look(&self.send, |SendHalf { requester, route }| SendHalfInspect {
+            requester: requester.inspect(now),
+            route: route.inspect(now),
+        });
+        EndpointInspect {
+            qp: self.qp.inspect(),
+            requester: half.into(),
+            responder: self.qp.responder.try_lock().map(|responder| responder.inspect()).into(),
+            wire_responder: self.wire.inspect(),
+            rate_bytes_per_s: self.wire.rate.inspect(),
+        }
     }
 
     /// The rate of the QP on the wire.
@@ -332,6 +372,12 @@ impl Endpoint {
     /// Where responses go, and to which QP, if there were requests from the wire.
     pub(crate) fn response_path(&self) -> Option<(Path, Qpn)> {
         self.wire.path()
+    }
+
+    /// Holds the requester half, as a thread that runs it does.
+    #[cfg(test)]
+    pub(crate) fn hold_requester(&self) -> impl Drop + '_ {
+        self.send.lock()
     }
 
     /// Packets from the wire that wait and responses that are owed, if there were requests from there.

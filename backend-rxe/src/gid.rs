@@ -1,14 +1,16 @@
 //! GIDs as they are bound, and the table of those of one adapter.
 
 use parking_lot::{RwLock, RwLockWriteGuard};
-use pvrdma_verbs::{Gid, GidType, NetworkType};
+use pvrdma_verbs::{Gid, GidType, NetworkType, Snapshot};
+use serde::Serialize;
 
 use crate::limits::GID_INDICES;
 
 /// A GID as it is bound. All of it is part of the address: RoCE v1 does not reach v2, nor one VLAN another.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct BoundGid {
     pub(crate) gid: Gid,
+    #[serde(rename = "type")]
     pub(crate) kind: GidType,
     /// Its VLAN. Packets of no VLAN have no tag, or one for their priority.
     pub(crate) vlan: Option<u16>,
@@ -30,6 +32,15 @@ impl BoundGid {
     }
 }
 
+/// An entry of a GID table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct GidInspect {
+    /// Index in the table.
+    index: usize,
+    #[serde(flatten)]
+    bound: BoundGid,
+}
+
 /// The GID table of an adapter (IBA 14.2.5.7).
 #[derive(Debug)]
 pub(crate) struct GidTable(RwLock<Box<[Option<BoundGid>]>>);
@@ -41,6 +52,15 @@ impl Default for GidTable {
 }
 
 impl GidTable {
+    /// What is bound, in the order of the table.
+    pub(crate) fn inspect(&self) -> Snapshot<Vec<GidInspect>> {
+        let entries = self.0.try_read().map(|table| {
+            let bound = table.iter().enumerate();
+            bound.filter_map(|(index, bound)| Some(GidInspect { index, bound: (*bound)? })).collect()
+        });
+        entries.into()
+    }
+
     /// What is bound at an index.
     pub(crate) fn get(&self, index: u8) -> Option<BoundGid> {
         self.0.read().get(usize::from(index)).copied().flatten()

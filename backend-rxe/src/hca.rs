@@ -6,18 +6,21 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use pvrdma_guest_memory::PinGuard;
 use pvrdma_verbs::{
     Access, CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MemoryRegion, MrRequest,
-    PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair, SrqInit, VerbsError,
+    PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair, Snapshot, SrqInit, VerbsError,
 };
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::adapter::Adapter;
 use crate::cq::{Cq, RxeCq};
 use crate::drive::{Endpoint, Fabric};
-use crate::gid::BoundGid;
+use crate::gid::{BoundGid, GidInspect};
 use crate::limits::{MAX_CQ, MAX_PD, MAX_SRQ, PORT_MTU, VLANS, hca_limits};
 use crate::mr::{Mr, Region};
 use crate::path::directory::Node;
 use crate::path::wire::peer_window::PeerWindows;
 use crate::path::wire::receive::Inbox;
+use crate::port::PortInspect;
 use crate::qp::QpParts;
 use crate::quota::{Permit, Quota};
 use crate::shared::Shared;
@@ -34,6 +37,15 @@ pub struct RxeHca {
     next_pd: AtomicU32,
     /// Keeps the workers.
     _shared: Arc<Shared>,
+}
+
+/// An adapter at one moment.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+struct HcaInspect {
+    /// The GID table as it is bound, with the VLAN of the port.
+    gids: Snapshot<Vec<GidInspect>>,
+    /// The way to other hosts, if the device is plugged in.
+    port: Option<PortInspect>,
 }
 
 impl RxeHca {
@@ -169,6 +181,11 @@ impl Hca for RxeHca {
         }
         list
     }
+
+    fn inspect(&self) -> Value {
+        let port = self.fabric.port.as_ref().map(|port| port.inspect());
+        serde_json::to_value(HcaInspect { gids: self.adapter().gids.inspect(), port }).unwrap_or_default()
+    }
 }
 
 impl Drop for RxeHca {
@@ -204,6 +221,12 @@ impl MemoryRegion for RxeMr {
 
     fn rkey(&self) -> u32 {
         self.key
+    }
+
+    fn inspect(&self) -> Value {
+        // `null` once it is destroyed.
+        let shown: Snapshot<_> = self.adapter.mrs.try_read().map(|mrs| mrs.inspect(self.key)).into();
+        serde_json::to_value(shown).unwrap_or_default()
     }
 
     fn destroy(&self) {
@@ -242,12 +265,20 @@ impl QueuePair for RxeQp {
         self.endpoint.qp().query()
     }
 
+    fn try_query(&self) -> Option<QpAttrs> {
+        self.endpoint.qp().try_query()
+    }
+
     fn notify_send(&self) {
         self.endpoint.run_inline();
     }
 
     fn notify_recv(&self) {
         self.endpoint.receive_posted();
+    }
+
+    fn inspect(&self) -> Value {
+        serde_json::to_value(self.endpoint.inspect()).unwrap_or_default()
     }
 
     fn destroy(&self) {

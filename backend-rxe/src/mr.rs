@@ -11,7 +11,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::{MappedRecursiveRwLockReadGuard, RecursiveRwLock, RecursiveRwLockReadGuard};
 use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
-use pvrdma_verbs::{Access, FastRegister, VerbsError};
+use pvrdma_verbs::{Access, FastRegister, Snapshot, VerbsError};
+use serde::Serialize;
 
 use crate::limits::MAX_MR;
 
@@ -105,6 +106,40 @@ impl Mr {
     }
 }
 
+/// A region at one moment. Its key is not shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct MrInspect {
+    /// Number of its protection domain.
+    pd: u32,
+    /// What it covers now: `null` for a fast-registered region that no request has filled.
+    range: Snapshot<Option<RangeInspect>>,
+    /// Pages that a fast registration may bring, 0 if it takes none.
+    max_pages: u32,
+}
+
+/// A range of addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+struct RangeInspect {
+    /// The first address.
+    start: u64,
+    /// Bytes.
+    length: u64,
+    access: Access,
+    /// Pages behind it. `null`: its addresses are bus addresses.
+    pages: Option<u32>,
+}
+
+impl Region {
+    fn inspect(&self) -> RangeInspect {
+        let Self { start, length, access, ref mapping } = *self;
+        let pages = match mapping {
+            Mapping::Identity => None,
+            Mapping::Pages(pages) => Some(pages.pages()),
+        };
+        RangeInspect { start, length, access, pages }
+    }
+}
+
 /// A region lent for the length of a copy.
 #[derive(Debug)]
 pub(crate) enum RegionRef<'a> {
@@ -140,6 +175,19 @@ pub(crate) struct MrTable {
 }
 
 impl MrTable {
+    /// Describes a region. Only the index of the key counts.
+    pub(crate) fn inspect(&self, key: u32) -> Option<MrInspect> {
+        let mr = self.get(key)?;
+        let (range, max_pages) = match &mr.body {
+            Body::Fixed(region, _) => (Snapshot::Taken(Some(region.inspect())), 0),
+            Body::Fast { max_pages, region, .. } => {
+                let range = region.try_read().map(|region| region.as_ref().map(|filled| filled.region.inspect()));
+                (range.into(), *max_pages)
+            }
+        };
+        Some(MrInspect { pd: mr.pd, range, max_pages })
+    }
+
     /// Adds a region and gives its key.
     pub(crate) fn insert(&mut self, mr: Mr) -> Result<u32, VerbsError> {
         if self.count >= MAX_MR {
@@ -328,6 +376,13 @@ mod tests {
         let region = table.lookup(request.key, 1, 0x4_0010, 0x1000, Access::REMOTE_READ).unwrap();
         assert_eq!(region.locate(0x4_0fff), Some((0x3fff, 1)));
         drop(region);
+        let shown = serde_json::to_value(table.inspect(key)).unwrap();
+        assert_eq!(shown["range"]["start"], 0x4_0010, "{shown}");
+        assert_eq!((&shown["range"]["pages"], &shown["max_pages"]), (&2.into(), &2.into()), "{shown}");
+        let Body::Fast { region, .. } = &table.get(key).unwrap().body else { unreachable!() };
+        let changing = region.write();
+        assert_eq!(table.inspect(key).unwrap().range, Snapshot::Busy);
+        drop(changing);
         assert!(!table.invalidate(key, 1));
         assert!(!table.invalidate(request.key, 2));
         assert!(table.invalidate(request.key, 1));

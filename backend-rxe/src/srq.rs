@@ -7,7 +7,9 @@ use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{AsyncEvent, QueueError, RecvSource, RecvWr, SharedReceiveQueue, SrqEvent};
+use pvrdma_verbs::{AsyncEvent, QueueError, RecvSource, RecvWr, SharedReceiveQueue, Snapshot, SrqEvent};
+use serde::Serialize;
+use serde_json::Value;
 
 use crate::adapter::Adapter;
 use crate::qp::state::StateCell;
@@ -50,7 +52,24 @@ impl fmt::Debug for Srq {
     }
 }
 
+/// A shared receive queue at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct SrqInspect {
+    /// The ring cannot be read any more.
+    broken: bool,
+    /// Receives below which the guest is told, 0 if it is not.
+    limit: u32,
+    /// Requesters of this process that found no receive. Some may have ended.
+    waiters: usize,
+}
+
 impl Srq {
+    /// Describes itself.
+    pub(crate) fn inspect(&self) -> Snapshot<SrqInspect> {
+        let ring = self.ring.try_lock();
+        ring.map(|ring| SrqInspect { broken: ring.broken, limit: ring.limit, waiters: ring.waiters.len() }).into()
+    }
+
     pub(crate) fn new(
         adapter: Arc<Adapter>,
         cookie: u32,
@@ -160,6 +179,10 @@ impl SharedReceiveQueue for RxeSrq {
 
     fn notify_recv(&self) {
         self.0.notify();
+    }
+
+    fn inspect(&self) -> Value {
+        serde_json::to_value(self.0.inspect()).unwrap_or_default()
     }
 
     fn destroy(&self) {

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Condvar, FairMutex, Mutex};
+use serde::Serialize;
 
 use crate::timer::{TimerKey, Timers};
 
@@ -75,6 +76,17 @@ pub(crate) struct Task {
     pending: AtomicBool,
     /// What it waits for may have come, since it was last asked.
     woken: AtomicBool,
+}
+
+/// A task at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct TaskInspect {
+    /// It is on the ready queue.
+    pub(crate) scheduled: bool,
+    /// There may be work that the thread that runs it has not seen.
+    pub(crate) pending: bool,
+    /// What it waits for may have come.
+    pub(crate) woken: bool,
 }
 
 impl fmt::Debug for Task {
@@ -152,6 +164,29 @@ impl Task {
         false
     }
 
+    /// Looks at what `lock` guards, unless somebody has it. Whoever came meanwhile to run the task left that to us: it is
+    /// scheduled then.
+    pub(crate) fn look<T, R>(self: &Arc<Self>, lock: &FairMutex<T>, look: impl FnOnce(&T) -> R) -> Option<R> {
+        let guarded = lock.try_lock()?;
+        let seen = look(&guarded);
+        drop(guarded);
+        // As in `run_exclusive`: one of us sees the other.
+        fence(Ordering::SeqCst);
+        if self.pending.load(Ordering::SeqCst) {
+            self.schedule();
+        }
+        Some(seen)
+    }
+
+    /// Describes itself.
+    pub(crate) fn inspect(&self) -> TaskInspect {
+        TaskInspect {
+            scheduled: self.scheduled.load(Ordering::Relaxed),
+            pending: self.pending.load(Ordering::Relaxed),
+            woken: self.woken.load(Ordering::Relaxed),
+        }
+    }
+
     fn is_alive(&self) -> bool {
         self.runnable.strong_count() > 0
     }
@@ -216,5 +251,49 @@ impl ReadyQueue {
             self.work.notify_one();
         }
         key
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs whatever comes under a lock.
+    struct Exclusive {
+        task: Arc<Task>,
+        lock: FairMutex<u32>,
+    }
+
+    impl Runnable for Exclusive {
+        fn run(&self, _budget: Budget) -> bool {
+            self.task.run_exclusive(&self.lock, |runs| {
+                *runs += 1;
+                false
+            })
+        }
+    }
+
+    #[test]
+    fn work_that_comes_while_somebody_looks_is_done_afterwards() {
+        let queue = Arc::new(ReadyQueue::default());
+        let exclusive = Arc::new_cyclic(|me: &Weak<Exclusive>| Exclusive {
+            task: Task::new(&queue, me.clone() as _),
+            lock: FairMutex::new(0),
+        });
+        let (task, budget) = (&exclusive.task, Budget::new(1, 1));
+        let take = || queue.queue.lock().take(Duration::ZERO);
+        assert_eq!(task.look(&exclusive.lock, |runs| *runs), Some(0));
+        assert!(take().is_none());
+        // It finds the lock taken, and leaves the work to who has it.
+        let seen = task.look(&exclusive.lock, |runs| {
+            assert!(!exclusive.run(budget) && task.inspect().pending);
+            *runs
+        });
+        assert_eq!((seen, task.inspect().scheduled), (Some(0), true));
+        assert!(!take().unwrap().run_scheduled(budget));
+        assert_eq!(*exclusive.lock.lock(), 1);
+        let held = exclusive.lock.lock();
+        assert_eq!(task.look(&exclusive.lock, |runs| *runs), None);
+        drop(held);
     }
 }

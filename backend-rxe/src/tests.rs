@@ -5,8 +5,11 @@ use std::sync::Arc;
 use pvrdma_ether_link::memory::{self, MemoryLink};
 use pvrdma_ether_link::{Frames, Link, ManualClock};
 use pvrdma_roce::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
-use pvrdma_verbs::QpType;
 use pvrdma_verbs::testing::{End, Node, gid, mac};
+use pvrdma_verbs::{
+    CompletionQueue, Hca, MemoryRegion, QpState, QpType, QueuePair, RemoteAddress, SendOp, SharedReceiveQueue,
+};
+use serde_json::{Value, json};
 
 use crate::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeSrq, Uplink};
 
@@ -46,7 +49,7 @@ fn request(source: [u8; 4], end: &End<RxeHca>, opcode: Opcode, psn: u32, reth: R
         source,
         destination: [10, 0, 0, 1],
     };
-    let mut bth = Bth::new(opcode, pvrdma_verbs::QueuePair::qpn(&end.qp), End::toward(end).rq_psn.plus(psn));
+    let mut bth = Bth::new(opcode, end.qp.qpn(), End::toward(end).rq_psn.plus(psn));
     bth.ack_request = true;
     Header {
         ethernet: Ethernet { destination: mac(1), source: mac(2), vlan: None },
@@ -131,4 +134,134 @@ fn endings_leave_no_memory_behind() {
         assert!(waiters(&srq) < 100, "{cable}");
         assert_eq!((near.next_deadline(), far.next_deadline()), (None, None), "{cable}");
     }
+}
+
+/// Two devices whose QPs are connected, by local delivery or over a cable.
+struct Connected {
+    engines: [Rxe; 2],
+    nodes: [Node<RxeHca>; 2],
+    ends: [End<RxeHca>; 2],
+    _uplinks: Vec<Uplink>,
+}
+
+impl Connected {
+    fn new(cable: bool) -> Self {
+        let near = engine();
+        let far = if cable { engine() } else { near.clone() };
+        let mut uplinks = Vec::new();
+        if cable {
+            let (ours, theirs) = memory::pair(1000).unwrap();
+            for (rxe, number, link) in [(&near, 1, ours), (&far, 2, theirs)] {
+                let config = PortConfig { uplink: Arc::new(link), nic: None, mtu: 4500, rules: PortRules::default() };
+                uplinks.push(rxe.plug(mac(number), config).unwrap());
+            }
+        }
+        let nodes = [Node::new(&near, 1), Node::new(&far, 2)];
+        let ends = nodes.each_ref().map(|node| node.qp(QpType::Rc));
+        let [left, right] = &ends;
+        left.connect(right, |_| {});
+        right.connect(left, |_| {});
+        Self { engines: [near, far], nodes, ends, _uplinks: uplinks }
+    }
+
+    fn settle(&self) {
+        while self.engines.iter().map(Rxe::run_ready).sum::<usize>() > 0 {}
+    }
+}
+
+/// No number in a description gives access to memory or to a QP.
+fn assert_no_keys(shown: &Value) {
+    let text = shown.to_string();
+    assert!(!text.contains("key"), "{text}");
+}
+
+#[test]
+fn a_qp_shows_its_way_to_a_local_peer() {
+    let Connected { nodes: [_, b], ends: [left, right], .. } = Connected::new(false);
+    assert_eq!(left.qp.inspect()["requester"]["route"], json!({"path": "unresolved"}));
+    let memory = b.buffer(64);
+    left.post(1, SendOp::Write { remote: memory.remote(0), immediate: None }, &[]);
+    // Nobody posted a receive.
+    left.send(2, &[]);
+    let shown = left.qp.inspect();
+    assert_no_keys(&shown);
+    assert_eq!((&shown["state"], &shown["type"]), (&json!("RTS"), &json!("RC")), "{shown}");
+    let route = &shown["requester"]["route"];
+    assert_eq!((&route["path"], &route["peer"]["qpn"]), (&json!("local"), &json!(right.qp.qpn())), "{shown}");
+    assert!(route["peer"]["device"].is_string(), "{shown}");
+    let requester = &shown["requester"];
+    assert_eq!(requester["current"]["opcode"], "Send", "{shown}");
+    assert_eq!(requester["wait"]["for"], "receive", "{shown}");
+    assert_eq!(requester["wait"]["due_in_us"], requester["timer_due_in_us"], "{shown}");
+    assert!(requester["timer_due_in_us"].as_u64().is_some_and(|due| due > 0), "{shown}");
+    let peer = right.qp.inspect();
+    assert_eq!((&peer["responder"]["established"], &peer["awaited"]), (&json!(true), &json!(true)), "{peer}");
+    assert_eq!((&peer["wire_responder"], &peer["rate_bytes_per_s"]), (&Value::Null, &Value::Null), "{peer}");
+}
+
+#[test]
+fn a_qp_shows_its_psns_on_the_wire() {
+    let connected = Connected::new(true);
+    let Connected { nodes: [a, b], ends: [left, right], .. } = &connected;
+    let (source, target) = (a.buffer(64), b.buffer(64));
+    let write = |wr_id| {
+        let remote: RemoteAddress = target.remote(0);
+        left.submit(wr_id, SendOp::Write { remote, immediate: None }, &[source.all()]);
+    };
+    write(1);
+    connected.settle();
+    write(2);
+    let first = End::toward(right).sq_psn;
+    let (shown, peer) = (left.qp.inspect(), right.qp.inspect());
+    assert_no_keys(&shown);
+    let route = &shown["requester"]["route"];
+    assert_eq!((&route["path"], &route["peer_qpn"]), (&json!("wire"), &json!(right.qp.qpn())), "{shown}");
+    assert_eq!(route["address"]["destination"], json!(gid(2)), "{shown}");
+    assert_eq!((&route["snd_una"], &route["snd_nxt"]), (&json!(first.plus(1)), &json!(first.plus(2))), "{shown}");
+    assert_eq!((&route["in_flight"], &route["stats"]["packets"]), (&json!(1), &json!(2)), "{shown}");
+    assert_eq!(route["timers"][0]["timer"], "ack", "{shown}");
+    let responder = &peer["wire_responder"];
+    assert_eq!((&responder["expected_psn"], &responder["msn"]), (&json!(first.plus(1)), &json!(1)), "{peer}");
+    assert_eq!((&responder["reorder_packets"], &responder["pending_responses"]), (&json!(0), &json!(0)), "{peer}");
+    let port = a.hca.inspect();
+    assert_eq!((&port["gids"][0]["gid"], &port["port"]["path_mtu"]), (&json!(gid(1)), &json!(4096)), "{port}");
+    let uplink = json!({"kind": "memory", "name": "", "peers": [], "up": true, "waiting_frames": 0});
+    assert_eq!(port["port"]["uplink"], uplink, "{port}");
+}
+
+#[test]
+fn who_looks_waits_for_nobody() {
+    let Connected { ends: [left, _right], .. } = Connected::new(false);
+    let endpoint = &left.qp.endpoint;
+    let requester = endpoint.hold_requester();
+    let shown = left.qp.inspect();
+    assert_eq!((&shown["requester"], &shown["state"]), (&json!("busy"), &json!("RTS")), "{shown}");
+    assert_eq!(shown["responder"]["established"], false, "{shown}");
+    drop(requester);
+    let responder = endpoint.qp().responder.lock();
+    let shown = left.qp.inspect();
+    assert_eq!((&shown["responder"], &shown["requester"]["retries_left"]), (&json!("busy"), &json!(7)), "{shown}");
+    assert!(left.qp.try_query().is_none());
+    drop(responder);
+    assert_eq!(left.qp.try_query().map(|attrs| attrs.state), Some(QpState::Rts));
+}
+
+#[test]
+fn other_objects_describe_themselves() {
+    let node = Node::new(&engine(), 1);
+    let (srq, _ring) = node.srq(3);
+    let end = node.qp_with(QpType::Rc, Some(&srq), |_| {});
+    assert_eq!(SharedReceiveQueue::inspect(&srq), json!({"broken": false, "limit": 3, "waiters": 0}));
+    let (cq, _completions) = node.cq();
+    assert_eq!(CompletionQueue::inspect(&cq), json!({"qps": [], "dead": false}));
+    let buffer = node.buffer(4096);
+    let shown = buffer.mr.inspect();
+    assert_no_keys(&shown);
+    assert_eq!((&shown["range"]["length"], &shown["max_pages"]), (&json!(4096), &json!(0)), "{shown}");
+    let mrs = end.qp.endpoint.qp().adapter.mrs.write();
+    assert_eq!(buffer.mr.inspect(), "busy");
+    drop(mrs);
+    buffer.mr.destroy();
+    assert_eq!(buffer.mr.inspect(), Value::Null);
+    assert_eq!(node.hca.inspect()["port"], Value::Null);
 }

@@ -18,7 +18,7 @@ use crate::intr::{Interrupts, VECTORS};
 use crate::pci::{CONFIG_SIZE, ConfigSpace, Switches};
 use crate::pci_function::{Bar, InterruptSink, PciFunction};
 use crate::regs::{RegRead, RegWrite};
-use crate::stats::{DeviceStatus, Phase};
+use crate::stats::{DeviceStatus, MemoryStatus, Phase};
 
 /// A PVRDMA function with its core.
 ///
@@ -28,6 +28,8 @@ use crate::stats::{DeviceStatus, Phase};
 pub struct PvrdmaDevice<B: Backend> {
     core: Core<B::Hca>,
     control: Mutex<Control>,
+    /// Where the last register write that is through has led. A leaf: who looks does not wait for a command.
+    phase: Mutex<Phase>,
     pci: Mutex<ConfigSpace>,
 }
 
@@ -56,6 +58,14 @@ impl Control {
         let mac = [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0])];
         Self { state: State::Reset, dsr_low: 0, err: 0, mac }
     }
+
+    const fn phase(&self) -> Phase {
+        match self.state {
+            State::Reset => Phase::Reset,
+            State::Ready(..) => Phase::Handshake,
+            State::Active(_) => Phase::Active,
+        }
+    }
 }
 
 impl<B: Backend> std::fmt::Debug for PvrdmaDevice<B> {
@@ -80,7 +90,8 @@ impl<B: Backend> PvrdmaDevice<B> {
         let core = Core::new(config, memory, interrupts, backend)?;
         let control = Control::new(&core.config);
         let pci = ConfigSpace::new(core.limits.max_uar, core.config.intx);
-        Ok(Arc::new(Self { core, control: Mutex::new(control), pci: Mutex::new(pci) }))
+        let phase = Mutex::new(Phase::Reset);
+        Ok(Arc::new(Self { core, control: Mutex::new(control), phase, pci: Mutex::new(pci) }))
     }
 
     /// What commands and doorbells act on.
@@ -88,27 +99,22 @@ impl<B: Backend> PvrdmaDevice<B> {
         &self.core
     }
 
-    /// The device as it is now.
+    /// The device as it is now. Its phase is that after the last register write that is through: this does not wait for
+    /// a command.
     pub fn status(&self) -> DeviceStatus {
         let core = &self.core;
-        let phase = match self.control.lock().state {
-            State::Reset => Phase::Reset,
-            State::Ready(..) => Phase::Handshake,
-            State::Active(_) => Phase::Active,
-        };
         let counts = [core.stats.counts.list(), core.interrupts.counters(), core.hub.counters()];
         DeviceStatus {
             name: core.config.name.clone(),
             mac: core.config.mac,
             version: core.config.version,
             roce: core.config.roce,
-            phase,
+            phase: *self.phase.lock(),
             bus_master: core.gate.is_bus_master(),
             port: core.hca.port(),
             objects: core.objects.counts(),
             page_list_extents: core.objects.budget.used(),
-            mapped_bytes: core.memory.mapped_bytes(),
-            pinned_bytes: core.memory.pinned_bytes(),
+            memory: MemoryStatus { mapped_bytes: core.memory.mapped_bytes(), pinned_bytes: core.memory.pinned_bytes() },
             commands: core.stats.commands(),
             counters: counts.concat(),
             adapter: core.hca.counters(),
@@ -226,6 +232,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             RegWrite::MacLow(value) => control.mac[0] = value,
             RegWrite::MacHigh(value) => control.mac[1] = value,
         }
+        *self.phase.lock() = control.phase();
     }
 
     /// Reads go through the control lock too: what ERR says follows every write before it.
@@ -323,6 +330,7 @@ where
         self.teardown(&mut control);
         self.core.stats.counts.resets.increment();
         *control = Control::new(&self.core.config);
+        *self.phase.lock() = control.phase();
         let mut pci = self.pci.lock();
         let before = pci.switches();
         pci.reset();
@@ -336,5 +344,19 @@ impl<B: Backend> Drop for PvrdmaDevice<B> {
         core.gate.set_active(false);
         core.end_all();
         core.memory.set_enabled(false);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::typed::TypedDriver;
+
+    #[test]
+    fn the_status_does_not_wait_for_a_command() {
+        let guest = TypedDriver::up();
+        let command = guest.device.control.lock();
+        assert_eq!(guest.device.status().phase, Phase::Active);
+        drop(command);
     }
 }

@@ -14,7 +14,7 @@ use std::str::FromStr;
 use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE};
 use pvrdma_verbs::{
     Access, Backend, CompletionQueue, Gid, GidType, Hca, MemoryRegion, MrRequest, QpAttrs, QpCaps, QpType, Qpn,
-    QueuePair, SharedReceiveQueue,
+    QueuePair, SharedReceiveQueue, Snapshot,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -226,7 +226,7 @@ pub struct QpInspect {
     /// Sizes as created.
     pub caps: QpCaps,
     /// State, attributes and the path to the peer.
-    pub attrs: QpAttrs,
+    pub attrs: Snapshot<QpAttrs>,
     /// Its send ring. The guest produces, the device consumes.
     pub send_ring: RingInspect,
     /// Its receive ring, unless it has a shared receive queue.
@@ -306,7 +306,7 @@ impl<H: Hca> Qp<H> {
             recv_cq: self.recv_cq.ring.handle(),
             srq: self.srq.as_ref().map(|srq| srq.handle),
             caps: self.caps,
-            attrs: self.verbs.query(),
+            attrs: self.verbs.try_query().into(),
             send_ring: self.send_words.inspect(memory),
             recv_ring: self.recv_words.map(|words| words.inspect(memory)),
             adapter: self.verbs.inspect(),
@@ -351,8 +351,8 @@ impl<B: Backend> PvrdmaDevice<B> {
 
     /// Its objects of a kind as one value: a list, or a [`DeviceInspect`].
     ///
-    /// Waits for no lock that is held while guest memory is waited for. A queue pair is asked for its attributes as the
-    /// guest would ask, which may wait for a batch of requests.
+    /// Waits for no lock that is held while requests are processed or guest memory is waited for: what cannot be had at
+    /// once is the string `"busy"`.
     pub fn inspect_objects(&self, kind: ObjectKind) -> Value {
         let core = self.core();
         let value = match kind {

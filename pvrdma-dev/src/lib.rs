@@ -81,4 +81,4 @@ pub use inspect::{
 pub use limits::{LimitKey, Limits};
 pub use pci_function::{Bar, InterruptSink, PciFunction};
 pub use ring::RingInspect;
-pub use stats::{CommandCount, DeviceStatus, ObjectCounts, Phase, all_counters};
+pub use stats::{CommandCount, DeviceStatus, MemoryStatus, ObjectCounts, Phase, all_counters};

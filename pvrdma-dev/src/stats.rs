@@ -1,7 +1,7 @@
 //! Counters and what a status display shows.
 
 use pvrdma_verbs::{Count, Counter, GidType, MacAddr, PortAttributes, counters};
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Serialize, Serializer};
 
 use crate::abi::cmd::{COMMANDS, Opcode};
 use crate::events::EventCounters;
@@ -96,6 +96,15 @@ pub struct ObjectCounts {
     pub gids: u32,
 }
 
+/// Guest memory of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MemoryStatus {
+    /// Bytes mapped.
+    pub mapped_bytes: u64,
+    /// Bytes kept resident.
+    pub pinned_bytes: u64,
+}
+
 /// How often a command came.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct CommandCount {
@@ -133,10 +142,8 @@ pub struct DeviceStatus {
     pub objects: ObjectCounts,
     /// Extents of page lists held, 16 bytes each.
     pub page_list_extents: u64,
-    /// Bytes of guest memory mapped.
-    pub mapped_bytes: u64,
-    /// Bytes of guest memory locked.
-    pub pinned_bytes: u64,
+    /// Guest memory.
+    pub memory: MemoryStatus,
     /// Commands that came at all.
     #[serde(serialize_with = "commands_by_name")]
     pub commands: Vec<CommandCount>,

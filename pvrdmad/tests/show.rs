@@ -10,7 +10,7 @@ use std::process::{Child, Command, Output, Stdio};
 
 use common::remote::probe;
 use pvrdma_dev::ObjectKind;
-use pvrdma_dev::testing::{Path, QpInit, RecvWr, access};
+use pvrdma_dev::testing::{Path, QpInit, RecvWr, SendWr, access};
 use pvrdma_verbs::Gid;
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -117,6 +117,39 @@ fn what_a_guest_made() {
     qp.destroy().unwrap();
     mr.destroy().unwrap();
     assert_eq!((place.show("qp"), place.show("mr")), (json!([]), json!([])));
+}
+
+#[test]
+fn a_way_to_a_peer_of_this_process() {
+    let place = Place::start();
+    let driver = probe(&place.path("device"), 16 << 20);
+    driver.bind_gid(0, GID).unwrap();
+    let pd = driver.create_pd(None).unwrap();
+    let mut cq = driver.create_cq(None, 64).unwrap();
+    let [mut left, mut right] = [(); 2].map(|()| driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap());
+    left.connect(&Path::to(GID, right.qpn)).unwrap();
+    right.connect(&Path::to(GID, left.qpn)).unwrap();
+    let of = |qpn: u32| {
+        let shown = place.show("qp");
+        shown.as_array().unwrap().iter().find(|qp| qp["qpn"] == qpn).unwrap().clone()
+    };
+    assert_eq!(of(left.qpn)["adapter"]["requester"]["route"], json!({"path": "unresolved"}));
+
+    right.post_recv(&[RecvWr::new(1, &[])]).unwrap();
+    left.post_send(&[SendWr::send(2, &[])]).unwrap();
+    assert_eq!(cq.wait_many(2).len(), 2);
+    let (sender, receiver) = (of(left.qpn), of(right.qpn));
+    let route = &sender["adapter"]["requester"]["route"];
+    assert_eq!((&route["path"], &route["peer"]), (&json!("local"), &json!({"device": "vm0", "qpn": right.qpn})));
+    assert_eq!(sender["attrs"]["sq_psn"], json!(0x1234), "{sender}");
+    assert_eq!((&sender["send_ring"]["head"], &sender["send_ring"]["tail"]), (&json!(1), &json!(1)), "{sender}");
+    assert_eq!((&receiver["recv_ring"]["head"], &receiver["recv_ring"]["used"]), (&json!(1), &json!(0)), "{receiver}");
+    assert_eq!(receiver["adapter"]["responder"]["established"], true, "{receiver}");
+    let table = place.text(&["show", "qp", "--device", "vm0"]);
+    assert!(table.contains("local") && table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    let qps = &place.show("cq")[0]["adapter"]["qps"];
+    assert_eq!(*qps, json!([left.qpn, right.qpn]));
+    assert_eq!(place.show("device")["backend"]["gids"][0]["gid"], json!("fe80::1"));
 }
 
 #[test]

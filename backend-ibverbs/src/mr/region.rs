@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::{Direction, DmaView, HostPiece, PAGE_SIZE, PageList};
-use pvrdma_verbs::{Access, FastRegister, MrRequest, Sge, VerbsError};
+use pvrdma_verbs::{Access, FastRegister, MrRequest, Sge, Snapshot, VerbsError};
+use serde::Serialize;
 use vm_memory::mmap::MmapRegion;
 
 use crate::adapter::Adapter;
@@ -110,7 +111,30 @@ fn any_extent(pages: &PageList, gone: &impl Fn(u64, u64) -> bool) -> bool {
     pages.extents().iter().any(|extent| gone(extent.iova, extent.bytes()))
 }
 
+/// A region at one moment. Its keys are not shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct MrInspect {
+    /// `false` from when it was destroyed or what it names went away.
+    alive: bool,
+    /// Bytes of guest memory that are registered with the host for it, in whole pages.
+    registered_bytes: Snapshot<u64>,
+}
+
 impl Mr {
+    /// Describes itself. Waits for nobody.
+    pub(crate) fn inspect(&self) -> MrInspect {
+        let registered = match &self.body {
+            Body::User { pages, host, .. } => {
+                host.try_lock().map(|host| if host.is_some() { pages.bytes() } else { 0 })
+            }
+            Body::Dma { parts, .. } => parts.try_lock().map(|parts| parts.iter().map(|part| part.len).sum()),
+            Body::Fast { state, .. } => {
+                state.try_lock().map(|state| state.bound.as_ref().map_or(0, |bound| bound.pages.bytes()))
+            }
+        };
+        MrInspect { alive: self.alive.load(Ordering::Relaxed), registered_bytes: registered.into() }
+    }
+
     /// Makes a region and registers what it names. The caller holds the view until the region is in the table.
     pub(super) fn register(
         adapter: &Adapter,

@@ -159,6 +159,15 @@ impl Qp {
         self.state()
     }
 
+    /// As [`Self::query`], but with the state that the daemon knows, and only if nobody holds what is asked.
+    pub(crate) fn try_query(&self) -> Option<QpAttrs> {
+        let state = self.state();
+        let mut attrs = *self.attrs.try_lock()?;
+        (attrs.state, attrs.cur_state) = (state, state);
+        attrs.sq_draining = state == QpState::Sqd && !self.send_inflight.try_lock()?.is_empty();
+        Some(attrs)
+    }
+
     pub(crate) fn query(&self) -> QpAttrs {
         let state = self.host().map_or(QpState::Error, |host| self.refresh(&host));
         let mut attrs = *self.attrs.lock();

@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering};
 
 use parking_lot::{Mutex, RwLock};
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{AsyncEvent, QpAttrs, QpEvent, QpState, QpType, Qpn, VerbsError};
+use pvrdma_verbs::{AsyncEvent, QpAttrs, QpEvent, QpState, QpType, Qpn, Snapshot, VerbsError};
+use serde::Serialize;
 
 use super::host_state;
 use super::parts::QpParts;
@@ -66,6 +67,31 @@ pub(crate) struct Qp {
     pub(super) datagram: AtomicU32,
 }
 
+/// A queue pair at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct QpInspect {
+    /// Its state as the daemon knows it. The host is not asked.
+    state: QpState,
+    #[serde(rename = "type")]
+    qp_type: QpType,
+    /// Its number at the host, which is that on the wire.
+    host_qpn: Qpn,
+    /// Sends that the host has.
+    sends_in_flight: Snapshot<usize>,
+    /// Sends that it may have.
+    max_sends_in_flight: usize,
+    /// Receives that the host has, without those of an SRQ.
+    receives_in_flight: Snapshot<usize>,
+    /// Sends wait in the ring because something is in flight.
+    send_waits: bool,
+    /// Receives do.
+    recv_waits: bool,
+    /// Nothing may be published.
+    muted: bool,
+    /// The host's queue pair is yet to be brought to its error state.
+    failing: bool,
+}
+
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Qp").field("qpn", &self.qpn).field("type", &self.qp_type).finish_non_exhaustive()
@@ -122,6 +148,22 @@ impl Qp {
         });
         qps.insert(qpn.get(), &qp);
         Ok(qp)
+    }
+
+    /// Describes itself. Waits for nobody and does not ask the host.
+    pub(crate) fn inspect(&self) -> QpInspect {
+        QpInspect {
+            state: self.state(),
+            qp_type: self.qp_type,
+            host_qpn: self.qpn,
+            sends_in_flight: self.send_inflight.try_lock().map(|inflight| inflight.len()).into(),
+            max_sends_in_flight: self.depth,
+            receives_in_flight: self.recv_inflight.try_lock().map(|inflight| inflight.len()).into(),
+            send_waits: self.send_waits.load(Ordering::Relaxed),
+            recv_waits: self.recv_waits.load(Ordering::Relaxed),
+            muted: self.is_muted(),
+            failing: self.failing.load(Ordering::Relaxed),
+        }
     }
 
     /// Returns its number on the wire.

@@ -3,6 +3,7 @@
 
 mod completions;
 mod events;
+mod inspect;
 mod memory;
 mod requests;
 

@@ -6,7 +6,7 @@ use pvrdma_verbs::Counter;
 
 use super::point::Point;
 use super::seen::Direction;
-use pvrdma_ether_link::{Frames, Link, Readiness};
+use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness};
 
 /// Shows what goes over a link to those who watch a device.
 #[derive(Debug)]
@@ -40,6 +40,10 @@ impl Link for CaptureLink {
 
     fn readiness(&self) -> Readiness {
         self.inner.readiness()
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        self.inner.inspect()
     }
 
     fn lost(&self) -> u64 {

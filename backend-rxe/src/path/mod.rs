@@ -17,10 +17,14 @@ pub(crate) mod directory;
 pub(crate) mod local;
 pub(crate) mod wire;
 
-use datagram::DatagramRoute;
-use local::LocalRoute;
+use std::time::Duration;
+
 use pvrdma_verbs::QpType;
-use wire::rc::WireRequester;
+use serde::Serialize;
+
+use datagram::DatagramRoute;
+use local::{LocalRoute, LocalRouteInspect};
+use wire::rc::{WireRequester, WireRequesterInspect};
 
 /// How the requests of a QP get to their peer, with what the path remembers between them.
 #[derive(Debug)]
@@ -35,7 +39,31 @@ pub(crate) enum Route {
     Datagram(DatagramRoute),
 }
 
+/// A route at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+#[serde(tag = "path", rename_all = "snake_case")]
+pub(crate) enum RouteInspect {
+    /// The peer was not found yet.
+    Unresolved,
+    /// The peer is in this process.
+    Local(LocalRouteInspect),
+    /// The peer is on the network.
+    Wire(Box<WireRequesterInspect>),
+    /// Each request has a path of its own.
+    Datagram,
+}
+
 impl Route {
+    /// Describes itself.
+    pub(crate) fn inspect(&self, now: Duration) -> RouteInspect {
+        match self {
+            Self::Unresolved(_) => RouteInspect::Unresolved,
+            Self::Local(local) => RouteInspect::Local(local.inspect()),
+            Self::Wire(wire) => RouteInspect::Wire(Box::new(wire.inspect(now))),
+            Self::Datagram(_) => RouteInspect::Datagram,
+        }
+    }
+
     /// The route of a QP that has sent nothing.
     pub(crate) fn new(qp_type: QpType) -> Self {
         if qp_type.is_datagram() {

@@ -17,6 +17,7 @@ use std::{io, thread};
 use parking_lot::Mutex;
 use pvrdma_verbs::{Count, Counter, MacAddr, Mtu, Qpn, VerbsError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use serde::Serialize;
 
 use crate::capture::{CaptureLink, Point};
 use classify::is_for_rdma;
@@ -24,7 +25,7 @@ use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
 use policy::{PortRules, Violation};
 use pvrdma_ether_link::{Frames, Link};
 use pvrdma_roce::{Congestion, EgressMarking, ReorderBudget};
-use tx_queue::TxQueue;
+use tx_queue::{TxQueue, TxQueueInspect};
 
 /// Frames that a path builds while guest memory is held.
 pub(crate) const BATCH: usize = 32;
@@ -86,7 +87,39 @@ pub(crate) struct Port {
     stopping: AtomicBool,
 }
 
+/// A port at one moment.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub(crate) struct PortInspect {
+    /// Bytes of an IP packet that the network carries.
+    mtu: u32,
+    /// Largest path MTU, in bytes, whose packets fit.
+    path_mtu: Mtu,
+    /// The VLAN that everything behind the port is in.
+    vlan: Option<u16>,
+    /// Bytes of frames in reorder buffers.
+    reorder_bytes: usize,
+    /// Times that frames were read from the links.
+    batches: u64,
+    /// The way to other hosts.
+    uplink: TxQueueInspect,
+    /// The device's network function.
+    nic: Option<TxQueueInspect>,
+}
+
 impl Port {
+    /// Describes itself.
+    pub(crate) fn inspect(&self) -> PortInspect {
+        PortInspect {
+            mtu: self.mtu,
+            path_mtu: self.path_mtu(),
+            vlan: self.vlan(),
+            reorder_bytes: self.buffered.used(),
+            batches: self.batches(),
+            uplink: self.uplink.inspect(),
+            nic: self.nic.as_ref().map(TxQueue::inspect),
+        }
+    }
+
     pub(crate) fn new(mac: MacAddr, config: PortConfig, point: Arc<Point>) -> io::Result<Self> {
         Ok(Self {
             mac,

@@ -5,7 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::{Frames, Link};
+use pvrdma_ether_link::{Frames, Link, LinkInspect};
+use pvrdma_verbs::Snapshot;
+use serde::Serialize;
 
 use crate::task::Task;
 
@@ -31,7 +33,22 @@ pub(crate) struct TxQueue {
     full: AtomicBool,
 }
 
+/// A link and its queue at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct TxQueueInspect {
+    #[serde(flatten)]
+    link: LinkInspect,
+    /// Frames that wait for the link.
+    waiting_frames: Snapshot<usize>,
+}
+
 impl TxQueue {
+    /// Describes itself.
+    pub(crate) fn inspect(&self) -> TxQueueInspect {
+        let waiting = self.backlog.try_lock().map(|backlog| backlog.frames.len().saturating_sub(backlog.from));
+        TxQueueInspect { link: self.link.inspect(), waiting_frames: waiting.into() }
+    }
+
     pub(crate) fn new(link: Arc<dyn Link>) -> Self {
         Self { link, backlog: Mutex::default(), full: AtomicBool::new(false) }
     }

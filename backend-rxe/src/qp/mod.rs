@@ -18,11 +18,12 @@ use std::sync::{Arc, Weak};
 use parking_lot::{FairMutex, Mutex};
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{AsyncEvent, Completion, CqOverrun, QpEvent, QpState, QpType, Qpn, WcOpcode, WcStatus};
+use serde::Serialize;
 
 use crate::adapter::Adapter;
 use crate::cq::Cq;
 use crate::srq::Srq;
-use crate::task::Task;
+use crate::task::{Task, TaskInspect};
 use responder::Responder;
 use state::StateCell;
 
@@ -60,6 +61,19 @@ pub(crate) struct Qp {
     pub(crate) responder: FairMutex<Responder>,
 }
 
+/// What both halves share, at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct QpInspect {
+    state: QpState,
+    #[serde(rename = "type")]
+    qp_type: QpType,
+    /// In SQD with a request still in flight.
+    draining: bool,
+    /// A requester of this process waits for a receive.
+    awaited: bool,
+    task: TaskInspect,
+}
+
 impl fmt::Debug for Qp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Qp").field("qpn", &self.qpn).field("state", &self.state()).finish_non_exhaustive()
@@ -92,6 +106,17 @@ impl Qp {
     #[inline]
     pub(crate) fn state(&self) -> QpState {
         self.state.get()
+    }
+
+    /// Describes itself.
+    pub(crate) fn inspect(&self) -> QpInspect {
+        QpInspect {
+            state: self.state(),
+            qp_type: self.qp_type,
+            draining: self.state.is_draining(),
+            awaited: self.awaited.load(Ordering::Relaxed),
+            task: self.task().inspect(),
+        }
     }
 
     /// What runs the QP.

@@ -75,7 +75,17 @@ impl Qp {
     }
 
     pub(crate) fn query(&self) -> QpAttrs {
-        let mut attrs = self.responder.lock().attrs;
+        let attrs = self.responder.lock().attrs;
+        self.with_state(attrs)
+    }
+
+    /// As [`Self::query`], unless somebody holds the responder.
+    pub(crate) fn try_query(&self) -> Option<QpAttrs> {
+        let attrs = self.responder.try_lock()?.attrs;
+        Some(self.with_state(attrs))
+    }
+
+    fn with_state(&self, mut attrs: QpAttrs) -> QpAttrs {
         attrs.state = self.state();
         attrs.cur_state = attrs.state;
         attrs.sq_draining = self.state.is_draining();

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
-    Access, Completion, MAX_MESSAGE, QpAttrs, QpEvent, QueueError, SendFlags, SendOp, SendSource, SendWr, Sge, WcStatus,
+    Access, Completion, MAX_MESSAGE, QpAttrs, QpEvent, QueueError, SendFlags, SendOp, SendSource, SendWr, Sge,
+    WcStatus, micros,
 };
+use serde::Serialize;
 
 use super::Qp;
 use super::no_queue::NoQueue;
@@ -50,6 +52,46 @@ pub(crate) enum Readiness {
     Failed(WcStatus),
 }
 
+/// A requester at one moment, without its route.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct RequesterInspect {
+    /// The send ring cannot be read any more.
+    broken: bool,
+    /// The request in flight by local delivery. Those on the wire are in the route.
+    current: Option<RequestInspect>,
+    /// What it waits for.
+    wait: Option<WaitInspect>,
+    /// Retransmissions that are left.
+    retries_left: u8,
+    /// Retransmissions that are left while the peer has no receive.
+    rnr_retries_left: u8,
+    /// Microseconds until its timer fires, 0 if it has. `null`: there is none.
+    timer_due_in_us: Option<u64>,
+    /// The guest wants to hear when the send queue is drained.
+    notify_drained: bool,
+}
+
+/// The request in flight.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+struct RequestInspect {
+    /// What it is, as its completion says.
+    opcode: String,
+    /// Bytes of the message, once the request was checked.
+    length: Option<u64>,
+    /// Bytes moved.
+    done: u64,
+}
+
+/// What is waited for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+struct WaitInspect {
+    /// `receive`: the peer had none; `response`: there was none.
+    #[serde(rename = "for")]
+    what: &'static str,
+    /// Microseconds until it ends, 0 if that has passed.
+    due_in_us: u64,
+}
+
 /// The requester half of a QP. What it knows about the path to its peer is kept beside it ([`crate::path::Route`]).
 pub(crate) struct Requester {
     source: Box<dyn SendSource>,
@@ -84,6 +126,28 @@ impl Requester {
             attrs: QpAttrs::default(),
             notify_drained: false,
             pending: PendingCompletions::default(),
+        }
+    }
+
+    /// Describes itself.
+    pub(crate) fn inspect(&self, now: Duration) -> RequesterInspect {
+        let due_in_us = |deadline: Duration| micros(deadline.saturating_sub(now));
+        RequesterInspect {
+            broken: self.broken,
+            current: self.current.map(|Progress { checked, length, done, .. }| RequestInspect {
+                opcode: format!("{:?}", self.work.op.completion_opcode()),
+                length: checked.then_some(length),
+                done,
+            }),
+            wait: match self.wait {
+                Wait::Nothing => None,
+                Wait::Receive(deadline) => Some(WaitInspect { what: "receive", due_in_us: due_in_us(deadline) }),
+                Wait::Response(deadline) => Some(WaitInspect { what: "response", due_in_us: due_in_us(deadline) }),
+            },
+            retries_left: self.retries,
+            rnr_retries_left: self.rnr_retries,
+            timer_due_in_us: self.armed.map(|armed| due_in_us(armed.deadline)),
+            notify_drained: self.notify_drained,
         }
     }
 

@@ -11,6 +11,7 @@ use pvrdma_verbs::{
     Access, Completion, CqOverrun, NetworkType, QpAttrs, QpEvent, QpState, Qpn, QueueError, RecvSource, RecvWr,
     RemoteAddress, Sge, WcFlags, WcOpcode, WcStatus,
 };
+use serde::Serialize;
 use std::sync::Arc;
 
 use super::Qp;
@@ -40,6 +41,19 @@ pub(crate) struct ReceivedDatagram {
     pub(crate) header: [u8; HEADER_LEN],
     /// Bytes behind them.
     pub(crate) payload_len: u64,
+}
+
+/// A responder at one moment, without what it holds for the wire.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct ResponderInspect {
+    /// The receive ring cannot be read any more.
+    broken: bool,
+    /// A receive was taken and has not ended.
+    receive_in_use: bool,
+    /// The first request has come.
+    established: bool,
+    /// The guest was told that no receive of an SRQ is left.
+    last_wqe_raised: bool,
 }
 
 /// The responder half of a QP.
@@ -83,6 +97,12 @@ impl Responder {
             last_wqe_raised: false,
             own_gid: None,
         }
+    }
+
+    /// Describes itself.
+    pub(crate) const fn inspect(&self) -> ResponderInspect {
+        let Self { broken, in_use, established, last_wqe_raised, .. } = *self;
+        ResponderInspect { broken, receive_in_use: in_use, established, last_wqe_raised }
     }
 
     /// Forgets everything, as the guest does with a QP in RESET.

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::{Frames, Link, Readiness, memory};
+use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness, memory};
 use pvrdma_rxe::{ManualClock, PortRules, Rxe, RxeConfig};
 
 use crate::world::*;
@@ -51,6 +51,10 @@ impl Link for Tap {
 
     fn readiness(&self) -> Readiness {
         self.inner.readiness()
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        self.inner.inspect()
     }
 
     fn lost(&self) -> u64 {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use pvrdma_verbs::Counter;
 
-use super::{Frames, Link, Readiness};
+use super::{Frames, Link, LinkInspect, Readiness};
 
 /// When a link that holds frames wants to be called again.
 const SOON: Duration = Duration::from_millis(1);
@@ -242,6 +242,10 @@ impl<L: Link> Link for FaultLink<L> {
         };
         readiness.wait = readiness.wait.into_iter().chain(wait).min();
         readiness
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        self.inner.inspect()
     }
 
     fn lost(&self) -> u64 {

@@ -27,7 +27,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pvrdma_verbs::Counter;
+use pvrdma_verbs::{Counter, Snapshot};
+use serde::Serialize;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use frames::Frames;
@@ -55,6 +56,19 @@ pub struct Readiness {
     pub wait: Option<Duration>,
 }
 
+/// A link at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct LinkInspect {
+    /// What it is: the name of its module.
+    pub kind: &'static str,
+    /// Its interface, address or path. Empty if it has none.
+    pub name: String,
+    /// Where the other ends are, as far as they are configured.
+    pub peers: Vec<String>,
+    /// Frames can pass: the interface is there, or somebody is connected.
+    pub up: Snapshot<bool>,
+}
+
 /// An end of an Ethernet link. All methods may be called from several threads.
 pub trait Link: Send + Sync + fmt::Debug {
     /// Appends frames that have come, at most `most`.
@@ -70,6 +84,9 @@ pub trait Link: Send + Sync + fmt::Debug {
 
     /// Frames that were taken and got lost in here, in either direction.
     fn lost(&self) -> u64;
+
+    /// Describes itself. Waits for nobody.
+    fn inspect(&self) -> LinkInspect;
 
     /// What else this kind of link counts.
     fn counters(&self) -> Vec<Counter> {
@@ -92,6 +109,10 @@ impl<L: Link + ?Sized> Link for Arc<L> {
 
     fn lost(&self) -> u64 {
         (**self).lost()
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        (**self).inspect()
     }
 
     fn counters(&self) -> Vec<Counter> {

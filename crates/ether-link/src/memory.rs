@@ -7,9 +7,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
+use pvrdma_verbs::Snapshot;
 use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Frames, Link, Readiness};
+use super::{Frames, Link, LinkInspect, Readiness};
 
 /// The most that an eventfd counts to: it is not writable any more.
 const FULL: u64 = u64::MAX - 1;
@@ -108,6 +109,10 @@ impl Link for MemoryLink {
     fn readiness(&self) -> Readiness {
         let (readable, writable) = (Arc::clone(&self.input.filled), Arc::clone(&self.output.room));
         Readiness { readable: Some(readable), writable: Some(writable), wait: None }
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        LinkInspect { kind: "memory", name: String::new(), peers: Vec::new(), up: Snapshot::Taken(true) }
     }
 
     fn lost(&self) -> u64 {

@@ -27,6 +27,8 @@
 //! what is missing ([`Responder::nak_selectively`]). Large reads are split into requests of a bounded length
 //! ([`Tuning::read_chunk`]), so that a responder that sends a whole response in one go does not flood us.
 //!
+//! Each half describes itself as plain data ([`Requester::inspect`], [`Responder::inspect`]).
+//!
 //! Congestion control stands beside the halves, because both send at one rate: [`ReactionPoint`].
 //!
 //! Not here: end-to-end credits (received ones are ignored, and every ACK says that it carries none, which the
@@ -46,7 +48,8 @@ pub use datagram::{Datagram, DatagramSender};
 pub use dcqcn::{Congestion, MEGABIT, ReactionPoint};
 pub use filter::{DropReason, admit, admit_connected, admit_notification};
 pub use ops::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
-pub use path::{EgressMarking, Origin, Path};
+pub use path::{EgressMarking, Origin, Path, PathInspect};
+pub use requester::inspect::{RequesterInspect, RunningTimer};
 pub use requester::{Requester, RequesterStats, Tuning};
-pub use responder::{Handled, ReorderBudget, ReorderBuffer, Responder, ResponderStats};
+pub use responder::{Handled, ReorderBudget, ReorderBuffer, Responder, ResponderInspect, ResponderStats};
 pub use synthetic_trace::{PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};

@@ -2,6 +2,7 @@
 //! RoCE v1 annex A16).
 
 use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, Qpn, UdDestination};
+use serde::Serialize;
 
 use crate::dcqcn::Congestion;
 use crate::wire::{
@@ -48,7 +49,30 @@ pub struct Path {
     network: Network,
 }
 
+/// Where a path leads from and to.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct PathInspect {
+    /// Our GID.
+    pub source: Gid,
+    /// The peer's GID.
+    pub destination: Gid,
+    /// The Ethernet address of the peer, or of the router to it.
+    pub destination_mac: MacAddr,
+    /// The IEEE 802.1Q VLAN, if frames carry a tag: 0 for a priority alone.
+    pub vlan: Option<u16>,
+}
+
 impl Path {
+    /// The addresses.
+    pub fn inspect(&self) -> PathInspect {
+        PathInspect {
+            source: self.network.source(),
+            destination: self.network.destination(),
+            destination_mac: self.ethernet.destination,
+            vlan: self.ethernet.vlan.map(|vlan| vlan.vid),
+        }
+    }
+
     /// The path of a connected QP. `None` if one GID is IPv4 and the other is not.
     #[inline]
     pub fn connected(origin: &Origin, av: &AddressVector, local: Qpn, remote: Qpn) -> Option<Self> {

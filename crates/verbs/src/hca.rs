@@ -322,6 +322,11 @@ pub trait QueuePair: Send + Sync + 'static {
     /// True state and attributes.
     fn query(&self) -> QpAttrs;
 
+    /// As [`Self::query`], but `None` if that would have to wait.
+    fn try_query(&self) -> Option<QpAttrs> {
+        Some(self.query())
+    }
+
     /// There may be send requests. Runs a bounded amount of work on the calling thread; more is done elsewhere.
     fn notify_send(&self);
 

@@ -36,6 +36,7 @@ mod hca;
 mod log_limit;
 pub mod qp_state;
 mod queue;
+mod snapshot;
 #[cfg(feature = "testing")]
 pub mod testing;
 mod types;
@@ -50,6 +51,7 @@ pub use hca::{
 };
 pub use log_limit::LogLimit;
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
+pub use snapshot::{Snapshot, micros};
 pub use types::{Access, Gid, GidType, InvalidValue, MacAddr, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};
 pub use work::{
     Completion, FastRegister, Invalidate, MAX_MESSAGE, RecvWr, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge,

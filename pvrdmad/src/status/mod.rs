@@ -6,8 +6,6 @@ mod reporter;
 mod show;
 mod table;
 
-pub use self::report::{
-    CaptureReport, ClientReport, CommandReport, DaemonStatus, DeviceReport, MemoryReport, NetworkReport,
-};
+pub use self::report::{CaptureReport, ClientReport, DaemonStatus, DeviceReport, MemoryReport, NetworkReport};
 pub(crate) use self::reporter::Reporter;
 pub use self::show::render_objects;

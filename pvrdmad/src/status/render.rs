@@ -17,7 +17,7 @@ impl DaemonStatus {
         );
         for device in &self.devices {
             if let Some(error) = &device.memory.pin_error {
-                text += &format!("{}: {error}\n", device.name);
+                text += &format!("{}: {error}\n", device.name());
             }
         }
         for device in &self.devices {
@@ -26,7 +26,7 @@ impl DaemonStatus {
                 let share = percent(dropped, frames.saturating_add(dropped));
                 text += &format!(
                     "{}: {active} captures, {frames} frames captured, {dropped} dropped ({share})\n",
-                    device.name
+                    device.name()
                 );
             }
         }
@@ -41,7 +41,7 @@ impl DaemonStatus {
     fn render_network(&self) -> String {
         let networks = || {
             let devices = self.devices.iter();
-            devices.filter_map(|device| Some((short(&device.name), device.network.as_ref()?)))
+            devices.filter_map(|device| Some((short(device.name()), device.network.as_ref()?)))
         };
         let traffic = |(name, NetworkReport { mtu, counters }): (String, &NetworkReport)| {
             let count = |name: &str| counters.get(name).copied().unwrap_or(0);
@@ -76,7 +76,7 @@ impl DaemonStatus {
 fn render_counters(devices: &[DeviceReport]) -> String {
     let columns: Vec<BTreeMap<&str, u64>> = devices.iter().map(DeviceReport::all_counters).collect();
     let names: BTreeSet<&str> = columns.iter().flatten().map(|(&name, _)| name).collect();
-    let header = ["counter".to_owned()].into_iter().chain(devices.iter().map(|device| short(&device.name)));
+    let header = ["counter".to_owned()].into_iter().chain(devices.iter().map(|device| short(device.name())));
     let row = |name: &str| {
         let values = columns.iter().map(|column| column.get(name).map_or_else(String::new, u64::to_string));
         [name.to_owned()].into_iter().chain(values).collect()
@@ -87,8 +87,10 @@ fn render_counters(devices: &[DeviceReport]) -> String {
 impl DeviceReport {
     /// Its line in the table of devices.
     fn row(&self) -> Vec<String> {
-        let count = |kind: &str| self.objects.get(kind).copied().unwrap_or(0).to_string();
-        let guest = match (self.client.connected, self.phase.as_str()) {
+        let count = |kind: &str| {
+            self.numbers("objects").find(|&(name, _)| name == kind).map_or(0, |(_, count)| count).to_string()
+        };
+        let guest = match (self.client.connected, self.phase()) {
             (false, _) => "none",
             (true, "reset") => "connected",
             (true, phase) => phase,
@@ -96,16 +98,17 @@ impl DeviceReport {
         let resident = match (&self.memory.pin_error, self.memory.pin) {
             (Some(_), _) => "FAILED".to_owned(),
             (None, Pin::Off) => "off".to_owned(),
-            (None, _) => size(self.memory.pinned_bytes),
+            (None, _) => size(self.memory.status.pinned_bytes),
         };
-        let device = [short(&self.name), guest.to_owned(), self.port.clone(), size(self.memory.mapped_bytes), resident];
+        let device =
+            [short(self.name()), guest.to_owned(), self.port.clone(), size(self.memory.status.mapped_bytes), resident];
         device.into_iter().chain(["qps", "cqs", "srqs", "mrs", "pds", "gids"].map(count)).collect()
     }
 
     fn all_counters(&self) -> BTreeMap<&str, u64> {
         let network = self.network.iter().flat_map(|network| &network.counters);
-        let others =
-            self.counters.iter().chain(&self.adapter).chain(network).map(|(name, &value)| (name.as_str(), value));
+        let network = network.map(|(name, &value)| (name.as_str(), value));
+        let others = self.numbers("counters").chain(self.numbers("adapter")).chain(network);
         others.filter(|&(_, value)| value != 0).collect()
     }
 }

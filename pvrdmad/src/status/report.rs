@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use pvrdma_dev::Phase;
+use pvrdma_dev::MemoryStatus;
 use pvrdma_verbs::{Counter, PortState};
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
-use crate::config::{Pin, Roce};
+use crate::config::Pin;
 
 /// The daemon at one moment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -28,20 +29,12 @@ pub struct DaemonStatus {
 /// One device at one moment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct DeviceReport {
-    /// Name.
-    pub name: String,
+    /// What the device says of itself, as [`pvrdma_dev::DeviceStatus`] declares it, except `port` and `memory`. Its
+    /// counters are joined by those of its socket and interrupts.
+    #[serde(flatten)]
+    pub status: Map<String, Value>,
     /// Where the VMM connects.
     pub socket: String,
-    /// Ethernet address.
-    pub mac: String,
-    /// Encapsulation.
-    pub roce: Roce,
-    /// Interface version.
-    pub version: u32,
-    /// Life cycle: `reset`, `handshake` or `active`.
-    pub phase: String,
-    /// Whether the guest lets the device reach memory.
-    pub bus_master: bool,
     /// The port: `active` or another state.
     pub port: String,
     /// Bytes in the port's MTU.
@@ -54,14 +47,28 @@ pub struct DeviceReport {
     pub network: Option<NetworkReport>,
     /// Those who watch the device.
     pub capture: CaptureReport,
-    /// Live objects by kind.
-    pub objects: BTreeMap<String, u64>,
-    /// Commands that came at all.
-    pub commands: BTreeMap<String, CommandReport>,
-    /// What the device counts, and its socket and interrupts.
-    pub counters: BTreeMap<String, u64>,
-    /// What the adapter counts.
-    pub adapter: BTreeMap<String, u64>,
+}
+
+impl DeviceReport {
+    fn word(&self, member: &str) -> &str {
+        self.status.get(member).and_then(Value::as_str).unwrap_or_default()
+    }
+
+    /// Its name.
+    pub fn name(&self) -> &str {
+        self.word("name")
+    }
+
+    /// Life cycle: `reset`, `handshake` or `active`.
+    pub fn phase(&self) -> &str {
+        self.word("phase")
+    }
+
+    /// Numbers of a group by name: of `objects`, `counters` or `adapter`.
+    pub fn numbers(&self, group: &str) -> impl Iterator<Item = (&str, u64)> {
+        let members = self.status.get(group).and_then(Value::as_object).into_iter().flatten();
+        members.filter_map(|(name, value)| Some((name.as_str(), value.as_u64()?)))
+    }
 }
 
 /// Guest memory of a device.
@@ -69,10 +76,9 @@ pub struct DeviceReport {
 pub struct MemoryReport {
     /// What is kept resident.
     pub pin: Pin,
-    /// Bytes mapped.
-    pub mapped_bytes: u64,
-    /// Bytes kept resident.
-    pub pinned_bytes: u64,
+    /// Bytes mapped and kept resident.
+    #[serde(flatten)]
+    pub status: MemoryStatus,
     /// Why not all is resident that should be.
     pub pin_error: Option<String>,
 }
@@ -105,27 +111,9 @@ pub struct CaptureReport {
     pub dropped: u64,
 }
 
-/// How often a command came.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct CommandReport {
-    /// All of them.
-    pub executed: u64,
-    /// Those that were refused.
-    pub refused: u64,
-}
-
 /// Counters by name.
 pub(crate) fn by_name(counters: &[Counter]) -> BTreeMap<String, u64> {
     counters.iter().map(|counter| (counter.name.to_owned(), counter.value)).collect()
-}
-
-/// A life cycle state in one word.
-pub(crate) const fn phase_word(phase: Phase) -> &'static str {
-    match phase {
-        Phase::Reset => "reset",
-        Phase::Handshake => "handshake",
-        Phase::Active => "active",
-    }
 }
 
 /// A port state in one word.

@@ -7,12 +7,9 @@ use pvrdma_guest_memory::DmaSpace;
 use pvrdma_rxe::Rxe;
 use pvrdma_rxe::capture::CaptureCounts;
 use pvrdma_verbs::Backend;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use super::report::{
-    CaptureReport, ClientReport, CommandReport, DeviceReport, MemoryReport, NetworkReport, by_name, phase_word,
-    port_word,
-};
+use super::report::{CaptureReport, ClientReport, DeviceReport, MemoryReport, NetworkReport, by_name, port_word};
 use crate::config::Device;
 use crate::network::Network;
 use crate::vfio_user::{ConnectionStats, IrqTable};
@@ -49,24 +46,17 @@ pub(crate) struct Reporter {
 
 impl Reporter {
     pub(crate) fn report(&self) -> DeviceReport {
-        let status = self.function.device_status();
-        let counters = [status.counters, self.irqs.counters.list(), self.stats.counters.list()].concat();
-        let objects = status.objects;
+        let mut status = self.function.device_status();
+        status.counters.extend(self.irqs.counters.list());
+        status.counters.extend(self.stats.counters.list());
         DeviceReport {
-            name: status.name,
             socket: self.device.socket.display().to_string(),
-            mac: status.mac.to_string(),
-            roce: self.device.roce(),
-            version: status.version,
-            phase: phase_word(status.phase).to_owned(),
-            bus_master: status.bus_master,
             port: port_word(status.port.state),
             mtu: status.port.active_mtu.bytes(),
             client: ClientReport { connected: self.stats.is_connected() },
             memory: MemoryReport {
                 pin: self.device.pin,
-                mapped_bytes: status.mapped_bytes,
-                pinned_bytes: status.pinned_bytes,
+                status: status.memory,
                 pin_error: self.memory.pin_failure().err().map(|error| error.to_string()),
             },
             network: self
@@ -74,28 +64,7 @@ impl Reporter {
                 .as_ref()
                 .map(|network| NetworkReport { mtu: network.mtu(), counters: by_name(&network.counters()) }),
             capture: self.capture_report(),
-            objects: [
-                ("contexts", objects.contexts),
-                ("pds", objects.pds),
-                ("mrs", objects.mrs),
-                ("cqs", objects.cqs),
-                ("srqs", objects.srqs),
-                ("qps", objects.qps),
-                ("gids", objects.gids),
-                ("page_list_extents", u32::try_from(status.page_list_extents).unwrap_or(u32::MAX)),
-            ]
-            .into_iter()
-            .map(|(kind, count)| (kind.to_owned(), u64::from(count)))
-            .collect(),
-            commands: status
-                .commands
-                .into_iter()
-                .map(|count| {
-                    (count.name.to_owned(), CommandReport { executed: count.executed, refused: count.refused })
-                })
-                .collect(),
-            counters: by_name(&counters),
-            adapter: by_name(&status.adapter),
+            status: members(&status),
         }
     }
 
@@ -104,4 +73,12 @@ impl Reporter {
             self.rxe.as_ref().map_or_else(CaptureCounts::default, |rxe| rxe.capture_counts(self.device.config.mac));
         CaptureReport { active: active as u64, frames: captured, dropped }
     }
+}
+
+/// What a device says of itself, without what the report has in a place of its own.
+fn members(status: &DeviceStatus) -> Map<String, Value> {
+    let Ok(Value::Object(mut members)) = serde_json::to_value(status) else { return Map::new() };
+    members.remove("port");
+    members.remove("memory");
+    members
 }

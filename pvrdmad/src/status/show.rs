@@ -54,6 +54,35 @@ fn ring(ring: &Value) -> String {
     }
 }
 
+/// The state of a QP. The adapter tells it when the attributes are busy.
+fn qp_state(qp: &Value) -> String {
+    let known = [&qp["attrs"], &qp["adapter"]].into_iter().find(|part| part["state"].is_string());
+    word(known.map_or(&qp["attrs"], |part| &part["state"]))
+}
+
+/// How the requests of a QP get to their peer, and on the wire the first PSN that is not done and the next to send.
+fn path(qp: &Value) -> String {
+    let requester = &qp["adapter"]["requester"];
+    let route = &requester["route"];
+    let psn = |name: &str| route[name].as_u64().map_or_else(|| "-".to_owned(), |psn| format!("{psn:#x}"));
+    match route["path"].as_str() {
+        Some("wire") => format!("wire {}:{}", psn("snd_una"), psn("snd_nxt")),
+        Some(path) => path.to_owned(),
+        None if qp["adapter"]["host_qpn"].is_u64() => "host".to_owned(),
+        None => word(requester),
+    }
+}
+
+/// The peer of a connected QP.
+fn peer(qp: &Value) -> String {
+    let attrs = &qp["attrs"];
+    match attrs["dest_qpn"].as_u64() {
+        Some(qpn @ 1..) if qp["type"] == "RC" => format!("{qpn:#x} at {}", word(&attrs["av"]["dgid"])),
+        _ if attrs.is_string() => word(attrs),
+        _ => "-".to_owned(),
+    }
+}
+
 const HANDLE: Column = ("handle", |object| word(&object["handle"]));
 const PD: Column = ("PD", |object| word(&object["pd"]));
 const CONTEXT: Column = ("context", |object| word(&object["context"]));
@@ -83,19 +112,14 @@ fn columns(kind: ObjectKind) -> &'static [Column] {
             HANDLE,
             ("QPN", |qp| format!("{:#x}", qp["qpn"].as_u64().unwrap_or(0))),
             ("type", |qp| word(&qp["type"])),
-            ("state", |qp| word(&qp["attrs"]["state"])),
+            ("state", qp_state),
             ("send used/size head:tail", |qp| ring(&qp["send_ring"])),
             ("receive", |qp| match &qp["srq"] {
                 Value::Null => ring(&qp["recv_ring"]),
                 srq => format!("SRQ {srq}"),
             }),
-            ("peer", |qp| match qp["attrs"]["dest_qpn"].as_u64() {
-                Some(1..) if qp["type"] == "RC" => {
-                    let attrs = &qp["attrs"];
-                    format!("{:#x} at {}", attrs["dest_qpn"].as_u64().unwrap_or(0), word(&attrs["av"]["dgid"]))
-                }
-                _ => "-".to_owned(),
-            }),
+            ("path una:nxt", path),
+            ("peer", peer),
         ],
         ObjectKind::Gid => &[
             ("index", |gid| word(&gid["index"])),
@@ -126,6 +150,7 @@ mod tests {
             "kind": "fast_register", "start": u64::MAX, "length": 1 << 30, "limit": 16_384, "max_sge": 128,
             "access": "LOCAL_WRITE | REMOTE_WRITE | REMOTE_READ | REMOTE_ATOMIC", "uar_page": 1023,
             "index": 255, "gid": gid, "vlan": 4094,
+            "adapter": {"requester": {"route": {"path": "wire", "snd_una": 0xff_fffe, "snd_nxt": 0xff_ffff}}},
         });
         for kind in ObjectKind::ALL {
             let objects = if kind == ObjectKind::Device { object.clone() } else { json!([object]) };
@@ -147,5 +172,17 @@ mod tests {
             assert!(line.contains(part), "{part}: {text}");
         }
         assert_eq!(render_objects(ObjectKind::Srq, &json!([])), "no srq\n");
+    }
+
+    #[test]
+    fn the_path_of_a_queue_pair() {
+        let qp = |requester| json!({"attrs": {"state": "RTS"}, "adapter": {"requester": requester}});
+        assert_eq!(path(&qp(json!({"route": {"path": "local"}}))), "local");
+        assert_eq!(path(&qp(json!({"route": {"path": "wire", "snd_una": 16, "snd_nxt": 18}}))), "wire 0x10:0x12");
+        assert_eq!(path(&qp(json!("busy"))), "busy");
+        assert_eq!(path(&json!({"adapter": {"state": "RTS", "host_qpn": 7}})), "host");
+        assert_eq!(path(&json!({})), "-");
+        let busy = json!({"type": "RC", "attrs": "busy", "adapter": {"state": "RTS"}});
+        assert_eq!((qp_state(&busy), peer(&busy)), ("RTS".to_owned(), "busy".to_owned()));
     }
 }

@@ -4,4 +4,4 @@ pub(crate) mod rc;
 pub(crate) mod route;
 pub(crate) mod ud;
 
-pub(crate) use route::LocalRoute;
+pub(crate) use route::{LocalRoute, LocalRouteInspect};

@@ -3,6 +3,8 @@
 use std::sync::{Arc, Weak};
 
 use pvrdma_roce::SyntheticTrace;
+use pvrdma_verbs::{Gid, Qpn};
+use serde::Serialize;
 
 use crate::gid::BoundGid;
 use crate::qp::Qp;
@@ -19,7 +21,32 @@ pub(crate) struct LocalRoute {
     pub(crate) trace: Option<Box<SyntheticTrace>>,
 }
 
+/// The way to a peer of this process, at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct LocalRouteInspect {
+    /// The GID we send from, if it was bound.
+    source: Option<Gid>,
+    /// The peer, if it is there.
+    peer: Option<LocalPeer>,
+}
+
+/// A QP of this process.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+struct LocalPeer {
+    device: String,
+    qpn: Qpn,
+}
+
 impl LocalRoute {
+    /// Describes itself.
+    pub(crate) fn inspect(&self) -> LocalRouteInspect {
+        let peer = self.peer.upgrade().filter(|peer| !peer.state.is_dead());
+        LocalRouteInspect {
+            source: self.source.map(|source| source.gid),
+            peer: peer.map(|peer| LocalPeer { device: peer.adapter.name.clone(), qpn: peer.qpn }),
+        }
+    }
+
     /// The peer, unless it must be looked up again.
     #[inline]
     pub(crate) fn peer(&self, generation: u64) -> Option<Arc<Qp>> {

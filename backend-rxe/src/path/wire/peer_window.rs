@@ -113,6 +113,11 @@ impl WindowShare {
         Self { window: windows.window(peer), waiter: Arc::new(waiter), counted: 0, used: 0 }
     }
 
+    /// PSNs that are counted as ours.
+    pub(crate) const fn counted(&self) -> u64 {
+        self.counted
+    }
+
     /// Returns `true` if another packet may be sent. Otherwise the task runs again when it is its turn.
     pub(crate) fn may_send(&mut self) -> bool {
         if self.used > 0 {

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_roce::{Congestion, ReactionPoint};
+use pvrdma_verbs::Snapshot;
 
 use crate::port::Port;
 use crate::port::counters::PortCounters;
@@ -29,6 +30,11 @@ impl RateLimiter {
     #[inline]
     pub(crate) fn is_on(&self) -> bool {
         self.on.load(Ordering::Relaxed)
+    }
+
+    /// Bytes per second at which both halves send. `null`: nobody complained.
+    pub(crate) fn inspect(&self) -> Snapshot<Option<u64>> {
+        self.reaction.try_lock().map(|reaction| reaction.as_ref().map(|point| point.rate())).into()
     }
 
     /// When the next packet may leave, if that is not now.

@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
-use pvrdma_roce::{DropReason, Path, Tuning, admit_connected};
-use pvrdma_verbs::{QpAttrs, QpState, Qpn};
+use pvrdma_roce::{DropReason, Path, PathInspect, RequesterInspect, Tuning, admit_connected};
+use pvrdma_verbs::{QpAttrs, QpState, Qpn, micros};
+use serde::Serialize;
 
 use super::hooks::RequesterHooks;
 use super::peer_window::{PeerWindows, WindowShare};
@@ -32,7 +33,33 @@ pub(crate) struct WireRequester {
     grace: TimeoutGrace,
 }
 
+/// A route to the wire at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct WireRequesterInspect {
+    /// Where packets go.
+    address: PathInspect,
+    /// The peer's QPN.
+    peer_qpn: Qpn,
+    /// PSNs that count against the window of the peer, which all connections to it share.
+    counted_in_peer_window: u64,
+    /// Microseconds that the rate of the QP has it wait.
+    paced_us: Option<u64>,
+    #[serde(flatten)]
+    transport: RequesterInspect,
+}
+
 impl WireRequester {
+    /// Describes itself.
+    pub(crate) fn inspect(&self, now: Duration) -> WireRequesterInspect {
+        WireRequesterInspect {
+            address: self.path.inspect(),
+            peer_qpn: self.remote,
+            counted_in_peer_window: self.share.counted(),
+            paced_us: self.paced.map(|until| micros(until.saturating_sub(now))),
+            transport: self.transport.inspect(now),
+        }
+    }
+
     /// State of a QP whose peer is on the wire.
     pub(crate) fn new(qp: &Qp, attrs: &QpAttrs, (path, source): (Path, BoundGid), windows: &PeerWindows) -> Box<Self> {
         let mut transport = pvrdma_roce::Requester::new(attrs, path, Tuning::default());

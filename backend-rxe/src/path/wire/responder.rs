@@ -5,8 +5,9 @@ use std::collections::VecDeque;
 use parking_lot::Mutex;
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
-use pvrdma_roce::{DropReason, Handled, Path, ReorderBuffer, admit_connected};
-use pvrdma_verbs::{Psn, QpAttrs, Qpn};
+use pvrdma_roce::{DropReason, Handled, Path, PathInspect, ReorderBuffer, ResponderInspect, admit_connected};
+use pvrdma_verbs::{Psn, QpAttrs, Qpn, Snapshot};
+use serde::Serialize;
 
 use super::hooks::ResponderHooks;
 use super::rate_limiter::RateLimiter;
@@ -37,7 +38,35 @@ pub(crate) struct WireResponder {
     paced: Option<TimerKey>,
 }
 
+/// What a responder holds for the wire, at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct WireResponderInspect {
+    /// Where responses go.
+    address: PathInspect,
+    /// The peer's QPN.
+    peer_qpn: Qpn,
+    /// Packets that must not overtake responses.
+    deferred_packets: usize,
+    /// Packets behind one that was lost.
+    reorder_packets: usize,
+    /// What is owed tells the peer that the QP has ended.
+    refused: bool,
+    #[serde(flatten)]
+    transport: ResponderInspect,
+}
+
 impl WireResponder {
+    fn inspect(&self) -> WireResponderInspect {
+        WireResponderInspect {
+            address: self.path.inspect(),
+            peer_qpn: self.remote,
+            deferred_packets: self.deferred.len(),
+            reorder_packets: self.reorder.packets(),
+            refused: self.refused,
+            transport: self.transport.inspect(),
+        }
+    }
+
     fn new(port: &Port, attrs: &QpAttrs, path: Path) -> Box<Self> {
         Box::new(Self {
             transport: pvrdma_roce::Responder::new(attrs, path),
@@ -155,6 +184,11 @@ impl WireSide {
     /// Where responses go, and to which QP.
     pub(crate) fn path(&self) -> Option<(Path, Qpn)> {
         self.responder.lock().as_ref().map(|responder| (responder.path, responder.remote))
+    }
+
+    /// Describes what the first packet of the peer has made: `null` if there was none.
+    pub(crate) fn inspect(&self) -> Snapshot<Option<WireResponderInspect>> {
+        self.responder.try_lock().map(|responder| responder.as_ref().map(|responder| responder.inspect())).into()
     }
 
     /// What the first packet of the peer has made.

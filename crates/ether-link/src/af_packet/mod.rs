@@ -22,7 +22,7 @@ use pvrdma_verbs::MacAddr;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::{Frames, Link, Readiness};
+use super::{Frames, Link, LinkInspect, Readiness};
 use input::Input;
 use output::Output;
 
@@ -182,6 +182,11 @@ impl Link for AfPacketLink {
             }
             None => Readiness { wait: Some(REOPEN), ..Readiness::default() },
         }
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        let up = self.state.try_lock().map(|state| state.socket.is_some());
+        LinkInspect { kind: "af_packet", name: self.interface.clone(), peers: Vec::new(), up: up.into() }
     }
 
     fn lost(&self) -> u64 {

@@ -15,7 +15,7 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::{Frames, InterfaceName, Link, MAX_LINK_FRAME, Readiness};
+use super::{Frames, InterfaceName, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
 
 /// Time between two attempts to attach to an interface that went away.
 const REATTACH: Duration = Duration::from_secs(1);
@@ -124,6 +124,11 @@ impl Link for TapLink {
         let device = self.device();
         let wait = device.is_none().then_some(REATTACH);
         Readiness { readable: device.clone(), writable: device, wait }
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        let up = self.device.try_lock().map(|device| device.is_some());
+        LinkInspect { kind: "tap", name: self.name.to_string(), peers: Vec::new(), up: up.into() }
     }
 
     fn lost(&self) -> u64 {

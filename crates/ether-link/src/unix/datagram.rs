@@ -12,7 +12,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::buffer::enlarge;
-use crate::{Frames, Link, MAX_LINK_FRAME, Readiness};
+use crate::{Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
 
 /// A link over datagram sockets. Both sides may start, end and come back in any order.
 ///
@@ -22,6 +22,8 @@ use crate::{Frames, Link, MAX_LINK_FRAME, Readiness};
 #[derive(Debug)]
 pub struct DatagramLink {
     input: Arc<OwnedFd>,
+    /// The path of `input`, empty if it has none.
+    local: String,
     remote: PathBuf,
     output: Mutex<Option<Arc<OwnedFd>>>,
     lost: AtomicU64,
@@ -34,7 +36,14 @@ impl DatagramLink {
     /// The socket cannot be used.
     pub fn new(local: UnixDatagram, remote: PathBuf) -> io::Result<Self> {
         local.set_nonblocking(true)?;
-        Ok(Self { input: Arc::new(local.into()), remote, output: Mutex::new(None), lost: AtomicU64::new(0) })
+        let address = local.local_addr()?;
+        Ok(Self {
+            local: address.as_pathname().map_or_else(String::new, |path| path.display().to_string()),
+            input: Arc::new(local.into()),
+            remote,
+            output: Mutex::new(None),
+            lost: AtomicU64::new(0),
+        })
     }
 
     fn connect(&self) -> io::Result<Arc<OwnedFd>> {
@@ -87,6 +96,12 @@ impl Link for DatagramLink {
     fn readiness(&self) -> Readiness {
         let writable = self.output.lock().clone();
         Readiness { readable: Some(Arc::clone(&self.input)), writable, wait: None }
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        let up = self.output.try_lock().map(|output| output.is_some());
+        let peers = vec![self.remote.display().to_string()];
+        LinkInspect { kind: "unix", name: self.local.clone(), peers, up: up.into() }
     }
 
     fn lost(&self) -> u64 {

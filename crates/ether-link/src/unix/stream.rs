@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
 use super::buffer::enlarge;
-use crate::{Frames, Link, MAX_LINK_FRAME, Readiness};
+use crate::{Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
 
 /// Bytes of the length.
 const PREFIX: usize = 4;
@@ -133,14 +133,17 @@ impl StreamLink {
         Self { role, connection: Mutex::new(connection), lost: AtomicU64::new(0), log: LogLimit::new() }
     }
 
+    /// Where it listens, if it does and the socket has a path.
+    fn path(&self) -> Option<String> {
+        let Role::Listen(_, listener) = &self.role else { return None };
+        let address = listener.local_addr().ok()?;
+        Some(address.as_pathname()?.display().to_string())
+    }
+
     /// The link as its user wrote it, for the log.
     fn name(&self) -> String {
         match &self.role {
-            Role::Listen(_, listener) => {
-                let address = listener.local_addr().ok();
-                let path = address.as_ref().and_then(|address| address.as_pathname());
-                path.map_or_else(|| "link unix".to_owned(), |path| format!("link unix:{}", path.display()))
-            }
+            Role::Listen(..) => self.path().map_or_else(|| "link unix".to_owned(), |path| format!("link unix:{path}")),
             Role::Connect(path) => format!("link unix-connect:{}", path.display()),
             Role::Given => "link".to_owned(),
         }
@@ -272,6 +275,16 @@ impl Link for StreamLink {
             (None, Role::Connect(_)) => Readiness { wait: Some(RECONNECT), ..Readiness::default() },
             (None, Role::Given) => Readiness::default(),
         }
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        let up = self.connection.try_lock().map(|connection| connection.is_some());
+        let (name, peers) = match &self.role {
+            Role::Listen(..) => (self.path().unwrap_or_default(), Vec::new()),
+            Role::Connect(path) => (String::new(), vec![path.display().to_string()]),
+            Role::Given => (String::new(), Vec::new()),
+        };
+        LinkInspect { kind: "unix", name, peers, up: up.into() }
     }
 
     fn lost(&self) -> u64 {

@@ -34,7 +34,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Count, Counter, LogLimit};
+use pvrdma_verbs::{Count, Counter, LogLimit, Snapshot};
 use thiserror::Error;
 
 pub(crate) use self::counters::all_counters;
@@ -45,7 +45,7 @@ use self::input::{Arrived, Input};
 use self::output::{Datagram, Outcome, Output};
 use self::switch::{Switch, Target, is_group};
 use self::table::Learned;
-use super::{Frames, Link, Readiness};
+use super::{Frames, Link, LinkInspect, Readiness};
 use crate::Clock;
 
 pub use header::Vni;
@@ -138,6 +138,9 @@ impl VxlanConfig {
 /// One end of a tunnel, with its sockets.
 #[derive(Debug)]
 pub struct VxlanLink {
+    local: SocketAddr,
+    /// As configured, for descriptions.
+    remotes: Vec<SocketAddr>,
     vni: Vni,
     socket: Arc<OwnedFd>,
     input: Mutex<Input>,
@@ -166,6 +169,8 @@ impl VxlanLink {
         let input = Input::new(&socket, local.is_ipv6());
         let output = Output::new(local, config.vni.header()).map_err(io_error)?;
         Ok(Self {
+            local,
+            remotes: config.remotes.clone(),
             vni: config.vni,
             socket: Arc::new(socket.into()),
             input: Mutex::new(input),
@@ -292,6 +297,12 @@ impl Link for VxlanLink {
             writable: self.output.writable(),
             wait: held.then_some(std::time::Duration::ZERO),
         }
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        let peers = self.remotes.iter().map(SocketAddr::to_string).collect();
+        let name = format!("{} VNI {}", self.local, self.vni);
+        LinkInspect { kind: "vxlan", name, peers, up: Snapshot::Taken(true) }
     }
 
     fn lost(&self) -> u64 {

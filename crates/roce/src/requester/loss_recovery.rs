@@ -99,6 +99,11 @@ impl LossRecovery {
         self.window
     }
 
+    /// What is known of the round trip time.
+    pub(super) const fn rtt(&self) -> &RttEstimator {
+        &self.rtt
+    }
+
     /// A packet up to `end` that asks for an ACK was sent for the first time.
     pub(super) fn on_sent(&mut self, now: Duration, end: Seq) {
         self.rtt.on_sent(now, end);

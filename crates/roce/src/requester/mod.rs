@@ -7,10 +7,12 @@
 //! * `transmit`, with `packet_plan` and `ack_policy`: what is sent next;
 //! * `acks`: what ACKs, NAKs and responses with data do;
 //! * `retransmit`, with `loss_recovery`, `rtt` and `retransmit_queue`: what happens when something was lost;
-//! * `timers`: when something has to happen by itself.
+//! * `timers`: when something has to happen by itself;
+//! * `inspect`: how it all looks from outside.
 
 mod ack_policy;
 mod acks;
+pub(crate) mod inspect;
 mod loss_recovery;
 pub(crate) mod packet_plan;
 mod request;
@@ -25,6 +27,7 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use pvrdma_verbs::{MAX_MESSAGE, QpAttrs, Qpn, SendOp, SendWr, Sge, WcStatus};
+use serde::Serialize;
 
 use crate::ops::{RequesterOps, is_local};
 use crate::path::{Path, packets};
@@ -55,7 +58,7 @@ impl Default for Tuning {
 }
 
 /// Counters of a requester. They start at 0 with it and only grow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct RequesterStats {
     /// Packets sent.
     pub packets: u64,

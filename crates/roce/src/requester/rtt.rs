@@ -26,6 +26,11 @@ impl RttEstimator {
         self.estimate.map(|Estimate { srtt, rttvar }| srtt + rttvar * 4)
     }
 
+    /// The smoothed RTT and its variation. `None`: nothing was measured yet.
+    pub(super) fn estimate(&self) -> Option<(Duration, Duration)> {
+        self.estimate.map(|Estimate { srtt, rttvar }| (srtt, rttvar))
+    }
+
     /// A packet up to `end` that asks for an ACK was sent for the first time.
     pub(super) fn on_sent(&mut self, now: Duration, end: Seq) {
         self.sample.get_or_insert((end, now));

@@ -2,8 +2,11 @@
 
 use std::time::Duration;
 
+use serde::Serialize;
+
 /// What a deadline is for.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub(super) enum Timer {
     /// The local ACK timeout (IBA 9.7.6.1.3): what is not acknowledged by then is retransmitted and costs a retry.
     Ack,
@@ -43,6 +46,12 @@ impl TimerTable {
     /// Returns `true` if the timer runs and its deadline has passed. It goes on running.
     pub(super) fn has_expired(&self, timer: Timer, now: Duration) -> bool {
         self.deadlines[timer as usize].is_some_and(|deadline| deadline <= now)
+    }
+
+    /// The timers that run, with their deadlines.
+    pub(super) fn running(&self) -> impl Iterator<Item = (Timer, Duration)> {
+        let timers = [Timer::Ack, Timer::RnrBackoff, Timer::Probe].into_iter();
+        timers.zip(self.deadlines).filter_map(|(timer, deadline)| Some((timer, deadline?)))
     }
 
     /// The earliest deadline.

@@ -8,6 +8,7 @@ pub(crate) mod selective_nak;
 use std::collections::VecDeque;
 
 use pvrdma_verbs::{Psn, QpAttrs, Qpn, RemoteAddress};
+use serde::Serialize;
 
 use crate::ops::{NakReason, ResponderOps};
 use crate::path::{Path, mtu_bytes, packets};
@@ -35,7 +36,7 @@ pub enum Handled {
 }
 
 /// Counters of a responder. They start at 0 with it and only grow.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
 pub struct ResponderStats {
     /// Packets executed.
     pub executed: u64,
@@ -66,13 +67,37 @@ enum Resource {
 }
 
 /// The NAK that was sent for the expected PSN. There is one for each.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
 enum NakSent {
     None,
     /// A sequence NAK: the packet is missing. Later packets get no other.
     Sequence,
     /// An RNR NAK: the packet found no receive. Later packets are dropped silently.
     Rnr,
+}
+
+/// A responder at one moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct ResponderInspect {
+    /// The PSN that is executed next.
+    pub expected_psn: Psn,
+    /// Messages completed, modulo 2^24.
+    pub msn: u32,
+    /// A part of a message was executed, and more of it is to come.
+    pub in_message: bool,
+    /// The NAK that was sent for `expected_psn`.
+    nak_sent: NakSent,
+    /// Responses to be sent: ACKs, NAKs, and those with data.
+    pub pending_responses: usize,
+    /// Selective NAKs to be sent.
+    pub pending_selective_naks: usize,
+    /// RDMA READs and atomics whose responses can be repeated.
+    pub resources: usize,
+    /// Nothing is executed any more.
+    pub ended: bool,
+    /// What happened so far.
+    pub stats: ResponderStats,
 }
 
 /// The responder half of a connected QP.
@@ -126,6 +151,21 @@ impl Responder {
     /// What happened so far.
     pub const fn stats(&self) -> ResponderStats {
         self.stats
+    }
+
+    /// Describes itself.
+    pub fn inspect(&self) -> ResponderInspect {
+        ResponderInspect {
+            expected_psn: self.expected,
+            msn: self.msn,
+            in_message: self.message.is_some(),
+            nak_sent: self.nak_sent,
+            pending_responses: self.responses.len(),
+            pending_selective_naks: self.selective_naks.len(),
+            resources: self.resources.len(),
+            ended: self.ended,
+            stats: self.stats,
+        }
     }
 
     /// The PSN that is executed next.

@@ -69,6 +69,11 @@ impl ReorderBuffer {
         self.frames.is_empty()
     }
 
+    /// Packets that it holds.
+    pub fn packets(&self) -> usize {
+        self.frames.iter().flatten().count()
+    }
+
     /// A packet has come, while `expected` was expected. Learns from it how the peer retransmits.
     #[inline]
     pub fn observe(&mut self, expected: Psn, psn: Psn) {
@@ -171,7 +176,7 @@ mod tests {
         }
         assert_eq!(missing, [3, 0, 1, 0, 0, 5]);
         assert_eq!(buffer.insert(psn(1), psn(300), &[0; 10]), 0, "too far");
-        assert_eq!(budget.used(), 50);
+        assert_eq!((budget.used(), buffer.packets()), (50, 5));
         let mut take = |number| buffer.pop_expected(psn(number)).map(|frame| frame[0]);
         assert_eq!(
             [take(1), take(2), take(3), take(4), take(5), take(6)],

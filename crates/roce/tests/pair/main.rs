@@ -7,6 +7,7 @@ mod datagrams;
 mod errors;
 mod host;
 mod hostile;
+mod inspect;
 mod missing;
 mod mixed;
 mod net;
