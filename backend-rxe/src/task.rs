@@ -164,8 +164,8 @@ impl Task {
         false
     }
 
-    /// Looks at what `lock` guards, unless somebody has it. Whoever came meanwhile to run the task left that to us: it is
-    /// scheduled then.
+    /// Looks at what `lock` guards, unless somebody has it. Whoever came meanwhile to run the task left that to us:
+    /// it is scheduled then.
     pub(crate) fn look<T, R>(self: &Arc<Self>, lock: &FairMutex<T>, look: impl FnOnce(&T) -> R) -> Option<R> {
         let guarded = lock.try_lock()?;
         let seen = look(&guarded);

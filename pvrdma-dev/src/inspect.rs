@@ -11,10 +11,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE};
+use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{
-    Access, Backend, CompletionQueue, Gid, GidType, Hca, MemoryRegion, MrRequest, QpAttrs, QpCaps, QpType, Qpn,
-    QueuePair, SharedReceiveQueue, Snapshot,
+    Backend, CompletionQueue, Hca, MemoryRegion, QpAttrs, QpCaps, QpType, Qpn, QueuePair, SharedReceiveQueue, Snapshot,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -22,7 +21,7 @@ use serde_json::Value;
 use crate::core::Core;
 use crate::device::PvrdmaDevice;
 use crate::limits::Limits;
-use crate::objects::{Cq, Mr, Qp, Srq};
+use crate::objects::{Cq, Mr, MrShape, Qp, Srq};
 use crate::ring::RingInspect;
 use crate::stats::DeviceStatus;
 
@@ -119,43 +118,6 @@ pub struct PdInspect {
     pub context: u32,
 }
 
-/// What a memory region covers. Its keys are not shown.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum MrShape {
-    /// Memory of a process.
-    User {
-        /// Virtual address of the first byte.
-        start: u64,
-        /// Bytes.
-        length: u64,
-        /// Rights.
-        access: Access,
-    },
-    /// All bus addresses, for the guest's kernel.
-    Dma {
-        /// Rights.
-        access: Access,
-    },
-    /// A region that work requests fill in.
-    FastRegister {
-        /// Bytes that it can cover at most.
-        max_bytes: u64,
-    },
-}
-
-impl From<&MrRequest> for MrShape {
-    fn from(request: &MrRequest) -> Self {
-        match *request {
-            MrRequest::User { start, length, access, .. } => Self::User { start, length, access },
-            MrRequest::Dma { access } => Self::Dma { access },
-            MrRequest::FastRegister { max_pages } => {
-                Self::FastRegister { max_bytes: u64::from(max_pages).saturating_mul(PAGE_SIZE) }
-            }
-        }
-    }
-}
-
 /// A memory region.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 pub struct MrInspect {
@@ -234,33 +196,6 @@ pub struct QpInspect {
     /// What the adapter shows of both halves.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub adapter: Value,
-}
-
-/// An entry of the GID table.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
-pub struct GidInspect {
-    /// Index in the table.
-    pub index: u8,
-    /// The address.
-    pub gid: Gid,
-    /// Encapsulation.
-    #[serde(rename = "type")]
-    pub kind: GidType,
-    /// The VLAN that the guest chose.
-    pub vlan: Option<u16>,
-}
-
-/// A ring for events.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub struct EventRingInspect {
-    /// What it is for.
-    pub name: &'static str,
-    /// `open`, `shut` after an invalid index or a reset, or `busy`.
-    pub state: &'static str,
-    /// Events that wait for room.
-    pub waiting: Option<usize>,
-    /// The ring. The device produces, the guest consumes.
-    pub ring: Option<RingInspect>,
 }
 
 impl<H: Hca> Mr<H> {

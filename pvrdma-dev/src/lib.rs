@@ -74,11 +74,10 @@ mod uar;
 
 pub use config::DeviceConfig;
 pub use device::PvrdmaDevice;
-pub use inspect::{
-    ContextInspect, CqInspect, DeviceInspect, EventRingInspect, GidInspect, MrInspect, MrShape, ObjectKind, PdInspect,
-    QpInspect, SrqInspect,
-};
+pub use events::EventRingInspect;
+pub use inspect::{ContextInspect, CqInspect, DeviceInspect, MrInspect, ObjectKind, PdInspect, QpInspect, SrqInspect};
 pub use limits::{LimitKey, Limits};
+pub use objects::{GidInspect, MrShape};
 pub use pci_function::{Bar, InterruptSink, PciFunction};
 pub use ring::RingInspect;
 pub use stats::{CommandCount, DeviceStatus, MemoryStatus, ObjectCounts, Phase, all_counters};

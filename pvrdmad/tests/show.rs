@@ -133,7 +133,6 @@ fn a_way_to_a_peer_of_this_process() {
         let shown = place.show("qp");
         shown.as_array().unwrap().iter().find(|qp| qp["qpn"] == qpn).unwrap().clone()
     };
-    assert_eq!(of(left.qpn)["adapter"]["requester"]["route"], json!({"path": "unresolved"}));
 
     right.post_recv(&[RecvWr::new(1, &[])]).unwrap();
     left.post_send(&[SendWr::send(2, &[])]).unwrap();

@@ -8,7 +8,7 @@ use crate::abi::dsr::gid_type;
 use crate::core::Core;
 use crate::dsr::Session;
 use crate::error::CmdError;
-use crate::inspect::GidInspect;
+use crate::objects::GidInspect;
 
 /// What the driver's `vlan` holds when there is none.
 const NO_VLAN: u16 = 0xfff;

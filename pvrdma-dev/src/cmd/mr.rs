@@ -11,8 +11,7 @@ use crate::config::MAX_FAST_REGISTER_PAGES;
 use crate::core::Core;
 use crate::dsr::Session;
 use crate::error::CmdError;
-use crate::inspect::MrShape;
-use crate::objects::{Charge, KERNEL, Mr, Pd};
+use crate::objects::{Charge, KERNEL, Mr, MrShape, Pd};
 use crate::page_dir::{check_mapped, read_page_directory};
 
 pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreateMr) -> Result<Response, CmdError> {

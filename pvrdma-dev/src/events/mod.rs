@@ -19,14 +19,27 @@ use log::debug;
 use parking_lot::{Mutex, RwLock};
 use pvrdma_guest_memory::{DmaSpace, DmaView, PageList};
 use pvrdma_verbs::{AsyncEvent, Counter, EventSink, LogLimit, PortEvent, QpEvent, QueueError, SrqEvent, counters};
+use serde::Serialize;
 
 use crate::abi::ring::{CQNE_SIZE, EQE_SIZE, Eqe, STATE_PAGE, eqe};
-use crate::inspect::EventRingInspect;
 use crate::intr::{Interrupts, Vector};
-use crate::ring::{ProducerRing, RingShape, RingShapeError, StateWords};
+use crate::ring::{ProducerRing, RingInspect, RingShape, RingShapeError, StateWords};
 
 /// The port number of every port event.
 const PORT: u32 = 1;
+
+/// A ring for events.
+#[derive(Clone, PartialEq, Debug, Serialize)]
+pub struct EventRingInspect {
+    /// What it is for.
+    pub name: &'static str,
+    /// `open`, `shut` after an invalid index or a reset, or `busy`.
+    pub state: &'static str,
+    /// Events that wait for room.
+    pub waiting: Option<usize>,
+    /// The ring. The device produces, the guest consumes.
+    pub ring: Option<RingInspect>,
+}
 
 impl From<AsyncEvent> for Eqe {
     fn from(event: AsyncEvent) -> Self {

@@ -13,10 +13,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::Hca;
+use pvrdma_verbs::{Gid, GidType, Hca};
+use serde::Serialize;
 
 use crate::error::CmdError;
-use crate::inspect::GidInspect;
 use crate::limits::Limits;
 use crate::stats::ObjectCounts;
 
@@ -24,10 +24,25 @@ pub(crate) use budget::{Budget, Charge};
 pub(crate) use context::{Context, KERNEL};
 pub(crate) use cq::Cq;
 pub(crate) use mr::Mr;
+pub use mr::MrShape;
 pub(crate) use pd::Pd;
 pub(crate) use qp::{FIRST_HANDLE, GSI_HANDLE, Qp};
 pub(crate) use srq::Srq;
 pub(crate) use table::{HandleTable, Vacancy};
+
+/// An entry of the GID table.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct GidInspect {
+    /// Index in the table.
+    pub index: u8,
+    /// The address.
+    pub gid: Gid,
+    /// Encapsulation.
+    #[serde(rename = "type")]
+    pub kind: GidType,
+    /// The VLAN that the guest chose.
+    pub vlan: Option<u16>,
+}
 
 /// Everything a guest made.
 pub(crate) struct Objects<H: Hca> {

@@ -118,7 +118,7 @@ fn columns(kind: ObjectKind) -> &'static [Column] {
                 Value::Null => ring(&qp["recv_ring"]),
                 srq => format!("SRQ {srq}"),
             }),
-            ("path una:nxt", path),
+            ("path", path),
             ("peer", peer),
         ],
         ObjectKind::Gid => &[
