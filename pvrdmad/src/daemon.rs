@@ -41,11 +41,7 @@ impl Daemon {
         sigbus::install();
         // All sockets first: they are what fails most often.
         let control = control_socket(config)?;
-        let sockets = config
-            .devices
-            .iter()
-            .map(|device| SocketFile::bind(&device.socket).with_context(|| format!("device {}", device.config.name)))
-            .collect::<Result<Vec<_>>>()?;
+        let sockets = device_sockets(config)?;
         let (networks, rxe, mut served) = match &config.backend {
             BackendSpec::Rxe => {
                 let backend = Rxe::new(RxeConfig::default()).context("backend rxe")?;
@@ -93,14 +89,26 @@ impl Daemon {
             })
             .transpose()
             .context("control socket")?;
-        info!("{}", start_line(config));
-        for device in &config.devices {
-            // Whoever started us may not want to read this.
-            let _ = writeln!(ready, "{}", ready_line(device));
-        }
-        let _ = ready.flush();
+        announce(config, ready);
         Ok(Self { _control: control, _servers: servers, _networks: networks })
     }
+}
+
+/// A socket for each device.
+fn device_sockets(config: &Config) -> Result<Vec<SocketFile>> {
+    let bind =
+        |device: &Device| SocketFile::bind(&device.socket).with_context(|| format!("device {}", device.config.name));
+    config.devices.iter().map(bind).collect()
+}
+
+/// Says that everything runs: a line in the log, and one for each device.
+fn announce(config: &Config, ready: &mut dyn Write) {
+    info!("{}", start_line(config));
+    for device in &config.devices {
+        // Whoever started us may not want to read this.
+        let _ = writeln!(ready, "{}", ready_line(device));
+    }
+    let _ = ready.flush();
 }
 
 /// The control socket, if there is to be one. That a place nobody chose cannot be had is no reason not to serve.
