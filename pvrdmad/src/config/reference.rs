@@ -23,7 +23,7 @@ replace those of the file. Complete files are in [`pvrdmad/examples`](../pvrdmad
 | --- | --- | --- | --- |
 | `--device KEY=VALUE,...` | `[[device]]` | a device; repeatable | one is required |
 | `--backend BACKEND` | `backend = \"BACKEND\"` | what moves the data | `rxe` |
-| `--control PATH` | `control = \"PATH\"` | socket for `pvrdmad status` and `pvrdmad capture` | see [Environment](#environment-signals-exit-status) |
+| `--control PATH` | `control = \"PATH\"` | socket for `pvrdmad status`, `show` and `capture` | see [Environment](#environment-signals-exit-status) |
 | | `[congestion]` | parameters of congestion control | |
 ";
 
