@@ -27,7 +27,7 @@ pub(crate) fn build(image: &GuestImage, log: &StepLog) -> Result<()> {
     for (name, source) in PROGRAMS {
         write(&builder.join(format!("bed/{name}.c")), source)?;
         log.shell_in(&builder, &format!("gcc -O2 -Wall -Wextra -Werror -o /bed/{name} /bed/{name}.c -libverbs"))?;
-        std::fs::copy(builder.join("image").join(name), guest.join("usr/local/bin").join(name))
+        std::fs::copy(builder.join("bed").join(name), guest.join("usr/local/bin").join(name))
             .with_context(|| format!("cannot copy {name}"))?;
     }
     Ok(())
