@@ -6,10 +6,12 @@ use pvrdma_dev::{LimitKey, Limits};
 
 use super::backend::IbverbsSpec;
 use super::congestion::CongestionSpec;
+use super::control::ControlKeys;
 use super::fault::FaultKeys;
 use super::help;
 use super::keys::Keys;
 use super::link::LINKS;
+use super::network::NetworkSpec;
 use super::spec::DeviceSpec;
 
 const HEAD: &str = "\
@@ -22,8 +24,12 @@ replace those of the file. Complete files are in [`pvrdmad/examples`](../pvrdmad
 | command line | file | meaning | default |
 | --- | --- | --- | --- |
 | `--device KEY=VALUE,...` | `[[device]]` | a device; repeatable | one is required |
+| `--network KEY=VALUE,...` | `[[network]]` | a network; repeatable | one without an uplink, `default` |
 | `--backend BACKEND` | `backend = \"BACKEND\"` | what moves the data | `rxe` |
-| `--control PATH` | `control = \"PATH\"` | socket for `pvrdmad status`, `show` and `capture` | see [Environment](#environment-signals-exit-status) |
+| `--control PATH` | `control = \"PATH\"`, `[control]` | socket for `pvrdmad status`, `show` and `capture` | see [Environment](#environment-signals-exit-status) |
+| `--isolate network\\|none` | `isolate = \"network\"` | what has a process of its own: each network, or nothing | `network` |
+| `--sandbox on\\|off\\|strict` | `sandbox = \"on\"` | whether these processes are kept from the rest of the host; `strict` ends one that tries a system call that is not expected, for tests | `on` |
+| `--captures on\\|off` | `captures = \"on\"` | whether `pvrdmad capture` is answered | `on` |
 | | `[congestion]` | parameters of congestion control | |
 ";
 
@@ -32,6 +38,26 @@ const DEVICE: &str = "
 
 On the command line keys are separated by commas, so values hold none; a path with a comma goes into the file. Numbers and switches are
 strings on the command line and TOML values in the file: `mtu = 9000`, `intx = true`.
+";
+
+const NETWORK: &str = "
+## Keys of a network
+
+Devices of one network reach each other, and what their uplink connects them to. Nothing connects two networks: devices of two networks may
+have equal addresses.
+
+`uplink` and what belongs to it may also stand with a device, which then names no network. Devices whose uplinks (kind and interface, or own
+tunnel end and VNI) and VLANs are equal are in one network; `mtu`, `remote`, `learn` and `fault` must be equal then. Its name is made of the
+uplink and the VLAN: `af_packet:eth0.10`, `vxlan:10.0.0.1/7`.
+
+Two networks on one interface (`af_packet`) differ in their VLAN, two on one tunnel end (`vxlan`) in their VNI. Other uplinks belong to one
+network, and so does an interface with `vlan=trunk`.
+";
+
+const CONTROL: &str = "
+## The control socket
+
+On the command line keys follow the path: `--control PATH,group=GROUP`. In the file the value is a path, or a table with these keys:
 ";
 
 const LINK: &str = "
@@ -75,6 +101,8 @@ The table `[congestion]`, in the file only, for all devices with `congestion=on`
 pub fn markdown() -> String {
     let mut page = HEAD.to_owned() + DEVICE;
     table::<DeviceSpec>(&mut page);
+    page += NETWORK;
+    table::<NetworkSpec>(&mut page);
     page += LINK;
     for (link, what) in LINKS {
         // Writing to a string does not fail.
@@ -86,6 +114,8 @@ pub fn markdown() -> String {
     limits(&mut page);
     page += BACKEND;
     table::<IbverbsSpec>(&mut page);
+    page += CONTROL;
+    table::<ControlKeys>(&mut page);
     page += CONGESTION;
     table::<CongestionSpec>(&mut page);
     page += "\n## Environment, signals, exit status\n\n```text\n";
