@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use log::{error, warn};
+use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -34,9 +35,9 @@ impl Server {
     pub(crate) fn start(socket: SocketFile, endpoint: Endpoint) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
-        let thread = thread::Builder::new()
-            .name(format!("{} accept", endpoint.name))
-            .spawn(move || Acceptor { socket, endpoint: Arc::new(endpoint), client: None }.run(&stopped))?;
+        let thread = threads::spawn(ThreadKind::Accept, format!("{} accept", endpoint.name), move || {
+            Acceptor { socket, endpoint: Arc::new(endpoint), client: None }.run(&stopped);
+        })?;
         Ok(Self { stop, thread: Some(thread) })
     }
 
@@ -145,7 +146,7 @@ impl Acceptor {
         self.endpoint.stats.set_connected(true);
         let stream = Arc::new(stream);
         let (endpoint, served) = (Arc::clone(&self.endpoint), HangUp(Arc::clone(&stream)));
-        let thread = thread::Builder::new().name(endpoint.name.clone()).spawn(move || {
+        let thread = threads::spawn(ThreadKind::Connection, endpoint.name.clone(), move || {
             endpoint.serve(&served.0);
             endpoint.stats.set_connected(false);
         });
