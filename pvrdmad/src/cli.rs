@@ -57,7 +57,7 @@ pub struct ServeArgs {
     #[arg(long, value_name = "BACKEND", long_help = help::backend())]
     pub backend: Option<BackendSpec>,
     /// Socket that answers questions about the daemon.
-    #[arg(long, value_name = "PATH[,KEY=VALUE,...]", long_help = help::control())]
+    #[arg(long, value_name = "PATH", long_help = help::control())]
     pub control: Option<ControlSpec>,
     /// What has a process of its own [default: network]
     #[arg(long, value_enum, value_name = "WHAT")]

@@ -18,7 +18,7 @@ use crate::control_path;
 use crate::network::Network;
 use crate::rlimits;
 use crate::sigbus;
-use crate::socket::SocketFile;
+use crate::socket::{SocketAccess, SocketFile};
 use crate::status::{DaemonStatus, Reporter};
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
 
@@ -42,28 +42,8 @@ impl Daemon {
         // All sockets first: they are what fails most often.
         let control = control_socket(config)?;
         let sockets = device_sockets(config)?;
-        let mut sockets = sockets.into_iter();
-        let (mut networks, mut served) = (Vec::new(), Vec::new());
-        for network in &config.networks {
-            let sockets = sockets.by_ref().take(network.devices.len()).collect();
-            match &config.backend {
-                BackendSpec::Rxe => {
-                    let backend = RxeConfig { vlan: network.vlan, ..RxeConfig::default() };
-                    let backend = Rxe::new(backend).context("backend rxe")?;
-                    // Before the devices, which look for theirs when their drivers start.
-                    let links = links(network, &backend)?;
-                    for (mut device, link) in serve_all(network, sockets, &backend)?.into_iter().zip(links) {
-                        (device.1.network, device.1.rxe) = (link.clone(), Some(backend.clone()));
-                        served.push(device);
-                        networks.push(link);
-                    }
-                }
-                BackendSpec::Ibverbs(spec) => {
-                    let backend = Ibverbs::new(spec.clone()).context("backend ibverbs")?;
-                    served.extend(serve_all(network, sockets, &backend)?);
-                }
-            }
-        }
+        let served = serve_networks(config, sockets)?;
+        let networks = served.iter().map(|(_, reporter)| reporter.network.clone()).collect();
         let (servers, reporters): (Vec<_>, Vec<_>) = served.into_iter().unzip();
         let (started, kind) = (Instant::now(), config.backend.to_string());
         let macs: Vec<_> = config
@@ -109,8 +89,9 @@ impl Daemon {
 
 /// A socket for each device.
 fn device_sockets(config: &Config) -> Result<Vec<SocketFile>> {
-    let bind =
-        |device: &Device| SocketFile::bind(&device.socket).with_context(|| format!("device {}", device.config.name));
+    let bind = |device: &Device| {
+        SocketFile::bind(&device.socket, device.access).with_context(|| format!("device {}", device.config.name))
+    };
     config.devices().map(|(_, device)| bind(device)).collect()
 }
 
@@ -127,7 +108,7 @@ fn announce(config: &Config, ready: &mut dyn Write) {
 /// The control socket, if there is to be one. That a place nobody chose cannot be had is no reason not to serve.
 fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
     if let Some(control) = &config.control {
-        return SocketFile::bind(&control.path).map(Some).context("control socket");
+        return SocketFile::bind(&control.path, control.access).map(Some).context("control socket");
     }
     let path = match control_path::for_daemon() {
         Ok(Some(path)) => path,
@@ -137,7 +118,7 @@ fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
             return Ok(None);
         }
     };
-    match SocketFile::bind(&path) {
+    match SocketFile::bind(&path, SocketAccess::default()) {
         Ok(socket) => {
             info!("control socket {}", path.display());
             Ok(Some(socket))
@@ -158,6 +139,32 @@ fn names<T>(devices: &[(String, T)]) -> String {
 fn start_line(config: &Config) -> String {
     let devices: Vec<_> = config.devices().map(|(_, device)| device.config.name.as_str()).collect();
     format!("pvrdmad {}: backend {}, devices {}", env!("CARGO_PKG_VERSION"), config.backend, devices.join(", "))
+}
+
+/// All devices, each network on a backend of its own.
+fn serve_networks(config: &Config, sockets: Vec<SocketFile>) -> Result<Vec<(Server, Reporter)>> {
+    let mut sockets = sockets.into_iter();
+    let mut served = Vec::new();
+    for network in &config.networks {
+        let sockets = sockets.by_ref().take(network.devices.len()).collect();
+        match &config.backend {
+            BackendSpec::Rxe => {
+                let backend = RxeConfig { vlan: network.vlan, ..RxeConfig::default() };
+                let backend = Rxe::new(backend).context("backend rxe")?;
+                // Before the devices, which look for theirs when their drivers start.
+                let links = links(network, &backend)?;
+                for ((server, mut reporter), link) in serve_all(network, sockets, &backend)?.into_iter().zip(links) {
+                    (reporter.network, reporter.rxe) = (link, Some(backend.clone()));
+                    served.push((server, reporter));
+                }
+            }
+            BackendSpec::Ibverbs(spec) => {
+                let backend = Ibverbs::new(spec.clone()).context("backend ibverbs")?;
+                served.extend(serve_all(network, sockets, &backend)?);
+            }
+        }
+    }
+    Ok(served)
 }
 
 /// The devices' connections to their network, one place for each device.

@@ -8,9 +8,10 @@ use serde::de::value::MapAccessDeserializer;
 use serde::de::{self, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use super::access::{GroupId, Mode, SocketAccess, UserId};
+use super::access::{GroupId, Mode, UserId, access};
 use super::keys::keys;
 use super::pairs::{Syntax, from_pairs};
+use crate::socket::SocketAccess;
 
 /// The control socket.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -44,15 +45,6 @@ keys! {
 impl ControlKeys {
     fn resolve(self) -> ControlSpec {
         ControlSpec { path: self.path, access: access(self.owner, self.group, self.mode) }
-    }
-}
-
-/// The access that keys give.
-pub(super) fn access(owner: Option<UserId>, group: Option<GroupId>, mode: Option<Mode>) -> SocketAccess {
-    SocketAccess {
-        owner: owner.map(|UserId(id)| id),
-        group: group.map(|GroupId(id)| id),
-        mode: mode.map(|Mode(bits)| bits),
     }
 }
 

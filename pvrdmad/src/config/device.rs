@@ -7,12 +7,11 @@ use pvrdma_rxe::{Congestion, PortRules};
 use pvrdma_verbs::GidType;
 use serde::{Deserialize, Serialize};
 
-use super::access::SocketAccess;
-use super::control::access;
+use super::access::access;
 use super::link::LinkSpec;
-use super::network::{NAME_RULE, is_name};
-use super::spec::{DeviceSpec, Mac};
+use super::spec::{DeviceSpec, Mac, NAME_RULE, is_name};
 use super::words::{Forged, Pcp, Pin, Roce, Switch};
+use crate::socket::SocketAccess;
 
 /// A device, completely described.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]

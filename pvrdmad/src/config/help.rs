@@ -7,8 +7,7 @@ use super::control::ControlKeys;
 use super::fault::FaultKeys;
 use super::keys::Keys;
 use super::link::LINKS;
-use super::network::NetworkSpec;
-use super::spec::DeviceSpec;
+use super::spec::{DeviceSpec, NetworkSpec};
 
 /// Column where explanations begin.
 const COLUMN: usize = 24;
@@ -57,7 +56,7 @@ pub(crate) fn network() -> String {
 
 /// About `--control`.
 pub(crate) fn control() -> String {
-    let mut text = "Socket that answers questions about the daemon.\n\nKeys after the path:\n".to_owned();
+    let mut text = "Socket that answers questions about the daemon: PATH or PATH,KEY=VALUE,...\n\nKeys:\n".to_owned();
     for key in ControlKeys::KEYS.iter().filter(|key| key.name != "path") {
         row(&mut text, &format!("{}={}", key.name, key.value), key.summary(), &key.note());
     }

@@ -16,8 +16,8 @@ use super::control::{ControlSpec, path_or_table};
 use super::device::Device;
 use super::error::ConfigError;
 use super::keys::{Keys, similar, word};
-use super::network::{Network, NetworkSpec};
-use super::spec::DeviceSpec;
+use super::network::Network;
+use super::spec::{DeviceSpec, NetworkSpec};
 use super::words::{Isolate, SandboxMode, Switch};
 
 /// What the file gives, or the command line.

@@ -22,7 +22,7 @@ mod tunnel;
 mod vlan;
 mod words;
 
-pub use self::access::{GroupId, Mode, SocketAccess, UserId};
+pub use self::access::{GroupId, Mode, UserId};
 pub use self::backend::BackendSpec;
 pub use self::control::ControlSpec;
 pub use self::device::Device;
@@ -30,9 +30,10 @@ pub use self::error::ConfigError;
 pub use self::fault::FaultSpec;
 pub use self::link::LinkSpec;
 pub use self::load::{Config, ConfigSpec};
-pub use self::network::{DEFAULT_NETWORK, Network, NetworkSpec};
-pub use self::spec::DeviceSpec;
+pub use self::network::Network;
+pub use self::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 pub use self::vlan::VlanWord;
 pub use self::words::{Isolate, Pin, Roce, SandboxMode, Switch};
 #[cfg(test)]
 pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, fault::FaultKeys, keys::Keys, link::LINKS};
+pub use crate::socket::SocketAccess;

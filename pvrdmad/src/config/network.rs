@@ -3,19 +3,15 @@
 use pvrdma_ether_link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD};
 use pvrdma_rxe::VlanMode;
 use serde::{Deserialize, Serialize};
-use std::str::FromStr;
 
 use super::device::Device;
 use super::error::ConfigError;
 use super::fault::FaultSpec;
-use super::keys::{keys, word};
 use super::link::LinkSpec;
-use super::pairs::{Syntax, from_pairs};
-use super::tunnel::{Learn, TunnelAddress, TunnelKeys};
+use super::spec::{NAME_RULE, NetworkSpec, is_name};
+use super::tunnel::TunnelKeys;
 use super::vlan::VlanWord;
 
-/// The network of devices that name none.
-pub const DEFAULT_NETWORK: &str = "default";
 /// What Ethernet carries when nobody says otherwise.
 const DEFAULT_MTU: u32 = 1500;
 /// The smallest packet that every IPv4 network carries, and about the largest that there is.
@@ -36,62 +32,6 @@ pub struct Network {
     pub fault: Option<FaultSpec>,
     /// Who is connected to it.
     pub devices: Vec<Device>,
-}
-
-keys! {
-    /// A network as the file or the command line describes it, possibly incompletely.
-    pub struct NetworkSpec {
-        /// Name in status, logs and `network` of devices.
-        ///
-        /// 1 to 32 letters, digits, `-`, `_` or `.`. A network of the same name in the file is changed, not added.
-        /// Devices that name no network are in `default`.
-        ["name", "NAME", "required"]
-        name: String,
-        /// Link to other hosts.
-        ///
-        /// Without one the network is that of its devices alone.
-        ["uplink", "LINK", ""]
-        #[serde(default, deserialize_with = "word")]
-        uplink: Option<LinkSpec>,
-        /// Other end of a vxlan uplink; repeatable.
-        ///
-        /// A list in the file. The port is 4789 unless it is given; an IPv6 address with a port stands in brackets.
-        ["remote", "ADDRESS[:PORT]", ""]
-        #[serde(default)]
-        remotes: Vec<TunnelAddress>,
-        /// VXLAN network identifier of the uplink.
-        ["vni", "0..16777215", "0"]
-        vni: Option<u32>,
-        /// Whom a vxlan uplink listens to.
-        ///
-        /// `stations`: to its remotes only. `remotes`: to everybody, and senders become remotes.
-        ["learn", "stations|remotes", "stations"]
-        learn: Option<Learn>,
-        /// VLAN of the devices and their network cards.
-        ///
-        /// Not given: untagged frames only, in both directions. A number: access ports, guests see no tags and the
-        /// uplink sees one. `trunk`: tags are the guests' affair.
-        ["vlan", "1..4094|trunk", ""]
-        vlan: Option<VlanWord>,
-        /// Longest IP packet, 576 to 65535 bytes.
-        ///
-        /// In a tunnel the default is 1450 over IPv4 and 1430 over IPv6. The path MTU of the RDMA ports follows from it.
-        ["mtu", "BYTES", "1500"]
-        mtu: Option<u32>,
-        /// Faults injected on the uplink, for tests.
-        ["fault", "FAULT:RATE/...", ""]
-        #[serde(default, deserialize_with = "word")]
-        fault: Option<FaultSpec>,
-    }
-}
-
-impl FromStr for NetworkSpec {
-    type Err = String;
-
-    /// Parses `key=value,key=value`.
-    fn from_str(text: &str) -> Result<Self, String> {
-        from_pairs(text, Syntax { separator: ',', assign: '=', of: "a network" })
-    }
 }
 
 impl NetworkSpec {
@@ -133,15 +73,6 @@ impl NetworkSpec {
         }
         Ok(Network { name: self.name, uplink, mtu, vlan, fault: self.fault, devices: Vec::new() })
     }
-}
-
-/// What [`is_name`] checks.
-pub(super) const NAME_RULE: &str = "a name has 1 to 32 letters, digits, '-', '_' or '.'";
-
-/// Returns `true` if a device or a network can have this name.
-pub(super) fn is_name(name: &str) -> bool {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-    (1..=32).contains(&name.len()) && name.chars().all(plain)
 }
 
 #[cfg(test)]

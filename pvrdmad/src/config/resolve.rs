@@ -11,8 +11,8 @@ use super::error::ConfigError;
 use super::keys::similar;
 use super::link::LinkSpec;
 use super::load::Config;
-use super::network::{DEFAULT_NETWORK, Network, NetworkSpec};
-use super::spec::DeviceSpec;
+use super::network::Network;
+use super::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 
 impl Config {
     /// Adds a device, and its network if that is described by the device and not there yet.
