@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::endpoint::Endpoint;
-use crate::socket::SocketFile;
+use crate::socket::{SocketAccess, SocketFile};
 
 /// How long to wait after a failed accept, which means that descriptors or memory are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -46,7 +46,7 @@ impl Server {
     /// # Errors
     /// The socket cannot be made.
     pub fn listen(path: &Path, endpoint: Endpoint) -> anyhow::Result<Self> {
-        Ok(Self::start(SocketFile::bind(path)?, endpoint)?)
+        Ok(Self::start(SocketFile::bind(path, SocketAccess::default())?, endpoint)?)
     }
 }
 
