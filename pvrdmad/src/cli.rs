@@ -50,7 +50,7 @@ pub struct ServeArgs {
     /// A device: name=NAME,socket=PATH,mac=MAC and more keys; repeatable.
     #[arg(long = "device", value_name = "KEY=VALUE,...", long_help = help::device())]
     pub devices: Vec<DeviceSpec>,
-    /// A network: name=NAME and what connects it to other hosts; repeatable.
+    /// A network: name=NAME and, if it has one, its uplink; repeatable.
     #[arg(long = "network", value_name = "KEY=VALUE,...", long_help = help::network())]
     pub networks: Vec<NetworkSpec>,
     /// What moves the data: rxe or ibverbs,device=NAME [default: rxe]
