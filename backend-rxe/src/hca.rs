@@ -99,8 +99,7 @@ impl Hca for RxeHca {
         if vlan.is_some_and(|vlan| !VLANS.contains(&vlan)) {
             return Err(VerbsError::Invalid("VLAN"));
         }
-        // The VLAN of the port is not the guest's to leave.
-        let vlan = self.shared.vlan.access().or(vlan);
+        let vlan = self.shared.vlan.of_gid(vlan)?;
         self.fabric.directory.set_gid(&self.node, index, Some(BoundGid { gid, kind, vlan }))
     }
 

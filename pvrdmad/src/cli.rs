@@ -60,13 +60,13 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH", long_help = help::control())]
     pub control: Option<ControlSpec>,
     /// What has a process of its own [default: network]
-    #[arg(long, value_enum, value_name = "WHAT")]
+    #[arg(long, value_enum, value_name = "network|none", hide_possible_values = true)]
     pub isolate: Option<Isolate>,
     /// Whether these processes are kept from the rest of the host [default: on]
-    #[arg(long, value_enum, value_name = "MODE")]
+    #[arg(long, value_enum, value_name = "on|off|strict", hide_possible_values = true)]
     pub sandbox: Option<SandboxMode>,
     /// Whether packets may be captured [default: on]
-    #[arg(long, value_enum, value_name = "on|off")]
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true)]
     pub captures: Option<Switch>,
     /// Configuration file; the command line wins.
     #[arg(long, value_name = "FILE.toml")]

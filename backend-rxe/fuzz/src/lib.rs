@@ -10,7 +10,7 @@ use arbitrary::{Arbitrary, Unstructured};
 use pvrdma_ether_link::{Frames, Link, memory};
 use pvrdma_roce::Congestion;
 use pvrdma_roce::wire::{Extension, NakCode, Operation, Packet, Syndrome};
-use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink};
+use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink, VlanMode};
 use pvrdma_verbs::testing::{Buffer, Completions, End, Node, gid, mac};
 use pvrdma_verbs::{
     Access, AddressVector, GidType, Hca, MemoryRegion, Mtu, Psn, QpAttrMask, QpAttrs, QpState, QpType, Qpn, QueuePair,
@@ -121,6 +121,8 @@ impl Default for Device {
             worker_bytes: 2000,
             worker_requests: 3,
             clock: Arc::clone(&clock) as Arc<dyn Clock>,
+            // The address moves from one VLAN to another.
+            vlan: VlanMode::Trunk,
         };
         let rxe = Rxe::new(config).unwrap();
         let (ours, cable) = memory::pair(CABLE).unwrap();

@@ -72,7 +72,8 @@ counters! {
         passed_dropped,
         /// Frames of the network function from an address that is not the device's.
         passed_dropped_forged,
-        /// Frames of or for the network function that are not in the VLAN of the port.
+        /// Frames of or for the network function that are not in the VLAN of the port, or have a tag where it passes
+        /// none.
         passed_dropped_vlan,
     }
 }

@@ -1,9 +1,10 @@
 //! What a device may do on its network: its VLAN, its address, and the marks on its packets.
 //!
-//! The rules are those of a virtual switch's port. A port with a VLAN is an access port: its two functions send without
-//! tags and never see one, the network sees all their frames in that VLAN and gives them no others.
+//! The rules are those of a virtual switch's port. Without a VLAN both functions send and get untagged frames only. A
+//! port with a VLAN is an access port: its two functions send without tags and never see one, the network sees all their
+//! frames in that VLAN and gives them no others. Tags are the functions' affair on a trunk alone.
 
-use pvrdma_verbs::MacAddr;
+use pvrdma_verbs::{MacAddr, VerbsError};
 use serde::{Deserialize, Serialize};
 
 use pvrdma_ether_link::Frames;
@@ -56,6 +57,30 @@ impl VlanMode {
             Self::Untagged | Self::Trunk => None,
         }
     }
+
+    /// The VLAN of a GID that the guest binds in `asked`.
+    ///
+    /// # Errors
+    /// The network is no trunk, so that VLANs are not the guest's to choose.
+    pub(crate) const fn of_gid(self, asked: Option<u16>) -> Result<Option<u16>, VerbsError> {
+        match (self, asked) {
+            (Self::Access(vlan), _) => Ok(Some(vlan)),
+            (Self::Untagged, Some(_)) => Err(VerbsError::Unsupported("a VLAN on a network without VLANs")),
+            (Self::Untagged, None) => Ok(None),
+            (Self::Trunk, _) => Ok(asked),
+        }
+    }
+}
+
+/// Returns `true` if a frame goes on with a tag: of IEEE 802.1Q, of 802.1ad, or of bridges that were there before that.
+const fn is_tag(kind: EtherType) -> bool {
+    matches!(kind.0, 0x8100 | 0x88a8 | 0x9100)
+}
+
+/// Returns `true` if a frame begins with a tag. One that is too short for it has none.
+fn has_tag(frame: &[u8]) -> bool {
+    let kind = frame.get(TAG_AT..).and_then(<[u8]>::first_chunk);
+    kind.is_some_and(|&kind| is_tag(EtherType(u16::from_be_bytes(kind))))
 }
 
 /// What a port lets through: the rules of its device on its network.
@@ -74,23 +99,29 @@ impl Policy {
 
     /// Returns `true` if a frame goes from the network function to the network as it is.
     pub(super) fn passes_as_it_is(&self, frame: &[u8]) -> bool {
-        self.vlan.access().is_none() && (self.rules.allow_forged || frame.get(6..TAG_AT) == Some(&self.mac.0))
+        let own = self.rules.allow_forged || frame.get(6..TAG_AT) == Some(&self.mac.0);
+        own && match self.vlan {
+            VlanMode::Trunk => true,
+            VlanMode::Untagged => !has_tag(frame),
+            VlanMode::Access(_) => false,
+        }
     }
 
     /// Appends a frame of the network function as the network gets it.
     pub(super) fn outgoing(&self, frame: &[u8], out: &mut Frames) -> Result<(), Violation> {
         // A frame without a header has no source either.
-        let (ethernet, ..) = Ethernet::parse(frame).map_err(|_| Violation::Forged)?;
+        let (ethernet, kind, _) = Ethernet::parse(frame).map_err(|_| Violation::Forged)?;
         if !self.rules.allow_forged && ethernet.source != self.mac {
             return Err(Violation::Forged);
+        }
+        // A tag behind that of a priority puts a frame into its VLAN as well.
+        if self.vlan != VlanMode::Trunk && (ethernet.vlan_id().is_some() || is_tag(kind)) {
+            return Err(Violation::Vlan);
         }
         let Some(vid) = self.vlan.access() else {
             out.push(frame);
             return Ok(());
         };
-        if ethernet.vlan_id().is_some() {
-            return Err(Violation::Vlan);
-        }
         let priority = ethernet.vlan.unwrap_or_default();
         let [high, low] = Vlan { vid, ..priority }.tci();
         let [type_high, type_low] = EtherType::VLAN.0.to_be_bytes();
@@ -101,15 +132,18 @@ impl Policy {
 
     /// Appends a frame of the network as the network function gets it.
     pub(super) fn incoming(&self, frame: &[u8], out: &mut Frames) -> Result<(), Violation> {
-        let Some(vid) = self.vlan.access() else {
+        if self.vlan == VlanMode::Trunk || self.vlan == VlanMode::Untagged && !has_tag(frame) {
             out.push(frame);
             return Ok(());
-        };
-        let (ethernet, ..) = Ethernet::parse(frame).map_err(|_| Violation::Vlan)?;
-        if ethernet.vlan_id() != Some(vid) {
+        }
+        let (ethernet, kind, _) = Ethernet::parse(frame).map_err(|_| Violation::Vlan)?;
+        if ethernet.vlan_id() != self.vlan.access() || is_tag(kind) {
             return Err(Violation::Vlan);
         }
-        push_parts(out, [frame.get(..TAG_AT), frame.get(TAG_AT + Ethernet::TAG_LEN..), None]);
+        match self.vlan.access() {
+            None => out.push(frame),
+            Some(_) => push_parts(out, [frame.get(..TAG_AT), frame.get(TAG_AT + Ethernet::TAG_LEN..), None]),
+        }
         Ok(())
     }
 }
@@ -158,11 +192,31 @@ mod tests {
         assert_eq!(out(&policy, &other), Err(Violation::Forged));
         assert!((0..14).all(|len| out(&policy, &own[..len]) == Err(Violation::Forged)));
         assert!((0..12).all(|len| !policy.passes_as_it_is(&own[..len])));
-        let tagged = frame(MAC, &[0x81, 0, 0, 42]);
-        assert_eq!(out(&policy, &tagged).unwrap(), tagged);
         let policy = Policy { rules: PortRules { allow_forged: true, ..policy.rules }, ..policy };
         assert!(policy.passes_as_it_is(&other));
         assert_eq!(out(&policy, &other).unwrap(), other);
+    }
+
+    #[test]
+    fn only_a_trunk_passes_tags() {
+        let (tagged, priority) = (frame(MAC, &[0x81, 0, 0, 42]), frame(MAC, &[0x81, 0, 0x60, 0]));
+        for (vlan, passes) in [(VlanMode::Trunk, true), (VlanMode::Untagged, false)] {
+            let policy = policy(vlan, false);
+            assert_eq!(policy.passes_as_it_is(&tagged), passes);
+            let expected = |frame: &[u8]| if passes { Ok(frame.to_vec()) } else { Err(Violation::Vlan) };
+            let mut frames = Frames::default();
+            for tags in [&[0x81, 0, 0, 42][..], &[0x88, 0xa8, 0, 42], &[0x81, 0, 0x60, 0, 0x81, 0, 0, 42]] {
+                let frame = frame(MAC, tags);
+                assert_eq!(out(&policy, &frame), expected(&frame));
+                assert_eq!(policy.incoming(&frame, &mut frames).is_ok(), passes);
+            }
+            frames.clear();
+            assert_eq!(
+                (out(&policy, &priority), policy.incoming(&priority, &mut frames)),
+                (Ok(priority.clone()), Ok(()))
+            );
+            assert_eq!(frames.iter().collect::<Vec<_>>(), [priority.as_slice()]);
+        }
     }
 
     #[test]

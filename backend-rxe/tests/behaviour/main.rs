@@ -22,6 +22,7 @@ mod guard;
 mod integrity;
 mod life;
 mod marks;
+mod networks;
 mod ops;
 mod pass_through;
 mod port;

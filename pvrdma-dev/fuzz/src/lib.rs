@@ -7,7 +7,7 @@ use std::time::Duration;
 use arbitrary::{Arbitrary, Unstructured};
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, MEMORY_BASE};
 use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
-use pvrdma_rxe::{Clock, ManualClock, Rxe, RxeConfig};
+use pvrdma_rxe::{Clock, ManualClock, Rxe, RxeConfig, VlanMode};
 pub use pvrdma_verbs::testing::gid;
 use pvrdma_verbs::{HcaLimits, MacAddr};
 
@@ -34,6 +34,8 @@ impl Default for World {
             worker_bytes: 6000,
             worker_requests: 3,
             clock: Arc::clone(&clock) as Arc<dyn Clock>,
+            // Guests choose VLANs as well.
+            vlan: VlanMode::Trunk,
         };
         Self { rxe: Rxe::new(config).unwrap(), clock }
     }
