@@ -18,6 +18,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use log::{debug, error};
 use pvrdma_dev::ObjectKind;
 use pvrdma_rxe::capture::{Capture, CaptureConfig};
+use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -97,7 +98,7 @@ impl ControlServer {
     ) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
-        let thread = thread::Builder::new().name("control".to_owned()).spawn(move || {
+        let thread = threads::spawn(ThreadKind::Supervisor, "control", move || {
             let mut server = Server { stop: stopped, status, show, capture, streams: Streams::default() };
             let far = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
             while wait(&server.stop, &socket.listener(), far) {

@@ -18,7 +18,7 @@ use crate::control_path;
 use crate::network::Network;
 use crate::rlimits;
 use crate::sigbus;
-use crate::socket::SocketFile;
+use crate::socket::{SocketAccess, SocketFile};
 use crate::status::{DaemonStatus, Reporter};
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
 
@@ -96,8 +96,10 @@ impl Daemon {
 
 /// A socket for each device.
 fn device_sockets(config: &Config) -> Result<Vec<SocketFile>> {
-    let bind =
-        |device: &Device| SocketFile::bind(&device.socket).with_context(|| format!("device {}", device.config.name));
+    let bind = |device: &Device| {
+        SocketFile::bind(&device.socket, SocketAccess::default())
+            .with_context(|| format!("device {}", device.config.name))
+    };
     config.devices.iter().map(bind).collect()
 }
 
@@ -114,7 +116,7 @@ fn announce(config: &Config, ready: &mut dyn Write) {
 /// The control socket, if there is to be one. That a place nobody chose cannot be had is no reason not to serve.
 fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
     if let Some(path) = &config.control {
-        return SocketFile::bind(path).map(Some).context("control socket");
+        return SocketFile::bind(path, SocketAccess::default()).map(Some).context("control socket");
     }
     let path = match control_path::for_daemon() {
         Ok(Some(path)) => path,
@@ -124,7 +126,7 @@ fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
             return Ok(None);
         }
     };
-    match SocketFile::bind(&path) {
+    match SocketFile::bind(&path, SocketAccess::default()) {
         Ok(socket) => {
             info!("control socket {}", path.display());
             Ok(Some(socket))

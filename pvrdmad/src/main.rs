@@ -2,12 +2,12 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::thread;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use env_logger::Env;
 use log::info;
+use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
 use pvrdmad::cli::{CaptureArgs, Cli, Command, ServeArgs, ShowArgs, StatusArgs};
 use pvrdmad::config::{Config, ConfigError, reference};
@@ -46,10 +46,10 @@ fn serve(args: ServeArgs) -> Result<()> {
     wait_for_end(&mut signals);
     info!("stopping");
     // Whoever asks twice does not want to wait.
-    thread::spawn(move || {
+    threads::spawn(ThreadKind::Supervisor, "signals", move || {
         wait_for_end(&mut signals);
         std::process::exit(1);
-    });
+    })?;
     drop(daemon);
     Ok(())
 }

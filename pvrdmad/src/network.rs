@@ -12,7 +12,7 @@ use pvrdma_rxe::{MonotonicClock, PortConfig, Rxe, Uplink};
 use pvrdma_verbs::{Counter, MacAddr};
 
 use crate::config::{LinkSpec, NetworkSpec};
-use crate::socket::{DatagramFile, SocketFile, bind_datagram};
+use crate::socket::{DatagramFile, SocketAccess, SocketFile, bind_datagram};
 
 /// A device's connection to the network. Dropping it takes the cables out and removes the sockets.
 #[derive(Debug)]
@@ -63,7 +63,7 @@ enum OpenFile {
 fn open(spec: &LinkSpec, mac: MacAddr, files: &mut Vec<OpenFile>) -> Result<Arc<dyn Link>> {
     Ok(match spec {
         LinkSpec::Listen(path) => {
-            let file = SocketFile::bind(path)?;
+            let file = SocketFile::bind(path, SocketAccess::default())?;
             let link = StreamLink::listen(file.listener().try_clone()?)?;
             files.push(OpenFile::Stream(file));
             Arc::new(link)
@@ -73,7 +73,7 @@ fn open(spec: &LinkSpec, mac: MacAddr, files: &mut Vec<OpenFile>) -> Result<Arc<
         LinkSpec::Tap(name) => Arc::new(TapLink::open(name.clone())?),
         LinkSpec::Connect(path) => Arc::new(StreamLink::connect(path.clone())),
         LinkSpec::Datagrams { local, remote } => {
-            let (socket, file) = bind_datagram(local)?;
+            let (socket, file) = bind_datagram(local, SocketAccess::default())?;
             files.push(OpenFile::Datagram(file));
             Arc::new(DatagramLink::new(socket, remote.clone())?)
         }

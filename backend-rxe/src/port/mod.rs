@@ -15,6 +15,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
+use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdma_verbs::{Count, Counter, MacAddr, Mtu, Qpn, VerbsError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use serde::Serialize;
@@ -326,7 +327,7 @@ impl Port {
         let queues: Vec<_> = self.queues().map(|queue| (queue.link.readiness(), queue.is_full())).collect();
         let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
         for (readiness, full) in &queues {
-            if let Some(fd) = &readiness.readable {
+            for fd in [&readiness.readable, &readiness.changed].into_iter().flatten() {
                 fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
             }
             if let (Some(fd), true) = (&readiness.writable, full) {
@@ -390,7 +391,7 @@ impl Uplink {
         if threaded {
             let port = Arc::clone(&uplink.port);
             let name = format!("port-{}", port.mac);
-            uplink.thread = Some(thread::Builder::new().name(name).spawn(move || port.work())?);
+            uplink.thread = Some(threads::spawn(ThreadKind::Port, name, move || port.work())?);
         }
         Ok(uplink)
     }

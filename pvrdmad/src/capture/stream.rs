@@ -5,12 +5,13 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use log::{debug, error, info};
 use pvrdma_ether_link::MAX_LINK_FRAME;
 use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig};
+use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
@@ -56,7 +57,7 @@ impl Streams {
         self.running.retain(|(_, thread)| !thread.is_finished());
         stream.set_write_timeout(Some(PATIENCE))?;
         let (other, stopping) = (stream.try_clone()?, Arc::clone(&self.stopping));
-        let thread = thread::Builder::new().name("capture".to_owned()).spawn(move || {
+        let thread = threads::spawn(ThreadKind::Capture, "capture", move || {
             info!("{device}: a capture begins");
             let result = run(&Patient { stream: &stream, stopping: &stopping }, &device, snaplen, &capture);
             // The server still holds the stream; the other side waits for its end.

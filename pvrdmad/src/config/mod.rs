@@ -28,3 +28,4 @@ pub use self::spec::DeviceSpec;
 pub use self::words::{Pin, Roce};
 #[cfg(test)]
 pub(crate) use self::{backend::IbverbsSpec, fault::FaultKeys, keys::Keys, link::LINKS};
+pub use crate::socket::SocketAccess;

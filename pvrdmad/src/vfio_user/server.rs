@@ -10,11 +10,12 @@ use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use log::{error, warn};
+use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::endpoint::Endpoint;
-use crate::socket::SocketFile;
+use crate::socket::{SocketAccess, SocketFile};
 
 /// How long to wait after a failed accept, which means that descriptors or memory are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -34,9 +35,9 @@ impl Server {
     pub(crate) fn start(socket: SocketFile, endpoint: Endpoint) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
-        let thread = thread::Builder::new()
-            .name(format!("{} accept", endpoint.name))
-            .spawn(move || Acceptor { socket, endpoint: Arc::new(endpoint), client: None }.run(&stopped))?;
+        let thread = threads::spawn(ThreadKind::Accept, format!("{} accept", endpoint.name), move || {
+            Acceptor { socket, endpoint: Arc::new(endpoint), client: None }.run(&stopped);
+        })?;
         Ok(Self { stop, thread: Some(thread) })
     }
 
@@ -45,7 +46,7 @@ impl Server {
     /// # Errors
     /// The socket cannot be made.
     pub fn listen(path: &Path, endpoint: Endpoint) -> anyhow::Result<Self> {
-        Ok(Self::start(SocketFile::bind(path)?, endpoint)?)
+        Ok(Self::start(SocketFile::bind(path, SocketAccess::default())?, endpoint)?)
     }
 }
 
@@ -145,7 +146,7 @@ impl Acceptor {
         self.endpoint.stats.set_connected(true);
         let stream = Arc::new(stream);
         let (endpoint, served) = (Arc::clone(&self.endpoint), HangUp(Arc::clone(&stream)));
-        let thread = thread::Builder::new().name(endpoint.name.clone()).spawn(move || {
+        let thread = threads::spawn(ThreadKind::Connection, endpoint.name.clone(), move || {
             endpoint.serve(&served.0);
             endpoint.stats.set_connected(false);
         });
