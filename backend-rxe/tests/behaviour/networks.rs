@@ -122,7 +122,7 @@ fn exchange(pair: &Pair, seed: u64) {
     pair.left.submit(3, SendOp::Read { remote: theirs.remote(2 * LEN) }, &[mine.sge(LEN, LEN)]);
     pair.settle();
     assert_eq!(pair.left.scq.poll_statuses(), [1, 2, 3].map(|wr_id| (wr_id, WcStatus::Success)));
-    assert_eq!(pair.right.rcq.one().byte_len, LEN as u32);
+    assert_eq!(u64::from(pair.right.rcq.one().byte_len), LEN);
     assert!(theirs.read(0, LEN) == data && theirs.read(LEN, LEN) == data);
     assert!(mine.read(LEN, LEN) == pattern(!seed, LEN));
     let datagram = pattern(seed ^ 7, 512);

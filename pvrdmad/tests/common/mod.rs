@@ -9,6 +9,7 @@
 )]
 
 pub mod remote;
+pub mod traffic;
 
 use std::fs::File;
 use std::io::{self, IoSlice, Read, Write};
