@@ -42,6 +42,16 @@ pub enum Command {
     /// Prints the reference page of the configuration.
     #[command(hide = true)]
     Reference,
+    /// Serves one network; a running daemon starts these.
+    #[command(hide = true)]
+    Worker(WorkerArgs),
+}
+
+/// Arguments of `worker`.
+#[derive(Args, Debug)]
+pub struct WorkerArgs {
+    /// Name of the network, for lists of processes.
+    pub network: String,
 }
 
 /// What to serve.
