@@ -6,12 +6,11 @@ use pvrdma_verbs::{SendOp, WcStatus};
 
 use super::Requester;
 use super::loss_recovery::{Attempt, Probe};
-use super::request::{Request, Stage};
+use super::request::Stage;
 use super::send_state::Seq;
 use super::timers::Timer;
 use crate::ops::RequesterOps;
-use crate::responder::selective_nak::STALE_PSN_OFFSET;
-use crate::wire::{Aeth, Extension, NakCode, Operation, Packet, Syndrome, rnr_delay};
+use crate::wire::{Extension, NakCode, Operation, Packet, Syndrome, rnr_delay};
 
 impl Requester {
     /// Takes a response that [`crate::admit_connected`] let through.
@@ -20,7 +19,8 @@ impl Requester {
         let seq = self.snd.extend(packet.header.bth.psn);
         // Old responses, and those to what was never sent, mean nothing.
         if self.ended || !self.snd.is_outstanding(seq) {
-            return self.stale_response(seq, operation, packet.header.extension);
+            self.stats.stale += 1;
+            return;
         }
         match (operation, packet.header.extension) {
             (Some(Operation::ReadResponse), _) => self.read_response(now, seq, packet, ops),
@@ -183,28 +183,6 @@ impl Requester {
         }
         self.stats.sequence_naks += 1;
         self.retransmit_missing(now, seq, ops);
-    }
-
-    /// A response to something that is done, or a selective NAK.
-    fn stale_response(&mut self, seq: Seq, operation: Option<Operation>, extension: Extension) {
-        let ack = operation == Some(Operation::Acknowledge)
-            && matches!(extension, Extension::Aeth(Aeth { syndrome: Syndrome::Ack { .. }, .. }));
-        if !ack || !self.selective_nak(seq + Seq::from(STALE_PSN_OFFSET)) {
-            self.stats.stale += 1;
-        }
-    }
-
-    /// The responder may have said that the packet at `seq` is missing, too. Returns `true` if it has.
-    fn selective_nak(&mut self, seq: Seq) -> bool {
-        let sent = (self.snd.una.max(self.snd.executed)..self.snd.nxt).contains(&seq);
-        let alone = |request: &Request| request.stage == Stage::Started && !request.wants_data();
-        if self.ended || !sent || !self.requests.iter().any(|request| request.contains(seq) && alone(request)) {
-            return false;
-        }
-        // Only our responder sends stale-PSN ACKs, and only when it buffers out-of-order packets.
-        self.recovery.peer_reorders = true;
-        self.recovery.retransmit(seq);
-        true
     }
 
     /// The responder has no receive: waits and goes back.

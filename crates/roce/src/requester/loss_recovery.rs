@@ -13,7 +13,6 @@
 
 use std::time::Duration;
 
-use super::retransmit_queue::RetransmitQueue;
 use super::rtt::RttEstimator;
 use super::send_state::Seq;
 
@@ -54,8 +53,8 @@ pub(super) struct LossRecovery {
     pub(super) probe: Probe,
     /// Probes since the last progress.
     probes: u32,
-    /// Packets to retransmit alone.
-    pub(super) queue: RetransmitQueue,
+    /// A packet to retransmit alone.
+    pub(super) retransmit: Option<Seq>,
     /// The responder was seen to buffer what comes behind a gap: only what is missing need be retransmitted.
     pub(super) peer_reorders: bool,
     /// Retransmissions that are left before the peer is given up (IBA 9.7.6.1.3), and the same after RNR NAKs.
@@ -82,7 +81,7 @@ impl LossRecovery {
             rtt: RttEstimator::default(),
             probe: Probe::None,
             probes: 0,
-            queue: RetransmitQueue::default(),
+            retransmit: None,
             peer_reorders: false,
             retries,
             rnr_retries,
@@ -117,7 +116,7 @@ impl LossRecovery {
         let acked = u32::try_from(acked).unwrap_or(u32::MAX);
         self.window = self.window.saturating_add(acked).min(self.max_window);
         self.rtt.on_acked(now, una);
-        self.queue.on_acked(una);
+        self.retransmit = self.retransmit.filter(|&seq| seq >= una);
     }
 
     /// An ACK timeout.
@@ -130,8 +129,6 @@ impl LossRecovery {
     pub(super) fn on_probe(&mut self) {
         self.probes += 1;
         self.forget_naks();
-        // What was retransmitted would have come by now.
-        self.queue.clear();
     }
 
     const fn forget_naks(&mut self) {
@@ -142,14 +139,14 @@ impl LossRecovery {
     pub(super) fn on_go_back(&mut self) {
         self.probe = Probe::None;
         self.timed_out = false;
-        self.queue.clear();
+        self.retransmit = None;
         self.window = WINDOW_AFTER_LOSS.min(self.max_window);
         self.rtt.on_retransmit();
     }
 
     /// Retransmits one packet alone.
-    pub(super) fn retransmit(&mut self, seq: Seq) {
-        self.queue.push(seq);
+    pub(super) const fn retransmit_alone(&mut self, seq: Seq) {
+        self.retransmit = Some(seq);
         self.rtt.on_retransmit();
     }
 
@@ -166,8 +163,7 @@ impl LossRecovery {
             return false;
         }
         let consecutive = self.nak_psn.replace(seq).is_some_and(|before| before + 1 == seq);
-        let unexpected = consecutive && !self.queue.contains(seq);
-        self.consecutive_naks = if unexpected { self.consecutive_naks.saturating_add(1) } else { 0 };
+        self.consecutive_naks = if consecutive { self.consecutive_naks.saturating_add(1) } else { 0 };
         if self.consecutive_naks >= MAX_CONSECUTIVE_NAKS {
             self.peer_reorders = false;
         }
@@ -231,8 +227,7 @@ mod tests {
         recovery.peer_reorders = true;
         assert!(recovery.on_sequence_nak(10));
         assert!(!recovery.on_sequence_nak(10), "a copy");
-        recovery.retransmit(11);
-        for (nak, reorders) in [(11, true), (12, true), (13, false)] {
+        for (nak, reorders) in [(11, true), (12, false)] {
             assert!(recovery.on_sequence_nak(nak));
             assert_eq!(recovery.peer_reorders, reorders, "{nak}");
         }

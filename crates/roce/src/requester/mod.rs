@@ -6,7 +6,7 @@
 //!
 //! * `transmit`, with `packet_plan` and `ack_policy`: what is sent next;
 //! * `acks`: what ACKs, NAKs and responses with data do;
-//! * `retransmit`, with `loss_recovery`, `rtt` and `retransmit_queue`: what happens when something was lost;
+//! * `retransmit`, with `loss_recovery` and `rtt`: what happens when something was lost;
 //! * `timers`: when something has to happen by itself;
 //! * `inspect`: how it all looks from outside.
 
@@ -17,7 +17,6 @@ mod loss_recovery;
 pub(crate) mod packet_plan;
 mod request;
 mod retransmit;
-mod retransmit_queue;
 mod rtt;
 mod send_state;
 mod timers;
@@ -160,7 +159,7 @@ impl Requester {
     pub fn next_is_retransmission(&self) -> bool {
         self.snd.nxt < self.snd.max
             || matches!(self.recovery.probe, Probe::Due(_))
-            || self.recovery.queue.peek().is_some()
+            || self.recovery.retransmit.is_some()
     }
 
     /// A request whose buffers can be used for the next [`Self::post`].

@@ -73,7 +73,7 @@ impl Requester {
             return self.retry(now, ops);
         }
         self.recovery.retries -= 1;
-        self.recovery.retransmit(seq);
+        self.recovery.retransmit_alone(seq);
         self.restart_timers(now);
     }
 

@@ -37,13 +37,11 @@ impl Requester {
                 return Some(len);
             }
         }
-        while let Some(seq) = self.recovery.queue.pop() {
-            // From `nxt` on everything is sent in any case.
-            if seq < self.snd.nxt
-                && let Some(len) = self.retransmit_one(now, seq, ops, out)
-            {
-                return Some(len);
-            }
+        // From `nxt` on everything is sent in any case.
+        if let Some(seq) = self.recovery.retransmit.take().filter(|&seq| seq < self.snd.nxt)
+            && let Some(len) = self.retransmit_one(now, seq, ops, out)
+        {
+            return Some(len);
         }
         loop {
             match self.next_packet(ops) {

@@ -3,7 +3,6 @@
 mod execute;
 mod reorder;
 mod responses;
-pub(crate) mod selective_nak;
 
 use std::collections::VecDeque;
 
@@ -16,9 +15,6 @@ use crate::wire::{NakCode, Operation, Packet, Reth, Service, Syndrome};
 use responses::{ReadResponse, Response};
 
 pub use reorder::{ReorderBudget, ReorderBuffer};
-
-/// Selective NAKs that wait to be sent, at most.
-const MAX_SELECTIVE_NAKS: usize = 32;
 
 /// What became of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,8 +86,6 @@ pub struct ResponderInspect {
     nak_sent: NakSent,
     /// Responses to be sent: ACKs, NAKs, and those with data.
     pub pending_responses: usize,
-    /// Selective NAKs to be sent.
-    pub pending_selective_naks: usize,
     /// RDMA READs and atomics whose responses can be repeated.
     pub resources: usize,
     /// Nothing is executed any more.
@@ -117,8 +111,6 @@ pub struct Responder {
     ack_psn: Psn,
     /// To be sent, in this order.
     responses: VecDeque<Response>,
-    /// Packets that are missing beside the expected one, for which selective NAKs are to be sent.
-    selective_naks: VecDeque<Psn>,
     /// Responder resources, at most `max_dest_rd_atomic`. The oldest is first.
     resources: VecDeque<Resource>,
     /// Nothing is executed any more.
@@ -140,7 +132,6 @@ impl Responder {
             nak_sent: NakSent::None,
             ack_psn: attrs.rq_psn.plus(u32::MAX),
             responses: VecDeque::new(),
-            selective_naks: VecDeque::new(),
             resources: VecDeque::new(),
             ended: false,
             ident: 0,
@@ -161,7 +152,6 @@ impl Responder {
             in_message: self.message.is_some(),
             nak_sent: self.nak_sent,
             pending_responses: self.responses.len(),
-            pending_selective_naks: self.selective_naks.len(),
             resources: self.resources.len(),
             ended: self.ended,
             stats: self.stats,
@@ -184,7 +174,6 @@ impl Responder {
     pub fn end(&mut self) {
         self.ended = true;
         self.responses.clear();
-        self.selective_naks.clear();
         self.message = None;
     }
 
@@ -228,16 +217,6 @@ impl Responder {
             self.nak_sent = NakSent::Sequence;
             self.refresh_ack();
             self.push_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
-        }
-    }
-
-    /// Sends selective NAKs for the `count` packets before `psn`. For a peer that retransmits missing packets alone: it
-    /// should know of these before it has retransmitted the expected one.
-    pub fn nak_selectively(&mut self, psn: Psn, count: u32) {
-        for back in (1..=count).rev() {
-            if self.nak_sent == NakSent::Sequence && self.selective_naks.len() < MAX_SELECTIVE_NAKS {
-                self.selective_naks.push_back(psn.plus(back.wrapping_neg()));
-            }
         }
     }
 

@@ -5,7 +5,6 @@
 
 use pvrdma_verbs::{Psn, RemoteAddress};
 
-use super::selective_nak::stale_psn;
 use super::{NakSent, Responder};
 use crate::ops::{NakReason, ResponderOps};
 use crate::wire::{Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, Syndrome};
@@ -87,7 +86,7 @@ impl Responder {
 
     /// Returns `true` if a response is to be sent.
     pub fn has_responses(&self) -> bool {
-        !self.responses.is_empty() || !self.selective_naks.is_empty()
+        !self.responses.is_empty()
     }
 
     /// Returns `true` if the next response carries data of a READ.
@@ -105,8 +104,7 @@ impl Responder {
     pub fn poll_transmit(&mut self, ops: &mut impl ResponderOps, out: &mut [u8]) -> Option<usize> {
         self.refresh_ack();
         loop {
-            let Some(&response) = self.responses.front() else { return self.next_selective_nak(out) };
-            let frame = match response {
+            let frame = match *self.responses.front()? {
                 Response::Ack { psn } => self.acknowledge(psn, Syndrome::ACK, out),
                 Response::Nak { psn, syndrome } => self.acknowledge(psn, syndrome, out),
                 Response::Atomic { psn, original, .. } => {
@@ -130,14 +128,6 @@ impl Responder {
             self.stats.responses += 1;
             return Some(frame);
         }
-    }
-
-    /// A NAK for a missing packet that the sequence NAK does not name.
-    fn next_selective_nak(&mut self, out: &mut [u8]) -> Option<usize> {
-        let missing =
-            std::iter::from_fn(|| self.selective_naks.pop_front()).find(|psn| self.expected.precedes(*psn))?;
-        self.stats.responses += 1;
-        self.acknowledge(stale_psn(missing), Syndrome::ACK, out)
     }
 
     const fn aeth(&self, syndrome: Syndrome) -> Aeth {
