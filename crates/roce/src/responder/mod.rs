@@ -290,18 +290,28 @@ impl Responder {
         })
     }
 
-    /// Repeats the responses of a READ, at most once at a time.
-    fn repeat_read(&mut self, duplicate: ReadResponse) {
-        let pending = self.responses.iter_mut().find_map(|response| match response {
-            Response::Read(read) if read.request == duplicate.request => Some(read),
+    /// Repeats responses of a READ, at most once at a time.
+    fn repeat_read(&mut self, repeat: ReadResponse) {
+        let mtu = self.attrs.path_mtu;
+        let pending = |response: &Response| match response {
+            Response::Read(read) if read.request == repeat.request => Some(*read),
             _ => None,
-        });
-        match pending {
-            // What it asks for is still to come.
-            Some(read) if !duplicate.psn.precedes(read.psn) => {}
+        };
+        // What it asks for is still to come.
+        if self.responses.iter().filter_map(pending).any(|read| read.covers(&repeat, mtu)) {
+            return;
+        }
+        let Some(at) = self.responses.iter().position(|response| pending(response).is_some()) else {
+            return self.responses.push_back(Response::Read(repeat));
+        };
+        match self.responses.get_mut(at) {
+            Some(Response::Read(read)) if read.duplicate => read.join(&repeat, mtu),
             // We are past it: go back.
-            Some(read) => *read = ReadResponse { duplicate: read.duplicate, ..duplicate },
-            None => self.responses.push_back(Response::Read(duplicate)),
+            Some(Response::Read(read)) if repeat.end(mtu) == read.end(mtu) => {
+                *read = ReadResponse { duplicate: false, ..repeat };
+            }
+            // The rest of the response is still owed.
+            _ => self.responses.insert(at, Response::Read(repeat)),
         }
     }
 

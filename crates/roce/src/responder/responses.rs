@@ -3,10 +3,11 @@
 //! Their number is bounded whatever the peer sends: those to new READs and atomics by the responder resources, repeated
 //! ones to one for each resource, and an ACK or NAK stands between two of them at most.
 
-use pvrdma_verbs::{Psn, RemoteAddress};
+use pvrdma_verbs::{Mtu, Psn, RemoteAddress};
 
 use super::{NakSent, Responder};
 use crate::ops::{NakReason, ResponderOps};
+use crate::path::packets;
 use crate::wire::{Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, Syndrome};
 
 /// The response of a READ, of which the packets from `psn` on are to be sent.
@@ -22,6 +23,29 @@ pub(super) struct ReadResponse {
     pub(super) starts: bool,
     /// This repeats a response.
     pub(super) duplicate: bool,
+}
+
+impl ReadResponse {
+    /// The PSN after its last.
+    pub(super) fn end(&self, mtu: Mtu) -> Psn {
+        self.psn.plus(packets(self.reth.length, mtu))
+    }
+
+    /// Returns `true` if everything that `other` has left is left here, too.
+    pub(super) fn covers(&self, other: &Self, mtu: Mtu) -> bool {
+        !other.psn.precedes(self.psn) && !self.end(mtu).precedes(other.end(mtu))
+    }
+
+    /// Extends what is left to what `other` has left, of the same READ.
+    pub(super) fn join(&mut self, other: &Self, mtu: Mtu) {
+        let (first, last) = if other.psn.precedes(self.psn) { (*other, *self) } else { (*self, *other) };
+        let mut reth = first.reth;
+        if first.end(mtu).precedes(last.end(mtu)) {
+            let before = u32::try_from(last.reth.address.wrapping_sub(reth.address)).unwrap_or(0);
+            reth.length = before.saturating_add(last.reth.length);
+        }
+        *self = Self { reth, ..first };
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

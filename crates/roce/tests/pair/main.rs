@@ -12,3 +12,4 @@ mod missing;
 mod mixed;
 mod net;
 mod pcap;
+mod reads;

@@ -57,8 +57,8 @@ fn answer(pair: &mut Pair, answers: &[Vec<u8>]) {
     }
 }
 
-/// Packets that overtake each other say nothing about what the peer does with a loss. An ACK that is older than what was
-/// acknowledged before is not dropped by everybody: rxe takes one in the middle of a READ's responses for an error.
+/// Packets that overtake each other say nothing about what the peer does with a loss. An ACK that is older than what
+/// was acknowledged before is not dropped by everybody: rxe takes one in the middle of a READ's responses for an error.
 #[test]
 fn no_acknowledgement_is_older_than_an_earlier_one() {
     let mut pair = pair();

@@ -8,7 +8,7 @@ use pvrdma_roce::wire::{MAX_FRAME, Packet};
 use pvrdma_roce::{
     EgressMarking, Handled, Origin, Path, ReorderBudget, ReorderBuffer, Requester, Responder, Tuning, admit_connected,
 };
-use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWr};
+use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWr, WcStatus};
 
 use super::host::Host;
 
@@ -313,8 +313,10 @@ impl Pair {
     /// Where both ends stand, for a failed test.
     pub(crate) fn report(&self) -> String {
         let end = |end: &End| {
-            let (last, events) = (end.host.sent.last(), &end.host.events);
-            format!("{:?}\n{:?}\nlast {last:?} events {events:?}\n", end.requester, end.responder)
+            let (events, sent) = (&end.host.events, &end.host.sent);
+            let bad = sent.iter().find(|ended| ended.status != WcStatus::Success);
+            let (requester, responder) = (end.requester.inspect(self.now), end.responder.inspect());
+            format!("{requester:?}\n{responder:?}\nended {} first bad {bad:?} events {events:?}\n", sent.len())
         };
         format!("{:?} {:?}\n{}\n{}", self.now, self.faults, end(&self.ends[0]), end(&self.ends[1]))
     }
