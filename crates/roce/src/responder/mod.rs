@@ -109,6 +109,8 @@ pub struct Responder {
     /// PSN of the newest SEND or WRITE packet executed. Only such a PSN may stand in a plain ACK: some requesters take
     /// an ACK with the PSN of a READ or atomic for its completion.
     ack_psn: Psn,
+    /// Messages that were complete with it.
+    ack_msn: u32,
     /// To be sent, in this order.
     responses: VecDeque<Response>,
     /// Responder resources, at most `max_dest_rd_atomic`. The oldest is first.
@@ -131,6 +133,7 @@ impl Responder {
             message: None,
             nak_sent: NakSent::None,
             ack_psn: attrs.rq_psn.plus(u32::MAX),
+            ack_msn: 0,
             responses: VecDeque::new(),
             resources: VecDeque::new(),
             ended: false,
@@ -248,7 +251,8 @@ impl Responder {
         match operation {
             Operation::Send | Operation::Write => {
                 if packet.header.bth.ack_request {
-                    self.push_ack();
+                    // As rxe does: what is repeated carries the current MSN.
+                    self.push_ack(self.msn);
                 }
                 Handled::Done
             }
@@ -267,7 +271,7 @@ impl Responder {
                 let Some(original) = original else { return Handled::Dropped };
                 let pending = |response: &Response| matches!(response, Response::Atomic { psn: at, .. } if *at == psn);
                 if !self.responses.iter().any(pending) {
-                    self.responses.push_back(Response::Atomic { psn, original, duplicate: true });
+                    self.responses.push_back(Response::Atomic { psn, original, duplicate: true, msn: self.msn });
                 }
                 Handled::Done
             }
@@ -286,7 +290,7 @@ impl Responder {
                 && (reth.address == whole.address.wrapping_add(skipped) || left == 0)
                 && u64::from(reth.length) <= left
                 && packets(reth.length, self.attrs.path_mtu) <= count - index;
-            inside.then_some(ReadResponse { request: first, psn, reth, starts: true, duplicate: true })
+            inside.then_some(ReadResponse { request: first, psn, reth, starts: true, duplicate: true, msn: self.msn })
         })
     }
 
@@ -308,7 +312,7 @@ impl Responder {
             Some(Response::Read(read)) if read.duplicate => read.join(&repeat, mtu),
             // We are past it: go back.
             Some(Response::Read(read)) if repeat.end(mtu) == read.end(mtu) => {
-                *read = ReadResponse { duplicate: false, ..repeat };
+                *read = ReadResponse { duplicate: false, msn: read.msn, ..repeat };
             }
             // The rest of the response is still owed.
             _ => self.responses.insert(at, Response::Read(repeat)),

@@ -23,6 +23,8 @@ pub(super) struct ReadResponse {
     pub(super) starts: bool,
     /// This repeats a response.
     pub(super) duplicate: bool,
+    /// Messages that were complete with the request.
+    pub(super) msn: u32,
 }
 
 impl ReadResponse {
@@ -53,11 +55,13 @@ pub(super) enum Response {
     /// An ACK for the newest SEND or WRITE packet.
     Ack {
         psn: Psn,
+        msn: u32,
     },
     /// An ACK packet with another syndrome.
     Nak {
         psn: Psn,
         syndrome: Syndrome,
+        msn: u32,
     },
     Read(ReadResponse),
     /// `duplicate`: this repeats a response.
@@ -65,6 +69,7 @@ pub(super) enum Response {
         psn: Psn,
         original: u64,
         duplicate: bool,
+        msn: u32,
     },
 }
 
@@ -86,23 +91,25 @@ impl Response {
 
 impl Responder {
     /// Queues an ACK for everything executed. A later ACK covers what an earlier one does, so neighbours become one.
-    pub(super) fn push_ack(&mut self) {
-        let psn = self.ack_psn;
+    pub(super) fn push_ack(&mut self, msn: u32) {
+        let ack = Response::Ack { psn: self.ack_psn, msn };
         match self.responses.back_mut() {
-            Some(Response::Ack { psn: queued }) => *queued = psn,
-            _ => self.responses.push_back(Response::Ack { psn }),
+            Some(queued @ Response::Ack { .. }) => *queued = ack,
+            _ => self.responses.push_back(ack),
         }
     }
 
     /// An ACK that is queued last covers what was executed meanwhile.
     pub(super) fn refresh_ack(&mut self) {
-        if let Some(Response::Ack { psn: queued }) = self.responses.back_mut() {
-            *queued = self.ack_psn;
+        if let Some(Response::Ack { psn, msn }) = self.responses.back_mut()
+            && *psn != self.ack_psn
+        {
+            (*psn, *msn) = (self.ack_psn, self.ack_msn);
         }
     }
 
     pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome) {
-        let nak = Response::Nak { psn, syndrome };
+        let nak = Response::Nak { psn, syndrome, msn: self.msn };
         if self.responses.back() != Some(&nak) {
             self.responses.push_back(nak);
         }
@@ -129,10 +136,11 @@ impl Responder {
         self.refresh_ack();
         loop {
             let frame = match *self.responses.front()? {
-                Response::Ack { psn } => self.acknowledge(psn, Syndrome::ACK, out),
-                Response::Nak { psn, syndrome } => self.acknowledge(psn, syndrome, out),
-                Response::Atomic { psn, original, .. } => {
-                    let extension = Extension::AtomicAckEth(self.aeth(Syndrome::ACK), AtomicAckEth { original });
+                Response::Ack { psn, msn } => self.acknowledge(psn, Aeth { syndrome: Syndrome::ACK, msn }, out),
+                Response::Nak { psn, syndrome, msn } => self.acknowledge(psn, Aeth { syndrome, msn }, out),
+                Response::Atomic { psn, original, msn, .. } => {
+                    let aeth = Aeth { syndrome: Syndrome::ACK, msn };
+                    let extension = Extension::AtomicAckEth(aeth, AtomicAckEth { original });
                     self.small(Opcode::ATOMIC_ACKNOWLEDGE, psn, extension, out)
                 }
                 Response::Read(read) => match self.respond(read, ops, out) {
@@ -154,12 +162,8 @@ impl Responder {
         }
     }
 
-    const fn aeth(&self, syndrome: Syndrome) -> Aeth {
-        Aeth { syndrome, msn: self.msn }
-    }
-
-    fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome, out: &mut [u8]) -> Option<usize> {
-        self.small(Opcode::ACKNOWLEDGE, psn, Extension::Aeth(self.aeth(syndrome)), out)
+    fn acknowledge(&mut self, psn: Psn, aeth: Aeth, out: &mut [u8]) -> Option<usize> {
+        self.small(Opcode::ACKNOWLEDGE, psn, Extension::Aeth(aeth), out)
     }
 
     /// A packet without payload.
@@ -182,7 +186,7 @@ impl Responder {
         let position = Position::of(read.starts, left == 0);
         let extension = match position {
             Position::Middle => Extension::None,
-            _ => Extension::Aeth(self.aeth(Syndrome::ACK)),
+            _ => Extension::Aeth(Aeth { syndrome: Syndrome::ACK, msn: read.msn }),
         };
         let bth = Bth::new(Opcode::read_response(position), self.remote, read.psn);
         let payload_len = len as usize;
