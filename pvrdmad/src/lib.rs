@@ -12,6 +12,7 @@ mod control_path;
 pub mod daemon;
 mod network;
 mod rlimits;
+pub mod sandbox;
 pub mod sigbus;
 mod socket;
 pub mod status;

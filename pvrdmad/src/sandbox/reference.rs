@@ -1,0 +1,37 @@
+//! The table of system calls for people: `docs/sandbox.md` has it, and a test compares.
+
+use std::fmt::Write;
+
+use pvrdma_verbs::threads::ThreadKind;
+
+use super::Profile;
+use super::calls::{self, Allowed, Group, LOOKUPS};
+
+/// Which kinds of threads have which groups, and which system calls the groups are of.
+#[must_use]
+pub fn markdown() -> String {
+    let mut text = String::from("| thread | software adapter | host's adapter beside |\n| --- | --- | --- |\n");
+    for kind in ThreadKind::ALL {
+        let rxe = names(&calls::groups(Profile::Rxe, kind));
+        let ibverbs = names(&calls::groups(Profile::Ibverbs, kind));
+        let beside: Vec<_> = ibverbs.iter().filter(|name| !rxe.contains(name)).copied().collect();
+        let _ = writeln!(text, "| `{kind}` | {} | {} |", rxe.join(", "), beside.join(", "));
+    }
+    text += "\n| group | for | system calls |\n| --- | --- | --- |\n";
+    let groups = calls::base(Profile::Ibverbs).into_iter().chain([&LOOKUPS]);
+    for Group { name, purpose, calls } in groups {
+        let calls: Vec<_> = calls
+            .iter()
+            .map(|call| match call.allowed {
+                Allowed::Always => format!("`{}`", call.name),
+                Allowed::When(_, words) => format!("`{}` ({words})", call.name),
+            })
+            .collect();
+        let _ = writeln!(text, "| {name} | {purpose} | {} |", calls.join(", "));
+    }
+    text
+}
+
+fn names(groups: &[&Group]) -> Vec<&'static str> {
+    groups.iter().map(|group| group.name).collect()
+}
