@@ -14,6 +14,7 @@ use serde::de::DeserializeOwned;
 
 const EPERM: i32 = 1;
 const EACCES: i32 = 13;
+const ENOTSOCK: i32 = 88;
 
 fn probe(what: &str, profile: &str, mode: &str) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_sandbox-probe"));
@@ -48,7 +49,10 @@ fn without_a_sandbox_the_attempts_reach_the_kernel() {
             ("open to read", None),
             ("open to create", None),
             ("unlink", None),
-            ("connect", Some(88)),
+            ("connect", Some(ENOTSOCK)),
+            ("sendto an address", Some(ENOTSOCK)),
+            ("sendmsg", Some(ENOTSOCK)),
+            ("setsockopt(SO_ATTACH_FILTER)", Some(ENOTSOCK)),
             ("memfd_create", None),
             ("mmap to run", None),
             ("mprotect to run", None),
@@ -74,7 +78,19 @@ fn every_attempt_of_every_kind_of_thread_is_refused() {
         for Attempt { what, errno } in attempts {
             // Libraries look for files, so that this fails in all modes.
             let expected = if what.starts_with("open ") { EACCES } else { EPERM };
-            // A thread without eventfds cannot even make the descriptor for these.
+            assert_eq!(errno, Some(expected), "{kind}: {what}");
+        }
+    }
+}
+
+/// Frames that have addresses need it, and only the threads that send some.
+#[test]
+fn messages_to_addresses_are_sent_where_a_link_has_them() {
+    let (_, all) = ask::<Vec<Attempts>>("attempts", "addressed", "on");
+    for Attempts { kind, attempts } in all {
+        let sends = !matches!(kind.as_str(), "supervisor" | "pin" | "capture");
+        for Attempt { what, errno } in attempts.into_iter().filter(|attempt| !attempt.what.starts_with("open ")) {
+            let expected = if sends && what == "sendmsg" { ENOTSOCK } else { EPERM };
             assert_eq!(errno, Some(expected), "{kind}: {what}");
         }
     }
@@ -89,9 +105,9 @@ fn with_the_hosts_adapter_only_what_libibverbs_needs_is_allowed() {
     for Attempts { kind, attempts } in all {
         for Attempt { what, errno } in attempts {
             let allowed = match what.as_str() {
-                what if NETLINK_AND_UDP.contains(&what) => !matches!(kind.as_str(), "pin" | "capture"),
+                what if NETLINK_AND_UDP.contains(&what) => !matches!(kind.as_str(), "supervisor" | "pin" | "capture"),
                 // Stopped by the file that is no socket.
-                "connect" | "bind" => errno == Some(88),
+                "connect" | "bind" | "sendmsg" | "setsockopt(SO_ATTACH_FILTER)" => errno == Some(ENOTSOCK),
                 _ => false,
             };
             match errno {

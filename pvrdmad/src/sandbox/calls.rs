@@ -103,6 +103,9 @@ const THREAD: i32 = libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;
 
+/// A socket that names another socket could be anybody's.
+const SEND: Call = when("sendto", libc::SYS_sendto, &[&[Null { argument: 4 }]], "to whom the socket is connected");
+
 static RUNTIME: Group = Group {
     name: "runtime",
     purpose: "memory, locks, time, open descriptors, log lines, the end",
@@ -179,14 +182,13 @@ static GUEST: Group = Group {
             &[
                 &[is(1, libc::SOL_SOCKET), is(2, libc::SO_ERROR)],
                 &[is(1, libc::SOL_PACKET), is(2, libc::PACKET_STATISTICS)],
+                &[is(1, libc::SOL_UDP), is(2, libc::UDP_SEGMENT)],
             ],
-            "SO_ERROR, PACKET_STATISTICS",
+            "SO_ERROR, PACKET_STATISTICS, UDP_SEGMENT",
         ),
         call("mlock", libc::SYS_mlock),
         call("munlock", libc::SYS_munlock),
-        call("sendmmsg", libc::SYS_sendmmsg),
-        call("sendmsg", libc::SYS_sendmsg),
-        call("sendto", libc::SYS_sendto),
+        SEND,
         call("shutdown", libc::SYS_shutdown),
     ],
 };
@@ -206,7 +208,7 @@ static ACCEPT: Group = Group { name: "accept", purpose: "new clients", calls: &[
 
 static LINK: Group = Group {
     name: "link",
-    purpose: "frames from and to a link, who connects to it, membership in groups",
+    purpose: "frames from and to a link, who connects to it",
     calls: &[
         call("accept4", libc::SYS_accept4),
         call("getsockname", libc::SYS_getsockname),
@@ -214,23 +216,17 @@ static LINK: Group = Group {
         call("recvfrom", libc::SYS_recvfrom),
         call("recvmmsg", libc::SYS_recvmmsg),
         call("recvmsg", libc::SYS_recvmsg),
-        call("sendmmsg", libc::SYS_sendmmsg),
-        call("sendmsg", libc::SYS_sendmsg),
-        call("sendto", libc::SYS_sendto),
-        when(
-            "setsockopt",
-            libc::SYS_setsockopt,
-            &[
-                &[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDBUF)],
-                &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVBUF)],
-                &[is(1, libc::SOL_SOCKET), is(2, libc::SO_ATTACH_FILTER)],
-                &[is(1, libc::SOL_PACKET), is(2, libc::PACKET_ADD_MEMBERSHIP)],
-                &[is(1, libc::SOL_PACKET), is(2, libc::PACKET_DROP_MEMBERSHIP)],
-            ],
-            "SO_SNDBUF, SO_RCVBUF, SO_ATTACH_FILTER, PACKET_ADD_MEMBERSHIP, PACKET_DROP_MEMBERSHIP",
-        ),
+        SEND,
+        // No other option: with filters and memberships a socket sees the frames of other networks.
+        when("setsockopt", libc::SYS_setsockopt, &[&[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDBUF)]], "SO_SNDBUF"),
         call("shutdown", libc::SYS_shutdown),
     ],
+};
+
+static ADDRESSED: Group = Group {
+    name: "addressed",
+    purpose: "frames to an address, many at a time: links by VXLAN and packet sockets",
+    calls: &[call("sendmmsg", libc::SYS_sendmmsg), call("sendmsg", libc::SYS_sendmsg)],
 };
 
 static PIN: Group = Group {
@@ -243,7 +239,7 @@ static CAPTURE: Group = Group {
     name: "capture",
     purpose: "writing to whoever asked for a capture",
     calls: &[
-        call("sendto", libc::SYS_sendto),
+        SEND,
         when(
             "setsockopt",
             libc::SYS_setsockopt,
@@ -260,8 +256,7 @@ static PROTOCOL: Group = Group {
     calls: &[
         call("recvfrom", libc::SYS_recvfrom),
         call("recvmsg", libc::SYS_recvmsg),
-        call("sendmsg", libc::SYS_sendmsg),
-        call("sendto", libc::SYS_sendto),
+        SEND,
         when(
             "setsockopt",
             libc::SYS_setsockopt,
@@ -421,8 +416,11 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
         ThreadKind::Port => vec![&RUNTIME, &LINK, &GUEST],
         ThreadKind::Switch => vec![&RUNTIME, &LINK],
     };
-    if profile == Profile::Ibverbs && !matches!(kind, ThreadKind::Pin | ThreadKind::Capture) {
-        groups.extend([&ADAPTER, &LOOK]);
+    let is_link = groups.iter().any(|group| [LINK.name, GUEST.name].contains(&group.name));
+    match profile {
+        Profile::Rxe { addressed: true } if is_link => groups.push(&ADDRESSED),
+        Profile::Ibverbs if is_link => groups.extend([&ADAPTER, &ADDRESSED, &LOOK]),
+        _ => {}
     }
     groups
 }
@@ -430,8 +428,10 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
 /// What some thread may do: the launcher has to, for its filter is part of every other one.
 pub(super) fn base(profile: Profile) -> Vec<&'static Group> {
     let mut groups: Vec<&Group> = vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &CAPTURE, &PROTOCOL, &START];
-    if profile == Profile::Ibverbs {
-        groups.extend([&ADAPTER, &LOOK, &LOAD]);
+    match profile {
+        Profile::Rxe { addressed: true } => groups.push(&ADDRESSED),
+        Profile::Rxe { addressed: false } => {}
+        Profile::Ibverbs => groups.extend([&ADDRESSED, &ADAPTER, &LOOK, &LOAD]),
     }
     groups
 }

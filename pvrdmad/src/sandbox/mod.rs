@@ -29,7 +29,11 @@ use filter::Filters;
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Profile {
     /// The software adapter: nothing is opened, no socket made.
-    Rxe,
+    Rxe {
+        /// Frames are sent to addresses, by VXLAN or a packet socket. Where none are, a socket reaches only what it is
+        /// connected to.
+        addressed: bool,
+    },
     /// The host's adapter: libibverbs reads its configuration and `/sys` and opens the adapter's device nodes whenever a
     /// guest's driver starts.
     Ibverbs,

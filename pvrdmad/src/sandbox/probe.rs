@@ -3,11 +3,9 @@
 
 use std::ffi::CStr;
 use std::io;
-use std::os::fd::AsRawFd;
 
 use libc::c_long;
 use pvrdma_verbs::threads::{self, ThreadKind};
-use rustix::event::EventfdFlags;
 use serde::{Deserialize, Serialize};
 
 use super::{Profile, SandboxReport, landlocked, privileges};
@@ -164,22 +162,7 @@ fn files(control: &CStr) -> Vec<Attempt> {
     found.push(attempt("openat2", call(libc::SYS_openat2, [here, text(name), 0, 0, 0, 0])));
     found.push(attempt("chmod", call(libc::SYS_fchmodat, [here, text(name), 0o600, 0, 0, 0])));
     found.push(attempt("mkdir", call(libc::SYS_mkdirat, [here, text(c"/nonexistent/folder"), 0o700, 0, 0, 0])));
-    // With a descriptor that is no socket: a filter answers before the kernel looks at it.
-    if let Ok(event) = rustix::event::eventfd(0, EventfdFlags::CLOEXEC) {
-        let descriptor = c_long::from(event.as_raw_fd());
-        let mut address = libc::sockaddr_un { sun_family: 1, sun_path: [0; 108] };
-        for (to, from) in address.sun_path.iter_mut().zip(control.to_bytes()) {
-            *to = from.cast_signed();
-        }
-        let length = size_of_val(&address) as c_long;
-        for (what, number) in [("connect", libc::SYS_connect), ("bind", libc::SYS_bind)] {
-            let result = call(number, [descriptor, pointer(&address), length, 0, 0, 0]);
-            found.push(attempt(what, result));
-        }
-        found.push(attempt("listen", call(libc::SYS_listen, [descriptor, 1, 0, 0, 0, 0])));
-        // TIOCSTI: typing into the terminal that log lines go to.
-        found.push(attempt("ioctl", call(libc::SYS_ioctl, [descriptor, 0x5412, 0, 0, 0, 0])));
-    }
+    found.extend(sockets(control));
     let mut pair = [0_i32; 2];
     let ends = std::ptr::from_mut(&mut pair).expose_provenance().cast_signed() as c_long;
     let result = call(libc::SYS_socketpair, [libc::AF_UNIX.into(), libc::SOCK_STREAM.into(), 0, ends, 0, 0]);
@@ -191,6 +174,27 @@ fn files(control: &CStr) -> Vec<Attempt> {
     close(&result);
     found.push(attempt("memfd_create", result));
     found
+}
+
+/// With standard input instead of a socket: a filter answers before the kernel looks at it.
+fn sockets(control: &CStr) -> Vec<Attempt> {
+    const TIOCSTI: c_long = 0x5412;
+    let mut address = libc::sockaddr_un { sun_family: 1, sun_path: [0; 108] };
+    for (to, from) in address.sun_path.iter_mut().zip(control.to_bytes()) {
+        *to = from.cast_signed();
+    }
+    let length = size_of_val(&address) as c_long;
+    let filter = [0, libc::SOL_SOCKET.into(), libc::SO_ATTACH_FILTER.into(), 0, 0, 0];
+    vec![
+        attempt("connect", call(libc::SYS_connect, [0, pointer(&address), length, 0, 0, 0])),
+        attempt("bind", call(libc::SYS_bind, [0, pointer(&address), length, 0, 0, 0])),
+        attempt("listen", call(libc::SYS_listen, [0, 1, 0, 0, 0, 0])),
+        attempt("sendto an address", call(libc::SYS_sendto, [0, 0, 0, 0, pointer(&address), length])),
+        attempt("sendmsg", call(libc::SYS_sendmsg, [0; 6])),
+        attempt("setsockopt(SO_ATTACH_FILTER)", call(libc::SYS_setsockopt, filter)),
+        // Typing into the terminal that log lines go to.
+        attempt("ioctl", call(libc::SYS_ioctl, [0, TIOCSTI, 0, 0, 0, 0])),
+    ]
 }
 
 fn memory() -> Vec<Attempt> {

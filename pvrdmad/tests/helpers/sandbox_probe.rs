@@ -12,7 +12,8 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, what, profile, mode] = arguments.as_slice() else { panic!("WHAT PROFILE MODE") };
     let profile = match profile.as_str() {
-        "rxe" => Profile::Rxe,
+        "rxe" => Profile::Rxe { addressed: false },
+        "addressed" => Profile::Rxe { addressed: true },
         "ibverbs" => Profile::Ibverbs,
         profile => panic!("profile {profile}"),
     };
