@@ -96,7 +96,7 @@ fn messages_to_addresses_are_sent_where_a_link_has_them() {
     }
 }
 
-/// With the host's adapter a thread opens what libibverbs does, and makes the sockets that it looks for neighbours with.
+/// With the host's adapter a thread opens what libibverbs does, and makes the sockets that it finds neighbours with.
 #[test]
 fn with_the_hosts_adapter_only_what_libibverbs_needs_is_allowed() {
     let (report, all) = ask::<Vec<Attempts>>("attempts", "ibverbs", "on");

@@ -5,8 +5,8 @@
 //! Without them a thread is as `std::thread` makes it.
 //!
 //! A thread has the system call filters of the one that started it, and a filter only ever gets narrower. So that no
-//! thread needs the calls that start another one, nor all that the other may do, [`start_launcher`] has one thread start
-//! all others.
+//! thread needs the calls that start another one, nor all that the other may do, [`start_launcher`] has one thread
+//! start all others.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{OnceLock, mpsc};

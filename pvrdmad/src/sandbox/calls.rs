@@ -6,7 +6,7 @@
 use libc::c_long;
 use pvrdma_verbs::threads::ThreadKind;
 
-use super::Profile;
+use super::profile::Profile;
 
 /// System calls that belong together.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use seccompiler::{
 use thiserror::Error;
 
 use super::calls::{self, Allowed, Condition, Group, LOOKUPS};
-use super::{Mismatch, Profile};
+use super::profile::{Mismatch, Profile};
 
 /// Why there is no filter.
 #[derive(Debug, Error)]

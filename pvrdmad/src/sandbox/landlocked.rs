@@ -7,7 +7,8 @@ use landlock::{
     RulesetAttr, RulesetCreatedAttr, RulesetError, Scope,
 };
 
-use super::{Profile, SandboxReport};
+use super::profile::Profile;
+use super::report::SandboxReport;
 
 /// The newest that this file was written for.
 const NEWEST: ABI = ABI::V9;

@@ -1,10 +1,11 @@
 //! Confines a process that serves a network, from its first instruction on.
 //!
 //! Such a process parses what guests, VMMs and peers send. Everything that it needs to have opened is handed to it as
-//! descriptors, so it may lose the right to open anything: [`enter`] drops all capabilities, closes the file system, TCP
-//! ports, abstract sockets and signals to others with Landlock, keeps other processes of its user from tracing it, and
-//! installs a filter of system calls. Each thread then installs a narrower one for its kind ([`reference`](mod@reference)
-//! lists them). Only one thread, the launcher, may start threads (see [`pvrdma_verbs::threads`]).
+//! descriptors, so it may lose the right to open anything: [`enter`] drops all capabilities, closes the file system,
+//! TCP ports, abstract sockets and signals to others with Landlock, keeps other processes of its user from tracing it,
+//! and installs a filter of system calls. Each thread then installs a narrower one for its kind
+//! ([`reference`](mod@reference) lists them). Only one thread, the launcher, may start threads (see
+//! [`pvrdma_verbs::threads`]).
 //!
 //! What the kernel lacks is logged and reported; the process runs with the rest.
 
@@ -14,56 +15,20 @@ mod landlocked;
 mod privileges;
 #[cfg(feature = "testing")]
 pub mod probe;
+mod profile;
 pub mod reference;
+mod report;
 
 use std::fs;
 use std::sync::OnceLock;
 
 use log::{error, warn};
 use pvrdma_verbs::threads::{self, ThreadKind};
-use serde::{Deserialize, Serialize};
+
+pub use profile::{Mismatch, Profile};
+pub use report::SandboxReport;
 
 use filter::Filters;
-
-/// What the process serves a network with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Profile {
-    /// The software adapter: nothing is opened, no socket made.
-    Rxe {
-        /// Frames are sent to addresses, by VXLAN or a packet socket. Where none are, a socket reaches only what it is
-        /// connected to.
-        addressed: bool,
-    },
-    /// The host's adapter: libibverbs reads its configuration and `/sys` and opens the adapter's device nodes whenever a
-    /// guest's driver starts.
-    Ibverbs,
-}
-
-/// What becomes of a system call that a filter does not know.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Mismatch {
-    /// It fails with EPERM.
-    Refuse,
-    /// The kernel kills the process with SIGSYS: for tests, which so find what a filter lacks.
-    Kill,
-}
-
-/// What confines a process.
-#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
-pub struct SandboxReport {
-    /// No program that it would run gains rights (`no_new_privs`).
-    pub no_new_privs: bool,
-    /// Other processes of its user may not trace it or read its memory, and it leaves no core.
-    pub undumpable: bool,
-    /// Capabilities that it still has.
-    pub capabilities: Vec<String>,
-    /// The ABI of Landlock that is enforced, 0 if none is.
-    pub landlock_abi: u32,
-    /// System calls are filtered.
-    pub seccomp: bool,
-    /// What the kernel lacks or refused, in words.
-    pub missing: Vec<String>,
-}
 
 /// The filters of this process, for threads that start.
 static FILTERS: OnceLock<Filters> = OnceLock::new();

@@ -6,7 +6,7 @@ use rustix::thread::{
     remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
 };
 
-use super::SandboxReport;
+use super::report::SandboxReport;
 
 /// Capabilities that a kernel may have.
 const MOST_CAPABILITIES: u32 = 64;

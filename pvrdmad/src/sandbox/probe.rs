@@ -1,4 +1,5 @@
-//! What a thread of each kind can do, tried out (feature `testing`): the proof that the sandbox holds where it is asked.
+//! What a thread of each kind can do, tried out (feature `testing`): the proof that the sandbox holds where it is
+//! asked.
 #![expect(unsafe_code, reason = "system calls that no library of ours makes")]
 
 use std::ffi::CStr;
@@ -8,7 +9,9 @@ use libc::c_long;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use serde::{Deserialize, Serialize};
 
-use super::{Profile, SandboxReport, landlocked, privileges};
+use super::profile::Profile;
+use super::report::SandboxReport;
+use super::{landlocked, privileges};
 
 /// Address families up to this one are tried; Linux has 46.
 const FAMILIES: i32 = 48;

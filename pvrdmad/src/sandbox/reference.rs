@@ -4,8 +4,8 @@ use std::fmt::Write;
 
 use pvrdma_verbs::threads::ThreadKind;
 
-use super::Profile;
 use super::calls::{self, Allowed, Group, LOOKUPS};
+use super::profile::Profile;
 
 /// Which kinds of threads have which groups, and which system calls the groups are of.
 #[must_use]

@@ -22,9 +22,9 @@ use super::request::SetIrqs;
 struct Notifier(OwnedFd);
 
 impl Notifier {
-    /// Takes a descriptor if it is an object of the kernel's without a name: a write to a pipe, a socket or a file would
-    /// be anybody's guess. Only `/proc` says which kind of object, and a process in the sandbox opens no path; others
-    /// than an eventfd are never writable or refuse the write.
+    /// Takes a descriptor if it is an object of the kernel's without a name: a write to a pipe, a socket or a file
+    /// would be anybody's guess. Only `/proc` says which kind of object, and a process in the sandbox opens no path;
+    /// others than an eventfd are never writable or refuse the write.
     fn new(fd: OwnedFd) -> Result<Self, Errno> {
         const ANON_INODE_FS_MAGIC: i64 = 0x0904_1934;
         if rustix::fs::fstatfs(&fd)?.f_type == ANON_INODE_FS_MAGIC { Ok(Self(fd)) } else { Err(Errno::INVAL) }
