@@ -210,7 +210,6 @@ mod tests {
         assert_eq!(*PANICKED.lock().unwrap(), [(ThreadKind::Port, "port-02:00:00:00:00:01".to_owned())]);
 
         start_launcher().unwrap();
-        assert!(started(ThreadKind::Launcher, "launcher"));
         assert_eq!(start_launcher().unwrap_err().kind(), io::ErrorKind::AlreadyExists);
         let value = String::from("moved in and out");
         let outer = spawn(ThreadKind::Accept, "outer", move || {
@@ -219,6 +218,8 @@ mod tests {
         });
         assert_eq!(outer.unwrap().join().unwrap(), "moved in and out");
         assert!(started(ThreadKind::Accept, "outer") && started(ThreadKind::Connection, "inner"));
+        // Before it started any.
+        assert!(started(ThreadKind::Launcher, "launcher"));
     }
 
     #[test]
