@@ -1,5 +1,6 @@
 //! The device daemon `pvrdmad`, started for the guests.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
