@@ -152,9 +152,9 @@ fn two_devices_on_one_uplink() {
     let far = Site::start(2, None, &format!("uplink=vxlan:{b},remote={a},vni=78,mtu=9000"));
     let [first, second] = &near;
     talk(first, &far, 5);
-    transfer(second, &far, 5);
-    transfer(&far, second, 5);
-    transfer(first, second, 5);
+    transfer(&second.guest, &far.guest, 5);
+    transfer(&far.guest, &second.guest, 5);
+    transfer(&first.guest, &second.guest, 5);
 }
 
 #[test]
