@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::capture::stream::{self, Streams};
+use crate::control_access::ControlAccess;
 use crate::socket::{SocketFile, user};
 use crate::status::DaemonStatus;
 
@@ -92,6 +94,7 @@ impl ControlServer {
     /// The system has no room for another thread.
     pub(crate) fn start(
         socket: SocketFile,
+        access: Arc<ControlAccess>,
         status: impl Fn() -> DaemonStatus + Send + 'static,
         show: impl Fn(&str, ObjectKind) -> Result<Value, String> + Send + 'static,
         capture: impl Fn(&str, CaptureConfig) -> Result<Capture, String> + Send + 'static,
@@ -99,10 +102,11 @@ impl ControlServer {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
         let thread = threads::spawn(ThreadKind::Supervisor, "control", move || {
-            let mut server = Server { stop: stopped, status, show, capture, streams: Streams::default() };
+            let mut server = Server { stop: stopped, access, status, show, capture, streams: Streams::default() };
             let far = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
             while wait(&server.stop, &socket.listener(), far) {
                 match socket.listener().accept() {
+                    Ok((stream, _)) if !server.access.admits(&stream) => {}
                     Ok((stream, _)) => {
                         if let Err(error) = server.serve(stream) {
                             debug!("control connection: {error}");
@@ -146,6 +150,7 @@ fn wait(stop: &OwnedFd, source: &impl AsFd, deadline: Instant) -> bool {
 /// What the thread has.
 struct Server<S, W, C> {
     stop: OwnedFd,
+    access: Arc<ControlAccess>,
     status: S,
     show: W,
     capture: C,
@@ -191,7 +196,10 @@ where
 
     /// Hands the connection to a thread of its own.
     fn start_capture(&mut self, stream: UnixStream, device: String, snaplen: Option<u32>) -> io::Result<()> {
-        let started = stream::config(snaplen).and_then(|config| Ok((config, (self.capture)(&device, config)?)));
+        let started = self.access.permits_capture(&device).and_then(|()| {
+            let config = stream::config(snaplen)?;
+            Ok((config, (self.capture)(&device, config)?))
+        });
         match started {
             Ok((config, capture)) => {
                 send(&stream, &Response::Capturing {})?;

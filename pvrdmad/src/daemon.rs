@@ -14,12 +14,13 @@ use pvrdma_verbs::Backend;
 
 use crate::config::{BackendSpec, Config, Device, Pin, Roce};
 use crate::control::ControlServer;
+use crate::control_access::ControlAccess;
 use crate::control_path;
 use crate::network::Network;
 use crate::rlimits;
 use crate::sigbus;
 use crate::socket::{SocketAccess, SocketFile};
-use crate::status::{DaemonStatus, Reporter};
+use crate::status::{DaemonStatus, Reporter, by_name};
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
 
 /// A running daemon. Dropping it disconnects all clients and removes all sockets.
@@ -69,12 +70,16 @@ impl Daemon {
                     let reporter = reporter.ok_or_else(|| format!("there is no device '{device}'"))?;
                     Ok(reporter.function.device_objects(object))
                 };
+                // What the configuration says of the socket, once it says something.
+                let access = Arc::new(ControlAccess::new(SocketAccess::default(), true));
+                let asked = Arc::clone(&access);
                 let status = move || DaemonStatus {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
                     pid: std::process::id(),
                     uptime_s: started.elapsed().as_secs(),
                     backend: kind.clone(),
                     lost_pages: sigbus::repaired(),
+                    control: by_name(&asked.counters.list()),
                     devices: reporters.iter().map(Reporter::report).collect(),
                 };
                 let capture = move |device: &str, config| {
@@ -85,7 +90,7 @@ impl Daemon {
                     let rxe = rxe.as_ref().ok_or("the host's adapter moves the packets: capture there")?;
                     rxe.capture(*mac, config).map_err(|error| error.to_string())
                 };
-                ControlServer::start(socket, status, show, capture)
+                ControlServer::start(socket, access, status, show, capture)
             })
             .transpose()
             .context("control socket")?;
