@@ -75,7 +75,7 @@ impl Gsi {
         }
         let manager = adapter.shared.manager.as_ref();
         let gsi = Arc::new(Self {
-            sender: Mutex::new(manager.and_then(|manager| manager.sender(&adapter.name, &adapter.counters))),
+            sender: Mutex::new(manager.and_then(|manager| manager.sender(&adapter.log, &adapter.counters))),
             warned: AtomicBool::new(false),
             adapter: Arc::clone(adapter),
             mrs: Arc::clone(mrs),
@@ -167,7 +167,7 @@ impl Gsi {
                     Ok(true) => source.retire(&view),
                     Ok(false) => return,
                     Err(error) => {
-                        log::warn!("{}: send queue of the GSI QP: {error}", self.adapter.name);
+                        self.adapter.log.warn(format_args!("send queue of the GSI QP: {error}"));
                         self.attrs.lock().state = QpState::Error;
                         return;
                     }
@@ -241,11 +241,10 @@ impl Gsi {
             return bump(&counters.gsi_dropped);
         };
         if !source.is_own() && !self.warned.swap(true, Ordering::Relaxed) {
-            log::warn!(
-                "{}: the host does not have {}, so the connection manager reaches guests of this process only",
-                self.adapter.name,
+            self.adapter.log.warn(format_args!(
+                "the host does not have {}, so the connection manager reaches guests of this process only",
                 source.gid
-            );
+            ));
         }
         match Outgoing::new(source, datagram).map(|outgoing| sender.send(outgoing)) {
             Some(true) => {}

@@ -19,6 +19,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use log::{debug, error};
 use pvrdma_dev::ObjectKind;
 use pvrdma_rxe::capture::{Capture, CaptureConfig};
+use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -102,7 +103,15 @@ impl ControlServer {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
         let thread = threads::spawn(ThreadKind::Supervisor, "control", move || {
-            let mut server = Server { stop: stopped, access, status, show, capture, streams: Streams::default() };
+            let mut server = Server {
+                stop: stopped,
+                log: LogLimit::new(),
+                access,
+                status,
+                show,
+                capture,
+                streams: Streams::default(),
+            };
             let far = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
             while wait(&server.stop, &socket.listener(), far) {
                 match socket.listener().accept() {
@@ -113,7 +122,7 @@ impl ControlServer {
                         }
                     }
                     Err(error) => {
-                        error!("cannot accept a control connection: {error}");
+                        server.log.error("control socket", format_args!("cannot accept a connection: {error}"));
                         thread::sleep(Duration::from_millis(100));
                     }
                 }
@@ -129,6 +138,7 @@ impl Drop for ControlServer {
             && let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
+            // Log: the last of this thread.
             error!("the control thread panicked");
         }
     }
@@ -150,6 +160,7 @@ fn wait(stop: &OwnedFd, source: &impl AsFd, deadline: Instant) -> bool {
 /// What the thread has.
 struct Server<S, W, C> {
     stop: OwnedFd,
+    log: LogLimit,
     access: Arc<ControlAccess>,
     status: S,
     show: W,

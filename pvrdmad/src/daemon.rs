@@ -110,6 +110,7 @@ fn device_sockets(config: &Config) -> Result<Vec<SocketFile>> {
 
 /// Says that everything runs: a line in the log, and one for each device.
 fn announce(config: &Config, ready: &mut dyn Write) {
+    // Log: once, at the start.
     info!("{}", start_line(config));
     for device in &config.devices {
         // Whoever started us may not want to read this.
@@ -127,16 +128,19 @@ fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
         Ok(Some(path)) => path,
         Ok(None) => return Ok(None),
         Err(error) => {
+            // Log: once, at the start.
             warn!("no control socket: the folder for it cannot be made: {error}");
             return Ok(None);
         }
     };
     match SocketFile::bind(&path, SocketAccess::default()) {
         Ok(socket) => {
+            // Log: once, at the start.
             info!("control socket {}", path.display());
             Ok(Some(socket))
         }
         Err(error) => {
+            // Log: once, at the start.
             warn!("no control socket: {:#}", anyhow::Error::new(error));
             Ok(None)
         }

@@ -12,6 +12,7 @@ use std::sync::LazyLock;
 
 use common::{EINVAL, Served, access, irqs_body, map_body, memfd, region_info_body, unmap_body, words, write_body};
 use proptest::prelude::*;
+use pvrdma_verbs::testing::LogLines;
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
 
 /// A correct body for each command we serve, after negotiation.
@@ -48,6 +49,28 @@ fn bodies_cut_short_are_refused_and_the_stream_stays_in_step() {
         }
     }
     assert_eq!(client.read(1, 0, 4), [0; 4]);
+}
+
+/// What is refused, and coming and going, is logged under one limit over all clients of a device.
+#[test]
+fn floods_do_not_fill_the_log() {
+    let served = Served::new();
+    let log = LogLines::watch();
+    let mut client = served.client();
+    let file = memfd("flood", 0x10_0000);
+    let map = map_body(3, 0, 0x10_0000, 0x1000);
+    client.call(Command::DMA_MAP, &map, &[file.as_fd()]).ok();
+    for _ in 0..5000 {
+        client.call(Command::DMA_MAP, &map, &[file.as_fd()]).errno();
+    }
+    drop(client);
+    for _ in 0..500 {
+        let mut client = served.client();
+        // Longer than any message: the connection ends.
+        client.stream.write_all(&header(Command::REGION_WRITE, u32::MAX, 0)).unwrap();
+        assert_eq!(client.stream.read(&mut [0; 16]).unwrap_or(0), 0);
+    }
+    log.assert_limited("");
 }
 
 #[test]

@@ -13,11 +13,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use log::Level;
 use parking_lot::Mutex;
-use pvrdma_verbs::Gid;
+use pvrdma_verbs::{Gid, LogLimit};
 
 use netlink::Netlink;
 pub use network::Network;
@@ -34,8 +32,7 @@ pub(crate) struct HostAddresses {
     index: u32,
     networks: Vec<Network>,
     netlink: Mutex<Netlink>,
-    /// Something was refused before.
-    warned: AtomicBool,
+    log: LogLimit,
     /// Only one process may take what is marked for its own. The kernel forgets this name with the process.
     _only: UnixListener,
 }
@@ -59,13 +56,13 @@ impl HostAddresses {
         let mut netlink = Netlink::open().map_err(problem)?;
         let left = netlink.marked(index, MARK).map_err(problem)?;
         for &address in &left {
+            // Log: at the start.
             log::info!("{name}: {address} is of a guest of an earlier process and is removed");
             netlink.remove(index, address).map_err(problem)?;
         }
         let netlink = Mutex::new(netlink);
         let left = left.into_iter().map(Gid::from).collect();
-        let host =
-            Self { name: name.to_owned(), index, networks, netlink, warned: AtomicBool::new(false), _only: only };
+        let host = Self { name: name.to_owned(), index, networks, netlink, log: LogLimit::new(), _only: only };
         Ok((Arc::new(host), left))
     }
 
@@ -80,8 +77,7 @@ impl HostAddresses {
             Ok(()) => Some(AddedAddress { host: Arc::clone(self), address }),
             Err(error) => {
                 // Guests decide how often; the counter has them all.
-                let level = if self.warned.swap(true, Ordering::Relaxed) { Level::Debug } else { Level::Warn };
-                log::log!(level, "{}: the address {address} of a guest cannot be added: {error}", self.name);
+                self.log.warn(&self.name, format_args!("the address {address} of a guest cannot be added: {error}"));
                 None
             }
         }
@@ -97,8 +93,9 @@ pub(crate) struct AddedAddress {
 
 impl Drop for AddedAddress {
     fn drop(&mut self) {
-        if let Err(error) = self.host.netlink.lock().remove(self.host.index, self.address) {
-            log::warn!("{}: the address {} of a guest cannot be removed: {error}", self.host.name, self.address);
+        let Self { host, address } = self;
+        if let Err(error) = host.netlink.lock().remove(host.index, *address) {
+            host.log.warn(&host.name, format_args!("the address {address} of a guest cannot be removed: {error}"));
         }
     }
 }

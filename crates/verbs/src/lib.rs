@@ -50,7 +50,7 @@ pub use hca::{
     Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, PortAttributes, QpInit,
     QueuePair, SharedReceiveQueue, SrqInit,
 };
-pub use log_limit::LogLimit;
+pub use log_limit::{DeviceLog, LogLimit};
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use snapshot::{Snapshot, micros};
 pub use types::{Access, Gid, GidType, InvalidValue, MacAddr, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};

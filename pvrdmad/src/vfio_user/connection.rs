@@ -4,8 +4,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use log::{debug, info, warn};
-use pvrdma_verbs::LogLimit;
+use log::debug;
 use rustix::io::Errno;
 use serde_json::Value;
 
@@ -36,7 +35,7 @@ struct Connection<'a> {
     endpoint: &'a Endpoint,
     stream: &'a UnixStream,
     shape: Shape,
-    dma: DmaMaps,
+    dma: DmaMaps<'a>,
     /// Version negotiation is done.
     negotiated: bool,
     /// The client is one that gives up waiting.
@@ -47,7 +46,6 @@ struct Connection<'a> {
     /// The message being sent, kept for its room.
     out: Vec<u8>,
     repaired: u64,
-    refusals: LogLimit,
 }
 
 impl<'a> Connection<'a> {
@@ -56,27 +54,27 @@ impl<'a> Connection<'a> {
             endpoint,
             stream,
             shape: Shape::of(&*endpoint.function, endpoint.intx),
-            dma: DmaMaps::new(endpoint.memory.clone()),
+            dma: DmaMaps::new(endpoint),
             negotiated: false,
             impatient: false,
             series: None,
             out: Vec::new(),
             repaired: sigbus::repaired(),
-            refusals: LogLimit::new(),
         }
     }
 
     /// Serves the client until it goes. The device is as new afterwards and holds nothing of the client's.
     fn run(mut self) {
-        let name = &self.endpoint.name;
         let mut receiver = Receiver::new(self.stream);
         match self.serve(&mut receiver) {
-            Ok(()) => info!("{name}: client disconnected"),
-            Err(ConnectionError::Socket(error)) => info!("{name}: client disconnected ({error})"),
+            Ok(()) => self.endpoint.info(format_args!("client disconnected")),
+            Err(ConnectionError::Socket(error)) => {
+                self.endpoint.info(format_args!("client disconnected ({error})"));
+            }
             Err(error) => {
                 // Before the client can see it.
                 self.endpoint.stats.counters.client_connections_broken.increment();
-                warn!("{name}: connection closed: {error}");
+                self.endpoint.warn(format_args!("connection closed: {error}"));
             }
         }
         // Before the clean-up, so that whoever comes next is not sent away meanwhile.
@@ -113,7 +111,7 @@ impl<'a> Connection<'a> {
             (Some(reply), Ok(())) => self.answer(reply, command)?,
             (Some(reply), Err(errno)) => {
                 self.endpoint.stats.counters.client_messages_refused.increment();
-                self.refusals.warn(&self.endpoint.name, format_args!("{command:?} refused: {errno}"));
+                self.endpoint.warn(format_args!("{command:?} refused: {errno}"));
                 reply.error(self.stream, errno)?;
             }
             (None, result) => {
@@ -220,7 +218,7 @@ impl<'a> Connection<'a> {
         };
         // Nobody else asks for this, and only its user gives up on replies.
         let qemu = offered.pointer("/capabilities/write_multiple").is_some();
-        info!("{}: client connected, {}", self.endpoint.name, if qemu { "QEMU" } else { "not QEMU" });
+        self.endpoint.info(format_args!("client connected, {}", if qemu { "QEMU" } else { "not QEMU" }));
         debug!("{}: client speaks {}.{}: {offered}", self.endpoint.name, version.major, version.minor);
         self.negotiated = true;
         self.impatient = qemu;
@@ -288,10 +286,8 @@ impl<'a> Connection<'a> {
         if repaired != self.repaired {
             let pages = repaired.saturating_sub(self.repaired);
             self.repaired = repaired;
-            self.refusals.warn(
-                &self.endpoint.name,
-                format_args!("a client has truncated guest memory, {pages} lost pages now read as zero"),
-            );
+            let message = format_args!("a client has truncated guest memory, {pages} lost pages now read as zero");
+            self.endpoint.warn(message);
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pvrdma_verbs::counters;
+use pvrdma_verbs::{LogLimit, counters};
 
 counters! {
     /// Counts of a device's socket over all its clients.
@@ -28,6 +28,8 @@ counters! {
 pub struct ConnectionStats {
     /// A client is there now.
     connected: AtomicBool,
+    /// For what clients cause, over all of them: who is refused may come again at once.
+    pub(crate) log: LogLimit,
     /// What its clients did.
     pub counters: ClientCounters,
 }

@@ -92,6 +92,7 @@ impl AfPacketLink {
         let socket = match socket::open(interface, mac) {
             Ok(socket) => Some(Arc::new(socket)),
             Err(Errno::NETDOWN) => {
+                // Log: once, when the link is opened.
                 log::warn!("{interface} is down; the link waits for it");
                 None
             }
@@ -117,6 +118,7 @@ impl AfPacketLink {
         if state.socket.is_none() && state.due <= Instant::now() {
             match socket::open(&self.interface, self.mac) {
                 Ok(socket) => {
+                    // Log: the host's administrator takes the interface down and up, and `REOPEN` lies between.
                     log::info!("{} is back", self.interface);
                     state.socket = Some(Arc::new(socket));
                 }
@@ -133,6 +135,7 @@ impl AfPacketLink {
     fn close(&self, old: &Arc<OwnedFd>, errno: Errno) {
         let state = &mut *self.state.lock();
         if state.socket.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
+            // Log: as above.
             log::warn!("{}: {errno}; the link waits for it", self.interface);
             *state = State { socket: None, due: Instant::now() + REOPEN };
         }

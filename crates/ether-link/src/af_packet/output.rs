@@ -75,6 +75,7 @@ impl Output {
                 Ok(count) => sent.taken += messages.iter().take(count).map(|message| message.count).sum::<usize>(),
                 Err(Errno::INTR) => {}
                 Err(Errno::INVAL) if self.super_frames && messages.first().is_some_and(|first| first.count > 1) => {
+                    // Log: once for a link.
                     log::info!("this kernel takes no super-frames of UDP");
                     self.super_frames = false;
                 }

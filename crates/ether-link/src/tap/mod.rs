@@ -73,6 +73,7 @@ impl TapLink {
         if device.is_none() {
             *device = attach::attach(&self.name).ok().map(Arc::new);
             if device.is_some() {
+                // Log: the host's administrator takes the interface away and brings it back.
                 log::info!("tap {}: it is back", self.name);
             }
         }
@@ -82,6 +83,7 @@ impl TapLink {
     fn detach(&self, old: &Arc<OwnedFd>, errno: Errno) {
         let mut device = self.device.lock();
         if device.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
+            // Log: as above.
             log::warn!("tap {}: it went away: {errno}", self.name);
             *device = None;
         }
