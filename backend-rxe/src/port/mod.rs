@@ -329,7 +329,7 @@ impl Port {
         let queues: Vec<_> = self.queues().map(|queue| (queue.link.readiness(), queue.is_full())).collect();
         let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
         for (readiness, full) in &queues {
-            if let Some(fd) = &readiness.readable {
+            for fd in [&readiness.readable, &readiness.changed].into_iter().flatten() {
                 fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
             }
             if let (Some(fd), true) = (&readiness.writable, full) {
