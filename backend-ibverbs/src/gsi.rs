@@ -13,8 +13,9 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
-    Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvSource, RecvWr, SendData,
-    SendFlags, SendOp, SendSource, SendWr, Sge, Snapshot, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
+    Access, Completion, EndOnPanic, GidType, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvSource,
+    RecvWr, SendData, SendFlags, SendOp, SendSource, SendWr, Sge, Snapshot, VerbsError, WcFlags, WcOpcode, WcStatus,
+    qp_state,
 };
 use serde::Serialize;
 
@@ -154,6 +155,7 @@ impl Gsi {
 
     /// Sends what the guest posted.
     pub(crate) fn run_send(&self) {
+        let _end = EndOnPanic::new("the delivery of management datagrams");
         for _ in 0..BUDGET {
             let mut guard = self.send.lock();
             let Some((source, wr)) = guard.as_mut() else { return };

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use pvrdma_verbs::EndOnPanic;
+
 use crate::adapter::Adapter;
 use crate::counters::bump;
 use crate::cq::{BATCH, Completions, Cq};
@@ -37,6 +39,7 @@ fn drain_locked(
     qps: &Directory<u32, Qp>,
     batches: usize,
 ) -> usize {
+    let _guard = EndOnPanic::new("the host's completions");
     let mut total = 0;
     // Queue pairs that may go on.
     let mut kicked: Vec<Arc<Qp>> = Vec::new();

@@ -16,7 +16,7 @@ use std::{io, thread};
 
 use parking_lot::Mutex;
 use pvrdma_verbs::threads::{self, ThreadKind};
-use pvrdma_verbs::{Count, Counter, LogLimit, MacAddr, Mtu, Qpn, VerbsError};
+use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn, VerbsError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use serde::Serialize;
 
@@ -221,6 +221,7 @@ impl Port {
 
     /// Does what there is to do without waiting. Returns `true` if there may be more.
     pub(crate) fn service(&self) -> bool {
+        let _guard = EndOnPanic::new("a port");
         // Another thread is servicing the port and will pick up remaining work.
         let Some(mut inbox) = self.inbox.try_lock() else { return false };
         if let Some(next) = self.next_inbox.lock().take() {

@@ -23,6 +23,7 @@ mod integrity;
 mod life;
 mod marks;
 mod ops;
+mod panics;
 mod pass_through;
 mod port;
 mod retry;

@@ -30,6 +30,7 @@
 mod attrs;
 #[cfg(feature = "testing")]
 pub mod conformance;
+mod containment;
 mod counters;
 mod error;
 mod hca;
@@ -44,6 +45,7 @@ mod types;
 mod work;
 
 pub use attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
+pub use containment::EndOnPanic;
 pub use counters::{Count, Counter, Kind, Unit};
 pub use error::{CqOverrun, IndexError, QpTransitionError, QueueError, VerbsError};
 pub use hca::{

@@ -1,10 +1,13 @@
 //! One client from its first message to its last.
 
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
 use log::debug;
+use pvrdma_verbs::EndOnPanic;
 use rustix::io::Errno;
 use serde_json::Value;
 
@@ -25,8 +28,24 @@ const KEPT_BUFFER: usize = 64 << 10;
 
 impl Endpoint {
     /// Serves one client on the calling thread until it goes. For a caller that accepts clients by itself.
+    ///
+    /// The device is as new afterwards and holds nothing of the client's, also after a panic: that is a bug of ours, and
+    /// ends the connection.
     pub fn serve(&self, stream: &UnixStream) {
-        Connection::new(self, stream).run();
+        let mut connection = Connection::new(self, stream);
+        // What several guests share ends the process if a panic may have torn it. The rest is this device, of which the
+        // reset leaves nothing.
+        let served = catch_unwind(AssertUnwindSafe(|| connection.run()));
+        let _guard = EndOnPanic::new("the clean-up after a client");
+        if served.is_err() {
+            self.stats.counters.client_connections_panicked.increment();
+            self.error(format_args!("connection closed by a panic: the device is reset"));
+        }
+        // Before the clean-up, so that whoever comes next is not sent away meanwhile. Fails if the client was faster.
+        let _ = stream.shutdown(Shutdown::Both);
+        self.function.reset();
+        connection.dma.clear();
+        self.irqs.clear();
     }
 }
 
@@ -63,8 +82,8 @@ impl<'a> Connection<'a> {
         }
     }
 
-    /// Serves the client until it goes. The device is as new afterwards and holds nothing of the client's.
-    fn run(mut self) {
+    /// Serves the client until it goes.
+    fn run(&mut self) {
         let mut receiver = Receiver::new(self.stream);
         match self.serve(&mut receiver) {
             Ok(()) => self.endpoint.info(format_args!("client disconnected")),
@@ -77,11 +96,6 @@ impl<'a> Connection<'a> {
                 self.endpoint.warn(format_args!("connection closed: {error}"));
             }
         }
-        // Before the clean-up, so that whoever comes next is not sent away meanwhile.
-        receiver.shut_down();
-        self.endpoint.function.reset();
-        self.dma.clear();
-        self.endpoint.irqs.clear();
     }
 
     fn serve(&mut self, receiver: &mut Receiver<'_>) -> Result<(), ConnectionError> {

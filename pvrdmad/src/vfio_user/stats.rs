@@ -13,6 +13,8 @@ counters! {
         client_connections_turned_away,
         /// Connections that we ended because of what the client did, or because we were too slow.
         client_connections_broken,
+        /// Connections that ended by a bug of ours; their devices were reset at once.
+        client_connections_panicked,
         /// Messages received.
         client_messages,
         /// Messages that wanted no answer. Not 0 means that a client posts writes, which the driver does not survive
