@@ -37,7 +37,7 @@ pub struct RxeHca {
     /// Domains are told apart by their numbers alone, so that none may come twice.
     next_pd: AtomicU64,
     /// Keeps the workers.
-    _shared: Arc<Shared>,
+    shared: Arc<Shared>,
 }
 
 /// An adapter at one moment.
@@ -67,7 +67,7 @@ impl RxeHca {
             cqs: Quota::new(MAX_CQ, "completion queue"),
             srqs: Quota::new(MAX_SRQ, "shared receive queue"),
             next_pd: AtomicU64::new(0),
-            _shared: shared,
+            shared,
         }
     }
 
@@ -101,7 +101,7 @@ impl Hca for RxeHca {
             return Err(VerbsError::Invalid("VLAN"));
         }
         // The VLAN of the port is not the guest's to leave.
-        let vlan = self.fabric.port.as_ref().and_then(|port| port.vlan()).or(vlan);
+        let vlan = self.shared.vlan.access().or(vlan);
         self.fabric.directory.set_gid(&self.node, index, Some(BoundGid { gid, kind, vlan }))
     }
 

@@ -12,7 +12,7 @@ use pvrdma_ibverbs::Ibverbs;
 use pvrdma_rxe::{Rxe, RxeConfig};
 use pvrdma_verbs::Backend;
 
-use crate::config::{BackendSpec, Config, Device, Pin, Roce};
+use crate::config::{self, BackendSpec, Config, Device, Pin, Roce};
 use crate::control::ControlServer;
 use crate::control_access::ControlAccess;
 use crate::control_path;
@@ -43,24 +43,17 @@ impl Daemon {
         // All sockets first: they are what fails most often.
         let control = control_socket(config)?;
         let sockets = device_sockets(config)?;
-        let (networks, rxe, mut served) = match &config.backend {
-            BackendSpec::Rxe => {
-                let backend = Rxe::new(RxeConfig::default()).context("backend rxe")?;
-                // Before the devices, which look for theirs when their drivers start.
-                (networks(config, &backend)?, Some(backend.clone()), serve_all(config, sockets, &backend)?)
-            }
-            BackendSpec::Ibverbs(spec) => {
-                let backend = Ibverbs::new(spec.clone()).context("backend ibverbs")?;
-                (Vec::new(), None, serve_all(config, sockets, &backend)?)
-            }
-        };
-        for ((_, reporter), network) in served.iter_mut().zip(&networks) {
-            (reporter.network, reporter.rxe) = (network.clone(), rxe.clone());
-        }
+        let served = serve_networks(config, sockets)?;
+        let networks = served.iter().map(|(_, reporter)| reporter.network.clone()).collect();
         let (servers, reporters): (Vec<_>, Vec<_>) = served.into_iter().unzip();
         let (started, kind) = (Instant::now(), config.backend.to_string());
-        let macs: Vec<_> =
-            config.devices.iter().map(|device| (device.config.name.clone(), device.config.mac)).collect();
+        let macs: Vec<_> = config
+            .devices()
+            .zip(&reporters)
+            .map(|((_, device), reporter): (_, &Reporter)| {
+                (device.config.name.clone(), (device.config.mac, reporter.rxe.clone()))
+            })
+            .collect();
         let reporters: Arc<[Reporter]> = reporters.into();
         let control = control
             .map(|socket| {
@@ -70,8 +63,8 @@ impl Daemon {
                     let reporter = reporter.ok_or_else(|| format!("there is no device '{device}'"))?;
                     Ok(reporter.function.device_objects(object))
                 };
-                // What the configuration says of the socket, once it says something.
-                let access = Arc::new(ControlAccess::new(SocketAccess::default(), true));
+                let access = config.control.as_ref().map(|control| control.access).unwrap_or_default();
+                let access = Arc::new(ControlAccess::new(access, config.captures.is_on()));
                 let asked = Arc::clone(&access);
                 let status = move || DaemonStatus {
                     version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -83,7 +76,7 @@ impl Daemon {
                     devices: reporters.iter().map(Reporter::report).collect(),
                 };
                 let capture = move |device: &str, config| {
-                    let (_, mac) = macs
+                    let (_, (mac, rxe)) = macs
                         .iter()
                         .find(|(name, _)| name == device)
                         .ok_or_else(|| format!("there is no device '{device}' (the devices are {})", names(&macs)))?;
@@ -102,17 +95,16 @@ impl Daemon {
 /// A socket for each device.
 fn device_sockets(config: &Config) -> Result<Vec<SocketFile>> {
     let bind = |device: &Device| {
-        SocketFile::bind(&device.socket, SocketAccess::default())
-            .with_context(|| format!("device {}", device.config.name))
+        SocketFile::bind(&device.socket, device.access).with_context(|| format!("device {}", device.config.name))
     };
-    config.devices.iter().map(bind).collect()
+    config.devices().map(|(_, device)| bind(device)).collect()
 }
 
 /// Says that everything runs: a line in the log, and one for each device.
 fn announce(config: &Config, ready: &mut dyn Write) {
     // Log: once, at the start.
     info!("{}", start_line(config));
-    for device in &config.devices {
+    for (_, device) in config.devices() {
         // Whoever started us may not want to read this.
         let _ = writeln!(ready, "{}", ready_line(device));
     }
@@ -121,8 +113,8 @@ fn announce(config: &Config, ready: &mut dyn Write) {
 
 /// The control socket, if there is to be one. That a place nobody chose cannot be had is no reason not to serve.
 fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
-    if let Some(path) = &config.control {
-        return SocketFile::bind(path, SocketAccess::default()).map(Some).context("control socket");
+    if let Some(control) = &config.control {
+        return SocketFile::bind(&control.path, control.access).map(Some).context("control socket");
     }
     let path = match control_path::for_daemon() {
         Ok(Some(path)) => path,
@@ -154,29 +146,54 @@ fn names<T>(devices: &[(String, T)]) -> String {
 
 /// What runs here, for the log.
 fn start_line(config: &Config) -> String {
-    let devices: Vec<_> = config.devices.iter().map(|device| device.config.name.as_str()).collect();
+    let devices: Vec<_> = config.devices().map(|(_, device)| device.config.name.as_str()).collect();
     format!("pvrdmad {}: backend {}, devices {}", env!("CARGO_PKG_VERSION"), config.backend, devices.join(", "))
 }
 
-/// The devices' connections to the network, one place for each device.
-fn networks(config: &Config, backend: &Rxe) -> Result<Vec<Option<Arc<Network>>>> {
-    let devices = config.devices.iter();
+/// All devices, each network on a backend of its own.
+fn serve_networks(config: &Config, sockets: Vec<SocketFile>) -> Result<Vec<(Server, Reporter)>> {
+    let mut sockets = sockets.into_iter();
+    let mut served = Vec::new();
+    for network in &config.networks {
+        let sockets = sockets.by_ref().take(network.devices.len()).collect();
+        match &config.backend {
+            BackendSpec::Rxe => {
+                let backend = RxeConfig { vlan: network.vlan, ..RxeConfig::default() };
+                let backend = Rxe::new(backend).context("backend rxe")?;
+                // Before the devices, which look for theirs when their drivers start.
+                let links = links(network, &backend)?;
+                for ((server, mut reporter), link) in serve_all(network, sockets, &backend)?.into_iter().zip(links) {
+                    (reporter.network, reporter.rxe) = (link, Some(backend.clone()));
+                    served.push((server, reporter));
+                }
+            }
+            BackendSpec::Ibverbs(spec) => {
+                let backend = Ibverbs::new(spec.clone()).context("backend ibverbs")?;
+                served.extend(serve_all(network, sockets, &backend)?);
+            }
+        }
+    }
+    Ok(served)
+}
+
+/// The devices' connections to their network, one place for each device.
+fn links(network: &config::Network, backend: &Rxe) -> Result<Vec<Option<Arc<Network>>>> {
+    let devices = network.devices.iter();
     devices
         .map(|device| {
-            let start = |network| Network::start(network, device.config.mac, backend).map(Arc::new);
-            let network = device.network.as_ref().map(start).transpose();
-            network.with_context(|| format!("device {}", device.config.name))
+            let link = Network::start(network, device, backend);
+            Ok(link.with_context(|| format!("device {}", device.config.name))?.map(Arc::new))
         })
         .collect()
 }
 
-/// All devices, on one backend.
+/// All devices of a network, on its backend.
 fn serve_all<B: Backend + 'static>(
-    config: &Config,
+    network: &config::Network,
     sockets: Vec<SocketFile>,
     backend: &B,
 ) -> Result<Vec<(Server, Reporter)>> {
-    let pairs = config.devices.iter().zip(sockets);
+    let pairs = network.devices.iter().zip(sockets);
     pairs
         .map(|(device, socket)| {
             serve(device, socket, backend).with_context(|| format!("device {}", device.config.name))

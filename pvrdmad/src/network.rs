@@ -11,7 +11,7 @@ use pvrdma_ether_link::vxlan::VxlanLink;
 use pvrdma_rxe::{MonotonicClock, PortConfig, Rxe, Uplink};
 use pvrdma_verbs::{Counter, MacAddr};
 
-use crate::config::{LinkSpec, NetworkSpec};
+use crate::config::{self, Device, LinkSpec};
 use crate::socket::{DatagramFile, SocketAccess, SocketFile, bind_datagram};
 
 /// A device's connection to the network. Dropping it takes the cables out and removes the sockets.
@@ -24,21 +24,22 @@ pub(crate) struct Network {
 }
 
 impl Network {
-    /// Opens the links and connects the device with this address.
+    /// Opens the links of a device and connects it, if its network has an uplink.
     ///
     /// # Errors
     /// A socket cannot be made.
-    pub(crate) fn start(spec: &NetworkSpec, mac: MacAddr, backend: &Rxe) -> Result<Self> {
-        let mut files = Vec::new();
-        let uplink = open(&spec.uplink, mac, &mut files).context("uplink")?;
+    pub(crate) fn start(spec: &config::Network, device: &Device, backend: &Rxe) -> Result<Option<Self>> {
+        let Some(uplink) = &spec.uplink else { return Ok(None) };
+        let (mac, mut files) = (device.config.mac, Vec::new());
+        let uplink = open(uplink, mac, &mut files).context("uplink")?;
         let uplink = match spec.fault {
             Some(fault) => fault.wrap(uplink),
             None => uplink,
         };
-        let nic = spec.nic.as_ref().map(|nic| open(nic, mac, &mut files)).transpose().context("nic")?;
-        let port = PortConfig { uplink, nic, mtu: spec.mtu, rules: spec.rules.clone() };
+        let nic = device.nic.as_ref().map(|nic| open(nic, mac, &mut files)).transpose().context("nic")?;
+        let port = PortConfig { uplink, nic, mtu: spec.mtu, rules: device.rules.clone() };
         let uplink = backend.plug(mac, port).context("uplink")?;
-        Ok(Self { uplink, mtu: spec.mtu, _files: files })
+        Ok(Some(Self { uplink, mtu: spec.mtu, _files: files }))
     }
 
     /// Bytes of an IP packet that the network carries.

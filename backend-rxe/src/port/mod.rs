@@ -23,7 +23,7 @@ use serde::Serialize;
 use crate::capture::{CaptureLink, Point};
 use classify::is_for_rdma;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
-use policy::{PortRules, Violation};
+use policy::{Policy, PortRules, Violation, VlanMode};
 use pvrdma_ether_link::{Frames, Link};
 use pvrdma_roce::{Congestion, EgressMarking, ReorderBudget};
 use tx_queue::{TxQueue, TxQueueInspect};
@@ -69,7 +69,7 @@ pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
 pub(crate) struct Port {
     mac: MacAddr,
     mtu: u32,
-    rules: PortRules,
+    policy: Policy,
     pub(crate) uplink: TxQueue,
     nic: Option<TxQueue>,
     pub(crate) counters: PortCounters,
@@ -122,11 +122,11 @@ impl Port {
         }
     }
 
-    pub(crate) fn new(mac: MacAddr, config: PortConfig, point: Arc<Point>) -> io::Result<Self> {
+    pub(crate) fn new(mac: MacAddr, vlan: VlanMode, config: PortConfig, point: Arc<Point>) -> io::Result<Self> {
         Ok(Self {
             mac,
             mtu: config.mtu,
-            rules: config.rules,
+            policy: Policy { mac, vlan, rules: config.rules },
             uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point))),
             nic: config.nic.map(TxQueue::new),
             counters: PortCounters::default(),
@@ -143,18 +143,18 @@ impl Port {
     }
 
     /// The VLAN that everything behind the port is in.
-    pub(crate) const fn vlan(&self) -> Option<u16> {
-        self.rules.vlan
+    const fn vlan(&self) -> Option<u16> {
+        self.policy.vlan.access()
     }
 
     /// How the packets of queue pairs are marked.
     pub(crate) fn marks(&self) -> EgressMarking {
-        self.rules.marks()
+        self.policy.marks()
     }
 
     /// Parameters of congestion control, if it is on.
     pub(crate) const fn congestion(&self) -> Option<&Congestion> {
-        self.rules.congestion.as_ref()
+        self.policy.rules.congestion.as_ref()
     }
 
     /// A responder that waited may send its responses.
@@ -236,7 +236,7 @@ impl Port {
             let taken =
                 is_for_rdma(frame, self.mac) && inbox.as_mut().is_some_and(|receiver| receiver.receive(self, frame));
             if !taken {
-                self.count_violation(self.rules.incoming(frame, &mut passed));
+                self.count_violation(self.policy.incoming(frame, &mut passed));
             }
         }
         let resumed = std::mem::take(&mut *self.resumed.lock());
@@ -247,10 +247,10 @@ impl Port {
             frames.clear();
             nic.link.receive(&mut frames, RECEIVE);
             busy |= !frames.is_empty();
-            if !frames.iter().all(|frame| self.rules.passes_as_it_is(frame, self.mac)) {
+            if !frames.iter().all(|frame| self.policy.passes_as_it_is(frame)) {
                 passed.clear();
                 for frame in frames.iter() {
-                    self.count_violation(self.rules.outgoing(frame, self.mac, &mut passed));
+                    self.count_violation(self.policy.outgoing(frame, &mut passed));
                 }
                 std::mem::swap(&mut frames, &mut passed);
             }

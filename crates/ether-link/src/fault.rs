@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_verbs::{Counter, MacAddr};
+use serde::{Deserialize, Serialize};
 
 use super::{Frames, Link, LinkInspect, Readiness};
 
@@ -20,7 +21,7 @@ const LATER: Duration = Duration::from_millis(2);
 const MAX_HELD: usize = 4096;
 
 /// How often each fault happens to a frame, in hundredths of a percent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Faults {
     /// The frame is lost.
     pub loss: u16,

@@ -36,6 +36,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pvrdma_verbs::{Count, Counter, LogLimit, Snapshot};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub(crate) use self::counters::all_counters;
@@ -62,7 +63,7 @@ pub const IPV4_OVERHEAD: u32 = 14 + 8 + 8 + 20;
 pub const IPV6_OVERHEAD: u32 = 14 + 8 + 8 + 40;
 
 /// One end of a tunnel.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VxlanConfig {
     /// Where datagrams come, and from which address they are sent.
     pub local: SocketAddr,
