@@ -42,6 +42,16 @@ pub enum Command {
     /// Prints the reference page of the configuration.
     #[command(hide = true)]
     Reference,
+    /// Serves one network; a running daemon starts these.
+    #[command(hide = true)]
+    Worker(WorkerArgs),
+}
+
+/// Arguments of `worker`.
+#[derive(Args, Debug)]
+pub struct WorkerArgs {
+    /// Name of the network, for lists of processes.
+    pub network: String,
 }
 
 /// What to serve.
@@ -60,13 +70,13 @@ pub struct ServeArgs {
     #[arg(long, value_name = "PATH", long_help = help::control())]
     pub control: Option<ControlSpec>,
     /// What has a process of its own [default: network]
-    #[arg(long, value_enum, value_name = "WHAT")]
+    #[arg(long, value_enum, value_name = "network|none", hide_possible_values = true)]
     pub isolate: Option<Isolate>,
     /// Whether these processes are kept from the rest of the host [default: on]
-    #[arg(long, value_enum, value_name = "MODE")]
+    #[arg(long, value_enum, value_name = "on|off|strict", hide_possible_values = true)]
     pub sandbox: Option<SandboxMode>,
     /// Whether packets may be captured [default: on]
-    #[arg(long, value_enum, value_name = "on|off")]
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true)]
     pub captures: Option<Switch>,
     /// Configuration file; the command line wins.
     #[arg(long, value_name = "FILE.toml")]

@@ -1,4 +1,5 @@
-//! The control socket: one JSON object in a line asks, one answers.
+//! The control socket: one JSON object in a line asks, one answers. The objects are [`Request`]s, with their `version` if
+//! they like; those that only a worker takes are refused.
 //!
 //! `{"request":"status"}` is answered with `{"ok":…}`, `{"request":"show","device":"vm0","object":"qp"}` with
 //! `{"objects":[…]}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`, and from there on the
@@ -7,9 +8,11 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -18,19 +21,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use log::{debug, error};
 use pvrdma_dev::ObjectKind;
-use pvrdma_rxe::capture::{Capture, CaptureConfig};
 use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::capture::stream::{self, Streams};
 use crate::control_access::ControlAccess;
+use crate::protocol::{Reply, Request, VERSION, printable, printable_text};
 use crate::socket::{SocketFile, user};
-use crate::status::DaemonStatus;
+use crate::status::{DaemonStatus, by_name};
+use crate::supervisor::Supervisor;
+
+/// In front of lines of the log.
+const SUBJECT: &str = "control socket";
 
 /// Longest question.
 const MAX_REQUEST: usize = 4096;
@@ -38,48 +43,17 @@ const MAX_REQUEST: usize = 4096;
 /// Longest answer that the asking side takes.
 const MAX_RESPONSE: usize = 64 << 20;
 
-/// Questions are answered one after the other, so nobody may keep the line for longer.
+/// There are only so many connections, so nobody may keep one for longer.
 const CONNECTION_TIME: Duration = Duration::from_secs(2);
 
 /// How long the asking side waits.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A question.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "request", rename_all = "lowercase", deny_unknown_fields)]
-enum Request {
-    /// What the daemon does.
-    Status {},
-    /// The objects of a device.
-    Show {
-        /// Which device.
-        device: String,
-        /// Which objects.
-        object: ObjectKind,
-    },
-    /// What goes over a device.
-    Capture {
-        /// Which device.
-        device: String,
-        /// Bytes of a frame that are kept.
-        #[serde(default)]
-        snaplen: Option<u32>,
-    },
-}
+/// Connections at a time. More are closed at once: nobody waits behind somebody who says nothing.
+const MAX_CONNECTIONS: usize = 16;
 
-/// An answer.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Response {
-    /// As asked.
-    Ok(Box<DaemonStatus>),
-    /// Objects as data.
-    Objects(Value),
-    /// A capture follows.
-    Capturing {},
-    /// Not understood.
-    Error(String),
-}
+/// What is said to a [`Request`] here.
+type Response = Reply<DaemonStatus>;
 
 /// Answers questions until dropped.
 #[derive(Debug)]
@@ -93,41 +67,10 @@ impl ControlServer {
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub(crate) fn start(
-        socket: SocketFile,
-        access: Arc<ControlAccess>,
-        status: impl Fn() -> DaemonStatus + Send + 'static,
-        show: impl Fn(&str, ObjectKind) -> Result<Value, String> + Send + 'static,
-        capture: impl Fn(&str, CaptureConfig) -> Result<Capture, String> + Send + 'static,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(socket: SocketFile, access: ControlAccess, supervisor: Arc<Supervisor>) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let stopped = stop.try_clone()?;
-        let thread = threads::spawn(ThreadKind::Supervisor, "control", move || {
-            let mut server = Server {
-                stop: stopped,
-                log: LogLimit::new(),
-                access,
-                status,
-                show,
-                capture,
-                streams: Streams::default(),
-            };
-            let far = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
-            while wait(&server.stop, &socket.listener(), far) {
-                match socket.listener().accept() {
-                    Ok((stream, _)) if !server.access.admits(&stream) => {}
-                    Ok((stream, _)) => {
-                        if let Err(error) = server.serve(stream) {
-                            debug!("control connection: {error}");
-                        }
-                    }
-                    Err(error) => {
-                        server.log.error("control socket", format_args!("cannot accept a connection: {error}"));
-                        thread::sleep(Duration::from_millis(100));
-                    }
-                }
-            }
-        })?;
+        let server = Arc::new(Server { stop: stop.try_clone()?, access, log: LogLimit::new(), supervisor });
+        let thread = threads::spawn(ThreadKind::Supervisor, "control", move || accept(&socket, &server))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
@@ -140,6 +83,44 @@ impl Drop for ControlServer {
         {
             // Log: the last of this thread.
             error!("the control thread panicked");
+        }
+    }
+}
+
+/// Has a thread for each connection, until it is time to stop.
+fn accept(socket: &SocketFile, server: &Arc<Server>) {
+    let far = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
+    let mut connections: Vec<JoinHandle<()>> = Vec::new();
+    while wait(&server.stop, &socket.listener(), far) {
+        connections.retain(|connection| !connection.is_finished());
+        match socket.listener().accept() {
+            Ok(_) if connections.len() >= MAX_CONNECTIONS => debug!("too many control connections"),
+            Ok((stream, _)) if !server.access.admits(&stream) => {}
+            Ok((stream, _)) => {
+                let shared = Arc::clone(server);
+                let thread = threads::spawn(ThreadKind::Supervisor, "control client", move || {
+                    // A bug that somebody finds here does not end the networks: only the connection is his.
+                    match catch_unwind(AssertUnwindSafe(|| shared.serve(stream))) {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => debug!("control connection: {error}"),
+                        Err(_) => shared.log.error(SUBJECT, format_args!("a connection ends by a panic")),
+                    }
+                });
+                match thread {
+                    Ok(thread) => connections.push(thread),
+                    Err(error) => server.log.error(SUBJECT, format_args!("no thread for a connection: {error}")),
+                }
+            }
+            Err(error) => {
+                server.log.error(SUBJECT, format_args!("cannot accept a connection: {error}"));
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+    for connection in connections {
+        if connection.join().is_err() {
+            // Log: the last of this thread.
+            error!("the thread of a control connection panicked");
         }
     }
 }
@@ -157,24 +138,17 @@ fn wait(stop: &OwnedFd, source: &impl AsFd, deadline: Instant) -> bool {
     }
 }
 
-/// What the thread has.
-struct Server<S, W, C> {
+/// What the threads share.
+#[derive(Debug)]
+struct Server {
     stop: OwnedFd,
+    access: ControlAccess,
     log: LogLimit,
-    access: Arc<ControlAccess>,
-    status: S,
-    show: W,
-    capture: C,
-    streams: Streams,
+    supervisor: Arc<Supervisor>,
 }
 
-impl<S, W, C> Server<S, W, C>
-where
-    S: Fn() -> DaemonStatus,
-    W: Fn(&str, ObjectKind) -> Result<Value, String>,
-    C: Fn(&str, CaptureConfig) -> Result<Capture, String>,
-{
-    fn serve(&mut self, stream: UnixStream) -> io::Result<()> {
+impl Server {
+    fn serve(&self, stream: UnixStream) -> io::Result<()> {
         let deadline = Instant::now() + CONNECTION_TIME;
         stream.set_write_timeout(Some(CONNECTION_TIME))?;
         let mut line = Vec::new();
@@ -187,13 +161,10 @@ where
             line.extend_from_slice(chunk.get(..count).unwrap_or_default());
             while let Some(end) = line.iter().position(|&byte| byte == b'\n') {
                 let rest = line.split_off(end.saturating_add(1));
-                let response = match serde_json::from_slice(&line) {
-                    Ok(Request::Status {}) => Response::Ok(Box::new((self.status)())),
-                    Ok(Request::Show { device, object }) => {
-                        (self.show)(&device, object).map_or_else(Response::Error, Response::Objects)
-                    }
-                    Ok(Request::Capture { device, snaplen }) => return self.start_capture(stream, device, snaplen),
-                    Err(error) => Response::Error(error.to_string()),
+                let response = match parse(&line) {
+                    Ok(Request::Capture { device, snaplen }) => return self.capture(stream, &device, snaplen),
+                    Ok(request) => self.answer(request),
+                    Err(problem) => Response::Error(problem),
                 };
                 send(&stream, &response)?;
                 line = rest;
@@ -205,20 +176,44 @@ where
         Ok(())
     }
 
-    /// Hands the connection to a thread of its own.
-    fn start_capture(&mut self, stream: UnixStream, device: String, snaplen: Option<u32>) -> io::Result<()> {
-        let started = self.access.permits_capture(&device).and_then(|()| {
-            let config = stream::config(snaplen)?;
-            Ok((config, (self.capture)(&device, config)?))
-        });
-        match started {
-            Ok((config, capture)) => {
-                send(&stream, &Response::Capturing {})?;
-                self.streams.start(stream, device, config.snaplen, capture)
+    fn answer(&self, request: Request) -> Response {
+        match request {
+            Request::Status {} => {
+                let control = by_name(&self.access.counters.list());
+                Response::Ok(Box::new(DaemonStatus { control, ..self.supervisor.status() }))
             }
-            Err(problem) => send(&stream, &Response::Error(problem)),
+            Request::Show { device, object } => {
+                self.supervisor.show(&device, object).map_or_else(Response::Error, Response::Objects)
+            }
+            _ => Response::Error("not on this socket".to_owned()),
         }
     }
+
+    /// Hands the connection to the worker of the device's network, which answers.
+    fn capture(&self, stream: UnixStream, device: &str, snaplen: Option<u32>) -> io::Result<()> {
+        let to = stream.as_fd().try_clone_to_owned()?;
+        let permitted = self.access.permits_capture(device);
+        match permitted.and_then(|()| self.supervisor.capture(device, snaplen, to)) {
+            Ok(()) => Ok(()),
+            Err(problem) => {
+                let sent = send(&stream, &Response::Error(problem));
+                // A worker that did not reply in time may have it all the same.
+                stream.shutdown(Shutdown::Both)?;
+                sent
+            }
+        }
+    }
+}
+
+/// A request in a line: an object with its members and, if it says so, the version that it is of.
+fn parse(line: &[u8]) -> Result<Request, String> {
+    let wrong = |error: serde_json::Error| error.to_string();
+    let mut members: Map<String, Value> = serde_json::from_slice(line).map_err(wrong)?;
+    if let Some(version) = members.remove("version").filter(|version| *version != VERSION) {
+        return Err(format!("this daemon speaks version {VERSION}, not {version}"));
+    }
+    let request: Request = serde_json::from_value(Value::Object(members)).map_err(wrong)?;
+    if request.is_internal() { Err("not on this socket".to_owned()) } else { Ok(request) }
 }
 
 fn send(mut stream: &UnixStream, response: &Response) -> io::Result<()> {
@@ -246,7 +241,7 @@ pub fn ask_status(path: &Path) -> Result<DaemonStatus> {
 pub fn ask_objects(path: &Path, device: &str, object: ObjectKind) -> Result<Value> {
     let (_, response) = ask(path, &Request::Show { device: device.to_owned(), object })?;
     match response {
-        Response::Objects(objects) => Ok(objects),
+        Response::Objects(objects) => Ok(printable(serde_json::from_str(objects.get())?)),
         _ => bail!("{}: the answer is not understood", path.display()),
     }
 }
@@ -271,7 +266,9 @@ fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
         let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let mut request = serde_json::to_vec(request)?;
+        let Value::Object(mut members) = serde_json::to_value(request)? else { bail!("no request") };
+        members.insert("version".to_owned(), VERSION.into());
+        let mut request = serde_json::to_vec(&members)?;
         request.push(b'\n');
         (&stream).write_all(&request)?;
         let answer = read_line(&stream)?;
@@ -280,7 +277,7 @@ fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
             bail!("this is the socket of a device, for its VMM; use the control socket");
         }
         match serde_json::from_slice(&answer).context("the answer is not understood")? {
-            Response::Error(problem) => bail!("the daemon refused: {problem}"),
+            Response::Error(problem) => bail!("the daemon refused: {}", printable_text(&problem)),
             response => Ok((stream, response)),
         }
     };

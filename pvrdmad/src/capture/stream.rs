@@ -17,6 +17,7 @@ use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use super::pcapng::File;
+use crate::protocol::Reply;
 
 /// Whoever may ask may ask for any number of captures.
 static LOG: LogLimit = LogLimit::new();
@@ -50,7 +51,8 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Writes what `capture` sees of `device` to `stream`, until the other side says or closes anything.
+    /// Says to `stream` that a capture follows, and writes what `capture` sees of `device` there, until the other side
+    /// says or closes anything.
     pub(crate) fn start(
         &mut self,
         stream: UnixStream,
@@ -117,6 +119,10 @@ impl Write for &Patient<'_> {
 
 fn run(out: &Patient<'_>, device: &str, snaplen: usize, capture: &Capture) -> io::Result<()> {
     let snaplen = u32::try_from(snaplen).unwrap_or(u32::MAX);
+    let mut line = serde_json::to_vec(&Reply::<()>::Capturing {})?;
+    line.push(b'\n');
+    let mut to = out;
+    to.write_all(&line)?;
     let mut file = File::begin(BufWriter::with_capacity(CHUNK, out), device, snaplen)?;
     file.flush()?;
     let mut batch = Batch::default();

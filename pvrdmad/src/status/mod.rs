@@ -7,6 +7,9 @@ mod show;
 mod table;
 
 pub(crate) use self::report::by_name;
-pub use self::report::{CaptureReport, ClientReport, DaemonStatus, DeviceReport, MemoryReport, NetworkReport};
+pub use self::report::{
+    CaptureReport, ClientReport, DaemonStatus, DeviceReport, MemoryReport, NetworkReport, NetworkState, NetworkStatus,
+    WorkerStatus,
+};
 pub(crate) use self::reporter::Reporter;
 pub use self::show::render_objects;

@@ -3,7 +3,7 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -25,20 +25,22 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Server {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
+    /// The socket's file, if it is ours. Gone once the thread has ended.
+    file: Option<SocketFile>,
 }
 
 impl Server {
-    /// Starts serving. The socket is listening already.
+    /// Starts serving at a socket that listens already, and whose file is somebody else's.
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub(crate) fn start(socket: SocketFile, endpoint: Endpoint) -> io::Result<Self> {
+    pub fn start(listener: UnixListener, endpoint: Endpoint) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
         let thread = threads::spawn(ThreadKind::Accept, format!("{} accept", endpoint.name), move || {
-            Acceptor { socket, endpoint: Arc::new(endpoint), client: None }.run(&stopped);
+            Acceptor { listener, endpoint: Arc::new(endpoint), client: None }.run(&stopped);
         })?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop, thread: Some(thread), file: None })
     }
 
     /// Makes a socket and starts serving there.
@@ -46,7 +48,10 @@ impl Server {
     /// # Errors
     /// The socket cannot be made.
     pub fn listen(path: &Path, endpoint: Endpoint) -> anyhow::Result<Self> {
-        Ok(Self::start(SocketFile::bind(path, SocketAccess::default())?, endpoint)?)
+        let file = SocketFile::bind(path, SocketAccess::default())?;
+        let mut server = Self::start(file.listener().try_clone()?, endpoint)?;
+        server.file = Some(file);
+        Ok(server)
     }
 }
 
@@ -63,6 +68,7 @@ impl Drop for Server {
             // Log: the last of this thread.
             error!("a server thread panicked");
         }
+        self.file = None;
     }
 }
 
@@ -91,7 +97,7 @@ impl Client {
 }
 
 struct Acceptor {
-    socket: SocketFile,
+    listener: UnixListener,
     endpoint: Arc<Endpoint>,
     client: Option<Client>,
 }
@@ -99,7 +105,7 @@ struct Acceptor {
 impl Acceptor {
     fn run(mut self, stop: &OwnedFd) {
         loop {
-            let listener = self.socket.listener().as_fd();
+            let listener = self.listener.as_fd();
             let mut poll = [PollFd::new(stop, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
             match rustix::event::poll(&mut poll, None) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -116,7 +122,7 @@ impl Acceptor {
             if connecting.revents().is_empty() {
                 continue;
             }
-            match self.socket.listener().accept() {
+            match self.listener.accept() {
                 Ok((stream, _)) => self.admit(stream),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
