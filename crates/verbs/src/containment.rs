@@ -19,21 +19,25 @@ use crate::threads::ThreadKind;
 /// Ends the process if it is dropped by a panic. It guards what several guests share.
 #[derive(Debug)]
 #[must_use]
-pub struct EndOnPanic(&'static str);
+pub struct EndOnPanic {
+    what: &'static str,
+    /// It was made while a panic that began elsewhere cleans up.
+    late: bool,
+}
 
 impl EndOnPanic {
     /// Guards what the log is to call `what`.
     #[inline]
-    pub const fn new(what: &'static str) -> Self {
-        Self(what)
+    pub fn new(what: &'static str) -> Self {
+        Self { what, late: panicking() }
     }
 }
 
 impl Drop for EndOnPanic {
     #[inline]
     fn drop(&mut self) {
-        if panicking() {
-            end(self.0);
+        if panicking() && !self.late {
+            end(self.what);
         }
     }
 }
