@@ -23,6 +23,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use pvrdma_dev::ObjectKind;
+use pvrdma_ether_link::vxlan::VxlanPorts;
 use serde_json::value::RawValue;
 
 use self::network::Network;
@@ -52,7 +53,8 @@ impl Supervisor {
 
     fn with_timing(config: &Config, program: Option<&Program>, timing: Timing) -> Result<Self> {
         // All sockets first: they are what fails most often.
-        let plans = config.networks.iter().map(|network| Plan::new(config, network, timing).map(Arc::new));
+        let tunnels = VxlanPorts::default();
+        let plans = config.networks.iter().map(|network| Plan::new(config, network, timing, &tunnels).map(Arc::new));
         let plans = plans.collect::<Result<Vec<_>>>()?;
         let networks = plans.into_iter().map(|plan| {
             let name = plan.name().to_owned();

@@ -6,6 +6,7 @@ use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
+use pvrdma_ether_link::vxlan::VxlanPorts;
 
 use super::connection::{CallError, reply_by};
 use super::plan::{Plan, Program};
@@ -45,8 +46,13 @@ impl Plan {
     ///
     /// # Errors
     /// One cannot be had, or the host's addresses cannot be changed.
-    pub(super) fn new(config: &Config, network: &Description, timing: Timing) -> Result<Self> {
-        let sockets = NetworkSockets::open(network)?;
+    pub(super) fn new(
+        config: &Config,
+        network: &Description,
+        timing: Timing,
+        tunnels: &VxlanPorts,
+    ) -> Result<Self> {
+        let sockets = NetworkSockets::open(network, tunnels)?;
         let addresses = match &config.backend {
             crate::config::BackendSpec::Ibverbs(spec) => {
                 pvrdma_ibverbs::host_addresses(spec).map_err(|problem| anyhow!("{}: {problem}", spec.device))?

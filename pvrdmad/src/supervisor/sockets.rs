@@ -8,7 +8,8 @@ use anyhow::{Context, Result};
 use pvrdma_ether_link::af_packet::{AfPacketSocket, VlanFilter};
 use pvrdma_ether_link::tap::{TapConnector, attach};
 use pvrdma_ether_link::unix::{PathConnector, ready_datagram, ready_listener};
-use pvrdma_ether_link::{Connector, NoConnector, vxlan};
+use pvrdma_ether_link::vxlan::{VxlanPorts, VxlanSockets};
+use pvrdma_ether_link::{Connector, NoConnector};
 use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::MacAddr;
 
@@ -36,13 +37,13 @@ impl NetworkSockets {
     ///
     /// # Errors
     /// One of them cannot be had; those that were made are gone again.
-    pub(super) fn open(network: &Network) -> Result<Self> {
+    pub(super) fn open(network: &Network, tunnels: &VxlanPorts) -> Result<Self> {
         let devices = network.devices.iter().map(|device| {
-            DeviceSockets::open(device, network).with_context(|| format!("device {}", device.config.name))
+            DeviceSockets::open(device, network, tunnels).with_context(|| format!("device {}", device.config.name))
         });
         let devices = devices.collect::<Result<_>>()?;
         let macs: Vec<_> = network.devices.iter().map(|device| device.config.mac).collect();
-        let open = |link| LinkSockets::open(link, &macs, network.vlan);
+        let open = |link| LinkSockets::open(link, &macs, network.vlan, tunnels);
         let uplink = network.uplink.as_ref().map(open).transpose();
         Ok(Self { uplink: uplink.with_context(|| format!("network {}: uplink", network.name))?, devices })
     }
@@ -71,9 +72,11 @@ impl NetworkSockets {
 }
 
 impl DeviceSockets {
-    fn open(device: &Device, network: &Network) -> Result<Self> {
+    fn open(device: &Device, network: &Network, tunnels: &VxlanPorts) -> Result<Self> {
         let listener = SocketFile::bind(&device.socket, device.access)?;
-        let open = |link| LinkSockets::open(link, &[device.config.mac], network.vlan);
+        // A network function of an access port sees no tags.
+        let vlan = if network.vlan == VlanMode::Trunk { VlanMode::Trunk } else { VlanMode::Untagged };
+        let open = |link| LinkSockets::open(link, &[device.config.mac], vlan, tunnels);
         Ok(Self { listener, nic: device.nic.as_ref().map(open).transpose().context("nic")? })
     }
 }
@@ -91,13 +94,15 @@ enum Kept {
     Nothing,
     Listener(OwnedFd, #[expect(dead_code, reason = "removed when it is dropped")] SocketFile),
     Datagrams(OwnedFd, #[expect(dead_code, reason = "removed when it is dropped")] DatagramFile),
-    Several(Vec<OwnedFd>),
+    Device(OwnedFd),
+    /// Beside those of other networks at the same address and port.
+    Tunnel(VxlanSockets),
     /// Its socket may be another one later.
     AfPacket(Arc<AfPacketSocket>),
 }
 
 impl LinkSockets {
-    fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode) -> Result<Self> {
+    fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
         Ok(match link {
             LinkSpec::Listen(path) => {
                 let file = SocketFile::bind(path, SocketAccess::default())?;
@@ -113,7 +118,7 @@ impl LinkSockets {
                 Self { kept: Kept::Datagrams(ready_datagram(socket)?, file), connector }
             }
             LinkSpec::Vxlan(config) => {
-                Self { kept: Kept::Several(vxlan::sockets(config)?), connector: Arc::new(NoConnector) }
+                Self { kept: Kept::Tunnel(tunnels.open(config)?), connector: Arc::new(NoConnector) }
             }
             LinkSpec::AfPacket(name) => {
                 let filter = match vlan {
@@ -126,7 +131,7 @@ impl LinkSockets {
                 Self { kept: Kept::AfPacket(Arc::clone(&socket)), connector: socket }
             }
             LinkSpec::Tap(name) => {
-                Self { kept: Kept::Several(vec![attach(name)?]), connector: Arc::new(TapConnector(name.clone())) }
+                Self { kept: Kept::Device(attach(name)?), connector: Arc::new(TapConnector(name.clone())) }
             }
         })
     }
@@ -135,7 +140,8 @@ impl LinkSockets {
         match &self.kept {
             Kept::Nothing => Ok(Vec::new()),
             Kept::Listener(socket, _) | Kept::Datagrams(socket, _) => Ok(vec![socket.try_clone()?]),
-            Kept::Several(sockets) => sockets.iter().map(OwnedFd::try_clone).collect(),
+            Kept::Device(device) => Ok(vec![device.try_clone()?]),
+            Kept::Tunnel(sockets) => sockets.duplicates(),
             Kept::AfPacket(socket) => Ok(vec![socket.descriptor()?]),
         }
     }

@@ -5,8 +5,8 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use parking_lot::Mutex;
 use pvrdma_ether_link::af_packet::AfPacketLink;
+use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
 use pvrdma_ether_link::tap::TapLink;
 use pvrdma_ether_link::unix::{DatagramLink, StreamLink};
 use pvrdma_ether_link::vxlan::VxlanLink;
@@ -14,15 +14,11 @@ use pvrdma_ether_link::{Connector, Link, MonotonicClock};
 use pvrdma_verbs::MacAddr;
 
 use super::Host;
-use crate::config::{LinkSpec, Network};
+use crate::config::{Device, LinkSpec, Network};
 
 /// The way of a network to other hosts, which all its devices share.
 #[derive(Debug)]
-pub(super) struct Uplink {
-    link: Arc<dyn Link>,
-    /// The device that has it.
-    user: Mutex<Option<MacAddr>>,
-}
+pub(super) struct Uplink(Switch);
 
 impl Uplink {
     /// Makes it of its descriptors, if the network has one.
@@ -36,20 +32,22 @@ impl Uplink {
             Some(fault) => fault.wrap(link),
             None => link,
         };
-        Ok(Some(Self { link, user: Mutex::new(None) }))
+        Ok(Some(Self(Switch::new(Some(link), network.mtu)?)))
     }
 
-    /// The end of a device.
+    /// The end of a device. A device that may send from other addresses has a bridge behind it, and gets frames to
+    /// addresses that no device has.
     ///
     /// # Errors
-    /// Another device has it.
-    pub(super) fn port(&self, mac: MacAddr) -> Result<Arc<dyn Link>> {
-        let mut user = self.user.lock();
-        if user.is_some_and(|user| user != mac) {
-            bail!("several devices on one uplink are not possible yet");
-        }
-        *user = Some(mac);
-        Ok(Arc::clone(&self.link))
+    /// Another device has the address.
+    pub(super) fn port(&self, device: &Device) -> Result<Arc<dyn Link>> {
+        let unknown = if device.rules.allow_forged { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
+        Ok(self.0.port(device.config.mac, unknown)?)
+    }
+
+    /// A device is gone.
+    pub(super) fn unplug(&self, mac: MacAddr) {
+        self.0.unplug(mac);
     }
 }
 
