@@ -13,6 +13,7 @@ mod control_path;
 pub mod daemon;
 pub mod protocol;
 mod rlimits;
+pub mod sandbox;
 pub mod sigbus;
 mod socket;
 pub mod status;
