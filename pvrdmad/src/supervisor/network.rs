@@ -46,12 +46,7 @@ impl Plan {
     ///
     /// # Errors
     /// One cannot be had, or the host's addresses cannot be changed.
-    pub(super) fn new(
-        config: &Config,
-        network: &Description,
-        timing: Timing,
-        tunnels: &VxlanPorts,
-    ) -> Result<Self> {
+    pub(super) fn new(config: &Config, network: &Description, timing: Timing, tunnels: &VxlanPorts) -> Result<Self> {
         let sockets = NetworkSockets::open(network, tunnels)?;
         let addresses = match &config.backend {
             crate::config::BackendSpec::Ibverbs(spec) => {

@@ -373,7 +373,8 @@ fn a_process_keeps_the_ports_of_all_networks() {
     };
     let one = open(local, 1).unwrap();
     let two = open(local, 2).unwrap();
-    let elsewhere = open(plain("127.0.0.1").1, 1).unwrap();
+    let other = plain("127.0.0.1").1;
+    let elsewhere = open(other, 1).unwrap();
     assert!(matches!(open(local, 1), Err(VxlanError::SameVni { .. })));
     assert_eq!(one.duplicates().unwrap().len(), 17);
     drop(one);
