@@ -1,6 +1,8 @@
 //! The sockets of a network: opened once, by the process that may, and kept while workers come and go.
 
+use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -8,7 +10,7 @@ use anyhow::{Context, Result};
 use pvrdma_ether_link::af_packet::{AfPacketSocket, VlanFilter};
 use pvrdma_ether_link::tap::{TapConnector, attach};
 use pvrdma_ether_link::unix::{PathConnector, ready_datagram, ready_listener};
-use pvrdma_ether_link::vxlan::{VxlanPorts, VxlanSockets};
+use pvrdma_ether_link::vxlan::{self, VxlanConfig, VxlanError, VxlanPort};
 use pvrdma_ether_link::{Connector, NoConnector};
 use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::MacAddr;
@@ -16,6 +18,21 @@ use pvrdma_verbs::MacAddr;
 use super::services::Connectors;
 use crate::config::{Device, LinkSpec, Network};
 use crate::socket::{DatagramFile, SocketAccess, SocketFile, bind_datagram};
+
+/// Ends of tunnels while networks are opened: those at one address and port share it, and the kernel gives each the
+/// datagrams of its VNI.
+#[derive(Debug, Default)]
+pub(super) struct Tunnels(HashMap<SocketAddr, VxlanPort>);
+
+impl Tunnels {
+    fn open(&mut self, config: &VxlanConfig) -> Result<Vec<OwnedFd>, VxlanError> {
+        // A port that the system chooses is nobody else's.
+        if config.local.port() == 0 {
+            return vxlan::sockets(config);
+        }
+        self.0.entry(config.local).or_insert_with(|| VxlanPort::new(config.local)).open(config)
+    }
+}
 
 /// The sockets of a network. Dropping it removes their files.
 #[derive(Debug)]
@@ -37,7 +54,7 @@ impl NetworkSockets {
     ///
     /// # Errors
     /// One of them cannot be had; those that were made are gone again.
-    pub(super) fn open(network: &Network, tunnels: &VxlanPorts) -> Result<Self> {
+    pub(super) fn open(network: &Network, tunnels: &mut Tunnels) -> Result<Self> {
         let devices = network.devices.iter().map(|device| {
             DeviceSockets::open(device, network, tunnels).with_context(|| format!("device {}", device.config.name))
         });
@@ -72,11 +89,9 @@ impl NetworkSockets {
 }
 
 impl DeviceSockets {
-    fn open(device: &Device, network: &Network, tunnels: &VxlanPorts) -> Result<Self> {
+    fn open(device: &Device, network: &Network, tunnels: &mut Tunnels) -> Result<Self> {
         let listener = SocketFile::bind(&device.socket, device.access)?;
-        // A network function of an access port sees no tags.
-        let vlan = if network.vlan == VlanMode::Trunk { VlanMode::Trunk } else { VlanMode::Untagged };
-        let open = |link| LinkSockets::open(link, &[device.config.mac], vlan, tunnels);
+        let open = |link| LinkSockets::open(link, &[device.config.mac], network.vlan, tunnels);
         Ok(Self { listener, nic: device.nic.as_ref().map(open).transpose().context("nic")? })
     }
 }
@@ -94,15 +109,13 @@ enum Kept {
     Nothing,
     Listener(OwnedFd, #[expect(dead_code, reason = "removed when it is dropped")] SocketFile),
     Datagrams(OwnedFd, #[expect(dead_code, reason = "removed when it is dropped")] DatagramFile),
-    Device(OwnedFd),
-    /// Beside those of other networks at the same address and port.
-    Tunnel(VxlanSockets),
+    Several(Vec<OwnedFd>),
     /// Its socket may be another one later.
     AfPacket(Arc<AfPacketSocket>),
 }
 
 impl LinkSockets {
-    fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
+    fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode, tunnels: &mut Tunnels) -> Result<Self> {
         Ok(match link {
             LinkSpec::Listen(path) => {
                 let file = SocketFile::bind(path, SocketAccess::default())?;
@@ -118,7 +131,7 @@ impl LinkSockets {
                 Self { kept: Kept::Datagrams(ready_datagram(socket)?, file), connector }
             }
             LinkSpec::Vxlan(config) => {
-                Self { kept: Kept::Tunnel(tunnels.open(config)?), connector: Arc::new(NoConnector) }
+                Self { kept: Kept::Several(tunnels.open(config)?), connector: Arc::new(NoConnector) }
             }
             LinkSpec::AfPacket(name) => {
                 let filter = match vlan {
@@ -131,7 +144,7 @@ impl LinkSockets {
                 Self { kept: Kept::AfPacket(Arc::clone(&socket)), connector: socket }
             }
             LinkSpec::Tap(name) => {
-                Self { kept: Kept::Device(attach(name)?), connector: Arc::new(TapConnector(name.clone())) }
+                Self { kept: Kept::Several(vec![attach(name)?]), connector: Arc::new(TapConnector(name.clone())) }
             }
         })
     }
@@ -140,8 +153,7 @@ impl LinkSockets {
         match &self.kept {
             Kept::Nothing => Ok(Vec::new()),
             Kept::Listener(socket, _) | Kept::Datagrams(socket, _) => Ok(vec![socket.try_clone()?]),
-            Kept::Device(device) => Ok(vec![device.try_clone()?]),
-            Kept::Tunnel(sockets) => sockets.duplicates(),
+            Kept::Several(sockets) => sockets.iter().map(OwnedFd::try_clone).collect(),
             Kept::AfPacket(socket) => Ok(vec![socket.descriptor()?]),
         }
     }

@@ -11,7 +11,6 @@ use pvrdma_ether_link::tap::TapLink;
 use pvrdma_ether_link::unix::{DatagramLink, StreamLink};
 use pvrdma_ether_link::vxlan::VxlanLink;
 use pvrdma_ether_link::{Connector, Link, MonotonicClock};
-use pvrdma_verbs::MacAddr;
 
 use super::Host;
 use crate::config::{Device, LinkSpec, Network};
@@ -24,7 +23,7 @@ impl Uplink {
     /// Makes it of its descriptors, if the network has one.
     ///
     /// # Errors
-    /// These are not the descriptors of such a link.
+    /// These are not the descriptors of such a link, or there are none left for the switch.
     pub(super) fn start(network: &Network, fds: Vec<OwnedFd>, host: &Arc<dyn Host>) -> Result<Option<Self>> {
         let Some(spec) = &network.uplink else { return Ok(None) };
         let link = open(spec, fds, host, None)?;
@@ -35,19 +34,14 @@ impl Uplink {
         Ok(Some(Self(Switch::new(Some(link), network.mtu)?)))
     }
 
-    /// The end of a device. A device that may send from other addresses has a bridge behind it, and gets frames to
-    /// addresses that no device has.
+    /// The end of a device, there until it is dropped.
     ///
     /// # Errors
-    /// Another device has the address.
+    /// Another device has the address, or the system has no room for it.
     pub(super) fn port(&self, device: &Device) -> Result<Arc<dyn Link>> {
+        // A bridge in the guest has stations that nobody knows here.
         let unknown = if device.rules.allow_forged { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
         Ok(self.0.port(device.config.mac, unknown)?)
-    }
-
-    /// A device is gone.
-    pub(super) fn unplug(&self, mac: MacAddr) {
-        self.0.unplug(mac);
     }
 }
 

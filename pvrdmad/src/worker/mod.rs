@@ -111,7 +111,7 @@ impl Worker {
         let DeviceConfig { name, mac, .. } = &device.config;
         let nic = device.nic.as_ref().map(|link| links::open(link, nic, &self.host, Some(name)));
         let port = PortConfig {
-            uplink: uplink.port(device)?,
+            uplink: uplink.port(device).context("uplink")?,
             nic: nic.transpose().context("nic")?,
             mtu: self.setup.network.mtu,
             rules: device.rules.clone(),
@@ -125,9 +125,6 @@ impl Worker {
         let at = at.ok_or_else(|| anyhow!("there is no device '{name}'"))?;
         let removed = devices.remove(at);
         drop(devices);
-        if let Some(uplink) = &self.uplink {
-            uplink.unplug(removed.reporter.device.config.mac);
-        }
         // Takes as long as its client's last request.
         drop(removed);
         Ok(())
