@@ -87,6 +87,7 @@ impl VxlanPort {
         // The kernel, too, puts the last one in the place of the one that is closed.
         networks.swap_remove(index);
         if let Err(errno) = arrange(networks) {
+            // Log: an administrator takes networks away.
             log::warn!("vxlan at {}: datagrams may come to the wrong network and be dropped: {errno}", self.local);
         }
     }
