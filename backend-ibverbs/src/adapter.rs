@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{
-    AsyncEvent, Counter, DeviceContext, EventSink, HcaLimits, Mtu, PortAttributes, PortState, VerbsError,
+    AsyncEvent, Counter, DeviceContext, DeviceLog, EventSink, HcaLimits, Mtu, PortAttributes, PortState, VerbsError,
 };
 
 use crate::counters::{Counters, registered_bytes};
@@ -19,6 +19,8 @@ use crate::verbs::{Channel, HostDevice};
 pub(crate) struct Adapter {
     /// The device, in logs.
     pub(crate) name: String,
+    /// What the guest, a peer or the host's adapter has caused.
+    pub(crate) log: Arc<DeviceLog>,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) shared: Arc<Shared>,
@@ -55,8 +57,9 @@ impl Adapter {
         let channel = Arc::new(Channel::new(&device)?);
         let member = Arc::<Member>::default();
         Ok(Self {
-            gids: GidTable::new(context.name.clone(), Arc::clone(&shared), Arc::clone(&member)),
+            gids: GidTable::new(Arc::clone(&context.log), Arc::clone(&shared), Arc::clone(&member)),
             name: context.name,
+            log: context.log,
             memory: context.memory,
             events: context.events,
             pinned: Limit::new(shared.config.max_pinned, "registered memory"),
@@ -89,7 +92,7 @@ impl Adapter {
                 max_message: port.max_message,
             },
             Err(error) => {
-                log::warn!("{}: the host's port cannot be queried: {error}", self.name);
+                self.log.warn(format_args!("the host's port cannot be queried: {error}"));
                 let (max_mtu, active_mtu) = (Mtu::M4096, Mtu::M1024);
                 PortAttributes { state: PortState::Down, max_mtu, active_mtu, max_message: 1 << 30 }
             }

@@ -67,6 +67,7 @@ impl Ibverbs {
         let addresses = owner(&config).map_err(unfit)?;
         let gids = HostGids::new(&config.device, config.port, port.gids);
         let default_gid = gids.choose(config.gid_index).map_err(unfit)?;
+        // Log: once, at the start.
         log::info!(
             "{}: port {}, GID {} (index {}) stands for guests without an address of their own",
             config.device,
@@ -81,6 +82,7 @@ impl Ibverbs {
                 Ok(manager) => Some(manager),
                 Err(error) if config.cm == CmMode::Umad => return Err(unfit(format!("cm=umad: {error}"))),
                 Err(error) => {
+                    // Log: once, at the start.
                     log::warn!("{}: rdma_cm works between guests of this process only: {error}", config.device);
                     None
                 }
@@ -131,7 +133,7 @@ impl Backend for Ibverbs {
         // Each device has a context of its own: the kernel takes everything back when it is closed, however that
         // happens.
         let device = HostDevice::open(&self.shared.library, &self.shared.config.device).map_err(|error| {
-            log::error!("{}: {error}", context.name);
+            context.log.error(format_args!("{error}"));
             VerbsError::Host(std::io::Error::other(error.to_string()))
         })?;
         let hca = IbvHca::start(device, context, Arc::clone(&self.shared))?;

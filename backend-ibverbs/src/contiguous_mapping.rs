@@ -7,7 +7,11 @@ use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use pvrdma_guest_memory::HostPiece;
+use pvrdma_verbs::LogLimit;
 use vm_memory::mmap::MmapRegion;
+
+/// Guests decide how many mappings end.
+static LOG: LogLimit = LogLimit::new();
 
 /// A range of our address space with guest memory behind it.
 #[derive(Debug)]
@@ -109,7 +113,7 @@ impl Drop for ContiguousMapping {
     fn drop(&mut self) {
         // SAFETY: the range is ours and nothing uses it any more: the registration over it has ended.
         if self.owned && unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) } != 0 {
-            log::error!("cannot unmap a mapping of {} bytes: {}", self.len, io::Error::last_os_error());
+            LOG.error("host", format_args!("cannot unmap {} bytes: {}", self.len, io::Error::last_os_error()));
         }
     }
 }

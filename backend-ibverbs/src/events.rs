@@ -33,7 +33,7 @@ pub(crate) fn dispatch(objects: &Objects, event: HostEvent) {
 /// The host's queue overran: the host's QPs of it are in the error state, and so are the guest's.
 fn cq_overran(objects: &Objects, address: usize) {
     let Some(cq) = objects.cqs.get(address) else { return };
-    log::error!("{}: the host's completion queue overran", objects.adapter.name);
+    objects.adapter.log.error(format_args!("the host's completion queue overran"));
     cq.end();
     for qp in objects.qps.all().iter().filter(|qp| qp.uses(&cq)) {
         qp.host_event(QpEvent::Fatal);
@@ -43,7 +43,7 @@ fn cq_overran(objects: &Objects, address: usize) {
 /// The host's device is gone: everything ends with an error, and nothing stays registered.
 fn device_lost(objects: &Objects) {
     let adapter = &objects.adapter;
-    log::error!("{}: the host's device {} is lost", adapter.name, adapter.device.name());
+    adapter.log.error(format_args!("the host's device {} is lost", adapter.device.name()));
     adapter.event(AsyncEvent::Port(PortEvent::Error));
     for qp in objects.qps.all() {
         qp.host_event(QpEvent::Fatal);

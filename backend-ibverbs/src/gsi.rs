@@ -13,8 +13,9 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{
-    Access, Completion, GidType, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvSource, RecvWr, SendData,
-    SendFlags, SendOp, SendSource, SendWr, Sge, Snapshot, VerbsError, WcFlags, WcOpcode, WcStatus, qp_state,
+    Access, Completion, EndOnPanic, GidType, NetworkType, QpAttrMask, QpAttrs, QpState, QpType, Qpn, RecvSource,
+    RecvWr, SendData, SendFlags, SendOp, SendSource, SendWr, Sge, Snapshot, VerbsError, WcFlags, WcOpcode, WcStatus,
+    qp_state,
 };
 use serde::Serialize;
 
@@ -75,7 +76,7 @@ impl Gsi {
         }
         let manager = adapter.shared.manager.as_ref();
         let gsi = Arc::new(Self {
-            sender: Mutex::new(manager.and_then(|manager| manager.sender(&adapter.name, &adapter.counters))),
+            sender: Mutex::new(manager.and_then(|manager| manager.sender(&adapter.log, &adapter.counters))),
             warned: AtomicBool::new(false),
             adapter: Arc::clone(adapter),
             mrs: Arc::clone(mrs),
@@ -154,6 +155,7 @@ impl Gsi {
 
     /// Sends what the guest posted.
     pub(crate) fn run_send(&self) {
+        let _end = EndOnPanic::new("the delivery of management datagrams");
         for _ in 0..BUDGET {
             let mut guard = self.send.lock();
             let Some((source, wr)) = guard.as_mut() else { return };
@@ -167,7 +169,7 @@ impl Gsi {
                     Ok(true) => source.retire(&view),
                     Ok(false) => return,
                     Err(error) => {
-                        log::warn!("{}: send queue of the GSI QP: {error}", self.adapter.name);
+                        self.adapter.log.warn(format_args!("send queue of the GSI QP: {error}"));
                         self.attrs.lock().state = QpState::Error;
                         return;
                     }
@@ -241,11 +243,10 @@ impl Gsi {
             return bump(&counters.gsi_dropped);
         };
         if !source.is_own() && !self.warned.swap(true, Ordering::Relaxed) {
-            log::warn!(
-                "{}: the host does not have {}, so the connection manager reaches guests of this process only",
-                self.adapter.name,
+            self.adapter.log.warn(format_args!(
+                "the host does not have {}, so the connection manager reaches guests of this process only",
                 source.gid
-            );
+            ));
         }
         match Outgoing::new(source, datagram).map(|outgoing| sender.send(outgoing)) {
             Some(true) => {}

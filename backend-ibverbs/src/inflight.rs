@@ -23,7 +23,8 @@ const EPOCH_MASK: u32 = 0x7fff_ffff;
 pub(crate) struct Epoch(u32);
 
 impl Epoch {
-    /// Returns one that no other queue has; they repeat after 2^31.
+    /// Returns one that no other queue has. They repeat after 2^31 resets, which take a guest a day or more; a
+    /// completion would have to lie in the host's queue for that long to be taken for another.
     pub(crate) fn begin() -> Self {
         static NEXT: AtomicU32 = AtomicU32::new(1);
         Self(NEXT.fetch_add(1, Ordering::Relaxed) & EPOCH_MASK)

@@ -54,6 +54,7 @@ fn wait(stop: &OwnedFd, device: &HostDevice, channel: &Channel, timeout: Option<
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Err(Errno::INTR) => {}
             Err(error) => {
+                // Log: the last of this thread.
                 log::error!("cannot wait for the host's completions: {error}");
                 return Ready { stop: true, completions: false, events: false };
             }

@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use pvrdma_verbs::EndOnPanic;
+
 use crate::adapter::Adapter;
 use crate::counters::bump;
 use crate::cq::{BATCH, Completions, Cq};
@@ -25,7 +27,7 @@ pub(crate) fn arm_and_drain(cq: &Cq, adapter: &Adapter, qps: &Directory<u32, Qp>
     match cq.arm() {
         Ok(()) => drain(cq, adapter, qps) > 0,
         Err(error) => {
-            log::error!("{}: a completion queue of the host cannot be armed: {error}", adapter.name);
+            adapter.log.error(format_args!("a completion queue of the host cannot be armed: {error}"));
             false
         }
     }
@@ -37,12 +39,13 @@ fn drain_locked(
     qps: &Directory<u32, Qp>,
     batches: usize,
 ) -> usize {
+    let _guard = EndOnPanic::new("the host's completions");
     let mut total = 0;
     // Queue pairs that may go on.
     let mut kicked: Vec<Arc<Qp>> = Vec::new();
     for _ in 0..batches {
         let entries = completions.take().unwrap_or_else(|error| {
-            log::error!("{}: {error}", adapter.name);
+            adapter.log.error(format_args!("{error}"));
             &[]
         });
         if entries.is_empty() {

@@ -116,7 +116,7 @@ impl Srq {
                 Ok(0) => return,
                 Ok(_) => {}
                 Err(error) => {
-                    log::warn!("{}: shared receive queue {}: {error}", self.adapter.name, self.cookie);
+                    self.adapter.log.warn(format_args!("shared receive queue {}: {error}", self.cookie));
                     if !self.broken.swap(true, Ordering::AcqRel) {
                         self.event(&view, SrqEvent::Error);
                     }
@@ -125,7 +125,7 @@ impl Srq {
             }
             drop(view);
             if let (_, Err(error)) = side.post(&self.adapter, |batch| host.post(batch), &self.inflight) {
-                log::warn!("{}: the host takes no receive for an SRQ: {error}", self.adapter.name);
+                self.adapter.log.warn(format_args!("the host takes no receive for an SRQ: {error}"));
                 return;
             }
         }
@@ -166,7 +166,7 @@ impl Srq {
         if let Some(host) = self.host()
             && let Err(error) = host.set_limit(limit)
         {
-            log::warn!("{}: the host refuses an SRQ limit of {limit}: {error}", self.adapter.name);
+            self.adapter.log.warn(format_args!("the host refuses an SRQ limit of {limit}: {error}"));
         }
     }
 

@@ -34,6 +34,7 @@ impl Drop for Worker {
             && let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
+            // Log: the last of this thread.
             log::error!("a thread of the host's adapter panicked");
         }
     }

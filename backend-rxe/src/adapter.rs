@@ -6,7 +6,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use pvrdma_guest_memory::{DmaSpace, DmaView, PageList, PinGuard};
 use pvrdma_roce::{EgressMarking, Origin};
-use pvrdma_verbs::{DeviceContext, EventSink};
+use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink};
 
 use crate::capture::{Captures, Point};
 use crate::counters::Counters;
@@ -19,6 +19,8 @@ pub(crate) struct Adapter {
     /// Order in which region tables of two adapters are locked.
     pub(crate) id: u64,
     pub(crate) name: String,
+    /// What the guest or a peer has caused.
+    pub(crate) log: Arc<DeviceLog>,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) engine: Arc<Engine>,
@@ -49,6 +51,7 @@ impl Adapter {
         Self {
             id,
             name: context.name,
+            log: context.log,
             memory: context.memory,
             events: context.events,
             engine,
@@ -69,7 +72,7 @@ impl Adapter {
 
     /// Keeps pages resident as the device's policy says. The refusal is in the log. `view` is of this adapter's memory.
     pub(crate) fn pin(&self, view: &DmaView<'_>, pages: &PageList) -> Option<PinGuard> {
-        let refused = |error| log::warn!("{}: {error}", self.name);
+        let refused = |error| self.log.warn(format_args!("{error}"));
         self.memory.pin_pages_of(view, pages).map_err(refused).ok()
     }
 }

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use parking_lot::FairMutex;
 use pvrdma_roce::wire::Packet;
 use pvrdma_roce::{DropReason, Path};
-use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, Snapshot, VerbsError};
+use pvrdma_verbs::{EndOnPanic, QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, Snapshot, VerbsError};
 use serde::Serialize;
 
 use crate::counters::Tally;
@@ -304,6 +304,7 @@ impl Endpoint {
     }
 
     fn modify_locked(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
+        let _end = EndOnPanic::new("a change of a queue pair");
         let SendHalf { requester, route } = &mut *self.send.lock();
         let guard = MemoryGuard::open(&self.qp.adapter, None);
         let responder = &mut *self.qp.responder.lock();
@@ -329,6 +330,7 @@ impl Endpoint {
 
     /// Ends the QP. When this returns nothing uses its rings, its requests' memory or its CQs on its behalf.
     pub(crate) fn destroy(&self, node: &Node<Self>) {
+        let _guard = EndOnPanic::new("the end of a queue pair");
         if !self.qp.kill() {
             return;
         }
@@ -389,6 +391,7 @@ impl Endpoint {
 
 impl Runnable for Endpoint {
     fn run(&self, mut budget: Budget) -> bool {
+        let _guard = EndOnPanic::new("the data path");
         self.qp.task().run_exclusive(&self.send, |half| self.run_half(half, &mut budget))
     }
 }

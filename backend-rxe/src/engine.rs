@@ -115,6 +115,7 @@ impl Drop for Workers {
         for thread in self.threads.drain(..) {
             // A worker may hold the last reference to everything; it cannot wait for itself and ends on its own.
             if thread.thread().id() != thread::current().id() && thread.join().is_err() {
+                // Log: the last of this thread.
                 log::error!("a worker thread of the adapter panicked");
             }
         }

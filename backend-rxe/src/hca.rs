@@ -1,7 +1,7 @@
 //! Adapters and their objects, as devices see them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use pvrdma_guest_memory::PinGuard;
 use pvrdma_verbs::{
@@ -34,7 +34,8 @@ pub struct RxeHca {
     pds: Quota,
     cqs: Quota,
     srqs: Quota,
-    next_pd: AtomicU32,
+    /// Domains are told apart by their numbers alone, so that none may come twice.
+    next_pd: AtomicU64,
     /// Keeps the workers.
     shared: Arc<Shared>,
 }
@@ -65,7 +66,7 @@ impl RxeHca {
             pds: Quota::new(MAX_PD, "protection domain"),
             cqs: Quota::new(MAX_CQ, "completion queue"),
             srqs: Quota::new(MAX_SRQ, "shared receive queue"),
-            next_pd: AtomicU32::new(0),
+            next_pd: AtomicU64::new(0),
             shared,
         }
     }
@@ -122,7 +123,7 @@ impl Hca for RxeHca {
                     return Err(VerbsError::Invalid("access rights"));
                 }
                 let pin = adapter.memory.pin_pages(&pages).map_err(|error| {
-                    log::warn!("{}: {error}", adapter.name);
+                    adapter.log.warn(format_args!("{error}"));
                     VerbsError::Exhausted("locked memory")
                 })?;
                 let region = Region::paged(start, length, access, pages).ok_or(VerbsError::Invalid("memory region"))?;
@@ -201,8 +202,16 @@ impl Drop for RxeHca {
 /// Protection domain.
 #[derive(Debug)]
 pub struct RxePd {
-    id: u32,
+    id: u64,
     _permit: Permit,
+}
+
+#[cfg(test)]
+impl RxeHca {
+    /// As if so many domains had been made.
+    pub(crate) fn count_domains(&self, count: u64) {
+        self.next_pd.store(count, Ordering::Relaxed);
+    }
 }
 
 /// A registered memory region. Dropping it ends the registration.

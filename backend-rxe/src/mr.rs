@@ -89,18 +89,18 @@ struct Filled {
 #[derive(Debug)]
 pub(crate) struct Mr {
     key: AtomicU32,
-    pd: u32,
+    pd: u64,
     body: Body,
 }
 
 impl Mr {
     /// A region that is valid until it is destroyed.
-    pub(crate) const fn fixed(pd: u32, region: Region, pin: PinGuard) -> Self {
+    pub(crate) const fn fixed(pd: u64, region: Region, pin: PinGuard) -> Self {
         Self { key: AtomicU32::new(0), pd, body: Body::Fixed(region, pin) }
     }
 
     /// A region that work requests fill.
-    pub(crate) const fn fast(pd: u32, max_pages: u32) -> Self {
+    pub(crate) const fn fast(pd: u64, max_pages: u32) -> Self {
         let body = Body::Fast { max_pages, valid: AtomicBool::new(false), region: RecursiveRwLock::new(None) };
         Self { key: AtomicU32::new(0), pd, body }
     }
@@ -110,7 +110,7 @@ impl Mr {
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub(crate) struct MrInspect {
     /// Number of its protection domain.
-    pd: u32,
+    pd: u64,
     /// What it covers now: `null` for a fast-registered region that no request has filled.
     range: Snapshot<Option<RangeInspect>>,
     /// Pages that a fast registration may bring, 0 if it takes none.
@@ -234,7 +234,7 @@ impl MrTable {
 
     /// Lends the region that `key` names if `pd` may do `need` with all of `addr..addr+len`.
     #[inline]
-    pub(crate) fn lookup(&self, key: u32, pd: u32, addr: u64, len: u64, need: Access) -> Option<RegionRef<'_>> {
+    pub(crate) fn lookup(&self, key: u32, pd: u64, addr: u64, len: u64, need: Access) -> Option<RegionRef<'_>> {
         let mr = self.get(key)?;
         let region = match &mr.body {
             Body::Fixed(region, _) => RegionRef::Fixed(region),
@@ -262,7 +262,7 @@ impl MrTable {
     pub(crate) fn fast_register(
         &self,
         request: &mut FastRegister,
-        pd: u32,
+        pd: u64,
         pin: impl FnOnce(&PageList) -> Option<PinGuard>,
     ) -> bool {
         let Some(mr) = self.get(request.key).filter(|mr| mr.pd == pd) else { return false };
@@ -281,7 +281,7 @@ impl MrTable {
     }
 
     /// Makes a fast-registered region invalid. When this returns `true` nobody uses it any more.
-    pub(crate) fn invalidate(&self, key: u32, pd: u32) -> bool {
+    pub(crate) fn invalidate(&self, key: u32, pd: u64) -> bool {
         let Some(mr) = self.get(key).filter(|mr| mr.pd == pd) else { return false };
         let Body::Fast { valid, region, .. } = &mr.body else { return false };
         if mr.key.load(Ordering::Relaxed) != key || !valid.swap(false, Ordering::AcqRel) {
@@ -304,7 +304,7 @@ mod tests {
         builder.finish()
     }
 
-    fn user(pd: u32, start: u64, length: u64, access: Access) -> Mr {
+    fn user(pd: u64, start: u64, length: u64, access: Access) -> Mr {
         Mr::fixed(pd, Region::paged(start, length, access, pages(&[0x5000, 0x9000])).unwrap(), PinGuard::none())
     }
 
@@ -339,6 +339,24 @@ mod tests {
             assert!(table.lookup(key, 0, 0x1000, 1, Access::empty()).is_none());
         }
         assert!(table.slots.len() < 300);
+    }
+
+    /// A key is 32 bits, so that its numbers come back; the domain's number does not, and both are asked for.
+    #[test]
+    fn a_key_that_came_back_is_not_the_right_of_its_first_owner() {
+        let mut table = MrTable::default();
+        let (first, second) = (7, (1 << 32) + 7);
+        let key = table.insert(user(first, 0x1000, 16, Access::LOCAL_WRITE)).unwrap();
+        table.remove(key).unwrap();
+        let again = loop {
+            let again = table.insert(user(second, 0x1000, 16, Access::LOCAL_WRITE)).unwrap();
+            if again == key {
+                break again;
+            }
+            table.remove(again).unwrap();
+        };
+        assert!(table.lookup(again, second, 0x1000, 16, Access::LOCAL_WRITE).is_some());
+        assert!(table.lookup(again, first, 0x1000, 16, Access::LOCAL_WRITE).is_none());
     }
 
     #[test]

@@ -30,7 +30,7 @@ pub(crate) enum FaultyList {
 pub(crate) struct SgList<'a> {
     pub(crate) memory: Memory<'a>,
     pub(crate) sges: &'a [Sge],
-    pub(crate) pd: u32,
+    pub(crate) pd: u64,
     /// Right needed in each region. Nothing is needed to read one's own memory.
     pub(crate) need: Access,
 }

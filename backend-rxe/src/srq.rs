@@ -20,7 +20,7 @@ pub(crate) struct Srq {
     adapter: Arc<Adapter>,
     cookie: u32,
     /// Protection domain in which the receives' keys are looked up.
-    pub(crate) pd: u32,
+    pub(crate) pd: u64,
     ring: Mutex<Ring>,
     /// Whether `waiters` may hold somebody: lets a post go by without a lock.
     waiting: AtomicBool,
@@ -73,7 +73,7 @@ impl Srq {
     pub(crate) fn new(
         adapter: Arc<Adapter>,
         cookie: u32,
-        pd: u32,
+        pd: u64,
         source: Box<dyn RecvSource>,
         limit: u32,
         permit: Permit,

@@ -7,7 +7,8 @@ use pvrdma_ether_link::{Frames, Link, ManualClock};
 use pvrdma_roce::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
 use pvrdma_verbs::testing::{End, Node, gid, mac};
 use pvrdma_verbs::{
-    CompletionQueue, Hca, MemoryRegion, QpState, QpType, QueuePair, RemoteAddress, SendOp, SharedReceiveQueue,
+    Access, CompletionQueue, Hca, MemoryRegion, QpState, QpType, QueuePair, RemoteAddress, SendOp, SharedReceiveQueue,
+    WcStatus,
 };
 use serde_json::{Value, json};
 
@@ -265,4 +266,39 @@ fn other_objects_describe_themselves() {
     buffer.mr.destroy();
     assert_eq!(buffer.mr.inspect(), Value::Null);
     assert_eq!(node.hca.inspect()["port"], Value::Null);
+}
+
+/// A process that makes domains for days must not get the number of another's: the number is all that keeps the regions
+/// of processes apart.
+#[test]
+fn numbers_of_domains_do_not_come_round() {
+    let rxe = engine();
+    let node = Node::new(&rxe, 1);
+    let end = node.qp(QpType::Rc);
+    node.hca.count_domains(u64::from(u32::MAX));
+    for wr_id in 0..3 {
+        let foreign = node.hca.create_pd().unwrap();
+        let secret = node.register(&foreign, &node.pages(1), 0, 16, Access::LOCAL_WRITE);
+        end.to(QpState::Reset);
+        end.connect(&end, |_| ());
+        end.send(wr_id, &[secret.all()]);
+        rxe.run_ready();
+        assert_eq!(end.scq.poll_statuses(), [(wr_id, WcStatus::LocalProtection)]);
+    }
+}
+
+/// As for domains, with the time of a responder: a requester in the middle of a message goes on only where it began.
+#[test]
+fn no_responder_is_taken_for_another_in_the_middle_of_a_message() {
+    let node = Node::new(&engine(), 1);
+    let (first, second) = (node.qp(QpType::Rc), node.qp(QpType::Rc));
+    let epoch = |end: &End<RxeHca>| end.qp.endpoint.qp().responder.lock().epoch;
+    let mut seen = vec![epoch(&first), epoch(&second)];
+    for end in [&first, &second] {
+        end.to(QpState::Reset);
+        seen.push(epoch(end));
+    }
+    for (at, epoch) in seen.iter().enumerate() {
+        assert!(!seen.iter().skip(at + 1).any(|other| other == epoch), "{seen:?}");
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_verbs::{Backend, DeviceContext, Hca, LogLimit, VerbsError};
+use pvrdma_verbs::{Backend, DeviceContext, DeviceLog, Hca, VerbsError};
 
 use crate::abi::dsr::Caps;
 use crate::config::DeviceConfig;
@@ -60,7 +60,7 @@ pub(crate) struct Core<H: Hca> {
     pub(crate) pending_doorbells: PendingDoorbells<H>,
     pub(crate) gate: Gate,
     pub(crate) stats: Stats,
-    pub(crate) log: LogLimit,
+    pub(crate) log: Arc<DeviceLog>,
 }
 
 impl<H: Hca> Core<H> {
@@ -74,13 +74,15 @@ impl<H: Hca> Core<H> {
         interrupts: Arc<Interrupts>,
         backend: &B,
     ) -> Result<Self, VerbsError> {
-        let hub = EventHub::new(&config.name);
+        let log = DeviceLog::new(config.name.clone());
+        let hub = EventHub::new(&log);
         let hca = backend.attach(DeviceContext {
             name: config.name.clone(),
             mac: config.mac,
             roce: config.roce,
             memory: Arc::clone(&memory),
             events: Arc::<EventHub>::clone(&hub),
+            log: Arc::clone(&log),
         })?;
         let (limits, caps) = config.effective(&hca.limits())?;
         Ok(Self {
@@ -89,7 +91,7 @@ impl<H: Hca> Core<H> {
             pending_doorbells: PendingDoorbells::new(),
             gate: Gate::default(),
             stats: Stats::default(),
-            log: LogLimit::new(),
+            log,
             config,
             limits,
             caps,

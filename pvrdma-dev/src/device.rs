@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use log::{Level, debug};
+use log::debug;
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{Backend, Hca, VerbsError};
@@ -145,7 +145,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             }
             Err(error) => {
                 core.stats.counts.handshakes_refused.increment();
-                core.log.warn(&core.config.name, format_args!("handshake refused: {error}"));
+                core.log.warn(format_args!("handshake refused: {error}"));
             }
         }
     }
@@ -188,8 +188,7 @@ impl<B: Backend> PvrdmaDevice<B> {
                 core.gate.set_active(true);
                 core.stats.counts.activations.increment();
                 // A guest can do this in a loop.
-                let name = &core.config.name;
-                core.log.log(Level::Info, name, format_args!("active, interface version {}", session.version));
+                core.log.info(format_args!("active, interface version {}", session.version));
                 Ok(())
             }
         }
@@ -209,7 +208,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             Ok(()) => 0,
             Err(error) => {
                 self.core.stats.counts.register_errors.increment();
-                self.core.log.warn(&self.core.config.name, format_args!("{error}"));
+                self.core.log.warn(format_args!("{error}"));
                 error.code().into()
             }
         };

@@ -12,6 +12,7 @@ use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -20,16 +21,21 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use log::{debug, error};
 use pvrdma_dev::ObjectKind;
+use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
 use serde_json::{Map, Value};
 
+use crate::control_access::ControlAccess;
 use crate::protocol::{Reply, Request, VERSION, printable, printable_text};
 use crate::socket::{SocketFile, user};
-use crate::status::DaemonStatus;
+use crate::status::{DaemonStatus, by_name};
 use crate::supervisor::Supervisor;
+
+/// In front of lines of the log.
+const SUBJECT: &str = "control socket";
 
 /// Longest question.
 const MAX_REQUEST: usize = 4096;
@@ -61,9 +67,9 @@ impl ControlServer {
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub(crate) fn start(socket: SocketFile, supervisor: Arc<Supervisor>) -> io::Result<Self> {
+    pub(crate) fn start(socket: SocketFile, access: ControlAccess, supervisor: Arc<Supervisor>) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let server = Arc::new(Server { stop: stop.try_clone()?, supervisor });
+        let server = Arc::new(Server { stop: stop.try_clone()?, access, log: LogLimit::new(), supervisor });
         let thread = threads::spawn(ThreadKind::Supervisor, "control", move || accept(&socket, &server))?;
         Ok(Self { stop, thread: Some(thread) })
     }
@@ -75,6 +81,7 @@ impl Drop for ControlServer {
             && let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
+            // Log: the last of this thread.
             error!("the control thread panicked");
         }
     }
@@ -88,26 +95,31 @@ fn accept(socket: &SocketFile, server: &Arc<Server>) {
         connections.retain(|connection| !connection.is_finished());
         match socket.listener().accept() {
             Ok(_) if connections.len() >= MAX_CONNECTIONS => debug!("too many control connections"),
+            Ok((stream, _)) if !server.access.admits(&stream) => {}
             Ok((stream, _)) => {
-                let server = Arc::clone(server);
+                let shared = Arc::clone(server);
                 let thread = threads::spawn(ThreadKind::Supervisor, "control client", move || {
-                    if let Err(error) = server.serve(stream) {
-                        debug!("control connection: {error}");
+                    // A bug that somebody finds here does not end the networks: only the connection is his.
+                    match catch_unwind(AssertUnwindSafe(|| shared.serve(stream))) {
+                        Ok(Ok(())) => {}
+                        Ok(Err(error)) => debug!("control connection: {error}"),
+                        Err(_) => shared.log.error(SUBJECT, format_args!("a connection ends by a panic")),
                     }
                 });
                 match thread {
                     Ok(thread) => connections.push(thread),
-                    Err(error) => error!("no thread for a control connection: {error}"),
+                    Err(error) => server.log.error(SUBJECT, format_args!("no thread for a connection: {error}")),
                 }
             }
             Err(error) => {
-                error!("cannot accept a control connection: {error}");
+                server.log.error(SUBJECT, format_args!("cannot accept a connection: {error}"));
                 thread::sleep(Duration::from_millis(100));
             }
         }
     }
     for connection in connections {
         if connection.join().is_err() {
+            // Log: the last of this thread.
             error!("the thread of a control connection panicked");
         }
     }
@@ -130,6 +142,8 @@ fn wait(stop: &OwnedFd, source: &impl AsFd, deadline: Instant) -> bool {
 #[derive(Debug)]
 struct Server {
     stop: OwnedFd,
+    access: ControlAccess,
+    log: LogLimit,
     supervisor: Arc<Supervisor>,
 }
 
@@ -164,7 +178,10 @@ impl Server {
 
     fn answer(&self, request: Request) -> Response {
         match request {
-            Request::Status {} => Response::Ok(Box::new(self.supervisor.status())),
+            Request::Status {} => {
+                let control = by_name(&self.access.counters.list());
+                Response::Ok(Box::new(DaemonStatus { control, ..self.supervisor.status() }))
+            }
             Request::Show { device, object } => {
                 self.supervisor.show(&device, object).map_or_else(Response::Error, Response::Objects)
             }
@@ -175,7 +192,8 @@ impl Server {
     /// Hands the connection to the worker of the device's network, which answers.
     fn capture(&self, stream: UnixStream, device: &str, snaplen: Option<u32>) -> io::Result<()> {
         let to = stream.as_fd().try_clone_to_owned()?;
-        match self.supervisor.capture(device, snaplen, to) {
+        let permitted = self.access.permits_capture(device);
+        match permitted.and_then(|()| self.supervisor.capture(device, snaplen, to)) {
             Ok(()) => Ok(()),
             Err(problem) => {
                 let sent = send(&stream, &Response::Error(problem));

@@ -8,6 +8,7 @@ use log::{info, warn};
 
 use crate::config::{Config, Device, Isolate, Pin, Roce};
 use crate::control::ControlServer;
+use crate::control_access::ControlAccess;
 use crate::control_path;
 use crate::rlimits;
 use crate::socket::{SocketAccess, SocketFile};
@@ -45,7 +46,9 @@ impl Daemon {
         rlimits::raise(config);
         let control = control_socket(config)?;
         let supervisor = Arc::new(Supervisor::start(config, program)?);
-        let control = control.map(|socket| ControlServer::start(socket, Arc::clone(&supervisor)));
+        let access = config.control.as_ref().map(|control| control.access).unwrap_or_default();
+        let access = ControlAccess::new(access, config.captures.is_on());
+        let control = control.map(|socket| ControlServer::start(socket, access, Arc::clone(&supervisor)));
         let control = control.transpose().context("control socket")?;
         announce(config, ready);
         Ok(Self { _control: control, supervisor })
@@ -61,6 +64,7 @@ impl Drop for Daemon {
 
 /// Says that everything runs: a line in the log, and one for each device.
 fn announce(config: &Config, ready: &mut dyn Write) {
+    // Log: once, at the start.
     info!("{}", start_line(config));
     for (_, device) in config.devices() {
         // Whoever started us may not want to read this.
@@ -78,16 +82,19 @@ fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
         Ok(Some(path)) => path,
         Ok(None) => return Ok(None),
         Err(error) => {
+            // Log: once, at the start.
             warn!("no control socket: the folder for it cannot be made: {error}");
             return Ok(None);
         }
     };
     match SocketFile::bind(&path, SocketAccess::default()) {
         Ok(socket) => {
+            // Log: once, at the start.
             info!("control socket {}", path.display());
             Ok(Some(socket))
         }
         Err(error) => {
+            // Log: once, at the start.
             warn!("no control socket: {:#}", anyhow::Error::new(error));
             Ok(None)
         }

@@ -9,6 +9,7 @@ pub mod capture;
 pub mod cli;
 pub mod config;
 pub mod control;
+mod control_access;
 mod control_path;
 pub mod daemon;
 pub mod protocol;

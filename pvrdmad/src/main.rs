@@ -46,6 +46,7 @@ fn serve(args: ServeArgs) -> Result<()> {
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2]).context("signal handlers")?;
     let daemon = Daemon::supervise(&config, &mut io::stdout())?;
     wait_for_end(&mut signals);
+    // Log: whoever runs the daemon sends signals.
     info!("stopping");
     // Whoever asks twice does not want to wait.
     threads::spawn(ThreadKind::Supervisor, "signals", move || {
@@ -70,6 +71,7 @@ fn init_log() {
 fn wait_for_end(signals: &mut Signals) {
     for signal in signals.forever() {
         match signal {
+            // Log: likewise.
             SIGHUP => info!("SIGHUP: reload is not supported yet"),
             SIGTERM | SIGINT => return,
             _ => {}

@@ -18,6 +18,7 @@ pub(crate) fn raise(config: &Config) {
     if let Some(bytes) = limit.filter(|&limit| limit < SMALL && !geteuid().is_root())
         && let Some(device) = config.devices().map(|(_, device)| device).find(|device| device.pin == Pin::All)
     {
+        // Log: once, at the start.
         warn!(
             "device {}: pin=all keeps all guest memory resident, but this process may lock {} KiB: raise RLIMIT_MEMLOCK \
              (systemd: LimitMEMLOCK=) or use pin=registered",
@@ -36,6 +37,7 @@ fn raise_one(resource: Resource, what: &str) {
     if current != maximum
         && let Err(errno) = setrlimit(resource, Rlimit { current: maximum, maximum })
     {
+        // Log: once, at the start.
         warn!("cannot raise the limit of {what}: {errno}");
     }
 }

@@ -102,6 +102,7 @@ pub fn install() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
         if let Err(error) = set_handler() {
+            // Log: once, at the start.
             warn!("cannot handle SIGBUS, a client that truncates its memory can end the daemon: {error}");
         }
     });

@@ -10,8 +10,11 @@ use std::net::Shutdown;
 use std::os::fd::AsFd;
 use std::sync::LazyLock;
 
-use common::{EINVAL, Served, access, irqs_body, map_body, memfd, region_info_body, unmap_body, words, write_body};
+use common::{
+    EINVAL, PANIC, Served, access, irqs_body, map_body, memfd, region_info_body, unmap_body, words, write_body,
+};
 use proptest::prelude::*;
+use pvrdma_verbs::testing::LogLines;
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
 
 /// A correct body for each command we serve, after negotiation.
@@ -48,6 +51,56 @@ fn bodies_cut_short_are_refused_and_the_stream_stays_in_step() {
         }
     }
     assert_eq!(client.read(1, 0, 4), [0; 4]);
+}
+
+/// A panic on a connection's thread ends the connection: the device is reset and holds no memory before anybody else
+/// comes, and then serves the next client.
+#[test]
+fn a_panic_ends_the_connection_and_nothing_of_it_stays() {
+    let served = Served::new();
+    let log = LogLines::watch();
+    let mut client = served.client();
+    let file = memfd("guest memory", 0x10_0000);
+    client.call(Command::DMA_MAP, &map_body(3, 0, 0x10_0000, 0x10_0000), &[file.as_fd()]).ok();
+    assert_eq!(served.memory.mapped_bytes(), 0x10_0000);
+    let write = write_body(1, PANIC, &[0; 4]);
+    client
+        .stream
+        .write_all(&header(Command::REGION_WRITE, u32::try_from(HEADER_SIZE + write.len()).unwrap(), 0))
+        .unwrap();
+    client.stream.write_all(&write).unwrap();
+    // The client is hung up on.
+    assert_eq!(client.stream.read(&mut [0; 16]).unwrap_or(0), 0);
+    served.function.wait_reset();
+    // It may be about to be unmapped, but nobody has to come for it.
+    while served.memory.mapped_bytes() != 0 {
+        std::thread::yield_now();
+    }
+    assert_eq!(served.stats.counters.client_connections_panicked.get(), 1);
+    assert_eq!(log.with("by a panic").len(), 1);
+    assert_eq!(served.client().read(1, 0, 4), [0; 4]);
+}
+
+/// What is refused, and coming and going, is logged under one limit over all clients of a device.
+#[test]
+fn floods_do_not_fill_the_log() {
+    let served = Served::new();
+    let log = LogLines::watch();
+    let mut client = served.client();
+    let file = memfd("flood", 0x10_0000);
+    let map = map_body(3, 0, 0x10_0000, 0x1000);
+    client.call(Command::DMA_MAP, &map, &[file.as_fd()]).ok();
+    for _ in 0..5000 {
+        client.call(Command::DMA_MAP, &map, &[file.as_fd()]).errno();
+    }
+    drop(client);
+    for _ in 0..500 {
+        let mut client = served.client();
+        // Longer than any message: the connection ends.
+        client.stream.write_all(&header(Command::REGION_WRITE, u32::MAX, 0)).unwrap();
+        client.wait_hang_up();
+    }
+    log.assert_limited("");
 }
 
 #[test]

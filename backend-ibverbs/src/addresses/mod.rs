@@ -17,11 +17,9 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use log::Level;
 use parking_lot::Mutex;
-use pvrdma_verbs::Gid;
+use pvrdma_verbs::{Gid, LogLimit};
 
 use netlink::Netlink;
 pub use network::Network;
@@ -30,6 +28,9 @@ pub use network::Network;
 const MARK: u8 = 0x52;
 /// Addresses that one device may have on the interface.
 pub const MAX_ADDRESSES: usize = 16;
+
+/// Guests decide how often; counters have it all.
+static LOG: LogLimit = LogLimit::new();
 
 /// Who puts addresses of guests on the host's interface.
 pub trait AddressOwner: Send + Sync + fmt::Debug {
@@ -53,8 +54,6 @@ pub struct HostAddresses {
     index: u32,
     networks: Vec<Network>,
     netlink: Mutex<Netlink>,
-    /// Something was refused before.
-    warned: AtomicBool,
     /// Only one process may take what is marked for its own. The kernel forgets this name with the process.
     _only: UnixListener,
 }
@@ -78,13 +77,13 @@ impl HostAddresses {
         let mut netlink = Netlink::open().map_err(problem)?;
         let left = netlink.marked(index, MARK).map_err(problem)?;
         for &address in &left {
+            // Log: once, at the start.
             log::info!("{name}: {address} is of a guest of an earlier process and is removed");
             netlink.remove(index, address).map_err(problem)?;
         }
         let netlink = Mutex::new(netlink);
         let left = left.into_iter().map(Gid::from).collect();
-        let host =
-            Self { name: name.to_owned(), index, networks, netlink, warned: AtomicBool::new(false), _only: only };
+        let host = Self { name: name.to_owned(), index, networks, netlink, _only: only };
         Ok((host, left))
     }
 
@@ -99,9 +98,7 @@ impl AddressOwner for HostAddresses {
             return Err(io::ErrorKind::AddrNotAvailable.into());
         }
         self.netlink.lock().add(self.index, address, MARK).inspect_err(|error| {
-            // Guests decide how often; the counter has them all.
-            let level = if self.warned.swap(true, Ordering::Relaxed) { Level::Debug } else { Level::Warn };
-            log::log!(level, "{}: the address {address} of a guest cannot be added: {error}", self.name);
+            LOG.warn(&self.name, format_args!("the address {address} of a guest cannot be added: {error}"));
         })
     }
 
@@ -134,7 +131,7 @@ impl AddedAddress {
 impl Drop for AddedAddress {
     fn drop(&mut self) {
         if let Err(error) = self.owner.remove(self.address) {
-            log::warn!("the address {} of a guest cannot be removed: {error}", self.address);
+            LOG.warn("host", format_args!("the address {} of a guest cannot be removed: {error}", self.address));
         }
     }
 }

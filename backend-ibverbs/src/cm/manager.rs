@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use pvrdma_verbs::Counter;
+use pvrdma_verbs::{Counter, DeviceLog};
 
 use super::error::CmError;
 use super::receiver;
@@ -38,16 +38,17 @@ impl ConnectionManager {
         let strays = Arc::<Strays>::default();
         let receiver = receiver::start(file, gids.clone(), Arc::clone(fabric), Arc::clone(&strays));
         let receiver = receiver.map_err(CmError::Thread)?;
+        // Log: once, at the start.
         log::info!("{}: connection manager on {}", config.device, path.display());
         Ok(Self { path, gids: gids.clone(), strays, _receiver: receiver })
     }
 
     /// Returns the way out for the device of this name. Without one, which the log says, the device reaches this
     /// process only.
-    pub(crate) fn sender(&self, name: &str, counters: &Arc<Counters>) -> Option<Sender> {
-        let start = |file| Sender::start(file, self.gids.clone(), name, counters).map_err(CmError::Thread);
+    pub(crate) fn sender(&self, log: &DeviceLog, counters: &Arc<Counters>) -> Option<Sender> {
+        let start = |file| Sender::start(file, self.gids.clone(), log.name(), counters).map_err(CmError::Thread);
         let sender = Umad::sending(&self.path).and_then(start);
-        sender.inspect_err(|error| log::error!("{name}: {error}")).ok()
+        sender.inspect_err(|error| log.error(format_args!("{error}"))).ok()
     }
 
     /// What was received for nobody.

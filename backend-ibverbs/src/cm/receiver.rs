@@ -25,6 +25,7 @@ pub(super) fn start(file: Umad, gids: HostGids, fabric: Arc<Fabric>, strays: Arc
     let receiver = Receiver { file, gids, fabric, strays };
     Worker::start(ThreadKind::HostManagement, "ibv-cm", move |stop| {
         if let Err(error) = receiver.run(stop) {
+            // Log: the last of this thread.
             log::error!("the connection manager receives nothing any more: {error}");
         }
     })

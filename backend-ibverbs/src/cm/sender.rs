@@ -39,6 +39,7 @@ impl Sender {
         let device = Device { name, counters, queue: Arc::clone(&queue), file, gids };
         let thread = Worker::start(ThreadKind::HostManagement, &format!("ibcm-{}", device.name), move |stop| {
             if let Err(error) = device.run(stop) {
+                // Log: the last of this thread.
                 log::error!("{}: the connection manager sends nothing any more: {error}", device.name);
             }
         })?;

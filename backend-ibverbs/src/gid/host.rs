@@ -109,6 +109,7 @@ impl HostGids {
     /// Waits until addresses that were removed just now are gone.
     pub(crate) fn await_gone(&self, gids: &[Gid]) {
         if soon(|| (!self.list().iter().any(|entry| gids.contains(&entry.gid))).then_some(())).is_none() {
+            // Log: once, at the start.
             log::warn!("port {} keeps GIDs whose addresses were removed", self.port);
         }
     }

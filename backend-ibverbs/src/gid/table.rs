@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_verbs::{Gid, GidType, VerbsError};
+use pvrdma_verbs::{DeviceLog, Gid, GidType, VerbsError};
 
 use super::fabric::{Bound, Member};
 use super::host::HostGid;
@@ -17,8 +17,7 @@ const ENTRIES: usize = 256;
 /// The GIDs that a guest has bound, by index, and the host's addresses that exist because of them.
 #[derive(Debug)]
 pub(crate) struct GidTable {
-    /// The device, in logs.
-    name: String,
+    log: Arc<DeviceLog>,
     shared: Arc<Shared>,
     member: Arc<Member>,
     entries: RwLock<Box<[Option<Bound>]>>,
@@ -27,9 +26,9 @@ pub(crate) struct GidTable {
 }
 
 impl GidTable {
-    pub(crate) fn new(name: String, shared: Arc<Shared>, member: Arc<Member>) -> Self {
+    pub(crate) fn new(log: Arc<DeviceLog>, shared: Arc<Shared>, member: Arc<Member>) -> Self {
         let entries = RwLock::new(vec![None; ENTRIES].into_boxed_slice());
-        Self { name, shared, member, entries, added: Mutex::default() }
+        Self { log, shared, member, entries, added: Mutex::default() }
     }
 
     /// Returns what is bound at an index.
@@ -58,7 +57,7 @@ impl GidTable {
                 shared.fabric.bind(&self.member, bound)?;
                 self.replace(index, Some(bound));
             }
-            None => log::debug!("{}: the host does not have {gid}, {} stands for it", self.name, host.gid),
+            None => log::debug!("{}: the host does not have {gid}, {} stands for it", self.log.name(), host.gid),
         }
         Ok(())
     }
@@ -79,7 +78,7 @@ impl GidTable {
         }
         let host = self.shared.gids.await_new(gid, kind);
         if host.is_none() {
-            log::warn!("{}: {gid} was added to the host's interface and is not among the adapter's GIDs", self.name);
+            self.log.warn(format_args!("{gid} was added to the host's interface and is not among the adapter's GIDs"));
             added.remove(&gid);
         }
         host

@@ -313,7 +313,8 @@ impl Mr {
                     match self.register_part(adapter, iova, piece, access) {
                         Ok((host, share)) => parts.push(DmaPart { iova, len: len as u64, host, _share: share }),
                         Err(error) => {
-                            log::warn!("{}: guest memory at {iova:#x} cannot be registered: {error}", adapter.name);
+                            let log = &adapter.log;
+                            log.warn(format_args!("guest memory at {iova:#x} cannot be registered: {error}"));
                             return None;
                         }
                     }
@@ -377,8 +378,8 @@ impl Mr {
             return None;
         }
         let registered = register(adapter, &self.pd, view, &pages, (iova, length), Access::LOCAL_WRITE, ACCESS_MW_BIND);
-        let (host, share) =
-            registered.inspect_err(|error| log::warn!("{}: a fast registration failed: {error}", adapter.name)).ok()?;
+        let failed = |error: &_| adapter.log.warn(format_args!("a fast registration failed: {error}"));
+        let (host, share) = registered.inspect_err(failed).ok()?;
         let host = Arc::new(host);
         let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let op = HostOp::BindMw {

@@ -22,6 +22,6 @@ pub(super) fn to_error(adapter: &Adapter, host: &HostQp) {
         return;
     }
     if let Err(error) = host.modify(&to(QpState::Error), STATE) {
-        log::warn!("{}: the host's QP {} does not stop: {error}", adapter.name, host.number());
+        adapter.log.warn(format_args!("the host's QP {} does not stop: {error}", host.number()));
     }
 }

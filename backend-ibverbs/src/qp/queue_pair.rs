@@ -257,7 +257,7 @@ impl Qp {
 
     /// A ring of the guest cannot be read: the QP ends.
     pub(super) fn broken_ring(&self, view: &DmaView<'_>, error: &dyn fmt::Display) {
-        log::warn!("{}: a ring of QP {}: {error}", self.adapter.name, self.qpn);
+        self.adapter.log.warn(format_args!("a ring of QP {}: {error}", self.qpn));
         if self.set_error() {
             self.failing.store(true, Ordering::Release);
             self.event(view, QpEvent::Fatal);

@@ -37,7 +37,8 @@ impl Qp {
             }
             let (refused, result) = side.post(&self.adapter, |batch| host.post_recv(batch), &self.recv_inflight);
             if let Err(error) = result {
-                log::warn!("{}: the host takes no receive for QP {}: {error}", self.adapter.name, self.qpn);
+                let log = &self.adapter.log;
+                log.warn(format_args!("the host takes no receive for QP {}: {error}", self.qpn));
                 self.set_error();
                 self.failing.store(true, Ordering::Release);
                 for wr_id in refused {

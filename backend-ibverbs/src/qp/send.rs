@@ -73,7 +73,8 @@ impl Qp {
                 ring != Ring::Empty
             }
             Err(error) => {
-                log::warn!("{}: the host refuses a request of QP {}: {error}", self.adapter.name, self.qpn);
+                let log = &self.adapter.log;
+                log.warn(format_args!("the host refuses a request of QP {}: {error}", self.qpn));
                 let mut inflight = self.send_inflight.lock();
                 for _ in taken..count {
                     if let Some(entry) = inflight.pop_newest() {

@@ -159,7 +159,7 @@ impl Qp {
         }
         let attr: AhAttr = convert::route(dgid, source.host.index, shared.config.port, &route);
         let ah = HostAh::new(&self.pd, &attr).map_err(|error| {
-            log::warn!("{}: no way to {dgid}: {error}", self.adapter.name);
+            self.adapter.log.warn(format_args!("no way to {dgid}: {error}"));
             WcStatus::LocalQpOperation
         })?;
         let ah = Arc::new(ah);

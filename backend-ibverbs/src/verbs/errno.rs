@@ -3,7 +3,10 @@
 use std::ffi::c_int;
 use std::io;
 
-use log::error;
+use pvrdma_verbs::LogLimit;
+
+/// Guests decide how many objects they destroy.
+static LOG: LogLimit = LogLimit::new();
 
 /// Most functions return an errno, some return -1 and set `errno`.
 pub(super) fn check(code: c_int) -> io::Result<()> {
@@ -17,6 +20,6 @@ pub(super) fn check(code: c_int) -> io::Result<()> {
 /// An object that does not go away stays until the device is closed. Nobody can be told but the log.
 pub(super) fn destroyed(what: &str, code: c_int) {
     if let Err(error) = check(code) {
-        error!("the host's {what} cannot be destroyed: {error}");
+        LOG.error("host", format_args!("a {what} cannot be destroyed: {error}"));
     }
 }

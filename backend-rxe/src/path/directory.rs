@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
-use pvrdma_verbs::{Gid, Qpn, VerbsError};
+use pvrdma_verbs::{EndOnPanic, Gid, Qpn, VerbsError};
 
 use crate::adapter::Adapter;
 use crate::gid::BoundGid;
@@ -117,6 +117,7 @@ impl<Q> Directory<Q> {
     /// # Errors
     /// There is no such index, or another device has the GID.
     pub(crate) fn set_gid(&self, node: &Arc<Node<Q>>, index: u8, new: Option<BoundGid>) -> Result<(), VerbsError> {
+        let _guard = EndOnPanic::new("the directory of GIDs");
         let adapter = &node.adapter;
         let old = {
             let mut gids = adapter.gids.write();

@@ -16,7 +16,7 @@ use std::{io, thread};
 
 use parking_lot::Mutex;
 use pvrdma_verbs::threads::{self, ThreadKind};
-use pvrdma_verbs::{Count, Counter, MacAddr, Mtu, Qpn, VerbsError};
+use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn, VerbsError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use serde::Serialize;
 
@@ -86,6 +86,7 @@ pub(crate) struct Port {
     batches: AtomicU64,
     waker: OwnedFd,
     stopping: AtomicBool,
+    log: LogLimit,
 }
 
 /// A port at one moment.
@@ -137,6 +138,7 @@ impl Port {
             batches: AtomicU64::new(0),
             waker: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopping: AtomicBool::new(false),
+            log: LogLimit::new(),
         })
     }
 
@@ -219,6 +221,7 @@ impl Port {
 
     /// Does what there is to do without waiting. Returns `true` if there may be more.
     pub(crate) fn service(&self) -> bool {
+        let _guard = EndOnPanic::new("a port");
         // Another thread is servicing the port and will pick up remaining work.
         let Some(mut inbox) = self.inbox.try_lock() else { return false };
         if let Some(next) = self.next_inbox.lock().take() {
@@ -339,7 +342,7 @@ impl Port {
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => {
-                log::error!("port {}: cannot wait: {errno}", self.mac);
+                self.log.error("port", format_args!("{}: cannot wait: {errno}", self.mac));
                 thread::sleep(SOON);
             }
         }
@@ -408,6 +411,7 @@ impl Drop for Uplink {
         self.port.stopping.store(true, Ordering::Release);
         self.port.wake();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            // Log: the last of this thread.
             log::error!("the thread of a port panicked");
         }
     }

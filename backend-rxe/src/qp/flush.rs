@@ -35,7 +35,7 @@ impl Qp {
 
     /// The send ring cannot be read any more.
     pub(crate) fn fail_ring(&self, view: &DmaView<'_>, error: QueueError) {
-        log::warn!("{}: send queue of QP {}: {error}", self.adapter.name, self.qpn);
+        self.adapter.log.warn(format_args!("send queue of QP {}: {error}", self.qpn));
         Counters::bump(&self.adapter.counters.request_errors);
         if self.state.enter_error(ErrorCause::Requester) {
             self.event(view, QpEvent::Fatal);

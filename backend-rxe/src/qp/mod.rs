@@ -2,6 +2,7 @@
 //!
 //! Nothing in here knows by which path requests travel, nor who runs the QP: see [`crate::path`] and [`crate::drive`].
 
+mod epoch;
 mod flush;
 pub(crate) mod modify;
 mod no_queue;
@@ -33,7 +34,7 @@ pub(crate) struct QpParts {
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
     /// Number of the protection domain.
-    pub(crate) pd: u32,
+    pub(crate) pd: u64,
     /// What the device calls it.
     pub(crate) cookie: u32,
     pub(crate) signal_all: bool,
@@ -47,7 +48,7 @@ pub(crate) struct Qp {
     pub(crate) adapter: Arc<Adapter>,
     pub(crate) qpn: Qpn,
     pub(crate) qp_type: QpType,
-    pub(crate) pd: u32,
+    pub(crate) pd: u64,
     cookie: u32,
     signal_all: bool,
     send_cq: Arc<Cq>,

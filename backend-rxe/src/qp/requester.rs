@@ -10,6 +10,7 @@ use pvrdma_verbs::{
 use serde::Serialize;
 
 use super::Qp;
+use super::epoch::Epoch;
 use super::no_queue::NoQueue;
 use super::pending_completions::PendingCompletions;
 use crate::counters::{Counters, Tally};
@@ -30,7 +31,7 @@ pub(crate) struct Progress {
     pub(crate) done: u64,
     /// [`super::responder::Responder::epoch`] when the first byte moved. The peer forgets half a message when it
     /// changes.
-    pub(crate) epoch: u32,
+    pub(crate) epoch: Epoch,
 }
 
 /// What the requester waits for.
@@ -387,7 +388,7 @@ fn change_key(qp: &Qp, op: &mut SendOp, own: Memory<'_>) -> bool {
 pub(crate) fn check_request(
     work: &SendWr,
     own: Memory<'_>,
-    pd: u32,
+    pd: u64,
     attrs: &QpAttrs,
     max_message: u32,
 ) -> Result<u64, WcStatus> {

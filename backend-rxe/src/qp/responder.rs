@@ -15,6 +15,7 @@ use serde::Serialize;
 use std::sync::Arc;
 
 use super::Qp;
+use super::epoch::Epoch;
 use super::state::{ErrorCause, StateCell};
 use crate::counters::{Counters, Tally};
 use crate::gid::BoundGid;
@@ -71,7 +72,7 @@ pub(crate) struct Responder {
     /// A receive of the batch could not be published.
     lost: bool,
     /// Changes when half a message is forgotten.
-    pub(crate) epoch: u32,
+    pub(crate) epoch: Epoch,
     pub(crate) attrs: QpAttrs,
     /// The first request in RTR was seen.
     established: bool,
@@ -91,7 +92,7 @@ impl Responder {
             pending: Vec::new(),
             receives_published: 0,
             lost: false,
-            epoch: 0,
+            epoch: Epoch::begin(),
             attrs: QpAttrs::default(),
             established: false,
             last_wqe_raised: false,
@@ -107,8 +108,7 @@ impl Responder {
 
     /// Forgets everything, as the guest does with a QP in RESET.
     pub(super) fn reset(&mut self) {
-        let epoch = self.epoch.wrapping_add(1);
-        *self = Self { epoch, ..Self::new(self.source.take()) };
+        *self = Self::new(self.source.take());
         if let Some(source) = &mut self.source {
             source.reset();
         }
@@ -116,7 +116,7 @@ impl Responder {
 
     /// Lets go of the ring for good.
     pub(super) fn end(&mut self) {
-        *self = Self { epoch: self.epoch.wrapping_add(1), ..Self::new(None) };
+        *self = Self::new(None);
     }
 
     pub(super) const fn set_attrs(&mut self, attrs: QpAttrs) {
@@ -125,8 +125,8 @@ impl Responder {
     }
 
     /// Forgets the message whose first part has come.
-    pub(super) const fn forget_message(&mut self) {
-        self.epoch = self.epoch.wrapping_add(1);
+    pub(super) fn forget_message(&mut self) {
+        self.epoch = Epoch::begin();
     }
 
     /// Returns `true` if a connected peer that sends from `from` is the one this QP is connected to. `generation` is
@@ -208,7 +208,7 @@ impl Responder {
     fn broken_queue(&mut self, qp: &Qp, view: &DmaView<'_>, error: Option<QueueError>) -> NakReason {
         self.broken = true;
         if let Some(error) = error {
-            log::warn!("{}: receive queue of QP {}: {error}", qp.adapter.name, qp.qpn);
+            qp.adapter.log.warn(format_args!("receive queue of QP {}: {error}", qp.qpn));
         }
         if qp.srq.is_none() {
             qp.event(view, QpEvent::Fatal);

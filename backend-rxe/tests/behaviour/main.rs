@@ -24,6 +24,7 @@ mod life;
 mod marks;
 mod networks;
 mod ops;
+mod panics;
 mod pass_through;
 mod port;
 mod retry;

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use log::warn;
 use thiserror::Error;
@@ -225,9 +226,15 @@ fn lock(mapping: &MmapRegion, offset: usize, len: usize) -> io::Result<()> {
 
 /// Unlocks pages that are still mapped, because the caller's parts keep their mappings alive.
 fn unlock(start: usize, len: usize) {
+    static FAILURES: AtomicU64 = AtomicU64::new(0);
     // SAFETY: munlock changes residency only; on an address that is not mapped it fails without effect.
     if unsafe { libc::munlock(std::ptr::with_exposed_provenance(start), len) } != 0 {
-        warn!("munlock of {len} bytes: {}", io::Error::last_os_error());
+        let error = io::Error::last_os_error();
+        let count = FAILURES.fetch_add(1, Ordering::Relaxed).saturating_add(1);
+        if count.is_power_of_two() {
+            // Log: a guest decides how often it registers memory; the lines of all its life are few.
+            warn!("munlock of {len} bytes: {error} ({count} times so far)");
+        }
     }
 }
 

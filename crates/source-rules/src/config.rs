@@ -17,6 +17,8 @@ pub struct Config {
     pub pure: PureCrate,
     /// Where threads start.
     pub threads: Threads,
+    /// What may be logged without a limit.
+    pub logs: Logs,
     /// Lines that a product file may have.
     pub file_lines: usize,
     /// Lines that a function may have, from `fn` to its closing brace.
@@ -63,6 +65,17 @@ pub struct Threads {
     /// Paths that no other product file may name, each with everything below it.
     pub forbidden: &'static [&'static str],
     /// Files and folders that may nevertheless, each with the reason. A folder ends in `/`.
+    pub exceptions: &'static [(&'static str, &'static str)],
+}
+
+/// The one file that logs without a limit.
+#[derive(Clone, Copy, Debug)]
+pub struct Logs {
+    /// The file, from the root of the repository.
+    pub home: &'static str,
+    /// Macros that no other product file may call without a reason.
+    pub forbidden: &'static [&'static str],
+    /// Folders that may nevertheless, each with the reason.
     pub exceptions: &'static [(&'static str, &'static str)],
 }
 
@@ -125,6 +138,11 @@ pub const REPOSITORY: Config = Config {
             ("guest-tests/", "the test bed, which serves nobody"),
             ("pvrdmad/src/capture/client.rs", "the command that asks the daemon"),
         ],
+    },
+    logs: Logs {
+        home: "crates/verbs/src/log_limit.rs",
+        forbidden: &["log::error", "log::info", "log::log", "log::warn"],
+        exceptions: &[("guest-tests/", "the test bed, which serves nobody")],
     },
     file_lines: 500,
     function_lines: 60,

@@ -13,6 +13,7 @@
 //! | [`sizes`] | product files of at most 500 lines, functions of at most 60, or a reason |
 //! | [`dependencies`] | no dependency that is unused or declared twice |
 //! | [`module_style`] | `name/mod.rs`, tests in `tests.rs`, no `#[path]` |
+//! | [`logs`] | what others can cause is logged under a limit, or with a reason |
 //! | [`threads`] | threads of the product start in one place |
 //! | [`words`] | the field's words, comments of at most 120 columns |
 //!
@@ -26,6 +27,7 @@ pub mod conditions;
 pub mod config;
 pub mod dependencies;
 pub mod imports;
+pub mod logs;
 pub mod module_style;
 pub mod modules;
 pub mod purity;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use source_rules::config::REPOSITORY;
 use source_rules::workspace::Workspace;
-use source_rules::{Problem, circles, dependencies, module_style, purity, sizes, threads, words};
+use source_rules::{Problem, circles, dependencies, logs, module_style, purity, sizes, threads, words};
 
 fn repository() -> Workspace {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -59,6 +59,14 @@ fn threads_start_in_one_place() {
     let home = workspace.config.threads.home;
     assert!(workspace.files.iter().any(|file| file.path == home), "there is no {home}");
     judge(&threads::check(&workspace));
+}
+
+#[test]
+fn what_others_can_cause_does_not_fill_the_log() {
+    let workspace = repository();
+    let home = workspace.config.logs.home;
+    assert!(workspace.files.iter().any(|file| file.path == home), "there is no {home}");
+    judge(&logs::check(&workspace));
 }
 
 #[test]

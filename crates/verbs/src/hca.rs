@@ -8,6 +8,7 @@ use serde_json::Value;
 use crate::attrs::{QpAttrMask, QpAttrs, QpCaps};
 use crate::counters::Counter;
 use crate::error::VerbsError;
+use crate::log_limit::DeviceLog;
 use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, PortState, QpType, Qpn};
 use pvrdma_guest_memory::{DmaSpace, PageList};
@@ -25,6 +26,8 @@ pub struct DeviceContext {
     pub memory: Arc<DmaSpace>,
     /// Where its asynchronous events go.
     pub events: Arc<dyn EventSink>,
+    /// Where an adapter says what its guest or its peers have caused.
+    pub log: Arc<DeviceLog>,
 }
 
 impl std::fmt::Debug for DeviceContext {

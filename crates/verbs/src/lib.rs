@@ -30,6 +30,7 @@
 mod attrs;
 #[cfg(feature = "testing")]
 pub mod conformance;
+mod containment;
 mod counters;
 mod error;
 mod hca;
@@ -44,13 +45,14 @@ mod types;
 mod work;
 
 pub use attrs::{AddressVector, QpAttrMask, QpAttrs, QpCaps};
+pub use containment::EndOnPanic;
 pub use counters::{Count, Counter, Kind, Unit};
 pub use error::{CqOverrun, IndexError, QpTransitionError, QueueError, VerbsError};
 pub use hca::{
     Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, PortAttributes, QpInit,
     QueuePair, SharedReceiveQueue, SrqInit,
 };
-pub use log_limit::LogLimit;
+pub use log_limit::{DeviceLog, LogLimit};
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use snapshot::{Snapshot, micros};
 pub use types::{Access, Gid, GidType, InvalidValue, MacAddr, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};

@@ -1,6 +1,7 @@
 //! Log lines that somebody else can provoke (a guest, a VMM, the network), kept from filling the log.
 
 use std::fmt::Arguments;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use log::Level;
@@ -28,6 +29,11 @@ impl LogLimit {
     /// A limit that nothing was logged under.
     pub const fn new() -> Self {
         Self(Mutex::new(State { since: None, lines: 0, suppressed: 0 }))
+    }
+
+    /// Logs an error about `subject`, if it may.
+    pub fn error(&self, subject: &str, message: Arguments<'_>) {
+        self.log(Level::Error, subject, message);
     }
 
     /// Logs a warning about `subject`, if it may.
@@ -60,6 +66,41 @@ impl LogLimit {
         }
         state.lines = state.lines.saturating_add(1);
         Some(std::mem::take(&mut state.suppressed))
+    }
+}
+
+/// The log of one device: lines begin with its name, and all that its guest and its peers can cause are under one
+/// limit.
+#[derive(Debug)]
+pub struct DeviceLog {
+    name: String,
+    limit: LogLimit,
+}
+
+impl DeviceLog {
+    /// The log of a device of this name.
+    pub fn new(name: impl Into<String>) -> Arc<Self> {
+        Arc::new(Self { name: name.into(), limit: LogLimit::new() })
+    }
+
+    /// The name of the device.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Logs an error, if it may.
+    pub fn error(&self, message: Arguments<'_>) {
+        self.limit.error(&self.name, message);
+    }
+
+    /// Logs a warning, if it may.
+    pub fn warn(&self, message: Arguments<'_>) {
+        self.limit.warn(&self.name, message);
+    }
+
+    /// Logs something of interest, if it may.
+    pub fn info(&self, message: Arguments<'_>) {
+        self.limit.log(Level::Info, &self.name, message);
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! Whoever runs the process may set, once each, a [start hook](set_start_hook) that every thread runs first (it
 //! installs the thread's system call filter) and a [panic hook](set_panic_hook) that is told when one ends by a panic.
-//! Without them a thread is as `std::thread` makes it.
+//! Without them a thread starts as `std::thread` starts it, and a panic ends the process, see
+//! [`EndOnPanic`](crate::EndOnPanic).
 //!
 //! A thread has the system call filters of the one that started it, and a filter only ever gets narrower. So that no
 //! thread needs the calls that start another one, nor all that the other may do, [`start_launcher`] has one thread
@@ -14,6 +15,8 @@ use std::thread::{Builder, JoinHandle};
 use std::{fmt, io};
 
 use thiserror::Error;
+
+use crate::containment::thread_panicked;
 
 /// What a thread is for. What it may do, and what its panic means, follow from that.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
@@ -112,8 +115,9 @@ pub fn set_start_hook(hook: impl Fn(ThreadKind) + Send + Sync + 'static) -> Resu
     START_HOOK.set(Box::new(hook)).map_err(|_| AlreadySet)
 }
 
-/// Has `hook` called, with the thread's kind and name, on a thread that panicked, when its stack is unwound. If it
-/// returns, the thread ends with the panic as its result, as it does without a hook.
+/// Has `hook` decide, with the thread's kind and name, what a panic ends that a thread did not contain, when its stack
+/// is unwound. If it returns, the thread ends with the panic as its result. Without a hook only the thread of a capture
+/// ends alone; the panic of any other ends the process.
 ///
 /// # Errors
 /// There is one.
@@ -171,8 +175,9 @@ fn run<T>(kind: ThreadKind, name: &str, body: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(result) => result,
         Err(panic) => {
-            if let Some(hook) = PANIC_HOOK.get() {
-                hook(kind, name);
+            match PANIC_HOOK.get() {
+                Some(hook) => hook(kind, name),
+                None => thread_panicked(kind, name),
             }
             resume_unwind(panic)
         }

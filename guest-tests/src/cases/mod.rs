@@ -28,6 +28,7 @@ mod readme;
 mod roce_v1;
 mod runner;
 mod shared;
+mod sockets;
 mod two_daemons;
 
 pub(crate) use case::Case;
@@ -53,6 +54,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(lifecycle::cases());
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
+        cases.extend(sockets::cases());
         cases.extend(readme::cases());
         cases.extend(interop::cases());
         cases.extend(host_adapter::cases());

@@ -4,6 +4,7 @@
 //! Fenced blocks of `sh`, `bash` and `toml` are checked. Any other info string, as `text`, leaves a block out.
 
 mod commands;
+mod folders;
 mod links;
 mod markdown;
 mod shell;
@@ -45,6 +46,7 @@ fn problems(directory: &Path) -> Result<Vec<String>> {
     let mut problems = Vec::new();
     for document in &documents {
         problems.extend(commands::check(document)?);
+        problems.extend(folders::check(document));
         problems.extend(links::check(document));
         problems.extend(sources::check(document, &sources));
     }

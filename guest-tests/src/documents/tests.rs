@@ -84,9 +84,18 @@ fn wrong_sockets_are_found() {
     };
     assert_eq!(seeded(&text("-device '{\"socket\":{\"path\":\"/run/a.sock\"}}'")), Vec::<String>::new());
     assert_problem(&text("-device '{\"socket\":{\"path\":\"/run/b.sock\"}}'"), "/run/b.sock");
-    assert_problem(&text("-netdev stream,id=n,addr.path=/tmp/net.sock"), "/tmp/net.sock");
+    assert_problem(&text("-netdev stream,id=n,addr.path=/run/other.sock"), "/run/other.sock");
     assert_problem(&text("-device vmxnet3,netdev=n,mac=52:54:00:00:00:02"), "52:54:00:00:00:02");
     assert_problem(&text("-device '{\"socket\":{\"path\":\"/run/vm$1.sock\"}}'"), "/run/vm$1.sock");
+}
+
+#[test]
+fn folders_for_everybody_are_found() {
+    for language in ["text", "sh"] {
+        assert_problem(&format!("```{language}\nls /tmp/a.sock\n```\n"), "everybody can write to /tmp/");
+    }
+    assert_problem("```text\nls /dev/shm/a\n```\n", "README.md:2: everybody");
+    assert_eq!(seeded("`/tmp/a` is wrong\n```text\nls /run/tmp\n```\n"), Vec::<String>::new());
 }
 
 #[test]

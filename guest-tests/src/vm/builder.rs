@@ -55,7 +55,18 @@ pub(crate) struct VmBuilder {
     /// Hardware address of the card that leads to this machine.
     pub(super) user_network: Option<String>,
     pub(super) disk: Option<PathBuf>,
+    pub(super) run_as: Option<RunAs>,
     pub(super) patience: u32,
+}
+
+/// Who QEMU runs as. It may read every file, as those of the image are where only their owner finds them, and write to
+/// none but its own.
+#[derive(Clone, Debug)]
+pub(crate) struct RunAs {
+    /// The user, and the primary group of the same number.
+    pub(crate) user: u32,
+    /// The other groups.
+    pub(crate) groups: Vec<u32>,
 }
 
 impl VmBuilder {
@@ -74,6 +85,7 @@ impl VmBuilder {
             nics: Vec::new(),
             user_network: None,
             disk: None,
+            run_as: None,
             patience: 1,
         }
     }
@@ -137,6 +149,12 @@ impl VmBuilder {
     /// Adds a second disk, read only: `/dev/vdb`.
     pub(crate) fn disk(mut self, image: &Path) -> Self {
         self.disk = Some(image.to_owned());
+        self
+    }
+
+    /// QEMU runs as this user, to whom the directory belongs. Needs root.
+    pub(crate) fn run_as(mut self, user: RunAs) -> Self {
+        self.run_as = Some(user);
         self
     }
 

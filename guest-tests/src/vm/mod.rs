@@ -7,7 +7,7 @@ mod machine;
 mod qemu;
 mod start;
 
-pub(crate) use builder::{MemoryKind, Nic, NicModel, VmBuilder};
+pub(crate) use builder::{MemoryKind, Nic, NicModel, RunAs, VmBuilder};
 pub(crate) use job::Job;
 pub(crate) use machine::{SHORT, Vm};
 pub(crate) use qemu::{has_kvm, processor};

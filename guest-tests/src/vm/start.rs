@@ -1,6 +1,7 @@
 //! From the description of a machine to a running one.
 
 use std::fs::File;
+use std::os::unix::fs::{MetadataExt, chown};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::builder::VmBuilder;
+use super::builder::{RunAs, VmBuilder};
 use super::channel::Channel;
 use super::machine::Vm;
 use super::qemu;
@@ -26,7 +27,13 @@ impl VmBuilder {
     /// Starts the machine and does not wait for the guest.
     pub(crate) fn start(self) -> Result<Vm> {
         let prepared = self.prepare()?;
-        let (qemu, mut arguments) = prepared.builder.image.qemu();
+        let (mut qemu, mut arguments) = prepared.builder.image.qemu();
+        if let Some(user) = &prepared.builder.run_as {
+            chown(&prepared.agent_socket, Some(user.user), None).context("cannot give a socket away")?;
+            let wrapped = as_user(user, &qemu);
+            qemu = "setpriv".to_owned();
+            arguments.splice(0..0, wrapped);
+        }
         arguments.extend(qemu::machine_arguments(&prepared.builder)?);
         arguments.extend(prepared.boot_arguments());
         log::debug!("{}: {qemu} {}", prepared.builder.name, arguments.join(" "));
@@ -93,6 +100,25 @@ impl Prepared {
             patience: self.builder.patience,
         })
     }
+}
+
+/// Options of `setpriv` that become `program` as another user. Reading everything is the one capability that is left:
+/// it does not open a socket, which takes the right to write.
+fn as_user(user: &RunAs, program: &str) -> Vec<String> {
+    let RunAs { user, groups } = user;
+    let kvm = std::fs::metadata("/dev/kvm").map(|device| device.gid());
+    let groups: Vec<_> = groups.iter().copied().chain(kvm).map(|group| group.to_string()).collect();
+    let kept = "-all,+dac_read_search";
+    vec![
+        format!("--reuid={user}"),
+        format!("--regid={user}"),
+        format!("--groups={}", groups.join(",")),
+        format!("--inh-caps={kept}"),
+        format!("--ambient-caps={kept}"),
+        format!("--bounding-set={kept}"),
+        "--".to_owned(),
+        program.to_owned(),
+    ]
 }
 
 /// QEMU connects to us as it starts.

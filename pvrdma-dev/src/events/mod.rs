@@ -18,7 +18,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use log::debug;
 use parking_lot::{Mutex, RwLock};
 use pvrdma_guest_memory::{DmaSpace, DmaView, PageList};
-use pvrdma_verbs::{AsyncEvent, Counter, EventSink, LogLimit, PortEvent, QpEvent, QueueError, SrqEvent, counters};
+use pvrdma_verbs::{AsyncEvent, Counter, DeviceLog, EventSink, PortEvent, QpEvent, QueueError, SrqEvent, counters};
 use serde::Serialize;
 
 use crate::abi::ring::{CQNE_SIZE, EQE_SIZE, Eqe, STATE_PAGE, eqe};
@@ -103,6 +103,8 @@ struct EventRing<E> {
     ring: Option<ProducerRing>,
     waiting: VecDeque<E>,
     queued: HashSet<E>,
+    /// The device's, once the ring is its own.
+    log: Option<Arc<DeviceLog>>,
 }
 
 impl<E: Entry> EventRing<E> {
@@ -117,7 +119,7 @@ impl<E: Entry> EventRing<E> {
         let entries = nominal & nominal.wrapping_neg();
         let shape = RingShape { pages, first_page, page_count, entries, stride, words: StateWords::Rx };
         let ring = ProducerRing::new(shape)?;
-        Ok(Self { name, ring: Some(ring), waiting: VecDeque::new(), queued: HashSet::new() })
+        Ok(Self { name, ring: Some(ring), waiting: VecDeque::new(), queued: HashSet::new(), log: None })
     }
 
     /// Posts an entry behind those that wait already. Returns whether anything was published.
@@ -157,7 +159,9 @@ impl<E: Entry> EventRing<E> {
             // Bus mastering is off, or the map is changing: that may pass, and what waits is bounded.
             Err(QueueError::Memory(_)) => Some(false),
             Err(error @ QueueError::BadIndex(_)) => {
-                log::warn!("{} ring stops until the device is reset: {error}", self.name);
+                if let Some(log) = &self.log {
+                    log.warn(format_args!("{} ring stops until the device is reset: {error}", self.name));
+                }
                 self.shut();
                 None
             }
@@ -165,7 +169,7 @@ impl<E: Entry> EventRing<E> {
     }
 
     fn shut(&mut self) {
-        let Self { name: _, ring, waiting, queued } = self;
+        let Self { name: _, log: _, ring, waiting, queued } = self;
         (*ring, *waiting, *queued) = (None, VecDeque::new(), HashSet::new());
     }
 }
@@ -271,31 +275,27 @@ counters! {
 /// Where the events of a device go for as long as it lives.
 #[derive(Debug)]
 pub(crate) struct EventHub {
-    /// The device, for the log.
-    name: String,
-    log: LogLimit,
+    log: Arc<DeviceLog>,
     rings: RwLock<Option<Arc<EventRings>>>,
     counters: EventCounters,
 }
 
 impl EventHub {
-    /// A hub without rings, of the device that logs call `name`.
-    pub(crate) fn new(name: &str) -> Arc<Self> {
-        Arc::new(Self {
-            name: name.to_owned(),
-            log: LogLimit::new(),
-            rings: RwLock::new(None),
-            counters: EventCounters::default(),
-        })
+    /// A hub without rings.
+    pub(crate) fn new(log: &Arc<DeviceLog>) -> Arc<Self> {
+        let (log, counters) = (Arc::clone(log), EventCounters::default());
+        Arc::new(Self { log, rings: RwLock::new(None), counters })
     }
 
     /// Logs what a guest can cause as often as it likes.
     pub(crate) fn warn(&self, message: fmt::Arguments<'_>) {
-        self.log.warn(&self.name, message);
+        self.log.warn(message);
     }
 
     /// Takes the rings of a handshake; those of an earlier one are shut.
-    pub(crate) fn install(&self, rings: EventRings) {
+    pub(crate) fn install(&self, mut rings: EventRings) {
+        rings.asynchronous.get_mut().log = Some(Arc::clone(&self.log));
+        rings.notifications.get_mut().log = Some(Arc::clone(&self.log));
         if let Some(old) = self.rings.write().replace(Arc::new(rings)) {
             old.shut();
         }

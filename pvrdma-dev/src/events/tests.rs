@@ -5,6 +5,7 @@ use super::*;
 use crate::InterruptSink;
 use crate::testing::ring_memory::{RingMemory, open_interrupts};
 use crate::testing::{GuestMemory, Irqs};
+use pvrdma_verbs::testing::LogLines;
 
 /// A hub and the memory of the rings that it can be given.
 struct HubFixture {
@@ -19,7 +20,13 @@ impl HubFixture {
     fn new() -> Self {
         let memory = GuestMemory::new(4 << 20);
         let [asynchronous, notifications] = [(); 2].map(|()| RingMemory::in_memory(&memory, 4));
-        let fixture = Self { memory, asynchronous, notifications, hub: EventHub::new("test"), irqs: Irqs::new() };
+        let fixture = Self {
+            memory,
+            asynchronous,
+            notifications,
+            hub: EventHub::new(&DeviceLog::new("test")),
+            irqs: Irqs::new(),
+        };
         fixture.install();
         fixture
     }
@@ -49,6 +56,22 @@ fn handshakes() {
     fixture.hub.event(&view, AsyncEvent::Port(PortEvent::Error));
     let entry = fixture.memory.read_vec(fixture.asynchronous.slot(0, 512, 8), 8);
     assert_eq!(entry, [10, 0, 0, 0, 1, 0, 0, 0]);
+}
+
+/// A kernel may break its event rings, and shake hands again, as often as it likes: the log stays short.
+#[test]
+fn rings_that_break_over_and_over() {
+    let fixture = HubFixture::new();
+    let log = LogLines::watch();
+    let view = fixture.memory.space().view();
+    for _ in 0..100 {
+        fixture.memory.write(fixture.notifications.state() + 12, &u32::MAX.to_le_bytes());
+        fixture.install();
+        // The consumer's index is looked at when the ring seems full.
+        (0..10_000).for_each(|handle| fixture.hub.notify_cq(&view, handle));
+        assert_eq!(fixture.hub.inspect(fixture.memory.space())[1].state, "shut");
+    }
+    log.assert_limited("ring stops");
 }
 
 /// Sizes come from the page counts: the largest power of two that divides the driver's nominal count, for every count

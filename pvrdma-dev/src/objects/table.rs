@@ -158,6 +158,21 @@ mod tests {
         assert_eq!(seen, [(2, 0), (3, 0), (4, 0), (5, 0), (2, 1), (3, 1), (4, 1), (5, 1), (2, 2), (3, 2)]);
     }
 
+    /// The lowest eight bits are part of a QP's number. They follow one another where the count itself comes round.
+    #[test]
+    fn rounds_come_round_in_their_order() {
+        let table = HandleTable::new("thing", 2, 4);
+        table.inner.write().rounds = u32::MAX - 1;
+        let rounds: Vec<u32> = (0..6)
+            .map(|_| {
+                let vacancy = create(&table).unwrap();
+                table.remove(vacancy.handle).unwrap();
+                vacancy.round & 0xff
+            })
+            .collect();
+        assert_eq!(rounds, [0xfe, 0xfe, 0xff, 0xff, 0, 0]);
+    }
+
     #[test]
     fn a_full_table_has_no_vacancy() {
         let table = HandleTable::new("thing", 1, 4);

@@ -8,15 +8,19 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use log::{debug, error, info};
+use log::{Level, debug, error};
 use pvrdma_ether_link::MAX_LINK_FRAME;
 use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig};
+use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use super::pcapng::File;
 use crate::protocol::Reply;
+
+/// Whoever may ask may ask for any number of captures.
+static LOG: LogLimit = LogLimit::new();
 
 /// Bytes that wait for a slow reader; beyond, frames are dropped and counted.
 const BUFFER: usize = 8 << 20;
@@ -60,13 +64,13 @@ impl Streams {
         stream.set_write_timeout(Some(PATIENCE))?;
         let (other, stopping) = (stream.try_clone()?, Arc::clone(&self.stopping));
         let thread = threads::spawn(ThreadKind::Capture, "capture", move || {
-            info!("{device}: a capture begins");
+            LOG.log(Level::Info, &device, format_args!("a capture begins"));
             let result = run(&Patient { stream: &stream, stopping: &stopping }, &device, snaplen, &capture);
             // The server still holds the stream; the other side waits for its end.
             let closed = stream.shutdown(Shutdown::Both);
             match result.and(closed) {
-                Ok(()) => info!("{device}: a capture ends"),
-                Err(error) => info!("{device}: a capture ends: {error}"),
+                Ok(()) => LOG.log(Level::Info, &device, format_args!("a capture ends")),
+                Err(error) => LOG.log(Level::Info, &device, format_args!("a capture ends: {error}")),
             }
         })?;
         self.running.push((other, thread));
@@ -83,6 +87,7 @@ impl Drop for Streams {
                 debug!("capture: {error}");
             }
             if thread.join().is_err() {
+                // Log: the last of this thread.
                 error!("the thread of a capture panicked");
             }
         }

@@ -219,6 +219,10 @@ fn examples_load() {
         let ibverbs = matches!(config.backend, BackendSpec::Ibverbs(_));
         assert_eq!(ibverbs, path.ends_with("host-adapter.toml"), "{}", path.display());
         assert!(config.control.is_some());
+        // Sockets are where only their owner can make them.
+        for (_, device) in config.devices() {
+            assert!(device.socket.starts_with("/run/pvrdmad"), "{}", device.socket.display());
+        }
         count += 1;
     }
     assert_eq!(count, 3);

@@ -49,6 +49,7 @@ pub fn enter(profile: Profile, mismatch: Mismatch) -> SandboxReport {
         Err(reason) => report.missing.push(format!("seccomp: {reason}")),
     }
     for missing in &report.missing {
+        // Log: once, at the start.
         warn!("sandbox: {missing}");
     }
     report
@@ -76,6 +77,7 @@ fn confine_calls(profile: Profile, mismatch: Mismatch) -> Result<(), String> {
 /// What every thread does first. One that cannot be confined must not run.
 fn confine_thread(kind: ThreadKind) {
     if let Some(Err(error)) = FILTERS.get().map(|filters| filters.install(kind)) {
+        // Log: the last line of the process.
         error!("a thread ({kind}) cannot be confined: {error}");
         std::process::abort();
     }

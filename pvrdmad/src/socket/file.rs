@@ -81,6 +81,7 @@ impl<'a> Folder<'a> {
             return Err(SocketError::OpenDirectory { path: self.path.to_owned(), directory: self.directory.clone() });
         }
         if others_can_write(&stat) {
+            // Log: once, at the start.
             warn!(
                 "{}: others can write to {}: they can be here before us",
                 self.path.display(),

@@ -6,6 +6,7 @@ mod reporter;
 mod show;
 mod table;
 
+pub(crate) use self::report::by_name;
 pub use self::report::{
     CaptureReport, ClientReport, DaemonStatus, DeviceReport, MemoryReport, NetworkReport, NetworkState, NetworkStatus,
     WorkerStatus,

@@ -35,6 +35,15 @@ impl DaemonStatus {
             text +=
                 &format!("{} pages of guest memory were truncated by their VMM and read as zero\n", self.lost_pages);
         }
+        for (name, what) in [
+            ("control_connections_refused", "connections to the control socket"),
+            ("control_captures_refused", "captures"),
+        ] {
+            let count = self.control.get(name).copied().unwrap_or(0);
+            if count != 0 {
+                text += &format!("{} {what} were refused\n", number(count));
+            }
+        }
         text + &self.render_ports() + &self.render_counters()
     }
 

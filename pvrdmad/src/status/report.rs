@@ -22,6 +22,8 @@ pub struct DaemonStatus {
     pub backend: String,
     /// Pages of guest memory that a client took away under us and that read as zero since.
     pub lost_pages: u64,
+    /// Counters of the control socket by name.
+    pub control: BTreeMap<String, u64>,
     /// Its networks.
     pub networks: Vec<NetworkStatus>,
     /// The devices of those networks that are running.

@@ -17,6 +17,7 @@ mod tests;
 mod timing;
 mod upcalls;
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -84,6 +85,8 @@ impl Supervisor {
             uptime_s: self.started.elapsed().as_secs(),
             backend: self.backend.clone(),
             lost_pages,
+            // Whoever serves the socket knows them.
+            control: BTreeMap::new(),
             networks,
             devices,
         }

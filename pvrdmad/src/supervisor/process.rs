@@ -80,6 +80,7 @@ impl Process {
     /// Has it end, without waiting for that.
     pub(super) fn begin_stop(&self) {
         if let Err(error) = rustix::io::write(&self.stop, &1u64.to_ne_bytes()) {
+            // Log: once for a network.
             error!("cannot stop a worker: {error}");
         }
     }
@@ -91,6 +92,7 @@ impl Drop for Process {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
+            // Log: the last of this thread.
             error!("the thread of a worker panicked");
         }
     }
@@ -149,6 +151,7 @@ impl Keeper {
                 if let Some(first) = self.first.take() {
                     let _ = first.send(Ok(()));
                 } else {
+                    // Log: the pause before each start bounds how often.
                     info!("network {}: a new worker serves (process {pid})", self.plan.name());
                 }
                 let end = session.run(&self.stop, self.plan.timing.hung);
@@ -181,8 +184,10 @@ impl Keeper {
     fn report(&self, pid: Option<u32>, end: &End, lost: &[String], pause: Duration) {
         let network = self.plan.name();
         let process = pid.map_or_else(String::new, |pid| format!(" (process {pid})"));
+        // Log: the pause before the next start bounds how often.
         error!("network {network}: its worker{process} {end}; the next one starts in {} ms", pause.as_millis());
         if !lost.is_empty() {
+            // Log: likewise.
             warn!("network {network}: {} lost the device until the VM restarts", lost.join(", "));
         }
         let mut life = self.life.lock();
@@ -201,6 +206,7 @@ impl Keeper {
                 Ok(0) => return true,
                 Ok(_) => return false,
                 Err(errno) => {
+                    // Log: the last of this thread.
                     error!("network {}: {}", self.plan.name(), io::Error::from(errno));
                     return false;
                 }

@@ -1,11 +1,13 @@
 //! One client from its first message to its last.
 
+use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
 
-use log::{debug, info, warn};
-use pvrdma_verbs::LogLimit;
+use log::debug;
+use pvrdma_verbs::EndOnPanic;
 use rustix::io::Errno;
 use serde_json::Value;
 
@@ -26,8 +28,24 @@ const KEPT_BUFFER: usize = 64 << 10;
 
 impl Endpoint {
     /// Serves one client on the calling thread until it goes. For a caller that accepts clients by itself.
+    ///
+    /// The device is as new afterwards and holds nothing of the client's, also after a panic: that is a bug of ours, and
+    /// ends the connection.
     pub fn serve(&self, stream: &UnixStream) {
-        Connection::new(self, stream).run();
+        let mut connection = Connection::new(self, stream);
+        // What several guests share ends the process if a panic may have torn it. The rest is this device, of which the
+        // reset leaves nothing.
+        let served = catch_unwind(AssertUnwindSafe(|| connection.run()));
+        let _guard = EndOnPanic::new("the clean-up after a client");
+        if served.is_err() {
+            self.stats.counters.client_connections_panicked.increment();
+            self.error(format_args!("connection closed by a panic: the device is reset"));
+        }
+        // Before the clean-up, so that whoever comes next is not sent away meanwhile. Fails if the client was faster.
+        let _ = stream.shutdown(Shutdown::Both);
+        self.function.reset();
+        connection.dma.clear();
+        self.irqs.clear();
     }
 }
 
@@ -36,7 +54,7 @@ struct Connection<'a> {
     endpoint: &'a Endpoint,
     stream: &'a UnixStream,
     shape: Shape,
-    dma: DmaMaps,
+    dma: DmaMaps<'a>,
     /// Version negotiation is done.
     negotiated: bool,
     /// The client is one that gives up waiting.
@@ -47,7 +65,6 @@ struct Connection<'a> {
     /// The message being sent, kept for its room.
     out: Vec<u8>,
     repaired: u64,
-    refusals: LogLimit,
 }
 
 impl<'a> Connection<'a> {
@@ -56,34 +73,29 @@ impl<'a> Connection<'a> {
             endpoint,
             stream,
             shape: Shape::of(&*endpoint.function, endpoint.intx),
-            dma: DmaMaps::new(endpoint.memory.clone()),
+            dma: DmaMaps::new(endpoint),
             negotiated: false,
             impatient: false,
             series: None,
             out: Vec::new(),
             repaired: sigbus::repaired(),
-            refusals: LogLimit::new(),
         }
     }
 
-    /// Serves the client until it goes. The device is as new afterwards and holds nothing of the client's.
-    fn run(mut self) {
-        let name = &self.endpoint.name;
+    /// Serves the client until it goes.
+    fn run(&mut self) {
         let mut receiver = Receiver::new(self.stream);
         match self.serve(&mut receiver) {
-            Ok(()) => info!("{name}: client disconnected"),
-            Err(ConnectionError::Socket(error)) => info!("{name}: client disconnected ({error})"),
+            Ok(()) => self.endpoint.info(format_args!("client disconnected")),
+            Err(ConnectionError::Socket(error)) => {
+                self.endpoint.info(format_args!("client disconnected ({error})"));
+            }
             Err(error) => {
                 // Before the client can see it.
                 self.endpoint.stats.counters.client_connections_broken.increment();
-                warn!("{name}: connection closed: {error}");
+                self.endpoint.warn(format_args!("connection closed: {error}"));
             }
         }
-        // Before the clean-up, so that whoever comes next is not sent away meanwhile.
-        receiver.shut_down();
-        self.endpoint.function.reset();
-        self.dma.clear();
-        self.endpoint.irqs.clear();
     }
 
     fn serve(&mut self, receiver: &mut Receiver<'_>) -> Result<(), ConnectionError> {
@@ -113,7 +125,7 @@ impl<'a> Connection<'a> {
             (Some(reply), Ok(())) => self.answer(reply, command)?,
             (Some(reply), Err(errno)) => {
                 self.endpoint.stats.counters.client_messages_refused.increment();
-                self.refusals.warn(&self.endpoint.name, format_args!("{command:?} refused: {errno}"));
+                self.endpoint.warn(format_args!("{command:?} refused: {errno}"));
                 reply.error(self.stream, errno)?;
             }
             (None, result) => {
@@ -220,7 +232,7 @@ impl<'a> Connection<'a> {
         };
         // Nobody else asks for this, and only its user gives up on replies.
         let qemu = offered.pointer("/capabilities/write_multiple").is_some();
-        info!("{}: client connected, {}", self.endpoint.name, if qemu { "QEMU" } else { "not QEMU" });
+        self.endpoint.info(format_args!("client connected, {}", if qemu { "QEMU" } else { "not QEMU" }));
         debug!("{}: client speaks {}.{}: {offered}", self.endpoint.name, version.major, version.minor);
         self.negotiated = true;
         self.impatient = qemu;
@@ -288,10 +300,8 @@ impl<'a> Connection<'a> {
         if repaired != self.repaired {
             let pages = repaired.saturating_sub(self.repaired);
             self.repaired = repaired;
-            self.refusals.warn(
-                &self.endpoint.name,
-                format_args!("a client has truncated guest memory, {pages} lost pages now read as zero"),
-            );
+            let message = format_args!("a client has truncated guest memory, {pages} lost pages now read as zero");
+            self.endpoint.warn(message);
         }
     }
 }

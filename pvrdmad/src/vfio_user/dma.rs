@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use log::{debug, warn};
+use log::debug;
 use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MapError, PinPolicy};
 use rustix::fs::FileType;
 use rustix::io::Errno;
@@ -15,6 +15,7 @@ use vm_memory::mmap::{MmapRegion, MmapRegionError};
 
 use crate::sigbus::Guard;
 
+use super::endpoint::Endpoint;
 use super::pinner::Pinner;
 use super::request::{DmaMap, DmaUnmap};
 
@@ -36,8 +37,9 @@ struct MappedFile {
 
 /// The memory one client has given us.
 #[derive(Debug)]
-pub(crate) struct DmaMaps {
-    space: Arc<DmaSpace>,
+pub(crate) struct DmaMaps<'a> {
+    endpoint: &'a Endpoint,
+    space: &'a Arc<DmaSpace>,
     files: HashMap<FileId, MappedFile>,
     /// Mappings that a larger or more permissive one of the same file has replaced.
     replaced: Vec<MappedFile>,
@@ -47,9 +49,16 @@ pub(crate) struct DmaMaps {
     unsettled: bool,
 }
 
-impl DmaMaps {
-    pub(crate) fn new(space: Arc<DmaSpace>) -> Self {
-        Self { space, files: HashMap::new(), replaced: Vec::new(), pinner: None, unsettled: false }
+impl<'a> DmaMaps<'a> {
+    pub(crate) fn new(endpoint: &'a Endpoint) -> Self {
+        Self {
+            endpoint,
+            space: &endpoint.memory,
+            files: HashMap::new(),
+            replaced: Vec::new(),
+            pinner: None,
+            unsettled: false,
+        }
     }
 
     /// Adds a range. Without a file it is only known to be there: a ROM, or the registers of another device.
@@ -67,10 +76,10 @@ impl DmaMaps {
         let backing = match (fds.next(), fds.next()) {
             (None, _) => {
                 if writable && size >= SURELY_MEMORY {
-                    warn!(
+                    self.endpoint.warn(format_args!(
                         "{size} bytes of guest memory at {address:#x} are not shared with us and no RDMA will work there: \
                          the VMM needs shared memory (share=on)"
-                    );
+                    ));
                 }
                 None
             }
@@ -81,7 +90,7 @@ impl DmaMaps {
         let memory = backing.is_some();
         self.space.map(DmaRange { iova: address, len: size, writable, backing }).map_err(|error| {
             self.unsettled = true;
-            errno_of(&error)
+            self.refused(&error)
         })?;
         if memory && self.space.policy() == PinPolicy::All {
             self.pin();
@@ -93,9 +102,9 @@ impl DmaMaps {
     fn pin(&mut self) {
         match &self.pinner {
             Some(pinner) => pinner.wake(),
-            None => match Pinner::start(Arc::clone(&self.space)) {
+            None => match Pinner::start(Arc::clone(self.space)) {
                 Ok(pinner) => self.pinner = Some(pinner),
-                Err(error) => warn!("no thread to lock guest memory: {error}"),
+                Err(error) => self.endpoint.warn(format_args!("no thread to lock guest memory: {error}")),
             },
         }
     }
@@ -108,7 +117,7 @@ impl DmaMaps {
         let DmaUnmap { flags, address, size } = *request;
         let removed = match flags {
             0 => {
-                self.space.unmap(address, size).map_err(|error| errno_of(&error))?;
+                self.space.unmap(address, size).map_err(|error| self.refused(&error))?;
                 size
             }
             VFIO_DMA_UNMAP_FLAG_ALL if address == 0 && size == 0 => {
@@ -143,6 +152,16 @@ impl DmaMaps {
         self.replaced.clear();
     }
 
+    /// What a client is told of a refusal, which the log has in words.
+    fn refused(&self, error: &MapError) -> Errno {
+        self.endpoint.warn(format_args!("{error}"));
+        match error {
+            MapError::Invalid { .. } | MapError::NoMatch { .. } => Errno::INVAL,
+            MapError::Overlap { .. } => Errno::EXIST,
+            MapError::TooMany => Errno::NOSPC,
+        }
+    }
+
     fn backing(&mut self, fd: OwnedFd, offset: u64, size: u64, writable: bool) -> Result<Backing, Errno> {
         let stat = rustix::fs::fstat(&fd)?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
@@ -152,7 +171,7 @@ impl DmaMaps {
         let start = usize::try_from(offset).map_err(|_| Errno::OVERFLOW)?;
         let end = usize::try_from(size).ok().and_then(|size| start.checked_add(size)).ok_or(Errno::OVERFLOW)?;
         if end > length {
-            warn!("a range ends at {end:#x} in a file of {length:#x} bytes");
+            self.endpoint.warn(format_args!("a range ends at {end:#x} in a file of {length:#x} bytes"));
             return Err(Errno::INVAL);
         }
         let id = (stat.st_dev, stat.st_ino);
@@ -175,7 +194,7 @@ impl DmaMaps {
     }
 }
 
-impl Drop for DmaMaps {
+impl Drop for DmaMaps<'_> {
     fn drop(&mut self) {
         self.clear();
     }
@@ -199,14 +218,5 @@ fn map_file(file: File, length: usize, writable: bool) -> Result<MmapRegion, Err
     match map(libc::PROT_READ | libc::PROT_WRITE) {
         Err(_) if !writable => map(libc::PROT_READ).map_err(errno),
         result => result.map_err(errno),
-    }
-}
-
-fn errno_of(error: &MapError) -> Errno {
-    warn!("{error}");
-    match error {
-        MapError::Invalid { .. } | MapError::NoMatch { .. } => Errno::INVAL,
-        MapError::Overlap { .. } => Errno::EXIST,
-        MapError::TooMany => Errno::NOSPC,
     }
 }

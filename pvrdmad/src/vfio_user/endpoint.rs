@@ -1,8 +1,10 @@
 //! What a socket leads to.
 
+use std::fmt::Arguments;
 use std::sync::Arc;
 use std::time::Duration;
 
+use log::Level;
 use pvrdma_dev::PciFunction;
 use pvrdma_guest_memory::DmaSpace;
 
@@ -28,6 +30,23 @@ pub struct Endpoint {
     pub intx: bool,
     /// A reply that comes later than this ends the connection, if its client is one that gives up waiting.
     pub reply_deadline: Duration,
+}
+
+impl Endpoint {
+    /// Logs what a client caused, if it may.
+    pub(super) fn warn(&self, message: Arguments<'_>) {
+        self.stats.log.warn(&self.name, message);
+    }
+
+    /// Logs what is wrong on our side, if it may.
+    pub(super) fn error(&self, message: Arguments<'_>) {
+        self.stats.log.error(&self.name, message);
+    }
+
+    /// Logs what a client does, if it may.
+    pub(super) fn info(&self, message: Arguments<'_>) {
+        self.stats.log.log(Level::Info, &self.name, message);
+    }
 }
 
 impl std::fmt::Debug for Endpoint {

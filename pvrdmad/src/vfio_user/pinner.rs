@@ -53,6 +53,7 @@ impl Drop for Pinner {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
+            // Log: the last of this thread.
             error!("the pinning thread panicked");
         }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use log::{error, warn};
+use log::error;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -58,12 +58,14 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         if let Err(error) = rustix::io::write(&self.stop, &1u64.to_ne_bytes()) {
+            // Log: once for a device.
             error!("cannot stop a server: {error}");
             return;
         }
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
+            // Log: the last of this thread.
             error!("a server thread panicked");
         }
         self.file = None;
@@ -108,6 +110,7 @@ impl Acceptor {
             match rustix::event::poll(&mut poll, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(errno) => {
+                    // Log: the last of this thread.
                     error!("{}: poll: {errno}", self.endpoint.name);
                     break;
                 }
@@ -123,7 +126,7 @@ impl Acceptor {
                 Ok((stream, _)) => self.admit(stream),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
-                    error!("{}: cannot accept a client: {error}", self.endpoint.name);
+                    self.endpoint.error(format_args!("cannot accept a client: {error}"));
                     thread::sleep(ACCEPT_PAUSE);
                 }
             }
@@ -139,7 +142,7 @@ impl Acceptor {
         match self.client.take() {
             Some(client) if !client.gone() => {
                 // Closed at once: the second one fails fast instead of waiting for an answer.
-                warn!("{}: a second client was turned away", self.endpoint.name);
+                self.endpoint.warn(format_args!("a second client was turned away"));
                 self.endpoint.stats.counters.client_connections_turned_away.increment();
                 self.client = Some(client);
                 return;
@@ -160,20 +163,16 @@ impl Acceptor {
             Ok(thread) => self.client = Some(Client { stream, thread }),
             Err(error) => {
                 self.endpoint.stats.set_connected(false);
-                error!("{}: no thread for a client: {error}", self.endpoint.name);
+                self.endpoint.error(format_args!("no thread for a client: {error}"));
             }
         }
     }
 
     fn finish(&self, client: Client) {
         if client.thread.join().is_err() {
-            // A bug of ours. The device starts over, so that the next client finds it working.
-            error!("{}: the connection's thread panicked", self.endpoint.name);
-            self.endpoint.stats.counters.client_connections_broken.increment();
+            // What a panic leaves is cleared by then; see `Endpoint::serve`.
+            self.endpoint.error(format_args!("the connection's thread panicked"));
             self.endpoint.stats.set_connected(false);
-            self.endpoint.function.reset();
-            self.endpoint.memory.unmap_all();
-            self.endpoint.irqs.clear();
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pvrdma_verbs::counters;
+use pvrdma_verbs::{LogLimit, counters};
 
 counters! {
     /// Counts of a device's socket over all its clients.
@@ -14,6 +14,8 @@ counters! {
         client_connections_turned_away,
         /// Connections that we ended because of what the client did, or because we were too slow.
         client_connections_broken,
+        /// Connections that ended by a bug of ours; their devices were reset at once.
+        client_connections_panicked,
         /// Messages received.
         client_messages,
         /// Messages that wanted no answer. Not 0 means that a client posts writes, which the driver does not survive
@@ -29,6 +31,8 @@ counters! {
 pub struct ConnectionStats {
     /// A client is there now.
     connected: AtomicBool,
+    /// For what clients cause, over all of them: who is refused may come again at once.
+    pub(crate) log: LogLimit,
     /// Is told when that changes.
     observer: Option<Observer>,
     /// What its clients did.

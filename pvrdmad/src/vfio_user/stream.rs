@@ -2,7 +2,6 @@
 
 use std::io::{self, IoSliceMut, Write};
 use std::mem::MaybeUninit;
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
@@ -196,12 +195,6 @@ impl<'a> Receiver<'a> {
             done += received.bytes;
         }
         Ok(done)
-    }
-
-    /// Ends the stream in both directions, so that others see it ended before the clean-up.
-    pub(crate) fn shut_down(&self) {
-        // Fails if the client was faster.
-        let _ = self.stream.shutdown(Shutdown::Both);
     }
 }
 

@@ -32,6 +32,9 @@ use tempfile::TempDir;
 /// Longer than anything takes; a test that waits for this has failed.
 pub const PATIENCE: Duration = Duration::from_secs(20);
 
+/// Writing here finds a bug.
+pub const PANIC: u64 = 0x90;
+
 /// Writing a vector number here raises it.
 pub const RAISE: u64 = 0x80;
 
@@ -128,6 +131,7 @@ impl PciFunction for TestFunction {
         if bar == 1 {
             let at = usize::try_from(offset).unwrap();
             self.registers.lock().unwrap()[at..at + data.len()].copy_from_slice(data);
+            assert_ne!(offset, PANIC, "a bug");
             if offset == RAISE {
                 self.irqs.msix(u16::from(data[0]));
             }

@@ -129,6 +129,7 @@ impl AfPacketLink {
     pub fn from_socket(interface: &str, socket: OwnedFd, connector: Arc<dyn Connector>) -> Self {
         let state = State::of(Arc::new(socket));
         if state.socket().is_none() {
+            // Log: once, when the link is opened.
             log::warn!("{interface} is down; the link waits for it");
         }
         Self {
@@ -165,6 +166,7 @@ impl AfPacketLink {
 
     fn note_up(&self, state: &State) {
         if state.socket().is_some() {
+            // Log: the host's administrator takes the interface down and up, and `REOPEN` lies between.
             log::info!("{} is back", self.interface);
         }
     }
@@ -175,6 +177,7 @@ impl AfPacketLink {
         if state.socket().is_some_and(|now| Arc::ptr_eq(now, old)) {
             *state = State::of(Arc::clone(old));
             if state.socket().is_none() {
+                // Log: as above.
                 log::warn!("{}: {errno}; the link waits for it", self.interface);
             }
         }

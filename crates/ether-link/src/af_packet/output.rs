@@ -78,6 +78,7 @@ impl Output {
                 Err(Errno::INVAL)
                     if self.has_super_frames() && messages.first().is_some_and(|first| first.count > 1) =>
                 {
+                    // Log: once for a link.
                     log::info!("this kernel takes no super-frames of UDP");
                     self.super_frames.store(false, Ordering::Relaxed);
                 }

@@ -139,6 +139,7 @@ impl Shared {
         drop(ports);
         self.stop_if_idle(plug);
         if let Err(error) = self.set_addresses(&addresses) {
+            // Log: an administrator takes devices away.
             log::warn!("the network still brings frames to {}: {error}", mailbox.mac);
         }
         self.topology_changed();
@@ -194,6 +195,7 @@ impl Shared {
         self.stopping.store(true, Ordering::Release);
         self.wake();
         if thread.join().is_err() {
+            // Log: the last of this thread.
             log::error!("the thread of a switch panicked");
         }
     }
@@ -238,6 +240,7 @@ impl Shared {
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(errno) => {
+                // Log: the system is out of memory; a pause lies between.
                 log::error!("switch: cannot wait: {errno}");
                 std::thread::sleep(PAUSE);
             }

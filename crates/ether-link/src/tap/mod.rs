@@ -97,6 +97,7 @@ impl TapLink {
         if device.is_none() {
             *device = self.reconnect.attempt().map(Arc::new);
             if device.is_some() {
+                // Log: the host's administrator takes the interface away and brings it back.
                 log::info!("tap {}: it is back", self.name);
             }
         }
@@ -106,6 +107,7 @@ impl TapLink {
     fn detach(&self, old: &Arc<OwnedFd>, errno: Errno) {
         let mut device = self.device.lock();
         if device.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
+            // Log: as above.
             log::warn!("tap {}: it went away: {errno}", self.name);
             *device = None;
         }

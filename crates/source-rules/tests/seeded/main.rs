@@ -4,6 +4,7 @@
 
 mod circles;
 mod dependencies;
+mod logs;
 mod module_style;
 mod purity;
 mod sizes;
@@ -24,6 +25,7 @@ fn parse(files: &[(&str, &str)]) -> Workspace {
     let mut config: Config = REPOSITORY;
     config.pure.exceptions = &[];
     config.threads.exceptions = &[];
+    config.logs.exceptions = &[];
     Workspace::parse(Tree::of(files), config).unwrap()
 }
 

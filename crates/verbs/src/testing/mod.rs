@@ -3,6 +3,8 @@
 //! What goes wrong panics. Everything that takes time is waited for with a deadline that is far beyond it.
 #![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
 
+mod abort;
+mod log_lines;
 mod node;
 mod queues;
 
@@ -12,6 +14,8 @@ use std::time::Duration;
 use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;
 
+pub use abort::aborts;
+pub use log_lines::LogLines;
 pub use node::{BORDER, Buffer, Drive, End, Node, gid, mac, page_list, post_shared};
 pub use queues::{Completions, Events, Ring};
 

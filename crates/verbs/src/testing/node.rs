@@ -11,6 +11,7 @@ use crate::error::VerbsError;
 use crate::hca::{
     Backend, DeviceContext, Hca, MemoryRegion, MrRequest, QpInit, QueuePair, SharedReceiveQueue, SrqInit,
 };
+use crate::log_limit::DeviceLog;
 use crate::queue::{CompletionSink, EventSink, RecvSource};
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, Psn, QpState, QpType, Qpn};
 use crate::work::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
@@ -98,6 +99,7 @@ impl<H: Hca> Node<H> {
                 roce: GidType::RoceV2,
                 memory: Arc::clone(&memory),
                 events: Arc::clone(&events) as Arc<dyn EventSink>,
+                log: DeviceLog::new(format!("node{number}")),
             })
             .unwrap();
         hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();

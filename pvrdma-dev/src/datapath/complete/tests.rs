@@ -1,7 +1,7 @@
 //! Completion queues (conformance 38, 41, 45, 54, 60 to 62, 67 to 70, ring level).
 
 use proptest::prelude::*;
-use pvrdma_verbs::Qpn;
+use pvrdma_verbs::{DeviceLog, Qpn};
 
 use super::*;
 use crate::InterruptSink;
@@ -31,7 +31,7 @@ impl CqFixture {
     fn new(entries: u32, user: bool) -> Self {
         let memory = GuestMemory::new(4 << 20);
         let (events, notifications) = (RingMemory::in_memory(&memory, 4), RingMemory::in_memory(&memory, 4));
-        let hub = EventHub::new("test");
+        let hub = EventHub::new(&DeviceLog::new("test"));
         hub.install(EventRings::new(events.list(), notifications.list(), open_interrupts(Arc::new(Silent))).unwrap());
         let guest = RingMemory::in_memory(&memory, 1 + (entries * 64).div_ceil(4096) as usize);
         let cq = CqRing::new(HANDLE, entries, guest.list(), user, hub).unwrap();

@@ -1,0 +1,58 @@
+//! What this process logs, for tests of what may not fill the log.
+
+use std::time::{Duration, Instant};
+
+use log::{LevelFilter, Log, Metadata, Record};
+use parking_lot::Mutex;
+
+/// Lines that a limit lets through at most in a period of [`LIMIT_PERIOD`].
+const LIMIT_LINES: u128 = 10;
+const LIMIT_PERIOD: Duration = Duration::from_secs(5);
+
+static RECORDER: Recorder = Recorder(Mutex::new(Vec::new()));
+
+struct Recorder(Mutex<Vec<String>>);
+
+impl Log for Recorder {
+    fn enabled(&self, _metadata: &Metadata<'_>) -> bool {
+        true
+    }
+
+    fn log(&self, record: &Record<'_>) {
+        self.0.lock().push(record.args().to_string());
+    }
+
+    fn flush(&self) {}
+}
+
+/// The lines that this process has logged since, information and what is worse.
+#[derive(Debug)]
+pub struct LogLines {
+    since: Instant,
+    seen: usize,
+}
+
+impl LogLines {
+    /// Begins to look. Nobody else in the process may take the log.
+    pub fn watch() -> Self {
+        // Another test of the same process may have done so.
+        let _ = log::set_logger(&RECORDER);
+        log::set_max_level(LevelFilter::Info);
+        Self { since: Instant::now(), seen: RECORDER.0.lock().len() }
+    }
+
+    /// The lines with `text` in them.
+    pub fn with(&self, text: &str) -> Vec<String> {
+        let lines = RECORDER.0.lock();
+        lines.iter().skip(self.seen).filter(|line| line.contains(text)).cloned().collect()
+    }
+
+    /// Fails unless something with `text` was logged, and not more than one limit lets through in the time.
+    #[track_caller]
+    pub fn assert_limited(&self, text: &str) {
+        let lines = self.with(text);
+        let periods = self.since.elapsed().as_nanos() / LIMIT_PERIOD.as_nanos() + 2;
+        assert!(!lines.is_empty(), "nothing was logged of {text:?}");
+        assert!(lines.len() as u128 <= LIMIT_LINES * periods, "{} lines, as {:?}", lines.len(), lines.last());
+    }
+}

@@ -1,0 +1,36 @@
+//! What a panic ends.
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+use std::panic::catch_unwind;
+
+use pvrdma_verbs::EndOnPanic;
+use pvrdma_verbs::testing::aborts;
+use pvrdma_verbs::threads::{self, ThreadKind};
+
+#[test]
+fn a_thread_that_others_rely_on_takes_the_process_along() {
+    let text = aborts("a_thread_that_others_rely_on_takes_the_process_along", || {
+        let thread = threads::spawn(ThreadKind::Engine, "rxe-0", || panic!("a bug")).unwrap();
+        let _ = thread.join();
+    });
+    assert!(text.contains("a bug") && text.contains("a panic in thread rxe-0 (engine)"), "{text}");
+}
+
+#[test]
+fn a_capture_ends_alone() {
+    let thread = threads::spawn(ThreadKind::Capture, "capture", || panic!("a bug")).unwrap();
+    assert!(thread.join().is_err());
+}
+
+#[test]
+fn what_guests_share_takes_the_process_along_even_if_the_panic_is_caught() {
+    let text = aborts("what_guests_share_takes_the_process_along_even_if_the_panic_is_caught", || {
+        let _ = catch_unwind(|| {
+            let _guard = EndOnPanic::new("what guests share");
+            panic!("a bug");
+        });
+    });
+    assert!(text.contains("a panic in what guests share may have left"), "{text}");
+    // Without a panic nothing happens.
+    drop(EndOnPanic::new("nothing"));
+}

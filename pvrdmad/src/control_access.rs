@@ -1,0 +1,140 @@
+//! Who may ask at the control socket, and what for.
+//!
+//! The mode of the socket's file is the first gate and the kernel keeps it. This is the second one, for a file whose
+//! mode is not what it should be: a connection is of root, of our own user, or of whoever was named. A `group=` names
+//! everybody whom the file's mode lets in: the system tells of a connection's process only its primary group, while the
+//! file's mode knows all of them.
+
+use std::os::unix::net::UnixStream;
+
+use log::Level;
+use pvrdma_verbs::{LogLimit, counters};
+use rustix::process::geteuid;
+
+use crate::socket::{SocketAccess, user};
+
+counters! {
+    /// Counts of the control socket.
+    pub struct ControlCounters {
+        /// Connections to the control socket that were closed because of whose they were.
+        control_connections_refused,
+        /// Captures that were refused because captures are off.
+        control_captures_refused,
+    }
+}
+
+/// Who may ask at the control socket, and what for.
+#[derive(Debug)]
+pub(crate) struct ControlAccess {
+    own: u32,
+    access: SocketAccess,
+    captures: bool,
+    refusals: LogLimit,
+    /// What was refused.
+    pub(crate) counters: ControlCounters,
+}
+
+impl ControlAccess {
+    /// For a socket that was made with `access`. Captures, which hold what is in the memory of guests, are refused
+    /// unless `captures`.
+    pub(crate) fn new(access: SocketAccess, captures: bool) -> Self {
+        let own = geteuid().as_raw();
+        Self { own, access, captures, refusals: LogLimit::new(), counters: ControlCounters::default() }
+    }
+
+    /// Returns `true` if whoever connected may ask. Otherwise it was counted and logged, and the connection is to be
+    /// closed.
+    pub(crate) fn admits(&self, stream: &UnixStream) -> bool {
+        let peer = rustix::net::sockopt::socket_peercred(stream);
+        if peer.as_ref().is_ok_and(|peer| self.admits_user(peer.uid.as_raw())) {
+            return true;
+        }
+        self.counters.control_connections_refused.increment();
+        let who = match peer {
+            Ok(peer) => format!("process {} of user {}", peer.pid.as_raw_nonzero(), user(peer.uid.as_raw())),
+            Err(errno) => format!("a process of an unknown user ({errno})"),
+        };
+        self.refusals.log(Level::Warn, "control socket", format_args!("{who} is refused"));
+        false
+    }
+
+    fn admits_user(&self, uid: u32) -> bool {
+        uid == 0 || uid == self.own || self.access.owner == Some(uid) || self.access.group.is_some()
+    }
+
+    /// Whether a capture of `device` may be had.
+    ///
+    /// # Errors
+    /// Captures are off.
+    pub(crate) fn permits_capture(&self, device: &str) -> Result<(), String> {
+        if self.captures {
+            return Ok(());
+        }
+        self.counters.control_captures_refused.increment();
+        self.refusals.log(Level::Warn, "control socket", format_args!("a capture of {device:?} is refused"));
+        Err("captures are off here (captures=off)".to_owned())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+    use std::thread;
+
+    use rustix::process::Uid;
+
+    use super::*;
+
+    fn access(owner: Option<u32>, group: Option<u32>, mode: Option<u32>) -> ControlAccess {
+        ControlAccess { own: 1000, ..ControlAccess::new(SocketAccess { owner, group, mode }, true) }
+    }
+
+    #[test]
+    fn root_we_and_whoever_is_named() {
+        // Also a file whose mode is for everybody is not for everybody.
+        for control in [access(None, None, None), access(None, None, Some(0o666))] {
+            assert_eq!([0, 1000, 1001, u32::MAX].map(|uid| control.admits_user(uid)), [true, true, false, false]);
+        }
+        assert_eq!([1001, 1002].map(|uid| access(Some(1001), None, None).admits_user(uid)), [true, false]);
+        // The kernel has asked for the group.
+        assert!(access(None, Some(7), None).admits_user(1001));
+    }
+
+    #[test]
+    fn captures_may_be_off() {
+        let on = access(None, None, None);
+        assert_eq!((on.permits_capture("vm0"), on.counters.control_captures_refused.get()), (Ok(()), 0));
+        let off = ControlAccess { captures: false, ..on };
+        assert!(off.permits_capture("vm0").unwrap_err().contains("captures=off"));
+        assert_eq!(off.counters.control_captures_refused.get(), 1);
+    }
+
+    /// The attack: the file lets everybody in, by a `chmod` behind our back.
+    #[test]
+    fn another_user_is_refused() {
+        if !geteuid().is_root() {
+            return;
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        let open = |path| std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o777)).unwrap();
+        open(folder.path());
+        let listener = UnixListener::bind(&path).unwrap();
+        open(&path);
+        let connected = |uid: u32| {
+            let path = path.clone();
+            let connect = thread::spawn(move || {
+                // Of this thread alone.
+                let uid = Uid::from_raw(uid);
+                rustix::thread::set_thread_res_uid(uid, uid, uid).unwrap();
+                UnixStream::connect(path).unwrap()
+            });
+            let (accepted, _) = listener.accept().unwrap();
+            (accepted, connect.join().unwrap())
+        };
+        let control = ControlAccess::new(SocketAccess::default(), true);
+        assert!(control.admits(&connected(0).0));
+        assert!(!control.admits(&connected(4242).0));
+        assert_eq!(control.counters.control_connections_refused.get(), 1);
+    }
+}
