@@ -1,5 +1,6 @@
 //! The device daemon `pvrdmad`, started for the guests.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -32,6 +33,8 @@ pub(crate) struct Daemon {
     program: PathBuf,
     control: PathBuf,
     log: PathBuf,
+    /// The supervisor, and the process of each network as it was at the start.
+    pids: BTreeSet<u64>,
 }
 
 impl Daemon {
@@ -89,7 +92,8 @@ impl Daemon {
                 command.env("RUST_LOG", "info");
             }
         })?;
-        let daemon = Self { process, program, control, log };
+        let pids = BTreeSet::from([process.id().into()]);
+        let daemon = Self { process, program, control, log, pids };
         daemon.wait_ready(reader, devices.len())
     }
 
@@ -125,6 +129,9 @@ impl Daemon {
                 }
             }
         }
+        let status = self.status()?;
+        let networks = status["networks"].as_array().into_iter().flatten();
+        self.pids.extend(networks.filter_map(|network| network["pid"].as_u64()));
         Ok(self)
     }
 
@@ -162,15 +169,22 @@ impl Daemon {
         Ok(Capture { process, said: reader })
     }
 
-    /// Memory of the daemon itself in KiB: what is resident without the guests' shared memory.
+    /// Memory of the daemon itself in KiB: what is resident in all its processes without the guests' shared memory.
     pub(crate) fn memory_kib(&self) -> Result<u64> {
-        let path = format!("/proc/{}/status", self.process.id());
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        text.lines()
-            .find_map(|line| line.strip_prefix("RssAnon:"))
-            .and_then(|rest| rest.split_whitespace().next())
-            .and_then(|number| number.parse().ok())
-            .with_context(|| format!("no RssAnon in {path}"))
+        self.sum("status", |text| {
+            let rest = text.lines().find_map(|line| line.strip_prefix("RssAnon:"))?;
+            rest.split_whitespace().next()?.parse().ok()
+        })
+    }
+
+    /// Adds up what `number` finds in a file that each process has in `/proc`.
+    fn sum(&self, file: &str, number: impl Fn(&str) -> Option<u64>) -> Result<u64> {
+        let numbers = self.pids.iter().map(|pid| {
+            let path = format!("/proc/{pid}/{file}");
+            let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+            number(&text).with_context(|| format!("{path} is malformed"))
+        });
+        numbers.sum()
     }
 
     /// Asks the daemon to end; whether it did, with success and in time.
@@ -178,13 +192,13 @@ impl Daemon {
         self.process.terminate(Duration::from_secs(10)).is_some_and(|status| status.success())
     }
 
-    /// Processor time it has used so far, in clock ticks.
+    /// Processor time that its processes have used so far, in clock ticks.
     pub(crate) fn processor_ticks(&self) -> Result<u64> {
-        let path = format!("/proc/{}/stat", self.process.id());
-        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        // Fields 14 and 15, counted from 1; the second field is in brackets and may contain blanks.
-        let (_, rest) = text.rsplit_once(')').with_context(|| format!("{path} is malformed"))?;
-        Ok(rest.split_whitespace().skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum())
+        self.sum("stat", |text| {
+            // Fields 14 and 15, counted from 1; the second field is in brackets and may contain blanks.
+            let (_, rest) = text.rsplit_once(')')?;
+            Some(rest.split_whitespace().skip(11).take(2).filter_map(|word| word.parse::<u64>().ok()).sum())
+        })
     }
 
     /// The end of its log.

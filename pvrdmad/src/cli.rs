@@ -77,7 +77,7 @@ pub struct ServeArgs {
     /// What has a process of its own [default: network]
     #[arg(long, value_enum, value_name = "network|none", hide_possible_values = true)]
     pub isolate: Option<Isolate>,
-    /// Whether these processes are kept from the rest of the host [default: on]
+    /// Keeps these processes from the rest of the host [default: on]
     #[arg(long, value_enum, value_name = "on|off|strict", hide_possible_values = true)]
     pub sandbox: Option<SandboxMode>,
     /// Whether packets may be captured [default: on]

@@ -28,6 +28,10 @@ pub(crate) fn raise(config: &Config) {
 }
 
 fn raise_one(resource: Resource, what: &str) {
+    // Workers have these limits, too, and no capability that would lift them.
+    if resource == Resource::Memlock && setrlimit(resource, Rlimit { current: None, maximum: None }).is_ok() {
+        return;
+    }
     let Rlimit { current, maximum } = getrlimit(resource);
     if current != maximum
         && let Err(errno) = setrlimit(resource, Rlimit { current: maximum, maximum })

@@ -7,6 +7,7 @@ mod common;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
 use std::path::PathBuf;
 use std::process::{Child, ChildStderr, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -35,7 +36,7 @@ fn gid(number: u8) -> Gid {
     gid
 }
 
-/// A daemon with the networks `a` and `b`, each with two devices of the same addresses: `a1` and `a2`, `b1` and `b2`.
+/// A daemon with the networks `a` and `b`, each with three devices of the same addresses: `a1` to `a3`, `b1` to `b3`.
 struct Place {
     folder: TempDir,
     daemon: Child,
@@ -55,7 +56,7 @@ impl Place {
             "name=b",
         ]);
         for network in ["a", "b"] {
-            for number in [1, 2] {
+            for number in [1, 2, 3] {
                 let socket = folder.path().join(format!("{network}{number}"));
                 let socket = socket.display();
                 command.arg("--device").arg(format!(
@@ -65,9 +66,9 @@ impl Place {
         }
         command.args(arguments).env("RUST_LOG", "info").stdin(Stdio::null());
         let mut daemon = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let ready: Vec<_> = BufReader::new(daemon.stdout.take().unwrap()).lines().take(4).collect();
+        let ready: Vec<_> = BufReader::new(daemon.stdout.take().unwrap()).lines().take(6).collect();
         let log = BufReader::new(daemon.stderr.take().unwrap());
-        assert_eq!(ready.len(), 4, "the daemon ended at its start");
+        assert_eq!(ready.len(), 6, "the daemon ended at its start");
         Self { folder, daemon, log }
     }
 
@@ -261,6 +262,10 @@ fn assert_untouched(place: &Place, name: &str) {
         assert_eq!((&device["phase"], &device["client"]["connected"]), (&"active".into(), &true.into()), "{device:#}");
         assert_eq!(device["network"]["name"], name);
     }
+    // Whoever comes now is served from the first message on.
+    let driver = probe(&place.path(&format!("{name}3")), 4 << 20);
+    driver.bind_gid(0, gid(3)).unwrap();
+    driver.remove();
 }
 
 #[test]
@@ -330,7 +335,6 @@ fn a_worker_that_stands_still_holds_nobody_else_up() {
         let waiting = show("a1").spawn().unwrap();
         assert!(show("b1").output().unwrap().status.success());
         assert_untouched(&place, "b");
-        place.new_client_of_b();
         worker.signal(Signal::CONT);
         // Its answer came too late for nobody.
         let output = waiting.wait_with_output().unwrap();
@@ -340,14 +344,6 @@ fn a_worker_that_stands_still_holds_nobody_else_up() {
     assert_eq!((&network["restarts"], &network["lost_vms"]), (&0.into(), &serde_json::json!([])));
     a.exchange();
     b.exchange();
-}
-
-impl Place {
-    /// A client of network `b` beside those that are there: it is turned away by its worker, which so is alive.
-    fn new_client_of_b(&self) {
-        let client = Raw::connect(&self.path("b1"));
-        client.wait_hang_up();
-    }
 }
 
 #[test]
@@ -396,6 +392,28 @@ fn a_worker_without_memory_or_mappings_spares_others() {
     });
     place.pair("a").exchange();
     b.exchange();
+}
+
+/// The worker connects to nobody: the supervisor does, as often as it is needed.
+#[test]
+fn a_link_gets_its_connections_from_the_supervisor() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("network");
+    let listener = UnixListener::bind(&path).unwrap();
+    let network = format!("name=c,uplink=unix-connect:{}", path.display());
+    let device = format!("name=c1,network=c,socket={},mac=52:54:00:00:04:01", folder.path().join("c1").display());
+    let place = Place::start(&["--network", &network, "--device", &device]);
+    let accept = || {
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        assert_eq!(rustix::event::poll(&mut [PollFd::new(&listener, PollFlags::IN)], Some(&patience)), Ok(1));
+        listener.accept().unwrap().0
+    };
+    let first = accept();
+    assert_eq!(rustix::net::sockopt::socket_peercred(&first).unwrap().pid, Pid::from_child(&place.daemon));
+    drop(first);
+    drop(accept());
+    place.worker("c").signal(Signal::KILL);
+    accept();
 }
 
 #[test]

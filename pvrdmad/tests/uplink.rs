@@ -36,7 +36,8 @@ fn gid(number: u8) -> Gid {
 struct Site {
     number: u8,
     driver: Driver,
-    daemon: Child,
+    /// None: that of a neighbour.
+    daemon: Option<Child>,
     control: PathBuf,
     _folder: TempDir,
 }
@@ -44,6 +45,10 @@ struct Site {
 impl Site {
     /// Starts the daemon, in a network namespace if one is given.
     fn start(number: u8, namespace: Option<&Namespace>, options: &str) -> Self {
+        Self::start_with(number, namespace, options, &[])
+    }
+
+    fn start_with(number: u8, namespace: Option<&Namespace>, options: &str, more: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (socket, control) = (folder.path().join("device"), folder.path().join("control"));
         let device = format!("name=vm{number},socket={},mac=52:54:00:00:03:{number:02x}", socket.display());
@@ -57,26 +62,42 @@ impl Site {
         };
         // A system call that the sandbox does not know ends the process, and the test.
         command.args(["--sandbox", "strict"]);
-        command.arg("--device").arg(format!("{device},pin=off,{options}")).arg("--control").arg(&control);
+        command.arg("--device").arg(format!("{device},pin=off,{options}")).arg("--control").arg(&control).args(more);
         let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
         assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");
         let driver = probe(&socket, 16 << 20);
         driver.bind_gid(0, gid(number)).unwrap();
-        Self { number, driver, daemon, control, _folder: folder }
+        Self { number, driver, daemon: Some(daemon), control, _folder: folder }
+    }
+
+    /// Starts the daemon with two devices on one uplink.
+    fn start_two([first, second]: [u8; 2], options: &str) -> [Self; 2] {
+        let neighbour = tempfile::tempdir().unwrap();
+        let socket = neighbour.path().join("device");
+        let device = format!("name=vm{second},socket={},mac=52:54:00:00:03:{second:02x}", socket.display());
+        let first = Self::start_with(first, None, options, &["--device", &format!("{device},pin=off,{options}")]);
+        let driver = probe(&socket, 16 << 20);
+        driver.bind_gid(0, gid(second)).unwrap();
+        let second = Self { number: second, driver, daemon: None, control: first.control.clone(), _folder: neighbour };
+        [first, second]
     }
 
     fn counters(&self) -> Value {
         let output = Command::new(PROGRAM).args(["status", "--json", "--control"]).arg(&self.control).output().unwrap();
         let status: Value = serde_json::from_slice(&output.stdout).unwrap();
-        status["devices"][0]["adapter"].clone()
+        let devices = status["devices"].as_array().unwrap().iter();
+        let name = format!("vm{}", self.number);
+        devices.clone().find(|device| device["name"] == name.as_str()).unwrap()["adapter"].clone()
     }
 }
 
 impl Drop for Site {
     fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
+        if let Some(daemon) = &mut self.daemon {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
     }
 }
 
@@ -198,6 +219,20 @@ fn a_tunnel_on_the_loopback() {
         assert!(counters["vxlan_trains_sent"].as_u64().unwrap() > 0, "{counters}");
         assert_eq!(counters["vxlan_dropped_malformed"], 0);
     }
+}
+
+/// Frames of one uplink go to devices by their address, and between these directly.
+#[test]
+fn two_devices_on_one_uplink() {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let [a, b] = [3, 4].map(|number| format!("127.{}.{low}.{number}", 64 | high & 0x3f));
+    let near = Site::start_two([1, 3], &format!("uplink=vxlan:{a},remote={b},vni=78,mtu=9000"));
+    let far = Site::start(2, None, &format!("uplink=vxlan:{b},remote={a},vni=78,mtu=9000"));
+    let [first, second] = &near;
+    talk(first, &far, 5);
+    transfer(second, &far, 5);
+    transfer(&far, second, 5);
+    transfer(first, second, 5);
 }
 
 #[test]

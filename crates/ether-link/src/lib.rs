@@ -15,6 +15,7 @@
 //! * [`memory`]: two ends in one process;
 //! * [`vxlan`]: a tunnel through UDP;
 //! * [`tap`]: a virtual network interface of the host;
+//! * [`switch`]: one of the others, shared by several stations;
 //! * [`fault`]: any other link, with injected loss, duplicates, reordering, corruption and delay.
 
 pub mod af_packet;
@@ -24,6 +25,7 @@ pub mod fault;
 mod frames;
 mod interface_name;
 pub mod memory;
+pub mod switch;
 pub mod tap;
 pub mod unix;
 pub mod vxlan;
@@ -47,7 +49,9 @@ const PROTOCOL_TCP: u8 = 6;
 
 /// Everything that links of any kind count, at zero.
 pub fn all_counters() -> Vec<Counter> {
-    vxlan::all_counters()
+    let mut list = vxlan::all_counters();
+    list.extend(switch::all_counters());
+    list
 }
 
 /// Longest frame that a link carries, in bytes: 64 KiB, Ethernet header and tag.

@@ -21,11 +21,12 @@
 //! # Rules
 //!
 //! The rules are those of the InfiniBand Architecture Specification volume 1 ("IBA"), chapter 9, for RC and UD;
-//! go-back-N with three refinements that are invisible on the wire: what the responder is known to have executed is not
-//! retransmitted, a lost RDMA READ response is requested again from where it stopped, and the ACK timeout backs off. A
-//! responder may buffer packets that come too early ([`ReorderBuffer`]): the requester notices, and retransmits only
-//! what is missing ([`Responder::nak_selectively`]). Large reads are split into requests of a bounded length
-//! ([`Tuning::read_chunk`]), so that a responder that sends a whole response in one go does not flood us.
+//! go-back-N with three refinements that are invisible on the wire: what the responder is known to have executed is
+//! not retransmitted, responses of an RDMA READ are taken in any order and what is missing of them is requested
+//! again alone, and the ACK timeout backs off. A responder may buffer packets that come too early
+//! ([`ReorderBuffer`]): the requester notices, and retransmits only what is missing. Large reads are split into
+//! requests of a bounded length ([`Tuning::read_chunk`]), so that a responder that sends a whole response in one go
+//! does not flood us.
 //!
 //! Each half describes itself as plain data ([`Requester::inspect`], [`Responder::inspect`]).
 //!

@@ -6,12 +6,13 @@ use std::sync::mpsc::Receiver;
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
+use parking_lot::Mutex;
 
 use super::connection::{CallError, reply_by};
 use super::plan::{Plan, Program};
 use super::process::Process;
 use super::services::Services;
-use super::sockets::NetworkSockets;
+use super::sockets::{NetworkSockets, Tunnels};
 use super::timing::Timing;
 use crate::config::{Config, Network as Description};
 use crate::protocol::{NetworkSetup, Reply, Request};
@@ -24,6 +25,8 @@ pub(super) struct Network {
     // Dropped in this order: the sockets' files go last.
     runs: Runs,
     plan: Arc<Plan>,
+    /// Objects of a device may be many: the supervisor has those of one at a time.
+    showing: Mutex<()>,
 }
 
 /// How its worker runs.
@@ -45,8 +48,8 @@ impl Plan {
     ///
     /// # Errors
     /// One cannot be had, or the host's addresses cannot be changed.
-    pub(super) fn new(config: &Config, network: &Description, timing: Timing) -> Result<Self> {
-        let sockets = NetworkSockets::open(network)?;
+    pub(super) fn new(config: &Config, network: &Description, tunnels: &mut Tunnels, timing: Timing) -> Result<Self> {
+        let sockets = NetworkSockets::open(network, tunnels)?;
         let addresses = match &config.backend {
             crate::config::BackendSpec::Ibverbs(spec) => {
                 pvrdma_ibverbs::host_addresses(spec).map_err(|problem| anyhow!("{}: {problem}", spec.device))?
@@ -84,7 +87,7 @@ impl Network {
                 Runs::Here(Box::new(worker))
             }
         };
-        Ok(Self { runs, plan })
+        Ok(Self { runs, plan, showing: Mutex::default() })
     }
 
     /// Returns `true` if a device of this name is here.
@@ -113,6 +116,7 @@ impl Network {
     /// # Errors
     /// There is none, or in time.
     pub(super) fn call(&self, request: Request, fds: Vec<OwnedFd>) -> Result<Reply, CallError> {
+        let _turn = matches!(request, Request::Show { .. }).then(|| self.showing.lock());
         match &self.runs {
             Runs::Here(worker) => Ok(worker.handle(request, fds)),
             Runs::Process(process) => {

@@ -1,6 +1,8 @@
 //! The sockets of a network: opened once, by the process that may, and kept while workers come and go.
 
+use std::collections::HashMap;
 use std::io;
+use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -8,13 +10,29 @@ use anyhow::{Context, Result};
 use pvrdma_ether_link::af_packet::{AfPacketSocket, VlanFilter};
 use pvrdma_ether_link::tap::{TapConnector, attach};
 use pvrdma_ether_link::unix::{PathConnector, ready_datagram, ready_listener};
-use pvrdma_ether_link::{Connector, NoConnector, vxlan};
+use pvrdma_ether_link::vxlan::{self, VxlanConfig, VxlanError, VxlanPort};
+use pvrdma_ether_link::{Connector, NoConnector};
 use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::MacAddr;
 
 use super::services::Connectors;
 use crate::config::{Device, LinkSpec, Network};
 use crate::socket::{DatagramFile, SocketAccess, SocketFile, bind_datagram};
+
+/// Ends of tunnels while networks are opened: those at one address and port share it, and the kernel gives each the
+/// datagrams of its VNI.
+#[derive(Debug, Default)]
+pub(super) struct Tunnels(HashMap<SocketAddr, VxlanPort>);
+
+impl Tunnels {
+    fn open(&mut self, config: &VxlanConfig) -> Result<Vec<OwnedFd>, VxlanError> {
+        // A port that the system chooses is nobody else's.
+        if config.local.port() == 0 {
+            return vxlan::sockets(config);
+        }
+        self.0.entry(config.local).or_insert_with(|| VxlanPort::new(config.local)).open(config)
+    }
+}
 
 /// The sockets of a network. Dropping it removes their files.
 #[derive(Debug)]
@@ -36,13 +54,13 @@ impl NetworkSockets {
     ///
     /// # Errors
     /// One of them cannot be had; those that were made are gone again.
-    pub(super) fn open(network: &Network) -> Result<Self> {
+    pub(super) fn open(network: &Network, tunnels: &mut Tunnels) -> Result<Self> {
         let devices = network.devices.iter().map(|device| {
-            DeviceSockets::open(device, network).with_context(|| format!("device {}", device.config.name))
+            DeviceSockets::open(device, network, tunnels).with_context(|| format!("device {}", device.config.name))
         });
         let devices = devices.collect::<Result<_>>()?;
         let macs: Vec<_> = network.devices.iter().map(|device| device.config.mac).collect();
-        let open = |link| LinkSockets::open(link, &macs, network.vlan);
+        let open = |link| LinkSockets::open(link, &macs, network.vlan, tunnels);
         let uplink = network.uplink.as_ref().map(open).transpose();
         Ok(Self { uplink: uplink.with_context(|| format!("network {}: uplink", network.name))?, devices })
     }
@@ -71,9 +89,9 @@ impl NetworkSockets {
 }
 
 impl DeviceSockets {
-    fn open(device: &Device, network: &Network) -> Result<Self> {
+    fn open(device: &Device, network: &Network, tunnels: &mut Tunnels) -> Result<Self> {
         let listener = SocketFile::bind(&device.socket, device.access)?;
-        let open = |link| LinkSockets::open(link, &[device.config.mac], network.vlan);
+        let open = |link| LinkSockets::open(link, &[device.config.mac], network.vlan, tunnels);
         Ok(Self { listener, nic: device.nic.as_ref().map(open).transpose().context("nic")? })
     }
 }
@@ -97,7 +115,7 @@ enum Kept {
 }
 
 impl LinkSockets {
-    fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode) -> Result<Self> {
+    fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode, tunnels: &mut Tunnels) -> Result<Self> {
         Ok(match link {
             LinkSpec::Listen(path) => {
                 let file = SocketFile::bind(path, SocketAccess::default())?;
@@ -113,7 +131,7 @@ impl LinkSockets {
                 Self { kept: Kept::Datagrams(ready_datagram(socket)?, file), connector }
             }
             LinkSpec::Vxlan(config) => {
-                Self { kept: Kept::Several(vxlan::sockets(config)?), connector: Arc::new(NoConnector) }
+                Self { kept: Kept::Several(tunnels.open(config)?), connector: Arc::new(NoConnector) }
             }
             LinkSpec::AfPacket(name) => {
                 let filter = match vlan {

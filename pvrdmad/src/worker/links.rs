@@ -5,30 +5,25 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use parking_lot::Mutex;
 use pvrdma_ether_link::af_packet::AfPacketLink;
+use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
 use pvrdma_ether_link::tap::TapLink;
 use pvrdma_ether_link::unix::{DatagramLink, StreamLink};
 use pvrdma_ether_link::vxlan::VxlanLink;
 use pvrdma_ether_link::{Connector, Link, MonotonicClock};
-use pvrdma_verbs::MacAddr;
 
 use super::Host;
-use crate::config::{LinkSpec, Network};
+use crate::config::{Device, LinkSpec, Network};
 
 /// The way of a network to other hosts, which all its devices share.
 #[derive(Debug)]
-pub(super) struct Uplink {
-    link: Arc<dyn Link>,
-    /// The device that has it.
-    user: Mutex<Option<MacAddr>>,
-}
+pub(super) struct Uplink(Switch);
 
 impl Uplink {
     /// Makes it of its descriptors, if the network has one.
     ///
     /// # Errors
-    /// These are not the descriptors of such a link.
+    /// These are not the descriptors of such a link, or there are none left for the switch.
     pub(super) fn start(network: &Network, fds: Vec<OwnedFd>, host: &Arc<dyn Host>) -> Result<Option<Self>> {
         let Some(spec) = &network.uplink else { return Ok(None) };
         let link = open(spec, fds, host, None)?;
@@ -36,20 +31,17 @@ impl Uplink {
             Some(fault) => fault.wrap(link),
             None => link,
         };
-        Ok(Some(Self { link, user: Mutex::new(None) }))
+        Ok(Some(Self(Switch::new(Some(link), network.mtu)?)))
     }
 
-    /// The end of a device.
+    /// The end of a device, there until it is dropped.
     ///
     /// # Errors
-    /// Another device has it.
-    pub(super) fn port(&self, mac: MacAddr) -> Result<Arc<dyn Link>> {
-        let mut user = self.user.lock();
-        if user.is_some_and(|user| user != mac) {
-            bail!("several devices on one uplink are not possible yet");
-        }
-        *user = Some(mac);
-        Ok(Arc::clone(&self.link))
+    /// Another device has the address, or the system has no room for it.
+    pub(super) fn port(&self, device: &Device) -> Result<Arc<dyn Link>> {
+        // A bridge in the guest has stations that nobody knows here.
+        let unknown = if device.rules.allow_forged { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
+        Ok(self.0.port(device.config.mac, unknown)?)
     }
 }
 

@@ -112,7 +112,7 @@ impl Worker {
         let DeviceConfig { name, mac, .. } = &device.config;
         let nic = device.nic.as_ref().map(|link| links::open(link, nic, &self.host, Some(name)));
         let port = PortConfig {
-            uplink: uplink.port(*mac)?,
+            uplink: uplink.port(device).context("uplink")?,
             nic: nic.transpose().context("nic")?,
             mtu: self.setup.network.mtu,
             rules: device.rules.clone(),

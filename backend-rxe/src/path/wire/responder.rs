@@ -6,7 +6,7 @@ use parking_lot::Mutex;
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
 use pvrdma_roce::{DropReason, Handled, Path, PathInspect, ReorderBuffer, ResponderInspect, admit_connected};
-use pvrdma_verbs::{Psn, QpAttrs, Qpn, Snapshot};
+use pvrdma_verbs::{QpAttrs, Qpn, Snapshot};
 use serde::Serialize;
 
 use super::hooks::ResponderHooks;
@@ -88,11 +88,10 @@ impl WireResponder {
     /// Executes a packet, or keeps it for later.
     fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], hooks: &mut ResponderHooks<'_>) {
         let psn = packet.header.bth.psn;
-        self.reorder.observe(self.transport.expected_psn(), psn);
         if self.deferred.is_empty() {
             match self.handle(packet, hooks) {
                 Handled::Deferred => {}
-                Handled::OutOfOrder => return self.keep(psn, frame),
+                Handled::OutOfOrder => return self.reorder.insert(psn, frame),
                 Handled::Done | Handled::Dropped => return self.catch_up(hooks),
             }
         }
@@ -101,12 +100,6 @@ impl WireResponder {
         } else {
             PortCounters::bump(&port.counters.wire_dropped_deferred);
         }
-    }
-
-    /// Keeps a packet that came before its time.
-    fn keep(&mut self, psn: Psn, frame: &[u8]) {
-        let missing = self.reorder.insert(self.transport.expected_psn(), psn, frame);
-        self.transport.nak_selectively(psn, missing);
     }
 
     /// Executes packets that came before their time and are expected now.
@@ -144,7 +137,7 @@ impl WireResponder {
             let Ok(packet) = Packet::parse(&frame) else { continue };
             match self.handle(&packet, hooks) {
                 Handled::Deferred => return self.deferred.push_front(frame),
-                Handled::OutOfOrder => self.keep(packet.header.bth.psn, &frame),
+                Handled::OutOfOrder => self.reorder.insert(packet.header.bth.psn, &frame),
                 Handled::Done | Handled::Dropped => {}
             }
         }

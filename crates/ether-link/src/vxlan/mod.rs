@@ -16,6 +16,7 @@
 //! behind it, as with a Linux vxlan device that learns. Up to [`MAX_REMOTES`] are known, they age, and they are never
 //! flooded to: otherwise a forged address would turn us into an amplifier.
 
+mod config;
 mod counters;
 mod ecn;
 mod header;
@@ -23,12 +24,12 @@ mod inner;
 mod input;
 mod output;
 mod remotes;
+mod shared_port;
 mod sockets;
 mod table;
 #[cfg(test)]
 mod tests;
 
-use std::collections::HashSet;
 use std::io;
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
@@ -36,8 +37,6 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pvrdma_verbs::{Count, Counter, LogLimit, Snapshot};
-use serde::{Deserialize, Serialize};
-use thiserror::Error;
 
 pub(crate) use self::counters::all_counters;
 use self::counters::{VxlanCounters, vxlan_stations, vxlan_trains_sent};
@@ -50,7 +49,9 @@ use self::table::Learned;
 use super::{Frames, Link, LinkInspect, Readiness};
 use crate::Clock;
 
+pub use config::{MAX_NETWORKS, VxlanConfig, VxlanError};
 pub use header::Vni;
+pub use shared_port::VxlanPort;
 pub use sockets::sockets;
 pub use table::{AGE, MAX_REMOTES, MAX_STATIONS};
 
@@ -61,82 +62,6 @@ pub const VXLAN_PORT: u16 = 4789;
 pub const IPV4_OVERHEAD: u32 = 14 + 8 + 8 + 20;
 /// The same over IPv6.
 pub const IPV6_OVERHEAD: u32 = 14 + 8 + 8 + 40;
-
-/// One end of a tunnel.
-#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
-pub struct VxlanConfig {
-    /// Where datagrams come, and from which address they are sent.
-    pub local: SocketAddr,
-    /// Other ends. No two have the same IP address, because the sender of a datagram is told by it.
-    pub remotes: Vec<SocketAddr>,
-    /// The network.
-    pub vni: Vni,
-    /// Datagrams of others are taken, too. See the module for what that means.
-    pub open: bool,
-}
-
-/// Why a tunnel cannot be set up.
-#[derive(Debug, Error)]
-pub enum VxlanError {
-    /// Nobody could ever be spoken to.
-    #[error("a vxlan link needs a remote, or must learn remotes")]
-    NoRemote,
-    /// There are too many.
-    #[error("{0} remotes are more than {MAX_REMOTES}")]
-    TooManyRemotes(usize),
-    /// Two remotes cannot be told apart.
-    #[error("two remotes have the address {0}")]
-    SameAddress(std::net::IpAddr),
-    /// It cannot be reached from there.
-    #[error("the remote {remote} cannot be reached from {local}: one is IPv4 and the other IPv6")]
-    Family {
-        /// The remote.
-        remote: SocketAddr,
-        /// Our end.
-        local: SocketAddr,
-    },
-    /// An address that nothing can be sent to.
-    #[error("{0} is not the address of one host")]
-    NoHost(SocketAddr),
-    /// The address is somebody else's.
-    #[error("{0} is not an address of this host")]
-    NotOurs(std::net::IpAddr),
-    /// No socket. What the system said is the source.
-    #[error("vxlan at {local}")]
-    Io {
-        /// Our end.
-        local: SocketAddr,
-        /// What the system said.
-        source: io::Error,
-    },
-}
-
-impl VxlanConfig {
-    /// Checks that the values go together.
-    ///
-    /// # Errors
-    /// They do not.
-    pub fn check(&self) -> Result<(), VxlanError> {
-        let mut seen = HashSet::new();
-        for &remote in &self.remotes {
-            let ip = remote.ip();
-            if remote.is_ipv4() != self.local.is_ipv4() {
-                return Err(VxlanError::Family { remote, local: self.local });
-            }
-            if ip.is_unspecified() || ip.is_multicast() || remote.port() == 0 {
-                return Err(VxlanError::NoHost(remote));
-            }
-            if !seen.insert(ip) {
-                return Err(VxlanError::SameAddress(ip));
-            }
-        }
-        match self.remotes.len() {
-            0 if !self.open => Err(VxlanError::NoRemote),
-            count if count > MAX_REMOTES => Err(VxlanError::TooManyRemotes(count)),
-            _ => Ok(()),
-        }
-    }
-}
 
 /// One end of a tunnel, with its sockets.
 #[derive(Debug)]

@@ -7,11 +7,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::{IpRecvTos, Ipv6RecvTClass, UdpGroSegment};
 use rustix::net::sockopt::{
-    set_socket_recv_buffer_size, set_socket_recv_buffer_size_force, set_socket_send_buffer_size,
+    set_socket_recv_buffer_size, set_socket_recv_buffer_size_force, set_socket_reuseport, set_socket_send_buffer_size,
 };
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::config::{VxlanConfig, VxlanError};
 use super::output::SOCKETS;
-use super::{VxlanConfig, VxlanError};
 
 /// Bytes that the socket should hold for us. The system caps it.
 const RECEIVE_BUFFER: usize = 8 << 20;
@@ -23,23 +24,45 @@ const SEND_BUFFER: usize = 4 << 20;
 /// # Errors
 /// The values do not go together, or the address is taken or not ours.
 pub fn sockets(config: &VxlanConfig) -> Result<Vec<OwnedFd>, VxlanError> {
+    sockets_with(config, UdpSocket::bind)
+}
+
+/// What the system said about the sockets of `config`.
+pub(super) fn failed(config: &VxlanConfig) -> impl Fn(io::Error) -> VxlanError + use<> {
+    let local = config.local;
+    move |source| match source.kind() {
+        io::ErrorKind::AddrNotAvailable => VxlanError::NotOurs(local.ip()),
+        _ => VxlanError::Io { local, source },
+    }
+}
+
+/// The same, where `bind` binds the one that datagrams come to.
+pub(super) fn sockets_with(
+    config: &VxlanConfig,
+    bind: impl FnOnce(SocketAddr) -> io::Result<UdpSocket>,
+) -> Result<Vec<OwnedFd>, VxlanError> {
     config.check()?;
-    let failed = |source: io::Error| match source.kind() {
-        io::ErrorKind::AddrNotAvailable => VxlanError::NotOurs(config.local.ip()),
-        _ => VxlanError::Io { local: config.local, source },
-    };
     let mut any_port = config.local;
     any_port.set_port(0);
-    let mut sockets = vec![input(config.local).map_err(failed)?];
+    let mut sockets = vec![bind(config.local).and_then(input).map_err(failed(config))?];
     for _ in 0..SOCKETS {
-        sockets.push(output(any_port).map_err(failed)?);
+        sockets.push(output(any_port).map_err(failed(config))?);
     }
     Ok(sockets)
 }
 
+/// Binds a socket to an address that others have, too, if they allow it.
+pub(super) fn bind_shared(local: SocketAddr) -> io::Result<UdpSocket> {
+    let family = if local.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let socket = rustix::net::socket_with(family, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_reuseport(&socket, true)?;
+    rustix::net::bind(&socket, &local)?;
+    Ok(socket.into())
+}
+
 /// The socket that datagrams come to. The kernel puts trains together and says what routers did to the traffic class.
-fn input(local: SocketAddr) -> io::Result<OwnedFd> {
-    let socket = UdpSocket::bind(local)?;
+fn input(socket: UdpSocket) -> io::Result<OwnedFd> {
+    let local = socket.local_addr()?;
     // All of these are improvements.
     let buffer = set_socket_recv_buffer_size_force(&socket, RECEIVE_BUFFER)
         .or_else(|_| set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER));

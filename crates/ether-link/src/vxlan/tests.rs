@@ -1,3 +1,4 @@
+use std::collections::HashSet;
 use std::net::UdpSocket;
 use std::slice;
 use std::time::Duration;
@@ -254,6 +255,122 @@ fn sockets_that_were_handed_over_are_those_of_a_tunnel() {
         let few = sockets(&config).unwrap().into_iter().take(count).collect();
         assert!(VxlanLink::from_sockets(&config, few, clock()).is_err());
     }
+}
+
+/// A port with networks, each with a link, of which `remote` is the only remote.
+struct Networks {
+    port: VxlanPort,
+    local: SocketAddr,
+    remote: SocketAddr,
+    links: Vec<(u32, VxlanLink)>,
+}
+
+impl Networks {
+    fn new(local: &str, remote: SocketAddr) -> Self {
+        let local = plain(local).1;
+        Self { port: VxlanPort::new(local), local, remote, links: Vec::new() }
+    }
+
+    fn config(&self, number: u32) -> VxlanConfig {
+        let vni = Vni::new(number).unwrap();
+        VxlanConfig { local: self.local, remotes: vec![self.remote], vni, open: false }
+    }
+
+    fn open(&mut self, number: u32) {
+        let config = self.config(number);
+        let sockets = self.port.open(&config).unwrap();
+        let link = VxlanLink::from_sockets(&config, sockets, Arc::new(ManualClock::default())).unwrap();
+        self.links.push((number, link));
+    }
+
+    fn close(&mut self, number: u32) {
+        self.links.retain(|(known, _)| *known != number);
+        self.port.close(Vni::new(number).unwrap());
+    }
+
+    /// The kernel puts datagrams together for a link.
+    fn trains(&self) -> Vec<bool> {
+        use nix::sys::socket::getsockopt;
+        use nix::sys::socket::sockopt::UdpGroSegment;
+        self.links.iter().map(|(_, link)| getsockopt(&link.socket, UdpGroSegment).unwrap()).collect()
+    }
+
+    fn dropped(&self) -> (u64, u64) {
+        let sum = |name| self.links.iter().map(|(_, link)| figure(link, name)).sum();
+        (sum("vxlan_dropped_vni"), sum("vxlan_dropped_malformed"))
+    }
+
+    /// Each network gets its own frames, and no other datagrams but those that are nobody's.
+    fn check(&self, sender: &UdpSocket, round: u8) {
+        let before = self.dropped();
+        let frame =
+            |number: u32, n: u8| ipv4(A, B, 0, [n.into(), 4791], &[&number.to_be_bytes()[..], &[round]].concat());
+        let send = |number: u32, n| {
+            let header = Vni::new(number).unwrap().header();
+            sender.send_to(&[&header[..], &frame(number, n)].concat(), self.local).unwrap();
+        };
+        for n in 0..20 {
+            for (number, _) in &self.links {
+                send(*number, n);
+                send(99, n);
+            }
+            sender.send_to(&[8; 3], self.local).unwrap();
+        }
+        for (number, link) in &self.links {
+            let got = receive(link, 20);
+            assert!(got == (0..20).map(|n| frame(*number, n)).collect::<Vec<_>>(), "VNI {number}");
+        }
+        // On the loopback everything that was sent is there by now.
+        self.links.iter().for_each(|(_, link)| link.receive(&mut Frames::default(), 1000));
+        let after = self.dropped();
+        assert_eq!((after.0 - before.0, after.1 - before.1), (20 * self.links.len() as u64, 20));
+    }
+}
+
+#[test]
+fn networks_at_one_port_are_told_apart_by_vni() {
+    for (local, remote) in [("127.0.0.1", "127.0.0.2"), ("::1", "::1")] {
+        let (sender, remote) = plain(remote);
+        let mut networks = Networks::new(local, remote);
+        networks.open(7);
+        networks.check(&sender, 0);
+        assert_eq!(networks.trains(), [true], "alone");
+        assert!(UdpSocket::bind(networks.local).is_err());
+        let foreign = sockets::bind_shared(networks.local);
+        assert!(foreign.is_err(), "one network has the port for itself: {foreign:?}");
+        for (round, number) in (1..).zip([8, Vni::MAX, 0, 7 << 8]) {
+            networks.open(number);
+            networks.check(&sender, round);
+        }
+        assert_eq!(networks.trains(), [false; 5], "they would hold datagrams of several networks");
+        let error = networks.port.open(&networks.config(8)).unwrap_err();
+        assert!(error.to_string().contains("VNI 8"), "{error}");
+        // The first, the last and one between go; the others stay who they are.
+        for (round, number) in (10..).zip([8, 7, 7 << 8]) {
+            networks.close(number);
+            networks.check(&sender, round);
+        }
+        networks.open(8);
+        networks.check(&sender, 20);
+        for number in [0, Vni::MAX, 5] {
+            networks.close(number);
+        }
+        networks.check(&sender, 21);
+        assert_eq!(networks.trains(), [true]);
+        let other = VxlanConfig { local: remote, ..networks.config(1) };
+        assert!(networks.port.open(&other).is_err());
+    }
+}
+
+#[test]
+fn a_network_that_cannot_be_opened_leaves_the_others_alone() {
+    let (sender, remote) = plain("127.0.0.2");
+    let mut networks = Networks::new("127.0.0.1", remote);
+    networks.open(7);
+    networks.open(8);
+    let no_remote = VxlanConfig { remotes: vec![], ..networks.config(9) };
+    assert!(matches!(networks.port.open(&no_remote), Err(VxlanError::NoRemote)));
+    networks.check(&sender, 0);
 }
 
 proptest! {

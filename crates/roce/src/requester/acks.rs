@@ -6,12 +6,11 @@ use pvrdma_verbs::{SendOp, WcStatus};
 
 use super::Requester;
 use super::loss_recovery::{Attempt, Probe};
-use super::request::{Request, Stage};
+use super::request::Stage;
 use super::send_state::Seq;
 use super::timers::Timer;
 use crate::ops::RequesterOps;
-use crate::responder::selective_nak::STALE_PSN_OFFSET;
-use crate::wire::{Aeth, Extension, NakCode, Operation, Packet, Syndrome, rnr_delay};
+use crate::wire::{Extension, NakCode, Operation, Packet, Syndrome, rnr_delay};
 
 impl Requester {
     /// Takes a response that [`crate::admit_connected`] let through.
@@ -20,7 +19,8 @@ impl Requester {
         let seq = self.snd.extend(packet.header.bth.psn);
         // Old responses, and those to what was never sent, mean nothing.
         if self.ended || !self.snd.is_outstanding(seq) {
-            return self.stale_response(seq, operation, packet.header.extension);
+            self.stats.stale += 1;
+            return;
         }
         match (operation, packet.header.extension) {
             (Some(Operation::ReadResponse), _) => self.read_response(now, seq, packet, ops),
@@ -37,7 +37,7 @@ impl Requester {
             Syndrome::Ack { .. } => {
                 self.recovery.rnr_retries = self.attrs.rnr_retry;
                 self.ack_until(now, seq + 1, ops);
-                self.check_lost_response(now, ops);
+                self.notice_missing(now, seq + 1);
             }
             Syndrome::RnrNak { timer } => self.rnr_nak(now, seq, timer, ops),
             Syndrome::Nak(NakCode::SequenceError) => self.sequence_nak(now, seq, ops),
@@ -70,10 +70,15 @@ impl Requester {
             if self.snd.una >= request.end() {
                 continue;
             }
-            if request.wants_data() || self.snd.una >= self.snd.executed {
+            if request.wants_data() {
+                let Some(end) = self.responses.received_until(self.snd.una) else { break };
+                self.snd.una = end.min(request.end());
+            } else if self.snd.una < self.snd.executed {
+                self.snd.una = self.snd.executed.min(request.end());
+            }
+            if self.snd.una < request.end() {
                 break;
             }
-            self.snd.una = self.snd.executed.min(request.end());
         }
         if self.snd.una != before {
             self.on_progress(now, before, ops);
@@ -88,9 +93,7 @@ impl Requester {
             self.skip_acked();
         }
         self.recovery.timed_out = false;
-        while self.outstanding_rd_atomic.front().is_some_and(|&end| end <= self.snd.una) {
-            self.outstanding_rd_atomic.pop_front();
-        }
+        self.responses.on_acked(self.snd.una);
         let probed = std::mem::replace(&mut self.recovery.probe, Probe::None);
         self.restart_timers(now);
         self.complete_done(ops);
@@ -101,20 +104,18 @@ impl Requester {
                 Attempt::First => self.probe_oldest(Attempt::Second),
                 Attempt::Second => {
                     self.recovery.peer_reorders = false;
-                    self.go_back();
+                    self.go_back(self.snd.una);
                 }
             },
             _ => {}
         }
     }
 
-    /// Something behind a missing response was acknowledged: the missing one is lost. Goes back, but once for each
-    /// loss.
-    fn check_lost_response(&mut self, now: Duration, ops: &mut impl RequesterOps) {
-        let missing = self.snd.una < self.snd.executed && !self.ended;
-        if missing && !self.timers.is_running(Timer::RnrBackoff) && self.recovery.on_lost_response(self.snd.una) {
-            self.stats.lost_responses += 1;
-            self.retry(now, ops);
+    /// The responder has responded to everything before `newest`. Whatever of that has not come is late, or lost.
+    fn notice_missing(&mut self, now: Duration, newest: Seq) {
+        if !self.ended {
+            self.responses.on_response(now, newest, self.snd.una);
+            self.timers.set(Timer::Reordering, self.responses.deadline(self.recovery.patience()));
         }
     }
 
@@ -132,12 +133,13 @@ impl Requester {
         let expected = u64::from(request.length).saturating_sub(offset).min(mtu);
         self.recovery.rnr_retries = self.attrs.rnr_retry;
         self.ack_until(now, seq, ops);
+        // Which of FIRST, MIDDLE, LAST and ONLY it is depends on the attempt it belongs to, and on the responder; its
+        // place and length do not.
+        let fits = packet.payload.len() as u64 == expected && packet.pad_is_right();
         if seq != self.snd.una {
-            return self.check_lost_response(now, ops);
+            return self.take_early_data(now, seq, offset, packet.payload, fits, ops);
         }
-        // The response that is missing. Which of FIRST, MIDDLE, LAST and ONLY it is depends on the attempt it belongs
-        // to, and on the responder; its place and length do not.
-        if packet.payload.len() as u64 != expected || !packet.pad_is_right() {
+        if !fits {
             return self.fail_at(seq, WcStatus::BadResponse, ops);
         }
         self.take_data(now, seq, offset, packet.payload, ops);
@@ -150,11 +152,38 @@ impl Requester {
         }
         self.recovery.rnr_retries = self.attrs.rnr_retry;
         self.ack_until(now, seq, ops);
-        if seq != self.snd.una {
-            return self.check_lost_response(now, ops);
-        }
         // A number on the wire, the guest's byte order in memory.
-        self.take_data(now, seq, 0, &original.to_le_bytes(), ops);
+        let data = original.to_le_bytes();
+        if seq != self.snd.una {
+            return self.take_early_data(now, seq, 0, &data, true, ops);
+        }
+        self.take_data(now, seq, 0, &data, ops);
+    }
+
+    /// Takes the data of a response that came before the one at `snd.una`. If it does not fit or cannot be placed, it
+    /// comes again, and fails when its turn has come.
+    fn take_early_data(
+        &mut self,
+        now: Duration,
+        seq: Seq,
+        offset: u64,
+        data: &[u8],
+        fits: bool,
+        ops: &mut impl RequesterOps,
+    ) {
+        if self.ended {
+            return;
+        }
+        let request = self.requests.iter().find(|request| request.contains(seq) && request.stage == Stage::Started);
+        let news = fits && self.responses.received_until(seq).is_none();
+        match request.filter(|_| news) {
+            Some(request) if data.is_empty() || ops.scatter(&request.wr.sges, offset, data).is_ok() => {
+                self.responses.insert(seq);
+                self.snd.executed = self.snd.executed.max(seq + 1);
+            }
+            _ => self.stats.stale += 1,
+        }
+        self.notice_missing(now, seq);
     }
 
     /// Takes the data of the response at `snd.una`.
@@ -167,6 +196,7 @@ impl Requester {
         self.on_progress(now, seq, ops);
         if !self.ended {
             self.advance_una(now, ops);
+            self.notice_missing(now, seq);
         }
     }
 
@@ -183,28 +213,7 @@ impl Requester {
         }
         self.stats.sequence_naks += 1;
         self.retransmit_missing(now, seq, ops);
-    }
-
-    /// A response to something that is done, or a selective NAK.
-    fn stale_response(&mut self, seq: Seq, operation: Option<Operation>, extension: Extension) {
-        let ack = operation == Some(Operation::Acknowledge)
-            && matches!(extension, Extension::Aeth(Aeth { syndrome: Syndrome::Ack { .. }, .. }));
-        if !ack || !self.selective_nak(seq + Seq::from(STALE_PSN_OFFSET)) {
-            self.stats.stale += 1;
-        }
-    }
-
-    /// The responder may have said that the packet at `seq` is missing, too. Returns `true` if it has.
-    fn selective_nak(&mut self, seq: Seq) -> bool {
-        let sent = (self.snd.una.max(self.snd.executed)..self.snd.nxt).contains(&seq);
-        let alone = |request: &Request| request.stage == Stage::Started && !request.wants_data();
-        if self.ended || !sent || !self.requests.iter().any(|request| request.contains(seq) && alone(request)) {
-            return false;
-        }
-        // Only our responder sends stale-PSN ACKs, and only when it buffers out-of-order packets.
-        self.recovery.peer_reorders = true;
-        self.recovery.retransmit(seq);
-        true
+        self.notice_missing(now, seq);
     }
 
     /// The responder has no receive: waits and goes back.
@@ -228,7 +237,7 @@ impl Requester {
                 None => return self.fail_at(seq, WcStatus::RnrRetryExceeded, ops),
             }
         }
-        self.go_back();
+        self.go_back(seq);
         self.timers.set(Timer::RnrBackoff, Some(now.saturating_add(rnr_delay(timer))));
         self.restart_timers(now);
     }

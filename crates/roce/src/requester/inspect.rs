@@ -12,7 +12,7 @@ use super::{Requester, RequesterStats};
 /// A timer that runs.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct RunningTimer {
-    /// What it is for: `ack`, `rnr_backoff` or `probe`.
+    /// What it is for: `ack`, `rnr_backoff`, `reordering` or `probe`.
     timer: Timer,
     /// Microseconds until its deadline, 0 if that has passed.
     pub due_in_us: u64,
@@ -64,7 +64,7 @@ pub struct RequesterInspect {
 impl Requester {
     /// Describes itself. `now` is on the clock of its other methods.
     pub fn inspect(&self, now: Duration) -> RequesterInspect {
-        let rtt = self.recovery.rtt().estimate();
+        let rtt = self.recovery.rtt_estimate();
         let running = self.timers.running();
         RequesterInspect {
             requests: self.requests.len(),
@@ -75,7 +75,7 @@ impl Requester {
             snd_posted: wire_psn(self.snd.posted),
             in_flight: self.in_flight(),
             window: self.recovery.window(),
-            outstanding_rd_atomic: self.outstanding_rd_atomic.len(),
+            outstanding_rd_atomic: self.responses.outstanding(),
             srtt_us: rtt.map(|(srtt, _)| micros(srtt)),
             rttvar_us: rtt.map(|(_, rttvar)| micros(rttvar)),
             retries_left: self.recovery.retries,

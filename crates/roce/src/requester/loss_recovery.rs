@@ -4,8 +4,10 @@
 //! given up step by step. Between two hosts of one network a round trip takes a hundred microseconds, and what is lost
 //! twice, or whose NAK is lost, would stand still for hundreds of round trips. So when nothing was acknowledged for a
 //! few round trips, the oldest packet is retransmitted as a *probe*, as TCP (RFC 8985) and QUIC (RFC 9002) do; that
-//! spends no retry, and a peer that has it sees a duplicate, which it acknowledges. If the ACK covers this one packet
-//! alone, the next is probed, and if that ACK covers no more either, the following packets are taken for lost, too.
+//! spends no retry, and a peer that has it sees a duplicate, which it acknowledges. If the ACK covers this one
+//! packet alone, the next is probed, and if that ACK covers no more either, the following packets are taken for
+//! lost, too. Of a READ the probe asks for one response packet: what a busy responder has not sent yet would come
+//! twice.
 //!
 //! After a loss only a few packets follow the one that is retransmitted until something is acknowledged: most
 //! responders have dropped them (go-back-N), and those that buffered what came behind the gap need none. One that was
@@ -13,7 +15,6 @@
 
 use std::time::Duration;
 
-use super::retransmit_queue::RetransmitQueue;
 use super::rtt::RttEstimator;
 use super::send_state::Seq;
 
@@ -21,6 +22,11 @@ use super::send_state::Seq;
 const WINDOW_AFTER_LOSS: u32 = 8;
 /// Shortest time without progress that leads to a probe: above what a busy scheduler takes away.
 const MIN_PROBE_TIMEOUT: Duration = Duration::from_micros(500);
+/// The same before a response with data is requested again for a second time, or of a responder of which it is not
+/// known how long it takes: what is repeated comes on top of what is merely late.
+const MIN_RESPONSE_TIMEOUT: Duration = Duration::from_millis(4);
+/// Shortest time for which a response that was overtaken is late and not lost.
+const MIN_PATIENCE: Duration = Duration::from_micros(100);
 /// Probes in a row; after these the ACK timeout decides.
 const MAX_PROBES: u32 = 3;
 /// Sequence NAKs for one packet after the other that are believed to be losses. After these the responder has stopped
@@ -32,6 +38,8 @@ const MAX_CONSECUTIVE_NAKS: u32 = 2;
 pub(super) enum Probe {
     None,
     Due(Attempt),
+    /// The oldest missing response is to be requested again, alone.
+    ResponseDue,
     /// The packet with this PSN was sent.
     Sent(Seq, Attempt),
 }
@@ -51,11 +59,15 @@ pub(super) struct LossRecovery {
     window: u32,
     max_window: u32,
     rtt: RttEstimator,
+    /// The time from a READ or atomic to its first response.
+    response_time: RttEstimator,
     pub(super) probe: Probe,
     /// Probes since the last progress.
     probes: u32,
-    /// Packets to retransmit alone.
-    pub(super) queue: RetransmitQueue,
+    /// Times that the probe timeout has doubled since a round trip was measured (RFC 6298, 5.5 to 5.7).
+    probe_backoff: u32,
+    /// A packet to retransmit alone.
+    pub(super) retransmit: Option<Seq>,
     /// The responder was seen to buffer what comes behind a gap: only what is missing need be retransmitted.
     pub(super) peer_reorders: bool,
     /// Retransmissions that are left before the peer is given up (IBA 9.7.6.1.3), and the same after RNR NAKs.
@@ -68,10 +80,10 @@ pub(super) struct LossRecovery {
     /// PSN of the last sequence NAK that was acted upon: a responder sends one for each missing packet, what comes
     /// again was duplicated on its way.
     nak_psn: Option<Seq>,
+    /// The PSN after the last packet that was retransmitted alone.
+    alone_until: Option<Seq>,
     /// How many of them in a row named the packet after the one that was retransmitted.
     consecutive_naks: u32,
-    /// `una` when a lost response made us go back. What was in flight then tells us the same again.
-    lost_response: Option<Seq>,
 }
 
 impl LossRecovery {
@@ -80,17 +92,19 @@ impl LossRecovery {
             window: max_window,
             max_window,
             rtt: RttEstimator::default(),
+            response_time: RttEstimator::default(),
             probe: Probe::None,
             probes: 0,
-            queue: RetransmitQueue::default(),
+            probe_backoff: 0,
+            retransmit: None,
             peer_reorders: false,
             retries,
             rnr_retries,
             backoff: 0,
             timed_out: false,
             nak_psn: None,
+            alone_until: None,
             consecutive_naks: 0,
-            lost_response: None,
         }
     }
 
@@ -99,14 +113,34 @@ impl LossRecovery {
         self.window
     }
 
-    /// What is known of the round trip time.
-    pub(super) const fn rtt(&self) -> &RttEstimator {
-        &self.rtt
+    /// The smoothed round trip time and its variation. `None`: nothing was measured yet.
+    pub(super) fn rtt_estimate(&self) -> Option<(Duration, Duration)> {
+        self.rtt.estimate().or_else(|| self.response_time.estimate())
+    }
+
+    /// For how long a response that was overtaken is late and not lost.
+    pub(super) fn patience(&self) -> Duration {
+        self.rtt_estimate().map_or(MIN_PATIENCE, |(srtt, _)| (srtt / 4).max(MIN_PATIENCE))
     }
 
     /// A packet up to `end` that asks for an ACK was sent for the first time.
     pub(super) fn on_sent(&mut self, now: Duration, end: Seq) {
         self.rtt.on_sent(now, end);
+    }
+
+    /// A READ or atomic whose first response has the PSN before `end` was sent for the first time.
+    pub(super) fn on_request_sent(&mut self, now: Duration, end: Seq) {
+        self.response_time.on_sent(now, end);
+    }
+
+    /// A packet was retransmitted alone; what it asks for ends before `end`.
+    pub(super) const fn on_retransmitted_alone(&mut self, end: Seq) {
+        self.alone_until = Some(end);
+    }
+
+    /// Missing responses are about to be requested again.
+    pub(super) const fn on_lost_response(&mut self) {
+        self.response_time.on_retransmit();
     }
 
     /// `acked` more PSNs are done, up to `una`, and `retries` are allowed again.
@@ -116,47 +150,54 @@ impl LossRecovery {
         self.backoff = 0;
         let acked = u32::try_from(acked).unwrap_or(u32::MAX);
         self.window = self.window.saturating_add(acked).min(self.max_window);
-        self.rtt.on_acked(now, una);
-        self.queue.on_acked(una);
+        if self.rtt.on_acked(now, una) | self.response_time.on_acked(now, una) {
+            self.probe_backoff = 0;
+        }
+        self.retransmit = self.retransmit.filter(|&seq| seq >= una);
     }
 
     /// An ACK timeout.
     pub(super) const fn on_timeout(&mut self) {
         self.backoff = self.backoff.saturating_add(1);
-        self.forget_naks();
+        self.nak_psn = None;
     }
 
     /// A probe is due. It is counted.
     pub(super) fn on_probe(&mut self) {
         self.probes += 1;
-        self.forget_naks();
-        // What was retransmitted would have come by now.
-        self.queue.clear();
+        self.probe_backoff = (self.probe_backoff + 1).min(MAX_PROBES);
+        self.nak_psn = None;
     }
 
-    const fn forget_naks(&mut self) {
-        (self.nak_psn, self.lost_response) = (None, None);
-    }
-
-    /// Everything from `una` on is about to be retransmitted.
-    pub(super) fn on_go_back(&mut self) {
+    /// Everything behind the `in_flight` oldest PSNs is about to be retransmitted.
+    pub(super) fn on_go_back(&mut self, in_flight: Seq) {
         self.probe = Probe::None;
         self.timed_out = false;
-        self.queue.clear();
-        self.window = WINDOW_AFTER_LOSS.min(self.max_window);
+        self.retransmit = None;
+        let in_flight = u32::try_from(in_flight).unwrap_or(u32::MAX);
+        self.window = WINDOW_AFTER_LOSS.saturating_add(in_flight).min(self.max_window);
         self.rtt.on_retransmit();
+        self.response_time.on_retransmit();
     }
 
     /// Retransmits one packet alone.
-    pub(super) fn retransmit(&mut self, seq: Seq) {
-        self.queue.push(seq);
+    pub(super) const fn retransmit_alone(&mut self, seq: Seq) {
+        self.retransmit = Some(seq);
         self.rtt.on_retransmit();
     }
 
-    /// How long to wait for progress before a probe, if something is `in_flight`.
-    pub(super) fn probe_timeout(&self, in_flight: bool) -> Option<Duration> {
-        let rto = self.rtt.rto().filter(|_| in_flight && self.probes < MAX_PROBES)?;
-        Some(rto.max(MIN_PROBE_TIMEOUT).saturating_mul(1 << self.probes))
+    /// How long to wait for progress before a probe, if something is `in_flight`. `response`: a response with data is
+    /// missing.
+    pub(super) fn probe_timeout(&self, in_flight: bool, response: bool) -> Option<Duration> {
+        if !in_flight || self.probes >= MAX_PROBES {
+            return None;
+        }
+        let (rtt, response_time) = (self.rtt.rto(), self.response_time.rto());
+        let known = if response { response_time } else { rtt };
+        let patient = response && (known.is_none() || self.probes > 0);
+        let least = if patient { MIN_RESPONSE_TIMEOUT } else { MIN_PROBE_TIMEOUT };
+        let timeout = known.or(rtt).or(response_time)?.max(least);
+        Some(timeout.saturating_mul(1 << self.probe_backoff))
     }
 
     /// A sequence NAK names `seq`. Returns `true` if it is not a copy of the one before. A responder that names one
@@ -165,9 +206,9 @@ impl LossRecovery {
         if self.nak_psn == Some(seq) {
             return false;
         }
-        let consecutive = self.nak_psn.replace(seq).is_some_and(|before| before + 1 == seq);
-        let unexpected = consecutive && !self.queue.contains(seq);
-        self.consecutive_naks = if unexpected { self.consecutive_naks.saturating_add(1) } else { 0 };
+        let known = self.nak_psn.replace(seq).is_some();
+        let consecutive = known && self.alone_until == Some(seq);
+        self.consecutive_naks = if consecutive { self.consecutive_naks.saturating_add(1) } else { 0 };
         if self.consecutive_naks >= MAX_CONSECUTIVE_NAKS {
             self.peer_reorders = false;
         }
@@ -177,11 +218,6 @@ impl LossRecovery {
     /// Returns `true` if a sequence NAK was acted upon since the last timeout or probe.
     pub(super) const fn saw_nak(&self) -> bool {
         self.nak_psn.is_some()
-    }
-
-    /// The response at `una` is lost. Returns `true` if that is news.
-    pub(super) fn on_lost_response(&mut self, una: Seq) -> bool {
-        self.lost_response.replace(una) != Some(una)
     }
 }
 
@@ -200,24 +236,24 @@ mod tests {
     #[test]
     fn probes_follow_the_rtt_and_end() {
         let mut recovery = recovery();
-        assert_eq!(recovery.probe_timeout(true), None, "nothing is known of the peer");
+        assert_eq!(recovery.probe_timeout(true, false), None, "nothing is known of the peer");
         recovery.on_sent(us(0), 10);
         recovery.on_acked(us(1000), 10, 10, 7);
         for timeout in [3000, 6000, 12_000] {
-            assert_eq!(recovery.probe_timeout(true), Some(us(timeout)));
+            assert_eq!(recovery.probe_timeout(true, false), Some(us(timeout)));
             recovery.on_probe();
         }
-        assert_eq!(recovery.probe_timeout(true), None);
+        assert_eq!(recovery.probe_timeout(true, false), None);
         recovery.on_acked(us(30_000), 11, 1, 7);
-        assert!(recovery.probe_timeout(true).is_some());
-        assert_eq!(recovery.probe_timeout(false), None);
+        assert!(recovery.probe_timeout(true, false).is_some());
+        assert_eq!(recovery.probe_timeout(false, false), None);
     }
 
     #[test]
     fn the_window_shrinks_with_a_loss_and_grows_with_acks() {
         let mut recovery = recovery();
         recovery.on_sent(us(0), 1);
-        recovery.on_go_back();
+        recovery.on_go_back(0);
         assert_eq!(recovery.window(), 8);
         recovery.on_acked(us(5), 8, 8, 7);
         assert_eq!((recovery.window(), recovery.rtt.rto()), (16, None));
@@ -231,8 +267,8 @@ mod tests {
         recovery.peer_reorders = true;
         assert!(recovery.on_sequence_nak(10));
         assert!(!recovery.on_sequence_nak(10), "a copy");
-        recovery.retransmit(11);
-        for (nak, reorders) in [(11, true), (12, true), (13, false)] {
+        for (nak, reorders) in [(11, true), (12, false)] {
+            recovery.on_retransmitted_alone(nak);
             assert!(recovery.on_sequence_nak(nak));
             assert_eq!(recovery.peer_reorders, reorders, "{nak}");
         }

@@ -5,8 +5,8 @@
 //! files:
 //!
 //! * `transmit`, with `packet_plan` and `ack_policy`: what is sent next;
-//! * `acks`: what ACKs, NAKs and responses with data do;
-//! * `retransmit`, with `loss_recovery`, `rtt` and `retransmit_queue`: what happens when something was lost;
+//! * `acks`, with `response_tracker`: what ACKs, NAKs and responses with data do;
+//! * `retransmit`, with `loss_recovery` and `rtt`: what happens when something was lost;
 //! * `timers`: when something has to happen by itself;
 //! * `inspect`: how it all looks from outside.
 
@@ -16,8 +16,8 @@ pub(crate) mod inspect;
 mod loss_recovery;
 pub(crate) mod packet_plan;
 mod request;
+mod response_tracker;
 mod retransmit;
-mod retransmit_queue;
 mod rtt;
 mod send_state;
 mod timers;
@@ -34,6 +34,7 @@ use crate::path::{Path, packets};
 use ack_policy::AckPolicy;
 use loss_recovery::{LossRecovery, Probe};
 use request::{Request, Stage};
+use response_tracker::ResponseTracker;
 use send_state::{SendState, Seq};
 use timers::TimerTable;
 
@@ -70,7 +71,7 @@ pub struct RequesterStats {
     pub timeouts: u64,
     /// Sequence NAKs acted upon.
     pub sequence_naks: u64,
-    /// Times that the response to a READ or atomic was seen to be lost.
+    /// Times that missing responses of a READ or atomic were requested again, because later ones had come.
     pub lost_responses: u64,
     /// RNR NAKs acted upon.
     pub rnr_naks: u64,
@@ -90,8 +91,11 @@ pub struct Requester {
     snd: SendState,
     /// The request that `snd.nxt` is in, as an index of `requests`.
     nxt_request: usize,
-    /// Where each outstanding READ and atomic ends: those sent between `snd.una` and `snd.nxt`.
-    outstanding_rd_atomic: VecDeque<Seq>,
+    /// READs and atomics sent between `snd.una` and `snd.nxt`.
+    responses: ResponseTracker,
+    /// The PSN after a response that was requested alone, as a probe. The responder may have executed no more of the
+    /// READ, so this is where requests end from now on.
+    read_split: Option<Seq>,
     ack_policy: AckPolicy,
     recovery: LossRecovery,
     timers: TimerTable,
@@ -104,6 +108,7 @@ pub struct Requester {
 impl Requester {
     /// A requester in RTS, with the peer, limits and numbers of `attrs`.
     pub fn new(attrs: &QpAttrs, path: Path, tuning: Tuning) -> Self {
+        let snd = SendState::new(attrs.sq_psn);
         Self {
             path,
             remote: attrs.dest_qpn,
@@ -111,9 +116,10 @@ impl Requester {
             tuning,
             requests: VecDeque::new(),
             spare: Vec::new(),
-            snd: SendState::new(attrs.sq_psn),
+            snd,
             nxt_request: 0,
-            outstanding_rd_atomic: VecDeque::new(),
+            responses: ResponseTracker::new(snd.una),
+            read_split: None,
             ack_policy: AckPolicy::default(),
             recovery: LossRecovery::new(tuning.window, attrs.retry_cnt, attrs.rnr_retry),
             timers: TimerTable::default(),
@@ -160,7 +166,8 @@ impl Requester {
     pub fn next_is_retransmission(&self) -> bool {
         self.snd.nxt < self.snd.max
             || matches!(self.recovery.probe, Probe::Due(_))
-            || self.recovery.queue.peek().is_some()
+            || self.recovery.retransmit.is_some()
+            || self.responses.has_lost()
     }
 
     /// A request whose buffers can be used for the next [`Self::post`].

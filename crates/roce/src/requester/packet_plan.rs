@@ -27,9 +27,9 @@ pub(crate) struct SizedWr<'a> {
 }
 
 impl PacketPlan {
-    /// The packet at PSN number `index` of a request. `mtu` is in bytes; `read_chunk` is the most packets of one READ
-    /// request. `None`: the request sends nothing, or has fewer packets.
-    pub(crate) fn new(request: &SizedWr<'_>, index: u32, mtu: u32, read_chunk: u32) -> Option<Self> {
+    /// The packet at PSN number `index` of a request. `mtu` is in bytes; `read_span` is the most PSNs that a READ
+    /// request asks for. `None`: the request sends nothing, or has fewer packets.
+    pub(crate) fn new(request: &SizedWr<'_>, index: u32, mtu: u32, read_span: u32) -> Option<Self> {
         let offset = u64::from(index) * u64::from(mtu);
         let left = u32::try_from(u64::from(request.length).checked_sub(offset)?).ok()?;
         let len = left.min(mtu);
@@ -63,7 +63,7 @@ impl PacketPlan {
                 }
             }
             SendOp::Write { remote, immediate } => plan.write(request, remote, immediate, position),
-            SendOp::Read { remote } => plan.read(request, remote, index, mtu, read_chunk),
+            SendOp::Read { remote } => plan.read(request, remote, index, mtu, read_span),
             SendOp::CompareSwap { remote, compare, swap } => {
                 (plan.opcode, plan.extension) = (Opcode::COMPARE_SWAP, atomic(remote, swap, compare));
                 (plan.len, plan.wants_data) = (0, true);
@@ -94,9 +94,8 @@ impl PacketPlan {
         }
     }
 
-    fn read(&mut self, request: &SizedWr<'_>, remote: RemoteAddress, index: u32, mtu: u32, read_chunk: u32) {
-        // Chunks end where they ended when they were first sent, because the responder remembers them.
-        self.span = (read_chunk - index % read_chunk).min(request.count - index);
+    fn read(&mut self, request: &SizedWr<'_>, remote: RemoteAddress, index: u32, mtu: u32, read_span: u32) {
+        self.span = read_span.min(request.count - index);
         let left = request.length.saturating_sub(u32::try_from(self.offset).unwrap_or(u32::MAX));
         let length = left.min(self.span.saturating_mul(mtu));
         let address = remote.addr.wrapping_add(self.offset);

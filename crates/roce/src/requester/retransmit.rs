@@ -20,9 +20,16 @@ impl Requester {
         if self.timers.has_expired(Timer::Ack, now) {
             self.stats.timeouts += 1;
             self.recovery.on_timeout();
-            self.retry(now, ops);
+            self.retry(now, self.snd.una, ops);
             self.recovery.timed_out = true;
-        } else if self.timers.has_expired(Timer::Probe, now) {
+            return;
+        }
+        if self.timers.has_expired(Timer::Reordering, now) {
+            let patience = self.recovery.patience();
+            self.responses.on_timeout(now, patience);
+            self.timers.set(Timer::Reordering, self.responses.deadline(patience));
+        }
+        if self.timers.has_expired(Timer::Probe, now) {
             self.stats.probes += 1;
             self.recovery.on_probe();
             self.probe_oldest(Attempt::First);
@@ -31,10 +38,16 @@ impl Requester {
     }
 
     pub(super) fn probe_oldest(&mut self, attempt: Attempt) {
-        if self.requests.front().is_some_and(Request::wants_data) {
-            self.go_back();
-        } else {
+        if !self.requests.front().is_some_and(Request::wants_data) {
             self.recovery.probe = Probe::Due(attempt);
+        } else if self.responses.on_probe() {
+            // What was overtaken is requested again.
+        } else if self.read_split == Some(self.snd.una) {
+            // Only what was requested alone has come: the responder does not have the rest of the request.
+            self.read_split = None;
+            self.go_back(self.snd.una);
+        } else {
+            self.recovery.probe = Probe::ResponseDue;
         }
     }
 
@@ -51,29 +64,29 @@ impl Requester {
     }
 
     fn restart_probe_timer(&mut self, now: Duration, in_flight: bool) {
-        let timeout = self.recovery.probe_timeout(in_flight);
+        let response = self.requests.front().is_some_and(Request::wants_data);
+        let timeout = self.recovery.probe_timeout(in_flight, response);
         self.timers.set(Timer::Probe, timeout.map(|timeout| now.saturating_add(timeout)));
     }
 
-    /// Goes back because something was lost, if there are retries left.
-    pub(super) fn retry(&mut self, now: Duration, ops: &mut impl RequesterOps) {
+    /// Goes back to `from` because something was lost, if there are retries left.
+    pub(super) fn retry(&mut self, now: Duration, from: Seq, ops: &mut impl RequesterOps) {
         let Some(left) = self.recovery.retries.checked_sub(1) else {
             self.fail_at(self.snd.una, WcStatus::RetryExceeded, ops);
             return;
         };
         self.recovery.retries = left;
-        self.go_back();
+        self.go_back(from);
         self.restart_timers(now);
     }
 
     /// The responder says that the packet at `seq` is missing: retransmits it alone if that is enough, or goes back.
     pub(super) fn retransmit_missing(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
-        let alone = self.recovery.peer_reorders && seq == self.snd.una && self.recovery.retries > 0;
-        if !alone || self.requests.front().is_none_or(Request::wants_data) {
-            return self.retry(now, ops);
+        if !self.recovery.peer_reorders || self.recovery.retries == 0 {
+            return self.retry(now, seq, ops);
         }
         self.recovery.retries -= 1;
-        self.recovery.retransmit(seq);
+        self.recovery.retransmit_alone(seq);
         self.restart_timers(now);
     }
 
@@ -86,11 +99,12 @@ impl Requester {
         self.set_nxt(if late { self.snd.max } else { self.snd.una });
     }
 
-    /// Retransmits everything from the oldest unacked PSN on (go-back-N).
-    pub(super) fn go_back(&mut self) {
-        self.set_nxt(self.snd.una);
-        self.outstanding_rd_atomic.clear();
-        self.recovery.on_go_back();
+    /// Retransmits everything from a PSN on (go-back-N). What is outstanding before it are responses with data.
+    pub(super) fn go_back(&mut self, from: Seq) {
+        let from = from.max(self.snd.una);
+        self.set_nxt(from);
+        self.responses.on_go_back(from, self.snd.una);
+        self.recovery.on_go_back(self.snd.in_flight());
         // The first packet asks for an ACK: it tells what the responder has.
         self.ack_policy.force();
     }

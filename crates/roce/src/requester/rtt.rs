@@ -11,7 +11,7 @@ struct Estimate {
     rttvar: Duration,
 }
 
-/// Measures the time from a packet that asks for an ACK to that ACK, one packet at a time.
+/// Measures the time from a packet that asks for a response to that response, one packet at a time.
 #[derive(Debug, Default)]
 pub(super) struct RttEstimator {
     estimate: Option<Estimate>,
@@ -36,9 +36,10 @@ impl RttEstimator {
         self.sample.get_or_insert((end, now));
     }
 
-    /// Everything before `una` was acknowledged.
-    pub(super) fn on_acked(&mut self, now: Duration, una: Seq) {
-        let Some((_, sent)) = self.sample.filter(|&(end, _)| end <= una) else { return };
+    /// Everything before `una` was acknowledged. Returns `true` if that was measured.
+    #[inline]
+    pub(super) fn on_acked(&mut self, now: Duration, una: Seq) -> bool {
+        let Some((_, sent)) = self.sample.filter(|&(end, _)| end <= una) else { return false };
         self.sample = None;
         let rtt = now.saturating_sub(sent);
         self.estimate = Some(match self.estimate {
@@ -47,6 +48,7 @@ impl RttEstimator {
                 Estimate { srtt: (srtt * 7 + rtt) / 8, rttvar: (rttvar * 3 + srtt.abs_diff(rtt)) / 4 }
             }
         });
+        true
     }
 
     /// Something is about to be retransmitted: the ACKs of its two transmissions look the same, so neither is measured

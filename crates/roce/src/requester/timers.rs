@@ -12,6 +12,8 @@ pub(super) enum Timer {
     Ack,
     /// The end of the wait that an RNR NAK asked for. Nothing is sent before.
     RnrBackoff,
+    /// When a response that was overtaken by later ones counts as lost.
+    Reordering,
     /// When the oldest unacked packet is sent once more, because nothing was acknowledged for a few round trips.
     Probe,
 }
@@ -19,7 +21,7 @@ pub(super) enum Timer {
 /// One optional deadline for each [`Timer`].
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TimerTable {
-    deadlines: [Option<Duration>; 3],
+    deadlines: [Option<Duration>; 4],
 }
 
 impl TimerTable {
@@ -50,7 +52,7 @@ impl TimerTable {
 
     /// The timers that run, with their deadlines.
     pub(super) fn running(&self) -> impl Iterator<Item = (Timer, Duration)> {
-        let timers = [Timer::Ack, Timer::RnrBackoff, Timer::Probe].into_iter();
+        let timers = [Timer::Ack, Timer::RnrBackoff, Timer::Reordering, Timer::Probe].into_iter();
         timers.zip(self.deadlines).filter_map(|(timer, deadline)| Some((timer, deadline?)))
     }
 

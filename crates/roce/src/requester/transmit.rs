@@ -23,6 +23,14 @@ enum Next {
     Blocked,
 }
 
+/// When a packet is sent.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Turn {
+    InOrder,
+    /// Before its turn comes again: `snd.nxt` stays.
+    Alone,
+}
+
 impl Requester {
     /// Writes the next frame into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Returns its length in
     /// bytes; `None`: there is nothing to send now.
@@ -31,42 +39,69 @@ impl Requester {
             return None;
         }
         self.timers.stop(Timer::RnrBackoff);
-        if let Probe::Due(attempt) = self.recovery.probe {
-            self.recovery.probe = Probe::Sent(self.snd.una, attempt);
-            if let Some(len) = self.retransmit_one(now, self.snd.una, ops, out) {
-                return Some(len);
-            }
-        }
-        while let Some(seq) = self.recovery.queue.pop() {
-            // From `nxt` on everything is sent in any case.
-            if seq < self.snd.nxt
-                && let Some(len) = self.retransmit_one(now, seq, ops, out)
-            {
-                return Some(len);
-            }
+        if let Some(len) = self.retransmit_alone(now, ops, out) {
+            return Some(len);
         }
         loop {
-            match self.next_packet(ops) {
-                Next::Packet(plan) => return self.transmit(now, &plan, ops, out),
+            match self.next_packet(None, ops) {
+                Next::Packet(plan) => return self.transmit(now, &plan, Turn::InOrder, ops, out),
                 Next::Moved => {}
                 Next::Blocked => return None,
             }
         }
     }
 
-    /// Retransmits one unacked packet; `snd.nxt` stays.
+    /// Retransmits what is to be sent out of turn.
+    fn retransmit_alone(&mut self, now: Duration, ops: &mut impl RequesterOps, out: &mut [u8]) -> Option<usize> {
+        match self.recovery.probe {
+            Probe::Due(attempt) => {
+                self.recovery.probe = Probe::Sent(self.snd.una, attempt);
+                if let Some(len) = self.retransmit_one(now, self.snd.una, Seq::MAX, ops, out) {
+                    return Some(len);
+                }
+            }
+            Probe::ResponseDue => {
+                self.recovery.probe = Probe::None;
+                self.read_split = Some(self.snd.una + 1);
+                self.recovery.on_lost_response();
+                if let Some(len) = self.retransmit_one(now, self.snd.una, 1, ops, out) {
+                    return Some(len);
+                }
+            }
+            Probe::None | Probe::Sent(..) => {}
+        }
+        // From `nxt` on everything is sent in any case.
+        if let Some(seq) = self.recovery.retransmit.take().filter(|&seq| seq < self.snd.nxt)
+            && let Some(len) = self.retransmit_one(now, seq, Seq::MAX, ops, out)
+        {
+            return Some(len);
+        }
+        while self.responses.has_lost()
+            && let Some((seq, count)) = self.responses.take_lost()
+        {
+            self.stats.lost_responses += 1;
+            self.recovery.on_lost_response();
+            if let Some(len) = self.retransmit_one(now, seq, count, ops, out) {
+                return Some(len);
+            }
+        }
+        None
+    }
+
+    /// Retransmits one unacked packet, which asks for at most `count` PSNs; `snd.nxt` stays.
     fn retransmit_one(
         &mut self,
         now: Duration,
         seq: Seq,
+        count: Seq,
         ops: &mut impl RequesterOps,
         out: &mut [u8],
     ) -> Option<usize> {
         let nxt = self.snd.nxt;
         self.set_nxt(seq);
         self.ack_policy.force();
-        let sent = match self.next_packet(ops) {
-            Next::Packet(plan) => self.transmit(now, &plan, ops, out),
+        let sent = match self.next_packet(Some(count), ops) {
+            Next::Packet(plan) => self.transmit(now, &plan, Turn::Alone, ops, out),
             Next::Moved | Next::Blocked => None,
         };
         if !self.ended {
@@ -75,12 +110,13 @@ impl Requester {
         sent
     }
 
-    fn next_packet(&mut self, ops: &mut impl RequesterOps) -> Next {
+    /// What is at `snd.nxt`. `alone`: out of turn, and at most so many PSNs of a READ.
+    fn next_packet(&mut self, alone: Option<Seq>, ops: &mut impl RequesterOps) -> Next {
         let nxt = self.snd.nxt;
-        let waits_for_data = !self.outstanding_rd_atomic.is_empty();
+        let outstanding = self.responses.outstanding();
         let Some(request) = self.requests.get_mut(self.nxt_request) else { return Next::Blocked };
         if request.stage == Stage::Posted {
-            let fenced = request.wr.flags.contains(SendFlags::FENCE) && waits_for_data;
+            let fenced = request.wr.flags.contains(SendFlags::FENCE) && outstanding > 0;
             // What is invalidated may still be needed to retransmit an earlier request.
             let must_be_first = matches!(request.wr.op, SendOp::LocalInvalidate(_)) && self.nxt_request > 0;
             if self.draining || fenced || must_be_first {
@@ -110,25 +146,37 @@ impl Requester {
             self.snd.nxt = self.snd.executed.min(request.end());
             return Next::Moved;
         }
-        if request.wants_data() && self.outstanding_rd_atomic.len() >= self.attrs.max_rd_atomic.into() {
-            return Next::Blocked;
+        if request.wants_data() && alone.is_none() {
+            if let Some(end) = self.responses.received_until(nxt) {
+                self.snd.nxt = end.min(request.end());
+                return Next::Moved;
+            }
+            if outstanding >= self.attrs.max_rd_atomic.into() {
+                return Next::Blocked;
+            }
         }
+        let Some(index) = nxt.checked_sub(request.first).and_then(|index| u32::try_from(index).ok()) else {
+            return Next::Blocked;
+        };
+        // Requests end where they ended when they were first sent, because the responder remembers them.
         let read_chunk = self.tuning.read_chunk.min(self.tuning.window / 2).max(1);
-        let index = nxt.checked_sub(request.first).and_then(|index| u32::try_from(index).ok());
+        let split = self.read_split.filter(|&split| split > nxt).map_or(Seq::MAX, |split| split - nxt);
+        let span = Seq::from(read_chunk - index % read_chunk).min(split).min(alone.unwrap_or(Seq::MAX));
         let sized = SizedWr { wr: &request.wr, length: request.length, count: request.count };
-        let plan = index.and_then(|index| PacketPlan::new(&sized, index, self.attrs.path_mtu.bytes(), read_chunk));
-        let Some(plan) = plan else { return Next::Blocked };
-        let in_flight = self.snd.in_flight();
-        if in_flight > 0 && in_flight + Seq::from(plan.span) > self.recovery.window().into() {
+        let span = u32::try_from(span).unwrap_or(u32::MAX);
+        let Some(plan) = PacketPlan::new(&sized, index, self.attrs.path_mtu.bytes(), span) else {
             return Next::Blocked;
-        }
-        Next::Packet(plan)
+        };
+        let in_flight = self.snd.in_flight();
+        let too_much = in_flight > 0 && in_flight + Seq::from(plan.span) > self.recovery.window().into();
+        if too_much && alone.is_none() { Next::Blocked } else { Next::Packet(plan) }
     }
 
     fn transmit(
         &mut self,
         now: Duration,
         plan: &PacketPlan,
+        turn: Turn,
         ops: &mut impl RequesterOps,
         out: &mut [u8],
     ) -> Option<usize> {
@@ -155,11 +203,16 @@ impl Requester {
             self.stats.retransmitted += 1;
         }
         self.ack_policy.on_sent(bth.ack_request);
-        if plan.wants_data {
-            self.outstanding_rd_atomic.push_back(after);
+        if plan.wants_data && turn == Turn::InOrder {
+            self.responses.on_sent(self.snd.nxt, after);
         }
-        if bth.ack_request && after > self.snd.max {
+        if plan.wants_data && self.snd.nxt >= self.snd.max {
+            self.recovery.on_request_sent(now, self.snd.nxt + 1);
+        } else if bth.ack_request && after > self.snd.max {
             self.recovery.on_sent(now, after);
+        }
+        if turn == Turn::Alone {
+            self.recovery.on_retransmitted_alone(after);
         }
         self.snd.nxt = after;
         self.snd.max = self.snd.max.max(after);

@@ -141,6 +141,7 @@ impl Responder {
             reth,
             starts: true,
             duplicate: false,
+            msn: self.msn,
         }));
         Ok(())
     }
@@ -163,7 +164,7 @@ impl Responder {
         self.expected = psn.plus(1);
         self.complete_message();
         self.save_resource(Resource::Atomic { psn, original });
-        self.responses.push_back(Response::Atomic { psn, original, duplicate: false });
+        self.responses.push_back(Response::Atomic { psn, original, duplicate: false, msn: self.msn });
         Ok(())
     }
 
@@ -181,10 +182,10 @@ impl Responder {
 
     /// A packet of a SEND or WRITE is done.
     fn finish_packet(&mut self, packet: &Packet<'_>) {
-        self.ack_psn = self.expected;
+        (self.ack_psn, self.ack_msn) = (self.expected, self.msn);
         self.expected = self.expected.plus(1);
         if packet.header.bth.ack_request {
-            self.push_ack();
+            self.push_ack(self.ack_msn);
         }
     }
 }

@@ -3,7 +3,6 @@
 mod execute;
 mod reorder;
 mod responses;
-pub(crate) mod selective_nak;
 
 use std::collections::VecDeque;
 
@@ -16,9 +15,6 @@ use crate::wire::{NakCode, Operation, Packet, Reth, Service, Syndrome};
 use responses::{ReadResponse, Response};
 
 pub use reorder::{ReorderBudget, ReorderBuffer};
-
-/// Selective NAKs that wait to be sent, at most.
-const MAX_SELECTIVE_NAKS: usize = 32;
 
 /// What became of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -90,8 +86,6 @@ pub struct ResponderInspect {
     nak_sent: NakSent,
     /// Responses to be sent: ACKs, NAKs, and those with data.
     pub pending_responses: usize,
-    /// Selective NAKs to be sent.
-    pub pending_selective_naks: usize,
     /// RDMA READs and atomics whose responses can be repeated.
     pub resources: usize,
     /// Nothing is executed any more.
@@ -115,10 +109,10 @@ pub struct Responder {
     /// PSN of the newest SEND or WRITE packet executed. Only such a PSN may stand in a plain ACK: some requesters take
     /// an ACK with the PSN of a READ or atomic for its completion.
     ack_psn: Psn,
+    /// Messages that were complete with it.
+    ack_msn: u32,
     /// To be sent, in this order.
     responses: VecDeque<Response>,
-    /// Packets that are missing beside the expected one, for which selective NAKs are to be sent.
-    selective_naks: VecDeque<Psn>,
     /// Responder resources, at most `max_dest_rd_atomic`. The oldest is first.
     resources: VecDeque<Resource>,
     /// Nothing is executed any more.
@@ -139,8 +133,8 @@ impl Responder {
             message: None,
             nak_sent: NakSent::None,
             ack_psn: attrs.rq_psn.plus(u32::MAX),
+            ack_msn: 0,
             responses: VecDeque::new(),
-            selective_naks: VecDeque::new(),
             resources: VecDeque::new(),
             ended: false,
             ident: 0,
@@ -161,7 +155,6 @@ impl Responder {
             in_message: self.message.is_some(),
             nak_sent: self.nak_sent,
             pending_responses: self.responses.len(),
-            pending_selective_naks: self.selective_naks.len(),
             resources: self.resources.len(),
             ended: self.ended,
             stats: self.stats,
@@ -184,7 +177,6 @@ impl Responder {
     pub fn end(&mut self) {
         self.ended = true;
         self.responses.clear();
-        self.selective_naks.clear();
         self.message = None;
     }
 
@@ -231,16 +223,6 @@ impl Responder {
         }
     }
 
-    /// Sends selective NAKs for the `count` packets before `psn`. For a peer that retransmits missing packets alone: it
-    /// should know of these before it has retransmitted the expected one.
-    pub fn nak_selectively(&mut self, psn: Psn, count: u32) {
-        for back in (1..=count).rev() {
-            if self.nak_sent == NakSent::Sequence && self.selective_naks.len() < MAX_SELECTIVE_NAKS {
-                self.selective_naks.push_back(psn.plus(back.wrapping_neg()));
-            }
-        }
-    }
-
     /// Sends the NAK for what `ops` refused, which has already done the rest.
     fn refuse(&mut self, psn: Psn, reason: NakReason) -> Handled {
         let code = match reason {
@@ -269,7 +251,8 @@ impl Responder {
         match operation {
             Operation::Send | Operation::Write => {
                 if packet.header.bth.ack_request {
-                    self.push_ack();
+                    // As rxe does: what is repeated carries the current MSN.
+                    self.push_ack(self.msn);
                 }
                 Handled::Done
             }
@@ -288,7 +271,7 @@ impl Responder {
                 let Some(original) = original else { return Handled::Dropped };
                 let pending = |response: &Response| matches!(response, Response::Atomic { psn: at, .. } if *at == psn);
                 if !self.responses.iter().any(pending) {
-                    self.responses.push_back(Response::Atomic { psn, original, duplicate: true });
+                    self.responses.push_back(Response::Atomic { psn, original, duplicate: true, msn: self.msn });
                 }
                 Handled::Done
             }
@@ -307,22 +290,32 @@ impl Responder {
                 && (reth.address == whole.address.wrapping_add(skipped) || left == 0)
                 && u64::from(reth.length) <= left
                 && packets(reth.length, self.attrs.path_mtu) <= count - index;
-            inside.then_some(ReadResponse { request: first, psn, reth, starts: true, duplicate: true })
+            inside.then_some(ReadResponse { request: first, psn, reth, starts: true, duplicate: true, msn: self.msn })
         })
     }
 
-    /// Repeats the responses of a READ, at most once at a time.
-    fn repeat_read(&mut self, duplicate: ReadResponse) {
-        let pending = self.responses.iter_mut().find_map(|response| match response {
-            Response::Read(read) if read.request == duplicate.request => Some(read),
+    /// Repeats responses of a READ, at most once at a time.
+    fn repeat_read(&mut self, repeat: ReadResponse) {
+        let mtu = self.attrs.path_mtu;
+        let pending = |response: &Response| match response {
+            Response::Read(read) if read.request == repeat.request => Some(*read),
             _ => None,
-        });
-        match pending {
-            // What it asks for is still to come.
-            Some(read) if !duplicate.psn.precedes(read.psn) => {}
+        };
+        // What it asks for is still to come.
+        if self.responses.iter().filter_map(pending).any(|read| read.covers(&repeat, mtu)) {
+            return;
+        }
+        let Some(at) = self.responses.iter().position(|response| pending(response).is_some()) else {
+            return self.responses.push_back(Response::Read(repeat));
+        };
+        match self.responses.get_mut(at) {
+            Some(Response::Read(read)) if read.duplicate => read.join(&repeat, mtu),
             // We are past it: go back.
-            Some(read) => *read = ReadResponse { duplicate: read.duplicate, ..duplicate },
-            None => self.responses.push_back(Response::Read(duplicate)),
+            Some(Response::Read(read)) if repeat.end(mtu) == read.end(mtu) => {
+                *read = ReadResponse { duplicate: false, msn: read.msn, ..repeat };
+            }
+            // The rest of the response is still owed.
+            _ => self.responses.insert(at, Response::Read(repeat)),
         }
     }
 

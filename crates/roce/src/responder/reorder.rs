@@ -49,18 +49,13 @@ pub struct ReorderBuffer {
     /// PSN of the first slot.
     base: Psn,
     frames: VecDeque<Option<Box<[u8]>>>,
-    /// The missing packet has come and the one behind it was taken out of here: the next packet of the peer shows
-    /// whether it retransmits that one, too.
-    gap_filled: bool,
-    /// The peer retransmits what is missing and nothing else.
-    peer_is_selective: bool,
 }
 
 impl ReorderBuffer {
     /// An empty buffer that shares `budget` with the other QPs of its port.
     #[inline]
     pub const fn new(budget: ReorderBudget) -> Self {
-        Self { budget, base: Psn::new(0), frames: VecDeque::new(), gap_filled: false, peer_is_selective: false }
+        Self { budget, base: Psn::new(0), frames: VecDeque::new() }
     }
 
     /// Returns `true` if it holds no packet.
@@ -74,32 +69,17 @@ impl ReorderBuffer {
         self.frames.iter().flatten().count()
     }
 
-    /// A packet has come, while `expected` was expected. Learns from it how the peer retransmits.
+    /// Buffers an out-of-order frame, or drops it if the buffer is full; then it is retransmitted.
     #[inline]
-    pub fn observe(&mut self, expected: Psn, psn: Psn) {
-        if self.gap_filled {
-            self.peer_is_selective = !psn.precedes(expected);
-            self.gap_filled = false;
-        }
-    }
-
-    /// Buffers an out-of-order frame, or drops it if the buffer is full; then it is retransmitted. Returns the number
-    /// of newly detected missing packets right before it (0 unless the peer retransmits selectively), without
-    /// `expected`, which a sequence NAK names in any case.
-    #[inline]
-    pub fn insert(&mut self, expected: Psn, psn: Psn, frame: &[u8]) -> u32 {
-        let end = if self.frames.is_empty() {
+    pub fn insert(&mut self, psn: Psn, frame: &[u8]) {
+        if self.frames.is_empty() {
             self.base = psn;
-            expected.plus(1)
-        } else {
-            self.base.plus(u32::try_from(self.frames.len()).unwrap_or(0))
-        };
-        let missing = u32::try_from(psn.since(end)).unwrap_or(0);
+        }
         let distance = psn.since(self.base);
         let (before, at) = (distance.min(0).unsigned_abs() as usize, distance.max(0).unsigned_abs() as usize);
         let length = self.frames.len().saturating_add(before).max(at.saturating_add(1));
         if length > MAX_SPAN || !self.budget.has_room(frame.len()) {
-            return 0;
+            return;
         }
         for _ in 0..before {
             self.frames.push_front(None);
@@ -112,7 +92,6 @@ impl ReorderBuffer {
             self.budget.take(frame.len());
             *slot = Some(frame.into());
         }
-        if self.peer_is_selective { missing } else { 0 }
     }
 
     /// Takes the frame with this PSN out, and drops those before it.
@@ -128,7 +107,6 @@ impl ReorderBuffer {
             return None;
         }
         self.base = psn.plus(1);
-        self.gap_filled = true;
         let frame = self.frames.pop_front().flatten();
         self.account(frame.as_deref());
         frame
@@ -166,16 +144,11 @@ mod tests {
     fn frames_come_out_at_their_turn() {
         let budget = ReorderBudget::default();
         let mut buffer = ReorderBuffer::new(budget.clone());
-        // A gap that was filled, and a new packet behind it: the peer retransmits what is missing and nothing else.
-        assert_eq!(buffer.insert(psn(0), psn(2), b""), 0);
-        assert!(buffer.pop_expected(psn(2)).is_some());
-        buffer.observe(psn(3), psn(3));
-        let mut missing = Vec::new();
         for number in [5, 3, 7, 4, 5, 13] {
-            missing.push(buffer.insert(psn(1), psn(number), &[u8::try_from(number).unwrap(); 10]));
+            buffer.insert(psn(number), &[u8::try_from(number).unwrap(); 10]);
         }
-        assert_eq!(missing, [3, 0, 1, 0, 0, 5]);
-        assert_eq!(buffer.insert(psn(1), psn(300), &[0; 10]), 0, "too far");
+        // Too far.
+        buffer.insert(psn(300), &[0; 10]);
         assert_eq!((budget.used(), buffer.packets()), (50, 5));
         let mut take = |number| buffer.pop_expected(psn(number)).map(|frame| frame[0]);
         assert_eq!(
@@ -183,9 +156,7 @@ mod tests {
             [None, None, Some(3), Some(4), Some(5), None]
         );
         assert!(!buffer.is_empty());
-        // It goes back after all.
-        buffer.observe(psn(6), psn(4));
-        assert_eq!(buffer.insert(psn(6), psn(16), b""), 0);
+        buffer.insert(psn(16), b"");
         // The one that was missing was two, in the end.
         assert_eq!(buffer.pop_expected(psn(17)), None);
         assert!(buffer.is_empty());
@@ -198,7 +169,7 @@ mod tests {
         let mut all: Vec<_> = (0..10).map(|_| ReorderBuffer::new(budget.clone())).collect();
         for buffer in &mut all {
             for number in 1..257 {
-                assert_eq!(buffer.insert(psn(0), psn(number), &[0; 65_536]), 0);
+                buffer.insert(psn(number), &[0; 65_536]);
             }
         }
         assert_eq!(budget.used(), MAX_BYTES);

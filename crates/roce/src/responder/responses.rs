@@ -3,11 +3,11 @@
 //! Their number is bounded whatever the peer sends: those to new READs and atomics by the responder resources, repeated
 //! ones to one for each resource, and an ACK or NAK stands between two of them at most.
 
-use pvrdma_verbs::{Psn, RemoteAddress};
+use pvrdma_verbs::{Mtu, Psn, RemoteAddress};
 
-use super::selective_nak::stale_psn;
 use super::{NakSent, Responder};
 use crate::ops::{NakReason, ResponderOps};
+use crate::path::packets;
 use crate::wire::{Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, Syndrome};
 
 /// The response of a READ, of which the packets from `psn` on are to be sent.
@@ -23,6 +23,31 @@ pub(super) struct ReadResponse {
     pub(super) starts: bool,
     /// This repeats a response.
     pub(super) duplicate: bool,
+    /// Messages that were complete with the request.
+    pub(super) msn: u32,
+}
+
+impl ReadResponse {
+    /// The PSN after its last.
+    pub(super) fn end(&self, mtu: Mtu) -> Psn {
+        self.psn.plus(packets(self.reth.length, mtu))
+    }
+
+    /// Returns `true` if everything that `other` has left is left here, too.
+    pub(super) fn covers(&self, other: &Self, mtu: Mtu) -> bool {
+        !other.psn.precedes(self.psn) && !self.end(mtu).precedes(other.end(mtu))
+    }
+
+    /// Extends what is left to what `other` has left, of the same READ.
+    pub(super) fn join(&mut self, other: &Self, mtu: Mtu) {
+        let (first, last) = if other.psn.precedes(self.psn) { (*other, *self) } else { (*self, *other) };
+        let mut reth = first.reth;
+        if first.end(mtu).precedes(last.end(mtu)) {
+            let before = u32::try_from(last.reth.address.wrapping_sub(reth.address)).unwrap_or(0);
+            reth.length = before.saturating_add(last.reth.length);
+        }
+        *self = Self { reth, ..first };
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -30,11 +55,13 @@ pub(super) enum Response {
     /// An ACK for the newest SEND or WRITE packet.
     Ack {
         psn: Psn,
+        msn: u32,
     },
     /// An ACK packet with another syndrome.
     Nak {
         psn: Psn,
         syndrome: Syndrome,
+        msn: u32,
     },
     Read(ReadResponse),
     /// `duplicate`: this repeats a response.
@@ -42,6 +69,7 @@ pub(super) enum Response {
         psn: Psn,
         original: u64,
         duplicate: bool,
+        msn: u32,
     },
 }
 
@@ -63,23 +91,25 @@ impl Response {
 
 impl Responder {
     /// Queues an ACK for everything executed. A later ACK covers what an earlier one does, so neighbours become one.
-    pub(super) fn push_ack(&mut self) {
-        let psn = self.ack_psn;
+    pub(super) fn push_ack(&mut self, msn: u32) {
+        let ack = Response::Ack { psn: self.ack_psn, msn };
         match self.responses.back_mut() {
-            Some(Response::Ack { psn: queued }) => *queued = psn,
-            _ => self.responses.push_back(Response::Ack { psn }),
+            Some(queued @ Response::Ack { .. }) => *queued = ack,
+            _ => self.responses.push_back(ack),
         }
     }
 
     /// An ACK that is queued last covers what was executed meanwhile.
     pub(super) fn refresh_ack(&mut self) {
-        if let Some(Response::Ack { psn: queued }) = self.responses.back_mut() {
-            *queued = self.ack_psn;
+        if let Some(Response::Ack { psn, msn }) = self.responses.back_mut()
+            && *psn != self.ack_psn
+        {
+            (*psn, *msn) = (self.ack_psn, self.ack_msn);
         }
     }
 
     pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome) {
-        let nak = Response::Nak { psn, syndrome };
+        let nak = Response::Nak { psn, syndrome, msn: self.msn };
         if self.responses.back() != Some(&nak) {
             self.responses.push_back(nak);
         }
@@ -87,7 +117,7 @@ impl Responder {
 
     /// Returns `true` if a response is to be sent.
     pub fn has_responses(&self) -> bool {
-        !self.responses.is_empty() || !self.selective_naks.is_empty()
+        !self.responses.is_empty()
     }
 
     /// Returns `true` if the next response carries data of a READ.
@@ -105,12 +135,12 @@ impl Responder {
     pub fn poll_transmit(&mut self, ops: &mut impl ResponderOps, out: &mut [u8]) -> Option<usize> {
         self.refresh_ack();
         loop {
-            let Some(&response) = self.responses.front() else { return self.next_selective_nak(out) };
-            let frame = match response {
-                Response::Ack { psn } => self.acknowledge(psn, Syndrome::ACK, out),
-                Response::Nak { psn, syndrome } => self.acknowledge(psn, syndrome, out),
-                Response::Atomic { psn, original, .. } => {
-                    let extension = Extension::AtomicAckEth(self.aeth(Syndrome::ACK), AtomicAckEth { original });
+            let frame = match *self.responses.front()? {
+                Response::Ack { psn, msn } => self.acknowledge(psn, Aeth { syndrome: Syndrome::ACK, msn }, out),
+                Response::Nak { psn, syndrome, msn } => self.acknowledge(psn, Aeth { syndrome, msn }, out),
+                Response::Atomic { psn, original, msn, .. } => {
+                    let aeth = Aeth { syndrome: Syndrome::ACK, msn };
+                    let extension = Extension::AtomicAckEth(aeth, AtomicAckEth { original });
                     self.small(Opcode::ATOMIC_ACKNOWLEDGE, psn, extension, out)
                 }
                 Response::Read(read) => match self.respond(read, ops, out) {
@@ -132,20 +162,8 @@ impl Responder {
         }
     }
 
-    /// A NAK for a missing packet that the sequence NAK does not name.
-    fn next_selective_nak(&mut self, out: &mut [u8]) -> Option<usize> {
-        let missing =
-            std::iter::from_fn(|| self.selective_naks.pop_front()).find(|psn| self.expected.precedes(*psn))?;
-        self.stats.responses += 1;
-        self.acknowledge(stale_psn(missing), Syndrome::ACK, out)
-    }
-
-    const fn aeth(&self, syndrome: Syndrome) -> Aeth {
-        Aeth { syndrome, msn: self.msn }
-    }
-
-    fn acknowledge(&mut self, psn: Psn, syndrome: Syndrome, out: &mut [u8]) -> Option<usize> {
-        self.small(Opcode::ACKNOWLEDGE, psn, Extension::Aeth(self.aeth(syndrome)), out)
+    fn acknowledge(&mut self, psn: Psn, aeth: Aeth, out: &mut [u8]) -> Option<usize> {
+        self.small(Opcode::ACKNOWLEDGE, psn, Extension::Aeth(aeth), out)
     }
 
     /// A packet without payload.
@@ -168,7 +186,7 @@ impl Responder {
         let position = Position::of(read.starts, left == 0);
         let extension = match position {
             Position::Middle => Extension::None,
-            _ => Extension::Aeth(self.aeth(Syndrome::ACK)),
+            _ => Extension::Aeth(Aeth { syndrome: Syndrome::ACK, msn: read.msn }),
         };
         let bth = Bth::new(Opcode::read_response(position), self.remote, read.psn);
         let payload_len = len as usize;

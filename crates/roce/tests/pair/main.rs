@@ -10,5 +10,7 @@ mod hostile;
 mod inspect;
 mod missing;
 mod mixed;
+mod msn;
 mod net;
 mod pcap;
+mod reads;

@@ -5,8 +5,10 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
-use pvrdma_roce::{EgressMarking, Handled, Origin, Path, Requester, Responder, Tuning, admit_connected};
-use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWr};
+use pvrdma_roce::{
+    EgressMarking, Handled, Origin, Path, ReorderBudget, ReorderBuffer, Requester, Responder, Tuning, admit_connected,
+};
+use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWr, WcStatus};
 
 use super::host::Host;
 
@@ -84,7 +86,7 @@ pub(crate) struct End {
     arrived: VecDeque<Vec<u8>>,
     /// The responder keeps packets behind a gap, and which.
     pub(crate) keeps: bool,
-    kept: Vec<(Psn, Vec<u8>)>,
+    reorder: ReorderBuffer,
     /// The requester takes answers even when it is switched off.
     pub(crate) deaf: bool,
 }
@@ -131,7 +133,7 @@ impl End {
             host,
             arrived: VecDeque::new(),
             keeps: false,
-            kept: Vec::new(),
+            reorder: ReorderBuffer::new(ReorderBudget::default()),
             deaf: false,
         }
     }
@@ -178,31 +180,21 @@ impl End {
                     self.arrived.push_front(frame);
                     return;
                 }
-                Handled::OutOfOrder if self.keeps => self.keep(packet.header.bth.psn, frame),
+                Handled::OutOfOrder if self.keeps => self.reorder.insert(packet.header.bth.psn, &frame),
                 Handled::OutOfOrder => {}
                 Handled::Done | Handled::Dropped => self.catch_up(),
             }
         }
     }
 
-    /// Keeps a packet behind a gap, as the port does.
-    fn keep(&mut self, psn: Psn, frame: Vec<u8>) {
-        let distance = |psn: Psn| psn.since(self.responder.expected_psn());
-        let known = self.kept.iter().map(|&(psn, _)| distance(psn)).max().unwrap_or(0);
-        let missing = u32::try_from(distance(psn) - known - 1).unwrap_or(0);
-        self.responder.nak_selectively(psn, missing);
-        if self.kept.iter().all(|&(known, _)| known != psn) {
-            self.kept.push((psn, frame));
-        }
-    }
-
     /// Has a kept packet come next, or tells that one is missing.
     fn catch_up(&mut self) {
-        let expected = self.responder.expected_psn();
-        self.kept.retain(|(psn, _)| !psn.precedes(expected));
-        if let Some(next) = self.kept.iter().position(|&(psn, _)| psn == expected) {
-            self.arrived.push_front(self.kept.swap_remove(next).1);
-        } else if !self.kept.is_empty() {
+        if self.reorder.is_empty() {
+            return;
+        }
+        if let Some(next) = self.reorder.pop_expected(self.responder.expected_psn()) {
+            self.arrived.push_front(next.into());
+        } else if !self.reorder.is_empty() {
             self.responder.nak_expected();
         }
     }
@@ -321,8 +313,10 @@ impl Pair {
     /// Where both ends stand, for a failed test.
     pub(crate) fn report(&self) -> String {
         let end = |end: &End| {
-            let (last, events) = (end.host.sent.last(), &end.host.events);
-            format!("{:?}\n{:?}\nlast {last:?} events {events:?}\n", end.requester, end.responder)
+            let (events, sent) = (&end.host.events, &end.host.sent);
+            let bad = sent.iter().find(|ended| ended.status != WcStatus::Success);
+            let (requester, responder) = (end.requester.inspect(self.now), end.responder.inspect());
+            format!("{requester:?}\n{responder:?}\nended {} first bad {bad:?} events {events:?}\n", sent.len())
         };
         format!("{:?} {:?}\n{}\n{}", self.now, self.faults, end(&self.ends[0]), end(&self.ends[1]))
     }

@@ -1,0 +1,164 @@
+//! Where frames go.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use pvrdma_verbs::MacAddr;
+
+use super::counters::SwitchCounters;
+use super::mailbox::{Delivery, Mailbox, Source, UPLINK, UnknownUnicast};
+use crate::Frames;
+
+/// Returns `true` if a frame, or an address, is for a group.
+pub(super) const fn is_group(frame: &[u8]) -> bool {
+    matches!(frame, [first, ..] if *first & 1 != 0)
+}
+
+/// The ports that there are.
+#[derive(Debug, Default)]
+pub(super) struct Ports {
+    by_mac: HashMap<MacAddr, Arc<Mailbox>>,
+    /// The port that has the uplink for itself.
+    sole: Option<Source>,
+}
+
+/// Ports that a frame goes to.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Local<'p> {
+    /// None: it is to who sent it, or no frame at all.
+    None,
+    /// The one that has the address.
+    One(&'p Arc<Mailbox>),
+    /// All: it is to a group.
+    All,
+    /// Nobody is known to have the address: those who get such frames.
+    Unknown,
+}
+
+impl Ports {
+    pub(super) fn all(&self) -> impl Iterator<Item = &Arc<Mailbox>> {
+        self.by_mac.values()
+    }
+
+    pub(super) fn addresses(&self) -> Vec<MacAddr> {
+        self.by_mac.keys().copied().collect()
+    }
+
+    pub(super) fn are_several(&self) -> bool {
+        self.by_mac.len() > 1
+    }
+
+    /// Returns `true` if there is no port but this one.
+    pub(super) fn is_sole(&self, port: &Mailbox) -> bool {
+        self.sole == Some(port.id)
+    }
+
+    pub(super) fn contains(&self, port: &Mailbox) -> bool {
+        self.by_mac.get(&port.mac).is_some_and(|known| known.id == port.id)
+    }
+
+    pub(super) fn insert(&mut self, port: &Arc<Mailbox>) {
+        self.by_mac.insert(port.mac, Arc::clone(port));
+        self.changed();
+    }
+
+    /// Removes a port. Returns `true` if it was there.
+    pub(super) fn remove(&mut self, port: &Mailbox) -> bool {
+        let found = self.contains(port);
+        if found {
+            self.by_mac.remove(&port.mac);
+            self.changed();
+        }
+        found
+    }
+
+    /// Removes all.
+    pub(super) fn clear(&mut self) -> Vec<Arc<Mailbox>> {
+        self.sole = None;
+        self.by_mac.drain().map(|(_, port)| port).collect()
+    }
+
+    fn changed(&mut self) {
+        self.sole = if self.are_several() { None } else { self.all().next().map(|port| port.id) };
+    }
+
+    /// Which ports a frame of `source` is for.
+    pub(super) fn local(&self, frame: &[u8], source: Source) -> Local<'_> {
+        let Some(&destination) = frame.first_chunk() else { return Local::None };
+        if is_group(frame) {
+            return Local::All;
+        }
+        match self.by_mac.get(&MacAddr(destination)) {
+            Some(port) if port.id == source => Local::None,
+            Some(port) => Local::One(port),
+            None => Local::Unknown,
+        }
+    }
+
+    /// All ports but `source` that get frames to everybody, or to nobody that is known.
+    fn others(&self, source: Source, unknown: bool) -> impl Iterator<Item = &Arc<Mailbox>> {
+        let takes = move |port: &&Arc<Mailbox>| port.id != source && !(unknown && port.unknown == UnknownUnicast::Drop);
+        self.by_mac.values().filter(takes)
+    }
+}
+
+impl Local<'_> {
+    /// Returns `true` if the uplink gets such a frame as well.
+    pub(super) const fn goes_up(&self) -> bool {
+        matches!(self, Self::All | Self::Unknown)
+    }
+}
+
+/// Puts frames of one source into mailboxes. Runs of frames to one port take its lock once.
+#[derive(Debug)]
+pub(super) struct Postman<'p> {
+    ports: &'p Ports,
+    source: Source,
+    open: Option<(Source, Delivery<'p>)>,
+}
+
+impl<'p> Postman<'p> {
+    pub(super) const fn new(ports: &'p Ports, source: Source) -> Self {
+        Self { ports, source, open: None }
+    }
+
+    fn put(&mut self, mailbox: &'p Mailbox, frame: &[u8]) {
+        if self.open.as_ref().is_none_or(|(id, _)| *id != mailbox.id) {
+            // Before the next one is opened: a thread has one at a time.
+            self.open = None;
+            self.open = Some((mailbox.id, mailbox.open(self.source)));
+        }
+        if let Some((_, delivery)) = &mut self.open {
+            delivery.push(frame);
+        }
+    }
+
+    /// Delivers a frame. Returns `true` if there was somebody to get it.
+    pub(super) fn deliver(&mut self, frame: &[u8], local: Local<'p>) -> bool {
+        let unknown = match local {
+            Local::None => return false,
+            Local::One(port) => {
+                self.put(port, frame);
+                return true;
+            }
+            Local::All => false,
+            Local::Unknown => true,
+        };
+        let mut found = false;
+        for port in self.ports.others(self.source, unknown) {
+            found = true;
+            self.put(port, frame);
+        }
+        found
+    }
+}
+
+/// Distributes what came from the uplink.
+pub(super) fn distribute(ports: &Ports, frames: &Frames, counters: &SwitchCounters) {
+    let mut postman = Postman::new(ports, UPLINK);
+    for frame in frames.iter() {
+        if !postman.deliver(frame, ports.local(frame, UPLINK)) {
+            counters.switch_dropped_unknown.increment();
+        }
+    }
+}

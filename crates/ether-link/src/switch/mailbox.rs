@@ -1,0 +1,218 @@
+//! Frames that wait for a port.
+
+use std::collections::{HashMap, VecDeque};
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::{Mutex, MutexGuard};
+use pvrdma_verbs::{MacAddr, Snapshot};
+use rustix::event::{EventfdFlags, eventfd};
+
+use super::counters::SwitchCounters;
+use crate::Frames;
+
+/// Whether a port gets frames to addresses that no port has (the kernel's bridge calls that flooding).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum UnknownUnicast {
+    /// No: what is behind the port has one address.
+    #[default]
+    Drop,
+    /// Yes: there is a bridge behind it.
+    Flood,
+}
+
+/// Bytes that wait for a port at most. Who sends alone has half of them.
+pub(super) const CAPACITY: usize = 8 << 20;
+/// What a frame costs beside its bytes.
+pub(super) const FRAME_COST: usize = 64;
+/// Frames, and about the bytes, that are handed over at a time.
+const CHUNK_FRAMES: usize = 64;
+const CHUNK_BYTES: usize = 256 << 10;
+/// Buffers that are kept for the next frames.
+const SPARE: usize = 4;
+
+/// Who sent a frame: the number of a port. No two ports of a switch ever had the same one.
+pub(super) type Source = u64;
+/// The uplink.
+pub(super) const UPLINK: Source = 0;
+
+/// Frames that are handed over together.
+#[derive(Debug, Default)]
+struct Chunk {
+    frames: Frames,
+    /// Frames before this are gone.
+    from: usize,
+    /// Who sent each.
+    sources: Vec<Source>,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    /// None of them is empty.
+    chunks: VecDeque<Chunk>,
+    spare: Vec<Frames>,
+    frames: usize,
+    /// What everything here costs, and the share of each source.
+    cost: usize,
+    shares: HashMap<Source, usize>,
+}
+
+const fn cost_of(frame: &[u8]) -> usize {
+    frame.len().saturating_add(FRAME_COST)
+}
+
+impl Queue {
+    /// Appends a frame if there is room for its source. A source may have as much as is free: however much one sends,
+    /// there is room for those who send little.
+    fn push(&mut self, source: Source, frame: &[u8]) -> bool {
+        let cost = cost_of(frame);
+        let share = self.shares.get(&source).map_or(cost, |share| share.saturating_add(cost));
+        if share > CAPACITY.saturating_sub(self.cost) {
+            return false;
+        }
+        self.shares.insert(source, share);
+        self.cost = self.cost.saturating_add(cost);
+        self.frames = self.frames.saturating_add(1);
+        let full = |chunk: &Chunk| chunk.frames.len() >= CHUNK_FRAMES || chunk.frames.bytes() >= CHUNK_BYTES;
+        if self.chunks.back().is_none_or(full) {
+            let frames = self.spare.pop().unwrap_or_default();
+            self.chunks.push_back(Chunk { frames, ..Chunk::default() });
+        }
+        if let Some(chunk) = self.chunks.back_mut() {
+            chunk.frames.push(frame);
+            chunk.sources.push(source);
+        }
+        true
+    }
+
+    /// Gives back what a frame cost.
+    fn settle(&mut self, source: Source, cost: usize) {
+        self.cost = self.cost.saturating_sub(cost);
+        self.frames = self.frames.saturating_sub(1);
+        if let Some(share) = self.shares.get_mut(&source) {
+            *share = share.saturating_sub(cost);
+            if *share == 0 {
+                self.shares.remove(&source);
+            }
+        }
+    }
+
+    /// Appends the first frames to `out`, at most `most`. Returns how many.
+    fn take(&mut self, out: &mut Frames, most: usize) -> usize {
+        let Some(mut chunk) = self.chunks.pop_front() else { return 0 };
+        let whole = chunk.from == 0 && chunk.frames.len() <= most && out.is_empty();
+        let count = chunk.frames.len().saturating_sub(chunk.from).min(most);
+        let sources = chunk.sources.iter().skip(chunk.from).copied();
+        for (source, frame) in sources.zip(chunk.frames.iter_from(chunk.from)).take(count) {
+            self.settle(source, cost_of(frame));
+            if !whole {
+                out.push(frame);
+            }
+        }
+        if whole {
+            std::mem::swap(out, &mut chunk.frames);
+        }
+        chunk.from = chunk.from.saturating_add(count);
+        if !whole && chunk.from < chunk.frames.len() {
+            self.chunks.push_front(chunk);
+        } else if self.spare.len() < SPARE {
+            chunk.frames.clear();
+            self.spare.push(chunk.frames);
+        }
+        count
+    }
+}
+
+/// What waits for a port, and the descriptor that says so.
+#[derive(Debug)]
+pub(super) struct Mailbox {
+    pub(super) id: Source,
+    pub(super) mac: MacAddr,
+    pub(super) unknown: UnknownUnicast,
+    queue: Mutex<Queue>,
+    /// Readable when there is something to look at. Both change under the lock of the queue.
+    pub(super) event: Arc<OwnedFd>,
+    signalled: AtomicBool,
+    pub(super) counters: SwitchCounters,
+}
+
+impl Mailbox {
+    pub(super) fn new(id: Source, mac: MacAddr, unknown: UnknownUnicast) -> io::Result<Self> {
+        let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let (queue, signalled, counters) = (Mutex::default(), AtomicBool::new(false), SwitchCounters::default());
+        Ok(Self { id, mac, unknown, queue, event, signalled, counters })
+    }
+
+    /// Begins to put frames of a source in.
+    pub(super) fn open(&self, source: Source) -> Delivery<'_> {
+        Delivery { mailbox: self, queue: self.queue.lock(), source, delivered: 0, dropped: 0 }
+    }
+
+    /// Has the port look again, at its frames and at what to wait for.
+    pub(super) fn signal(&self) {
+        let _queue = self.queue.lock();
+        self.signal_locked();
+    }
+
+    fn signal_locked(&self) {
+        if !self.signalled.swap(true, Ordering::AcqRel) {
+            // It cannot fail: the counter is zero.
+            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+        }
+    }
+
+    /// Appends frames, at most `most`. Returns `true` if there were some.
+    pub(super) fn take(&self, frames: &mut Frames, most: usize) -> bool {
+        if !self.signalled.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut queue = self.queue.lock();
+        let count = queue.take(frames, most);
+        if queue.frames == 0 && self.signalled.swap(false, Ordering::AcqRel) {
+            let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
+        }
+        count > 0
+    }
+
+    /// Frames that wait, and what they cost in bytes.
+    pub(super) fn load(&self) -> Snapshot<(usize, usize)> {
+        self.queue.try_lock().map(|queue| (queue.frames, queue.cost)).into()
+    }
+}
+
+/// Frames of one source on their way into a mailbox.
+#[derive(Debug)]
+pub(super) struct Delivery<'m> {
+    mailbox: &'m Mailbox,
+    queue: MutexGuard<'m, Queue>,
+    source: Source,
+    delivered: u64,
+    dropped: u64,
+}
+
+impl Delivery<'_> {
+    pub(super) fn push(&mut self, frame: &[u8]) {
+        if self.queue.push(self.source, frame) {
+            self.delivered += 1;
+        } else {
+            self.dropped += 1;
+        }
+    }
+}
+
+impl Drop for Delivery<'_> {
+    fn drop(&mut self) {
+        let counters = &self.mailbox.counters;
+        if self.delivered > 0 {
+            self.mailbox.signal_locked();
+        }
+        if self.delivered > 0 && self.source != UPLINK {
+            counters.switch_frames_received.add(self.delivered);
+        }
+        if self.dropped > 0 {
+            counters.switch_dropped_full.add(self.dropped);
+        }
+    }
+}

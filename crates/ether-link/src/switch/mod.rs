@@ -1,0 +1,141 @@
+//! The switch of a network: one link to the outside, and ports that are told apart by Ethernet address.
+//!
+//! A frame to the address of a port goes to that port, one to a group goes to all others and to the uplink, and one to
+//! an address that no port has goes to the uplink. Addresses are given, not learned: no port gets what is for another,
+//! whatever it sends.
+//!
+//! A port that is alone reads the uplink itself: nothing stands between them but a look at the destination. From the
+//! second on a thread reads it, and each port has a queue. All queues are bounded, and of each the senders have shares:
+//! who sends more than a port takes loses its own frames. Ports come and go at any time ([`Readiness::changed`]).
+//!
+//! [`Readiness::changed`]: crate::Readiness::changed
+
+mod counters;
+mod forward;
+mod mailbox;
+mod port;
+mod shared;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pvrdma_verbs::{Counter, MacAddr, Snapshot};
+use serde::Serialize;
+
+use crate::{Link, LinkInspect};
+use mailbox::Mailbox;
+use shared::Shared;
+
+pub(crate) use counters::all_counters;
+pub use mailbox::UnknownUnicast;
+pub use port::SwitchPort;
+pub use shared::SwitchError;
+
+/// The switch of a network.
+#[derive(Debug)]
+pub struct Switch(Arc<Shared>);
+
+/// A port at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct SwitchPortInspect {
+    /// Its address.
+    pub mac: MacAddr,
+    /// It gets frames to addresses that no port has.
+    pub flood: bool,
+    /// Frames that wait for it.
+    pub queued_frames: Snapshot<usize>,
+    /// What these cost, in bytes, of the capacity of the queue.
+    pub queued_bytes: Snapshot<usize>,
+    /// Frames that were dropped because the queue was full.
+    pub dropped_full: u64,
+}
+
+/// A switch at one moment.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct SwitchInspect {
+    /// The way to the outside.
+    pub uplink: Option<LinkInspect>,
+    /// Its ports, by address.
+    pub ports: Snapshot<Vec<SwitchPortInspect>>,
+    /// Ports that wait for room in the uplink.
+    pub waiting_for_uplink: usize,
+}
+
+impl Switch {
+    /// A switch with an uplink, or without one for a network that ends here, whose packets have at most `mtu` bytes.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn new(uplink: Option<Arc<dyn Link>>, mtu: u32) -> io::Result<Self> {
+        Self::with_threads(uplink, mtu, true)
+    }
+
+    /// A switch whose uplink is read by [`Self::service`] when it has several ports.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn without_thread(uplink: Option<Arc<dyn Link>>, mtu: u32) -> io::Result<Self> {
+        Self::with_threads(uplink, mtu, false)
+    }
+
+    fn with_threads(uplink: Option<Arc<dyn Link>>, mtu: u32, threaded: bool) -> io::Result<Self> {
+        Ok(Self(Arc::new(Shared::new(uplink, mtu, threaded)?)))
+    }
+
+    /// Adds a port for the station with the address `mac`. It is there until it is [unplugged](SwitchPort::unplug) or
+    /// dropped.
+    ///
+    /// # Errors
+    /// The address is that of another port or of a group, or the system refuses.
+    pub fn port(&self, mac: MacAddr, unknown: UnknownUnicast) -> Result<Arc<SwitchPort>, SwitchError> {
+        Ok(Arc::new(SwitchPort::new(Arc::clone(&self.0), self.0.plug(mac, unknown)?)))
+    }
+
+    /// Moves what has come from the uplink to the ports, without waiting. Returns `true` if there may be more. Does
+    /// nothing while a single port does it itself.
+    pub fn service(&self) -> bool {
+        self.0.service()
+    }
+
+    /// Describes itself. Waits for nobody.
+    pub fn inspect(&self) -> SwitchInspect {
+        let ports = self.0.ports.try_read().map(|ports| {
+            let mut list: Vec<_> = ports.all().map(|mailbox| inspect(mailbox)).collect();
+            list.sort_by_key(|port| port.mac.0);
+            list
+        });
+        SwitchInspect {
+            uplink: self.0.uplink.as_ref().map(|uplink| uplink.inspect()),
+            ports: ports.into(),
+            waiting_for_uplink: self.0.refused.load(Ordering::Relaxed),
+        }
+    }
+
+    /// What the uplink counts, and what came from it for nobody.
+    pub fn counters(&self) -> Vec<Counter> {
+        let mut list = self.0.counters.list();
+        list.extend(self.0.uplink.iter().flat_map(|uplink| uplink.counters()));
+        list
+    }
+}
+
+fn inspect(mailbox: &Mailbox) -> SwitchPortInspect {
+    let load = mailbox.load().taken();
+    SwitchPortInspect {
+        mac: mailbox.mac,
+        flood: mailbox.unknown == UnknownUnicast::Flood,
+        queued_frames: load.map(|(frames, _)| frames).into(),
+        queued_bytes: load.map(|(_, bytes)| bytes).into(),
+        dropped_full: mailbox.counters.switch_dropped_full.get(),
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        // Ports that are left have no switch any more.
+        self.0.close();
+    }
+}

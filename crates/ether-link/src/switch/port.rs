@@ -1,0 +1,185 @@
+//! A port: the link of one station.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use pvrdma_verbs::{Counter, MacAddr, Snapshot};
+
+use super::forward::{Local, Ports, Postman, is_group};
+use super::mailbox::{Mailbox, UnknownUnicast};
+use super::shared::Shared;
+use crate::{Frames, Link, LinkInspect, Readiness};
+
+/// Bytes that a port sends to the uplink at a time while another one waits for room there.
+pub(super) const QUANTUM: usize = 256 << 10;
+
+/// A port of a switch.
+#[derive(Debug)]
+pub struct SwitchPort {
+    shared: Arc<Shared>,
+    mailbox: Arc<Mailbox>,
+    /// It was refused room in the uplink, and has not had any since.
+    refused: AtomicBool,
+    /// Frames for the uplink, out of those that were presented.
+    scratch: Mutex<Frames>,
+}
+
+impl SwitchPort {
+    pub(super) fn new(shared: Arc<Shared>, mailbox: Arc<Mailbox>) -> Self {
+        Self { shared, mailbox, refused: AtomicBool::new(false), scratch: Mutex::default() }
+    }
+
+    /// The address of the station behind the port.
+    pub fn address(&self) -> MacAddr {
+        self.mailbox.mac
+    }
+
+    /// Takes the port away. It gets nothing any more, and what it sends is lost.
+    pub fn unplug(&self) {
+        self.shared.unplug(&self.mailbox);
+        self.set_refused(false);
+    }
+
+    /// Notes whether the port waits for room in the uplink.
+    fn set_refused(&self, refused: bool) {
+        if self.refused.swap(refused, Ordering::Relaxed) != refused {
+            if refused {
+                self.shared.refused.fetch_add(1, Ordering::Relaxed);
+            } else {
+                self.shared.refused.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// Returns `true` if another port waits for room in the uplink.
+    fn others_wait(&self) -> bool {
+        self.shared.refused.load(Ordering::Relaxed) > usize::from(self.refused.load(Ordering::Relaxed))
+    }
+
+    /// Sends frames to other ports and to the uplink.
+    fn forward(&self, ports: &Ports, frames: &Frames, from: usize) -> usize {
+        let list: Vec<_> = frames.iter_from(from).map(|frame| ports.local(frame, self.mailbox.id)).collect();
+        let taken = match &self.shared.uplink {
+            Some(uplink) => self.send_up(&**uplink, &list, frames, from),
+            None => list.len(),
+        };
+        let counters = &self.mailbox.counters;
+        let mut postman = Postman::new(ports, self.mailbox.id);
+        for (frame, &local) in frames.iter_from(from).zip(&list).take(taken) {
+            if frame.len() > self.shared.longest {
+                if !matches!(local, Local::Unknown) {
+                    counters.switch_dropped_too_long.increment();
+                }
+            } else if !(postman.deliver(frame, local) || local.goes_up() && self.shared.uplink.is_some()) {
+                counters.switch_dropped_unknown.increment();
+            }
+        }
+        taken
+    }
+
+    /// Sends to the uplink what goes there. Returns how many frames need not be presented again as far as the uplink
+    /// is concerned.
+    fn send_up(&self, uplink: &dyn Link, list: &[Local<'_>], frames: &Frames, from: usize) -> usize {
+        let limit = if self.others_wait() { QUANTUM } else { usize::MAX };
+        let taken = if limit == usize::MAX && list.iter().all(Local::goes_up) {
+            uplink.send(frames, from)
+        } else {
+            let scratch = &mut *self.scratch.lock();
+            scratch.clear();
+            // Where the first frame is that the uplink does not get now.
+            let mut end = list.len();
+            for (index, (frame, local)) in frames.iter_from(from).zip(list).enumerate() {
+                if scratch.bytes() >= limit {
+                    end = index;
+                    break;
+                }
+                if local.goes_up() {
+                    scratch.push(frame);
+                }
+            }
+            let left = uplink.send(scratch, 0);
+            let refused = list.iter().take(end).enumerate().filter(|(_, local)| local.goes_up()).nth(left);
+            refused.map_or(end, |(index, _)| index)
+        };
+        self.set_refused(taken < list.len());
+        taken
+    }
+}
+
+impl Drop for SwitchPort {
+    fn drop(&mut self) {
+        self.unplug();
+    }
+}
+
+impl Link for SwitchPort {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        let ports = self.shared.ports.read();
+        // What came through the switch came before what the uplink has now.
+        if self.mailbox.take(frames, most) || !ports.is_sole(&self.mailbox) {
+            return;
+        }
+        let Some(uplink) = &self.shared.uplink else { return };
+        let before = frames.len();
+        uplink.receive(frames, most);
+        if self.mailbox.unknown == UnknownUnicast::Drop && frames.len() > before {
+            let mac = self.mailbox.mac.0;
+            let dropped = frames.retain_from(before, |frame| frame.starts_with(&mac) || is_group(frame));
+            if dropped > 0 {
+                self.mailbox.counters.switch_dropped_unknown.add(dropped as u64);
+            }
+        }
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let ports = self.shared.ports.read();
+        match &self.shared.uplink {
+            Some(uplink) if ports.is_sole(&self.mailbox) => {
+                let taken = uplink.send(frames, from);
+                self.set_refused(taken < frames.len().saturating_sub(from));
+                taken
+            }
+            _ if ports.contains(&self.mailbox) => self.forward(&ports, frames, from),
+            _ => {
+                let all = frames.len().saturating_sub(from);
+                self.mailbox.counters.switch_dropped_unknown.add(all as u64);
+                all
+            }
+        }
+    }
+
+    fn unsent(&self) -> bool {
+        self.shared.uplink.as_ref().is_some_and(|uplink| uplink.unsent())
+    }
+
+    fn readiness(&self) -> Readiness {
+        let event = Some(Arc::clone(&self.mailbox.event));
+        let ports = self.shared.ports.read();
+        let uplink = || self.shared.uplink.as_ref().map(|uplink| uplink.readiness()).unwrap_or_default();
+        if ports.is_sole(&self.mailbox) {
+            return Readiness { changed: event, ..uplink() };
+        }
+        let writable: Option<Arc<OwnedFd>> = if ports.contains(&self.mailbox) { uplink().writable } else { None };
+        Readiness { readable: event, writable, ..Readiness::default() }
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        match &self.shared.uplink {
+            Some(uplink) => uplink.inspect(),
+            None => LinkInspect { kind: "switch", name: String::new(), peers: Vec::new(), up: Snapshot::Taken(true) },
+        }
+    }
+
+    fn lost(&self) -> u64 {
+        let uplink = self.shared.uplink.as_ref().map_or(0, |uplink| uplink.lost());
+        uplink.saturating_add(self.mailbox.counters.switch_dropped_full.get())
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let mut list = self.mailbox.counters.list();
+        list.extend(self.shared.uplink.iter().flat_map(|uplink| uplink.counters()));
+        list
+    }
+}

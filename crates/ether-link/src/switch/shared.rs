@@ -1,0 +1,247 @@
+//! What the ports of a switch share: who is there, and the thread that reads the uplink.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Mutex, RwLock};
+use pvrdma_verbs::MacAddr;
+use pvrdma_verbs::threads::{self, ThreadKind};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use thiserror::Error;
+
+use super::counters::SwitchCounters;
+use super::forward::{Ports, distribute, is_group};
+use super::mailbox::{Mailbox, Source, UnknownUnicast};
+use crate::{Frames, Link, Readiness};
+
+/// Bytes before the network header that count towards a frame but not towards the MTU.
+const ETHERNET_LEN: usize = 18;
+/// Frames that are taken from the uplink at a time.
+const RECEIVE: usize = 64;
+/// How often the uplink is emptied at most before the first port gets anything.
+const STALE_BATCHES: usize = 64;
+/// Pause when waiting fails.
+const PAUSE: Duration = Duration::from_millis(1);
+
+/// Why there is no port.
+#[derive(Debug, Error)]
+pub enum SwitchError {
+    /// There is one with this address.
+    #[error("{0} is the address of another port")]
+    InUse(MacAddr),
+    /// It is not the address of one station.
+    #[error("{0} is the address of a group")]
+    Group(MacAddr),
+    /// The system refused.
+    #[error("cannot add a port")]
+    Io(#[from] io::Error),
+}
+
+/// Who adds and removes ports.
+#[derive(Debug, Default)]
+struct Plug {
+    last: Source,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// What the ports of a switch share.
+#[derive(Debug)]
+pub(super) struct Shared {
+    pub(super) uplink: Option<Arc<dyn Link>>,
+    /// Longest frame between ports, in bytes.
+    pub(super) longest: usize,
+    /// Held for reading while frames are moved.
+    pub(super) ports: RwLock<Ports>,
+    plug: Mutex<Plug>,
+    /// A thread reads the uplink when there are several ports.
+    threaded: bool,
+    /// Frames that were read.
+    input: Mutex<Frames>,
+    waker: OwnedFd,
+    stopping: AtomicBool,
+    /// Ports that wait for room in the uplink.
+    pub(super) refused: AtomicUsize,
+    /// What came from the uplink for nobody.
+    pub(super) counters: SwitchCounters,
+}
+
+impl Shared {
+    pub(super) fn new(uplink: Option<Arc<dyn Link>>, mtu: u32, threaded: bool) -> io::Result<Self> {
+        Ok(Self {
+            uplink,
+            longest: usize::try_from(mtu).unwrap_or(usize::MAX).saturating_add(ETHERNET_LEN),
+            ports: RwLock::default(),
+            plug: Mutex::default(),
+            threaded,
+            input: Mutex::default(),
+            waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            stopping: AtomicBool::new(false),
+            refused: AtomicUsize::new(0),
+            counters: SwitchCounters::default(),
+        })
+    }
+
+    /// Returns `true` if no thread reads the uplink.
+    #[cfg(test)]
+    pub(super) fn is_threadless(&self) -> bool {
+        self.plug.lock().thread.is_none()
+    }
+
+    /// Takes all ports away.
+    pub(super) fn close(&self) {
+        let plug = &mut *self.plug.lock();
+        let ports = self.ports.write().clear();
+        self.stop(plug);
+        ports.iter().for_each(|mailbox| mailbox.signal());
+    }
+
+    pub(super) fn plug(self: &Arc<Self>, mac: MacAddr, unknown: UnknownUnicast) -> Result<Arc<Mailbox>, SwitchError> {
+        if is_group(&mac.0) {
+            return Err(SwitchError::Group(mac));
+        }
+        let plug = &mut *self.plug.lock();
+        let mut addresses = self.ports.read().addresses();
+        if addresses.contains(&mac) {
+            return Err(SwitchError::InUse(mac));
+        }
+        plug.last = plug.last.saturating_add(1);
+        let mailbox = Arc::new(Mailbox::new(plug.last, mac, unknown)?);
+        let others = addresses.len();
+        if others > 0 {
+            self.start(plug)?;
+        }
+        addresses.push(mac);
+        if let Err(error) = self.set_addresses(&addresses) {
+            self.stop_if_idle(plug);
+            return Err(error.into());
+        }
+        let mut ports = self.ports.write();
+        if others == 0 {
+            self.discard_stale();
+        }
+        ports.insert(&mailbox);
+        drop(ports);
+        self.topology_changed();
+        Ok(mailbox)
+    }
+
+    pub(super) fn unplug(&self, mailbox: &Arc<Mailbox>) {
+        let plug = &mut *self.plug.lock();
+        let mut ports = self.ports.write();
+        if !ports.remove(mailbox) {
+            return;
+        }
+        let addresses = ports.addresses();
+        drop(ports);
+        self.stop_if_idle(plug);
+        if let Err(error) = self.set_addresses(&addresses) {
+            log::warn!("the network still brings frames to {}: {error}", mailbox.mac);
+        }
+        self.topology_changed();
+        // Whoever waits for this port finds that there is nothing to wait for.
+        mailbox.signal();
+    }
+
+    fn set_addresses(&self, addresses: &[MacAddr]) -> io::Result<()> {
+        self.uplink.as_ref().map_or(Ok(()), |uplink| uplink.set_addresses(addresses))
+    }
+
+    /// Drops what came while there was nobody to take it.
+    fn discard_stale(&self) {
+        let Some(uplink) = &self.uplink else { return };
+        let mut stale = Frames::default();
+        for _ in 0..STALE_BATCHES {
+            stale.clear();
+            uplink.receive(&mut stale, RECEIVE);
+            if stale.is_empty() {
+                break;
+            }
+            self.counters.switch_dropped_unknown.add(stale.len() as u64);
+        }
+    }
+
+    /// Has everybody look at what to wait for.
+    fn topology_changed(&self) {
+        for mailbox in self.ports.read().all() {
+            mailbox.signal();
+        }
+        self.wake();
+    }
+
+    /// Starts the thread that reads the uplink.
+    fn start(self: &Arc<Self>, plug: &mut Plug) -> io::Result<()> {
+        if self.threaded && self.uplink.is_some() && plug.thread.is_none() {
+            self.stopping.store(false, Ordering::Release);
+            let shared = Arc::clone(self);
+            plug.thread = Some(threads::spawn(ThreadKind::Switch, "switch", move || shared.work())?);
+        }
+        Ok(())
+    }
+
+    /// Ends the thread if there are not several ports.
+    fn stop_if_idle(&self, plug: &mut Plug) {
+        if !self.ports.read().are_several() {
+            self.stop(plug);
+        }
+    }
+
+    fn stop(&self, plug: &mut Plug) {
+        let Some(thread) = plug.thread.take() else { return };
+        self.stopping.store(true, Ordering::Release);
+        self.wake();
+        if thread.join().is_err() {
+            log::error!("the thread of a switch panicked");
+        }
+    }
+
+    fn wake(&self) {
+        // It fails when the counter is full, and then the thread wakes up anyway.
+        let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
+    }
+
+    pub(super) fn service(&self) -> bool {
+        let Some(uplink) = &self.uplink else { return false };
+        let ports = self.ports.read();
+        if !ports.are_several() {
+            return false;
+        }
+        let mut frames = self.input.lock();
+        frames.clear();
+        uplink.receive(&mut frames, RECEIVE);
+        distribute(&ports, &frames, &self.counters);
+        !frames.is_empty()
+    }
+
+    fn work(&self) {
+        while !self.stopping.load(Ordering::Acquire) {
+            if !self.service() {
+                self.wait();
+            }
+        }
+    }
+
+    /// Blocks until the uplink has something, or somebody wakes us.
+    fn wait(&self) {
+        let readiness = match &self.uplink {
+            Some(uplink) if self.ports.read().are_several() => uplink.readiness(),
+            _ => Readiness::default(),
+        };
+        let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
+        for fd in [&readiness.readable, &readiness.changed].into_iter().flatten() {
+            fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
+        }
+        let timeout = readiness.wait.and_then(|wait| Timespec::try_from(wait).ok());
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => {
+                log::error!("switch: cannot wait: {errno}");
+                std::thread::sleep(PAUSE);
+            }
+        }
+        let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]);
+    }
+}

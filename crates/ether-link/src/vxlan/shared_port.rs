@@ -1,0 +1,122 @@
+//! Several networks at one local address and UDP port, each with sockets of its own, possibly in a process of its own.
+//!
+//! The sockets that datagrams come to form a group (SO_REUSEPORT), and a classic BPF program picks the one of the VNI
+//! (SO_ATTACH_REUSEPORT_CBPF). It sees a datagram from the VXLAN header on. What has an unknown VNI or no header goes
+//! to the first socket, whose owner drops and counts it, as everybody does with datagrams of other networks.
+
+use std::net::{SocketAddr, UdpSocket};
+use std::os::fd::OwnedFd;
+
+use libc::sock_filter;
+use nix::sys::socket::setsockopt;
+use nix::sys::socket::sockopt::{AttachReusePortCbpf, ReusePort, UdpGroSegment};
+use parking_lot::Mutex;
+
+use super::config::{MAX_NETWORKS, VxlanConfig, VxlanError};
+use super::header::Vni;
+use super::sockets::{bind_shared, failed, sockets_with};
+
+/// The networks at one local address and UDP port. Whoever opens sockets for others keeps one for each address and port.
+#[derive(Debug)]
+pub struct VxlanPort {
+    local: SocketAddr,
+    /// In the order that they have in the kernel's group.
+    networks: Mutex<Vec<Network>>,
+}
+
+#[derive(Debug)]
+struct Network {
+    vni: Vni,
+    /// A duplicate of the socket that its datagrams come to.
+    socket: OwnedFd,
+}
+
+impl VxlanPort {
+    /// An address and port without networks. The port must not be 0.
+    pub const fn new(local: SocketAddr) -> Self {
+        Self { local, networks: Mutex::new(Vec::new()) }
+    }
+
+    /// Makes the sockets of a network, as [`sockets`](super::sockets) does, beside those that are there.
+    ///
+    /// One network alone has the port for itself. From the second on another process of this user could join the group,
+    /// too: the kernel has no other rule.
+    ///
+    /// # Errors
+    /// The values do not go together, the network is there already, or the address is taken or not ours.
+    pub fn open(&self, config: &VxlanConfig) -> Result<Vec<OwnedFd>, VxlanError> {
+        let networks = &mut *self.networks.lock();
+        if config.local != self.local || self.local.port() == 0 {
+            return Err(VxlanError::Io { local: config.local, source: std::io::ErrorKind::InvalidInput.into() });
+        }
+        if networks.iter().any(|network| network.vni == config.vni) {
+            return Err(VxlanError::SameVni { vni: config.vni, local: self.local });
+        }
+        if networks.len() >= MAX_NETWORKS {
+            return Err(VxlanError::TooManyNetworks(self.local));
+        }
+        let sockets = sockets_with(config, |local| match networks.as_slice() {
+            [] => UdpSocket::bind(local),
+            there => {
+                there.iter().try_for_each(|network| setsockopt(&network.socket, ReusePort, &true))?;
+                bind_shared(local)
+            }
+        })?;
+        let first = sockets.first().ok_or_else(|| failed(config)(std::io::ErrorKind::InvalidInput.into()))?;
+        let socket = first.try_clone().map_err(failed(config))?;
+        networks.push(Network { vni: config.vni, socket });
+        if let Err(errno) = arrange(networks) {
+            // The sockets go away with this error, and with them their place in the group.
+            networks.pop();
+            return Err(failed(config)(errno.into()));
+        }
+        if networks.len() > 1 {
+            discard(first);
+        }
+        Ok(sockets)
+    }
+
+    /// Forgets a network, when all duplicates of its sockets are closed: only then it leaves the kernel's group.
+    pub fn close(&self, vni: Vni) {
+        let networks = &mut *self.networks.lock();
+        let Some(index) = networks.iter().position(|network| network.vni == vni) else { return };
+        // The kernel, too, puts the last one in the place of the one that is closed.
+        networks.swap_remove(index);
+        if let Err(errno) = arrange(networks) {
+            log::warn!("vxlan at {}: datagrams may come to the wrong network and be dropped: {errno}", self.local);
+        }
+    }
+}
+
+/// Tells the kernel which socket is whose.
+fn arrange(networks: &[Network]) -> nix::Result<()> {
+    // Put together on the way (GRO), datagrams of several networks would come to the first one's socket.
+    for network in networks {
+        if let Err(errno) = setsockopt(&network.socket, UdpGroSegment, &(networks.len() == 1)) {
+            log::debug!("the kernel puts no trains together: {errno}");
+        }
+    }
+    let [first, _, ..] = networks else { return Ok(()) };
+    let mut program = program(networks.iter().map(|network| network.vni));
+    let len = u16::try_from(program.len()).map_err(|_| nix::errno::Errno::EINVAL)?;
+    setsockopt(&first.socket, AttachReusePortCbpf, &libc::sock_fprog { len, filter: program.as_mut_ptr() })
+}
+
+/// The program that gives the index of a datagram's VNI in a list.
+fn program(vnis: impl Iterator<Item = Vni>) -> Vec<sock_filter> {
+    let step = |code: u32, jf, k| sock_filter { code: u16::try_from(code).unwrap_or(0), jt: 0, jf, k };
+    let give = |index| step(libc::BPF_RET | libc::BPF_K, 0, index);
+    let load = step(libc::BPF_LD | libc::BPF_W | libc::BPF_ABS, 0, 4);
+    let mut program = vec![load, step(libc::BPF_ALU | libc::BPF_RSH | libc::BPF_K, 0, 8)];
+    for (index, vni) in (0..).zip(vnis) {
+        program.extend([step(libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K, 1, vni.get()), give(index)]);
+    }
+    program.push(give(0));
+    program
+}
+
+/// Drops what came before the socket was told apart from the others: it may be of any network.
+fn discard(socket: &OwnedFd) {
+    use rustix::net::{RecvFlags, recv};
+    while recv(socket, &mut [0_u8; 1], RecvFlags::DONTWAIT).is_ok() {}
+}

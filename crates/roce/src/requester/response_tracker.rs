@@ -1,0 +1,279 @@
+//! Responses with data, those of READs and atomics: which are outstanding, which have come, and which are missing.
+//!
+//! Each response packet has a place in memory, so one that comes before an earlier one is taken at once. The earlier
+//! one has then been *overtaken*: it is late, or it is lost. It is taken for lost when many have overtaken it or when
+//! some time has passed (as RFC 8985 does), and then it is requested again, with its missing neighbours and nothing
+//! else. Of a READ only the first gap is requested at a time: rxe does not go back behind the start of a repetition.
+
+use std::collections::VecDeque;
+use std::time::Duration;
+
+use super::send_state::Seq;
+
+/// PSNs that may overtake a response before it counts as lost. Networks with several paths reorder by less.
+const MAX_REORDERING: Seq = 32;
+
+/// The first response that is missing of a request.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Gap {
+    /// None was overtaken.
+    None,
+    /// This one was overtaken, then.
+    Overtaken(Seq, Duration),
+    /// This one is to be requested again.
+    Lost(Seq),
+    /// This one was requested again.
+    Requested(Seq),
+}
+
+/// A READ request or atomic that was sent and is not done.
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    start: Seq,
+    end: Seq,
+    gap: Gap,
+}
+
+/// What is known of the responses between `una` and `nxt`.
+#[derive(Debug)]
+pub(super) struct ResponseTracker {
+    /// In the order of PSNs.
+    outstanding: VecDeque<Outstanding>,
+    /// Responses that came before an earlier one: first PSN and the PSN after the last, in order, never adjacent.
+    received: Vec<(Seq, Seq)>,
+    /// The responder has responded to everything before it, since we last went back.
+    newest: Seq,
+    /// A gap is not [`Gap::None`].
+    any_gap: bool,
+    /// A gap is [`Gap::Lost`].
+    any_lost: bool,
+}
+
+impl ResponseTracker {
+    pub(super) const fn new(first: Seq) -> Self {
+        Self { outstanding: VecDeque::new(), received: Vec::new(), newest: first, any_gap: false, any_lost: false }
+    }
+
+    /// Requests that are outstanding.
+    pub(super) fn outstanding(&self) -> usize {
+        self.outstanding.len()
+    }
+
+    /// A request was sent, whose responses have the PSNs from `start` to before `end`.
+    pub(super) fn on_sent(&mut self, start: Seq, end: Seq) {
+        self.outstanding.push_back(Outstanding { start, end, gap: Gap::None });
+    }
+
+    /// Everything before `una` is done.
+    pub(super) fn on_acked(&mut self, una: Seq) {
+        while self.outstanding.front().is_some_and(|request| request.end <= una) {
+            self.outstanding.pop_front();
+        }
+        if !self.received.is_empty() {
+            self.received.retain(|&(_, end)| end > una);
+        }
+    }
+
+    /// Everything before `una` is done, and what was sent from `from` on is about to be retransmitted.
+    pub(super) fn on_go_back(&mut self, from: Seq, una: Seq) {
+        self.outstanding.retain_mut(|request| {
+            request.end = request.end.min(from);
+            request.start.max(una) < request.end
+        });
+        self.newest = self.newest.min(from);
+    }
+
+    /// Returns the PSN after the responses that came, if the one at `seq` is among them.
+    #[inline]
+    pub(super) fn received_until(&self, seq: Seq) -> Option<Seq> {
+        self.received.iter().find(|&&(start, end)| (start..end).contains(&seq)).map(|&(_, end)| end)
+    }
+
+    /// The response at `seq` came before an earlier one, and for the first time.
+    pub(super) fn insert(&mut self, seq: Seq) {
+        let at = self.received.partition_point(|&(_, end)| end < seq);
+        match self.received.get_mut(at) {
+            Some((_, end)) if *end == seq => *end += 1,
+            Some((start, _)) if *start == seq + 1 => {
+                *start = seq;
+                return;
+            }
+            _ => return self.received.insert(at, (seq, seq + 1)),
+        }
+        if let Some(&(start, end)) = self.received.get(at + 1)
+            && start == seq + 1
+        {
+            self.received.remove(at + 1);
+            if let Some(before) = self.received.get_mut(at) {
+                before.1 = end;
+            }
+        }
+    }
+
+    /// The responder has responded to everything before `newest`, and everything before `una` is done. Looks for
+    /// what was overtaken.
+    #[inline]
+    pub(super) fn on_response(&mut self, now: Duration, newest: Seq, una: Seq) {
+        self.newest = self.newest.max(newest);
+        if self.newest > una || self.any_gap {
+            self.find_gaps(now, una);
+        }
+    }
+
+    fn find_gaps(&mut self, now: Duration, una: Seq) {
+        self.any_gap = false;
+        for at in 0..self.outstanding.len() {
+            let Some(&Outstanding { start, end, gap }) = self.outstanding.get(at) else { return };
+            let missing = self.first_missing(start.max(una));
+            let gap = match gap {
+                _ if missing >= end.min(self.newest) => Gap::None,
+                Gap::Lost(seq) | Gap::Requested(seq) if seq == missing => gap,
+                _ if self.newest - missing >= MAX_REORDERING => Gap::Lost(missing),
+                Gap::Overtaken(seq, _) if seq == missing => gap,
+                _ => Gap::Overtaken(missing, now),
+            };
+            self.set_gap(at, gap);
+        }
+    }
+
+    fn first_missing(&self, from: Seq) -> Seq {
+        self.received_until(from).unwrap_or(from)
+    }
+
+    fn set_gap(&mut self, at: usize, gap: Gap) {
+        self.any_gap |= gap != Gap::None;
+        self.any_lost |= matches!(gap, Gap::Lost(_));
+        if let Some(request) = self.outstanding.get_mut(at) {
+            request.gap = gap;
+        }
+    }
+
+    /// When the first response that was overtaken counts as lost, `patience` afterwards.
+    pub(super) fn deadline(&self, patience: Duration) -> Option<Duration> {
+        if !self.any_gap {
+            return None;
+        }
+        let overtaken = self.outstanding.iter().filter_map(|request| match request.gap {
+            Gap::Overtaken(_, since) => Some(since.saturating_add(patience)),
+            _ => None,
+        });
+        overtaken.min()
+    }
+
+    /// What was overtaken at least `patience` ago is lost.
+    pub(super) fn on_timeout(&mut self, now: Duration, patience: Duration) {
+        for at in 0..self.outstanding.len() {
+            if let Some(&Outstanding { gap: Gap::Overtaken(seq, since), .. }) = self.outstanding.get(at)
+                && since.saturating_add(patience) <= now
+            {
+                self.set_gap(at, Gap::Lost(seq));
+            }
+        }
+    }
+
+    /// Nothing has come for a long time. Returns `true` if a response was overtaken or requested again: the first such
+    /// one is lost.
+    pub(super) fn on_probe(&mut self) -> bool {
+        let open = self.outstanding.iter().position(|request| request.gap != Gap::None);
+        let Some(at) = open else { return false };
+        if let Some(Outstanding { gap: Gap::Overtaken(seq, _) | Gap::Requested(seq), .. }) = self.outstanding.get(at) {
+            self.set_gap(at, Gap::Lost(*seq));
+        }
+        true
+    }
+
+    /// Returns `true` if something is to be requested again.
+    #[inline]
+    pub(super) const fn has_lost(&self) -> bool {
+        self.any_lost
+    }
+
+    /// Takes what is to be requested again: the first PSN and how many there are.
+    pub(super) fn take_lost(&mut self) -> Option<(Seq, Seq)> {
+        let lost = self.outstanding.iter_mut().find_map(|request| match request.gap {
+            Gap::Lost(seq) => {
+                request.gap = Gap::Requested(seq);
+                Some((seq, request.end))
+            }
+            _ => None,
+        });
+        let Some((seq, end)) = lost else {
+            self.any_lost = false;
+            return None;
+        };
+        let next = self.received.iter().map(|&(start, _)| start).find(|&start| start > seq);
+        // Behind the newest response they are on their way.
+        let end = next.unwrap_or_else(|| self.newest.max(seq + 1)).min(end);
+        Some((seq, end - seq))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn us(microseconds: u64) -> Duration {
+        Duration::from_micros(microseconds)
+    }
+
+    fn tracker(requests: &[(Seq, Seq)]) -> ResponseTracker {
+        let mut tracker = ResponseTracker::new(0);
+        requests.iter().for_each(|&(start, end)| tracker.on_sent(start, end));
+        tracker
+    }
+
+    fn come(tracker: &mut ResponseTracker, now: Duration, una: Seq, seqs: impl IntoIterator<Item = Seq>) {
+        for seq in seqs {
+            tracker.insert(seq);
+            tracker.on_response(now, seq, una);
+        }
+    }
+
+    #[test]
+    fn what_has_come_is_kept_in_runs() {
+        let mut tracker = tracker(&[(0, 20)]);
+        for seq in [5, 7, 6, 3, 10, 4, 2, 9] {
+            tracker.insert(seq);
+        }
+        assert_eq!(tracker.received, [(2, 8), (9, 11)]);
+        assert_eq!([1, 2, 7, 8, 10].map(|seq| tracker.received_until(seq)), [None, Some(8), Some(8), None, Some(11)]);
+        tracker.on_acked(8);
+        assert_eq!(tracker.received, [(9, 11)]);
+    }
+
+    #[test]
+    fn a_response_is_lost_after_a_while_or_behind_many() {
+        let mut tracker = tracker(&[(0, 64), (64, 128)]);
+        come(&mut tracker, us(5), 0, [1, 2, 4, 5]);
+        assert_eq!((tracker.deadline(us(100)), tracker.take_lost()), (Some(us(105)), None));
+        tracker.on_timeout(us(104), us(100));
+        assert!(!tracker.has_lost());
+        tracker.on_timeout(us(105), us(100));
+        assert!(tracker.has_lost());
+        assert_eq!((tracker.take_lost(), tracker.take_lost()), (Some((0, 1)), None));
+        // It is not requested twice, and the next gap has its turn when it has come.
+        come(&mut tracker, us(200), 0, 6..64);
+        assert_eq!((tracker.deadline(us(100)), tracker.take_lost()), (None, None));
+        tracker.on_acked(3);
+        tracker.on_response(us(300), 3, 3);
+        assert_eq!(tracker.take_lost(), Some((3, 1)));
+        // Another request has gaps of its own.
+        come(&mut tracker, us(400), 3, 70..110);
+        assert_eq!(tracker.take_lost(), Some((64, 6)));
+        tracker.on_acked(128);
+        assert_eq!((tracker.outstanding(), tracker.deadline(us(1))), (0, None));
+    }
+
+    #[test]
+    fn who_comes_late_was_not_lost() {
+        let mut tracker = tracker(&[(0, 64)]);
+        come(&mut tracker, us(5), 0, [1, 2, 4]);
+        tracker.on_acked(3);
+        tracker.on_response(us(50), 0, 3);
+        // Another one is missing, since then.
+        assert_eq!(tracker.deadline(us(100)), Some(us(150)));
+        tracker.on_acked(5);
+        tracker.on_response(us(60), 3, 5);
+        assert_eq!(tracker.deadline(us(100)), None);
+    }
+}
