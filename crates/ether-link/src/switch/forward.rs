@@ -40,6 +40,10 @@ impl Ports {
         self.by_mac.values()
     }
 
+    pub(super) fn get(&self, mac: MacAddr) -> Option<Arc<Mailbox>> {
+        self.by_mac.get(&mac).cloned()
+    }
+
     pub(super) fn addresses(&self) -> Vec<MacAddr> {
         self.by_mac.keys().copied().collect()
     }

@@ -94,6 +94,14 @@ impl Switch {
         Ok(Arc::new(SwitchPort::new(Arc::clone(&self.0), self.0.plug(mac, unknown)?)))
     }
 
+    /// Takes the port with this address away, if there is one, although somebody may still hold it.
+    pub fn unplug(&self, mac: MacAddr) {
+        let port = self.0.ports.read().get(mac);
+        if let Some(port) = port {
+            self.0.unplug(&port);
+        }
+    }
+
     /// Moves what has come from the uplink to the ports, without waiting. Returns `true` if there may be more. Does
     /// nothing while a single port does it itself.
     pub fn service(&self) -> bool {

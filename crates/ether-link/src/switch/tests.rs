@@ -159,8 +159,12 @@ fn addresses_are_unique_and_of_one_station() {
     // The old one is gone, and its end does not take the new one away.
     drop(one);
     assert!(matches!(switch.port(mac(1), UnknownUnicast::Drop), Err(SwitchError::InUse(_))));
+    // Nor does it matter who still holds the new one.
+    switch.unplug(mac(1));
+    switch.unplug(mac(5));
+    let [_third] = plug(&switch, [1]);
     drop(again);
-    plug(&switch, [1]);
+    assert!(matches!(switch.port(mac(1), UnknownUnicast::Drop), Err(SwitchError::InUse(_))));
 }
 
 #[test]

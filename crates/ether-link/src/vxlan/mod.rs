@@ -51,7 +51,7 @@ use crate::Clock;
 
 pub use config::{MAX_NETWORKS, VxlanConfig, VxlanError};
 pub use header::Vni;
-pub use shared_port::VxlanPort;
+pub use shared_port::{VxlanPort, VxlanPorts, VxlanSockets};
 pub use sockets::sockets;
 pub use table::{AGE, MAX_REMOTES, MAX_STATIONS};
 

@@ -4,8 +4,11 @@
 //! (SO_ATTACH_REUSEPORT_CBPF). It sees a datagram from the VXLAN header on. What has an unknown VNI or no header goes
 //! to the first socket, whose owner drops and counts it, as everybody does with datagrams of other networks.
 
+use std::collections::HashMap;
+use std::io;
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::OwnedFd;
+use std::sync::{Arc, Weak};
 
 use libc::sock_filter;
 use nix::sys::socket::setsockopt;
@@ -16,7 +19,8 @@ use super::config::{MAX_NETWORKS, VxlanConfig, VxlanError};
 use super::header::Vni;
 use super::sockets::{bind_shared, failed, sockets_with};
 
-/// The networks at one local address and UDP port. Whoever opens sockets for others keeps one for each address and port.
+/// The networks at one local address and UDP port. Whoever opens sockets for others keeps one for each address and
+/// port.
 #[derive(Debug)]
 pub struct VxlanPort {
     local: SocketAddr,
@@ -47,7 +51,7 @@ impl VxlanPort {
     pub fn open(&self, config: &VxlanConfig) -> Result<Vec<OwnedFd>, VxlanError> {
         let networks = &mut *self.networks.lock();
         if config.local != self.local || self.local.port() == 0 {
-            return Err(VxlanError::Io { local: config.local, source: std::io::ErrorKind::InvalidInput.into() });
+            return Err(VxlanError::Io { local: config.local, source: io::ErrorKind::InvalidInput.into() });
         }
         if networks.iter().any(|network| network.vni == config.vni) {
             return Err(VxlanError::SameVni { vni: config.vni, local: self.local });
@@ -62,7 +66,7 @@ impl VxlanPort {
                 bind_shared(local)
             }
         })?;
-        let first = sockets.first().ok_or_else(|| failed(config)(std::io::ErrorKind::InvalidInput.into()))?;
+        let first = sockets.first().ok_or_else(|| failed(config)(io::ErrorKind::InvalidInput.into()))?;
         let socket = first.try_clone().map_err(failed(config))?;
         networks.push(Network { vni: config.vni, socket });
         if let Err(errno) = arrange(networks) {
@@ -85,6 +89,51 @@ impl VxlanPort {
         if let Err(errno) = arrange(networks) {
             log::warn!("vxlan at {}: datagrams may come to the wrong network and be dropped: {errno}", self.local);
         }
+    }
+}
+
+/// The addresses and ports at which a process makes sockets.
+#[derive(Debug, Default)]
+pub struct VxlanPorts(Mutex<HashMap<SocketAddr, Weak<VxlanPort>>>);
+
+impl VxlanPorts {
+    /// Makes the sockets of a network, beside those that are there.
+    ///
+    /// # Errors
+    /// As those of [`VxlanPort::open`].
+    pub fn open(&self, config: &VxlanConfig) -> Result<VxlanSockets, VxlanError> {
+        let mut ports = self.0.lock();
+        ports.retain(|_, port| port.strong_count() > 0);
+        let port = ports.get(&config.local).and_then(Weak::upgrade);
+        let port = port.unwrap_or_else(|| Arc::new(VxlanPort::new(config.local)));
+        let sockets = port.open(config)?;
+        ports.insert(config.local, Arc::downgrade(&port));
+        Ok(VxlanSockets { sockets, port, vni: config.vni })
+    }
+}
+
+/// The sockets of a network. They are to be dropped when all duplicates are closed ([`VxlanPort::close`]).
+#[derive(Debug)]
+pub struct VxlanSockets {
+    sockets: Vec<OwnedFd>,
+    port: Arc<VxlanPort>,
+    vni: Vni,
+}
+
+impl VxlanSockets {
+    /// Duplicates for [`VxlanLink::from_sockets`](super::VxlanLink::from_sockets).
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn duplicates(&self) -> io::Result<Vec<OwnedFd>> {
+        self.sockets.iter().map(OwnedFd::try_clone).collect()
+    }
+}
+
+impl Drop for VxlanSockets {
+    fn drop(&mut self) {
+        self.sockets.clear();
+        self.port.close(self.vni);
     }
 }
 

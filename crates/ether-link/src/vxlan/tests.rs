@@ -363,6 +363,26 @@ fn networks_at_one_port_are_told_apart_by_vni() {
 }
 
 #[test]
+fn a_process_keeps_the_ports_of_all_networks() {
+    let (_, remote) = plain("127.0.0.2");
+    let local = plain("127.0.0.1").1;
+    let ports = VxlanPorts::default();
+    let open = |local, number| {
+        let config = VxlanConfig { local, vni: Vni::new(number).unwrap(), ..config("127.0.0.1", &[remote]) };
+        ports.open(&config)
+    };
+    let one = open(local, 1).unwrap();
+    let two = open(local, 2).unwrap();
+    let other = plain("127.0.0.1").1;
+    let elsewhere = open(other, 1).unwrap();
+    assert!(matches!(open(local, 1), Err(VxlanError::SameVni { .. })));
+    assert_eq!(one.duplicates().unwrap().len(), 17);
+    drop(one);
+    drop((open(local, 1).unwrap(), two, elsewhere));
+    UdpSocket::bind(local).unwrap();
+}
+
+#[test]
 fn a_network_that_cannot_be_opened_leaves_the_others_alone() {
     let (sender, remote) = plain("127.0.0.2");
     let mut networks = Networks::new("127.0.0.1", remote);
