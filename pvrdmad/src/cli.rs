@@ -11,6 +11,7 @@ use crate::config::{
     BackendSpec, ConfigSpec, ControlSpec, DeviceSpec, Isolate, NetworkSpec, SandboxMode, Switch, help,
 };
 use crate::control_path;
+use crate::sandbox::Profile;
 
 /// Serves PVRDMA devices to virtual machines over vfio-user.
 #[derive(Parser, Debug)]
@@ -50,6 +51,10 @@ pub enum Command {
 /// Arguments of `worker`.
 #[derive(Args, Debug)]
 pub struct WorkerArgs {
+    /// How it confines itself.
+    pub sandbox: SandboxMode,
+    /// What it is confined to.
+    pub profile: Profile,
     /// Name of the network, for lists of processes.
     pub network: String,
 }

@@ -9,7 +9,7 @@ use env_logger::Env;
 use log::info;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
-use pvrdmad::cli::{CaptureArgs, Cli, Command, ServeArgs, ShowArgs, StatusArgs};
+use pvrdmad::cli::{CaptureArgs, Cli, Command, ServeArgs, ShowArgs, StatusArgs, WorkerArgs};
 use pvrdmad::config::{Config, ConfigError, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
@@ -25,7 +25,7 @@ fn main() -> ExitCode {
         Some(Command::Show(args)) => show(&args),
         Some(Command::Capture(args)) => capture(&args),
         Some(Command::Reference) => print(&reference::markdown()),
-        Some(Command::Worker(_)) => worker(),
+        Some(Command::Worker(args)) => worker(&args),
         None => serve(cli.serve),
     };
     match result {
@@ -58,9 +58,9 @@ fn serve(args: ServeArgs) -> Result<()> {
 }
 
 /// Serves one network, for the supervisor that started this process.
-fn worker() -> Result<()> {
+fn worker(args: &WorkerArgs) -> Result<()> {
     init_log();
-    process::run()
+    process::run(args.sandbox, args.profile)
 }
 
 fn init_log() {

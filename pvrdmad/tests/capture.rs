@@ -52,8 +52,9 @@ impl Bench {
         let path = |name: &str| folder.path().join(name).display().to_string();
         let device =
             format!("name=vm0,socket={},mac=52:54:00:00:00:01,pin=off,uplink=unix:{}", path("vm0"), path("uplink"));
+        // A system call that the sandbox does not know ends the process, and the test.
         let mut child = Command::new(PROGRAM)
-            .args(["--device", &device, "--control", &path("control")])
+            .args(["--sandbox", "strict", "--device", &device, "--control", &path("control")])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -26,7 +26,9 @@ struct Running {
 
 impl Running {
     fn start(arguments: &[String]) -> Self {
+        // A system call that the sandbox does not know ends the process, and the test.
         let mut child = Command::new(PROGRAM)
+            .args(["--sandbox", "strict"])
             .args(arguments)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())

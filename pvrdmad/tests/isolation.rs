@@ -47,6 +47,8 @@ impl Place {
     fn start(arguments: &[&str]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let mut command = process::Command::new(PROGRAM);
+        // A system call that the sandbox does not know ends the process, and the test.
+        command.args(["--sandbox", "strict"]);
         command.arg("--control").arg(folder.path().join("control")).args([
             "--network",
             "name=a",

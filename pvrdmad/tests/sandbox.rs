@@ -86,7 +86,7 @@ fn every_attempt_of_every_kind_of_thread_is_refused() {
 /// Frames that have addresses need it, and only the threads that send some.
 #[test]
 fn messages_to_addresses_are_sent_where_a_link_has_them() {
-    let (_, all) = ask::<Vec<Attempts>>("attempts", "addressed", "on");
+    let (_, all) = ask::<Vec<Attempts>>("attempts", "rxe-addressed", "on");
     for Attempts { kind, attempts } in all {
         let sends = !matches!(kind.as_str(), "supervisor" | "pin" | "capture");
         for Attempt { what, errno } in attempts.into_iter().filter(|attempt| !attempt.what.starts_with("open ")) {

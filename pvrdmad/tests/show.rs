@@ -30,7 +30,7 @@ impl Place {
         let path = |name: &str| folder.path().join(name).display().to_string();
         let device = format!("name=vm0,socket={},mac=52:54:00:00:00:01,pin=off", path("device"));
         let mut command = Command::new(PROGRAM);
-        command.args(["--device", &device, "--control", &path("control")]);
+        command.args(["--sandbox", "strict", "--device", &device, "--control", &path("control")]);
         let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
         assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");

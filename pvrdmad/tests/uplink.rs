@@ -40,6 +40,8 @@ impl Site {
             }
             None => Command::new(PROGRAM),
         };
+        // A system call that the sandbox does not know ends the process, and the test.
+        command.args(["--sandbox", "strict"]);
         command.arg("--device").arg(format!("{device},pin=off,{options}")).arg("--control").arg(&control).args(more);
         let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next();

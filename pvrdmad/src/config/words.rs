@@ -83,6 +83,17 @@ pub enum SandboxMode {
     Strict,
 }
 
+impl SandboxMode {
+    /// The word for it.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::On => "on",
+            Self::Off => "off",
+            Self::Strict => "strict",
+        }
+    }
+}
+
 /// Something that is on or off: `on`, `off`, or a boolean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]

@@ -192,9 +192,13 @@ pub fn send(mut stream: &UnixStream, frame: &[u8], fds: &[BorrowedFd<'_>]) -> io
     if fds.len() > MAX_DESCRIPTORS {
         return Err(io::ErrorKind::InvalidInput.into());
     }
+    // A worker in its sandbox sends no messages that could have an address.
+    if fds.is_empty() {
+        return stream.write_all(frame);
+    }
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
     let mut control = SendAncillaryBuffer::new(&mut space);
-    if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
+    if !control.push(SendAncillaryMessage::ScmRights(fds)) {
         return Err(io::ErrorKind::InvalidInput.into());
     }
     let sent = loop {

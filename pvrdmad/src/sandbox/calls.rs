@@ -206,6 +206,21 @@ static CLIENT: Group = Group {
 
 static ACCEPT: Group = Group { name: "accept", purpose: "new clients", calls: &[call("accept4", libc::SYS_accept4)] };
 
+static ASK: Group = Group {
+    name: "ask",
+    purpose: "asking the supervisor for what the process cannot do, and waiting for its reply",
+    calls: &[
+        call("recvmsg", libc::SYS_recvmsg),
+        SEND,
+        when(
+            "setsockopt",
+            libc::SYS_setsockopt,
+            &[&[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVTIMEO)]],
+            "SO_RCVTIMEO",
+        ),
+    ],
+};
+
 static LINK: Group = Group {
     name: "link",
     purpose: "frames from and to a link, who connects to it",
@@ -408,17 +423,17 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
         ThreadKind::Main => vec![&RUNTIME, &PROTOCOL, &GUEST, &LINK],
         ThreadKind::Launcher => return base(profile),
         ThreadKind::Supervisor => vec![&RUNTIME, &PROTOCOL],
-        ThreadKind::Accept => vec![&RUNTIME, &ACCEPT, &GUEST],
-        ThreadKind::Connection => vec![&RUNTIME, &CLIENT, &GUEST],
+        ThreadKind::Accept => vec![&RUNTIME, &ACCEPT, &GUEST, &ASK],
+        ThreadKind::Connection => vec![&RUNTIME, &CLIENT, &GUEST, &ASK],
         ThreadKind::Pin => vec![&RUNTIME, &PIN],
         ThreadKind::Capture => vec![&RUNTIME, &CAPTURE],
-        ThreadKind::Engine | ThreadKind::HostEvents | ThreadKind::HostManagement => vec![&RUNTIME, &GUEST],
-        ThreadKind::Port => vec![&RUNTIME, &LINK, &GUEST],
-        ThreadKind::Switch => vec![&RUNTIME, &LINK],
+        ThreadKind::Engine | ThreadKind::HostEvents | ThreadKind::HostManagement => vec![&RUNTIME, &GUEST, &ASK],
+        ThreadKind::Port => vec![&RUNTIME, &LINK, &GUEST, &ASK],
+        ThreadKind::Switch => vec![&RUNTIME, &LINK, &ASK],
     };
     let is_link = groups.iter().any(|group| [LINK.name, GUEST.name].contains(&group.name));
     match profile {
-        Profile::Rxe { addressed: true } if is_link => groups.push(&ADDRESSED),
+        Profile::RxeAddressed if is_link => groups.push(&ADDRESSED),
         Profile::Ibverbs if is_link => groups.extend([&ADAPTER, &ADDRESSED, &LOOK]),
         _ => {}
     }
@@ -427,10 +442,11 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
 
 /// What some thread may do: the launcher has to, for its filter is part of every other one.
 pub(super) fn base(profile: Profile) -> Vec<&'static Group> {
-    let mut groups: Vec<&Group> = vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &CAPTURE, &PROTOCOL, &START];
+    let mut groups: Vec<&Group> =
+        vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &CAPTURE, &PROTOCOL, &ASK, &START];
     match profile {
-        Profile::Rxe { addressed: true } => groups.push(&ADDRESSED),
-        Profile::Rxe { addressed: false } => {}
+        Profile::RxeAddressed => groups.push(&ADDRESSED),
+        Profile::Rxe => {}
         Profile::Ibverbs => groups.extend([&ADDRESSED, &ADAPTER, &LOOK, &LOAD]),
     }
     groups

@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn all_programs_compile_and_a_kind_has_no_call_that_the_launcher_has_not() {
-        for profile in [Profile::Rxe { addressed: false }, Profile::Rxe { addressed: true }, Profile::Ibverbs] {
+        for profile in [Profile::Rxe, Profile::RxeAddressed, Profile::Ibverbs] {
             Filters::compile(profile, Mismatch::Refuse).unwrap();
             Filters::compile(profile, Mismatch::Kill).unwrap();
             let mut base = Rules::new();

@@ -33,11 +33,14 @@ use filter::Filters;
 /// The filters of this process, for threads that start.
 static FILTERS: OnceLock<Filters> = OnceLock::new();
 
+/// What confines this process.
+static REPORT: OnceLock<SandboxReport> = OnceLock::new();
+
 /// Confines this process, which has one thread. To be called before anything is read that is not ours, and after what
 /// opens files by itself: the logger, and the number of processors for the adapter's threads.
 ///
 /// The calling thread can load the host's adapter until [`confine_main`].
-pub fn enter(profile: Profile, mismatch: Mismatch) -> SandboxReport {
+pub fn enter(profile: Profile, mismatch: Mismatch) {
     let mut report = SandboxReport::default();
     if let Some(threads) = other_threads() {
         report.missing.push(format!("{threads} threads were there before the sandbox and are outside of it"));
@@ -52,7 +55,13 @@ pub fn enter(profile: Profile, mismatch: Mismatch) -> SandboxReport {
         // Log: once, at the start.
         warn!("sandbox: {missing}");
     }
-    report
+    // There is one already if somebody calls this twice, and then what is in place is not less than it says.
+    let _ = REPORT.set(report);
+}
+
+/// What confines this process, if it is in a sandbox.
+pub fn report() -> Option<SandboxReport> {
+    REPORT.get().cloned()
 }
 
 /// Gives the calling thread the filter of [`ThreadKind::Main`], once the adapter is loaded and what must start with the

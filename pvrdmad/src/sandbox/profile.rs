@@ -1,17 +1,28 @@
 //! What a process is confined to.
 
+use clap::ValueEnum;
+
 /// What the process serves a network with.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Profile {
-    /// The software adapter: nothing is opened, no socket made.
-    Rxe {
-        /// Frames are sent to addresses, by VXLAN or a packet socket. Where none are, a socket reaches only what it is
-        /// connected to.
-        addressed: bool,
-    },
+    /// The software adapter: nothing is opened, no socket made, and a socket reaches only what it is connected to.
+    Rxe,
+    /// The same with frames that are sent to addresses, by VXLAN or a packet socket.
+    RxeAddressed,
     /// The host's adapter: libibverbs reads its configuration and `/sys` and opens the adapter's device nodes whenever
     /// a guest's driver starts.
     Ibverbs,
+}
+
+impl Profile {
+    /// The word for it on a command line.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Rxe => "rxe",
+            Self::RxeAddressed => "rxe-addressed",
+            Self::Ibverbs => "ibverbs",
+        }
+    }
 }
 
 /// What becomes of a system call that a filter does not know.

@@ -12,7 +12,7 @@ use super::profile::Profile;
 pub fn markdown() -> String {
     let mut text = String::from("| thread | software adapter | host's adapter beside |\n| --- | --- | --- |\n");
     for kind in ThreadKind::ALL {
-        let rxe = names(&calls::groups(Profile::Rxe { addressed: true }, kind));
+        let rxe = names(&calls::groups(Profile::RxeAddressed, kind));
         let ibverbs = names(&calls::groups(Profile::Ibverbs, kind));
         let beside: Vec<_> = ibverbs.iter().filter(|name| !rxe.contains(name)).copied().collect();
         let _ = writeln!(text, "| `{kind}` | {} | {} |", rxe.join(", "), beside.join(", "));

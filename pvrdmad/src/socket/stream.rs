@@ -6,6 +6,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::Pid;
 
@@ -29,7 +30,7 @@ impl SocketFile {
     /// # Errors
     /// Something is there already, or the system refused.
     pub(crate) fn bind(path: &Path, access: SocketAccess) -> Result<Self, SocketError> {
-        let failed = |errno: rustix::io::Errno| SocketError::making(path, errno.into());
+        let failed = |errno: Errno| SocketError::making(path, errno.into());
         remove_stale(path)?;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
             .map_err(failed)?;
@@ -54,7 +55,11 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
         Ok(_) => {}
     }
     match UnixStream::connect(path) {
-        Ok(stream) => Err(SocketError::InUse { path: path.to_owned(), pid: peer(&stream) }),
+        Ok(stream) => match peer(&stream) {
+            // Workers that have it from there end with it, which takes a moment.
+            Some(pid) if has_ended(pid) => fs::remove_file(path).map_err(failed),
+            pid => Err(SocketError::InUse { path: path.to_owned(), pid }),
+        },
         Err(error) => match error.kind() {
             io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
             io::ErrorKind::NotFound => Ok(()),
@@ -62,6 +67,11 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
             _ => Err(failed(error)),
         },
     }
+}
+
+/// Returns `true` if there is no such process any more.
+fn has_ended(pid: Pid) -> bool {
+    rustix::process::test_kill_process(pid) == Err(Errno::SRCH)
 }
 
 /// The process that listens at the other end.

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::config::Pin;
+use crate::sandbox::SandboxReport;
 
 /// The daemon at one moment.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -45,6 +46,8 @@ pub struct NetworkStatus {
     pub last_end: Option<String>,
     /// Devices that such an end took from their VM, which has not come back since. It has to be restarted for that.
     pub lost_vms: Vec<String>,
+    /// What confines the process; none without a sandbox, or while the process does not say.
+    pub sandbox: Option<SandboxReport>,
     /// Names of its devices.
     pub devices: Vec<String>,
 }
@@ -77,6 +80,8 @@ impl NetworkState {
 pub struct WorkerStatus {
     /// Pages of guest memory that a client took away under us and that read as zero since.
     pub lost_pages: u64,
+    /// What confines the process.
+    pub sandbox: Option<SandboxReport>,
     /// Its devices.
     pub devices: Vec<DeviceReport>,
 }

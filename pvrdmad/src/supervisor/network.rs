@@ -171,6 +171,7 @@ impl Network {
             restarts,
             last_end,
             lost_vms: self.plan.services.lost(),
+            sandbox: said.as_ref().and_then(|said| said.sandbox.clone()),
             devices: self.devices().map(str::to_owned).collect(),
         };
         (status, said)

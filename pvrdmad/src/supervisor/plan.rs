@@ -8,8 +8,9 @@ use std::sync::Arc;
 use super::services::Services;
 use super::sockets::NetworkSockets;
 use super::timing::Timing;
-use crate::config::Device;
+use crate::config::{BackendSpec, Device, LinkSpec};
 use crate::protocol::{NetworkSetup, Request, VERSION};
+use crate::sandbox::Profile;
 
 /// What a worker's process runs.
 #[derive(Clone, Debug)]
@@ -41,6 +42,20 @@ pub(super) struct Plan {
 impl Plan {
     pub(super) fn name(&self) -> &str {
         &self.setup.network.name
+    }
+
+    /// How a worker confines itself and to what, as arguments: it does so before it reads anything.
+    pub(super) fn confinement(&self) -> [&'static str; 2] {
+        let nics = self.devices.iter().filter_map(|device| device.nic.as_ref());
+        let mut links = self.setup.network.uplink.iter().chain(nics);
+        let profile = match self.setup.backend {
+            BackendSpec::Ibverbs(_) => Profile::Ibverbs,
+            BackendSpec::Rxe if links.any(|link| matches!(link, LinkSpec::Vxlan(_) | LinkSpec::AfPacket(_))) => {
+                Profile::RxeAddressed
+            }
+            BackendSpec::Rxe => Profile::Rxe,
+        };
+        [self.setup.sandbox.word(), profile.word()]
     }
 
     /// Descriptors of the uplink, for a worker.

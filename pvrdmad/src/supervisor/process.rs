@@ -137,6 +137,7 @@ impl Keeper {
     /// One worker, from its start to its end.
     fn live(&mut self) -> (Option<u32>, End) {
         let mut arguments = self.program.arguments.clone();
+        arguments.extend(self.plan.confinement().map(str::to_owned));
         arguments.push(self.plan.name().to_owned());
         let started = Session::start(&self.program.path, &arguments, &self.plan.services, &self.plan.timing);
         let (mut session, upcalls) = match started {

@@ -27,6 +27,7 @@ use self::links::Uplink;
 use crate::capture::stream::{self, Streams};
 use crate::config::{BackendSpec, Device};
 use crate::protocol::{NetworkSetup, Reply, Request};
+use crate::sandbox;
 use crate::sigbus;
 use crate::status::WorkerStatus;
 
@@ -135,6 +136,7 @@ impl Worker {
         let devices = self.devices.lock();
         WorkerStatus {
             lost_pages: sigbus::repaired(),
+            sandbox: sandbox::report(),
             devices: devices.iter().map(|served| served.reporter.report()).collect(),
         }
     }

@@ -13,8 +13,10 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 
 use super::Worker;
 use super::host::RemoteHost;
+use crate::config::SandboxMode;
 use crate::protocol::frame::{encode, send};
 use crate::protocol::{Frame, FrameReader, Incoming, Outgoing, Received, Reply, Request, VERSION};
+use crate::sandbox::{self, Mismatch, Profile};
 
 /// Longest request, in bytes.
 const MAX_REQUEST: usize = 1 << 20;
@@ -23,12 +25,18 @@ const MAX_REQUEST: usize = 1 << 20;
 ///
 /// # Errors
 /// What is on standard input is not a supervisor.
-pub fn run() -> Result<()> {
+pub fn run(mode: SandboxMode, profile: Profile) -> Result<()> {
     // The end of the stream says it, too, but not to one that is stuck.
     set_parent_process_death_signal(Some(Signal::KILL)).context("cannot follow the supervisor's end")?;
     // What ends the daemon is the supervisor's to decide: a service manager sends it to all processes at once.
     for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).context("signal handlers")?;
+    }
+    // Before anything is read. The supervisor is not to be distrusted, but what comes after it is.
+    match mode {
+        SandboxMode::On => sandbox::enter(profile, Mismatch::Refuse),
+        SandboxMode::Strict => sandbox::enter(profile, Mismatch::Kill),
+        SandboxMode::Off => {}
     }
     let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().context("standard input")?);
     serve(&stream)
@@ -74,5 +82,8 @@ fn start(version: u32, setup: crate::protocol::NetworkSetup, fds: Vec<OwnedFd>) 
     let mut fds = fds.into_iter();
     let Some(host) = fds.next() else { bail!("no socket to ask the supervisor back") };
     let host = RemoteHost::new(UnixStream::from(host)).context("the socket to ask the supervisor back")?;
-    Worker::start(setup, fds.collect(), Arc::new(host))
+    let worker = Worker::start(setup, fds.collect(), Arc::new(host));
+    // The adapter is loaded, and no client was let in yet.
+    sandbox::confine_main();
+    worker
 }

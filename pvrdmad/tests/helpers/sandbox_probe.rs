@@ -5,26 +5,24 @@
 use std::io::Read;
 use std::sync::mpsc;
 
+use clap::ValueEnum;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::sandbox::{self, Mismatch, Profile, SandboxReport, probe};
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let [_, what, profile, mode] = arguments.as_slice() else { panic!("WHAT PROFILE MODE") };
-    let profile = match profile.as_str() {
-        "rxe" => Profile::Rxe { addressed: false },
-        "addressed" => Profile::Rxe { addressed: true },
-        "ibverbs" => Profile::Ibverbs,
-        profile => panic!("profile {profile}"),
-    };
-    let report = match mode.as_str() {
-        "on" => Some(sandbox::enter(profile, Mismatch::Refuse)),
-        "strict" => Some(sandbox::enter(profile, Mismatch::Kill)),
-        "off" => None,
-        "landlock" => Some(probe::only_landlock(profile)),
+    let profile = Profile::from_str(profile, false).unwrap();
+    let mut report = None;
+    match mode.as_str() {
+        "on" => sandbox::enter(profile, Mismatch::Refuse),
+        "strict" => sandbox::enter(profile, Mismatch::Kill),
+        "off" => {}
+        "landlock" => report = Some(probe::only_landlock(profile)),
         mode => panic!("mode {mode}"),
-    };
+    }
     sandbox::confine_main();
+    let report = report.or_else(sandbox::report);
     match what.as_str() {
         "attempts" => print(&report, &probe::all(c"/run/pvrdmad/control").unwrap()),
         "files" => print(&report, &probe::reads()),
