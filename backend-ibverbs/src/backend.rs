@@ -41,8 +41,8 @@ impl Ibverbs {
         Self::start(config, |config| Ok(host_addresses(config)?.map(|addresses| addresses as Arc<dyn AddressOwner>)))
     }
 
-    /// The same where `owner` puts addresses of guests on the host's interface, if [`IbverbsConfig::add_addresses`] says
-    /// so.
+    /// The same where `owner` puts addresses of guests on the host's interface, if [`IbverbsConfig::add_addresses`]
+    /// says so.
     ///
     /// # Errors
     /// As for [`Self::new`].

@@ -1,5 +1,5 @@
-//! The control socket: one JSON object in a line asks, one answers. The objects are [`Request`]s, with their `version` if
-//! they like; those that only a worker takes are refused.
+//! The control socket: one JSON object in a line asks, one answers. The objects are [`Request`]s, with their `version`
+//! if they like; those that only a worker takes are refused.
 //!
 //! `{"request":"status"}` is answered with `{"ok":…}`, `{"request":"show","device":"vm0","object":"qp"}` with
 //! `{"objects":[…]}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`, and from there on the

@@ -32,8 +32,8 @@ impl Daemon {
         Self::run(config, None, ready)
     }
 
-    /// The same with a process for each network, unless [`Config::isolate`] says otherwise. Only for `pvrdmad` itself: a
-    /// process runs the file of the calling program, with the argument `worker`.
+    /// The same with a process for each network, unless [`Config::isolate`] says otherwise. Only for `pvrdmad` itself:
+    /// a process runs the file of the calling program, with the argument `worker`.
     ///
     /// # Errors
     /// As for [`Self::start`].

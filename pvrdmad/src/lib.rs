@@ -2,8 +2,8 @@
 //!
 //! [`daemon`] is the whole from a [`config`] to the end. Its supervisor opens sockets, starts a [`worker`] for each
 //! network and speaks to them by the [`protocol`] that the command line speaks to it. In a worker [`vfio_user`] turns
-//! messages of a VMM into calls of [`pvrdma_dev::PciFunction`]. Each device has a thread that accepts clients and, while
-//! there is one, a thread that serves it. All of them sleep when there is nothing to do.
+//! messages of a VMM into calls of [`pvrdma_dev::PciFunction`]. Each device has a thread that accepts clients and,
+//! while there is one, a thread that serves it. All of them sleep when there is nothing to do.
 
 pub mod capture;
 pub mod cli;

@@ -173,6 +173,13 @@ fn a_panic_with_its_trace_survives_the_strictest_filter() {
     }
 }
 
+/// The process ends as it chose to, not by the filter.
+#[test]
+fn a_panic_that_may_have_torn_state_aborts_under_the_strictest_filter() {
+    let output = probe("torn", "rxe", "strict").output().unwrap();
+    assert_eq!(output.status.signal(), Some(rustix::process::Signal::ABORT.as_raw()), "{output:?}");
+}
+
 /// A process that ends with its standard input.
 struct Held {
     child: Child,

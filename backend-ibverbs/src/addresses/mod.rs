@@ -4,8 +4,8 @@
 //! on the interface, each alone (`/32` or `/128`), and not more than a few for each device. They carry a mark, by which
 //! the next start finds what a daemon that was killed has left there.
 //!
-//! Changing an interface takes rights that the process with the guests need not have: whoever makes the backend gives it
-//! an [`AddressOwner`], which may be in another process. [`HostAddresses`] is the one that does it itself.
+//! Changing an interface takes rights that the process with the guests need not have: whoever makes the backend gives
+//! it an [`AddressOwner`], which may be in another process. [`HostAddresses`] is the one that does it itself.
 
 mod netlink;
 mod network;

@@ -1,8 +1,8 @@
 //! What a device may do on its network: its VLAN, its address, and the marks on its packets.
 //!
 //! The rules are those of a virtual switch's port. Without a VLAN both functions send and get untagged frames only. A
-//! port with a VLAN is an access port: its two functions send without tags and never see one, the network sees all their
-//! frames in that VLAN and gives them no others. Tags are the functions' affair on a trunk alone.
+//! port with a VLAN is an access port: its two functions send without tags and never see one, the network sees all
+//! their frames in that VLAN and gives them no others. Tags are the functions' affair on a trunk alone.
 
 use pvrdma_verbs::{MacAddr, VerbsError};
 use serde::{Deserialize, Serialize};

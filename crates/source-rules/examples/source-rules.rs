@@ -4,8 +4,8 @@
 //! cargo run -p source-rules --example source-rules -- FOLDER RULE [PREFIX]
 //! ```
 //!
-//! The rule is one of `circles`, `purity`, `sizes`, `dependencies`, `logs`, `module_style`, `threads` and `words`. Only files
-//! whose path begins with the prefix count.
+//! The rule is one of `circles`, `purity`, `sizes`, `dependencies`, `logs`, `module_style`, `threads` and `words`. Only
+//! files whose path begins with the prefix count.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! What a panic ends.
 //!
 //! A panic is a bug of ours, and what it leaves behind is half done: locks are released, and nothing says that what
-//! they protect is not what it should be. So it ends whatever may be torn, at once and with a line in the log, and never
-//! leaves a thread missing that others rely on:
+//! they protect is not what it should be. So it ends whatever may be torn, at once and with a line in the log, and
+//! never leaves a thread missing that others rely on:
 //!
 //! - On the thread of a connection it ends that connection: its device is reset and its memory unmapped, which needs
 //!   nothing of what was half done.

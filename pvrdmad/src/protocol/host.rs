@@ -23,7 +23,8 @@ pub enum HostRequest {
         /// Name of its device.
         device: String,
     },
-    /// The descriptor of a link anew, because its connection ended or its interface was made again. The reply carries it.
+    /// The descriptor of a link anew, because its connection ended or its interface was made again. The reply carries
+    /// it.
     Connect {
         /// Name of the device whose `nic` it is; none: the uplink of the network.
         device: Option<String>,

@@ -28,7 +28,7 @@ pub(super) enum UpcallError {
     Content(#[from] serde_json::Error),
     /// It does not read what it asked for.
     #[error("it does not read its replies: {0}")]
-    Unread(io::Error),
+    Unsent(io::Error),
 }
 
 /// The requests of one worker.
@@ -111,6 +111,6 @@ impl Upcalls {
             }
         };
         let fds: Vec<_> = socket.iter().map(AsFd::as_fd).collect();
-        send(&self.stream, &encode(&Outgoing { id, body: &reply })?, &fds).map_err(UpcallError::Unread)
+        send(&self.stream, &encode(&Outgoing { id, body: &reply })?, &fds).map_err(UpcallError::Unsent)
     }
 }

@@ -29,8 +29,8 @@ const KEPT_BUFFER: usize = 64 << 10;
 impl Endpoint {
     /// Serves one client on the calling thread until it goes. For a caller that accepts clients by itself.
     ///
-    /// The device is as new afterwards and holds nothing of the client's, also after a panic: that is a bug of ours, and
-    /// ends the connection.
+    /// The device is as new afterwards and holds nothing of the client's, also after a panic: that is a bug of ours,
+    /// and ends the connection.
     pub fn serve(&self, stream: &UnixStream) {
         let mut connection = Connection::new(self, stream);
         // What several guests share ends the process if a panic may have torn it. The rest is this device, of which the

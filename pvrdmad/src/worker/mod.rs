@@ -105,8 +105,8 @@ impl Worker {
         Ok(())
     }
 
-    /// Connects a device to the uplink, with the descriptors of its `nic`. Before the device is made, which looks for its
-    /// port when its driver starts.
+    /// Connects a device to the uplink, with the descriptors of its `nic`. Before the device is made, which looks for
+    /// its port when its driver starts.
     fn plug(&self, device: &Device, nic: Vec<OwnedFd>, rxe: &Rxe) -> Result<Option<pvrdma_rxe::Uplink>> {
         let Some(uplink) = &self.uplink else { return Ok(None) };
         let DeviceConfig { name, mac, .. } = &device.config;

@@ -27,7 +27,12 @@ fn main() {
         "attempts" => print(&report, &probe::all(c"/run/pvrdmad/control").unwrap()),
         "files" => print(&report, &probe::reads()),
         "hold" => hold(&report),
-        "panic" => in_kinds(|| panic!("a bug")),
+        "panic" => {
+            // So that all kinds have their turn. What a panic ends is not what is tested.
+            threads::set_panic_hook(|_, _| ()).unwrap();
+            in_kinds(|| panic!("a bug"));
+        }
+        "torn" => in_kinds(|| panic!("a bug")),
         "overstep" => in_kinds(|| drop(std::net::UdpSocket::bind("127.0.0.1:0"))),
         what => panic!("{what}?"),
     }

@@ -2,7 +2,7 @@ use source_rules::config::REPOSITORY;
 use source_rules::logs;
 use source_rules::workspace::{Tree, Workspace};
 
-use crate::{A, ROOT, assert_one};
+use crate::{ROOT, assert_one};
 
 const MANIFEST: (&str, &str) = ("crates/a/Cargo.toml", "[package]\nname = \"a\"\n[dependencies]\nlog = \"0.4\"\n");
 
@@ -38,7 +38,7 @@ fn what_is_off_and_what_is_no_product_is_free() {
     let mut config = REPOSITORY;
     config.logs.home = "crates/a/src/lib.rs";
     let warns = ("crates/a/src/lib.rs", "fn f() { log::warn!(\"x\"); }\n");
-    let of = |config| logs::check(&Workspace::parse(Tree::of(&[ROOT, A, warns]), config).unwrap());
+    let of = |config| logs::check(&Workspace::parse(Tree::of(&[ROOT, MANIFEST, warns]), config).unwrap());
     assert_eq!(of(config), []);
     config.logs.home = "none";
     assert_eq!(of(config).len(), 1);
