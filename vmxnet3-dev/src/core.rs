@@ -54,6 +54,8 @@ pub(crate) struct Core {
     pub(crate) starved: AtomicBool,
     /// Vectors of receive queues to raise at the end of a batch: a bit for each.
     pub(crate) rx_vectors: AtomicU32,
+    /// Batches of received frames that have ended.
+    pub(crate) batches: AtomicU32,
     pub(crate) depths: Depths,
     pub(crate) coalesce: Mutex<Coalesce>,
     pub(crate) tx_stats: [TxStats; MAX_QUEUES as usize],
@@ -81,6 +83,7 @@ impl Core {
             pending: AtomicU32::new(0),
             starved: AtomicBool::new(false),
             rx_vectors: AtomicU32::new(0),
+            batches: AtomicU32::new(0),
             depths: Depths { tx: AtomicU32::new(u32::MAX), rx: AtomicU32::new(u32::MAX) },
             coalesce: Mutex::new(Coalesce::default()),
             tx_stats: Default::default(),

@@ -10,7 +10,8 @@ use crate::core::Core;
 use crate::error::QueueError;
 use crate::frame::{Checksum, Frame};
 use crate::offload::checksum;
-use crate::offload::headers::{ETHERNET_LEN, Headers, TAG_LEN, Transport};
+use crate::offload::headers::{self, ETHERNET_LEN, Headers, TAG_LEN, Transport};
+use crate::offload::segment;
 use crate::rx::{Delivery, Payload, RxQueue};
 use crate::session::{Session, Settings, Which};
 use crate::transmit::on_wire;
@@ -55,15 +56,25 @@ pub(crate) fn receive(core: &Core, frame: &Frame<'_>) -> Received {
     let (index, hash_type, hash) = settings.queue_of(frame.bytes(), &headers);
     let Some(queue) = session.rx(index) else { return Received::Inactive };
     let mut queue = queue.lock();
+    queue.begin(core.batches.load(Ordering::Acquire));
+    let before = queue.completed;
     let view = &core.memory.view();
     let report = FrameReport { hash_type, hash, ..FrameReport::default() };
     let context = Context { core, session, settings: &settings, view, index, report };
     let result = context.deliver(&mut queue, frame, &headers);
-    context.finish(&mut queue, frame, result)
+    let received = context.finish(frame, result);
+    if queue.completed >= core.depths.rx.load(Ordering::Relaxed) {
+        queue.completed = 0;
+        core.interrupts.raise(queue.vector());
+    } else if queue.completed != before {
+        core.rx_vectors.fetch_or(1 << queue.vector(), Ordering::AcqRel);
+    }
+    received
 }
 
 /// The end of a batch: interrupts the guest for what was delivered.
 pub(crate) fn flush(core: &Core) {
+    core.batches.fetch_add(1, Ordering::AcqRel);
     let vectors = core.rx_vectors.swap(0, Ordering::AcqRel);
     for vector in (0..32).filter(|vector| vectors >> vector & 1 == 1) {
         core.interrupts.raise(vector);
@@ -100,7 +111,10 @@ impl Context<'_> {
                 return Ok(delivery);
             }
         }
-        // Either all, or the rest is lost as on a wire: what the guest has cannot be presented again.
+        // All or nothing: what the guest has cannot be presented again.
+        if !self.has_room(queue, frame, headers)? {
+            return Ok(Delivery::NoBuffers);
+        }
         let mut room = std::mem::take(&mut queue.room);
         let mut last = Ok(Delivery::Done);
         let taken = frame.for_each_wire_frame(&mut room, |part| {
@@ -110,11 +124,32 @@ impl Context<'_> {
         queue.room = room;
         match last {
             Ok(Delivery::NoBuffers) if taken > 0 => {
+                // The rings are too small for so many: the rest is lost, as on a wire.
                 self.count_no_buffers();
                 Ok(Delivery::Done)
             }
             other => other,
         }
+    }
+
+    /// Returns `true` unless it pays to wait for buffers for all segments.
+    fn has_room(&self, queue: &mut RxQueue, frame: &Frame<'_>, headers: &Headers) -> Result<bool, QueueError> {
+        let ((count, _), Some((header, _)), Some(mss)) = (on_wire(frame), segment::split(headers), frame.mss()) else {
+            return Ok(true);
+        };
+        let len = header.saturating_add(mss.get().into());
+        if queue.has_room(self.view, count, len)? {
+            return Ok(true);
+        }
+        self.ask_for_doorbell();
+        queue.has_room(self.view, count, len)
+    }
+
+    /// From now on the driver rings. It may have given buffers before it saw that.
+    fn ask_for_doorbell(&self) {
+        self.core.starved.store(true, Ordering::Release);
+        self.session.ask_for_doorbell(self.view, self.index, true);
+        std::sync::atomic::fence(Ordering::SeqCst);
     }
 
     /// Number and size of the segments, if the guest takes them in one piece.
@@ -169,7 +204,7 @@ impl Context<'_> {
 
     /// Stores a frame, without its tag if the guest wants it so.
     fn place(&self, queue: &mut RxQueue, bytes: &[u8], report: &FrameReport) -> Result<Delivery, QueueError> {
-        let tag = crate::offload::headers::tag(bytes).filter(|_| self.settings.features.vlan_strip);
+        let tag = headers::tag(bytes).filter(|_| self.settings.features.vlan_strip);
         let (end, behind) = if tag.is_some() { (ETHERNET_LEN - 2, ETHERNET_LEN - 2 + TAG_LEN) } else { (0, 0) };
         let payload =
             Payload { head: bytes.get(..end).unwrap_or_default(), rest: bytes.get(behind..).unwrap_or_default() };
@@ -178,10 +213,7 @@ impl Context<'_> {
         if delivery != Delivery::NoBuffers {
             return Ok(delivery);
         }
-        // From now on the driver rings. It may have given buffers before it saw that.
-        self.core.starved.store(true, Ordering::Release);
-        self.session.ask_for_doorbell(self.view, self.index, true);
-        std::sync::atomic::fence(Ordering::SeqCst);
+        self.ask_for_doorbell();
         queue.deliver(self.view, &payload, &report)
     }
 
@@ -192,10 +224,10 @@ impl Context<'_> {
         }
     }
 
-    /// Counts, and sees to the interrupt.
-    fn finish(&self, queue: &mut RxQueue, frame: &Frame<'_>, result: Result<Delivery, QueueError>) -> Received {
+    /// Counts.
+    fn finish(&self, frame: &Frame<'_>, result: Result<Delivery, QueueError>) -> Received {
         let Some(stats) = self.core.rx_stats.get(self.index) else { return Received::Inactive };
-        let received = match result {
+        match result {
             Ok(Delivery::Done) => {
                 let (frames, bytes) = on_wire(frame);
                 stats.received(frame.destination(), frame.mss().is_some(), frames, bytes);
@@ -216,13 +248,6 @@ impl Context<'_> {
                 self.core.fail(self.session, self.view, Which::Rx(self.index), &error);
                 Received::Inactive
             }
-        };
-        if queue.completed >= self.core.depths.rx.load(Ordering::Relaxed) {
-            queue.completed = 0;
-            self.core.interrupts.raise(queue.vector());
-        } else if queue.completed > 0 {
-            self.core.rx_vectors.fetch_or(1 << queue.vector(), Ordering::AcqRel);
         }
-        received
     }
 }

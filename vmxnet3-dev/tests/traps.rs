@@ -4,11 +4,12 @@
 #![allow(missing_docs, clippy::unwrap_used)]
 
 use pvrdma_pci_function::PciFunction;
+use pvrdma_verbs::MacAddr;
 use pvrdma_vmxnet3::testing::frames::{Flow, GUEST_MAC, PEER_MAC, ethernet, pattern, tagged};
 use pvrdma_vmxnet3::testing::{
     Driver, DriverConfig, DriverTxQueue, Guest, MEMORY_BASE, RxLayout, TxOffload, TxPacket, command, feature, rx_mode,
 };
-use pvrdma_vmxnet3::{Frame, Received};
+use pvrdma_vmxnet3::{Frame, Received, Vmxnet3Config};
 
 const ERR_NOEOP: u32 = 0x8000_0000;
 const ERR_BIG_PKT: u32 = 0x8000_0002;
@@ -147,7 +148,8 @@ fn trap_3_heads_bodies_and_ring_numbers() {
         let flow = Flow { ports: [port, 5000], ..Flow::TO_GUEST };
         let bytes = flow.tcp(1, 0x10, 0, &pattern([1, 70, 2000, 4000, 8960][usize::from(port % 5)]));
         assert_eq!(deliver(&guest, &bytes), Received::Delivered);
-        let packets: Vec<_> = (0..4).flat_map(|queue| driver.poll(queue).into_iter().map(move |it| (queue, it))).collect();
+        let packets: Vec<_> =
+            (0..4).flat_map(|queue| driver.poll(queue).into_iter().map(move |it| (queue, it))).collect();
         let [(queue, packet)] = &packets[..] else { panic!("{} packets", packets.len()) };
         assert_eq!((packet.bytes == bytes, packet.in_data_ring), (true, bytes.len() <= 128));
         seen[*queue] += 1;
@@ -173,8 +175,10 @@ fn trap_4_descriptors_stay_and_bodies_are_skipped() {
 #[test]
 fn trap_5_sizes_around_the_slot() {
     let (guest, _port) = Guest::recording();
-    let mut driver =
-        Driver::up(&guest, DriverConfig { rx: RxLayout { data_slot: 128, ..RxLayout::SMALL }, ..DriverConfig::default() });
+    let mut driver = Driver::up(
+        &guest,
+        DriverConfig { rx: RxLayout { data_slot: 128, ..RxLayout::SMALL }, ..DriverConfig::default() },
+    );
     for len in (14..260).chain([1513, 1514]) {
         let bytes = frame_of(len);
         assert_eq!(deliver(&guest, &bytes), Received::Delivered);
@@ -204,7 +208,7 @@ fn trap_6_completion_rings_wrap() {
     }
     // The largest.
     let rx = RxLayout { first: 4096, second: 4096, head: 128, body: 16, bodies: 0, data_slot: 0 };
-    guest.command(command::RESET);
+    let guest = Guest::new(Vmxnet3Config::new("large", MacAddr(GUEST_MAC)), 64 << 20, port);
     let mut driver = Driver::up(&guest, DriverConfig { tx_ring: 32, rx, ..DriverConfig::default() });
     for _ in 0..9000 {
         assert_eq!(deliver(&guest, &frame_of(60)), Received::Delivered);
@@ -391,7 +395,10 @@ fn trap_14_vlans() {
     assert_eq!((send(0x6007), send(8)), (Received::Delivered, Received::Filtered));
     let packets = driver.poll(0);
     assert!(packets.iter().all(|packet| packet.bytes == bytes));
-    assert_eq!(packets.iter().map(|packet| packet.tag).collect::<Vec<_>>(), [None, Some(0), Some(0xe000), Some(0x6007)]);
+    assert_eq!(
+        packets.iter().map(|packet| packet.tag).collect::<Vec<_>>(),
+        [None, Some(0), Some(0xe000), Some(0x6007)]
+    );
     driver.set_vlan(7, false);
     driver.set_mode(rx_mode::UCAST | rx_mode::PROMISC);
     assert_eq!(send(9), Received::Delivered);
@@ -423,7 +430,6 @@ fn trap_15_hostile_numbers_are_refused() {
         ("receive queues", 62, vec![1, 0]),
         ("more queues than descriptors", 62, vec![8, 8]),
         ("vector of events", 82, vec![16]),
-        ("RSS nowhere", 24, address(feature::RSS)),
     ];
     let queue: Vec<Change> = vec![
         ("transmit ring outside", 16, address(8 << 30)),
@@ -460,6 +466,30 @@ fn trap_15_hostile_numbers_are_refused() {
     let status = guest.device.status();
     let errors = status.counters.iter().find(|counter| counter.name == "vmxnet3_command_errors").unwrap();
     assert_eq!(errors.value, failed);
+}
+
+/// Trap 15: an RSS configuration that cannot be is refused, by ACTIVATE and later, where the one before stays.
+#[test]
+fn trap_15_hostile_rss() {
+    let (guest, _port) = Guest::recording();
+    let config = DriverConfig { tx_queues: 2, rx_queues: 2, features: feature::RSS, ..DriverConfig::default() };
+    let mut driver = Driver::prepare(&guest, config);
+    driver.write_rss(&[0; 40], &[0, 2]);
+    assert_ne!(driver.activate(), 0, "there is no queue 2");
+    driver.write_rss(&[0; 40], &[1]);
+    guest.memory.store_u64(driver.shared + 656, 1 << 40);
+    assert_ne!(driver.activate(), 0, "nowhere");
+    driver.write_rss(&[0; 40], &[1]);
+    assert_eq!(driver.activate(), 0);
+    driver.finish();
+    driver.write_rss(&[0; 40], &[7]);
+    assert_ne!(guest.command(command::UPDATE_RSS), 0);
+    assert_eq!(deliver(&guest, &Flow::TO_GUEST.udp(b"x")), Received::Delivered);
+    assert_eq!(driver.poll(1).len(), 1);
+    driver.write_rss(&[0; 40], &[0]);
+    assert_eq!(guest.command(command::UPDATE_RSS), 0);
+    assert_eq!(deliver(&guest, &Flow::TO_GUEST.udp(b"x")), Received::Delivered);
+    assert_eq!((driver.poll(0).len(), driver.poll(1).len()), (1, 0));
 }
 
 /// Trap 15: rings that overlap, and descriptors that point to the rings, harm nobody else and come to an end.

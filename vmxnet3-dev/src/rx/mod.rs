@@ -7,8 +7,8 @@ use pvrdma_guest_memory::{Direction, DmaView};
 use crate::abi::completion::{FrameReport, Place, rx_completion};
 use crate::abi::queue_desc::{DataRing, RxQueueConfig};
 use crate::error::{CommandError, QueueError};
-use crate::ring::{CompletionRing, Position, RingShape, check_range};
-use plan::{Plan, Planned};
+use crate::ring::{CompletionRing, Position, RingShape, check_range, load_rx};
+use plan::{After, Plan, Planned};
 
 /// A ring of receive buffers.
 #[derive(Clone, Copy, Debug)]
@@ -81,8 +81,9 @@ pub(crate) struct RxQueue {
     plan: Plan,
     /// Where frames are put together.
     pub(crate) room: Vec<u8>,
-    /// Completions since the last interrupt.
+    /// Completions of the batch since the last interrupt.
     pub(crate) completed: u32,
+    batch: u32,
 }
 
 impl RxQueue {
@@ -119,12 +120,55 @@ impl RxQueue {
             plan: Plan::default(),
             room: Vec::new(),
             completed: 0,
+            batch: 0,
         })
     }
 
     /// Its interrupt.
     pub(crate) const fn vector(&self) -> u8 {
         self.vector
+    }
+
+    /// What follows is part of this batch.
+    pub(crate) const fn begin(&mut self, batch: u32) {
+        if self.batch != batch {
+            (self.batch, self.completed) = (batch, 0);
+        }
+    }
+
+    const fn here(&self) -> After {
+        After {
+            first: self.first.next,
+            second: match self.second {
+                Some(ring) => Some(ring.next),
+                None => None,
+            },
+        }
+    }
+
+    /// Returns `true` if `count` frames of `len` bytes find buffers one after the other, or never will: then three
+    /// quarters of ring 1 are there and do not suffice.
+    ///
+    /// # Errors
+    /// The rings make no sense.
+    pub(crate) fn has_room(&mut self, view: &DmaView<'_>, count: u64, len: usize) -> Result<bool, QueueError> {
+        let mut plan = std::mem::take(&mut self.plan);
+        let mut at = self.here();
+        let mut fits = true;
+        for _ in 0..count {
+            match plan.make(self, view, at, len)? {
+                Planned::Fits(after) => at = after,
+                Planned::NoBuffers => {
+                    fits = false;
+                    break;
+                }
+                Planned::TooLong => break,
+            }
+        }
+        self.plan = plan;
+        let BufferRing { shape, next } = self.first;
+        let far = (0..shape.entries() / 4 * 3).fold(next, |at, _| at.next(shape));
+        Ok(fits || load_rx(view, shape, far)?.is_some())
     }
 
     /// Stores a frame and tells the driver. All bytes are stored before the first completion.
@@ -150,7 +194,7 @@ impl RxQueue {
         payload: &Payload<'_>,
         report: &FrameReport,
     ) -> Result<Delivery, QueueError> {
-        let after = match plan.make(self, view, payload.len())? {
+        let after = match plan.make(self, view, self.here(), payload.len())? {
             Planned::Fits(after) => after,
             Planned::NoBuffers => return Ok(Delivery::NoBuffers),
             Planned::TooLong => return Ok(Delivery::TooLong),

@@ -19,7 +19,7 @@ pub(super) struct Buffer {
     pub(super) ring_id: u16,
 }
 
-/// Where the rings go on.
+/// Where the rings are, or go on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct After {
     pub(super) first: Position,
@@ -64,11 +64,17 @@ impl Plan {
         &self.buffers
     }
 
-    /// Finds buffers for a frame of `len` bytes.
-    pub(super) fn make(&mut self, queue: &RxQueue, view: &DmaView<'_>, len: usize) -> Result<Planned, QueueError> {
+    /// Finds buffers for a frame of `len` bytes, from a place in the rings on.
+    pub(super) fn make(
+        &mut self,
+        queue: &RxQueue,
+        view: &DmaView<'_>,
+        from: After,
+        len: usize,
+    ) -> Result<Planned, QueueError> {
         self.buffers.clear();
-        let second = queue.second.map(|ring| ring.next);
-        let Some((at, head)) = find(view, queue.first, queue.first.next, false)? else { return Ok(Planned::NoBuffers) };
+        let second = from.second;
+        let Some((at, head)) = find(view, queue.first, from.first, false)? else { return Ok(Planned::NoBuffers) };
         if head.len < MIN_HEAD {
             return Err(QueueError::SmallBuffer(head.len));
         }

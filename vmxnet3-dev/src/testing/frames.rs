@@ -66,7 +66,8 @@ impl Flow {
             let start = [&[0x60, 0, 0, 0][..], &len.to_be_bytes(), &[protocol, 64]].concat();
             (0x86dd, [start, self.addresses()].concat())
         } else {
-            let start = [&[0x45, 0][..], &(len + 20).to_be_bytes(), &[0x12, 0x34, 0x40, 0, 64, protocol, 0, 0]].concat();
+            let start =
+                [&[0x45, 0][..], &(len + 20).to_be_bytes(), &[0x12, 0x34, 0x40, 0, 64, protocol, 0, 0]].concat();
             let mut header = [start, self.addresses()].concat();
             let sum = reference_checksum(&header);
             header[10..12].copy_from_slice(&sum.to_be_bytes());
