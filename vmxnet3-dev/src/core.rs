@@ -152,8 +152,8 @@ impl Core {
         *self.coalesce.lock() = coalesce;
     }
 
-    /// Stops a queue whose rings make no sense, and tells the driver. Bus mastering that ended in the middle is no fault
-    /// of the rings.
+    /// Stops a queue whose rings make no sense, and tells the driver. Bus mastering that ended in the middle is no
+    /// fault of the rings.
     pub(crate) fn fail(&self, session: &Session, view: &DmaView<'_>, which: Which, error: &QueueError) {
         if matches!(error, QueueError::Memory(_)) && !self.memory.is_enabled() {
             return;

@@ -30,8 +30,8 @@ const MSIX_PENDING: u32 = 0x1000;
 ///
 /// Registers and commands run on the calling thread, one at a time. Frames run concurrently with them and with each
 /// other. The owner must call [`PciFunction::run_deferred`] after each write to BAR 0 and BAR 1, must not post writes
-/// (the driver frees memory when RESET returns), and must not call back into registers from its [`InterruptSink`] or its
-/// [`FramePort`].
+/// (the driver frees memory when RESET returns), and must not call back into registers from its [`InterruptSink`] or
+/// its [`FramePort`].
 pub struct Vmxnet3Device {
     core: Core,
     control: Mutex<Control>,
@@ -80,8 +80,8 @@ fn set_half(address: &mut u64, value: u32, high: bool) {
 }
 
 impl Vmxnet3Device {
-    /// Makes a device in power-on state, with the link up. Its access to `memory` is switched off until the guest enables
-    /// bus mastering.
+    /// Makes a device in power-on state, with the link up. Its access to `memory` is switched off until the guest
+    /// enables bus mastering.
     ///
     /// # Errors
     /// The configuration makes no sense.
@@ -237,8 +237,8 @@ impl Vmxnet3Device {
         }
     }
 
-    /// Lets what the guest switched take effect. Memory is cut off first: [`DmaSpace::set_enabled`] waits for whoever is
-    /// using it, and after that nothing can produce an interrupt either.
+    /// Lets what the guest switched take effect. Memory is cut off first: [`DmaSpace::set_enabled`] waits for whoever
+    /// is using it, and after that nothing can produce an interrupt either.
     fn apply_command_register(&self, before: Switches, after: Switches) {
         let core = &self.core;
         if after.msix != before.msix {

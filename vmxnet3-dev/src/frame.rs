@@ -47,8 +47,8 @@ pub enum Checksum {
     Unknown,
     /// It is right.
     Verified,
-    /// It is not there yet: the sum from byte `start` to the end is to be stored at byte `at`, which holds the sum of the
-    /// pseudo header. The frame comes from a guest of this process and has met no wire: it counts as verified.
+    /// It is not there yet: the sum from byte `start` to the end is to be stored at byte `at`, which holds the sum of
+    /// the pseudo header. The frame comes from a guest of this process and has met no wire: it counts as verified.
     Partial {
         /// First byte that is summed.
         start: u16,
@@ -149,8 +149,8 @@ impl<'a> Frame<'a> {
         self.bytes.first_chunk().copied().unwrap_or_default()
     }
 
-    /// Gives `take` the frame as others on a wire send it: segmented, with all checksums. `room` is used again from call
-    /// to call. Ends early when `take` returns `false`, and returns how many frames it took.
+    /// Gives `take` the frame as others on a wire send it: segmented, with all checksums. `room` is used again from
+    /// call to call. Ends early when `take` returns `false`, and returns how many frames it took.
     pub fn for_each_wire_frame(&self, room: &mut Vec<u8>, mut take: impl FnMut(&Frame<'_>) -> bool) -> usize {
         if let Some(mss) = self.mss {
             return segment::segments(self.bytes, mss, room, |bytes| Frame::new(bytes, true).is_ok_and(|it| take(&it)));

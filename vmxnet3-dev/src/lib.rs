@@ -9,14 +9,15 @@
 //!
 //! # Frames
 //!
-//! A [`Frame`] has its checksum in place, or one that is still to be calculated, or is a TCP frame of up to 64 KiB that is
-//! still to be cut into segments. A port says what it takes ([`PortOffloads`]), the rest is done here; a port that takes
-//! everything can still cut a frame later ([`Frame::for_each_wire_frame`]). A guest with LRO receives long frames whole,
-//! any other in segments.
+//! A [`Frame`] has its checksum in place, or one that is still to be calculated, or is a TCP frame of up to 64 KiB that
+//! is still to be cut into segments. A port says what it takes ([`PortOffloads`]), the rest is done here; a port that
+//! takes everything can still cut a frame later ([`Frame::for_each_wire_frame`]). A guest with LRO receives long frames
+//! whole, any other in segments.
 //!
 //! # Rules that hold everywhere
 //!
-//! * What the guest wrote is copied once and then judged. Rings that make no sense stop their queue; the driver is told.
+//! * What the guest wrote is copied once and then judged. Rings that make no sense stop their queue, and the driver is
+//!   told.
 //! * When QUIESCE, RESET, a cleared Bus Master Enable or the function's reset returns, nothing touches guest memory.
 //! * The device never writes a ring of commands.
 //! * A port is called without any lock that delivery to this or another device takes.

@@ -23,8 +23,8 @@ pub enum Received {
     Delivered,
     /// The guest does not want it: another address or VLAN, or longer than its MTU.
     Filtered,
-    /// There is no buffer now. The frame may be presented again after [`crate::FramePort::receive_ready`]; whoever keeps
-    /// it must be prepared that this never comes.
+    /// There is no buffer now. The frame may be presented again after [`crate::FramePort::receive_ready`]; whoever
+    /// keeps it must be prepared that this never comes.
     NoBuffers,
     /// There is no driver, or the link is down, or the queue has stopped.
     Inactive,
@@ -81,7 +81,7 @@ pub(crate) fn flush(core: &Core) {
     }
 }
 
-/// The driver may have given buffers: tells the port, if it waits for that. `rang`: it has rung for them.
+/// The driver may have given buffers: tells the port, if it waits for that. `rang`: it has written a doorbell.
 pub(crate) fn buffers_may_be_there(core: &Core, rang: bool) {
     if !rang && !core.starved.load(Ordering::Acquire) {
         return;

@@ -93,13 +93,13 @@ mod tests {
     #[test]
     fn only_words_at_known_offsets_mean_something() {
         let mut writable = [0; 3];
-        for bar in 0..3 {
+        for (bar, count) in writable.iter_mut().enumerate() {
             for at in 0..BAR_SIZE {
                 for len in [0, 1, 2, 3, 5, 8] {
                     assert_eq!(RegRead::decode(bar, at, len), None);
                     assert_eq!(RegWrite::decode(bar, at, &vec![0xff; len]), None);
                 }
-                writable[bar] += usize::from(RegWrite::decode(bar, at, &[0; 4]).is_some());
+                *count += usize::from(RegWrite::decode(bar, at, &[0; 4]).is_some());
             }
         }
         assert_eq!(writable, [25 + 8 + 8 + 8, 8, 0]);

@@ -30,8 +30,8 @@ fn deliver(guest: &Guest, bytes: &[u8]) -> Received {
     received
 }
 
-/// Trap 1: a completion names the last descriptor, one a packet, in order (asserted in the driver); the generation of the
-/// first descriptor alone says that there is a packet; the producer register is a hint.
+/// Trap 1: a completion names the last descriptor, one a packet, in order (asserted in the driver); the generation of
+/// the first descriptor alone says that there is a packet; the producer register is a hint.
 #[test]
 fn trap_1_completions_and_generations() {
     let (guest, port) = Guest::recording();
@@ -126,8 +126,8 @@ fn trap_2_packets_without_end_or_measure() {
     assert_eq!(errors_of(&plain(1), nowhere), (ERR_INVALID, EVENT_TX));
 }
 
-/// Trap 3: the start only in a HEAD buffer of ring 1, the rest only in BODY buffers, the right ring numbers (asserted in
-/// the driver), in all queues.
+/// Trap 3: the start only in a HEAD buffer of ring 1, the rest only in BODY buffers, the right ring numbers (asserted
+/// in the driver), in all queues.
 #[test]
 fn trap_3_heads_bodies_and_ring_numbers() {
     let (guest, _port) = Guest::recording();

@@ -1,7 +1,7 @@
 //! What the interface fixes, parsed into types that cannot be wrong.
 //!
-//! Sources: VMware's `vmxnet3_defs.h` and `upt1_defs.h` ("definitions shared by device emulation and guest drivers", BSD
-//! licence, in DPDK). All numbers are little-endian.
+//! Sources: VMware's `vmxnet3_defs.h` and `upt1_defs.h` ("definitions shared by device emulation and guest drivers",
+//! BSD licence, in DPDK). All numbers are little-endian.
 
 pub(crate) mod command;
 pub(crate) mod completion;

@@ -96,8 +96,8 @@ impl FilterConfig {
     }
 }
 
-/// How interrupts work (`IntrConf`). `intrCtrl` is no part of it: the driver changes it without a word, so that a device
-/// that took it for a mask would lose an interrupt.
+/// How interrupts work (`IntrConf`). `intrCtrl` is no part of it: the driver changes it without a word, so that a
+/// device that took it for a mask would lose an interrupt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct InterruptConfig {
     /// A vector that was raised is masked by that.

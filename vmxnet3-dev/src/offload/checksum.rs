@@ -10,8 +10,8 @@ const UDP_CHECKSUM: usize = 6;
 /// Where it is in an IPv4 header.
 const IPV4_CHECKSUM: usize = 10;
 
-/// The sum of 16-bit words in network order, added to `sum`. A last odd byte counts as the high half of a word. No frame
-/// is long enough for the sum to overflow.
+/// The sum of 16-bit words in network order, added to `sum`. A last odd byte counts as the high half of a word. No
+/// frame is long enough for the sum to overflow.
 pub(crate) fn add(mut sum: u64, bytes: &[u8]) -> u64 {
     let (words, rest) = bytes.as_chunks::<4>();
     for word in words {
@@ -50,8 +50,9 @@ pub(crate) fn pseudo_header(frame: &[u8], ip: &Ip, offset: usize) -> u64 {
     add(len + u64::from(ip.protocol), frame.get(ip.addresses()).unwrap_or_default())
 }
 
-/// Stores the complement of the sum from `start` to the end at `at`. What is there already (the sum of the pseudo header)
-/// is part of it. A result of 0 is stored as its other representation: in UDP 0 would mean that there is no checksum.
+/// Stores the complement of the sum from `start` to the end at `at`. What is there already (the sum of the pseudo
+/// header) is part of it. A result of 0 is stored as its other representation: in UDP 0 would mean that there is no
+/// checksum.
 pub(crate) fn complete(frame: &mut [u8], start: usize, at: usize) {
     let sum = !fold(add(0, frame.get(start..).unwrap_or_default()));
     store(frame, at, if sum == 0 { 0xffff } else { sum });

@@ -12,8 +12,8 @@ const FLAG_PSH: u8 = 1 << 3;
 const FLAG_CWR: u8 = 1 << 7;
 const IPV4_ID: usize = 4;
 
-/// Brings a frame that a driver wants segmented into the form of [`crate::Frame::to_be_segmented`]: drivers leave out the
-/// length in the pseudo header, and the checksum of IPv4. Returns `false` if it is no TCP.
+/// Brings a frame that a driver wants segmented into the form of [`crate::Frame::to_be_segmented`]: drivers leave out
+/// the length in the pseudo header, and the checksum of IPv4. Returns `false` if it is no TCP.
 pub(crate) fn prepare(frame: &mut [u8]) -> bool {
     if !headers::set_ip_length(frame) {
         return false;

@@ -1,7 +1,8 @@
 //! Which buffers a frame goes to. Descriptors are only read here: what does not fit leaves the rings as they were.
 //!
-//! The start of a frame goes to a HEAD buffer of ring 1, or, if it is the whole frame and small, to the slot of the data
-//! ring that belongs to it. The continuation goes to the BODY buffers that follow in ring 1, and then to those of ring 2.
+//! The start of a frame goes to a HEAD buffer of ring 1, or, if it is the whole frame and small, to the slot of the
+//! data ring that belongs to it. The continuation goes to the BODY buffers that follow in ring 1, and then to those of
+//! ring 2.
 
 use pvrdma_guest_memory::DmaView;
 

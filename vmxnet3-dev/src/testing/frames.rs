@@ -110,8 +110,8 @@ impl Flow {
         self.ip(6, &tcp)
     }
 
-    /// The same as a driver shows it that leaves the checksum to the device: the sum of the pseudo header with the length,
-    /// or, for segmentation, without it and without the sum of IPv4.
+    /// The same as a driver shows it that leaves the checksum to the device: the sum of the pseudo header with the
+    /// length, or, for segmentation, without it and without the sum of IPv4.
     pub fn left_open(self, mut frame: Vec<u8>, checksum_at: usize, segmentation: bool) -> Vec<u8> {
         let transport = self.transport_at();
         let protocol = if checksum_at == 16 { 6 } else { 17 };

@@ -81,7 +81,8 @@ impl FramePort for RecordingPort {
     }
 }
 
-/// A cable to another device, which takes everything and loses nothing: what finds no buffer waits in the sender's ring.
+/// A cable to another device, which takes everything and loses nothing: what finds no buffer waits in the sender's
+/// ring.
 #[derive(Debug, Default)]
 pub struct Cable {
     peer: OnceLock<Weak<Vmxnet3Device>>,

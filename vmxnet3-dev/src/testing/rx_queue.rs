@@ -166,8 +166,8 @@ impl DriverRxQueue {
         memory.read(self.desc, 1)[0] != 0
     }
 
-    /// Takes packets, and gives the buffers back. Returns the packets, and the producer indices to write to the doorbells
-    /// of both rings.
+    /// Takes packets, and gives the buffers back. Returns the packets, and the producer indices to write to the
+    /// doorbells of both rings.
     pub fn poll(&mut self, memory: &Memory, most: usize) -> (Vec<RxPacket>, [Option<u32>; 2]) {
         let (mut packets, mut doorbells) = (Vec::new(), [None; 2]);
         while packets.len() < most {
