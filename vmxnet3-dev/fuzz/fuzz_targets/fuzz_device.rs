@@ -1,5 +1,5 @@
-//! Any access of any size to configuration space and registers, any frame, between and during changes of the memory that
-//! the device reads on its own: shared area, queue descriptors, rings, tables.
+//! Any access of any size to configuration space and registers, any frame, between and during changes of the memory
+//! that the device reads on its own: shared area, queue descriptors, rings, tables.
 #![no_main]
 
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! What the fuzz targets share: numbers and addresses that mean something to a device, and a port that changes the guest's
-//! memory while the device is in the middle of a packet.
+//! What the fuzz targets share: numbers and addresses that mean something to a device, and a port that changes the
+//! guest's memory while the device is in the middle of a packet.
 
 use std::sync::Arc;
 use std::sync::OnceLock;

@@ -98,13 +98,18 @@ impl Position {
         self.index
     }
 
-    /// The next one in a ring of so many.
-    pub(crate) const fn next(self, shape: RingShape) -> Self {
-        if self.index + 1 < shape.entries {
-            Self { index: self.index + 1, generation: self.generation }
-        } else {
-            Self { index: 0, generation: !self.generation }
+    /// The one `count` further, at most a round.
+    pub(crate) const fn ahead(self, shape: RingShape, count: u32) -> Self {
+        let index = self.index.saturating_add(count);
+        match index.checked_sub(shape.entries) {
+            Some(index) => Self { index, generation: !self.generation },
+            None => Self { index, generation: self.generation },
         }
+    }
+
+    /// The next one in a ring.
+    pub(crate) const fn next(self, shape: RingShape) -> Self {
+        self.ahead(shape, 1)
     }
 }
 

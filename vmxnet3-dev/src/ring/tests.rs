@@ -12,6 +12,8 @@ proptest! {
         let shape = RingShape::new("ring", 0, entries, 4096).unwrap();
         let at = (0..steps).fold(Position::START, |at, _| at.next(shape));
         prop_assert_eq!((at.index, at.generation), (steps % entries, (steps / entries).is_multiple_of(2)));
+        let further = steps % entries;
+        prop_assert_eq!(at.ahead(shape, further), (0..further).fold(at, |at, _| at.next(shape)));
     }
 
     /// Whatever a shape is, it is refused or every descriptor of it has an address that does not wrap.

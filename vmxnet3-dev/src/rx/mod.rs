@@ -167,8 +167,7 @@ impl RxQueue {
         }
         self.plan = plan;
         let BufferRing { shape, next } = self.first;
-        let far = (0..shape.entries() / 4 * 3).fold(next, |at, _| at.next(shape));
-        Ok(fits || load_rx(view, shape, far)?.is_some())
+        Ok(fits || load_rx(view, shape, next.ahead(shape, shape.entries() / 4 * 3))?.is_some())
     }
 
     /// Stores a frame and tells the driver. All bytes are stored before the first completion.

@@ -34,8 +34,10 @@ pub(crate) struct TxQueue {
     completions: CompletionRing,
     vector: u8,
     descs: Vec<TxDesc>,
-    /// Room for a tag, then the bytes of the packet.
+    /// Room for a tag, then the bytes of the packet. Longer than that, from packets before: growing writes zeros.
     bytes: Vec<u8>,
+    /// How much of it is in use.
+    used: usize,
     /// Where segments are put together.
     pub(crate) room: Vec<u8>,
     /// Completions since the last interrupt.
@@ -58,6 +60,7 @@ impl TxQueue {
             vector: config.vector,
             descs: Vec::new(),
             bytes: Vec::new(),
+            used: 0,
             room: Vec::new(),
             completed: 0,
         })
@@ -112,12 +115,14 @@ impl TxQueue {
     /// Copies the bytes of the descriptors. Returns `false` if they are too many.
     fn copy(&mut self, view: &DmaView<'_>) -> Result<bool, QueueError> {
         let len = self.descs.iter().fold(TAG_LEN, |sum, desc| sum.saturating_add(desc.len as usize));
-        self.bytes.clear();
         if len > MAX_SUPER_FRAME {
             return Ok(false);
         }
-        self.bytes.resize(len, 0);
-        let mut rest = self.bytes.get_mut(TAG_LEN..).unwrap_or_default();
+        if self.bytes.len() < len {
+            self.bytes.resize(len, 0);
+        }
+        self.used = len;
+        let mut rest = self.bytes.get_mut(TAG_LEN..len).unwrap_or_default();
         for desc in &self.descs {
             let Some((part, behind)) = rest.split_at_mut_checked(desc.len as usize) else { break };
             view.read(desc.address, part)?;
@@ -132,12 +137,13 @@ impl TxQueue {
             return None;
         }
         let mut shift = 0;
+        let bytes = self.bytes.get_mut(..self.used)?;
         let bytes = if let Some(tag) = packet.tag {
-            headers::insert_tag(&mut self.bytes, tag);
+            headers::insert_tag(bytes, tag);
             shift = 4;
-            self.bytes.get_mut(..)?
+            bytes
         } else {
-            self.bytes.get_mut(TAG_LEN..)?
+            bytes.get_mut(TAG_LEN..)?
         };
         let frame = match packet.offload {
             OffloadMode::None | OffloadMode::Encapsulated => Frame::new(bytes, false),
