@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
 
-use crate::addresses::HostAddresses;
+use crate::addresses::{AddressOwner, HostAddresses};
 use crate::cm::ConnectionManager;
 use crate::config::{CmMode, IbverbsConfig};
 use crate::gid::{Fabric, HostGids};
@@ -38,6 +38,22 @@ impl Ibverbs {
     /// # Errors
     /// The library, the device, the port or the GID is not there, or the connection manager that was insisted on.
     pub fn new(config: IbverbsConfig) -> Result<Self, OpenError> {
+        Self::start(config, |config| Ok(host_addresses(config)?.map(|addresses| addresses as Arc<dyn AddressOwner>)))
+    }
+
+    /// The same where `owner` puts addresses of guests on the host's interface, if [`IbverbsConfig::add_addresses`] says
+    /// so.
+    ///
+    /// # Errors
+    /// As for [`Self::new`].
+    pub fn with_addresses(config: IbverbsConfig, owner: Arc<dyn AddressOwner>) -> Result<Self, OpenError> {
+        Self::start(config, |config| Ok((!config.add_addresses.is_empty()).then_some(owner)))
+    }
+
+    fn start(
+        config: IbverbsConfig,
+        owner: impl FnOnce(&IbverbsConfig) -> Result<Option<Arc<dyn AddressOwner>>, String>,
+    ) -> Result<Self, OpenError> {
         let library = Library::load()?;
         let device = HostDevice::open(&library, &config.device)?;
         let unfit = |problem: String| OpenError::Unfit { name: config.device.clone(), problem };
@@ -47,18 +63,10 @@ impl Ibverbs {
         if !port.ethernet {
             return Err(unfit(format!("port {} is not Ethernet; guests speak RoCE", config.port)));
         }
+        // Before a GID is chosen, since what an earlier process left goes with it.
+        let addresses = owner(&config).map_err(unfit)?;
         let gids = HostGids::new(&config.device, config.port, port.gids);
-        let mut default_gid = gids.choose(config.gid_index).map_err(unfit)?;
-        let addresses = if config.add_addresses.is_empty() {
-            None
-        } else {
-            let interface = gids.interface(default_gid.index).map_err(unfit)?;
-            let (addresses, removed) = HostAddresses::open(&interface, config.add_addresses.clone()).map_err(unfit)?;
-            gids.await_gone(&removed);
-            // It may have been one of these.
-            default_gid = gids.choose(config.gid_index).map_err(unfit)?;
-            Some(addresses)
-        };
+        let default_gid = gids.choose(config.gid_index).map_err(unfit)?;
         log::info!(
             "{}: port {}, GID {} (index {}) stands for guests without an address of their own",
             config.device,
@@ -84,6 +92,22 @@ impl Ibverbs {
             attached: Attached::default(),
         })
     }
+}
+
+/// The addresses of the interface behind the host's GID for guests, without what an earlier process has left there.
+/// `None` if no networks for them are given.
+///
+/// # Errors
+/// There is no such interface, another process does the same on it, or it may not be changed.
+pub fn host_addresses(config: &IbverbsConfig) -> Result<Option<Arc<HostAddresses>>, String> {
+    if config.add_addresses.is_empty() {
+        return Ok(None);
+    }
+    let gids = HostGids::new(&config.device, config.port, u32::MAX);
+    let interface = gids.interface(gids.choose(config.gid_index)?.index)?;
+    let (addresses, removed) = HostAddresses::open(&interface, config.add_addresses.clone())?;
+    gids.await_gone(&removed);
+    Ok(Some(Arc::new(addresses)))
 }
 
 #[cfg(feature = "testing")]

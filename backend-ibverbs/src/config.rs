@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 use crate::addresses::Network;
 
 /// Which GID of the host stands for guests whose own address the host does not have.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum GidIndex {
     /// The first RoCE v2 address that routers know, or else the first at all.
     #[default]
@@ -15,7 +17,7 @@ pub enum GidIndex {
 }
 
 /// How far the guests' connection managers (`rdma_cm`) reach.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub enum CmMode {
     /// As with [`CmMode::Umad`] if that is possible; otherwise as with [`CmMode::Local`], with a warning.
     #[default]
@@ -27,7 +29,7 @@ pub enum CmMode {
 }
 
 /// What to use of the host, and how much.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct IbverbsConfig {
     /// Name of the RDMA device, as in `/sys/class/infiniband`.
     pub device: String,

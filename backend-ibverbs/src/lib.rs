@@ -90,8 +90,8 @@ mod worker;
 
 use pvrdma_verbs::Counter;
 
-pub use addresses::Network;
-pub use backend::Ibverbs;
+pub use addresses::{AddressOwner, HostAddresses, MAX_ADDRESSES, Network};
+pub use backend::{Ibverbs, host_addresses};
 pub use config::{CmMode, GidIndex, IbverbsConfig};
 pub use handles::{IbvCq, IbvMr, IbvPd, IbvQp, IbvSrq};
 pub use hca::IbvHca;

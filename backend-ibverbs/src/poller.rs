@@ -7,6 +7,7 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pvrdma_verbs::threads::ThreadKind;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
@@ -29,7 +30,9 @@ pub(crate) fn start(objects: &Arc<Objects>) -> io::Result<Worker> {
     let weak = Arc::downgrade(objects);
     let adapter = &objects.adapter;
     let (device, channel) = (Arc::clone(&adapter.device), Arc::clone(&adapter.channel));
-    Worker::start(&format!("ibv-{}", adapter.name), move |stop| run(&weak, stop, &device, &channel))
+    Worker::start(ThreadKind::HostEvents, &format!("ibv-{}", adapter.name), move |stop| {
+        run(&weak, stop, &device, &channel)
+    })
 }
 
 /// What there is to do.

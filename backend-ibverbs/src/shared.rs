@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::addresses::HostAddresses;
+use crate::addresses::AddressOwner;
 use crate::cm::ConnectionManager;
 use crate::config::IbverbsConfig;
 use crate::gid::{Fabric, HostGid, HostGids};
@@ -17,7 +17,7 @@ pub(crate) struct Shared {
     /// Stands for guests.
     pub(crate) default_gid: HostGid,
     /// Where guests' addresses are added, if that is wanted.
-    pub(crate) addresses: Option<Arc<HostAddresses>>,
+    pub(crate) addresses: Option<Arc<dyn AddressOwner>>,
     pub(crate) fabric: Arc<Fabric>,
     /// The way to connection managers beyond this process.
     pub(crate) manager: Option<ConnectionManager>,

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::thread::{self, JoinHandle, ThreadId};
 
+use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd};
 use rustix::io::Errno;
 
@@ -17,12 +18,10 @@ pub(crate) struct Worker {
 
 impl Worker {
     /// Starts it. `run` is to return once the file that it is given is readable.
-    pub(crate) fn start(name: &str, run: impl FnOnce(&OwnedFd) + Send + 'static) -> io::Result<Self> {
+    pub(crate) fn start(kind: ThreadKind, name: &str, run: impl FnOnce(&OwnedFd) + Send + 'static) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
-        // Names of threads have at most 15 bytes.
-        let name: String = name.chars().take(15).collect();
-        let thread = thread::Builder::new().name(name).spawn(move || run(&stopped))?;
+        let thread = threads::spawn(kind, name, move || run(&stopped))?;
         let id = thread.thread().id();
         Ok(Self { stop, thread: Some(thread), id })
     }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use parking_lot::MutexGuard;
 use pvrdma_ether_link::Clock;
+use pvrdma_verbs::threads::{self, ThreadKind};
 
 use crate::task::{Budget, ReadyQueue, Task};
 use crate::timer::TimerKey;
@@ -100,7 +101,7 @@ impl Workers {
         let mut workers = Self { engine, threads: Vec::new() };
         for index in 0..count {
             let engine = Arc::clone(&workers.engine);
-            let thread = thread::Builder::new().name(format!("rxe-{index}")).spawn(move || engine.work())?;
+            let thread = threads::spawn(ThreadKind::Engine, format!("rxe-{index}"), move || engine.work())?;
             workers.threads.push(thread);
         }
         Ok(workers)

@@ -36,7 +36,7 @@ pub struct RxeHca {
     srqs: Quota,
     next_pd: AtomicU32,
     /// Keeps the workers.
-    _shared: Arc<Shared>,
+    shared: Arc<Shared>,
 }
 
 /// An adapter at one moment.
@@ -66,7 +66,7 @@ impl RxeHca {
             cqs: Quota::new(MAX_CQ, "completion queue"),
             srqs: Quota::new(MAX_SRQ, "shared receive queue"),
             next_pd: AtomicU32::new(0),
-            _shared: shared,
+            shared,
         }
     }
 
@@ -100,7 +100,7 @@ impl Hca for RxeHca {
             return Err(VerbsError::Invalid("VLAN"));
         }
         // The VLAN of the port is not the guest's to leave.
-        let vlan = self.fabric.port.as_ref().and_then(|port| port.vlan()).or(vlan);
+        let vlan = self.shared.vlan.access().or(vlan);
         self.fabric.directory.set_gid(&self.node, index, Some(BoundGid { gid, kind, vlan }))
     }
 

@@ -87,7 +87,7 @@ use pvrdma_verbs::Counter;
 
 pub use cq::RxeCq;
 pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
-pub use port::policy::PortRules;
+pub use port::policy::{PortRules, VlanMode};
 pub use port::{PortConfig, Uplink};
 pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;

@@ -10,6 +10,7 @@ use pvrdma_verbs::{Backend, DeviceContext, MacAddr, VerbsError};
 use crate::capture::{Capture, CaptureConfig, CaptureCounts};
 use crate::engine::{Engine, Workers};
 use crate::hca::RxeHca;
+use crate::port::policy::VlanMode;
 use crate::port::{Port, PortConfig, Uplink};
 use crate::shared::Shared;
 use crate::task::Budget;
@@ -31,6 +32,8 @@ pub struct RxeConfig {
     pub worker_requests: u32,
     /// Where time comes from.
     pub clock: Arc<dyn Clock>,
+    /// What ports do with VLAN tags.
+    pub vlan: VlanMode,
 }
 
 impl Default for RxeConfig {
@@ -43,6 +46,7 @@ impl Default for RxeConfig {
             worker_bytes: 1 << 20,
             worker_requests: 512,
             clock: Arc::new(MonotonicClock::default()),
+            vlan: VlanMode::Untagged,
         }
     }
 }
@@ -70,6 +74,7 @@ impl Rxe {
         Ok(Self(Arc::new(Shared {
             directory: Arc::default(),
             ports: Arc::default(),
+            vlan: config.vlan,
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,
@@ -103,7 +108,7 @@ impl Rxe {
     /// # Errors
     /// It is connected already, or the port's thread could not be started.
     pub fn plug(&self, mac: MacAddr, config: PortConfig) -> Result<Uplink, VerbsError> {
-        let port = Arc::new(Port::new(mac, config, self.0.captures.point(mac))?);
+        let port = Arc::new(Port::new(mac, self.0.vlan, config, self.0.captures.point(mac))?);
         self.0.ports.insert(&port)?;
         Ok(Uplink::start(port, Arc::clone(&self.0.ports), self.0.threaded)?)
     }

@@ -94,7 +94,8 @@ struct Cursor<'a> {
 impl Cursor<'_> {
     /// Bus address and length of the next piece, at most `max` bytes. `None`: the list is at its end or may not be
     /// used.
-    #[inline]
+    // Always inline: otherwise both cursors of a copy live in memory.
+    #[inline(always)]
     fn piece(&mut self, max: u64) -> Option<(u64, u64)> {
         while self.left == 0 {
             let sge = self.list.sges.get(self.next)?;

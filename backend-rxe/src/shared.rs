@@ -8,6 +8,7 @@ use crate::drive::Endpoint;
 use crate::engine::{Engine, Workers};
 use crate::path::directory::Directory;
 use crate::port::Ports;
+use crate::port::policy::VlanMode;
 
 /// State of the backend that adapters keep alive.
 #[derive(Debug)]
@@ -15,6 +16,8 @@ pub(crate) struct Shared {
     pub(crate) directory: Arc<Directory<Endpoint>>,
     pub(crate) engine: Arc<Engine>,
     pub(crate) ports: Arc<Ports>,
+    /// What ports do with tags.
+    pub(crate) vlan: VlanMode,
     pub(crate) captures: Arc<Captures>,
     /// Number of the next adapter.
     pub(crate) next_adapter: AtomicU64,

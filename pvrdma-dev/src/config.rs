@@ -1,6 +1,7 @@
 //! How a device is set up, and what it advertises.
 
 use pvrdma_verbs::{GidType, HcaLimits, MacAddr, VerbsError};
+use serde::{Deserialize, Serialize};
 
 use crate::abi::dsr::{ATOMIC_OPS, BMME_FLAGS, Caps, gid_type};
 use crate::abi::regs::{DEVICE_ID, VENDOR_ID, VERSION_MIN, VERSION_QP_HANDLE, VERSION_ROCE_V2};
@@ -13,7 +14,7 @@ pub(crate) const MAX_FAST_REGISTER_PAGES: u32 = 128;
 pub(crate) const PKEYS: u16 = 1;
 
 /// How a device is set up.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct DeviceConfig {
     /// Name in logs and status.
     pub name: String,
@@ -24,6 +25,7 @@ pub struct DeviceConfig {
     /// Encapsulation of all GIDs. Version 17 knows RoCE v1 only.
     pub roce: GidType,
     /// Upper limits; the adapter's own may be lower.
+    #[serde(with = "crate::limits::AllLimits")]
     pub limits: Limits,
     /// Whether the function has a legacy interrupt pin. Leave it off for vfio-user clients.
     pub intx: bool,

@@ -55,6 +55,18 @@ impl Default for Limits {
     }
 }
 
+/// [`Limits`] as they travel between processes: all of them, where a table of limits holds those that can be set.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Limits")]
+pub(crate) struct AllLimits {
+    verbs: HcaLimits,
+    max_srq_wr: u32,
+    max_uar: u32,
+    max_ah: u32,
+    gid_table: u32,
+    max_extents: u64,
+}
+
 /// A limit that can be set: where it is, and what the interface can express.
 struct Entry<'a> {
     value: Value<'a>,

@@ -7,7 +7,9 @@ use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use pvrdma_dev::ObjectKind;
 
-use crate::config::{BackendSpec, ConfigSpec, DeviceSpec, help};
+use crate::config::{
+    BackendSpec, ConfigSpec, ControlSpec, DeviceSpec, Isolate, NetworkSpec, SandboxMode, Switch, help,
+};
 use crate::control_path;
 
 /// Serves PVRDMA devices to virtual machines over vfio-user.
@@ -40,6 +42,16 @@ pub enum Command {
     /// Prints the reference page of the configuration.
     #[command(hide = true)]
     Reference,
+    /// Serves one network; a running daemon starts these.
+    #[command(hide = true)]
+    Worker(WorkerArgs),
+}
+
+/// Arguments of `worker`.
+#[derive(Args, Debug)]
+pub struct WorkerArgs {
+    /// Name of the network, for lists of processes.
+    pub network: String,
 }
 
 /// What to serve.
@@ -48,12 +60,24 @@ pub struct ServeArgs {
     /// A device: name=NAME,socket=PATH,mac=MAC and more keys; repeatable.
     #[arg(long = "device", value_name = "KEY=VALUE,...", long_help = help::device())]
     pub devices: Vec<DeviceSpec>,
+    /// A network: name=NAME and, if it has one, its uplink; repeatable.
+    #[arg(long = "network", value_name = "KEY=VALUE,...", long_help = help::network())]
+    pub networks: Vec<NetworkSpec>,
     /// What moves the data: rxe or ibverbs,device=NAME [default: rxe]
     #[arg(long, value_name = "BACKEND", long_help = help::backend())]
     pub backend: Option<BackendSpec>,
     /// Socket that answers questions about the daemon.
-    #[arg(long, value_name = "PATH")]
-    pub control: Option<PathBuf>,
+    #[arg(long, value_name = "PATH", long_help = help::control())]
+    pub control: Option<ControlSpec>,
+    /// What has a process of its own [default: network]
+    #[arg(long, value_enum, value_name = "network|none", hide_possible_values = true)]
+    pub isolate: Option<Isolate>,
+    /// Whether these processes are kept from the rest of the host [default: on]
+    #[arg(long, value_enum, value_name = "on|off|strict", hide_possible_values = true)]
+    pub sandbox: Option<SandboxMode>,
+    /// Whether packets may be captured [default: on]
+    #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true)]
+    pub captures: Option<Switch>,
     /// Configuration file; the command line wins.
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
@@ -62,8 +86,9 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// The configuration file, and what to put over it.
     pub fn into_parts(self) -> (Option<PathBuf>, ConfigSpec) {
-        let Self { devices, backend, control, config } = self;
-        (config, ConfigSpec { backend, control, devices, ..ConfigSpec::default() })
+        let Self { devices, networks, backend, control, isolate, sandbox, captures, config } = self;
+        let congestion = Default::default();
+        (config, ConfigSpec { backend, control, isolate, sandbox, captures, congestion, networks, devices })
     }
 }
 
@@ -142,19 +167,22 @@ mod tests {
     use clap::CommandFactory;
 
     use super::*;
-    use crate::config::{FaultKeys, IbverbsSpec, Keys, LINKS};
+    use crate::config::{ControlKeys, FaultKeys, IbverbsSpec, Keys, LINKS};
 
     #[test]
     fn the_command_line_that_scripts_use() {
         Cli::command().debug_assert();
         let cli = Cli::try_parse_from(
             "pvrdmad --device name=vm0,socket=/a,mac=52:54:00:00:00:01,roce=v1,pin=off \
-             --device name=vm1,socket=/b,mac=52:54:00:00:00:02 --backend rxe --control /c --config f.toml"
+             --device name=vm1,socket=/b,mac=52:54:00:00:00:02 --network name=a,uplink=tap:t --network name=b,vlan=trunk \
+             --backend rxe --control /c,group=0,mode=660 --isolate none --sandbox strict --captures off --config f.toml"
                 .split(' ')
                 .filter(|word| !word.is_empty()),
         )
         .unwrap();
-        assert_eq!(cli.serve.devices.len(), 2);
+        assert_eq!((cli.serve.devices.len(), cli.serve.networks.len()), (2, 2));
+        assert_eq!((cli.serve.isolate, cli.serve.sandbox), (Some(Isolate::None), Some(SandboxMode::Strict)));
+        assert_eq!((cli.serve.captures, cli.serve.control.unwrap().access.mode), (Some(Switch::Off), Some(0o660)));
         assert!(cli.command.is_none());
         let cli = Cli::try_parse_from(["pvrdmad", "status", "--control", "/c", "--json"]).unwrap();
         assert!(matches!(cli.command, Some(Command::Status(StatusArgs { json: true, .. }))));
@@ -190,7 +218,8 @@ mod tests {
     fn help_knows_every_key() {
         let help = Cli::command().render_long_help().to_string();
         let devices = DeviceSpec::KEYS.iter().filter(|key| !key.file_only);
-        for key in devices.chain(IbverbsSpec::KEYS) {
+        let control = ControlKeys::KEYS.iter().filter(|key| key.name != "path");
+        for key in devices.chain(NetworkSpec::KEYS).chain(IbverbsSpec::KEYS).chain(control) {
             let row = format!("{}={} ", key.name, key.value);
             assert!(help.lines().any(|line| line.trim_start().starts_with(&row)), "{row}");
         }
@@ -205,7 +234,8 @@ mod tests {
     /// A line of a table says one whole thing: it begins with a capital letter, and its default is said once.
     #[test]
     fn help_is_made_of_whole_lines() {
-        let keys = DeviceSpec::KEYS.iter().chain(IbverbsSpec::KEYS).chain(FaultKeys::KEYS);
+        let keys = DeviceSpec::KEYS.iter().chain(NetworkSpec::KEYS).chain(ControlKeys::KEYS);
+        let keys = keys.chain(IbverbsSpec::KEYS).chain(FaultKeys::KEYS);
         for key in keys {
             let line = key.summary();
             assert!(line.starts_with(char::is_uppercase) && line.ends_with('.'), "{line}");
@@ -224,6 +254,11 @@ mod tests {
         for (arguments, word) in [
             ("--device name=a,speed=9", "speed"),
             ("--device name=a,pin=maybe", "registered"),
+            ("--network name=a,mac=52:54:00:00:00:01", "unknown key 'mac'"),
+            ("--isolate vm", "[possible values: network, none]"),
+            ("--sandbox maybe", "[possible values: on, off, strict]"),
+            ("--captures maybe", "[possible values: on, off]"),
+            ("--control /c,mode=rw", "octal"),
             ("--backend verbs", "rxe"),
             ("--frobnicate", "frobnicate"),
             ("capture --control /c --device vm0", "--write"),

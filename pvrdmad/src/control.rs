@@ -1,4 +1,5 @@
-//! The control socket: one JSON object in a line asks, one answers.
+//! The control socket: one JSON object in a line asks, one answers. The objects are [`Request`]s, with their `version` if
+//! they like; those that only a worker takes are refused.
 //!
 //! `{"request":"status"}` is answered with `{"ok":…}`, `{"request":"show","device":"vm0","object":"qp"}` with
 //! `{"objects":[…]}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`, and from there on the
@@ -7,26 +8,28 @@
 
 use std::fs;
 use std::io::{self, Read, Write};
+use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use log::{debug, error};
 use pvrdma_dev::ObjectKind;
-use pvrdma_rxe::capture::{Capture, CaptureConfig};
+use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
-use crate::capture::stream::{self, Streams};
+use crate::protocol::{Reply, Request, VERSION, printable, printable_text};
 use crate::socket::{SocketFile, user};
 use crate::status::DaemonStatus;
+use crate::supervisor::Supervisor;
 
 /// Longest question.
 const MAX_REQUEST: usize = 4096;
@@ -34,48 +37,17 @@ const MAX_REQUEST: usize = 4096;
 /// Longest answer that the asking side takes.
 const MAX_RESPONSE: usize = 64 << 20;
 
-/// Questions are answered one after the other, so nobody may keep the line for longer.
+/// There are only so many connections, so nobody may keep one for longer.
 const CONNECTION_TIME: Duration = Duration::from_secs(2);
 
 /// How long the asking side waits.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A question.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(tag = "request", rename_all = "lowercase", deny_unknown_fields)]
-enum Request {
-    /// What the daemon does.
-    Status {},
-    /// The objects of a device.
-    Show {
-        /// Which device.
-        device: String,
-        /// Which objects.
-        object: ObjectKind,
-    },
-    /// What goes over a device.
-    Capture {
-        /// Which device.
-        device: String,
-        /// Bytes of a frame that are kept.
-        #[serde(default)]
-        snaplen: Option<u32>,
-    },
-}
+/// Connections at a time. More are closed at once: nobody waits behind somebody who says nothing.
+const MAX_CONNECTIONS: usize = 16;
 
-/// An answer.
-#[derive(Debug, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Response {
-    /// As asked.
-    Ok(Box<DaemonStatus>),
-    /// Objects as data.
-    Objects(Value),
-    /// A capture follows.
-    Capturing {},
-    /// Not understood.
-    Error(String),
-}
+/// What is said to a [`Request`] here.
+type Response = Reply<DaemonStatus>;
 
 /// Answers questions until dropped.
 #[derive(Debug)]
@@ -89,31 +61,10 @@ impl ControlServer {
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub(crate) fn start(
-        socket: SocketFile,
-        status: impl Fn() -> DaemonStatus + Send + 'static,
-        show: impl Fn(&str, ObjectKind) -> Result<Value, String> + Send + 'static,
-        capture: impl Fn(&str, CaptureConfig) -> Result<Capture, String> + Send + 'static,
-    ) -> io::Result<Self> {
+    pub(crate) fn start(socket: SocketFile, supervisor: Arc<Supervisor>) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let stopped = stop.try_clone()?;
-        let thread = thread::Builder::new().name("control".to_owned()).spawn(move || {
-            let mut server = Server { stop: stopped, status, show, capture, streams: Streams::default() };
-            let far = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
-            while wait(&server.stop, &socket.listener(), far) {
-                match socket.listener().accept() {
-                    Ok((stream, _)) => {
-                        if let Err(error) = server.serve(stream) {
-                            debug!("control connection: {error}");
-                        }
-                    }
-                    Err(error) => {
-                        error!("cannot accept a control connection: {error}");
-                        thread::sleep(Duration::from_millis(100));
-                    }
-                }
-            }
-        })?;
+        let server = Arc::new(Server { stop: stop.try_clone()?, supervisor });
+        let thread = threads::spawn(ThreadKind::Supervisor, "control", move || accept(&socket, &server))?;
         Ok(Self { stop, thread: Some(thread) })
     }
 }
@@ -125,6 +76,39 @@ impl Drop for ControlServer {
             && thread.join().is_err()
         {
             error!("the control thread panicked");
+        }
+    }
+}
+
+/// Has a thread for each connection, until it is time to stop.
+fn accept(socket: &SocketFile, server: &Arc<Server>) {
+    let far = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
+    let mut connections: Vec<JoinHandle<()>> = Vec::new();
+    while wait(&server.stop, &socket.listener(), far) {
+        connections.retain(|connection| !connection.is_finished());
+        match socket.listener().accept() {
+            Ok(_) if connections.len() >= MAX_CONNECTIONS => debug!("too many control connections"),
+            Ok((stream, _)) => {
+                let server = Arc::clone(server);
+                let thread = threads::spawn(ThreadKind::Supervisor, "control client", move || {
+                    if let Err(error) = server.serve(stream) {
+                        debug!("control connection: {error}");
+                    }
+                });
+                match thread {
+                    Ok(thread) => connections.push(thread),
+                    Err(error) => error!("no thread for a control connection: {error}"),
+                }
+            }
+            Err(error) => {
+                error!("cannot accept a control connection: {error}");
+                thread::sleep(Duration::from_millis(100));
+            }
+        }
+    }
+    for connection in connections {
+        if connection.join().is_err() {
+            error!("the thread of a control connection panicked");
         }
     }
 }
@@ -142,22 +126,15 @@ fn wait(stop: &OwnedFd, source: &impl AsFd, deadline: Instant) -> bool {
     }
 }
 
-/// What the thread has.
-struct Server<S, W, C> {
+/// What the threads share.
+#[derive(Debug)]
+struct Server {
     stop: OwnedFd,
-    status: S,
-    show: W,
-    capture: C,
-    streams: Streams,
+    supervisor: Arc<Supervisor>,
 }
 
-impl<S, W, C> Server<S, W, C>
-where
-    S: Fn() -> DaemonStatus,
-    W: Fn(&str, ObjectKind) -> Result<Value, String>,
-    C: Fn(&str, CaptureConfig) -> Result<Capture, String>,
-{
-    fn serve(&mut self, stream: UnixStream) -> io::Result<()> {
+impl Server {
+    fn serve(&self, stream: UnixStream) -> io::Result<()> {
         let deadline = Instant::now() + CONNECTION_TIME;
         stream.set_write_timeout(Some(CONNECTION_TIME))?;
         let mut line = Vec::new();
@@ -170,13 +147,10 @@ where
             line.extend_from_slice(chunk.get(..count).unwrap_or_default());
             while let Some(end) = line.iter().position(|&byte| byte == b'\n') {
                 let rest = line.split_off(end.saturating_add(1));
-                let response = match serde_json::from_slice(&line) {
-                    Ok(Request::Status {}) => Response::Ok(Box::new((self.status)())),
-                    Ok(Request::Show { device, object }) => {
-                        (self.show)(&device, object).map_or_else(Response::Error, Response::Objects)
-                    }
-                    Ok(Request::Capture { device, snaplen }) => return self.start_capture(stream, device, snaplen),
-                    Err(error) => Response::Error(error.to_string()),
+                let response = match parse(&line) {
+                    Ok(Request::Capture { device, snaplen }) => return self.capture(stream, &device, snaplen),
+                    Ok(request) => self.answer(request),
+                    Err(problem) => Response::Error(problem),
                 };
                 send(&stream, &response)?;
                 line = rest;
@@ -188,17 +162,40 @@ where
         Ok(())
     }
 
-    /// Hands the connection to a thread of its own.
-    fn start_capture(&mut self, stream: UnixStream, device: String, snaplen: Option<u32>) -> io::Result<()> {
-        let started = stream::config(snaplen).and_then(|config| Ok((config, (self.capture)(&device, config)?)));
-        match started {
-            Ok((config, capture)) => {
-                send(&stream, &Response::Capturing {})?;
-                self.streams.start(stream, device, config.snaplen, capture)
+    fn answer(&self, request: Request) -> Response {
+        match request {
+            Request::Status {} => Response::Ok(Box::new(self.supervisor.status())),
+            Request::Show { device, object } => {
+                self.supervisor.show(&device, object).map_or_else(Response::Error, Response::Objects)
             }
-            Err(problem) => send(&stream, &Response::Error(problem)),
+            _ => Response::Error("not on this socket".to_owned()),
         }
     }
+
+    /// Hands the connection to the worker of the device's network, which answers.
+    fn capture(&self, stream: UnixStream, device: &str, snaplen: Option<u32>) -> io::Result<()> {
+        let to = stream.as_fd().try_clone_to_owned()?;
+        match self.supervisor.capture(device, snaplen, to) {
+            Ok(()) => Ok(()),
+            Err(problem) => {
+                let sent = send(&stream, &Response::Error(problem));
+                // A worker that did not reply in time may have it all the same.
+                stream.shutdown(Shutdown::Both)?;
+                sent
+            }
+        }
+    }
+}
+
+/// A request in a line: an object with its members and, if it says so, the version that it is of.
+fn parse(line: &[u8]) -> Result<Request, String> {
+    let wrong = |error: serde_json::Error| error.to_string();
+    let mut members: Map<String, Value> = serde_json::from_slice(line).map_err(wrong)?;
+    if let Some(version) = members.remove("version").filter(|version| *version != VERSION) {
+        return Err(format!("this daemon speaks version {VERSION}, not {version}"));
+    }
+    let request: Request = serde_json::from_value(Value::Object(members)).map_err(wrong)?;
+    if request.is_internal() { Err("not on this socket".to_owned()) } else { Ok(request) }
 }
 
 fn send(mut stream: &UnixStream, response: &Response) -> io::Result<()> {
@@ -226,7 +223,7 @@ pub fn ask_status(path: &Path) -> Result<DaemonStatus> {
 pub fn ask_objects(path: &Path, device: &str, object: ObjectKind) -> Result<Value> {
     let (_, response) = ask(path, &Request::Show { device: device.to_owned(), object })?;
     match response {
-        Response::Objects(objects) => Ok(objects),
+        Response::Objects(objects) => Ok(printable(serde_json::from_str(objects.get())?)),
         _ => bail!("{}: the answer is not understood", path.display()),
     }
 }
@@ -251,7 +248,9 @@ fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
         let stream = UnixStream::connect(path).map_err(|error| unreachable(path, error))?;
         stream.set_read_timeout(Some(PATIENCE))?;
         stream.set_write_timeout(Some(PATIENCE))?;
-        let mut request = serde_json::to_vec(request)?;
+        let Value::Object(mut members) = serde_json::to_value(request)? else { bail!("no request") };
+        members.insert("version".to_owned(), VERSION.into());
+        let mut request = serde_json::to_vec(&members)?;
         request.push(b'\n');
         (&stream).write_all(&request)?;
         let answer = read_line(&stream)?;
@@ -260,7 +259,7 @@ fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
             bail!("this is the socket of a device, for its VMM; use the control socket");
         }
         match serde_json::from_slice(&answer).context("the answer is not understood")? {
-            Response::Error(problem) => bail!("the daemon refused: {problem}"),
+            Response::Error(problem) => bail!("the daemon refused: {}", printable_text(&problem)),
             response => Ok((stream, response)),
         }
     };

@@ -1,110 +1,68 @@
-//! The daemon: devices, their sockets and the control socket, from the configuration to the end.
+//! The daemon: networks, their sockets and the control socket, from the configuration to the end.
 
 use std::io::Write;
 use std::sync::Arc;
-use std::time::Instant;
 
 use anyhow::{Context, Result};
 use log::{info, warn};
-use pvrdma_dev::PvrdmaDevice;
-use pvrdma_guest_memory::DmaSpace;
-use pvrdma_ibverbs::Ibverbs;
-use pvrdma_rxe::{Rxe, RxeConfig};
-use pvrdma_verbs::Backend;
 
-use crate::config::{BackendSpec, Config, Device, Pin, Roce};
+use crate::config::{Config, Device, Isolate, Pin, Roce};
 use crate::control::ControlServer;
 use crate::control_path;
-use crate::network::Network;
 use crate::rlimits;
-use crate::sigbus;
-use crate::socket::SocketFile;
-use crate::status::{DaemonStatus, Reporter};
-use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
+use crate::socket::{SocketAccess, SocketFile};
+use crate::supervisor::{Program, Supervisor};
 
 /// A running daemon. Dropping it disconnects all clients and removes all sockets.
 #[derive(Debug)]
 pub struct Daemon {
-    // Dropped in this order: nobody asks about devices that are being stopped.
+    // Dropped in this order: nobody asks about networks that are gone.
     _control: Option<ControlServer>,
-    _servers: Vec<Server>,
-    _networks: Vec<Option<Arc<Network>>>,
+    supervisor: Arc<Supervisor>,
 }
 
 impl Daemon {
-    /// Starts everything and then says so, a line for each device.
+    /// Starts everything in this process, whatever [`Config::isolate`] says, and then says so, a line for each device.
+    /// For programs that have a daemon inside.
     ///
     /// # Errors
     /// A socket cannot be made or a device is not possible; nothing is left behind then.
     pub fn start(config: &Config, ready: &mut dyn Write) -> Result<Self> {
+        Self::run(config, None, ready)
+    }
+
+    /// The same with a process for each network, unless [`Config::isolate`] says otherwise. Only for `pvrdmad` itself: a
+    /// process runs the file of the calling program, with the argument `worker`.
+    ///
+    /// # Errors
+    /// As for [`Self::start`].
+    pub fn supervise(config: &Config, ready: &mut dyn Write) -> Result<Self> {
+        let program = (config.isolate == Isolate::Network).then(Program::own);
+        Self::run(config, program.as_ref(), ready)
+    }
+
+    fn run(config: &Config, program: Option<&Program>, ready: &mut dyn Write) -> Result<Self> {
         rlimits::raise(config);
-        sigbus::install();
-        // All sockets first: they are what fails most often.
         let control = control_socket(config)?;
-        let sockets = device_sockets(config)?;
-        let (networks, rxe, mut served) = match &config.backend {
-            BackendSpec::Rxe => {
-                let backend = Rxe::new(RxeConfig::default()).context("backend rxe")?;
-                // Before the devices, which look for theirs when their drivers start.
-                (networks(config, &backend)?, Some(backend.clone()), serve_all(config, sockets, &backend)?)
-            }
-            BackendSpec::Ibverbs(spec) => {
-                let backend = Ibverbs::new(spec.clone()).context("backend ibverbs")?;
-                (Vec::new(), None, serve_all(config, sockets, &backend)?)
-            }
-        };
-        for ((_, reporter), network) in served.iter_mut().zip(&networks) {
-            (reporter.network, reporter.rxe) = (network.clone(), rxe.clone());
-        }
-        let (servers, reporters): (Vec<_>, Vec<_>) = served.into_iter().unzip();
-        let (started, kind) = (Instant::now(), config.backend.to_string());
-        let macs: Vec<_> =
-            config.devices.iter().map(|device| (device.config.name.clone(), device.config.mac)).collect();
-        let reporters: Arc<[Reporter]> = reporters.into();
-        let control = control
-            .map(|socket| {
-                let shown = Arc::clone(&reporters);
-                let show = move |device: &str, object| {
-                    let reporter = shown.iter().find(|reporter| reporter.device.config.name == device);
-                    let reporter = reporter.ok_or_else(|| format!("there is no device '{device}'"))?;
-                    Ok(reporter.function.device_objects(object))
-                };
-                let status = move || DaemonStatus {
-                    version: env!("CARGO_PKG_VERSION").to_owned(),
-                    pid: std::process::id(),
-                    uptime_s: started.elapsed().as_secs(),
-                    backend: kind.clone(),
-                    lost_pages: sigbus::repaired(),
-                    devices: reporters.iter().map(Reporter::report).collect(),
-                };
-                let capture = move |device: &str, config| {
-                    let (_, mac) = macs
-                        .iter()
-                        .find(|(name, _)| name == device)
-                        .ok_or_else(|| format!("there is no device '{device}' (the devices are {})", names(&macs)))?;
-                    let rxe = rxe.as_ref().ok_or("the host's adapter moves the packets: capture there")?;
-                    rxe.capture(*mac, config).map_err(|error| error.to_string())
-                };
-                ControlServer::start(socket, status, show, capture)
-            })
-            .transpose()
-            .context("control socket")?;
+        let supervisor = Arc::new(Supervisor::start(config, program)?);
+        let control = control.map(|socket| ControlServer::start(socket, Arc::clone(&supervisor)));
+        let control = control.transpose().context("control socket")?;
         announce(config, ready);
-        Ok(Self { _control: control, _servers: servers, _networks: networks })
+        Ok(Self { _control: control, supervisor })
     }
 }
 
-/// A socket for each device.
-fn device_sockets(config: &Config) -> Result<Vec<SocketFile>> {
-    let bind =
-        |device: &Device| SocketFile::bind(&device.socket).with_context(|| format!("device {}", device.config.name));
-    config.devices.iter().map(bind).collect()
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // Nor does anybody wait for an answer of theirs.
+        self.supervisor.begin_stop();
+    }
 }
 
 /// Says that everything runs: a line in the log, and one for each device.
 fn announce(config: &Config, ready: &mut dyn Write) {
     info!("{}", start_line(config));
-    for device in &config.devices {
+    for (_, device) in config.devices() {
         // Whoever started us may not want to read this.
         let _ = writeln!(ready, "{}", ready_line(device));
     }
@@ -113,8 +71,8 @@ fn announce(config: &Config, ready: &mut dyn Write) {
 
 /// The control socket, if there is to be one. That a place nobody chose cannot be had is no reason not to serve.
 fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
-    if let Some(path) = &config.control {
-        return SocketFile::bind(path).map(Some).context("control socket");
+    if let Some(control) = &config.control {
+        return SocketFile::bind(&control.path, control.access).map(Some).context("control socket");
     }
     let path = match control_path::for_daemon() {
         Ok(Some(path)) => path,
@@ -124,7 +82,7 @@ fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
             return Ok(None);
         }
     };
-    match SocketFile::bind(&path) {
+    match SocketFile::bind(&path, SocketAccess::default()) {
         Ok(socket) => {
             info!("control socket {}", path.display());
             Ok(Some(socket))
@@ -136,60 +94,14 @@ fn control_socket(config: &Config) -> Result<Option<SocketFile>> {
     }
 }
 
-/// Devices for people.
-fn names<T>(devices: &[(String, T)]) -> String {
-    devices.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
-}
-
 /// What runs here, for the log.
 fn start_line(config: &Config) -> String {
-    let devices: Vec<_> = config.devices.iter().map(|device| device.config.name.as_str()).collect();
-    format!("pvrdmad {}: backend {}, devices {}", env!("CARGO_PKG_VERSION"), config.backend, devices.join(", "))
-}
-
-/// The devices' connections to the network, one place for each device.
-fn networks(config: &Config, backend: &Rxe) -> Result<Vec<Option<Arc<Network>>>> {
-    let devices = config.devices.iter();
-    devices
-        .map(|device| {
-            let start = |network| Network::start(network, device.config.mac, backend).map(Arc::new);
-            let network = device.network.as_ref().map(start).transpose();
-            network.with_context(|| format!("device {}", device.config.name))
-        })
-        .collect()
-}
-
-/// All devices, on one backend.
-fn serve_all<B: Backend + 'static>(
-    config: &Config,
-    sockets: Vec<SocketFile>,
-    backend: &B,
-) -> Result<Vec<(Server, Reporter)>> {
-    let pairs = config.devices.iter().zip(sockets);
-    pairs
-        .map(|(device, socket)| {
-            serve(device, socket, backend).with_context(|| format!("device {}", device.config.name))
-        })
-        .collect()
-}
-
-fn serve<B: Backend + 'static>(device: &Device, socket: SocketFile, backend: &B) -> Result<(Server, Reporter)> {
-    let memory = DmaSpace::new(device.pin.into());
-    let irqs = Arc::new(IrqTable::default());
-    let stats = Arc::new(ConnectionStats::default());
-    let function = PvrdmaDevice::new(device.config.clone(), Arc::clone(&memory), irqs.clone(), backend)?;
-    let endpoint = Endpoint {
-        name: device.config.name.clone(),
-        function: function.clone(),
-        memory: Arc::clone(&memory),
-        irqs: Arc::clone(&irqs),
-        stats: Arc::clone(&stats),
-        intx: device.config.intx,
-        reply_deadline: REPLY_DEADLINE,
-    };
-    let server = Server::start(socket, endpoint)?;
-    let device = device.clone();
-    Ok((server, Reporter { device, function, memory, irqs, stats, network: None, rxe: None }))
+    let networks = config.networks.iter().map(|network| {
+        let devices: Vec<_> = network.devices.iter().map(|device| device.config.name.as_str()).collect();
+        format!("network {} (devices {})", network.name, devices.join(", "))
+    });
+    let networks = networks.collect::<Vec<_>>().join(", ");
+    format!("pvrdmad {}: backend {}, {networks}", env!("CARGO_PKG_VERSION"), config.backend)
 }
 
 fn ready_line(device: &Device) -> String {

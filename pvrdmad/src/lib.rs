@@ -1,8 +1,9 @@
-//! The vfio-user daemon: one process that serves many PVRDMA devices.
+//! The vfio-user daemon: a supervisor, and a process for each network that serves its PVRDMA devices.
 //!
-//! [`vfio_user`] turns messages of a VMM into calls of [`pvrdma_dev::PciFunction`]; [`daemon`] builds the devices and
-//! their backend from a [`config`] and keeps them until it is told to stop. Each device has a thread that accepts
-//! clients and, while there is one, a thread that serves it. All of them sleep when there is nothing to do.
+//! [`daemon`] is the whole from a [`config`] to the end. Its supervisor opens sockets, starts a [`worker`] for each
+//! network and speaks to them by the [`protocol`] that the command line speaks to it. In a worker [`vfio_user`] turns
+//! messages of a VMM into calls of [`pvrdma_dev::PciFunction`]. Each device has a thread that accepts clients and, while
+//! there is one, a thread that serves it. All of them sleep when there is nothing to do.
 
 pub mod capture;
 pub mod cli;
@@ -10,11 +11,14 @@ pub mod config;
 pub mod control;
 mod control_path;
 pub mod daemon;
-mod network;
+pub mod protocol;
 mod rlimits;
+pub mod sandbox;
 pub mod sigbus;
 mod socket;
 pub mod status;
+mod supervisor;
 #[cfg(feature = "testing")]
 pub mod testing;
 pub mod vfio_user;
+pub mod worker;

@@ -2,18 +2,19 @@
 
 use std::io::{self, Write};
 use std::process::ExitCode;
-use std::thread;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use env_logger::Env;
 use log::info;
+use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
 use pvrdmad::cli::{CaptureArgs, Cli, Command, ServeArgs, ShowArgs, StatusArgs};
 use pvrdmad::config::{Config, ConfigError, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
 use pvrdmad::status::render_objects;
+use pvrdmad::worker::process;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
@@ -24,6 +25,7 @@ fn main() -> ExitCode {
         Some(Command::Show(args)) => show(&args),
         Some(Command::Capture(args)) => capture(&args),
         Some(Command::Reference) => print(&reference::markdown()),
+        Some(Command::Worker(_)) => worker(),
         None => serve(cli.serve),
     };
     match result {
@@ -37,21 +39,31 @@ fn main() -> ExitCode {
 }
 
 fn serve(args: ServeArgs) -> Result<()> {
-    env_logger::Builder::from_env(Env::default().default_filter_or("info")).init();
+    init_log();
     let (file, command_line) = args.into_parts();
     let config = Config::load(file.as_deref(), command_line)?;
     // Before the first socket exists, so that none is left behind.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2]).context("signal handlers")?;
-    let daemon = Daemon::start(&config, &mut io::stdout())?;
+    let daemon = Daemon::supervise(&config, &mut io::stdout())?;
     wait_for_end(&mut signals);
     info!("stopping");
     // Whoever asks twice does not want to wait.
-    thread::spawn(move || {
+    threads::spawn(ThreadKind::Supervisor, "signals", move || {
         wait_for_end(&mut signals);
         std::process::exit(1);
-    });
+    })?;
     drop(daemon);
     Ok(())
+}
+
+/// Serves one network, for the supervisor that started this process.
+fn worker() -> Result<()> {
+    init_log();
+    process::run()
+}
+
+fn init_log() {
+    env_logger::Builder::from_env(Env::default().default_filter_or("info")).init();
 }
 
 /// Waits for a signal that means the end. The others, whose default is to kill, are ignored.

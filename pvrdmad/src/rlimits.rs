@@ -16,7 +16,7 @@ pub(crate) fn raise(config: &Config) {
     let limit = getrlimit(Resource::Memlock).current;
     // Root may lock what it wants.
     if let Some(bytes) = limit.filter(|&limit| limit < SMALL && !geteuid().is_root())
-        && let Some(device) = config.devices.iter().find(|device| device.pin == Pin::All)
+        && let Some(device) = config.devices().map(|(_, device)| device).find(|device| device.pin == Pin::All)
     {
         warn!(
             "device {}: pin=all keeps all guest memory resident, but this process may lock {} KiB: raise RLIMIT_MEMLOCK \

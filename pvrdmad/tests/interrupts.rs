@@ -87,6 +87,12 @@ fn nonsense_changes_nothing() {
     client.set_irqs(MSIX, EVENTFD | TRIGGER, u32::MAX, 2, &[]).errno();
     client.set_irqs(MSIX, EVENTFD | TRIGGER, 0, 1, &[file.as_fd()]).errno();
     client.set_irqs(MSIX, EVENTFD | TRIGGER, 0, 2, &[all[3], file.as_fd()]).errno();
+    let (reader, writer) = std::io::pipe().unwrap();
+    client.set_irqs(MSIX, EVENTFD | TRIGGER, 0, 1, &[writer.as_fd()]).errno();
+    let (socket, _other) = std::os::unix::net::UnixStream::pair().unwrap();
+    client.set_irqs(MSIX, EVENTFD | TRIGGER, 0, 1, &[socket.as_fd()]).errno();
+    let device = std::fs::OpenOptions::new().write(true).open("/dev/null").unwrap();
+    client.set_irqs(MSIX, EVENTFD | TRIGGER, 0, 1, &[device.as_fd()]).errno();
     client.set_irqs(MSIX, NONE | TRIGGER, 0, 0, &all[3..]).errno();
     client.set_irqs(MSIX, BOOL | TRIGGER, 0, 3, &[]).errno();
     client.set_irqs(MSIX, EVENTFD | NONE | TRIGGER, 0, 1, &[]).errno();
@@ -100,6 +106,7 @@ fn nonsense_changes_nothing() {
         raise(&mut client, vector);
     }
     assert_eq!(fds.each_ref().map(take_signals), [1, 1, 1, 0]);
+    drop((reader, writer));
 }
 
 #[test]

@@ -3,10 +3,14 @@
 //! An address of a guest is a wish of an untrusted program. Only those in networks that the administrator names are put
 //! on the interface, each alone (`/32` or `/128`), and not more than a few for each device. They carry a mark, by which
 //! the next start finds what a daemon that was killed has left there.
+//!
+//! Changing an interface takes rights that the process with the guests need not have: whoever makes the backend gives it
+//! an [`AddressOwner`], which may be in another process. [`HostAddresses`] is the one that does it itself.
 
 mod netlink;
 mod network;
 
+use std::fmt;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, Ipv6Addr};
@@ -25,11 +29,26 @@ pub use network::Network;
 /// What `ip address show` calls `proto 0x52`. The kernel's own end at 3.
 const MARK: u8 = 0x52;
 /// Addresses that one device may have on the interface.
-pub(crate) const MAX_ADDED: usize = 16;
+pub const MAX_ADDRESSES: usize = 16;
+
+/// Who puts addresses of guests on the host's interface.
+pub trait AddressOwner: Send + Sync + fmt::Debug {
+    /// Puts an address on the interface.
+    ///
+    /// # Errors
+    /// It is in none of the networks for it, or there already, or the kernel refuses.
+    fn add(&self, address: IpAddr) -> io::Result<()>;
+
+    /// Takes it away.
+    ///
+    /// # Errors
+    /// It is not there, or the kernel refuses.
+    fn remove(&self, address: IpAddr) -> io::Result<()>;
+}
 
 /// The interface of an adapter's port.
 #[derive(Debug)]
-pub(crate) struct HostAddresses {
+pub struct HostAddresses {
     name: String,
     index: u32,
     networks: Vec<Network>,
@@ -45,7 +64,7 @@ impl HostAddresses {
     ///
     /// # Errors
     /// There is no such interface, another process does the same on it, or it may not be changed.
-    pub(crate) fn open(name: &str, networks: Vec<Network>) -> Result<(Arc<Self>, Vec<Gid>), String> {
+    pub(crate) fn open(name: &str, networks: Vec<Network>) -> Result<(Self, Vec<Gid>), String> {
         let path = format!("/sys/class/net/{name}/ifindex");
         let text = fs::read_to_string(&path).map_err(|error| format!("cannot read {path}: {error}"))?;
         let index = text.trim().parse().map_err(|_| format!("{path} is not a number"))?;
@@ -66,39 +85,56 @@ impl HostAddresses {
         let left = left.into_iter().map(Gid::from).collect();
         let host =
             Self { name: name.to_owned(), index, networks, netlink, warned: AtomicBool::new(false), _only: only };
-        Ok((Arc::new(host), left))
+        Ok((host, left))
     }
 
-    /// Puts a guest's address on the interface if it is in one of the networks. `None` if not, or if it is there
-    /// without us.
-    pub(crate) fn add(self: &Arc<Self>, gid: Gid) -> Option<AddedAddress> {
-        let address = IpAddr::V6(Ipv6Addr::from(gid.0)).to_canonical();
-        if !self.networks.iter().any(|network| network.contains(address)) {
-            return None;
+    fn is_for_guests(&self, address: IpAddr) -> bool {
+        self.networks.iter().any(|network| network.contains(address))
+    }
+}
+
+impl AddressOwner for HostAddresses {
+    fn add(&self, address: IpAddr) -> io::Result<()> {
+        if !self.is_for_guests(address) {
+            return Err(io::ErrorKind::AddrNotAvailable.into());
         }
-        match self.netlink.lock().add(self.index, address, MARK) {
-            Ok(()) => Some(AddedAddress { host: Arc::clone(self), address }),
-            Err(error) => {
-                // Guests decide how often; the counter has them all.
-                let level = if self.warned.swap(true, Ordering::Relaxed) { Level::Debug } else { Level::Warn };
-                log::log!(level, "{}: the address {address} of a guest cannot be added: {error}", self.name);
-                None
-            }
-        }
+        self.netlink.lock().add(self.index, address, MARK).inspect_err(|error| {
+            // Guests decide how often; the counter has them all.
+            let level = if self.warned.swap(true, Ordering::Relaxed) { Level::Debug } else { Level::Warn };
+            log::log!(level, "{}: the address {address} of a guest cannot be added: {error}", self.name);
+        })
+    }
+
+    fn remove(&self, address: IpAddr) -> io::Result<()> {
+        self.netlink.lock().remove(self.index, address)
     }
 }
 
 /// An address on the interface, removed when dropped.
 #[derive(Debug)]
 pub(crate) struct AddedAddress {
-    host: Arc<HostAddresses>,
+    owner: Arc<dyn AddressOwner>,
     address: IpAddr,
+}
+
+impl AddedAddress {
+    /// Has a guest's address put on the interface. `None` if it is not to be there, or is there without us.
+    pub(crate) fn add(owner: &Arc<dyn AddressOwner>, gid: Gid) -> Option<Self> {
+        let address = IpAddr::V6(Ipv6Addr::from(gid.0)).to_canonical();
+        match owner.add(address) {
+            Ok(()) => Some(Self { owner: Arc::clone(owner), address }),
+            Err(error) => {
+                log::debug!("the address {address} of a guest is not added: {error}");
+                None
+            }
+        }
+    }
 }
 
 impl Drop for AddedAddress {
     fn drop(&mut self) {
-        if let Err(error) = self.host.netlink.lock().remove(self.host.index, self.address) {
-            log::warn!("{}: the address {} of a guest cannot be removed: {error}", self.host.name, self.address);
+        if let Err(error) = self.owner.remove(self.address) {
+            log::warn!("the address {} of a guest cannot be removed: {error}", self.address);
         }
     }
 }

@@ -4,6 +4,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use pvrdma_verbs::threads::ThreadKind;
 use rustix::event::{PollFd, PollFlags};
 
 use super::message::{LONGEST, Received};
@@ -22,7 +23,7 @@ struct Receiver {
 
 pub(super) fn start(file: Umad, gids: HostGids, fabric: Arc<Fabric>, strays: Arc<Strays>) -> io::Result<Worker> {
     let receiver = Receiver { file, gids, fabric, strays };
-    Worker::start("ibv-cm", move |stop| {
+    Worker::start(ThreadKind::HostManagement, "ibv-cm", move |stop| {
         if let Err(error) = receiver.run(stop) {
             log::error!("the connection manager receives nothing any more: {error}");
         }

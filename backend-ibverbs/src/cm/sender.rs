@@ -7,6 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pvrdma_verbs::threads::ThreadKind;
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 
 use super::message::{LONGEST, Outgoing};
@@ -36,7 +37,7 @@ impl Sender {
         let queue = Arc::new(Queue::new()?);
         let (name, counters) = (name.to_owned(), Arc::clone(counters));
         let device = Device { name, counters, queue: Arc::clone(&queue), file, gids };
-        let thread = Worker::start(&format!("ibcm-{}", device.name), move |stop| {
+        let thread = Worker::start(ThreadKind::HostManagement, &format!("ibcm-{}", device.name), move |stop| {
             if let Err(error) = device.run(stop) {
                 log::error!("{}: the connection manager sends nothing any more: {error}", device.name);
             }

@@ -8,7 +8,7 @@ use pvrdma_verbs::{Gid, GidType, VerbsError};
 
 use super::fabric::{Bound, Member};
 use super::host::HostGid;
-use crate::addresses::{AddedAddress, MAX_ADDED};
+use crate::addresses::{AddedAddress, MAX_ADDRESSES};
 use crate::counters::bump;
 use crate::shared::Shared;
 
@@ -69,7 +69,7 @@ impl GidTable {
         let counters = &self.member.counters;
         let mut added = self.added.lock();
         if !added.contains_key(&gid) {
-            let address = if added.len() < MAX_ADDED { addresses.add(gid) } else { None };
+            let address = if added.len() < MAX_ADDRESSES { AddedAddress::add(addresses, gid) } else { None };
             let Some(address) = address else {
                 bump(&counters.addresses_refused);
                 return None;

@@ -1,8 +1,9 @@
 //! A link that can be watched.
 
+use std::io;
 use std::sync::Arc;
 
-use pvrdma_verbs::Counter;
+use pvrdma_verbs::{Counter, MacAddr};
 
 use super::point::Point;
 use super::seen::Direction;
@@ -38,8 +39,16 @@ impl Link for CaptureLink {
         taken
     }
 
+    fn unsent(&self) -> bool {
+        self.inner.unsent()
+    }
+
     fn readiness(&self) -> Readiness {
         self.inner.readiness()
+    }
+
+    fn set_addresses(&self, addresses: &[MacAddr]) -> io::Result<()> {
+        self.inner.set_addresses(addresses)
     }
 
     fn inspect(&self) -> LinkInspect {

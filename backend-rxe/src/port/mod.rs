@@ -15,6 +15,7 @@ use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
+use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdma_verbs::{Count, Counter, MacAddr, Mtu, Qpn, VerbsError};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use serde::Serialize;
@@ -22,7 +23,7 @@ use serde::Serialize;
 use crate::capture::{CaptureLink, Point};
 use classify::is_for_rdma;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
-use policy::{PortRules, Violation};
+use policy::{Policy, PortRules, Violation, VlanMode};
 use pvrdma_ether_link::{Frames, Link};
 use pvrdma_roce::{Congestion, EgressMarking, ReorderBudget};
 use tx_queue::{TxQueue, TxQueueInspect};
@@ -68,7 +69,7 @@ pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
 pub(crate) struct Port {
     mac: MacAddr,
     mtu: u32,
-    rules: PortRules,
+    policy: Policy,
     pub(crate) uplink: TxQueue,
     nic: Option<TxQueue>,
     pub(crate) counters: PortCounters,
@@ -120,11 +121,11 @@ impl Port {
         }
     }
 
-    pub(crate) fn new(mac: MacAddr, config: PortConfig, point: Arc<Point>) -> io::Result<Self> {
+    pub(crate) fn new(mac: MacAddr, vlan: VlanMode, config: PortConfig, point: Arc<Point>) -> io::Result<Self> {
         Ok(Self {
             mac,
             mtu: config.mtu,
-            rules: config.rules,
+            policy: Policy { mac, vlan, rules: config.rules },
             uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point))),
             nic: config.nic.map(TxQueue::new),
             counters: PortCounters::default(),
@@ -140,18 +141,18 @@ impl Port {
     }
 
     /// The VLAN that everything behind the port is in.
-    pub(crate) const fn vlan(&self) -> Option<u16> {
-        self.rules.vlan
+    const fn vlan(&self) -> Option<u16> {
+        self.policy.vlan.access()
     }
 
     /// How the packets of queue pairs are marked.
     pub(crate) fn marks(&self) -> EgressMarking {
-        self.rules.marks()
+        self.policy.marks()
     }
 
     /// Parameters of congestion control, if it is on.
     pub(crate) const fn congestion(&self) -> Option<&Congestion> {
-        self.rules.congestion.as_ref()
+        self.policy.rules.congestion.as_ref()
     }
 
     /// A responder that waited may send its responses.
@@ -232,7 +233,7 @@ impl Port {
             let taken =
                 is_for_rdma(frame, self.mac) && inbox.as_mut().is_some_and(|receiver| receiver.receive(self, frame));
             if !taken {
-                self.count_violation(self.rules.incoming(frame, &mut passed));
+                self.count_violation(self.policy.incoming(frame, &mut passed));
             }
         }
         let resumed = std::mem::take(&mut *self.resumed.lock());
@@ -243,10 +244,10 @@ impl Port {
             frames.clear();
             nic.link.receive(&mut frames, RECEIVE);
             busy |= !frames.is_empty();
-            if !frames.iter().all(|frame| self.rules.passes_as_it_is(frame, self.mac)) {
+            if !frames.iter().all(|frame| self.policy.passes_as_it_is(frame)) {
                 passed.clear();
                 for frame in frames.iter() {
-                    self.count_violation(self.rules.outgoing(frame, self.mac, &mut passed));
+                    self.count_violation(self.policy.outgoing(frame, &mut passed));
                 }
                 std::mem::swap(&mut frames, &mut passed);
             }
@@ -326,7 +327,7 @@ impl Port {
         let queues: Vec<_> = self.queues().map(|queue| (queue.link.readiness(), queue.is_full())).collect();
         let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
         for (readiness, full) in &queues {
-            if let Some(fd) = &readiness.readable {
+            for fd in [&readiness.readable, &readiness.changed].into_iter().flatten() {
                 fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
             }
             if let (Some(fd), true) = (&readiness.writable, full) {
@@ -390,7 +391,7 @@ impl Uplink {
         if threaded {
             let port = Arc::clone(&uplink.port);
             let name = format!("port-{}", port.mac);
-            uplink.thread = Some(thread::Builder::new().name(name).spawn(move || port.work())?);
+            uplink.thread = Some(threads::spawn(ThreadKind::Port, name, move || port.work())?);
         }
         Ok(uplink)
     }

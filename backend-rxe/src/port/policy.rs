@@ -4,6 +4,7 @@
 //! tags and never see one, the network sees all their frames in that VLAN and gives them no others.
 
 use pvrdma_verbs::MacAddr;
+use serde::{Deserialize, Serialize};
 
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{EtherType, Ethernet, Vlan};
@@ -12,12 +13,24 @@ use pvrdma_roce::{Congestion, EgressMarking};
 /// Where the tag begins, or the ethertype of a frame without one.
 const TAG_AT: usize = 12;
 
-/// Rules of a port. The default is an untagged port that sends from its own address only.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+/// What the ports of a network do with IEEE 802.1Q tags.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum VlanMode {
+    /// Frames have no tag, or one for their priority alone.
+    #[default]
+    Untagged,
+    /// Access ports of this VLAN, 1 to 4094: their functions send without tags and never see one, the network sees all
+    /// their frames in that VLAN and gives them no others.
+    Access(u16),
+    /// Tags are the functions' affair: each GID has the VLAN that it was bound with, and frames of the network function
+    /// pass as they are.
+    Trunk,
+}
+
+/// Rules of a port. By default it sends from its own address only.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct PortRules {
-    /// IEEE 802.1Q VLAN of both functions, 1 to 4094. Without one each GID has the VLAN that it was bound with, and
-    /// frames of the network function pass as they are.
-    pub vlan: Option<u16>,
     /// RDMA packets of no VLAN carry their priority in a tag with VLAN 0.
     pub priority_tags: bool,
     /// The network function may send from addresses that are not the device's: a bridge inside the guest.
@@ -35,25 +48,43 @@ pub(super) enum Violation {
     Vlan,
 }
 
-impl PortRules {
+impl VlanMode {
+    /// The VLAN that everything behind the port is in, if it is in one.
+    pub(crate) const fn access(self) -> Option<u16> {
+        match self {
+            Self::Access(vlan) => Some(vlan),
+            Self::Untagged | Self::Trunk => None,
+        }
+    }
+}
+
+/// What a port lets through: the rules of its device on its network.
+#[derive(Clone, Debug)]
+pub(super) struct Policy {
+    pub(super) mac: MacAddr,
+    pub(super) vlan: VlanMode,
+    pub(super) rules: PortRules,
+}
+
+impl Policy {
     /// How RDMA packets are marked.
     pub(super) fn marks(&self) -> EgressMarking {
-        EgressMarking { priority_tags: self.priority_tags, ecn: self.congestion.is_some() }
+        EgressMarking { priority_tags: self.rules.priority_tags, ecn: self.rules.congestion.is_some() }
     }
 
     /// Returns `true` if a frame goes from the network function to the network as it is.
-    pub(super) fn passes_as_it_is(&self, frame: &[u8], mac: MacAddr) -> bool {
-        self.vlan.is_none() && (self.allow_forged || frame.get(6..TAG_AT) == Some(&mac.0))
+    pub(super) fn passes_as_it_is(&self, frame: &[u8]) -> bool {
+        self.vlan.access().is_none() && (self.rules.allow_forged || frame.get(6..TAG_AT) == Some(&self.mac.0))
     }
 
     /// Appends a frame of the network function as the network gets it.
-    pub(super) fn outgoing(&self, frame: &[u8], mac: MacAddr, out: &mut Frames) -> Result<(), Violation> {
+    pub(super) fn outgoing(&self, frame: &[u8], out: &mut Frames) -> Result<(), Violation> {
         // A frame without a header has no source either.
         let (ethernet, ..) = Ethernet::parse(frame).map_err(|_| Violation::Forged)?;
-        if !self.allow_forged && ethernet.source != mac {
+        if !self.rules.allow_forged && ethernet.source != self.mac {
             return Err(Violation::Forged);
         }
-        let Some(vid) = self.vlan else {
+        let Some(vid) = self.vlan.access() else {
             out.push(frame);
             return Ok(());
         };
@@ -70,7 +101,7 @@ impl PortRules {
 
     /// Appends a frame of the network as the network function gets it.
     pub(super) fn incoming(&self, frame: &[u8], out: &mut Frames) -> Result<(), Violation> {
-        let Some(vid) = self.vlan else {
+        let Some(vid) = self.vlan.access() else {
             out.push(frame);
             return Ok(());
         };
@@ -107,42 +138,46 @@ mod tests {
         [&[0xff; 6], &source.0[..], tag, &[8, 6], b"body"].concat()
     }
 
-    fn out(rules: &PortRules, frame: &[u8]) -> Result<Vec<u8>, Violation> {
+    fn policy(vlan: VlanMode, allow_forged: bool) -> Policy {
+        Policy { mac: MAC, vlan, rules: PortRules { allow_forged, ..PortRules::default() } }
+    }
+
+    fn out(policy: &Policy, frame: &[u8]) -> Result<Vec<u8>, Violation> {
         let mut frames = Frames::default();
-        let passed = rules.outgoing(frame, MAC, &mut frames);
+        let passed = policy.outgoing(frame, &mut frames);
         assert_eq!(frames.len(), usize::from(passed.is_ok()));
         passed.map(|()| frames.get(0).unwrap().to_vec())
     }
 
     #[test]
     fn only_the_own_address_unless_allowed() {
-        let rules = PortRules::default();
+        let policy = policy(VlanMode::Untagged, false);
         let (own, other) = (frame(MAC, &[]), frame(MacAddr([9; 6]), &[]));
-        assert!(rules.passes_as_it_is(&own, MAC) && !rules.passes_as_it_is(&other, MAC));
-        assert_eq!(out(&rules, &own).unwrap(), own);
-        assert_eq!(out(&rules, &other), Err(Violation::Forged));
-        assert!((0..14).all(|len| out(&rules, &own[..len]) == Err(Violation::Forged)));
-        assert!((0..12).all(|len| !rules.passes_as_it_is(&own[..len], MAC)));
+        assert!(policy.passes_as_it_is(&own) && !policy.passes_as_it_is(&other));
+        assert_eq!(out(&policy, &own).unwrap(), own);
+        assert_eq!(out(&policy, &other), Err(Violation::Forged));
+        assert!((0..14).all(|len| out(&policy, &own[..len]) == Err(Violation::Forged)));
+        assert!((0..12).all(|len| !policy.passes_as_it_is(&own[..len])));
         let tagged = frame(MAC, &[0x81, 0, 0, 42]);
-        assert_eq!(out(&rules, &tagged).unwrap(), tagged);
-        let rules = PortRules { allow_forged: true, ..rules };
-        assert!(rules.passes_as_it_is(&other, MAC));
-        assert_eq!(out(&rules, &other).unwrap(), other);
+        assert_eq!(out(&policy, &tagged).unwrap(), tagged);
+        let policy = Policy { rules: PortRules { allow_forged: true, ..policy.rules }, ..policy };
+        assert!(policy.passes_as_it_is(&other));
+        assert_eq!(out(&policy, &other).unwrap(), other);
     }
 
     #[test]
     fn an_access_port_tags_and_untags() {
-        let rules = PortRules { vlan: Some(42), ..PortRules::default() };
+        let policy = policy(VlanMode::Access(42), false);
         let (plain, tagged) = (frame(MAC, &[]), frame(MAC, &[0x81, 0, 0, 42]));
-        assert!(!rules.passes_as_it_is(&plain, MAC));
-        assert_eq!(out(&rules, &plain).unwrap(), tagged);
+        assert!(!policy.passes_as_it_is(&plain));
+        assert_eq!(out(&policy, &plain).unwrap(), tagged);
         // A priority tag keeps its priority.
-        assert_eq!(out(&rules, &frame(MAC, &[0x81, 0, 0x60, 0])).unwrap(), frame(MAC, &[0x81, 0, 0x60, 42]));
-        assert_eq!(out(&rules, &tagged), Err(Violation::Vlan));
+        assert_eq!(out(&policy, &frame(MAC, &[0x81, 0, 0x60, 0])).unwrap(), frame(MAC, &[0x81, 0, 0x60, 42]));
+        assert_eq!(out(&policy, &tagged), Err(Violation::Vlan));
         let mut frames = Frames::default();
-        assert_eq!(rules.incoming(&tagged, &mut frames), Ok(()));
+        assert_eq!(policy.incoming(&tagged, &mut frames), Ok(()));
         for wrong in [plain.as_slice(), &frame(MAC, &[0x81, 0, 0, 43]), &frame(MAC, &[0x81, 0, 0x60, 0]), &plain[..9]] {
-            assert_eq!(rules.incoming(wrong, &mut frames), Err(Violation::Vlan));
+            assert_eq!(policy.incoming(wrong, &mut frames), Err(Violation::Vlan));
         }
         assert_eq!(frames.iter().collect::<Vec<_>>(), [plain]);
     }

@@ -71,7 +71,7 @@ impl TxQueue {
                 backlog.frames.push(frame);
             }
         }
-        self.full.store(!backlog.frames.is_empty(), Ordering::Release);
+        self.full.store(!backlog.frames.is_empty() || self.link.unsent(), Ordering::Release);
         dropped
     }
 
@@ -103,6 +103,9 @@ impl TxQueue {
             }
             frames.clear();
             *from = 0;
+            if self.link.unsent() {
+                return;
+            }
             self.full.store(false, Ordering::Release);
             std::mem::take(waiters)
         };

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use pvrdma_verbs::{Gid, GidType, Hca, QpType, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
-use crate::tap::{Tap, tapped, tapped_with};
+use crate::tap::{Tap, tapped_in, tapped_with};
 use crate::world::*;
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::Congestion;
 use pvrdma_roce::wire::{Ecn, Opcode, Packet, build};
-use pvrdma_rxe::{Clock, PortRules, RxeConfig};
+use pvrdma_rxe::{Clock, PortRules, RxeConfig, VlanMode};
 
 fn address(number: u8) -> Gid {
     Gid(Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number.into()).octets())
@@ -27,8 +27,8 @@ struct Rig {
 }
 
 fn rig(congestion: Option<Congestion>) -> Rig {
-    let rules = || PortRules { congestion, vlan: Some(5), ..PortRules::default() };
-    rig_on(tapped([rules(), rules()]))
+    let rules = || PortRules { congestion, ..PortRules::default() };
+    rig_on(tapped_in(VlanMode::Access(5), [rules(), rules()]))
 }
 
 fn rig_on((world, taps): (World, [Arc<Tap>; 2])) -> Rig {

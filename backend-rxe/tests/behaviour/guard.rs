@@ -10,7 +10,7 @@ use pvrdma_ether_link::{Frames, Link, memory};
 use pvrdma_roce::wire::{
     Aeth, Deth, Extension, Header, NakCode, Network, Opcode, Packet, Position, Reth, Syndrome, build,
 };
-use pvrdma_rxe::{PortConfig, PortRules};
+use pvrdma_rxe::{PortConfig, PortRules, VlanMode};
 
 /// Frames of some other protocol.
 fn arp(source: u8, tag: &[u8]) -> Vec<u8> {
@@ -23,14 +23,13 @@ fn the_network_function_keeps_to_its_address_and_vlan() {
     let (tagged, elsewhere) = (arp(1, &[0x81, 0, 0, 42]), arp(9, &[0x81, 0, 0, 43]));
     let rules = PortRules::default();
     let cases = [
-        (rules.clone(), vec![&own, &tagged], (1, 0)),
-        (PortRules { allow_forged: true, ..rules.clone() }, vec![&own, &forged, &tagged], (0, 0)),
-        (PortRules { vlan: Some(42), ..rules }, vec![&tagged], (1, 1)),
+        (VlanMode::Trunk, rules.clone(), vec![&own, &tagged], (1, 0)),
+        (VlanMode::Trunk, PortRules { allow_forged: true, ..rules.clone() }, vec![&own, &forged, &tagged], (0, 0)),
+        (VlanMode::Access(42), rules, vec![&tagged], (1, 1)),
     ];
-    for (rules, passed, (forgeries, wrong_tags)) in cases {
-        let world = World::new();
+    for (vlan, rules, passed, (forgeries, wrong_tags)) in cases {
+        let world = World::with(|config| config.vlan = vlan);
         let ((uplink, network), (nic, guest)) = (memory::pair(9).unwrap(), memory::pair(9).unwrap());
-        let vlan = rules.vlan;
         let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
         let _uplink = world.rxe.plug(mac(1), config).unwrap();
         let node = world.node(1);
@@ -47,9 +46,9 @@ fn the_network_function_keeps_to_its_address_and_vlan() {
         }
         world.rxe.run_ready();
         let all = [own.clone(), tagged.clone(), elsewhere.clone()];
-        let seen = if vlan.is_some() { vec![own.clone()] } else { all.to_vec() };
+        let seen = if vlan != VlanMode::Trunk { vec![own.clone()] } else { all.to_vec() };
         assert_eq!(taken(&guest), seen);
-        assert_eq!(counts().1, if vlan.is_some() { wrong_tags + 2 } else { 0 });
+        assert_eq!(counts().1, if vlan != VlanMode::Trunk { wrong_tags + 2 } else { 0 });
         assert_eq!(node.counter("passed_dropped"), 0);
     }
 }

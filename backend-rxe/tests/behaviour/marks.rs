@@ -4,10 +4,10 @@ use std::net::Ipv6Addr;
 
 use pvrdma_verbs::{Gid, GidType, Hca, NetworkType, QpType, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
-use crate::tap::tapped;
+use crate::tap::tapped_in;
 use crate::world::*;
 use pvrdma_roce::wire::{Ecn, Packet, Vlan};
-use pvrdma_rxe::PortRules;
+use pvrdma_rxe::{PortRules, VlanMode};
 
 const QKEY: u32 = 0x1234;
 
@@ -55,8 +55,8 @@ impl Addresses {
 
 /// All kinds of requests between two devices. What they sent is checked for `expected` tags and the marks of the
 /// address vector.
-fn exchange(addresses: Addresses, rules: [PortRules; 2], vlan: Option<u16>, expected: Option<Vlan>) {
-    let (world, taps) = tapped(rules);
+fn exchange(addresses: Addresses, mode: VlanMode, rules: [PortRules; 2], vlan: Option<u16>, expected: Option<Vlan>) {
+    let (world, taps) = tapped_in(mode, rules);
     let (a, b) = (world.node(1), world.node(2));
     addresses.bind(&a, vlan);
     addresses.bind(&b, vlan);
@@ -121,21 +121,24 @@ fn every_encapsulation_with_and_without_tags() {
     let tag = |vid| Some(Vlan { pcp: 3, dei: false, vid });
     for addresses in ADDRESSES {
         let rules = || [PortRules::default(), PortRules::default()];
-        exchange(addresses, rules(), None, None);
-        exchange(addresses, rules(), Some(42), tag(42));
+        for mode in [VlanMode::Untagged, VlanMode::Trunk] {
+            exchange(addresses, mode, rules(), None, None);
+        }
+        exchange(addresses, VlanMode::Trunk, rules(), Some(42), tag(42));
         // An access port: whatever the guest bound.
-        let access = || rules().map(|rules| PortRules { vlan: Some(7), ..rules });
-        exchange(addresses, access(), None, tag(7));
-        exchange(addresses, access(), Some(42), tag(7));
+        exchange(addresses, VlanMode::Access(7), rules(), None, tag(7));
+        exchange(addresses, VlanMode::Access(7), rules(), Some(42), tag(7));
         let priority = || rules().map(|rules| PortRules { priority_tags: true, ..rules });
-        exchange(addresses, priority(), None, tag(0));
-        exchange(addresses, priority(), Some(4094), tag(4094));
+        for mode in [VlanMode::Untagged, VlanMode::Trunk] {
+            exchange(addresses, mode, priority(), None, tag(0));
+        }
+        exchange(addresses, VlanMode::Trunk, priority(), Some(4094), tag(4094));
     }
 }
 
 /// Whether a write from node 1 in one VLAN reaches node 2 in another.
 fn reaches(vlans: [Option<u16>; 2], kinds: [GidType; 2]) -> (bool, u64) {
-    let (world, _taps) = tapped([PortRules::default(), PortRules::default()]);
+    let (world, _taps) = tapped_in(VlanMode::Trunk, [PortRules::default(), PortRules::default()]);
     let (a, b) = (world.node(1), world.node(2));
     for (node, (vlan, kind)) in [&a, &b].into_iter().zip(vlans.into_iter().zip(kinds)) {
         node.hca.bind_gid_in_vlan(0, gid(node.number), kind, vlan).unwrap();
@@ -164,7 +167,7 @@ fn vlans_are_kept_apart() {
 /// Local delivery keeps them apart as well: one address may exist once in each VLAN.
 #[test]
 fn vlans_of_one_daemon() {
-    let world = World::new();
+    let world = World::with(|config| config.vlan = VlanMode::Trunk);
     let (a, b, c) = (world.node(1), world.node(2), world.node(3));
     let bind = |node: &Node, vlan| node.hca.bind_gid_in_vlan(0, gid(node.number), GidType::RoceV2, vlan);
     assert!(c.hca.bind_gid_in_vlan(0, gid(2), GidType::RoceV2, None).is_err());

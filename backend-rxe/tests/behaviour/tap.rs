@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::SeqCst;
 
 use parking_lot::Mutex;
 use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness, memory};
-use pvrdma_rxe::{ManualClock, PortRules, Rxe, RxeConfig};
+use pvrdma_rxe::{ManualClock, PortRules, Rxe, RxeConfig, VlanMode};
 
 use crate::world::*;
 
@@ -64,8 +64,13 @@ impl Link for Tap {
 
 /// Two engines on a cable with a tap at each end, for nodes 1 and 2.
 pub(crate) fn tapped(rules: [PortRules; 2]) -> (World, [Arc<Tap>; 2]) {
+    tapped_in(VlanMode::Untagged, rules)
+}
+
+/// The same on a network with these VLANs.
+pub(crate) fn tapped_in(vlan: VlanMode, rules: [PortRules; 2]) -> (World, [Arc<Tap>; 2]) {
     let clock = Arc::new(ManualClock::default());
-    let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as _, ..RxeConfig::default() };
+    let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as _, vlan, ..RxeConfig::default() };
     tapped_with(rules, &config, clock)
 }
 

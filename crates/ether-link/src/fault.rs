@@ -3,11 +3,13 @@
 
 use std::collections::VecDeque;
 use std::fmt;
+use std::io;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::Counter;
+use pvrdma_verbs::{Counter, MacAddr};
+use serde::{Deserialize, Serialize};
 
 use super::{Frames, Link, LinkInspect, Readiness};
 
@@ -19,7 +21,7 @@ const LATER: Duration = Duration::from_millis(2);
 const MAX_HELD: usize = 4096;
 
 /// How often each fault happens to a frame, in hundredths of a percent.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Faults {
     /// The frame is lost.
     pub loss: u16,
@@ -121,25 +123,23 @@ impl State {
 #[derive(Debug)]
 struct Outbound {
     state: State,
-    /// What became of the current batch, and how many frames of that have left.
+    /// What became of the frames that were taken last, and how many of these have left.
     pending: Frames,
     left: usize,
-    /// Frames of the caller in that batch. They are taken when all has left; until then they are presented again.
-    batch: usize,
 }
 
 impl Outbound {
-    /// Sends what is pending. Gives the size of the batch if that has left completely.
-    fn flush(&mut self, link: &impl Link) -> Option<usize> {
-        if self.left < self.pending.len() {
+    /// Sends what is pending. Returns `true` if all has left.
+    fn flush(&mut self, link: &impl Link) -> bool {
+        if self.left < self.pending.len() || link.unsent() {
             self.left = self.left.saturating_add(link.send(&self.pending, self.left));
         }
         if self.left < self.pending.len() {
-            return None;
+            return false;
         }
         self.pending.clear();
         self.left = 0;
-        Some(std::mem::take(&mut self.batch))
+        !link.unsent()
     }
 }
 
@@ -169,7 +169,7 @@ impl<L: Link> FaultLink<L> {
     /// Wraps a link whose frames suffer in both directions, independently.
     pub fn both_ways(inner: L, faults: Faults, seed: u64) -> Self {
         let state = State::new(!seed);
-        let outbound = Outbound { state, pending: Frames::default(), left: 0, batch: 0 };
+        let outbound = Outbound { state, pending: Frames::default(), left: 0 };
         Self { outbound: Some(Mutex::new(outbound)), ..Self::new(inner, faults, seed) }
     }
 
@@ -184,11 +184,9 @@ impl<L: Link> FaultLink<L> {
         let Some(outbound) = &self.outbound else { return };
         let outbound = &mut *outbound.lock();
         outbound.state.calls = outbound.state.calls.wrapping_add(1);
-        // Not into the middle of a batch, whose first frame may have left in part.
-        if outbound.pending.is_empty() {
+        // In order: what is pending was to leave before.
+        if outbound.flush(&self.inner) {
             outbound.state.release(&mut outbound.pending);
-        }
-        if outbound.batch == 0 {
             outbound.flush(&self.inner);
         }
     }
@@ -217,15 +215,25 @@ impl<L: Link> Link for FaultLink<L> {
     fn send(&self, frames: &Frames, from: usize) -> usize {
         let Some(outbound) = &self.outbound else { return self.inner.send(frames, from) };
         let outbound = &mut *outbound.lock();
-        // What did not leave last time comes first; the caller presents it again.
-        let Some(before) = outbound.flush(&self.inner) else { return 0 };
-        let all = frames.len().saturating_sub(from);
-        for frame in frames.iter_from(from.saturating_add(before)) {
+        // What did not leave last time comes first.
+        if !outbound.flush(&self.inner) {
+            return 0;
+        }
+        for frame in frames.iter_from(from) {
             self.suffer(&mut outbound.state, frame);
         }
         outbound.state.release(&mut outbound.pending);
-        outbound.batch = all.saturating_sub(before);
-        if outbound.flush(&self.inner).is_some() { all } else { before.min(all) }
+        outbound.flush(&self.inner);
+        frames.len().saturating_sub(from)
+    }
+
+    fn unsent(&self) -> bool {
+        let pending = |outbound: &Mutex<Outbound>| outbound.try_lock().is_none_or(|held| !held.pending.is_empty());
+        self.outbound.as_ref().is_some_and(pending) || self.inner.unsent()
+    }
+
+    fn set_addresses(&self, addresses: &[MacAddr]) -> io::Result<()> {
+        self.inner.set_addresses(addresses)
     }
 
     fn readiness(&self) -> Readiness {
@@ -234,7 +242,7 @@ impl<L: Link> Link for FaultLink<L> {
             _ if !self.inbound.lock().0.held.is_empty() => Some(SOON),
             Some(outbound) => {
                 let outbound = outbound.lock();
-                let waiting = !outbound.state.held.is_empty() || outbound.batch == 0 && !outbound.pending.is_empty();
+                let waiting = !outbound.state.held.is_empty() || !outbound.pending.is_empty();
                 // Whoever sends does not wake who would look after what is delayed.
                 if waiting { Some(SOON) } else { (self.faults.delay > 0).then_some(LATER) }
             }

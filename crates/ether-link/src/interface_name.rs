@@ -3,8 +3,11 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// The name of a network interface.
-#[derive(Clone, PartialEq, Eq, Hash, Debug)]
+#[derive(Clone, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
 pub struct InterfaceName(String);
 
 impl InterfaceName {
@@ -27,6 +30,20 @@ impl FromStr for InterfaceName {
             return Err(format!("'{text}' is not the name of a network interface"));
         }
         Ok(Self(text.to_owned()))
+    }
+}
+
+impl TryFrom<String> for InterfaceName {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<InterfaceName> for String {
+    fn from(name: InterfaceName) -> Self {
+        name.0
     }
 }
 

@@ -5,6 +5,11 @@
 //! what cannot be sent now stays with the caller, what cannot be sent at all is lost and counted, as on a cable. Time
 //! comes from a [`Clock`], so that tests can set it.
 //!
+//! Each kind of link has two halves. One needs privileges or paths: it opens, binds and sets options. The other is the
+//! link, made `from_` the descriptors that the first half gave; from then on it only reads, writes and waits. What it
+//! needs anew (a connection that ended, an interface that was deleted) it has from a [`Connector`]. `open`, `bind`,
+//! `listen` and `connect` do both at once, for a process that is allowed to.
+//!
 //! * [`af_packet`]: an interface of this host;
 //! * [`unix`]: the socket back ends of QEMU, `stream` and `dgram`;
 //! * [`memory`]: two ends in one process;
@@ -14,6 +19,7 @@
 
 pub mod af_packet;
 mod clock;
+mod connector;
 pub mod fault;
 mod frames;
 mod interface_name;
@@ -23,14 +29,16 @@ pub mod unix;
 pub mod vxlan;
 
 use std::fmt;
+use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use pvrdma_verbs::{Counter, Snapshot};
+use pvrdma_verbs::{Counter, MacAddr, Snapshot};
 use serde::Serialize;
 
 pub use clock::{Clock, ManualClock, MonotonicClock};
+pub use connector::{Connector, NoConnector};
 pub use frames::Frames;
 pub use interface_name::InterfaceName;
 
@@ -54,6 +62,8 @@ pub struct Readiness {
     pub writable: Option<Arc<OwnedFd>>,
     /// Call again after this time, whatever the descriptors say.
     pub wait: Option<Duration>,
+    /// Call again when this is readable: what to wait for may be something else now.
+    pub changed: Option<Arc<OwnedFd>>,
 }
 
 /// A link at one moment.
@@ -75,12 +85,25 @@ pub trait Link: Send + Sync + fmt::Debug {
     fn receive(&self, frames: &mut Frames, most: usize);
 
     /// Sends the frames from index `from` on, in order, and returns how many the link took. Fewer than all: there is no
-    /// room now, and the rest must be presented again before any other frame, because a part of the first may have
-    /// left.
+    /// room now. The rest is untouched and may be presented again, or others in its place.
     fn send(&self, frames: &Frames, from: usize) -> usize;
+
+    /// Returns `true` if something that was taken is still in here for want of room. It leaves with the next call of
+    /// [`Self::send`], if only of no frames, when the link is writable.
+    fn unsent(&self) -> bool {
+        false
+    }
 
     /// What to wait for.
     fn readiness(&self) -> Readiness;
+
+    /// Frames to these addresses and to groups are wanted. A link may bring others, too.
+    ///
+    /// # Errors
+    /// The system refuses.
+    fn set_addresses(&self, _addresses: &[MacAddr]) -> io::Result<()> {
+        Ok(())
+    }
 
     /// Frames that were taken and got lost in here, in either direction.
     fn lost(&self) -> u64;
@@ -103,8 +126,16 @@ impl<L: Link + ?Sized> Link for Arc<L> {
         (**self).send(frames, from)
     }
 
+    fn unsent(&self) -> bool {
+        (**self).unsent()
+    }
+
     fn readiness(&self) -> Readiness {
         (**self).readiness()
+    }
+
+    fn set_addresses(&self, addresses: &[MacAddr]) -> io::Result<()> {
+        (**self).set_addresses(addresses)
     }
 
     fn lost(&self) -> u64 {

@@ -108,7 +108,7 @@ impl Link for MemoryLink {
 
     fn readiness(&self) -> Readiness {
         let (readable, writable) = (Arc::clone(&self.input.filled), Arc::clone(&self.output.room));
-        Readiness { readable: Some(readable), writable: Some(writable), wait: None }
+        Readiness { readable: Some(readable), writable: Some(writable), ..Readiness::default() }
     }
 
     fn inspect(&self) -> LinkInspect {

@@ -7,9 +7,11 @@
 
 use std::time::Duration;
 
+use serde::{Deserialize, Serialize};
+
 /// Parameters of congestion control. The times are those of the paper times four, because a sender in software sees and
 /// does things later than an adapter; a notification point is as fast as the paper's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct Congestion {
     /// Shortest time between two notifications for a QP that we receive marked packets for.
     pub cnp_interval: Duration,

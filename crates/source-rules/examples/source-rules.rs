@@ -4,8 +4,8 @@
 //! cargo run -p source-rules --example source-rules -- FOLDER RULE [PREFIX]
 //! ```
 //!
-//! The rule is one of `circles`, `purity`, `sizes`, `dependencies`, `module_style` and `words`. Only files whose path
-//! begins with the prefix count.
+//! The rule is one of `circles`, `purity`, `sizes`, `dependencies`, `module_style`, `threads` and `words`. Only files
+//! whose path begins with the prefix count.
 
 use std::path::Path;
 
@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail};
 use source_rules::circles::{self, Report};
 use source_rules::config::REPOSITORY;
 use source_rules::workspace::Workspace;
-use source_rules::{dependencies, module_style, purity, sizes, words};
+use source_rules::{dependencies, module_style, purity, sizes, threads, words};
 
 fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
@@ -30,6 +30,7 @@ fn main() -> Result<()> {
         "sizes" => sizes::check(&workspace),
         "dependencies" => dependencies::check(&workspace),
         "module_style" => module_style::check(&workspace),
+        "threads" => threads::check(&workspace),
         "words" => words::check(&workspace),
         rule => bail!("there is no rule {rule}"),
     };

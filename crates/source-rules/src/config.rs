@@ -15,6 +15,8 @@ pub struct Config {
     pub reexports_are_arrows: bool,
     /// The crate without input, output and clocks.
     pub pure: PureCrate,
+    /// Where threads start.
+    pub threads: Threads,
     /// Lines that a product file may have.
     pub file_lines: usize,
     /// Lines that a function may have, from `fn` to its closing brace.
@@ -51,6 +53,17 @@ pub struct PurityException {
     pub name: &'static str,
     /// Why this is harmless.
     pub reason: &'static str,
+}
+
+/// The one file that starts threads.
+#[derive(Clone, Copy, Debug)]
+pub struct Threads {
+    /// The file, from the root of the repository.
+    pub home: &'static str,
+    /// Paths that no other product file may name, each with everything below it.
+    pub forbidden: &'static [&'static str],
+    /// Files and folders that may nevertheless, each with the reason. A folder ends in `/`.
+    pub exceptions: &'static [(&'static str, &'static str)],
 }
 
 /// The settings for this repository.
@@ -97,6 +110,21 @@ pub const REPOSITORY: Config = Config {
         forbidden_macros: &["dbg", "eprint", "eprintln", "print", "println"],
         dependencies: &["bitflags", "crc32fast", "log", "pvrdma-verbs", "serde", "thiserror", "zerocopy"],
         exceptions: &[],
+    },
+    threads: Threads {
+        home: "crates/verbs/src/threads.rs",
+        forbidden: &[
+            "std::thread::Builder",
+            "std::thread::scope",
+            "std::thread::spawn",
+            "libc::clone",
+            "libc::pthread_create",
+            "nix::sched::clone",
+        ],
+        exceptions: &[
+            ("guest-tests/", "the test bed, which serves nobody"),
+            ("pvrdmad/src/capture/client.rs", "the command that asks the daemon"),
+        ],
     },
     file_lines: 500,
     function_lines: 60,

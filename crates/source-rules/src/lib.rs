@@ -13,6 +13,7 @@
 //! | [`sizes`] | product files of at most 500 lines, functions of at most 60, or a reason |
 //! | [`dependencies`] | no dependency that is unused or declared twice |
 //! | [`module_style`] | `name/mod.rs`, tests in `tests.rs`, no `#[path]` |
+//! | [`threads`] | threads of the product start in one place |
 //! | [`words`] | the field's words, comments of at most 120 columns |
 //!
 //! [`config`] holds all that is particular to this repository. [`workspace`] finds packages and files, [`conditions`]
@@ -29,6 +30,7 @@ pub mod module_style;
 pub mod modules;
 pub mod purity;
 pub mod sizes;
+pub mod threads;
 pub mod tokens;
 pub mod words;
 pub mod workspace;

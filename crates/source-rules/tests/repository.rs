@@ -6,7 +6,7 @@ use std::path::Path;
 
 use source_rules::config::REPOSITORY;
 use source_rules::workspace::Workspace;
-use source_rules::{Problem, circles, dependencies, module_style, purity, sizes, words};
+use source_rules::{Problem, circles, dependencies, module_style, purity, sizes, threads, words};
 
 fn repository() -> Workspace {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -51,6 +51,14 @@ fn no_dependency_is_unused_or_declared_twice() {
 #[test]
 fn modules_have_one_style() {
     judge(&module_style::check(&repository()));
+}
+
+#[test]
+fn threads_start_in_one_place() {
+    let workspace = repository();
+    let home = workspace.config.threads.home;
+    assert!(workspace.files.iter().any(|file| file.path == home), "there is no {home}");
+    judge(&threads::check(&workspace));
 }
 
 #[test]

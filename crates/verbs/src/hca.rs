@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::attrs::{QpAttrMask, QpAttrs, QpCaps};
@@ -46,7 +46,7 @@ pub trait Backend: Send + Sync {
 }
 
 /// Upper limits of an adapter. The device advertises the smaller of these and its own.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct HcaLimits {
     /// Queue pairs.
     pub max_qp: u32,

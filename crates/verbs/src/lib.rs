@@ -39,6 +39,7 @@ mod queue;
 mod snapshot;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod threads;
 mod types;
 mod work;
 

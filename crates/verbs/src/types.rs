@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::str::FromStr;
 
 use bitflags::bitflags;
-use serde::{Serialize, Serializer};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use thiserror::Error;
 
 /// A value from outside that names nothing we know.
@@ -156,6 +156,12 @@ impl Serialize for MacAddr {
     }
 }
 
+impl<'de> Deserialize<'de> for MacAddr {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+    }
+}
+
 impl FromStr for MacAddr {
     type Err = String;
 
@@ -180,7 +186,7 @@ impl FromStr for MacAddr {
 }
 
 /// Encapsulation that belongs to a GID.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Serialize, Deserialize)]
 pub enum GidType {
     /// Ethertype 0x8915 with a global route header.
     #[serde(rename = "v1")]

@@ -19,7 +19,7 @@ pub(super) fn check(device: &str, cm: &str) -> Result<()> {
         backend: Some(
             format!("ibverbs,device={device},port=1,gid-index=auto,cm={cm}").parse().map_err(anyhow::Error::msg)?,
         ),
-        control: Some(path("control")),
+        control: Some(path("control").into()),
         ..ConfigSpec::default()
     };
     let config = Config::load(None, command_line)?;

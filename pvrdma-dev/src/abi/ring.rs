@@ -21,6 +21,10 @@ pub(crate) const RX_PROD_TAIL: u64 = 8;
 /// `rx.cons_head` (spec §6.2).
 pub(crate) const RX_CONS_HEAD: u64 = 12;
 
+/// Bytes from the producer index of a ring to its consumer index.
+pub(crate) const PROD_TO_CONS: u64 = TX_CONS_HEAD - TX_PROD_TAIL;
+const _: () = assert!(PROD_TO_CONS == RX_CONS_HEAD - RX_PROD_TAIL);
+
 /// Bytes of an asynchronous event entry, `pvrdma_eqe` (spec §10).
 pub(crate) const EQE_SIZE: usize = 8;
 

@@ -23,7 +23,14 @@ pub(super) fn gather(element: &VolatileSlice<'_>, head: &[u8], head_len: usize, 
     let count = count as usize;
     let (copied, _) = head.as_chunks::<SGE_SIZE>();
     sges.extend(copied.iter().take(count).map(sge));
-    let mut at = head_len;
+    if sges.len() < count {
+        gather_rest(element, head_len, count, sges);
+    }
+}
+
+/// Takes what is missing to `count` SGEs from byte `at` of the element on.
+#[inline(never)]
+fn gather_rest(element: &VolatileSlice<'_>, mut at: usize, count: usize, sges: &mut Vec<Sge>) {
     let mut chunk = [0; CHUNK];
     while sges.len() < count {
         let Ok(rest) = element.offset(at) else { return };

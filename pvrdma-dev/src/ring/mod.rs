@@ -14,7 +14,7 @@ use serde::Serialize;
 use thiserror::Error;
 use vm_memory::{ByteValued, VolatileSlice};
 
-use crate::abi::ring::{RX_CONS_HEAD, RX_PROD_TAIL, TX_CONS_HEAD, TX_PROD_TAIL};
+use crate::abi::ring::{PROD_TO_CONS, RX_PROD_TAIL, TX_PROD_TAIL};
 use crate::abi::wqe::{RQ_HEADER, SGE_SIZE, SQ_HEADER};
 
 /// Largest ring; twice as much must fit an index.
@@ -97,11 +97,10 @@ struct Ring {
     pages: PageList,
     /// Byte offset of element 0 in `pages`.
     base: u64,
-    stride: usize,
+    stride: u32,
     entries: u32,
-    /// Bus addresses of the two words.
+    /// Bus address of the producer's word; the consumer's is [`PROD_TO_CONS`] behind it, in the same page.
     prod_tail: u64,
-    cons_head: u64,
     /// Where the last element was found: elements are used in order, so the next is most likely there as well.
     near: Run,
 }
@@ -133,24 +132,27 @@ impl Ring {
         if needed > u64::from(count) * PAGE_SIZE {
             return Err(RingShapeError::TooFewPages { needed, pages: count });
         }
-        let (tail, head) = match words {
-            StateWords::Tx => (TX_PROD_TAIL, TX_CONS_HEAD),
-            StateWords::Rx => (RX_PROD_TAIL, RX_CONS_HEAD),
+        let tail = match words {
+            StateWords::Tx => TX_PROD_TAIL,
+            StateWords::Rx => RX_PROD_TAIL,
         };
         Ok(Self {
             base: u64::from(first) * PAGE_SIZE,
-            stride: stride as usize,
+            stride,
             entries,
             // Page addresses are page aligned and do not reach the top of the address space.
             prod_tail: state | tail,
-            cons_head: state | head,
             near: Run::default(),
             pages,
         })
     }
 
     const fn words(&self) -> RingWords {
-        RingWords { entries: self.entries, prod_tail: self.prod_tail, cons_head: self.cons_head }
+        RingWords { entries: self.entries, prod_tail: self.prod_tail }
+    }
+
+    const fn cons_head(&self) -> u64 {
+        self.prod_tail + PROD_TO_CONS
     }
 
     /// Indices run over twice the number of elements (spec §6.1).
@@ -202,7 +204,7 @@ impl Ring {
         direction: Direction,
     ) -> Result<VolatileSlice<'v>, QueueError> {
         let slot = u64::from(index & (self.entries - 1));
-        let offset = self.base + slot * self.stride as u64;
+        let offset = self.base + slot * u64::from(self.stride);
         let mut into = offset.wrapping_sub(self.near.offset);
         if into >= self.near.len {
             // The shape was checked, so the element is there and does not cross a page.
@@ -210,7 +212,7 @@ impl Ring {
             self.near = Run { offset, bus, len };
             into = 0;
         }
-        Ok(view.slice(self.near.bus + into, self.stride, direction)?)
+        Ok(view.slice(self.near.bus + into, self.stride as usize, direction)?)
     }
 }
 
@@ -219,7 +221,6 @@ impl Ring {
 pub(crate) struct RingWords {
     entries: u32,
     prod_tail: u64,
-    cons_head: u64,
 }
 
 /// A ring at one moment.
@@ -240,7 +241,7 @@ impl RingWords {
     pub(crate) fn inspect(&self, memory: &DmaSpace) -> RingInspect {
         let view = memory.view();
         let index = |address| view.load_u32(address, Ordering::Acquire).ok();
-        let (head, tail) = (index(self.cons_head), index(self.prod_tail));
+        let (head, tail) = (index(self.prod_tail + PROD_TO_CONS), index(self.prod_tail));
         let mask = (self.entries << 1) - 1;
         let used = head.zip(tail).filter(|&(head, tail)| head <= mask && tail <= mask);
         let used = used.map(|(head, tail)| tail.wrapping_sub(head) & mask).filter(|&used| used <= self.entries);
@@ -302,7 +303,7 @@ impl ConsumerRing {
         if self.head != self.next {
             self.head = self.ring.next(self.head);
             // A guest that took its ring away does not need to know.
-            let _ = view.store_u32(self.ring.cons_head, self.head, Ordering::Release);
+            let _ = view.store_u32(self.ring.cons_head(), self.head, Ordering::Release);
         }
     }
 
@@ -383,7 +384,12 @@ impl ProducerRing {
                 return Ok(false);
             }
         }
-        self.ring.element(view, self.tail, Direction::Write)?.copy_from(element);
+        let slot = self.ring.element(view, self.tail, Direction::Write)?;
+        // All of the slot, but of a length that the compiler knows.
+        let len = size_of_val(element);
+        let slot =
+            slot.subslice(0, len).map_err(|_| DmaError::Unmapped { addr: self.ring.near.bus, len: len as u64 })?;
+        slot.copy_from(element);
         self.tail = self.ring.next(self.tail);
         Ok(true)
     }
@@ -409,7 +415,7 @@ impl ProducerRing {
 
     /// Loads and checks the consumer's index.
     fn load_consumer_index(&mut self, view: &DmaView<'_>) -> Result<(), QueueError> {
-        let index = view.load_u32(self.ring.cons_head, Ordering::Acquire)?;
+        let index = view.load_u32(self.ring.cons_head(), Ordering::Acquire)?;
         self.ring.check_consumer_index(index, self.tail)?;
         self.head = index;
         Ok(())

@@ -5,16 +5,18 @@ use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use log::{debug, error, info};
 use pvrdma_ether_link::MAX_LINK_FRAME;
 use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig};
+use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 
 use super::pcapng::File;
+use crate::protocol::Reply;
 
 /// Bytes that wait for a slow reader; beyond, frames are dropped and counted.
 const BUFFER: usize = 8 << 20;
@@ -45,7 +47,8 @@ pub(crate) struct Streams {
 }
 
 impl Streams {
-    /// Writes what `capture` sees of `device` to `stream`, until the other side says or closes anything.
+    /// Says to `stream` that a capture follows, and writes what `capture` sees of `device` there, until the other side
+    /// says or closes anything.
     pub(crate) fn start(
         &mut self,
         stream: UnixStream,
@@ -56,7 +59,7 @@ impl Streams {
         self.running.retain(|(_, thread)| !thread.is_finished());
         stream.set_write_timeout(Some(PATIENCE))?;
         let (other, stopping) = (stream.try_clone()?, Arc::clone(&self.stopping));
-        let thread = thread::Builder::new().name("capture".to_owned()).spawn(move || {
+        let thread = threads::spawn(ThreadKind::Capture, "capture", move || {
             info!("{device}: a capture begins");
             let result = run(&Patient { stream: &stream, stopping: &stopping }, &device, snaplen, &capture);
             // The server still holds the stream; the other side waits for its end.
@@ -111,6 +114,10 @@ impl Write for &Patient<'_> {
 
 fn run(out: &Patient<'_>, device: &str, snaplen: usize, capture: &Capture) -> io::Result<()> {
     let snaplen = u32::try_from(snaplen).unwrap_or(u32::MAX);
+    let mut line = serde_json::to_vec(&Reply::<()>::Capturing {})?;
+    line.push(b'\n');
+    let mut to = out;
+    to.write_all(&line)?;
     let mut file = File::begin(BufWriter::with_capacity(CHUNK, out), device, snaplen)?;
     file.flush()?;
     let mut batch = Batch::default();

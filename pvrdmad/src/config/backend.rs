@@ -5,13 +5,14 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use pvrdma_ibverbs::{CmMode, GidIndex, IbverbsConfig, Network};
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 
 use super::keys::{deserialize_from_str, keys};
 use super::pairs::{Syntax, from_pairs};
 
 /// What carries the traffic.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum BackendSpec {
     /// The software adapter.
     #[default]
@@ -174,8 +175,6 @@ impl FromStr for BackendSpec {
         }
     }
 }
-
-deserialize_from_str!(BackendSpec);
 
 impl fmt::Display for BackendSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -31,6 +31,14 @@ pub enum ConfigError {
         /// What is wrong.
         problem: String,
     },
+    /// A network is not described correctly.
+    #[error("network {name}: {problem}")]
+    Network {
+        /// Which network.
+        name: String,
+        /// What is wrong.
+        problem: String,
+    },
     /// The parameters of congestion control make no sense.
     #[error("congestion: {0}")]
     Congestion(String),

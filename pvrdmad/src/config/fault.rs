@@ -1,10 +1,11 @@
-//! Faults injected on a device's uplink, in the words of the command line.
+//! Faults injected on an uplink, in the words of the command line.
 
 use std::str::FromStr;
 use std::sync::Arc;
 
 use pvrdma_ether_link::Link;
 use pvrdma_ether_link::fault::{FaultLink, Faults};
+use serde::{Deserialize, Serialize};
 
 use super::keys::{deserialize_from_str, keys};
 use super::pairs::{Syntax, from_pairs};
@@ -55,7 +56,7 @@ impl FromStr for Rate {
 deserialize_from_str!(Rate);
 
 /// Faults of a link: `loss:0.01/duplicate:0.01/seed:7`, in any order.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct FaultSpec {
     faults: Faults,
     seed: u64,
@@ -87,8 +88,6 @@ impl FromStr for FaultSpec {
         Ok(Self { faults, seed: keys.seed.unwrap_or(1) })
     }
 }
-
-deserialize_from_str!(FaultSpec);
 
 #[cfg(test)]
 mod tests {

@@ -3,10 +3,11 @@
 use std::fmt::Write;
 
 use super::backend::IbverbsSpec;
+use super::control::ControlKeys;
 use super::fault::FaultKeys;
 use super::keys::Keys;
 use super::link::LINKS;
-use super::spec::DeviceSpec;
+use super::spec::{DeviceSpec, NetworkSpec};
 
 /// Column where explanations begin.
 const COLUMN: usize = 24;
@@ -40,6 +41,25 @@ pub(crate) fn device() -> String {
     }
     text += "\nFAULT:RATE is one of these, with '/' before the next. RATE is a fraction of frames:\n";
     table::<FaultKeys>(&mut text, ':');
+    text.trim_end().to_owned()
+}
+
+/// About `--network`.
+pub(crate) fn network() -> String {
+    let mut text = "A network. Devices reach those of their own network only.\n\
+                    These values replace those of a network of the same name in the file.\n\n\
+                    Keys:\n"
+        .to_owned();
+    table::<NetworkSpec>(&mut text, '=');
+    text.trim_end().to_owned()
+}
+
+/// About `--control`.
+pub(crate) fn control() -> String {
+    let mut text = "Socket that answers questions about the daemon: PATH or PATH,KEY=VALUE,...\n\nKeys:\n".to_owned();
+    for key in ControlKeys::KEYS.iter().filter(|key| key.name != "path") {
+        row(&mut text, &format!("{}={}", key.name, key.value), key.summary(), &key.note());
+    }
     text.trim_end().to_owned()
 }
 

@@ -1,6 +1,11 @@
 //! A key is defined once, here with its type, and everything else is made from that: what the file and the command line
 //! accept, `--help`, and the reference page.
 
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use serde::{Deserialize, Deserializer, de};
+
 /// A key as users see it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key {
@@ -58,6 +63,14 @@ impl<T> Overlay for Option<T> {
 impl<T> Overlay for Vec<T> {
     fn overlay(&mut self, over: Self) {
         if !over.is_empty() {
+            *self = over;
+        }
+    }
+}
+
+impl Overlay for PathBuf {
+    fn overlay(&mut self, over: Self) {
+        if !over.as_os_str().is_empty() {
             *self = over;
         }
     }
@@ -127,6 +140,21 @@ macro_rules! deserialize_from_str {
 }
 
 pub(super) use {deserialize_from_str, keys};
+
+/// Reads a value that users write as a word, but that travels between processes as it is.
+pub(super) fn word<'de, D: Deserializer<'de>, T: FromStr<Err = String>>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error> {
+    struct Word<T>(T);
+
+    impl<'de, T: FromStr<Err = String>> Deserialize<'de> for Word<T> {
+        fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+            String::deserialize(deserializer)?.parse().map(Self).map_err(de::Error::custom)
+        }
+    }
+
+    Ok(Option::deserialize(deserializer)?.map(|Word(value)| value))
+}
 
 /// The word that was probably meant.
 pub(super) fn similar<'a>(word: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {

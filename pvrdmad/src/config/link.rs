@@ -1,16 +1,19 @@
 //! A link in the words of the command line.
 
+use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use pvrdma_ether_link::InterfaceName;
-use pvrdma_ether_link::vxlan::{Vni, VxlanConfig};
+use pvrdma_ether_link::vxlan::{VXLAN_PORT, Vni, VxlanConfig};
 
-use super::keys::deserialize_from_str;
+use serde::{Deserialize, Serialize};
+
 use super::tunnel::TunnelAddress;
 
 /// One end of a link.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum LinkSpec {
     /// `unix:PATH`: takes one connection after the other, as QEMU's `-netdev stream,server=off` makes them.
     Listen(PathBuf),
@@ -81,7 +84,22 @@ impl FromStr for LinkSpec {
     }
 }
 
-deserialize_from_str!(LinkSpec);
+impl fmt::Display for LinkSpec {
+    /// As it is written, a tunnel with its VNI.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Listen(path) => write!(f, "unix:{}", path.display()),
+            Self::Connect(path) => write!(f, "unix-connect:{}", path.display()),
+            Self::Datagrams { local, remote } => write!(f, "unix-dgram:{}:{}", local.display(), remote.display()),
+            Self::Vxlan(VxlanConfig { local, vni, .. }) if local.port() == VXLAN_PORT => {
+                write!(f, "vxlan:{}/{vni}", local.ip())
+            }
+            Self::Vxlan(VxlanConfig { local, vni, .. }) => write!(f, "vxlan:{local}/{vni}"),
+            Self::AfPacket(name) => write!(f, "af_packet:{name}"),
+            Self::Tap(name) => write!(f, "tap:{name}"),
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

@@ -1,84 +1,132 @@
 //! The configuration file, the command line over it, and the checked result.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashSet;
 use std::fmt;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::marker::PhantomData;
+use std::path::Path;
 
+use pvrdma_rxe::Congestion;
 use serde::de::{self, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::{Deserialize, Deserializer, Serialize};
 
 use super::backend::BackendSpec;
 use super::congestion::CongestionSpec;
+use super::control::{ControlSpec, path_or_table};
 use super::device::Device;
 use super::error::ConfigError;
-use super::keys::{Keys, similar};
-use super::spec::DeviceSpec;
+use super::keys::{Keys, similar, word};
+use super::network::Network;
+use super::spec::{DeviceSpec, NetworkSpec};
+use super::words::{Isolate, SandboxMode, Switch};
 
 /// What the file gives, or the command line.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfigSpec {
     /// What carries the traffic.
+    #[serde(default, deserialize_with = "word")]
     pub backend: Option<BackendSpec>,
     /// Where to answer questions.
-    pub control: Option<PathBuf>,
+    #[serde(default, deserialize_with = "path_or_table")]
+    pub control: Option<ControlSpec>,
+    /// What has a process of its own.
+    pub isolate: Option<Isolate>,
+    /// Whether these processes are kept from the rest of the host.
+    pub sandbox: Option<SandboxMode>,
+    /// Whether packets may be captured.
+    pub captures: Option<Switch>,
     /// Parameters of congestion control, in the file only.
     #[serde(default)]
     pub congestion: CongestionSpec,
+    /// Networks, possibly incomplete.
+    #[serde(default, rename = "network", deserialize_with = "networks")]
+    pub networks: Vec<NetworkSpec>,
     /// Devices, possibly incomplete.
     #[serde(default, rename = "device", deserialize_with = "devices")]
     pub devices: Vec<DeviceSpec>,
 }
 
-/// Everything the daemon needs to know.
-#[derive(Clone, Debug)]
+/// Everything the daemon needs to know. It travels between processes of the daemon.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Config {
     /// What carries the traffic.
     pub backend: BackendSpec,
     /// Where to answer questions.
-    pub control: Option<PathBuf>,
-    /// At least one.
-    pub devices: Vec<Device>,
+    pub control: Option<ControlSpec>,
+    /// What has a process of its own.
+    pub isolate: Isolate,
+    /// Whether these processes are kept from the rest of the host.
+    pub sandbox: SandboxMode,
+    /// Whether packets may be captured.
+    pub captures: Switch,
+    /// Parameters of congestion control, for devices to come.
+    pub congestion: Congestion,
+    /// Networks with their devices, of which there is at least one at the start.
+    pub networks: Vec<Network>,
 }
 
 impl Config {
     /// Reads the file, if there is one, and puts the command line over it.
     ///
     /// # Errors
-    /// The file or a device is wrong.
+    /// The file, a network or a device is wrong.
     pub fn load(file: Option<&Path>, command_line: ConfigSpec) -> Result<Self, ConfigError> {
         let file = file.map_or_else(|| Ok(ConfigSpec::default()), read)?;
         Self::merge(file, command_line)
     }
 
+    /// All devices, each with its network.
+    pub fn devices(&self) -> impl Iterator<Item = (&Network, &Device)> {
+        self.networks.iter().flat_map(|network| network.devices.iter().map(move |device| (network, device)))
+    }
+
     pub(super) fn merge(file: ConfigSpec, command_line: ConfigSpec) -> Result<Self, ConfigError> {
-        let congestion = file.congestion.resolve().map_err(ConfigError::Congestion)?;
-        let control = command_line.control.or(file.control);
-        let mut specs = file.devices;
-        names(&specs)?;
-        names(&command_line.devices)?;
-        for spec in command_line.devices {
-            match specs.iter_mut().find(|known| known.name == spec.name) {
-                Some(known) => known.override_with(spec),
-                None => specs.push(spec),
-            }
-        }
-        let devices = specs.into_iter().map(|spec| spec.resolve(congestion)).collect::<Result<Vec<_>, _>>()?;
-        let backend = command_line.backend.or(file.backend).unwrap_or_default();
-        if let (BackendSpec::Ibverbs(_), Some(device)) =
-            (&backend, devices.iter().find(|device| device.network.is_some()))
-        {
-            let problem = "uplink and nic belong to the backend rxe; with ibverbs the host's adapter is the network";
-            return Err(ConfigError::Device { name: device.config.name.clone(), problem: problem.to_owned() });
-        }
+        let taken = "the name is taken";
+        let network = |name, problem: &str| ConfigError::Network { name, problem: problem.to_owned() };
+        let networks = overlay(file.networks, command_line.networks, |network| &network.name)
+            .map_err(|name| network(name, taken))?;
+        let devices = overlay(file.devices, command_line.devices, |device| &device.name)
+            .map_err(|name| ConfigError::Device { name, problem: taken.to_owned() })?;
         if devices.is_empty() {
             return Err(ConfigError::Nothing);
         }
-        addresses(&devices)?;
-        sockets(&devices, control.as_deref())?;
-        Ok(Self { backend, control, devices })
+        let mut config = Self {
+            backend: command_line.backend.or(file.backend).unwrap_or_default(),
+            control: command_line.control.or(file.control),
+            isolate: command_line.isolate.or(file.isolate).unwrap_or_default(),
+            sandbox: command_line.sandbox.or(file.sandbox).unwrap_or_default(),
+            captures: command_line.captures.or(file.captures).unwrap_or(Switch::On),
+            congestion: file.congestion.resolve().map_err(ConfigError::Congestion)?,
+            networks: networks.into_iter().map(NetworkSpec::resolve).collect::<Result<_, _>>()?,
+        };
+        for device in devices {
+            config.place(device)?;
+        }
+        config.check()?;
+        Ok(config)
     }
+}
+
+/// Puts what the command line gives over what the file gives, by name.
+///
+/// # Errors
+/// One source has a name twice, which is given back.
+fn overlay<T: Keys>(file: Vec<T>, command_line: Vec<T>, name: fn(&T) -> &String) -> Result<Vec<T>, String> {
+    let mut all: Vec<T> = Vec::new();
+    for source in [file, command_line] {
+        let mut seen = HashSet::new();
+        for spec in source {
+            if !seen.insert(name(&spec).clone()) {
+                return Err(name(&spec).clone());
+            }
+            match all.iter_mut().find(|known| name(known) == name(&spec)) {
+                Some(known) => known.override_with(spec),
+                None => all.push(spec),
+            }
+        }
+    }
+    Ok(all)
 }
 
 fn read(path: &Path) -> Result<ConfigSpec, ConfigError> {
@@ -95,79 +143,36 @@ fn hint(message: &str) -> Option<&str> {
     similar(words.next()?, words)
 }
 
-/// Devices of one source have names of their own.
-fn names(specs: &[DeviceSpec]) -> Result<(), ConfigError> {
-    let mut seen = HashSet::new();
-    match specs.iter().find(|spec| !seen.insert(&spec.name)) {
-        Some(spec) => Err(ConfigError::Device { name: spec.name.clone(), problem: "the name is taken".to_owned() }),
-        None => Ok(()),
-    }
+fn networks<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<NetworkSpec>, D::Error> {
+    deserializer.deserialize_any(Tables { written: "[[network]]", kind: PhantomData })
 }
 
-/// Each device has an address of its own.
-fn addresses(devices: &[Device]) -> Result<(), ConfigError> {
-    let mut seen = HashMap::new();
-    for Device { config, .. } in devices {
-        if let Some(other) = seen.insert(config.mac, &config.name) {
-            let problem = format!("device {other} has the same MAC address {}", config.mac);
-            return Err(ConfigError::Device { name: config.name.clone(), problem });
-        }
-    }
-    Ok(())
-}
-
-/// Each socket that the daemon makes has a place of its own.
-fn sockets(devices: &[Device], control: Option<&Path>) -> Result<(), ConfigError> {
-    let mut seen: HashMap<PathBuf, String> =
-        control.map(|path| (place(path), "the control socket".to_owned())).into_iter().collect();
-    for device in devices {
-        let name = &device.config.name;
-        let network = device.network.as_ref();
-        let uplink = network.and_then(|network| network.uplink.socket());
-        let nic = network.and_then(|network| network.nic.as_ref()?.socket());
-        for (what, path) in [("socket", Some(device.socket.as_path())), ("uplink", uplink), ("nic", nic)] {
-            let Some(path) = path else { continue };
-            if let Some(other) = seen.insert(place(path), format!("the {what} of device {name}")) {
-                let problem = format!("{what} {} is also {other}", path.display());
-                return Err(ConfigError::Device { name: name.clone(), problem });
-            }
-        }
-    }
-    Ok(())
-}
-
-/// The same for all names of a place: its folder without links and dots, if that exists.
-fn place(path: &Path) -> PathBuf {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
-    match (folder.canonicalize(), path.file_name()) {
-        (Ok(folder), Some(name)) => folder.join(name),
-        _ => path.to_owned(),
-    }
-}
-
-/// Devices, with a word for whoever writes them as one.
 fn devices<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<DeviceSpec>, D::Error> {
-    struct Devices;
+    deserializer.deserialize_any(Tables { written: "[[device]]", kind: PhantomData })
+}
 
-    impl<'de> Visitor<'de> for Devices {
-        type Value = Vec<DeviceSpec>;
+/// An array of tables, with a word for whoever writes them as one table.
+struct Tables<T> {
+    written: &'static str,
+    kind: PhantomData<T>,
+}
 
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("[[device]], with double brackets")
-        }
+impl<'de, T: Deserialize<'de>> Visitor<'de> for Tables<T> {
+    type Value = Vec<T>;
 
-        fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Self::Value, A::Error> {
-            let mut devices = Vec::new();
-            while let Some(device) = sequence.next_element()? {
-                devices.push(device);
-            }
-            Ok(devices)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, _map: A) -> Result<Self::Value, A::Error> {
-            Err(de::Error::custom("a device is written as [[device]], with double brackets"))
-        }
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, with double brackets", self.written)
     }
 
-    deserializer.deserialize_any(Devices)
+    fn visit_seq<A: SeqAccess<'de>>(self, mut sequence: A) -> Result<Self::Value, A::Error> {
+        let mut tables = Vec::new();
+        while let Some(table) = sequence.next_element()? {
+            tables.push(table);
+        }
+        Ok(tables)
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, _map: A) -> Result<Self::Value, A::Error> {
+        Err(de::Error::custom(format!("it is written as {}, with double brackets", self.written)))
+    }
 }

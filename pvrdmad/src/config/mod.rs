@@ -1,7 +1,9 @@
 //! What to serve: the configuration file, the command line over it, and the checked result.
 
+mod access;
 mod backend;
 mod congestion;
+mod control;
 mod device;
 mod error;
 mod fault;
@@ -12,19 +14,26 @@ mod load;
 mod network;
 mod pairs;
 pub mod reference;
+mod resolve;
 mod spec;
 #[cfg(test)]
 mod tests;
 mod tunnel;
+mod vlan;
 mod words;
 
+pub use self::access::{GroupId, Mode, UserId};
 pub use self::backend::BackendSpec;
+pub use self::control::ControlSpec;
 pub use self::device::Device;
 pub use self::error::ConfigError;
+pub use self::fault::FaultSpec;
 pub use self::link::LinkSpec;
 pub use self::load::{Config, ConfigSpec};
-pub use self::network::NetworkSpec;
-pub use self::spec::DeviceSpec;
-pub use self::words::{Pin, Roce};
+pub use self::network::Network;
+pub use self::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
+pub use self::vlan::VlanWord;
+pub use self::words::{Isolate, Pin, Roce, SandboxMode, Switch};
 #[cfg(test)]
-pub(crate) use self::{backend::IbverbsSpec, fault::FaultKeys, keys::Keys, link::LINKS};
+pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, fault::FaultKeys, keys::Keys, link::LINKS};
+pub use crate::socket::SocketAccess;

@@ -1,125 +1,130 @@
-//! How a device is connected to the network.
+//! A network: what its devices share.
 
 use pvrdma_ether_link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD};
-use pvrdma_rxe::PortRules;
+use pvrdma_rxe::VlanMode;
+use serde::{Deserialize, Serialize};
 
+use super::device::Device;
+use super::error::ConfigError;
 use super::fault::FaultSpec;
 use super::link::LinkSpec;
+use super::spec::{NAME_RULE, NetworkSpec, is_name};
 use super::tunnel::TunnelKeys;
+use super::vlan::VlanWord;
 
 /// What Ethernet carries when nobody says otherwise.
 const DEFAULT_MTU: u32 = 1500;
 /// The smallest packet that every IPv4 network carries, and about the largest that there is.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 
-/// The links of a device.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct NetworkSpec {
-    /// The way to other hosts.
-    pub uplink: LinkSpec,
-    /// The paired network function.
-    pub nic: Option<LinkSpec>,
-    /// Bytes of an IP packet that the network carries.
+/// A network, completely described. Devices of one network reach each other; nothing else connects two networks.
+#[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
+pub struct Network {
+    /// Its name. One that was made from the keys of devices holds a colon, others do not.
+    pub name: String,
+    /// The way to other hosts. Without one the network is that of its devices alone.
+    pub uplink: Option<LinkSpec>,
+    /// Bytes of an IP packet that the uplink carries.
     pub mtu: u32,
-    /// What the device may do there.
-    pub rules: PortRules,
+    /// The VLAN of its devices.
+    pub vlan: VlanMode,
     /// What the uplink suffers from, for tests.
     pub fault: Option<FaultSpec>,
+    /// Who is connected to it.
+    pub devices: Vec<Device>,
 }
 
 impl NetworkSpec {
-    /// Puts the values of a device together.
+    /// Fills in the defaults and checks.
     ///
     /// # Errors
-    /// They do not go together.
-    pub fn new(
-        uplink: Option<LinkSpec>,
-        tunnel: TunnelKeys,
-        nic: Option<LinkSpec>,
-        mtu: Option<u32>,
-    ) -> Result<Option<Self>, String> {
-        if !matches!(uplink, Some(LinkSpec::Vxlan(_))) && !tunnel.is_empty() {
+    /// Something is out of range, or does not go together.
+    pub(super) fn resolve(self) -> Result<Network, ConfigError> {
+        let name = self.name.clone();
+        let resolved = if is_name(&name) { self.connect() } else { Err(NAME_RULE.to_owned()) };
+        resolved.map_err(|problem| ConfigError::Network { name, problem })
+    }
+
+    /// The network, whatever its name.
+    ///
+    /// # Errors
+    /// Values do not go together.
+    pub(super) fn connect(self) -> Result<Network, String> {
+        let tunnel = TunnelKeys { remotes: self.remotes, vni: self.vni, learn: self.learn };
+        if !matches!(self.uplink, Some(LinkSpec::Vxlan(_))) && !tunnel.is_empty() {
             return Err("remote, vni and learn are keys of a tunnel (uplink=vxlan:ADDRESS)".to_owned());
         }
-        let Some(uplink) = uplink else {
-            return match (nic, mtu) {
-                (None, None) => Ok(None),
-                (Some(_), _) => Err("nic needs an uplink, to which its frames are passed (uplink=LINK)".to_owned()),
-                (None, Some(_)) => Err("mtu is that of the uplink (uplink=LINK)".to_owned()),
-            };
-        };
-        if nic.as_ref() == Some(&uplink) {
-            return Err("nic and uplink are the same".to_owned());
-        }
-        if matches!(nic, Some(LinkSpec::Vxlan(_))) {
-            return Err("a tunnel is an uplink and no nic".to_owned());
-        }
-        let (uplink, overhead) = match uplink {
-            LinkSpec::Vxlan(config) => {
+        let vlan = self.vlan.map_or(VlanMode::Untagged, |VlanWord(mode)| mode);
+        let (uplink, overhead) = match self.uplink {
+            Some(LinkSpec::Vxlan(config)) => {
                 let overhead = if config.local.is_ipv4() { IPV4_OVERHEAD } else { IPV6_OVERHEAD };
-                (LinkSpec::Vxlan(tunnel.complete(config)?), overhead)
+                (Some(LinkSpec::Vxlan(tunnel.complete(config)?)), overhead)
+            }
+            None if self.mtu.is_some() => return Err("mtu is that of the uplink (uplink=LINK)".to_owned()),
+            None if self.fault.is_some() => return Err("fault is one of the uplink (uplink=LINK)".to_owned()),
+            None if matches!(vlan, VlanMode::Access(_)) => {
+                return Err("vlan is that of the uplink (uplink=LINK)".to_owned());
             }
             other => (other, 0),
         };
-        let mtu = mtu.unwrap_or(DEFAULT_MTU - overhead);
+        let mtu = self.mtu.unwrap_or(DEFAULT_MTU - overhead);
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
-        Ok(Some(Self { uplink, nic, mtu, rules: PortRules::default(), fault: None }))
+        Ok(Network { name: self.name, uplink, mtu, vlan, fault: self.fault, devices: Vec::new() })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::super::tunnel::Learn;
     use super::*;
 
-    fn network(
-        uplink: &str,
-        remotes: &[&str],
-        vni: Option<u32>,
-        learn: Option<Learn>,
-    ) -> Result<Option<NetworkSpec>, String> {
-        let remotes = remotes.iter().map(|text| text.parse().unwrap()).collect();
-        NetworkSpec::new(Some(uplink.parse().unwrap()), TunnelKeys { remotes, vni, learn }, None, None)
+    fn resolve(text: &str) -> Result<Network, String> {
+        text.parse::<NetworkSpec>()?.resolve().map_err(|error| error.to_string())
     }
 
     #[test]
     fn what_goes_together() {
-        let plain = |uplink, nic, mtu| NetworkSpec::new(uplink, TunnelKeys::default(), nic, mtu);
-        assert_eq!(plain(None, None, None), Ok(None));
-        let link: LinkSpec = "unix-dgram:/a:/b".parse().unwrap();
-        assert_eq!(plain(Some(link.clone()), None, None).unwrap().unwrap().mtu, 1500);
-        let tunnel: LinkSpec = "vxlan:::1".parse().unwrap();
-        for (uplink, nic, mtu, word) in [
-            (None, Some(link.clone()), None, "needs an uplink"),
-            (None, None, Some(9000), "mtu"),
-            (Some(link.clone()), Some(link.clone()), None, "the same"),
-            (Some(link.clone()), None, Some(100), "576"),
-            (Some(link), Some(tunnel), None, "no nic"),
+        let plain = resolve("name=n").unwrap();
+        assert_eq!((plain.name.as_str(), plain.uplink, plain.vlan), ("n", None, VlanMode::Untagged));
+        let unix = resolve("name=n,uplink=unix-dgram:/a:/b,vlan=42").unwrap();
+        assert_eq!((unix.mtu, unix.vlan), (1500, VlanMode::Access(42)));
+        assert_eq!(resolve("name=n,vlan=trunk").unwrap().vlan, VlanMode::Trunk);
+        for (text, word) in [
+            ("name=a:b", "letters"),
+            ("uplink=unix:/a", "needs a name"),
+            ("name=n,mtu=9000", "mtu is that of the uplink"),
+            ("name=n,fault=loss:0.1", "fault is one of the uplink"),
+            ("name=n,vlan=7", "vlan is that of the uplink"),
+            ("name=n,uplink=unix:/a,mtu=100", "576"),
+            ("name=n,uplink=unix:/a,vlan=0", "vlan: '0' is neither trunk nor a VLAN (1 to 4094)"),
+            ("name=n,uplink=unix:/a,vlan=4095", "1 to 4094"),
+            ("name=n,uplink=unix:/a,socket=/s", "unknown key 'socket'"),
         ] {
-            assert!(plain(uplink, nic, mtu).unwrap_err().contains(word));
+            let error = resolve(text).unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
         }
     }
 
     #[test]
     fn tunnels_and_their_keys() {
-        let spec = network("vxlan:10.0.0.1", &["10.0.0.2", "10.0.0.3:8472"], Some(7), None).unwrap().unwrap();
-        let LinkSpec::Vxlan(config) = &spec.uplink else { panic!("{spec:?}") };
+        let network = resolve("name=n,uplink=vxlan:10.0.0.1,remote=10.0.0.2,remote=10.0.0.3:8472,vni=7").unwrap();
+        let Some(LinkSpec::Vxlan(config)) = &network.uplink else { panic!("{network:?}") };
         assert_eq!(config.remotes, ["10.0.0.2:4789", "10.0.0.3:8472"].map(|text| text.parse().unwrap()));
-        assert_eq!((config.vni.get(), config.open, spec.mtu), (7, false, 1450));
-        let spec = network("vxlan:fd00::1", &[], None, Some(Learn::Remotes)).unwrap().unwrap();
-        let LinkSpec::Vxlan(config) = &spec.uplink else { panic!("{spec:?}") };
-        assert_eq!((config.vni.get(), config.open, spec.mtu), (0, true, 1430));
-        for (uplink, remotes, vni, word) in [
-            ("vxlan:10.0.0.1", &[][..], None, "remote=ADDRESS"),
-            ("vxlan:10.0.0.1", &["10.0.0.2"], Some(1 << 24), "16777215"),
-            ("vxlan:10.0.0.1", &["fd00::2"], None, "IPv6"),
-            ("unix:/a", &["10.0.0.2"], None, "keys of a tunnel"),
-            ("tap:tap0", &[], Some(1), "keys of a tunnel"),
+        assert_eq!((config.vni.get(), config.open, network.mtu), (7, false, 1450));
+        let network = resolve("name=n,uplink=vxlan:fd00::1,learn=remotes").unwrap();
+        let Some(LinkSpec::Vxlan(config)) = &network.uplink else { panic!("{network:?}") };
+        assert_eq!((config.vni.get(), config.open, network.mtu), (0, true, 1430));
+        for (text, word) in [
+            ("name=n,uplink=vxlan:10.0.0.1", "remote=ADDRESS"),
+            ("name=n,uplink=vxlan:10.0.0.1,remote=10.0.0.2,vni=16777216", "16777215"),
+            ("name=n,uplink=vxlan:10.0.0.1,remote=fd00::2", "IPv6"),
+            ("name=n,uplink=unix:/a,remote=10.0.0.2", "keys of a tunnel"),
+            ("name=n,uplink=tap:tap0,vni=1", "keys of a tunnel"),
+            ("name=n,learn=remotes", "keys of a tunnel"),
         ] {
-            let error = network(uplink, remotes, vni, None).unwrap_err();
-            assert!(error.contains(word), "{error}");
+            let error = resolve(text).unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
         }
     }
 }

@@ -1,9 +1,7 @@
-use pvrdma_rxe::PortRules;
-
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use pvrdma_dev::Limits;
-use pvrdma_rxe::Congestion;
+use pvrdma_rxe::{Congestion, PortRules, VlanMode};
 
 use super::backend::IbverbsSpec;
 use super::congestion::CongestionSpec;
@@ -17,7 +15,9 @@ fn args(devices: &[&str]) -> ConfigSpec {
 #[test]
 fn the_command_line_alone() {
     let config = Config::merge(ConfigSpec::default(), args(&["name=vm0,socket=/run/a,mac=52:54:00:00:00:01"])).unwrap();
-    let device = &config.devices[0];
+    let [network] = &config.networks[..] else { panic!("{config:?}") };
+    assert_eq!((network.name.as_str(), &network.uplink), ("default", &None));
+    let device = &network.devices[0];
     assert_eq!((device.pin, device.roce(), device.config.version), (Pin::All, Roce::V2, 20));
     assert!(!device.config.intx);
     assert_eq!(device.config.limits, Limits::default());
@@ -50,12 +50,14 @@ fn the_command_line_wins_over_the_file() {
     .unwrap();
     let args = args(&["name=vm0,pin=off,roce=v1,intx", "name=vm2,socket=/run/c,mac=52:54:00:00:00:03"]);
     let config = Config::merge(file, args).unwrap();
-    assert_eq!(config.control.as_deref(), Some(Path::new("/run/control")));
-    let [a, b, c] = &config.devices[..] else { panic!("{config:?}") };
+    assert_eq!(config.control.as_ref().unwrap().path, Path::new("/run/control"));
+    let devices: Vec<_> = config.devices().collect();
+    let [(local, a), (same, c), (wire, b)] = devices[..] else { panic!("{config:?}") };
+    assert_eq!((local.name.as_str(), same.name.as_str(), wire.name.as_str()), ("default", "default", "unix:/run/u"));
     assert_eq!((a.pin, a.roce(), a.config.limits.verbs.max_qp, a.config.intx), (Pin::Off, Roce::V1, 100, true));
     assert_eq!(a.config.limits.verbs.max_cq, Limits::default().verbs.max_cq);
     assert_eq!((b.roce(), b.config.version, b.config.intx), (Roce::V1, 17, true));
-    assert_eq!(b.network.as_ref().unwrap().fault, "seed:7/loss:0.01".parse().ok());
+    assert_eq!(wire.fault, "seed:7/loss:0.01".parse().ok());
     assert_eq!(c.config.name, "vm2");
 }
 
@@ -77,7 +79,12 @@ fn mistakes_in_a_device() {
         ("name=a,version=new", "not a number"),
         ("name=a,version=99999999999", "version: '99999999999' is not a number from 0 to 4294967295"),
         ("name=a,intx=perhaps", "intx: 'perhaps' is neither on nor off"),
-        ("name=a,vlan=x", "not a number"),
+        ("name=a,vlan=x", "vlan: 'x' is neither trunk nor a VLAN (1 to 4094)"),
+        ("name=a,vlan=0", "1 to 4094"),
+        ("name=a,vlan=4095", "1 to 4094"),
+        ("name=a,mode=rw", "mode: mode 'rw' is not octal"),
+        ("name=a,group=nobody-of-this-name", "group: there is no group"),
+        ("name=a,owner=4294967295", "owner: 4294967295 is not a user's number"),
         ("name=a,pcp=never", "tagged"),
         ("name=a,forged=yes", "refuse"),
         ("name=a,uplink=wifi:0", "uplink: 'wifi:0' is not one of af_packet:"),
@@ -98,8 +105,6 @@ fn mistakes_in_a_device() {
         (&["name=a b,socket=/a,mac=52:54:00:00:00:01"], "letters"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=16"], "17 to 20"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,forged=allow"], "uplink=LINK"),
-        (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=0"], "1 to 4094"),
-        (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=4095"], "1 to 4094"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=17,roce=v2"], "RoCE v2"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=a,socket=/b,mac=52:54:00:00:00:02"], "name is taken"),
         (
@@ -108,9 +113,13 @@ fn mistakes_in_a_device() {
         ),
         (
             &["name=a,socket=/a,mac=52:54:00:00:00:01", "name=b,socket=/b,mac=52:54:00:00:00:01"],
-            "device b: device a has the same MAC",
+            "device b: device a of the same network has the same MAC",
         ),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,fault=loss:0.1"], "uplink"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,vlan=trunk"], "vlan is that of the uplink"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,nic=unix:/n"], "needs an uplink"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,nic=unix:/n"], "the same"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,nic=vxlan:::1"], "no nic"),
     ] {
         let error = Config::merge(ConfigSpec::default(), args(devices)).unwrap_err().to_string();
         assert!(error.contains(word), "{devices:?}: {error}");
@@ -140,7 +149,8 @@ fn sockets_of_one_place() {
     let device = |name: &str, mac: u8, rest: &str| format!("name={name},mac=52:54:00:00:00:0{mac},{rest}");
     let load = |devices: &[String], control: Option<String>| {
         let devices = devices.iter().map(|text| text.parse().unwrap()).collect();
-        let command_line = ConfigSpec { devices, control: control.map(Into::into), ..ConfigSpec::default() };
+        let command_line =
+            ConfigSpec { devices, control: control.map(|path| PathBuf::from(path).into()), ..ConfigSpec::default() };
         Config::load(None, command_line).unwrap_err().to_string()
     };
     let a = device("a", 1, &format!("socket={}", path("s")));
@@ -150,14 +160,18 @@ fn sockets_of_one_place() {
     assert!(error.contains("device b: socket") && error.contains("the socket of device a"), "{error}");
     let uplink = format!("socket={},uplink=unix:{}", path("t"), path("s"));
     let error = load(&[a, device("b", 2, &uplink)], None);
-    assert!(error.contains("uplink") && error.contains("the socket of device a"), "{error}");
+    assert!(
+        error.contains("network unix:") && error.contains("uplink") && error.contains("the socket of device a"),
+        "{error}"
+    );
 }
 
 /// A default in the documents is the default of the code: saying it changes nothing.
 #[test]
 fn defaults_are_as_documented() {
     let devices = |uplink: &str, key: &Key, value: &str| {
-        let base = format!("name=a,socket=/a,mac=52:54:00:00:00:01,uplink={uplink}");
+        let uplink = if key.name == "network" { String::new() } else { format!(",uplink={uplink}") };
+        let base = format!("name=a,socket=/a,mac=52:54:00:00:00:01{uplink}");
         let with = format!("{base},{}={value}", key.name);
         [base, with].map(|text| format!("{:?}", Config::merge(ConfigSpec::default(), args(&[&text])).unwrap()))
     };
@@ -167,6 +181,11 @@ fn defaults_are_as_documented() {
         let [without, with] =
             devices(if tunnel { "vxlan:10.0.0.1,remote=10.0.0.2" } else { "unix:/u" }, key, key.default);
         assert_eq!(without, with, "{}", key.name);
+        checked += 1;
+    }
+    for key in NetworkSpec::KEYS.iter().filter(|key| !["", "required"].contains(&key.default)) {
+        let shorthand = DeviceSpec::KEYS.iter().find(|shorthand| shorthand.name == key.name).unwrap();
+        assert_eq!((shorthand.value, shorthand.default), (key.value, key.default), "{}", key.name);
         checked += 1;
     }
     for key in IbverbsSpec::KEYS.iter().filter(|key| !["", "required"].contains(&key.default)) {
@@ -234,11 +253,29 @@ fn a_tunnel_in_both_languages() {
                  vni=7,mtu=8950";
     let from_file = Config::merge(file.clone(), args(&[])).unwrap();
     let from_words = Config::merge(ConfigSpec::default(), args(&[words])).unwrap();
-    assert_eq!(from_file.devices[0].network, from_words.devices[0].network);
+    assert_eq!(from_file, from_words);
+    let file_with_a_network: ConfigSpec = toml::from_str(
+        r#"
+        [[network]]
+        name = "tenant"
+        uplink = "vxlan:10.0.0.1"
+        remote = ["10.0.0.2", "10.0.0.3:8472"]
+        vni = 7
+        mtu = 8950
+        [[device]]
+        name = "vm0"
+        socket = "/run/a"
+        mac = "52:54:00:00:00:01"
+        network = "tenant"
+        "#,
+    )
+    .unwrap();
+    let mut named = Config::merge(file_with_a_network, args(&[])).unwrap();
+    assert_eq!(from_file.networks[0].name, "vxlan:10.0.0.1/7");
+    assert_eq!(std::mem::replace(&mut named.networks[0].name, "vxlan:10.0.0.1/7".to_owned()), "tenant");
+    assert_eq!(named, from_file);
     let changed = Config::merge(file, args(&["name=vm0,remote=10.0.0.9,learn=remotes"])).unwrap();
-    let Some(LinkSpec::Vxlan(tunnel)) = changed.devices[0].network.clone().map(|network| network.uplink) else {
-        panic!("{changed:?}")
-    };
+    let Some(LinkSpec::Vxlan(tunnel)) = &changed.networks[0].uplink else { panic!("{changed:?}") };
     assert_eq!(tunnel.remotes, ["10.0.0.9:4789".parse().unwrap()]);
     assert!(tunnel.open && tunnel.vni.get() == 7);
 }
@@ -252,6 +289,14 @@ fn mistakes_in_the_file() {
         ("[[device]]\nname = \"a\"\n[device.limits]\nmax_everything = 3", "max_everything"),
         ("[[device]]\nname = \"a\"\n[device.limits]\nmax_qp = 99999999", "max_qp must be 3..=65535"),
         ("[[device]]\nname = \"a\"\nmac = \"zz\"", "MAC"),
+        ("[device]\nname = \"a\"", "it is written as [[device]], with double brackets"),
+        ("[network]\nname = \"a\"", "it is written as [[network]], with double brackets"),
+        ("[[network]]\nname = \"a\"\nmac = \"52:54:00:00:00:01\"", "unknown field `mac`"),
+        ("[[network]]\nname = \"a\"\nvlan = 4095", "'4095' is neither trunk nor a VLAN (1 to 4094)"),
+        ("[[network]]\nname = \"a\"\nvlan = -1", "'-1' is neither trunk nor a VLAN (1 to 4094)"),
+        ("[[device]]\nname = \"a\"\nmode = 660", "string"),
+        ("isolate = \"vm\"", "network"),
+        ("sandbox = \"maybe\"", "strict"),
         ("[[device]]\nname = \"a\"\nremote = [\"there\"]", "IP address"),
     ] {
         let error = toml::from_str::<ConfigSpec>(text).unwrap_err().to_string();
@@ -267,7 +312,7 @@ fn rules_of_the_network() {
         let device = "[[device]]\nname = \"a\"\nsocket = \"/a\"\nmac = \"52:54:00:00:00:01\"\nuplink = \"unix:/n\"\n";
         Config::merge(toml::from_str(&format!("{text}\n{device}")).unwrap(), args(&[]))
     };
-    let rules = |config: &Config| config.devices[0].network.as_ref().unwrap().rules.clone();
+    let rules = |config: &Config| config.networks[0].devices[0].rules.clone();
     let plain = rules(&file("").unwrap());
     assert_eq!(plain, PortRules { congestion: Some(Congestion::default()), ..PortRules::default() });
     let text = "[congestion]\nline_rate_mbps = 25000\ncut_interval_us = 300\ncnp_dscp = 46";
@@ -288,6 +333,62 @@ fn rules_of_the_network() {
     }
     assert!(toml::from_str::<ConfigSpec>("[congestion]\nspeed = 1").is_err());
     let device = "name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=42,pcp=always,forged=allow,congestion=off";
-    let rules = rules(&Config::merge(ConfigSpec::default(), args(&[device])).unwrap());
-    assert_eq!(rules, PortRules { vlan: Some(42), priority_tags: true, allow_forged: true, congestion: None });
+    let config = Config::merge(ConfigSpec::default(), args(&[device])).unwrap();
+    assert_eq!(rules(&config), PortRules { priority_tags: true, allow_forged: true, congestion: None });
+    assert_eq!(config.networks[0].vlan, VlanMode::Access(42));
+}
+
+/// What a supervisor sends to its workers comes back as it was.
+#[test]
+fn a_configuration_travels() {
+    let file = r#"
+        control = { path = "/run/c", group = 0, mode = "660" }
+        isolate = "none"
+        sandbox = "strict"
+        captures = false
+        [congestion]
+        line_rate_mbps = 25000
+        [[network]]
+        name = "a"
+        uplink = "vxlan:10.0.0.1"
+        remote = ["10.0.0.2"]
+        vni = 7
+        fault = "loss:0.01"
+        [[network]]
+        name = "b"
+        uplink = "af_packet:eth0"
+        vlan = 42
+        [[network]]
+        name = "c"
+        uplink = "tap:tap0"
+        vlan = "trunk"
+        [[network]]
+        name = "empty"
+        [[device]]
+        name = "vm0"
+        socket = "/run/a"
+        mac = "52:54:00:00:00:01"
+        network = "a"
+        owner = "root"
+        nic = "unix-dgram:/x:/y"
+        roce = "v1"
+        [device.limits]
+        max_qp = 100
+        [[device]]
+        name = "vm1"
+        socket = "/run/b"
+        mac = "52:54:00:00:00:01"
+        network = "b"
+        pcp = "always"
+        congestion = "off"
+        "#;
+    let mut config = Config::merge(toml::from_str(file).unwrap(), args(&[])).unwrap();
+    // Not for a file, but for who embeds a device.
+    config.networks[0].devices[0].config.limits.verbs.atomics = false;
+    let backend = "ibverbs,device=a,port=2,gid-index=3,cm=umad,poll=7,addresses=10.0.0.0/8+fd00::/64".parse().unwrap();
+    for config in [Config { backend, ..config.clone() }, config] {
+        let text = serde_json::to_string(&config).unwrap();
+        assert_eq!(serde_json::from_str::<Config>(&text).unwrap(), config, "{text}");
+    }
+    assert!(serde_json::from_str::<LinkSpec>(r#"{"tap": "../etc"}"#).is_err());
 }

@@ -35,9 +35,9 @@ pub enum Learn {
     Remotes,
 }
 
-/// Keys that only a device with a tunnel has.
+/// Keys that only a network with a tunnel has.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct TunnelKeys {
+pub(super) struct TunnelKeys {
     /// Other ends.
     pub remotes: Vec<TunnelAddress>,
     /// The network: 0 unless given.

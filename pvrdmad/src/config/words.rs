@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use clap::ValueEnum;
 use pvrdma_guest_memory::PinPolicy;
 use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -58,13 +59,45 @@ pub enum Forged {
     Allow,
 }
 
+/// What has a process of its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum Isolate {
+    /// Each network.
+    #[default]
+    Network,
+    /// Nothing: one process serves all networks.
+    None,
+}
+
+/// What keeps processes that serve networks from everything else on the host.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum SandboxMode {
+    /// What the kernel offers. A system call that is not expected fails.
+    #[default]
+    On,
+    /// Nothing.
+    Off,
+    /// As `on`, but a system call that is not expected ends the process. For tests.
+    Strict,
+}
+
 /// Something that is on or off: `on`, `off`, or a boolean.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
 pub enum Switch {
     /// On.
     On,
     /// Off.
     Off,
+}
+
+impl Switch {
+    /// Returns `true` if it is on.
+    pub const fn is_on(self) -> bool {
+        matches!(self, Self::On)
+    }
 }
 
 impl<'de> Deserialize<'de> for Switch {

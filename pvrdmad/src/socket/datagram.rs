@@ -2,71 +2,47 @@
 
 use std::fs;
 use std::io;
-use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rustix::net::SocketAddrUnix;
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
+use super::access::SocketAccess;
 use super::error::SocketError;
+use super::file::{BoundFile, is_socket};
 use super::stream::peer;
 
 /// The file of a datagram socket, which goes away with us.
 #[derive(Debug)]
-pub(crate) struct DatagramFile(PathBuf);
+pub(crate) struct DatagramFile(#[expect(dead_code, reason = "held for what happens when it is dropped")] BoundFile);
 
-impl Drop for DatagramFile {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.0);
-    }
+/// Binds a datagram socket for whom `access` names. The socket of a process that is gone is replaced.
+///
+/// # Errors
+/// Something is there already, or the system refused.
+pub(crate) fn bind_datagram(path: &Path, access: SocketAccess) -> Result<(UnixDatagram, DatagramFile), SocketError> {
+    remove_stale(path)?;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+        .map_err(|errno| SocketError::making(path, errno.into()))?;
+    let file = BoundFile::bind(&socket, path, access)?;
+    Ok((UnixDatagram::from(socket), DatagramFile(file)))
 }
 
-/// Binds a datagram socket for this user only. The socket of a process that is gone is replaced.
-pub(crate) fn bind_datagram(path: &Path) -> Result<(UnixDatagram, DatagramFile), SocketError> {
+fn remove_stale(path: &Path) -> Result<(), SocketError> {
     let failed = |source: io::Error| SocketError::making(path, source);
-    SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
-    let make = || -> io::Result<UnixDatagram> {
-        let socket = UnixDatagram::bind(path)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-        Ok(socket)
-    };
-    let socket = match make() {
-        Err(error) if error.kind() == io::ErrorKind::AddrInUse => {
-            let probe = UnixDatagram::unbound().map_err(failed)?;
-            match probe.connect(path) {
-                Ok(()) => return Err(SocketError::InUse { path: path.to_owned(), pid: peer(&probe) }),
-                Err(error) if error.kind() == io::ErrorKind::PermissionDenied => {
-                    return Err(SocketError::Foreign(path.to_owned()));
-                }
-                // Refused is also what a plain file says.
-                Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {}
-                Err(_) => return Err(SocketError::NotASocket(path.to_owned())),
-            }
-            fs::remove_file(path).and_then(|()| make())
+    match fs::symlink_metadata(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(failed(error)),
+        Ok(_) => {}
+    }
+    let probe = UnixDatagram::unbound().map_err(failed)?;
+    match probe.connect(path) {
+        Ok(()) => Err(SocketError::InUse { path: path.to_owned(), pid: peer(&probe) }),
+        Err(error) if error.kind() == io::ErrorKind::PermissionDenied => Err(SocketError::Foreign(path.to_owned())),
+        // Refused is also what a plain file says.
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused && is_socket(path) => {
+            fs::remove_file(path).map_err(failed)
         }
-        made => made,
-    };
-    Ok((socket.map_err(failed)?, DatagramFile(path.to_owned())))
-}
-
-fn is_socket(path: &Path) -> bool {
-    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn datagram_sockets_are_ours_or_refused() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("socket");
-        drop(UnixDatagram::bind(&path).unwrap());
-        let (socket, file) = bind_datagram(&path).unwrap();
-        assert!(matches!(bind_datagram(&path), Err(SocketError::InUse { .. })));
-        drop((socket, file));
-        assert!(!path.exists());
-        fs::write(&path, "precious").unwrap();
-        assert!(matches!(bind_datagram(&path), Err(SocketError::NotASocket(_))));
+        Err(_) => Err(SocketError::NotASocket(path.to_owned())),
     }
 }

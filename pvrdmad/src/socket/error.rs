@@ -1,11 +1,12 @@
 //! Why a socket cannot be made.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use rustix::process::{Pid, geteuid};
 use thiserror::Error;
+
+use super::names::user;
 
 /// Longest path of a socket, in bytes: `sun_path` with its NUL has 108.
 const MAX_PATH: usize = 107;
@@ -48,6 +49,20 @@ pub(crate) enum SocketError {
     /// Somebody else's socket, of which we cannot know whether it is in use.
     #[error("{}: a socket of another user is there", .0.display())]
     Foreign(PathBuf),
+    /// Others can exchange files in the folder, so that they could choose which file is given away.
+    #[error(
+        "{}: no socket for others in {}: others can rename files there (it must be ours or root's, and sticky if others write to it)",
+        path.display(), directory.display()
+    )]
+    OpenDirectory {
+        /// Which socket.
+        path: PathBuf,
+        /// Its folder.
+        directory: PathBuf,
+    },
+    /// What is at the path is not the socket that was bound there a moment ago.
+    #[error("{}: somebody has put something else in the place of the socket", .0.display())]
+    Exchanged(PathBuf),
     /// The system refused.
     #[error("{}", path.display())]
     Io {
@@ -61,15 +76,19 @@ pub(crate) enum SocketError {
 impl SocketError {
     /// What making a socket at `path` failed with.
     pub(super) fn making(path: &Path, source: io::Error) -> Self {
-        let path = path.to_owned();
-        let directory = match path.parent() {
-            Some(directory) if !directory.as_os_str().is_empty() => directory.to_owned(),
-            _ => PathBuf::from("."),
-        };
+        let (path, directory) = (path.to_owned(), Self::directory(path));
         match source.kind() {
             io::ErrorKind::NotFound => Self::NoDirectory { path, directory },
             io::ErrorKind::PermissionDenied => Self::NoPermission { path, directory, user: user(geteuid().as_raw()) },
             _ => Self::Io { path, source },
+        }
+    }
+
+    /// The folder that a path is in.
+    pub(super) fn directory(path: &Path) -> PathBuf {
+        match path.parent() {
+            Some(directory) if !directory.as_os_str().is_empty() => directory.to_owned(),
+            _ => PathBuf::from("."),
         }
     }
 }
@@ -80,14 +99,6 @@ fn who(pid: Option<Pid>) -> String {
         Some(pid) => format!("another process (PID {pid})"),
         None => "another process".to_owned(),
     }
-}
-
-/// A user's name, or the number if it has none.
-pub(crate) fn user(uid: u32) -> String {
-    let number = uid.to_string();
-    let known = fs::read_to_string("/etc/passwd").unwrap_or_default();
-    let entry = known.lines().map(|line| line.split(':')).find(|entry| entry.clone().nth(2) == Some(&number));
-    entry.and_then(|mut entry| entry.next()).map_or_else(|| number.clone(), str::to_owned)
 }
 
 #[cfg(test)]
@@ -108,11 +119,5 @@ mod tests {
         assert!(SocketError::TooLong(long).to_string().ends_with("too long for a socket: 120 bytes, at most 107"));
         let ours = SocketError::InUse { path: "/a".into(), pid: Some(rustix::process::getpid()) };
         assert_eq!(ours.to_string(), "/a: this process is listening there");
-    }
-
-    #[test]
-    fn names_of_users() {
-        assert_eq!(user(0), "root");
-        assert_eq!(user(u32::MAX - 7), (u32::MAX - 7).to_string());
     }
 }

@@ -2,43 +2,41 @@
 
 use std::fs;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::os::fd::AsFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use rustix::process::Pid;
 
+use super::access::SocketAccess;
 use super::error::SocketError;
+use super::file::{BoundFile, is_socket};
+
+/// Connections that wait to be accepted.
+const BACKLOG: i32 = 16;
 
 /// A listening socket whose file goes away with it.
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     listener: UnixListener,
-    path: PathBuf,
-    id: (u64, u64),
+    _file: BoundFile,
 }
 
 impl SocketFile {
-    /// Listens at `path`, for this user only. The socket of a process that is gone is replaced.
+    /// Listens at `path`, for whom `access` names. The socket of a process that is gone is replaced.
     ///
     /// # Errors
     /// Something is there already, or the system refused.
-    pub(crate) fn bind(path: &Path) -> Result<Self, SocketError> {
-        let address = SocketAddrUnix::new(path).map_err(|_| SocketError::TooLong(path.to_owned()))?;
+    pub(crate) fn bind(path: &Path, access: SocketAccess) -> Result<Self, SocketError> {
+        let failed = |errno: rustix::io::Errno| SocketError::making(path, errno.into());
         remove_stale(path)?;
-        let make = || -> io::Result<(OwnedFd, (u64, u64))> {
-            let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-            rustix::net::bind(&socket, &address)?;
-            // Before it listens nobody can connect, so nobody can slip in before the mode is right.
-            fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
-            let metadata = fs::symlink_metadata(path)?;
-            rustix::net::listen(&socket, 16)?;
-            Ok((socket, (metadata.dev(), metadata.ino())))
-        };
-        let (socket, id) = make().map_err(|source| SocketError::making(path, source))?;
-        Ok(Self { listener: UnixListener::from(socket), path: path.to_owned(), id })
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, SocketFlags::CLOEXEC, None)
+            .map_err(failed)?;
+        let file = BoundFile::bind(&socket, path, access)?;
+        // Before it listens nobody can connect.
+        rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
+        Ok(Self { listener: UnixListener::from(socket), _file: file })
     }
 
     /// What to accept from.
@@ -47,21 +45,12 @@ impl SocketFile {
     }
 }
 
-impl Drop for SocketFile {
-    fn drop(&mut self) {
-        // Somebody may have put their own in its place.
-        if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.id) {
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
 fn remove_stale(path: &Path) -> Result<(), SocketError> {
     let failed = |source: io::Error| SocketError::making(path, source);
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(failed(error)),
-        Ok(found) if !found.file_type().is_socket() => return Err(SocketError::NotASocket(path.to_owned())),
+        Ok(_) if !is_socket(path) => return Err(SocketError::NotASocket(path.to_owned())),
         Ok(_) => {}
     }
     match UnixStream::connect(path) {
@@ -78,37 +67,4 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
 /// The process that listens at the other end.
 pub(super) fn peer(socket: impl AsFd) -> Option<Pid> {
     rustix::net::sockopt::socket_peercred(socket).ok().map(|credentials| credentials.pid)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_life_of_a_socket_file() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("a.sock");
-        let socket = SocketFile::bind(&path).unwrap();
-        assert_eq!(fs::symlink_metadata(&path).unwrap().mode() & 0o777, 0o600);
-        assert!(
-            matches!(SocketFile::bind(&path), Err(SocketError::InUse { pid: Some(pid), .. }) if pid == rustix::process::getpid())
-        );
-        drop(socket);
-        assert!(!path.exists());
-
-        // A crash leaves the file behind.
-        drop(UnixListener::bind(&path).unwrap());
-        assert!(path.exists());
-        let socket = SocketFile::bind(&path).unwrap();
-
-        // What replaced ours stays.
-        fs::remove_file(&path).unwrap();
-        fs::write(&path, "precious").unwrap();
-        drop(socket);
-        assert!(matches!(SocketFile::bind(&path), Err(SocketError::NotASocket(_))));
-        assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
-
-        let long = folder.path().join("x".repeat(200));
-        assert!(matches!(SocketFile::bind(&long), Err(SocketError::TooLong(_))));
-    }
 }

@@ -6,6 +6,9 @@ mod reporter;
 mod show;
 mod table;
 
-pub use self::report::{CaptureReport, ClientReport, DaemonStatus, DeviceReport, MemoryReport, NetworkReport};
+pub use self::report::{
+    CaptureReport, ClientReport, DaemonStatus, DeviceReport, MemoryReport, NetworkReport, NetworkState, NetworkStatus,
+    WorkerStatus,
+};
 pub(crate) use self::reporter::Reporter;
 pub use self::show::render_objects;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::report::{CaptureReport, DaemonStatus, DeviceReport, NetworkReport};
+use super::report::{CaptureReport, DaemonStatus, DeviceReport, NetworkReport, NetworkState, NetworkStatus};
 use super::table::{number, percent, short, size, table};
 use crate::config::Pin;
 
@@ -15,6 +15,7 @@ impl DaemonStatus {
             "pvrdmad {} (process {}), up {} s, backend {}\n{devices}",
             self.version, self.pid, self.uptime_s, self.backend
         );
+        text += &self.render_networks();
         for device in &self.devices {
             if let Some(error) = &device.memory.pin_error {
                 text += &format!("{}: {error}\n", device.name());
@@ -34,16 +35,41 @@ impl DaemonStatus {
             text +=
                 &format!("{} pages of guest memory were truncated by their VMM and read as zero\n", self.lost_pages);
         }
-        text + &self.render_network() + &self.render_counters()
+        text + &self.render_ports() + &self.render_counters()
+    }
+
+    /// The networks, unless there is one that simply runs.
+    fn render_networks(&self) -> String {
+        let plain = |network: &NetworkStatus| network.state == NetworkState::Running && network.restarts == 0;
+        if self.networks.len() < 2 && self.networks.iter().all(plain) {
+            return String::new();
+        }
+        let row = |network: &NetworkStatus| {
+            let pid = network.pid.map_or_else(|| "-".to_owned(), |pid| pid.to_string());
+            let (name, devices) = (network.name.clone(), network.devices.len().to_string());
+            vec![name, network.state.word().to_owned(), pid, network.restarts.to_string(), devices]
+        };
+        let header = ["network", "state", "process", "restarts", "devices"];
+        let mut text = table(header, 2, self.networks.iter().map(row));
+        for network in &self.networks {
+            if let Some(end) = &network.last_end {
+                text += &format!("network {}: its last process {end}\n", network.name);
+            }
+            if !network.lost_vms.is_empty() {
+                let names = network.lost_vms.join(", ");
+                text += &format!("network {}: {names}: device lost until the VM restarts\n", network.name);
+            }
+        }
+        text
     }
 
     /// What crossed the ports of devices with an uplink. Every counter by itself is among the others below.
-    fn render_network(&self) -> String {
+    fn render_ports(&self) -> String {
         let networks = || {
             let devices = self.devices.iter();
-            devices.filter_map(|device| Some((short(device.name()), device.network.as_ref()?)))
+            devices.map(|device| (short(device.name()), &device.network)).filter(|(_, port)| !port.counters.is_empty())
         };
-        let traffic = |(name, NetworkReport { mtu, counters }): (String, &NetworkReport)| {
+        let traffic = |(name, NetworkReport { mtu, counters, .. }): (String, &NetworkReport)| {
             let count = |name: &str| counters.get(name).copied().unwrap_or(0);
             vec![
                 name,
@@ -62,9 +88,9 @@ impl DaemonStatus {
             let dropped: u64 = counters.iter().filter(|(name, _)| is_drop(name)).map(|(_, count)| count).sum();
             vec![name, number(count("wire_resent")), number(count("wire_timeouts")), number(dropped)]
         };
-        let header = ["network", "MTU", "sent", "frames", "received", "frames", "passed in", "passed out"];
+        let header = ["port", "MTU", "sent", "frames", "received", "frames", "passed in", "passed out"];
         table(header, 1, networks().map(traffic))
-            + &table(["network", "resent", "timeouts", "dropped"], 1, networks().map(trouble))
+            + &table(["port", "resent", "timeouts", "dropped"], 1, networks().map(trouble))
     }
 
     /// Counters that are not zero, one column for each device and a few devices in each table.
@@ -106,8 +132,7 @@ impl DeviceReport {
     }
 
     fn all_counters(&self) -> BTreeMap<&str, u64> {
-        let network = self.network.iter().flat_map(|network| &network.counters);
-        let network = network.map(|(name, &value)| (name.as_str(), value));
+        let network = self.network.counters.iter().map(|(name, &value)| (name.as_str(), value));
         let others = self.numbers("counters").chain(self.numbers("adapter")).chain(network);
         others.filter(|&(_, value)| value != 0).collect()
     }

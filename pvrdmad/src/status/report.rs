@@ -22,6 +22,59 @@ pub struct DaemonStatus {
     pub backend: String,
     /// Pages of guest memory that a client took away under us and that read as zero since.
     pub lost_pages: u64,
+    /// Its networks.
+    pub networks: Vec<NetworkStatus>,
+    /// The devices of those networks that are running.
+    pub devices: Vec<DeviceReport>,
+}
+
+/// One network at one moment, as the supervisor knows it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NetworkStatus {
+    /// Its name.
+    pub name: String,
+    /// How it is.
+    pub state: NetworkState,
+    /// The process that serves it; none while there is none.
+    pub pid: Option<u32>,
+    /// Processes that ended and were replaced, or will be.
+    pub restarts: u64,
+    /// How the last one of these ended.
+    pub last_end: Option<String>,
+    /// Devices that such an end took from their VM, which has not come back since. It has to be restarted for that.
+    pub lost_vms: Vec<String>,
+    /// Names of its devices.
+    pub devices: Vec<String>,
+}
+
+/// How a network is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NetworkState {
+    /// It serves.
+    Running,
+    /// Its process ended, and the next one does not serve yet.
+    Restarting,
+    /// Its process does not say in time how it is.
+    Unresponsive,
+}
+
+impl NetworkState {
+    /// One word.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Restarting => "restarting",
+            Self::Unresponsive => "unresponsive",
+        }
+    }
+}
+
+/// What a worker says of its network.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct WorkerStatus {
+    /// Pages of guest memory that a client took away under us and that read as zero since.
+    pub lost_pages: u64,
     /// Its devices.
     pub devices: Vec<DeviceReport>,
 }
@@ -43,8 +96,8 @@ pub struct DeviceReport {
     pub client: ClientReport,
     /// Guest memory.
     pub memory: MemoryReport,
-    /// The connection to the network, if there is one.
-    pub network: Option<NetworkReport>,
+    /// The network that it is in.
+    pub network: NetworkReport,
     /// Those who watch the device.
     pub capture: CaptureReport,
 }
@@ -90,13 +143,15 @@ pub struct ClientReport {
     pub connected: bool,
 }
 
-/// A device's connection to the network.
+/// A device's connection to its network.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct NetworkReport {
+    /// Name of the network.
+    pub name: String,
     /// Bytes of an IP packet that the network carries.
     pub mtu: u32,
     /// The port's counters: what queue pairs sent and received (`wire_…`), what was passed on for the network function
-    /// (`passed_…`).
+    /// (`passed_…`). None if the network has no uplink.
     pub counters: BTreeMap<String, u64>,
 }
 

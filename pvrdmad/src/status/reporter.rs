@@ -1,17 +1,17 @@
 //! Makes the report of a device from the device itself.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pvrdma_dev::{DeviceStatus, ObjectKind, PciFunction, PvrdmaDevice};
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_rxe::Rxe;
 use pvrdma_rxe::capture::CaptureCounts;
+use pvrdma_rxe::{Rxe, Uplink};
 use pvrdma_verbs::Backend;
 use serde_json::{Map, Value};
 
 use super::report::{CaptureReport, ClientReport, DeviceReport, MemoryReport, NetworkReport, by_name, port_word};
 use crate::config::Device;
-use crate::network::Network;
 use crate::vfio_user::{ConnectionStats, IrqTable};
 
 /// A device whatever its backend.
@@ -39,7 +39,12 @@ pub(crate) struct Reporter {
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) irqs: Arc<IrqTable>,
     pub(crate) stats: Arc<ConnectionStats>,
-    pub(crate) network: Option<Arc<Network>>,
+    /// Name of the network.
+    pub(crate) network: String,
+    /// Bytes of an IP packet that it carries.
+    pub(crate) mtu: u32,
+    /// The device's end of the uplink, if there is one.
+    pub(crate) port: Option<Uplink>,
     /// Which can watch the device.
     pub(crate) rxe: Option<Rxe>,
 }
@@ -59,10 +64,11 @@ impl Reporter {
                 status: status.memory,
                 pin_error: self.memory.pin_failure().err().map(|error| error.to_string()),
             },
-            network: self
-                .network
-                .as_ref()
-                .map(|network| NetworkReport { mtu: network.mtu(), counters: by_name(&network.counters()) }),
+            network: NetworkReport {
+                name: self.network.clone(),
+                mtu: self.mtu,
+                counters: self.port.as_ref().map_or_else(BTreeMap::new, |port| by_name(&port.counters())),
+            },
             capture: self.capture_report(),
             status: members(&status),
         }

@@ -163,7 +163,7 @@ impl DmaMaps {
         }
         // The whole file from its start: with huge pages an offset that suits the guest need not be one that can be
         // mapped. The length of such a file is a multiple of its page size, which `munmap` insists on.
-        let page = page_size(&fd, stat.st_blksize)?;
+        let page = page_size(&fd, usize::try_from(stat.st_blksize).map_err(|_| Errno::INVAL)?)?;
         let mapping = Arc::new(map_file(File::from(fd), length, writable)?);
         let guard = Guard::new(&mapping, page).ok_or(Errno::NOSPC)?;
         let backing = Backing { mapping: Arc::clone(&mapping), offset: start };
@@ -182,13 +182,9 @@ impl Drop for DmaMaps {
 }
 
 /// What the kernel maps and unmaps as one. Other file systems suggest block sizes that have nothing to do with it.
-fn page_size(fd: &OwnedFd, block: i64) -> Result<usize, Errno> {
+fn page_size(fd: &OwnedFd, block: usize) -> Result<usize, Errno> {
     const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
-    if rustix::fs::fstatfs(fd)?.f_type == HUGETLBFS_MAGIC {
-        usize::try_from(block).map_err(|_| Errno::INVAL)
-    } else {
-        Ok(4096)
-    }
+    Ok(if rustix::fs::fstatfs(fd)?.f_type == HUGETLBFS_MAGIC { block } else { 4096 })
 }
 
 /// Maps a file shared, for writing too if the file allows it or the range demands it.

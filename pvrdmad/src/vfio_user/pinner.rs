@@ -10,6 +10,7 @@ use std::thread::{self, JoinHandle};
 
 use log::error;
 use pvrdma_guest_memory::DmaSpace;
+use pvrdma_verbs::threads::{self, ThreadKind};
 
 /// A thread that locks what was mapped, and sleeps when there is nothing to lock.
 #[derive(Debug)]
@@ -26,7 +27,7 @@ impl Pinner {
     pub(crate) fn start(space: Arc<DmaSpace>) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
-        let thread = thread::Builder::new().name("pin".to_owned()).spawn(move || {
+        let thread = threads::spawn(ThreadKind::Pin, "pin", move || {
             while !stopped.load(Ordering::Acquire) {
                 // A wake-up in between is not lost: the next `park` returns at once.
                 if !space.pin_some() {

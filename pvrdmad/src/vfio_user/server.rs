@@ -3,18 +3,19 @@
 use std::io;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use log::{error, warn};
+use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::endpoint::Endpoint;
-use crate::socket::SocketFile;
+use crate::socket::{SocketAccess, SocketFile};
 
 /// How long to wait after a failed accept, which means that descriptors or memory are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -24,20 +25,22 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub struct Server {
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
+    /// The socket's file, if it is ours. Gone once the thread has ended.
+    file: Option<SocketFile>,
 }
 
 impl Server {
-    /// Starts serving. The socket is listening already.
+    /// Starts serving at a socket that listens already, and whose file is somebody else's.
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub(crate) fn start(socket: SocketFile, endpoint: Endpoint) -> io::Result<Self> {
+    pub fn start(listener: UnixListener, endpoint: Endpoint) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let stopped = stop.try_clone()?;
-        let thread = thread::Builder::new()
-            .name(format!("{} accept", endpoint.name))
-            .spawn(move || Acceptor { socket, endpoint: Arc::new(endpoint), client: None }.run(&stopped))?;
-        Ok(Self { stop, thread: Some(thread) })
+        let thread = threads::spawn(ThreadKind::Accept, format!("{} accept", endpoint.name), move || {
+            Acceptor { listener, endpoint: Arc::new(endpoint), client: None }.run(&stopped);
+        })?;
+        Ok(Self { stop, thread: Some(thread), file: None })
     }
 
     /// Makes a socket and starts serving there.
@@ -45,7 +48,10 @@ impl Server {
     /// # Errors
     /// The socket cannot be made.
     pub fn listen(path: &Path, endpoint: Endpoint) -> anyhow::Result<Self> {
-        Ok(Self::start(SocketFile::bind(path)?, endpoint)?)
+        let file = SocketFile::bind(path, SocketAccess::default())?;
+        let mut server = Self::start(file.listener().try_clone()?, endpoint)?;
+        server.file = Some(file);
+        Ok(server)
     }
 }
 
@@ -60,6 +66,7 @@ impl Drop for Server {
         {
             error!("a server thread panicked");
         }
+        self.file = None;
     }
 }
 
@@ -88,7 +95,7 @@ impl Client {
 }
 
 struct Acceptor {
-    socket: SocketFile,
+    listener: UnixListener,
     endpoint: Arc<Endpoint>,
     client: Option<Client>,
 }
@@ -96,7 +103,7 @@ struct Acceptor {
 impl Acceptor {
     fn run(mut self, stop: &OwnedFd) {
         loop {
-            let listener = self.socket.listener().as_fd();
+            let listener = self.listener.as_fd();
             let mut poll = [PollFd::new(stop, PollFlags::IN), PollFd::new(&listener, PollFlags::IN)];
             match rustix::event::poll(&mut poll, None) {
                 Ok(_) | Err(Errno::INTR) => {}
@@ -112,7 +119,7 @@ impl Acceptor {
             if connecting.revents().is_empty() {
                 continue;
             }
-            match self.socket.listener().accept() {
+            match self.listener.accept() {
                 Ok((stream, _)) => self.admit(stream),
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
                 Err(error) => {
@@ -145,7 +152,7 @@ impl Acceptor {
         self.endpoint.stats.set_connected(true);
         let stream = Arc::new(stream);
         let (endpoint, served) = (Arc::clone(&self.endpoint), HangUp(Arc::clone(&stream)));
-        let thread = thread::Builder::new().name(endpoint.name.clone()).spawn(move || {
+        let thread = threads::spawn(ThreadKind::Connection, endpoint.name.clone(), move || {
             endpoint.serve(&served.0);
             endpoint.stats.set_connected(false);
         });

@@ -1,5 +1,6 @@
 //! What happened on a device's socket, for the status output.
 
+use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pvrdma_verbs::counters;
@@ -24,18 +25,40 @@ counters! {
 }
 
 /// A device's socket.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct ConnectionStats {
     /// A client is there now.
     connected: AtomicBool,
+    /// Is told when that changes.
+    observer: Option<Observer>,
     /// What its clients did.
     pub counters: ClientCounters,
 }
 
+/// Is told whether there is a client.
+type Observer = Box<dyn Fn(bool) + Send + Sync>;
+
+impl fmt::Debug for ConnectionStats {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ConnectionStats")
+            .field("connected", &self.connected)
+            .field("counters", &self.counters)
+            .finish_non_exhaustive()
+    }
+}
+
 impl ConnectionStats {
+    /// Nobody was there yet, and `observer` is told on the thread that serves the socket when somebody comes or goes.
+    pub fn with_observer(observer: impl Fn(bool) + Send + Sync + 'static) -> Self {
+        Self { observer: Some(Box::new(observer)), ..Self::default() }
+    }
+
     /// Notes that a client came or went.
     pub(crate) fn set_connected(&self, connected: bool) {
-        self.connected.store(connected, Ordering::Relaxed);
+        let before = self.connected.swap(connected, Ordering::Relaxed);
+        if let Some(observer) = self.observer.as_ref().filter(|_| before != connected) {
+            observer(connected);
+        }
     }
 
     /// Returns `true` while a client is there.

@@ -233,10 +233,17 @@ impl<'a> Exchange<'a> {
             SendOp::Send { data, .. } => self.send(data),
             SendOp::Write { remote, immediate } => self.write(remote, immediate),
             SendOp::Read { remote } => self.read(remote),
-            SendOp::CompareSwap { remote, compare, swap } => {
-                self.atomic(remote, AtomicChange::CompareSwap { compare, swap })
+            SendOp::CompareSwap { remote, compare, swap } => atomic(
+                self.responder,
+                self.peer,
+                self.memory,
+                self.source(),
+                remote,
+                AtomicChange::CompareSwap { compare, swap },
+            ),
+            SendOp::FetchAdd { remote, add } => {
+                atomic(self.responder, self.peer, self.memory, self.source(), remote, AtomicChange::FetchAdd { add })
             }
-            SendOp::FetchAdd { remote, add } => self.atomic(remote, AtomicChange::FetchAdd { add }),
             // Handled before a peer is needed.
             SendOp::LocalInvalidate(_) | SendOp::FastRegister(_) | SendOp::Unsupported { .. } | SendOp::Malformed => {
                 Ok(Step::Failed(WcStatus::LocalQpOperation))
@@ -253,7 +260,8 @@ impl<'a> Exchange<'a> {
     /// Shows a step to those who watch.
     #[inline]
     fn record(&mut self, result: &Result<Step, NakReason>, before: u64) {
-        let Some(trace) = &mut self.trace else { return };
+        // Taken out: what is lent to a call that is not inlined keeps the whole exchange in memory.
+        let Some(mut trace) = self.trace.take() else { return };
         let outcome = match result {
             Ok(Step::Done(_)) => StepOutcome::Completed,
             Ok(Step::Moved) => StepOutcome::Moved,
@@ -328,23 +336,6 @@ impl<'a> Exchange<'a> {
         }
     }
 
-    fn atomic(&mut self, remote: RemoteAddress, change: AtomicChange) -> Result<Step, NakReason> {
-        let (peer, view) = (self.peer, self.memory.view);
-        self.responder.check_enabled(peer, view, Access::REMOTE_ATOMIC)?;
-        if !remote.addr.is_multiple_of(8) {
-            return Err(self.responder.refuse(peer, view, NakReason::InvalidRequest));
-        }
-        self.responder.check_remote(peer, self.memory, remote, 8, Access::REMOTE_ATOMIC)?;
-        let Ok(old) = execute_atomic(peer, self.memory, remote, change) else {
-            return Err(self.responder.refuse(peer, view, NakReason::RemoteAccess));
-        };
-        let target = SgList { need: Access::LOCAL_WRITE, ..self.source() };
-        match target.write(0, &old.to_le_bytes()) {
-            Ok(()) => Ok(Step::Done(8)),
-            Err(_) => Ok(Step::Failed(WcStatus::LocalProtection)),
-        }
-    }
-
     /// The request's own list, for reading.
     fn source(&self) -> SgList<'a> {
         SgList { memory: self.own, sges: &self.work.sges, pd: self.qp.pd, need: Access::empty() }
@@ -360,6 +351,30 @@ impl<'a> Exchange<'a> {
         let length = u32::try_from(self.progress.length).unwrap_or(u32::MAX);
         let solicited = self.work.flags.contains(SendFlags::SOLICITED);
         self.responder.push_receive(self.peer, &Received { opcode, length, immediate, invalidated, solicited });
+    }
+}
+
+/// Changes eight bytes of the peer and puts the value before into the request's own list, `own`.
+fn atomic(
+    responder: &mut Responder,
+    peer: &Qp,
+    memory: Memory<'_>,
+    own: SgList<'_>,
+    remote: RemoteAddress,
+    change: AtomicChange,
+) -> Result<Step, NakReason> {
+    responder.check_enabled(peer, memory.view, Access::REMOTE_ATOMIC)?;
+    if !remote.addr.is_multiple_of(8) {
+        return Err(responder.refuse(peer, memory.view, NakReason::InvalidRequest));
+    }
+    responder.check_remote(peer, memory, remote, 8, Access::REMOTE_ATOMIC)?;
+    let Ok(old) = execute_atomic(peer, memory, remote, change) else {
+        return Err(responder.refuse(peer, memory.view, NakReason::RemoteAccess));
+    };
+    let target = SgList { need: Access::LOCAL_WRITE, ..own };
+    match target.write(0, &old.to_le_bytes()) {
+        Ok(()) => Ok(Step::Done(8)),
+        Err(_) => Ok(Step::Failed(WcStatus::LocalProtection)),
     }
 }
 

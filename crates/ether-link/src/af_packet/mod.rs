@@ -5,6 +5,8 @@
 //! host's other senders left to the hardware (checksums, segmentation) is done here, because a guest has no such
 //! agreement with them.
 
+mod filter;
+mod host;
 mod input;
 mod offload;
 mod output;
@@ -12,7 +14,8 @@ mod socket;
 #[cfg(test)]
 mod tests;
 
-use std::os::fd::OwnedFd;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -22,12 +25,17 @@ use pvrdma_verbs::MacAddr;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::{Frames, Link, LinkInspect, Readiness};
+use super::connector::Reconnect;
+use super::{Connector, Frames, Link, LinkInspect, Readiness};
 use input::Input;
 use output::Output;
+use socket::Presence;
 
-/// Time between two attempts to get at an interface that is down or gone.
-const REOPEN: Duration = Duration::from_millis(500);
+pub use filter::{MAX_ADDRESSES, VlanFilter};
+pub use host::AfPacketSocket;
+
+/// Time between two looks at an interface that is down.
+const LOOK: Duration = Duration::from_millis(500);
 
 /// The interface cannot be used at all.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -63,22 +71,41 @@ impl AfPacketError {
     }
 }
 
-/// The socket, while the interface is up.
+/// What the link has.
 #[derive(Debug)]
-struct State {
-    socket: Option<Arc<OwnedFd>>,
-    /// When to try again.
-    due: Instant,
+enum State {
+    Up(Arc<OwnedFd>),
+    /// The interface is down; when to look again.
+    Down(Arc<OwnedFd>, Instant),
+    /// The interface is gone.
+    Gone,
+}
+
+impl State {
+    fn of(socket: Arc<OwnedFd>) -> Self {
+        match socket::presence(socket.as_fd()) {
+            Presence::Up => Self::Up(socket),
+            Presence::Down => Self::Down(socket, Instant::now() + LOOK),
+            Presence::Gone => Self::Gone,
+        }
+    }
+
+    const fn socket(&self) -> Option<&Arc<OwnedFd>> {
+        match self {
+            Self::Up(socket) => Some(socket),
+            Self::Down(..) | Self::Gone => None,
+        }
+    }
 }
 
 /// A link over an interface of the host. While the interface is down or gone, what is sent is lost, as without a cable.
 #[derive(Debug)]
 pub struct AfPacketLink {
     interface: String,
-    mac: MacAddr,
     state: Mutex<State>,
+    reconnect: Reconnect,
     input: Mutex<Input>,
-    output: Mutex<Output>,
+    output: Output,
     lost: AtomicU64,
 }
 
@@ -89,52 +116,67 @@ impl AfPacketLink {
     /// # Errors
     /// No right to, no such interface, or not an Ethernet.
     pub fn open(interface: &str, mac: MacAddr) -> Result<Self, AfPacketError> {
-        let socket = match socket::open(interface, mac) {
-            Ok(socket) => Some(Arc::new(socket)),
-            Err(Errno::NETDOWN) => {
-                log::warn!("{interface} is down; the link waits for it");
-                None
-            }
-            Err(errno) => return Err(AfPacketError::new(interface, errno)),
-        };
-        Ok(Self {
+        let failed =
+            |error: io::Error| AfPacketError::new(interface, Errno::from_io_error(&error).unwrap_or(Errno::IO));
+        let host = AfPacketSocket::open(interface, VlanFilter::All)?;
+        host.set_addresses(&[mac]).map_err(failed)?;
+        let socket = host.descriptor().map_err(failed)?;
+        Ok(Self::from_socket(interface, socket, Arc::new(host)))
+    }
+
+    /// Uses a socket on `interface` that an [`AfPacketSocket`] gave. If the interface is deleted, `connector` opens
+    /// another one when it is back.
+    pub fn from_socket(interface: &str, socket: OwnedFd, connector: Arc<dyn Connector>) -> Self {
+        let state = State::of(Arc::new(socket));
+        if state.socket().is_none() {
+            log::warn!("{interface} is down; the link waits for it");
+        }
+        Self {
             interface: interface.to_owned(),
-            mac,
-            state: Mutex::new(State { socket, due: Instant::now() }),
+            state: Mutex::new(state),
+            reconnect: Reconnect::new(connector),
             input: Mutex::default(),
-            output: Mutex::default(),
+            output: Output::default(),
             lost: AtomicU64::new(0),
-        })
+        }
     }
 
     fn socket(&self) -> Option<Arc<OwnedFd>> {
-        self.state.lock().socket.clone()
+        self.state.lock().socket().cloned()
     }
 
-    /// The socket, opening one if it is time to try.
+    /// The socket, looking for the interface if it is time to.
     fn socket_now(&self) -> Option<Arc<OwnedFd>> {
         let state = &mut *self.state.lock();
-        if state.socket.is_none() && state.due <= Instant::now() {
-            match socket::open(&self.interface, self.mac) {
-                Ok(socket) => {
-                    log::info!("{} is back", self.interface);
-                    state.socket = Some(Arc::new(socket));
-                }
-                Err(errno) => {
-                    log::debug!("{}: {errno}", self.interface);
-                    state.due = Instant::now() + REOPEN;
-                }
-            }
+        if let State::Down(socket, due) = state
+            && *due <= Instant::now()
+        {
+            *state = State::of(Arc::clone(socket));
+            self.note_up(state);
         }
-        state.socket.clone()
+        if matches!(state, State::Gone)
+            && let Some(socket) = self.reconnect.attempt()
+        {
+            *state = State::of(Arc::new(socket));
+            self.note_up(state);
+        }
+        state.socket().cloned()
+    }
+
+    fn note_up(&self, state: &State) {
+        if state.socket().is_some() {
+            log::info!("{} is back", self.interface);
+        }
     }
 
     /// The interface is down or gone.
     fn close(&self, old: &Arc<OwnedFd>, errno: Errno) {
         let state = &mut *self.state.lock();
-        if state.socket.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
-            log::warn!("{}: {errno}; the link waits for it", self.interface);
-            *state = State { socket: None, due: Instant::now() + REOPEN };
+        if state.socket().is_some_and(|now| Arc::ptr_eq(now, old)) {
+            *state = State::of(Arc::clone(old));
+            if state.socket().is_none() {
+                log::warn!("{}: {errno}; the link waits for it", self.interface);
+            }
         }
     }
 
@@ -161,7 +203,7 @@ impl Link for AfPacketLink {
             self.lose(all);
             return all;
         };
-        let sent = self.output.lock().send(&socket, frames, from);
+        let sent = self.output.send(&socket, frames, from);
         self.lose(sent.lost);
         match sent.error {
             None => sent.taken,
@@ -176,21 +218,27 @@ impl Link for AfPacketLink {
 
     fn readiness(&self) -> Readiness {
         let state = self.state.lock();
-        match &state.socket {
-            Some(socket) => {
-                Readiness { readable: Some(Arc::clone(socket)), writable: Some(Arc::clone(socket)), wait: None }
-            }
-            None => Readiness { wait: Some(REOPEN), ..Readiness::default() },
+        match &*state {
+            State::Up(socket) => Readiness {
+                readable: Some(Arc::clone(socket)),
+                writable: Some(Arc::clone(socket)),
+                ..Readiness::default()
+            },
+            State::Down(..) => Readiness { wait: Some(LOOK), ..Readiness::default() },
+            State::Gone => Readiness { wait: Some(self.reconnect.interval()), ..Readiness::default() },
         }
     }
 
+    fn set_addresses(&self, addresses: &[MacAddr]) -> io::Result<()> {
+        self.reconnect.connector().set_addresses(addresses)
+    }
+
     fn inspect(&self) -> LinkInspect {
-        let up = self.state.try_lock().map(|state| state.socket.is_some());
+        let up = self.state.try_lock().map(|state| state.socket().is_some());
         LinkInspect { kind: "af_packet", name: self.interface.clone(), peers: Vec::new(), up: up.into() }
     }
 
     fn lost(&self) -> u64 {
-        use std::os::fd::AsFd as _;
         let dropped = self.socket().map_or(0, |socket| socket::drops(socket.as_fd()));
         let dropped = u64::from(dropped);
         self.lost.fetch_add(dropped, Ordering::Relaxed).saturating_add(dropped)

@@ -2,6 +2,7 @@
 
 use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 
@@ -24,12 +25,12 @@ pub(super) struct Sent {
 #[derive(Debug)]
 pub(super) struct Output {
     /// The kernel takes super-frames.
-    super_frames: bool,
+    super_frames: AtomicBool,
 }
 
 impl Default for Output {
     fn default() -> Self {
-        Self { super_frames: true }
+        Self { super_frames: AtomicBool::new(true) }
     }
 }
 
@@ -67,16 +68,18 @@ impl Message {
 
 impl Output {
     /// Sends the frames from index `from` on.
-    pub(super) fn send(&mut self, socket: &OwnedFd, frames: &Frames, from: usize) -> Sent {
+    pub(super) fn send(&self, socket: &OwnedFd, frames: &Frames, from: usize) -> Sent {
         let mut sent = Sent::default();
         while from + sent.taken < frames.len() {
             let messages = self.messages(frames, from + sent.taken);
             match transmit(socket, frames, &messages) {
                 Ok(count) => sent.taken += messages.iter().take(count).map(|message| message.count).sum::<usize>(),
                 Err(Errno::INTR) => {}
-                Err(Errno::INVAL) if self.super_frames && messages.first().is_some_and(|first| first.count > 1) => {
+                Err(Errno::INVAL)
+                    if self.has_super_frames() && messages.first().is_some_and(|first| first.count > 1) =>
+                {
                     log::info!("this kernel takes no super-frames of UDP");
-                    self.super_frames = false;
+                    self.super_frames.store(false, Ordering::Relaxed);
                 }
                 // The interface's queue is full, or the frame is longer than the interface allows.
                 Err(Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL) => {
@@ -93,11 +96,15 @@ impl Output {
         sent
     }
 
+    fn has_super_frames(&self) -> bool {
+        self.super_frames.load(Ordering::Relaxed)
+    }
+
     fn messages(&self, frames: &Frames, from: usize) -> Vec<Message> {
         let mut messages = Vec::with_capacity(MAX_MESSAGES);
         let mut next = from;
         while next < frames.len() && messages.len() < MAX_MESSAGES {
-            let joined = if self.super_frames { Message::super_frame(frames, next) } else { None };
+            let joined = if self.has_super_frames() { Message::super_frame(frames, next) } else { None };
             let message = joined.unwrap_or_else(|| Message::plain(next));
             next += message.count;
             messages.push(message);

@@ -9,7 +9,7 @@ use std::ptr;
 
 use pvrdma_verbs::MacAddr;
 use rustix::io::Errno;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
+use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, sockopt};
 
 /// Bytes that a socket should hold. Without CAP_NET_ADMIN the system caps it.
 const BUFFER: usize = 8 << 20;
@@ -31,15 +31,26 @@ pub(super) struct Arrival {
     pub(super) truncated: bool,
 }
 
-/// Opens a socket that gets the frames to `mac` and to groups that arrive at an interface, and is ready for offloads
-/// (`PACKET_VNET_HDR`).
-pub(super) fn open(interface: &str, mac: MacAddr) -> Result<OwnedFd, Errno> {
+/// What a socket says about its interface.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Presence {
+    /// Frames can pass.
+    Up,
+    /// It is down. The socket goes on when it is up again.
+    Down,
+    /// It was deleted. The socket is no use any more.
+    Gone,
+}
+
+/// Opens a socket on an interface that gets frames to groups and what else is [joined](join), as far as they pass
+/// `filter`, and is ready for offloads (`PACKET_VNET_HDR`). Gives the index of the interface, too.
+pub(super) fn open(interface: &str, filter: &[libc::sock_filter]) -> Result<(OwnedFd, c_int), Errno> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     // Protocol 0: nothing comes before the socket is bound to its interface.
     let socket = rustix::net::socket_with(AddressFamily::PACKET, SocketType::RAW, flags, None)?;
     let index = rustix::net::netdevice::name_to_index(&socket, interface)?;
     let index = c_int::try_from(index).map_err(|_| Errno::NODEV)?;
-    attach_filter(socket.as_fd(), mac)?;
+    attach_filter(socket.as_fd(), filter)?;
     set(socket.as_fd(), libc::SOL_PACKET, libc::PACKET_VNET_HDR, &1_i32)?;
     set(socket.as_fd(), libc::SOL_PACKET, libc::PACKET_AUXDATA, &1_i32)?;
     set(socket.as_fd(), libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &1_i32)?;
@@ -50,13 +61,34 @@ pub(super) fn open(interface: &str, mac: MacAddr) -> Result<OwnedFd, Errno> {
         sockopt::set_socket_send_buffer_size(&socket, BUFFER)?;
     }
     bind(socket.as_fd(), index)?;
-    // Down already: the error would come with the first receive.
-    sockopt::socket_error(&socket)??;
-    join(socket.as_fd(), index, libc::PACKET_MR_ALLMULTI, None)?;
-    if join(socket.as_fd(), index, libc::PACKET_MR_UNICAST, Some(mac)).is_err() {
-        join(socket.as_fd(), index, libc::PACKET_MR_PROMISC, None)?;
+    match sockopt::socket_error(&socket)? {
+        // The socket waits for the interface.
+        Ok(()) | Err(Errno::NETDOWN) => {}
+        Err(errno) => return Err(errno),
     }
-    Ok(socket)
+    member(socket.as_fd(), libc::PACKET_ADD_MEMBERSHIP, index, libc::PACKET_MR_ALLMULTI, None)?;
+    Ok((socket, index))
+}
+
+/// Has the interface take frames to `mac`, or all if it cannot choose. Gives the kind of membership.
+pub(super) fn join(socket: BorrowedFd<'_>, index: c_int, mac: MacAddr) -> Result<c_int, Errno> {
+    let add = |kind| member(socket, libc::PACKET_ADD_MEMBERSHIP, index, kind, Some(mac)).map(|()| kind);
+    add(libc::PACKET_MR_UNICAST).or_else(|_| add(libc::PACKET_MR_PROMISC))
+}
+
+/// Ends what [`join`] began.
+pub(super) fn leave(socket: BorrowedFd<'_>, index: c_int, mac: MacAddr, kind: c_int) {
+    // It fails when the interface is gone, and the membership with it.
+    let _ = member(socket, libc::PACKET_DROP_MEMBERSHIP, index, kind, Some(mac));
+}
+
+/// Asks for the state of the interface, by a message that is too short to be sent.
+pub(super) fn presence(socket: BorrowedFd<'_>) -> Presence {
+    match rustix::net::send(socket, &[], SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        Err(Errno::NETDOWN) => Presence::Down,
+        Err(Errno::NXIO | Errno::NODEV) => Presence::Gone,
+        _ => Presence::Up,
+    }
 }
 
 /// Frames that the kernel had no room for since the last call.
@@ -76,29 +108,15 @@ pub(super) fn drops(socket: BorrowedFd<'_>) -> u32 {
     if result == 0 { stats[1] } else { 0 }
 }
 
-/// Lets frames to `mac` and group addresses through. The program looks at the first six bytes.
-fn attach_filter(socket: BorrowedFd<'_>, mac: MacAddr) -> Result<(), Errno> {
-    let [a, b, c, d, e, f] = mac.0;
-    let step = |code: u32, jt, jf, k| libc::sock_filter { code: u16::try_from(code).unwrap_or(0), jt, jf, k };
-    let load = |width| libc::BPF_LD | width | libc::BPF_ABS;
-    let equal = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
-    let mut program = [
-        step(load(libc::BPF_B), 0, 0, 0),
-        step(libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K, 4, 0, 1),
-        step(load(libc::BPF_W), 0, 0, 0),
-        step(equal, 0, 3, u32::from_be_bytes([a, b, c, d])),
-        step(load(libc::BPF_H), 0, 0, 4),
-        step(equal, 0, 1, u32::from_be_bytes([0, 0, e, f])),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, u32::MAX),
-        step(libc::BPF_RET | libc::BPF_K, 0, 0, 0),
-    ];
+/// Lets only frames through that a program wants.
+pub(super) fn attach_filter(socket: BorrowedFd<'_>, program: &[libc::sock_filter]) -> Result<(), Errno> {
     let length = u16::try_from(program.len()).map_err(|_| Errno::INVAL)?;
-    // The kernel copies the program before `set` returns.
-    let program = libc::sock_fprog { len: length, filter: program.as_mut_ptr() };
+    // The kernel copies the program before `set` returns, and does not write to it.
+    let program = libc::sock_fprog { len: length, filter: program.as_ptr().cast_mut() };
     set(socket, libc::SOL_SOCKET, libc::SO_ATTACH_FILTER, &program)
 }
 
-fn join(socket: BorrowedFd<'_>, index: c_int, kind: c_int, mac: Option<MacAddr>) -> Result<(), Errno> {
+fn member(socket: BorrowedFd<'_>, act: c_int, index: c_int, kind: c_int, mac: Option<MacAddr>) -> Result<(), Errno> {
     let mut address = [0; 8];
     let length = mac.map_or(0, |mac| {
         address[..6].copy_from_slice(&mac.0);
@@ -106,7 +124,7 @@ fn join(socket: BorrowedFd<'_>, index: c_int, kind: c_int, mac: Option<MacAddr>)
     });
     let kind = u16::try_from(kind).map_err(|_| Errno::INVAL)?;
     let membership = libc::packet_mreq { mr_ifindex: index, mr_type: kind, mr_alen: length, mr_address: address };
-    set(socket, libc::SOL_PACKET, libc::PACKET_ADD_MEMBERSHIP, &membership)
+    set(socket, libc::SOL_PACKET, act, &membership)
 }
 
 /// Sets an option whose value is a plain C structure.

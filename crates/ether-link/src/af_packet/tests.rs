@@ -192,6 +192,127 @@ fn frames_cross_a_veth_pair_as_they_are() {
     });
 }
 
+/// The filter alone, in front of a socket that needs no privileges.
+#[test]
+fn a_filter_passes_its_addresses_and_groups() {
+    let mac = |number: u16| MacAddr([2, 0, 0, 0, number.to_be_bytes()[0], number.to_be_bytes()[1]]);
+    let passes = |addresses: &[MacAddr], vlan, destination: MacAddr| {
+        let (a, b) = std::os::unix::net::UnixDatagram::pair().unwrap();
+        socket::attach_filter(b.as_fd(), &filter::program(addresses, vlan)).unwrap();
+        b.set_nonblocking(true).unwrap();
+        a.send(&[&destination.0[..], &[0; 54]].concat()).unwrap();
+        b.recv(&mut [0; 100]).is_ok()
+    };
+    let group = MacAddr([0xff; 6]);
+    let many: Vec<_> = (0..u16::try_from(MAX_ADDRESSES).unwrap()).map(mac).collect();
+    for addresses in [&many[..1], &many[..2], &many] {
+        for vlan in [VlanFilter::All, VlanFilter::Untagged] {
+            assert!(addresses.iter().all(|&address| passes(addresses, vlan, address)));
+            assert!(passes(addresses, vlan, group));
+        }
+        assert!(!passes(addresses, VlanFilter::All, mac(0x1000)));
+        assert!(!passes(addresses, VlanFilter::All, MacAddr([2, 0, 0, 9, 0, 0])), "the other half differs");
+        assert!(
+            !passes(addresses, VlanFilter::Tagged(5), addresses[0]) && !passes(addresses, VlanFilter::Tagged(5), group)
+        );
+    }
+    assert!(!passes(&[], VlanFilter::All, group) && !passes(&[], VlanFilter::All, mac(0)), "there is nobody");
+}
+
+/// The last byte of the destination and the VLAN of each frame, until as many marks have come.
+fn tags(link: &AfPacketLink, marks: usize) -> Vec<(u8, Option<u16>)> {
+    let (mut got, mut seen) = (Vec::new(), 0);
+    loop {
+        let mut frames = Frames::default();
+        link.receive(&mut frames, 64);
+        for frame in frames.iter() {
+            let (ethernet, kind, _) = Ethernet::parse(frame).unwrap();
+            if kind.0 == 0x88b5 {
+                seen += usize::from(frame.last() == Some(&1));
+                got.push((frame[5], ethernet.vlan_id()));
+            }
+        }
+        if frames.is_empty() {
+            if seen >= marks {
+                return got;
+            }
+            let fd = link.readiness().readable.expect("the interface is up");
+            rustix::event::poll(&mut [PollFd::new(&fd, PollFlags::IN)], None).unwrap();
+        }
+    }
+}
+
+/// The link is used outside of the namespace: with nothing but the socket.
+#[test]
+fn a_socket_that_was_handed_over_gets_what_its_opener_says() {
+    let Some(host) = Namespace::new("given") else { return };
+    host.veth();
+    let c = MacAddr([2, 0, 0, 0, 0, 3]);
+    let open = |interface: &'static str, vlan| host.enter(move || AfPacketSocket::open(interface, vlan).unwrap());
+    let given = |host: &AfPacketSocket| {
+        AfPacketLink::from_socket("vb", host.descriptor().unwrap(), Arc::new(crate::NoConnector))
+    };
+    let sender = AfPacketLink::from_socket(
+        "va",
+        open("va", VlanFilter::All).descriptor().unwrap(),
+        Arc::new(crate::NoConnector),
+    );
+    let frame = |to: MacAddr, tag: Option<u16>, mark: u8| {
+        let tag = tag.map_or_else(Vec::new, |tci| [0x8100_u16.to_be_bytes(), tci.to_be_bytes()].concat());
+        [&to.0[..], &A.0, &tag, &[0x88, 0xb5], &[0; 50], &[mark]].concat()
+    };
+    let group = MacAddr([0xff; 6]);
+    let send = || {
+        let tags = [None, Some(0x6000), Some(5), Some(0xa006)];
+        let mut sent: Vec<_> = [B, c].into_iter().flat_map(|to| tags.map(|tag| frame(to, tag, 0))).collect();
+        sent.extend([None, Some(5)].map(|tag| frame(group, tag, 1)));
+        assert_eq!(sender.send(&batch(&sent), 0), sent.len());
+    };
+    let (plain, five, all) =
+        (open("vb", VlanFilter::Untagged), open("vb", VlanFilter::Tagged(5)), open("vb", VlanFilter::All));
+    let links = [&plain, &five, &all].map(given);
+    plain.set_addresses(&[B, c]).unwrap();
+    five.set_addresses(&[B]).unwrap();
+    all.set_addresses(&[c]).unwrap();
+    send();
+    assert_eq!(tags(&links[0], 1), [(2, None), (2, None), (3, None), (3, None), (0xff, None)]);
+    assert_eq!(tags(&links[1], 1), [(2, Some(5)), (0xff, Some(5))]);
+    let every = |to| [None, None, Some(5), Some(6)].map(|vid| (to, vid)).into_iter();
+    let marks = || [None, Some(5)].map(|vid| (0xff, vid)).into_iter();
+    assert!(tags(&links[2], 2).into_iter().eq(every(3).chain(marks())));
+    // An address comes, another one goes.
+    plain.set_addresses(&[B]).unwrap();
+    five.set_addresses(&[]).unwrap();
+    all.set_addresses(&[c, B]).unwrap();
+    send();
+    assert_eq!(tags(&links[0], 1), [(2, None), (2, None), (0xff, None)]);
+    assert!(tags(&links[2], 2).into_iter().eq(every(2).chain(every(3)).chain(marks())));
+    assert!(tags(&links[1], 0).is_empty(), "nobody is there");
+    let too_many = all.set_addresses(&[B; MAX_ADDRESSES + 1]).unwrap_err();
+    assert_eq!(too_many.raw_os_error(), Some(Errno::NOBUFS.raw_os_error()));
+}
+
+#[test]
+fn an_interface_may_be_down_at_first() {
+    let Some(host) = Namespace::new("later") else { return };
+    host.ip("link add name va mtu 9000 type veth peer name vb mtu 9000");
+    let (a, b) = host.enter(|| (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap()));
+    for link in [&a, &b] {
+        assert_eq!(link.inspect().up, pvrdma_verbs::Snapshot::Taken(false));
+    }
+    let frame = batch(&[packet(1, 0xc001, 64)]);
+    assert_eq!((a.send(&frame, 0), a.lost()), (1, 1));
+    host.up();
+    while a.readiness().readable.is_none() || b.readiness().readable.is_none() {
+        let wait = [&a, &b].iter().filter_map(|link| link.readiness().wait).min().unwrap();
+        rustix::event::poll(&mut [], Some(&wait.try_into().unwrap())).unwrap();
+        a.receive(&mut Frames::default(), 64);
+        b.receive(&mut Frames::default(), 64);
+    }
+    assert_eq!(a.send(&frame, 0), 1);
+    assert_eq!(collect(&b, 1), [packet(1, 0xc001, 64)]);
+}
+
 #[test]
 fn an_interface_goes_and_comes_back() {
     let Some(host) = Namespace::new("down") else { return };

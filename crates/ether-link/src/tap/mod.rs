@@ -9,16 +9,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use thiserror::Error;
 
-use super::{Frames, InterfaceName, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
-
-/// Time between two attempts to attach to an interface that went away.
-const REATTACH: Duration = Duration::from_secs(1);
+use super::connector::Reconnect;
+use super::{Connector, Frames, InterfaceName, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
 
 /// Why there is no tap device.
 #[derive(Debug, Error)]
@@ -44,12 +41,31 @@ pub enum TapError {
     },
 }
 
+/// Makes the interface or attaches to it.
+///
+/// # Errors
+/// Neither is possible.
+pub fn attach(name: &InterfaceName) -> Result<OwnedFd, TapError> {
+    attach::attach(name)
+}
+
+/// Attaches to an interface, for a process that may.
+#[derive(Clone, Debug)]
+pub struct TapConnector(pub InterfaceName);
+
+impl Connector for TapConnector {
+    fn connect(&self) -> io::Result<OwnedFd> {
+        attach(&self.0).map_err(io::Error::other)
+    }
+}
+
 /// A link to a tap device. It is made unless it is there, in which case its owner needs no privileges. While the
 /// interface is down, or gone, what is sent is lost.
 #[derive(Debug)]
 pub struct TapLink {
     name: InterfaceName,
     device: Mutex<Option<Arc<OwnedFd>>>,
+    reconnect: Reconnect,
     lost: AtomicU64,
 }
 
@@ -59,8 +75,16 @@ impl TapLink {
     /// # Errors
     /// Neither is possible.
     pub fn open(name: InterfaceName) -> Result<Self, TapError> {
-        let device = Mutex::new(Some(Arc::new(attach::attach(&name)?)));
-        Ok(Self { name, device, lost: AtomicU64::new(0) })
+        let device = attach(&name)?;
+        let connector = Arc::new(TapConnector(name.clone()));
+        Ok(Self::from_device(name, device, connector))
+    }
+
+    /// Uses a device that is [attached](attach) to `name`. If the interface goes away, `connector` attaches to it
+    /// again.
+    pub fn from_device(name: InterfaceName, device: OwnedFd, connector: Arc<dyn Connector>) -> Self {
+        let device = Mutex::new(Some(Arc::new(device)));
+        Self { name, device, reconnect: Reconnect::new(connector), lost: AtomicU64::new(0) }
     }
 
     fn device(&self) -> Option<Arc<OwnedFd>> {
@@ -71,7 +95,7 @@ impl TapLink {
     fn attached(&self) -> Option<Arc<OwnedFd>> {
         let mut device = self.device.lock();
         if device.is_none() {
-            *device = attach::attach(&self.name).ok().map(Arc::new);
+            *device = self.reconnect.attempt().map(Arc::new);
             if device.is_some() {
                 log::info!("tap {}: it is back", self.name);
             }
@@ -122,8 +146,8 @@ impl Link for TapLink {
 
     fn readiness(&self) -> Readiness {
         let device = self.device();
-        let wait = device.is_none().then_some(REATTACH);
-        Readiness { readable: device.clone(), writable: device, wait }
+        let wait = device.is_none().then(|| self.reconnect.interval());
+        Readiness { readable: device.clone(), writable: device, wait, ..Readiness::default() }
     }
 
     fn inspect(&self) -> LinkInspect {

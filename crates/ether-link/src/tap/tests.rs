@@ -2,7 +2,10 @@
 
 use std::process::Command;
 
+use pvrdma_verbs::Snapshot;
+
 use super::*;
+use crate::connector::RETRY;
 
 fn ip(arguments: &str) {
     let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
@@ -66,7 +69,7 @@ fn an_interface_that_went_away_comes_back() {
     let mut frames = Frames::default();
     link.receive(&mut frames, 1);
     let readiness = link.readiness();
-    assert!(readiness.readable.is_none() && readiness.wait == Some(REATTACH), "nothing to wait for but time");
+    assert!(readiness.readable.is_none() && readiness.wait == Some(RETRY), "nothing to wait for but time");
     frames.push(&[0; 60]);
     assert_eq!((link.send(&frames, 0), link.lost()), (1, 1));
     frames.clear();
@@ -81,5 +84,22 @@ fn what_is_no_tap_is_refused() {
         Err(TapError::Other { name, .. }) => assert_eq!(name.as_str(), "lo"),
         Err(error @ (TapError::NotPermitted(_) | TapError::NoTun(_))) => println!("skipped: {error}"),
         other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_device_that_was_handed_over_has_no_successor() {
+    let Some((name, link)) = open("c") else { return };
+    let device = link.device().unwrap().try_clone().unwrap();
+    drop(link);
+    let link = TapLink::from_device(name.clone(), device, Arc::new(crate::NoConnector));
+    ip(&format!("link set {name} up"));
+    let mut frames = Frames::default();
+    frames.push(&[0; 60]);
+    assert_eq!((link.send(&frames, 0), link.lost()), (1, 0));
+    ip(&format!("link delete {name}"));
+    for _ in 0..2 {
+        link.receive(&mut frames, 8);
+        assert_eq!(link.inspect().up, Snapshot::Taken(false));
     }
 }

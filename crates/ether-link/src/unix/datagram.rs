@@ -3,7 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,8 +11,9 @@ use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 
-use super::buffer::enlarge;
-use crate::{Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
+use super::open::{PathConnector, ready_datagram};
+use crate::connector::Reconnect;
+use crate::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
 
 /// A link over datagram sockets. Both sides may start, end and come back in any order.
 ///
@@ -23,9 +24,10 @@ use crate::{Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
 pub struct DatagramLink {
     input: Arc<OwnedFd>,
     /// The path of `input`, empty if it has none.
-    local: String,
+    local: PathBuf,
     remote: PathBuf,
     output: Mutex<Option<Arc<OwnedFd>>>,
+    reconnect: Reconnect,
     lost: AtomicU64,
 }
 
@@ -35,22 +37,24 @@ impl DatagramLink {
     /// # Errors
     /// The socket cannot be used.
     pub fn new(local: UnixDatagram, remote: PathBuf) -> io::Result<Self> {
-        local.set_nonblocking(true)?;
         let address = local.local_addr()?;
-        Ok(Self {
-            local: address.as_pathname().map_or_else(String::new, |path| path.display().to_string()),
-            input: Arc::new(local.into()),
-            remote,
-            output: Mutex::new(None),
-            lost: AtomicU64::new(0),
-        })
+        let path = address.as_pathname().map(Path::to_owned).unwrap_or_default();
+        let connector = Arc::new(PathConnector::datagram(remote.clone()));
+        Ok(Self::from_socket(ready_datagram(local)?, path, remote, connector))
     }
 
-    fn connect(&self) -> io::Result<Arc<OwnedFd>> {
-        let socket = UnixDatagram::unbound()?;
-        socket.connect(&self.remote)?;
-        enlarge(&socket);
-        Ok(Arc::new(socket.into()))
+    /// Receives at a [ready](ready_datagram) socket, which is bound to `local`, and sends through what `connector`
+    /// gives, which is connected to `remote` ([`connect_datagram`](super::connect_datagram)). The paths are for
+    /// descriptions only.
+    pub fn from_socket(input: OwnedFd, local: PathBuf, remote: PathBuf, connector: Arc<dyn Connector>) -> Self {
+        Self {
+            input: Arc::new(input),
+            local,
+            remote,
+            output: Mutex::new(None),
+            reconnect: Reconnect::new(connector),
+            lost: AtomicU64::new(0),
+        }
     }
 }
 
@@ -63,6 +67,7 @@ impl Link for DatagramLink {
             if !more {
                 return;
             }
+            self.reconnect.expedite();
         }
     }
 
@@ -74,7 +79,7 @@ impl Link for DatagramLink {
             let mut result = Err(Errno::NOTCONN);
             for _ in 0..2 {
                 if output.is_none() {
-                    *output = self.connect().ok();
+                    *output = self.reconnect.attempt().map(Arc::new);
                 }
                 let Some(socket) = output.as_ref() else { break };
                 result = rustix::net::send(socket, frame, SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -95,13 +100,13 @@ impl Link for DatagramLink {
 
     fn readiness(&self) -> Readiness {
         let writable = self.output.lock().clone();
-        Readiness { readable: Some(Arc::clone(&self.input)), writable, wait: None }
+        Readiness { readable: Some(Arc::clone(&self.input)), writable, ..Readiness::default() }
     }
 
     fn inspect(&self) -> LinkInspect {
         let up = self.output.try_lock().map(|output| output.is_some());
         let peers = vec![self.remote.display().to_string()];
-        LinkInspect { kind: "unix", name: self.local.clone(), peers, up: up.into() }
+        LinkInspect { kind: "unix", name: self.local.display().to_string(), peers, up: up.into() }
     }
 
     fn lost(&self) -> u64 {

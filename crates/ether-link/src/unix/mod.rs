@@ -1,11 +1,17 @@
 //! Unix sockets in the formats of QEMU's socket back ends: `-netdev stream` puts four bytes of length, big-endian, in
 //! front of each frame; `-netdev dgram` sends each as a datagram.
+//!
+//! A process without privileges gets a listening socket ready to accept from ([`ready_listener`]), a bound datagram
+//! socket ready to receive from ([`ready_datagram`]), and connections from a [`Connector`](crate::Connector) that does
+//! what [`PathConnector`] does.
 
 mod buffer;
 mod datagram;
+mod open;
 mod stream;
 #[cfg(test)]
 mod tests;
 
 pub use datagram::DatagramLink;
+pub use open::{PathConnector, connect_datagram, connect_stream, ready_datagram, ready_listener};
 pub use stream::StreamLink;

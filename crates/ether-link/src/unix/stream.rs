@@ -1,33 +1,34 @@
 //! `-netdev stream`: a connection with a length in front of each frame.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::ops::Range;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_verbs::LogLimit;
 use rustix::io::Errno;
-use rustix::net::{RecvFlags, SendFlags};
+use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 
 use super::buffer::enlarge;
-use crate::{Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
+use super::open::{PathConnector, ready_listener};
+use crate::connector::Reconnect;
+use crate::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
 
 /// Bytes of the length.
 const PREFIX: usize = 4;
 /// Bytes that are read or written at a time.
 const CHUNK: usize = 256 << 10;
-/// Time between two attempts to connect.
-const RECONNECT: Duration = Duration::from_millis(500);
 
 /// Which side of the connection we are.
 #[derive(Debug)]
 enum Role {
-    Listen(Arc<OwnedFd>, UnixListener),
-    Connect(PathBuf),
+    Listen(Arc<OwnedFd>, PathBuf),
+    Connect(Reconnect, PathBuf),
     /// A connection that was made by somebody else and has no successor.
     Given,
 }
@@ -74,10 +75,60 @@ impl Input {
 /// What is being written.
 #[derive(Debug, Default)]
 struct Output {
-    /// A chunk of frames with their lengths, used again.
+    /// Frames with their lengths, one behind the other.
     chunk: Vec<u8>,
-    /// Bytes of the first frame, with its length, that are written already.
-    partial: usize,
+    /// What is left of the last frame that was taken.
+    rest: Range<usize>,
+}
+
+impl Output {
+    /// Writes the rest of a frame. Returns `true` if nothing of it is left.
+    fn flush(&mut self, socket: &OwnedFd) -> Result<bool, Errno> {
+        while !self.rest.is_empty() {
+            let Some(written) = write(socket, self.chunk.get(self.rest.clone()).ok_or(Errno::PROTO)?)? else {
+                return Ok(false);
+            };
+            self.rest.start = self.rest.start.saturating_add(written);
+        }
+        Ok(true)
+    }
+
+    /// Writes as many frames from index `from` on as there is room for in one call, and keeps the rest of the last.
+    /// Gives how many were taken.
+    fn write(&mut self, socket: &OwnedFd, frames: &Frames, from: usize) -> Result<usize, Errno> {
+        self.chunk.clear();
+        for frame in frames.iter_from(from) {
+            if self.chunk.len() > CHUNK {
+                break;
+            }
+            let length = u32::try_from(frame.len()).map_err(|_| Errno::MSGSIZE)?;
+            self.chunk.extend_from_slice(&length.to_be_bytes());
+            self.chunk.extend_from_slice(frame);
+        }
+        let Some(written) = write(socket, &self.chunk)? else { return Ok(0) };
+        let (mut taken, mut end) = (0, 0_usize);
+        for frame in frames.iter_from(from) {
+            if end >= written {
+                break;
+            }
+            end = end.saturating_add(PREFIX).saturating_add(frame.len());
+            taken += 1;
+        }
+        self.rest = written..end;
+        Ok(taken)
+    }
+}
+
+/// Writes without waiting. `None`: there is no room.
+fn write(socket: &OwnedFd, bytes: &[u8]) -> Result<Option<usize>, Errno> {
+    loop {
+        match rustix::net::send(socket, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+            Ok(written) => return Ok(Some(written)),
+            Err(Errno::INTR) => {}
+            Err(Errno::AGAIN) => return Ok(None),
+            Err(errno) => return Err(errno),
+        }
+    }
 }
 
 #[derive(Debug)]
@@ -88,11 +139,10 @@ struct Connection {
 }
 
 impl Connection {
-    fn new(socket: UnixStream) -> Arc<Self> {
-        enlarge(&socket);
+    fn new(socket: OwnedFd) -> Arc<Self> {
         let buffer = vec![0; CHUNK + PREFIX + MAX_LINK_FRAME];
         Arc::new(Self {
-            socket: Arc::new(socket.into()),
+            socket: Arc::new(socket),
             input: Mutex::new(Input { buffer, start: 0, end: 0 }),
             output: Mutex::default(),
         })
@@ -104,6 +154,8 @@ impl Connection {
 pub struct StreamLink {
     role: Role,
     connection: Mutex<Option<Arc<Connection>>>,
+    /// The connection has the rest of a frame to write.
+    unsent: AtomicBool,
     lost: AtomicU64,
     log: LogLimit,
 }
@@ -114,37 +166,45 @@ impl StreamLink {
     /// # Errors
     /// The listener cannot be used.
     pub fn listen(listener: UnixListener) -> io::Result<Self> {
-        listener.set_nonblocking(true)?;
-        let waited_for = Arc::new(listener.as_fd().try_clone_to_owned()?);
-        Ok(Self::new(Role::Listen(waited_for, listener), None))
+        let address = listener.local_addr()?;
+        let path = address.as_pathname().map(Path::to_owned).unwrap_or_default();
+        Ok(Self::from_listener(ready_listener(listener)?, path))
+    }
+
+    /// As [`Self::listen`], with a [ready](ready_listener) listener that is bound to `path`, which is for descriptions
+    /// only.
+    pub fn from_listener(listener: OwnedFd, path: PathBuf) -> Self {
+        Self::new(Role::Listen(Arc::new(listener), path), None)
     }
 
     /// Connects to `path`, as soon as somebody listens there and whenever the connection ended. QEMU: `server=on`.
     pub fn connect(path: PathBuf) -> Self {
-        Self::new(Role::Connect(path), None)
+        let connector = Arc::new(PathConnector::stream(path.clone()));
+        Self::with_connector(connector, path)
+    }
+
+    /// As [`Self::connect`], with connections to `path` that `connector` gives
+    /// ([`connect_stream`](super::connect_stream)). The path is for descriptions only.
+    pub fn with_connector(connector: Arc<dyn Connector>, path: PathBuf) -> Self {
+        Self::new(Role::Connect(Reconnect::new(connector), path), None)
     }
 
     /// Uses this connection.
     pub fn over(socket: UnixStream) -> Self {
-        Self::new(Role::Given, Some(Connection::new(socket)))
+        enlarge(&socket);
+        Self::new(Role::Given, Some(Connection::new(socket.into())))
     }
 
     fn new(role: Role, connection: Option<Arc<Connection>>) -> Self {
-        Self { role, connection: Mutex::new(connection), lost: AtomicU64::new(0), log: LogLimit::new() }
-    }
-
-    /// Where it listens, if it does and the socket has a path.
-    fn path(&self) -> Option<String> {
-        let Role::Listen(_, listener) = &self.role else { return None };
-        let address = listener.local_addr().ok()?;
-        Some(address.as_pathname()?.display().to_string())
+        let (unsent, lost) = (AtomicBool::new(false), AtomicU64::new(0));
+        Self { role, connection: Mutex::new(connection), unsent, lost, log: LogLimit::new() }
     }
 
     /// The link as its user wrote it, for the log.
     fn name(&self) -> String {
         match &self.role {
-            Role::Listen(..) => self.path().map_or_else(|| "link unix".to_owned(), |path| format!("link unix:{path}")),
-            Role::Connect(path) => format!("link unix-connect:{}", path.display()),
+            Role::Listen(_, path) => format!("link unix:{}", path.display()),
+            Role::Connect(_, path) => format!("link unix-connect:{}", path.display()),
             Role::Given => "link".to_owned(),
         }
     }
@@ -158,8 +218,8 @@ impl StreamLink {
         let mut connection = self.connection.lock();
         if connection.is_none() {
             let socket = match &self.role {
-                Role::Listen(_, listener) => listener.accept().map(|(socket, _)| socket).ok(),
-                Role::Connect(path) => UnixStream::connect(path).ok(),
+                Role::Listen(listener, _) => accept(listener),
+                Role::Connect(reconnect, _) => reconnect.attempt(),
                 Role::Given => None,
             }?;
             self.log.log(log::Level::Info, &self.name(), format_args!("connected"));
@@ -181,6 +241,8 @@ impl StreamLink {
         if connection.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
             self.log.log(log::Level::Info, &self.name(), format_args!("disconnected: {errno}"));
             *connection = None;
+            let cut = self.unsent.swap(false, Ordering::AcqRel);
+            self.lost.fetch_add(u64::from(cut), Ordering::Relaxed);
         }
     }
 
@@ -200,35 +262,27 @@ impl StreamLink {
         Ok(())
     }
 
-    /// Writes frames. One that is written in part does not count: its caller presents it again.
-    fn send_to(connection: &Connection, frames: &Frames, from: usize) -> Result<usize, Errno> {
-        let Output { chunk, partial } = &mut *connection.output.lock();
+    /// Writes frames.
+    fn send_to(&self, connection: &Connection, frames: &Frames, from: usize) -> Result<usize, Errno> {
+        let output = &mut *connection.output.lock();
         let mut next = from;
-        while next < frames.len() {
-            chunk.clear();
-            for frame in frames.iter_from(next) {
-                if chunk.len() > CHUNK {
-                    break;
-                }
-                let length = u32::try_from(frame.len()).map_err(|_| Errno::MSGSIZE)?;
-                chunk.extend_from_slice(&length.to_be_bytes());
-                chunk.extend_from_slice(frame);
+        while output.flush(&connection.socket)? && next < frames.len() {
+            let taken = output.write(&connection.socket, frames, next)?;
+            if taken == 0 {
+                break;
             }
-            let rest = chunk.get(*partial..).ok_or(Errno::PROTO)?;
-            let written = match rustix::net::send(&connection.socket, rest, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(written) => written,
-                Err(Errno::INTR) => continue,
-                Err(Errno::AGAIN) => break,
-                Err(errno) => return Err(errno),
-            };
-            *partial = partial.saturating_add(written);
-            while let Some(left) = frames.get(next).and_then(|frame| partial.checked_sub(PREFIX + frame.len())) {
-                *partial = left;
-                next += 1;
-            }
+            next = next.saturating_add(taken);
         }
+        self.unsent.store(!output.rest.is_empty(), Ordering::Release);
         Ok(next.saturating_sub(from))
     }
+}
+
+/// Takes a connection, if there is one.
+fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
+    let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC | SocketFlags::NONBLOCK).ok()?;
+    enlarge(&socket);
+    Some(socket)
 }
 
 impl Link for StreamLink {
@@ -243,14 +297,19 @@ impl Link for StreamLink {
         let all = frames.len().saturating_sub(from);
         let lost = |count: usize| self.lost.fetch_add(count as u64, Ordering::Relaxed);
         let Some(connection) = self.connection() else {
+            self.unsent.store(false, Ordering::Release);
             lost(all);
             return all;
         };
-        Self::send_to(&connection, frames, from).unwrap_or_else(|errno| {
+        self.send_to(&connection, frames, from).unwrap_or_else(|errno| {
             self.hang_up(&connection, errno);
             lost(all);
             all
         })
+    }
+
+    fn unsent(&self) -> bool {
+        self.unsent.load(Ordering::Acquire)
     }
 
     fn readiness(&self) -> Readiness {
@@ -267,12 +326,15 @@ impl Link for StreamLink {
                     readable: Some(Arc::clone(&connection.socket)),
                     writable: Some(Arc::clone(&connection.socket)),
                     wait: held.then_some(Duration::ZERO),
+                    ..Readiness::default()
                 }
             }
             (None, Role::Listen(listener, _)) => {
                 Readiness { readable: Some(Arc::clone(listener)), ..Readiness::default() }
             }
-            (None, Role::Connect(_)) => Readiness { wait: Some(RECONNECT), ..Readiness::default() },
+            (None, Role::Connect(reconnect, _)) => {
+                Readiness { wait: Some(reconnect.interval()), ..Readiness::default() }
+            }
             (None, Role::Given) => Readiness::default(),
         }
     }
@@ -280,8 +342,8 @@ impl Link for StreamLink {
     fn inspect(&self) -> LinkInspect {
         let up = self.connection.try_lock().map(|connection| connection.is_some());
         let (name, peers) = match &self.role {
-            Role::Listen(..) => (self.path().unwrap_or_default(), Vec::new()),
-            Role::Connect(path) => (String::new(), vec![path.display().to_string()]),
+            Role::Listen(_, path) => (path.display().to_string(), Vec::new()),
+            Role::Connect(_, path) => (String::new(), vec![path.display().to_string()]),
             Role::Given => (String::new(), Vec::new()),
         };
         LinkInspect { kind: "unix", name, peers, up: up.into() }

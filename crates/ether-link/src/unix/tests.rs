@@ -1,9 +1,13 @@
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::PathBuf;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
 
 use super::*;
-use crate::{Frames, Link};
+use crate::{Connector, Frames, Link, NoConnector};
 
 fn frames(list: &[&[u8]]) -> Frames {
     let mut frames = Frames::default();
@@ -133,4 +137,103 @@ fn datagrams_in_any_order_of_starting() {
     assert!(taken > 0 && taken < many.len());
     assert!(!received(&b).is_empty());
     assert!(a.send(&many, taken) > 0);
+}
+
+/// Gives what somebody else opened, once.
+#[derive(Debug)]
+struct Shelf(Mutex<Option<OwnedFd>>);
+
+impl Shelf {
+    fn of(descriptor: OwnedFd) -> Self {
+        Self(Mutex::new(Some(descriptor)))
+    }
+}
+
+impl Connector for Shelf {
+    fn connect(&self) -> io::Result<OwnedFd> {
+        self.0.lock().take().ok_or_else(|| io::ErrorKind::NotFound.into())
+    }
+}
+
+#[test]
+fn a_frame_that_was_written_in_part_is_not_mixed_with_others() {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let (link, peer) = (StreamLink::over(ours), StreamLink::over(theirs));
+    let numbered = |number: u32| {
+        let mut frame = number.to_be_bytes().to_vec();
+        frame.resize(50_000, 7);
+        frame
+    };
+    let (mut number, mut unsent, mut got, mut expected) = (0_u32, 0, Vec::new(), Vec::new());
+    // Each batch is presented once. What the link does not take never comes again.
+    while number < 3000 {
+        let batch: Vec<_> = (number..number + 5).map(numbered).collect();
+        let taken = link.send(&frames(&batch.iter().map(Vec::as_slice).collect::<Vec<_>>()), 0);
+        expected.extend((number..).take(taken));
+        number += 5;
+        unsent += usize::from(link.unsent());
+        if link.unsent() || taken < 5 {
+            got.extend(received(&peer));
+        }
+    }
+    while link.unsent() {
+        got.extend(received(&peer));
+        assert_eq!(link.send(&Frames::default(), 0), 0);
+    }
+    while got.len() < expected.len() {
+        got.extend(received(&peer));
+    }
+    assert!(unsent > 3, "the socket is full in the middle of a frame: {unsent}");
+    assert!(got.iter().all(|frame| frame.len() == 50_000));
+    let numbers: Vec<_> = got.iter().map(|frame| u32::from_be_bytes(*frame.first_chunk().unwrap())).collect();
+    assert!(numbers == expected);
+    assert_eq!(link.lost(), 0);
+}
+
+#[test]
+fn descriptors_are_enough_without_paths() {
+    let directory = Directory::new("given");
+    let path = |name: &str| directory.0.join(name);
+    let listener = UnixListener::bind(path("stream")).unwrap();
+    let stream = Arc::new(Shelf::of(connect_stream(&path("stream")).unwrap()));
+    let (a, b) = (UnixDatagram::bind(path("a")).unwrap(), UnixDatagram::bind(path("b")).unwrap());
+    let to_b = Arc::new(Shelf::of(connect_datagram(&path("b")).unwrap()));
+    let [a, b] = [a, b].map(|socket| ready_datagram(socket).unwrap());
+    let listener = ready_listener(listener).unwrap();
+    std::fs::remove_dir_all(&directory.0).unwrap();
+
+    let server = StreamLink::from_listener(listener, path("stream"));
+    let client = StreamLink::with_connector(stream, path("stream"));
+    assert!(received(&client).is_empty() && received(&server).is_empty());
+    assert_eq!(client.send(&frames(&[b"up"]), 0), 1);
+    assert_eq!(received(&server), [b"up"]);
+    assert_eq!(server.inspect().name, path("stream").display().to_string());
+
+    let other = b.try_clone().unwrap();
+    let a = DatagramLink::from_socket(a, path("a"), path("b"), to_b);
+    let b = DatagramLink::from_socket(b, path("b"), path("a"), Arc::new(NoConnector));
+    assert_eq!((a.send(&frames(&[b"one"]), 0), b.send(&frames(&[b"no way back"]), 0)), (1, 1));
+    assert_eq!((received(&b), a.lost(), b.lost()), (vec![b"one".to_vec()], 0, 1));
+    // Whoever has the socket that receives sends nothing from it, to whatever path.
+    let somewhere = Directory::new("elsewhere");
+    let target = UnixDatagram::bind(somewhere.0.join("target")).unwrap();
+    let error = UnixDatagram::from(other).send_to(b"x", somewhere.0.join("target")).unwrap_err();
+    assert_eq!(error.kind(), io::ErrorKind::BrokenPipe);
+    target.set_nonblocking(true).unwrap();
+    assert_eq!(target.recv(&mut [0; 8]).unwrap_err().kind(), io::ErrorKind::WouldBlock);
+}
+
+#[test]
+fn a_listener_that_does_not_keep_up_is_not_waited_for() {
+    let directory = Directory::new("busy");
+    let path = directory.0.join("socket");
+    let _listener = UnixListener::bind(&path).unwrap();
+    let mut held = Vec::new();
+    let error = loop {
+        match connect_stream(&path) {
+            Ok(socket) => held.push(socket),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "not one that is in progress");
 }

@@ -3,13 +3,16 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde::{Deserialize, Serialize};
+
 /// Bytes of the header.
 pub(super) const HEADER_LEN: usize = 8;
 /// The flag that says that there is a VNI.
 const FLAG_VNI: u8 = 0x08;
 
 /// A VXLAN network identifier: 24 bits.
-#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default, Serialize, Deserialize)]
+#[serde(try_from = "u32", into = "u32")]
 pub struct Vni(u32);
 
 impl Vni {
@@ -30,6 +33,20 @@ impl Vni {
     pub(super) const fn header(self) -> [u8; HEADER_LEN] {
         let [_, high, middle, low] = self.0.to_be_bytes();
         [FLAG_VNI, 0, 0, 0, high, middle, low, 0]
+    }
+}
+
+impl TryFrom<u32> for Vni {
+    type Error = String;
+
+    fn try_from(number: u32) -> Result<Self, String> {
+        Self::new(number).ok_or_else(|| format!("{number} is not a VNI (0 to {})", Self::MAX))
+    }
+}
+
+impl From<Vni> for u32 {
+    fn from(vni: Vni) -> Self {
+        vni.0
     }
 }
 

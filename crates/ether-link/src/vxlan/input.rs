@@ -3,19 +3,16 @@
 
 use std::collections::VecDeque;
 use std::io::IoSliceMut;
-use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
+use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use nix::errno::Errno;
-use nix::sys::socket::sockopt::{IpRecvTos, Ipv6RecvTClass, UdpGroSegment};
-use nix::sys::socket::{ControlMessageOwned, MsgFlags, MultiHeaders, RecvMsg, SockaddrStorage, recvmmsg, setsockopt};
+use nix::sys::socket::{ControlMessageOwned, MsgFlags, MultiHeaders, RecvMsg, SockaddrStorage, recvmmsg};
 
 /// Messages that are taken with one call.
 const MAX_MESSAGES: usize = 16;
 /// Bytes for a message: the longest train.
 const MESSAGE_LEN: usize = 1 << 16;
-/// Bytes that the socket should hold for us. The system caps it.
-const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// A message of the kernel: a datagram or a train of them, from `start` to `end` in the buffer. What was taken out is
 /// before `start`.
@@ -45,26 +42,13 @@ pub(super) struct Input {
     received: VecDeque<Message>,
 }
 
-impl Input {
-    /// Lets the socket put trains together and say what routers did to the traffic class.
-    pub(super) fn new(socket: &UdpSocket, ipv6: bool) -> Self {
-        use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_recv_buffer_size_force};
-        // All of these are improvements.
-        let buffer = set_socket_recv_buffer_size_force(socket, RECEIVE_BUFFER)
-            .or_else(|_| set_socket_recv_buffer_size(socket, RECEIVE_BUFFER));
-        if let Err(error) = buffer {
-            log::debug!("the receive buffer keeps its size: {error}");
-        }
-        if let Err(error) = setsockopt(socket, UdpGroSegment, &true) {
-            log::debug!("the kernel puts no trains together: {error}");
-        }
-        let class = if ipv6 { setsockopt(socket, Ipv6RecvTClass, &true) } else { setsockopt(socket, IpRecvTos, &true) };
-        if let Err(error) = class {
-            log::debug!("the kernel does not say what traffic class a packet has: {error}");
-        }
+impl Default for Input {
+    fn default() -> Self {
         Self { buffer: vec![0; MAX_MESSAGES * MESSAGE_LEN], received: VecDeque::new() }
     }
+}
 
+impl Input {
     /// Returns `true` if nothing was received that is still to be taken. The socket is not readable for what is.
     pub(super) fn is_empty(&self) -> bool {
         self.received.is_empty()

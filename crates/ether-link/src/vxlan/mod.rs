@@ -22,19 +22,21 @@ mod header;
 mod inner;
 mod input;
 mod output;
-mod switch;
+mod remotes;
+mod sockets;
 mod table;
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashSet;
 use std::io;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 use pvrdma_verbs::{Count, Counter, LogLimit, Snapshot};
+use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
 pub(crate) use self::counters::all_counters;
@@ -43,12 +45,13 @@ use self::header::{NoFrame, decapsulate};
 use self::inner::Inner;
 use self::input::{Arrived, Input};
 use self::output::{Datagram, Outcome, Output};
-use self::switch::{Switch, Target, is_group};
+use self::remotes::{Remotes, Target, is_group};
 use self::table::Learned;
 use super::{Frames, Link, LinkInspect, Readiness};
 use crate::Clock;
 
 pub use header::Vni;
+pub use sockets::sockets;
 pub use table::{AGE, MAX_REMOTES, MAX_STATIONS};
 
 /// The UDP port of VXLAN (RFC 7348, section 5).
@@ -60,7 +63,7 @@ pub const IPV4_OVERHEAD: u32 = 14 + 8 + 8 + 20;
 pub const IPV6_OVERHEAD: u32 = 14 + 8 + 8 + 40;
 
 /// One end of a tunnel.
-#[derive(Clone, PartialEq, Eq, Debug)]
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
 pub struct VxlanConfig {
     /// Where datagrams come, and from which address they are sent.
     pub local: SocketAddr,
@@ -145,7 +148,7 @@ pub struct VxlanLink {
     socket: Arc<OwnedFd>,
     input: Mutex<Input>,
     output: Output,
-    switch: Mutex<Switch>,
+    table: Mutex<Remotes>,
     clock: Arc<dyn Clock>,
     counters: VxlanCounters,
     /// Frames that could not be sent.
@@ -159,23 +162,36 @@ impl VxlanLink {
     /// # Errors
     /// The values do not go together, or the address is taken or not ours.
     pub fn bind(config: &VxlanConfig, clock: Arc<dyn Clock>) -> Result<Self, VxlanError> {
+        Self::from_sockets(config, sockets(config)?, clock)
+    }
+
+    /// Uses [`sockets`] that were made for the same values.
+    ///
+    /// # Errors
+    /// The values do not go together, or these are other sockets.
+    pub fn from_sockets(
+        config: &VxlanConfig,
+        sockets: Vec<OwnedFd>,
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, VxlanError> {
         config.check()?;
-        let io_error = |source: io::Error| match source.kind() {
-            io::ErrorKind::AddrNotAvailable => VxlanError::NotOurs(config.local.ip()),
-            _ => VxlanError::Io { local: config.local, source },
-        };
-        let socket = UdpSocket::bind(config.local).map_err(io_error)?;
-        let local = socket.local_addr().map_err(io_error)?;
-        let input = Input::new(&socket, local.is_ipv6());
-        let output = Output::new(local, config.vni.header()).map_err(io_error)?;
+        let mut sockets = sockets.into_iter().map(Arc::new);
+        let failed = |source| VxlanError::Io { local: config.local, source };
+        let socket = sockets.next().ok_or_else(|| failed(io::ErrorKind::InvalidInput.into()))?;
+        let mut local = config.local;
+        if local.port() == 0 {
+            // The system chose one.
+            local.set_port(sockets::port(&socket).map_err(failed)?);
+        }
+        let output = Output::new(sockets.collect(), local.is_ipv6(), config.vni.header()).map_err(failed)?;
         Ok(Self {
             local,
             remotes: config.remotes.clone(),
             vni: config.vni,
-            socket: Arc::new(socket.into()),
-            input: Mutex::new(input),
+            socket,
+            input: Mutex::default(),
             output,
-            switch: Mutex::new(Switch::new(&config.remotes, config.open, local.port())),
+            table: Mutex::new(Remotes::new(&config.remotes, config.open, local.port())),
             clock,
             counters: VxlanCounters::default(),
             lost: Count::default(),
@@ -200,8 +216,8 @@ impl VxlanLink {
         let Arrived { from, class, payload } = arrived;
         let counters = &self.counters;
         let now = self.clock.now();
-        let mut switch = self.switch.lock();
-        let Some(remote) = switch.sender(from, now) else {
+        let mut table = self.table.lock();
+        let Some(remote) = table.sender(from, now) else {
             return self.refuse(&counters.vxlan_dropped_sender, format_args!("{from} is not a remote"));
         };
         let frame = match decapsulate(payload, self.vni) {
@@ -220,7 +236,7 @@ impl VxlanLink {
         if !ecn::decapsulate(class, frame) {
             return self.refuse(&counters.vxlan_dropped_congested, format_args!("congestion on the way from {from}"));
         }
-        match switch.learn(&inner, remote, now) {
+        match table.learn(&inner, remote, now) {
             Learned::Known | Learned::New => {}
             Learned::Moved => {
                 self.note(&counters.vxlan_moved, format_args!("{} is behind {from} now", inner.source));
@@ -235,7 +251,7 @@ impl VxlanLink {
     /// Which datagrams carry the frames from index `from` on.
     fn datagrams<'a>(&self, frames: &'a Frames, from: usize) -> Vec<Datagram<'a>> {
         let now = self.clock.now();
-        let switch = self.switch.lock();
+        let table = self.table.lock();
         let mut datagrams = Vec::with_capacity(frames.len().saturating_sub(from));
         for (index, frame) in (from..).zip(frames.iter_from(from)) {
             let Some(inner) = Inner::of(frame) else {
@@ -243,9 +259,9 @@ impl VxlanLink {
                 continue;
             };
             let datagram = |to| Datagram { frame, index, to, flow: inner.flow, class: inner.class };
-            match switch.target(&inner, now) {
+            match table.target(&inner, now) {
                 Target::One(to) => datagrams.push(datagram(to)),
-                Target::All => datagrams.extend(switch.configured().map(datagram)),
+                Target::All => datagrams.extend(table.configured().map(datagram)),
             }
         }
         datagrams
@@ -296,6 +312,7 @@ impl Link for VxlanLink {
             readable: Some(Arc::clone(&self.socket)),
             writable: self.output.writable(),
             wait: held.then_some(std::time::Duration::ZERO),
+            ..Readiness::default()
         }
     }
 
@@ -311,7 +328,7 @@ impl Link for VxlanLink {
 
     fn counters(&self) -> Vec<Counter> {
         let mut list = self.counters.list();
-        list.push(vxlan_stations(self.switch.lock().stations()));
+        list.push(vxlan_stations(self.table.lock().stations()));
         list.push(vxlan_trains_sent(self.output.trains.get()));
         list
     }

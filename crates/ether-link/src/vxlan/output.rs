@@ -2,7 +2,7 @@
 //! (UDP_SEGMENT), the others several to a call (sendmmsg).
 
 use std::io::{self, IoSlice};
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -16,9 +16,7 @@ use pvrdma_verbs::Count;
 use super::header::HEADER_LEN;
 
 /// Sockets, and with them source ports, among which flows are spread.
-const SOCKETS: usize = 16;
-/// Bytes that a socket should hold for the network. The system caps it.
-const SEND_BUFFER: usize = 4 << 20;
+pub(super) const SOCKETS: usize = 16;
 /// What older kernels take as one train.
 const MAX_SEGMENTS: usize = 64;
 /// Bytes of a train: those of the longest UDP payload, over IPv4 or IPv6.
@@ -65,27 +63,16 @@ pub(super) struct Output {
 }
 
 impl Output {
-    /// Sockets that send from the address of `local`, each from a port that the system chooses.
-    pub(super) fn new(local: SocketAddr, header: [u8; HEADER_LEN]) -> io::Result<Self> {
-        let mut any_port = local;
-        any_port.set_port(0);
-        let sockets = (0..SOCKETS)
-            .map(|_| {
-                let socket = UdpSocket::bind(any_port)?;
-                let enlarged = rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER);
-                // What somebody sends here is never read: as little as possible.
-                let closed = rustix::net::sockopt::set_socket_recv_buffer_size(&socket, 0);
-                if let Err(error) = enlarged.and(closed) {
-                    log::debug!("the buffers of a socket keep their size: {error}");
-                }
-                Ok(Arc::new(socket.into()))
-            })
-            .collect::<io::Result<Vec<Arc<OwnedFd>>>>()?;
+    /// Sends through these sockets, as many as [`SOCKETS`].
+    pub(super) fn new(sockets: Vec<Arc<OwnedFd>>, ipv6: bool, header: [u8; HEADER_LEN]) -> io::Result<Self> {
+        if sockets.len() != SOCKETS {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
         let has_trains = sockets.first().is_some_and(|socket| getsockopt(socket, UdpGsoSegment).is_ok());
         Ok(Self {
             sockets,
             header,
-            ipv6: local.is_ipv6(),
+            ipv6,
             longest_segment: AtomicUsize::new(if has_trains { usize::from(u16::MAX) } else { 0 }),
             full: AtomicUsize::new(0),
             trains: Count::default(),

@@ -198,7 +198,7 @@ fn an_open_end_answers_whom_it_heard() {
     let mut expected = spoke_address;
     expected.set_port(local_address(&hub).port());
     let inner = Inner::of(to_a.get(0).unwrap()).unwrap();
-    assert_eq!(hub.switch.lock().target(&inner, Duration::ZERO), Target::One(expected));
+    assert_eq!(hub.table.lock().target(&inner, Duration::ZERO), Target::One(expected));
 }
 
 #[test]
@@ -239,6 +239,21 @@ fn what_does_not_go_together_is_refused() {
     let config = VxlanConfig { local: local_address(&taken), ..config("127.0.0.1", &[remote("127.0.0.2:4789")]) };
     let error = VxlanLink::bind(&config, Arc::new(ManualClock::default())).unwrap_err();
     assert!(error.to_string().contains(&config.local.to_string()), "{error}");
+}
+
+#[test]
+fn sockets_that_were_handed_over_are_those_of_a_tunnel() {
+    let (socket, remote) = plain("127.0.0.2");
+    let config = config("127.0.0.1", &[remote]);
+    let clock = || Arc::new(ManualClock::default());
+    let end = VxlanLink::from_sockets(&config, sockets(&config).unwrap(), clock()).unwrap();
+    let frame = ipv4(A, B, 0, [1, 4791], b"payload");
+    assert_eq!(end.send(&frames(slice::from_ref(&frame)), 0), 1);
+    assert_eq!(socket.recv(&mut [0; 200]).unwrap(), frame.len() + 8);
+    for count in [0, 1, 16] {
+        let few = sockets(&config).unwrap().into_iter().take(count).collect();
+        assert!(VxlanLink::from_sockets(&config, few, clock()).is_err());
+    }
 }
 
 proptest! {

@@ -7,6 +7,7 @@ mod dependencies;
 mod module_style;
 mod purity;
 mod sizes;
+mod threads;
 mod words;
 
 use source_rules::Problem;
@@ -22,6 +23,7 @@ const A: (&str, &str) = ("crates/a/Cargo.toml", "[package]\nname = \"a\"\n");
 fn parse(files: &[(&str, &str)]) -> Workspace {
     let mut config: Config = REPOSITORY;
     config.pure.exceptions = &[];
+    config.threads.exceptions = &[];
     Workspace::parse(Tree::of(files), config).unwrap()
 }
 

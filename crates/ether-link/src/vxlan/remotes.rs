@@ -28,7 +28,7 @@ pub(super) enum Target {
 
 /// Remotes, and the stations behind them.
 #[derive(Debug)]
-pub(super) struct Switch {
+pub(super) struct Remotes {
     remotes: Vec<Remote>,
     configured: usize,
     by_address: HashMap<IpAddr, usize>,
@@ -39,8 +39,8 @@ pub(super) struct Switch {
     port: u16,
 }
 
-impl Switch {
-    /// A switch that knows only what is configured: at most [`MAX_REMOTES`], each with an address of its own.
+impl Remotes {
+    /// Knows only what is configured: at most [`MAX_REMOTES`], each with an address of its own.
     pub(super) fn new(remotes: &[SocketAddr], open: bool, port: u16) -> Self {
         let by_address = remotes.iter().enumerate().map(|(index, remote)| (remote.ip(), index)).collect();
         let remotes: Vec<_> = remotes.iter().map(|&address| Remote { address, heard: None }).collect();
@@ -147,46 +147,46 @@ mod tests {
 
     #[test]
     fn frames_go_where_their_receiver_spoke_from() {
-        let mut switch = Switch::new(&[address(1, 4789), address(2, 9999)], false, 4789);
-        assert_eq!(switch.target(&inner(7, 1, None), NOW), Target::All);
-        let remote = switch.sender(address(2, 50_000), NOW).unwrap();
-        assert_eq!(switch.learn(&inner(1, 7, Some((77, 1))), remote, NOW), Learned::New);
-        assert_eq!(switch.target(&inner(7, 1, None), NOW), Target::One(address(2, 9999)));
+        let mut remotes = Remotes::new(&[address(1, 4789), address(2, 9999)], false, 4789);
+        assert_eq!(remotes.target(&inner(7, 1, None), NOW), Target::All);
+        let remote = remotes.sender(address(2, 50_000), NOW).unwrap();
+        assert_eq!(remotes.learn(&inner(1, 7, Some((77, 1))), remote, NOW), Learned::New);
+        assert_eq!(remotes.target(&inner(7, 1, None), NOW), Target::One(address(2, 9999)));
         // Also by GID, if nobody has the address.
-        assert_eq!(switch.target(&inner(8, 1, Some((1, 77))), NOW), Target::One(address(2, 9999)));
-        assert_eq!(switch.target(&inner(8, 1, Some((1, 78))), NOW), Target::All);
+        assert_eq!(remotes.target(&inner(8, 1, Some((1, 77))), NOW), Target::One(address(2, 9999)));
+        assert_eq!(remotes.target(&inner(8, 1, Some((1, 78))), NOW), Target::All);
         let mut everybody = inner(7, 1, Some((1, 77)));
         everybody.destination = MacAddr([0xff; 6]);
-        assert_eq!(switch.target(&everybody, NOW), Target::All);
-        assert_eq!(switch.target(&inner(7, 1, None), NOW + AGE), Target::All);
-        assert_eq!(switch.sender(address(3, 4789), NOW), None, "not configured");
+        assert_eq!(remotes.target(&everybody, NOW), Target::All);
+        assert_eq!(remotes.target(&inner(7, 1, None), NOW + AGE), Target::All);
+        assert_eq!(remotes.sender(address(3, 4789), NOW), None, "not configured");
     }
 
     #[test]
     fn one_remote_is_a_cable() {
-        let mut switch = Switch::new(&[address(1, 4789)], false, 4789);
-        assert_eq!(switch.learn(&inner(1, 7, None), 0, NOW), Learned::Known);
-        assert_eq!((switch.stations(), switch.target(&inner(7, 1, None), NOW)), (0, Target::All));
+        let mut remotes = Remotes::new(&[address(1, 4789)], false, 4789);
+        assert_eq!(remotes.learn(&inner(1, 7, None), 0, NOW), Learned::Known);
+        assert_eq!((remotes.stations(), remotes.target(&inner(7, 1, None), NOW)), (0, Target::All));
     }
 
     #[test]
     fn learned_remotes_are_bounded_and_age() {
-        let mut switch = Switch::new(&[address(0, 4789)], true, 4790);
+        let mut remotes = Remotes::new(&[address(0, 4789)], true, 4790);
         for last in 1..=255 {
-            let remote = switch.sender(address(last, 60_000), NOW);
+            let remote = remotes.sender(address(last, 60_000), NOW);
             assert_eq!(remote.is_some(), usize::from(last) < MAX_REMOTES, "{last}");
             if let Some(remote) = remote {
-                switch.learn(&inner(100, last, None), remote, NOW);
+                remotes.learn(&inner(100, last, None), remote, NOW);
             }
         }
-        assert_eq!(switch.target(&inner(9, 1, None), NOW), Target::One(address(9, 4790)));
-        assert_eq!(switch.configured().collect::<Vec<_>>(), [address(0, 4789)], "learned ones get no floods");
+        assert_eq!(remotes.target(&inner(9, 1, None), NOW), Target::One(address(9, 4790)));
+        assert_eq!(remotes.configured().collect::<Vec<_>>(), [address(0, 4789)], "learned ones get no floods");
         // Later, 9 still speaks and 1 is silent.
         let later = NOW + AGE;
-        assert_eq!(switch.sender(address(9, 60_001), later), Some(9));
-        assert_eq!(switch.sender(address(200, 1), later), Some(1));
-        assert_eq!(switch.sender(address(1, 1), later), Some(2), "the next one that is silent");
-        assert!(switch.by_address.len() == MAX_REMOTES && switch.remotes.len() == MAX_REMOTES);
-        assert_eq!(switch.target(&inner(2, 9, None), later), Target::All, "forgotten with its remote");
+        assert_eq!(remotes.sender(address(9, 60_001), later), Some(9));
+        assert_eq!(remotes.sender(address(200, 1), later), Some(1));
+        assert_eq!(remotes.sender(address(1, 1), later), Some(2), "the next one that is silent");
+        assert!(remotes.by_address.len() == MAX_REMOTES && remotes.remotes.len() == MAX_REMOTES);
+        assert_eq!(remotes.target(&inner(2, 9, None), later), Target::All, "forgotten with its remote");
     }
 }

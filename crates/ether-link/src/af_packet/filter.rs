@@ -1,0 +1,68 @@
+//! Which frames the kernel gives to a packet socket: a classic BPF program that looks at the tag and the destination.
+
+use libc::sock_filter;
+use pvrdma_verbs::MacAddr;
+
+/// Addresses that a socket takes frames to. The program stays shorter than what any kernel takes (4096 instructions).
+pub const MAX_ADDRESSES: usize = 256;
+
+const RETURN: u32 = libc::BPF_RET | libc::BPF_K;
+const EQUAL: u32 = libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K;
+const ANY_BIT: u32 = libc::BPF_JMP | libc::BPF_JSET | libc::BPF_K;
+const AND: u32 = libc::BPF_ALU | libc::BPF_AND | libc::BPF_K;
+const LOAD_BYTE: u32 = libc::BPF_LD | libc::BPF_B | libc::BPF_ABS;
+const LOAD_HALF: u32 = libc::BPF_LD | libc::BPF_H | libc::BPF_ABS;
+const LOAD_WORD: u32 = libc::BPF_LD | libc::BPF_W | libc::BPF_ABS;
+
+/// Bits of a tag that are the VLAN identifier.
+const VID: u32 = 0xfff;
+
+/// Frames of which VLANs of an interface are wanted.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum VlanFilter {
+    /// All, and frames without a tag.
+    #[default]
+    All,
+    /// Only frames of no VLAN: without a tag, or with one for the priority alone.
+    Untagged,
+    /// Only frames with the tag of this VLAN, 1 to 4094.
+    Tagged(u16),
+}
+
+fn step(code: u32, (jt, jf): (u8, u8), k: u32) -> sock_filter {
+    sock_filter { code: u16::try_from(code).unwrap_or(0), jt, jf, k }
+}
+
+const NEXT: (u8, u8) = (0, 0);
+
+/// The program: group addresses and `addresses` pass, in the VLANs of `vlan`. Without addresses nothing does.
+pub(super) fn program(addresses: &[MacAddr], vlan: VlanFilter) -> Vec<sock_filter> {
+    let (pass, drop) = (step(RETURN, NEXT, u32::MAX), step(RETURN, NEXT, 0));
+    if addresses.is_empty() {
+        return vec![drop];
+    }
+    // The kernel takes the tag out before we see the frame.
+    let auxiliary = |what: i32| step(LOAD_WORD, NEXT, (libc::SKF_AD_OFF + what).cast_unsigned());
+    let (tagged, tag) = (auxiliary(libc::SKF_AD_VLAN_TAG_PRESENT), auxiliary(libc::SKF_AD_VLAN_TAG));
+    let mut program = match vlan {
+        VlanFilter::All => Vec::new(),
+        VlanFilter::Untagged => {
+            vec![tagged, step(EQUAL, (4, 0), 0), tag, step(AND, NEXT, VID), step(EQUAL, (1, 0), 0), drop]
+        }
+        VlanFilter::Tagged(vid) => {
+            vec![tagged, step(EQUAL, (3, 0), 0), tag, step(AND, NEXT, VID), step(EQUAL, (1, 0), vid.into()), drop]
+        }
+    };
+    program.extend([step(LOAD_BYTE, NEXT, 0), step(ANY_BIT, (0, 1), 1), pass]);
+    for &MacAddr([a, b, c, d, e, f]) in addresses {
+        program.extend([
+            step(LOAD_WORD, NEXT, 0),
+            step(EQUAL, (0, 3), u32::from_be_bytes([a, b, c, d])),
+            step(LOAD_HALF, NEXT, 4),
+            step(EQUAL, (0, 1), u32::from_be_bytes([0, 0, e, f])),
+            pass,
+        ]);
+    }
+    program.push(drop);
+    program
+}

@@ -1,0 +1,237 @@
+//! How threads start: the one place that does it, so that each thread is confined and contained before its first step.
+//!
+//! Whoever runs the process may set, once each, a [start hook](set_start_hook) that every thread runs first (it
+//! installs the thread's system call filter) and a [panic hook](set_panic_hook) that is told when one ends by a panic.
+//! Without them a thread is as `std::thread` makes it.
+//!
+//! A thread has the system call filters of the one that started it, and a filter only ever gets narrower. So that no
+//! thread needs the calls that start another one, nor all that the other may do, [`start_launcher`] has one thread
+//! start all others.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{OnceLock, mpsc};
+use std::thread::{Builder, JoinHandle};
+use std::{fmt, io};
+
+use thiserror::Error;
+
+/// What a thread is for. What it may do, and what its panic means, follow from that.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
+pub enum ThreadKind {
+    /// The first thread of a process that serves a network; nobody starts it by [`spawn`].
+    Main,
+    /// Starts the others.
+    Launcher,
+    /// Answers the control socket, restarts networks, waits for signals.
+    Supervisor,
+    /// Accepts the clients of a device.
+    Accept,
+    /// Serves the client of a device and runs what its guest asks for.
+    Connection,
+    /// Locks a guest's memory.
+    Pin,
+    /// Writes a capture.
+    Capture,
+    /// Runs tasks of the software adapter.
+    Engine,
+    /// Serves the links of a device.
+    Port,
+    /// Distributes the frames of a link that several devices share.
+    Switch,
+    /// Takes completions and events of the host's adapter.
+    HostEvents,
+    /// Sends or receives management datagrams on the host's adapter.
+    HostManagement,
+}
+
+impl ThreadKind {
+    /// All kinds.
+    pub const ALL: [Self; 12] = [
+        Self::Main,
+        Self::Launcher,
+        Self::Supervisor,
+        Self::Accept,
+        Self::Connection,
+        Self::Pin,
+        Self::Capture,
+        Self::Engine,
+        Self::Port,
+        Self::Switch,
+        Self::HostEvents,
+        Self::HostManagement,
+    ];
+
+    /// One word for tables and logs.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Main => "main",
+            Self::Launcher => "launcher",
+            Self::Supervisor => "supervisor",
+            Self::Accept => "accept",
+            Self::Connection => "connection",
+            Self::Pin => "pin",
+            Self::Capture => "capture",
+            Self::Engine => "engine",
+            Self::Port => "port",
+            Self::Switch => "switch",
+            Self::HostEvents => "host-events",
+            Self::HostManagement => "host-management",
+        }
+    }
+}
+
+impl fmt::Display for ThreadKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A hook is set, or the launcher started, once in the life of a process.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+#[error("already set")]
+pub struct AlreadySet;
+
+type StartHook = Box<dyn Fn(ThreadKind) + Send + Sync>;
+type PanicHook = Box<dyn Fn(ThreadKind, &str) + Send + Sync>;
+
+static START_HOOK: OnceLock<StartHook> = OnceLock::new();
+static PANIC_HOOK: OnceLock<PanicHook> = OnceLock::new();
+
+type Start = Box<dyn FnOnce() + Send>;
+
+/// The way to the launcher.
+static LAUNCHER: OnceLock<mpsc::Sender<Start>> = OnceLock::new();
+
+/// Has every thread that starts from now on run `hook` first. A hook that cannot do its work ends the process: nothing
+/// of the thread's own has run by then.
+///
+/// # Errors
+/// There is one.
+pub fn set_start_hook(hook: impl Fn(ThreadKind) + Send + Sync + 'static) -> Result<(), AlreadySet> {
+    START_HOOK.set(Box::new(hook)).map_err(|_| AlreadySet)
+}
+
+/// Has `hook` called, with the thread's kind and name, on a thread that panicked, when its stack is unwound. If it
+/// returns, the thread ends with the panic as its result, as it does without a hook.
+///
+/// # Errors
+/// There is one.
+pub fn set_panic_hook(hook: impl Fn(ThreadKind, &str) + Send + Sync + 'static) -> Result<(), AlreadySet> {
+    PANIC_HOOK.set(Box::new(hook)).map_err(|_| AlreadySet)
+}
+
+/// Has one thread start all others from now on: they have its system call filters, not those of whoever asks.
+///
+/// # Errors
+/// There is one, or the system has no room for another thread.
+pub fn start_launcher() -> io::Result<()> {
+    let (starts, waiting) = mpsc::channel::<Start>();
+    // Nothing is handed to it if it is one too many, and it ends with the channel.
+    start(ThreadKind::Launcher, "launcher".to_owned(), move || waiting.into_iter().for_each(|start| start()))?;
+    LAUNCHER.set(starts).map_err(|_| io::Error::new(io::ErrorKind::AlreadyExists, AlreadySet))
+}
+
+/// Starts a thread. The kernel shows the first 15 bytes of its name.
+///
+/// # Errors
+/// The system has no room for another thread.
+pub fn spawn<T: Send + 'static>(
+    kind: ThreadKind,
+    name: impl Into<String>,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    let mut name = name.into();
+    // The standard library refuses it by a panic.
+    name.retain(|character| character != '\0');
+    let Some(launcher) = LAUNCHER.get() else { return start(kind, name, body) };
+    let gone = || io::Error::other("the launcher of threads has ended");
+    let (answer, started) = mpsc::sync_channel(1);
+    let launch = move || {
+        // Fails only if whoever asked has ended.
+        let _ = answer.send(start(kind, name, body));
+    };
+    launcher.send(Box::new(launch)).map_err(|_| gone())?;
+    started.recv().map_err(|_| gone())?
+}
+
+fn start<T: Send + 'static>(
+    kind: ThreadKind,
+    name: String,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<JoinHandle<T>> {
+    Builder::new().name(name.clone()).spawn(move || run(kind, &name, body))
+}
+
+fn run<T>(kind: ThreadKind, name: &str, body: impl FnOnce() -> T) -> T {
+    if let Some(hook) = START_HOOK.get() {
+        hook(kind);
+    }
+    // Nothing looks at what the panic may have left half done: it goes on at once.
+    match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(result) => result,
+        Err(panic) => {
+            if let Some(hook) = PANIC_HOOK.get() {
+                hook(kind, name);
+            }
+            resume_unwind(panic)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Mutex;
+
+    use super::*;
+
+    static STARTED: Mutex<Vec<(ThreadKind, Option<String>)>> = Mutex::new(Vec::new());
+    static PANICKED: Mutex<Vec<(ThreadKind, String)>> = Mutex::new(Vec::new());
+
+    // One test, because there is one of each in a process.
+    #[test]
+    fn hooks_see_starts_and_panics_and_the_launcher_starts_all() {
+        let current = || std::thread::current().name().map(str::to_owned);
+        set_start_hook(move |kind| STARTED.lock().unwrap().push((kind, current()))).unwrap();
+        set_panic_hook(|kind, name| PANICKED.lock().unwrap().push((kind, name.to_owned()))).unwrap();
+        assert_eq!(set_start_hook(|_| ()), Err(AlreadySet));
+        assert_eq!(set_panic_hook(|_, _| ()), Err(AlreadySet));
+
+        // The body finds the hook's work done.
+        let started = |kind, name: &str| STARTED.lock().unwrap().contains(&(kind, Some(name.to_owned())));
+        assert!(spawn(ThreadKind::Pin, "pin", move || started(ThreadKind::Pin, "pin")).unwrap().join().unwrap());
+        assert!(PANICKED.lock().unwrap().is_empty());
+
+        let ended = spawn(ThreadKind::Port, "port-02:00:00:00:00:01", || -> u8 {
+            resume_unwind(Box::new("a bug"));
+        });
+        let panic = ended.unwrap().join().unwrap_err();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"a bug"));
+        assert_eq!(*PANICKED.lock().unwrap(), [(ThreadKind::Port, "port-02:00:00:00:00:01".to_owned())]);
+
+        start_launcher().unwrap();
+        assert_eq!(start_launcher().unwrap_err().kind(), io::ErrorKind::AlreadyExists);
+        let value = String::from("moved in and out");
+        let outer = spawn(ThreadKind::Accept, "outer", move || {
+            let inner = spawn(ThreadKind::Connection, "inner", move || value);
+            inner.unwrap().join().unwrap()
+        });
+        assert_eq!(outer.unwrap().join().unwrap(), "moved in and out");
+        assert!(started(ThreadKind::Accept, "outer") && started(ThreadKind::Connection, "inner"));
+        // Before it started any.
+        assert!(started(ThreadKind::Launcher, "launcher"));
+    }
+
+    #[test]
+    fn a_name_may_hold_anything() {
+        let name = || std::thread::current().name().map(str::to_owned);
+        let named = spawn(ThreadKind::Accept, "a\0b is longer than the kernel takes", name).unwrap();
+        assert_eq!(named.join().unwrap().as_deref(), Some("ab is longer than the kernel takes"));
+    }
+
+    #[test]
+    fn every_kind_has_a_name_of_its_own() {
+        let names: std::collections::BTreeSet<_> = ThreadKind::ALL.iter().map(|kind| kind.name()).collect();
+        assert_eq!(names.len(), ThreadKind::ALL.len());
+    }
+}

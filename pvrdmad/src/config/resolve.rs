@@ -1,0 +1,464 @@
+//! Which device is in which network, and whether networks and devices go together.
+
+use std::collections::{HashMap, HashSet};
+use std::path::{Path, PathBuf};
+
+use pvrdma_ether_link::vxlan::VxlanConfig;
+use pvrdma_rxe::VlanMode;
+
+use super::backend::BackendSpec;
+use super::error::ConfigError;
+use super::keys::similar;
+use super::link::LinkSpec;
+use super::load::Config;
+use super::network::Network;
+use super::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
+
+impl Config {
+    /// Adds a device, and its network if that is described by the device and not there yet.
+    ///
+    /// # Errors
+    /// It is not described completely, or does not go together with what is there. Nothing has changed then.
+    pub fn add_device(&mut self, spec: DeviceSpec) -> Result<(), ConfigError> {
+        let mut changed = self.clone();
+        changed.place(spec)?;
+        changed.check()?;
+        *self = changed;
+        Ok(())
+    }
+
+    /// Puts a device into its network.
+    pub(super) fn place(&mut self, spec: DeviceSpec) -> Result<(), ConfigError> {
+        let name = spec.name.clone();
+        let congestion = self.congestion;
+        let placed = self.network_of(&spec).and_then(|network| {
+            let device = spec.resolve(network.uplink.as_ref(), congestion)?;
+            network.devices.push(device);
+            Ok(())
+        });
+        placed.map_err(|problem| ConfigError::Device { name, problem })
+    }
+
+    /// The network of a device, which is made if it is not there.
+    fn network_of(&mut self, spec: &DeviceSpec) -> Result<&mut Network, String> {
+        let network = match (&spec.network, spec.own_network()) {
+            (Some(_), Some(_)) => {
+                let problem = "network names a network that is described elsewhere: uplink, remote, vni, learn, vlan, \
+                               mtu and fault are given there";
+                return Err(problem.to_owned());
+            }
+            (Some(name), None) if name != DEFAULT_NETWORK => return self.named(name),
+            (_, None) => NetworkSpec { name: DEFAULT_NETWORK.to_owned(), ..NetworkSpec::default() }.connect()?,
+            (None, Some(own)) => {
+                let mut network = own.connect()?;
+                if network.uplink.is_none() {
+                    return Err("vlan is that of the uplink (uplink=LINK)".to_owned());
+                }
+                network.name = network.made_name();
+                network
+            }
+        };
+        let index = match self.networks.iter().position(|known| known.name == network.name) {
+            // What is described as `default` is the network of devices that name none.
+            Some(index) if network.name == DEFAULT_NETWORK => index,
+            Some(index) => {
+                self.networks.get(index).map_or(Ok(()), |known| known.is_equal(&network))?;
+                index
+            }
+            None => {
+                self.networks.push(network);
+                self.networks.len() - 1
+            }
+        };
+        self.networks.get_mut(index).ok_or_else(String::new)
+    }
+
+    fn named(&mut self, name: &str) -> Result<&mut Network, String> {
+        let names = self.networks.iter().map(|network| network.name.as_str());
+        let hint = similar(name, names).map_or_else(String::new, |name| format!("; did you mean '{name}'?"));
+        let unknown = format!("there is no network '{name}'{hint}");
+        self.networks.iter_mut().find(|network| network.name == name).ok_or(unknown)
+    }
+
+    /// Checks what no device and no network can know alone.
+    pub(super) fn check(&self) -> Result<(), ConfigError> {
+        self.check_names()?;
+        self.check_backend()?;
+        for network in &self.networks {
+            check_addresses(network)?;
+        }
+        for (index, network) in self.networks.iter().enumerate() {
+            for other in self.networks.iter().take(index) {
+                let apart = network.is_apart_from(other);
+                apart.map_err(|problem| ConfigError::Network { name: network.name.clone(), problem })?;
+            }
+        }
+        self.check_sockets()
+    }
+
+    /// Each device has a name of its own.
+    fn check_names(&self) -> Result<(), ConfigError> {
+        let mut seen = HashSet::new();
+        match self.devices().find(|(_, device)| !seen.insert(&device.config.name)) {
+            Some((_, device)) => {
+                let (name, problem) = (device.config.name.clone(), "the name is taken".to_owned());
+                Err(ConfigError::Device { name, problem })
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The host's adapter is one network, and its administrator's.
+    fn check_backend(&self) -> Result<(), ConfigError> {
+        if self.backend == BackendSpec::Rxe {
+            return Ok(());
+        }
+        let problem = "uplink and nic belong to the backend rxe; with ibverbs the host's adapter is the network";
+        if let Some(network) = self.networks.iter().find(|network| network.uplink.is_some()) {
+            let problem = problem.to_owned();
+            return Err(match network.devices.first() {
+                Some(device) => ConfigError::Device { name: device.config.name.clone(), problem },
+                None => ConfigError::Network { name: network.name.clone(), problem },
+            });
+        }
+        if let [first, second, ..] = self.networks.as_slice() {
+            let problem = format!(
+                "with ibverbs the host's adapter is the one network, which cannot keep it apart from {}",
+                first.name
+            );
+            return Err(ConfigError::Network { name: second.name.clone(), problem });
+        }
+        if let Some(network) = self.networks.iter().find(|network| network.vlan != VlanMode::Untagged) {
+            let problem = "vlan belongs to the backend rxe".to_owned();
+            return Err(ConfigError::Network { name: network.name.clone(), problem });
+        }
+        Ok(())
+    }
+
+    /// Each socket that the daemon makes has a place of its own.
+    fn check_sockets(&self) -> Result<(), ConfigError> {
+        let mut seen: HashMap<PathBuf, String> = HashMap::new();
+        let mut take = |path: Option<&Path>, what: String| {
+            let Some(path) = path else { return Ok(()) };
+            match seen.insert(place(path), what) {
+                Some(other) => Err(format!("{} is also {other}", path.display())),
+                None => Ok(()),
+            }
+        };
+        if let Some(control) = &self.control {
+            // The first cannot be there already.
+            let _ = take(Some(&control.path), "the control socket".to_owned());
+        }
+        for network in &self.networks {
+            let uplink = network.uplink.as_ref().and_then(LinkSpec::socket);
+            for device in &network.devices {
+                let name = &device.config.name;
+                let nic = device.nic.as_ref().and_then(LinkSpec::socket);
+                for (what, path) in [("socket", Some(device.socket.as_path())), ("nic", nic)] {
+                    take(path, format!("the {what} of device {name}")).map_err(|problem| {
+                        let problem = format!("{what} {problem}");
+                        ConfigError::Device { name: name.clone(), problem }
+                    })?;
+                }
+            }
+            take(uplink, format!("the uplink of network {}", network.name)).map_err(|problem| {
+                let problem = format!("uplink {problem}");
+                ConfigError::Network { name: network.name.clone(), problem }
+            })?;
+        }
+        Ok(())
+    }
+}
+
+impl Network {
+    /// The name of a network that devices describe: its uplink and its VLAN.
+    fn made_name(&self) -> String {
+        let uplink = self.uplink.as_ref().map_or_else(String::new, ToString::to_string);
+        match self.vlan {
+            VlanMode::Untagged => uplink,
+            VlanMode::Access(vlan) => format!("{uplink}.{vlan}"),
+            VlanMode::Trunk => format!("{uplink}.trunk"),
+        }
+    }
+
+    /// Checks that another device means the same network.
+    fn is_equal(&self, other: &Self) -> Result<(), String> {
+        let key = match (self, other) {
+            _ if self.mtu != other.mtu => "mtu",
+            _ if self.fault != other.fault => "fault",
+            _ if remotes(self) != remotes(other) => "remote",
+            _ if is_open(self) != is_open(other) => "learn",
+            _ => return Ok(()),
+        };
+        let first = self.devices.first().map_or("another device", |device| device.config.name.as_str());
+        Err(format!("{key} is another than that of {first}, which is in the same network {}", self.name))
+    }
+
+    /// Checks that frames of the host's interfaces belong to one of two networks.
+    fn is_apart_from(&self, other: &Self) -> Result<(), String> {
+        let (Some(ours), Some(theirs)) = (&self.uplink, &other.uplink) else { return Ok(()) };
+        let place = ours;
+        match (ours, theirs) {
+            (LinkSpec::AfPacket(name), LinkSpec::AfPacket(same)) if name == same => match (self.vlan, other.vlan) {
+                (VlanMode::Trunk, _) | (_, VlanMode::Trunk) => Err(format!(
+                    "{place} is also the uplink of network {}: vlan=trunk is for all of its VLANs",
+                    other.name
+                )),
+                (our_vlan, their_vlan) if our_vlan == their_vlan => {
+                    Err(format!("{place} is also the uplink of network {}, in the same VLAN", other.name))
+                }
+                _ => Ok(()),
+            },
+            (LinkSpec::Vxlan(ours), LinkSpec::Vxlan(theirs)) => overlap(ours, theirs).map_or(Ok(()), |problem| {
+                Err(format!("{place} is also the uplink of network {}: {problem}", other.name))
+            }),
+            _ if ours == theirs => Err(format!("{place} is also the uplink of network {}", other.name)),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// Why datagrams may be for either of two tunnels.
+fn overlap(a: &VxlanConfig, b: &VxlanConfig) -> Option<&'static str> {
+    if a.local == b.local {
+        return (a.vni == b.vni).then_some("tunnels with one local end differ in their VNI");
+    }
+    let any = a.local.ip().is_unspecified() || b.local.ip().is_unspecified();
+    (any && a.local.port() == b.local.port()).then_some("an end at all addresses of the host needs a port of its own")
+}
+
+/// Other ends of a tunnel, in an order.
+fn remotes(network: &Network) -> Vec<std::net::SocketAddr> {
+    let Some(LinkSpec::Vxlan(config)) = &network.uplink else { return Vec::new() };
+    let mut remotes = config.remotes.clone();
+    remotes.sort_unstable();
+    remotes
+}
+
+fn is_open(network: &Network) -> bool {
+    matches!(&network.uplink, Some(LinkSpec::Vxlan(config)) if config.open)
+}
+
+/// Devices of a network have addresses of their own.
+fn check_addresses(network: &Network) -> Result<(), ConfigError> {
+    let mut seen = HashMap::new();
+    for device in &network.devices {
+        let config = &device.config;
+        if let Some(other) = seen.insert(config.mac, &config.name) {
+            let problem = format!("device {other} of the same network has the same MAC address {}", config.mac);
+            return Err(ConfigError::Device { name: config.name.clone(), problem });
+        }
+    }
+    Ok(())
+}
+
+/// The same for all names of a place: its folder without links and dots, if that exists.
+fn place(path: &Path) -> PathBuf {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."));
+    match (folder.canonicalize(), path.file_name()) {
+        (Ok(folder), Some(name)) => folder.join(name),
+        _ => path.to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::load::ConfigSpec;
+    use super::*;
+
+    /// Networks and devices in the words of the command line; devices need no socket and no MAC.
+    fn load(networks: &[&str], devices: &[&str]) -> Result<Config, String> {
+        let numbered = devices.iter().enumerate().map(|(number, text)| {
+            let mac = if text.contains("mac=") { String::new() } else { format!(",mac=52:54:00:00:00:{number:02x}") };
+            format!("{text},socket=/s/{number}{mac}").parse().unwrap()
+        });
+        let networks = networks.iter().map(|text| text.parse().unwrap()).collect();
+        let spec = ConfigSpec { networks, devices: numbered.collect(), ..ConfigSpec::default() };
+        Config::merge(spec, ConfigSpec::default()).map_err(|error| error.to_string())
+    }
+
+    /// Each network with its devices.
+    fn layout(config: &Config) -> Vec<(&str, Vec<&str>)> {
+        fn names(network: &Network) -> Vec<&str> {
+            network.devices.iter().map(|device| device.config.name.as_str()).collect()
+        }
+        config.networks.iter().map(|network| (network.name.as_str(), names(network))).collect()
+    }
+
+    #[test]
+    fn devices_are_where_they_say() {
+        let config = load(
+            &["name=b,uplink=tap:t", "name=lonely"],
+            &["name=0,network=b", "name=1", "name=2,network=b", "name=3,network=default", "name=4,network=lonely"],
+        );
+        assert_eq!(
+            layout(&config.unwrap()),
+            [("b", vec!["0", "2"]), ("lonely", vec!["4"]), ("default", vec!["1", "3"])]
+        );
+        // What is described as `default` is where devices are that say nothing.
+        let config = load(&["name=default,uplink=tap:t"], &["name=0", "name=1,network=default"]).unwrap();
+        assert_eq!(layout(&config), [("default", vec!["0", "1"])]);
+        assert!(config.networks[0].uplink.is_some());
+    }
+
+    #[test]
+    fn equal_uplinks_are_one_network() {
+        let tunnel = "uplink=vxlan:10.0.0.1,remote=10.0.0.2,remote=10.0.0.3";
+        let again = "uplink=vxlan:10.0.0.1:4789,remote=10.0.0.3,remote=10.0.0.2:4789,vni=7";
+        let devices = [
+            "name=0,uplink=af_packet:eth0",
+            "name=1,uplink=af_packet:eth0,vlan=7",
+            "name=2,uplink=af_packet:eth0",
+            &format!("name=3,{tunnel},vni=7"),
+            &format!("name=4,{tunnel},vni=8"),
+            &format!("name=5,{again}"),
+            "name=6,uplink=af_packet:eth1,vlan=trunk",
+            "name=7,uplink=vxlan:[fd00::1]:8472,learn=remotes",
+            "name=8,uplink=unix-dgram:/a:/b",
+            "name=9",
+        ];
+        let config = load(&[], &devices).unwrap();
+        let expected = [
+            ("af_packet:eth0", vec!["0", "2"]),
+            ("af_packet:eth0.7", vec!["1"]),
+            ("vxlan:10.0.0.1/7", vec!["3", "5"]),
+            ("vxlan:10.0.0.1/8", vec!["4"]),
+            ("af_packet:eth1.trunk", vec!["6"]),
+            ("vxlan:[fd00::1]:8472/0", vec!["7"]),
+            ("unix-dgram:/a:/b", vec!["8"]),
+            ("default", vec!["9"]),
+        ];
+        assert_eq!(layout(&config), expected);
+    }
+
+    #[test]
+    fn what_differs_in_one_network() {
+        for (first, second, word) in [
+            ("uplink=tap:t", "uplink=tap:t,mtu=9000", "mtu is another than that of 0"),
+            ("uplink=tap:t", "uplink=tap:t,fault=loss:0.1", "fault is another"),
+            ("uplink=vxlan:::1,remote=::2", "uplink=vxlan:::1,remote=::3", "remote is another"),
+            ("uplink=vxlan:::1,remote=::2", "uplink=vxlan:::1,remote=::2,learn=remotes", "learn is another"),
+        ] {
+            let error = load(&[], &[&format!("name=0,{first}"), &format!("name=1,{second}")]).unwrap_err();
+            assert!(error.contains("device 1: ") && error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_does_not_go_together() {
+        for (networks, devices, word) in [
+            (&["name=red"][..], &["name=0,network=reed"][..], "no network 'reed'; did you mean 'red'?"),
+            (&["name=a"], &["name=0,network=a,uplink=tap:t"], "network names a network that is described elsewhere"),
+            (&["name=a"], &["name=0,network=a,mtu=9000"], "described elsewhere"),
+            (&["name=a", "name=a"], &["name=0"], "network a: the name is taken"),
+            (&["name=a"], &["name=0", "name=0"], "device 0: the name is taken"),
+            (
+                &["name=a"],
+                &["name=0,network=a,mac=52:54:00:00:00:01", "name=1,network=a,mac=52:54:00:00:00:01"],
+                "device 1: device 0 of the same network has the same MAC",
+            ),
+            (&["name=a"], &["name=0,network=a,forged=allow"], "about the uplink"),
+            (
+                &["name=a,uplink=tap:t", "name=b,uplink=tap:t,vlan=7"],
+                &["name=0"],
+                "network b: tap:t is also the uplink of network a",
+            ),
+            (
+                &["name=a,uplink=tap:t"],
+                &["name=0,uplink=tap:t"],
+                "network tap:t: tap:t is also the uplink of network a",
+            ),
+            (
+                &["name=a,uplink=af_packet:e,vlan=7", "name=b,uplink=af_packet:e,vlan=7"],
+                &["name=0"],
+                "in the same VLAN",
+            ),
+            (&["name=a,uplink=af_packet:e", "name=b,uplink=af_packet:e"], &["name=0"], "in the same VLAN"),
+            (
+                &["name=a,uplink=af_packet:e", "name=b,uplink=af_packet:e,vlan=trunk"],
+                &["name=0"],
+                "vlan=trunk is for all",
+            ),
+            (
+                &["name=a,uplink=vxlan:::1,remote=::2", "name=b,uplink=vxlan:::1,remote=::3"],
+                &["name=0"],
+                "differ in their VNI",
+            ),
+            (
+                &["name=a,uplink=vxlan:::1,remote=::2", "name=b,uplink=vxlan:::1,remote=::2,vlan=7"],
+                &["name=0"],
+                "differ in their VNI",
+            ),
+            (
+                &["name=a,uplink=vxlan:::1,remote=::2", "name=b,uplink=vxlan:::,remote=::2,vni=1"],
+                &["name=0"],
+                "a port of its own",
+            ),
+            (&["name=a,uplink=unix:/u", "name=b,uplink=unix:/u,vlan=7"], &["name=0"], "network b: unix:/u is also"),
+            (
+                &["name=a,uplink=unix:/u", "name=b,uplink=unix-dgram:/u:/v"],
+                &["name=0"],
+                "network b: uplink /u is also the uplink of network a",
+            ),
+        ] {
+            let error = load(networks, devices).unwrap_err();
+            assert!(error.contains(word), "{networks:?} {devices:?}: {error}");
+        }
+    }
+
+    #[test]
+    fn interfaces_that_networks_share() {
+        for networks in [
+            ["name=a,uplink=af_packet:e", "name=b,uplink=af_packet:e,vlan=7"],
+            ["name=a,uplink=af_packet:e,vlan=8", "name=b,uplink=af_packet:e,vlan=7"],
+            ["name=a,uplink=af_packet:e,vlan=trunk", "name=b,uplink=af_packet:f,vlan=trunk"],
+            ["name=a,uplink=vxlan:::1,remote=::2", "name=b,uplink=vxlan:::1,remote=::2,vni=1"],
+            ["name=a,uplink=vxlan:::1,remote=::2", "name=b,uplink=vxlan:[::1]:9,remote=::2"],
+        ] {
+            assert_eq!(load(&networks, &["name=0"]).unwrap().networks.len(), 3);
+        }
+    }
+
+    #[test]
+    fn the_host_adapter_is_one_network() {
+        let load = |networks: &[&str], devices: &[&str]| {
+            let mut config = load(networks, devices).unwrap();
+            config.backend = "ibverbs,device=a".parse().unwrap();
+            config.check().map_err(|error| error.to_string())
+        };
+        load(&[], &["name=0", "name=1"]).unwrap();
+        load(&["name=tenant"], &["name=0,network=tenant"]).unwrap();
+        for (networks, devices, word) in [
+            (&[][..], &["name=0,uplink=tap:t"][..], "device 0: uplink and nic belong to the backend rxe"),
+            (&["name=a,uplink=tap:t"], &["name=0"], "network a: uplink and nic belong to the backend rxe"),
+            (&["name=a", "name=b"], &["name=0,network=a", "name=1,network=b"], "network b: with ibverbs"),
+            (&["name=a"], &["name=0"], "network default: with ibverbs"),
+            (&["name=a,vlan=trunk"], &["name=0,network=a"], "vlan belongs"),
+        ] {
+            let error = load(networks, devices).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+    }
+
+    #[test]
+    fn devices_that_come_later() {
+        let mut config = load(&["name=a"], &["name=0,network=a"]).unwrap();
+        let before = config.clone();
+        let add = |config: &mut Config, text: &str| {
+            let device = format!("{text},socket=/later");
+            config.add_device(device.parse().unwrap()).map_err(|error| error.to_string())
+        };
+        for (text, word) in [
+            ("name=0,mac=52:54:00:00:00:09,network=a", "the name is taken"),
+            ("name=1,mac=52:54:00:00:00:00,network=a", "MAC"),
+            ("name=1,mac=52:54:00:00:00:01,network=b", "no network 'b'"),
+        ] {
+            let error = add(&mut config, text).unwrap_err();
+            assert!(error.contains(word), "{error}");
+        }
+        assert_eq!(config, before);
+        add(&mut config, "name=1,mac=52:54:00:00:00:01,network=a").unwrap();
+        add(&mut config, "name=2,mac=52:54:00:00:00:00").unwrap_err();
+        assert_eq!(layout(&config), [("a", vec!["0", "1"])]);
+    }
+}

@@ -1,0 +1,153 @@
+//! What is asked of a daemon and of a network, and what is said to it.
+
+use pvrdma_dev::ObjectKind;
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use super::text::{printable, printable_text};
+use crate::config::{BackendSpec, Device, Network, SandboxMode};
+use crate::status::WorkerStatus;
+
+/// Version of the requests. A worker of another one refuses [`Request::Hello`]; a daemon of another one says so.
+pub const VERSION: u32 = 1;
+
+/// Longest reply without content, in bytes.
+const MAX_PLAIN: usize = 16 << 10;
+/// Bytes that the status of a device may have.
+const MAX_DEVICE_STATUS: usize = 64 << 10;
+/// Bytes that the objects of a device may have.
+const MAX_OBJECTS: usize = 64 << 20;
+
+/// What is asked. Those marked *internal* are for workers alone; the control socket refuses them.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// What the daemon does, or the network.
+    Status {},
+    /// The objects of a device.
+    Show {
+        /// Which device.
+        device: String,
+        /// Which objects.
+        object: ObjectKind,
+    },
+    /// What goes over a device. To a worker the connection of whoever asks comes as a descriptor; the worker says
+    /// [`Reply::Capturing`] to it by itself.
+    Capture {
+        /// Which device.
+        device: String,
+        /// Bytes of a frame that are kept.
+        #[serde(default)]
+        snaplen: Option<u32>,
+    },
+    /// Internal: the first request. Descriptors: the socket of [`super::HostRequest`]s, then those of the uplink.
+    Hello {
+        /// [`VERSION`].
+        version: u32,
+        /// Which network.
+        network: Box<NetworkSetup>,
+    },
+    /// Internal: one more device. Descriptors: its listening socket, then those of its `nic`.
+    AddDevice {
+        /// Everything about it.
+        device: Box<Device>,
+    },
+    /// Internal: a device ends.
+    RemoveDevice {
+        /// Which device.
+        device: String,
+    },
+}
+
+/// What a worker is for.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NetworkSetup {
+    /// What carries the traffic.
+    pub backend: BackendSpec,
+    /// How the worker confines itself.
+    pub sandbox: SandboxMode,
+    /// Captures are answered.
+    pub captures: bool,
+    /// The network; its devices come one by one.
+    pub network: Network,
+}
+
+impl Request {
+    /// Returns `true` if only a supervisor may ask this.
+    pub const fn is_internal(&self) -> bool {
+        match self {
+            Self::Status {} | Self::Show { .. } | Self::Capture { .. } => false,
+            Self::Hello { .. } | Self::AddDevice { .. } | Self::RemoveDevice { .. } => true,
+        }
+    }
+
+    /// Returns `true` if `reply` is one to this request. An error always is.
+    pub const fn is_answered_by<S>(&self, reply: &Reply<S>) -> bool {
+        match (self, reply) {
+            (_, Reply::Error(_))
+            | (Self::Status {}, Reply::Ok(_))
+            | (Self::Show { .. }, Reply::Objects(_))
+            | (Self::Capture { .. }, Reply::Capturing {}) => true,
+            (Self::Status {} | Self::Show { .. } | Self::Capture { .. }, _) => false,
+            (_, reply) => matches!(reply, Reply::Done {}),
+        }
+    }
+
+    /// Bytes of the longest reply that a worker with so many devices has to this.
+    pub const fn max_reply(&self, devices: usize) -> usize {
+        match self {
+            Self::Status {} => MAX_PLAIN.saturating_add(MAX_DEVICE_STATUS.saturating_mul(devices)),
+            Self::Show { .. } => MAX_OBJECTS,
+            _ => MAX_PLAIN,
+        }
+    }
+}
+
+/// What is said to a request; `S` is the status, of a daemon or of a worker.
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Reply<S = WorkerStatus> {
+    /// The status.
+    Ok(Box<S>),
+    /// Objects as data. Nobody on the way takes them apart.
+    Objects(Box<RawValue>),
+    /// A capture follows.
+    Capturing {},
+    /// As asked.
+    Done {},
+    /// Not as asked.
+    Error(String),
+}
+
+impl Reply {
+    /// What a worker says, as it may be shown. Objects stay as they are: who asks for them makes them printable.
+    ///
+    /// # Errors
+    /// It is no reply.
+    pub fn parse(body: &RawValue) -> Result<Self, serde_json::Error> {
+        Ok(match serde_json::from_str(body.get())? {
+            Self::Ok(status) => Self::Ok(serde_json::from_value(printable(serde_json::to_value(status)?))?),
+            Self::Error(problem) => Self::Error(printable_text(&problem)),
+            other => other,
+        })
+    }
+}
+
+/// A message that is sent, with the number by which its reply is found.
+#[derive(Debug, Serialize)]
+pub struct Outgoing<'a, T> {
+    /// Of the request.
+    pub id: u64,
+    /// What is said.
+    pub body: &'a T,
+}
+
+/// A message that came. Its body is looked at when it is known what it may be.
+#[derive(Debug, Deserialize)]
+pub struct Incoming<'a> {
+    /// Of the request.
+    pub id: u64,
+    /// What is said.
+    #[serde(borrow)]
+    pub body: &'a RawValue,
+}

@@ -1,0 +1,43 @@
+//! Text of somebody whom we do not trust, on its way to a terminal.
+
+use serde_json::Value;
+
+/// Stands for a character that is not shown.
+const REPLACEMENT: char = '\u{fffd}';
+
+/// The text without characters that move a cursor, change colours or turn the direction of writing.
+pub fn printable_text(text: &str) -> String {
+    text.chars().map(|c| if is_printable(c) { c } else { REPLACEMENT }).collect()
+}
+
+/// The same for all text in `value`, names of members as well.
+pub fn printable(value: Value) -> Value {
+    match value {
+        Value::String(text) => Value::String(printable_text(&text)),
+        Value::Array(values) => Value::Array(values.into_iter().map(printable).collect()),
+        Value::Object(members) => Value::Object(
+            members.into_iter().map(|(name, member)| (printable_text(&name), printable(member))).collect(),
+        ),
+        plain => plain,
+    }
+}
+
+/// Line breaks are kept out, too: they would make lines of a log that nobody wrote.
+const fn is_printable(c: char) -> bool {
+    // C0, DEL and C1; line and paragraph separators; marks, embeddings, overrides and isolates of the direction.
+    !matches!(c, '\0'..='\x1f' | '\x7f'..='\u{9f}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' | '\u{feff}')
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn nothing_that_a_terminal_obeys() {
+        assert_eq!(printable_text("vm0 – grün"), "vm0 – grün");
+        assert_eq!(printable_text("a\x1b[31m\u{202e}b\r\n\u{9b}c"), "a\u{fffd}[31m\u{fffd}b\u{fffd}\u{fffd}\u{fffd}c");
+        assert_eq!(printable(json!([{"a\x07": ["\x1b", 1, null]}])), json!([{"a\u{fffd}": ["\u{fffd}", 1, null]}]));
+    }
+}

@@ -1,0 +1,437 @@
+//! Which thread may make which system calls: the one table behind the filters and their documentation.
+//!
+//! A thread has the groups of its kind. A call whose arguments matter is allowed with some of them only; the kernel
+//! compares numbers, it does not look behind pointers.
+
+use libc::c_long;
+use pvrdma_verbs::threads::ThreadKind;
+
+use super::profile::Profile;
+
+/// System calls that belong together.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// One or two words.
+    pub(super) name: &'static str,
+    /// What they are for.
+    pub(super) purpose: &'static str,
+    /// The calls.
+    pub(super) calls: &'static [Call],
+}
+
+impl Group {
+    /// Returns `true` if libraries may look for files with it.
+    pub(super) fn looks(&self) -> bool {
+        self.name == LOOK.name
+    }
+
+    /// Returns `true` if it is what starts threads.
+    pub(super) fn starts_threads(&self) -> bool {
+        self.name == START.name
+    }
+}
+
+/// A system call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Call {
+    pub(super) name: &'static str,
+    pub(super) number: c_long,
+    pub(super) allowed: Allowed,
+}
+
+/// With which arguments a call is allowed.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Allowed {
+    /// Whatever they are.
+    Always,
+    /// All conditions of one of the lists hold; in words beside.
+    When(&'static [&'static [Condition]], &'static str),
+}
+
+/// A condition on an argument.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Condition {
+    /// These bits of the argument have this value.
+    Bits { argument: u8, mask: u32, value: u32 },
+    /// The argument, 32 bits of it, has this value.
+    Is { argument: u8, value: u32 },
+    /// The argument is a null pointer.
+    Null { argument: u8 },
+    /// The argument is the number of this process.
+    OwnProcess { argument: u8 },
+}
+
+use Condition::{Bits, Is, Null, OwnProcess};
+
+const fn call(name: &'static str, number: c_long) -> Call {
+    Call { name, number, allowed: Allowed::Always }
+}
+
+const fn when(name: &'static str, number: c_long, lists: &'static [&'static [Condition]], words: &'static str) -> Call {
+    Call { name, number, allowed: Allowed::When(lists, words) }
+}
+
+/// A constant of the C library as a bit pattern.
+#[expect(clippy::cast_sign_loss, reason = "the kernel compares bits")]
+const fn bits(constant: i32) -> u32 {
+    constant as u32
+}
+
+const fn is(argument: u8, value: i32) -> Condition {
+    Is { argument, value: bits(value) }
+}
+
+const fn without(argument: u8, flags: i32) -> Condition {
+    Bits { argument, mask: bits(flags), value: 0 }
+}
+
+const fn with(argument: u8, flags: i32) -> Condition {
+    Bits { argument, mask: bits(flags), value: bits(flags) }
+}
+
+/// `MADV_GUARD_INSTALL` and `MADV_GUARD_REMOVE` of Linux 6.13, which newer C libraries guard stacks with.
+const GUARD_ADVICE: [i32; 2] = [102, 103];
+
+/// What a thread of the C library's is cloned with (`pthread_create`).
+const THREAD: i32 = libc::CLONE_VM
+    | libc::CLONE_FS
+    | libc::CLONE_FILES
+    | libc::CLONE_SIGHAND
+    | libc::CLONE_THREAD
+    | libc::CLONE_SYSVSEM
+    | libc::CLONE_SETTLS
+    | libc::CLONE_PARENT_SETTID
+    | libc::CLONE_CHILD_CLEARTID;
+
+/// A socket that names another socket could be anybody's.
+const SEND: Call = when("sendto", libc::SYS_sendto, &[&[Null { argument: 4 }]], "to whom the socket is connected");
+
+static RUNTIME: Group = Group {
+    name: "runtime",
+    purpose: "memory, locks, time, open descriptors, log lines, the end",
+    calls: &[
+        call("brk", libc::SYS_brk),
+        call("clock_gettime", libc::SYS_clock_gettime),
+        call("clock_nanosleep", libc::SYS_clock_nanosleep),
+        call("close", libc::SYS_close),
+        call("exit", libc::SYS_exit),
+        call("exit_group", libc::SYS_exit_group),
+        when(
+            "fcntl",
+            libc::SYS_fcntl,
+            &[&[is(1, libc::F_GETFD)], &[is(1, libc::F_GETFL)], &[is(1, libc::F_DUPFD_CLOEXEC)]],
+            "F_GETFD, F_GETFL, F_DUPFD_CLOEXEC",
+        ),
+        call("futex", libc::SYS_futex),
+        call("getpid", libc::SYS_getpid),
+        call("getrandom", libc::SYS_getrandom),
+        call("gettid", libc::SYS_gettid),
+        when(
+            "madvise",
+            libc::SYS_madvise,
+            &[
+                &[is(2, libc::MADV_DONTNEED)],
+                &[is(2, libc::MADV_FREE)],
+                &[is(2, libc::MADV_POPULATE_WRITE)],
+                &[is(2, GUARD_ADVICE[0])],
+                &[is(2, GUARD_ADVICE[1])],
+            ],
+            "MADV_DONTNEED, MADV_FREE, MADV_POPULATE_WRITE, MADV_GUARD_INSTALL, MADV_GUARD_REMOVE",
+        ),
+        when(
+            "mmap",
+            libc::SYS_mmap,
+            &[&[without(2, libc::PROT_EXEC), with(3, libc::MAP_ANONYMOUS)]],
+            "anonymous, not PROT_EXEC",
+        ),
+        when("mprotect", libc::SYS_mprotect, &[&[without(2, libc::PROT_EXEC)]], "not PROT_EXEC"),
+        call("mremap", libc::SYS_mremap),
+        call("munmap", libc::SYS_munmap),
+        call("nanosleep", libc::SYS_nanosleep),
+        call("ppoll", libc::SYS_ppoll),
+        when("prlimit64", libc::SYS_prlimit64, &[&[is(0, 0), Null { argument: 2 }]], "reading limits of its own"),
+        call("read", libc::SYS_read),
+        call("restart_syscall", libc::SYS_restart_syscall),
+        when(
+            "rt_sigaction",
+            libc::SYS_rt_sigaction,
+            &[&[is(0, libc::SIGABRT)], &[is(0, libc::SIGBUS)], &[is(0, libc::SIGSEGV)]],
+            "SIGABRT, SIGBUS, SIGSEGV",
+        ),
+        call("rt_sigprocmask", libc::SYS_rt_sigprocmask),
+        call("rt_sigreturn", libc::SYS_rt_sigreturn),
+        call("sched_getaffinity", libc::SYS_sched_getaffinity),
+        call("sched_yield", libc::SYS_sched_yield),
+        call("sigaltstack", libc::SYS_sigaltstack),
+        when("tgkill", libc::SYS_tgkill, &[&[OwnProcess { argument: 0 }]], "threads of its own"),
+        call("write", libc::SYS_write),
+        call("writev", libc::SYS_writev),
+        #[cfg(target_arch = "x86_64")]
+        call("poll", libc::SYS_poll),
+    ],
+};
+
+static GUEST: Group = Group {
+    name: "guest",
+    purpose: "running what guests ask for: locking memory, sending frames, making eventfds, counting what a link lost",
+    calls: &[
+        call("eventfd2", libc::SYS_eventfd2),
+        when(
+            "getsockopt",
+            libc::SYS_getsockopt,
+            &[
+                &[is(1, libc::SOL_SOCKET), is(2, libc::SO_ERROR)],
+                &[is(1, libc::SOL_PACKET), is(2, libc::PACKET_STATISTICS)],
+                &[is(1, libc::SOL_UDP), is(2, libc::UDP_SEGMENT)],
+            ],
+            "SO_ERROR, PACKET_STATISTICS, UDP_SEGMENT",
+        ),
+        call("mlock", libc::SYS_mlock),
+        call("munlock", libc::SYS_munlock),
+        SEND,
+        call("shutdown", libc::SYS_shutdown),
+    ],
+};
+
+static CLIENT: Group = Group {
+    name: "client",
+    purpose: "a client's messages and descriptors, mapping its memory",
+    calls: &[
+        call("fstat", libc::SYS_fstat),
+        call("fstatfs", libc::SYS_fstatfs),
+        when("mmap", libc::SYS_mmap, &[&[without(2, libc::PROT_EXEC)]], "not PROT_EXEC"),
+        call("recvmsg", libc::SYS_recvmsg),
+    ],
+};
+
+static ACCEPT: Group = Group { name: "accept", purpose: "new clients", calls: &[call("accept4", libc::SYS_accept4)] };
+
+static LINK: Group = Group {
+    name: "link",
+    purpose: "frames from and to a link, who connects to it",
+    calls: &[
+        call("accept4", libc::SYS_accept4),
+        call("getsockname", libc::SYS_getsockname),
+        when("ioctl", libc::SYS_ioctl, &[&[Is { argument: 1, value: FIONBIO }]], "FIONBIO"),
+        call("recvfrom", libc::SYS_recvfrom),
+        call("recvmmsg", libc::SYS_recvmmsg),
+        call("recvmsg", libc::SYS_recvmsg),
+        SEND,
+        // No other option: with filters and memberships a socket sees the frames of other networks.
+        when("setsockopt", libc::SYS_setsockopt, &[&[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDBUF)]], "SO_SNDBUF"),
+        call("shutdown", libc::SYS_shutdown),
+    ],
+};
+
+static ADDRESSED: Group = Group {
+    name: "addressed",
+    purpose: "frames to an address, many at a time: links by VXLAN and packet sockets",
+    calls: &[call("sendmmsg", libc::SYS_sendmmsg), call("sendmsg", libc::SYS_sendmsg)],
+};
+
+static PIN: Group = Group {
+    name: "pin",
+    purpose: "locking memory",
+    calls: &[call("mlock", libc::SYS_mlock), call("munlock", libc::SYS_munlock)],
+};
+
+static CAPTURE: Group = Group {
+    name: "capture",
+    purpose: "writing to whoever asked for a capture",
+    calls: &[
+        SEND,
+        when(
+            "setsockopt",
+            libc::SYS_setsockopt,
+            &[&[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDTIMEO)]],
+            "SO_SNDTIMEO",
+        ),
+        call("shutdown", libc::SYS_shutdown),
+    ],
+};
+
+static PROTOCOL: Group = Group {
+    name: "protocol",
+    purpose: "requests of the supervisor, with descriptors",
+    calls: &[
+        call("recvfrom", libc::SYS_recvfrom),
+        call("recvmsg", libc::SYS_recvmsg),
+        SEND,
+        when(
+            "setsockopt",
+            libc::SYS_setsockopt,
+            &[
+                &[is(1, libc::SOL_SOCKET), is(2, libc::SO_SNDTIMEO)],
+                &[is(1, libc::SOL_SOCKET), is(2, libc::SO_RCVTIMEO)],
+            ],
+            "SO_SNDTIMEO, SO_RCVTIMEO",
+        ),
+        call("shutdown", libc::SYS_shutdown),
+    ],
+};
+
+static START: Group = Group {
+    name: "start",
+    purpose: "starting threads and giving them their filters",
+    calls: &[
+        when("clone", libc::SYS_clone, &[&[is(0, THREAD)]], "a thread of this process"),
+        // Refused by another filter, with the error that makes the C library use `clone`, whose flags can be compared.
+        call("clone3", libc::SYS_clone3),
+        when(
+            "prctl",
+            libc::SYS_prctl,
+            &[&[is(0, libc::PR_SET_NAME)], &[is(0, libc::PR_SET_NO_NEW_PRIVS)]],
+            "PR_SET_NAME, PR_SET_NO_NEW_PRIVS",
+        ),
+        call("rseq", libc::SYS_rseq),
+        when(
+            "rt_sigaction",
+            libc::SYS_rt_sigaction,
+            &[&[is(0, 32)], &[is(0, 33)]],
+            "the two signals that the C library keeps for itself",
+        ),
+        when(
+            "seccomp",
+            libc::SYS_seccomp,
+            &[&[Is { argument: 0, value: libc::SECCOMP_SET_MODE_FILTER }]],
+            "SECCOMP_SET_MODE_FILTER",
+        ),
+        call("set_robust_list", libc::SYS_set_robust_list),
+    ],
+};
+
+static ADAPTER: Group = Group {
+    name: "adapter",
+    purpose: "the host's adapter: its nodes, /sys, neighbours",
+    calls: &[
+        call("bind", libc::SYS_bind),
+        call("connect", libc::SYS_connect),
+        when(
+            "fcntl",
+            libc::SYS_fcntl,
+            &[&[is(1, libc::F_SETFD)], &[is(1, libc::F_SETFL), without(2, libc::O_ASYNC)]],
+            "F_SETFD, F_SETFL without O_ASYNC",
+        ),
+        call("getdents64", libc::SYS_getdents64),
+        call("getsockname", libc::SYS_getsockname),
+        when(
+            "ioctl",
+            libc::SYS_ioctl,
+            &[&[Bits { argument: 1, mask: 0xff00, value: RDMA_IOCTL << 8 }], &[Is { argument: 1, value: FIONBIO }]],
+            "requests of type 0x1b (rdma/rdma_user_ioctl.h), FIONBIO",
+        ),
+        call("lseek", libc::SYS_lseek),
+        when("mmap", libc::SYS_mmap, &[&[without(2, libc::PROT_EXEC)]], "not PROT_EXEC"),
+        when(
+            "openat",
+            libc::SYS_openat,
+            &[&[without(2, libc::O_CREAT | libc::O_TRUNC | TMPFILE)]],
+            "what is there, as far as Landlock lets it",
+        ),
+        call("pread64", libc::SYS_pread64),
+        call("pselect6", libc::SYS_pselect6),
+        call("recvfrom", libc::SYS_recvfrom),
+        call("recvmsg", libc::SYS_recvmsg),
+        call("setsockopt", libc::SYS_setsockopt),
+        when(
+            "socket",
+            libc::SYS_socket,
+            &[
+                &[is(0, libc::AF_NETLINK)],
+                &[is(0, libc::AF_INET), Bits { argument: 1, mask: 0xf, value: bits(libc::SOCK_DGRAM) }],
+                &[is(0, libc::AF_INET6), Bits { argument: 1, mask: 0xf, value: bits(libc::SOCK_DGRAM) }],
+            ],
+            "netlink, UDP: how libibverbs finds a neighbour's MAC address",
+        ),
+        call("timerfd_create", libc::SYS_timerfd_create),
+        call("timerfd_settime", libc::SYS_timerfd_settime),
+        call("uname", libc::SYS_uname),
+        #[cfg(target_arch = "x86_64")]
+        call("select", libc::SYS_select),
+    ],
+};
+
+static LOAD: Group = Group {
+    name: "load",
+    purpose: "loading libibverbs and the adapter's library",
+    calls: &[call("mmap", libc::SYS_mmap), call("mprotect", libc::SYS_mprotect)],
+};
+
+/// Calls by which libraries look for what they can do without. They fail, even where others that a filter does not know
+/// end the process.
+pub(super) static LOOKUPS: Group = Group {
+    name: "lookups",
+    purpose: "files that libraries look for; refused with EACCES",
+    calls: &[
+        call("faccessat", libc::SYS_faccessat),
+        call("faccessat2", libc::SYS_faccessat2),
+        call("getcwd", libc::SYS_getcwd),
+        call("newfstatat", libc::SYS_newfstatat),
+        call("openat", libc::SYS_openat),
+        call("readlinkat", libc::SYS_readlinkat),
+        call("statx", libc::SYS_statx),
+        #[cfg(target_arch = "x86_64")]
+        call("access", libc::SYS_access),
+        #[cfg(target_arch = "x86_64")]
+        call("readlink", libc::SYS_readlink),
+    ],
+};
+
+/// The same as a group of what is allowed: with the host's adapter they are what libibverbs looks at the system with.
+static LOOK: Group = Group {
+    name: "look",
+    purpose: "names and attributes of files",
+    calls: &[
+        call("faccessat", libc::SYS_faccessat),
+        call("faccessat2", libc::SYS_faccessat2),
+        call("getcwd", libc::SYS_getcwd),
+        call("newfstatat", libc::SYS_newfstatat),
+        call("readlinkat", libc::SYS_readlinkat),
+        call("statx", libc::SYS_statx),
+        #[cfg(target_arch = "x86_64")]
+        call("access", libc::SYS_access),
+        #[cfg(target_arch = "x86_64")]
+        call("readlink", libc::SYS_readlink),
+    ],
+};
+
+/// The ioctl of `set_nonblocking`.
+const FIONBIO: u32 = 0x5421;
+/// `RDMA_IOCTL_MAGIC`.
+const RDMA_IOCTL: u32 = 0x1b;
+/// `O_TMPFILE` without `O_DIRECTORY`, which it contains.
+const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
+
+/// What threads of a kind may do.
+pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> {
+    let mut groups: Vec<&Group> = match kind {
+        ThreadKind::Main => vec![&RUNTIME, &PROTOCOL, &GUEST, &LINK],
+        ThreadKind::Launcher => return base(profile),
+        ThreadKind::Supervisor => vec![&RUNTIME, &PROTOCOL],
+        ThreadKind::Accept => vec![&RUNTIME, &ACCEPT, &GUEST],
+        ThreadKind::Connection => vec![&RUNTIME, &CLIENT, &GUEST],
+        ThreadKind::Pin => vec![&RUNTIME, &PIN],
+        ThreadKind::Capture => vec![&RUNTIME, &CAPTURE],
+        ThreadKind::Engine | ThreadKind::HostEvents | ThreadKind::HostManagement => vec![&RUNTIME, &GUEST],
+        ThreadKind::Port => vec![&RUNTIME, &LINK, &GUEST],
+        ThreadKind::Switch => vec![&RUNTIME, &LINK],
+    };
+    let is_link = groups.iter().any(|group| [LINK.name, GUEST.name].contains(&group.name));
+    match profile {
+        Profile::Rxe { addressed: true } if is_link => groups.push(&ADDRESSED),
+        Profile::Ibverbs if is_link => groups.extend([&ADAPTER, &ADDRESSED, &LOOK]),
+        _ => {}
+    }
+    groups
+}
+
+/// What some thread may do: the launcher has to, for its filter is part of every other one.
+pub(super) fn base(profile: Profile) -> Vec<&'static Group> {
+    let mut groups: Vec<&Group> = vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &CAPTURE, &PROTOCOL, &START];
+    match profile {
+        Profile::Rxe { addressed: true } => groups.push(&ADDRESSED),
+        Profile::Rxe { addressed: false } => {}
+        Profile::Ibverbs => groups.extend([&ADDRESSED, &ADAPTER, &LOOK, &LOAD]),
+    }
+    groups
+}

@@ -1,0 +1,50 @@
+//! Capabilities, and what other processes may do to this one.
+
+use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+use rustix::thread::{
+    CapabilitySet, CapabilitySets, capabilities, capability_is_in_bounding_set, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_no_new_privs,
+};
+
+use super::report::SandboxReport;
+
+/// Capabilities that a kernel may have.
+const MOST_CAPABILITIES: u32 = 64;
+
+/// Gives up everything, and notes what is left as the kernel tells it.
+pub(super) fn drop_all(report: &mut SandboxReport) {
+    match set_dumpable_behavior(DumpableBehavior::NotDumpable) {
+        Ok(()) => report.undumpable = true,
+        Err(errno) => report.missing.push(format!("processes of the same user may trace it: {errno}")),
+    }
+    if let Err(errno) = drop_capabilities() {
+        report.missing.push(format!("capabilities cannot be dropped: {errno}"));
+    }
+    if let Ok(sets) = capabilities(None) {
+        report.capabilities = sets.permitted.iter_names().map(|(name, _)| format!("CAP_{name}")).collect();
+    }
+    match set_no_new_privs(true) {
+        Ok(()) => report.no_new_privs = true,
+        Err(errno) => report.missing.push(format!("no_new_privs: {errno}")),
+    }
+}
+
+fn drop_capabilities() -> Result<(), rustix::io::Errno> {
+    let before = capabilities(None)?;
+    let mut kept = before.permitted & CapabilitySet::IPC_LOCK;
+    // Guest memory is locked with it, as much as its owner likes. Without a limit it is not needed for that.
+    let unlimited = Rlimit { current: None, maximum: None };
+    if !kept.is_empty() && setrlimit(Resource::Memlock, unlimited).is_ok() {
+        kept = CapabilitySet::empty();
+    }
+    for capability in (0..MOST_CAPABILITIES).map(|bit| CapabilitySet::from_bits_retain(1 << bit)) {
+        // Beyond the kernel's last one it fails. Without CAP_SETPCAP nothing can be taken out of the bounding set, but
+        // then there is nothing that `no_new_privs` would not keep from being gained.
+        if capability_is_in_bounding_set(capability) == Ok(true) && !kept.contains(capability) {
+            let _ = remove_capability_from_bounding_set(capability);
+        }
+    }
+    // Fails before Linux 4.3, which has none.
+    let _ = clear_ambient_capability_set();
+    set_capabilities(None, CapabilitySets { effective: kept, permitted: kept, inheritable: CapabilitySet::empty() })
+}

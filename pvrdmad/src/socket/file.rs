@@ -1,0 +1,152 @@
+//! The file of a socket, from its birth to its removal.
+
+use std::ffi::OsString;
+use std::fs;
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use log::warn;
+use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::net::SocketAddrUnix;
+use rustix::process::geteuid;
+
+use super::access::SocketAccess;
+use super::error::SocketError;
+
+/// Permissions with which a socket is born: nobody else can reach it before it has its own.
+const BORN: Mode = Mode::RUSR.union(Mode::WUSR);
+
+/// The file of a bound socket. It goes away with this, unless somebody has put something else in its place.
+#[derive(Debug)]
+pub(super) struct BoundFile {
+    path: PathBuf,
+    /// Device and inode.
+    id: (u64, u64),
+}
+
+impl BoundFile {
+    /// Binds `socket` at `path`, where nothing is, and then gives the file to whom `access` names. Before that nobody
+    /// but our own user can send to the socket or connect to it, whatever the umask is.
+    ///
+    /// # Errors
+    /// The system refused, or the folder is one in which others can exchange the file; nothing is left behind.
+    pub(super) fn bind(socket: impl AsFd, path: &Path, access: SocketAccess) -> Result<Self, SocketError> {
+        let folder = Folder::open(path)?;
+        folder.check(access)?;
+        let (file, opened) = folder.born(socket)?;
+        apply(&opened, access).map_err(|source| SocketError::making(path, source))?;
+        Ok(file)
+    }
+}
+
+impl Drop for BoundFile {
+    fn drop(&mut self) {
+        if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.id) {
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+/// Returns `true` if there is a socket at `path`.
+pub(super) fn is_socket(path: &Path) -> bool {
+    fs::symlink_metadata(path).is_ok_and(|found| found.file_type().is_socket())
+}
+
+/// Where a socket is to be. Held open, so that what was checked is what is used.
+pub(super) struct Folder<'a> {
+    path: &'a Path,
+    name: OsString,
+    directory: PathBuf,
+    handle: OwnedFd,
+}
+
+impl<'a> Folder<'a> {
+    pub(super) fn open(path: &'a Path) -> Result<Self, SocketError> {
+        let name = path.file_name().ok_or_else(|| SocketError::NotASocket(path.to_owned()))?.to_owned();
+        let directory = SocketError::directory(path);
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let handle = rustix::fs::open(&directory, flags, Mode::empty())
+            .map_err(|errno| SocketError::making(path, errno.into()))?;
+        Ok(Self { path, name, directory, handle })
+    }
+
+    /// A socket that others may use is not made where others can put another file in its place before it has its
+    /// owner and mode, which that file would get then. For our own socket such a folder is worth a warning: whoever is
+    /// there first is whom the other side connects to.
+    fn check(&self, access: SocketAccess) -> Result<(), SocketError> {
+        let stat = rustix::fs::fstat(&self.handle).map_err(|errno| SocketError::making(self.path, errno.into()))?;
+        if access.is_shared() && others_can_rename(&stat) {
+            return Err(SocketError::OpenDirectory { path: self.path.to_owned(), directory: self.directory.clone() });
+        }
+        if others_can_write(&stat) {
+            warn!(
+                "{}: others can write to {}: they can be here before us",
+                self.path.display(),
+                self.directory.display()
+            );
+        }
+        Ok(())
+    }
+
+    /// Binds the socket and opens its file.
+    pub(super) fn born(&self, socket: impl AsFd) -> Result<(BoundFile, OwnedFd), SocketError> {
+        self.born_with(socket, || ())
+    }
+
+    /// The same, with what somebody does between the two.
+    pub(super) fn born_with(
+        &self,
+        socket: impl AsFd,
+        meanwhile: impl FnOnce(),
+    ) -> Result<(BoundFile, OwnedFd), SocketError> {
+        let failed = |errno: rustix::io::Errno| SocketError::making(self.path, errno.into());
+        let address = SocketAddrUnix::new(self.path).map_err(|_| SocketError::TooLong(self.path.to_owned()))?;
+        // The file's permissions are those of the unbound socket, less the umask.
+        rustix::fs::fchmod(&socket, BORN).map_err(failed)?;
+        rustix::net::bind(&socket, &address).map_err(failed)?;
+        meanwhile();
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let file = rustix::fs::openat(&self.handle, &self.name, flags, Mode::empty()).map_err(failed)?;
+        let stat = rustix::fs::fstat(&file).map_err(failed)?;
+        // A second link would be a file that was here before.
+        let ours = FileType::from_raw_mode(stat.st_mode) == FileType::Socket
+            && stat.st_uid == geteuid().as_raw()
+            && stat.st_nlink == 1
+            && BORN.contains(Mode::from_raw_mode(stat.st_mode));
+        if !ours {
+            return Err(SocketError::Exchanged(self.path.to_owned()));
+        }
+        Ok((BoundFile { path: self.path.to_owned(), id: (stat.st_dev, stat.st_ino) }, file))
+    }
+}
+
+/// Returns `true` if somebody else than we and root can make files in this folder.
+fn others_can_write(folder: &Stat) -> bool {
+    let owned = folder.st_uid == 0 || folder.st_uid == geteuid().as_raw();
+    !owned || Mode::from_raw_mode(folder.st_mode).intersects(Mode::WGRP | Mode::WOTH)
+}
+
+/// Returns `true` if somebody else than we and root can rename files of ours in this folder. In a sticky one only the
+/// owner of a file, or of the folder, does.
+fn others_can_rename(folder: &Stat) -> bool {
+    let owned = folder.st_uid == 0 || folder.st_uid == geteuid().as_raw();
+    others_can_write(folder) && !(owned && Mode::from_raw_mode(folder.st_mode).contains(Mode::SVTX))
+}
+
+/// Gives the file its group, mode and owner, in this order: nobody is let in by permissions that were for another
+/// group, and the owner is changed when nothing more is to be changed.
+fn apply(file: &OwnedFd, access: SocketAccess) -> io::Result<()> {
+    let own = |owner, group| rustix::fs::chownat(file, "", owner, group, AtFlags::EMPTY_PATH);
+    if let Some(group) = access.group {
+        own(None, Some(Gid::from_raw(group)))?;
+    }
+    // A handle of this kind cannot be given a mode itself, but leads to the file whatever has become of its name.
+    let handle = format!("/proc/self/fd/{}", file.as_raw_fd());
+    fs::set_permissions(&handle, fs::Permissions::from_mode(access.permissions()))?;
+    if let Some(owner) = access.owner {
+        own(Some(Uid::from_raw(owner)), None)?;
+    }
+    Ok(())
+}

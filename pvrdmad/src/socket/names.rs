@@ -1,0 +1,57 @@
+//! Users and groups by their names, as the system's databases have them.
+
+use nix::unistd::{Group, Uid, User};
+
+/// The number of a user that is given by name or by number.
+///
+/// # Errors
+/// There is no such user, or the databases cannot be read.
+pub(super) fn user_id(text: &str) -> Result<u32, String> {
+    id(text, "user", || Ok(User::from_name(text)?.map(|user| user.uid.as_raw())))
+}
+
+/// The number of a group that is given by name or by number.
+///
+/// # Errors
+/// There is no such group, or the databases cannot be read.
+pub(super) fn group_id(text: &str) -> Result<u32, String> {
+    id(text, "group", || Ok(Group::from_name(text)?.map(|group| group.gid.as_raw())))
+}
+
+/// A user's name, or the number if it has none.
+pub(crate) fn user(uid: u32) -> String {
+    User::from_uid(Uid::from_raw(uid)).ok().flatten().map_or_else(|| uid.to_string(), |user| user.name)
+}
+
+fn id(text: &str, what: &str, by_name: impl FnOnce() -> nix::Result<Option<u32>>) -> Result<u32, String> {
+    if !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit()) {
+        // The largest number means "unchanged" to the system.
+        return text
+            .parse()
+            .ok()
+            .filter(|&id| id != u32::MAX)
+            .ok_or_else(|| format!("{text} is not a {what}'s number"));
+    }
+    match by_name() {
+        Ok(Some(id)) => Ok(id),
+        Ok(None) => Err(format!("there is no {what} '{text}'")),
+        Err(errno) => Err(format!("{what} '{text}': {errno}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_and_numbers() {
+        assert_eq!((user_id("root"), group_id("root")), (Ok(0), Ok(0)));
+        assert_eq!((user_id("4242"), group_id("0")), (Ok(4242), Ok(0)));
+        assert_eq!(user(0), "root");
+        assert_eq!(user(u32::MAX - 7), (u32::MAX - 7).to_string());
+        assert_eq!(user_id("4294967295"), Err("4294967295 is not a user's number".to_owned()));
+        assert_eq!(group_id("99999999999"), Err("99999999999 is not a group's number".to_owned()));
+        assert_eq!(user_id("nobody here"), Err("there is no user 'nobody here'".to_owned()));
+        assert!(group_id("").is_err() && group_id("-1").is_err());
+    }
+}

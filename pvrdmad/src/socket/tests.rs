@@ -1,0 +1,180 @@
+use std::fs;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
+use std::path::Path;
+
+use rustix::fs::Mode;
+
+use super::error::SocketError;
+use super::file::Folder;
+use super::*;
+
+fn mode(path: &Path) -> u32 {
+    fs::symlink_metadata(path).unwrap().mode() & 0o7777
+}
+
+fn own() -> SocketAccess {
+    SocketAccess::default()
+}
+
+/// A group that we may give a file to: our own is one for everybody, root may take any.
+fn group_of_ours() -> u32 {
+    if rustix::process::geteuid().is_root() { 4242 } else { rustix::process::getegid().as_raw() }
+}
+
+#[test]
+fn the_life_of_a_socket_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("a.sock");
+    let socket = SocketFile::bind(&path, own()).unwrap();
+    assert_eq!(mode(&path), 0o600);
+    assert!(
+        matches!(SocketFile::bind(&path, own()), Err(SocketError::InUse { pid: Some(pid), .. }) if pid == rustix::process::getpid())
+    );
+    drop(socket);
+    assert!(!path.exists());
+
+    // A crash leaves the file behind.
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(path.exists());
+    let socket = SocketFile::bind(&path, own()).unwrap();
+
+    // What replaced ours stays.
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "precious").unwrap();
+    drop(socket);
+    assert!(matches!(SocketFile::bind(&path, own()), Err(SocketError::NotASocket(_))));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+
+    let long = folder.path().join("x".repeat(200));
+    assert!(matches!(SocketFile::bind(&long, own()), Err(SocketError::TooLong(_))));
+    let nowhere = folder.path().join("missing/a.sock");
+    assert!(matches!(SocketFile::bind(&nowhere, own()), Err(SocketError::NoDirectory { .. })));
+}
+
+#[test]
+fn datagram_sockets_are_ours_or_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    drop(UnixDatagram::bind(&path).unwrap());
+    let (socket, file) = bind_datagram(&path, own()).unwrap();
+    assert_eq!(mode(&path), 0o600);
+    assert!(matches!(bind_datagram(&path, own()), Err(SocketError::InUse { .. })));
+    drop((socket, file));
+    assert!(!path.exists());
+    fs::write(&path, "precious").unwrap();
+    assert!(matches!(bind_datagram(&path, own()), Err(SocketError::NotASocket(_))));
+
+    // What replaced ours stays.
+    fs::remove_file(&path).unwrap();
+    let (socket, file) = bind_datagram(&path, own()).unwrap();
+    fs::remove_file(&path).unwrap();
+    fs::write(&path, "precious").unwrap();
+    drop((socket, file));
+    assert_eq!(fs::read_to_string(&path).unwrap(), "precious");
+}
+
+/// The attack is one on the moment after `bind`: whoever then may write to the file can send to a datagram socket, or
+/// be in the queue of a listening one. So this looks at the file in that moment, with the umask that hides nothing.
+#[test]
+fn nobody_else_reaches_a_socket_when_it_is_born() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let umask = rustix::process::umask(Mode::empty());
+    let plain = UnixDatagram::bind(&path).map(|_| mode(&path)).unwrap();
+    fs::remove_file(&path).unwrap();
+    let socket = UnixDatagram::unbound().unwrap();
+    let born = Folder::open(&path).unwrap().born(&socket);
+    rustix::process::umask(umask);
+    let _born = born.unwrap();
+    // What this test would see if `bind` alone decided.
+    assert_eq!(plain, 0o777);
+    assert_eq!(mode(&path), 0o600);
+}
+
+#[test]
+fn owner_group_and_mode_are_as_asked() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let group = group_of_ours();
+    for (access, expected) in [
+        (SocketAccess { group: Some(group), ..own() }, 0o660),
+        (SocketAccess { group: Some(group), mode: Some(0o620), ..own() }, 0o620),
+        (SocketAccess { mode: Some(0o666), ..own() }, 0o666),
+        (SocketAccess { owner: Some(rustix::process::geteuid().as_raw()), ..own() }, 0o600),
+    ] {
+        let stream = SocketFile::bind(&path, access).unwrap();
+        let found = fs::symlink_metadata(&path).unwrap();
+        assert_eq!(mode(&path), expected);
+        assert_eq!(found.gid(), access.group.unwrap_or_else(|| found.gid()));
+        UnixStream::connect(&path).unwrap();
+        drop(stream);
+        let (receiver, _file) = bind_datagram(&path, access).unwrap();
+        assert_eq!(mode(&path), expected);
+        UnixDatagram::unbound().unwrap().send_to(b"frame", &path).unwrap();
+        assert_eq!(receiver.recv(&mut [0; 8]).unwrap(), 5);
+    }
+}
+
+#[test]
+fn another_owner_takes_root() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let access = SocketAccess { owner: Some(4243), group: Some(group_of_ours()), mode: None };
+    let bound = SocketFile::bind(&path, access);
+    if rustix::process::geteuid().is_root() {
+        let _bound = bound.unwrap();
+        let found = fs::symlink_metadata(&path).unwrap();
+        assert_eq!((found.uid(), found.gid(), mode(&path)), (4243, 4242, 0o660));
+    } else {
+        // Refused, and nothing is left for somebody to connect to.
+        assert!(matches!(bound, Err(SocketError::Io { .. } | SocketError::NoPermission { .. })));
+        assert!(!path.exists());
+    }
+}
+
+/// What is put in the place of the socket is not what gets its owner and mode: neither what a symbolic link leads to
+/// nor another file.
+#[test]
+fn a_file_that_was_exchanged_is_left_alone() {
+    let folder = tempfile::tempdir().unwrap();
+    let (path, precious) = (folder.path().join("socket"), folder.path().join("precious"));
+    let exchanges: [fn(&Path, &Path) -> io::Result<()>; 3] = [
+        |precious, path| symlink(precious, path),
+        |precious, path| fs::hard_link(precious, path),
+        |precious, path| fs::copy(precious, path).map(|_| ()),
+    ];
+    for exchange in exchanges {
+        drop(UnixListener::bind(&precious).unwrap());
+        fs::set_permissions(&precious, fs::Permissions::from_mode(0o600)).unwrap();
+        let socket = UnixDatagram::unbound().unwrap();
+        let exchanged = || {
+            fs::remove_file(&path).unwrap();
+            // A socket cannot be copied.
+            exchange(&precious, &path).or_else(|_| fs::write(&path, "anything")).unwrap();
+        };
+        let born = Folder::open(&path).unwrap().born_with(&socket, exchanged);
+        assert!(matches!(born, Err(SocketError::Exchanged(_))));
+        assert_eq!(mode(&precious), 0o600);
+        fs::remove_file(&path).unwrap();
+        fs::remove_file(&precious).unwrap();
+    }
+}
+
+/// In such a folder somebody could put another socket of ours in the place of this one.
+#[test]
+fn no_socket_for_others_where_others_rename_files() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let shared = SocketAccess { group: Some(group_of_ours()), ..own() };
+    for (permissions, allowed) in [(0o755, true), (0o775, false), (0o777, false), (0o1777, true)] {
+        fs::set_permissions(folder.path(), fs::Permissions::from_mode(permissions)).unwrap();
+        let refused = |result: Result<(), SocketError>| matches!(result, Err(SocketError::OpenDirectory { .. }));
+        assert_eq!(refused(SocketFile::bind(&path, shared).map(|_| ())), !allowed, "{permissions:o}");
+        assert_eq!(refused(bind_datagram(&path, shared).map(|_| ())), !allowed, "{permissions:o}");
+        assert!(!path.exists());
+        // Our own socket is nobody's business there either way.
+        SocketFile::bind(&path, own()).unwrap();
+    }
+}

@@ -1,0 +1,117 @@
+//! What a worker may have done for it, held against the configuration of its network.
+
+use std::collections::{BTreeSet, HashMap};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pvrdma_ether_link::Connector;
+use pvrdma_ibverbs::{AddressOwner, HostAddresses, MAX_ADDRESSES};
+use pvrdma_verbs::LogLimit;
+
+use crate::config::Network;
+use crate::worker::Host;
+
+/// Those of the uplink under no name, those of a `nic` under that of its device.
+pub(super) type Connectors = HashMap<Option<String>, Arc<dyn Connector>>;
+
+/// The supervisor's part of one network that is not in the worker.
+#[derive(Debug)]
+pub(super) struct Services {
+    network: String,
+    /// Names of its devices.
+    devices: BTreeSet<String>,
+    /// Who gives links their descriptors anew.
+    connectors: Connectors,
+    addresses: Option<Arc<HostAddresses>>,
+    /// Addresses on the host's interface because of this worker.
+    held: Mutex<BTreeSet<IpAddr>>,
+    clients: Mutex<Clients>,
+    log: LogLimit,
+}
+
+#[derive(Debug, Default)]
+struct Clients {
+    /// Devices that a VMM is connected to.
+    connected: BTreeSet<String>,
+    /// Devices whose VM has lost them with a worker, and has not come back.
+    lost: BTreeSet<String>,
+}
+
+impl Services {
+    pub(super) fn new(network: &Network, connectors: Connectors, addresses: Option<Arc<HostAddresses>>) -> Self {
+        Self {
+            network: network.name.clone(),
+            devices: network.devices.iter().map(|device| device.config.name.clone()).collect(),
+            connectors,
+            addresses,
+            held: Mutex::default(),
+            clients: Mutex::default(),
+            log: LogLimit::new(),
+        }
+    }
+
+    /// VMs that have lost their device and have not come back.
+    pub(super) fn lost(&self) -> Vec<String> {
+        self.clients.lock().lost.iter().cloned().collect()
+    }
+
+    /// The worker is gone, and with it every connection. Returns whose VMs lost their device just now.
+    pub(super) fn worker_ended(&self) -> Vec<String> {
+        for address in std::mem::take(&mut *self.held.lock()) {
+            if let Err(error) = self.take_away(address) {
+                let network = format!("network {}", self.network);
+                self.log.warn(&network, format_args!("the address {address} of a guest cannot be removed: {error}"));
+            }
+        }
+        let mut clients = self.clients.lock();
+        let lost = std::mem::take(&mut clients.connected);
+        clients.lost.extend(lost.iter().cloned());
+        lost.into_iter().collect()
+    }
+
+    fn take_away(&self, address: IpAddr) -> io::Result<()> {
+        self.addresses.as_ref().map_or(Ok(()), |addresses| addresses.remove(address))
+    }
+}
+
+impl Host for Services {
+    fn client(&self, device: &str, connected: bool) {
+        if !self.devices.contains(device) {
+            return;
+        }
+        let mut clients = self.clients.lock();
+        if connected {
+            clients.lost.remove(device);
+            clients.connected.insert(device.to_owned());
+        } else {
+            clients.connected.remove(device);
+        }
+    }
+
+    fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd> {
+        let connector = self.connectors.get(&device.map(str::to_owned));
+        connector.ok_or_else(|| io::Error::other("there is no such link"))?.connect()
+    }
+
+    fn add_address(&self, address: IpAddr) -> io::Result<()> {
+        let addresses = self.addresses.as_ref().ok_or_else(|| io::Error::other("no addresses are added here"))?;
+        let mut held = self.held.lock();
+        if held.len() >= MAX_ADDRESSES.saturating_mul(self.devices.len()) {
+            return Err(io::Error::other("too many addresses"));
+        }
+        addresses.add(address)?;
+        held.insert(address);
+        Ok(())
+    }
+
+    fn remove_address(&self, address: IpAddr) -> io::Result<()> {
+        // Only what this worker had added.
+        if !self.held.lock().remove(&address) {
+            return Err(io::Error::other("that address was not added here"));
+        }
+        self.take_away(address)
+    }
+}

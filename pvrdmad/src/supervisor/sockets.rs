@@ -1,0 +1,142 @@
+//! The sockets of a network: opened once, by the process that may, and kept while workers come and go.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use pvrdma_ether_link::af_packet::{AfPacketSocket, VlanFilter};
+use pvrdma_ether_link::tap::{TapConnector, attach};
+use pvrdma_ether_link::unix::{PathConnector, ready_datagram, ready_listener};
+use pvrdma_ether_link::{Connector, NoConnector, vxlan};
+use pvrdma_rxe::VlanMode;
+use pvrdma_verbs::MacAddr;
+
+use super::services::Connectors;
+use crate::config::{Device, LinkSpec, Network};
+use crate::socket::{DatagramFile, SocketAccess, SocketFile, bind_datagram};
+
+/// The sockets of a network. Dropping it removes their files.
+#[derive(Debug)]
+pub(super) struct NetworkSockets {
+    uplink: Option<LinkSockets>,
+    /// In the order of the devices.
+    devices: Vec<DeviceSockets>,
+}
+
+/// Those of a device.
+#[derive(Debug)]
+struct DeviceSockets {
+    listener: SocketFile,
+    nic: Option<LinkSockets>,
+}
+
+impl NetworkSockets {
+    /// Opens them all.
+    ///
+    /// # Errors
+    /// One of them cannot be had; those that were made are gone again.
+    pub(super) fn open(network: &Network) -> Result<Self> {
+        let devices = network.devices.iter().map(|device| {
+            DeviceSockets::open(device, network).with_context(|| format!("device {}", device.config.name))
+        });
+        let devices = devices.collect::<Result<_>>()?;
+        let macs: Vec<_> = network.devices.iter().map(|device| device.config.mac).collect();
+        let open = |link| LinkSockets::open(link, &macs, network.vlan);
+        let uplink = network.uplink.as_ref().map(open).transpose();
+        Ok(Self { uplink: uplink.with_context(|| format!("network {}: uplink", network.name))?, devices })
+    }
+
+    /// Who gives the network's links their descriptors anew.
+    pub(super) fn connectors(&self, devices: &[Device]) -> Connectors {
+        let of = |link: &Option<LinkSockets>| link.as_ref().map(|link| Arc::clone(&link.connector));
+        let nics = devices.iter().zip(&self.devices);
+        let nics = nics.map(|(device, sockets)| (Some(device.config.name.clone()), of(&sockets.nic)));
+        let all = [(None, of(&self.uplink))].into_iter().chain(nics);
+        all.filter_map(|(name, connector)| Some((name, connector?))).collect()
+    }
+
+    /// Duplicates of those of the uplink.
+    pub(super) fn uplink(&self) -> io::Result<Vec<OwnedFd>> {
+        self.uplink.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)
+    }
+
+    /// Duplicates of those of a device: where it listens, then its `nic`.
+    pub(super) fn device(&self, index: usize) -> io::Result<Vec<OwnedFd>> {
+        let sockets = self.devices.get(index).ok_or(io::ErrorKind::NotFound)?;
+        let listener = sockets.listener.listener().as_fd().try_clone_to_owned()?;
+        let nic = sockets.nic.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)?;
+        Ok([listener].into_iter().chain(nic).collect())
+    }
+}
+
+impl DeviceSockets {
+    fn open(device: &Device, network: &Network) -> Result<Self> {
+        let listener = SocketFile::bind(&device.socket, device.access)?;
+        let open = |link| LinkSockets::open(link, &[device.config.mac], network.vlan);
+        Ok(Self { listener, nic: device.nic.as_ref().map(open).transpose().context("nic")? })
+    }
+}
+
+/// The sockets of a link.
+#[derive(Debug)]
+struct LinkSockets {
+    kept: Kept,
+    connector: Arc<dyn Connector>,
+}
+
+/// What is open.
+#[derive(Debug)]
+enum Kept {
+    Nothing,
+    Listener(OwnedFd, #[expect(dead_code, reason = "removed when it is dropped")] SocketFile),
+    Datagrams(OwnedFd, #[expect(dead_code, reason = "removed when it is dropped")] DatagramFile),
+    Several(Vec<OwnedFd>),
+    /// Its socket may be another one later.
+    AfPacket(Arc<AfPacketSocket>),
+}
+
+impl LinkSockets {
+    fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode) -> Result<Self> {
+        Ok(match link {
+            LinkSpec::Listen(path) => {
+                let file = SocketFile::bind(path, SocketAccess::default())?;
+                let listener = ready_listener(file.listener().try_clone()?)?;
+                Self { kept: Kept::Listener(listener, file), connector: Arc::new(NoConnector) }
+            }
+            LinkSpec::Connect(path) => {
+                Self { kept: Kept::Nothing, connector: Arc::new(PathConnector::stream(path.clone())) }
+            }
+            LinkSpec::Datagrams { local, remote } => {
+                let (socket, file) = bind_datagram(local, SocketAccess::default())?;
+                let connector = Arc::new(PathConnector::datagram(remote.clone()));
+                Self { kept: Kept::Datagrams(ready_datagram(socket)?, file), connector }
+            }
+            LinkSpec::Vxlan(config) => {
+                Self { kept: Kept::Several(vxlan::sockets(config)?), connector: Arc::new(NoConnector) }
+            }
+            LinkSpec::AfPacket(name) => {
+                let filter = match vlan {
+                    VlanMode::Untagged => VlanFilter::Untagged,
+                    VlanMode::Access(vlan) => VlanFilter::Tagged(vlan),
+                    VlanMode::Trunk => VlanFilter::All,
+                };
+                let socket = Arc::new(AfPacketSocket::open(name.as_str(), filter)?);
+                socket.set_addresses(macs)?;
+                Self { kept: Kept::AfPacket(Arc::clone(&socket)), connector: socket }
+            }
+            LinkSpec::Tap(name) => {
+                Self { kept: Kept::Several(vec![attach(name)?]), connector: Arc::new(TapConnector(name.clone())) }
+            }
+        })
+    }
+
+    fn duplicates(&self) -> io::Result<Vec<OwnedFd>> {
+        match &self.kept {
+            Kept::Nothing => Ok(Vec::new()),
+            Kept::Listener(socket, _) | Kept::Datagrams(socket, _) => Ok(vec![socket.try_clone()?]),
+            Kept::Several(sockets) => sockets.iter().map(OwnedFd::try_clone).collect(),
+            Kept::AfPacket(socket) => Ok(vec![socket.descriptor()?]),
+        }
+    }
+}

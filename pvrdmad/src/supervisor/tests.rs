@@ -1,0 +1,242 @@
+//! Workers that do what no worker does. The fake one is this test program again: see [`fake_worker`].
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+use crate::config::ConfigSpec;
+use crate::protocol::frame::{encode, send};
+use crate::protocol::{FrameReader, HostRequest, Incoming, Outgoing, Received};
+use crate::status::NetworkState;
+
+/// Longer than anything takes; a test that waits for this has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Short where a worker is waited for that will not come.
+fn timing() -> Timing {
+    Timing {
+        // The end of a worker that is waited for comes before.
+        status: PATIENCE,
+        hung: Duration::from_secs(3),
+        first_pause: Duration::from_millis(1),
+        ..Timing::default()
+    }
+}
+
+fn fake() -> Program {
+    let test = "supervisor::tests::fake_worker";
+    Program {
+        path: std::env::current_exe().unwrap(),
+        arguments: ["--exact", "--ignored", "--nocapture", test].map(str::to_owned).to_vec(),
+    }
+}
+
+/// A supervisor of two networks: `true`, whose worker behaves, and one whose worker lies as its name says.
+fn start(lie: &str) -> (TempDir, Result<Supervisor>) {
+    let folder = tempfile::tempdir().unwrap();
+    let device = |name: &str, network: &str, mac: &str| {
+        let socket = folder.path().join(name);
+        format!("name={name},network={network},socket={},mac={mac},pin=off", socket.display()).parse().unwrap()
+    };
+    let network = |name: &str| format!("name={name}").parse().unwrap();
+    let spec = ConfigSpec {
+        networks: vec![network("true"), network(lie)],
+        devices: vec![device("vm1", "true", "52:54:00:00:00:01"), device("vm2", lie, "52:54:00:00:00:02")],
+        ..ConfigSpec::default()
+    };
+    let config = Config::load(None, spec).unwrap();
+    let supervisor = Supervisor::with_timing(&config, Some(&fake()), timing());
+    (folder, supervisor)
+}
+
+/// Asks until the worker that lies has been replaced. Returns how it ended.
+#[track_caller]
+fn caught(lie: &str) -> String {
+    let (_folder, supervisor) = start(lie);
+    let supervisor = supervisor.unwrap();
+    let start = Instant::now();
+    loop {
+        let status = supervisor.status();
+        let [honest, liar] = &status.networks[..] else { panic!("{status:?}") };
+        assert_eq!((honest.state, honest.restarts), (NetworkState::Running, 0), "{lie}");
+        assert_eq!(status.devices.first().map(DeviceReport::name), Some("vm1"), "{lie}");
+        if liar.restarts > 0 {
+            return liar.last_end.clone().unwrap();
+        }
+        assert!(start.elapsed() < PATIENCE, "{lie}: {liar:?}");
+    }
+}
+
+#[test]
+fn lies_end_a_worker_and_nobody_else() {
+    for (lie, word) in [
+        ("garbage", "not to be trusted"),
+        ("oversize", "at most"),
+        ("unasked", "which is not open"),
+        ("twice", "not to be trusted"),
+        ("wrong-kind", "not one to the request"),
+        ("long", "bytes"),
+        ("descriptors", "descriptors"),
+        ("upcall-garbage", "a request"),
+        ("upcall-oversize", "at most"),
+        ("hangs-up", "closed its socket"),
+        ("late", "has not replied"),
+        ("dies", "exit status: 7"),
+    ] {
+        let end = caught(lie);
+        assert!(end.contains(word), "{lie}: {end}");
+    }
+}
+
+#[test]
+fn a_worker_that_does_not_start_is_the_end_of_the_start() {
+    for (lie, word) in [("refuses", "no\u{fffd} way"), ("dies-first", "exit status: 7"), ("garbage-first", "trusted")] {
+        let (folder, supervisor) = start(lie);
+        let error = format!("{:#}", supervisor.unwrap_err());
+        assert!(error.contains(word) && error.contains(&format!("network {lie}")), "{error}");
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0, "sockets are left");
+    }
+}
+
+/// What it says of others, and how it says it, is not passed on.
+#[test]
+fn a_worker_speaks_for_its_own_devices() {
+    let (_folder, supervisor) = start("impostor");
+    let status = supervisor.unwrap().status();
+    let names: Vec<_> = status.devices.iter().map(DeviceReport::name).collect();
+    assert_eq!(names, ["vm1", "vm2"]);
+    assert_eq!(status.devices.last().unwrap().socket, "\u{fffd}[31mred");
+}
+
+/// Nobody waits for the supervisor while it throws away what is too much.
+#[test]
+fn a_flood_of_requests_is_taken_in_turns() {
+    let (_folder, supervisor) = start("upcall-flood");
+    let supervisor = supervisor.unwrap();
+    for _ in 0..20 {
+        let status = supervisor.status();
+        assert_eq!(status.networks[0].state, NetworkState::Running);
+        assert_eq!((status.networks[1].restarts, &status.networks[1].lost_vms[..]), (0, &[][..]));
+    }
+}
+
+/// Only what the configuration has is done: this one has no links and no addresses.
+#[test]
+fn requests_beyond_the_configuration_are_refused() {
+    let (_folder, supervisor) = start("asks-too-much");
+    let status = supervisor.unwrap().status();
+    assert_eq!(status.networks[1].state, NetworkState::Running, "{:?}", status.networks);
+}
+
+// ---- the fake worker, in its own process
+
+/// The other end of a supervisor. The last argument is the network's name, which says what to do.
+#[test]
+#[ignore = "a part of other tests"]
+fn fake_worker() {
+    let lie = std::env::args().next_back().unwrap();
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let mut reader = FrameReader::with_descriptors();
+    let mut upcalls = None;
+    while let Received::Frame(frame) = reader.receive(&stream, 1 << 20).unwrap() {
+        let request: Incoming<'_> = serde_json::from_slice(&frame.body).unwrap();
+        let id = request.id;
+        match serde_json::from_str(request.body.get()).unwrap() {
+            Request::Hello { .. } => {
+                upcalls = frame.fds.into_iter().next().map(UnixStream::from);
+                hello(&stream, &lie, id);
+            }
+            Request::AddDevice { .. } => say(&stream, id, &json!({"done": {}})),
+            Request::Status {} => status(&stream, upcalls.as_ref().unwrap(), &lie, id),
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+fn say(stream: &UnixStream, id: u64, body: &Value) {
+    send(stream, &encode(&Outgoing { id, body }).unwrap(), &[]).unwrap();
+}
+
+fn hello(stream: &UnixStream, lie: &str, id: u64) {
+    match lie {
+        "refuses" => say(stream, id, &json!({"error": "no\u{1b} way"})),
+        "dies-first" => std::process::exit(7),
+        "garbage-first" => drop((&*stream).write_all(&[0xff; 100])),
+        _ => say(stream, id, &json!({"done": {}})),
+    }
+}
+
+fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
+    let device = |name: &str, socket: &str| {
+        json!({
+            "name": name, "socket": socket, "port": "active", "mtu": 1024, "client": {"connected": false},
+            "memory": {"pin": "off", "mapped_bytes": 0, "pinned_bytes": 0, "pin_error": null},
+            "network": {"name": "n", "mtu": 1500, "counters": {}}, "capture": {"active": 0, "frames": 0, "dropped": 0},
+        })
+    };
+    let own = if lie == "true" { "vm1" } else { "vm2" };
+    let good = json!({"ok": {"lost_pages": 0, "devices": [device(own, "/s")]}});
+    let send_up = |request: HostRequest| {
+        send(upcalls, &encode(&Outgoing { id: 1, body: &request }).unwrap(), &[]).unwrap();
+    };
+    match lie {
+        "garbage" => drop((&*stream).write_all(&[0xff; 100])),
+        "oversize" => drop((&*stream).write_all(&(1_u32 << 30).to_le_bytes())),
+        "unasked" => say(stream, id + 1000, &good),
+        "twice" => (0..2).for_each(|_| say(stream, id, &good)),
+        "wrong-kind" => say(stream, id, &json!({"objects": []})),
+        "long" => say(stream, id, &json!({"error": "x".repeat(200 << 10)})),
+        "descriptors" => {
+            let frame = encode(&Outgoing { id, body: &good }).unwrap();
+            send(stream, &frame, &[stream.as_fd(); 3]).unwrap();
+        }
+        "upcall-garbage" => drop((&*upcalls).write_all(b"\x04\0\0\0abcd")),
+        "upcall-oversize" => drop((&*upcalls).write_all(&100_000_u32.to_le_bytes())),
+        "upcall-flood" => {
+            // As much as the socket takes, and so on with each status.
+            upcalls.set_nonblocking(true).unwrap();
+            let frame = encode(&Outgoing { id: 0, body: &HostRequest::ClientConnected { device: "vm1".to_owned() } });
+            let frame = frame.unwrap();
+            while send(upcalls, &frame, &[]).is_ok() {}
+            say(stream, id, &good);
+        }
+        "asks-too-much" => {
+            let mut replies = FrameReader::with_descriptors();
+            for request in [
+                HostRequest::Connect { device: None },
+                HostRequest::Connect { device: Some("vm1".to_owned()) },
+                HostRequest::AddAddress { address: [10, 0, 0, 1].into() },
+                HostRequest::RemoveAddress { address: [10, 0, 0, 1].into() },
+            ] {
+                send_up(request);
+                let Received::Frame(reply) = replies.receive(upcalls, 4096).unwrap() else { panic!() };
+                assert!(reply.fds.is_empty() && String::from_utf8(reply.body).unwrap().contains("refused"));
+            }
+            say(stream, id, &good);
+        }
+        "impostor" => {
+            let devices = [device("vm1", "/false"), device("vm2", "\u{1b}[31mred"), device("vm2", "/again")];
+            say(stream, id, &json!({"ok": {"lost_pages": 0, "devices": devices}}));
+        }
+        "hangs-up" => {
+            stream.shutdown(std::net::Shutdown::Both).unwrap();
+            wait_for_the_end();
+        }
+        "late" => {}
+        "dies" => std::process::exit(7),
+        _ => say(stream, id, &good),
+    }
+}
+
+/// A process that stays when it should go.
+fn wait_for_the_end() {
+    let (mine, _others): (UnixStream, UnixStream) = UnixStream::pair().unwrap();
+    let mut poll = [rustix::event::PollFd::new(&mine, rustix::event::PollFlags::IN)];
+    let _ = rustix::event::poll(&mut poll, None);
+    let _: OwnedFd = mine.into();
+}

@@ -1,0 +1,78 @@
+//! A device that is served: the function, its place on the network, and who connects to it.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use anyhow::Result;
+use pvrdma_dev::PvrdmaDevice;
+use pvrdma_guest_memory::DmaSpace;
+use pvrdma_rxe::{Rxe, Uplink};
+use pvrdma_verbs::Backend;
+
+use super::Host;
+use crate::config::Device;
+use crate::status::Reporter;
+use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
+
+/// A device that is served. Dropping it disconnects its client.
+pub(super) struct ServedDevice {
+    // Dropped in this order: nobody uses a device whose port is gone.
+    _server: Server,
+    pub(super) reporter: Reporter,
+}
+
+impl std::fmt::Debug for ServedDevice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ServedDevice").field("name", &self.name()).finish_non_exhaustive()
+    }
+}
+
+impl ServedDevice {
+    pub(super) fn name(&self) -> &str {
+        &self.reporter.device.config.name
+    }
+
+    /// Makes the device and serves it at `listener`.
+    ///
+    /// # Errors
+    /// The backend does not take it, or there is no room for its thread.
+    pub(super) fn start<B: Backend + 'static>(
+        device: Device,
+        listener: OwnedFd,
+        backend: &B,
+        place: Place,
+        host: &Arc<dyn Host>,
+    ) -> Result<Self> {
+        let memory = DmaSpace::new(device.pin.into());
+        let irqs = Arc::new(IrqTable::default());
+        let (name, told) = (device.config.name.clone(), Arc::clone(host));
+        let stats = Arc::new(ConnectionStats::with_observer(move |connected| told.client(&name, connected)));
+        let function = PvrdmaDevice::new(device.config.clone(), Arc::clone(&memory), irqs.clone(), backend)?;
+        let endpoint = Endpoint {
+            name: device.config.name.clone(),
+            function: function.clone(),
+            memory: Arc::clone(&memory),
+            irqs: Arc::clone(&irqs),
+            stats: Arc::clone(&stats),
+            intx: device.config.intx,
+            reply_deadline: REPLY_DEADLINE,
+        };
+        let server = Server::start(UnixListener::from(listener), endpoint)?;
+        let Place { network, mtu, port, rxe } = place;
+        let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, port, rxe };
+        Ok(Self { _server: server, reporter })
+    }
+}
+
+/// Where a device is.
+pub(super) struct Place {
+    /// Name of the network.
+    pub(super) network: String,
+    /// Bytes of an IP packet that it carries.
+    pub(super) mtu: u32,
+    /// The device's end of the link, if there is one.
+    pub(super) port: Option<Uplink>,
+    /// Which can watch the device.
+    pub(super) rxe: Option<Rxe>,
+}

@@ -1,0 +1,149 @@
+//! What a worker cannot do by itself.
+
+use std::fmt;
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use log::debug;
+use parking_lot::Mutex;
+use pvrdma_ibverbs::AddressOwner;
+
+use crate::protocol::frame::{encode, send};
+use crate::protocol::{FrameError, FrameReader, HostReply, HostRequest, Incoming, Outgoing, Received};
+
+/// How long a worker waits for its supervisor. Beyond that it goes on without.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How long a note may take to be taken: whoever floods waits.
+const NOTE_PATIENCE: Duration = Duration::from_secs(1);
+/// Longest reply, in bytes.
+const MAX_REPLY: usize = 4096;
+
+/// What a worker cannot do by itself.
+pub trait Host: Send + Sync + fmt::Debug {
+    /// A VMM connected to a device, or left.
+    fn client(&self, device: &str, connected: bool);
+
+    /// Gives a link its descriptor anew: that of the uplink, or of the `nic` of a device.
+    ///
+    /// # Errors
+    /// There is none now, or the supervisor does not answer.
+    fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd>;
+
+    /// Puts an address of a guest on the host's interface.
+    ///
+    /// # Errors
+    /// It is not in the networks for it, there already, or refused by the kernel.
+    fn add_address(&self, address: IpAddr) -> io::Result<()>;
+
+    /// Takes it away again.
+    ///
+    /// # Errors
+    /// It is not there, or the kernel refuses.
+    fn remove_address(&self, address: IpAddr) -> io::Result<()>;
+}
+
+/// The addresses of the host's interface, as its backend wants them.
+#[derive(Debug)]
+pub(super) struct AddressesOfHost(Arc<dyn Host>);
+
+impl AddressesOfHost {
+    pub(super) fn new(host: Arc<dyn Host>) -> Self {
+        Self(host)
+    }
+}
+
+impl AddressOwner for AddressesOfHost {
+    fn add(&self, address: IpAddr) -> io::Result<()> {
+        self.0.add_address(address)
+    }
+
+    fn remove(&self, address: IpAddr) -> io::Result<()> {
+        self.0.remove_address(address)
+    }
+}
+
+/// The supervisor at the other end of a socket.
+#[derive(Debug)]
+pub(super) struct RemoteHost {
+    /// Frames are written one after the other.
+    writing: Mutex<UnixStream>,
+    /// One request at a time waits for its reply.
+    asking: Mutex<Asking>,
+}
+
+#[derive(Debug)]
+struct Asking {
+    stream: UnixStream,
+    reader: FrameReader,
+    id: u64,
+}
+
+impl RemoteHost {
+    pub(super) fn new(stream: UnixStream) -> io::Result<Self> {
+        stream.set_write_timeout(Some(NOTE_PATIENCE))?;
+        let asking = Asking { stream: stream.try_clone()?, reader: FrameReader::with_descriptors(), id: 0 };
+        Ok(Self { writing: Mutex::new(stream), asking: Mutex::new(asking) })
+    }
+
+    fn send(&self, id: u64, body: &HostRequest) -> io::Result<()> {
+        let frame = encode(&Outgoing { id, body }).map_err(io::Error::other)?;
+        send(&self.writing.lock(), &frame, &[])
+    }
+
+    fn ask(&self, request: &HostRequest) -> io::Result<Option<OwnedFd>> {
+        let mut asking = self.asking.lock();
+        asking.id = asking.id.wrapping_add(1);
+        let (id, deadline) = (asking.id, Instant::now() + PATIENCE);
+        self.send(id, request)?;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(io::ErrorKind::TimedOut.into());
+            }
+            asking.stream.set_read_timeout(Some(left))?;
+            let Asking { stream, reader, .. } = &mut *asking;
+            let frame = match reader.receive(stream, MAX_REPLY) {
+                Ok(Received::Frame(frame)) => frame,
+                Ok(Received::Pending) => continue,
+                Ok(Received::Closed) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Err(FrameError::Socket(error)) => return Err(error),
+                Err(error) => return Err(io::Error::other(error)),
+            };
+            let reply: Incoming<'_> = serde_json::from_slice(&frame.body)?;
+            // A smaller one is the reply to a request that was given up.
+            if reply.id == id {
+                return match serde_json::from_str(reply.body.get())? {
+                    HostReply::Done {} => Ok(frame.fds.into_iter().next()),
+                    HostReply::Refused(problem) => Err(io::Error::other(problem)),
+                };
+            }
+        }
+    }
+}
+
+impl Host for RemoteHost {
+    fn client(&self, device: &str, connected: bool) {
+        let device = device.to_owned();
+        let note = if connected { HostRequest::ClientConnected { device } } else { HostRequest::ClientGone { device } };
+        if let Err(error) = self.send(0, &note) {
+            debug!("the supervisor does not listen: {error}");
+        }
+    }
+
+    fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd> {
+        let descriptor = self.ask(&HostRequest::Connect { device: device.map(str::to_owned) })?;
+        descriptor.ok_or_else(|| io::ErrorKind::InvalidData.into())
+    }
+
+    fn add_address(&self, address: IpAddr) -> io::Result<()> {
+        self.ask(&HostRequest::AddAddress { address }).map(drop)
+    }
+
+    fn remove_address(&self, address: IpAddr) -> io::Result<()> {
+        self.ask(&HostRequest::RemoveAddress { address }).map(drop)
+    }
+}

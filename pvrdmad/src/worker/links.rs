@@ -1,0 +1,94 @@
+//! The links of a network, made of descriptors that somebody else opened.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use parking_lot::Mutex;
+use pvrdma_ether_link::af_packet::AfPacketLink;
+use pvrdma_ether_link::tap::TapLink;
+use pvrdma_ether_link::unix::{DatagramLink, StreamLink};
+use pvrdma_ether_link::vxlan::VxlanLink;
+use pvrdma_ether_link::{Connector, Link, MonotonicClock};
+use pvrdma_verbs::MacAddr;
+
+use super::Host;
+use crate::config::{LinkSpec, Network};
+
+/// The way of a network to other hosts, which all its devices share.
+#[derive(Debug)]
+pub(super) struct Uplink {
+    link: Arc<dyn Link>,
+    /// The device that has it.
+    user: Mutex<Option<MacAddr>>,
+}
+
+impl Uplink {
+    /// Makes it of its descriptors, if the network has one.
+    ///
+    /// # Errors
+    /// These are not the descriptors of such a link.
+    pub(super) fn start(network: &Network, fds: Vec<OwnedFd>, host: &Arc<dyn Host>) -> Result<Option<Self>> {
+        let Some(spec) = &network.uplink else { return Ok(None) };
+        let link = open(spec, fds, host, None)?;
+        let link = match &network.fault {
+            Some(fault) => fault.wrap(link),
+            None => link,
+        };
+        Ok(Some(Self { link, user: Mutex::new(None) }))
+    }
+
+    /// The end of a device.
+    ///
+    /// # Errors
+    /// Another device has it.
+    pub(super) fn port(&self, mac: MacAddr) -> Result<Arc<dyn Link>> {
+        let mut user = self.user.lock();
+        if user.is_some_and(|user| user != mac) {
+            bail!("several devices on one uplink are not possible yet");
+        }
+        *user = Some(mac);
+        Ok(Arc::clone(&self.link))
+    }
+}
+
+/// Makes a link of the descriptors for it. `device` is whose `nic` it is; none: it is the uplink.
+///
+/// # Errors
+/// These are not the descriptors of such a link.
+pub(super) fn open(
+    link: &LinkSpec,
+    fds: Vec<OwnedFd>,
+    host: &Arc<dyn Host>,
+    device: Option<&str>,
+) -> Result<Arc<dyn Link>> {
+    let connector = Arc::new(Reconnect { host: Arc::clone(host), device: device.map(str::to_owned) });
+    let single = |fds: Vec<OwnedFd>| match <[OwnedFd; 1]>::try_from(fds) {
+        Ok([fd]) => Ok(fd),
+        Err(fds) => bail!("{} descriptors came for a link that has one", fds.len()),
+    };
+    Ok(match link {
+        LinkSpec::Listen(path) => Arc::new(StreamLink::from_listener(single(fds)?, path.clone())),
+        LinkSpec::Connect(path) => Arc::new(StreamLink::with_connector(connector, path.clone())),
+        LinkSpec::Datagrams { local, remote } => {
+            Arc::new(DatagramLink::from_socket(single(fds)?, local.clone(), remote.clone(), connector))
+        }
+        LinkSpec::Vxlan(config) => Arc::new(VxlanLink::from_sockets(config, fds, Arc::new(MonotonicClock::default()))?),
+        LinkSpec::AfPacket(name) => Arc::new(AfPacketLink::from_socket(name.as_str(), single(fds)?, connector)),
+        LinkSpec::Tap(name) => Arc::new(TapLink::from_device(name.clone(), single(fds)?, connector)),
+    })
+}
+
+/// Has the supervisor make a link's descriptor anew.
+#[derive(Debug)]
+struct Reconnect {
+    host: Arc<dyn Host>,
+    device: Option<String>,
+}
+
+impl Connector for Reconnect {
+    fn connect(&self) -> io::Result<OwnedFd> {
+        self.host.connect(self.device.as_deref())
+    }
+}

@@ -1,0 +1,167 @@
+//! One network: its adapter, its link, its devices with guests' memory. Everything that tenants of different networks
+//! do not share is in here.
+//!
+//! A [`Worker`] is an object that answers [`Request`]s. In a daemon with `isolate=network` it is alone in a process
+//! ([`process`]) that opens nothing by itself: sockets come with the requests, and the rest it asks of its [`Host`].
+
+mod device;
+mod host;
+mod links;
+pub mod process;
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, anyhow, bail};
+use parking_lot::Mutex;
+use pvrdma_dev::{DeviceConfig, ObjectKind};
+use pvrdma_ibverbs::Ibverbs;
+use pvrdma_rxe::{PortConfig, Rxe, RxeConfig};
+use serde_json::value::RawValue;
+
+use self::device::{Place, ServedDevice};
+use self::host::AddressesOfHost;
+pub use self::host::Host;
+use self::links::Uplink;
+use crate::capture::stream::{self, Streams};
+use crate::config::{BackendSpec, Device};
+use crate::protocol::{NetworkSetup, Reply, Request};
+use crate::sigbus;
+use crate::status::WorkerStatus;
+
+/// One network. Dropping it disconnects all clients.
+#[derive(Debug)]
+pub struct Worker {
+    // Dropped in this order: nobody watches devices that are being stopped, and devices go before their link.
+    captures: Mutex<Streams>,
+    devices: Mutex<Vec<ServedDevice>>,
+    uplink: Option<Uplink>,
+    adapter: Adapter,
+    setup: NetworkSetup,
+    host: Arc<dyn Host>,
+}
+
+/// What moves the data.
+#[derive(Clone, Debug)]
+enum Adapter {
+    Rxe(Rxe),
+    Ibverbs(Ibverbs),
+}
+
+impl Worker {
+    /// Makes the network, with the descriptors of its uplink, and no device yet.
+    ///
+    /// # Errors
+    /// The adapter or the link is not possible.
+    pub fn start(setup: NetworkSetup, uplink: Vec<OwnedFd>, host: Arc<dyn Host>) -> Result<Self> {
+        sigbus::install();
+        let adapter = match &setup.backend {
+            BackendSpec::Rxe => {
+                let config = RxeConfig { vlan: setup.network.vlan, ..RxeConfig::default() };
+                Adapter::Rxe(Rxe::new(config).context("backend rxe")?)
+            }
+            BackendSpec::Ibverbs(spec) => {
+                let addresses = Arc::new(AddressesOfHost::new(Arc::clone(&host)));
+                Adapter::Ibverbs(Ibverbs::with_addresses(spec.clone(), addresses).context("backend ibverbs")?)
+            }
+        };
+        let uplink = Uplink::start(&setup.network, uplink, &host).context("uplink")?;
+        Ok(Self { captures: Mutex::default(), devices: Mutex::default(), uplink, adapter, setup, host })
+    }
+
+    /// Does what is asked. Descriptors that come with a request that takes none are closed.
+    pub fn handle(&self, request: Request, fds: Vec<OwnedFd>) -> Reply {
+        let reply = match request {
+            Request::Status {} => Ok(Reply::Ok(Box::new(self.status()))),
+            Request::Show { device, object } => self.show(&device, object).map(Reply::Objects),
+            Request::Capture { device, snaplen } => self.capture(&device, snaplen, fds).map(|()| Reply::Capturing {}),
+            Request::AddDevice { device } => self.add(*device, fds).map(|()| Reply::Done {}),
+            Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
+            Request::Hello { .. } => Err(anyhow!("said twice")),
+        };
+        reply.unwrap_or_else(|error| Reply::Error(format!("{error:#}")))
+    }
+
+    fn add(&self, device: Device, fds: Vec<OwnedFd>) -> Result<()> {
+        let name = device.config.name.clone();
+        let mut devices = self.devices.lock();
+        if devices.iter().any(|served| served.name() == name) {
+            bail!("there is a device {name} already");
+        }
+        let mut fds = fds.into_iter();
+        let Some(listener) = fds.next() else { bail!("no socket for it") };
+        let place =
+            |port, rxe| Place { network: self.setup.network.name.clone(), mtu: self.setup.network.mtu, port, rxe };
+        let served = match &self.adapter {
+            Adapter::Rxe(rxe) => {
+                let place = place(self.plug(&device, fds.collect(), rxe)?, Some(rxe.clone()));
+                ServedDevice::start(device, listener, rxe, place, &self.host)
+            }
+            Adapter::Ibverbs(ibverbs) => ServedDevice::start(device, listener, ibverbs, place(None, None), &self.host),
+        };
+        devices.push(served?);
+        Ok(())
+    }
+
+    /// Connects a device to the uplink, with the descriptors of its `nic`. Before the device is made, which looks for its
+    /// port when its driver starts.
+    fn plug(&self, device: &Device, nic: Vec<OwnedFd>, rxe: &Rxe) -> Result<Option<pvrdma_rxe::Uplink>> {
+        let Some(uplink) = &self.uplink else { return Ok(None) };
+        let DeviceConfig { name, mac, .. } = &device.config;
+        let nic = device.nic.as_ref().map(|link| links::open(link, nic, &self.host, Some(name)));
+        let port = PortConfig {
+            uplink: uplink.port(*mac)?,
+            nic: nic.transpose().context("nic")?,
+            mtu: self.setup.network.mtu,
+            rules: device.rules.clone(),
+        };
+        rxe.plug(*mac, port).map(Some).context("uplink")
+    }
+
+    fn remove(&self, name: &str) -> Result<()> {
+        let mut devices = self.devices.lock();
+        let at = devices.iter().position(|served| served.name() == name);
+        let at = at.ok_or_else(|| anyhow!("there is no device '{name}'"))?;
+        let removed = devices.remove(at);
+        drop(devices);
+        // Takes as long as its client's last request.
+        drop(removed);
+        Ok(())
+    }
+
+    /// What the network does.
+    pub fn status(&self) -> WorkerStatus {
+        let devices = self.devices.lock();
+        WorkerStatus {
+            lost_pages: sigbus::repaired(),
+            devices: devices.iter().map(|served| served.reporter.report()).collect(),
+        }
+    }
+
+    fn show(&self, device: &str, object: ObjectKind) -> Result<Box<RawValue>> {
+        let devices = self.devices.lock();
+        let served = devices.iter().find(|served| served.name() == device);
+        let served = served.ok_or_else(|| anyhow!("there is no device '{device}'"))?;
+        Ok(serde_json::value::to_raw_value(&served.reporter.function.device_objects(object))?)
+    }
+
+    /// Starts a capture to the connection that came with the request.
+    fn capture(&self, device: &str, snaplen: Option<u32>, fds: Vec<OwnedFd>) -> Result<()> {
+        if !self.setup.captures {
+            bail!("captures are switched off (captures=off)");
+        }
+        let Ok([to]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("a capture needs one connection to go to") };
+        let config = stream::config(snaplen).map_err(anyhow::Error::msg)?;
+        let Adapter::Rxe(rxe) = &self.adapter else {
+            bail!("the host's adapter moves the packets: capture there");
+        };
+        let devices = self.devices.lock();
+        let served = devices.iter().find(|served| served.name() == device);
+        let mac = served.ok_or_else(|| anyhow!("there is no device '{device}'"))?.reporter.device.config.mac;
+        drop(devices);
+        let capture = rxe.capture(mac, config)?;
+        self.captures.lock().start(UnixStream::from(to), device.to_owned(), config.snaplen, capture)?;
+        Ok(())
+    }
+}

@@ -1,0 +1,78 @@
+//! A worker that is alone in its process: requests come over standard input, which is a socket.
+
+use std::io::{self, Write};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+
+use anyhow::{Context, Result, bail};
+use log::debug;
+use rustix::process::{Signal, set_parent_process_death_signal};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
+
+use super::Worker;
+use super::host::RemoteHost;
+use crate::protocol::frame::{encode, send};
+use crate::protocol::{Frame, FrameReader, Incoming, Outgoing, Received, Reply, Request, VERSION};
+
+/// Longest request, in bytes.
+const MAX_REQUEST: usize = 1 << 20;
+
+/// Serves until the supervisor is gone or says nothing any more.
+///
+/// # Errors
+/// What is on standard input is not a supervisor.
+pub fn run() -> Result<()> {
+    // The end of the stream says it, too, but not to one that is stuck.
+    set_parent_process_death_signal(Some(Signal::KILL)).context("cannot follow the supervisor's end")?;
+    // What ends the daemon is the supervisor's to decide: a service manager sends it to all processes at once.
+    for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2] {
+        signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).context("signal handlers")?;
+    }
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().context("standard input")?);
+    serve(&stream)
+}
+
+/// Serves one supervisor.
+fn serve(stream: &UnixStream) -> Result<()> {
+    let mut reader = FrameReader::with_descriptors();
+    let mut worker: Option<Worker> = None;
+    loop {
+        let Frame { body, fds } = match reader.receive(stream, MAX_REQUEST).context("not a supervisor")? {
+            Received::Frame(frame) => frame,
+            Received::Pending => continue,
+            Received::Closed => break,
+        };
+        let request: Incoming<'_> = serde_json::from_slice(&body).context("not a supervisor")?;
+        let reply = match (serde_json::from_str(request.body.get()), &worker) {
+            (Ok(asked), Some(worker)) => worker.handle(asked, fds),
+            (Ok(Request::Hello { version, network }), None) => {
+                let started = start(version, *network, fds);
+                let (started, reply) = match started {
+                    Ok(started) => (Some(started), Reply::Done {}),
+                    Err(error) => (None, Reply::Error(format!("{error:#}"))),
+                };
+                worker = started;
+                reply
+            }
+            (Ok(_), None) => Reply::Error("hello comes first".to_owned()),
+            (Err(error), _) => Reply::Error(error.to_string()),
+        };
+        send(stream, &encode(&Outgoing { id: request.id, body: &reply })?, &[]).context("the supervisor is gone")?;
+    }
+    debug!("the supervisor has closed its end");
+    drop(worker);
+    let _ = io::stderr().flush();
+    Ok(())
+}
+
+fn start(version: u32, setup: crate::protocol::NetworkSetup, fds: Vec<OwnedFd>) -> Result<Worker> {
+    if version != VERSION {
+        bail!("the supervisor speaks version {version}, this program version {VERSION}");
+    }
+    let mut fds = fds.into_iter();
+    let Some(host) = fds.next() else { bail!("no socket to ask the supervisor back") };
+    let host = RemoteHost::new(UnixStream::from(host)).context("the socket to ask the supervisor back")?;
+    Worker::start(setup, fds.collect(), Arc::new(host))
+}

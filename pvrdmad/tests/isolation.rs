@@ -1,0 +1,439 @@
+//! Networks in processes of their own: what happens to one stays there.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::fd::OwnedFd;
+use std::path::PathBuf;
+use std::process::{Child, ChildStderr, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+use std::{process, thread};
+
+use common::remote::probe;
+use common::{PATIENCE, Raw, memfd};
+use pvrdma_dev::testing::{Buffer, Cq, Driver, Mr, Path, Qp, QpInit, RecvWr, SendWr, access, status};
+use pvrdma_verbs::Gid;
+use pvrdmad::vfio_user::message::{Command, Header};
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, prlimit};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+/// Bytes of a transfer.
+const LENGTH: usize = 100_001;
+
+/// The same in each network.
+fn gid(number: u8) -> Gid {
+    let mut gid = Gid::default();
+    gid.0[10..12].fill(0xff);
+    gid.0[12..].copy_from_slice(&[10, 44, 0, number]);
+    gid
+}
+
+/// A daemon with the networks `a` and `b`, each with two devices of the same addresses: `a1` and `a2`, `b1` and `b2`.
+struct Place {
+    folder: TempDir,
+    daemon: Child,
+    log: BufReader<ChildStderr>,
+}
+
+impl Place {
+    fn start(arguments: &[&str]) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = process::Command::new(PROGRAM);
+        command.arg("--control").arg(folder.path().join("control")).args([
+            "--network",
+            "name=a",
+            "--network",
+            "name=b",
+        ]);
+        for network in ["a", "b"] {
+            for number in [1, 2] {
+                let socket = folder.path().join(format!("{network}{number}"));
+                let socket = socket.display();
+                command.arg("--device").arg(format!(
+                    "name={network}{number},network={network},socket={socket},mac=52:54:00:00:04:0{number},pin=off"
+                ));
+            }
+        }
+        command.args(arguments).env("RUST_LOG", "info").stdin(Stdio::null());
+        let mut daemon = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let ready: Vec<_> = BufReader::new(daemon.stdout.take().unwrap()).lines().take(4).collect();
+        let log = BufReader::new(daemon.stderr.take().unwrap());
+        assert_eq!(ready.len(), 4, "the daemon ended at its start");
+        Self { folder, daemon, log }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn status(&self) -> Value {
+        let mut command = process::Command::new(PROGRAM);
+        let output = command.args(["status", "--json", "--control"]).arg(self.path("control")).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    fn network(&self, name: &str) -> Value {
+        find(&self.status()["networks"], name)
+    }
+
+    fn worker(&self, name: &str) -> Process {
+        Process::new(i32::try_from(self.network(name)["pid"].as_i64().unwrap()).unwrap())
+    }
+
+    /// Waits until a network is as `is` says.
+    fn wait_network(&self, name: &str, is: impl Fn(&Value) -> bool) -> Value {
+        let start = Instant::now();
+        loop {
+            let network = self.network(name);
+            if is(&network) {
+                return network;
+            }
+            assert!(start.elapsed() < PATIENCE, "{network:#}");
+        }
+    }
+
+    /// Waits for a line of the log.
+    fn wait_log(&mut self, part: &str) -> String {
+        let mut line = String::new();
+        while !line.contains(part) {
+            line.clear();
+            assert_ne!(self.log.read_line(&mut line).unwrap(), 0, "the log ended without '{part}'");
+        }
+        line
+    }
+
+    fn pair(&self, network: &str) -> Pair {
+        Pair::new([1, 2].map(|number| probe(&self.path(&format!("{network}{number}")), 16 << 20)))
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn find(list: &Value, name: &str) -> Value {
+    list.as_array().unwrap().iter().find(|entry| entry["name"] == name).expect(name).clone()
+}
+
+fn is_running(network: &Value) -> bool {
+    network["state"] == "running"
+}
+
+/// A process that is not ours to wait for.
+struct Process {
+    pid: Pid,
+    fd: OwnedFd,
+}
+
+impl Process {
+    fn new(pid: i32) -> Self {
+        let pid = Pid::from_raw(pid).unwrap();
+        Self { pid, fd: pidfd_open(pid, PidfdFlags::empty()).unwrap() }
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill_process(self.pid, signal).unwrap();
+    }
+
+    fn wait_end(&self) {
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        let mut poll = [PollFd::new(&self.fd, PollFlags::IN)];
+        assert_eq!(rustix::event::poll(&mut poll, Some(&patience)), Ok(1), "{:?} does not end", self.pid);
+    }
+
+    fn proc(&self, what: &str) -> String {
+        fs::read_to_string(format!("/proc/{}/{what}", self.pid.as_raw_nonzero())).unwrap()
+    }
+
+    /// Limits a resource. Returns what takes that back.
+    fn limit(&self, resource: Resource, limit: u64) -> impl FnOnce() {
+        let pid = self.pid;
+        let Rlimit { maximum, .. } = getrlimit(resource);
+        let before = prlimit(Some(pid), resource, Rlimit { current: Some(limit), maximum }).unwrap();
+        move || {
+            prlimit(Some(pid), resource, before).unwrap();
+        }
+    }
+}
+
+/// Two guests with a connection.
+struct Pair {
+    guests: [Guest; 2],
+    round: u8,
+}
+
+struct Guest {
+    cq: Cq,
+    qp: Qp,
+    buffer: Buffer,
+    mr: Mr,
+    _driver: Driver,
+}
+
+impl Guest {
+    fn new(driver: Driver, number: u8) -> Self {
+        driver.bind_gid(0, gid(number)).unwrap();
+        let pd = driver.create_pd(None).unwrap();
+        let cq = driver.create_cq(None, 64).unwrap();
+        let qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
+        let (buffer, mr) = driver.registered_buffer(&pd, LENGTH, access::ALL).unwrap();
+        Self { cq, qp, buffer, mr, _driver: driver }
+    }
+}
+
+impl Pair {
+    fn new([left, right]: [Driver; 2]) -> Self {
+        let mut guests = [Guest::new(left, 1), Guest::new(right, 2)];
+        let numbers = guests.each_ref().map(|guest| guest.qp.qpn);
+        let [left, right] = &mut guests;
+        left.qp.connect(&Path::to(gid(2), numbers[1])).unwrap();
+        right.qp.connect(&Path::to(gid(1), numbers[0])).unwrap();
+        Self { guests, round: 0 }
+    }
+
+    /// Numbers of the queue pairs.
+    fn numbers(&self) -> [u32; 2] {
+        self.guests.each_ref().map(|guest| guest.qp.qpn)
+    }
+
+    /// A write from the first to the second, with every byte compared.
+    fn exchange(&mut self) {
+        self.round = self.round.wrapping_add(1);
+        let [left, right] = &mut self.guests;
+        left.buffer.fill_pattern(self.round.into());
+        let to = right.buffer.sge(&right.mr, 0, LENGTH);
+        right.qp.post_recv(&[RecvWr::new(1, &[])]).unwrap();
+        let from = [left.buffer.sge(&left.mr, 0, LENGTH)];
+        let requests = [SendWr::write(2, &from, to.addr, right.mr.rkey), SendWr::send(3, &[])];
+        left.qp.post_send(&requests).unwrap();
+        assert!(left.cq.wait_many(2).iter().all(|done| done.status == status::SUCCESS));
+        assert_eq!(right.cq.wait().status, status::SUCCESS);
+        assert!(right.buffer.read(0, LENGTH) == left.buffer.read(0, LENGTH), "round {}", self.round);
+    }
+}
+
+/// Runs `meanwhile` beside traffic of a pair, of which every round is compared, and at least one before and after.
+fn beside_traffic(pair: &mut Pair, meanwhile: impl FnOnce()) {
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let traffic = scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                pair.exchange();
+                rounds.fetch_add(1, Ordering::AcqRel);
+            }
+        });
+        let one_more = || {
+            let now = rounds.load(Ordering::Acquire);
+            while rounds.load(Ordering::Acquire) < now + 2 && !traffic.is_finished() {
+                thread::yield_now();
+            }
+        };
+        one_more();
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(meanwhile));
+        one_more();
+        stop.store(true, Ordering::Release);
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
+
+/// New clients are served, and the pair that is there goes on.
+fn assert_untouched(place: &Place, name: &str) {
+    let status = place.status();
+    let network = find(&status["networks"], name);
+    assert_eq!((&network["state"], &network["restarts"]), (&"running".into(), &0.into()), "{network:#}");
+    for device in ["1", "2"].map(|number| format!("{name}{number}")) {
+        let device = find(&status["devices"], &device);
+        assert_eq!((&device["phase"], &device["client"]["connected"]), (&"active".into(), &true.into()), "{device:#}");
+        assert_eq!(device["network"]["name"], name);
+    }
+}
+
+#[test]
+fn equal_addresses_in_two_networks_do_not_meet() {
+    for isolate in ["network", "none"] {
+        let place = Place::start(&["--isolate", isolate]);
+        let (mut a, mut b) = (place.pair("a"), place.pair("b"));
+        assert_eq!(a.numbers(), b.numbers());
+        for _ in 0..10 {
+            a.exchange();
+            b.exchange();
+        }
+        let pids = ["a", "b"].map(|name| place.network(name)["pid"].as_u64().unwrap());
+        let own = u64::from(place.daemon.id());
+        let separate = pids[0] != pids[1] && !pids.contains(&own);
+        assert!(if isolate == "network" { separate } else { pids == [own; 2] }, "{isolate}: {pids:?}");
+        // The address is taken in one network, and unknown in the other once its owner is gone.
+        drop(b);
+        a.exchange();
+    }
+}
+
+#[test]
+fn a_worker_that_is_killed_takes_only_its_network() {
+    let mut place = Place::start(&[]);
+    let (a, mut b) = (place.pair("a"), place.pair("b"));
+    let worker = place.worker("a");
+    beside_traffic(&mut b, || {
+        worker.signal(Signal::KILL);
+        worker.wait_end();
+        let network = place.wait_network("a", |network| is_running(network) && network["restarts"] == 1);
+        assert_eq!(network["lost_vms"], serde_json::json!(["a1", "a2"]));
+        assert!(network["last_end"].as_str().unwrap().contains("SIGKILL"), "{network:#}");
+        assert_untouched(&place, "b");
+        // Who comes now finds a device as new, at the same place.
+        let mut again = place.pair("a");
+        again.exchange();
+        assert_eq!(place.network("a")["lost_vms"], serde_json::json!([]));
+    });
+    drop(a);
+    b.exchange();
+    let line = place.wait_log("lost the device");
+    assert!(line.contains("network a") && line.contains("a1, a2"), "{line}");
+    let table =
+        process::Command::new(PROGRAM).args(["status", "--control"]).arg(place.path("control")).output().unwrap();
+    let table = String::from_utf8(table.stdout).unwrap();
+    assert!(table.contains("running") && table.contains("SIGKILL"), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 80), "{table}");
+}
+
+#[test]
+fn a_worker_that_stands_still_holds_nobody_else_up() {
+    let place = Place::start(&[]);
+    let (mut a, mut b) = (place.pair("a"), place.pair("b"));
+    let worker = place.worker("a");
+    let show = |device: &str| {
+        let mut command = process::Command::new(PROGRAM);
+        command.args(["show", "qp", "--device", device, "--control"]).arg(place.path("control"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    };
+    beside_traffic(&mut b, || {
+        worker.signal(Signal::STOP);
+        let status = place.status();
+        assert_eq!(find(&status["networks"], "a")["state"], "unresponsive", "{status:#}");
+        // Somebody waits for it, and others need not.
+        let waiting = show("a1").spawn().unwrap();
+        assert!(show("b1").output().unwrap().status.success());
+        assert_untouched(&place, "b");
+        place.new_client_of_b();
+        worker.signal(Signal::CONT);
+        // Its answer came too late for nobody.
+        let output = waiting.wait_with_output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+    });
+    let network = place.wait_network("a", is_running);
+    assert_eq!((&network["restarts"], &network["lost_vms"]), (&0.into(), &serde_json::json!([])));
+    a.exchange();
+    b.exchange();
+}
+
+impl Place {
+    /// A client of network `b` beside those that are there: it is turned away by its worker, which so is alive.
+    fn new_client_of_b(&self) {
+        let client = Raw::connect(&self.path("b1"));
+        client.wait_hang_up();
+    }
+}
+
+#[test]
+fn a_worker_without_descriptors_serves_its_clients_and_spares_others() {
+    let place = Place::start(&[]);
+    let (mut a, mut b) = (place.pair("a"), place.pair("b"));
+    let worker = place.worker("a");
+    beside_traffic(&mut b, || {
+        // None is left: fewer than those that are open.
+        let unlimit = worker.limit(Resource::Nofile, 8);
+        a.exchange();
+        // Nobody can be turned away either, so this one waits.
+        let mut client = Raw::connect(&place.path("a1"));
+        client.send(Command::VERSION, 0, &[0; 4], &[]);
+        a.exchange();
+        assert_untouched(&place, "b");
+        unlimit();
+        client.wait_hang_up();
+    });
+    a.exchange();
+    b.exchange();
+}
+
+#[test]
+fn a_worker_without_memory_or_mappings_spares_others() {
+    let place = Place::start(&[]);
+    let mut b = place.pair("b");
+    let worker = place.worker("a");
+    beside_traffic(&mut b, || {
+        let mut client = Raw::connect(&place.path("a1"));
+        client.negotiate();
+        // No mapping more, and no memory but what the allocator has.
+        let _for_ever = worker.limit(Resource::As, 1 << 20);
+        client.map(0, 1 << 20, 0, 3, Some(&memfd("guest", 1 << 20))).errno();
+        // However far its worker comes with this: nobody else notices.
+        let size = 1 << 20;
+        let header = Header { id: 7, command: Command::VERSION, size, flags: 0, error: 0 };
+        let _ = common::send(&client.stream, &[&header.to_bytes()[..], &vec![0; 1 << 20]].concat(), &[]);
+        assert_untouched(&place, "b");
+        drop(client);
+        let ended = worker.fd.try_clone().unwrap();
+        if rustix::event::poll(&mut [PollFd::new(&ended, PollFlags::IN)], Some(&Timespec::default())) == Ok(0) {
+            worker.signal(Signal::KILL);
+        }
+        place.wait_network("a", |network| is_running(network) && network["restarts"].as_u64() >= Some(1));
+    });
+    place.pair("a").exchange();
+    b.exchange();
+}
+
+#[test]
+fn workers_end_with_their_supervisor() {
+    for signal in [Signal::KILL, Signal::TERM, Signal::INT] {
+        let mut place = Place::start(&[]);
+        let workers = ["a", "b"].map(|name| place.worker(name));
+        // One that cannot do anything by itself.
+        workers[1].signal(Signal::STOP);
+        kill_process(Pid::from_child(&place.daemon), signal).unwrap();
+        let status = place.daemon.wait().unwrap();
+        workers.iter().for_each(Process::wait_end);
+        if signal != Signal::KILL {
+            assert!(status.success(), "{status}");
+            assert!(!place.path("a1").exists() && !place.path("control").exists());
+        }
+    }
+}
+
+#[test]
+fn a_worker_is_not_ended_by_what_ends_a_daemon() {
+    let place = Place::start(&[]);
+    let mut a = place.pair("a");
+    let worker = place.worker("a");
+    for signal in [Signal::TERM, Signal::INT, Signal::HUP] {
+        worker.signal(signal);
+    }
+    a.exchange();
+    assert_eq!(place.network("a")["restarts"], 0);
+}
+
+#[test]
+fn what_an_idle_network_costs() {
+    let place = Place::start(&[]);
+    let worker = place.worker("a");
+    let rollup = worker.proc("smaps_rollup");
+    let line = rollup.lines().find(|line| line.starts_with("Private_Dirty:")).unwrap();
+    let kib: u64 = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    let status = worker.proc("status");
+    let threads = status.lines().find(|line| line.starts_with("Threads:")).unwrap();
+    println!("Private_Dirty {kib} KiB, {threads}");
+    assert!(kib < 3 << 10, "{kib} KiB");
+}

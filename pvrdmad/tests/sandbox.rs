@@ -1,0 +1,274 @@
+//! The sandbox, in processes of its own: what cannot be done there, and what the kernel shows of it.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::process::{Child, Command, Stdio};
+
+use pvrdma_verbs::threads::ThreadKind;
+use pvrdmad::sandbox::SandboxReport;
+use pvrdmad::sandbox::probe::{Attempt, Attempts};
+use serde::de::DeserializeOwned;
+
+const EPERM: i32 = 1;
+const EACCES: i32 = 13;
+const ENOTSOCK: i32 = 88;
+
+fn probe(what: &str, profile: &str, mode: &str) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_sandbox-probe"));
+    command.args([what, profile, mode]).stdin(Stdio::null());
+    command
+}
+
+/// What the process says.
+fn ask<T: DeserializeOwned>(what: &str, profile: &str, mode: &str) -> (Option<SandboxReport>, T) {
+    let output = probe(what, profile, mode).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{:?}: {text} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    serde_json::from_str(&text).unwrap()
+}
+
+fn errno(attempts: &[Attempt], what: &str) -> Option<i32> {
+    let attempt = attempts.iter().find(|attempt| attempt.what == what);
+    attempt.unwrap_or_else(|| unreachable!("no attempt '{what}'")).errno
+}
+
+/// That the attempts are such as would do harm: without a sandbox they succeed, or get as far as their arguments.
+#[test]
+fn without_a_sandbox_the_attempts_reach_the_kernel() {
+    let (report, all) = ask::<Vec<Attempts>>("attempts", "rxe", "off");
+    assert_eq!(report, None);
+    for Attempts { kind, attempts } in all {
+        for (what, expected) in [
+            ("execve", Some(2)),
+            ("clone", Some(22)),
+            ("ptrace", Some(3)),
+            ("kill", None),
+            ("open to read", None),
+            ("open to create", None),
+            ("unlink", None),
+            ("connect", Some(ENOTSOCK)),
+            ("sendto an address", Some(ENOTSOCK)),
+            ("sendmsg", Some(ENOTSOCK)),
+            ("setsockopt(SO_ATTACH_FILTER)", Some(ENOTSOCK)),
+            ("memfd_create", None),
+            ("mmap to run", None),
+            ("mprotect to run", None),
+            ("prctl(PR_SET_DUMPABLE)", None),
+            ("socketpair", None),
+            ("socket of family 1", None),
+            ("socket of family 2", None),
+        ] {
+            assert_eq!(errno(&attempts, what), expected, "{kind}: {what}");
+        }
+    }
+}
+
+#[test]
+fn every_attempt_of_every_kind_of_thread_is_refused() {
+    let (report, all) = ask::<Vec<Attempts>>("attempts", "rxe", "on");
+    assert_eq!(report.unwrap().missing, [""; 0]);
+    let kinds: Vec<_> = all.iter().map(|attempts| attempts.kind.as_str()).collect();
+    let expected = ThreadKind::ALL.into_iter().filter(|kind| *kind != ThreadKind::Launcher).map(ThreadKind::name);
+    assert_eq!(kinds, expected.collect::<Vec<_>>());
+    for Attempts { kind, attempts } in all {
+        assert!(attempts.len() > 80);
+        for Attempt { what, errno } in attempts {
+            // Libraries look for files, so that this fails in all modes.
+            let expected = if what.starts_with("open ") { EACCES } else { EPERM };
+            assert_eq!(errno, Some(expected), "{kind}: {what}");
+        }
+    }
+}
+
+/// Frames that have addresses need it, and only the threads that send some.
+#[test]
+fn messages_to_addresses_are_sent_where_a_link_has_them() {
+    let (_, all) = ask::<Vec<Attempts>>("attempts", "addressed", "on");
+    for Attempts { kind, attempts } in all {
+        let sends = !matches!(kind.as_str(), "supervisor" | "pin" | "capture");
+        for Attempt { what, errno } in attempts.into_iter().filter(|attempt| !attempt.what.starts_with("open ")) {
+            let expected = if sends && what == "sendmsg" { ENOTSOCK } else { EPERM };
+            assert_eq!(errno, Some(expected), "{kind}: {what}");
+        }
+    }
+}
+
+/// With the host's adapter a thread opens what libibverbs does, and makes the sockets that it finds neighbours with.
+#[test]
+fn with_the_hosts_adapter_only_what_libibverbs_needs_is_allowed() {
+    let (report, all) = ask::<Vec<Attempts>>("attempts", "ibverbs", "on");
+    assert_eq!(report.unwrap().missing, [""; 0]);
+    const NETLINK_AND_UDP: [&str; 3] = ["socket of family 2", "socket of family 10", "socket of family 16"];
+    for Attempts { kind, attempts } in all {
+        for Attempt { what, errno } in attempts {
+            let allowed = match what.as_str() {
+                what if NETLINK_AND_UDP.contains(&what) => !matches!(kind.as_str(), "supervisor" | "pin" | "capture"),
+                // Stopped by the file that is no socket.
+                "connect" | "bind" | "sendmsg" | "setsockopt(SO_ATTACH_FILTER)" => errno == Some(ENOTSOCK),
+                _ => false,
+            };
+            match errno {
+                None => assert!(allowed, "{kind}: {what}"),
+                Some(EPERM | EACCES) => {}
+                Some(errno) => assert!(allowed, "{kind}: {what}: {errno}"),
+            }
+        }
+    }
+    let (_, reads) = ask::<Vec<Attempt>>("files", "ibverbs", "on");
+    for (what, expected) in [
+        ("/sys/class/net", None),
+        ("/sys/devices", None),
+        ("/usr/lib", None),
+        ("/etc/hostname", Some(EACCES)),
+        ("/sys/kernel", Some(EACCES)),
+        ("/proc/self/maps", Some(EACCES)),
+        ("/dev/null", Some(EACCES)),
+    ] {
+        assert_eq!(errno(&reads, what), expected, "{what}");
+    }
+}
+
+/// Each layer holds by itself: this is what is left where a kernel has no filters.
+#[test]
+fn landlock_alone_closes_files_ports_abstract_sockets_and_signals() {
+    let (report, all) = ask::<Vec<Attempts>>("attempts", "rxe", "landlock");
+    let abi = report.unwrap().landlock_abi;
+    if abi == 0 {
+        eprintln!("the kernel has no Landlock");
+        return;
+    }
+    for Attempts { kind, attempts } in all {
+        for what in ["open to read", "open of a folder", "open to create", "open of a device"] {
+            assert_eq!(errno(&attempts, what), Some(EACCES), "{kind}: {what}");
+        }
+        // Landlock lets no process trace one outside, and no signals out of it (ABI 6).
+        let signal = if abi >= 6 { Some(EPERM) } else { None };
+        assert_eq!(errno(&attempts, "kill"), signal, "{kind}");
+    }
+    let (_, reads) = ask::<Vec<Attempt>>("files", "rxe", "landlock");
+    assert!(reads.iter().all(|attempt| attempt.errno == Some(EACCES)), "{reads:?}");
+}
+
+#[test]
+fn a_strict_filter_kills_the_process() {
+    let output = probe("overstep", "rxe", "strict").output().unwrap();
+    assert_eq!(output.status.signal(), Some(31), "{output:?}");
+    // As it is, the socket is merely not there.
+    let output = probe("overstep", "rxe", "on").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+}
+
+/// The trace looks for files, which must not end what the panic has not.
+#[test]
+fn a_panic_with_its_trace_survives_the_strictest_filter() {
+    for profile in ["rxe", "ibverbs"] {
+        let output = probe("panic", profile, "strict").env("RUST_BACKTRACE", "full").output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(String::from_utf8_lossy(&output.stdout), "0\n");
+        let errors = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(errors.contains("a bug") && errors.contains("stack backtrace"), "{errors}");
+    }
+}
+
+/// A process that ends with its standard input.
+struct Held {
+    child: Child,
+    report: SandboxReport,
+}
+
+impl Held {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        let (report, ()): (Option<SandboxReport>, ()) = serde_json::from_str(&line).unwrap();
+        Self { child, report: report.unwrap_or_default() }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        drop(self.child.stdin.take());
+        self.child.wait().unwrap();
+    }
+}
+
+/// A field of a thread's `/proc/…/status`.
+fn field<'a>(status: &'a str, name: &str) -> &'a str {
+    status.lines().find_map(|line| line.strip_prefix(name)).unwrap().trim()
+}
+
+/// Fails unless every thread of the process is confined and has these capabilities.
+#[track_caller]
+fn assert_confined(held: &Held, capabilities: u64, bounding_set: bool) {
+    let expected = format!("{capabilities:016x}");
+    let mut names = Vec::new();
+    for task in fs::read_dir(format!("/proc/{}/task", held.child.id())).unwrap() {
+        let status = fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+        let name = field(&status, "Name:");
+        assert_eq!(field(&status, "Seccomp:"), "2", "{name}");
+        assert_eq!(field(&status, "NoNewPrivs:"), "1", "{name}");
+        assert_eq!((field(&status, "CapInh:"), field(&status, "CapAmb:")), (NONE, NONE), "{name}");
+        assert_eq!((field(&status, "CapPrm:"), field(&status, "CapEff:")), (&*expected, &*expected), "{name}");
+        if bounding_set {
+            assert_eq!(field(&status, "CapBnd:"), expected, "{name}");
+        }
+        names.push(name.to_owned());
+    }
+    names.sort();
+    // The kernel keeps 15 bytes of a name.
+    let mut all: Vec<_> = ThreadKind::ALL.into_iter().map(|kind| format!("{kind:.15}")).collect();
+    all.retain(|name| name != "main");
+    all.push("sandbox-probe".to_owned());
+    all.sort();
+    assert_eq!(names, all);
+}
+
+const NONE: &str = "0000000000000000";
+const NOBODY: u32 = 65534;
+const CAP_IPC_LOCK: u64 = 1 << 14;
+const CAP_SYS_RESOURCE: u64 = 1 << 24;
+
+#[test]
+fn the_kernel_shows_every_thread_confined() {
+    let own = fs::read_to_string("/proc/self/status").unwrap();
+    let own = u64::from_str_radix(field(&own, "CapEff:"), 16).unwrap();
+    let held = Held::start(&mut probe("hold", "rxe", "on"));
+    // Locking memory takes it where the limit cannot be lifted.
+    let kept = if own & CAP_SYS_RESOURCE == 0 { own & CAP_IPC_LOCK } else { 0 };
+    assert_confined(&held, kept, own != 0);
+    let SandboxReport { no_new_privs, undumpable, capabilities, landlock_abi: _, seccomp, missing } = &held.report;
+    assert_eq!((no_new_privs, undumpable, seccomp), (&true, &true, &true));
+    assert_eq!(capabilities.as_slice(), if kept == 0 { &[][..] } else { &["CAP_IPC_LOCK"][..] });
+    assert_eq!(missing, &[""; 0]);
+}
+
+#[test]
+fn a_user_without_capabilities_has_none_in_the_sandbox() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("needs root, to become another user");
+        return;
+    }
+    let held = Held::start(probe("hold", "ibverbs", "on").uid(NOBODY).gid(NOBODY));
+    assert_confined(&held, 0, false);
+    assert_eq!((held.report.capabilities.as_slice(), held.report.missing.as_slice()), (&[][..], &[][..]));
+}
+
+/// A VMM that was broken out of, running as the same user, reads no other's memory here (security review, C12).
+#[test]
+fn a_process_of_the_same_user_cannot_read_its_memory() {
+    if !rustix::process::geteuid().is_root() {
+        eprintln!("needs root, to become another user");
+        return;
+    }
+    let opens = |mode| {
+        let held = Held::start(probe("hold", "rxe", mode).uid(NOBODY).gid(NOBODY));
+        let memory = format!("/proc/{}/mem", held.child.id());
+        Command::new("dd").args([&format!("if={memory}"), "count=0"]).uid(NOBODY).gid(NOBODY).output().unwrap().status
+    };
+    assert!(opens("off").success(), "the attack has to be one");
+    assert!(!opens("on").success());
+}
