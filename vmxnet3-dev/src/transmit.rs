@@ -104,21 +104,31 @@ fn send(core: &Core, index: usize, queue: &mut TxQueue, packet: &Packet) -> Outc
     }
     let (frames, bytes) = on_wire(&frame);
     let destination = frame.destination();
-    let taken = if takes(core.port.offloads(), &frame) {
-        if core.port.send(&frame) == Sent::Taken { frames } else { 0 }
+    let (mut taken, mut taken_bytes) = (0, 0);
+    if takes(core.port.offloads(), &frame) {
+        if core.port.send(&frame) == Sent::Taken {
+            (taken, taken_bytes) = (frames, bytes);
+        }
     } else {
-        frame.for_each_wire_frame(room, |part| core.port.send(part) == Sent::Taken) as u64
-    };
+        frame.for_each_wire_frame(room, |part| {
+            let is_taken = core.port.send(part) == Sent::Taken;
+            if is_taken {
+                taken += 1;
+                taken_bytes += part.bytes().len() as u64;
+            }
+            is_taken
+        });
+    }
     if taken == 0 {
         return Outcome::Full;
     }
-    // What was segmented here and only half taken cannot be presented again.
+    // What was segmented here and only partly taken cannot be presented again.
     let lost = frames.saturating_sub(taken);
     stats.discarded.add(lost);
     core.counters.vmxnet3_send_discards.add(lost);
-    stats.sent(destination, frame.mss().is_some(), taken, bytes);
+    stats.sent(destination, frame.mss().is_some(), taken, taken_bytes);
     core.counters.vmxnet3_sent_frames.add(taken);
-    core.counters.vmxnet3_sent_bytes.add(bytes);
+    core.counters.vmxnet3_sent_bytes.add(taken_bytes);
     Outcome::Sent { frames, bytes }
 }
 

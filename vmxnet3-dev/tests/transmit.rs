@@ -123,6 +123,21 @@ fn a_port_without_room_holds_the_ring() {
     assert_eq!((got, driver.reap(0), guest.device.has_deferred()), (frames, 13, false));
 }
 
+/// Segments that were made here for a port that then has no room are lost, as on a wire, and counted; those that it
+/// took are not presented twice.
+#[test]
+fn a_port_that_fills_up_in_the_middle_loses_the_rest() {
+    let (guest, port) = Guest::recording();
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    port.set_room(Some(3));
+    driver.send(0, &super_frame(Flow::TO_PEER, 14_480));
+    assert_eq!((port.take().len(), driver.reap(0)), (3, 1));
+    port.set_room(None);
+    guest.device.resume_transmit();
+    assert_eq!(port.take(), vec![]);
+    assert_eq!(driver.stats(0), [3, 3 * 1502, 3, 3 * 1502, 0, 0, 0, 0, 0, 7]);
+}
+
 #[test]
 fn a_batch_is_one_interrupt_and_coalescing_bounds_it() {
     let (guest, port) = Guest::recording();
