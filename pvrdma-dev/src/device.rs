@@ -15,10 +15,10 @@ use crate::dsr::{self, Session};
 use crate::error::RegisterError;
 use crate::events::EventRings;
 use crate::intr::{Interrupts, VECTORS};
-use crate::pci::{CONFIG_SIZE, ConfigSpace, Switches};
-use crate::pci_function::{Bar, InterruptSink, PciFunction};
+use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
 use crate::stats::{DeviceStatus, MemoryStatus, Phase};
+use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigSpace, InterruptSink, PciFunction, Switches};
 
 /// A PVRDMA function with its core.
 ///
@@ -89,7 +89,7 @@ impl<B: Backend> PvrdmaDevice<B> {
         let interrupts = Interrupts::new(interrupts, config.intx);
         let core = Core::new(config, memory, interrupts, backend)?;
         let control = Control::new(&core.config);
-        let pci = ConfigSpace::new(core.limits.max_uar, core.config.intx);
+        let pci = config_space(core.limits.max_uar, core.config.intx);
         let phase = Mutex::new(Phase::Reset);
         Ok(Arc::new(Self { core, control: Mutex::new(control), phase, pci: Mutex::new(pci) }))
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use pvrdma_verbs::{Counter, counters};
 
-use crate::pci_function::InterruptSink;
+use pvrdma_pci_function::InterruptSink;
 
 /// Number of vectors.
 pub(crate) const VECTORS: u16 = 3;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use parking_lot::{Condvar, Mutex};
 
 use super::DEADLINE;
-use crate::pci_function::InterruptSink;
+use pvrdma_pci_function::InterruptSink;
 
 #[derive(Debug, Default)]
 struct State {

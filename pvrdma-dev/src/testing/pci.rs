@@ -3,7 +3,7 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::pci_function::PciFunction;
+use pvrdma_pci_function::PciFunction;
 
 /// Registers of BAR 1 (spec §2.1).
 #[expect(missing_docs, reason = "the names of the specification")]

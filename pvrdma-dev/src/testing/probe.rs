@@ -8,7 +8,7 @@ use thiserror::Error;
 
 use super::driver::{EventRing, Shared};
 use super::{Driver, GuestMemory, Irqs, PciAccess, register};
-use crate::pci_function::PciFunction;
+use pvrdma_pci_function::PciFunction;
 
 /// Why a probe failed (spec §2.2, in the driver's order).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]

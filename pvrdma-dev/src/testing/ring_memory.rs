@@ -6,7 +6,7 @@ use pvrdma_guest_memory::{PAGE_SIZE, PageList, PageListBuilder};
 
 use super::{GuestMemory, Placement};
 use crate::intr::Interrupts;
-use crate::pci_function::InterruptSink;
+use pvrdma_pci_function::InterruptSink;
 
 /// The pages of one object: ring state and elements.
 pub(crate) struct RingMemory {

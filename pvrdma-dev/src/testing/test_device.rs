@@ -7,7 +7,7 @@ use pvrdma_verbs::{Backend, GidType, MacAddr};
 use super::{Driver, GuestMemory, Irqs};
 use crate::config::DeviceConfig;
 use crate::device::PvrdmaDevice;
-use crate::pci_function::PciFunction;
+use pvrdma_pci_function::PciFunction;
 
 /// A device with its guest's memory and the place where its interrupts arrive. Nothing has touched it yet.
 #[derive(Debug)]

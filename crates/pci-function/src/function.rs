@@ -1,4 +1,4 @@
-//! What a VMM needs of a PCI function: this is the whole face of the device towards its host.
+//! The traits between a PCI function and its VMM: this is the whole face of a device towards its host.
 
 /// One base address register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

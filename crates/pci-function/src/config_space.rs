@@ -1,0 +1,222 @@
+//! Configuration space: identity, BARs that can be sized, MSI-X.
+//!
+//! There is no power management capability, so a guest never puts a function into D3 and its state survives suspend.
+//! There is no expansion ROM and no PCI Express capability.
+
+use crate::function::Bar;
+
+/// Bytes of configuration space.
+pub const CONFIG_SIZE: usize = 256;
+
+const COMMAND: usize = 0x04;
+const STATUS: usize = 0x06;
+const REVISION: usize = 0x08;
+const CLASS: usize = 0x09;
+const CACHE_LINE_SIZE: usize = 0x0c;
+const LATENCY_TIMER: usize = 0x0d;
+const HEADER_TYPE: usize = 0x0e;
+const BAR0: usize = 0x10;
+const SUBSYSTEM: usize = 0x2c;
+const CAPABILITIES: usize = 0x34;
+const INTERRUPT_LINE: usize = 0x3c;
+const INTERRUPT_PIN: usize = 0x3d;
+const MSIX: u8 = 0x40;
+const MSIX_CONTROL: usize = MSIX as usize + 2;
+
+const COMMAND_BUS_MASTER: u16 = 1 << 2;
+const COMMAND_INTX_DISABLE: u16 = 1 << 10;
+/// Memory, bus master, parity response, SERR, interrupt disable.
+const COMMAND_WRITABLE: u16 = 0x0546;
+const STATUS_INTERRUPT: u8 = 1 << 3;
+const STATUS_CAPABILITIES: u16 = 1 << 4;
+const HEADER_MULTIFUNCTION: u8 = 1 << 7;
+const MSIX_ID: u8 = 0x11;
+const MSIX_ENABLE: u16 = 1 << 15;
+const MSIX_WRITABLE: u16 = MSIX_ENABLE | 1 << 14;
+const BAR_64BIT: u8 = 0x4;
+
+/// What a function says it is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Identity {
+    /// Vendor, also that of the subsystem.
+    pub vendor: u16,
+    /// Device, also that of the subsystem.
+    pub device: u16,
+    /// Revision ID.
+    pub revision: u8,
+    /// Programming interface, subclass, base class.
+    pub class: [u8; 3],
+}
+
+/// Where the MSI-X table and its pending bits are. The VMM keeps both.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MsixPlace {
+    /// Number of vectors, 1 to 2,048.
+    pub vectors: u16,
+    /// BAR of both, 0 to 5.
+    pub bar: u8,
+    /// Where in the BAR the table starts, in bytes: a multiple of eight.
+    pub table: u32,
+    /// Where in the BAR the pending bits start, in bytes: a multiple of eight.
+    pub pending: u32,
+}
+
+/// What configuration space looks like at power-on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct ConfigLayout {
+    /// What the function is.
+    pub identity: Identity,
+    /// The base address registers by index.
+    pub bars: [Option<Bar>; 6],
+    /// MSI-X.
+    pub msix: MsixPlace,
+    /// The function has an interrupt pin.
+    pub interrupt_pin: bool,
+    /// The slot has more functions: bit 7 of the header type, which matters in function 0.
+    pub multifunction: bool,
+}
+
+/// What the guest has switched on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Switches {
+    /// Bus Master Enable.
+    pub bus_master: bool,
+    /// MSI-X Enable.
+    pub msix: bool,
+    /// Interrupt Disable.
+    pub intx_disabled: bool,
+}
+
+/// The registers of configuration space.
+#[derive(Debug)]
+pub struct ConfigSpace {
+    bytes: [u8; CONFIG_SIZE],
+    /// Bits the guest can change.
+    writable: [u8; CONFIG_SIZE],
+    power_on: [u8; CONFIG_SIZE],
+    bars: [Option<Bar>; 6],
+}
+
+/// Stores bytes that lie inside.
+fn put(space: &mut [u8; CONFIG_SIZE], at: usize, bytes: &[u8]) {
+    for (to, from) in space.iter_mut().skip(at).zip(bytes) {
+        *to = *from;
+    }
+}
+
+fn word(space: &[u8; CONFIG_SIZE], at: usize) -> u16 {
+    space.get(at..).and_then(<[u8]>::first_chunk).map_or(0, |bytes| u16::from_le_bytes(*bytes))
+}
+
+impl ConfigSpace {
+    /// As after power-on.
+    pub fn new(layout: &ConfigLayout) -> Self {
+        let ConfigLayout { identity, bars, msix, .. } = layout;
+        let mut bytes = [0; CONFIG_SIZE];
+        let mut writable = [0; CONFIG_SIZE];
+        put(&mut bytes, 0, &identity.vendor.to_le_bytes());
+        put(&mut bytes, 2, &identity.device.to_le_bytes());
+        put(&mut writable, COMMAND, &COMMAND_WRITABLE.to_le_bytes());
+        put(&mut bytes, STATUS, &STATUS_CAPABILITIES.to_le_bytes());
+        put(&mut bytes, REVISION, &[identity.revision]);
+        put(&mut bytes, CLASS, &identity.class);
+        put(&mut writable, CACHE_LINE_SIZE, &[0xff]);
+        put(&mut writable, LATENCY_TIMER, &[0xff]);
+        put(&mut bytes, HEADER_TYPE, &[if layout.multifunction { HEADER_MULTIFUNCTION } else { 0 }]);
+        for (index, bar) in bars.iter().enumerate() {
+            let Some(bar) = bar else { continue };
+            let at = BAR0 + index * 4;
+            // A 32-bit BAR is smaller than 4 GiB: the low half is its mask.
+            let mask = (!bar.size.saturating_sub(1)).to_le_bytes();
+            put(&mut bytes, at, &[if bar.is_64bit { BAR_64BIT } else { 0 }]);
+            put(&mut writable, at, if bar.is_64bit { &mask } else { mask.get(..4).unwrap_or_default() });
+        }
+        put(&mut bytes, SUBSYSTEM, &identity.vendor.to_le_bytes());
+        put(&mut bytes, SUBSYSTEM + 2, &identity.device.to_le_bytes());
+        put(&mut bytes, CAPABILITIES, &[MSIX]);
+        put(&mut writable, INTERRUPT_LINE, &[0xff]);
+        put(&mut bytes, INTERRUPT_PIN, &[u8::from(layout.interrupt_pin)]);
+        // The next pointer stays 0: the list ends here.
+        put(&mut bytes, MSIX.into(), &[MSIX_ID]);
+        put(&mut bytes, MSIX_CONTROL, &msix.vectors.saturating_sub(1).to_le_bytes());
+        put(&mut writable, MSIX_CONTROL, &MSIX_WRITABLE.to_le_bytes());
+        let bar = u32::from(msix.bar);
+        put(&mut bytes, MSIX_CONTROL + 2, &(msix.table | bar).to_le_bytes());
+        put(&mut bytes, MSIX_CONTROL + 6, &(msix.pending | bar).to_le_bytes());
+        Self { power_on: bytes, bytes, writable, bars: *bars }
+    }
+
+    /// The base address registers.
+    pub const fn bars(&self) -> [Option<Bar>; 6] {
+        self.bars
+    }
+
+    /// Reads. Beyond the end there is nothing but zeros. `interrupt_pending` goes into the status register.
+    pub fn read(&self, offset: usize, data: &mut [u8], interrupt_pending: bool) {
+        for (index, byte) in data.iter_mut().enumerate() {
+            let at = offset.saturating_add(index);
+            *byte = self.bytes.get(at).copied().unwrap_or(0);
+            if at == STATUS && interrupt_pending {
+                *byte |= STATUS_INTERRUPT;
+            }
+        }
+    }
+
+    /// Changes the bits that can be changed.
+    pub fn write(&mut self, offset: usize, data: &[u8]) {
+        for (index, new) in data.iter().enumerate() {
+            let at = offset.saturating_add(index);
+            if let (Some(byte), Some(mask)) = (self.bytes.get_mut(at), self.writable.get(at)) {
+                *byte = (*byte & !mask) | (new & mask);
+            }
+        }
+    }
+
+    /// Back to power-on.
+    pub const fn reset(&mut self) {
+        self.bytes = self.power_on;
+    }
+
+    /// What the guest has switched on.
+    pub fn switches(&self) -> Switches {
+        let command = word(&self.bytes, COMMAND);
+        let msix = word(&self.bytes, MSIX_CONTROL);
+        Switches {
+            bus_master: command & COMMAND_BUS_MASTER != 0,
+            msix: msix & MSIX_ENABLE != 0,
+            intx_disabled: command & COMMAND_INTX_DISABLE != 0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_layout_is_what_a_guest_reads() {
+        let mut bars = [None; 6];
+        bars[2] = Some(Bar { size: 0x2000, is_64bit: false });
+        bars[4] = Some(Bar { size: 1 << 33, is_64bit: true });
+        let mut config = ConfigSpace::new(&ConfigLayout {
+            identity: Identity { vendor: 0x15ad, device: 0x07b0, revision: 1, class: [0, 0, 2] },
+            bars,
+            msix: MsixPlace { vectors: 25, bar: 2, table: 0, pending: 0x1000 },
+            interrupt_pin: true,
+            multifunction: true,
+        });
+        let read = |config: &ConfigSpace, at| {
+            let mut data = [0; 4];
+            config.read(at, &mut data, false);
+            u32::from_le_bytes(data)
+        };
+        assert_eq!((read(&config, 0), read(&config, 8), read(&config, 0x2c)), (0x07b0_15ad, 0x0200_0001, 0x07b0_15ad));
+        assert_eq!((read(&config, 0x0c) >> 16, read(&config, 0x3c)), (0x80, 0x100));
+        assert_eq!((read(&config, 0x40), read(&config, 0x44), read(&config, 0x48)), (24 << 16 | 0x11, 2, 0x1002));
+        config.write(0x10, &[0xff; 24]);
+        let sized: Vec<_> = (0..6).map(|bar| read(&config, 0x10 + bar * 4)).collect();
+        assert_eq!(sized, [0, 0, 0xffff_e000, 0, 4, 0xffff_fffe]);
+        config.reset();
+        assert_eq!(read(&config, 0x18), 0);
+    }
+}

@@ -1,0 +1,165 @@
+//! What the fuzz targets share: numbers and addresses that mean something to a device, and a port that changes the
+//! guest's memory while the device is in the middle of a packet.
+
+use std::sync::Arc;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use arbitrary::{Arbitrary, Unstructured};
+use pvrdma_vmxnet3::testing::{MEMORY_BASE, Memory};
+use pvrdma_vmxnet3::{Frame, FramePort, MAX_FRAME, MAX_SUPER_FRAME, PortOffloads, Sent};
+
+/// Bytes in a page.
+pub const PAGE: u64 = 4096;
+/// Pages of memory: more than a driver needs, and so few that random addresses hit something.
+pub const PAGES: u64 = 1024;
+/// Pages that random addresses hit: where a driver has its rings.
+const NEAR: u64 = 24;
+/// Most steps of one input.
+const MAX_STEPS: usize = 120;
+
+/// As many steps as the input has bytes for.
+#[derive(Debug)]
+pub struct Steps<T>(pub Vec<T>);
+
+impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Steps<T> {
+    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let mut steps = Vec::new();
+        while !input.is_empty() && steps.len() < MAX_STEPS {
+            steps.push(input.arbitrary()?);
+        }
+        Ok(Self(steps))
+    }
+}
+
+/// Up to 63 of something.
+#[derive(Debug)]
+pub struct Many<T>(pub Vec<T>);
+
+impl<'a, T: Arbitrary<'a>> Arbitrary<'a> for Many<T> {
+    fn arbitrary(input: &mut Unstructured<'a>) -> arbitrary::Result<Self> {
+        let count = u8::arbitrary(input)? & 63;
+        (0..count).map(|_| input.arbitrary()).collect::<arbitrary::Result<_>>().map(Self)
+    }
+}
+
+/// A number of the kind that lengths, masks and indices are made of.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub enum Word {
+    /// Small.
+    Small(u8),
+    /// A power of two, one less or one more.
+    Bit(u8, i8),
+    /// A length with a generation.
+    Ready(u16),
+    /// Anything.
+    Any(u32),
+}
+
+impl Word {
+    /// The number.
+    pub fn get(self) -> u32 {
+        match self {
+            Self::Small(value) => u32::from(value % 40),
+            Self::Bit(bit, off) => (1_u32 << (bit % 32)).wrapping_add_signed(i32::from(off % 2)),
+            Self::Ready(value) => 1 << 31 | 1 << 14 | u32::from(value),
+            Self::Any(value) => value,
+        }
+    }
+}
+
+/// A bus address.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+pub enum Address {
+    /// A page that a driver uses.
+    Page(u8),
+    /// In such a page.
+    In(u8, u16),
+    /// At the end of memory.
+    End(u8),
+    /// Anything.
+    Any(u64),
+}
+
+impl Address {
+    /// The address.
+    pub fn get(self) -> u64 {
+        match self {
+            Self::Page(page) => MEMORY_BASE + u64::from(page) % NEAR * PAGE,
+            Self::In(page, at) => MEMORY_BASE + u64::from(page) % NEAR * PAGE + u64::from(at) % PAGE,
+            Self::End(back) => MEMORY_BASE + PAGES * PAGE - u64::from(back),
+            Self::Any(address) => address,
+        }
+    }
+}
+
+/// Writes as much as lies in memory.
+pub fn poke(memory: &Memory, address: u64, bytes: &[u8]) {
+    if (MEMORY_BASE..memory.end()).contains(&address) {
+        let room = (memory.end() - address) as usize;
+        memory.write(address, &bytes[..bytes.len().min(room)]);
+    }
+}
+
+/// What a port may get as one frame.
+fn judge(frame: &Frame<'_>) {
+    let most = if frame.mss().is_some() { MAX_SUPER_FRAME } else { MAX_FRAME };
+    assert!((14..=most).contains(&frame.bytes().len()));
+}
+
+/// A port that writes to the guest's memory each time it is given a frame: the packet is still in the ring then.
+#[derive(Default)]
+pub struct MeddlingPort {
+    memory: OnceLock<Arc<Memory>>,
+    /// What the next call does: bits for offloads and room, then an address.
+    mood: AtomicU64,
+    /// Frames since the last call of [`Self::take`].
+    frames: AtomicU64,
+}
+
+impl MeddlingPort {
+    /// Whose memory it writes.
+    pub fn meddle_with(&self, memory: &Arc<Memory>) {
+        let _ = self.memory.set(Arc::clone(memory));
+    }
+
+    /// What it does from now on.
+    pub fn set_mood(&self, mood: u64) {
+        self.mood.store(mood, Ordering::Relaxed);
+    }
+
+    /// Frames since the last call.
+    pub fn take(&self) -> u64 {
+        self.frames.swap(0, Ordering::Relaxed)
+    }
+}
+
+impl FramePort for MeddlingPort {
+    fn offloads(&self) -> PortOffloads {
+        let mood = self.mood.load(Ordering::Relaxed);
+        PortOffloads { checksum: mood & 1 != 0, segmentation: mood & 2 != 0 }
+    }
+
+    fn send(&self, frame: &Frame<'_>) -> Sent {
+        judge(frame);
+        let mood = self.mood.load(Ordering::Relaxed);
+        self.frames.fetch_add(1, Ordering::Relaxed);
+        if let Some(memory) = self.memory.get() {
+            let address = MEMORY_BASE + (mood >> 8) % (NEAR * PAGE);
+            poke(memory, address & !3, &mood.to_le_bytes());
+        }
+        self.set_mood(mood.rotate_left(7));
+        if mood & 0x1c == 0x1c { Sent::Full } else { Sent::Taken }
+    }
+}
+
+/// Cuts a frame as a link would, and checks each.
+pub fn cut(frame: &Frame<'_>) {
+    let mut room = Vec::new();
+    let count = frame.for_each_wire_frame(&mut room, |part| {
+        judge(part);
+        assert!(part.mss().is_none());
+        true
+    });
+    assert!((1..=pvrdma_vmxnet3::MAX_SEGMENTS).contains(&count));
+}

@@ -1,0 +1,96 @@
+//! The RSS configuration (`UPT1_RSSConf`).
+
+use thiserror::Error;
+
+use super::le16;
+
+/// Bytes in memory.
+pub(crate) const RSS_CONF_LEN: usize = 8 + KEY_LEN + MAX_TABLE;
+/// Bytes of the key.
+pub(crate) const KEY_LEN: usize = 40;
+/// Most entries of the indirection table.
+const MAX_TABLE: usize = 128;
+
+/// Why a configuration is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub(crate) enum RssConfError {
+    /// Only Toeplitz is known.
+    #[error("RSS hash function {0}")]
+    Function(u16),
+    /// The key has 40 bytes.
+    #[error("RSS key of {0} bytes")]
+    Key(u16),
+    /// No entries, or too many.
+    #[error("RSS table of {0} entries")]
+    Table(u16),
+    /// An entry names a queue that is not there.
+    #[error("RSS queue {0}")]
+    Queue(u8),
+}
+
+/// What is hashed, and where that leads.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct RssConf {
+    pub(crate) ipv4: bool,
+    pub(crate) tcp_ipv4: bool,
+    pub(crate) ipv6: bool,
+    pub(crate) tcp_ipv6: bool,
+    pub(crate) key: [u8; KEY_LEN],
+    /// At least one entry, each a queue that is there.
+    pub(crate) table: Vec<u8>,
+}
+
+impl RssConf {
+    /// Parses a configuration for so many receive queues. `None`: nothing is to be hashed.
+    pub(crate) fn parse(bytes: &[u8; RSS_CONF_LEN], queues: u8) -> Result<Option<Self>, RssConfError> {
+        let (types, function, key_len, entries) = (le16(bytes, 0), le16(bytes, 2), le16(bytes, 4), le16(bytes, 6));
+        match function {
+            0 => return Ok(None),
+            1 => {}
+            other => return Err(RssConfError::Function(other)),
+        }
+        if usize::from(key_len) != KEY_LEN {
+            return Err(RssConfError::Key(key_len));
+        }
+        let table = bytes.get(8 + KEY_LEN..).and_then(|rest| rest.get(..entries.into())).unwrap_or_default();
+        if table.is_empty() {
+            return Err(RssConfError::Table(entries));
+        }
+        if let Some(&queue) = table.iter().find(|&&queue| queue >= queues) {
+            return Err(RssConfError::Queue(queue));
+        }
+        Ok(Some(Self {
+            ipv4: types & 1 != 0,
+            tcp_ipv4: types & 1 << 1 != 0,
+            ipv6: types & 1 << 2 != 0,
+            tcp_ipv6: types & 1 << 3 != 0,
+            key: bytes.get(8..).and_then(<[u8]>::first_chunk).copied().unwrap_or([0; KEY_LEN]),
+            table: table.to_vec(),
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn conf(function: u16, key: u16, entries: u16, queue: u8) -> [u8; RSS_CONF_LEN] {
+        let mut bytes = [queue; RSS_CONF_LEN];
+        for (at, value) in [(0, 0xf), (2, function), (4, key), (6, entries)] {
+            bytes[at..at + 2].copy_from_slice(&value.to_le_bytes());
+        }
+        bytes
+    }
+
+    #[test]
+    fn numbers_are_bounded() {
+        assert_eq!(RssConf::parse(&conf(0, 0, 0, 0), 1), Ok(None));
+        assert_eq!(RssConf::parse(&conf(1, 40, 32, 3), 4).unwrap().unwrap().table, [3; 32]);
+        assert_eq!(RssConf::parse(&conf(1, 40, 32, 4), 4), Err(RssConfError::Queue(4)));
+        assert_eq!(RssConf::parse(&conf(2, 40, 32, 0), 4), Err(RssConfError::Function(2)));
+        assert_eq!(RssConf::parse(&conf(1, 41, 32, 0), 4), Err(RssConfError::Key(41)));
+        for entries in [0, 129, u16::MAX] {
+            assert_eq!(RssConf::parse(&conf(1, 40, entries, 0), 4), Err(RssConfError::Table(entries)));
+        }
+    }
+}

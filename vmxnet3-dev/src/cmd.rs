@@ -1,0 +1,200 @@
+//! Commands. Each runs inside the register write that carries it: what the driver shows with it is copied before that
+//! returns, and when QUIESCE or RESET returns, all DMA has ended.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use log::Level;
+use pvrdma_guest_memory::DmaView;
+
+use crate::abi::command::{Coalesce, Command, ConfigPlace};
+use crate::abi::regs::DEVICE_ID;
+use crate::abi::rss_conf::RssConf;
+use crate::abi::shared::{COMMAND_INFO_AT, FEATURES_AT, FILTER_AT, FILTER_LEN, Features, FilterConfig, RSS_AT};
+use crate::abi::{le32, le64};
+use crate::core::{Core, pending};
+use crate::error::CommandError;
+use crate::session::{Session, Which, load_multicast, load_rss};
+
+/// Bytes of a slot of the transmit data ring. The device does not care: slots are addresses as any other.
+const TX_DATA_SLOT: u32 = 128;
+/// Interrupts of any type (0), masked by being raised (0).
+const INTERRUPTS_AUTO: u32 = 0;
+/// Rings do not adapt.
+const NO_ADAPTIVE_RING: u32 = 1;
+const LINK_UP: u32 = 1;
+
+/// What the driver has written to the registers that commands look at.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Registers {
+    /// The revision that the driver has chosen.
+    pub(crate) revision: u8,
+    /// Bus address of the shared area.
+    pub(crate) shared: u64,
+}
+
+/// Executes a command and returns its result.
+///
+/// # Errors
+/// It is refused.
+pub(crate) fn execute(core: &Core, registers: Registers, number: u32) -> Result<u32, CommandError> {
+    let command = Command::parse(number, registers.revision).ok_or(CommandError::Unknown(number))?;
+    let [a, b, c, d, e, f] = core.config.mac.0;
+    match command {
+        Command::Activate => activate(core, registers)?,
+        Command::Quiesce => end(core),
+        Command::Reset => {
+            end(core);
+            core.interrupts.reset();
+            core.counters.vmxnet3_resets.increment();
+        }
+        Command::UpdateRxMode
+        | Command::UpdateMacFilters
+        | Command::UpdateVlanFilters
+        | Command::UpdateRss
+        | Command::UpdateFeatures => update(core, command)?,
+        // There is nothing to moderate that batches do not, and nobody to wake.
+        Command::UpdateModeration | Command::UpdatePower => {}
+        Command::SetCoalesce => set_coalesce(core, registers)?,
+        Command::GetCoalesce => get_coalesce(core, registers)?,
+        Command::GetQueueStatus => {
+            with_session(core, |session, view| session.queues().for_each(|which| session.write_status(view, which)));
+        }
+        Command::GetStats => with_session(core, |session, view| write_stats(core, session, view)),
+        Command::GetLink => {
+            let up = core.link_up.load(Ordering::Acquire);
+            return Ok(if up { u32::from(core.config.speed) << 16 | LINK_UP } else { 0 });
+        }
+        Command::GetPermanentMacLow => return Ok(u32::from_le_bytes([a, b, c, d])),
+        Command::GetPermanentMacHigh => return Ok(u32::from_le_bytes([e, f, 0, 0])),
+        Command::GetDeviceIdLow => return Ok(DEVICE_ID.into()),
+        Command::GetDeviceIdHigh | Command::GetExtraInfo => {}
+        Command::GetInterruptConfig => return Ok(INTERRUPTS_AUTO),
+        Command::GetAdaptiveRingInfo => return Ok(NO_ADAPTIVE_RING),
+        Command::GetTxDataSize => return Ok(TX_DATA_SLOT),
+    }
+    Ok(0)
+}
+
+/// Starts. A session that is there ends first.
+fn activate(core: &Core, registers: Registers) -> Result<(), CommandError> {
+    end(core);
+    if !core.is_bus_master() {
+        return Err(CommandError::Masked);
+    }
+    let session = {
+        let view = core.memory.view();
+        Session::new(&view, registers.shared, core.config.vectors, registers.revision)?
+    };
+    core.interrupts.set_auto_mask(session.auto_mask);
+    core.set_session(Some(Arc::new(session)));
+    // The driver may have filled its rings before.
+    core.pending.fetch_or(pending::TX, Ordering::AcqRel);
+    core.counters.vmxnet3_activations.increment();
+    // A guest can do this in a loop.
+    core.log.log(Level::Info, &core.config.name, format_args!("active, revision {}", registers.revision));
+    Ok(())
+}
+
+/// Ends all DMA.
+pub(crate) fn end(core: &Core) {
+    core.set_session(None);
+    core.interrupts.clear();
+}
+
+fn with_session(core: &Core, run: impl FnOnce(&Session, &DmaView<'_>)) {
+    let session = core.session().clone();
+    if let Some(session) = session {
+        core.during(&session, |view| run(&session, view));
+    }
+}
+
+/// Copies a part of the shared area.
+fn load<const N: usize>(view: &DmaView<'_>, shared: u64, at: u64) -> Result<[u8; N], CommandError> {
+    let mut bytes = [0; N];
+    let address = shared.checked_add(at).ok_or(CommandError::NoShared(shared))?;
+    view.read(address, &mut bytes).map_err(|error| CommandError::Memory("shared area", error))?;
+    Ok(bytes)
+}
+
+/// What the driver has changed.
+enum Update {
+    Features(Features),
+    Rss(Option<RssConf>),
+    RxMode(FilterConfig),
+    Multicast(Vec<u8>),
+    Vlans(FilterConfig),
+}
+
+/// Takes what the driver has changed. Without a session there is nothing to do: ACTIVATE reads all of it.
+fn update(core: &Core, command: Command) -> Result<(), CommandError> {
+    let session = core.session().clone();
+    let Some(session) = session else { return Ok(()) };
+    // The view is given back before the settings are locked: delivery locks them the other way round.
+    let Some(update) = core.during(&session, |view| load_update(&session, view, command)) else { return Ok(()) };
+    let update = update?;
+    let mut settings = session.settings.write();
+    match update {
+        Update::Features(features) => settings.features = features,
+        Update::Rss(rss) => settings.rss = rss,
+        Update::RxMode(filter) => settings.filter.set_mode(filter.mode),
+        Update::Multicast(table) => settings.filter.set_multicast(&table),
+        Update::Vlans(filter) => settings.filter.set_vlans(filter.vlans),
+    }
+    Ok(())
+}
+
+/// Copies what the driver has changed, and all that it may take away after the command.
+fn load_update(session: &Session, view: &DmaView<'_>, command: Command) -> Result<Update, CommandError> {
+    let shared = session.shared();
+    let filter = || load::<FILTER_LEN>(view, shared, FILTER_AT).map(|bytes| FilterConfig::parse(&bytes));
+    Ok(match command {
+        Command::UpdateFeatures => Update::Features(Features::parse(le64(&load::<8>(view, shared, FEATURES_AT)?, 0))),
+        Command::UpdateRss => {
+            let place = ConfigPlace::parse(&load::<16>(view, shared, RSS_AT)?);
+            Update::Rss(load_rss(view, place, session.rx_count())?)
+        }
+        Command::UpdateRxMode => Update::RxMode(filter()?),
+        Command::UpdateVlanFilters => Update::Vlans(filter()?),
+        _ => Update::Multicast(load_multicast(view, &filter()?)?),
+    })
+}
+
+/// Where the driver wants a coalescing scheme to be.
+fn coalesce_place(view: &DmaView<'_>, shared: u64) -> Result<u64, CommandError> {
+    let place = ConfigPlace::parse(&load::<16>(view, shared, COMMAND_INFO_AT)?);
+    if u64::from(place.len) < Coalesce::LEN as u64 {
+        return Err(CommandError::Invalid("length of a coalescing scheme", place.len.into()));
+    }
+    Ok(place.address)
+}
+
+fn set_coalesce(core: &Core, registers: Registers) -> Result<(), CommandError> {
+    let coalesce = {
+        let view = core.memory.view();
+        let address = coalesce_place(&view, registers.shared)?;
+        let bytes = load::<{ Coalesce::LEN }>(&view, address, 0)?;
+        Coalesce::parse(&bytes).ok_or_else(|| CommandError::Invalid("coalescing scheme", le32(&bytes, 0).into()))?
+    };
+    core.set_coalesce(coalesce);
+    Ok(())
+}
+
+fn get_coalesce(core: &Core, registers: Registers) -> Result<(), CommandError> {
+    let coalesce = *core.coalesce.lock();
+    let view = core.memory.view();
+    let address = coalesce_place(&view, registers.shared)?;
+    view.write(address, &coalesce.encode()).map_err(|error| CommandError::Memory("coalescing scheme", error))
+}
+
+fn write_stats(core: &Core, session: &Session, view: &DmaView<'_>) {
+    for which in session.queues() {
+        let stats = match which {
+            Which::Tx(index) => core.tx_stats.get(index).map(|stats| stats.encode()),
+            Which::Rx(index) => core.rx_stats.get(index).map(|stats| stats.encode()),
+        };
+        if let Some(stats) = stats {
+            session.write_stats(view, which, &stats);
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The device: its parts, the routing of accesses, and its life cycle.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use parking_lot::Mutex;
+use pvrdma_guest_memory::DmaSpace;
+use pvrdma_pci_function::{
+    Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity, InterruptSink, MsixPlace, PciFunction, Switches,
+};
+use pvrdma_verbs::{Counter, MacAddr};
+
+use crate::abi::regs::{CLASS, DEVICE_ID, MAX_VECTORS, REVISION_ID, REVISIONS, UPT_VERSIONS, VENDOR_ID, event};
+use crate::cmd::{self, Registers};
+use crate::config::Vmxnet3Config;
+use crate::core::{Core, pending};
+use crate::error::ConfigError;
+use crate::frame::{Frame, FramePort};
+use crate::intr::Interrupts;
+use crate::receive::{self, Received};
+use crate::regs::{BAR_SIZE, RegRead, RegWrite};
+use crate::transmit;
+
+/// BAR of the MSI-X table, and where in it the pending bits are.
+const MSIX_BAR: u8 = 2;
+const MSIX_BAR_SIZE: u64 = 0x2000;
+const MSIX_PENDING: u32 = 0x1000;
+
+/// A vmxnet3 function.
+///
+/// Registers and commands run on the calling thread, one at a time. Frames run concurrently with them and with each
+/// other. The owner must call [`PciFunction::run_deferred`] after each write to BAR 0 and BAR 1, must not post writes
+/// (the driver frees memory when RESET returns), and must not call back into registers from its [`InterruptSink`] or
+/// its [`FramePort`].
+pub struct Vmxnet3Device {
+    core: Core,
+    control: Mutex<Control>,
+    pci: Mutex<ConfigSpace>,
+}
+
+/// The registers that have a memory.
+#[derive(Clone, Copy, Debug)]
+struct Control {
+    registers: Registers,
+    /// Result of the last command.
+    result: u32,
+}
+
+impl Control {
+    const POWER_ON: Self = Self { registers: Registers { revision: 1, shared: 0 }, result: 0 };
+}
+
+/// A device at one moment.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct Vmxnet3Status {
+    /// Name.
+    pub name: String,
+    /// MAC address that the guest has chosen.
+    pub mac: MacAddr,
+    /// A driver has started the device.
+    pub active: bool,
+    /// The link is up.
+    pub link_up: bool,
+    /// Interrupts that were delivered.
+    pub interrupts: u64,
+    /// Counters.
+    pub counters: Vec<Counter>,
+}
+
+impl std::fmt::Debug for Vmxnet3Device {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Vmxnet3Device").field("name", &self.core.config.name).finish_non_exhaustive()
+    }
+}
+
+/// Replaces the low or the high half of an address.
+fn set_half(address: &mut u64, value: u32, high: bool) {
+    let value = u64::from(value);
+    *address = if high { *address & 0xffff_ffff | value << 32 } else { *address & !0xffff_ffff | value };
+}
+
+impl Vmxnet3Device {
+    /// Makes a device in power-on state, with the link up. Its access to `memory` is switched off until the guest
+    /// enables bus mastering.
+    ///
+    /// # Errors
+    /// The configuration makes no sense.
+    pub fn new(
+        config: Vmxnet3Config,
+        memory: Arc<DmaSpace>,
+        interrupts: Arc<dyn InterruptSink>,
+        port: Arc<dyn FramePort>,
+    ) -> Result<Arc<Self>, ConfigError> {
+        if !(3..=MAX_VECTORS).contains(&config.vectors) {
+            return Err(ConfigError::Vectors(config.vectors));
+        }
+        memory.set_enabled(false);
+        let bar = |size| Some(Bar { size, is_64bit: false });
+        let pci = ConfigSpace::new(&ConfigLayout {
+            identity: Identity { vendor: VENDOR_ID, device: DEVICE_ID, revision: REVISION_ID, class: CLASS },
+            bars: [bar(BAR_SIZE), bar(BAR_SIZE), bar(MSIX_BAR_SIZE), None, None, None],
+            msix: MsixPlace { vectors: config.vectors, bar: MSIX_BAR, table: 0, pending: MSIX_PENDING },
+            interrupt_pin: config.intx,
+            multifunction: config.multifunction,
+        });
+        let interrupts = Interrupts::new(interrupts, config.vectors, config.intx);
+        let core = Core::new(config, memory, interrupts, port);
+        Ok(Arc::new(Self { core, control: Mutex::new(Control::POWER_ON), pci: Mutex::new(pci) }))
+    }
+
+    /// Gives the guest a frame. Any thread may do that, in parallel; frames of one connection keep their order if they
+    /// come in order.
+    pub fn receive(&self, frame: &Frame<'_>) -> Received {
+        receive::receive(&self.core, frame)
+    }
+
+    /// The end of a batch of [`Self::receive`]: interrupts the guest.
+    pub fn flush(&self) {
+        receive::flush(&self.core);
+    }
+
+    /// The port has room again after [`crate::Sent::Full`].
+    pub fn resume_transmit(&self) {
+        self.core.pending.fetch_or(pending::TX, Ordering::AcqRel);
+        self.run_deferred();
+    }
+
+    /// Returns `true` if [`PciFunction::run_deferred`] left something, because one call does not do more.
+    pub fn has_deferred(&self) -> bool {
+        self.core.pending.load(Ordering::Acquire) != 0
+    }
+
+    /// Connects or disconnects the link. The guest is told.
+    pub fn set_link(&self, up: bool) {
+        let core = &self.core;
+        if core.link_up.swap(up, Ordering::AcqRel) == up {
+            return;
+        }
+        let session = core.session().clone();
+        if let Some(session) = session {
+            core.during(&session, |view| core.post_event(&session, view, event::LINK));
+        }
+    }
+
+    /// The device as it is now.
+    pub fn status(&self) -> Vmxnet3Status {
+        let core = &self.core;
+        Vmxnet3Status {
+            name: core.config.name.clone(),
+            mac: MacAddr(core.mac()),
+            active: core.session().is_some(),
+            link_up: core.link_up.load(Ordering::Acquire),
+            interrupts: core.interrupts.raised(),
+            counters: core.counters.list(),
+        }
+    }
+
+    fn command(&self, control: &mut Control, number: u32) {
+        let core = &self.core;
+        control.result = cmd::execute(core, control.registers, number).unwrap_or_else(|error| {
+            core.counters.vmxnet3_command_errors.increment();
+            core.log.warn(&core.config.name, format_args!("{error}"));
+            1
+        });
+    }
+
+    fn acknowledge(&self, events: u32) {
+        let session = self.core.session().clone();
+        if let Some(session) = session {
+            self.core.during(&session, |view| session.change_events(view, 0, events));
+        }
+    }
+
+    fn register_write(&self, write: RegWrite) {
+        let core = &self.core;
+        match write {
+            RegWrite::InterruptMask(vector, masked) => {
+                core.interrupts.set_masked(vector, masked);
+                if !masked {
+                    // The end of a round of the driver, which has refilled its rings in it.
+                    core.pending.fetch_or(pending::RX_BUFFERS, Ordering::AcqRel);
+                }
+            }
+            // What they say is a hint: the rings are the truth.
+            RegWrite::TxProducer(queue) => {
+                core.pending.fetch_or(1 << queue, Ordering::AcqRel);
+            }
+            RegWrite::RxProducer(_) => {
+                core.pending.fetch_or(pending::RX_DOORBELL, Ordering::AcqRel);
+            }
+            other => self.control_write(&mut self.control.lock(), other),
+        }
+    }
+
+    fn control_write(&self, control: &mut Control, write: RegWrite) {
+        let mac = &self.core.mac;
+        match write {
+            RegWrite::Revision(chosen) => {
+                if chosen & REVISIONS == chosen && chosen.is_power_of_two() {
+                    // One of three bits.
+                    control.registers.revision = u8::try_from(chosen.ilog2() + 1).unwrap_or(1);
+                }
+            }
+            RegWrite::SharedLow(value) => set_half(&mut control.registers.shared, value, false),
+            RegWrite::SharedHigh(value) => set_half(&mut control.registers.shared, value, true),
+            RegWrite::Command(number) => self.command(control, number),
+            RegWrite::MacLow(value) | RegWrite::MacHigh(value) => {
+                let mut address = mac.load(Ordering::Relaxed);
+                set_half(&mut address, value, matches!(write, RegWrite::MacHigh(_)));
+                mac.store(address, Ordering::Relaxed);
+            }
+            RegWrite::Acknowledge(events) => self.acknowledge(events),
+            // There is one version, and nothing to choose.
+            RegWrite::UptVersion(_)
+            | RegWrite::InterruptMask(..)
+            | RegWrite::TxProducer(_)
+            | RegWrite::RxProducer(_) => {}
+        }
+    }
+
+    fn register_read(&self, register: RegRead) -> u32 {
+        let half = |value: u64, high: bool| {
+            let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+            u32::from_le_bytes(if high { [e, f, g, h] } else { [a, b, c, d] })
+        };
+        let mac = self.core.mac.load(Ordering::Relaxed);
+        match register {
+            RegRead::InterruptMask(vector) => self.core.interrupts.is_masked(vector).into(),
+            RegRead::Revisions => REVISIONS,
+            RegRead::UptVersions => UPT_VERSIONS,
+            RegRead::SharedLow => half(self.control.lock().registers.shared, false),
+            RegRead::SharedHigh => half(self.control.lock().registers.shared, true),
+            RegRead::Result => self.control.lock().result,
+            RegRead::MacLow => half(mac, false),
+            RegRead::MacHigh => half(mac, true) & 0xffff,
+            RegRead::InterruptCause => self.core.interrupts.take_cause(),
+        }
+    }
+
+    /// Lets what the guest switched take effect. Memory is cut off first: [`DmaSpace::set_enabled`] waits for whoever
+    /// is using it, and after that nothing can produce an interrupt either.
+    fn apply_command_register(&self, before: Switches, after: Switches) {
+        let core = &self.core;
+        if after.msix != before.msix {
+            core.interrupts.set_msix(after.msix);
+        }
+        if after.intx_disabled != before.intx_disabled {
+            core.interrupts.set_line_disabled(after.intx_disabled);
+        }
+        if after.bus_master && !before.bus_master {
+            core.interrupts.set_bus_master(true);
+            core.memory.set_enabled(true);
+            core.set_bus_master(true);
+        } else if before.bus_master && !after.bus_master {
+            core.set_bus_master(false);
+            core.memory.set_enabled(false);
+            core.interrupts.set_bus_master(false);
+        }
+    }
+}
+
+impl PciFunction for Vmxnet3Device {
+    fn bars(&self) -> [Option<Bar>; 6] {
+        self.pci.lock().bars()
+    }
+
+    fn config_size(&self) -> usize {
+        CONFIG_SIZE
+    }
+
+    fn config_read(&self, offset: usize, data: &mut [u8]) {
+        let pending = self.core.interrupts.is_pending();
+        self.pci.lock().read(offset, data, pending);
+    }
+
+    fn config_write(&self, offset: usize, data: &[u8]) {
+        // Held until the switches have taken effect, so that two writers cannot overtake each other.
+        let mut pci = self.pci.lock();
+        let before = pci.switches();
+        pci.write(offset, data);
+        self.apply_command_register(before, pci.switches());
+    }
+
+    fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        if let Some(register) = RegRead::decode(bar, offset, data.len()) {
+            data.copy_from_slice(&self.register_read(register).to_le_bytes());
+        }
+    }
+
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+        // BAR 2 holds the MSI-X table, which the VMM keeps.
+        if let Some(write) = RegWrite::decode(bar, offset, data) {
+            self.register_write(write);
+        }
+    }
+
+    fn run_deferred(&self) {
+        let pending = self.core.pending.swap(0, Ordering::AcqRel);
+        for queue in (0..8).filter(|queue| pending >> queue & 1 == 1) {
+            transmit::run(&self.core, queue);
+        }
+        if pending & (pending::RX_BUFFERS | pending::RX_DOORBELL) != 0 {
+            receive::buffers_may_be_there(&self.core, pending & pending::RX_DOORBELL != 0);
+        }
+    }
+
+    fn msix_vectors(&self) -> u16 {
+        self.core.config.vectors
+    }
+
+    fn reset(&self) {
+        let mut control = self.control.lock();
+        let core = &self.core;
+        cmd::end(core);
+        core.interrupts.reset();
+        core.set_coalesce(crate::abi::command::Coalesce::default());
+        core.reset_mac();
+        core.pending.store(0, Ordering::Release);
+        core.counters.vmxnet3_resets.increment();
+        *control = Control::POWER_ON;
+        let mut pci = self.pci.lock();
+        let before = pci.switches();
+        pci.reset();
+        self.apply_command_register(before, pci.switches());
+    }
+}
+
+impl Drop for Vmxnet3Device {
+    fn drop(&mut self) {
+        cmd::end(&self.core);
+        self.core.memory.set_enabled(false);
+    }
+}

@@ -1,0 +1,284 @@
+//! Interrupts: a mask for each vector, MSI-X or the legacy line, and bus mastering.
+//!
+//! `intrCtrl` of the shared area is no mask: the driver unmasks every vector first and changes it afterwards, without a
+//! word, so a cause in between would be lost.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pvrdma_pci_function::InterruptSink;
+use pvrdma_verbs::Count;
+
+#[derive(Clone, Copy, Debug)]
+struct Vector {
+    masked: bool,
+    /// A cause came that was held back.
+    pending: bool,
+}
+
+#[derive(Debug)]
+struct State {
+    vectors: Vec<Vector>,
+    /// A vector that was raised is masked by that.
+    auto_mask: bool,
+    bus_master: bool,
+    msix: bool,
+    /// The function has an interrupt pin.
+    pin: bool,
+    /// Interrupt Disable of the command register.
+    line_disabled: bool,
+    /// The cause register of the legacy line.
+    cause: bool,
+    /// Level that the sink was told last.
+    asserted: bool,
+}
+
+/// The interrupt side of the function. Its lock is held while the sink is called, so that no interrupt leaves after the
+/// call that forbids it has returned; the sink must not call back into the device.
+pub(crate) struct Interrupts {
+    sink: Arc<dyn InterruptSink>,
+    state: Mutex<State>,
+    raised: Count,
+}
+
+impl std::fmt::Debug for Interrupts {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Interrupts").field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl Interrupts {
+    /// As after power-on: everything masked, bus mastering off.
+    pub(crate) fn new(sink: Arc<dyn InterruptSink>, vectors: u16, pin: bool) -> Self {
+        let state = State {
+            vectors: vec![Vector { masked: true, pending: false }; vectors.into()],
+            auto_mask: false,
+            bus_master: false,
+            msix: false,
+            pin,
+            line_disabled: false,
+            cause: false,
+            asserted: false,
+        };
+        Self { sink, state: Mutex::new(state), raised: Count::default() }
+    }
+
+    /// Signals a vector, now or when the guest lets it through.
+    pub(crate) fn raise(&self, vector: u8) {
+        let mut state = self.state.lock();
+        if let Some(it) = state.vectors.get_mut(usize::from(vector)) {
+            it.pending = true;
+            self.deliver(&mut state, vector);
+        }
+    }
+
+    /// Lets a pending vector through, if nothing is in its way.
+    fn deliver(&self, state: &mut State, vector: u8) {
+        let State { bus_master, auto_mask, .. } = *state;
+        let Some(it) = state.vectors.get_mut(usize::from(vector)) else { return };
+        if !bus_master || it.masked || !it.pending {
+            return;
+        }
+        *it = Vector { masked: auto_mask, pending: false };
+        self.raised.increment();
+        if state.msix {
+            self.sink.msix(vector.into());
+        } else {
+            state.cause = true;
+            self.update_line(state);
+        }
+    }
+
+    fn deliver_all(&self, state: &mut State) {
+        for vector in (0_u8..).take(state.vectors.len()) {
+            self.deliver(state, vector);
+        }
+    }
+
+    fn update_line(&self, state: &mut State) {
+        let level = state.pin && !state.msix && !state.line_disabled && state.cause;
+        if level != state.asserted {
+            state.asserted = level;
+            self.sink.intx(level);
+        }
+    }
+
+    /// Returns `true` if a vector is masked or not there.
+    pub(crate) fn is_masked(&self, vector: u8) -> bool {
+        self.state.lock().vectors.get(usize::from(vector)).is_none_or(|it| it.masked)
+    }
+
+    /// Masks a vector, or unmasks it and delivers what was held back.
+    pub(crate) fn set_masked(&self, vector: u8, masked: bool) {
+        let mut state = self.state.lock();
+        if let Some(it) = state.vectors.get_mut(usize::from(vector)) {
+            it.masked = masked;
+            self.deliver(&mut state, vector);
+        }
+    }
+
+    /// Whether a vector that was raised is masked by that.
+    pub(crate) fn set_auto_mask(&self, auto_mask: bool) {
+        self.state.lock().auto_mask = auto_mask;
+    }
+
+    /// Reads the cause register, which clears it and takes the line back.
+    pub(crate) fn take_cause(&self) -> u32 {
+        let mut state = self.state.lock();
+        let cause = std::mem::take(&mut state.cause);
+        self.update_line(&mut state);
+        cause.into()
+    }
+
+    /// Returns `true` if a legacy interrupt is pending, for the status register.
+    pub(crate) fn is_pending(&self) -> bool {
+        let state = self.state.lock();
+        state.pin && state.cause
+    }
+
+    /// Bus Master Enable.
+    pub(crate) fn set_bus_master(&self, enabled: bool) {
+        let mut state = self.state.lock();
+        state.bus_master = enabled;
+        if enabled {
+            self.deliver_all(&mut state);
+        } else {
+            state.cause = false;
+            self.update_line(&mut state);
+        }
+    }
+
+    /// MSI-X Enable.
+    pub(crate) fn set_msix(&self, enabled: bool) {
+        let mut state = self.state.lock();
+        state.msix = enabled;
+        self.update_line(&mut state);
+    }
+
+    /// Interrupt Disable.
+    pub(crate) fn set_line_disabled(&self, disabled: bool) {
+        let mut state = self.state.lock();
+        state.line_disabled = disabled;
+        self.update_line(&mut state);
+    }
+
+    /// Forgets what is pending.
+    pub(crate) fn clear(&self) {
+        let mut state = self.state.lock();
+        state.vectors.iter_mut().for_each(|vector| vector.pending = false);
+        state.cause = false;
+        self.update_line(&mut state);
+    }
+
+    /// Everything masked, nothing pending. What configuration space says stays.
+    pub(crate) fn reset(&self) {
+        self.clear();
+        let mut state = self.state.lock();
+        state.vectors.iter_mut().for_each(|vector| vector.masked = true);
+        state.auto_mask = false;
+    }
+
+    /// How many interrupts were delivered.
+    pub(crate) fn raised(&self) -> u64 {
+        self.raised.get()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes down what it is told.
+    #[derive(Debug, Default)]
+    struct RecordingSink(Mutex<Vec<String>>);
+
+    impl RecordingSink {
+        fn take(&self) -> Vec<String> {
+            std::mem::take(&mut self.0.lock())
+        }
+    }
+
+    impl InterruptSink for RecordingSink {
+        fn msix(&self, vector: u16) {
+            self.0.lock().push(format!("msix {vector}"));
+        }
+
+        fn intx(&self, asserted: bool) {
+            self.0.lock().push(format!("intx {asserted}"));
+        }
+    }
+
+    fn interrupts(msix: bool) -> (Arc<RecordingSink>, Interrupts) {
+        let sink = Arc::new(RecordingSink::default());
+        let interrupts = Interrupts::new(Arc::clone(&sink) as Arc<dyn InterruptSink>, 3, true);
+        interrupts.set_bus_master(true);
+        interrupts.set_msix(msix);
+        (sink, interrupts)
+    }
+
+    /// Trap 8: masked by being raised, and a cause in the meantime is remembered.
+    #[test]
+    fn a_vector_is_masked_by_being_raised_and_forgets_nothing() {
+        let (sink, interrupts) = interrupts(true);
+        interrupts.set_auto_mask(true);
+        interrupts.raise(1);
+        assert!(sink.take().is_empty(), "masked at power-on");
+        interrupts.set_masked(1, false);
+        assert_eq!(sink.take(), ["msix 1"]);
+        interrupts.raise(1);
+        interrupts.raise(1);
+        assert!(sink.take().is_empty());
+        interrupts.set_masked(1, false);
+        assert_eq!(sink.take(), ["msix 1"], "once for both");
+        interrupts.set_masked(1, false);
+        assert!(sink.take().is_empty(), "nothing new");
+        interrupts.raise(1);
+        assert_eq!(sink.take(), ["msix 1"]);
+    }
+
+    #[test]
+    fn without_auto_mask_each_cause_is_an_interrupt() {
+        let (sink, interrupts) = interrupts(true);
+        interrupts.set_masked(0, false);
+        interrupts.raise(0);
+        interrupts.raise(0);
+        assert_eq!(sink.take(), ["msix 0", "msix 0"]);
+        interrupts.set_masked(0, true);
+        interrupts.raise(0);
+        interrupts.raise(7);
+        assert!(sink.take().is_empty());
+    }
+
+    #[test]
+    fn bus_mastering_holds_back_and_clearing_forgets() {
+        let (sink, interrupts) = interrupts(true);
+        interrupts.set_masked(2, false);
+        interrupts.set_bus_master(false);
+        interrupts.raise(2);
+        assert!(sink.take().is_empty());
+        interrupts.set_bus_master(true);
+        assert_eq!(sink.take(), ["msix 2"]);
+        interrupts.set_masked(2, true);
+        interrupts.raise(2);
+        interrupts.clear();
+        interrupts.set_masked(2, false);
+        assert!(sink.take().is_empty());
+    }
+
+    #[test]
+    fn reading_the_cause_takes_the_line_back() {
+        let (sink, interrupts) = interrupts(false);
+        interrupts.set_masked(0, false);
+        interrupts.raise(0);
+        assert_eq!(sink.take(), ["intx true"]);
+        assert!(interrupts.is_pending());
+        assert_eq!((interrupts.take_cause(), interrupts.take_cause()), (1, 0));
+        assert_eq!(sink.take(), ["intx false"]);
+        interrupts.raise(0);
+        interrupts.set_line_disabled(true);
+        assert_eq!(sink.take(), ["intx true", "intx false"]);
+        interrupts.set_line_disabled(false);
+        interrupts.set_bus_master(false);
+        assert_eq!(sink.take(), ["intx true", "intx false"]);
+    }
+}

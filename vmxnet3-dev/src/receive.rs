@@ -1,0 +1,253 @@
+//! From the port to the guest.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pvrdma_guest_memory::DmaView;
+
+use crate::abi::completion::FrameReport;
+use crate::core::Core;
+use crate::error::QueueError;
+use crate::frame::{Checksum, Frame};
+use crate::offload::checksum;
+use crate::offload::headers::{self, ETHERNET_LEN, Headers, TAG_LEN, Transport};
+use crate::offload::segment;
+use crate::rx::{Delivery, Payload, RxQueue};
+use crate::session::{Session, Settings, Which};
+use crate::transmit::on_wire;
+
+/// What became of a frame that was given to a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Received {
+    /// The guest has it. It is interrupted at the end of the batch ([`crate::Vmxnet3Device::flush`]).
+    Delivered,
+    /// The guest does not want it: another address or VLAN, or longer than its MTU.
+    Filtered,
+    /// There is no buffer now. The frame may be presented again after [`crate::FramePort::receive_ready`]; whoever
+    /// keeps it must be prepared that this never comes.
+    NoBuffers,
+    /// There is no driver, or the link is down, or the queue has stopped.
+    Inactive,
+}
+
+/// What is known while a frame is delivered.
+struct Context<'a> {
+    core: &'a Core,
+    session: &'a Session,
+    settings: &'a Settings,
+    view: &'a DmaView<'a>,
+    index: usize,
+    report: FrameReport,
+}
+
+/// Gives a frame to the guest.
+pub(crate) fn receive(core: &Core, frame: &Frame<'_>) -> Received {
+    if !core.link_up.load(Ordering::Acquire) || !core.is_bus_master() {
+        return Received::Inactive;
+    }
+    let active = core.session();
+    let Some(session) = active.as_ref() else { return Received::Inactive };
+    let settings = session.settings.read();
+    if !settings.filter.accepts(frame.bytes(), core.mac()) {
+        core.counters.vmxnet3_receive_filtered.increment();
+        return Received::Filtered;
+    }
+    let headers = Headers::parse(frame.bytes());
+    let (index, hash_type, hash) = settings.queue_of(frame.bytes(), &headers);
+    let Some(queue) = session.rx(index) else { return Received::Inactive };
+    let mut queue = queue.lock();
+    queue.begin(core.batches.load(Ordering::Acquire));
+    let before = queue.completed;
+    let view = &core.memory.view();
+    let report = FrameReport { hash_type, hash, ..FrameReport::default() };
+    let context = Context { core, session, settings: &settings, view, index, report };
+    let result = context.deliver(&mut queue, frame, &headers);
+    let received = context.finish(frame, result);
+    if queue.completed >= core.depths.rx.load(Ordering::Relaxed) {
+        queue.completed = 0;
+        core.interrupts.raise(queue.vector());
+    } else if queue.completed != before {
+        core.rx_vectors.fetch_or(1 << queue.vector(), Ordering::AcqRel);
+    }
+    received
+}
+
+/// The end of a batch: interrupts the guest for what was delivered.
+pub(crate) fn flush(core: &Core) {
+    core.batches.fetch_add(1, Ordering::AcqRel);
+    let vectors = core.rx_vectors.swap(0, Ordering::AcqRel);
+    for vector in (0..32).filter(|vector| vectors >> vector & 1 == 1) {
+        core.interrupts.raise(vector);
+    }
+}
+
+/// The driver may have given buffers: tells the port, if it waits for that. `rang`: it has written a doorbell.
+pub(crate) fn buffers_may_be_there(core: &Core, rang: bool) {
+    if !rang && !core.starved.load(Ordering::Acquire) {
+        return;
+    }
+    let session: Option<Arc<Session>> = core.session().clone();
+    let Some(session) = session else { return };
+    // In this order: whoever finds no buffer from here on sets both again.
+    core.during(&session, |view| {
+        (0..session.rx_count().into()).for_each(|index| session.ask_for_doorbell(view, index, false));
+    });
+    if core.starved.swap(false, Ordering::AcqRel) {
+        core.port.receive_ready();
+    }
+}
+
+impl Context<'_> {
+    /// Delivers a frame in the form that the guest takes.
+    fn deliver(&self, queue: &mut RxQueue, frame: &Frame<'_>, headers: &Headers) -> Result<Delivery, QueueError> {
+        if frame.mss().is_none() {
+            return self.deliver_plain(queue, frame, headers);
+        }
+        if let Some(segments) = self.whole(frame) {
+            let checksums = checksum::report(frame.bytes(), headers, true);
+            let report = FrameReport { checksums, segments: Some(segments), ..self.report };
+            let delivery = self.place(queue, frame.bytes(), &report)?;
+            if delivery == Delivery::Done {
+                return Ok(delivery);
+            }
+        }
+        // All or nothing: what the guest has cannot be presented again.
+        if !self.has_room(queue, frame, headers)? {
+            return Ok(Delivery::NoBuffers);
+        }
+        let mut room = std::mem::take(&mut queue.room);
+        let mut last = Ok(Delivery::Done);
+        let taken = frame.for_each_wire_frame(&mut room, |part| {
+            last = self.deliver_plain(queue, part, &Headers::parse(part.bytes()));
+            last == Ok(Delivery::Done)
+        });
+        queue.room = room;
+        match last {
+            Ok(Delivery::NoBuffers) if taken > 0 => {
+                // The rings are too small for so many: the rest is lost, as on a wire.
+                self.count_no_buffers();
+                Ok(Delivery::Done)
+            }
+            other => other,
+        }
+    }
+
+    /// Returns `true` unless it pays to wait for buffers for all segments.
+    fn has_room(&self, queue: &mut RxQueue, frame: &Frame<'_>, headers: &Headers) -> Result<bool, QueueError> {
+        let ((count, _), Some((header, _)), Some(mss)) = (on_wire(frame), segment::split(headers), frame.mss()) else {
+            return Ok(true);
+        };
+        let len = header.saturating_add(mss.get().into());
+        if queue.has_room(self.view, count, len)? {
+            return Ok(true);
+        }
+        self.ask_for_doorbell();
+        queue.has_room(self.view, count, len)
+    }
+
+    /// From now on the driver rings. It may have given buffers before it saw that.
+    fn ask_for_doorbell(&self) {
+        self.core.starved.store(true, Ordering::Release);
+        self.session.ask_for_doorbell(self.view, self.index, true);
+        std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Number and size of the segments, if the guest takes them in one piece.
+    fn whole(&self, frame: &Frame<'_>) -> Option<(u8, u16)> {
+        let (count, _) = on_wire(frame);
+        let count = u8::try_from(count).ok().filter(|&count| count > 1)?;
+        // The number of segments is told by a completion of revision 2.
+        let wanted = self.settings.features.lro && self.settings.features.rx_checksum && self.session.revision >= 2;
+        frame.mss().filter(|_| wanted).map(|mss| (count, mss.get()))
+    }
+
+    /// Delivers a frame as it is on a wire.
+    fn deliver_plain(&self, queue: &mut RxQueue, frame: &Frame<'_>, headers: &Headers) -> Result<Delivery, QueueError> {
+        let bytes = frame.bytes();
+        if bytes.len().saturating_sub(headers.link_len) > self.session.mtu {
+            return Ok(Delivery::TooLong);
+        }
+        let starts_at = match headers.transport {
+            Some(Transport::Tcp { offset, .. } | Transport::Udp { offset }) => Some(offset),
+            None => None,
+        };
+        let verify = self.settings.features.rx_checksum;
+        let trusted = match frame.checksum() {
+            Checksum::Unknown => false,
+            Checksum::Verified => true,
+            // A guest that looks at the checksum itself must find one.
+            Checksum::Partial { start, .. } if !verify || starts_at != Some(start.into()) => {
+                return self.complete_and_deliver(queue, frame, headers);
+            }
+            Checksum::Partial { .. } => true,
+        };
+        let mut checksums = checksum::report(bytes, headers, trusted || !verify);
+        checksums.verified &= verify;
+        self.place(queue, bytes, &FrameReport { checksums, ..self.report })
+    }
+
+    fn complete_and_deliver(
+        &self,
+        queue: &mut RxQueue,
+        frame: &Frame<'_>,
+        headers: &Headers,
+    ) -> Result<Delivery, QueueError> {
+        let mut room = std::mem::take(&mut queue.room);
+        let mut result = Ok(Delivery::TooLong);
+        frame.for_each_wire_frame(&mut room, |whole| {
+            result = self.deliver_plain(queue, whole, headers);
+            true
+        });
+        queue.room = room;
+        result
+    }
+
+    /// Stores a frame, without its tag if the guest wants it so.
+    fn place(&self, queue: &mut RxQueue, bytes: &[u8], report: &FrameReport) -> Result<Delivery, QueueError> {
+        let tag = headers::tag(bytes).filter(|_| self.settings.features.vlan_strip);
+        let (end, behind) = if tag.is_some() { (ETHERNET_LEN - 2, ETHERNET_LEN - 2 + TAG_LEN) } else { (0, 0) };
+        let payload =
+            Payload { head: bytes.get(..end).unwrap_or_default(), rest: bytes.get(behind..).unwrap_or_default() };
+        let report = FrameReport { tag, ..*report };
+        let delivery = queue.deliver(self.view, &payload, &report)?;
+        if delivery != Delivery::NoBuffers {
+            return Ok(delivery);
+        }
+        self.ask_for_doorbell();
+        queue.deliver(self.view, &payload, &report)
+    }
+
+    fn count_no_buffers(&self) {
+        self.core.counters.vmxnet3_receive_no_buffers.increment();
+        if let Some(stats) = self.core.rx_stats.get(self.index) {
+            stats.out_of_buffers.increment();
+        }
+    }
+
+    /// Counts.
+    fn finish(&self, frame: &Frame<'_>, result: Result<Delivery, QueueError>) -> Received {
+        let Some(stats) = self.core.rx_stats.get(self.index) else { return Received::Inactive };
+        match result {
+            Ok(Delivery::Done) => {
+                let (frames, bytes) = on_wire(frame);
+                stats.received(frame.destination(), frame.mss().is_some(), frames, bytes);
+                self.core.counters.vmxnet3_received_frames.add(frames);
+                self.core.counters.vmxnet3_received_bytes.add(bytes);
+                Received::Delivered
+            }
+            Ok(Delivery::NoBuffers) => {
+                self.count_no_buffers();
+                Received::NoBuffers
+            }
+            Ok(Delivery::TooLong) => {
+                stats.errors.increment();
+                self.core.counters.vmxnet3_receive_filtered.increment();
+                Received::Filtered
+            }
+            Err(error) => {
+                self.core.fail(self.session, self.view, Which::Rx(self.index), &error);
+                Received::Inactive
+            }
+        }
+    }
+}

@@ -1,0 +1,184 @@
+//! Rings in guest memory: an index, and a generation that changes with each round.
+//!
+//! A descriptor belongs to the device while its generation bit is that of the round. The device never writes a ring of
+//! commands. Completions are written bit last, so that whoever sees it sees the rest.
+
+use std::sync::atomic::Ordering;
+
+use pvrdma_guest_memory::{Direction, DmaError, DmaView};
+use thiserror::Error;
+
+use crate::abi::completion::Completion;
+use crate::abi::rx_desc::RxDesc;
+use crate::abi::tx_desc::{DESC_LEN, TxDesc};
+
+/// Alignment of a ring, in bytes.
+const RING_ALIGN: u64 = 512;
+/// The number of descriptors is a multiple of this.
+const ENTRIES_ALIGN: u32 = 32;
+
+/// Why a ring is refused.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Error)]
+pub(crate) enum RingShapeError {
+    /// The number of descriptors is no multiple of 32, zero or too large.
+    #[error("{0} of {1} descriptors")]
+    Entries(&'static str, u32),
+    /// The address is not aligned, or the end is past the end of the address space.
+    #[error("{0} at {1:#x}")]
+    Base(&'static str, u64),
+}
+
+/// Where a ring is.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct RingShape {
+    base: u64,
+    entries: u32,
+}
+
+impl RingShape {
+    /// Checks a ring of at most `most` descriptors. `name` is for the error.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn new(name: &'static str, base: u64, entries: u32, most: u32) -> Result<Self, RingShapeError> {
+        if entries == 0 || entries > most || !entries.is_multiple_of(ENTRIES_ALIGN) {
+            return Err(RingShapeError::Entries(name, entries));
+        }
+        if !base.is_multiple_of(RING_ALIGN) || base.checked_add(u64::from(entries) * DESC_LEN).is_none() {
+            return Err(RingShapeError::Base(name, base));
+        }
+        Ok(Self { base, entries })
+    }
+
+    /// Number of descriptors.
+    pub(crate) const fn entries(self) -> u32 {
+        self.entries
+    }
+
+    /// Checks that the device reaches all of it.
+    ///
+    /// # Errors
+    /// Some of it cannot be accessed.
+    pub(crate) fn check(self, view: &DmaView<'_>, direction: Direction) -> Result<(), DmaError> {
+        check_range(view, self.base, u64::from(self.entries) * DESC_LEN, direction)
+    }
+
+    /// Bus address of a descriptor. The end of the ring was checked.
+    const fn address(self, index: u32) -> u64 {
+        self.base.wrapping_add(index as u64 * DESC_LEN)
+    }
+}
+
+/// Checks that the device reaches all of a range.
+///
+/// # Errors
+/// Some of it cannot be accessed.
+pub(crate) fn check_range(view: &DmaView<'_>, base: u64, len: u64, direction: Direction) -> Result<(), DmaError> {
+    let mut done = 0;
+    while done < len {
+        let at = base.checked_add(done).ok_or(DmaError::Unmapped { addr: base, len })?;
+        done += view.piece(at, len - done, direction)?.len() as u64;
+    }
+    Ok(())
+}
+
+/// An index with the generation of its round.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Position {
+    index: u32,
+    generation: bool,
+}
+
+impl Position {
+    /// Where drivers and devices begin.
+    pub(crate) const START: Self = Self { index: 0, generation: true };
+
+    /// The index.
+    pub(crate) const fn index(self) -> u32 {
+        self.index
+    }
+
+    /// The one `count` further, at most a round.
+    pub(crate) const fn ahead(self, shape: RingShape, count: u32) -> Self {
+        let index = self.index.saturating_add(count);
+        match index.checked_sub(shape.entries) {
+            Some(index) => Self { index, generation: !self.generation },
+            None => Self { index, generation: self.generation },
+        }
+    }
+
+    /// The next one in a ring.
+    pub(crate) const fn next(self, shape: RingShape) -> Self {
+        self.ahead(shape, 1)
+    }
+}
+
+/// Loads the words of a descriptor, each once: the one with the generation first, and nothing else before it is known
+/// that the rest is valid.
+fn load(
+    view: &DmaView<'_>,
+    shape: RingShape,
+    at: Position,
+    is_ready: impl Fn(u32, bool) -> bool,
+) -> Result<Option<(u64, u32, u32)>, DmaError> {
+    let address = shape.address(at.index);
+    let word2 = view.load_u32(address + 8, Ordering::Acquire)?;
+    if !is_ready(word2, at.generation) {
+        return Ok(None);
+    }
+    let low = view.load_u32(address, Ordering::Relaxed)?;
+    let high = view.load_u32(address + 4, Ordering::Relaxed)?;
+    let word3 = view.load_u32(address + 12, Ordering::Relaxed)?;
+    Ok(Some((u64::from(high) << 32 | u64::from(low), word2, word3)))
+}
+
+/// The transmit descriptor at a position, if it belongs to the device.
+///
+/// # Errors
+/// The ring cannot be read.
+pub(crate) fn load_tx(view: &DmaView<'_>, shape: RingShape, at: Position) -> Result<Option<TxDesc>, DmaError> {
+    let words = load(view, shape, at, TxDesc::is_ready)?;
+    Ok(words.map(|(address, word2, word3)| TxDesc::parse(address, word2, word3)))
+}
+
+/// The receive descriptor at a position, if it belongs to the device.
+///
+/// # Errors
+/// The ring cannot be read.
+pub(crate) fn load_rx(view: &DmaView<'_>, shape: RingShape, at: Position) -> Result<Option<RxDesc>, DmaError> {
+    let words = load(view, shape, at, RxDesc::is_ready)?;
+    Ok(words.map(|(address, word2, _)| RxDesc::parse(address, word2)))
+}
+
+/// A ring that the device fills. There is no consumer index: a driver posts no more commands than completions fit.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct CompletionRing {
+    shape: RingShape,
+    next: Position,
+}
+
+impl CompletionRing {
+    /// At the first entry, in the first generation.
+    pub(crate) const fn new(shape: RingShape) -> Self {
+        Self { shape, next: Position::START }
+    }
+
+    /// Writes the next completion: the word with the generation last.
+    ///
+    /// # Errors
+    /// The ring cannot be written.
+    pub(crate) fn push(&mut self, view: &DmaView<'_>, completion: Completion) -> Result<(), DmaError> {
+        let address = self.shape.address(self.next.index);
+        let [first, second, third, last] = completion;
+        for (word, at) in [(first, 0), (second, 4), (third, 8)] {
+            view.store_u32(address + at, word, Ordering::Relaxed)?;
+        }
+        let last = last & !(1 << 31) | u32::from(self.next.generation) << 31;
+        view.store_u32(address + 12, last, Ordering::Release)?;
+        self.next = self.next.next(self.shape);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

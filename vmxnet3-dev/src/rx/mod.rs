@@ -1,0 +1,224 @@
+//! Receive queues: from a frame to buffers of the guest.
+
+mod plan;
+
+use pvrdma_guest_memory::{Direction, DmaView};
+
+use crate::abi::completion::{FrameReport, Place, rx_completion};
+use crate::abi::queue_desc::{DataRing, RxQueueConfig};
+use crate::error::{CommandError, QueueError};
+use crate::ring::{CompletionRing, Position, RingShape, check_range, load_rx};
+use plan::{After, Plan, Planned};
+
+/// A ring of receive buffers.
+#[derive(Clone, Copy, Debug)]
+struct BufferRing {
+    shape: RingShape,
+    next: Position,
+}
+
+impl BufferRing {
+    const fn new(shape: RingShape) -> Self {
+        Self { shape, next: Position::START }
+    }
+}
+
+/// Numbers of the rings in completions. A driver takes no others.
+#[derive(Clone, Copy, Debug)]
+struct RingIds {
+    first: u16,
+    second: u16,
+    data: u16,
+}
+
+/// Bytes of a frame without the tag that was stripped from between.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Payload<'a> {
+    pub(crate) head: &'a [u8],
+    pub(crate) rest: &'a [u8],
+}
+
+impl Payload<'_> {
+    /// Number of bytes.
+    pub(crate) const fn len(&self) -> usize {
+        self.head.len().saturating_add(self.rest.len())
+    }
+
+    /// Stores bytes `from..from+len` at a bus address.
+    fn store(&self, view: &DmaView<'_>, address: u64, from: usize, len: usize) -> Result<(), QueueError> {
+        let end = from.saturating_add(len);
+        let split = self.head.len();
+        let head = self.head.get(from.min(split)..end.min(split)).unwrap_or_default();
+        let rest = self.rest.get(from.max(split) - split..end.max(split) - split).unwrap_or_default();
+        view.write(address, head)?;
+        view.write(address.wrapping_add(head.len() as u64), rest)?;
+        Ok(())
+    }
+}
+
+/// What became of a frame.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Delivery {
+    /// The guest has it.
+    Done,
+    /// There are too few buffers now. Nothing was taken.
+    NoBuffers,
+    /// It needs more buffers than a frame may have. Nothing was taken.
+    TooLong,
+}
+
+/// A receive queue.
+#[derive(Debug)]
+pub(crate) struct RxQueue {
+    first: BufferRing,
+    second: Option<BufferRing>,
+    completions: CompletionRing,
+    data: Option<DataRing>,
+    ids: RingIds,
+    vector: u8,
+    /// Most buffers of a frame.
+    most: usize,
+    plan: Plan,
+    /// Where frames are put together.
+    pub(crate) room: Vec<u8>,
+    /// Completions of the batch since the last interrupt.
+    pub(crate) completed: u32,
+    batch: u32,
+}
+
+impl RxQueue {
+    /// Queue `number` of `count`, at the start of its rings. `most`: buffers that a frame may have.
+    ///
+    /// # Errors
+    /// The device does not reach them.
+    pub(crate) fn new(
+        config: &RxQueueConfig,
+        number: u8,
+        count: u8,
+        most: usize,
+        view: &DmaView<'_>,
+    ) -> Result<Self, CommandError> {
+        let memory = |error| CommandError::Memory("receive ring", error);
+        config.ring.check(view, Direction::Read).map_err(memory)?;
+        if let Some(second) = config.second {
+            second.check(view, Direction::Read).map_err(memory)?;
+        }
+        config.completions.check(view, Direction::Write).map_err(memory)?;
+        if let Some(data) = config.data {
+            let len = u64::from(data.slot) * u64::from(config.ring.entries());
+            check_range(view, data.base, len, Direction::Write).map_err(memory)?;
+        }
+        let (number, count) = (u16::from(number), u16::from(count));
+        Ok(Self {
+            first: BufferRing::new(config.ring),
+            second: config.second.map(BufferRing::new),
+            completions: CompletionRing::new(config.completions),
+            data: config.data,
+            ids: RingIds { first: number, second: number + count, data: number + 2 * count },
+            vector: config.vector,
+            most,
+            plan: Plan::default(),
+            room: Vec::new(),
+            completed: 0,
+            batch: 0,
+        })
+    }
+
+    /// Its interrupt.
+    pub(crate) const fn vector(&self) -> u8 {
+        self.vector
+    }
+
+    /// What follows is part of this batch.
+    pub(crate) const fn begin(&mut self, batch: u32) {
+        if self.batch != batch {
+            (self.batch, self.completed) = (batch, 0);
+        }
+    }
+
+    const fn here(&self) -> After {
+        After {
+            first: self.first.next,
+            second: match self.second {
+                Some(ring) => Some(ring.next),
+                None => None,
+            },
+        }
+    }
+
+    /// Returns `true` if `count` frames of `len` bytes find buffers one after the other, or never will: then three
+    /// quarters of ring 1 are there and do not suffice.
+    ///
+    /// # Errors
+    /// The rings make no sense.
+    pub(crate) fn has_room(&mut self, view: &DmaView<'_>, count: u64, len: usize) -> Result<bool, QueueError> {
+        let mut plan = std::mem::take(&mut self.plan);
+        let mut at = self.here();
+        let mut fits = true;
+        for _ in 0..count {
+            match plan.make(self, view, at, len)? {
+                Planned::Fits(after) => at = after,
+                Planned::NoBuffers => {
+                    fits = false;
+                    break;
+                }
+                Planned::TooLong => break,
+            }
+        }
+        self.plan = plan;
+        let BufferRing { shape, next } = self.first;
+        Ok(fits || load_rx(view, shape, next.ahead(shape, shape.entries() / 4 * 3))?.is_some())
+    }
+
+    /// Stores a frame and tells the driver. All bytes are stored before the first completion.
+    ///
+    /// # Errors
+    /// The rings make no sense.
+    pub(crate) fn deliver(
+        &mut self,
+        view: &DmaView<'_>,
+        payload: &Payload<'_>,
+        report: &FrameReport,
+    ) -> Result<Delivery, QueueError> {
+        let mut plan = std::mem::take(&mut self.plan);
+        let result = self.deliver_as(&mut plan, view, payload, report);
+        self.plan = plan;
+        result
+    }
+
+    fn deliver_as(
+        &mut self,
+        plan: &mut Plan,
+        view: &DmaView<'_>,
+        payload: &Payload<'_>,
+        report: &FrameReport,
+    ) -> Result<Delivery, QueueError> {
+        let after = match plan.make(self, view, self.here(), payload.len())? {
+            Planned::Fits(after) => after,
+            Planned::NoBuffers => return Ok(Delivery::NoBuffers),
+            Planned::TooLong => return Ok(Delivery::TooLong),
+        };
+        let mut from = 0;
+        for buffer in plan.buffers() {
+            payload.store(view, buffer.address, from, buffer.len.into())?;
+            from += usize::from(buffer.len);
+        }
+        let count = plan.buffers().len();
+        for (number, buffer) in plan.buffers().iter().enumerate() {
+            let place = Place {
+                index: buffer.index,
+                ring_id: buffer.ring_id,
+                len: buffer.len,
+                first: number == 0,
+                last: number + 1 == count,
+            };
+            self.completions.push(view, rx_completion(place, report))?;
+        }
+        self.first.next = after.first;
+        if let (Some(second), Some(next)) = (&mut self.second, after.second) {
+            second.next = next;
+        }
+        self.completed = self.completed.saturating_add(1);
+        Ok(Delivery::Done)
+    }
+}

@@ -1,0 +1,136 @@
+//! Which buffers a frame goes to. Descriptors are only read here: what does not fit leaves the rings as they were.
+//!
+//! The start of a frame goes to a HEAD buffer of ring 1, or, if it is the whole frame and small, to the slot of the
+//! data ring that belongs to it. The continuation goes to the BODY buffers that follow in ring 1, and then to those of
+//! ring 2.
+
+use pvrdma_guest_memory::DmaView;
+
+use super::{BufferRing, RxQueue};
+use crate::abi::rx_desc::{MIN_HEAD, RxDesc};
+use crate::error::QueueError;
+use crate::ring::{Position, load_rx};
+
+/// A buffer, or the part of it that is used.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Buffer {
+    pub(super) address: u64,
+    pub(super) len: u16,
+    pub(super) index: u32,
+    pub(super) ring_id: u16,
+}
+
+/// Where the rings are, or go on.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct After {
+    pub(super) first: Position,
+    pub(super) second: Option<Position>,
+}
+
+/// Whether a frame fits.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Planned {
+    Fits(After),
+    NoBuffers,
+    TooLong,
+}
+
+/// The buffers of a frame.
+#[derive(Debug, Default)]
+pub(super) struct Plan {
+    buffers: Vec<Buffer>,
+}
+
+/// The next buffer of a kind in a ring, skipping those of the other kind: where it is and what it is.
+fn find(
+    view: &DmaView<'_>,
+    ring: BufferRing,
+    from: Position,
+    body: bool,
+) -> Result<Option<(Position, RxDesc)>, QueueError> {
+    let mut at = from;
+    for _ in 0..ring.shape.entries() {
+        match load_rx(view, ring.shape, at)? {
+            None => return Ok(None),
+            Some(desc) if desc.body == body => return Ok(Some((at, desc))),
+            Some(_) => at = at.next(ring.shape),
+        }
+    }
+    Ok(None)
+}
+
+impl Plan {
+    /// The buffers.
+    pub(super) fn buffers(&self) -> &[Buffer] {
+        &self.buffers
+    }
+
+    /// Finds buffers for a frame of `len` bytes, from a place in the rings on.
+    pub(super) fn make(
+        &mut self,
+        queue: &RxQueue,
+        view: &DmaView<'_>,
+        from: After,
+        len: usize,
+    ) -> Result<Planned, QueueError> {
+        self.buffers.clear();
+        let second = from.second;
+        let Some((at, head)) = find(view, queue.first, from.first, false)? else { return Ok(Planned::NoBuffers) };
+        if head.len < MIN_HEAD {
+            return Err(QueueError::SmallBuffer(head.len));
+        }
+        let first = at.next(queue.first.shape);
+        let index = at.index();
+        if let (Some(data), Ok(small)) = (queue.data, u16::try_from(len))
+            && small <= data.slot
+        {
+            let (address, ring_id) = (data.slot_address(index), queue.ids.data);
+            self.buffers.push(Buffer { address, len: small, index, ring_id });
+            return Ok(Planned::Fits(After { first, second }));
+        }
+        let rest = self.push(&head, index, queue.ids.first, len);
+        self.follow(queue, view, After { first, second }, rest)
+    }
+
+    /// Uses a buffer for as much of `len` bytes as fits, and returns the rest.
+    fn push(&mut self, desc: &RxDesc, index: u32, ring_id: u16, len: usize) -> usize {
+        let used = u16::try_from(len).unwrap_or(u16::MAX).min(desc.len);
+        self.buffers.push(Buffer { address: desc.address, len: used, index, ring_id });
+        len.saturating_sub(used.into())
+    }
+
+    /// Finds buffers for the continuation.
+    fn follow(
+        &mut self,
+        queue: &RxQueue,
+        view: &DmaView<'_>,
+        mut after: After,
+        mut rest: usize,
+    ) -> Result<Planned, QueueError> {
+        while rest > 0 {
+            if self.buffers.len() >= queue.most {
+                return Ok(Planned::TooLong);
+            }
+            let next = load_rx(view, queue.first.shape, after.first)?;
+            let (desc, index, ring_id) = if let Some(body) = next.filter(|desc| desc.body) {
+                let index = after.first.index();
+                after.first = after.first.next(queue.first.shape);
+                (body, index, queue.ids.first)
+            } else if let (Some(ring), Some(from)) = (queue.second, after.second) {
+                let Some((at, body)) = find(view, ring, from, true)? else { return Ok(Planned::NoBuffers) };
+                after.second = Some(at.next(ring.shape));
+                (body, at.index(), queue.ids.second)
+            } else if next.is_some() {
+                // The start of the next frame: there will never be a continuation.
+                return Ok(Planned::TooLong);
+            } else {
+                return Ok(Planned::NoBuffers);
+            };
+            if desc.len == 0 {
+                return Err(QueueError::SmallBuffer(0));
+            }
+            rest = self.push(&desc, index, ring_id, rest);
+        }
+        Ok(Planned::Fits(after))
+    }
+}

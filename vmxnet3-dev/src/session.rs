@@ -1,0 +1,269 @@
+//! What a driver has set up with ACTIVATE, until it quiesces or resets the device.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::{Mutex, RwLock};
+use pvrdma_guest_memory::DmaView;
+
+use crate::abi::command::ConfigPlace;
+use crate::abi::completion::HashType;
+use crate::abi::queue_desc::{
+    QUEUE_DESC_ALIGN, QUEUE_DESC_LEN, QUEUE_DESC_SIZE, RxQueueConfig, STATS_AT, STATUS_AT, TX_THRESHOLD_AT,
+    TxQueueConfig, UPDATE_RX_PRODUCER_AT,
+};
+use crate::abi::regs::MAX_QUEUES;
+use crate::abi::rss_conf::{RSS_CONF_LEN, RssConf};
+use crate::abi::shared::{DriverShared, EVENTS_AT, Features, FilterConfig, SHARED_LEN};
+use crate::error::{CommandError, QueueError};
+use crate::filter::RxFilter;
+use crate::offload::headers::Headers;
+use crate::rss;
+use crate::rx::RxQueue;
+use crate::stats::STATS_LEN;
+use crate::tx::TxQueue;
+
+/// What the MTU may be, in bytes.
+const MTUS: std::ops::RangeInclusive<u32> = 60..=9000;
+/// Buffers that a frame may have if the driver does not say: one and as many as a socket buffer has fragments.
+const DEFAULT_RX_BUFFERS: u16 = 18;
+/// Buffers that a frame may have whatever the driver says.
+const MAX_RX_BUFFERS: u16 = 64;
+/// Packets from doorbell to doorbell. A driver has no timer that would ring for the rest.
+const TX_THRESHOLD: u32 = 1;
+
+/// Which queue.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Which {
+    /// A transmit queue.
+    Tx(usize),
+    /// A receive queue.
+    Rx(usize),
+}
+
+/// What the driver may change while frames flow.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    pub(crate) features: Features,
+    pub(crate) filter: RxFilter,
+    pub(crate) rss: Option<RssConf>,
+}
+
+impl Settings {
+    /// The queue of a frame, and what of it was hashed.
+    pub(crate) fn queue_of(&self, frame: &[u8], headers: &Headers) -> (usize, HashType, u32) {
+        match self.rss.as_ref().filter(|_| self.features.rss) {
+            None => (0, HashType::None, 0),
+            Some(conf) => match rss::hash(conf, frame, headers) {
+                (HashType::None, _) => (0, HashType::None, 0),
+                (kind, hash) => (rss::queue(conf, hash), kind, hash),
+            },
+        }
+    }
+}
+
+/// A device that a driver has started.
+#[derive(Debug)]
+pub(crate) struct Session {
+    /// Bus address of the shared area.
+    shared: u64,
+    /// Bus address of the queue descriptors.
+    queue_desc: u64,
+    pub(crate) revision: u8,
+    /// Bytes of a packet without link header.
+    pub(crate) mtu: usize,
+    pub(crate) event_vector: u8,
+    pub(crate) auto_mask: bool,
+    tx: Vec<Mutex<TxQueue>>,
+    rx: Vec<Mutex<RxQueue>>,
+    /// Why each queue has stopped: 0 while it runs. Transmit queues first.
+    stopped: Vec<AtomicU32>,
+    pub(crate) settings: RwLock<Settings>,
+}
+
+/// Copies the shared area at a bus address.
+fn load_shared(view: &DmaView<'_>, address: u64) -> Result<DriverShared, CommandError> {
+    let mut bytes = [0; SHARED_LEN];
+    view.read(address, &mut bytes).map_err(|error| CommandError::Memory("shared area", error))?;
+    // Aligned, so that the events can be changed in one access.
+    let shared = DriverShared::parse(&bytes).filter(|_| address.is_multiple_of(8));
+    shared.ok_or(CommandError::NoShared(address))
+}
+
+/// Copies the RSS configuration.
+pub(crate) fn load_rss(view: &DmaView<'_>, place: ConfigPlace, queues: u8) -> Result<Option<RssConf>, CommandError> {
+    let mut bytes = [0; RSS_CONF_LEN];
+    let len = usize::try_from(place.len).unwrap_or(usize::MAX).min(RSS_CONF_LEN);
+    view.read(place.address, bytes.get_mut(..len).unwrap_or_default())
+        .map_err(|error| CommandError::Memory("RSS configuration", error))?;
+    Ok(RssConf::parse(&bytes, queues)?)
+}
+
+/// Copies the multicast table.
+pub(crate) fn load_multicast(view: &DmaView<'_>, filter: &FilterConfig) -> Result<Vec<u8>, CommandError> {
+    if filter.table_len == 0 || !filter.mode.multicast {
+        return Ok(Vec::new());
+    }
+    let mut table = vec![0; filter.table_len.into()];
+    view.read(filter.table, &mut table).map_err(|error| CommandError::Memory("multicast table", error))?;
+    Ok(table)
+}
+
+fn in_range(name: &'static str, value: u64, valid: bool) -> Result<(), CommandError> {
+    if valid { Ok(()) } else { Err(CommandError::Invalid(name, value)) }
+}
+
+fn check(shared: &DriverShared, vectors: u16) -> Result<(), CommandError> {
+    for (name, count) in [("transmit queues", shared.tx_queues), ("receive queues", shared.rx_queues)] {
+        in_range(name, count.into(), (1..=MAX_QUEUES).contains(&count))?;
+    }
+    let needed = (u64::from(shared.tx_queues) + u64::from(shared.rx_queues)) * QUEUE_DESC_LEN;
+    let len = u64::from(shared.queue_desc_len);
+    in_range("length of queue descriptors", len, len >= needed)?;
+    let fits = shared.queue_desc.is_multiple_of(QUEUE_DESC_ALIGN) && shared.queue_desc.checked_add(needed).is_some();
+    in_range("queue descriptors", shared.queue_desc, fits)?;
+    in_range("MTU", shared.mtu.into(), MTUS.contains(&shared.mtu))?;
+    let vector = u16::from(shared.interrupts.event_vector);
+    in_range("vector of events", vector.into(), vector < vectors)
+}
+
+/// Copies a queue descriptor.
+fn load_queue(view: &DmaView<'_>, base: u64, number: u8) -> Result<[u8; QUEUE_DESC_SIZE], CommandError> {
+    let mut bytes = [0; QUEUE_DESC_SIZE];
+    let at = base.wrapping_add(u64::from(number) * QUEUE_DESC_LEN);
+    view.read(at, &mut bytes).map_err(|error| CommandError::Memory("queue descriptor", error))?;
+    Ok(bytes)
+}
+
+impl Session {
+    /// Parses what the driver has put at `address`, for a function with so many vectors and a driver of `revision`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub(crate) fn new(view: &DmaView<'_>, address: u64, vectors: u16, revision: u8) -> Result<Self, CommandError> {
+        let shared = load_shared(view, address)?;
+        check(&shared, vectors)?;
+        let (tx_count, rx_count) = (shared.tx_queues, shared.rx_queues);
+        let mut tx = Vec::new();
+        for number in 0..tx_count {
+            let config = TxQueueConfig::parse(&load_queue(view, shared.queue_desc, number)?, vectors)
+                .map_err(|error| CommandError::Queue("transmit", number, error))?;
+            tx.push(Mutex::new(TxQueue::new(&config, view)?));
+        }
+        let most = if shared.max_rx_buffers == 0 { DEFAULT_RX_BUFFERS } else { shared.max_rx_buffers };
+        let mut rx = Vec::new();
+        for number in 0..rx_count {
+            let config =
+                RxQueueConfig::parse(&load_queue(view, shared.queue_desc, tx_count + number)?, vectors, revision)
+                    .map_err(|error| CommandError::Queue("receive", number, error))?;
+            rx.push(Mutex::new(RxQueue::new(&config, number, rx_count, most.min(MAX_RX_BUFFERS).into(), view)?));
+        }
+        let rss = if shared.features.rss { load_rss(view, shared.rss, rx_count)? } else { None };
+        // A driver sets the table after this command; what is there now may be a leftover that is gone.
+        let table = load_multicast(view, &shared.filter).unwrap_or_default();
+        let session = Self {
+            shared: address,
+            queue_desc: shared.queue_desc,
+            revision,
+            // In range.
+            mtu: usize::try_from(shared.mtu).unwrap_or(0),
+            event_vector: shared.interrupts.event_vector,
+            auto_mask: shared.interrupts.auto_mask,
+            tx,
+            rx,
+            stopped: (0..tx_count + rx_count).map(|_| AtomicU32::new(0)).collect(),
+            settings: RwLock::new(Settings {
+                features: shared.features,
+                filter: RxFilter::new(shared.filter, &table),
+                rss,
+            }),
+        };
+        session.start(view).map_err(|error| CommandError::Memory("queue descriptor", error))?;
+        Ok(session)
+    }
+
+    /// Tells the driver when to ring.
+    fn start(&self, view: &DmaView<'_>) -> Result<(), pvrdma_guest_memory::DmaError> {
+        for index in 0..self.tx.len() {
+            view.write(self.queue_address(Which::Tx(index)) + TX_THRESHOLD_AT, &TX_THRESHOLD.to_le_bytes())?;
+        }
+        for index in 0..self.rx.len() {
+            view.write(self.queue_address(Which::Rx(index)) + UPDATE_RX_PRODUCER_AT, &[0])?;
+        }
+        Ok(())
+    }
+
+    /// Bus address of the shared area.
+    pub(crate) const fn shared(&self) -> u64 {
+        self.shared
+    }
+
+    /// Number of receive queues, at most [`MAX_QUEUES`].
+    pub(crate) fn rx_count(&self) -> u8 {
+        u8::try_from(self.rx.len()).unwrap_or(MAX_QUEUES)
+    }
+
+    /// All queues.
+    pub(crate) fn queues(&self) -> impl Iterator<Item = Which> {
+        (0..self.tx.len()).map(Which::Tx).chain((0..self.rx.len()).map(Which::Rx))
+    }
+
+    /// A transmit queue that runs.
+    pub(crate) fn tx(&self, index: usize) -> Option<&Mutex<TxQueue>> {
+        self.tx.get(index).filter(|_| self.error(Which::Tx(index)) == 0)
+    }
+
+    /// A receive queue that runs.
+    pub(crate) fn rx(&self, index: usize) -> Option<&Mutex<RxQueue>> {
+        self.rx.get(index).filter(|_| self.error(Which::Rx(index)) == 0)
+    }
+
+    fn number(&self, which: Which) -> usize {
+        match which {
+            Which::Tx(index) => index,
+            Which::Rx(index) => self.tx.len().saturating_add(index),
+        }
+    }
+
+    /// Bus address of a queue's descriptor. The end of the last was checked.
+    fn queue_address(&self, which: Which) -> u64 {
+        self.queue_desc.wrapping_add(self.number(which) as u64 * QUEUE_DESC_LEN)
+    }
+
+    /// Why a queue has stopped, 0 if it runs.
+    fn error(&self, which: Which) -> u32 {
+        self.stopped.get(self.number(which)).map_or(0, |error| error.load(Ordering::Acquire))
+    }
+
+    /// Stops a queue until the driver resets the device.
+    pub(crate) fn stop(&self, view: &DmaView<'_>, which: Which, error: &QueueError) {
+        if let Some(stopped) = self.stopped.get(self.number(which)) {
+            stopped.store(error.code(), Ordering::Release);
+        }
+        self.write_status(view, which);
+    }
+
+    /// Writes whether a queue runs. What the device cannot write the driver does not get.
+    pub(crate) fn write_status(&self, view: &DmaView<'_>, which: Which) {
+        let error = self.error(which);
+        let [a, b, c, d] = error.to_le_bytes();
+        let status = [u8::from(error != 0), 0, 0, 0, a, b, c, d];
+        let _ = view.write(self.queue_address(which) + STATUS_AT, &status);
+    }
+
+    /// Writes a queue's statistics.
+    pub(crate) fn write_stats(&self, view: &DmaView<'_>, which: Which, stats: &[u8; STATS_LEN]) {
+        let _ = view.write(self.queue_address(which) + STATS_AT, stats);
+    }
+
+    /// Asks the driver to ring when it has given buffers to a receive queue, or not to.
+    pub(crate) fn ask_for_doorbell(&self, view: &DmaView<'_>, index: usize, wanted: bool) {
+        let at = self.queue_address(Which::Rx(index)) + UPDATE_RX_PRODUCER_AT;
+        let _ = view.write(at, &[u8::from(wanted)]);
+    }
+
+    /// Adds events to those that the driver has not acknowledged, or takes away those that it has.
+    pub(crate) fn change_events(&self, view: &DmaView<'_>, set: u32, clear: u32) {
+        // The events are the low half of eight bytes.
+        let _ = view.update_u64(self.shared + EVENTS_AT, |old| Some((old | u64::from(set)) & !u64::from(clear)));
+    }
+}

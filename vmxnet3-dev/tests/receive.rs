@@ -1,0 +1,215 @@
+//! What a guest receives: long frames, queues, filters, buffers that run out.
+
+#![allow(missing_docs, clippy::unwrap_used)]
+
+use pvrdma_vmxnet3::testing::frames::{Flow, GUEST_MAC, PEER_MAC, checksums_are_right, ethernet, pattern, tagged};
+use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, RxLayout, command, feature, rx_mode};
+use pvrdma_vmxnet3::{Frame, Received};
+
+fn deliver(guest: &Guest, bytes: &[u8]) -> Received {
+    let received = guest.device.receive(&Frame::new(bytes, false).unwrap());
+    guest.device.flush();
+    received
+}
+
+/// A TCP frame as a device gives it to a port that takes long frames.
+fn super_frame(flow: Flow, len: usize) -> Vec<u8> {
+    let mut bytes = flow.left_open(flow.tcp(5, 0x18, 0, &pattern(len)), 16, false);
+    if flow.ipv6 {
+        bytes[18..20].copy_from_slice(&u16::try_from(len + 20).unwrap().to_be_bytes());
+    }
+    bytes
+}
+
+/// A guest with LRO takes a long frame in one piece, in HEAD and BODY buffers of both rings, and is told the segments.
+#[test]
+fn long_frames_come_whole_with_lro() {
+    for (rx, mtu) in [(RxLayout::SMALL, 1500), (RxLayout::JUMBO, 9000)] {
+        let (guest, _port) = Guest::recording();
+        let features = feature::LRO | feature::RXCSUM;
+        let mut driver = Driver::up(&guest, DriverConfig { rx, mtu, features, ..DriverConfig::default() });
+        for ipv6 in [false, true] {
+            for len in [2000, 20_000, 65_000] {
+                let bytes = super_frame(Flow { ipv6, ..Flow::TO_GUEST }, len);
+                let frame = Frame::to_be_segmented(&bytes, 1448).unwrap();
+                assert_eq!(guest.device.receive(&frame), Received::Delivered);
+                let packets = driver.poll(0);
+                assert_eq!(packets.len(), 1);
+                assert!(packets[0].bytes == bytes && packets[0].checksum_verified);
+                let count = u8::try_from(len.div_ceil(1448)).unwrap();
+                assert_eq!(packets[0].segments, Some((count, 1448)));
+            }
+        }
+    }
+}
+
+/// Without LRO, or in revision 1, or for a guest that looks at checksums itself, there are segments and no others.
+#[test]
+fn long_frames_come_in_segments_without_lro() {
+    for (features, revision) in [
+        (feature::RXCSUM, 3),
+        (feature::LRO | feature::RXCSUM, 1),
+        (feature::LRO, 3),
+        (feature::RXCSUM | feature::RXVLAN, 2),
+    ] {
+        let (guest, _port) = Guest::recording();
+        let mut driver = Driver::up(&guest, DriverConfig { features, revision, ..DriverConfig::default() });
+        let bytes = super_frame(Flow::TO_GUEST, 20_000);
+        let vlan = features & feature::RXVLAN != 0;
+        let on_link = if vlan { tagged(&bytes, 0) } else { bytes };
+        assert_eq!(guest.device.receive(&Frame::to_be_segmented(&on_link, 1448).unwrap()), Received::Delivered);
+        let packets = driver.poll(0);
+        assert_eq!(packets.len(), 14);
+        for packet in &packets {
+            assert!(checksums_are_right(&packet.bytes));
+            assert_eq!((packet.segments, packet.tag.is_some()), (None, vlan));
+            assert_eq!(packet.checksum_verified, features & feature::RXCSUM != 0);
+        }
+        assert!(packets.iter().flat_map(|it| it.bytes[54..].to_vec()).collect::<Vec<_>>() == pattern(20_000));
+        assert_eq!(
+            driver.stats(1)[..4],
+            [14, 20_000 + 14 * 54 + if vlan { 56 } else { 0 }, 14, 20_000 + 14 * 54 + if vlan { 56 } else { 0 }]
+        );
+    }
+}
+
+/// Rings that can never hold a long frame take it in segments.
+#[test]
+fn long_frames_that_never_fit_come_in_segments() {
+    let (guest, _port) = Guest::recording();
+    let rx = RxLayout { second: 0, ..RxLayout::SMALL };
+    let features = feature::LRO | feature::RXCSUM;
+    let mut driver = Driver::up(&guest, DriverConfig { rx, features, ..DriverConfig::default() });
+    let bytes = super_frame(Flow::TO_GUEST, 20_000);
+    assert_eq!(guest.device.receive(&Frame::to_be_segmented(&bytes, 1448).unwrap()), Received::Delivered);
+    assert_eq!(driver.poll(0).len(), 14);
+}
+
+#[test]
+fn frames_longer_than_the_mtu_are_dropped() {
+    for (rx, mtu) in [(RxLayout::SMALL, 1500), (RxLayout::JUMBO, 9000)] {
+        let (guest, _port) = Guest::recording();
+        let mtu_config = DriverConfig { rx, mtu, features: feature::LRO, ..DriverConfig::default() };
+        let mut driver = Driver::up(&guest, mtu_config);
+        let frame = |len| ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &pattern(len));
+        let mtu = usize::try_from(mtu).unwrap();
+        assert_eq!(deliver(&guest, &frame(mtu)), Received::Delivered);
+        assert_eq!(deliver(&guest, &tagged(&frame(mtu), 0)), Received::Delivered, "a tag does not count");
+        assert_eq!(deliver(&guest, &frame(mtu + 1)), Received::Filtered);
+        assert_eq!(driver.poll(0).len(), 2);
+    }
+}
+
+/// The hash and the queue are what the configuration says, for each kind of packet.
+#[test]
+fn hashes_say_what_was_hashed() {
+    let (guest, _port) = Guest::recording();
+    let config = DriverConfig { tx_queues: 8, rx_queues: 8, features: feature::RSS, ..DriverConfig::default() };
+    let mut driver = Driver::prepare(&guest, config);
+    driver.write_rss(&std::array::from_fn(|i| u8::try_from(i * 6 + 1).unwrap()), &(0..8).rev().collect::<Vec<_>>());
+    assert_eq!(driver.activate(), 0);
+    driver.finish();
+    for (ipv6, tcp, kind) in [(false, false, 1), (false, true, 2), (true, false, 3), (true, true, 4)] {
+        let mut queues = Vec::new();
+        for from in 0..32 {
+            let flow = Flow { ipv6, ports: [from, 80], ..Flow::TO_GUEST };
+            let bytes = if tcp { flow.tcp(1, 0, 0, b"x") } else { flow.udp(b"x") };
+            deliver(&guest, &bytes);
+            let (queue, packet) =
+                (0..8).flat_map(|queue| driver.poll(queue).into_iter().map(move |it| (queue, it))).next().unwrap();
+            let (got, hash) = packet.hash.unwrap();
+            assert_eq!((got, queue), (kind, 7 - usize::try_from(hash % 8).unwrap()));
+            queues.push(queue);
+        }
+        queues.sort_unstable();
+        queues.dedup();
+        // The ports of UDP are not hashed: fragments of a datagram stay together.
+        assert_eq!(queues.len() > 3, tcp);
+    }
+    deliver(&guest, &ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[0; 50]));
+    assert_eq!(driver.poll(0)[0].hash, None, "no IP");
+}
+
+#[test]
+fn the_filter_follows_the_driver() {
+    let (guest, _port) = Guest::recording();
+    let driver = Driver::up(&guest, DriverConfig::default());
+    let to = |to| deliver(&guest, &Flow { to, ..Flow::TO_GUEST }.udp(b"x"));
+    let (group, other) = ([1, 0, 0x5e, 0, 0, 7], [2, 0, 0, 0, 0, 9]);
+    assert_eq!(
+        (to(GUEST_MAC), to(other), to([0xff; 6])),
+        (Received::Delivered, Received::Filtered, Received::Delivered)
+    );
+    assert_eq!(to(group), Received::Filtered);
+    assert_eq!(driver.set_multicast(&[group]), 0);
+    assert_eq!(to(group), Received::Delivered);
+    guest.memory.store_u64(driver.shared + 128, 1 << 40);
+    assert_ne!(guest.command(command::UPDATE_MAC_FILTERS), 0, "a table that is not there");
+    assert_eq!(to(group), Received::Delivered, "the one before stays");
+    driver.set_mode(rx_mode::UCAST);
+    assert_eq!((to(group), to([0xff; 6])), (Received::Filtered, Received::Filtered));
+    driver.set_mode(rx_mode::ALL_MULTI);
+    assert_eq!((to(group), to(GUEST_MAC)), (Received::Delivered, Received::Filtered));
+    driver.set_mode(rx_mode::PROMISC);
+    assert_eq!(to(other), Received::Delivered);
+    // Another address.
+    driver.set_mode(rx_mode::UCAST);
+    guest.write(1, 0x28, u32::from_le_bytes([2, 0, 0, 0]));
+    guest.write(1, 0x30, u32::from_le_bytes([0, 9, 0, 0]));
+    assert_eq!((to(GUEST_MAC), to(other)), (Received::Filtered, Received::Delivered));
+    assert_eq!((guest.read(1, 0x28), guest.read(1, 0x30)), (2, 0x900));
+}
+
+/// When buffers run out, the device asks for doorbells, and the port hears of the first.
+#[test]
+fn a_guest_without_buffers_rings_when_it_has_some() {
+    let (guest, port) = Guest::recording();
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    let bytes = ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[1; 50]);
+    let mut count = 0;
+    while deliver(&guest, &bytes) == Received::Delivered {
+        count += 1;
+    }
+    assert_eq!((count, deliver(&guest, &bytes)), (63, Received::NoBuffers));
+    assert!(driver.rx[0].doorbell_wanted(&guest.memory));
+    assert_eq!(port.ready(), 0);
+    // As in the kernel the buffer of the last completion stays with the driver: one comes back for two.
+    assert_eq!(driver.poll_some(0, 2).len(), 2);
+    assert_eq!(port.ready(), 1);
+    assert!(!driver.rx[0].doorbell_wanted(&guest.memory));
+    assert_eq!((deliver(&guest, &bytes), deliver(&guest, &bytes)), (Received::Delivered, Received::NoBuffers));
+    assert_eq!(driver.stats(1)[8], 3);
+    // A driver that has not seen the wish unmasks at the end of its round.
+    guest.memory.write(driver.rx_desc(0), &[0]);
+    assert_eq!((driver.poll(0).len(), port.ready()), (62, 1));
+    driver.unmask(0);
+    assert_eq!((port.ready(), deliver(&guest, &bytes)), (2, Received::Delivered));
+}
+
+#[test]
+fn interrupts_come_at_the_end_of_a_batch() {
+    let (guest, _port) = Guest::recording();
+    let driver = Driver::up(&guest, DriverConfig::default());
+    let bytes = ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[1; 50]);
+    let batch = || {
+        for _ in 0..10 {
+            guest.device.receive(&Frame::new(&bytes, false).unwrap());
+        }
+        guest.device.flush();
+        guest.device.flush();
+        guest.irqs.take(0)
+    };
+    assert_eq!(batch(), 1);
+    for (scheme, expected) in [([0; 4], 10), ([2, 0, 0, 4], 3), ([1, 0, 0, 0], 1)] {
+        let at = guest.memory.alloc(16);
+        guest.memory.write(at, &scheme.map(u32::to_le_bytes).concat());
+        guest.memory.store(driver.shared + 708, 16);
+        guest.memory.store_u64(driver.shared + 712, at);
+        assert_eq!(guest.command(command::SET_COALESCE), 0);
+        assert_eq!(batch(), expected, "{scheme:?}");
+    }
+    let at = guest.memory.alloc(16);
+    guest.memory.store(at, 9);
+    guest.memory.store_u64(driver.shared + 712, at);
+    assert_ne!(guest.command(command::SET_COALESCE), 0);
+}
