@@ -457,3 +457,34 @@ fn what_an_idle_network_costs() {
     println!("Private_Dirty {kib} KiB, {threads}");
     assert!(kib < 3 << 10, "{kib} KiB");
 }
+
+/// Each thread of a worker that serves clients, as the kernel shows it: confined, and without rights.
+#[test]
+fn every_thread_of_a_worker_is_confined() {
+    let place = Place::start(&[]);
+    let mut pair = place.pair("a");
+    pair.exchange();
+    let network = place.network("a");
+    let sandbox = &network["sandbox"];
+    assert_eq!((&sandbox["no_new_privs"], &sandbox["seccomp"]), (&true.into(), &true.into()), "{sandbox}");
+    // What may stay, so that guest memory can be locked, where the limit of locked memory cannot be lifted.
+    const IPC_LOCK: u64 = 1 << 14;
+    let kept = if sandbox["capabilities"].as_array().unwrap().is_empty() { 0 } else { IPC_LOCK };
+    let worker = place.worker("a");
+    let mut threads = 0;
+    for thread in fs::read_dir(format!("/proc/{}/task", worker.pid.as_raw_nonzero())).unwrap() {
+        let status = fs::read_to_string(thread.unwrap().path().join("status")).unwrap();
+        let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(":\t"));
+        assert_eq!((field("Seccomp"), field("NoNewPrivs")), (Some("2"), Some("1")), "{status}");
+        for set in ["CapInh", "CapAmb"] {
+            assert_eq!(field(set), Some("0000000000000000"), "{status}");
+        }
+        for set in ["CapPrm", "CapEff", "CapBnd"] {
+            let rights = u64::from_str_radix(field(set).unwrap(), 16).unwrap();
+            assert_eq!(rights & !kept, 0, "{set}: {status}");
+        }
+        threads += 1;
+    }
+    // The main thread, the launcher, an engine, and for each of the two clients its own.
+    assert!(threads >= 5, "{threads}");
+}

@@ -1,5 +1,4 @@
 //! What a panic ends.
-#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 use std::panic::catch_unwind;
 

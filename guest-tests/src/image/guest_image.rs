@@ -68,11 +68,15 @@ impl GuestImage {
     /// command line are this machine's, and no root needed. Returns the program and its first arguments.
     pub(crate) fn qemu(&self) -> (String, Vec<String>) {
         let (loader, mut arguments) = self.host_program("usr/bin/qemu-system-x86_64");
-        for directory in ["usr/share/qemu", "usr/share/seabios"] {
-            let directory = self.builder_root().join(directory);
+        for directory in self.qemu_firmware() {
             arguments.extend(["-L".to_owned(), directory.to_string_lossy().into_owned()]);
         }
         (loader, arguments)
+    }
+
+    /// Folders with the firmware of QEMU's machines.
+    pub(crate) fn qemu_firmware(&self) -> [PathBuf; 2] {
+        ["usr/share/qemu", "usr/share/seabios"].map(|directory| self.builder_root().join(directory))
     }
 
     /// Wireshark's dissector for the command line, likewise.

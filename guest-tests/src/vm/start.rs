@@ -33,6 +33,8 @@ impl VmBuilder {
             let wrapped = as_user(user, &qemu);
             qemu = "setpriv".to_owned();
             arguments.splice(0..0, wrapped);
+            let firmware = readable_firmware(&prepared.builder)?;
+            arguments.extend(["-L".to_owned(), firmware.to_string_lossy().into_owned()]);
         }
         arguments.extend(qemu::machine_arguments(&prepared.builder)?);
         arguments.extend(prepared.boot_arguments());
@@ -100,6 +102,26 @@ impl Prepared {
             patience: self.builder.patience,
         })
     }
+}
+
+/// The firmware once more, in a folder that every user can read: QEMU asks `access`, which does not know capabilities.
+fn readable_firmware(builder: &VmBuilder) -> Result<PathBuf> {
+    let copies = builder.directory.join("firmware");
+    let copy = || -> std::io::Result<()> {
+        std::fs::create_dir_all(&copies)?;
+        for folder in builder.image.qemu_firmware() {
+            for entry in std::fs::read_dir(folder)? {
+                let file = entry?.path();
+                let is_firmware = file.extension().is_some_and(|suffix| suffix == "bin" || suffix == "rom");
+                if let Some(name) = file.file_name().filter(|_| is_firmware) {
+                    std::fs::copy(&file, copies.join(name))?;
+                }
+            }
+        }
+        Ok(())
+    };
+    copy().context("cannot copy QEMU's firmware")?;
+    Ok(copies)
 }
 
 /// Options of `setpriv` that become `program` as another user. Reading everything is the one capability that is left:

@@ -5,7 +5,7 @@ use clap::ValueEnum;
 /// What the process serves a network with.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, ValueEnum)]
 pub enum Profile {
-    /// The software adapter: opens nothing, sends only to what a socket is connected to.
+    /// The software adapter: it opens nothing, and sends to whom a socket is connected.
     Rxe,
     /// The same with frames that are sent to addresses, by VXLAN or a packet socket.
     RxeAddressed,
