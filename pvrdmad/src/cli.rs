@@ -198,12 +198,12 @@ mod tests {
         assert!(matches!(cli.command, Some(Command::Capture(CaptureArgs { snaplen: Some(96), count: None, .. }))));
     }
 
-    /// The text of `--help`, for each command, as a terminal shows it.
+    /// The text of `--help`, for each command that people give, as a terminal shows it.
     fn helps() -> Vec<String> {
         let mut command = Cli::command();
         command.build();
-        let subcommands: Vec<_> =
-            command.get_subcommands().map(|sub| sub.clone().render_long_help().to_string()).collect();
+        let shown = command.get_subcommands().filter(|sub| !sub.is_hide_set());
+        let subcommands: Vec<_> = shown.map(|sub| sub.clone().render_long_help().to_string()).collect();
         [command.render_long_help().to_string(), command.render_help().to_string()]
             .into_iter()
             .chain(subcommands)

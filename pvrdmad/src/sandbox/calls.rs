@@ -327,6 +327,8 @@ static ADAPTER: Group = Group {
             &[&[is(1, libc::F_SETFD)], &[is(1, libc::F_SETFL), without(2, libc::O_ASYNC)]],
             "F_SETFD, F_SETFL without O_ASYNC",
         ),
+        call("fstat", libc::SYS_fstat),
+        call("fstatfs", libc::SYS_fstatfs),
         call("getdents64", libc::SYS_getdents64),
         call("getsockname", libc::SYS_getsockname),
         when(
