@@ -330,7 +330,12 @@ static ADAPTER: Group = Group {
         call("fstat", libc::SYS_fstat),
         call("fstatfs", libc::SYS_fstatfs),
         call("getdents64", libc::SYS_getdents64),
+        // Whether its user is who started the program, before it heeds the environment.
+        call("getegid", libc::SYS_getegid),
+        call("geteuid", libc::SYS_geteuid),
+        call("getgid", libc::SYS_getgid),
         call("getsockname", libc::SYS_getsockname),
+        call("getuid", libc::SYS_getuid),
         when(
             "ioctl",
             libc::SYS_ioctl,
