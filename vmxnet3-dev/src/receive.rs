@@ -75,6 +75,11 @@ pub(crate) fn receive(core: &Core, frame: &Frame<'_>) -> Received {
 /// The end of a batch: interrupts the guest for what was delivered.
 pub(crate) fn flush(core: &Core) {
     core.batches.fetch_add(1, Ordering::AcqRel);
+    // Held until the guest is interrupted: what ends the session waits for that, and no interrupt follows it.
+    let active = core.session();
+    if active.is_none() {
+        return;
+    }
     let vectors = core.rx_vectors.swap(0, Ordering::AcqRel);
     for vector in (0..32).filter(|vector| vectors >> vector & 1 == 1) {
         core.interrupts.raise(vector);

@@ -48,7 +48,7 @@ pub(crate) fn run(core: &Core, index: usize) {
     }
     core.port.flush();
     if std::mem::take(&mut queue.completed) > 0 && left != Left::Over {
-        core.interrupts.raise(queue.vector());
+        core.during(&session, |_| core.interrupts.raise(queue.vector()));
     }
 }
 
@@ -78,7 +78,7 @@ fn drain(core: &Core, session: &Arc<Session>, index: usize, queue: &mut TxQueue)
         }
         if queue.completed >= core.depths.tx.load(Ordering::Relaxed) {
             queue.completed = 0;
-            core.interrupts.raise(queue.vector());
+            core.during(session, |_| core.interrupts.raise(queue.vector()));
         }
         if cost > BUDGET {
             break;

@@ -205,6 +205,8 @@ fn resets_end_delivery_of_other_threads() {
                 }
             });
         }
+        // Also when an assertion fails: the others are waited for.
+        let _end = EndOnDrop(&stop);
         for round in 0..50 {
             guest.memory.rewind(mark);
             let mut driver = Driver::up(&guest, DriverConfig::default());
@@ -228,8 +230,16 @@ fn resets_end_delivery_of_other_threads() {
             assert!(guest.memory.read(MEMORY_BASE, 2 << 20) == first, "written after the end");
             assert_eq!(guest.irqs.total(), interrupts);
         }
-        stop.store(true, Ordering::Release);
     });
+}
+
+/// Tells other threads to end.
+struct EndOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for EndOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
 }
 
 /// Both directions at once, with resets and filters in between, on two threads: the locks have an order.
