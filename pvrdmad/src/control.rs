@@ -32,7 +32,7 @@ use crate::control_access::ControlAccess;
 use crate::protocol::{Reply, Request, VERSION, printable, printable_text};
 use crate::socket::{SocketFile, user};
 use crate::status::{DaemonStatus, by_name};
-use crate::supervisor::Supervisor;
+use crate::supervisor::{CaptureError, Supervisor};
 
 /// In front of lines of the log.
 const SUBJECT: &str = "control socket";
@@ -192,10 +192,12 @@ impl Server {
     /// Hands the connection to the worker of the device's network, which answers.
     fn capture(&self, stream: UnixStream, device: &str, snaplen: Option<u32>) -> io::Result<()> {
         let to = stream.as_fd().try_clone_to_owned()?;
-        let permitted = self.access.permits_capture(device);
+        let permitted = self.access.permits_capture(device).map_err(CaptureError::Refused);
         match permitted.and_then(|()| self.supervisor.capture(device, snaplen, to)) {
             Ok(()) => Ok(()),
-            Err(problem) => {
+            // A line in the middle of a capture would be no end of it.
+            Err(CaptureError::HandedOver) => stream.shutdown(Shutdown::Both),
+            Err(CaptureError::Refused(problem)) => {
                 let sent = send(&stream, &Response::Error(problem));
                 // A worker that did not reply in time may have it all the same.
                 stream.shutdown(Shutdown::Both)?;
@@ -272,6 +274,9 @@ fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
         request.push(b'\n');
         (&stream).write_all(&request)?;
         let answer = read_line(&stream)?;
+        if answer.is_empty() {
+            bail!("who answers there ended before it did");
+        }
         // A vfio-user header has zeros, JSON does not.
         if answer.contains(&0) {
             bail!("this is the socket of a device, for its VMM; use the control socket");

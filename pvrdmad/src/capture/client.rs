@@ -111,10 +111,6 @@ fn read_block(input: &mut impl BufRead, block: &mut Vec<u8>) -> Result<bool> {
     if !read_all(input, block)? {
         return Ok(false);
     }
-    // The capture's process may end before the supervisor has heard that it began, which it then says here.
-    if block.first() == Some(&b'{') {
-        return Ok(false);
-    }
     let length = block.last_chunk().and_then(|length| usize::try_from(u32::from_be_bytes(*length)).ok());
     let Some(length) = length.filter(|length| (BLOCK_FRAME..=MAX_BLOCK).contains(length)) else {
         bail!("what the daemon sends is not a capture");

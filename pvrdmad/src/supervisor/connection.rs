@@ -26,6 +26,9 @@ pub(super) enum CallError {
     /// There is no worker now.
     #[error("its worker is being restarted")]
     Gone,
+    /// The worker had the request, with its descriptors, and ended before it replied.
+    #[error("its worker is being restarted")]
+    Ended,
 }
 
 /// What no worker of ours does.
@@ -162,6 +165,6 @@ impl Connection {
 pub(super) fn reply_by(receiver: &Receiver<Reply>, deadline: Instant) -> Result<Reply, CallError> {
     receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())).map_err(|error| match error {
         RecvTimeoutError::Timeout => CallError::Unresponsive,
-        RecvTimeoutError::Disconnected => CallError::Gone,
+        RecvTimeoutError::Disconnected => CallError::Ended,
     })
 }

@@ -26,6 +26,7 @@ use anyhow::{Context, Result};
 use pvrdma_dev::ObjectKind;
 use serde_json::value::RawValue;
 
+use self::connection::CallError;
 use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::plan::Program;
@@ -34,6 +35,15 @@ use self::timing::Timing;
 use crate::config::Config;
 use crate::protocol::{Reply, Request};
 use crate::status::{DaemonStatus, DeviceReport};
+
+/// Why it is not known that a capture runs.
+#[derive(Debug)]
+pub(crate) enum CaptureError {
+    /// It does not, which whoever asked has yet to be told.
+    Refused(String),
+    /// The worker had the connection when it ended. What stands there already is a capture, perhaps.
+    HandedOver,
+}
 
 /// All networks. Dropping it ends them.
 #[derive(Debug)]
@@ -97,7 +107,9 @@ impl Supervisor {
     /// # Errors
     /// There is no such device, or its network does not say.
     pub(crate) fn show(&self, device: &str, object: ObjectKind) -> Result<Box<RawValue>, String> {
-        match self.call(device, Request::Show { device: device.to_owned(), object }, Vec::new())? {
+        let network = self.network(device)?;
+        let request = Request::Show { device: device.to_owned(), object };
+        match network.call(request, Vec::new()).map_err(|error| failure(network, error))? {
             // Whoever asked takes what ends with a line.
             Reply::Objects(objects) if !objects.get().contains('\n') => Ok(objects),
             Reply::Error(problem) => Err(problem),
@@ -109,20 +121,28 @@ impl Supervisor {
     ///
     /// # Errors
     /// There is no such device, or it cannot be watched.
-    pub(crate) fn capture(&self, device: &str, snaplen: Option<u32>, to: OwnedFd) -> Result<(), String> {
-        match self.call(device, Request::Capture { device: device.to_owned(), snaplen }, vec![to])? {
-            Reply::Capturing {} => Ok(()),
-            Reply::Error(problem) => Err(problem),
-            _ => Err("its worker's reply is not understood".to_owned()),
-        }
+    pub(crate) fn capture(&self, device: &str, snaplen: Option<u32>, to: OwnedFd) -> Result<(), CaptureError> {
+        let network = self.network(device).map_err(CaptureError::Refused)?;
+        let problem = match network.call(Request::Capture { device: device.to_owned(), snaplen }, vec![to]) {
+            Ok(Reply::Capturing {}) => return Ok(()),
+            Ok(Reply::Error(problem)) => problem,
+            Ok(_) => "its worker's reply is not understood".to_owned(),
+            Err(CallError::Ended) => return Err(CaptureError::HandedOver),
+            Err(error) => failure(network, error),
+        };
+        Err(CaptureError::Refused(problem))
     }
 
-    fn call(&self, device: &str, request: Request, fds: Vec<OwnedFd>) -> Result<Reply, String> {
-        let network = self.networks.iter().find(|network| network.has(device));
-        let network = network.ok_or_else(|| {
+    /// The network that has this device.
+    fn network(&self, device: &str) -> Result<&Network, String> {
+        self.networks.iter().find(|network| network.has(device)).ok_or_else(|| {
             let names: Vec<_> = self.networks.iter().flat_map(Network::devices).collect();
             format!("there is no device '{device}' (the devices are {})", names.join(", "))
-        })?;
-        network.call(request, fds).map_err(|error| format!("network {}: {error}", network.name()))
+        })
     }
+}
+
+/// Why a network gave no reply, in words.
+fn failure(network: &Network, error: CallError) -> String {
+    format!("network {}: {error}", network.name())
 }

@@ -154,7 +154,7 @@ impl Network {
         let state = match said {
             Ok(_) => NetworkState::Running,
             Err(CallError::Unresponsive) => NetworkState::Unresponsive,
-            Err(CallError::Gone) => NetworkState::Restarting,
+            Err(CallError::Gone | CallError::Ended) => NetworkState::Restarting,
         };
         let said = said.ok().map(|status| self.of_this_network(status));
         let (pid, restarts, last_end) = match &self.runs {

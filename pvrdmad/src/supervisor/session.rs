@@ -127,7 +127,7 @@ impl Session {
         let receiver = match self.connection.ask(request, fds, 0) {
             Ok(receiver) => receiver,
             Err(CallError::Unresponsive) => return Err(End::Hung(Duration::ZERO)),
-            Err(CallError::Gone) => return Err(self.gone()),
+            Err(CallError::Gone | CallError::Ended) => return Err(self.gone()),
         };
         match self.pump_until(Some(&receiver), stop, patience)? {
             Some(Reply::Error(problem)) => Err(End::Refused(problem)),
