@@ -379,27 +379,7 @@ static LOAD: Group = Group {
     calls: &[call("mmap", libc::SYS_mmap), call("mprotect", libc::SYS_mprotect)],
 };
 
-/// Calls by which libraries look for what they can do without. They fail, even where others that a filter does not know
-/// end the process.
-pub(super) static LOOKUPS: Group = Group {
-    name: "lookups",
-    purpose: "files that libraries look for; refused with EACCES",
-    calls: &[
-        call("faccessat", libc::SYS_faccessat),
-        call("faccessat2", libc::SYS_faccessat2),
-        call("getcwd", libc::SYS_getcwd),
-        call("newfstatat", libc::SYS_newfstatat),
-        call("openat", libc::SYS_openat),
-        call("readlinkat", libc::SYS_readlinkat),
-        call("statx", libc::SYS_statx),
-        #[cfg(target_arch = "x86_64")]
-        call("access", libc::SYS_access),
-        #[cfg(target_arch = "x86_64")]
-        call("readlink", libc::SYS_readlink),
-    ],
-};
-
-/// The same as a group of what is allowed: with the host's adapter they are what libibverbs looks at the system with.
+/// With the host's adapter, what libibverbs looks at the system with.
 static LOOK: Group = Group {
     name: "look",
     purpose: "names and attributes of files",
@@ -417,12 +397,25 @@ static LOOK: Group = Group {
     ],
 };
 
+/// What else libraries look for files with.
+pub(super) static OPEN: Group = Group {
+    name: "open",
+    purpose: "opening files: where a thread may not `look`, both are refused with EACCES",
+    calls: &[call("openat", libc::SYS_openat)],
+};
+
 /// The ioctl of `set_nonblocking`.
 const FIONBIO: u32 = 0x5421;
 /// `RDMA_IOCTL_MAGIC`.
 const RDMA_IOCTL: u32 = 0x1b;
 /// `O_TMPFILE` without `O_DIRECTORY`, which it contains.
 const TMPFILE: i32 = libc::O_TMPFILE & !libc::O_DIRECTORY;
+
+/// Calls by which libraries look for what they can do without. They fail, even where others that a filter does not know
+/// end the process.
+pub(super) fn lookups() -> impl Iterator<Item = c_long> {
+    [&LOOK, &OPEN].into_iter().flat_map(|group| group.calls).map(|call| call.number)
+}
 
 /// What threads of a kind may do.
 pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> {

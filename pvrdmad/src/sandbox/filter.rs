@@ -10,7 +10,7 @@ use seccompiler::{
 };
 use thiserror::Error;
 
-use super::calls::{self, Allowed, Condition, Group, LOOKUPS};
+use super::calls::{self, Allowed, Condition, Group};
 use super::profile::{Mismatch, Profile};
 
 /// Why there is no filter.
@@ -68,10 +68,10 @@ fn programs(groups: &[&Group], mismatch: Mismatch, refuse_lookups: bool) -> Resu
     }
     if !groups.iter().any(|group| group.looks()) {
         if refuse_lookups {
-            programs.push(refuse(LOOKUPS.calls.iter().map(|call| call.number), libc::EACCES)?);
+            programs.push(refuse(calls::lookups(), libc::EACCES)?);
         }
         // The stricter answer is that of the program that refuses them.
-        allowed.extend(LOOKUPS.calls.iter().map(|call| (call.number, Vec::new())));
+        allowed.extend(calls::lookups().map(|call| (call, Vec::new())));
     }
     if groups.iter().any(|group| group.starts_threads()) {
         // The C library goes on with `clone`, whose flags a filter can see.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 
 use pvrdma_verbs::threads::ThreadKind;
 
-use super::calls::{self, Allowed, Group, LOOKUPS};
+use super::calls::{self, Allowed, Group};
 use super::profile::Profile;
 
 /// Which kinds of threads have which groups, and which system calls the groups are of.
@@ -18,7 +18,7 @@ pub fn markdown() -> String {
         let _ = writeln!(text, "| `{kind}` | {} | {} |", rxe.join(", "), beside.join(", "));
     }
     text += "\n| group | for | system calls |\n| --- | --- | --- |\n";
-    let groups = calls::base(Profile::Ibverbs).into_iter().chain([&LOOKUPS]);
+    let groups = calls::base(Profile::Ibverbs).into_iter().chain([&calls::OPEN]);
     for Group { name, purpose, calls } in groups {
         let calls: Vec<_> = calls
             .iter()
