@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use pvrdma_pci_function::{InterruptPin, InterruptSink};
 use pvrdma_verbs::{Counter, counters};
-
-use pvrdma_pci_function::InterruptSink;
 
 /// Number of vectors.
 pub(crate) const VECTORS: u16 = 3;
@@ -46,13 +45,7 @@ struct State {
     /// Causes that arrived while IMR or the lack of bus mastering held them back.
     held: u32,
     bus_master: bool,
-    msix: bool,
-    /// The function has an interrupt pin.
-    pin: bool,
-    /// Interrupt Disable of the command register.
-    line_disabled: bool,
-    /// Level that the sink was told last.
-    asserted: bool,
+    pin: InterruptPin,
 }
 
 counters! {
@@ -84,16 +77,7 @@ impl std::fmt::Debug for Interrupts {
 impl Interrupts {
     /// As after power-on: everything masked, bus mastering off. `pin` tells whether the function has an interrupt pin.
     pub(crate) fn new(sink: Arc<dyn InterruptSink>, pin: bool) -> Arc<Self> {
-        let state = State {
-            mask: u32::MAX,
-            cause: 0,
-            held: 0,
-            bus_master: false,
-            msix: false,
-            pin,
-            line_disabled: false,
-            asserted: false,
-        };
+        let state = State { mask: u32::MAX, cause: 0, held: 0, bus_master: false, pin: InterruptPin::new(pin) };
         Arc::new(Self { sink, state: Mutex::new(state), counters: InterruptCounters::default() })
     }
 
@@ -118,7 +102,7 @@ impl Interrupts {
             Vector::Completion => &self.counters.interrupts_completion,
         }
         .increment();
-        if state.msix {
+        if state.pin.is_msix() {
             self.sink.msix(vector.number());
         } else if vector == Vector::Response {
             state.cause = vector.cause();
@@ -127,11 +111,7 @@ impl Interrupts {
     }
 
     fn update_line(&self, state: &mut State) {
-        let level = state.pin && !state.msix && !state.line_disabled && state.cause != 0;
-        if level != state.asserted {
-            state.asserted = level;
-            self.sink.intx(level);
-        }
+        state.pin.update(state.cause != 0, &*self.sink);
     }
 
     /// IMR.
@@ -166,7 +146,7 @@ impl Interrupts {
     /// Returns `true` if a legacy interrupt is pending, for the status register.
     pub(crate) fn is_pending(&self) -> bool {
         let state = self.state.lock();
-        state.pin && state.cause != 0
+        state.pin.is_pending(state.cause != 0)
     }
 
     /// Bus Master Enable.
@@ -184,14 +164,14 @@ impl Interrupts {
     /// MSI-X Enable.
     pub(crate) fn set_msix(&self, enabled: bool) {
         let mut state = self.state.lock();
-        state.msix = enabled;
+        state.pin.set_msix(enabled);
         self.update_line(&mut state);
     }
 
     /// Interrupt Disable.
     pub(crate) fn set_line_disabled(&self, disabled: bool) {
         let mut state = self.state.lock();
-        state.line_disabled = disabled;
+        state.pin.set_disabled(disabled);
         self.update_line(&mut state);
     }
 

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_pci_function::InterruptSink;
+use pvrdma_pci_function::{InterruptPin, InterruptSink};
 use pvrdma_verbs::Count;
 
 #[derive(Clone, Copy, Debug)]
@@ -22,15 +22,9 @@ struct State {
     /// A vector that was raised is masked by that.
     auto_mask: bool,
     bus_master: bool,
-    msix: bool,
-    /// The function has an interrupt pin.
-    pin: bool,
-    /// Interrupt Disable of the command register.
-    line_disabled: bool,
+    pin: InterruptPin,
     /// The cause register of the legacy line.
     cause: bool,
-    /// Level that the sink was told last.
-    asserted: bool,
 }
 
 /// The interrupt side of the function. Its lock is held while the sink is called, so that no interrupt leaves after the
@@ -54,11 +48,8 @@ impl Interrupts {
             vectors: vec![Vector { masked: true, pending: false }; vectors.into()],
             auto_mask: false,
             bus_master: false,
-            msix: false,
-            pin,
-            line_disabled: false,
+            pin: InterruptPin::new(pin),
             cause: false,
-            asserted: false,
         };
         Self { sink, state: Mutex::new(state), raised: Count::default() }
     }
@@ -81,7 +72,7 @@ impl Interrupts {
         }
         *it = Vector { masked: auto_mask, pending: false };
         self.raised.increment();
-        if state.msix {
+        if state.pin.is_msix() {
             self.sink.msix(vector.into());
         } else {
             state.cause = true;
@@ -96,11 +87,7 @@ impl Interrupts {
     }
 
     fn update_line(&self, state: &mut State) {
-        let level = state.pin && !state.msix && !state.line_disabled && state.cause;
-        if level != state.asserted {
-            state.asserted = level;
-            self.sink.intx(level);
-        }
+        state.pin.update(state.cause, &*self.sink);
     }
 
     /// Returns `true` if a vector is masked or not there.
@@ -133,7 +120,7 @@ impl Interrupts {
     /// Returns `true` if a legacy interrupt is pending, for the status register.
     pub(crate) fn is_pending(&self) -> bool {
         let state = self.state.lock();
-        state.pin && state.cause
+        state.pin.is_pending(state.cause)
     }
 
     /// Bus Master Enable.
@@ -151,14 +138,14 @@ impl Interrupts {
     /// MSI-X Enable.
     pub(crate) fn set_msix(&self, enabled: bool) {
         let mut state = self.state.lock();
-        state.msix = enabled;
+        state.pin.set_msix(enabled);
         self.update_line(&mut state);
     }
 
     /// Interrupt Disable.
     pub(crate) fn set_line_disabled(&self, disabled: bool) {
         let mut state = self.state.lock();
-        state.line_disabled = disabled;
+        state.pin.set_disabled(disabled);
         self.update_line(&mut state);
     }
 

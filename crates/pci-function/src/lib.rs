@@ -1,8 +1,10 @@
 //! What a VMM needs of a PCI function and a function of its VMM ([`PciFunction`], [`InterruptSink`]), and the
-//! configuration space that our functions have in common ([`ConfigSpace`]).
+//! configuration space and interrupt pin that our functions have in common ([`ConfigSpace`], [`InterruptPin`]).
 
 mod config_space;
 mod function;
+mod interrupt_pin;
 
 pub use config_space::{CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity, MsixPlace, Switches};
 pub use function::{Bar, InterruptSink, PciFunction};
+pub use interrupt_pin::InterruptPin;
