@@ -24,13 +24,13 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use pvrdma_dev::ObjectKind;
+use pvrdma_ether_link::vxlan::VxlanPorts;
 use serde_json::value::RawValue;
 
 use self::connection::CallError;
 use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::plan::Program;
-use self::sockets::Tunnels;
 use self::timing::Timing;
 use crate::config::Config;
 use crate::protocol::{Reply, Request};
@@ -64,9 +64,8 @@ impl Supervisor {
 
     fn with_timing(config: &Config, program: Option<&Program>, timing: Timing) -> Result<Self> {
         // All sockets first: they are what fails most often.
-        let mut tunnels = Tunnels::default();
-        let plans =
-            config.networks.iter().map(|network| Plan::new(config, network, &mut tunnels, timing).map(Arc::new));
+        let tunnels = VxlanPorts::default();
+        let plans = config.networks.iter().map(|network| Plan::new(config, network, &tunnels, timing).map(Arc::new));
         let plans = plans.collect::<Result<Vec<_>>>()?;
         let networks = plans.into_iter().map(|plan| {
             let name = plan.name().to_owned();

@@ -7,12 +7,13 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow};
 use parking_lot::Mutex;
+use pvrdma_ether_link::vxlan::VxlanPorts;
 
 use super::connection::{CallError, reply_by};
 use super::plan::{Plan, Program};
 use super::process::Process;
 use super::services::Services;
-use super::sockets::{NetworkSockets, Tunnels};
+use super::sockets::NetworkSockets;
 use super::timing::Timing;
 use crate::config::{Config, Network as Description};
 use crate::protocol::{NetworkSetup, Reply, Request};
@@ -48,7 +49,7 @@ impl Plan {
     ///
     /// # Errors
     /// One cannot be had, or the host's addresses cannot be changed.
-    pub(super) fn new(config: &Config, network: &Description, tunnels: &mut Tunnels, timing: Timing) -> Result<Self> {
+    pub(super) fn new(config: &Config, network: &Description, tunnels: &VxlanPorts, timing: Timing) -> Result<Self> {
         let sockets = NetworkSockets::open(network, tunnels)?;
         let addresses = match &config.backend {
             crate::config::BackendSpec::Ibverbs(spec) => {

@@ -1,8 +1,6 @@
 //! The sockets of a network: opened once, by the process that may, and kept while workers come and go.
 
-use std::collections::HashMap;
 use std::io;
-use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -10,7 +8,7 @@ use anyhow::{Context, Result};
 use pvrdma_ether_link::af_packet::{AfPacketSocket, VlanFilter};
 use pvrdma_ether_link::tap::{TapConnector, attach};
 use pvrdma_ether_link::unix::{PathConnector, ready_datagram, ready_listener};
-use pvrdma_ether_link::vxlan::{self, VxlanConfig, VxlanError, VxlanPort};
+use pvrdma_ether_link::vxlan::{self, VxlanPorts, VxlanSockets};
 use pvrdma_ether_link::{Connector, NoConnector};
 use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::MacAddr;
@@ -18,21 +16,6 @@ use pvrdma_verbs::MacAddr;
 use super::services::Connectors;
 use crate::config::{Device, LinkSpec, Network};
 use crate::socket::{DatagramFile, SocketAccess, SocketFile, bind_datagram};
-
-/// Ends of tunnels while networks are opened: those at one address and port share it, and the kernel gives each the
-/// datagrams of its VNI.
-#[derive(Debug, Default)]
-pub(super) struct Tunnels(HashMap<SocketAddr, VxlanPort>);
-
-impl Tunnels {
-    fn open(&mut self, config: &VxlanConfig) -> Result<Vec<OwnedFd>, VxlanError> {
-        // A port that the system chooses is nobody else's.
-        if config.local.port() == 0 {
-            return vxlan::sockets(config);
-        }
-        self.0.entry(config.local).or_insert_with(|| VxlanPort::new(config.local)).open(config)
-    }
-}
 
 /// The sockets of a network. Dropping it removes their files.
 #[derive(Debug)]
@@ -54,7 +37,7 @@ impl NetworkSockets {
     ///
     /// # Errors
     /// One of them cannot be had; those that were made are gone again.
-    pub(super) fn open(network: &Network, tunnels: &mut Tunnels) -> Result<Self> {
+    pub(super) fn open(network: &Network, tunnels: &VxlanPorts) -> Result<Self> {
         let devices = network.devices.iter().map(|device| {
             DeviceSockets::open(device, network, tunnels).with_context(|| format!("device {}", device.config.name))
         });
@@ -89,7 +72,7 @@ impl NetworkSockets {
 }
 
 impl DeviceSockets {
-    fn open(device: &Device, network: &Network, tunnels: &mut Tunnels) -> Result<Self> {
+    fn open(device: &Device, network: &Network, tunnels: &VxlanPorts) -> Result<Self> {
         let listener = SocketFile::bind(&device.socket, device.access)?;
         let open = |link| LinkSockets::open(link, &[device.config.mac], network.vlan, tunnels);
         Ok(Self { listener, nic: device.nic.as_ref().map(open).transpose().context("nic")? })
@@ -110,12 +93,13 @@ enum Kept {
     Listener(OwnedFd, #[expect(dead_code, reason = "removed when it is dropped")] SocketFile),
     Datagrams(OwnedFd, #[expect(dead_code, reason = "removed when it is dropped")] DatagramFile),
     Several(Vec<OwnedFd>),
+    Tunnel(VxlanSockets),
     /// Its socket may be another one later.
     AfPacket(Arc<AfPacketSocket>),
 }
 
 impl LinkSockets {
-    fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode, tunnels: &mut Tunnels) -> Result<Self> {
+    fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
         Ok(match link {
             LinkSpec::Listen(path) => {
                 let file = SocketFile::bind(path, SocketAccess::default())?;
@@ -131,7 +115,12 @@ impl LinkSockets {
                 Self { kept: Kept::Datagrams(ready_datagram(socket)?, file), connector }
             }
             LinkSpec::Vxlan(config) => {
-                Self { kept: Kept::Several(tunnels.open(config)?), connector: Arc::new(NoConnector) }
+                let kept = match config.local.port() {
+                    // A port that the system chooses is nobody else's.
+                    0 => Kept::Several(vxlan::sockets(config)?),
+                    _ => Kept::Tunnel(tunnels.open(config)?),
+                };
+                Self { kept, connector: Arc::new(NoConnector) }
             }
             LinkSpec::AfPacket(name) => {
                 let filter = match vlan {
@@ -154,6 +143,7 @@ impl LinkSockets {
             Kept::Nothing => Ok(Vec::new()),
             Kept::Listener(socket, _) | Kept::Datagrams(socket, _) => Ok(vec![socket.try_clone()?]),
             Kept::Several(sockets) => sockets.iter().map(OwnedFd::try_clone).collect(),
+            Kept::Tunnel(sockets) => sockets.duplicates(),
             Kept::AfPacket(socket) => Ok(vec![socket.descriptor()?]),
         }
     }
