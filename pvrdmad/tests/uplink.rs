@@ -9,6 +9,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
 use common::traffic::{Guest, transfer};
+use pvrdma_dev::testing::wait_for;
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -62,11 +63,16 @@ impl Site {
     }
 
     fn counters(&self) -> Value {
+        self.report()["adapter"].clone()
+    }
+
+    /// What status says of the device.
+    fn report(&self) -> Value {
         let output = Command::new(PROGRAM).args(["status", "--json", "--control"]).arg(&self.control).output().unwrap();
         let status: Value = serde_json::from_slice(&output.stdout).unwrap();
         let devices = status["devices"].as_array().unwrap().iter();
         let name = format!("vm{}", self.guest.number);
-        devices.clone().find(|device| device["name"] == name.as_str()).unwrap()["adapter"].clone()
+        devices.clone().find(|device| device["name"] == name.as_str()).unwrap().clone()
     }
 }
 
@@ -175,6 +181,21 @@ fn interfaces_of_the_hosts() {
     let first = Site::start(1, Some(&a), "uplink=af_packet:wire,mtu=4500");
     let second = Site::start(2, Some(&b), "uplink=af_packet:wire,mtu=4500");
     talk(&first, &second, 5);
+}
+
+/// The network card behind an access port has no tags, whatever the uplink has.
+#[test]
+fn a_network_card_on_an_interface_beside_a_vlan() {
+    let Some([host, _other]) = Namespace::pair("card") else { return };
+    host.do_ip("link add card type veth peer name guest");
+    host.do_ip("link set guest address 52:54:00:00:03:01");
+    let site = Site::start(1, Some(&host), "uplink=af_packet:wire,vlan=10,nic=af_packet:card");
+    // The kernel at the other end looks for neighbours and routers as soon as its interface is up.
+    for end in ["card", "guest"] {
+        host.do_ip(&format!("link set {end} up"));
+    }
+    let passed = || site.report()["network"]["counters"]["passed_out"].as_u64().unwrap();
+    wait_for("a frame of the card", || (passed() > 0).then_some(()));
 }
 
 #[test]

@@ -74,7 +74,12 @@ impl NetworkSockets {
 impl DeviceSockets {
     fn open(device: &Device, network: &Network, tunnels: &VxlanPorts) -> Result<Self> {
         let listener = SocketFile::bind(&device.socket, device.access)?;
-        let open = |link| LinkSockets::open(link, &[device.config.mac], network.vlan, tunnels);
+        // Behind an access port there are no tags.
+        let vlan = match network.vlan {
+            VlanMode::Access(_) => VlanMode::Untagged,
+            other => other,
+        };
+        let open = |link| LinkSockets::open(link, &[device.config.mac], vlan, tunnels);
         Ok(Self { listener, nic: device.nic.as_ref().map(open).transpose().context("nic")? })
     }
 }
