@@ -350,7 +350,9 @@ impl Endpoint {
         // Waits for the requester. What was left to us meanwhile is done when the QP is run next, which the caller sees
         // to.
         let SendHalf { requester, route } = &mut *self.send.lock();
-        let Route::Wire(wire) = route else { return Err(DropReason::Address) };
+        let Route::Wire(wire) = route else {
+            return Err(if self.qp.state.sends() { DropReason::Address } else { DropReason::State });
+        };
         wire.take_response(port, &self.qp, requester, packet)
     }
 

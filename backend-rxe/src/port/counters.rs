@@ -30,7 +30,9 @@ counters! {
         wire_dropped_vlan,
         /// Packets to a QPN that does not exist.
         wire_dropped_no_qp,
-        /// Packets that a QP does not take: wrong service, partition or version, or not in a state to receive.
+        /// Packets to a QP that is in no state to take them: late ones, when a connection ends.
+        wire_dropped_state,
+        /// Packets that a QP does not take: wrong service, partition or version.
         wire_dropped_refused,
         /// Packets of a QP that has too many packets that wait for responses to leave first.
         wire_dropped_deferred,

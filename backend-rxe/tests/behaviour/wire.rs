@@ -49,6 +49,14 @@ fn waits_end_with_their_status() {
         let statuses = [(1, WcStatus::RetryExceeded), (2, WcStatus::Flushed)];
         assert_eq!(pair.left.scq.poll_statuses(), statuses);
         assert!(pair.b.counter("wire_dropped_no_qp") >= 3);
+        // Or in no state to receive.
+        pair = Pair::with(World::new(), |a| a.retry_cnt = 2, |_| {});
+        pair.right.to(QpState::Reset);
+        pair.left.submit(1, SEND, &[]);
+        pair.settle();
+        assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::RetryExceeded)]);
+        let [unready, refused] = ["state", "refused"].map(|why| pair.b.counter(&format!("wire_dropped_{why}")));
+        assert!(unready >= 3 && refused == 0, "{unready} {refused}");
         // Nobody posts a receive.
         pair = Pair::with(World::new(), |a| a.rnr_retry = 1, |_| {});
         pair.left.submit(1, SEND, &[]);

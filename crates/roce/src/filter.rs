@@ -21,6 +21,9 @@ pub enum DropReason {
     /// The partition is not ours (IBA 10.9.3).
     #[error("P_Key mismatch")]
     Pkey,
+    /// The QP is in no state to take it (IBA 10.3.1): it is being set up or taken down.
+    #[error("QP is not ready")]
+    State,
     /// It does not come from the address of the peer.
     #[error("not from the peer")]
     Address,

@@ -69,6 +69,7 @@ impl Inbox {
             Ok(()) => cnp::marked(port, &endpoint, &packet, &mut self.notifications),
             Err(DropReason::Damaged(_)) => PortCounters::bump(&counters.wire_dropped_damaged),
             Err(DropReason::Address) => PortCounters::bump(&counters.wire_dropped_address),
+            Err(DropReason::State) => PortCounters::bump(&counters.wire_dropped_state),
             Err(DropReason::Version | DropReason::Opcode | DropReason::Pkey) => {
                 PortCounters::bump(&counters.wire_dropped_refused);
             }

@@ -202,7 +202,7 @@ impl WireSide {
         let guard = MemoryGuard::open(&qp.adapter, None);
         let responder = &mut *qp.responder.lock();
         if !qp.state.receives() {
-            return Err(DropReason::Opcode);
+            return Err(DropReason::State);
         }
         let wire = &mut *self.responder.lock();
         let wire = match wire {
