@@ -22,6 +22,7 @@ use crate::gid::BoundGid;
 use crate::path::datagram::{self, DatagramBatch, Destination, Resolver};
 use crate::path::directory::{Directory, Node};
 use crate::path::local::rc::{self as local_rc, LocalBatch};
+use crate::path::wire::NewPath;
 use crate::path::wire::peer_window::PeerWindows;
 use crate::path::wire::rate_limiter::RateLimiter;
 use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
@@ -316,13 +317,14 @@ impl Endpoint {
             }
             Modified::Error => {}
             Modified::Attributes(attrs) => {
+                let path = NewPath::of(self.wire_path(&attrs), mask);
                 match route {
                     Route::Unresolved(local) | Route::Local(local) => local.forget(),
-                    Route::Wire(wire) => wire.set_attrs(&self.qp, &attrs, self.wire_path(&attrs)),
+                    Route::Wire(wire) => wire.set_attrs(&self.qp, &attrs, path),
                     // Both senders have the key.
                     Route::Datagram(_) => *route = Route::new(self.qp.qp_type),
                 }
-                self.wire.set_attrs(&attrs, || Some(self.wire_path(&attrs)?.0));
+                self.wire.set_attrs(&attrs, path);
             }
         }
         Ok(())
@@ -358,7 +360,7 @@ impl Endpoint {
 
     /// Gives a request of the peer to the responder.
     pub(crate) fn take_request(&self, port: &Port, packet: &Packet<'_>, frame: &[u8]) -> Result<(), DropReason> {
-        self.wire.take_request(port, &self.qp, packet, frame, |attrs| Some(self.wire_path(attrs)?.0))
+        self.wire.take_request(port, &self.qp, packet, frame, |attrs| self.wire_path(attrs))
     }
 
     /// Sends what the responder owes to the wire. Returns `false` if it wants another turn.

@@ -2,6 +2,7 @@
 //!
 //! Nothing in here knows by which path requests travel, nor who runs the QP: see [`crate::path`] and [`crate::drive`].
 
+pub(crate) mod contact;
 mod epoch;
 mod flush;
 pub(crate) mod modify;

@@ -29,6 +29,7 @@ mod pass_through;
 mod port;
 mod retry;
 mod srq;
+mod takeover;
 mod tap;
 mod threads;
 mod ud;

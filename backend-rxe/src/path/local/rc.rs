@@ -168,7 +168,7 @@ impl<'a> LocalBatch<'a> {
     fn step(&mut self, target: &mut Option<Target<'a>>, capturing: bool) -> Step {
         let (qp, own, memory) = (self.qp, self.guard.own(), self.guard.peer());
         let Requester { work, current, attrs, .. } = &mut *self.requester;
-        let LocalRoute { source, trace, generation, .. } = &mut *self.route;
+        let LocalRoute { source, trace, generation, contact, .. } = &mut *self.route;
         let Some(progress) = current else { return Step::Failed(WcStatus::General) };
         if !progress.checked {
             match begin_request(qp, attrs, work, own, self.tally) {
@@ -182,7 +182,12 @@ impl<'a> LocalBatch<'a> {
             let mut responder = peer.responder.lock();
             let connected = responder.is_connected_to(peer, qp, source, *generation)
                 && responder.own_address().is_some_and(|own| own.gid == attrs.av.dgid)
-                && peer.qp_type == qp.qp_type;
+                && peer.qp_type == qp.qp_type
+                && peer.state.receives()
+                && {
+                    let psns = (attrs.sq_psn, responder.attrs.rq_psn);
+                    contact.meet(&mut responder.contact, psns)
+                };
             Target { responder, connected }
         });
         if !target.connected || !peer.state.receives() {

@@ -8,6 +8,7 @@ use serde::Serialize;
 
 use crate::gid::BoundGid;
 use crate::qp::Qp;
+use crate::qp::contact::RequesterContact;
 
 /// The way to a peer of this process, remembered from request to request.
 #[derive(Debug, Default)]
@@ -17,6 +18,8 @@ pub(crate) struct LocalRoute {
     /// The GID we send from.
     pub(crate) source: Option<BoundGid>,
     peer: Weak<Qp>,
+    /// Whose requests these are, and for whom.
+    pub(crate) contact: RequesterContact,
     /// What a capture has seen of the connection, until its QP is reset.
     pub(crate) trace: Option<Box<SyntheticTrace>>,
 }

@@ -8,6 +8,7 @@ use pvrdma_roce::{DropReason, Path, PathInspect, RequesterInspect, Tuning, admit
 use pvrdma_verbs::{QpAttrs, QpState, Qpn, micros};
 use serde::Serialize;
 
+use super::NewPath;
 use super::hooks::RequesterHooks;
 use super::peer_window::{PeerWindows, WindowShare};
 use super::rate_limiter::RateLimiter;
@@ -25,7 +26,8 @@ use crate::task::{Budget, Run};
 pub(crate) struct WireRequester {
     transport: pvrdma_roce::Requester,
     path: Path,
-    source: BoundGid,
+    /// The GID that the path begins at. `None`: nothing may leave on it.
+    source: Option<BoundGid>,
     remote: Qpn,
     share: WindowShare,
     /// The rate of the QP has it wait until then.
@@ -66,15 +68,12 @@ impl WireRequester {
         transport.set_draining(qp.state() == QpState::Sqd);
         let share = WindowShare::new(windows, attrs.av.dgid, qp.task());
         let grace = TimeoutGrace::default();
-        Box::new(Self { transport, path, source, remote: attrs.dest_qpn, share, paced: None, grace })
+        Box::new(Self { transport, path, source: Some(source), remote: attrs.dest_qpn, share, paced: None, grace })
     }
 
-    /// Takes over attributes that a modify request changed. Without a path the old one stays: its source is not bound
-    /// any more, so nothing leaves through it.
-    pub(crate) fn set_attrs(&mut self, qp: &Qp, attrs: &QpAttrs, path: Option<(Path, BoundGid)>) {
-        if let Some((path, source)) = path {
-            (self.path, self.source) = (path, source);
-        }
+    /// Takes over attributes that a modify request changed.
+    pub(crate) fn set_attrs(&mut self, qp: &Qp, attrs: &QpAttrs, path: NewPath) {
+        path.replace(&mut self.path, &mut self.source);
         self.remote = attrs.dest_qpn;
         self.transport.set_attrs(attrs, self.path);
         self.transport.set_draining(qp.state() == QpState::Sqd);
@@ -105,6 +104,9 @@ impl WireRequester {
         packet: &Packet<'_>,
     ) -> Result<(), DropReason> {
         admit_connected(packet, qp.qpn, &self.path)?;
+        if self.source.is_none() {
+            return Err(DropReason::Address);
+        }
         if qp.state.sends() {
             let mut tally = Tally::default();
             let before = self.transport.stats();
@@ -171,7 +173,8 @@ impl WireBatch<'_> {
         let guard = MemoryGuard::open(&qp.adapter, None);
         let memory = guard.own();
         // An unbind waits for our view from here on.
-        let bound = qp.adapter.gids.get(self.requester.attrs.av.sgid_index) == Some(self.wire.source);
+        let source = self.wire.source;
+        let bound = source.is_some() && qp.adapter.gids.get(self.requester.attrs.av.sgid_index) == source;
         self.wire.paced = None;
         let now = qp.adapter.engine.now();
         // Also when nothing can be sent: otherwise the deadline would come again and again.

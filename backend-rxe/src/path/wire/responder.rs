@@ -9,8 +9,10 @@ use pvrdma_roce::{DropReason, Handled, Path, PathInspect, ReorderBuffer, Respond
 use pvrdma_verbs::{QpAttrs, Qpn, Snapshot};
 use serde::Serialize;
 
+use super::NewPath;
 use super::hooks::ResponderHooks;
 use super::rate_limiter::RateLimiter;
+use crate::gid::BoundGid;
 use crate::port::counters::PortCounters;
 use crate::port::{BATCH, Port};
 use crate::qp::Qp;
@@ -27,6 +29,8 @@ const RESPONSE_TURNS: u32 = 4;
 pub(crate) struct WireResponder {
     transport: pvrdma_roce::Responder,
     path: Path,
+    /// The GID that the path begins at. `None`: nothing may leave on it.
+    source: Option<BoundGid>,
     remote: Qpn,
     /// Packets that must not overtake responses.
     deferred: VecDeque<Box<[u8]>>,
@@ -67,16 +71,25 @@ impl WireResponder {
         }
     }
 
-    fn new(port: &Port, attrs: &QpAttrs, path: Path) -> Box<Self> {
+    fn new(port: &Port, attrs: &QpAttrs, (path, source): (Path, BoundGid)) -> Box<Self> {
         Box::new(Self {
             transport: pvrdma_roce::Responder::new(attrs, path),
             path,
+            source: Some(source),
             remote: attrs.dest_qpn,
             deferred: VecDeque::new(),
             reorder: ReorderBuffer::new(port.buffered.clone()),
             refused: false,
             paced: None,
         })
+    }
+
+    /// The address that responses leave from is gone: what is owed is lost, and asked for again if the address comes
+    /// back.
+    fn withdraw(&mut self) {
+        self.transport.forget_responses();
+        self.deferred.clear();
+        self.reorder.clear();
     }
 
     /// Packets that wait, and responses that are owed.
@@ -163,12 +176,10 @@ impl WireSide {
         self.rate.reset();
     }
 
-    /// Takes over attributes that a modify request changed. Without a path the old one stays.
-    pub(crate) fn set_attrs(&self, attrs: &QpAttrs, path: impl FnOnce() -> Option<Path>) {
+    /// Takes over attributes that a modify request changed.
+    pub(crate) fn set_attrs(&self, attrs: &QpAttrs, path: NewPath) {
         if let Some(responder) = &mut *self.responder.lock() {
-            if let Some(path) = path() {
-                responder.path = path;
-            }
+            path.replace(&mut responder.path, &mut responder.source);
             responder.remote = attrs.dest_qpn;
             responder.transport.set_attrs(attrs, responder.path);
         }
@@ -197,7 +208,7 @@ impl WireSide {
         qp: &Qp,
         packet: &Packet<'_>,
         frame: &[u8],
-        path: impl FnOnce(&QpAttrs) -> Option<Path>,
+        path: impl FnOnce(&QpAttrs) -> Option<(Path, BoundGid)>,
     ) -> Result<(), DropReason> {
         let guard = MemoryGuard::open(&qp.adapter, None);
         let responder = &mut *qp.responder.lock();
@@ -208,12 +219,18 @@ impl WireSide {
         let wire = match wire {
             Some(wire) => {
                 admit_connected(packet, qp.qpn, &wire.path)?;
+                if wire.source.is_none() {
+                    return Err(DropReason::Address);
+                }
                 wire
             }
             None => {
                 let path = path(&responder.attrs).ok_or(DropReason::Address)?;
                 // Only the peer is worth memory.
-                admit_connected(packet, qp.qpn, &path)?;
+                admit_connected(packet, qp.qpn, &path.0)?;
+                if !responder.contact.meet_wire() {
+                    return Err(DropReason::Address);
+                }
                 wire.insert(WireResponder::new(port, &responder.attrs, path))
             }
         };
@@ -245,6 +262,11 @@ impl WireSide {
         let responder = &mut *qp.responder.lock();
         let wire = &mut *self.responder.lock();
         let Some(wire) = wire else { return true };
+        // An unbind waits for our view.
+        if wire.source.is_none() || qp.adapter.gids.get(responder.attrs.av.sgid_index) != wire.source {
+            wire.withdraw();
+            return true;
+        }
         if !qp.state.receives() {
             // What is owed for the packet that ended the QP is still sent. Nobody executes what waits behind it.
             if !wire.refused {

@@ -180,6 +180,11 @@ impl Responder {
         self.message = None;
     }
 
+    /// Responses that are owed are lost, as if they had left. The peer asks for them again.
+    pub fn forget_responses(&mut self) {
+        self.responses.clear();
+    }
+
     /// Takes a request that [`crate::admit_connected`] let through.
     pub fn handle_packet(&mut self, packet: &Packet<'_>, ops: &mut impl ResponderOps) -> Handled {
         let bth = &packet.header.bth;
