@@ -1,6 +1,7 @@
 //! An adapter: what the objects of one device share. It knows neither its queue pairs nor the ways to their peers.
 
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
@@ -41,14 +42,18 @@ impl fmt::Debug for Adapter {
 }
 
 impl Adapter {
+    /// The adapter of a device.
+    ///
+    /// # Errors
+    /// The kernel has no random numbers.
     pub(crate) fn new(
         id: u64,
         context: DeviceContext,
         engine: Arc<Engine>,
         captures: Arc<Captures>,
         marking: EgressMarking,
-    ) -> Self {
-        Self {
+    ) -> io::Result<Self> {
+        Ok(Self {
             id,
             name: context.name,
             log: context.log,
@@ -58,10 +63,10 @@ impl Adapter {
             point: captures.point(context.mac),
             captures,
             marking,
-            mrs: RwLock::default(),
+            mrs: RwLock::new(MrTable::new(context.random)?),
             gids: GidTable::default(),
             counters: Counters::default(),
-        }
+        })
     }
 
     /// What stands in the frames that the device sends from a GID.

@@ -50,17 +50,17 @@ struct HcaInspect {
 }
 
 impl RxeHca {
-    pub(crate) fn new(context: DeviceContext, shared: Arc<Shared>) -> Self {
+    pub(crate) fn new(context: DeviceContext, shared: Arc<Shared>) -> Result<Self, VerbsError> {
         let id = shared.next_adapter.fetch_add(1, Ordering::Relaxed);
         let port = shared.ports.get(context.mac);
         let marking = port.as_ref().map(|port| port.marks()).unwrap_or_default();
         let (engine, captures) = (Arc::clone(&shared.engine), Arc::clone(&shared.captures));
-        let node = Node::new(Adapter::new(id, context, engine, captures, marking));
+        let node = Node::new(Adapter::new(id, context, engine, captures, marking)?);
         let directory = Arc::clone(&shared.directory);
         if let Some(port) = &port {
             port.attach(Box::new(Inbox::new(&node, Arc::clone(&directory))));
         }
-        Self {
+        Ok(Self {
             node,
             fabric: Arc::new(Fabric { directory, port, windows: PeerWindows::default() }),
             pds: Quota::new(MAX_PD, "protection domain"),
@@ -68,7 +68,7 @@ impl RxeHca {
             srqs: Quota::new(MAX_SRQ, "shared receive queue"),
             next_pd: AtomicU64::new(0),
             shared,
-        }
+        })
     }
 
     pub(crate) fn adapter(&self) -> &Arc<Adapter> {

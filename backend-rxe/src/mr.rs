@@ -1,23 +1,26 @@
 //! Memory regions and the table of keys.
 //!
-//! A key is the index of a slot in bits 31:8 and a byte that changes with each use of the slot in bits 7:0, so a stale
+//! A key is an index in bits 31:8, counted from a random number on, and a byte that begins at one and changes with each use of the slot in bits 7:0, so a stale
 //! key does not name the region that came next. Everyone who uses a region holds the table's read lock for the whole
 //! copy ([`crate::sg::MemoryGuard`]); removing one takes the write lock and thereby waits for them. Fast-registered
 //! regions change while the table is held; each has a lock of its own that is held during a copy.
 
 use std::collections::VecDeque;
+use std::io;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::{MappedRecursiveRwLockReadGuard, RecursiveRwLock, RecursiveRwLockReadGuard};
 use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
-use pvrdma_verbs::{Access, FastRegister, Snapshot, VerbsError};
+use pvrdma_verbs::{Access, FastRegister, Random, Snapshot, VerbsError};
 use serde::Serialize;
 
 use crate::limits::MAX_MR;
 
 /// Slots that stay free before the oldest of them is used again.
 const KEEP_FREE: usize = 256;
+/// Indices that a key can hold.
+const INDICES: u32 = 1 << 24;
 
 /// A range of addresses with rights and memory behind it.
 #[derive(Debug)]
@@ -166,8 +169,11 @@ struct Slot {
 }
 
 /// The regions of one adapter by key.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct MrTable {
+    /// The index of the first slot. It is not 0: a key of zero is what forgotten fields hold.
+    base: u32,
+    random: Random,
     slots: Vec<Slot>,
     /// Oldest first: a slot is used again as late as possible.
     free: VecDeque<u32>,
@@ -175,6 +181,15 @@ pub(crate) struct MrTable {
 }
 
 impl MrTable {
+    /// An empty table.
+    ///
+    /// # Errors
+    /// The kernel has no random numbers.
+    pub(crate) fn new(mut random: Random) -> io::Result<Self> {
+        let base = 1 + random.draw()? % (INDICES - 1 - MAX_MR);
+        Ok(Self { base, random, slots: Vec::new(), free: VecDeque::new(), count: 0 })
+    }
+
     /// Describes a region. Only the index of the key counts.
     pub(crate) fn inspect(&self, key: u32) -> Option<MrInspect> {
         let mr = self.get(key)?;
@@ -193,22 +208,19 @@ impl MrTable {
         if self.count >= MAX_MR {
             return Err(VerbsError::Exhausted("memory region"));
         }
-        // Slot 0 stays empty: a key of zero is what forgotten fields hold.
-        if self.slots.is_empty() {
-            self.slots.push(Slot::default());
-        }
-        let reuse = self.free.len() > KEEP_FREE || self.slots.len() > MAX_MR as usize;
+        let reuse = self.free.len() > KEEP_FREE || self.slots.len() >= MAX_MR as usize;
         let index = match reuse.then(|| self.free.pop_front()).flatten() {
             Some(index) => index,
             None => {
                 let index = u32::try_from(self.slots.len()).map_err(|_| VerbsError::Exhausted("memory region"))?;
-                self.slots.push(Slot::default());
+                let [key_byte, ..] = self.random.draw()?.to_le_bytes();
+                self.slots.push(Slot { key_byte, mr: None });
                 index
             }
         };
         let slot = self.slots.get_mut(index as usize).ok_or(VerbsError::Exhausted("memory region"))?;
         slot.key_byte = slot.key_byte.wrapping_add(1);
-        let key = index << 8 | u32::from(slot.key_byte);
+        let key = self.base.wrapping_add(index) << 8 | u32::from(slot.key_byte);
         mr.key.store(key, Ordering::Relaxed);
         slot.mr = Some(Box::new(mr));
         self.count += 1;
@@ -217,7 +229,7 @@ impl MrTable {
 
     /// Takes a region out. Only the index counts: fast registration changes the byte.
     pub(crate) fn remove(&mut self, key: u32) -> Option<Box<Mr>> {
-        let index = key >> 8;
+        let index = self.index(key);
         let slot = self.slots.get_mut(index as usize)?;
         let mr = slot.mr.take()?;
         // The byte that a fast registration chose last must not come next.
@@ -229,7 +241,13 @@ impl MrTable {
 
     #[inline]
     fn get(&self, key: u32) -> Option<&Mr> {
-        self.slots.get((key >> 8) as usize)?.mr.as_deref()
+        self.slots.get(self.index(key) as usize)?.mr.as_deref()
+    }
+
+    /// The slot that a key names. A key of somebody else's may name none.
+    #[inline]
+    const fn index(&self, key: u32) -> u32 {
+        (key >> 8).wrapping_sub(self.base)
     }
 
     /// Lends the region that `key` names if `pd` may do `need` with all of `addr..addr+len`.
@@ -310,7 +328,7 @@ mod tests {
 
     #[test]
     fn checks_of_a_key() {
-        let mut table = MrTable::default();
+        let mut table = MrTable::new(Random::Seed(0)).unwrap();
         let key = table.insert(user(3, 0x7_0100, 0x1800, Access::LOCAL_WRITE)).unwrap();
         let ok = |key, pd, addr, len, need| table.lookup(key, pd, addr, len, need).is_some();
         assert!(ok(key, 3, 0x7_0100, 0x1800, Access::LOCAL_WRITE));
@@ -328,9 +346,28 @@ mod tests {
         assert_eq!(region.locate(0x7_1000), Some((0x9000, 0x1000)));
     }
 
+    /// Before, the first key of each device was 0x101.
+    #[test]
+    fn sec_c3_keys_begin_anywhere() {
+        let keys = |random| {
+            let mut table = MrTable::new(random).unwrap();
+            let keys = [(); 3].map(|()| table.insert(user(0, 0x1000, 16, Access::empty())).unwrap());
+            assert!(keys.iter().all(|key| table.lookup(*key, 0, 0x1000, 1, Access::empty()).is_some()));
+            assert!(table.lookup(0, 0, 0x1000, 1, Access::empty()).is_none());
+            assert!(table.lookup(!0, 0, 0x1000, 1, Access::empty()).is_none());
+            keys
+        };
+        let seeds = (1..100).map(|seed| keys(Random::Seed(seed)));
+        let distinct: std::collections::HashSet<_> = seeds.collect();
+        assert_eq!(distinct.len(), 99);
+        assert!(distinct.iter().any(|keys| keys[0] & 0xff != keys[1] & 0xff), "bytes are drawn for each");
+        let [a, b] = [keys(Random::System), keys(Random::System)];
+        assert_ne!(a, b);
+    }
+
     #[test]
     fn stale_keys_stay_stale() {
-        let mut table = MrTable::default();
+        let mut table = MrTable::new(Random::Seed(0)).unwrap();
         let mut seen = std::collections::HashSet::new();
         for _ in 0..2000 {
             let key = table.insert(user(0, 0x1000, 16, Access::empty())).unwrap();
@@ -344,7 +381,7 @@ mod tests {
     /// A key is 32 bits, so that its numbers come back; the domain's number does not, and both are asked for.
     #[test]
     fn a_key_that_came_back_is_not_the_right_of_its_first_owner() {
-        let mut table = MrTable::default();
+        let mut table = MrTable::new(Random::Seed(0)).unwrap();
         let (first, second) = (7, (1 << 32) + 7);
         let key = table.insert(user(first, 0x1000, 16, Access::LOCAL_WRITE)).unwrap();
         table.remove(key).unwrap();
@@ -372,7 +409,7 @@ mod tests {
 
     #[test]
     fn fast_registration() {
-        let mut table = MrTable::default();
+        let mut table = MrTable::new(Random::Seed(0)).unwrap();
         let key = table.insert(Mr::fast(1, 2)).unwrap();
         assert!(table.lookup(key, 1, 0, 0, Access::empty()).is_none());
         let request = FastRegister {

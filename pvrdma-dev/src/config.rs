@@ -1,6 +1,6 @@
 //! How a device is set up, and what it advertises.
 
-use pvrdma_verbs::{GidType, HcaLimits, MacAddr, VerbsError};
+use pvrdma_verbs::{GidType, HcaLimits, MacAddr, Random, VerbsError};
 use serde::{Deserialize, Serialize};
 
 use crate::abi::dsr::{ATOMIC_OPS, BMME_FLAGS, Caps, gid_type};
@@ -32,6 +32,9 @@ pub struct DeviceConfig {
     /// Whether writes to BAR 2 reach the device after the guest's store has retired. Arming a CQ then looks for
     /// completions that came in between (section 9.5).
     pub posted_doorbells: bool,
+    /// Where QPNs and keys begin.
+    #[serde(default)]
+    pub random: Random,
 }
 
 impl DeviceConfig {
@@ -45,6 +48,7 @@ impl DeviceConfig {
             limits: Limits::default(),
             intx: false,
             posted_doorbells: false,
+            random: Random::System,
         }
     }
 

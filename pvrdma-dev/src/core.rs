@@ -83,10 +83,11 @@ impl<H: Hca> Core<H> {
             memory: Arc::clone(&memory),
             events: Arc::<EventHub>::clone(&hub),
             log: Arc::clone(&log),
+            random: config.random,
         })?;
         let (limits, caps) = config.effective(&hca.limits())?;
         Ok(Self {
-            objects: Objects::new(&limits),
+            objects: Objects::new(&limits, config.random)?,
             uar: UarPages::new(limits.max_uar),
             pending_doorbells: PendingDoorbells::new(),
             gate: Gate::default(),

@@ -10,6 +10,7 @@ use crate::counters::Counter;
 use crate::error::VerbsError;
 use crate::log_limit::DeviceLog;
 use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
+use crate::random::Random;
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, PortState, QpType, Qpn};
 use pvrdma_guest_memory::{DmaSpace, PageList};
 
@@ -28,6 +29,8 @@ pub struct DeviceContext {
     pub events: Arc<dyn EventSink>,
     /// Where an adapter says what its guest or its peers have caused.
     pub log: Arc<DeviceLog>,
+    /// Where its keys begin.
+    pub random: Random,
 }
 
 impl std::fmt::Debug for DeviceContext {

@@ -37,6 +37,7 @@ mod hca;
 mod log_limit;
 pub mod qp_state;
 mod queue;
+mod random;
 mod snapshot;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -54,6 +55,7 @@ pub use hca::{
 };
 pub use log_limit::{DeviceLog, LogLimit};
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
+pub use random::Random;
 pub use snapshot::{Snapshot, micros};
 pub use types::{Access, Gid, GidType, InvalidValue, MacAddr, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};
 pub use work::{

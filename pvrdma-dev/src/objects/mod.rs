@@ -10,10 +10,11 @@ mod srq;
 mod table;
 
 use std::collections::BTreeMap;
+use std::io;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Gid, GidType, Hca};
+use pvrdma_verbs::{Gid, GidType, Hca, Random};
 use serde::Serialize;
 
 use crate::error::CmdError;
@@ -60,18 +61,23 @@ pub(crate) struct Objects<H: Hca> {
 
 impl<H: Hca> Objects<H> {
     /// Empty tables.
-    pub(crate) fn new(limits: &Limits) -> Self {
-        Self {
+    ///
+    /// # Errors
+    /// The kernel has no random numbers.
+    pub(crate) fn new(limits: &Limits, mut random: Random) -> io::Result<Self> {
+        let begin = (random.draw()?, random.draw()?);
+        Ok(Self {
             // Handle 0 means the kernel.
             contexts: HandleTable::new("context", 1, limits.max_uar),
             pds: HandleTable::new("protection domain", 0, limits.verbs.max_pd),
             mrs: HandleTable::new("memory region", 0, limits.verbs.max_mr),
             cqs: HandleTable::new("completion queue", 0, limits.verbs.max_cq),
             srqs: HandleTable::new("shared receive queue", 0, limits.verbs.max_srq),
-            qps: HandleTable::new("queue pair", FIRST_HANDLE, limits.verbs.max_qp),
+            // Their handles are a part of their numbers.
+            qps: HandleTable::beginning("queue pair", FIRST_HANDLE..limits.verbs.max_qp, begin),
             gids: Mutex::default(),
             budget: Budget::new(limits.max_extents),
-        }
+        })
     }
 
     /// How many of each there are.

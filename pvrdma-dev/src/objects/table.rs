@@ -3,6 +3,7 @@
 //! Handles are given out round-robin through the whole table: the driver clears its own slot of a destroyed object only
 //! after the command, so a handle that came back at once could lose its new object (section 2.5).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
@@ -16,6 +17,8 @@ pub(crate) struct HandleTable<T> {
     first: u32,
     /// First handle that does not exist.
     end: u32,
+    /// The handle that is given out first.
+    begin: u32,
     inner: RwLock<Inner<T>>,
 }
 
@@ -41,7 +44,16 @@ pub(crate) struct Vacancy {
 impl<T> HandleTable<T> {
     /// A table of the handles `first..end`.
     pub(crate) const fn new(what: &'static str, first: u32, end: u32) -> Self {
-        Self { what, first, end, inner: RwLock::new(Inner { slots: Vec::new(), next: first, live: 0, rounds: 0 }) }
+        let inner = RwLock::new(Inner { slots: Vec::new(), next: first, live: 0, rounds: 0 });
+        Self { what, first, end, begin: first, inner }
+    }
+
+    /// A table of handles that begins somewhere in the middle, in some round: where, two random numbers say.
+    pub(crate) fn beginning(what: &'static str, handles: Range<u32>, (place, round): (u32, u32)) -> Self {
+        let Range { start: first, end } = handles;
+        let begin = first.saturating_add(place.checked_rem(end.saturating_sub(first)).unwrap_or(0));
+        let inner = RwLock::new(Inner { slots: Vec::new(), next: begin, live: 0, rounds: round });
+        Self { what, first, end, begin, inner }
     }
 
     /// What it holds.
@@ -89,7 +101,7 @@ impl<T> HandleTable<T> {
     pub(crate) fn drain(&self) -> Vec<Arc<T>> {
         let mut inner = self.inner.write();
         let slots = std::mem::take(&mut inner.slots);
-        inner.next = self.first;
+        inner.next = self.begin;
         inner.live = 0;
         inner.rounds = inner.rounds.wrapping_add(1);
         slots.into_iter().flatten().collect()
@@ -187,6 +199,26 @@ mod tests {
         for unknown in [0, 4, 5, u32::MAX] {
             assert!(table.get(unknown).is_none() && table.remove(unknown).is_none());
         }
+    }
+
+    /// Before, the first QP of each guest had the same number.
+    #[test]
+    fn sec_c3_a_table_begins_anywhere() {
+        let table = HandleTable::beginning("thing", 2..6, (0xffff_fff2, 7));
+        let seen: Vec<_> = (0..6)
+            .map(|_| {
+                let vacancy = create(&table).unwrap();
+                table.remove(vacancy.handle).unwrap();
+                (vacancy.handle, vacancy.round)
+            })
+            .collect();
+        assert_eq!(seen, [(4, 7), (5, 7), (2, 8), (3, 8), (4, 8), (5, 8)]);
+        for place in 0..20 {
+            let table = HandleTable::beginning("thing", 2..6, (place, 0));
+            assert!((2..6).contains(&create(&table).unwrap().handle));
+        }
+        // There is nothing to give out, wherever it begins.
+        assert_eq!(HandleTable::<u32>::beginning("thing", 2..2, (3, 0)).vacancy(), None);
     }
 
     #[test]

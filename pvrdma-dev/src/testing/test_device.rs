@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{Backend, GidType, MacAddr};
+use pvrdma_verbs::{Backend, GidType, MacAddr, Random};
 
 use super::{Driver, GuestMemory, Irqs};
 use crate::config::DeviceConfig;
@@ -21,11 +21,12 @@ pub struct TestDevice<B: Backend> {
 }
 
 impl<B: Backend + 'static> TestDevice<B> {
-    /// A device of this configuration on this memory.
+    /// A device of this configuration on this memory. Its numbers are the same each time.
     ///
     /// # Panics
     /// The device cannot be made.
     pub fn new(backend: &B, config: DeviceConfig, memory: Arc<GuestMemory>) -> Self {
+        let config = DeviceConfig { random: Random::Seed(0), ..config };
         let irqs = Irqs::new();
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), Arc::clone(&irqs) as _, backend).unwrap();
         Self { memory, irqs, device }

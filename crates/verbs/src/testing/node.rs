@@ -13,6 +13,7 @@ use crate::hca::{
 };
 use crate::log_limit::DeviceLog;
 use crate::queue::{CompletionSink, EventSink, RecvSource};
+use crate::random::Random;
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, Psn, QpState, QpType, Qpn};
 use crate::work::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
 use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PageList, PageListBuilder, PinPolicy};
@@ -100,6 +101,7 @@ impl<H: Hca> Node<H> {
                 memory: Arc::clone(&memory),
                 events: Arc::clone(&events) as Arc<dyn EventSink>,
                 log: DeviceLog::new(format!("node{number}")),
+                random: Random::Seed(number.into()),
             })
             .unwrap();
         hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
