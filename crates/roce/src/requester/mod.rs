@@ -162,7 +162,7 @@ impl Requester {
         self.snd.in_flight()
     }
 
-    /// The time after which an ACK is late: smoothed RTT and four times its variation. `None`: nothing was measured yet.
+    /// The time after which an ACK is late: smoothed RTT and four times its variation. `None`: nothing was measured.
     pub fn rto(&self) -> Option<Duration> {
         self.recovery.rtt_estimate().map(|(srtt, rttvar)| srtt + rttvar * 4)
     }

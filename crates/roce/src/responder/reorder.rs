@@ -69,8 +69,8 @@ impl ReorderBuffer {
         self.frames.iter().flatten().count()
     }
 
-    /// Buffers an out-of-order frame, or drops it if the buffer is full; then it is retransmitted. `expected` is the PSN
-    /// that is missing: what is too far behind it would keep everything else out.
+    /// Buffers an out-of-order frame, or drops it if the buffer is full; then it is retransmitted. `expected` is the
+    /// PSN that is missing: what is too far behind it would keep everything else out.
     #[inline]
     pub fn insert(&mut self, expected: Psn, psn: Psn, frame: &[u8]) {
         if !usize::try_from(psn.since(expected)).is_ok_and(|distance| distance <= MAX_SPAN) {
