@@ -1,0 +1,237 @@
+//! What a frame of the network function claims to be: RoCE, or the word of a station that it has an address.
+//!
+//! Both would speak for the RDMA function or for somebody else. Whoever receives such a frame reads it as freely as the
+//! standards allow, so this looks behind VLAN tags and IPv6 extension headers, and takes for RoCE what it cannot look
+//! into although a receiver may.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+use pvrdma_roce::wire::{EtherType, PROTOCOL_UDP, ROCE_PORT};
+use pvrdma_verbs::Gid;
+
+/// Length of the two Ethernet addresses.
+const ADDRESSES: usize = 12;
+/// Tags, and IPv6 extension headers, that are looked behind.
+const MOST_HEADERS: usize = 8;
+/// Length of an IPv6 header.
+const IPV6_LEN: usize = 40;
+/// ARP (RFC 826).
+const ETHERTYPE_ARP: u16 = 0x0806;
+/// IPv6 (RFC 8200, 4): headers that another one follows, and that of a fragment.
+const HOP_BY_HOP: u8 = 0;
+const ROUTING: u8 = 43;
+const FRAGMENT: u8 = 44;
+const AUTHENTICATION: u8 = 51;
+const DESTINATION_OPTIONS: u8 = 60;
+const ICMPV6: u8 = 58;
+/// Neighbour discovery (RFC 4861, 4): from router solicitation to redirect.
+const DISCOVERY: std::ops::RangeInclusive<u8> = 133..=137;
+const NEIGHBOUR_ADVERTISEMENT: u8 = 136;
+
+/// What a frame claims.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Claim {
+    /// Nothing that concerns the RDMA function.
+    None,
+    /// To be a packet of a queue pair, or it may be one.
+    Roce,
+    /// That its sender has these addresses.
+    Addresses([Option<Gid>; 2]),
+}
+
+/// Returns what a frame claims.
+pub(super) fn claim(frame: &[u8]) -> Claim {
+    let Some((kind, body)) = behind_tags(frame) else { return Claim::Roce };
+    match kind {
+        Some(kind) if kind == EtherType::ROCE.0 => Claim::Roce,
+        Some(kind) if kind == EtherType::IPV4.0 => ipv4(body),
+        Some(kind) if kind == EtherType::IPV6.0 => ipv6(body),
+        Some(ETHERTYPE_ARP) => arp(body),
+        _ => Claim::None,
+    }
+}
+
+/// The ethertype behind all tags, and what follows it. `None`: there are more tags than anybody needs.
+fn behind_tags(frame: &[u8]) -> Option<(Option<u16>, &[u8])> {
+    let mut at = ADDRESSES;
+    for _ in 0..MOST_HEADERS {
+        let rest = frame.get(at..).unwrap_or_default();
+        let Some((kind, body)) = rest.split_first_chunk() else { return Some((None, &[])) };
+        match u16::from_be_bytes(*kind) {
+            0x8100 | 0x88a8 | 0x9100 => at += 4,
+            kind => return Some((Some(kind), body)),
+        }
+    }
+    None
+}
+
+fn ipv4(body: &[u8]) -> Claim {
+    let Some(&[version, .., flags, offset, _, protocol]) = body.first_chunk::<10>() else { return Claim::None };
+    // Behind the first fragment there are no ports, and nobody delivers it without the first one.
+    let first = flags & 0x1f == 0 && offset == 0;
+    if protocol == PROTOCOL_UDP && first { udp(body, usize::from(version & 0xf) * 4) } else { Claim::None }
+}
+
+fn udp(body: &[u8], header: usize) -> Claim {
+    let port = body.get(header.saturating_add(2)..).and_then(<[u8]>::first_chunk);
+    if port.is_some_and(|&port| u16::from_be_bytes(port) == ROCE_PORT) { Claim::Roce } else { Claim::None }
+}
+
+fn ipv6(body: &[u8]) -> Claim {
+    let Some(&first) = body.get(6) else { return Claim::None };
+    let (mut header, mut at, mut fragment) = (first, IPV6_LEN, false);
+    for _ in 0..MOST_HEADERS {
+        let rest = body.get(at..).unwrap_or_default();
+        let next = match (header, rest) {
+            (PROTOCOL_UDP, _) => return udp(body, at),
+            // Nobody takes neighbour discovery in fragments (RFC 6980).
+            (ICMPV6, _) => return if fragment { Claim::None } else { discovery(body, rest) },
+            (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS, [next, length, ..]) => (*next, 8 * (usize::from(*length) + 1)),
+            (AUTHENTICATION, [next, length, ..]) => (*next, 4 * (usize::from(*length) + 2)),
+            (FRAGMENT, [next, _, high, low, ..]) => {
+                if *high != 0 || low & 0xf8 != 0 {
+                    return Claim::None;
+                }
+                fragment = true;
+                (*next, 8)
+            }
+            // It is cut off: in a fragment the rest may follow.
+            (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS | AUTHENTICATION | FRAGMENT, _) => {
+                return if fragment { Claim::Roce } else { Claim::None };
+            }
+            _ => return Claim::None,
+        };
+        header = next.0;
+        at += next.1;
+        if fragment && body.len() < at + 4 {
+            return Claim::Roce;
+        }
+    }
+    Claim::Roce
+}
+
+/// The sender of an ARP packet for IPv4 on Ethernet. A probe has none (RFC 5227).
+fn arp(body: &[u8]) -> Claim {
+    let Some(packet) = body.first_chunk::<28>() else { return Claim::None };
+    if packet[..6] != [0, 1, 8, 0, 6, 4] {
+        return Claim::None;
+    }
+    let [_, _, _, _, _, _, _, _, _, _, _, _, _, _, a, b, c, d, ..] = *packet;
+    let sender = Ipv4Addr::new(a, b, c, d);
+    if sender.is_unspecified() { Claim::None } else { Claim::Addresses([Some(IpAddr::V4(sender).into()), None]) }
+}
+
+/// Who sends a message of neighbour discovery, and what it says that it has.
+fn discovery(header: &[u8], message: &[u8]) -> Claim {
+    let Some(kind) = message.first().filter(|kind| DISCOVERY.contains(kind)) else { return Claim::None };
+    let address = |bytes: &[u8], at: usize| {
+        let address = bytes.get(at..).and_then(<[u8]>::first_chunk::<16>);
+        address.map(|address| Ipv6Addr::from(*address)).filter(|address| !address.is_unspecified())
+    };
+    let target = address(message, 8).filter(|_| *kind == NEIGHBOUR_ADVERTISEMENT);
+    Claim::Addresses([address(header, 8), target].map(|address| address.map(|address| IpAddr::V6(address).into())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(tags: &[u8], kind: u16, body: &[u8]) -> Vec<u8> {
+        [&[9; ADDRESSES], tags, &kind.to_be_bytes(), body].concat()
+    }
+
+    fn v4(fragment: [u8; 2], options: usize, port: u16) -> Vec<u8> {
+        let mut body = vec![0; 20 + options + 8];
+        body[0] = 0x45 + u8::try_from(options / 4).unwrap();
+        (body[6], body[7], body[9]) = (fragment[0], fragment[1], 17);
+        body[20 + options + 2..][..2].copy_from_slice(&port.to_be_bytes());
+        body
+    }
+
+    /// An IPv6 packet with these headers, each given with its own number.
+    fn v6(headers: &[(u8, &[u8])]) -> Vec<u8> {
+        let mut body = vec![0; IPV6_LEN];
+        (body[0], body[6]) = (0x60, headers[0].0);
+        body[8..24].copy_from_slice(&[0xfd; 16]);
+        for (at, (_, bytes)) in headers.iter().enumerate() {
+            let mut bytes = bytes.to_vec();
+            if let Some((next, _)) = headers.get(at + 1) {
+                bytes[0] = *next;
+            }
+            body.extend(bytes);
+        }
+        body
+    }
+
+    const UDP: &[u8] = &[0, 1, 0x12, 0xb7, 0, 8, 0, 0];
+    const OPTIONS: &[u8] = &[0; 8];
+    const FIRST: &[u8] = &[0, 0, 0, 1, 0, 0, 0, 7];
+    const AUTHENTICATION_24: &[u8] = &[0, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    const LATER: &[u8] = &[0, 0, 0, 9, 0, 0, 0, 7];
+
+    #[test]
+    fn roce_in_every_dress() {
+        let roce = |frame: Vec<u8>| claim(&frame) == Claim::Roce;
+        let tags: &[&[u8]] = &[
+            &[],
+            &[0x81, 0, 0, 5],
+            &[0x88, 0xa8, 0, 5, 0x81, 0, 0, 5],
+            &[0x91, 0, 0, 5, 0x81, 0, 0, 5, 0x81, 0, 0, 5],
+        ];
+        for tag in tags {
+            assert!(roce(frame(tag, 0x8915, &[])));
+            for (body, expected) in [
+                (v4([0, 0], 0, 4791), true),
+                (v4([0x20, 0], 8, 4791), true),
+                (v4([0, 0], 0, 4790), false),
+                (v4([0x20, 1], 0, 4791), false),
+            ] {
+                assert_eq!(roce(frame(tag, 0x0800, &body)), expected);
+            }
+            for (headers, expected) in [
+                (&[(17, UDP)][..], true),
+                (&[(0, OPTIONS), (43, OPTIONS), (60, OPTIONS), (17, UDP)], true),
+                (&[(44, FIRST), (17, UDP)], true),
+                (&[(44, FIRST), (60, OPTIONS), (17, UDP)], true),
+                // The port is in the next fragment.
+                (&[(44, FIRST), (60, OPTIONS)], true),
+                (&[(44, LATER), (17, UDP)], false),
+                (&[(51, AUTHENTICATION_24), (17, UDP)], true),
+                (&[(6, UDP)], false),
+                (&[(59, UDP)], false),
+                (&[(60, OPTIONS); 9], true),
+            ] {
+                assert_eq!(roce(frame(tag, 0x86dd, &v6(headers))), expected, "{headers:?}");
+            }
+        }
+        assert!(roce(frame(&[0x81, 0, 0, 5].repeat(9), 0x0800, &[])), "too many tags to look behind");
+        assert!(!roce(frame(&[], 0x0806, &[0; 28])));
+    }
+
+    #[test]
+    fn short_frames_claim_nothing() {
+        let whole = frame(&[0x81, 0, 0, 5], 0x86dd, &v6(&[(0, OPTIONS), (17, UDP)]));
+        assert!((0..whole.len() - 4).all(|length| claim(&whole[..length]) == Claim::None));
+    }
+
+    #[test]
+    fn who_says_that_it_has_an_address() {
+        let arp = |sender: [u8; 4]| {
+            let body = [&[0, 1, 8, 0, 6, 4, 0, 1, 2, 2, 2, 2, 2, 2][..], &sender, &[0; 10]].concat();
+            claim(&frame(&[], 0x0806, &body))
+        };
+        let gid = |text: &str| Some(text.parse::<IpAddr>().unwrap().into());
+        assert_eq!(arp([10, 0, 0, 7]), Claim::Addresses([gid("10.0.0.7"), None]));
+        assert_eq!(arp([0; 4]), Claim::None);
+        let message = |kind| [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &[0xfc; 16]].concat();
+        let source = gid("fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd:fdfd");
+        let target = gid("fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc:fcfc");
+        for (kind, expected) in
+            [(135, Claim::Addresses([source, None])), (136, Claim::Addresses([source, target])), (128, Claim::None)]
+        {
+            for headers in [&[(58, &*message(kind))][..], &[(0, OPTIONS), (58, &message(kind))]] {
+                assert_eq!(claim(&frame(&[], 0x86dd, &v6(headers))), expected);
+            }
+        }
+    }
+}

@@ -1,0 +1,192 @@
+//! Which addresses a device may have, and with whom it may talk.
+
+use std::fmt;
+use std::net::IpAddr;
+use std::str::FromStr;
+
+use serde::{Deserialize, Serialize};
+
+use crate::types::{Gid, MacAddr};
+
+/// What a device may do among others. By default it has the addresses that nobody else had first, and talks to everybody.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Rules {
+    /// Addresses that its guest may bind.
+    pub addresses: AddressRule,
+    /// With whom it may talk, by the device's own rule.
+    pub peers: Peers,
+    /// The same, by that of its network. Both must allow a peer.
+    pub network_peers: Peers,
+}
+
+impl Rules {
+    /// Returns `true` if the device may talk to this peer.
+    #[inline]
+    pub fn allow_peer(&self, peer: Gid) -> bool {
+        self.peers.contain(peer) && self.network_peers.contain(peer)
+    }
+}
+
+/// Addresses that a guest may bind: those listed, the link-local one of its MAC address, and as `others` says.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct AddressRule {
+    /// Addresses that are not listed.
+    pub others: OtherAddresses,
+    /// Addresses that are this device's, and nobody else's who does not list them as well.
+    pub listed: Vec<IpAddr>,
+}
+
+/// Whether a guest may bind addresses that are not listed for its device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum OtherAddresses {
+    /// No.
+    Refuse,
+    /// Those that no other device of the network had first, and no host beyond the uplink.
+    #[default]
+    Own,
+    /// Those that no other device of the network had first.
+    Any,
+}
+
+impl AddressRule {
+    /// A guest that may bind everything that no other one has.
+    pub const ANY: Self = Self { others: OtherAddresses::Any, listed: Vec::new() };
+
+    /// GIDs that belong to the device with this MAC address whatever others do.
+    pub fn reserved(&self, mac: MacAddr) -> impl Iterator<Item = Gid> {
+        [link_local(mac)].into_iter().chain(self.listed.iter().map(|&address| address.into()))
+    }
+
+    /// In a word, as users write it.
+    pub const fn word(&self) -> &'static str {
+        match self.others {
+            OtherAddresses::Refuse => "listed",
+            OtherAddresses::Own => "own",
+            OtherAddresses::Any => "any",
+        }
+    }
+}
+
+/// The link-local GID of an Ethernet address (RFC 4291, 2.5.6 and appendix A).
+pub const fn link_local(mac: MacAddr) -> Gid {
+    let [a, b, c, d, e, f, g, h] = mac.eui64();
+    Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a, b, c, d, e, f, g, h])
+}
+
+/// Peers by address. An empty list is everybody.
+#[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Peers(pub Vec<Prefix>);
+
+impl Peers {
+    /// Returns `true` if the rule allows a peer.
+    #[inline]
+    pub fn contain(&self, peer: Gid) -> bool {
+        self.0.is_empty() || self.0.iter().any(|prefix| prefix.contains(peer))
+    }
+}
+
+/// Addresses that begin alike, as `ADDRESS/BITS` or one `ADDRESS`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(into = "String", try_from = "String")]
+pub struct Prefix {
+    address: IpAddr,
+    bits: u8,
+}
+
+impl Prefix {
+    /// Returns `true` if a GID is that of an address with this prefix. A prefix of IPv6 has no IPv4 address.
+    pub fn contains(&self, gid: Gid) -> bool {
+        let bits = u32::from(self.bits);
+        match (self.address, gid.ipv4()) {
+            (IpAddr::V4(own), Some(other)) => {
+                let mask = u32::MAX.checked_shl(32_u32.saturating_sub(bits)).unwrap_or(0);
+                (u32::from(own) ^ u32::from_be_bytes(other)) & mask == 0
+            }
+            (IpAddr::V6(own), None) => {
+                let mask = u128::MAX.checked_shl(128_u32.saturating_sub(bits)).unwrap_or(0);
+                (u128::from(own) ^ u128::from_be_bytes(gid.0)) & mask == 0
+            }
+            _ => false,
+        }
+    }
+}
+
+impl FromStr for Prefix {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let wrong = || format!("'{text}' is neither an address nor ADDRESS/BITS");
+        let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
+        let address: IpAddr = address.parse().map_err(|_| wrong())?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = bits.map_or(Ok(most), str::parse).ok().filter(|&bits| bits <= most).ok_or_else(wrong)?;
+        Ok(Self { address, bits })
+    }
+}
+
+impl TryFrom<String> for Prefix {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
+
+impl From<Prefix> for String {
+    fn from(prefix: Prefix) -> Self {
+        prefix.to_string()
+    }
+}
+
+impl fmt::Display for Prefix {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.address, self.bits)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(text: &str) -> Gid {
+        text.parse::<IpAddr>().unwrap().into()
+    }
+
+    #[test]
+    fn prefixes() {
+        for (prefix, inside, outside) in [
+            ("10.0.0.0/8", &["10.1.2.3", "10.255.255.255"][..], &["11.0.0.0", "::10.0.0.1", "fe80::1"][..]),
+            ("10.0.0.7", &["10.0.0.7"], &["10.0.0.6", "10.0.0.8"]),
+            ("0.0.0.0/0", &["1.2.3.4", "255.255.255.255"], &["fe80::1", "::1"]),
+            ("fe80::/10", &["fe80::1", "febf::"], &["fec0::1", "10.0.0.1"]),
+            ("::/0", &["::1", "fd00::7"], &["10.0.0.1"]),
+            ("fd00::7", &["fd00::7"], &["fd00::6"]),
+        ] {
+            let rule = Peers(vec![prefix.parse().unwrap()]);
+            assert!(inside.iter().all(|text| rule.contain(gid(text))), "{prefix}");
+            assert!(!outside.iter().any(|text| rule.contain(gid(text))), "{prefix}");
+            let [prefix] = rule.0[..] else { unreachable!() };
+            assert_eq!(prefix.to_string().parse(), Ok(prefix));
+        }
+        for wrong in ["", "10.0.0.1/33", "fe80::/129", "10.0.0/8", "10.0.0.1/", "10.0.0.1/-1", "host", "10.0.0.1/8/9"] {
+            assert!(wrong.parse::<Prefix>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn both_rules_must_allow_a_peer() {
+        let of = |text: &str| Peers(text.split_whitespace().map(|prefix| prefix.parse().unwrap()).collect());
+        let rules = Rules { peers: of("10.0.0.0/8 fd00::/8"), network_peers: of("10.1.0.0/16"), ..Rules::default() };
+        assert!(rules.allow_peer(gid("10.1.0.1")));
+        assert!(!rules.allow_peer(gid("10.2.0.1")) && !rules.allow_peer(gid("fd00::1")));
+        assert!(Rules::default().allow_peer(gid("1.2.3.4")));
+    }
+
+    #[test]
+    fn reserved_addresses() {
+        let rule = AddressRule { listed: vec!["10.0.0.5".parse().unwrap()], ..AddressRule::default() };
+        let reserved: Vec<Gid> = rule.reserved(MacAddr([0x52, 0x54, 0, 0xab, 0xcd, 0xef])).collect();
+        assert_eq!(reserved, [gid("fe80::5054:ff:feab:cdef"), gid("10.0.0.5")]);
+    }
+}
