@@ -7,7 +7,7 @@ use std::sync::Arc;
 use parking_lot::RwLock;
 use pvrdma_guest_memory::{DmaSpace, DmaView, PageList, PinGuard};
 use pvrdma_roce::{EgressMarking, Origin};
-use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink};
+use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink, Rules};
 
 use crate::capture::{Captures, Point};
 use crate::counters::Counters;
@@ -30,6 +30,8 @@ pub(crate) struct Adapter {
     pub(crate) point: Arc<Point>,
     /// How its packets are marked.
     marking: EgressMarking,
+    /// Its addresses and peers.
+    pub(crate) rules: Rules,
     pub(crate) mrs: RwLock<MrTable>,
     pub(crate) gids: GidTable,
     pub(crate) counters: Counters,
@@ -63,6 +65,7 @@ impl Adapter {
             point: captures.point(context.mac),
             captures,
             marking,
+            rules: context.rules,
             mrs: RwLock::new(MrTable::new(context.random)?),
             gids: GidTable::default(),
             counters: Counters::default(),

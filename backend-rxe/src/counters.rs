@@ -36,6 +36,10 @@ counters! {
         ud_dropped_no_receive,
         /// Datagrams longer than the receive.
         ud_too_long,
+        /// Addresses that the guest wanted to bind and may not have.
+        addresses_refused,
+        /// Requests, each time they are tried, and datagrams to a peer that one of the two may not talk to.
+        peers_refused,
         /// Fast registrations and local invalidations.
         key_operations,
         /// Times a peer had no receive posted.

@@ -17,7 +17,8 @@ use pvrdma_roce::{DropReason, Path};
 use pvrdma_verbs::{EndOnPanic, QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, Snapshot, VerbsError};
 use serde::Serialize;
 
-use crate::counters::Tally;
+use crate::adapter::Adapter;
+use crate::counters::{Counters, Tally};
 use crate::gid::BoundGid;
 use crate::path::datagram::{self, DatagramBatch, Destination, Resolver};
 use crate::path::directory::{Directory, Node};
@@ -39,12 +40,29 @@ use crate::task::{Budget, Run, Runnable, Task};
 /// What the queue pairs of a device can reach, and how.
 #[derive(Debug)]
 pub(crate) struct Fabric {
+    /// The device.
+    pub(crate) own: Arc<Adapter>,
     /// Everybody in this process.
     pub(crate) directory: Arc<Directory<Endpoint>>,
+    /// Others in this process are reached directly. Otherwise only the device itself is.
+    pub(crate) local: bool,
     /// The way to other hosts, if the device is plugged in.
     pub(crate) port: Option<Arc<Port>>,
     /// What is in flight on it, by peer.
     pub(crate) windows: PeerWindows,
+}
+
+impl Fabric {
+    /// The device that has a GID, if it is reached directly.
+    fn neighbour(&self, gid: BoundGid) -> Option<Arc<Node<Endpoint>>> {
+        self.directory.find(gid).filter(|node| self.local || node.adapter.id == self.own.id)
+    }
+
+    /// Returns `true` if neither device minds the other. One may always talk to itself.
+    fn may_meet(&self, from: BoundGid, node: &Node<Endpoint>, to: BoundGid) -> bool {
+        let theirs = &node.adapter;
+        theirs.id == self.own.id || self.own.rules.allow_peer(to.gid) && theirs.rules.allow_peer(from.gid)
+    }
 }
 
 /// The requester half of a QP, and where its requests go.
@@ -238,6 +256,9 @@ impl Endpoint {
             return Run::Again;
         }
         let (Route::Unresolved(local) | Route::Local(local)) = route else { return Run::Again };
+        if self.is_refused(&requester.attrs) {
+            Counters::bump(&self.qp.adapter.counters.peers_refused);
+        }
         if self.qp.adapter.captures.is_active() {
             local_rc::trace_loss(&self.qp, requester, local, guard.own());
         }
@@ -257,7 +278,7 @@ impl Endpoint {
         let attrs = &half.requester.attrs;
         let source = self.qp.adapter.gids.get(attrs.av.sgid_index);
         let peer = source
-            .and_then(|from| self.fabric.directory.find(from.beside(attrs.av.dgid)))
+            .and_then(|from| self.meet(from, from.beside(attrs.av.dgid)))
             .and_then(|node| node.qp(attrs.dest_qpn))
             .map(|endpoint| Arc::clone(&endpoint.qp));
         if let Route::Unresolved(local) = &mut half.route
@@ -271,13 +292,31 @@ impl Endpoint {
         peer
     }
 
+    /// The device of this process that has an address, if the two may talk to each other.
+    fn meet(&self, from: BoundGid, to: BoundGid) -> Option<Arc<Node<Self>>> {
+        self.fabric.neighbour(to).filter(|node| self.fabric.may_meet(from, node, to))
+    }
+
+    /// Returns `true` if one of the two devices may not talk to the other.
+    fn is_refused(&self, attrs: &QpAttrs) -> bool {
+        let Some(from) = self.qp.adapter.gids.get(attrs.av.sgid_index) else { return false };
+        let to = from.beside(attrs.av.dgid);
+        match self.fabric.neighbour(to) {
+            Some(node) => !self.fabric.may_meet(from, &node, to),
+            None => !self.qp.adapter.rules.allow_peer(to.gid),
+        }
+    }
+
     /// The path of a connected QP over the wire, and the GID that it starts from. `None`: there is no way to that
-    /// address.
+    /// address, or it is nobody to talk to.
     fn wire_path(&self, attrs: &QpAttrs) -> Option<(Path, BoundGid)> {
         self.fabric.port.as_ref()?;
         let source = self.qp.adapter.gids.get(attrs.av.sgid_index)?;
         // A GID of this process is reached directly, or not at all.
-        if self.fabric.directory.find(source.beside(attrs.av.dgid)).is_some() {
+        if self.fabric.neighbour(source.beside(attrs.av.dgid)).is_some() {
+            return None;
+        }
+        if !self.qp.adapter.rules.allow_peer(attrs.av.dgid) {
             return None;
         }
         let origin = self.qp.adapter.origin(source);
@@ -416,8 +455,16 @@ impl Resolver for Fabric {
         self.directory.generation()
     }
 
-    fn find(&self, to: BoundGid, qpn: Qpn, tally: &mut Tally) -> Destination {
-        let owner = self.directory.find(to);
+    fn find(&self, source: BoundGid, to: BoundGid, qpn: Qpn, tally: &mut Tally) -> Destination {
+        let owner = self.neighbour(to);
+        let allowed = match &owner {
+            Some(node) => self.may_meet(source, node, to),
+            None => self.own.rules.allow_peer(to.gid),
+        };
+        if !allowed {
+            tally.peers_refused += 1;
+            return Destination::Nowhere;
+        }
         if owner.is_none() && self.port.is_some() {
             return Destination::Wire;
         }

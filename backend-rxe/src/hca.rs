@@ -12,14 +12,16 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::adapter::Adapter;
+use crate::counters::Counters;
 use crate::cq::{Cq, RxeCq};
 use crate::drive::{Endpoint, Fabric};
 use crate::gid::{BoundGid, GidInspect};
 use crate::limits::{MAX_CQ, MAX_PD, MAX_SRQ, PORT_MTU, VLANS, hca_limits};
 use crate::mr::{Mr, Region};
-use crate::path::directory::Node;
+use crate::path::directory::{Node, address};
 use crate::path::wire::peer_window::PeerWindows;
 use crate::path::wire::receive::Inbox;
+use crate::path::wire::sources::Sources;
 use crate::port::PortInspect;
 use crate::qp::QpParts;
 use crate::quota::{Permit, Quota};
@@ -55,14 +57,19 @@ impl RxeHca {
         let port = shared.ports.get(context.mac);
         let marking = port.as_ref().map(|port| port.marks()).unwrap_or_default();
         let (engine, captures) = (Arc::clone(&shared.engine), Arc::clone(&shared.captures));
+        shared.addresses.join(context.mac, &context.rules.addresses);
         let node = Node::new(Adapter::new(id, context, engine, captures, marking)?);
         let directory = Arc::clone(&shared.directory);
         if let Some(port) = &port {
-            port.attach(Box::new(Inbox::new(&node, Arc::clone(&directory))));
+            let sources = Sources::new(Arc::clone(&directory), Arc::clone(&shared.addresses), shared.local);
+            port.attach(Box::new(Inbox::new(&node, sources)));
         }
+        let own = Arc::clone(&node.adapter);
+        let windows = PeerWindows::default();
+        let fabric = Arc::new(Fabric { own, directory, local: shared.local, port, windows });
         Ok(Self {
             node,
-            fabric: Arc::new(Fabric { directory, port, windows: PeerWindows::default() }),
+            fabric,
             pds: Quota::new(MAX_PD, "protection domain"),
             cqs: Quota::new(MAX_CQ, "completion queue"),
             srqs: Quota::new(MAX_SRQ, "shared receive queue"),
@@ -73,6 +80,28 @@ impl RxeHca {
 
     pub(crate) fn adapter(&self) -> &Arc<Adapter> {
         &self.node.adapter
+    }
+
+    /// Binds a GID at an index, in place of what is there.
+    fn rebind(&self, index: u8, new: BoundGid) -> Result<(), VerbsError> {
+        let (adapter, addresses) = (self.adapter(), &self.shared.addresses);
+        let mac = adapter.point.mac;
+        // Commands of a device come one after the other.
+        let old = adapter.gids.get(index);
+        if old == Some(new) {
+            return Ok(());
+        }
+        addresses.bind(mac, address(new)).map_err(|refused| {
+            let error = VerbsError::from(refused);
+            Counters::bump(&adapter.counters.addresses_refused);
+            adapter.log.warn(format_args!("the guest may not bind {}: {error}", new.gid));
+            error
+        })?;
+        let bound = self.fabric.directory.set_gid(&self.node, index, Some(new));
+        if let Some(gone) = if bound.is_ok() { old } else { Some(new) } {
+            addresses.unbind(mac, address(gone));
+        }
+        bound
     }
 }
 
@@ -101,12 +130,16 @@ impl Hca for RxeHca {
             return Err(VerbsError::Invalid("VLAN"));
         }
         let vlan = self.shared.vlan.of_gid(vlan)?;
-        self.fabric.directory.set_gid(&self.node, index, Some(BoundGid { gid, kind, vlan }))
+        self.rebind(index, BoundGid { gid, kind, vlan })
     }
 
     fn unbind_gid(&self, index: u8) {
+        let old = self.adapter().gids.get(index);
         // The index of every u8 is in the table, and nothing is bound: this cannot fail.
         let _ = self.fabric.directory.set_gid(&self.node, index, None);
+        if let Some(old) = old {
+            self.shared.addresses.unbind(self.adapter().point.mac, address(old));
+        }
     }
 
     fn create_pd(&self) -> Result<RxePd, VerbsError> {
@@ -196,6 +229,7 @@ impl Drop for RxeHca {
         for endpoint in self.node.qps() {
             endpoint.destroy(&self.node);
         }
+        self.shared.addresses.leave(self.adapter().point.mac);
     }
 }
 

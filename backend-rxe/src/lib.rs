@@ -19,6 +19,7 @@
 //! | `qp` | queue pairs: both halves, `state` with the one way into ERROR, `flush`, `modify` |
 //! | `cq`, `srq` | completion queues, shared receive queues |
 //! | `sg`, `mr` | held guest memory, scatter/gather lists, memory regions |
+//! | `addresses` | who may have which address |
 //! | `adapter` | what the objects of a device share |
 //! | `engine`, `task`, `timer` | workers, and what they schedule |
 //!
@@ -60,6 +61,7 @@
 //! generation that routes are cached under and then waits for the views of its adapter.
 
 mod adapter;
+mod addresses;
 pub mod capture;
 mod counters;
 mod cq;
@@ -87,7 +89,7 @@ use pvrdma_verbs::Counter;
 
 pub use cq::RxeCq;
 pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
-pub use port::policy::{PortRules, VlanMode};
+pub use port::policy::{ForgedTransmits, PortRules, VlanMode};
 pub use port::{PortConfig, Uplink};
 pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;

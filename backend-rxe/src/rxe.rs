@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use pvrdma_verbs::{Backend, DeviceContext, MacAddr, VerbsError};
 
+use crate::addresses::Addresses;
 use crate::capture::{Capture, CaptureConfig, CaptureCounts};
 use crate::engine::{Engine, Workers};
 use crate::hca::RxeHca;
@@ -34,6 +35,8 @@ pub struct RxeConfig {
     pub clock: Arc<dyn Clock>,
     /// What ports do with VLAN tags.
     pub vlan: VlanMode,
+    /// Devices reach each other directly. Otherwise all that one sends to another goes through their uplinks.
+    pub local: bool,
 }
 
 impl Default for RxeConfig {
@@ -47,6 +50,7 @@ impl Default for RxeConfig {
             worker_requests: 512,
             clock: Arc::new(MonotonicClock::default()),
             vlan: VlanMode::Untagged,
+            local: true,
         }
     }
 }
@@ -70,11 +74,14 @@ impl Rxe {
         let worker_budget = Budget::new(config.worker_bytes, config.worker_requests);
         pvrdma_roce::wire::choose_crc(|| config.clock.now());
         let inline_budget = Budget::new(config.inline_bytes, config.inline_requests);
+        let addresses = Arc::new(Addresses::new(Arc::clone(&config.clock)));
         let engine = Arc::new(Engine::new(config.clock, worker_budget, inline_budget));
         Ok(Self(Arc::new(Shared {
             directory: Arc::default(),
             ports: Arc::default(),
             vlan: config.vlan,
+            addresses,
+            local: config.local,
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,
@@ -108,7 +115,8 @@ impl Rxe {
     /// # Errors
     /// It is connected already, or the port's thread could not be started.
     pub fn plug(&self, mac: MacAddr, config: PortConfig) -> Result<Uplink, VerbsError> {
-        let port = Arc::new(Port::new(mac, self.0.vlan, config, self.0.captures.point(mac))?);
+        let Shared { vlan, captures, addresses, .. } = &*self.0;
+        let port = Arc::new(Port::new(mac, *vlan, config, captures.point(mac), Arc::clone(addresses))?);
         self.0.ports.insert(&port)?;
         Ok(Uplink::start(port, Arc::clone(&self.0.ports), self.0.threaded)?)
     }

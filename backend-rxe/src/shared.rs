@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use crate::addresses::Addresses;
 use crate::capture::Captures;
 use crate::drive::Endpoint;
 use crate::engine::{Engine, Workers};
@@ -18,6 +19,10 @@ pub(crate) struct Shared {
     pub(crate) ports: Arc<Ports>,
     /// What ports do with tags.
     pub(crate) vlan: VlanMode,
+    /// Who may have which address.
+    pub(crate) addresses: Arc<Addresses>,
+    /// Devices reach each other directly.
+    pub(crate) local: bool,
     pub(crate) captures: Arc<Captures>,
     /// Number of the next adapter.
     pub(crate) next_adapter: AtomicU64,

@@ -1,6 +1,6 @@
 //! How a device is set up, and what it advertises.
 
-use pvrdma_verbs::{GidType, HcaLimits, MacAddr, Random, VerbsError};
+use pvrdma_verbs::{GidType, HcaLimits, MacAddr, Random, Rules, VerbsError};
 use serde::{Deserialize, Serialize};
 
 use crate::abi::dsr::{ATOMIC_OPS, BMME_FLAGS, Caps, gid_type};
@@ -35,6 +35,9 @@ pub struct DeviceConfig {
     /// Where QPNs and keys begin.
     #[serde(default)]
     pub random: Random,
+    /// Which addresses its guest may bind, and with whom it may talk.
+    #[serde(default)]
+    pub rules: Rules,
 }
 
 impl DeviceConfig {
@@ -49,6 +52,7 @@ impl DeviceConfig {
             intx: false,
             posted_doorbells: false,
             random: Random::System,
+            rules: Rules::default(),
         }
     }
 

@@ -84,6 +84,7 @@ impl<H: Hca> Core<H> {
             events: Arc::<EventHub>::clone(&hub),
             log: Arc::clone(&log),
             random: config.random,
+            rules: config.rules.clone(),
         })?;
         let (limits, caps) = config.effective(&hca.limits())?;
         Ok(Self {

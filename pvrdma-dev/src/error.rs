@@ -69,6 +69,7 @@ impl CmdError {
                 VerbsError::Invalid(_) | VerbsError::Transition(_) => errno::EINVAL,
                 VerbsError::Unsupported(_) => errno::ENOSYS,
                 VerbsError::InUse(_) => errno::EBUSY,
+                VerbsError::NotAllowed(_) => errno::EACCES,
                 VerbsError::Gone => errno::ENOENT,
                 VerbsError::Memory(_) => errno::EFAULT,
                 VerbsError::Host(_) => errno::EIO,

@@ -60,7 +60,7 @@ impl Place {
                 let socket = folder.path().join(format!("{network}{number}"));
                 let socket = socket.display();
                 command.arg("--device").arg(format!(
-                    "name={network}{number},network={network},socket={socket},mac=52:54:00:00:04:0{number},pin=off"
+                    "name={network}{number},network={network},socket={socket},mac=52:54:00:00:04:0{number},pin=off,seed={number}"
                 ));
             }
         }

@@ -67,8 +67,8 @@ pub(crate) trait Resolver {
     /// Changes whenever what [`Self::find`] says may change.
     fn generation(&self) -> u64;
 
-    /// Where the QP of this number at this address is. Drops are counted.
-    fn find(&self, to: BoundGid, qpn: Qpn, tally: &mut Tally) -> Destination;
+    /// Where the QP of this number at this address is, for a datagram from `source`. Drops are counted.
+    fn find(&self, source: BoundGid, to: BoundGid, qpn: Qpn, tally: &mut Tally) -> Destination;
 }
 
 /// Requests of a datagram QP.
@@ -225,7 +225,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         if let Some(peer) = self.route.last(generation, source, address, to.qpn) {
             return Destination::Peer(peer);
         }
-        let found = self.resolver.find(address, to.qpn, self.tally);
+        let found = self.resolver.find(source, address, to.qpn, self.tally);
         self.route.last = match &found {
             Destination::Peer(peer) => {
                 let peer = Arc::downgrade(peer);

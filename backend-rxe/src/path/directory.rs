@@ -7,16 +7,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
-use pvrdma_verbs::{EndOnPanic, Gid, Qpn, VerbsError};
+use pvrdma_verbs::{EndOnPanic, Qpn, VerbsError};
 
 use crate::adapter::Adapter;
+use crate::addresses::Address;
 use crate::gid::BoundGid;
 use crate::limits::MAX_QP;
 
-/// A GID and its VLAN: the encapsulation does not tell owners apart.
-type Address = (Gid, Option<u16>);
-
-const fn address(bound: BoundGid) -> Address {
+/// The encapsulation does not tell owners apart.
+pub(crate) const fn address(bound: BoundGid) -> Address {
     (bound.gid, bound.vlan)
 }
 

@@ -25,6 +25,8 @@ counters! {
         wire_dropped_damaged,
         /// Packets to or from an address that has no business here.
         wire_dropped_address,
+        /// Packets from an address that the device may not talk to.
+        wire_dropped_peer,
         /// Packets to an address of ours with the tag of another VLAN, without the tag of its VLAN, or with one where
         /// it has none.
         wire_dropped_vlan,
@@ -74,6 +76,11 @@ counters! {
         passed_dropped,
         /// Frames of the network function from an address that is not the device's.
         passed_dropped_forged,
+        /// RoCE frames of the network function, which only queue pairs may send.
+        passed_dropped_roce,
+        /// Frames in which the network function says by ARP or neighbour discovery that it has an address which the
+        /// device may not have.
+        passed_dropped_address,
         /// Frames of or for the network function that are not in the VLAN of the port, or have a tag where it passes
         /// none.
         passed_dropped_vlan,

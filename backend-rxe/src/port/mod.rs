@@ -2,6 +2,7 @@
 
 mod classify;
 pub(crate) mod counters;
+mod outgoing;
 pub(crate) mod policy;
 mod tx_queue;
 
@@ -20,11 +21,14 @@ use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn, Verb
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use serde::Serialize;
 
+use crate::addresses::Addresses;
 use crate::capture::{CaptureLink, Point};
 use classify::is_for_rdma;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
+use outgoing::{Claim, claim};
 use policy::{Policy, PortRules, Violation, VlanMode};
 use pvrdma_ether_link::{Frames, Link};
+use pvrdma_roce::wire::Ethernet;
 use pvrdma_roce::{Congestion, EgressMarking, ReorderBudget};
 use tx_queue::{TxQueue, TxQueueInspect};
 
@@ -70,6 +74,8 @@ pub(crate) struct Port {
     mac: MacAddr,
     mtu: u32,
     policy: Policy,
+    /// Who may have which address.
+    addresses: Arc<Addresses>,
     pub(crate) uplink: TxQueue,
     nic: Option<TxQueue>,
     pub(crate) counters: PortCounters,
@@ -122,11 +128,18 @@ impl Port {
         }
     }
 
-    pub(crate) fn new(mac: MacAddr, vlan: VlanMode, config: PortConfig, point: Arc<Point>) -> io::Result<Self> {
+    pub(crate) fn new(
+        mac: MacAddr,
+        vlan: VlanMode,
+        config: PortConfig,
+        point: Arc<Point>,
+        addresses: Arc<Addresses>,
+    ) -> io::Result<Self> {
         Ok(Self {
             mac,
             mtu: config.mtu,
             policy: Policy { mac, vlan, rules: config.rules },
+            addresses,
             uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point))),
             nic: config.nic.map(TxQueue::new),
             counters: PortCounters::default(),
@@ -236,6 +249,7 @@ impl Port {
             let taken =
                 is_for_rdma(frame, self.mac) && inbox.as_mut().is_some_and(|receiver| receiver.receive(self, frame));
             if !taken {
+                self.note_stations(frame);
                 self.count_violation(self.policy.incoming(frame, &mut passed));
             }
         }
@@ -250,7 +264,8 @@ impl Port {
             if !frames.iter().all(|frame| self.policy.passes_as_it_is(frame)) {
                 passed.clear();
                 for frame in frames.iter() {
-                    self.count_violation(self.policy.outgoing(frame, &mut passed));
+                    let may_have = |gid, vlan| self.addresses.announce(self.mac, (gid, vlan)).is_ok();
+                    self.count_violation(self.policy.outgoing(frame, &mut passed, may_have));
                 }
                 std::mem::swap(&mut frames, &mut passed);
             }
@@ -281,11 +296,24 @@ impl Port {
         rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
     }
 
+    /// Remembers which addresses stations beyond the uplink say that they have.
+    fn note_stations(&self, frame: &[u8]) {
+        let Claim::Addresses(addresses) = claim(frame) else { return };
+        let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };
+        if !self.addresses.is_member(ethernet.source) {
+            for gid in addresses.into_iter().flatten() {
+                self.addresses.seen((gid, ethernet.vlan_id()));
+            }
+        }
+    }
+
     fn count_violation(&self, passed: Result<(), Violation>) {
         match passed {
             Ok(()) => {}
             Err(Violation::Forged) => PortCounters::bump(&self.counters.passed_dropped_forged),
             Err(Violation::Vlan) => PortCounters::bump(&self.counters.passed_dropped_vlan),
+            Err(Violation::Roce) => PortCounters::bump(&self.counters.passed_dropped_roce),
+            Err(Violation::Address) => PortCounters::bump(&self.counters.passed_dropped_address),
         }
     }
 

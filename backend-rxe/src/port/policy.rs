@@ -4,9 +4,10 @@
 //! port with a VLAN is an access port: its two functions send without tags and never see one, the network sees all
 //! their frames in that VLAN and gives them no others. Tags are the functions' affair on a trunk alone.
 
-use pvrdma_verbs::{MacAddr, VerbsError};
+use pvrdma_verbs::{Gid, MacAddr, VerbsError};
 use serde::{Deserialize, Serialize};
 
+use super::outgoing::{Claim, claim};
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{EtherType, Ethernet, Vlan};
 use pvrdma_roce::{Congestion, EgressMarking};
@@ -34,10 +35,37 @@ pub enum VlanMode {
 pub struct PortRules {
     /// RDMA packets of no VLAN carry their priority in a tag with VLAN 0.
     pub priority_tags: bool,
-    /// The network function may send from addresses that are not the device's: a bridge inside the guest.
-    pub allow_forged: bool,
+    /// What the network function may send that is not its own.
+    pub forged: ForgedTransmits,
     /// Congestion control with these parameters.
     pub congestion: Option<Congestion>,
+}
+
+/// What a network function may send although it is not its own.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ForgedTransmits {
+    /// Nothing.
+    #[default]
+    Off,
+    /// Frames from other Ethernet addresses than the device's: a bridge inside the guest.
+    Mac,
+    /// RoCE, which receivers take for packets of the device's queue pairs.
+    Roce,
+    /// Both.
+    All,
+}
+
+impl ForgedTransmits {
+    /// Returns `true` if other Ethernet addresses may send.
+    pub const fn allow_mac(self) -> bool {
+        matches!(self, Self::Mac | Self::All)
+    }
+
+    /// Returns `true` if RoCE passes.
+    pub const fn allow_roce(self) -> bool {
+        matches!(self, Self::Roce | Self::All)
+    }
 }
 
 /// Why a frame of the network function goes nowhere.
@@ -47,6 +75,10 @@ pub(super) enum Violation {
     Forged,
     /// Its tag, or the lack of one, puts it into another VLAN.
     Vlan,
+    /// It is RoCE, or may be.
+    Roce,
+    /// It says that the device has an address that it may not have.
+    Address,
 }
 
 impl VlanMode {
@@ -99,24 +131,45 @@ impl Policy {
 
     /// Returns `true` if a frame goes from the network function to the network as it is.
     pub(super) fn passes_as_it_is(&self, frame: &[u8]) -> bool {
-        let own = self.rules.allow_forged || frame.get(6..TAG_AT) == Some(&self.mac.0);
-        own && match self.vlan {
+        let own = self.rules.forged.allow_mac() || frame.get(6..TAG_AT) == Some(&self.mac.0);
+        let plain = match self.vlan {
             VlanMode::Trunk => true,
             VlanMode::Untagged => !has_tag(frame),
             VlanMode::Access(_) => false,
-        }
+        };
+        own && plain && self.claims_nothing(claim(frame))
     }
 
-    /// Appends a frame of the network function as the network gets it.
-    pub(super) fn outgoing(&self, frame: &[u8], out: &mut Frames) -> Result<(), Violation> {
+    fn claims_nothing(&self, claim: Claim) -> bool {
+        claim == Claim::None || claim == Claim::Roce && self.rules.forged.allow_roce()
+    }
+
+    /// Appends a frame of the network function as the network gets it. `may_have` says whether the device may have an
+    /// address in a VLAN.
+    pub(super) fn outgoing(
+        &self,
+        frame: &[u8],
+        out: &mut Frames,
+        may_have: impl Fn(Gid, Option<u16>) -> bool,
+    ) -> Result<(), Violation> {
         // A frame without a header has no source either.
         let (ethernet, kind, _) = Ethernet::parse(frame).map_err(|_| Violation::Forged)?;
-        if !self.rules.allow_forged && ethernet.source != self.mac {
+        if !self.rules.forged.allow_mac() && ethernet.source != self.mac {
             return Err(Violation::Forged);
         }
         // A tag behind that of a priority puts a frame into its VLAN as well.
         if self.vlan != VlanMode::Trunk && (ethernet.vlan_id().is_some() || is_tag(kind)) {
             return Err(Violation::Vlan);
+        }
+        match claim(frame) {
+            Claim::Addresses(addresses) => {
+                let vlan = self.vlan.access().or(ethernet.vlan_id());
+                if !addresses.into_iter().flatten().all(|gid| may_have(gid, vlan)) {
+                    return Err(Violation::Address);
+                }
+            }
+            claim if self.claims_nothing(claim) => {}
+            _ => return Err(Violation::Roce),
         }
         let Some(vid) = self.vlan.access() else {
             out.push(frame);
@@ -172,27 +225,27 @@ mod tests {
         [&[0xff; 6], &source.0[..], tag, &[8, 6], b"body"].concat()
     }
 
-    fn policy(vlan: VlanMode, allow_forged: bool) -> Policy {
-        Policy { mac: MAC, vlan, rules: PortRules { allow_forged, ..PortRules::default() } }
+    fn policy(vlan: VlanMode, forged: ForgedTransmits) -> Policy {
+        Policy { mac: MAC, vlan, rules: PortRules { forged, ..PortRules::default() } }
     }
 
     fn out(policy: &Policy, frame: &[u8]) -> Result<Vec<u8>, Violation> {
         let mut frames = Frames::default();
-        let passed = policy.outgoing(frame, &mut frames);
+        let passed = policy.outgoing(frame, &mut frames, |_, _| true);
         assert_eq!(frames.len(), usize::from(passed.is_ok()));
         passed.map(|()| frames.get(0).unwrap().to_vec())
     }
 
     #[test]
     fn only_the_own_address_unless_allowed() {
-        let policy = policy(VlanMode::Untagged, false);
+        let policy = policy(VlanMode::Untagged, ForgedTransmits::Off);
         let (own, other) = (frame(MAC, &[]), frame(MacAddr([9; 6]), &[]));
         assert!(policy.passes_as_it_is(&own) && !policy.passes_as_it_is(&other));
         assert_eq!(out(&policy, &own).unwrap(), own);
         assert_eq!(out(&policy, &other), Err(Violation::Forged));
         assert!((0..14).all(|len| out(&policy, &own[..len]) == Err(Violation::Forged)));
         assert!((0..12).all(|len| !policy.passes_as_it_is(&own[..len])));
-        let policy = Policy { rules: PortRules { allow_forged: true, ..policy.rules }, ..policy };
+        let policy = Policy { rules: PortRules { forged: ForgedTransmits::Mac, ..policy.rules }, ..policy };
         assert!(policy.passes_as_it_is(&other));
         assert_eq!(out(&policy, &other).unwrap(), other);
     }
@@ -201,7 +254,7 @@ mod tests {
     fn only_a_trunk_passes_tags() {
         let (tagged, priority) = (frame(MAC, &[0x81, 0, 0, 42]), frame(MAC, &[0x81, 0, 0x60, 0]));
         for (vlan, passes) in [(VlanMode::Trunk, true), (VlanMode::Untagged, false)] {
-            let policy = policy(vlan, false);
+            let policy = policy(vlan, ForgedTransmits::Off);
             assert_eq!(policy.passes_as_it_is(&tagged), passes);
             let expected = |frame: &[u8]| if passes { Ok(frame.to_vec()) } else { Err(Violation::Vlan) };
             let mut frames = Frames::default();
@@ -221,7 +274,7 @@ mod tests {
 
     #[test]
     fn an_access_port_tags_and_untags() {
-        let policy = policy(VlanMode::Access(42), false);
+        let policy = policy(VlanMode::Access(42), ForgedTransmits::Off);
         let (plain, tagged) = (frame(MAC, &[]), frame(MAC, &[0x81, 0, 0, 42]));
         assert!(!policy.passes_as_it_is(&plain));
         assert_eq!(out(&policy, &plain).unwrap(), tagged);

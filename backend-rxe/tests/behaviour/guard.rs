@@ -10,7 +10,7 @@ use pvrdma_ether_link::{Frames, Link, memory};
 use pvrdma_roce::wire::{
     Aeth, Deth, Extension, Header, NakCode, Network, Opcode, Packet, Position, Reth, Syndrome, build,
 };
-use pvrdma_rxe::{PortConfig, PortRules, VlanMode};
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, VlanMode};
 
 /// Frames of some other protocol.
 fn arp(source: u8, tag: &[u8]) -> Vec<u8> {
@@ -24,7 +24,12 @@ fn the_network_function_keeps_to_its_address_and_vlan() {
     let rules = PortRules::default();
     let cases = [
         (VlanMode::Trunk, rules.clone(), vec![&own, &tagged], (1, 0)),
-        (VlanMode::Trunk, PortRules { allow_forged: true, ..rules.clone() }, vec![&own, &forged, &tagged], (0, 0)),
+        (
+            VlanMode::Trunk,
+            PortRules { forged: ForgedTransmits::Mac, ..rules.clone() },
+            vec![&own, &forged, &tagged],
+            (0, 0),
+        ),
         (VlanMode::Access(42), rules, vec![&tagged], (1, 1)),
     ];
     for (vlan, rules, passed, (forgeries, wrong_tags)) in cases {

@@ -1,6 +1,7 @@
 //! Reset, destruction and what becomes of messages under way.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PinPolicy};
 use pvrdma_verbs::{
@@ -9,6 +10,9 @@ use pvrdma_verbs::{
 };
 
 use crate::world::*;
+
+/// How long an address stays with who had it.
+const HOLD: Duration = Duration::from_secs(60);
 
 /// A pair that moves a hundred bytes in a run.
 fn slow() -> Pair {
@@ -81,6 +85,7 @@ fn a_device_that_goes_leaves_errors_and_its_addresses() {
     drop((right, theirs, b));
     world.settle();
     assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::RetryExceeded)]);
+    world.clock.advance(HOLD);
     a.hca.bind_gid(1, gid(2), GidType::RoceV2).unwrap();
 }
 
@@ -93,6 +98,8 @@ fn gids_belong_to_one_device_and_may_be_bound_twice_there() {
     a.hca.unbind_gid(0);
     assert!(b.hca.bind_gid(0, gid(1), GidType::RoceV2).is_err());
     a.hca.bind_gid(5, gid(7), GidType::RoceV2).unwrap();
+    assert!(b.hca.bind_gid(3, gid(1), GidType::RoceV2).is_err(), "its owner may come back");
+    world.clock.advance(HOLD);
     b.hca.bind_gid(3, gid(1), GidType::RoceV2).unwrap();
     assert!(a.hca.bind_gid(0, Gid::default(), GidType::RoceV2).is_err());
 }

@@ -15,6 +15,7 @@ macro_rules! over_a_cable {
     };
 }
 
+mod addresses;
 mod capture;
 mod congestion;
 mod errors;

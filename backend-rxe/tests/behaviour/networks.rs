@@ -6,7 +6,7 @@ use pvrdma_verbs::{GidType, Hca, QpType, QueuePair, SendData, SendOp, UdDestinat
 
 use crate::world::*;
 use pvrdma_ether_link::memory;
-use pvrdma_rxe::{PortConfig, PortRules, VlanMode};
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, VlanMode};
 
 const QKEY: u32 = 0x1234;
 
@@ -44,7 +44,7 @@ fn sec_c2_a_guest_without_a_vlan_binds_no_address_in_one() {
 fn sec_c2_frames_of_a_guest_without_a_vlan_are_in_none() {
     let world = World::new();
     let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
-    let rules = PortRules { allow_forged: true, ..PortRules::default() };
+    let rules = PortRules { forged: ForgedTransmits::Mac, ..PortRules::default() };
     let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
     let _uplink = world.rxe.plug(mac(1), config).unwrap();
     let node = world.node(1);

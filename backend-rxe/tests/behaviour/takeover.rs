@@ -8,6 +8,8 @@ use pvrdma_roce::wire::{Extension, Header, Opcode, Packet, Reth, build};
 /// Node 3 takes the address of a former peer of `right`, and makes a queue pair of its number.
 fn take_over(world: &World, victim: &End, former: &End, psns: (u32, u32)) -> (Node, End) {
     let attacker = world.node(3);
+    // Until then its former owner may come back.
+    world.clock.advance(std::time::Duration::from_secs(60));
     attacker.hca.bind_gid(1, gid(former.node), GidType::RoceV2).unwrap();
     let thief = attacker.qp(QpType::Rc);
     assert_eq!(thief.qp.qpn(), former.qp.qpn());

@@ -9,7 +9,7 @@ use pvrdma_ether_link::memory::{self, MemoryLink};
 use pvrdma_ether_link::{Frames, Link};
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink};
-use pvrdma_verbs::{QpAttrs, QpType};
+use pvrdma_verbs::{QpAttrs, QpType, Rules};
 
 pub(crate) use pvrdma_verbs::testing::{ALL, Ring, SEND, gid, mac, page_list, pattern, post_shared, write};
 
@@ -82,6 +82,11 @@ impl World {
 
     pub(crate) fn node(&self, number: u8) -> Node {
         self.driven(Node::with_memory(self.backend(number), number, MEMORY))
+    }
+
+    /// A device with these rules, which has no GID yet.
+    pub(crate) fn ruled(&self, number: u8, rules: Rules) -> Node {
+        self.driven(Node::with_rules(self.backend(number), number, MEMORY, rules))
     }
 
     /// A device on the memory of another, in a part that is its own.

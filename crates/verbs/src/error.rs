@@ -21,6 +21,9 @@ pub enum VerbsError {
     /// The name or number is taken by somebody else.
     #[error("{0} is already in use")]
     InUse(&'static str),
+    /// The device may not do this, for this reason.
+    #[error("not allowed: {0}")]
+    NotAllowed(&'static str),
     /// The object was destroyed.
     #[error("the object no longer exists")]
     Gone,

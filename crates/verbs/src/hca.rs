@@ -11,6 +11,7 @@ use crate::error::VerbsError;
 use crate::log_limit::DeviceLog;
 use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
 use crate::random::Random;
+use crate::rules::Rules;
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, PortState, QpType, Qpn};
 use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE, PageList};
 
@@ -31,6 +32,8 @@ pub struct DeviceContext {
     pub log: Arc<DeviceLog>,
     /// Where its keys begin.
     pub random: Random,
+    /// Its addresses and peers.
+    pub rules: Rules,
 }
 
 impl std::fmt::Debug for DeviceContext {

@@ -38,6 +38,7 @@ mod log_limit;
 pub mod qp_state;
 mod queue;
 mod random;
+mod rules;
 mod snapshot;
 #[cfg(feature = "testing")]
 pub mod testing;
@@ -56,6 +57,7 @@ pub use hca::{
 pub use log_limit::{DeviceLog, LogLimit};
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use random::Random;
+pub use rules::{AddressRule, OtherAddresses, Peers, Prefix, Rules, link_local};
 pub use snapshot::{Snapshot, micros};
 pub use types::{Access, Gid, GidType, InvalidValue, MacAddr, Mtu, NetworkType, PortState, Psn, QpState, QpType, Qpn};
 pub use work::{

@@ -4,13 +4,14 @@ use std::path::PathBuf;
 
 use pvrdma_dev::DeviceConfig;
 use pvrdma_rxe::{Congestion, PortRules};
-use pvrdma_verbs::GidType;
+use pvrdma_verbs::{GidType, Peers, Random, Rules};
 use serde::{Deserialize, Serialize};
 
 use super::access::access;
+use super::address;
 use super::link::LinkSpec;
 use super::spec::{DeviceSpec, Mac, NAME_RULE, is_name};
-use super::words::{Forged, Pcp, Pin, Roce, Switch};
+use super::words::{Pcp, Pin, Roce, Switch};
 use crate::socket::SocketAccess;
 
 /// A device, completely described.
@@ -65,6 +66,9 @@ impl DeviceSpec {
         };
         config.intx = self.intx == Some(Switch::On);
         config.limits = self.limits.unwrap_or_default();
+        config.random = self.seed.map_or(Random::System, Random::Seed);
+        let peers = Peers(self.peers.clone());
+        config.rules = Rules { addresses: address::rule(&self.addresses)?, peers, ..Rules::default() };
         match (&self.nic, uplink) {
             (Some(_), None) => {
                 return Err("nic needs an uplink, to which its frames are passed (uplink=LINK)".to_owned());
@@ -72,7 +76,7 @@ impl DeviceSpec {
             (Some(nic), Some(uplink)) if nic == uplink => return Err("nic and uplink are the same".to_owned()),
             (Some(LinkSpec::Vxlan(_)), _) => return Err("a tunnel is an uplink and no nic".to_owned()),
             (None, None) if self.has_rules() => {
-                return Err("pcp, forged and congestion are about the uplink (uplink=LINK)".to_owned());
+                return Err("pcp, forged-transmits and congestion are about the uplink (uplink=LINK)".to_owned());
             }
             _ => {}
         }
@@ -91,7 +95,7 @@ impl DeviceSpec {
     fn rules(&self, congestion: Congestion) -> PortRules {
         PortRules {
             priority_tags: self.pcp == Some(Pcp::Always),
-            allow_forged: self.forged == Some(Forged::Allow),
+            forged: self.forged.unwrap_or_default(),
             congestion: (self.congestion != Some(Switch::Off)).then_some(congestion),
         }
     }

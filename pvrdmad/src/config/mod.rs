@@ -1,6 +1,7 @@
 //! What to serve: the configuration file, the command line over it, and the checked result.
 
 mod access;
+mod address;
 mod backend;
 mod congestion;
 mod control;

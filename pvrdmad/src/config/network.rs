@@ -2,6 +2,7 @@
 
 use pvrdma_ether_link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD};
 use pvrdma_rxe::VlanMode;
+use pvrdma_verbs::Peers;
 use serde::{Deserialize, Serialize};
 
 use super::device::Device;
@@ -11,6 +12,7 @@ use super::link::LinkSpec;
 use super::spec::{NAME_RULE, NetworkSpec, is_name};
 use super::tunnel::TunnelKeys;
 use super::vlan::VlanWord;
+use super::words::Switch;
 
 /// What Ethernet carries when nobody says otherwise.
 const DEFAULT_MTU: u32 = 1500;
@@ -30,6 +32,10 @@ pub struct Network {
     pub vlan: VlanMode,
     /// What the uplink suffers from, for tests.
     pub fault: Option<FaultSpec>,
+    /// With whom its devices may talk.
+    pub peers: Peers,
+    /// Its devices reach each other directly, and not through the uplink.
+    pub local: bool,
     /// Who is connected to it.
     pub devices: Vec<Device>,
 }
@@ -65,13 +71,17 @@ impl NetworkSpec {
             None if matches!(vlan, VlanMode::Access(_)) => {
                 return Err("vlan is that of the uplink (uplink=LINK)".to_owned());
             }
+            None if self.local == Some(Switch::Off) => {
+                return Err("local=off sends everything through the uplink (uplink=LINK)".to_owned());
+            }
             other => (other, 0),
         };
+        let (peers, local) = (Peers(self.peers), self.local != Some(Switch::Off));
         let mtu = self.mtu.unwrap_or(DEFAULT_MTU - overhead);
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
-        Ok(Network { name: self.name, uplink, mtu, vlan, fault: self.fault, devices: Vec::new() })
+        Ok(Network { name: self.name, uplink, mtu, vlan, fault: self.fault, peers, local, devices: Vec::new() })
     }
 }
 
@@ -96,6 +106,8 @@ mod tests {
             ("name=n,mtu=9000", "mtu is that of the uplink"),
             ("name=n,fault=loss:0.1", "fault is one of the uplink"),
             ("name=n,vlan=7", "vlan is that of the uplink"),
+            ("name=n,local=off", "local=off sends everything through the uplink"),
+            ("name=n,peers=10.0.0.0/40", "peers: '10.0.0.0/40' is neither an address nor ADDRESS/BITS"),
             ("name=n,uplink=unix:/a,mtu=100", "576"),
             ("name=n,uplink=unix:/a,vlan=0", "vlan: '0' is neither trunk nor a VLAN (1 to 4094)"),
             ("name=n,uplink=unix:/a,vlan=4095", "1 to 4094"),

@@ -7,6 +7,7 @@ use pvrdma_ether_link::vxlan::VxlanConfig;
 use pvrdma_rxe::VlanMode;
 
 use super::backend::BackendSpec;
+use super::device::Device;
 use super::error::ConfigError;
 use super::keys::similar;
 use super::link::LinkSpec;
@@ -32,7 +33,8 @@ impl Config {
         let name = spec.name.clone();
         let congestion = self.congestion;
         let placed = self.network_of(&spec).and_then(|network| {
-            let device = spec.resolve(network.uplink.as_ref(), congestion)?;
+            let mut device = spec.resolve(network.uplink.as_ref(), congestion)?;
+            device.config.rules.network_peers = network.peers.clone();
             network.devices.push(device);
             Ok(())
         });
@@ -127,6 +129,14 @@ impl Config {
                 first.name
             );
             return Err(ConfigError::Network { name: second.name.clone(), problem });
+        }
+        let limits_peers = |network: &&Network| {
+            let of_device = |device: &Device| !device.config.rules.peers.0.is_empty();
+            !network.peers.0.is_empty() || network.devices.iter().any(of_device)
+        };
+        if let Some(network) = self.networks.iter().find(limits_peers) {
+            let problem = "peers belongs to the backend rxe: the host's adapter asks nobody".to_owned();
+            return Err(ConfigError::Network { name: network.name.clone(), problem });
         }
         if let Some(network) = self.networks.iter().find(|network| network.vlan != VlanMode::Untagged) {
             let problem = "vlan belongs to the backend rxe".to_owned();
@@ -357,7 +367,7 @@ mod tests {
                 &["name=0,network=a,mac=52:54:00:00:00:01", "name=1,network=a,mac=52:54:00:00:00:01"],
                 "device 1: device 0 of the same network has the same MAC",
             ),
-            (&["name=a"], &["name=0,network=a,forged=allow"], "about the uplink"),
+            (&["name=a"], &["name=0,network=a,forged-transmits=mac"], "about the uplink"),
             (
                 &["name=a,uplink=tap:t", "name=b,uplink=tap:t,vlan=7"],
                 &["name=0"],

@@ -4,16 +4,18 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use pvrdma_dev::Limits;
-use pvrdma_verbs::MacAddr;
+use pvrdma_rxe::ForgedTransmits;
+use pvrdma_verbs::{MacAddr, Prefix};
 
 use super::access::{GroupId, Mode, UserId};
+use super::address::AddressWord;
 use super::fault::FaultSpec;
 use super::keys::{deserialize_from_str, keys, word};
 use super::link::LinkSpec;
 use super::pairs::{Syntax, from_pairs};
 use super::tunnel::{Learn, TunnelAddress};
 use super::vlan::VlanWord;
-use super::words::{Forged, Pcp, Pin, Roce, Switch};
+use super::words::{Pcp, Pin, Roce, Switch};
 
 /// The network of devices that name none.
 pub const DEFAULT_NETWORK: &str = "default";
@@ -72,6 +74,20 @@ keys! {
         ["fault", "FAULT:RATE/...", ""]
         #[serde(default, deserialize_with = "word")]
         fault: Option<FaultSpec>,
+        /// With whom its devices may talk; repeatable.
+        ///
+        /// An address or `ADDRESS/BITS`; a list in the file. Not given: everybody. It holds for RDMA between devices of
+        /// the daemon, over the uplink in both directions, and for connection requests. A device's own `peers` must
+        /// allow a peer as well.
+        ["peers", "CIDR", ""]
+        #[serde(default)]
+        peers: Vec<Prefix>,
+        /// Devices of the network reach each other directly.
+        ///
+        /// `off`: all that one device sends to another leaves through the uplink, whose other end has to send it back,
+        /// so that the filters of that network see it. A device still reaches itself.
+        ["local", "on|off", "on"]
+        local: Option<Switch>,
     }
 }
 
@@ -150,11 +166,32 @@ keys! {
         /// `tagged`: those with a tag for their VLAN. `always`: all; packets of no VLAN get a tag with VLAN 0.
         ["pcp", "tagged|always", "tagged"]
         pcp: Option<Pcp>,
-        /// Frames of the network card from other MACs.
+        /// What the network card may send that is not its own.
         ///
-        /// `refuse`: they are dropped. `allow`: they pass, as a bridge inside the guest needs it.
-        ["forged", "refuse|allow", "refuse"]
-        forged: Option<Forged>,
+        /// `off`: nothing. `mac`: frames from other MACs, as a bridge inside the guest needs it. `roce`: RoCE packets,
+        /// which receivers take for those of queue pairs. `all`: both.
+        ["forged-transmits", "off|mac|roce|all", "off"]
+        forged: Option<ForgedTransmits>,
+        /// Addresses that the guest may bind; repeatable.
+        ///
+        /// A list in the file. `own`: the link-local address of the MAC, addresses given beside it, and others that no
+        /// device of the network had in the last minute, and no host beyond the uplink. `any`: the same whatever hosts
+        /// beyond the uplink have. IP addresses alone: these and the link-local one. No other device gets an address
+        /// that is listed, nor a link-local one of another device's MAC.
+        ["address", "own|any|ADDRESS", "own"]
+        #[serde(default)]
+        addresses: Vec<AddressWord>,
+        /// With whom the device may talk; repeatable.
+        ///
+        /// As the key of the network; both must allow a peer.
+        ["peers", "CIDR", ""]
+        #[serde(default)]
+        peers: Vec<Prefix>,
+        /// Where QP numbers and keys begin, for tests.
+        ///
+        /// The same number gives the same ones, which everybody can guess then. Without it they begin at random.
+        ["seed", "NUMBER", ""]
+        seed: Option<u64>,
         /// Congestion control (DCQCN, RoCE v2 only).
         ///
         /// Its parameters are in the table `[congestion]` of the file.
@@ -205,6 +242,7 @@ impl DeviceSpec {
             vlan: self.vlan,
             mtu: self.mtu,
             fault: self.fault,
+            ..NetworkSpec::default()
         };
         (network != NetworkSpec::default()).then_some(network)
     }

@@ -1,7 +1,7 @@
 use std::path::{Path, PathBuf};
 
 use pvrdma_dev::Limits;
-use pvrdma_rxe::{Congestion, PortRules, VlanMode};
+use pvrdma_rxe::{Congestion, ForgedTransmits, PortRules, VlanMode};
 
 use super::backend::IbverbsSpec;
 use super::congestion::CongestionSpec;
@@ -86,7 +86,11 @@ fn mistakes_in_a_device() {
         ("name=a,group=nobody-of-this-name", "group: there is no group"),
         ("name=a,owner=4294967295", "owner: 4294967295 is not a user's number"),
         ("name=a,pcp=never", "tagged"),
-        ("name=a,forged=yes", "refuse"),
+        ("name=a,forged-transmits=yes", "off, mac, roce, all"),
+        ("name=a,forged=allow", "unknown key 'forged'; did you mean 'forged-transmits'?"),
+        ("name=a,address=10.0.0.0/8", "address: '10.0.0.0/8' is not own, any or an IP address"),
+        ("name=a,peers=all", "peers: 'all' is neither an address nor ADDRESS/BITS"),
+        ("name=a,seed=x", "seed: 'x' is not a number"),
         ("name=a,uplink=wifi:0", "uplink: 'wifi:0' is not one of af_packet:"),
         ("name=a,uplink=vxlan:here", "uplink: 'here' is not an IP address"),
         ("name=a,remote=there", "remote: 'there' is not an IP address"),
@@ -104,7 +108,7 @@ fn mistakes_in_a_device() {
         (&["name=a,socket=/a"], "mac"),
         (&["name=a b,socket=/a,mac=52:54:00:00:00:01"], "letters"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=16"], "17 to 20"),
-        (&["name=a,socket=/a,mac=52:54:00:00:00:01,forged=allow"], "uplink=LINK"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,forged-transmits=all"], "uplink=LINK"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,version=17,roce=v2"], "RoCE v2"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01", "name=a,socket=/b,mac=52:54:00:00:00:02"], "name is taken"),
         (
@@ -336,9 +340,10 @@ fn rules_of_the_network() {
         assert!(error.contains(word), "{text}: {error}");
     }
     assert!(toml::from_str::<ConfigSpec>("[congestion]\nspeed = 1").is_err());
-    let device = "name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=42,pcp=always,forged=allow,congestion=off";
+    let device =
+        "name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=42,pcp=always,forged-transmits=mac,congestion=off";
     let config = Config::merge(ConfigSpec::default(), args(&[device])).unwrap();
-    assert_eq!(rules(&config), PortRules { priority_tags: true, allow_forged: true, congestion: None });
+    assert_eq!(rules(&config), PortRules { priority_tags: true, forged: ForgedTransmits::Mac, congestion: None });
     assert_eq!(config.networks[0].vlan, VlanMode::Access(42));
 }
 

@@ -49,16 +49,6 @@ pub enum Pcp {
     Always,
 }
 
-/// What becomes of frames of the network function from other addresses than the device's.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Forged {
-    /// They are dropped.
-    Refuse,
-    /// They pass.
-    Allow,
-}
-
 /// What has a process of its own.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]

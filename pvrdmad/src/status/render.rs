@@ -21,6 +21,7 @@ impl DaemonStatus {
                 text += &format!("{}: {error}\n", device.name());
             }
         }
+        text += &self.render_rules();
         for device in &self.devices {
             let CaptureReport { active, frames, dropped } = device.capture;
             if active + frames + dropped > 0 {
@@ -45,6 +46,24 @@ impl DaemonStatus {
             }
         }
         text + &self.render_ports() + &self.render_counters()
+    }
+
+    /// Devices whose addresses are those that they bind first, and whom others may talk to.
+    fn render_rules(&self) -> String {
+        let unguarded = |device: &&DeviceReport| device.addresses.rule == "own" && !device.addresses.guarded;
+        let names: Vec<&str> = self.devices.iter().filter(unguarded).map(DeviceReport::name).collect();
+        let mut text = String::new();
+        if !names.is_empty() {
+            text += &format!("{}: addresses: unguarded, they belong to who binds them first\n", names.join(", "));
+        }
+        for device in &self.devices {
+            for (peers, whose) in
+                device.peers.iter().zip(["", " of its network"]).filter(|(peers, _)| !peers.is_empty())
+            {
+                text += &format!("{}: peers{whose}: {}\n", device.name(), peers.join(", "));
+            }
+        }
+        text
     }
 
     /// The networks, unless there is one that simply runs.

@@ -103,6 +103,10 @@ pub struct DeviceReport {
     pub client: ClientReport,
     /// Guest memory.
     pub memory: MemoryReport,
+    /// Its addresses.
+    pub addresses: AddressReport,
+    /// Those with whom it may talk, by the device's rule and by the network's: none if that allows everybody.
+    pub peers: [Vec<String>; 2],
     /// The network that it is in.
     pub network: NetworkReport,
     /// Those who watch the device.
@@ -141,6 +145,18 @@ pub struct MemoryReport {
     pub status: MemoryStatus,
     /// Why not all is resident that should be.
     pub pin_error: Option<String>,
+}
+
+/// Addresses of a device.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct AddressReport {
+    /// What its guest may bind: `own`, `any`, or what is `listed` alone.
+    pub rule: String,
+    /// Addresses that are listed for it.
+    pub listed: Vec<String>,
+    /// What its network card says that it has is held to the rule as well. If not, an address belongs to the guest
+    /// that binds it first.
+    pub guarded: bool,
 }
 
 /// The client of a device.

@@ -10,7 +10,9 @@ use pvrdma_rxe::{Rxe, Uplink};
 use pvrdma_verbs::Backend;
 use serde_json::{Map, Value};
 
-use super::report::{CaptureReport, ClientReport, DeviceReport, MemoryReport, NetworkReport, by_name, port_word};
+use super::report::{
+    AddressReport, CaptureReport, ClientReport, DeviceReport, MemoryReport, NetworkReport, by_name, port_word,
+};
 use crate::config::Device;
 use crate::vfio_user::{ConnectionStats, IrqTable};
 
@@ -54,6 +56,7 @@ impl Reporter {
         let mut status = self.function.device_status();
         status.counters.extend(self.irqs.counters.list());
         status.counters.extend(self.stats.counters.list());
+        let rules = &self.device.config.rules;
         DeviceReport {
             socket: self.device.socket.display().to_string(),
             port: port_word(status.port.state),
@@ -64,6 +67,8 @@ impl Reporter {
                 status: status.memory,
                 pin_error: self.memory.pin_failure().err().map(|error| error.to_string()),
             },
+            addresses: self.address_report(),
+            peers: [&rules.peers, &rules.network_peers].map(|peers| peers.0.iter().map(ToString::to_string).collect()),
             network: NetworkReport {
                 name: self.network.clone(),
                 mtu: self.mtu,
@@ -71,6 +76,15 @@ impl Reporter {
             },
             capture: self.capture_report(),
             status: members(&status),
+        }
+    }
+
+    fn address_report(&self) -> AddressReport {
+        let rule = &self.device.config.rules.addresses;
+        AddressReport {
+            rule: rule.word().to_owned(),
+            listed: rule.listed.iter().map(ToString::to_string).collect(),
+            guarded: self.device.nic.is_some(),
         }
     }
 

@@ -31,7 +31,9 @@ impl Uplink {
             Some(fault) => fault.wrap(link),
             None => link,
         };
-        Ok(Some(Self(Switch::new(Some(link), network.mtu)?)))
+        let switch =
+            if network.local { Switch::new(Some(link), network.mtu) } else { Switch::hairpin(link, network.mtu) };
+        Ok(Some(Self(switch?)))
     }
 
     /// The end of a device, there until it is dropped.
@@ -40,7 +42,7 @@ impl Uplink {
     /// Another device has the address, or the system has no room for it.
     pub(super) fn port(&self, device: &Device) -> Result<Arc<dyn Link>> {
         // A bridge in the guest has stations that nobody knows here.
-        let unknown = if device.rules.allow_forged { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
+        let unknown = if device.rules.forged.allow_mac() { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
         Ok(self.0.port(device.config.mac, unknown)?)
     }
 }

@@ -59,7 +59,7 @@ impl Worker {
         sigbus::install();
         let adapter = match &setup.backend {
             BackendSpec::Rxe => {
-                let config = RxeConfig { vlan: setup.network.vlan, ..RxeConfig::default() };
+                let config = RxeConfig { vlan: setup.network.vlan, local: setup.network.local, ..RxeConfig::default() };
                 Adapter::Rxe(Rxe::new(config).context("backend rxe")?)
             }
             BackendSpec::Ibverbs(spec) => {

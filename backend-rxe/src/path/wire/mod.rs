@@ -9,8 +9,8 @@
 //! # Guard
 //!
 //! Frames are built by us, from a GID that is bound and the device's own address. What comes is dropped and counted
-//! unless it is for us, intact, in the VLAN of the address, and from the peer of the QP; a GID of our own process is
-//! nobody's peer on the wire. Only such a packet may make state, and that is bounded. Frames of the network function
+//! unless it is for us, intact, in the VLAN of the address, from an address that the device may talk to, and from the
+//! peer of the QP; a GID of our own process is nobody's peer on the wire, unless local delivery is off. Only such a packet may make state, and that is bounded. Frames of the network function
 //! are held to the device's address and VLAN ([`crate::port::policy`]).
 
 mod cnp;
@@ -20,6 +20,7 @@ pub(crate) mod rate_limiter;
 pub(crate) mod rc;
 pub(crate) mod receive;
 pub(crate) mod responder;
+pub(crate) mod sources;
 mod timeout_grace;
 pub(crate) mod ud;
 

@@ -8,10 +8,11 @@ use pvrdma_roce::wire::{Opcode, Packet};
 use pvrdma_roce::{DropReason, admit};
 use pvrdma_verbs::{QpType, Qpn};
 
+use super::sources::{Sources, Verdict};
 use super::{cnp, ud};
 use crate::drive::Endpoint;
 use crate::gid::BoundGid;
-use crate::path::directory::{Directory, Node};
+use crate::path::directory::Node;
 use crate::port::counters::PortCounters;
 use crate::port::{Port, RoceReceiver};
 use crate::task::Budget;
@@ -31,7 +32,7 @@ const TURN_COST: u64 = 256;
 pub(crate) struct Inbox {
     /// The device behind the port, which is made anew whenever the guest's driver starts.
     node: Weak<Node<Endpoint>>,
-    directory: Arc<Directory<Endpoint>>,
+    sources: Sources,
     /// Responders that owe responses since the last pass.
     newly_owing: Vec<Weak<Endpoint>>,
     /// Responders that owe more, and take turns.
@@ -43,10 +44,10 @@ pub(crate) struct Inbox {
 }
 
 impl Inbox {
-    pub(crate) fn new(node: &Arc<Node<Endpoint>>, directory: Arc<Directory<Endpoint>>) -> Self {
+    pub(crate) fn new(node: &Arc<Node<Endpoint>>, sources: Sources) -> Self {
         let node = Arc::downgrade(node);
         let (newly_owing, owing, answered) = (Vec::new(), VecDeque::new(), VecDeque::new());
-        Self { node, directory, newly_owing, owing, answered, notifications: Frames::default() }
+        Self { node, sources, newly_owing, owing, answered, notifications: Frames::default() }
     }
 
     fn take(&mut self, port: &Port, node: &Node<Endpoint>, frame: &[u8]) {
@@ -64,9 +65,10 @@ impl Inbox {
                 false => &counters.wire_dropped_address,
             });
         }
-        // A local GID as source of a wire packet is spoofed: local peers never use the wire.
-        if self.directory.find(to.beside(header.network.source())).is_some() {
-            return PortCounters::bump(&counters.wire_dropped_address);
+        match self.sources.judge(node, to.beside(header.network.source())) {
+            Verdict::Taken => {}
+            Verdict::Spoofed => return PortCounters::bump(&counters.wire_dropped_address),
+            Verdict::Refused => return PortCounters::bump(&counters.wire_dropped_peer),
         }
         if header.bth.opcode == Opcode::CNP {
             return cnp::notified(port, node, &packet);
@@ -173,6 +175,7 @@ impl RoceReceiver for Inbox {
     }
 
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool {
+        self.sources.end_batch();
         if !self.notifications.is_empty() {
             port.send(std::mem::take(&mut self.notifications));
         }

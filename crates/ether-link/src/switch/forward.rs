@@ -119,11 +119,13 @@ pub(super) struct Postman<'p> {
     ports: &'p Ports,
     source: Source,
     open: Option<(Source, Delivery<'p>)>,
+    /// The other end of the uplink brings back what a port has sent to a group.
+    hairpin: bool,
 }
 
 impl<'p> Postman<'p> {
     pub(super) const fn new(ports: &'p Ports, source: Source) -> Self {
-        Self { ports, source, open: None }
+        Self { ports, source, open: None, hairpin: false }
     }
 
     fn put(&mut self, mailbox: &'p Mailbox, frame: &[u8]) {
@@ -150,6 +152,9 @@ impl<'p> Postman<'p> {
         };
         let mut found = false;
         for port in self.ports.others(self.source, unknown) {
+            if self.hairpin && is_from(frame, port.mac) {
+                continue;
+            }
             found = true;
             self.put(port, frame);
         }
@@ -157,9 +162,14 @@ impl<'p> Postman<'p> {
     }
 }
 
+/// Returns `true` if a frame is from this address.
+pub(super) fn is_from(frame: &[u8], mac: MacAddr) -> bool {
+    frame.get(6..12) == Some(&mac.0)
+}
+
 /// Distributes what came from the uplink.
-pub(super) fn distribute(ports: &Ports, frames: &Frames, counters: &SwitchCounters) {
-    let mut postman = Postman::new(ports, UPLINK);
+pub(super) fn distribute(ports: &Ports, frames: &Frames, counters: &SwitchCounters, hairpin: bool) {
+    let mut postman = Postman { hairpin, ..Postman::new(ports, UPLINK) };
     for frame in frames.iter() {
         if !postman.deliver(frame, ports.local(frame, UPLINK)) {
             counters.switch_dropped_unknown.increment();

@@ -4,6 +4,8 @@
 //! an address that no port has goes to the uplink. Addresses are given, not learned: no port gets what is for another,
 //! whatever it sends.
 //!
+//! A switch with a *hairpin* sends all that its ports send to the uplink, and brings back what comes from there.
+//!
 //! A port that is alone reads the uplink itself: nothing stands between them but a look at the destination. From the
 //! second on a thread reads it, and each port has a queue. All queues are bounded, and of each the senders have shares:
 //! who sends more than a port takes loses its own frames. Ports come and go at any time ([`Readiness::changed`]).
@@ -81,8 +83,25 @@ impl Switch {
         Self::with_threads(uplink, mtu, false)
     }
 
+    /// A switch whose ports reach each other only through the uplink, whose other end sends frames back (the reflective
+    /// relay of IEEE 802.1Qbg, VEPA).
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn hairpin(uplink: Arc<dyn Link>, mtu: u32) -> io::Result<Self> {
+        Ok(Self(Arc::new(Shared::new(Some(uplink), mtu, (true, true))?)))
+    }
+
+    /// The same as [`Self::without_thread`] is to [`Self::new`].
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn hairpin_without_thread(uplink: Arc<dyn Link>, mtu: u32) -> io::Result<Self> {
+        Ok(Self(Arc::new(Shared::new(Some(uplink), mtu, (false, true))?)))
+    }
+
     fn with_threads(uplink: Option<Arc<dyn Link>>, mtu: u32, threaded: bool) -> io::Result<Self> {
-        Ok(Self(Arc::new(Shared::new(uplink, mtu, threaded)?)))
+        Ok(Self(Arc::new(Shared::new(uplink, mtu, (threaded, false))?)))
     }
 
     /// Adds a port for the station with the address `mac`. It is there until it is [unplugged](SwitchPort::unplug) or

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use pvrdma_verbs::{Counter, MacAddr, Snapshot};
 
-use super::forward::{Local, Ports, Postman, is_group};
+use super::forward::{Local, Ports, Postman, is_from, is_group};
 use super::mailbox::{Mailbox, UnknownUnicast};
 use super::shared::Shared;
 use crate::{Frames, Link, LinkInspect, Readiness};
@@ -126,7 +126,10 @@ impl Link for SwitchPort {
         uplink.receive(frames, most);
         if self.mailbox.unknown == UnknownUnicast::Drop && frames.len() > before {
             let mac = self.mailbox.mac.0;
-            let dropped = frames.retain_from(before, |frame| frame.starts_with(&mac) || is_group(frame));
+            let own = self.mailbox.mac;
+            let dropped = frames.retain_from(before, |frame| {
+                (frame.starts_with(&mac) || is_group(frame)) && !(self.shared.hairpin && is_from(frame, own))
+            });
             if dropped > 0 {
                 self.mailbox.counters.switch_dropped_unknown.add(dropped as u64);
             }
@@ -136,7 +139,7 @@ impl Link for SwitchPort {
     fn send(&self, frames: &Frames, from: usize) -> usize {
         let ports = self.shared.ports.read();
         match &self.shared.uplink {
-            Some(uplink) if ports.is_sole(&self.mailbox) => {
+            Some(uplink) if ports.is_sole(&self.mailbox) || self.shared.hairpin && ports.contains(&self.mailbox) => {
                 let taken = uplink.send(frames, from);
                 self.set_refused(taken < frames.len().saturating_sub(from));
                 taken

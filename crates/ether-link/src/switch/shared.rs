@@ -59,6 +59,8 @@ pub(super) struct Shared {
     plug: Mutex<Plug>,
     /// A thread reads the uplink when there are several ports.
     threaded: bool,
+    /// Ports reach each other through the uplink only.
+    pub(super) hairpin: bool,
     /// Frames that were read.
     input: Mutex<Frames>,
     waker: OwnedFd,
@@ -70,13 +72,14 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(uplink: Option<Arc<dyn Link>>, mtu: u32, threaded: bool) -> io::Result<Self> {
+    pub(super) fn new(uplink: Option<Arc<dyn Link>>, mtu: u32, (threaded, hairpin): (bool, bool)) -> io::Result<Self> {
         Ok(Self {
             uplink,
             longest: usize::try_from(mtu).unwrap_or(usize::MAX).saturating_add(ETHERNET_LEN),
             ports: RwLock::default(),
             plug: Mutex::default(),
             threaded,
+            hairpin,
             input: Mutex::default(),
             waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopping: AtomicBool::new(false),
@@ -214,7 +217,7 @@ impl Shared {
         let mut frames = self.input.lock();
         frames.clear();
         uplink.receive(&mut frames, RECEIVE);
-        distribute(&ports, &frames, &self.counters);
+        distribute(&ports, &frames, &self.counters, self.hairpin);
         !frames.is_empty()
     }
 

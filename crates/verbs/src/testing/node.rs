@@ -14,6 +14,7 @@ use crate::hca::{
 use crate::log_limit::DeviceLog;
 use crate::queue::{CompletionSink, EventSink, RecvSource};
 use crate::random::Random;
+use crate::rules::{AddressRule, Rules};
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, Psn, QpState, QpType, Qpn};
 use crate::work::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
 use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PageList, PageListBuilder, PinPolicy};
@@ -76,15 +77,15 @@ impl<H: Hca> Node<H> {
     /// # Panics
     /// The backend does not want to.
     pub fn with_memory<B: Backend<Hca = H>>(backend: &B, number: u8, bytes: u64) -> Self {
-        let memory = DmaSpace::new(PinPolicy::Off);
-        let mapping = shared_memory(usize::try_from(bytes).unwrap());
-        // Two ranges, so that copies meet a border.
-        for (iova, end) in [(BASE, BORDER), (BORDER, BASE + bytes)] {
-            let offset = usize::try_from(iova - BASE).unwrap();
-            let backing = Some(Backing { mapping: Arc::clone(&mapping), offset });
-            memory.map(DmaRange { iova, len: end - iova, writable: true, backing }).unwrap();
-        }
-        Self::on(backend, number, memory, BUFFERS..BASE + bytes)
+        Self::on(backend, number, memory_of(bytes), BUFFERS..BASE + bytes)
+    }
+
+    /// The same with these rules, and without a GID.
+    ///
+    /// # Panics
+    /// The backend does not want to.
+    pub fn with_rules<B: Backend<Hca = H>>(backend: &B, number: u8, bytes: u64, rules: Rules) -> Self {
+        Self::attach(backend, number, memory_of(bytes), BUFFERS..BASE + bytes, rules)
     }
 
     /// Attaches a device on this memory, of which these bus addresses are for its buffers.
@@ -92,6 +93,19 @@ impl<H: Hca> Node<H> {
     /// # Panics
     /// The backend does not want to.
     pub fn on<B: Backend<Hca = H>>(backend: &B, number: u8, memory: Arc<DmaSpace>, buffers: Range<u64>) -> Self {
+        let rules = Rules { addresses: AddressRule::ANY, ..Rules::default() };
+        let node = Self::attach(backend, number, memory, buffers, rules);
+        node.hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
+        node
+    }
+
+    fn attach<B: Backend<Hca = H>>(
+        backend: &B,
+        number: u8,
+        memory: Arc<DmaSpace>,
+        buffers: Range<u64>,
+        rules: Rules,
+    ) -> Self {
         let events = Arc::new(Events::default());
         let hca = backend
             .attach(DeviceContext {
@@ -102,9 +116,9 @@ impl<H: Hca> Node<H> {
                 events: Arc::clone(&events) as Arc<dyn EventSink>,
                 log: DeviceLog::new(format!("node{number}")),
                 random: Random::Seed(number.into()),
+                rules,
             })
             .unwrap();
-        hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
         let pd = hca.create_pd().unwrap();
         let (next_page, next_qpn) = (AtomicU64::new(buffers.start), AtomicU32::new(0x100));
         Self { number, pd, hca, memory, events, drive: None, next_page, buffers_end: buffers.end, next_qpn }
@@ -216,6 +230,19 @@ impl<H: Hca> Node<H> {
     pub fn counter(&self, name: &str) -> u64 {
         self.hca.counters().into_iter().find(|counter| counter.name == name).unwrap().value
     }
+}
+
+/// Memory of so many bytes.
+fn memory_of(bytes: u64) -> Arc<DmaSpace> {
+    let memory = DmaSpace::new(PinPolicy::Off);
+    let mapping = shared_memory(usize::try_from(bytes).unwrap());
+    // Two ranges, so that copies meet a border.
+    for (iova, end) in [(BASE, BORDER), (BORDER, BASE + bytes)] {
+        let offset = usize::try_from(iova - BASE).unwrap();
+        let backing = Some(Backing { mapping: Arc::clone(&mapping), offset });
+        memory.map(DmaRange { iova, len: end - iova, writable: true, backing }).unwrap();
+    }
+    memory
 }
 
 /// Posts receives without memory to a shared queue.

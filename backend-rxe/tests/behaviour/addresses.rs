@@ -1,0 +1,411 @@
+//! Which addresses a guest may bind, what its network function may send, and with whom a device may talk.
+
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use pvrdma_verbs::{
+    AddressRule, Gid, GidType, Hca, OtherAddresses, Peers, QpType, QueuePair, Rules, SendData, SendOp, UdDestination,
+    VerbsError, WcStatus, link_local,
+};
+
+use crate::world::*;
+use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_roce::wire::{Network, Packet, build};
+use pvrdma_rxe::{ForgedTransmits, PortConfig, PortRules, Rxe, RxeHca, Uplink};
+
+const QKEY: u32 = 0x1234;
+/// How long an address stays with who had it.
+const HOLD: Duration = Duration::from_secs(60);
+
+fn own() -> Rules {
+    Rules::default()
+}
+
+fn listed(addresses: &[Gid]) -> Rules {
+    let listed = addresses.iter().map(|gid| IpAddr::from(gid.0)).map(|address| address.to_canonical()).collect();
+    Rules { addresses: AddressRule { others: OtherAddresses::Refuse, listed }, ..Rules::default() }
+}
+
+fn peers(prefixes: &str) -> Rules {
+    let peers = Peers(prefixes.split_whitespace().map(|prefix| prefix.parse().unwrap()).collect());
+    Rules { peers, ..Rules::default() }
+}
+
+fn bind(hca: &RxeHca, index: u8, address: Gid) -> Result<(), VerbsError> {
+    hca.bind_gid(index, address, GidType::RoceV2)
+}
+
+/// A device with its network function on a port, and the other ends of both links.
+fn with_nic(world: &World, number: u8, rules: PortRules) -> (MemoryLink, MemoryLink, Uplink) {
+    let ((uplink, network), (nic, guest)) = (memory::pair(99).unwrap(), memory::pair(99).unwrap());
+    let config = PortConfig { uplink: Arc::new(uplink), nic: Some(Arc::new(nic)), mtu: 1500, rules };
+    (network, guest, world.rxe.plug(mac(number), config).unwrap())
+}
+
+/// An ARP packet: the station of this number says that it has an address.
+fn arp(source: u8, address: Gid) -> Vec<u8> {
+    let head = [&[0xff; 6][..], &mac(source).0, &[8, 6, 0, 1, 8, 0, 6, 4, 0, 2], &mac(source).0].concat();
+    [&head[..], &address.ipv4().unwrap(), &[0; 10], &[0; 18]].concat()
+}
+
+/// A neighbour advertisement for an address.
+fn advertisement(source: u8, address: Gid) -> Vec<u8> {
+    let ethernet = [&[0x33, 0x33, 0, 0, 0, 1][..], &mac(source).0, &[0x86, 0xdd]].concat();
+    let header = [&[0x60, 0, 0, 0, 0, 24, 58, 255][..], &link_local(mac(source)).0, &[0xff; 16]].concat();
+    [&ethernet[..], &header, &[136, 0, 0, 0, 0, 0, 0, 0], &address.0].concat()
+}
+
+/// Hijacker first, victim second. Before, the hijacker had the addresses, and the victim was refused.
+#[test]
+fn sec_c2_a_hijacker_that_comes_first_gets_nothing_reserved() {
+    let world = World::new();
+    let (hijacker, reckless) = (world.ruled(1, own()), world.ruled(3, Rules { addresses: AddressRule::ANY, ..own() }));
+    let victim = world.ruled(2, listed(&[gid(2)]));
+    for thief in [&hijacker, &reckless] {
+        for address in [gid(2), link_local(mac(2))] {
+            let refused = bind(&thief.hca, 1, address).unwrap_err();
+            assert!(matches!(refused, VerbsError::NotAllowed(_)), "{address}: {refused}");
+        }
+        assert_eq!(thief.counter("addresses_refused"), 2);
+    }
+    for (index, address) in (0..).zip([gid(2), link_local(mac(2))]) {
+        bind(&victim.hca, index, address).unwrap();
+    }
+    assert!(bind(&victim.hca, 2, gid(9)).is_err(), "it is not listed");
+    assert_eq!(victim.counter("addresses_refused"), 1);
+}
+
+/// Before, whoever bound the address of a guest that restarts had it for good.
+#[test]
+fn sec_c2_a_victim_that_restarts_keeps_its_addresses() {
+    let world = World::new();
+    let (hijacker, victim) = (world.ruled(1, own()), world.ruled(2, own()));
+    bind(&victim.hca, 0, gid(2)).unwrap();
+    // The driver takes its addresses back, or the device is made anew.
+    victim.hca.unbind_gid(0);
+    assert!(matches!(bind(&hijacker.hca, 0, gid(2)), Err(VerbsError::InUse("GID"))));
+    bind(&victim.hca, 0, gid(2)).unwrap();
+    drop(victim);
+    world.clock.advance(HOLD - Duration::from_millis(1));
+    assert!(bind(&hijacker.hca, 0, gid(2)).is_err());
+    let victim = world.ruled(2, own());
+    bind(&victim.hca, 0, gid(2)).unwrap();
+    world.clock.advance(HOLD * 100);
+    assert!(bind(&hijacker.hca, 0, gid(2)).is_err(), "it is bound");
+    drop(victim);
+    world.clock.advance(HOLD);
+    bind(&hijacker.hca, 0, gid(2)).unwrap();
+    assert_eq!(hijacker.counter("addresses_refused"), 3);
+}
+
+/// The second attack of the finding. Before, the neighbour had the remote host's address, whose packets were then
+/// dropped as forged, and got the connection requests for it.
+#[test]
+fn sec_c2_the_address_of_a_remote_host_is_nobody_elses() {
+    let world = World::new();
+    let (ours, cable) = memory::pair(99).unwrap();
+    let _uplink = plug(&world.rxe, 1, ours, PortRules::default());
+    let victim = world.ruled(1, own());
+    bind(&victim.hca, 0, gid(1)).unwrap();
+    let neighbour = world.ruled(3, own());
+    let end = victim.qp(QpType::Rc);
+    connect_to_test(&end);
+    end.recv(1, &[]);
+    give(&cable, &request());
+    world.rxe.run_ready();
+    assert_eq!(end.rcq.one().status, WcStatus::Success);
+    let refused = bind(&neighbour.hca, 1, gid(2)).unwrap_err();
+    assert!(matches!(refused, VerbsError::NotAllowed(_)), "{refused}");
+    assert_eq!(neighbour.counter("addresses_refused"), 1);
+    // The victim still hears from it, and its connection requests go there.
+    give(&cable, &request());
+    world.rxe.run_ready();
+    assert_eq!((victim.counter("wire_dropped_address"), victim.counter("wire_duplicates")), (0, 1));
+    taken(&cable);
+    let manager = victim.qp(QpType::Gsi);
+    manager.start_datagrams(QKEY);
+    let buffer = victim.buffer(64);
+    manager.submit(1, to(2, manager.qp.qpn()), &[buffer.all()]);
+    assert_eq!((manager.scq.one().status, taken(&cable).len()), (WcStatus::Success, 1));
+    // It goes on being seen.
+    world.clock.advance(HOLD - Duration::from_millis(1));
+    give(&cable, &request());
+    world.rxe.run_ready();
+    world.clock.advance(HOLD - Duration::from_millis(1));
+    assert!(bind(&neighbour.hca, 1, gid(2)).is_err());
+    // The host is gone: its address may move here.
+    world.clock.advance(Duration::from_millis(1));
+    bind(&neighbour.hca, 1, gid(2)).unwrap();
+}
+
+fn to(number: u8, qpn: pvrdma_verbs::Qpn) -> SendOp {
+    let to = UdDestination { qpn, qkey: QKEY, dgid: gid(number), dmac: mac(number), ..UdDestination::default() };
+    SendOp::Send { data: SendData::None, to: Some(to) }
+}
+
+/// An address that a network function says it has is held to the table of what guests bind, and the reverse.
+#[test]
+fn sec_s4_arp_and_neighbour_discovery_keep_to_the_addresses() {
+    let world = World::new();
+    let (network, guest, _uplink) = with_nic(&world, 1, PortRules::default());
+    let (_other_network, other_guest, _other_uplink) = with_nic(&world, 3, PortRules::default());
+    let (device, other) = (world.ruled(1, own()), world.ruled(3, own()));
+    let v6 = |last| {
+        let mut address = [0xfd; 16];
+        address[15] = last;
+        Gid(address)
+    };
+    bind(&other.hca, 0, gid(3)).unwrap();
+    bind(&other.hca, 1, v6(3)).unwrap();
+    let refused = [arp(1, gid(3)), advertisement(1, v6(3)), advertisement(1, link_local(mac(3)))];
+    let passed = [arp(1, gid(7)), advertisement(1, v6(7)), advertisement(1, link_local(mac(1)))];
+    for (count, frame) in (1..).zip(&refused) {
+        give(&guest, frame);
+        world.rxe.run_ready();
+        assert_eq!((taken(&network).len(), device.counter("passed_dropped_address")), (0, count));
+    }
+    for frame in &passed {
+        give(&guest, frame);
+        world.rxe.run_ready();
+        assert_eq!(taken(&network), [frame.clone()]);
+    }
+    // It has said so first.
+    for address in [gid(7), v6(7)] {
+        assert!(bind(&other.hca, 2, address).is_err());
+    }
+    bind(&device.hca, 2, gid(7)).unwrap();
+    // What it has not said for a minute is anybody's.
+    world.clock.advance(HOLD);
+    bind(&other.hca, 2, v6(7)).unwrap();
+    give(&other_guest, &arp(3, gid(3)));
+    world.rxe.run_ready();
+    assert_eq!((other.counter("passed_out"), other.counter("passed_dropped_address")), (1, 0));
+}
+
+/// A host beyond the uplink says by ARP what it has.
+#[test]
+fn sec_c2_what_remote_hosts_say_counts() {
+    let world = World::new();
+    let (network, _guest, _uplink) = with_nic(&world, 1, PortRules::default());
+    let (device, listing) = (world.ruled(1, own()), world.ruled(3, listed(&[gid(9)])));
+    for address in [gid(8), gid(9)] {
+        give(&network, &arp(200, address));
+    }
+    // A device of this network comes in by another way: it is none beyond the uplink.
+    give(&network, &arp(3, gid(7)));
+    world.rxe.run_ready();
+    assert!(bind(&device.hca, 0, gid(8)).is_err());
+    bind(&device.hca, 0, gid(7)).unwrap();
+    // Whom it is listed for may have it at once.
+    bind(&listing.hca, 0, gid(9)).unwrap();
+    world.clock.advance(HOLD);
+    bind(&device.hca, 1, gid(8)).unwrap();
+}
+
+/// RoCE v2 on IPv4, from a source, with a tag.
+fn forged_roce(source: u8, tag: &[u8]) -> Vec<u8> {
+    let frame = request();
+    [&frame[..6], &mac(source).0, tag, &frame[12..]].concat()
+}
+
+/// Before, a process of the guest sent packets of any queue pair of the guest, as ordinary UDP.
+#[test]
+fn sec_c13_the_network_card_sends_no_roce() {
+    use ForgedTransmits as F;
+    for (forged, roce, foreign) in [(F::Off, 0, 0), (F::Mac, 0, 1), (F::Roce, 1, 0), (F::All, 1, 1)] {
+        let world = World::new();
+        let (network, guest, _uplink) = with_nic(&world, 1, PortRules { forged, ..PortRules::default() });
+        let node = world.node(1);
+        let plain = [&[9; 6][..], &mac(1).0, &[8, 0], &[0; 40]].concat();
+        let foreign_plain = [&[9; 6][..], &mac(7).0, &[8, 0], &[0; 40]].concat();
+        let v1 = [&[9; 6][..], &mac(1).0, &[0x89, 0x15], &[0; 60]].concat();
+        for frame in [&forged_roce(1, &[]), &v1, &forged_roce(1, &[0x81, 0, 0x60, 0])] {
+            give(&guest, frame);
+        }
+        give(&guest, &plain);
+        give(&guest, &foreign_plain);
+        world.rxe.run_ready();
+        let sent = taken(&network);
+        assert_eq!(sent.len(), 3 * roce + 1 + foreign, "{forged:?}");
+        assert!(sent.contains(&plain));
+        let count = |name: &str| usize::try_from(node.counter(name)).unwrap();
+        assert_eq!(count("passed_dropped_roce"), 3 - 3 * roce, "{forged:?}");
+        assert_eq!(count("passed_dropped_forged"), 1 - foreign, "{forged:?}");
+    }
+}
+
+/// Whether two devices of one process reach each other, connected and with datagrams, and what was refused.
+fn meet(left: Rules, right: Rules) -> (bool, [u64; 2]) {
+    let world = World::new();
+    let nodes = [(1, left), (2, right)].map(|(number, rules)| {
+        let node = world.ruled(number, rules);
+        bind(&node.hca, 0, gid(number)).unwrap();
+        node
+    });
+    let [a, b] = &nodes;
+    let (from, open) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    from.connect(&open, |a| (a.timeout, a.retry_cnt) = (1, 1));
+    open.connect(&from, |_| {});
+    open.recv(1, &[]);
+    from.send(1, &[]);
+    world.settle();
+    let connected = from.scq.one().status == WcStatus::Success;
+    // Connection requests are datagrams to QP 1.
+    let (manager, receiver) = (a.qp(QpType::Gsi), b.qp(QpType::Gsi));
+    for end in [&manager, &receiver] {
+        end.start_datagrams(QKEY);
+    }
+    let (mine, theirs) = (a.buffer(64), b.buffer(200));
+    receiver.recv(1, &[theirs.all()]);
+    manager.submit(1, to(2, receiver.qp.qpn()), &[mine.all()]);
+    world.settle();
+    assert_eq!(manager.scq.one().status, WcStatus::Success);
+    let told = receiver.rcq.poll().len() == 1;
+    assert_eq!(connected, told);
+    assert_eq!(open.rcq.poll().len() == 1, connected);
+    (connected, nodes.each_ref().map(|node| node.counter("peers_refused")))
+}
+
+/// Before, nothing but the network itself said who may talk to whom.
+#[test]
+fn sec_c2_peers_hold_for_local_delivery_both_ways() {
+    assert_eq!(meet(own(), own()), (true, [0, 0]));
+    assert_eq!(meet(peers("10.0.0.2"), peers("10.0.0.0/24 fd00::/8")), (true, [0, 0]));
+    for (left, right) in [(peers("10.0.0.3"), own()), (own(), peers("10.0.1.0/24")), (own(), peers("fe80::/10"))] {
+        let (met, [ours, theirs]) = meet(left, right);
+        assert!(!met && ours == 3 && theirs == 0, "{ours} {theirs}");
+    }
+    let network = Rules { network_peers: peers("10.1.0.0/16").peers, ..peers("10.0.0.0/8") };
+    assert!(!meet(network, own()).0);
+}
+
+#[test]
+fn sec_c2_peers_hold_for_the_wire_both_ways() {
+    for (allowed, rules) in [(true, peers("10.0.0.0/24")), (false, peers("10.0.0.3"))] {
+        let world = World::new();
+        let (ours, cable) = memory::pair(99).unwrap();
+        let _uplink = plug(&world.rxe, 1, ours, PortRules::default());
+        let node = world.ruled(1, rules);
+        bind(&node.hca, 0, gid(1)).unwrap();
+        let end = node.qp(QpType::Rc);
+        end.connect(&end, |a| {
+            (a.av.dgid, a.av.dmac) = (gid(2), mac(2));
+            (a.timeout, a.retry_cnt) = (1, 1);
+        });
+        end.recv(1, &[]);
+        give(&cable, &request());
+        world.rxe.run_ready();
+        assert_eq!((end.rcq.poll().len() == 1, node.counter("wire_dropped_peer")), (allowed, u64::from(!allowed)));
+        assert_eq!(taken(&cable).len(), usize::from(allowed));
+        end.send(1, &[]);
+        let manager = node.qp(QpType::Gsi);
+        manager.start_datagrams(QKEY);
+        manager.submit(1, to(2, manager.qp.qpn()), &[]);
+        world.rxe.run_ready();
+        assert_eq!(taken(&cable).len(), if allowed { 2 } else { 0 });
+        assert_eq!(manager.scq.one().status, WcStatus::Success, "a datagram that nobody gets");
+        world.settle();
+        assert_eq!(end.scq.one().status, WcStatus::RetryExceeded);
+        // The datagram, and the request that was tried again once.
+        assert_eq!(node.counter("peers_refused"), if allowed { 0 } else { 3 });
+    }
+}
+
+/// A device talks to itself whatever its peers are.
+#[test]
+fn peers_do_not_keep_a_device_from_itself() {
+    let world = World::new();
+    let node = world.ruled(1, peers("10.9.9.9"));
+    bind(&node.hca, 0, gid(1)).unwrap();
+    let end = node.qp(QpType::Rc);
+    end.connect(&end, |_| {});
+    end.recv(1, &[]);
+    end.send(1, &[]);
+    assert_eq!((end.scq.one().status, end.rcq.poll().len()), (WcStatus::Success, 1));
+}
+
+/// Two devices of one process on a switch whose uplink is a cable that sends back what it gets.
+fn reflected(local: bool) -> (World, [Node; 2], MemoryLink, Vec<Uplink>) {
+    use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
+    let world = World::with(|config| config.local = local);
+    let (uplink, cable) = memory::pair(1000).unwrap();
+    let switch = Switch::hairpin_without_thread(Arc::new(uplink), 4500).unwrap();
+    let ports = [1, 3].map(|number| switch.port(mac(number), UnknownUnicast::Drop).unwrap());
+    let config = |port| PortConfig { uplink: port, nic: None, mtu: 4500, rules: PortRules::default() };
+    let [first, second] = ports;
+    let uplinks = vec![world.rxe.plug(mac(1), config(first)).unwrap(), world.rxe.plug(mac(3), config(second)).unwrap()];
+    let nodes = [1, 3].map(|number| {
+        let node = world.ruled(number, own());
+        bind(&node.hca, 0, gid(number)).unwrap();
+        node
+    });
+    SWITCH.set(Some(switch));
+    (world, nodes, cable, uplinks)
+}
+
+thread_local! {
+    static SWITCH: std::cell::RefCell<Option<pvrdma_ether_link::switch::Switch>> = const { std::cell::RefCell::new(None) };
+}
+
+/// Sends back what came out of the cable, unless a filter of that network says no. Gives how many frames there were.
+fn reflect(rxe: &Rxe, cable: &MemoryLink, passes: bool) -> usize {
+    let mut count = 0;
+    loop {
+        rxe.run_ready();
+        let frames = taken(cable);
+        if frames.is_empty() {
+            return count;
+        }
+        count += frames.len();
+        if passes {
+            frames.iter().for_each(|frame| give(cable, frame));
+        }
+        SWITCH.with_borrow(|switch| while switch.as_ref().unwrap().service() {});
+    }
+}
+
+/// With `local=off` all that one device sends to another crosses the uplink, where a filter can stop it.
+#[test]
+fn sec_c2_without_local_delivery_everything_crosses_the_uplink() {
+    for (local, passes) in [(true, true), (false, true), (false, false)] {
+        let (world, [a, b], cable, _uplinks) = reflected(local);
+        let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+        left.connect(&right, |a| (a.timeout, a.retry_cnt) = (1, 1));
+        right.connect(&left, |_| {});
+        let (mine, theirs) = (a.buffer(20_000), b.buffer(20_000));
+        mine.write(0, &pattern(1, 20_000));
+        left.submit(1, write(theirs.remote(0)), &[mine.all()]);
+        let (manager, receiver) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
+        for end in [&manager, &receiver] {
+            end.start_datagrams(QKEY);
+        }
+        let inbox = b.buffer(200);
+        receiver.recv(1, &[inbox.all()]);
+        manager.submit(1, to(3, receiver.qp.qpn()), &[mine.sge(0, 64)]);
+        let mut frames = reflect(&world.rxe, &cable, passes);
+        while world.step() {
+            frames += reflect(&world.rxe, &cable, passes);
+        }
+        assert_eq!(frames >= 21, !local, "{frames}");
+        let status = if passes { WcStatus::Success } else { WcStatus::RetryExceeded };
+        assert_eq!(left.scq.poll_statuses(), [(1, status)], "local {local}");
+        assert_eq!(theirs.read(0, 20_000) == pattern(1, 20_000), passes);
+        assert_eq!(receiver.rcq.poll().len(), usize::from(passes));
+        // What a device sends to itself stays there.
+        let alone = a.qp(QpType::Rc);
+        alone.connect(&alone, |_| {});
+        alone.submit(1, write(mine.remote(0)), &[mine.sge(0, 64)]);
+        assert_eq!((alone.scq.one().status, reflect(&world.rxe, &cable, passes)), (WcStatus::Success, 0));
+        // And nobody beyond the uplink sends in its name.
+        let mut forged = Packet::parse(&request()).unwrap().header;
+        let Network::V2Ipv4(ip, _) = &mut forged.network else { unreachable!() };
+        ip.source = [10, 0, 0, 1];
+        let forged = build(&forged, &[]).unwrap();
+        let before = a.counter("wire_dropped_address");
+        give(&cable, &forged);
+        SWITCH.with_borrow(|switch| while switch.as_ref().unwrap().service() {});
+        world.rxe.run_ready();
+        assert_eq!(a.counter("wire_dropped_address"), before + 1);
+    }
+}
