@@ -13,7 +13,7 @@ use crate::protocol::frame::{encode, send};
 use crate::protocol::{Incoming, Outgoing, Reply, Request};
 
 /// Requests that may wait for their replies. A worker that owes so many is asked nothing more.
-const MAX_OPEN: usize = 16;
+pub(super) const MAX_OPEN: usize = 16;
 /// Bytes of a reply around its body.
 const ENVELOPE: usize = 64;
 
@@ -110,7 +110,7 @@ impl Connection {
         let frame = encode(&Outgoing { id, body: &request }).map_err(|_| CallError::Unresponsive)?;
         if send(&self.stream, &frame, fds).is_err() {
             // Part of it may be there: nothing can follow. The thread that reads sees the end.
-            let _ = self.stream.shutdown(std::net::Shutdown::Both);
+            self.hang_up();
             return Err(CallError::Gone);
         }
         let (reply, receiver) = sync_channel(1);
@@ -148,6 +148,11 @@ impl Connection {
         // Whoever asked may have given up.
         let _ = request.reply.try_send(reply);
         Ok(())
+    }
+
+    /// Ends the connection, and so the worker.
+    pub(super) fn hang_up(&self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
     /// Nobody waits any more.

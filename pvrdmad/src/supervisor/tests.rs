@@ -151,7 +151,7 @@ fn fake_worker() {
                 upcalls = frame.fds.into_iter().next().map(UnixStream::from);
                 hello(&stream, &lie, id);
             }
-            Request::AddDevice { .. } => say(&stream, id, &json!({"done": {}})),
+            Request::Serve { .. } => say(&stream, id, &json!({"done": {}})),
             Request::Status {} => status(&stream, upcalls.as_ref().unwrap(), &lie, id),
             other => panic!("{other:?}"),
         }
