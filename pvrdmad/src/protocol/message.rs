@@ -102,6 +102,11 @@ impl Request {
         }
     }
 
+    /// Returns `true` if a worker that does this has another number of devices afterwards.
+    pub const fn changes_devices(&self) -> bool {
+        matches!(self, Self::Serve { .. } | Self::RemoveDevice { .. })
+    }
+
     /// Bytes of the longest reply that a worker with so many devices has to this.
     pub const fn max_reply(&self, devices: usize) -> usize {
         match self {

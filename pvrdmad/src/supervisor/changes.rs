@@ -56,6 +56,9 @@ impl Network {
 
     /// Has the worker that serves take a device, and plans it.
     fn add_to_process(&self, process: &Process, planned: &Arc<Planned>, deadline: Instant) -> Result<(), String> {
+        // A worker that ends with the request was at its end already, most likely. If the next one does as well, it is
+        // the device.
+        let mut lost = 0;
         loop {
             let connection = process.wait_serving(deadline).map_err(|error| self.failure(error))?;
             let (request, fds) = descriptors(planned)?;
@@ -63,8 +66,10 @@ impl Network {
             drop(fds);
             match asked.and_then(|reply| reply_by(&reply, deadline)) {
                 Ok(reply) => done(reply)?,
-                // That one never had it; the next one may take it.
-                Err(CallError::Gone) if Instant::now() < deadline => continue,
+                Err(CallError::Gone | CallError::Ended) if lost == 0 => {
+                    lost += 1;
+                    continue;
+                }
                 Err(CallError::Unresponsive) => {
                     take_back(process, &connection, planned.name());
                     return Err(self.failure(CallError::Unresponsive));

@@ -13,7 +13,7 @@ use crate::protocol::frame::{encode, send};
 use crate::protocol::{Incoming, Outgoing, Reply, Request};
 
 /// Requests that may wait for their replies. A worker that owes so many is asked nothing more.
-pub(super) const MAX_OPEN: usize = 16;
+const MAX_OPEN: usize = 16;
 /// Bytes of a reply around its body.
 const ENVELOPE: usize = 64;
 
@@ -88,7 +88,8 @@ impl Connection {
         &self.stream
     }
 
-    /// Asks, and gives where the reply comes. `devices` is how many the worker has.
+    /// Asks, and gives where the reply comes. `devices` is how many the worker has, but for those that it is asked to
+    /// begin or to end with.
     ///
     /// # Errors
     /// The worker does not take it.
@@ -114,7 +115,8 @@ impl Connection {
             return Err(CallError::Gone);
         }
         let (reply, receiver) = sync_channel(1);
-        let most = request.max_reply(devices);
+        let changes = open.requests.values().filter(|open| open.request.changes_devices()).count();
+        let most = request.max_reply(devices.saturating_add(changes));
         open.requests.insert(id, OpenRequest { request, most, since: Instant::now(), reply });
         Ok(receiver)
     }

@@ -174,7 +174,8 @@ impl Supervisor {
         let mut changed = config.clone();
         changed.add_device(spec).map_err(|error| error.to_string())?;
         let found = changed.devices().find(|(_, device)| device.config.name == name);
-        let (network, device) = found.map(|(network, device)| (network.clone(), device.clone())).ok_or(name.clone())?;
+        let (network, device) =
+            found.map(|(network, device)| (network.clone(), device.clone())).ok_or_else(|| name.clone())?;
         has_whole_paths(&network, &device).map_err(|problem| format!("device {name}: {problem}"))?;
         *config = changed.clone();
         Ok((changed, network, device))

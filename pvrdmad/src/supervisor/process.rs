@@ -14,7 +14,7 @@ use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
-use super::connection::{CallError, Connection, MAX_OPEN};
+use super::connection::{CallError, Connection};
 use super::plan::{Plan, Planned, Program};
 use super::session::{End, Session};
 use super::timing::BackOff;
@@ -128,8 +128,8 @@ impl Process {
         fds: &[OwnedFd],
     ) -> Result<Receiver<Reply>, CallError> {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        // Beside what is planned there may be what it is just asked for.
-        connection.ask(request, &fds, self.plan.count().saturating_add(MAX_OPEN))
+        // One that it has taken may not be planned yet.
+        connection.ask(request, &fds, self.plan.count().saturating_add(1))
     }
 
     /// Has it end, without waiting for that.
