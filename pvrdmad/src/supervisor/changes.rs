@@ -1,8 +1,8 @@
 //! What changes in a network while it runs.
 //!
 //! The plan is what counts: every worker to come gets what is planned. A device is planned once the worker that serves
-//! has taken it, so that no worker fails at its start because of it. What ends or changes is taken out of the plan first;
-//! a worker that does not say that it has followed, follows when it goes on, or is replaced by one that has.
+//! has taken it, so that no worker fails at its start because of it. What ends or changes does so in the plan first; a
+//! worker that does not say that it has followed, follows when it goes on, or is replaced by one that has.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ pub(super) enum Removed {
     /// Nothing of it is left.
     Ended,
     /// Its worker has not said that. What it has of it ends when it goes on, or ends itself.
-    Unconfirmed(String),
+    Open(String),
 }
 
 impl Network {
@@ -93,7 +93,7 @@ impl Network {
         let Some(planned) = self.plan.take(device) else { return Err(format!("there is no device '{device}'")) };
         let told = self.tell(Request::RemoveDevice { device: device.to_owned() }, deadline);
         self.forget(&planned);
-        Ok(told.map_or_else(Removed::Unconfirmed, |()| Removed::Ended))
+        Ok(told.map_or_else(Removed::Open, |()| Removed::Ended))
     }
 
     /// Closes what there is of a device that is not planned, or not any more.

@@ -204,7 +204,7 @@ impl Supervisor {
         self.free(device);
         match removed {
             Removed::Ended => Ok(()),
-            Removed::Unconfirmed(problem) => {
+            Removed::Open(problem) => {
                 Err(format!("{problem}: it is removed, but its VM has it until the worker goes on or ends"))
             }
         }
