@@ -57,7 +57,7 @@ impl Adapter {
         let channel = Arc::new(Channel::new(&device)?);
         let member = Arc::<Member>::default();
         Ok(Self {
-            gids: GidTable::new(Arc::clone(&context.log), Arc::clone(&shared), Arc::clone(&member)),
+            gids: GidTable::new(&context, Arc::clone(&shared), Arc::clone(&member)),
             name: context.name,
             log: context.log,
             memory: context.memory,

@@ -8,7 +8,7 @@ use pvrdma_verbs::{Backend, DeviceContext, VerbsError};
 use crate::addresses::{AddressOwner, HostAddresses};
 use crate::cm::ConnectionManager;
 use crate::config::{CmMode, IbverbsConfig};
-use crate::gid::{Fabric, HostGids};
+use crate::gid::{Fabric, GivenAddresses, HostGids};
 use crate::hca::IbvHca;
 use crate::shared::Shared;
 use crate::sys::library::Library;
@@ -89,7 +89,16 @@ impl Ibverbs {
             },
         };
         Ok(Self {
-            shared: Arc::new(Shared { library, config, gids, default_gid, addresses, fabric, manager }),
+            shared: Arc::new(Shared {
+                library,
+                config,
+                gids,
+                default_gid,
+                addresses,
+                given: GivenAddresses::default(),
+                fabric,
+                manager,
+            }),
             #[cfg(feature = "testing")]
             attached: Attached::default(),
         })

@@ -49,6 +49,7 @@ impl FakeBackend {
             gids,
             default_gid,
             addresses: None,
+            given: Default::default(),
             fabric: Arc::default(),
             manager: None,
         });

@@ -10,4 +10,4 @@ mod table;
 
 pub(crate) use fabric::{Bound, DatagramReceiver, Fabric, Member};
 pub(crate) use host::{HostGid, HostGids};
-pub(crate) use table::GidTable;
+pub(crate) use table::{GidTable, GivenAddresses};

@@ -1,10 +1,10 @@
 //! A guest's GID table.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_verbs::{DeviceLog, Gid, GidType, VerbsError};
+use pvrdma_verbs::{DeviceContext, DeviceLog, Gid, GidType, OtherAddresses, VerbsError};
 
 use super::fabric::{Bound, Member};
 use super::host::HostGid;
@@ -13,6 +13,28 @@ use crate::counters::bump;
 use crate::shared::Shared;
 
 const ENTRIES: usize = 256;
+/// Addresses that are remembered as given to guests.
+const MAX_GIVEN: usize = 4096;
+
+/// Addresses that were put on the host's interface for guests. Those that were taken away stay in the host's table for
+/// a moment.
+#[derive(Debug, Default)]
+pub(crate) struct GivenAddresses(Mutex<HashSet<Gid>>);
+
+impl GivenAddresses {
+    fn contains(&self, gid: Gid) -> bool {
+        self.0.lock().contains(&gid)
+    }
+
+    fn insert(&self, gid: Gid) {
+        let mut given = self.0.lock();
+        // Whatever is forgotten is taken for the host's own until it is gone from there.
+        if given.len() >= MAX_GIVEN {
+            given.clear();
+        }
+        given.insert(gid);
+    }
+}
 
 /// The GIDs that a guest has bound, by index, and the host's addresses that exist because of them.
 #[derive(Debug)]
@@ -20,15 +42,21 @@ pub(crate) struct GidTable {
     log: Arc<DeviceLog>,
     shared: Arc<Shared>,
     member: Arc<Member>,
+    /// GIDs that are the device's own by its rule.
+    reserved: Vec<Gid>,
+    /// Whether it may have others.
+    others: OtherAddresses,
     entries: RwLock<Box<[Option<Bound>]>>,
     /// Addresses that are on the host's interface because of this device.
     added: Mutex<HashMap<Gid, AddedAddress>>,
 }
 
 impl GidTable {
-    pub(crate) fn new(log: Arc<DeviceLog>, shared: Arc<Shared>, member: Arc<Member>) -> Self {
+    pub(crate) fn new(context: &DeviceContext, shared: Arc<Shared>, member: Arc<Member>) -> Self {
         let entries = RwLock::new(vec![None; ENTRIES].into_boxed_slice());
-        Self { log, shared, member, entries, added: Mutex::default() }
+        let rule = &context.rules.addresses;
+        let (reserved, others) = (rule.reserved(context.mac).collect(), rule.others);
+        Self { log: Arc::clone(&context.log), shared, member, reserved, others, entries, added: Mutex::default() }
     }
 
     /// Returns what is bound at an index.
@@ -39,10 +67,15 @@ impl GidTable {
     /// Binds a GID at an index, with the host's own entry for it if there is one or can be made.
     ///
     /// # Errors
-    /// [`VerbsError::InUse`]: another device of this process has the GID.
+    /// [`VerbsError::InUse`]: another device of this process has the GID. [`VerbsError::NotAllowed`]: the device may not
+    /// have it.
     pub(crate) fn bind(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError> {
         let shared = &self.shared;
         let found = shared.gids.find(gid, kind);
+        self.check(gid, found.is_some()).inspect_err(|error| {
+            bump(&self.member.counters.gids_refused);
+            self.log.warn(format_args!("the guest may not bind {gid}: {error}"));
+        })?;
         let host = found.unwrap_or(shared.default_gid);
         let bound = Bound { gid, kind, host };
         // Before anything of the host changes: another guest may have the address.
@@ -62,6 +95,19 @@ impl GidTable {
         Ok(())
     }
 
+    /// Checks that the device may have a GID, which the host may have as well.
+    fn check(&self, gid: Gid, host_has_it: bool) -> Result<(), VerbsError> {
+        if self.reserved.contains(&gid) {
+            Ok(())
+        } else if self.others == OtherAddresses::Refuse {
+            Err(VerbsError::NotAllowed("the address is not listed for the device"))
+        } else if host_has_it && !self.shared.given.contains(gid) {
+            Err(VerbsError::NotAllowed("the address is the host's own, and not listed for the device"))
+        } else {
+            Ok(())
+        }
+    }
+
     /// Puts a guest's address on the host's interface, if that is wanted. Returns what the host's table then has.
     fn add_to_host(&self, gid: Gid, kind: GidType) -> Option<HostGid> {
         let addresses = self.shared.addresses.as_ref()?;
@@ -73,6 +119,7 @@ impl GidTable {
                 bump(&counters.addresses_refused);
                 return None;
             };
+            self.shared.given.insert(gid);
             added.insert(gid, address);
             bump(&counters.addresses_added);
         }

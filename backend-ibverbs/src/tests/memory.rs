@@ -3,8 +3,8 @@
 use pvrdma_guest_memory::{PAGE_SIZE, PageListBuilder};
 use pvrdma_verbs::testing::{ALL, Node, SEND, gid};
 use pvrdma_verbs::{
-    Access, FastRegister, Gid, GidType, Hca, Invalidate, MemoryRegion, MrRequest, QpState, SendData, SendOp, Sge,
-    VerbsError, WcStatus,
+    Access, AddressRule, FastRegister, Gid, GidType, Hca, Invalidate, MemoryRegion, MrRequest, OtherAddresses, QpState,
+    Rules, SendData, SendOp, Sge, VerbsError, WcStatus,
 };
 
 use super::{SUCCESS, connected, counter, qpn};
@@ -116,7 +116,7 @@ fn a_guests_gid_is_the_hosts_own_entry_if_it_has_one() {
     let backend = FakeBackend::new();
     let own = HostGid { index: 3, gid: gid(1), kind: GidType::RoceV2 };
     backend.set_host_gid(&own);
-    let (first, second) = (Node::new(&backend, 1), Node::new(&backend, 2));
+    let (first, second) = (own_addresses(&backend, 1, &[1]), own_addresses(&backend, 2, &[1, 2]));
     let bound = |node: &Node<IbvHca>, index| node.hca.objects().adapter.gids.get(index);
     assert!(bound(&first, 0).is_some_and(|bound| bound.is_own() && bound.host == own));
     assert!(bound(&second, 0).is_some_and(|bound| !bound.is_own() && bound.host.gid == gid(250)));
@@ -129,6 +129,36 @@ fn a_guests_gid_is_the_hosts_own_entry_if_it_has_one() {
     second.hca.bind_gid(1, gid(1), GidType::RoceV2).unwrap();
     assert!(matches!(second.hca.bind_gid(2, Gid::default(), GidType::RoceV2), Err(VerbsError::Invalid("GID"))));
     assert!(second.hca.bind_gid_in_vlan(2, gid(9), GidType::RoceV2, Some(5)).is_err());
+}
+
+/// A device with the GID of its number, for which the addresses of these numbers are listed.
+fn own_addresses(backend: &FakeBackend, number: u8, listed: &[u8]) -> Node<IbvHca> {
+    let listed = listed.iter().map(|last| std::net::Ipv4Addr::new(10, 0, 0, *last).into()).collect();
+    let addresses = AddressRule { others: OtherAddresses::Refuse, listed };
+    let node = Node::with_rules(backend, number, 1 << 20, Rules { addresses, ..Rules::default() });
+    node.hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
+    node
+}
+
+/// Before, a guest that gave its interface the host's address sent as the host, and got the host's messages.
+#[test]
+fn sec_s1_the_hosts_own_address_is_no_guests() {
+    let backend = FakeBackend::new();
+    backend.set_host_gid(&HostGid { index: 3, gid: gid(7), kind: GidType::RoceV2 });
+    for addresses in [AddressRule::default(), AddressRule::ANY] {
+        let node = Node::with_rules(&backend, 1, 1 << 20, Rules { addresses, ..Rules::default() });
+        // The one that stands for guests is the host's own as well.
+        for (count, own) in (1..).zip([7, 250]) {
+            let refused = node.hca.bind_gid(0, gid(own), GidType::RoceV2).unwrap_err();
+            assert!(matches!(refused, VerbsError::NotAllowed(_)), "{refused}");
+            assert_eq!(counter(&node, "gids_refused"), count);
+        }
+        assert!(node.hca.objects().adapter.gids.get(0).is_none());
+        node.hca.bind_gid(0, gid(8), GidType::RoceV2).unwrap();
+    }
+    let listed = own_addresses(&backend, 7, &[7]);
+    assert!(listed.hca.objects().adapter.gids.get(0).is_some_and(|bound| bound.is_own()));
+    assert!(listed.hca.bind_gid(1, gid(9), GidType::RoceV2).is_err(), "it is not listed");
 }
 
 #[test]
