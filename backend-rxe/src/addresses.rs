@@ -211,7 +211,7 @@ impl Inner {
             Some(_) => return Err(Refused::Reserved),
             None => {}
         }
-        let others = self.members.get(&mac).map_or(OtherAddresses::Refuse, |member| member.rule.others);
+        let others = self.members.get(&mac).map_or(OtherAddresses::Own, |member| member.rule.others);
         let remote = || self.remote.get(&address).is_some_and(|last| is_recent(*last, now));
         match others {
             OtherAddresses::Refuse => Err(Refused::NotListed),
@@ -223,7 +223,7 @@ impl Inner {
 
     /// Notes that a device holds an address without having it bound, and forgets the oldest of too many.
     fn remember_unbound(&mut self, mac: MacAddr, address: Address, now: Duration) {
-        let Some(member) = self.members.get_mut(&mac) else { return };
+        let member = self.members.entry(mac).or_default();
         member.unbound.retain(|(known, _)| *known != address);
         member.unbound.push_back((address, now));
         while let Some(&(oldest, last)) = member.unbound.front()

@@ -11,7 +11,7 @@ use pvrdma_dev::testing::{
 };
 use pvrdma_dev::{DeviceConfig, Limits, PciFunction, PvrdmaDevice};
 use pvrdma_verbs::testing::gid;
-use pvrdma_verbs::{Backend, Counter, MacAddr};
+use pvrdma_verbs::{AddressRule, Backend, Counter, MacAddr, Rules};
 use pvrdmad::testing::RemoteFunction;
 use rustix::fs::MemfdFlags;
 
@@ -76,7 +76,10 @@ impl Side {
     ) -> Result<Self> {
         let irqs = Irqs::new();
         let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
-        let config = DeviceConfig { limits: options.limits, ..DeviceConfig::new(format!("guest{host}"), mac) };
+        // Tests on the host's adapter give the host the same address.
+        let addresses = AddressRule { listed: vec![[10, 0, 0, host].into()], ..AddressRule::default() };
+        let rules = Rules { addresses, ..Rules::default() };
+        let config = DeviceConfig { limits: options.limits, rules, ..DeviceConfig::new(format!("guest{host}"), mac) };
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), backend)?;
         let observed = Arc::clone(&device);
         let side = Self::on(device, memory, &irqs, host, options)?;

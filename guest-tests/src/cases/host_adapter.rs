@@ -176,8 +176,11 @@ const SOCKETS: &str = "sockets /run/vm1 /run/vm2";
 
 /// Starts the daemon with two devices and waits for them. `addresses` is the backend's option.
 fn serve(vm: &Vm, addresses: &str) -> Result<Job> {
-    let device =
-        |number: u32| format!("--device name=vm{number},socket=/run/vm{number},mac=52:54:00:00:00:0{number},pin=off");
+    let device = |number: u32| {
+        format!(
+            "--device name=vm{number},socket=/run/vm{number},mac=52:54:00:00:00:0{number},pin=off,address=own,address=10.0.0.{number}"
+        )
+    };
     let daemon = vm.spawn(&format!(
         "exec {TOOLS}/pvrdmad --backend ibverbs,device={DEVICE},port=1,gid-index=auto,addresses={addresses} --control /run/control {} {}",
         device(1),

@@ -33,7 +33,8 @@ pub(super) fn check(options: &NestedOptions) -> Result<()> {
         name: "vm0".to_owned(),
         socket: socket.clone(),
         mac: MAC.to_owned(),
-        options: ",pin=off".to_owned(),
+        // The host has the guest's address as well.
+        options: format!(",pin=off,address=own,address={}", options.guest),
     };
     let mut daemon = Daemon::start_on(&format!("ibverbs,device={}", options.device), directory, &[device])?;
     let ran = in_guest(options, directory, &socket);

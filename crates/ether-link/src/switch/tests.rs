@@ -104,6 +104,30 @@ fn a_sole_port_is_the_uplink() {
     assert_eq!(numbers(&receive(&*bridge)), [1, 2, 255]);
 }
 
+/// The other end of the uplink sends back what it gets, the sender's own groups among it.
+#[test]
+fn a_hairpin_delivers_what_comes_back() {
+    let (ours, outside) = memory::pair(100).unwrap();
+    let switch = Switch::hairpin_without_thread(Arc::new(ours), MTU).unwrap();
+    let [one] = plug(&switch, [1]);
+    let exchange = |from: &SwitchPort, sent: &[Vec<u8>]| {
+        assert_eq!(from.send(&frames(sent), 0), sent.len());
+        assert_eq!(receive(&outside), sent, "all of it leaves");
+        outside.send(&frames(sent), 0);
+        while switch.service() {}
+    };
+    exchange(&one, &[frame(ALL, mac(1), 0, 60), frame(mac(2), mac(1), 1, 60)]);
+    assert!(receive(&*one).is_empty());
+    let [two, three] = plug(&switch, [2, 3]);
+    let to_all = frame(ALL, mac(1), 2, 60);
+    exchange(&one, &[frame(mac(2), mac(1), 1, 60), to_all, frame(mac(9), mac(1), 3, 60)]);
+    let got = [&one, &two, &three].map(|port| numbers(&receive(&**port)));
+    assert_eq!(got, [vec![], vec![1, 2], vec![2]]);
+    // Nothing comes by another way.
+    assert_eq!(two.send(&frames(&[frame(mac(1), mac(2), 4, 60)]), 0), 1);
+    assert!(receive(&*one).is_empty());
+}
+
 #[test]
 fn frames_go_by_address() {
     let (switch, outside, _) = switch(100);
