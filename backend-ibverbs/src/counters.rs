@@ -35,7 +35,7 @@ counters! {
         addresses_added,
         /// Addresses of guests that could not be added to the host's interface.
         addresses_refused,
-        /// Addresses that the guest wanted to bind and may not have: they are the host's own, or not listed.
+        /// Addresses that the guest wanted to bind and may not have.
         gids_refused,
         /// Management datagrams sent through the host.
         cm_sent,

@@ -37,7 +37,7 @@ counters! {
         /// Datagrams longer than the receive.
         ud_too_long,
         /// Addresses that the guest wanted to bind and may not have.
-        addresses_refused,
+        gids_refused,
         /// Requests, each time they are tried, and datagrams to a peer that one of the two may not talk to.
         peers_refused,
         /// Fast registrations and local invalidations.

@@ -93,7 +93,7 @@ impl RxeHca {
         }
         addresses.bind(mac, address(new)).map_err(|refused| {
             let error = VerbsError::from(refused);
-            Counters::bump(&adapter.counters.addresses_refused);
+            Counters::bump(&adapter.counters.gids_refused);
             adapter.log.warn(format_args!("the guest may not bind {}: {error}", new.gid));
             error
         })?;

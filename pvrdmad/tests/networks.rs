@@ -38,7 +38,9 @@ impl Host {
             for &number in numbers {
                 let (socket, [.., last]) = (socket(network, number), mac(number));
                 let device = format!("name={network}{number},network={network},socket={}", socket.display());
-                command.arg("--device").arg(format!("{device},mac=52:54:00:00:03:{last:02x},pin=off,seed={number}"));
+                command
+                    .arg("--device")
+                    .arg(format!("{device},mac=52:54:00:00:03:{last:02x},pin=off,seed={number},address=any"));
             }
         }
         let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();

@@ -15,7 +15,7 @@ use serde::Serialize;
 use std::sync::Arc;
 
 use super::Qp;
-use super::contact::ResponderContact;
+use super::contact::Connection;
 use super::epoch::Epoch;
 use super::state::{ErrorCause, StateCell};
 use crate::counters::{Counters, Tally};
@@ -78,7 +78,7 @@ pub(crate) struct Responder {
     /// The first request in RTR was seen.
     established: bool,
     /// Whose requests it takes.
-    pub(crate) contact: ResponderContact,
+    pub(crate) connection: Connection,
     /// The last-WQE event was raised.
     pub(super) last_wqe_raised: bool,
     /// The GID of our own address vector, with the directory's generation when it was looked up.
@@ -98,7 +98,7 @@ impl Responder {
             epoch: Epoch::begin(),
             attrs: QpAttrs::default(),
             established: false,
-            contact: ResponderContact::default(),
+            connection: Connection::default(),
             last_wqe_raised: false,
             own_gid: None,
         }

@@ -67,13 +67,13 @@ fn sec_c2_a_hijacker_that_comes_first_gets_nothing_reserved() {
             let refused = bind(&thief.hca, 1, address).unwrap_err();
             assert!(matches!(refused, VerbsError::NotAllowed(_)), "{address}: {refused}");
         }
-        assert_eq!(thief.counter("addresses_refused"), 2);
+        assert_eq!(thief.counter("gids_refused"), 2);
     }
     for (index, address) in (0..).zip([gid(2), link_local(mac(2))]) {
         bind(&victim.hca, index, address).unwrap();
     }
     assert!(bind(&victim.hca, 2, gid(9)).is_err(), "it is not listed");
-    assert_eq!(victim.counter("addresses_refused"), 1);
+    assert_eq!(victim.counter("gids_refused"), 1);
 }
 
 /// Before, whoever bound the address of a guest that restarts had it for good.
@@ -96,7 +96,7 @@ fn sec_c2_a_victim_that_restarts_keeps_its_addresses() {
     drop(victim);
     world.clock.advance(HOLD);
     bind(&hijacker.hca, 0, gid(2)).unwrap();
-    assert_eq!(hijacker.counter("addresses_refused"), 3);
+    assert_eq!(hijacker.counter("gids_refused"), 3);
 }
 
 /// The second attack of the finding. Before, the neighbour had the remote host's address, whose packets were then
@@ -117,7 +117,7 @@ fn sec_c2_the_address_of_a_remote_host_is_nobody_elses() {
     assert_eq!(end.rcq.one().status, WcStatus::Success);
     let refused = bind(&neighbour.hca, 1, gid(2)).unwrap_err();
     assert!(matches!(refused, VerbsError::NotAllowed(_)), "{refused}");
-    assert_eq!(neighbour.counter("addresses_refused"), 1);
+    assert_eq!(neighbour.counter("gids_refused"), 1);
     // The victim still hears from it, and its connection requests go there.
     give(&cable, &request());
     world.rxe.run_ready();

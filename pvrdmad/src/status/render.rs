@@ -51,16 +51,20 @@ impl DaemonStatus {
     /// Devices whose addresses are those that they bind first, and whom others may talk to.
     fn render_rules(&self) -> String {
         let unguarded = |device: &&DeviceReport| device.addresses.rule == "own" && !device.addresses.guarded;
-        let names: Vec<&str> = self.devices.iter().filter(unguarded).map(DeviceReport::name).collect();
+        let count = self.devices.iter().filter(unguarded).count();
         let mut text = String::new();
-        if !names.is_empty() {
-            text += &format!("{}: addresses: unguarded, they belong to who binds them first\n", names.join(", "));
+        if count > 0 {
+            text += &format!("addresses: unguarded for {count} devices: who binds one first has it\n");
         }
         for device in &self.devices {
-            for (peers, whose) in
-                device.peers.iter().zip(["", " of its network"]).filter(|(peers, _)| !peers.is_empty())
-            {
-                text += &format!("{}: peers{whose}: {}\n", device.name(), peers.join(", "));
+            for (peers, whose) in device.peers.iter().zip(["", " of its network"]) {
+                let more = match peers.len() {
+                    0 => continue,
+                    1 => String::new(),
+                    count => format!(" and {} more", count - 1),
+                };
+                let first = peers.first().map_or("", String::as_str);
+                text += &format!("{}: peers{whose}: {first}{more}\n", short(device.name()));
             }
         }
         text

@@ -221,6 +221,7 @@ fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
         json!({
             "name": name, "socket": socket, "port": "active", "mtu": 1024, "client": {"connected": false},
             "memory": {"pin": "off", "mapped_bytes": 0, "pinned_bytes": 0, "pin_error": null},
+            "addresses": {"rule": "own", "listed": [], "guarded": false}, "peers": [[], []],
             "network": {"name": "n", "mtu": 1500, "counters": {}}, "capture": {"active": 0, "frames": 0, "dropped": 0},
         })
     };

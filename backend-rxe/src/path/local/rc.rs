@@ -168,7 +168,7 @@ impl<'a> LocalBatch<'a> {
     fn step(&mut self, target: &mut Option<Target<'a>>, capturing: bool) -> Step {
         let (qp, own, memory) = (self.qp, self.guard.own(), self.guard.peer());
         let Requester { work, current, attrs, .. } = &mut *self.requester;
-        let LocalRoute { source, trace, generation, contact, .. } = &mut *self.route;
+        let LocalRoute { source, trace, generation, connection, .. } = &mut *self.route;
         let Some(progress) = current else { return Step::Failed(WcStatus::General) };
         if !progress.checked {
             match begin_request(qp, attrs, work, own, self.tally) {
@@ -186,7 +186,7 @@ impl<'a> LocalBatch<'a> {
                 && peer.state.receives()
                 && {
                     let psns = (attrs.sq_psn, responder.attrs.rq_psn);
-                    contact.meet(&mut responder.contact, psns)
+                    responder.connection.meet(connection, psns)
                 };
             Target { responder, connected }
         });

@@ -8,7 +8,7 @@ use serde::Serialize;
 
 use crate::gid::BoundGid;
 use crate::qp::Qp;
-use crate::qp::contact::RequesterContact;
+use crate::qp::contact::Connection;
 
 /// The way to a peer of this process, remembered from request to request.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ pub(crate) struct LocalRoute {
     pub(crate) source: Option<BoundGid>,
     peer: Weak<Qp>,
     /// Whose requests these are, and for whom.
-    pub(crate) contact: RequesterContact,
+    pub(crate) connection: Connection,
     /// What a capture has seen of the connection, until its QP is reset.
     pub(crate) trace: Option<Box<SyntheticTrace>>,
 }

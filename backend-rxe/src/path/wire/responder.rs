@@ -268,7 +268,7 @@ impl WireSide {
                 let path = path(&responder.attrs).ok_or(DropReason::Address)?;
                 // Only the peer is worth memory.
                 admit_connected(packet, qp.qpn, &path.0)?;
-                if !responder.contact.meet_wire() {
+                if !responder.connection.meet_wire() {
                     return Err(DropReason::Address);
                 }
                 wire.insert(WireResponder::new(port, &responder.attrs, path))
