@@ -5,7 +5,7 @@ use std::sync::Arc;
 use log::debug;
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_verbs::{Backend, Hca, VerbsError};
+use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, VerbsError};
 
 use crate::abi::regs::ctl;
 use crate::cmd;
@@ -119,6 +119,22 @@ impl<B: Backend> PvrdmaDevice<B> {
             counters: counts.concat(),
             adapter: core.hca.counters(),
         }
+    }
+
+    /// Takes the link of the device up or down, and tells the driver with a port event. While it is down, the port is,
+    /// and nothing leaves the device or enters it. Returns `true` if that changed anything.
+    ///
+    /// # Errors
+    /// The link of the adapter is not this device's alone ([`VerbsError::Unsupported`]).
+    pub fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
+        let core = &self.core;
+        let changed = core.hca.set_link(up)?;
+        // A driver that starts later asks for the state.
+        if changed && core.gate.is_open() {
+            let event = AsyncEvent::Port(if up { PortEvent::Active } else { PortEvent::Error });
+            core.hub.event(&core.memory.view(), event);
+        }
+        Ok(changed)
     }
 
     /// CTL=RESET, and the first half of a handshake: everything ends before this returns (section 3.4 S3).

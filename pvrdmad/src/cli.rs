@@ -8,7 +8,7 @@ use clap::{Args, Parser, Subcommand};
 use pvrdma_dev::ObjectKind;
 
 use crate::config::{
-    BackendSpec, ConfigSpec, ControlSpec, DeviceSpec, Isolate, NetworkSpec, SandboxMode, Switch, help,
+    BackendSpec, ConfigSpec, ControlSpec, DeviceSpec, Isolate, LinkState, NetworkSpec, SandboxMode, Switch, help,
 };
 use crate::control_path;
 use crate::sandbox::Profile;
@@ -44,6 +44,8 @@ pub enum Command {
     Add(AddArgs),
     /// Removes a device: its VM loses it.
     Remove(RemoveArgs),
+    /// Takes the link of a device up or down.
+    Link(LinkArgs),
     /// Prints the reference page of the configuration.
     #[command(hide = true)]
     Reference,
@@ -190,6 +192,20 @@ fn device(text: &str) -> Result<String, String> {
 /// Arguments of `remove`.
 #[derive(Args, Debug)]
 pub struct RemoveArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// Name of the device.
+    #[arg(long, value_name = "NAME")]
+    pub device: String,
+}
+
+/// Arguments of `link`.
+#[derive(Args, Debug)]
+pub struct LinkArgs {
+    /// How it is from now on.
+    #[arg(value_enum, hide_possible_values = true, value_name = "up|down")]
+    pub state: LinkState,
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,

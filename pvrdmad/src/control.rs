@@ -188,6 +188,7 @@ impl Server {
             }
             Request::AddDevice { device } => done(self.supervisor.add(&device)),
             Request::RemoveDevice { device } => done(self.supervisor.remove(&device)),
+            Request::Link { device, state } => done(self.supervisor.link(&device, state)),
             Request::Capture { .. } | Request::Hello { .. } | Request::Serve { .. } => {
                 Response::Error("not on this socket".to_owned())
             }

@@ -27,6 +27,7 @@ fn main() -> ExitCode {
         Some(Command::Capture(args)) => capture(&args),
         Some(Command::Add(args)) => change(&args.daemon, &Request::AddDevice { device: args.device }),
         Some(Command::Remove(args)) => change(&args.daemon, &Request::RemoveDevice { device: args.device }),
+        Some(Command::Link(args)) => change(&args.daemon, &Request::Link { device: args.device, state: args.state }),
         Some(Command::Reference) => print(&reference::markdown()),
         Some(Command::Worker(args)) => worker(&args),
         None => serve(cli.serve),

@@ -390,3 +390,89 @@ fn changes_while_a_worker_stands_still() {
     transfer(&host.guest("vm1", 1), &host.guest("vm2", 2), 5);
     assert_eq!(host.network("red")["restarts"], 0);
 }
+
+/// Its port as the guest's driver sees it: active or not.
+fn is_active(guest: &Guest) -> bool {
+    const ACTIVE: u8 = 4;
+    guest.driver.query_port().unwrap()[0] == ACTIVE
+}
+
+/// Numbers of asynchronous events (section 10 of the interface).
+const PORT_ACTIVE: u32 = 9;
+const PORT_ERR: u32 = 10;
+
+/// The guest is told, its port shows it, and no traffic passes: in the network, and over the wire.
+#[test]
+fn a_link_goes_down_and_up() {
+    for isolate in ISOLATION {
+        let host = Host::start(isolate);
+        let [wire, other] = ["wire", "other"].map(|name| host.path(name).display().to_string());
+        host.add("near", 3, &format!("uplink=unix-dgram:{wire}:{other}")).unwrap();
+        host.add("far", 4, &format!("uplink=unix-dgram:{other}:{wire}")).unwrap();
+        let port = |name: &str| {
+            let status = host.status();
+            let devices = status["devices"].as_array().unwrap();
+            devices.iter().find(|device| device["name"] == name).unwrap()["port"].as_str().unwrap().to_owned()
+        };
+        for (peer, number, device, own) in [("vm2", 2, "vm1", 1), ("far", 4, "near", 3)] {
+            let (from, to) = (host.guest(peer, number), host.guest(device, own));
+            let [_, qpn] = transfer(&from, &to, 3);
+            host.run(&["link", "down", "--device", device]).unwrap();
+            let events: Vec<_> = to.driver.wait_async_event().iter().map(|event| (event.kind, event.info)).collect();
+            assert_eq!(events, [(PORT_ERR, 1)], "{isolate}");
+            assert!(!is_active(&to) && is_active(&from));
+            assert_eq!((port(device), port(peer)), ("down".to_owned(), "active".to_owned()));
+            // It is so already.
+            host.run(&["link", "down", "--device", device]).unwrap();
+            assert!(to.driver.async_events().is_empty());
+            assert_eq!(knock(&from, own, qpn), status::RETRY_EXC, "{isolate}: to {device}");
+            assert_eq!(knock(&to, number, 77), status::RETRY_EXC, "{isolate}: from {device}");
+            // Whose driver starts now is told by its port alone.
+            drop(to);
+            let to = host.guest(device, own);
+            assert!(!is_active(&to) && to.driver.async_events().is_empty());
+            host.run(&["link", "up", "--device", device]).unwrap();
+            let events: Vec<_> = to.driver.wait_async_event().iter().map(|event| event.kind).collect();
+            assert_eq!(events, [PORT_ACTIVE], "{isolate}");
+            assert!(is_active(&to));
+            transfer(&from, &to, 3);
+            transfer(&to, &from, 3);
+        }
+        let error = host.run(&["link", "down", "--device", "vm9"]).unwrap_err();
+        assert!(error.contains("there is no device 'vm9'"), "{error}");
+    }
+}
+
+/// A connection outlives a link that comes back in time.
+#[test]
+fn a_connection_goes_on_when_the_link_is_back() {
+    let host = Host::start("network");
+    let mut pair = host.pair();
+    for _ in 0..2 {
+        host.run(&["link", "down", "--device", "vm2"]).unwrap();
+        pair.post();
+        host.run(&["link", "up", "--device", "vm2"]).unwrap();
+        pair.complete();
+        pair.exchange();
+    }
+}
+
+#[test]
+fn a_link_stays_down_over_a_worker() {
+    let host = Host::start("network");
+    host.run(&["link", "down", "--device", "vm2"]).unwrap();
+    let worker = host.worker("red");
+    kill_process(worker, Signal::KILL).unwrap();
+    // Perhaps before the next one is there, perhaps after: that makes no difference.
+    host.run(&["link", "down", "--device", "vm1"]).unwrap();
+    let start = Instant::now();
+    while host.worker("red") == worker {
+        assert!(start.elapsed() < PATIENCE);
+    }
+    let (one, two) = (host.guest("vm1", 1), host.guest("vm2", 2));
+    assert!(!is_active(&one) && !is_active(&two));
+    for device in ["vm1", "vm2"] {
+        host.run(&["link", "up", "--device", device]).unwrap();
+    }
+    transfer(&one, &two, 5);
+}

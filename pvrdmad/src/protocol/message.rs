@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use super::text::{printable, printable_text};
-use crate::config::{BackendSpec, Device, Network, SandboxMode};
+use crate::config::{BackendSpec, Device, LinkState, Network, SandboxMode};
 use crate::status::WorkerStatus;
 
 /// Version of the requests. A worker of another one refuses [`Request::Hello`]; a daemon of another one says so.
@@ -50,6 +50,13 @@ pub enum Request {
         /// Which device.
         device: String,
     },
+    /// Takes the link of a device up or down.
+    Link {
+        /// Which device.
+        device: String,
+        /// How it is from now on.
+        state: LinkState,
+    },
     /// Internal: the first request. Descriptors: the socket of [`super::HostRequest`]s, then those of the uplink.
     Hello {
         /// [`VERSION`].
@@ -61,6 +68,8 @@ pub enum Request {
     Serve {
         /// Everything about it.
         device: Box<Device>,
+        /// How its link is.
+        link: LinkState,
     },
 }
 
@@ -85,7 +94,8 @@ impl Request {
             | Self::Show { .. }
             | Self::Capture { .. }
             | Self::AddDevice { .. }
-            | Self::RemoveDevice { .. } => false,
+            | Self::RemoveDevice { .. }
+            | Self::Link { .. } => false,
             Self::Hello { .. } | Self::Serve { .. } => true,
         }
     }

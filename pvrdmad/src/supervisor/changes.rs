@@ -14,7 +14,7 @@ use super::connection::{CallError, Connection, reply_by};
 use super::network::{Network, Runs};
 use super::plan::Planned;
 use super::process::Process;
-use crate::config::Device;
+use crate::config::{BackendSpec, Device, LinkState};
 use crate::protocol::{Reply, Request};
 
 /// What became of a device that is not planned any more.
@@ -94,6 +94,23 @@ impl Network {
         let told = self.tell(Request::RemoveDevice { device: device.to_owned() }, deadline);
         self.forget(&planned);
         Ok(told.map_or_else(Removed::Open, |()| Removed::Ended))
+    }
+
+    /// Takes the link of a device up or down.
+    ///
+    /// # Errors
+    /// There is no such device, its link is not its own, or its worker does not say in time that it has followed.
+    pub(super) fn link(&self, device: &str, state: LinkState) -> Result<(), String> {
+        let deadline = self.call_deadline();
+        let _turn = self.turn(deadline)?;
+        if self.plan.setup.backend != BackendSpec::Rxe {
+            return Err("the link is that of the host's adapter, which other devices use as well".to_owned());
+        }
+        if !self.plan.replace(device, |planned| planned.with_link(state)) {
+            return Err(format!("there is no device '{device}'"));
+        }
+        self.tell(Request::Link { device: device.to_owned(), state }, deadline)
+            .map_err(|problem| format!("{problem}: it follows when it goes on, and so does the next one"))
     }
 
     /// Closes what there is of a device that is not planned, or not any more.

@@ -36,7 +36,7 @@ use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::plan::Program;
 use self::timing::Timing;
-use crate::config::{Config, Device, DeviceSpec, LinkSpec, Network as Description};
+use crate::config::{Config, Device, DeviceSpec, LinkSpec, LinkState, Network as Description};
 use crate::protocol::{Reply, Request};
 use crate::status::{DaemonStatus, DeviceReport};
 
@@ -208,6 +208,17 @@ impl Supervisor {
                 Err(format!("{problem}: it is removed, but its VM has it until the worker goes on or ends"))
             }
         }
+    }
+
+    /// Takes the link of a device up or down.
+    ///
+    /// # Errors
+    /// There is no such device, its link is not its own, or its worker has not confirmed that it has followed.
+    pub(crate) fn link(&self, device: &str, state: LinkState) -> Result<(), String> {
+        let linked = self.network(device)?.link(device, state);
+        // Log: whoever may use the control socket causes it.
+        info!("device {device}: its link goes {state:?}");
+        linked
     }
 
     /// Takes out a network that ends with this device.

@@ -15,7 +15,7 @@ use pvrdma_verbs::MacAddr;
 use super::services::Services;
 use super::sockets::{DeviceSockets, LinkSockets};
 use super::timing::Timing;
-use crate::config::{BackendSpec, Config, Device, LinkSpec, Network};
+use crate::config::{BackendSpec, Config, Device, LinkSpec, LinkState, Network};
 use crate::protocol::{NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
 
@@ -52,6 +52,7 @@ pub(super) struct Plan {
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) device: Device,
+    link: LinkState,
     /// Empty once the device is removed.
     sockets: Arc<Mutex<Option<DeviceSockets>>>,
 }
@@ -63,7 +64,7 @@ impl Planned {
     /// One cannot be had; nothing is left behind then.
     pub(super) fn new(device: Device, vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
         let sockets = DeviceSockets::open(&device, vlan, tunnels)?;
-        Ok(Self { device, sockets: Arc::new(Mutex::new(Some(sockets))) })
+        Ok(Self { device, link: LinkState::Up, sockets: Arc::new(Mutex::new(Some(sockets))) })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -75,9 +76,14 @@ impl Planned {
     /// # Errors
     /// There are no descriptors left.
     pub(super) fn request(&self) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
-        let request = Request::Serve { device: Box::new(self.device.clone()) };
+        let request = Request::Serve { device: Box::new(self.device.clone()), link: self.link };
         let sockets = self.sockets.lock();
         sockets.as_ref().map(|sockets| Ok((request, sockets.duplicates()?))).transpose()
+    }
+
+    /// The same device with its link up or down.
+    pub(super) fn with_link(&self, link: LinkState) -> Self {
+        Self { device: self.device.clone(), link, sockets: Arc::clone(&self.sockets) }
     }
 
     /// Who gives its `nic` its descriptor anew, if it has one.
@@ -205,6 +211,14 @@ impl Plan {
         let mut devices = self.devices.lock();
         let at = devices.iter().position(|planned| planned.name() == device)?;
         Some(devices.remove(at))
+    }
+
+    /// Puts something else in the place of a device. Returns `false` if there is no such device.
+    pub(super) fn replace(&self, device: &str, new: impl FnOnce(&Planned) -> Planned) -> bool {
+        let mut devices = self.devices.lock();
+        let Some(planned) = devices.iter_mut().find(|planned| planned.name() == device) else { return false };
+        *planned = Arc::new(new(planned));
+        true
     }
 }
 
