@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use pvrdma_dev::{DeviceStatus, ObjectKind, PciFunction, PvrdmaDevice};
+use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PciFunction, PvrdmaDevice};
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_rxe::capture::CaptureCounts;
 use pvrdma_rxe::{Rxe, Uplink};
@@ -24,6 +24,15 @@ pub(crate) trait AnyDevice: PciFunction {
     /// That of the adapter is not its alone.
     fn set_link(&self, up: bool) -> Result<bool, VerbsError>;
 
+    /// Sets limits.
+    ///
+    /// # Errors
+    /// There is no such limit, or it cannot have this value.
+    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), String>;
+
+    /// Its limits.
+    fn limits(&self) -> Vec<LimitStatus>;
+
     /// Its objects of a kind, as data.
     fn device_objects(&self, kind: ObjectKind) -> Value;
 }
@@ -35,6 +44,14 @@ impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
 
     fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
         Self::set_link(self, up)
+    }
+
+    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), String> {
+        Self::set_limits(self, values)
+    }
+
+    fn limits(&self) -> Vec<LimitStatus> {
+        Self::limits(self)
     }
 
     fn device_objects(&self, kind: ObjectKind) -> Value {

@@ -4,10 +4,12 @@
 //! has taken it, so that no worker fails at its start because of it. What ends or changes does so in the plan first; a
 //! worker that does not say that it has followed, follows when it goes on, or is replaced by one that has.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use pvrdma_dev::LimitStatus;
 use pvrdma_ether_link::vxlan::VxlanPorts;
 
 use super::connection::{CallError, Connection, reply_by};
@@ -106,11 +108,33 @@ impl Network {
         if self.plan.setup.backend != BackendSpec::Rxe {
             return Err("the link is that of the host's adapter, which other devices use as well".to_owned());
         }
-        if !self.plan.replace(device, |planned| planned.with_link(state)) {
-            return Err(format!("there is no device '{device}'"));
-        }
+        self.plan.replace(device, |planned| Ok(planned.with_link(state)))?;
         self.tell(Request::Link { device: device.to_owned(), state }, deadline)
             .map_err(|problem| format!("{problem}: it follows when it goes on, and so does the next one"))
+    }
+
+    /// Sets limits of a device, and says what they are.
+    ///
+    /// # Errors
+    /// There is no such device or limit, a limit cannot have its value, or the worker does not say in time what they
+    /// are. In the last case they are set all the same.
+    pub(super) fn limits(&self, device: &str, set: BTreeMap<String, u64>) -> Result<Vec<LimitStatus>, String> {
+        let deadline = self.call_deadline();
+        let _turn = self.turn(deadline)?;
+        if !set.is_empty() {
+            self.plan.replace(device, |planned| planned.with_limits(&set))?;
+        }
+        let request = Request::Limits { device: device.to_owned(), set };
+        let reply = match &self.runs {
+            Runs::Here(worker) => Ok(worker.handle(request, Vec::new())),
+            Runs::Process(process) => process.ask(request, &[]).and_then(|reply| reply_by(&reply, deadline)),
+        };
+        match reply {
+            Ok(Reply::Limits(limits)) => Ok(limits),
+            Ok(Reply::Error(problem)) => Err(problem),
+            Ok(_) => Err("its worker's reply is not understood".to_owned()),
+            Err(error) => Err(format!("{}: the limits are set, and it follows", self.failure(error))),
+        }
     }
 
     /// Closes what there is of a device that is not planned, or not any more.

@@ -26,7 +26,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use log::info;
 use parking_lot::{Mutex, RwLock};
-use pvrdma_dev::ObjectKind;
+use pvrdma_dev::{LimitStatus, ObjectKind};
 use pvrdma_ether_link::vxlan::VxlanPorts;
 use serde_json::value::RawValue;
 
@@ -219,6 +219,14 @@ impl Supervisor {
         // Log: whoever may use the control socket causes it.
         info!("device {device}: its link goes {state:?}");
         linked
+    }
+
+    /// Sets limits of a device, and says what they are.
+    ///
+    /// # Errors
+    /// There is no such device or limit, a limit cannot have its value, or its worker does not say what they are.
+    pub(crate) fn limits(&self, device: &str, set: BTreeMap<String, u64>) -> Result<Vec<LimitStatus>, String> {
+        self.network(device)?.limits(device, set)
     }
 
     /// Takes out a network that ends with this device.

@@ -1,5 +1,6 @@
 //! What is kept of a network over the lives of its workers: its configuration and its sockets.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -79,6 +80,16 @@ impl Planned {
         let request = Request::Serve { device: Box::new(self.device.clone()), link: self.link };
         let sockets = self.sockets.lock();
         sockets.as_ref().map(|sockets| Ok((request, sockets.duplicates()?))).transpose()
+    }
+
+    /// The same device with other limits.
+    ///
+    /// # Errors
+    /// There is no such limit, or it cannot have this value.
+    pub(super) fn with_limits(&self, values: &BTreeMap<String, u64>) -> Result<Self, String> {
+        let mut device = self.device.clone();
+        device.config.limits.set_all(values)?;
+        Ok(Self { device, link: self.link, sockets: Arc::clone(&self.sockets) })
     }
 
     /// The same device with its link up or down.
@@ -213,12 +224,20 @@ impl Plan {
         Some(devices.remove(at))
     }
 
-    /// Puts something else in the place of a device. Returns `false` if there is no such device.
-    pub(super) fn replace(&self, device: &str, new: impl FnOnce(&Planned) -> Planned) -> bool {
+    /// Puts something else in the place of a device.
+    ///
+    /// # Errors
+    /// There is no such device, or `new` has nothing to put there.
+    pub(super) fn replace(
+        &self,
+        device: &str,
+        new: impl FnOnce(&Planned) -> Result<Planned, String>,
+    ) -> Result<(), String> {
         let mut devices = self.devices.lock();
-        let Some(planned) = devices.iter_mut().find(|planned| planned.name() == device) else { return false };
-        *planned = Arc::new(new(planned));
-        true
+        let planned = devices.iter_mut().find(|planned| planned.name() == device);
+        let planned = planned.ok_or_else(|| format!("there is no device '{device}'"))?;
+        *planned = Arc::new(new(planned)?);
+        Ok(())
     }
 }
 

@@ -9,13 +9,14 @@ mod host;
 mod links;
 pub mod process;
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
-use pvrdma_dev::{DeviceConfig, ObjectKind};
+use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind};
 use pvrdma_ibverbs::Ibverbs;
 use pvrdma_rxe::{PortConfig, Rxe, RxeConfig};
 use serde_json::value::RawValue;
@@ -80,6 +81,7 @@ impl Worker {
             Request::Serve { device, link } => self.serve(*device, link, fds).map(|()| Reply::Done {}),
             Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
             Request::Link { device, state } => self.link(&device, state).map(|()| Reply::Done {}),
+            Request::Limits { device, set } => self.limits(&device, &set).map(Reply::Limits),
             Request::AddDevice { .. } => Err(anyhow!("the supervisor adds devices")),
             Request::Hello { .. } => Err(anyhow!("said twice")),
         };
@@ -144,6 +146,12 @@ impl Worker {
         // Waits for the device's traffic, and nobody for us.
         function.set_link(state == LinkState::Up)?;
         Ok(())
+    }
+
+    fn limits(&self, name: &str, set: &BTreeMap<String, u64>) -> Result<Vec<LimitStatus>> {
+        let function = Arc::clone(&find(&self.devices.lock(), name)?.reporter.function);
+        function.set_limits(set).map_err(anyhow::Error::msg)?;
+        Ok(function.limits())
     }
 
     /// What the network does.
