@@ -40,6 +40,8 @@ counters! {
         gids_refused,
         /// Requests, each time they are tried, and datagrams to a peer that one of the two may not talk to.
         peers_refused,
+        /// Datagrams and tries of requests between devices of this process while the link of one of them was down.
+        dropped_link_down,
         /// Fast registrations and local invalidations.
         key_operations,
         /// Times a peer had no receive posted.

@@ -22,6 +22,7 @@ mod errors;
 mod guard;
 mod integrity;
 mod life;
+mod link_state;
 mod marks;
 mod networks;
 mod ops;

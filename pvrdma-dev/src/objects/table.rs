@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 
@@ -16,7 +17,7 @@ pub(crate) struct HandleTable<T> {
     /// First handle given out.
     first: u32,
     /// First handle that does not exist.
-    end: u32,
+    end: AtomicU32,
     /// The handle that is given out first.
     begin: u32,
     inner: RwLock<Inner<T>>,
@@ -45,7 +46,7 @@ impl<T> HandleTable<T> {
     /// A table of the handles `first..end`.
     pub(crate) const fn new(what: &'static str, first: u32, end: u32) -> Self {
         let inner = RwLock::new(Inner { slots: Vec::new(), next: first, live: 0, rounds: 0 });
-        Self { what, first, end, begin: first, inner }
+        Self { what, first, end: AtomicU32::new(end), begin: first, inner }
     }
 
     /// A table of handles that begins somewhere in the middle, in some round: where, two random numbers say.
@@ -53,7 +54,7 @@ impl<T> HandleTable<T> {
         let Range { start: first, end } = handles;
         let begin = first.saturating_add(place.checked_rem(end.saturating_sub(first)).unwrap_or(0));
         let inner = RwLock::new(Inner { slots: Vec::new(), next: begin, live: 0, rounds: round });
-        Self { what, first, end, begin, inner }
+        Self { what, first, end: AtomicU32::new(end), begin, inner }
     }
 
     /// What it holds.
@@ -61,13 +62,19 @@ impl<T> HandleTable<T> {
         self.what
     }
 
+    /// Another end, of a table that is empty.
+    pub(crate) fn set_end(&self, end: u32) {
+        self.end.store(end, Ordering::Relaxed);
+    }
+
     /// The next handle to use, `None` when all are taken.
     pub(crate) fn vacancy(&self) -> Option<Vacancy> {
         let inner = self.inner.read();
         let free = |handle: &u32| inner.at(*handle).is_none();
-        (inner.next..self.end).find(free).map(|handle| Vacancy { handle, round: inner.rounds }).or_else(|| {
+        let end = self.end.load(Ordering::Relaxed);
+        (inner.next..end).find(free).map(|handle| Vacancy { handle, round: inner.rounds }).or_else(|| {
             let round = inner.rounds.wrapping_add(1);
-            (self.first..inner.next).find(free).map(|handle| Vacancy { handle, round })
+            (self.first..inner.next.min(end)).find(free).map(|handle| Vacancy { handle, round })
         })
     }
 
