@@ -178,6 +178,22 @@ impl Daemon {
         })
     }
 
+    /// How many descriptors its processes have, and how many mappings of files without a name, as guests' memory is.
+    pub(crate) fn open_things(&self) -> Result<(usize, usize)> {
+        let (mut descriptors, mut mappings) = (0, 0);
+        for pid in &self.pids {
+            let folder = PathBuf::from(format!("/proc/{pid}"));
+            let look = || -> std::io::Result<_> {
+                let maps = std::fs::read_to_string(folder.join("maps"))?;
+                Ok((std::fs::read_dir(folder.join("fd"))?.count(), maps.matches("/memfd:").count()))
+            };
+            let (fds, maps) = look().with_context(|| format!("cannot look at {}", folder.display()))?;
+            descriptors += fds;
+            mappings += maps;
+        }
+        Ok((descriptors, mappings))
+    }
+
     /// Adds up what `number` finds in a file that each process has in `/proc`.
     fn sum(&self, file: &str, number: impl Fn(&str) -> Option<u64>) -> Result<u64> {
         let numbers = self.pids.iter().map(|pid| {

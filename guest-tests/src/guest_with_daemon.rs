@@ -18,11 +18,31 @@ pub(crate) struct GuestWithDaemon {
     daemon: Daemon,
 }
 
+/// Where the two are, and how much of it they get.
+struct Place<'a> {
+    namespace: Option<&'a str>,
+    directory: &'a Path,
+    memory_mib: u32,
+}
+
 impl GuestWithDaemon {
     /// Starts both and does not wait for the guest. Everything of theirs is in `directory`, which is theirs alone;
     /// `options` are those of the device, `uplink` among them.
     pub(crate) fn start(image: &GuestImage, directory: &Path, name: &str, mac: &str, options: &str) -> Result<Self> {
         Self::start_in(None, image, directory, name, mac, options)
+    }
+
+    /// The same with so much memory.
+    pub(crate) fn start_with(
+        image: &GuestImage,
+        directory: &Path,
+        name: &str,
+        mac: &str,
+        options: &str,
+        memory_mib: u32,
+    ) -> Result<Self> {
+        let place = Place { namespace: None, directory, memory_mib };
+        Self::start_at(&place, image, name, mac, options)
     }
 
     /// The same with the daemon in a network namespace, if one is named.
@@ -34,6 +54,11 @@ impl GuestWithDaemon {
         mac: &str,
         options: &str,
     ) -> Result<Self> {
+        Self::start_at(&Place { namespace, directory, memory_mib: MEMORY_MIB }, image, name, mac, options)
+    }
+
+    fn start_at(place: &Place<'_>, image: &GuestImage, name: &str, mac: &str, options: &str) -> Result<Self> {
+        let directory = place.directory;
         std::fs::create_dir_all(directory).with_context(|| format!("cannot create {}", directory.display()))?;
         let path = |name: &str| directory.join(name);
         let (socket, ours, guests) = (path("pvrdma"), path("nic"), path("nic-of-guest"));
@@ -43,11 +68,11 @@ impl GuestWithDaemon {
             mac: mac.to_owned(),
             options: format!(",nic={},{options}", datagrams(&ours, &guests)),
         };
-        let daemon = Daemon::start_in(namespace, directory, &[device])?;
+        let daemon = Daemon::start_in(place.namespace, directory, &[device])?;
         let nic = Nic { model: NicModel::Vmxnet3, mac: mac.to_owned(), local: guests, remote: ours };
         let vm = VmBuilder::new(image, directory)
             .name(name)
-            .memory_mib(MEMORY_MIB)
+            .memory_mib(place.memory_mib)
             .nic(nic)
             .pvrdma_socket(&socket)
             .start()?;
@@ -68,7 +93,12 @@ impl GuestWithDaemon {
 
     /// The figures of the device's adapter.
     pub(crate) fn counters(&self) -> Result<serde_json::Value> {
-        Ok(self.daemon.status()?["devices"][0]["adapter"].take())
+        Ok(self.device()?["adapter"].take())
+    }
+
+    /// What status says of the device.
+    pub(crate) fn device(&self) -> Result<serde_json::Value> {
+        Ok(self.daemon.status()?["devices"][0].take())
     }
 
     /// One of them.

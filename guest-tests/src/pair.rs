@@ -43,6 +43,8 @@ pub(crate) struct PairOptions {
     pub(crate) rxe: bool,
     /// Memory of each guest.
     pub(crate) memory_mib: u32,
+    /// Processors of each guest.
+    pub(crate) cpus: u32,
     /// Backing of guest memory.
     pub(crate) memory_kind: MemoryKind,
     /// Guests have an IOMMU.
@@ -59,6 +61,7 @@ impl Default for PairOptions {
             pvrdma: true,
             rxe: true,
             memory_mib: 1024,
+            cpus: 1,
             memory_kind: MemoryKind::Shared,
             iommu: false,
             vfio_user: Vec::new(),
@@ -224,7 +227,7 @@ fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: u
         .memory_mib(options.memory_mib)
         .memory_kind(options.memory_kind)
         .iommu(options.iommu)
-        .cpus(1);
+        .cpus(options.cpus);
     let nic = |model: NicModel| {
         let path = |index: usize| directory.join(format!("{}.net-{model:?}", NAMES[index]));
         Nic { model, mac: mac(model, index), local: path(index), remote: path(1 - index) }

@@ -330,7 +330,10 @@ extern "C" fn modify_qp(qp: *mut sys::Qp, attr: *mut QpAttr, _: c_int) -> c_int 
                 known.sends.clear();
                 known.receives.clear();
             }
-            ERROR => state.flush(qpn),
+            ERROR => {
+                known.stopped = true;
+                state.flush(qpn);
+            }
             _ => {}
         }
     });

@@ -32,6 +32,8 @@ pub(crate) struct Posted {
 #[derive(Default)]
 pub(super) struct Qp {
     pub(super) state: c_int,
+    /// Its owner brought it to its error state.
+    pub(super) stopped: bool,
     pub(super) send_cq: usize,
     pub(super) recv_cq: usize,
     pub(super) srq: Option<usize>,
@@ -157,6 +159,15 @@ impl FakeHost {
         });
     }
 
+    /// Completes the oldest receive with an error, which ends a connected QP.
+    pub(crate) fn fail_receive(&self, qpn: u32, wc: Wc) {
+        self.complete_receive(qpn, wc);
+        self.with(|state| {
+            state.qps.get_mut(&qpn).unwrap().state = ERROR;
+            state.flush(qpn);
+        });
+    }
+
     /// Puts an entry into the CQ of a QP's sends, whatever it says.
     pub(crate) fn forge_completion(&self, qpn: u32, wc: Wc) {
         self.with(|state| {
@@ -226,6 +237,11 @@ impl FakeHost {
     /// Waits until a QP has gone to its error state.
     pub(crate) fn wait_error(&self, qpn: u32) {
         self.wait("the QP is not stopped", |state| state.qps[&qpn].state == ERROR);
+    }
+
+    /// Returns `true` if it was told to go there, and did not go by itself.
+    pub(crate) fn was_stopped(&self, qpn: u32) -> bool {
+        self.with(|state| state.qps[&qpn].stopped)
     }
 
     /// Waits until so many sends of a QP have not completed.

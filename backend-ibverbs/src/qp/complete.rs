@@ -29,11 +29,11 @@ impl Qp {
             }
         }
         let waits = if id.recv { self.complete_recv(view, wc, id) } else { self.complete_send(view, id, status) };
-        // Any error has ended the host's QP, or is about to.
         let failed = status != WcStatus::Success && self.set_error_of(id.recv, status);
-        if failed || cq.is_dead() && self.set_error() {
+        // An error ends a connected QP of the host by itself, and it may still have to tell its peer: rdma_rxe does
+        // that after the completion, and not in the error state.
+        if failed && self.qp_type.is_datagram() || cq.is_dead() && self.set_error() {
             self.failing.store(true, Ordering::Release);
-            return true;
         }
         waits || self.state() == QpState::Error
     }

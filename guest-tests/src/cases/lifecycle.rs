@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 use super::case::Case;
 use super::exchange::{Programs, Ready};
 use super::pingpong::pingpong;
-use crate::pair::{Link, LinkKind, Pair};
+use crate::pair::{Link, Pair};
 
 /// Memory that the daemon may keep after everything of a life was given back, in KiB: the allocator's own.
 const SLACK_KIB: u64 = 4096;
@@ -19,6 +19,9 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::new("lifecycle/reboot", reboot),
         // The survivor's kernel may well complain that its peer is gone.
         Case::new("lifecycle/qemu-killed-in-transfer", qemu_killed).ignore_kernel_log(),
+        Case::new("slow/qemu-killed-at-10-points", killed_at_ten_points)
+            .ignore_kernel_log()
+            .slow("takes minutes; runs when asked for: --only killed-at-10"),
     ]
 }
 
@@ -48,10 +51,38 @@ fn reboot(pair: &mut Pair, link: &Link) -> Result<String> {
 
 fn qemu_killed(pair: &mut Pair, link: &Link) -> Result<String> {
     let before = memory(pair)?;
-    let command = |vm: usize| {
-        // Line by line, so that the table's head tells when the transfer begins.
-        format!("stdbuf -oL ib_write_bw -F -d {} -x {} -s 65536 -D 60", link.device, link.gid_index[vm])
-    };
+    let noticed = kill_in_transfer(pair, link, 64 << 20)?;
+    Ok(format!("noticed after {:.1} s; {}", noticed.as_secs_f64(), check_memory(pair, before)?))
+}
+
+/// Nothing is left of ten machines that end somewhere in a transfer: no memory, no descriptor, no mapping.
+fn killed_at_ten_points(pair: &mut Pair, link: &Link) -> Result<String> {
+    // The first time warms the daemon's pools.
+    kill_in_transfer(pair, link, 1 << 20)?;
+    let (before, open) = (memory(pair)?, open_things(pair)?);
+    for point in 0..10_u32 {
+        // From the first bytes to a gibibyte, in steps that meet nothing else's.
+        kill_in_transfer(pair, link, 3_u64.pow(point) * 54_321).with_context(|| format!("point {point}"))?;
+    }
+    let note = check_memory(pair, before)?;
+    let now = open_things(pair)?;
+    if now != open {
+        bail!("the daemon had {open:?} descriptors and mappings of guests, and has {now:?}");
+    }
+    Ok(note)
+}
+
+/// Descriptors of the daemon's processes, and how many mappings of guests' memory they have.
+fn open_things(pair: &Pair) -> Result<(usize, usize)> {
+    pair.daemon().context("there is no daemon")?.open_things()
+}
+
+/// Kills guest b when so much of a transfer is done, and starts it anew. Returns how long the other guest took to
+/// notice.
+fn kill_in_transfer(pair: &mut Pair, link: &Link, bytes: u64) -> Result<Duration> {
+    let link = pair.link(link.kind)?;
+    let command = |vm: usize| format!("ib_write_bw -F -d {} -x {} -s 65536 -D 60", link.device, link.gid_index[vm]);
+    let start = written(pair)?;
     let (_server, client) = Programs {
         server_vm: pair.b(),
         server: command(1),
@@ -61,11 +92,10 @@ fn qemu_killed(pair: &mut Pair, link: &Link) -> Result<String> {
         timeout: Duration::from_secs(60),
     }
     .start()?;
-    client.wait_for_output("#bytes", Duration::from_secs(60))?;
-    // The head comes before the first request; let the transfer run.
-    client.pause(Duration::from_secs(2));
-    if !client.is_running() {
-        bail!("the transfer ended before the kill:\n{}", client.output());
+    while written(pair)?.saturating_sub(start) < bytes {
+        if !client.is_running() {
+            bail!("the transfer ended before the kill:\n{}", client.output());
+        }
     }
     pair.b().kill();
     let killed = Instant::now();
@@ -77,9 +107,15 @@ fn qemu_killed(pair: &mut Pair, link: &Link) -> Result<String> {
     }
     drop(client);
     pair.restart(1)?;
-    let link = pair.link(LinkKind::Pvrdma).with_context(|| format!("after {}", link.device))?;
-    check_traffic(pair, &link)?;
-    Ok(format!("noticed after {:.1} s; {}", noticed.as_secs_f64(), check_memory(pair, before)?))
+    check_traffic(pair, &link).with_context(|| format!("after {}", link.device))?;
+    Ok(noticed)
+}
+
+/// Bytes that RDMA writes of the guests have moved.
+fn written(pair: &Pair) -> Result<u64> {
+    let status = pair.daemon().context("there is no daemon")?.status()?;
+    let devices = status["devices"].as_array().context("no devices")?;
+    Ok(devices.iter().filter_map(|device| device["adapter"]["rc_write_bytes"].as_u64()).sum())
 }
 
 /// Data still flows, both ways; GID indices may have moved.

@@ -1,14 +1,18 @@
-//! Machines that are built in other ways than the shared pair: other memory, an IOMMU, QEMU's own write mode.
+//! Machines that are built in other ways than the shared pair: other memory, more processors, an IOMMU, QEMU's own
+//! write mode.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
 use super::case::{Case, skip};
+use super::exchange::{Programs, Ready, finish};
 use super::pingpong::pingpong;
+use crate::endpoints::{gid_index, listens};
+use crate::guest_with_daemon::{GuestWithDaemon, MAC, addresses, cable, datagrams};
 use crate::image::GuestImage;
-use crate::pair::{LinkKind, Pair, PairOptions};
+use crate::pair::{LinkKind, PVRDMA_DEVICE, Pair, PairOptions};
 use crate::vm::MemoryKind;
 
 /// One test per way.
@@ -24,8 +28,10 @@ pub(crate) fn cases() -> Vec<Case> {
         Case::alone("machine/roce-v1", |image| {
             traffic(image, PairOptions { device_options: ",roce=v1".to_owned(), rxe: false, ..PairOptions::default() })
         }),
+        Case::alone("machine/two-processors", two_processors),
         Case::alone("machine/hugetlb", hugetlb),
         Case::alone("machine/private-memory-refused", private_memory),
+        Case::alone("slow/16-gib", sixteen_gib).slow("takes 17 GiB of memory; runs when asked for: --only 16-gib"),
     ]
 }
 
@@ -35,6 +41,24 @@ fn traffic(image: &GuestImage, options: PairOptions) -> Result<String> {
     pingpong(&pair.endpoints(&link), 0, "ibv_rc_pingpong", "-c")
         .and_then(|_| pingpong(&pair.endpoints(&link), 1, "ibv_rc_pingpong", "-c -s 1048576 -n 20"))
         .with_context(|| pair.diagnosis())
+}
+
+/// Threads that run at the same time, with queues of their own and with shared ones.
+fn two_processors(image: &GuestImage) -> Result<String> {
+    let pair = Pair::boot(image, &PairOptions { cpus: 2, rxe: false, ..PairOptions::default() })?;
+    let link = pair.link(LinkKind::Pvrdma)?;
+    let command = |vm: usize| format!("threads {} {} 1000", link.device, link.gid_index[vm]);
+    let programs = Programs {
+        server_vm: pair.b(),
+        server: command(1),
+        ready: Ready::Tcp(18601),
+        client_vm: pair.a(),
+        client: format!("{} {}", command(0), link.ip[1]),
+        timeout: Duration::from_secs(120),
+    };
+    let output = programs.run().with_context(|| pair.diagnosis())?;
+    let result = output.client.lines().find(|line| line.contains("on 2 processors"));
+    Ok(result.with_context(|| format!("no result in the client's output:\n{}", output.client))?.to_owned())
 }
 
 fn hugetlb(image: &GuestImage) -> Result<String> {
@@ -56,6 +80,38 @@ fn hugetlb(image: &GuestImage) -> Result<String> {
     let result = traffic(image, options);
     fs::write(POOL, before.to_string()).context("cannot give the huge pages back")?;
     result
+}
+
+/// All of it is locked before the device works; how long that takes is the note.
+fn sixteen_gib(image: &GuestImage) -> Result<String> {
+    const MIB: u32 = 16 << 10;
+    let available = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
+    let available = available.lines().find_map(|line| line.strip_prefix("MemAvailable:")?.split_whitespace().next());
+    if available.and_then(|kib| kib.parse::<u64>().ok()).is_none_or(|kib| kib < 18 << 20) {
+        return Err(skip("needs 18 GiB of memory that nobody uses"));
+    }
+    let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
+    let cable = cable(directory.path());
+    let uplink = format!("uplink={}", datagrams(&cable[0], &cable[1]));
+    let started = Instant::now();
+    let options = format!("pin=all,{uplink}");
+    let guest = GuestWithDaemon::start_with(image, directory.path(), "large", MAC[0], &options, MIB)?;
+    let run = || -> Result<String> {
+        guest.bring_up(&addresses(0), 1500)?;
+        let up = started.elapsed();
+        let index = gid_index(guest.vm(), PVRDMA_DEVICE, addresses(0)[0])?;
+        let memory = guest.device()?["memory"].take();
+        if memory["pinned_bytes"].as_u64().is_none_or(|bytes| bytes < u64::from(MIB) << 20) {
+            bail!("not all of it is locked: {memory}");
+        }
+        let command = format!("ib_write_bw -F -d {PVRDMA_DEVICE} -x {index} -n 1000 -s 65536");
+        let server = guest.vm().spawn(&command)?;
+        guest.vm().run(&format!("until {}; do sleep 0.02; done", listens(18515)))?;
+        let client = guest.vm().spawn(&format!("{command} {}", addresses(0)[0]))?;
+        finish(&server, &client, Duration::from_secs(60))?;
+        Ok(format!("locked and up {:.1} s after its start", up.as_secs_f64()))
+    };
+    run().with_context(|| guest.diagnosis())
 }
 
 /// The driver must not find a working device, and the daemon must say why and go on living.

@@ -7,8 +7,11 @@ use super::log_command::StepLog;
 use super::roots::write;
 
 /// Names and sources of the programs.
-const PROGRAMS: [(&str, &str); 2] =
-    [("integrity", include_str!("../../guest/integrity.c")), ("errors", include_str!("../../guest/errors.c"))];
+const PROGRAMS: [(&str, &str); 3] = [
+    ("integrity", include_str!("../../guest/integrity.c")),
+    ("errors", include_str!("../../guest/errors.c")),
+    ("threads", include_str!("../../guest/threads.c")),
+];
 
 /// What they share.
 const CONTROL: &str = include_str!("../../guest/control.h");
@@ -17,7 +20,8 @@ const CONTROL: &str = include_str!("../../guest/control.h");
 pub(crate) const KEY: &str = concat!(
     include_str!("../../guest/control.h"),
     include_str!("../../guest/integrity.c"),
-    include_str!("../../guest/errors.c")
+    include_str!("../../guest/errors.c"),
+    include_str!("../../guest/threads.c")
 );
 
 /// Compiles them and puts them into the guest's system.
