@@ -2,9 +2,9 @@
 //!
 //! Guest memory is a file that another process may shorten at any time; the next access to what is gone raises SIGBUS
 //! here. One client must not end the process for all, so the handler puts empty memory where the mapping was: all of
-//! it, because that is one mapping of the kernel's as before, where a page in its middle would make three. The client is
-//! cut off from there: nothing reaches its memory any more, and its connection is shut down, whose thread resets the
-//! device. Any other SIGBUS keeps its usual effect.
+//! it, because that is one mapping of the kernel's as before, where a page in its middle would make three. The client
+//! is cut off from there: nothing reaches its memory any more, and its connection is shut down, whose thread resets
+//! the device. Any other SIGBUS keeps its usual effect.
 #![expect(unsafe_code, reason = "a signal handler and the mapping it replaces")]
 
 use std::io;
@@ -48,13 +48,15 @@ struct Found {
 }
 
 impl Slot {
-    const FREE: Self = Self {
-        version: AtomicU64::new(1),
-        start: AtomicUsize::new(0),
-        len: AtomicUsize::new(0),
-        lost: AtomicUsize::new(0),
-        socket: AtomicI32::new(-1),
-    };
+    const fn free() -> Self {
+        Self {
+            version: AtomicU64::new(1),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            lost: AtomicUsize::new(0),
+            socket: AtomicI32::new(-1),
+        }
+    }
 
     /// The mapping, if `addr` lies in it. All of it is of one mapping: a slot that changes meanwhile is not the one of
     /// the mapping that is being accessed, because whoever accesses that keeps it.
@@ -88,7 +90,7 @@ impl Slot {
     }
 }
 
-static TABLE: [Slot; SLOTS] = [Slot::FREE; SLOTS];
+static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
 
 /// Slots from here on have never been used, so that a search does not touch them.
 static USED: AtomicUsize = AtomicUsize::new(0);
@@ -289,7 +291,7 @@ mod tests {
     /// S6: a slot that is freed and taken by another mapping of equal length while it is read gave a mixture of both.
     #[test]
     fn sec_s6_a_slot_that_changes_is_of_no_mapping() {
-        static SLOT: Slot = Slot::FREE;
+        static SLOT: Slot = Slot::free();
         const ROUNDS: usize = 200_000;
         let socket = |number: usize| i32::try_from(number).unwrap();
         let of = |number: usize| Found { start: number << 20, len: 1 << 20, lost: number, socket: socket(number) };

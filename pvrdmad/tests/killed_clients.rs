@@ -1,5 +1,5 @@
-//! VMMs that end at any byte of what they say, under load: nothing of them stays in the process, and their peers hear of
-//! it.
+//! VMMs that end at any byte of what they say, under load: nothing of them stays in the process, and their peers hear
+//! of it.
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 

@@ -10,8 +10,9 @@ pub struct MemoryLimits {
     pub ranges: usize,
     /// Bytes of mappings that may be locked at a time. Asked before anything is populated.
     pub locked_bytes: u64,
-    /// Locked pieces with gaps between them, with [`PinPolicy::Registered`](crate::PinPolicy). Each costs the process two
-    /// of the mappings that the kernel gives it (`vm.max_map_count`). What is more scattered is locked with the gaps.
+    /// Locked pieces with gaps between them, with [`PinPolicy::Registered`](crate::PinPolicy). Each costs the process
+    /// two of the mappings that the kernel gives it (`vm.max_map_count`). What is more scattered is locked with the
+    /// gaps.
     pub lock_runs: usize,
     /// Pieces of registered memory that are remembered, 24 bytes each and at most 70 more for the locks behind them.
     pub pinned_parts: usize,

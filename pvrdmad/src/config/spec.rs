@@ -141,8 +141,8 @@ keys! {
         max_memory: Option<u64>,
         /// Most guest memory locked.
         ///
-        /// Memory that a VMM has not used yet is populated by being locked, on the daemon's account. The default is seven
-        /// eighths of the host's memory; with VMMs that are not trusted, give it the size of the guest.
+        /// Memory that a VMM has not used yet is populated by being locked, on the daemon's account. The default is
+        /// seven eighths of the host's memory; with VMMs that are not trusted, give it the size of the guest.
         ["max-locked", "BYTES", ""]
         max_locked: Option<u64>,
         /// Version of the PVRDMA interface.

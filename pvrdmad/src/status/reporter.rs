@@ -65,8 +65,8 @@ impl Reporter {
                 files: self.device.memory.files,
                 max_mapped_bytes: self.device.memory.max_mapped,
                 max_locked_bytes: self.device.memory.max_locked,
-                open_files: self.stats.held.files(),
-                mappings: self.stats.held.mappings(),
+                open_files: self.stats.cost.files(),
+                mappings: self.stats.cost.mappings(),
                 pin_error: self.memory.pin_failure().err().map(|error| error.to_string()),
             },
             network: NetworkReport {

@@ -81,7 +81,7 @@ impl<'a> DmaMaps<'a> {
         };
         debug!("map {address:#x}+{size:#x} writable {writable} accessible {}", backing.is_some());
         let memory = backing.is_some();
-        self.endpoint.stats.held.set(self.files.held());
+        self.endpoint.stats.cost.set(self.files.held());
         self.space.map(DmaRange { iova: address, len: size, writable, backing }).map_err(|error| {
             self.unsettled = true;
             self.refused(&error)
@@ -134,7 +134,7 @@ impl<'a> DmaMaps<'a> {
     pub(crate) fn settle(&mut self) {
         if std::mem::take(&mut self.unsettled) {
             self.files.settle();
-            self.endpoint.stats.held.set(self.files.held());
+            self.endpoint.stats.cost.set(self.files.held());
         }
     }
 
@@ -144,7 +144,7 @@ impl<'a> DmaMaps<'a> {
         self.space.unmap_all();
         self.files.clear();
         self.files.readmit();
-        self.endpoint.stats.held.set((0, 0));
+        self.endpoint.stats.cost.set((0, 0));
     }
 
     /// Says why a file is not taken, and returns what the client is told.

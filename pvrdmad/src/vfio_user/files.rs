@@ -204,8 +204,8 @@ impl<'a> Files<'a> {
 
     /// Looks at a file without touching what is in it.
     fn examine(&self, fd: &OwnedFd) -> Result<Candidate, FileRefusal> {
-        // Asked first, because the kernel answers for itself: only files in memory have seals, or the lack of any. Whoever
-        // serves another file system may be asked for anything else, and not answer.
+        // Asked first, because the kernel answers for itself: only files in memory have seals, or the lack of any.
+        // Whoever serves another file system may be asked for anything else, and not answer.
         let seals = rustix::fs::fcntl_get_seals(fd).map_err(|errno| match errno {
             Errno::INVAL => FileRefusal::MayBlock,
             errno => errno.into(),

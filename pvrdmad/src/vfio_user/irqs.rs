@@ -55,8 +55,8 @@ counters! {
     pub struct IrqCounters {
         /// MSI-X interrupts raised.
         interrupts_raised,
-        /// MSI-X interrupts that had nowhere to go, because the client has set no descriptor for them, or none that takes
-        /// them.
+        /// MSI-X interrupts that had nowhere to go, because the client has set no descriptor for them, or none that
+        /// takes them.
         interrupts_dropped,
     }
 }

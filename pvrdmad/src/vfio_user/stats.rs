@@ -32,12 +32,12 @@ counters! {
 
 /// What a client's memory costs the process now.
 #[derive(Debug, Default)]
-pub(crate) struct Held {
+pub(crate) struct MemoryCost {
     files: AtomicUsize,
     mappings: AtomicUsize,
 }
 
-impl Held {
+impl MemoryCost {
     pub(super) fn set(&self, (files, mappings): (usize, usize)) {
         self.files.store(files, Ordering::Relaxed);
         self.mappings.store(mappings, Ordering::Relaxed);
@@ -59,7 +59,7 @@ impl Held {
 pub struct ConnectionStats {
     /// A client is there now.
     connected: AtomicBool,
-    pub(crate) held: Held,
+    pub(crate) cost: MemoryCost,
     /// For what clients cause, over all of them: who is refused may come again at once.
     pub(crate) log: LogLimit,
     /// Is told when that changes.

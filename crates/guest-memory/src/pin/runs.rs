@@ -180,8 +180,8 @@ mod tests {
         assert_eq!((runs.count(), runs.bytes(), runs.segments.len()), (1, 3, 1));
         pin(&mut runs, 1, 3);
         assert_eq!((runs.count(), runs.segments.len()), (1, 2));
-        assert_eq!(runs.release(0, 3), [0..1]);
-        assert_eq!(runs.release(1, 3), [1..3]);
+        assert!(runs.release(0, 3).into_iter().flatten().eq(0..1));
+        assert!(runs.release(1, 3).into_iter().flatten().eq(1..3));
         assert_eq!((runs.count(), runs.segments.len()), (1, 1));
     }
 

@@ -33,8 +33,8 @@ fn shared(pages: u64) -> Arc<MmapRegion> {
     Arc::new(MmapRegion::from_file(FileOffset::new(file, 0), usize::try_from(pages * PAGE_SIZE).unwrap()).unwrap())
 }
 
-/// What the kernel says of a mapping of this process: how many it makes of it, how many bytes are there, and how many of
-/// these are locked.
+/// What the kernel says of a mapping of this process: how many it makes of it, how many bytes are there, and how many
+/// of these are locked.
 fn kernel_view(addresses: &Range<usize>) -> (usize, u64, u64) {
     let (mut mappings, mut resident, mut locked, mut inside) = (0, 0, 0, false);
     for line in fs::read_to_string("/proc/self/smaps").unwrap().lines() {
@@ -243,4 +243,29 @@ fn what_cannot_be_populated_is_not_locked() {
     assert!(space.pin_pages(&list(0, 8)).is_err());
     assert_eq!((space.pinned_bytes(), kernel_view(&addresses).2), (0, 0));
     drop(space.pin_pages(&list(0, 4)).unwrap());
+}
+
+/// Huge pages are resident anyway; pieces of them are pinned and given back like others.
+#[test]
+fn pieces_of_huge_pages_are_pinned() {
+    let file = rustix::fs::memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB).map(File::from);
+    let file = file.and_then(|file| rustix::fs::ftruncate(&file, 4 << 20).map(|()| file));
+    let pages = fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
+    let Some(file) = file.ok().filter(|_| pages.trim().parse::<u32>().is_ok_and(|pages| pages >= 2)) else {
+        println!("skipped: no huge pages on this host (vm.nr_hugepages is {})", pages.trim());
+        return;
+    };
+    let mapping = Arc::new(MmapRegion::from_file(FileOffset::new(file, 0), 4 << 20).unwrap());
+    let addresses = mapping.as_ptr() as usize..mapping.as_ptr() as usize + mapping.size();
+    for policy in [PinPolicy::Registered, PinPolicy::All] {
+        let space = DmaSpace::new(policy);
+        let backing = Some(Backing { mapping: Arc::clone(&mapping), offset: 0x3000 });
+        space.map(DmaRange { iova: 0x10_0000, len: 3 << 20, writable: true, backing }).unwrap();
+        space.pin_status().unwrap();
+        let guards: Vec<_> = [3, 511, 600].map(|page| space.pin_pages(&list(page, 3)).unwrap()).into();
+        assert!(space.pinned_bytes() > 0);
+        drop(guards);
+        assert_eq!(kernel_view(&addresses).0, 1);
+        space.view().write(0x10_0000, b"huge").unwrap();
+    }
 }
