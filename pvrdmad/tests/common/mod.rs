@@ -9,6 +9,7 @@
 )]
 
 pub mod frozen;
+pub mod pair;
 pub mod remote;
 pub mod traffic;
 
