@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::RwLock;
-use pvrdma_guest_memory::{DmaSpace, DmaView, PageList, PinGuard};
+use pvrdma_guest_memory::{DmaSpace, DmaView, MemoryBudget, PageList, PinGuard};
 use pvrdma_roce::{EgressMarking, Origin};
 use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink};
 
@@ -13,6 +13,7 @@ use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::gid::{BoundGid, GidTable};
 use crate::mr::MrTable;
+use crate::path::wire::kept::PacketBudget;
 
 /// What the objects of one device share.
 pub(crate) struct Adapter {
@@ -31,6 +32,10 @@ pub(crate) struct Adapter {
     marking: EgressMarking,
     pub(crate) mrs: RwLock<MrTable>,
     pub(crate) gids: GidTable,
+    /// What the guest and its peers may make this process keep.
+    pub(crate) budget: Arc<MemoryBudget>,
+    /// The part of it that is for packets of peers.
+    pub(crate) packets: Arc<PacketBudget>,
     pub(crate) counters: Counters,
 }
 
@@ -60,6 +65,8 @@ impl Adapter {
             marking,
             mrs: RwLock::default(),
             gids: GidTable::default(),
+            packets: PacketBudget::new(&context.budget),
+            budget: context.budget,
             counters: Counters::default(),
         }
     }

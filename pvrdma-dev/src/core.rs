@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pvrdma_guest_memory::DmaSpace;
+use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
 use pvrdma_verbs::{Backend, DeviceContext, DeviceLog, Hca, VerbsError};
 
 use crate::abi::dsr::Caps;
@@ -60,6 +60,8 @@ pub(crate) struct Core<H: Hca> {
     pub(crate) pending_doorbells: PendingDoorbells<H>,
     pub(crate) gate: Gate,
     pub(crate) stats: Stats,
+    /// What the guest and its peers may make this process keep.
+    pub(crate) budget: Arc<MemoryBudget>,
     pub(crate) log: Arc<DeviceLog>,
 }
 
@@ -76,6 +78,7 @@ impl<H: Hca> Core<H> {
     ) -> Result<Self, VerbsError> {
         let log = DeviceLog::new(config.name.clone());
         let hub = EventHub::new(&log);
+        let budget = MemoryBudget::new(config.limits.max_memory);
         let hca = backend.attach(DeviceContext {
             name: config.name.clone(),
             mac: config.mac,
@@ -83,6 +86,7 @@ impl<H: Hca> Core<H> {
             memory: Arc::clone(&memory),
             events: Arc::<EventHub>::clone(&hub),
             log: Arc::clone(&log),
+            budget: Arc::clone(&budget),
         })?;
         let (limits, caps) = config.effective(&hca.limits())?;
         Ok(Self {
@@ -91,6 +95,7 @@ impl<H: Hca> Core<H> {
             pending_doorbells: PendingDoorbells::new(),
             gate: Gate::default(),
             stats: Stats::default(),
+            budget,
             log,
             config,
             limits,

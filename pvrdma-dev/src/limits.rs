@@ -3,6 +3,7 @@
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use pvrdma_guest_memory::MemoryBudget;
 use pvrdma_verbs::{HcaLimits, VerbsError};
 use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -25,8 +26,8 @@ pub struct Limits {
     pub max_ah: u32,
     /// GID table entries.
     pub gid_table: u32,
-    /// Extents of page lists that all objects of the guest may hold together: 16 bytes of our memory each.
-    pub max_extents: u64,
+    /// Bytes that the guest and its peers may make this process keep, beside the guest's own memory.
+    pub max_memory: u64,
 }
 
 impl Default for Limits {
@@ -50,7 +51,7 @@ impl Default for Limits {
             max_uar: 1024,
             max_ah: 65_536,
             gid_table: 256,
-            max_extents: 4 << 20,
+            max_memory: MemoryBudget::DEFAULT_LIMIT,
         }
     }
 }
@@ -64,7 +65,7 @@ pub(crate) struct AllLimits {
     max_uar: u32,
     max_ah: u32,
     gid_table: u32,
-    max_extents: u64,
+    max_memory: u64,
 }
 
 /// A limit that can be set: where it is, and what the interface can express.
@@ -164,8 +165,8 @@ table! {
     max_ah: 0..=4_294_967_295,
     /// Entries of the GID table.
     gid_table: 1..=256,
-    /// Extents of page lists of all objects together, 16 bytes of the daemon's memory each.
-    max_extents: 0..=18_446_744_073_709_551_615,
+    /// Bytes of the daemon's memory that the guest and its peers may make it keep, beside the guest's own.
+    max_memory: 0..=18_446_744_073_709_551_615,
 }
 
 impl Entry<'_> {
@@ -272,8 +273,8 @@ mod tests {
 
     #[test]
     fn limits_are_read_by_name() {
-        let limits: Limits = serde_json::from_str(r#"{"max_qp": 100, "gid_table": 16, "max_extents": 0}"#).unwrap();
-        assert_eq!((limits.verbs.max_qp, limits.gid_table, limits.max_extents), (100, 16, 0));
+        let limits: Limits = serde_json::from_str(r#"{"max_qp": 100, "gid_table": 16, "max_memory": 0}"#).unwrap();
+        assert_eq!((limits.verbs.max_qp, limits.gid_table, limits.max_memory), (100, 16, 0));
         assert_eq!(limits.max_srq_wr, Limits::default().max_srq_wr);
         for (text, error) in [
             (r#"{"max_qp": 0}"#, "max_qp must be 3..=65535"),
