@@ -193,7 +193,7 @@ impl End {
             return;
         }
         if let Some(next) = self.reorder.pop_expected(self.responder.expected_psn()) {
-            self.arrived.push_front(next.into());
+            self.arrived.push_front(next);
         } else if !self.reorder.is_empty() {
             self.responder.nak_expected();
         }
