@@ -64,7 +64,7 @@ struct Tally {
 /// Bytes that a device may make this process keep, and those that it does.
 #[derive(Debug)]
 pub struct MemoryBudget {
-    limit: u64,
+    limit: AtomicU64,
     used: AtomicU64,
     kinds: [Tally; Kept::ALL.len()],
 }
@@ -75,12 +75,18 @@ impl MemoryBudget {
 
     /// Room for `limit` bytes.
     pub fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0), kinds: Default::default() })
+        Arc::new(Self { limit: AtomicU64::new(limit), used: AtomicU64::new(0), kinds: Default::default() })
     }
 
     /// Bytes that may be in use.
-    pub const fn limit(&self) -> u64 {
-        self.limit
+    #[inline]
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Another limit. What is kept beyond it stays, and nothing comes to it.
+    pub fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 
     /// Bytes in use.
@@ -102,7 +108,7 @@ impl MemoryBudget {
     /// Returns `true` if more than half is in use: what can be had again should be given back.
     #[inline]
     pub fn is_scarce(&self) -> bool {
-        self.used() > self.limit / 2
+        self.used() > self.limit() / 2
     }
 
     /// Takes bytes until the charge is dropped.
@@ -110,11 +116,12 @@ impl MemoryBudget {
     /// # Errors
     /// There is no room for them.
     pub fn charge(self: &Arc<Self>, kept: Kept, bytes: u64) -> Result<Charge, OverBudget> {
-        let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit && bytes <= u32::MAX.into());
+        let limit = self.limit();
+        let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit && bytes <= u32::MAX.into());
         let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
         let (Ok(_), Ok(size)) = (taken, u32::try_from(bytes)) else {
             self.tally(kept).refused.fetch_add(1, Ordering::Relaxed);
-            return Err(OverBudget { kept, bytes, used: self.used(), limit: self.limit });
+            return Err(OverBudget { kept, bytes, used: self.used(), limit });
         };
         self.tally(kept).used.fetch_add(bytes, Ordering::Relaxed);
         Ok(Charge { budget: Arc::clone(self), bytes: size, kept })
@@ -167,6 +174,10 @@ mod tests {
         assert!(budget.used() == 10 && budget.is_scarce());
         drop(first);
         assert!(budget.charge(Kept::Objects, 6).is_ok());
+        budget.set_limit(3);
+        assert!(budget.charge(Kept::Objects, 1).is_err());
+        budget.set_limit(11);
+        assert!(budget.charge(Kept::Objects, 7).is_ok());
         drop(second);
         assert_eq!(budget.used(), 0);
     }
