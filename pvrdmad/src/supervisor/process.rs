@@ -81,8 +81,8 @@ impl Process {
         self.lives.life.lock().running.as_ref().map(|(_, connection)| Arc::clone(connection))
     }
 
-    /// The worker that serves, or the next one, if that comes in time. The one of `lost` is no more, although that may not
-    /// have been noticed yet.
+    /// The worker that serves, or the next one, if that comes in time. The one of `lost` is no more, although that may
+    /// not have been noticed yet.
     ///
     /// # Errors
     /// None serves until then.
