@@ -8,6 +8,7 @@
 
 mod budget;
 mod error;
+mod limits;
 mod pages;
 mod pin;
 mod range;
@@ -19,9 +20,10 @@ mod watcher;
 
 pub use budget::{Charge, Kept, MemoryBudget, OverBudget};
 pub use error::{DmaError, MapError};
+pub use limits::{MAX_RANGES, MemoryLimits};
 pub use pages::{Extent, PAGE_SIZE, PageList, PageListBuilder};
 pub use pin::{PinError, PinGuard, PinPolicy};
-pub use range::{Backing, Direction, DmaRange, MAX_RANGES, SpaceId};
+pub use range::{Backing, Direction, DmaRange, SpaceId};
 pub use space::DmaSpace;
 pub use view::{DmaView, HostPiece};
 pub use watcher::MemoryWatcher;
