@@ -60,7 +60,8 @@ impl Worker {
         sigbus::install();
         let adapter = match &setup.backend {
             BackendSpec::Rxe => {
-                let config = RxeConfig { vlan: setup.network.vlan, local: setup.network.local, ..RxeConfig::default() };
+                let (vlan, local) = (setup.network.vlan, setup.network.local);
+                let config = RxeConfig { workers: setup.engine_threads, vlan, local, ..RxeConfig::default() };
                 Adapter::Rxe(Rxe::new(config).context("backend rxe")?)
             }
             BackendSpec::Ibverbs(spec) => {

@@ -15,11 +15,13 @@
 
 mod cnp;
 mod hooks;
+pub(crate) mod kept;
 pub(crate) mod peer_window;
 pub(crate) mod rate_limiter;
 pub(crate) mod rc;
 pub(crate) mod receive;
 pub(crate) mod responder;
+pub(crate) mod room;
 pub(crate) mod sources;
 mod timeout_grace;
 pub(crate) mod ud;
@@ -28,6 +30,17 @@ use pvrdma_roce::Path;
 use pvrdma_verbs::QpAttrMask;
 
 use crate::gid::BoundGid;
+
+/// READs and atomics of either direction that a QP has paid for when it was made.
+const READS: usize = 16;
+/// Bytes that one of these takes: what is remembered of it, and what is owed for it.
+const READ_BYTES: usize = 192;
+
+/// Bytes that a QP may need on the wire at least, for requests of so many SGEs.
+pub(crate) fn first_bytes(max_sge: u32) -> usize {
+    let halves = size_of::<rc::WireRequester>() + size_of::<responder::WireResponder>() + 2 * READS * READ_BYTES;
+    halves.saturating_add(room::first_bytes(max_sge))
+}
 
 /// What a modify request means for the path of a connection that is on the wire.
 #[derive(Clone, Copy, Debug)]

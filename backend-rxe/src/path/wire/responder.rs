@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::NewPath;
 use super::hooks::ResponderHooks;
+use super::kept::KeptPacket;
 use super::rate_limiter::RateLimiter;
 use crate::gid::BoundGid;
 use crate::port::counters::PortCounters;
@@ -32,9 +33,9 @@ pub(crate) struct WireResponder {
     source: Option<BoundGid>,
     remote: Qpn,
     /// Packets that must not overtake responses.
-    deferred: VecDeque<Box<[u8]>>,
+    deferred: VecDeque<KeptPacket>,
     /// Packets behind one that was lost.
-    reorder: ReorderBuffer,
+    reorder: ReorderBuffer<KeptPacket>,
     /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
     refused: bool,
     /// Timer of the QP's rate.
@@ -70,14 +71,14 @@ impl WireResponder {
         }
     }
 
-    fn new(port: &Port, attrs: &QpAttrs, (path, source): (Path, BoundGid)) -> Box<Self> {
+    fn new(attrs: &QpAttrs, (path, source): (Path, BoundGid)) -> Box<Self> {
         Box::new(Self {
             transport: pvrdma_roce::Responder::new(attrs, path),
             path,
             source: Some(source),
             remote: attrs.dest_qpn,
             deferred: VecDeque::new(),
-            reorder: ReorderBuffer::new(port.buffered.clone()),
+            reorder: ReorderBuffer::new(),
             refused: false,
             paced: None,
         })
@@ -100,17 +101,25 @@ impl WireResponder {
     /// Executes a packet, or keeps it for later.
     fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], hooks: &mut ResponderHooks<'_>) {
         let psn = packet.header.bth.psn;
+        let fits = packet.payload.len() <= hooks.responder.attrs.path_mtu.bytes() as usize;
+        // What is too long is refused at its turn. Until then nobody pays for it.
+        let keep = |qp: &Qp| qp.adapter.packets.keep(frame).filter(|_| fits);
         if self.deferred.is_empty() {
             match self.handle(packet, hooks) {
                 Handled::Deferred => {}
-                Handled::OutOfOrder => return self.reorder.insert(self.transport.expected_psn(), psn, frame),
+                Handled::OutOfOrder => {
+                    if !self.reorder.insert(self.transport.expected_psn(), psn, || keep(hooks.qp)) {
+                        PortCounters::bump(&port.counters.wire_dropped_ahead);
+                    }
+                    return;
+                }
                 Handled::Done | Handled::Dropped => return self.catch_up(hooks),
             }
         }
-        if self.deferred.len() < MAX_DEFERRED {
-            self.deferred.push_back(frame.into());
-        } else {
-            PortCounters::bump(&port.counters.wire_dropped_deferred);
+        let packet = if self.deferred.len() < MAX_DEFERRED { keep(hooks.qp) } else { None };
+        match packet {
+            Some(packet) => self.deferred.push_back(packet),
+            None => PortCounters::bump(&port.counters.wire_dropped_deferred),
         }
     }
 
@@ -150,7 +159,8 @@ impl WireResponder {
             match self.handle(&packet, hooks) {
                 Handled::Deferred => return self.deferred.push_front(frame),
                 Handled::OutOfOrder => {
-                    self.reorder.insert(self.transport.expected_psn(), packet.header.bth.psn, &frame);
+                    let psn = packet.header.bth.psn;
+                    self.reorder.insert(self.transport.expected_psn(), psn, || Some(frame));
                 }
                 Handled::Done | Handled::Dropped => {}
             }
@@ -271,7 +281,7 @@ impl WireSide {
                 if !responder.connection.meet_wire() {
                     return Err(DropReason::Address);
                 }
-                wire.insert(WireResponder::new(port, &responder.attrs, path))
+                wire.insert(WireResponder::new(&responder.attrs, path))
             }
         };
         let before = wire.transport.stats();
@@ -313,7 +323,7 @@ impl WireSide {
             if !wire.refused {
                 wire.transport.end();
             }
-            wire.deferred.clear();
+            wire.deferred = VecDeque::new();
             wire.reorder.clear();
         }
         let mut hooks = ResponderHooks { qp, responder, memory: guard.own() };
