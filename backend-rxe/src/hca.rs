@@ -55,7 +55,8 @@ impl RxeHca {
         let port = shared.ports.get(context.mac);
         let marking = port.as_ref().map(|port| port.marks()).unwrap_or_default();
         let (engine, captures) = (Arc::clone(&shared.engine), Arc::clone(&shared.captures));
-        let node = Node::new(Adapter::new(id, context, engine, captures, marking));
+        let share = shared.shares.of(context.mac);
+        let node = Node::new(Adapter::new(id, context, engine, share, captures, marking));
         let directory = Arc::clone(&shared.directory);
         if let Some(port) = &port {
             port.attach(Box::new(Inbox::new(&node, Arc::clone(&directory))));

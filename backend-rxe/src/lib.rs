@@ -20,7 +20,8 @@
 //! | `cq`, `srq` | completion queues, shared receive queues |
 //! | `sg`, `mr` | held guest memory, scatter/gather lists, memory regions |
 //! | `adapter` | what the objects of a device share |
-//! | `engine`, `task`, `timer` | workers, and what they schedule |
+//! | `engine`, `ready_queue`, `task`, `timer` | workers, and what they schedule |
+//! | `share` | what a device may use of the workers' time and of the bandwidth |
 //!
 //! # Queue pairs
 //!
@@ -60,6 +61,7 @@
 //! generation that routes are cached under and then waits for the views of its adapter.
 
 mod adapter;
+mod budget;
 pub mod capture;
 mod counters;
 mod cq;
@@ -73,8 +75,10 @@ mod path;
 mod port;
 mod qp;
 mod quota;
+mod ready_queue;
 mod rxe;
 mod sg;
+mod share;
 mod shared;
 mod srq;
 mod task;
@@ -92,6 +96,7 @@ pub use port::{PortConfig, Uplink};
 pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;
 pub use rxe::{Rxe, RxeConfig};
+pub use share::{DEFAULT_WEIGHT, DeviceShare, ShareConfig, ShareUsage};
 pub use srq::RxeSrq;
 
 /// Everything that adapters, ports and links count, at zero.

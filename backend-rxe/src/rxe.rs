@@ -7,13 +7,14 @@ use std::time::Duration;
 
 use pvrdma_verbs::{Backend, DeviceContext, MacAddr, VerbsError};
 
+use crate::budget::Budget;
 use crate::capture::{Capture, CaptureConfig, CaptureCounts};
 use crate::engine::{Engine, Workers};
 use crate::hca::RxeHca;
 use crate::port::policy::VlanMode;
 use crate::port::{Port, PortConfig, Uplink};
+use crate::share::{DeviceShare, ShareConfig, Shares};
 use crate::shared::Shared;
-use crate::task::Budget;
 use pvrdma_ether_link::{Clock, MonotonicClock};
 
 /// How the engine runs.
@@ -34,6 +35,8 @@ pub struct RxeConfig {
     pub clock: Arc<dyn Clock>,
     /// What ports do with VLAN tags.
     pub vlan: VlanMode,
+    /// All ports are at one link, and have its room together: when one finds none, the others do not try.
+    pub one_uplink: bool,
 }
 
 impl Default for RxeConfig {
@@ -47,6 +50,7 @@ impl Default for RxeConfig {
             worker_requests: 512,
             clock: Arc::new(MonotonicClock::default()),
             vlan: VlanMode::Untagged,
+            one_uplink: false,
         }
     }
 }
@@ -75,6 +79,8 @@ impl Rxe {
             directory: Arc::default(),
             ports: Arc::default(),
             vlan: config.vlan,
+            room: config.one_uplink.then(Arc::default),
+            shares: Shares::default(),
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,
@@ -102,13 +108,30 @@ impl Rxe {
         }
     }
 
+    /// Runs one task that is ready or due on the calling thread or, if there is none, lets each port do what there is
+    /// to do. Returns `false` if nothing was to be done.
+    pub fn run_one(&self) -> bool {
+        if self.0.engine.run_one() {
+            return true;
+        }
+        let ports = if self.0.threaded { Vec::new() } else { self.0.ports.all() };
+        let busy = ports.iter().filter(|port| port.service()).count();
+        busy > 0 || self.0.engine.run_one()
+    }
+
+    /// Says what the device with this address may use, until what is returned is dropped. Do so before the device is
+    /// plugged in and attaches.
+    pub fn share(&self, mac: MacAddr, config: ShareConfig) -> DeviceShare {
+        self.0.shares.set(mac, config)
+    }
+
     /// Connects the device with this address to a network, until what is returned is dropped. Do so before the device
     /// attaches.
     ///
     /// # Errors
     /// It is connected already, or the port's thread could not be started.
     pub fn plug(&self, mac: MacAddr, config: PortConfig) -> Result<Uplink, VerbsError> {
-        let port = Arc::new(Port::new(mac, self.0.vlan, config, self.0.captures.point(mac))?);
+        let port = Port::new(mac, config, self.0.place(mac))?;
         self.0.ports.insert(&port)?;
         Ok(Uplink::start(port, Arc::clone(&self.0.ports), self.0.threaded)?)
     }

@@ -8,8 +8,8 @@ mod tx_queue;
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{io, thread};
@@ -20,13 +20,19 @@ use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn, Verb
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use serde::Serialize;
 
+use crate::budget::Budget;
 use crate::capture::{CaptureLink, Point};
+use crate::engine::Engine;
+use crate::share::Share;
+use crate::task::{Runnable, Task};
 use classify::is_for_rdma;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
 use policy::{Policy, PortRules, Violation, VlanMode};
 use pvrdma_ether_link::{Frames, Link};
 use pvrdma_roce::{Congestion, EgressMarking, ReorderBudget};
 use tx_queue::{TxQueue, TxQueueInspect};
+
+pub(crate) use tx_queue::Room;
 
 /// Frames that a path builds while guest memory is held.
 pub(crate) const BATCH: usize = 32;
@@ -64,6 +70,17 @@ pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool;
 }
 
+/// Where a port is.
+#[derive(Debug)]
+pub(crate) struct PortPlace {
+    pub(crate) vlan: VlanMode,
+    pub(crate) point: Arc<Point>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) share: Arc<Share>,
+    /// On its link.
+    pub(crate) room: Arc<Room>,
+}
+
 /// The port of a device.
 #[derive(Debug)]
 pub(crate) struct Port {
@@ -85,6 +102,11 @@ pub(crate) struct Port {
     /// Times that [`Self::service`] has read what came.
     batches: AtomicU64,
     waker: OwnedFd,
+    /// Has the port's thread send READ data when it is the device's turn.
+    task: Arc<Task>,
+    may_send_data: AtomicBool,
+    engine: Arc<Engine>,
+    pub(crate) share: Arc<Share>,
     stopping: AtomicBool,
     log: LogLimit,
 }
@@ -122,13 +144,15 @@ impl Port {
         }
     }
 
-    pub(crate) fn new(mac: MacAddr, vlan: VlanMode, config: PortConfig, point: Arc<Point>) -> io::Result<Self> {
-        Ok(Self {
+    pub(crate) fn new(mac: MacAddr, config: PortConfig, place: PortPlace) -> io::Result<Arc<Self>> {
+        let PortPlace { vlan, point, engine, share, room } = place;
+        let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new_cyclic(|me: &Weak<Self>| Self {
             mac,
             mtu: config.mtu,
             policy: Policy { mac, vlan, rules: config.rules },
-            uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point))),
-            nic: config.nic.map(TxQueue::new),
+            uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point)), room),
+            nic: config.nic.map(|nic| TxQueue::new(nic, Arc::default())),
             counters: PortCounters::default(),
             buffered: ReorderBudget::default(),
             inbox: Mutex::default(),
@@ -136,10 +160,14 @@ impl Port {
             resumed: Mutex::default(),
             spare: Mutex::default(),
             batches: AtomicU64::new(0),
-            waker: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            waker,
+            task: Task::new(engine.ready_queue(), &share, me.clone() as _),
+            may_send_data: AtomicBool::new(false),
+            engine,
+            share,
             stopping: AtomicBool::new(false),
             log: LogLimit::new(),
-        })
+        }))
     }
 
     /// The VLAN that everything behind the port is in.
@@ -208,7 +236,7 @@ impl Port {
         PortCounters::add(&self.counters.wire_dropped_no_room, dropped);
         PortCounters::add(&self.counters.wire_frames_sent, (batch.len() as u64).saturating_sub(dropped));
         PortCounters::add(&self.counters.wire_sent_bytes, batch.bytes() as u64);
-        if self.uplink.is_full() {
+        if self.uplink.is_blocked() {
             self.wake();
         }
     }
@@ -217,6 +245,32 @@ impl Port {
     fn wake(&self) {
         // It fails when the counter is full, and then the thread wakes up anyway.
         let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.engine.now()
+    }
+
+    /// Returns `true` if the port may send READ data now. Otherwise its thread is woken when it may.
+    pub(crate) fn may_send_data(&self) -> bool {
+        if self.uplink.is_full() {
+            // If frames wait in here, the thread sees by itself that there is room.
+            return self.uplink.is_blocked() || !self.uplink.wait_for_room(&self.task);
+        }
+        let its_turn = self.may_send_data.load(Ordering::Acquire) && self.may_send_data.swap(false, Ordering::AcqRel);
+        let may = its_turn
+            || self.share.may_run_elsewhere(&self.engine.ready_queue().contention)
+                && self.share.throttled_until(|| self.now()).is_none();
+        if !may {
+            self.task.schedule();
+        }
+        may
+    }
+
+    /// The port has sent bytes of READ data.
+    pub(crate) fn has_sent_data(&self, bytes: u64) {
+        self.share.spend(bytes);
+        self.share.ran_elsewhere(&self.engine.ready_queue().contention, bytes);
     }
 
     /// Does what there is to do without waiting. Returns `true` if there may be more.
@@ -319,7 +373,10 @@ impl Port {
 
     fn work(&self) {
         while !self.stopping.load(Ordering::Acquire) {
-            if !self.service() {
+            let began = self.now();
+            let busy = self.service();
+            self.share.add_port_time(self.now().saturating_sub(began));
+            if !busy {
                 self.wait();
             }
         }
@@ -327,7 +384,7 @@ impl Port {
 
     /// Blocks until a link has something, or somebody wakes us.
     fn wait(&self) {
-        let queues: Vec<_> = self.queues().map(|queue| (queue.link.readiness(), queue.is_full())).collect();
+        let queues: Vec<_> = self.queues().map(|queue| (queue.link.readiness(), queue.is_blocked())).collect();
         let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
         for (readiness, full) in &queues {
             for fd in [&readiness.readable, &readiness.changed].into_iter().flatten() {
@@ -347,6 +404,14 @@ impl Port {
             }
         }
         let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]);
+    }
+}
+
+impl Runnable for Port {
+    fn run(&self, _budget: &mut Budget) -> bool {
+        self.may_send_data.store(true, Ordering::Release);
+        self.wake();
+        false
     }
 }
 

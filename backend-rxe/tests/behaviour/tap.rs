@@ -103,5 +103,5 @@ pub(crate) fn tapped_with(
         .zip(1..)
         .map(|(((rxe, tap), rules), number)| plug(rxe, number, Arc::clone(tap), rules));
     let _uplinks = uplinks.collect();
-    (World { rxe: near, clock, far: Some(far), _uplinks }, taps)
+    (World { rxe: near, clock, far: Some(far), _uplinks, _shares: Vec::new() }, taps)
 }

@@ -9,12 +9,12 @@ use pvrdma_roce::{DropReason, admit};
 use pvrdma_verbs::{QpType, Qpn};
 
 use super::{cnp, ud};
+use crate::budget::Budget;
 use crate::drive::Endpoint;
 use crate::gid::BoundGid;
 use crate::path::directory::{Directory, Node};
 use crate::port::counters::PortCounters;
 use crate::port::{Port, RoceReceiver};
-use crate::task::Budget;
 
 /// Bytes that queue pairs send between two looks at what came: what waits in the socket meanwhile must fit into it.
 const PASS_BYTES: u64 = 256 << 10;
@@ -126,28 +126,33 @@ impl Inbox {
             let Some(alive) = endpoint.upgrade() else { continue };
             // Before the run: an answer that comes from now on has to be seen again.
             alive.turns().end_requests();
-            let mut budget = Budget::new(TURN_BYTES.min(left), TURN_REQUESTS);
-            let more = alive.run_on_port(&mut budget);
-            left = left.saturating_sub(TURN_BYTES.min(left).saturating_sub(budget.bytes()).max(TURN_COST));
-            if more && alive.turns().begin_requests() {
+            let run = alive.run_on_port(Budget::new(TURN_BYTES.min(left), TURN_REQUESTS));
+            left = left.saturating_sub(run.cost);
+            if run.more && alive.turns().begin_requests() {
                 self.answered.push_back(endpoint);
             }
         }
     }
 
-    /// Has responders send in turns, until none owes anything or so many bytes have left.
-    fn drive_owing(&mut self, port: &Port, most: u64) {
-        let mut left = most;
+    /// Has responders send in turns, until none owes anything or so many bytes have left. Returns `true` if there is
+    /// more to send at once.
+    fn drive_owing(&mut self, port: &Port, most: u64) -> bool {
         // A packet each: most owe an acknowledgement, which must not wait behind the data of others.
+        let mut sent = 0_u64;
         for endpoint in std::mem::take(&mut self.newly_owing) {
-            left = left.saturating_sub(self.respond_once(port, endpoint, 1));
+            sent = sent.saturating_add(self.respond_once(port, endpoint, 1));
         }
-        while left > 0
+        let may = !self.owing.is_empty() && port.may_send_data();
+        let most = if may { port.share.limit(Budget::new(most, 0), || port.now()).bytes() } else { 0 };
+        while sent < most
             && !port.uplink.is_full()
             && let Some(endpoint) = self.owing.pop_front()
         {
-            left = left.saturating_sub(self.respond_once(port, endpoint, TURN_BYTES.min(left)));
+            let turn = TURN_BYTES.min(most.saturating_sub(sent));
+            sent = sent.saturating_add(self.respond_once(port, endpoint, turn));
         }
+        port.has_sent_data(sent);
+        may && !self.owing.is_empty() && !port.uplink.is_full()
     }
 
     /// Has a responder send about so many bytes. Returns how many it were.
@@ -183,9 +188,7 @@ impl RoceReceiver for Inbox {
         }
         let owing = !self.newly_owing.is_empty() || !self.owing.is_empty();
         self.drive_answered(if owing { PASS_BYTES / 2 } else { PASS_BYTES });
-        if owing {
-            self.drive_owing(port, PASS_BYTES / 2);
-        }
-        !self.answered.is_empty() || !self.owing.is_empty() && !port.uplink.is_full()
+        let more = owing && self.drive_owing(port, PASS_BYTES / 2);
+        more || !self.answered.is_empty()
     }
 }
