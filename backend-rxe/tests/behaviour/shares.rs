@@ -147,6 +147,10 @@ fn wire_c4_reception_goes_on_beside_readers() {
     }
     writer.post(1, write(theirs.remote(0)), &[mine.all()]);
     writer.qp.notify_send();
+    // What doorbells have sent is no affair of the port.
+    for tap in &taps {
+        tap.forget();
+    }
     world.run();
     for (left, _) in &readers {
         assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::Success)]);
@@ -155,7 +159,7 @@ fn wire_c4_reception_goes_on_beside_readers() {
     // Both sides: the one that answers, and the one whose requests follow answers.
     for tap in &taps {
         let most = tap.most_between_reads.load(std::sync::atomic::Ordering::SeqCst);
-        assert!(most < 1 << 20, "{most} bytes were sent between two reads");
+        assert!(most < 512 << 10, "{most} bytes were sent between two reads");
     }
 }
 
