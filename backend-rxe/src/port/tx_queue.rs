@@ -22,8 +22,8 @@ struct Backlog {
     from: usize,
 }
 
-/// Whether there is room, for all queues in front of one link: when there is none, nobody builds packets, and when there
-/// is, all that wait are scheduled at once, so that the ready queue decides whose turn it is.
+/// Whether there is room, for all queues in front of one link: when there is none, nobody builds packets, and when
+/// there is, all that wait are scheduled at once, so that the ready queue decides whose turn it is.
 #[derive(Debug, Default)]
 pub(crate) struct Room {
     /// Queues in which something waits.
