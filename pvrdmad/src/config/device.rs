@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use pvrdma_dev::DeviceConfig;
-use pvrdma_rxe::{Congestion, PortRules};
+use pvrdma_rxe::{Congestion, PortRules, ShareConfig};
 use pvrdma_verbs::GidType;
 use serde::{Deserialize, Serialize};
 
@@ -28,6 +28,8 @@ pub struct Device {
     pub nic: Option<LinkSpec>,
     /// What the device may do on its network.
     pub rules: PortRules,
+    /// What it may use of what it shares with others.
+    pub share: ShareConfig,
 }
 
 impl Device {
@@ -76,7 +78,7 @@ impl DeviceSpec {
             }
             _ => {}
         }
-        let rules = self.rules(congestion);
+        let (rules, share) = (self.rules(congestion), self.share()?);
         Ok(Device {
             config,
             socket,
@@ -84,6 +86,7 @@ impl DeviceSpec {
             pin: self.pin.unwrap_or(Pin::All),
             nic: self.nic,
             rules,
+            share,
         })
     }
 

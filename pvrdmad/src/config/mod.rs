@@ -15,6 +15,7 @@ mod network;
 mod pairs;
 pub mod reference;
 mod resolve;
+mod share;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -31,6 +32,7 @@ pub use self::fault::FaultSpec;
 pub use self::link::LinkSpec;
 pub use self::load::{Config, ConfigSpec};
 pub use self::network::Network;
+pub use self::share::BitRate;
 pub use self::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 pub use self::vlan::VlanWord;
 pub use self::words::{Isolate, Pin, Roce, SandboxMode, Switch};

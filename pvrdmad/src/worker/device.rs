@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use pvrdma_dev::PvrdmaDevice;
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_rxe::{Rxe, Uplink};
+use pvrdma_rxe::{DeviceShare, Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
@@ -59,8 +59,8 @@ impl ServedDevice {
             reply_deadline: REPLY_DEADLINE,
         };
         let server = Server::start(UnixListener::from(listener), endpoint)?;
-        let Place { network, mtu, port, rxe } = place;
-        let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, port, rxe };
+        let Place { network, mtu, share, port, rxe } = place;
+        let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, share, port, rxe };
         Ok(Self { _server: server, reporter })
     }
 }
@@ -71,6 +71,8 @@ pub(super) struct Place {
     pub(super) network: String,
     /// Bytes of an IP packet that it carries.
     pub(super) mtu: u32,
+    /// What it may use, if that is ours to give.
+    pub(super) share: Option<DeviceShare>,
     /// The device's end of the link, if there is one.
     pub(super) port: Option<Uplink>,
     /// Which can watch the device.

@@ -25,7 +25,7 @@ use self::host::AddressesOfHost;
 pub use self::host::Host;
 use self::links::Uplink;
 use crate::capture::stream::{self, Streams};
-use crate::config::{BackendSpec, Device};
+use crate::config::{BackendSpec, Device, Network};
 use crate::protocol::{NetworkSetup, Reply, Request};
 use crate::sandbox;
 use crate::sigbus;
@@ -59,7 +59,7 @@ impl Worker {
         sigbus::install();
         let adapter = match &setup.backend {
             BackendSpec::Rxe => {
-                let config = RxeConfig { vlan: setup.network.vlan, ..RxeConfig::default() };
+                let config = RxeConfig { vlan: setup.network.vlan, one_uplink: true, ..RxeConfig::default() };
                 Adapter::Rxe(Rxe::new(config).context("backend rxe")?)
             }
             BackendSpec::Ibverbs(spec) => {
@@ -92,14 +92,18 @@ impl Worker {
         }
         let mut fds = fds.into_iter();
         let Some(listener) = fds.next() else { bail!("no socket for it") };
-        let place =
-            |port, rxe| Place { network: self.setup.network.name.clone(), mtu: self.setup.network.mtu, port, rxe };
+        let Network { name: network, mtu, .. } = &self.setup.network;
+        let place = |share, port, rxe| Place { network: network.clone(), mtu: *mtu, share, port, rxe };
         let served = match &self.adapter {
             Adapter::Rxe(rxe) => {
-                let place = place(self.plug(&device, fds.collect(), rxe)?, Some(rxe.clone()));
+                // Before it is plugged in, which takes its share.
+                let share = rxe.share(device.config.mac, device.share);
+                let place = place(Some(share), self.plug(&device, fds.collect(), rxe)?, Some(rxe.clone()));
                 ServedDevice::start(device, listener, rxe, place, &self.host)
             }
-            Adapter::Ibverbs(ibverbs) => ServedDevice::start(device, listener, ibverbs, place(None, None), &self.host),
+            Adapter::Ibverbs(ibverbs) => {
+                ServedDevice::start(device, listener, ibverbs, place(None, None, None), &self.host)
+            }
         };
         devices.push(served?);
         Ok(())
