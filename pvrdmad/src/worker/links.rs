@@ -11,6 +11,7 @@ use pvrdma_ether_link::tap::TapLink;
 use pvrdma_ether_link::unix::{DatagramLink, StreamLink};
 use pvrdma_ether_link::vxlan::VxlanLink;
 use pvrdma_ether_link::{Connector, Link, MonotonicClock};
+use pvrdma_verbs::MacAddr;
 
 use super::Host;
 use crate::config::{Device, LinkSpec, Network};
@@ -42,6 +43,11 @@ impl Uplink {
         // A bridge in the guest has stations that nobody knows here.
         let unknown = if device.rules.allow_forged { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
         Ok(self.0.port(device.config.mac, unknown)?)
+    }
+
+    /// Takes the end of a device away.
+    pub(super) fn unplug(&self, mac: MacAddr) {
+        self.0.unplug(mac);
     }
 }
 
