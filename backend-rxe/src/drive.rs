@@ -166,7 +166,7 @@ impl Endpoint {
         let mut budget = given;
         let more = self.run(&mut budget);
         share.spend(budget.used());
-        share.ran_elsewhere(contention, budget.cost(&given));
+        share.ran_elsewhere(contention, budget.cost(&given), self.fabric.port.is_some());
         Some(RunElsewhere { more, cost: budget.cost(&given) })
     }
 

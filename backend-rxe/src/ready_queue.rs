@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::share::{Contention, Share};
+use crate::budget::RUN_COST;
+use crate::share::{Contention, MAX_DEBT, Share};
 use crate::task::Task;
 use crate::timer::{TimerKey, Timers};
 
@@ -36,6 +37,8 @@ impl Flow {
 pub(crate) struct Taken {
     pub(crate) task: Arc<Task>,
     charged: u64,
+    /// The tag that its device had, or the smallest one if it came first for another reason.
+    start: u64,
 }
 
 /// What is inside a [`ReadyQueue`].
@@ -93,7 +96,8 @@ impl Queue {
         if !flow.is_busy() {
             // Nothing is saved up while a device is idle.
             let share = &flow.share;
-            share.set_finish(share.finish().saturating_add(share.take_elsewhere()).max(now));
+            let most = now.saturating_add(share.scaled(MAX_DEBT));
+            share.set_finish(share.finish().saturating_add(share.take_elsewhere()).clamp(now, most));
             share.busy.store(true, Ordering::Relaxed);
             self.contention.busy.fetch_add(1, Ordering::Relaxed);
         }
@@ -107,14 +111,14 @@ impl Queue {
         while let Some(task) = self.timers.pop_due(now) {
             self.push(task);
         }
-        while let Some(slot) = self.next(now) {
+        while let Some((slot, least)) = self.next(now) {
             let flow = self.flows.get_mut(slot)?;
             let task = flow.ready.pop_front()?;
             self.ready = self.ready.saturating_sub(1);
             flow.running += 1;
-            let charged = flow.share.scaled(charge);
-            flow.share.set_finish(flow.share.finish().saturating_add(charged));
-            let taken = Taken { task, charged };
+            let (charged, finish) = (flow.share.scaled(charge), flow.share.finish());
+            flow.share.set_finish(finish.saturating_add(charged));
+            let taken = Taken { task, charged, start: least };
             if taken.task.is_alive() {
                 return Some(taken);
             }
@@ -123,8 +127,8 @@ impl Queue {
         None
     }
 
-    /// The device whose turn it is.
-    fn next(&mut self, now: Duration) -> Option<usize> {
+    /// The device whose turn it is, and the smallest tag of those that are ready.
+    fn next(&mut self, now: Duration) -> Option<(usize, u64)> {
         let (mut best, mut least) = (None, None);
         for (slot, flow) in self.flows.iter_mut().enumerate().filter(|(_, flow)| !flow.ready.is_empty()) {
             let throttled = flow.share.throttled_until(|| now);
@@ -142,15 +146,12 @@ impl Queue {
                 best = Some((key, slot));
             }
         }
-        if let Some(least) = least {
-            self.advance(least);
-        }
-        best.map(|(_, slot)| slot)
+        best.map(|(_, slot)| slot).zip(least)
     }
 
-    /// The virtual time follows the smallest tag.
-    fn advance(&mut self, least: u64) {
-        let time = self.virtual_time().max(least);
+    /// The virtual time is the tag with which work was last begun.
+    fn advance(&mut self, start: u64) {
+        let time = self.virtual_time().max(start);
         if time < REBASE {
             self.contention.virtual_time.store(time, Ordering::Relaxed);
             return;
@@ -163,7 +164,9 @@ impl Queue {
 
     /// A task was run, for so much. `more`: it is marked as scheduled, and comes back.
     pub(crate) fn finish(&mut self, taken: Taken, cost: u64, more: bool) {
-        let Taken { task, charged } = taken;
+        let Taken { task, charged, start } = taken;
+        // Who found nothing to do, as when a link is full, does not take the others' turns away by that: only much later.
+        self.advance(if cost > RUN_COST { start } else { start.saturating_sub(MAX_DEBT) });
         let slot = self.slot(task.share());
         let Some(flow) = self.flows.get_mut(slot) else { return };
         let share = &flow.share;

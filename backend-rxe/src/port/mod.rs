@@ -65,6 +65,9 @@ pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
     /// Takes a frame. Returns `false` if there is no RDMA function behind the port.
     fn receive(&mut self, port: &Port, frame: &[u8]) -> bool;
 
+    /// Sends READ data that is owed. Returns `true` if there is more than the budget allows, or than there is room for.
+    fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool;
+
     /// The batch is through: sends what is owed for it, and what the `resumed` QPs owe. Returns `true` if there is more
     /// to do at once.
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool;
@@ -270,7 +273,7 @@ impl Port {
     /// The port has sent bytes of READ data.
     pub(crate) fn has_sent_data(&self, bytes: u64) {
         self.share.spend(bytes);
-        self.share.ran_elsewhere(&self.engine.ready_queue().contention, bytes);
+        self.share.ran_elsewhere(&self.engine.ready_queue().contention, bytes, true);
     }
 
     /// Does what there is to do without waiting. Returns `true` if there may be more.
@@ -408,10 +411,18 @@ impl Port {
 }
 
 impl Runnable for Port {
-    fn run(&self, _budget: &mut Budget) -> bool {
-        self.may_send_data.store(true, Ordering::Release);
+    fn run(&self, budget: &mut Budget) -> bool {
+        let Some(mut inbox) = self.inbox.try_lock() else {
+            // The port's thread is about to look.
+            self.may_send_data.store(true, Ordering::Release);
+            self.wake();
+            return false;
+        };
+        let more = inbox.as_mut().is_some_and(|receiver| receiver.send_data(self, budget));
+        drop(inbox);
+        // It may have found the port taken.
         self.wake();
-        false
+        more && !self.uplink.wait_for_room(&self.task)
     }
 }
 

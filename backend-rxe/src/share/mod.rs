@@ -2,7 +2,7 @@
 //!
 //! The ready queue serves devices by start-time fair queueing (Goyal, Vin, Cheng 1996): each has a *finish tag*, the
 //! cost of what was done for it divided by its weight, and the device with the smallest tag is next. Who was idle
-//! begins at the *virtual time*, the smallest tag of those that are busy: nothing is saved up. In a device queue pairs
+//! begins at the *virtual time*, the tag with which work was last begun: nothing is saved up. In a device queue pairs
 //! take turns, each with the same budget. The cost is in bytes; a request costs some more, whatever its length, and so
 //! does a run that finds nothing to do.
 //!
@@ -28,7 +28,7 @@ pub const DEFAULT_WEIGHT: u32 = 100;
 /// Bytes by which a device may be ahead of the others on its own threads.
 const SLACK: u64 = 64 << 10;
 /// Bytes of what it did there that count against it at most, at a time.
-const MAX_DEBT: u64 = 4 << 20;
+pub(crate) const MAX_DEBT: u64 = 4 << 20;
 
 /// What a device may use.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -67,7 +67,7 @@ pub struct ShareUsage {
 pub(crate) struct Contention {
     /// Devices that have tasks on the ready queue or on a worker.
     pub(crate) busy: AtomicUsize,
-    /// The smallest finish tag of those.
+    /// The tag with which one of those last began.
     pub(crate) virtual_time: AtomicU64,
 }
 
@@ -169,11 +169,12 @@ impl Share {
         tag <= now.saturating_add(self.scaled(SLACK))
     }
 
-    /// Something was done on a thread of the device.
+    /// Something was done on a thread of the device. `wire`: others may wait for room on the same link, and are not busy
+    /// meanwhile.
     #[inline]
-    pub(crate) fn ran_elsewhere(&self, contention: &Contention, cost: u64) {
+    pub(crate) fn ran_elsewhere(&self, contention: &Contention, cost: u64, wire: bool) {
         let busy = contention.busy.load(Ordering::Relaxed);
-        if busy != 0 && busy > usize::from(self.busy.load(Ordering::Relaxed)) {
+        if wire || busy != 0 && busy > usize::from(self.busy.load(Ordering::Relaxed)) {
             self.elsewhere.fetch_add(cost, Ordering::Relaxed);
         }
     }

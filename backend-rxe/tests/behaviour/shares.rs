@@ -1,13 +1,15 @@
 //! What one device, process or peer costs its neighbours: time and bandwidth, on virtual time.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use pvrdma_ether_link::Clock;
+use pvrdma_ether_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness, memory};
 use pvrdma_ether_link::fault::Faults;
 use pvrdma_verbs::{QpType, QueuePair, SendOp, WcStatus};
 
 use crate::world::*;
-use pvrdma_rxe::ShareConfig;
+use pvrdma_rxe::{PortRules, Rxe, RxeConfig, ShareConfig};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -130,7 +132,7 @@ fn sec_c10_a_process_cannot_keep_the_window_to_a_host() {
 #[test]
 fn wire_c4_reception_goes_on_beside_readers() {
     const READERS: u64 = 50;
-    let (world, taps) = crate::tap::tapped([pvrdma_rxe::PortRules::default(), pvrdma_rxe::PortRules::default()]);
+    let (world, taps) = crate::tap::tapped([PortRules::default(), PortRules::default()]);
     let (a, b) = (world.node(1), world.node(2));
     let (mine, theirs) = (a.buffer(1 << 20), b.buffer(1 << 20));
     let connected = || {
@@ -158,7 +160,7 @@ fn wire_c4_reception_goes_on_beside_readers() {
     assert_eq!(writer.scq.poll_statuses(), [(1, WcStatus::Success)]);
     // Both sides: the one that answers, and the one whose requests follow answers.
     for tap in &taps {
-        let most = tap.most_between_reads.load(std::sync::atomic::Ordering::SeqCst);
+        let most = tap.most_between_reads.load(SeqCst);
         assert!(most < 512 << 10, "{most} bytes were sent between two reads");
     }
 }
@@ -358,4 +360,116 @@ fn a_promised_rate_comes_first() {
     #[expect(clippy::cast_precision_loss, reason = "megabytes")]
     let part = (promised.moved() - start[0]) as f64 * 100.0 / total() as f64;
     assert!(close(part, 30.0, 5.0), "{part} %");
+}
+
+/// One of several ends of an uplink that takes so many bytes, and then none until it is given more.
+#[derive(Debug)]
+struct SlowEnd {
+    inner: memory::MemoryLink,
+    room: Arc<AtomicUsize>,
+}
+
+impl Link for SlowEnd {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        self.inner.receive(frames, most);
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let mut fitting = Frames::default();
+        for frame in frames.iter_from(from) {
+            let room = self.room.load(SeqCst);
+            if room < frame.len() {
+                break;
+            }
+            self.room.store(room - frame.len(), SeqCst);
+            fitting.push(frame);
+        }
+        assert_eq!(self.inner.send(&fitting, 0), fitting.len());
+        fitting.len()
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.inner.readiness()
+    }
+
+    fn lost(&self) -> u64 {
+        0
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        self.inner.inspect()
+    }
+}
+
+/// Devices 1 and 3 on one slow uplink, to peers 2 and 4 of another host.
+fn on_one_uplink(shares: [ShareConfig; 2]) -> (World, Arc<AtomicUsize>) {
+    let clock = Arc::new(ManualClock::default());
+    let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as _, one_uplink: true, ..RxeConfig::default() };
+    let near = Rxe::new(config.clone()).unwrap();
+    let far = Rxe::new(RxeConfig { one_uplink: false, ..config }).unwrap();
+    let room = Arc::new(AtomicUsize::new(0));
+    let (mut uplinks, mut given) = (Vec::new(), Vec::new());
+    for (share, number) in shares.into_iter().zip([1, 3]) {
+        given.push(near.share(mac(number), share));
+        let (inner, theirs) = memory::pair(100_000).unwrap();
+        uplinks.push(plug(&near, number, SlowEnd { inner, room: Arc::clone(&room) }, PortRules::default()));
+        uplinks.push(plug(&far, number + 1, theirs, PortRules::default()));
+    }
+    (World { rxe: near, clock, far: Some(far), _uplinks: uplinks, _shares: given }, room)
+}
+
+/// Gives the part of the uplink that device 1 gets beside device 3, in percent. They have so many connections each;
+/// `read`: their peers read from them.
+fn part_of_uplink(shares: [ShareConfig; 2], connections: [usize; 2], read: bool) -> f64 {
+    let (world, room) = on_one_uplink(shares);
+    let devices: Vec<_> = [(1, connections[0]), (3, connections[1])]
+        .into_iter()
+        .map(|(number, count)| {
+            let (node, peer) = (world.node(number), world.node(number + 1));
+            let (mine, theirs) = (node.buffer(MIB), peer.buffer(MIB));
+            let ends: Vec<_> = (0..count).map(|_| (node.qp(QpType::Rc), peer.qp(QpType::Rc))).collect();
+            for (left, right) in &ends {
+                left.connect(right, |_| {});
+                right.connect(left, |_| {});
+                let (from, op, sge) = if read {
+                    (right, SendOp::Read { remote: mine.remote(0) }, theirs.all())
+                } else {
+                    (left, write(theirs.remote(0)), mine.all())
+                };
+                for wr_id in 0..200 {
+                    from.post(wr_id, op.clone(), &[sge]);
+                }
+                from.qp.notify_send();
+            }
+            (node, peer, ends, mine, theirs)
+        })
+        .collect();
+    let sent = || [0, 1].map(|index: usize| devices[index].0.counter("wire_sent_bytes"));
+    let pass = |bytes: u64| {
+        let start = sent().iter().sum::<u64>();
+        while sent().iter().sum::<u64>() - start < bytes {
+            // A gigabyte a second.
+            room.fetch_add(128 << 10, SeqCst);
+            world.clock.advance(Duration::from_micros(128));
+            world.run();
+        }
+    };
+    pass(8 * MIB);
+    let before = sent();
+    pass(64 * MIB);
+    let after = sent();
+    #[expect(clippy::cast_precision_loss, reason = "megabytes")]
+    let [first, second] = [0, 1].map(|index| (after[index] - before[index]) as f64);
+    first * 100.0 / (first + second)
+}
+
+#[test]
+fn weights_share_the_uplink() {
+    let weight = |weight| ShareConfig { weight, ..ShareConfig::default() };
+    for read in [false, true] {
+        let part = part_of_uplink([weight(100), weight(300)], [8, 2], read);
+        assert!(close(part, 25.0, 5.0), "{read}: {part} %");
+        let part = part_of_uplink([weight(100), weight(100)], [1, 50], read);
+        assert!(close(part, 50.0, 5.0), "{read}: {part} %");
+    }
 }

@@ -167,7 +167,7 @@ keys! {
         /// Its parameters are in the table `[congestion]` of the file.
         ["congestion", "on|off", "on"]
         congestion: Option<Switch>,
-        /// Share of the device, against those of the other devices of its network.
+        /// Share of the device beside others of its network.
         ///
         /// While several are busy, each moves bytes in proportion to its weight: of the workers' time, and of the
         /// uplink while that is full. Who is alone has everything.

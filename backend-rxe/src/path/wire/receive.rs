@@ -143,7 +143,17 @@ impl Inbox {
             sent = sent.saturating_add(self.respond_once(port, endpoint, 1));
         }
         let may = !self.owing.is_empty() && port.may_send_data();
-        let most = if may { port.share.limit(Budget::new(most, 0), || port.now()).bytes() } else { 0 };
+        if may {
+            let most = port.share.limit(Budget::new(most.saturating_sub(sent), 0), || port.now()).bytes();
+            sent = sent.saturating_add(self.send_to_readers(port, most));
+        }
+        port.has_sent_data(sent);
+        may && !self.owing.is_empty() && !port.uplink.is_full()
+    }
+
+    /// Has responders that owe more than a packet send so many bytes in turns. Returns how many it were.
+    fn send_to_readers(&mut self, port: &Port, most: u64) -> u64 {
+        let mut sent = 0_u64;
         while sent < most
             && !port.uplink.is_full()
             && let Some(endpoint) = self.owing.pop_front()
@@ -151,8 +161,7 @@ impl Inbox {
             let turn = TURN_BYTES.min(most.saturating_sub(sent));
             sent = sent.saturating_add(self.respond_once(port, endpoint, turn));
         }
-        port.has_sent_data(sent);
-        may && !self.owing.is_empty() && !port.uplink.is_full()
+        sent
     }
 
     /// Has a responder send about so many bytes. Returns how many it were.
@@ -175,6 +184,12 @@ impl RoceReceiver for Inbox {
             self.take(port, node, frame);
         }
         node.is_some()
+    }
+
+    fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool {
+        let sent = self.send_to_readers(port, budget.bytes().min(PASS_BYTES));
+        budget.take_bytes(sent);
+        !self.owing.is_empty()
     }
 
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool {
