@@ -3,7 +3,7 @@
 /// What a request costs beside its bytes, in bytes.
 const REQUEST_COST: u64 = 512;
 /// What a run costs beside its requests, in bytes.
-pub(crate) const RUN_COST: u64 = 512;
+pub(crate) const RUN_COST: u64 = 64;
 
 /// How much one run may do.
 #[derive(Clone, Copy, Debug)]

@@ -165,7 +165,7 @@ impl Queue {
     /// A task was run, for so much. `more`: it is marked as scheduled, and comes back.
     pub(crate) fn finish(&mut self, taken: Taken, cost: u64, more: bool) {
         let Taken { task, charged, start } = taken;
-        // Who found nothing to do, as when a link is full, does not take the others' turns away by that: only much later.
+        // Who found nothing to do, as when a link is full, does not take the others' turns away by that.
         self.advance(if cost > RUN_COST { start } else { start.saturating_sub(MAX_DEBT) });
         let slot = self.slot(task.share());
         let Some(flow) = self.flows.get_mut(slot) else { return };

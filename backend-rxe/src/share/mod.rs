@@ -169,8 +169,8 @@ impl Share {
         tag <= now.saturating_add(self.scaled(SLACK))
     }
 
-    /// Something was done on a thread of the device. `wire`: others may wait for room on the same link, and are not busy
-    /// meanwhile.
+    /// Something was done on a thread of the device. `wire`: others may wait for room on the same link, and are not
+    /// busy meanwhile.
     #[inline]
     pub(crate) fn ran_elsewhere(&self, contention: &Contention, cost: u64, wire: bool) {
         let busy = contention.busy.load(Ordering::Relaxed);

@@ -8,7 +8,7 @@ use super::device::Device;
 use super::error::ConfigError;
 use super::fault::FaultSpec;
 use super::link::LinkSpec;
-use super::share::BitRate;
+use super::rate::BitRate;
 use super::spec::{NAME_RULE, NetworkSpec, is_name};
 use super::tunnel::TunnelKeys;
 use super::vlan::VlanWord;

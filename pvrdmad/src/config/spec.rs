@@ -11,7 +11,7 @@ use super::fault::FaultSpec;
 use super::keys::{deserialize_from_str, keys, word};
 use super::link::LinkSpec;
 use super::pairs::{Syntax, from_pairs};
-use super::share::BitRate;
+use super::rate::BitRate;
 use super::tunnel::{Learn, TunnelAddress};
 use super::vlan::VlanWord;
 use super::words::{Forged, Pcp, Pin, Roce, Switch};
@@ -184,12 +184,13 @@ keys! {
         /// Without: what comes in 10 ms, at least 64 KiB.
         ["burst", "BYTES", ""]
         burst: Option<u64>,
-        /// What the requests of one queue pair move at most, in bits per second.
+        /// Bits per second that one queue pair's requests move at most.
         ["qp-max-rate", "RATE", ""]
         qp_max_rate: Option<BitRate>,
-        /// What the device moves before others that have theirs, in bits per second.
+        /// Bits per second that the device moves before others.
         ///
-        /// Needs `link-rate` of its network, which those of all its devices together do not exceed.
+        /// Before those that have theirs, or none. Needs `link-rate` of its network, which those of all its devices
+        /// together do not exceed.
         ["min-rate", "RATE", ""]
         min_rate: Option<BitRate>,
         /// Link to other hosts, instead of `network`.

@@ -8,10 +8,10 @@ use anyhow::{Context, Result};
 use pvrdma_dev::testing::{Encoded, Path, Placement, Qp, QpInit, SendWr};
 use pvrdma_rxe::{Rxe, RxeConfig};
 use pvrdma_verbs::testing::gid;
-use rustix::time::{ClockId, clock_gettime};
 
 use super::sides::DEPTH;
 use crate::bench::figure::Figure;
+use crate::bench::wire::processor_time;
 use crate::device_pair::{Side, SideOptions, connect, spin};
 
 /// Queue pairs of the guest that is busy.
@@ -100,13 +100,9 @@ pub(super) fn idle_guest_without_receives() -> Result<Figure> {
     thread::sleep(WATCH);
     let (from, start) = (processor_time(), Instant::now());
     thread::sleep(WATCH);
-    let percent = (processor_time() - from).as_secs_f64() * 100.0 / start.elapsed().as_secs_f64();
+    let percent = (processor_time() - from) * 100.0 / start.elapsed().as_secs_f64();
     let title = format!("processor time of {WAITING} idle QPs that wait for receives");
     Ok(Figure::against_target("in-process/idle-rnr", title, "% of a core", true, vec![percent], 2.0))
-}
-
-fn processor_time() -> Duration {
-    Duration::try_from(clock_gettime(ClockId::ProcessCPUTime)).unwrap_or_default()
 }
 
 fn milliseconds(work: impl FnOnce() -> Result<()>) -> Result<f64> {
