@@ -18,6 +18,8 @@ const MAX_WAITING: usize = 4 << 20;
 #[derive(Debug, Default)]
 struct Backlog {
     frames: Frames,
+    /// Nothing is taken.
+    closed: bool,
     /// Frames before this have left.
     from: usize,
 }
@@ -88,6 +90,9 @@ impl TxQueue {
     /// Sends frames, or keeps them until there is room. Returns how many were dropped.
     pub(crate) fn send(&self, frames: &Frames) -> u64 {
         let mut backlog = self.backlog.lock();
+        if backlog.closed {
+            return frames.len() as u64;
+        }
         let taken = if self.is_blocked() { 0 } else { self.link.send(frames, 0) };
         let mut dropped = 0;
         for frame in frames.iter_from(taken) {
@@ -117,6 +122,20 @@ impl TxQueue {
         Waiters::new()
     }
 
+    /// Takes nothing any more, or again. When this returns nothing leaves that came before. Returns how many frames of
+    /// it were dropped.
+    pub(crate) fn set_closed(&self, closed: bool) -> u64 {
+        let mut backlog = self.backlog.lock();
+        backlog.closed = closed;
+        let dropped = backlog.frames.len().saturating_sub(backlog.from);
+        backlog.frames.clear();
+        backlog.from = 0;
+        let waiters = self.set_blocked(self.link.unsent());
+        drop(backlog);
+        schedule(waiters);
+        dropped as u64
+    }
+
     /// Schedules `task` when there is room again. Returns `false` if there is room now.
     pub(crate) fn wait_for_room(&self, task: &Arc<Task>) -> bool {
         if !self.is_full() {
@@ -137,7 +156,7 @@ impl TxQueue {
             return;
         }
         let mut backlog = self.backlog.lock();
-        let Backlog { frames, from } = &mut *backlog;
+        let Backlog { frames, from, closed: _ } = &mut *backlog;
         *from = from.saturating_add(self.link.send(frames, *from));
         if *from < frames.len() {
             return;

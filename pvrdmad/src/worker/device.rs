@@ -11,7 +11,7 @@ use pvrdma_rxe::{DeviceShare, Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
-use crate::config::Device;
+use crate::config::{Device, LinkState};
 use crate::status::Reporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
 
@@ -44,11 +44,15 @@ impl ServedDevice {
         place: Place,
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
+        let Place { network, mtu, link, share, port, rxe } = place;
         let memory = DmaSpace::new(device.pin.into());
         let irqs = Arc::new(IrqTable::default());
         let (name, told) = (device.config.name.clone(), Arc::clone(host));
         let stats = Arc::new(ConnectionStats::with_observer(move |connected| told.client(&name, connected)));
         let function = PvrdmaDevice::new(device.config.clone(), Arc::clone(&memory), irqs.clone(), backend)?;
+        if link == LinkState::Down {
+            function.set_link(false)?;
+        }
         let endpoint = Endpoint {
             name: device.config.name.clone(),
             function: function.clone(),
@@ -59,7 +63,6 @@ impl ServedDevice {
             reply_deadline: REPLY_DEADLINE,
         };
         let server = Server::start(UnixListener::from(listener), endpoint)?;
-        let Place { network, mtu, share, port, rxe } = place;
         let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, share, port, rxe };
         Ok(Self { _server: server, reporter })
     }
@@ -71,9 +74,11 @@ pub(super) struct Place {
     pub(super) network: String,
     /// Bytes of an IP packet that it carries.
     pub(super) mtu: u32,
+    /// How its link is.
+    pub(super) link: LinkState,
     /// What it may use, if that is ours to give.
     pub(super) share: Option<DeviceShare>,
-    /// The device's end of the link, if there is one.
+    /// The device's end of the uplink, if there is one.
     pub(super) port: Option<Uplink>,
     /// Which can watch the device.
     pub(super) rxe: Option<Rxe>,
