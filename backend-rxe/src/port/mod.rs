@@ -3,10 +3,9 @@
 mod classify;
 pub(crate) mod counters;
 pub(crate) mod policy;
+mod registry;
 mod tx_queue;
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
@@ -32,6 +31,7 @@ use pvrdma_ether_link::{Frames, Link};
 use pvrdma_roce::{Congestion, EgressMarking, ReorderBudget};
 use tx_queue::{TxQueue, TxQueueInspect};
 
+pub(crate) use registry::Ports;
 pub(crate) use tx_queue::Room;
 
 /// Frames that a path builds while guest memory is held.
@@ -452,36 +452,6 @@ impl Runnable for Port {
         // It may have found the port taken.
         self.wake();
         more && !self.uplink.wait_for_room(&self.task)
-    }
-}
-
-/// Devices that are connected to a network, by address.
-#[derive(Debug, Default)]
-pub(crate) struct Ports(Mutex<HashMap<MacAddr, Arc<Port>>>);
-
-impl Ports {
-    /// The port of a device, if it has one.
-    pub(crate) fn get(&self, mac: MacAddr) -> Option<Arc<Port>> {
-        self.0.lock().get(&mac).cloned()
-    }
-
-    /// All ports.
-    pub(crate) fn all(&self) -> Vec<Arc<Port>> {
-        self.0.lock().values().cloned().collect()
-    }
-
-    /// Adds a port.
-    ///
-    /// # Errors
-    /// The device has one.
-    pub(crate) fn insert(&self, port: &Arc<Port>) -> Result<(), VerbsError> {
-        match self.0.lock().entry(port.mac) {
-            Entry::Occupied(_) => Err(VerbsError::InUse("MAC address")),
-            Entry::Vacant(entry) => {
-                entry.insert(Arc::clone(port));
-                Ok(())
-            }
-        }
     }
 }
 
