@@ -395,4 +395,28 @@ mod tests {
         assert_eq!(guest.device.status().phase, Phase::Active);
         drop(command);
     }
+
+    /// C4, S11: whatever of a device is held, its status is there, and says of what it cannot see that it is busy.
+    #[test]
+    fn sec_c4_the_status_waits_for_no_lock() {
+        let guest = TypedDriver::up();
+        let core = guest.device.core();
+        let command = (guest.device.control.lock(), guest.device.pci.lock(), core.objects.gids.lock());
+        let view = core.memory.view();
+        std::thread::scope(|scope| {
+            // Somebody waits for the view, so that readers wait for him.
+            let writer = scope.spawn(|| core.memory.barrier());
+            while core.memory.try_view().is_some() {
+                std::thread::yield_now();
+            }
+            let status = guest.device.status();
+            assert_eq!((status.phase, status.objects.gids), (Phase::Active, None));
+            assert!(status.memory.mapped_bytes > 0);
+            assert_eq!(serde_json::to_value(&status).unwrap()["objects"]["gids"], "busy");
+            drop(view);
+            writer.join().unwrap();
+        });
+        drop(command);
+        assert_eq!(guest.device.status().objects.gids, Some(0));
+    }
 }

@@ -93,7 +93,17 @@ pub struct ObjectCounts {
     pub cqs: u32,
     pub srqs: u32,
     pub qps: u32,
-    pub gids: u32,
+    /// `None` while a command changes the table.
+    #[serde(serialize_with = "count_or_busy")]
+    pub gids: Option<u32>,
+}
+
+#[expect(clippy::ref_option, reason = "serde gives a reference")]
+fn count_or_busy<S: Serializer>(count: &Option<u32>, serializer: S) -> Result<S::Ok, S::Error> {
+    match count {
+        Some(count) => serializer.serialize_u32(*count),
+        None => serializer.serialize_str("busy"),
+    }
 }
 
 /// Guest memory of a device.

@@ -15,7 +15,7 @@ use std::{io, thread};
 
 use parking_lot::Mutex;
 use pvrdma_verbs::threads::{self, ThreadKind};
-use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn, VerbsError};
+use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use serde::Serialize;
 
@@ -482,7 +482,7 @@ impl Uplink {
 
 impl Drop for Uplink {
     fn drop(&mut self) {
-        self.ports.0.lock().remove(&self.port.mac);
+        self.ports.remove(self.port.mac);
         self.port.stopping.store(true, Ordering::Release);
         self.port.wake();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {

@@ -19,6 +19,11 @@ impl Ports {
         self.0.lock().get(&mac).cloned()
     }
 
+    /// Takes a port out.
+    pub(super) fn remove(&self, mac: MacAddr) {
+        self.0.lock().remove(&mac);
+    }
+
     /// All ports.
     pub(crate) fn all(&self) -> Vec<Arc<Port>> {
         self.0.lock().values().cloned().collect()

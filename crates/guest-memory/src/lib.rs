@@ -7,6 +7,7 @@
 //! Pointers never leave this module: a view lends [`vm_memory::VolatileSlice`]s that live no longer than the view.
 
 mod error;
+mod limits;
 mod pages;
 mod pin;
 mod range;
@@ -17,9 +18,10 @@ mod view;
 mod watcher;
 
 pub use error::{DmaError, MapError};
+pub use limits::{MAX_RANGES, MemoryLimits};
 pub use pages::{Extent, PAGE_SIZE, PageList, PageListBuilder};
 pub use pin::{PinError, PinGuard, PinPolicy};
-pub use range::{Backing, Direction, DmaRange, MAX_RANGES, SpaceId};
+pub use range::{Backing, Direction, DmaRange, SpaceId};
 pub use space::DmaSpace;
 pub use view::{DmaView, HostPiece};
 pub use watcher::MemoryWatcher;

@@ -6,14 +6,14 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use pvrdma_dev::PvrdmaDevice;
-use pvrdma_guest_memory::DmaSpace;
+use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
 use pvrdma_rxe::{DeviceShare, Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
-use crate::config::{Device, LinkState};
+use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::status::Reporter;
-use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
+use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
 
 /// A device that is served. Dropping it disconnects its client.
 pub(super) struct ServedDevice {
@@ -45,7 +45,11 @@ impl ServedDevice {
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
         let Place { network, mtu, link, share, port, rxe } = place;
-        let memory = DmaSpace::new(device.pin.into());
+        let MemoryRules { files, max_mapped, max_locked } = device.memory;
+        let files =
+            FileRules { sealed: files == MemoryFiles::Sealed, mapped_bytes: max_mapped, ..FileRules::default() };
+        let limits = MemoryLimits { locked_bytes: max_locked, ..MemoryLimits::default() };
+        let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
         let (name, told) = (device.config.name.clone(), Arc::clone(host));
         let stats = Arc::new(ConnectionStats::with_observer(move |connected| told.client(&name, connected)));
@@ -57,6 +61,7 @@ impl ServedDevice {
             name: device.config.name.clone(),
             function: function.clone(),
             memory: Arc::clone(&memory),
+            files,
             irqs: Arc::clone(&irqs),
             stats: Arc::clone(&stats),
             intx: device.config.intx,

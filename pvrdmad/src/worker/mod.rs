@@ -162,7 +162,7 @@ impl Worker {
     pub fn status(&self) -> WorkerStatus {
         let devices = self.devices.lock();
         WorkerStatus {
-            lost_pages: sigbus::repaired(),
+            lost_mappings: sigbus::replaced(),
             sandbox: sandbox::report(),
             devices: devices.iter().map(|served| served.reporter.report()).collect(),
         }
