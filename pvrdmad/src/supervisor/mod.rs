@@ -17,6 +17,7 @@ mod sockets;
 mod tests;
 mod timing;
 mod upcalls;
+mod worker_log;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
