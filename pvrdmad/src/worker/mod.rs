@@ -60,12 +60,12 @@ impl Worker {
         sigbus::install();
         let adapter = match &setup.backend {
             BackendSpec::Rxe => {
-<<<<<<< HEAD
-                let config = RxeConfig { vlan: setup.network.vlan, one_uplink: true, ..RxeConfig::default() };
-=======
-                let config =
-                    RxeConfig { workers: setup.engine_threads, vlan: setup.network.vlan, ..RxeConfig::default() };
->>>>>>> main
+                let config = RxeConfig {
+                    workers: setup.engine_threads,
+                    vlan: setup.network.vlan,
+                    one_uplink: true,
+                    ..RxeConfig::default()
+                };
                 Adapter::Rxe(Rxe::new(config).context("backend rxe")?)
             }
             BackendSpec::Ibverbs(spec) => {
