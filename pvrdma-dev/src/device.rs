@@ -19,7 +19,7 @@ use crate::intr::{Interrupts, VECTORS};
 use crate::limits::LimitStatus;
 use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
-use crate::stats::{DeviceStatus, MemoryStatus, Phase};
+use crate::stats::{DeviceStatus, KeptStatus, MemoryStatus, Phase};
 use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigSpace, InterruptSink, PciFunction, Switches};
 
 /// A PVRDMA function with its core.
@@ -105,7 +105,8 @@ impl<B: Backend> PvrdmaDevice<B> {
     /// a command.
     pub fn status(&self) -> DeviceStatus {
         let core = &self.core;
-        let counts = [core.stats.counts.list(), core.interrupts.counters(), core.hub.counters()];
+        let kept = KeptStatus::from(&*core.budget);
+        let counts = [core.stats.counts.list(), core.interrupts.counters(), core.hub.counters(), kept.counters()];
         DeviceStatus {
             name: core.config.name.clone(),
             mac: core.config.mac,
@@ -115,7 +116,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             bus_master: core.gate.is_bus_master(),
             port: core.hca.port(),
             objects: core.objects.counts(),
-            page_list_extents: core.objects.budget.used(),
+            kept,
             memory: MemoryStatus { mapped_bytes: core.memory.mapped_bytes(), pinned_bytes: core.memory.pinned_bytes() },
             commands: core.stats.commands(),
             counters: counts.concat(),

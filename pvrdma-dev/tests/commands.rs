@@ -189,6 +189,6 @@ fn each_refusal() {
         sender.refused(&Request::new(id));
     }
     let after = test.device.status();
-    assert_eq!((after.objects, after.page_list_extents), (before.objects, before.page_list_extents));
+    assert_eq!((after.objects, after.kept.used_bytes), (before.objects, before.kept.used_bytes));
     life(&test, &mut sender);
 }

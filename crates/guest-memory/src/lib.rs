@@ -6,6 +6,7 @@
 //!
 //! Pointers never leave this module: a view lends [`vm_memory::VolatileSlice`]s that live no longer than the view.
 
+mod budget;
 mod error;
 mod limits;
 mod pages;
@@ -17,6 +18,7 @@ mod tests;
 mod view;
 mod watcher;
 
+pub use budget::{Charge, Kept, MemoryBudget, OverBudget};
 pub use error::{DmaError, MapError};
 pub use limits::{MAX_RANGES, MemoryLimits};
 pub use pages::{Extent, PAGE_SIZE, PageList, PageListBuilder};
