@@ -16,6 +16,7 @@ use crate::engine::Engine;
 use crate::gid::{BoundGid, GidTable};
 use crate::mr::MrTable;
 use crate::path::wire::kept::PacketBudget;
+use crate::share::Share;
 
 /// What the objects of one device share.
 pub(crate) struct Adapter {
@@ -27,6 +28,8 @@ pub(crate) struct Adapter {
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) events: Arc<dyn EventSink>,
     pub(crate) engine: Arc<Engine>,
+    /// What the device may use.
+    pub(crate) share: Arc<Share>,
     pub(crate) captures: Arc<Captures>,
     /// Where the device is watched.
     pub(crate) point: Arc<Point>,
@@ -60,6 +63,7 @@ impl Adapter {
         id: u64,
         context: DeviceContext,
         engine: Arc<Engine>,
+        share: Arc<Share>,
         captures: Arc<Captures>,
         marking: EgressMarking,
     ) -> io::Result<Self> {
@@ -70,6 +74,7 @@ impl Adapter {
             memory: context.memory,
             events: context.events,
             engine,
+            share,
             point: captures.point(context.mac),
             captures,
             marking,

@@ -18,6 +18,7 @@ use pvrdma_verbs::{EndOnPanic, QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, Se
 use serde::Serialize;
 
 use crate::adapter::Adapter;
+use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
 use crate::gid::BoundGid;
 use crate::path::datagram::{self, DatagramBatch, Destination, Resolver};
@@ -35,7 +36,8 @@ use crate::qp::requester::{Readiness, Requester, RequesterInspect};
 use crate::qp::responder::{Responder, ResponderInspect};
 use crate::qp::{Qp, QpInspect, QpParts};
 use crate::sg::MemoryGuard;
-use crate::task::{Budget, Run, Runnable, Task};
+use crate::share::token_bucket::TokenBucket;
+use crate::task::{Run, Runnable, Task};
 
 /// What the queue pairs of a device can reach, and how.
 #[derive(Debug)]
@@ -69,6 +71,17 @@ impl Fabric {
 struct SendHalf {
     requester: Requester,
     route: Route,
+    /// The cap of the queue pair, if it has one.
+    limit: Option<TokenBucket>,
+}
+
+/// What a run on a thread of the device did.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct RunElsewhere {
+    /// There is more to do than the budget allows.
+    pub(crate) more: bool,
+    /// What it cost, in bytes.
+    pub(crate) cost: u64,
 }
 
 /// A queue pair that runs.
@@ -116,9 +129,10 @@ impl Endpoint {
         send_queue: Box<dyn SendSource>,
         recv_queue: Option<Box<dyn RecvSource>>,
     ) -> Arc<Self> {
-        let send = SendHalf { requester: Requester::new(send_queue), route: Route::new(parts.qp_type) };
+        let limit = parts.adapter.share.qp_limit();
+        let send = SendHalf { requester: Requester::new(send_queue), route: Route::new(parts.qp_type), limit };
         Arc::new_cyclic(|me| {
-            let task = Task::new(parts.adapter.engine.ready_queue(), me.clone() as _);
+            let task = Task::new(parts.adapter.engine.ready_queue(), &parts.adapter.share, me.clone() as _);
             let qp = Qp::new(parts, task, Responder::new(recv_queue));
             Self { qp, fabric, send: FairMutex::new(send), wire: WireSide::default() }
         })
@@ -131,7 +145,7 @@ impl Endpoint {
     /// Describes itself. Waits for nobody.
     pub(crate) fn inspect(&self) -> EndpointInspect {
         let now = self.qp.adapter.engine.now();
-        let half = self.qp.task().look(&self.send, |SendHalf { requester, route }| SendHalfInspect {
+        let half = self.qp.task().look(&self.send, |SendHalf { requester, route, .. }| SendHalfInspect {
             requester: requester.inspect(now),
             route: route.inspect(now),
         });
@@ -151,14 +165,35 @@ impl Endpoint {
 
     /// Runs the requester on a thread that has something else to do afterwards; workers do the rest.
     pub(crate) fn run_inline(&self) {
-        if self.run(&mut self.qp.adapter.engine.inline_budget.clone()) {
+        if self.run_elsewhere(self.qp.adapter.engine.inline_budget).is_none_or(|run| run.more) {
             self.qp.task().schedule();
         }
     }
 
-    /// Runs the requester on the thread of the port. Returns `true` if there is more to do than the budget allows.
-    pub(crate) fn run_on_port(&self, budget: &mut Budget) -> bool {
-        self.run(budget)
+    /// Runs the requester on a thread of the device. `None`: the device has had its share, and workers are to do it.
+    #[inline]
+    fn run_elsewhere(&self, budget: Budget) -> Option<RunElsewhere> {
+        let Adapter { engine, share, .. } = &*self.qp.adapter;
+        let contention = &engine.ready_queue().contention;
+        let may = share.may_run_elsewhere(contention) && share.throttled_until(|| engine.now()).is_none();
+        // A flush moves nothing, and who ends a queue pair wants to see it.
+        if !may && !matches!(self.qp.state(), QpState::Sqe | QpState::Error) {
+            return None;
+        }
+        let given = share.limit(budget, || engine.now());
+        let mut budget = given;
+        let more = self.run(&mut budget);
+        share.spend(budget.used());
+        share.ran_elsewhere(contention, budget.cost(&given), self.fabric.port.is_some());
+        Some(RunElsewhere { more, cost: budget.cost(&given) })
+    }
+
+    /// Runs the requester on the thread of the port, or leaves it to workers.
+    pub(crate) fn run_on_port(&self, budget: Budget) -> RunElsewhere {
+        self.run_elsewhere(budget).unwrap_or_else(|| {
+            self.qp.task().schedule();
+            RunElsewhere { more: false, cost: 0 }
+        })
     }
 
     /// Where the QP stands with the thread of the port.
@@ -181,7 +216,10 @@ impl Endpoint {
         {
             port.resume(self.qp.qpn);
         }
-        let mut tally = Tally::default();
+        if half.limit.is_some() && !self.limit(half, budget) {
+            return false;
+        }
+        let (mut tally, before) = (Tally::default(), budget.used());
         let more = loop {
             let run = match self.qp.state() {
                 QpState::Rts | QpState::Sqd => match half.requester.readiness(&self.qp) {
@@ -204,14 +242,33 @@ impl Endpoint {
             }
         };
         self.qp.adapter.counters.fold(&mut tally);
+        if let Some(limit) = &mut half.limit {
+            limit.spend(budget.used().saturating_sub(before));
+        }
         more
+    }
+
+    /// Makes the budget fit the cap of the queue pair. Returns `false` if that has it wait.
+    #[cold]
+    fn limit(&self, half: &mut SendHalf, budget: &mut Budget) -> bool {
+        let SendHalf { requester, limit: Some(limit), .. } = half else { return true };
+        if !matches!(self.qp.state(), QpState::Rts | QpState::Sqd) {
+            return true;
+        }
+        let now = self.qp.adapter.engine.now();
+        if let Some(until) = limit.blocked_until(now) {
+            requester.arm(&self.qp, until);
+            return false;
+        }
+        *budget = budget.at_most(limit.available(now).max(1));
+        true
     }
 
     /// Runs requests by the path that they take.
     #[inline]
     fn run_requests(&self, half: &mut SendHalf, budget: &mut Budget, tally: &mut Tally) -> Run {
         let (qp, port) = (&*self.qp, self.fabric.port.as_deref());
-        let SendHalf { requester, route } = half;
+        let SendHalf { requester, route, .. } = half;
         match route {
             Route::Unresolved(_) | Route::Local(_) => self.run_local(half, budget, tally),
             Route::Wire(wire) => match port {
@@ -230,7 +287,7 @@ impl Endpoint {
     fn run_local(&self, half: &mut SendHalf, budget: &mut Budget, tally: &mut Tally) -> Run {
         let (qp, directory) = (&*self.qp, &self.fabric.directory);
         let peer = self.resolve(half);
-        let SendHalf { requester, route } = half;
+        let SendHalf { requester, route, .. } = half;
         let (Route::Unresolved(local) | Route::Local(local)) = route else { return Run::Again };
         let guard = MemoryGuard::open(&qp.adapter, peer.as_ref().map(|peer| &*peer.adapter));
         // From here on an unbind waits for us; one that came before the views has changed the generation.
@@ -247,7 +304,7 @@ impl Endpoint {
     /// The request in flight needs a peer, and nobody here has the address: but there may be somebody elsewhere.
     #[cold]
     fn leave_local(&self, half: &mut SendHalf, guard: &MemoryGuard<'_>) -> Run {
-        let SendHalf { requester, route } = half;
+        let SendHalf { requester, route, .. } = half;
         if matches!(route, Route::Unresolved(_))
             && let Some(path) = self.wire_path(&requester.attrs)
         {
@@ -334,7 +391,7 @@ impl Endpoint {
         let qp = &*self.qp;
         let guard = MemoryGuard::open(&qp.adapter, None);
         let view = guard.own().view;
-        let SendHalf { requester, route } = half;
+        let SendHalf { requester, route, .. } = half;
         if let Route::Wire(wire) = route {
             wire.flush(qp, requester, guard.own(), tally);
             *route = Route::new(qp.qp_type);
@@ -360,7 +417,7 @@ impl Endpoint {
 
     fn modify_locked(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
         let _end = EndOnPanic::new("a change of a queue pair");
-        let SendHalf { requester, route } = &mut *self.send.lock();
+        let SendHalf { requester, route, .. } = &mut *self.send.lock();
         let guard = MemoryGuard::open(&self.qp.adapter, None);
         let responder = &mut *self.qp.responder.lock();
         let idle = requester.current.is_none() && !matches!(route, Route::Wire(wire) if !wire.is_idle());
@@ -405,7 +462,7 @@ impl Endpoint {
     pub(crate) fn take_response(&self, port: &Port, packet: &Packet<'_>) -> Result<(), DropReason> {
         // Waits for the requester. What was left to us meanwhile is done when the QP is run next, which the caller sees
         // to.
-        let SendHalf { requester, route } = &mut *self.send.lock();
+        let SendHalf { requester, route, .. } = &mut *self.send.lock();
         let Route::Wire(wire) = route else {
             return Err(if self.qp.state.sends() { DropReason::Address } else { DropReason::State });
         };

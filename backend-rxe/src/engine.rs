@@ -9,7 +9,9 @@ use parking_lot::MutexGuard;
 use pvrdma_ether_link::Clock;
 use pvrdma_verbs::threads::{self, ThreadKind};
 
-use crate::task::{Budget, ReadyQueue, Task};
+use crate::budget::Budget;
+use crate::ready_queue::ReadyQueue;
+use crate::task::Task;
 use crate::timer::TimerKey;
 
 /// What workers and adapters share.
@@ -49,33 +51,42 @@ impl Engine {
 
     /// The earliest deadline.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
-        self.ready.queue.lock().timers.first()
+        self.ready.queue.lock().next_deadline()
     }
 
     /// Runs one task that is ready or due. Returns `false` if there is none.
     pub(crate) fn run_one(&self) -> bool {
-        let task = self.ready.queue.lock().take(self.clock.now());
-        task.map(|task| self.run(&task)).is_some()
+        let taken = self.ready.queue.lock().take(self.clock.now(), self.worker_budget.most());
+        let Some(taken) = taken else { return false };
+        let (cost, more) = self.run(&taken.task);
+        self.ready.queue.lock().finish(taken, cost, more);
+        true
     }
 
-    fn run(&self, task: &Arc<Task>) {
-        // What is left waits for its turn behind the others. Nobody is woken for it: this thread looks at the queue
-        // next, and a long transfer stays on one processor while there is nothing else to do.
-        if task.run_scheduled(&mut self.worker_budget.clone()) {
-            self.ready.queue.lock().push_back(Arc::clone(task));
-        }
+    /// Runs a task. Returns what that cost, and whether it belongs back on the queue.
+    fn run(&self, task: &Arc<Task>) -> (u64, bool) {
+        let (share, began) = (task.share(), self.clock.now());
+        let given = share.limit(self.worker_budget, || began);
+        let mut budget = given;
+        let more = task.run_scheduled(&mut budget);
+        share.spend(budget.used());
+        share.add_worker_time(self.clock.now().saturating_sub(began));
+        (budget.cost(&given), more)
     }
 
     fn work(&self) {
         let mut queue = self.ready.queue.lock();
         while !queue.stopping {
-            let next = if queue.is_empty() { None } else { queue.take(self.clock.now()) };
-            if let Some(task) = next {
+            let next = if queue.is_empty() { None } else { queue.take(self.clock.now(), self.worker_budget.most()) };
+            if let Some(taken) = next {
                 // What a task runs may end with it, and that must not happen under the queue's lock.
-                MutexGuard::unlocked(&mut queue, || self.run(&task));
+                let (cost, more) = MutexGuard::unlocked(&mut queue, || self.run(&taken.task));
+                // What is left waits for its turn behind the others. Nobody is woken for it: this thread looks at the
+                // queue next, and a long transfer stays on one processor while there is nothing else to do.
+                queue.finish(taken, cost, more);
                 continue;
             }
-            let deadline = queue.timers.first();
+            let deadline = queue.next_deadline();
             queue.idle += 1;
             match deadline {
                 None => self.ready.work.wait(&mut queue),

@@ -21,7 +21,8 @@
 //! | `sg`, `mr` | held guest memory, scatter/gather lists, memory regions |
 //! | `addresses` | who may have which address |
 //! | `adapter` | what the objects of a device share |
-//! | `engine`, `task`, `timer` | workers, and what they schedule |
+//! | `engine`, `ready_queue`, `task`, `timer` | workers, and what they schedule |
+//! | `share` | what a device may use of the workers' time and of the bandwidth |
 //!
 //! # Queue pairs
 //!
@@ -62,6 +63,7 @@
 
 mod adapter;
 mod addresses;
+mod budget;
 pub mod capture;
 mod counters;
 mod cq;
@@ -75,8 +77,10 @@ mod path;
 mod port;
 mod qp;
 mod quota;
+mod ready_queue;
 mod rxe;
 mod sg;
+mod share;
 mod shared;
 mod srq;
 mod task;
@@ -94,6 +98,7 @@ pub use port::{PortConfig, Uplink};
 pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;
 pub use rxe::{Rxe, RxeConfig};
+pub use share::{DEFAULT_WEIGHT, DeviceShare, ShareConfig, ShareUsage};
 pub use srq::RxeSrq;
 
 /// Everything that adapters, ports and links count, at zero.

@@ -8,13 +8,14 @@ use std::time::Duration;
 use pvrdma_verbs::{Backend, DeviceContext, MacAddr, VerbsError};
 
 use crate::addresses::Addresses;
+use crate::budget::Budget;
 use crate::capture::{Capture, CaptureConfig, CaptureCounts};
 use crate::engine::{Engine, Workers};
 use crate::hca::RxeHca;
 use crate::port::policy::VlanMode;
 use crate::port::{Port, PortConfig, Uplink};
+use crate::share::{DeviceShare, ShareConfig, Shares};
 use crate::shared::Shared;
-use crate::task::Budget;
 use pvrdma_ether_link::{Clock, MonotonicClock};
 
 /// How the engine runs.
@@ -37,6 +38,8 @@ pub struct RxeConfig {
     pub vlan: VlanMode,
     /// Devices reach each other directly. Otherwise all that one sends to another goes through their uplinks.
     pub local: bool,
+    /// All ports are at one link, and have its room together: when one finds none, the others do not try.
+    pub one_uplink: bool,
 }
 
 impl Default for RxeConfig {
@@ -51,6 +54,7 @@ impl Default for RxeConfig {
             clock: Arc::new(MonotonicClock::default()),
             vlan: VlanMode::Untagged,
             local: true,
+            one_uplink: false,
         }
     }
 }
@@ -82,6 +86,8 @@ impl Rxe {
             vlan: config.vlan,
             addresses,
             local: config.local,
+            room: config.one_uplink.then(Arc::default),
+            shares: Shares::default(),
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,
@@ -109,14 +115,30 @@ impl Rxe {
         }
     }
 
+    /// Runs one task that is ready or due on the calling thread or, if there is none, lets each port do what there is
+    /// to do. Returns `false` if nothing was to be done.
+    pub fn run_one(&self) -> bool {
+        if self.0.engine.run_one() {
+            return true;
+        }
+        let ports = if self.0.threaded { Vec::new() } else { self.0.ports.all() };
+        let busy = ports.iter().filter(|port| port.service()).count();
+        busy > 0 || self.0.engine.run_one()
+    }
+
+    /// Says what the device with this address may use, until what is returned is dropped. Do so before the device is
+    /// plugged in and attaches.
+    pub fn share(&self, mac: MacAddr, config: ShareConfig) -> DeviceShare {
+        self.0.shares.set(mac, config)
+    }
+
     /// Connects the device with this address to a network, until what is returned is dropped. Do so before the device
     /// attaches.
     ///
     /// # Errors
     /// It is connected already, or the port's thread could not be started.
     pub fn plug(&self, mac: MacAddr, config: PortConfig) -> Result<Uplink, VerbsError> {
-        let Shared { vlan, captures, addresses, .. } = &*self.0;
-        let port = Arc::new(Port::new(mac, *vlan, config, captures.point(mac), Arc::clone(addresses))?);
+        let port = Port::new(mac, config, self.0.place(mac))?;
         self.0.ports.insert(&port)?;
         Ok(Uplink::start(port, Arc::clone(&self.0.ports), self.0.threaded)?)
     }

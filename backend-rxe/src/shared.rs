@@ -3,13 +3,16 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
+use pvrdma_verbs::MacAddr;
+
 use crate::addresses::Addresses;
 use crate::capture::Captures;
 use crate::drive::Endpoint;
 use crate::engine::{Engine, Workers};
 use crate::path::directory::Directory;
-use crate::port::Ports;
 use crate::port::policy::VlanMode;
+use crate::port::{PortPlace, Ports, Room};
+use crate::share::Shares;
 
 /// State of the backend that adapters keep alive.
 #[derive(Debug)]
@@ -23,10 +26,28 @@ pub(crate) struct Shared {
     pub(crate) addresses: Arc<Addresses>,
     /// Devices reach each other directly.
     pub(crate) local: bool,
+    /// On the link that all ports are at, if they are at one.
+    pub(crate) room: Option<Arc<Room>>,
+    /// What devices may use.
+    pub(crate) shares: Shares,
     pub(crate) captures: Arc<Captures>,
     /// Number of the next adapter.
     pub(crate) next_adapter: AtomicU64,
     /// There are workers, and each port has a thread.
     pub(crate) threaded: bool,
     pub(crate) _workers: Workers,
+}
+
+impl Shared {
+    /// Where the port of a device is.
+    pub(crate) fn place(&self, mac: MacAddr) -> PortPlace {
+        PortPlace {
+            vlan: self.vlan,
+            point: self.captures.point(mac),
+            addresses: Arc::clone(&self.addresses),
+            engine: Arc::clone(&self.engine),
+            share: self.shares.of(mac),
+            room: self.room.clone().unwrap_or_default(),
+        }
+    }
 }

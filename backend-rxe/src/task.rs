@@ -3,51 +3,16 @@
 //! A task is on the ready queue at most once, not counting timers. Those are hints too: one that fires puts its task on
 //! the ready queue, and the requester compares its own deadline with the clock.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
-use parking_lot::{Condvar, FairMutex, Mutex};
+use parking_lot::FairMutex;
 use serde::Serialize;
 
-use crate::timer::{TimerKey, Timers};
-
-/// How much one run may do.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Budget {
-    bytes: u64,
-    requests: u32,
-}
-
-impl Budget {
-    pub(crate) const fn new(bytes: u64, requests: u32) -> Self {
-        Self { bytes, requests }
-    }
-
-    /// Returns `true` if nothing more may be started.
-    #[inline]
-    pub(crate) const fn spent(&self) -> bool {
-        self.bytes == 0 || self.requests == 0
-    }
-
-    /// Bytes that may be copied in one go.
-    #[inline]
-    pub(crate) const fn bytes(&self) -> u64 {
-        self.bytes
-    }
-
-    #[inline]
-    pub(crate) const fn take_bytes(&mut self, count: u64) {
-        self.bytes = self.bytes.saturating_sub(count);
-    }
-
-    #[inline]
-    pub(crate) const fn take_request(&mut self) {
-        self.requests = self.requests.saturating_sub(1);
-    }
-}
+use crate::budget::Budget;
+use crate::ready_queue::ReadyQueue;
+use crate::share::Share;
 
 /// Why a run ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -70,6 +35,8 @@ pub(crate) trait Runnable: Send + Sync {
 pub(crate) struct Task {
     runnable: Weak<dyn Runnable>,
     queue: Weak<ReadyQueue>,
+    /// Of the device that it belongs to.
+    share: Arc<Share>,
     /// On the ready queue.
     scheduled: AtomicBool,
     /// There may be work that the thread inside [`Self::run_exclusive`] has not seen.
@@ -96,10 +63,11 @@ impl fmt::Debug for Task {
 }
 
 impl Task {
-    pub(crate) fn new(queue: &Arc<ReadyQueue>, runnable: Weak<dyn Runnable>) -> Arc<Self> {
+    pub(crate) fn new(queue: &Arc<ReadyQueue>, share: &Arc<Share>, runnable: Weak<dyn Runnable>) -> Arc<Self> {
         Arc::new(Self {
             runnable,
             queue: Arc::downgrade(queue),
+            share: Arc::clone(share),
             scheduled: AtomicBool::new(false),
             pending: AtomicBool::new(false),
             woken: AtomicBool::new(false),
@@ -187,70 +155,14 @@ impl Task {
         }
     }
 
-    fn is_alive(&self) -> bool {
+    /// The share of the device that it belongs to.
+    pub(crate) const fn share(&self) -> &Arc<Share> {
+        &self.share
+    }
+
+    /// Returns `true` if there is still something to run.
+    pub(crate) fn is_alive(&self) -> bool {
         self.runnable.strong_count() > 0
-    }
-}
-
-/// What is inside a [`ReadyQueue`].
-#[derive(Debug, Default)]
-pub(crate) struct Queue {
-    ready: VecDeque<Arc<Task>>,
-    pub(crate) timers: Timers<Arc<Task>>,
-    /// Workers that wait.
-    pub(crate) idle: usize,
-    pub(crate) stopping: bool,
-}
-
-impl Queue {
-    /// Puts a task back that a worker has marked as scheduled. Nobody is woken for it.
-    pub(crate) fn push_back(&mut self, task: Arc<Task>) {
-        self.ready.push_back(task);
-    }
-
-    /// Returns `true` if nothing is ready and no timer is armed.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.ready.is_empty() && self.timers.first().is_none()
-    }
-
-    /// Moves due timers to the ready queue and takes its first task that is still wanted.
-    pub(crate) fn take(&mut self, now: Duration) -> Option<Arc<Task>> {
-        while let Some(task) = self.timers.pop_due(now) {
-            self.ready.push_back(task);
-        }
-        std::iter::from_fn(|| self.ready.pop_front()).find(|task| task.is_alive())
-    }
-}
-
-/// Tasks that are ready, and timers of those that wait.
-#[derive(Debug, Default)]
-pub(crate) struct ReadyQueue {
-    pub(crate) queue: Mutex<Queue>,
-    /// Notified when an idle worker has something to do.
-    pub(crate) work: Condvar,
-}
-
-impl ReadyQueue {
-    fn push(&self, task: Arc<Task>) {
-        let mut queue = self.queue.lock();
-        queue.ready.push_back(task);
-        if queue.idle > 0 {
-            self.work.notify_one();
-        }
-    }
-
-    /// Schedules a task for `deadline`, in place of an older timer of it.
-    pub(crate) fn arm(&self, task: &Arc<Task>, deadline: Duration, old: Option<TimerKey>) -> TimerKey {
-        let mut queue = self.queue.lock();
-        if let Some(old) = old {
-            queue.timers.remove(old);
-        }
-        let first = queue.timers.first().is_none_or(|first| deadline < first);
-        let key = queue.timers.insert(deadline, Arc::clone(task));
-        if first && queue.idle > 0 {
-            self.work.notify_one();
-        }
-        key
     }
 }
 
@@ -277,11 +189,11 @@ mod tests {
     fn work_that_comes_while_somebody_looks_is_done_afterwards() {
         let queue = Arc::new(ReadyQueue::default());
         let exclusive = Arc::new_cyclic(|me: &Weak<Exclusive>| Exclusive {
-            task: Task::new(&queue, me.clone() as _),
+            task: Task::new(&queue, &Arc::default(), me.clone() as _),
             lock: FairMutex::new(0),
         });
         let (task, budget) = (&exclusive.task, &mut Budget::new(1, 1));
-        let take = || queue.queue.lock().take(Duration::ZERO);
+        let take = || queue.queue.lock().take(std::time::Duration::ZERO, 0).map(|taken| taken.task);
         assert_eq!(task.look(&exclusive.lock, |runs| *runs), Some(0));
         assert!(take().is_none());
         // It finds the lock taken, and leaves the work to who has it.

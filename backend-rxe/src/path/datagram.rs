@@ -9,6 +9,7 @@ use pvrdma_verbs::{QpAttrs, QpState, Qpn, SendData, SendOp, UdDestination, WcSta
 use super::local::ud::LocalDatagram;
 use super::wire;
 use crate::adapter::Adapter;
+use crate::budget::Budget;
 use crate::capture;
 use crate::counters::Tally;
 use crate::gid::BoundGid;
@@ -17,7 +18,7 @@ use crate::port::{BATCH, Port};
 use crate::qp::Qp;
 use crate::qp::requester::{Progress, Requester, check_request};
 use crate::sg::{Memory, MemoryGuard};
-use crate::task::{Budget, Run};
+use crate::task::Run;
 
 /// Where a datagram goes.
 pub(crate) enum Destination {

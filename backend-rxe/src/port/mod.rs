@@ -4,25 +4,28 @@ mod classify;
 pub(crate) mod counters;
 mod outgoing;
 pub(crate) mod policy;
+mod registry;
 mod tx_queue;
 
-use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
 use pvrdma_verbs::threads::{self, ThreadKind};
-use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn, VerbsError};
+use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use serde::Serialize;
 
 use crate::addresses::Addresses;
+use crate::budget::Budget;
 use crate::capture::{CaptureLink, Point};
+use crate::engine::Engine;
+use crate::share::Share;
+use crate::task::{Runnable, Task};
 use classify::is_for_rdma;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
 use outgoing::{Claim, claim};
@@ -31,6 +34,9 @@ use pvrdma_ether_link::{Frames, Link};
 use pvrdma_roce::wire::Ethernet;
 use pvrdma_roce::{Congestion, EgressMarking};
 use tx_queue::{TxQueue, TxQueueInspect};
+
+pub(crate) use registry::Ports;
+pub(crate) use tx_queue::Room;
 
 /// Frames that a path builds while guest memory is held.
 pub(crate) const BATCH: usize = 32;
@@ -63,9 +69,24 @@ pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
     /// Takes a frame. Returns `false` if there is no RDMA function behind the port.
     fn receive(&mut self, port: &Port, frame: &[u8]) -> bool;
 
+    /// Sends READ data that is owed. Returns `true` if there is more than the budget allows, or than there is room for.
+    fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool;
+
     /// The batch is through: sends what is owed for it, and what the `resumed` QPs owe. Returns `true` if there is more
     /// to do at once.
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool;
+}
+
+/// Where a port is.
+#[derive(Debug)]
+pub(crate) struct PortPlace {
+    pub(crate) vlan: VlanMode,
+    pub(crate) point: Arc<Point>,
+    pub(crate) addresses: Arc<Addresses>,
+    pub(crate) engine: Arc<Engine>,
+    pub(crate) share: Arc<Share>,
+    /// On its link.
+    pub(crate) room: Arc<Room>,
 }
 
 /// The port of a device.
@@ -89,6 +110,11 @@ pub(crate) struct Port {
     /// Times that [`Self::service`] has read what came.
     batches: AtomicU64,
     waker: OwnedFd,
+    /// Has the port's thread send READ data when it is the device's turn.
+    task: Arc<Task>,
+    may_send_data: AtomicBool,
+    engine: Arc<Engine>,
+    pub(crate) share: Arc<Share>,
     stopping: AtomicBool,
     link_down: AtomicBool,
     log: LogLimit,
@@ -124,31 +150,31 @@ impl Port {
         }
     }
 
-    pub(crate) fn new(
-        mac: MacAddr,
-        vlan: VlanMode,
-        config: PortConfig,
-        point: Arc<Point>,
-        addresses: Arc<Addresses>,
-    ) -> io::Result<Self> {
-        Ok(Self {
+    pub(crate) fn new(mac: MacAddr, config: PortConfig, place: PortPlace) -> io::Result<Arc<Self>> {
+        let PortPlace { vlan, point, addresses, engine, share, room } = place;
+        let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        Ok(Arc::new_cyclic(|me: &Weak<Self>| Self {
             mac,
             mtu: config.mtu,
             policy: Policy { mac, vlan, rules: config.rules },
             addresses,
-            uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point))),
-            nic: config.nic.map(TxQueue::new),
+            uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point)), room),
+            nic: config.nic.map(|nic| TxQueue::new(nic, Arc::default())),
             counters: PortCounters::default(),
             inbox: Mutex::default(),
             next_inbox: Mutex::default(),
             resumed: Mutex::default(),
             spare: Mutex::default(),
             batches: AtomicU64::new(0),
-            waker: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            waker,
+            task: Task::new(engine.ready_queue(), &share, me.clone() as _),
+            may_send_data: AtomicBool::new(false),
+            engine,
+            share,
             stopping: AtomicBool::new(false),
             link_down: AtomicBool::new(false),
             log: LogLimit::new(),
-        })
+        }))
     }
 
     /// Bytes that batches and queues of the port take at most.
@@ -250,7 +276,7 @@ impl Port {
         PortCounters::add(&self.counters.wire_dropped_no_room, dropped);
         PortCounters::add(&self.counters.wire_frames_sent, (batch.len() as u64).saturating_sub(dropped));
         PortCounters::add(&self.counters.wire_sent_bytes, batch.bytes() as u64);
-        if self.uplink.is_full() {
+        if self.uplink.is_blocked() {
             self.wake();
         }
     }
@@ -259,6 +285,32 @@ impl Port {
     fn wake(&self) {
         // It fails when the counter is full, and then the thread wakes up anyway.
         let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.engine.now()
+    }
+
+    /// Returns `true` if the port may send READ data now. Otherwise its thread is woken when it may.
+    pub(crate) fn may_send_data(&self) -> bool {
+        if self.uplink.is_full() {
+            // If frames wait in here, the thread sees by itself that there is room.
+            return self.uplink.is_blocked() || !self.uplink.wait_for_room(&self.task);
+        }
+        let its_turn = self.may_send_data.load(Ordering::Acquire) && self.may_send_data.swap(false, Ordering::AcqRel);
+        let may = its_turn
+            || self.share.may_run_elsewhere(&self.engine.ready_queue().contention)
+                && self.share.throttled_until(|| self.now()).is_none();
+        if !may {
+            self.task.schedule();
+        }
+        may
+    }
+
+    /// The port has sent bytes of READ data.
+    pub(crate) fn has_sent_data(&self, bytes: u64) {
+        self.share.spend(bytes);
+        self.share.ran_elsewhere(&self.engine.ready_queue().contention, bytes, true);
     }
 
     /// Does what there is to do without waiting. Returns `true` if there may be more.
@@ -378,7 +430,10 @@ impl Port {
 
     fn work(&self) {
         while !self.stopping.load(Ordering::Acquire) {
-            if !self.service() {
+            let began = self.now();
+            let busy = self.service();
+            self.share.add_port_time(self.now().saturating_sub(began));
+            if !busy {
                 self.wait();
             }
         }
@@ -386,7 +441,7 @@ impl Port {
 
     /// Blocks until a link has something, or somebody wakes us.
     fn wait(&self) {
-        let queues: Vec<_> = self.queues().map(|queue| (queue.link.readiness(), queue.is_full())).collect();
+        let queues: Vec<_> = self.queues().map(|queue| (queue.link.readiness(), queue.is_blocked())).collect();
         let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
         for (readiness, full) in &queues {
             for fd in [&readiness.readable, &readiness.changed].into_iter().flatten() {
@@ -409,33 +464,19 @@ impl Port {
     }
 }
 
-/// Devices that are connected to a network, by address.
-#[derive(Debug, Default)]
-pub(crate) struct Ports(Mutex<HashMap<MacAddr, Arc<Port>>>);
-
-impl Ports {
-    /// The port of a device, if it has one.
-    pub(crate) fn get(&self, mac: MacAddr) -> Option<Arc<Port>> {
-        self.0.lock().get(&mac).cloned()
-    }
-
-    /// All ports.
-    pub(crate) fn all(&self) -> Vec<Arc<Port>> {
-        self.0.lock().values().cloned().collect()
-    }
-
-    /// Adds a port.
-    ///
-    /// # Errors
-    /// The device has one.
-    pub(crate) fn insert(&self, port: &Arc<Port>) -> Result<(), VerbsError> {
-        match self.0.lock().entry(port.mac) {
-            Entry::Occupied(_) => Err(VerbsError::InUse("MAC address")),
-            Entry::Vacant(entry) => {
-                entry.insert(Arc::clone(port));
-                Ok(())
-            }
-        }
+impl Runnable for Port {
+    fn run(&self, budget: &mut Budget) -> bool {
+        let Some(mut inbox) = self.inbox.try_lock() else {
+            // The port's thread is about to look.
+            self.may_send_data.store(true, Ordering::Release);
+            self.wake();
+            return false;
+        };
+        let more = inbox.as_mut().is_some_and(|receiver| receiver.send_data(self, budget));
+        drop(inbox);
+        // It may have found the port taken.
+        self.wake();
+        more && !self.uplink.wait_for_room(&self.task)
     }
 }
 
@@ -466,7 +507,7 @@ impl Uplink {
 
 impl Drop for Uplink {
     fn drop(&mut self) {
-        self.ports.0.lock().remove(&self.port.mac);
+        self.ports.remove(self.port.mac);
         self.port.stopping.store(true, Ordering::Release);
         self.port.wake();
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {

@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_ether_link::{Frames, Link, LinkInspect};
@@ -22,8 +22,27 @@ struct Backlog {
     closed: bool,
     /// Frames before this have left.
     from: usize,
-    /// Who wants to know when there is room, each once: by address.
-    waiters: HashMap<usize, Arc<Task>>,
+}
+
+/// Whether there is room, for all queues in front of one link: when there is none, nobody builds packets, and when
+/// there is, all that wait are scheduled at once, so that the ready queue decides whose turn it is.
+#[derive(Debug, Default)]
+pub(crate) struct Room {
+    /// Queues in which something waits.
+    full: AtomicUsize,
+    waiters: Mutex<Waiters>,
+}
+
+/// Who wants to know when there is room, each once: by address.
+type Waiters = HashMap<usize, Arc<Task>>;
+
+impl Room {
+    /// Nothing waits in one of the queues any more. Returns who is to be scheduled.
+    fn open(&self) -> Waiters {
+        // Under the lock: who looks there and finds no room is seen.
+        let mut waiters = self.waiters.lock();
+        if self.full.fetch_sub(1, Ordering::AcqRel) > 1 { Waiters::new() } else { std::mem::take(&mut *waiters) }
+    }
 }
 
 /// One direction of one link.
@@ -31,8 +50,9 @@ struct Backlog {
 pub(crate) struct TxQueue {
     pub(crate) link: Arc<dyn Link>,
     backlog: Mutex<Backlog>,
-    /// Something waits.
-    full: AtomicBool,
+    /// Something waits in this queue. Changes with `backlog` locked.
+    blocked: AtomicBool,
+    room: Arc<Room>,
 }
 
 /// A link and its queue at one moment.
@@ -51,14 +71,20 @@ impl TxQueue {
         TxQueueInspect { link: self.link.inspect(), waiting_frames: waiting.into() }
     }
 
-    pub(crate) fn new(link: Arc<dyn Link>) -> Self {
-        Self { link, backlog: Mutex::default(), full: AtomicBool::new(false) }
+    pub(crate) fn new(link: Arc<dyn Link>, room: Arc<Room>) -> Self {
+        Self { link, backlog: Mutex::default(), blocked: AtomicBool::new(false), room }
     }
 
     /// Returns `true` if the link does not keep up.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.full.load(Ordering::Acquire)
+        self.room.full.load(Ordering::Acquire) > 0
+    }
+
+    /// Returns `true` if something waits in this queue, and not only in others in front of the same link.
+    #[inline]
+    pub(crate) fn is_blocked(&self) -> bool {
+        self.blocked.load(Ordering::Acquire)
     }
 
     /// Sends frames, or keeps them until there is room. Returns how many were dropped.
@@ -67,7 +93,7 @@ impl TxQueue {
         if backlog.closed {
             return frames.len() as u64;
         }
-        let taken = if self.is_full() { 0 } else { self.link.send(frames, 0) };
+        let taken = if self.is_blocked() { 0 } else { self.link.send(frames, 0) };
         let mut dropped = 0;
         for frame in frames.iter_from(taken) {
             if backlog.frames.bytes().saturating_add(frame.len()) > MAX_WAITING {
@@ -76,26 +102,38 @@ impl TxQueue {
                 backlog.frames.push(frame);
             }
         }
-        self.full.store(!backlog.frames.is_empty() || self.link.unsent(), Ordering::Release);
+        let blocked = !backlog.frames.is_empty() || self.link.unsent();
+        let waiters = self.set_blocked(blocked);
+        drop(backlog);
+        schedule(waiters);
         dropped
+    }
+
+    /// With `backlog` locked. Returns who is to be scheduled when it is not any more.
+    fn set_blocked(&self, blocked: bool) -> Waiters {
+        if blocked == self.is_blocked() {
+            return Waiters::new();
+        }
+        self.blocked.store(blocked, Ordering::Release);
+        if !blocked {
+            return self.room.open();
+        }
+        self.room.full.fetch_add(1, Ordering::AcqRel);
+        Waiters::new()
     }
 
     /// Takes nothing any more, or again. When this returns nothing leaves that came before. Returns how many frames of
     /// it were dropped.
     pub(crate) fn set_closed(&self, closed: bool) -> u64 {
-        let (dropped, waiters) = {
-            let mut backlog = self.backlog.lock();
-            backlog.closed = closed;
-            let dropped = backlog.frames.len().saturating_sub(backlog.from);
-            backlog.frames.clear();
-            backlog.from = 0;
-            self.full.store(self.link.unsent(), Ordering::Release);
-            (dropped as u64, std::mem::take(&mut backlog.waiters))
-        };
-        for task in waiters.into_values() {
-            task.schedule();
-        }
-        dropped
+        let mut backlog = self.backlog.lock();
+        backlog.closed = closed;
+        let dropped = backlog.frames.len().saturating_sub(backlog.from);
+        backlog.frames.clear();
+        backlog.from = 0;
+        let waiters = self.set_blocked(self.link.unsent());
+        drop(backlog);
+        schedule(waiters);
+        dropped as u64
     }
 
     /// Schedules `task` when there is room again. Returns `false` if there is room now.
@@ -103,37 +141,45 @@ impl TxQueue {
         if !self.is_full() {
             return false;
         }
-        let mut backlog = self.backlog.lock();
+        let mut waiters = self.room.waiters.lock();
         // Under the lock: a flush between the two looks would not see us.
         let full = self.is_full();
         if full {
-            backlog.waiters.insert(Arc::as_ptr(task).addr(), Arc::clone(task));
+            waiters.insert(Arc::as_ptr(task).addr(), Arc::clone(task));
         }
         full
     }
 
     /// Sends what waits, as far as there is room.
     pub(crate) fn flush(&self) {
-        if !self.is_full() {
+        if !self.is_blocked() {
             return;
         }
-        let waiters = {
-            let mut backlog = self.backlog.lock();
-            let Backlog { frames, from, waiters, closed: _ } = &mut *backlog;
-            *from = from.saturating_add(self.link.send(frames, *from));
-            if *from < frames.len() {
-                return;
-            }
-            frames.clear();
-            *from = 0;
-            if self.link.unsent() {
-                return;
-            }
-            self.full.store(false, Ordering::Release);
-            std::mem::take(waiters)
-        };
-        for task in waiters.into_values() {
-            task.schedule();
+        let mut backlog = self.backlog.lock();
+        let Backlog { frames, from, closed: _ } = &mut *backlog;
+        *from = from.saturating_add(self.link.send(frames, *from));
+        if *from < frames.len() {
+            return;
         }
+        frames.clear();
+        *from = 0;
+        if !self.link.unsent() {
+            let waiters = self.set_blocked(false);
+            drop(backlog);
+            schedule(waiters);
+        }
+    }
+}
+
+fn schedule(waiters: Waiters) {
+    for task in waiters.into_values() {
+        task.schedule();
+    }
+}
+
+impl Drop for TxQueue {
+    fn drop(&mut self) {
+        // What waits in here is lost; nobody else waits for it.
+        schedule(self.set_blocked(false));
     }
 }

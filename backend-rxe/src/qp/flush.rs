@@ -8,8 +8,8 @@ use super::Qp;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::state::ErrorCause;
+use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
-use crate::task::Budget;
 
 impl Qp {
     /// Lets go of the queues for good. Both halves are held.

@@ -18,10 +18,10 @@ use super::Qp;
 use super::contact::Connection;
 use super::epoch::Epoch;
 use super::state::{ErrorCause, StateCell};
+use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
 use crate::gid::BoundGid;
 use crate::sg::{FaultyList, Memory, SgList};
-use crate::task::Budget;
 use crate::ud_header::HEADER_LEN;
 
 /// Receives that a refusal flushes at once; the ready queue does the rest.

@@ -138,7 +138,9 @@ mod tests {
     use std::sync::Weak;
 
     use super::*;
-    use crate::task::{Budget, ReadyQueue, Runnable};
+    use crate::budget::Budget;
+    use crate::ready_queue::ReadyQueue;
+    use crate::task::Runnable;
 
     struct Nothing;
 
@@ -167,12 +169,12 @@ mod tests {
         ] {
             let queue = Arc::new(ReadyQueue::default());
             let weak: Weak<dyn Runnable> = Arc::downgrade(&live);
-            let state = StateCell::new(Task::new(&queue, weak));
+            let state = StateCell::new(Task::new(&queue, &Arc::default(), weak));
             assert!(state.change(QpState::Reset, from));
             assert_eq!(state.enter_error(cause), entered, "{cause:?} in {from:?}");
             let after = if entered { QpState::Error } else { from };
             assert_eq!(state.get(), after, "{cause:?} in {from:?}");
-            let task = queue.queue.lock().take(std::time::Duration::ZERO);
+            let task = queue.queue.lock().take(std::time::Duration::ZERO, 0);
             assert_eq!(task.is_some(), scheduled, "{cause:?} in {from:?}");
         }
     }

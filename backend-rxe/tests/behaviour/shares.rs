@@ -1,12 +1,15 @@
 //! What one device, process or peer costs its neighbours: time and bandwidth, on virtual time.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
 use std::time::Duration;
 
-use pvrdma_ether_link::Clock;
 use pvrdma_ether_link::fault::Faults;
+use pvrdma_ether_link::{Clock, Frames, Link, LinkInspect, ManualClock, Readiness, memory};
 use pvrdma_verbs::{QpType, QueuePair, SendOp, WcStatus};
 
 use crate::world::*;
+use pvrdma_rxe::{PortRules, Rxe, RxeConfig, ShareConfig};
 
 const MS: Duration = Duration::from_millis(1);
 
@@ -129,7 +132,7 @@ fn sec_c10_a_process_cannot_keep_the_window_to_a_host() {
 #[test]
 fn wire_c4_reception_goes_on_beside_readers() {
     const READERS: u64 = 50;
-    let (world, taps) = crate::tap::tapped([pvrdma_rxe::PortRules::default(), pvrdma_rxe::PortRules::default()]);
+    let (world, taps) = crate::tap::tapped([PortRules::default(), PortRules::default()]);
     let (a, b) = (world.node(1), world.node(2));
     let (mine, theirs) = (a.buffer(1 << 20), b.buffer(1 << 20));
     let connected = || {
@@ -146,6 +149,10 @@ fn wire_c4_reception_goes_on_beside_readers() {
     }
     writer.post(1, write(theirs.remote(0)), &[mine.all()]);
     writer.qp.notify_send();
+    // What doorbells have sent is no affair of the port.
+    for tap in &taps {
+        tap.forget();
+    }
     world.run();
     for (left, _) in &readers {
         assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::Success)]);
@@ -153,7 +160,316 @@ fn wire_c4_reception_goes_on_beside_readers() {
     assert_eq!(writer.scq.poll_statuses(), [(1, WcStatus::Success)]);
     // Both sides: the one that answers, and the one whose requests follow answers.
     for tap in &taps {
-        let most = tap.most_between_reads.load(std::sync::atomic::Ordering::SeqCst);
-        assert!(most < 1 << 20, "{most} bytes were sent between two reads");
+        let most = tap.most_between_reads.load(SeqCst);
+        assert!(most < 512 << 10, "{most} bytes were sent between two reads");
+    }
+}
+
+const KIB: u64 = 1 << 10;
+const MIB: u64 = 1 << 20;
+
+/// A backend whose workers and doorbells move little at a time, so that shares are exact.
+fn fine() -> World {
+    World::with(|config| {
+        config.inline_bytes = 64 * KIB;
+        config.worker_bytes = 64 * KIB;
+    })
+}
+
+/// A device with connections to itself that have much to do.
+struct Busy {
+    node: Node,
+    ends: Vec<End>,
+    _buffer: Buffer,
+}
+
+impl Busy {
+    /// As many connections, each with as many writes of this length.
+    fn new(world: &World, number: u8, connections: usize, writes: u64, length: u64) -> Self {
+        let node = world.node(number);
+        let buffer = node.buffer(length);
+        let ends: Vec<_> = (0..connections).map(|_| node.qp(QpType::Rc)).collect();
+        for end in &ends {
+            end.connect(end, |_| {});
+            for wr_id in 0..writes {
+                end.post(wr_id, write(buffer.remote(0)), &[buffer.all()]);
+            }
+        }
+        Self { node, ends, _buffer: buffer }
+    }
+
+    fn ring(&self) {
+        for end in &self.ends {
+            end.qp.notify_send();
+        }
+    }
+
+    fn moved(&self) -> u64 {
+        self.node.counter("rc_write_bytes")
+    }
+}
+
+/// Runs what is ready until the devices have moved so many bytes together. Gives the part of the first, in percent.
+fn part_of_first(world: &World, devices: [&Busy; 2], total: u64) -> f64 {
+    let before = devices.map(Busy::moved);
+    let moved = |index: usize| devices[index].moved() - before[index];
+    while moved(0) + moved(1) < total {
+        assert!(world.run_one(), "nothing is left to do");
+    }
+    #[expect(clippy::cast_precision_loss, reason = "megabytes")]
+    let part = moved(0) as f64 * 100.0 / (moved(0) + moved(1)) as f64;
+    part
+}
+
+fn close(what: f64, to: f64, within: f64) -> bool {
+    (what - to).abs() <= within
+}
+
+#[test]
+fn sec_c7_a_device_beside_500_busy_qps_has_half() {
+    let world = fine();
+    let many = Busy::new(&world, 1, 500, 8, 64 * KIB);
+    let one = Busy::new(&world, 3, 1, 512, 64 * KIB);
+    many.ring();
+    one.ring();
+    let part = part_of_first(&world, [&one, &many], 32 * MIB);
+    assert!(close(part, 50.0, 2.5), "{part} %");
+}
+
+#[test]
+fn weights_share_the_workers() {
+    let world = fine();
+    let share = |number, weight| world.rxe.share(mac(number), ShareConfig { weight, ..ShareConfig::default() });
+    let _shares = [share(1, 10), share(3, 30)];
+    let light = Busy::new(&world, 1, 20, 100, 64 * KIB);
+    let heavy = Busy::new(&world, 3, 2, 1000, 64 * KIB);
+    light.ring();
+    heavy.ring();
+    let part = part_of_first(&world, [&light, &heavy], 64 * MIB);
+    assert!(close(part, 25.0, 5.0), "{part} %");
+}
+
+/// What a device does on the thread that rings its doorbells counts against its share, while another one is busy.
+#[test]
+fn doorbells_are_no_way_around_a_share() {
+    let world = fine();
+    let busy = Busy::new(&world, 3, 2, 1000, 64 * KIB);
+    let other = Busy::new(&world, 1, 1, 0, 64 * KIB);
+    // Alone, a doorbell moves all that it may.
+    let ring = |device: &Busy| {
+        let before = device.moved();
+        device.ends[0].post(1, write(device._buffer.remote(0)), &[device._buffer.all()]);
+        device.ends[0].qp.notify_send();
+        device.moved() - before
+    };
+    for _ in 0..100 {
+        assert_eq!(ring(&other), 64 * KIB);
+    }
+    busy.ring();
+    // Beside another one it is soon ahead, and workers do the rest in their order.
+    let at_once = (0..100).filter(|_| ring(&other) > 0).count();
+    assert!((1..=3).contains(&at_once), "{at_once}");
+    let part = part_of_first(&world, [&other, &busy], 8 * MIB);
+    assert!(close(part, 50.0, 5.0), "{part} %");
+}
+
+/// Lets time pass and gives the bytes per second that `moved` went up by.
+fn rate(world: &World, time: Duration, moved: impl Fn() -> u64) -> f64 {
+    let before = moved();
+    pass(world, time);
+    #[expect(clippy::cast_precision_loss, reason = "megabytes")]
+    let bytes = (moved() - before) as f64;
+    bytes / time.as_secs_f64()
+}
+
+#[test]
+fn a_device_keeps_to_its_rate() {
+    let world = World::new();
+    let config = ShareConfig { max_rate: Some(100_000_000), burst: Some(100_000), ..ShareConfig::default() };
+    let share = world.rxe.share(mac(1), config);
+    let device = Busy::new(&world, 1, 20, 2000, 4 * KIB);
+    device.ring();
+    assert!(device.moved() <= 108 * KIB, "a burst: {}", device.moved());
+    let rate = rate(&world, 1000 * MS, || device.moved());
+    assert!(close(rate, 100e6, 5e6), "{rate}");
+    assert!(share.usage().throttled > 100);
+    // Nobody else is held up by that.
+    let other = Busy::new(&world, 3, 1, 100, 64 * KIB);
+    other.ring();
+    world.run();
+    assert_eq!(other.moved(), 100 * 64 * KIB);
+}
+
+/// Over the wire frames count, and so does what peers read.
+#[test]
+fn a_device_keeps_to_its_rate_on_the_wire() {
+    for read in [false, true] {
+        on_the_wire(Faults::default(), 1, || {
+            let config = ShareConfig { max_rate: Some(100_000_000), ..ShareConfig::default() };
+            let world = World::with_shares(|_| {}, &[(if read { 2 } else { 1 }, config)]);
+            let (a, b) = (world.node(1), world.node(2));
+            let (mine, theirs) = (a.buffer(MIB), b.buffer(MIB));
+            let ends: Vec<_> = (0..10).map(|_| (a.qp(QpType::Rc), b.qp(QpType::Rc))).collect();
+            for (left, right) in &ends {
+                left.connect(right, |_| {});
+                right.connect(left, |_| {});
+                for wr_id in 0..20 {
+                    let remote = theirs.remote(0);
+                    let op = if read { SendOp::Read { remote } } else { write(remote) };
+                    left.post(wr_id, op, &[mine.all()]);
+                }
+                left.qp.notify_send();
+            }
+            let sender = if read { &b } else { &a };
+            pass(&world, 100 * MS);
+            let rate = rate(&world, 1000 * MS, || sender.counter("wire_sent_bytes"));
+            assert!(close(rate, 100e6, 5e6), "{read}: {rate}");
+        });
+    }
+}
+
+#[test]
+fn a_queue_pair_keeps_to_its_rate() {
+    let world = World::new();
+    let config = ShareConfig { qp_max_rate: Some(10_000_000), ..ShareConfig::default() };
+    let _share = world.rxe.share(mac(1), config);
+    let device = Busy::new(&world, 1, 3, 5000, 4 * KIB);
+    device.ring();
+    pass(&world, 100 * MS);
+    let rate = rate(&world, 1000 * MS, || device.moved());
+    assert!(close(rate, 30e6, 1.5e6), "{rate}");
+}
+
+/// Workers that move a gigabyte a second, of which a device of little weight is promised 300 MB.
+#[test]
+fn a_promised_rate_comes_first() {
+    let world = fine();
+    let small = ShareConfig { weight: 1, min_rate: Some(300_000_000), ..ShareConfig::default() };
+    let _shares = [world.rxe.share(mac(1), small), world.rxe.share(mac(3), ShareConfig::default())];
+    let promised = Busy::new(&world, 1, 4, 1000, 64 * KIB);
+    let other = Busy::new(&world, 3, 4, 1000, 64 * KIB);
+    promised.ring();
+    other.ring();
+    let start = [promised.moved(), other.moved()];
+    let total = || promised.moved() + other.moved() - start[0] - start[1];
+    while total() < 100 * MIB {
+        let before = total();
+        assert!(world.run_one());
+        world.clock.advance(Duration::from_nanos(total() - before));
+    }
+    #[expect(clippy::cast_precision_loss, reason = "megabytes")]
+    let part = (promised.moved() - start[0]) as f64 * 100.0 / total() as f64;
+    assert!(close(part, 30.0, 5.0), "{part} %");
+}
+
+/// One of several ends of an uplink that takes so many bytes, and then none until it is given more.
+#[derive(Debug)]
+struct SlowEnd {
+    inner: memory::MemoryLink,
+    room: Arc<AtomicUsize>,
+}
+
+impl Link for SlowEnd {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        self.inner.receive(frames, most);
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let mut fitting = Frames::default();
+        for frame in frames.iter_from(from) {
+            let room = self.room.load(SeqCst);
+            if room < frame.len() {
+                break;
+            }
+            self.room.store(room - frame.len(), SeqCst);
+            fitting.push(frame);
+        }
+        assert_eq!(self.inner.send(&fitting, 0), fitting.len());
+        fitting.len()
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.inner.readiness()
+    }
+
+    fn lost(&self) -> u64 {
+        0
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        self.inner.inspect()
+    }
+}
+
+/// Devices 1 and 3 on one slow uplink, to peers 2 and 4 of another host.
+fn on_one_uplink(shares: [ShareConfig; 2]) -> (World, Arc<AtomicUsize>) {
+    let clock = Arc::new(ManualClock::default());
+    let config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as _, one_uplink: true, ..RxeConfig::default() };
+    let near = Rxe::new(config.clone()).unwrap();
+    let far = Rxe::new(RxeConfig { one_uplink: false, ..config }).unwrap();
+    let room = Arc::new(AtomicUsize::new(0));
+    let (mut uplinks, mut given) = (Vec::new(), Vec::new());
+    for (share, number) in shares.into_iter().zip([1, 3]) {
+        given.push(near.share(mac(number), share));
+        let (inner, theirs) = memory::pair(100_000).unwrap();
+        uplinks.push(plug(&near, number, SlowEnd { inner, room: Arc::clone(&room) }, PortRules::default()));
+        uplinks.push(plug(&far, number + 1, theirs, PortRules::default()));
+    }
+    (World { rxe: near, clock, far: Some(far), _uplinks: uplinks, _shares: given }, room)
+}
+
+/// Gives the part of the uplink that device 1 gets beside device 3, in percent. They have so many connections each;
+/// `read`: their peers read from them.
+fn part_of_uplink(shares: [ShareConfig; 2], connections: [usize; 2], read: bool) -> f64 {
+    let (world, room) = on_one_uplink(shares);
+    let devices: Vec<_> = [(1, connections[0]), (3, connections[1])]
+        .into_iter()
+        .map(|(number, count)| {
+            let (node, peer) = (world.node(number), world.node(number + 1));
+            let (mine, theirs) = (node.buffer(MIB), peer.buffer(MIB));
+            let ends: Vec<_> = (0..count).map(|_| (node.qp(QpType::Rc), peer.qp(QpType::Rc))).collect();
+            for (left, right) in &ends {
+                left.connect(right, |_| {});
+                right.connect(left, |_| {});
+                let (from, op, sge) = if read {
+                    (right, SendOp::Read { remote: mine.remote(0) }, theirs.all())
+                } else {
+                    (left, write(theirs.remote(0)), mine.all())
+                };
+                for wr_id in 0..200 {
+                    from.post(wr_id, op.clone(), &[sge]);
+                }
+                from.qp.notify_send();
+            }
+            (node, peer, ends, mine, theirs)
+        })
+        .collect();
+    let sent = || [0, 1].map(|index: usize| devices[index].0.counter("wire_sent_bytes"));
+    let pass = |bytes: u64| {
+        let start = sent().iter().sum::<u64>();
+        while sent().iter().sum::<u64>() - start < bytes {
+            // A gigabyte a second.
+            room.fetch_add(128 << 10, SeqCst);
+            world.clock.advance(Duration::from_micros(128));
+            world.run();
+        }
+    };
+    pass(8 * MIB);
+    let before = sent();
+    pass(64 * MIB);
+    let after = sent();
+    #[expect(clippy::cast_precision_loss, reason = "megabytes")]
+    let [first, second] = [0, 1].map(|index| (after[index] - before[index]) as f64);
+    first * 100.0 / (first + second)
+}
+
+#[test]
+fn weights_share_the_uplink() {
+    let weight = |weight| ShareConfig { weight, ..ShareConfig::default() };
+    for read in [false, true] {
+        let part = part_of_uplink([weight(100), weight(300)], [8, 2], read);
+        assert!(close(part, 25.0, 5.0), "{read}: {part} %");
+        let part = part_of_uplink([weight(100), weight(100)], [1, 50], read);
+        assert!(close(part, 50.0, 5.0), "{read}: {part} %");
     }
 }

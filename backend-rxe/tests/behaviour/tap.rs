@@ -23,6 +23,12 @@ pub(crate) struct Tap {
 }
 
 impl Tap {
+    /// Forgets how much was sent between two reads.
+    pub(crate) fn forget(&self) {
+        self.since_read.store(0, SeqCst);
+        self.most_between_reads.store(0, SeqCst);
+    }
+
     /// Sends something that the device did not.
     pub(crate) fn inject(&self, frames: &Frames) -> usize {
         self.inner.send(frames, 0)
@@ -103,5 +109,5 @@ pub(crate) fn tapped_with(
         .zip(1..)
         .map(|(((rxe, tap), rules), number)| plug(rxe, number, Arc::clone(tap), rules));
     let _uplinks = uplinks.collect();
-    (World { rxe: near, clock, far: Some(far), _uplinks }, taps)
+    (World { rxe: near, clock, far: Some(far), _uplinks, _shares: Vec::new() }, taps)
 }

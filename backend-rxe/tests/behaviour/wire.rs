@@ -245,7 +245,7 @@ fn two_engines_over_a_socket() {
         let uplink: Arc<dyn Link> = Arc::new(unix::StreamLink::over(socket));
         let uplink =
             rxe.plug(mac(number), PortConfig { uplink, nic: None, mtu: 9000, rules: PortRules::default() }).unwrap();
-        let world = World { rxe, clock: Default::default(), far: None, _uplinks: Vec::new() };
+        let world = World { rxe, clock: Default::default(), far: None, _uplinks: Vec::new(), _shares: Vec::new() };
         let node = world.node(number);
         (world, node, uplink)
     };

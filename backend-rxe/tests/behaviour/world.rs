@@ -8,7 +8,7 @@ use pvrdma_ether_link::fault::{FaultLink, Faults};
 use pvrdma_ether_link::memory::{self, MemoryLink};
 use pvrdma_ether_link::{Frames, Link};
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_rxe::{Clock, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, Uplink};
+use pvrdma_rxe::{Clock, DeviceShare, ManualClock, PortConfig, PortRules, Rxe, RxeConfig, RxeHca, ShareConfig, Uplink};
 use pvrdma_verbs::{QpAttrs, QpType, Rules};
 
 pub(crate) use pvrdma_verbs::testing::{ALL, Ring, SEND, gid, mac, page_list, pattern, post_shared, write};
@@ -48,27 +48,44 @@ pub(crate) struct World {
     pub(crate) far: Option<Rxe>,
     /// Keep the cable plugged in.
     pub(crate) _uplinks: Vec<Uplink>,
+    /// Keep the shares of devices.
+    pub(crate) _shares: Vec<DeviceShare>,
 }
 
 impl World {
+    /// Runs one thing that is ready. Returns `false` if there was none.
+    pub(crate) fn run_one(&self) -> bool {
+        self.backends().iter().any(Rxe::run_one)
+    }
+
     /// Nothing runs by itself.
     pub(crate) fn new() -> Self {
         Self::with(|_| {})
     }
 
     pub(crate) fn with(change: impl FnOnce(&mut RxeConfig)) -> Self {
+        Self::with_shares(change, &[])
+    }
+
+    /// The same with shares of devices by number.
+    pub(crate) fn with_shares(change: impl FnOnce(&mut RxeConfig), shares: &[(u8, ShareConfig)]) -> Self {
         let clock = Arc::new(ManualClock::default());
         let mut config = RxeConfig { workers: 0, clock: Arc::clone(&clock) as Arc<dyn Clock>, ..RxeConfig::default() };
         change(&mut config);
         let rxe = Rxe::new(config.clone()).unwrap();
-        let Some((faults, seed)) = CABLE.get() else { return Self { rxe, clock, far: None, _uplinks: Vec::new() } };
+        let give = |rxe: &Rxe| shares.iter().map(|&(number, share)| rxe.share(mac(number), share)).collect();
+        let mut shares: Vec<_> = give(&rxe);
+        let Some((faults, seed)) = CABLE.get() else {
+            return Self { rxe, clock, far: None, _uplinks: Vec::new(), _shares: shares };
+        };
         let far = Rxe::new(config).unwrap();
+        shares.extend(give(&far));
         let (near_end, far_end) = memory::pair(100_000).unwrap();
         let uplinks = vec![
             plug(&rxe, 1, FaultLink::new(near_end, faults, seed * 2), PortRules::default()),
             plug(&far, 2, FaultLink::new(far_end, faults, seed * 2 + 1), PortRules::default()),
         ];
-        Self { rxe, clock, far: Some(far), _uplinks: uplinks }
+        Self { rxe, clock, far: Some(far), _uplinks: uplinks, _shares: shares }
     }
 
     /// Both backends, or the one that there is.

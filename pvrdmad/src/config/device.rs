@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use pvrdma_dev::DeviceConfig;
-use pvrdma_rxe::{Congestion, PortRules};
+use pvrdma_rxe::{Congestion, PortRules, ShareConfig};
 use pvrdma_verbs::{GidType, Peers, Random, Rules};
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,8 @@ pub struct Device {
     pub nic: Option<LinkSpec>,
     /// What the device may do on its network.
     pub rules: PortRules,
+    /// What it may use of what it shares with others.
+    pub share: ShareConfig,
 }
 
 impl Device {
@@ -101,7 +103,7 @@ impl DeviceSpec {
             }
             _ => {}
         }
-        let rules = self.rules(congestion);
+        let (rules, share) = (self.rules(congestion), self.share()?);
         let memory = self.memory_rules();
         Ok(Device {
             config,
@@ -111,6 +113,7 @@ impl DeviceSpec {
             memory,
             nic: self.nic,
             rules,
+            share,
         })
     }
 

@@ -14,8 +14,10 @@ mod link;
 mod load;
 mod network;
 mod pairs;
+mod rate;
 pub mod reference;
 mod resolve;
+mod share;
 mod spec;
 #[cfg(test)]
 mod tests;
@@ -32,6 +34,7 @@ pub use self::fault::FaultSpec;
 pub use self::link::LinkSpec;
 pub use self::load::{Config, ConfigSpec};
 pub use self::network::Network;
+pub use self::rate::BitRate;
 pub use self::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 pub use self::vlan::VlanWord;
 pub use self::words::{Isolate, LinkState, MemoryFiles, Pin, Roce, SandboxMode, Switch};

@@ -9,6 +9,7 @@ use super::device::Device;
 use super::error::ConfigError;
 use super::fault::FaultSpec;
 use super::link::LinkSpec;
+use super::rate::BitRate;
 use super::spec::{NAME_RULE, NetworkSpec, is_name};
 use super::tunnel::TunnelKeys;
 use super::vlan::VlanWord;
@@ -28,6 +29,8 @@ pub struct Network {
     pub uplink: Option<LinkSpec>,
     /// Bytes of an IP packet that the uplink carries.
     pub mtu: u32,
+    /// What it carries, if somebody says so.
+    pub link_rate: Option<BitRate>,
     /// The VLAN of its devices.
     pub vlan: VlanMode,
     /// What the uplink suffers from, for tests.
@@ -81,7 +84,8 @@ impl NetworkSpec {
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
-        Ok(Network { name: self.name, uplink, mtu, vlan, fault: self.fault, peers, local, devices: Vec::new() })
+        let Self { name, link_rate, fault, .. } = self;
+        Ok(Network { name, uplink, mtu, link_rate, vlan, fault, peers, local, devices: Vec::new() })
     }
 }
 

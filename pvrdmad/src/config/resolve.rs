@@ -4,7 +4,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
 use pvrdma_ether_link::vxlan::VxlanConfig;
-use pvrdma_rxe::VlanMode;
+use pvrdma_rxe::{ShareConfig, VlanMode};
 
 use super::backend::BackendSpec;
 use super::device::Device;
@@ -54,7 +54,7 @@ impl Config {
         let network = match (&spec.network, spec.own_network()) {
             (Some(_), Some(_)) => {
                 let problem = "network names a network that is described elsewhere: uplink, remote, vni, learn, vlan, \
-                               mtu and fault are given there";
+                               mtu, link-rate and fault are given there";
                 return Err(problem.to_owned());
             }
             (Some(name), None) if name != DEFAULT_NETWORK => return self.named(name),
@@ -96,6 +96,7 @@ impl Config {
         self.check_backend()?;
         for network in &self.networks {
             check_addresses(network)?;
+            network.check_rates()?;
         }
         for (index, network) in self.networks.iter().enumerate() {
             for other in self.networks.iter().take(index) {
@@ -145,6 +146,11 @@ impl Config {
         if let Some(network) = self.networks.iter().find(limits_peers) {
             let problem = "peers belongs to the backend rxe: the host's adapter asks nobody".to_owned();
             return Err(ConfigError::Network { name: network.name.clone(), problem });
+        }
+        let shares = self.devices().find(|(_, device)| device.share != ShareConfig::default());
+        if let Some((_, device)) = shares {
+            let problem = "weight, rates and burst belong to the backend rxe".to_owned();
+            return Err(ConfigError::Device { name: device.config.name.clone(), problem });
         }
         if let Some(network) = self.networks.iter().find(|network| network.vlan != VlanMode::Untagged) {
             let problem = "vlan belongs to the backend rxe".to_owned();
@@ -204,6 +210,7 @@ impl Network {
         let key = match (self, other) {
             _ if self.mtu != other.mtu => "mtu",
             _ if self.fault != other.fault => "fault",
+            _ if self.link_rate != other.link_rate => "link-rate",
             _ if remotes(self) != remotes(other) => "remote",
             _ if is_open(self) != is_open(other) => "learn",
             _ => return Ok(()),
@@ -301,6 +308,18 @@ mod tests {
             network.devices.iter().map(|device| device.config.name.as_str()).collect()
         }
         config.networks.iter().map(|network| (network.name.as_str(), names(network))).collect()
+    }
+
+    #[test]
+    fn promised_rates_fit_into_the_network() {
+        let fits = ["name=0,min-rate=6G", "name=1,min-rate=4G", "name=2"];
+        assert!(load(&["name=default,link-rate=10G"], &fits).is_ok());
+        let error = load(&["name=default,link-rate=9.9G"], &fits).unwrap_err();
+        assert!(error.contains("promised 10Gbit/s together, and it carries 9900Mbit/s (link-rate)"), "{error}");
+        let error = load(&[], &fits).unwrap_err();
+        assert!(error.contains("min-rate needs to know what network default carries (link-rate=RATE)"), "{error}");
+        let one = ["name=0,uplink=tap:t,link-rate=1G,min-rate=1G"];
+        assert!(load(&[], &one).is_ok());
     }
 
     #[test]

@@ -13,6 +13,7 @@ use super::fault::FaultSpec;
 use super::keys::{deserialize_from_str, keys, word};
 use super::link::LinkSpec;
 use super::pairs::{Syntax, from_pairs};
+use super::rate::BitRate;
 use super::tunnel::{Learn, TunnelAddress};
 use super::vlan::VlanWord;
 use super::words::{MemoryFiles, Pcp, Pin, Roce, Switch};
@@ -70,6 +71,12 @@ keys! {
         /// it.
         ["mtu", "BYTES", "1500"]
         mtu: Option<u32>,
+        /// What the network carries, in bits per second.
+        ///
+        /// Units `k`, `M`, `G` and `T`; a string in the file. Nothing is measured: it is what the `min-rate` of all
+        /// devices together may not exceed.
+        ["link-rate", "RATE", ""]
+        link_rate: Option<BitRate>,
         /// Faults injected on the uplink, for tests.
         ["fault", "FAULT:RATE/...", ""]
         #[serde(default, deserialize_with = "word")]
@@ -214,6 +221,32 @@ keys! {
         /// Its parameters are in the table `[congestion]` of the file.
         ["congestion", "on|off", "on"]
         congestion: Option<Switch>,
+        /// Share of the device beside others of its network.
+        ///
+        /// While several are busy, each moves bytes in proportion to its weight: of the workers' time, and of the
+        /// uplink while that is full. Who is alone has everything.
+        ["weight", "1..1000", "100"]
+        weight: Option<u32>,
+        /// What the device moves at most, in bits per second.
+        ///
+        /// Units `k`, `M`, `G` and `T`, as `2.5G`; a string in the file. Payload counts between devices of the
+        /// network, and whole frames on the uplink, what peers read from the device included.
+        ["max-rate", "RATE", ""]
+        max_rate: Option<BitRate>,
+        /// What it may move at once after a pause, with `max-rate`.
+        ///
+        /// Without: what comes in 10 ms, at least 64 KiB.
+        ["burst", "BYTES", ""]
+        burst: Option<u64>,
+        /// Bits per second that one queue pair's requests move at most.
+        ["qp-max-rate", "RATE", ""]
+        qp_max_rate: Option<BitRate>,
+        /// Bits per second that the device moves before others.
+        ///
+        /// Before those that have theirs, or none. Needs `link-rate` of its network, which those of all its devices
+        /// together do not exceed.
+        ["min-rate", "RATE", ""]
+        min_rate: Option<BitRate>,
         /// Link to other hosts, instead of `network`.
         ///
         /// This and the keys up to `fault` describe a network in place of `network`. Devices with equal uplinks and
@@ -237,6 +270,9 @@ keys! {
         /// Longest IP packet, 576 to 65535 bytes.
         ["mtu", "BYTES", "1500"]
         mtu: Option<u32>,
+        /// What the uplink carries, in bits per second.
+        ["link-rate", "RATE", ""]
+        link_rate: Option<BitRate>,
         /// Faults injected on the uplink, for tests.
         ["fault", "FAULT:RATE/...", ""]
         #[serde(default, deserialize_with = "word")]
@@ -258,6 +294,7 @@ impl DeviceSpec {
             learn: self.learn,
             vlan: self.vlan,
             mtu: self.mtu,
+            link_rate: self.link_rate,
             fault: self.fault,
             ..NetworkSpec::default()
         };

@@ -362,6 +362,7 @@ fn a_configuration_travels() {
         uplink = "vxlan:10.0.0.1"
         remote = ["10.0.0.2"]
         vni = 7
+        link-rate = "25G"
         fault = "loss:0.01"
         [[network]]
         name = "b"
@@ -381,6 +382,11 @@ fn a_configuration_travels() {
         owner = "root"
         nic = "unix-dgram:/x:/y"
         roce = "v1"
+        weight = 300
+        max-rate = "10G"
+        burst = 1000000
+        qp-max-rate = "500M"
+        min-rate = "1.5G"
         [device.limits]
         max_qp = 100
         [[device]]

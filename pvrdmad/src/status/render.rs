@@ -4,9 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::report::{CaptureReport, DaemonStatus, DeviceReport, NetworkReport, NetworkState, NetworkStatus};
+use super::report::{
+    CaptureReport, DaemonStatus, DeviceReport, NetworkReport, NetworkState, NetworkStatus, ShareReport,
+};
 use super::table::{number, percent, short, size, table};
-use crate::config::Pin;
+use crate::config::{BitRate, Pin};
 
 impl DaemonStatus {
     /// Tables for people.
@@ -49,7 +51,7 @@ impl DaemonStatus {
                 text += &format!("{} {what} were refused\n", number(count));
             }
         }
-        text + &self.render_ports() + &self.render_counters()
+        text + &self.render_shares() + &self.render_ports() + &self.render_counters()
     }
 
     /// Devices whose addresses are those that they bind first, and whom others may talk to.
@@ -97,6 +99,27 @@ impl DaemonStatus {
             }
         }
         text
+    }
+
+    /// Shares of devices, if one of them has worked or has limits.
+    fn render_shares(&self) -> String {
+        let shares = self.devices.iter().filter_map(|device| Some((device.name(), device.share.as_ref()?)));
+        let shown = shares.filter(|(_, share)| share.worker_ns > 0 || share.port_ns > 0 || share.max_rate.is_some());
+        let rate =
+            |bits: Option<u64>| bits.map_or_else(|| "-".to_owned(), |bits| BitRate::from_bytes(bits / 8).to_string());
+        let milliseconds = |ns: u64| number(ns / 1_000_000);
+        let row = |(name, share): (&str, &ShareReport)| {
+            vec![
+                short(name),
+                share.weight.to_string(),
+                rate(share.min_rate),
+                rate(share.max_rate),
+                milliseconds(share.worker_ns),
+                milliseconds(share.port_ns),
+                number(share.throttled),
+            ]
+        };
+        table(["share", "weight", "min", "max", "workers ms", "port ms", "throttled"], 1, shown.map(row))
     }
 
     /// What crossed the ports of devices with an uplink. Every counter by itself is among the others below.

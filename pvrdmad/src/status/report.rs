@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use pvrdma_dev::MemoryStatus;
+use pvrdma_rxe::{ShareConfig, ShareUsage};
 use pvrdma_verbs::{Counter, PortState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -109,6 +110,8 @@ pub struct DeviceReport {
     pub peers: [Vec<String>; 2],
     /// The network that it is in.
     pub network: NetworkReport,
+    /// What it may use of what it shares with others, and has used. None on the host's adapter.
+    pub share: Option<ShareReport>,
     /// Those who watch the device.
     pub capture: CaptureReport,
 }
@@ -186,6 +189,41 @@ pub struct NetworkReport {
     /// The port's counters: what queue pairs sent and received (`wire_…`), what was passed on for the network function
     /// (`passed_…`). None if the network has no uplink.
     pub counters: BTreeMap<String, u64>,
+}
+
+/// A device's share of its network.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct ShareReport {
+    /// Its weight against those of the others.
+    pub weight: u32,
+    /// What it moves at most, in bits per second.
+    pub max_rate: Option<u64>,
+    /// What the requests of one queue pair move at most, in bits per second.
+    pub qp_max_rate: Option<u64>,
+    /// What it is promised, in bits per second.
+    pub min_rate: Option<u64>,
+    /// Nanoseconds that the workers of the network, which its devices share, have worked for it.
+    pub worker_ns: u64,
+    /// Nanoseconds that the thread of its port has worked.
+    pub port_ns: u64,
+    /// Times that `max_rate` had it wait.
+    pub throttled: u64,
+}
+
+impl ShareReport {
+    /// From the configuration of a device, and from what it has used.
+    pub fn new(config: ShareConfig, usage: ShareUsage) -> Self {
+        let bits = |rate: Option<u64>| rate.map(|bytes| bytes.saturating_mul(8));
+        Self {
+            weight: config.weight,
+            max_rate: bits(config.max_rate),
+            qp_max_rate: bits(config.qp_max_rate),
+            min_rate: bits(config.min_rate),
+            worker_ns: usage.worker_ns,
+            port_ns: usage.port_ns,
+            throttled: usage.throttled,
+        }
+    }
 }
 
 /// Captures of a device.

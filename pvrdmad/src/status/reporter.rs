@@ -6,12 +6,13 @@ use std::sync::Arc;
 use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PciFunction, PvrdmaDevice};
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_rxe::capture::CaptureCounts;
-use pvrdma_rxe::{Rxe, Uplink};
+use pvrdma_rxe::{DeviceShare, Rxe, Uplink};
 use pvrdma_verbs::{Backend, VerbsError};
 use serde_json::{Map, Value};
 
 use super::report::{
-    AddressReport, CaptureReport, ClientReport, DeviceReport, MemoryReport, NetworkReport, by_name, port_word,
+    AddressReport, CaptureReport, ClientReport, DeviceReport, MemoryReport, NetworkReport, ShareReport, by_name,
+    port_word,
 };
 use crate::config::Device;
 use crate::vfio_user::{ConnectionStats, IrqTable};
@@ -72,6 +73,8 @@ pub(crate) struct Reporter {
     pub(crate) network: String,
     /// Bytes of an IP packet that it carries.
     pub(crate) mtu: u32,
+    /// What it may use, and has used.
+    pub(crate) share: Option<DeviceShare>,
     /// The device's end of the uplink, if there is one.
     pub(crate) port: Option<Uplink>,
     /// Which can watch the device.
@@ -106,6 +109,7 @@ impl Reporter {
                 mtu: self.mtu,
                 counters: self.port.as_ref().map_or_else(BTreeMap::new, |port| by_name(&port.counters())),
             },
+            share: self.share.as_ref().map(|share| ShareReport::new(self.device.share, share.usage())),
             capture: self.capture_report(),
             status: members(&status),
         }

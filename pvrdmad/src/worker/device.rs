@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use pvrdma_dev::PvrdmaDevice;
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
-use pvrdma_rxe::{Rxe, Uplink};
+use pvrdma_rxe::{DeviceShare, Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
@@ -44,7 +44,7 @@ impl ServedDevice {
         place: Place,
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
-        let Place { network, mtu, link, port, rxe } = place;
+        let Place { network, mtu, link, share, port, rxe } = place;
         let MemoryRules { files, max_mapped, max_locked } = device.memory;
         let files =
             FileRules { sealed: files == MemoryFiles::Sealed, mapped_bytes: max_mapped, ..FileRules::default() };
@@ -68,7 +68,7 @@ impl ServedDevice {
             reply_deadline: REPLY_DEADLINE,
         };
         let server = Server::start(UnixListener::from(listener), endpoint)?;
-        let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, port, rxe };
+        let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, share, port, rxe };
         Ok(Self { _server: server, reporter })
     }
 }
@@ -81,6 +81,8 @@ pub(super) struct Place {
     pub(super) mtu: u32,
     /// How its link is.
     pub(super) link: LinkState,
+    /// What it may use, if that is ours to give.
+    pub(super) share: Option<DeviceShare>,
     /// The device's end of the uplink, if there is one.
     pub(super) port: Option<Uplink>,
     /// Which can watch the device.

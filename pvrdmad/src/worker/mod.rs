@@ -61,7 +61,8 @@ impl Worker {
         let adapter = match &setup.backend {
             BackendSpec::Rxe => {
                 let (vlan, local) = (setup.network.vlan, setup.network.local);
-                let config = RxeConfig { workers: setup.engine_threads, vlan, local, ..RxeConfig::default() };
+                let workers = setup.engine_threads;
+                let config = RxeConfig { workers, vlan, local, one_uplink: true, ..RxeConfig::default() };
                 Adapter::Rxe(Rxe::new(config).context("backend rxe")?)
             }
             BackendSpec::Ibverbs(spec) => {
@@ -98,13 +99,17 @@ impl Worker {
         let mut fds = fds.into_iter();
         let Some(listener) = fds.next() else { bail!("no socket for it") };
         let Network { name, mtu, .. } = &self.setup.network;
-        let place = |port, rxe| Place { network: name.clone(), mtu: *mtu, link, port, rxe };
+        let place = |share, port, rxe| Place { network: name.clone(), mtu: *mtu, link, share, port, rxe };
         let served = match &self.adapter {
             Adapter::Rxe(rxe) => {
-                let place = place(self.plug(&device, fds.collect(), rxe)?, Some(rxe.clone()));
+                // Before it is plugged in, which takes its share.
+                let share = rxe.share(device.config.mac, device.share);
+                let place = place(Some(share), self.plug(&device, fds.collect(), rxe)?, Some(rxe.clone()));
                 ServedDevice::start(device, listener, rxe, place, &self.host)
             }
-            Adapter::Ibverbs(ibverbs) => ServedDevice::start(device, listener, ibverbs, place(None, None), &self.host),
+            Adapter::Ibverbs(ibverbs) => {
+                ServedDevice::start(device, listener, ibverbs, place(None, None, None), &self.host)
+            }
         };
         devices.push(served?);
         Ok(())

@@ -15,6 +15,7 @@ use pvrdma_verbs::{
 };
 
 use super::route::LocalRoute;
+use crate::budget::Budget;
 use crate::capture::local::{ConnectionTrace, refusal};
 use crate::counters::{Counters, Tally};
 use crate::qp::Qp;
@@ -22,7 +23,7 @@ use crate::qp::requester::{Progress, Requester, begin_request};
 use crate::qp::responder::{Responder, execute_atomic, remote_list, remote_sge};
 use crate::qp::state::ErrorCause;
 use crate::sg::{FaultyList, Memory, MemoryGuard, SgList, transfer};
-use crate::task::{Budget, Run};
+use crate::task::Run;
 
 /// The responder of the peer, held.
 struct Target<'a> {

@@ -14,13 +14,14 @@ use super::peer_window::{PeerWindows, WindowShare};
 use super::rate_limiter::RateLimiter;
 use super::room::{self, Room};
 use super::timeout_grace::TimeoutGrace;
+use crate::budget::Budget;
 use crate::counters::Tally;
 use crate::gid::BoundGid;
 use crate::port::{BATCH, Port};
 use crate::qp::Qp;
 use crate::qp::requester::Requester;
 use crate::sg::{Memory, MemoryGuard};
-use crate::task::{Budget, Run};
+use crate::task::Run;
 
 /// What a route to the wire holds.
 #[derive(Debug)]

@@ -10,12 +10,12 @@ use pvrdma_verbs::{QpType, Qpn};
 
 use super::sources::{Sources, Verdict};
 use super::{cnp, ud};
+use crate::budget::Budget;
 use crate::drive::Endpoint;
 use crate::gid::BoundGid;
 use crate::path::directory::Node;
 use crate::port::counters::PortCounters;
 use crate::port::{Port, RoceReceiver};
-use crate::task::Budget;
 
 /// Bytes that queue pairs send between two looks at what came: what waits in the socket meanwhile must fit into it.
 const PASS_BYTES: u64 = 256 << 10;
@@ -128,28 +128,42 @@ impl Inbox {
             let Some(alive) = endpoint.upgrade() else { continue };
             // Before the run: an answer that comes from now on has to be seen again.
             alive.turns().end_requests();
-            let mut budget = Budget::new(TURN_BYTES.min(left), TURN_REQUESTS);
-            let more = alive.run_on_port(&mut budget);
-            left = left.saturating_sub(TURN_BYTES.min(left).saturating_sub(budget.bytes()).max(TURN_COST));
-            if more && alive.turns().begin_requests() {
+            let run = alive.run_on_port(Budget::new(TURN_BYTES.min(left), TURN_REQUESTS));
+            left = left.saturating_sub(run.cost);
+            if run.more && alive.turns().begin_requests() {
                 self.answered.push_back(endpoint);
             }
         }
     }
 
-    /// Has responders send in turns, until none owes anything or so many bytes have left.
-    fn drive_owing(&mut self, port: &Port, most: u64) {
-        let mut left = most;
+    /// Has responders send in turns, until none owes anything or so many bytes have left. Returns `true` if there is
+    /// more to send at once.
+    fn drive_owing(&mut self, port: &Port, most: u64) -> bool {
         // A packet each: most owe an acknowledgement, which must not wait behind the data of others.
+        let mut sent = 0_u64;
         for endpoint in std::mem::take(&mut self.newly_owing) {
-            left = left.saturating_sub(self.respond_once(port, endpoint, 1));
+            sent = sent.saturating_add(self.respond_once(port, endpoint, 1));
         }
-        while left > 0
+        let may = !self.owing.is_empty() && port.may_send_data();
+        if may {
+            let most = port.share.limit(Budget::new(most.saturating_sub(sent), 0), || port.now()).bytes();
+            sent = sent.saturating_add(self.send_to_readers(port, most));
+        }
+        port.has_sent_data(sent);
+        may && !self.owing.is_empty() && !port.uplink.is_full()
+    }
+
+    /// Has responders that owe more than a packet send so many bytes in turns. Returns how many it were.
+    fn send_to_readers(&mut self, port: &Port, most: u64) -> u64 {
+        let mut sent = 0_u64;
+        while sent < most
             && !port.uplink.is_full()
             && let Some(endpoint) = self.owing.pop_front()
         {
-            left = left.saturating_sub(self.respond_once(port, endpoint, TURN_BYTES.min(left)));
+            let turn = TURN_BYTES.min(most.saturating_sub(sent));
+            sent = sent.saturating_add(self.respond_once(port, endpoint, turn));
         }
+        sent
     }
 
     /// Has a responder send about so many bytes. Returns how many it were.
@@ -174,6 +188,12 @@ impl RoceReceiver for Inbox {
         node.is_some()
     }
 
+    fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool {
+        let sent = self.send_to_readers(port, budget.bytes().min(PASS_BYTES));
+        budget.take_bytes(sent);
+        !self.owing.is_empty()
+    }
+
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool {
         self.sources.end_batch();
         if !self.notifications.is_empty() {
@@ -186,9 +206,7 @@ impl RoceReceiver for Inbox {
         }
         let owing = !self.newly_owing.is_empty() || !self.owing.is_empty();
         self.drive_answered(if owing { PASS_BYTES / 2 } else { PASS_BYTES });
-        if owing {
-            self.drive_owing(port, PASS_BYTES / 2);
-        }
-        !self.answered.is_empty() || !self.owing.is_empty() && !port.uplink.is_full()
+        let more = owing && self.drive_owing(port, PASS_BYTES / 2);
+        more || !self.answered.is_empty()
     }
 }

@@ -3,6 +3,7 @@
 //! Every comparison alternates between what is measured and its base line, round by round.
 
 mod memory;
+mod neighbours;
 mod rates;
 mod sides;
 
@@ -21,5 +22,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
     figures.push(rates::latency(runs)?);
     figures.push(rates::sends_against_writes(64, runs)?);
     figures.push(rates::sends_against_writes(64 << 10, runs)?);
+    figures.push(neighbours::write_beside_busy_guest(runs)?);
+    figures.push(neighbours::idle_guest_without_receives()?);
     Ok(figures)
 }

@@ -12,7 +12,7 @@ use anyhow::Result;
 
 pub(super) use guest::measure as measure_in_guest;
 pub(crate) use guest::run_inside as run_in_guest;
-pub(crate) use peer::PeerOptions;
+pub(crate) use peer::{PeerOptions, processor_time};
 
 use super::figure::Figure;
 use crate::image::GuestImage;

@@ -342,7 +342,7 @@ impl Peer {
 
 /// Processor time of this process so far.
 #[expect(clippy::cast_precision_loss, reason = "seconds")]
-pub(super) fn processor_time() -> f64 {
+pub(crate) fn processor_time() -> f64 {
     let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
     time.tv_sec as f64 + time.tv_nsec as f64 / 1e9
 }

@@ -1,0 +1,45 @@
+//! The ports of a network.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pvrdma_verbs::{MacAddr, VerbsError};
+
+use super::Port;
+
+/// Devices that are connected to a network, by address.
+#[derive(Debug, Default)]
+pub(crate) struct Ports(Mutex<HashMap<MacAddr, Arc<Port>>>);
+
+impl Ports {
+    /// The port of a device, if it has one.
+    pub(crate) fn get(&self, mac: MacAddr) -> Option<Arc<Port>> {
+        self.0.lock().get(&mac).cloned()
+    }
+
+    /// Takes a port out.
+    pub(super) fn remove(&self, mac: MacAddr) {
+        self.0.lock().remove(&mac);
+    }
+
+    /// All ports.
+    pub(crate) fn all(&self) -> Vec<Arc<Port>> {
+        self.0.lock().values().cloned().collect()
+    }
+
+    /// Adds a port.
+    ///
+    /// # Errors
+    /// The device has one.
+    pub(crate) fn insert(&self, port: &Arc<Port>) -> Result<(), VerbsError> {
+        match self.0.lock().entry(port.mac) {
+            Entry::Occupied(_) => Err(VerbsError::InUse("MAC address")),
+            Entry::Vacant(entry) => {
+                entry.insert(Arc::clone(port));
+                Ok(())
+            }
+        }
+    }
+}

@@ -1,0 +1,226 @@
+//! The ready queue: tasks that are ready, fairly by device and then by task, and timers of those that wait.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::budget::RUN_COST;
+use crate::share::{Contention, MAX_DEBT, Share};
+use crate::task::Task;
+use crate::timer::{TimerKey, Timers};
+
+/// Tags are moved back when they are larger than this: a year of bytes at the least weight.
+const REBASE: u64 = 1 << 62;
+
+/// The tasks of a device.
+#[derive(Debug)]
+struct Flow {
+    share: Arc<Share>,
+    ready: VecDeque<Arc<Task>>,
+    /// Tasks of it that run.
+    running: usize,
+    /// The device's rate has it wait until then.
+    throttled: Option<Duration>,
+}
+
+impl Flow {
+    fn is_busy(&self) -> bool {
+        self.running > 0 || !self.ready.is_empty()
+    }
+}
+
+/// A task that was taken, and what was charged for it.
+#[derive(Debug)]
+pub(crate) struct Taken {
+    pub(crate) task: Arc<Task>,
+    charged: u64,
+    /// The tag that its device had, or the smallest one if it came first for another reason.
+    start: u64,
+}
+
+/// What is inside a [`ReadyQueue`].
+#[derive(Debug, Default)]
+pub(crate) struct Queue {
+    flows: Vec<Flow>,
+    /// Tasks of all flows.
+    ready: usize,
+    pub(crate) timers: Timers<Arc<Task>>,
+    /// Workers that wait.
+    pub(crate) idle: usize,
+    pub(crate) stopping: bool,
+    contention: Arc<Contention>,
+}
+
+impl Queue {
+    /// Returns `true` if nothing is ready and no timer is armed.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.ready == 0 && self.timers.first().is_none()
+    }
+
+    /// When [`Self::take`] is worth another call, if nothing is pushed: the next timer, and the end of what rates of
+    /// devices have wait.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        let throttled = self.flows.iter().filter(|flow| !flow.ready.is_empty()).filter_map(|flow| flow.throttled);
+        self.timers.first().into_iter().chain(throttled).min()
+    }
+
+    fn virtual_time(&self) -> u64 {
+        self.contention.virtual_time.load(Ordering::Relaxed)
+    }
+
+    /// Where the tasks of a device are.
+    fn slot(&mut self, share: &Arc<Share>) -> usize {
+        let slot = share.slot.load(Ordering::Relaxed);
+        if self.flows.get(slot).is_some_and(|flow| Arc::ptr_eq(&flow.share, share)) {
+            return slot;
+        }
+        // Devices that are gone make room for new ones.
+        let dead = |flow: &Flow| !flow.is_busy() && Arc::strong_count(&flow.share) == 1;
+        let flow = Flow { share: Arc::clone(share), ready: VecDeque::new(), running: 0, throttled: None };
+        let slot = self.flows.iter().position(dead).unwrap_or(self.flows.len());
+        match self.flows.get_mut(slot) {
+            Some(dead) => *dead = flow,
+            None => self.flows.push(flow),
+        }
+        share.slot.store(slot, Ordering::Relaxed);
+        slot
+    }
+
+    fn push(&mut self, task: Arc<Task>) {
+        let now = self.virtual_time();
+        let slot = self.slot(task.share());
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        if !flow.is_busy() {
+            // Nothing is saved up while a device is idle.
+            let share = &flow.share;
+            let most = now.saturating_add(share.scaled(MAX_DEBT));
+            share.set_finish(share.finish().saturating_add(share.take_elsewhere()).clamp(now, most));
+            share.busy.store(true, Ordering::Relaxed);
+            self.contention.busy.fetch_add(1, Ordering::Relaxed);
+        }
+        flow.ready.push_back(task);
+        self.ready += 1;
+    }
+
+    /// Moves due timers to the ready queue, and takes the next task of the device whose turn it is. `charge` is what
+    /// the run costs at most.
+    pub(crate) fn take(&mut self, now: Duration, charge: u64) -> Option<Taken> {
+        while let Some(task) = self.timers.pop_due(now) {
+            self.push(task);
+        }
+        while let Some((slot, least)) = self.next(now) {
+            let flow = self.flows.get_mut(slot)?;
+            let task = flow.ready.pop_front()?;
+            self.ready = self.ready.saturating_sub(1);
+            flow.running += 1;
+            let (charged, finish) = (flow.share.scaled(charge), flow.share.finish());
+            flow.share.set_finish(finish.saturating_add(charged));
+            let taken = Taken { task, charged, start: least };
+            if taken.task.is_alive() {
+                return Some(taken);
+            }
+            self.finish(taken, 0, false);
+        }
+        None
+    }
+
+    /// The device whose turn it is, and the smallest tag of those that are ready.
+    fn next(&mut self, now: Duration) -> Option<(usize, u64)> {
+        let (mut best, mut least) = (None, None);
+        for (slot, flow) in self.flows.iter_mut().enumerate().filter(|(_, flow)| !flow.ready.is_empty()) {
+            let throttled = flow.share.throttled_until(|| now);
+            if throttled.is_some() && flow.throttled.is_none() {
+                flow.share.count_throttled();
+            }
+            flow.throttled = throttled;
+            if throttled.is_some() {
+                continue;
+            }
+            let finish = flow.share.finish();
+            least = Some(least.map_or(finish, |least: u64| least.min(finish)));
+            let key = (!flow.share.is_owed(now), finish);
+            if best.is_none_or(|(other, _)| key < other) {
+                best = Some((key, slot));
+            }
+        }
+        best.map(|(_, slot)| slot).zip(least)
+    }
+
+    /// The virtual time is the tag with which work was last begun.
+    fn advance(&mut self, start: u64) {
+        let time = self.virtual_time().max(start);
+        if time < REBASE {
+            self.contention.virtual_time.store(time, Ordering::Relaxed);
+            return;
+        }
+        for flow in &self.flows {
+            flow.share.set_finish(flow.share.finish().saturating_sub(time));
+        }
+        self.contention.virtual_time.store(0, Ordering::Relaxed);
+    }
+
+    /// A task was run, for so much. `more`: it is marked as scheduled, and comes back.
+    pub(crate) fn finish(&mut self, taken: Taken, cost: u64, more: bool) {
+        let Taken { task, charged, start } = taken;
+        // Who found nothing to do, as when a link is full, does not take the others' turns away by that.
+        self.advance(if cost > RUN_COST { start } else { start.saturating_sub(MAX_DEBT) });
+        let slot = self.slot(task.share());
+        let Some(flow) = self.flows.get_mut(slot) else { return };
+        let share = &flow.share;
+        let used = share.scaled(cost).saturating_add(share.take_elsewhere());
+        share.set_finish(share.finish().saturating_sub(charged).saturating_add(used));
+        flow.running = flow.running.saturating_sub(1);
+        if more {
+            flow.ready.push_back(task);
+            self.ready += 1;
+        } else if !flow.is_busy() {
+            share.busy.store(false, Ordering::Relaxed);
+            self.contention.busy.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// Tasks that are ready, and timers of those that wait.
+#[derive(Debug)]
+pub(crate) struct ReadyQueue {
+    pub(crate) queue: Mutex<Queue>,
+    /// Notified when an idle worker has something to do.
+    pub(crate) work: Condvar,
+    /// Who is busy, for those that do not have the queue.
+    pub(crate) contention: Arc<Contention>,
+}
+
+impl Default for ReadyQueue {
+    fn default() -> Self {
+        let contention = Arc::<Contention>::default();
+        let queue = Queue { contention: Arc::clone(&contention), ..Queue::default() };
+        Self { queue: Mutex::new(queue), work: Condvar::new(), contention }
+    }
+}
+
+impl ReadyQueue {
+    pub(crate) fn push(&self, task: Arc<Task>) {
+        let mut queue = self.queue.lock();
+        queue.push(task);
+        if queue.idle > 0 {
+            self.work.notify_one();
+        }
+    }
+
+    /// Schedules a task for `deadline`, in place of an older timer of it.
+    pub(crate) fn arm(&self, task: &Arc<Task>, deadline: Duration, old: Option<TimerKey>) -> TimerKey {
+        let mut queue = self.queue.lock();
+        if let Some(old) = old {
+            queue.timers.remove(old);
+        }
+        let first = queue.timers.first().is_none_or(|first| deadline < first);
+        let key = queue.timers.insert(deadline, Arc::clone(task));
+        if first && queue.idle > 0 {
+            self.work.notify_one();
+        }
+        key
+    }
+}
