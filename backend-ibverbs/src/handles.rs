@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{CompletionQueue, MemoryRegion, QpAttrMask, QpAttrs, QpState, Qpn, QueuePair, SharedReceiveQueue};
+use pvrdma_verbs::{
+    CompletionQueue, MemoryRegion, MrShape, QpAttrMask, QpAttrs, QpState, Qpn, QueuePair, SharedReceiveQueue,
+};
 use serde_json::Value;
 
 use crate::cq::Cq;
@@ -32,6 +34,10 @@ impl MemoryRegion for IbvMr {
 
     fn rkey(&self) -> u32 {
         self.mr.rkey()
+    }
+
+    fn shape(&self) -> Option<MrShape> {
+        Some(self.mr.shape())
     }
 
     fn inspect(&self) -> Value {

@@ -25,7 +25,7 @@ use crate::path::local::rc::{self as local_rc, LocalBatch};
 use crate::path::wire::peer_window::PeerWindows;
 use crate::path::wire::rate_limiter::RateLimiter;
 use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
-use crate::path::wire::responder::{WireResponderInspect, WireSide};
+use crate::path::wire::responder::{PortTurns, WireResponderInspect, WireSide};
 use crate::path::{Route, RouteInspect};
 use crate::port::Port;
 use crate::qp::modify::Modified;
@@ -132,9 +132,19 @@ impl Endpoint {
 
     /// Runs the requester on a thread that has something else to do afterwards; workers do the rest.
     pub(crate) fn run_inline(&self) {
-        if self.run(self.qp.adapter.engine.inline_budget) {
+        if self.run(&mut self.qp.adapter.engine.inline_budget.clone()) {
             self.qp.task().schedule();
         }
+    }
+
+    /// Runs the requester on the thread of the port. Returns `true` if there is more to do than the budget allows.
+    pub(crate) fn run_on_port(&self, budget: &mut Budget) -> bool {
+        self.run(budget)
+    }
+
+    /// Where the QP stands with the thread of the port.
+    pub(crate) const fn turns(&self) -> &PortTurns {
+        &self.wire.turns
     }
 
     /// A receive was posted.
@@ -361,9 +371,10 @@ impl Endpoint {
         self.wire.take_request(port, &self.qp, packet, frame, |attrs| Some(self.wire_path(attrs)?.0))
     }
 
-    /// Sends what the responder owes to the wire. Returns `false` if it wants another turn.
-    pub(crate) fn respond(&self, port: &Port) -> bool {
-        self.wire.respond(port, &self.qp)
+    /// Sends what the responder owes to the wire, at least a packet and about `most` bytes, and adds to `sent`. Returns
+    /// `false` if it wants another turn.
+    pub(crate) fn respond(&self, port: &Port, most: u64, sent: &mut u64) -> bool {
+        self.wire.respond(port, &self.qp, most, sent)
     }
 
     /// Where requests go, and to which QP, if that is the wire. What was left to the caller meanwhile is done when the
@@ -392,9 +403,9 @@ impl Endpoint {
 }
 
 impl Runnable for Endpoint {
-    fn run(&self, mut budget: Budget) -> bool {
+    fn run(&self, budget: &mut Budget) -> bool {
         let _guard = EndOnPanic::new("the data path");
-        self.qp.task().run_exclusive(&self.send, |half| self.run_half(half, &mut budget))
+        self.qp.task().run_exclusive(&self.send, |half| self.run_half(half, budget))
     }
 }
 

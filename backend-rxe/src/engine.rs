@@ -61,7 +61,7 @@ impl Engine {
     fn run(&self, task: &Arc<Task>) {
         // What is left waits for its turn behind the others. Nobody is woken for it: this thread looks at the queue
         // next, and a long transfer stays on one processor while there is nothing else to do.
-        if task.run_scheduled(self.worker_budget) {
+        if task.run_scheduled(&mut self.worker_budget.clone()) {
             self.ready.queue.lock().push_back(Arc::clone(task));
         }
     }

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use pvrdma_guest_memory::PinGuard;
 use pvrdma_verbs::{
-    Access, CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MemoryRegion, MrRequest,
+    Access, CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape,
     PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair, Snapshot, SrqInit, VerbsError,
 };
 use serde::Serialize;
@@ -229,6 +229,10 @@ impl MemoryRegion for RxeMr {
 
     fn rkey(&self) -> u32 {
         self.key
+    }
+
+    fn shape(&self) -> Option<MrShape> {
+        self.adapter.mrs.try_read()?.shape(self.key)
     }
 
     fn inspect(&self) -> Value {

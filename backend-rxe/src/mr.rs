@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::{MappedRecursiveRwLockReadGuard, RecursiveRwLock, RecursiveRwLockReadGuard};
 use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
-use pvrdma_verbs::{Access, FastRegister, Snapshot, VerbsError};
+use pvrdma_verbs::{Access, FastRegister, MrShape, Snapshot, VerbsError};
 use serde::Serialize;
 
 use crate::limits::MAX_MR;
@@ -69,12 +69,17 @@ impl Region {
 #[derive(Debug)]
 enum Body {
     Fixed(Region, #[expect(dead_code, reason = "keeps the pages resident")] PinGuard),
-    Fast {
-        max_pages: u32,
-        /// Cleared before the lock is taken for invalidation, so that new users cannot hold it off.
-        valid: AtomicBool,
-        region: RecursiveRwLock<Option<Filled>>,
-    },
+    /// In a box: it is larger, and rarer.
+    Fast(Box<Fast>),
+}
+
+/// A region that work requests fill.
+#[derive(Debug)]
+struct Fast {
+    max_pages: u32,
+    /// Cleared before the lock is taken for invalidation, so that new users cannot hold it off.
+    valid: AtomicBool,
+    region: RecursiveRwLock<Option<Filled>>,
 }
 
 /// What a fast registration has put into a region.
@@ -100,9 +105,9 @@ impl Mr {
     }
 
     /// A region that work requests fill.
-    pub(crate) const fn fast(pd: u64, max_pages: u32) -> Self {
-        let body = Body::Fast { max_pages, valid: AtomicBool::new(false), region: RecursiveRwLock::new(None) };
-        Self { key: AtomicU32::new(0), pd, body }
+    pub(crate) fn fast(pd: u64, max_pages: u32) -> Self {
+        let fast = Fast { max_pages, valid: AtomicBool::new(false), region: RecursiveRwLock::new(None) };
+        Self { key: AtomicU32::new(0), pd, body: Body::Fast(Box::new(fast)) }
     }
 }
 
@@ -180,12 +185,23 @@ impl MrTable {
         let mr = self.get(key)?;
         let (range, max_pages) = match &mr.body {
             Body::Fixed(region, _) => (Snapshot::Taken(Some(region.inspect())), 0),
-            Body::Fast { max_pages, region, .. } => {
-                let range = region.try_read().map(|region| region.as_ref().map(|filled| filled.region.inspect()));
-                (range.into(), *max_pages)
+            Body::Fast(fast) => {
+                let range = fast.region.try_read().map(|region| region.as_ref().map(|filled| filled.region.inspect()));
+                (range.into(), fast.max_pages)
             }
         };
         Some(MrInspect { pd: mr.pd, range, max_pages })
+    }
+
+    /// What a region was made for. Only the index of the key counts.
+    pub(crate) fn shape(&self, key: u32) -> Option<MrShape> {
+        Some(match &self.get(key)?.body {
+            Body::Fast(fast) => MrShape::fast_register(fast.max_pages),
+            &Body::Fixed(Region { start, length, access, ref mapping }, _) => match mapping {
+                Mapping::Identity => MrShape::Dma { access },
+                Mapping::Pages(_) => MrShape::User { start, length, access },
+            },
+        })
     }
 
     /// Adds a region and gives its key.
@@ -238,7 +254,7 @@ impl MrTable {
         let mr = self.get(key)?;
         let region = match &mr.body {
             Body::Fixed(region, _) => RegionRef::Fixed(region),
-            Body::Fast { valid, region, .. } => Self::lend(valid, region)?,
+            Body::Fast(fast) => Self::lend(fast)?,
         };
         let allowed = mr.key.load(Ordering::Relaxed) == key
             && mr.pd == pd
@@ -248,12 +264,12 @@ impl MrTable {
     }
 
     #[cold]
-    fn lend<'a>(valid: &AtomicBool, region: &'a RecursiveRwLock<Option<Filled>>) -> Option<RegionRef<'a>> {
-        if !valid.load(Ordering::Acquire) {
+    fn lend(fast: &Fast) -> Option<RegionRef<'_>> {
+        if !fast.valid.load(Ordering::Acquire) {
             return None;
         }
         // Reader-biased: one message may use the region twice, and must not wait for an invalidation in between.
-        let filled = RecursiveRwLockReadGuard::try_map(region.read(), Option::as_ref).ok()?;
+        let filled = RecursiveRwLockReadGuard::try_map(fast.region.read(), Option::as_ref).ok()?;
         Some(RegionRef::Fast(MappedRecursiveRwLockReadGuard::map(filled, |filled| &filled.region)))
     }
 
@@ -266,7 +282,8 @@ impl MrTable {
         pin: impl FnOnce(&PageList) -> Option<PinGuard>,
     ) -> bool {
         let Some(mr) = self.get(request.key).filter(|mr| mr.pd == pd) else { return false };
-        let Body::Fast { max_pages, valid, region } = &mr.body else { return false };
+        let Body::Fast(fast) = &mr.body else { return false };
+        let Fast { max_pages, valid, region } = &**fast;
         let Some(pages) = request.pages.take().filter(|pages| pages.pages() <= *max_pages) else { return false };
         let mut region = region.write();
         if region.is_some() {
@@ -283,11 +300,11 @@ impl MrTable {
     /// Makes a fast-registered region invalid. When this returns `true` nobody uses it any more.
     pub(crate) fn invalidate(&self, key: u32, pd: u64) -> bool {
         let Some(mr) = self.get(key).filter(|mr| mr.pd == pd) else { return false };
-        let Body::Fast { valid, region, .. } = &mr.body else { return false };
-        if mr.key.load(Ordering::Relaxed) != key || !valid.swap(false, Ordering::AcqRel) {
+        let Body::Fast(fast) = &mr.body else { return false };
+        if mr.key.load(Ordering::Relaxed) != key || !fast.valid.swap(false, Ordering::AcqRel) {
             return false;
         }
-        region.write().take().is_some()
+        fast.region.write().take().is_some()
     }
 }
 
@@ -397,8 +414,8 @@ mod tests {
         let shown = serde_json::to_value(table.inspect(key)).unwrap();
         assert_eq!(shown["range"]["start"], 0x4_0010, "{shown}");
         assert_eq!((&shown["range"]["pages"], &shown["max_pages"]), (&2.into(), &2.into()), "{shown}");
-        let Body::Fast { region, .. } = &table.get(key).unwrap().body else { unreachable!() };
-        let changing = region.write();
+        let Body::Fast(fast) = &table.get(key).unwrap().body else { unreachable!() };
+        let changing = fast.region.write();
         assert_eq!(table.inspect(key).unwrap().range, Snapshot::Busy);
         drop(changing);
         assert!(!table.invalidate(key, 1));

@@ -63,7 +63,7 @@ pub(crate) enum Run {
 /// What a task runs.
 pub(crate) trait Runnable: Send + Sync {
     /// Does what there is to do. Returns `true` if the budget ended first.
-    fn run(&self, budget: Budget) -> bool;
+    fn run(&self, budget: &mut Budget) -> bool;
 }
 
 /// Something that runs when there is work for it, on whatever thread learns of that.
@@ -128,7 +128,7 @@ impl Task {
     }
 
     /// Runs the task from the ready queue. Returns `true` if it belongs back there, and is marked so.
-    pub(crate) fn run_scheduled(&self, budget: Budget) -> bool {
+    pub(crate) fn run_scheduled(&self, budget: &mut Budget) -> bool {
         // Before the run: whoever schedules it from now on has to be seen again.
         self.scheduled.store(false, Ordering::SeqCst);
         self.runnable.upgrade().is_some_and(|runnable| runnable.run(budget))
@@ -265,7 +265,7 @@ mod tests {
     }
 
     impl Runnable for Exclusive {
-        fn run(&self, _budget: Budget) -> bool {
+        fn run(&self, _budget: &mut Budget) -> bool {
             self.task.run_exclusive(&self.lock, |runs| {
                 *runs += 1;
                 false
@@ -280,7 +280,7 @@ mod tests {
             task: Task::new(&queue, me.clone() as _),
             lock: FairMutex::new(0),
         });
-        let (task, budget) = (&exclusive.task, Budget::new(1, 1));
+        let (task, budget) = (&exclusive.task, &mut Budget::new(1, 1));
         let take = || queue.queue.lock().take(Duration::ZERO);
         assert_eq!(task.look(&exclusive.lock, |runs| *runs), Some(0));
         assert!(take().is_none());

@@ -13,7 +13,8 @@ use std::str::FromStr;
 
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{
-    Backend, CompletionQueue, Hca, MemoryRegion, QpAttrs, QpCaps, QpType, Qpn, QueuePair, SharedReceiveQueue, Snapshot,
+    Backend, CompletionQueue, Hca, MemoryRegion, MrShape, QpAttrs, QpCaps, QpType, Qpn, QueuePair, SharedReceiveQueue,
+    Snapshot,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -21,7 +22,7 @@ use serde_json::Value;
 use crate::core::Core;
 use crate::device::PvrdmaDevice;
 use crate::limits::Limits;
-use crate::objects::{Cq, Mr, MrShape, Qp, Srq};
+use crate::objects::{Cq, Mr, Qp, Srq};
 use crate::ring::RingInspect;
 use crate::stats::DeviceStatus;
 
@@ -125,9 +126,9 @@ pub struct MrInspect {
     pub handle: u32,
     /// Handle of its protection domain.
     pub pd: u32,
-    /// What it covers.
+    /// What it covers. `None` while the adapter changes its regions.
     #[serde(flatten)]
-    pub shape: MrShape,
+    pub shape: Option<MrShape>,
     /// What the adapter shows of it.
     #[serde(skip_serializing_if = "Value::is_null")]
     pub adapter: Value,
@@ -200,7 +201,7 @@ pub struct QpInspect {
 
 impl<H: Hca> Mr<H> {
     fn inspect(&self, handle: u32) -> MrInspect {
-        MrInspect { handle, pd: self.pd.handle, shape: self.shape, adapter: self.verbs.inspect() }
+        MrInspect { handle, pd: self.pd.handle, shape: self.verbs.shape(), adapter: self.verbs.inspect() }
     }
 }
 
@@ -242,8 +243,8 @@ impl<H: Hca> Qp<H> {
             srq: self.srq.as_ref().map(|srq| srq.handle),
             caps: self.caps,
             attrs: self.verbs.try_query().into(),
-            send_ring: self.send_words.inspect(memory),
-            recv_ring: self.recv_words.map(|words| words.inspect(memory)),
+            send_ring: self.send_words().inspect(memory),
+            recv_ring: self.recv_words().map(|words| words.inspect(memory)),
             adapter: self.verbs.inspect(),
         }
     }

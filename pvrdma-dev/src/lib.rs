@@ -76,7 +76,7 @@ pub use device::PvrdmaDevice;
 pub use events::EventRingInspect;
 pub use inspect::{ContextInspect, CqInspect, DeviceInspect, MrInspect, ObjectKind, PdInspect, QpInspect, SrqInspect};
 pub use limits::{LimitKey, Limits};
-pub use objects::{GidInspect, MrShape};
+pub use objects::GidInspect;
 pub use pvrdma_pci_function::{Bar, InterruptSink, PciFunction};
 pub use ring::RingInspect;
 pub use stats::{CommandCount, DeviceStatus, MemoryStatus, ObjectCounts, Phase, all_counters};

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::{Direction, DmaView, HostPiece, PAGE_SIZE, PageList};
-use pvrdma_verbs::{Access, FastRegister, MrRequest, Sge, Snapshot, VerbsError};
+use pvrdma_verbs::{Access, FastRegister, MrRequest, MrShape, Sge, Snapshot, VerbsError};
 use serde::Serialize;
 use vm_memory::mmap::MmapRegion;
 
@@ -121,6 +121,15 @@ pub(crate) struct MrInspect {
 }
 
 impl Mr {
+    /// What it was made for.
+    pub(crate) fn shape(&self) -> MrShape {
+        match self.body {
+            Body::User { start, length, access, .. } => MrShape::User { start, length, access },
+            Body::Dma { access, .. } => MrShape::Dma { access },
+            Body::Fast { max_pages, .. } => MrShape::fast_register(max_pages),
+        }
+    }
+
     /// Describes itself. Waits for nobody.
     pub(crate) fn inspect(&self) -> MrInspect {
         let registered = match &self.body {

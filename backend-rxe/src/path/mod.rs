@@ -36,7 +36,7 @@ pub(crate) enum Route {
     /// The peer is on the network.
     Wire(Box<WireRequester>),
     /// A datagram QP: each request has a path of its own.
-    Datagram(DatagramRoute),
+    Datagram(Box<DatagramRoute>),
 }
 
 /// A route at one moment.
@@ -66,10 +66,6 @@ impl Route {
 
     /// The route of a QP that has sent nothing.
     pub(crate) fn new(qp_type: QpType) -> Self {
-        if qp_type.is_datagram() {
-            Self::Datagram(DatagramRoute::default())
-        } else {
-            Self::Unresolved(LocalRoute::default())
-        }
+        if qp_type.is_datagram() { Self::Datagram(Box::default()) } else { Self::Unresolved(LocalRoute::default()) }
     }
 }

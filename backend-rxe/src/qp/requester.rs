@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use pvrdma_guest_memory::DmaView;
+use pvrdma_roce::RnrBackoff;
 use pvrdma_verbs::{
     Access, Completion, MAX_MESSAGE, QpAttrs, QpEvent, QueueError, SendFlags, SendOp, SendSource, SendWr, Sge,
     WcStatus, micros,
@@ -104,6 +105,8 @@ pub(crate) struct Requester {
     wait: Wait,
     retries: u8,
     rnr_retries: u8,
+    /// How long it waits next time that the peer has no receive.
+    rnr_backoff: RnrBackoff,
     /// Our timer, which may have fired since.
     armed: Option<TimerKey>,
     pub(crate) attrs: QpAttrs,
@@ -123,6 +126,7 @@ impl Requester {
             wait: Wait::Nothing,
             retries: 0,
             rnr_retries: 0,
+            rnr_backoff: RnrBackoff::default(),
             armed: None,
             attrs: QpAttrs::default(),
             notify_drained: false,
@@ -254,7 +258,7 @@ impl Requester {
         self.wait = Wait::Nothing;
     }
 
-    /// The peer had no receive and asks to wait for `delay`.
+    /// The peer had no receive and asks to wait for `delay`. A posted receive ends the wait.
     ///
     /// # Errors
     /// The request was tried often enough.
@@ -267,6 +271,7 @@ impl Requester {
             return Err(WcStatus::RnrRetryExceeded);
         }
         Counters::bump(&qp.adapter.counters.rnr_waits);
+        let delay = self.rnr_backoff.next_wait(delay, RnrBackoff::WOKEN);
         let deadline = qp.adapter.engine.now().saturating_add(delay);
         self.wait = Wait::Receive(deadline);
         self.arm(qp, deadline);
@@ -304,6 +309,7 @@ impl Requester {
         self.wait = Wait::Nothing;
         self.retries = self.attrs.retry_cnt;
         self.rnr_retries = self.attrs.rnr_retry;
+        self.rnr_backoff.reset();
         // First the slot, then the completion: who polls it may post at once.
         self.source.retire(view);
         let opcode = self.work.op.completion_opcode();
@@ -326,6 +332,7 @@ impl Requester {
             return;
         }
         self.wait = Wait::Nothing;
+        self.rnr_backoff.reset();
         self.source.retire(view);
         let _ = qp.complete_send(view, self.work.wr_id, self.work.op.completion_opcode(), status, 0);
     }

@@ -143,7 +143,7 @@ mod tests {
     struct Nothing;
 
     impl Runnable for Nothing {
-        fn run(&self, _budget: Budget) -> bool {
+        fn run(&self, _budget: &mut Budget) -> bool {
             false
         }
     }

@@ -28,6 +28,7 @@ mod panics;
 mod pass_through;
 mod port;
 mod retry;
+mod shares;
 mod srq;
 mod tap;
 mod threads;

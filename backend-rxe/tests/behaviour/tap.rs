@@ -1,8 +1,8 @@
 //! A cable with a tap at each end.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
 use std::sync::atomic::Ordering::SeqCst;
+use std::sync::atomic::{AtomicU32, AtomicUsize};
 
 use parking_lot::Mutex;
 use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness, memory};
@@ -17,6 +17,9 @@ pub(crate) struct Tap {
     pub(crate) sent: Mutex<Frames>,
     /// As many frames of RoCE v2 over IPv6 as this meet congestion on their way.
     pub(crate) congested: AtomicU32,
+    /// Bytes sent since the port read what had come, and the most there were.
+    since_read: AtomicUsize,
+    pub(crate) most_between_reads: AtomicUsize,
 }
 
 impl Tap {
@@ -28,6 +31,7 @@ impl Tap {
 
 impl Link for Tap {
     fn receive(&self, frames: &mut Frames, most: usize) {
+        self.since_read.store(0, SeqCst);
         self.inner.receive(frames, most);
     }
 
@@ -42,6 +46,8 @@ impl Link for Tap {
                 // Neither a checksum nor the ICRC covers these bits.
                 frame[at + 3] |= 0x30;
             }
+            let bytes = self.since_read.fetch_add(frame.len(), SeqCst) + frame.len();
+            self.most_between_reads.fetch_max(bytes, SeqCst);
             sent.push(&frame);
         }
         let count = self.inner.send(&sent, first);
@@ -82,7 +88,14 @@ pub(crate) fn tapped_with(
 ) -> (World, [Arc<Tap>; 2]) {
     let [near, far] = [(); 2].map(|()| Rxe::new(config.clone()).unwrap());
     let (one, other) = memory::pair(10_000).unwrap();
-    let taps = [one, other].map(|inner| Arc::new(Tap { inner, sent: Mutex::default(), congested: AtomicU32::new(0) }));
+    let tap = |inner| Tap {
+        inner,
+        sent: Mutex::default(),
+        congested: AtomicU32::new(0),
+        since_read: AtomicUsize::new(0),
+        most_between_reads: AtomicUsize::new(0),
+    };
+    let taps = [one, other].map(|inner| Arc::new(tap(inner)));
     let uplinks = [&near, &far]
         .into_iter()
         .zip(&taps)

@@ -119,10 +119,14 @@ impl World {
         run_all(&self.backends());
     }
 
+    /// When the next timer fires.
+    pub(crate) fn next_deadline(&self) -> Option<Duration> {
+        self.backends().iter().filter_map(Rxe::next_deadline).min()
+    }
+
     /// Moves the clock to the next deadline, if there is one, and runs what is ready then.
     pub(crate) fn step(&self) -> bool {
-        let deadline = self.backends().iter().filter_map(Rxe::next_deadline).min();
-        let Some(deadline) = deadline else { return false };
+        let Some(deadline) = self.next_deadline() else { return false };
         self.clock.advance(deadline.saturating_sub(self.clock.now()));
         self.run();
         true

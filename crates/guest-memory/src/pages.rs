@@ -21,37 +21,82 @@ impl Extent {
     pub const fn bytes(&self) -> u64 {
         self.count as u64 * PAGE_SIZE
     }
+
+    /// Index in the list of the first page behind it.
+    const fn end(&self) -> u32 {
+        // The builder counts the pages of a list in a u32.
+        self.first.wrapping_add(self.count)
+    }
 }
 
 /// The pages of one object in order.
-#[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct PageList {
-    extents: Box<[Extent]>,
-    pages: u32,
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct PageList(Extents);
+
+/// Most objects are small or lie in one piece, and a guest may have tens of thousands of them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+enum Extents {
+    One(Extent),
+    Other(Box<[Extent]>),
+}
+
+impl Default for PageList {
+    fn default() -> Self {
+        Self(Extents::Other(Box::default()))
+    }
 }
 
 impl PageList {
+    fn new(extents: Vec<Extent>) -> Self {
+        match *extents {
+            [only] => Self(Extents::One(only)),
+            _ => Self(Extents::Other(extents.into_boxed_slice())),
+        }
+    }
+
     /// Number of pages.
-    pub const fn pages(&self) -> u32 {
-        self.pages
+    pub fn pages(&self) -> u32 {
+        self.extents().last().map_or(0, Extent::end)
     }
 
     /// Length in bytes.
-    pub const fn bytes(&self) -> u64 {
-        self.pages as u64 * PAGE_SIZE
+    pub fn bytes(&self) -> u64 {
+        u64::from(self.pages()) * PAGE_SIZE
     }
 
     /// The merged extents.
     pub const fn extents(&self) -> &[Extent] {
-        &self.extents
+        match &self.0 {
+            Extents::One(only) => std::slice::from_ref(only),
+            Extents::Other(extents) => extents,
+        }
+    }
+
+    /// Bytes of this process that the list takes beside itself.
+    pub const fn heap_bytes(&self) -> usize {
+        match &self.0 {
+            Extents::One(_) => 0,
+            Extents::Other(extents) => size_of_val::<[Extent]>(extents),
+        }
+    }
+
+    /// A list of `count` of the pages, from `first` on. `None` if there are not as many.
+    pub fn part(&self, first: u32, count: u32) -> Option<Self> {
+        let end = first.checked_add(count).filter(|&end| end <= self.pages())?;
+        let inside = self.extents().iter().filter_map(|extent| {
+            let (from, to) = (extent.first.max(first), extent.end().min(end));
+            let skipped = u64::from(from.wrapping_sub(extent.first)) * PAGE_SIZE;
+            (from < to).then(|| Extent { first: from - first, count: to - from, iova: extent.iova + skipped })
+        });
+        Some(Self::new(inside.collect()))
     }
 
     /// Bus address of byte `offset` and how many bytes from there on are contiguous in bus space.
     #[inline]
     pub fn locate(&self, offset: u64) -> Option<(u64, u64)> {
-        let extent = match &*self.extents {
-            [only] => only,
-            extents => {
+        let extent = match &self.0 {
+            Extents::One(only) => only,
+            Extents::Other(extents) => {
                 let after = extents.partition_point(|e| u64::from(e.first) * PAGE_SIZE <= offset);
                 extents.get(after.checked_sub(1)?)?
             }
@@ -92,7 +137,7 @@ impl PageListBuilder {
 
     /// Ends the list.
     pub fn finish(self) -> PageList {
-        PageList { extents: self.extents.into_boxed_slice(), pages: self.pages }
+        PageList::new(self.extents)
     }
 }
 
@@ -127,6 +172,17 @@ mod tests {
     }
 
     proptest! {
+        /// A part is what the list of its pages alone would be.
+        #[test]
+        fn parts_have_the_pages_of_their_range(
+            pages in proptest::collection::vec(1u64..8, 1..40), first in 0u32..44, count in 0u32..44,
+        ) {
+            let addresses: Vec<u64> = pages.iter().map(|p| p * PAGE_SIZE).collect();
+            let range = first as usize..(first + count) as usize;
+            let expected = addresses.get(range).map(list);
+            prop_assert_eq!(list(&addresses).part(first, count), expected);
+        }
+
         /// Every byte resolves to its page, however pages merge.
         #[test]
         fn locates_every_page(pages in proptest::collection::vec(1u64..64, 1..100)) {

@@ -42,6 +42,7 @@ mod ops;
 mod path;
 mod requester;
 mod responder;
+mod rnr_backoff;
 mod synthetic_trace;
 pub mod wire;
 
@@ -53,4 +54,5 @@ pub use path::{EgressMarking, Origin, Path, PathInspect};
 pub use requester::inspect::{RequesterInspect, RunningTimer};
 pub use requester::{Requester, RequesterStats, Tuning};
 pub use responder::{Handled, ReorderBudget, ReorderBuffer, Responder, ResponderInspect, ResponderStats};
+pub use rnr_backoff::RnrBackoff;
 pub use synthetic_trace::{PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};

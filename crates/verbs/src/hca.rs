@@ -11,7 +11,7 @@ use crate::error::VerbsError;
 use crate::log_limit::DeviceLog;
 use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, PortState, QpType, Qpn};
-use pvrdma_guest_memory::{DmaSpace, PageList};
+use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE, PageList};
 
 /// What a device brings when it asks a backend for an adapter.
 #[derive(Clone)]
@@ -135,6 +135,38 @@ pub enum MrRequest {
         /// Most pages it will ever hold.
         max_pages: u32,
     },
+}
+
+/// What a memory region covers. Its keys are not shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(tag = "kind", rename_all = "snake_case")]
+pub enum MrShape {
+    /// Memory of a process.
+    User {
+        /// Virtual address of the first byte.
+        start: u64,
+        /// Bytes.
+        length: u64,
+        /// Rights.
+        access: Access,
+    },
+    /// All bus addresses, for the guest's kernel.
+    Dma {
+        /// Rights.
+        access: Access,
+    },
+    /// A region that work requests fill in.
+    FastRegister {
+        /// Bytes that it can cover at most.
+        max_bytes: u64,
+    },
+}
+
+impl MrShape {
+    /// A region that work requests fill in with so many pages at most.
+    pub fn fast_register(max_pages: u32) -> Self {
+        Self::FastRegister { max_bytes: u64::from(max_pages).saturating_mul(PAGE_SIZE) }
+    }
 }
 
 /// How to make a shared receive queue.
@@ -280,6 +312,9 @@ pub trait MemoryRegion: Send + Sync + 'static {
 
     /// Key for peers.
     fn rkey(&self) -> u32;
+
+    /// What it was made for. `None` once it is destroyed, or if that would have to wait.
+    fn shape(&self) -> Option<MrShape>;
 
     /// What the adapter shows of the region. [`QueuePair::inspect`] has the rules.
     fn inspect(&self) -> Value {

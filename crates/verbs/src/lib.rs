@@ -49,7 +49,7 @@ pub use containment::EndOnPanic;
 pub use counters::{Count, Counter, Kind, Unit};
 pub use error::{CqOverrun, IndexError, QpTransitionError, QueueError, VerbsError};
 pub use hca::{
-    Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, PortAttributes, QpInit,
+    Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, PortAttributes, QpInit,
     QueuePair, SharedReceiveQueue, SrqInit,
 };
 pub use log_limit::{DeviceLog, LogLimit};

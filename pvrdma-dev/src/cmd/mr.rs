@@ -11,7 +11,7 @@ use crate::config::MAX_FAST_REGISTER_PAGES;
 use crate::core::Core;
 use crate::dsr::Session;
 use crate::error::CmdError;
-use crate::objects::{Charge, KERNEL, Mr, MrShape, Pd};
+use crate::objects::{Charge, KERNEL, Mr, Pd};
 use crate::page_dir::{check_mapped, read_page_directory};
 
 pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreateMr) -> Result<Response, CmdError> {
@@ -23,11 +23,10 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
         mr_flags::FAST_REGISTER => fast_register(core, &pd, request)?,
         other => return Err(CmdError::Invalid("memory region flags", other.into())),
     };
-    let shape = MrShape::from(&registration);
     let verbs = core.hca.register_mr(&pd.verbs, registration)?;
     let handle = vacancy.handle;
     let response = CreateMrResp { mr_handle: handle, lkey: verbs.lkey(), rkey: verbs.rkey() };
-    core.objects.mrs.insert(vacancy, Arc::new(Mr { pd, shape, verbs, _charge: charge }));
+    core.objects.mrs.insert(vacancy, Arc::new(Mr { pd, verbs, _charge: charge }));
     Ok(Response::new(&response).created(Created::Mr(handle)))
 }
 

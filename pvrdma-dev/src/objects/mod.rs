@@ -24,7 +24,6 @@ pub(crate) use budget::{Budget, Charge};
 pub(crate) use context::{Context, KERNEL};
 pub(crate) use cq::Cq;
 pub(crate) use mr::Mr;
-pub use mr::MrShape;
 pub(crate) use pd::Pd;
 pub(crate) use qp::{FIRST_HANDLE, GSI_HANDLE, Qp};
 pub(crate) use srq::Srq;

@@ -6,7 +6,7 @@ use std::sync::atomic::AtomicU8;
 use pvrdma_verbs::{Hca, QpCaps, QpType};
 
 use super::{Charge, Cq, Pd, Srq};
-use crate::ring::RingWords;
+use crate::ring::{RingWords, StateWords};
 
 /// Handle of the general services QP. Versions before 20 need handle and number to be equal, and its number is 1.
 pub(crate) const GSI_HANDLE: u32 = 1;
@@ -28,14 +28,25 @@ pub(crate) struct Qp<H: Hca> {
     pub(crate) srq: Option<Arc<Srq<H>>>,
     /// The adapter's object.
     pub(crate) verbs: H::Qp,
-    /// Where the indices of its send ring are.
-    pub(crate) send_words: RingWords,
-    /// Where the indices of its receive ring are, if it has one.
-    pub(crate) recv_words: Option<RingWords>,
+    /// Bus address of the page with the indices of its rings.
+    pub(crate) state_page: u64,
     /// Sizes as created.
     pub(crate) caps: QpCaps,
     /// Doorbells that were not passed on yet: bits of [`crate::pending_doorbells`].
     pub(crate) pending_doorbells: AtomicU8,
     /// Room for its pages.
     pub(crate) _charge: Charge,
+}
+
+impl<H: Hca> Qp<H> {
+    /// Where the indices of its send ring are.
+    pub(crate) const fn send_words(&self) -> RingWords {
+        RingWords::at(self.state_page, StateWords::Tx, self.caps.max_send_wr)
+    }
+
+    /// Where the indices of its receive ring are, if it has one.
+    pub(crate) fn recv_words(&self) -> Option<RingWords> {
+        let words = RingWords::at(self.state_page, StateWords::Rx, self.caps.max_recv_wr);
+        self.srq.is_none().then_some(words)
+    }
 }

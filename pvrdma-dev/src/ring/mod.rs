@@ -74,6 +74,16 @@ pub(crate) enum StateWords {
     Rx,
 }
 
+impl StateWords {
+    /// Offset of the producer's word in the state page.
+    const fn prod_tail(self) -> u64 {
+        match self {
+            Self::Tx => TX_PROD_TAIL,
+            Self::Rx => RX_PROD_TAIL,
+        }
+    }
+}
+
 /// Where a ring lies, before it is checked.
 #[derive(Debug)]
 pub(crate) struct RingShape {
@@ -94,9 +104,8 @@ pub(crate) struct RingShape {
 /// A checked ring: elements and indices, without knowing which side we are.
 #[derive(Debug)]
 struct Ring {
+    /// The pages of the elements.
     pages: PageList,
-    /// Byte offset of element 0 in `pages`.
-    base: u64,
     stride: u32,
     entries: u32,
     /// Bus address of the producer's word; the consumer's is [`PROD_TO_CONS`] behind it, in the same page.
@@ -125,23 +134,19 @@ impl Ring {
         if !stride.is_power_of_two() || u64::from(stride) > PAGE_SIZE {
             return Err(RingShapeError::Elements(stride));
         }
-        let inside = first >= 1 && first.checked_add(count).is_some_and(|end| end <= pages.pages());
         let range = RingShapeError::PageRange { first, count, pages: pages.pages() };
-        let (state, _) = pages.locate(0).filter(|_| inside).ok_or(range)?;
+        let (state, _) = pages.locate(0).filter(|_| first >= 1).ok_or(range)?;
+        // The other pages of the object are another ring's, which has a list of its own.
+        let pages = pages.part(first, count).ok_or(range)?;
         let needed = u64::from(entries) * u64::from(stride);
         if needed > u64::from(count) * PAGE_SIZE {
             return Err(RingShapeError::TooFewPages { needed, pages: count });
         }
-        let tail = match words {
-            StateWords::Tx => TX_PROD_TAIL,
-            StateWords::Rx => RX_PROD_TAIL,
-        };
         Ok(Self {
-            base: u64::from(first) * PAGE_SIZE,
             stride,
             entries,
             // Page addresses are page aligned and do not reach the top of the address space.
-            prod_tail: state | tail,
+            prod_tail: state | words.prod_tail(),
             near: Run::default(),
             pages,
         })
@@ -204,7 +209,7 @@ impl Ring {
         direction: Direction,
     ) -> Result<VolatileSlice<'v>, QueueError> {
         let slot = u64::from(index & (self.entries - 1));
-        let offset = self.base + slot * u64::from(self.stride);
+        let offset = slot * u64::from(self.stride);
         let mut into = offset.wrapping_sub(self.near.offset);
         if into >= self.near.len {
             // The shape was checked, so the element is there and does not cross a page.
@@ -237,6 +242,16 @@ pub struct RingInspect {
 }
 
 impl RingWords {
+    /// Those of a ring of `entries` elements whose state page is at this bus address.
+    pub(crate) const fn at(state_page: u64, words: StateWords, entries: u32) -> Self {
+        Self { entries, prod_tail: state_page | words.prod_tail() }
+    }
+
+    /// Bus address of the state page.
+    pub(crate) const fn state_page(self) -> u64 {
+        self.prod_tail & !(PAGE_SIZE - 1)
+    }
+
     /// Reads both indices. The caller holds no view.
     pub(crate) fn inspect(&self, memory: &DmaSpace) -> RingInspect {
         let view = memory.view();

@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use pvrdma_verbs::{
     AsyncEvent, Backend, Completion, CompletionQueue, CompletionSink, Counter, CqOverrun, DeviceContext, Gid, GidType,
-    Hca, HcaLimits, MemoryRegion, MrRequest, Mtu, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpState,
-    QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendSource, SendWr, SharedReceiveQueue, SrqInit,
+    Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Mtu, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit,
+    QpState, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendSource, SendWr, SharedReceiveQueue, SrqInit,
     VerbsError, qp_state,
 };
 
@@ -237,6 +237,7 @@ impl CompletionQueue for MockCq {}
 pub struct MockMr {
     device: Arc<MockDevice>,
     key: u32,
+    shape: MrShape,
 }
 
 /// A shared receive queue.
@@ -287,14 +288,18 @@ impl Hca for MockHca {
 
     fn register_mr(&self, _pd: &(), request: MrRequest) -> Result<MockMr, VerbsError> {
         self.0.create("MR")?;
-        self.0.log(match request {
+        let (line, shape) = match request {
             MrRequest::User { start, length, pages, access } => {
-                format!("user MR {start:#x}+{length:#x} in {} pages, {access:?}", pages.pages())
+                let line = format!("user MR {start:#x}+{length:#x} in {} pages, {access:?}", pages.pages());
+                (line, MrShape::User { start, length, access })
             }
-            MrRequest::Dma { access } => format!("DMA MR {access:?}"),
-            MrRequest::FastRegister { max_pages } => format!("fast-register MR of {max_pages} pages"),
-        });
-        Ok(MockMr { device: Arc::clone(&self.0), key: self.0.next_key.fetch_add(0x101, Ordering::Relaxed) })
+            MrRequest::Dma { access } => (format!("DMA MR {access:?}"), MrShape::Dma { access }),
+            MrRequest::FastRegister { max_pages } => {
+                (format!("fast-register MR of {max_pages} pages"), MrShape::fast_register(max_pages))
+            }
+        };
+        self.0.log(line);
+        Ok(MockMr { device: Arc::clone(&self.0), shape, key: self.0.next_key.fetch_add(0x101, Ordering::Relaxed) })
     }
 
     fn create_cq(&self, sink: Arc<dyn CompletionSink>) -> Result<MockCq, VerbsError> {
@@ -338,6 +343,10 @@ impl Hca for MockHca {
 }
 
 impl MemoryRegion for MockMr {
+    fn shape(&self) -> Option<MrShape> {
+        Some(self.shape)
+    }
+
     fn lkey(&self) -> u32 {
         self.key
     }

@@ -1,22 +1,37 @@
-//! Congestion window shared by all connections to one peer.
+//! Congestion window shared by all connections of a device to one peer.
 //!
 //! Each requester has its window, but a thousand of them would send a gigabyte before the first learns that most of it
 //! was lost. So the connections to one peer share a second window. While there is room in it nobody notices; when there
-//! is none they take turns of a few packets, in the order in which they asked.
+//! is none they take turns of a few packets: protection domains in the order in which they asked, and in each of them
+//! its connections. A domain of which nothing is in flight has a turn at once: one is in reserve for each.
+//!
+//! A connection that nobody answers gives nothing back. So while somebody waits, what was in flight a few round trips
+//! ago and still is counts no more: it is lost, or its peer is.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use pvrdma_verbs::Gid;
 
 use crate::task::Task;
 
 /// PSNs in flight to a peer, about: at the largest path MTU 4 MiB.
-const MOST: u64 = 1024;
+const MOST: i64 = 1024;
 /// PSNs in a turn. The last one asks for an ACK, so that what a turn takes comes back.
 const QUANTUM: u64 = 64;
+/// Domains that use the turn in reserve at a time.
+const RESERVED: usize = 16;
+/// PSNs of a connection that count although they are not answered: its probe.
+const PROBE: u64 = 1;
+/// After how many times its RTO a PSN counts no more.
+const STALE_RTOS: u32 = 2;
+/// The same as a time: at least, at most, and while no round trip was measured.
+const STALE_MIN: Duration = Duration::from_millis(1);
+const STALE_MAX: Duration = Duration::from_millis(100);
+const STALE_UNKNOWN: Duration = Duration::from_millis(2);
 
 /// The windows of a device, by peer.
 #[derive(Debug, Default)]
@@ -39,19 +54,124 @@ impl PeerWindows {
 /// The window to one peer.
 #[derive(Debug, Default)]
 struct PeerWindow {
-    in_flight: AtomicU64,
+    /// PSNs that count. May be off by some while a connection and [`Queue::forgive`] look at the same PSNs.
+    in_flight: AtomicI64,
     waiting: AtomicBool,
-    queue: Mutex<VecDeque<Arc<Waiter>>>,
+    queue: Mutex<Queue>,
 }
 
-/// A connection that may have to wait.
+/// What is looked at when the window is full.
+#[derive(Debug, Default)]
+struct Queue {
+    /// Protection domains with connections that wait, in the order of their turns.
+    turns: VecDeque<u64>,
+    /// Those connections.
+    waiters: HashMap<u64, VecDeque<Arc<Member>>>,
+    /// Who has the turn in reserve of a domain.
+    reserved: HashMap<u64, Weak<Member>>,
+    /// All connections, as they were at `looked`.
+    members: Vec<Snapshot>,
+    looked: Duration,
+    /// One of them looks again then.
+    watched_until: Duration,
+}
+
+/// A connection at one moment.
 #[derive(Debug)]
-struct Waiter {
+struct Snapshot {
+    member: Weak<Member>,
+    in_flight: u64,
+    acked: u64,
+}
+
+/// A connection.
+#[derive(Debug)]
+struct Member {
     task: Arc<Task>,
+    domain: u64,
     queued: AtomicBool,
     /// It is its turn; [`QUANTUM`] is counted for it until it begins.
     granted: AtomicBool,
     gone: AtomicBool,
+    /// PSNs in flight, and those that were acknowledged so far. Only the connection writes them.
+    in_flight: AtomicU64,
+    acked: AtomicU64,
+    /// PSNs in flight that do not count any more.
+    forgiven: AtomicU64,
+}
+
+impl Member {
+    /// Returns `true` if it has sent what counts, or is about to.
+    fn is_sending(&self) -> bool {
+        let in_flight = self.in_flight.load(Ordering::Relaxed);
+        in_flight > self.forgiven.load(Ordering::Relaxed).saturating_add(PROBE) || self.granted.load(Ordering::Acquire)
+    }
+}
+
+impl Queue {
+    /// Gives a connection the turn in reserve of its domain. Returns `false` if another one has that.
+    fn reserve(&mut self, member: &Arc<Member>) -> bool {
+        let is_taken = |holder: &Weak<Member>| holder.upgrade().is_some_and(|holder| holder.is_sending());
+        if self.reserved.get(&member.domain).is_some_and(is_taken) {
+            return false;
+        }
+        if self.reserved.len() >= RESERVED {
+            self.reserved.retain(|_, holder| is_taken(holder));
+        }
+        let may = self.reserved.len() < RESERVED;
+        if may {
+            self.reserved.insert(member.domain, Arc::downgrade(member));
+        }
+        may
+    }
+
+    fn push(&mut self, member: &Arc<Member>) {
+        let waiters = self.waiters.entry(member.domain).or_default();
+        if waiters.is_empty() {
+            self.turns.push_back(member.domain);
+        }
+        waiters.push_back(Arc::clone(member));
+    }
+
+    /// Takes a connection out of the queue before its turn.
+    fn withdraw(&mut self, member: &Arc<Member>) {
+        let Some(waiters) = self.waiters.get_mut(&member.domain) else { return };
+        waiters.retain(|waiter| !Arc::ptr_eq(waiter, member));
+        if waiters.is_empty() {
+            self.waiters.remove(&member.domain);
+            self.turns.retain(|&domain| domain != member.domain);
+        }
+    }
+
+    fn pop(&mut self) -> Option<Arc<Member>> {
+        let domain = self.turns.pop_front()?;
+        let waiters = self.waiters.get_mut(&domain)?;
+        let member = waiters.pop_front();
+        if waiters.is_empty() {
+            self.waiters.remove(&domain);
+        } else {
+            self.turns.push_back(domain);
+        }
+        member
+    }
+
+    /// Takes what was in flight when this was called last, and still is, out of the window.
+    fn forgive(&mut self, now: Duration, in_flight: &AtomicI64) {
+        self.looked = now;
+        self.members.retain_mut(|seen| {
+            let Some(member) = seen.member.upgrade() else { return false };
+            let (new, acked) = (member.in_flight.load(Ordering::Relaxed), member.acked.load(Ordering::Relaxed));
+            let stale = seen.in_flight.saturating_sub(acked.saturating_sub(seen.acked)).min(new);
+            let already = member.forgiven.load(Ordering::Relaxed);
+            let more = stale.saturating_sub(PROBE).saturating_sub(already);
+            if more > 0 {
+                member.forgiven.store(already.saturating_add(more), Ordering::Relaxed);
+                in_flight.fetch_sub(signed(more), Ordering::AcqRel);
+            }
+            (seen.in_flight, seen.acked) = (new, acked);
+            true
+        });
+    }
 }
 
 impl PeerWindow {
@@ -64,75 +184,164 @@ impl PeerWindow {
         if !self.waiting.load(Ordering::Acquire) {
             return;
         }
-        let mut admitted = Vec::new();
-        {
-            let mut queue = self.queue.lock();
-            let mut room = MOST.saturating_sub(self.in_flight.load(Ordering::Acquire));
-            while room > 0
-                && let Some(waiter) = queue.pop_front()
-            {
-                waiter.queued.store(false, Ordering::Release);
-                if !waiter.gone.load(Ordering::Acquire) {
-                    waiter.granted.store(true, Ordering::Release);
-                    self.in_flight.fetch_add(QUANTUM, Ordering::AcqRel);
-                    admitted.push(Arc::clone(&waiter.task));
-                    room = room.saturating_sub(QUANTUM);
-                }
-            }
-            self.waiting.store(!queue.is_empty(), Ordering::Release);
-        }
-        for task in admitted {
-            task.schedule();
+        let admitted = self.admit_from(&mut self.queue.lock());
+        for member in admitted {
+            member.task.schedule();
         }
     }
 
-    fn enqueue(&self, waiter: &Arc<Waiter>) {
-        let mut queue = self.queue.lock();
-        waiter.queued.store(true, Ordering::Release);
-        queue.push_back(Arc::clone(waiter));
-        self.waiting.store(true, Ordering::Release);
+    /// Who is to be woken once the queue is not locked any more.
+    fn admit_from(&self, queue: &mut Queue) -> Vec<Arc<Member>> {
+        let mut admitted = Vec::new();
+        let mut room = MOST.saturating_sub(self.in_flight.load(Ordering::Acquire));
+        while room > 0
+            && let Some(member) = queue.pop()
+        {
+            member.queued.store(false, Ordering::Release);
+            if !member.gone.load(Ordering::Acquire) {
+                member.granted.store(true, Ordering::Release);
+                self.in_flight.fetch_add(signed(QUANTUM), Ordering::AcqRel);
+                admitted.push(member);
+                room = room.saturating_sub(signed(QUANTUM));
+            }
+        }
+        self.waiting.store(!queue.turns.is_empty(), Ordering::Release);
+        admitted
     }
+
+    /// A connection waits, unless it can have the turn in reserve.
+    fn wait(&self, member: &Arc<Member>, now: Duration, stale: Duration) -> Waited {
+        let mut queue = self.queue.lock();
+        if !member.queued.load(Ordering::Acquire) {
+            if member.in_flight.load(Ordering::Relaxed) == 0 && queue.reserve(member) {
+                return Waited::Reserved;
+            }
+            member.queued.store(true, Ordering::Release);
+            queue.push(member);
+            self.waiting.store(true, Ordering::Release);
+        }
+        Waited::Queued(self.look(queue, now, stale))
+    }
+
+    /// Nothing of a connection that waits is in flight any more: it goes on if it can have the turn in reserve.
+    fn reserve(&self, member: &Arc<Member>) {
+        let mut queue = self.queue.lock();
+        if !member.queued.load(Ordering::Acquire) || !queue.reserve(member) {
+            return;
+        }
+        queue.withdraw(member);
+        self.waiting.store(!queue.turns.is_empty(), Ordering::Release);
+        member.queued.store(false, Ordering::Release);
+        member.granted.store(true, Ordering::Release);
+        self.in_flight.fetch_add(signed(QUANTUM), Ordering::AcqRel);
+        drop(queue);
+        member.task.schedule();
+    }
+
+    /// Looks for what is stale, and at who may send then. Returns when to look again, if the caller is who does.
+    fn look(&self, mut queue: MutexGuard<'_, Queue>, now: Duration, stale: Duration) -> Option<Duration> {
+        if now.saturating_sub(queue.looked) >= stale {
+            queue.forgive(now, &self.in_flight);
+        }
+        // What made room just now did not see us.
+        let admitted = self.admit_from(&mut queue);
+        let watch = !queue.turns.is_empty() && queue.watched_until <= now;
+        let until = now.saturating_add(stale);
+        if watch {
+            queue.watched_until = until;
+        }
+        drop(queue);
+        for member in admitted {
+            member.task.schedule();
+        }
+        watch.then_some(until)
+    }
+}
+
+/// What became of a connection that wants to send while the window is full.
+enum Waited {
+    /// It has the turn in reserve.
+    Reserved,
+    /// It waits, and looks again then, if nobody else does.
+    Queued(Option<Duration>),
 }
 
 /// One connection's part of a window.
 #[derive(Debug)]
 pub(crate) struct WindowShare {
     window: Arc<PeerWindow>,
-    waiter: Arc<Waiter>,
-    /// PSNs that are counted as ours.
-    counted: u64,
+    member: Arc<Member>,
+    /// PSNs in flight.
+    in_flight: u64,
     /// PSNs of the turn that are used.
     used: u64,
+    /// When it looks after the window for all who wait.
+    watch: Option<Duration>,
 }
 
 impl WindowShare {
-    /// A part of the window to `peer` for the connection that `task` runs.
-    pub(crate) fn new(windows: &PeerWindows, peer: Gid, task: &Arc<Task>) -> Self {
-        let (queued, granted, gone) = (AtomicBool::new(false), AtomicBool::new(false), AtomicBool::new(false));
-        let waiter = Waiter { task: Arc::clone(task), queued, granted, gone };
-        Self { window: windows.window(peer), waiter: Arc::new(waiter), counted: 0, used: 0 }
+    /// A part of the window to `peer` for the connection that `task` runs, in a protection domain.
+    pub(crate) fn new(windows: &PeerWindows, peer: Gid, task: &Arc<Task>, domain: u64) -> Self {
+        let window = windows.window(peer);
+        let member = Arc::new(Member {
+            task: Arc::clone(task),
+            domain,
+            queued: AtomicBool::new(false),
+            granted: AtomicBool::new(false),
+            gone: AtomicBool::new(false),
+            in_flight: AtomicU64::new(0),
+            acked: AtomicU64::new(0),
+            forgiven: AtomicU64::new(0),
+        });
+        let seen = Snapshot { member: Arc::downgrade(&member), in_flight: 0, acked: 0 };
+        let members = &mut window.queue.lock().members;
+        if members.len() == members.capacity() {
+            members.retain(|seen| seen.member.strong_count() > 0);
+        }
+        members.push(seen);
+        Self { window: Arc::clone(&window), member, in_flight: 0, used: 0, watch: None }
     }
 
     /// PSNs that are counted as ours.
-    pub(crate) const fn counted(&self) -> u64 {
-        self.counted
+    pub(crate) fn counted(&self) -> u64 {
+        self.in_flight.saturating_sub(self.member.forgiven.load(Ordering::Relaxed))
     }
 
-    /// Returns `true` if another packet may be sent. Otherwise the task runs again when it is its turn.
-    pub(crate) fn may_send(&mut self) -> bool {
+    /// When the connection is to be run again, whether it waits itself or not.
+    pub(crate) const fn deadline(&self) -> Option<Duration> {
+        self.watch
+    }
+
+    /// Returns `true` if another packet may be sent. Otherwise the task runs again when it is its turn. `rto` is the
+    /// time after which an ACK of the peer is late, if that is known.
+    #[inline]
+    pub(crate) fn may_send(&mut self, now: Duration, rto: impl FnOnce() -> Option<Duration>) -> bool {
         if self.used > 0 {
             return true;
         }
-        if self.waiter.queued.load(Ordering::Acquire) {
-            return false;
-        }
-        if self.take_grant() || !(self.window.is_full() || self.window.waiting.load(Ordering::Acquire)) {
+        let queued = self.member.queued.load(Ordering::Acquire);
+        if !queued && (self.take_grant() || !(self.window.is_full() || self.window.waiting.load(Ordering::Acquire))) {
             return true;
         }
-        self.window.enqueue(&self.waiter);
-        // What made room just now did not see us.
-        self.window.admit();
+        self.wait(now, rto())
+    }
+
+    #[cold]
+    fn wait(&mut self, now: Duration, rto: Option<Duration>) -> bool {
+        match self.window.wait(&self.member, now, stale_after(rto)) {
+            Waited::Reserved => return true,
+            Waited::Queued(Some(watch)) => self.watch = Some(watch),
+            Waited::Queued(None) => {}
+        }
         false
+    }
+
+    /// Looks after the window, if it is this connection that does.
+    #[inline]
+    pub(crate) fn watch(&mut self, now: Duration, rto: impl FnOnce() -> Option<Duration>) {
+        if self.watch.is_some_and(|watch| watch <= now) {
+            self.watch = self.window.look(self.window.queue.lock(), now, stale_after(rto()));
+        }
     }
 
     /// Returns `true` if the next packet is the last of a turn.
@@ -142,7 +351,7 @@ impl WindowShare {
 
     /// A turn goes on with a packet that was sent, after which `in_flight` PSNs are unacked.
     pub(crate) fn sent(&mut self, in_flight: u64) {
-        let new = in_flight.saturating_sub(self.counted);
+        let new = in_flight.saturating_sub(self.in_flight);
         self.used = if self.used + new >= QUANTUM { 0 } else { self.used + new };
         self.count(in_flight);
     }
@@ -151,6 +360,9 @@ impl WindowShare {
     pub(crate) fn acked(&mut self, in_flight: u64) {
         self.count(in_flight);
         self.window.admit();
+        if in_flight == 0 && self.member.queued.load(Ordering::Acquire) {
+            self.window.reserve(&self.member);
+        }
     }
 
     /// There is nothing more to send for now.
@@ -161,26 +373,63 @@ impl WindowShare {
     }
 
     fn take_grant(&self) -> bool {
-        let granted = self.waiter.granted.swap(false, Ordering::AcqRel);
+        let granted = self.member.granted.load(Ordering::Acquire) && self.member.granted.swap(false, Ordering::AcqRel);
         if granted {
-            self.window.in_flight.fetch_sub(QUANTUM, Ordering::AcqRel);
+            self.window.in_flight.fetch_sub(signed(QUANTUM), Ordering::AcqRel);
         }
         granted
     }
 
     fn count(&mut self, in_flight: u64) {
-        if in_flight >= self.counted {
-            self.window.in_flight.fetch_add(in_flight - self.counted, Ordering::AcqRel);
-        } else {
-            self.window.in_flight.fetch_sub(self.counted - in_flight, Ordering::AcqRel);
+        let (before, member) = (std::mem::replace(&mut self.in_flight, in_flight), &self.member);
+        member.in_flight.store(in_flight, Ordering::Relaxed);
+        let mut change = signed(in_flight).saturating_sub(signed(before));
+        let acked = before.saturating_sub(in_flight);
+        if acked > 0 {
+            member.acked.store(member.acked.load(Ordering::Relaxed).saturating_add(acked), Ordering::Relaxed);
         }
-        self.counted = in_flight;
+        if member.forgiven.load(Ordering::Relaxed) > 0 {
+            change = change.saturating_add(self.settle(acked));
+        }
+        if change != 0 {
+            self.window.in_flight.fetch_add(change, Ordering::AcqRel);
+        }
+    }
+
+    /// What is acknowledged first was forgiven before. Returns how much of it is in the window no more already.
+    #[cold]
+    fn settle(&self, acked: u64) -> i64 {
+        let _queue = self.window.queue.lock();
+        let forgiven = self.member.forgiven.load(Ordering::Relaxed);
+        let left = forgiven.saturating_sub(acked).min(self.in_flight);
+        self.member.forgiven.store(left, Ordering::Relaxed);
+        signed(forgiven.saturating_sub(left))
     }
 }
 
 impl Drop for WindowShare {
     fn drop(&mut self) {
-        self.waiter.gone.store(true, Ordering::Release);
+        self.member.gone.store(true, Ordering::Release);
         self.pause(0);
+        if self.watch.is_some() {
+            // Somebody else looks after those who wait.
+            let mut queue = self.window.queue.lock();
+            queue.watched_until = Duration::ZERO;
+            let next = queue.turns.front().and_then(|domain| queue.waiters.get(domain)?.front()).map(Arc::clone);
+            drop(queue);
+            if let Some(next) = next {
+                next.task.schedule();
+            }
+        }
     }
+}
+
+/// After what time without an ACK a PSN counts no more.
+fn stale_after(rto: Option<Duration>) -> Duration {
+    rto.map_or(STALE_UNKNOWN, |rto| rto.saturating_mul(STALE_RTOS).clamp(STALE_MIN, STALE_MAX))
+}
+
+/// Numbers of PSNs are small.
+fn signed(psns: u64) -> i64 {
+    i64::try_from(psns).unwrap_or(i64::MAX)
 }

@@ -64,7 +64,7 @@ impl WireRequester {
     pub(crate) fn new(qp: &Qp, attrs: &QpAttrs, (path, source): (Path, BoundGid), windows: &PeerWindows) -> Box<Self> {
         let mut transport = pvrdma_roce::Requester::new(attrs, path, Tuning::default());
         transport.set_draining(qp.state() == QpState::Sqd);
-        let share = WindowShare::new(windows, attrs.av.dgid, qp.task());
+        let share = WindowShare::new(windows, attrs.av.dgid, qp.task(), qp.pd);
         let grace = TimeoutGrace::default();
         Box::new(Self { transport, path, source, remote: attrs.dest_qpn, share, paced: None, grace })
     }
@@ -155,7 +155,8 @@ pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
     if run != Run::More {
         wire.share.pause(wire.transport.in_flight());
     }
-    let deadline = wire.grace.deadline(wire.transport.poll_timeout()).into_iter().chain(wire.paced).min();
+    let deadline = wire.grace.deadline(wire.transport.poll_timeout()).into_iter();
+    let deadline = deadline.chain(wire.paced).chain(wire.share.deadline()).min();
     if run == Run::Idle
         && let Some(deadline) = deadline
     {
@@ -180,6 +181,7 @@ impl WireBatch<'_> {
             let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
             transport.handle_timeout(now, &mut hooks);
         }
+        self.wire.share.watch(now, || self.wire.transport.rto());
         if port.uplink.wait_for_room(qp.task()) {
             return false;
         }
@@ -230,7 +232,7 @@ impl WireBatch<'_> {
         while qp.state.sends()
             && frames.len() < BATCH
             && !self.budget.spent()
-            && (transport.next_is_retransmission() || share.may_send())
+            && (transport.next_is_retransmission() || share.may_send(now, || transport.rto()))
         {
             *paced = rate.blocked_until(port, now);
             if paced.is_some() {

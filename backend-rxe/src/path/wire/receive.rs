@@ -1,5 +1,6 @@
 //! Frames that came for a device: which queue pair, which half, or why not.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, Weak};
 
 use pvrdma_ether_link::Frames;
@@ -13,6 +14,16 @@ use crate::gid::BoundGid;
 use crate::path::directory::{Directory, Node};
 use crate::port::counters::PortCounters;
 use crate::port::{Port, RoceReceiver};
+use crate::task::Budget;
+
+/// Bytes that queue pairs send between two looks at what came: what waits in the socket meanwhile must fit into it.
+const PASS_BYTES: u64 = 256 << 10;
+/// Bytes of one queue pair at a time: a batch of packets of the largest path MTU.
+const TURN_BYTES: u64 = 128 << 10;
+/// Requests that one queue pair takes from its ring at a time.
+const TURN_REQUESTS: u32 = 128;
+/// What a turn counts for at least, in bytes.
+const TURN_COST: u64 = 256;
 
 /// What the frames of a batch leave to do. Responses are sent when the batch is through, so that one acknowledgement
 /// covers many packets.
@@ -21,18 +32,21 @@ pub(crate) struct Inbox {
     /// The device behind the port, which is made anew whenever the guest's driver starts.
     node: Weak<Node<Endpoint>>,
     directory: Arc<Directory<Endpoint>>,
-    /// Responders that owe responses, in the order in which they began to.
-    owing: Vec<Weak<Endpoint>>,
-    /// Requesters that got responses.
-    answered: Vec<Arc<Endpoint>>,
+    /// Responders that owe responses since the last pass.
+    newly_owing: Vec<Weak<Endpoint>>,
+    /// Responders that owe more, and take turns.
+    owing: VecDeque<Weak<Endpoint>>,
+    /// Requesters that got responses and may have something to send. They take turns, too.
+    answered: VecDeque<Weak<Endpoint>>,
     /// Congestion notifications, which go first.
     notifications: Frames,
 }
 
 impl Inbox {
     pub(crate) fn new(node: &Arc<Node<Endpoint>>, directory: Arc<Directory<Endpoint>>) -> Self {
-        let (owing, answered, notifications) = (Vec::new(), Vec::new(), Frames::default());
-        Self { node: Arc::downgrade(node), directory, owing, answered, notifications }
+        let node = Arc::downgrade(node);
+        let (newly_owing, owing, answered) = (Vec::new(), VecDeque::new(), VecDeque::new());
+        Self { node, directory, newly_owing, owing, answered, notifications: Frames::default() }
     }
 
     fn take(&mut self, port: &Port, node: &Node<Endpoint>, frame: &[u8]) {
@@ -86,8 +100,8 @@ impl Inbox {
         let operation = packet.header.bth.opcode.info().map(|info| info.operation);
         if operation.is_some_and(|operation| operation.is_response()) {
             endpoint.take_response(port, packet)?;
-            if !self.answered.iter().any(|known| Arc::ptr_eq(known, endpoint)) {
-                self.answered.push(Arc::clone(endpoint));
+            if endpoint.turns().begin_requests() {
+                self.answered.push_back(Arc::downgrade(endpoint));
             }
             return Ok(());
         }
@@ -98,9 +112,54 @@ impl Inbox {
 
     /// A responder sends what it owes when the batch is through.
     fn owe(&mut self, endpoint: &Arc<Endpoint>) {
-        if !self.owing.iter().any(|known| std::ptr::eq(known.as_ptr(), Arc::as_ptr(endpoint))) {
-            self.owing.push(Arc::downgrade(endpoint));
+        if endpoint.turns().begin_responses() {
+            self.newly_owing.push(Arc::downgrade(endpoint));
         }
+    }
+
+    /// Drives requesters in turns, until none has anything to send or so many bytes have left.
+    fn drive_answered(&mut self, most: u64) {
+        let mut left = most;
+        while left > 0
+            && let Some(endpoint) = self.answered.pop_front()
+        {
+            let Some(alive) = endpoint.upgrade() else { continue };
+            // Before the run: an answer that comes from now on has to be seen again.
+            alive.turns().end_requests();
+            let mut budget = Budget::new(TURN_BYTES.min(left), TURN_REQUESTS);
+            let more = alive.run_on_port(&mut budget);
+            left = left.saturating_sub(TURN_BYTES.min(left).saturating_sub(budget.bytes()).max(TURN_COST));
+            if more && alive.turns().begin_requests() {
+                self.answered.push_back(endpoint);
+            }
+        }
+    }
+
+    /// Has responders send in turns, until none owes anything or so many bytes have left.
+    fn drive_owing(&mut self, port: &Port, most: u64) {
+        let mut left = most;
+        // A packet each: most owe an acknowledgement, which must not wait behind the data of others.
+        for endpoint in std::mem::take(&mut self.newly_owing) {
+            left = left.saturating_sub(self.respond_once(port, endpoint, 1));
+        }
+        while left > 0
+            && !port.uplink.is_full()
+            && let Some(endpoint) = self.owing.pop_front()
+        {
+            left = left.saturating_sub(self.respond_once(port, endpoint, TURN_BYTES.min(left)));
+        }
+    }
+
+    /// Has a responder send about so many bytes. Returns how many it were.
+    fn respond_once(&mut self, port: &Port, endpoint: Weak<Endpoint>, most: u64) -> u64 {
+        let Some(alive) = endpoint.upgrade() else { return 0 };
+        let mut sent = 0;
+        if alive.respond(port, most, &mut sent) {
+            alive.turns().end_responses();
+        } else {
+            self.owing.push_back(endpoint);
+        }
+        sent.max(TURN_COST)
     }
 }
 
@@ -122,11 +181,11 @@ impl RoceReceiver for Inbox {
                 self.owe(&endpoint);
             }
         }
-        for endpoint in self.answered.drain(..) {
-            endpoint.run_inline();
+        let owing = !self.newly_owing.is_empty() || !self.owing.is_empty();
+        self.drive_answered(if owing { PASS_BYTES / 2 } else { PASS_BYTES });
+        if owing {
+            self.drive_owing(port, PASS_BYTES / 2);
         }
-        // Those that are not through come after the others in the next round.
-        self.owing.retain(|endpoint| endpoint.upgrade().is_some_and(|endpoint| !endpoint.respond(port)));
-        !self.owing.is_empty() && !port.uplink.is_full()
+        !self.answered.is_empty() || !self.owing.is_empty() && !port.uplink.is_full()
     }
 }

@@ -1,6 +1,7 @@
 //! Reliable connections over the wire: the responder of the transport, beside that of a queue pair.
 
 use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_ether_link::Frames;
@@ -19,8 +20,6 @@ use crate::timer::TimerKey;
 
 /// Packets that wait for responses to leave before them. More are lost and come again.
 const MAX_DEFERRED: usize = 128;
-/// Batches of responses that a responder sends before it is another one's turn.
-const RESPONSE_TURNS: u32 = 4;
 
 /// What a responder holds for the wire.
 #[derive(Debug)]
@@ -91,7 +90,7 @@ impl WireResponder {
         if self.deferred.is_empty() {
             match self.handle(packet, hooks) {
                 Handled::Deferred => {}
-                Handled::OutOfOrder => return self.reorder.insert(psn, frame),
+                Handled::OutOfOrder => return self.reorder.insert(self.transport.expected_psn(), psn, frame),
                 Handled::Done | Handled::Dropped => return self.catch_up(hooks),
             }
         }
@@ -137,7 +136,9 @@ impl WireResponder {
             let Ok(packet) = Packet::parse(&frame) else { continue };
             match self.handle(&packet, hooks) {
                 Handled::Deferred => return self.deferred.push_front(frame),
-                Handled::OutOfOrder => self.reorder.insert(packet.header.bth.psn, &frame),
+                Handled::OutOfOrder => {
+                    self.reorder.insert(self.transport.expected_psn(), packet.header.bth.psn, &frame);
+                }
                 Handled::Done | Handled::Dropped => {}
             }
         }
@@ -147,11 +148,50 @@ impl WireResponder {
     }
 }
 
+/// Whether a QP waits for a turn on the thread of its port, which alone changes this.
+#[derive(Debug, Default)]
+pub(crate) struct PortTurns {
+    requests: AtomicBool,
+    responses: AtomicBool,
+}
+
+impl PortTurns {
+    /// Its requester waits. Returns `false` if it did before.
+    pub(crate) fn begin_requests(&self) -> bool {
+        begin(&self.requests)
+    }
+
+    /// It is the requester's turn.
+    pub(crate) fn end_requests(&self) {
+        self.requests.store(false, Ordering::Relaxed);
+    }
+
+    /// Its responder waits. Returns `false` if it did before.
+    pub(crate) fn begin_responses(&self) -> bool {
+        begin(&self.responses)
+    }
+
+    /// The responder is through.
+    pub(crate) fn end_responses(&self) {
+        self.responses.store(false, Ordering::Relaxed);
+    }
+}
+
+fn begin(flag: &AtomicBool) -> bool {
+    let new = !flag.load(Ordering::Relaxed);
+    if new {
+        flag.store(true, Ordering::Relaxed);
+    }
+    new
+}
+
 /// What a QP holds for the wire beside its route.
 #[derive(Debug, Default)]
 pub(crate) struct WireSide {
     /// What slows both halves down.
     pub(crate) rate: RateLimiter,
+    /// Where both halves stand with the thread of the port.
+    pub(crate) turns: PortTurns,
     /// Made by the first packet of the peer. Locked with the QP's responder held, or alone.
     responder: Mutex<Option<Box<WireResponder>>>,
 }
@@ -223,24 +263,25 @@ impl WireSide {
         Ok(())
     }
 
-    /// Sends what the responder owes. Returns `false` if it wants another turn.
-    pub(crate) fn respond(&self, port: &Port, qp: &Qp) -> bool {
-        for _ in 0..RESPONSE_TURNS {
+    /// Sends what the responder owes, at least a packet and about `most` bytes, and adds to `sent`. Returns `false` if
+    /// it wants another turn.
+    pub(crate) fn respond(&self, port: &Port, qp: &Qp, most: u64, sent: &mut u64) -> bool {
+        loop {
             if port.uplink.is_full() {
                 return false;
             }
             let mut frames = port.buffer();
-            let done = self.build_responses(port, qp, &mut frames);
+            let done = self.build_responses(port, qp, most.saturating_sub(*sent), &mut frames);
+            *sent = sent.saturating_add(frames.bytes() as u64);
             port.send(frames);
-            if done {
-                return true;
+            if done || *sent >= most {
+                return done;
             }
         }
-        false
     }
 
-    /// Builds a batch of responses. Returns `true` if that was all.
-    fn build_responses(&self, port: &Port, qp: &Qp, frames: &mut Frames) -> bool {
+    /// Builds a batch of responses of at least one and about `most` bytes. Returns `true` if that was all.
+    fn build_responses(&self, port: &Port, qp: &Qp, most: u64, frames: &mut Frames) -> bool {
         let guard = MemoryGuard::open(&qp.adapter, None);
         let responder = &mut *qp.responder.lock();
         let wire = &mut *self.responder.lock();
@@ -256,7 +297,7 @@ impl WireSide {
         let mut hooks = ResponderHooks { qp, responder, memory: guard.own() };
         let (rate, engine) = (&self.rate, &qp.adapter.engine);
         let mut paced = None;
-        while frames.len() < BATCH {
+        while frames.len() < BATCH && (frames.is_empty() || (frames.bytes() as u64) < most) {
             let before = frames.bytes();
             if rate.is_on() && wire.transport.next_is_read_response() {
                 paced = rate.blocked_until(port, engine.now());
@@ -276,7 +317,7 @@ impl WireSide {
             wire.paced = Some(engine.arm(qp.task(), until, wire.paced));
             return true;
         }
-        let all = frames.len() < BATCH;
+        let all = !wire.transport.has_responses();
         if all {
             wire.resume(&mut hooks);
         }

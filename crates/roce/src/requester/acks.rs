@@ -10,6 +10,7 @@ use super::request::Stage;
 use super::send_state::Seq;
 use super::timers::Timer;
 use crate::ops::RequesterOps;
+use crate::rnr_backoff::RnrBackoff;
 use crate::wire::{Extension, NakCode, Operation, Packet, Syndrome, rnr_delay};
 
 impl Requester {
@@ -35,7 +36,7 @@ impl Requester {
     fn acknowledge(&mut self, now: Duration, seq: Seq, syndrome: Syndrome, ops: &mut impl RequesterOps) {
         match syndrome {
             Syndrome::Ack { .. } => {
-                self.recovery.rnr_retries = self.attrs.rnr_retry;
+                self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
                 self.ack_until(now, seq + 1, ops);
                 self.notice_missing(now, seq + 1);
             }
@@ -131,7 +132,7 @@ impl Requester {
         let mtu = u64::from(self.attrs.path_mtu.bytes());
         let offset = seq.saturating_sub(request.first).saturating_mul(mtu);
         let expected = u64::from(request.length).saturating_sub(offset).min(mtu);
-        self.recovery.rnr_retries = self.attrs.rnr_retry;
+        self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
         self.ack_until(now, seq, ops);
         // Which of FIRST, MIDDLE, LAST and ONLY it is depends on the attempt it belongs to, and on the responder; its
         // place and length do not.
@@ -150,7 +151,7 @@ impl Requester {
         if !matches!(request.wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
             return self.fail_at(seq, WcStatus::BadResponse, ops);
         }
-        self.recovery.rnr_retries = self.attrs.rnr_retry;
+        self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
         self.ack_until(now, seq, ops);
         // A number on the wire, the guest's byte order in memory.
         let data = original.to_le_bytes();
@@ -223,7 +224,7 @@ impl Requester {
             return;
         }
         if self.snd.executed < seq {
-            self.recovery.rnr_retries = self.attrs.rnr_retry;
+            self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
         }
         self.ack_until(now, seq, ops);
         if self.ended {
@@ -238,7 +239,8 @@ impl Requester {
             }
         }
         self.go_back(seq);
-        self.timers.set(Timer::RnrBackoff, Some(now.saturating_add(rnr_delay(timer))));
+        let wait = self.recovery.rnr_backoff.next_wait(rnr_delay(timer), RnrBackoff::UNTOLD);
+        self.timers.set(Timer::RnrBackoff, Some(now.saturating_add(wait)));
         self.restart_timers(now);
     }
 }

@@ -17,6 +17,7 @@ use std::time::Duration;
 
 use super::rtt::RttEstimator;
 use super::send_state::Seq;
+use crate::rnr_backoff::RnrBackoff;
 
 /// PSNs in flight right after a loss.
 const WINDOW_AFTER_LOSS: u32 = 8;
@@ -73,6 +74,8 @@ pub(super) struct LossRecovery {
     /// Retransmissions that are left before the peer is given up (IBA 9.7.6.1.3), and the same after RNR NAKs.
     pub(super) retries: u8,
     pub(super) rnr_retries: u8,
+    /// How long the next RNR wait is.
+    pub(super) rnr_backoff: RnrBackoff,
     /// ACK timeouts in a row.
     pub(super) backoff: u32,
     /// The last thing that happened was an ACK timeout.
@@ -100,12 +103,19 @@ impl LossRecovery {
             peer_reorders: false,
             retries,
             rnr_retries,
+            rnr_backoff: RnrBackoff::default(),
             backoff: 0,
             timed_out: false,
             nak_psn: None,
             alone_until: None,
             consecutive_naks: 0,
         }
+    }
+
+    /// The message that found no receive has found one: `retries` are allowed for the next.
+    pub(super) const fn refill_rnr_retries(&mut self, retries: u8) {
+        self.rnr_retries = retries;
+        self.rnr_backoff.reset();
     }
 
     /// PSNs that may be in flight.

@@ -162,6 +162,11 @@ impl Requester {
         self.snd.in_flight()
     }
 
+    /// The time after which an ACK is late: smoothed RTT and four times its variation. `None`: nothing was measured.
+    pub fn rto(&self) -> Option<Duration> {
+        self.recovery.rtt_estimate().map(|(srtt, rttvar)| srtt + rttvar * 4)
+    }
+
     /// Returns `true` if the next packet was sent before.
     pub fn next_is_retransmission(&self) -> bool {
         self.snd.nxt < self.snd.max

@@ -69,9 +69,13 @@ impl ReorderBuffer {
         self.frames.iter().flatten().count()
     }
 
-    /// Buffers an out-of-order frame, or drops it if the buffer is full; then it is retransmitted.
+    /// Buffers an out-of-order frame, or drops it if the buffer is full; then it is retransmitted. `expected` is the
+    /// PSN that is missing: what is too far behind it would keep everything else out.
     #[inline]
-    pub fn insert(&mut self, psn: Psn, frame: &[u8]) {
+    pub fn insert(&mut self, expected: Psn, psn: Psn, frame: &[u8]) {
+        if !usize::try_from(psn.since(expected)).is_ok_and(|distance| distance <= MAX_SPAN) {
+            return;
+        }
         if self.frames.is_empty() {
             self.base = psn;
         }
@@ -145,10 +149,10 @@ mod tests {
         let budget = ReorderBudget::default();
         let mut buffer = ReorderBuffer::new(budget.clone());
         for number in [5, 3, 7, 4, 5, 13] {
-            buffer.insert(psn(number), &[u8::try_from(number).unwrap(); 10]);
+            buffer.insert(psn(1), psn(number), &[u8::try_from(number).unwrap(); 10]);
         }
         // Too far.
-        buffer.insert(psn(300), &[0; 10]);
+        buffer.insert(psn(1), psn(300), &[0; 10]);
         assert_eq!((budget.used(), buffer.packets()), (50, 5));
         let mut take = |number| buffer.pop_expected(psn(number)).map(|frame| frame[0]);
         assert_eq!(
@@ -156,11 +160,21 @@ mod tests {
             [None, None, Some(3), Some(4), Some(5), None]
         );
         assert!(!buffer.is_empty());
-        buffer.insert(psn(16), b"");
+        buffer.insert(psn(6), psn(16), b"");
         // The one that was missing was two, in the end.
         assert_eq!(buffer.pop_expected(psn(17)), None);
         assert!(buffer.is_empty());
         assert_eq!(budget.used(), 0);
+    }
+
+    /// A packet from the other end of PSN space, as the first behind a gap, must not keep the others out.
+    #[test]
+    fn sec_c16_a_packet_far_ahead_keeps_nobody_out() {
+        let mut buffer = ReorderBuffer::new(ReorderBudget::default());
+        buffer.insert(psn(1), psn(1 + (1 << 23) - 1), b"far");
+        assert!(buffer.is_empty());
+        buffer.insert(psn(1), psn(3), b"near");
+        assert_eq!((buffer.pop_expected(psn(3)).as_deref(), buffer.packets()), (Some(&b"near"[..]), 0));
     }
 
     #[test]
@@ -169,7 +183,7 @@ mod tests {
         let mut all: Vec<_> = (0..10).map(|_| ReorderBuffer::new(budget.clone())).collect();
         for buffer in &mut all {
             for number in 1..257 {
-                buffer.insert(psn(number), &[0; 65_536]);
+                buffer.insert(psn(0), psn(number), &[0; 65_536]);
             }
         }
         assert_eq!(budget.used(), MAX_BYTES);

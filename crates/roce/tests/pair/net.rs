@@ -180,7 +180,9 @@ impl End {
                     self.arrived.push_front(frame);
                     return;
                 }
-                Handled::OutOfOrder if self.keeps => self.reorder.insert(packet.header.bth.psn, &frame),
+                Handled::OutOfOrder if self.keeps => {
+                    self.reorder.insert(self.responder.expected_psn(), packet.header.bth.psn, &frame);
+                }
                 Handled::OutOfOrder => {}
                 Handled::Done | Handled::Dropped => self.catch_up(),
             }

@@ -33,10 +33,10 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
     let (vacancy, qpn) = number(core, session, parts.qp_type)?;
     let handle = vacancy.handle;
     let pages = pages(core, request, &parts)?;
-    // Each of the two rings keeps the list.
+    // Each of the two rings keeps those of its elements; an extent may hold pages of both.
     let charge = core.objects.budget.charge_pages(&pages, if parts.srq.is_some() { 1 } else { 2 })?;
     let (send_queue, recv_queue) = rings(request, &parts, pages)?;
-    let (send_words, recv_words) = (send_queue.words(), recv_queue.as_ref().map(RecvRing::words));
+    let state_page = send_queue.words().state_page();
     let verbs = core.hca.create_qp(QpInit {
         cookie: handle,
         qpn,
@@ -64,8 +64,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
         recv_cq,
         srq,
         verbs,
-        send_words,
-        recv_words,
+        state_page,
         caps,
         pending_doorbells: AtomicU8::new(0),
         _charge: charge,

@@ -1,0 +1,42 @@
+//! An allocator that knows how much of the heap is in use.
+#![expect(unsafe_code, reason = "`GlobalAlloc` is an unsafe trait")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The allocator of the system, whose bytes are counted. All threads of the process count.
+pub(crate) struct CountingAllocator {
+    bytes: AtomicUsize,
+}
+
+impl CountingAllocator {
+    pub(crate) const fn new() -> Self {
+        Self { bytes: AtomicUsize::new(0) }
+    }
+
+    /// Bytes in use, with what the allocator needs beside them.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes.load(Ordering::Relaxed)
+    }
+}
+
+/// What an allocation takes from the heap of glibc: its bytes and a word before them, in steps of 16 bytes.
+const fn taken(layout: Layout) -> usize {
+    let with_word = layout.size().saturating_add(8).next_multiple_of(16);
+    if with_word < 32 { 32 } else { with_word }
+}
+
+// SAFETY: the allocator of the system does the work, with the arguments that came.
+unsafe impl GlobalAlloc for CountingAllocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        self.bytes.fetch_add(taken(layout), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        self.bytes.fetch_sub(taken(layout), Ordering::Relaxed);
+        // SAFETY: the caller keeps the contract of this function.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
