@@ -24,8 +24,10 @@ pub struct Device {
     pub access: SocketAccess,
     /// Residency of guest memory.
     pub pin: Pin,
-    /// The paired network function.
+    /// The paired network function, if it is the VMM's.
     pub nic: Option<LinkSpec>,
+    /// Where the VMM connects to the paired network function, if that is ours.
+    pub nic_socket: Option<PathBuf>,
     /// What the device may do on its network.
     pub rules: PortRules,
 }
@@ -71,7 +73,10 @@ impl DeviceSpec {
             }
             (Some(nic), Some(uplink)) if nic == uplink => return Err("nic and uplink are the same".to_owned()),
             (Some(LinkSpec::Vxlan(_)), _) => return Err("a tunnel is an uplink and no nic".to_owned()),
-            (None, None) if self.has_rules() => {
+            (Some(_), _) if self.nic_socket.is_some() => {
+                return Err("nic and nic-socket are two ways to one network card".to_owned());
+            }
+            (None, None) if self.has_rules() && self.nic_socket.is_none() => {
                 return Err("pcp, forged and congestion are about the uplink (uplink=LINK)".to_owned());
             }
             _ => {}
@@ -83,6 +88,7 @@ impl DeviceSpec {
             access: access(self.owner, self.group, self.mode),
             pin: self.pin.unwrap_or(Pin::All),
             nic: self.nic,
+            nic_socket: self.nic_socket,
             rules,
         })
     }

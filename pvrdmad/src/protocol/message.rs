@@ -47,7 +47,7 @@ pub enum Request {
         /// Which network.
         network: Box<NetworkSetup>,
     },
-    /// Internal: one more device. Descriptors: its listening socket, then those of its `nic`.
+    /// Internal: one more device. Descriptors: its listening socket, then those of its `nic` or its `nic-socket`.
     AddDevice {
         /// Everything about it.
         device: Box<Device>,

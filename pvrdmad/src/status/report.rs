@@ -107,6 +107,9 @@ pub struct DeviceReport {
     pub network: NetworkReport,
     /// Those who watch the device.
     pub capture: CaptureReport,
+    /// The network function beside it, if that is ours.
+    #[serde(default)]
+    pub nic: Option<NicReport>,
 }
 
 impl DeviceReport {
@@ -159,6 +162,23 @@ pub struct NetworkReport {
     pub mtu: u32,
     /// The port's counters: what queue pairs sent and received (`wire_…`), what was passed on for the network function
     /// (`passed_…`). None if the network has no uplink.
+    pub counters: BTreeMap<String, u64>,
+}
+
+/// A network function of ours.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NicReport {
+    /// Where the VMM connects.
+    pub socket: String,
+    /// Who uses it.
+    pub client: ClientReport,
+    /// A driver has started it.
+    pub active: bool,
+    /// `up` or `down`.
+    pub link: String,
+    /// The address that the guest has chosen.
+    pub mac: String,
+    /// Its counters and those of its socket.
     pub counters: BTreeMap<String, u64>,
 }
 

@@ -30,6 +30,7 @@ pub(super) struct NetworkSockets {
 struct DeviceSockets {
     listener: SocketFile,
     nic: Option<LinkSockets>,
+    nic_listener: Option<SocketFile>,
 }
 
 impl NetworkSockets {
@@ -62,12 +63,14 @@ impl NetworkSockets {
         self.uplink.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)
     }
 
-    /// Duplicates of those of a device: where it listens, then its `nic`.
+    /// Duplicates of those of a device: where it listens, then its `nic` or `nic-socket`.
     pub(super) fn device(&self, index: usize) -> io::Result<Vec<OwnedFd>> {
         let sockets = self.devices.get(index).ok_or(io::ErrorKind::NotFound)?;
-        let listener = sockets.listener.listener().as_fd().try_clone_to_owned()?;
+        let listeners = [Some(&sockets.listener), sockets.nic_listener.as_ref()].into_iter().flatten();
+        let listeners: Vec<_> =
+            listeners.map(|file| file.listener().as_fd().try_clone_to_owned()).collect::<Result<_, _>>()?;
         let nic = sockets.nic.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)?;
-        Ok([listener].into_iter().chain(nic).collect())
+        Ok(listeners.into_iter().chain(nic).collect())
     }
 }
 
@@ -80,7 +83,10 @@ impl DeviceSockets {
             other => other,
         };
         let open = |link| LinkSockets::open(link, &[device.config.mac], vlan, tunnels);
-        Ok(Self { listener, nic: device.nic.as_ref().map(open).transpose().context("nic")? })
+        let nic = device.nic.as_ref().map(open).transpose().context("nic")?;
+        let bind = |path| SocketFile::bind(path, device.access);
+        let nic_listener = device.nic_socket.as_deref().map(bind).transpose().context("nic-socket")?;
+        Ok(Self { listener, nic, nic_listener })
     }
 }
 

@@ -11,6 +11,7 @@ use pvrdma_rxe::{Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
+use super::network_function::NetworkFunction;
 use crate::config::Device;
 use crate::status::Reporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
@@ -19,6 +20,7 @@ use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Serv
 pub(super) struct ServedDevice {
     // Dropped in this order: nobody uses a device whose port is gone.
     _server: Server,
+    _nic_server: Option<Server>,
     pub(super) reporter: Reporter,
 }
 
@@ -59,9 +61,10 @@ impl ServedDevice {
             reply_deadline: REPLY_DEADLINE,
         };
         let server = Server::start(UnixListener::from(listener), endpoint)?;
-        let Place { network, mtu, port, rxe } = place;
-        let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, port, rxe };
-        Ok(Self { _server: server, reporter })
+        let Place { network, mtu, port, rxe, nic } = place;
+        let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
+        let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, port, rxe, nic };
+        Ok(Self { _server: server, _nic_server: nic_server, reporter })
     }
 }
 
@@ -75,4 +78,6 @@ pub(super) struct Place {
     pub(super) port: Option<Uplink>,
     /// Which can watch the device.
     pub(super) rxe: Option<Rxe>,
+    /// The network function beside it, if that is ours.
+    pub(super) nic: Option<NetworkFunction>,
 }
