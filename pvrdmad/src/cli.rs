@@ -40,6 +40,10 @@ pub enum Command {
     Show(ShowArgs),
     /// Writes the packets of a device to a pcapng file.
     Capture(CaptureArgs),
+    /// Adds a device to a running daemon, until that ends.
+    Add(AddArgs),
+    /// Removes a device: its VM loses it.
+    Remove(RemoveArgs),
     /// Prints the reference page of the configuration.
     #[command(hide = true)]
     Reference,
@@ -165,6 +169,33 @@ pub struct CaptureArgs {
     /// End after so many seconds [default: at a signal]
     #[arg(long, value_name = "SECONDS")]
     pub seconds: Option<u64>,
+}
+
+/// Arguments of `add`.
+#[derive(Args, Debug)]
+pub struct AddArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// The device, as `pvrdmad --device` takes it, with paths that begin with /.
+    #[arg(value_name = "KEY=VALUE,...", value_parser = device)]
+    pub device: String,
+}
+
+/// Checks a device before anybody is asked.
+fn device(text: &str) -> Result<String, String> {
+    text.parse::<DeviceSpec>().map(|_| text.to_owned())
+}
+
+/// Arguments of `remove`.
+#[derive(Args, Debug)]
+pub struct RemoveArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// Name of the device.
+    #[arg(long, value_name = "NAME")]
+    pub device: String,
 }
 
 #[cfg(test)]

@@ -3,8 +3,9 @@
 //!
 //! `{"request":"status"}` is answered with `{"ok":…}`, `{"request":"show","device":"vm0","object":"qp"}` with
 //! `{"objects":[…]}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`, and from there on the
-//! connection carries a capture in pcapng (see [`crate::capture`]) until the asking side closes its half. Anything else
-//! is answered with `{"error":"…"}`.
+//! connection carries a capture in pcapng (see [`crate::capture`]) until the asking side closes its half. Requests that
+//! change something, as `{"request":"remove-device","device":"vm0"}`, are answered with `{"done":{}}` when it is done.
+//! Anything else is answered with `{"error":"…"}`.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -46,8 +47,8 @@ const MAX_RESPONSE: usize = 64 << 20;
 /// There are only so many connections, so nobody may keep one for longer.
 const CONNECTION_TIME: Duration = Duration::from_secs(2);
 
-/// How long the asking side waits.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long the asking side waits. A network that is made for a device starts a process first.
+const PATIENCE: Duration = Duration::from_mins(1);
 
 /// Connections at a time. More are closed at once: nobody waits behind somebody who says nothing.
 const MAX_CONNECTIONS: usize = 16;
@@ -185,7 +186,11 @@ impl Server {
             Request::Show { device, object } => {
                 self.supervisor.show(&device, object).map_or_else(Response::Error, Response::Objects)
             }
-            _ => Response::Error("not on this socket".to_owned()),
+            Request::AddDevice { device } => done(self.supervisor.add(&device)),
+            Request::RemoveDevice { device } => done(self.supervisor.remove(&device)),
+            Request::Capture { .. } | Request::Hello { .. } | Request::Serve { .. } => {
+                Response::Error("not on this socket".to_owned())
+            }
         }
     }
 
@@ -205,6 +210,10 @@ impl Server {
             }
         }
     }
+}
+
+fn done(result: Result<(), String>) -> Response {
+    result.map_or_else(Response::Error, |()| Response::Done {})
 }
 
 /// A request in a line: an object with its members and, if it says so, the version that it is of.
@@ -259,6 +268,17 @@ pub fn start_capture(path: &Path, device: &str, snaplen: Option<u32>) -> Result<
             stream.set_read_timeout(None)?;
             Ok(stream)
         }
+        _ => bail!("{}: the answer is not understood", path.display()),
+    }
+}
+
+/// Has a running daemon change something.
+///
+/// # Errors
+/// Nobody answers there, or with a refusal, or not in the way we understand.
+pub fn change(path: &Path, request: &Request) -> Result<()> {
+    match ask(path, request)? {
+        (_, Response::Done {}) => Ok(()),
         _ => bail!("{}: the answer is not understood", path.display()),
     }
 }

@@ -9,10 +9,11 @@ use env_logger::Env;
 use log::info;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
-use pvrdmad::cli::{CaptureArgs, Cli, Command, ServeArgs, ShowArgs, StatusArgs, WorkerArgs};
+use pvrdmad::cli::{CaptureArgs, Cli, Command, DaemonArgs, ServeArgs, ShowArgs, StatusArgs, WorkerArgs};
 use pvrdmad::config::{Config, ConfigError, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
+use pvrdmad::protocol::Request;
 use pvrdmad::status::render_objects;
 use pvrdmad::worker::process;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -24,6 +25,8 @@ fn main() -> ExitCode {
         Some(Command::Status(args)) => status(&args),
         Some(Command::Show(args)) => show(&args),
         Some(Command::Capture(args)) => capture(&args),
+        Some(Command::Add(args)) => change(&args.daemon, &Request::AddDevice { device: args.device }),
+        Some(Command::Remove(args)) => change(&args.daemon, &Request::RemoveDevice { device: args.device }),
         Some(Command::Reference) => print(&reference::markdown()),
         Some(Command::Worker(args)) => worker(&args),
         None => serve(cli.serve),
@@ -91,6 +94,10 @@ fn show(args: &ShowArgs) -> Result<()> {
         true => print(&(serde_json::to_string_pretty(&objects)? + "\n")),
         false => print(&render_objects(args.object, &objects)),
     }
+}
+
+fn change(daemon: &DaemonArgs, request: &Request) -> Result<()> {
+    control::change(&daemon.control()?, request)
 }
 
 fn print(text: &str) -> Result<()> {

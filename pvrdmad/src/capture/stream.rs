@@ -45,9 +45,15 @@ pub(crate) fn config(snaplen: Option<u32>) -> Result<CaptureConfig, String> {
 
 /// Running captures. Dropping it ends them.
 #[derive(Debug, Default)]
-pub(crate) struct Streams {
+pub(crate) struct Streams(Vec<Running>);
+
+/// A capture and its thread. Dropping it ends them.
+#[derive(Debug)]
+struct Running {
+    device: String,
+    stream: UnixStream,
     stopping: Arc<AtomicBool>,
-    running: Vec<(UnixStream, JoinHandle<()>)>,
+    thread: Option<JoinHandle<()>>,
 }
 
 impl Streams {
@@ -60,9 +66,11 @@ impl Streams {
         snaplen: usize,
         capture: Capture,
     ) -> io::Result<()> {
-        self.running.retain(|(_, thread)| !thread.is_finished());
+        self.0.retain(|running| running.thread.as_ref().is_some_and(|thread| !thread.is_finished()));
         stream.set_write_timeout(Some(PATIENCE))?;
-        let (other, stopping) = (stream.try_clone()?, Arc::clone(&self.stopping));
+        let (other, watched) = (stream.try_clone()?, device.clone());
+        let stopped = Arc::<AtomicBool>::default();
+        let stopping = Arc::clone(&stopped);
         let thread = threads::spawn(ThreadKind::Capture, "capture", move || {
             LOG.log(Level::Info, &device, format_args!("a capture begins"));
             let result = run(&Patient { stream: &stream, stopping: &stopping }, &device, snaplen, &capture);
@@ -73,23 +81,39 @@ impl Streams {
                 Err(error) => LOG.log(Level::Info, &device, format_args!("a capture ends: {error}")),
             }
         })?;
-        self.running.push((other, thread));
+        self.0.push(Running { device: watched, stream: other, stopping: stopped, thread: Some(thread) });
         Ok(())
+    }
+
+    /// Ends the captures of a device.
+    pub(crate) fn end_of(&mut self, device: &str) {
+        self.0.retain(|running| running.device != device);
     }
 }
 
 impl Drop for Streams {
     fn drop(&mut self) {
+        // All of them, before anybody waits for one.
+        self.0.iter().for_each(Running::stop);
+    }
+}
+
+impl Running {
+    fn stop(&self) {
         self.stopping.store(true, Ordering::Release);
-        for (stream, thread) in self.running.drain(..) {
-            // Looks to the thread as if the other side had enough.
-            if let Err(error) = stream.shutdown(Shutdown::Read) {
-                debug!("capture: {error}");
-            }
-            if thread.join().is_err() {
-                // Log: the last of this thread.
-                error!("the thread of a capture panicked");
-            }
+        // Looks to the thread as if the other side had enough.
+        if let Err(error) = self.stream.shutdown(Shutdown::Read) {
+            debug!("capture: {error}");
+        }
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            // Log: the last of this thread.
+            error!("the thread of a capture panicked");
         }
     }
 }

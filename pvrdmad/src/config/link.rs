@@ -42,6 +42,16 @@ impl LinkSpec {
             Self::Connect(_) | Self::Vxlan(_) | Self::AfPacket(_) | Self::Tap(_) => None,
         }
     }
+
+    /// All paths in it.
+    pub fn paths(&self) -> impl Iterator<Item = &Path> {
+        let paths = match self {
+            Self::Listen(path) | Self::Connect(path) => [Some(path), None],
+            Self::Datagrams { local, remote } => [Some(local), Some(remote)],
+            Self::Vxlan(_) | Self::AfPacket(_) | Self::Tap(_) => [None, None],
+        };
+        paths.into_iter().flatten().map(PathBuf::as_path)
+    }
 }
 
 /// Kinds of links with what they are, for `--help` and the reference page.

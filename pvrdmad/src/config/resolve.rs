@@ -27,6 +27,14 @@ impl Config {
         Ok(())
     }
 
+    /// Takes a device away, and its network if that has no other and `stays` does not say that it stays.
+    pub fn remove_device(&mut self, name: &str, stays: impl Fn(&str) -> bool) {
+        for network in &mut self.networks {
+            network.devices.retain(|device| device.config.name != name);
+        }
+        self.networks.retain(|network| !network.devices.is_empty() || stays(&network.name));
+    }
+
     /// Puts a device into its network.
     pub(super) fn place(&mut self, spec: DeviceSpec) -> Result<(), ConfigError> {
         let name = spec.name.clone();

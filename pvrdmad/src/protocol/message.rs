@@ -9,7 +9,7 @@ use crate::config::{BackendSpec, Device, Network, SandboxMode};
 use crate::status::WorkerStatus;
 
 /// Version of the requests. A worker of another one refuses [`Request::Hello`]; a daemon of another one says so.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Longest reply without content, in bytes.
 const MAX_PLAIN: usize = 16 << 10;
@@ -40,6 +40,16 @@ pub enum Request {
         #[serde(default)]
         snaplen: Option<u32>,
     },
+    /// One more device, for as long as the daemon runs. A worker gets [`Self::Serve`] for it.
+    AddDevice {
+        /// What `--device` takes: `key=value,key=value`.
+        device: String,
+    },
+    /// A device ends: its client is disconnected, and its socket goes away.
+    RemoveDevice {
+        /// Which device.
+        device: String,
+    },
     /// Internal: the first request. Descriptors: the socket of [`super::HostRequest`]s, then those of the uplink.
     Hello {
         /// [`VERSION`].
@@ -47,15 +57,10 @@ pub enum Request {
         /// Which network.
         network: Box<NetworkSetup>,
     },
-    /// Internal: one more device. Descriptors: its listening socket, then those of its `nic` or its `nic-socket`.
-    AddDevice {
+    /// Internal: a device to serve. Descriptors: its listening socket, then those of its `nic` or its `nic-socket`.
+    Serve {
         /// Everything about it.
         device: Box<Device>,
-    },
-    /// Internal: a device ends.
-    RemoveDevice {
-        /// Which device.
-        device: String,
     },
 }
 
@@ -76,8 +81,12 @@ impl Request {
     /// Returns `true` if only a supervisor may ask this.
     pub const fn is_internal(&self) -> bool {
         match self {
-            Self::Status {} | Self::Show { .. } | Self::Capture { .. } => false,
-            Self::Hello { .. } | Self::AddDevice { .. } | Self::RemoveDevice { .. } => true,
+            Self::Status {}
+            | Self::Show { .. }
+            | Self::Capture { .. }
+            | Self::AddDevice { .. }
+            | Self::RemoveDevice { .. } => false,
+            Self::Hello { .. } | Self::Serve { .. } => true,
         }
     }
 
@@ -91,6 +100,11 @@ impl Request {
             (Self::Status {} | Self::Show { .. } | Self::Capture { .. }, _) => false,
             (_, reply) => matches!(reply, Reply::Done {}),
         }
+    }
+
+    /// Returns `true` if a worker that does this has another number of devices afterwards.
+    pub const fn changes_devices(&self) -> bool {
+        matches!(self, Self::Serve { .. } | Self::RemoveDevice { .. })
     }
 
     /// Bytes of the longest reply that a worker with so many devices has to this.

@@ -109,8 +109,10 @@ fn requests_are_what_the_control_socket_takes() {
     let request: Request = serde_json::from_value(request).unwrap();
     assert!(matches!(&request, Request::Show { object: ObjectKind::Qp, .. }));
     assert!(request.max_reply(1) > Request::Status {}.max_reply(100));
-    let remove = Request::RemoveDevice { device: "vm0".to_owned() };
-    assert!(remove.is_internal());
+    let request = json!({"request": "remove-device", "device": "vm0"});
+    let remove: Request = serde_json::from_value(request).unwrap();
+    assert!(!remove.is_internal() && remove.is_answered_by::<()>(&Reply::Done {}));
+    assert!(!remove.is_answered_by::<()>(&Reply::Capturing {}));
     for wrong in [json!({"request": "status", "x": 1}), json!({"request": "stop"}), json!({}), json!([1])] {
         assert!(serde_json::from_value::<Request>(wrong.clone()).is_err(), "{wrong}");
     }

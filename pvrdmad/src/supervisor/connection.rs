@@ -88,7 +88,8 @@ impl Connection {
         &self.stream
     }
 
-    /// Asks, and gives where the reply comes. `devices` is how many the worker has.
+    /// Asks, and gives where the reply comes. `devices` is how many the worker has, but for those that it is asked to
+    /// begin or to end with.
     ///
     /// # Errors
     /// The worker does not take it.
@@ -110,11 +111,12 @@ impl Connection {
         let frame = encode(&Outgoing { id, body: &request }).map_err(|_| CallError::Unresponsive)?;
         if send(&self.stream, &frame, fds).is_err() {
             // Part of it may be there: nothing can follow. The thread that reads sees the end.
-            let _ = self.stream.shutdown(std::net::Shutdown::Both);
+            self.hang_up();
             return Err(CallError::Gone);
         }
         let (reply, receiver) = sync_channel(1);
-        let most = request.max_reply(devices);
+        let changes = open.requests.values().filter(|open| open.request.changes_devices()).count();
+        let most = request.max_reply(devices.saturating_add(changes));
         open.requests.insert(id, OpenRequest { request, most, since: Instant::now(), reply });
         Ok(receiver)
     }
@@ -148,6 +150,11 @@ impl Connection {
         // Whoever asked may have given up.
         let _ = request.reply.try_send(reply);
         Ok(())
+    }
+
+    /// Ends the connection, and so the worker.
+    pub(super) fn hang_up(&self) {
+        let _ = self.stream.shutdown(std::net::Shutdown::Both);
     }
 
     /// Nobody waits any more.

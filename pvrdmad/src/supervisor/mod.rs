@@ -5,6 +5,7 @@
 //! thread ([`process`]) starts the worker's process, tells it what it is for, watches it ([`session`]) and starts the
 //! next one when it ends. Otherwise the same requests go to a [`crate::worker::Worker`] in this process.
 
+mod changes;
 mod connection;
 mod network;
 mod plan;
@@ -23,16 +24,19 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
+use log::info;
+use parking_lot::{Mutex, RwLock};
 use pvrdma_dev::ObjectKind;
 use pvrdma_ether_link::vxlan::VxlanPorts;
 use serde_json::value::RawValue;
 
+use self::changes::Removed;
 use self::connection::CallError;
 use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::plan::Program;
 use self::timing::Timing;
-use crate::config::Config;
+use crate::config::{Config, Device, DeviceSpec, LinkSpec, Network as Description};
 use crate::protocol::{Reply, Request};
 use crate::status::{DaemonStatus, DeviceReport};
 
@@ -50,7 +54,12 @@ pub(crate) enum CaptureError {
 pub(crate) struct Supervisor {
     started: Instant,
     backend: String,
-    networks: Vec<Network>,
+    networks: RwLock<Vec<Arc<Network>>>,
+    /// What there is, and what is about to come: a name is taken as soon as somebody adds it.
+    config: Mutex<Config>,
+    tunnels: VxlanPorts,
+    program: Option<Program>,
+    timing: Timing,
 }
 
 impl Supervisor {
@@ -69,22 +78,25 @@ impl Supervisor {
         let plans = plans.collect::<Result<Vec<_>>>()?;
         let networks = plans.into_iter().map(|plan| {
             let name = plan.name().to_owned();
-            Network::start(plan, program.cloned()).with_context(|| format!("network {name}"))
+            Network::start(plan, program.cloned(), false).map(Arc::new).with_context(|| format!("network {name}"))
         });
-        let networks = networks.collect::<Result<_>>()?;
-        Ok(Self { started: Instant::now(), backend: config.backend.to_string(), networks })
+        let networks = RwLock::new(networks.collect::<Result<_>>()?);
+        let (started, backend) = (Instant::now(), config.backend.to_string());
+        let config = Mutex::new(config.clone());
+        Ok(Self { started, backend, networks, config, tunnels, program: program.cloned(), timing })
     }
 
     /// Has all workers end, without waiting for that.
     pub(crate) fn begin_stop(&self) {
-        self.networks.iter().for_each(Network::begin_stop);
+        self.all().iter().for_each(|network| network.begin_stop());
     }
 
     /// Everything at this moment. Workers are asked all at once; one that does not reply in time is said not to.
     pub(crate) fn status(&self) -> DaemonStatus {
-        let asked: Vec<_> = self.networks.iter().map(Network::ask_status).collect();
-        let deadline = self.networks.first().map_or_else(Instant::now, Network::status_deadline);
-        let replies = self.networks.iter().zip(asked).map(|(network, asked)| network.status(asked, deadline));
+        let networks = self.all();
+        let asked: Vec<_> = networks.iter().map(|network| network.ask_status()).collect();
+        let deadline = Instant::now() + self.timing.status;
+        let replies = networks.iter().zip(asked).map(|(network, asked)| network.status(asked, deadline));
         let (networks, said): (Vec<_>, Vec<_>) = replies.unzip();
         let lost_pages = said.iter().flatten().map(|status| status.lost_pages).fold(0, u64::saturating_add);
         let devices: Vec<DeviceReport> = said.into_iter().flatten().flat_map(|status| status.devices).collect();
@@ -108,7 +120,7 @@ impl Supervisor {
     pub(crate) fn show(&self, device: &str, object: ObjectKind) -> Result<Box<RawValue>, String> {
         let network = self.network(device)?;
         let request = Request::Show { device: device.to_owned(), object };
-        match network.call(request, Vec::new()).map_err(|error| failure(network, error))? {
+        match network.call(request, Vec::new()).map_err(|error| failure(&network, error))? {
             // Whoever asked takes what ends with a line.
             Reply::Objects(objects) if !objects.get().contains('\n') => Ok(objects),
             Reply::Error(problem) => Err(problem),
@@ -127,17 +139,115 @@ impl Supervisor {
             Ok(Reply::Error(problem)) => problem,
             Ok(_) => "its worker's reply is not understood".to_owned(),
             Err(CallError::Ended) => return Err(CaptureError::HandedOver),
-            Err(error) => failure(network, error),
+            Err(error) => failure(&network, error),
         };
         Err(CaptureError::Refused(problem))
     }
 
+    /// Adds a device, and its network if the device describes one that is not there.
+    ///
+    /// # Errors
+    /// It is not described completely, does not go together with what is there, or cannot be had. Nothing is left
+    /// behind then.
+    pub(crate) fn add(&self, device: &str) -> Result<(), String> {
+        let spec: DeviceSpec = device.parse()?;
+        let name = spec.name.clone();
+        let (config, network, device) = self.reserve(spec)?;
+        let known = self.all().into_iter().find(|known| known.name() == network.name);
+        let added = match known {
+            Some(known) => known.add(device, &self.tunnels),
+            None if network.devices.len() == 1 => self.begin(&config, &network),
+            None => Err(format!("network {} is just made for another device, or ends with it", network.name)),
+        };
+        match &added {
+            // Log: whoever may use the control socket causes it.
+            Ok(()) => info!("device {name}: added to network {}", network.name),
+            Err(_) => self.free(&name),
+        }
+        added.map_err(|problem| format!("device {name}: {problem}"))
+    }
+
+    /// Takes a name, and all else that a device has for itself. Returns the device with the network that it is in.
+    fn reserve(&self, spec: DeviceSpec) -> Result<(Config, Description, Device), String> {
+        let name = spec.name.clone();
+        let mut config = self.config.lock();
+        let mut changed = config.clone();
+        changed.add_device(spec).map_err(|error| error.to_string())?;
+        let found = changed.devices().find(|(_, device)| device.config.name == name);
+        let (network, device) =
+            found.map(|(network, device)| (network.clone(), device.clone())).ok_or_else(|| name.clone())?;
+        has_whole_paths(&network, &device).map_err(|problem| format!("device {name}: {problem}"))?;
+        *config = changed.clone();
+        Ok((changed, network, device))
+    }
+
+    /// Starts a network for its first device.
+    fn begin(&self, config: &Config, network: &Description) -> Result<(), String> {
+        let plan = Plan::new(config, network, &self.tunnels, self.timing);
+        let begun = plan.and_then(|plan| Network::start(Arc::new(plan), self.program.clone(), true));
+        let begun = begun.map_err(|error| format!("{error:#}"))?;
+        self.networks.write().push(Arc::new(begun));
+        Ok(())
+    }
+
+    /// Removes a device, and its network if that was made for devices that came later and this is the last of them.
+    ///
+    /// # Errors
+    /// There is no such device, or its worker has not confirmed that it ended.
+    pub(crate) fn remove(&self, device: &str) -> Result<(), String> {
+        let network = self.network(device)?;
+        let removed = network.remove(device)?;
+        // Log: whoever may use the control socket causes it.
+        info!("device {device}: removed from network {}", network.name());
+        // Its worker ends when the last who knows the network lets go of it: here, most often.
+        drop((network, self.take_empty(device)));
+        self.free(device);
+        match removed {
+            Removed::Ended => Ok(()),
+            Removed::Open(problem) => {
+                Err(format!("{problem}: it is removed, but its VM has it until the worker goes on or ends"))
+            }
+        }
+    }
+
+    /// Takes out a network that ends with this device.
+    fn take_empty(&self, device: &str) -> Option<Arc<Network>> {
+        let config = self.config.lock();
+        let (of, _) = config.devices().find(|(_, known)| known.config.name == device)?;
+        let mut networks = self.networks.write();
+        let ends = |known: &Arc<Network>| known.temporary && known.name() == of.name && of.devices.len() == 1;
+        let at = networks.iter().position(ends)?;
+        Some(networks.remove(at))
+    }
+
+    /// A device's name and addresses are free again, and so is its network's if that is gone.
+    fn free(&self, device: &str) {
+        let mut config = self.config.lock();
+        let networks = self.networks.read();
+        config.remove_device(device, |network| networks.iter().any(|known| known.name() == network));
+    }
+
+    /// All networks.
+    fn all(&self) -> Vec<Arc<Network>> {
+        self.networks.read().clone()
+    }
+
     /// The network that has this device.
-    fn network(&self, device: &str) -> Result<&Network, String> {
-        self.networks.iter().find(|network| network.has(device)).ok_or_else(|| {
-            let names: Vec<_> = self.networks.iter().flat_map(Network::devices).collect();
+    fn network(&self, device: &str) -> Result<Arc<Network>, String> {
+        let networks = self.all();
+        networks.iter().find(|network| network.has(device)).cloned().ok_or_else(|| {
+            let names: Vec<_> = networks.iter().flat_map(|network| network.devices()).collect();
             format!("there is no device '{device}' (the devices are {})", names.join(", "))
         })
+    }
+}
+
+/// Whoever asks has another folder than we.
+fn has_whole_paths(network: &Description, device: &Device) -> Result<(), String> {
+    let links = device.nic.iter().chain(&network.uplink).flat_map(LinkSpec::paths);
+    match [device.socket.as_path()].into_iter().chain(links).find(|path| path.is_relative()) {
+        Some(path) => Err(format!("{} does not begin with /", path.display())),
+        None => Ok(()),
     }
 }
 

@@ -7,16 +7,12 @@ use std::time::Instant;
 
 use anyhow::{Result, anyhow};
 use parking_lot::Mutex;
-use pvrdma_ether_link::vxlan::VxlanPorts;
 
 use super::connection::{CallError, reply_by};
 use super::plan::{Plan, Program};
 use super::process::Process;
 use super::services::Services;
-use super::sockets::NetworkSockets;
-use super::timing::Timing;
-use crate::config::{Config, Network as Description};
-use crate::protocol::{NetworkSetup, Reply, Request};
+use crate::protocol::{Reply, Request};
 use crate::status::{DeviceReport, NetworkState, NetworkStatus, WorkerStatus};
 use crate::worker::{Host, Worker};
 
@@ -24,15 +20,19 @@ use crate::worker::{Host, Worker};
 #[derive(Debug)]
 pub(super) struct Network {
     // Dropped in this order: the sockets' files go last.
-    runs: Runs,
-    plan: Arc<Plan>,
+    pub(super) runs: Runs,
+    pub(super) plan: Arc<Plan>,
     /// Objects of a device may be many: the supervisor has those of one at a time.
     showing: Mutex<()>,
+    /// Devices change one at a time.
+    pub(super) changing: Mutex<()>,
+    /// It was made for a device that came later, and ends with its last one.
+    pub(super) temporary: bool,
 }
 
 /// How its worker runs.
 #[derive(Debug)]
-enum Runs {
+pub(super) enum Runs {
     Here(Box<Worker>),
     Process(Process),
 }
@@ -44,61 +44,37 @@ pub(super) enum AskedStatus {
     None(CallError),
 }
 
-impl Plan {
-    /// Opens the sockets of a network.
-    ///
-    /// # Errors
-    /// One cannot be had, or the host's addresses cannot be changed.
-    pub(super) fn new(config: &Config, network: &Description, tunnels: &VxlanPorts, timing: Timing) -> Result<Self> {
-        let sockets = NetworkSockets::open(network, tunnels)?;
-        let addresses = match &config.backend {
-            crate::config::BackendSpec::Ibverbs(spec) => {
-                pvrdma_ibverbs::host_addresses(spec).map_err(|problem| anyhow!("{}: {problem}", spec.device))?
-            }
-            crate::config::BackendSpec::Rxe => None,
-        };
-        let services = Services::new(network, sockets.connectors(&network.devices), addresses);
-        let setup = NetworkSetup {
-            backend: config.backend.clone(),
-            sandbox: config.sandbox,
-            captures: config.captures.is_on(),
-            network: Description { devices: Vec::new(), ..network.clone() },
-        };
-        Ok(Self { setup, devices: network.devices.clone(), sockets, services: Arc::new(services), timing })
-    }
-}
-
 impl Network {
     /// Starts the worker, in a process if there is a program for it.
     ///
     /// # Errors
     /// It cannot serve.
-    pub(super) fn start(plan: Arc<Plan>, program: Option<Program>) -> Result<Self> {
+    pub(super) fn start(plan: Arc<Plan>, program: Option<Program>, temporary: bool) -> Result<Self> {
         let runs = match program {
             Some(program) => Runs::Process(Process::start(Arc::clone(&plan), program)?),
             None => {
                 let host: Arc<dyn Host> = Arc::<Services>::clone(&plan.services);
                 let worker = Worker::start(plan.setup.clone(), plan.uplink()?, host)?;
-                for addition in plan.additions() {
-                    let (name, request, fds) = addition?;
+                for planned in plan.devices() {
+                    let Some((request, fds)) = planned.request()? else { continue };
                     if let Reply::Error(problem) = worker.handle(request, fds) {
-                        return Err(anyhow!("device {name}: {problem}"));
+                        return Err(anyhow!("device {}: {problem}", planned.name()));
                     }
                 }
                 Runs::Here(Box::new(worker))
             }
         };
-        Ok(Self { runs, plan, showing: Mutex::default() })
+        Ok(Self { runs, plan, showing: Mutex::default(), changing: Mutex::default(), temporary })
     }
 
     /// Returns `true` if a device of this name is here.
     pub(super) fn has(&self, device: &str) -> bool {
-        self.devices().any(|known| known == device)
+        self.plan.has(device)
     }
 
     /// Names of its devices.
-    pub(super) fn devices(&self) -> impl Iterator<Item = &str> {
-        self.plan.devices.iter().map(|device| device.config.name.as_str())
+    pub(super) fn devices(&self) -> Vec<String> {
+        self.plan.devices().iter().map(|planned| planned.name().to_owned()).collect()
     }
 
     pub(super) fn name(&self) -> &str {
@@ -137,11 +113,6 @@ impl Network {
         }
     }
 
-    /// When a status that is asked for now has to be here.
-    pub(super) fn status_deadline(&self) -> Instant {
-        Instant::now() + self.plan.timing.status
-    }
-
     /// The state of the network, and what its worker says, if that is here in time.
     pub(super) fn status(&self, asked: AskedStatus, deadline: Instant) -> (NetworkStatus, Option<WorkerStatus>) {
         let said = match asked {
@@ -173,16 +144,16 @@ impl Network {
             last_end,
             lost_vms: self.plan.services.lost(),
             sandbox: said.as_ref().and_then(|said| said.sandbox.clone()),
-            devices: self.devices().map(str::to_owned).collect(),
+            devices: self.devices(),
         };
         (status, said)
     }
 
     /// Keeps to the devices that are here, whatever a worker says of others.
     fn of_this_network(&self, status: WorkerStatus) -> WorkerStatus {
-        let mut left: Vec<&str> = self.devices().collect();
+        let mut left = self.devices();
         let mut take = |report: &DeviceReport| {
-            let at = left.iter().position(|&name| name == report.name());
+            let at = left.iter().position(|name| name == report.name());
             at.map(|at| left.swap_remove(at)).is_some()
         };
         let devices: Vec<_> = status.devices.into_iter().filter(|report| take(report)).collect();

@@ -5,10 +5,17 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use anyhow::{Context, Result, anyhow};
+use parking_lot::Mutex;
+use pvrdma_ether_link::Connector;
+use pvrdma_ether_link::vxlan::VxlanPorts;
+use pvrdma_rxe::VlanMode;
+use pvrdma_verbs::MacAddr;
+
 use super::services::Services;
-use super::sockets::NetworkSockets;
+use super::sockets::{DeviceSockets, LinkSockets};
 use super::timing::Timing;
-use crate::config::{BackendSpec, Device, LinkSpec};
+use crate::config::{BackendSpec, Config, Device, LinkSpec, Network};
 use crate::protocol::{NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
 
@@ -33,34 +40,133 @@ impl Program {
 pub(super) struct Plan {
     /// Without devices.
     pub(super) setup: NetworkSetup,
-    pub(super) devices: Vec<Device>,
-    pub(super) sockets: NetworkSockets,
+    /// What its workers are confined to, for as long as the network lives.
+    profile: Profile,
+    devices: Mutex<Vec<Arc<Planned>>>,
+    uplink: Option<LinkSockets>,
     pub(super) services: Arc<Services>,
     pub(super) timing: Timing,
 }
 
+/// What is kept of a device. It is never changed, but replaced: so it can be told what a worker has been given.
+#[derive(Debug)]
+pub(super) struct Planned {
+    pub(super) device: Device,
+    /// Empty once the device is removed.
+    sockets: Arc<Mutex<Option<DeviceSockets>>>,
+}
+
+impl Planned {
+    /// Opens the sockets of a device.
+    ///
+    /// # Errors
+    /// One cannot be had; nothing is left behind then.
+    pub(super) fn new(device: Device, vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
+        let sockets = DeviceSockets::open(&device, vlan, tunnels)?;
+        Ok(Self { device, sockets: Arc::new(Mutex::new(Some(sockets))) })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.device.config.name
+    }
+
+    /// What has a worker serve it, with its descriptors. `None`: it was removed meanwhile.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub(super) fn request(&self) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
+        let request = Request::Serve { device: Box::new(self.device.clone()) };
+        let sockets = self.sockets.lock();
+        sockets.as_ref().map(|sockets| Ok((request, sockets.duplicates()?))).transpose()
+    }
+
+    /// Who gives its `nic` its descriptor anew, if it has one.
+    pub(super) fn connector(&self) -> Option<Arc<dyn Connector>> {
+        self.sockets.lock().as_ref().and_then(DeviceSockets::connector)
+    }
+
+    /// Its sockets are closed and their files removed, whoever still knows the device.
+    pub(super) fn close(&self) {
+        self.sockets.lock().take();
+    }
+}
+
 impl Plan {
+    /// Opens the sockets of a network.
+    ///
+    /// # Errors
+    /// One cannot be had, or the host's addresses cannot be changed.
+    pub(super) fn new(config: &Config, network: &Network, tunnels: &VxlanPorts, timing: Timing) -> Result<Self> {
+        let planned = network.devices.iter().map(|device| {
+            let planned = Planned::new(device.clone(), network.vlan, tunnels);
+            planned.map(Arc::new).with_context(|| format!("device {}", device.config.name))
+        });
+        let planned = planned.collect::<Result<Vec<_>>>()?;
+        let macs: Vec<_> = network.devices.iter().map(|device| device.config.mac).collect();
+        let open = |link| LinkSockets::open(link, &macs, network.vlan, tunnels);
+        let uplink = network.uplink.as_ref().map(open).transpose();
+        let uplink = uplink.with_context(|| format!("network {}: uplink", network.name))?;
+        let addresses = match &config.backend {
+            BackendSpec::Ibverbs(spec) => {
+                pvrdma_ibverbs::host_addresses(spec).map_err(|problem| anyhow!("{}: {problem}", spec.device))?
+            }
+            BackendSpec::Rxe => None,
+        };
+        let connector = uplink.as_ref().map(|uplink| Arc::clone(&uplink.connector));
+        let services = Services::new(network.name.clone(), connector, addresses);
+        for planned in &planned {
+            services.add(planned.name(), planned.connector());
+        }
+        let setup = NetworkSetup {
+            backend: config.backend.clone(),
+            sandbox: config.sandbox,
+            captures: config.captures.is_on(),
+            network: Network { devices: Vec::new(), ..network.clone() },
+        };
+        let profile = profile(&setup.backend, network);
+        let (services, devices) = (Arc::new(services), Mutex::new(planned));
+        Ok(Self { setup, profile, devices, uplink, services, timing })
+    }
+
     pub(super) fn name(&self) -> &str {
         &self.setup.network.name
     }
 
     /// How a worker confines itself and to what, as arguments: it does so before it reads anything.
     pub(super) fn confinement(&self) -> [&'static str; 2] {
-        let nics = self.devices.iter().filter_map(|device| device.nic.as_ref());
-        let mut links = self.setup.network.uplink.iter().chain(nics);
-        let profile = match self.setup.backend {
-            BackendSpec::Ibverbs(_) => Profile::Ibverbs,
-            BackendSpec::Rxe if links.any(|link| matches!(link, LinkSpec::Vxlan(_) | LinkSpec::AfPacket(_))) => {
-                Profile::RxeAddressed
-            }
-            BackendSpec::Rxe => Profile::Rxe,
-        };
-        [self.setup.sandbox.word(), profile.word()]
+        [self.setup.sandbox.word(), self.profile.word()]
+    }
+
+    /// Whether a worker may use the links of this device: what it may do is decided at its start, for good.
+    ///
+    /// # Errors
+    /// It may not.
+    pub(super) fn admits(&self, device: &Device) -> Result<(), String> {
+        match &device.nic {
+            Some(nic) if needs_addresses(nic) && self.profile == Profile::Rxe => Err(format!(
+                "nic={nic} needs system calls that the worker of network {} gave up at its start, as no link of that \
+                 kind was there",
+                self.name()
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// Descriptors of the uplink, for a worker.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
     pub(super) fn uplink(&self) -> io::Result<Vec<OwnedFd>> {
-        self.sockets.uplink()
+        self.uplink.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)
+    }
+
+    /// The uplink brings frames of the devices that are here, and of one that may come.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub(super) fn wire(&self, coming: Option<MacAddr>) -> io::Result<()> {
+        let macs: Vec<_> = self.devices().iter().map(|planned| planned.device.config.mac).chain(coming).collect();
+        self.uplink.as_ref().map_or(Ok(()), |uplink| uplink.connector.set_addresses(&macs))
     }
 
     /// The first request. The socket of upcalls goes in front of its descriptors.
@@ -68,11 +174,51 @@ impl Plan {
         Request::Hello { version: VERSION, network: Box::new(self.setup.clone()) }
     }
 
-    /// A request for each device, with its descriptors and its name.
-    pub(super) fn additions(&self) -> impl Iterator<Item = io::Result<(&str, Request, Vec<OwnedFd>)>> {
-        self.devices.iter().enumerate().map(|(index, device)| {
-            let request = Request::AddDevice { device: Box::new(device.clone()) };
-            Ok((device.config.name.as_str(), request, self.sockets.device(index)?))
-        })
+    /// What is here now.
+    pub(super) fn devices(&self) -> Vec<Arc<Planned>> {
+        self.devices.lock().clone()
     }
+
+    /// How many are here now.
+    pub(super) fn count(&self) -> usize {
+        self.devices.lock().len()
+    }
+
+    /// Returns `true` if a device of this name is here.
+    pub(super) fn has(&self, device: &str) -> bool {
+        self.devices.lock().iter().any(|planned| planned.name() == device)
+    }
+
+    /// Returns `true` if these are what is here now.
+    pub(super) fn is(&self, given: &[Arc<Planned>]) -> bool {
+        let devices = self.devices.lock();
+        devices.len() == given.len() && devices.iter().all(|known| given.iter().any(|given| Arc::ptr_eq(known, given)))
+    }
+
+    /// One more, which every worker to come gets.
+    pub(super) fn push(&self, planned: Arc<Planned>) {
+        self.devices.lock().push(planned);
+    }
+
+    /// One less, which no worker to come gets.
+    pub(super) fn take(&self, device: &str) -> Option<Arc<Planned>> {
+        let mut devices = self.devices.lock();
+        let at = devices.iter().position(|planned| planned.name() == device)?;
+        Some(devices.remove(at))
+    }
+}
+
+/// What the worker of a network does.
+fn profile(backend: &BackendSpec, network: &Network) -> Profile {
+    let nics = network.devices.iter().filter_map(|device| device.nic.as_ref());
+    match backend {
+        BackendSpec::Ibverbs(_) => Profile::Ibverbs,
+        BackendSpec::Rxe if network.uplink.iter().chain(nics).any(needs_addresses) => Profile::RxeAddressed,
+        BackendSpec::Rxe => Profile::Rxe,
+    }
+}
+
+/// Returns `true` if frames of this link are sent to addresses.
+const fn needs_addresses(link: &LinkSpec) -> bool {
+    matches!(link, LinkSpec::Vxlan(_) | LinkSpec::AfPacket(_))
 }

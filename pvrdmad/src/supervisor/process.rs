@@ -9,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow};
 use log::{error, info, warn};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::connection::{CallError, Connection};
-use super::plan::{Plan, Program};
+use super::plan::{Plan, Planned, Program};
 use super::session::{End, Session};
 use super::timing::BackOff;
 use crate::protocol::{Reply, Request};
@@ -23,10 +23,18 @@ use crate::protocol::{Reply, Request};
 /// A worker in a process of its own. Dropping it ends it.
 #[derive(Debug)]
 pub(super) struct Process {
-    life: Arc<Mutex<Life>>,
+    plan: Arc<Plan>,
+    lives: Arc<Lives>,
     stop: OwnedFd,
     thread: Option<JoinHandle<()>>,
-    devices: usize,
+}
+
+/// The workers, for those who ask and for the thread that keeps them running.
+#[derive(Debug, Default)]
+struct Lives {
+    life: Mutex<Life>,
+    /// A worker serves from now on, or none ever will.
+    changed: Condvar,
 }
 
 /// What is known of the workers so far.
@@ -38,6 +46,8 @@ pub(super) struct Life {
     pub(super) restarts: u64,
     /// How the last one of them ended.
     pub(super) last_end: Option<String>,
+    /// There will be no other.
+    over: bool,
 }
 
 impl Process {
@@ -47,14 +57,14 @@ impl Process {
     /// It does not come so far.
     pub(super) fn start(plan: Arc<Plan>, program: Program) -> Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
-        let life = Arc::<Mutex<Life>>::default();
+        let lives = Arc::<Lives>::default();
         let (started, first) = sync_channel(1);
-        let devices = plan.devices.len();
         let name = format!("net {}", plan.name());
-        let keeper = Keeper { plan, program, stop: stop.try_clone()?, life: Arc::clone(&life), first: Some(started) };
+        let (stopped, shared) = (stop.try_clone()?, Arc::clone(&lives));
+        let keeper = Keeper { plan: Arc::clone(&plan), program, stop: stopped, lives: shared, first: Some(started) };
         let thread = threads::spawn(ThreadKind::Supervisor, name, move || keeper.run()).context("a thread")?;
         // From here on dropping it ends the thread.
-        let process = Self { life, stop, thread: Some(thread), devices };
+        let process = Self { plan, lives, stop, thread: Some(thread) };
         match first.recv() {
             Ok(Ok(())) => Ok(process),
             Ok(Err(end)) => Err(anyhow!(end)),
@@ -63,7 +73,39 @@ impl Process {
     }
 
     pub(super) fn life(&self) -> Life {
-        self.life.lock().clone()
+        self.lives.life.lock().clone()
+    }
+
+    /// The worker that serves, if there is one.
+    pub(super) fn serving(&self) -> Option<Arc<Connection>> {
+        self.lives.life.lock().running.as_ref().map(|(_, connection)| Arc::clone(connection))
+    }
+
+    /// The worker that serves, or the next one, if that comes in time.
+    ///
+    /// # Errors
+    /// None serves until then.
+    pub(super) fn wait_serving(&self, deadline: Instant) -> Result<Arc<Connection>, CallError> {
+        let mut life = self.lives.life.lock();
+        loop {
+            if let Some((_, connection)) = &life.running {
+                return Ok(Arc::clone(connection));
+            }
+            if life.over || self.lives.changed.wait_until(&mut life, deadline).timed_out() {
+                return Err(CallError::Gone);
+            }
+        }
+    }
+
+    /// Does what holds for every worker to come. Returns `false`, and does nothing, if `connection` is not to the one
+    /// that serves any more: then the next one may be on its way without it.
+    pub(super) fn while_serving(&self, connection: &Arc<Connection>, change: impl FnOnce()) -> bool {
+        let life = self.lives.life.lock();
+        let serves = life.running.as_ref().is_some_and(|(_, serving)| Arc::ptr_eq(serving, connection));
+        if serves {
+            change();
+        }
+        serves
     }
 
     /// Asks the worker.
@@ -71,10 +113,23 @@ impl Process {
     /// # Errors
     /// There is none, or it takes no request.
     pub(super) fn ask(&self, request: Request, fds: &[OwnedFd]) -> Result<Receiver<Reply>, CallError> {
-        let running = self.life.lock().running.clone();
-        let (_, connection) = running.ok_or(CallError::Gone)?;
+        let connection = self.serving().ok_or(CallError::Gone)?;
+        self.ask_one(&connection, request, fds)
+    }
+
+    /// Asks this worker.
+    ///
+    /// # Errors
+    /// It takes no request.
+    pub(super) fn ask_one(
+        &self,
+        connection: &Connection,
+        request: Request,
+        fds: &[OwnedFd],
+    ) -> Result<Receiver<Reply>, CallError> {
         let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        connection.ask(request, &fds, self.devices)
+        // One that it has taken may not be planned yet.
+        connection.ask(request, &fds, self.plan.count().saturating_add(1))
     }
 
     /// Has it end, without waiting for that.
@@ -103,9 +158,16 @@ struct Keeper {
     plan: Arc<Plan>,
     program: Program,
     stop: OwnedFd,
-    life: Arc<Mutex<Life>>,
+    lives: Arc<Lives>,
     /// Is told of the first start.
     first: Option<SyncSender<Result<(), String>>>,
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.lives.life.lock().over = true;
+        self.lives.changed.notify_all();
+    }
 }
 
 impl Keeper {
@@ -148,7 +210,6 @@ impl Keeper {
         let end = match self.set_up(&mut session, upcalls) {
             Err(end) => end,
             Ok(()) => {
-                self.life.lock().running = Some((pid, Arc::clone(session.connection())));
                 if let Some(first) = self.first.take() {
                     let _ = first.send(Ok(()));
                 } else {
@@ -156,7 +217,7 @@ impl Keeper {
                     info!("network {}: a new worker serves (process {pid})", self.plan.name());
                 }
                 let end = session.run(&self.stop, self.plan.timing.hung);
-                self.life.lock().running = None;
+                self.lives.life.lock().running = None;
                 end
             }
         };
@@ -164,21 +225,49 @@ impl Keeper {
         (Some(pid), end)
     }
 
-    /// Tells a new worker what it is for.
+    /// Tells a new worker what it is for. When this succeeds, it has exactly what is planned and can be asked.
     fn set_up(&self, session: &mut Session, upcalls: OwnedFd) -> Result<(), End> {
-        let patience = self.plan.timing.start;
         let fds: Vec<_> = [upcalls].into_iter().chain(self.plan.uplink()?).collect();
-        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-        session.call(self.plan.hello(), &fds, &self.stop, patience)?;
-        for addition in self.plan.additions() {
-            let (name, request, fds) = addition?;
-            let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
-            session.call(request, &fds, &self.stop, patience).map_err(|end| match end {
-                End::Refused(problem) => End::Refused(format!("device {name}: {problem}")),
+        self.call(session, self.plan.hello(), &fds)?;
+        let mut given = Vec::new();
+        loop {
+            self.give(session, &mut given)?;
+            // The plan may have changed meanwhile. From here on whoever changes it tells the worker.
+            let mut life = self.lives.life.lock();
+            if self.plan.is(&given) {
+                life.running = Some((session.pid(), Arc::clone(session.connection())));
+                self.lives.changed.notify_all();
+                return Ok(());
+            }
+        }
+    }
+
+    /// Tells a worker that has the devices `given` what is planned now.
+    fn give(&self, session: &mut Session, given: &mut Vec<Arc<Planned>>) -> Result<(), End> {
+        let planned = self.plan.devices();
+        let lacks = |list: &[Arc<Planned>], one: &Arc<Planned>| !list.iter().any(|other| Arc::ptr_eq(other, one));
+        for gone in given.iter().filter(|one| lacks(&planned, one)) {
+            self.call(session, Request::RemoveDevice { device: gone.name().to_owned() }, &[])?;
+        }
+        given.retain(|one| !lacks(&planned, one));
+        for new in planned {
+            if !lacks(given, &new) {
+                continue;
+            }
+            // Removed since: the plan will say so.
+            let Some((request, fds)) = new.request()? else { continue };
+            self.call(session, request, &fds).map_err(|end| match end {
+                End::Refused(problem) => End::Refused(format!("device {}: {problem}", new.name())),
                 end => end,
             })?;
+            given.push(new);
         }
         Ok(())
+    }
+
+    fn call(&self, session: &mut Session, request: Request, fds: &[OwnedFd]) -> Result<(), End> {
+        let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+        session.call(request, &fds, &self.stop, self.plan.timing.start)
     }
 
     /// Says that a worker has ended, and what that means for whom.
@@ -191,7 +280,7 @@ impl Keeper {
             // Log: likewise.
             warn!("network {network}: {} lost the device until the VM restarts", lost.join(", "));
         }
-        let mut life = self.life.lock();
+        let mut life = self.lives.life.lock();
         life.restarts = life.restarts.saturating_add(1);
         life.last_end = Some(end.to_string());
     }

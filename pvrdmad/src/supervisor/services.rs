@@ -11,20 +11,16 @@ use pvrdma_ether_link::Connector;
 use pvrdma_ibverbs::{AddressOwner, HostAddresses, MAX_ADDRESSES};
 use pvrdma_verbs::LogLimit;
 
-use crate::config::Network;
 use crate::worker::Host;
-
-/// Those of the uplink under no name, those of a `nic` under that of its device.
-pub(super) type Connectors = HashMap<Option<String>, Arc<dyn Connector>>;
 
 /// The supervisor's part of one network that is not in the worker.
 #[derive(Debug)]
 pub(super) struct Services {
     network: String,
-    /// Names of its devices.
-    devices: BTreeSet<String>,
-    /// Who gives links their descriptors anew.
-    connectors: Connectors,
+    /// Who gives the uplink its descriptor anew.
+    uplink: Option<Arc<dyn Connector>>,
+    /// Its devices, each with who gives its `nic` a descriptor anew.
+    devices: Mutex<HashMap<String, Option<Arc<dyn Connector>>>>,
     addresses: Option<Arc<HostAddresses>>,
     /// Addresses on the host's interface because of this worker.
     held: Mutex<BTreeSet<IpAddr>>,
@@ -41,16 +37,34 @@ struct Clients {
 }
 
 impl Services {
-    pub(super) fn new(network: &Network, connectors: Connectors, addresses: Option<Arc<HostAddresses>>) -> Self {
+    /// Those of a network that has no devices yet.
+    pub(super) fn new(
+        network: String,
+        uplink: Option<Arc<dyn Connector>>,
+        addresses: Option<Arc<HostAddresses>>,
+    ) -> Self {
         Self {
-            network: network.name.clone(),
-            devices: network.devices.iter().map(|device| device.config.name.clone()).collect(),
-            connectors,
+            network,
+            uplink,
+            devices: Mutex::default(),
             addresses,
             held: Mutex::default(),
             clients: Mutex::default(),
             log: LogLimit::new(),
         }
+    }
+
+    /// The worker may speak for this device from now on.
+    pub(super) fn add(&self, device: &str, nic: Option<Arc<dyn Connector>>) {
+        self.devices.lock().insert(device.to_owned(), nic);
+    }
+
+    /// The worker may not speak for this device any more.
+    pub(super) fn remove(&self, device: &str) {
+        self.devices.lock().remove(device);
+        let mut clients = self.clients.lock();
+        clients.connected.remove(device);
+        clients.lost.remove(device);
     }
 
     /// VMs that have lost their device and have not come back.
@@ -79,7 +93,8 @@ impl Services {
 
 impl Host for Services {
     fn client(&self, device: &str, connected: bool) {
-        if !self.devices.contains(device) {
+        let devices = self.devices.lock();
+        if !devices.contains_key(device) {
             return;
         }
         let mut clients = self.clients.lock();
@@ -92,14 +107,17 @@ impl Host for Services {
     }
 
     fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd> {
-        let connector = self.connectors.get(&device.map(str::to_owned));
+        let connector = match device {
+            None => self.uplink.clone(),
+            Some(device) => self.devices.lock().get(device).cloned().flatten(),
+        };
         connector.ok_or_else(|| io::Error::other("there is no such link"))?.connect()
     }
 
     fn add_address(&self, address: IpAddr) -> io::Result<()> {
         let addresses = self.addresses.as_ref().ok_or_else(|| io::Error::other("no addresses are added here"))?;
         let mut held = self.held.lock();
-        if held.len() >= MAX_ADDRESSES.saturating_mul(self.devices.len()) {
+        if held.len() >= MAX_ADDRESSES.saturating_mul(self.devices.lock().len()) {
             return Err(io::Error::other("too many addresses"));
         }
         addresses.add(address)?;

@@ -1,4 +1,4 @@
-//! The sockets of a network: opened once, by the process that may, and kept while workers come and go.
+//! The sockets of links and devices: opened once, by the process that may, and kept while workers come and go.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,72 +13,26 @@ use pvrdma_ether_link::{Connector, NoConnector};
 use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::MacAddr;
 
-use super::services::Connectors;
-use crate::config::{Device, LinkSpec, Network};
+use crate::config::{Device, LinkSpec};
 use crate::socket::{DatagramFile, SocketAccess, SocketFile, bind_datagram};
 
-/// The sockets of a network. Dropping it removes their files.
+/// The sockets of a device. Dropping it removes their files.
 #[derive(Debug)]
-pub(super) struct NetworkSockets {
-    uplink: Option<LinkSockets>,
-    /// In the order of the devices.
-    devices: Vec<DeviceSockets>,
-}
-
-/// Those of a device.
-#[derive(Debug)]
-struct DeviceSockets {
+pub(super) struct DeviceSockets {
     listener: SocketFile,
     nic: Option<LinkSockets>,
     nic_listener: Option<SocketFile>,
 }
 
-impl NetworkSockets {
-    /// Opens them all.
+impl DeviceSockets {
+    /// Opens them. Of the device's network only the VLAN matters.
     ///
     /// # Errors
     /// One of them cannot be had; those that were made are gone again.
-    pub(super) fn open(network: &Network, tunnels: &VxlanPorts) -> Result<Self> {
-        let devices = network.devices.iter().map(|device| {
-            DeviceSockets::open(device, network, tunnels).with_context(|| format!("device {}", device.config.name))
-        });
-        let devices = devices.collect::<Result<_>>()?;
-        let macs: Vec<_> = network.devices.iter().map(|device| device.config.mac).collect();
-        let open = |link| LinkSockets::open(link, &macs, network.vlan, tunnels);
-        let uplink = network.uplink.as_ref().map(open).transpose();
-        Ok(Self { uplink: uplink.with_context(|| format!("network {}: uplink", network.name))?, devices })
-    }
-
-    /// Who gives the network's links their descriptors anew.
-    pub(super) fn connectors(&self, devices: &[Device]) -> Connectors {
-        let of = |link: &Option<LinkSockets>| link.as_ref().map(|link| Arc::clone(&link.connector));
-        let nics = devices.iter().zip(&self.devices);
-        let nics = nics.map(|(device, sockets)| (Some(device.config.name.clone()), of(&sockets.nic)));
-        let all = [(None, of(&self.uplink))].into_iter().chain(nics);
-        all.filter_map(|(name, connector)| Some((name, connector?))).collect()
-    }
-
-    /// Duplicates of those of the uplink.
-    pub(super) fn uplink(&self) -> io::Result<Vec<OwnedFd>> {
-        self.uplink.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)
-    }
-
-    /// Duplicates of those of a device: where it listens, then its `nic` or `nic-socket`.
-    pub(super) fn device(&self, index: usize) -> io::Result<Vec<OwnedFd>> {
-        let sockets = self.devices.get(index).ok_or(io::ErrorKind::NotFound)?;
-        let listeners = [Some(&sockets.listener), sockets.nic_listener.as_ref()].into_iter().flatten();
-        let listeners: Vec<_> =
-            listeners.map(|file| file.listener().as_fd().try_clone_to_owned()).collect::<Result<_, _>>()?;
-        let nic = sockets.nic.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)?;
-        Ok(listeners.into_iter().chain(nic).collect())
-    }
-}
-
-impl DeviceSockets {
-    fn open(device: &Device, network: &Network, tunnels: &VxlanPorts) -> Result<Self> {
+    pub(super) fn open(device: &Device, vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
         let listener = SocketFile::bind(&device.socket, device.access)?;
         // Behind an access port there are no tags.
-        let vlan = match network.vlan {
+        let vlan = match vlan {
             VlanMode::Access(_) => VlanMode::Untagged,
             other => other,
         };
@@ -88,13 +42,27 @@ impl DeviceSockets {
         let nic_listener = device.nic_socket.as_deref().map(bind).transpose().context("nic-socket")?;
         Ok(Self { listener, nic, nic_listener })
     }
+
+    /// Duplicates: where it listens, then its `nic` or its `nic-socket`.
+    pub(super) fn duplicates(&self) -> io::Result<Vec<OwnedFd>> {
+        let listeners = [Some(&self.listener), self.nic_listener.as_ref()].into_iter().flatten();
+        let listeners = listeners.map(|file| file.listener().as_fd().try_clone_to_owned());
+        let nic = self.nic.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)?;
+        listeners.chain(nic.into_iter().map(Ok)).collect()
+    }
+
+    /// Who gives its `nic` its descriptor anew, if it has one.
+    pub(super) fn connector(&self) -> Option<Arc<dyn Connector>> {
+        self.nic.as_ref().map(|nic| Arc::clone(&nic.connector))
+    }
 }
 
 /// The sockets of a link.
 #[derive(Debug)]
-struct LinkSockets {
+pub(super) struct LinkSockets {
     kept: Kept,
-    connector: Arc<dyn Connector>,
+    /// Who gives the link its descriptor anew.
+    pub(super) connector: Arc<dyn Connector>,
 }
 
 /// What is open.
@@ -110,7 +78,11 @@ enum Kept {
 }
 
 impl LinkSockets {
-    fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
+    /// Opens them, for frames to `macs`.
+    ///
+    /// # Errors
+    /// One of them cannot be had; those that were made are gone again.
+    pub(super) fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
         Ok(match link {
             LinkSpec::Listen(path) => {
                 let file = SocketFile::bind(path, SocketAccess::default())?;
@@ -149,7 +121,8 @@ impl LinkSockets {
         })
     }
 
-    fn duplicates(&self) -> io::Result<Vec<OwnedFd>> {
+    /// Duplicates for a worker.
+    pub(super) fn duplicates(&self) -> io::Result<Vec<OwnedFd>> {
         match &self.kept {
             Kept::Nothing => Ok(Vec::new()),
             Kept::Listener(socket, _) | Kept::Datagrams(socket, _) => Ok(vec![socket.try_clone()?]),

@@ -22,6 +22,7 @@ fn timing() -> Timing {
     Timing {
         // The end of a worker that is waited for comes before.
         status: PATIENCE,
+        call: Duration::from_secs(2),
         hung: Duration::from_secs(3),
         first_pause: Duration::from_millis(1),
         ..Timing::default()
@@ -103,6 +104,44 @@ fn a_worker_that_does_not_start_is_the_end_of_the_start() {
     }
 }
 
+/// Whatever a worker does with a device that comes later: the device is not there then, and nothing of it stays.
+#[test]
+fn a_device_that_a_worker_does_not_take() {
+    for (lie, word, restarts) in [
+        ("refuses-more", "no\u{fffd} way", 0),
+        ("dies-of-more", "is being restarted", 2),
+        // It is asked to end the device as well, and does not live for long.
+        ("mute-of-more", "does not respond", 1),
+    ] {
+        let (folder, supervisor) = start(lie);
+        let supervisor = supervisor.unwrap();
+        let files = || std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(files(), 2);
+        let socket = folder.path().join("more");
+        let device = |mac| format!("name=more,network={lie},socket={},mac={mac},pin=off", socket.display());
+        let error = supervisor.add(&device("52:54:00:00:00:03")).unwrap_err();
+        assert!(error.contains(word) && error.contains("device more") && !error.contains('\u{1b}'), "{lie}: {error}");
+        assert_eq!(files(), 2, "{lie}: a socket is left");
+        let start = Instant::now();
+        loop {
+            let status = supervisor.status();
+            let [honest, liar] = &status.networks[..] else { panic!("{status:?}") };
+            assert_eq!((honest.state, honest.restarts), (NetworkState::Running, 0), "{lie}");
+            assert_eq!(liar.devices, ["vm2"], "{lie}");
+            if liar.restarts >= restarts && liar.state == NetworkState::Running {
+                assert_eq!(liar.restarts, restarts, "{lie}: {liar:?}");
+                break;
+            }
+            assert!(start.elapsed() < PATIENCE, "{lie}: {liar:?}");
+        }
+        // Its name and its addresses are free.
+        let elsewhere = device("52:54:00:00:00:03").replace(lie, "true");
+        supervisor.add(&elsewhere).unwrap();
+        supervisor.remove("more").unwrap();
+        assert_eq!(files(), 2, "{lie}");
+    }
+}
+
 /// What it says of others, and how it says it, is not passed on.
 #[test]
 fn a_worker_speaks_for_its_own_devices() {
@@ -151,7 +190,13 @@ fn fake_worker() {
                 upcalls = frame.fds.into_iter().next().map(UnixStream::from);
                 hello(&stream, &lie, id);
             }
-            Request::AddDevice { .. } => say(&stream, id, &json!({"done": {}})),
+            Request::Serve { device } if device.config.name == "more" => match lie.as_str() {
+                "refuses-more" => say(&stream, id, &json!({"error": "no\u{1b} way"})),
+                "dies-of-more" => std::process::exit(7),
+                "mute-of-more" => {}
+                _ => say(&stream, id, &json!({"done": {}})),
+            },
+            Request::Serve { .. } | Request::RemoveDevice { .. } => say(&stream, id, &json!({"done": {}})),
             Request::Status {} => status(&stream, upcalls.as_ref().unwrap(), &lie, id),
             other => panic!("{other:?}"),
         }

@@ -11,6 +11,7 @@ use pvrdma_ether_link::tap::TapLink;
 use pvrdma_ether_link::unix::{DatagramLink, StreamLink};
 use pvrdma_ether_link::vxlan::VxlanLink;
 use pvrdma_ether_link::{Connector, Link, MonotonicClock};
+use pvrdma_verbs::MacAddr;
 
 use super::Host;
 use crate::config::{Device, LinkSpec, Network};
@@ -50,6 +51,11 @@ impl Ether {
         // A bridge in the guest has stations that nobody knows here.
         let unknown = if device.rules.allow_forged { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
         Ok(self.switch.port(device.config.mac, unknown)?)
+    }
+
+    /// Takes the end of a device away.
+    pub(super) fn unplug(&self, mac: MacAddr) {
+        self.switch.unplug(mac);
     }
 }
 

@@ -80,14 +80,15 @@ impl Worker {
             Request::Status {} => Ok(Reply::Ok(Box::new(self.status()))),
             Request::Show { device, object } => self.show(&device, object).map(Reply::Objects),
             Request::Capture { device, snaplen } => self.capture(&device, snaplen, fds).map(|()| Reply::Capturing {}),
-            Request::AddDevice { device } => self.add(*device, fds).map(|()| Reply::Done {}),
+            Request::Serve { device } => self.serve(*device, fds).map(|()| Reply::Done {}),
             Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
+            Request::AddDevice { .. } => Err(anyhow!("the supervisor adds devices")),
             Request::Hello { .. } => Err(anyhow!("said twice")),
         };
         reply.unwrap_or_else(|error| Reply::Error(format!("{error:#}")))
     }
 
-    fn add(&self, device: Device, fds: Vec<OwnedFd>) -> Result<()> {
+    fn serve(&self, device: Device, fds: Vec<OwnedFd>) -> Result<()> {
         let name = device.config.name.clone();
         let mut devices = self.devices.lock();
         if devices.iter().any(|served| served.name() == name) {
@@ -139,8 +140,12 @@ impl Worker {
         let at = at.ok_or_else(|| anyhow!("there is no device '{name}'"))?;
         let removed = devices.remove(at);
         drop(devices);
+        self.captures.lock().end_of(name);
+        let mac = removed.reporter.device.config.mac;
         // Takes as long as its client's last request.
         drop(removed);
+        // Whoever still holds the port: nothing comes there any more, and its address is free.
+        self.ether.unplug(mac);
         Ok(())
     }
 

@@ -8,6 +8,7 @@
     reason = "each test uses a part"
 )]
 
+pub mod pair;
 pub mod remote;
 pub mod traffic;
 

@@ -1,0 +1,161 @@
+//! What changes in a network while it runs.
+//!
+//! The plan is what counts: every worker to come gets what is planned. A device is planned once the worker that serves
+//! has taken it, so that no worker fails at its start because of it. What ends or changes does so in the plan first; a
+//! worker that does not say that it has followed, follows when it goes on, or is replaced by one that has.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Instant;
+
+use pvrdma_ether_link::vxlan::VxlanPorts;
+
+use super::connection::{CallError, Connection, reply_by};
+use super::network::{Network, Runs};
+use super::plan::Planned;
+use super::process::Process;
+use crate::config::Device;
+use crate::protocol::{Reply, Request};
+
+/// What became of a device that is not planned any more.
+pub(super) enum Removed {
+    /// Nothing of it is left.
+    Ended,
+    /// Its worker has not said that. What it has of it ends when it goes on, or ends itself.
+    Open(String),
+}
+
+impl Network {
+    /// Serves one more device.
+    ///
+    /// # Errors
+    /// It cannot be had, or its worker does not take it in time. Nothing is left behind then.
+    pub(super) fn add(&self, device: Device, tunnels: &VxlanPorts) -> Result<(), String> {
+        let deadline = self.call_deadline();
+        let _turn = self.turn(deadline)?;
+        self.plan.admits(&device)?;
+        let planned = Planned::new(device, self.plan.setup.network.vlan, tunnels);
+        let planned = Arc::new(planned.map_err(|error| format!("{error:#}"))?);
+        // Both before the worker has it, and may send, receive and ask for its links.
+        self.plan.services.add(planned.name(), planned.connector());
+        let wired = self.plan.wire(Some(planned.device.config.mac)).map_err(|error| format!("uplink: {error}"));
+        let added = wired.and_then(|()| match &self.runs {
+            Runs::Here(worker) => {
+                let (request, fds) = descriptors(&planned)?;
+                done(worker.handle(request, fds))?;
+                self.plan.push(Arc::clone(&planned));
+                Ok(())
+            }
+            Runs::Process(process) => self.add_to_process(process, &planned, deadline),
+        });
+        if added.is_err() {
+            self.forget(&planned);
+        }
+        added
+    }
+
+    /// Has the worker that serves take a device, and plans it.
+    fn add_to_process(&self, process: &Process, planned: &Arc<Planned>, deadline: Instant) -> Result<(), String> {
+        // A worker that ends with the request was at its end already, most likely. If the next one does as well, it is
+        // the device.
+        let mut lost = 0;
+        loop {
+            let connection = process.wait_serving(deadline).map_err(|error| self.failure(error))?;
+            let (request, fds) = descriptors(planned)?;
+            let asked = process.ask_one(&connection, request, &fds);
+            drop(fds);
+            match asked.and_then(|reply| reply_by(&reply, deadline)) {
+                Ok(reply) => done(reply)?,
+                Err(CallError::Gone | CallError::Ended) if lost == 0 => {
+                    lost += 1;
+                    continue;
+                }
+                Err(CallError::Unresponsive) => {
+                    take_back(process, &connection, planned.name());
+                    return Err(self.failure(CallError::Unresponsive));
+                }
+                Err(error @ (CallError::Gone | CallError::Ended)) => return Err(self.failure(error)),
+            }
+            // It may have ended since, and the next one started without the device.
+            if process.while_serving(&connection, || self.plan.push(Arc::clone(planned))) {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Ends a device: from now on it is not planned any more, and its sockets are gone.
+    ///
+    /// # Errors
+    /// There is no such device, or another change does not come to its end.
+    pub(super) fn remove(&self, device: &str) -> Result<Removed, String> {
+        let deadline = self.call_deadline();
+        let _turn = self.turn(deadline)?;
+        let Some(planned) = self.plan.take(device) else { return Err(format!("there is no device '{device}'")) };
+        let told = self.tell(Request::RemoveDevice { device: device.to_owned() }, deadline);
+        self.forget(&planned);
+        Ok(told.map_or_else(Removed::Open, |()| Removed::Ended))
+    }
+
+    /// Closes what there is of a device that is not planned, or not any more.
+    fn forget(&self, planned: &Planned) {
+        planned.close();
+        self.plan.services.remove(planned.name());
+        if let Err(error) = self.plan.wire(None) {
+            // Log: whoever may use the control socket causes it.
+            log::warn!("network {}: frames for {} are still read: {error}", self.name(), planned.name());
+        }
+    }
+
+    /// Tells the worker what it has to follow. If there is none now, there is nothing to tell: the next one begins with
+    /// it.
+    fn tell(&self, request: Request, deadline: Instant) -> Result<(), String> {
+        match &self.runs {
+            Runs::Here(worker) => done(worker.handle(request, Vec::new())),
+            Runs::Process(process) => {
+                let asked = process.ask(request, &[]).and_then(|reply| reply_by(&reply, deadline));
+                match asked {
+                    Ok(reply) => done(reply),
+                    Err(CallError::Gone | CallError::Ended) => Ok(()),
+                    Err(error @ CallError::Unresponsive) => Err(self.failure(error)),
+                }
+            }
+        }
+    }
+
+    /// Waits until nobody else changes anything here.
+    fn turn(&self, deadline: Instant) -> Result<impl Drop + '_, String> {
+        let turn = self.changing.try_lock_until(deadline);
+        turn.ok_or_else(|| format!("network {}: another change has not come to its end", self.name()))
+    }
+
+    fn call_deadline(&self) -> Instant {
+        Instant::now() + self.plan.timing.call
+    }
+
+    fn failure(&self, error: CallError) -> String {
+        format!("network {}: {error}", self.name())
+    }
+}
+
+/// What has a worker serve a device that nobody has removed.
+fn descriptors(planned: &Planned) -> Result<(Request, Vec<OwnedFd>), String> {
+    let request = planned.request().map_err(|error| error.to_string())?;
+    request.ok_or_else(|| "the device was removed".to_owned())
+}
+
+/// A worker that may have got a device, and has not said so, ends it as soon as it goes on.
+fn take_back(process: &Process, connection: &Connection, device: &str) {
+    let request = Request::RemoveDevice { device: device.to_owned() };
+    if process.ask_one(connection, request, &[]).is_err() {
+        // It cannot be told any more: the next one does not know the device.
+        connection.hang_up();
+    }
+}
+
+fn done(reply: Reply) -> Result<(), String> {
+    match reply {
+        Reply::Done {} => Ok(()),
+        Reply::Error(problem) => Err(problem),
+        _ => Err("its worker's reply is not understood".to_owned()),
+    }
+}

@@ -1,0 +1,392 @@
+//! Devices that come and go while the daemon runs, beside the traffic of others.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread;
+use std::time::Instant;
+
+use common::PATIENCE;
+use common::pair::{Pair, beside_traffic};
+use common::remote::probe;
+use common::traffic::{Guest, gid, mac, transfer};
+use pvrdma_dev::testing::{Path, QpInit, SendWr, status};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+/// What the networks can have processes for.
+const ISOLATION: [&str; 2] = ["network", "none"];
+
+/// A daemon with the networks `red`, which has the devices `vm1` and `vm2`, and `blue` without any.
+struct Host {
+    folder: TempDir,
+    daemon: Child,
+}
+
+impl Host {
+    fn start(isolate: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new(PROGRAM);
+        // A system call that the sandbox does not know ends the process, and the test.
+        command.args([
+            &format!("--isolate={isolate}"),
+            "--sandbox=strict",
+            "--network=name=red",
+            "--network=name=blue",
+        ]);
+        command.arg("--control").arg(folder.path().join("control"));
+        let device = |number| describe(&folder, &format!("vm{number}"), number, "network=red");
+        let devices = [1, 2].map(device);
+        command.args(devices.iter().flat_map(|device| ["--device", device]));
+        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().take(2).count();
+        assert_eq!(ready, 2, "the daemon ended at its start");
+        Self { folder, daemon }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// Runs a command of the program.
+    fn run(&self, words: &[&str]) -> Result<String, String> {
+        let mut command = Command::new(PROGRAM);
+        let output = command.args(words).arg("--control").arg(self.path("control")).output().unwrap();
+        match output.status.success() {
+            true => Ok(String::from_utf8(output.stdout).unwrap()),
+            false => Err(String::from_utf8(output.stderr).unwrap()),
+        }
+    }
+
+    /// Adds a device with the addresses of this number.
+    fn add(&self, name: &str, number: u8, keys: &str) -> Result<(), String> {
+        self.run(&["add", &describe(&self.folder, name, number, keys)]).map(drop)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), String> {
+        self.run(&["remove", "--device", name]).map(drop)
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.run(&["status", "--json"]).unwrap()).unwrap()
+    }
+
+    fn network(&self, name: &str) -> Value {
+        let status = self.status();
+        status["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
+    }
+
+    /// The process of a network, as soon as it serves.
+    fn worker(&self, name: &str) -> Pid {
+        let start = Instant::now();
+        loop {
+            let network = self.network(name);
+            if network["state"] == "running" {
+                return Pid::from_raw(i32::try_from(network["pid"].as_i64().unwrap()).unwrap()).unwrap();
+            }
+            assert!(start.elapsed() < PATIENCE, "{network:#}");
+        }
+    }
+
+    /// The guests of `vm1` and `vm2`, connected.
+    fn pair(&self) -> Pair {
+        Pair::new(["vm1", "vm2"].map(|name| probe(&self.path(name), 16 << 20)))
+    }
+
+    fn guest(&self, name: &str, number: u8) -> Guest {
+        Guest::new(number, &self.path(name))
+    }
+
+    /// Names of files in the folder.
+    fn files(&self) -> BTreeSet<String> {
+        fs::read_dir(self.folder.path()).unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect()
+    }
+
+    /// Descriptors and threads of the supervisor and of the worker of `red`.
+    fn costs(&self) -> [usize; 4] {
+        let count = |pid: u32, what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
+        let worker = self.worker("red").as_raw_nonzero().get().unsigned_abs();
+        let own = self.daemon.id();
+        [count(own, "fd"), count(own, "task"), count(worker, "fd"), count(worker, "task")]
+    }
+
+    /// How many guests' memory the worker of `red` has mapped.
+    fn mapped(&self) -> usize {
+        let maps = fs::read_to_string(format!("/proc/{}/maps", self.worker("red").as_raw_nonzero())).unwrap();
+        maps.lines().filter(|line| line.contains("memfd:guest")).count()
+    }
+
+    /// Waits until this costs what it did: threads of connections that are answered end a moment later.
+    fn wait_costs(&self, before: [usize; 4]) {
+        let start = Instant::now();
+        loop {
+            let now = self.costs();
+            if now == before {
+                return;
+            }
+            assert!(start.elapsed() < PATIENCE, "{now:?}, before {before:?}");
+        }
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn describe(folder: &TempDir, name: &str, number: u8, keys: &str) -> String {
+    let (socket, [.., last]) = (folder.path().join(name), mac(number));
+    format!("name={name},socket={},mac=52:54:00:00:03:{last:02x},pin=off,{keys}", socket.display())
+}
+
+/// What a request to a peer that was there ends with.
+fn knock(from: &Guest, to_number: u8, to_qpn: u32) -> u32 {
+    let driver = &from.driver;
+    let (pd, mut cq) = (driver.create_pd(None).unwrap(), driver.create_cq(None, 4).unwrap());
+    let mut qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
+    qp.connect(&Path { timeout: 10, retry_cnt: 1, ..Path::to(gid(to_number), to_qpn) }).unwrap();
+    qp.post_send(&[SendWr::send(1, &[])]).unwrap();
+    cq.wait().status
+}
+
+#[test]
+fn devices_come_and_go_beside_traffic() {
+    for isolate in ISOLATION {
+        let host = Host::start(isolate);
+        let files = host.files();
+        let mut pair = host.pair();
+        beside_traffic(&mut pair, || {
+            for _ in 0..2 {
+                host.add("vm3", 3, "network=red").unwrap();
+                host.add("vm4", 4, "network=red").unwrap();
+                assert_eq!(host.network("red")["devices"], serde_json::json!(["vm1", "vm2", "vm3", "vm4"]));
+                let (left, right) = (host.guest("vm3", 3), host.guest("vm4", 4));
+                let [qpn, _] = transfer(&left, &right, 5);
+                transfer(&right, &left, 5);
+                // Its VM is there when it goes, and a connection to it.
+                let mapped = host.mapped();
+                host.remove("vm3").unwrap();
+                assert!(left.driver.query_port().is_err(), "{isolate}: still there");
+                assert_eq!(host.mapped(), mapped - 1, "{isolate}: its memory is still mapped");
+                assert_eq!(knock(&right, 3, qpn), status::RETRY_EXC, "{isolate}");
+                assert!(host.remove("vm3").unwrap_err().contains("there is no device 'vm3'"));
+                // The one that stays has its address, and so has another one that takes the name.
+                host.add("vm3", 3, "network=red").unwrap();
+                transfer(&host.guest("vm3", 3), &right, 5);
+                host.remove("vm4").unwrap();
+                host.remove("vm3").unwrap();
+            }
+        });
+        assert_eq!(host.files(), files, "{isolate}");
+        let network = host.network("red");
+        assert_eq!((&network["restarts"], &network["lost_vms"]), (&0.into(), &serde_json::json!([])), "{network:#}");
+    }
+}
+
+/// A device whose network nobody has described makes it, and it ends with the last one.
+#[test]
+fn a_network_comes_and_goes_with_its_devices() {
+    for isolate in ISOLATION {
+        let host = Host::start(isolate);
+        let mut pair = host.pair();
+        let before = host.costs();
+        let wire = host.path("wire");
+        let uplink = format!("uplink=unix-dgram:{}:{}", wire.display(), host.path("other").display());
+        for _ in 0..2 {
+            beside_traffic(&mut pair, || {
+                // Equal addresses, in networks of their own.
+                host.add("one", 1, &uplink).unwrap();
+                host.add("two", 2, &uplink).unwrap();
+                host.add("three", 1, "roce=v2").unwrap();
+                transfer(&host.guest("one", 1), &host.guest("two", 2), 5);
+                let name = uplink.strip_prefix("uplink=").unwrap();
+                assert_eq!(host.network(name)["devices"], serde_json::json!(["one", "two"]));
+                assert_eq!(host.network("default")["devices"], serde_json::json!(["three"]));
+                // The same network, not another one like it.
+                let error = host.add("four", 4, &format!("{uplink},mtu=9000")).unwrap_err();
+                assert!(error.contains("mtu is another than that of one"), "{error}");
+                host.remove("one").unwrap();
+                assert!(wire.exists());
+                for name in ["two", "three"] {
+                    host.remove(name).unwrap();
+                }
+                assert!(!wire.exists());
+            });
+            let networks: Vec<_> = host.status()["networks"].as_array().unwrap().clone();
+            assert_eq!(networks.iter().map(|network| &network["name"]).collect::<Vec<_>>(), ["red", "blue"]);
+        }
+        host.wait_costs(before);
+    }
+}
+
+/// Whatever is wrong with it: it is named, and nothing stays.
+#[test]
+fn what_cannot_be_added_leaves_nothing_behind() {
+    for isolate in ISOLATION {
+        let host = Host::start(isolate);
+        fs::write(host.path("file"), "kept").unwrap();
+        let (files, before) = (host.files(), host.costs());
+        let folder = host.folder.path().display().to_string();
+        let long = "x".repeat(120);
+        let mac = "mac=52:54:00:00:03:03";
+        for (device, word) in [
+            (format!("name=vm1,socket={folder}/new,{mac},network=red"), "vm1: the name is taken"),
+            (format!("name=new,socket={folder}/new,mac=52:54:00:00:03:01,network=red"), "device vm1 of the same"),
+            (format!("name=new,socket={folder}/new,{mac},network=green"), "there is no network 'green'"),
+            (format!("name=new,socket={folder}/new,{mac},network=reed"), "did you mean 'red'?"),
+            (format!("name=new,socket={folder}/new,{mac},network=red,mtu=9000"), "described elsewhere"),
+            (format!("name=new,socket={folder}/vm1,{mac},network=red"), "also the socket of device vm1"),
+            (format!("name=new,socket={folder}/control,{mac},network=red"), "also the control socket"),
+            (format!("name=new,socket={folder}/file,{mac},network=red"), "exists and is not a socket"),
+            (format!("name=new,socket={folder}/no/where,{mac},network=red"), "does not exist"),
+            (format!("name=new,socket={folder}/{long},{mac},network=red"), "too long for a socket"),
+            (format!("name=new,socket=here,{mac},network=red"), "here does not begin with /"),
+            (format!("name=new,socket={folder}/new,{mac},uplink=unix:there"), "there does not begin with /"),
+            (format!("name=../x,socket={folder}/new,{mac},network=red"), "a name has 1 to 32 letters"),
+            (format!("name=new\u{1b}[31m,socket={folder}/new,{mac},network=red"), "a name has 1 to 32 letters"),
+            (format!("name=new,socket={folder}/new,{mac},network=red,nic=unix:{folder}/n"), "nic needs an uplink"),
+            (format!("name=new,socket={folder}/new,{mac},uplink=tap:no/such"), "name of a network interface"),
+            (format!("name=new,socket={folder}/new,{mac},uplink=af_packet:no-such-if"), "no-such-if"),
+            (format!("name=new,socket={folder}/new,{mac},network=red,owner=nobody-of-this-name"), "owner"),
+            (format!("name=new,socket={folder}/new,{mac},network=red,mode=999"), "octal"),
+            (format!("name=new,socket={folder}/new,network=red"), "needs a MAC address"),
+            ("name=new".to_owned(), "needs a socket"),
+            (String::new(), "KEY=VALUE"),
+        ] {
+            // Straight to the socket: the command line would not even ask for some of these.
+            let request = serde_json::json!({"request": "add-device", "device": device});
+            let answer = say(&host, &request.to_string());
+            assert!(answer["error"].as_str().is_some_and(|error| error.contains(word)), "{device}: {answer}");
+            assert_eq!(host.files(), files, "{device}");
+        }
+        for wrong in [
+            serde_json::json!({"request": "add-device"}),
+            serde_json::json!({"request": "add-device", "device": {"name": "new"}}),
+            serde_json::json!({"request": "add-device", "device": "", "also": 1}),
+            serde_json::json!({"request": "add-device", "device": "x".repeat(5000)}),
+            serde_json::json!({"request": "remove-device", "device": 7}),
+            serde_json::json!({"request": "remove-device", "device": "\u{1b}[31m"}),
+            serde_json::json!({"request": "serve", "device": "vm1"}),
+            serde_json::json!({"request": "hello", "version": 2}),
+            serde_json::json!({"request": "remove-device", "device": "vm1", "version": 1}),
+        ] {
+            assert!(say(&host, &wrong.to_string())["error"].is_string(), "{wrong}");
+        }
+        assert_eq!(host.network("red")["devices"], serde_json::json!(["vm1", "vm2"]));
+        host.wait_costs(before);
+        assert_eq!(fs::read_to_string(host.path("file")).unwrap(), "kept");
+        // And what was refused as a whole can still be had.
+        host.add("new", 3, "network=red").unwrap();
+    }
+}
+
+/// One line to the control socket, and the line that it answers.
+fn say(host: &Host, line: &str) -> Value {
+    let mut stream = UnixStream::connect(host.path("control")).unwrap();
+    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.write_all(format!("{line}\n").as_bytes()).unwrap();
+    let mut answer = String::new();
+    BufReader::new(stream).read_line(&mut answer).unwrap();
+    serde_json::from_str(&answer).unwrap()
+}
+
+#[test]
+fn a_hundred_comings_and_goings_leave_nothing_behind() {
+    for isolate in ISOLATION {
+        let host = Host::start(isolate);
+        let left = host.guest("vm1", 1);
+        let cycle = |serve: bool| {
+            host.add("vm3", 3, "network=red").unwrap();
+            if serve {
+                // Its VM is there when it goes.
+                let right = host.guest("vm3", 3);
+                transfer(&left, &right, 5);
+            }
+            host.remove("vm3").unwrap();
+        };
+        // What is made once is made now.
+        cycle(true);
+        let (costs, mapped) = (host.costs(), host.mapped());
+        for number in 0..100 {
+            cycle(number % 10 == 0);
+        }
+        host.wait_costs(costs);
+        assert_eq!(host.mapped(), mapped, "{isolate}");
+    }
+}
+
+/// The supervisor keeps what was added, and what was removed does not come back.
+#[test]
+fn changes_survive_a_worker() {
+    let host = Host::start("network");
+    host.add("vm3", 3, "network=red").unwrap();
+    host.remove("vm2").unwrap();
+    for _ in 0..2 {
+        let (worker, before) = (host.worker("red"), host.network("red")["restarts"].as_u64());
+        kill_process(worker, Signal::KILL).unwrap();
+        let start = Instant::now();
+        while host.network("red")["restarts"].as_u64() == before {
+            assert!(start.elapsed() < PATIENCE);
+        }
+        host.worker("red");
+        assert_eq!(host.network("red")["devices"], serde_json::json!(["vm1", "vm3"]));
+        assert!(!host.path("vm2").exists());
+        transfer(&host.guest("vm1", 1), &host.guest("vm3", 3), 5);
+    }
+}
+
+/// Whoever adds waits for the next worker; whoever removes need not.
+#[test]
+fn changes_while_a_worker_is_replaced() {
+    let host = Host::start("network");
+    // Each time the next one comes later.
+    for round in 0..2 {
+        kill_process(host.worker("red"), Signal::KILL).unwrap();
+        host.add("vm3", 3, "network=red").unwrap();
+        transfer(&host.guest("vm1", 1), &host.guest("vm3", 3), 5);
+        kill_process(host.worker("red"), Signal::KILL).unwrap();
+        host.remove("vm3").unwrap();
+        assert_eq!(host.network("red")["devices"], serde_json::json!(["vm1", "vm2"]), "{round}");
+        assert!(!host.path("vm3").exists());
+    }
+    host.worker("red");
+    transfer(&host.guest("vm1", 1), &host.guest("vm2", 2), 5);
+}
+
+/// A worker that stands still holds up its own network's changes, for a while. When it goes on it follows.
+#[test]
+fn changes_while_a_worker_stands_still() {
+    let host = Host::start("network");
+    let client = host.guest("vm2", 2);
+    let worker = host.worker("red");
+    kill_process(worker, Signal::STOP).unwrap();
+    // Both wait for as long as anybody waits for a worker.
+    thread::scope(|scope| {
+        let removed = scope.spawn(|| host.remove("vm2"));
+        // Of another network meanwhile.
+        host.add("other", 1, "network=blue").unwrap();
+        let other = host.guest("other", 1);
+        transfer(&other, &other, 5);
+        let error = removed.join().unwrap().unwrap_err();
+        assert!(error.contains("network red") && error.contains("does not respond"), "{error}");
+    });
+    assert!(!host.path("vm2").exists());
+    assert_eq!(host.network("red")["devices"], serde_json::json!(["vm1"]));
+    kill_process(worker, Signal::CONT).unwrap();
+    // In the order in which it was told.
+    host.add("vm2", 2, "network=red").unwrap();
+    assert!(client.driver.query_port().is_err());
+    transfer(&host.guest("vm1", 1), &host.guest("vm2", 2), 5);
+    assert_eq!(host.network("red")["restarts"], 0);
+}
