@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
 use pvrdma_guest_memory::{DmaSpace, DmaView, PageList, PinGuard};
@@ -29,6 +30,8 @@ pub(crate) struct Adapter {
     pub(crate) point: Arc<Point>,
     /// How its packets are marked.
     marking: EgressMarking,
+    /// Its link is up. Changed by the directory alone, with a new generation.
+    pub(crate) link_up: AtomicBool,
     pub(crate) mrs: RwLock<MrTable>,
     pub(crate) gids: GidTable,
     pub(crate) counters: Counters,
@@ -58,10 +61,16 @@ impl Adapter {
             point: captures.point(context.mac),
             captures,
             marking,
+            link_up: AtomicBool::new(true),
             mrs: RwLock::default(),
             gids: GidTable::default(),
             counters: Counters::default(),
         }
+    }
+
+    /// Returns `true` if its link is up. To be asked again when the directory has another generation.
+    pub(crate) fn is_link_up(&self) -> bool {
+        self.link_up.load(Ordering::Acquire)
     }
 
     /// What stands in the frames that the device sends from a GID.

@@ -36,6 +36,8 @@ counters! {
         ud_dropped_no_receive,
         /// Datagrams longer than the receive.
         ud_too_long,
+        /// Datagrams and tries of requests between devices of this process while the link of one of them was down.
+        dropped_link_down,
         /// Fast registrations and local invalidations.
         key_operations,
         /// Times a peer had no receive posted.

@@ -17,7 +17,7 @@ use pvrdma_roce::{DropReason, Path};
 use pvrdma_verbs::{EndOnPanic, QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, Snapshot, VerbsError};
 use serde::Serialize;
 
-use crate::counters::Tally;
+use crate::counters::{Counters, Tally};
 use crate::gid::BoundGid;
 use crate::path::datagram::{self, DatagramBatch, Destination, Resolver};
 use crate::path::directory::{Directory, Node};
@@ -255,10 +255,15 @@ impl Endpoint {
     fn look_up(&self, half: &mut SendHalf, generation: u64) -> Option<Arc<Qp>> {
         let attrs = &half.requester.attrs;
         let source = self.qp.adapter.gids.get(attrs.av.sgid_index);
-        let peer = source
-            .and_then(|from| self.fabric.directory.find(from.beside(attrs.av.dgid)))
-            .and_then(|node| node.qp(attrs.dest_qpn))
-            .map(|endpoint| Arc::clone(&endpoint.qp));
+        let node = source.and_then(|from| self.fabric.directory.find(from.beside(attrs.av.dgid)));
+        let node = node.filter(|node| {
+            let linked = self.qp.adapter.is_link_up() && node.adapter.is_link_up();
+            if !linked {
+                Counters::bump(&self.qp.adapter.counters.dropped_link_down);
+            }
+            linked
+        });
+        let peer = node.and_then(|node| node.qp(attrs.dest_qpn)).map(|endpoint| Arc::clone(&endpoint.qp));
         if let Route::Unresolved(local) = &mut half.route
             && peer.is_some()
         {
@@ -423,6 +428,10 @@ impl Resolver for Fabric {
             tally.ud_dropped_no_route += 1;
             return Destination::Nowhere;
         };
+        if !node.adapter.is_link_up() {
+            tally.dropped_link_down += 1;
+            return Destination::Nowhere;
+        }
         let Some(peer) = node.qp(qpn).filter(|peer| peer.qp.qp_type.is_datagram()) else {
             tally.ud_dropped_no_qp += 1;
             return Destination::Nowhere;

@@ -90,7 +90,16 @@ impl Hca for RxeHca {
     fn port(&self) -> PortAttributes {
         let active_mtu = self.fabric.port.as_ref().map_or(PORT_MTU, |port| port.path_mtu());
         let max_message = pvrdma_verbs::MAX_MESSAGE;
-        PortAttributes { state: PortState::Active, max_mtu: PORT_MTU, active_mtu, max_message }
+        let state = if self.adapter().is_link_up() { PortState::Active } else { PortState::Down };
+        PortAttributes { state, max_mtu: PORT_MTU, active_mtu, max_message }
+    }
+
+    fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
+        let changed = self.fabric.directory.set_link(&self.node, up);
+        if let Some(port) = self.fabric.port.as_ref().filter(|_| changed) {
+            port.set_link(up);
+        }
+        Ok(changed)
     }
 
     fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {

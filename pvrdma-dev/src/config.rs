@@ -48,6 +48,11 @@ impl DeviceConfig {
         }
     }
 
+    /// The same with other limits.
+    pub(crate) fn with_limits(&self, limits: Limits) -> Self {
+        Self { limits, ..self.clone() }
+    }
+
     /// What the device will advertise with this configuration and an adapter of these limits.
     pub(crate) fn effective(&self, hca: &HcaLimits) -> Result<(Limits, Caps), VerbsError> {
         if !(VERSION_MIN..=VERSION_QP_HANDLE).contains(&self.version) {

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::{Mutex, RwLock};
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{Backend, DeviceContext, DeviceLog, Hca, VerbsError};
 
@@ -10,7 +11,7 @@ use crate::abi::dsr::Caps;
 use crate::config::DeviceConfig;
 use crate::events::EventHub;
 use crate::intr::Interrupts;
-use crate::limits::Limits;
+use crate::limits::{LimitStatus, Limits};
 use crate::objects::Objects;
 use crate::pending_doorbells::PendingDoorbells;
 use crate::stats::Stats;
@@ -41,16 +42,24 @@ impl Gate {
     }
 }
 
+/// What the guest is offered, from one start of its driver to the next.
+#[derive(Clone, Debug)]
+pub(crate) struct Offer {
+    /// Limits in force.
+    pub(crate) limits: Limits,
+    /// The same as the guest sees them.
+    pub(crate) caps: Caps,
+}
+
 /// Everything that one device shares between its threads. What acts on it is in `cmd/`, `doorbell.rs` and `reclaim.rs`.
 ///
 /// Locks, outermost first: the control lock of the device, the tables and the GID set (never while the backend is
 /// called), a view of guest memory, a CQ, the event hub, an event ring, the interrupts.
 pub(crate) struct Core<H: Hca> {
     pub(crate) config: DeviceConfig,
-    /// Limits in force.
-    pub(crate) limits: Limits,
-    /// The same as the guest sees them.
-    pub(crate) caps: Caps,
+    offer: RwLock<Offer>,
+    /// Limits as they were set, for the next driver.
+    wanted: Mutex<Limits>,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) interrupts: Arc<Interrupts>,
     pub(crate) hub: Arc<EventHub>,
@@ -92,14 +101,59 @@ impl<H: Hca> Core<H> {
             gate: Gate::default(),
             stats: Stats::default(),
             log,
+            wanted: Mutex::new(config.limits),
+            offer: RwLock::new(Offer { limits, caps }),
             config,
-            limits,
-            caps,
             memory,
             interrupts,
             hub,
             hca,
         })
+    }
+
+    /// Limits in force.
+    pub(crate) fn limits(&self) -> Limits {
+        self.offer.read().limits
+    }
+
+    /// What the guest is offered.
+    pub(crate) fn offer(&self) -> Offer {
+        self.offer.read().clone()
+    }
+
+    /// What a driver that starts now is offered.
+    fn next_offer(&self) -> Result<Offer, VerbsError> {
+        let (limits, caps) = self.config.with_limits(*self.wanted.lock()).effective(&self.hca.limits())?;
+        Ok(Offer { limits, caps })
+    }
+
+    /// A driver starts: there are no objects, and limits that were set are in force from now on.
+    pub(crate) fn renew_offer(&self) {
+        match self.next_offer() {
+            Ok(offer) => {
+                self.objects.set_limits(&offer.limits);
+                *self.offer.write() = offer;
+            }
+            Err(error) => self.log.warn(format_args!("limits stay as they were: {error}")),
+        }
+    }
+
+    /// Sets limits: those that the guest was not told of at once, others for the next driver.
+    pub(crate) fn set_limits(&self, new: Limits) {
+        *self.wanted.lock() = Limits { max_uar: self.config.limits.max_uar, ..new };
+        self.offer.write().limits.max_extents = new.max_extents;
+        self.objects.budget.set_limit(new.max_extents);
+    }
+
+    /// Limits as they were set.
+    pub(crate) fn wanted_limits(&self) -> Limits {
+        *self.wanted.lock()
+    }
+
+    /// Limits in force, and those of the next driver.
+    pub(crate) fn limit_status(&self) -> Vec<LimitStatus> {
+        let now = self.limits();
+        now.beside(self.next_offer().map_or(now, |offer| offer.limits))
     }
 
     /// Posts the events that found no room, if there are any. Any activity of the guest may have freed entries of an

@@ -1,11 +1,12 @@
 //! The device: its parts, the routing of accesses, and its life cycle (section 3).
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use log::debug;
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_verbs::{Backend, Hca, VerbsError};
+use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, VerbsError};
 
 use crate::abi::regs::ctl;
 use crate::cmd;
@@ -15,6 +16,7 @@ use crate::dsr::{self, Session};
 use crate::error::RegisterError;
 use crate::events::EventRings;
 use crate::intr::{Interrupts, VECTORS};
+use crate::limits::LimitStatus;
 use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
 use crate::stats::{DeviceStatus, MemoryStatus, Phase};
@@ -89,7 +91,7 @@ impl<B: Backend> PvrdmaDevice<B> {
         let interrupts = Interrupts::new(interrupts, config.intx);
         let core = Core::new(config, memory, interrupts, backend)?;
         let control = Control::new(&core.config);
-        let pci = config_space(core.limits.max_uar, core.config.intx);
+        let pci = config_space(core.limits().max_uar, core.config.intx);
         let phase = Mutex::new(Phase::Reset);
         Ok(Arc::new(Self { core, control: Mutex::new(control), phase, pci: Mutex::new(pci) }))
     }
@@ -121,6 +123,40 @@ impl<B: Backend> PvrdmaDevice<B> {
         }
     }
 
+    /// Takes the link of the device up or down, and tells the driver with a port event. While it is down, the port is,
+    /// and nothing leaves the device or enters it. Returns `true` if that changed anything.
+    ///
+    /// # Errors
+    /// The link of the adapter is not this device's alone ([`VerbsError::Unsupported`]).
+    pub fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
+        let core = &self.core;
+        let changed = core.hca.set_link(up)?;
+        // A driver that starts later asks for the state.
+        if changed && core.gate.is_open() {
+            let event = AsyncEvent::Port(if up { PortEvent::Active } else { PortEvent::Error });
+            core.hub.event(&core.memory.view(), event);
+        }
+        Ok(changed)
+    }
+
+    /// Sets limits by their names. What the guest has stays, and what it was told as well: see [`LimitChange`].
+    ///
+    /// # Errors
+    /// There is no such limit, it cannot be changed now, or the value is out of range; nothing has changed then.
+    ///
+    /// [`LimitChange`]: crate::LimitChange
+    pub fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), String> {
+        let mut limits = self.core.wanted_limits();
+        limits.set_all(values)?;
+        self.core.set_limits(limits);
+        Ok(())
+    }
+
+    /// Its limits, in force and to come.
+    pub fn limits(&self) -> Vec<LimitStatus> {
+        self.core.limit_status()
+    }
+
     /// CTL=RESET, and the first half of a handshake: everything ends before this returns (section 3.4 S3).
     fn teardown(&self, control: &mut Control) {
         self.core.gate.set_active(false);
@@ -132,10 +168,11 @@ impl<B: Backend> PvrdmaDevice<B> {
     fn load_dsr(&self, control: &mut Control, high: u32) {
         let core = &self.core;
         self.teardown(control);
+        core.renew_offer();
         let address = u64::from(high) << 32 | u64::from(control.dsr_low);
         let accepted = {
             let view = core.memory.view();
-            dsr::handshake(&view, address, core.config.version, &core.caps, &core.interrupts)
+            dsr::handshake(&view, address, core.config.version, &core.offer().caps, &core.interrupts)
         };
         match accepted {
             Ok((session, rings)) => {

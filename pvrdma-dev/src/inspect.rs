@@ -282,7 +282,7 @@ impl<B: Backend> PvrdmaDevice<B> {
     /// The device itself.
     pub fn inspect(&self) -> DeviceInspect {
         let core = self.core();
-        DeviceInspect { status: self.status(), limits: core.limits, backend: core.hca.inspect() }
+        DeviceInspect { status: self.status(), limits: core.limits(), backend: core.hca.inspect() }
     }
 
     /// Its objects of a kind as one value: a list, or a [`DeviceInspect`].

@@ -75,7 +75,7 @@ pub use config::DeviceConfig;
 pub use device::PvrdmaDevice;
 pub use events::EventRingInspect;
 pub use inspect::{ContextInspect, CqInspect, DeviceInspect, MrInspect, ObjectKind, PdInspect, QpInspect, SrqInspect};
-pub use limits::{LimitKey, Limits};
+pub use limits::{LimitChange, LimitKey, LimitStatus, Limits};
 pub use objects::GidInspect;
 pub use pvrdma_pci_function::{Bar, InterruptSink, PciFunction};
 pub use ring::RingInspect;

@@ -1,5 +1,6 @@
 //! How much a device offers its guest.
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 
@@ -92,6 +93,31 @@ impl<'a> From<&'a mut u64> for Value<'a> {
     fn from(value: &'a mut u64) -> Self {
         Self::Long(value)
     }
+}
+
+/// When a device that runs follows a change of a limit. What the guest has keeps what it has.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum LimitChange {
+    /// With the next thing that the guest makes: it was not told of the limit.
+    Now,
+    /// When the guest's driver starts, which is told then.
+    DriverStart,
+    /// Not at all: it is the size of a BAR.
+    NewDevice,
+}
+
+/// A limit of a device that runs.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct LimitStatus {
+    /// Its name.
+    pub name: String,
+    /// What is in force.
+    pub value: u64,
+    /// What a driver that starts now gets: what was set, bounded by the adapter.
+    pub next: u64,
+    /// When a change takes effect.
+    pub change: LimitChange,
 }
 
 /// A limit that can be set, as people see it.
@@ -192,6 +218,53 @@ impl Entry<'_> {
 }
 
 impl Limits {
+    /// Sets a limit by its name.
+    ///
+    /// # Errors
+    /// There is no such limit, or the value is out of its range; nothing has changed then.
+    pub fn set(&mut self, name: &str, value: u64) -> Result<(), String> {
+        let entry = NAMES.iter().zip(self.entries()).find_map(|(known, entry)| (*known == name).then_some(entry));
+        let mut entry = entry.ok_or_else(|| format!("there is no limit '{name}' (they are {})", NAMES.join(", ")))?;
+        entry.set(value).map_err(|error| error.to_string())
+    }
+
+    /// Sets limits of a device that runs, by their names.
+    ///
+    /// # Errors
+    /// There is no such limit, it is one that a device keeps, or the value is out of range; nothing has changed then.
+    pub fn set_all(&mut self, values: &BTreeMap<String, u64>) -> Result<(), String> {
+        let mut changed = *self;
+        for (name, &value) in values {
+            if Self::change(name) == LimitChange::NewDevice {
+                return Err(format!("{name} is the size of a BAR: it is given when a device is added"));
+            }
+            changed.set(name, value)?;
+        }
+        *self = changed;
+        Ok(())
+    }
+
+    /// When a device that runs follows a change of a limit.
+    pub fn change(name: &str) -> LimitChange {
+        match name {
+            "max_extents" => LimitChange::Now,
+            "max_uar" => LimitChange::NewDevice,
+            _ => LimitChange::DriverStart,
+        }
+    }
+
+    /// These limits, in force, beside those that come next.
+    pub(crate) fn beside(mut self, mut next: Self) -> Vec<LimitStatus> {
+        let entries = NAMES.iter().zip(self.entries()).zip(next.entries());
+        let status = |((&name, value), next): ((&&str, Entry<'_>), Entry<'_>)| LimitStatus {
+            name: name.to_owned(),
+            value: value.get(),
+            next: next.get(),
+            change: Self::change(name),
+        };
+        entries.map(status).collect()
+    }
+
     /// Checks each limit against what the interface can express.
     ///
     /// # Errors
@@ -268,6 +341,34 @@ mod tests {
         assert_eq!((verbs.max_cq, verbs.max_rd_atomic, verbs.atomics), (LIMITS.max_cq, LIMITS.max_rd_atomic, false));
         assert!(wide.bounded_by(&HcaLimits { max_qp_wr: 0, ..hca }).is_err());
         assert!(wide.bounded_by(&HcaLimits { max_qp: 2, ..hca }).is_err());
+    }
+
+    #[test]
+    fn limits_of_a_running_device() {
+        let set = |values: &[(&str, u64)]| {
+            let mut limits = Limits::default();
+            let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
+            limits.set_all(&values).map(|()| limits).inspect_err(|_| assert_eq!(limits, Limits::default()))
+        };
+        let limits = set(&[("max_qp", 100), ("max_extents", 0)]).unwrap();
+        assert_eq!((limits.verbs.max_qp, limits.max_extents, limits.gid_table), (100, 0, 256));
+        for (values, problem) in [
+            (&[("max_qp", 2)][..], "max_qp must be 3..=65535"),
+            (&[("max_cq", 7), ("max_srq", u64::MAX)], "max_srq must be"),
+            (&[("max_uar", 1024)], "size of a BAR"),
+            (&[("", 1)], "there is no limit ''"),
+        ] {
+            let error = set(values).unwrap_err();
+            assert!(error.contains(problem), "{error}");
+        }
+        let both = Limits::default().beside(limits);
+        assert_eq!(both.len(), Limits::keys().len());
+        let of = |name: &str| {
+            both.iter().find(|limit| limit.name == name).map(|limit| (limit.value, limit.next, limit.change))
+        };
+        assert_eq!(of("max_qp"), Some((16_384, 100, LimitChange::DriverStart)));
+        assert_eq!(of("max_extents"), Some((4 << 20, 0, LimitChange::Now)));
+        assert_eq!(of("max_uar"), Some((1024, 1024, LimitChange::NewDevice)));
     }
 
     #[test]

@@ -313,3 +313,35 @@ fn activation_needs_resident_memory() {
     test.memory.space().unmap(1 << 40, 0x2000).unwrap();
     assert_eq!(ctl(&driver, ACTIVATE), 0);
 }
+
+/// Section 10: whoever has rings is told, others ask the port.
+#[test]
+fn a_link_that_changes_is_a_port_event() {
+    let (test, _) = mock_device_with(MockTest::config_of_version(20), GuestMemory::new(1 << 20));
+    assert!(test.device.set_link(false).unwrap());
+    let driver = test.driver();
+    let state = || driver.query_port().unwrap()[0];
+    assert!(driver.async_events().is_empty() && state() == 1);
+    for (up, kind, state_then) in [(true, 9, 4), (false, 10, 1), (true, 9, 4)] {
+        assert!(test.device.set_link(up).unwrap() && !test.device.set_link(up).unwrap());
+        let events: Vec<_> = driver.async_events().iter().map(|event| (event.kind, event.info)).collect();
+        assert_eq!((events, state()), (vec![(kind, 1)], state_then));
+    }
+}
+
+/// Limits that were set are those of the next driver; the present one keeps what it was told.
+#[test]
+fn a_driver_is_told_of_limits_when_it_starts() {
+    let (test, _) = mock_device_with(MockTest::config_of_version(20), GuestMemory::new(4 << 20));
+    let driver = test.driver();
+    let before = driver.cap_u32(96);
+    test.device.set_limits(&[("max_cq".to_owned(), 3)].into()).unwrap();
+    assert_eq!(driver.cap_u32(96), before);
+    let many: Vec<_> = (0..5).map(|_| driver.create_cq(None, 1).unwrap()).collect();
+    drop(many);
+    driver.remove();
+    let driver = test.driver();
+    assert_eq!(driver.cap_u32(96), 3);
+    let many: Vec<_> = (0..5).map_while(|_| driver.create_cq(None, 1).ok()).collect();
+    assert_eq!(many.len(), 3);
+}

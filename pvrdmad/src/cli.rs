@@ -5,10 +5,10 @@ use std::path::PathBuf;
 use anyhow::Result;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
-use pvrdma_dev::ObjectKind;
+use pvrdma_dev::{Limits, ObjectKind};
 
 use crate::config::{
-    BackendSpec, ConfigSpec, ControlSpec, DeviceSpec, Isolate, NetworkSpec, SandboxMode, Switch, help,
+    BackendSpec, ConfigSpec, ControlSpec, DeviceSpec, Isolate, LinkState, NetworkSpec, SandboxMode, Switch, help,
 };
 use crate::control_path;
 use crate::sandbox::Profile;
@@ -44,6 +44,10 @@ pub enum Command {
     Add(AddArgs),
     /// Removes a device: its VM loses it.
     Remove(RemoveArgs),
+    /// Takes the link of a device up or down.
+    Link(LinkArgs),
+    /// Shows the limits of a device, or sets some of them.
+    Limits(LimitsArgs),
     /// Prints the reference page of the configuration.
     #[command(hide = true)]
     Reference,
@@ -198,6 +202,46 @@ pub struct RemoveArgs {
     pub device: String,
 }
 
+/// Arguments of `link`.
+#[derive(Args, Debug)]
+pub struct LinkArgs {
+    /// How it is from now on.
+    #[arg(value_enum, hide_possible_values = true, value_name = "up|down")]
+    pub state: LinkState,
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// Name of the device.
+    #[arg(long, value_name = "NAME")]
+    pub device: String,
+}
+
+/// Arguments of `limits`.
+#[derive(Args, Debug)]
+pub struct LimitsArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// Name of the device.
+    #[arg(long, value_name = "NAME")]
+    pub device: String,
+    /// JSON instead of a table.
+    #[arg(long)]
+    pub json: bool,
+    /// New values of limits; without any they are only shown.
+    #[arg(value_name = "LIMIT=NUMBER", value_parser = limit)]
+    pub set: Vec<(String, u64)>,
+}
+
+/// A limit with its value.
+fn limit(text: &str) -> Result<(String, u64), String> {
+    let (name, value) = text.split_once('=').ok_or("expected LIMIT=NUMBER")?;
+    let value = value.parse().map_err(|_| format!("'{value}' is not a number from 0 to {}", u64::MAX))?;
+    // The other process checks it as well.
+    Limits::default().set(name, value)?;
+    Ok((name.to_owned(), value))
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -227,6 +271,42 @@ mod tests {
         let words = ["pvrdmad", "capture", "--control", "/c", "--device", "vm0", "-w", "-", "--snaplen", "96"];
         let cli = Cli::try_parse_from(words).unwrap();
         assert!(matches!(cli.command, Some(Command::Capture(CaptureArgs { snaplen: Some(96), count: None, .. }))));
+    }
+
+    #[test]
+    fn what_changes_a_daemon() {
+        let parse = |line: &str| Cli::try_parse_from(line.split(' ')).unwrap().command.unwrap();
+        let device = "name=vm9,socket=/s,mac=52:54:00:00:00:09,network=red";
+        let Command::Add(add) = parse(&format!("pvrdmad add --control /c {device}")) else { panic!() };
+        assert_eq!(add.device, device);
+        assert!(
+            matches!(parse("pvrdmad remove --device vm9 --control /c"), Command::Remove(args) if args.device == "vm9")
+        );
+        let Command::Link(link) = parse("pvrdmad link down --control /c --device vm0") else { panic!() };
+        assert_eq!((link.state, link.device.as_str()), (LinkState::Down, "vm0"));
+        let Command::Limits(limits) = parse("pvrdmad limits --device vm0 max_qp=7 max_extents=0") else { panic!() };
+        assert_eq!(limits.set, [("max_qp".to_owned(), 7), ("max_extents".to_owned(), 0)]);
+    }
+
+    /// Lines of the documents that ask a daemon, as they stand there.
+    #[test]
+    fn the_documents_give_commands_that_there_are() {
+        let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+        let pages = std::fs::read_dir(root.join("docs")).unwrap().map(|page| page.unwrap().path());
+        let pages = pages.filter(|page| page.extension().is_some_and(|extension| extension == "md"));
+        let text: String =
+            pages.chain([root.join("README.md")]).map(|page| std::fs::read_to_string(page).unwrap() + "\n").collect();
+        let names: Vec<_> = Cli::command().get_subcommands().map(|sub| sub.get_name().to_owned()).collect();
+        let asks = |line: &&str| {
+            let mut words = line.split_whitespace();
+            words.next() == Some("pvrdmad") && words.next().is_some_and(|word| names.iter().any(|name| name == word))
+        };
+        let lines: Vec<_> = text.lines().filter(asks).filter(|line| !line.ends_with('\\')).collect();
+        assert!(lines.len() >= 8, "{lines:?}");
+        for line in lines {
+            let parsed = Cli::try_parse_from(line.split(['#', '|', '>']).next().unwrap_or_default().split_whitespace());
+            assert!(parsed.is_ok(), "{line}: {}", parsed.unwrap_err());
+        }
     }
 
     /// The text of `--help`, for each command that people give, as a terminal shows it.
@@ -300,6 +380,14 @@ mod tests {
             ("capture --control /c --device vm0", "--write"),
             ("capture --control /c --device vm0 -w f --snaplen 0", "snaplen"),
             ("status --device vm0", "--device"),
+            ("add --control /c", "KEY=VALUE"),
+            ("add --control /c name=a,speed=9", "speed"),
+            ("remove --control /c", "--device"),
+            ("link sideways --device vm0", "[possible values: up, down]"),
+            ("link up --control /c", "--device"),
+            ("limits --device vm0 max_qp", "LIMIT=NUMBER"),
+            ("limits --device vm0 max_qp=x", "not a number"),
+            ("limits --device vm0 speed=9", "there is no limit 'speed'"),
             ("show qp --control /c", "--device"),
             ("show window --device vm0", "[possible values: device, context, pd, mr, cq, srq, qp, gid, ring]"),
         ] {

@@ -7,6 +7,7 @@
 //! change something, as `{"request":"remove-device","device":"vm0"}`, are answered with `{"done":{}}` when it is done.
 //! Anything else is answered with `{"error":"…"}`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read, Write};
 use std::net::Shutdown;
@@ -21,13 +22,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use log::{debug, error};
-use pvrdma_dev::ObjectKind;
+use pvrdma_dev::{LimitStatus, ObjectKind};
 use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::control_access::ControlAccess;
 use crate::protocol::{Reply, Request, VERSION, printable, printable_text};
@@ -162,7 +163,7 @@ impl Server {
             line.extend_from_slice(chunk.get(..count).unwrap_or_default());
             while let Some(end) = line.iter().position(|&byte| byte == b'\n') {
                 let rest = line.split_off(end.saturating_add(1));
-                let response = match parse(&line) {
+                let response = match Request::parse_line(&line) {
                     Ok(Request::Capture { device, snaplen }) => return self.capture(stream, &device, snaplen),
                     Ok(request) => self.answer(request),
                     Err(problem) => Response::Error(problem),
@@ -188,6 +189,10 @@ impl Server {
             }
             Request::AddDevice { device } => done(self.supervisor.add(&device)),
             Request::RemoveDevice { device } => done(self.supervisor.remove(&device)),
+            Request::Limits { device, set } => {
+                self.supervisor.limits(&device, set).map_or_else(Response::Error, Response::Limits)
+            }
+            Request::Link { device, state } => done(self.supervisor.link(&device, state)),
             Request::Capture { .. } | Request::Hello { .. } | Request::Serve { .. } => {
                 Response::Error("not on this socket".to_owned())
             }
@@ -214,17 +219,6 @@ impl Server {
 
 fn done(result: Result<(), String>) -> Response {
     result.map_or_else(Response::Error, |()| Response::Done {})
-}
-
-/// A request in a line: an object with its members and, if it says so, the version that it is of.
-fn parse(line: &[u8]) -> Result<Request, String> {
-    let wrong = |error: serde_json::Error| error.to_string();
-    let mut members: Map<String, Value> = serde_json::from_slice(line).map_err(wrong)?;
-    if let Some(version) = members.remove("version").filter(|version| *version != VERSION) {
-        return Err(format!("this daemon speaks version {VERSION}, not {version}"));
-    }
-    let request: Request = serde_json::from_value(Value::Object(members)).map_err(wrong)?;
-    if request.is_internal() { Err("not on this socket".to_owned()) } else { Ok(request) }
 }
 
 fn send(mut stream: &UnixStream, response: &Response) -> io::Result<()> {
@@ -279,6 +273,17 @@ pub fn start_capture(path: &Path, device: &str, snaplen: Option<u32>) -> Result<
 pub fn change(path: &Path, request: &Request) -> Result<()> {
     match ask(path, request)? {
         (_, Response::Done {}) => Ok(()),
+        _ => bail!("{}: the answer is not understood", path.display()),
+    }
+}
+
+/// Has a running daemon set limits of a device, and say what they are.
+///
+/// # Errors
+/// Nobody answers there, or with a refusal, or not in the way we understand.
+pub fn limits(path: &Path, device: &str, set: BTreeMap<String, u64>) -> Result<Vec<LimitStatus>> {
+    match ask(path, &Request::Limits { device: device.to_owned(), set })? {
+        (_, Response::Limits(limits)) => Ok(limits),
         _ => bail!("{}: the answer is not understood", path.display()),
     }
 }

@@ -9,12 +9,12 @@ use env_logger::Env;
 use log::info;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
-use pvrdmad::cli::{CaptureArgs, Cli, Command, DaemonArgs, ServeArgs, ShowArgs, StatusArgs, WorkerArgs};
+use pvrdmad::cli::{CaptureArgs, Cli, Command, DaemonArgs, LimitsArgs, ServeArgs, ShowArgs, StatusArgs, WorkerArgs};
 use pvrdmad::config::{Config, ConfigError, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
 use pvrdmad::protocol::Request;
-use pvrdmad::status::render_objects;
+use pvrdmad::status::{render_limits, render_objects};
 use pvrdmad::worker::process;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
@@ -27,6 +27,8 @@ fn main() -> ExitCode {
         Some(Command::Capture(args)) => capture(&args),
         Some(Command::Add(args)) => change(&args.daemon, &Request::AddDevice { device: args.device }),
         Some(Command::Remove(args)) => change(&args.daemon, &Request::RemoveDevice { device: args.device }),
+        Some(Command::Link(args)) => change(&args.daemon, &Request::Link { device: args.device, state: args.state }),
+        Some(Command::Limits(args)) => limits(args),
         Some(Command::Reference) => print(&reference::markdown()),
         Some(Command::Worker(args)) => worker(&args),
         None => serve(cli.serve),
@@ -93,6 +95,14 @@ fn show(args: &ShowArgs) -> Result<()> {
     match args.json {
         true => print(&(serde_json::to_string_pretty(&objects)? + "\n")),
         false => print(&render_objects(args.object, &objects)),
+    }
+}
+
+fn limits(args: LimitsArgs) -> Result<()> {
+    let limits = control::limits(&args.daemon.control()?, &args.device, args.set.into_iter().collect())?;
+    match args.json {
+        true => print(&(serde_json::to_string_pretty(&limits)? + "\n")),
+        false => print(&render_limits(&limits)),
     }
 }
 

@@ -102,6 +102,14 @@ impl Host {
         Pair::new(["vm1", "vm2"].map(|name| probe(&self.path(name), 16 << 20)))
     }
 
+    /// Waits until `red` has another worker than this.
+    fn wait_other(&self, worker: Pid) {
+        let start = Instant::now();
+        while self.worker("red") == worker {
+            assert!(start.elapsed() < PATIENCE);
+        }
+    }
+
     fn guest(&self, name: &str, number: u8) -> Guest {
         Guest::new(number, &self.path(name))
     }
@@ -389,4 +397,153 @@ fn changes_while_a_worker_stands_still() {
     assert!(client.driver.query_port().is_err());
     transfer(&host.guest("vm1", 1), &host.guest("vm2", 2), 5);
     assert_eq!(host.network("red")["restarts"], 0);
+}
+
+/// Its port as the guest's driver sees it: active or not.
+fn is_active(guest: &Guest) -> bool {
+    const ACTIVE: u8 = 4;
+    guest.driver.query_port().unwrap()[0] == ACTIVE
+}
+
+/// Numbers of asynchronous events (section 10 of the interface).
+const PORT_ACTIVE: u32 = 9;
+const PORT_ERR: u32 = 10;
+
+/// The guest is told, its port shows it, and no traffic passes: in the network, and over the wire.
+#[test]
+fn a_link_goes_down_and_up() {
+    for isolate in ISOLATION {
+        let host = Host::start(isolate);
+        let [wire, other] = ["wire", "other"].map(|name| host.path(name).display().to_string());
+        host.add("near", 3, &format!("uplink=unix-dgram:{wire}:{other}")).unwrap();
+        host.add("far", 4, &format!("uplink=unix-dgram:{other}:{wire}")).unwrap();
+        let port = |name: &str| {
+            let status = host.status();
+            let devices = status["devices"].as_array().unwrap();
+            devices.iter().find(|device| device["name"] == name).unwrap()["port"].as_str().unwrap().to_owned()
+        };
+        for (peer, number, device, own) in [("vm2", 2, "vm1", 1), ("far", 4, "near", 3)] {
+            let (from, to) = (host.guest(peer, number), host.guest(device, own));
+            let [_, qpn] = transfer(&from, &to, 3);
+            host.run(&["link", "down", "--device", device]).unwrap();
+            let events: Vec<_> = to.driver.wait_async_event().iter().map(|event| (event.kind, event.info)).collect();
+            assert_eq!(events, [(PORT_ERR, 1)], "{isolate}");
+            assert!(!is_active(&to) && is_active(&from));
+            assert_eq!((port(device), port(peer)), ("down".to_owned(), "active".to_owned()));
+            // It is so already.
+            host.run(&["link", "down", "--device", device]).unwrap();
+            assert!(to.driver.async_events().is_empty());
+            assert_eq!(knock(&from, own, qpn), status::RETRY_EXC, "{isolate}: to {device}");
+            assert_eq!(knock(&to, number, 77), status::RETRY_EXC, "{isolate}: from {device}");
+            // Whose driver starts now is told by its port alone.
+            drop(to);
+            let to = host.guest(device, own);
+            assert!(!is_active(&to) && to.driver.async_events().is_empty());
+            host.run(&["link", "up", "--device", device]).unwrap();
+            let events: Vec<_> = to.driver.wait_async_event().iter().map(|event| event.kind).collect();
+            assert_eq!(events, [PORT_ACTIVE], "{isolate}");
+            assert!(is_active(&to));
+            transfer(&from, &to, 3);
+            transfer(&to, &from, 3);
+        }
+        let error = host.run(&["link", "down", "--device", "vm9"]).unwrap_err();
+        assert!(error.contains("there is no device 'vm9'"), "{error}");
+    }
+}
+
+/// A connection outlives a link that comes back in time.
+#[test]
+fn a_connection_goes_on_when_the_link_is_back() {
+    let host = Host::start("network");
+    let mut pair = host.pair();
+    for _ in 0..2 {
+        host.run(&["link", "down", "--device", "vm2"]).unwrap();
+        pair.post();
+        host.run(&["link", "up", "--device", "vm2"]).unwrap();
+        pair.complete();
+        pair.exchange();
+    }
+}
+
+#[test]
+fn a_link_stays_down_over_a_worker() {
+    let host = Host::start("network");
+    host.run(&["link", "down", "--device", "vm2"]).unwrap();
+    let worker = host.worker("red");
+    kill_process(worker, Signal::KILL).unwrap();
+    // Perhaps before the next one is there, perhaps after: that makes no difference.
+    host.run(&["link", "down", "--device", "vm1"]).unwrap();
+    host.wait_other(worker);
+    let (one, two) = (host.guest("vm1", 1), host.guest("vm2", 2));
+    assert!(!is_active(&one) && !is_active(&two));
+    for device in ["vm1", "vm2"] {
+        host.run(&["link", "up", "--device", device]).unwrap();
+    }
+    transfer(&one, &two, 5);
+}
+
+/// A limit of a device: what is in force, and what the next driver gets.
+fn limit(limits: &str, name: &str) -> [u64; 2] {
+    let limits: Value = serde_json::from_str(limits).unwrap();
+    let limit = limits.as_array().unwrap().iter().find(|limit| limit["name"] == name).unwrap();
+    ["value", "next"].map(|member| limit[member].as_u64().unwrap())
+}
+
+/// What the guest was told stays until its driver starts; what it was not told of changes at once.
+#[test]
+fn limits_are_set_while_a_guest_runs() {
+    /// Where the capabilities say how many queue pairs there may be.
+    const MAX_QP: u64 = 76;
+    for isolate in ISOLATION {
+        let host = Host::start(isolate);
+        let limits = |words: &[&str]| host.run(&[&["limits", "--json", "--device", "vm1"], words].concat());
+        let guest = host.guest("vm1", 1);
+        let driver = &guest.driver;
+        let (pd, cq) = (driver.create_pd(None).unwrap(), driver.create_cq(None, 4).unwrap());
+        let [told, next] = limit(&limits(&[]).unwrap(), "max_qp");
+        assert_eq!((u64::from(driver.cap_u32(MAX_QP)), told, next), (told, 16_384, 16_384));
+        assert_eq!(limit(&limits(&["max_qp=5", "max_cq=9"]).unwrap(), "max_qp"), [told, 5]);
+        let many: Vec<_> = (0..8).map(|_| driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap()).collect();
+        // Nothing more, and what is there works.
+        assert_eq!(limit(&limits(&["max_extents=0"]).unwrap(), "max_extents"), [0, 0]);
+        assert!(driver.create_cq(None, 4).is_err(), "{isolate}");
+        drop(many);
+        assert_eq!(limit(&limits(&["max_extents=4194304"]).unwrap(), "max_extents"), [4_194_304; 2]);
+        driver.create_cq(None, 4).unwrap();
+        for (words, problem) in [
+            (&["max_uar=4"][..], "size of a BAR"),
+            (&["max_qp=2"], "max_qp must be 3..=65535"),
+            (&["gid_table=257"], "gid_table must be"),
+            (&["max_qps=7"], "there is no limit 'max_qps'"),
+            (&["max_pd=7", "max_qp=2"], "max_qp must be"),
+            (&["max_qp"], "LIMIT=NUMBER"),
+            (&["max_qp=-1"], "is not a number"),
+        ] {
+            let error = limits(words).unwrap_err();
+            assert!(error.contains(problem), "{words:?}: {error}");
+        }
+        for (set, problem) in [("max_uar", "size of a BAR"), ("", "there is no limit"), ("max_sge", "max_sge must be")]
+        {
+            let request = serde_json::json!({"request": "limits", "device": "vm1", "set": {set: 0, "max_pd": 7}});
+            let answer = say(&host, &request.to_string());
+            assert!(answer["error"].as_str().is_some_and(|error| error.contains(problem)), "{answer}");
+        }
+        assert_eq!(limit(&limits(&[]).unwrap(), "max_pd"), [16_384; 2]);
+        drop((cq, pd));
+        // The driver starts again, and again in the next worker.
+        drop(guest);
+        if isolate == "network" {
+            let worker = host.worker("red");
+            kill_process(worker, Signal::KILL).unwrap();
+            host.wait_other(worker);
+        }
+        let guest = host.guest("vm1", 1);
+        let driver = &guest.driver;
+        assert_eq!((driver.cap_u32(MAX_QP), limit(&limits(&[]).unwrap(), "max_qp")), (5, [5; 2]), "{isolate}");
+        let (pd, cq) = (driver.create_pd(None).unwrap(), driver.create_cq(None, 4).unwrap());
+        let many: Vec<_> = (0..8).map_while(|_| driver.create_qp(&QpInit::rc(&pd, &cq)).ok()).collect();
+        assert!((1..5).contains(&many.len()), "{}", many.len());
+        let table = host.run(&["limits", "--device", "vm1"]).unwrap();
+        assert!(table.contains("driver start") && table.lines().all(|line| line.chars().count() <= 80), "{table}");
+    }
 }

@@ -225,7 +225,12 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         if let Some(peer) = self.route.last(generation, source, address, to.qpn) {
             return Destination::Peer(peer);
         }
-        let found = self.resolver.find(address, to.qpn, self.tally);
+        let found = if self.qp.adapter.is_link_up() {
+            self.resolver.find(address, to.qpn, self.tally)
+        } else {
+            self.tally.dropped_link_down += 1;
+            Destination::Nowhere
+        };
         self.route.last = match &found {
             Destination::Peer(peer) => {
                 let peer = Arc::downgrade(peer);

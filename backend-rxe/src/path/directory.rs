@@ -141,6 +141,21 @@ impl<Q> Directory<Q> {
         Ok(())
     }
 
+    /// Takes the link of a device up or down. Its addresses stay its own. When this returns nothing is delivered from a
+    /// device whose link is down, or to it. Returns `true` if that changed anything.
+    pub(crate) fn set_link(&self, node: &Node<Q>, up: bool) -> bool {
+        let adapter = &node.adapter;
+        if adapter.link_up.swap(up, Ordering::AcqRel) == up {
+            return false;
+        }
+        // Routes are looked up again, as when a binding changes.
+        self.generation.fetch_add(1, Ordering::AcqRel);
+        if !up {
+            adapter.memory.barrier();
+        }
+        true
+    }
+
     fn bind(&self, gid: BoundGid, node: &Arc<Node<Q>>) -> Result<(), VerbsError> {
         match self.owners.write().entry(address(gid)) {
             Entry::Occupied(mut entry) => {

@@ -66,6 +66,8 @@ counters! {
         wire_duplicates,
         /// Packets that came too early.
         wire_out_of_sequence,
+        /// Frames of queue pairs and of the network function, in both directions, while the link was down.
+        frames_dropped_link_down,
         /// Frames passed from the network to the network function.
         passed_in,
         /// Frames passed from the network function to the network.

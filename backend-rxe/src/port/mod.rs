@@ -86,6 +86,7 @@ pub(crate) struct Port {
     batches: AtomicU64,
     waker: OwnedFd,
     stopping: AtomicBool,
+    link_down: AtomicBool,
     log: LogLimit,
 }
 
@@ -138,6 +139,7 @@ impl Port {
             batches: AtomicU64::new(0),
             waker: rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
             stopping: AtomicBool::new(false),
+            link_down: AtomicBool::new(false),
             log: LogLimit::new(),
         })
     }
@@ -193,7 +195,32 @@ impl Port {
         }
     }
 
+    /// Takes the link up or down. When this returns from down, nothing leaves any more and nothing comes in.
+    pub(crate) fn set_link(&self, up: bool) {
+        self.link_down.store(!up, Ordering::Release);
+        let dropped = self.queues().map(|queue| queue.set_closed(!up)).sum();
+        self.counters.frames_dropped_link_down.add(dropped);
+        // Whoever services the port may have read frames before.
+        drop(self.inbox.lock());
+        self.wake();
+    }
+
+    fn is_link_down(&self) -> bool {
+        self.link_down.load(Ordering::Acquire)
+    }
+
+    /// What was read while the link is down goes nowhere.
+    fn drop_if_down(&self, frames: &mut Frames) {
+        if self.is_link_down() {
+            self.counters.frames_dropped_link_down.add(frames.len() as u64);
+            frames.clear();
+        }
+    }
+
     fn send_batch(&self, frames: &Frames) {
+        if self.is_link_down() {
+            return self.counters.frames_dropped_link_down.add(frames.len() as u64);
+        }
         let limit = (self.mtu as usize).saturating_add(ETHERNET_LEN);
         let (mut fitting, mut batch) = (Frames::default(), frames);
         if frames.iter().any(|frame| frame.len() > limit) {
@@ -231,6 +258,7 @@ impl Port {
         let mut frames = self.buffer();
         self.uplink.link.receive(&mut frames, RECEIVE);
         let mut busy = !frames.is_empty();
+        self.drop_if_down(&mut frames);
         let mut passed = self.buffer();
         for frame in frames.iter() {
             let taken =
@@ -247,6 +275,7 @@ impl Port {
             frames.clear();
             nic.link.receive(&mut frames, RECEIVE);
             busy |= !frames.is_empty();
+            self.drop_if_down(&mut frames);
             if !frames.iter().all(|frame| self.policy.passes_as_it_is(frame)) {
                 passed.clear();
                 for frame in frames.iter() {

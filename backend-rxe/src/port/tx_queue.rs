@@ -18,6 +18,8 @@ const MAX_WAITING: usize = 4 << 20;
 #[derive(Debug, Default)]
 struct Backlog {
     frames: Frames,
+    /// Nothing is taken.
+    closed: bool,
     /// Frames before this have left.
     from: usize,
     /// Who wants to know when there is room, each once: by address.
@@ -62,6 +64,9 @@ impl TxQueue {
     /// Sends frames, or keeps them until there is room. Returns how many were dropped.
     pub(crate) fn send(&self, frames: &Frames) -> u64 {
         let mut backlog = self.backlog.lock();
+        if backlog.closed {
+            return frames.len() as u64;
+        }
         let taken = if self.is_full() { 0 } else { self.link.send(frames, 0) };
         let mut dropped = 0;
         for frame in frames.iter_from(taken) {
@@ -72,6 +77,24 @@ impl TxQueue {
             }
         }
         self.full.store(!backlog.frames.is_empty() || self.link.unsent(), Ordering::Release);
+        dropped
+    }
+
+    /// Takes nothing any more, or again. When this returns nothing leaves that came before. Returns how many frames of
+    /// it were dropped.
+    pub(crate) fn set_closed(&self, closed: bool) -> u64 {
+        let (dropped, waiters) = {
+            let mut backlog = self.backlog.lock();
+            backlog.closed = closed;
+            let dropped = backlog.frames.len().saturating_sub(backlog.from);
+            backlog.frames.clear();
+            backlog.from = 0;
+            self.full.store(self.link.unsent(), Ordering::Release);
+            (dropped as u64, std::mem::take(&mut backlog.waiters))
+        };
+        for task in waiters.into_values() {
+            task.schedule();
+        }
         dropped
     }
 
@@ -96,7 +119,7 @@ impl TxQueue {
         }
         let waiters = {
             let mut backlog = self.backlog.lock();
-            let Backlog { frames, from, waiters } = &mut *backlog;
+            let Backlog { frames, from, waiters, closed: _ } = &mut *backlog;
             *from = from.saturating_add(self.link.send(frames, *from));
             if *from < frames.len() {
                 return;

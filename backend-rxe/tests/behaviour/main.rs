@@ -21,6 +21,7 @@ mod errors;
 mod guard;
 mod integrity;
 mod life;
+mod link_state;
 mod marks;
 mod networks;
 mod ops;

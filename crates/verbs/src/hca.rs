@@ -232,6 +232,15 @@ pub trait Hca: Send + Sync + 'static {
     /// The port as it is now. Must be cheap.
     fn port(&self) -> PortAttributes;
 
+    /// Takes the device's link up or down. While it is down so is the port, and nothing leaves the device or enters it,
+    /// whichever way; when this returns nothing does any more. Returns `true` if that changed anything.
+    ///
+    /// # Errors
+    /// The link is not the device's alone.
+    fn set_link(&self, _up: bool) -> Result<bool, VerbsError> {
+        Err(VerbsError::Unsupported("a link of the device's own"))
+    }
+
     /// Binds a GID to a table index, replacing what was there. `vlan` is the IEEE 802.1Q VLAN, 1 to 4094, whose tag its
     /// packets carry and have to carry. The same GID in another VLAN is another address.
     ///

@@ -48,7 +48,7 @@ pub(super) fn destroy<H: Hca>(core: &Core<H>, _session: &Session, request: &Dest
 }
 
 fn index<H: Hca>(core: &Core<H>, index: u32) -> Result<u8, CmdError> {
-    if index >= core.limits.gid_table {
+    if index >= core.limits().gid_table {
         return Err(CmdError::Invalid("GID index", index.into()));
     }
     u8::try_from(index).map_err(|_| CmdError::Invalid("GID index", index.into()))

@@ -19,7 +19,7 @@ use crate::page_dir::{check_mapped, read_page_directory};
 pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreateCq) -> Result<Response, CmdError> {
     let &CreateCq { pdir_dma, ctx_handle, cqe, nchunks } = request;
     let owner = owner(core, ctx_handle)?;
-    if !cqe.is_power_of_two() || cqe > core.limits.verbs.max_cqe {
+    if !cqe.is_power_of_two() || cqe > core.limits().verbs.max_cqe {
         return Err(CmdError::Invalid("number of CQ entries", cqe.into()));
     }
     let vacancy = core.objects.cqs.room()?;

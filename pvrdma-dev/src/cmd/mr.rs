@@ -38,7 +38,7 @@ const fn access(request: &CreateMr) -> Access {
 /// Memory of a process. Address, length and number of pages must agree, computed in 64 bits.
 fn user<H: Hca>(core: &Core<H>, request: &CreateMr) -> Result<(MrRequest, Charge), CmdError> {
     let &CreateMr { start, length, nchunks, pdir_dma, .. } = request;
-    if length == 0 || length > core.limits.verbs.max_mr_size || start.checked_add(length).is_none() {
+    if length == 0 || length > core.limits().verbs.max_mr_size || start.checked_add(length).is_none() {
         return Err(CmdError::Invalid("memory region length", length));
     }
     let span = (start % PAGE_SIZE).saturating_add(length).div_ceil(PAGE_SIZE);

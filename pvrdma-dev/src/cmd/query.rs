@@ -38,7 +38,7 @@ pub(super) fn port<H: Hca>(core: &Core<H>, _session: &Session, request: &QueryPo
             state,
             max_mtu: port.max_mtu as u32,
             active_mtu: port.active_mtu as u32,
-            gid_tbl_len: core.limits.gid_table,
+            gid_tbl_len: core.limits().gid_table,
             port_cap_flags: PORT_CAP_FLAGS,
             max_msg_sz: port.max_message,
             pkey_tbl_len: PKEYS,

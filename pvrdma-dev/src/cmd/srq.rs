@@ -24,10 +24,10 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     if srq_type != BASIC {
         return Err(CmdError::Invalid("SRQ type", srq_type.into()));
     }
-    if !max_wr.is_power_of_two() || max_wr > core.limits.max_srq_wr {
+    if !max_wr.is_power_of_two() || max_wr > core.limits().max_srq_wr {
         return Err(CmdError::Invalid("number of SRQ requests", max_wr.into()));
     }
-    if max_sge > core.limits.verbs.max_sge {
+    if max_sge > core.limits().verbs.max_sge {
         return Err(CmdError::Invalid("number of SGEs", max_sge.into()));
     }
     if srq_limit > max_wr {

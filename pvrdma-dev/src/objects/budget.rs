@@ -10,14 +10,19 @@ use crate::error::CmdError;
 /// Extents that may be held and are held.
 #[derive(Debug)]
 pub(crate) struct Budget {
-    limit: u64,
+    limit: AtomicU64,
     used: AtomicU64,
 }
 
 impl Budget {
     /// Room for `limit` extents.
     pub(crate) fn new(limit: u64) -> Arc<Self> {
-        Arc::new(Self { limit, used: AtomicU64::new(0) })
+        Arc::new(Self { limit: AtomicU64::new(limit), used: AtomicU64::new(0) })
+    }
+
+    /// Another limit. What is held beyond it stays, and nothing comes to it.
+    pub(crate) fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, Ordering::Relaxed);
     }
 
     /// Extents held now.
@@ -27,7 +32,8 @@ impl Budget {
 
     /// Takes room for `extents` until the charge is dropped.
     pub(crate) fn charge(self: &Arc<Self>, extents: u64) -> Result<Charge, CmdError> {
-        let fits = |used: u64| used.checked_add(extents).filter(|&sum| sum <= self.limit);
+        let limit = self.limit.load(Ordering::Relaxed);
+        let fits = |used: u64| used.checked_add(extents).filter(|&sum| sum <= limit);
         self.used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
             .map(|_| Charge { budget: Arc::clone(self), extents })
@@ -67,6 +73,11 @@ mod tests {
         assert_eq!(budget.used(), 10);
         drop(first);
         assert!(budget.charge(6).is_ok());
+        // Less than what is held.
+        budget.set_limit(3);
+        assert!(budget.charge(1).is_err());
+        budget.set_limit(11);
+        assert!(budget.charge(7).is_ok());
         drop(second);
         assert_eq!(budget.used(), 0);
     }

@@ -73,6 +73,17 @@ impl<H: Hca> Objects<H> {
         }
     }
 
+    /// Other limits, while there is nothing.
+    pub(crate) fn set_limits(&self, limits: &Limits) {
+        self.contexts.set_end(limits.max_uar);
+        self.pds.set_end(limits.verbs.max_pd);
+        self.mrs.set_end(limits.verbs.max_mr);
+        self.cqs.set_end(limits.verbs.max_cq);
+        self.srqs.set_end(limits.verbs.max_srq);
+        self.qps.set_end(limits.verbs.max_qp);
+        self.budget.set_limit(limits.max_extents);
+    }
+
     /// How many of each there are.
     pub(crate) fn counts(&self) -> ObjectCounts {
         ObjectCounts {

@@ -4,6 +4,7 @@
 //! after the command, so a handle that came back at once could lose its new object (section 2.5).
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::RwLock;
 
@@ -15,7 +16,7 @@ pub(crate) struct HandleTable<T> {
     /// First handle given out.
     first: u32,
     /// First handle that does not exist.
-    end: u32,
+    end: AtomicU32,
     inner: RwLock<Inner<T>>,
 }
 
@@ -41,6 +42,7 @@ pub(crate) struct Vacancy {
 impl<T> HandleTable<T> {
     /// A table of the handles `first..end`.
     pub(crate) const fn new(what: &'static str, first: u32, end: u32) -> Self {
+        let end = AtomicU32::new(end);
         Self { what, first, end, inner: RwLock::new(Inner { slots: Vec::new(), next: first, live: 0, rounds: 0 }) }
     }
 
@@ -49,13 +51,19 @@ impl<T> HandleTable<T> {
         self.what
     }
 
+    /// Another end, of a table that is empty.
+    pub(crate) fn set_end(&self, end: u32) {
+        self.end.store(end, Ordering::Relaxed);
+    }
+
     /// The next handle to use, `None` when all are taken.
     pub(crate) fn vacancy(&self) -> Option<Vacancy> {
         let inner = self.inner.read();
         let free = |handle: &u32| inner.at(*handle).is_none();
-        (inner.next..self.end).find(free).map(|handle| Vacancy { handle, round: inner.rounds }).or_else(|| {
+        let end = self.end.load(Ordering::Relaxed);
+        (inner.next..end).find(free).map(|handle| Vacancy { handle, round: inner.rounds }).or_else(|| {
             let round = inner.rounds.wrapping_add(1);
-            (self.first..inner.next).find(free).map(|handle| Vacancy { handle, round })
+            (self.first..inner.next.min(end)).find(free).map(|handle| Vacancy { handle, round })
         })
     }
 

@@ -271,6 +271,10 @@ impl Hca for MockHca {
         PortAttributes { state, max_mtu, active_mtu, max_message: 1 << 30 }
     }
 
+    fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
+        Ok(self.0.port_down.swap(!up, Ordering::Relaxed) == up)
+    }
+
     fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {
         self.0.create("GID")?;
         let vlan = vlan.map_or_else(String::new, |vlan| format!(" VLAN {vlan}"));

@@ -1,11 +1,14 @@
-//! A worker that says anything to its supervisor: frames, replies and requests of its own.
+//! A worker that says anything to its supervisor: frames, replies and requests of its own. And whoever uses the control
+//! socket, with any line.
 #![no_main]
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 
 use libfuzzer_sys::fuzz_target;
-use pvrdmad::protocol::{FrameReader, HostRequest, Incoming, MAX_HOST_REQUEST, Received, Reply};
+use pvrdma_dev::Limits;
+use pvrdmad::config::DeviceSpec;
+use pvrdmad::protocol::{FrameReader, HostRequest, Incoming, MAX_HOST_REQUEST, Received, Reply, Request};
 use rustix::net::sockopt::set_socket_send_buffer_size;
 use serde_json::Value;
 
@@ -15,6 +18,7 @@ const MAX_INPUT: usize = 64 << 10;
 fuzz_target!(|data: &[u8]| {
     let Some((&mode, data)) = data.split_first() else { return };
     let data = &data[..data.len().min(MAX_INPUT)];
+    control(data);
     // Without the work of finding out how frames are made.
     if mode & 1 == 0 {
         content(data);
@@ -43,12 +47,39 @@ fuzz_target!(|data: &[u8]| {
     assert!(!matches!(reader.receive(&supervisor, most), Ok(Received::Pending)));
 });
 
+/// A line of the control socket. What is taken can be said again; a device is taken apart as when it is added.
+fn control(line: &[u8]) {
+    match Request::parse_line(line) {
+        Ok(request) => {
+            assert!(!request.is_internal());
+            let again = serde_json::to_vec(&request).unwrap();
+            assert_eq!(serde_json::to_vec(&Request::parse_line(&again).unwrap()).unwrap(), again);
+            match request {
+                Request::AddDevice { device } => drop(device.parse::<DeviceSpec>()),
+                Request::Limits { set, .. } => {
+                    let mut limits = Limits::default();
+                    let before = limits;
+                    match limits.set_all(&set) {
+                        Ok(()) => limits.check().unwrap(),
+                        Err(_) => assert_eq!(limits, before),
+                    }
+                }
+                _ => {}
+            }
+        }
+        Err(problem) => assert!(!problem.contains(char::is_control), "{problem:?}"),
+    }
+}
+
 /// What is in a frame, on either socket.
 fn content(frame: &[u8]) {
     let _ = HostRequest::parse(frame);
     let Ok(message) = serde_json::from_slice::<Incoming<'_>>(frame) else { return };
     match Reply::parse(message.body) {
         Ok(Reply::Ok(status)) => assert!(is_printable(&serde_json::to_value(status).unwrap())),
+        Ok(Reply::Limits(limits)) => {
+            assert!(limits.iter().all(|limit| !limit.name.contains(char::is_control)));
+        }
         Ok(Reply::Error(problem)) => assert!(!problem.contains(char::is_control), "{problem:?}"),
         _ => {}
     }

@@ -33,7 +33,7 @@ pub use self::load::{Config, ConfigSpec};
 pub use self::network::Network;
 pub use self::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 pub use self::vlan::VlanWord;
-pub use self::words::{Isolate, Pin, Roce, SandboxMode, Switch};
+pub use self::words::{Isolate, LinkState, Pin, Roce, SandboxMode, Switch};
 #[cfg(test)]
 pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, fault::FaultKeys, keys::Keys, link::LINKS};
 pub use crate::socket::SocketAccess;

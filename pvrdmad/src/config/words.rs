@@ -94,6 +94,17 @@ impl SandboxMode {
     }
 }
 
+/// The link of a device.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize, ValueEnum)]
+#[serde(rename_all = "lowercase")]
+pub enum LinkState {
+    /// It carries what there is.
+    #[default]
+    Up,
+    /// It carries nothing, in neither direction.
+    Down,
+}
+
 /// Something that is on or off: `on`, `off`, or a boolean.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, ValueEnum)]
 #[serde(rename_all = "lowercase")]

@@ -1,11 +1,14 @@
 //! What is asked of a daemon and of a network, and what is said to it.
 
-use pvrdma_dev::ObjectKind;
+use std::collections::BTreeMap;
+
+use pvrdma_dev::{LimitStatus, ObjectKind};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
+use serde_json::{Map, Value};
 
 use super::text::{printable, printable_text};
-use crate::config::{BackendSpec, Device, Network, SandboxMode};
+use crate::config::{BackendSpec, Device, LinkState, Network, SandboxMode};
 use crate::status::WorkerStatus;
 
 /// Version of the requests. A worker of another one refuses [`Request::Hello`]; a daemon of another one says so.
@@ -50,6 +53,21 @@ pub enum Request {
         /// Which device.
         device: String,
     },
+    /// Takes the link of a device up or down.
+    Link {
+        /// Which device.
+        device: String,
+        /// How it is from now on.
+        state: LinkState,
+    },
+    /// Sets limits of a device, and says what they are.
+    Limits {
+        /// Which device.
+        device: String,
+        /// New values by name; the others stay.
+        #[serde(default)]
+        set: BTreeMap<String, u64>,
+    },
     /// Internal: the first request. Descriptors: the socket of [`super::HostRequest`]s, then those of the uplink.
     Hello {
         /// [`VERSION`].
@@ -61,6 +79,8 @@ pub enum Request {
     Serve {
         /// Everything about it.
         device: Box<Device>,
+        /// How its link is.
+        link: LinkState,
     },
 }
 
@@ -78,6 +98,21 @@ pub struct NetworkSetup {
 }
 
 impl Request {
+    /// A request in a line of the control socket: an object with its members and, if it says so, the version that it is
+    /// of.
+    ///
+    /// # Errors
+    /// It is none, or one for workers alone.
+    pub fn parse_line(line: &[u8]) -> Result<Self, String> {
+        let wrong = |error: serde_json::Error| printable_text(&error.to_string());
+        let mut members: Map<String, Value> = serde_json::from_slice(line).map_err(wrong)?;
+        if let Some(version) = members.remove("version").filter(|version| *version != VERSION) {
+            return Err(printable_text(&format!("this daemon speaks version {VERSION}, not {version}")));
+        }
+        let request: Self = serde_json::from_value(Value::Object(members)).map_err(wrong)?;
+        if request.is_internal() { Err("not on this socket".to_owned()) } else { Ok(request) }
+    }
+
     /// Returns `true` if only a supervisor may ask this.
     pub const fn is_internal(&self) -> bool {
         match self {
@@ -85,7 +120,9 @@ impl Request {
             | Self::Show { .. }
             | Self::Capture { .. }
             | Self::AddDevice { .. }
-            | Self::RemoveDevice { .. } => false,
+            | Self::RemoveDevice { .. }
+            | Self::Link { .. }
+            | Self::Limits { .. } => false,
             Self::Hello { .. } | Self::Serve { .. } => true,
         }
     }
@@ -96,8 +133,9 @@ impl Request {
             (_, Reply::Error(_))
             | (Self::Status {}, Reply::Ok(_))
             | (Self::Show { .. }, Reply::Objects(_))
-            | (Self::Capture { .. }, Reply::Capturing {}) => true,
-            (Self::Status {} | Self::Show { .. } | Self::Capture { .. }, _) => false,
+            | (Self::Capture { .. }, Reply::Capturing {})
+            | (Self::Limits { .. }, Reply::Limits(_)) => true,
+            (Self::Status {} | Self::Show { .. } | Self::Capture { .. } | Self::Limits { .. }, _) => false,
             (_, reply) => matches!(reply, Reply::Done {}),
         }
     }
@@ -127,6 +165,8 @@ pub enum Reply<S = WorkerStatus> {
     Objects(Box<RawValue>),
     /// A capture follows.
     Capturing {},
+    /// Limits of a device.
+    Limits(Vec<LimitStatus>),
     /// As asked.
     Done {},
     /// Not as asked.
@@ -142,6 +182,10 @@ impl Reply {
         Ok(match serde_json::from_str(body.get())? {
             Self::Ok(status) => Self::Ok(serde_json::from_value(printable(serde_json::to_value(status)?))?),
             Self::Error(problem) => Self::Error(printable_text(&problem)),
+            Self::Limits(limits) => {
+                let printed = |limit: LimitStatus| LimitStatus { name: printable_text(&limit.name), ..limit };
+                Self::Limits(limits.into_iter().map(printed).collect())
+            }
             other => other,
         })
     }

@@ -1,11 +1,13 @@
 //! What the daemon says about itself: as data, and as tables for people.
 
+mod limits;
 mod render;
 mod report;
 mod reporter;
 mod show;
 mod table;
 
+pub use self::limits::render_limits;
 pub(crate) use self::report::by_name;
 pub use self::report::{
     CaptureReport, ClientReport, DaemonStatus, DeviceReport, MemoryReport, NetworkReport, NetworkState, NetworkStatus,

@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use pvrdma_dev::{DeviceStatus, ObjectKind, PciFunction, PvrdmaDevice};
+use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PciFunction, PvrdmaDevice};
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_rxe::capture::CaptureCounts;
 use pvrdma_rxe::{Rxe, Uplink};
-use pvrdma_verbs::Backend;
+use pvrdma_verbs::{Backend, VerbsError};
 use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
@@ -22,6 +22,21 @@ use crate::vfio_user::{ConnectionStats, IrqTable};
 pub(crate) trait AnyDevice: PciFunction {
     fn device_status(&self) -> DeviceStatus;
 
+    /// Takes its link up or down.
+    ///
+    /// # Errors
+    /// That of the adapter is not its alone.
+    fn set_link(&self, up: bool) -> Result<bool, VerbsError>;
+
+    /// Sets limits.
+    ///
+    /// # Errors
+    /// There is no such limit, or it cannot have this value.
+    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), String>;
+
+    /// Its limits.
+    fn limits(&self) -> Vec<LimitStatus>;
+
     /// Its objects of a kind, as data.
     fn device_objects(&self, kind: ObjectKind) -> Value;
 }
@@ -29,6 +44,18 @@ pub(crate) trait AnyDevice: PciFunction {
 impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
     fn device_status(&self) -> DeviceStatus {
         self.status()
+    }
+
+    fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
+        Self::set_link(self, up)
+    }
+
+    fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), String> {
+        Self::set_limits(self, values)
+    }
+
+    fn limits(&self) -> Vec<LimitStatus> {
+        Self::limits(self)
     }
 
     fn device_objects(&self, kind: ObjectKind) -> Value {

@@ -4,17 +4,19 @@
 //! has taken it, so that no worker fails at its start because of it. What ends or changes does so in the plan first; a
 //! worker that does not say that it has followed, follows when it goes on, or is replaced by one that has.
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use pvrdma_dev::LimitStatus;
 use pvrdma_ether_link::vxlan::VxlanPorts;
 
 use super::connection::{CallError, Connection, reply_by};
 use super::network::{Network, Runs};
 use super::plan::Planned;
 use super::process::Process;
-use crate::config::Device;
+use crate::config::{BackendSpec, Device, LinkState};
 use crate::protocol::{Reply, Request};
 
 /// What became of a device that is not planned any more.
@@ -94,6 +96,45 @@ impl Network {
         let told = self.tell(Request::RemoveDevice { device: device.to_owned() }, deadline);
         self.forget(&planned);
         Ok(told.map_or_else(Removed::Open, |()| Removed::Ended))
+    }
+
+    /// Takes the link of a device up or down.
+    ///
+    /// # Errors
+    /// There is no such device, its link is not its own, or its worker does not say in time that it has followed.
+    pub(super) fn link(&self, device: &str, state: LinkState) -> Result<(), String> {
+        let deadline = self.call_deadline();
+        let _turn = self.turn(deadline)?;
+        if self.plan.setup.backend != BackendSpec::Rxe {
+            return Err("the link is that of the host's adapter, which other devices use as well".to_owned());
+        }
+        self.plan.replace(device, |planned| Ok(planned.with_link(state)))?;
+        self.tell(Request::Link { device: device.to_owned(), state }, deadline)
+            .map_err(|problem| format!("{problem}: it follows when it goes on, and so does the next one"))
+    }
+
+    /// Sets limits of a device, and says what they are.
+    ///
+    /// # Errors
+    /// There is no such device or limit, a limit cannot have its value, or the worker does not say in time what they
+    /// are. In the last case they are set all the same.
+    pub(super) fn limits(&self, device: &str, set: BTreeMap<String, u64>) -> Result<Vec<LimitStatus>, String> {
+        let deadline = self.call_deadline();
+        let _turn = self.turn(deadline)?;
+        if !set.is_empty() {
+            self.plan.replace(device, |planned| planned.with_limits(&set))?;
+        }
+        let request = Request::Limits { device: device.to_owned(), set };
+        let reply = match &self.runs {
+            Runs::Here(worker) => Ok(worker.handle(request, Vec::new())),
+            Runs::Process(process) => process.ask(request, &[]).and_then(|reply| reply_by(&reply, deadline)),
+        };
+        match reply {
+            Ok(Reply::Limits(limits)) => Ok(limits),
+            Ok(Reply::Error(problem)) => Err(problem),
+            Ok(_) => Err("its worker's reply is not understood".to_owned()),
+            Err(error) => Err(format!("{}: the limits are set, and it follows", self.failure(error))),
+        }
     }
 
     /// Closes what there is of a device that is not planned, or not any more.

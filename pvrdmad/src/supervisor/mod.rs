@@ -26,7 +26,7 @@ use std::time::Instant;
 use anyhow::{Context, Result};
 use log::info;
 use parking_lot::{Mutex, RwLock};
-use pvrdma_dev::ObjectKind;
+use pvrdma_dev::{LimitStatus, ObjectKind};
 use pvrdma_ether_link::vxlan::VxlanPorts;
 use serde_json::value::RawValue;
 
@@ -36,7 +36,7 @@ use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::plan::Program;
 use self::timing::Timing;
-use crate::config::{Config, Device, DeviceSpec, LinkSpec, Network as Description};
+use crate::config::{Config, Device, DeviceSpec, LinkSpec, LinkState, Network as Description};
 use crate::protocol::{Reply, Request};
 use crate::status::{DaemonStatus, DeviceReport};
 
@@ -208,6 +208,25 @@ impl Supervisor {
                 Err(format!("{problem}: it is removed, but its VM has it until the worker goes on or ends"))
             }
         }
+    }
+
+    /// Takes the link of a device up or down.
+    ///
+    /// # Errors
+    /// There is no such device, its link is not its own, or its worker has not confirmed that it has followed.
+    pub(crate) fn link(&self, device: &str, state: LinkState) -> Result<(), String> {
+        let linked = self.network(device)?.link(device, state);
+        // Log: whoever may use the control socket causes it.
+        info!("device {device}: its link goes {state:?}");
+        linked
+    }
+
+    /// Sets limits of a device, and says what they are.
+    ///
+    /// # Errors
+    /// There is no such device or limit, a limit cannot have its value, or its worker does not say what they are.
+    pub(crate) fn limits(&self, device: &str, set: BTreeMap<String, u64>) -> Result<Vec<LimitStatus>, String> {
+        self.network(device)?.limits(device, set)
     }
 
     /// Takes out a network that ends with this device.

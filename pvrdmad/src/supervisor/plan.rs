@@ -1,5 +1,6 @@
 //! What is kept of a network over the lives of its workers: its configuration and its sockets.
 
+use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -15,7 +16,7 @@ use pvrdma_verbs::MacAddr;
 use super::services::Services;
 use super::sockets::{DeviceSockets, LinkSockets};
 use super::timing::Timing;
-use crate::config::{BackendSpec, Config, Device, LinkSpec, Network};
+use crate::config::{BackendSpec, Config, Device, LinkSpec, LinkState, Network};
 use crate::protocol::{NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
 
@@ -52,6 +53,7 @@ pub(super) struct Plan {
 #[derive(Debug)]
 pub(super) struct Planned {
     pub(super) device: Device,
+    link: LinkState,
     /// Empty once the device is removed.
     sockets: Arc<Mutex<Option<DeviceSockets>>>,
 }
@@ -63,7 +65,7 @@ impl Planned {
     /// One cannot be had; nothing is left behind then.
     pub(super) fn new(device: Device, vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
         let sockets = DeviceSockets::open(&device, vlan, tunnels)?;
-        Ok(Self { device, sockets: Arc::new(Mutex::new(Some(sockets))) })
+        Ok(Self { device, link: LinkState::Up, sockets: Arc::new(Mutex::new(Some(sockets))) })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -75,9 +77,24 @@ impl Planned {
     /// # Errors
     /// There are no descriptors left.
     pub(super) fn request(&self) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
-        let request = Request::Serve { device: Box::new(self.device.clone()) };
+        let request = Request::Serve { device: Box::new(self.device.clone()), link: self.link };
         let sockets = self.sockets.lock();
         sockets.as_ref().map(|sockets| Ok((request, sockets.duplicates()?))).transpose()
+    }
+
+    /// The same device with other limits.
+    ///
+    /// # Errors
+    /// There is no such limit, or it cannot have this value.
+    pub(super) fn with_limits(&self, values: &BTreeMap<String, u64>) -> Result<Self, String> {
+        let mut device = self.device.clone();
+        device.config.limits.set_all(values)?;
+        Ok(Self { device, link: self.link, sockets: Arc::clone(&self.sockets) })
+    }
+
+    /// The same device with its link up or down.
+    pub(super) fn with_link(&self, link: LinkState) -> Self {
+        Self { device: self.device.clone(), link, sockets: Arc::clone(&self.sockets) }
     }
 
     /// Who gives its `nic` its descriptor anew, if it has one.
@@ -205,6 +222,22 @@ impl Plan {
         let mut devices = self.devices.lock();
         let at = devices.iter().position(|planned| planned.name() == device)?;
         Some(devices.remove(at))
+    }
+
+    /// Puts something else in the place of a device.
+    ///
+    /// # Errors
+    /// There is no such device, or `new` has nothing to put there.
+    pub(super) fn replace(
+        &self,
+        device: &str,
+        new: impl FnOnce(&Planned) -> Result<Planned, String>,
+    ) -> Result<(), String> {
+        let mut devices = self.devices.lock();
+        let planned = devices.iter_mut().find(|planned| planned.name() == device);
+        let planned = planned.ok_or_else(|| format!("there is no device '{device}'"))?;
+        *planned = Arc::new(new(planned)?);
+        Ok(())
     }
 }
 

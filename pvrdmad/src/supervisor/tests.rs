@@ -190,7 +190,7 @@ fn fake_worker() {
                 upcalls = frame.fds.into_iter().next().map(UnixStream::from);
                 hello(&stream, &lie, id);
             }
-            Request::Serve { device } if device.config.name == "more" => match lie.as_str() {
+            Request::Serve { device, .. } if device.config.name == "more" => match lie.as_str() {
                 "refuses-more" => say(&stream, id, &json!({"error": "no\u{1b} way"})),
                 "dies-of-more" => std::process::exit(7),
                 "mute-of-more" => {}

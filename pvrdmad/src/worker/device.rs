@@ -12,7 +12,7 @@ use pvrdma_verbs::Backend;
 
 use super::Host;
 use super::network_function::NetworkFunction;
-use crate::config::Device;
+use crate::config::{Device, LinkState};
 use crate::status::Reporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
 
@@ -46,11 +46,18 @@ impl ServedDevice {
         place: Place,
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
+        let Place { network, mtu, link, port, rxe, nic } = place;
         let memory = DmaSpace::new(device.pin.into());
         let irqs = Arc::new(IrqTable::default());
         let (name, told) = (device.config.name.clone(), Arc::clone(host));
         let stats = Arc::new(ConnectionStats::with_observer(move |connected| told.client(&name, connected)));
         let function = PvrdmaDevice::new(device.config.clone(), Arc::clone(&memory), irqs.clone(), backend)?;
+        if link == LinkState::Down {
+            function.set_link(false)?;
+            if let Some(nic) = &nic {
+                nic.link.device().set_link(false);
+            }
+        }
         let endpoint = Endpoint {
             name: device.config.name.clone(),
             function: function.clone(),
@@ -61,7 +68,6 @@ impl ServedDevice {
             reply_deadline: REPLY_DEADLINE,
         };
         let server = Server::start(UnixListener::from(listener), endpoint)?;
-        let Place { network, mtu, port, rxe, nic } = place;
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
         let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, port, rxe, nic };
         Ok(Self { _server: server, _nic_server: nic_server, reporter })
@@ -74,7 +80,9 @@ pub(super) struct Place {
     pub(super) network: String,
     /// Bytes of an IP packet that it carries.
     pub(super) mtu: u32,
-    /// The device's end of the link, if there is one.
+    /// How its link is.
+    pub(super) link: LinkState,
+    /// The device's end of the uplink, if there is one.
     pub(super) port: Option<Uplink>,
     /// Which can watch the device.
     pub(super) rxe: Option<Rxe>,

@@ -10,13 +10,14 @@ mod links;
 mod network_function;
 pub mod process;
 
+use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
-use pvrdma_dev::{DeviceConfig, ObjectKind};
+use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind};
 use pvrdma_ether_link::Link;
 use pvrdma_ibverbs::Ibverbs;
 use pvrdma_rxe::{PortConfig, Rxe, RxeConfig};
@@ -28,7 +29,7 @@ pub use self::host::Host;
 use self::links::Ether;
 use self::network_function::NetworkFunction;
 use crate::capture::stream::{self, Streams};
-use crate::config::{BackendSpec, Device, Network};
+use crate::config::{BackendSpec, Device, LinkState, Network};
 use crate::protocol::{NetworkSetup, Reply, Request};
 use crate::sandbox;
 use crate::sigbus;
@@ -80,15 +81,17 @@ impl Worker {
             Request::Status {} => Ok(Reply::Ok(Box::new(self.status()))),
             Request::Show { device, object } => self.show(&device, object).map(Reply::Objects),
             Request::Capture { device, snaplen } => self.capture(&device, snaplen, fds).map(|()| Reply::Capturing {}),
-            Request::Serve { device } => self.serve(*device, fds).map(|()| Reply::Done {}),
+            Request::Serve { device, link } => self.serve(*device, link, fds).map(|()| Reply::Done {}),
             Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
+            Request::Link { device, state } => self.link(&device, state).map(|()| Reply::Done {}),
+            Request::Limits { device, set } => self.limits(&device, &set).map(Reply::Limits),
             Request::AddDevice { .. } => Err(anyhow!("the supervisor adds devices")),
             Request::Hello { .. } => Err(anyhow!("said twice")),
         };
         reply.unwrap_or_else(|error| Reply::Error(format!("{error:#}")))
     }
 
-    fn serve(&self, device: Device, fds: Vec<OwnedFd>) -> Result<()> {
+    fn serve(&self, device: Device, link: LinkState, fds: Vec<OwnedFd>) -> Result<()> {
         let name = device.config.name.clone();
         let mut devices = self.devices.lock();
         if devices.iter().any(|served| served.name() == name) {
@@ -97,7 +100,7 @@ impl Worker {
         let mut fds = fds.into_iter();
         let Some(listener) = fds.next() else { bail!("no socket for it") };
         let Network { name, mtu, .. } = &self.setup.network;
-        let mut place = Place { network: name.clone(), mtu: *mtu, port: None, rxe: None, nic: None };
+        let mut place = Place { network: name.clone(), mtu: *mtu, link, port: None, rxe: None, nic: None };
         let served = match &self.adapter {
             Adapter::Rxe(rxe) => {
                 place.rxe = Some(rxe.clone());
@@ -149,6 +152,27 @@ impl Worker {
         Ok(())
     }
 
+    fn link(&self, name: &str, state: LinkState) -> Result<()> {
+        let (function, nic) = {
+            let devices = self.devices.lock();
+            let reporter = &find(&devices, name)?.reporter;
+            (Arc::clone(&reporter.function), reporter.nic.as_ref().map(|nic| Arc::clone(&nic.device)))
+        };
+        let up = state == LinkState::Up;
+        // Waits for the device's traffic, and nobody for us.
+        function.set_link(up)?;
+        if let Some(nic) = nic {
+            nic.set_link(up);
+        }
+        Ok(())
+    }
+
+    fn limits(&self, name: &str, set: &BTreeMap<String, u64>) -> Result<Vec<LimitStatus>> {
+        let function = Arc::clone(&find(&self.devices.lock(), name)?.reporter.function);
+        function.set_limits(set).map_err(anyhow::Error::msg)?;
+        Ok(function.limits())
+    }
+
     /// What the network does.
     pub fn status(&self) -> WorkerStatus {
         let devices = self.devices.lock();
@@ -161,8 +185,7 @@ impl Worker {
 
     fn show(&self, device: &str, object: ObjectKind) -> Result<Box<RawValue>> {
         let devices = self.devices.lock();
-        let served = devices.iter().find(|served| served.name() == device);
-        let served = served.ok_or_else(|| anyhow!("there is no device '{device}'"))?;
+        let served = find(&devices, device)?;
         Ok(serde_json::value::to_raw_value(&served.reporter.function.device_objects(object))?)
     }
 
@@ -177,11 +200,15 @@ impl Worker {
             bail!("the host's adapter moves the packets: capture there");
         };
         let devices = self.devices.lock();
-        let served = devices.iter().find(|served| served.name() == device);
-        let mac = served.ok_or_else(|| anyhow!("there is no device '{device}'"))?.reporter.device.config.mac;
+        let mac = find(&devices, device)?.reporter.device.config.mac;
         drop(devices);
         let capture = rxe.capture(mac, config)?;
         self.captures.lock().start(UnixStream::from(to), device.to_owned(), config.snaplen, capture)?;
         Ok(())
     }
+}
+
+/// The device of this name.
+fn find<'a>(devices: &'a [ServedDevice], name: &str) -> Result<&'a ServedDevice> {
+    devices.iter().find(|served| served.name() == name).ok_or_else(|| anyhow!("there is no device '{name}'"))
 }

@@ -47,8 +47,9 @@ impl Pair {
         let mut guests = [Guest::new(left, 1), Guest::new(right, 2)];
         let numbers = guests.each_ref().map(|guest| guest.qp.qpn);
         let [left, right] = &mut guests;
-        left.qp.connect(&Path::to(gid(2), numbers[1])).unwrap();
-        right.qp.connect(&Path::to(gid(1), numbers[0])).unwrap();
+        // A second between two tries: whatever happens meanwhile, the connection outlives it.
+        left.qp.connect(&Path { timeout: 18, ..Path::to(gid(2), numbers[1]) }).unwrap();
+        right.qp.connect(&Path { timeout: 18, ..Path::to(gid(1), numbers[0]) }).unwrap();
         Self { guests, round: 0 }
     }
 
@@ -59,6 +60,12 @@ impl Pair {
 
     /// A write from the first to the second, with every byte compared.
     pub fn exchange(&mut self) {
+        self.post();
+        self.complete();
+    }
+
+    /// Posts the write, and a send behind it.
+    pub fn post(&mut self) {
         self.round = self.round.wrapping_add(1);
         let [left, right] = &mut self.guests;
         left.buffer.fill_pattern(self.round.into());
@@ -67,6 +74,11 @@ impl Pair {
         let from = [left.buffer.sge(&left.mr, 0, LENGTH)];
         let requests = [SendWr::write(2, &from, to.addr, right.mr.rkey), SendWr::send(3, &[])];
         left.qp.post_send(&requests).unwrap();
+    }
+
+    /// Waits until what was posted is there.
+    pub fn complete(&mut self) {
+        let [left, right] = &mut self.guests;
         assert!(left.cq.wait_many(2).iter().all(|done| done.status == status::SUCCESS));
         assert_eq!(right.cq.wait().status, status::SUCCESS);
         assert!(right.buffer.read(0, LENGTH) == left.buffer.read(0, LENGTH), "round {}", self.round);

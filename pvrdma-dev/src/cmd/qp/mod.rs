@@ -101,12 +101,12 @@ fn parts<H: Hca>(core: &Core<H>, request: &CreateQp) -> Result<Parts<H>, CmdErro
         return Err(CmdError::Foreign("the SRQ of the QP"));
     }
     let requests = |count: u32| {
-        let fits = count.is_power_of_two() && count <= core.limits.verbs.max_qp_wr;
+        let fits = count.is_power_of_two() && count <= core.limits().verbs.max_qp_wr;
         if fits { Ok(count) } else { Err(CmdError::Invalid("number of requests", count.into())) }
     };
     let sges = |count: u32| {
         // The limit is a power of two, so rounding up as the kernel's driver does stays inside.
-        if count <= core.limits.verbs.max_sge {
+        if count <= core.limits().verbs.max_sge {
             Ok(count)
         } else {
             Err(CmdError::Invalid("number of SGEs", count.into()))
@@ -196,8 +196,9 @@ fn response(session: &Session, handle: u32, qpn: Qpn, caps: &QpCaps) -> Response
 /// A refusal is a response here, not an error of the command: the driver passes it on as EINVAL (section 4.2).
 pub(super) fn modify<H: Hca>(core: &Core<H>, _session: &Session, request: &ModifyQp) -> Result<Response, CmdError> {
     let qp = core.objects.qps.find(request.qp_handle)?;
-    let result = qp_attr::parse(&request.attrs, request.attr_mask, core.caps.max_qp_rd_atom, core.limits.gid_table)
-        .and_then(|(attrs, mask)| qp.verbs.modify(&attrs, mask).map_err(CmdError::from));
+    let result =
+        qp_attr::parse(&request.attrs, request.attr_mask, core.offer().caps.max_qp_rd_atom, core.limits().gid_table)
+            .and_then(|(attrs, mask)| qp.verbs.modify(&attrs, mask).map_err(CmdError::from));
     Ok(match result {
         Ok(()) => Response::header(),
         Err(error) => {

@@ -1,0 +1,18 @@
+//! Limits of a device, as a table for people.
+
+use pvrdma_dev::{LimitChange, LimitStatus};
+
+use super::table::table;
+
+/// A row for each limit: what is in force, and what the next driver gets.
+pub fn render_limits(limits: &[LimitStatus]) -> String {
+    let row = |limit: &LimitStatus| {
+        let change = match limit.change {
+            LimitChange::Now => "now",
+            LimitChange::DriverStart => "driver start",
+            LimitChange::NewDevice => "new device",
+        };
+        vec![limit.name.clone(), change.to_owned(), limit.value.to_string(), limit.next.to_string()]
+    };
+    table(["limit", "change", "in force", "next driver"], 2, limits.iter().map(row))
+}
