@@ -12,6 +12,7 @@ use pvrdma_verbs::{
 use crate::counters::{Counters, registered_bytes};
 use crate::gid::{GidTable, Member};
 use crate::limits::{self, Limit};
+use crate::resolver::Resolver;
 use crate::shared::Shared;
 use crate::verbs::{Channel, HostDevice};
 
@@ -30,6 +31,10 @@ pub(crate) struct Adapter {
     pub(crate) limits: HcaLimits,
     /// Bytes that are registered with the host.
     pub(crate) pinned: Limit,
+    /// Pieces of scattered memory that are mapped side by side.
+    pub(crate) mappings: Limit,
+    /// Makes address handles.
+    pub(crate) resolver: Resolver,
     /// The device among those of this process.
     pub(crate) member: Arc<Member>,
     pub(crate) counters: Arc<Counters>,
@@ -56,6 +61,7 @@ impl Adapter {
         device.make_nonblocking()?;
         let channel = Arc::new(Channel::new(&device)?);
         let member = Arc::<Member>::default();
+        let resolver = Resolver::start(&context.name)?;
         Ok(Self {
             gids: GidTable::new(Arc::clone(&context.log), Arc::clone(&shared), Arc::clone(&member)),
             name: context.name,
@@ -63,6 +69,8 @@ impl Adapter {
             memory: context.memory,
             events: context.events,
             pinned: Limit::new(shared.config.max_pinned, "registered memory"),
+            mappings: Limit::new(shared.config.max_mappings, "piece of scattered memory (max_mappings)"),
+            resolver,
             shared,
             device,
             channel,

@@ -39,6 +39,9 @@ pub struct IbverbsConfig {
     pub gid_index: GidIndex,
     /// Bytes of guest memory that one device may have registered, counted once for each registration.
     pub max_pinned: u64,
+    /// Pieces of scattered memory that one device may have mapped side by side. Each is one of the process's mappings
+    /// (`vm.max_map_count`).
+    pub max_mappings: u64,
     /// Networks whose addresses are put on the host's interface while guests have them. Others must be there already.
     pub add_addresses: Vec<Network>,
     /// How far the guests' connection managers reach.
@@ -55,6 +58,7 @@ impl IbverbsConfig {
             port: 1,
             gid_index: GidIndex::Auto,
             max_pinned: 64 << 30,
+            max_mappings: 16_384,
             add_addresses: Vec::new(),
             cm: CmMode::Auto,
             poll: Duration::from_micros(50),

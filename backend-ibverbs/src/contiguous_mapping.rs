@@ -3,12 +3,15 @@
 
 use std::io;
 use std::os::fd::AsRawFd;
+use std::os::unix::fs::MetadataExt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
 use pvrdma_guest_memory::HostPiece;
 use pvrdma_verbs::LogLimit;
 use vm_memory::mmap::MmapRegion;
+
+use crate::limits::Share;
 
 /// Guests decide how many mappings end.
 static LOG: LogLimit = LogLimit::new();
@@ -21,6 +24,8 @@ pub(crate) struct ContiguousMapping {
     /// What the pieces were mapped from. Without `owned` the range is a part of it.
     _mappings: Vec<Arc<MmapRegion>>,
     owned: bool,
+    /// What its pieces count for.
+    share: Option<Share>,
 }
 
 // SAFETY: the mapping only names the range; who accesses it is the adapter.
@@ -45,7 +50,7 @@ impl ContiguousMapping {
         let mappings = pieces.iter().map(|piece| Arc::clone(&piece.mapping)).collect();
         if let [only] = pieces {
             let start = NonNull::new(only.mapping.as_ptr().wrapping_add(only.offset)).ok_or_else(invalid)?;
-            return Ok(Self { start, len, _mappings: mappings, owned: false });
+            return Ok(Self { start, len, _mappings: mappings, owned: false, share: None });
         }
         if len == 0 {
             return Err(invalid());
@@ -66,13 +71,20 @@ impl ContiguousMapping {
         }
         let start = NonNull::new(start.cast::<u8>()).ok_or_else(invalid)?;
         // From here on dropping it gives the whole range back, however far the loop came.
-        let whole = Self { start, len, _mappings: mappings, owned: true };
+        let whole = Self { start, len, _mappings: mappings, owned: true, share: None };
         let mut done = 0;
         for piece in pieces {
             place(piece, whole.start.as_ptr().wrapping_add(done))?;
             done += piece.len;
         }
         Ok(whole)
+    }
+
+    /// Keeps what its pieces count for until it is unmapped.
+    pub(crate) fn paid_by(self, share: Share) -> Self {
+        let mut mapping = self;
+        mapping.share = Some(share);
+        mapping
     }
 
     pub(crate) const fn len(&self) -> usize {
@@ -87,6 +99,7 @@ impl ContiguousMapping {
     pub(crate) fn leak(&mut self) {
         self.owned = false;
         std::mem::forget(std::mem::take(&mut self._mappings));
+        std::mem::forget(self.share.take());
     }
 }
 
@@ -106,7 +119,20 @@ fn place(piece: &HostPiece, to: *mut u8) -> io::Result<()> {
         // SAFETY: likewise, and the old mapping stays as it is.
         unsafe { libc::mremap(from.cast(), 0, piece.len, flags, to.cast::<libc::c_void>()) }
     };
-    if mapped == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(()) }
+    if mapped == libc::MAP_FAILED { Err(explain(io::Error::last_os_error(), piece)) } else { Ok(()) }
+}
+
+/// Huge pages are mapped as a whole. A piece of one cannot lie beside a piece of another.
+fn explain(error: io::Error, piece: &HostPiece) -> io::Error {
+    let page =
+        piece.mapping.file_offset().and_then(|file| file.file().metadata().ok()).map_or(0, |file| file.blksize());
+    let cut = |at: usize| !(at as u64).is_multiple_of(page.max(1));
+    if error.kind() == io::ErrorKind::InvalidInput && (cut(piece.offset) || cut(piece.len)) {
+        let text =
+            format!("the memory is scattered over huge pages of {page} bytes, which the host cannot put side by side");
+        return io::Error::new(io::ErrorKind::Unsupported, text);
+    }
+    error
 }
 
 impl Drop for ContiguousMapping {

@@ -4,8 +4,8 @@ use std::sync::{Arc, Weak};
 
 use pvrdma_guest_memory::MemoryWatcher;
 use pvrdma_verbs::{
-    CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MrRequest, PortAttributes, QpInit, QpType,
-    SrqInit, VerbsError,
+    CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MrRequest, Object, PortAttributes, QpInit,
+    QpType, SrqInit, VerbsError,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -43,6 +43,10 @@ struct HcaInspect {
     /// The guest's connection manager reaches beyond this process.
     cm_leads_out: bool,
 }
+
+/// Bytes of a request in flight.
+const BYTES_IN_FLIGHT: u64 = 64;
+const _: () = assert!(size_of::<crate::inflight::SendEntry>() as u64 <= BYTES_IN_FLIGHT);
 
 impl IbvHca {
     /// Makes an adapter on an open device of the host, and starts its thread.
@@ -138,6 +142,20 @@ impl Hca for IbvHca {
         match parts.qp_type {
             QpType::Gsi => Ok(IbvQp::Gsi(Gsi::create(adapter, mrs, parts)?)),
             QpType::Rc | QpType::Ud => Ok(IbvQp::Host(Qp::create(adapter, mrs, qps, parts)?)),
+        }
+    }
+
+    fn bytes_of(&self, object: Object) -> u64 {
+        // Ours and those of the host's library, by estimate.
+        match object {
+            Object::Pd => 256,
+            Object::Mr => 512,
+            Object::Cq => 1024,
+            Object::Srq(requests) => 1024 + BYTES_IN_FLIGHT.saturating_mul(u64::from(requests)),
+            Object::Qp(caps) => {
+                let requests = u64::from(caps.max_send_wr).saturating_add(caps.max_recv_wr.into());
+                4096 + BYTES_IN_FLIGHT.saturating_mul(requests)
+            }
         }
     }
 

@@ -78,6 +78,7 @@ mod objects;
 mod poller;
 mod qp;
 mod reap;
+mod resolver;
 mod shared;
 mod srq;
 mod sys;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::RwLock;
-use pvrdma_guest_memory::{DmaSpace, DmaView, PageList, PinGuard};
+use pvrdma_guest_memory::{DmaSpace, DmaView, MemoryBudget, PageList, PinGuard};
 use pvrdma_roce::{EgressMarking, Origin};
 use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink};
 
@@ -14,6 +14,7 @@ use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::gid::{BoundGid, GidTable};
 use crate::mr::MrTable;
+use crate::path::wire::kept::PacketBudget;
 
 /// What the objects of one device share.
 pub(crate) struct Adapter {
@@ -34,6 +35,10 @@ pub(crate) struct Adapter {
     pub(crate) link_up: AtomicBool,
     pub(crate) mrs: RwLock<MrTable>,
     pub(crate) gids: GidTable,
+    /// What the guest and its peers may make this process keep.
+    pub(crate) budget: Arc<MemoryBudget>,
+    /// The part of it that is for packets of peers.
+    pub(crate) packets: Arc<PacketBudget>,
     pub(crate) counters: Counters,
 }
 
@@ -64,6 +69,8 @@ impl Adapter {
             link_up: AtomicBool::new(true),
             mrs: RwLock::default(),
             gids: GidTable::default(),
+            packets: PacketBudget::new(&context.budget),
+            budget: context.budget,
             counters: Counters::default(),
         }
     }

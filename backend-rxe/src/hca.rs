@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use pvrdma_guest_memory::PinGuard;
+use pvrdma_guest_memory::{Charge, Kept, PinGuard};
 use pvrdma_verbs::{
     Access, CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape,
-    PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair, Snapshot, SrqInit, VerbsError,
+    Object, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair, Snapshot, SrqInit,
+    VerbsError,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -18,10 +19,11 @@ use crate::gid::{BoundGid, GidInspect};
 use crate::limits::{MAX_CQ, MAX_PD, MAX_SRQ, PORT_MTU, VLANS, hca_limits};
 use crate::mr::{Mr, Region};
 use crate::path::directory::Node;
+use crate::path::wire;
 use crate::path::wire::peer_window::PeerWindows;
 use crate::path::wire::receive::Inbox;
 use crate::port::PortInspect;
-use crate::qp::QpParts;
+use crate::qp::{Qp, QpParts};
 use crate::quota::{Permit, Quota};
 use crate::shared::Shared;
 use crate::srq::{RxeSrq, Srq};
@@ -38,21 +40,31 @@ pub struct RxeHca {
     next_pd: AtomicU64,
     /// Keeps the workers.
     shared: Arc<Shared>,
+    /// What its port may come to hold.
+    _queues: Option<Charge>,
 }
+
+/// Bytes of a queue pair in tables, timers, queues of those who wait, and lists of SGEs; what the heap needs.
+const QP_BESIDE: usize = 1024;
 
 /// An adapter at one moment.
 #[derive(Clone, PartialEq, Debug, Serialize)]
 struct HcaInspect {
     /// The GID table as it is bound, with the VLAN of the port.
     gids: Snapshot<Vec<GidInspect>>,
+    /// Bytes of packets that are kept for later.
+    kept_packet_bytes: u64,
     /// The way to other hosts, if the device is plugged in.
     port: Option<PortInspect>,
 }
 
 impl RxeHca {
-    pub(crate) fn new(context: DeviceContext, shared: Arc<Shared>) -> Self {
+    /// # Errors
+    /// The device may not make this process keep what its port needs.
+    pub(crate) fn new(context: DeviceContext, shared: Arc<Shared>) -> Result<Self, VerbsError> {
         let id = shared.next_adapter.fetch_add(1, Ordering::Relaxed);
         let port = shared.ports.get(context.mac);
+        let queues = port.as_ref().map(|port| context.budget.charge(Kept::Queues, port.most_bytes())).transpose()?;
         let marking = port.as_ref().map(|port| port.marks()).unwrap_or_default();
         let (engine, captures) = (Arc::clone(&shared.engine), Arc::clone(&shared.captures));
         let node = Node::new(Adapter::new(id, context, engine, captures, marking));
@@ -60,7 +72,7 @@ impl RxeHca {
         if let Some(port) = &port {
             port.attach(Box::new(Inbox::new(&node, Arc::clone(&directory))));
         }
-        Self {
+        Ok(Self {
             node,
             fabric: Arc::new(Fabric { directory, port, windows: PeerWindows::default() }),
             pds: Quota::new(MAX_PD, "protection domain"),
@@ -68,7 +80,8 @@ impl RxeHca {
             srqs: Quota::new(MAX_SRQ, "shared receive queue"),
             next_pd: AtomicU64::new(0),
             shared,
-        }
+            _queues: queues,
+        })
     }
 
     pub(crate) fn adapter(&self) -> &Arc<Adapter> {
@@ -174,6 +187,7 @@ impl Hca for RxeHca {
             pd: init.pd.id,
             cookie: init.cookie,
             signal_all: init.signal_all,
+            max_send_sge: u8::try_from(init.caps.max_send_sge).unwrap_or(u8::MAX),
             send_cq: Arc::clone(&init.send_cq.0),
             recv_cq: Arc::clone(&init.recv_cq.0),
             srq,
@@ -181,6 +195,22 @@ impl Hca for RxeHca {
         let fabric = Arc::clone(&self.fabric);
         let endpoint = self.node.insert(qpn, || Endpoint::new(parts, fabric, init.send_queue, recv_queue))?;
         Ok(RxeQp { endpoint, node: Arc::clone(&self.node) })
+    }
+
+    fn bytes_of(&self, object: Object) -> u64 {
+        let bytes = match object {
+            Object::Pd => 0,
+            // Its slot, of a table that may have doubled.
+            Object::Mr => size_of::<Mr>() + 64,
+            Object::Cq => size_of::<Cq>(),
+            // Whom it may have to wake.
+            Object::Srq(_) => size_of::<Srq>(),
+            Object::Qp(caps) => {
+                let wire = self.fabric.port.is_some().then(|| wire::first_bytes(caps.max_send_sge));
+                size_of::<Endpoint>() + size_of::<Qp>() + QP_BESIDE + wire.unwrap_or(0)
+            }
+        };
+        bytes as u64
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -192,8 +222,14 @@ impl Hca for RxeHca {
     }
 
     fn inspect(&self) -> Value {
+        let adapter = self.adapter();
         let port = self.fabric.port.as_ref().map(|port| port.inspect());
-        serde_json::to_value(HcaInspect { gids: self.adapter().gids.inspect(), port }).unwrap_or_default()
+        serde_json::to_value(HcaInspect {
+            gids: adapter.gids.inspect(),
+            kept_packet_bytes: adapter.packets.used(),
+            port,
+        })
+        .unwrap_or_default()
     }
 }
 

@@ -136,6 +136,6 @@ impl Backend for Rxe {
     type Hca = RxeHca;
 
     fn attach(&self, context: DeviceContext) -> Result<RxeHca, VerbsError> {
-        Ok(RxeHca::new(context, Arc::clone(&self.0)))
+        RxeHca::new(context, Arc::clone(&self.0))
     }
 }

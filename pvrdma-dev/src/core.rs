@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_guest_memory::DmaSpace;
+use pvrdma_guest_memory::{DmaSpace, MemoryBudget};
 use pvrdma_verbs::{Backend, DeviceContext, DeviceLog, Hca, VerbsError};
 
 use crate::abi::dsr::Caps;
@@ -69,6 +69,8 @@ pub(crate) struct Core<H: Hca> {
     pub(crate) pending_doorbells: PendingDoorbells<H>,
     pub(crate) gate: Gate,
     pub(crate) stats: Stats,
+    /// What the guest and its peers may make this process keep.
+    pub(crate) budget: Arc<MemoryBudget>,
     pub(crate) log: Arc<DeviceLog>,
 }
 
@@ -85,6 +87,7 @@ impl<H: Hca> Core<H> {
     ) -> Result<Self, VerbsError> {
         let log = DeviceLog::new(config.name.clone());
         let hub = EventHub::new(&log);
+        let budget = MemoryBudget::new(config.limits.max_memory);
         let hca = backend.attach(DeviceContext {
             name: config.name.clone(),
             mac: config.mac,
@@ -92,6 +95,7 @@ impl<H: Hca> Core<H> {
             memory: Arc::clone(&memory),
             events: Arc::<EventHub>::clone(&hub),
             log: Arc::clone(&log),
+            budget: Arc::clone(&budget),
         })?;
         let (limits, caps) = config.effective(&hca.limits())?;
         Ok(Self {
@@ -100,6 +104,7 @@ impl<H: Hca> Core<H> {
             pending_doorbells: PendingDoorbells::new(),
             gate: Gate::default(),
             stats: Stats::default(),
+            budget,
             log,
             wanted: Mutex::new(config.limits),
             offer: RwLock::new(Offer { limits, caps }),
@@ -132,6 +137,7 @@ impl<H: Hca> Core<H> {
         match self.next_offer() {
             Ok(offer) => {
                 self.objects.set_limits(&offer.limits);
+                self.budget.set_limit(offer.limits.max_memory);
                 *self.offer.write() = offer;
             }
             Err(error) => self.log.warn(format_args!("limits stay as they were: {error}")),
@@ -141,8 +147,8 @@ impl<H: Hca> Core<H> {
     /// Sets limits: those that the guest was not told of at once, others for the next driver.
     pub(crate) fn set_limits(&self, new: Limits) {
         *self.wanted.lock() = Limits { max_uar: self.config.limits.max_uar, ..new };
-        self.offer.write().limits.max_extents = new.max_extents;
-        self.objects.budget.set_limit(new.max_extents);
+        self.offer.write().limits.max_memory = new.max_memory;
+        self.budget.set_limit(new.max_memory);
     }
 
     /// Limits as they were set.

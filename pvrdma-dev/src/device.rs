@@ -19,7 +19,7 @@ use crate::intr::{Interrupts, VECTORS};
 use crate::limits::LimitStatus;
 use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
-use crate::stats::{DeviceStatus, MemoryStatus, Phase};
+use crate::stats::{DeviceStatus, KeptStatus, MemoryStatus, Phase};
 use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigSpace, InterruptSink, PciFunction, Switches};
 
 /// A PVRDMA function with its core.
@@ -105,7 +105,8 @@ impl<B: Backend> PvrdmaDevice<B> {
     /// a command.
     pub fn status(&self) -> DeviceStatus {
         let core = &self.core;
-        let counts = [core.stats.counts.list(), core.interrupts.counters(), core.hub.counters()];
+        let kept = KeptStatus::from(&*core.budget);
+        let counts = [core.stats.counts.list(), core.interrupts.counters(), core.hub.counters(), kept.counters()];
         DeviceStatus {
             name: core.config.name.clone(),
             mac: core.config.mac,
@@ -115,7 +116,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             bus_master: core.gate.is_bus_master(),
             port: core.hca.port(),
             objects: core.objects.counts(),
-            page_list_extents: core.objects.budget.used(),
+            kept,
             memory: MemoryStatus { mapped_bytes: core.memory.mapped_bytes(), pinned_bytes: core.memory.pinned_bytes() },
             commands: core.stats.commands(),
             counters: counts.concat(),
@@ -394,5 +395,29 @@ mod tests {
         let command = guest.device.control.lock();
         assert_eq!(guest.device.status().phase, Phase::Active);
         drop(command);
+    }
+
+    /// C4, S11: whatever of a device is held, its status is there, and says of what it cannot see that it is busy.
+    #[test]
+    fn sec_c4_the_status_waits_for_no_lock() {
+        let guest = TypedDriver::up();
+        let core = guest.device.core();
+        let command = (guest.device.control.lock(), guest.device.pci.lock(), core.objects.gids.lock());
+        let view = core.memory.view();
+        std::thread::scope(|scope| {
+            // Somebody waits for the view, so that readers wait for him.
+            let writer = scope.spawn(|| core.memory.barrier());
+            while core.memory.try_view().is_some() {
+                std::thread::yield_now();
+            }
+            let status = guest.device.status();
+            assert_eq!((status.phase, status.objects.gids), (Phase::Active, None));
+            assert!(status.memory.mapped_bytes > 0);
+            assert_eq!(serde_json::to_value(&status).unwrap()["objects"]["gids"], "busy");
+            drop(view);
+            writer.join().unwrap();
+        });
+        drop(command);
+        assert_eq!(guest.device.status().objects.gids, Some(0));
     }
 }

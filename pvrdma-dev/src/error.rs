@@ -1,6 +1,6 @@
 //! Why the guest's requests are refused, and the one place where that becomes a number for the guest.
 
-use pvrdma_guest_memory::{DmaError, PinError};
+use pvrdma_guest_memory::{DmaError, OverBudget, PinError};
 use pvrdma_verbs::VerbsError;
 use thiserror::Error;
 
@@ -42,6 +42,9 @@ pub(crate) enum CmdError {
     /// A table is full or a budget used up.
     #[error("no room for another {0}")]
     NoRoom(&'static str),
+    /// The device may not make this process keep more.
+    #[error(transparent)]
+    Budget(#[from] OverBudget),
     /// Guest memory could not be reached.
     #[error(transparent)]
     Memory(#[from] DmaError),
@@ -63,9 +66,10 @@ impl CmdError {
             Self::Foreign(_) => errno::EACCES,
             Self::Taken(_) => errno::EBUSY,
             Self::NoRoom(_) => errno::ENOSPC,
+            Self::Budget(_) => errno::ENOMEM,
             Self::Memory(_) => errno::EFAULT,
             Self::Verbs(error) => match error {
-                VerbsError::Exhausted(_) => errno::ENOMEM,
+                VerbsError::Exhausted(_) | VerbsError::Budget(_) => errno::ENOMEM,
                 VerbsError::Invalid(_) | VerbsError::Transition(_) => errno::EINVAL,
                 VerbsError::Unsupported(_) => errno::ENOSYS,
                 VerbsError::InUse(_) => errno::EBUSY,

@@ -79,4 +79,4 @@ pub use limits::{LimitChange, LimitKey, LimitStatus, Limits};
 pub use objects::GidInspect;
 pub use pvrdma_pci_function::{Bar, InterruptSink, PciFunction};
 pub use ring::RingInspect;
-pub use stats::{CommandCount, DeviceStatus, MemoryStatus, ObjectCounts, Phase, all_counters};
+pub use stats::{CommandCount, DeviceStatus, KeptStatus, MemoryStatus, ObjectCounts, Phase, all_counters};

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::RangeInclusive;
 
+use pvrdma_guest_memory::MemoryBudget;
 use pvrdma_verbs::{HcaLimits, VerbsError};
 use serde::de::{DeserializeSeed, Error, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -26,8 +27,8 @@ pub struct Limits {
     pub max_ah: u32,
     /// GID table entries.
     pub gid_table: u32,
-    /// Extents of page lists that all objects of the guest may hold together: 16 bytes of our memory each.
-    pub max_extents: u64,
+    /// Bytes that the guest and its peers may make this process keep, beside the guest's own memory.
+    pub max_memory: u64,
 }
 
 impl Default for Limits {
@@ -51,7 +52,7 @@ impl Default for Limits {
             max_uar: 1024,
             max_ah: 65_536,
             gid_table: 256,
-            max_extents: 4 << 20,
+            max_memory: MemoryBudget::DEFAULT_LIMIT,
         }
     }
 }
@@ -65,7 +66,7 @@ pub(crate) struct AllLimits {
     max_uar: u32,
     max_ah: u32,
     gid_table: u32,
-    max_extents: u64,
+    max_memory: u64,
 }
 
 /// A limit that can be set: where it is, and what the interface can express.
@@ -190,8 +191,8 @@ table! {
     max_ah: 0..=4_294_967_295,
     /// Entries of the GID table.
     gid_table: 1..=256,
-    /// Extents of page lists of all objects together, 16 bytes of the daemon's memory each.
-    max_extents: 0..=18_446_744_073_709_551_615,
+    /// Bytes of the daemon's memory that the guest and its peers may make it keep, beside the guest's own.
+    max_memory: 0..=18_446_744_073_709_551_615,
 }
 
 impl Entry<'_> {
@@ -247,7 +248,7 @@ impl Limits {
     /// When a device that runs follows a change of a limit.
     pub fn change(name: &str) -> LimitChange {
         match name {
-            "max_extents" => LimitChange::Now,
+            "max_memory" => LimitChange::Now,
             "max_uar" => LimitChange::NewDevice,
             _ => LimitChange::DriverStart,
         }
@@ -350,8 +351,8 @@ mod tests {
             let values = values.iter().map(|&(name, value)| (name.to_owned(), value)).collect();
             limits.set_all(&values).map(|()| limits).inspect_err(|_| assert_eq!(limits, Limits::default()))
         };
-        let limits = set(&[("max_qp", 100), ("max_extents", 0)]).unwrap();
-        assert_eq!((limits.verbs.max_qp, limits.max_extents, limits.gid_table), (100, 0, 256));
+        let limits = set(&[("max_qp", 100), ("max_memory", 0)]).unwrap();
+        assert_eq!((limits.verbs.max_qp, limits.max_memory, limits.gid_table), (100, 0, 256));
         for (values, problem) in [
             (&[("max_qp", 2)][..], "max_qp must be 3..=65535"),
             (&[("max_cq", 7), ("max_srq", u64::MAX)], "max_srq must be"),
@@ -367,14 +368,14 @@ mod tests {
             both.iter().find(|limit| limit.name == name).map(|limit| (limit.value, limit.next, limit.change))
         };
         assert_eq!(of("max_qp"), Some((16_384, 100, LimitChange::DriverStart)));
-        assert_eq!(of("max_extents"), Some((4 << 20, 0, LimitChange::Now)));
+        assert_eq!(of("max_memory"), Some((256 << 20, 0, LimitChange::Now)));
         assert_eq!(of("max_uar"), Some((1024, 1024, LimitChange::NewDevice)));
     }
 
     #[test]
     fn limits_are_read_by_name() {
-        let limits: Limits = serde_json::from_str(r#"{"max_qp": 100, "gid_table": 16, "max_extents": 0}"#).unwrap();
-        assert_eq!((limits.verbs.max_qp, limits.gid_table, limits.max_extents), (100, 16, 0));
+        let limits: Limits = serde_json::from_str(r#"{"max_qp": 100, "gid_table": 16, "max_memory": 0}"#).unwrap();
+        assert_eq!((limits.verbs.max_qp, limits.gid_table, limits.max_memory), (100, 16, 0));
         assert_eq!(limits.max_srq_wr, Limits::default().max_srq_wr);
         for (text, error) in [
             (r#"{"max_qp": 0}"#, "max_qp must be 3..=65535"),

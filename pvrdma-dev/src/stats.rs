@@ -1,6 +1,7 @@
 //! Counters and what a status display shows.
 
-use pvrdma_verbs::{Count, Counter, GidType, MacAddr, PortAttributes, counters};
+use pvrdma_guest_memory::{Kept, MemoryBudget};
+use pvrdma_verbs::{Count, Counter, GidType, MacAddr, PortAttributes, Unit, counters};
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::abi::cmd::{COMMANDS, Opcode};
@@ -93,7 +94,17 @@ pub struct ObjectCounts {
     pub cqs: u32,
     pub srqs: u32,
     pub qps: u32,
-    pub gids: u32,
+    /// `None` while a command changes the table.
+    #[serde(serialize_with = "count_or_busy")]
+    pub gids: Option<u32>,
+}
+
+#[expect(clippy::ref_option, reason = "serde gives a reference")]
+fn count_or_busy<S: Serializer>(count: &Option<u32>, serializer: S) -> Result<S::Ok, S::Error> {
+    match count {
+        Some(count) => serializer.serialize_u32(*count),
+        None => serializer.serialize_str("busy"),
+    }
 }
 
 /// Guest memory of a device.
@@ -103,6 +114,60 @@ pub struct MemoryStatus {
     pub mapped_bytes: u64,
     /// Bytes kept resident.
     pub pinned_bytes: u64,
+}
+
+/// What a guest and its peers make this process keep, in bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct KeptStatus {
+    /// In use.
+    pub used_bytes: u64,
+    /// What may be in use.
+    pub limit_bytes: u64,
+    /// Objects, with their page lists and what each of them may need at least.
+    pub objects_bytes: u64,
+    /// Requests that were taken from their rings ahead of their turn.
+    pub requests_bytes: u64,
+    /// Packets of peers that wait for others.
+    pub packets_bytes: u64,
+    /// Batches of packets on their way, and queues in front of links.
+    pub queues_bytes: u64,
+    /// Which guest pages are locked, and for whom.
+    pub pins_bytes: u64,
+    /// Times that there was no room.
+    pub refused: u64,
+}
+
+impl From<&MemoryBudget> for KeptStatus {
+    fn from(budget: &MemoryBudget) -> Self {
+        Self {
+            used_bytes: budget.used(),
+            limit_bytes: budget.limit(),
+            objects_bytes: budget.used_for(Kept::Objects),
+            requests_bytes: budget.used_for(Kept::Requests),
+            packets_bytes: budget.used_for(Kept::Packets),
+            queues_bytes: budget.used_for(Kept::Queues),
+            pins_bytes: budget.used_for(Kept::Pins),
+            refused: Kept::ALL.iter().map(|&kept| budget.refused(kept)).sum(),
+        }
+    }
+}
+
+impl KeptStatus {
+    /// The same as numbers that can be exported.
+    pub(crate) fn counters(&self) -> Vec<Counter> {
+        let Self { used_bytes, limit_bytes, objects_bytes, requests_bytes, packets_bytes, queues_bytes, .. } = *self;
+        let bytes = |name, help, value| Counter::gauge(name, Unit::Bytes, help, value);
+        vec![
+            bytes("kept_bytes", "What the guest and its peers make the daemon keep, beside guest memory.", used_bytes),
+            bytes("kept_limit_bytes", "What they may make the daemon keep.", limit_bytes),
+            bytes("kept_objects_bytes", "Kept for objects, with their page lists.", objects_bytes),
+            bytes("kept_requests_bytes", "Kept for requests that were taken ahead of their turn.", requests_bytes),
+            bytes("kept_packets_bytes", "Kept for packets of peers that wait for others.", packets_bytes),
+            bytes("kept_queues_bytes", "Kept for packets on their way and queues in front of links.", queues_bytes),
+            bytes("kept_pins_bytes", "Kept to know which guest pages are locked.", self.pins_bytes),
+            Counter::total("kept_refused", Unit::None, "Times that the limit left no room.", self.refused),
+        ]
+    }
 }
 
 /// How often a command came.
@@ -140,8 +205,8 @@ pub struct DeviceStatus {
     pub port: PortAttributes,
     /// Live objects.
     pub objects: ObjectCounts,
-    /// Extents of page lists held, 16 bytes each.
-    pub page_list_extents: u64,
+    /// What the guest and its peers make this process keep, beside the guest's own memory.
+    pub kept: KeptStatus,
     /// Guest memory.
     pub memory: MemoryStatus,
     /// Commands that came at all.
@@ -157,5 +222,11 @@ pub struct DeviceStatus {
 
 /// Everything that a device counts, at zero, except commands. Its adapter counts for itself.
 pub fn all_counters() -> Vec<Counter> {
-    [DeviceCounters::default().list(), InterruptCounters::default().list(), EventCounters::default().list()].concat()
+    [
+        DeviceCounters::default().list(),
+        InterruptCounters::default().list(),
+        EventCounters::default().list(),
+        KeptStatus::default().counters(),
+    ]
+    .concat()
 }

@@ -96,7 +96,7 @@ fn bring_up(driver: &Driver, region: &[u8]) {
 }
 
 fn held(status: &DeviceStatus) -> (ObjectCounts, u64) {
-    (status.objects, status.page_list_extents)
+    (status.objects, status.kept.used_bytes)
 }
 
 /// Stops the other threads, also when this one panics.

@@ -4,13 +4,29 @@
 mod common;
 mod counting_allocator;
 
-use common::{Process, rxe_member};
+use std::sync::Arc;
+
+use common::{Process, gid, rxe_member};
 use counting_allocator::CountingAllocator;
-use pvrdma_dev::testing::{GuestMemory, Placement, QpInit, access};
-use pvrdma_rxe::{Rxe, RxeConfig};
+use parking_lot::Mutex;
+use pvrdma_dev::testing::{
+    CommandError, Driver, GuestMemory, Mr, Path, Placement, Qp, QpInit, SendWr, Sge, TestDevice, access, send_flag,
+};
+use pvrdma_dev::{DeviceConfig, KeptStatus, Limits};
+use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_ether_link::{Frames, Link};
+use pvrdma_roce::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
+use pvrdma_rxe::{ManualClock, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_verbs::{MacAddr, Psn, Qpn};
 
 #[global_allocator]
 static HEAP: CountingAllocator = CountingAllocator::new();
+
+/// What a command without room says in ERR.
+const ENOMEM: u32 = 12;
+
+/// One test at a time: all count the same heap.
+static ALONE: Mutex<()> = Mutex::new(());
 
 /// Objects of a kind.
 const COUNT: usize = 2_000;
@@ -26,6 +42,7 @@ fn bytes_each<T>(make: impl FnMut(usize) -> T) -> usize {
 /// A guest has tens of thousands of each. What grew was not worth it, or the bound says why it was.
 #[test]
 fn objects_stay_small() {
+    let _alone = ALONE.lock();
     let backend = Rxe::new(RxeConfig::default()).unwrap();
     let (_test, driver) = rxe_member(&backend, 1, GuestMemory::new(128 << 20));
     let process = Process::new(&driver, true, 1024);
@@ -39,4 +56,214 @@ fn objects_stay_small() {
     ];
     println!("bytes of a QP {qp}, of an MR {mr}, of a CQ {cq}");
     assert!(qp <= 1344 && mr <= 224 && cq <= 384, "bytes of a QP {qp}, of an MR {mr}, of a CQ {cq}");
+}
+
+/// A device on a cable whose other end is the test, and its guest's kernel.
+struct Exposed {
+    rxe: Rxe,
+    device: TestDevice<Rxe>,
+    driver: Driver,
+    kernel: Process,
+    cable: MemoryLink,
+    _uplink: Uplink,
+}
+
+impl Exposed {
+    /// It may keep so many bytes. The cable holds so few frames that responses are owed for ever.
+    fn new(max_memory: u64) -> Self {
+        let config = RxeConfig { workers: 0, clock: Arc::new(ManualClock::default()), ..RxeConfig::default() };
+        let rxe = Rxe::new(config).unwrap();
+        let (ours, cable) = memory::pair(2).unwrap();
+        let uplink = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 4500, rules: PortRules::default() };
+        let config = TestDevice::<Rxe>::config(1);
+        let _uplink = rxe.plug(config.mac, uplink).unwrap();
+        let config = DeviceConfig { limits: Limits { max_memory, ..Limits::default() }, ..config };
+        let device = TestDevice::new(&rxe, config, GuestMemory::new(512 << 20));
+        let driver = device.driver();
+        driver.bind_gid(0, gid(1)).unwrap();
+        let kernel = Process::new(&driver, false, 65_536);
+        Self { rxe, device, driver, kernel, cable, _uplink }
+    }
+
+    fn kept(&self) -> KeptStatus {
+        self.device.device.status().kept
+    }
+
+    /// A QP with deep queues that is connected to the test, if the device can have one more.
+    fn qp(&self) -> Option<Qp> {
+        let Process { pd, cq, .. } = &self.kernel;
+        let init = QpInit { max_send_wr: 256, max_send_sge: 16, max_recv_wr: 1, ..QpInit::rc(pd, cq) };
+        let mut qp = self.driver.create_qp(&init).ok()?;
+        let path = Path { mtu: 5, access: access::ALL, timeout: 0, ..Path::to(gid(2), 0x77) };
+        qp.connect(&Path { dmac: [2; 6], ..path }).unwrap();
+        Some(qp)
+    }
+
+    /// Posts requests, whose packets go nowhere.
+    fn post(&self, qp: &mut Qp, first: SendWr, others: SendWr) {
+        qp.post_send(&[&[first][..], &vec![others; 255]].concat()).unwrap();
+        self.rxe.run_ready();
+        self.cable.receive(&mut Frames::default(), usize::MAX);
+        self.rxe.run_ready();
+    }
+
+    /// A packet that the peer of a QP may send.
+    fn packet(&self, qp: &Qp, opcode: Opcode, number: u32, remote: &Mr, at: u64, payload: &[u8]) {
+        let network = Ipv4 {
+            traffic_class: 0,
+            identification: 0,
+            dont_fragment: true,
+            hop_limit: 64,
+            source: [10, 0, 0, 2],
+            destination: [10, 0, 0, 1],
+        };
+        let length = if payload.is_empty() { 1 << 20 } else { u32::try_from(payload.len()).unwrap() };
+        let header = Header {
+            ethernet: Ethernet { destination: TestDevice::<Rxe>::config(1).mac, source: MacAddr([2; 6]), vlan: None },
+            network: Network::V2Ipv4(network, Udp { source_port: 0xc001, checksum: 0 }),
+            bth: Bth::new(opcode, Qpn::new(qp.qpn), Psn::new(0x1234 + number)),
+            extension: Extension::Reth(Reth { address: at, rkey: remote.rkey, length }),
+        };
+        let mut frames = Frames::default();
+        frames.push(&build(&header, payload).unwrap());
+        assert_eq!(self.cable.send(&frames, 0), 1);
+        self.rxe.run_ready();
+    }
+
+    /// What the peer sends behind a packet that was lost has to wait for it.
+    fn send_behind_a_gap(&self, qp: &Qp, remote: &Mr, at: u64, payload: &[u8]) {
+        (1..129).for_each(|number| self.packet(qp, Opcode::write(Position::Only), number, remote, at, payload));
+    }
+
+    /// The peer asks for much and takes nothing; what it sends behind that has to wait.
+    fn send_what_waits(&self, qp: &Qp, remote: &Mr, at: u64, payload: &[u8]) {
+        self.packet(qp, Opcode::READ_REQUEST, 0, remote, at, &[]);
+        for number in 0..128 {
+            self.packet(qp, Opcode::write(Position::Only), (1 << 20) / 4096 + number, remote, at, payload);
+        }
+    }
+}
+
+/// A buffer for peers, of which a READ may ask for 1 MiB.
+fn target(exposed: &Exposed) -> (Mr, u64) {
+    let buffer = exposed.driver.buffer(1 << 20, 0, Placement::Contiguous);
+    let mr = exposed.driver.reg_mr(&exposed.kernel.pd, &buffer, access::ALL).unwrap();
+    (mr, buffer.va())
+}
+
+/// Packets behind a READ were counted and not measured: 128 of any length that a link carries, 7.3 MiB a QP.
+#[test]
+fn sec_c9_what_waits_behind_a_read_is_no_longer_than_the_path_mtu() {
+    let _alone = ALONE.lock();
+    let exposed = Exposed::new(256 << 20);
+    let ((mr, at), qps) = (target(&exposed), [(); 8].map(|()| exposed.qp().unwrap()));
+    let payload = vec![7; 60_000];
+    let [first, others @ ..] = &qps;
+    // The first has the port make its buffers.
+    exposed.send_what_waits(first, &mr, at, &payload);
+    let before = HEAP.bytes();
+    others.iter().for_each(|qp| exposed.send_what_waits(qp, &mr, at, &payload));
+    let each = HEAP.bytes().saturating_sub(before) / others.len();
+    assert!(each < 16 << 10, "{each} bytes for each QP");
+    assert_eq!(exposed.kept().packets_bytes, 0);
+}
+
+/// Packets of legal length were bounded for each QP and not for the device: with 10,000 connections 5 GiB.
+#[test]
+fn wire_c7_packets_that_wait_share_one_budget() {
+    let _alone = ALONE.lock();
+    let exposed = Exposed::new(32 << 20);
+    let ((mr, at), qps) = (target(&exposed), [(); 24].map(|()| exposed.qp().unwrap()));
+    let (payload, before) = (vec![7; 4096], HEAP.bytes());
+    for (number, qp) in qps.iter().enumerate() {
+        if number % 2 == 0 {
+            exposed.send_what_waits(qp, &mr, at, &payload);
+        } else {
+            exposed.send_behind_a_gap(qp, &mr, at, &payload);
+        }
+    }
+    let (grown, kept) = ((HEAP.bytes() - before) as u64, exposed.kept());
+    // A quarter of 32 MiB is for peers. What 24 QPs have for the wire was paid for when they were made.
+    assert!((7 << 20..=8 << 20).contains(&kept.packets_bytes), "{kept:?}");
+    assert!(grown <= kept.packets_bytes + (24 << 13), "{grown} {kept:?}");
+    let counter = |name| exposed.device.device.status().adapter.iter().find(|count| count.name == name).unwrap().value;
+    assert!(counter("wire_dropped_deferred") > 0 && counter("wire_dropped_ahead") > 0);
+    qps.into_iter().for_each(|qp| qp.destroy().unwrap());
+    assert_eq!(exposed.kept().packets_bytes, 0);
+}
+
+/// Fast registrations that wait behind a fence, each with a list of 128 pages in as many pieces.
+fn post_lists(exposed: &Exposed, qp: &mut Qp, directory: u64) {
+    let read = SendWr::read(1, &[], 0, 0);
+    let list = SendWr::fast_register(2, 0, 0, directory, 128, 128 << 12, 0).flags(send_flag::FENCE);
+    exposed.post(qp, read, list);
+}
+
+/// Their lists were copied for 128 requests ahead, and nobody paid for them: 320 KiB a QP.
+#[test]
+fn sec_c11_page_lists_that_wait_are_few_and_paid_for() {
+    let _alone = ALONE.lock();
+    let exposed = Exposed::new(256 << 20);
+    let mut qps = [(); 32].map(|()| exposed.qp().unwrap());
+    let region = exposed.driver.fast_mr(&exposed.kernel.pd, 128).unwrap();
+    let directory = region.set_pages(&exposed.device.memory.alloc(128, Placement::Scattered));
+    let before = HEAP.bytes();
+    qps.iter_mut().for_each(|qp| post_lists(&exposed, qp, directory));
+    let (each, kept) = ((HEAP.bytes() - before) / qps.len(), exposed.kept());
+    assert!(each < 40 << 10, "{each} bytes for each QP");
+    assert!(kept.requests_bytes > 0 && (before..).contains(&HEAP.bytes()), "{kept:?}");
+}
+
+/// All that the review's table of memory names, until each is refused: the heap grows by less than what the device may
+/// keep. Everything is given back in the end.
+#[test]
+fn sec_the_worst_legal_guest_and_peer_stay_below_the_limit() {
+    const LIMIT: u64 = 48 << 20;
+    let _alone = ALONE.lock();
+    let exposed = Exposed::new(LIMIT);
+    let idle = (HEAP.bytes(), exposed.kept().used_bytes);
+    let (mr, at) = target(&exposed);
+    let region = exposed.driver.fast_mr(&exposed.kernel.pd, 128).unwrap();
+    let directory = region.set_pages(&exposed.device.memory.alloc(128, Placement::Scattered));
+    let payload = vec![7; 4096];
+    // As many QPs as a third of it takes, half of them with requests that hold most and half with page lists.
+    let mut qps: Vec<Qp> =
+        std::iter::from_fn(|| (exposed.kept().used_bytes < LIMIT / 3).then(|| exposed.qp())?).collect();
+    let sges = vec![Sge { addr: 0, length: 1, lkey: 0 }; 16];
+    for (number, qp) in qps.iter_mut().enumerate() {
+        if number % 2 == 0 {
+            post_lists(&exposed, qp, directory);
+        } else {
+            let wait = SendWr::write(2, &sges, 0, 0).flags(send_flag::FENCE);
+            exposed.post(qp, SendWr::read(1, &[], 0, 0), wait);
+        }
+    }
+    for (number, qp) in qps.iter().enumerate() {
+        if number % 2 == 0 {
+            exposed.send_behind_a_gap(qp, &mr, at, &payload);
+        } else {
+            exposed.send_what_waits(qp, &mr, at, &payload);
+        }
+        if exposed.kept().refused > 0 || number > 40 {
+            break;
+        }
+    }
+    // Then completion queues and scattered regions until there is room for neither.
+    let pages = exposed.device.memory.alloc(4096, Placement::Scattered);
+    let mut made = 0;
+    while exposed.driver.reg_mr_pages(&exposed.kernel.pd, 0, 4096 << 12, &pages, access::ALL).is_ok() {
+        made += 1;
+    }
+    while exposed.driver.create_cq(None, 16).is_ok() {
+        made += 1;
+    }
+    assert_eq!(exposed.driver.create_cq(None, 16).unwrap_err(), CommandError::Refused(ENOMEM));
+    let (kept, counted) = (exposed.kept(), HEAP.bytes() - idle.0);
+    println!("{} QPs, {made} other objects; heap {counted}, {kept:?}", qps.len());
+    assert!(kept.used_bytes <= LIMIT && kept.refused > 0 && kept.packets_bytes > 0 && kept.requests_bytes > 0);
+    assert!(counted as u64 <= LIMIT, "{counted} bytes, {kept:?}");
+    // Not all of it is there at once, but much: the limit is not met by counting too much.
+    assert!(counted as u64 > LIMIT / 3, "{counted} bytes, {kept:?}");
+    exposed.device.function().reset();
+    assert!(exposed.kept().used_bytes <= idle.1, "{:?}", exposed.kept());
 }

@@ -19,7 +19,7 @@ const MAC: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 1]);
 
 /// What a device holds of its guest.
 fn held(status: &DeviceStatus) -> impl PartialEq + std::fmt::Debug + use<> {
-    (status.objects, status.page_list_extents)
+    (status.objects, status.kept.used_bytes)
 }
 
 /// A directory that names these pages.
@@ -553,7 +553,7 @@ fn what_queue_pairs_use_goes_first() {
             b.context.unwrap().close().unwrap();
         }
     }
-    assert_eq!((test_b.device.status().objects.qps, test_b.device.status().page_list_extents), (0, 0));
+    assert_eq!((test_b.device.status().objects.qps, test_b.device.status().kept.used_bytes), (0, 0));
 }
 
 /// QEMU defect 6: `num_sge` was checked and then read again. Here a guest changes it as fast as it can: no request with

@@ -212,7 +212,7 @@ fn reset_and_a_new_handshake_end_everything() {
         calls.sort();
         assert_eq!(calls, ["destroy MR 0x101", "destroy QP 2", "destroy SRQ 0", "unbind 3"], "{end}");
         let status = test.device.status();
-        assert_eq!((status.objects, status.page_list_extents), (Default::default(), 0));
+        assert_eq!((status.objects, status.kept.used_bytes), (Default::default(), 0));
         assert_eq!(driver.pci().register(register::IMR), u32::MAX);
         driver.pci().set_register(register::IMR, 0);
 

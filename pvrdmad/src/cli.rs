@@ -284,8 +284,8 @@ mod tests {
         );
         let Command::Link(link) = parse("pvrdmad link down --control /c --device vm0") else { panic!() };
         assert_eq!((link.state, link.device.as_str()), (LinkState::Down, "vm0"));
-        let Command::Limits(limits) = parse("pvrdmad limits --device vm0 max_qp=7 max_extents=0") else { panic!() };
-        assert_eq!(limits.set, [("max_qp".to_owned(), 7), ("max_extents".to_owned(), 0)]);
+        let Command::Limits(limits) = parse("pvrdmad limits --device vm0 max_qp=7 max_memory=0") else { panic!() };
+        assert_eq!(limits.set, [("max_qp".to_owned(), 7), ("max_memory".to_owned(), 0)]);
     }
 
     /// Lines of the documents that ask a daemon, as they stand there.

@@ -1,100 +1,173 @@
 //! Surviving a client that cuts off its memory file under us.
 //!
 //! Guest memory is a file that another process may shorten at any time; the next access to what is gone raises SIGBUS
-//! here. One client must not end the daemon for all, so the handler puts an empty page where the lost one was. That
-//! guest's data is gone either way; the count of repairs lets the daemon say so. Any other SIGBUS keeps its usual
-//! effect.
-#![expect(unsafe_code, reason = "a signal handler and the mapping it repairs")]
+//! here. One client must not end the process for all, so the handler puts empty memory where the mapping was: all of
+//! it, because that is one mapping of the kernel's as before, where a page in its middle would make three. The client
+//! is cut off from there: nothing reaches its memory any more, and its connection is shut down, whose thread resets
+//! the device. Any other SIGBUS keeps its usual effect.
+#![expect(unsafe_code, reason = "a signal handler and the mapping it replaces")]
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::Once;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering, fence};
 
 use log::warn;
 use parking_lot::Mutex;
 use vm_memory::mmap::MmapRegion;
 
-/// Most guest mappings at one time.
-const SLOTS: usize = 1024;
+/// Most guest mappings of a process at one time. What is not used of the table costs no memory.
+const SLOTS: usize = 32_768;
 
 /// `si_code` of an access to a part of a mapping that its file does not have (any more). Memory that failed has others.
 const BUS_ADRERR: i32 = 2;
 
-/// One guest mapping, as the handler sees it. Free while `len` is 0.
+/// One guest mapping, as the handler sees it.
 struct Slot {
+    /// Odd while nothing is here that the handler may use. Changes with every use of the slot.
+    version: AtomicU64,
     start: AtomicUsize,
+    /// 0: free.
     len: AtomicUsize,
-    page: AtomicUsize,
-    protection: AtomicUsize,
+    /// Address of the flag of the owner's [`Eviction`], which its guard keeps alive.
+    lost: AtomicUsize,
+    /// The socket of the client.
+    socket: AtomicI32,
+}
+
+/// What the handler knows of a mapping.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Found {
+    start: usize,
+    len: usize,
+    lost: usize,
+    socket: i32,
 }
 
 impl Slot {
-    /// The page around `addr`: its address, size and protection, if it lies in this mapping.
-    fn page_at(&self, addr: usize) -> Option<(usize, usize, i32)> {
-        let len = self.len.load(Ordering::Acquire);
-        let start = self.start.load(Ordering::Relaxed);
-        let page = self.page.load(Ordering::Relaxed);
-        let protection = self.protection.load(Ordering::Relaxed);
+    const fn free() -> Self {
+        Self {
+            version: AtomicU64::new(1),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            lost: AtomicUsize::new(0),
+            socket: AtomicI32::new(-1),
+        }
+    }
+
+    /// The mapping, if `addr` lies in it. All of it is of one mapping: a slot that changes meanwhile is not the one of
+    /// the mapping that is being accessed, because whoever accesses that keeps it.
+    fn around(&self, addr: usize) -> Option<Found> {
+        let version = self.version.load(Ordering::Acquire);
+        let found = Found {
+            start: self.start.load(Ordering::Relaxed),
+            len: self.len.load(Ordering::Relaxed),
+            lost: self.lost.load(Ordering::Relaxed),
+            socket: self.socket.load(Ordering::Relaxed),
+        };
         fence(Ordering::Acquire);
-        // A slot that changed meanwhile is not the one of the mapping that is being accessed.
-        if len == 0 || self.len.load(Ordering::Relaxed) != len {
+        if !version.is_multiple_of(2) || self.version.load(Ordering::Relaxed) != version {
             return None;
         }
-        let into = addr.checked_sub(start).filter(|&into| into < len)?;
-        let slack = into.checked_rem(page)?;
-        Some((addr.checked_sub(slack)?, page, i32::try_from(protection).ok()?))
+        addr.checked_sub(found.start).filter(|&into| into < found.len).map(|_| found)
+    }
+
+    /// Writes the slot; the writer has its turn.
+    fn set(&self, found: Option<Found>) {
+        let version = self.version.load(Ordering::Relaxed) | 1;
+        self.version.store(version, Ordering::Relaxed);
+        fence(Ordering::Release);
+        let Found { start, len, lost, socket } = found.unwrap_or(Found { start: 0, len: 0, lost: 0, socket: -1 });
+        self.start.store(start, Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
+        self.lost.store(lost, Ordering::Relaxed);
+        self.socket.store(socket, Ordering::Relaxed);
+        let next = if found.is_some() { version.wrapping_add(1) } else { version.wrapping_add(2) };
+        self.version.store(next, Ordering::Release);
     }
 }
 
-static TABLE: [Slot; SLOTS] = [const {
-    Slot {
-        start: AtomicUsize::new(0),
-        len: AtomicUsize::new(0),
-        page: AtomicUsize::new(0),
-        protection: AtomicUsize::new(0),
-    }
-}; SLOTS];
+static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
+
+/// Slots from here on have never been used, so that a search does not touch them.
+static USED: AtomicUsize = AtomicUsize::new(0);
 
 /// Writers of [`TABLE`] take turns. The handler takes no lock.
 static WRITERS: Mutex<()> = Mutex::new(());
 
-static REPAIRED: AtomicU64 = AtomicU64::new(0);
+static REPLACED: AtomicU64 = AtomicU64::new(0);
 
-/// Protects one guest mapping from the loss of its file. Drop it before the mapping.
-#[derive(Debug)]
-pub struct Guard {
-    slot: usize,
+/// What becomes of a client whose memory is lost: a flag is set, and its socket is shut down in both directions.
+#[derive(Clone, Debug)]
+pub struct Eviction<'a> {
+    lost: Arc<AtomicBool>,
+    socket: BorrowedFd<'a>,
 }
 
-impl Guard {
-    /// Protects `mapping`, whose pages have `page` bytes. `None` if there are too many mappings.
-    pub fn new(mapping: &Arc<MmapRegion>, page: usize) -> Option<Self> {
-        install();
-        let _turn = WRITERS.lock();
-        let (slot, entry) = TABLE.iter().enumerate().find(|(_, slot)| slot.len.load(Ordering::Relaxed) == 0)?;
-        entry.start.store(mapping.as_ptr() as usize, Ordering::Relaxed);
-        entry.page.store(page, Ordering::Relaxed);
-        entry.protection.store(usize::try_from(mapping.prot()).unwrap_or(0), Ordering::Relaxed);
-        entry.len.store(mapping.size().next_multiple_of(page.max(1)), Ordering::Release);
-        Some(Self { slot })
+impl<'a> Eviction<'a> {
+    /// With the flag of a space, [`pvrdma_guest_memory::DmaSpace::revocation`].
+    pub fn new(lost: Arc<AtomicBool>, socket: &'a UnixStream) -> Self {
+        Self { lost, socket: socket.as_fd() }
+    }
+
+    /// Unsets the flag. Nothing is mapped any more of which memory may be lost.
+    pub(crate) fn take_back(&self) {
+        self.lost.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns `true` if memory is lost.
+    pub fn is_due(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
     }
 }
 
-impl Drop for Guard {
+/// Protects one guest mapping from the loss of its file. Drop it before the mapping.
+#[derive(Debug)]
+pub struct Guard<'a> {
+    slot: usize,
+    _eviction: Eviction<'a>,
+}
+
+impl<'a> Guard<'a> {
+    /// Protects `mapping`. `None` if there are too many mappings.
+    pub fn new(mapping: &Arc<MmapRegion>, eviction: &Eviction<'a>) -> Option<Self> {
+        install();
+        let _turn = WRITERS.lock();
+        let used = USED.load(Ordering::Relaxed);
+        let free = TABLE.iter().take(used).position(|slot| slot.len.load(Ordering::Relaxed) == 0);
+        let slot = free.unwrap_or(used);
+        let entry = TABLE.get(slot)?;
+        entry.set(Some(Found {
+            start: mapping.as_ptr() as usize,
+            len: mapping.size(),
+            lost: Arc::as_ptr(&eviction.lost).expose_provenance(),
+            socket: eviction.socket.as_raw_fd(),
+        }));
+        USED.fetch_max(slot + 1, Ordering::Release);
+        Some(Self { slot, _eviction: eviction.clone() })
+    }
+}
+
+impl Drop for Guard<'_> {
     fn drop(&mut self) {
         let _turn = WRITERS.lock();
         if let Some(slot) = TABLE.get(self.slot) {
-            slot.len.store(0, Ordering::Release);
-            fence(Ordering::SeqCst);
+            slot.set(None);
         }
     }
 }
 
-/// How many lost pages have been replaced since the start.
-pub fn repaired() -> u64 {
-    REPAIRED.load(Ordering::Relaxed)
+/// How many mappings have been replaced since the start.
+pub fn replaced() -> u64 {
+    REPLACED.load(Ordering::Relaxed)
+}
+
+fn find(addr: usize) -> Option<Found> {
+    let used = USED.load(Ordering::Acquire);
+    TABLE.iter().take(used).find_map(|slot| slot.around(addr))
 }
 
 /// Installs the handler, once.
@@ -115,7 +188,7 @@ fn set_handler() -> io::Result<()> {
     action.sa_sigaction = handler as *const () as usize;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
     // SAFETY: the handler has the type that SA_SIGINFO asks for and does only what a signal handler may: atomic loads
-    // and the system calls mmap, sigaction and raise.
+    // and the system calls mmap, shutdown, sigaction and raise.
     if unsafe { libc::sigaction(libc::SIGBUS, &raw const action, ptr::null_mut()) } == 0 {
         Ok(())
     } else {
@@ -127,11 +200,8 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _contex
     // SAFETY: with SA_SIGINFO the kernel passes a valid siginfo_t, and `si_addr` is the field of a SIGBUS it raised
     // itself; for others the value is not used, as their code is not BUS_ADRERR.
     let (code, addr) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
-    let lost = if code == BUS_ADRERR { TABLE.iter().find_map(|slot| slot.page_at(addr)) } else { None };
-    if let Some((page, len, protection)) = lost
-        && replace(page, len, protection)
-    {
-        REPAIRED.fetch_add(1, Ordering::Relaxed);
+    let lost = if code == BUS_ADRERR { find(addr) } else { None };
+    if lost.is_some_and(|found| replace(&found)) {
         return;
     }
     // SAFETY: an all-zero sigaction is the default action. Raised again it takes effect as soon as this handler
@@ -143,25 +213,34 @@ extern "C" fn on_sigbus(signal: libc::c_int, info: *mut libc::siginfo_t, _contex
     }
 }
 
-/// Puts an empty page where a page of a file is gone.
-fn replace(page: usize, len: usize, protection: i32) -> bool {
+/// Puts empty memory where a mapping was, and cuts its client off.
+fn replace(found: &Found) -> bool {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    let at = ptr::with_exposed_provenance_mut(page);
-    // SAFETY: the page belongs to a guest mapping, which is alive because somebody has just accessed it. Its memory is
-    // only ever accessed with volatile or atomic operations that expect any content, so new content breaks nothing.
-    // `errno` is put back because the interrupted code may be about to read it.
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let at = ptr::with_exposed_provenance_mut(found.start);
+    let lost: *const AtomicBool = ptr::with_exposed_provenance(found.lost);
+    // SAFETY: whoever has just accessed the mapping holds a view, which keeps the mapping, and so its guard, in place:
+    // the addresses are the mapping's own, the flag is alive, and the socket is open. The memory is only ever accessed
+    // with volatile or atomic operations that expect any content, so new content breaks nothing. `errno` is put back
+    // because the interrupted code may be about to read it.
     unsafe {
         let errno = libc::__errno_location();
         let before = *errno;
-        let result = libc::mmap(at, len, protection, flags, -1, 0);
+        let replaced = libc::mmap(at, found.len, protection, flags, -1, 0) != libc::MAP_FAILED;
+        if replaced {
+            (*lost).store(true, Ordering::Relaxed);
+            libc::shutdown(found.socket, libc::SHUT_RDWR);
+            REPLACED.fetch_add(1, Ordering::Relaxed);
+        }
         *errno = before;
-        result != libc::MAP_FAILED
+        replaced
     }
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs::File;
+    use std::io::Read;
 
     use rustix::fs::MemfdFlags;
     use vm_memory::{Bytes, FileOffset, VolatileMemory};
@@ -169,35 +248,69 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_truncated_file_reads_as_zero() {
+    fn a_truncated_file_reads_as_zero_and_its_client_is_cut_off() {
         let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
         file.set_len(16 << 12).unwrap();
         let mapping =
             Arc::new(MmapRegion::<()>::from_file(FileOffset::new(file.try_clone().unwrap(), 0), 16 << 12).unwrap());
-        let _guard = Guard::new(&mapping, 4096).unwrap();
+        let (ours, mut client) = UnixStream::pair().unwrap();
+        let eviction = Eviction::new(Arc::default(), &ours);
+        let _guard = Guard::new(&mapping, &eviction).unwrap();
         let memory = mapping.as_volatile_slice();
         memory.write_obj(0x1234_5678_u32, 5 << 12).unwrap();
         memory.write_obj(0x9abc_def0_u32, 0).unwrap();
         file.set_len(1 << 12).unwrap();
-        let before = repaired();
+        // What is there still is not touched before it has to be.
+        assert_eq!(memory.read_obj::<u32>(0).unwrap(), 0x9abc_def0);
+        assert!(!eviction.is_due());
+        let before = replaced();
         assert_eq!(memory.read_obj::<u32>(5 << 12).unwrap(), 0);
-        assert_eq!(repaired(), before + 1);
+        assert!(eviction.is_due());
+        assert_eq!(client.read(&mut [0]).unwrap(), 0);
+        // All of it at once.
         memory.write_obj(7_u32, 15 << 12).unwrap();
         assert_eq!(memory.read_obj::<u32>(15 << 12).unwrap(), 7);
-        assert_eq!(memory.read_obj::<u32>(0).unwrap(), 0x9abc_def0);
+        assert_eq!(memory.read_obj::<u32>(0).unwrap(), 0);
+        assert_eq!(replaced(), before + 1);
     }
 
     #[test]
-    fn only_registered_ranges_are_repaired() {
+    fn only_registered_ranges_are_replaced() {
         let mapping = Arc::new(MmapRegion::<()>::new(4 << 12).unwrap());
         let start = mapping.as_ptr() as usize;
-        let find = |addr| TABLE.iter().find_map(|slot| slot.page_at(addr));
         assert_eq!(find(start), None);
-        let guard = Guard::new(&mapping, 4096).unwrap();
-        assert_eq!(find(start + 0x1fff).map(|(page, len, _)| (page, len)), Some((start + 0x1000, 4096)));
+        let (ours, _client) = UnixStream::pair().unwrap();
+        let guard = Guard::new(&mapping, &Eviction::new(Arc::default(), &ours)).unwrap();
+        assert_eq!(find(start + 0x1fff).map(|found| (found.start, found.len)), Some((start, 4 << 12)));
         // What lies behind it may be another test's, so only the slot of this one is asked.
-        assert_eq!(TABLE[guard.slot].page_at(start + (4 << 12)), None);
+        assert_eq!(TABLE[guard.slot].around(start + (4 << 12)), None);
         drop(guard);
         assert_eq!(find(start), None);
+    }
+
+    /// S6: a slot that is freed and taken by another mapping of equal length while it is read gave a mixture of both.
+    #[test]
+    fn sec_s6_a_slot_that_changes_is_of_no_mapping() {
+        static SLOT: Slot = Slot::free();
+        const ROUNDS: usize = 200_000;
+        let socket = |number: usize| i32::try_from(number).unwrap();
+        let of = |number: usize| Found { start: number << 20, len: 1 << 20, lost: number, socket: socket(number) };
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(move || {
+                for round in 0..ROUNDS {
+                    SLOT.set(Some(of(1 + round % 2)));
+                    if round % 3 == 0 {
+                        SLOT.set(None);
+                    }
+                }
+            });
+            while !writer.is_finished() {
+                for number in [1, 2] {
+                    if let Some(found) = SLOT.around((number << 20) + 5) {
+                        assert_eq!(found, of(number));
+                    }
+                }
+            }
+        });
     }
 }

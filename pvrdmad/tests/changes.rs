@@ -505,10 +505,10 @@ fn limits_are_set_while_a_guest_runs() {
         assert_eq!(limit(&limits(&["max_qp=5", "max_cq=9"]).unwrap(), "max_qp"), [told, 5]);
         let many: Vec<_> = (0..8).map(|_| driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap()).collect();
         // Nothing more, and what is there works.
-        assert_eq!(limit(&limits(&["max_extents=0"]).unwrap(), "max_extents"), [0, 0]);
+        assert_eq!(limit(&limits(&["max_memory=0"]).unwrap(), "max_memory"), [0, 0]);
         assert!(driver.create_cq(None, 4).is_err(), "{isolate}");
         drop(many);
-        assert_eq!(limit(&limits(&["max_extents=4194304"]).unwrap(), "max_extents"), [4_194_304; 2]);
+        assert_eq!(limit(&limits(&["max_memory=268435456"]).unwrap(), "max_memory"), [268_435_456; 2]);
         driver.create_cq(None, 4).unwrap();
         for (words, problem) in [
             (&["max_uar=4"][..], "size of a BAR"),

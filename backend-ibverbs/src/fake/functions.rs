@@ -352,8 +352,13 @@ extern "C" fn destroy_qp(qp: *mut sys::Qp) -> c_int {
 }
 
 extern "C" fn create_ah(pd: *mut Pd, _: *mut AhAttr) -> *mut Ah {
-    // SAFETY: the library's rules for its callers; it has no fields.
-    unsafe { object(host_of(pd), zeroed::<Ah>(), None) }
+    // SAFETY: the library's rules for its callers.
+    let host = unsafe { host_of(pd) };
+    if !host.look_up() {
+        return ptr::null_mut();
+    }
+    // SAFETY: it has no fields.
+    unsafe { object(host, zeroed::<Ah>(), None) }
 }
 
 extern "C" fn destroy_ah(ah: *mut Ah) -> c_int {

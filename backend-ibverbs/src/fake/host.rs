@@ -73,6 +73,37 @@ pub(super) struct State {
     pub(super) sends_until_refused: Option<usize>,
     pub(super) refuse_resize: bool,
     pub(super) refuse_registration: bool,
+    /// Look-ups of peers.
+    pub(super) look_ups: usize,
+    /// Nobody answers.
+    pub(super) hold_look_ups: bool,
+    pub(super) refuse_look_ups: bool,
+}
+
+impl FakeHost {
+    /// From now on peers are looked up with this answer, or without one.
+    pub(crate) fn answer_look_ups(&self, answer: Option<bool>) {
+        let mut state = self.state.lock();
+        (state.hold_look_ups, state.refuse_look_ups) = (answer.is_none(), answer == Some(false));
+        drop(state);
+        self.changed.notify_all();
+    }
+
+    /// How often a peer was looked up.
+    pub(crate) fn look_ups(&self) -> usize {
+        self.state.lock().look_ups
+    }
+
+    /// Looks a peer up. Waits for as long as nobody answers.
+    pub(super) fn look_up(&self) -> bool {
+        let mut state = self.state.lock();
+        state.look_ups += 1;
+        self.changed.notify_all();
+        while state.hold_look_ups {
+            self.changed.wait(&mut state);
+        }
+        !state.refuse_look_ups
+    }
 }
 
 /// A fake adapter.

@@ -464,7 +464,10 @@ fn register(
     for extent in pages.extents() {
         view.host_pieces(extent.iova, extent.bytes(), direction, &mut pieces)?;
     }
-    let mapping = ContiguousMapping::map(&pieces)?;
+    // A single piece is used where it is.
+    let mappings = if pieces.len() > 1 { pieces.len() as u64 } else { 0 };
+    let paid = adapter.mappings.take(mappings)?;
+    let mapping = ContiguousMapping::map(&pieces)?.paid_by(paid);
     let size = |bytes: u64| usize::try_from(bytes).map_err(|_| VerbsError::Invalid("memory region"));
     let host = HostMr::register(pd, mapping, size(start % PAGE_SIZE)?, size(length)?, start, access.bits() | more)?;
     Ok((host, share))

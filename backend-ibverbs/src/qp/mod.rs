@@ -3,6 +3,7 @@
 //! The host's QP is in RESET, INIT, RTR, RTS or ERROR. The states in between are ours: in SQD requests are left in the
 //! guest's ring while those that were posted end, in SQE they are flushed.
 
+mod address_handles;
 mod complete;
 mod host_state;
 mod modify;

@@ -9,6 +9,7 @@ use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{AsyncEvent, QpAttrs, QpEvent, QpState, QpType, Qpn, Snapshot, VerbsError};
 use serde::Serialize;
 
+use super::address_handles::LookUp;
 use super::host_state;
 use super::parts::QpParts;
 use super::recv_side::RecvSide;
@@ -57,6 +58,8 @@ pub(crate) struct Qp {
     /// Work was left because something is in flight.
     pub(super) send_waits: AtomicBool,
     pub(super) recv_waits: AtomicBool,
+    /// The destination that is being looked up.
+    pub(super) look_up: Mutex<LookUp>,
     /// The host's QP is to go to its error state.
     pub(super) failing: AtomicBool,
     /// SQD was asked for with a notification.
@@ -141,6 +144,7 @@ impl Qp {
             muted: AtomicBool::new(false),
             send_waits: AtomicBool::new(false),
             recv_waits: AtomicBool::new(false),
+            look_up: Mutex::default(),
             failing: AtomicBool::new(false),
             notify_drained: AtomicBool::new(false),
             last_wqe: AtomicBool::new(false),

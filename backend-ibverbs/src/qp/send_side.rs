@@ -1,14 +1,13 @@
 //! The send side of a queue pair.
 
-use std::collections::{HashMap, VecDeque};
-use std::sync::Arc;
+use std::collections::VecDeque;
 
 use pvrdma_verbs::{SendSource, SendWr, WcStatus};
 
-use crate::convert::Route;
+use super::address_handles::AddressHandles;
 use crate::inflight::SendEntry;
 use crate::sys;
-use crate::verbs::{HostAh, SendBatch};
+use crate::verbs::SendBatch;
 
 /// The guest's ring and room to work.
 pub(super) struct SendSide {
@@ -21,10 +20,8 @@ pub(super) struct SendSide {
     /// Requests that fail without the host, once those before them have ended.
     pub(super) failed: VecDeque<(SendEntry, WcStatus)>,
     /// Ways to peers of datagrams.
-    pub(super) ahs: HashMap<Destination, Arc<HostAh>>,
+    pub(super) ahs: AddressHandles,
 }
-
-pub(super) type Destination = ([u8; 16], u8, Route);
 
 impl SendSide {
     pub(super) fn new(source: Box<dyn SendSource>) -> Self {
@@ -35,7 +32,7 @@ impl SendSide {
             batch: SendBatch::default(),
             sges: Vec::new(),
             failed: VecDeque::new(),
-            ahs: HashMap::new(),
+            ahs: AddressHandles::default(),
         }
     }
 

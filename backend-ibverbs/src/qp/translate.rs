@@ -4,20 +4,14 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{
-    Access, MAX_MESSAGE, QpType, SendData, SendFlags, SendOp, SendWr, UdDestination, WcOpcode, WcStatus,
-};
+use pvrdma_verbs::{Access, MAX_MESSAGE, QpType, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
 
 use super::queue_pair::Qp;
 use super::send_side::SendSide;
-use crate::convert::{self, Route};
 use crate::inflight::SendEntry;
 use crate::mr::FastStep;
-use crate::sys::AhAttr;
-use crate::verbs::{HostAh, HostOp};
+use crate::verbs::HostOp;
 
-/// Address handles that a QP keeps.
-const MAX_AHS: usize = 256;
 /// Bytes of an atomic operand.
 const ATOMIC: u64 = 8;
 
@@ -59,7 +53,7 @@ impl Qp {
         Step::Post(op, entry)
     }
 
-    /// Returns the host's operation, or `None` if it must wait for those before it.
+    /// Returns the host's operation, or `None` if it must wait, for those before it or for its destination.
     fn operation(
         &self,
         view: &DmaView<'_>,
@@ -68,7 +62,7 @@ impl Qp {
         entry: &mut SendEntry,
     ) -> Result<Option<HostOp>, WcStatus> {
         if self.qp_type == QpType::Ud {
-            return self.datagram(side, total, entry).map(Some);
+            return self.datagram(side, total, entry);
         }
         if total > MAX_MESSAGE.into() {
             return Err(WcStatus::LocalLength);
@@ -120,7 +114,7 @@ impl Qp {
         }))
     }
 
-    fn datagram(&self, side: &mut SendSide, total: u64, entry: &mut SendEntry) -> Result<HostOp, WcStatus> {
+    fn datagram(&self, side: &mut SendSide, total: u64, entry: &mut SendEntry) -> Result<Option<HostOp>, WcStatus> {
         let SendOp::Send { data, to: Some(to) } = &side.wr.op else { return Err(WcStatus::LocalQpOperation) };
         let immediate = match *data {
             SendData::None => None,
@@ -131,40 +125,11 @@ impl Qp {
             return Err(WcStatus::LocalLength);
         }
         let (to, own_key) = (*to, self.attrs.lock().qkey);
-        let ah = self.address_handle(side, &to)?;
+        let Some(ah) = self.address_handle(&mut side.ahs, &to)? else { return Ok(None) };
         entry._ah = Some(Arc::clone(&ah));
         // A privileged key is not the guest's to send: as the specification has it, the QP's own goes out instead.
         let qkey = if to.qkey >> 31 == 1 { own_key } else { to.qkey };
-        Ok(HostOp::Datagram { ah, qpn: to.qpn.get(), qkey, immediate })
-    }
-
-    /// Returns the host's handle for a destination, made when first used.
-    fn address_handle(&self, side: &mut SendSide, to: &UdDestination) -> Result<Arc<HostAh>, WcStatus> {
-        let shared = &self.adapter.shared;
-        let source = self.adapter.gids.get(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
-        let dgid = shared.fabric.translate(to.dgid);
-        let route = Route {
-            flow_label: to.flow_label,
-            hop_limit: to.hop_limit,
-            traffic_class: to.traffic_class,
-            service_level: to.service_level,
-        };
-        let key = (dgid.0, source.host.index, route);
-        if let Some(ah) = side.ahs.get(&key) {
-            return Ok(Arc::clone(ah));
-        }
-        if side.ahs.len() >= MAX_AHS {
-            // Those in use live on until their requests end.
-            side.ahs.clear();
-        }
-        let attr: AhAttr = convert::route(dgid, source.host.index, shared.config.port, &route);
-        let ah = HostAh::new(&self.pd, &attr).map_err(|error| {
-            self.adapter.log.warn(format_args!("no way to {dgid}: {error}"));
-            WcStatus::LocalQpOperation
-        })?;
-        let ah = Arc::new(ah);
-        side.ahs.insert(key, Arc::clone(&ah));
-        Ok(ah)
+        Ok(Some(HostOp::Datagram { ah, qpn: to.qpn.get(), qkey, immediate }))
     }
 }
 

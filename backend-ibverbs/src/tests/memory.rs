@@ -166,3 +166,24 @@ fn management_datagrams_stay_inside_the_process_without_a_way_out() {
     assert_eq!(left.scq.wait(3).iter().filter(|wc| wc.status == WcStatus::Success).count(), 3);
     assert_eq!((counter(&a, "gsi_delivered"), counter(&a, "gsi_dropped")), (1, 2));
 }
+
+/// Each piece of scattered memory is one of the process's 65,530 mappings: two buffers of 128 MiB ended registration for
+/// all guests.
+#[test]
+fn sec_s3_pieces_of_scattered_memory_are_bounded_for_a_device() {
+    let backend = FakeBackend::with(|config| config.max_mappings = 10);
+    let (node, other) = (Node::new(&backend, 1), Node::new(&backend, 2));
+    let scattered = |node: &Node<IbvHca>, pages: u64| {
+        let mut list = PageListBuilder::default();
+        node.pages(pages).into_iter().for_each(|page| list.push(page).unwrap());
+        let request = MrRequest::User { start: 0, length: pages * PAGE_SIZE, pages: list.finish(), access: ALL };
+        node.hca.register_mr(&node.pd, request)
+    };
+    let first = scattered(&node, 8).unwrap();
+    let refused = scattered(&node, 3).unwrap_err().to_string();
+    assert!(refused.contains("max_mappings"), "{refused}");
+    // What lies in one piece needs none, and other devices have their own.
+    let (_single, _others) = (scattered(&node, 1).unwrap(), scattered(&other, 10).unwrap());
+    drop(first);
+    scattered(&node, 10).unwrap();
+}

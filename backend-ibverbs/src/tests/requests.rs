@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::testing::{Node, SEND};
+use pvrdma_verbs::testing::{Node, SEND, gid};
 use pvrdma_verbs::{
-    AsyncEvent, Hca, IndexError, QpAttrMask, QpAttrs, QpCaps, QpEvent, QpInit, QpState, QpType, Qpn, QueuePair, SendOp,
-    Sge, VerbsError, WcStatus,
+    AsyncEvent, Hca, IndexError, QpAttrMask, QpAttrs, QpCaps, QpEvent, QpInit, QpState, QpType, Qpn, QueuePair,
+    SendData, SendOp, Sge, UdDestination, VerbsError, WcStatus,
 };
 
 use super::{RTS, Reader, Receives, SUCCESS, connected, counter, qpn, request, scripted};
@@ -164,4 +164,72 @@ fn a_queue_pair_that_has_no_room_for_its_completions_is_not_made() {
     let fits = make(192).unwrap();
     drop((fits, send_cq));
     assert_eq!(backend.host.objects(), before);
+}
+
+/// A datagram to a GID.
+fn datagram_to(number: u8) -> SendOp {
+    let to = UdDestination { qpn: Qpn::new(7), dgid: gid(number), ..UdDestination::default() };
+    SendOp::Send { data: SendData::None, to: Some(to) }
+}
+
+/// A peer that nobody has was looked up on the thread of the doorbell, with the guest's memory held, for seconds each
+/// time: the doorbell of this test never came back.
+#[test]
+fn sec_s2_a_peer_that_nobody_has_stops_neither_doorbells_nor_commands() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let (end, other) = (node.qp(QpType::Ud), node.qp(QpType::Ud));
+    [&end, &other].iter().for_each(|end| end.start_datagrams(5));
+    backend.host.answer_look_ups(None);
+    end.submit(1, datagram_to(9), &[]);
+    end.submit(2, datagram_to(9), &[]);
+    // Commands and other memory go on.
+    drop(node.buffer(64));
+    node.memory.set_enabled(false);
+    node.memory.set_enabled(true);
+    assert_eq!((end.state(), other.state()), (QpState::Rts, QpState::Rts));
+    backend.host.answer_look_ups(Some(false));
+    assert_eq!(end.scq.statuses(2), [(1, WcStatus::LocalQpOperation), (2, WcStatus::Flushed)]);
+    assert_eq!(backend.host.look_ups(), 1);
+    // It is not looked up again at once.
+    end.to(QpState::Rts);
+    end.submit(3, datagram_to(9), &[]);
+    assert_eq!(end.scq.statuses(1), [(3, WcStatus::LocalQpOperation)]);
+    assert_eq!(backend.host.look_ups(), 1);
+    // One that is there is found once.
+    backend.host.answer_look_ups(Some(true));
+    end.to(QpState::Rts);
+    end.submit(4, datagram_to(8), &[]);
+    end.submit(5, datagram_to(8), &[]);
+    backend.host.wait_sends(qpn(&end), 2);
+    assert_eq!(backend.host.look_ups(), 2);
+    (0..2).for_each(|_| backend.host.complete_send(qpn(&end), SUCCESS));
+    assert_eq!(end.scq.statuses(2), [(4, WcStatus::Success), (5, WcStatus::Success)]);
+}
+
+/// A queue pair that ends does not wait for an answer, and one that is reset over and over does not ask anew.
+#[test]
+fn sec_s2_an_answer_that_comes_too_late_is_nobodys() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let (gone, end) = (node.qp(QpType::Ud), node.qp(QpType::Ud));
+    [&gone, &end].iter().for_each(|end| end.start_datagrams(5));
+    backend.host.answer_look_ups(None);
+    gone.submit(1, datagram_to(9), &[]);
+    end.submit(1, datagram_to(9), &[]);
+    gone.qp.destroy();
+    for _ in 0..10 {
+        end.to(QpState::Reset);
+        end.start_datagrams(5);
+        end.submit(1, datagram_to(9), &[]);
+    }
+    end.to(QpState::Reset);
+    end.start_datagrams(5);
+    backend.host.answer_look_ups(Some(true));
+    end.submit(2, datagram_to(8), &[]);
+    backend.host.wait_sends(qpn(&end), 1);
+    assert!(backend.host.look_ups() <= 3, "{}", backend.host.look_ups());
+    backend.host.complete_send(qpn(&end), SUCCESS);
+    assert_eq!(end.scq.statuses(1), [(2, WcStatus::Success)]);
+    assert!(gone.scq.poll().is_empty());
 }

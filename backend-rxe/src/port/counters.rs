@@ -34,8 +34,10 @@ counters! {
         wire_dropped_state,
         /// Packets that a QP does not take: wrong service, partition or version.
         wire_dropped_refused,
-        /// Packets of a QP that has too many packets that wait for responses to leave first.
+        /// Packets that would have had to wait for responses to leave first: too many, or no memory was left for them.
         wire_dropped_deferred,
+        /// Packets ahead of a lost one that were not kept: too far ahead, or no memory was left for them.
+        wire_dropped_ahead,
         /// Packets of queue pairs that a switch marked for congestion.
         wire_marked,
         /// Congestion notifications sent.

@@ -25,7 +25,7 @@ use classify::is_for_rdma;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
 use policy::{Policy, PortRules, Violation, VlanMode};
 use pvrdma_ether_link::{Frames, Link};
-use pvrdma_roce::{Congestion, EgressMarking, ReorderBudget};
+use pvrdma_roce::{Congestion, EgressMarking};
 use tx_queue::{TxQueue, TxQueueInspect};
 
 /// Frames that a path builds while guest memory is held.
@@ -73,8 +73,6 @@ pub(crate) struct Port {
     pub(crate) uplink: TxQueue,
     nic: Option<TxQueue>,
     pub(crate) counters: PortCounters,
-    /// Packets that wait for lost ones.
-    pub(crate) buffered: ReorderBudget,
     /// Held by the thread that services the port.
     inbox: Mutex<Option<Box<dyn RoceReceiver>>>,
     /// Takes the place of `inbox` with the next batch.
@@ -99,8 +97,6 @@ pub(crate) struct PortInspect {
     path_mtu: Mtu,
     /// The VLAN that everything behind the port is in.
     vlan: Option<u16>,
-    /// Bytes of frames in reorder buffers.
-    reorder_bytes: usize,
     /// Times that frames were read from the links.
     batches: u64,
     /// The way to other hosts.
@@ -116,7 +112,6 @@ impl Port {
             mtu: self.mtu,
             path_mtu: self.path_mtu(),
             vlan: self.vlan(),
-            reorder_bytes: self.buffered.used(),
             batches: self.batches(),
             uplink: self.uplink.inspect(),
             nic: self.nic.as_ref().map(TxQueue::inspect),
@@ -131,7 +126,6 @@ impl Port {
             uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point))),
             nic: config.nic.map(TxQueue::new),
             counters: PortCounters::default(),
-            buffered: ReorderBudget::default(),
             inbox: Mutex::default(),
             next_inbox: Mutex::default(),
             resumed: Mutex::default(),
@@ -142,6 +136,14 @@ impl Port {
             link_down: AtomicBool::new(false),
             log: LogLimit::new(),
         })
+    }
+
+    /// Bytes that batches and queues of the port take at most.
+    pub(crate) fn most_bytes(&self) -> u64 {
+        let frame = (self.mtu as usize).saturating_add(ETHERNET_LEN);
+        let batches = frame.saturating_mul(SPARE * RECEIVE);
+        let queues = self.queues().count().saturating_mul(tx_queue::MAX_WAITING);
+        batches.saturating_add(queues) as u64
     }
 
     /// The VLAN that everything behind the port is in.

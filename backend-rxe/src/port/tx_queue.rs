@@ -13,7 +13,7 @@ use crate::task::Task;
 
 /// Bytes that wait for a link at most. Who builds packets stops when anything waits, so this holds the last batches of
 /// those that were in flight.
-const MAX_WAITING: usize = 4 << 20;
+pub(super) const MAX_WAITING: usize = 4 << 20;
 
 #[derive(Debug, Default)]
 struct Backlog {

@@ -38,6 +38,8 @@ pub(crate) struct QpParts {
     /// What the device calls it.
     pub(crate) cookie: u32,
     pub(crate) signal_all: bool,
+    /// SGEs of a send request.
+    pub(crate) max_send_sge: u8,
     pub(crate) send_cq: Arc<Cq>,
     pub(crate) recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
@@ -51,6 +53,7 @@ pub(crate) struct Qp {
     pub(crate) pd: u64,
     cookie: u32,
     signal_all: bool,
+    pub(crate) max_send_sge: u8,
     send_cq: Arc<Cq>,
     recv_cq: Arc<Cq>,
     pub(crate) srq: Option<Arc<Srq>>,
@@ -83,7 +86,7 @@ impl fmt::Debug for Qp {
 
 impl Qp {
     pub(crate) fn new(parts: QpParts, task: Arc<Task>, responder: Responder) -> Arc<Self> {
-        let QpParts { adapter, qpn, qp_type, pd, cookie, signal_all, send_cq, recv_cq, srq } = parts;
+        let QpParts { adapter, qpn, qp_type, pd, cookie, signal_all, max_send_sge, send_cq, recv_cq, srq } = parts;
         let state = StateCell::new(task);
         send_cq.attach(qpn.get(), &state);
         recv_cq.attach(qpn.get(), &state);
@@ -94,6 +97,7 @@ impl Qp {
             pd,
             cookie,
             signal_all,
+            max_send_sge,
             send_cq,
             recv_cq,
             srq,

@@ -54,7 +54,7 @@ pub enum MapError {
         /// Length in bytes.
         len: u64,
     },
-    /// [`crate::MAX_RANGES`] are mapped.
-    #[error("too many ranges")]
+    /// As many ranges are mapped as [`crate::MemoryLimits`] allow.
+    #[error("the device's limit of ranges is used up")]
     TooMany,
 }

@@ -6,7 +6,9 @@
 //!
 //! Pointers never leave this module: a view lends [`vm_memory::VolatileSlice`]s that live no longer than the view.
 
+mod budget;
 mod error;
+mod limits;
 mod pages;
 mod pin;
 mod range;
@@ -16,10 +18,12 @@ mod tests;
 mod view;
 mod watcher;
 
+pub use budget::{Charge, Kept, MemoryBudget, OverBudget};
 pub use error::{DmaError, MapError};
+pub use limits::{MAX_RANGES, MemoryLimits};
 pub use pages::{Extent, PAGE_SIZE, PageList, PageListBuilder};
 pub use pin::{PinError, PinGuard, PinPolicy};
-pub use range::{Backing, Direction, DmaRange, MAX_RANGES, SpaceId};
+pub use range::{Backing, Direction, DmaRange, SpaceId};
 pub use space::DmaSpace;
 pub use view::{DmaView, HostPiece};
 pub use watcher::MemoryWatcher;

@@ -4,9 +4,6 @@ use std::sync::Arc;
 
 use vm_memory::mmap::MmapRegion;
 
-/// Most ranges a space may have. A vIOMMU maps single pages, so there can be many.
-pub const MAX_RANGES: usize = 65_536;
-
 /// Names a space for the life of the process. Two spaces are locked in ascending order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
 pub struct SpaceId(pub(super) u64);

@@ -4,12 +4,12 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 
-use parking_lot::{Mutex, RwLock};
+use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::pin::PinTable;
 use super::{
-    Backing, DmaRange, DmaView, MAX_RANGES, MapError, MemoryWatcher, PageList, PinError, PinGuard, PinPolicy, SpaceId,
+    Backing, DmaRange, DmaView, MapError, MemoryLimits, MemoryWatcher, PageList, PinError, PinGuard, PinPolicy, SpaceId,
 };
 
 /// Bytes that are locked in one go: whoever takes memory away may have to wait for that.
@@ -21,8 +21,15 @@ pub struct DmaSpace {
     ranges: RwLock<Vec<DmaRange>>,
     /// Changed only with `ranges` locked for writing, so a view sees one value for its whole life.
     enabled: AtomicBool,
+    /// The VMM has taken memory away without telling: nothing is accessed any more.
+    revoked: Arc<AtomicBool>,
     policy: PinPolicy,
+    limits: MemoryLimits,
     pub(super) pins: Mutex<PinTable>,
+    /// What a status shows, which waits for nobody.
+    mapped: AtomicU64,
+    pinned: AtomicU64,
+    pin_failure: Mutex<Option<PinError>>,
     watchers: Mutex<Vec<Weak<dyn MemoryWatcher>>>,
 }
 
@@ -33,15 +40,25 @@ impl fmt::Debug for DmaSpace {
 }
 
 impl DmaSpace {
-    /// An empty space.
+    /// An empty space with the default limits.
     pub fn new(policy: PinPolicy) -> Arc<Self> {
+        Self::with_limits(policy, MemoryLimits::default())
+    }
+
+    /// An empty space.
+    pub fn with_limits(policy: PinPolicy, limits: MemoryLimits) -> Arc<Self> {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         Arc::new(Self {
             id: SpaceId(NEXT.fetch_add(1, Ordering::Relaxed)),
             ranges: RwLock::new(Vec::new()),
             enabled: AtomicBool::new(true),
+            revoked: Arc::default(),
             policy,
-            pins: Mutex::new(PinTable::default()),
+            limits,
+            pins: Mutex::new(PinTable::new(limits)),
+            mapped: AtomicU64::new(0),
+            pinned: AtomicU64::new(0),
+            pin_failure: Mutex::default(),
             watchers: Mutex::default(),
         })
     }
@@ -106,7 +123,7 @@ impl DmaSpace {
         let pinned = range.clone();
         {
             let mut ranges = self.ranges.write();
-            if ranges.len() >= MAX_RANGES {
+            if ranges.len() >= self.limits.ranges {
                 return Err(MapError::TooMany);
             }
             let at = ranges.partition_point(|r| r.iova < range.iova);
@@ -115,10 +132,13 @@ impl DmaSpace {
             if overlaps_next || overlaps_previous {
                 return Err(MapError::Overlap { iova: range.iova, len: range.len });
             }
+            if range.backing.is_some() {
+                self.mapped.fetch_add(range.len, Ordering::Relaxed);
+            }
             ranges.insert(at, range);
         }
         if self.policy == PinPolicy::All {
-            self.pins.lock().queue_range(pinned);
+            self.with_pins(|pins| pins.queue_range(pinned));
         }
         Ok(())
     }
@@ -151,21 +171,36 @@ impl DmaSpace {
         self.release(&removed);
     }
 
+    /// Whoever sets it takes all access away, from the next view on. May be set by a signal handler, on a thread that
+    /// holds a view. To be taken back when the VMM has gone.
+    pub fn revocation(&self) -> Arc<AtomicBool> {
+        Arc::clone(&self.revoked)
+    }
+
     fn release(&self, removed: &[DmaRange]) {
+        let bytes: u64 = removed.iter().filter(|range| range.backing.is_some()).map(|range| range.len).sum();
+        self.mapped.fetch_sub(bytes, Ordering::Relaxed);
         let ranges: Vec<_> = removed.iter().map(|range| (range.iova, range.len)).collect();
         self.tell(|watcher| watcher.unmapped(&ranges));
         if self.policy == PinPolicy::All {
-            let mut pins = self.pins.lock();
-            for range in removed {
-                pins.unpin_range(range);
-            }
+            self.with_pins(|pins| removed.iter().for_each(|range| pins.unpin_range(range)));
         }
     }
 
     /// Holds the map and lends it. The calling thread must not already hold a view of this space.
     pub fn view(&self) -> DmaView<'_> {
-        let ranges = self.ranges.read();
-        DmaView { id: self.id, enabled: self.enabled.load(Ordering::Relaxed), ranges }
+        self.view_of(self.ranges.read())
+    }
+
+    /// As [`Self::view`], if nobody takes memory away or waits to.
+    pub fn try_view(&self) -> Option<DmaView<'_>> {
+        let ranges = self.ranges.try_read()?;
+        Some(self.view_of(ranges))
+    }
+
+    fn view_of<'a>(&self, ranges: RwLockReadGuard<'a, Vec<DmaRange>>) -> DmaView<'a> {
+        let enabled = self.enabled.load(Ordering::Relaxed) && !self.revoked.load(Ordering::Relaxed);
+        DmaView { id: self.id, enabled, ranges }
     }
 
     /// Switches all access off or on: a function whose bus mastering is off reaches no memory, whatever the map says.
@@ -194,7 +229,7 @@ impl DmaSpace {
     /// Does a bounded part of the locking that [`Self::map`] left. Returns `true` if there is more. Call it from a
     /// thread that nobody waits for, so that little is left for [`Self::pin_status`].
     pub fn pin_some(&self) -> bool {
-        self.pins.lock().pin_some(PIN_STEP)
+        self.with_pins(|pins| pins.pin_some(PIN_STEP))
     }
 
     /// Checks that all guest memory is resident as [`PinPolicy::All`] promises; finishes what is left of that first.
@@ -207,22 +242,33 @@ impl DmaSpace {
         self.pin_failure()
     }
 
-    /// What [`Self::pin_status`] would say of the memory that was dealt with so far.
+    /// What [`Self::pin_status`] would say of the memory that was dealt with so far. Waits for nobody.
     ///
     /// # Errors
     /// As there.
     pub fn pin_failure(&self) -> Result<(), PinError> {
-        self.pins.lock().status()
+        self.pin_failure.lock().clone().map_or(Ok(()), Err)
     }
 
-    /// Bytes locked in memory now.
+    /// Changes what is locked, and has it shown.
+    pub(super) fn with_pins<R>(&self, change: impl FnOnce(&mut PinTable) -> R) -> R {
+        let mut pins = self.pins.lock();
+        let result = change(&mut pins);
+        self.pinned.store(pins.pinned_bytes(), Ordering::Relaxed);
+        if self.policy == PinPolicy::All {
+            *self.pin_failure.lock() = pins.status().err();
+        }
+        result
+    }
+
+    /// Bytes locked in memory now. Waits for nobody.
     pub fn pinned_bytes(&self) -> u64 {
-        self.pins.lock().pinned_bytes()
+        self.pinned.load(Ordering::Relaxed)
     }
 
-    /// Bytes mapped with accessible memory behind them.
+    /// Bytes mapped with accessible memory behind them. Waits for nobody.
     pub fn mapped_bytes(&self) -> u64 {
-        self.ranges.read().iter().filter(|r| r.backing.is_some()).map(|r| r.len).sum()
+        self.mapped.load(Ordering::Relaxed)
     }
 
     /// With [`PinPolicy::Registered`], keeps these pages resident until the guard is dropped; does nothing otherwise.
@@ -248,7 +294,7 @@ impl DmaSpace {
         for extent in pages.extents() {
             view.backings(extent.iova, extent.bytes(), &mut parts);
         }
-        self.pins.lock().pin_parts(&parts)?;
+        self.with_pins(|pins| pins.pin_parts(&parts))?;
         Ok(PinGuard::new(Arc::clone(self), parts))
     }
 }

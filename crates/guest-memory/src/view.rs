@@ -8,6 +8,7 @@ use parking_lot::RwLockReadGuard;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
+use super::pin::Part;
 use super::{Direction, DmaError, DmaRange, SpaceId};
 
 /// A held memory map.
@@ -202,8 +203,9 @@ impl DmaView<'_> {
             .collect()
     }
 
-    /// Collects what is behind `addr..addr+len`, leaving out what is not accessible.
-    pub(super) fn backings(&self, addr: u64, len: u64, out: &mut Vec<(Arc<MmapRegion>, usize, usize)>) {
+    /// Collects what is behind `addr..addr+len`, leaving out what is not accessible; merged with the last that is there
+    /// already where it follows it.
+    pub(super) fn backings(&self, addr: u64, len: u64, out: &mut Vec<Part>) {
         let Some(end) = addr.checked_add(len) else { return };
         let first = self.ranges.partition_point(|r| r.end() <= addr);
         for range in self.ranges.iter().skip(first).take_while(|r| r.iova < end) {
@@ -212,7 +214,12 @@ impl DmaView<'_> {
             // Inside the backing, whose size is a usize.
             #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
             let (offset, count) = (backing.offset + (from - range.iova) as usize, (to - from) as usize);
-            out.push((Arc::clone(&backing.mapping), offset, count));
+            match out.last_mut() {
+                Some((mapping, first, len)) if Arc::ptr_eq(mapping, &backing.mapping) && *first + *len == offset => {
+                    *len += count;
+                }
+                _ => out.push((Arc::clone(&backing.mapping), offset, count)),
+            }
         }
     }
 }

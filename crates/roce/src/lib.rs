@@ -53,6 +53,6 @@ pub use ops::{AccessError, AtomicChange, NakReason, Received, RequesterOps, Resp
 pub use path::{EgressMarking, Origin, Path, PathInspect};
 pub use requester::inspect::{RequesterInspect, RunningTimer};
 pub use requester::{Requester, RequesterStats, Tuning};
-pub use responder::{Handled, ReorderBudget, ReorderBuffer, Responder, ResponderInspect, ResponderStats};
+pub use responder::{Handled, ReorderBuffer, Responder, ResponderInspect, ResponderStats};
 pub use rnr_backoff::RnrBackoff;
 pub use synthetic_trace::{PathPair, StepOutcome, SyntheticTrace, Toward, TraceStep};

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::attrs::QpAttrMask;
 use crate::types::{QpState, QpType};
-use pvrdma_guest_memory::DmaError;
+use pvrdma_guest_memory::{DmaError, OverBudget};
 
 /// Why a verb was refused.
 #[derive(Debug, Error)]
@@ -12,6 +12,9 @@ pub enum VerbsError {
     /// A table of the adapter is full, or a budget is used up.
     #[error("no room for another {0}")]
     Exhausted(&'static str),
+    /// The device may not make this process keep more.
+    #[error(transparent)]
+    Budget(#[from] OverBudget),
     /// A parameter is out of its range.
     #[error("invalid {0}")]
     Invalid(&'static str),

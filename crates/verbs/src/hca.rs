@@ -11,7 +11,7 @@ use crate::error::VerbsError;
 use crate::log_limit::DeviceLog;
 use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, PortState, QpType, Qpn};
-use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE, PageList};
+use pvrdma_guest_memory::{DmaSpace, MemoryBudget, PAGE_SIZE, PageList};
 
 /// What a device brings when it asks a backend for an adapter.
 #[derive(Clone)]
@@ -28,6 +28,9 @@ pub struct DeviceContext {
     pub events: Arc<dyn EventSink>,
     /// Where an adapter says what its guest or its peers have caused.
     pub log: Arc<DeviceLog>,
+    /// What its guest and its peers may make this process keep. Objects are charged by the device
+    /// ([`Hca::bytes_of`]), everything else by the adapter.
+    pub budget: Arc<MemoryBudget>,
 }
 
 impl std::fmt::Debug for DeviceContext {
@@ -109,6 +112,21 @@ pub struct PortAttributes {
     pub active_mtu: Mtu,
     /// Largest message in bytes.
     pub max_message: u32,
+}
+
+/// An object that is to be made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub enum Object {
+    /// A protection domain.
+    Pd,
+    /// A memory region.
+    Mr,
+    /// A completion queue.
+    Cq,
+    /// A shared receive queue of so many requests.
+    Srq(u32),
+    /// A queue pair of this size.
+    Qp(QpCaps),
 }
 
 /// What to register.
@@ -288,6 +306,10 @@ pub trait Hca: Send + Sync + 'static {
     /// # Errors
     /// There are too many, or the QPN is taken.
     fn create_qp(&self, init: QpInit<'_, Self>) -> Result<Self::Qp, VerbsError>;
+
+    /// Bytes of this process that the adapter keeps for such an object until it is destroyed, without page lists and
+    /// queues that the device brings: with all that it needs to go on when nothing more is to be had.
+    fn bytes_of(&self, object: Object) -> u64;
 
     /// What the adapter counts, in a fixed order. The names are unique in the process.
     fn counters(&self) -> Vec<Counter>;

@@ -49,8 +49,8 @@ pub use containment::EndOnPanic;
 pub use counters::{Count, Counter, Kind, Unit};
 pub use error::{CqOverrun, IndexError, QpTransitionError, QueueError, VerbsError};
 pub use hca::{
-    Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, PortAttributes, QpInit,
-    QueuePair, SharedReceiveQueue, SrqInit,
+    Backend, CompletionQueue, DeviceContext, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Object, PortAttributes,
+    QpInit, QueuePair, SharedReceiveQueue, SrqInit,
 };
 pub use log_limit::{DeviceLog, LogLimit};
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};

@@ -43,7 +43,7 @@ pub enum ThreadKind {
     Switch,
     /// Takes completions and events of the host's adapter.
     HostEvents,
-    /// Sends or receives management datagrams on the host's adapter.
+    /// Sends or receives management datagrams on the host's adapter, or looks peers up.
     HostManagement,
 }
 

@@ -113,7 +113,7 @@ impl Guest {
         self.device.run_deferred();
         world.pass(Duration::from_secs(60));
         let status = self.device.status();
-        assert_eq!((status.objects, status.page_list_extents), Default::default());
+        assert_eq!((status.objects, status.kept.used_bytes), Default::default());
         assert!(self.snapshot() == memory, "memory was written after a reset");
         assert_eq!((self.irqs.counts(), self.irqs.strange()), (interrupts, 0));
     }

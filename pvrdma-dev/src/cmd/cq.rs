@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use pvrdma_guest_memory::{Direction, PAGE_SIZE, PageList};
-use pvrdma_verbs::{CompletionSink, Hca};
+use pvrdma_verbs::{CompletionSink, Hca, Object};
 
 use super::pd::owner;
 use super::response::{Created, Response};
@@ -24,7 +24,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     }
     let vacancy = core.objects.cqs.room()?;
     let pages = ring_pages(core, pdir_dma, nchunks, ring_pages_of(cqe, CQE_SIZE as u64))?;
-    let charge = core.objects.budget.charge_pages(&pages, 1)?;
+    let charge = core.charge(Object::Cq, &[&pages])?;
     let handle = vacancy.handle;
     let ring = CqRing::new(handle, cqe, pages, owner != KERNEL, Arc::clone(&core.hub))?;
     let verbs = core.hca.create_cq(Arc::<CqRing>::clone(&ring) as Arc<dyn CompletionSink>)?;

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use pvrdma_guest_memory::{Direction, PAGE_SIZE};
-use pvrdma_verbs::{Access, Hca, MemoryRegion, MrRequest};
+use pvrdma_guest_memory::{Charge, Direction, Extent, PAGE_SIZE};
+use pvrdma_verbs::{Access, Hca, MemoryRegion, MrRequest, Object};
 
 use super::response::{Created, Response};
 use crate::abi::cmd::{CreateMr, CreateMrResp, DestroyMr, mr_flags};
@@ -11,7 +11,7 @@ use crate::config::MAX_FAST_REGISTER_PAGES;
 use crate::core::Core;
 use crate::dsr::Session;
 use crate::error::CmdError;
-use crate::objects::{Charge, KERNEL, Mr, Pd};
+use crate::objects::{KERNEL, Mr, Pd};
 use crate::page_dir::{check_mapped, read_page_directory};
 
 pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &CreateMr) -> Result<Response, CmdError> {
@@ -51,7 +51,7 @@ fn user<H: Hca>(core: &Core<H>, request: &CreateMr) -> Result<(MrRequest, Charge
         check_mapped(&view, &pages, Direction::Read)?;
         pages
     };
-    let charge = core.objects.budget.charge_pages(&pages, 1)?;
+    let charge = core.charge(Object::Mr, &[&pages])?;
     Ok((MrRequest::User { start, length, pages, access: access(request) }, charge))
 }
 
@@ -61,7 +61,7 @@ fn dma<H: Hca>(core: &Core<H>, pd: &Pd<H>, request: &CreateMr) -> Result<(MrRequ
         return Err(CmdError::Foreign("a region of bus addresses"));
     }
     let access = access(request) & Access::LOCAL_WRITE;
-    Ok((MrRequest::Dma { access }, core.objects.budget.charge(0)?))
+    Ok((MrRequest::Dma { access }, core.charge(Object::Mr, &[])?))
 }
 
 /// A region that the kernel's work requests fill in. The pages that it may come to hold are paid for now.
@@ -76,7 +76,8 @@ fn fast_register<H: Hca>(core: &Core<H>, pd: &Pd<H>, request: &CreateMr) -> Resu
     if max_pages == 0 || max_pages > MAX_FAST_REGISTER_PAGES {
         return Err(CmdError::Invalid("number of pages", max_pages.into()));
     }
-    Ok((MrRequest::FastRegister { max_pages }, core.objects.budget.charge(max_pages.into())?))
+    let lists = u64::from(max_pages).saturating_mul(size_of::<Extent>() as u64);
+    Ok((MrRequest::FastRegister { max_pages }, core.charge_bytes(Object::Mr, lists)?))
 }
 
 /// When this returns nothing touches the pages of the region.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::Hca;
+use pvrdma_verbs::{Hca, Object};
 
 use super::response::{Created, Response};
 use crate::abi::cmd::{CreatePd, CreatePdResp, DestroyPd};
@@ -15,8 +15,9 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     let owner = owner(core, request.ctx_handle)?;
     let vacancy = core.objects.pds.room()?;
     let handle = vacancy.handle;
+    let charge = core.charge(Object::Pd, &[])?;
     let verbs = core.hca.create_pd()?;
-    core.objects.pds.insert(vacancy, Arc::new(Pd { handle, owner, verbs }));
+    core.objects.pds.insert(vacancy, Arc::new(Pd { handle, owner, verbs, _charge: charge }));
     Ok(Response::new(&CreatePdResp { pd_handle: handle }).created(Created::Pd(handle)))
 }
 

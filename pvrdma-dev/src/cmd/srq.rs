@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
-use pvrdma_verbs::{Hca, SharedReceiveQueue, SrqInit};
+use pvrdma_verbs::{Hca, Object, SharedReceiveQueue, SrqInit};
 
 use super::cq::{ring_pages, ring_pages_of};
 use super::response::{Created, Response};
@@ -37,7 +37,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     let stride = recv_stride(max_sge).ok_or_else(|| CmdError::Invalid("number of SGEs", max_sge.into()))?;
     let needed = ring_pages_of(max_wr, stride.into());
     let pages = ring_pages(core, pdir_dma, nchunks, needed)?;
-    let charge = core.objects.budget.charge_pages(&pages, 1)?;
+    let charge = core.charge(Object::Srq(max_wr), &[&pages])?;
     let element_pages = pages.pages().saturating_sub(1);
     let queue = Box::new(RecvRing::new(pages, 1, element_pages, max_wr, max_sge)?);
     let words = queue.words();

@@ -69,7 +69,7 @@ fn unknown_handles() {
     }
     assert!(guest.run(Opcode::CREATE_CQ, &guest.cq_request(5)).is_err());
     assert_eq!(guest.counts(), ObjectCounts::default());
-    assert_eq!(guest.device.status().page_list_extents, 0);
+    assert_eq!(guest.device.status().kept.used_bytes, 0);
 }
 
 /// Conformance 21, 33: memory regions.
@@ -77,6 +77,7 @@ fn unknown_handles() {
 fn memory_regions() {
     let guest = TypedDriver::up();
     let (kernel, user) = (guest.create_pd(0), guest.create_pd(guest.open(1)));
+    let domains = guest.device.status().kept.used_bytes;
     let create = |request: &CreateMr| guest.run(Opcode::CREATE_MR, request);
     let good = guest.mr_request(user);
     for bad in [
@@ -105,7 +106,7 @@ fn memory_regions() {
     }
     guest.hca.refuse_next();
     assert!(create(&good).is_err());
-    assert_eq!((guest.counts().mrs, guest.device.status().page_list_extents), (0, 0));
+    assert_eq!((guest.counts().mrs, guest.device.status().kept.used_bytes), (0, domains));
 
     guest.hca.take_calls();
     let response: CreateMrResp = guest.ok(Opcode::CREATE_MR, &good);
@@ -130,7 +131,7 @@ fn memory_regions() {
 /// Conformance 21: the memory that a guest makes us hold is bounded, and given back.
 #[test]
 fn the_budget_of_page_lists() {
-    let limits = Limits { max_extents: 5, ..Limits::default() };
+    let limits = Limits { max_memory: 10_000, ..Limits::default() };
     let guest = TypedDriver::on(DeviceConfig { limits, ..TypedDriver::config() });
     let pd = guest.create_pd(0);
     let scattered = |count: usize| {
@@ -140,13 +141,15 @@ fn the_budget_of_page_lists() {
         let nchunks = u32::try_from(count).unwrap();
         CreateMr { start: 0, length, pdir_dma: dir, pd_handle: pd, nchunks, ..Default::default() }
     };
-    assert!(guest.run(Opcode::CREATE_MR, &scattered(6)).is_err());
-    let mr: CreateMrResp = guest.ok(Opcode::CREATE_MR, &scattered(4));
-    assert!(guest.run(Opcode::CREATE_MR, &scattered(2)).is_err());
+    // 16 bytes a piece, beside the objects.
+    guest.run(Opcode::CREATE_MR, &scattered(600)).unwrap_err();
+    let mr: CreateMrResp = guest.ok(Opcode::CREATE_MR, &scattered(400));
+    guest.run(Opcode::CREATE_MR, &scattered(200)).unwrap_err();
+    assert_eq!(guest.device.status().kept.refused, 2);
     let one_extent = guest.memory.directory(&guest.memory.alloc(2, Placement::Contiguous)).addr;
     guest.run(Opcode::CREATE_CQ, &CreateCq { pdir_dma: one_extent, ..guest.cq_request(0) }).unwrap();
     guest.run(Opcode::DESTROY_MR, &DestroyMr { mr_handle: mr.mr_handle }).unwrap();
-    guest.run(Opcode::CREATE_MR, &scattered(4)).unwrap();
+    guest.run(Opcode::CREATE_MR, &scattered(400)).unwrap();
 }
 
 /// Conformance 21, 25: completion queues.
@@ -171,7 +174,7 @@ fn completion_queues() {
     }
     guest.hca.refuse_next();
     assert!(guest.run(Opcode::CREATE_CQ, &good).is_err());
-    assert_eq!((guest.counts().cqs, guest.device.status().page_list_extents), (0, 0));
+    assert_eq!((guest.counts().cqs, guest.device.status().kept.used_bytes), (0, 0));
     for (cqe, nchunks) in [(1, 2), (64, 2), (64, 9), (64, u32::MAX)] {
         let response: CreateCqResp = guest.ok(Opcode::CREATE_CQ, &CreateCq { cqe, nchunks, ..good });
         assert_eq!(response.cqe, cqe);
@@ -225,14 +228,14 @@ fn gid_bindings() {
     bind(255, 2).unwrap();
     assert!(bind(256, 2).is_err() && bind(u32::MAX, 2).is_err());
     assert!(bind(1, 1).is_err() && bind(1, 0).is_err() && bind(1, 3).is_err());
-    assert_eq!(guest.counts().gids, 2);
+    assert_eq!(guest.counts().gids, Some(2));
     guest.hca.take_calls();
     let unbind = |index| guest.run(Opcode::DESTROY_BIND, &DestroyBind { index });
     unbind(255).unwrap();
     unbind(255).unwrap();
     assert!(unbind(256).is_err());
     assert_eq!(guest.hca.take_calls(), ["unbind 255"]);
-    assert_eq!(guest.counts().gids, 1);
+    assert_eq!(guest.counts().gids, Some(1));
     // No driver names a VLAN; 0xFFF is none.
     for vlan in [0, 0xfff, 42, 0xffe] {
         bind_in(3, 2, vlan).unwrap();
@@ -273,7 +276,7 @@ fn destroying_what_is_in_use() {
     guest.run(Opcode::DESTROY_UC, &DestroyUc { ctx_handle: context }).unwrap();
     assert_eq!(guest.counts(), ObjectCounts { pds: 1, ..Default::default() });
     guest.run(Opcode::DESTROY_PD, &DestroyPd { pd_handle: other }).unwrap();
-    assert_eq!(guest.device.status().page_list_extents, 0);
+    assert_eq!(guest.device.status().kept.used_bytes, 0);
 }
 
 /// Section 4.4: what the driver never learns of is taken back.

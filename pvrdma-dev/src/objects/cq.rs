@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use pvrdma_guest_memory::Charge;
 use pvrdma_verbs::Hca;
 
-use super::Charge;
 use crate::datapath::CqRing;
 
 /// A completion queue: the guest's ring and the adapter's producer for it.
@@ -15,6 +15,6 @@ pub(crate) struct Cq<H: Hca> {
     pub(crate) ring: Arc<CqRing>,
     /// The adapter's object.
     pub(crate) verbs: H::Cq,
-    /// Room for its pages.
+    /// What is kept for it.
     pub(crate) _charge: Charge,
 }

@@ -20,7 +20,6 @@ use crate::error::CmdError;
 use crate::limits::Limits;
 use crate::stats::ObjectCounts;
 
-pub(crate) use budget::{Budget, Charge};
 pub(crate) use context::{Context, KERNEL};
 pub(crate) use cq::Cq;
 pub(crate) use mr::Mr;
@@ -53,8 +52,6 @@ pub(crate) struct Objects<H: Hca> {
     pub(crate) qps: HandleTable<Qp<H>>,
     /// Which GIDs are bound.
     pub(crate) gids: Mutex<GidTable>,
-    /// Memory for page lists.
-    pub(crate) budget: Arc<Budget>,
 }
 
 impl<H: Hca> Objects<H> {
@@ -69,7 +66,6 @@ impl<H: Hca> Objects<H> {
             srqs: HandleTable::new("shared receive queue", 0, limits.verbs.max_srq),
             qps: HandleTable::new("queue pair", FIRST_HANDLE, limits.verbs.max_qp),
             gids: Mutex::default(),
-            budget: Budget::new(limits.max_extents),
         }
     }
 
@@ -81,10 +77,9 @@ impl<H: Hca> Objects<H> {
         self.cqs.set_end(limits.verbs.max_cq);
         self.srqs.set_end(limits.verbs.max_srq);
         self.qps.set_end(limits.verbs.max_qp);
-        self.budget.set_limit(limits.max_extents);
     }
 
-    /// How many of each there are.
+    /// How many of each there are. Waits for no command.
     pub(crate) fn counts(&self) -> ObjectCounts {
         ObjectCounts {
             contexts: self.contexts.len(),
@@ -93,7 +88,7 @@ impl<H: Hca> Objects<H> {
             cqs: self.cqs.len(),
             srqs: self.srqs.len(),
             qps: self.qps.len(),
-            gids: self.gids.lock().len(),
+            gids: self.gids.try_lock().map(|gids| gids.len()),
         }
     }
 }

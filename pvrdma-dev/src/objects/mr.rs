@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
+use pvrdma_guest_memory::Charge;
 use pvrdma_verbs::Hca;
 
-use super::{Charge, Pd};
+use super::Pd;
 
 /// A memory region; its pages are the adapter's.
 pub(crate) struct Mr<H: Hca> {
@@ -12,6 +13,6 @@ pub(crate) struct Mr<H: Hca> {
     pub(crate) pd: Arc<Pd<H>>,
     /// The adapter's object.
     pub(crate) verbs: H::Mr,
-    /// Room for its pages.
+    /// What is kept for it.
     pub(crate) _charge: Charge,
 }

@@ -1,5 +1,6 @@
 //! A protection domain.
 
+use pvrdma_guest_memory::Charge;
 use pvrdma_verbs::Hca;
 
 /// A protection domain and whose it is.
@@ -10,4 +11,6 @@ pub(crate) struct Pd<H: Hca> {
     pub(crate) owner: u32,
     /// The adapter's object.
     pub(crate) verbs: H::Pd,
+    /// What is kept for it.
+    pub(crate) _charge: Charge,
 }

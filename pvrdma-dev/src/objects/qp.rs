@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
+use pvrdma_guest_memory::Charge;
 use pvrdma_verbs::{Hca, QpCaps, QpType};
 
-use super::{Charge, Cq, Pd, Srq};
+use super::{Cq, Pd, Srq};
 use crate::ring::{RingWords, StateWords};
 
 /// Handle of the general services QP. Versions before 20 need handle and number to be equal, and its number is 1.
@@ -34,7 +35,7 @@ pub(crate) struct Qp<H: Hca> {
     pub(crate) caps: QpCaps,
     /// Doorbells that were not passed on yet: bits of [`crate::pending_doorbells`].
     pub(crate) pending_doorbells: AtomicU8,
-    /// Room for its pages.
+    /// What is kept for it.
     pub(crate) _charge: Charge,
 }
 

@@ -3,9 +3,10 @@
 use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
+use pvrdma_guest_memory::Charge;
 use pvrdma_verbs::Hca;
 
-use super::{Charge, Pd};
+use super::Pd;
 use crate::ring::RingWords;
 
 /// A shared receive queue; its ring is the adapter's.
@@ -24,6 +25,6 @@ pub(crate) struct Srq<H: Hca> {
     pub(crate) max_sge: u32,
     /// Doorbells that were not passed on yet: bits of [`crate::pending_doorbells`].
     pub(crate) pending_doorbells: AtomicU8,
-    /// Room for its pages.
+    /// What is kept for it.
     pub(crate) _charge: Charge,
 }

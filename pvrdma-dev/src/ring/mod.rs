@@ -281,6 +281,9 @@ pub(crate) struct ConsumerRing {
     broken: Option<IndexError>,
 }
 
+/// Bytes that a ring takes, of either side and with what stands around it.
+pub(crate) const RING_BYTES: usize = size_of::<ConsumerRing>() + 96;
+
 impl ConsumerRing {
     pub(crate) fn new(shape: RingShape) -> Result<Self, RingShapeError> {
         Ok(Self { ring: Ring::new(shape)?, tail: 0, next: 0, head: 0, broken: None })

@@ -9,9 +9,9 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use pvrdma_verbs::{
     AsyncEvent, Backend, Completion, CompletionQueue, CompletionSink, Counter, CqOverrun, DeviceContext, Gid, GidType,
-    Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Mtu, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit,
-    QpState, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendSource, SendWr, SharedReceiveQueue, SrqInit,
-    VerbsError, qp_state,
+    Hca, HcaLimits, MemoryRegion, MrRequest, MrShape, Mtu, Object, PortAttributes, PortState, QpAttrMask, QpAttrs,
+    QpInit, QpState, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendSource, SendWr, SharedReceiveQueue,
+    SrqInit, VerbsError, qp_state,
 };
 
 /// Limits of an adapter that can do everything.
@@ -339,6 +339,10 @@ impl Hca for MockHca {
         });
         self.0.qps.lock().insert(cookie, Arc::clone(&shared));
         Ok(MockQp { device: Arc::clone(&self.0), shared })
+    }
+
+    fn bytes_of(&self, _object: Object) -> u64 {
+        0
     }
 
     fn counters(&self) -> Vec<Counter> {

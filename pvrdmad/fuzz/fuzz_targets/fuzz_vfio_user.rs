@@ -21,7 +21,7 @@ use pvrdma_dev::{Bar, InterruptSink, PciFunction};
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header, MessageKind};
 use pvrdmad::vfio_user::request::Request;
-use pvrdmad::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE};
+use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE};
 use rustix::event::EventfdFlags;
 use rustix::fs::MemfdFlags;
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
@@ -310,6 +310,7 @@ fuzz_target!(|input: (bool, Messages)| {
         name: "fuzz".to_owned(),
         function: function.clone(),
         memory: Arc::clone(&memory),
+        files: FileRules::default(),
         irqs,
         stats: Arc::clone(&stats),
         intx: messages.len() % 2 == 0,

@@ -46,6 +46,11 @@ keys! {
         /// Each registration counts. The default is 64 GiB.
         ["max-pinned", "BYTES", "68719476736"]
         max_pinned: Option<u64>,
+        /// Pieces of scattered memory that one device may register.
+        ///
+        /// Each piece is one of the process's memory mappings, of which Linux allows 65,530 (`vm.max_map_count`).
+        ["max-mappings", "NUMBER", "16384"]
+        max_mappings: Option<u64>,
         /// Reach of the guests' rdma_cm.
         ///
         /// `umad`: beyond this daemon, through the host's `ib_umad`. `local`: guests of this daemon. `auto`: `umad` if
@@ -76,6 +81,7 @@ impl IbverbsSpec {
             gid_index: self.gid_index.map_or(default.gid_index, |GidChoice(index)| index),
             add_addresses: self.addresses.map_or(default.add_addresses, |Addresses(networks)| networks),
             max_pinned: self.max_pinned.unwrap_or(default.max_pinned),
+            max_mappings: self.max_mappings.unwrap_or(default.max_mappings),
             cm: self.cm.map_or(default.cm, Cm::into),
             poll: self.poll.map_or(default.poll, |us| Duration::from_micros(us.into())),
             device: default.device,

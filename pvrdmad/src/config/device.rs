@@ -1,5 +1,6 @@
 //! A device, completely described and checked.
 
+use std::fs;
 use std::path::PathBuf;
 
 use pvrdma_dev::DeviceConfig;
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::access::access;
 use super::link::LinkSpec;
 use super::spec::{DeviceSpec, Mac, NAME_RULE, is_name};
-use super::words::{Forged, Pcp, Pin, Roce, Switch};
+use super::words::{Forged, MemoryFiles, Pcp, Pin, Roce, Switch};
 use crate::socket::SocketAccess;
 
 /// A device, completely described.
@@ -24,6 +25,8 @@ pub struct Device {
     pub access: SocketAccess,
     /// Residency of guest memory.
     pub pin: Pin,
+    /// Limits of guest memory.
+    pub memory: MemoryRules,
     /// The paired network function, if it is the VMM's.
     pub nic: Option<LinkSpec>,
     /// Where the VMM connects to the paired network function, if that is ours.
@@ -40,6 +43,24 @@ impl Device {
             GidType::RoceV2 => Roce::V2,
         }
     }
+}
+
+/// Limits of a guest's memory.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
+pub struct MemoryRules {
+    /// Which files it may be in.
+    pub files: MemoryFiles,
+    /// Most bytes mapped.
+    pub max_mapped: u64,
+    /// Most bytes locked.
+    pub max_locked: u64,
+}
+
+/// Seven eighths of the host's memory in bytes.
+fn most_of_the_host() -> u64 {
+    let text = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let total = text.lines().find_map(|line| line.strip_prefix("MemTotal:")?.split_whitespace().next()?.parse().ok());
+    total.map_or(u64::MAX, |kibibytes: u64| kibibytes.saturating_mul(1024) / 8 * 7)
 }
 
 impl DeviceSpec {
@@ -82,15 +103,25 @@ impl DeviceSpec {
             _ => {}
         }
         let rules = self.rules(congestion);
+        let memory = self.memory_rules();
         Ok(Device {
             config,
             socket,
             access: access(self.owner, self.group, self.mode),
             pin: self.pin.unwrap_or(Pin::All),
+            memory,
             nic: self.nic,
             nic_socket: self.nic_socket,
             rules,
         })
+    }
+
+    fn memory_rules(&self) -> MemoryRules {
+        MemoryRules {
+            files: self.memory.unwrap_or(MemoryFiles::Any),
+            max_mapped: self.max_memory.unwrap_or(1 << 40),
+            max_locked: self.max_locked.unwrap_or_else(most_of_the_host),
+        }
     }
 
     /// What the device may do on its network.

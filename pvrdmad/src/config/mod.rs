@@ -25,7 +25,7 @@ mod words;
 pub use self::access::{GroupId, Mode, UserId};
 pub use self::backend::BackendSpec;
 pub use self::control::ControlSpec;
-pub use self::device::Device;
+pub use self::device::{Device, MemoryRules};
 pub use self::error::ConfigError;
 pub use self::fault::FaultSpec;
 pub use self::link::LinkSpec;
@@ -33,7 +33,7 @@ pub use self::load::{Config, ConfigSpec};
 pub use self::network::Network;
 pub use self::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 pub use self::vlan::VlanWord;
-pub use self::words::{Isolate, LinkState, Pin, Roce, SandboxMode, Switch};
+pub use self::words::{Isolate, LinkState, MemoryFiles, Pin, Roce, SandboxMode, Switch};
 #[cfg(test)]
 pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, fault::FaultKeys, keys::Keys, link::LINKS};
 pub use crate::socket::SocketAccess;

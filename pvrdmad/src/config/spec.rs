@@ -13,7 +13,7 @@ use super::link::LinkSpec;
 use super::pairs::{Syntax, from_pairs};
 use super::tunnel::{Learn, TunnelAddress};
 use super::vlan::VlanWord;
-use super::words::{Forged, Pcp, Pin, Roce, Switch};
+use super::words::{Forged, MemoryFiles, Pcp, Pin, Roce, Switch};
 
 /// The network of devices that name none.
 pub const DEFAULT_NETWORK: &str = "default";
@@ -128,6 +128,23 @@ keys! {
         /// registered. `off`: nothing. What is resident counts against `RLIMIT_MEMLOCK`.
         ["pin", "all|registered|off", "all"]
         pin: Option<Pin>,
+        /// Files that guest memory may be in.
+        ///
+        /// `any`: those that cannot block, of memfd, tmpfs or hugetlbfs. `sealed`: those of them that cannot shrink
+        /// any more (`F_SEAL_SHRINK`), as QEMU's `memory-backend-memfd` makes them.
+        ["memory", "any|sealed", "any"]
+        memory: Option<MemoryFiles>,
+        /// Most guest memory mapped.
+        ///
+        /// What a VMM wants mapped beyond that is refused. The default is 1 TiB.
+        ["max-memory", "BYTES", "1099511627776"]
+        max_memory: Option<u64>,
+        /// Most guest memory locked.
+        ///
+        /// Memory that a VMM has not used yet is populated by being locked, on the daemon's account. The default is
+        /// seven eighths of the host's memory; with VMMs that are not trusted, give it the size of the guest.
+        ["max-locked", "BYTES", ""]
+        max_locked: Option<u64>,
         /// Version of the PVRDMA interface.
         ["version", "17..20", "20"]
         version: Option<u32>,

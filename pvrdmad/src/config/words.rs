@@ -29,6 +29,16 @@ pub enum Pin {
     Off,
 }
 
+/// Which files guest memory may be in.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum MemoryFiles {
+    /// Any that cannot block: memfd, tmpfs, hugetlbfs.
+    Any,
+    /// Those of them that cannot shrink.
+    Sealed,
+}
+
 impl From<Pin> for PinPolicy {
     fn from(pin: Pin) -> Self {
         match pin {

@@ -93,6 +93,9 @@ pub struct NetworkSetup {
     pub sandbox: SandboxMode,
     /// Captures are answered.
     pub captures: bool,
+    /// Threads of the software adapter's engine. The supervisor counts the processors that it may use: a worker in its
+    /// sandbox cannot read the quota of its control group.
+    pub engine_threads: usize,
     /// The network; its devices come one by one.
     pub network: Network,
 }

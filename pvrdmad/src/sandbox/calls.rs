@@ -132,11 +132,12 @@ static RUNTIME: Group = Group {
             &[
                 &[is(2, libc::MADV_DONTNEED)],
                 &[is(2, libc::MADV_FREE)],
+                &[is(2, libc::MADV_POPULATE_READ)],
                 &[is(2, libc::MADV_POPULATE_WRITE)],
                 &[is(2, GUARD_ADVICE[0])],
                 &[is(2, GUARD_ADVICE[1])],
             ],
-            "MADV_DONTNEED, MADV_FREE, MADV_POPULATE_WRITE, MADV_GUARD_INSTALL, MADV_GUARD_REMOVE",
+            "MADV_DONTNEED, MADV_FREE, MADV_POPULATE_READ, MADV_POPULATE_WRITE, MADV_GUARD_INSTALL, MADV_GUARD_REMOVE",
         ),
         when(
             "mmap",
@@ -173,7 +174,7 @@ static RUNTIME: Group = Group {
 
 static GUEST: Group = Group {
     name: "guest",
-    purpose: "running what guests ask for: locking memory, sending frames, making eventfds, counting what a link lost",
+    purpose: "running what guests ask for: locking memory, interrupts, sending frames, making eventfds, counting what a link lost",
     calls: &[
         call("eventfd2", libc::SYS_eventfd2),
         when(
@@ -186,7 +187,11 @@ static GUEST: Group = Group {
             ],
             "SO_ERROR, PACKET_STATISTICS, UDP_SEGMENT",
         ),
+        // An interrupt is a notification of the kernel's, which never blocks; see vfio_user/eventfd.rs.
+        call("io_getevents", libc::SYS_io_getevents),
+        call("io_submit", libc::SYS_io_submit),
         call("mlock", libc::SYS_mlock),
+        call("mlock2", libc::SYS_mlock2),
         call("munlock", libc::SYS_munlock),
         SEND,
         call("shutdown", libc::SYS_shutdown),
@@ -197,6 +202,7 @@ static CLIENT: Group = Group {
     name: "client",
     purpose: "a client's messages and descriptors, mapping its memory",
     calls: &[
+        when("fcntl", libc::SYS_fcntl, &[&[is(1, libc::F_GET_SEALS)]], "F_GET_SEALS"),
         call("fstat", libc::SYS_fstat),
         call("fstatfs", libc::SYS_fstatfs),
         when("mmap", libc::SYS_mmap, &[&[without(2, libc::PROT_EXEC)]], "not PROT_EXEC"),
@@ -247,7 +253,7 @@ static ADDRESSED: Group = Group {
 static PIN: Group = Group {
     name: "pin",
     purpose: "locking memory",
-    calls: &[call("mlock", libc::SYS_mlock), call("munlock", libc::SYS_munlock)],
+    calls: &[call("mlock", libc::SYS_mlock), call("mlock2", libc::SYS_mlock2), call("munlock", libc::SYS_munlock)],
 };
 
 static CAPTURE: Group = Group {

@@ -2,6 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde_json::Value;
+
 use super::report::{CaptureReport, DaemonStatus, DeviceReport, NetworkReport, NetworkState, NetworkStatus, NicReport};
 use super::table::{number, percent, short, size, table};
 use crate::config::Pin;
@@ -32,9 +34,11 @@ impl DaemonStatus {
                 );
             }
         }
-        if self.lost_pages != 0 {
-            text +=
-                &format!("{} pages of guest memory were truncated by their VMM and read as zero\n", self.lost_pages);
+        if self.lost_mappings != 0 {
+            text += &format!(
+                "{} mappings of guest memory were taken away by VMMs, which were disconnected\n",
+                self.lost_mappings
+            );
         }
         for (name, what) in [
             ("control_connections_refused", "connections to the control socket"),
@@ -140,7 +144,12 @@ impl DeviceReport {
     /// Its line in the table of devices.
     fn row(&self) -> Vec<String> {
         let count = |kind: &str| {
-            self.numbers("objects").find(|&(name, _)| name == kind).map_or(0, |(_, count)| count).to_string()
+            let objects = self.status.get("objects");
+            // A word where the number cannot be seen now.
+            match objects.and_then(|objects| objects.get(kind)) {
+                Some(Value::String(word)) => word.clone(),
+                count => count.and_then(Value::as_u64).unwrap_or(0).to_string(),
+            }
         };
         let guest = match (self.client.connected, self.phase()) {
             (false, _) => "none",

@@ -7,7 +7,7 @@ use pvrdma_verbs::{Counter, PortState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::config::Pin;
+use crate::config::{MemoryFiles, Pin};
 use crate::sandbox::SandboxReport;
 
 /// The daemon at one moment.
@@ -21,8 +21,8 @@ pub struct DaemonStatus {
     pub uptime_s: u64,
     /// What carries the traffic.
     pub backend: String,
-    /// Pages of guest memory that a client took away under us and that read as zero since.
-    pub lost_pages: u64,
+    /// Mappings of guest memory that clients took away under us; `client_memory_lost` of devices tells whose.
+    pub lost_mappings: u64,
     /// Counters of the control socket by name.
     pub control: BTreeMap<String, u64>,
     /// Its networks.
@@ -78,8 +78,8 @@ impl NetworkState {
 /// What a worker says of its network.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct WorkerStatus {
-    /// Pages of guest memory that a client took away under us and that read as zero since.
-    pub lost_pages: u64,
+    /// Mappings of guest memory that clients took away under us; `client_memory_lost` of devices tells whose.
+    pub lost_mappings: u64,
     /// What confines the process.
     pub sandbox: Option<SandboxReport>,
     /// Its devices.
@@ -142,6 +142,16 @@ pub struct MemoryReport {
     /// Bytes mapped and kept resident.
     #[serde(flatten)]
     pub status: MemoryStatus,
+    /// Which files it may be in.
+    pub files: MemoryFiles,
+    /// Most bytes that may be mapped.
+    pub max_mapped_bytes: u64,
+    /// Most bytes that may be locked.
+    pub max_locked_bytes: u64,
+    /// Files that are open for it.
+    pub open_files: usize,
+    /// Mappings of these.
+    pub mappings: usize,
     /// Why not all is resident that should be.
     pub pin_error: Option<String>,
 }

@@ -116,6 +116,11 @@ impl Reporter {
             memory: MemoryReport {
                 pin: self.device.pin,
                 status: status.memory,
+                files: self.device.memory.files,
+                max_mapped_bytes: self.device.memory.max_mapped,
+                max_locked_bytes: self.device.memory.max_locked,
+                open_files: self.stats.cost.files(),
+                mappings: self.stats.cost.mappings(),
                 pin_error: self.memory.pin_failure().err().map(|error| error.to_string()),
             },
             network: NetworkReport {

@@ -60,16 +60,16 @@ impl Network {
     fn add_to_process(&self, process: &Process, planned: &Arc<Planned>, deadline: Instant) -> Result<(), String> {
         // A worker that ends with the request was at its end already, most likely. If the next one does as well, it is
         // the device.
-        let mut lost = 0;
+        let mut lost = None;
         loop {
-            let connection = process.wait_serving(deadline).map_err(|error| self.failure(error))?;
+            let connection = process.wait_serving(lost.as_ref(), deadline).map_err(|error| self.failure(error))?;
             let (request, fds) = descriptors(planned)?;
             let asked = process.ask_one(&connection, request, &fds);
             drop(fds);
             match asked.and_then(|reply| reply_by(&reply, deadline)) {
                 Ok(reply) => done(reply)?,
-                Err(CallError::Gone | CallError::Ended) if lost == 0 => {
-                    lost += 1;
+                Err(CallError::Gone | CallError::Ended) if lost.is_none() => {
+                    lost = Some(connection);
                     continue;
                 }
                 Err(CallError::Unresponsive) => {

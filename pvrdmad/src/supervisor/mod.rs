@@ -17,6 +17,7 @@ mod sockets;
 mod tests;
 mod timing;
 mod upcalls;
+mod worker_log;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -98,14 +99,14 @@ impl Supervisor {
         let deadline = Instant::now() + self.timing.status;
         let replies = networks.iter().zip(asked).map(|(network, asked)| network.status(asked, deadline));
         let (networks, said): (Vec<_>, Vec<_>) = replies.unzip();
-        let lost_pages = said.iter().flatten().map(|status| status.lost_pages).fold(0, u64::saturating_add);
+        let lost_mappings = said.iter().flatten().map(|status| status.lost_mappings).fold(0, u64::saturating_add);
         let devices: Vec<DeviceReport> = said.into_iter().flatten().flat_map(|status| status.devices).collect();
         DaemonStatus {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs(),
             backend: self.backend.clone(),
-            lost_pages,
+            lost_mappings,
             // Whoever serves the socket knows them.
             control: BTreeMap::new(),
             networks,

@@ -10,7 +10,7 @@ use anyhow::{Context, Result, anyhow};
 use parking_lot::Mutex;
 use pvrdma_ether_link::Connector;
 use pvrdma_ether_link::vxlan::VxlanPorts;
-use pvrdma_rxe::VlanMode;
+use pvrdma_rxe::{RxeConfig, VlanMode};
 use pvrdma_verbs::MacAddr;
 
 use super::services::Services;
@@ -138,6 +138,7 @@ impl Plan {
             backend: config.backend.clone(),
             sandbox: config.sandbox,
             captures: config.captures.is_on(),
+            engine_threads: RxeConfig::default().workers,
             network: Network { devices: Vec::new(), ..network.clone() },
         };
         let profile = profile(&setup.backend, network);

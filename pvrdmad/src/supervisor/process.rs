@@ -81,14 +81,20 @@ impl Process {
         self.lives.life.lock().running.as_ref().map(|(_, connection)| Arc::clone(connection))
     }
 
-    /// The worker that serves, or the next one, if that comes in time.
+    /// The worker that serves, or the next one, if that comes in time. The one of `lost` is no more, although that may
+    /// not have been noticed yet.
     ///
     /// # Errors
     /// None serves until then.
-    pub(super) fn wait_serving(&self, deadline: Instant) -> Result<Arc<Connection>, CallError> {
+    pub(super) fn wait_serving(
+        &self,
+        lost: Option<&Arc<Connection>>,
+        deadline: Instant,
+    ) -> Result<Arc<Connection>, CallError> {
         let mut life = self.lives.life.lock();
         loop {
-            if let Some((_, connection)) = &life.running {
+            let running = life.running.as_ref().map(|(_, connection)| connection);
+            if let Some(connection) = running.filter(|running| !lost.is_some_and(|lost| Arc::ptr_eq(lost, running))) {
                 return Ok(Arc::clone(connection));
             }
             if life.over || self.lives.changed.wait_until(&mut life, deadline).timed_out() {
@@ -201,7 +207,8 @@ impl Keeper {
         let mut arguments = self.program.arguments.clone();
         arguments.extend(self.plan.confinement().map(str::to_owned));
         arguments.push(self.plan.name().to_owned());
-        let started = Session::start(&self.program.path, &arguments, &self.plan.services, &self.plan.timing);
+        let started =
+            Session::start(&self.program.path, &arguments, self.plan.name(), &self.plan.services, &self.plan.timing);
         let (mut session, upcalls) = match started {
             Ok(started) => started,
             Err(error) => return (None, End::System(error)),

@@ -1,7 +1,8 @@
 //! One life of a worker's process, from its start to the cause of its end.
 
-use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::fs::File;
+use std::io::{self, Stderr};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
@@ -19,6 +20,7 @@ use super::connection::{CallError, Connection, Violation};
 use super::services::Services;
 use super::timing::Timing;
 use super::upcalls::{UpcallError, Upcalls};
+use super::worker_log::{self, WorkerLog};
 use crate::protocol::{FrameError, FrameReader, Received, Reply, Request};
 
 /// Why a worker is no more.
@@ -63,6 +65,8 @@ pub(super) struct Session {
     connection: Arc<Connection>,
     replies: FrameReader,
     upcalls: Upcalls,
+    /// Its standard error, until it closes that.
+    log: Option<WorkerLog<File, Stderr>>,
     reaped: bool,
 }
 
@@ -74,15 +78,18 @@ impl Session {
     pub(super) fn start(
         program: &Path,
         arguments: &[String],
+        network: &str,
         services: &Arc<Services>,
         timing: &Timing,
     ) -> io::Result<(Self, OwnedFd)> {
         let (ours, theirs) = UnixStream::pair()?;
         let (upcalls, their_upcalls) = UnixStream::pair()?;
+        let (log, their_log) = worker_log::pipe()?;
         let mut child = Command::new(program)
             .args(arguments)
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
+            .stderr(their_log)
             // Signals of a terminal are for the supervisor.
             .process_group(0)
             .spawn()?;
@@ -94,7 +101,8 @@ impl Session {
         match made {
             Ok((pidfd, connection, upcalls)) => {
                 let (pid, replies) = (child.id(), FrameReader::new());
-                let session = Self { child, pid, pidfd, connection, replies, upcalls, reaped: false };
+                let log = Some(WorkerLog::new(log, io::stderr(), network, timing.log));
+                let session = Self { child, pid, pidfd, connection, replies, upcalls, log, reaped: false };
                 Ok((session, their_upcalls.into()))
             }
             Err(error) => {
@@ -171,21 +179,26 @@ impl Session {
             self.connection.oldest().map_or(patience, |oldest| (oldest + patience).saturating_duration_since(now));
         let (upcalls_wanted, refilled) = self.upcalls.interest(now);
         let timeout = refilled.map_or(hung, |refilled| refilled.min(hung));
-        let mut poll = [
-            PollFd::new(stop, PollFlags::IN),
-            PollFd::new(&self.pidfd, PollFlags::IN),
-            PollFd::new(self.connection.stream(), PollFlags::IN),
-            PollFd::new(self.upcalls.stream(), PollFlags::IN),
-        ];
-        // Not even its end is to wake us when it has asked enough for now.
-        let watched = if upcalls_wanted { &mut poll[..] } else { &mut poll[..3] };
-        match rustix::event::poll(watched, Timespec::try_from(timeout).ok().as_ref()) {
+        // Not even its end is to wake us when it has asked enough for now, or has closed it.
+        let upcalls = upcalls_wanted.then(|| self.upcalls.stream().as_fd());
+        let log = self.log.as_ref().map(AsFd::as_fd);
+        let always = [stop.as_fd(), self.pidfd.as_fd(), self.connection.stream().as_fd()];
+        let polled = always.into_iter().chain(upcalls).chain(log);
+        let mut poll: Vec<_> = polled.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match rustix::event::poll(&mut poll, Timespec::try_from(timeout).ok().as_ref()) {
             Ok(_) | Err(Errno::INTR) => {}
             Err(errno) => return Err(End::System(errno.into())),
         }
-        let [stopping, ended, replies, upcalls] = poll.map(|polled| !polled.revents().is_empty());
+        let mut happened = poll.iter().map(|polled| !polled.revents().is_empty());
+        let mut next = |watched: bool| watched && happened.next().unwrap_or(false);
+        let [stopping, ended, replies] = [(); 3].map(|()| next(true));
+        let (upcalls, said) = (next(upcalls.is_some()), next(log.is_some()));
+        drop(poll);
         if stopping {
             return Ok(false);
+        }
+        if said && !self.log.as_mut().is_some_and(WorkerLog::take) {
+            self.log = None;
         }
         if upcalls && !self.upcalls.take()? {
             return Err(self.gone());

@@ -220,12 +220,13 @@ fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
     let device = |name: &str, socket: &str| {
         json!({
             "name": name, "socket": socket, "port": "active", "mtu": 1024, "client": {"connected": false},
-            "memory": {"pin": "off", "mapped_bytes": 0, "pinned_bytes": 0, "pin_error": null},
+            "memory": {"pin": "off", "mapped_bytes": 0, "pinned_bytes": 0, "pin_error": null, "files": "any",
+                "max_mapped_bytes": 0, "max_locked_bytes": 0, "open_files": 0, "mappings": 0},
             "network": {"name": "n", "mtu": 1500, "counters": {}}, "capture": {"active": 0, "frames": 0, "dropped": 0},
         })
     };
     let own = if lie == "true" { "vm1" } else { "vm2" };
-    let good = json!({"ok": {"lost_pages": 0, "devices": [device(own, "/s")]}});
+    let good = json!({"ok": {"lost_mappings": 0, "devices": [device(own, "/s")]}});
     let send_up = |request: HostRequest| {
         send(upcalls, &encode(&Outgoing { id: 1, body: &request }).unwrap(), &[]).unwrap();
     };
@@ -266,7 +267,7 @@ fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
         }
         "impostor" => {
             let devices = [device("vm1", "/false"), device("vm2", "\u{1b}[31mred"), device("vm2", "/again")];
-            say(stream, id, &json!({"ok": {"lost_pages": 0, "devices": devices}}));
+            say(stream, id, &json!({"ok": {"lost_mappings": 0, "devices": devices}}));
         }
         "hangs-up" => {
             stream.shutdown(std::net::Shutdown::Both).unwrap();

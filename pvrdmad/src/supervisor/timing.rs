@@ -23,6 +23,8 @@ pub(super) struct Timing {
     pub(super) settled: Duration,
     /// Requests of a worker.
     pub(super) upcalls: Rate,
+    /// Lines of a worker's standard error.
+    pub(super) log: Rate,
 }
 
 impl Default for Timing {
@@ -37,6 +39,7 @@ impl Default for Timing {
             longest_pause: Duration::from_secs(30),
             settled: Duration::from_mins(1),
             upcalls: Rate { burst: 1000, each: Duration::from_millis(1) },
+            log: Rate { burst: 1000, each: Duration::from_millis(10) },
         }
     }
 }

@@ -1,7 +1,7 @@
 //! One client from its first message to its last.
 
 use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -9,9 +9,8 @@ use std::time::Instant;
 use log::debug;
 use pvrdma_verbs::EndOnPanic;
 use rustix::io::Errno;
+use rustix::process::{Resource, getrlimit};
 use serde_json::Value;
-
-use crate::sigbus;
 
 use super::dma::DmaMaps;
 use super::endpoint::Endpoint;
@@ -22,6 +21,9 @@ use super::stream::{ConnectionError, Message, Receiver, Reply};
 
 /// Our part of the negotiation, NUL included.
 const CAPABILITIES: &[u8] = b"{\"capabilities\":{\"max_msg_fds\":16,\"max_data_xfer_size\":1048576}}\0";
+
+/// Descriptors that clients leave to the process: for accepting others, links, captures.
+const DESCRIPTORS_RESERVED: u64 = 64;
 
 /// Buffers larger than this are given back after use.
 const KEPT_BUFFER: usize = 64 << 10;
@@ -64,7 +66,8 @@ struct Connection<'a> {
     series: Option<Instant>,
     /// The message being sent, kept for its room.
     out: Vec<u8>,
-    repaired: u64,
+    /// Descriptors of the client's from this number on are not kept.
+    descriptors: u64,
 }
 
 impl<'a> Connection<'a> {
@@ -73,19 +76,26 @@ impl<'a> Connection<'a> {
             endpoint,
             stream,
             shape: Shape::of(&*endpoint.function, endpoint.intx),
-            dma: DmaMaps::new(endpoint),
+            dma: DmaMaps::new(endpoint, stream),
             negotiated: false,
             impatient: false,
             series: None,
             out: Vec::new(),
-            repaired: sigbus::repaired(),
+            descriptors: usable_descriptors(),
         }
     }
 
     /// Serves the client until it goes.
     fn run(&mut self) {
         let mut receiver = Receiver::new(self.stream);
-        match self.serve(&mut receiver) {
+        let served = self.serve(&mut receiver);
+        if self.dma.are_lost() {
+            self.endpoint.stats.counters.client_memory_lost.increment();
+            self.endpoint
+                .warn(format_args!("connection closed: the client took guest memory away (its file is shorter)"));
+            return;
+        }
+        match served {
             Ok(()) => self.endpoint.info(format_args!("client disconnected")),
             Err(ConnectionError::Socket(error)) => {
                 self.endpoint.info(format_args!("client disconnected ({error})"));
@@ -99,10 +109,12 @@ impl<'a> Connection<'a> {
     }
 
     fn serve(&mut self, receiver: &mut Receiver<'_>) -> Result<(), ConnectionError> {
-        while let Some(message) = receiver.receive()? {
+        // Messages that came before the loss are not served any more.
+        while !self.dma.are_lost()
+            && let Some(message) = receiver.receive()?
+        {
             self.endpoint.stats.counters.client_messages.increment();
             self.handle(message, receiver.body())?;
-            self.report_repairs();
         }
         Ok(())
     }
@@ -175,6 +187,10 @@ impl<'a> Connection<'a> {
         let takes_fds = matches!(request, Request::DmaMap(_) | Request::SetIrqs(_));
         if !takes_fds && !fds.is_empty() {
             return Err(Errno::INVAL);
+        }
+        // The rest of the process needs some, too: they are given out from the lowest number on.
+        if fds.iter().any(|fd| u64::from(fd.as_raw_fd().unsigned_abs()) >= self.descriptors) {
+            return Err(Errno::MFILE);
         }
         if !self.negotiated && !matches!(request, Request::Version(_)) {
             return Err(Errno::INVAL);
@@ -292,16 +308,10 @@ impl<'a> Connection<'a> {
         self.out.extend(unmap.address.to_le_bytes());
         self.out.extend(size.to_le_bytes());
     }
+}
 
-    /// Says so when memory was found missing. The count is for the whole process: with several clients the culprit is
-    /// one of those that were busy.
-    fn report_repairs(&mut self) {
-        let repaired = sigbus::repaired();
-        if repaired != self.repaired {
-            let pages = repaired.saturating_sub(self.repaired);
-            self.repaired = repaired;
-            let message = format_args!("a client has truncated guest memory, {pages} lost pages now read as zero");
-            self.endpoint.warn(message);
-        }
-    }
+/// Below which number clients' descriptors are.
+fn usable_descriptors() -> u64 {
+    let limit = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);
+    limit.saturating_sub(DESCRIPTORS_RESERVED)
 }

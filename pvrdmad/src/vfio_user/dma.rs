@@ -1,21 +1,18 @@
-//! The client's memory: files that come with DMA_MAP, mapped here once each.
+//! The client's memory: ranges of files that come with DMA_MAP.
 
-use std::collections::HashMap;
-use std::fs::File;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use log::debug;
-use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MapError, PinPolicy};
-use rustix::fs::FileType;
+use pvrdma_guest_memory::{DmaRange, DmaSpace, MapError, PinPolicy};
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_DMA_UNMAP_FLAG_ALL};
-use vm_memory::FileOffset;
-use vm_memory::mmap::{MmapRegion, MmapRegionError};
 
-use crate::sigbus::Guard;
+use crate::sigbus::Eviction;
 
 use super::endpoint::Endpoint;
+use super::files::{FileRefusal, Files};
 use super::pinner::Pinner;
 use super::request::{DmaMap, DmaUnmap};
 
@@ -25,24 +22,12 @@ const PAGE_MASK: u64 = 0xfff;
 /// A writable range without a file that is as large as this is guest memory and not a ROM or another device's register.
 const SURELY_MEMORY: u64 = 16 << 20;
 
-/// A file by device and inode. The numbers stay its own while we have it mapped.
-type FileId = (u64, u64);
-
-/// One mapping of a whole file. The guard goes first, so that nothing is repaired where something else may be mapped.
-#[derive(Debug)]
-struct MappedFile {
-    _guard: Guard,
-    mapping: Arc<MmapRegion>,
-}
-
 /// The memory one client has given us.
 #[derive(Debug)]
 pub(crate) struct DmaMaps<'a> {
     endpoint: &'a Endpoint,
     space: &'a Arc<DmaSpace>,
-    files: HashMap<FileId, MappedFile>,
-    /// Mappings that a larger or more permissive one of the same file has replaced.
-    replaced: Vec<MappedFile>,
+    files: Files<'a>,
     /// Locks what is mapped, where the policy wants that.
     pinner: Option<Pinner>,
     /// Something was unmapped since the last [`Self::settle`].
@@ -50,15 +35,21 @@ pub(crate) struct DmaMaps<'a> {
 }
 
 impl<'a> DmaMaps<'a> {
-    pub(crate) fn new(endpoint: &'a Endpoint) -> Self {
+    /// Nothing yet, for the client at the other end of `stream`.
+    pub(crate) fn new(endpoint: &'a Endpoint, stream: &'a UnixStream) -> Self {
+        let eviction = Eviction::new(endpoint.memory.revocation(), stream);
         Self {
             endpoint,
             space: &endpoint.memory,
-            files: HashMap::new(),
-            replaced: Vec::new(),
+            files: Files::new(endpoint.files, eviction),
             pinner: None,
             unsettled: false,
         }
+    }
+
+    /// The client has taken memory away without telling, and is not served any more.
+    pub(crate) fn are_lost(&self) -> bool {
+        self.files.are_lost()
     }
 
     /// Adds a range. Without a file it is only known to be there: a ROM, or the registers of another device.
@@ -83,11 +74,14 @@ impl<'a> DmaMaps<'a> {
                 }
                 None
             }
-            (Some(fd), None) => Some(self.backing(fd, offset, size, writable)?),
+            (Some(fd), None) => {
+                Some(self.files.backing(fd, offset, size, writable).map_err(|error| self.refuse(&error))?)
+            }
             (Some(_), Some(_)) => return Err(Errno::INVAL),
         };
         debug!("map {address:#x}+{size:#x} writable {writable} accessible {}", backing.is_some());
         let memory = backing.is_some();
+        self.endpoint.stats.cost.set(self.files.held());
         self.space.map(DmaRange { iova: address, len: size, writable, backing }).map_err(|error| {
             self.unsettled = true;
             self.refused(&error)
@@ -139,8 +133,8 @@ impl<'a> DmaMaps<'a> {
     /// again.
     pub(crate) fn settle(&mut self) {
         if std::mem::take(&mut self.unsettled) {
-            self.files.retain(|_, file| Arc::strong_count(&file.mapping) > 1);
-            self.replaced.retain(|file| Arc::strong_count(&file.mapping) > 1);
+            self.files.settle();
+            self.endpoint.stats.cost.set(self.files.held());
         }
     }
 
@@ -149,11 +143,20 @@ impl<'a> DmaMaps<'a> {
         self.pinner = None;
         self.space.unmap_all();
         self.files.clear();
-        self.replaced.clear();
+        self.files.readmit();
+        self.endpoint.stats.cost.set((0, 0));
+    }
+
+    /// Says why a file is not taken, and returns what the client is told.
+    fn refuse(&self, error: &FileRefusal) -> Errno {
+        self.endpoint.stats.counters.client_memory_refused.increment();
+        self.endpoint.warn(format_args!("{error}"));
+        error.errno()
     }
 
     /// What a client is told of a refusal, which the log has in words.
     fn refused(&self, error: &MapError) -> Errno {
+        self.endpoint.stats.counters.client_memory_refused.increment();
         self.endpoint.warn(format_args!("{error}"));
         match error {
             MapError::Invalid { .. } | MapError::NoMatch { .. } => Errno::INVAL,
@@ -161,62 +164,10 @@ impl<'a> DmaMaps<'a> {
             MapError::TooMany => Errno::NOSPC,
         }
     }
-
-    fn backing(&mut self, fd: OwnedFd, offset: u64, size: u64, writable: bool) -> Result<Backing, Errno> {
-        let stat = rustix::fs::fstat(&fd)?;
-        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
-            return Err(Errno::INVAL);
-        }
-        let length = usize::try_from(stat.st_size).map_err(|_| Errno::OVERFLOW)?;
-        let start = usize::try_from(offset).map_err(|_| Errno::OVERFLOW)?;
-        let end = usize::try_from(size).ok().and_then(|size| start.checked_add(size)).ok_or(Errno::OVERFLOW)?;
-        if end > length {
-            self.endpoint.warn(format_args!("a range ends at {end:#x} in a file of {length:#x} bytes"));
-            return Err(Errno::INVAL);
-        }
-        let id = (stat.st_dev, stat.st_ino);
-        let fits =
-            |mapping: &MmapRegion| mapping.size() >= end && (!writable || mapping.prot() & libc::PROT_WRITE != 0);
-        if let Some(file) = self.files.get(&id).filter(|file| fits(&file.mapping)) {
-            return Ok(Backing { mapping: Arc::clone(&file.mapping), offset: start });
-        }
-        // The whole file from its start: with huge pages an offset that suits the guest need not be one that can be
-        // mapped. The length of such a file is a multiple of its page size, which `munmap` insists on.
-        let page = page_size(&fd, usize::try_from(stat.st_blksize).map_err(|_| Errno::INVAL)?)?;
-        let mapping = Arc::new(map_file(File::from(fd), length, writable)?);
-        let guard = Guard::new(&mapping, page).ok_or(Errno::NOSPC)?;
-        let backing = Backing { mapping: Arc::clone(&mapping), offset: start };
-        if let Some(old) = self.files.insert(id, MappedFile { _guard: guard, mapping }) {
-            self.replaced.push(old);
-            self.unsettled = true;
-        }
-        Ok(backing)
-    }
 }
 
 impl Drop for DmaMaps<'_> {
     fn drop(&mut self) {
         self.clear();
-    }
-}
-
-/// What the kernel maps and unmaps as one. Other file systems suggest block sizes that have nothing to do with it.
-fn page_size(fd: &OwnedFd, block: usize) -> Result<usize, Errno> {
-    const HUGETLBFS_MAGIC: i64 = 0x9584_58f6;
-    Ok(if rustix::fs::fstatfs(fd)?.f_type == HUGETLBFS_MAGIC { block } else { 4096 })
-}
-
-/// Maps a file shared, for writing too if the file allows it or the range demands it.
-fn map_file(file: File, length: usize, writable: bool) -> Result<MmapRegion, Errno> {
-    let file = FileOffset::new(file, 0);
-    let flags = libc::MAP_NORESERVE | libc::MAP_SHARED;
-    let map = |protection| MmapRegion::build(Some(file.clone()), length, protection, flags);
-    let errno = |error| match error {
-        MmapRegionError::Mmap(error) => Errno::from_io_error(&error).unwrap_or(Errno::INVAL),
-        _ => Errno::INVAL,
-    };
-    match map(libc::PROT_READ | libc::PROT_WRITE) {
-        Err(_) if !writable => map(libc::PROT_READ).map_err(errno),
-        result => result.map_err(errno),
     }
 }

@@ -8,6 +8,7 @@ use log::Level;
 use pvrdma_dev::PciFunction;
 use pvrdma_guest_memory::DmaSpace;
 
+use super::files::FileRules;
 use super::irqs::IrqTable;
 use super::stats::ConnectionStats;
 
@@ -22,6 +23,8 @@ pub struct Endpoint {
     pub function: Arc<dyn PciFunction>,
     /// Its view of guest memory.
     pub memory: Arc<DmaSpace>,
+    /// What of guest memory is taken from a client.
+    pub files: FileRules,
     /// Where its interrupts go.
     pub irqs: Arc<IrqTable>,
     /// What happened so far.

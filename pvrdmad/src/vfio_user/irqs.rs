@@ -6,7 +6,6 @@ use std::os::fd::{AsFd, OwnedFd};
 use parking_lot::{Mutex, RwLock};
 use pvrdma_dev::InterruptSink;
 use pvrdma_verbs::counters;
-use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_SET_ACTION_MASK, VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_TYPE_MASK, VFIO_IRQ_SET_ACTION_UNMASK,
@@ -14,6 +13,7 @@ use vfio_bindings::bindings::vfio::{
     VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_INTX_IRQ_INDEX, VFIO_PCI_MSIX_IRQ_INDEX,
 };
 
+use super::eventfd;
 use super::regions::Shape;
 use super::request::SetIrqs;
 
@@ -22,24 +22,14 @@ use super::request::SetIrqs;
 struct Notifier(OwnedFd);
 
 impl Notifier {
-    /// Takes a descriptor if it is an object of the kernel's without a name: a write to a pipe, a socket or a file
-    /// would be anybody's guess. Only `/proc` says which kind of object, and a process in the sandbox opens no path;
-    /// others than an eventfd are never writable or refuse the write.
+    /// Takes a descriptor if it is an eventfd.
     fn new(fd: OwnedFd) -> Result<Self, Errno> {
-        const ANON_INODE_FS_MAGIC: i64 = 0x0904_1934;
-        if rustix::fs::fstatfs(&fd)?.f_type == ANON_INODE_FS_MAGIC { Ok(Self(fd)) } else { Err(Errno::INVAL) }
+        if eventfd::is_one(fd.as_fd()) { Ok(Self(fd)) } else { Err(Errno::INVAL) }
     }
 
-    /// Adds 1 without waiting. The client may have left the counter at its maximum and the descriptor blocking, and
-    /// both are shared with it, so the write happens only when there is room; a full counter is as good as one more
-    /// signal.
-    fn signal(&self) {
-        const NOW: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut poll = [PollFd::new(&self.0, PollFlags::OUT)];
-        if rustix::event::poll(&mut poll, Some(&NOW)) == Ok(1) {
-            // Fails only if the counter was filled just now.
-            let _ = rustix::io::write(self.0.as_fd(), &1u64.to_ne_bytes());
-        }
+    /// Adds 1 without waiting. Returns `true` if it is there. The thread is often one that works for another device.
+    fn signal(&self) -> bool {
+        eventfd::signal(self.0.as_fd())
     }
 }
 
@@ -65,7 +55,8 @@ counters! {
     pub struct IrqCounters {
         /// MSI-X interrupts raised.
         interrupts_raised,
-        /// MSI-X interrupts that had nowhere to go, because the client has set no descriptor for them.
+        /// MSI-X interrupts that had nowhere to go, because the client has set no descriptor for them, or none that
+        /// takes them.
         interrupts_dropped,
     }
 }
@@ -193,7 +184,9 @@ impl IrqTable {
     fn trigger(&self, index: u32, vectors: impl Iterator<Item = usize>) {
         if index == VFIO_PCI_MSIX_IRQ_INDEX {
             let table = self.msix.read();
-            vectors.filter_map(|vector| table.get(vector)?.as_ref()).for_each(Notifier::signal);
+            vectors.filter_map(|vector| table.get(vector)?.as_ref()).for_each(|notifier| {
+                notifier.signal();
+            });
         }
     }
 }
@@ -202,7 +195,7 @@ impl InterruptSink for IrqTable {
     fn msix(&self, vector: u16) {
         self.counters.interrupts_raised.increment();
         match self.msix.read().get(usize::from(vector)) {
-            Some(Some(notifier)) => notifier.signal(),
+            Some(Some(notifier)) if notifier.signal() => {}
             _ => self.counters.interrupts_dropped.increment(),
         }
     }

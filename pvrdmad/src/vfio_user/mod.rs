@@ -16,6 +16,8 @@
 mod connection;
 mod dma;
 mod endpoint;
+pub(crate) mod eventfd;
+mod files;
 mod irqs;
 pub mod message;
 mod pinner;
@@ -26,6 +28,7 @@ mod stats;
 mod stream;
 
 pub use endpoint::{Endpoint, REPLY_DEADLINE};
+pub use files::FileRules;
 pub use irqs::{IrqCounters, IrqTable};
 pub use server::Server;
 pub use stats::{ClientCounters, ConnectionStats};

@@ -1,7 +1,7 @@
 //! What happened on a device's socket, for the status output.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use pvrdma_verbs::{LogLimit, counters};
 
@@ -23,6 +23,34 @@ counters! {
         client_messages_posted,
         /// Error replies.
         client_messages_refused,
+        /// Ranges of memory that were refused, for what their files are or because a limit of the device is used up.
+        client_memory_refused,
+        /// Clients that were disconnected because they took memory away that was mapped.
+        client_memory_lost,
+    }
+}
+
+/// What a client's memory costs the process now.
+#[derive(Debug, Default)]
+pub(crate) struct MemoryCost {
+    files: AtomicUsize,
+    mappings: AtomicUsize,
+}
+
+impl MemoryCost {
+    pub(super) fn set(&self, (files, mappings): (usize, usize)) {
+        self.files.store(files, Ordering::Relaxed);
+        self.mappings.store(mappings, Ordering::Relaxed);
+    }
+
+    /// Files, each a descriptor.
+    pub(crate) fn files(&self) -> usize {
+        self.files.load(Ordering::Relaxed)
+    }
+
+    /// Mappings of these files.
+    pub(crate) fn mappings(&self) -> usize {
+        self.mappings.load(Ordering::Relaxed)
     }
 }
 
@@ -31,6 +59,7 @@ counters! {
 pub struct ConnectionStats {
     /// A client is there now.
     connected: AtomicBool,
+    pub(crate) cost: MemoryCost,
     /// For what clients cause, over all of them: who is refused may come again at once.
     pub(crate) log: LogLimit,
     /// Is told when that changes.

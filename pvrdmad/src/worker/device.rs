@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use pvrdma_dev::PvrdmaDevice;
-use pvrdma_guest_memory::DmaSpace;
+use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
 use pvrdma_rxe::{Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
 use super::network_function::NetworkFunction;
-use crate::config::{Device, LinkState};
+use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::status::Reporter;
-use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
+use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
 
 /// A device that is served. Dropping it disconnects its client.
 pub(super) struct ServedDevice {
@@ -47,7 +47,8 @@ impl ServedDevice {
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
         let Place { network, mtu, link, port, rxe, nic } = place;
-        let memory = DmaSpace::new(device.pin.into());
+        let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
+        let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
         let (name, told) = (device.config.name.clone(), Arc::clone(host));
         let stats = Arc::new(ConnectionStats::with_observer(move |connected| told.client(&name, connected)));
@@ -62,6 +63,7 @@ impl ServedDevice {
             name: device.config.name.clone(),
             function: function.clone(),
             memory: Arc::clone(&memory),
+            files: file_rules(device.memory),
             irqs: Arc::clone(&irqs),
             stats: Arc::clone(&stats),
             intx: device.config.intx,
@@ -72,6 +74,12 @@ impl ServedDevice {
         let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, port, rxe, nic };
         Ok(Self { _server: server, _nic_server: nic_server, reporter })
     }
+}
+
+/// Which files a function of a device takes, and how much of them.
+pub(super) fn file_rules(rules: MemoryRules) -> FileRules {
+    let sealed = rules.files == MemoryFiles::Sealed;
+    FileRules { sealed, mapped_bytes: rules.max_mapped, ..FileRules::default() }
 }
 
 /// Where a device is.

@@ -63,7 +63,8 @@ impl Worker {
         sigbus::install();
         let adapter = match &setup.backend {
             BackendSpec::Rxe => {
-                let config = RxeConfig { vlan: setup.network.vlan, ..RxeConfig::default() };
+                let config =
+                    RxeConfig { workers: setup.engine_threads, vlan: setup.network.vlan, ..RxeConfig::default() };
                 Adapter::Rxe(Rxe::new(config).context("backend rxe")?)
             }
             BackendSpec::Ibverbs(spec) => {
@@ -177,7 +178,7 @@ impl Worker {
     pub fn status(&self) -> WorkerStatus {
         let devices = self.devices.lock();
         WorkerStatus {
-            lost_pages: sigbus::repaired(),
+            lost_mappings: sigbus::replaced(),
             sandbox: sandbox::report(),
             devices: devices.iter().map(|served| served.reporter.report()).collect(),
         }

@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 
+use super::device::file_rules;
 use crate::config::Device;
 use crate::status::NicReporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
@@ -43,6 +44,7 @@ impl NetworkFunction {
             name,
             function: Arc::clone(link.device()) as _,
             memory,
+            files: file_rules(device.memory),
             irqs,
             stats: Arc::clone(&stats),
             intx: device.config.intx,

@@ -17,6 +17,7 @@ use crate::config::SandboxMode;
 use crate::protocol::frame::{encode, send};
 use crate::protocol::{Frame, FrameReader, Incoming, Outgoing, Received, Reply, Request, VERSION};
 use crate::sandbox::{self, Mismatch, Profile};
+use crate::vfio_user::eventfd;
 
 /// Longest request, in bytes.
 const MAX_REQUEST: usize = 1 << 20;
@@ -32,6 +33,8 @@ pub fn run(mode: SandboxMode, profile: Profile) -> Result<()> {
     for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2] {
         signal_hook::flag::register(signal, Arc::new(AtomicBool::new(false))).context("signal handlers")?;
     }
+    // It needs calls that nothing else does.
+    eventfd::prepare();
     // Before anything is read. The supervisor is not to be distrusted, but what comes after it is.
     match mode {
         SandboxMode::On => sandbox::enter(profile, Mismatch::Refuse),

@@ -8,6 +8,7 @@
     reason = "each test uses a part"
 )]
 
+pub mod frozen;
 pub mod pair;
 pub mod remote;
 pub mod traffic;
@@ -25,7 +26,7 @@ use std::time::Duration;
 use pvrdma_dev::{Bar, InterruptSink, PciFunction};
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
-use pvrdmad::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
+use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
 use rustix::fs::MemfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use tempfile::TempDir;
@@ -175,6 +176,14 @@ impl Served {
     }
 
     pub fn with(intx: bool, reply_deadline: Duration) -> Self {
+        Self::with_all(intx, reply_deadline, FileRules::default())
+    }
+
+    pub fn with_files(files: FileRules) -> Self {
+        Self::with_all(false, REPLY_DEADLINE, files)
+    }
+
+    fn with_all(intx: bool, reply_deadline: Duration, files: FileRules) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("device.sock");
         let irqs = Arc::new(IrqTable::default());
@@ -187,6 +196,7 @@ impl Served {
                 name: "test".to_owned(),
                 function: function.clone(),
                 memory: Arc::clone(&memory),
+                files,
                 irqs: Arc::clone(&irqs),
                 stats: Arc::clone(&stats),
                 intx,

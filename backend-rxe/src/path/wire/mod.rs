@@ -15,10 +15,23 @@
 
 mod cnp;
 mod hooks;
+pub(crate) mod kept;
 pub(crate) mod peer_window;
 pub(crate) mod rate_limiter;
 pub(crate) mod rc;
 pub(crate) mod receive;
 pub(crate) mod responder;
+pub(crate) mod room;
 mod timeout_grace;
 pub(crate) mod ud;
+
+/// READs and atomics of either direction that a QP has paid for when it was made.
+const READS: usize = 16;
+/// Bytes that one of these takes: what is remembered of it, and what is owed for it.
+const READ_BYTES: usize = 192;
+
+/// Bytes that a QP may need on the wire at least, for requests of so many SGEs.
+pub(crate) fn first_bytes(max_sge: u32) -> usize {
+    let halves = size_of::<rc::WireRequester>() + size_of::<responder::WireResponder>() + 2 * READS * READ_BYTES;
+    halves.saturating_add(room::first_bytes(max_sge))
+}

@@ -4,13 +4,14 @@ use std::time::Duration;
 
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
-use pvrdma_roce::{DropReason, Path, PathInspect, RequesterInspect, Tuning, admit_connected};
+use pvrdma_roce::{DropReason, Path, PathInspect, RequesterInspect, admit_connected};
 use pvrdma_verbs::{QpAttrs, QpState, Qpn, micros};
 use serde::Serialize;
 
 use super::hooks::RequesterHooks;
 use super::peer_window::{PeerWindows, WindowShare};
 use super::rate_limiter::RateLimiter;
+use super::room::{self, Room};
 use super::timeout_grace::TimeoutGrace;
 use crate::counters::Tally;
 use crate::gid::BoundGid;
@@ -31,6 +32,7 @@ pub(crate) struct WireRequester {
     /// The rate of the QP has it wait until then.
     paced: Option<Duration>,
     grace: TimeoutGrace,
+    room: Room,
 }
 
 /// A route to the wire at one moment.
@@ -62,11 +64,11 @@ impl WireRequester {
 
     /// State of a QP whose peer is on the wire.
     pub(crate) fn new(qp: &Qp, attrs: &QpAttrs, (path, source): (Path, BoundGid), windows: &PeerWindows) -> Box<Self> {
-        let mut transport = pvrdma_roce::Requester::new(attrs, path, Tuning::default());
+        let mut transport = pvrdma_roce::Requester::new(attrs, path, room::tuning());
         transport.set_draining(qp.state() == QpState::Sqd);
         let share = WindowShare::new(windows, attrs.av.dgid, qp.task(), qp.pd);
-        let grace = TimeoutGrace::default();
-        Box::new(Self { transport, path, source, remote: attrs.dest_qpn, share, paced: None, grace })
+        let (grace, room) = (TimeoutGrace::default(), Room::new(qp.max_send_sge));
+        Box::new(Self { transport, path, source, remote: attrs.dest_qpn, share, paced: None, grace, room })
     }
 
     /// Takes over attributes that a modify request changed. Without a path the old one stays: its source is not bound
@@ -153,6 +155,7 @@ pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
     let WireBatch { wire, requester, .. } = batch;
     port.counters.requester(&before, &wire.transport.stats());
     if run != Run::More {
+        wire.room.rest(&qp.adapter.budget, &mut wire.transport);
         wire.share.pause(wire.transport.in_flight());
     }
     let deadline = wire.grace.deadline(wire.transport.poll_timeout()).into_iter();
@@ -202,9 +205,13 @@ impl WireBatch<'_> {
 
     /// Takes requests from the ring. Returns `true` if there was one, and `None` if the ring cannot be read.
     fn post(&mut self, memory: Memory<'_>) -> Option<bool> {
-        let (qp, transport) = (self.qp, &mut self.wire.transport);
+        let qp = self.qp;
+        let WireRequester { transport, room, .. } = &mut *self.wire;
         let mut posted = false;
-        while qp.state() == QpState::Rts && transport.has_room() && !self.budget.spent() {
+        while qp.state() == QpState::Rts
+            && !self.budget.spent()
+            && (transport.has_room() || room.grow(&qp.adapter.budget, transport))
+        {
             let mut work = transport.spare();
             match self.requester.pop(memory.view, &mut work) {
                 Ok(true) => {

@@ -11,6 +11,7 @@ use pvrdma_verbs::{QpAttrs, Qpn, Snapshot};
 use serde::Serialize;
 
 use super::hooks::ResponderHooks;
+use super::kept::KeptPacket;
 use super::rate_limiter::RateLimiter;
 use crate::port::counters::PortCounters;
 use crate::port::{BATCH, Port};
@@ -28,9 +29,9 @@ pub(crate) struct WireResponder {
     path: Path,
     remote: Qpn,
     /// Packets that must not overtake responses.
-    deferred: VecDeque<Box<[u8]>>,
+    deferred: VecDeque<KeptPacket>,
     /// Packets behind one that was lost.
-    reorder: ReorderBuffer,
+    reorder: ReorderBuffer<KeptPacket>,
     /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
     refused: bool,
     /// Timer of the QP's rate.
@@ -66,13 +67,13 @@ impl WireResponder {
         }
     }
 
-    fn new(port: &Port, attrs: &QpAttrs, path: Path) -> Box<Self> {
+    fn new(attrs: &QpAttrs, path: Path) -> Box<Self> {
         Box::new(Self {
             transport: pvrdma_roce::Responder::new(attrs, path),
             path,
             remote: attrs.dest_qpn,
             deferred: VecDeque::new(),
-            reorder: ReorderBuffer::new(port.buffered.clone()),
+            reorder: ReorderBuffer::new(),
             refused: false,
             paced: None,
         })
@@ -87,17 +88,25 @@ impl WireResponder {
     /// Executes a packet, or keeps it for later.
     fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], hooks: &mut ResponderHooks<'_>) {
         let psn = packet.header.bth.psn;
+        let fits = packet.payload.len() <= hooks.responder.attrs.path_mtu.bytes() as usize;
+        // What is too long is refused at its turn. Until then nobody pays for it.
+        let keep = |qp: &Qp| qp.adapter.packets.keep(frame).filter(|_| fits);
         if self.deferred.is_empty() {
             match self.handle(packet, hooks) {
                 Handled::Deferred => {}
-                Handled::OutOfOrder => return self.reorder.insert(self.transport.expected_psn(), psn, frame),
+                Handled::OutOfOrder => {
+                    if !self.reorder.insert(self.transport.expected_psn(), psn, || keep(hooks.qp)) {
+                        PortCounters::bump(&port.counters.wire_dropped_ahead);
+                    }
+                    return;
+                }
                 Handled::Done | Handled::Dropped => return self.catch_up(hooks),
             }
         }
-        if self.deferred.len() < MAX_DEFERRED {
-            self.deferred.push_back(frame.into());
-        } else {
-            PortCounters::bump(&port.counters.wire_dropped_deferred);
+        let packet = if self.deferred.len() < MAX_DEFERRED { keep(hooks.qp) } else { None };
+        match packet {
+            Some(packet) => self.deferred.push_back(packet),
+            None => PortCounters::bump(&port.counters.wire_dropped_deferred),
         }
     }
 
@@ -137,7 +146,8 @@ impl WireResponder {
             match self.handle(&packet, hooks) {
                 Handled::Deferred => return self.deferred.push_front(frame),
                 Handled::OutOfOrder => {
-                    self.reorder.insert(self.transport.expected_psn(), packet.header.bth.psn, &frame);
+                    let psn = packet.header.bth.psn;
+                    self.reorder.insert(self.transport.expected_psn(), psn, || Some(frame));
                 }
                 Handled::Done | Handled::Dropped => {}
             }
@@ -254,7 +264,7 @@ impl WireSide {
                 let path = path(&responder.attrs).ok_or(DropReason::Address)?;
                 // Only the peer is worth memory.
                 admit_connected(packet, qp.qpn, &path)?;
-                wire.insert(WireResponder::new(port, &responder.attrs, path))
+                wire.insert(WireResponder::new(&responder.attrs, path))
             }
         };
         let before = wire.transport.stats();
@@ -291,7 +301,7 @@ impl WireSide {
             if !wire.refused {
                 wire.transport.end();
             }
-            wire.deferred.clear();
+            wire.deferred = VecDeque::new();
             wire.reorder.clear();
         }
         let mut hooks = ResponderHooks { qp, responder, memory: guard.own() };

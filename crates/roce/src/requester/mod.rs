@@ -50,11 +50,13 @@ pub struct Tuning {
     pub read_chunk: u32,
     /// Requests that may be posted and not done.
     pub requests: usize,
+    /// Fast registrations that may be posted and not started: each holds a list of pages.
+    pub page_lists: usize,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { window: 256, read_chunk: 64, requests: 128 }
+        Self { window: 256, read_chunk: 64, requests: 128, page_lists: 8 }
     }
 }
 
@@ -87,6 +89,8 @@ pub struct Requester {
     attrs: QpAttrs,
     tuning: Tuning,
     requests: VecDeque<Request>,
+    /// Fast registrations among them that were not started.
+    page_lists: usize,
     spare: Vec<SendWr>,
     snd: SendState,
     /// The request that `snd.nxt` is in, as an index of `requests`.
@@ -115,6 +119,7 @@ impl Requester {
             attrs: *attrs,
             tuning,
             requests: VecDeque::new(),
+            page_lists: 0,
             spare: Vec::new(),
             snd,
             nxt_request: 0,
@@ -153,7 +158,32 @@ impl Requester {
 
     /// Returns `true` if another request can be posted.
     pub fn has_room(&self) -> bool {
-        !self.ended && self.requests.len() < self.tuning.requests
+        !self.ended && self.requests.len() < self.tuning.requests && !self.has_most_page_lists()
+    }
+
+    /// Returns `true` if another fast registration has to start before the next request can be posted.
+    pub const fn has_most_page_lists(&self) -> bool {
+        self.page_lists >= self.tuning.page_lists
+    }
+
+    /// Bytes that a posted request takes, with so many SGEs.
+    pub fn bytes_of_request(sges: usize) -> usize {
+        size_of::<Request>().saturating_add(sges.next_power_of_two().saturating_mul(size_of::<Sge>()))
+    }
+
+    /// Changes how many requests, and fast registrations that were not started, may be posted. If these are fewer than
+    /// there may be now, nothing is posted, and the memory of more is given back.
+    pub fn set_room(&mut self, requests: usize, page_lists: usize) {
+        if requests < self.tuning.requests {
+            self.requests.shrink_to(requests);
+            self.spare = Vec::new();
+        }
+        (self.tuning.requests, self.tuning.page_lists) = (requests, page_lists);
+    }
+
+    /// Returns `true` if no request is posted.
+    pub fn is_empty(&self) -> bool {
+        self.requests.is_empty()
     }
 
     /// PSNs that are in flight: sent, and neither acknowledged nor responded to. What a loss made us go back over is
@@ -196,6 +226,7 @@ impl Requester {
             (SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }, _) => (1, Stage::Posted),
             (_, Some(length)) => (packets(length, self.attrs.path_mtu), Stage::Posted),
         };
+        self.page_lists += usize::from(matches!(wr.op, SendOp::FastRegister(_)));
         let first = self.snd.posted;
         self.snd.posted += Seq::from(count);
         self.requests.push_back(Request { wr, first, count, length: length.unwrap_or(0), stage });
@@ -215,6 +246,7 @@ impl Requester {
     pub fn flush(&mut self, ops: &mut impl RequesterOps) {
         self.ended = true;
         self.timers.stop_all();
+        self.page_lists = 0;
         for request in self.requests.drain(..) {
             ops.finish(&request.wr, WcStatus::Flushed, 0);
         }

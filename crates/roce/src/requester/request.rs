@@ -3,6 +3,7 @@
 use pvrdma_verbs::{SendOp, SendWr, WcStatus};
 
 use super::send_state::Seq;
+use crate::ops::RequesterOps;
 
 /// How far a request has come.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -28,6 +29,15 @@ pub(super) struct Request {
 }
 
 impl Request {
+    /// Has it checked, or done if it is local. `page_lists` are those that wait for that.
+    pub(super) fn begin(&mut self, ops: &mut impl RequesterOps, page_lists: &mut usize) {
+        *page_lists = page_lists.saturating_sub(usize::from(matches!(self.wr.op, SendOp::FastRegister(_))));
+        self.stage = match ops.begin(&mut self.wr) {
+            Ok(()) => Stage::Started,
+            Err(status) => Stage::Failed(status),
+        };
+    }
+
     /// The PSN after its last.
     pub(super) const fn end(&self) -> Seq {
         self.first + self.count as Seq

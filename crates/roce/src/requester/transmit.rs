@@ -122,10 +122,7 @@ impl Requester {
             if self.draining || fenced || must_be_first {
                 return Next::Blocked;
             }
-            request.stage = match ops.begin(&mut request.wr) {
-                Ok(()) => Stage::Started,
-                Err(status) => Stage::Failed(status),
-            };
+            request.begin(ops, &mut self.page_lists);
         }
         if let Stage::Failed(_) = request.stage {
             // It ends when everything before it has.

@@ -14,7 +14,7 @@ use crate::path::{Path, mtu_bytes, packets};
 use crate::wire::{NakCode, Operation, Packet, Reth, Service, Syndrome};
 use responses::{ReadResponse, Response};
 
-pub use reorder::{ReorderBudget, ReorderBuffer};
+pub use reorder::ReorderBuffer;
 
 /// What became of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]

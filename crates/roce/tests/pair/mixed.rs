@@ -203,6 +203,7 @@ fn setup(random: &mut Random) -> Setup {
             window: u32::try_from(2 + random.below(60)).unwrap(),
             read_chunk: u32::try_from(1 + random.below(20)).unwrap(),
             requests: usize::try_from(1 + random.below(20)).unwrap(),
+            page_lists: 8,
         },
         kind: if random.chance(300) { GidType::RoceV1 } else { GidType::RoceV2 },
         ipv4: random.chance(500),

@@ -5,9 +5,7 @@ use std::collections::{BinaryHeap, VecDeque};
 use std::time::Duration;
 
 use pvrdma_roce::wire::{MAX_FRAME, Packet};
-use pvrdma_roce::{
-    EgressMarking, Handled, Origin, Path, ReorderBudget, ReorderBuffer, Requester, Responder, Tuning, admit_connected,
-};
+use pvrdma_roce::{EgressMarking, Handled, Origin, Path, ReorderBuffer, Requester, Responder, Tuning, admit_connected};
 use pvrdma_verbs::{AddressVector, Gid, GidType, MacAddr, Mtu, Psn, QpAttrs, QpState, Qpn, SendWr, WcStatus};
 
 use super::host::Host;
@@ -86,7 +84,7 @@ pub(crate) struct End {
     arrived: VecDeque<Vec<u8>>,
     /// The responder keeps packets behind a gap, and which.
     pub(crate) keeps: bool,
-    reorder: ReorderBuffer,
+    reorder: ReorderBuffer<Vec<u8>>,
     /// The requester takes answers even when it is switched off.
     pub(crate) deaf: bool,
 }
@@ -133,7 +131,7 @@ impl End {
             host,
             arrived: VecDeque::new(),
             keeps: false,
-            reorder: ReorderBuffer::new(ReorderBudget::default()),
+            reorder: ReorderBuffer::new(),
             deaf: false,
         }
     }
@@ -181,7 +179,7 @@ impl End {
                     return;
                 }
                 Handled::OutOfOrder if self.keeps => {
-                    self.reorder.insert(self.responder.expected_psn(), packet.header.bth.psn, &frame);
+                    self.reorder.insert(self.responder.expected_psn(), packet.header.bth.psn, || Some(frame.to_vec()));
                 }
                 Handled::OutOfOrder => {}
                 Handled::Done | Handled::Dropped => self.catch_up(),
@@ -195,7 +193,7 @@ impl End {
             return;
         }
         if let Some(next) = self.reorder.pop_expected(self.responder.expected_psn()) {
-            self.arrived.push_front(next.into());
+            self.arrived.push_front(next);
         } else if !self.reorder.is_empty() {
             self.responder.nak_expected();
         }

@@ -15,7 +15,7 @@ use crate::log_limit::DeviceLog;
 use crate::queue::{CompletionSink, EventSink, RecvSource};
 use crate::types::{Access, Gid, GidType, MacAddr, Mtu, Psn, QpState, QpType, Qpn};
 use crate::work::{RecvWr, RemoteAddress, SendFlags, SendOp, SendWr, Sge};
-use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, PAGE_SIZE, PageList, PageListBuilder, PinPolicy};
+use pvrdma_guest_memory::{Backing, DmaRange, DmaSpace, MemoryBudget, PAGE_SIZE, PageList, PageListBuilder, PinPolicy};
 
 /// First bus address of a node's memory.
 const BASE: u64 = 0x1000_0000;
@@ -54,6 +54,8 @@ pub struct Node<H: Hca> {
     pub memory: Arc<DmaSpace>,
     /// Its asynchronous events.
     pub events: Arc<Events>,
+    /// What it may make this process keep.
+    pub budget: Arc<MemoryBudget>,
     /// What follows each request that its queue pairs submit.
     pub drive: Option<Drive>,
     next_page: AtomicU64,
@@ -91,6 +93,21 @@ impl<H: Hca> Node<H> {
     /// # Panics
     /// The backend does not want to.
     pub fn on<B: Backend<Hca = H>>(backend: &B, number: u8, memory: Arc<DmaSpace>, buffers: Range<u64>) -> Self {
+        Self::with_budget(backend, number, memory, buffers, MemoryBudget::DEFAULT_LIMIT)
+    }
+
+    /// The same with so many bytes that it may make this process keep.
+    ///
+    /// # Panics
+    /// The backend does not want to.
+    pub fn with_budget<B: Backend<Hca = H>>(
+        backend: &B,
+        number: u8,
+        memory: Arc<DmaSpace>,
+        buffers: Range<u64>,
+        limit: u64,
+    ) -> Self {
+        let budget = MemoryBudget::new(limit);
         let events = Arc::new(Events::default());
         let hca = backend
             .attach(DeviceContext {
@@ -100,12 +117,13 @@ impl<H: Hca> Node<H> {
                 memory: Arc::clone(&memory),
                 events: Arc::clone(&events) as Arc<dyn EventSink>,
                 log: DeviceLog::new(format!("node{number}")),
+                budget: Arc::clone(&budget),
             })
             .unwrap();
         hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
         let pd = hca.create_pd().unwrap();
         let (next_page, next_qpn) = (AtomicU64::new(buffers.start), AtomicU32::new(0x100));
-        Self { number, pd, hca, memory, events, drive: None, next_page, buffers_end: buffers.end, next_qpn }
+        Self { number, pd, hca, memory, events, budget, drive: None, next_page, buffers_end: buffers.end, next_qpn }
     }
 
     /// Pages that nobody else has, in descending order, so that none follows its neighbour.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use pvrdma_guest_memory::PageList;
-use pvrdma_verbs::{Hca, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource};
+use pvrdma_verbs::{Hca, Object, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource};
 
 use super::cq::ring_pages;
 use super::qp_attr;
@@ -33,8 +33,9 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
     let (vacancy, qpn) = number(core, session, parts.qp_type)?;
     let handle = vacancy.handle;
     let pages = pages(core, request, &parts)?;
-    // Each of the two rings keeps those of its elements; an extent may hold pages of both.
-    let charge = core.objects.budget.charge_pages(&pages, if parts.srq.is_some() { 1 } else { 2 })?;
+    // Each ring keeps the pages of its elements. An extent may hold pages of both.
+    let lists = if parts.srq.is_some() { &[&pages][..] } else { &[&pages, &pages] };
+    let charge = core.charge(Object::Qp(parts.caps), lists)?;
     let (send_queue, recv_queue) = rings(request, &parts, pages)?;
     let state_page = send_queue.words().state_page();
     let verbs = core.hca.create_qp(QpInit {

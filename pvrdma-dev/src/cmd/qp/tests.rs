@@ -18,7 +18,7 @@ fn queue_pairs() {
     let (foreign_cq, foreign_srq) = (guest.create_cq(other), guest.create_srq(guest.create_pd(other)));
     let srq = guest.create_srq(pd);
     let good = guest.qp_request(qp_type::RC, pd, cq);
-    let extents = guest.device.status().page_list_extents;
+    let extents = guest.device.status().kept.used_bytes;
     for bad in [
         CreateQp { qp_type: 0, ..good },
         CreateQp { qp_type: 3, ..good },
@@ -53,7 +53,7 @@ fn queue_pairs() {
     }
     guest.hca.refuse_next();
     assert!(guest.run(Opcode::CREATE_QP, &good).is_err());
-    assert_eq!((guest.device.status().objects.qps, guest.device.status().page_list_extents), (0, extents));
+    assert_eq!((guest.device.status().objects.qps, guest.device.status().kept.used_bytes), (0, extents));
 
     guest.hca.take_calls();
     let response: CreateQpRespV2 = guest.ok(Opcode::CREATE_QP, &CreateQp { sq_sig_all: 1, ..good });

@@ -1,0 +1,97 @@
+//! Packets of peers that are kept for later: those that came ahead of a lost one, and those that must not overtake
+//! responses. All of them are paid for in bytes.
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pvrdma_guest_memory::{Charge, Kept, MemoryBudget};
+
+/// Bytes of packets that a device keeps at most.
+const MOST: u64 = 16 << 20;
+/// What a packet takes beside its frame: two places in a queue, which may have doubled, and what the heap needs.
+const BESIDE: u64 = 144;
+
+/// The bytes that the packets of a device's peers may take together.
+///
+/// They are a part of what the device may make this process keep: however much peers send, the guest has the rest.
+#[derive(Debug)]
+pub(crate) struct PacketBudget {
+    memory: Arc<MemoryBudget>,
+    used: AtomicU64,
+    limit: u64,
+}
+
+impl PacketBudget {
+    /// A quarter of `memory`, and not more than 16 MiB.
+    pub(crate) fn new(memory: &Arc<MemoryBudget>) -> Arc<Self> {
+        let limit = (memory.limit() / 4).min(MOST);
+        Arc::new(Self { memory: Arc::clone(memory), used: AtomicU64::new(0), limit })
+    }
+
+    /// Bytes in use.
+    pub(crate) fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Copies a frame. `None` if there is no room for it.
+    pub(crate) fn keep(self: &Arc<Self>, frame: &[u8]) -> Option<KeptPacket> {
+        let bytes = (frame.len() as u64).saturating_add(BESIDE);
+        let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
+        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
+        let Ok(charge) = self.memory.charge(Kept::Packets, bytes) else {
+            self.used.fetch_sub(bytes, Ordering::Relaxed);
+            return None;
+        };
+        Some(KeptPacket { frame: frame.into(), charge, budget: Arc::clone(self) })
+    }
+}
+
+/// A frame that is kept, and paid for until it is dropped.
+#[derive(Debug)]
+pub(crate) struct KeptPacket {
+    frame: Box<[u8]>,
+    charge: Charge,
+    budget: Arc<PacketBudget>,
+}
+
+impl Deref for KeptPacket {
+    type Target = [u8];
+
+    fn deref(&self) -> &[u8] {
+        &self.frame
+    }
+}
+
+impl Drop for KeptPacket {
+    fn drop(&mut self) {
+        self.budget.used.fetch_sub(self.charge.bytes(), Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn packets_take_a_quarter_of_the_device_and_give_it_back() {
+        let memory = MemoryBudget::new(4 << 20);
+        let budget = PacketBudget::new(&memory);
+        let kept: Vec<_> = (0..1000).map_while(|_| budget.keep(&[7; 4000])).collect();
+        assert_eq!(kept.len() as u64, (1 << 20) / (4000 + BESIDE));
+        assert!(kept.iter().all(|packet| **packet == [7; 4000]));
+        assert_eq!((memory.used_for(Kept::Packets), memory.used()), (budget.used(), budget.used()));
+        drop(kept);
+        assert_eq!((memory.used(), budget.used()), (0, 0));
+        // The guest may have taken it all.
+        let _objects = memory.charge(Kept::Objects, 4 << 20).unwrap();
+        assert!(budget.keep(&[7; 4000]).is_none());
+        assert_eq!((budget.used(), memory.refused(Kept::Packets)), (0, 1));
+    }
+
+    #[test]
+    fn what_lies_beside_a_frame_is_paid_for() {
+        let place = size_of::<(pvrdma_verbs::Psn, KeptPacket)>() as u64;
+        assert!(2 * place + 24 <= BESIDE, "{place}");
+    }
+}

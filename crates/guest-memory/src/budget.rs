@@ -1,0 +1,190 @@
+//! What a guest and its peers make this process keep, beside the guest's own memory.
+//!
+//! A device has one [`MemoryBudget`]. Whoever keeps bytes because a guest or a peer asked for something charges them
+//! there first, for a batch or when a queue grows and not for each message, and refuses what does not fit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use thiserror::Error;
+
+/// What bytes are kept for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u8)]
+pub enum Kept {
+    /// Objects, with their page lists and what each of them may need at least.
+    Objects,
+    /// Requests that were taken from their rings ahead of their turn.
+    Requests,
+    /// Packets of peers that wait for others.
+    Packets,
+    /// Batches of packets on their way, and queues in front of links.
+    Queues,
+    /// Which guest pages are locked, and for whom.
+    Pins,
+}
+
+impl Kept {
+    /// All of them, in the order of their numbers.
+    pub const ALL: [Self; 5] = [Self::Objects, Self::Requests, Self::Packets, Self::Queues, Self::Pins];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Objects => "objects",
+            Self::Requests => "requests",
+            Self::Packets => "packets",
+            Self::Queues => "queues",
+            Self::Pins => "pins",
+        }
+    }
+}
+
+/// A device may not make this process keep as much.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
+#[error("the device may keep {limit} bytes (max_memory) and keeps {used}: no room for {bytes} bytes of {}", .kept.name())]
+pub struct OverBudget {
+    /// What the bytes were for.
+    pub kept: Kept,
+    /// Bytes that were asked for.
+    pub bytes: u64,
+    /// Bytes in use.
+    pub used: u64,
+    /// Bytes that may be in use.
+    pub limit: u64,
+}
+
+/// Bytes of one kind.
+#[derive(Debug, Default)]
+struct Tally {
+    used: AtomicU64,
+    refused: AtomicU64,
+}
+
+/// Bytes that a device may make this process keep, and those that it does.
+#[derive(Debug)]
+pub struct MemoryBudget {
+    limit: AtomicU64,
+    used: AtomicU64,
+    kinds: [Tally; Kept::ALL.len()],
+}
+
+impl MemoryBudget {
+    /// Bytes of a device unless somebody says otherwise.
+    pub const DEFAULT_LIMIT: u64 = 256 << 20;
+
+    /// Room for `limit` bytes.
+    pub fn new(limit: u64) -> Arc<Self> {
+        Arc::new(Self { limit: AtomicU64::new(limit), used: AtomicU64::new(0), kinds: Default::default() })
+    }
+
+    /// Bytes that may be in use.
+    #[inline]
+    pub fn limit(&self) -> u64 {
+        self.limit.load(Ordering::Relaxed)
+    }
+
+    /// Another limit. What is kept beyond it stays, and nothing comes to it.
+    pub fn set_limit(&self, limit: u64) {
+        self.limit.store(limit, Ordering::Relaxed);
+    }
+
+    /// Bytes in use.
+    #[inline]
+    pub fn used(&self) -> u64 {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Bytes in use for one purpose.
+    pub fn used_for(&self, kept: Kept) -> u64 {
+        self.tally(kept).used.load(Ordering::Relaxed)
+    }
+
+    /// Times that there was no room for one purpose.
+    pub fn refused(&self, kept: Kept) -> u64 {
+        self.tally(kept).refused.load(Ordering::Relaxed)
+    }
+
+    /// Returns `true` if more than half is in use: what can be had again should be given back.
+    #[inline]
+    pub fn is_scarce(&self) -> bool {
+        self.used() > self.limit() / 2
+    }
+
+    /// Takes bytes until the charge is dropped.
+    ///
+    /// # Errors
+    /// There is no room for them.
+    pub fn charge(self: &Arc<Self>, kept: Kept, bytes: u64) -> Result<Charge, OverBudget> {
+        let limit = self.limit();
+        let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= limit && bytes <= u32::MAX.into());
+        let taken = self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits);
+        let (Ok(_), Ok(size)) = (taken, u32::try_from(bytes)) else {
+            self.tally(kept).refused.fetch_add(1, Ordering::Relaxed);
+            return Err(OverBudget { kept, bytes, used: self.used(), limit });
+        };
+        self.tally(kept).used.fetch_add(bytes, Ordering::Relaxed);
+        Ok(Charge { budget: Arc::clone(self), bytes: size, kept })
+    }
+
+    const fn tally(&self, kept: Kept) -> &Tally {
+        // One for each kind.
+        &self.kinds[kept as usize]
+    }
+}
+
+/// Bytes taken from a [`MemoryBudget`].
+#[derive(Debug)]
+pub struct Charge {
+    budget: Arc<MemoryBudget>,
+    /// Objects have one each, so it is small.
+    bytes: u32,
+    kept: Kept,
+}
+
+impl Charge {
+    /// How many bytes.
+    pub const fn bytes(&self) -> u64 {
+        self.bytes as u64
+    }
+}
+
+impl Drop for Charge {
+    fn drop(&mut self) {
+        let bytes = self.bytes();
+        self.budget.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.budget.tally(self.kept).used.fetch_sub(bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn charges_are_bounded_and_given_back() {
+        let budget = MemoryBudget::new(10);
+        let first = budget.charge(Kept::Objects, 6).unwrap();
+        let error = budget.charge(Kept::Packets, 5).unwrap_err();
+        assert_eq!(error, OverBudget { kept: Kept::Packets, bytes: 5, used: 6, limit: 10 });
+        assert!(budget.charge(Kept::Objects, u64::MAX).is_err());
+        let second = budget.charge(Kept::Packets, 4).unwrap();
+        assert_eq!(Kept::ALL.map(|kept| budget.used_for(kept)), [6, 0, 4, 0, 0]);
+        assert_eq!(Kept::ALL.map(|kept| budget.refused(kept)), [1, 0, 1, 0, 0]);
+        assert!(budget.used() == 10 && budget.is_scarce());
+        drop(first);
+        assert!(budget.charge(Kept::Objects, 6).is_ok());
+        budget.set_limit(3);
+        assert!(budget.charge(Kept::Objects, 1).is_err());
+        budget.set_limit(11);
+        assert!(budget.charge(Kept::Objects, 7).is_ok());
+        drop(second);
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_charge_is_smaller_than_what_it_stands_for() {
+        assert_eq!(size_of::<Charge>(), 16);
+        assert_eq!(Kept::ALL.map(|kept| kept as usize), [0, 1, 2, 3, 4]);
+    }
+}

@@ -1,0 +1,271 @@
+use std::fs::{self, File};
+use std::ops::Range;
+
+use rustix::fs::MemfdFlags;
+use vm_memory::FileOffset;
+
+use super::*;
+use crate::{Backing, PAGE_SIZE, PageListBuilder};
+
+fn space_with(policy: PinPolicy, pages: u64) -> Arc<DmaSpace> {
+    limited(policy, pages, MemoryLimits::default()).0
+}
+
+fn limited(policy: PinPolicy, pages: u64, limits: MemoryLimits) -> (Arc<DmaSpace>, Range<usize>) {
+    let space = DmaSpace::with_limits(policy, limits);
+    let mapping = shared(pages);
+    let addresses = mapping.as_ptr() as usize..mapping.as_ptr() as usize + mapping.size();
+    space
+        .map(DmaRange {
+            iova: 0x10_0000,
+            len: pages * PAGE_SIZE,
+            writable: true,
+            backing: Some(Backing { mapping, offset: 0 }),
+        })
+        .unwrap();
+    (space, addresses)
+}
+
+/// A mapping of a file of its own, which the kernel does not make one with others.
+fn shared(pages: u64) -> Arc<MmapRegion> {
+    let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC).unwrap());
+    file.set_len(pages * PAGE_SIZE).unwrap();
+    Arc::new(MmapRegion::from_file(FileOffset::new(file, 0), usize::try_from(pages * PAGE_SIZE).unwrap()).unwrap())
+}
+
+/// What the kernel says of a mapping of this process: how many it makes of it, how many bytes are there, and how many
+/// of these are locked.
+fn kernel_view(addresses: &Range<usize>) -> (usize, u64, u64) {
+    let (mut mappings, mut resident, mut locked, mut inside) = (0, 0, 0, false);
+    for line in fs::read_to_string("/proc/self/smaps").unwrap().lines() {
+        let mut words = line.split_whitespace();
+        let (name, value) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
+        if let Some((start, end)) = name.split_once('-') {
+            let (start, end) = (usize::from_str_radix(start, 16).unwrap(), usize::from_str_radix(end, 16).unwrap());
+            inside = start < addresses.end && end > addresses.start;
+            mappings += usize::from(inside);
+        }
+        match name {
+            "Rss:" if inside => resident += value.parse::<u64>().unwrap() << 10,
+            "Locked:" if inside => locked += value.parse::<u64>().unwrap() << 10,
+            _ => {}
+        }
+    }
+    (mappings, resident, locked)
+}
+
+fn list(first: u64, count: u64) -> crate::PageList {
+    let mut builder = PageListBuilder::default();
+    for page in first..first + count {
+        builder.push(0x10_0000 + page * PAGE_SIZE).unwrap();
+    }
+    builder.finish()
+}
+
+#[test]
+fn all_is_locked_when_mapped() {
+    let space = space_with(PinPolicy::All, 4);
+    space.pin_status().unwrap();
+    assert_eq!(space.pinned_bytes(), 4 * PAGE_SIZE);
+    space.unmap_all();
+    assert_eq!(space.pinned_bytes(), 0);
+}
+
+#[test]
+fn locking_goes_on_in_steps_and_ends_with_the_range() {
+    let space = space_with(PinPolicy::All, 4);
+    assert_eq!(space.pinned_bytes(), 0);
+    assert!(space.with_pins(|pins| pins.pin_some(PAGE_SIZE)));
+    assert_eq!(space.pinned_bytes(), PAGE_SIZE);
+    space.unmap_all();
+    assert_eq!(space.pinned_bytes(), 0);
+    assert!(!space.pin_some());
+    space.pin_status().unwrap();
+}
+
+#[test]
+fn overlapping_registrations_keep_their_pages() {
+    let space = space_with(PinPolicy::Registered, 8);
+    assert_eq!(space.pinned_bytes(), 0);
+    let a = space.pin_pages(&list(0, 4)).unwrap();
+    let b = space.pin_pages(&list(2, 4)).unwrap();
+    assert_eq!(space.pinned_bytes(), 6 * PAGE_SIZE);
+    drop(a);
+    assert_eq!(space.pinned_bytes(), 4 * PAGE_SIZE);
+    drop(b);
+    assert_eq!(space.pinned_bytes(), 0);
+}
+
+#[test]
+fn off_locks_nothing() {
+    let space = space_with(PinPolicy::Off, 4);
+    let _guard = space.pin_pages(&list(0, 4)).unwrap();
+    assert_eq!(space.pinned_bytes(), 0);
+}
+
+#[test]
+fn the_error_names_need_and_limit() {
+    let mut table = PinTable::default();
+    table.failed.insert(0x1000, (0x2000, "Cannot allocate memory".to_owned()));
+    table.failed_bytes = 0x2000;
+    let text = table.status().unwrap_err().to_string();
+    assert!(text.contains("8192 bytes") && text.contains("RLIMIT_MEMLOCK"), "{text}");
+}
+
+/// C6: a client has the daemon populate memory without limit.
+#[test]
+fn sec_c6_nothing_is_populated_before_the_limit_is_asked() {
+    let limits = MemoryLimits { locked_bytes: 8 * PAGE_SIZE, ..MemoryLimits::default() };
+    // 16 GiB, of which nothing is there yet.
+    let (space, addresses) = limited(PinPolicy::All, 4 << 20, limits);
+    let text = space.pin_status().unwrap_err().to_string();
+    assert!(text.contains("17179869184 bytes") && text.contains("limit of locked memory is 32768 bytes"), "{text}");
+    assert_eq!(kernel_view(&addresses).1, 0);
+    assert_eq!(space.pin_failure().unwrap_err().to_string(), text);
+    space.unmap_all();
+    space.pin_failure().unwrap();
+
+    let (space, addresses) = limited(PinPolicy::Registered, 4096, limits);
+    let guard = space.pin_pages(&list(0, 8)).unwrap();
+    assert!(space.pin_pages(&list(0, 9)).is_err());
+    assert!(space.pin_pages(&list(100, 1)).is_err());
+    let (_, resident, locked) = kernel_view(&addresses);
+    assert_eq!((resident, locked), (8 * PAGE_SIZE, 8 * PAGE_SIZE));
+    drop(guard);
+    drop(space.pin_pages(&list(100, 8)).unwrap());
+    assert_eq!(kernel_view(&addresses).2, 0);
+}
+
+/// Ranges that share a mapping count once against the limit, however many there are.
+#[test]
+fn ranges_that_share_a_mapping_share_its_lock() {
+    let limits = MemoryLimits { locked_bytes: 64 * PAGE_SIZE, ..MemoryLimits::default() };
+    let space = DmaSpace::with_limits(PinPolicy::All, limits);
+    let mapping = shared(64);
+    let addresses = mapping.as_ptr() as usize..mapping.as_ptr() as usize + mapping.size();
+    let range = |page: u64| DmaRange {
+        iova: page * PAGE_SIZE,
+        len: PAGE_SIZE,
+        writable: true,
+        backing: Some(Backing { mapping: Arc::clone(&mapping), offset: usize::try_from(page * PAGE_SIZE).unwrap() }),
+    };
+    (0..64).step_by(2).for_each(|page| space.map(range(page)).unwrap());
+    space.pin_status().unwrap();
+    assert_eq!(space.pinned_bytes(), 32 * PAGE_SIZE);
+    assert_eq!(kernel_view(&addresses), (1, 32 * PAGE_SIZE, 32 * PAGE_SIZE));
+    space.unmap(0, PAGE_SIZE).unwrap();
+    assert_eq!(space.pinned_bytes(), 31 * PAGE_SIZE);
+}
+
+/// How long the start of a large guest takes, for the figures.
+#[test]
+#[ignore = "takes 16 GiB of memory"]
+fn a_guest_of_16_gib_is_locked() {
+    let (space, addresses) = limited(PinPolicy::All, 4 << 20, MemoryLimits::default());
+    let start = std::time::Instant::now();
+    space.pin_status().unwrap();
+    println!("16 GiB are populated and locked after {:?}", start.elapsed());
+    assert_eq!((space.pinned_bytes(), kernel_view(&addresses).2), (16 << 30, 16 << 30));
+}
+
+/// C8: registrations with gaps between them use up the mappings of the process.
+#[test]
+fn sec_c8_scattered_registrations_leave_mappings_to_others() {
+    let (space, addresses) = limited(PinPolicy::Registered, 70_000, MemoryLimits::default());
+    let scattered = |first: u64, count: u64| {
+        let mut builder = PageListBuilder::default();
+        (first..first + count).for_each(|page| builder.push(0x10_0000 + 2 * page * PAGE_SIZE).unwrap());
+        builder.finish()
+    };
+    let guards: Vec<_> = (0..68).map(|i| space.pin_pages(&scattered(i * 512, 512)).unwrap()).collect();
+    let (mappings, _, locked) = kernel_view(&addresses);
+    assert!(mappings <= 2 * 1024 + 3, "{mappings}");
+    // What was registered is there and locked; of what lies between nothing was populated.
+    assert_eq!(locked, 68 * 512 * PAGE_SIZE);
+    // The other way to scattered locks: giving up parts of a large one.
+    let large = space.pin_pages(&list(0, 70_000)).unwrap();
+    assert_eq!(space.pinned_bytes(), 70_000 * PAGE_SIZE);
+    drop(large);
+    assert!(kernel_view(&addresses).0 <= 2 * 1024 + 3);
+    drop(guards);
+    assert_eq!(space.pinned_bytes(), 0);
+    assert_eq!(kernel_view(&addresses).2, 0);
+    assert!(kernel_view(&addresses).0 <= 2);
+}
+
+/// C8: where the gaps may not be locked, the share of mappings is the limit, and its error says so.
+#[test]
+fn sec_c8_the_share_of_mappings_is_refused_by_name() {
+    let limits = MemoryLimits { locked_bytes: 32 * PAGE_SIZE, lock_runs: 4, ..MemoryLimits::default() };
+    let (space, _) = limited(PinPolicy::Registered, 64, limits);
+    let guards: Vec<_> = (0..4).map(|i| space.pin_pages(&list(4 * i, 1)).unwrap()).collect();
+    let text = space.pin_pages(&list(60, 1)).unwrap_err().to_string();
+    assert!(text.contains("limit of locked memory"), "{text}");
+    // Beside a run there is room.
+    drop(space.pin_pages(&list(1, 3)).unwrap());
+    drop(guards);
+    drop(space.pin_pages(&list(60, 1)).unwrap());
+
+    let space = DmaSpace::with_limits(PinPolicy::Registered, MemoryLimits { lock_runs: 1, ..MemoryLimits::default() });
+    for i in 0..2 {
+        let mapping = Arc::new(MmapRegion::new(4 << 12).unwrap());
+        let backing = Some(Backing { mapping, offset: 0 });
+        space.map(DmaRange { iova: 0x10_0000 + i * 0x1_0000, len: 4 << 12, writable: true, backing }).unwrap();
+    }
+    let _first = space.pin_pages(&list(0, 1)).unwrap();
+    let text = space.pin_pages(&list(16, 1)).unwrap_err().to_string();
+    assert!(text.contains("share of 1 locked pieces"), "{text}");
+}
+
+/// S9: what is remembered of registered memory grows with its pieces, not with its pages, and has a limit.
+#[test]
+fn sec_s9_the_book_of_registered_memory_is_small() {
+    let limits = MemoryLimits { pinned_parts: 100, ..MemoryLimits::default() };
+    let (space, _) = limited(PinPolicy::Registered, 4096, limits);
+    let guards: Vec<_> = (0..100).map(|_| space.pin_pages(&list(0, 4096)).unwrap()).collect();
+    let text = space.pin_pages(&list(0, 1)).unwrap_err().to_string();
+    assert!(text.contains("limit of 100 registered pieces"), "{text}");
+    drop(guards);
+    drop(space.pin_pages(&list(0, 1)).unwrap());
+    assert_eq!(space.pinned_bytes(), 0);
+}
+
+/// A page that cannot be had is an error, and nothing of the registration stays locked.
+#[test]
+fn what_cannot_be_populated_is_not_locked() {
+    let mapping = shared(8);
+    let file = mapping.file_offset().unwrap().file().try_clone().unwrap();
+    let addresses = mapping.as_ptr() as usize..mapping.as_ptr() as usize + mapping.size();
+    let space = DmaSpace::new(PinPolicy::Registered);
+    let backing = Some(Backing { mapping, offset: 0 });
+    space.map(DmaRange { iova: 0x10_0000, len: 8 << 12, writable: true, backing }).unwrap();
+    file.set_len(4 << 12).unwrap();
+    assert!(space.pin_pages(&list(0, 8)).is_err());
+    assert_eq!((space.pinned_bytes(), kernel_view(&addresses).2), (0, 0));
+    drop(space.pin_pages(&list(0, 4)).unwrap());
+}
+
+/// Huge pages are resident anyway; pieces of them are pinned and given back like others.
+#[test]
+fn pieces_of_huge_pages_are_pinned() {
+    let file = rustix::fs::memfd_create("huge", MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB).map(File::from);
+    let file = file.and_then(|file| rustix::fs::ftruncate(&file, 4 << 20).map(|()| file));
+    let pages = fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
+    let Some(file) = file.ok().filter(|_| pages.trim().parse::<u32>().is_ok_and(|pages| pages >= 2)) else {
+        println!("skipped: no huge pages on this host (vm.nr_hugepages is {})", pages.trim());
+        return;
+    };
+    let mapping = Arc::new(MmapRegion::from_file(FileOffset::new(file, 0), 4 << 20).unwrap());
+    let addresses = mapping.as_ptr() as usize..mapping.as_ptr() as usize + mapping.size();
+    for policy in [PinPolicy::Registered, PinPolicy::All] {
+        let space = DmaSpace::new(policy);
+        let backing = Some(Backing { mapping: Arc::clone(&mapping), offset: 0x3000 });
+        space.map(DmaRange { iova: 0x10_0000, len: 3 << 20, writable: true, backing }).unwrap();
+        space.pin_status().unwrap();
+        let guards: Vec<_> = [3, 511, 600].map(|page| space.pin_pages(&list(page, 3)).unwrap()).into();
+        assert!(space.pinned_bytes() > 0);
+        drop(guards);
+        assert_eq!(kernel_view(&addresses).0, 1);
+        space.view().write(0x10_0000, b"huge").unwrap();
+    }
+}

@@ -1,0 +1,241 @@
+//! A VMM that wants to harm the others of its process: what it can take, keep or block is its own.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::fs;
+use std::os::fd::AsFd;
+use std::sync::mpsc;
+use std::sync::{Arc, Barrier};
+use std::thread;
+
+use common::frozen::Frozen;
+use common::{PATIENCE, Served, memfd, take_signals};
+use pvrdma_dev::InterruptSink;
+use pvrdma_verbs::testing::LogLines;
+use pvrdmad::vfio_user::FileRules;
+use rustix::event::EventfdFlags;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+const RW: u32 = 3;
+const NO_SPACE: u32 = 28;
+const PAGE: u64 = 4096;
+
+/// How many mappings the kernel has for this process.
+fn mappings() -> usize {
+    fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+}
+
+/// How many of them are of a memfd with this name.
+fn mappings_of(name: &str) -> usize {
+    let maps = fs::read_to_string("/proc/self/maps").unwrap();
+    maps.lines().filter(|line| line.contains(&format!("/memfd:{name} "))).count()
+}
+
+fn raise_descriptors() {
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
+}
+
+/// C1: each lost page was replaced by a mapping of its own, until the process had no more of them and died.
+#[test]
+fn sec_c1_a_client_that_truncates_its_memory_is_evicted_alone() {
+    let (attacked, neighbour) = (Served::new(), Served::new());
+    let log = LogLines::watch();
+    let mut client = attacked.client();
+    let pages = 80_000;
+    let file = memfd("short", pages * PAGE);
+    client.map(0, pages * PAGE, 0, RW, Some(&file)).ok();
+    let mut other = neighbour.client();
+    let memory = memfd("other", 16 * PAGE);
+    other.map(0, 16 * PAGE, 0, RW, Some(&memory)).ok();
+    neighbour.memory.view().write(0, b"kept").unwrap();
+
+    let before = mappings();
+    file.set_len(0).unwrap();
+    for page in (0..pages).step_by(2) {
+        let mut data = [1; 4];
+        // What is lost reads as zero, until it is not mapped any more.
+        match attacked.memory.view().read(page * PAGE, &mut data) {
+            Ok(()) => assert_eq!(data, [0; 4]),
+            Err(_) => break,
+        }
+    }
+    assert!(mappings() < before + 100, "{}", mappings());
+    // Without another message of the client, or another client.
+    client.wait_hang_up();
+    while attacked.memory.mapped_bytes() != 0 {
+        thread::yield_now();
+    }
+    attacked.function.wait_reset();
+
+    let mut data = [0; 4];
+    neighbour.memory.view().read(0, &mut data).unwrap();
+    assert_eq!(&data, b"kept");
+    assert_eq!(other.read(3, 0, 4), [0; 4]);
+    assert_eq!(attacked.client().read(3, 0, 4), [0; 4]);
+    assert_eq!(log.with("took guest memory away").len(), 1);
+}
+
+/// C5: two signals find room for one in an eventfd that blocks.
+#[test]
+fn sec_c5_an_eventfd_that_blocks_stops_nobody() {
+    const ROUNDS: usize = 5000;
+    let served = Served::new();
+    let mut client = served.client();
+    let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+    client.set_irqs(2, 4 | 32, 0, 1, &[event.as_fd()]).ok();
+    let barrier = Arc::new(Barrier::new(3));
+    let (done, signalled) = mpsc::channel();
+    for _ in 0..2 {
+        let (irqs, barrier, done) = (Arc::clone(&served.irqs), Arc::clone(&barrier), done.clone());
+        // Not joined: a thread that blocks stays.
+        thread::spawn(move || {
+            for _ in 0..ROUNDS {
+                barrier.wait();
+                irqs.msix(0);
+                done.send(()).unwrap();
+            }
+        });
+    }
+    for round in 0..ROUNDS {
+        // One below the maximum, which no write reaches.
+        rustix::io::write(&event, &(u64::MAX - 2).to_ne_bytes()).unwrap();
+        barrier.wait();
+        for _ in 0..2 {
+            assert_eq!(signalled.recv_timeout(PATIENCE), Ok(()), "a thread blocks since round {round}");
+        }
+        assert!(take_signals(&event) > u64::MAX - 2);
+    }
+}
+
+/// C6: the whole file was mapped for a range of a page, until there was no address left for anybody.
+#[test]
+fn sec_c6_ranges_are_mapped_and_not_files() {
+    let (attacked, neighbour) = (Served::new(), Served::new());
+    let mut client = attacked.client();
+    // All addresses there are, with ever smaller files for the rest.
+    let sizes = std::iter::repeat_n(3_u64 << 40, 42).chain((28..=41).rev().map(|shift| 1_u64 << shift));
+    let files: Vec<_> = sizes.map(|size| memfd("huge", size)).collect();
+    for (number, file) in (0..).zip(&files) {
+        client.map(number * PAGE, PAGE, 1 << 20, RW, Some(file));
+    }
+    let memory = memfd("other", 1 << 30);
+    neighbour.client().map(0, 1 << 30, 0, RW, Some(&memory)).ok();
+    attacked.memory.view().write(0, b"here").unwrap();
+}
+
+/// C6: what guards mappings, and descriptors, were there for all clients together.
+#[test]
+fn sec_c6_files_have_a_limit_for_each_device() {
+    raise_descriptors();
+    let (attacked, neighbour) = (Served::new(), Served::new());
+    let mut client = attacked.client();
+    let mut files = Vec::new();
+    let refused = (0..1100).find_map(|number| {
+        let file = memfd("many", PAGE);
+        let answer = client.map(number * PAGE, PAGE, 0, RW, Some(&file));
+        files.push(file);
+        (answer.header.error != 0).then_some((number, answer.header.error))
+    });
+    assert_eq!(refused, Some((64, NO_SPACE)));
+    let memory = memfd("other", PAGE);
+    neighbour.client().map(0, PAGE, 0, RW, Some(&memory)).ok();
+    // What is not used any more makes room.
+    client.unmap(0, PAGE, 0).ok();
+    client.read(3, 0, 4);
+    client.map(0, PAGE, 0, RW, Some(&memory)).ok();
+}
+
+/// C4: a file whose content never comes stopped everybody who waited for a page of it.
+#[test]
+fn sec_c4_memory_that_never_comes_is_not_taken() {
+    let Some(frozen) = Frozen::mount() else {
+        println!("skipped: no file system of ours can be mounted here");
+        return;
+    };
+    let served = Served::new();
+    let mut client = served.client();
+    let file = fs::File::options().read(true).write(true).open(frozen.memory()).unwrap();
+    assert_eq!(file.metadata().unwrap().len(), 2 << 20);
+    assert_eq!(client.map(0, 2 << 20, 0, RW, Some(&file)).errno(), common::EINVAL);
+    assert_eq!(served.memory.mapped_bytes(), 0);
+    assert_eq!(client.read(3, 0, 4), [0; 4]);
+}
+
+/// C4: memory in a file of a file system that somebody else answers for, or not.
+#[test]
+fn sec_c4_memory_is_a_file_that_cannot_block() {
+    let served = Served::new();
+    let mut client = served.client();
+    let log = LogLines::watch();
+    let folder = tempfile::tempdir_in(env!("CARGO_TARGET_TMPDIR")).unwrap();
+    let path = folder.path().join("memory");
+    fs::write(&path, vec![0; 0x2000]).unwrap();
+    let file = fs::File::options().read(true).write(true).open(&path).unwrap();
+    assert_eq!(client.map(0, 0x2000, 0, RW, Some(&file)).errno(), common::EINVAL);
+    assert_eq!(log.with("tmpfs").len(), 1);
+    client.map(0, 0x2000, 0, RW, Some(&memfd("memory", 0x2000))).ok();
+}
+
+/// C6: a client's descriptors leave none to the others: neither to accept somebody nor for another client's memory.
+#[test]
+fn sec_c6_the_last_descriptors_are_not_for_clients() {
+    let (attacked, neighbour) = (Served::new(), Served::new());
+    let mut client = attacked.client();
+    let file = memfd("memory", 16 * PAGE);
+    client.map(0, PAGE, 0, RW, Some(&file)).ok();
+    // As many as there are now, and the reserve.
+    let open = u64::try_from(fs::read_dir("/proc/self/fd").unwrap().count()).unwrap();
+    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: Some(open + 40), maximum }).unwrap();
+    drop(client);
+    let mut client = attacked.client();
+    assert_eq!(client.map(0, PAGE, 0, RW, Some(&file)).errno(), 24);
+    let event = common::eventfd();
+    assert_eq!(client.set_irqs(2, 4 | 32, 0, 1, &[event.as_fd()]).errno(), 24);
+    assert_eq!(neighbour.client().read(3, 0, 4), [0; 4]);
+}
+
+/// `memory=sealed`: a file that can shrink is refused, one that cannot is taken.
+#[test]
+fn sealed_memory_cannot_shrink() {
+    use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
+
+    let served = Served::with_files(FileRules { sealed: true, ..FileRules::default() });
+    let mut client = served.client();
+    let file = fs::File::from(memfd_create("sealed", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap());
+    file.set_len(4 * PAGE).unwrap();
+    assert_eq!(client.map(0, PAGE, 0, RW, Some(&file)).errno(), 1);
+    fcntl_add_seals(&file, SealFlags::GROW).unwrap();
+    assert_eq!(client.map(0, PAGE, 0, RW, Some(&file)).errno(), 1);
+    fcntl_add_seals(&file, SealFlags::SHRINK).unwrap();
+    client.map(0, PAGE, 0, RW, Some(&file)).ok();
+    assert_eq!(served.stats.counters.client_memory_refused.get(), 2);
+}
+
+/// The limits of mapped bytes and of ranges, and what a guest behind a vIOMMU needs: many single pages.
+#[test]
+fn sixty_thousand_single_pages_take_few_mappings() {
+    let served = Served::with_files(FileRules { mapped_bytes: 20 << 30, ..FileRules::default() });
+    let mut client = served.client();
+    let ram = memfd("viommu", 16 << 30);
+    // A stride that is prime to the number of pages: neighbours come far apart.
+    for number in 0..65_536_u64 {
+        let page = number * 40_503 % (4 << 20);
+        client.map((1 << 40) + number * PAGE, PAGE, page * PAGE, RW, Some(&ram)).ok();
+    }
+    assert_eq!(client.map(0, PAGE, 0, RW, Some(&ram)).errno(), NO_SPACE);
+    assert_eq!(mappings_of("viommu"), 16 + 16);
+    served.memory.view().write((1 << 40) + 65_535 * PAGE, b"last").unwrap();
+    client.unmap(0, 0, 2).ok();
+    client.read(3, 0, 4);
+    assert_eq!(mappings_of("viommu"), 0);
+
+    // What does not fit is refused, and room comes back.
+    client.map(0, 20 << 30, 0, RW, Some(&memfd("large", 32 << 30))).ok();
+    assert_eq!(client.map(1 << 40, PAGE, 0, RW, Some(&ram)).errno(), NO_SPACE);
+    client.unmap(0, 20 << 30, 0).ok();
+    client.map(1 << 40, PAGE, 0, RW, Some(&ram)).ok();
+}
