@@ -49,6 +49,8 @@ pub(crate) struct PairOptions {
     pub(crate) memory_kind: MemoryKind,
     /// Guests have an IOMMU.
     pub(crate) iommu: bool,
+    /// The network cards beside the devices are the daemon's, and not QEMU's.
+    pub(crate) nic_sockets: bool,
     /// More properties of QEMU's vfio-user device.
     pub(crate) vfio_user: Vec<(&'static str, serde_json::Value)>,
     /// More options of each device of the daemon.
@@ -64,6 +66,7 @@ impl Default for PairOptions {
             cpus: 1,
             memory_kind: MemoryKind::Shared,
             iommu: false,
+            nic_sockets: false,
             vfio_user: Vec::new(),
             device_options: String::new(),
         }
@@ -102,7 +105,13 @@ impl Pair {
                 name: format!("vm{index}"),
                 socket: socket(directory.path(), index),
                 mac: mac(NicModel::Vmxnet3, index),
-                options: options.device_options.clone(),
+                options: match options.nic_sockets {
+                    true => {
+                        let nic = nic_socket(directory.path(), index);
+                        format!(",nic-socket={}{}", nic.display(), options.device_options)
+                    }
+                    false => options.device_options.clone(),
+                },
             });
             Some(Daemon::start(directory.path(), &devices)?)
         } else {
@@ -233,7 +242,11 @@ fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: u
         Nic { model, mac: mac(model, index), local: path(index), remote: path(1 - index) }
     };
     if options.pvrdma {
-        builder = builder.nic(nic(NicModel::Vmxnet3)).pvrdma_socket(&socket(directory, index));
+        builder = match options.nic_sockets {
+            true => builder.nic_socket(&nic_socket(directory, index)),
+            false => builder.nic(nic(NicModel::Vmxnet3)),
+        };
+        builder = builder.pvrdma_socket(&socket(directory, index));
         for (name, value) in &options.vfio_user {
             builder = builder.vfio_user_option(name, value.clone());
         }
@@ -246,6 +259,10 @@ fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: u
 
 fn socket(directory: &Path, index: usize) -> PathBuf {
     directory.join(format!("{}.pvrdma", NAMES[index]))
+}
+
+fn nic_socket(directory: &Path, index: usize) -> PathBuf {
+    directory.join(format!("{}.nic", NAMES[index]))
 }
 
 fn mac(model: NicModel, index: usize) -> String {

@@ -199,6 +199,35 @@ fn the_device_behind_the_socket() {
 }
 
 #[test]
+fn the_network_function_beside_the_device() {
+    let place = Place::new();
+    let path = |name: &str| place.path(name).display().to_string();
+    let device = format!("name=vm0,socket={},nic-socket={},mac=52:54:00:00:00:01", path("a.sock"), path("nic.sock"));
+    let mut running = Running::start(&["--device".to_owned(), device, "--control".to_owned(), path("control")]);
+    running.line();
+    let mut nic = Client::new(&place.path("nic.sock")).unwrap();
+    assert_eq!(word(&mut nic, 7, 0), 0x07b0_15ad);
+    // It is function 0 of a slot that has more.
+    assert_eq!(word(&mut nic, 7, 0xc) >> 16 & 0x80, 0x80);
+    assert_eq!((word(&mut nic, 1, 0x28), word(&mut nic, 1, 0x30)), (0x0000_5452, 0x0100));
+    assert_eq!(nic.get_irq_info(2).unwrap().count, 16);
+    let report = &place.status()["devices"][0];
+    assert_eq!((&report["nic"]["client"]["connected"], &report["client"]["connected"]), (&true.into(), &false.into()));
+    assert_eq!((&report["nic"]["link"], &report["nic"]["active"]), (&"up".into(), &false.into()));
+    assert!(report["network"]["counters"]["passed_out"].is_u64(), "{report}");
+    let table = String::from_utf8(place.ask(&[]).stdout).unwrap();
+    assert!(table.contains("network card") && table.contains("52:54:00:00:00:01"), "{table}");
+    let control = place.path("control");
+    let link = Command::new(PROGRAM).args(["link", "down", "--device", "vm0", "--control"]).arg(control).output();
+    assert!(link.unwrap().status.success());
+    let report = &place.status()["devices"][0];
+    assert_eq!((&report["nic"]["link"], &report["port"]), (&"down".into(), &"down".into()));
+    running.signal(Signal::TERM);
+    assert!(running.child.wait().unwrap().success());
+    assert!(!place.path("nic.sock").exists());
+}
+
+#[test]
 fn status_shows_clients_and_their_memory() {
     let place = Place::new();
     let _running = place.start();

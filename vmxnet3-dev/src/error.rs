@@ -1,6 +1,7 @@
 //! Why the guest's requests are refused.
 
 use pvrdma_guest_memory::DmaError;
+use rustix::io::Errno;
 use thiserror::Error;
 
 use crate::abi::queue_desc::QueueDescError;
@@ -12,6 +13,9 @@ pub enum ConfigError {
     /// Outside of 3 to 25.
     #[error("{0} interrupt vectors, not 3 to 25")]
     Vectors(u16),
+    /// The system has no descriptors left for its link.
+    #[error("no descriptor for the link: {0}")]
+    Descriptors(Errno),
 }
 
 /// Why a command is refused.

@@ -196,6 +196,9 @@ pub trait FramePort: Send + Sync {
     /// The end of a batch: the receivers of its frames may be interrupted now.
     fn flush(&self) {}
 
+    /// The device has more to send than one call does: [`crate::Vmxnet3Device::resume_transmit`] goes on.
+    fn transmit_pending(&self) {}
+
     /// The guest has receive buffers again after [`crate::Received::NoBuffers`].
     fn receive_ready(&self) {}
 }

@@ -4,8 +4,8 @@
 //! A VMM makes a [`Vmxnet3Device`] with its guest's memory ([`pvrdma_guest_memory::DmaSpace`]), an
 //! [`InterruptSink`](pvrdma_pci_function::InterruptSink) and a [`FramePort`], and drives it through
 //! [`PciFunction`](pvrdma_pci_function::PciFunction). Whoever has frames for the guest calls
-//! [`Vmxnet3Device::receive`] and, at the end of a batch, [`Vmxnet3Device::flush`]. The crate knows no sockets, no
-//! vfio-user and no KVM.
+//! [`Vmxnet3Device::receive`] and, at the end of a batch, [`Vmxnet3Device::flush`]. A [`NicLink`] does both for who
+//! moves frames in batches. The crate knows no sockets, no vfio-user and no KVM.
 //!
 //! # Frames
 //!
@@ -36,6 +36,7 @@ mod error;
 mod filter;
 mod frame;
 mod intr;
+mod link;
 mod offload;
 mod receive;
 mod regs;
@@ -53,5 +54,6 @@ pub use config::Vmxnet3Config;
 pub use device::{Vmxnet3Device, Vmxnet3Status};
 pub use error::ConfigError;
 pub use frame::{Checksum, Frame, FrameError, FramePort, MAX_FRAME, MAX_SEGMENTS, MAX_SUPER_FRAME, PortOffloads, Sent};
+pub use link::NicLink;
 pub use receive::Received;
 pub use stats::all_counters;

@@ -43,10 +43,11 @@ pub(crate) fn run(core: &Core, index: usize) {
     let Some(queue) = session.tx(index) else { return };
     let mut queue = queue.lock();
     let left = drain(core, &session, index, &mut queue);
+    core.port.flush();
     if left == Left::Budget {
         core.pending.fetch_or(1 << index, Ordering::AcqRel);
+        core.port.transmit_pending();
     }
-    core.port.flush();
     if std::mem::take(&mut queue.completed) > 0 && left != Left::Over {
         core.during(&session, |_| core.interrupts.raise(queue.vector()));
     }

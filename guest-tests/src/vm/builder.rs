@@ -49,6 +49,7 @@ pub(crate) struct VmBuilder {
     pub(super) memory_kind: MemoryKind,
     pub(super) cpus: u32,
     pub(super) pvrdma_socket: Option<PathBuf>,
+    pub(super) nic_socket: Option<PathBuf>,
     pub(super) vfio_user_options: Vec<(String, serde_json::Value)>,
     pub(super) iommu: bool,
     pub(super) nics: Vec<Nic>,
@@ -80,6 +81,7 @@ impl VmBuilder {
             memory_kind: MemoryKind::default(),
             cpus: 1,
             pvrdma_socket: None,
+            nic_socket: None,
             vfio_user_options: Vec::new(),
             iommu: false,
             nics: Vec::new(),
@@ -117,6 +119,12 @@ impl VmBuilder {
     /// Adds the RDMA device served at this socket; wants a vmxnet3 beside it.
     pub(crate) fn pvrdma_socket(mut self, path: &Path) -> Self {
         self.pvrdma_socket = Some(path.to_owned());
+        self
+    }
+
+    /// Adds the vmxnet3 served at this socket, at function 0 of the RDMA device's slot.
+    pub(crate) fn nic_socket(mut self, path: &Path) -> Self {
+        self.nic_socket = Some(path.to_owned());
         self
     }
 

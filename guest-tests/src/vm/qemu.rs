@@ -48,8 +48,12 @@ pub(super) fn machine_arguments(vm: &VmBuilder) -> Result<Vec<String>> {
         arguments.add("netdev", "user,id=user,ipv6=off");
         arguments.add("device", nic_device("user", NicModel::Vmxnet3, mac));
     }
+    if let Some(socket) = &vm.nic_socket {
+        arguments.add("device", network_function(socket));
+    }
     if let Some(socket) = &vm.pvrdma_socket {
-        if vm.user_network.is_none() && !vm.nics.iter().any(|nic| nic.model == NicModel::Vmxnet3) {
+        let served = vm.nic_socket.is_some() || vm.user_network.is_some();
+        if !served && !vm.nics.iter().any(|nic| nic.model == NicModel::Vmxnet3) {
             bail!("{}: the device needs a vmxnet3 at function 0 of its slot", vm.name);
         }
         arguments.add("device", vfio_user_device(vm, socket));
@@ -120,6 +124,20 @@ fn nic_device(netdev: &str, model: NicModel, mac: &str) -> String {
         }
         NicModel::Virtio => format!("virtio-net-pci,netdev={netdev},mac={mac},romfile="),
     }
+}
+
+/// The network function is served as the RDMA function is. Its driver frees memory as soon as it has written RESET, so
+/// that write has to wait until the device is done.
+fn network_function(socket: &Path) -> String {
+    let device = json!({
+        "driver": "vfio-user-pci",
+        "bus": "pcie.0",
+        "addr": "10.0",
+        "multifunction": true,
+        "x-no-posted-writes": true,
+        "socket": { "path": socket, "type": "unix" },
+    });
+    device.to_string()
 }
 
 fn vfio_user_device(vm: &VmBuilder, socket: &Path) -> String {

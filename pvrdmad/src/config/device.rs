@@ -28,8 +28,10 @@ pub struct Device {
     pub pin: Pin,
     /// Limits of guest memory.
     pub memory: MemoryRules,
-    /// The paired network function.
+    /// The paired network function, if it is the VMM's.
     pub nic: Option<LinkSpec>,
+    /// Where the VMM connects to the paired network function, if that is ours.
+    pub nic_socket: Option<PathBuf>,
     /// What the device may do on its network.
     pub rules: PortRules,
     /// What it may use of what it shares with others.
@@ -98,7 +100,10 @@ impl DeviceSpec {
             }
             (Some(nic), Some(uplink)) if nic == uplink => return Err("nic and uplink are the same".to_owned()),
             (Some(LinkSpec::Vxlan(_)), _) => return Err("a tunnel is an uplink and no nic".to_owned()),
-            (None, None) if self.has_rules() => {
+            (Some(_), _) if self.nic_socket.is_some() => {
+                return Err("nic and nic-socket are two ways to one network card".to_owned());
+            }
+            (None, None) if self.has_rules() && self.nic_socket.is_none() => {
                 return Err("pcp, forged-transmits and congestion are about the uplink (uplink=LINK)".to_owned());
             }
             _ => {}
@@ -112,6 +117,7 @@ impl DeviceSpec {
             pin: self.pin.unwrap_or(Pin::All),
             memory,
             nic: self.nic,
+            nic_socket: self.nic_socket,
             rules,
             share,
         })

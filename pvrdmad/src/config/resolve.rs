@@ -125,6 +125,11 @@ impl Config {
             return Ok(());
         }
         let problem = "uplink and nic belong to the backend rxe; with ibverbs the host's adapter is the network";
+        let mut devices = self.networks.iter().flat_map(|network| &network.devices);
+        if let Some(device) = devices.find(|device| device.nic_socket.is_some()) {
+            let problem = problem.replace("nic", "nic-socket");
+            return Err(ConfigError::Device { name: device.config.name.clone(), problem });
+        }
         if let Some(network) = self.networks.iter().find(|network| network.uplink.is_some()) {
             let problem = problem.to_owned();
             return Err(match network.devices.first() {
@@ -178,7 +183,10 @@ impl Config {
             for device in &network.devices {
                 let name = &device.config.name;
                 let nic = device.nic.as_ref().and_then(LinkSpec::socket);
-                for (what, path) in [("socket", Some(device.socket.as_path())), ("nic", nic)] {
+                let nic_socket = device.nic_socket.as_deref();
+                for (what, path) in
+                    [("socket", Some(device.socket.as_path())), ("nic", nic), ("nic-socket", nic_socket)]
+                {
                     take(path, format!("the {what} of device {name}")).map_err(|problem| {
                         let problem = format!("{what} {problem}");
                         ConfigError::Device { name: name.clone(), problem }
@@ -468,6 +476,7 @@ mod tests {
         for (networks, devices, word) in [
             (&[][..], &["name=0,uplink=tap:t"][..], "device 0: uplink and nic belong to the backend rxe"),
             (&["name=a,uplink=tap:t"], &["name=0"], "network a: uplink and nic belong to the backend rxe"),
+            (&[], &["name=0,nic-socket=/n"], "device 0: uplink and nic-socket belong to the backend rxe"),
             (&["name=a", "name=b"], &["name=0,network=a", "name=1,network=b"], "network b: with ibverbs"),
             (&["name=a"], &["name=0"], "network default: with ibverbs"),
             (&["name=a,vlan=trunk"], &["name=0,network=a"], "vlan belongs"),

@@ -185,6 +185,12 @@ keys! {
         ["nic", "LINK", ""]
         #[serde(default, deserialize_with = "word")]
         nic: Option<LinkSpec>,
+        /// Socket where the VMM connects to a network card of ours.
+        ///
+        /// A vmxnet3 for function 0 of the device's slot, on the same network; instead of `nic`. `owner`, `group` and
+        /// `mode` are for both sockets.
+        ["nic-socket", "PATH", ""]
+        nic_socket: Option<PathBuf>,
         /// Which packets carry an 802.1p priority.
         ///
         /// `tagged`: those with a tag for their VLAN. `always`: all; packets of no VLAN get a tag with VLAN 0.

@@ -124,6 +124,8 @@ fn mistakes_in_a_device() {
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,nic=unix:/n"], "needs an uplink"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,nic=unix:/n"], "the same"),
         (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,nic=vxlan:::1"], "no nic"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,uplink=tap:t,nic=unix:/n,nic-socket=/m"], "two ways"),
+        (&["name=a,socket=/a,mac=52:54:00:00:00:01,nic-socket=/a"], "nic-socket /a is also the socket of device a"),
     ] {
         let error = Config::merge(ConfigSpec::default(), args(devices)).unwrap_err().to_string();
         assert!(error.contains(word), "{devices:?}: {error}");

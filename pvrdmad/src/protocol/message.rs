@@ -75,7 +75,7 @@ pub enum Request {
         /// Which network.
         network: Box<NetworkSetup>,
     },
-    /// Internal: a device to serve. Descriptors: its listening socket, then those of its `nic`.
+    /// Internal: a device to serve. Descriptors: its listening socket, then those of its `nic` or its `nic-socket`.
     Serve {
         /// Everything about it.
         device: Box<Device>,

@@ -11,7 +11,7 @@ pub use self::limits::render_limits;
 pub(crate) use self::report::by_name;
 pub use self::report::{
     CaptureReport, ClientReport, DaemonStatus, DeviceReport, MemoryReport, NetworkReport, NetworkState, NetworkStatus,
-    WorkerStatus,
+    NicReport, WorkerStatus,
 };
-pub(crate) use self::reporter::Reporter;
+pub(crate) use self::reporter::{NicReporter, Reporter};
 pub use self::show::render_objects;

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::report::{
-    CaptureReport, DaemonStatus, DeviceReport, NetworkReport, NetworkState, NetworkStatus, ShareReport,
+    CaptureReport, DaemonStatus, DeviceReport, NetworkReport, NetworkState, NetworkStatus, NicReport, ShareReport,
 };
 use super::table::{number, percent, short, size, table};
 use crate::config::{BitRate, Pin};
@@ -19,6 +19,7 @@ impl DaemonStatus {
             "pvrdmad {} (process {}), up {} s, backend {}\n{devices}",
             self.version, self.pid, self.uptime_s, self.backend
         );
+        text += &self.render_nics();
         text += &self.render_networks();
         for device in &self.devices {
             if let Some(error) = &device.memory.pin_error {
@@ -152,6 +153,22 @@ impl DaemonStatus {
             + &table(["port", "resent", "timeouts", "dropped"], 1, networks().map(trouble))
     }
 
+    /// The network cards that are ours.
+    fn render_nics(&self) -> String {
+        let cards = self.devices.iter().filter_map(|device| Some((short(device.name()), device.nic.as_ref()?)));
+        let row = |(name, nic): (String, &NicReport)| {
+            let guest = match (nic.client.connected, nic.active) {
+                (false, _) => "none",
+                (true, false) => "connected",
+                (true, true) => "active",
+            };
+            let count = |name: &str| number(nic.counters.get(name).copied().unwrap_or(0));
+            let [sent, received] = ["vmxnet3_sent_frames", "vmxnet3_received_frames"].map(count);
+            vec![name, guest.to_owned(), nic.link.clone(), nic.mac.clone(), sent, received]
+        };
+        table(["network card", "guest", "link", "MAC", "sent", "received"], 4, cards.map(row))
+    }
+
     /// Counters that are not zero, one column for each device and a few devices in each table.
     fn render_counters(&self) -> String {
         self.devices.chunks(3).map(render_counters).collect()
@@ -197,7 +214,10 @@ impl DeviceReport {
 
     fn all_counters(&self) -> BTreeMap<&str, u64> {
         let network = self.network.counters.iter().map(|(name, &value)| (name.as_str(), value));
-        let others = self.numbers("counters").chain(self.numbers("adapter")).chain(network);
+        // Those of its socket have the names that those of the device's socket have.
+        let nic = self.nic.iter().flat_map(|nic| &nic.counters).map(|(name, &value)| (name.as_str(), value));
+        let nic = nic.filter(|(name, _)| name.starts_with("vmxnet3_"));
+        let others = self.numbers("counters").chain(self.numbers("adapter")).chain(network).chain(nic);
         others.filter(|&(_, value)| value != 0).collect()
     }
 }

@@ -114,6 +114,9 @@ pub struct DeviceReport {
     pub share: Option<ShareReport>,
     /// Those who watch the device.
     pub capture: CaptureReport,
+    /// The network function beside it, if that is ours.
+    #[serde(default)]
+    pub nic: Option<NicReport>,
 }
 
 impl DeviceReport {
@@ -224,6 +227,23 @@ impl ShareReport {
             throttled: usage.throttled,
         }
     }
+}
+
+/// A network function of ours.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct NicReport {
+    /// Where the VMM connects.
+    pub socket: String,
+    /// Who uses it.
+    pub client: ClientReport,
+    /// A driver has started it.
+    pub active: bool,
+    /// `up` or `down`.
+    pub link: String,
+    /// The address that the guest has chosen.
+    pub mac: String,
+    /// Its counters and those of its socket.
+    pub counters: BTreeMap<String, u64>,
 }
 
 /// Captures of a device.

@@ -1,6 +1,7 @@
 //! Makes the report of a device from the device itself.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::Arc;
 
 use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PciFunction, PvrdmaDevice};
@@ -8,11 +9,12 @@ use pvrdma_guest_memory::DmaSpace;
 use pvrdma_rxe::capture::CaptureCounts;
 use pvrdma_rxe::{DeviceShare, Rxe, Uplink};
 use pvrdma_verbs::{Backend, VerbsError};
+use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
 use super::report::{
-    AddressReport, CaptureReport, ClientReport, DeviceReport, MemoryReport, NetworkReport, ShareReport, by_name,
-    port_word,
+    AddressReport, CaptureReport, ClientReport, DeviceReport, MemoryReport, NetworkReport, NicReport, ShareReport,
+    by_name, port_word,
 };
 use crate::config::Device;
 use crate::vfio_user::{ConnectionStats, IrqTable};
@@ -62,6 +64,27 @@ impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
     }
 }
 
+/// What reports about a network function need.
+pub(crate) struct NicReporter {
+    pub(crate) device: Arc<Vmxnet3Device>,
+    pub(crate) stats: Arc<ConnectionStats>,
+}
+
+impl NicReporter {
+    fn report(&self, socket: &Path) -> NicReport {
+        let status = self.device.status();
+        let counters = [status.counters, self.stats.counters.list()].concat();
+        NicReport {
+            socket: socket.display().to_string(),
+            client: ClientReport { connected: self.stats.is_connected() },
+            active: status.active,
+            link: if status.link_up { "up" } else { "down" }.to_owned(),
+            mac: status.mac.to_string(),
+            counters: by_name(&counters),
+        }
+    }
+}
+
 /// What reports about a device need.
 pub(crate) struct Reporter {
     pub(crate) device: Device,
@@ -79,6 +102,8 @@ pub(crate) struct Reporter {
     pub(crate) port: Option<Uplink>,
     /// Which can watch the device.
     pub(crate) rxe: Option<Rxe>,
+    /// The network function beside it, if that is ours.
+    pub(crate) nic: Option<NicReporter>,
 }
 
 impl Reporter {
@@ -111,6 +136,7 @@ impl Reporter {
             },
             share: self.share.as_ref().map(|share| ShareReport::new(self.device.share, share.usage())),
             capture: self.capture_report(),
+            nic: self.nic.as_ref().zip(self.device.nic_socket.as_deref()).map(|(nic, socket)| nic.report(socket)),
             status: members(&status),
         }
     }
@@ -120,7 +146,7 @@ impl Reporter {
         AddressReport {
             rule: rule.word().to_owned(),
             listed: rule.listed.iter().map(ToString::to_string).collect(),
-            guarded: self.device.nic.is_some(),
+            guarded: self.device.nic.is_some() || self.device.nic_socket.is_some(),
         }
     }
 

@@ -21,6 +21,7 @@ use crate::socket::{DatagramFile, SocketAccess, SocketFile, bind_datagram};
 pub(super) struct DeviceSockets {
     listener: SocketFile,
     nic: Option<LinkSockets>,
+    nic_listener: Option<SocketFile>,
 }
 
 impl DeviceSockets {
@@ -36,14 +37,18 @@ impl DeviceSockets {
             other => other,
         };
         let open = |link| LinkSockets::open(link, &[device.config.mac], vlan, tunnels);
-        Ok(Self { listener, nic: device.nic.as_ref().map(open).transpose().context("nic")? })
+        let nic = device.nic.as_ref().map(open).transpose().context("nic")?;
+        let bind = |path| SocketFile::bind(path, device.access);
+        let nic_listener = device.nic_socket.as_deref().map(bind).transpose().context("nic-socket")?;
+        Ok(Self { listener, nic, nic_listener })
     }
 
-    /// Duplicates: where it listens, then its `nic`.
+    /// Duplicates: where it listens, then its `nic` or its `nic-socket`.
     pub(super) fn duplicates(&self) -> io::Result<Vec<OwnedFd>> {
-        let listener = self.listener.listener().as_fd().try_clone_to_owned()?;
+        let listeners = [Some(&self.listener), self.nic_listener.as_ref()].into_iter().flatten();
+        let listeners = listeners.map(|file| file.listener().as_fd().try_clone_to_owned());
         let nic = self.nic.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)?;
-        Ok([listener].into_iter().chain(nic).collect())
+        listeners.chain(nic.into_iter().map(Ok)).collect()
     }
 
     /// Who gives its `nic` its descriptor anew, if it has one.

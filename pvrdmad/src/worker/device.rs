@@ -11,6 +11,7 @@ use pvrdma_rxe::{DeviceShare, Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
+use super::network_function::NetworkFunction;
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::status::Reporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
@@ -19,6 +20,7 @@ use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEA
 pub(super) struct ServedDevice {
     // Dropped in this order: nobody uses a device whose port is gone.
     _server: Server,
+    _nic_server: Option<Server>,
     pub(super) reporter: Reporter,
 }
 
@@ -44,11 +46,8 @@ impl ServedDevice {
         place: Place,
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
-        let Place { network, mtu, link, share, port, rxe } = place;
-        let MemoryRules { files, max_mapped, max_locked } = device.memory;
-        let files =
-            FileRules { sealed: files == MemoryFiles::Sealed, mapped_bytes: max_mapped, ..FileRules::default() };
-        let limits = MemoryLimits { locked_bytes: max_locked, ..MemoryLimits::default() };
+        let Place { network, mtu, link, share, port, rxe, nic } = place;
+        let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
         let (name, told) = (device.config.name.clone(), Arc::clone(host));
@@ -56,21 +55,31 @@ impl ServedDevice {
         let function = PvrdmaDevice::new(device.config.clone(), Arc::clone(&memory), irqs.clone(), backend)?;
         if link == LinkState::Down {
             function.set_link(false)?;
+            if let Some(nic) = &nic {
+                nic.link.device().set_link(false);
+            }
         }
         let endpoint = Endpoint {
             name: device.config.name.clone(),
             function: function.clone(),
             memory: Arc::clone(&memory),
-            files,
+            files: file_rules(device.memory),
             irqs: Arc::clone(&irqs),
             stats: Arc::clone(&stats),
             intx: device.config.intx,
             reply_deadline: REPLY_DEADLINE,
         };
         let server = Server::start(UnixListener::from(listener), endpoint)?;
-        let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, share, port, rxe };
-        Ok(Self { _server: server, reporter })
+        let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
+        let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, share, port, rxe, nic };
+        Ok(Self { _server: server, _nic_server: nic_server, reporter })
     }
+}
+
+/// Which files a function of a device takes, and how much of them.
+pub(super) fn file_rules(rules: MemoryRules) -> FileRules {
+    let sealed = rules.files == MemoryFiles::Sealed;
+    FileRules { sealed, mapped_bytes: rules.max_mapped, ..FileRules::default() }
 }
 
 /// Where a device is.
@@ -87,4 +96,6 @@ pub(super) struct Place {
     pub(super) port: Option<Uplink>,
     /// Which can watch the device.
     pub(super) rxe: Option<Rxe>,
+    /// The network function beside it, if that is ours.
+    pub(super) nic: Option<NetworkFunction>,
 }

@@ -16,25 +16,35 @@ use pvrdma_verbs::MacAddr;
 use super::Host;
 use crate::config::{Device, LinkSpec, Network};
 
-/// The way of a network to other hosts, which all its devices share.
+/// What connects the devices of a network, and those with other hosts if it has an uplink.
 #[derive(Debug)]
-pub(super) struct Uplink(Switch);
+pub(super) struct Ether {
+    switch: Switch,
+    has_uplink: bool,
+}
 
-impl Uplink {
-    /// Makes it of its descriptors, if the network has one.
+impl Ether {
+    /// Makes it, with the descriptors of its uplink.
     ///
     /// # Errors
     /// These are not the descriptors of such a link, or there are none left for the switch.
-    pub(super) fn start(network: &Network, fds: Vec<OwnedFd>, host: &Arc<dyn Host>) -> Result<Option<Self>> {
-        let Some(spec) = &network.uplink else { return Ok(None) };
-        let link = open(spec, fds, host, None)?;
-        let link = match &network.fault {
+    pub(super) fn start(network: &Network, fds: Vec<OwnedFd>, host: &Arc<dyn Host>) -> Result<Self> {
+        let link = network.uplink.as_ref().map(|spec| open(spec, fds, host, None)).transpose()?;
+        let link = link.map(|link| match &network.fault {
             Some(fault) => fault.wrap(link),
             None => link,
+        });
+        let has_uplink = link.is_some();
+        let switch = match link {
+            Some(link) if !network.local => Switch::hairpin(link, network.mtu),
+            link => Switch::new(link, network.mtu),
         };
-        let switch =
-            if network.local { Switch::new(Some(link), network.mtu) } else { Switch::hairpin(link, network.mtu) };
-        Ok(Some(Self(switch?)))
+        Ok(Self { switch: switch?, has_uplink })
+    }
+
+    /// Returns `true` if the device needs a port: somebody else may hear it, or it has a network function.
+    pub(super) const fn is_for(&self, device: &Device) -> bool {
+        self.has_uplink || device.nic_socket.is_some()
     }
 
     /// The end of a device, there until it is dropped.
@@ -44,12 +54,12 @@ impl Uplink {
     pub(super) fn port(&self, device: &Device) -> Result<Arc<dyn Link>> {
         // A bridge in the guest has stations that nobody knows here.
         let unknown = if device.rules.forged.allow_mac() { UnknownUnicast::Flood } else { UnknownUnicast::Drop };
-        Ok(self.0.port(device.config.mac, unknown)?)
+        Ok(self.switch.port(device.config.mac, unknown)?)
     }
 
     /// Takes the end of a device away.
     pub(super) fn unplug(&self, mac: MacAddr) {
-        self.0.unplug(mac);
+        self.switch.unplug(mac);
     }
 }
 

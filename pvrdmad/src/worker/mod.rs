@@ -7,6 +7,7 @@
 mod device;
 mod host;
 mod links;
+mod network_function;
 pub mod process;
 
 use std::collections::BTreeMap;
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
 use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind};
+use pvrdma_ether_link::Link;
 use pvrdma_ibverbs::Ibverbs;
 use pvrdma_rxe::{PortConfig, Rxe, RxeConfig};
 use serde_json::value::RawValue;
@@ -24,7 +26,8 @@ use serde_json::value::RawValue;
 use self::device::{Place, ServedDevice};
 use self::host::AddressesOfHost;
 pub use self::host::Host;
-use self::links::Uplink;
+use self::links::Ether;
+use self::network_function::NetworkFunction;
 use crate::capture::stream::{self, Streams};
 use crate::config::{BackendSpec, Device, LinkState, Network};
 use crate::protocol::{NetworkSetup, Reply, Request};
@@ -38,7 +41,7 @@ pub struct Worker {
     // Dropped in this order: nobody watches devices that are being stopped, and devices go before their link.
     captures: Mutex<Streams>,
     devices: Mutex<Vec<ServedDevice>>,
-    uplink: Option<Uplink>,
+    ether: Ether,
     adapter: Adapter,
     setup: NetworkSetup,
     host: Arc<dyn Host>,
@@ -70,8 +73,8 @@ impl Worker {
                 Adapter::Ibverbs(Ibverbs::with_addresses(spec.clone(), addresses).context("backend ibverbs")?)
             }
         };
-        let uplink = Uplink::start(&setup.network, uplink, &host).context("uplink")?;
-        Ok(Self { captures: Mutex::default(), devices: Mutex::default(), uplink, adapter, setup, host })
+        let ether = Ether::start(&setup.network, uplink, &host).context("uplink")?;
+        Ok(Self { captures: Mutex::default(), devices: Mutex::default(), ether, adapter, setup, host })
     }
 
     /// Does what is asked. Descriptors that come with a request that takes none are closed.
@@ -99,35 +102,43 @@ impl Worker {
         let mut fds = fds.into_iter();
         let Some(listener) = fds.next() else { bail!("no socket for it") };
         let Network { name, mtu, .. } = &self.setup.network;
-        let place = |share, port, rxe| Place { network: name.clone(), mtu: *mtu, link, share, port, rxe };
+        let mut place = Place { network: name.clone(), mtu: *mtu, link, share: None, port: None, rxe: None, nic: None };
         let served = match &self.adapter {
             Adapter::Rxe(rxe) => {
+                place.rxe = Some(rxe.clone());
                 // Before it is plugged in, which takes its share.
-                let share = rxe.share(device.config.mac, device.share);
-                let place = place(Some(share), self.plug(&device, fds.collect(), rxe)?, Some(rxe.clone()));
+                place.share = Some(rxe.share(device.config.mac, device.share));
+                self.plug(&device, fds.collect(), rxe, &mut place)?;
                 ServedDevice::start(device, listener, rxe, place, &self.host)
             }
-            Adapter::Ibverbs(ibverbs) => {
-                ServedDevice::start(device, listener, ibverbs, place(None, None, None), &self.host)
-            }
+            Adapter::Ibverbs(ibverbs) => ServedDevice::start(device, listener, ibverbs, place, &self.host),
         };
         devices.push(served?);
         Ok(())
     }
 
-    /// Connects a device to the uplink, with the descriptors of its `nic`. Before the device is made, which looks for
-    /// its port when its driver starts.
-    fn plug(&self, device: &Device, nic: Vec<OwnedFd>, rxe: &Rxe) -> Result<Option<pvrdma_rxe::Uplink>> {
-        let Some(uplink) = &self.uplink else { return Ok(None) };
+    /// Connects a device to its network, with the descriptors of its network function. Before the device is made, which
+    /// looks for its port when its driver starts.
+    fn plug(&self, device: &Device, nic: Vec<OwnedFd>, rxe: &Rxe, place: &mut Place) -> Result<()> {
+        if !self.ether.is_for(device) {
+            return Ok(());
+        }
         let DeviceConfig { name, mac, .. } = &device.config;
-        let nic = device.nic.as_ref().map(|link| links::open(link, nic, &self.host, Some(name)));
+        let link: Option<Arc<dyn Link>> = if device.nic_socket.is_some() {
+            let function = NetworkFunction::start(device, nic).context("nic-socket")?;
+            Some(Arc::clone(&place.nic.insert(function).link) as _)
+        } else {
+            let open = |link| links::open(link, nic, &self.host, Some(name));
+            device.nic.as_ref().map(open).transpose().context("nic")?
+        };
         let port = PortConfig {
-            uplink: uplink.port(device).context("uplink")?,
-            nic: nic.transpose().context("nic")?,
+            uplink: self.ether.port(device).context("uplink")?,
+            nic: link,
             mtu: self.setup.network.mtu,
             rules: device.rules.clone(),
         };
-        rxe.plug(*mac, port).map(Some).context("uplink")
+        place.port = Some(rxe.plug(*mac, port).context("uplink")?);
+        Ok(())
     }
 
     fn remove(&self, name: &str) -> Result<()> {
@@ -141,16 +152,22 @@ impl Worker {
         // Takes as long as its client's last request.
         drop(removed);
         // Whoever still holds the port: nothing comes there any more, and its address is free.
-        if let Some(uplink) = &self.uplink {
-            uplink.unplug(mac);
-        }
+        self.ether.unplug(mac);
         Ok(())
     }
 
     fn link(&self, name: &str, state: LinkState) -> Result<()> {
-        let function = Arc::clone(&find(&self.devices.lock(), name)?.reporter.function);
+        let (function, nic) = {
+            let devices = self.devices.lock();
+            let reporter = &find(&devices, name)?.reporter;
+            (Arc::clone(&reporter.function), reporter.nic.as_ref().map(|nic| Arc::clone(&nic.device)))
+        };
+        let up = state == LinkState::Up;
         // Waits for the device's traffic, and nobody for us.
-        function.set_link(state == LinkState::Up)?;
+        function.set_link(up)?;
+        if let Some(nic) = nic {
+            nic.set_link(up);
+        }
         Ok(())
     }
 

@@ -1,0 +1,61 @@
+//! The network function beside a device: a vmxnet3 of ours, at a socket of its own.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixListener;
+use std::sync::Arc;
+
+use anyhow::{Result, bail};
+use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
+
+use super::device::file_rules;
+use crate::config::Device;
+use crate::status::NicReporter;
+use crate::vfio_user::{ConnectionStats, Endpoint, IrqTable, REPLY_DEADLINE, Server};
+
+/// A network function that is served. Dropping it disconnects its client.
+#[derive(Debug)]
+pub(super) struct NetworkFunction {
+    server: Server,
+    /// Its end towards the device's port.
+    pub(super) link: Arc<NicLink>,
+    stats: Arc<ConnectionStats>,
+}
+
+impl NetworkFunction {
+    /// Makes that of a device and serves it at the socket that `fds` holds.
+    ///
+    /// # Errors
+    /// There are no descriptors left, or there is no room for its thread.
+    pub(super) fn start(device: &Device, fds: Vec<OwnedFd>) -> Result<Self> {
+        let Ok([listener]) = <[OwnedFd; 1]>::try_from(fds) else { bail!("no socket for it") };
+        // Nobody waits for its memory with a lock that others need, so nothing of it is kept resident.
+        let memory = DmaSpace::new(PinPolicy::Off);
+        let irqs = Arc::new(IrqTable::default());
+        let name = format!("{}-nic", device.config.name);
+        let config = Vmxnet3Config {
+            intx: device.config.intx,
+            multifunction: true,
+            ..Vmxnet3Config::new(name.clone(), device.config.mac)
+        };
+        let link = Arc::new(NicLink::with_device(config, Arc::clone(&memory), irqs.clone())?);
+        let stats = Arc::new(ConnectionStats::default());
+        let endpoint = Endpoint {
+            name,
+            function: Arc::clone(link.device()) as _,
+            memory,
+            files: file_rules(device.memory),
+            irqs,
+            stats: Arc::clone(&stats),
+            intx: device.config.intx,
+            reply_deadline: REPLY_DEADLINE,
+        };
+        let server = Server::start(UnixListener::from(listener), endpoint)?;
+        Ok(Self { server, link, stats })
+    }
+
+    /// What reports about it, and what keeps it.
+    pub(super) fn into_parts(self) -> (NicReporter, Server) {
+        (NicReporter { device: Arc::clone(self.link.device()), stats: self.stats }, self.server)
+    }
+}

@@ -1,0 +1,199 @@
+//! The function as a [`Link`]: for who moves frames of many devices in batches.
+
+use std::fmt;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness};
+use pvrdma_guest_memory::DmaSpace;
+use pvrdma_pci_function::{InterruptSink, PciFunction};
+use pvrdma_verbs::Snapshot;
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::io::Errno;
+
+use crate::config::Vmxnet3Config;
+use crate::device::Vmxnet3Device;
+use crate::error::ConfigError;
+use crate::frame::{Frame, FramePort, PortOffloads, Sent};
+use crate::receive::Received;
+
+/// Bytes that wait to be read, but for the rest of a long frame, before the guest's frames stay in its rings.
+const ROOM: usize = 1 << 20;
+/// The most that an eventfd counts to: it is not writable any more.
+const FULL: u64 = u64::MAX - 1;
+
+/// The guest's end is the driver, the other one is this. What the guest sends is read from it; what is sent to it is
+/// received by the guest.
+///
+/// Frames that find no receive buffer stay with the caller, as the trait wants it. The driver may never give buffers
+/// again, so whoever keeps them needs a limit.
+#[derive(Debug)]
+pub struct NicLink {
+    device: Arc<Vmxnet3Device>,
+    outbox: Arc<Outbox>,
+}
+
+impl NicLink {
+    /// Makes a device as [`Vmxnet3Device::new`] does, and its link.
+    ///
+    /// # Errors
+    /// The configuration makes no sense, or there are no descriptors left.
+    pub fn with_device(
+        config: Vmxnet3Config,
+        memory: Arc<DmaSpace>,
+        interrupts: Arc<dyn InterruptSink>,
+    ) -> Result<Self, ConfigError> {
+        let outbox = Arc::new(Outbox::new().map_err(ConfigError::Descriptors)?);
+        let device = Vmxnet3Device::new(config, memory, interrupts, Arc::clone(&outbox) as _)?;
+        Ok(Self { device, outbox })
+    }
+
+    /// The device.
+    pub const fn device(&self) -> &Arc<Vmxnet3Device> {
+        &self.device
+    }
+
+    /// Gives the guest a frame. Returns `false` if it waits for a buffer.
+    fn deliver(&self, bytes: &[u8]) -> bool {
+        // What is no frame is lost, as on a cable.
+        let Ok(frame) = Frame::new(bytes, false) else { return true };
+        if self.device.receive(&frame) != Received::NoBuffers {
+            return true;
+        }
+        // First not writable, then a second look: buffers that come from here on make it writable again.
+        set(&self.outbox.room, FULL);
+        if self.device.receive(&frame) == Received::NoBuffers {
+            return false;
+        }
+        clear(&self.outbox.room);
+        true
+    }
+}
+
+impl Link for NicLink {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        if self.outbox.take(frames, most) {
+            self.device.resume_transmit();
+        } else if self.device.has_deferred() {
+            self.device.run_deferred();
+        }
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let taken = frames.iter_from(from).take_while(|frame| self.deliver(frame)).count();
+        self.device.flush();
+        taken
+    }
+
+    fn readiness(&self) -> Readiness {
+        let (readable, writable) = (Arc::clone(&self.outbox.filled), Arc::clone(&self.outbox.room));
+        Readiness { readable: Some(readable), writable: Some(writable), ..Readiness::default() }
+    }
+
+    /// The device counts what gets lost in it.
+    fn lost(&self) -> u64 {
+        0
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        let status = self.device.status();
+        let up = Snapshot::Taken(status.active && status.link_up);
+        LinkInspect { kind: "vmxnet3", name: status.name, peers: Vec::new(), up }
+    }
+}
+
+/// What the guest has sent and nobody has read.
+struct Outbox {
+    queue: Mutex<Queue>,
+    /// Readable while there are frames, or more in the guest's rings.
+    filled: Arc<OwnedFd>,
+    /// Writable unless a frame waits for the guest's buffers.
+    room: Arc<OwnedFd>,
+    /// Frames stay in the guest's rings.
+    full: AtomicBool,
+}
+
+#[derive(Default)]
+struct Queue {
+    frames: Frames,
+    /// Frames before this were read.
+    from: usize,
+    /// Room for one that is cut.
+    segment: Vec<u8>,
+}
+
+impl fmt::Debug for Outbox {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Outbox").field("full", &self.full).finish_non_exhaustive()
+    }
+}
+
+/// Neither can fail: a counter that is not zero is only read, one that is full only written, which changes nothing.
+fn set(bell: &OwnedFd, count: u64) {
+    let _ = rustix::io::write(bell, &count.to_ne_bytes());
+}
+
+fn clear(bell: &OwnedFd) {
+    let _ = rustix::io::read(bell, &mut [0_u8; 8]);
+}
+
+impl Outbox {
+    fn new() -> Result<Self, Errno> {
+        let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
+        Ok(Self { queue: Mutex::default(), filled: bell()?, room: bell()?, full: AtomicBool::new(false) })
+    }
+
+    /// Moves at most `most` frames. Returns `true` if the guest may go on, who had to hold back.
+    fn take(&self, frames: &mut Frames, most: usize) -> bool {
+        let Queue { frames: waiting, from, .. } = &mut *self.queue.lock();
+        let before = frames.len();
+        waiting.iter_from(*from).take(most).for_each(|frame| frames.push(frame));
+        *from = from.saturating_add(frames.len().saturating_sub(before));
+        if *from < waiting.len() {
+            return false;
+        }
+        waiting.clear();
+        *from = 0;
+        // Under the lock: who finds it empty rings again.
+        clear(&self.filled);
+        self.full.swap(false, Ordering::AcqRel)
+    }
+}
+
+impl FramePort for Outbox {
+    /// Everything is cut here: what the device cuts may be taken in part, and the rest is lost.
+    fn offloads(&self) -> PortOffloads {
+        PortOffloads { checksum: true, segmentation: true }
+    }
+
+    fn send(&self, frame: &Frame<'_>) -> Sent {
+        let queue = &mut *self.queue.lock();
+        if queue.frames.bytes() >= ROOM {
+            self.full.store(true, Ordering::Release);
+            return Sent::Full;
+        }
+        let Queue { frames, segment, .. } = queue;
+        let first = frames.is_empty();
+        frame.for_each_wire_frame(segment, |part| {
+            frames.push(part.bytes());
+            true
+        });
+        if first {
+            set(&self.filled, 1);
+        }
+        Sent::Taken
+    }
+
+    fn transmit_pending(&self) {
+        set(&self.filled, 1);
+    }
+
+    fn receive_ready(&self) {
+        clear(&self.room);
+    }
+}
+
+#[cfg(test)]
+mod tests;
