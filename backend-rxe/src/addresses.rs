@@ -3,8 +3,8 @@
 //! An address that is listed for a device, and the link-local one of its MAC address, are *reserved*: nobody else gets
 //! them, whoever comes first. Any other address belongs to the first device that binds it, or whose network function
 //! says by ARP or neighbour discovery that it has it, and stays with that device for [`HOLD`] after both have ended: a
-//! guest that restarts finds its addresses again. With [`OtherAddresses::Own`] an address of a host beyond the uplink is
-//! refused as long as packets from it have come in the last [`HOLD`].
+//! guest that restarts finds its addresses again. With [`OtherAddresses::Own`] an address of a host beyond the uplink
+//! is refused as long as packets from it have come in the last [`HOLD`].
 //!
 //! All of it is bounded: a device holds at most 256 addresses that it has bound and as many that it has not, and
 //! [`MAX_REMOTE`] addresses of other hosts are remembered.
@@ -35,7 +35,7 @@ pub(crate) enum Refused {
     /// It is reserved for another device.
     Reserved,
     /// Another device has it, or had it less than a minute ago.
-    Held,
+    Taken,
     /// A host beyond the uplink has it.
     Remote,
 }
@@ -43,7 +43,7 @@ pub(crate) enum Refused {
 impl From<Refused> for VerbsError {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::Held => Self::InUse("GID"),
+            Refused::Taken => Self::InUse("GID"),
             Refused::NotListed => Self::NotAllowed("the address is not listed for the device"),
             Refused::Reserved => Self::NotAllowed("the address is reserved for another device"),
             Refused::Remote => Self::NotAllowed("a host beyond the uplink has the address"),
@@ -206,7 +206,7 @@ impl Inner {
         match self.reserved.get(&address.0) {
             // What somebody has bound stays there until it is unbound, whoever else may have it.
             Some(macs) if macs.contains(&mac) => {
-                return if holder.is_some_and(|holder| holder.bound > 0) { Err(Refused::Held) } else { Ok(()) };
+                return if holder.is_some_and(|holder| holder.bound > 0) { Err(Refused::Taken) } else { Ok(()) };
             }
             Some(_) => return Err(Refused::Reserved),
             None => {}
@@ -215,7 +215,7 @@ impl Inner {
         let remote = || self.remote.get(&address).is_some_and(|last| is_recent(*last, now));
         match others {
             OtherAddresses::Refuse => Err(Refused::NotListed),
-            _ if holder.is_some() => Err(Refused::Held),
+            _ if holder.is_some() => Err(Refused::Taken),
             OtherAddresses::Own if remote() => Err(Refused::Remote),
             OtherAddresses::Own | OtherAddresses::Any => Ok(()),
         }
@@ -266,23 +266,23 @@ mod tests {
         assert_eq!(bind(1, 7), Err(Refused::Reserved));
         assert_eq!(bind(4, 7), Err(Refused::Reserved));
         assert_eq!(bind(3, 8), Err(Refused::NotListed));
-        assert_eq!((bind(3, 7), bind(5, 7)), (Ok(()), Err(Refused::Held)));
+        assert_eq!((bind(3, 7), bind(5, 7)), (Ok(()), Err(Refused::Taken)));
         table.unbind(mac(3), (gid(7), None));
         assert_eq!(bind(5, 7), Ok(()), "both list it, so that neither keeps it");
         assert_eq!(
             (bind(1, 9), bind(1, 9), bind(2, 9), bind(4, 9)),
-            (Ok(()), Ok(()), Err(Refused::Held), Err(Refused::Held))
+            (Ok(()), Ok(()), Err(Refused::Taken), Err(Refused::Taken))
         );
         assert_eq!(table.bind(mac(2), (gid(9), Some(5))), Ok(()), "in another VLAN");
         clock.advance(HOLD * 10);
         table.unbind(mac(1), (gid(9), None));
         clock.advance(HOLD * 10);
-        assert_eq!(bind(2, 9), Err(Refused::Held), "it is bound once more");
+        assert_eq!(bind(2, 9), Err(Refused::Taken), "it is bound once more");
         table.unbind(mac(1), (gid(9), None));
         clock.advance(HOLD - Duration::from_nanos(1));
-        assert_eq!(bind(2, 9), Err(Refused::Held));
+        assert_eq!(bind(2, 9), Err(Refused::Taken));
         clock.advance(Duration::from_nanos(1));
-        assert_eq!((bind(2, 9), bind(1, 9)), (Ok(()), Err(Refused::Held)));
+        assert_eq!((bind(2, 9), bind(1, 9)), (Ok(()), Err(Refused::Taken)));
         assert_eq!(table.bind(mac(1), (link_local(mac(2)), None)), Err(Refused::Reserved));
         assert_eq!(table.bind(mac(3), (link_local(mac(3)), None)), Ok(()));
     }
@@ -294,7 +294,7 @@ mod tests {
         table.unbind(mac(1), (gid(1), None));
         table.leave(mac(1));
         assert!(!table.is_member(mac(1)));
-        assert_eq!(table.bind(mac(2), (gid(1), None)), Err(Refused::Held));
+        assert_eq!(table.bind(mac(2), (gid(1), None)), Err(Refused::Taken));
         assert_eq!(table.bind(mac(2), (link_local(mac(1)), None)), Ok(()), "it is nobody's");
         clock.advance(HOLD / 2);
         table.join(mac(1), &OWN);
@@ -340,6 +340,6 @@ mod tests {
         drop(inner);
         // The oldest is forgotten, and the newest is not.
         assert_eq!(table.bind(mac(2), address(0)), Ok(()));
-        assert_eq!(table.bind(mac(2), address(9_999)), Err(Refused::Held));
+        assert_eq!(table.bind(mac(2), address(9_999)), Err(Refused::Taken));
     }
 }

@@ -1,3 +1,4 @@
+// Long: one file chooses what a queue pair does next, and no other.
 //! Running queue pairs: the only place that chooses what a QP does next, and by which path.
 //!
 //! | state | what runs |
@@ -72,7 +73,7 @@ struct SendHalf {
     requester: Requester,
     route: Route,
     /// The cap of the queue pair, if it has one.
-    limit: Option<TokenBucket>,
+    limit: Option<Box<TokenBucket>>,
 }
 
 /// What a run on a thread of the device did.
@@ -129,7 +130,7 @@ impl Endpoint {
         send_queue: Box<dyn SendSource>,
         recv_queue: Option<Box<dyn RecvSource>>,
     ) -> Arc<Self> {
-        let limit = parts.adapter.share.qp_limit();
+        let limit = parts.adapter.share.qp_limit().map(Box::new);
         let send = SendHalf { requester: Requester::new(send_queue), route: Route::new(parts.qp_type), limit };
         Arc::new_cyclic(|me| {
             let task = Task::new(parts.adapter.engine.ready_queue(), &parts.adapter.share, me.clone() as _);

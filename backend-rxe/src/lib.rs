@@ -93,8 +93,9 @@ use pvrdma_verbs::Counter;
 
 pub use cq::RxeCq;
 pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
+pub use port::PortConfig;
 pub use port::policy::{ForgedTransmits, PortRules, VlanMode};
-pub use port::{PortConfig, Uplink};
+pub use port::uplink::Uplink;
 pub use pvrdma_ether_link::{Clock, ManualClock, MonotonicClock};
 pub use pvrdma_roce::Congestion;
 pub use rxe::{Rxe, RxeConfig};

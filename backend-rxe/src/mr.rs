@@ -1,9 +1,10 @@
 //! Memory regions and the table of keys.
 //!
-//! A key is an index in bits 31:8, counted from a random number on, and a byte that begins at one and changes with each use of the slot in bits 7:0, so a stale
-//! key does not name the region that came next. Everyone who uses a region holds the table's read lock for the whole
-//! copy ([`crate::sg::MemoryGuard`]); removing one takes the write lock and thereby waits for them. Fast-registered
-//! regions change while the table is held; each has a lock of its own that is held during a copy.
+//! A key is an index in bits 31:8, counted from a random number on, and a byte that begins at one and changes with each
+//! use of the slot in bits 7:0, so a stale key does not name the region that came next. Everyone who uses a region
+//! holds the table's read lock for the whole copy ([`crate::sg::MemoryGuard`]); removing one takes the write lock and
+//! thereby waits for them. Fast-registered regions change while the table is held; each has a lock of its own that is
+//! held during a copy.
 
 use std::collections::VecDeque;
 use std::io;

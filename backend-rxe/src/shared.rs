@@ -11,7 +11,8 @@ use crate::drive::Endpoint;
 use crate::engine::{Engine, Workers};
 use crate::path::directory::Directory;
 use crate::port::policy::VlanMode;
-use crate::port::{PortPlace, Ports, Room};
+use crate::port::registry::Ports;
+use crate::port::{PortPlace, Room};
 use crate::share::Shares;
 
 /// State of the backend that adapters keep alive.

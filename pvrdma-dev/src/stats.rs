@@ -85,7 +85,7 @@ pub enum Phase {
 }
 
 /// Numbers of objects.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 #[expect(missing_docs, reason = "each is the number of objects of its name")]
 pub struct ObjectCounts {
     pub contexts: u32,
@@ -97,6 +97,13 @@ pub struct ObjectCounts {
     /// `None` while a command changes the table.
     #[serde(serialize_with = "count_or_busy")]
     pub gids: Option<u32>,
+}
+
+impl Default for ObjectCounts {
+    /// Nothing.
+    fn default() -> Self {
+        Self { contexts: 0, pds: 0, mrs: 0, cqs: 0, srqs: 0, qps: 0, gids: Some(0) }
+    }
 }
 
 #[expect(clippy::ref_option, reason = "serde gives a reference")]

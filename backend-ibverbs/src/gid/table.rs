@@ -67,8 +67,8 @@ impl GidTable {
     /// Binds a GID at an index, with the host's own entry for it if there is one or can be made.
     ///
     /// # Errors
-    /// [`VerbsError::InUse`]: another device of this process has the GID. [`VerbsError::NotAllowed`]: the device may not
-    /// have it.
+    /// [`VerbsError::InUse`]: another device of this process has the GID. [`VerbsError::NotAllowed`]: the device may
+    /// not have it.
     pub(crate) fn bind(&self, index: u8, gid: Gid, kind: GidType) -> Result<(), VerbsError> {
         let shared = &self.shared;
         let found = shared.gids.find(gid, kind);

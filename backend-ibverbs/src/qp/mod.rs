@@ -6,6 +6,7 @@
 mod address_handles;
 mod complete;
 mod host_state;
+mod look_up;
 mod modify;
 mod parts;
 mod queue_pair;

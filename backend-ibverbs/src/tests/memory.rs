@@ -197,8 +197,8 @@ fn management_datagrams_stay_inside_the_process_without_a_way_out() {
     assert_eq!((counter(&a, "gsi_delivered"), counter(&a, "gsi_dropped")), (1, 2));
 }
 
-/// Each piece of scattered memory is one of the process's 65,530 mappings: two buffers of 128 MiB ended registration for
-/// all guests.
+/// Each piece of scattered memory is one of the process's 65,530 mappings: two buffers of 128 MiB ended registration
+/// for all guests.
 #[test]
 fn sec_s3_pieces_of_scattered_memory_are_bounded_for_a_device() {
     let backend = FakeBackend::with(|config| config.max_mappings = 10);

@@ -4,18 +4,17 @@ mod classify;
 pub(crate) mod counters;
 mod outgoing;
 pub(crate) mod policy;
-mod registry;
+pub(crate) mod registry;
 mod tx_queue;
+pub(crate) mod uplink;
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
-use std::thread::JoinHandle;
 use std::time::Duration;
 use std::{io, thread};
 
 use parking_lot::Mutex;
-use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use serde::Serialize;
@@ -35,7 +34,6 @@ use pvrdma_roce::wire::Ethernet;
 use pvrdma_roce::{Congestion, EgressMarking};
 use tx_queue::{TxQueue, TxQueueInspect};
 
-pub(crate) use registry::Ports;
 pub(crate) use tx_queue::Room;
 
 /// Frames that a path builds while guest memory is held.
@@ -477,42 +475,5 @@ impl Runnable for Port {
         // It may have found the port taken.
         self.wake();
         more && !self.uplink.wait_for_room(&self.task)
-    }
-}
-
-/// Keeps a device connected. Dropping it takes the cable out.
-#[derive(Debug)]
-pub struct Uplink {
-    port: Arc<Port>,
-    ports: Arc<Ports>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Uplink {
-    pub(crate) fn start(port: Arc<Port>, ports: Arc<Ports>, threaded: bool) -> io::Result<Self> {
-        let mut uplink = Self { port, ports, thread: None };
-        if threaded {
-            let port = Arc::clone(&uplink.port);
-            let name = format!("port-{}", port.mac);
-            uplink.thread = Some(threads::spawn(ThreadKind::Port, name, move || port.work())?);
-        }
-        Ok(uplink)
-    }
-
-    /// Counters of the port.
-    pub fn counters(&self) -> Vec<Counter> {
-        self.port.counts()
-    }
-}
-
-impl Drop for Uplink {
-    fn drop(&mut self) {
-        self.ports.remove(self.port.mac);
-        self.port.stopping.store(true, Ordering::Release);
-        self.port.wake();
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            // Log: the last of this thread.
-            log::error!("the thread of a port panicked");
-        }
     }
 }

@@ -163,7 +163,7 @@ impl Policy {
         }
         match claim(frame) {
             Claim::Addresses(addresses) => {
-                let vlan = self.vlan.access().or(ethernet.vlan_id());
+                let vlan = self.vlan.access().or_else(|| ethernet.vlan_id());
                 if !addresses.into_iter().flatten().all(|gid| may_have(gid, vlan)) {
                     return Err(Violation::Address);
                 }

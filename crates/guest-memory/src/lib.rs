@@ -10,6 +10,7 @@ mod budget;
 mod error;
 mod limits;
 mod pages;
+mod part;
 mod pin;
 mod range;
 mod space;

@@ -8,7 +8,7 @@ use parking_lot::RwLockReadGuard;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, VolatileMemory, VolatileSlice};
 
-use super::pin::Part;
+use super::part::Part;
 use super::{Direction, DmaError, DmaRange, SpaceId};
 
 /// A held memory map.

@@ -8,7 +8,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::types::{Gid, MacAddr};
 
-/// What a device may do among others. By default it has the addresses that nobody else had first, and talks to everybody.
+/// What a device may do among others. By default it has the addresses that nobody else had first, and talks to
+/// everybody.
 #[derive(Clone, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
 pub struct Rules {
     /// Addresses that its guest may bind.

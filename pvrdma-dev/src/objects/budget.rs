@@ -8,7 +8,8 @@ use crate::core::Core;
 use crate::error::CmdError;
 use crate::ring::RING_BYTES;
 
-/// What an object takes beside itself: its places in tables that may have doubled, events that wait, what the heap needs.
+/// What an object takes beside itself: its places in tables that may have doubled, events that wait, what the heap
+/// needs.
 const BESIDE: u64 = 192;
 
 impl<H: Hca> Core<H> {

@@ -91,8 +91,8 @@ keys! {
         peers: Vec<Prefix>,
         /// Devices of the network reach each other directly.
         ///
-        /// `on` unless it is given. `off`: all that one device sends to another leaves through the uplink, whose other end has to send it back,
-        /// so that the filters of that network see it. A device still reaches itself.
+        /// `on` unless it is given. `off`: all that one device sends to another leaves through the uplink, whose other
+        /// end has to send it back, so that the filters of that network see it. A device still reaches itself.
         ["local", "on|off", ""]
         local: Option<Switch>,
     }
@@ -196,7 +196,7 @@ keys! {
         /// `tagged`: those with a tag for their VLAN. `always`: all; packets of no VLAN get a tag with VLAN 0.
         ["pcp", "tagged|always", "tagged"]
         pcp: Option<Pcp>,
-        /// What the card may send that is not its own.
+        /// What the card may forge.
         ///
         /// `off`: nothing. `mac`: frames from other MACs, as a bridge inside the guest needs it. `roce`: RoCE packets,
         /// which receivers take for those of queue pairs. `all`: both.

@@ -10,12 +10,14 @@
 //!
 //! Frames are built by us, from a GID that is bound and the device's own address. What comes is dropped and counted
 //! unless it is for us, intact, in the VLAN of the address, from an address that the device may talk to, and from the
-//! peer of the QP; a GID of our own process is nobody's peer on the wire, unless local delivery is off. Only such a packet may make state, and that is bounded. Frames of the network function
-//! are held to the device's address and VLAN ([`crate::port::policy`]).
+//! peer of the QP; a GID of our own process is nobody's peer on the wire, unless local delivery is off. Only such a
+//! packet may make state, and that is bounded. Frames of the network function are held to the device's address and VLAN
+//! ([`crate::port::policy`]).
 
 mod cnp;
 mod hooks;
 pub(crate) mod kept;
+mod new_path;
 pub(crate) mod peer_window;
 pub(crate) mod rate_limiter;
 pub(crate) mod rc;
@@ -26,10 +28,7 @@ pub(crate) mod sources;
 mod timeout_grace;
 pub(crate) mod ud;
 
-use pvrdma_roce::Path;
-use pvrdma_verbs::QpAttrMask;
-
-use crate::gid::BoundGid;
+pub(crate) use new_path::NewPath;
 
 /// READs and atomics of either direction that a QP has paid for when it was made.
 const READS: usize = 16;
@@ -40,36 +39,4 @@ const READ_BYTES: usize = 192;
 pub(crate) fn first_bytes(max_sge: u32) -> usize {
     let halves = size_of::<rc::WireRequester>() + size_of::<responder::WireResponder>() + 2 * READS * READ_BYTES;
     halves.saturating_add(room::first_bytes(max_sge))
-}
-
-/// What a modify request means for the path of a connection that is on the wire.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum NewPath {
-    /// The address is the old one.
-    Same,
-    /// There is a path to the address, from this GID.
-    To(Path, BoundGid),
-    /// There is none, because a device of this process has the address or its source is not bound: nothing may leave
-    /// any more, least of all to the old one.
-    Gone,
-}
-
-impl NewPath {
-    /// The path that was found after a request that changed these attributes.
-    pub(crate) fn of(found: Option<(Path, BoundGid)>, mask: QpAttrMask) -> Self {
-        match found {
-            Some((path, source)) => Self::To(path, source),
-            None if mask.contains(QpAttrMask::AV) => Self::Gone,
-            None => Self::Same,
-        }
-    }
-
-    /// Takes the place of a path and its source.
-    fn replace(self, path: &mut Path, source: &mut Option<BoundGid>) {
-        match self {
-            Self::Same => {}
-            Self::To(new, from) => (*path, *source) = (new, Some(from)),
-            Self::Gone => *source = None,
-        }
-    }
 }

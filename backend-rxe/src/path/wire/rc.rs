@@ -8,8 +8,8 @@ use pvrdma_roce::{DropReason, Path, PathInspect, RequesterInspect, admit_connect
 use pvrdma_verbs::{QpAttrs, QpState, Qpn, micros};
 use serde::Serialize;
 
-use super::NewPath;
 use super::hooks::RequesterHooks;
+use super::new_path::NewPath;
 use super::peer_window::{PeerWindows, WindowShare};
 use super::rate_limiter::RateLimiter;
 use super::room::{self, Room};

@@ -10,9 +10,9 @@ use pvrdma_roce::{DropReason, Handled, Path, PathInspect, ReorderBuffer, Respond
 use pvrdma_verbs::{QpAttrs, Qpn, Snapshot};
 use serde::Serialize;
 
-use super::NewPath;
 use super::hooks::ResponderHooks;
 use super::kept::KeptPacket;
+use super::new_path::NewPath;
 use super::rate_limiter::RateLimiter;
 use crate::gid::BoundGid;
 use crate::port::counters::PortCounters;

@@ -70,8 +70,8 @@ impl Room {
         Self { max_sge: max_sge.into(), requests: Step::default(), page_lists: Step::default() }
     }
 
-    /// Makes room for more, if that is what keeps the next request out and the device has half of its memory left, which
-    /// is for the guest's objects. Returns `true` if there is room now.
+    /// Makes room for more, if that is what keeps the next request out and the device has half of its memory left,
+    /// which is for the guest's objects. Returns `true` if there is room now.
     #[cold]
     pub(super) fn grow(&mut self, budget: &Arc<MemoryBudget>, transport: &mut Requester) -> bool {
         if budget.is_scarce() {

@@ -16,6 +16,7 @@ use vm_memory::mmap::MmapRegion;
 
 use self::lock::{HOST_PAGE, lock, memlock_limit, populate, unlock};
 use self::runs::Runs;
+use super::part::Part;
 use super::{DmaRange, DmaSpace, MemoryLimits};
 
 /// How guest memory is kept resident.
@@ -46,9 +47,6 @@ pub struct PinError {
     /// What the kernel said, or which limit of the device is used up.
     pub reason: String,
 }
-
-/// A piece of a mapping: offset and bytes.
-pub(super) type Part = (Arc<MmapRegion>, usize, usize);
 
 /// Keeps the pages of one registration resident.
 #[derive(Debug)]
