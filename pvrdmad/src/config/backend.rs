@@ -46,7 +46,7 @@ keys! {
         /// Each registration counts. The default is 64 GiB.
         ["max-pinned", "BYTES", "68719476736"]
         max_pinned: Option<u64>,
-        /// Pieces of scattered memory that one device may register.
+        /// Pieces of scattered memory of one device.
         ///
         /// Each piece is one of the process's memory mappings, of which Linux allows 65,530 (`vm.max_map_count`).
         ["max-mappings", "NUMBER", "16384"]
