@@ -117,7 +117,7 @@ impl Devices {
         for field in arguments.iter().flat_map(|word| word.split(',')) {
             if let Some((key, value)) = field.split_once('=') {
                 match key {
-                    "socket" => self.sockets.push(value.to_owned()),
+                    "socket" | "nic-socket" => self.sockets.push(value.to_owned()),
                     "mac" => self.macs.push(value.to_owned()),
                     // unix:PATH, unix-connect:PATH, unix-dgram:LOCAL:REMOTE
                     "nic" => self.nics.extend(value.split(':').skip(1).map(str::to_owned)),
