@@ -123,6 +123,7 @@ impl Default for Device {
             clock: Arc::clone(&clock) as Arc<dyn Clock>,
             // The address moves from one VLAN to another.
             vlan: VlanMode::Trunk,
+            ..RxeConfig::default()
         };
         let rxe = Rxe::new(config).unwrap();
         let (ours, cable) = memory::pair(CABLE).unwrap();

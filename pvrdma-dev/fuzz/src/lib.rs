@@ -36,6 +36,7 @@ impl Default for World {
             clock: Arc::clone(&clock) as Arc<dyn Clock>,
             // Guests choose VLANs as well.
             vlan: VlanMode::Trunk,
+            ..RxeConfig::default()
         };
         Self { rxe: Rxe::new(config).unwrap(), clock }
     }
