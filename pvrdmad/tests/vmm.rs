@@ -179,25 +179,6 @@ fn sec_c4_memory_is_a_file_that_cannot_block() {
     client.map(0, 0x2000, 0, RW, Some(&memfd("memory", 0x2000))).ok();
 }
 
-/// C6: a client's descriptors leave none to the others: neither to accept somebody nor for another client's memory.
-#[test]
-fn sec_c6_the_last_descriptors_are_not_for_clients() {
-    let (attacked, neighbour) = (Served::new(), Served::new());
-    let mut client = attacked.client();
-    let file = memfd("memory", 16 * PAGE);
-    client.map(0, PAGE, 0, RW, Some(&file)).ok();
-    // As many as there are now, and the reserve.
-    let open = u64::try_from(fs::read_dir("/proc/self/fd").unwrap().count()).unwrap();
-    let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
-    setrlimit(Resource::Nofile, Rlimit { current: Some(open + 40), maximum }).unwrap();
-    drop(client);
-    let mut client = attacked.client();
-    assert_eq!(client.map(0, PAGE, 0, RW, Some(&file)).errno(), 24);
-    let event = common::eventfd();
-    assert_eq!(client.set_irqs(2, 4 | 32, 0, 1, &[event.as_fd()]).errno(), 24);
-    assert_eq!(neighbour.client().read(3, 0, 4), [0; 4]);
-}
-
 /// `memory=sealed`: a file that can shrink is refused, one that cannot is taken.
 #[test]
 fn sealed_memory_cannot_shrink() {

@@ -23,9 +23,14 @@ fn group_of_ours() -> u32 {
     if rustix::process::geteuid().is_root() { 4242 } else { rustix::process::getegid().as_raw() }
 }
 
+/// A folder that is ours alone, whatever mask another test of the process has set meanwhile.
+fn folder() -> tempfile::TempDir {
+    tempfile::Builder::new().permissions(fs::Permissions::from_mode(0o700)).tempdir().unwrap()
+}
+
 #[test]
 fn the_life_of_a_socket_file() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let path = folder.path().join("a.sock");
     let socket = SocketFile::bind(&path, own()).unwrap();
     assert_eq!(mode(&path), 0o600);
@@ -55,7 +60,7 @@ fn the_life_of_a_socket_file() {
 
 #[test]
 fn datagram_sockets_are_ours_or_refused() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let path = folder.path().join("socket");
     drop(UnixDatagram::bind(&path).unwrap());
     let (socket, file) = bind_datagram(&path, own()).unwrap();
@@ -79,7 +84,7 @@ fn datagram_sockets_are_ours_or_refused() {
 /// be in the queue of a listening one. So this looks at the file in that moment, with the umask that hides nothing.
 #[test]
 fn nobody_else_reaches_a_socket_when_it_is_born() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let path = folder.path().join("socket");
     let umask = rustix::process::umask(Mode::empty());
     let plain = UnixDatagram::bind(&path).map(|_| mode(&path)).unwrap();
@@ -95,7 +100,7 @@ fn nobody_else_reaches_a_socket_when_it_is_born() {
 
 #[test]
 fn owner_group_and_mode_are_as_asked() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let path = folder.path().join("socket");
     let group = group_of_ours();
     for (access, expected) in [
@@ -119,7 +124,7 @@ fn owner_group_and_mode_are_as_asked() {
 
 #[test]
 fn another_owner_takes_root() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let path = folder.path().join("socket");
     let access = SocketAccess { owner: Some(4243), group: Some(group_of_ours()), mode: None };
     let bound = SocketFile::bind(&path, access);
@@ -138,7 +143,7 @@ fn another_owner_takes_root() {
 /// nor another file.
 #[test]
 fn a_file_that_was_exchanged_is_left_alone() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let (path, precious) = (folder.path().join("socket"), folder.path().join("precious"));
     let exchanges: [fn(&Path, &Path) -> io::Result<()>; 3] = [
         |precious, path| symlink(precious, path),
@@ -165,7 +170,7 @@ fn a_file_that_was_exchanged_is_left_alone() {
 /// In such a folder somebody could put another socket of ours in the place of this one.
 #[test]
 fn no_socket_for_others_where_others_rename_files() {
-    let folder = tempfile::tempdir().unwrap();
+    let folder = folder();
     let path = folder.path().join("socket");
     let shared = SocketAccess { group: Some(group_of_ours()), ..own() };
     for (permissions, allowed) in [(0o755, true), (0o775, false), (0o777, false), (0o1777, true)] {
