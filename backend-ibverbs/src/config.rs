@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
+use pvrdma_verbs::Network;
 use serde::{Deserialize, Serialize};
-
-use crate::addresses::Network;
 
 /// Which GID of the host stands for guests whose own address the host does not have.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]

@@ -91,7 +91,7 @@ mod worker;
 
 use pvrdma_verbs::Counter;
 
-pub use addresses::{AddressOwner, HostAddresses, MAX_ADDRESSES, Network};
+pub use addresses::{AddressOwner, HostAddresses, MAX_ADDRESSES};
 pub use backend::{Ibverbs, host_addresses};
 pub use config::{CmMode, GidIndex, IbverbsConfig};
 pub use handles::{IbvCq, IbvMr, IbvPd, IbvQp, IbvSrq};

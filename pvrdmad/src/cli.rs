@@ -43,7 +43,7 @@ pub enum Command {
     /// Adds a device to a running daemon, until that ends.
     Add(AddArgs),
     /// Removes a device: its VM loses it.
-    Remove(RemoveArgs),
+    Remove(DeviceArgs),
     /// Takes the link of a device up or down.
     Link(LinkArgs),
     /// Shows the limits of a device, or sets some of them.
@@ -123,6 +123,17 @@ impl DaemonArgs {
     }
 }
 
+/// Which device of which daemon.
+#[derive(Args, Debug)]
+pub struct DeviceArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// Name of the device.
+    #[arg(long, value_name = "NAME")]
+    pub device: String,
+}
+
 /// Arguments of `status`.
 #[derive(Args, Debug)]
 pub struct StatusArgs {
@@ -141,12 +152,9 @@ pub struct ShowArgs {
     #[arg(value_name = "OBJECT", value_parser = PossibleValuesParser::new(ObjectKind::ALL.map(ObjectKind::name))
         .try_map(|name| name.parse::<ObjectKind>()))]
     pub object: ObjectKind,
-    /// Which daemon.
+    /// Which device.
     #[command(flatten)]
-    pub daemon: DaemonArgs,
-    /// Name of the device.
-    #[arg(long, value_name = "NAME")]
-    pub device: String,
+    pub of: DeviceArgs,
     /// JSON with all there is, instead of a table.
     #[arg(long)]
     pub json: bool,
@@ -155,12 +163,9 @@ pub struct ShowArgs {
 /// Arguments of `capture`.
 #[derive(Args, Debug)]
 pub struct CaptureArgs {
-    /// Which daemon.
+    /// Which device.
     #[command(flatten)]
-    pub daemon: DaemonArgs,
-    /// Name of the device.
-    #[arg(long, value_name = "NAME")]
-    pub device: String,
+    pub of: DeviceArgs,
     /// Where to write; - is standard output.
     #[arg(short, long, value_name = "FILE")]
     pub write: PathBuf,
@@ -191,40 +196,23 @@ fn device(text: &str) -> Result<String, String> {
     text.parse::<DeviceSpec>().map(|_| text.to_owned())
 }
 
-/// Arguments of `remove`.
-#[derive(Args, Debug)]
-pub struct RemoveArgs {
-    /// Which daemon.
-    #[command(flatten)]
-    pub daemon: DaemonArgs,
-    /// Name of the device.
-    #[arg(long, value_name = "NAME")]
-    pub device: String,
-}
-
 /// Arguments of `link`.
 #[derive(Args, Debug)]
 pub struct LinkArgs {
     /// How it is from now on.
     #[arg(value_enum, hide_possible_values = true, value_name = "up|down")]
     pub state: LinkState,
-    /// Which daemon.
+    /// Which device.
     #[command(flatten)]
-    pub daemon: DaemonArgs,
-    /// Name of the device.
-    #[arg(long, value_name = "NAME")]
-    pub device: String,
+    pub of: DeviceArgs,
 }
 
 /// Arguments of `limits`.
 #[derive(Args, Debug)]
 pub struct LimitsArgs {
-    /// Which daemon.
+    /// Which device.
     #[command(flatten)]
-    pub daemon: DaemonArgs,
-    /// Name of the device.
-    #[arg(long, value_name = "NAME")]
-    pub device: String,
+    pub of: DeviceArgs,
     /// JSON instead of a table.
     #[arg(long)]
     pub json: bool,
@@ -283,7 +271,7 @@ mod tests {
             matches!(parse("pvrdmad remove --device vm9 --control /c"), Command::Remove(args) if args.device == "vm9")
         );
         let Command::Link(link) = parse("pvrdmad link down --control /c --device vm0") else { panic!() };
-        assert_eq!((link.state, link.device.as_str()), (LinkState::Down, "vm0"));
+        assert_eq!((link.state, link.of.device.as_str()), (LinkState::Down, "vm0"));
         let Command::Limits(limits) = parse("pvrdmad limits --device vm0 max_qp=7 max_memory=0") else { panic!() };
         assert_eq!(limits.set, [("max_qp".to_owned(), 7), ("max_memory".to_owned(), 0)]);
     }

@@ -27,7 +27,9 @@ fn main() -> ExitCode {
         Some(Command::Capture(args)) => capture(&args),
         Some(Command::Add(args)) => change(&args.daemon, &Request::AddDevice { device: args.device }),
         Some(Command::Remove(args)) => change(&args.daemon, &Request::RemoveDevice { device: args.device }),
-        Some(Command::Link(args)) => change(&args.daemon, &Request::Link { device: args.device, state: args.state }),
+        Some(Command::Link(args)) => {
+            change(&args.of.daemon, &Request::Link { device: args.of.device, state: args.state })
+        }
         Some(Command::Limits(args)) => limits(args),
         Some(Command::Reference) => print(&reference::markdown()),
         Some(Command::Worker(args)) => worker(&args),
@@ -91,7 +93,7 @@ fn status(args: &StatusArgs) -> Result<()> {
 }
 
 fn show(args: &ShowArgs) -> Result<()> {
-    let objects = control::ask_objects(&args.daemon.control()?, &args.device, args.object)?;
+    let objects = control::ask_objects(&args.of.daemon.control()?, &args.of.device, args.object)?;
     match args.json {
         true => print(&(serde_json::to_string_pretty(&objects)? + "\n")),
         false => print(&render_objects(args.object, &objects)),
@@ -99,7 +101,7 @@ fn show(args: &ShowArgs) -> Result<()> {
 }
 
 fn limits(args: LimitsArgs) -> Result<()> {
-    let limits = control::limits(&args.daemon.control()?, &args.device, args.set.into_iter().collect())?;
+    let limits = control::limits(&args.of.daemon.control()?, &args.of.device, args.set.into_iter().collect())?;
     match args.json {
         true => print(&(serde_json::to_string_pretty(&limits)? + "\n")),
         false => print(&render_limits(&limits)),

@@ -8,7 +8,6 @@
 //! it an [`AddressOwner`], which may be in another process. [`HostAddresses`] is the one that does it itself.
 
 mod netlink;
-mod network;
 
 use std::fmt;
 use std::fs;
@@ -19,10 +18,9 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Gid, LogLimit};
+use pvrdma_verbs::{Gid, LogLimit, Network};
 
 use netlink::Netlink;
-pub use network::Network;
 
 /// What `ip address show` calls `proto 0x52`. The kernel's own end at 3.
 const MARK: u8 = 0x52;

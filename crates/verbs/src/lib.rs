@@ -35,6 +35,7 @@ mod counters;
 mod error;
 mod hca;
 mod log_limit;
+mod network;
 pub mod qp_state;
 mod queue;
 mod random;
@@ -55,6 +56,7 @@ pub use hca::{
     QpInit, QueuePair, SharedReceiveQueue, SrqInit,
 };
 pub use log_limit::{DeviceLog, LogLimit};
+pub use network::Network;
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use random::Random;
 pub use rules::{AddressRule, OtherAddresses, Peers, Prefix, Rules, link_local};

@@ -6,6 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
+use crate::network::Network;
 use crate::types::{Gid, MacAddr};
 
 /// What a device may do among others. By default it has the addresses that nobody else had first, and talks to
@@ -90,26 +91,12 @@ impl Peers {
 /// Addresses that begin alike, as `ADDRESS/BITS` or one `ADDRESS`.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
 #[serde(into = "String", try_from = "String")]
-pub struct Prefix {
-    address: IpAddr,
-    bits: u8,
-}
+pub struct Prefix(Network);
 
 impl Prefix {
     /// Returns `true` if a GID is that of an address with this prefix. A prefix of IPv6 has no IPv4 address.
     pub fn contains(&self, gid: Gid) -> bool {
-        let bits = u32::from(self.bits);
-        match (self.address, gid.ipv4()) {
-            (IpAddr::V4(own), Some(other)) => {
-                let mask = u32::MAX.checked_shl(32_u32.saturating_sub(bits)).unwrap_or(0);
-                (u32::from(own) ^ u32::from_be_bytes(other)) & mask == 0
-            }
-            (IpAddr::V6(own), None) => {
-                let mask = u128::MAX.checked_shl(128_u32.saturating_sub(bits)).unwrap_or(0);
-                (u128::from(own) ^ u128::from_be_bytes(gid.0)) & mask == 0
-            }
-            _ => false,
-        }
+        self.0.contains(gid.ipv4().map_or_else(|| gid.0.into(), IpAddr::from))
     }
 }
 
@@ -117,12 +104,8 @@ impl FromStr for Prefix {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let wrong = || format!("'{text}' is neither an address nor ADDRESS/BITS");
-        let (address, bits) = text.split_once('/').map_or((text, None), |(address, bits)| (address, Some(bits)));
-        let address: IpAddr = address.parse().map_err(|_| wrong())?;
-        let most = if address.is_ipv4() { 32 } else { 128 };
-        let bits = bits.map_or(Ok(most), str::parse).ok().filter(|&bits| bits <= most).ok_or_else(wrong)?;
-        Ok(Self { address, bits })
+        let network = text.parse::<IpAddr>().map(Network::of).ok().or_else(|| text.parse().ok());
+        network.map(Self).ok_or_else(|| format!("'{text}' is neither an address nor ADDRESS/BITS"))
     }
 }
 
@@ -142,7 +125,7 @@ impl From<Prefix> for String {
 
 impl fmt::Display for Prefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.address, self.bits)
+        self.0.fmt(f)
     }
 }
 

@@ -32,7 +32,7 @@ const BLOCK_FRAME: usize = 12;
 pub fn run(args: &CaptureArgs) -> Result<u64> {
     // Before there is a file that a signal could leave cut.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP]).context("signal handlers")?;
-    let stream = control::start_capture(&args.daemon.control()?, &args.device, args.snaplen)?;
+    let stream = control::start_capture(&args.of.daemon.control()?, &args.of.device, args.snaplen)?;
     let output = open(&args.write)?;
     let enough = stream.try_clone().context("the connection")?;
     thread::spawn(move || {

@@ -4,7 +4,8 @@ use std::fmt;
 use std::str::FromStr;
 use std::time::Duration;
 
-use pvrdma_ibverbs::{CmMode, GidIndex, IbverbsConfig, Network};
+use pvrdma_ibverbs::{CmMode, GidIndex, IbverbsConfig};
+use pvrdma_verbs::Network;
 use serde::{Deserialize, Serialize};
 
 use super::keys::{deserialize_from_str, keys};

@@ -1,4 +1,4 @@
-//! Networks whose addresses guests may have on the host.
+//! IP networks.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -15,6 +15,11 @@ pub struct Network {
 }
 
 impl Network {
+    /// The network of one address.
+    pub(crate) const fn of(address: IpAddr) -> Self {
+        Self { address, length: if address.is_ipv4() { 32 } else { 128 } }
+    }
+
     /// Whether an address belongs to it.
     pub fn contains(&self, address: IpAddr) -> bool {
         let (ours, theirs, width) = match (self.address, address) {
