@@ -21,15 +21,22 @@ pub(crate) fn is_for_rdma(frame: &[u8], mac: MacAddr) -> bool {
         }
 }
 
-fn is_ipv4_roce(body: &[u8]) -> bool {
+/// Returns `true` if a frame goes on with a tag: of IEEE 802.1Q, of 802.1ad, or of bridges that were there before that.
+pub(super) const fn is_tag(kind: EtherType) -> bool {
+    matches!(kind.0, 0x8100 | 0x88a8 | 0x9100)
+}
+
+/// Returns `true` if an IPv4 packet, or the first fragment of one, is RoCE.
+pub(super) fn is_ipv4_roce(body: &[u8]) -> bool {
     let Some(&[version, .., flags, offset, _, protocol]) = body.first_chunk::<10>() else { return false };
     // Behind the first fragment there are no ports to see.
     let first = flags & 0x1f == 0 && offset == 0;
     protocol == PROTOCOL_UDP && first && is_roce_port(body, usize::from(version & 0xf) * 4)
 }
 
-fn is_roce_port(body: &[u8], header: usize) -> bool {
-    let port = body.get(header + UDP_DESTINATION..).and_then(<[u8]>::first_chunk);
+/// Returns `true` if the UDP header behind so many bytes is that of RoCE.
+pub(super) fn is_roce_port(body: &[u8], header: usize) -> bool {
+    let port = body.get(header.saturating_add(UDP_DESTINATION)..).and_then(<[u8]>::first_chunk);
     port.is_some_and(|&port| u16::from_be_bytes(port) == ROCE_PORT)
 }
 

@@ -6,8 +6,10 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use pvrdma_roce::wire::{EtherType, PROTOCOL_UDP, ROCE_PORT};
+use pvrdma_roce::wire::{EtherType, Ethernet, PROTOCOL_UDP};
 use pvrdma_verbs::Gid;
+
+use super::classify::{is_ipv4_roce, is_roce_port, is_tag};
 
 /// Length of the two Ethernet addresses.
 const ADDRESSES: usize = 12;
@@ -16,7 +18,7 @@ const MOST_HEADERS: usize = 8;
 /// Length of an IPv6 header.
 const IPV6_LEN: usize = 40;
 /// ARP (RFC 826).
-const ETHERTYPE_ARP: u16 = 0x0806;
+const ARP: EtherType = EtherType(0x0806);
 /// IPv6 (RFC 8200, 4): headers that another one follows, and that of a fragment.
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;
@@ -43,38 +45,31 @@ pub(super) enum Claim {
 pub(super) fn claim(frame: &[u8]) -> Claim {
     let Some((kind, body)) = behind_tags(frame) else { return Claim::Roce };
     match kind {
-        Some(kind) if kind == EtherType::ROCE.0 => Claim::Roce,
-        Some(kind) if kind == EtherType::IPV4.0 => ipv4(body),
-        Some(kind) if kind == EtherType::IPV6.0 => ipv6(body),
-        Some(ETHERTYPE_ARP) => arp(body),
+        Some(EtherType::ROCE) => Claim::Roce,
+        Some(EtherType::IPV4) => roce_if(is_ipv4_roce(body)),
+        Some(EtherType::IPV6) => ipv6(body),
+        Some(ARP) => arp(body),
         _ => Claim::None,
     }
 }
 
 /// The ethertype behind all tags, and what follows it. `None`: there are more tags than anybody needs.
-fn behind_tags(frame: &[u8]) -> Option<(Option<u16>, &[u8])> {
+fn behind_tags(frame: &[u8]) -> Option<(Option<EtherType>, &[u8])> {
     let mut at = ADDRESSES;
     for _ in 0..MOST_HEADERS {
         let rest = frame.get(at..).unwrap_or_default();
         let Some((kind, body)) = rest.split_first_chunk() else { return Some((None, &[])) };
-        match u16::from_be_bytes(*kind) {
-            0x8100 | 0x88a8 | 0x9100 => at += 4,
-            kind => return Some((Some(kind), body)),
+        let kind = EtherType(u16::from_be_bytes(*kind));
+        if !is_tag(kind) {
+            return Some((Some(kind), body));
         }
+        at += Ethernet::TAG_LEN;
     }
     None
 }
 
-fn ipv4(body: &[u8]) -> Claim {
-    let Some(&[version, .., flags, offset, _, protocol]) = body.first_chunk::<10>() else { return Claim::None };
-    // Behind the first fragment there are no ports, and nobody delivers it without the first one.
-    let first = flags & 0x1f == 0 && offset == 0;
-    if protocol == PROTOCOL_UDP && first { udp(body, usize::from(version & 0xf) * 4) } else { Claim::None }
-}
-
-fn udp(body: &[u8], header: usize) -> Claim {
-    let port = body.get(header.saturating_add(2)..).and_then(<[u8]>::first_chunk);
-    if port.is_some_and(|&port| u16::from_be_bytes(port) == ROCE_PORT) { Claim::Roce } else { Claim::None }
+const fn roce_if(is_roce: bool) -> Claim {
+    if is_roce { Claim::Roce } else { Claim::None }
 }
 
 fn ipv6(body: &[u8]) -> Claim {
@@ -83,7 +78,7 @@ fn ipv6(body: &[u8]) -> Claim {
     for _ in 0..MOST_HEADERS {
         let rest = body.get(at..).unwrap_or_default();
         let next = match (header, rest) {
-            (PROTOCOL_UDP, _) => return udp(body, at),
+            (PROTOCOL_UDP, _) => return roce_if(is_roce_port(body, at)),
             // Nobody takes neighbour discovery in fragments (RFC 6980).
             (ICMPV6, _) => return if fragment { Claim::None } else { discovery(body, rest) },
             (HOP_BY_HOP | ROUTING | DESTINATION_OPTIONS, [next, length, ..]) => (*next, 8 * (usize::from(*length) + 1)),

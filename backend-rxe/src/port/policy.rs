@@ -7,6 +7,7 @@
 use pvrdma_verbs::{Gid, MacAddr, VerbsError};
 use serde::{Deserialize, Serialize};
 
+use super::classify::is_tag;
 use super::outgoing::{Claim, claim};
 use pvrdma_ether_link::Frames;
 use pvrdma_roce::wire::{EtherType, Ethernet, Vlan};
@@ -102,11 +103,6 @@ impl VlanMode {
             (Self::Trunk, _) => Ok(asked),
         }
     }
-}
-
-/// Returns `true` if a frame goes on with a tag: of IEEE 802.1Q, of 802.1ad, or of bridges that were there before that.
-const fn is_tag(kind: EtherType) -> bool {
-    matches!(kind.0, 0x8100 | 0x88a8 | 0x9100)
 }
 
 /// Returns `true` if a frame begins with a tag. One that is too short for it has none.
