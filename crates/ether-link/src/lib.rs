@@ -19,6 +19,7 @@
 //! * [`fault`]: any other link, with injected loss, duplicates, reordering, corruption and delay.
 
 pub mod af_packet;
+mod bell;
 mod clock;
 mod connector;
 pub mod fault;
@@ -39,6 +40,7 @@ use std::time::Duration;
 use pvrdma_verbs::{Counter, MacAddr, Snapshot};
 use serde::Serialize;
 
+pub use bell::Bell;
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use connector::{Connector, NoConnector};
 pub use frames::Frames;

@@ -2,44 +2,29 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_verbs::Snapshot;
-use rustix::event::{EventfdFlags, eventfd};
 
-use super::{Frames, Link, LinkInspect, Readiness};
-
-/// The most that an eventfd counts to: it is not writable any more.
-const FULL: u64 = u64::MAX - 1;
+use super::{Bell, Frames, Link, LinkInspect, Readiness};
 
 /// One direction. The descriptors change with the queue, under its lock.
 #[derive(Debug)]
 struct OneWay {
     frames: Mutex<VecDeque<Vec<u8>>>,
     /// Readable while there are frames.
-    filled: Arc<OwnedFd>,
+    filled: Bell,
     /// Writable while there is room.
-    room: Arc<OwnedFd>,
+    room: Bell,
     capacity: usize,
 }
 
 impl OneWay {
     fn new(capacity: usize) -> io::Result<Arc<Self>> {
-        let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
-        Ok(Arc::new(Self { frames: Mutex::default(), filled: bell()?, room: bell()?, capacity }))
+        Ok(Arc::new(Self { frames: Mutex::default(), filled: Bell::new()?, room: Bell::new()?, capacity }))
     }
-}
-
-/// Neither can fail: a counter that is not zero is only read, one that is zero only written.
-fn set(bell: &OwnedFd, count: u64) {
-    let _ = rustix::io::write(bell, &count.to_ne_bytes());
-}
-
-fn clear(bell: &OwnedFd) {
-    let _ = rustix::io::read(bell, &mut [0_u8; 8]);
 }
 
 /// One end.
@@ -80,13 +65,13 @@ impl Link for MemoryLink {
             return;
         }
         if input.len() >= *capacity {
-            clear(room);
+            room.clear();
         }
         for frame in input.drain(..count) {
             frames.push(&frame);
         }
         if input.is_empty() {
-            clear(filled);
+            filled.clear();
         }
     }
 
@@ -97,17 +82,17 @@ impl Link for MemoryLink {
         output.extend(frames.iter_from(from).take(capacity.saturating_sub(before)).map(<[u8]>::to_vec));
         let taken = output.len() - before;
         if taken > 0 && before == 0 {
-            set(filled, 1);
+            filled.ring();
         }
         if taken > 0 && output.len() >= *capacity {
-            set(room, FULL);
+            room.block();
         }
         self.sent.fetch_add(taken as u64, Ordering::Relaxed);
         taken
     }
 
     fn readiness(&self) -> Readiness {
-        let (readable, writable) = (Arc::clone(&self.input.filled), Arc::clone(&self.output.room));
+        let (readable, writable) = (self.input.filled.descriptor(), self.output.room.descriptor());
         Readiness { readable: Some(readable), writable: Some(writable), ..Readiness::default() }
     }
 

@@ -1,16 +1,14 @@
 //! The function as a [`Link`]: for who moves frames of many devices in batches.
 
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness};
+use pvrdma_ether_link::{Bell, Frames, Link, LinkInspect, Readiness};
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_pci_function::{InterruptSink, PciFunction};
 use pvrdma_verbs::Snapshot;
-use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
 use crate::config::Vmxnet3Config;
@@ -21,8 +19,6 @@ use crate::receive::Received;
 
 /// Bytes that wait to be read, but for the rest of a long frame, before the guest's frames stay in its rings.
 const ROOM: usize = 1 << 20;
-/// The most that an eventfd counts to: it is not writable any more.
-const FULL: u64 = u64::MAX - 1;
 
 /// The guest's end is the driver, the other one is this. What the guest sends is read from it; what is sent to it is
 /// received by the guest.
@@ -63,11 +59,11 @@ impl NicLink {
             return true;
         }
         // First not writable, then a second look: buffers that come from here on make it writable again.
-        set(&self.outbox.room, FULL);
+        self.outbox.room.block();
         if self.device.receive(&frame) == Received::NoBuffers {
             return false;
         }
-        clear(&self.outbox.room);
+        self.outbox.room.clear();
         true
     }
 }
@@ -88,7 +84,7 @@ impl Link for NicLink {
     }
 
     fn readiness(&self) -> Readiness {
-        let (readable, writable) = (Arc::clone(&self.outbox.filled), Arc::clone(&self.outbox.room));
+        let (readable, writable) = (self.outbox.filled.descriptor(), self.outbox.room.descriptor());
         Readiness { readable: Some(readable), writable: Some(writable), ..Readiness::default() }
     }
 
@@ -108,9 +104,9 @@ impl Link for NicLink {
 struct Outbox {
     queue: Mutex<Queue>,
     /// Readable while there are frames, or more in the guest's rings.
-    filled: Arc<OwnedFd>,
+    filled: Bell,
     /// Writable unless a frame waits for the guest's buffers.
-    room: Arc<OwnedFd>,
+    room: Bell,
     /// Frames stay in the guest's rings.
     full: AtomicBool,
 }
@@ -130,19 +126,9 @@ impl fmt::Debug for Outbox {
     }
 }
 
-/// Neither can fail: a counter that is not zero is only read, one that is full only written, which changes nothing.
-fn set(bell: &OwnedFd, count: u64) {
-    let _ = rustix::io::write(bell, &count.to_ne_bytes());
-}
-
-fn clear(bell: &OwnedFd) {
-    let _ = rustix::io::read(bell, &mut [0_u8; 8]);
-}
-
 impl Outbox {
     fn new() -> Result<Self, Errno> {
-        let bell = || eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map(Arc::new);
-        Ok(Self { queue: Mutex::default(), filled: bell()?, room: bell()?, full: AtomicBool::new(false) })
+        Ok(Self { queue: Mutex::default(), filled: Bell::new()?, room: Bell::new()?, full: AtomicBool::new(false) })
     }
 
     /// Moves at most `most` frames. Returns `true` if the guest may go on, who had to hold back.
@@ -157,7 +143,7 @@ impl Outbox {
         waiting.clear();
         *from = 0;
         // Under the lock: who finds it empty rings again.
-        clear(&self.filled);
+        self.filled.clear();
         self.full.swap(false, Ordering::AcqRel)
     }
 }
@@ -181,17 +167,17 @@ impl FramePort for Outbox {
             true
         });
         if first {
-            set(&self.filled, 1);
+            self.filled.ring();
         }
         Sent::Taken
     }
 
     fn transmit_pending(&self) {
-        set(&self.filled, 1);
+        self.filled.ring();
     }
 
     fn receive_ready(&self) {
-        clear(&self.room);
+        self.room.clear();
     }
 }
 

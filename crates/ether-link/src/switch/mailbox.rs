@@ -2,16 +2,14 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 use pvrdma_verbs::{MacAddr, Snapshot};
-use rustix::event::{EventfdFlags, eventfd};
 
 use super::counters::SwitchCounters;
-use crate::Frames;
+use crate::{Bell, Frames};
 
 /// Whether a port gets frames to addresses that no port has (the kernel's bridge calls that flooding).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -133,14 +131,14 @@ pub(super) struct Mailbox {
     pub(super) unknown: UnknownUnicast,
     queue: Mutex<Queue>,
     /// Readable when there is something to look at. Both change under the lock of the queue.
-    pub(super) event: Arc<OwnedFd>,
+    pub(super) event: Bell,
     signalled: AtomicBool,
     pub(super) counters: SwitchCounters,
 }
 
 impl Mailbox {
     pub(super) fn new(id: Source, mac: MacAddr, unknown: UnknownUnicast) -> io::Result<Self> {
-        let event = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+        let event = Bell::new()?;
         let (queue, signalled, counters) = (Mutex::default(), AtomicBool::new(false), SwitchCounters::default());
         Ok(Self { id, mac, unknown, queue, event, signalled, counters })
     }
@@ -158,8 +156,7 @@ impl Mailbox {
 
     fn signal_locked(&self) {
         if !self.signalled.swap(true, Ordering::AcqRel) {
-            // It cannot fail: the counter is zero.
-            let _ = rustix::io::write(&self.event, &1_u64.to_ne_bytes());
+            self.event.ring();
         }
     }
 
@@ -171,7 +168,7 @@ impl Mailbox {
         let mut queue = self.queue.lock();
         let count = queue.take(frames, most);
         if queue.frames == 0 && self.signalled.swap(false, Ordering::AcqRel) {
-            let _ = rustix::io::read(&self.event, &mut [0_u8; 8]);
+            self.event.clear();
         }
         count > 0
     }

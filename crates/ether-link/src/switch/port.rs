@@ -158,7 +158,7 @@ impl Link for SwitchPort {
     }
 
     fn readiness(&self) -> Readiness {
-        let event = Some(Arc::clone(&self.mailbox.event));
+        let event = Some(self.mailbox.event.descriptor());
         let ports = self.shared.ports.read();
         let uplink = || self.shared.uplink.as_ref().map(|uplink| uplink.readiness()).unwrap_or_default();
         if ports.is_sole(&self.mailbox) {
