@@ -27,7 +27,10 @@ impl Requester {
         if self.timers.has_expired(Timer::Reordering, now) {
             let patience = self.recovery.patience();
             self.responses.on_timeout(now, patience);
-            self.timers.set(Timer::Reordering, self.responses.deadline(patience));
+            if self.scoreboard.deadline(patience).is_some_and(|deadline| deadline <= now) {
+                self.find_lost(now, true);
+            }
+            self.restart_reordering_timer();
         }
         if self.timers.has_expired(Timer::Probe, now) {
             self.stats.probes += 1;
@@ -61,6 +64,13 @@ impl Requester {
             now.saturating_add(nominal.saturating_mul(1 << self.recovery.backoff.min(2)))
         });
         self.timers.set(Timer::Ack, ack);
+    }
+
+    /// Starts waiting for what was overtaken.
+    pub(super) fn restart_reordering_timer(&mut self) {
+        let patience = self.recovery.patience();
+        let deadlines = [self.responses.deadline(patience), self.scoreboard.deadline(patience)];
+        self.timers.set(Timer::Reordering, deadlines.into_iter().flatten().min());
     }
 
     fn restart_probe_timer(&mut self, now: Duration, in_flight: bool) {
@@ -104,7 +114,8 @@ impl Requester {
         let from = from.max(self.snd.una);
         self.set_nxt(from);
         self.responses.on_go_back(from, self.snd.una);
-        self.recovery.on_go_back(self.snd.in_flight());
+        self.scoreboard.clear();
+        self.recovery.on_go_back(self.snd.span());
         // The first packet asks for an ACK: it tells what the responder has.
         self.ack_policy.force();
     }

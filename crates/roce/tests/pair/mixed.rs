@@ -204,6 +204,7 @@ fn setup(random: &mut Random) -> Setup {
             read_chunk: u32::try_from(1 + random.below(20)).unwrap(),
             requests: usize::try_from(1 + random.below(20)).unwrap(),
             page_lists: 8,
+            negotiate: random.chance(500),
         },
         kind: if random.chance(300) { GidType::RoceV1 } else { GidType::RoceV2 },
         ipv4: random.chance(500),
