@@ -53,7 +53,14 @@ pub(super) struct ResponseTracker {
 
 impl ResponseTracker {
     pub(super) const fn new(first: Seq) -> Self {
-        Self { outstanding: VecDeque::new(), received: Vec::new(), early: 0, newest: first, any_gap: false, any_lost: false }
+        Self {
+            outstanding: VecDeque::new(),
+            received: Vec::new(),
+            early: 0,
+            newest: first,
+            any_gap: false,
+            any_lost: false,
+        }
     }
 
     /// Requests that are outstanding.
@@ -192,7 +199,8 @@ impl ResponseTracker {
     pub(super) fn on_probe(&mut self) -> bool {
         let open = self.outstanding.iter().position(|request| request.gap != Gap::None);
         let Some(at) = open else { return false };
-        if let Some(Outstanding { gap: Gap::Overtaken(seq, _) | Gap::Requested(seq, _), .. }) = self.outstanding.get(at) {
+        if let Some(Outstanding { gap: Gap::Overtaken(seq, _) | Gap::Requested(seq, _), .. }) = self.outstanding.get(at)
+        {
             self.set_gap(at, Gap::Lost(*seq));
         }
         true

@@ -109,9 +109,25 @@ impl Requester {
         self.set_nxt(if late { self.snd.max } else { self.snd.una });
     }
 
+    /// What was gone back over is not retransmitted up to `from`: the responder kept it and has executed it since. READs
+    /// and atomics among it are outstanding again.
+    fn track_executed(&mut self, from: Seq) {
+        let (nxt, chunk) = (self.snd.nxt, self.read_chunk());
+        let skipped = self.requests.iter().skip_while(|request| request.end() <= nxt);
+        for request in skipped.take_while(|request| request.first < from).filter(|request| request.wants_data()) {
+            let mut at = nxt.max(request.first);
+            while at < request.end().min(from) {
+                let end = request.chunk_end(at, chunk).min(from);
+                self.responses.on_sent(at, end, request.starts_at(at, chunk));
+                at = end;
+            }
+        }
+    }
+
     /// Retransmits everything from a PSN on (go-back-N). What is outstanding before it are responses with data.
     pub(super) fn go_back(&mut self, from: Seq) {
         let from = from.max(self.snd.una);
+        self.track_executed(from);
         self.set_nxt(from);
         self.responses.on_go_back(from, self.snd.una);
         self.scoreboard.clear();

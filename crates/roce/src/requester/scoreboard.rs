@@ -189,9 +189,10 @@ impl Scoreboard {
         self.holes.iter().any(|hole| hole.sent.is_none())
     }
 
-    /// Takes the first packet that is to be retransmitted. `max` is the first PSN that was never sent.
-    pub(super) fn take_lost(&mut self, max: Seq) -> Option<Seq> {
-        let hole = self.holes.iter_mut().find(|hole| hole.sent.is_none())?;
+    /// Takes the first packet that is to be retransmitted, but not the one at `waits`. `max` is the first PSN that was
+    /// never sent.
+    pub(super) fn take_lost(&mut self, max: Seq, waits: Option<Seq>) -> Option<Seq> {
+        let hole = self.holes.iter_mut().find(|hole| hole.sent.is_none() && waits != Some(hole.seq))?;
         self.retransmissions += 1;
         hole.sent = Some(Retransmission { max, number: self.retransmissions });
         Some(hole.seq)
@@ -215,7 +216,7 @@ mod tests {
 
     fn lost(board: &mut Scoreboard, from: Seq, max: Seq) -> Vec<Seq> {
         board.find_lost(NOW, from..board.newest(), false);
-        std::iter::from_fn(|| board.take_lost(max)).collect()
+        std::iter::from_fn(|| board.take_lost(max, None)).collect()
     }
 
     #[test]
@@ -246,7 +247,7 @@ mod tests {
         assert!(lost(&mut board, 100, 103).is_empty());
         assert_eq!(board.deadline(NOW), Some(NOW * 2));
         board.find_lost(NOW, 100..board.newest(), true);
-        assert_eq!((board.take_lost(103), board.deadline(NOW)), (Some(100), None));
+        assert_eq!((board.take_lost(103, None), board.deadline(NOW)), (Some(100), None));
     }
 
     #[test]

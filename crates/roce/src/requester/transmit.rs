@@ -71,13 +71,14 @@ impl Requester {
             }
             Probe::None | Probe::Sent(..) => {}
         }
+        let waits = self.waits_for_split();
         // From `nxt` on everything is sent in any case.
-        if let Some(seq) = self.recovery.retransmit.take().filter(|&seq| seq < self.snd.nxt)
+        if let Some(seq) = self.recovery.retransmit.take_if(|seq| waits != Some(*seq)).filter(|&seq| seq < self.snd.nxt)
             && let Some(len) = self.retransmit_one(now, seq, Seq::MAX, ops, out)
         {
             return Some(len);
         }
-        while let Some(seq) = self.scoreboard.take_lost(self.snd.max) {
+        while let Some(seq) = self.scoreboard.take_lost(self.snd.max, waits) {
             self.recovery.on_lost(seq);
             if seq < self.snd.nxt
                 && let Some(len) = self.retransmit_one(now, seq, Seq::MAX, ops, out)
@@ -95,6 +96,12 @@ impl Requester {
             }
         }
         None
+    }
+
+    /// What a responder keeps of an earlier attempt may be READs that it executes with the next one. So the rest of one
+    /// that was split, which takes one more of its resources, waits until the part before it is done.
+    pub(super) fn waits_for_split(&self) -> Option<Seq> {
+        self.read_split.filter(|&split| self.snd.una < split)
     }
 
     /// Retransmits one unacked packet, which asks for at most `count` PSNs; `snd.nxt` stays.
@@ -123,7 +130,7 @@ impl Requester {
     fn next_packet(&mut self, alone: Option<Seq>, ops: &mut impl RequesterOps) -> Next {
         let nxt = self.snd.nxt;
         let outstanding = self.responses.outstanding();
-        let read_chunk = self.read_chunk();
+        let (read_chunk, waits) = (self.read_chunk(), self.waits_for_split());
         let Some(request) = self.requests.get_mut(self.nxt_request) else { return Next::Blocked };
         if request.stage == Stage::Posted {
             let fenced = request.wr.flags.contains(SendFlags::FENCE) && outstanding > 0;
@@ -155,10 +162,7 @@ impl Requester {
         }
         let starts = request.starts_at(nxt, read_chunk) || self.read_split == Some(nxt);
         if request.wants_data() && alone.is_none() {
-            // What a responder keeps of an earlier attempt may be READs that it executes with this one. So the rest
-            // of one that was split, which is one more, waits until the part before it is done.
-            let split = self.read_split == Some(nxt) && self.snd.una < nxt;
-            if split || starts && outstanding >= self.attrs.max_rd_atomic.into() {
+            if waits == Some(nxt) || starts && outstanding >= self.attrs.max_rd_atomic.into() {
                 return Next::Blocked;
             }
             if let Some(end) = self.responses.received_until(nxt) {

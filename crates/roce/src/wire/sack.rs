@@ -51,7 +51,9 @@ impl SackMap {
     /// Distances of the packets that have come from the missing one, in order.
     pub fn distances(&self) -> impl Iterator<Item = u32> {
         let words = self.words.iter().take(self.used).zip((0..).step_by(u32::BITS as usize));
-        words.flat_map(|(&word, first)| (0..u32::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit + 1))
+        words.flat_map(|(&word, first)| {
+            (0..u32::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit + 1)
+        })
     }
 
     /// Bytes that it takes on the wire.
