@@ -32,8 +32,8 @@ struct Pair {
     irqs: Arc<Irqs>,
 }
 
-/// Interrupts of the network card arrive where `net.irqs` says, through the function itself; those of the RDMA device go
-/// through the slot.
+/// Interrupts of the network card arrive where `net.irqs` says, through the function itself; those of the RDMA device
+/// go through the slot.
 fn pair() -> Pair {
     let backend = Rxe::new(RxeConfig::default()).unwrap();
     let (net, port) = Guest::recording();
