@@ -3,6 +3,7 @@
 
 mod completions;
 mod events;
+pub(crate) mod huge_pages;
 mod inspect;
 mod memory;
 mod requests;
