@@ -61,7 +61,7 @@ impl Adapter {
         let limits = limits::of(&device.attributes()?);
         device.make_nonblocking()?;
         let channel = Arc::new(Channel::new(&device)?);
-        let member = Arc::<Member>::default();
+        let member = Arc::new(Member { rules: context.rules.clone(), ..Member::default() });
         let resolver = Resolver::start(&context.name)?;
         Ok(Self {
             gids: GidTable::new(&context, Arc::clone(&shared), Arc::clone(&member)),

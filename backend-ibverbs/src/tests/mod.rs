@@ -6,6 +6,7 @@ mod events;
 pub(crate) mod huge_pages;
 mod inspect;
 mod memory;
+mod peers;
 mod requests;
 
 use std::collections::VecDeque;
