@@ -37,8 +37,8 @@ counters! {
         addresses_refused,
         /// Addresses that the guest wanted to bind and may not have.
         gids_refused,
-        /// Connections and management datagrams with a peer that one of the two may not talk to, and datagram queue pairs
-        /// of a device that may not talk to everybody.
+        /// Connections and management datagrams with a peer that one of the two may not talk to, and datagram queue
+        /// pairs of a device that may not talk to everybody.
         peers_refused,
         /// Management datagrams sent through the host.
         cm_sent,

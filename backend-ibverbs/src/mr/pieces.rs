@@ -1,5 +1,5 @@
-//! Memory that the host cannot have side by side, because it is scattered over huge pages: each piece is registered where
-//! it is, under a key of its own.
+//! Memory that the host cannot have side by side, because it is scattered over huge pages: each piece is registered
+//! where it is, under a key of its own.
 //!
 //! The host's keys of the pieces stay here. What the guest posts names the region, and becomes the pieces that it lies
 //! in. A peer's request names one key and reaches the host's adapter without us, so it cannot be taken apart: such

@@ -30,8 +30,8 @@ pub(crate) struct Mr {
 }
 
 enum Body {
-    /// Memory of a guest process, under the host's own keys. With an anchor it is in pieces, and the keys are those of a
-    /// page of ours that nobody may access.
+    /// Memory of a guest process, under the host's own keys. With an anchor it is in pieces, and the keys are those of
+    /// a page of ours that nobody may access.
     User {
         start: u64,
         length: u64,
