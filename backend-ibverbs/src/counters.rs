@@ -37,8 +37,7 @@ counters! {
         addresses_refused,
         /// Addresses that the guest wanted to bind and may not have.
         gids_refused,
-        /// Connections and management datagrams with a peer that one of the two may not talk to, and datagram queue
-        /// pairs of a device that may not talk to everybody.
+        /// Requests, each time they are tried, and datagrams to a peer that one of the two may not talk to.
         peers_refused,
         /// Management datagrams sent through the host.
         cm_sent,
