@@ -227,7 +227,7 @@ keys! {
         /// Its parameters are in the table `[congestion]` of the file.
         ["congestion", "on|off", "on"]
         congestion: Option<Switch>,
-        /// Agreements with other devices of this daemon's kind on a better transport.
+        /// Better loss recovery with devices of this daemon's kind.
         ///
         /// The first requests of a connection set reserved bits, which other implementations ignore. Two ends that know
         /// them recover from losses with selective acknowledgements.

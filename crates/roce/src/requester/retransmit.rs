@@ -109,8 +109,8 @@ impl Requester {
         self.set_nxt(if late { self.snd.max } else { self.snd.una });
     }
 
-    /// What was gone back over is not retransmitted up to `from`: the responder kept it and has executed it since. READs
-    /// and atomics among it are outstanding again.
+    /// What was gone back over is not retransmitted up to `from`: the responder kept it and has executed it since.
+    /// READs and atomics among it are outstanding again.
     fn track_executed(&mut self, from: Seq) {
         let (nxt, chunk) = (self.snd.nxt, self.read_chunk());
         let skipped = self.requests.iter().skip_while(|request| request.end() <= nxt);

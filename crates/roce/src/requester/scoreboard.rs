@@ -153,8 +153,8 @@ impl Scoreboard {
         self.received != before
     }
 
-    /// Looks at the packets that have not come, which are given in order and before [`Self::newest`]. `overtaken`: those
-    /// that only a few have overtaken are lost, too.
+    /// Looks at the packets that have not come, which are given in order and before [`Self::newest`]. `overtaken`:
+    /// those that only a few have overtaken are lost, too.
     pub(super) fn find_lost(&mut self, now: Duration, packets: impl Iterator<Item = Seq>, overtaken: bool) {
         let enough = if overtaken { 0 } else { MAX_REORDERING };
         let mut late = false;

@@ -184,10 +184,13 @@ impl Requester {
         let Some(plan) = PacketPlan::new(&sized, index, self.attrs.path_mtu.bytes(), span) else {
             return Next::Blocked;
         };
+        if alone.is_none() && self.is_too_much(plan.span.into()) { Next::Blocked } else { Next::Packet(plan) }
+    }
+
+    /// Returns `true` if so many PSNs more are too many in flight, or reach too far beyond the oldest.
+    fn is_too_much(&self, more: Seq) -> bool {
         let (in_flight, span) = (self.in_flight(), self.snd.span());
-        let too_much = in_flight > 0 && in_flight + Seq::from(plan.span) > self.recovery.window().into()
-            || span > in_flight && span + Seq::from(plan.span) > MAX_SPAN;
-        if too_much && alone.is_none() { Next::Blocked } else { Next::Packet(plan) }
+        in_flight > 0 && in_flight + more > self.recovery.window().into() || span > in_flight && span + more > MAX_SPAN
     }
 
     fn transmit(

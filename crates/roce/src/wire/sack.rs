@@ -4,8 +4,8 @@
 //! that one, so that all that is missing can be retransmitted in one round trip (RFC 2018 does this for TCP).
 //!
 //! The agreement stands in the seven reserved bits of byte 8 of the BTH, which the ICRC covers and everybody ignores
-//! (IBA 9.2). A requester sets [`OFFER`] in its requests until the first response comes. A responder that understands it
-//! sets [`ACCEPT`] in all its responses from then on. A response without that is the last that is said of it.
+//! (IBA 9.2). A requester sets [`OFFER`] in its requests until the first response comes. A responder that understands
+//! it sets [`ACCEPT`] in all its responses from then on. A response without that is the last that is said of it.
 
 use pvrdma_verbs::Psn;
 
