@@ -212,7 +212,7 @@ impl Endpoint {
 
     /// Runs the requester until it is dry, waits, or has used the budget up. Returns `true` if it was the budget.
     fn run_half(&self, half: &mut SendHalf, budget: &mut Budget) -> bool {
-        if self.wire.rate.release_responder()
+        if self.wire.turns.release_responder()
             && let Some(port) = &self.fabric.port
         {
             port.resume(self.qp.qpn);
@@ -425,7 +425,7 @@ impl Endpoint {
         match self.qp.modify((requester, responder), guard.own().view, idle, new, mask)? {
             Modified::Reset => {
                 *route = Route::new(self.qp.qp_type);
-                self.wire.reset();
+                self.wire.reset(&self.qp.adapter.engine);
             }
             Modified::Error => {}
             Modified::Attributes(attrs) => {
@@ -453,7 +453,7 @@ impl Endpoint {
             let responder = &mut *self.qp.responder.lock();
             self.qp.end(&mut half.requester, responder);
             half.route = Route::new(self.qp.qp_type);
-            self.wire.reset();
+            self.wire.reset(&self.qp.adapter.engine);
         }
         node.forget(self.qp.qpn, self);
         self.qp.detach();

@@ -15,12 +15,12 @@ use crate::core::Core;
 use crate::dsr::{self, Session};
 use crate::error::RegisterError;
 use crate::events::EventRings;
-use crate::intr::{Interrupts, VECTORS};
+use crate::intr::Interrupts;
 use crate::limits::LimitStatus;
 use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
 use crate::stats::{DeviceStatus, KeptStatus, MemoryStatus, Phase};
-use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigSpace, InterruptSink, PciFunction, Switches};
+use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigSpace, InterruptSink, MsixPlace, PciFunction, Switches};
 
 /// A PVRDMA function with its core.
 ///
@@ -358,8 +358,8 @@ where
         self.core.run_deferred();
     }
 
-    fn msix_vectors(&self) -> u16 {
-        VECTORS
+    fn msix(&self) -> Option<MsixPlace> {
+        self.pci.lock().msix()
     }
 
     fn reset(&self) {

@@ -77,6 +77,6 @@ pub use events::EventRingInspect;
 pub use inspect::{ContextInspect, CqInspect, DeviceInspect, MrInspect, ObjectKind, PdInspect, QpInspect, SrqInspect};
 pub use limits::{LimitChange, LimitKey, LimitStatus, Limits};
 pub use objects::GidInspect;
-pub use pvrdma_pci_function::{Bar, InterruptSink, PciFunction};
+pub use pvrdma_pci_function::{Bar, InterruptSink, MsixPlace, PciFunction};
 pub use ring::RingInspect;
 pub use stats::{CommandCount, DeviceStatus, KeptStatus, MemoryStatus, ObjectCounts, Phase, all_counters};

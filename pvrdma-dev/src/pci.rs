@@ -1,7 +1,7 @@
 //! Configuration space of the function (section 1): identity, BARs, MSI-X.
 
 use pvrdma_guest_memory::PAGE_SIZE;
-use pvrdma_pci_function::{Bar, ConfigLayout, ConfigSpace, Identity, MsixPlace};
+use pvrdma_pci_function::{Bar, ConfigLayout, ConfigSpace, FIRST_CAPABILITY, Identity, MsixPlace};
 
 use crate::abi::regs::{CLASS, DEVICE_ID, VENDOR_ID};
 use crate::intr::VECTORS;
@@ -25,7 +25,13 @@ pub(crate) fn config_space(max_uar: u32, intx: bool) -> ConfigSpace {
     ConfigSpace::new(&ConfigLayout {
         identity: Identity { vendor: VENDOR_ID, device: DEVICE_ID, revision: 0, class: CLASS },
         bars,
-        msix: MsixPlace { vectors: VECTORS, bar: 0, table: 0, pending: MSIX_PENDING },
+        msix: Some(MsixPlace {
+            capability: FIRST_CAPABILITY,
+            vectors: VECTORS,
+            bar: 0,
+            table: 0,
+            pending: MSIX_PENDING,
+        }),
         interrupt_pin: intx,
         multifunction: false,
     })

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use pvrdma_dev::testing::{Irqs, MEMORY_BASE};
-use pvrdma_dev::{Bar, InterruptSink, PciFunction};
+use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use vfio_user::Client;
 
@@ -84,8 +84,8 @@ impl PciFunction for RemoteFunction {
 
     fn run_deferred(&self) {}
 
-    fn msix_vectors(&self) -> u16 {
-        3
+    fn msix(&self) -> Option<MsixPlace> {
+        Some(MsixPlace { capability: 0x40, vectors: 3, bar: 0, table: 0, pending: 0x2000 })
     }
 
     fn reset(&self) {

@@ -18,7 +18,7 @@ use std::thread;
 use common::traffic::{gid, mac};
 use common::{Raw, access as access_body, eventfd, irqs_body, map_body, memfd, take_signals, write_body};
 use pvrdma_dev::testing::{Cq, Driver, GuestMemory, Irqs, MEMORY_BASE, Path, QpInit, SendWr, access, status};
-use pvrdma_dev::{Bar, InterruptSink, PciFunction};
+use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
 use rustix::event::{PollFd, PollFlags};
 use serde_json::Value;
@@ -102,8 +102,8 @@ impl PciFunction for Mortal {
 
     fn run_deferred(&self) {}
 
-    fn msix_vectors(&self) -> u16 {
-        3
+    fn msix(&self) -> Option<MsixPlace> {
+        Some(MsixPlace { capability: 0x40, vectors: 3, bar: 0, table: 0, pending: 0x2000 })
     }
 
     fn reset(&self) {

@@ -6,7 +6,8 @@ use std::sync::atomic::Ordering;
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_pci_function::{
-    Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity, InterruptSink, MsixPlace, PciFunction, Switches,
+    Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink, MsixPlace,
+    PciFunction, Switches,
 };
 use pvrdma_verbs::{Counter, MacAddr};
 
@@ -18,7 +19,7 @@ use crate::error::ConfigError;
 use crate::frame::{Frame, FramePort};
 use crate::intr::Interrupts;
 use crate::receive::{self, Received};
-use crate::regs::{BAR_SIZE, RegRead, RegWrite};
+use crate::regs::{self, BAR_SIZE, RegRead, RegWrite};
 use crate::transmit;
 
 /// BAR of the MSI-X table, and where in it the pending bits are.
@@ -99,7 +100,13 @@ impl Vmxnet3Device {
         let pci = ConfigSpace::new(&ConfigLayout {
             identity: Identity { vendor: VENDOR_ID, device: DEVICE_ID, revision: REVISION_ID, class: CLASS },
             bars: [bar(BAR_SIZE), bar(BAR_SIZE), bar(MSIX_BAR_SIZE), None, None, None],
-            msix: MsixPlace { vectors: config.vectors, bar: MSIX_BAR, table: 0, pending: MSIX_PENDING },
+            msix: Some(MsixPlace {
+                capability: FIRST_CAPABILITY,
+                vectors: config.vectors,
+                bar: MSIX_BAR,
+                table: 0,
+                pending: MSIX_PENDING,
+            }),
             interrupt_pin: config.intx,
             multifunction: config.multifunction,
         });
@@ -305,8 +312,12 @@ impl PciFunction for Vmxnet3Device {
         }
     }
 
-    fn msix_vectors(&self) -> u16 {
-        self.core.config.vectors
+    fn msix(&self) -> Option<MsixPlace> {
+        self.pci.lock().msix()
+    }
+
+    fn doorbells(&self) -> Vec<Doorbell> {
+        regs::doorbells().map(|offset| Doorbell { bar: 0, offset, value: None }).collect()
     }
 
     fn reset(&self) {

@@ -36,6 +36,12 @@ pub(crate) enum RegWrite {
     Acknowledge(u32),
 }
 
+/// The producer registers of BAR 0, where what is written is a hint.
+pub(crate) fn doorbells() -> impl Iterator<Item = u64> {
+    let bases = [queue::TX_PRODUCER, queue::RX_PRODUCER, queue::RX_PRODUCER_2];
+    bases.into_iter().flat_map(|base| (0..u64::from(MAX_QUEUES)).map(move |number| base + number * queue::STRIDE))
+}
+
 /// The number of a register in an array that starts at `base`.
 fn number(at: u64, base: u64, count: u64) -> Option<u8> {
     let into = at.checked_sub(base)?;

@@ -1,5 +1,7 @@
 //! What those who watch see: on a cable the frames themselves, of local deliveries the same frames.
 
+use std::time::Duration;
+
 use pvrdma_verbs::{QpType, Qpn, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::world::*;
@@ -65,6 +67,11 @@ fn operations() -> [Vec<Seen>; 2] {
     run(SendOp::CompareSwap { remote: window.remote(0), compare: 1, swap: 2 }, 8, WcStatus::Success);
     // Nobody is ready: once more after a while.
     pair.left.submit(1, SEND, &[mine.sge(0, 10)]);
+    if over_wire {
+        // There it waits at the responder first, for 400 µs.
+        pair.world.clock.advance(Duration::from_micros(401));
+        pair.world.run();
+    }
     pair.right.recv(1, &[theirs.sge(0, 10)]);
     pair.settle();
     assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success)]);

@@ -3,7 +3,7 @@
 //! There is no power management capability, so a guest never puts a function into D3 and its state survives suspend.
 //! There is no expansion ROM and no PCI Express capability.
 
-use crate::function::Bar;
+use crate::function::{Bar, MsixPlace};
 
 /// Bytes of configuration space.
 pub const CONFIG_SIZE: usize = 256;
@@ -20,8 +20,8 @@ const SUBSYSTEM: usize = 0x2c;
 const CAPABILITIES: usize = 0x34;
 const INTERRUPT_LINE: usize = 0x3c;
 const INTERRUPT_PIN: usize = 0x3d;
-const MSIX: u8 = 0x40;
-const MSIX_CONTROL: usize = MSIX as usize + 2;
+/// Where the capabilities begin.
+pub const FIRST_CAPABILITY: u8 = 0x40;
 
 const COMMAND_BUS_MASTER: u16 = 1 << 2;
 const COMMAND_INTX_DISABLE: u16 = 1 << 10;
@@ -48,19 +48,6 @@ pub struct Identity {
     pub class: [u8; 3],
 }
 
-/// Where the MSI-X table and its pending bits are. The VMM keeps both.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct MsixPlace {
-    /// Number of vectors, 1 to 2,048.
-    pub vectors: u16,
-    /// BAR of both, 0 to 5.
-    pub bar: u8,
-    /// Where in the BAR the table starts, in bytes: a multiple of eight.
-    pub table: u32,
-    /// Where in the BAR the pending bits start, in bytes: a multiple of eight.
-    pub pending: u32,
-}
-
 /// What configuration space looks like at power-on.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct ConfigLayout {
@@ -68,8 +55,8 @@ pub struct ConfigLayout {
     pub identity: Identity,
     /// The base address registers by index.
     pub bars: [Option<Bar>; 6],
-    /// MSI-X.
-    pub msix: MsixPlace,
+    /// MSI-X, if it has that. The list of capabilities begins with it and ends there.
+    pub msix: Option<MsixPlace>,
     /// The function has an interrupt pin.
     pub interrupt_pin: bool,
     /// The slot has more functions: bit 7 of the header type, which matters in function 0.
@@ -95,6 +82,7 @@ pub struct ConfigSpace {
     writable: [u8; CONFIG_SIZE],
     power_on: [u8; CONFIG_SIZE],
     bars: [Option<Bar>; 6],
+    msix: Option<MsixPlace>,
 }
 
 /// Stores bytes that lie inside.
@@ -117,7 +105,6 @@ impl ConfigSpace {
         put(&mut bytes, 0, &identity.vendor.to_le_bytes());
         put(&mut bytes, 2, &identity.device.to_le_bytes());
         put(&mut writable, COMMAND, &COMMAND_WRITABLE.to_le_bytes());
-        put(&mut bytes, STATUS, &STATUS_CAPABILITIES.to_le_bytes());
         put(&mut bytes, REVISION, &[identity.revision]);
         put(&mut bytes, CLASS, &identity.class);
         put(&mut writable, CACHE_LINE_SIZE, &[0xff]);
@@ -133,17 +120,26 @@ impl ConfigSpace {
         }
         put(&mut bytes, SUBSYSTEM, &identity.vendor.to_le_bytes());
         put(&mut bytes, SUBSYSTEM + 2, &identity.device.to_le_bytes());
-        put(&mut bytes, CAPABILITIES, &[MSIX]);
         put(&mut writable, INTERRUPT_LINE, &[0xff]);
         put(&mut bytes, INTERRUPT_PIN, &[u8::from(layout.interrupt_pin)]);
-        // The next pointer stays 0: the list ends here.
-        put(&mut bytes, MSIX.into(), &[MSIX_ID]);
-        put(&mut bytes, MSIX_CONTROL, &msix.vectors.saturating_sub(1).to_le_bytes());
-        put(&mut writable, MSIX_CONTROL, &MSIX_WRITABLE.to_le_bytes());
-        let bar = u32::from(msix.bar);
-        put(&mut bytes, MSIX_CONTROL + 2, &(msix.table | bar).to_le_bytes());
-        put(&mut bytes, MSIX_CONTROL + 6, &(msix.pending | bar).to_le_bytes());
-        Self { power_on: bytes, bytes, writable, bars: *bars }
+        if let Some(msix) = msix {
+            put(&mut bytes, STATUS, &STATUS_CAPABILITIES.to_le_bytes());
+            put(&mut bytes, CAPABILITIES, &[msix.capability]);
+            // The next pointer stays 0: the list ends here.
+            let at = usize::from(msix.capability);
+            put(&mut bytes, at, &[MSIX_ID]);
+            put(&mut bytes, at + 2, &msix.vectors.saturating_sub(1).to_le_bytes());
+            put(&mut writable, at + 2, &MSIX_WRITABLE.to_le_bytes());
+            let bar = u32::from(msix.bar);
+            put(&mut bytes, at + 4, &(msix.table | bar).to_le_bytes());
+            put(&mut bytes, at + 8, &(msix.pending | bar).to_le_bytes());
+        }
+        Self { power_on: bytes, bytes, writable, bars: *bars, msix: *msix }
+    }
+
+    /// MSI-X.
+    pub const fn msix(&self) -> Option<MsixPlace> {
+        self.msix
     }
 
     /// The base address registers.
@@ -180,7 +176,7 @@ impl ConfigSpace {
     /// What the guest has switched on.
     pub fn switches(&self) -> Switches {
         let command = word(&self.bytes, COMMAND);
-        let msix = word(&self.bytes, MSIX_CONTROL);
+        let msix = self.msix.map_or(0, |msix| word(&self.bytes, usize::from(msix.capability) + 2));
         Switches {
             bus_master: command & COMMAND_BUS_MASTER != 0,
             msix: msix & MSIX_ENABLE != 0,
@@ -201,7 +197,7 @@ mod tests {
         let mut config = ConfigSpace::new(&ConfigLayout {
             identity: Identity { vendor: 0x15ad, device: 0x07b0, revision: 1, class: [0, 0, 2] },
             bars,
-            msix: MsixPlace { vectors: 25, bar: 2, table: 0, pending: 0x1000 },
+            msix: Some(MsixPlace { capability: 0x40, vectors: 25, bar: 2, table: 0, pending: 0x1000 }),
             interrupt_pin: true,
             multifunction: true,
         });

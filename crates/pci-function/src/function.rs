@@ -9,10 +9,41 @@ pub struct Bar {
     pub is_64bit: bool,
 }
 
+/// Where the MSI-X capability, the table and the pending bits are. The VMM keeps the last two.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct MsixPlace {
+    /// Where in configuration space the capability is.
+    pub capability: u8,
+    /// Number of vectors, 1 to 2,048.
+    pub vectors: u16,
+    /// BAR of table and pending bits, 0 to 5.
+    pub bar: u8,
+    /// Where in the BAR the table starts, in bytes: a multiple of eight.
+    pub table: u32,
+    /// Where in the BAR the pending bits start, in bytes: a multiple of eight.
+    pub pending: u32,
+}
+
+/// A register whose writes only say "look here". A VMM may let the guest go on at once and pass them on later, from any
+/// thread, and once for several.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct Doorbell {
+    /// BAR of the register, 0 to 5.
+    pub bar: usize,
+    /// Where in the BAR it is, in bytes.
+    pub offset: u64,
+    /// The only value of 32 bits whose writes are meant; none: what is written does not matter.
+    pub value: Option<u32>,
+}
+
 /// A PCI function as a VMM drives it.
 ///
 /// Accesses never fail: what the function does not know reads as zero and ignores writes, whatever its size. Every call
 /// returns in bounded time. Calls may come from several threads.
+///
+/// A VMM has four duties: it decides by Memory Space Enable of the command register whether the BARs answer, calls
+/// [`Self::run_deferred`] after writes to BARs, calls [`Self::reset`] when the machine is reset, and never calls back
+/// into the function from its [`InterruptSink`]. The crate `pvrdma-pci-slot` does all but the reset.
 pub trait PciFunction: Send + Sync {
     /// The base address registers by index.
     fn bars(&self) -> [Option<Bar>; 6];
@@ -37,8 +68,14 @@ pub trait PciFunction: Send + Sync {
     /// so that the guest's processor does not wait for its own transfer.
     fn run_deferred(&self);
 
-    /// Number of MSI-X vectors.
-    fn msix_vectors(&self) -> u16;
+    /// Its MSI-X vectors, if it has any. Never changes.
+    fn msix(&self) -> Option<MsixPlace>;
+
+    /// Its doorbells, as far as they can be known before there is a guest. Never changes. Whoever leaves them to
+    /// [`Self::bar_write`] loses nothing but time.
+    fn doorbells(&self) -> Vec<Doorbell> {
+        Vec::new()
+    }
 
     /// Back to power-on state. No DMA and no interrupt after this returns.
     fn reset(&self);

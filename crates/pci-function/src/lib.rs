@@ -5,6 +5,6 @@ mod config_space;
 mod function;
 mod interrupt_pin;
 
-pub use config_space::{CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity, MsixPlace, Switches};
-pub use function::{Bar, InterruptSink, PciFunction};
+pub use config_space::{CONFIG_SIZE, ConfigLayout, ConfigSpace, FIRST_CAPABILITY, Identity, Switches};
+pub use function::{Bar, Doorbell, InterruptSink, MsixPlace, PciFunction};
 pub use interrupt_pin::InterruptPin;

@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use arbitrary::{Arbitrary, Unstructured};
 use libfuzzer_sys::fuzz_target;
-use pvrdma_dev::{Bar, InterruptSink, PciFunction};
+use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header, MessageKind};
 use pvrdmad::vfio_user::request::Request;
@@ -199,8 +199,8 @@ impl PciFunction for Function {
 
     fn run_deferred(&self) {}
 
-    fn msix_vectors(&self) -> u16 {
-        3
+    fn msix(&self) -> Option<MsixPlace> {
+        Some(MsixPlace { capability: 0x40, vectors: 3, bar: 0, table: 0, pending: 0x2000 })
     }
 
     fn reset(&self) {

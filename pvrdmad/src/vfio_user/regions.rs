@@ -36,7 +36,7 @@ impl Shape {
         Self {
             bars: function.bars().map(|bar| bar.map_or(0, |bar| bar.size)),
             config: function.config_size() as u64,
-            msix: function.msix_vectors(),
+            msix: function.msix().map_or(0, |msix| msix.vectors),
             intx,
         }
     }

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
-use pvrdma_dev::{Bar, InterruptSink, PciFunction};
+use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
 use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
@@ -145,8 +145,8 @@ impl PciFunction for TestFunction {
         self.note(Event::Deferred);
     }
 
-    fn msix_vectors(&self) -> u16 {
-        3
+    fn msix(&self) -> Option<MsixPlace> {
+        Some(MsixPlace { capability: 0x40, vectors: 3, bar: 0, table: 0, pending: 0x2000 })
     }
 
     fn reset(&self) {

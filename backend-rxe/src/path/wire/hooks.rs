@@ -5,6 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use pvrdma_roce::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
 use pvrdma_verbs::{Access, RemoteAddress, SendWr, Sge, WcStatus};
 
+use super::responder::PortTurns;
 use crate::counters::{Counters, Tally};
 use crate::qp::Qp;
 use crate::qp::requester::{Requester, begin_request};
@@ -58,6 +59,10 @@ pub(super) struct ResponderHooks<'a> {
     pub(super) qp: &'a Qp,
     pub(super) responder: &'a mut Responder,
     pub(super) memory: Memory<'a>,
+    /// Who is told when a receive is posted. `None`: without one the peer gets an RNR NAK at once.
+    pub(super) wait: Option<&'a PortTurns>,
+    /// The request waits for a receive. It was not executed, and is to be handed in again.
+    pub(super) waits: bool,
 }
 
 impl ResponderOps for ResponderHooks<'_> {
@@ -66,7 +71,13 @@ impl ResponderOps for ResponderHooks<'_> {
     }
 
     fn take_receive(&mut self) -> Result<(), NakReason> {
-        self.responder.take_receive(self.qp, self.memory.view, None)
+        let taken = self.responder.take_receive(self.qp, self.memory.view, None);
+        let (Err(NakReason::NotReady(_)), Some(turns)) = (taken, self.wait) else { return taken };
+        // Before the second look: a receive that is posted behind it wakes the queue pair, which then finds this.
+        turns.hold_responder();
+        let taken = self.responder.take_receive(self.qp, self.memory.view, Some(&self.qp.state));
+        self.waits = matches!(taken, Err(NakReason::NotReady(_)));
+        if self.waits { Err(NakReason::Silence) } else { taken }
     }
 
     fn fill_receive(&mut self, offset: u64, data: &[u8]) -> Result<(), NakReason> {

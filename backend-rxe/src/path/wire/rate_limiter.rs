@@ -19,8 +19,6 @@ pub(crate) struct RateLimiter {
     on: AtomicBool,
     /// Both halves send at this rate.
     reaction: Mutex<Option<Box<ReactionPoint>>>,
-    /// The responder has something to send and waits for its turn.
-    responder_waits: AtomicBool,
     /// When the last notification was sent for this QP, in nanoseconds. 0: never.
     notified: AtomicU64,
 }
@@ -72,17 +70,6 @@ impl RateLimiter {
         let cut = reaction.get_or_insert_with(|| Box::new(ReactionPoint::new(config, now))).notify(now);
         self.on.store(true, Ordering::Relaxed);
         cut
-    }
-
-    /// The responder waits for its turn: the next run of the QP sees to it.
-    pub(crate) fn hold_responder(&self) {
-        self.responder_waits.store(true, Ordering::Release);
-    }
-
-    /// Returns `true` if the responder waited for this run.
-    #[inline]
-    pub(crate) fn release_responder(&self) -> bool {
-        self.responder_waits.load(Ordering::Relaxed) && self.responder_waits.swap(false, Ordering::AcqRel)
     }
 
     /// Returns `true` if a notification may be sent, and remembers it. Only the port's thread asks.

@@ -2,10 +2,11 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_ether_link::Frames;
-use pvrdma_roce::wire::{MAX_FRAME, Packet};
+use pvrdma_roce::wire::{MAX_FRAME, Packet, rnr_delay};
 use pvrdma_roce::{DropReason, Handled, Path, PathInspect, ReorderBuffer, ResponderInspect, admit_connected};
 use pvrdma_verbs::{QpAttrs, Qpn, Snapshot};
 use serde::Serialize;
@@ -14,6 +15,7 @@ use super::hooks::ResponderHooks;
 use super::kept::KeptPacket;
 use super::new_path::NewPath;
 use super::rate_limiter::RateLimiter;
+use crate::engine::Engine;
 use crate::gid::BoundGid;
 use crate::port::counters::PortCounters;
 use crate::port::{BATCH, Port};
@@ -23,6 +25,9 @@ use crate::timer::TimerKey;
 
 /// Packets that wait for responses to leave before them. More are lost and come again.
 const MAX_DEFERRED: usize = 128;
+/// How long a request waits for a receive at most, before the peer is told that there is none: less than any ACK
+/// timeout, and than our own requester takes to ask again.
+const RECEIVE_WAIT: Duration = Duration::from_micros(400);
 
 /// What a responder holds for the wire.
 #[derive(Debug)]
@@ -32,14 +37,16 @@ pub(crate) struct WireResponder {
     /// The GID that the path begins at. `None`: nothing may leave on it.
     source: Option<BoundGid>,
     remote: Qpn,
-    /// Packets that must not overtake responses.
+    /// Packets that must not overtake responses, or wait for a receive.
     deferred: VecDeque<KeptPacket>,
+    /// Until when the first of them waits for a receive.
+    receive_wait: Option<Duration>,
     /// Packets behind one that was lost.
     reorder: ReorderBuffer<KeptPacket>,
     /// The QP ended while a request of the peer was looked at: what is owed says so, and is still to be sent.
     refused: bool,
-    /// Timer of the QP's rate.
-    paced: Option<TimerKey>,
+    /// The timer that ends a wait: for the QP's rate, or for a receive.
+    timer: Option<TimerKey>,
 }
 
 /// What a responder holds for the wire, at one moment.
@@ -49,8 +56,10 @@ pub(crate) struct WireResponderInspect {
     address: PathInspect,
     /// The peer's QPN.
     peer_qpn: Qpn,
-    /// Packets that must not overtake responses.
+    /// Packets that must not overtake responses, or wait for a receive.
     deferred_packets: usize,
+    /// The first of them waits for a receive.
+    awaits_receive: bool,
     /// Packets behind one that was lost.
     reorder_packets: usize,
     /// What is owed tells the peer that the QP has ended.
@@ -65,6 +74,7 @@ impl WireResponder {
             address: self.path.inspect(),
             peer_qpn: self.remote,
             deferred_packets: self.deferred.len(),
+            awaits_receive: self.receive_wait.is_some(),
             reorder_packets: self.reorder.packets(),
             refused: self.refused,
             transport: self.transport.inspect(),
@@ -78,9 +88,10 @@ impl WireResponder {
             source: Some(source),
             remote: attrs.dest_qpn,
             deferred: VecDeque::new(),
+            receive_wait: None,
             reorder: ReorderBuffer::new(),
             refused: false,
-            paced: None,
+            timer: None,
         })
     }
 
@@ -89,6 +100,7 @@ impl WireResponder {
     fn withdraw(&mut self) {
         self.transport.forget_responses();
         self.deferred.clear();
+        self.receive_wait = None;
         self.reorder.clear();
     }
 
@@ -116,9 +128,14 @@ impl WireResponder {
                 Handled::Done | Handled::Dropped => return self.catch_up(hooks),
             }
         }
-        let packet = if self.deferred.len() < MAX_DEFERRED { keep(hooks.qp) } else { None };
-        match packet {
-            Some(packet) => self.deferred.push_back(packet),
+        let kept = if self.deferred.len() < MAX_DEFERRED { keep(hooks.qp) } else { None };
+        match kept {
+            Some(kept) => self.deferred.push_back(kept),
+            None if self.deferred.is_empty() && self.receive_wait.is_some() => {
+                // It cannot wait here: the peer is told at once that there is no receive.
+                hooks.wait = None;
+                self.handle(packet, hooks);
+            }
             None => PortCounters::bump(&port.counters.wire_dropped_deferred),
         }
     }
@@ -144,9 +161,38 @@ impl WireResponder {
     }
 
     fn handle(&mut self, packet: &Packet<'_>, hooks: &mut ResponderHooks<'_>) -> Handled {
+        if self.receive_wait.is_some_and(|until| hooks.qp.adapter.engine.now() >= until) {
+            hooks.wait = None;
+        }
         let handled = self.transport.handle_packet(packet, hooks);
         self.refused |= !hooks.qp.state.receives();
+        if std::mem::take(&mut hooks.waits) {
+            self.wait_for_receive(hooks);
+            return Handled::Deferred;
+        }
+        if self.receive_wait.take().is_some() {
+            self.disarm(&hooks.qp.adapter.engine);
+        }
         handled
+    }
+
+    fn disarm(&mut self, engine: &Engine) {
+        if let Some(timer) = self.timer.take() {
+            engine.disarm(timer);
+        }
+    }
+
+    /// A peer that was told that there is no receive would come back after a while. The request is here: it waits for
+    /// that long, which spares both sides the NAK and all that was sent behind it if the consumer is just a little
+    /// late.
+    #[cold]
+    fn wait_for_receive(&mut self, hooks: &ResponderHooks<'_>) {
+        if self.receive_wait.is_none() {
+            let engine = &hooks.qp.adapter.engine;
+            let until = engine.now() + rnr_delay(hooks.responder.attrs.min_rnr_timer).min(RECEIVE_WAIT);
+            self.receive_wait = Some(until);
+            self.timer = Some(engine.arm(hooks.qp.task(), until, self.timer));
+        }
     }
 
     /// Executes kept packets until one must wait again.
@@ -176,6 +222,8 @@ impl WireResponder {
 pub(crate) struct PortTurns {
     requests: AtomicBool,
     responses: AtomicBool,
+    /// The responder waits for the next run of the queue pair.
+    held: AtomicBool,
 }
 
 impl PortTurns {
@@ -192,6 +240,17 @@ impl PortTurns {
     /// Its responder waits. Returns `false` if it did before.
     pub(crate) fn begin_responses(&self) -> bool {
         begin(&self.responses)
+    }
+
+    /// The responder waits, for its rate or for a receive: the next run of the queue pair brings it back.
+    pub(crate) fn hold_responder(&self) {
+        self.held.store(true, Ordering::SeqCst);
+    }
+
+    /// Returns `true` if the responder waited for this run.
+    #[inline]
+    pub(crate) fn release_responder(&self) -> bool {
+        self.held.load(Ordering::Relaxed) && self.held.swap(false, Ordering::SeqCst)
     }
 
     /// The responder is through.
@@ -221,8 +280,10 @@ pub(crate) struct WireSide {
 
 impl WireSide {
     /// Forgets everything, with the QP's state.
-    pub(crate) fn reset(&self) {
-        *self.responder.lock() = None;
+    pub(crate) fn reset(&self, engine: &Engine) {
+        if let Some(mut responder) = self.responder.lock().take() {
+            responder.disarm(engine);
+        }
         self.rate.reset();
     }
 
@@ -285,7 +346,9 @@ impl WireSide {
             }
         };
         let before = wire.transport.stats();
-        wire.take(port, packet, frame, &mut ResponderHooks { qp, responder, memory: guard.own() });
+        let wait = Some(&self.turns);
+        let hooks = &mut ResponderHooks { qp, responder, memory: guard.own(), wait, waits: false };
+        wire.take(port, packet, frame, hooks);
         port.counters.responder(&before, &wire.transport.stats());
         Ok(())
     }
@@ -324,9 +387,11 @@ impl WireSide {
                 wire.transport.end();
             }
             wire.deferred = VecDeque::new();
+            wire.receive_wait = None;
             wire.reorder.clear();
         }
-        let mut hooks = ResponderHooks { qp, responder, memory: guard.own() };
+        let wait = Some(&self.turns);
+        let mut hooks = ResponderHooks { qp, responder, memory: guard.own(), wait, waits: false };
         let (rate, engine) = (&self.rate, &qp.adapter.engine);
         let mut paced = None;
         while frames.len() < BATCH && (frames.is_empty() || (frames.bytes() as u64) < most) {
@@ -344,15 +409,14 @@ impl WireSide {
         // The memory of a READ may have been taken away, which ends the QP with one last response.
         wire.refused |= !qp.state.receives();
         if let Some(until) = paced {
-            // The QP's next run brings us back.
-            rate.hold_responder();
-            wire.paced = Some(engine.arm(qp.task(), until, wire.paced));
+            self.turns.hold_responder();
+            wire.timer = Some(engine.arm(qp.task(), until, wire.timer));
             return true;
         }
         let all = !wire.transport.has_responses();
         if all {
             wire.resume(&mut hooks);
         }
-        all && !wire.transport.has_responses() && wire.deferred.is_empty()
+        all && !wire.transport.has_responses() && (wire.deferred.is_empty() || wire.receive_wait.is_some())
     }
 }

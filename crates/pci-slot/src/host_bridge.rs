@@ -1,0 +1,66 @@
+//! The host bridge: what a guest without ACPI looks for before it believes that there is a bus.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Identity, MsixPlace, PciFunction};
+
+use crate::slot::{Slot, SlotError};
+
+/// Intel, and the number that Cloud Hypervisor's bridge has as well.
+const IDENTITY: Identity = Identity { vendor: 0x8086, device: 0x0d57, revision: 0, class: [0, 0, 6] };
+
+/// A host bridge that does nothing.
+#[derive(Debug)]
+pub struct HostBridge(Mutex<ConfigSpace>);
+
+impl HostBridge {
+    /// Slot 0 with a host bridge.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn slot() -> Result<Arc<Slot>, SlotError> {
+        let layout = ConfigLayout {
+            identity: IDENTITY,
+            bars: [None; 6],
+            msix: None,
+            interrupt_pin: false,
+            multifunction: false,
+        };
+        Slot::builder(0).with(0, Arc::new(Self(Mutex::new(ConfigSpace::new(&layout))))).build()
+    }
+}
+
+impl PciFunction for HostBridge {
+    fn bars(&self) -> [Option<Bar>; 6] {
+        [None; 6]
+    }
+
+    fn config_size(&self) -> usize {
+        CONFIG_SIZE
+    }
+
+    fn config_read(&self, offset: usize, data: &mut [u8]) {
+        self.0.lock().read(offset, data, false);
+    }
+
+    fn config_write(&self, offset: usize, data: &[u8]) {
+        self.0.lock().write(offset, data);
+    }
+
+    fn bar_read(&self, _bar: usize, _offset: u64, data: &mut [u8]) {
+        data.fill(0);
+    }
+
+    fn bar_write(&self, _bar: usize, _offset: u64, _data: &[u8]) {}
+
+    fn run_deferred(&self) {}
+
+    fn msix(&self) -> Option<MsixPlace> {
+        None
+    }
+
+    fn reset(&self) {
+        self.0.lock().reset();
+    }
+}

@@ -1,0 +1,93 @@
+//! PCI for VMMs made of rust-vmm crates: slots of up to eight functions, found by the ports 0xcf8 and 0xcfc
+//! ([`ConfigPorts`]) or in memory ([`Ecam`]), whose BARs are one device of `vm-device` ([`BarMap`]). The MSI-X tables
+//! are kept here ([`MsixVectors`]), and what doorbells leave behind is done by a subscriber of `event-manager`
+//! ([`DeferredWork`]). With the feature `kvm`, interrupts are irqfds and doorbells ioeventfds ([`kvm`]).
+//!
+//! A function is anything that implements [`PciFunction`](pvrdma_pci_function::PciFunction). This is all that it takes
+//! to put the pair of a network and an RDMA function into a VMM:
+//!
+//! ```no_run
+//! use std::error::Error;
+//! use std::sync::Arc;
+//!
+//! use event_manager::{EventManager, MutEventSubscriber, SubscriberOps};
+//! use kvm_ioctls::VmFd;
+//! use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
+//! use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
+//! use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+//! use pvrdma_pci_slot::kvm::KvmInterrupts;
+//! use pvrdma_pci_slot::{BarMap, ConfigPorts, HostBridge, PciBus, Slot};
+//! use pvrdma_rxe::{PortConfig, PortRules, Rxe, Uplink};
+//! use pvrdma_verbs::MacAddr;
+//! use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
+//! use vm_allocator::{AddressAllocator, AllocPolicy};
+//! use vm_device::bus::{MmioAddress, MmioRange};
+//! use vm_device::device_manager::{IoManager, MmioManager, PioManager};
+//! use vm_memory::GuestMemoryMmap;
+//!
+//! /// Where BARs are, in the guest's memory: nothing else is there.
+//! const HOLE: u64 = 0xc000_0000;
+//! const HOLE_SIZE: u64 = 0x3000_0000;
+//!
+//! /// `backend` and `switch` are one for all guests of the process.
+//! fn plug_in(
+//!     name: &str,
+//!     mac: MacAddr,
+//!     memory: &GuestMemoryMmap,
+//!     vm: &Arc<VmFd>,
+//!     io: &mut IoManager,
+//!     events: &mut EventManager<Box<dyn MutEventSubscriber>>,
+//!     (backend, switch): (&Rxe, &Switch),
+//! ) -> Result<Uplink, Box<dyn Error>> {
+//!     let slot = Slot::builder(0x10);
+//!
+//!     // Function 0: the network card, a link between the guest and the port of its RDMA device.
+//!     let space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
+//!     let config = Vmxnet3Config { multifunction: true, ..Vmxnet3Config::new(name, mac) };
+//!     let nic = Arc::new(NicLink::with_device(config, space, slot.interrupts(0))?);
+//!     let uplink = switch.port(mac, UnknownUnicast::Drop)?;
+//!     let port = PortConfig { uplink, nic: Some(nic.clone()), mtu: 1500, rules: PortRules::default() };
+//!     let plugged = backend.plug(mac, port)?;
+//!
+//!     // Function 1: the RDMA device.
+//!     let space = DmaSpace::from_guest_memory(memory, PinPolicy::All)?;
+//!     space.pin_status()?;
+//!     let rdma = PvrdmaDevice::new(DeviceConfig::new(name, mac), space, slot.interrupts(1), backend)?;
+//!     let slot = slot.with(0, nic.device().clone()).with(1, rdma).build()?;
+//!
+//!     // Interrupts by irqfd, doorbells by ioeventfd, and the thread of `events` does the work.
+//!     let interrupts = KvmInterrupts::new(vm.clone())?;
+//!     slot.connect(|| interrupts.line())?;
+//!     events.add_subscriber(Box::new(slot.deferred(Some(vm.clone()))?));
+//!
+//!     let bus = PciBus::new([HostBridge::slot()?, slot])?;
+//!     let mut room = AddressAllocator::new(HOLE, HOLE_SIZE)?;
+//!     bus.place_bars(|size| room.allocate(size, size, AllocPolicy::FirstMatch).map(|range| range.start()).ok())?;
+//!     io.register_pio(ConfigPorts::range(), Arc::new(ConfigPorts::new(bus.clone())))?;
+//!     io.register_mmio(MmioRange::new(MmioAddress(HOLE), HOLE_SIZE)?, Arc::new(BarMap::new(bus)))?;
+//!     // Dropping it takes the cable out.
+//!     Ok(plugged)
+//! }
+//! ```
+//!
+//! # What it does not do
+//!
+//! There is one bus. No function's legacy interrupt is wired: leave its pin off. BARs in I/O space, expansion ROMs and
+//! bridges do not exist. When the machine is reset, call [`PciBus::reset`].
+
+mod bus;
+mod deferred;
+mod host_bridge;
+mod interrupts;
+#[cfg(feature = "kvm")]
+pub mod kvm;
+mod msix;
+mod slot;
+mod windows;
+
+pub use bus::{BarMap, ConfigPorts, Ecam, PciBus};
+pub use deferred::{DeferredWork, DoorbellCatcher};
+pub use host_bridge::HostBridge;
+pub use interrupts::{InterruptLine, Message};
+pub use msix::MsixVectors;
+pub use slot::{Slot, SlotBuilder, SlotError};

@@ -1,0 +1,246 @@
+//! MSI-X: the table and the pending bits of a function (PCI Local Bus 3.0, section 6.8.2).
+
+use std::fmt;
+use std::io;
+
+use log::debug;
+use parking_lot::Mutex;
+use pvrdma_pci_function::InterruptSink;
+
+use crate::interrupts::{InterruptLine, Message};
+
+/// Bytes of an entry of the table: address, data, vector control.
+const ENTRY: u64 = 16;
+const ENTRY_MASKED: u32 = 1;
+const CONTROL_ENABLE: u16 = 1 << 15;
+const CONTROL_MASKED: u16 = 1 << 14;
+
+/// The vectors of a function: its table, its pending bits, and the lines behind them. It is the function's
+/// [`InterruptSink`].
+#[derive(Default)]
+pub struct MsixVectors {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    vectors: Vec<Vector>,
+    enabled: bool,
+    /// The whole function is masked.
+    masked: bool,
+    unrouted: u64,
+}
+
+struct Vector {
+    message: Message,
+    masked: bool,
+    pending: bool,
+    line: Option<Box<dyn InterruptLine>>,
+    /// What the line has been told, if it took that.
+    routed: Option<Message>,
+}
+
+impl Vector {
+    /// Everything as after power-on but the line.
+    fn reset(&mut self) {
+        *self = Self { line: self.line.take(), routed: self.routed, ..Self::default() };
+    }
+}
+
+impl Default for Vector {
+    fn default() -> Self {
+        Self { message: Message::default(), masked: true, pending: false, line: None, routed: None }
+    }
+}
+
+impl fmt::Debug for MsixVectors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let state = self.state.lock();
+        f.debug_struct("MsixVectors")
+            .field("vectors", &state.vectors.len())
+            .field("enabled", &state.enabled)
+            .field("masked", &state.masked)
+            .field("unrouted", &state.unrouted)
+            .finish_non_exhaustive()
+    }
+}
+
+impl State {
+    /// Sends what is pending and may leave now, of one vector.
+    fn deliver(&mut self, index: usize) {
+        let open = self.enabled && !self.masked;
+        let Some(vector) = self.vectors.get_mut(index).filter(|vector| open && !vector.masked) else { return };
+        let Some(line) = &vector.line else { return };
+        if vector.routed != Some(vector.message) {
+            vector.routed = None;
+            match line.route(vector.message) {
+                Ok(()) => vector.routed = Some(vector.message),
+                Err(error) => {
+                    // A guest can cause as many as it likes.
+                    debug!("vector {index}: {:x?}: {error}", vector.message);
+                    self.unrouted = self.unrouted.saturating_add(1);
+                }
+            }
+        }
+        if std::mem::take(&mut vector.pending) && vector.routed.is_some() {
+            line.trigger();
+        }
+    }
+
+    fn deliver_all(&mut self) {
+        (0..self.vectors.len()).for_each(|index| self.deliver(index));
+    }
+
+    /// Four bytes of the table.
+    fn table_read(&self, offset: u64) -> u32 {
+        let Some(vector) = index(offset, ENTRY).and_then(|index| self.vectors.get(index)) else { return 0 };
+        let [low, high] = halves(vector.message.address);
+        match offset % ENTRY {
+            0 => low,
+            4 => high,
+            8 => vector.message.data,
+            12 => u32::from(vector.masked),
+            _ => 0,
+        }
+    }
+
+    /// Four bytes of the table. The caller delivers.
+    fn table_write(&mut self, offset: u64, value: u32) {
+        let Some(vector) = index(offset, ENTRY).and_then(|index| self.vectors.get_mut(index)) else { return };
+        let [low, high] = halves(vector.message.address);
+        match offset % ENTRY {
+            0 => vector.message.address = joined(value & !3, high),
+            4 => vector.message.address = joined(low, value),
+            8 => vector.message.data = value,
+            12 => vector.masked = value & ENTRY_MASKED != 0,
+            _ => {}
+        }
+    }
+
+    /// Four bytes of the pending bits.
+    fn pending_read(&self, offset: u64) -> u32 {
+        let first = usize::try_from(offset).map_or(usize::MAX, |offset| offset.saturating_mul(8));
+        let bits = self.vectors.iter().skip(first).take(32).enumerate();
+        bits.fold(0, |all, (bit, vector)| all | u32::from(vector.pending) << bit)
+    }
+}
+
+fn index(offset: u64, size: u64) -> Option<usize> {
+    usize::try_from(offset / size).ok()
+}
+
+const fn halves(value: u64) -> [u32; 2] {
+    let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+    [u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, g, h])]
+}
+
+const fn joined(low: u32, high: u32) -> u64 {
+    (high as u64) << 32 | low as u64
+}
+
+/// Bytes of the table of so many vectors.
+pub(crate) const fn table_size(vectors: u16) -> u64 {
+    vectors as u64 * ENTRY
+}
+
+/// Bytes of the pending bits of so many vectors.
+pub(crate) const fn pending_size(vectors: u16) -> u64 {
+    (vectors as u64).div_ceil(64) * 8
+}
+
+/// Splits an access into its words, if it is one of four or eight bytes at a multiple of that.
+fn words(offset: u64, len: usize) -> Option<impl Iterator<Item = u64>> {
+    let fits = matches!(len, 4 | 8) && offset.is_multiple_of(len as u64);
+    fits.then(|| (0..len as u64 / 4).map(move |word| offset + word * 4))
+}
+
+impl MsixVectors {
+    /// So many vectors, as after power-on.
+    pub(crate) fn set_count(&self, vectors: u16) {
+        self.state.lock().vectors.resize_with(vectors.into(), Vector::default);
+    }
+
+    /// Gives every vector a line.
+    pub(crate) fn connect<L: InterruptLine + 'static>(
+        &self,
+        line: &mut impl FnMut() -> io::Result<L>,
+    ) -> io::Result<()> {
+        for vector in &mut self.state.lock().vectors {
+            vector.line = Some(Box::new(line()?));
+            vector.routed = None;
+        }
+        Ok(())
+    }
+
+    /// What the message control register says.
+    pub(crate) fn set_control(&self, control: u16) {
+        let mut state = self.state.lock();
+        state.enabled = control & CONTROL_ENABLE != 0;
+        state.masked = control & CONTROL_MASKED != 0;
+        state.deliver_all();
+    }
+
+    /// As after power-on.
+    pub(crate) fn reset(&self) {
+        let mut state = self.state.lock();
+        (state.enabled, state.masked) = (false, false);
+        state.vectors.iter_mut().for_each(Vector::reset);
+    }
+
+    /// Reads the table. What is no access to it reads as zero.
+    pub(crate) fn table_read(&self, offset: u64, data: &mut [u8]) {
+        self.read(offset, data, State::table_read);
+    }
+
+    /// Reads the pending bits.
+    pub(crate) fn pending_read(&self, offset: u64, data: &mut [u8]) {
+        self.read(offset, data, State::pending_read);
+    }
+
+    fn read(&self, offset: u64, data: &mut [u8], word: fn(&State, u64) -> u32) {
+        data.fill(0);
+        let Some(words) = words(offset, data.len()) else { return };
+        let state = self.state.lock();
+        for (at, bytes) in words.zip(data.chunks_exact_mut(4)) {
+            bytes.copy_from_slice(&word(&state, at).to_le_bytes());
+        }
+    }
+
+    /// Writes to the table. What is no access to it is ignored.
+    pub(crate) fn table_write(&self, offset: u64, data: &[u8]) {
+        let Some(words) = words(offset, data.len()) else { return };
+        let mut state = self.state.lock();
+        for (at, bytes) in words.zip(data.chunks_exact(4)) {
+            state.table_write(at, bytes.try_into().map_or(0, u32::from_le_bytes));
+        }
+        if let Some(index) = index(offset, ENTRY) {
+            state.deliver(index);
+        }
+    }
+
+    /// How often a line did not take a message of the guest's, whose interrupt was lost.
+    pub fn unrouted(&self) -> u64 {
+        self.state.lock().unrouted
+    }
+}
+
+impl InterruptSink for MsixVectors {
+    fn msix(&self, vector: u16) {
+        let mut state = self.state.lock();
+        // A function whose MSI-X is off has no such interrupt, and one that is masked remembers it.
+        if !state.enabled {
+            return;
+        }
+        let index = usize::from(vector);
+        if let Some(vector) = state.vectors.get_mut(index) {
+            vector.pending = true;
+            state.deliver(index);
+        }
+    }
+
+    /// No pin is wired.
+    fn intx(&self, _asserted: bool) {}
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,324 @@
+//! The two functions in one slot, and nothing but ports and memory between them and their drivers.
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+mod common;
+
+use std::io;
+use std::sync::Arc;
+
+use common::{BehindSlot, Line, Machine, SLOT};
+use event_manager::{EventManager, SubscriberOps};
+use parking_lot::Mutex;
+use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, QpInit, TestDevice, access};
+use pvrdma_pci_slot::{DeferredWork, DoorbellCatcher, Ecam, HostBridge, PciBus, Slot, SlotError};
+use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_vmxnet3::testing::frames::Flow;
+use pvrdma_vmxnet3::testing::{DriverConfig, Guest, RecordingPort, TxPacket};
+use vm_device::DeviceMmio;
+use vm_device::bus::MmioAddress;
+use vmm_sys_util::eventfd::EventFd;
+
+const NET: usize = 0;
+const RDMA: usize = 1;
+
+/// What the tests' machines are made of.
+struct Pair {
+    machine: Machine,
+    bus: Arc<PciBus>,
+    slot: Arc<Slot>,
+    net: Guest,
+    port: Arc<RecordingPort>,
+    memory: Arc<GuestMemory>,
+    irqs: Arc<Irqs>,
+}
+
+/// Interrupts of the network card arrive where `net.irqs` says, through the function itself; those of the RDMA device
+/// go through the slot.
+fn pair() -> Pair {
+    let backend = Rxe::new(RxeConfig::default()).unwrap();
+    let (net, port) = Guest::recording();
+    let (memory, irqs) = (GuestMemory::new(64 << 20), Irqs::new());
+    let builder = Slot::builder(SLOT);
+    let config = TestDevice::<Rxe>::config(1);
+    let rdma =
+        pvrdma_dev::PvrdmaDevice::new(config, Arc::clone(memory.space()), builder.interrupts(RDMA), &backend).unwrap();
+    let slot = builder.with(NET, net.device.clone()).with(RDMA, rdma).build().unwrap();
+    slot.connect(|| Ok(Line::to(&irqs))).unwrap();
+    let bus = PciBus::new([HostBridge::slot().unwrap(), Arc::clone(&slot)]).unwrap();
+    Pair { machine: Machine::new(&bus), bus, slot, net, port, memory, irqs }
+}
+
+/// Places all BARs from here on.
+fn place(bus: &PciBus) {
+    let mut next = 0xc000_0000_u64;
+    bus.place_bars(|size| {
+        let address = next.next_multiple_of(size);
+        next = address + size;
+        Some(address)
+    })
+    .unwrap();
+}
+
+/// Memory space, bus mastering.
+fn enable(machine: &Machine, function: usize) {
+    machine.config_write(SLOT, function, 4, &[6, 0]);
+}
+
+/// Unmasks vectors of the RDMA function, each with its number as data.
+fn unmask(machine: &Machine, count: u32) {
+    let table = machine.bar(SLOT, RDMA, 0);
+    for vector in 0..count {
+        let entry = table + u64::from(vector) * 16;
+        for (offset, value) in [(0, 0xfee0_0000), (4, 0), (8, vector), (12, 0)] {
+            machine.write(entry + offset, value);
+        }
+    }
+}
+
+/// What Linux does before it believes in these ports, and what it finds then.
+#[test]
+fn a_guest_finds_the_functions() {
+    let Pair { machine, .. } = pair();
+    machine.port_write(0xcfb, &[1]);
+    machine.port_write(0xcf8, &0x8000_0000_u32.to_le_bytes());
+    let mut address = [0; 4];
+    machine.port_read(0xcf8, &mut address);
+    assert_eq!(u32::from_le_bytes(address), 0x8000_0000);
+
+    let found: Vec<_> = (0..32)
+        .flat_map(|slot| (0..8).map(move |function| (slot, function)))
+        .filter(|(slot, function)| machine.config(*slot, *function, 0) != u32::MAX)
+        .collect();
+    assert_eq!(found, [(0, 0), (SLOT, NET), (SLOT, RDMA)]);
+    assert_eq!(machine.config(0, 0, 8) >> 16, 0x0600, "a host bridge");
+    let header = |slot, function| machine.config(slot, function, 0x0c) >> 16 & 0xff;
+    assert_eq!([header(0, 0), header(SLOT, NET), header(SLOT, RDMA)], [0, 0x80, 0]);
+    assert_eq!([machine.config(SLOT, NET, 0), machine.config(SLOT, RDMA, 0)], [0x07b0_15ad, 0x0820_15ad]);
+    // The header type in each width that reaches it.
+    for (offset, len) in [(0x0e, 1), (0x0e, 2), (0x0c, 4)] {
+        let mut data = [0; 4];
+        machine.port_write(0xcf8, &(0x8000_000c | u32::from(SLOT) << 11).to_le_bytes());
+        machine.port_read(0xcfc + (offset & 3), &mut data[..len]);
+        assert_eq!(data[usize::from(0x0e - offset)], 0x80, "{offset:#x} {len}");
+    }
+    // Disabled, or over the end of a register.
+    for (select, port, len) in [(0, 0xcfc, 4), (0x8000_0000_u32, 0xcfe, 4), (0x8000_0000, 0xcff, 2)] {
+        machine.port_write(0xcf8, &select.to_le_bytes());
+        let mut data = vec![0; len];
+        machine.port_read(port, &mut data);
+        assert!(data.iter().all(|byte| *byte == 0xff), "{select:#x} {port:#x} {len}");
+        machine.port_write(port, &data);
+    }
+    // Another bus.
+    machine.port_write(0xcf8, &0x8001_0000_u32.to_le_bytes());
+    machine.port_read(0xcfc, &mut address);
+    assert_eq!(address, [0xff; 4]);
+}
+
+/// Both mechanisms show the same, and beyond it zeros.
+#[test]
+fn memory_mapped_configuration_space_is_the_same() {
+    let Pair { machine, bus, .. } = pair();
+    place(&bus);
+    let ecam = Ecam::new(bus);
+    let read = |address: u64, len: usize| {
+        let mut data = vec![0; len];
+        ecam.mmio_read(MmioAddress(0xe000_0000), address, &mut data);
+        data
+    };
+    for function in [NET, RDMA] {
+        let base = u64::from(SLOT) << 15 | (function as u64) << 12;
+        for register in (0..256_usize).step_by(4) {
+            assert_eq!(read(base + register as u64, 4), machine.config(SLOT, function, register).to_le_bytes());
+        }
+        assert_eq!(read(base + 0x100, 4), [0; 4]);
+        ecam.mmio_write(MmioAddress(0xe000_0000), base + 0x3c, &[7]);
+        assert_eq!(machine.config(SLOT, function, 0x3c) & 0xff, 7);
+        assert_eq!(read(base + 0xffe, 4), [0xff; 4], "from one function to the next");
+    }
+    for (address, len) in [(2 << 12, 4), (Ecam::SIZE - 4, 4), (Ecam::SIZE, 4), (u64::MAX - 1, 4)] {
+        assert_eq!(read(address, len), [0xff; 4], "{address:#x}");
+        ecam.mmio_write(MmioAddress(0xe000_0000), address, &[0; 4]);
+    }
+}
+
+#[test]
+fn bars_answer_where_they_are_and_when_they_may() {
+    let Pair { machine, bus, .. } = pair();
+    place(&bus);
+    let revisions = machine.bar(SLOT, NET, 1);
+    let version = machine.bar(SLOT, RDMA, 1);
+    assert_eq!(machine.read(revisions), u32::MAX, "memory space is not enabled");
+    enable(&machine, NET);
+    assert_eq!((machine.read(revisions), machine.read(version)), (7, u32::MAX));
+    enable(&machine, RDMA);
+    assert_eq!((machine.read(revisions), machine.read(version)), (7, 20));
+
+    // Moved, by the guest, over 4 GiB as well.
+    machine.config_write(SLOT, NET, 0x14, &0xd123_4000_u32.to_le_bytes());
+    assert_eq!((machine.read(revisions), machine.read(0xd123_4000)), (u32::MAX, 7));
+    let doorbells = machine.bar(SLOT, RDMA, 2);
+    machine.config_write(SLOT, RDMA, 0x1c, &[1, 0, 0, 0]);
+    assert_eq!((machine.read(doorbells), machine.read(doorbells + (1 << 32))), (u32::MAX, 0));
+
+    // Over the end.
+    let mut data = [0; 8];
+    machine.read_bytes(0xd123_4ffc, &mut data);
+    assert_eq!(data, [0xff; 8]);
+    machine.read_bytes(u64::MAX - 3, &mut data);
+    assert_eq!(data, [0xff; 8]);
+    machine.write_bytes(u64::MAX - 3, &data);
+
+    // A BAR at 0, where memory is, does not answer.
+    machine.config_write(SLOT, NET, 0x14, &[0; 4]);
+    assert_eq!(machine.read(0), u32::MAX);
+    machine.config_write(SLOT, RDMA, 4, &[0, 0]);
+    assert_eq!(machine.read(version), u32::MAX);
+}
+
+/// The driver finds, sizes and places the BARs, and waits for each of its commands' interrupts.
+#[test]
+fn an_rdma_driver_works_through_the_slot() {
+    let Pair { machine, bus, memory, irqs, .. } = pair();
+    place(&bus);
+    let function = Arc::new(BehindSlot { machine: machine.clone(), function: RDMA });
+    enable(&machine, RDMA);
+    // The driver's own placement of BAR 0, where it does not look for the table.
+    let driver = {
+        let behind = Arc::clone(&function);
+        // The kernel's part of MSI-X: the table, before the function's switch.
+        machine.config_write(SLOT, RDMA, 0x10, &0xfebd_0000_u32.to_le_bytes());
+        unmask(&machine, 3);
+        Driver::probe(behind, &memory, &irqs).unwrap()
+    };
+    driver.query_port().unwrap();
+    assert!(irqs.count(0) > 0, "responses are interrupts");
+    let context = driver.open().unwrap();
+    let pd = driver.create_pd(Some(&context)).unwrap();
+    let (buffer, mr) = driver.registered_buffer(&pd, 8192, access::ALL).unwrap();
+    let cq = driver.create_cq(Some(&context), 16).unwrap();
+    let qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
+    qp.destroy().unwrap();
+    cq.destroy().unwrap();
+    mr.destroy().unwrap();
+    buffer.free();
+    let before = irqs.count(0);
+    driver.remove();
+    assert!(irqs.count(0) >= before);
+    bus.reset();
+    assert_eq!(machine.config(SLOT, RDMA, 4) & 7, 0);
+    assert_eq!(machine.read(0xfebe_0000), u32::MAX, "no BAR answers after a reset");
+}
+
+/// What was caught where.
+#[derive(Default)]
+struct Recording(Mutex<Vec<(u64, EventFd)>>);
+
+impl DoorbellCatcher for Recording {
+    fn catch(&self, address: u64, value: Option<u32>, event: &EventFd) -> io::Result<()> {
+        assert_eq!(value, None);
+        self.0.lock().push((address, event.try_clone()?));
+        Ok(())
+    }
+
+    fn release(&self, address: u64, _value: Option<u32>, _event: &EventFd) -> io::Result<()> {
+        let mut caught = self.0.lock();
+        let index = caught.iter().position(|(caught, _)| *caught == address);
+        caught.swap_remove(index.unwrap());
+        Ok(())
+    }
+}
+
+impl Recording {
+    fn addresses(&self) -> Vec<u64> {
+        let mut list: Vec<_> = self.0.lock().iter().map(|(address, _)| *address).collect();
+        list.sort_unstable();
+        list
+    }
+
+    fn ring(&self, address: u64) {
+        self.0.lock().iter().find(|(caught, _)| *caught == address).unwrap().1.write(1).unwrap();
+    }
+}
+
+/// Doorbells are caught where the BAR is, and a subscriber does what they ask for.
+#[test]
+fn doorbells_are_caught_and_served() {
+    let Pair { machine, bus, slot, net, port, .. } = pair();
+    place(&bus);
+    let catcher = Arc::new(Recording::default());
+    let mut events: EventManager<DeferredWork> = EventManager::new().unwrap();
+    let id = events.add_subscriber(slot.deferred(Some(catcher.clone())).unwrap());
+    assert!(catcher.addresses().is_empty(), "nothing answers yet");
+    let mut driver = pvrdma_vmxnet3::testing::Driver::up(&net, DriverConfig::default());
+    enable(&machine, NET);
+    let base = machine.bar(SLOT, NET, 0);
+    let expected = |base: u64| -> Vec<_> {
+        [0x600, 0x800, 0xa00].into_iter().flat_map(|at| (0..8).map(move |queue| base + at + queue * 8)).collect()
+    };
+    assert_eq!(catcher.addresses(), expected(base));
+
+    let packet = TxPacket::plain(&Flow::TO_PEER.udp(&[7; 100]));
+    driver.tx[0].post(&net.memory, &packet);
+    assert!(port.take().is_empty(), "nobody has rung");
+    catcher.ring(base + 0x600);
+    assert_eq!(events.run_with_timeout(10_000), Ok(1));
+    assert_eq!(port.take().len(), 1);
+    assert_eq!(driver.reap(0), 1);
+
+    // A write that stops the processor: it goes on, and the subscriber does the work.
+    driver.tx[0].post(&net.memory, &packet);
+    machine.write(base + 0x600, 2);
+    machine.write(base + 0x600, 2);
+    assert!(port.take().is_empty());
+    assert_eq!(events.run_with_timeout(10_000), Ok(1));
+    assert_eq!(port.take().len(), 1);
+
+    machine.config_write(SLOT, NET, 0x10, &0xd000_0000_u32.to_le_bytes());
+    assert_eq!(catcher.addresses(), expected(0xd000_0000));
+    bus.reset();
+    assert!(catcher.addresses().is_empty(), "no BAR answers after a reset");
+
+    enable(&machine, NET);
+    machine.config_write(SLOT, NET, 0x10, &0xd000_0000_u32.to_le_bytes());
+    assert_eq!(catcher.addresses().len(), 24);
+    drop(events.remove_subscriber(id).unwrap());
+    assert!(catcher.addresses().is_empty(), "without a subscriber there is nobody to signal");
+}
+
+/// Without a subscriber, whoever writes does the work.
+#[test]
+fn a_write_does_the_work_itself_when_nobody_else_does() {
+    let Pair { machine, bus, slot, net, port, .. } = pair();
+    place(&bus);
+    let mut driver = pvrdma_vmxnet3::testing::Driver::up(&net, DriverConfig::default());
+    enable(&machine, NET);
+    let doorbell = machine.bar(SLOT, NET, 0) + 0x600;
+    let packet = TxPacket::plain(&Flow::TO_PEER.udp(&[7; 100]));
+    driver.tx[0].post(&net.memory, &packet);
+    machine.write(doorbell, 1);
+    assert_eq!(port.take().len(), 1);
+    // One that goes leaves nothing undone.
+    let work = slot.deferred(None).unwrap();
+    driver.tx[0].post(&net.memory, &packet);
+    machine.write(doorbell, 2);
+    assert!(port.take().is_empty());
+    drop(work);
+    assert_eq!(port.take().len(), 1);
+    drop(driver);
+}
+
+#[test]
+fn slots_that_cannot_be() {
+    let bridge = || HostBridge::slot().unwrap();
+    assert!(matches!(PciBus::new([bridge(), bridge()]), Err(SlotError::Taken(0))));
+    assert!(matches!(Slot::builder(1).build(), Err(SlotError::NoFunction(1))));
+    let (net, _) = Guest::recording();
+    let with = |slot: u8, function| Slot::builder(slot).with(function, net.device.clone()).build();
+    assert!(matches!(with(32, 0), Err(SlotError::Slot(32))));
+    assert!(matches!(with(3, 8), Err(SlotError::Function(8))));
+    assert!(matches!(with(3, 1), Err(SlotError::NoFunction(3))));
+    let bus = PciBus::new([with(3, 0).unwrap()]).unwrap();
+    assert!(matches!(bus.place_bars(|_| None), Err(SlotError::NoRoom(0x1000))));
+    assert!(matches!(bus.place_bars(|_| Some(1 << 32)), Err(SlotError::NoRoom(_))), "a BAR of 32 bits");
+}
