@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use clap::Subcommand;
 
-/// Nobody's packet is under way for longer.
+/// Nobody's packet is in flight for longer.
 const PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes that are written or read at a time.
 const PIECE: usize = 48 << 10;

@@ -38,7 +38,7 @@ fn reload(cards: &Cards) -> Result<String> {
     Ok(format!("daemon memory {before} -> {after} KiB"))
 }
 
-/// Both functions see it, and what was under way comes to its end when the cable is back.
+/// Both functions see it, and what was in progress comes to its end when the cable is back.
 fn link_down_and_up(cards: &Cards) -> Result<String> {
     let [a, b] = cards.addresses()?;
     let daemon = cards.0.daemon().context("there is no daemon")?;

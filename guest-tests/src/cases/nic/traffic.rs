@@ -112,7 +112,7 @@ fn number(report: &Value, path: &str) -> Result<f64> {
 fn iperf_tcp(cards: &Cards, server: usize) -> Result<String> {
     let [client, _] = iperf(cards, server, "-n 128M -P 4")?;
     let (sent, received) = (number(&client, "/end/sum_sent/bytes")?, number(&client, "/end/sum_received/bytes")?);
-    // The client ends the test when it has sent enough; what is under way is not counted.
+    // The client ends the test when it has sent enough; what is in flight is not counted.
     ensure!(sent >= f64::from(128 << 20) && received > 0.5 * sent, "{received} of {sent} bytes were received");
     let (speed, again) =
         (number(&client, "/end/sum_received/bits_per_second")?, number(&client, "/end/sum_sent/retransmits")?);
