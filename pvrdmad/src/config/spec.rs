@@ -227,10 +227,10 @@ keys! {
         /// Its parameters are in the table `[congestion]` of the file.
         ["congestion", "on|off", "on"]
         congestion: Option<Switch>,
-        /// Better loss recovery with devices of this daemon's kind.
+        /// Selective acknowledgements, if both agree.
         ///
-        /// The first requests of a connection set reserved bits, which other implementations ignore. Two ends that know
-        /// them recover from losses with selective acknowledgements.
+        /// The first requests of a connection set reserved bits, which other implementations ignore. Two devices of this
+        /// daemon's kind that know them recover from losses with selective acknowledgements.
         ["negotiate", "on|off", "on"]
         negotiate: Option<Switch>,
         /// Share of the device beside others of its network.
