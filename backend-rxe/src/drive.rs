@@ -15,13 +15,14 @@ use std::sync::Arc;
 use parking_lot::FairMutex;
 use pvrdma_roce::wire::Packet;
 use pvrdma_roce::{DropReason, Path};
-use pvrdma_verbs::{EndOnPanic, QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, Snapshot, VerbsError};
+use pvrdma_verbs::{EndOnPanic, Mtu, QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, Snapshot, VerbsError};
 use serde::Serialize;
 
 use crate::adapter::Adapter;
 use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
 use crate::gid::BoundGid;
+use crate::limits::PORT_MTU;
 use crate::path::datagram::{self, DatagramBatch, Destination, Resolver};
 use crate::path::directory::{Directory, Node};
 use crate::path::local::rc::{self as local_rc, LocalBatch};
@@ -410,6 +411,11 @@ impl Endpoint {
         if state == qp.state() { Run::Idle } else { Run::Again }
     }
 
+    /// The largest path MTU that the port has.
+    fn port_mtu(&self) -> Mtu {
+        self.fabric.port.as_ref().map_or(PORT_MTU, |port| port.path_mtu())
+    }
+
     /// Executes a modify command.
     pub(crate) fn modify(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
         let result = self.modify_locked(new, mask);
@@ -420,6 +426,9 @@ impl Endpoint {
 
     fn modify_locked(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
         let _end = EndOnPanic::new("a change of a queue pair");
+        if mask.contains(QpAttrMask::PATH_MTU) && new.path_mtu.bytes() > self.port_mtu().bytes() {
+            return Err(VerbsError::Invalid("a path MTU above that of the port"));
+        }
         let SendHalf { requester, route, .. } = &mut *self.send.lock();
         let guard = MemoryGuard::open(&self.qp.adapter, None);
         let responder = &mut *self.qp.responder.lock();

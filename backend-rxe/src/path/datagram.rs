@@ -215,7 +215,9 @@ impl<R: Resolver> DatagramBatch<'_, R> {
             return Err(WcStatus::LocalQpOperation);
         }
         let source = self.qp.adapter.gids.get(to.sgid_index).ok_or(WcStatus::LocalQpOperation)?;
-        let length = check_request(work, own, self.qp.pd, attrs, PORT_MTU.bytes())?;
+        // Whether the receiver is here or on the wire.
+        let most = self.port.map_or(PORT_MTU, Port::path_mtu).bytes();
+        let length = check_request(work, own, self.qp.pd, attrs, most)?;
         *current = Some(Progress { checked: true, length, ..Progress::default() });
         Ok((to, source))
     }

@@ -261,7 +261,16 @@ impl Port {
         }
     }
 
+    /// Sends frames that belong to no flow of what waits for the uplink, in front of it.
+    pub(crate) fn send_urgent(&self, frames: &Frames) {
+        self.send_with(frames, TxQueue::send_urgent);
+    }
+
     fn send_batch(&self, frames: &Frames) {
+        self.send_with(frames, TxQueue::send);
+    }
+
+    fn send_with(&self, frames: &Frames, send: fn(&TxQueue, &Frames) -> u64) {
         if self.is_link_down() {
             return self.counters.frames_dropped_link_down.add(frames.len() as u64);
         }
@@ -275,7 +284,7 @@ impl Port {
             PortCounters::add(&self.counters.wire_dropped_too_long, (frames.len() - fitting.len()) as u64);
             batch = &fitting;
         }
-        let dropped = self.uplink.send(batch);
+        let dropped = send(&self.uplink, batch);
         PortCounters::add(&self.counters.wire_dropped_no_room, dropped);
         PortCounters::add(&self.counters.wire_frames_sent, (batch.len() as u64).saturating_sub(dropped));
         PortCounters::add(&self.counters.wire_sent_bytes, batch.bytes() as u64);

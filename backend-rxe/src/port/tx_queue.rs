@@ -14,14 +14,59 @@ use crate::task::Task;
 /// Bytes that wait for a link at most. Who builds packets stops when anything waits, so this holds the last batches of
 /// those that were in flight.
 pub(super) const MAX_WAITING: usize = 4 << 20;
+/// The same of frames that go first.
+const MAX_URGENT: usize = 64 << 10;
 
 #[derive(Debug, Default)]
 struct Backlog {
-    frames: Frames,
+    /// What goes first, and the rest.
+    urgent: Waiting,
+    bulk: Waiting,
     /// Nothing is taken.
     closed: bool,
+}
+
+#[derive(Debug, Default)]
+struct Waiting {
+    frames: Frames,
     /// Frames before this have left.
     from: usize,
+}
+
+impl Waiting {
+    fn len(&self) -> usize {
+        self.frames.len().saturating_sub(self.from)
+    }
+
+    fn clear(&mut self) {
+        self.frames.clear();
+        self.from = 0;
+    }
+
+    /// Keeps frames, but not more bytes than `most`. Returns how many were dropped.
+    fn push<'f>(&mut self, frames: impl Iterator<Item = &'f [u8]>, most: usize) -> u64 {
+        let mut dropped = 0;
+        for frame in frames {
+            if self.frames.bytes().saturating_add(frame.len()) > most {
+                dropped += 1;
+            } else {
+                self.frames.push(frame);
+            }
+        }
+        dropped
+    }
+
+    /// Sends as much as there is room for. Returns `true` if nothing is left.
+    fn flush(&mut self, link: &dyn Link) -> bool {
+        if self.len() > 0 {
+            self.from = self.from.saturating_add(link.send(&self.frames, self.from));
+        }
+        let empty = self.len() == 0;
+        if empty {
+            self.clear();
+        }
+        empty
+    }
 }
 
 /// Whether there is room, for all queues in front of one link: when there is none, nobody builds packets, and when
@@ -67,7 +112,7 @@ pub(crate) struct TxQueueInspect {
 impl TxQueue {
     /// Describes itself.
     pub(crate) fn inspect(&self) -> TxQueueInspect {
-        let waiting = self.backlog.try_lock().map(|backlog| backlog.frames.len().saturating_sub(backlog.from));
+        let waiting = self.backlog.try_lock().map(|backlog| backlog.urgent.len() + backlog.bulk.len());
         TxQueueInspect { link: self.link.inspect(), waiting_frames: waiting.into() }
     }
 
@@ -89,20 +134,23 @@ impl TxQueue {
 
     /// Sends frames, or keeps them until there is room. Returns how many were dropped.
     pub(crate) fn send(&self, frames: &Frames) -> u64 {
+        self.send_or_keep(frames, |backlog| (&mut backlog.bulk, MAX_WAITING))
+    }
+
+    /// The same, in front of all that waits. The frames must belong to no flow of those.
+    pub(crate) fn send_urgent(&self, frames: &Frames) -> u64 {
+        self.send_or_keep(frames, |backlog| (&mut backlog.urgent, MAX_URGENT))
+    }
+
+    fn send_or_keep(&self, frames: &Frames, place: impl FnOnce(&mut Backlog) -> (&mut Waiting, usize)) -> u64 {
         let mut backlog = self.backlog.lock();
         if backlog.closed {
             return frames.len() as u64;
         }
         let taken = if self.is_blocked() { 0 } else { self.link.send(frames, 0) };
-        let mut dropped = 0;
-        for frame in frames.iter_from(taken) {
-            if backlog.frames.bytes().saturating_add(frame.len()) > MAX_WAITING {
-                dropped += 1;
-            } else {
-                backlog.frames.push(frame);
-            }
-        }
-        let blocked = !backlog.frames.is_empty() || self.link.unsent();
+        let (waiting, most) = place(&mut backlog);
+        let dropped = waiting.push(frames.iter_from(taken), most);
+        let blocked = backlog.urgent.len() + backlog.bulk.len() > 0 || self.link.unsent();
         let waiters = self.set_blocked(blocked);
         drop(backlog);
         schedule(waiters);
@@ -127,9 +175,9 @@ impl TxQueue {
     pub(crate) fn set_closed(&self, closed: bool) -> u64 {
         let mut backlog = self.backlog.lock();
         backlog.closed = closed;
-        let dropped = backlog.frames.len().saturating_sub(backlog.from);
-        backlog.frames.clear();
-        backlog.from = 0;
+        let dropped = backlog.urgent.len() + backlog.bulk.len();
+        backlog.urgent.clear();
+        backlog.bulk.clear();
         let waiters = self.set_blocked(self.link.unsent());
         drop(backlog);
         schedule(waiters);
@@ -156,13 +204,14 @@ impl TxQueue {
             return;
         }
         let mut backlog = self.backlog.lock();
-        let Backlog { frames, from, closed: _ } = &mut *backlog;
-        *from = from.saturating_add(self.link.send(frames, *from));
-        if *from < frames.len() {
+        let Backlog { urgent, bulk, closed: _ } = &mut *backlog;
+        if urgent.len() + bulk.len() == 0 {
+            // The link itself may have something left.
+            self.link.send(&bulk.frames, 0);
+        }
+        if !urgent.flush(&*self.link) || !bulk.flush(&*self.link) {
             return;
         }
-        frames.clear();
-        *from = 0;
         if !self.link.unsent() {
             let waiters = self.set_blocked(false);
             drop(backlog);
@@ -181,5 +230,70 @@ impl Drop for TxQueue {
     fn drop(&mut self) {
         // What waits in here is lost; nobody else waits for it.
         schedule(self.set_blocked(false));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::AtomicBool;
+
+    use pvrdma_ether_link::{LinkInspect, Readiness};
+
+    use super::*;
+
+    /// A link that takes a few frames at a time, if any.
+    #[derive(Debug, Default)]
+    struct Slow {
+        open: AtomicBool,
+        sent: Mutex<Vec<u8>>,
+    }
+
+    impl Link for Slow {
+        fn receive(&self, _frames: &mut Frames, _most: usize) {}
+
+        fn send(&self, frames: &Frames, from: usize) -> usize {
+            let most = if self.open.load(Ordering::Relaxed) { 2 } else { 0 };
+            let mut sent = self.sent.lock();
+            let before = sent.len();
+            sent.extend(frames.iter_from(from).take(most).map(|frame| frame[0]));
+            sent.len() - before
+        }
+
+        fn readiness(&self) -> Readiness {
+            Readiness::default()
+        }
+
+        fn lost(&self) -> u64 {
+            0
+        }
+
+        fn inspect(&self) -> LinkInspect {
+            LinkInspect { kind: "slow", name: String::new(), peers: Vec::new(), up: Snapshot::Taken(true) }
+        }
+    }
+
+    fn frames(numbers: impl IntoIterator<Item = u8>, len: usize) -> Frames {
+        let mut frames = Frames::default();
+        numbers.into_iter().for_each(|number| frames.push(&vec![number; len]));
+        frames
+    }
+
+    /// A notification of congestion must not wait behind what congests.
+    #[test]
+    fn wire_s7_what_is_urgent_does_not_wait_behind_bulk() {
+        let link = Arc::new(Slow::default());
+        let queue = TxQueue::new(Arc::clone(&link) as _, Arc::default());
+        assert_eq!((queue.send(&frames(1..=5, 100)), queue.send_urgent(&frames([100, 101], 100))), (0, 0));
+        assert!(queue.is_blocked());
+        link.open.store(true, Ordering::Relaxed);
+        while queue.is_blocked() {
+            queue.flush();
+        }
+        assert_eq!(*link.sent.lock(), [100, 101, 1, 2, 3, 4, 5]);
+        // It is bounded apart.
+        link.open.store(false, Ordering::Relaxed);
+        assert_eq!(queue.send_urgent(&frames([1; 100], 1000)), 100 - 65);
+        assert_eq!(queue.send(&frames([2], 100)), 0);
+        assert_eq!(queue.set_closed(true), 66);
     }
 }

@@ -2,7 +2,10 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{GidType, Hca, Mtu, QpType, WcStatus};
+use pvrdma_verbs::{
+    GidType, Hca, Mtu, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendData, SendOp, UdDestination, VerbsError,
+    WcStatus,
+};
 
 use crate::world::*;
 use pvrdma_ether_link::{Frames, Link, memory};
@@ -81,5 +84,58 @@ fn the_port_says_what_the_network_carries() {
         assert!(world.rxe.plug(mac(1), config).is_err());
         assert_eq!(world.node(1).hca.port().active_mtu, path);
         assert_eq!(world.node(3).hca.port().active_mtu, Mtu::M4096);
+    }
+}
+
+/// A world whose node 1 has a network of 1500 bytes.
+fn narrow() -> (World, pvrdma_rxe::Uplink, memory::MemoryLink) {
+    let world = World::new();
+    let (ours, theirs) = memory::pair(100).unwrap();
+    let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 1500, rules: PortRules::default() };
+    let uplink = world.rxe.plug(mac(1), config).unwrap();
+    (world, uplink, theirs)
+}
+
+/// Packets of 4096 bytes would be lost, each of them: the guest hears of it before it sends.
+#[test]
+fn wire_c14_a_path_mtu_above_that_of_the_port_is_refused() {
+    use QpAttrMask as M;
+    let (world, _uplink, _cable) = narrow();
+    let (a, b) = (world.node(1), world.node(3));
+    let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    for (end, peer, mtu, fits) in [(&left, &right, Mtu::M2048, false), (&right, &left, Mtu::M4096, true)] {
+        let attrs = QpAttrs { path_mtu: mtu, state: QpState::Rtr, ..End::toward(peer) };
+        end.change(QpState::Init, attrs, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS);
+        let mask = M::STATE | M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+        assert_eq!(end.qp.modify(&attrs, mask).is_ok(), fits, "{mtu:?}");
+        assert_eq!(end.state(), if fits { QpState::Rtr } else { QpState::Init });
+        let smaller = QpAttrs { path_mtu: Mtu::M1024, ..attrs };
+        assert!(fits || end.qp.modify(&smaller, mask).is_ok());
+        assert!(fits || matches!(end.qp.modify(&attrs, M::STATE | M::PATH_MTU), Err(VerbsError::Invalid(_))));
+    }
+}
+
+/// What a datagram may carry does not depend on where its receiver is.
+#[test]
+fn wire_c14_datagrams_have_one_limit() {
+    let (world, _uplink, _cable) = narrow();
+    let (a, b) = (world.node(1), world.node(3));
+    let (left, right) = (a.qp(QpType::Ud), b.qp(QpType::Ud));
+    left.start_datagrams(0x1234);
+    right.start_datagrams(0x1234);
+    let (mine, theirs) = (a.buffer(4096), b.buffer(8192));
+    for (length, status) in [(1024, WcStatus::Success), (1025, WcStatus::LocalLength)] {
+        // A neighbour, and somebody on the wire.
+        for dgid in [gid(3), gid(9)] {
+            right.recv(1, &[theirs.all()]);
+            let qpn = right.qp.qpn();
+            let to = UdDestination { qpn, qkey: 0x1234, dgid, hop_limit: 64, ..UdDestination::default() };
+            left.submit(2, SendOp::Send { data: SendData::None, to: Some(to) }, &[mine.sge(0, length)]);
+            world.settle();
+            assert_eq!(left.scq.one().status, status, "{length} bytes to {dgid:?}");
+            if left.state() == QpState::Sqe {
+                left.change(QpState::Rts, QpAttrs::default(), QpAttrMask::empty());
+            }
+        }
     }
 }

@@ -197,7 +197,8 @@ impl RoceReceiver for Inbox {
     fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool {
         self.sources.end_batch();
         if !self.notifications.is_empty() {
-            port.send(std::mem::take(&mut self.notifications));
+            port.send_urgent(&self.notifications);
+            self.notifications.clear();
         }
         if let Some(node) = self.node.upgrade() {
             for endpoint in resumed.into_iter().filter_map(|qpn| node.qp(qpn)) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 use pvrdma_verbs::{SendOp, WcStatus};
 
 use super::Requester;
-use super::loss_recovery::{Attempt, Probe};
+use super::loss_recovery::{Attempt, Probe, Setback};
 use super::request::Stage;
 use super::selective::Sack;
 use super::send_state::Seq;
@@ -49,8 +49,12 @@ impl Requester {
         match syndrome {
             Syndrome::Ack { .. } => {
                 self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
+                // One that names a PSN within a READ acknowledges a duplicate: adapters take the newest that they have
+                // executed, and the responses are still to come.
+                let read = self.requests.iter().find(|request| request.wants_data() && request.contains(seq));
+                let newest = read.map_or(seq + 1, |read| read.first);
                 self.ack_until(now, seq + 1, ops);
-                self.notice_missing(now, seq + 1);
+                self.notice_missing(now, newest);
             }
             Syndrome::RnrNak { timer } => self.rnr_nak(now, seq, timer, ops),
             Syndrome::Nak(NakCode::SequenceError) => match SackMap::parse(payload) {
@@ -104,7 +108,8 @@ impl Requester {
 
     /// `snd.una` has moved on from `before`.
     fn on_progress(&mut self, now: Duration, before: Seq, ops: &mut impl RequesterOps) {
-        self.recovery.on_acked(now, self.snd.una, self.snd.una.saturating_sub(before), self.attrs.retry_cnt);
+        let (una, max) = (self.snd.una, self.snd.max);
+        self.recovery.on_acked(now, (una, max), una.saturating_sub(before), self.attrs.retry_cnt);
         self.snd.executed = self.snd.executed.max(self.snd.una);
         self.scoreboard.on_executed(self.snd.executed);
         if self.snd.nxt < self.snd.una {
@@ -124,7 +129,7 @@ impl Requester {
                 Attempt::First => self.probe_oldest(Attempt::Second),
                 Attempt::Second => {
                     self.recovery.peer_reorders = false;
-                    self.go_back(self.snd.una);
+                    self.go_back(self.snd.una, Setback::Silence);
                 }
             },
             _ => {}
@@ -257,7 +262,7 @@ impl Requester {
                 None => return self.fail_at(seq, WcStatus::RnrRetryExceeded, ops),
             }
         }
-        self.go_back(seq);
+        self.go_back(seq, Setback::NotReady);
         let wait = self.recovery.rnr_backoff.next_wait(rnr_delay(timer), RnrBackoff::UNTOLD);
         self.timers.set(Timer::RnrBackoff, Some(now.saturating_add(wait)));
         self.restart_timers(now);

@@ -15,6 +15,7 @@
 
 use std::time::Duration;
 
+use super::loss_rate::LossRate;
 use super::rtt::RttEstimator;
 use super::send_state::Seq;
 use crate::rnr_backoff::RnrBackoff;
@@ -45,6 +46,17 @@ pub(super) enum Probe {
     Sent(Seq, Attempt),
 }
 
+/// Why everything is retransmitted from some packet on.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Setback {
+    /// The responder had no receive. Nothing was lost, but what came behind the message.
+    NotReady,
+    /// The responder says that a packet is missing.
+    Nak,
+    /// Nothing was heard.
+    Silence,
+}
+
 /// What the probe before it told.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Attempt {
@@ -58,7 +70,9 @@ pub(super) enum Attempt {
 pub(super) struct LossRecovery {
     /// PSNs that may be in flight now, and at most.
     window: u32,
-    max_window: u32,
+    limit: LossRate,
+    /// PSNs that may be in flight as soon as something is acknowledged.
+    resume: Option<u32>,
     rtt: RttEstimator,
     /// The time from a READ or atomic to its first response.
     response_time: RttEstimator,
@@ -93,7 +107,8 @@ impl LossRecovery {
     pub(super) fn new(max_window: u32, retries: u8, rnr_retries: u8) -> Self {
         Self {
             window: max_window,
-            max_window,
+            limit: LossRate::new(max_window),
+            resume: None,
             rtt: RttEstimator::default(),
             response_time: RttEstimator::default(),
             probe: Probe::None,
@@ -119,8 +134,8 @@ impl LossRecovery {
     }
 
     /// PSNs that may be in flight.
-    pub(super) const fn window(&self) -> u32 {
-        self.window
+    pub(super) fn window(&self) -> u32 {
+        self.window.min(self.limit.limit())
     }
 
     /// The smoothed round trip time and its variation. `None`: nothing was measured yet.
@@ -153,13 +168,16 @@ impl LossRecovery {
         self.response_time.on_retransmit();
     }
 
-    /// `acked` more PSNs are done, up to `una`, and `retries` are allowed again.
-    pub(super) fn on_acked(&mut self, now: Duration, una: Seq, acked: Seq, retries: u8) {
+    /// `acked` more PSNs are done, up to `una`, and `retries` are allowed again. `max` is the first that was never
+    /// sent.
+    pub(super) fn on_acked(&mut self, now: Duration, (una, max): (Seq, Seq), acked: Seq, retries: u8) {
+        self.limit.on_acked(una, max);
         self.probes = 0;
         self.retries = retries;
         self.backoff = 0;
         let acked = u32::try_from(acked).unwrap_or(u32::MAX);
-        self.window = self.window.saturating_add(acked).min(self.max_window);
+        self.window = self.window.saturating_add(acked).max(self.resume.take().unwrap_or(0));
+        self.window = self.window.min(self.limit.limit());
         if self.rtt.on_acked(now, una) | self.response_time.on_acked(now, una) {
             self.probe_backoff = 0;
         }
@@ -175,6 +193,7 @@ impl LossRecovery {
 
     /// The packet at `seq` is about to be retransmitted, and no other.
     pub(super) fn on_lost(&mut self, seq: Seq) {
+        self.limit.on_lost(1);
         self.rtt.on_retransmit_of(seq);
     }
 
@@ -191,19 +210,27 @@ impl LossRecovery {
         self.nak_psn = None;
     }
 
-    /// Everything behind the `in_flight` oldest PSNs is about to be retransmitted.
-    pub(super) fn on_go_back(&mut self, in_flight: Seq) {
+    /// Everything behind the `in_flight` oldest PSNs is about to be retransmitted. A responder that has spoken gets
+    /// what it got before, or half of that after a loss, as soon as it acknowledges something.
+    pub(super) fn on_go_back(&mut self, in_flight: Seq, setback: Setback) {
+        let before = self.resume.unwrap_or(0).max(self.window);
+        self.resume = match setback {
+            Setback::NotReady => Some(before),
+            Setback::Nak => Some(before / 2),
+            Setback::Silence => None,
+        };
         self.probe = Probe::None;
         self.timed_out = false;
         self.retransmit = None;
         let in_flight = u32::try_from(in_flight).unwrap_or(u32::MAX);
-        self.window = WINDOW_AFTER_LOSS.saturating_add(in_flight).min(self.max_window);
+        self.window = WINDOW_AFTER_LOSS.saturating_add(in_flight).min(self.limit.limit());
         self.rtt.on_retransmit();
         self.response_time.on_retransmit();
     }
 
     /// Retransmits one packet alone.
     pub(super) const fn retransmit_alone(&mut self, seq: Seq) {
+        self.limit.on_lost(1);
         self.retransmit = Some(seq);
         self.rtt.on_retransmit();
     }
@@ -260,13 +287,13 @@ mod tests {
         let mut recovery = recovery();
         assert_eq!(recovery.probe_timeout(true, false), None, "nothing is known of the peer");
         recovery.on_sent(us(0), 10);
-        recovery.on_acked(us(1000), 10, 10, 7);
+        recovery.on_acked(us(1000), (10, 10), 10, 7);
         for timeout in [3000, 6000, 12_000] {
             assert_eq!(recovery.probe_timeout(true, false), Some(us(timeout)));
             recovery.on_probe();
         }
         assert_eq!(recovery.probe_timeout(true, false), None);
-        recovery.on_acked(us(30_000), 11, 1, 7);
+        recovery.on_acked(us(30_000), (11, 11), 1, 7);
         assert!(recovery.probe_timeout(true, false).is_some());
         assert_eq!(recovery.probe_timeout(false, false), None);
     }
@@ -275,11 +302,27 @@ mod tests {
     fn the_window_shrinks_with_a_loss_and_grows_with_acks() {
         let mut recovery = recovery();
         recovery.on_sent(us(0), 1);
-        recovery.on_go_back(0);
+        recovery.on_go_back(0, Setback::Silence);
         assert_eq!(recovery.window(), 8);
-        recovery.on_acked(us(5), 8, 8, 7);
+        recovery.on_acked(us(5), (8, 8), 8, 7);
         assert_eq!((recovery.window(), recovery.rtt.rto()), (16, None));
-        recovery.on_acked(us(5), 1000, 992, 7);
+        recovery.on_acked(us(5), (1000, 1000), 992, 7);
+        assert_eq!(recovery.window(), 256);
+    }
+
+    #[test]
+    fn a_responder_that_has_spoken_gets_its_window_back() {
+        for (setback, window) in [(Setback::NotReady, 256), (Setback::Nak, 128), (Setback::Silence, 12)] {
+            let mut recovery = recovery();
+            recovery.on_go_back(3, setback);
+            assert_eq!(recovery.window(), 11, "{setback:?}");
+            recovery.on_acked(us(5), (1, 1), 1, 7);
+            assert_eq!(recovery.window(), window, "{setback:?}");
+        }
+        // A message that finds no receive time and again.
+        let mut recovery = recovery();
+        (0..5).for_each(|_| recovery.on_go_back(0, Setback::NotReady));
+        recovery.on_acked(us(5), (1, 1), 1, 7);
         assert_eq!(recovery.window(), 256);
     }
 

@@ -59,6 +59,11 @@ impl Request {
         self.end().min(self.first + (seq.saturating_sub(self.first) / chunk + 1) * chunk)
     }
 
+    /// Returns `true` if its memory is that of the region with this key, whatever the byte that consumers choose.
+    pub(super) fn uses(&self, key: u32) -> bool {
+        self.wr.sges.iter().any(|sge| sge.length > 0 && (sge.lkey ^ key) >> 8 == 0)
+    }
+
     pub(super) fn contains(&self, seq: Seq) -> bool {
         (self.first..self.end()).contains(&seq)
     }

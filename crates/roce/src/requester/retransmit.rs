@@ -5,11 +5,15 @@ use std::time::Duration;
 use pvrdma_verbs::WcStatus;
 
 use super::Requester;
-use super::loss_recovery::{Attempt, Probe};
+use super::loss_recovery::{Attempt, Probe, Setback};
 use super::request::{Request, Stage};
 use super::send_state::Seq;
 use super::timers::Timer;
 use crate::ops::RequesterOps;
+
+/// Shortest ACK timeout: with all retries less would be over before a busy host gets its processor back. rxe rounds up
+/// to a tick of its kernel, 1 to 10 ms.
+const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(4);
 
 impl Requester {
     /// A deadline may have passed.
@@ -20,7 +24,7 @@ impl Requester {
         if self.timers.has_expired(Timer::Ack, now) {
             self.stats.timeouts += 1;
             self.recovery.on_timeout();
-            self.retry(now, self.snd.una, ops);
+            self.retry(now, self.snd.una, Setback::Silence, ops);
             self.recovery.timed_out = true;
             return;
         }
@@ -48,19 +52,19 @@ impl Requester {
         } else if self.read_split == Some(self.snd.una) {
             // Only what was requested alone has come: the responder does not have the rest of the request.
             self.read_split = None;
-            self.go_back(self.snd.una);
+            self.go_back(self.snd.una, Setback::Silence);
         } else {
             self.recovery.probe = Probe::ResponseDue;
         }
     }
 
     /// Starts waiting for progress anew. The local ACK timeout (IBA 9.7.6.1.3) backs off: the architecture allows up to
-    /// four times the nominal value.
+    /// four times the nominal value. It is at least [`MIN_ACK_TIMEOUT`].
     pub(super) fn restart_timers(&mut self, now: Duration) {
         let waiting = self.snd.una != self.snd.max && !self.timers.is_running(Timer::RnrBackoff);
         self.restart_probe_timer(now, waiting && !self.ended);
         let ack = (self.attrs.timeout != 0 && waiting).then(|| {
-            let nominal = Duration::from_nanos(4096 << self.attrs.timeout.min(31));
+            let nominal = Duration::from_nanos(4096 << self.attrs.timeout.min(31)).max(MIN_ACK_TIMEOUT);
             now.saturating_add(nominal.saturating_mul(1 << self.recovery.backoff.min(2)))
         });
         self.timers.set(Timer::Ack, ack);
@@ -80,20 +84,20 @@ impl Requester {
     }
 
     /// Goes back to `from` because something was lost, if there are retries left.
-    pub(super) fn retry(&mut self, now: Duration, from: Seq, ops: &mut impl RequesterOps) {
+    fn retry(&mut self, now: Duration, from: Seq, setback: Setback, ops: &mut impl RequesterOps) {
         let Some(left) = self.recovery.retries.checked_sub(1) else {
             self.fail_at(self.snd.una, WcStatus::RetryExceeded, ops);
             return;
         };
         self.recovery.retries = left;
-        self.go_back(from);
+        self.go_back(from, setback);
         self.restart_timers(now);
     }
 
     /// The responder says that the packet at `seq` is missing: retransmits it alone if that is enough, or goes back.
     pub(super) fn retransmit_missing(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
         if !self.recovery.peer_reorders || self.recovery.retries == 0 {
-            return self.retry(now, seq, ops);
+            return self.retry(now, seq, Setback::Nak, ops);
         }
         self.recovery.retries -= 1;
         self.recovery.retransmit_alone(seq);
@@ -125,13 +129,13 @@ impl Requester {
     }
 
     /// Retransmits everything from a PSN on (go-back-N). What is outstanding before it are responses with data.
-    pub(super) fn go_back(&mut self, from: Seq) {
+    pub(super) fn go_back(&mut self, from: Seq, setback: Setback) {
         let from = from.max(self.snd.una);
         self.track_executed(from);
         self.set_nxt(from);
         self.responses.on_go_back(from, self.snd.una);
         self.scoreboard.clear();
-        self.recovery.on_go_back(self.snd.span());
+        self.recovery.on_go_back(self.snd.span(), setback);
         // The first packet asks for an ACK: it tells what the responder has.
         self.ack_policy.force();
     }

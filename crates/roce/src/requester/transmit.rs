@@ -126,17 +126,26 @@ impl Requester {
         sent
     }
 
+    /// Returns `true` if the request at `snd.nxt` invalidates a key with which an earlier one may still be
+    /// retransmitted, or its responses taken.
+    fn is_key_needed(&self) -> bool {
+        let Some(SendOp::LocalInvalidate(invalidate)) = self.requests.get(self.nxt_request).map(|next| &next.wr.op)
+        else {
+            return false;
+        };
+        self.requests.iter().take(self.nxt_request).any(|earlier| earlier.uses(invalidate.key))
+    }
+
     /// What is at `snd.nxt`. `alone`: out of turn, and at most so many PSNs of a READ.
     fn next_packet(&mut self, alone: Option<Seq>, ops: &mut impl RequesterOps) -> Next {
         let nxt = self.snd.nxt;
         let outstanding = self.responses.outstanding();
         let (read_chunk, waits) = (self.read_chunk(), self.waits_for_split());
+        let needed = self.is_key_needed();
         let Some(request) = self.requests.get_mut(self.nxt_request) else { return Next::Blocked };
         if request.stage == Stage::Posted {
             let fenced = request.wr.flags.contains(SendFlags::FENCE) && outstanding > 0;
-            // What is invalidated may still be needed to retransmit an earlier request.
-            let must_be_first = matches!(request.wr.op, SendOp::LocalInvalidate(_)) && self.nxt_request > 0;
-            if self.draining || fenced || must_be_first {
+            if self.draining || fenced || needed {
                 return Next::Blocked;
             }
             request.begin(ops, &mut self.page_lists);

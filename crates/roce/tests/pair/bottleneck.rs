@@ -28,6 +28,8 @@ struct Faults {
     loss: u64,
     /// By up to 16 places.
     reorder: u64,
+    /// Packets that fit into the queue in front of the link. 0: all do.
+    queue: u32,
 }
 
 /// A frame on its way: when, in which order, where to.
@@ -55,6 +57,9 @@ impl Network {
     fn send(&mut self, from: usize, frame: Vec<u8>) {
         let cost = if frame.len() > MTU as usize { PACKET } else { SMALL };
         let free = self.free[from].max(self.now) + cost;
+        if self.faults.queue > 0 && free - self.now > PACKET * self.faults.queue {
+            return;
+        }
         self.free[from] = free;
         if self.random.below(10_000) < self.faults.loss {
             return;
@@ -161,6 +166,16 @@ fn reordering_costs_little() {
         let (kept, packets) = kept(&setup(), kind, Faults { reorder: 100, ..Faults::default() });
         println!("{kind:?} reordered: {kept:.3} of the goodput, {packets:.3} packets for one");
         assert!(kept >= 0.95 && packets < 1.02, "{kind:?}: {kept:.3}, {packets:.3}");
+    }
+}
+
+/// A queue that overflows and says nothing: whoever loses much sends less, until the queue does for it.
+#[test]
+fn wire_c11_losses_without_ecn_slow_a_flow_down() {
+    for kind in [Kind::Write, Kind::Send] {
+        let (goodput, packets) = goodput(&setup(), kind, Faults { queue: 64, ..Faults::default() }, 1);
+        println!("{kind:?} over a short queue: {goodput:.3} of the link, {packets:.3} packets for one");
+        assert!(goodput > 0.8 && packets < 1.3, "{kind:?}: {goodput:.3}, {packets:.3}");
     }
 }
 

@@ -265,7 +265,8 @@ fn long_messages_in_small_packets() {
 #[test]
 fn local_invalidation_waits_for_what_came_before() {
     let mut pair = pair();
-    let invalidate = SendOp::LocalInvalidate(Invalidate { key: 0x77 });
+    // The key of the memory that is written from, with another byte of the consumer's.
+    let invalidate = SendOp::LocalInvalidate(Invalidate { key: KEY + 1 });
     for (wr_id, work) in [write(REMOTE, 5000), work(invalidate, 0), write(REMOTE, 1)].into_iter().enumerate() {
         pair.ends[0].post(SendWr { wr_id: wr_id as u64, ..work });
     }
@@ -274,7 +275,7 @@ fn local_invalidation_waits_for_what_came_before() {
         assert!(pair.step());
     }
     pair.run();
-    assert_eq!(pair.ends[0].host.invalidated, [0x77]);
+    assert_eq!(pair.ends[0].host.invalidated, [KEY + 1]);
     assert!(pair.ends[0].host.sent.iter().map(|ended| ended.wr_id).eq(0..3));
 }
 

@@ -6,6 +6,7 @@ mod bottleneck;
 mod captured;
 mod datagrams;
 mod errors;
+mod flow;
 mod host;
 mod hostile;
 mod inspect;

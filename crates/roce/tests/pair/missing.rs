@@ -191,6 +191,22 @@ fn a_peer_that_stops_to_keep_gets_everything_again() {
     assert_eq!(pair.ends[0].host.sent[3].status, Success);
 }
 
+/// A packet that was overtaken and comes in the same batch was never missing.
+#[test]
+fn wire_s10_a_packet_that_is_late_in_its_batch_is_not_asked_for() {
+    let mut pair = pair();
+    let now = pair.now;
+    let [ours, peer] = &mut pair.ends;
+    ours.post(write(0, 40));
+    let mut sent = ours.transmit(now);
+    sent.swap(3, 6);
+    sent.iter().for_each(|frame| peer.receive(now, frame));
+    let answers = peer.transmit(now);
+    assert!(!answers.is_empty() && !answers.iter().any(|frame| is_nak(frame)));
+    answers.iter().for_each(|frame| ours.receive(now, frame));
+    assert_eq!((ours.host.sent.len(), ours.requester.stats().retransmitted), (1, 0));
+}
+
 /// Once answers to the first attempt come, nothing more is sent a second time.
 #[test]
 fn late_answers_end_the_repetition() {

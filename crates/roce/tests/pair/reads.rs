@@ -190,6 +190,31 @@ fn a_lost_response_is_asked_for_alone() {
     }
 }
 
+/// Adapters acknowledge a duplicate with the newest PSN that they have executed. In a READ that says nothing about its
+/// responses, which are on their way.
+#[test]
+fn wire_s6_an_ack_within_a_read_loses_no_response() {
+    let mut pair = calibrated(1);
+    let now = pair.now;
+    let [ours, peer] = &mut pair.ends;
+    ours.post(read(0));
+    let request = ours.transmit(now).remove(0);
+    peer.receive(now, &request);
+    let responses = peer.transmit(now);
+    let mut header = Packet::parse(&responses[0]).unwrap().header;
+    header.bth.opcode = Opcode::ACKNOWLEDGE;
+    header.bth.psn = header.bth.psn.plus(PACKETS - 1);
+    let ack = pvrdma_roce::wire::build(&header, &[]).unwrap();
+    ours.receive(now, &ack);
+    assert!(ours.transmit(now).is_empty());
+    let later = now + Duration::from_micros(400);
+    ours.requester.handle_timeout(later, &mut ours.host);
+    assert!(ours.transmit(later).is_empty(), "nothing is lost");
+    responses.iter().for_each(|frame| ours.receive(later, frame));
+    assert_eq!(ours.requester.inspect(later).retries_left, 7);
+    assert_done(&pair, 1);
+}
+
 /// A few responses behind the one that is missing do not show that it is lost; some time without it does.
 #[test]
 fn a_lost_response_near_the_end_is_asked_for_soon() {
