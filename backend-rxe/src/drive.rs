@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::FairMutex;
+use pvrdma_guest_memory::{Charge, Kept};
 use pvrdma_roce::wire::Packet;
 use pvrdma_roce::{DropReason, Path};
 use pvrdma_verbs::{EndOnPanic, QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, Snapshot, VerbsError};
@@ -25,11 +26,11 @@ use crate::gid::BoundGid;
 use crate::path::datagram::{self, DatagramBatch, Destination, Resolver};
 use crate::path::directory::{Directory, Node};
 use crate::path::local::rc::{self as local_rc, LocalBatch};
-use crate::path::wire::NewPath;
 use crate::path::wire::peer_window::PeerWindows;
 use crate::path::wire::rate_limiter::RateLimiter;
 use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
 use crate::path::wire::responder::{PortTurns, WireResponderInspect, WireSide};
+use crate::path::wire::{self, NewPath};
 use crate::path::{Route, RouteInspect};
 use crate::port::Port;
 use crate::qp::modify::Modified;
@@ -74,6 +75,8 @@ struct SendHalf {
     route: Route,
     /// The cap of the queue pair, if it has one.
     limit: Option<Box<TokenBucket>>,
+    /// READs and atomics beyond those that every queue pair may have outstanding, until RESET.
+    more_reads: Option<Charge>,
 }
 
 /// What a run on a thread of the device did.
@@ -131,7 +134,12 @@ impl Endpoint {
         recv_queue: Option<Box<dyn RecvSource>>,
     ) -> Arc<Self> {
         let limit = parts.adapter.share.qp_limit().map(Box::new);
-        let send = SendHalf { requester: Requester::new(send_queue), route: Route::new(parts.qp_type), limit };
+        let send = SendHalf {
+            requester: Requester::new(send_queue),
+            route: Route::new(parts.qp_type),
+            limit,
+            more_reads: None,
+        };
         Arc::new_cyclic(|me| {
             let task = Task::new(parts.adapter.engine.ready_queue(), &parts.adapter.share, me.clone() as _);
             let qp = Qp::new(parts, task, Responder::new(recv_queue));
@@ -418,13 +426,15 @@ impl Endpoint {
 
     fn modify_locked(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
         let _end = EndOnPanic::new("a change of a queue pair");
-        let SendHalf { requester, route, .. } = &mut *self.send.lock();
+        let SendHalf { requester, route, more_reads, .. } = &mut *self.send.lock();
         let guard = MemoryGuard::open(&self.qp.adapter, None);
         let responder = &mut *self.qp.responder.lock();
+        self.pay_for_reads(more_reads, &responder.attrs, new, mask)?;
         let idle = requester.current.is_none() && !matches!(route, Route::Wire(wire) if !wire.is_idle());
         match self.qp.modify((requester, responder), guard.own().view, idle, new, mask)? {
             Modified::Reset => {
                 *route = Route::new(self.qp.qp_type);
+                *more_reads = None;
                 self.wire.reset(&self.qp.adapter.engine);
             }
             Modified::Error => {}
@@ -442,6 +452,27 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Pays for what is remembered of READs and atomics on the wire. Queues that have grown stay, so nothing is given
+    /// back before RESET.
+    fn pay_for_reads(
+        &self,
+        paid: &mut Option<Charge>,
+        old: &QpAttrs,
+        new: &QpAttrs,
+        mask: QpAttrMask,
+    ) -> Result<(), VerbsError> {
+        if self.fabric.port.is_none() {
+            return Ok(());
+        }
+        let mut attrs = *old;
+        attrs.merge(new, mask);
+        let bytes = wire::more_reads_bytes(&attrs);
+        if bytes > paid.as_ref().map_or(0, Charge::bytes) {
+            *paid = Some(self.qp.adapter.budget.charge(Kept::Objects, bytes)?);
+        }
+        Ok(())
+    }
+
     /// Ends the QP. When this returns nothing uses its rings, its requests' memory or its CQs on its behalf.
     pub(crate) fn destroy(&self, node: &Node<Self>) {
         let _guard = EndOnPanic::new("the end of a queue pair");
@@ -453,6 +484,7 @@ impl Endpoint {
             let responder = &mut *self.qp.responder.lock();
             self.qp.end(&mut half.requester, responder);
             half.route = Route::new(self.qp.qp_type);
+            half.more_reads = None;
             self.wire.reset(&self.qp.adapter.engine);
         }
         node.forget(self.qp.qpn, self);
