@@ -15,7 +15,7 @@ use super::roots::remove_tree;
 pub(crate) const BOOT_MODULES: [&str; 6] =
     ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "overlay"];
 
-const GUEST_MODULES: [&str; 22] = [
+const GUEST_MODULES: [&str; 23] = [
     "vmxnet3",
     "virtio_net",
     "virtio_rng",
@@ -38,6 +38,7 @@ const GUEST_MODULES: [&str; 22] = [
     "configfs",
     "af_packet",
     "veth",
+    "8021q",
     "sch_netem",
 ];
 
