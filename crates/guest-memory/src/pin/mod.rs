@@ -48,7 +48,8 @@ pub struct PinError {
     pub reason: String,
 }
 
-/// Bytes that a part takes: its entry, and two ends of segments in the tree of its mapping, whose nodes may be half empty.
+/// Bytes that a part takes: its entry, and two ends of segments in the tree of its mapping, whose nodes may be half
+/// empty.
 const PART_BYTES: u64 = size_of::<Part>() as u64 + 2 * 64;
 /// Bytes of a registration that is pinned, beside its parts.
 const GUARD_BYTES: u64 = size_of::<Pinned>() as u64 + 48;
