@@ -13,6 +13,7 @@ mod integrity;
 mod interop;
 mod inventory;
 mod kernel_log;
+mod kvm;
 mod lifecycle;
 mod machines;
 mod many;
@@ -61,6 +62,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(host_adapter_cm::cases());
         cases.extend(roce_v1::cases());
         cases.extend(networks::cases());
+        cases.extend(kvm::cases());
         cases.extend(nested::cases());
     }
     cases
