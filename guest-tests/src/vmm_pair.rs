@@ -178,13 +178,28 @@ impl Host {
         match self {
             Self::Machine(_, log) => format!("--- pvrdma-vmm\n{}", std::fs::read_to_string(log).unwrap_or_default()),
             Self::Guest(job, vm) => {
-                let consoles = vm.exec("tail -n 40 /run/a.console /run/b.console", Duration::from_secs(60));
-                let consoles = consoles.map_or_else(|error| error.to_string(), |output| output.text);
-                format!("--- pvrdma-vmm\n{}\n--- consoles\n{consoles}", job.output())
+                let state = vm.exec(STATE, Duration::from_secs(60));
+                let state = state.map_or_else(|error| error.to_string(), |output| output.text);
+                format!("--- pvrdma-vmm\n{}\n{state}", job.output())
             }
         }
     }
 }
+
+/// What the threads of the VMM do, how often each VM has left the guest for what, and the ends of their consoles.
+const STATE: &str = "
+    for second in 0 1; do
+        echo \"--- threads\"
+        for task in /proc/$(pidof pvrdma-vmm)/task/*; do
+            echo $(cat $task/comm) $(cut -d' ' -f3,14,15 $task/stat) in $(cat $task/wchan)
+        done
+        echo \"--- exits\"
+        for vm in /sys/kernel/debug/kvm/*-*; do
+            (cd $vm && echo ${vm##*/} $(grep . io_exits mmio_exits irq_exits halt_exits irq_injections 2>/dev/null))
+        done
+        sleep 1
+    done
+    tail -n 40 /run/a.console /run/b.console";
 
 /// Runs the VMM on this machine.
 fn on_machine(image: &GuestImage, directory: &Path, prepared: [Prepared; 2]) -> Result<(Host, [Vm; 2])> {

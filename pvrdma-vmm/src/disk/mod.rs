@@ -39,7 +39,7 @@ const MSIX: MsixPlace = MsixPlace { capability: FIRST_CAPABILITY, vectors: 2, ba
 
 /// The capabilities that say where the structures are: type, start, bytes.
 const STRUCTURES: [(u8, u64, u32); 4] =
-    [(1, COMMON, COMMON_SIZE as u32), (2, NOTIFY, 4), (3, INTERRUPT_STATUS, 1), (4, DEVICE, 64)];
+    [(1, COMMON, COMMON_SIZE), (2, NOTIFY, 4), (3, INTERRUPT_STATUS, 1), (4, DEVICE, 64)];
 const VENDOR_CAPABILITY: u8 = 9;
 const NOTIFY_TYPE: u8 = 2;
 

@@ -4,7 +4,7 @@ use anyhow::{Context, Result};
 use virtio_queue::{Queue, QueueT};
 
 /// Bytes of the structure.
-pub(super) const COMMON_SIZE: usize = 56;
+pub(super) const COMMON_SIZE: u32 = 56;
 const QUEUES: u16 = 1;
 /// Entries that the queue has at most.
 const QUEUE_SIZE: u16 = 256;
