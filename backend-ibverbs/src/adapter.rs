@@ -4,11 +4,12 @@
 use std::fmt;
 use std::sync::Arc;
 
-use pvrdma_guest_memory::DmaSpace;
+use pvrdma_guest_memory::{DmaSpace, PAGE_SIZE};
 use pvrdma_verbs::{
     AsyncEvent, Counter, DeviceContext, DeviceLog, EventSink, HcaLimits, Mtu, PortAttributes, PortState, VerbsError,
 };
 
+use crate::contiguous_mapping;
 use crate::counters::{Counters, registered_bytes};
 use crate::gid::{GidTable, Member};
 use crate::limits::{self, Limit};
@@ -31,7 +32,7 @@ pub(crate) struct Adapter {
     pub(crate) limits: HcaLimits,
     /// Bytes that are registered with the host.
     pub(crate) pinned: Limit,
-    /// Pieces of scattered memory that are mapped side by side.
+    /// Pieces of scattered memory that are mapped side by side, or registered apart.
     pub(crate) mappings: Limit,
     /// Makes address handles.
     pub(crate) resolver: Resolver,
@@ -60,7 +61,7 @@ impl Adapter {
         let limits = limits::of(&device.attributes()?);
         device.make_nonblocking()?;
         let channel = Arc::new(Channel::new(&device)?);
-        let member = Arc::<Member>::default();
+        let member = Arc::new(Member { rules: context.rules.clone(), ..Member::default() });
         let resolver = Resolver::start(&context.name)?;
         Ok(Self {
             gids: GidTable::new(&context, Arc::clone(&shared), Arc::clone(&member)),
@@ -78,6 +79,14 @@ impl Adapter {
             counters: Arc::clone(&member.counters),
             member,
         })
+    }
+
+    /// How many SGEs a queue of the host's needs for requests that have `wanted`: all that it can have where one of the
+    /// guest's may become several.
+    pub(crate) fn sges(&self, wanted: u32) -> u32 {
+        let pieces = self.memory.view().all_pieces();
+        let huge = pieces.iter().any(|(_, piece)| contiguous_mapping::page_size(&piece.mapping) as u64 > PAGE_SIZE);
+        if huge { wanted.max(self.limits.max_sge) } else { wanted }
     }
 
     pub(crate) fn counter_list(&self) -> Vec<Counter> {

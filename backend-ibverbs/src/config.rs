@@ -38,8 +38,8 @@ pub struct IbverbsConfig {
     pub gid_index: GidIndex,
     /// Bytes of guest memory that one device may have registered, counted once for each registration.
     pub max_pinned: u64,
-    /// Pieces of scattered memory that one device may have mapped side by side. Each is one of the process's mappings
-    /// (`vm.max_map_count`).
+    /// Pieces of scattered memory that one device may have mapped side by side, or registered one by one where that is
+    /// not possible. Each is one of the process's mappings (`vm.max_map_count`), or a memory region of the host's.
     pub max_mappings: u64,
     /// Networks whose addresses are put on the host's interface while guests have them. Others must be there already.
     pub add_addresses: Vec<Network>,

@@ -37,6 +37,8 @@ counters! {
         addresses_refused,
         /// Addresses that the guest wanted to bind and may not have.
         gids_refused,
+        /// Requests, each time they are tried, and datagrams to a peer that one of the two may not talk to.
+        peers_refused,
         /// Management datagrams sent through the host.
         cm_sent,
         /// Management datagrams of the network that reached a guest.

@@ -224,6 +224,10 @@ impl Gsi {
     }
 
     fn deliver(&self, source: &Bound, datagram: &Datagram) {
+        let Adapter { shared, member, counters, .. } = &*self.adapter;
+        if !shared.fabric.may_meet(member, source.gid, datagram.to.dgid) {
+            return bump(&counters.peers_refused);
+        }
         let delivered = match self.adapter.shared.fabric.owner(datagram.to.dgid) {
             Some(peer) => datagram.to.qpn == Qpn::GSI && peer.receive(datagram),
             None => return self.send_away(source, datagram),

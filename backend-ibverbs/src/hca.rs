@@ -11,6 +11,7 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::adapter::Adapter;
+use crate::counters::bump;
 use crate::cq::Cq;
 use crate::gsi::Gsi;
 use crate::handles::{IbvCq, IbvMr, IbvPd, IbvQp, IbvSrq};
@@ -141,6 +142,11 @@ impl Hca for IbvHca {
         let parts = QpParts::new(init);
         match parts.qp_type {
             QpType::Gsi => Ok(IbvQp::Gsi(Gsi::create(adapter, mrs, parts)?)),
+            // The adapter takes datagrams from everybody, and they are in the guest's memory before we hear of them.
+            QpType::Ud if adapter.member.rules.limit_peers() => {
+                bump(&adapter.counters.peers_refused);
+                Err(VerbsError::Unsupported("a datagram queue pair of a device that may not talk to everybody (peers)"))
+            }
             QpType::Rc | QpType::Ud => Ok(IbvQp::Host(Qp::create(adapter, mrs, qps, parts)?)),
         }
     }

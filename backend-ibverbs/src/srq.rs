@@ -71,7 +71,9 @@ impl Srq {
     ) -> Result<Arc<Self>, VerbsError> {
         let SrqParts { cookie, pd, queue, limit, max_wr, max_sge } = parts;
         let (max_wr, max_sge) = (max_wr.max(1), max_sge.max(1));
-        let host = Arc::new(HostSrq::new(&pd, max_wr, max_sge)?);
+        // An adapter may not have room for a long queue of long requests.
+        let host = HostSrq::new(&pd, max_wr, adapter.sges(max_sge)).or_else(|_| HostSrq::new(&pd, max_wr, max_sge))?;
+        let host = Arc::new(host);
         let srq = Arc::new(Self {
             adapter: Arc::clone(adapter),
             mrs: Arc::clone(mrs),

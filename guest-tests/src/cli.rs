@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::bench::wire::PeerOptions;
+use crate::net_peer::NetPeer;
 use crate::pair::LinkKind;
 
 /// Tests and measures the PVRDMA device in QEMU guests that run the unmodified Linux driver.
@@ -46,6 +47,9 @@ pub(crate) enum Command {
         #[arg(long)]
         loss: u16,
     },
+    /// One side of checked traffic over network cards, in a guest.
+    #[command(hide = true, subcommand)]
+    NetPeer(NetPeer),
     /// Checks of the host's adapter as a backend, started in a guest that plays the host.
     #[command(name = "hca", hide = true, subcommand)]
     HostAdapter(HostAdapterCommand),

@@ -26,6 +26,17 @@ pub(crate) struct DaemonDevice {
     pub(crate) options: String,
 }
 
+/// What a daemon is started with beside its devices.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Setup<'a> {
+    /// The network namespace in which it runs.
+    pub(crate) namespace: Option<&'a str>,
+    /// What moves the data.
+    pub(crate) backend: Option<&'a str>,
+    /// Networks, each with its keys.
+    pub(crate) networks: &'a [String],
+}
+
 /// A running daemon; dropping it kills it.
 #[derive(Debug)]
 pub(crate) struct Daemon {
@@ -40,25 +51,22 @@ pub(crate) struct Daemon {
 impl Daemon {
     /// Starts the daemon with these devices and waits until all are ready.
     pub(crate) fn start(directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
-        Self::start_in(None, directory, devices)
+        Self::launch(&Setup::default(), directory, devices)
     }
 
     /// The same in a network namespace, if one is named.
     pub(crate) fn start_in(namespace: Option<&str>, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
-        Self::launch(namespace, None, directory, devices)
+        Self::launch(&Setup { namespace, ..Setup::default() }, directory, devices)
     }
 
     /// The same on another backend.
     pub(crate) fn start_on(backend: &str, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
-        Self::launch(None, Some(backend), directory, devices)
+        Self::launch(&Setup { backend: Some(backend), ..Setup::default() }, directory, devices)
     }
 
-    fn launch(
-        namespace: Option<&str>,
-        backend: Option<&str>,
-        directory: &Path,
-        devices: &[DaemonDevice],
-    ) -> Result<Self> {
+    /// The same with all that there is to say.
+    pub(crate) fn launch(setup: &Setup<'_>, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
+        let Setup { namespace, backend, networks } = *setup;
         let program = program()?;
         let control = directory.join("control");
         let log = directory.join("pvrdmad.log");
@@ -73,6 +81,9 @@ impl Daemon {
             if let Some(namespace) = namespace {
                 // `ip` becomes the daemon.
                 command.args(["netns", "exec", namespace, &path]);
+            }
+            for network in networks {
+                command.args(["--network", network]);
             }
             for device in devices {
                 command.arg("--device").arg(format!(
@@ -138,15 +149,27 @@ impl Daemon {
 
     /// What `pvrdmad status --json` reports.
     pub(crate) fn status(&self) -> Result<serde_json::Value> {
+        serde_json::from_slice(&self.ask(&["status", "--json"])?).context("pvrdmad status: not JSON")
+    }
+
+    /// Takes the link of a device up or down.
+    pub(crate) fn set_link(&self, device: &str, up: bool) -> Result<()> {
+        self.ask(&["link", if up { "up" } else { "down" }, "--device", device]).map(drop)
+    }
+
+    /// What a command of `pvrdmad` prints.
+    fn ask(&self, arguments: &[&str]) -> Result<Vec<u8>> {
+        let words = arguments.join(" ");
         let output = Command::new(&self.program)
-            .args(["status", "--json", "--control"])
+            .args(arguments)
+            .arg("--control")
             .arg(&self.control)
             .output()
-            .context("cannot run pvrdmad status")?;
+            .with_context(|| format!("cannot run pvrdmad {words}"))?;
         if !output.status.success() {
-            bail!("pvrdmad status: {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
+            bail!("pvrdmad {words}: {}: {}", output.status, String::from_utf8_lossy(&output.stderr));
         }
-        serde_json::from_slice(&output.stdout).context("pvrdmad status: not JSON")
+        Ok(output.stdout)
     }
 
     /// Captures what a device does, to a file, until told to end.

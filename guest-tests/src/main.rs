@@ -14,6 +14,7 @@ mod guest_with_daemon;
 mod host_adapter;
 mod image;
 mod namespaces;
+mod net_peer;
 mod pair;
 mod process;
 mod shell;
@@ -43,6 +44,7 @@ fn main() -> ExitCode {
 fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Agent => agent::serve()?,
+        Command::NetPeer(peer) => net_peer::run(&peer)?,
         Command::HostAdapter(command) => host_adapter::run(&command)?,
         Command::WirePeer(options) => bench::wire::run_peer(&options)?,
         Command::WireInGuest { loss } => bench::wire::run_in_guest(loss)?,

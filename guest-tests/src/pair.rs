@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use tempfile::TempDir;
 
-use crate::daemon::{Daemon, DaemonDevice};
+use crate::daemon::{Daemon, DaemonDevice, Setup};
 use crate::endpoints::{Endpoints, gid_index, network_script};
 use crate::image::GuestImage;
 use crate::vm::{MemoryKind, Nic, NicModel, Vm, VmBuilder};
@@ -43,8 +43,8 @@ pub(crate) struct PairOptions {
     pub(crate) rxe: bool,
     /// Memory of each guest.
     pub(crate) memory_mib: u32,
-    /// Processors of each guest.
-    pub(crate) cpus: u32,
+    /// Processors of the guests.
+    pub(crate) cpus: [u32; 2],
     /// Backing of guest memory.
     pub(crate) memory_kind: MemoryKind,
     /// Guests have an IOMMU.
@@ -55,6 +55,8 @@ pub(crate) struct PairOptions {
     pub(crate) vfio_user: Vec<(&'static str, serde_json::Value)>,
     /// More options of each device of the daemon.
     pub(crate) device_options: String,
+    /// Networks of the daemon, which devices may name.
+    pub(crate) networks: Vec<String>,
 }
 
 impl Default for PairOptions {
@@ -63,12 +65,13 @@ impl Default for PairOptions {
             pvrdma: true,
             rxe: true,
             memory_mib: 1024,
-            cpus: 1,
+            cpus: [1; 2],
             memory_kind: MemoryKind::Shared,
             iommu: false,
             nic_sockets: false,
             vfio_user: Vec::new(),
             device_options: String::new(),
+            networks: Vec::new(),
         }
     }
 }
@@ -113,7 +116,8 @@ impl Pair {
                     false => options.device_options.clone(),
                 },
             });
-            Some(Daemon::start(directory.path(), &devices)?)
+            let setup = Setup { networks: &options.networks, ..Setup::default() };
+            Some(Daemon::launch(&setup, directory.path(), &devices)?)
         } else {
             None
         };
@@ -236,7 +240,7 @@ fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: u
         .memory_mib(options.memory_mib)
         .memory_kind(options.memory_kind)
         .iommu(options.iommu)
-        .cpus(options.cpus);
+        .cpus(options.cpus[index]);
     let nic = |model: NicModel| {
         let path = |index: usize| directory.join(format!("{}.net-{model:?}", NAMES[index]));
         Nic { model, mac: mac(model, index), local: path(index), remote: path(1 - index) }

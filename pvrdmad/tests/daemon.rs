@@ -14,6 +14,7 @@ use rustix::fs::MemfdFlags;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;
+use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
 use vfio_user::Client;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
@@ -207,6 +208,8 @@ fn the_network_function_beside_the_device() {
     running.line();
     let mut nic = Client::new(&place.path("nic.sock")).unwrap();
     assert_eq!(word(&mut nic, 7, 0), 0x07b0_15ad);
+    // By this QEMU sees that it must not post writes: the driver frees memory when that of RESET returns.
+    assert_eq!(nic.region(7).unwrap().flags & VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_MMAP);
     // It is function 0 of a slot that has more.
     assert_eq!(word(&mut nic, 7, 0xc) >> 16 & 0x80, 0x80);
     assert_eq!((word(&mut nic, 1, 0x28), word(&mut nic, 1, 0x30)), (0x0000_5452, 0x0100));

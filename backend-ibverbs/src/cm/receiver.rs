@@ -58,6 +58,9 @@ impl Receiver {
             log::debug!("a management datagram of {} is for no guest", received.from);
             return bump(&self.strays.cm_process_unowned);
         };
+        if !member.rules.allow_peer(received.from) {
+            return bump(&member.counters.peers_refused);
+        }
         let mut to = received.to;
         to.dgid = entry.gid;
         let (from, kind) = (received.from, entry.kind);
@@ -69,12 +72,56 @@ impl Receiver {
 
 #[cfg(test)]
 mod tests {
-    use pvrdma_verbs::{Gid, GidType};
+    use std::sync::Weak;
+
+    use pvrdma_verbs::testing::gid;
+    use pvrdma_verbs::{Gid, GidType, Peers, Rules};
     use rustix::event::{EventfdFlags, eventfd};
     use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
     use super::*;
-    use crate::gid::HostGid;
+    use crate::gid::{Bound, DatagramReceiver, HostGid, Member};
+
+    /// The GSI queue pair of a guest.
+    #[derive(Default)]
+    struct Guest(parking_lot::Mutex<Vec<Gid>>);
+
+    impl DatagramReceiver for Guest {
+        fn receive(&self, datagram: &Datagram) -> bool {
+            self.0.lock().push(datagram.from);
+            true
+        }
+    }
+
+    /// What a peer of the network says to a guest that may not talk to it.
+    #[test]
+    fn sec_c2_a_guest_hears_its_peers_only() {
+        let (flags, folder) = (SocketFlags::NONBLOCK, tempfile::tempdir().unwrap());
+        let (kernel, ours) = socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None).unwrap();
+        let gids = HostGids::in_folder(folder.path());
+        let own = HostGid { index: 3, gid: gid(1), kind: GidType::RoceV2 };
+        gids.set(&own);
+        let peers = Peers(vec!["10.0.0.2".parse().unwrap()]);
+        let member = Arc::new(Member { rules: Rules { peers, ..Rules::default() }, ..Member::default() });
+        let guest = Arc::new(Guest::default());
+        let receiver: Weak<dyn DatagramReceiver> = Arc::downgrade(&(Arc::clone(&guest) as Arc<dyn DatagramReceiver>));
+        *member.gsi.lock() = Some(receiver);
+        let fabric = Arc::<Fabric>::default();
+        fabric.bind(&member, Bound { gid: own.gid, kind: own.kind, host: own }).unwrap();
+        for from in [2, 3] {
+            let mut bytes = vec![0; 320];
+            (bytes[23], bytes[32], bytes[33]) = (1, 1, 3);
+            bytes[36..52].copy_from_slice(&gid(from).0);
+            bytes[64..68].copy_from_slice(&[1, 7, 2, 3]);
+            rustix::io::write(&kernel, &bytes).unwrap();
+        }
+        drop(kernel);
+        let receiver = Receiver { file: Umad::stand_in(ours), gids, fabric, strays: Arc::default() };
+        let stop = eventfd(0, EventfdFlags::CLOEXEC).unwrap();
+        assert!(receiver.run(&stop).is_err());
+        assert_eq!(*guest.0.lock(), [gid(2)]);
+        assert_eq!((member.counters.cm_received.get(), member.counters.peers_refused.get()), (1, 1));
+    }
 
     #[test]
     fn counts_what_is_for_nobody_and_ends_with_the_device() {

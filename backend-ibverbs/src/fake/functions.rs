@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
-use super::host::{self, ERROR, FakeHost, Posted, RESET, event_file};
+use super::host::{self, ERROR, FakeHost, Posted, RESET, Region, event_file};
 use crate::sys::library::Library;
 use crate::sys::{
     self, Ah, AhAttr, AsyncEvent, CompChannel, Context, Device, DeviceAttr, LINK_LAYER_ETHERNET, Mr, Mw, PORT_ACTIVE,
@@ -177,7 +177,7 @@ extern "C" fn dealloc_pd(pd: *mut Pd) -> c_int {
     unsafe { destroy(pd) }
 }
 
-extern "C" fn reg_mr_iova(pd: *mut Pd, _: *mut c_void, _: usize, _: u64, _: c_int) -> *mut Mr {
+extern "C" fn reg_mr_iova(pd: *mut Pd, start: *mut c_void, length: usize, iova: u64, access: c_int) -> *mut Mr {
     // SAFETY: the library's rules for its callers.
     let host = unsafe { host_of(pd) };
     if host.with(|state| state.refuse_registration) {
@@ -185,7 +185,7 @@ extern "C" fn reg_mr_iova(pd: *mut Pd, _: *mut c_void, _: usize, _: u64, _: c_in
         return ptr::null_mut();
     }
     let key = number(host) << 8;
-    host.with(|state| state.regions.push(key));
+    host.with(|state| state.regions.push(Region { key, start: start.addr(), length, iova, access }));
     // SAFETY: numbers and pointers, for which zeros are a value.
     let mut mr: Mr = unsafe { zeroed() };
     (mr.lkey, mr.rkey) = (key, key);
@@ -195,7 +195,7 @@ extern "C" fn reg_mr_iova(pd: *mut Pd, _: *mut c_void, _: usize, _: u64, _: c_in
 extern "C" fn dereg_mr(mr: *mut Mr) -> c_int {
     // SAFETY: the library's rules for its callers.
     let (host, key) = unsafe { (host_of(mr), (*mr).lkey) };
-    host.with(|state| state.regions.retain(|known| *known != key));
+    host.with(|state| state.regions.retain(|known| known.key != key));
     // SAFETY: likewise.
     unsafe { destroy(mr) }
 }
@@ -304,6 +304,7 @@ extern "C" fn create_qp(pd: *mut Pd, init: *mut QpInitAttr) -> *mut sys::Qp {
         ..host::Qp::default()
     };
     host.with(|state| {
+        state.max_sges.push([init.cap.max_send_sge, init.cap.max_recv_sge]);
         state.qps.insert(qpn, qp);
         state.qp_numbers.insert(raw.addr(), qpn);
     });
@@ -410,15 +411,15 @@ unsafe extern "C" fn post_send(qp: *mut sys::Qp, mut wr: *mut SendWr, bad: *mut 
     while !wr.is_null() {
         // SAFETY: an element of the caller's list.
         let request = unsafe { *wr };
-        // SAFETY: likewise, with its SGEs.
-        let lkey = if request.num_sge == 0 { 0 } else { unsafe { (*request.sg_list).lkey } };
+        // SAFETY: likewise.
+        let sges = unsafe { sges(request.sg_list, request.num_sge) };
         let taken = host.with(|state| {
             match &mut state.sends_until_refused {
                 Some(0) => return false,
                 Some(left) => *left -= 1,
                 None => {}
             }
-            let posted = Posted { wr_id: request.wr_id, opcode: request.opcode, lkey };
+            let posted = Posted { wr_id: request.wr_id, opcode: request.opcode, sges };
             let known = state.qps.get_mut(&qpn).unwrap();
             known.sends.push_back(posted);
             if known.state == ERROR {
@@ -436,6 +437,15 @@ unsafe extern "C" fn post_send(qp: *mut sys::Qp, mut wr: *mut SendWr, bad: *mut 
     0
 }
 
+/// The SGEs of a request.
+///
+/// # Safety
+/// There are as many.
+unsafe fn sges(first: *mut sys::Sge, count: c_int) -> Vec<sys::Sge> {
+    // SAFETY: the caller's promise.
+    (0..usize::try_from(count).unwrap()).map(|at| unsafe { *first.add(at) }).collect()
+}
+
 /// The requests of a list.
 ///
 /// # Safety
@@ -446,8 +456,8 @@ unsafe fn receives(mut wr: *mut RecvWr) -> Vec<Posted> {
         // SAFETY: the caller's promise.
         let request = unsafe { *wr };
         // SAFETY: likewise.
-        let lkey = if request.num_sge == 0 { 0 } else { unsafe { (*request.sg_list).lkey } };
-        posted.push(Posted { wr_id: request.wr_id, opcode: 0, lkey });
+        let sges = unsafe { sges(request.sg_list, request.num_sge) };
+        posted.push(Posted { wr_id: request.wr_id, opcode: 0, sges });
         wr = request.next;
     }
     posted

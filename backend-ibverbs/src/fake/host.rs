@@ -10,7 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use pvrdma_verbs::testing::DEADLINE;
 use rustix::event::EventfdFlags;
 
-use crate::sys::Wc;
+use crate::sys::{Sge, Wc};
 
 /// States of a QP, by the library's numbers.
 pub(super) const RESET: c_int = 0;
@@ -20,13 +20,31 @@ const SUCCESS: c_int = 0;
 const FLUSHED: c_int = 5;
 
 /// A request as it was posted.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Posted {
     pub(crate) wr_id: u64,
     /// `IBV_WR_` number. 0 for a receive.
     pub(crate) opcode: c_int,
+    pub(crate) sges: Vec<Sge>,
+}
+
+impl Posted {
     /// Local key of its first SGE.
-    pub(crate) lkey: u32,
+    pub(crate) fn lkey(&self) -> u32 {
+        self.sges.first().map_or(0, |sge| sge.lkey)
+    }
+}
+
+/// A registered region.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    pub(crate) key: u32,
+    /// Where it is in this process.
+    pub(crate) start: usize,
+    pub(crate) length: usize,
+    /// The address that requests give for its first byte.
+    pub(crate) iova: u64,
+    pub(crate) access: c_int,
 }
 
 #[derive(Default)]
@@ -62,8 +80,9 @@ pub(super) struct State {
     pub(super) cqs: HashMap<usize, Cq>,
     /// Limit and receives of shared receive queues.
     pub(super) srqs: HashMap<usize, (u32, VecDeque<Posted>)>,
-    /// Keys of registered regions.
-    pub(super) regions: Vec<u32>,
+    pub(super) regions: Vec<Region>,
+    /// SGEs that the QPs made so far may have in a send and in a receive.
+    pub(super) max_sges: Vec<[u32; 2]>,
     /// Completion events that were not fetched: addresses of CQs.
     pub(super) completion_events: VecDeque<usize>,
     /// Asynchronous events that were not fetched: number and address.
@@ -237,7 +256,27 @@ impl FakeHost {
 
     /// Returns what of a QP's sends has not completed.
     pub(crate) fn sends(&self, qpn: u32) -> Vec<Posted> {
-        self.with(|state| state.qps[&qpn].sends.iter().copied().collect())
+        self.with(|state| state.qps[&qpn].sends.iter().cloned().collect())
+    }
+
+    /// Returns what of a QP's receives has not completed.
+    pub(crate) fn receives(&self, qpn: u32) -> Vec<Posted> {
+        self.with(|state| state.qps[&qpn].receives.iter().cloned().collect())
+    }
+
+    /// Returns how many SGEs each QP so far may have in a send and in a receive.
+    pub(crate) fn max_sges(&self) -> Vec<[u32; 2]> {
+        self.with(|state| state.max_sges.clone())
+    }
+
+    /// Returns the region that an SGE lies in.
+    pub(crate) fn region(&self, sge: &Sge) -> Option<Region> {
+        let inside = |region: &&Region| {
+            let into = sge.addr.checked_sub(region.iova);
+            let end = into.map(|into| into + u64::from(sge.length));
+            region.key == sge.lkey && end.is_some_and(|end| end <= region.length as u64)
+        };
+        self.with(|state| state.regions.iter().find(inside).copied())
     }
 
     /// Returns how many receives the only SRQ holds.

@@ -6,7 +6,7 @@ use std::fmt;
 use std::sync::{Arc, Weak};
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_verbs::{Gid, GidType, VerbsError};
+use pvrdma_verbs::{Gid, GidType, Rules, VerbsError};
 
 use super::host::HostGid;
 use crate::counters::Counters;
@@ -38,6 +38,7 @@ pub(crate) trait DatagramReceiver: Send + Sync {
 #[derive(Default)]
 pub(crate) struct Member {
     pub(crate) counters: Arc<Counters>,
+    pub(crate) rules: Rules,
     /// The device's GSI QP, if its guest has made one.
     pub(crate) gsi: Mutex<Option<Weak<dyn DatagramReceiver>>>,
 }
@@ -90,6 +91,16 @@ impl Fabric {
     /// Returns the device that has a GID.
     pub(crate) fn owner(&self, gid: Gid) -> Option<Arc<Member>> {
         self.0.read().get(&gid)?.0.upgrade()
+    }
+
+    /// Returns `true` if a device may talk to who has this address, and that one, if it is of this process, to `from`.
+    /// One may always talk to itself.
+    pub(crate) fn may_meet(&self, own: &Arc<Member>, from: Gid, to: Gid) -> bool {
+        match self.owner(to) {
+            Some(peer) if Arc::ptr_eq(&peer, own) => true,
+            Some(peer) => own.rules.allow_peer(to) && peer.rules.allow_peer(from),
+            None => own.rules.allow_peer(to),
+        }
     }
 
     /// Returns the device whose own address an entry of the host's table is.

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_guest_memory::{Direction, DmaView, HostPiece, PAGE_SIZE, PageList};
+use pvrdma_guest_memory::{DmaView, HostPiece, PAGE_SIZE, PageList};
 use pvrdma_verbs::{Access, FastRegister, MrRequest, MrShape, Sge, Snapshot, VerbsError};
 use serde::Serialize;
-use vm_memory::mmap::MmapRegion;
 
+use super::pieces::Pieces;
+use super::registration::{anchor, host_pieces, register};
 use crate::adapter::Adapter;
 use crate::contiguous_mapping::ContiguousMapping;
 use crate::counters::bump;
@@ -29,13 +30,27 @@ pub(crate) struct Mr {
 }
 
 enum Body {
-    /// Memory of a guest process, under the host's own keys.
-    User { start: u64, length: u64, access: Access, pages: PageList, host: Mutex<Option<(HostMr, Share)>> },
+    /// Memory of a guest process, under the host's own keys. With an anchor it is in pieces, and the keys are those of
+    /// a page of ours that nobody may access.
+    User {
+        start: u64,
+        length: u64,
+        access: Access,
+        pages: PageList,
+        anchor: Option<HostMr>,
+        host: Mutex<Option<Registered>>,
+    },
     /// Bus addresses. The key is that of a page of ours that nobody may access; what it stands for is registered when
     /// used.
     Dma { access: Access, _anchor: HostMr, parts: Mutex<Vec<DmaPart>> },
     /// A memory window and what it is bound to.
     Fast { max_pages: u32, state: Mutex<FastState> },
+}
+
+/// What is registered of a process's memory.
+enum Registered {
+    Whole { _host: HostMr, _share: Share },
+    Pieces(Pieces),
 }
 
 /// A range of bus addresses.
@@ -65,6 +80,9 @@ struct FastBound {
     host: Arc<HostMr>,
     _share: Share,
 }
+
+/// What peers may do.
+const REMOTE: Access = Access::REMOTE_WRITE.union(Access::REMOTE_READ).union(Access::REMOTE_ATOMIC);
 
 /// What becomes of a fast registration.
 pub(crate) enum FastStep {
@@ -160,9 +178,7 @@ impl Mr {
                 if !Self::fits(start, length, &pages) {
                     return Err(VerbsError::Invalid("memory region"));
                 }
-                let (host, share) = register(adapter, pd, view, &pages, (start, length), access, 0)?;
-                let (lkey, rkey) = (host.lkey(), host.rkey());
-                (lkey, rkey, Body::User { start, length, access, pages, host: Mutex::new(Some((host, share))) })
+                Self::register_user(adapter, pd, view, (start, length), pages, access)?
             }
             MrRequest::Dma { access } => {
                 let anchor = anchor(pd)?;
@@ -178,6 +194,32 @@ impl Mr {
             }
         };
         Ok(Self { pd: Arc::clone(pd), key, rkey, alive: AtomicBool::new(true), body })
+    }
+
+    /// Returns both keys of memory of a process, and what it is.
+    fn register_user(
+        adapter: &Adapter,
+        pd: &Arc<HostPd>,
+        view: &DmaView<'_>,
+        (start, length): (u64, u64),
+        pages: PageList,
+        access: Access,
+    ) -> Result<(u32, u32, Body), VerbsError> {
+        let pieces = host_pieces(view, &pages, access)?;
+        if ContiguousMapping::is_possible(&pieces) {
+            let (host, share) = register(adapter, pd, &pieces, (start, length), access, 0)?;
+            let (lkey, rkey) = (host.lkey(), host.rkey());
+            let host = Mutex::new(Some(Registered::Whole { _host: host, _share: share }));
+            return Ok((lkey, rkey, Body::User { start, length, access, pages, anchor: None, host }));
+        }
+        if access.intersects(REMOTE) {
+            return Err(VerbsError::Unsupported("memory for peers that is scattered over huge pages of the host"));
+        }
+        let anchor = anchor(pd)?;
+        let (lkey, rkey) = (anchor.lkey(), anchor.rkey());
+        let pieces = Pieces::register(adapter, pd, pieces, start - start % PAGE_SIZE, access)?;
+        let host = Mutex::new(Some(Registered::Pieces(pieces)));
+        Ok((lkey, rkey, Body::User { start, length, access, pages, anchor: Some(anchor), host }))
     }
 
     /// Returns the key that it was made with.
@@ -276,11 +318,18 @@ impl Mr {
         let (addr, length) = (sge.addr, sge.length);
         let len = u64::from(length);
         match &self.body {
-            Body::User { start, length: size, access, .. } => {
+            Body::User { start, length: size, access, anchor, host, .. } => {
                 let allowed = self.key == sge.lkey && access.contains(need) && covers(*start, *size, addr, len);
-                (allowed && self.alive.load(Ordering::Acquire)).then(|| {
-                    out.push(sys::Sge { addr, length, lkey: sge.lkey });
-                })
+                if !allowed || !self.alive.load(Ordering::Acquire) {
+                    return None;
+                }
+                if anchor.is_some() {
+                    let host = host.lock();
+                    let Some(Registered::Pieces(pieces)) = &*host else { return None };
+                    return pieces.translate(adapter, addr, length, out);
+                }
+                out.push(sys::Sge { addr, length, lkey: sge.lkey });
+                Some(())
             }
             Body::Dma { access, parts, .. } => {
                 let allowed = self.key == sge.lkey && access.contains(need) && self.alive.load(Ordering::Acquire);
@@ -386,18 +435,19 @@ impl Mr {
         if !Self::fits(iova, length, &pages) {
             return None;
         }
-        let registered = register(adapter, &self.pd, view, &pages, (iova, length), Access::LOCAL_WRITE, ACCESS_MW_BIND);
+        let registered = host_pieces(view, &pages, Access::LOCAL_WRITE).and_then(|pieces| {
+            register(adapter, &self.pd, &pieces, (iova, length), Access::LOCAL_WRITE, ACCESS_MW_BIND)
+        });
         let failed = |error: &_| adapter.log.warn(format_args!("a fast registration failed: {error}"));
         let (host, share) = registered.inspect_err(failed).ok()?;
         let host = Arc::new(host);
-        let remote = Access::REMOTE_WRITE | Access::REMOTE_READ | Access::REMOTE_ATOMIC;
         let op = HostOp::BindMw {
             mw: window,
             mr: Arc::clone(&host),
             key,
             addr: iova,
             length,
-            access: (access & remote).bits(),
+            access: (access & REMOTE).bits(),
         };
         state.bound = Some(FastBound { ending: false, qpn, key, iova, length, access, pages, host, _share: share });
         bump(&adapter.counters.fast_registrations);
@@ -446,38 +496,4 @@ impl Bind {
             Self::Register(..) | Self::Invalidate(..) => {}
         }
     }
-}
-
-/// Registers pages with the host. They are mapped while the view is held, so nothing can take them away in between.
-fn register(
-    adapter: &Adapter,
-    pd: &Arc<HostPd>,
-    view: &DmaView<'_>,
-    pages: &PageList,
-    (start, length): (u64, u64),
-    access: Access,
-    more: u32,
-) -> Result<(HostMr, Share), VerbsError> {
-    let share = adapter.pinned.take(pages.bytes())?;
-    let direction = if access.contains(Access::LOCAL_WRITE) { Direction::Write } else { Direction::Read };
-    let mut pieces = Vec::new();
-    for extent in pages.extents() {
-        view.host_pieces(extent.iova, extent.bytes(), direction, &mut pieces)?;
-    }
-    // A single piece is used where it is.
-    let mappings = if pieces.len() > 1 { pieces.len() as u64 } else { 0 };
-    let paid = adapter.mappings.take(mappings)?;
-    let mapping = ContiguousMapping::map(&pieces)?.paid_by(paid);
-    let size = |bytes: u64| usize::try_from(bytes).map_err(|_| VerbsError::Invalid("memory region"));
-    let host = HostMr::register(pd, mapping, size(start % PAGE_SIZE)?, size(length)?, start, access.bits() | more)?;
-    Ok((host, share))
-}
-
-/// Registers a page of our own that only serves to have a key that nothing else has.
-fn anchor(pd: &Arc<HostPd>) -> Result<HostMr, VerbsError> {
-    let len = 4096;
-    let page = MmapRegion::new(len).map_err(|error| VerbsError::Host(std::io::Error::other(error)))?;
-    let piece = HostPiece { mapping: Arc::new(page), offset: 0, len, writable: false };
-    let mapping = ContiguousMapping::map(&[piece])?;
-    Ok(HostMr::register(pd, mapping, 0, len, 0, 0)?)
 }

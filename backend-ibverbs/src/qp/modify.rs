@@ -2,11 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
-use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
+use pvrdma_verbs::{Gid, QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
 
 use super::host_state::{self, STATE};
 use super::queue_pair::Qp;
+use crate::adapter::Adapter;
 use crate::convert::{self, Route};
+use crate::counters::bump;
 use crate::limits::MAX_RD_ATOMIC;
 use crate::reap;
 use crate::verbs::HostQp;
@@ -96,6 +98,7 @@ impl Qp {
         let (mut attr, mut bits) = convert::attributes(&attrs, mask, self.adapter.shared.config.port);
         if mask.contains(QpAttrMask::AV) {
             let source = self.adapter.gids.get(new.av.sgid_index).ok_or(VerbsError::Invalid("source GID"))?;
+            self.check_peer(source.gid, new.av.dgid)?;
             let dgid = self.adapter.shared.fabric.translate(new.av.dgid);
             let route = Route {
                 flow_label: new.av.flow_label,
@@ -115,6 +118,17 @@ impl Qp {
         }
         bits |= STATE;
         Ok(host.modify(&attr, bits)?)
+    }
+
+    /// The adapter takes packets of a connection from its peer only, so this is where it is decided.
+    fn check_peer(&self, from: Gid, to: Gid) -> Result<(), VerbsError> {
+        let Adapter { shared, member, counters, log, .. } = &*self.adapter;
+        if shared.fabric.may_meet(member, from, to) {
+            return Ok(());
+        }
+        bump(&counters.peers_refused);
+        log.warn(format_args!("QP {} may not talk to {to} (peers)", self.qpn));
+        Err(VerbsError::NotAllowed("the peer is not among those that the devices may talk to"))
     }
 
     /// Nothing is published from here on until the QP is used again; the rings start over.

@@ -114,7 +114,7 @@ impl Qp {
         let reserved = [cap.max_send_wr, recv_entries];
         parts.send_cq.reserve(reserved[0])?;
         parts.recv_cq.reserve(reserved[1]).inspect_err(|_| parts.send_cq.release(reserved[0]))?;
-        let host = make_host(&parts, cap).inspect_err(|_| {
+        let host = make_host(adapter, &parts, cap).inspect_err(|_| {
             parts.send_cq.release(reserved[0]);
             parts.recv_cq.release(reserved[1]);
         })?;
@@ -283,14 +283,20 @@ fn capacity(parts: &QpParts) -> QpCap {
     }
 }
 
-fn make_host(parts: &QpParts, cap: QpCap) -> Result<HostQp, VerbsError> {
+fn make_host(adapter: &Adapter, parts: &QpParts, cap: QpCap) -> Result<HostQp, VerbsError> {
     let srq = parts.srq.as_ref().map(|srq| srq.host().ok_or(VerbsError::Gone)).transpose()?;
-    Ok(HostQp::new(HostQpInit {
-        pd: Arc::clone(&parts.pd),
-        send_cq: Arc::clone(&parts.send_cq.host),
-        recv_cq: Arc::clone(&parts.recv_cq.host),
-        srq,
-        cap,
-        qp_type: if parts.qp_type == QpType::Rc { QPT_RC } else { QPT_UD },
-    })?)
+    let make = |cap| {
+        HostQp::new(HostQpInit {
+            pd: Arc::clone(&parts.pd),
+            send_cq: Arc::clone(&parts.send_cq.host),
+            recv_cq: Arc::clone(&parts.recv_cq.host),
+            srq: srq.clone(),
+            cap,
+            qp_type: if parts.qp_type == QpType::Rc { QPT_RC } else { QPT_UD },
+        })
+    };
+    let max_send_sge = adapter.sges(cap.max_send_sge);
+    let max_recv_sge = if parts.srq.is_none() { adapter.sges(cap.max_recv_sge) } else { cap.max_recv_sge };
+    // An adapter may not have room for long queues of long requests.
+    Ok(make(QpCap { max_send_sge, max_recv_sge, ..cap }).or_else(|_| make(cap))?)
 }

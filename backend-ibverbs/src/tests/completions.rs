@@ -40,7 +40,7 @@ fn a_completion_stands_for_those_before_it_and_unsignaled_ones_are_not_published
     end.post_with(3, SEND, &[], SendFlags::empty());
     end.submit(4, SEND, &[]);
     assert_eq!((end.sends.retired(), backend.host.sends(qpn(&end)).len()), (4, 4));
-    let last = backend.host.sends(qpn(&end))[3];
+    let last = backend.host.sends(qpn(&end))[3].clone();
     // An adapter may leave out what went well before.
     backend.host.forge_completion(qpn(&end), Wc { wr_id: last.wr_id, qp_num: qpn(&end), ..Wc::default() });
     assert_eq!(end.scq.statuses(2), [(2, WcStatus::Success), (4, WcStatus::Success)]);

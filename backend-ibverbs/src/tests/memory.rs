@@ -24,7 +24,7 @@ fn unmapped_memory_is_deregistered_before_the_guest_goes_on() {
     assert_eq!(backend.host.regions(), 3);
     end.submit(1, SEND, &[Sge { addr: page, length: 8, lkey: dma.lkey() }]);
     assert_eq!(backend.host.regions(), 4);
-    assert_ne!(backend.host.sends(qpn(&end))[0].lkey, dma.lkey());
+    assert_ne!(backend.host.sends(qpn(&end))[0].lkey(), dma.lkey());
     node.memory.set_enabled(false);
     assert_eq!((backend.host.regions(), counter(&node, "regions_revoked")), (1, 3));
     node.memory.set_enabled(true);

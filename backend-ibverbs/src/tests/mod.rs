@@ -3,8 +3,10 @@
 
 mod completions;
 mod events;
+pub(crate) mod huge_pages;
 mod inspect;
 mod memory;
+mod peers;
 mod requests;
 
 use std::collections::VecDeque;

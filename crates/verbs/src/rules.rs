@@ -22,6 +22,11 @@ pub struct Rules {
 }
 
 impl Rules {
+    /// Returns `true` if there is somebody with whom the device may not talk.
+    pub const fn limit_peers(&self) -> bool {
+        !self.peers.0.is_empty() || !self.network_peers.0.is_empty()
+    }
+
     /// Returns `true` if the device may talk to this peer.
     #[inline]
     pub fn allow_peer(&self, peer: Gid) -> bool {

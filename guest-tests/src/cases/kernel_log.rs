@@ -10,7 +10,7 @@ pub(crate) fn take_warnings(vm: &Vm) -> Result<Vec<String>> {
     Ok(text.lines().filter(|line| is_warning(line)).map(str::to_owned).collect())
 }
 
-/// Whether a decoded line is a warning of the driver, or of the kernel itself.
+/// Whether a decoded line is a warning of one of the drivers, or of the kernel itself.
 fn is_warning(line: &str) -> bool {
     const ALWAYS: [&str; 8] = [
         "WARNING:",
@@ -27,7 +27,8 @@ fn is_warning(line: &str) -> bool {
     let serious = LEVELS.iter().any(|word| level.contains(word));
     // Loading a module that is not part of the kernel's own build says so at warning level.
     let taint = line.contains("taint") || line.contains("module verification");
-    ALWAYS.iter().any(|word| line.contains(word)) || (serious && !taint && line.contains("pvrdma"))
+    ALWAYS.iter().any(|word| line.contains(word))
+        || (serious && !taint && (line.contains("pvrdma") || line.contains("vmxnet3")))
 }
 
 #[cfg(test)]
@@ -37,6 +38,7 @@ mod tests {
     #[test]
     fn driver_warnings_count_and_taint_does_not() {
         assert!(is_warning("kern  :warn  : [    9.1] vmw_pvrdma 0000:00:10.1: failed to do it"));
+        assert!(is_warning("kern  :err   : [    9.1] vmxnet3 0000:00:10.0 eth0: tq[0] error 0x80000000"));
         assert!(is_warning("kern  :warn  : [    9.1] WARNING: CPU: 0 PID: 1 at kernel/x.c"));
         assert!(!is_warning("kern  :info  : [    9.1] vmw_pvrdma 0000:00:10.1: device version 20"));
         assert!(!is_warning("kern  :warn  : [    9.1] vmw_pvrdma: loading out-of-tree module taints kernel."));

@@ -48,7 +48,7 @@ fn traffic(image: &GuestImage, options: PairOptions) -> Result<String> {
 
 /// Threads that run at the same time, with queues of their own and with shared ones.
 fn two_processors(image: &GuestImage) -> Result<String> {
-    let pair = Pair::boot(image, &PairOptions { cpus: 2, rxe: false, ..PairOptions::default() })?;
+    let pair = Pair::boot(image, &PairOptions { cpus: [2; 2], rxe: false, ..PairOptions::default() })?;
     let link = pair.link(LinkKind::Pvrdma)?;
     let command = |vm: usize| format!("threads {} {} 1000", link.device, link.gid_index[vm]);
     let programs = Programs {

@@ -20,6 +20,7 @@ mod many;
 pub(crate) mod matrix;
 mod nested;
 mod networks;
+mod nic;
 mod nvme;
 mod packets;
 pub(crate) mod perftest;
@@ -62,6 +63,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(host_adapter_cm::cases());
         cases.extend(roce_v1::cases());
         cases.extend(networks::cases());
+        cases.extend(nic::cases());
         cases.extend(kvm::cases());
         cases.extend(nested::cases());
     }

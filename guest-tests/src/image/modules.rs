@@ -38,6 +38,7 @@ const GUEST_MODULES: [&str; 23] = [
     "configfs",
     "af_packet",
     "veth",
+    "8021q",
     "sch_netem",
     // A guest that plays a host, on emulated SVM.
     "kvm_amd",

@@ -21,7 +21,7 @@ pub(crate) const BUILDER_PACKAGES: [&str; 9] =
     ["qemu-system-x86", "gcc", "libc6-dev", "make", "xz-utils", "kmod", "libibverbs-dev", "tshark", "iperf3"];
 
 /// Packages of the guest's system.
-pub(crate) const GUEST_PACKAGES: [&str; 15] = [
+pub(crate) const GUEST_PACKAGES: [&str; 16] = [
     "rdma-core",
     "ibverbs-utils",
     "ibverbs-providers",
@@ -37,6 +37,7 @@ pub(crate) const GUEST_PACKAGES: [&str; 15] = [
     "procps",
     "ethtool",
     "tcpdump",
+    "iperf3",
 ];
 
 /// Makes sure that the tools of this machine are there, with apt-get when they are not.

@@ -130,15 +130,13 @@ fn nic_device(netdev: &str, model: NicModel, mac: &str) -> String {
     }
 }
 
-/// The network function is served as the RDMA function is. Its driver frees memory as soon as it has written RESET, so
-/// that write has to wait until the device is done.
+/// The network function is served as the RDMA function is.
 fn network_function(socket: &Path) -> String {
     let device = json!({
         "driver": "vfio-user-pci",
         "bus": "pcie.0",
         "addr": "10.0",
         "multifunction": true,
-        "x-no-posted-writes": true,
         "socket": { "path": socket, "type": "unix" },
     });
     device.to_string()

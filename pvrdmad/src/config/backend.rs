@@ -49,7 +49,8 @@ keys! {
         max_pinned: Option<u64>,
         /// Pieces of scattered memory of one device.
         ///
-        /// Each piece is one of the process's memory mappings, of which Linux allows 65,530 (`vm.max_map_count`).
+        /// Each piece is one of the process's memory mappings, of which Linux allows 65,530 (`vm.max_map_count`), or on
+        /// huge pages a registration of its own.
         ["max-mappings", "NUMBER", "16384"]
         max_mappings: Option<u64>,
         /// Reach of the guests' rdma_cm.

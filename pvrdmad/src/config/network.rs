@@ -17,6 +17,8 @@ use super::words::Switch;
 
 /// What Ethernet carries when nobody says otherwise.
 const DEFAULT_MTU: u32 = 1500;
+/// What our network cards carry between each other, where there is no uplink to fit: guests choose their own MTU.
+const LOCAL_MTU: u32 = 9000;
 /// The smallest packet that every IPv4 network carries, and about the largest that there is.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 
@@ -27,7 +29,7 @@ pub struct Network {
     pub name: String,
     /// The way to other hosts. Without one the network is that of its devices alone.
     pub uplink: Option<LinkSpec>,
-    /// Bytes of an IP packet that the uplink carries.
+    /// Bytes of an IP packet that it carries.
     pub mtu: u32,
     /// What it carries, if somebody says so.
     pub link_rate: Option<BitRate>,
@@ -80,7 +82,8 @@ impl NetworkSpec {
             other => (other, 0),
         };
         let (peers, local) = (Peers(self.peers), self.local != Some(Switch::Off));
-        let mtu = self.mtu.unwrap_or(DEFAULT_MTU - overhead);
+        let default = if uplink.is_some() { DEFAULT_MTU - overhead } else { LOCAL_MTU };
+        let mtu = self.mtu.unwrap_or(default);
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
@@ -101,6 +104,7 @@ mod tests {
     fn what_goes_together() {
         let plain = resolve("name=n").unwrap();
         assert_eq!((plain.name.as_str(), plain.uplink, plain.vlan), ("n", None, VlanMode::Untagged));
+        assert_eq!(plain.mtu, 9000, "what the cards carry");
         let unix = resolve("name=n,uplink=unix-dgram:/a:/b,vlan=42").unwrap();
         assert_eq!((unix.mtu, unix.vlan), (1500, VlanMode::Access(42)));
         assert_eq!(resolve("name=n,vlan=trunk").unwrap().vlan, VlanMode::Trunk);

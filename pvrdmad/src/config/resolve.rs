@@ -7,7 +7,6 @@ use pvrdma_ether_link::vxlan::VxlanConfig;
 use pvrdma_rxe::{ShareConfig, VlanMode};
 
 use super::backend::BackendSpec;
-use super::device::Device;
 use super::error::ConfigError;
 use super::keys::similar;
 use super::link::LinkSpec;
@@ -143,14 +142,6 @@ impl Config {
                 first.name
             );
             return Err(ConfigError::Network { name: second.name.clone(), problem });
-        }
-        let limits_peers = |network: &&Network| {
-            let of_device = |device: &Device| !device.config.rules.peers.0.is_empty();
-            !network.peers.0.is_empty() || network.devices.iter().any(of_device)
-        };
-        if let Some(network) = self.networks.iter().find(limits_peers) {
-            let problem = "peers belongs to the backend rxe: the host's adapter asks nobody".to_owned();
-            return Err(ConfigError::Network { name: network.name.clone(), problem });
         }
         let shares = self.devices().find(|(_, device)| device.share != ShareConfig::default());
         if let Some((_, device)) = shares {
@@ -473,6 +464,7 @@ mod tests {
         };
         load(&[], &["name=0", "name=1"]).unwrap();
         load(&["name=tenant"], &["name=0,network=tenant"]).unwrap();
+        load(&["name=tenant,peers=10.0.0.0/8"], &["name=0,network=tenant,peers=10.1.0.0/16"]).unwrap();
         for (networks, devices, word) in [
             (&[][..], &["name=0,uplink=tap:t"][..], "device 0: uplink and nic belong to the backend rxe"),
             (&["name=a,uplink=tap:t"], &["name=0"], "network a: uplink and nic belong to the backend rxe"),

@@ -67,8 +67,8 @@ keys! {
         vlan: Option<VlanWord>,
         /// Longest IP packet, 576 to 65535 bytes.
         ///
-        /// In a tunnel the default is 1450 over IPv4 and 1430 over IPv6. The path MTU of the RDMA ports follows from
-        /// it.
+        /// In a tunnel the default is 1450 over IPv4 and 1430 over IPv6. Without an uplink it is 9000, what network
+        /// cards of ours carry. The path MTU of the RDMA ports follows from it.
         ["mtu", "BYTES", "1500"]
         mtu: Option<u32>,
         /// What the network carries, in bits per second.

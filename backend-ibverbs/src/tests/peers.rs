@@ -1,0 +1,139 @@
+//! With whom a device may talk.
+
+use pvrdma_verbs::testing::{End, Node, gid};
+use pvrdma_verbs::{
+    Access, AddressRule, Gid, GidType, Hca, MemoryRegion, MrRequest, Peers, QpAttrMask as M, QpAttrs, QpState, QpType,
+    Qpn, QueuePair, Rules, SendData, SendOp, Sge, UdDestination, VerbsError, WcStatus,
+};
+
+use super::{counter, qpn};
+use crate::fake::FakeBackend;
+use crate::hca::IbvHca;
+
+/// A state of a QP by the library's number.
+const INIT: i32 = 1;
+
+fn peers(text: &str) -> Peers {
+    Peers(text.split_whitespace().map(|prefix| prefix.parse().unwrap()).collect())
+}
+
+/// Those of a device.
+fn own(text: &str) -> Rules {
+    Rules { peers: peers(text), ..Rules::default() }
+}
+
+/// A device with the GID of its number.
+fn ruled(backend: &FakeBackend, number: u8, rules: Rules) -> Node<IbvHca> {
+    let node = Node::with_rules(backend, number, 8 << 20, Rules { addresses: AddressRule::ANY, ..rules });
+    node.hca.bind_gid(0, gid(number), GidType::RoceV2).unwrap();
+    node
+}
+
+/// Takes a new QP to RTR, with a peer of this address. Returns `false` if it may not be one.
+fn connects(backend: &FakeBackend, node: &Node<IbvHca>, dgid: Gid) -> bool {
+    let end = node.qp(QpType::Rc);
+    let mut attrs = QpAttrs { state: QpState::Rtr, ..End::toward(&end) };
+    attrs.av.dgid = dgid;
+    end.change(QpState::Init, attrs, M::PKEY_INDEX | M::PORT | M::ACCESS_FLAGS);
+    let mask = M::AV | M::PATH_MTU | M::DEST_QPN | M::RQ_PSN | M::MAX_DEST_RD_ATOMIC | M::MIN_RNR_TIMER;
+    let result = end.qp.modify(&attrs, mask | M::STATE);
+    let refused = matches!(result, Err(VerbsError::NotAllowed(_)));
+    assert!(refused || result.is_ok(), "{result:?}");
+    assert_eq!((backend.host.qp_state(qpn(&end)) == INIT, end.state() == QpState::Init), (refused, refused));
+    !refused
+}
+
+/// Before, the configuration refused `peers` with this adapter: it asked nobody.
+#[test]
+fn sec_c2_connections_are_made_with_peers_only() {
+    for (rules, allowed) in [
+        (Rules::default(), [true; 4]),
+        // Itself, a guest of this process, another one, somebody beyond.
+        (own("10.0.0.2"), [true, true, false, false]),
+        (own("10.0.0.2 10.0.0.99"), [true, true, false, true]),
+        (own("fd00::/8"), [true, false, false, false]),
+        (Rules { network_peers: peers("10.0.0.99/32"), ..own("10.0.0.0/24") }, [true, false, false, true]),
+    ] {
+        let backend = FakeBackend::new();
+        let node = ruled(&backend, 1, rules);
+        let others = [2, 3].map(|number| ruled(&backend, number, Rules::default()));
+        let reached = [1, 2, 3, 99].map(|number| connects(&backend, &node, gid(number)));
+        assert_eq!(reached, allowed);
+        let refused = allowed.iter().filter(|allowed| !**allowed).count();
+        assert_eq!(counter(&node, "peers_refused"), refused as u64);
+        // The other end of a connection is held to the same rule.
+        for (other, allowed) in others.iter().zip([allowed[1], allowed[2]]) {
+            assert_eq!(connects(&backend, other, gid(1)), allowed);
+            assert_eq!(counter(other, "peers_refused"), u64::from(!allowed));
+        }
+    }
+}
+
+/// A path that changes later is held to the rule as well.
+#[test]
+fn sec_c2_a_connection_does_not_move_to_somebody_else() {
+    let backend = FakeBackend::new();
+    let node = ruled(&backend, 1, own("10.0.0.2"));
+    let end = node.qp(QpType::Rc);
+    end.connect(&end, |attrs| attrs.av.dgid = gid(2));
+    end.change(QpState::Sqd, QpAttrs::default(), M::empty());
+    for (number, allowed) in [(2, true), (3, false)] {
+        let mut attrs = QpAttrs { state: QpState::Sqd, ..End::toward(&end) };
+        attrs.av.dgid = gid(number);
+        assert_eq!(end.qp.modify(&attrs, M::AV).is_ok(), allowed);
+    }
+    assert_eq!(counter(&node, "peers_refused"), 1);
+}
+
+/// A datagram is in the guest's memory when we hear of it, whoever sent it.
+#[test]
+fn sec_c2_a_device_with_peers_has_no_datagram_queue_pairs() {
+    let backend = FakeBackend::new();
+    for (rules, allowed) in [
+        (Rules::default(), true),
+        (own("0.0.0.0/0"), false),
+        (Rules { network_peers: peers("fd00::1"), ..Rules::default() }, false),
+    ] {
+        let node = ruled(&backend, 1, rules);
+        let made = node.qp_on(QpType::Ud, None, [None, None], |_| {});
+        assert_eq!((made.is_ok(), counter(&node, "peers_refused")), (allowed, u64::from(!allowed)));
+        assert!(allowed || matches!(made, Err(VerbsError::Unsupported(_))));
+        assert!(node.qp_on(QpType::Gsi, None, [None, None], |_| {}).is_ok());
+    }
+}
+
+#[test]
+fn sec_c2_management_datagrams_are_for_peers_only() {
+    for (rules, delivered) in [
+        ([Rules::default(), Rules::default()], true),
+        ([own("10.0.0.2"), own("10.0.0.1")], true),
+        ([own("10.0.0.2"), own("10.0.0.3")], false),
+        ([own("10.0.0.3"), own("10.0.0.1")], false),
+    ] {
+        let backend = FakeBackend::new();
+        let mut number = 0;
+        let [a, b] = rules.map(|rules| {
+            number += 1;
+            ruled(&backend, number, rules)
+        });
+        let dma = |node: &Node<IbvHca>| {
+            let key = node.hca.register_mr(&node.pd, MrRequest::Dma { access: Access::LOCAL_WRITE }).unwrap();
+            (Sge { addr: node.pages(1)[0], length: 256, lkey: key.lkey() }, key)
+        };
+        let ((from, _from), (to, _to)) = (dma(&a), dma(&b));
+        let (left, right) = (a.qp(QpType::Gsi), b.qp(QpType::Gsi));
+        for end in [&left, &right] {
+            end.start_datagrams(0x8001_0000);
+        }
+        right.recv(9, &[Sge { length: 296, ..to }]);
+        let to = UdDestination { qpn: Qpn::GSI, dgid: gid(2), hop_limit: 64, ..UdDestination::default() };
+        left.submit(1, SendOp::Send { data: SendData::None, to: Some(to) }, &[from]);
+        // As a datagram that is lost.
+        assert_eq!(left.scq.one().status, WcStatus::Success);
+        assert_eq!(right.rcq.poll().len(), usize::from(delivered));
+        assert_eq!(
+            (counter(&a, "gsi_delivered"), counter(&a, "peers_refused")),
+            (delivered.into(), (!delivered).into())
+        );
+    }
+}
