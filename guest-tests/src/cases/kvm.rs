@@ -35,8 +35,11 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(shared.case("kvm/nvme-fio-verify", |pair| nvme::between(pair.vms(), pair.addresses()[0], 16)));
     cases.push(shared.case("kvm/reboot", reboot));
     cases.push(shared.last_case("kvm/killed", killed));
-    cases
+    cases.into_iter().map(|case| case.slow(WHEN)).collect()
 }
+
+/// Minutes for a boot where virtualisation is emulated.
+const WHEN: &str = "takes minutes; runs when asked for: --only kvm/";
 
 /// Both functions are where the driver wants them, with MSI-X, and the VMM found real KVM.
 fn boot(pair: &VmmPair) -> Result<String> {

@@ -7,6 +7,7 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
@@ -16,6 +17,7 @@ use vm_device::bus::{PioAddress, PioAddressOffset};
 use vm_superio::serial::{NoEvents, SerialEvents};
 use vm_superio::{I8042Device, Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::timerfd::TimerFd;
 
 /// An event as the devices of `vm-superio` want it.
 #[derive(Debug)]
@@ -103,12 +105,17 @@ pub(crate) struct Input {
     port: SocketPort,
     from: File,
     drained: EventFd,
+    /// The line is a level in hardware and a pulse here. While bytes wait for the guest, it is pulsed again.
+    again: TimerFd,
     /// The port is full: nothing is read.
     paused: bool,
 }
 
 const INPUT: u32 = 0;
 const DRAINED: u32 = 1;
+const AGAIN: u32 = 2;
+/// How long bytes wait before the line is pulsed again.
+const PULSE: Duration = Duration::from_millis(20);
 /// Bytes that a port keeps for its guest.
 const FIFO: usize = 64;
 
@@ -126,7 +133,8 @@ pub(crate) fn connected(path: &Path) -> Result<(SocketPort, EventFd, Input)> {
     let output: Output = Box::new(from.try_clone()?);
     let serial = Serial::with_events(line, Drained(drained.try_clone()?), output);
     let port = Arc::new(Mutex::new(Port(serial)));
-    Ok((Arc::clone(&port), event, Input { port, from, drained, paused: false }))
+    let again = TimerFd::new()?;
+    Ok((Arc::clone(&port), event, Input { port, from, drained, again, paused: false }))
 }
 
 impl Input {
@@ -149,8 +157,33 @@ impl Input {
             }
             Ok(count) => {
                 let _ = port.0.enqueue_raw_bytes(bytes.get(..count).unwrap_or_default());
+                drop(port);
+                self.pulse_later();
             }
             Err(error) => debug!("serial port: {error}"),
+        }
+    }
+
+    fn pulse_later(&mut self) {
+        if let Err(error) = self.again.reset(PULSE, None) {
+            debug!("serial port: {error}");
+        }
+    }
+
+    /// Some time has passed. The guest may have missed a pulse.
+    fn pulse(&mut self) {
+        let _ = self.again.wait();
+        let waits = {
+            let port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
+            let waits = port.0.fifo_capacity() < FIFO;
+            if waits {
+                // Fails only if nobody has looked for 2^64 pulses.
+                let _ = port.0.interrupt_evt().trigger();
+            }
+            waits
+        };
+        if waits {
+            self.pulse_later();
         }
     }
 
@@ -163,8 +196,10 @@ impl Input {
 
 impl MutEventSubscriber for Input {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
-        if events.data() == INPUT {
-            return self.read(ops);
+        match events.data() {
+            INPUT => return self.read(ops),
+            AGAIN => return self.pulse(),
+            _ => {}
         }
         let _ = self.drained.read();
         if std::mem::take(&mut self.paused) {
@@ -173,8 +208,12 @@ impl MutEventSubscriber for Input {
     }
 
     fn init(&mut self, ops: &mut EventOps<'_>) {
-        let input = ops.add(Events::with_data(&self.from, INPUT, EventSet::IN));
-        if let Err(error) = input.and_then(|()| ops.add(Events::with_data(&self.drained, DRAINED, EventSet::IN))) {
+        let watched = [
+            Events::with_data(&self.from, INPUT, EventSet::IN),
+            Events::with_data(&self.drained, DRAINED, EventSet::IN),
+            Events::with_data(&self.again, AGAIN, EventSet::IN),
+        ];
+        if let Err(error) = watched.into_iter().try_for_each(|events| ops.add(events)) {
             // Log: once in the life of a machine, and nothing of a guest is in it.
             log::error!("serial port on descriptor {}: {error}", self.from.as_raw_fd());
         }
