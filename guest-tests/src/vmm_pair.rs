@@ -1,5 +1,5 @@
-//! Two VMs of one `pvrdma-vmm`, under KVM: on this machine where it can, otherwise in a guest that plays the host, whose
-//! processor emulates virtualisation.
+//! Two VMs of one `pvrdma-vmm`, under KVM: on this machine where it can, otherwise in a guest that plays the host,
+//! whose processor emulates virtualisation.
 
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
