@@ -107,6 +107,8 @@ pub(crate) struct Input {
     drained: EventFd,
     /// The line is a level in hardware and a pulse here. While bytes wait for the guest, it is pulsed again.
     again: TimerFd,
+    /// How long they wait for that.
+    wait: Duration,
     /// The port is full: nothing is read.
     paused: bool,
 }
@@ -114,8 +116,8 @@ pub(crate) struct Input {
 const INPUT: u32 = 0;
 const DRAINED: u32 = 1;
 const AGAIN: u32 = 2;
-/// How long bytes wait before the line is pulsed again.
-const PULSE: Duration = Duration::from_millis(20);
+/// How long bytes wait before the line is pulsed again: at first, and at most if nobody reads.
+const WAIT: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
 /// Bytes that a port keeps for its guest.
 const FIFO: usize = 64;
 
@@ -134,7 +136,7 @@ pub(crate) fn connected(path: &Path) -> Result<(SocketPort, EventFd, Input)> {
     let serial = Serial::with_events(line, Drained(drained.try_clone()?), output);
     let port = Arc::new(Mutex::new(Port(serial)));
     let again = TimerFd::new()?;
-    Ok((Arc::clone(&port), event, Input { port, from, drained, again, paused: false }))
+    Ok((Arc::clone(&port), event, Input { port, from, drained, again, wait: WAIT[0], paused: false }))
 }
 
 impl Input {
@@ -158,6 +160,7 @@ impl Input {
             Ok(count) => {
                 let _ = port.0.enqueue_raw_bytes(bytes.get(..count).unwrap_or_default());
                 drop(port);
+                self.wait = WAIT[0];
                 self.pulse_later();
             }
             Err(error) => debug!("serial port: {error}"),
@@ -165,7 +168,7 @@ impl Input {
     }
 
     fn pulse_later(&mut self) {
-        if let Err(error) = self.again.reset(PULSE, None) {
+        if let Err(error) = self.again.reset(self.wait, None) {
             debug!("serial port: {error}");
         }
     }
@@ -183,6 +186,7 @@ impl Input {
             waits
         };
         if waits {
+            self.wait = (self.wait * 2).min(WAIT[1]);
             self.pulse_later();
         }
     }

@@ -49,6 +49,34 @@ fn a_socket_feeds_the_port_as_fast_as_the_guest_reads() {
     while events.run_with_timeout(0).unwrap() > 0 {}
 }
 
+/// A guest that misses an interrupt gets another one, for as long as bytes wait.
+#[test]
+fn the_line_is_pulsed_again_while_bytes_wait() {
+    const INTERRUPT_ENABLE: u16 = 1;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("line");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (port, interrupt, input) = connected(&path).unwrap();
+    let (mut other, _) = listener.accept().unwrap();
+    let mut events: EventManager<Input> = EventManager::new().unwrap();
+    events.add_subscriber(input);
+    port.lock().unwrap().pio_write(PioAddress(0x2f8), INTERRUPT_ENABLE, &[1]);
+    // What enabling itself caused.
+    let _ = interrupt.read();
+
+    other.write_all(b"x").unwrap();
+    for _ in 0..3 {
+        while interrupt.read().is_err() {
+            assert!(events.run_with_timeout(10_000).unwrap() > 0, "nothing more will happen");
+        }
+    }
+    assert_eq!(read(&port, DATA), b'x');
+    // Drained, and the timer's last event.
+    assert!(events.run_with_timeout(10_000).unwrap() > 0);
+    while events.run_with_timeout(200).unwrap() > 0 {}
+    assert!(interrupt.read().is_err(), "nothing waits any more");
+}
+
 #[test]
 fn only_the_reset_command_resets() {
     let (mut line, event) = ResetLine::new().unwrap();
