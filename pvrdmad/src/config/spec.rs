@@ -229,8 +229,8 @@ keys! {
         congestion: Option<Switch>,
         /// Selective acknowledgements, if both agree.
         ///
-        /// The first requests of a connection set reserved bits, which other implementations ignore. Two devices of this
-        /// daemon's kind that know them recover from losses with selective acknowledgements.
+        /// The first requests of a connection set reserved bits, which other implementations ignore. Two devices of
+        /// this daemon's kind that know them recover from losses with selective acknowledgements.
         ["negotiate", "on|off", "on"]
         negotiate: Option<Switch>,
         /// Share of the device beside others of its network.
