@@ -140,9 +140,23 @@ pub struct StatusArgs {
     /// Which daemon.
     #[command(flatten)]
     pub daemon: DaemonArgs,
-    /// JSON instead of a table.
-    #[arg(long)]
+    /// As --format json.
+    #[arg(long, conflicts_with = "format")]
     pub json: bool,
+    /// For people, programs, or monitoring [default: table]
+    #[arg(long, value_enum, value_name = "table|json|openmetrics", hide_possible_values = true)]
+    pub format: Option<StatusFormat>,
+}
+
+/// How a status is printed.
+#[derive(clap::ValueEnum, Clone, Copy, PartialEq, Eq, Debug)]
+pub enum StatusFormat {
+    /// Tables for people.
+    Table,
+    /// All there is, with what the counters mean.
+    Json,
+    /// Numbers, for Prometheus and its like.
+    Openmetrics,
 }
 
 /// Arguments of `show`.

@@ -33,7 +33,7 @@ use serde_json::Value;
 use crate::control_access::ControlAccess;
 use crate::protocol::{Reply, Request, VERSION, printable, printable_text};
 use crate::socket::{SocketFile, user};
-use crate::status::{DaemonStatus, by_name};
+use crate::status::{DaemonStatus, by_name, catalogue};
 use crate::supervisor::{CaptureError, Supervisor};
 
 /// In front of lines of the log.
@@ -180,9 +180,13 @@ impl Server {
 
     fn answer(&self, request: Request) -> Response {
         match request {
-            Request::Status {} => {
-                let control = by_name(&self.access.counters.list());
-                Response::Ok(Box::new(DaemonStatus { control, ..self.supervisor.status() }))
+            Request::Status { describe } => {
+                let (own, mut status) = (self.access.counters.list(), self.supervisor.status(describe));
+                status.control = by_name(&own);
+                if describe {
+                    status.counters.extend(catalogue(&own));
+                }
+                Response::Ok(Box::new(status))
             }
             Request::Show { device, object } => {
                 self.supervisor.show(&device, object).map_or_else(Response::Error, Response::Objects)
@@ -227,12 +231,12 @@ fn send(mut stream: &UnixStream, response: &Response) -> io::Result<()> {
     stream.write_all(&text)
 }
 
-/// Asks a running daemon how it is.
+/// Asks a running daemon how it is, and what its counters mean if it is to describe them.
 ///
 /// # Errors
 /// Nobody answers there, or not in the way we understand.
-pub fn ask_status(path: &Path) -> Result<DaemonStatus> {
-    let (_, response) = ask(path, &Request::Status {})?;
+pub fn ask_status(path: &Path, describe: bool) -> Result<DaemonStatus> {
+    let (_, response) = ask(path, &Request::Status { describe })?;
     match response {
         Response::Ok(status) => Ok(*status),
         _ => bail!("{}: the answer is not understood", path.display()),

@@ -9,7 +9,9 @@ use env_logger::Env;
 use log::info;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
-use pvrdmad::cli::{CaptureArgs, Cli, Command, DaemonArgs, LimitsArgs, ServeArgs, ShowArgs, StatusArgs, WorkerArgs};
+use pvrdmad::cli::{
+    CaptureArgs, Cli, Command, DaemonArgs, LimitsArgs, ServeArgs, ShowArgs, StatusArgs, StatusFormat, WorkerArgs,
+};
 use pvrdmad::config::{Config, ConfigError, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
@@ -87,9 +89,13 @@ fn wait_for_end(signals: &mut Signals) {
 }
 
 fn status(args: &StatusArgs) -> Result<()> {
-    let status = control::ask_status(&args.daemon.control()?)?;
-    let text = if args.json { serde_json::to_string_pretty(&status)? + "\n" } else { status.render() };
-    print(&text)
+    let format = args.format.unwrap_or(if args.json { StatusFormat::Json } else { StatusFormat::Table });
+    let status = control::ask_status(&args.daemon.control()?, format != StatusFormat::Table)?;
+    print(&match format {
+        StatusFormat::Table => status.render(),
+        StatusFormat::Json => serde_json::to_string_pretty(&status)? + "\n",
+        StatusFormat::Openmetrics => status.openmetrics()?,
+    })
 }
 
 fn show(args: &ShowArgs) -> Result<()> {

@@ -1,6 +1,7 @@
 //! The program from its start to its end.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Read, Write};
 use std::os::fd::AsRawFd;
@@ -139,6 +140,61 @@ fn word(client: &mut Client, region: u32, offset: u64) -> u32 {
     let mut word = [0; 4];
     client.region_read(region, offset, &mut word).unwrap();
     u32::from_le_bytes(word)
+}
+
+/// Lines as the OpenMetrics specification has them (section "Text Format"), with types and units that fit the names,
+/// and the numbers of the JSON status.
+#[test]
+fn metrics_are_openmetrics() {
+    let place = Place::new();
+    let _running = place.start();
+    let _client = Client::new(&place.path("a.sock")).unwrap();
+    let output = place.ask(&["--format", "openmetrics"]);
+    assert!(output.status.success(), "{output:?}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut lines: Vec<_> = text.strip_suffix("# EOF\n").unwrap().lines().collect();
+    let (mut types, mut samples) = (BTreeMap::new(), BTreeMap::new());
+    let mut family = "";
+    for line in lines.drain(..) {
+        let words: Vec<_> = line.splitn(4, ' ').collect();
+        match *words {
+            ["#", "HELP", name, help] => {
+                assert!(name.starts_with("pvrdma_") && help.ends_with('.'), "{line}");
+                family = name;
+            }
+            ["#", "TYPE", name, kind] => {
+                assert_eq!((name, types.insert(name, kind)), (family, None), "{line}");
+                assert!(["counter", "gauge"].contains(&kind), "{line}");
+            }
+            ["#", "UNIT", name, unit] => {
+                assert!(name == family && name.ends_with(&format!("_{unit}")), "{line}");
+            }
+            _ => {
+                let (sample, value) = line.rsplit_once(' ').unwrap();
+                let (name, labels) = sample.split_once('{').unwrap_or((sample, "}"));
+                assert_eq!(
+                    name,
+                    if types[family] == "counter" { format!("{family}_total") } else { family.to_owned() }
+                );
+                assert!(labels.ends_with('}'), "{line}");
+                assert!(samples.insert(sample, value.parse::<f64>().unwrap()).is_none(), "{line}");
+            }
+        }
+    }
+    let device = |name| format!("{{network=\"default\",device=\"{name}\",function=\"rdma\"}}");
+    assert_eq!(samples[&*format!("pvrdma_client_connected{}", device("vm0"))], 1.0);
+    assert_eq!(samples[&*format!("pvrdma_client_connected{}", device("vm1"))], 0.0);
+    assert_eq!(samples["pvrdma_network_running{network=\"default\"}"], 1.0);
+    // Each counter of the JSON status is there, and its description.
+    let status = place.status();
+    for (group, name) in [("counters", "vm0"), ("adapter", "vm1")] {
+        let found = status["devices"].as_array().unwrap().iter().find(|device| device["name"] == name).unwrap();
+        for counter in found[group].as_object().unwrap().keys() {
+            let total = if status["counters"][counter]["kind"] == "counter" { "_total" } else { "" };
+            assert!(samples.contains_key(&*format!("pvrdma_{counter}{total}{}", device(name))), "{counter}");
+        }
+    }
+    assert_eq!(types["pvrdma_kept_bytes"], "gauge");
 }
 
 #[test]

@@ -26,7 +26,7 @@ pub(super) fn check(device: &str, cm: &str) -> Result<()> {
     let mut ready = Vec::new();
     let daemon = Daemon::start(&config, &mut ready)?;
     ensure!(String::from_utf8_lossy(&ready).lines().count() == 2, "not both devices are ready");
-    let status = ask_status(&path("control"))?;
+    let status = ask_status(&path("control"), false)?;
     ensure!(status.backend == format!("ibverbs ({device} port 1)"), "{}", status.backend);
     ensure!(status.devices.iter().all(|device| device.port == "active"), "{}", status.render());
     drop(daemon);

@@ -16,6 +16,8 @@ pub const VERSION: u32 = 2;
 
 /// Longest reply without content, in bytes.
 const MAX_PLAIN: usize = 16 << 10;
+/// Longest status of a network without devices: it may describe its counters.
+const MAX_CATALOGUE: usize = 64 << 10;
 /// Bytes that the status of a device may have.
 const MAX_DEVICE_STATUS: usize = 64 << 10;
 /// Bytes that the objects of a device may have.
@@ -26,7 +28,11 @@ const MAX_OBJECTS: usize = 64 << 20;
 #[serde(tag = "request", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum Request {
     /// What the daemon does, or the network.
-    Status {},
+    Status {
+        /// Kind, unit and meaning of all counters as well.
+        #[serde(default)]
+        describe: bool,
+    },
     /// The objects of a device.
     Show {
         /// Which device.
@@ -119,7 +125,7 @@ impl Request {
     /// Returns `true` if only a supervisor may ask this.
     pub const fn is_internal(&self) -> bool {
         match self {
-            Self::Status {}
+            Self::Status { .. }
             | Self::Show { .. }
             | Self::Capture { .. }
             | Self::AddDevice { .. }
@@ -134,11 +140,11 @@ impl Request {
     pub const fn is_answered_by<S>(&self, reply: &Reply<S>) -> bool {
         match (self, reply) {
             (_, Reply::Error(_))
-            | (Self::Status {}, Reply::Ok(_))
+            | (Self::Status { .. }, Reply::Ok(_))
             | (Self::Show { .. }, Reply::Objects(_))
             | (Self::Capture { .. }, Reply::Capturing {})
             | (Self::Limits { .. }, Reply::Limits(_)) => true,
-            (Self::Status {} | Self::Show { .. } | Self::Capture { .. } | Self::Limits { .. }, _) => false,
+            (Self::Status { .. } | Self::Show { .. } | Self::Capture { .. } | Self::Limits { .. }, _) => false,
             (_, reply) => matches!(reply, Reply::Done {}),
         }
     }
@@ -151,7 +157,7 @@ impl Request {
     /// Bytes of the longest reply that a worker with so many devices has to this.
     pub const fn max_reply(&self, devices: usize) -> usize {
         match self {
-            Self::Status {} => MAX_PLAIN.saturating_add(MAX_DEVICE_STATUS.saturating_mul(devices)),
+            Self::Status { .. } => MAX_CATALOGUE.saturating_add(MAX_DEVICE_STATUS.saturating_mul(devices)),
             Self::Show { .. } => MAX_OBJECTS,
             _ => MAX_PLAIN,
         }

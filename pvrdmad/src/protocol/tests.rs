@@ -104,11 +104,11 @@ fn descriptors_that_nobody_wants_end_it() {
 #[test]
 fn requests_are_what_the_control_socket_takes() {
     let request: Request = serde_json::from_value(json!({"request": "status"})).unwrap();
-    assert!(matches!(request, Request::Status {}) && !request.is_internal());
+    assert!(matches!(request, Request::Status { .. }) && !request.is_internal());
     let request = json!({"request": "show", "device": "vm0", "object": "qp"});
     let request: Request = serde_json::from_value(request).unwrap();
     assert!(matches!(&request, Request::Show { object: ObjectKind::Qp, .. }));
-    assert!(request.max_reply(1) > Request::Status {}.max_reply(100));
+    assert!(request.max_reply(1) > Request::Status { describe: true }.max_reply(100));
     let request = json!({"request": "remove-device", "device": "vm0"});
     let remove: Request = serde_json::from_value(request).unwrap();
     assert!(!remove.is_internal() && remove.is_answered_by::<()>(&Reply::Done {}));

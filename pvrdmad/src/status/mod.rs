@@ -1,12 +1,16 @@
 //! What the daemon says about itself: as data, and as tables for people.
 
+mod catalogue;
 mod limits;
+mod openmetrics;
 mod render;
 mod report;
 mod reporter;
 mod show;
 mod table;
 
+pub(crate) use self::catalogue::catalogue;
+pub use self::catalogue::{Catalogue, CounterInfo};
 pub use self::limits::render_limits;
 pub(crate) use self::report::by_name;
 pub use self::report::{

@@ -8,6 +8,7 @@ use pvrdma_verbs::{Counter, PortState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
+use super::catalogue::Catalogue;
 use crate::config::{MemoryFiles, Pin};
 use crate::sandbox::SandboxReport;
 
@@ -26,6 +27,9 @@ pub struct DaemonStatus {
     pub lost_mappings: u64,
     /// Counters of the control socket by name.
     pub control: BTreeMap<String, u64>,
+    /// What all counters mean. Empty unless that was asked for.
+    #[serde(default, skip_serializing_if = "Catalogue::is_empty")]
+    pub counters: Catalogue,
     /// Its networks.
     pub networks: Vec<NetworkStatus>,
     /// The devices of those networks that are running.
@@ -83,6 +87,9 @@ pub struct WorkerStatus {
     pub lost_mappings: u64,
     /// What confines the process.
     pub sandbox: Option<SandboxReport>,
+    /// What its devices' counters mean. Empty unless that was asked for.
+    #[serde(default, skip_serializing_if = "Catalogue::is_empty")]
+    pub counters: Catalogue,
     /// Its devices.
     pub devices: Vec<DeviceReport>,
 }

@@ -8,10 +8,11 @@ use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PciFunction, PvrdmaDevic
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_rxe::capture::CaptureCounts;
 use pvrdma_rxe::{DeviceShare, Rxe, Uplink};
-use pvrdma_verbs::{Backend, VerbsError};
+use pvrdma_verbs::{Backend, Counter, VerbsError};
 use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
+use super::catalogue::{Catalogue, catalogue};
 use super::report::{
     AddressReport, CaptureReport, ClientReport, DeviceReport, MemoryReport, NetworkReport, NicReport, ShareReport,
     by_name, port_word,
@@ -71,9 +72,13 @@ pub(crate) struct NicReporter {
 }
 
 impl NicReporter {
+    fn counters(&self) -> Vec<Counter> {
+        [self.device.status().counters, self.stats.counters.list()].concat()
+    }
+
     fn report(&self, socket: &Path) -> NicReport {
         let status = self.device.status();
-        let counters = [status.counters, self.stats.counters.list()].concat();
+        let counters = self.counters();
         NicReport {
             socket: socket.display().to_string(),
             client: ClientReport { connected: self.stats.is_connected() },
@@ -139,6 +144,15 @@ impl Reporter {
             nic: self.nic.as_ref().zip(self.device.nic_socket.as_deref()).map(|(nic, socket)| nic.report(socket)),
             status: members(&status),
         }
+    }
+
+    /// What the counters of the report mean.
+    pub(crate) fn catalogue(&self) -> Catalogue {
+        let status = self.function.device_status();
+        let own = [status.counters, status.adapter, self.irqs.counters.list(), self.stats.counters.list()].concat();
+        let port = self.port.as_ref().map(Uplink::counters).unwrap_or_default();
+        let nic = self.nic.as_ref().map(NicReporter::counters).unwrap_or_default();
+        catalogue(own.iter().chain(&port).chain(&nic))
     }
 
     fn address_report(&self) -> AddressReport {

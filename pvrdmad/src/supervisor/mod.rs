@@ -92,13 +92,16 @@ impl Supervisor {
         self.all().iter().for_each(|network| network.begin_stop());
     }
 
-    /// Everything at this moment. Workers are asked all at once; one that does not reply in time is said not to.
-    pub(crate) fn status(&self) -> DaemonStatus {
+    /// Everything at this moment, and what the counters mean if that is to be described. Workers are asked all at once;
+    /// one that does not reply in time is said not to.
+    pub(crate) fn status(&self, describe: bool) -> DaemonStatus {
         let networks = self.all();
-        let asked: Vec<_> = networks.iter().map(|network| network.ask_status()).collect();
+        let asked: Vec<_> = networks.iter().map(|network| network.ask_status(describe)).collect();
         let deadline = Instant::now() + self.timing.status;
         let replies = networks.iter().zip(asked).map(|(network, asked)| network.status(asked, deadline));
-        let (networks, said): (Vec<_>, Vec<_>) = replies.unzip();
+        let (networks, mut said): (Vec<_>, Vec<_>) = replies.unzip();
+        let described = said.iter_mut().flatten().flat_map(|status| std::mem::take(&mut status.counters));
+        let counters = described.filter(|_| describe).collect();
         let lost_mappings = said.iter().flatten().map(|status| status.lost_mappings).fold(0, u64::saturating_add);
         let devices: Vec<DeviceReport> = said.into_iter().flatten().flat_map(|status| status.devices).collect();
         DaemonStatus {
@@ -109,6 +112,7 @@ impl Supervisor {
             lost_mappings,
             // Whoever serves the socket knows them.
             control: BTreeMap::new(),
+            counters,
             networks,
             devices,
         }

@@ -104,11 +104,11 @@ impl Network {
     }
 
     /// Asks for the status, without waiting for it.
-    pub(super) fn ask_status(&self) -> AskedStatus {
+    pub(super) fn ask_status(&self, describe: bool) -> AskedStatus {
         match &self.runs {
-            Runs::Here(worker) => AskedStatus::Known(Box::new(worker.status())),
+            Runs::Here(worker) => AskedStatus::Known(Box::new(worker.status(describe))),
             Runs::Process(process) => {
-                process.ask(Request::Status {}, &[]).map_or_else(AskedStatus::None, AskedStatus::Owed)
+                process.ask(Request::Status { describe }, &[]).map_or_else(AskedStatus::None, AskedStatus::Owed)
             }
         }
     }

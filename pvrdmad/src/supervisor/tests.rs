@@ -62,7 +62,7 @@ fn caught(lie: &str) -> String {
     let supervisor = supervisor.unwrap();
     let start = Instant::now();
     loop {
-        let status = supervisor.status();
+        let status = supervisor.status(false);
         let [honest, liar] = &status.networks[..] else { panic!("{status:?}") };
         assert_eq!((honest.state, honest.restarts), (NetworkState::Running, 0), "{lie}");
         assert_eq!(status.devices.first().map(DeviceReport::name), Some("vm1"), "{lie}");
@@ -124,7 +124,7 @@ fn a_device_that_a_worker_does_not_take() {
         assert_eq!(files(), 2, "{lie}: a socket is left");
         let start = Instant::now();
         loop {
-            let status = supervisor.status();
+            let status = supervisor.status(false);
             let [honest, liar] = &status.networks[..] else { panic!("{status:?}") };
             assert_eq!((honest.state, honest.restarts), (NetworkState::Running, 0), "{lie}");
             assert_eq!(liar.devices, ["vm2"], "{lie}");
@@ -146,7 +146,7 @@ fn a_device_that_a_worker_does_not_take() {
 #[test]
 fn a_worker_speaks_for_its_own_devices() {
     let (_folder, supervisor) = start("impostor");
-    let status = supervisor.unwrap().status();
+    let status = supervisor.unwrap().status(false);
     let names: Vec<_> = status.devices.iter().map(DeviceReport::name).collect();
     assert_eq!(names, ["vm1", "vm2"]);
     assert_eq!(status.devices.last().unwrap().socket, "\u{fffd}[31mred");
@@ -158,7 +158,7 @@ fn a_flood_of_requests_is_taken_in_turns() {
     let (_folder, supervisor) = start("upcall-flood");
     let supervisor = supervisor.unwrap();
     for _ in 0..20 {
-        let status = supervisor.status();
+        let status = supervisor.status(false);
         assert_eq!(status.networks[0].state, NetworkState::Running);
         assert_eq!((status.networks[1].restarts, &status.networks[1].lost_vms[..]), (0, &[][..]));
     }
@@ -168,7 +168,7 @@ fn a_flood_of_requests_is_taken_in_turns() {
 #[test]
 fn requests_beyond_the_configuration_are_refused() {
     let (_folder, supervisor) = start("asks-too-much");
-    let status = supervisor.unwrap().status();
+    let status = supervisor.unwrap().status(false);
     assert_eq!(status.networks[1].state, NetworkState::Running, "{:?}", status.networks);
 }
 
@@ -197,7 +197,7 @@ fn fake_worker() {
                 _ => say(&stream, id, &json!({"done": {}})),
             },
             Request::Serve { .. } | Request::RemoveDevice { .. } => say(&stream, id, &json!({"done": {}})),
-            Request::Status {} => status(&stream, upcalls.as_ref().unwrap(), &lie, id),
+            Request::Status { .. } => status(&stream, upcalls.as_ref().unwrap(), &lie, id),
             other => panic!("{other:?}"),
         }
     }

@@ -80,7 +80,7 @@ impl Worker {
     /// Does what is asked. Descriptors that come with a request that takes none are closed.
     pub fn handle(&self, request: Request, fds: Vec<OwnedFd>) -> Reply {
         let reply = match request {
-            Request::Status {} => Ok(Reply::Ok(Box::new(self.status()))),
+            Request::Status { describe } => Ok(Reply::Ok(Box::new(self.status(describe)))),
             Request::Show { device, object } => self.show(&device, object).map(Reply::Objects),
             Request::Capture { device, snaplen } => self.capture(&device, snaplen, fds).map(|()| Reply::Capturing {}),
             Request::Serve { device, link } => self.serve(*device, link, fds).map(|()| Reply::Done {}),
@@ -177,12 +177,14 @@ impl Worker {
         Ok(function.limits())
     }
 
-    /// What the network does.
-    pub fn status(&self) -> WorkerStatus {
+    /// What the network does, and what the counters mean if that is to be described.
+    pub fn status(&self, describe: bool) -> WorkerStatus {
         let devices = self.devices.lock();
+        let described = devices.iter().filter(|_| describe).flat_map(|served| served.reporter.catalogue());
         WorkerStatus {
             lost_mappings: sigbus::replaced(),
             sandbox: sandbox::report(),
+            counters: described.collect(),
             devices: devices.iter().map(|served| served.reporter.report()).collect(),
         }
     }

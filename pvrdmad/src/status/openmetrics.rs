@@ -1,0 +1,187 @@
+//! A status in the OpenMetrics text format, which Prometheus and others read.
+//!
+//! Counters keep their names, behind `pvrdma_`. What a device counts has the labels `network` and `device`, and
+//! `function`: `rdma`, or `ethernet` for the network function beside it.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::{self, Registry};
+use pvrdma_verbs::{Kind, Unit};
+
+use super::catalogue::CounterInfo;
+use super::report::{DaemonStatus, DeviceReport, NetworkState, NetworkStatus, ShareReport};
+
+/// Of a sample, in their order.
+type Labels = Vec<(String, String)>;
+
+/// What is said of one thing.
+#[derive(Debug)]
+struct Family {
+    info: CounterInfo,
+    /// One for each set of labels.
+    samples: BTreeMap<Labels, f64>,
+}
+
+/// What is said, by name.
+#[derive(Debug, Default)]
+struct Families(BTreeMap<String, Family>);
+
+impl DaemonStatus {
+    /// In the OpenMetrics text format.
+    ///
+    /// # Errors
+    /// None: a text takes all that is written to it.
+    pub fn openmetrics(&self) -> Result<String, fmt::Error> {
+        let mut families = Families::default();
+        families.daemon(self);
+        for network in &self.networks {
+            families.network(network);
+        }
+        for device in &self.devices {
+            families.device(self, device);
+        }
+        let mut registry = Registry::with_prefix("pvrdma");
+        registry.register_collector(Box::new(families));
+        let mut text = String::new();
+        text::encode(&mut text, &registry)?;
+        Ok(text)
+    }
+}
+
+impl Families {
+    fn add(&mut self, name: &str, info: impl FnOnce() -> CounterInfo, labels: &[(&str, &str)], value: f64) {
+        let family =
+            self.0.entry(name.to_owned()).or_insert_with(|| Family { info: info(), samples: BTreeMap::default() });
+        let labels = labels.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
+        family.samples.insert(labels, value);
+    }
+
+    fn total(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: u64) {
+        self.add(name, || info(Kind::Counter, name, help), labels, number(value));
+    }
+
+    fn gauge(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: u64) {
+        self.add(name, || info(Kind::Gauge, name, help), labels, number(value));
+    }
+
+    fn is(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: bool) {
+        self.gauge(name, help, labels, value.into());
+    }
+
+    /// Numbers that the catalogue of the status knows. Others are no metrics.
+    fn counters<'a>(
+        &mut self,
+        status: &DaemonStatus,
+        labels: &[(&str, &str)],
+        counters: impl Iterator<Item = (&'a str, u64)>,
+    ) {
+        for (name, value) in counters {
+            if let Some(info) = status.counters.get(name) {
+                self.add(name, || info.clone(), labels, number(value));
+            }
+        }
+    }
+
+    fn daemon(&mut self, status: &DaemonStatus) {
+        let labels = [("version", status.version.as_str()), ("backend", &status.backend)];
+        self.gauge("daemon", "Which daemon this is: always 1.", &labels, 1);
+        self.gauge("uptime_seconds", "Seconds since the daemon began.", &[], status.uptime_s);
+        let help = "Mappings of guest memory that clients took away.";
+        self.total("lost_mappings", help, &[], status.lost_mappings);
+        self.counters(status, &[], pairs(&status.control));
+    }
+
+    fn network(&mut self, network: &NetworkStatus) {
+        let labels = [("network", network.name.as_str())];
+        let running = network.state == NetworkState::Running;
+        self.is("network_running", "The process of the network serves, and says so in time.", &labels, running);
+        self.total("network_restarts", "Processes of the network that ended.", &labels, network.restarts);
+        let lost = network.lost_vms.len() as u64;
+        let help = "Devices that the end of a process took from their VM, which has to restart.";
+        self.gauge("network_lost_vms", help, &labels, lost);
+    }
+
+    fn device(&mut self, status: &DaemonStatus, device: &DeviceReport) {
+        let labels = [("network", device.network.name.as_str()), ("device", device.name())];
+        let of = |function| [labels[0], labels[1], ("function", function)];
+        let rdma = of("rdma");
+        self.is("client_connected", "A VMM uses the function.", &rdma, device.client.connected);
+        self.is("driver_active", "A guest's driver has started the function.", &rdma, device.phase() == "active");
+        self.is("port_active", "The port of the device is active.", &labels, device.port == "active");
+        for (kind, count) in device.numbers("objects") {
+            let labels = [labels[0], labels[1], ("kind", kind)];
+            self.gauge("objects", "Objects that the guest has made.", &labels, count);
+        }
+        let memory = &device.memory.status;
+        self.gauge("memory_mapped_bytes", "Guest memory that is mapped.", &labels, memory.mapped_bytes);
+        self.gauge("memory_pinned_bytes", "Guest memory that is kept resident.", &labels, memory.pinned_bytes);
+        self.gauge("captures", "Captures that run.", &labels, device.capture.active);
+        self.total("captured_frames", "Frames that were captured.", &labels, device.capture.frames);
+        self.total("capture_dropped_frames", "Frames that captures lack.", &labels, device.capture.dropped);
+        if let Some(share) = &device.share {
+            self.share(share, &labels);
+        }
+        self.counters(status, &rdma, device.numbers("counters").chain(device.numbers("adapter")));
+        self.counters(status, &rdma, pairs(&device.network.counters));
+        if let Some(nic) = &device.nic {
+            let ethernet = of("ethernet");
+            self.is("client_connected", "A VMM uses the function.", &ethernet, nic.client.connected);
+            self.is("driver_active", "A guest's driver has started the function.", &ethernet, nic.active);
+            self.counters(status, &ethernet, pairs(&nic.counters));
+        }
+    }
+
+    fn share(&mut self, share: &ShareReport, labels: &[(&str, &str)]) {
+        let seconds = |nanoseconds| number(nanoseconds) / 1e9;
+        for (thread, time) in [("engine", share.worker_ns), ("port", share.port_ns)] {
+            let name = "processor_seconds";
+            let help = "Time that threads of the daemon have worked for the device.";
+            let labels = [labels, &[("thread", thread)]].concat();
+            self.add(name, || info(Kind::Counter, name, help), &labels, seconds(time));
+        }
+        self.total("throttled", "Times that its rate had the device wait.", labels, share.throttled);
+    }
+}
+
+impl Collector for Families {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
+        for (name, Family { info, samples }) in &self.0 {
+            let kind = match info.kind {
+                Kind::Counter => MetricType::Counter,
+                Kind::Gauge => MetricType::Gauge,
+            };
+            // The encoder says the unit again.
+            let units = [("_bytes", registry::Unit::Bytes), ("_seconds", registry::Unit::Seconds)];
+            let unit = units.iter().find_map(|(suffix, unit)| Some((name.strip_suffix(suffix)?, unit)));
+            let (name, unit) = unit.map_or((name.as_str(), None), |(name, unit)| (name, Some(unit)));
+            let mut family = encoder.encode_descriptor(name, &info.help, unit, kind)?;
+            for (labels, value) in samples {
+                let mut sample = family.encode_family(labels)?;
+                match info.kind {
+                    Kind::Counter => sample.encode_counter::<NoLabelSet, _, f64>(value, None)?,
+                    Kind::Gauge => sample.encode_gauge(value)?,
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn info(kind: Kind, name: &str, help: &str) -> CounterInfo {
+    let unit = if name.ends_with("_bytes") { Unit::Bytes } else { Unit::None };
+    CounterInfo { kind, unit, help: help.to_owned() }
+}
+
+fn pairs(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&str, u64)> {
+    counters.iter().map(|(name, &value)| (name.as_str(), value))
+}
+
+/// As metrics have it: exact up to 2^53.
+#[expect(clippy::cast_precision_loss, reason = "the format has no other numbers")]
+const fn number(value: u64) -> f64 {
+    value as f64
+}
