@@ -50,9 +50,6 @@ pub use gso::GsoLink;
 pub use interface_name::InterfaceName;
 pub use offload::Offload;
 
-/// The number of TCP in the protocol field of an IP header.
-const PROTOCOL_TCP: u8 = 6;
-
 /// Everything that links of any kind count, at zero.
 pub fn all_counters() -> Vec<Counter> {
     let mut list = vxlan::all_counters();

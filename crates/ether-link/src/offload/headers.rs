@@ -2,10 +2,11 @@
 
 use pvrdma_roce::wire::{Checksum, EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT, Udp};
 
-use crate::PROTOCOL_TCP;
-
 /// Longest headers that we take apart: IPv6 and TCP with all its options, tagged.
 pub(crate) const MAX_HEADERS: usize = Ethernet::UNTAGGED_LEN + Ethernet::TAG_LEN + 40 + 60;
+
+/// The number of TCP in the protocol field of an IP header.
+pub(crate) const PROTOCOL_TCP: u8 = 6;
 
 const TCP_FIN_PSH: u8 = 0x09;
 const TCP_CWR: u8 = 0x80;
