@@ -307,9 +307,11 @@ impl Endpoint {
     fn leave_local(&self, half: &mut SendHalf, guard: &MemoryGuard<'_>) -> Run {
         let SendHalf { requester, route, .. } = half;
         if matches!(route, Route::Unresolved(_))
+            && let Some(port) = &self.fabric.port
             && let Some(path) = self.wire_path(&requester.attrs)
         {
-            *route = Route::Wire(WireRequester::new(&self.qp, &requester.attrs, path, &self.fabric.windows));
+            let wire = WireRequester::new(port, &self.qp, &requester.attrs, path, &self.fabric.windows);
+            *route = Route::Wire(wire);
             requester.stop_waiting();
             return Run::Again;
         }

@@ -200,6 +200,11 @@ impl Port {
         self.policy.rules.congestion.as_ref()
     }
 
+    /// Returns `true` if connections agree with other ends of this engine on selective acknowledgements.
+    pub(crate) const fn negotiates(&self) -> bool {
+        self.policy.rules.negotiate
+    }
+
     /// A responder that waited may send its responses.
     pub(crate) fn resume(&self, qpn: Qpn) {
         self.resumed.lock().push(qpn);

@@ -42,6 +42,8 @@ pub struct PortRules {
     pub forged: ForgedTransmits,
     /// Congestion control with these parameters.
     pub congestion: Option<Congestion>,
+    /// Connections agree with other ends of this engine on selective acknowledgements ([`pvrdma_roce::wire::OFFER`]).
+    pub negotiate: bool,
 }
 
 /// What a network function may send although it is not its own.

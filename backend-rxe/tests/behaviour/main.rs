@@ -24,6 +24,7 @@ mod integrity;
 mod life;
 mod link_state;
 mod marks;
+mod negotiation;
 mod networks;
 mod ops;
 mod panics;

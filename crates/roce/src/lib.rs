@@ -24,16 +24,17 @@
 //! go-back-N with three refinements that are invisible on the wire: what the responder is known to have executed is
 //! not retransmitted, responses of an RDMA READ are taken in any order and what is missing of them is requested
 //! again alone, and the ACK timeout backs off. A responder may buffer packets that come too early
-//! ([`ReorderBuffer`]): the requester notices, and retransmits only what is missing. Large reads are split into
-//! requests of a bounded length ([`Tuning::read_chunk`]), so that a responder that sends a whole response in one go
-//! does not flood us.
+//! ([`ReorderBuffer`]): the requester notices, and retransmits only what is missing. Two ends of this crate agree in
+//! reserved bits of the BTH that a NAK says what has come behind the packet that it names ([`wire::SackMap`]). Large
+//! reads are split into requests of a bounded length ([`Tuning::read_chunk`]), so that a responder that sends a whole
+//! response in one go does not flood us.
 //!
 //! Each half describes itself as plain data ([`Requester::inspect`], [`Responder::inspect`]).
 //!
 //! Congestion control stands beside the halves, because both send at one rate: [`ReactionPoint`].
 //!
-//! Not here: end-to-end credits (received ones are ignored, and every ACK says that it carries none, which the
-//! architecture allows everybody), automatic path migration, ATOMIC WRITE and FLUSH (refused), UC.
+//! Not here: end-to-end credits (received ones are ignored, and every ACK says that it carries none: IBA 9.7.7.2 asks
+//! HCAs for them, and RoCE peers live without), automatic path migration, ATOMIC WRITE and FLUSH (refused), UC.
 
 mod datagram;
 mod dcqcn;

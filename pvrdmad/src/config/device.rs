@@ -104,7 +104,9 @@ impl DeviceSpec {
                 return Err("nic and nic-socket are two ways to one network card".to_owned());
             }
             (None, None) if self.has_rules() && self.nic_socket.is_none() => {
-                return Err("pcp, forged-transmits and congestion are about the uplink (uplink=LINK)".to_owned());
+                return Err(
+                    "pcp, forged-transmits, congestion and negotiate are about the uplink (uplink=LINK)".to_owned()
+                );
             }
             _ => {}
         }
@@ -137,11 +139,12 @@ impl DeviceSpec {
             priority_tags: self.pcp == Some(Pcp::Always),
             forged: self.forged.unwrap_or_default(),
             congestion: (self.congestion != Some(Switch::Off)).then_some(congestion),
+            negotiate: self.negotiate != Some(Switch::Off),
         }
     }
 
     /// Returns `true` if a key about the port is given.
     const fn has_rules(&self) -> bool {
-        self.pcp.is_some() || self.forged.is_some() || self.congestion.is_some()
+        self.pcp.is_some() || self.forged.is_some() || self.congestion.is_some() || self.negotiate.is_some()
     }
 }

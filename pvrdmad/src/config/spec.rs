@@ -227,6 +227,12 @@ keys! {
         /// Its parameters are in the table `[congestion]` of the file.
         ["congestion", "on|off", "on"]
         congestion: Option<Switch>,
+        /// Selective acknowledgements, if both agree.
+        ///
+        /// The first requests of a connection set reserved bits, which other implementations ignore. Two devices of
+        /// this daemon's kind that know them recover from losses with selective acknowledgements.
+        ["negotiate", "on|off", "on"]
+        negotiate: Option<Switch>,
         /// Share of the device beside others of its network.
         ///
         /// While several are busy, each moves bytes in proportion to its weight: of the workers' time, and of the

@@ -66,8 +66,14 @@ impl WireRequester {
     }
 
     /// State of a QP whose peer is on the wire.
-    pub(crate) fn new(qp: &Qp, attrs: &QpAttrs, (path, source): (Path, BoundGid), windows: &PeerWindows) -> Box<Self> {
-        let mut transport = pvrdma_roce::Requester::new(attrs, path, room::tuning());
+    pub(crate) fn new(
+        port: &Port,
+        qp: &Qp,
+        attrs: &QpAttrs,
+        (path, source): (Path, BoundGid),
+        windows: &PeerWindows,
+    ) -> Box<Self> {
+        let mut transport = pvrdma_roce::Requester::new(attrs, path, room::tuning(port.negotiates()));
         transport.set_draining(qp.state() == QpState::Sqd);
         let share = WindowShare::new(windows, attrs.av.dgid, qp.task(), qp.pd);
         let (grace, room) = (TimeoutGrace::default(), Room::new(qp.max_send_sge));

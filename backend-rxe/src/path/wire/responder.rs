@@ -81,9 +81,10 @@ impl WireResponder {
         }
     }
 
-    fn new(attrs: &QpAttrs, (path, source): (Path, BoundGid)) -> Box<Self> {
+    fn new(port: &Port, attrs: &QpAttrs, (path, source): (Path, BoundGid)) -> Box<Self> {
+        let transport = pvrdma_roce::Responder::new(attrs, path);
         Box::new(Self {
-            transport: pvrdma_roce::Responder::new(attrs, path),
+            transport: if port.negotiates() { transport.accepting_offers() } else { transport },
             path,
             source: Some(source),
             remote: attrs.dest_qpn,
@@ -342,7 +343,7 @@ impl WireSide {
                 if !responder.connection.meet_wire() {
                     return Err(DropReason::Address);
                 }
-                wire.insert(WireResponder::new(&responder.attrs, path))
+                wire.insert(WireResponder::new(port, &responder.attrs, path))
             }
         };
         let before = wire.transport.stats();
@@ -389,6 +390,9 @@ impl WireSide {
             wire.deferred = VecDeque::new();
             wire.receive_wait = None;
             wire.reorder.clear();
+        }
+        if let Some(missing) = wire.transport.wants_received() {
+            wire.transport.set_received(wire.reorder.received(missing));
         }
         let wait = Some(&self.turns);
         let mut hooks = ResponderHooks { qp, responder, memory: guard.own(), wait, waits: false };

@@ -2,12 +2,16 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use pvrdma_roce::wire::{EtherType, Network, Packet, ROCE_PORT, build};
+use pvrdma_roce::wire::{EtherType, Network, Packet, ROCE_PORT, SackMap, build};
 
 /// Looks at everything that can be asked of a frame.
 fn look(frame: &[u8]) {
     let Ok(packet) = Packet::parse(frame) else { return };
     let _ = (packet.verify(), packet.to_string(), packet.grh_area());
+    if let Some(map) = SackMap::parse(packet.payload) {
+        assert!(map.wire_len() <= packet.payload.len());
+        assert!(map.distances().all(|distance| (1..=SackMap::MAX_DISTANCE).contains(&distance)));
+    }
     let again = build(&packet.header, packet.payload).expect("what was parsed can be built");
     let parsed = Packet::parse(&again).expect("what was built can be parsed");
     let mut header = packet.header;

@@ -7,11 +7,12 @@ use pvrdma_verbs::{SendOp, WcStatus};
 use super::Requester;
 use super::loss_recovery::{Attempt, Probe};
 use super::request::Stage;
+use super::selective::Sack;
 use super::send_state::Seq;
 use super::timers::Timer;
 use crate::ops::RequesterOps;
 use crate::rnr_backoff::RnrBackoff;
-use crate::wire::{Extension, NakCode, Operation, Packet, Syndrome, rnr_delay};
+use crate::wire::{Extension, NakCode, Operation, Packet, SackMap, Syndrome, rnr_delay};
 
 impl Requester {
     /// Takes a response that [`crate::admit_connected`] let through.
@@ -23,17 +24,28 @@ impl Requester {
             self.stats.stale += 1;
             return;
         }
+        self.sack.on_response(packet.header.bth.reserved7);
         match (operation, packet.header.extension) {
             (Some(Operation::ReadResponse), _) => self.read_response(now, seq, packet, ops),
             (Some(Operation::AtomicAcknowledge), Extension::AtomicAckEth(_, ack)) => {
                 self.atomic_response(now, seq, ack.original, ops);
             }
-            (Some(Operation::Acknowledge), Extension::Aeth(aeth)) => self.acknowledge(now, seq, aeth.syndrome, ops),
+            (Some(Operation::Acknowledge), Extension::Aeth(aeth)) => {
+                self.acknowledge(now, seq, aeth.syndrome, packet.payload, ops);
+            }
             _ => self.stats.stale += 1,
         }
     }
 
-    fn acknowledge(&mut self, now: Duration, seq: Seq, syndrome: Syndrome, ops: &mut impl RequesterOps) {
+    /// `payload` is what has come behind a missing packet, from a responder that agreed to say that.
+    fn acknowledge(
+        &mut self,
+        now: Duration,
+        seq: Seq,
+        syndrome: Syndrome,
+        payload: &[u8],
+        ops: &mut impl RequesterOps,
+    ) {
         match syndrome {
             Syndrome::Ack { .. } => {
                 self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
@@ -41,7 +53,10 @@ impl Requester {
                 self.notice_missing(now, seq + 1);
             }
             Syndrome::RnrNak { timer } => self.rnr_nak(now, seq, timer, ops),
-            Syndrome::Nak(NakCode::SequenceError) => self.sequence_nak(now, seq, ops),
+            Syndrome::Nak(NakCode::SequenceError) => match SackMap::parse(payload) {
+                Some(map) if self.sack == Sack::On && !payload.is_empty() => self.selective_ack(now, seq, &map, ops),
+                _ => self.sequence_nak(now, seq, ops),
+            },
             Syndrome::Nak(code) => {
                 let status = match code {
                     NakCode::InvalidRequest => WcStatus::RemoteInvalidRequest,
@@ -59,8 +74,9 @@ impl Requester {
     }
 
     /// Everything before `seq` was executed.
-    fn ack_until(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
+    pub(super) fn ack_until(&mut self, now: Duration, seq: Seq, ops: &mut impl RequesterOps) {
         self.snd.executed = self.snd.executed.max(seq);
+        self.scoreboard.on_executed(self.snd.executed);
         self.advance_una(now, ops);
     }
 
@@ -90,6 +106,7 @@ impl Requester {
     fn on_progress(&mut self, now: Duration, before: Seq, ops: &mut impl RequesterOps) {
         self.recovery.on_acked(now, self.snd.una, self.snd.una.saturating_sub(before), self.attrs.retry_cnt);
         self.snd.executed = self.snd.executed.max(self.snd.una);
+        self.scoreboard.on_executed(self.snd.executed);
         if self.snd.nxt < self.snd.una {
             self.skip_acked();
         }
@@ -100,6 +117,8 @@ impl Requester {
         self.complete_done(ops);
         let more = self.snd.una < self.snd.max && !self.ended;
         match probed {
+            // Whoever says what has come needs no probes for that.
+            Probe::Sent(..) if self.scoreboard.received() > 0 => {}
             Probe::Sent(seq, attempt) if more && seq == before && self.snd.una == before + 1 => match attempt {
                 // The following may be lost as well. Or nothing is, and ACKs are late that come one by one.
                 Attempt::First => self.probe_oldest(Attempt::Second),
@@ -113,10 +132,10 @@ impl Requester {
     }
 
     /// The responder has responded to everything before `newest`. Whatever of that has not come is late, or lost.
-    fn notice_missing(&mut self, now: Duration, newest: Seq) {
+    pub(super) fn notice_missing(&mut self, now: Duration, newest: Seq) {
         if !self.ended {
             self.responses.on_response(now, newest, self.snd.una);
-            self.timers.set(Timer::Reordering, self.responses.deadline(self.recovery.patience()));
+            self.restart_reordering_timer();
         }
     }
 

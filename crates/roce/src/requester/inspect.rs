@@ -5,6 +5,7 @@ use std::time::Duration;
 use pvrdma_verbs::{Psn, micros};
 use serde::Serialize;
 
+use super::selective::Sack;
 use super::send_state::wire_psn;
 use super::timers::Timer;
 use super::{Requester, RequesterStats};
@@ -51,6 +52,10 @@ pub struct RequesterInspect {
     pub backoff: u32,
     /// The peer was seen to keep packets that come behind a gap.
     pub peer_reorders: bool,
+    /// The peer says what it keeps behind a gap (selective acknowledgements).
+    pub sack: bool,
+    /// PSNs that it keeps there now.
+    pub sacked: u64,
     /// The timers that run.
     pub timers: Vec<RunningTimer>,
     /// In SQD: nothing new is started.
@@ -82,6 +87,8 @@ impl Requester {
             rnr_retries_left: self.recovery.rnr_retries,
             backoff: self.recovery.backoff,
             peer_reorders: self.recovery.peer_reorders,
+            sack: self.sack == Sack::On,
+            sacked: self.scoreboard.received(),
             timers: running
                 .map(|(timer, at)| RunningTimer { timer, due_in_us: micros(at.saturating_sub(now)) })
                 .collect(),

@@ -166,6 +166,18 @@ impl LossRecovery {
         self.retransmit = self.retransmit.filter(|&seq| seq >= una);
     }
 
+    /// What `has` says has come behind a gap.
+    pub(super) fn on_sacked(&mut self, now: Duration, has: impl Fn(Seq) -> bool) {
+        if self.rtt.on_sacked(now, has) {
+            self.probe_backoff = 0;
+        }
+    }
+
+    /// The packet at `seq` is about to be retransmitted, and no other.
+    pub(super) fn on_lost(&mut self, seq: Seq) {
+        self.rtt.on_retransmit_of(seq);
+    }
+
     /// An ACK timeout.
     pub(super) const fn on_timeout(&mut self) {
         self.backoff = self.backoff.saturating_add(1);

@@ -7,6 +7,7 @@
 //! * `transmit`, with `packet_plan` and `ack_policy`: what is sent next;
 //! * `acks`, with `response_tracker`: what ACKs, NAKs and responses with data do;
 //! * `retransmit`, with `loss_recovery` and `rtt`: what happens when something was lost;
+//! * `selective`, with `scoreboard`: the same if the responder says what it has;
 //! * `timers`: when something has to happen by itself;
 //! * `inspect`: how it all looks from outside.
 
@@ -19,6 +20,8 @@ mod request;
 mod response_tracker;
 mod retransmit;
 mod rtt;
+mod scoreboard;
+mod selective;
 mod send_state;
 mod timers;
 mod transmit;
@@ -35,13 +38,15 @@ use ack_policy::AckPolicy;
 use loss_recovery::{LossRecovery, Probe};
 use request::{Request, Stage};
 use response_tracker::ResponseTracker;
+use scoreboard::Scoreboard;
+use selective::Sack;
 use send_state::{SendState, Seq};
 use timers::TimerTable;
 
 /// Finished requests that are kept for their buffers.
 const MAX_SPARE: usize = 8;
 
-/// How a requester uses the network. Nothing of it needs the peer's consent.
+/// How a requester uses the network. Nothing but `negotiate` needs the peer's consent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Tuning {
     /// PSNs that may be in flight at a time. Against a software responder keep it below what its socket buffer holds.
@@ -52,11 +57,13 @@ pub struct Tuning {
     pub requests: usize,
     /// Fast registrations that may be posted and not started: each holds a list of pages.
     pub page_lists: usize,
+    /// First requests offer to take selective acknowledgements ([`crate::wire::OFFER`]).
+    pub negotiate: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { window: 256, read_chunk: 64, requests: 128, page_lists: 8 }
+        Self { window: 256, read_chunk: 64, requests: 128, page_lists: 8, negotiate: false }
     }
 }
 
@@ -102,6 +109,8 @@ pub struct Requester {
     read_split: Option<Seq>,
     ack_policy: AckPolicy,
     recovery: LossRecovery,
+    sack: Sack,
+    scoreboard: Scoreboard,
     timers: TimerTable,
     draining: bool,
     ended: bool,
@@ -127,6 +136,8 @@ impl Requester {
             read_split: None,
             ack_policy: AckPolicy::default(),
             recovery: LossRecovery::new(tuning.window, attrs.retry_cnt, attrs.rnr_retry),
+            sack: if tuning.negotiate { Sack::Offered } else { Sack::Off },
+            scoreboard: Scoreboard::default(),
             timers: TimerTable::default(),
             draining: false,
             ended: false,
@@ -187,9 +198,14 @@ impl Requester {
     }
 
     /// PSNs that are in flight: sent, and neither acknowledged nor responded to. What a loss made us go back over is
-    /// not among them.
-    pub const fn in_flight(&self) -> u64 {
-        self.snd.in_flight()
+    /// not among them, nor what has come behind a gap: responses that are here, packets that the responder says it has.
+    pub fn in_flight(&self) -> u64 {
+        self.snd.span().saturating_sub(self.scoreboard.received()).saturating_sub(self.responses.early())
+    }
+
+    /// PSNs of the longest READ request.
+    fn read_chunk(&self) -> u32 {
+        self.tuning.read_chunk.min(self.tuning.window / 2).max(1)
     }
 
     /// The time after which an ACK is late: smoothed RTT and four times its variation. `None`: nothing was measured.
@@ -202,6 +218,7 @@ impl Requester {
         self.snd.nxt < self.snd.max
             || matches!(self.recovery.probe, Probe::Due(_))
             || self.recovery.retransmit.is_some()
+            || self.scoreboard.has_lost()
             || self.responses.has_lost()
     }
 

@@ -48,6 +48,17 @@ impl Request {
         matches!(self.wr.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
 
+    /// Returns `true` if a READ that is split into requests of `chunk` PSNs has one that begins at `seq`.
+    pub(super) const fn starts_at(&self, seq: Seq, chunk: u32) -> bool {
+        seq.saturating_sub(self.first).is_multiple_of(chunk as Seq)
+    }
+
+    /// The PSN after such a request with `seq` in it.
+    pub(super) fn chunk_end(&self, seq: Seq, chunk: u32) -> Seq {
+        let chunk = Seq::from(chunk);
+        self.end().min(self.first + (seq.saturating_sub(self.first) / chunk + 1) * chunk)
+    }
+
     pub(super) fn contains(&self, seq: Seq) -> bool {
         (self.first..self.end()).contains(&seq)
     }

@@ -22,8 +22,8 @@ enum Gap {
     Overtaken(Seq, Duration),
     /// This one is to be requested again.
     Lost(Seq),
-    /// This one was requested again.
-    Requested(Seq),
+    /// This one was requested again, when the second PSN was the first that was never sent.
+    Requested(Seq, Seq),
 }
 
 /// A READ request or atomic that was sent and is not done.
@@ -41,6 +41,8 @@ pub(super) struct ResponseTracker {
     outstanding: VecDeque<Outstanding>,
     /// Responses that came before an earlier one: first PSN and the PSN after the last, in order, never adjacent.
     received: Vec<(Seq, Seq)>,
+    /// PSNs in `received`.
+    early: Seq,
     /// The responder has responded to everything before it, since we last went back.
     newest: Seq,
     /// A gap is not [`Gap::None`].
@@ -51,7 +53,14 @@ pub(super) struct ResponseTracker {
 
 impl ResponseTracker {
     pub(super) const fn new(first: Seq) -> Self {
-        Self { outstanding: VecDeque::new(), received: Vec::new(), newest: first, any_gap: false, any_lost: false }
+        Self {
+            outstanding: VecDeque::new(),
+            received: Vec::new(),
+            early: 0,
+            newest: first,
+            any_gap: false,
+            any_lost: false,
+        }
     }
 
     /// Requests that are outstanding.
@@ -59,9 +68,13 @@ impl ResponseTracker {
         self.outstanding.len()
     }
 
-    /// A request was sent, whose responses have the PSNs from `start` to before `end`.
-    pub(super) fn on_sent(&mut self, start: Seq, end: Seq) {
-        self.outstanding.push_back(Outstanding { start, end, gap: Gap::None });
+    /// A request was sent, whose responses have the PSNs from `start` to before `end`. `starts`: it is no part of the
+    /// one before it.
+    pub(super) fn on_sent(&mut self, start: Seq, end: Seq, starts: bool) {
+        match self.outstanding.back_mut() {
+            Some(before) if !starts && before.end == start => before.end = end,
+            _ => self.outstanding.push_back(Outstanding { start, end, gap: Gap::None }),
+        }
     }
 
     /// Everything before `una` is done.
@@ -71,6 +84,7 @@ impl ResponseTracker {
         }
         if !self.received.is_empty() {
             self.received.retain(|&(_, end)| end > una);
+            self.early = self.received.iter().map(|&(start, end)| end - start).sum();
         }
     }
 
@@ -89,8 +103,15 @@ impl ResponseTracker {
         self.received.iter().find(|&&(start, end)| (start..end).contains(&seq)).map(|&(_, end)| end)
     }
 
+    /// Responses that came before an earlier one.
+    #[inline]
+    pub(super) const fn early(&self) -> Seq {
+        self.early
+    }
+
     /// The response at `seq` came before an earlier one, and for the first time.
     pub(super) fn insert(&mut self, seq: Seq) {
+        self.early += 1;
         let at = self.received.partition_point(|&(_, end)| end < seq);
         match self.received.get_mut(at) {
             Some((_, end)) if *end == seq => *end += 1,
@@ -127,7 +148,9 @@ impl ResponseTracker {
             let missing = self.first_missing(start.max(una));
             let gap = match gap {
                 _ if missing >= end.min(self.newest) => Gap::None,
-                Gap::Lost(seq) | Gap::Requested(seq) if seq == missing => gap,
+                // Responses to what was requested later have come.
+                Gap::Requested(seq, max) if seq == missing && self.newest >= max + MAX_REORDERING => Gap::Lost(seq),
+                Gap::Lost(seq) | Gap::Requested(seq, _) if seq == missing => gap,
                 _ if self.newest - missing >= MAX_REORDERING => Gap::Lost(missing),
                 Gap::Overtaken(seq, _) if seq == missing => gap,
                 _ => Gap::Overtaken(missing, now),
@@ -176,7 +199,8 @@ impl ResponseTracker {
     pub(super) fn on_probe(&mut self) -> bool {
         let open = self.outstanding.iter().position(|request| request.gap != Gap::None);
         let Some(at) = open else { return false };
-        if let Some(Outstanding { gap: Gap::Overtaken(seq, _) | Gap::Requested(seq), .. }) = self.outstanding.get(at) {
+        if let Some(Outstanding { gap: Gap::Overtaken(seq, _) | Gap::Requested(seq, _), .. }) = self.outstanding.get(at)
+        {
             self.set_gap(at, Gap::Lost(*seq));
         }
         true
@@ -188,11 +212,12 @@ impl ResponseTracker {
         self.any_lost
     }
 
-    /// Takes what is to be requested again: the first PSN and how many there are.
-    pub(super) fn take_lost(&mut self) -> Option<(Seq, Seq)> {
+    /// Takes what is to be requested again: the first PSN and how many there are. `max` is the first PSN that was never
+    /// sent.
+    pub(super) fn take_lost(&mut self, max: Seq) -> Option<(Seq, Seq)> {
         let lost = self.outstanding.iter_mut().find_map(|request| match request.gap {
             Gap::Lost(seq) => {
-                request.gap = Gap::Requested(seq);
+                request.gap = Gap::Requested(seq, max);
                 Some((seq, request.end))
             }
             _ => None,
@@ -218,7 +243,7 @@ mod tests {
 
     fn tracker(requests: &[(Seq, Seq)]) -> ResponseTracker {
         let mut tracker = ResponseTracker::new(0);
-        requests.iter().for_each(|&(start, end)| tracker.on_sent(start, end));
+        requests.iter().for_each(|&(start, end)| tracker.on_sent(start, end, true));
         tracker
     }
 
@@ -235,31 +260,31 @@ mod tests {
         for seq in [5, 7, 6, 3, 10, 4, 2, 9] {
             tracker.insert(seq);
         }
-        assert_eq!(tracker.received, [(2, 8), (9, 11)]);
+        assert_eq!((tracker.received.as_slice(), tracker.early()), ([(2, 8), (9, 11)].as_slice(), 8));
         assert_eq!([1, 2, 7, 8, 10].map(|seq| tracker.received_until(seq)), [None, Some(8), Some(8), None, Some(11)]);
         tracker.on_acked(8);
-        assert_eq!(tracker.received, [(9, 11)]);
+        assert_eq!((tracker.received.as_slice(), tracker.early()), ([(9, 11)].as_slice(), 2));
     }
 
     #[test]
     fn a_response_is_lost_after_a_while_or_behind_many() {
         let mut tracker = tracker(&[(0, 64), (64, 128)]);
         come(&mut tracker, us(5), 0, [1, 2, 4, 5]);
-        assert_eq!((tracker.deadline(us(100)), tracker.take_lost()), (Some(us(105)), None));
+        assert_eq!((tracker.deadline(us(100)), tracker.take_lost(128)), (Some(us(105)), None));
         tracker.on_timeout(us(104), us(100));
         assert!(!tracker.has_lost());
         tracker.on_timeout(us(105), us(100));
         assert!(tracker.has_lost());
-        assert_eq!((tracker.take_lost(), tracker.take_lost()), (Some((0, 1)), None));
+        assert_eq!((tracker.take_lost(128), tracker.take_lost(128)), (Some((0, 1)), None));
         // It is not requested twice, and the next gap has its turn when it has come.
         come(&mut tracker, us(200), 0, 6..64);
-        assert_eq!((tracker.deadline(us(100)), tracker.take_lost()), (None, None));
+        assert_eq!((tracker.deadline(us(100)), tracker.take_lost(128)), (None, None));
         tracker.on_acked(3);
         tracker.on_response(us(300), 3, 3);
-        assert_eq!(tracker.take_lost(), Some((3, 1)));
+        assert_eq!(tracker.take_lost(128), Some((3, 1)));
         // Another request has gaps of its own.
         come(&mut tracker, us(400), 3, 70..110);
-        assert_eq!(tracker.take_lost(), Some((64, 6)));
+        assert_eq!(tracker.take_lost(128), Some((64, 6)));
         tracker.on_acked(128);
         assert_eq!((tracker.outstanding(), tracker.deadline(us(1))), (0, None));
     }

@@ -27,7 +27,10 @@ impl Requester {
         if self.timers.has_expired(Timer::Reordering, now) {
             let patience = self.recovery.patience();
             self.responses.on_timeout(now, patience);
-            self.timers.set(Timer::Reordering, self.responses.deadline(patience));
+            if self.scoreboard.deadline(patience).is_some_and(|deadline| deadline <= now) {
+                self.find_lost(now, true);
+            }
+            self.restart_reordering_timer();
         }
         if self.timers.has_expired(Timer::Probe, now) {
             self.stats.probes += 1;
@@ -61,6 +64,13 @@ impl Requester {
             now.saturating_add(nominal.saturating_mul(1 << self.recovery.backoff.min(2)))
         });
         self.timers.set(Timer::Ack, ack);
+    }
+
+    /// Starts waiting for what was overtaken.
+    pub(super) fn restart_reordering_timer(&mut self) {
+        let patience = self.recovery.patience();
+        let deadlines = [self.responses.deadline(patience), self.scoreboard.deadline(patience)];
+        self.timers.set(Timer::Reordering, deadlines.into_iter().flatten().min());
     }
 
     fn restart_probe_timer(&mut self, now: Duration, in_flight: bool) {
@@ -99,12 +109,29 @@ impl Requester {
         self.set_nxt(if late { self.snd.max } else { self.snd.una });
     }
 
+    /// What was gone back over is not retransmitted up to `from`: the responder kept it and has executed it since.
+    /// READs and atomics among it are outstanding again.
+    fn track_executed(&mut self, from: Seq) {
+        let (nxt, chunk) = (self.snd.nxt, self.read_chunk());
+        let skipped = self.requests.iter().skip_while(|request| request.end() <= nxt);
+        for request in skipped.take_while(|request| request.first < from).filter(|request| request.wants_data()) {
+            let mut at = nxt.max(request.first);
+            while at < request.end().min(from) {
+                let end = request.chunk_end(at, chunk).min(from);
+                self.responses.on_sent(at, end, request.starts_at(at, chunk));
+                at = end;
+            }
+        }
+    }
+
     /// Retransmits everything from a PSN on (go-back-N). What is outstanding before it are responses with data.
     pub(super) fn go_back(&mut self, from: Seq) {
         let from = from.max(self.snd.una);
+        self.track_executed(from);
         self.set_nxt(from);
         self.responses.on_go_back(from, self.snd.una);
-        self.recovery.on_go_back(self.snd.in_flight());
+        self.scoreboard.clear();
+        self.recovery.on_go_back(self.snd.span());
         // The first packet asks for an ACK: it tells what the responder has.
         self.ack_policy.force();
     }

@@ -39,7 +39,17 @@ impl RttEstimator {
     /// Everything before `una` was acknowledged. Returns `true` if that was measured.
     #[inline]
     pub(super) fn on_acked(&mut self, now: Duration, una: Seq) -> bool {
-        let Some((_, sent)) = self.sample.filter(|&(end, _)| end <= una) else { return false };
+        self.measure(now, |end| end <= una)
+    }
+
+    /// The packets for which `has` says so have come behind a gap. Returns `true` if that was measured.
+    pub(super) fn on_sacked(&mut self, now: Duration, has: impl Fn(Seq) -> bool) -> bool {
+        self.measure(now, |end| has(end.saturating_sub(1)))
+    }
+
+    #[inline]
+    fn measure(&mut self, now: Duration, has_come: impl Fn(Seq) -> bool) -> bool {
+        let Some((_, sent)) = self.sample.filter(|&(end, _)| has_come(end)) else { return false };
         self.sample = None;
         let rtt = now.saturating_sub(sent);
         self.estimate = Some(match self.estimate {
@@ -55,6 +65,11 @@ impl RttEstimator {
     /// (Karn's algorithm).
     pub(super) const fn on_retransmit(&mut self) {
         self.sample = None;
+    }
+
+    /// The same, of this packet alone.
+    pub(super) fn on_retransmit_of(&mut self, seq: Seq) {
+        self.sample = self.sample.filter(|&(end, _)| end != seq + 1);
     }
 }
 

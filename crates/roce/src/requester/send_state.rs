@@ -55,8 +55,8 @@ impl SendState {
         (self.una..self.max).contains(&seq)
     }
 
-    /// PSNs that are in flight. What a loss made us go back over is not among them.
-    pub(super) const fn in_flight(&self) -> u64 {
+    /// PSNs from the oldest that is not done to the next to send. What a loss made us go back over is not among them.
+    pub(super) const fn span(&self) -> u64 {
         self.nxt.saturating_sub(self.una)
     }
 }
@@ -70,7 +70,7 @@ mod tests {
         let mut snd = SendState::new(Psn::new(0x00ff_fffe));
         snd.nxt += 4;
         snd.max += 4;
-        assert_eq!((snd.extend(Psn::new(1)), snd.in_flight()), (snd.una + 3, 4));
+        assert_eq!((snd.extend(Psn::new(1)), snd.span()), (snd.una + 3, 4));
         assert_eq!(snd.extend(Psn::new(0x00ff_fff0)), snd.una - 14);
         assert_eq!(wire_psn(snd.una + 2), Psn::new(0));
         assert!(snd.is_outstanding(snd.una) && snd.is_outstanding(snd.una + 3));

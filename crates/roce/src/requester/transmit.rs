@@ -8,6 +8,7 @@ use super::Requester;
 use super::loss_recovery::Probe;
 use super::packet_plan::{PacketPlan, SizedWr};
 use super::request::Stage;
+use super::selective::MAX_SPAN;
 use super::send_state::{Seq, wire_psn};
 use super::timers::Timer;
 use crate::ops::{RequesterOps, is_local};
@@ -70,14 +71,23 @@ impl Requester {
             }
             Probe::None | Probe::Sent(..) => {}
         }
+        let waits = self.waits_for_split();
         // From `nxt` on everything is sent in any case.
-        if let Some(seq) = self.recovery.retransmit.take().filter(|&seq| seq < self.snd.nxt)
+        if let Some(seq) = self.recovery.retransmit.take_if(|seq| waits != Some(*seq)).filter(|&seq| seq < self.snd.nxt)
             && let Some(len) = self.retransmit_one(now, seq, Seq::MAX, ops, out)
         {
             return Some(len);
         }
+        while let Some(seq) = self.scoreboard.take_lost(self.snd.max, waits) {
+            self.recovery.on_lost(seq);
+            if seq < self.snd.nxt
+                && let Some(len) = self.retransmit_one(now, seq, Seq::MAX, ops, out)
+            {
+                return Some(len);
+            }
+        }
         while self.responses.has_lost()
-            && let Some((seq, count)) = self.responses.take_lost()
+            && let Some((seq, count)) = self.responses.take_lost(self.snd.max)
         {
             self.stats.lost_responses += 1;
             self.recovery.on_lost_response();
@@ -86,6 +96,12 @@ impl Requester {
             }
         }
         None
+    }
+
+    /// What a responder keeps of an earlier attempt may be READs that it executes with the next one. So the rest of one
+    /// that was split, which takes one more of its resources, waits until the part before it is done.
+    pub(super) fn waits_for_split(&self) -> Option<Seq> {
+        self.read_split.filter(|&split| self.snd.una < split)
     }
 
     /// Retransmits one unacked packet, which asks for at most `count` PSNs; `snd.nxt` stays.
@@ -114,6 +130,7 @@ impl Requester {
     fn next_packet(&mut self, alone: Option<Seq>, ops: &mut impl RequesterOps) -> Next {
         let nxt = self.snd.nxt;
         let outstanding = self.responses.outstanding();
+        let (read_chunk, waits) = (self.read_chunk(), self.waits_for_split());
         let Some(request) = self.requests.get_mut(self.nxt_request) else { return Next::Blocked };
         if request.stage == Stage::Posted {
             let fenced = request.wr.flags.contains(SendFlags::FENCE) && outstanding > 0;
@@ -143,20 +160,23 @@ impl Requester {
             self.snd.nxt = self.snd.executed.min(request.end());
             return Next::Moved;
         }
+        let starts = request.starts_at(nxt, read_chunk) || self.read_split == Some(nxt);
         if request.wants_data() && alone.is_none() {
-            if let Some(end) = self.responses.received_until(nxt) {
-                self.snd.nxt = end.min(request.end());
-                return Next::Moved;
-            }
-            if outstanding >= self.attrs.max_rd_atomic.into() {
+            if waits == Some(nxt) || starts && outstanding >= self.attrs.max_rd_atomic.into() {
                 return Next::Blocked;
+            }
+            if let Some(end) = self.responses.received_until(nxt) {
+                // It goes on to take a resource of the responder: those are given back in order.
+                let end = end.min(request.chunk_end(nxt, read_chunk));
+                self.responses.on_sent(nxt, end, starts);
+                self.snd.nxt = end;
+                return Next::Moved;
             }
         }
         let Some(index) = nxt.checked_sub(request.first).and_then(|index| u32::try_from(index).ok()) else {
             return Next::Blocked;
         };
         // Requests end where they ended when they were first sent, because the responder remembers them.
-        let read_chunk = self.tuning.read_chunk.min(self.tuning.window / 2).max(1);
         let split = self.read_split.filter(|&split| split > nxt).map_or(Seq::MAX, |split| split - nxt);
         let span = Seq::from(read_chunk - index % read_chunk).min(split).min(alone.unwrap_or(Seq::MAX));
         let sized = SizedWr { wr: &request.wr, length: request.length, count: request.count };
@@ -164,9 +184,13 @@ impl Requester {
         let Some(plan) = PacketPlan::new(&sized, index, self.attrs.path_mtu.bytes(), span) else {
             return Next::Blocked;
         };
-        let in_flight = self.snd.in_flight();
-        let too_much = in_flight > 0 && in_flight + Seq::from(plan.span) > self.recovery.window().into();
-        if too_much && alone.is_none() { Next::Blocked } else { Next::Packet(plan) }
+        if alone.is_none() && self.is_too_much(plan.span.into()) { Next::Blocked } else { Next::Packet(plan) }
+    }
+
+    /// Returns `true` if so many PSNs more are too many in flight, or reach too far beyond the oldest.
+    fn is_too_much(&self, more: Seq) -> bool {
+        let (in_flight, span) = (self.in_flight(), self.snd.span());
+        in_flight > 0 && in_flight + more > self.recovery.window().into() || span > in_flight && span + more > MAX_SPAN
     }
 
     fn transmit(
@@ -177,10 +201,12 @@ impl Requester {
         ops: &mut impl RequesterOps,
         out: &mut [u8],
     ) -> Option<usize> {
+        let in_flight = self.in_flight() + Seq::from(plan.span);
+        let read_chunk = self.read_chunk();
         let request = self.requests.get_mut(self.nxt_request)?;
         let after = self.snd.nxt + Seq::from(plan.span);
-        let in_flight = after.saturating_sub(self.snd.una);
         let mut bth = Bth::new(plan.opcode, self.remote, wire_psn(self.snd.nxt));
+        bth.reserved7 = self.sack.offer();
         bth.solicited = plan.solicited;
         bth.ack_request = plan.ends_message
             || plan.wants_data
@@ -201,7 +227,8 @@ impl Requester {
         }
         self.ack_policy.on_sent(bth.ack_request);
         if plan.wants_data && turn == Turn::InOrder {
-            self.responses.on_sent(self.snd.nxt, after);
+            let starts = request.starts_at(self.snd.nxt, read_chunk) || self.read_split == Some(self.snd.nxt);
+            self.responses.on_sent(self.snd.nxt, after, starts);
         }
         if plan.wants_data && self.snd.nxt >= self.snd.max {
             self.recovery.on_request_sent(now, self.snd.nxt + 1);

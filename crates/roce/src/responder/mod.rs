@@ -11,10 +11,13 @@ use serde::Serialize;
 
 use crate::ops::{NakReason, ResponderOps};
 use crate::path::{Path, mtu_bytes, packets};
-use crate::wire::{NakCode, Operation, Packet, Reth, Service, Syndrome};
+use crate::wire::{NakCode, OFFER, Operation, Packet, Reth, SackMap, Service, Syndrome};
 use responses::{ReadResponse, Response};
 
 pub use reorder::ReorderBuffer;
+
+/// What a NAK for a missing packet says.
+const SEQUENCE_ERROR: Syndrome = Syndrome::Nak(NakCode::SequenceError);
 
 /// What became of a packet.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -73,6 +76,18 @@ enum NakSent {
     Rnr,
 }
 
+/// Whether sequence NAKs say what has come behind the packet that they name ([`SackMap`]).
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Sack {
+    /// No, whatever the peer offers.
+    Off,
+    /// Not before the peer offers to take them.
+    Ready,
+    /// Yes: the peer has offered.
+    On,
+}
+
 /// A responder at one moment.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
 pub struct ResponderInspect {
@@ -84,6 +99,8 @@ pub struct ResponderInspect {
     pub in_message: bool,
     /// The NAK that was sent for `expected_psn`.
     nak_sent: NakSent,
+    /// Selective acknowledgements: `off`, `ready` until the peer offers to take them, `on`.
+    sack: Sack,
     /// Responses to be sent: ACKs, NAKs, and those with data.
     pub pending_responses: usize,
     /// RDMA READs and atomics whose responses can be repeated.
@@ -115,6 +132,9 @@ pub struct Responder {
     responses: VecDeque<Response>,
     /// Responder resources, at most `max_dest_rd_atomic`. The oldest is first.
     resources: VecDeque<Resource>,
+    sack: Sack,
+    /// What has come behind the expected packet, for the next NAK: that PSN, and what.
+    received: Option<(Psn, SackMap)>,
     /// Nothing is executed any more.
     ended: bool,
     ident: u16,
@@ -136,10 +156,19 @@ impl Responder {
             ack_msn: 0,
             responses: VecDeque::new(),
             resources: VecDeque::new(),
+            sack: Sack::Off,
+            received: None,
             ended: false,
             ident: 0,
             stats: ResponderStats::default(),
         }
+    }
+
+    /// Accepts the peer's offer of selective acknowledgements, if it makes one.
+    #[must_use]
+    pub const fn accepting_offers(mut self) -> Self {
+        self.sack = Sack::Ready;
+        self
     }
 
     /// What happened so far.
@@ -154,6 +183,7 @@ impl Responder {
             msn: self.msn,
             in_message: self.message.is_some(),
             nak_sent: self.nak_sent,
+            sack: self.sack,
             pending_responses: self.responses.len(),
             resources: self.resources.len(),
             ended: self.ended,
@@ -192,6 +222,9 @@ impl Responder {
         if self.ended || info.operation.is_response() {
             return Handled::Dropped;
         }
+        if bth.reserved7 == OFFER && self.sack == Sack::Ready {
+            self.sack = Sack::On;
+        }
         match bth.psn.since(self.expected) {
             0 => {}
             ahead if ahead > 0 => return self.gap(),
@@ -212,9 +245,12 @@ impl Responder {
         }
     }
 
-    /// A packet is missing: NAKs it once.
+    /// A packet is missing: NAKs it once, or each time that there is more to say of what has come behind it.
     fn gap(&mut self) -> Handled {
         self.stats.out_of_sequence += 1;
+        if self.nak_sent == NakSent::Sequence && self.sack == Sack::On {
+            self.push_nak(self.expected, SEQUENCE_ERROR);
+        }
         self.nak_expected();
         if self.nak_sent == NakSent::Sequence { Handled::OutOfOrder } else { Handled::Dropped }
     }
@@ -224,8 +260,20 @@ impl Responder {
         if self.nak_sent == NakSent::None {
             self.nak_sent = NakSent::Sequence;
             self.refresh_ack();
-            self.push_nak(self.expected, Syndrome::Nak(NakCode::SequenceError));
+            self.push_nak(self.expected, SEQUENCE_ERROR);
         }
+    }
+
+    /// The packet that is missing, if a NAK is to be sent that says what has come behind it: then call
+    /// [`Self::set_received`] before [`Self::poll_transmit`].
+    pub fn wants_received(&self) -> Option<Psn> {
+        let next = |response: &Response| matches!(response, Response::Nak { psn, syndrome: SEQUENCE_ERROR, .. } if *psn == self.expected);
+        (self.sack == Sack::On && self.responses.iter().any(next)).then_some(self.expected)
+    }
+
+    /// What has come behind [`Self::expected_psn`] and is kept.
+    pub const fn set_received(&mut self, map: SackMap) {
+        self.received = Some((self.expected, map));
     }
 
     /// Sends the NAK for what `ops` refused, which has already done the rest.

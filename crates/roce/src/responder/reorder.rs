@@ -7,8 +7,10 @@ use std::collections::VecDeque;
 
 use pvrdma_verbs::Psn;
 
+use crate::wire::SackMap;
+
 /// PSNs from the missing packet to the last that a buffer holds.
-const MAX_SPAN: usize = 256;
+const MAX_SPAN: usize = SackMap::MAX_DISTANCE as usize;
 
 /// Packets of one QP that came before the expected one. The owner says how a frame is kept, and what that may cost.
 #[derive(Debug)]
@@ -62,6 +64,13 @@ impl<F> ReorderBuffer<F> {
         true
     }
 
+    /// Which packets it holds; `expected` is the PSN that is missing.
+    pub fn received(&self, expected: Psn) -> SackMap {
+        let mut map = SackMap::default();
+        self.frames.iter().for_each(|(psn, _)| map.insert(expected, *psn));
+        map
+    }
+
     /// Takes the frame with this PSN out, and drops those before it.
     #[inline]
     pub fn pop_expected(&mut self, psn: Psn) -> Option<F> {
@@ -100,9 +109,10 @@ mod tests {
             assert!(buffer.insert(psn(1), psn(number), || Some(number)));
         }
         assert!(buffer.insert(psn(1), psn(5), || unreachable!("it is there already")));
-        assert!(!buffer.insert(psn(1), psn(300), || unreachable!("it is too far")));
+        assert!(!buffer.insert(psn(1), psn(1026), || unreachable!("it is too far")));
         assert!(!buffer.insert(psn(1), psn(6), || None));
         assert_eq!(buffer.packets(), 5);
+        assert_eq!(buffer.received(psn(1)).distances().collect::<Vec<_>>(), [2, 3, 4, 6, 12]);
         let mut take = |number| buffer.pop_expected(psn(number));
         assert_eq!(
             [take(1), take(2), take(3), take(4), take(5), take(6)],

@@ -5,10 +5,10 @@
 
 use pvrdma_verbs::{Mtu, Psn, RemoteAddress};
 
-use super::{NakSent, Responder};
+use super::{NakSent, Responder, SEQUENCE_ERROR, Sack};
 use crate::ops::{NakReason, ResponderOps};
 use crate::path::packets;
-use crate::wire::{Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, Syndrome};
+use crate::wire::{ACCEPT, Aeth, AtomicAckEth, Bth, Extension, NakCode, Opcode, Position, Reth, SackMap, Syndrome};
 
 /// The response of a READ, of which the packets from `psn` on are to be sent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -137,7 +137,12 @@ impl Responder {
         loop {
             let frame = match *self.responses.front()? {
                 Response::Ack { psn, msn } => self.acknowledge(psn, Aeth { syndrome: Syndrome::ACK, msn }, out),
-                Response::Nak { psn, syndrome, msn } => self.acknowledge(psn, Aeth { syndrome, msn }, out),
+                Response::Nak { psn, syndrome: SEQUENCE_ERROR, .. } if psn != self.expected => {
+                    // The packet was late and not lost: whoever is told would go back.
+                    self.responses.pop_front();
+                    continue;
+                }
+                Response::Nak { psn, syndrome, msn } => self.nak(psn, Aeth { syndrome, msn }, out),
                 Response::Atomic { psn, original, msn, .. } => {
                     let aeth = Aeth { syndrome: Syndrome::ACK, msn };
                     let extension = Extension::AtomicAckEth(aeth, AtomicAckEth { original });
@@ -166,9 +171,26 @@ impl Responder {
         self.small(Opcode::ACKNOWLEDGE, psn, Extension::Aeth(aeth), out)
     }
 
+    /// A NAK, with what has come behind the missing packet if the peer takes that.
+    fn nak(&mut self, psn: Psn, aeth: Aeth, out: &mut [u8]) -> Option<usize> {
+        let map = match self.received.take() {
+            Some((missing, map)) if missing == psn && aeth.syndrome == SEQUENCE_ERROR => map,
+            _ => SackMap::default(),
+        };
+        let bth = self.bth(Opcode::ACKNOWLEDGE, psn);
+        let mut frame = self.path.frame(&mut self.ident, bth, Extension::Aeth(aeth), map.wire_len(), out).ok()?;
+        map.write(frame.payload());
+        Some(frame.finish())
+    }
+
+    fn bth(&self, opcode: Opcode, psn: Psn) -> Bth {
+        let reserved7 = if self.sack == Sack::On { ACCEPT } else { 0 };
+        Bth { reserved7, ..Bth::new(opcode, self.remote, psn) }
+    }
+
     /// A packet without payload.
     fn small(&mut self, opcode: Opcode, psn: Psn, extension: Extension, out: &mut [u8]) -> Option<usize> {
-        let bth = Bth::new(opcode, self.remote, psn);
+        let bth = self.bth(opcode, psn);
         Some(self.path.frame(&mut self.ident, bth, extension, 0, out).ok()?.finish())
     }
 
@@ -188,7 +210,7 @@ impl Responder {
             Position::Middle => Extension::None,
             _ => Extension::Aeth(Aeth { syndrome: Syndrome::ACK, msn: read.msn }),
         };
-        let bth = Bth::new(Opcode::read_response(position), self.remote, read.psn);
+        let bth = self.bth(Opcode::read_response(position), read.psn);
         let payload_len = len as usize;
         let Ok(mut frame) = self.path.frame(&mut self.ident, bth, extension, payload_len, out) else {
             // No room. Dropping the response ends the caller's loop; the peer will ask again.

@@ -38,6 +38,7 @@ mod ipv6;
 mod opcode;
 mod packet;
 mod reth;
+mod sack;
 mod udp;
 
 pub use aeth::{Aeth, NakCode, Syndrome, rnr_delay};
@@ -61,4 +62,5 @@ pub use ipv6::Ipv6;
 pub use opcode::{Opcode, OpcodeInfo, Operation, PayloadRule, Position, Service, Shape};
 pub use packet::{Header, Network, Packet};
 pub use reth::Reth;
+pub use sack::{ACCEPT, OFFER, SackMap};
 pub use udp::{PROTOCOL_UDP, ROCE_PORT, Udp, connected_source_port, datagram_source_port};

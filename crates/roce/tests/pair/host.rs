@@ -13,19 +13,35 @@ const PAGE: u64 = 4096;
 #[derive(Debug, Default)]
 pub(crate) struct Sparse(BTreeMap<u64, Box<[u8]>>);
 
+/// Where in its page an address is, and how many of `left` bytes lie there.
+fn part(at: u64, left: usize) -> (usize, usize) {
+    let begin = usize::try_from(at % PAGE).unwrap();
+    (begin, left.min(usize::try_from(PAGE).unwrap() - begin))
+}
+
 impl Sparse {
     pub(crate) fn read(&self, addr: u64, out: &mut [u8]) {
-        for (i, byte) in out.iter_mut().enumerate() {
-            let at = addr + i as u64;
-            *byte = self.0.get(&(at / PAGE)).map_or(0, |page| page[usize::try_from(at % PAGE).unwrap()]);
+        let mut at = addr;
+        let mut rest = out;
+        while !rest.is_empty() {
+            let (begin, now) = part(at, rest.len());
+            let (here, after) = rest.split_at_mut(now);
+            match self.0.get(&(at / PAGE)) {
+                Some(page) => here.copy_from_slice(&page[begin..begin + now]),
+                None => here.fill(0),
+            }
+            (at, rest) = (at + now as u64, after);
         }
     }
 
     pub(crate) fn write(&mut self, addr: u64, data: &[u8]) {
-        for (i, byte) in data.iter().enumerate() {
-            let at = addr + i as u64;
+        let (mut at, mut rest) = (addr, data);
+        while !rest.is_empty() {
+            let (begin, now) = part(at, rest.len());
+            let (here, after) = rest.split_at(now);
             let page = self.0.entry(at / PAGE).or_insert_with(|| vec![0; usize::try_from(PAGE).unwrap()].into());
-            page[usize::try_from(at % PAGE).unwrap()] = *byte;
+            page[begin..begin + now].copy_from_slice(here);
+            (at, rest) = (at + now as u64, after);
         }
     }
 

@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test may fail")]
 
+mod bottleneck;
 mod captured;
 mod datagrams;
 mod errors;

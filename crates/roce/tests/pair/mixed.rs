@@ -204,6 +204,7 @@ fn setup(random: &mut Random) -> Setup {
             read_chunk: u32::try_from(1 + random.below(20)).unwrap(),
             requests: usize::try_from(1 + random.below(20)).unwrap(),
             page_lists: 8,
+            negotiate: random.chance(500),
         },
         kind: if random.chance(300) { GidType::RoceV1 } else { GidType::RoceV2 },
         ipv4: random.chance(500),
@@ -307,7 +308,8 @@ fn late_receives_cost_time_only() {
 #[test]
 fn a_thousand_seeds_of_a_bad_network() {
     let mut resent = 0;
-    for seed in 0..1000 {
+    // The others had READs that a responder kept of an earlier attempt take the resource of one that was missing.
+    for seed in (0..1000).chain([2484, 11_801]) {
         let mut random = Random(seed ^ 0xfa01);
         let mut upto = |limit: u64| if random.chance(600) { random.below(limit + 1) } else { 0 };
         // Corruption is loss to the transport; more than a tenth of both may exhaust eight attempts.

@@ -127,7 +127,7 @@ impl End {
             qpn,
             path,
             requester: Requester::new(&attrs, path, setup.tuning),
-            responder: Responder::new(&attrs, path),
+            responder: Responder::new(&attrs, path).accepting_offers(),
             host,
             arrived: VecDeque::new(),
             keeps: false,
@@ -139,6 +139,7 @@ impl End {
     /// Everything that can be sent now.
     pub(crate) fn transmit(&mut self, now: Duration) -> Vec<Vec<u8>> {
         let (mut out, mut frames) = ([0; MAX_FRAME], Vec::new());
+        self.tell_received();
         while let Some(length) = self.responder.poll_transmit(&mut self.host, &mut out) {
             frames.push(out[..length].to_vec());
         }
@@ -146,6 +147,13 @@ impl End {
             frames.push(out[..length].to_vec());
         }
         frames
+    }
+
+    /// Lets the next NAK say what came behind a gap.
+    pub(crate) fn tell_received(&mut self) {
+        if let Some(missing) = self.responder.wants_received() {
+            self.responder.set_received(self.reorder.received(missing));
+        }
     }
 
     /// A frame arrives and is handled.
@@ -159,7 +167,7 @@ impl End {
     }
 
     /// Handles what arrived, as far as nothing that is owed stands in the way.
-    fn handle(&mut self, now: Duration) {
+    pub(crate) fn handle(&mut self, now: Duration) {
         while let Some(frame) = self.arrived.pop_front() {
             let Ok(packet) = Packet::parse(&frame) else { continue };
             let Ok(info) = admit_connected(&packet, self.qpn, &self.path) else { continue };
@@ -258,6 +266,7 @@ impl Pair {
             for half in 0..2 {
                 for _ in 0..1 + self.random.below(20) {
                     let end = &mut self.ends[from];
+                    end.tell_received();
                     let length = if half == 0 {
                         end.responder.poll_transmit(&mut end.host, &mut out)
                     } else {

@@ -1,0 +1,264 @@
+//! What the responder has behind the first packet that it misses, if it says so (RFC 6675 calls this a scoreboard).
+//!
+//! A packet that is missing is *lost* when later ones have come: a few (some networks reorder), or some time ago
+//! (RFC 8985). It is retransmitted alone, and lost again when something has come that was sent after that.
+
+use std::time::Duration;
+
+use super::send_state::Seq;
+use crate::wire::SackMap;
+
+/// Packets that may overtake another before it counts as lost at once.
+const MAX_REORDERING: Seq = 3;
+/// PSNs that are looked at: those that a map speaks of, from any place in a word on.
+const WORDS: usize = SackMap::MAX_DISTANCE as usize / 64 + 2;
+
+/// A packet that is lost.
+#[derive(Clone, Copy, Debug)]
+struct Hole {
+    seq: Seq,
+    /// How it was retransmitted last. `None`: it is to be retransmitted.
+    sent: Option<Retransmission>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Retransmission {
+    /// First PSN that was never sent then.
+    max: Seq,
+    /// Retransmissions before it.
+    number: u64,
+}
+
+/// What has come and what has not.
+#[derive(Debug)]
+pub(super) struct Scoreboard {
+    /// PSN of the first bit, a multiple of 64.
+    base: Seq,
+    words: [u64; WORDS],
+    /// Bits that are set.
+    received: u32,
+    /// The PSN after the newest that has come.
+    newest: Seq,
+    /// In the order of PSNs.
+    holes: Vec<Hole>,
+    retransmissions: u64,
+    /// The newest retransmission that has arrived was this one.
+    arrived: u64,
+    /// Since when packets are missing that only a few have overtaken.
+    overtaken: Option<Duration>,
+}
+
+impl Default for Scoreboard {
+    fn default() -> Self {
+        Self {
+            base: 0,
+            words: [0; WORDS],
+            received: 0,
+            newest: 0,
+            holes: Vec::new(),
+            retransmissions: 0,
+            arrived: 0,
+            overtaken: None,
+        }
+    }
+}
+
+impl Scoreboard {
+    /// PSNs that have come behind the first that is missing.
+    #[inline]
+    pub(super) fn received(&self) -> Seq {
+        self.received.into()
+    }
+
+    /// The PSN after the newest that has come.
+    pub(super) const fn newest(&self) -> Seq {
+        self.newest
+    }
+
+    /// Returns `true` if the packet at `seq` has come.
+    pub(super) fn has(&self, seq: Seq) -> bool {
+        let place = self.place(seq);
+        place.is_some_and(|(at, bit)| self.words.get(at).is_some_and(|word| word & bit != 0))
+    }
+
+    fn place(&self, seq: Seq) -> Option<(usize, u64)> {
+        let distance = seq.checked_sub(self.base)?;
+        Some((usize::try_from(distance / 64).ok()?, 1 << (distance % 64)))
+    }
+
+    /// Forgets everything: all is about to be retransmitted.
+    pub(super) fn clear(&mut self) {
+        if self.newest > 0 {
+            *self = Self { retransmissions: self.retransmissions, arrived: self.retransmissions, ..Self::default() };
+        }
+    }
+
+    /// Everything before `executed` is done.
+    pub(super) fn on_executed(&mut self, executed: Seq) {
+        if self.newest == 0 {
+            return;
+        }
+        if executed >= self.newest {
+            return self.clear();
+        }
+        let arrived = self.holes.iter().take_while(|hole| hole.seq < executed);
+        let arrived = arrived.filter_map(|hole| hole.sent).map(|sent| sent.number).max();
+        self.arrived = self.arrived.max(arrived.unwrap_or(0));
+        self.holes.retain(|hole| hole.seq >= executed);
+        let skip = usize::try_from(executed.saturating_sub(self.base) / 64).unwrap_or(WORDS).min(WORDS);
+        if skip > 0 {
+            self.words.copy_within(skip.., 0);
+            self.words.iter_mut().rev().take(skip).for_each(|word| *word = 0);
+            self.base += 64 * skip as Seq;
+        }
+        if let Some((0, bit)) = self.place(executed)
+            && let Some(word) = self.words.first_mut()
+        {
+            *word &= !(bit - 1);
+        }
+        self.count();
+    }
+
+    fn count(&mut self) {
+        self.received = self.words.iter().map(|word| word.count_ones()).sum();
+    }
+
+    /// The packet at `missing` has not come, and those that `map` names have. What was never sent, from `max` on, is
+    /// left out. Returns `true` if one of them is news.
+    pub(super) fn update(&mut self, missing: Seq, map: &SackMap, max: Seq) -> bool {
+        if self.newest == 0 {
+            self.base = missing / 64 * 64;
+        }
+        let before = self.received;
+        for seq in map.distances().map(|distance| missing + Seq::from(distance)).take_while(|&seq| seq < max) {
+            if let Some((at, bit)) = self.place(seq)
+                && let Some(word) = self.words.get_mut(at)
+            {
+                *word |= bit;
+                self.newest = self.newest.max(seq + 1);
+            }
+        }
+        self.count();
+        if self.received != before {
+            let arrived = self.holes.iter().filter(|hole| self.has(hole.seq));
+            let arrived = arrived.filter_map(|hole| hole.sent).map(|sent| sent.number).max();
+            self.arrived = self.arrived.max(arrived.unwrap_or(0));
+            let (words, base) = (self.words, self.base);
+            self.holes.retain(|hole| {
+                let distance = hole.seq.saturating_sub(base);
+                let word = usize::try_from(distance / 64).ok().and_then(|at| words.get(at));
+                word.is_none_or(|word| word >> (distance % 64) & 1 == 0)
+            });
+        }
+        self.received != before
+    }
+
+    /// Looks at the packets that have not come, which are given in order and before [`Self::newest`]. `overtaken`:
+    /// those that only a few have overtaken are lost, too.
+    pub(super) fn find_lost(&mut self, now: Duration, packets: impl Iterator<Item = Seq>, overtaken: bool) {
+        let enough = if overtaken { 0 } else { MAX_REORDERING };
+        let mut late = false;
+        for seq in packets.filter(|&seq| !self.has(seq)).collect::<Vec<_>>() {
+            match self.holes.binary_search_by_key(&seq, |hole| hole.seq) {
+                Ok(at) => self.look_again(at, enough),
+                Err(at) if self.newest > seq + enough => self.holes.insert(at, Hole { seq, sent: None }),
+                Err(_) => late = true,
+            }
+        }
+        self.overtaken = late.then(|| self.overtaken.unwrap_or(now));
+    }
+
+    /// A retransmission is lost when what was sent later has come.
+    fn look_again(&mut self, at: usize, enough: Seq) {
+        let (newest, arrived) = (self.newest, self.arrived);
+        if let Some(hole) = self.holes.get_mut(at)
+            && hole.sent.is_some_and(|sent| newest > sent.max + enough || arrived > sent.number)
+        {
+            hole.sent = None;
+        }
+    }
+
+    /// When what only a few packets have overtaken is lost, `patience` afterwards.
+    pub(super) fn deadline(&self, patience: Duration) -> Option<Duration> {
+        self.overtaken.map(|since| since.saturating_add(patience))
+    }
+
+    /// Returns `true` if something is to be retransmitted.
+    #[inline]
+    pub(super) fn has_lost(&self) -> bool {
+        self.holes.iter().any(|hole| hole.sent.is_none())
+    }
+
+    /// Takes the first packet that is to be retransmitted, but not the one at `waits`. `max` is the first PSN that was
+    /// never sent.
+    pub(super) fn take_lost(&mut self, max: Seq, waits: Option<Seq>) -> Option<Seq> {
+        let hole = self.holes.iter_mut().find(|hole| hole.sent.is_none() && waits != Some(hole.seq))?;
+        self.retransmissions += 1;
+        hole.sent = Some(Retransmission { max, number: self.retransmissions });
+        Some(hole.seq)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pvrdma_verbs::Psn;
+
+    use super::*;
+
+    const NOW: Duration = Duration::from_micros(5);
+    const MAX: Seq = 2000;
+
+    fn map(distances: impl IntoIterator<Item = u32>) -> SackMap {
+        let mut map = SackMap::default();
+        distances.into_iter().for_each(|distance: u32| map.insert(Psn::new(0), Psn::new(distance)));
+        map
+    }
+
+    fn lost(board: &mut Scoreboard, from: Seq, max: Seq) -> Vec<Seq> {
+        board.find_lost(NOW, from..board.newest(), false);
+        std::iter::from_fn(|| board.take_lost(max, None)).collect()
+    }
+
+    #[test]
+    fn each_hole_is_retransmitted_once_and_again_when_that_was_lost() {
+        let mut board = Scoreboard::default();
+        assert!(board.update(100, &map((1..10_u32).chain(12..40)), MAX));
+        assert!(!board.update(100, &map(1..10), MAX), "an older one");
+        assert_eq!((board.received(), board.newest(), board.has(109), board.has(110)), (37, 140, true, false));
+        assert_eq!(lost(&mut board, 100, 140), [100, 110, 111]);
+        assert!(lost(&mut board, 100, 140).is_empty());
+        // What was sent after them has come.
+        board.update(100, &map((1..10_u32).chain(12..44)), MAX);
+        assert_eq!(lost(&mut board, 100, 150), [100, 110, 111]);
+        // The last of them has come and so the others are lost again.
+        board.update(100, &map((1..10_u32).chain(11..44)), MAX);
+        assert_eq!(lost(&mut board, 100, 150), [100, 110]);
+        board.on_executed(110);
+        assert!(lost(&mut board, 110, 150).is_empty());
+        assert_eq!((board.received(), board.has(109), board.has(111)), (33, false, true));
+        board.on_executed(144);
+        assert_eq!((board.received(), board.newest(), board.has_lost()), (0, 0, false));
+    }
+
+    #[test]
+    fn few_packets_may_overtake_one_for_a_while() {
+        let mut board = Scoreboard::default();
+        board.update(100, &map([1, 2]), MAX);
+        assert!(lost(&mut board, 100, 103).is_empty());
+        assert_eq!(board.deadline(NOW), Some(NOW * 2));
+        board.find_lost(NOW, 100..board.newest(), true);
+        assert_eq!((board.take_lost(103, None), board.deadline(NOW)), (Some(100), None));
+    }
+
+    #[test]
+    fn a_map_of_what_was_never_sent_means_nothing() {
+        let mut board = Scoreboard::default();
+        assert!(!board.update(100, &map([50, 60]), 120));
+        assert_eq!((board.received(), board.newest()), (0, 0));
+        // The whole range, from the worst place in a word.
+        assert!(board.update(127, &map([1, 1024]), MAX));
+        assert_eq!((board.received(), board.has(1151), board.newest()), (2, true, 1152));
+        board.on_executed(1151);
+        assert_eq!((board.received(), board.has(1151)), (1, true));
+    }
+}

@@ -1,0 +1,87 @@
+//! Selective acknowledgements of a responder that agreed to send them ([`crate::wire::SackMap`]).
+
+use std::time::Duration;
+
+use super::Requester;
+use super::request::{Request, Stage};
+use super::send_state::Seq;
+use super::timers::Timer;
+use crate::ops::RequesterOps;
+use crate::wire::{ACCEPT, OFFER, SackMap};
+
+/// PSNs from the oldest that is unacked to the newest in flight, at most, if the responder keeps what comes behind a
+/// gap: as many as a map speaks of.
+pub(super) const MAX_SPAN: Seq = SackMap::MAX_DISTANCE as Seq;
+
+/// Whether the responder sends selective acknowledgements.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Sack {
+    /// No.
+    Off,
+    /// Requests offer to take them, until the first response.
+    Offered,
+    /// Yes.
+    On,
+}
+
+impl Sack {
+    /// What requests carry in their reserved bits.
+    #[inline]
+    pub(super) const fn offer(self) -> u8 {
+        if matches!(self, Self::Offered) { OFFER } else { 0 }
+    }
+
+    /// A response carries this in its reserved bits. The first one decides.
+    #[inline]
+    pub(super) const fn on_response(&mut self, reserved7: u8) {
+        if matches!(self, Self::Offered) {
+            *self = if reserved7 == ACCEPT { Self::On } else { Self::Off };
+        }
+    }
+}
+
+impl Requester {
+    /// The responder misses the packet at `seq` and has what `map` says.
+    pub(super) fn selective_ack(&mut self, now: Duration, seq: Seq, map: &SackMap, ops: &mut impl RequesterOps) {
+        if seq < self.snd.executed {
+            self.stats.stale += 1;
+            return;
+        }
+        self.ack_until(now, seq, ops);
+        // During an RNR wait this is only an echo of what was in flight.
+        if self.ended || self.timers.is_running(Timer::RnrBackoff) {
+            return;
+        }
+        if self.scoreboard.update(seq, map, self.snd.max) {
+            let board = &self.scoreboard;
+            self.recovery.on_sacked(now, |seq| board.has(seq));
+            self.restart_timers(now);
+        }
+        self.find_lost(now, false);
+        self.notice_missing(now, seq);
+    }
+
+    /// Looks for packets that others have overtaken.
+    pub(super) fn find_lost(&mut self, now: Duration, overtaken: bool) {
+        let newest = self.scoreboard.newest();
+        let chunk = self.read_chunk();
+        let started = self.requests.iter().take_while(|request| request.stage == Stage::Started);
+        let executed = self.snd.executed;
+        let missing = started
+            .skip_while(|request| request.end() <= executed)
+            .take_while(|request| request.first < newest)
+            .flat_map(|request| packets_of(request, executed, chunk))
+            .take_while(|&seq| seq < newest);
+        self.scoreboard.find_lost(now, missing, overtaken);
+    }
+}
+
+/// PSNs of the packets of a request from `from` on: a READ has one for each chunk.
+fn packets_of(request: &Request, from: Seq, chunk: u32) -> impl Iterator<Item = Seq> {
+    let step = if request.wants_data() { Seq::from(chunk) } else { 1 };
+    let (first, end) = (request.first, request.end());
+    // The one that is missing may begin elsewhere, because a request was split.
+    let odd = Some(from).filter(|&from| from > first && !(from - first).is_multiple_of(step));
+    let next = first + from.saturating_sub(first).div_ceil(step) * step;
+    odd.into_iter().chain((0..).map(move |index| next + index * step).take_while(move |&seq| seq < end))
+}

@@ -1,0 +1,115 @@
+//! Selective acknowledgements: an extension of ours, which two ends agree on in reserved bits of the BTH.
+//!
+//! A sequence NAK names one missing packet. Between two ends that agreed it says as its payload what has come behind
+//! that one, so that all that is missing can be retransmitted in one round trip (RFC 2018 does this for TCP).
+//!
+//! The agreement stands in the seven reserved bits of byte 8 of the BTH, which the ICRC covers and everybody ignores
+//! (IBA 9.2). A requester sets [`OFFER`] in its requests until the first response comes. A responder that understands
+//! it sets [`ACCEPT`] in all its responses from then on. A response without that is the last that is said of it.
+
+use pvrdma_verbs::Psn;
+
+/// [`super::Bth::reserved7`] of the first requests of a requester that takes selective acknowledgements.
+pub const OFFER: u8 = 0x2d;
+/// [`super::Bth::reserved7`] of the responses of a responder that sends them.
+pub const ACCEPT: u8 = 0x53;
+
+/// Packets that a map speaks of.
+const BITS: u32 = 1024;
+const WORDS: usize = BITS as usize / u32::BITS as usize;
+
+/// Which packets have come behind one that is missing.
+///
+/// On the wire: bit `b` of byte `k`, the least significant is 0, stands for the PSN `1 + 8 * k + b` after the missing
+/// one. Zeros at the end are left out, but for those that fill up four bytes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct SackMap {
+    words: [u32; WORDS],
+    /// Words up to the last that is not 0.
+    used: usize,
+}
+
+impl SackMap {
+    /// The farthest packet that a map speaks of, in PSNs from the missing one.
+    pub const MAX_DISTANCE: u32 = BITS;
+    /// Most bytes that a map takes on the wire.
+    pub const MAX_LEN: usize = BITS as usize / 8;
+
+    /// The packet at `psn` has come; `missing` is the PSN that the map begins behind. What is too far away is left out.
+    #[inline]
+    pub fn insert(&mut self, missing: Psn, psn: Psn) {
+        let Some(bit) = u32::try_from(psn.since(missing)).ok().and_then(|distance| distance.checked_sub(1)) else {
+            return;
+        };
+        let at = (bit / u32::BITS) as usize;
+        if let Some(word) = self.words.get_mut(at) {
+            *word |= 1 << (bit % u32::BITS);
+            self.used = self.used.max(at + 1);
+        }
+    }
+
+    /// Distances of the packets that have come from the missing one, in order.
+    pub fn distances(&self) -> impl Iterator<Item = u32> {
+        let words = self.words.iter().take(self.used).zip((0..).step_by(u32::BITS as usize));
+        words.flat_map(|(&word, first)| {
+            (0..u32::BITS).filter(move |bit| word >> bit & 1 == 1).map(move |bit| first + bit + 1)
+        })
+    }
+
+    /// Bytes that it takes on the wire.
+    #[inline]
+    pub const fn wire_len(&self) -> usize {
+        self.used * 4
+    }
+
+    /// Writes [`Self::wire_len`] bytes to the beginning of `out`.
+    pub(crate) fn write(&self, out: &mut [u8]) {
+        for (bytes, word) in out.chunks_exact_mut(4).zip(self.words.iter().take(self.used)) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    /// From the bytes on the wire. `None`: it is no map.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let (chunks, rest) = bytes.as_chunks::<4>();
+        if chunks.len() > WORDS || !rest.is_empty() {
+            return None;
+        }
+        let mut map = Self::default();
+        for (word, &chunk) in map.words.iter_mut().zip(chunks) {
+            *word = u32::from_le_bytes(chunk);
+        }
+        map.used = map.words.iter().rposition(|&word| word != 0).map_or(0, |at| at + 1);
+        Some(map)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_map_says_what_has_come() {
+        let missing = Psn::new(0x00ff_fffe);
+        let mut map = SackMap::default();
+        assert_eq!((map.wire_len(), map.distances().next()), (0, None));
+        for distance in [1, 2, 40, 1024] {
+            map.insert(missing, missing.plus(distance));
+        }
+        let whole = map;
+        // Neither what was missing nor what is before it or too far behind it.
+        for other in [missing, missing.plus(1025), missing.plus(u32::MAX)] {
+            map.insert(missing, other);
+        }
+        assert_eq!(map, whole);
+        assert_eq!(map.distances().collect::<Vec<_>>(), [1, 2, 40, 1024]);
+        let mut bytes = [0xff; SackMap::MAX_LEN];
+        assert_eq!(map.wire_len(), bytes.len());
+        map.write(&mut bytes);
+        assert_eq!((bytes[0], bytes[4], bytes[127]), (3, 0x80, 0x80));
+        assert_eq!(SackMap::parse(&bytes), Some(map));
+        assert_eq!(SackMap::parse(&bytes[..8]).map(|map| map.wire_len()), Some(8));
+        assert_eq!(SackMap::parse(&[0; 8]), Some(SackMap::default()));
+        assert_eq!((SackMap::parse(&[0; 7]), SackMap::parse(&[1; 132])), (None, None));
+    }
+}
