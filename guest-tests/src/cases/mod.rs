@@ -13,6 +13,7 @@ mod integrity;
 mod interop;
 mod inventory;
 mod kernel_log;
+mod kvm;
 mod lifecycle;
 mod machines;
 mod many;
@@ -65,6 +66,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(networks::cases());
         cases.extend(nic::cases());
         cases.extend(qemu_nic::cases());
+        cases.extend(kvm::cases());
         cases.extend(nested::cases());
     }
     cases

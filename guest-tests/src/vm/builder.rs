@@ -71,6 +71,8 @@ pub(crate) struct VmBuilder {
     /// Hardware address of the card that leads to this machine.
     pub(super) user_network: Option<String>,
     pub(super) disk: Option<PathBuf>,
+    /// Names of serial ports, and the sockets that they lead to.
+    pub(super) ports: Vec<(String, PathBuf)>,
     pub(super) run_as: Option<RunAs>,
     pub(super) patience: u32,
 }
@@ -104,6 +106,7 @@ impl VmBuilder {
             empty_slot: false,
             user_network: None,
             disk: None,
+            ports: Vec::new(),
             run_as: None,
             patience: 1,
         }
@@ -186,6 +189,12 @@ impl VmBuilder {
     /// Adds a second disk, read only: `/dev/vdb`.
     pub(crate) fn disk(mut self, image: &Path) -> Self {
         self.disk = Some(image.to_owned());
+        self
+    }
+
+    /// Adds a virtio serial port that leads to a socket where somebody listens.
+    pub(crate) fn port(mut self, name: &str, socket: &Path) -> Self {
+        self.ports.push((name.to_owned(), socket.to_owned()));
         self
     }
 

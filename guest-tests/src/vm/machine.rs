@@ -101,6 +101,11 @@ impl Vm {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).exited().is_none()
     }
 
+    /// What runs it, for machines that end with it.
+    pub(crate) fn process(&self) -> Arc<Mutex<BoundChild>> {
+        Arc::clone(&self.process)
+    }
+
     /// QEMU's process id.
     pub(crate) fn process_id(&self) -> u32 {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).id()

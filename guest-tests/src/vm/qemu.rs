@@ -88,6 +88,10 @@ pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Pa
     arguments.add("chardev", format!("socket,id=agent,path={}", agent_socket.display()));
     arguments.add("device", "virtio-serial-pci");
     arguments.add("device", format!("virtserialport,chardev=agent,name={PORT_NAME}"));
+    for (name, socket) in &vm.ports {
+        arguments.add("chardev", format!("socket,id={name},path={}", socket.display()));
+        arguments.add("device", format!("virtserialport,chardev={name},name={name}"));
+    }
     arguments.0
 }
 

@@ -90,6 +90,16 @@ impl Prepared {
         qemu::boot_arguments(&self.builder, &self.initramfs, &self.agent_socket, &self.console)
     }
 
+    /// The first stage with this program in it.
+    pub(crate) fn initramfs(&self) -> &Path {
+        &self.initramfs
+    }
+
+    /// Where the agent is listened for.
+    pub(crate) fn agent_socket(&self) -> &Path {
+        &self.agent_socket
+    }
+
     /// Waits for QEMU, which `process` runs, and does not wait for the guest.
     pub(crate) fn accept(self, process: Arc<Mutex<BoundChild>>) -> Result<Vm> {
         let stream = accept(&self.listener, &process, &self.qemu_log)?;
