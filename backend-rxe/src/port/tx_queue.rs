@@ -95,11 +95,11 @@ impl TxQueue {
         }
         let taken = if self.is_blocked() { 0 } else { self.link.send(frames, 0) };
         let mut dropped = 0;
-        for frame in frames.iter_from(taken) {
+        for (frame, offload) in frames.iter_with_offloads(taken) {
             if backlog.frames.bytes().saturating_add(frame.len()) > MAX_WAITING {
                 dropped += 1;
             } else {
-                backlog.frames.push(frame);
+                backlog.frames.push_with_offload(frame, offload);
             }
         }
         let blocked = !backlog.frames.is_empty() || self.link.unsent();

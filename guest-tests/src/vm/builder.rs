@@ -18,6 +18,15 @@ pub(crate) struct Nic {
     pub(crate) remote: PathBuf,
 }
 
+/// Any other network card, in QEMU's words.
+#[derive(Clone, Debug)]
+pub(crate) struct Card {
+    /// What follows `-netdev`.
+    pub(crate) netdev: String,
+    /// What follows `-device`.
+    pub(crate) device: String,
+}
+
 /// Kinds of network cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NicModel {
@@ -39,6 +48,9 @@ pub(crate) enum MemoryKind {
     Private,
 }
 
+/// The bus of the slot that is empty at first.
+pub(crate) const EMPTY_SLOT: &str = "rp0";
+
 /// Describes a machine before it starts.
 #[derive(Clone, Debug)]
 pub(crate) struct VmBuilder {
@@ -53,6 +65,9 @@ pub(crate) struct VmBuilder {
     pub(super) vfio_user_options: Vec<(String, serde_json::Value)>,
     pub(super) iommu: bool,
     pub(super) nics: Vec<Nic>,
+    pub(super) more_cards: Vec<Card>,
+    /// A root port with an empty slot.
+    pub(super) empty_slot: bool,
     /// Hardware address of the card that leads to this machine.
     pub(super) user_network: Option<String>,
     pub(super) disk: Option<PathBuf>,
@@ -87,6 +102,8 @@ impl VmBuilder {
             vfio_user_options: Vec::new(),
             iommu: false,
             nics: Vec::new(),
+            more_cards: Vec::new(),
+            empty_slot: false,
             user_network: None,
             disk: None,
             ports: Vec::new(),
@@ -146,6 +163,18 @@ impl VmBuilder {
     /// Adds a network card.
     pub(crate) fn nic(mut self, nic: Nic) -> Self {
         self.nics.push(nic);
+        self
+    }
+
+    /// Adds other network cards.
+    pub(crate) fn more_cards(mut self, cards: &[Card]) -> Self {
+        self.more_cards.extend_from_slice(cards);
+        self
+    }
+
+    /// Adds an empty slot behind a root port, [`EMPTY_SLOT`], for what is plugged in later.
+    pub(crate) fn empty_slot(mut self, there: bool) -> Self {
+        self.empty_slot = there;
         self
     }
 

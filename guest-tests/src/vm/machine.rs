@@ -25,6 +25,8 @@ pub(crate) struct Vm {
     pub(super) channel: Arc<Channel>,
     pub(super) console: PathBuf,
     pub(super) qemu_log: PathBuf,
+    /// The socket of QEMU's monitor.
+    pub(super) monitor: PathBuf,
     pub(super) started: Instant,
     /// How many times longer than usual everything may take.
     pub(super) patience: u32,

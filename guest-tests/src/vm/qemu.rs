@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use super::builder::{MemoryKind, Nic, NicModel, VmBuilder};
+use super::builder::{EMPTY_SLOT, MemoryKind, Nic, NicModel, VmBuilder};
 use crate::agent::PORT_NAME;
 
 /// Whether the processor's own virtualisation can be used. `/dev/kvm` alone does not say: there are KVM variants that
@@ -43,6 +43,13 @@ pub(super) fn machine_arguments(vm: &VmBuilder) -> Result<Vec<String>> {
     for (index, nic) in vm.nics.iter().enumerate() {
         arguments.add("netdev", netdev(index, nic));
         arguments.add("device", nic_device(&format!("net{index}"), nic.model, &nic.mac));
+    }
+    for card in &vm.more_cards {
+        arguments.add("netdev", &card.netdev);
+        arguments.add("device", &card.device);
+    }
+    if vm.empty_slot {
+        arguments.add("device", format!("pcie-root-port,id={EMPTY_SLOT},chassis=1"));
     }
     if let Some(mac) = &vm.user_network {
         arguments.add("netdev", "user,id=user,ipv6=off");
