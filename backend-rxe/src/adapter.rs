@@ -102,6 +102,6 @@ impl Adapter {
     /// Keeps pages resident as the device's policy says. The refusal is in the log. `view` is of this adapter's memory.
     pub(crate) fn pin(&self, view: &DmaView<'_>, pages: &PageList) -> Option<PinGuard> {
         let refused = |error| self.log.warn(format_args!("{error}"));
-        self.memory.pin_pages_of(view, pages).map_err(refused).ok()
+        self.memory.pin_pages_of(view, &self.budget, pages).map_err(refused).ok()
     }
 }

@@ -13,6 +13,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use parking_lot::FairMutex;
+use pvrdma_guest_memory::{Charge, Kept};
 use pvrdma_roce::wire::Packet;
 use pvrdma_roce::{DropReason, Path};
 use pvrdma_verbs::{EndOnPanic, Mtu, QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, Snapshot, VerbsError};
@@ -26,11 +27,11 @@ use crate::limits::PORT_MTU;
 use crate::path::datagram::{self, DatagramBatch, Destination, Resolver};
 use crate::path::directory::{Directory, Node};
 use crate::path::local::rc::{self as local_rc, LocalBatch};
-use crate::path::wire::NewPath;
 use crate::path::wire::peer_window::PeerWindows;
 use crate::path::wire::rate_limiter::RateLimiter;
 use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
 use crate::path::wire::responder::{PortTurns, WireResponderInspect, WireSide};
+use crate::path::wire::{self, NewPath};
 use crate::path::{Route, RouteInspect};
 use crate::port::Port;
 use crate::qp::modify::Modified;
@@ -75,6 +76,8 @@ struct SendHalf {
     route: Route,
     /// The cap of the queue pair, if it has one.
     limit: Option<Box<TokenBucket>>,
+    /// READs and atomics beyond those that every queue pair may have outstanding, until RESET.
+    more_reads: Option<Charge>,
 }
 
 /// What a run on a thread of the device did.
@@ -132,7 +135,12 @@ impl Endpoint {
         recv_queue: Option<Box<dyn RecvSource>>,
     ) -> Arc<Self> {
         let limit = parts.adapter.share.qp_limit().map(Box::new);
-        let send = SendHalf { requester: Requester::new(send_queue), route: Route::new(parts.qp_type), limit };
+        let send = SendHalf {
+            requester: Requester::new(send_queue),
+            route: Route::new(parts.qp_type),
+            limit,
+            more_reads: None,
+        };
         Arc::new_cyclic(|me| {
             let task = Task::new(parts.adapter.engine.ready_queue(), &parts.adapter.share, me.clone() as _);
             let qp = Qp::new(parts, task, Responder::new(recv_queue));
@@ -429,13 +437,15 @@ impl Endpoint {
         if mask.contains(QpAttrMask::PATH_MTU) && new.path_mtu.bytes() > self.port_mtu().bytes() {
             return Err(VerbsError::Invalid("a path MTU above that of the port"));
         }
-        let SendHalf { requester, route, .. } = &mut *self.send.lock();
+        let SendHalf { requester, route, more_reads, .. } = &mut *self.send.lock();
         let guard = MemoryGuard::open(&self.qp.adapter, None);
         let responder = &mut *self.qp.responder.lock();
+        self.pay_for_reads(more_reads, &responder.attrs, new, mask)?;
         let idle = requester.current.is_none() && !matches!(route, Route::Wire(wire) if !wire.is_idle());
         match self.qp.modify((requester, responder), guard.own().view, idle, new, mask)? {
             Modified::Reset => {
                 *route = Route::new(self.qp.qp_type);
+                *more_reads = None;
                 self.wire.reset(&self.qp.adapter.engine);
             }
             Modified::Error => {}
@@ -453,6 +463,27 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Pays for what is remembered of READs and atomics on the wire. Queues that have grown stay, so nothing is given
+    /// back before RESET.
+    fn pay_for_reads(
+        &self,
+        paid: &mut Option<Charge>,
+        old: &QpAttrs,
+        new: &QpAttrs,
+        mask: QpAttrMask,
+    ) -> Result<(), VerbsError> {
+        if self.fabric.port.is_none() {
+            return Ok(());
+        }
+        let mut attrs = *old;
+        attrs.merge(new, mask);
+        let bytes = wire::more_reads_bytes(&attrs);
+        if bytes > paid.as_ref().map_or(0, Charge::bytes) {
+            *paid = Some(self.qp.adapter.budget.charge(Kept::Objects, bytes)?);
+        }
+        Ok(())
+    }
+
     /// Ends the QP. When this returns nothing uses its rings, its requests' memory or its CQs on its behalf.
     pub(crate) fn destroy(&self, node: &Node<Self>) {
         let _guard = EndOnPanic::new("the end of a queue pair");
@@ -464,6 +495,7 @@ impl Endpoint {
             let responder = &mut *self.qp.responder.lock();
             self.qp.end(&mut half.requester, responder);
             half.route = Route::new(self.qp.qp_type);
+            half.more_reads = None;
             self.wire.reset(&self.qp.adapter.engine);
         }
         node.forget(self.qp.qpn, self);

@@ -178,7 +178,7 @@ impl Hca for RxeHca {
                 if access.intersects(remote_change) && !access.contains(Access::LOCAL_WRITE) {
                     return Err(VerbsError::Invalid("access rights"));
                 }
-                let pin = adapter.memory.pin_pages(&pages).map_err(|error| {
+                let pin = adapter.memory.pin_pages(&adapter.budget, &pages).map_err(|error| {
                     adapter.log.warn(format_args!("{error}"));
                     VerbsError::Exhausted("locked memory")
                 })?;

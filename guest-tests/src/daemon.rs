@@ -280,35 +280,49 @@ pub(crate) fn program() -> Result<PathBuf> {
     Ok(FOUND.get_or_init(|| found).clone())
 }
 
-/// The daemon beside this program, built from the workspace it belongs to when cargo is there.
 fn find_program() -> Result<PathBuf> {
+    find("pvrdmad")
+}
+
+/// The VMM, likewise.
+pub(crate) fn vmm_program() -> Result<PathBuf> {
+    static FOUND: OnceLock<PathBuf> = OnceLock::new();
+    if let Some(program) = FOUND.get() {
+        return Ok(program.clone());
+    }
+    let found = find("pvrdma-vmm")?;
+    Ok(FOUND.get_or_init(|| found).clone())
+}
+
+/// The program of a package, beside this one, built from the workspace it belongs to when cargo is there.
+fn find(package: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
-    let program = own.with_file_name("pvrdmad");
+    let program = own.with_file_name(package);
     if let Some(manifest) = workspace_manifest() {
         let target = own.parent().and_then(Path::parent).context("this program lies in no target directory")?;
         // With link-time optimisation it takes minutes the first time, so it is not silent.
-        eprintln!("pvrdmad: built if it is not up to date");
+        eprintln!("{package}: built if it is not up to date");
         let output = Command::new(cargo())
-            .args(["build", "--quiet", "--release", "-p", "pvrdmad", "--manifest-path"])
+            .args(["build", "--quiet", "--release", "-p", package, "--manifest-path"])
             .arg(manifest)
             .arg("--target-dir")
             .arg(target)
             .output();
         match output {
             Ok(output) if !output.status.success() => {
-                bail!("cannot build pvrdmad:\n{}", String::from_utf8_lossy(&output.stderr));
+                bail!("cannot build {package}:\n{}", String::from_utf8_lossy(&output.stderr));
             }
             Ok(_) => {
-                let built = target.join("release/pvrdmad");
+                let built = target.join("release").join(package);
                 if built.exists() {
                     return Ok(built);
                 }
             }
-            Err(error) => log::debug!("no cargo, taking pvrdmad as it is: {error}"),
+            Err(error) => log::debug!("no cargo, taking {package} as it is: {error}"),
         }
     }
     if !program.exists() {
-        bail!("there is no {}: build it with 'cargo build --release -p pvrdmad'", program.display());
+        bail!("there is no {}: build it with 'cargo build --release -p {package}'", program.display());
     }
     Ok(program)
 }

@@ -10,7 +10,7 @@ use crate::endpoints::network_script;
 use crate::image::GuestImage;
 use crate::vm::{Nic, NicModel, Vm, VmBuilder};
 
-/// The guest and its daemon, which stands between the guest's network card and an uplink.
+/// The guest and its daemon, which serves both functions of the guest's slot, on an uplink.
 #[derive(Debug)]
 pub(crate) struct GuestWithDaemon {
     // Declared in the order in which they must be dropped.
@@ -23,6 +23,8 @@ struct Place<'a> {
     namespace: Option<&'a str>,
     directory: &'a Path,
     memory_mib: u32,
+    /// The network card is QEMU's, connected with the daemon (`nic=`).
+    qemu_nic: bool,
 }
 
 impl GuestWithDaemon {
@@ -41,7 +43,7 @@ impl GuestWithDaemon {
         options: &str,
         memory_mib: u32,
     ) -> Result<Self> {
-        let place = Place { namespace: None, directory, memory_mib };
+        let place = Place { namespace: None, directory, memory_mib, qemu_nic: false };
         Self::start_at(&place, image, name, mac, options)
     }
 
@@ -54,7 +56,20 @@ impl GuestWithDaemon {
         mac: &str,
         options: &str,
     ) -> Result<Self> {
-        Self::start_at(&Place { namespace, directory, memory_mib: MEMORY_MIB }, image, name, mac, options)
+        let place = Place { namespace, directory, memory_mib: MEMORY_MIB, qemu_nic: false };
+        Self::start_at(&place, image, name, mac, options)
+    }
+
+    /// The same beside a network card of QEMU's.
+    pub(crate) fn start_beside_qemu_nic(
+        image: &GuestImage,
+        directory: &Path,
+        name: &str,
+        mac: &str,
+        options: &str,
+    ) -> Result<Self> {
+        let place = Place { namespace: None, directory, memory_mib: MEMORY_MIB, qemu_nic: true };
+        Self::start_at(&place, image, name, mac, options)
     }
 
     fn start_at(place: &Place<'_>, image: &GuestImage, name: &str, mac: &str, options: &str) -> Result<Self> {
@@ -66,16 +81,18 @@ impl GuestWithDaemon {
             name: name.to_owned(),
             socket: socket.clone(),
             mac: mac.to_owned(),
-            options: format!(",nic={},{options}", datagrams(&ours, &guests)),
+            options: match place.qemu_nic {
+                true => format!(",nic={},{options}", datagrams(&ours, &guests)),
+                false => format!(",nic-socket={},{options}", ours.display()),
+            },
         };
         let daemon = Daemon::start_in(place.namespace, directory, &[device])?;
-        let nic = Nic { model: NicModel::Vmxnet3, mac: mac.to_owned(), local: guests, remote: ours };
-        let vm = VmBuilder::new(image, directory)
-            .name(name)
-            .memory_mib(place.memory_mib)
-            .nic(nic)
-            .pvrdma_socket(&socket)
-            .start()?;
+        let builder = VmBuilder::new(image, directory).name(name).memory_mib(place.memory_mib).pvrdma_socket(&socket);
+        let builder = match place.qemu_nic {
+            true => builder.nic(Nic { model: NicModel::Vmxnet3, mac: mac.to_owned(), local: guests, remote: ours }),
+            false => builder.nic_socket(&ours),
+        };
+        let vm = builder.start()?;
         Ok(Self { vm, daemon })
     }
 

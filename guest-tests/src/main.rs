@@ -20,6 +20,7 @@ mod process;
 mod shell;
 mod suite;
 mod vm;
+mod vmm_pair;
 
 use std::process::ExitCode;
 

@@ -5,12 +5,13 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::daemon::{Daemon, DaemonDevice, Setup};
 use crate::endpoints::{Endpoints, gid_index, network_script};
 use crate::image::GuestImage;
-use crate::vm::{MemoryKind, Nic, NicModel, Vm, VmBuilder};
+use crate::vm::{Card, EMPTY_SLOT, MemoryKind, Nic, NicModel, Vm, VmBuilder};
 
 /// How RDMA gets from one guest to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,7 +38,7 @@ pub(crate) struct Link {
 /// What a pair is made of.
 #[derive(Clone, Debug)]
 pub(crate) struct PairOptions {
-    /// Guests have our device beside vmxnet3.
+    /// Guests have our device beside a vmxnet3.
     pub(crate) pvrdma: bool,
     /// Guests have virtio-net and `rdma_rxe` on it.
     pub(crate) rxe: bool,
@@ -49,12 +50,16 @@ pub(crate) struct PairOptions {
     pub(crate) memory_kind: MemoryKind,
     /// Guests have an IOMMU.
     pub(crate) iommu: bool,
-    /// The network cards beside the devices are the daemon's, and not QEMU's.
-    pub(crate) nic_sockets: bool,
+    /// The network cards beside the devices are QEMU's, and not the daemon's.
+    pub(crate) qemu_nic: bool,
     /// More properties of QEMU's vfio-user device.
     pub(crate) vfio_user: Vec<(&'static str, serde_json::Value)>,
     /// More options of each device of the daemon.
     pub(crate) device_options: String,
+    /// Both functions are plugged in when the guests are up.
+    pub(crate) hot_plug: bool,
+    /// More network cards of the guests.
+    pub(crate) more_cards: [Vec<Card>; 2],
     /// Networks of the daemon, which devices may name.
     pub(crate) networks: Vec<String>,
 }
@@ -68,9 +73,11 @@ impl Default for PairOptions {
             cpus: [1; 2],
             memory_kind: MemoryKind::Shared,
             iommu: false,
-            nic_sockets: false,
+            qemu_nic: false,
             vfio_user: Vec::new(),
             device_options: String::new(),
+            hot_plug: false,
+            more_cards: [Vec::new(), Vec::new()],
             networks: Vec::new(),
         }
     }
@@ -108,12 +115,12 @@ impl Pair {
                 name: format!("vm{index}"),
                 socket: socket(directory.path(), index),
                 mac: mac(NicModel::Vmxnet3, index),
-                options: match options.nic_sockets {
-                    true => {
+                options: match options.qemu_nic {
+                    true => options.device_options.clone(),
+                    false => {
                         let nic = nic_socket(directory.path(), index);
                         format!(",nic-socket={}{}", nic.display(), options.device_options)
                     }
-                    false => options.device_options.clone(),
                 },
             });
             let setup = Setup { networks: &options.networks, ..Setup::default() };
@@ -126,8 +133,27 @@ impl Pair {
             Self { vms: [machine(0)?, machine(1)?], daemon, image: image.clone(), options: options.clone(), directory };
         for index in [0, 1] {
             pair.vms[index].wait_boot()?;
+            if options.hot_plug {
+                pair.plug_in(index)?;
+            }
         }
         Ok(pair)
+    }
+
+    /// Plugs both functions of a guest's slot in. The guest looks at the slot when function 0 comes.
+    fn plug_in(&self, index: usize) -> Result<()> {
+        let (device, nic) = (socket(self.directory.path(), index), nic_socket(self.directory.path(), index));
+        for (function, path) in [(1, device), (0, nic)] {
+            self.vms[index].add_device(&json!({
+                "driver": "vfio-user-pci",
+                "id": format!("function{function}"),
+                "bus": EMPTY_SLOT,
+                "addr": format!("0.{function}"),
+                "multifunction": function == 0,
+                "socket": { "path": path, "type": "unix" },
+            }))?;
+        }
+        self.vms[index].wait_until("lspci -n | grep -q 15ad:0820", Duration::from_secs(60))
     }
 
     /// Guest a.
@@ -240,15 +266,17 @@ fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: u
         .memory_mib(options.memory_mib)
         .memory_kind(options.memory_kind)
         .iommu(options.iommu)
-        .cpus(options.cpus[index]);
+        .cpus(options.cpus[index])
+        .more_cards(&options.more_cards[index])
+        .empty_slot(options.hot_plug);
     let nic = |model: NicModel| {
         let path = |index: usize| directory.join(format!("{}.net-{model:?}", NAMES[index]));
         Nic { model, mac: mac(model, index), local: path(index), remote: path(1 - index) }
     };
-    if options.pvrdma {
-        builder = match options.nic_sockets {
-            true => builder.nic_socket(&nic_socket(directory, index)),
-            false => builder.nic(nic(NicModel::Vmxnet3)),
+    if options.pvrdma && !options.hot_plug {
+        builder = match options.qemu_nic {
+            true => builder.nic(nic(NicModel::Vmxnet3)),
+            false => builder.nic_socket(&nic_socket(directory, index)),
         };
         builder = builder.pvrdma_socket(&socket(directory, index));
         for (name, value) in &options.vfio_user {

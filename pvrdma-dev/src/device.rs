@@ -387,6 +387,7 @@ impl<B: Backend> Drop for PvrdmaDevice<B> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inspect::ObjectKind;
     use crate::testing::typed::TypedDriver;
 
     #[test]
@@ -419,5 +420,35 @@ mod tests {
         });
         drop(command);
         assert_eq!(guest.device.status().objects.gids, Some(0));
+    }
+
+    /// Before, it waited for the GID table, and for the map of guest memory with each ring.
+    #[test]
+    fn sec_c4_what_is_shown_of_objects_waits_for_no_lock() {
+        let guest = TypedDriver::up();
+        let pd = guest.create_pd(0);
+        let cq = guest.create_cq(0);
+        let _objects = (guest.create_qp(pd, cq), guest.create_srq(pd), guest.create_mr(pd));
+        let core = guest.device.core();
+        let heads = |kind| guest.device.inspect_objects(kind).to_string().matches("\"head\":0").count();
+        let rings = [ObjectKind::Qp, ObjectKind::Cq, ObjectKind::Srq, ObjectKind::Ring];
+        assert!(rings.iter().all(|&kind| heads(kind) > 0));
+        let command = (guest.device.control.lock(), guest.device.pci.lock(), core.objects.gids.lock());
+        let view = core.memory.view();
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| core.memory.barrier());
+            while core.memory.try_view().is_some() {
+                std::thread::yield_now();
+            }
+            for kind in ObjectKind::ALL {
+                let shown = guest.device.inspect_objects(kind);
+                assert_eq!(shown == "busy", kind == ObjectKind::Gid, "{shown}");
+            }
+            assert!(rings.iter().all(|&kind| heads(kind) == 0));
+            drop(view);
+            writer.join().unwrap();
+        });
+        drop(command);
+        assert!(guest.device.inspect_objects(ObjectKind::Gid).is_array());
     }
 }

@@ -299,7 +299,10 @@ impl<B: Backend> PvrdmaDevice<B> {
             ObjectKind::Cq => serde_json::to_value(core.cqs()),
             ObjectKind::Srq => serde_json::to_value(core.srqs()),
             ObjectKind::Qp => serde_json::to_value(core.qps()),
-            ObjectKind::Gid => serde_json::to_value(core.objects.gids.lock().entries()),
+            ObjectKind::Gid => {
+                let gids = core.objects.gids.try_lock().map(|gids| gids.entries());
+                serde_json::to_value(Snapshot::from(gids))
+            }
             ObjectKind::Ring => serde_json::to_value(core.hub.inspect(&core.memory)),
         };
         // There is no map with keys that are not strings, which is all that can go wrong.

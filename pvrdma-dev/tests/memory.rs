@@ -15,6 +15,7 @@ use pvrdma_dev::testing::{
 use pvrdma_dev::{DeviceConfig, KeptStatus, Limits};
 use pvrdma_ether_link::memory::{self, MemoryLink};
 use pvrdma_ether_link::{Frames, Link};
+use pvrdma_guest_memory::PinPolicy;
 use pvrdma_roce::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
 use pvrdma_rxe::{ManualClock, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use pvrdma_verbs::{MacAddr, Psn, Qpn};
@@ -92,12 +93,22 @@ impl Exposed {
 
     /// A QP with deep queues that is connected to the test, if the device can have one more.
     fn qp(&self) -> Option<Qp> {
+        let mut qp = self.idle_qp()?;
+        qp.connect(&Self::path(4)).unwrap();
+        Some(qp)
+    }
+
+    /// The same before it is connected.
+    fn idle_qp(&self) -> Option<Qp> {
         let Process { pd, cq, .. } = &self.kernel;
         let init = QpInit { max_send_wr: 256, max_send_sge: 16, max_recv_wr: 1, ..QpInit::rc(pd, cq) };
-        let mut qp = self.driver.create_qp(&init).ok()?;
-        let path = Path { mtu: 5, access: access::ALL, timeout: 0, ..Path::to(gid(2), 0x77) };
-        qp.connect(&Path { dmac: [2; 6], ..path }).unwrap();
-        Some(qp)
+        self.driver.create_qp(&init).ok()
+    }
+
+    /// To the test, with so many READs and atomics outstanding in either direction.
+    fn path(reads: u8) -> Path {
+        let path = Path { mtu: 5, access: access::ALL, timeout: 0, dmac: [2; 6], ..Path::to(gid(2), 0x77) };
+        Path { max_rd_atomic: reads, max_dest_rd_atomic: reads, ..path }
     }
 
     /// Posts requests, whose packets go nowhere.
@@ -213,6 +224,95 @@ fn sec_c11_page_lists_that_wait_are_few_and_paid_for() {
     let (each, kept) = ((HEAP.bytes() - before) / qps.len(), exposed.kept());
     assert!(each < 40 << 10, "{each} bytes for each QP");
     assert!(kept.requests_bytes > 0 && (before..).contains(&HEAP.bytes()), "{kept:?}");
+}
+
+/// What is remembered of READs was paid for with 16 of them, and a guest may ask for 128: 35 KiB a QP more.
+#[test]
+fn sec_c9_reads_that_wait_are_paid_for() {
+    let _alone = ALONE.lock();
+    let exposed = Exposed::new(256 << 20);
+    let (mr, at) = target(&exposed);
+    // The heap and the charge of a QP whose peer has so many READs outstanding, and which has as many itself.
+    let cost = |reads: u8| {
+        let (heap, kept) = (HEAP.bytes(), exposed.kept().used_bytes);
+        let qps: Vec<_> = (0..8)
+            .map(|_| {
+                let mut qp = exposed.idle_qp().unwrap();
+                qp.connect(&Exposed::path(reads)).unwrap();
+                let read = SendWr::read(1, &[], 0, 0);
+                exposed.post(&mut qp, read.clone(), read);
+                (0..u32::from(reads)).for_each(|number| {
+                    exposed.packet(&qp, Opcode::READ_REQUEST, number * ((1 << 20) / 4096), &mr, at, &[]);
+                });
+                qp
+            })
+            .collect();
+        let cost = [(HEAP.bytes() - heap) as u64 / 8, (exposed.kept().used_bytes - kept) / 8];
+        qps.into_iter().for_each(|qp| qp.destroy().unwrap());
+        assert_eq!(exposed.kept().used_bytes, kept);
+        cost
+    };
+    // The first has tables and the port make their room.
+    cost(16);
+    let ([few_heap, few_kept], [many_heap, many_kept]) = (cost(16), cost(128));
+    let (heap, kept) = (many_heap.saturating_sub(few_heap), many_kept - few_kept);
+    println!("bytes of a QP with 112 READs more in either direction: {heap} of the heap, {kept} charged");
+    assert!(few_heap <= few_kept, "{few_heap} bytes, {few_kept} charged");
+    assert!((5 << 10..=kept).contains(&heap), "{heap} bytes, {kept} charged");
+}
+
+/// A device that has no room for it keeps the QP as it was, and gets everything back with RESET.
+#[test]
+fn sec_c9_reads_beyond_the_limit_are_refused() {
+    let _alone = ALONE.lock();
+    let exposed = Exposed::new(32 << 20);
+    let idle = exposed.kept().used_bytes;
+    let mut qps: Vec<_> = std::iter::from_fn(|| {
+        let room = exposed.kept().used_bytes + (64 << 10) < 32 << 20;
+        room.then(|| exposed.idle_qp())?
+    })
+    .collect();
+    let before = exposed.kept().used_bytes;
+    let refused = qps.iter_mut().map(|qp| qp.connect(&Exposed::path(128))).find_map(Result::err);
+    assert_eq!(refused, Some(CommandError::Failed(12)), "ENOMEM");
+    assert!(exposed.kept().refused > 0 && exposed.kept().used_bytes > before);
+    // Sixteen are paid for.
+    qps.last_mut().unwrap().connect(&Exposed::path(16)).unwrap();
+    qps.into_iter().for_each(|qp| qp.destroy().unwrap());
+    assert_eq!(exposed.kept().used_bytes, idle);
+}
+
+/// What is remembered of locked memory was bounded by number, and nobody paid: with `pin=registered` some 50 MiB.
+#[test]
+fn sec_s9_what_is_remembered_of_pins_is_less_than_what_is_paid() {
+    let _alone = ALONE.lock();
+    let backend = Rxe::new(RxeConfig::default()).unwrap();
+    let memory = GuestMemory::with_policy(256 << 20, PinPolicy::Registered);
+    let config = TestDevice::<Rxe>::config(1);
+    let config = DeviceConfig { limits: Limits { max_memory: 24 << 20, ..Limits::default() }, ..config };
+    let device = TestDevice::new(&backend, config, memory);
+    let driver = device.driver();
+    let process = Process::new(&driver, true, 1024);
+    // Each with a gap behind it, and each registration between two of the one before it: as many segments as can be.
+    let pages = device.memory.alloc(16_384, Placement::Scattered);
+    let kept = || device.device.status().kept;
+    let (heap, before) = (HEAP.bytes(), kept());
+    let mut regions = Vec::new();
+    let refused = loop {
+        let first = regions.len() * 128 % (pages.len() - 512);
+        let part = &pages[first..first + 512];
+        match driver.reg_mr_pages(&process.pd, 0, 512 << 12, part, access::ALL) {
+            Ok(mr) => regions.push(mr),
+            Err(error) => break error,
+        }
+    };
+    let (grown, after) = ((HEAP.bytes() - heap) as u64, kept());
+    println!("{} regions of 512 pieces: heap {grown}, {after:?}", regions.len());
+    assert!(matches!(refused, CommandError::Refused(_)) && after.refused > 0, "{refused:?}");
+    assert!(after.pins_bytes > after.objects_bytes - before.objects_bytes, "{after:?}");
+    assert!(grown <= after.used_bytes - before.used_bytes, "{grown} bytes, {after:?}");
+    device.function().reset();
+    assert_eq!(kept().pins_bytes, 0);
 }
 
 /// All that the review's table of memory names, until each is refused: the heap grows by less than what the device may

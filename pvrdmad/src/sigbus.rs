@@ -61,9 +61,16 @@ impl Slot {
     /// The mapping, if `addr` lies in it. All of it is of one mapping: a slot that changes meanwhile is not the one of
     /// the mapping that is being accessed, because whoever accesses that keeps it.
     fn around(&self, addr: usize) -> Option<Found> {
+        self.read(addr, || {})
+    }
+
+    /// The same. What a test has happen `meanwhile` comes between the first load and the others.
+    fn read(&self, addr: usize, meanwhile: impl FnOnce()) -> Option<Found> {
         let version = self.version.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Relaxed);
+        meanwhile();
         let found = Found {
-            start: self.start.load(Ordering::Relaxed),
+            start,
             len: self.len.load(Ordering::Relaxed),
             lost: self.lost.load(Ordering::Relaxed),
             socket: self.socket.load(Ordering::Relaxed),
@@ -291,26 +298,29 @@ mod tests {
     /// S6: a slot that is freed and taken by another mapping of equal length while it is read gave a mixture of both.
     #[test]
     fn sec_s6_a_slot_that_changes_is_of_no_mapping() {
-        static SLOT: Slot = Slot::free();
-        const ROUNDS: usize = 200_000;
-        let socket = |number: usize| i32::try_from(number).unwrap();
-        let of = |number: usize| Found { start: number << 20, len: 1 << 20, lost: number, socket: socket(number) };
-        std::thread::scope(|scope| {
-            let writer = scope.spawn(move || {
-                for round in 0..ROUNDS {
-                    SLOT.set(Some(of(1 + round % 2)));
-                    if round % 3 == 0 {
-                        SLOT.set(None);
-                    }
-                }
-            });
-            while !writer.is_finished() {
-                for number in [1, 2] {
-                    if let Some(found) = SLOT.around((number << 20) + 5) {
-                        assert_eq!(found, of(number));
-                    }
-                }
-            }
-        });
+        let slot = Slot::free();
+        let of = |number: usize| Found {
+            start: number << 20,
+            len: 1 << 20,
+            lost: number,
+            socket: i32::try_from(number).unwrap(),
+        };
+        let inside = |number: usize| (number << 20) + 5;
+        slot.set(Some(of(1)));
+        assert_eq!((slot.around(inside(1)), slot.around(inside(2))), (Some(of(1)), None));
+        // Freed and taken while it is read: by another mapping, by the same one, and by nobody.
+        for (next, number) in [(Some(of(2)), 1), (Some(of(1)), 2), (Some(of(1)), 1), (None, 1)] {
+            let change = || {
+                slot.set(None);
+                slot.set(next);
+            };
+            assert_eq!(slot.read(inside(number), change), None, "{next:?}");
+            assert_eq!(slot.around(inside(1)), next.filter(|found| *found == of(1)));
+            assert_eq!(slot.around(inside(2)), next.filter(|found| *found == of(2)));
+        }
+        // Read while it is written.
+        slot.set(Some(of(1)));
+        slot.version.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(slot.around(inside(1)), None);
     }
 }

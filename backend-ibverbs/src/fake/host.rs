@@ -113,13 +113,16 @@ impl FakeHost {
         self.state.lock().look_ups
     }
 
-    /// Looks a peer up. Waits for as long as nobody answers.
+    /// Looks a peer up. Waits for as long as nobody answers, but not for ever.
     pub(super) fn look_up(&self) -> bool {
+        let end = Instant::now() + DEADLINE;
         let mut state = self.state.lock();
         state.look_ups += 1;
         self.changed.notify_all();
         while state.hold_look_ups {
-            self.changed.wait(&mut state);
+            if self.changed.wait_until(&mut state, end).timed_out() {
+                return false;
+            }
         }
         !state.refuse_look_ups
     }

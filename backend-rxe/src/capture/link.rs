@@ -7,7 +7,7 @@ use pvrdma_verbs::{Counter, MacAddr};
 
 use super::point::Point;
 use super::seen::Direction;
-use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness};
+use pvrdma_ether_link::{Frames, Link, LinkInspect, Offload, Readiness};
 
 /// Shows what goes over a link to those who watch a device.
 #[derive(Debug)]
@@ -37,6 +37,10 @@ impl Link for CaptureLink {
             self.point.record_batch(Direction::Outbound, frames, from, taken);
         }
         taken
+    }
+
+    fn takes(&self, frame: &[u8], offload: Offload) -> bool {
+        self.inner.takes(frame, offload)
     }
 
     fn unsent(&self) -> bool {

@@ -29,7 +29,7 @@ use classify::is_for_rdma;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
 use outgoing::{Claim, claim};
 use policy::{Policy, PortRules, Violation, VlanMode};
-use pvrdma_ether_link::{Frames, Link};
+use pvrdma_ether_link::{Frames, GsoLink, Link};
 use pvrdma_roce::wire::Ethernet;
 use pvrdma_roce::{Congestion, EgressMarking};
 use tx_queue::{TxQueue, TxQueueInspect};
@@ -44,6 +44,8 @@ const ETHERNET_LEN: usize = 18;
 const OVERHEAD: u32 = 96;
 /// Frames that are taken from a link at a time.
 const RECEIVE: usize = 64;
+/// Bytes of a batch of frames that are not cut yet: what links hand over at a time, and one frame more.
+const LONG_FRAMES: usize = 320 << 10;
 /// Buffers that are kept for the next sender.
 const SPARE: usize = 8;
 /// A link that wants to be called again this soon is worth it in a loop that does not wait.
@@ -156,8 +158,8 @@ impl Port {
             mtu: config.mtu,
             policy: Policy { mac, vlan, rules: config.rules },
             addresses,
-            uplink: TxQueue::new(Arc::new(CaptureLink::new(config.uplink, point)), room),
-            nic: config.nic.map(|nic| TxQueue::new(nic, Arc::default())),
+            uplink: TxQueue::new(Arc::new(GsoLink::new(Arc::new(CaptureLink::new(config.uplink, point)))), room),
+            nic: config.nic.map(|nic| TxQueue::new(Arc::new(GsoLink::new(nic)), Arc::default())),
             counters: PortCounters::default(),
             inbox: Mutex::default(),
             next_inbox: Mutex::default(),
@@ -178,7 +180,7 @@ impl Port {
     /// Bytes that batches and queues of the port take at most.
     pub(crate) fn most_bytes(&self) -> u64 {
         let frame = (self.mtu as usize).saturating_add(ETHERNET_LEN);
-        let batches = frame.saturating_mul(SPARE * RECEIVE);
+        let batches = frame.saturating_mul(RECEIVE).max(LONG_FRAMES).saturating_mul(SPARE);
         let queues = self.queues().count().saturating_mul(tx_queue::MAX_WAITING);
         batches.saturating_add(queues) as u64
     }
@@ -339,12 +341,12 @@ impl Port {
         let mut busy = !frames.is_empty();
         self.drop_if_down(&mut frames);
         let mut passed = self.buffer();
-        for frame in frames.iter() {
+        for (frame, offload) in frames.iter_with_offloads(0) {
             let taken =
                 is_for_rdma(frame, self.mac) && inbox.as_mut().is_some_and(|receiver| receiver.receive(self, frame));
             if !taken {
                 self.note_stations(frame);
-                self.count_violation(self.policy.incoming(frame, &mut passed));
+                self.count_violation(self.policy.incoming((frame, offload), &mut passed));
             }
         }
         let resumed = std::mem::take(&mut *self.resumed.lock());
@@ -358,9 +360,9 @@ impl Port {
             self.drop_if_down(&mut frames);
             if !frames.iter().all(|frame| self.policy.passes_as_it_is(frame)) {
                 passed.clear();
-                for frame in frames.iter() {
+                for (frame, offload) in frames.iter_with_offloads(0) {
                     let may_have = |gid, vlan| self.addresses.announce(self.mac, (gid, vlan)).is_ok();
-                    self.count_violation(self.policy.outgoing(frame, &mut passed, may_have));
+                    self.count_violation(self.policy.outgoing((frame, offload), &mut passed, may_have));
                 }
                 std::mem::swap(&mut frames, &mut passed);
             }

@@ -9,12 +9,14 @@ use serde::{Deserialize, Serialize};
 
 use super::classify::is_tag;
 use super::outgoing::{Claim, claim};
-use pvrdma_ether_link::Frames;
+use pvrdma_ether_link::{Frames, Offload};
 use pvrdma_roce::wire::{EtherType, Ethernet, Vlan};
 use pvrdma_roce::{Congestion, EgressMarking};
 
 /// Where the tag begins, or the ethertype of a frame without one.
 const TAG_AT: usize = 12;
+/// Bytes of a tag.
+const TAG: i16 = 4;
 
 /// What the ports of a network do with IEEE 802.1Q tags.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
@@ -146,7 +148,7 @@ impl Policy {
     /// address in a VLAN.
     pub(super) fn outgoing(
         &self,
-        frame: &[u8],
+        (frame, offload): (&[u8], Offload),
         out: &mut Frames,
         may_have: impl Fn(Gid, Option<u16>) -> bool,
     ) -> Result<(), Violation> {
@@ -170,21 +172,22 @@ impl Policy {
             _ => return Err(Violation::Roce),
         }
         let Some(vid) = self.vlan.access() else {
-            out.push(frame);
+            out.push_with_offload(frame, offload);
             return Ok(());
         };
         let priority = ethernet.vlan.unwrap_or_default();
         let [high, low] = Vlan { vid, ..priority }.tci();
         let [type_high, type_low] = EtherType::VLAN.0.to_be_bytes();
-        let rest = if ethernet.vlan.is_some() { TAG_AT + Ethernet::TAG_LEN } else { TAG_AT };
+        let (rest, longer) = if ethernet.vlan.is_some() { (TAG_AT + Ethernet::TAG_LEN, 0) } else { (TAG_AT, TAG) };
         push_parts(out, [frame.get(..TAG_AT), Some(&[type_high, type_low, high, low]), frame.get(rest..)]);
+        out.leave(offload.moved(longer));
         Ok(())
     }
 
     /// Appends a frame of the network as the network function gets it.
-    pub(super) fn incoming(&self, frame: &[u8], out: &mut Frames) -> Result<(), Violation> {
+    pub(super) fn incoming(&self, (frame, offload): (&[u8], Offload), out: &mut Frames) -> Result<(), Violation> {
         if self.vlan == VlanMode::Trunk || self.vlan == VlanMode::Untagged && !has_tag(frame) {
-            out.push(frame);
+            out.push_with_offload(frame, offload);
             return Ok(());
         }
         let (ethernet, kind, _) = Ethernet::parse(frame).map_err(|_| Violation::Vlan)?;
@@ -192,8 +195,11 @@ impl Policy {
             return Err(Violation::Vlan);
         }
         match self.vlan.access() {
-            None => out.push(frame),
-            Some(_) => push_parts(out, [frame.get(..TAG_AT), frame.get(TAG_AT + Ethernet::TAG_LEN..), None]),
+            None => out.push_with_offload(frame, offload),
+            Some(_) => {
+                push_parts(out, [frame.get(..TAG_AT), frame.get(TAG_AT + Ethernet::TAG_LEN..), None]);
+                out.leave(offload.moved(-TAG));
+            }
         }
         Ok(())
     }
@@ -229,7 +235,7 @@ mod tests {
 
     fn out(policy: &Policy, frame: &[u8]) -> Result<Vec<u8>, Violation> {
         let mut frames = Frames::default();
-        let passed = policy.outgoing(frame, &mut frames, |_, _| true);
+        let passed = policy.outgoing((frame, Offload::NONE), &mut frames, |_, _| true);
         assert_eq!(frames.len(), usize::from(passed.is_ok()));
         passed.map(|()| frames.get(0).unwrap().to_vec())
     }
@@ -259,11 +265,11 @@ mod tests {
             for tags in [&[0x81, 0, 0, 42][..], &[0x88, 0xa8, 0, 42], &[0x81, 0, 0x60, 0, 0x81, 0, 0, 42]] {
                 let frame = frame(MAC, tags);
                 assert_eq!(out(&policy, &frame), expected(&frame));
-                assert_eq!(policy.incoming(&frame, &mut frames).is_ok(), passes);
+                assert_eq!(policy.incoming((&frame, Offload::NONE), &mut frames).is_ok(), passes);
             }
             frames.clear();
             assert_eq!(
-                (out(&policy, &priority), policy.incoming(&priority, &mut frames)),
+                (out(&policy, &priority), policy.incoming((&priority, Offload::NONE), &mut frames)),
                 (Ok(priority.clone()), Ok(()))
             );
             assert_eq!(frames.iter().collect::<Vec<_>>(), [priority.as_slice()]);
@@ -280,9 +286,9 @@ mod tests {
         assert_eq!(out(&policy, &frame(MAC, &[0x81, 0, 0x60, 0])).unwrap(), frame(MAC, &[0x81, 0, 0x60, 42]));
         assert_eq!(out(&policy, &tagged), Err(Violation::Vlan));
         let mut frames = Frames::default();
-        assert_eq!(policy.incoming(&tagged, &mut frames), Ok(()));
+        assert_eq!(policy.incoming((&tagged, Offload::NONE), &mut frames), Ok(()));
         for wrong in [plain.as_slice(), &frame(MAC, &[0x81, 0, 0, 43]), &frame(MAC, &[0x81, 0, 0x60, 0]), &plain[..9]] {
-            assert_eq!(policy.incoming(wrong, &mut frames), Err(Violation::Vlan));
+            assert_eq!(policy.incoming((wrong, Offload::NONE), &mut frames), Err(Violation::Vlan));
         }
         assert_eq!(frames.iter().collect::<Vec<_>>(), [plain]);
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::{Frames, Link, LinkInspect};
+use pvrdma_ether_link::{Frames, Link, LinkInspect, Offload};
 use pvrdma_verbs::Snapshot;
 use serde::Serialize;
 
@@ -44,13 +44,13 @@ impl Waiting {
     }
 
     /// Keeps frames, but not more bytes than `most`. Returns how many were dropped.
-    fn push<'f>(&mut self, frames: impl Iterator<Item = &'f [u8]>, most: usize) -> u64 {
+    fn push<'f>(&mut self, frames: impl Iterator<Item = (&'f [u8], Offload)>, most: usize) -> u64 {
         let mut dropped = 0;
-        for frame in frames {
+        for (frame, offload) in frames {
             if self.frames.bytes().saturating_add(frame.len()) > most {
                 dropped += 1;
             } else {
-                self.frames.push(frame);
+                self.frames.push_with_offload(frame, offload);
             }
         }
         dropped
@@ -149,7 +149,7 @@ impl TxQueue {
         }
         let taken = if self.is_blocked() { 0 } else { self.link.send(frames, 0) };
         let (waiting, most) = place(&mut backlog);
-        let dropped = waiting.push(frames.iter_from(taken), most);
+        let dropped = waiting.push(frames.iter_with_offloads(taken), most);
         let blocked = backlog.urgent.len() + backlog.bulk.len() > 0 || self.link.unsent();
         let waiters = self.set_blocked(blocked);
         drop(backlog);

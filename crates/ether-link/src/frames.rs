@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::Offload;
+
 /// Frames in a buffer that is used again.
 #[derive(Clone, Debug, Default)]
 pub struct Frames {
@@ -10,9 +12,18 @@ pub struct Frames {
     /// Bytes that are given out.
     used: usize,
     /// Where the frames are, in their order.
-    spans: Vec<Range<usize>>,
+    spans: Vec<Span>,
     /// Bytes in all frames.
     total: usize,
+    /// Frames to which something is still to be done.
+    open: usize,
+}
+
+/// Where a frame is.
+#[derive(Clone, Debug)]
+struct Span {
+    bytes: Range<usize>,
+    offload: Offload,
 }
 
 impl Frames {
@@ -37,7 +48,25 @@ impl Frames {
     /// One frame.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&[u8]> {
-        self.bytes.get(self.spans.get(index)?.clone())
+        self.bytes.get(self.spans.get(index)?.bytes.clone())
+    }
+
+    /// What is still to be done to a frame.
+    #[inline]
+    pub fn offload(&self, index: usize) -> Offload {
+        self.spans.get(index).map_or(Offload::NONE, |span| span.offload)
+    }
+
+    /// Returns `true` if something is still to be done to a frame.
+    #[inline]
+    pub const fn has_offloads(&self) -> bool {
+        self.open > 0
+    }
+
+    /// All frames from `from` on, with what is still to be done to them.
+    #[inline]
+    pub fn iter_with_offloads(&self, from: usize) -> impl Iterator<Item = (&[u8], Offload)> {
+        (from..self.len()).map_while(|index| Some((self.get(index)?, self.offload(index))))
     }
 
     /// All frames from `from` on.
@@ -59,6 +88,23 @@ impl Frames {
             room.copy_from_slice(frame);
             Some(frame.len())
         });
+    }
+
+    /// Appends a frame to which something is still to be done.
+    #[inline]
+    pub fn push_with_offload(&mut self, frame: &[u8], offload: Offload) {
+        self.push(frame);
+        self.leave(offload);
+    }
+
+    /// Says what is still to be done to the last frame.
+    #[inline]
+    pub fn leave(&mut self, offload: Offload) {
+        if let Some(last) = self.spans.last_mut().filter(|last| last.offload != offload) {
+            self.open = self.open.saturating_sub(usize::from(!last.offload.is_none()));
+            self.open = self.open.saturating_add(usize::from(!offload.is_none()));
+            last.offload = offload;
+        }
     }
 
     /// Appends the frame that `fill` writes into a buffer of `room` bytes; `fill` returns its length, or `None` for no
@@ -101,7 +147,7 @@ impl Frames {
         let inside = span.start <= span.end && span.end <= self.used;
         if inside {
             self.total = self.total.saturating_add(span.len());
-            self.spans.push(span);
+            self.spans.push(Span { bytes: span, offload: Offload::NONE });
         }
         inside
     }
@@ -109,12 +155,15 @@ impl Frames {
     /// Drops frames from index `from` on that `keep` does not want. Returns how many.
     #[inline]
     pub fn retain_from(&mut self, from: usize, mut keep: impl FnMut(&[u8]) -> bool) -> usize {
-        let (before, bytes, total) = (self.spans.len(), &self.bytes, &mut self.total);
+        let (before, bytes, total, open) = (self.spans.len(), &self.bytes, &mut self.total, &mut self.open);
         let mut index = 0;
         self.spans.retain(|span| {
             index += 1;
-            let kept = index <= from || bytes.get(span.clone()).is_some_and(&mut keep);
-            *total = total.saturating_sub(if kept { 0 } else { span.len() });
+            let kept = index <= from || bytes.get(span.bytes.clone()).is_some_and(&mut keep);
+            if !kept {
+                *total = total.saturating_sub(span.bytes.len());
+                *open = open.saturating_sub(usize::from(!span.offload.is_none()));
+            }
             kept
         });
         before.saturating_sub(self.spans.len())
@@ -124,7 +173,7 @@ impl Frames {
     #[inline]
     pub fn clear(&mut self) {
         self.spans.clear();
-        (self.used, self.total) = (0, 0);
+        (self.used, self.total, self.open) = (0, 0, 0);
     }
 }
 
@@ -162,5 +211,26 @@ mod tests {
         assert!(!frames.mark(span.start..span.end + 1), "not set aside");
         assert_eq!(frames.iter_from(1).collect::<Vec<_>>(), [&b"one"[..], b"two"]);
         assert_eq!(frames.bytes(), 7);
+    }
+    #[test]
+    fn what_is_left_to_be_done_stays_with_its_frame() {
+        let (checksum, none) = (Offload::checksum(34, 50), Offload::NONE);
+        let mut frames = Frames::default();
+        frames.push(b"plain");
+        frames.leave(none);
+        assert!(!frames.has_offloads());
+        frames.push_with_offload(b"open", checksum);
+        frames.push(b"plain");
+        frames.leave(checksum.moved(4));
+        frames.push(b"last");
+        let offloads = |frames: &Frames| frames.iter_with_offloads(0).map(|(_, offload)| offload).collect::<Vec<_>>();
+        assert_eq!(offloads(&frames), [none, checksum, Offload::checksum(38, 54), none]);
+        assert_eq!(frames.retain_from(0, |frame| frame != b"plain"), 2);
+        assert_eq!((offloads(&frames), frames.has_offloads()), (vec![checksum, none], true));
+        assert_eq!((frames.retain_from(0, |frame| frame != b"open"), frames.has_offloads()), (1, false));
+        frames.push_with_offload(b"open", checksum);
+        frames.clear();
+        frames.push(b"plain");
+        assert!(!frames.has_offloads() && frames.offload(0).is_none() && frames.offload(9).is_none());
     }
 }

@@ -24,8 +24,10 @@ mod clock;
 mod connector;
 pub mod fault;
 mod frames;
+mod gso;
 mod interface_name;
 pub mod memory;
+mod offload;
 pub mod switch;
 pub mod tap;
 pub mod unix;
@@ -44,10 +46,9 @@ pub use bell::Bell;
 pub use clock::{Clock, ManualClock, MonotonicClock};
 pub use connector::{Connector, NoConnector};
 pub use frames::Frames;
+pub use gso::GsoLink;
 pub use interface_name::InterfaceName;
-
-/// The number of TCP in the protocol field of an IP header.
-const PROTOCOL_TCP: u8 = 6;
+pub use offload::Offload;
 
 /// Everything that links of any kind count, at zero.
 pub fn all_counters() -> Vec<Counter> {
@@ -92,7 +93,15 @@ pub trait Link: Send + Sync + fmt::Debug {
 
     /// Sends the frames from index `from` on, in order, and returns how many the link took. Fewer than all: there is no
     /// room now. The rest is untouched and may be presented again, or others in its place.
+    ///
+    /// Something may be left to be done to a frame only if the link [takes](Self::takes) it so; a [`GsoLink`] in front
+    /// takes everything.
     fn send(&self, frames: &Frames, from: usize) -> usize;
+
+    /// Returns `true` if the link takes a frame to which this is left to be done.
+    fn takes(&self, _frame: &[u8], _offload: Offload) -> bool {
+        false
+    }
 
     /// Returns `true` if something that was taken is still in here for want of room. It leaves with the next call of
     /// [`Self::send`], if only of no frames, when the link is writable.
@@ -130,6 +139,10 @@ impl<L: Link + ?Sized> Link for Arc<L> {
 
     fn send(&self, frames: &Frames, from: usize) -> usize {
         (**self).send(frames, from)
+    }
+
+    fn takes(&self, frame: &[u8], offload: Offload) -> bool {
+        (**self).takes(frame, offload)
     }
 
     fn unsent(&self) -> bool {

@@ -14,7 +14,8 @@ pub struct MemoryLimits {
     /// two of the mappings that the kernel gives it (`vm.max_map_count`). What is more scattered is locked with the
     /// gaps.
     pub lock_runs: usize,
-    /// Pieces of registered memory that are remembered, 24 bytes each and at most 70 more for the locks behind them.
+    /// Pieces of registered memory that are remembered. What that takes is charged to the device as well
+    /// ([`Kept::Pins`](crate::Kept)).
     pub pinned_parts: usize,
 }
 

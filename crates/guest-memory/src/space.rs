@@ -9,7 +9,8 @@ use vm_memory::{GuestMemoryBackend, GuestMemoryMmap, GuestMemoryRegion};
 
 use super::pin::PinTable;
 use super::{
-    Backing, DmaRange, DmaView, MapError, MemoryLimits, MemoryWatcher, PageList, PinError, PinGuard, PinPolicy, SpaceId,
+    Backing, DmaRange, DmaView, MapError, MemoryBudget, MemoryLimits, MemoryWatcher, PageList, PinError, PinGuard,
+    PinPolicy, SpaceId,
 };
 
 /// Bytes that are locked in one go: whoever takes memory away may have to wait for that.
@@ -272,21 +273,27 @@ impl DmaSpace {
     }
 
     /// With [`PinPolicy::Registered`], keeps these pages resident until the guard is dropped; does nothing otherwise.
+    /// What is remembered for that is charged to `budget`.
     ///
     /// # Errors
     /// How much could not be locked and why.
-    pub fn pin_pages(self: &Arc<Self>, pages: &PageList) -> Result<PinGuard, PinError> {
+    pub fn pin_pages(self: &Arc<Self>, budget: &Arc<MemoryBudget>, pages: &PageList) -> Result<PinGuard, PinError> {
         if self.policy != PinPolicy::Registered {
             return Ok(PinGuard::none());
         }
-        self.pin_pages_of(&self.view(), pages)
+        self.pin_pages_of(&self.view(), budget, pages)
     }
 
     /// The same for a thread that holds a view of this space.
     ///
     /// # Errors
     /// As for [`Self::pin_pages`].
-    pub fn pin_pages_of(self: &Arc<Self>, view: &DmaView<'_>, pages: &PageList) -> Result<PinGuard, PinError> {
+    pub fn pin_pages_of(
+        self: &Arc<Self>,
+        view: &DmaView<'_>,
+        budget: &Arc<MemoryBudget>,
+        pages: &PageList,
+    ) -> Result<PinGuard, PinError> {
         if self.policy != PinPolicy::Registered {
             return Ok(PinGuard::none());
         }
@@ -294,7 +301,6 @@ impl DmaSpace {
         for extent in pages.extents() {
             view.backings(extent.iova, extent.bytes(), &mut parts);
         }
-        self.with_pins(|pins| pins.pin_parts(&parts))?;
-        Ok(PinGuard::new(Arc::clone(self), parts))
+        PinGuard::new(Arc::clone(self), parts, budget)
     }
 }

@@ -31,6 +31,8 @@ const STATUS_INTERRUPT: u8 = 1 << 3;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const HEADER_MULTIFUNCTION: u8 = 1 << 7;
 const MSIX_ID: u8 = 0x11;
+/// Bytes of the capability.
+const MSIX_SIZE: u8 = 12;
 const MSIX_ENABLE: u16 = 1 << 15;
 const MSIX_WRITABLE: u16 = MSIX_ENABLE | 1 << 14;
 const BAR_64BIT: u8 = 0x4;
@@ -83,6 +85,9 @@ pub struct ConfigSpace {
     power_on: [u8; CONFIG_SIZE],
     bars: [Option<Bar>; 6],
     msix: Option<MsixPlace>,
+    /// The byte that leads to the next capability, and where that would be.
+    last_link: usize,
+    next: u8,
 }
 
 /// Stores bytes that lie inside.
@@ -122,11 +127,13 @@ impl ConfigSpace {
         put(&mut bytes, SUBSYSTEM + 2, &identity.device.to_le_bytes());
         put(&mut writable, INTERRUPT_LINE, &[0xff]);
         put(&mut bytes, INTERRUPT_PIN, &[u8::from(layout.interrupt_pin)]);
+        let (mut last_link, mut next) = (CAPABILITIES, FIRST_CAPABILITY);
         if let Some(msix) = msix {
             put(&mut bytes, STATUS, &STATUS_CAPABILITIES.to_le_bytes());
             put(&mut bytes, CAPABILITIES, &[msix.capability]);
             // The next pointer stays 0: the list ends here.
             let at = usize::from(msix.capability);
+            (last_link, next) = (at + 1, msix.capability.saturating_add(MSIX_SIZE));
             put(&mut bytes, at, &[MSIX_ID]);
             put(&mut bytes, at + 2, &msix.vectors.saturating_sub(1).to_le_bytes());
             put(&mut writable, at + 2, &MSIX_WRITABLE.to_le_bytes());
@@ -134,7 +141,22 @@ impl ConfigSpace {
             put(&mut bytes, at + 4, &(msix.table | bar).to_le_bytes());
             put(&mut bytes, at + 8, &(msix.pending | bar).to_le_bytes());
         }
-        Self { power_on: bytes, bytes, writable, bars: *bars, msix: *msix }
+        Self { power_on: bytes, bytes, writable, bars: *bars, msix: *msix, last_link, next }
+    }
+
+    /// Adds a capability behind the others, which guests only read: its number, a byte that does not matter, and the
+    /// rest. To be done before a guest sees the function. Returns where it is, if there is room.
+    pub fn add_capability(&mut self, capability: &[u8]) -> Option<u8> {
+        let at = self.next;
+        let end = usize::from(at).checked_add(capability.len())?.next_multiple_of(4);
+        let ([id, _, rest @ ..], true) = (capability, end <= CONFIG_SIZE) else { return None };
+        for (offset, bytes) in [(at.into(), &[*id, 0][..]), (usize::from(at) + 2, rest), (self.last_link, &[at])] {
+            put(&mut self.bytes, offset, bytes);
+        }
+        put(&mut self.bytes, STATUS, &STATUS_CAPABILITIES.to_le_bytes());
+        self.power_on = self.bytes;
+        (self.last_link, self.next) = (usize::from(at) + 1, u8::try_from(end).unwrap_or(u8::MAX));
+        Some(at)
     }
 
     /// MSI-X.
@@ -214,5 +236,32 @@ mod tests {
         assert_eq!(sized, [0, 0, 0xffff_e000, 0, 4, 0xffff_fffe]);
         config.reset();
         assert_eq!(read(&config, 0x18), 0);
+    }
+
+    #[test]
+    fn capabilities_form_a_list_that_ends() {
+        let identity = Identity { vendor: 1, device: 2, revision: 0, class: [0; 3] };
+        for msix in [None, Some(MsixPlace { capability: 0x40, vectors: 1, bar: 0, table: 0, pending: 0x800 })] {
+            let layout = ConfigLayout { identity, bars: [None; 6], msix, interrupt_pin: false, multifunction: false };
+            let mut config = ConfigSpace::new(&layout);
+            let mut added = Vec::new();
+            while let Some(at) = config.add_capability(&[9, 77, 30, 4, 5]) {
+                added.push(at);
+            }
+            config.write(0, &[0xff; CONFIG_SIZE]);
+            config.reset();
+            let mut bytes = [0; CONFIG_SIZE];
+            config.read(0, &mut bytes, false);
+            let (mut at, mut found) = (bytes[0x34], Vec::new());
+            while at != 0 {
+                found.push(at);
+                assert!(msix.is_some() && at == 0x40 || bytes[usize::from(at)] == 9);
+                at = bytes[usize::from(at) + 1];
+            }
+            let first = msix.map(|msix| msix.capability);
+            assert_eq!(found, first.into_iter().chain(added).collect::<Vec<_>>());
+            assert_eq!((found.len(), bytes[STATUS] & 0x10), if msix.is_some() { (23, 0x10) } else { (24, 0x10) });
+        }
+        assert_eq!(CONFIG_SIZE - 0x40, 24 * 8);
     }
 }

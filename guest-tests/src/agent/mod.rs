@@ -132,7 +132,23 @@ impl Agent {
     }
 }
 
+/// A serial port that the kernel's command line names (`agent=/dev/ttyS1`), made to pass bytes as they are.
+fn named_port() -> Result<Option<PathBuf>> {
+    let line = std::fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    let Some(path) = line.split_whitespace().find_map(|word| word.strip_prefix("agent=")) else {
+        return Ok(None);
+    };
+    let status = Command::new("stty").args(["-F", path, "raw", "-echo"]).status().context("cannot run stty")?;
+    if !status.success() {
+        bail!("cannot set up {path}: stty ended with {status}");
+    }
+    Ok(Some(PathBuf::from(path)))
+}
+
 fn find_port() -> Result<PathBuf> {
+    if let Some(path) = named_port()? {
+        return Ok(path);
+    }
     // The driver creates the port a moment after it is loaded.
     for _ in 0..200 {
         if let Ok(entries) = std::fs::read_dir("/sys/class/virtio-ports") {

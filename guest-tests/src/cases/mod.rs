@@ -13,6 +13,7 @@ mod integrity;
 mod interop;
 mod inventory;
 mod kernel_log;
+mod kvm;
 mod lifecycle;
 mod machines;
 mod many;
@@ -25,6 +26,7 @@ mod packets;
 pub(crate) mod perftest;
 mod pingpong;
 mod programs;
+mod qemu_nic;
 mod readme;
 mod roce_v1;
 mod runner;
@@ -63,6 +65,8 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(roce_v1::cases());
         cases.extend(networks::cases());
         cases.extend(nic::cases());
+        cases.extend(qemu_nic::cases());
+        cases.extend(kvm::cases());
         cases.extend(nested::cases());
     }
     cases

@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 
 use super::case::Case;
 use crate::pair::{Link, Pair};
+use crate::vm::Vm;
 
 /// The target in a, the host in b.
 pub(crate) fn cases() -> Vec<Case> {
@@ -14,20 +15,23 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 fn fio_verify(pair: &mut Pair, link: &Link) -> Result<String> {
-    let ip = link.ip[0];
-    pair.a().run(&target_script(ip))?;
-    let result = host(pair, ip);
+    between([pair.a(), pair.b()], link.ip[0], 48)
+}
+
+/// The target in the first guest, at this address, and the host in the second, which verifies so many MiB.
+pub(crate) fn between([a, b]: [&Vm; 2], ip: Ipv4Addr, mib: u32) -> Result<String> {
+    a.run(&target_script(ip))?;
+    let result = host(b, ip, mib);
     // Take it down whatever came of it: the next case wants a device without users.
-    let disconnect = pair.b().exec("nvme disconnect -n guest-tests", Duration::from_secs(60));
-    let remove = pair.a().exec(REMOVE_TARGET, Duration::from_secs(60));
+    let disconnect = b.exec("nvme disconnect -n guest-tests", Duration::from_secs(60));
+    let remove = a.exec(REMOVE_TARGET, Duration::from_secs(60));
     let note = result?;
     disconnect.context("cannot disconnect")?;
     remove.context("cannot remove the target")?;
     Ok(note)
 }
 
-fn host(pair: &Pair, ip: Ipv4Addr) -> Result<String> {
-    let b = pair.b();
+fn host(b: &Vm, ip: Ipv4Addr, mib: u32) -> Result<String> {
     b.run("modprobe nvme_rdma")?;
     b.run(&format!(
         "nvme connect -t rdma -a {ip} -s 4420 -n guest-tests --nr-io-queues=1 \
@@ -36,10 +40,10 @@ fn host(pair: &Pair, ip: Ipv4Addr) -> Result<String> {
     ))?;
     b.wait_until("[ -b /dev/nvme0n1 ]", Duration::from_secs(20))?;
     let output = b
-        .spawn(
+        .spawn(&format!(
             "fio --name=verify --filename=/dev/nvme0n1 --direct=1 --ioengine=libaio --iodepth=8 --rw=randwrite \
-             --bsrange=4k-256k --size=48m --verify=crc32c --do_verify=1 --verify_fatal=1 --randseed=7 2>&1",
-        )?
+             --bsrange=4k-256k --size={mib}m --verify=crc32c --do_verify=1 --verify_fatal=1 --randseed=7 2>&1",
+        ))?
         .wait_success(Duration::from_secs(180))?;
     let summary = output
         .lines()

@@ -33,7 +33,7 @@ enum Kind {
 
 impl Program {
     /// The same with its server in guest b only.
-    pub(crate) fn one_way(self) -> Self {
+    pub(crate) const fn one_way(self) -> Self {
         Self { servers: &[1], ..self }
     }
 
@@ -99,6 +99,14 @@ pub(crate) const DATAGRAMS: [Program; 4] = [
     perftest("send_bw-ud", "ib_send_bw", "-c UD -n 200 -s 1024"),
     perftest("send_lat-ud", "ib_send_lat", "-C -c UD -n 100 -s 1024"),
     Program { name: "udaddy", kind: Kind::AddressPair("udaddy"), servers: BOTH },
+];
+
+/// One program of each kind, one way.
+pub(crate) const SMOKE: [Program; 4] = [
+    pingpong("rc_pingpong", "ibv_rc_pingpong", "-c -n 200").one_way(),
+    pingpong("ud_pingpong", "ibv_ud_pingpong", "-s 1024 -n 200").one_way(),
+    perftest("write_bw", "ib_write_bw", "-n 50 -s 65536").one_way(),
+    RPING.one_way(),
 ];
 
 /// Programs with thousands of packets, of which some are lost on a bad cable.

@@ -26,8 +26,6 @@ while (($#)); do
         '-drive file=vm1.qcow2,'*) number=1 ;;
         '-accel '*) machine+=("$1" "$ACCELERATOR") ;;
         '-cpu '*) machine+=("$1" "$PROCESSOR") ;;
-        # Debian has the ROMs, which nobody boots from, in another package.
-        '-device vmxnet3,'*) machine+=("$1" "$2,romfile=") ;;
         *) machine+=("$1" "$2") ;;
     esac
     shift 2

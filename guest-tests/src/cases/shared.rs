@@ -43,6 +43,20 @@ impl<M: Machines> Shared<M> {
         Case::alone(name, move |image| shared.run(image, &run))
     }
 
+    /// The case that ends these machines: it looks at what is left itself, and they go with it.
+    pub(crate) fn last_case(
+        self: &Rc<Self>,
+        name: impl Into<String>,
+        run: impl Fn(&M) -> Result<String> + 'static,
+    ) -> Case {
+        let shared = Rc::clone(self);
+        Case::alone(name, move |image| {
+            let kept = shared.machines.borrow_mut().take();
+            let machines = kept.map_or_else(|| shared.start(image), Ok)?;
+            run(&machines).with_context(|| machines.diagnosis())
+        })
+    }
+
     fn run(&self, image: &GuestImage, run: &dyn Fn(&M) -> Result<String>) -> Result<String> {
         let mut slot = self.machines.borrow_mut();
         let machines = match &*slot {

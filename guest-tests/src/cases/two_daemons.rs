@@ -31,6 +31,18 @@ impl TwoDaemons {
         Self::boot_in(None, image, mtu, options)
     }
 
+    /// The same with network cards of QEMU's.
+    pub(crate) fn boot_beside_qemu_nics(
+        image: &GuestImage,
+        mtu: u32,
+        options: impl Fn(&Path, usize) -> String,
+    ) -> Result<Self> {
+        Self::boot_with(None, mtu, |directory, end| {
+            let own = directory.join(NAMES[end]);
+            GuestWithDaemon::start_beside_qemu_nic(image, &own, NAMES[end], MAC[end], &options(directory, end))
+        })
+    }
+
     /// The same with the daemons in these network namespaces, if there are any.
     pub(crate) fn boot_in(
         network: Option<Namespaces>,
@@ -38,15 +50,22 @@ impl TwoDaemons {
         mtu: u32,
         options: impl Fn(&Path, usize) -> String,
     ) -> Result<Self> {
+        let names = network.as_ref().map(|network| [0, 1].map(|end| network.name(end).to_owned()));
+        Self::boot_with(network, mtu, |directory, end| {
+            let namespace = names.as_ref().map(|names| names[end].as_str());
+            let own = directory.join(NAMES[end]);
+            GuestWithDaemon::start_in(namespace, image, &own, NAMES[end], MAC[end], &options(directory, end))
+        })
+    }
+
+    fn boot_with(
+        network: Option<Namespaces>,
+        mtu: u32,
+        guest: impl Fn(&Path, usize) -> Result<GuestWithDaemon>,
+    ) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
-        let guest = |end: usize| {
-            let name = NAMES[end];
-            let namespace = network.as_ref().map(|network| network.name(end));
-            let own = directory.path().join(name);
-            GuestWithDaemon::start_in(namespace, image, &own, name, MAC[end], &options(directory.path(), end))
-        };
-        let guests = [guest(0)?, guest(1)?];
+        let guests = [guest(directory.path(), 0)?, guest(directory.path(), 1)?];
         for (end, guest) in guests.iter().enumerate() {
             guest.bring_up(&addresses(end), mtu)?;
         }

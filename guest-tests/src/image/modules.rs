@@ -15,7 +15,7 @@ use super::roots::remove_tree;
 pub(crate) const BOOT_MODULES: [&str; 6] =
     ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "overlay"];
 
-const GUEST_MODULES: [&str; 23] = [
+const GUEST_MODULES: [&str; 24] = [
     "vmxnet3",
     "virtio_net",
     "virtio_rng",
@@ -40,6 +40,8 @@ const GUEST_MODULES: [&str; 23] = [
     "veth",
     "8021q",
     "sch_netem",
+    // A guest that plays a host, on emulated SVM.
+    "kvm_amd",
 ];
 
 /// What the module selection depends on.

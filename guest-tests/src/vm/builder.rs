@@ -18,6 +18,15 @@ pub(crate) struct Nic {
     pub(crate) remote: PathBuf,
 }
 
+/// Any other network card, in QEMU's words.
+#[derive(Clone, Debug)]
+pub(crate) struct Card {
+    /// What follows `-netdev`.
+    pub(crate) netdev: String,
+    /// What follows `-device`.
+    pub(crate) device: String,
+}
+
 /// Kinds of network cards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NicModel {
@@ -39,6 +48,9 @@ pub(crate) enum MemoryKind {
     Private,
 }
 
+/// The bus of the slot that is empty at first.
+pub(crate) const EMPTY_SLOT: &str = "rp0";
+
 /// Describes a machine before it starts.
 #[derive(Clone, Debug)]
 pub(crate) struct VmBuilder {
@@ -53,9 +65,14 @@ pub(crate) struct VmBuilder {
     pub(super) vfio_user_options: Vec<(String, serde_json::Value)>,
     pub(super) iommu: bool,
     pub(super) nics: Vec<Nic>,
+    pub(super) more_cards: Vec<Card>,
+    /// A root port with an empty slot.
+    pub(super) empty_slot: bool,
     /// Hardware address of the card that leads to this machine.
     pub(super) user_network: Option<String>,
     pub(super) disk: Option<PathBuf>,
+    /// Names of serial ports, and the sockets that they lead to.
+    pub(super) ports: Vec<(String, PathBuf)>,
     pub(super) run_as: Option<RunAs>,
     pub(super) patience: u32,
 }
@@ -85,8 +102,11 @@ impl VmBuilder {
             vfio_user_options: Vec::new(),
             iommu: false,
             nics: Vec::new(),
+            more_cards: Vec::new(),
+            empty_slot: false,
             user_network: None,
             disk: None,
+            ports: Vec::new(),
             run_as: None,
             patience: 1,
         }
@@ -146,6 +166,18 @@ impl VmBuilder {
         self
     }
 
+    /// Adds other network cards.
+    pub(crate) fn more_cards(mut self, cards: &[Card]) -> Self {
+        self.more_cards.extend_from_slice(cards);
+        self
+    }
+
+    /// Adds an empty slot behind a root port, [`EMPTY_SLOT`], for what is plugged in later.
+    pub(crate) fn empty_slot(mut self, there: bool) -> Self {
+        self.empty_slot = there;
+        self
+    }
+
     /// Adds a vmxnet3 behind which QEMU itself plays a router to this machine: the guest is 10.0.2.15, and what it
     /// connects to at
     /// 10.0.2.2 arrives here, at the loopback interface.
@@ -157,6 +189,12 @@ impl VmBuilder {
     /// Adds a second disk, read only: `/dev/vdb`.
     pub(crate) fn disk(mut self, image: &Path) -> Self {
         self.disk = Some(image.to_owned());
+        self
+    }
+
+    /// Adds a virtio serial port that leads to a socket where somebody listens.
+    pub(crate) fn port(mut self, name: &str, socket: &Path) -> Self {
+        self.ports.push((name.to_owned(), socket.to_owned()));
         self
     }
 

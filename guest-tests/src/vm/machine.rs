@@ -25,6 +25,8 @@ pub(crate) struct Vm {
     pub(super) channel: Arc<Channel>,
     pub(super) console: PathBuf,
     pub(super) qemu_log: PathBuf,
+    /// The socket of QEMU's monitor.
+    pub(super) monitor: PathBuf,
     pub(super) started: Instant,
     /// How many times longer than usual everything may take.
     pub(super) patience: u32,
@@ -97,6 +99,11 @@ impl Vm {
     /// Whether QEMU runs.
     pub(crate) fn is_running(&self) -> bool {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).exited().is_none()
+    }
+
+    /// What runs it, for machines that end with it.
+    pub(crate) fn process(&self) -> Arc<Mutex<BoundChild>> {
+        Arc::clone(&self.process)
     }
 
     /// QEMU's process id.

@@ -4,10 +4,11 @@ mod builder;
 mod channel;
 mod job;
 mod machine;
+mod monitor;
 mod qemu;
 mod start;
 
-pub(crate) use builder::{MemoryKind, Nic, NicModel, RunAs, VmBuilder};
+pub(crate) use builder::{Card, EMPTY_SLOT, MemoryKind, Nic, NicModel, RunAs, VmBuilder};
 pub(crate) use job::Job;
 pub(crate) use machine::{SHORT, Vm};
 pub(crate) use qemu::{has_kvm, processor};

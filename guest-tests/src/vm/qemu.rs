@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use super::builder::{MemoryKind, Nic, NicModel, VmBuilder};
+use super::builder::{EMPTY_SLOT, MemoryKind, Nic, NicModel, VmBuilder};
 use crate::agent::PORT_NAME;
 
 /// Whether the processor's own virtualisation can be used. `/dev/kvm` alone does not say: there are KVM variants that
@@ -44,6 +44,13 @@ pub(super) fn machine_arguments(vm: &VmBuilder) -> Result<Vec<String>> {
         arguments.add("netdev", netdev(index, nic));
         arguments.add("device", nic_device(&format!("net{index}"), nic.model, &nic.mac));
     }
+    for card in &vm.more_cards {
+        arguments.add("netdev", &card.netdev);
+        arguments.add("device", &card.device);
+    }
+    if vm.empty_slot {
+        arguments.add("device", format!("pcie-root-port,id={EMPTY_SLOT},chassis=1"));
+    }
     if let Some(mac) = &vm.user_network {
         arguments.add("netdev", "user,id=user,ipv6=off");
         arguments.add("device", nic_device("user", NicModel::Vmxnet3, mac));
@@ -81,6 +88,10 @@ pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Pa
     arguments.add("chardev", format!("socket,id=agent,path={}", agent_socket.display()));
     arguments.add("device", "virtio-serial-pci");
     arguments.add("device", format!("virtserialport,chardev=agent,name={PORT_NAME}"));
+    for (name, socket) in &vm.ports {
+        arguments.add("chardev", format!("socket,id={name},path={}", socket.display()));
+        arguments.add("device", format!("virtserialport,chardev={name},name={name}"));
+    }
     arguments.0
 }
 

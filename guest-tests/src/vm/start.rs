@@ -38,6 +38,7 @@ impl VmBuilder {
         }
         arguments.extend(qemu::machine_arguments(&prepared.builder)?);
         arguments.extend(prepared.boot_arguments());
+        arguments.extend(["-qmp".to_owned(), format!("unix:{},server=on,wait=off", prepared.monitor.display())]);
         log::debug!("{}: {qemu} {}", prepared.builder.name, arguments.join(" "));
         let log = File::create(&prepared.qemu_log)
             .with_context(|| format!("cannot create {}", prepared.qemu_log.display()))?;
@@ -66,8 +67,8 @@ impl VmBuilder {
             .with_context(|| format!("cannot write {}", initramfs.display()))?;
         let program = std::env::current_exe().context("cannot find this program")?;
         append_file(&initramfs, "guest-tests", &program)?;
-        let (console, qemu_log) = (file("console"), file("qemu.log"));
-        Ok(Prepared { builder: self, listener, agent_socket, initramfs, console, qemu_log })
+        let (console, qemu_log, monitor) = (file("console"), file("qemu.log"), file("monitor"));
+        Ok(Prepared { builder: self, listener, agent_socket, initramfs, console, qemu_log, monitor })
     }
 }
 
@@ -80,12 +81,23 @@ pub(crate) struct Prepared {
     initramfs: PathBuf,
     console: PathBuf,
     qemu_log: PathBuf,
+    monitor: PathBuf,
 }
 
 impl Prepared {
     /// The options of QEMU that boot the image and connect the agent, whatever the machine is made of.
     pub(crate) fn boot_arguments(&self) -> Vec<String> {
         qemu::boot_arguments(&self.builder, &self.initramfs, &self.agent_socket, &self.console)
+    }
+
+    /// The first stage with this program in it.
+    pub(crate) fn initramfs(&self) -> &Path {
+        &self.initramfs
+    }
+
+    /// Where the agent is listened for.
+    pub(crate) fn agent_socket(&self) -> &Path {
+        &self.agent_socket
     }
 
     /// Waits for QEMU, which `process` runs, and does not wait for the guest.
@@ -98,6 +110,7 @@ impl Prepared {
             channel,
             console: self.console,
             qemu_log: self.qemu_log,
+            monitor: self.monitor,
             started: Instant::now(),
             patience: self.builder.patience,
         })

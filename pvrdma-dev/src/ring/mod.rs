@@ -233,7 +233,8 @@ pub(crate) struct RingWords {
 pub struct RingInspect {
     /// Elements.
     pub size: u32,
-    /// Index of the consumer, which runs over twice the size. `None` if the memory is not accessible.
+    /// Index of the consumer, which runs over twice the size. `None` if the memory is not accessible, or its map is
+    /// being changed.
     pub head: Option<u32>,
     /// Index of the producer, as `head`.
     pub tail: Option<u32>,
@@ -252,10 +253,10 @@ impl RingWords {
         self.prod_tail & !(PAGE_SIZE - 1)
     }
 
-    /// Reads both indices. The caller holds no view.
+    /// Reads both indices, unless the map of guest memory is being changed.
     pub(crate) fn inspect(&self, memory: &DmaSpace) -> RingInspect {
-        let view = memory.view();
-        let index = |address| view.load_u32(address, Ordering::Acquire).ok();
+        let view = memory.try_view();
+        let index = |address| view.as_ref()?.load_u32(address, Ordering::Acquire).ok();
         let (head, tail) = (index(self.prod_tail + PROD_TO_CONS), index(self.prod_tail));
         let mask = (self.entries << 1) - 1;
         let used = head.zip(tail).filter(|&(head, tail)| head <= mask && tail <= mask);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::{Bell, Frames, Link, LinkInspect, Readiness};
+use pvrdma_ether_link::{Bell, Frames, Link, LinkInspect, Offload, Readiness};
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_pci_function::{InterruptSink, PciFunction};
 use pvrdma_verbs::Snapshot;
@@ -14,11 +14,13 @@ use rustix::io::Errno;
 use crate::config::Vmxnet3Config;
 use crate::device::Vmxnet3Device;
 use crate::error::ConfigError;
-use crate::frame::{Frame, FramePort, PortOffloads, Sent};
+use crate::frame::{Checksum, Frame, FrameError, FramePort, PortOffloads, Sent};
 use crate::receive::Received;
 
 /// Bytes that wait to be read, but for the rest of a long frame, before the guest's frames stay in its rings.
 const ROOM: usize = 1 << 20;
+/// Bytes that are read at a time, but for the rest of a long frame.
+const BATCH: usize = 256 << 10;
 
 /// The guest's end is the driver, the other one is this. What the guest sends is read from it; what is sent to it is
 /// received by the guest.
@@ -52,9 +54,9 @@ impl NicLink {
     }
 
     /// Gives the guest a frame. Returns `false` if it waits for a buffer.
-    fn deliver(&self, bytes: &[u8]) -> bool {
+    fn deliver(&self, bytes: &[u8], offload: Offload) -> bool {
         // What is no frame is lost, as on a cable.
-        let Ok(frame) = Frame::new(bytes, false) else { return true };
+        let Ok(frame) = frame(bytes, offload) else { return true };
         if self.device.receive(&frame) != Received::NoBuffers {
             return true;
         }
@@ -78,9 +80,15 @@ impl Link for NicLink {
     }
 
     fn send(&self, frames: &Frames, from: usize) -> usize {
-        let taken = frames.iter_from(from).take_while(|frame| self.deliver(frame)).count();
+        let all = frames.iter_with_offloads(from);
+        let taken = all.take_while(|(frame, offload)| self.deliver(frame, *offload)).count();
         self.device.flush();
         taken
+    }
+
+    /// The guest gets long frames whole, if it wants them so, and they are cut here otherwise.
+    fn takes(&self, _frame: &[u8], _offload: Offload) -> bool {
+        true
     }
 
     fn readiness(&self) -> Readiness {
@@ -120,6 +128,27 @@ struct Queue {
     segment: Vec<u8>,
 }
 
+/// A frame with what is still to be done to it.
+fn frame(bytes: &[u8], offload: Offload) -> Result<Frame<'_>, FrameError> {
+    match (offload.mss(), offload.missing_checksum()) {
+        (Some(mss), _) => Frame::to_be_segmented(bytes, mss.get()),
+        (None, Some((start, at))) => Frame::with_partial_checksum(bytes, start, at),
+        (None, None) => Frame::new(bytes, false),
+    }
+}
+
+/// What others are told of it. `None`: they cannot do it.
+fn offload(frame: &Frame<'_>) -> Option<Offload> {
+    match (frame.checksum(), frame.mss()) {
+        (Checksum::Partial { start, at }, None) => Some(Offload::checksum(start, at)),
+        (Checksum::Partial { start, at }, Some(mss)) if Offload::can_segment(frame.bytes()) => {
+            Some(Offload::segmentation(start, at, mss))
+        }
+        (_, Some(_)) => None,
+        (Checksum::Unknown | Checksum::Verified, None) => Some(Offload::NONE),
+    }
+}
+
 impl fmt::Debug for Outbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Outbox").field("full", &self.full).finish_non_exhaustive()
@@ -135,7 +164,12 @@ impl Outbox {
     fn take(&self, frames: &mut Frames, most: usize) -> bool {
         let Queue { frames: waiting, from, .. } = &mut *self.queue.lock();
         let before = frames.len();
-        waiting.iter_from(*from).take(most).for_each(|frame| frames.push(frame));
+        for (frame, offload) in waiting.iter_with_offloads(*from).take(most) {
+            if frames.bytes() >= BATCH {
+                break;
+            }
+            frames.push_with_offload(frame, offload);
+        }
         *from = from.saturating_add(frames.len().saturating_sub(before));
         if *from < waiting.len() {
             return false;
@@ -149,7 +183,7 @@ impl Outbox {
 }
 
 impl FramePort for Outbox {
-    /// Everything is cut here: what the device cuts may be taken in part, and the rest is lost.
+    /// Frames stay whole until somebody cuts them who can keep the rest: of what the device cuts it would be lost.
     fn offloads(&self) -> PortOffloads {
         PortOffloads { checksum: true, segmentation: true }
     }
@@ -162,10 +196,15 @@ impl FramePort for Outbox {
         }
         let Queue { frames, segment, .. } = queue;
         let first = frames.is_empty();
-        frame.for_each_wire_frame(segment, |part| {
-            frames.push(part.bytes());
-            true
-        });
+        match offload(frame) {
+            Some(offload) => frames.push_with_offload(frame.bytes(), offload),
+            None => {
+                frame.for_each_wire_frame(segment, |part| {
+                    frames.push(part.bytes());
+                    true
+                });
+            }
+        }
         if first {
             self.filled.ring();
         }

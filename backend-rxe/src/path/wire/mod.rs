@@ -29,11 +29,23 @@ mod timeout_grace;
 pub(crate) mod ud;
 
 pub(crate) use new_path::NewPath;
+use pvrdma_verbs::QpAttrs;
 
 /// READs and atomics of either direction that a QP has paid for when it was made.
 const READS: usize = 16;
 /// Bytes that one of these takes: what is remembered of it, and what is owed for it.
 const READ_BYTES: usize = 192;
+
+/// Bytes that one more takes for which the guest asks: the requester's, and a peer's, of which the queues may have
+/// doubled and have acknowledgements in between.
+const MORE_READS_BYTES: [u64; 2] = [64, 256];
+
+/// Bytes that a QP on the wire pays for with these attributes, beyond what it paid when it was made.
+pub(crate) fn more_reads_bytes(attrs: &QpAttrs) -> u64 {
+    let more = |reads: u8, bytes: u64| bytes.saturating_mul(usize::from(reads).saturating_sub(READS) as u64);
+    let [own, peers] = MORE_READS_BYTES;
+    more(attrs.max_rd_atomic, own).saturating_add(more(attrs.max_dest_rd_atomic, peers))
+}
 
 /// Bytes that a QP may need on the wire at least, for requests of so many SGEs.
 pub(crate) fn first_bytes(max_sge: u32) -> usize {

@@ -6,7 +6,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::io::Errno;
 
-use super::offload::{Headers, MAX_HEADERS, MAX_SEGMENTS, MAX_SUPER, OFFLOAD_LEN, Offload, finish_checksum};
+use super::offload::{Headers, MAX_HEADERS, MAX_SEGMENTS, MAX_SUPER, OFFLOAD_LEN, VirtioNetHeader, finish_checksum};
 use super::socket::{self, Arrival, MAX_MESSAGES};
 use crate::Frames;
 
@@ -87,7 +87,7 @@ impl Input {
         let (before, mut lost) = (frames.len(), 0);
         for ((index, arrival), offload) in arrivals.iter().enumerate().take(count).zip(&offloads) {
             let start = span.start + index * layout.room();
-            let taken = self.take(frames, start, layout, arrival, Offload::from_bytes(offload));
+            let taken = self.take(frames, start, layout, arrival, VirtioNetHeader::from_bytes(offload));
             lost += usize::from(taken.is_none());
         }
         self.burst = ((frames.len() - before) / count.max(1)).max(1);
@@ -101,7 +101,7 @@ impl Input {
         start: usize,
         layout: Layout,
         arrival: &Arrival,
-        offload: Offload,
+        offload: VirtioNetHeader,
     ) -> Option<()> {
         let length = arrival.length.checked_sub(OFFLOAD_LEN).filter(|_| !arrival.truncated)?;
         let room = start..start + layout.room();

@@ -26,7 +26,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::connector::Reconnect;
-use super::{Connector, Frames, Link, LinkInspect, Readiness};
+use super::{Connector, Frames, Link, LinkInspect, Offload, Readiness};
 use input::Input;
 use output::Output;
 use socket::Presence;
@@ -217,6 +217,10 @@ impl Link for AfPacketLink {
                 all
             }
         }
+    }
+
+    fn takes(&self, frame: &[u8], offload: Offload) -> bool {
+        self.output.takes(frame, offload)
     }
 
     fn readiness(&self) -> Readiness {

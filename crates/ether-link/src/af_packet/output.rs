@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::io::Errno;
 
-use super::offload::{self, MAX_HEADERS, OFFLOAD_LEN};
+use super::offload::{self, Headers, MAX_HEADERS, OFFLOAD_LEN};
 use super::socket::{self, MAX_MESSAGES};
-use crate::Frames;
+use crate::{Frames, Offload};
 
 /// What became of frames.
 #[derive(Debug, Default)]
@@ -24,13 +24,15 @@ pub(super) struct Sent {
 /// The sending side.
 #[derive(Debug)]
 pub(super) struct Output {
-    /// The kernel takes super-frames.
+    /// The kernel takes super-frames of UDP.
     super_frames: AtomicBool,
+    /// It takes frames that are left to it.
+    open_frames: AtomicBool,
 }
 
 impl Default for Output {
     fn default() -> Self {
-        Self { super_frames: AtomicBool::new(true) }
+        Self { super_frames: AtomicBool::new(true), open_frames: AtomicBool::new(true) }
     }
 }
 
@@ -48,6 +50,14 @@ struct Message {
 impl Message {
     const fn plain(first: usize) -> Self {
         Self { first, count: 1, head: [0; OFFLOAD_LEN + MAX_HEADERS], head_len: OFFLOAD_LEN, skip: 0 }
+    }
+
+    /// A frame that is left to the kernel.
+    fn open(frames: &Frames, index: usize) -> Option<Self> {
+        let mut message = Self::plain(index);
+        let open = Headers::left_open(frames.get(index)?, frames.offload(index))?;
+        message.head.get_mut(..OFFLOAD_LEN)?.copy_from_slice(&open);
+        Some(message)
     }
 
     /// A super-frame from the run that starts at `first`, if there is one.
@@ -83,7 +93,10 @@ impl Output {
                     self.super_frames.store(false, Ordering::Relaxed);
                 }
                 // The interface's queue is full, or the frame is longer than the interface allows.
-                Err(Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL) => {
+                Err(errno @ (Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL)) => {
+                    if errno == Errno::INVAL {
+                        self.forget_open_frames(frames, &messages);
+                    }
                     let count = messages.first().map_or(1, |first| first.count);
                     sent.taken += count;
                     sent.lost += count;
@@ -97,6 +110,20 @@ impl Output {
         sent
     }
 
+    /// Returns `true` if a frame can be left to the kernel.
+    pub(super) fn takes(&self, frame: &[u8], offload: Offload) -> bool {
+        self.open_frames.load(Ordering::Relaxed) && Headers::left_open(frame, offload).is_some()
+    }
+
+    /// Takes no such frames any more if one was refused. Those that are here are lost.
+    fn forget_open_frames(&self, frames: &Frames, messages: &[Message]) {
+        let refused = messages.first().is_some_and(|first| !frames.offload(first.first).is_none());
+        if refused && self.open_frames.swap(false, Ordering::Relaxed) {
+            // Log: once for a link.
+            log::info!("this kernel takes no frames of TCP to be cut");
+        }
+    }
+
     fn has_super_frames(&self) -> bool {
         self.super_frames.load(Ordering::Relaxed)
     }
@@ -105,7 +132,13 @@ impl Output {
         let mut messages = Vec::with_capacity(MAX_MESSAGES);
         let mut next = from;
         while next < frames.len() && messages.len() < MAX_MESSAGES {
-            let joined = if self.has_super_frames() { Message::super_frame(frames, next) } else { None };
+            let joined = if !frames.offload(next).is_none() {
+                Message::open(frames, next)
+            } else if self.has_super_frames() {
+                Message::super_frame(frames, next)
+            } else {
+                None
+            };
             let message = joined.unwrap_or_else(|| Message::plain(next));
             next += message.count;
             messages.push(message);

@@ -8,6 +8,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::thread::LinkNameSpaceType;
 
 use super::*;
+use crate::offload::sample::{carried, data, long_tcp};
 use pvrdma_roce::wire::{Bth, Checksum, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Udp, build};
 
 const A: MacAddr = MacAddr([2, 0, 0, 0, 0, 1]);
@@ -189,6 +190,41 @@ fn frames_cross_a_veth_pair_as_they_are() {
         assert_eq!((a.lost(), b.lost()), (0, 0));
         assert_eq!(a.send(&batch(&[packet(3, 1, 9100)]), 0), 1, "too long for the interface");
         assert_eq!(a.lost(), 1);
+    });
+}
+
+/// The kernel is given a long frame whole, and a checksum to calculate; between local interfaces it hands both over as
+/// they are.
+#[test]
+fn what_is_left_to_the_kernel_arrives_right() {
+    let Some(host) = Namespace::new("open") else { return };
+    host.veth();
+    host.enter(|| {
+        let (a, b) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
+        // The kernel drops what is sent before it has seen that the cable is plugged in at both ends.
+        let mut probe = packet(1, 0xc001, 64);
+        probe[..6].fill(0xff);
+        let mut came = Frames::default();
+        while !came.iter().any(|frame| frame == probe) {
+            a.send(&batch(&[probe.clone()]), 0);
+            b.receive(&mut came, 64);
+        }
+        let link = crate::GsoLink::new(Arc::new(a));
+        let bytes = data(50_000);
+        let (long, segmentation) = long_tcp(B.0, A.0, &bytes, 1448);
+        let (short, _) = long_tcp(B.0, A.0, &data(700), 1448);
+        let mut frames = Frames::default();
+        frames.push_with_offload(&long, segmentation);
+        frames.push_with_offload(&short, Offload::checksum(34, 50));
+        assert_eq!(link.send(&frames, 0), 2);
+        let got = collect(&b, 36);
+        assert_eq!((carried(&got[..35]), carried(&got[35..])), (bytes, data(700)));
+        // With a tag it is cut here.
+        let mut tagged = long;
+        tagged.splice(12..12, [0x81, 0, 0, 7]);
+        frames.clear();
+        frames.push_with_offload(&tagged, segmentation.moved(4));
+        assert_eq!((link.send(&frames, 0), collect(&b, 35).len(), link.lost()), (1, 35, 0));
     });
 }
 

@@ -7,7 +7,7 @@ use pvrdma_verbs::MacAddr;
 
 use super::counters::SwitchCounters;
 use super::mailbox::{Delivery, Mailbox, Source, UPLINK, UnknownUnicast};
-use crate::Frames;
+use crate::{Frames, Offload};
 
 /// Returns `true` if a frame, or an address, is for a group.
 pub(super) const fn is_group(frame: &[u8]) -> bool {
@@ -128,23 +128,23 @@ impl<'p> Postman<'p> {
         Self { ports, source, open: None, hairpin: false }
     }
 
-    fn put(&mut self, mailbox: &'p Mailbox, frame: &[u8]) {
+    fn put(&mut self, mailbox: &'p Mailbox, frame: &[u8], offload: Offload) {
         if self.open.as_ref().is_none_or(|(id, _)| *id != mailbox.id) {
             // Before the next one is opened: a thread has one at a time.
             self.open = None;
             self.open = Some((mailbox.id, mailbox.open(self.source)));
         }
         if let Some((_, delivery)) = &mut self.open {
-            delivery.push(frame);
+            delivery.push(frame, offload);
         }
     }
 
     /// Delivers a frame. Returns `true` if there was somebody to get it.
-    pub(super) fn deliver(&mut self, frame: &[u8], local: Local<'p>) -> bool {
+    pub(super) fn deliver(&mut self, frame: &[u8], offload: Offload, local: Local<'p>) -> bool {
         let unknown = match local {
             Local::None => return false,
             Local::One(port) => {
-                self.put(port, frame);
+                self.put(port, frame, offload);
                 return true;
             }
             Local::All => false,
@@ -156,7 +156,7 @@ impl<'p> Postman<'p> {
                 continue;
             }
             found = true;
-            self.put(port, frame);
+            self.put(port, frame, offload);
         }
         found
     }
@@ -170,8 +170,8 @@ pub(super) fn is_from(frame: &[u8], mac: MacAddr) -> bool {
 /// Distributes what came from the uplink.
 pub(super) fn distribute(ports: &Ports, frames: &Frames, counters: &SwitchCounters, hairpin: bool) {
     let mut postman = Postman { hairpin, ..Postman::new(ports, UPLINK) };
-    for frame in frames.iter() {
-        if !postman.deliver(frame, ports.local(frame, UPLINK)) {
+    for (frame, offload) in frames.iter_with_offloads(0) {
+        if !postman.deliver(frame, offload, ports.local(frame, UPLINK)) {
             counters.switch_dropped_unknown.increment();
         }
     }

@@ -8,7 +8,7 @@ use parking_lot::{Mutex, MutexGuard};
 use pvrdma_verbs::{MacAddr, Snapshot};
 
 use super::counters::SwitchCounters;
-use crate::{Bell, Frames};
+use crate::{Bell, Frames, Offload};
 
 /// Whether a port gets frames to addresses that no port has (the kernel's bridge calls that flooding).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -63,7 +63,7 @@ const fn cost_of(frame: &[u8]) -> usize {
 impl Queue {
     /// Appends a frame if there is room for its source. A source may have as much as is free: however much one sends,
     /// there is room for those who send little.
-    fn push(&mut self, source: Source, frame: &[u8]) -> bool {
+    fn push(&mut self, source: Source, frame: &[u8], offload: Offload) -> bool {
         let cost = cost_of(frame);
         let share = self.shares.get(&source).map_or(cost, |share| share.saturating_add(cost));
         if share > CAPACITY.saturating_sub(self.cost) {
@@ -78,7 +78,7 @@ impl Queue {
             self.chunks.push_back(Chunk { frames, ..Chunk::default() });
         }
         if let Some(chunk) = self.chunks.back_mut() {
-            chunk.frames.push(frame);
+            chunk.frames.push_with_offload(frame, offload);
             chunk.sources.push(source);
         }
         true
@@ -102,10 +102,10 @@ impl Queue {
         let whole = chunk.from == 0 && chunk.frames.len() <= most && out.is_empty();
         let count = chunk.frames.len().saturating_sub(chunk.from).min(most);
         let sources = chunk.sources.iter().skip(chunk.from).copied();
-        for (source, frame) in sources.zip(chunk.frames.iter_from(chunk.from)).take(count) {
+        for (source, (frame, offload)) in sources.zip(chunk.frames.iter_with_offloads(chunk.from)).take(count) {
             self.settle(source, cost_of(frame));
             if !whole {
-                out.push(frame);
+                out.push_with_offload(frame, offload);
             }
         }
         if whole {
@@ -189,8 +189,8 @@ pub(super) struct Delivery<'m> {
 }
 
 impl Delivery<'_> {
-    pub(super) fn push(&mut self, frame: &[u8]) {
-        if self.queue.push(self.source, frame) {
+    pub(super) fn push(&mut self, frame: &[u8], offload: Offload) {
+        if self.queue.push(self.source, frame, offload) {
             self.delivered += 1;
         } else {
             self.dropped += 1;

@@ -10,7 +10,7 @@ use pvrdma_verbs::{Counter, MacAddr, Snapshot};
 use super::forward::{Local, Ports, Postman, is_from, is_group};
 use super::mailbox::{Mailbox, UnknownUnicast};
 use super::shared::Shared;
-use crate::{Frames, Link, LinkInspect, Readiness};
+use crate::{Frames, Link, LinkInspect, Offload, Readiness};
 
 /// Bytes that a port sends to the uplink at a time while another one waits for room there.
 pub(super) const QUANTUM: usize = 256 << 10;
@@ -67,12 +67,12 @@ impl SwitchPort {
         };
         let counters = &self.mailbox.counters;
         let mut postman = Postman::new(ports, self.mailbox.id);
-        for (frame, &local) in frames.iter_from(from).zip(&list).take(taken) {
-            if frame.len() > self.shared.longest {
+        for ((frame, offload), &local) in frames.iter_with_offloads(from).zip(&list).take(taken) {
+            if frame.len() > self.shared.longest && offload.longest(frame) > self.shared.longest {
                 if !matches!(local, Local::Unknown) {
                     counters.switch_dropped_too_long.increment();
                 }
-            } else if !(postman.deliver(frame, local) || local.goes_up() && self.shared.uplink.is_some()) {
+            } else if !(postman.deliver(frame, offload, local) || local.goes_up() && self.shared.uplink.is_some()) {
                 counters.switch_dropped_unknown.increment();
             }
         }
@@ -90,13 +90,13 @@ impl SwitchPort {
             scratch.clear();
             // Where the first frame is that the uplink does not get now.
             let mut end = list.len();
-            for (index, (frame, local)) in frames.iter_from(from).zip(list).enumerate() {
+            for (index, ((frame, offload), local)) in frames.iter_with_offloads(from).zip(list).enumerate() {
                 if scratch.bytes() >= limit {
                     end = index;
                     break;
                 }
                 if local.goes_up() {
-                    scratch.push(frame);
+                    scratch.push_with_offload(frame, offload);
                 }
             }
             let left = uplink.send(scratch, 0);
@@ -151,6 +151,11 @@ impl Link for SwitchPort {
                 all
             }
         }
+    }
+
+    /// Another port gets a frame as it is, and in front of the uplink everything is done.
+    fn takes(&self, _frame: &[u8], _offload: Offload) -> bool {
+        true
     }
 
     fn unsent(&self) -> bool {

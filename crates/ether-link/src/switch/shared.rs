@@ -16,7 +16,7 @@ use thiserror::Error;
 use super::counters::SwitchCounters;
 use super::forward::{Ports, distribute, is_group};
 use super::mailbox::{Mailbox, Source, UnknownUnicast};
-use crate::{Frames, Link, Readiness};
+use crate::{Frames, GsoLink, Link, Readiness};
 
 /// Bytes before the network header that count towards a frame but not towards the MTU.
 const ETHERNET_LEN: usize = 18;
@@ -73,6 +73,8 @@ pub(super) struct Shared {
 
 impl Shared {
     pub(super) fn new(uplink: Option<Arc<dyn Link>>, mtu: u32, (threaded, hairpin): (bool, bool)) -> io::Result<Self> {
+        // What ports leave to be done is done for links that do not.
+        let uplink = uplink.map(|link| Arc::new(GsoLink::new(link)) as Arc<dyn Link>);
         Ok(Self {
             uplink,
             longest: usize::try_from(mtu).unwrap_or(usize::MAX).saturating_add(ETHERNET_LEN),

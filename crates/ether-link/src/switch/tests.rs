@@ -15,6 +15,7 @@ use super::port::QUANTUM;
 use super::*;
 use crate::fault::{FaultLink, Faults};
 use crate::memory::{self, MemoryLink};
+use crate::offload::sample::{carried, data, long_tcp};
 use crate::{Frames, Readiness};
 
 const MTU: u32 = 1500;
@@ -126,6 +127,37 @@ fn a_hairpin_delivers_what_comes_back() {
     // Nothing comes by another way.
     assert_eq!(two.send(&frames(&[frame(mac(1), mac(2), 4, 60)]), 0), 1);
     assert!(receive(&*one).is_empty());
+}
+
+/// Between ports a long frame stays whole; to the uplink, which takes none, it goes in segments.
+#[test]
+fn long_frames_are_cut_for_the_uplink_alone() {
+    let (switch, outside, _) = switch(100);
+    let [one, two] = plug(&switch, [1, 2]);
+    let (local, segmentation) = long_tcp(mac(2).0, mac(1).0, &data(20_000), 1448);
+    let (remote, _) = long_tcp(mac(9).0, mac(1).0, &data(20_000), 1448);
+    let (to_all, _) = long_tcp(ALL.0, mac(1).0, &data(3000), 1448);
+    let (too_long, jumbo) = long_tcp(mac(2).0, mac(1).0, &data(20_000), 1500);
+    let mut sent = Frames::default();
+    for (frame, offload) in
+        [(&local, segmentation), (&remote, segmentation), (&to_all, segmentation), (&too_long, jumbo)]
+    {
+        assert!(one.takes(frame, offload));
+        sent.push_with_offload(frame, offload);
+    }
+    assert_eq!(one.send(&sent, 0), 4);
+    let mut got = Frames::default();
+    two.receive(&mut got, 64);
+    let got: Vec<_> = got.iter_with_offloads(0).collect();
+    assert_eq!(got, [(&local[..], segmentation), (&to_all, segmentation)]);
+    assert_eq!(figure(&*one, "switch_dropped_too_long"), 1, "its segments are longer than the network's MTU");
+    let left = receive(&outside);
+    assert_eq!((left.len(), carried(&left[..14]), carried(&left[14..])), (17, data(20_000), data(3000)));
+    // Alone with the uplink, it is the same.
+    drop(two);
+    let mut sent = Frames::default();
+    sent.push_with_offload(&remote, segmentation);
+    assert_eq!((one.send(&sent, 0), carried(&receive(&outside))), (1, data(20_000)));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use pvrdma_roce::wire::{EtherType, Ethernet, Ipv6, PROTOCOL_UDP, ROCE_PORT};
 use pvrdma_verbs::MacAddr;
 
-use crate::PROTOCOL_TCP;
+use crate::offload::headers::PROTOCOL_TCP;
 
 /// Who can be behind a remote: an Ethernet address, or the GID of an RDMA port.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]

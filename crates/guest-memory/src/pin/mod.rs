@@ -17,7 +17,7 @@ use vm_memory::mmap::MmapRegion;
 use self::lock::{HOST_PAGE, lock, memlock_limit, populate, unlock};
 use self::runs::Runs;
 use super::part::Part;
-use super::{DmaRange, DmaSpace, MemoryLimits};
+use super::{Charge, DmaRange, DmaSpace, Kept, MemoryBudget, MemoryLimits};
 
 /// How guest memory is kept resident.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -48,9 +48,23 @@ pub struct PinError {
     pub reason: String,
 }
 
+/// Bytes that a part takes: its entry, and two ends of segments in the tree of its mapping, whose nodes may be half
+/// empty.
+const PART_BYTES: u64 = size_of::<Part>() as u64 + 2 * 64;
+/// Bytes of a registration that is pinned, beside its parts.
+const GUARD_BYTES: u64 = size_of::<Pinned>() as u64 + 48;
+
 /// Keeps the pages of one registration resident.
 #[derive(Debug)]
-pub struct PinGuard(Option<(Arc<DmaSpace>, Box<[Part]>)>);
+pub struct PinGuard(Option<Box<Pinned>>);
+
+#[derive(Debug)]
+struct Pinned {
+    space: Arc<DmaSpace>,
+    parts: Box<[Part]>,
+    /// What is remembered of it.
+    _charge: Charge,
+}
 
 impl PinGuard {
     /// Holds nothing.
@@ -58,15 +72,22 @@ impl PinGuard {
         Self(None)
     }
 
-    pub(super) fn new(space: Arc<DmaSpace>, parts: Vec<Part>) -> Self {
-        Self(Some((space, parts.into_boxed_slice())))
+    /// Pins parts of the space.
+    pub(super) fn new(space: Arc<DmaSpace>, parts: Vec<Part>, budget: &Arc<MemoryBudget>) -> Result<Self, PinError> {
+        let bytes = GUARD_BYTES.saturating_add(PART_BYTES.saturating_mul(parts.len() as u64));
+        let charge = budget.charge(Kept::Pins, bytes);
+        let charge = space.with_pins(|pins| {
+            let charge = charge.map_err(|over| pins.error(bytes_of(&parts), over.to_string()))?;
+            pins.pin_parts(&parts).map(|()| charge)
+        })?;
+        Ok(Self(Some(Box::new(Pinned { space, parts: parts.into_boxed_slice(), _charge: charge }))))
     }
 }
 
 impl Drop for PinGuard {
     fn drop(&mut self) {
-        if let Some((space, parts)) = self.0.take() {
-            space.with_pins(|pins| pins.unpin_parts(&parts));
+        if let Some(pinned) = self.0.take() {
+            pinned.space.with_pins(|pins| pins.unpin_parts(&pinned.parts));
         }
     }
 }
@@ -199,8 +220,7 @@ impl PinTable {
     pub(super) fn pin_parts(&mut self, parts: &[Part]) -> Result<(), PinError> {
         for (done, part) in parts.iter().enumerate() {
             if let Err(reason) = self.pin_part(part) {
-                let needed = parts.iter().map(|(_, _, len)| *len as u64).sum();
-                let error = self.error(needed, reason);
+                let error = self.error(bytes_of(parts), reason);
                 self.unpin_parts(parts.get(..done).unwrap_or_default());
                 return Err(error);
             }
@@ -298,6 +318,11 @@ impl PinTable {
     fn error(&self, needed: u64, reason: String) -> PinError {
         PinError { needed, locked: self.pinned_bytes(), limit: memlock_limit(), reason }
     }
+}
+
+/// Bytes of parts.
+fn bytes_of(parts: &[Part]) -> u64 {
+    parts.iter().map(|(_, _, len)| *len as u64).sum()
 }
 
 /// The host pages around a part: offsets of the first and behind the last.

@@ -54,6 +54,18 @@ fn kernel_view(addresses: &Range<usize>) -> (usize, u64, u64) {
     (mappings, resident, locked)
 }
 
+/// Room for whatever is remembered.
+fn unlimited() -> Arc<MemoryBudget> {
+    MemoryBudget::new(u64::MAX)
+}
+
+/// Pages with a gap behind each.
+fn scattered(first: u64, count: u64) -> crate::PageList {
+    let mut builder = PageListBuilder::default();
+    (first..first + count).for_each(|page| builder.push(0x10_0000 + 2 * page * PAGE_SIZE).unwrap());
+    builder.finish()
+}
+
 fn list(first: u64, count: u64) -> crate::PageList {
     let mut builder = PageListBuilder::default();
     for page in first..first + count {
@@ -87,8 +99,8 @@ fn locking_goes_on_in_steps_and_ends_with_the_range() {
 fn overlapping_registrations_keep_their_pages() {
     let space = space_with(PinPolicy::Registered, 8);
     assert_eq!(space.pinned_bytes(), 0);
-    let a = space.pin_pages(&list(0, 4)).unwrap();
-    let b = space.pin_pages(&list(2, 4)).unwrap();
+    let a = space.pin_pages(&unlimited(), &list(0, 4)).unwrap();
+    let b = space.pin_pages(&unlimited(), &list(2, 4)).unwrap();
     assert_eq!(space.pinned_bytes(), 6 * PAGE_SIZE);
     drop(a);
     assert_eq!(space.pinned_bytes(), 4 * PAGE_SIZE);
@@ -99,7 +111,7 @@ fn overlapping_registrations_keep_their_pages() {
 #[test]
 fn off_locks_nothing() {
     let space = space_with(PinPolicy::Off, 4);
-    let _guard = space.pin_pages(&list(0, 4)).unwrap();
+    let _guard = space.pin_pages(&unlimited(), &list(0, 4)).unwrap();
     assert_eq!(space.pinned_bytes(), 0);
 }
 
@@ -126,13 +138,13 @@ fn sec_c6_nothing_is_populated_before_the_limit_is_asked() {
     space.pin_failure().unwrap();
 
     let (space, addresses) = limited(PinPolicy::Registered, 4096, limits);
-    let guard = space.pin_pages(&list(0, 8)).unwrap();
-    assert!(space.pin_pages(&list(0, 9)).is_err());
-    assert!(space.pin_pages(&list(100, 1)).is_err());
+    let guard = space.pin_pages(&unlimited(), &list(0, 8)).unwrap();
+    assert!(space.pin_pages(&unlimited(), &list(0, 9)).is_err());
+    assert!(space.pin_pages(&unlimited(), &list(100, 1)).is_err());
     let (_, resident, locked) = kernel_view(&addresses);
     assert_eq!((resident, locked), (8 * PAGE_SIZE, 8 * PAGE_SIZE));
     drop(guard);
-    drop(space.pin_pages(&list(100, 8)).unwrap());
+    drop(space.pin_pages(&unlimited(), &list(100, 8)).unwrap());
     assert_eq!(kernel_view(&addresses).2, 0);
 }
 
@@ -172,18 +184,13 @@ fn a_guest_of_16_gib_is_locked() {
 #[test]
 fn sec_c8_scattered_registrations_leave_mappings_to_others() {
     let (space, addresses) = limited(PinPolicy::Registered, 70_000, MemoryLimits::default());
-    let scattered = |first: u64, count: u64| {
-        let mut builder = PageListBuilder::default();
-        (first..first + count).for_each(|page| builder.push(0x10_0000 + 2 * page * PAGE_SIZE).unwrap());
-        builder.finish()
-    };
-    let guards: Vec<_> = (0..68).map(|i| space.pin_pages(&scattered(i * 512, 512)).unwrap()).collect();
+    let guards: Vec<_> = (0..68).map(|i| space.pin_pages(&unlimited(), &scattered(i * 512, 512)).unwrap()).collect();
     let (mappings, _, locked) = kernel_view(&addresses);
     assert!(mappings <= 2 * 1024 + 3, "{mappings}");
     // What was registered is there and locked; of what lies between nothing was populated.
     assert_eq!(locked, 68 * 512 * PAGE_SIZE);
     // The other way to scattered locks: giving up parts of a large one.
-    let large = space.pin_pages(&list(0, 70_000)).unwrap();
+    let large = space.pin_pages(&unlimited(), &list(0, 70_000)).unwrap();
     assert_eq!(space.pinned_bytes(), 70_000 * PAGE_SIZE);
     drop(large);
     assert!(kernel_view(&addresses).0 <= 2 * 1024 + 3);
@@ -198,13 +205,13 @@ fn sec_c8_scattered_registrations_leave_mappings_to_others() {
 fn sec_c8_the_share_of_mappings_is_refused_by_name() {
     let limits = MemoryLimits { locked_bytes: 32 * PAGE_SIZE, lock_runs: 4, ..MemoryLimits::default() };
     let (space, _) = limited(PinPolicy::Registered, 64, limits);
-    let guards: Vec<_> = (0..4).map(|i| space.pin_pages(&list(4 * i, 1)).unwrap()).collect();
-    let text = space.pin_pages(&list(60, 1)).unwrap_err().to_string();
+    let guards: Vec<_> = (0..4).map(|i| space.pin_pages(&unlimited(), &list(4 * i, 1)).unwrap()).collect();
+    let text = space.pin_pages(&unlimited(), &list(60, 1)).unwrap_err().to_string();
     assert!(text.contains("limit of locked memory"), "{text}");
     // Beside a run there is room.
-    drop(space.pin_pages(&list(1, 3)).unwrap());
+    drop(space.pin_pages(&unlimited(), &list(1, 3)).unwrap());
     drop(guards);
-    drop(space.pin_pages(&list(60, 1)).unwrap());
+    drop(space.pin_pages(&unlimited(), &list(60, 1)).unwrap());
 
     let space = DmaSpace::with_limits(PinPolicy::Registered, MemoryLimits { lock_runs: 1, ..MemoryLimits::default() });
     for i in 0..2 {
@@ -212,9 +219,34 @@ fn sec_c8_the_share_of_mappings_is_refused_by_name() {
         let backing = Some(Backing { mapping, offset: 0 });
         space.map(DmaRange { iova: 0x10_0000 + i * 0x1_0000, len: 4 << 12, writable: true, backing }).unwrap();
     }
-    let _first = space.pin_pages(&list(0, 1)).unwrap();
-    let text = space.pin_pages(&list(16, 1)).unwrap_err().to_string();
+    let _first = space.pin_pages(&unlimited(), &list(0, 1)).unwrap();
+    let text = space.pin_pages(&unlimited(), &list(16, 1)).unwrap_err().to_string();
     assert!(text.contains("share of 1 locked pieces"), "{text}");
+}
+
+/// What a registration is remembered by was offered to the device's budget, and nobody paid.
+#[test]
+fn sec_s9_what_is_remembered_of_pins_is_paid_for() {
+    let (space, _) = limited(PinPolicy::Registered, 4096, MemoryLimits::default());
+    let budget = MemoryBudget::new(16 << 10);
+    let pages = scattered(0, 8);
+    let mut guards: Vec<_> = (0..1000).map_while(|_| space.pin_pages(&budget, &pages).ok()).collect();
+    let each = budget.used() / guards.len() as u64;
+    assert!((8 * 24..3000).contains(&each) && guards.len() > 5, "{each} bytes each");
+    assert_eq!((budget.used_for(Kept::Pins), budget.refused(Kept::Pins)), (budget.used(), 1));
+    let text = space.pin_pages(&budget, &pages).unwrap_err().to_string();
+    assert!(text.contains("max_memory"), "{text}");
+    // There is room for as many as ended, and what is refused locks nothing.
+    guards.pop();
+    drop(space.pin_pages(&budget, &pages).unwrap());
+    guards.clear();
+    assert_eq!((budget.used(), space.pinned_bytes()), (0, 0));
+    let poor = MemoryBudget::new(10);
+    assert!(space.pin_pages(&poor, &list(0, 1)).is_err());
+    assert_eq!(space.pinned_bytes(), 0);
+    // Other policies remember nothing of registrations.
+    let (space, _) = limited(PinPolicy::All, 16, MemoryLimits::default());
+    drop(space.pin_pages(&poor, &list(0, 1)).unwrap());
 }
 
 /// S9: what is remembered of registered memory grows with its pieces, not with its pages, and has a limit.
@@ -222,11 +254,11 @@ fn sec_c8_the_share_of_mappings_is_refused_by_name() {
 fn sec_s9_the_book_of_registered_memory_is_small() {
     let limits = MemoryLimits { pinned_parts: 100, ..MemoryLimits::default() };
     let (space, _) = limited(PinPolicy::Registered, 4096, limits);
-    let guards: Vec<_> = (0..100).map(|_| space.pin_pages(&list(0, 4096)).unwrap()).collect();
-    let text = space.pin_pages(&list(0, 1)).unwrap_err().to_string();
+    let guards: Vec<_> = (0..100).map(|_| space.pin_pages(&unlimited(), &list(0, 4096)).unwrap()).collect();
+    let text = space.pin_pages(&unlimited(), &list(0, 1)).unwrap_err().to_string();
     assert!(text.contains("limit of 100 registered pieces"), "{text}");
     drop(guards);
-    drop(space.pin_pages(&list(0, 1)).unwrap());
+    drop(space.pin_pages(&unlimited(), &list(0, 1)).unwrap());
     assert_eq!(space.pinned_bytes(), 0);
 }
 
@@ -240,9 +272,9 @@ fn what_cannot_be_populated_is_not_locked() {
     let backing = Some(Backing { mapping, offset: 0 });
     space.map(DmaRange { iova: 0x10_0000, len: 8 << 12, writable: true, backing }).unwrap();
     file.set_len(4 << 12).unwrap();
-    assert!(space.pin_pages(&list(0, 8)).is_err());
+    assert!(space.pin_pages(&unlimited(), &list(0, 8)).is_err());
     assert_eq!((space.pinned_bytes(), kernel_view(&addresses).2), (0, 0));
-    drop(space.pin_pages(&list(0, 4)).unwrap());
+    drop(space.pin_pages(&unlimited(), &list(0, 4)).unwrap());
 }
 
 /// Huge pages are resident anyway; pieces of them are pinned and given back like others.
@@ -262,7 +294,7 @@ fn pieces_of_huge_pages_are_pinned() {
         let backing = Some(Backing { mapping: Arc::clone(&mapping), offset: 0x3000 });
         space.map(DmaRange { iova: 0x10_0000, len: 3 << 20, writable: true, backing }).unwrap();
         space.pin_status().unwrap();
-        let guards: Vec<_> = [3, 511, 600].map(|page| space.pin_pages(&list(page, 3)).unwrap()).into();
+        let guards: Vec<_> = [3, 511, 600].map(|page| space.pin_pages(&unlimited(), &list(page, 3)).unwrap()).into();
         assert!(space.pinned_bytes() > 0);
         drop(guards);
         assert_eq!(kernel_view(&addresses).0, 1);

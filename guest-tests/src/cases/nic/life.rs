@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::super::case::Case;
 use super::super::pingpong::pingpong;
-use super::{Both, CARD, Cards, PATIENCE};
+use super::cards::{Both, CARD, Cards, PATIENCE};
 use crate::pair::{LinkKind, PVRDMA_DEVICE};
 
 /// Memory that the daemon may keep after everything of a life was given back, in KiB: the allocator's own.
@@ -47,7 +47,8 @@ fn link_down_and_up(cards: &Cards) -> Result<String> {
     let events = vm.spawn(&format!("stdbuf -oL ibv_asyncwatch -d {PVRDMA_DEVICE}"))?;
     events.wait_for_output("async event FD", PATIENCE)?;
     let _server = cards.serve(1)?;
-    let command = format!("{} stream {b}:{} --bytes {} --connections 2", super::PEER, super::PORT, 64 << 20);
+    let command =
+        format!("{} stream {b}:{} --bytes {} --connections 2", super::cards::PEER, super::cards::PORT, 64 << 20);
     let stream = cards.vm(0).spawn(&command)?;
     // It has begun.
     let before = cards.counter(1, "vmxnet3_received_bytes")?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::super::case::Case;
-use super::{Both, CARD, Cards, QUEUES};
+use super::cards::{Both, CARD, Cards, QUEUES};
 
 /// Enough for segments, acknowledgements and some interrupts.
 const BYTES: u64 = 2 << 20;

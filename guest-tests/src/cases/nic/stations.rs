@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 
 use super::super::case::Case;
-use super::{Both, CARD, Cards, MTU, PATIENCE};
+use super::cards::{Both, CARD, Cards, MTU, PATIENCE};
 
 pub(super) fn cases(cards: &Both) -> Vec<Case> {
     vec![
@@ -152,7 +152,7 @@ fn mtu_9000(cards: &Cards) -> Result<String> {
         cards.both_ways(32 << 20, 4)?;
         // Segments as long as that, and datagrams that take several packets.
         let _server = cards.serve(1)?;
-        let command = format!("{} datagrams {b}:{} --from 8900 --to 9100", super::PEER, super::PORT);
+        let command = format!("{} datagrams {b}:{} --from 8900 --to 9100", super::cards::PEER, super::cards::PORT);
         cards.vm(0).spawn(&command)?.wait_success(PATIENCE)?;
         cards.vm(1).run(&format!("ip link set {CARD} mtu {MTU}"))?;
         let kept_out = filtered(cards, &format!("ping -n -q -c 1 -W 0.1 -M do -s 8972 {b}"))?;

@@ -5,7 +5,7 @@ use serde_json::Value;
 
 use super::super::case::{Case, WAYS};
 use super::super::exchange::{Exchange, Programs, Ready};
-use super::{Both, CARD, Cards, PATIENCE, PEER, PORT};
+use super::cards::{Both, CARD, Cards, PATIENCE, PEER, PORT};
 
 /// Where `iperf3` listens.
 const IPERF_PORT: u16 = 5201;
@@ -116,7 +116,7 @@ fn iperf_tcp(cards: &Cards, server: usize) -> Result<String> {
     ensure!(sent >= f64::from(128 << 20) && received > 0.5 * sent, "{received} of {sent} bytes were received");
     let (speed, again) =
         (number(&client, "/end/sum_received/bits_per_second")?, number(&client, "/end/sum_sent/retransmits")?);
-    Ok(format!("{:.2} Gb/s, {again} segments sent again", speed / 1e9))
+    Ok(format!("{:.2} Gb/s, {again} segments retransmitted", speed / 1e9))
 }
 
 /// Datagrams of one packet and of several. What is missing was dropped by the guest's socket for want of room.

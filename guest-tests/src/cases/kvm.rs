@@ -1,0 +1,106 @@
+//! Two VMs of one `pvrdma-vmm`, under KVM, with the unmodified kernel and drivers. One boot for all of it.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::case::Case;
+use super::programs::{self, Program};
+use super::shared::{Machines, Shared};
+use super::{kernel_log, nvme};
+use crate::vm::Vm;
+use crate::vmm_pair::VmmPair;
+
+impl Machines for VmmPair {
+    fn vms(&self) -> [&Vm; 2] {
+        self.vms()
+    }
+
+    fn diagnosis(&self) -> String {
+        self.diagnosis()
+    }
+}
+
+/// What only looks first, what kills last.
+pub(crate) fn cases() -> Vec<Case> {
+    let shared = Shared::new(VmmPair::boot);
+    let mut cases = vec![shared.case("kvm/boot", boot)];
+    // Each takes several times as long as in a pair of guests: one way shows that both are there.
+    let connected: Vec<_> = programs::CONNECTED.into_iter().map(Program::one_way).collect();
+    let datagrams: Vec<_> = programs::DATAGRAMS.into_iter().map(Program::one_way).collect();
+    let run = |pair: &VmmPair, program: &Program, server: usize| program.run(&pair.endpoints()?, server);
+    cases.extend(programs::cases("kvm", &connected, &shared, run));
+    cases.extend(programs::cases("kvm", &datagrams, &shared, run));
+    cases.push(shared.case("kvm/network", network));
+    cases.push(shared.case("kvm/nvme-fio-verify", |pair| nvme::between(pair.vms(), pair.addresses()[0], 16)));
+    cases.push(shared.case("kvm/reboot", reboot));
+    cases.push(shared.last_case("kvm/killed", killed));
+    cases.into_iter().map(|case| case.slow(WHEN)).collect()
+}
+
+/// Minutes for a boot where virtualisation is emulated.
+const WHEN: &str = "takes minutes; runs when asked for: --only kvm/";
+
+/// Both functions are where the driver wants them, with MSI-X, and the VMM found real KVM.
+fn boot(pair: &VmmPair) -> Result<String> {
+    for vm in pair.vms() {
+        let drivers =
+            vm.run("for f in 0 1; do basename $(readlink /sys/bus/pci/devices/0000:00:10.$f/driver); done")?;
+        if drivers.split_whitespace().ne(["vmxnet3", "vmw_pvrdma"]) {
+            bail!("{}: drivers of slot 10: {drivers}", vm.name());
+        }
+        let interrupts = vm.run("grep -c -e vmxnet3 -e vmw_pvrdma -e eth0 /proc/interrupts")?;
+        if interrupts.trim().parse::<u32>().ok().is_none_or(|count| count < 5) {
+            bail!("{}: interrupts:\n{}", vm.name(), vm.run("cat /proc/interrupts")?);
+        }
+    }
+    if let Some(host) = pair.host() {
+        let warnings = kernel_log::take_warnings(host)?;
+        if !warnings.is_empty() {
+            bail!("the host's kernel warns:\n{}", warnings.join("\n"));
+        }
+    }
+    Ok(pair.description())
+}
+
+/// What the network card carries: small packets, and some that are cut.
+fn network(pair: &VmmPair) -> Result<String> {
+    let [a, _] = pair.vms();
+    let to = pair.addresses()[1];
+    for size in [56, 1472, 8000] {
+        let command = format!("ping -c 5 -i 0.2 -s {size} {to}");
+        let output = a.spawn(&command)?.wait_success(Duration::from_secs(120))?;
+        if !output.contains(" 0% packet loss") {
+            bail!("{command}:\n{output}");
+        }
+    }
+    Ok(String::new())
+}
+
+fn reboot(pair: &VmmPair) -> Result<String> {
+    let [a, _] = pair.vms();
+    a.reboot()?;
+    pair.bring_up(0)?;
+    let [rc, ..] = programs::CONNECTED;
+    rc.run(&pair.endpoints()?, 1).context("after the reboot")
+}
+
+/// The VMM is killed while memory is written: nothing of it is left, and the host's kernel does not complain.
+fn killed(pair: &VmmPair) -> Result<String> {
+    let endpoints = pair.endpoints()?;
+    let command =
+        |end: usize| format!("ib_write_bw -F -d {} -x {} -D 600", endpoints.device[end], endpoints.gid_index[end]);
+    let [a, b] = pair.vms();
+    let _server = a.spawn(&command(0))?;
+    a.wait_until(&crate::endpoints::listens(18515), Duration::from_secs(120))?;
+    let _client = b.spawn(&format!("{} {}", command(1), endpoints.tcp[0]))?;
+    b.wait_until("rdma resource show qp | grep -q RTS", Duration::from_secs(120))?;
+    pair.kill()?;
+    let Some(host) = pair.host() else { return Ok("gone".to_owned()) };
+    host.wait_until("! pidof pvrdma-vmm", Duration::from_secs(60))?;
+    let warnings = kernel_log::take_warnings(host)?;
+    if !warnings.is_empty() {
+        bail!("the host's kernel warns:\n{}", warnings.join("\n"));
+    }
+    Ok("gone, and the host's kernel has nothing to say".to_owned())
+}

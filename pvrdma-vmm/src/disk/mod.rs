@@ -1,0 +1,168 @@
+//! A disk: a virtio block device on PCI (Virtual I/O Device 1.2, sections 4.1 and 5.2), with one queue.
+//!
+//! Not virtio-mmio: without ACPI a guest learns of such devices by its command line only, which distributions' kernels
+//! switch off.
+
+mod registers;
+mod requests;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use parking_lot::Mutex;
+use pvrdma_pci_function::{
+    Bar, CONFIG_SIZE, ConfigLayout, ConfigSpace, Doorbell, FIRST_CAPABILITY, Identity, InterruptSink, MsixPlace,
+    PciFunction,
+};
+use pvrdma_pci_slot::Slot;
+use virtio_queue::QueueT;
+use vm_memory::GuestMemoryMmap;
+
+use crate::options::DiskOptions;
+use registers::{COMMON_SIZE, Registers};
+use requests::Image;
+
+/// Red Hat; a block device of version 1; a mass storage controller.
+const IDENTITY: Identity = Identity { vendor: 0x1af4, device: 0x1042, revision: 1, class: [0, 0, 1] };
+
+// BAR 0: the four structures of the device, each in a page of its own.
+const REGISTERS: usize = 0;
+const PAGE: u64 = 0x1000;
+const COMMON: u64 = 0;
+const INTERRUPT_STATUS: u64 = PAGE;
+const DEVICE: u64 = 2 * PAGE;
+const NOTIFY: u64 = 3 * PAGE;
+/// BAR 1: MSI-X.
+const MSIX: MsixPlace = MsixPlace { capability: FIRST_CAPABILITY, vectors: 2, bar: 1, table: 0, pending: 0x800 };
+
+/// The capabilities that say where the structures are: type, start, bytes.
+const STRUCTURES: [(u8, u64, u32); 4] =
+    [(1, COMMON, COMMON_SIZE), (2, NOTIFY, 4), (3, INTERRUPT_STATUS, 1), (4, DEVICE, 64)];
+const VENDOR_CAPABILITY: u8 = 9;
+const NOTIFY_TYPE: u8 = 2;
+
+/// A disk as a PCI function.
+pub(crate) struct Disk {
+    image: Image,
+    memory: GuestMemoryMmap,
+    interrupts: Arc<dyn InterruptSink>,
+    registers: Mutex<Registers>,
+    config: Mutex<ConfigSpace>,
+}
+
+/// Configuration space of any disk.
+fn config_space() -> Result<ConfigSpace> {
+    let bar = |size| Some(Bar { size, is_64bit: false });
+    let mut config = ConfigSpace::new(&ConfigLayout {
+        identity: IDENTITY,
+        bars: [bar(4 * PAGE), bar(PAGE), None, None, None, None],
+        msix: Some(MSIX),
+        interrupt_pin: false,
+        multifunction: false,
+    });
+    for (kind, start, len) in STRUCTURES {
+        let start = u32::try_from(start)?.to_le_bytes();
+        let bytes = if kind == NOTIFY_TYPE { 20 } else { 16 };
+        let mut capability = vec![VENDOR_CAPABILITY, 0, bytes, kind, 0, 0, 0, 0];
+        capability.extend_from_slice(&start);
+        capability.extend_from_slice(&len.to_le_bytes());
+        // All queues are notified at the same place.
+        capability.resize(bytes.into(), 0);
+        config.add_capability(&capability).context("no room for a capability")?;
+    }
+    Ok(config)
+}
+
+impl Disk {
+    /// A slot with a disk of this image.
+    pub(crate) fn slot(number: u8, options: &DiskOptions, memory: &GuestMemoryMmap) -> Result<Arc<Slot>> {
+        let image = Image::open(options)?;
+        let builder = Slot::builder(number);
+        let disk = Self::new(image, memory.clone(), builder.interrupts(0))?;
+        Ok(builder.with(0, Arc::new(disk)).build()?)
+    }
+
+    fn new(image: Image, memory: GuestMemoryMmap, interrupts: Arc<dyn InterruptSink>) -> Result<Self> {
+        let registers = Mutex::new(Registers::new(image.features())?);
+        Ok(Self { image, memory, interrupts, registers, config: Mutex::new(config_space()?) })
+    }
+
+    /// Serves all requests that are there.
+    fn serve(&self) {
+        let registers = &mut *self.registers.lock();
+        let memory = &self.memory;
+        let bus_master = self.config.lock().switches().bus_master;
+        if !registers.is_running() || !bus_master {
+            return;
+        }
+        let mut served = false;
+        while let Some(chain) = registers.queue.pop_descriptor_chain(memory) {
+            let head = chain.head_index();
+            let written = self.image.serve(memory, chain);
+            if registers.queue.add_used(memory, head, written).is_err() {
+                return;
+            }
+            served = true;
+        }
+        if served && registers.queue.needs_notification(memory).unwrap_or(true) {
+            self.interrupts.msix(registers.vector);
+        }
+    }
+}
+
+impl PciFunction for Disk {
+    fn bars(&self) -> [Option<Bar>; 6] {
+        self.config.lock().bars()
+    }
+
+    fn config_size(&self) -> usize {
+        CONFIG_SIZE
+    }
+
+    fn config_read(&self, offset: usize, data: &mut [u8]) {
+        self.config.lock().read(offset, data, false);
+    }
+
+    fn config_write(&self, offset: usize, data: &[u8]) {
+        self.config.lock().write(offset, data);
+    }
+
+    fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
+        data.fill(0);
+        let start = usize::try_from(offset % PAGE).unwrap_or(usize::MAX);
+        let copy = |from: &[u8], data: &mut [u8]| {
+            from.iter().skip(start).zip(data).for_each(|(from, to)| *to = *from);
+        };
+        match (bar, offset / PAGE * PAGE) {
+            (REGISTERS, COMMON) => copy(&self.registers.lock().bytes(), data),
+            (REGISTERS, DEVICE) => copy(&self.image.config(), data),
+            _ => {}
+        }
+    }
+
+    fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
+        if bar == REGISTERS && offset < PAGE {
+            self.registers.lock().write(offset, data);
+        }
+        // A notification says nothing: `run_deferred` looks.
+    }
+
+    fn run_deferred(&self) {
+        self.serve();
+    }
+
+    fn msix(&self) -> Option<MsixPlace> {
+        Some(MSIX)
+    }
+
+    fn doorbells(&self) -> Vec<Doorbell> {
+        vec![Doorbell { bar: REGISTERS, offset: NOTIFY, value: None }]
+    }
+
+    fn reset(&self) {
+        self.registers.lock().reset();
+        self.config.lock().reset();
+    }
+}

@@ -1,0 +1,146 @@
+//! The common configuration structure (section 4.1.4.3).
+
+use anyhow::{Context, Result};
+use virtio_queue::{Queue, QueueT};
+
+/// Bytes of the structure.
+pub(super) const COMMON_SIZE: u32 = 56;
+const QUEUES: u16 = 1;
+/// Entries that the queue has at most.
+const QUEUE_SIZE: u16 = 256;
+/// No vector.
+const NONE: u16 = 0xffff;
+const FEATURE_VERSION_1: u64 = 1 << 32;
+const STATUS_DRIVER_OK: u8 = 1 << 2;
+
+/// The registers of a device with one queue.
+pub(super) struct Registers {
+    offered: u64,
+    accepted: u64,
+    offered_select: u32,
+    accepted_select: u32,
+    config_vector: u16,
+    status: u8,
+    queue_select: u16,
+    /// MSI-X vector of the queue.
+    pub(super) vector: u16,
+    pub(super) queue: Queue,
+}
+
+impl Registers {
+    /// As after power-on, with these features beside that of version 1.
+    pub(super) fn new(features: u64) -> Result<Self> {
+        Ok(Self {
+            offered: features | FEATURE_VERSION_1,
+            accepted: 0,
+            offered_select: 0,
+            accepted_select: 0,
+            config_vector: NONE,
+            status: 0,
+            queue_select: 0,
+            vector: NONE,
+            queue: Queue::new(QUEUE_SIZE).context("a queue")?,
+        })
+    }
+
+    /// As after power-on.
+    pub(super) fn reset(&mut self) {
+        (self.accepted, self.offered_select, self.accepted_select) = (0, 0, 0);
+        (self.config_vector, self.status, self.queue_select, self.vector) = (NONE, 0, 0, NONE);
+        self.queue.reset();
+    }
+
+    /// Returns `true` if the driver has set everything up.
+    pub(super) fn is_running(&self) -> bool {
+        self.status & STATUS_DRIVER_OK != 0 && self.accepted & FEATURE_VERSION_1 != 0 && self.queue.ready()
+    }
+
+    /// What a driver reads.
+    pub(super) fn bytes(&self) -> Vec<u8> {
+        let half = |features: u64, select: u32| match select {
+            0 => features & 0xffff_ffff,
+            1 => features >> 32,
+            _ => 0,
+        };
+        let queue = (self.queue_select == 0).then_some(&self.queue);
+        let of = |value: fn(&Queue) -> u64| queue.map_or(0, value);
+        let fields: [(u64, usize); 16] = [
+            (self.offered_select.into(), 4),
+            (half(self.offered, self.offered_select), 4),
+            (self.accepted_select.into(), 4),
+            (half(self.accepted, self.accepted_select), 4),
+            (self.config_vector.into(), 2),
+            (QUEUES.into(), 2),
+            (self.status.into(), 1),
+            (0, 1),
+            (self.queue_select.into(), 2),
+            (of(|queue| queue.size().into()), 2),
+            (queue.map_or(NONE, |_| self.vector).into(), 2),
+            (of(|queue| queue.ready().into()), 2),
+            (0, 2),
+            (of(QueueT::desc_table), 8),
+            (of(QueueT::avail_ring), 8),
+            (of(QueueT::used_ring), 8),
+        ];
+        let bytes = fields.into_iter().flat_map(|(value, len)| value.to_le_bytes().into_iter().take(len));
+        bytes.collect()
+    }
+
+    /// A write of one, two, four or eight bytes. What is no register is ignored.
+    pub(super) fn write(&mut self, offset: u64, data: &[u8]) {
+        match *data {
+            [value] if offset == 20 => self.set_status(value),
+            [a, b] => self.write_u16(offset, u16::from_le_bytes([a, b])),
+            [a, b, c, d] => self.write_u32(offset, u32::from_le_bytes([a, b, c, d])),
+            [a, b, c, d, e, f, g, h] if offset >= 32 => {
+                self.write_u32(offset, u32::from_le_bytes([a, b, c, d]));
+                self.write_u32(offset.saturating_add(4), u32::from_le_bytes([e, f, g, h]));
+            }
+            _ => {}
+        }
+    }
+
+    fn set_status(&mut self, value: u8) {
+        if value == 0 {
+            return self.reset();
+        }
+        self.status = value;
+    }
+
+    fn write_u16(&mut self, offset: u64, value: u16) {
+        match offset {
+            16 => self.config_vector = value,
+            22 => self.queue_select = value,
+            _ if self.queue_select != 0 => {}
+            24 => self.queue.set_size(value),
+            26 => self.vector = value,
+            28 => self.queue.set_ready(value == 1),
+            _ => {}
+        }
+    }
+
+    fn write_u32(&mut self, offset: u64, value: u32) {
+        match offset {
+            0 => self.offered_select = value,
+            8 => self.accepted_select = value,
+            12 => self.accept(value),
+            _ if self.queue_select != 0 => {}
+            32 => self.queue.set_desc_table_address(Some(value), None),
+            36 => self.queue.set_desc_table_address(None, Some(value)),
+            40 => self.queue.set_avail_ring_address(Some(value), None),
+            44 => self.queue.set_avail_ring_address(None, Some(value)),
+            48 => self.queue.set_used_ring_address(Some(value), None),
+            52 => self.queue.set_used_ring_address(None, Some(value)),
+            _ => {}
+        }
+    }
+
+    fn accept(&mut self, value: u32) {
+        let value = u64::from(value);
+        self.accepted = match self.accepted_select {
+            0 => self.accepted & !0xffff_ffff | value,
+            1 => self.accepted & 0xffff_ffff | value << 32,
+            _ => self.accepted,
+        };
+    }
+}

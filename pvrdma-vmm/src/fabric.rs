@@ -1,0 +1,73 @@
+//! What the VMs of a process share: a software adapter and a switch.
+
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
+use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
+use pvrdma_guest_memory::{DmaSpace, PinPolicy};
+use pvrdma_pci_slot::Slot;
+use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_verbs::MacAddr;
+use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
+use vm_memory::GuestMemoryMmap;
+
+use crate::options::VmOptions;
+
+/// Where the pair of functions is.
+const SLOT: u8 = 0x10;
+
+/// The adapter and the switch of all VMs.
+pub(crate) struct Fabric {
+    adapter: Rxe,
+    switch: Switch,
+    mtu: u32,
+}
+
+/// The cable of a VM. Dropping it takes it out.
+pub(crate) struct Cable {
+    fabric: Arc<Fabric>,
+    mac: MacAddr,
+    uplink: Option<Uplink>,
+}
+
+impl Drop for Cable {
+    fn drop(&mut self) {
+        // First the thread that uses the port, then the port, whoever else still has it.
+        drop(self.uplink.take());
+        self.fabric.switch.unplug(self.mac);
+    }
+}
+
+impl Fabric {
+    /// A network whose packets have at most `mtu` bytes. It ends in this process.
+    pub(crate) fn new(mtu: u32) -> Result<Self> {
+        let adapter = Rxe::new(RxeConfig { one_uplink: true, ..RxeConfig::default() }).context("software adapter")?;
+        let switch = Switch::new(None, mtu).context("switch")?;
+        Ok(Self { adapter, switch, mtu })
+    }
+
+    /// Makes both functions of a VM, in their slot, and connects them. The guest's memory is locked then.
+    pub(crate) fn plug(self: &Arc<Self>, vm: &VmOptions, memory: &GuestMemoryMmap) -> Result<(Arc<Slot>, Cable)> {
+        let slot = Slot::builder(SLOT);
+
+        // Function 0: the network card, a link between the guest and the port of its RDMA device. Nobody waits for its
+        // memory with a lock that others need, so nothing of it is locked.
+        let space = DmaSpace::from_guest_memory(memory, PinPolicy::Off)?;
+        let config = Vmxnet3Config { multifunction: true, ..Vmxnet3Config::new(format!("{}-nic", vm.name), vm.mac) };
+        let nic = Arc::new(NicLink::with_device(config, space, slot.interrupts(0)).context("network card")?);
+        let uplink = self.switch.port(vm.mac, UnknownUnicast::Drop).context("port of the switch")?;
+        let link = Arc::clone(&nic);
+        let port = PortConfig { uplink, nic: Some(link), mtu: self.mtu, rules: PortRules::default() };
+        let uplink = Some(self.adapter.plug(vm.mac, port).context("port of the adapter")?);
+        let cable = Cable { fabric: Arc::clone(self), mac: vm.mac, uplink };
+
+        // Function 1: the RDMA device.
+        let space = DmaSpace::from_guest_memory(memory, vm.pin)?;
+        space.pin_status().context("cannot lock the guest's memory")?;
+        let config = DeviceConfig::new(vm.name.clone(), vm.mac);
+        let device = PvrdmaDevice::new(config, space, slot.interrupts(1), &self.adapter).context("RDMA device")?;
+        let slot = slot.with(0, Arc::clone(nic.device()) as _).with(1, device).build()?;
+        Ok((slot, cable))
+    }
+}

@@ -1,0 +1,80 @@
+//! A small VMM of rust-vmm crates: boots Linux with a vmxnet3 and a PVRDMA function in each VM, several VMs in one
+//! process on one software adapter and one switch. `docs/vmm.md` says how to use it, `docs/embedding.md` what to copy.
+//!
+//! | module | what it is |
+//! | --- | --- |
+//! | `options` | the command line |
+//! | `fabric` | adapter and switch, and how a VM's two functions are plugged in |
+//! | `machine` | a VM: what it is made of, and its life |
+//! | `memory` | guest memory, also as KVM has it: the only unsafe code |
+//! | `boot` | kernel, page tables, MP table: what the first instruction finds |
+//! | `cpu` | processors |
+//! | `serial` | serial ports and the reset line |
+//! | `disk` | virtio block devices |
+
+mod boot;
+mod cpu;
+mod disk;
+mod fabric;
+mod machine;
+mod memory;
+mod options;
+mod serial;
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::mpsc;
+use std::thread;
+
+use anyhow::{Context, Result};
+use clap::Parser;
+
+use fabric::Fabric;
+use machine::{Machine, Prepared};
+use options::{Options, VmOptions};
+
+fn main() -> ExitCode {
+    env_logger::init();
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pvrdma-vmm: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Everything is looked at before the first VM starts.
+fn run(options: &Options) -> Result<()> {
+    let vms = options.vms()?;
+    let fabric = Arc::new(Fabric::new(options.mtu)?);
+    let prepare = |vm: &VmOptions| Prepared::new(vm, &fabric).with_context(|| vm.name.clone());
+    let prepared = vms.iter().map(prepare).collect::<Result<Vec<_>>>()?;
+    let kvm = cpu::open_kvm(&options.kvm)?;
+    let start = |(vm, prepared): (&VmOptions, _)| Machine::new(&kvm, vm, prepared).with_context(|| vm.name.clone());
+    let machines = vms.iter().zip(prepared).map(start).collect::<Result<Vec<_>>>()?;
+    cpu::prepare_kick()?;
+
+    let kvm = Arc::new(kvm);
+    let (ended, ends) = mpsc::channel();
+    for (vm, machine) in vms.into_iter().zip(machines) {
+        let (kvm, fabric, ended) = (Arc::clone(&kvm), Arc::clone(&fabric), ended.clone());
+        let live = move || {
+            let result = live(&kvm, &fabric, &vm, machine).with_context(|| vm.name.clone());
+            // Fails only when the process ends.
+            let _ = ended.send(result);
+        };
+        thread::Builder::new().spawn(live).context("cannot start a thread")?;
+    }
+    drop(ended);
+    ends.into_iter().collect()
+}
+
+/// From boot to boot. A machine that is reset is made anew, with memory of zeros.
+fn live(kvm: &kvm_ioctls::Kvm, fabric: &Arc<Fabric>, vm: &VmOptions, mut machine: Machine) -> Result<()> {
+    loop {
+        machine.run()?;
+        println!("{}: reset", vm.name);
+        machine = Machine::new(kvm, vm, Prepared::new(vm, fabric)?)?;
+    }
+}

@@ -1,0 +1,186 @@
+//! The command line.
+
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Parser;
+use pvrdma_guest_memory::PinPolicy;
+use pvrdma_verbs::MacAddr;
+
+/// Boots VMs that reach each other by RDMA, in this process.
+#[derive(Clone, Debug, Parser)]
+#[command(version)]
+pub(crate) struct Options {
+    /// A VM, given once for each: name=NAME,mac=MAC[,kernel=FILE][,initramfs=FILE][,disk=FILE][,disk-ro=FILE]...
+    /// [,memory=512M][,cpus=1][,console=FILE][,serial=SOCKET][,pin=all|registered|off]
+    ///
+    /// Disks are /dev/vda, /dev/vdb and so on, in their order. The console is written to standard output if it has no
+    /// file. A second serial port (ttyS1) is connected to a listening Unix socket, or to a character device.
+    #[arg(long = "vm", value_name = "VM", required = true)]
+    vm: Vec<String>,
+    /// Kernel of VMs that name none: a Linux image in bzImage format.
+    #[arg(long, value_name = "FILE")]
+    kernel: Option<PathBuf>,
+    /// Initramfs of VMs that name none.
+    #[arg(long, value_name = "FILE")]
+    initramfs: Option<PathBuf>,
+    /// Command line of all kernels.
+    #[arg(long, value_name = "TEXT", default_value = "console=ttyS0 reboot=k panic=-1")]
+    append: String,
+    /// Bytes of an IP packet that the VMs' network carries.
+    #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(1280..=9000))]
+    pub(crate) mtu: u32,
+    /// The device of KVM.
+    #[arg(long, value_name = "PATH", default_value = "/dev/kvm")]
+    pub(crate) kvm: PathBuf,
+}
+
+/// A disk.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct DiskOptions {
+    pub(crate) path: PathBuf,
+    pub(crate) writable: bool,
+}
+
+/// A VM.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct VmOptions {
+    pub(crate) name: String,
+    pub(crate) mac: MacAddr,
+    pub(crate) kernel: PathBuf,
+    pub(crate) initramfs: Option<PathBuf>,
+    pub(crate) append: String,
+    pub(crate) disks: Vec<DiskOptions>,
+    /// Bytes.
+    pub(crate) memory: u64,
+    pub(crate) cpus: u8,
+    pub(crate) console: Option<PathBuf>,
+    pub(crate) serial: Option<PathBuf>,
+    pub(crate) pin: PinPolicy,
+}
+
+/// Least memory that a kernel and its initramfs find room in.
+const LEAST_MEMORY: u64 = 128 << 20;
+/// The MP table has room for no more.
+pub(crate) const MAX_CPUS: u8 = 16;
+/// More slots than that are not looked at.
+const MAX_DISKS: usize = 8;
+
+impl Options {
+    /// The VMs, each different from the others.
+    pub(crate) fn vms(&self) -> Result<Vec<VmOptions>> {
+        let mut vms: Vec<VmOptions> = Vec::new();
+        for text in &self.vm {
+            let vm = self.parse_vm(text).with_context(|| format!("--vm {text}"))?;
+            if let Some(other) = vms.iter().find(|other| other.name == vm.name || other.mac == vm.mac) {
+                bail!("--vm {text}: name or MAC address of {}", other.name);
+            }
+            vms.push(vm);
+        }
+        Ok(vms)
+    }
+
+    fn parse_vm(&self, text: &str) -> Result<VmOptions> {
+        let (mut name, mut mac) = (None, None);
+        let (mut kernel, mut initramfs) = (self.kernel.clone(), self.initramfs.clone());
+        let (mut disks, mut memory, mut cpus) = (Vec::new(), 512 << 20, 1);
+        let (mut console, mut serial, mut pin) = (None, None, PinPolicy::All);
+        for pair in text.split(',') {
+            let (key, value) = pair.split_once('=').with_context(|| format!("'{pair}' is no KEY=VALUE"))?;
+            ensure!(!value.is_empty(), "{key} has no value");
+            match key {
+                "name" => name = Some(value.to_owned()),
+                "mac" => mac = Some(value.parse().map_err(|_| anyhow::anyhow!("'{value}' is no MAC address"))?),
+                "kernel" => kernel = Some(value.into()),
+                "initramfs" => initramfs = Some(value.into()),
+                "disk" => disks.push(DiskOptions { path: value.into(), writable: true }),
+                "disk-ro" => disks.push(DiskOptions { path: value.into(), writable: false }),
+                "memory" => memory = bytes(value)?,
+                "cpus" => cpus = value.parse().with_context(|| format!("'{value}' is no number of processors"))?,
+                "console" => console = Some(value.into()),
+                "serial" => serial = Some(value.into()),
+                "pin" => pin = pin_policy(value)?,
+                other => bail!("there is no key '{other}'"),
+            }
+        }
+        ensure!((1..=MAX_CPUS).contains(&cpus), "1 to {MAX_CPUS} processors, not {cpus}");
+        ensure!(memory >= LEAST_MEMORY, "at least {} MiB of memory", LEAST_MEMORY >> 20);
+        ensure!(disks.len() <= MAX_DISKS, "at most {MAX_DISKS} disks");
+        Ok(VmOptions {
+            name: name.context("name is missing")?,
+            mac: mac.context("mac is missing")?,
+            kernel: kernel.context("kernel is missing")?,
+            initramfs,
+            append: self.append.clone(),
+            disks,
+            memory,
+            cpus,
+            console,
+            serial,
+            pin,
+        })
+    }
+}
+
+/// A number of bytes, with M or G for MiB or GiB, whole pages.
+fn bytes(text: &str) -> Result<u64> {
+    let wrong = || format!("'{text}' is no size, as 512M or 2G");
+    let (number, shift) = match text.strip_suffix('G') {
+        Some(number) => (number, 30),
+        None => (text.strip_suffix('M').with_context(wrong)?, 20),
+    };
+    let number: u64 = number.parse().ok().with_context(wrong)?;
+    number.checked_mul(1 << shift).filter(|bytes| *bytes <= 1 << 40).with_context(wrong)
+}
+
+fn pin_policy(text: &str) -> Result<PinPolicy> {
+    match text {
+        "all" => Ok(PinPolicy::All),
+        "registered" => Ok(PinPolicy::Registered),
+        "off" => Ok(PinPolicy::Off),
+        other => bail!("pin is all, registered or off, not '{other}'"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(vm: &[&str]) -> Result<Vec<VmOptions>> {
+        let words = vm.iter().flat_map(|vm| ["--vm", vm]);
+        Options::parse_from(["pvrdma-vmm", "--kernel", "/k"].into_iter().chain(words)).vms()
+    }
+
+    #[test]
+    fn a_vm_has_defaults() {
+        let vms = parse(&["name=a,mac=52:54:00:00:00:01,disk=/d,disk-ro=/e,memory=2G,cpus=2"]).unwrap();
+        let [vm] = &vms[..] else { panic!("{vms:?}") };
+        assert_eq!((vm.memory, vm.cpus, vm.pin, &vm.kernel), (2 << 30, 2, PinPolicy::All, &PathBuf::from("/k")));
+        assert_eq!(vm.disks.iter().map(|disk| disk.writable).collect::<Vec<_>>(), [true, false]);
+        assert_eq!((&vm.initramfs, &vm.console), (&None, &None));
+    }
+
+    #[test]
+    fn what_makes_no_sense_is_named() {
+        let mac = "mac=52:54:00:00:00:01";
+        for (vm, what) in [
+            ("name=a", "mac is missing"),
+            (mac, "name is missing"),
+            ("name=a,mac=1", "no MAC address"),
+            ("name=a,mac=52:54:00:00:00:01,cpus=0", "processors"),
+            ("name=a,mac=52:54:00:00:00:01,cpus=17", "processors"),
+            ("name=a,mac=52:54:00:00:00:01,memory=64M", "at least"),
+            ("name=a,mac=52:54:00:00:00:01,memory=64", "no size"),
+            ("name=a,mac=52:54:00:00:00:01,memory=99999999999999G", "no size"),
+            ("name=a,mac=52:54:00:00:00:01,pin=no", "pin is"),
+            ("name=a,mac=52:54:00:00:00:01,colour=red", "colour"),
+            ("name=a,mac=52:54:00:00:00:01,disk=", "disk has no value"),
+            ("name=a,what", "no KEY=VALUE"),
+        ] {
+            let error = format!("{:#}", parse(&[vm]).unwrap_err());
+            assert!(error.contains(what), "{vm}: {error}");
+        }
+        let twice = parse(&["name=a,mac=52:54:00:00:00:01", "name=b,mac=52:54:00:00:00:01"]).unwrap_err();
+        assert!(format!("{twice:#}").contains("MAC address of a"));
+    }
+}

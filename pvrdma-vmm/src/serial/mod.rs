@@ -1,0 +1,254 @@
+//! Two serial ports, and the line that resets the machine.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
+use log::debug;
+use vm_device::MutDevicePio;
+use vm_device::bus::{PioAddress, PioAddressOffset};
+use vm_superio::serial::{NoEvents, SerialEvents};
+use vm_superio::{I8042Device, Serial, Trigger};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+use vmm_sys_util::timerfd::TimerFd;
+
+/// An event as the devices of `vm-superio` want it.
+#[derive(Debug)]
+pub(crate) struct Line(EventFd);
+
+impl Line {
+    /// One that nobody listens to yet.
+    pub(crate) fn new() -> io::Result<Self> {
+        EventFd::new(EFD_NONBLOCK).map(Self)
+    }
+
+    /// What it signals.
+    pub(crate) const fn event(&self) -> &EventFd {
+        &self.0
+    }
+}
+
+impl Trigger for Line {
+    type E = io::Error;
+
+    fn trigger(&self) -> io::Result<()> {
+        self.0.write(1)
+    }
+}
+
+type Output = Box<dyn Write + Send>;
+
+/// A serial port on the bus.
+pub(crate) struct Port<E: SerialEvents>(Serial<Line, E, Output>);
+
+impl<E: SerialEvents> MutDevicePio for Port<E> {
+    fn pio_read(&mut self, _base: PioAddress, offset: PioAddressOffset, data: &mut [u8]) {
+        match (data, u8::try_from(offset)) {
+            ([byte], Ok(offset)) => *byte = self.0.read(offset),
+            (data, _) => data.fill(0xff),
+        }
+    }
+
+    fn pio_write(&mut self, _base: PioAddress, offset: PioAddressOffset, data: &[u8]) {
+        if let ([byte], Ok(offset)) = (data, u8::try_from(offset))
+            && let Err(error) = self.0.write(offset, *byte)
+        {
+            // Nobody reads the other end.
+            debug!("serial port: {error:?}");
+        }
+    }
+}
+
+/// The first port: what the guest says goes to a file or to standard output.
+pub(crate) fn console(path: Option<&Path>) -> Result<(Arc<Mutex<Port<NoEvents>>>, EventFd)> {
+    let output: Output = match path {
+        Some(path) => {
+            // What was said before a reset stays.
+            let file = File::options().create(true).append(true).open(path);
+            Box::new(file.with_context(|| format!("cannot open the console {}", path.display()))?)
+        }
+        None => Box::new(io::stdout()),
+    };
+    let line = Line::new()?;
+    let event = line.event().try_clone()?;
+    Ok((Arc::new(Mutex::new(Port(Serial::new(line, output)))), event))
+}
+
+/// Signalled when the guest has read everything.
+pub(crate) struct Drained(EventFd);
+
+impl SerialEvents for Drained {
+    fn buffer_read(&self) {}
+
+    fn out_byte(&self) {}
+
+    fn tx_lost_byte(&self) {}
+
+    fn in_buffer_empty(&self) {
+        // Fails only if nobody has looked for 2^64 bytes.
+        let _ = self.0.write(1);
+    }
+}
+
+/// A port whose other end is a socket.
+pub(crate) type SocketPort = Arc<Mutex<Port<Drained>>>;
+
+/// Brings what comes from a socket to the guest, as fast as the guest takes it.
+pub(crate) struct Input {
+    port: SocketPort,
+    from: File,
+    drained: EventFd,
+    /// The line is a level in hardware and a pulse here. While bytes wait for the guest, it is pulsed again.
+    again: TimerFd,
+    /// How long they wait for that.
+    wait: Duration,
+    /// The port is full: nothing is read.
+    paused: bool,
+}
+
+const INPUT: u32 = 0;
+const DRAINED: u32 = 1;
+const AGAIN: u32 = 2;
+/// How long bytes wait before the line is pulsed again: at first, and at most if nobody reads.
+const WAIT: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
+/// Bytes that a port keeps for its guest.
+const FIFO: usize = 64;
+
+/// The second port, with what feeds it. `path` is a Unix socket that somebody listens at, or a character device.
+pub(crate) fn connected(path: &Path) -> Result<(SocketPort, EventFd, Input)> {
+    let open = || -> io::Result<File> {
+        if std::fs::metadata(path)?.file_type().is_socket() {
+            return Ok(File::from(OwnedFd::from(UnixStream::connect(path)?)));
+        }
+        File::options().read(true).write(true).open(path)
+    };
+    let from = open().with_context(|| format!("cannot connect the serial port to {}", path.display()))?;
+    let (line, drained) = (Line::new()?, EventFd::new(EFD_NONBLOCK)?);
+    let event = line.event().try_clone()?;
+    let output: Output = Box::new(from.try_clone()?);
+    let serial = Serial::with_events(line, Drained(drained.try_clone()?), output);
+    let port = Arc::new(Mutex::new(Port(serial)));
+    let again = TimerFd::new()?;
+    Ok((Arc::clone(&port), event, Input { port, from, drained, again, wait: WAIT[0], paused: false }))
+}
+
+impl Input {
+    /// Reads as much as there is room for.
+    fn read(&mut self, ops: &mut EventOps<'_>) {
+        let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bytes = [0; FIFO];
+        let room = port.0.fifo_capacity().min(FIFO);
+        self.paused = room == 0;
+        if self.paused {
+            drop(port);
+            self.watch(ops, EventSet::empty());
+            return;
+        }
+        match bytes.get_mut(..room).map_or(Ok(0), |bytes| self.from.read(bytes)) {
+            Ok(0) => {
+                drop(port);
+                // The other end has gone. The guest goes on.
+                let _ = ops.remove(Events::empty(&self.from));
+            }
+            Ok(count) => {
+                let _ = port.0.enqueue_raw_bytes(bytes.get(..count).unwrap_or_default());
+                drop(port);
+                self.wait = WAIT[0];
+                self.pulse_later();
+            }
+            Err(error) => debug!("serial port: {error}"),
+        }
+    }
+
+    fn pulse_later(&mut self) {
+        if let Err(error) = self.again.reset(self.wait, None) {
+            debug!("serial port: {error}");
+        }
+    }
+
+    /// Some time has passed. The guest may have missed a pulse.
+    fn pulse(&mut self) {
+        let _ = self.again.wait();
+        let waits = {
+            let port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
+            let waits = port.0.fifo_capacity() < FIFO;
+            if waits {
+                // Fails only if nobody has looked for 2^64 pulses.
+                let _ = port.0.interrupt_evt().trigger();
+            }
+            waits
+        };
+        if waits {
+            self.wait = (self.wait * 2).min(WAIT[1]);
+            self.pulse_later();
+        }
+    }
+
+    fn watch(&self, ops: &EventOps<'_>, events: EventSet) {
+        if let Err(error) = ops.modify(Events::with_data(&self.from, INPUT, events)) {
+            debug!("serial port: {error}");
+        }
+    }
+}
+
+impl MutEventSubscriber for Input {
+    fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
+        match events.data() {
+            INPUT => return self.read(ops),
+            AGAIN => return self.pulse(),
+            _ => {}
+        }
+        let _ = self.drained.read();
+        if std::mem::take(&mut self.paused) {
+            self.watch(ops, EventSet::IN);
+        }
+    }
+
+    fn init(&mut self, ops: &mut EventOps<'_>) {
+        let watched = [
+            Events::with_data(&self.from, INPUT, EventSet::IN),
+            Events::with_data(&self.drained, DRAINED, EventSet::IN),
+            Events::with_data(&self.again, AGAIN, EventSet::IN),
+        ];
+        if let Err(error) = watched.into_iter().try_for_each(|events| ops.add(events)) {
+            // Log: once in the life of a machine, and nothing of a guest is in it.
+            log::error!("serial port on descriptor {}: {error}", self.from.as_raw_fd());
+        }
+    }
+}
+
+/// The keyboard controller: there is none but for the line that resets the machine.
+pub(crate) struct ResetLine(I8042Device<Line>);
+
+impl ResetLine {
+    /// The controller, and what it signals.
+    pub(crate) fn new() -> io::Result<(Self, EventFd)> {
+        let line = Line::new()?;
+        let event = line.event().try_clone()?;
+        Ok((Self(I8042Device::new(line)), event))
+    }
+}
+
+impl MutDevicePio for ResetLine {
+    /// As if nobody were there: drivers need not look further.
+    fn pio_read(&mut self, _base: PioAddress, _offset: PioAddressOffset, data: &mut [u8]) {
+        data.fill(0xff);
+    }
+
+    fn pio_write(&mut self, _base: PioAddress, offset: PioAddressOffset, data: &[u8]) {
+        if let ([byte], Ok(offset)) = (data, u8::try_from(offset)) {
+            // Fails only if the machine has been reset 2^64 times.
+            let _ = self.0.write(offset, *byte);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

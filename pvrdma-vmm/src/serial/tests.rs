@@ -1,0 +1,100 @@
+use std::os::unix::net::UnixListener;
+
+use event_manager::{EventManager, SubscriberOps};
+
+use super::*;
+
+const DATA: u16 = 0;
+const LINE_STATUS: u16 = 5;
+
+fn read(port: &SocketPort, offset: u16) -> u8 {
+    let mut data = [0];
+    port.lock().unwrap().pio_read(PioAddress(0x2f8), offset, &mut data);
+    data[0]
+}
+
+/// More than the port keeps arrives whole and in order, and nothing is read ahead of the guest.
+#[test]
+fn a_socket_feeds_the_port_as_fast_as_the_guest_reads() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("line");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (port, _interrupt, input) = connected(&path).unwrap();
+    let (mut other, _) = listener.accept().unwrap();
+    let mut events: EventManager<Input> = EventManager::new().unwrap();
+    events.add_subscriber(input);
+
+    let sent: Vec<u8> = (0..200).collect();
+    other.write_all(&sent).unwrap();
+    let mut got = Vec::new();
+    while got.len() < sent.len() {
+        // Whatever is ready, without waiting: the guest's reads make more of it.
+        while events.run_with_timeout(0).unwrap() > 0 {}
+        assert_eq!(read(&port, LINE_STATUS) & 1, 1, "after {} bytes", got.len());
+        while read(&port, LINE_STATUS) & 1 == 1 {
+            got.push(read(&port, DATA));
+        }
+    }
+    assert_eq!(got, sent);
+
+    for byte in b"hello" {
+        port.lock().unwrap().pio_write(PioAddress(0x2f8), DATA, &[*byte]);
+    }
+    let mut said = [0; 5];
+    other.read_exact(&mut said).unwrap();
+    assert_eq!(&said, b"hello");
+
+    // An end that goes does not keep the loop busy.
+    drop(other);
+    while events.run_with_timeout(0).unwrap() > 0 {}
+}
+
+/// A guest that misses an interrupt gets another one, for as long as bytes wait.
+#[test]
+fn the_line_is_pulsed_again_while_bytes_wait() {
+    const INTERRUPT_ENABLE: u16 = 1;
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("line");
+    let listener = UnixListener::bind(&path).unwrap();
+    let (port, interrupt, input) = connected(&path).unwrap();
+    let (mut other, _) = listener.accept().unwrap();
+    let mut events: EventManager<Input> = EventManager::new().unwrap();
+    events.add_subscriber(input);
+    port.lock().unwrap().pio_write(PioAddress(0x2f8), INTERRUPT_ENABLE, &[1]);
+    // What enabling itself caused.
+    let _ = interrupt.read();
+
+    other.write_all(b"x").unwrap();
+    for _ in 0..3 {
+        while interrupt.read().is_err() {
+            assert!(events.run_with_timeout(10_000).unwrap() > 0, "nothing more will happen");
+        }
+    }
+    assert_eq!(read(&port, DATA), b'x');
+    // Drained, and the timer's last event.
+    assert!(events.run_with_timeout(10_000).unwrap() > 0);
+    while events.run_with_timeout(200).unwrap() > 0 {}
+    assert!(interrupt.read().is_err(), "nothing waits any more");
+}
+
+#[test]
+fn only_the_reset_command_resets() {
+    let (mut line, event) = ResetLine::new().unwrap();
+    let mut status = [0];
+    line.pio_read(PioAddress(0x60), 4, &mut status);
+    assert_eq!(status, [0xff]);
+    for (offset, data) in [(0, &[0xfe][..]), (4, &[0xd1]), (4, &[0xfe, 0xfe])] {
+        line.pio_write(PioAddress(0x60), offset, data);
+    }
+    assert!(event.read().is_err(), "nothing was signalled");
+    line.pio_write(PioAddress(0x60), 4, &[0xfe]);
+    assert_eq!(event.read().unwrap(), 1);
+}
+
+#[test]
+fn a_port_that_leads_nowhere_is_named() {
+    let error = connected(Path::new("/nowhere/line")).map(drop).unwrap_err();
+    assert!(format!("{error:#}").contains("/nowhere/line"));
+    let error = console(Some(Path::new("/nowhere/console"))).map(drop).unwrap_err();
+    assert!(format!("{error:#}").contains("/nowhere/console"));
+}
