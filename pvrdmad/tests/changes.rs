@@ -217,7 +217,8 @@ fn a_network_comes_and_goes_with_its_devices() {
                 host.add("one", 1, &uplink).unwrap();
                 host.add("two", 2, &uplink).unwrap();
                 host.add("three", 1, "roce=v2").unwrap();
-                transfer(&host.guest("one", 1), &host.guest("two", 2), 5);
+                // What a packet of 1500 bytes carries.
+                transfer(&host.guest("one", 1), &host.guest("two", 2), 3);
                 let name = uplink.strip_prefix("uplink=").unwrap();
                 assert_eq!(host.network(name)["devices"], serde_json::json!(["one", "two"]));
                 assert_eq!(host.network("default")["devices"], serde_json::json!(["three"]));
