@@ -42,6 +42,9 @@ use crate::sg::MemoryGuard;
 use crate::share::token_bucket::TokenBucket;
 use crate::task::{Run, Runnable, Task};
 
+/// Bytes of responses that leave before a QP ends: many acknowledgements, some data.
+const LAST_RESPONSES: u64 = 64 << 10;
+
 /// What the queue pairs of a device can reach, and how.
 #[derive(Debug)]
 pub(crate) struct Fabric {
@@ -434,6 +437,9 @@ impl Endpoint {
 
     fn modify_locked(&self, new: &QpAttrs, mask: QpAttrMask) -> Result<(), VerbsError> {
         let _end = EndOnPanic::new("a change of a queue pair");
+        if mask.contains(QpAttrMask::STATE) && matches!(new.state, QpState::Reset | QpState::Error) {
+            self.send_owed();
+        }
         if mask.contains(QpAttrMask::PATH_MTU) && new.path_mtu.bytes() > self.port_mtu().bytes() {
             return Err(VerbsError::Invalid("a path MTU above that of the port"));
         }
@@ -484,9 +490,18 @@ impl Endpoint {
         Ok(())
     }
 
+    /// Sends what the responder owes, before the QP ends. A guest sees a message before the port's thread has
+    /// acknowledged it, and a program that ends with the last one would leave its peer to retry for ever.
+    fn send_owed(&self) {
+        if let Some(port) = &self.fabric.port {
+            self.respond(port, LAST_RESPONSES, &mut 0);
+        }
+    }
+
     /// Ends the QP. When this returns nothing uses its rings, its requests' memory or its CQs on its behalf.
     pub(crate) fn destroy(&self, node: &Node<Self>) {
         let _guard = EndOnPanic::new("the end of a queue pair");
+        self.send_owed();
         if !self.qp.kill() {
             return;
         }

@@ -4,7 +4,9 @@ use std::sync::Arc;
 
 use pvrdma_ether_link::memory::{self, MemoryLink};
 use pvrdma_ether_link::{Frames, Link, ManualClock};
-use pvrdma_roce::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
+use pvrdma_roce::wire::{
+    Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Reth, Syndrome, Udp, build,
+};
 use pvrdma_verbs::testing::{End, Node, gid, mac};
 use pvrdma_verbs::{
     Access, CompletionQueue, Hca, MemoryRegion, QpState, QpType, QueuePair, RemoteAddress, SendOp, SharedReceiveQueue,
@@ -107,6 +109,32 @@ fn a_peer_that_does_not_listen_costs_little_memory() {
     assert!(owed <= 64, "{owed}");
     assert!(node.counter("wire_dropped_deferred") > 1000, "{}", node.counter("wire_dropped_deferred"));
     assert_eq!(node.counter("wire_dropped_no_room"), 0);
+}
+
+/// The guest sees a message before the port's thread has acknowledged it. Whoever ends then has the peer know of it.
+#[test]
+fn what_has_come_is_acknowledged_before_a_qp_ends() {
+    let endings: [fn(&End<RxeHca>); 3] =
+        [|end| end.to(QpState::Error), |end| end.to(QpState::Reset), |end| end.qp.destroy()];
+    for ending in endings {
+        let (rxe, _node, end, cable, uplink) = exposed(2);
+        let header =
+            request([10, 0, 0, 2], &end, Opcode::write(Position::Only), 0, Reth { address: 0, rkey: 0, length: 0 });
+        let frame = build(&header, &[]).unwrap();
+        let packet = Packet::parse(&frame).unwrap();
+        end.qp.endpoint.take_request(&uplink.port, &packet, &frame).unwrap();
+        let mut answers = Frames::default();
+        cable.receive(&mut answers, 1);
+        assert_eq!(answers.len(), 0);
+        ending(&end);
+        cable.receive(&mut answers, 2);
+        let answer = Packet::parse(answers.iter().next().unwrap()).unwrap();
+        assert!(
+            matches!(answer.header.extension, Extension::Aeth(aeth) if matches!(aeth.syndrome, Syndrome::Ack { .. }))
+        );
+        assert_eq!((answers.len(), answer.header.bth.psn), (1, header.bth.psn));
+        drop(rxe);
+    }
 }
 
 /// Neither by local delivery nor over a cable.

@@ -14,7 +14,7 @@ use super::registry::Ports;
 /// Keeps a device connected. Dropping it takes the cable out.
 #[derive(Debug)]
 pub struct Uplink {
-    port: Arc<Port>,
+    pub(crate) port: Arc<Port>,
     ports: Arc<Ports>,
     thread: Option<JoinHandle<()>>,
 }
