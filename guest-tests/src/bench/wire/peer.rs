@@ -198,8 +198,7 @@ impl Peer {
         };
         // As the daemon has it.
         let rules = PortRules { negotiate: true, ..PortRules::default() };
-        let uplink =
-            backend.plug(address, PortConfig { uplink: link, nic: None, mtu: MTU, rules })?;
+        let uplink = backend.plug(address, PortConfig { uplink: link, nic: None, mtu: MTU, rules })?;
         let ring = 64 << 10;
         let (memory, irqs) = (GuestMemory::new(bytes + (32 << 20) + options.qps * 2 * ring), Irqs::new());
         let reserved = memory.alloc(bytes.div_ceil(4096), Placement::Contiguous);
