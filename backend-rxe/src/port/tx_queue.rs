@@ -82,11 +82,11 @@ pub(crate) struct Room {
 type Waiters = HashMap<usize, Arc<Task>>;
 
 impl Room {
-    /// Nothing waits in one of the queues any more. Returns who is to be scheduled.
-    fn open(&self) -> Waiters {
+    /// Nothing waits in one of the queues any more. Returns who is to be scheduled, if that was the last one.
+    fn open(&self) -> Option<Waiters> {
         // Under the lock: who looks there and finds no room is seen.
         let mut waiters = self.waiters.lock();
-        if self.full.fetch_sub(1, Ordering::AcqRel) > 1 { Waiters::new() } else { std::mem::take(&mut *waiters) }
+        (self.full.fetch_sub(1, Ordering::AcqRel) == 1).then(|| std::mem::take(&mut *waiters))
     }
 }
 
@@ -158,16 +158,16 @@ impl TxQueue {
     }
 
     /// With `backlog` locked. Returns who is to be scheduled when it is not any more.
-    fn set_blocked(&self, blocked: bool) -> Waiters {
+    fn set_blocked(&self, blocked: bool) -> Option<Waiters> {
         if blocked == self.is_blocked() {
-            return Waiters::new();
+            return None;
         }
         self.blocked.store(blocked, Ordering::Release);
         if !blocked {
             return self.room.open();
         }
         self.room.full.fetch_add(1, Ordering::AcqRel);
-        Waiters::new()
+        None
     }
 
     /// Takes nothing any more, or again. When this returns nothing leaves that came before. Returns how many frames of
@@ -220,8 +220,8 @@ impl TxQueue {
     }
 }
 
-fn schedule(waiters: Waiters) {
-    for task in waiters.into_values() {
+fn schedule(waiters: Option<Waiters>) {
+    for task in waiters.into_iter().flat_map(Waiters::into_values) {
         task.schedule();
     }
 }
