@@ -10,7 +10,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::{self, Registry};
-use pvrdma_verbs::{Kind, Unit};
+use pvrdma_verbs::Kind;
 
 use super::catalogue::CounterInfo;
 use super::report::{DaemonStatus, DeviceReport, NetworkState, NetworkStatus, ShareReport};
@@ -21,7 +21,9 @@ type Labels = Vec<(String, String)>;
 /// What is said of one thing.
 #[derive(Debug)]
 struct Family {
-    info: CounterInfo,
+    kind: Kind,
+    /// What it means, in a sentence.
+    help: String,
     /// One for each set of labels.
     samples: BTreeMap<Labels, f64>,
 }
@@ -53,19 +55,19 @@ impl DaemonStatus {
 }
 
 impl Families {
-    fn add(&mut self, name: &str, info: impl FnOnce() -> CounterInfo, labels: &[(&str, &str)], value: f64) {
-        let family =
-            self.0.entry(name.to_owned()).or_insert_with(|| Family { info: info(), samples: BTreeMap::default() });
+    fn add(&mut self, name: &str, kind: Kind, help: &str, labels: &[(&str, &str)], value: f64) {
+        let new = || Family { kind, help: help.to_owned(), samples: BTreeMap::default() };
+        let family = self.0.entry(name.to_owned()).or_insert_with(new);
         let labels = labels.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
         family.samples.insert(labels, value);
     }
 
     fn total(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: u64) {
-        self.add(name, || info(Kind::Counter, name, help), labels, number(value));
+        self.add(name, Kind::Counter, help, labels, number(value));
     }
 
     fn gauge(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: u64) {
-        self.add(name, || info(Kind::Gauge, name, help), labels, number(value));
+        self.add(name, Kind::Gauge, help, labels, number(value));
     }
 
     fn is(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: bool) {
@@ -80,8 +82,8 @@ impl Families {
         counters: impl Iterator<Item = (&'a str, u64)>,
     ) {
         for (name, value) in counters {
-            if let Some(info) = status.counters.get(name) {
-                self.add(name, || info.clone(), labels, number(value));
+            if let Some(CounterInfo { kind, help, .. }) = status.counters.get(name) {
+                self.add(name, *kind, help, labels, number(value));
             }
         }
     }
@@ -138,10 +140,9 @@ impl Families {
     fn share(&mut self, share: &ShareReport, labels: &[(&str, &str)]) {
         let seconds = |nanoseconds| number(nanoseconds) / 1e9;
         for (thread, time) in [("engine", share.worker_ns), ("port", share.port_ns)] {
-            let name = "processor_seconds";
             let help = "Time that threads of the daemon have worked for the device.";
             let labels = [labels, &[("thread", thread)]].concat();
-            self.add(name, || info(Kind::Counter, name, help), &labels, seconds(time));
+            self.add("processor_seconds", Kind::Counter, help, &labels, seconds(time));
         }
         self.total("throttled", "Times that its rate had the device wait.", labels, share.throttled);
     }
@@ -149,19 +150,19 @@ impl Families {
 
 impl Collector for Families {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        for (name, Family { info, samples }) in &self.0 {
-            let kind = match info.kind {
+        for (name, Family { kind, help, samples }) in &self.0 {
+            let metric = match kind {
                 Kind::Counter => MetricType::Counter,
                 Kind::Gauge => MetricType::Gauge,
             };
-            // The encoder says the unit again.
+            // The name ends with the unit, which the encoder says itself.
             let units = [("_bytes", registry::Unit::Bytes), ("_seconds", registry::Unit::Seconds)];
             let unit = units.iter().find_map(|(suffix, unit)| Some((name.strip_suffix(suffix)?, unit)));
             let (name, unit) = unit.map_or((name.as_str(), None), |(name, unit)| (name, Some(unit)));
-            let mut family = encoder.encode_descriptor(name, &info.help, unit, kind)?;
+            let mut family = encoder.encode_descriptor(name, help, unit, metric)?;
             for (labels, value) in samples {
                 let mut sample = family.encode_family(labels)?;
-                match info.kind {
+                match kind {
                     Kind::Counter => sample.encode_counter::<NoLabelSet, _, f64>(value, None)?,
                     Kind::Gauge => sample.encode_gauge(value)?,
                 }
@@ -169,11 +170,6 @@ impl Collector for Families {
         }
         Ok(())
     }
-}
-
-fn info(kind: Kind, name: &str, help: &str) -> CounterInfo {
-    let unit = if name.ends_with("_bytes") { Unit::Bytes } else { Unit::None };
-    CounterInfo { kind, unit, help: help.to_owned() }
 }
 
 fn pairs(counters: &BTreeMap<String, u64>) -> impl Iterator<Item = (&str, u64)> {
