@@ -86,7 +86,7 @@ fn reboot(pair: &VmmPair) -> Result<String> {
 }
 
 /// The VMM is killed while memory is written: nothing of it is left, and the host's kernel does not complain.
-fn killed(pair: &VmmPair) -> Result<String> {
+fn killed(pair: &mut VmmPair) -> Result<String> {
     let endpoints = pair.endpoints()?;
     let command =
         |end: usize| format!("ib_write_bw -F -d {} -x {} -D 600", endpoints.device[end], endpoints.gid_index[end]);

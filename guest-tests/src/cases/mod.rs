@@ -12,8 +12,9 @@ mod host_adapter_cm;
 mod integrity;
 mod interop;
 mod inventory;
-mod kernel_log;
+pub(crate) mod kernel_log;
 mod kvm;
+mod kvm_qemu;
 mod lifecycle;
 mod machines;
 mod many;
@@ -37,6 +38,7 @@ mod two_daemons;
 pub(crate) use case::Case;
 pub(crate) use runner::{Tally, causes, run_cases, run_single};
 
+use crate::kvm_bed::KvmBeds;
 use crate::pair::LinkKind;
 
 /// All cases for a link, in the order in which they run: what only looks first, what kills machines last.
@@ -67,6 +69,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(nic::cases());
         cases.extend(qemu_nic::cases());
         cases.extend(kvm::cases());
+        cases.extend(kvm_qemu::cases(&KvmBeds::default()));
         cases.extend(nested::cases());
     }
     cases
