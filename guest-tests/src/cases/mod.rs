@@ -15,6 +15,7 @@ mod inventory;
 pub(crate) mod kernel_log;
 mod kvm;
 mod kvm_qemu;
+mod lab;
 mod lifecycle;
 mod machines;
 mod many;
@@ -61,6 +62,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(machines::cases());
         cases.extend(sockets::cases());
         cases.extend(readme::cases());
+        cases.extend(lab::cases());
         cases.extend(interop::cases());
         cases.extend(host_adapter::cases());
         cases.extend(host_adapter_cm::cases());
