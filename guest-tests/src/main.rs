@@ -13,6 +13,7 @@ mod endpoints;
 mod guest_with_daemon;
 mod host_adapter;
 mod image;
+mod kvm_host;
 mod namespaces;
 mod net_peer;
 mod pair;

@@ -7,7 +7,8 @@ use anyhow::{Context, Result, bail};
 use super::case::Case;
 use super::programs::{self, Program};
 use super::shared::{Machines, Shared};
-use super::{kernel_log, nvme};
+use super::nvme;
+use crate::kvm_host::KvmHost;
 use crate::vm::Vm;
 use crate::vmm_pair::VmmPair;
 
@@ -54,12 +55,7 @@ fn boot(pair: &VmmPair) -> Result<String> {
             bail!("{}: interrupts:\n{}", vm.name(), vm.run("cat /proc/interrupts")?);
         }
     }
-    if let Some(host) = pair.host() {
-        let warnings = kernel_log::take_warnings(host)?;
-        if !warnings.is_empty() {
-            bail!("the host's kernel warns:\n{}", warnings.join("\n"));
-        }
-    }
+    pair.host().map_or(Ok(()), KvmHost::check_log)?;
     Ok(pair.description())
 }
 
@@ -97,10 +93,7 @@ fn killed(pair: &VmmPair) -> Result<String> {
     b.wait_until("rdma resource show qp | grep -q RTS", Duration::from_secs(120))?;
     pair.kill()?;
     let Some(host) = pair.host() else { return Ok("gone".to_owned()) };
-    host.wait_until("! pidof pvrdma-vmm", Duration::from_secs(60))?;
-    let warnings = kernel_log::take_warnings(host)?;
-    if !warnings.is_empty() {
-        bail!("the host's kernel warns:\n{}", warnings.join("\n"));
-    }
+    host.vm().wait_until("! pidof pvrdma-vmm", Duration::from_secs(60))?;
+    host.check_log()?;
     Ok("gone, and the host's kernel has nothing to say".to_owned())
 }
