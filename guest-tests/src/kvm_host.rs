@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::cases::kernel_log;
 use crate::image::{Disk, GuestImage};
 use crate::vm::{Vm, VmBuilder};
 
@@ -43,21 +42,13 @@ impl KvmHost {
     /// The device of a port.
     pub(crate) fn port(&self, name: &str) -> Result<PathBuf> {
         // The driver makes it a moment after it is loaded.
-        let found =
-            self.0.run(&format!("dirname $(until grep -lx {name} /sys/class/virtio-ports/*/name; do sleep 0.05; done)"))?;
+        let found = self
+            .0
+            .run(&format!("dirname $(until grep -lx {name} /sys/class/virtio-ports/*/name; do sleep 0.05; done)"))?;
         match Path::new(found.trim()).file_name() {
             Some(device) => Ok(Path::new("/dev").join(device)),
             None => bail!("there is no port {name}"),
         }
-    }
-
-    /// An error if its kernel has something to complain about.
-    pub(crate) fn check_log(&self) -> Result<()> {
-        let warnings = kernel_log::take_warnings(&self.0)?;
-        if !warnings.is_empty() {
-            bail!("the host's kernel warns:\n{}", warnings.join("\n"));
-        }
-        Ok(())
     }
 }
 
@@ -92,11 +83,6 @@ impl Exits {
         };
         text.lines().map(line).collect()
     }
-
-    /// What has been added since.
-    pub(crate) const fn since(self, before: Self) -> Self {
-        Self { all: self.all - before.all, mmio: self.mmio - before.mmio }
-    }
 }
 
 #[cfg(test)]
@@ -104,10 +90,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_are_read_and_subtracted() {
+    fn counts_are_read() {
         let counts = Exits::parse("100 7\n2000 30\n").unwrap();
         assert_eq!(counts, [Exits { all: 100, mmio: 7 }, Exits { all: 2000, mmio: 30 }]);
-        assert_eq!(counts[1].since(counts[0]), Exits { all: 1900, mmio: 23 });
         assert!(Exits::parse("100\n").is_err());
         assert!(Exits::parse("cat: no such file\n").is_err());
     }

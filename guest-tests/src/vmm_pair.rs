@@ -248,7 +248,8 @@ fn in_guest(image: &GuestImage, directory: &Path, prepared: [Prepared; 2]) -> Re
         console: NAMES.map(|name| PathBuf::from(format!("/run/{name}.console"))),
     };
     let words: Vec<_> = place.arguments().into_iter().map(|word| format!("'{word}'")).collect();
-    let job = host.vm().spawn(&format!("RUST_BACKTRACE=1 RUST_LOG=info exec {TOOLS}/pvrdma-vmm {}", words.join(" ")))?;
+    let job =
+        host.vm().spawn(&format!("RUST_BACKTRACE=1 RUST_LOG=info exec {TOOLS}/pvrdma-vmm {}", words.join(" ")))?;
     let process = host.vm().process();
     let [a, b] = prepared;
     let vms = [a.accept(Arc::clone(&process))?, b.accept(process)?];

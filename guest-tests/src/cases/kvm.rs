@@ -5,10 +5,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::case::Case;
+
 use super::programs::{self, Program};
 use super::shared::{Machines, Shared};
-use super::nvme;
-use crate::kvm_host::KvmHost;
+use super::{kernel_log, nvme};
 use crate::vm::Vm;
 use crate::vmm_pair::VmmPair;
 
@@ -55,8 +55,10 @@ fn boot(pair: &VmmPair) -> Result<String> {
             bail!("{}: interrupts:\n{}", vm.name(), vm.run("cat /proc/interrupts")?);
         }
     }
-    pair.host().map_or(Ok(()), KvmHost::check_log)?;
-    Ok(pair.description())
+    pair.host().map_or(Ok(()), |host| kernel_log::check(host.vm()))?;
+    let exits = pair.exits()?;
+    let exits: Vec<_> = exits.iter().map(|exits| format!("{} ({} to memory space)", exits.all, exits.mmio)).collect();
+    Ok(format!("{}, exits {}", pair.description(), exits.join(" and ")))
 }
 
 /// What the network card carries: small packets, and some that are cut.
@@ -94,6 +96,6 @@ fn killed(pair: &VmmPair) -> Result<String> {
     pair.kill()?;
     let Some(host) = pair.host() else { return Ok("gone".to_owned()) };
     host.vm().wait_until("! pidof pvrdma-vmm", Duration::from_secs(60))?;
-    host.check_log()?;
+    kernel_log::check(host.vm())?;
     Ok("gone, and the host's kernel has nothing to say".to_owned())
 }

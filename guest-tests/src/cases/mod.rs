@@ -12,7 +12,7 @@ mod host_adapter_cm;
 mod integrity;
 mod interop;
 mod inventory;
-pub(crate) mod kernel_log;
+mod kernel_log;
 mod kvm;
 mod lifecycle;
 mod machines;
