@@ -49,7 +49,7 @@ use self::table::Learned;
 use super::{Frames, Link, LinkInspect, Readiness};
 use crate::Clock;
 
-pub use config::{MAX_NETWORKS, VxlanConfig, VxlanError};
+pub use config::{MAX_NETWORKS, TunnelAddress, VxlanConfig, VxlanError};
 pub use header::Vni;
 pub use shared_port::{VxlanPort, VxlanPorts, VxlanSockets};
 pub use sockets::sockets;
