@@ -5,7 +5,6 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::case::Case;
-
 use super::programs::{self, Program};
 use super::shared::{Machines, Shared};
 use super::{kernel_log, nvme};
