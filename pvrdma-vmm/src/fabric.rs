@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
-use pvrdma_ether_link::LinkSpec;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdma_pci_slot::Slot;

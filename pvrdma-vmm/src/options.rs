@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
-use pvrdma_ether_link::LinkSpec;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::vxlan::{TunnelAddress, Vni, VxlanConfig};
 use pvrdma_guest_memory::PinPolicy;
 use pvrdma_verbs::MacAddr;
@@ -192,10 +192,7 @@ mod tests {
     #[test]
     fn an_uplink_is_what_the_daemon_calls_one() {
         let vm = "name=a,mac=52:54:00:00:00:01,kernel=/k";
-        let uplink = |words: &[&str]| {
-            let words = ["pvrdma-vmm", "--vm", vm].iter().chain(words);
-            Options::try_parse_from(words)?.uplink()
-        };
+        let uplink = |words: &[&str]| Options::try_parse_from(["pvrdma-vmm", "--vm", vm].iter().chain(words))?.uplink();
         assert_eq!(uplink(&[]).unwrap(), None);
         assert_eq!(uplink(&["--uplink", "tap:tap0"]).unwrap(), Some(LinkSpec::Tap("tap0".parse().unwrap())));
         let tunnel = ["--uplink", "vxlan:10.0.0.1", "--remote", "10.0.0.2", "--remote", "10.0.0.3:8472", "--vni", "7"];

@@ -4,7 +4,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use pvrdma_dev::DeviceConfig;
-use pvrdma_ether_link::LinkSpec;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_rxe::{Congestion, PortRules, ShareConfig};
 use pvrdma_verbs::{GidType, Peers, Random, Rules};
 use serde::{Deserialize, Serialize};

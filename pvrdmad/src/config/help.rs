@@ -2,7 +2,7 @@
 
 use std::fmt::Write;
 
-use pvrdma_ether_link::LINKS;
+use pvrdma_ether_link::link_spec::LINKS;
 
 use super::backend::IbverbsSpec;
 use super::control::ControlKeys;

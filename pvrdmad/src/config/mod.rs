@@ -40,5 +40,5 @@ pub use self::words::{Isolate, LinkState, MemoryFiles, Pin, Roce, SandboxMode, S
 pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, fault::FaultKeys, keys::Keys};
 pub use crate::socket::SocketAccess;
 #[cfg(test)]
-pub(crate) use pvrdma_ether_link::LINKS;
-pub use pvrdma_ether_link::LinkSpec;
+pub(crate) use pvrdma_ether_link::link_spec::LINKS;
+pub use pvrdma_ether_link::link_spec::LinkSpec;

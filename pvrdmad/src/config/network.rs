@@ -1,6 +1,6 @@
 //! A network: what its devices share.
 
-use pvrdma_ether_link::LinkSpec;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD};
 use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::Peers;

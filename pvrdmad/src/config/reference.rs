@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use pvrdma_dev::{LimitKey, Limits};
-use pvrdma_ether_link::LINKS;
+use pvrdma_ether_link::link_spec::LINKS;
 
 use super::backend::IbverbsSpec;
 use super::congestion::CongestionSpec;

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
-use pvrdma_ether_link::LinkSpec;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::vxlan::VxlanConfig;
 use pvrdma_rxe::{ShareConfig, VlanMode};
 

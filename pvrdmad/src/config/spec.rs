@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::str::FromStr;
 
 use pvrdma_dev::Limits;
-use pvrdma_ether_link::LinkSpec;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::vxlan::TunnelAddress;
 use pvrdma_rxe::ForgedTransmits;
 use pvrdma_verbs::{MacAddr, Prefix};

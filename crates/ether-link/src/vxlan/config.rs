@@ -8,10 +8,11 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use super::VXLAN_PORT;
 use super::header::Vni;
 use super::table::MAX_REMOTES;
 
+/// The UDP port of VXLAN (RFC 7348, section 5).
+pub const VXLAN_PORT: u16 = 4789;
 /// Networks at one address and port. The program that tells them apart is half as long as the kernel allows.
 pub const MAX_NETWORKS: usize = 1024;
 
