@@ -54,6 +54,14 @@ pub(crate) enum Command {
     /// One side of checked traffic over network cards, in a guest.
     #[command(hide = true, subcommand)]
     NetPeer(NetPeer),
+    /// Connects a character device with a socket, in a guest that plays a host.
+    #[command(hide = true)]
+    Relay {
+        /// The device.
+        device: PathBuf,
+        /// The socket.
+        socket: PathBuf,
+    },
     /// Checks of the host's adapter as a backend, started in a guest that plays the host.
     #[command(name = "hca", hide = true, subcommand)]
     HostAdapter(HostAdapterCommand),

@@ -64,11 +64,6 @@ impl KvmBed {
         Ok(Self { host, directory })
     }
 
-    /// The host.
-    pub(crate) fn host(&self) -> &KvmHost {
-        &self.host
-    }
-
     /// The guest that plays it.
     pub(crate) fn vm(&self) -> &Vm {
         self.host.vm()
@@ -86,7 +81,8 @@ impl KvmBed {
 
     /// Listens for the agent of a guest that is to be started.
     pub(crate) fn prepare(&self, image: &GuestImage, name: &str) -> Result<Prepared> {
-        VmBuilder::new(image, self.directory.path()).name(name).patience(PATIENCE).prepare()
+        let prepared = VmBuilder::new(image, self.directory.path()).name(name).patience(PATIENCE).prepare()?;
+        Ok(prepared.played_by(self.vm()))
     }
 
     /// The device of the host that leads to who listens for the agent of a guest.

@@ -4,7 +4,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::cases::kernel_log;
 use crate::image::{Disk, GuestImage};
 use crate::vm::{Vm, VmBuilder};
 
@@ -25,7 +24,11 @@ impl KvmHost {
     /// there, see [`Self::port`].
     pub(crate) fn boot(image: &GuestImage, directory: &Path, tools: Disk, ports: &[(&str, &Path)]) -> Result<Self> {
         let disk = tools.build()?;
-        let mut builder = VmBuilder::new(image, directory).name("host").cpus(2).memory_mib(MEMORY_MIB).disk(&disk);
+        let mut builder = VmBuilder::new(image, directory)
+            .name("host")
+            .cpus(2)
+            .memory_mib(MEMORY_MIB)
+            .disk(&disk);
         for (name, socket) in ports {
             builder = builder.port(name, socket);
         }
@@ -51,13 +54,50 @@ impl KvmHost {
             None => bail!("there is no port {name}"),
         }
     }
+}
 
-    /// An error if its kernel has something to complain about.
-    pub(crate) fn check_log(&self) -> Result<()> {
-        let warnings = kernel_log::take_warnings(&self.0)?;
-        if !warnings.is_empty() {
-            bail!("the host's kernel warns:\n{}", warnings.join("\n"));
-        }
-        Ok(())
+/// How often the processors of a VM have left the guest, as KVM counts it since the VM was made.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Exits {
+    /// For whatever reason.
+    pub(crate) all: u64,
+    /// For an access to memory space that the VMM answers.
+    pub(crate) mmio: u64,
+}
+
+impl Exits {
+    /// A shell script that prints those of all VMs of a process, in the order in which it made them. `process` is the
+    /// process's id, or a word of the shell that becomes it.
+    pub(crate) fn script(process: &str) -> String {
+        format!(
+            "for vm in $(ls -d /sys/kernel/debug/kvm/{process}-* | sort -V); do \
+                 echo $(cat $vm/exits $vm/mmio_exits); \
+             done"
+        )
+    }
+
+    /// What the script printed.
+    pub(crate) fn parse(text: &str) -> Result<Vec<Self>> {
+        let line = |line: &str| {
+            let mut numbers = line.split_whitespace().map(str::parse);
+            match (numbers.next(), numbers.next()) {
+                (Some(Ok(all)), Some(Ok(mmio))) => Ok(Self { all, mmio }),
+                _ => bail!("no counts of KVM: {text}"),
+            }
+        };
+        text.lines().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_are_read() {
+        let counts = Exits::parse("100 7\n2000 30\n").unwrap();
+        assert_eq!(counts, [Exits { all: 100, mmio: 7 }, Exits { all: 2000, mmio: 30 }]);
+        assert!(Exits::parse("100\n").is_err());
+        assert!(Exits::parse("cat: no such file\n").is_err());
     }
 }

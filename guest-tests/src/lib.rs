@@ -7,6 +7,7 @@ mod agent;
 mod bench;
 mod cases;
 mod cli;
+mod cloud_hypervisor;
 mod daemon;
 mod demo;
 mod device_pair;
@@ -23,7 +24,9 @@ mod lab;
 mod namespaces;
 mod net_peer;
 mod pair;
+mod played_pair;
 mod process;
+mod relay;
 mod shell;
 mod suite;
 mod vm;
@@ -66,6 +69,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Agent => agent::serve()?,
         Command::NetPeer(peer) => net_peer::run(&peer)?,
+        Command::Relay { device, socket } => relay::run(&device, &socket)?,
         Command::HostAdapter(command) => host_adapter::run(&command)?,
         Command::WirePeer(options) => bench::wire::run_peer(&options)?,
         Command::WireInGuest { loss } => bench::wire::run_in_guest(loss)?,

@@ -4,11 +4,10 @@ use anyhow::{Context, Result, bail};
 
 use super::case::Case;
 use super::exchange::{Programs, Ready};
-use super::nvme;
 use super::programs::{self, EACH_OPERATION, Program};
 use super::shared::{Machines, Shared};
+use super::{kernel_log, nvme};
 use crate::kvm_bed::KvmBeds;
-use crate::kvm_host::KvmHost;
 use crate::kvm_qemu::KvmQemuPair;
 use crate::pair::PVRDMA_DEVICE;
 use crate::vm::Vm;
@@ -53,7 +52,7 @@ fn boot(pair: &KvmQemuPair) -> Result<String> {
             bail!("{}: {hypervisor}", vm.name());
         }
     }
-    pair.host().map_or(Ok(()), KvmHost::check_log)?;
+    pair.host().map_or(Ok(()), kernel_log::check)?;
     Ok(pair.description())
 }
 
@@ -95,7 +94,7 @@ fn killed(pair: &mut KvmQemuPair) -> Result<String> {
     drop((server, client));
     pair.restart(1)?;
     let note = pingpong(pair).context("after the kill")?;
-    pair.host().map_or(Ok(()), KvmHost::check_log)?;
+    pair.host().map_or(Ok(()), kernel_log::check)?;
     Ok(note)
 }
 

@@ -2,6 +2,7 @@
 
 mod agent;
 mod case;
+mod cloud_hypervisor;
 mod connection;
 mod daemon;
 mod dissect;
@@ -12,7 +13,7 @@ mod host_adapter_cm;
 mod integrity;
 mod interop;
 mod inventory;
-pub(crate) mod kernel_log;
+mod kernel_log;
 mod kvm;
 mod kvm_qemu;
 mod lab;
@@ -71,7 +72,9 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(nic::cases());
         cases.extend(qemu_nic::cases());
         cases.extend(kvm::cases());
-        cases.extend(kvm_qemu::cases(&KvmBeds::default()));
+        let beds = KvmBeds::default();
+        cases.extend(kvm_qemu::cases(&beds));
+        cases.extend(cloud_hypervisor::cases(&beds));
         cases.extend(nested::cases());
     }
     cases

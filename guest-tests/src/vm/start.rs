@@ -107,6 +107,11 @@ impl Prepared {
         &self.initramfs
     }
 
+    /// Another machine runs it: if it does not boot, that one's console says more, and its panic ends the wait.
+    pub(crate) fn played_by(self, host: &Vm) -> Self {
+        Self { console: host.console.clone(), ..self }
+    }
+
     /// Where the agent is listened for.
     pub(crate) fn agent_socket(&self) -> &Path {
         &self.agent_socket
