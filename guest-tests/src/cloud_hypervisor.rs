@@ -52,7 +52,7 @@ fn one_function(bed: &KvmBed, end: usize) -> Result<String> {
     command(bed, end, &format!("socket={}", socket(end, Function::Rdma)))
 }
 
-/// The shell's command that starts the VMM of a guest. The agent's serial port is at a socket, to which its line is led.
+/// The command that starts the VMM of a guest. The serial port of its agent is at a socket, to which the line leads.
 fn command(bed: &KvmBed, end: usize, devices: &str) -> Result<String> {
     let name = GUESTS[end];
     let (line, serial) = (bed.line(name)?, format!("{FILES}/{name}.serial"));

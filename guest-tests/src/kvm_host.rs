@@ -24,11 +24,7 @@ impl KvmHost {
     /// there, see [`Self::port`].
     pub(crate) fn boot(image: &GuestImage, directory: &Path, tools: Disk, ports: &[(&str, &Path)]) -> Result<Self> {
         let disk = tools.build()?;
-        let mut builder = VmBuilder::new(image, directory)
-            .name("host")
-            .cpus(2)
-            .memory_mib(MEMORY_MIB)
-            .disk(&disk);
+        let mut builder = VmBuilder::new(image, directory).name("host").cpus(2).memory_mib(MEMORY_MIB).disk(&disk);
         for (name, socket) in ports {
             builder = builder.port(name, socket);
         }
