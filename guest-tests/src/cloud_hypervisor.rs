@@ -24,15 +24,17 @@ pub(crate) fn is_given() -> bool {
 impl CloudHypervisorPair {
     /// Boots both.
     pub(crate) fn boot(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
-        let bed = beds.get(image)?;
-        // It reads its options before it looks for anything.
-        let refused = bed.vm().run(&format!(
-            "{TOOLS}/cloud-hypervisor --kernel /none --user-device socket=/none,{} 2>&1 | grep -c 'Unknown option' || true",
-            place(1)
-        ))?;
-        Ok(match refused.trim() {
-            "0" => Self::BothFunctions(Box::new(PlayedPair::boot(image, bed, both_functions)?)),
-            _ => Self::OneFunction(Box::new(PlayedPair::boot_without_driver(image, bed, one_function)?)),
+        beds.start(image, |bed| {
+            // It reads its options before it looks for anything.
+            let refused = bed.vm().run(&format!(
+                "{TOOLS}/cloud-hypervisor --kernel /none --user-device socket=/none,{} 2>&1 |
+                     grep -c 'Unknown option' || true",
+                place(1)
+            ))?;
+            Ok(match refused.trim() {
+                "0" => Self::BothFunctions(Box::new(PlayedPair::boot(image, bed, both_functions)?)),
+                _ => Self::OneFunction(Box::new(PlayedPair::boot_without_driver(image, bed, one_function)?)),
+            })
         })
     }
 }

@@ -24,10 +24,23 @@ pub(crate) const CLOUD_HYPERVISOR: &str = "CLOUD_HYPERVISOR";
 pub(crate) struct KvmBeds(Rc<RefCell<Option<Rc<KvmBed>>>>);
 
 impl KvmBeds {
-    /// The host, which is booted unless it runs.
-    pub(crate) fn get(&self, image: &GuestImage) -> Result<Rc<KvmBed>> {
+    /// Starts something on the host, which is booted unless it runs, and once more if its kernel panics meanwhile:
+    /// the emulation of virtualisation was seen to spoil its memory while guests boot.
+    pub(crate) fn start<T>(&self, image: &GuestImage, start: impl Fn(Rc<KvmBed>) -> Result<T>) -> Result<T> {
+        let bed = self.get(image)?;
+        match start(Rc::clone(&bed)) {
+            Err(error) if bed.has_panicked() => {
+                log::warn!("the host's kernel has panicked, it is booted once more: {error:#}");
+                drop(bed);
+                start(self.get(image)?)
+            }
+            result => result,
+        }
+    }
+
+    fn get(&self, image: &GuestImage) -> Result<Rc<KvmBed>> {
         let mut slot = self.0.borrow_mut();
-        if let Some(bed) = slot.as_ref().filter(|bed| bed.vm().is_running()) {
+        if let Some(bed) = slot.as_ref().filter(|bed| bed.vm().is_running() && !bed.has_panicked()) {
             return Ok(Rc::clone(bed));
         }
         *slot = None;
@@ -67,6 +80,10 @@ impl KvmBed {
     /// The guest that plays it.
     pub(crate) fn vm(&self) -> &Vm {
         self.host.vm()
+    }
+
+    fn has_panicked(&self) -> bool {
+        self.vm().console_tail().contains("Kernel panic")
     }
 
     /// The image as programs of the host find it there.

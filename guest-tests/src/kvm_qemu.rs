@@ -27,7 +27,8 @@ impl KvmQemuPair {
             let options = PairOptions { rxe: false, ..PairOptions::default() };
             return Ok(Self::Machine(Box::new(Pair::boot(image, &options)?)));
         }
-        Ok(Self::Played(Box::new(PlayedPair::boot(image, beds.get(image)?, command)?)))
+        let pair = beds.start(image, |bed| PlayedPair::boot(image, bed, command))?;
+        Ok(Self::Played(Box::new(pair)))
     }
 
     /// The guests.
