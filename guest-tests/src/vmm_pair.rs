@@ -63,16 +63,15 @@ struct Place<'a> {
     initramfs: [PathBuf; 2],
     agent: [PathBuf; 2],
     console: [PathBuf; 2],
-    /// The link to others.
-    uplink: String,
+    /// The link to others, if there is one.
+    uplink: Option<String>,
 }
 
 impl Place<'_> {
     fn arguments(&self) -> Vec<String> {
         let mut words =
-            ["--kernel", &self.kernel.to_string_lossy(), "--append", COMMAND_LINE, "--uplink", &self.uplink]
-                .map(str::to_owned)
-                .to_vec();
+            ["--kernel", &self.kernel.to_string_lossy(), "--append", COMMAND_LINE].map(str::to_owned).to_vec();
+        words.extend(self.uplink.iter().flat_map(|uplink| ["--uplink".to_owned(), uplink.clone()]));
         for end in 0..2 {
             words.push("--vm".to_owned());
             words.push(format!(
@@ -91,16 +90,25 @@ impl Place<'_> {
 }
 
 impl VmmPair {
-    /// Boots both and brings their devices up.
+    /// Boots both, on a network with an uplink, and brings their devices up.
     pub(crate) fn boot(image: &GuestImage) -> Result<Self> {
+        Self::boot_on(image, true)
+    }
+
+    /// The same on a network that ends in the VMM.
+    pub(crate) fn boot_alone(image: &GuestImage) -> Result<Self> {
+        Self::boot_on(image, false)
+    }
+
+    fn boot_on(image: &GuestImage, uplink: bool) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
         let own = directory.path();
         let prepare = |name| VmBuilder::new(image, own).name(name).patience(PATIENCE).prepare();
         let prepared = [prepare(NAMES[0])?, prepare(NAMES[1])?];
         let (host, vms) = match has_kvm() {
-            true => on_machine(image, own, prepared)?,
-            false => in_guest(image, own, prepared)?,
+            true => on_machine(image, own, prepared, uplink)?,
+            false => in_guest(image, own, prepared, uplink)?,
         };
         let started = Instant::now();
         for vm in &vms {
@@ -285,7 +293,7 @@ const STATE: &str = "
     tail -n 40 /run/a.console /run/b.console";
 
 /// Runs the VMM on this machine.
-fn on_machine(image: &GuestImage, directory: &Path, prepared: [Prepared; 2]) -> Result<(Host, [Vm; 2])> {
+fn on_machine(image: &GuestImage, directory: &Path, prepared: [Prepared; 2], uplink: bool) -> Result<(Host, [Vm; 2])> {
     let (kernel, disk, log) = (image.kernel(), image.root_disk(), directory.join("vmm.log"));
     let of = |path: fn(&Prepared) -> &Path| [0, 1].map(|end: usize| path(&prepared[end]).to_owned());
     let place = Place {
@@ -294,10 +302,10 @@ fn on_machine(image: &GuestImage, directory: &Path, prepared: [Prepared; 2]) -> 
         initramfs: of(Prepared::initramfs),
         agent: of(Prepared::agent_socket),
         console: NAMES.map(|name| directory.join(format!("{name}.console"))),
-        uplink: {
+        uplink: uplink.then(|| {
             let [ours, theirs] = cable(directory);
             datagrams(&ours, &theirs)
-        },
+        }),
     };
     let program = daemon::vmm_program()?;
     let output = std::fs::File::create(&log).context("cannot create a log")?;
@@ -313,7 +321,7 @@ fn on_machine(image: &GuestImage, directory: &Path, prepared: [Prepared; 2]) -> 
 }
 
 /// Boots a guest that plays the host, and runs the VMM there. The agents' lines go through it.
-fn in_guest(image: &GuestImage, directory: &Path, prepared: [Prepared; 2]) -> Result<(Host, [Vm; 2])> {
+fn in_guest(image: &GuestImage, directory: &Path, prepared: [Prepared; 2], uplink: bool) -> Result<(Host, [Vm; 2])> {
     let disk = Disk::new(directory)?;
     disk.add(&daemon::vmm_program()?, "pvrdma-vmm")?;
     disk.add(&image.kernel(), "vmlinuz")?;
@@ -321,17 +329,22 @@ fn in_guest(image: &GuestImage, directory: &Path, prepared: [Prepared; 2]) -> Re
     disk.add(prepared[0].initramfs(), "initramfs")?;
     let names = NAMES.map(port);
     let ports = [0, 1].map(|end: usize| (names[end].as_str(), prepared[end].agent_socket()));
-    let [local, remote] = cable(directory);
-    let card = Nic { model: NicModel::Virtio, mac: CARD_MAC.to_owned(), local, remote };
-    let host = KvmHost::boot_with(image, directory, disk, &ports, |builder| builder.nic(card))?;
-    host.vm().run("modprobe virtio_net && modprobe af_packet && ip link set eth0 up")?;
+    let host = if uplink {
+        let [local, remote] = cable(directory);
+        let card = Nic { model: NicModel::Virtio, mac: CARD_MAC.to_owned(), local, remote };
+        let host = KvmHost::boot_with(image, directory, disk, &ports, |builder| builder.nic(card))?;
+        host.vm().run("modprobe virtio_net && modprobe af_packet && ip link set eth0 up")?;
+        host
+    } else {
+        KvmHost::boot(image, directory, disk, &ports)?
+    };
     let place = Place {
         kernel: &Path::new(TOOLS).join("vmlinuz"),
         disk: Path::new("/dev/vda"),
         initramfs: [(); 2].map(|()| Path::new(TOOLS).join("initramfs")),
         agent: [host.port(&names[0])?, host.port(&names[1])?],
         console: NAMES.map(|name| PathBuf::from(format!("/run/{name}.console"))),
-        uplink: "af_packet:eth0".to_owned(),
+        uplink: uplink.then(|| "af_packet:eth0".to_owned()),
     };
     let words: Vec<_> = place.arguments().into_iter().map(|word| format!("'{word}'")).collect();
     let job =

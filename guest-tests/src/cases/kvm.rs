@@ -38,11 +38,11 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(shared.case("kvm/nvme-fio-verify", |pair| nvme::between(pair.vms(), pair.addresses()[0], 16)));
     // Over the wire, with a guest of a daemon.
     let run = |pair: &VmmPair, program: &Program, server: usize| program.run(&pair.uplink_endpoints()?, server);
-    cases.extend(programs::cases("kvm/uplink", &connected, &shared, run));
+    cases.extend(programs::cases("kvm/uplink", &programs::PATIENT, &shared, run));
     cases.extend(programs::cases("kvm/uplink", &datagrams, &shared, run));
     cases.push(shared.case("kvm/reboot", reboot));
     cases.push(shared.last_case("kvm/killed", killed));
-    cases.push(Shared::new(VmmPair::boot).last_case("kvm/powered-off", powered_off));
+    cases.push(Shared::new(VmmPair::boot_alone).last_case("kvm/powered-off", powered_off));
     cases.into_iter().map(|case| if is_usual(&case.name) { case } else { case.slow(WHEN) }).collect()
 }
 
