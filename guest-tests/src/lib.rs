@@ -13,6 +13,7 @@ mod demo;
 mod device_pair;
 #[cfg(test)]
 mod documents;
+mod doorbells;
 mod endpoints;
 mod guest_with_daemon;
 mod host_adapter;
@@ -69,6 +70,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Agent => agent::serve()?,
         Command::NetPeer(peer) => net_peer::run(&peer)?,
+        Command::Doorbells(options) => doorbells::ring(&options)?,
         Command::Relay { device, socket } => relay::run(&device, &socket)?,
         Command::HostAdapter(command) => host_adapter::run(&command)?,
         Command::WirePeer(options) => bench::wire::run_peer(&options)?,
