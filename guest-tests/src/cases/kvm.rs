@@ -43,14 +43,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(shared.case("kvm/reboot", reboot));
     cases.push(shared.last_case("kvm/killed", killed));
     cases.push(Shared::new(VmmPair::boot_alone).last_case("kvm/powered-off", powered_off));
-    cases.into_iter().map(|case| if is_usual(&case.name) { case } else { case.slow(WHEN) }).collect()
-}
-
-/// What runs without being asked for.
-const USUAL: [&str; 0] = [];
-
-fn is_usual(name: &str) -> bool {
-    USUAL.iter().any(|usual| name.strip_prefix("kvm/").is_some_and(|name| name.starts_with(usual)))
+    cases.into_iter().map(|case| case.slow(WHEN)).collect()
 }
 
 /// Minutes for a boot where virtualisation is emulated.
