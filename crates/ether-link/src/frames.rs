@@ -45,6 +45,18 @@ impl Frames {
         self.total
     }
 
+    /// Bytes that the buffer holds.
+    #[inline]
+    pub const fn capacity(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Bytes of it that were set aside, for frames or in vain.
+    #[inline]
+    pub const fn reserved(&self) -> usize {
+        self.used
+    }
+
     /// One frame.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&[u8]> {

@@ -12,6 +12,10 @@ use crate::Frames;
 
 /// Bytes in front of a frame, for the tag that the kernel took out.
 const TAG_LEN: usize = 4;
+/// Bytes of a super-frame for whose like the next are laid out.
+const MIN_APART: usize = 16 << 10;
+/// Calls without one after which nothing is laid out for them.
+const MAX_CALLS: usize = 64;
 /// Bytes in front of the tag.
 const ADDRESSES: usize = 12;
 
@@ -43,6 +47,12 @@ impl Layout {
         self.count * self.stride() + MAX_SUPER.saturating_sub(self.count * self.segment)
     }
 
+    /// Messages in a call. Of super-frames few are as good as many, and a batch of them that is kept is not much longer
+    /// than its packets.
+    const fn most_messages(self) -> usize {
+        if self.count > 1 { 4 } else { MAX_MESSAGES }
+    }
+
     /// Where the pieces lie in that room.
     fn pieces(self) -> impl Iterator<Item = Range<usize>> {
         let stride = self.stride();
@@ -61,21 +71,27 @@ pub(super) struct Input {
     layout: Layout,
     /// Packets in the last messages, on average.
     pub(super) burst: usize,
+    /// Calls since a super-frame came.
+    calls: usize,
     /// A super-frame that did not come as expected.
     scratch: Vec<u8>,
 }
 
 impl Default for Input {
     fn default() -> Self {
-        Self { layout: Layout::WHOLE, burst: 1, scratch: Vec::new() }
+        Self { layout: Layout::WHOLE, burst: 1, calls: 0, scratch: Vec::new() }
     }
 }
 
 impl Input {
     /// Appends what has come, about `most` frames. Gives how many were lost.
     pub(super) fn receive(&mut self, socket: &OwnedFd, frames: &mut Frames, most: usize) -> Result<usize, Errno> {
+        self.calls += 1;
+        if self.calls > MAX_CALLS {
+            self.layout = Layout::WHOLE;
+        }
         let layout = self.layout;
-        let messages = (most / self.burst).clamp(1, MAX_MESSAGES);
+        let messages = (most / self.burst).clamp(1, layout.most_messages());
         let span = frames.reserve(messages * layout.room());
         let mut offloads = [[0; OFFLOAD_LEN]; MAX_MESSAGES];
         let mut arrivals = [Arrival { length: 0, tag: None, truncated: false }; MAX_MESSAGES];
@@ -111,6 +127,9 @@ impl Input {
         let room = start..start + layout.room();
         let first = layout.headers + layout.segment;
         if let Some(segment) = offload.segment() {
+            if length >= MIN_APART {
+                self.calls = 0;
+            }
             let whole = frames.room(room.clone());
             let headers = whole.get(TAG_LEN..TAG_LEN + length.min(first)).and_then(Headers::of);
             if let Some(headers) = &headers
@@ -143,7 +162,10 @@ impl Input {
         self.scratch.clear();
         self.scratch.extend_from_slice(bytes.get(begin..TAG_LEN + length)?);
         let headers = Headers::of(&self.scratch)?;
-        self.layout = Layout::of(headers.len() - (TAG_LEN - begin), segment);
+        // A small one is copied faster than many pieces are lent for it time and again.
+        if length >= MIN_APART {
+            self.layout = Layout::of(headers.len() - (TAG_LEN - begin), segment);
+        }
         split(frames, &self.scratch, &headers, segment)
     }
 }
