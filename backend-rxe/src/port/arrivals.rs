@@ -10,7 +10,7 @@ use pvrdma_ether_link::Frames;
 use super::kept::{CopiedPacket, PacketBudget};
 
 /// Batches of a port, free and kept. When all are kept, packets that have to wait are copied.
-const MAX_BATCHES: usize = 12;
+const MAX_BATCHES: usize = 24;
 /// Bytes of the buffer of a batch that may be kept: what links hand over at a time, and one frame more.
 pub(super) const MAX_BYTES: usize = 320 << 10;
 /// Shortest frame for which its batch is kept. A shorter one is copied as fast.
@@ -103,8 +103,9 @@ impl Batches {
             if batch.frames.capacity() < MAX_BYTES {
                 // So that it never grows by half: zeros that were never written cost nothing.
                 batch.frames.reserve(MAX_BYTES);
-                batch.frames.clear();
             }
+            // Some of it may have been kept when it was put back.
+            batch.frames.clear();
             receive(&mut batch.frames);
             batch.counts = (free.is_some() || room) && batch.frames.capacity() <= MAX_BYTES;
         }
@@ -119,7 +120,6 @@ impl Batches {
             if large {
                 batch.frames = Frames::default();
             }
-            batch.frames.clear();
         }
         let mut batches = self.0.lock();
         if batches.len() < MAX_BATCHES {
@@ -140,9 +140,9 @@ mod tests {
 
     #[test]
     fn packets_keep_their_batch_and_only_so_many() {
-        let (batches, budget) = (Batches::default(), PacketBudget::new(&MemoryBudget::new(1 << 20)));
+        let (batches, budget) = (Batches::default(), PacketBudget::new(&MemoryBudget::new(4 << 20)));
         let mut kept = Vec::new();
-        for number in 0..20 {
+        for number in 0..40 {
             let batch = fill(&batches, number, 4096);
             kept.extend(Arrival::new(&batch, 1).keep(&budget));
             batches.put_back(batch);
@@ -154,6 +154,7 @@ mod tests {
         // What was kept is free again, and used again.
         kept.clear();
         let batch = fill(&batches, 99, 4096);
+        assert!(batch.frames.iter().eq([[99; 4096]; 2]), "nothing comes twice");
         assert!(Arrival::new(&batch, 0).keep(&budget).is_some_and(|packet| shared(&packet)));
         batches.put_back(batch);
         assert_eq!((batches.0.lock().len(), budget.used()), (MAX_BATCHES, 0));
