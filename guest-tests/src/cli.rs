@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::bench::wire::PeerOptions;
+use crate::lab::LabCli;
 use crate::net_peer::NetPeer;
 use crate::pair::LinkKind;
 
@@ -34,6 +35,9 @@ pub(crate) enum Command {
     Bench(BenchOptions),
     /// Boot two guests and keep them until Enter is pressed; commands can be typed to either.
     Shell(ShellOptions),
+    /// The other program, for tests of it.
+    #[command(hide = true)]
+    Lab(LabCli),
     /// The program's other half, started by the guest's init.
     #[command(hide = true)]
     Agent,

@@ -241,6 +241,11 @@ impl Daemon {
         })
     }
 
+    /// Where its log is.
+    pub(crate) fn log(&self) -> &Path {
+        &self.log
+    }
+
     /// The end of its log.
     pub(crate) fn log_tail(&self) -> String {
         let text = std::fs::read(&self.log).unwrap_or_default();

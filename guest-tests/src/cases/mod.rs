@@ -14,6 +14,7 @@ mod interop;
 mod inventory;
 mod kernel_log;
 mod kvm;
+mod lab;
 mod lifecycle;
 mod machines;
 mod many;
@@ -59,6 +60,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(machines::cases());
         cases.extend(sockets::cases());
         cases.extend(readme::cases());
+        cases.extend(lab::cases());
         cases.extend(interop::cases());
         cases.extend(host_adapter::cases());
         cases.extend(host_adapter_cm::cases());

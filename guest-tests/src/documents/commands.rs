@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use super::markdown::{Block, Document};
-use super::shell;
+use super::{shell, workflow};
 
 /// What a document's command lines say of devices.
 #[derive(Debug, Default)]
@@ -24,8 +24,11 @@ pub(super) fn check(document: &Document) -> Result<Vec<String>> {
         let place = format!("{}:{}", document.path.display(), block.line);
         let mut problem = |what: String| problems.push(format!("{place}: {what}"));
         match block.language.as_str() {
-            "sh" | "bash" | "console" => {
-                let script = shell::without_prompts(&block.text);
+            "sh" | "bash" | "console" | "yaml" => {
+                let script = match block.language.as_str() {
+                    "yaml" => workflow::steps(&block.text).into_iter().map(|step| step.script).collect(),
+                    _ => shell::without_prompts(&block.text),
+                };
                 if let Some(error) = bash_refuses(&script)? {
                     problem(error);
                 }
@@ -73,7 +76,8 @@ fn program(command: &[String]) -> Option<(&str, &[String])> {
     if name != "cargo" || rest.first().is_none_or(|word| word != "run") {
         return Some((name, rest));
     }
-    let package = rest.iter().position(|word| word == "-p").and_then(|at| rest.get(at + 1))?;
+    let after = |option: &str| rest.iter().position(|word| word == option).and_then(|at| rest.get(at + 1));
+    let package = after("--bin").or_else(|| after("-p"))?;
     let dashes = rest.iter().position(|word| word == "--").map_or(rest.len(), |at| at + 1);
     Some((package, rest.get(dashes..).unwrap_or_default()))
 }
@@ -85,6 +89,7 @@ fn refused(command: &[String]) -> Option<String> {
     let error = match name {
         "pvrdmad" => pvrdmad::cli::Cli::try_parse_from(words).map(drop),
         "guest-tests" => crate::cli::Cli::try_parse_from(words).map(drop),
+        "pvrdma-lab" => crate::lab::LabCli::try_parse_from(words).map(drop),
         _ => return None,
     }
     .err()?;

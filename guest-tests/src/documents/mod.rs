@@ -1,7 +1,8 @@
 //! What the documents say must hold: command lines parse, configuration loads, links lead somewhere, and the table of
 //! what works is the one that the cases make.
 //!
-//! Fenced blocks of `sh`, `bash` and `toml` are checked. Any other info string, as `text`, leaves a block out.
+//! Fenced blocks of `sh`, `bash` and `toml` are checked, and the scripts of workflows in `yaml`. Any other info string,
+//! as `text`, leaves a block out.
 
 mod commands;
 mod folders;
@@ -10,6 +11,7 @@ mod markdown;
 mod shell;
 mod sources;
 mod tests;
+mod workflow;
 
 use std::path::{Path, PathBuf};
 

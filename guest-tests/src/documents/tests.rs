@@ -69,6 +69,20 @@ fn wrong_options_are_found() {
 }
 
 #[test]
+fn wrong_steps_of_workflows_are_found() {
+    let steps = |command: &str| {
+        format!(
+            "```yaml\njobs:\n  a:\n    steps:\n      - uses: x\n      - name: Run it\n        run: |\n          true\n          {command}\n      - run: pvrdma-lab bed\n```\n"
+        )
+    };
+    assert_eq!(seeded(&steps("out/pvrdma-lab run --vms 3 -- make check")), Vec::<String>::new());
+    assert_problem(&steps("out/pvrdma-lab run --vm 3 -- make check"), "--vm");
+    assert_problem(&steps("echo 'never closed"), "unexpected EOF");
+    assert_problem("```yaml\n- run: pvrdma-lab bedd\n```\n", "bedd");
+    assert_problem("```sh\ncargo run --release -p guest-tests --bin pvrdma-lab -- run\n```\n", "COMMAND");
+}
+
+#[test]
 fn wrong_scripts_are_found() {
     assert_problem("```sh\necho 'never closed\n```\n", "unexpected EOF");
     assert_problem("```sh\nfor peer in 1 2; echo $peer; done\n```\n", "syntax error");

@@ -4,8 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// The URL of the Debian mirror of this machine.
+/// The URL of the Debian mirror of this machine, or the one that `PVRDMA_BED_MIRROR` names.
 pub(crate) fn mirror() -> Result<String> {
+    if let Ok(named) = std::env::var("PVRDMA_BED_MIRROR") {
+        return Ok(named);
+    }
     let directory = Path::new("/etc/apt");
     let mut found = Vec::new();
     for path in source_files(directory)? {
@@ -17,7 +20,7 @@ pub(crate) fn mirror() -> Result<String> {
     let Some(source) = found.into_iter().find(Source::is_debian_archive) else {
         bail!(
             "no Debian archive in {}/sources.list or {0}/sources.list.d: the image is built from the Debian mirror \
-             that this machine uses",
+             that this machine uses, or from the one that PVRDMA_BED_MIRROR names",
             directory.display()
         );
     };

@@ -15,7 +15,7 @@ use super::roots::remove_tree;
 pub(crate) const BOOT_MODULES: [&str; 6] =
     ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "overlay"];
 
-const GUEST_MODULES: [&str; 24] = [
+const GUEST_MODULES: [&str; 26] = [
     "vmxnet3",
     "virtio_net",
     "virtio_rng",
@@ -40,6 +40,9 @@ const GUEST_MODULES: [&str; 24] = [
     "veth",
     "8021q",
     "sch_netem",
+    // Folders of the host.
+    "9p",
+    "9pnet_virtio",
     // A guest that plays a host, on emulated SVM.
     "kvm_amd",
 ];

@@ -2,10 +2,11 @@
 
 use std::fs::File;
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::log_command::StepLog;
@@ -28,7 +29,12 @@ impl Steps {
         let dir = image.join("steps");
         std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
         let path = dir.join("lock");
-        let lock = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+        // Whoever may only read the image can use it if it is complete.
+        let lock = File::create(&path).or_else(|error| match error.kind() {
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => File::open(&path),
+            _ => Err(error),
+        });
+        let lock = lock.with_context(|| format!("cannot create {}", path.display()))?;
         if lock.try_lock().is_err() {
             eprintln!("waiting for another program that builds the image in {}", image.display());
             lock.lock().context("cannot lock the image")?;
@@ -48,9 +54,15 @@ impl Steps {
             log::debug!("image: {name} is up to date");
             return Ok(());
         }
+        if rustix::fs::access(&self.dir, rustix::fs::Access::WRITE_OK).is_err() {
+            bail!(
+                "the image in {} lacks the step '{name}', and is not yours to change: build it as its owner",
+                self.dir.display()
+            );
+        }
         // A step that is interrupted must run again, whatever stamp it had.
         match std::fs::remove_file(&stamp) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return Err(error).with_context(|| format!("cannot remove {}", stamp.display()));
             }
             _ => {}

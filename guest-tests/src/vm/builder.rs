@@ -48,6 +48,18 @@ pub(crate) enum MemoryKind {
     Private,
 }
 
+/// A folder of this machine that a guest sees.
+#[derive(Clone, Debug)]
+pub(crate) struct Folder {
+    /// Where it is here.
+    pub(crate) path: PathBuf,
+    /// The guest cannot change it.
+    pub(crate) read_only: bool,
+}
+
+/// What the guest mounts a folder by.
+pub(crate) const FOLDER_TAG: &str = "folder";
+
 /// The bus of the slot that is empty at first.
 pub(crate) const EMPTY_SLOT: &str = "rp0";
 
@@ -71,6 +83,7 @@ pub(crate) struct VmBuilder {
     /// Hardware address of the card that leads to this machine.
     pub(super) user_network: Option<String>,
     pub(super) disk: Option<PathBuf>,
+    pub(super) folder: Option<Folder>,
     /// Names of serial ports, and the sockets that they lead to.
     pub(super) ports: Vec<(String, PathBuf)>,
     pub(super) run_as: Option<RunAs>,
@@ -106,6 +119,7 @@ impl VmBuilder {
             empty_slot: false,
             user_network: None,
             disk: None,
+            folder: None,
             ports: Vec::new(),
             run_as: None,
             patience: 1,
@@ -189,6 +203,12 @@ impl VmBuilder {
     /// Adds a second disk, read only: `/dev/vdb`.
     pub(crate) fn disk(mut self, image: &Path) -> Self {
         self.disk = Some(image.to_owned());
+        self
+    }
+
+    /// Shares a folder of this machine with the guest, which mounts it by [`FOLDER_TAG`].
+    pub(crate) fn folder(mut self, folder: Folder) -> Self {
+        self.folder = Some(folder);
         self
     }
 

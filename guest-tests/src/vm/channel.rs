@@ -83,6 +83,16 @@ impl Channel {
         .unwrap_or_default()
     }
 
+    /// Waits until a job has said something more, or ended, or the guest is gone, or time is up; takes what it said.
+    pub(crate) fn take(&self, id: u64, timeout: Duration) -> JobState {
+        let news = |state: &State| {
+            state.closed || state.jobs.get(&id).is_some_and(|job| job.exit.is_some() || !job.output.is_empty())
+        };
+        let mut state = self.wait(timeout, news);
+        let taken = |job: &mut JobState| JobState { output: std::mem::take(&mut job.output), exit: job.exit };
+        state.jobs.get_mut(&id).map(taken).unwrap_or_default()
+    }
+
     /// Waits for the agent's `count`th hello.
     pub(crate) fn wait_boots(&self, count: u32, timeout: Duration) -> bool {
         self.wait(timeout, |state| state.closed || state.boots >= count).boots >= count

@@ -66,6 +66,13 @@ impl Job {
         Ok(())
     }
 
+    /// Waits for more output or the end, but no longer than this. Returns the output that was not taken yet, and how
+    /// the command ended if it has.
+    pub(crate) fn take(&self, limit: Duration) -> (String, Option<i32>) {
+        let state = self.channel.take(self.id, limit);
+        (state.output, state.exit)
+    }
+
     /// Waits for the end, but no longer than this; the command goes on when it has not ended.
     pub(crate) fn pause(&self, limit: Duration) {
         self.channel.wait_job(self.id, limit, |_| false);

@@ -1,6 +1,6 @@
 //! A running virtual machine.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -41,6 +41,26 @@ impl Vm {
     /// Waits until the agent answers for the first time.
     pub(crate) fn wait_boot(&self) -> Result<()> {
         self.wait_boots(1)
+    }
+
+    /// The same, but no longer than until then.
+    pub(crate) fn wait_boot_until(&self, deadline: Instant) -> Result<()> {
+        self.wait_boots_until(1, deadline)
+    }
+
+    /// Returns `true` if its agent has answered.
+    pub(crate) fn has_booted(&self) -> bool {
+        self.channel.boots() > 0
+    }
+
+    /// Returns `true` if its kernel has panicked.
+    pub(crate) fn has_panicked(&self) -> bool {
+        self.console_tail().contains("Kernel panic")
+    }
+
+    /// Files with what it said: the console, and QEMU's messages.
+    pub(crate) fn log_files(&self) -> [&Path; 2] {
+        [&self.console, &self.qemu_log]
     }
 
     /// Runs a command, which must succeed soon, and returns its output.
@@ -126,7 +146,7 @@ impl Vm {
 
     /// All that helps to understand a failure: QEMU's messages, the console, the kernel log.
     pub(crate) fn diagnosis(&self) -> String {
-        let dmesg = if self.is_running() && self.channel.boots() > 0 {
+        let dmesg = if self.is_running() && self.has_booted() {
             match self.exec("dmesg | tail -n 40", Duration::from_secs(15)) {
                 Ok(output) => output.text,
                 Err(error) => format!("(cannot be read: {error:#})"),
@@ -144,13 +164,19 @@ impl Vm {
     }
 
     fn wait_boots(&self, count: u32) -> Result<()> {
-        let deadline = Instant::now() + BOOT * self.patience;
-        while !self.channel.wait_boots(count, Duration::from_secs(1)) {
+        self.wait_boots_until(count, Instant::now() + BOOT * self.patience)
+    }
+
+    fn wait_boots_until(&self, count: u32, deadline: Instant) -> Result<()> {
+        while !self
+            .channel
+            .wait_boots(count, Duration::from_secs(1).min(deadline.saturating_duration_since(Instant::now())))
+        {
             let why = if self.channel.is_closed() {
                 "QEMU has ended"
-            } else if self.console_tail().contains("Kernel panic") {
+            } else if self.has_panicked() {
                 "the guest's kernel has panicked"
-            } else if Instant::now() > deadline {
+            } else if Instant::now() >= deadline {
                 "the guest's agent did not answer"
             } else {
                 continue;

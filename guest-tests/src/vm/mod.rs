@@ -8,7 +8,7 @@ mod monitor;
 mod qemu;
 mod start;
 
-pub(crate) use builder::{Card, EMPTY_SLOT, MemoryKind, Nic, NicModel, RunAs, VmBuilder};
+pub(crate) use builder::{Card, EMPTY_SLOT, FOLDER_TAG, Folder, MemoryKind, Nic, NicModel, RunAs, VmBuilder};
 pub(crate) use job::Job;
 pub(crate) use machine::{SHORT, Vm};
 pub(crate) use qemu::{has_kvm, processor};

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use serde_json::json;
 
-use super::builder::{EMPTY_SLOT, MemoryKind, Nic, NicModel, VmBuilder};
+use super::builder::{EMPTY_SLOT, FOLDER_TAG, Folder, MemoryKind, Nic, NicModel, VmBuilder};
 use crate::agent::PORT_NAME;
 
 /// Whether the processor's own virtualisation can be used. `/dev/kvm` alone does not say: there are KVM variants that
@@ -84,6 +84,10 @@ pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Pa
         arguments.add("drive", format!("if=none,id=disk,format=raw,readonly=on,file={}", disk.display()));
         arguments.add("device", "virtio-blk-pci,drive=disk");
     }
+    if let Some(folder) = &vm.folder {
+        arguments.add("fsdev", shared_folder(folder));
+        arguments.add("device", format!("virtio-9p-pci,fsdev=folder,mount_tag={FOLDER_TAG}"));
+    }
     arguments.add("device", "virtio-rng-pci");
     arguments.add("chardev", format!("socket,id=agent,path={}", agent_socket.display()));
     arguments.add("device", "virtio-serial-pci");
@@ -93,6 +97,14 @@ pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Pa
         arguments.add("device", format!("virtserialport,chardev={name},name={name}"));
     }
     arguments.0
+}
+
+/// A folder by 9p: QEMU opens its files as whoever runs it, so what the guest makes there is his.
+fn shared_folder(folder: &Folder) -> String {
+    let read_only = if folder.read_only { ",readonly=on" } else { "" };
+    // A comma in a value is doubled.
+    let path = folder.path.to_string_lossy().replace(',', ",,");
+    format!("local,id=folder,security_model=none,multidevs=remap{read_only},path={path}")
 }
 
 /// What runs the guest's code, and the processor that the guest sees.

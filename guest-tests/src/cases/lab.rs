@@ -1,0 +1,167 @@
+//! `pvrdma-lab`, as others use it: its other name is a subcommand of this program.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::case::Case;
+use crate::image::GuestImage;
+use crate::lab::{LAB_FAILED, TIMED_OUT, VM_FAILED};
+
+/// The tests.
+pub(crate) fn cases() -> Vec<Case> {
+    vec![
+        Case::alone("lab/workflow", workflow),
+        Case::alone("lab/without-root", without_root),
+        Case::alone("lab/failed-guest", failed_guest),
+        Case::alone("lab/failures", failures),
+    ]
+}
+
+/// The folder of a caller, in which the program stands where the documents have it.
+fn callers_folder() -> Result<tempfile::TempDir> {
+    let folder = tempfile::tempdir().context("cannot create a directory")?;
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let program = folder.path().join(LAB);
+    write(&program, &format!("#!/bin/sh\nexec '{}' lab \"$@\"\n", own.display()))?;
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).context("cannot make a program of it")?;
+    Ok(folder)
+}
+
+/// Where the workflow of the document has the program.
+const LAB: &str = "pvrdma/target/release/pvrdma-lab";
+
+fn write(path: &Path, text: &str) -> Result<()> {
+    let parent = path.parent().context("a path without a directory")?;
+    fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+    fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// Runs a script in the caller's folder.
+fn bash(image: &GuestImage, folder: &Path, script: &str) -> Result<Output> {
+    let mut command = Command::new("bash");
+    command.args(["-euc", script]).current_dir(folder).stdin(Stdio::null());
+    // A job of another user does not find it in his own cache.
+    command.env("PVRDMA_BED_DIR", image.directory()).output().context("cannot run bash")
+}
+
+/// What a run said and how it ended.
+fn said(output: &Output) -> String {
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    format!("{}\n{}{}", output.status, text(&output.stdout), text(&output.stderr))
+}
+
+fn ensure_status(output: &Output, status: u8) -> Result<()> {
+    ensure!(output.status.code() == Some(status.into()), "wanted status {status}: {}", said(output));
+    Ok(())
+}
+
+/// The last script of the document's workflow, with the document's test.
+fn workflow(image: &GuestImage) -> Result<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ci.md");
+    let page = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let folder = callers_folder()?;
+    let (_, rest) = page.split_once("<!-- ci: ci/rdma.sh -->\n```bash\n").context("the document has no script")?;
+    let (script, _) = rest.split_once("```").context("the script does not end")?;
+    write(&folder.path().join("ci/rdma.sh"), &format!("{script}echo ended >> \"ended-$PVRDMA_LAB_NUMBER\"\n"))?;
+    let (_, rest) = page.split_once("      - name: Test with RDMA\n        run: ").context("no step for the test")?;
+    let step = rest.lines().next().context("the step is empty")?;
+    let output = bash(image, folder.path(), step)?;
+    ensure_status(&output, 0)?;
+    let text = said(&output);
+    for line in ["vm0: link vmw_pvrdma0/1 state ACTIVE", "vm1: link vmw_pvrdma0/1 state ACTIVE"] {
+        ensure!(text.contains(line), "no '{line}': {text}");
+    }
+    ensure!(text.lines().filter(|line| line.contains("iters in")).count() == 2, "no two results: {text}");
+    for file in ["ended-0", "ended-1", "rdma-logs/vm0.console", "rdma-logs/vm1.dmesg", "rdma-logs/vm1.output"] {
+        ensure!(fs::metadata(folder.path().join(file)).is_ok_and(|file| file.len() > 0), "{file} is not there: {text}");
+    }
+    let status = fs::read_to_string(folder.path().join("rdma-logs/status.json")).context("no status")?;
+    ensure!(status.contains("\"vm1\""), "not both devices are in the status: {status}");
+    Ok(up_after(&text))
+}
+
+/// How long the lab said that its guests took.
+fn up_after(text: &str) -> String {
+    let line = text.lines().find(|line| line.contains(" up after "));
+    line.map_or_else(String::new, |line| line.trim_start_matches("pvrdma-lab: ").to_owned())
+}
+
+/// As a user who has nothing: no rights, no locked memory, and the bed of somebody else. The status is the command's.
+fn without_root(image: &GuestImage) -> Result<String> {
+    if !rustix::process::getuid().is_root() {
+        return Err(super::case::skip("gives rights away, so it needs root"));
+    }
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let programs = own.parent().context("this program is nowhere")?;
+    let folder = tempfile::tempdir().context("cannot create a directory")?;
+    for name in ["bed", "programs", "run"] {
+        fs::create_dir(folder.path().join(name)).context("cannot create a directory")?;
+    }
+    for path in [folder.path(), &folder.path().join("run")] {
+        fs::set_permissions(path, fs::Permissions::from_mode(0o777)).context("cannot give a directory away")?;
+    }
+    // The bed and the programs are where only root gets; nobody gets there in a name space of his own.
+    let script = format!(
+        "mount --bind '{}' bed; mount --bind '{}' programs
+         cd run
+         ulimit -l 8192
+         exec setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
+             env -i PATH=\"$PATH\" CARGO=/nonexistent PVRDMA_BED_DIR=\"$PWD/../bed\" TMPDIR=\"$PWD\" \
+             ../programs/{} lab run --vms 1 --env SAID=hello -- sh -c '{}'",
+        image.directory().display(),
+        programs.display(),
+        own.file_name().unwrap_or_default().to_string_lossy(),
+        r#"test "$PVRDMA_LAB_PEERS" = "" && ibv_devinfo && echo "$SAID" > said; exit 7"#,
+    );
+    let output = Command::new("unshare")
+        .args(["--mount", "bash", "-euc", &script])
+        .current_dir(folder.path())
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run unshare")?;
+    ensure_status(&output, 7)?;
+    let text = said(&output);
+    ensure!(text.contains("hca_id:\tvmw_pvrdma0"), "no device: {text}");
+    let file = folder.path().join("run/said");
+    let (content, owner) = (fs::read_to_string(&file).context(text.clone())?, fs::metadata(&file)?);
+    ensure!(content == "hello\n", "the file says {content}");
+    ensure!(std::os::unix::fs::MetadataExt::uid(&owner) == 65534, "the file is of {owner:?}");
+    Ok(up_after(&text))
+}
+
+/// The kernel of a guest panics below the command.
+fn failed_guest(image: &GuestImage) -> Result<String> {
+    let folder = callers_folder()?;
+    let output = bash(image, folder.path(), &format!("{LAB} run --vms 1 -- sh -c 'echo c > /proc/sysrq-trigger'"))?;
+    ensure_status(&output, VM_FAILED)?;
+    let text = said(&output);
+    ensure!(text.contains("vm0: its kernel has panicked"), "it does not say how: {text}");
+    let kept = text.lines().find_map(|line| line.strip_prefix("pvrdma-lab: logs are in ")).context(text.clone())?;
+    let console = fs::read_to_string(Path::new(kept).join("vm0.console")).context("no console")?;
+    fs::remove_dir_all(kept).context("cannot remove the logs")?;
+    ensure!(console.contains("Kernel panic"), "the console says {console}");
+    Ok("said so, and kept the console".to_owned())
+}
+
+/// What fails before a command has begun.
+fn failures(image: &GuestImage) -> Result<String> {
+    let folder = callers_folder()?;
+    for (arguments, status, word) in [
+        ("run --vms 1 --timeout 1 --logs logs -- sleep 600", TIMED_OUT, "the 1 s of --timeout are up"),
+        ("run --folder /usr -- true", LAB_FAILED, "one of the guest's own folders"),
+        ("run --folder nowhere -- true", LAB_FAILED, "nowhere"),
+        ("run --env NOT_SET_ANYWHERE -- true", LAB_FAILED, "not set here"),
+    ] {
+        let output = bash(image, folder.path(), &format!("{LAB} {arguments}"))?;
+        ensure_status(&output, status)?;
+        if !said(&output).contains(word) {
+            bail!("{arguments}: no '{word}': {}", said(&output));
+        }
+    }
+    ensure!(folder.path().join("logs/pvrdmad.log").exists(), "no logs of a run without time");
+    Ok(String::new())
+}

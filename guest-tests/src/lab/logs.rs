@@ -1,0 +1,76 @@
+//! What is left of a run.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+
+use super::guests::Guests;
+use super::outcome::Outcome;
+
+/// A folder for logs.
+#[derive(Debug)]
+pub(super) struct Logs {
+    path: PathBuf,
+    /// Nobody named a folder, so this one goes away if nothing has failed.
+    temporary: Option<TempDir>,
+}
+
+impl Logs {
+    /// A folder, made if it is not there.
+    pub(super) fn new(named: Option<&Path>) -> Result<Self> {
+        if let Some(path) = named {
+            fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
+            return Ok(Self { path: path.to_owned(), temporary: None });
+        }
+        let directory = tempfile::Builder::new().prefix("pvrdma-lab-logs-").tempdir();
+        let directory = directory.context("cannot create a directory for logs")?;
+        Ok(Self { path: directory.path().to_owned(), temporary: Some(directory) })
+    }
+
+    /// Where a log is.
+    pub(super) fn path(&self, name: &str) -> PathBuf {
+        self.path.join(name)
+    }
+
+    /// Collects what there is, if anybody may want it, and says where that is.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub(super) fn keep(&mut self, guests: &Guests, outcome: &Outcome) -> Result<()> {
+        if outcome.is_success() && self.temporary.is_some() {
+            return Ok(());
+        }
+        self.path = match self.temporary.take() {
+            Some(directory) => directory.keep(),
+            None => self.path.clone(),
+        };
+        let write = |name: &str, text: &str| {
+            let path = self.path(name);
+            fs::write(&path, text).with_context(|| format!("cannot write {}", path.display()))
+        };
+        let copy = |from: &Path| {
+            let name = from.file_name().unwrap_or_default().to_string_lossy();
+            // A machine that did not start has none.
+            write(&name, &String::from_utf8_lossy(&fs::read(from).unwrap_or_default()))
+        };
+        for vm in guests.vms() {
+            vm.log_files().into_iter().try_for_each(copy)?;
+            if vm.is_running() && vm.has_booted() && !vm.has_panicked() {
+                match vm.exec("dmesg", Duration::from_secs(10)) {
+                    Ok(output) => write(&format!("{}.dmesg", vm.name()), &output.text)?,
+                    Err(error) => log::debug!("{}: no kernel log: {error:#}", vm.name()),
+                }
+            }
+        }
+        copy(guests.daemon_log())?;
+        match guests.status() {
+            Ok(status) => write("status.json", &serde_json::to_string_pretty(&status)?)?,
+            Err(error) => log::debug!("no status: {error:#}"),
+        }
+        eprintln!("pvrdma-lab: logs are in {}", self.path.display());
+        Ok(())
+    }
+}

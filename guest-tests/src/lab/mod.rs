@@ -1,0 +1,79 @@
+//! `pvrdma-lab`: runs a command in guests that have RDMA with each other, for tests of other people's programs.
+//!
+//! [`guests`] boots them, [`script`] says what the command finds there, [`command`] runs it and passes on what it says,
+//! [`outcome`] is the exit status of it all, and [`logs`] what is left.
+
+mod cli;
+mod command;
+mod folder;
+mod guests;
+mod logs;
+mod outcome;
+mod script;
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use clap::error::ErrorKind;
+
+pub(crate) use self::cli::LabCli;
+use self::cli::{LabCommand, RunArgs};
+use self::guests::Guests;
+use self::logs::Logs;
+use self::outcome::Outcome;
+pub(crate) use self::outcome::{LAB_FAILED, TIMED_OUT, VM_FAILED};
+use crate::image::GuestImage;
+
+/// Does what is asked for.
+pub(crate) fn run(cli: &LabCli) -> ExitCode {
+    let outcome = match &cli.command {
+        LabCommand::Run(args) => run_command(args),
+        LabCommand::Bed => bed(),
+        LabCommand::Agent => crate::agent::serve().map(|()| Outcome::Ended(0)),
+    };
+    let outcome = outcome.unwrap_or_else(Outcome::Lab);
+    if let Some(said) = outcome.message() {
+        eprintln!("pvrdma-lab: {said}");
+    }
+    outcome.exit_code()
+}
+
+/// The exit status of a command line that is not understood: it must not be taken for the command's.
+pub(crate) fn not_understood(error: &clap::Error) -> ExitCode {
+    // There is nowhere to say that this fails.
+    let _ = error.print();
+    match error.kind() {
+        ErrorKind::DisplayHelp | ErrorKind::DisplayVersion => ExitCode::SUCCESS,
+        _ => ExitCode::from(LAB_FAILED),
+    }
+}
+
+fn bed() -> Result<Outcome> {
+    let image = GuestImage::build()?;
+    eprintln!("pvrdma-lab: the guest bed is in {} ({})", image.directory().display(), image.qemu_version()?);
+    Ok(Outcome::Ended(0))
+}
+
+fn run_command(args: &RunArgs) -> Result<Outcome> {
+    let started = Instant::now();
+    // Before anything is started: what is wrong with the folder is the caller's affair.
+    let folder = folder::of(args)?;
+    let variables = script::variables(&args.env)?;
+    let image = GuestImage::build()?;
+    let deadline = started + Duration::from_secs(args.timeout);
+    let mut logs = Logs::new(args.logs.as_deref())?;
+    let mut guests = Guests::start(&image, args, folder)?;
+    let outcome = match guests.bring_up(deadline) {
+        Ok(()) => {
+            let seconds = started.elapsed().as_secs_f64();
+            eprintln!("pvrdma-lab: {} up after {seconds:.1} s; {}", guests.describe(), args.shown());
+            command::run(&guests, args, &variables, &logs, deadline)?
+        }
+        Err(_) if Instant::now() >= deadline => Outcome::TimedOut(args.timeout),
+        Err(error) => Outcome::Vm(crate::cases::causes(&error)),
+    };
+    logs.keep(&guests, &outcome)?;
+    guests.stop();
+    Ok(outcome)
+}

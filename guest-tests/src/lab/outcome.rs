@@ -1,0 +1,54 @@
+//! How a run ends.
+
+use std::process::ExitCode;
+
+use anyhow::Error;
+
+use crate::cases::causes;
+
+/// Exit status: a guest failed.
+pub(crate) const VM_FAILED: u8 = 123;
+/// Exit status: the time was up.
+pub(crate) const TIMED_OUT: u8 = 124;
+/// Exit status: the lab itself failed.
+pub(crate) const LAB_FAILED: u8 = 125;
+
+/// How a run ended.
+#[derive(Debug)]
+pub(super) enum Outcome {
+    /// The command ended with this status, the first that was not 0 if there was one.
+    Ended(u8),
+    /// A guest failed, and how.
+    Vm(String),
+    /// So many seconds were up.
+    TimedOut(u64),
+    /// It could not even be tried.
+    Lab(Error),
+}
+
+impl Outcome {
+    /// Returns `true` if everything went well.
+    pub(super) const fn is_success(&self) -> bool {
+        matches!(self, Self::Ended(0))
+    }
+
+    /// What to say about it, if the command has not said it itself.
+    pub(super) fn message(&self) -> Option<String> {
+        match self {
+            Self::Ended(0) => None,
+            Self::Ended(status) => Some(format!("the command ended with status {status}")),
+            Self::Vm(how) => Some(format!("a guest failed: {how}")),
+            Self::TimedOut(seconds) => Some(format!("the {seconds} s of --timeout are up")),
+            Self::Lab(error) => Some(causes(error)),
+        }
+    }
+
+    pub(super) fn exit_code(&self) -> ExitCode {
+        ExitCode::from(match self {
+            Self::Ended(status) => *status,
+            Self::Vm(_) => VM_FAILED,
+            Self::TimedOut(_) => TIMED_OUT,
+            Self::Lab(_) => LAB_FAILED,
+        })
+    }
+}
