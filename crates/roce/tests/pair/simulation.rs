@@ -160,9 +160,9 @@ fn shares(flows: usize, line: Line, congestion: Option<Congestion>, joins: Durat
     let arrived = |fabric: &Fabric| fabric.flows.iter().map(|flow| flow[0].end.host.sent.len()).collect::<Vec<_>>();
     loop {
         let since = fabric.now - began;
-        for flow in 0..flows {
+        for (flow, &begin) in begins.iter().enumerate() {
             let end = &mut fabric.flows[flow][0].end;
-            if since >= begins[flow] && end.requester.is_empty() {
+            if since >= begin && end.requester.is_empty() {
                 (0..8).for_each(|_| end.post(write()));
                 fabric.transmit(flow, 0);
             }
