@@ -1,5 +1,5 @@
-//! What came from a link, batch by batch. A packet that has to wait keeps its batch instead of being copied: when packets
-//! are lost, most of what comes has to wait for a while.
+//! What came from a link, batch by batch. A packet that has to wait keeps its batch instead of being copied: when
+//! packets are lost, most of what comes has to wait for a while.
 
 use std::ops::Deref;
 use std::sync::Arc;

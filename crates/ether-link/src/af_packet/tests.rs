@@ -170,7 +170,8 @@ fn collect(link: &AfPacketLink, count: usize) -> Vec<Vec<u8>> {
     got
 }
 
-/// Waits until frames cross: the kernel drops what is sent before it has seen that the cable is plugged in at both ends.
+/// Waits until frames cross: the kernel drops what is sent before it has seen that the cable is plugged in at both
+/// ends.
 fn plug(a: &AfPacketLink, b: &AfPacketLink) {
     let mut probe = packet(1, 0xc001, 64);
     probe[..6].fill(0xff);

@@ -57,8 +57,8 @@ fn scenario(seed: u64) -> f64 {
             });
         }
     }
-    // Ten times what the bytes take on the line, both ways and with all repetition, and some timeouts for each loss of a
-    // tail.
+    // Ten times what the bytes take on the line, both ways and with all repetition, and some timeouts for each loss of
+    // a tail.
     let operations = 2 * flows as u64 * OPERATIONS;
     let bytes = Duration::from_nanos(operations * 9000 * 1_000_000_000 / line.rate);
     let wait = Duration::from_nanos(4096 << timeout(&line)).max(Duration::from_millis(4));
