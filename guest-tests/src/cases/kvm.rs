@@ -43,14 +43,7 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.push(shared.case("kvm/reboot", reboot));
     cases.push(shared.last_case("kvm/killed", killed));
     cases.push(Shared::new(VmmPair::boot_alone).last_case("kvm/powered-off", powered_off));
-    cases.into_iter().map(|case| if is_usual(&case.name) { case } else { case.slow(WHEN) }).collect()
-}
-
-/// What runs without being asked for.
-const USUAL: [&str; 0] = [];
-
-fn is_usual(name: &str) -> bool {
-    USUAL.iter().any(|usual| name.strip_prefix("kvm/").is_some_and(|name| name.starts_with(usual)))
+    cases.into_iter().map(|case| case.slow(WHEN)).collect()
 }
 
 /// Minutes for a boot where virtualisation is emulated.
@@ -110,7 +103,7 @@ fn reboot(pair: &VmmPair) -> Result<String> {
 }
 
 /// A guest powers itself off: its VM ends and the other goes on; with the last one the VMM ends, and nothing is wrong.
-fn powered_off(pair: &VmmPair) -> Result<String> {
+fn powered_off(pair: &mut VmmPair) -> Result<String> {
     // It ends with the guest, so its end is not waited for.
     let power_off = |vm: &Vm| vm.spawn("modprobe pvpanic-pci && sync && /bed/busybox poweroff -f");
     let [a, b] = pair.vms();
@@ -126,7 +119,7 @@ fn powered_off(pair: &VmmPair) -> Result<String> {
 }
 
 /// The VMM is killed while memory is written: nothing of it is left, and the host's kernel does not complain.
-fn killed(pair: &VmmPair) -> Result<String> {
+fn killed(pair: &mut VmmPair) -> Result<String> {
     let endpoints = pair.endpoints()?;
     let command =
         |end: usize| format!("ib_write_bw -F -d {} -x {} -D 600", endpoints.device[end], endpoints.gid_index[end]);
