@@ -6,6 +6,7 @@
 //! while there is one, a thread that serves it. All of them sleep when there is nothing to do.
 
 pub mod capture;
+pub mod check;
 pub mod cli;
 pub mod config;
 pub mod control;
@@ -15,6 +16,7 @@ pub mod daemon;
 pub mod protocol;
 mod rlimits;
 pub mod sandbox;
+pub mod service;
 pub mod sigbus;
 mod socket;
 pub mod status;
