@@ -217,7 +217,7 @@ impl<B: Backend> PvrdmaDevice<B> {
                 Ok(())
             }
             State::Ready(session, rings) => {
-                if let Err(error) = core.memory.pin_status() {
+                if let Err(error) = core.memory.lock_all() {
                     control.state = State::Ready(session, rings);
                     return Err(error.into());
                 }

@@ -294,7 +294,17 @@ fn events_before_activation_are_not_written() {
     assert_eq!((driver.async_ring().prod_tail(), test.irqs.count(1)), (tail + 1, 1));
 }
 
-/// Reserve-all: while some of the guest's memory cannot be locked, the device does not start.
+/// Whoever writes the register waits for its reply: populating the memory of a large guest takes longer than that.
+#[test]
+fn activation_populates_nothing() {
+    let (test, _) = mock_device_with(MockTest::config(1), GuestMemory::with_policy(1 << 20, PinPolicy::All));
+    assert_eq!(bring_up(&test.driver()), 0);
+    assert_eq!(test.memory.space().pinned_bytes(), 0);
+    test.memory.space().pin_status().unwrap();
+    assert_eq!(test.memory.space().pinned_bytes(), 1 << 20);
+}
+
+/// Reserve-all: while some of the guest's memory is known not to be there, the device does not start.
 #[test]
 fn activation_needs_resident_memory() {
     let (test, _) = mock_device_with(MockTest::config(1), GuestMemory::with_policy(1 << 20, PinPolicy::All));
@@ -307,6 +317,7 @@ fn activation_needs_resident_memory() {
     file.set_len(0).unwrap();
     let backing = Some(Backing { mapping, offset: 0 });
     test.memory.space().map(DmaRange { iova: 1 << 40, len: 0x2000, writable: true, backing }).unwrap();
+    test.memory.space().pin_status().unwrap_err();
     assert_ne!(bring_up(&driver), 0);
     assert!(matches!(driver.execute(&query_port()), Err(CommandError::Refused(_))));
     assert_eq!(test.device.status().phase, Phase::Handshake);

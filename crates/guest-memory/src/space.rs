@@ -106,7 +106,7 @@ impl DmaSpace {
     }
 
     /// Adds a range. With [`PinPolicy::All`] its memory is to be populated and locked, which takes long for much memory
-    /// (a gigabyte may need a second) and is therefore left to [`Self::pin_some`] and [`Self::pin_status`].
+    /// (a gigabyte may need a second) and is therefore left to [`Self::pin_some`].
     ///
     /// # Errors
     /// The range is invalid or overlaps another.
@@ -227,14 +227,25 @@ impl DmaSpace {
         drop(self.ranges.write());
     }
 
-    /// Does a bounded part of the locking that [`Self::map`] left. Returns `true` if there is more. Call it from a
-    /// thread that nobody waits for, so that little is left for [`Self::pin_status`].
+    /// Does a bounded part of what [`Self::map`] left. Returns `true` if there is more. Call it from a thread for which
+    /// nobody waits.
     pub fn pin_some(&self) -> bool {
         self.with_pins(|pins| pins.pin_some(PIN_STEP))
     }
 
-    /// Checks that all guest memory is resident as [`PinPolicy::All`] promises; finishes what is left of that first.
-    /// Never fails with the other policies.
+    /// Locks all guest memory, as [`PinPolicy::All`] promises: what is there stays, and what is not there yet stays
+    /// from the moment when it is faulted in, which [`Self::pin_some`] goes on doing. Asks all limits, and takes no
+    /// longer for much memory than for little. Never fails with the other policies.
+    ///
+    /// # Errors
+    /// How much could not be locked or populated and which limit stood in the way.
+    pub fn lock_all(&self) -> Result<(), PinError> {
+        self.with_pins(PinTable::lock_pending);
+        self.pin_failure()
+    }
+
+    /// Checks that all guest memory is locked and populated; finishes what is left of that first, which takes long for
+    /// much memory. Never fails with the other policies than [`PinPolicy::All`].
     ///
     /// # Errors
     /// How much could not be locked and which limit stood in the way.
@@ -243,7 +254,7 @@ impl DmaSpace {
         self.pin_failure()
     }
 
-    /// What [`Self::pin_status`] would say of the memory that was dealt with so far. Waits for nobody.
+    /// What could not be locked or populated of the memory that was dealt with so far. Waits for nobody.
     ///
     /// # Errors
     /// As there.

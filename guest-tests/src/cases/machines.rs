@@ -2,6 +2,7 @@
 //! write mode.
 
 use std::fs;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -89,7 +90,7 @@ fn hugetlb(image: &GuestImage) -> Result<String> {
     result
 }
 
-/// All of it is locked before the device works; how long that takes is the note.
+/// The device works before all of it is populated; how long both take is the note.
 fn sixteen_gib(image: &GuestImage) -> Result<String> {
     const MIB: u32 = 16 << 10;
     let available = fs::read_to_string("/proc/meminfo").context("cannot read /proc/meminfo")?;
@@ -107,16 +108,21 @@ fn sixteen_gib(image: &GuestImage) -> Result<String> {
         guest.bring_up(&addresses(0), 1500)?;
         let up = started.elapsed();
         let index = gid_index(guest.vm(), PVRDMA_DEVICE, addresses(0)[0])?;
-        let memory = guest.device()?["memory"].take();
-        if memory["pinned_bytes"].as_u64().is_none_or(|bytes| bytes < u64::from(MIB) << 20) {
-            bail!("not all of it is locked: {memory}");
-        }
         let command = format!("ib_write_bw -F -d {PVRDMA_DEVICE} -x {index} -n 1000 -s 65536");
         let server = guest.vm().spawn(&command)?;
         guest.vm().run(&format!("until {}; do sleep 0.02; done", listens(18515)))?;
         let client = guest.vm().spawn(&format!("{command} {}", addresses(0)[0]))?;
         finish(&server, &client, Duration::from_secs(60))?;
-        Ok(format!("locked and up {:.1} s after its start", up.as_secs_f64()))
+        let deadline = started + Duration::from_secs(300);
+        // What holds shadowed ROMs is not written by anybody, and not locked.
+        let all = u64::from(MIB - 1) << 20;
+        while guest.device()?["memory"]["pinned_bytes"].as_u64().is_none_or(|bytes| bytes < all) {
+            if Instant::now() > deadline {
+                bail!("not all of it is locked: {}", guest.device()?["memory"]);
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(format!("up {:.1} s, resident {:.1} s after its start", up.as_secs_f64(), started.elapsed().as_secs_f64()))
     };
     run().with_context(|| guest.diagnosis())
 }

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use log::debug;
-use pvrdma_guest_memory::{DmaRange, DmaSpace, MapError, PinPolicy};
+use pvrdma_guest_memory::{DmaRange, DmaSpace, MapError, PinError, PinPolicy};
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_DMA_UNMAP_FLAG_ALL};
 
@@ -92,14 +92,17 @@ impl<'a> DmaMaps<'a> {
         Ok(())
     }
 
-    /// Has what is mapped locked. Without a thread for it, it is done when the guest's driver activates the device.
+    /// Has what is mapped locked and populated. Without a thread for it, it is locked when the guest's driver activates
+    /// the device, and populated when it is used.
     fn pin(&mut self) {
-        match &self.pinner {
-            Some(pinner) => pinner.wake(),
-            None => match Pinner::start(Arc::clone(self.space)) {
-                Ok(pinner) => self.pinner = Some(pinner),
-                Err(error) => self.endpoint.warn(format_args!("no thread to lock guest memory: {error}")),
-            },
+        if let Some(pinner) = &self.pinner {
+            return pinner.wake();
+        }
+        let (name, stats) = (self.endpoint.name.clone(), Arc::clone(&self.endpoint.stats));
+        let failed = move |error: &PinError| stats.log.error(&name, format_args!("{error}"));
+        match Pinner::start(Arc::clone(self.space), failed) {
+            Ok(pinner) => self.pinner = Some(pinner),
+            Err(error) => self.endpoint.warn(format_args!("no thread to lock guest memory: {error}")),
         }
     }
 

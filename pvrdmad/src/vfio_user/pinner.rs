@@ -9,10 +9,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 
 use log::error;
-use pvrdma_guest_memory::DmaSpace;
+use pvrdma_guest_memory::{DmaSpace, PinError};
 use pvrdma_verbs::threads::{self, ThreadKind};
 
-/// A thread that locks what was mapped, and sleeps when there is nothing to lock.
+/// A thread that locks and populates what was mapped, and sleeps when there is nothing to do.
 #[derive(Debug)]
 pub(crate) struct Pinner {
     stop: Arc<AtomicBool>,
@@ -20,17 +20,20 @@ pub(crate) struct Pinner {
 }
 
 impl Pinner {
-    /// Starts with what is mapped already.
+    /// Starts with what is mapped already. `failed` hears of memory that could not be locked or populated.
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub(crate) fn start(space: Arc<DmaSpace>) -> io::Result<Self> {
+    pub(crate) fn start(space: Arc<DmaSpace>, failed: impl Fn(&PinError) + Send + 'static) -> io::Result<Self> {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = threads::spawn(ThreadKind::Pin, "pin", move || {
             while !stopped.load(Ordering::Acquire) {
                 // A wake-up in between is not lost: the next `park` returns at once.
                 if !space.pin_some() {
+                    if let Err(error) = space.pin_failure() {
+                        failed(&error);
+                    }
                     thread::park();
                 }
             }

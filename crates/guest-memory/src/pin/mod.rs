@@ -22,7 +22,8 @@ use super::{Charge, DmaRange, DmaSpace, Kept, MemoryBudget, MemoryLimits};
 /// How guest memory is kept resident.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum PinPolicy {
-    /// Everything the VMM maps is populated and locked; the device refuses to activate otherwise.
+    /// Everything the VMM maps is locked, and populated from then on; a device whose memory cannot be locked refuses to
+    /// activate.
     #[default]
     All,
     /// Registered memory only, for as long as it is registered.
@@ -151,13 +152,26 @@ impl PinTable {
                     self.pending.insert(iova, next);
                 }
             }
-            Err(reason) => {
-                self.ranges_locked = self.ranges_locked.saturating_sub(next.done);
-                self.failed_bytes = self.failed_bytes.saturating_add(next.range.len);
-                self.failed.insert(iova, (next.range.len, reason));
-            }
+            Err(reason) => self.fail(iova, &next, reason),
         }
         !self.pending.is_empty()
+    }
+
+    /// Locks all that was queued, and populates none of it.
+    pub(super) fn lock_pending(&mut self) {
+        for (iova, next) in std::mem::take(&mut self.pending) {
+            let locked = next.range.backing.as_ref().map_or(Ok(()), |backing| self.lock_mapping(&backing.mapping));
+            match locked {
+                Ok(()) => drop(self.pending.insert(iova, next)),
+                Err(reason) => self.fail(iova, &next, reason),
+            }
+        }
+    }
+
+    fn fail(&mut self, iova: u64, pending: &Pending, reason: String) {
+        self.ranges_locked = self.ranges_locked.saturating_sub(pending.done);
+        self.failed_bytes = self.failed_bytes.saturating_add(pending.range.len);
+        self.failed.insert(iova, (pending.range.len, reason));
     }
 
     fn pin_step(&mut self, next: &mut Pending, budget: u64) -> Result<u64, String> {

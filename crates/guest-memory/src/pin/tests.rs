@@ -95,6 +95,17 @@ fn locking_goes_on_in_steps_and_ends_with_the_range() {
     space.pin_status().unwrap();
 }
 
+/// A guest's driver waits for the first, and for large memory nobody may wait for the second.
+#[test]
+fn memory_is_locked_before_it_is_populated() {
+    let (space, addresses) = limited(PinPolicy::All, 1 << 20, MemoryLimits::default());
+    space.lock_all().unwrap();
+    assert_eq!((space.pinned_bytes(), kernel_view(&addresses).1), (0, 0));
+    assert!(space.with_pins(|pins| pins.pin_some(PAGE_SIZE)));
+    let (_, resident, locked) = kernel_view(&addresses);
+    assert_eq!((space.pinned_bytes(), resident, locked), (PAGE_SIZE, PAGE_SIZE, PAGE_SIZE));
+}
+
 #[test]
 fn overlapping_registrations_keep_their_pages() {
     let space = space_with(PinPolicy::Registered, 8);
@@ -130,7 +141,7 @@ fn sec_c6_nothing_is_populated_before_the_limit_is_asked() {
     let limits = MemoryLimits { locked_bytes: 8 * PAGE_SIZE, ..MemoryLimits::default() };
     // 16 GiB, of which nothing is there yet.
     let (space, addresses) = limited(PinPolicy::All, 4 << 20, limits);
-    let text = space.pin_status().unwrap_err().to_string();
+    let text = space.lock_all().unwrap_err().to_string();
     assert!(text.contains("17179869184 bytes") && text.contains("limit of locked memory is 32768 bytes"), "{text}");
     assert_eq!(kernel_view(&addresses).1, 0);
     assert_eq!(space.pin_failure().unwrap_err().to_string(), text);
