@@ -50,9 +50,16 @@ pub enum Command {
     Limits(LimitsArgs),
     /// Checks a configuration and what it needs of this host, and opens nothing.
     Check(CheckArgs),
+    /// Looks for what keeps VMs on this host from using their devices.
+    Doctor(DoctorArgs),
+    /// Prints what libvirt has to be told of a device.
+    Xml(DeviceArgs),
     /// Prints the reference page of the configuration.
     #[command(hide = true)]
     Reference,
+    /// Writes manual pages and completions for a package.
+    #[command(hide = true)]
+    PackageFiles(PackageArgs),
     /// Serves one network; a running daemon starts these.
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -113,6 +120,24 @@ pub struct CheckArgs {
     /// What would be served.
     #[command(flatten)]
     pub serve: ServeArgs,
+}
+
+/// Arguments of `doctor`: those of the daemon itself, and where QEMU is.
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// What is served.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+    /// QEMU that VMs use.
+    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
+    pub qemu: PathBuf,
+}
+
+/// Arguments of `package-files`.
+#[derive(Args, Debug)]
+pub struct PackageArgs {
+    /// Folder, made if it is not there.
+    pub directory: PathBuf,
 }
 
 /// Which daemon to ask.

@@ -12,16 +12,19 @@ use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
 use pvrdmad::check;
 use pvrdmad::cli::{
-    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, LimitsArgs, ServeArgs, ShowArgs, StatusArgs, StatusFormat,
-    WorkerArgs,
+    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DeviceArgs, DoctorArgs, LimitsArgs, ServeArgs, ShowArgs,
+    StatusArgs, StatusFormat, WorkerArgs,
 };
 use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
+use pvrdmad::doctor::{self, Host};
+use pvrdmad::package;
 use pvrdmad::protocol::Request;
 use pvrdmad::service::{self, Watchdog};
 use pvrdmad::status::{render_limits, render_objects};
 use pvrdmad::worker::process;
+use pvrdmad::xml;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
@@ -38,6 +41,9 @@ fn main() -> ExitCode {
         }
         Some(Command::Limits(args)) => limits(args),
         Some(Command::Check(args)) => check(args),
+        Some(Command::Doctor(args)) => doctor(args),
+        Some(Command::Xml(args)) => xml(&args),
+        Some(Command::PackageFiles(args)) => package::write(&args.directory),
         Some(Command::Reference) => print(&reference::markdown()),
         Some(Command::Worker(args)) => worker(&args),
         None => serve(cli.serve),
@@ -94,6 +100,23 @@ fn reload(daemon: &mut Daemon, file: Option<&Path>, command_line: &ConfigSpec) {
         }
     };
     service::ready(&state);
+}
+
+/// Says what keeps VMs from using their devices.
+fn doctor(args: DoctorArgs) -> Result<()> {
+    init_log();
+    let (file, command_line) = args.serve.into_parts();
+    let config = Config::load(file.as_deref(), command_line)?;
+    let diagnosis = doctor::judge(&Host::look(&args.qemu), &config);
+    print(&diagnosis.text())?;
+    diagnosis.result()
+}
+
+/// Says what libvirt has to be told.
+fn xml(args: &DeviceArgs) -> Result<()> {
+    let status = control::ask_status(&args.daemon.control()?, false)?;
+    let device = status.devices.iter().find(|device| device.name() == args.device);
+    print(&xml::domain(device.with_context(|| format!("there is no device '{}'", args.device))?))
 }
 
 /// Says what the configuration would have the daemon open.

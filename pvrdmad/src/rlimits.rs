@@ -21,9 +21,17 @@ pub(crate) fn raise(config: &Config) {
 
 /// Why guests' memory cannot be locked, if that is sure.
 pub(crate) fn shortage(config: &Config) -> Option<String> {
-    let limit = getrlimit(Resource::Memlock).current;
-    // Root may lock what it wants.
-    let bytes = limit.filter(|&limit| limit < SMALL && !geteuid().is_root())?;
+    shortage_of(config, lockable())
+}
+
+/// Bytes that this process may lock at most; none is no limit, as for root.
+pub(crate) fn lockable() -> Option<u64> {
+    getrlimit(Resource::Memlock).maximum.filter(|_| !geteuid().is_root())
+}
+
+/// Why guests' memory cannot be locked where so many bytes may be.
+pub(crate) fn shortage_of(config: &Config, limit: Option<u64>) -> Option<String> {
+    let bytes = limit.filter(|&limit| limit < SMALL)?;
     let device = config.devices().map(|(_, device)| device).find(|device| device.pin == Pin::All)?;
     Some(format!(
         "device {}: pin=all keeps all guest memory resident, but this process may lock {} KiB: raise RLIMIT_MEMLOCK \

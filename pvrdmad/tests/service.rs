@@ -1,5 +1,5 @@
 //! The program as a service: readiness, watchdog, reload, and sockets that were passed on.
-#![expect(clippy::unwrap_used, reason = "a test")]
+#![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
 use std::fs;
 use std::io::{ErrorKind, Read};
@@ -342,4 +342,32 @@ fn a_check_opens_nothing() {
     assert!(text.contains("error: device vm2: socket: ") && text.contains("is not a socket"), "{text}");
     place.configure("speed = 9", &[(1, "")]);
     assert_eq!(check(place.folder.path()).0, Some(2));
+}
+
+/// The functions that libvirt is told of are those of the device.
+#[test]
+fn a_domain_for_libvirt() {
+    let place = Place::new();
+    let nic = format!("nic-socket = '{}'", place.path("nic1").display());
+    place.configure("", &[(1, &nic), (2, "")]);
+    let _service = place.start();
+    let xml = |device: &str| {
+        let mut command = Command::new(PROGRAM);
+        command.args(["xml", "--device", device, "--control"]).arg(place.path("control")).output().unwrap()
+    };
+    let functions = |device: &str| {
+        let text = String::from_utf8(xml(device).stdout).unwrap();
+        assert!(text.contains("<access mode='shared'/>") && text.contains("<source type='memfd'/>"), "{text}");
+        let arguments = text.split("<qemu:arg value='").skip(1).map(|rest| rest.split('\'').next().unwrap().to_owned());
+        let functions = arguments.filter(|argument| argument != "-device");
+        functions.map(|json| serde_json::from_str::<Value>(&json).unwrap()).collect::<Vec<_>>()
+    };
+    let [zero, one] = &functions("vm1")[..] else { panic!("not two functions") };
+    assert_eq!((&zero["addr"], &zero["multifunction"]), (&"10.0".into(), &true.into()));
+    assert_eq!(zero["socket"]["path"], place.path("nic1").display().to_string());
+    assert_eq!((&one["addr"], &one["multifunction"]), (&"10.1".into(), &Value::Null));
+    assert_eq!(one["socket"]["path"], place.path("vm1").display().to_string());
+    assert_eq!(functions("vm2").len(), 1);
+    assert!(String::from_utf8(xml("vm2").stdout).unwrap().contains("MAC 52:54:00:00:00:02"));
+    assert_eq!(xml("vm3").status.code(), Some(1));
 }
