@@ -16,6 +16,7 @@ mod endpoints;
 mod guest_with_daemon;
 mod host_adapter;
 mod image;
+mod kvm_host;
 mod lab;
 mod namespaces;
 mod net_peer;

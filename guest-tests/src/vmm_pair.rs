@@ -6,12 +6,13 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 use tempfile::TempDir;
 
 use crate::daemon;
 use crate::endpoints::{Endpoints, gid_index, network_script};
 use crate::image::{Disk, GuestImage};
+use crate::kvm_host::{Exits, KvmHost, PATIENCE, TOOLS};
 use crate::pair::PVRDMA_DEVICE;
 use crate::process::BoundChild;
 use crate::vm::{Job, Prepared, Vm, VmBuilder, has_kvm};
@@ -21,12 +22,6 @@ const MAC: [&str; 2] = ["52:54:00:00:04:01", "52:54:00:00:04:02"];
 const IPV4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 81, 1), Ipv4Addr::new(192, 168, 81, 2)];
 const MTU: u32 = 1500;
 const MEMORY_MIB: u32 = 512;
-/// Room for both, and for what runs them.
-const HOST_MEMORY_MIB: u32 = 2560;
-/// Virtualisation is emulated, instruction by instruction.
-const PATIENCE: u32 = 6;
-/// Where the playing host finds its disk.
-const TOOLS: &str = "/run/tools";
 const COMMAND_LINE: &str =
     "console=ttyS0 panic=0 mitigations=off nokaslr net.ifnames=0 reboot=k i8042.noaux agent=/dev/ttyS1";
 
@@ -46,7 +41,7 @@ enum Host {
     /// This machine, with KVM of its processor.
     Machine(Arc<Mutex<BoundChild>>, PathBuf),
     /// A guest.
-    Guest(Job, Box<Vm>),
+    Guest(Job, Box<KvmHost>),
 }
 
 /// Files as `pvrdma-vmm` finds them, where it runs.
@@ -164,11 +159,23 @@ impl VmmPair {
         }
     }
 
-    /// Warnings of the kernel that runs the VMM, if that is a guest's.
-    pub(crate) fn host(&self) -> Option<&Vm> {
+    /// The guest that runs the VMM, if one does.
+    pub(crate) fn host(&self) -> Option<&KvmHost> {
         match &self.host {
             Host::Machine(..) => None,
-            Host::Guest(_, vm) => Some(vm),
+            Host::Guest(_, host) => Some(host),
+        }
+    }
+
+    /// How often the processors of each VM have left the guest.
+    pub(crate) fn exits(&self) -> Result<Vec<Exits>> {
+        match &self.host {
+            Host::Machine(process, _) => {
+                let id = process.lock().map_err(|_| anyhow!("somebody panicked"))?.id();
+                let output = std::process::Command::new("sh").args(["-c", &Exits::script(&id.to_string())]).output();
+                Exits::parse(&String::from_utf8_lossy(&output.context("cannot run sh")?.stdout))
+            }
+            Host::Guest(_, host) => Exits::parse(&host.vm().run(&Exits::script("$(pidof pvrdma-vmm)"))?),
         }
     }
 }
@@ -177,8 +184,8 @@ impl Host {
     fn diagnosis(&self) -> String {
         match self {
             Self::Machine(_, log) => format!("--- pvrdma-vmm\n{}", std::fs::read_to_string(log).unwrap_or_default()),
-            Self::Guest(job, vm) => {
-                let state = vm.exec(STATE, Duration::from_secs(60));
+            Self::Guest(job, host) => {
+                let state = host.vm().exec(STATE, Duration::from_secs(60));
                 let state = state.map_or_else(|error| error.to_string(), |output| output.text);
                 format!("--- pvrdma-vmm\n{}\n{state}", job.output())
             }
@@ -230,38 +237,25 @@ fn in_guest(image: &GuestImage, directory: &Path, prepared: [Prepared; 2]) -> Re
     disk.add(&image.kernel(), "vmlinuz")?;
     // They are the same.
     disk.add(prepared[0].initramfs(), "initramfs")?;
-    let mut builder =
-        VmBuilder::new(image, directory).name("host").cpus(2).memory_mib(HOST_MEMORY_MIB).disk(&disk.build()?);
-    for (name, prepared) in NAMES.iter().zip(&prepared) {
-        builder = builder.port(&port(name), prepared.agent_socket());
-    }
-    let vm = builder.boot()?;
-    vm.run(&format!("mkdir {TOOLS} && mount -o ro /dev/vdb {TOOLS} && modprobe kvm_amd && [ -c /dev/kvm ]"))
-        .with_context(|| format!("no KVM in the guest\n{}", vm.diagnosis()))?;
+    let names = NAMES.map(port);
+    let ports = [0, 1].map(|end: usize| (names[end].as_str(), prepared[end].agent_socket()));
+    let host = KvmHost::boot(image, directory, disk, &ports)?;
     let place = Place {
         kernel: &Path::new(TOOLS).join("vmlinuz"),
         disk: Path::new("/dev/vda"),
         initramfs: [(); 2].map(|()| Path::new(TOOLS).join("initramfs")),
-        agent: [port_device(&vm, &port(NAMES[0]))?, port_device(&vm, &port(NAMES[1]))?],
+        agent: [host.port(&names[0])?, host.port(&names[1])?],
         console: NAMES.map(|name| PathBuf::from(format!("/run/{name}.console"))),
     };
     let words: Vec<_> = place.arguments().into_iter().map(|word| format!("'{word}'")).collect();
-    let job = vm.spawn(&format!("RUST_BACKTRACE=1 RUST_LOG=info exec {TOOLS}/pvrdma-vmm {}", words.join(" ")))?;
-    let process = vm.process();
+    let job =
+        host.vm().spawn(&format!("RUST_BACKTRACE=1 RUST_LOG=info exec {TOOLS}/pvrdma-vmm {}", words.join(" ")))?;
+    let process = host.vm().process();
     let [a, b] = prepared;
     let vms = [a.accept(Arc::clone(&process))?, b.accept(process)?];
-    Ok((Host::Guest(job, Box::new(vm)), vms))
+    Ok((Host::Guest(job, Box::new(host)), vms))
 }
 
 fn port(name: &str) -> String {
     format!("agent-{name}")
-}
-
-/// The device of a virtio serial port.
-fn port_device(vm: &Vm, name: &str) -> Result<PathBuf> {
-    let found = vm.run(&format!("dirname $(grep -lx {name} /sys/class/virtio-ports/*/name)"))?;
-    match Path::new(found.trim()).file_name() {
-        Some(device) => Ok(Path::new("/dev").join(device)),
-        None => bail!("there is no port {name}"),
-    }
 }

@@ -1,9 +1,10 @@
-//! What the VMs of a process share: a software adapter and a switch.
+//! What the VMs of a process share: a software adapter, and a switch with its uplink.
 
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdma_pci_slot::Slot;
@@ -40,10 +41,11 @@ impl Drop for Cable {
 }
 
 impl Fabric {
-    /// A network whose packets have at most `mtu` bytes. It ends in this process.
-    pub(crate) fn new(mtu: u32) -> Result<Self> {
+    /// A network whose packets have at most `mtu` bytes. Without an uplink it ends in this process.
+    pub(crate) fn new(mtu: u32, uplink: Option<LinkSpec>) -> Result<Self> {
         let adapter = Rxe::new(RxeConfig { one_uplink: true, ..RxeConfig::default() }).context("software adapter")?;
-        let switch = Switch::new(None, mtu).context("switch")?;
+        let uplink = uplink.map(|link| link.open().with_context(|| format!("uplink {link}"))).transpose()?;
+        let switch = Switch::new(uplink, mtu).context("switch")?;
         Ok(Self { adapter, switch, mtu })
     }
 

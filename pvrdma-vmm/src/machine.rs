@@ -25,6 +25,7 @@ use crate::disk::Disk;
 use crate::fabric::{Cable, Fabric};
 use crate::memory::{self, Vcpu, Vm};
 use crate::options::VmOptions;
+use crate::power::Power;
 use crate::serial::{self, ResetLine};
 
 /// Where BARs are placed. The guest may move them as far down as its memory ends.
@@ -40,6 +41,8 @@ const SECOND_SERIAL: (u16, u32) = (0x2f8, 3);
 const KEYBOARD: u16 = 0x60;
 /// Slot of the first disk.
 const FIRST_DISK: u8 = 1;
+/// Slot of the device by which a guest powers itself off.
+const POWER: u8 = 0x0f;
 
 /// How long a processor that was told to stop is waited for, before it is told again: it may have been about to enter
 /// the guest.
@@ -52,6 +55,7 @@ pub(crate) struct Prepared {
     memory: GuestMemoryMmap,
     entry: Entry,
     slots: Vec<Arc<Slot>>,
+    power: Arc<Power>,
     cable: Cable,
 }
 
@@ -65,9 +69,11 @@ impl Prepared {
         for (number, disk) in (FIRST_DISK..).zip(&vm.disks) {
             slots.push(Disk::slot(number, disk, &memory)?);
         }
+        let power = Power::new(&vm.name).context("power")?;
+        slots.push(power.slot(POWER)?);
         let (pair, cable) = fabric.plug(vm, &memory)?;
         slots.push(pair);
-        Ok(Self { memory, entry, slots, cable })
+        Ok(Self { memory, entry, slots, power, cable })
     }
 }
 
@@ -81,8 +87,18 @@ pub(crate) struct Machine {
     /// Signalled when a processor has ended, or the guest wants a reset.
     end: EventFd,
     ended: Arc<AtomicBool>,
+    power: Arc<Power>,
     _vm: Vm,
     _cable: Cable,
+}
+
+/// How a machine's life ended.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Ended {
+    /// Its guest wants to start again.
+    Reset,
+    /// Its guest has powered it off.
+    Off,
 }
 
 /// Notes that something has ended.
@@ -117,7 +133,7 @@ fn make_vm(kvm: &Kvm, memory: GuestMemoryMmap) -> Result<Vm> {
 impl Machine {
     /// Makes it, with all processors.
     pub(crate) fn new(kvm: &Kvm, options: &VmOptions, prepared: Prepared) -> Result<Self> {
-        let Prepared { memory, entry, slots, cable } = prepared;
+        let Prepared { memory, entry, slots, power, cable } = prepared;
         let vm = make_vm(kvm, memory)?;
         let interrupts = KvmInterrupts::new(Arc::clone(vm.fd()))?;
         let mut events = Subscribers::new().context("cannot wait for events")?;
@@ -140,7 +156,9 @@ impl Machine {
         io.register_mmio(bars, Arc::new(BarMap::new(Arc::clone(&bus))))?;
         let end = add_ports(options, vm.fd(), &mut io, &mut events)?;
         let ended = Arc::new(AtomicBool::new(false));
-        events.add_subscriber(Box::new(End(end.try_clone()?, Arc::clone(&ended))));
+        for event in [&end, power.event()] {
+            events.add_subscriber(Box::new(End(event.try_clone()?, Arc::clone(&ended))));
+        }
         let shape = Shape::new(kvm, options.cpus)?;
         let cpus = (0..options.cpus).map(|number| {
             let cpu = vm.vcpu(number)?;
@@ -148,14 +166,14 @@ impl Machine {
             Ok(cpu)
         });
         let cpus = cpus.collect::<Result<Vec<_>>>()?;
-        Ok(Self { events, cpus, io: Arc::new(io), bus, end, ended, _vm: vm, _cable: cable })
+        Ok(Self { events, cpus, io: Arc::new(io), bus, end, ended, power, _vm: vm, _cable: cable })
     }
 
-    /// Runs it until it is reset.
+    /// Runs it until it is reset or powered off.
     ///
     /// # Errors
     /// A processor cannot go on.
-    pub(crate) fn run(mut self) -> Result<()> {
+    pub(crate) fn run(mut self) -> Result<Ended> {
         let stop = Arc::new(AtomicBool::new(false));
         let (results, ends) = mpsc::channel();
         let mut threads = Vec::new();
@@ -178,7 +196,7 @@ impl Machine {
         let result = stop_all(&threads, &ends);
         // Nothing touches the memory after this.
         self.bus.reset();
-        result
+        result.map(|()| if self.power.is_off() { Ended::Off } else { Ended::Reset })
     }
 }
 

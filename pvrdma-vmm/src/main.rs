@@ -11,6 +11,7 @@
 //! | `cpu` | processors |
 //! | `serial` | serial ports and the reset line |
 //! | `disk` | virtio block devices |
+//! | `power` | how a guest without ACPI powers itself off |
 
 mod boot;
 mod cpu;
@@ -19,6 +20,7 @@ mod fabric;
 mod machine;
 mod memory;
 mod options;
+mod power;
 mod serial;
 
 use std::process::ExitCode;
@@ -30,7 +32,7 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use fabric::Fabric;
-use machine::{Machine, Prepared};
+use machine::{Ended, Machine, Prepared};
 use options::{Options, VmOptions};
 
 fn main() -> ExitCode {
@@ -47,7 +49,7 @@ fn main() -> ExitCode {
 /// Everything is looked at before the first VM starts.
 fn run(options: &Options) -> Result<()> {
     let vms = options.vms()?;
-    let fabric = Arc::new(Fabric::new(options.mtu)?);
+    let fabric = Arc::new(Fabric::new(options.mtu, options.uplink()?)?);
     let prepare = |vm: &VmOptions| Prepared::new(vm, &fabric).with_context(|| vm.name.clone());
     let prepared = vms.iter().map(prepare).collect::<Result<Vec<_>>>()?;
     let kvm = cpu::open_kvm(&options.kvm)?;
@@ -70,10 +72,13 @@ fn run(options: &Options) -> Result<()> {
     ends.into_iter().collect()
 }
 
-/// From boot to boot. A machine that is reset is made anew, with memory of zeros.
+/// From boot to boot, until it is powered off. A machine that is reset is made anew, with memory of zeros.
 fn live(kvm: &kvm_ioctls::Kvm, fabric: &Arc<Fabric>, vm: &VmOptions, mut machine: Machine) -> Result<()> {
     loop {
-        machine.run()?;
+        if machine.run()? == Ended::Off {
+            println!("{}: powered off", vm.name);
+            return Ok(());
+        }
         println!("{}: reset", vm.name);
         machine = Machine::new(kvm, vm, Prepared::new(vm, fabric)?)?;
     }

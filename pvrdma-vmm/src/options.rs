@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
+use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdma_ether_link::vxlan::{TunnelAddress, Vni, VxlanConfig};
 use pvrdma_guest_memory::PinPolicy;
 use pvrdma_verbs::MacAddr;
 
@@ -27,6 +29,16 @@ pub(crate) struct Options {
     /// Command line of all kernels.
     #[arg(long, value_name = "TEXT", default_value = "console=ttyS0 reboot=k panic=-1")]
     append: String,
+    /// Link of the VMs' network to others, in the words of `pvrdmad`: af_packet:INTERFACE, vxlan:ADDRESS[:PORT],
+    /// tap:NAME, unix:PATH, unix-connect:PATH or unix-dgram:LOCAL:REMOTE.
+    #[arg(long, value_name = "LINK")]
+    uplink: Option<LinkSpec>,
+    /// Other end of a vxlan uplink; repeatable.
+    #[arg(long = "remote", value_name = "ADDRESS[:PORT]")]
+    remotes: Vec<TunnelAddress>,
+    /// VXLAN network identifier of the uplink [default: 0].
+    #[arg(long)]
+    vni: Option<Vni>,
     /// Bytes of an IP packet that the VMs' network carries.
     #[arg(long, default_value_t = 1500, value_parser = clap::value_parser!(u32).range(1280..=9000))]
     pub(crate) mtu: u32,
@@ -78,6 +90,23 @@ impl Options {
             vms.push(vm);
         }
         Ok(vms)
+    }
+
+    /// The uplink, a tunnel with its other ends.
+    pub(crate) fn uplink(&self) -> Result<Option<LinkSpec>> {
+        let Some(LinkSpec::Vxlan(tunnel)) = &self.uplink else {
+            ensure!(self.remotes.is_empty() && self.vni.is_none(), "--remote and --vni are for --uplink vxlan:ADDRESS");
+            return Ok(self.uplink.clone());
+        };
+        let tunnel = VxlanConfig {
+            remotes: self.remotes.iter().map(|TunnelAddress(remote)| *remote).collect(),
+            vni: self.vni.unwrap_or_default(),
+            ..tunnel.clone()
+        };
+        // Whoever sends from elsewhere is not listened to.
+        ensure!(!tunnel.remotes.is_empty(), "vxlan needs a --remote");
+        tunnel.check().context("--uplink")?;
+        Ok(Some(LinkSpec::Vxlan(tunnel)))
     }
 
     fn parse_vm(&self, text: &str) -> Result<VmOptions> {
@@ -158,6 +187,29 @@ mod tests {
         assert_eq!((vm.memory, vm.cpus, vm.pin, &vm.kernel), (2 << 30, 2, PinPolicy::All, &PathBuf::from("/k")));
         assert_eq!(vm.disks.iter().map(|disk| disk.writable).collect::<Vec<_>>(), [true, false]);
         assert_eq!((&vm.initramfs, &vm.console), (&None, &None));
+    }
+
+    #[test]
+    fn an_uplink_is_what_the_daemon_calls_one() {
+        let vm = "name=a,mac=52:54:00:00:00:01,kernel=/k";
+        let uplink = |words: &[&str]| Options::try_parse_from(["pvrdma-vmm", "--vm", vm].iter().chain(words))?.uplink();
+        assert_eq!(uplink(&[]).unwrap(), None);
+        assert_eq!(uplink(&["--uplink", "tap:tap0"]).unwrap(), Some(LinkSpec::Tap("tap0".parse().unwrap())));
+        let tunnel = ["--uplink", "vxlan:10.0.0.1", "--remote", "10.0.0.2", "--remote", "10.0.0.3:8472", "--vni", "7"];
+        let Some(LinkSpec::Vxlan(tunnel)) = uplink(&tunnel).unwrap() else { panic!("no tunnel") };
+        assert_eq!((tunnel.local.to_string(), tunnel.vni.get()), ("10.0.0.1:4789".to_owned(), 7));
+        assert_eq!(tunnel.remotes, ["10.0.0.2:4789".parse().unwrap(), "10.0.0.3:8472".parse().unwrap()]);
+        for (words, what) in [
+            (&["--uplink", "wire:eth0"][..], "af_packet:INTERFACE"),
+            (&["--remote", "10.0.0.2"], "vxlan"),
+            (&["--uplink", "tap:tap0", "--vni", "1"], "vxlan"),
+            (&["--uplink", "vxlan:10.0.0.1"], "--remote"),
+            (&["--uplink", "vxlan:10.0.0.1", "--remote", "fd00::1"], "IPv6"),
+            (&["--uplink", "vxlan:10.0.0.1", "--remote", "10.0.0.2", "--vni", "16777216"], "VNI"),
+        ] {
+            let error = format!("{:#}", uplink(words).unwrap_err());
+            assert!(error.contains(what), "{words:?}: {error}");
+        }
     }
 
     #[test]

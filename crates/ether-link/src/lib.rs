@@ -8,7 +8,7 @@
 //! Each kind of link has two halves. One needs privileges or paths: it opens, binds and sets options. The other is the
 //! link, made `from_` the descriptors that the first half gave; from then on it only reads, writes and waits. What it
 //! needs anew (a connection that ended, an interface that was deleted) it has from a [`Connector`]. `open`, `bind`,
-//! `listen` and `connect` do both at once, for a process that is allowed to.
+//! `listen` and `connect` do both at once, for a process that is allowed to; [`link_spec`] names any kind in words.
 //!
 //! * [`af_packet`]: an interface of this host;
 //! * [`unix`]: the socket back ends of QEMU, `stream` and `dgram`;
@@ -26,6 +26,7 @@ pub mod fault;
 mod frames;
 mod gso;
 mod interface_name;
+pub mod link_spec;
 pub mod memory;
 mod offload;
 pub mod switch;

@@ -1,6 +1,6 @@
 //! What a guest's kernel says about a test.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 
 use crate::vm::Vm;
 
@@ -8,6 +8,15 @@ use crate::vm::Vm;
 pub(crate) fn take_warnings(vm: &Vm) -> Result<Vec<String>> {
     let text = vm.run("dmesg --read-clear --decode")?;
     Ok(text.lines().filter(|line| is_warning(line)).map(str::to_owned).collect())
+}
+
+/// An error if there are such lines.
+pub(crate) fn check(vm: &Vm) -> Result<()> {
+    let warnings = take_warnings(vm)?;
+    if !warnings.is_empty() {
+        bail!("{}: kernel warnings:\n{}", vm.name(), warnings.join("\n"));
+    }
+    Ok(())
 }
 
 /// Whether a decoded line is a warning of one of the drivers, or of the kernel itself.

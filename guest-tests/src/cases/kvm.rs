@@ -54,13 +54,10 @@ fn boot(pair: &VmmPair) -> Result<String> {
             bail!("{}: interrupts:\n{}", vm.name(), vm.run("cat /proc/interrupts")?);
         }
     }
-    if let Some(host) = pair.host() {
-        let warnings = kernel_log::take_warnings(host)?;
-        if !warnings.is_empty() {
-            bail!("the host's kernel warns:\n{}", warnings.join("\n"));
-        }
-    }
-    Ok(pair.description())
+    pair.host().map_or(Ok(()), |host| kernel_log::check(host.vm()))?;
+    let exits = pair.exits()?;
+    let exits: Vec<_> = exits.iter().map(|exits| format!("{} ({} to memory space)", exits.all, exits.mmio)).collect();
+    Ok(format!("{}, exits {}", pair.description(), exits.join(" and ")))
 }
 
 /// What the network card carries: small packets, and some that are cut.
@@ -97,10 +94,7 @@ fn killed(pair: &VmmPair) -> Result<String> {
     b.wait_until("rdma resource show qp | grep -q RTS", Duration::from_secs(120))?;
     pair.kill()?;
     let Some(host) = pair.host() else { return Ok("gone".to_owned()) };
-    host.wait_until("! pidof pvrdma-vmm", Duration::from_secs(60))?;
-    let warnings = kernel_log::take_warnings(host)?;
-    if !warnings.is_empty() {
-        bail!("the host's kernel warns:\n{}", warnings.join("\n"));
-    }
+    host.vm().wait_until("! pidof pvrdma-vmm", Duration::from_secs(60))?;
+    kernel_log::check(host.vm())?;
     Ok("gone, and the host's kernel has nothing to say".to_owned())
 }

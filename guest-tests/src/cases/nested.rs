@@ -3,7 +3,7 @@
 use std::net::{IpAddr, Ipv4Addr};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 
 use super::case::Case;
 use super::host_adapter::{DEVICE, IP, PlayedHost, TOOLS, nothing_left};
@@ -35,10 +35,7 @@ fn on_rxe(image: &GuestImage) -> Result<String> {
     let run = || -> Result<String> {
         let text = in_host(&vm)?;
         nothing_left(&vm)?;
-        let warnings = kernel_log::take_warnings(&vm)?;
-        if !warnings.is_empty() {
-            bail!("kernel warnings:\n{}", warnings.join("\n"));
-        }
+        kernel_log::check(&vm)?;
         Ok(text)
     };
     run().with_context(|| vm.diagnosis())

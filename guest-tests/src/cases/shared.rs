@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow};
 
 use super::case::{Case, Skipped};
 use super::kernel_log;
@@ -106,10 +106,7 @@ fn judge<M: Machines>(machines: &M, run: &dyn Fn(&M) -> Result<String>) -> Resul
 
 fn check_logs<M: Machines>(machines: &M) -> Result<()> {
     for vm in machines.vms() {
-        let warnings = kernel_log::take_warnings(vm)?;
-        if !warnings.is_empty() {
-            bail!("{}: kernel warnings:\n{}", vm.name(), warnings.join("\n"));
-        }
+        kernel_log::check(vm)?;
     }
     Ok(())
 }

@@ -7,7 +7,6 @@ use std::os::unix::fs::FileTypeExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use event_manager::{EventOps, EventSet, Events, MutEventSubscriber};
@@ -17,7 +16,6 @@ use vm_device::bus::{PioAddress, PioAddressOffset};
 use vm_superio::serial::{NoEvents, SerialEvents};
 use vm_superio::{I8042Device, Serial, Trigger};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
-use vmm_sys_util::timerfd::TimerFd;
 
 /// An event as the devices of `vm-superio` want it.
 #[derive(Debug)]
@@ -48,10 +46,40 @@ type Output = Box<dyn Write + Send>;
 /// A serial port on the bus.
 pub(crate) struct Port<E: SerialEvents>(Serial<Line, E, Output>);
 
+// Registers of a 16550A, and bits in them.
+const INTERRUPT_ENABLE: u8 = 1;
+const ENABLE_RECEIVED: u8 = 1;
+const INTERRUPT_IDENTIFICATION: u8 = 2;
+/// Received data, from a port with FIFOs.
+const RECEIVED: u8 = 0xc4;
+const LINE_CONTROL: u8 = 3;
+const DIVISOR_LATCH: u8 = 1 << 7;
+/// Bytes that a port keeps for its guest.
+const FIFO: usize = 64;
+
+impl<E: SerialEvents> Port<E> {
+    /// Returns `true` if bytes wait for a guest that wants to be told of them.
+    fn has_received(&mut self) -> bool {
+        self.0.fifo_capacity() < FIFO
+            && self.0.read(LINE_CONTROL) & DIVISOR_LATCH == 0
+            && self.0.read(INTERRUPT_ENABLE) & ENABLE_RECEIVED != 0
+    }
+
+    /// Reads a register. `vm-superio` takes "received data" back as soon as one byte is read, though more wait. Linux's
+    /// driver reads at most 256 bytes and then asks once more; told that there is nothing, it waits for an interrupt
+    /// that never comes. On a 16550A this condition lasts until the FIFO is empty.
+    fn read(&mut self, register: u8) -> u8 {
+        match register {
+            INTERRUPT_IDENTIFICATION if self.has_received() => RECEIVED,
+            _ => self.0.read(register),
+        }
+    }
+}
+
 impl<E: SerialEvents> MutDevicePio for Port<E> {
     fn pio_read(&mut self, _base: PioAddress, offset: PioAddressOffset, data: &mut [u8]) {
         match (data, u8::try_from(offset)) {
-            ([byte], Ok(offset)) => *byte = self.0.read(offset),
+            ([byte], Ok(offset)) => *byte = self.read(offset),
             (data, _) => data.fill(0xff),
         }
     }
@@ -105,21 +133,12 @@ pub(crate) struct Input {
     port: SocketPort,
     from: File,
     drained: EventFd,
-    /// The line is a level in hardware and a pulse here. While bytes wait for the guest, it is pulsed again.
-    again: TimerFd,
-    /// How long they wait for that.
-    wait: Duration,
     /// The port is full: nothing is read.
     paused: bool,
 }
 
 const INPUT: u32 = 0;
 const DRAINED: u32 = 1;
-const AGAIN: u32 = 2;
-/// How long bytes wait before the line is pulsed again: at first, and at most if nobody reads.
-const WAIT: [Duration; 2] = [Duration::from_millis(20), Duration::from_secs(1)];
-/// Bytes that a port keeps for its guest.
-const FIFO: usize = 64;
 
 /// The second port, with what feeds it. `path` is a Unix socket that somebody listens at, or a character device.
 pub(crate) fn connected(path: &Path) -> Result<(SocketPort, EventFd, Input)> {
@@ -135,8 +154,7 @@ pub(crate) fn connected(path: &Path) -> Result<(SocketPort, EventFd, Input)> {
     let output: Output = Box::new(from.try_clone()?);
     let serial = Serial::with_events(line, Drained(drained.try_clone()?), output);
     let port = Arc::new(Mutex::new(Port(serial)));
-    let again = TimerFd::new()?;
-    Ok((Arc::clone(&port), event, Input { port, from, drained, again, wait: WAIT[0], paused: false }))
+    Ok((Arc::clone(&port), event, Input { port, from, drained, paused: false }))
 }
 
 impl Input {
@@ -159,35 +177,8 @@ impl Input {
             }
             Ok(count) => {
                 let _ = port.0.enqueue_raw_bytes(bytes.get(..count).unwrap_or_default());
-                drop(port);
-                self.wait = WAIT[0];
-                self.pulse_later();
             }
             Err(error) => debug!("serial port: {error}"),
-        }
-    }
-
-    fn pulse_later(&mut self) {
-        if let Err(error) = self.again.reset(self.wait, None) {
-            debug!("serial port: {error}");
-        }
-    }
-
-    /// Some time has passed. The guest may have missed a pulse.
-    fn pulse(&mut self) {
-        let _ = self.again.wait();
-        let waits = {
-            let port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
-            let waits = port.0.fifo_capacity() < FIFO;
-            if waits {
-                // Fails only if nobody has looked for 2^64 pulses.
-                let _ = port.0.interrupt_evt().trigger();
-            }
-            waits
-        };
-        if waits {
-            self.wait = (self.wait * 2).min(WAIT[1]);
-            self.pulse_later();
         }
     }
 
@@ -200,10 +191,8 @@ impl Input {
 
 impl MutEventSubscriber for Input {
     fn process(&mut self, events: Events, ops: &mut EventOps<'_>) {
-        match events.data() {
-            INPUT => return self.read(ops),
-            AGAIN => return self.pulse(),
-            _ => {}
+        if events.data() == INPUT {
+            return self.read(ops);
         }
         let _ = self.drained.read();
         if std::mem::take(&mut self.paused) {
@@ -215,7 +204,6 @@ impl MutEventSubscriber for Input {
         let watched = [
             Events::with_data(&self.from, INPUT, EventSet::IN),
             Events::with_data(&self.drained, DRAINED, EventSet::IN),
-            Events::with_data(&self.again, AGAIN, EventSet::IN),
         ];
         if let Err(error) = watched.into_iter().try_for_each(|events| ops.add(events)) {
             // Log: once in the life of a machine, and nothing of a guest is in it.

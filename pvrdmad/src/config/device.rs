@@ -3,13 +3,13 @@
 use std::fs;
 
 use pvrdma_dev::DeviceConfig;
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_rxe::{Congestion, PortRules, ShareConfig};
 use pvrdma_verbs::{GidType, Peers, Random, Rules};
 use serde::{Deserialize, Serialize};
 
 use super::access::access;
 use super::address;
-use super::link::LinkSpec;
 use super::place::SocketPlace;
 use super::spec::{DeviceSpec, Mac, NAME_RULE, is_name};
 use super::words::{MemoryFiles, Pcp, Pin, Roce, Switch};

@@ -2,11 +2,12 @@
 
 use std::fmt::Write;
 
+use pvrdma_ether_link::link_spec::LINKS;
+
 use super::backend::IbverbsSpec;
 use super::control::ControlKeys;
 use super::fault::FaultKeys;
 use super::keys::Keys;
-use super::link::LINKS;
 use super::spec::{DeviceSpec, NetworkSpec};
 
 /// Column where explanations begin.

@@ -10,7 +10,6 @@ mod error;
 mod fault;
 pub(crate) mod help;
 mod keys;
-mod link;
 mod load;
 mod network;
 mod pairs;
@@ -32,7 +31,6 @@ pub use self::control::ControlSpec;
 pub use self::device::{Device, MemoryRules};
 pub use self::error::ConfigError;
 pub use self::fault::FaultSpec;
-pub use self::link::LinkSpec;
 pub use self::load::{Config, ConfigSpec};
 pub use self::network::Network;
 pub use self::place::SocketPlace;
@@ -41,5 +39,8 @@ pub use self::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 pub use self::vlan::VlanWord;
 pub use self::words::{Isolate, LinkState, MemoryFiles, Pin, Roce, SandboxMode, Switch};
 #[cfg(test)]
-pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, fault::FaultKeys, keys::Keys, link::LINKS};
+pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, fault::FaultKeys, keys::Keys};
 pub use crate::socket::{Inherited, SocketAccess};
+#[cfg(test)]
+pub(crate) use pvrdma_ether_link::link_spec::LINKS;
+pub use pvrdma_ether_link::link_spec::LinkSpec;

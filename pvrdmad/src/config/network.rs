@@ -1,5 +1,6 @@
 //! A network: what its devices share.
 
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD};
 use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::Peers;
@@ -8,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use super::device::Device;
 use super::error::ConfigError;
 use super::fault::FaultSpec;
-use super::link::LinkSpec;
 use super::rate::BitRate;
 use super::spec::{NAME_RULE, NetworkSpec, is_name};
 use super::tunnel::TunnelKeys;

@@ -3,6 +3,7 @@
 use std::fmt::Write;
 
 use pvrdma_dev::{LimitKey, Limits};
+use pvrdma_ether_link::link_spec::LINKS;
 
 use super::backend::IbverbsSpec;
 use super::congestion::CongestionSpec;
@@ -10,7 +11,6 @@ use super::control::ControlKeys;
 use super::fault::FaultKeys;
 use super::help;
 use super::keys::Keys;
-use super::link::LINKS;
 use super::spec::{DeviceSpec, NetworkSpec};
 
 const HEAD: &str = "\

@@ -3,13 +3,13 @@
 use std::collections::{HashMap, HashSet};
 use std::path::{Path, PathBuf};
 
+use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::vxlan::VxlanConfig;
 use pvrdma_rxe::{ShareConfig, VlanMode};
 
 use super::backend::BackendSpec;
 use super::error::ConfigError;
 use super::keys::similar;
-use super::link::LinkSpec;
 use super::load::Config;
 use super::network::Network;
 use super::place::SocketPlace;

@@ -3,6 +3,8 @@
 use std::str::FromStr;
 
 use pvrdma_dev::Limits;
+use pvrdma_ether_link::link_spec::LinkSpec;
+use pvrdma_ether_link::vxlan::TunnelAddress;
 use pvrdma_rxe::ForgedTransmits;
 use pvrdma_verbs::{MacAddr, Prefix};
 
@@ -10,11 +12,10 @@ use super::access::{GroupId, Mode, UserId};
 use super::address::AddressWord;
 use super::fault::FaultSpec;
 use super::keys::{deserialize_from_str, keys, word};
-use super::link::LinkSpec;
 use super::pairs::{Syntax, from_pairs};
 use super::place::SocketPlace;
 use super::rate::BitRate;
-use super::tunnel::{Learn, TunnelAddress};
+use super::tunnel::Learn;
 use super::vlan::VlanWord;
 use super::words::{MemoryFiles, Pcp, Pin, Roce, Switch};
 

@@ -1,29 +1,7 @@
 //! What only a tunnel needs to know.
 
-use std::net::{IpAddr, SocketAddr};
-use std::str::FromStr;
-
-use pvrdma_ether_link::vxlan::{VXLAN_PORT, Vni, VxlanConfig, VxlanError};
+use pvrdma_ether_link::vxlan::{TunnelAddress, Vni, VxlanConfig, VxlanError};
 use serde::Deserialize;
-
-use super::keys::deserialize_from_str;
-
-/// `ADDRESS` or `ADDRESS:PORT`, where the port of VXLAN is the default; an IPv6 address with a port stands in brackets.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct TunnelAddress(pub SocketAddr);
-
-impl FromStr for TunnelAddress {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let plain = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
-        let with_default = |_| plain.parse().map(|ip: IpAddr| SocketAddr::new(ip, VXLAN_PORT));
-        let address = text.parse().or_else(with_default);
-        address.map(Self).map_err(|_| format!("'{text}' is not an IP address, IPv4:PORT or [IPv6]:PORT"))
-    }
-}
-
-deserialize_from_str!(TunnelAddress);
 
 /// What a tunnel learns from what comes.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]

@@ -2,7 +2,8 @@
 
 use std::collections::HashSet;
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -10,8 +11,34 @@ use thiserror::Error;
 use super::header::Vni;
 use super::table::MAX_REMOTES;
 
+/// The UDP port of VXLAN (RFC 7348, section 5).
+pub const VXLAN_PORT: u16 = 4789;
 /// Networks at one address and port. The program that tells them apart is half as long as the kernel allows.
 pub const MAX_NETWORKS: usize = 1024;
+
+/// `ADDRESS` or `ADDRESS:PORT`, where the port of VXLAN is the default; an IPv6 address with a port stands in brackets.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Deserialize)]
+#[serde(try_from = "String")]
+pub struct TunnelAddress(pub SocketAddr);
+
+impl FromStr for TunnelAddress {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let plain = text.strip_prefix('[').and_then(|text| text.strip_suffix(']')).unwrap_or(text);
+        let with_default = |_| plain.parse().map(|ip: IpAddr| SocketAddr::new(ip, VXLAN_PORT));
+        let address = text.parse().or_else(with_default);
+        address.map(Self).map_err(|_| format!("'{text}' is not an IP address, IPv4:PORT or [IPv6]:PORT"))
+    }
+}
+
+impl TryFrom<String> for TunnelAddress {
+    type Error = String;
+
+    fn try_from(text: String) -> Result<Self, String> {
+        text.parse()
+    }
+}
 
 /// One end of a tunnel.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -37,7 +64,7 @@ pub enum VxlanError {
     TooManyRemotes(usize),
     /// Two remotes cannot be told apart.
     #[error("two remotes have the address {0}")]
-    SameAddress(std::net::IpAddr),
+    SameAddress(IpAddr),
     /// It cannot be reached from there.
     #[error("the remote {remote} cannot be reached from {local}: one is IPv4 and the other IPv6")]
     Family {
@@ -51,7 +78,7 @@ pub enum VxlanError {
     NoHost(SocketAddr),
     /// The address is somebody else's.
     #[error("{0} is not an address of this host")]
-    NotOurs(std::net::IpAddr),
+    NotOurs(IpAddr),
     /// Datagrams could not be told apart.
     #[error("VNI {vni} is in use at {local}")]
     SameVni {

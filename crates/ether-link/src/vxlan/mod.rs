@@ -49,14 +49,11 @@ use self::table::Learned;
 use super::{Frames, Link, LinkInspect, Readiness};
 use crate::Clock;
 
-pub use config::{MAX_NETWORKS, VxlanConfig, VxlanError};
+pub use config::{MAX_NETWORKS, TunnelAddress, VXLAN_PORT, VxlanConfig, VxlanError};
 pub use header::Vni;
 pub use shared_port::{VxlanPort, VxlanPorts, VxlanSockets};
 pub use sockets::sockets;
 pub use table::{AGE, MAX_REMOTES, MAX_STATIONS};
-
-/// The UDP port of VXLAN (RFC 7348, section 5).
-pub const VXLAN_PORT: u16 = 4789;
 
 /// Bytes that a tunnel adds to an IP packet, over IPv4: the inner Ethernet header, VXLAN, UDP and IP.
 pub const IPV4_OVERHEAD: u32 = 14 + 8 + 8 + 20;

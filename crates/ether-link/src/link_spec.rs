@@ -1,15 +1,20 @@
-//! A link in the words of the command line.
+//! A link in the words of a command line.
 
 use std::fmt;
+use std::io;
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
-
-use pvrdma_ether_link::InterfaceName;
-use pvrdma_ether_link::vxlan::{VXLAN_PORT, Vni, VxlanConfig};
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use thiserror::Error;
 
-use super::tunnel::TunnelAddress;
+use crate::af_packet::{AfPacketError, AfPacketLink, AfPacketSocket, VlanFilter};
+use crate::tap::{TapError, TapLink};
+use crate::unix::{DatagramLink, StreamLink};
+use crate::vxlan::{TunnelAddress, VXLAN_PORT, Vni, VxlanConfig, VxlanError, VxlanLink};
+use crate::{InterfaceName, Link, MonotonicClock};
 
 /// One end of a link.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -35,7 +40,7 @@ pub enum LinkSpec {
 }
 
 impl LinkSpec {
-    /// The socket that the daemon makes for it, if it makes one.
+    /// The socket that is made for it, if one is.
     pub fn socket(&self) -> Option<&Path> {
         match self {
             Self::Listen(path) | Self::Datagrams { local: path, .. } => Some(path),
@@ -52,10 +57,62 @@ impl LinkSpec {
         };
         paths.into_iter().flatten().map(PathBuf::as_path)
     }
+
+    /// Opens the link, for a process that may and needs nobody else to. Of an interface of the host it takes frames
+    /// without a VLAN tag, to the addresses that it is told later ([`Link::set_addresses`]).
+    ///
+    /// # Errors
+    /// The system refuses: no right to, no such interface, a socket's path that is taken.
+    pub fn open(&self) -> Result<Arc<dyn Link>, LinkError> {
+        let at = |path: &Path| {
+            let path = path.to_owned();
+            move |source| LinkError::Socket { path, source }
+        };
+        Ok(match self {
+            Self::Listen(path) => {
+                let listener = UnixListener::bind(path).and_then(StreamLink::listen);
+                Arc::new(listener.map_err(at(path))?)
+            }
+            Self::Connect(path) => Arc::new(StreamLink::connect(path.clone())),
+            Self::Datagrams { local, remote } => {
+                let socket = UnixDatagram::bind(local).and_then(|socket| DatagramLink::new(socket, remote.clone()));
+                Arc::new(socket.map_err(at(local))?)
+            }
+            Self::Vxlan(config) => Arc::new(VxlanLink::bind(config, Arc::new(MonotonicClock::default()))?),
+            Self::AfPacket(name) => {
+                let host = AfPacketSocket::open(name.as_str(), VlanFilter::Untagged)?;
+                let socket = host.descriptor().map_err(at(name.as_str().as_ref()))?;
+                Arc::new(AfPacketLink::from_socket(name.as_str(), socket, Arc::new(host)))
+            }
+            Self::Tap(name) => Arc::new(TapLink::open(name.clone())?),
+        })
+    }
 }
 
-/// Kinds of links with what they are, for `--help` and the reference page.
-pub(crate) const LINKS: [(&str, &str); 6] = [
+/// Why a link cannot be opened.
+#[derive(Debug, Error)]
+pub enum LinkError {
+    /// An interface of the host.
+    #[error(transparent)]
+    AfPacket(#[from] AfPacketError),
+    /// A virtual interface.
+    #[error(transparent)]
+    Tap(#[from] TapError),
+    /// A tunnel.
+    #[error(transparent)]
+    Vxlan(#[from] VxlanError),
+    /// Another socket.
+    #[error("{}: {source}", path.display())]
+    Socket {
+        /// Where it was to be.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// Kinds of links with what they are, for help texts.
+pub const LINKS: [(&str, &str); 6] = [
     ("af_packet:INTERFACE", "an interface of this host; needs CAP_NET_RAW"),
     ("vxlan:ADDRESS[:PORT]", "a tunnel over UDP from this address; uplink only"),
     ("tap:NAME", "an interface of this host that ends here"),
@@ -131,6 +188,25 @@ mod tests {
         {
             assert!(wrong.parse::<LinkSpec>().unwrap_err().contains(word), "{wrong}");
         }
+    }
+
+    /// Opened by their words; what is taken is named.
+    #[test]
+    fn links_are_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let open = |text: &str| text.parse::<LinkSpec>().unwrap().open();
+        let ends = [
+            [format!("unix:{}", path("s")), format!("unix-connect:{}", path("s"))],
+            [format!("unix-dgram:{}:{}", path("a"), path("b")), format!("unix-dgram:{}:{}", path("b"), path("a"))],
+        ];
+        for ends in ends {
+            let links = ends.each_ref().map(|text| open(text).unwrap());
+            assert_eq!(links.each_ref().map(|link| link.inspect().kind), ["unix"; 2]);
+            let error = open(&ends[0]).unwrap_err().to_string();
+            assert!(error.contains(&folder.path().display().to_string()), "{error}");
+        }
+        assert!(open("af_packet:not-there").unwrap_err().to_string().contains("not-there"));
     }
 
     #[test]
