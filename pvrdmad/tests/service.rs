@@ -1,5 +1,5 @@
 //! The program as a service: readiness, watchdog, reload, and sockets that were passed on.
-#![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
+#![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::fs;
 use std::io::{ErrorKind, Read};

@@ -25,8 +25,8 @@ struct Passed {
 }
 
 impl Inherited {
-    /// Takes what `LISTEN_FDS` announces, so that no process that we start has it. Changes the environment: only for the
-    /// beginning of a program, when it has one thread.
+    /// Takes what `LISTEN_FDS` announces, so that no process that we start has it. Changes the environment: only for
+    /// the beginning of a program, when it has one thread.
     ///
     /// # Errors
     /// A descriptor is no Unix stream socket that listens.
