@@ -13,10 +13,12 @@ use crate::convert::{self, Route};
 use crate::gid::{HostGid, HostGids};
 use crate::sys::library::Library;
 use crate::sys::{QPT_RC, QpCap, SEND_SIGNALED, Sge, Wc};
-use crate::verbs::{Channel, HostCq, HostDevice, HostMr, HostOp, HostPd, HostQp, HostQpInit, SendBatch};
+use crate::verbs::{Channel, HostCq, HostDevice, HostMr, HostOp, HostPd, HostQp, HostQpInit, RecvBatch, SendBatch};
 
 /// Requests that a [`BareQp`] may have in flight.
 pub const DEPTH: u32 = 64;
+/// Receives that it may have.
+pub const RECEIVES: u32 = 512;
 /// Virtual address of each buffer.
 const START: u64 = 0x10_0000_0000;
 
@@ -47,7 +49,8 @@ impl BareQp {
         let memory = Arc::new(MmapRegion::new(bytes).map_err(io::Error::other)?);
         let mapping = ContiguousMapping::map(&[HostPiece { mapping: memory, offset: 0, len: bytes, writable: true }])?;
         let mr = HostMr::register(&pd, mapping, 0, bytes, START, convert::access(Access::all()))?;
-        let cap = QpCap { max_send_wr: DEPTH, max_recv_wr: 1, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
+        let cap =
+            QpCap { max_send_wr: DEPTH, max_recv_wr: RECEIVES, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
         let qp = HostQp::new(HostQpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type: QPT_RC })?;
         Ok(Self { qp, cq, mr, gid, batch: SendBatch::default(), entries: [Wc::default(); DEPTH as usize] })
@@ -103,6 +106,24 @@ impl BareQp {
             self.batch.push(0, SEND_SIGNALED, op, &[sge]);
         }
         self.qp.post_send(&mut self.batch).1
+    }
+
+    /// Posts a receive of `length` bytes, which comes back when the queue pair ends.
+    ///
+    /// # Errors
+    /// The adapter does not take it.
+    pub fn post_receive(&self, length: u32) -> io::Result<()> {
+        let mut batch = RecvBatch::default();
+        batch.push(0, &[Sge { addr: START, length, lkey: self.mr.lkey() }]);
+        self.qp.post_recv(&mut batch).1
+    }
+
+    /// Asks for an event with the next completion. Nobody waits for it.
+    ///
+    /// # Errors
+    /// The adapter refuses.
+    pub fn arm(&self) -> io::Result<()> {
+        self.cq.arm()
     }
 
     /// Polls the completion queue once. Returns how many requests have completed.

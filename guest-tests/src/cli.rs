@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::bench::wire::PeerOptions;
+use crate::doorbells::DoorbellOptions;
 use crate::lab::LabCli;
 use crate::net_peer::NetPeer;
 use crate::pair::LinkKind;
@@ -54,6 +55,9 @@ pub(crate) enum Command {
     /// One side of checked traffic over network cards, in a guest.
     #[command(hide = true, subcommand)]
     NetPeer(NetPeer),
+    /// Rings the doorbells of a device, in a guest.
+    #[command(hide = true)]
+    Doorbells(DoorbellOptions),
     /// Checks of the host's adapter as a backend, started in a guest that plays the host.
     #[command(name = "hca", hide = true, subcommand)]
     HostAdapter(HostAdapterCommand),

@@ -23,12 +23,23 @@ impl KvmHost {
     /// Boots it. What is on `tools` is in [`TOOLS`]; each port, a name and a socket where somebody listens, is a device
     /// there, see [`Self::port`].
     pub(crate) fn boot(image: &GuestImage, directory: &Path, tools: Disk, ports: &[(&str, &Path)]) -> Result<Self> {
+        Self::boot_with(image, directory, tools, ports, |builder| builder)
+    }
+
+    /// The same with what else the machine is to have.
+    pub(crate) fn boot_with(
+        image: &GuestImage,
+        directory: &Path,
+        tools: Disk,
+        ports: &[(&str, &Path)],
+        more: impl FnOnce(VmBuilder) -> VmBuilder,
+    ) -> Result<Self> {
         let disk = tools.build()?;
         let mut builder = VmBuilder::new(image, directory).name("host").cpus(2).memory_mib(MEMORY_MIB).disk(&disk);
         for (name, socket) in ports {
             builder = builder.port(name, socket);
         }
-        let vm = builder.boot()?;
+        let vm = more(builder).boot()?;
         vm.run(&format!("mkdir {TOOLS} && mount -o ro /dev/vdb {TOOLS} && modprobe kvm_amd && [ -c /dev/kvm ]"))
             .with_context(|| format!("no KVM in the guest\n{}", vm.diagnosis()))?;
         Ok(Self(vm))

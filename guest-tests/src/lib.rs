@@ -12,6 +12,7 @@ mod demo;
 mod device_pair;
 #[cfg(test)]
 mod documents;
+mod doorbells;
 mod endpoints;
 mod guest_with_daemon;
 mod host_adapter;
@@ -64,6 +65,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
         Command::Agent => agent::serve()?,
         Command::NetPeer(peer) => net_peer::run(&peer)?,
+        Command::Doorbells(options) => doorbells::ring(&options)?,
         Command::HostAdapter(command) => host_adapter::run(&command)?,
         Command::WirePeer(options) => bench::wire::run_peer(&options)?,
         Command::WireInGuest { loss } => bench::wire::run_in_guest(loss)?,

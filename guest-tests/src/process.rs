@@ -56,15 +56,23 @@ impl BoundChild {
 
     /// Asks the child to end and reports how it did; kills it after `timeout`.
     pub(crate) fn terminate(&mut self, timeout: Duration) -> Option<ExitStatus> {
-        let deadline = Instant::now() + timeout;
         self.signal(rustix::process::Signal::TERM);
+        let status = self.wait(timeout);
+        if status.is_none() {
+            self.kill();
+        }
+        status
+    }
+
+    /// Waits until the child ends by itself, at most so long, and reports how it did.
+    pub(crate) fn wait(&mut self, timeout: Duration) -> Option<ExitStatus> {
+        let deadline = Instant::now() + timeout;
         while Instant::now() < deadline {
             if let Some(status) = self.exited() {
                 return Some(status);
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        self.kill();
         None
     }
 

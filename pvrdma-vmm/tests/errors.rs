@@ -107,6 +107,17 @@ fn memory_that_cannot_be_locked() {
 }
 
 #[test]
+fn an_uplink_that_is_not_there() {
+    let kernel = kernel();
+    let with = |words: &[&str], what: &str| {
+        refused(&[&["--kernel", text(kernel.path()), "--vm", VM], words].concat(), what);
+    };
+    with(&["--uplink", "af_packet:not-there"], "uplink af_packet:not-there: ");
+    with(&["--uplink", "unix:/nowhere/socket"], "uplink unix:/nowhere/socket: /nowhere/socket: ");
+    with(&["--uplink", "vxlan:127.0.0.1"], "vxlan needs a --remote");
+}
+
+#[test]
 fn a_vm_that_makes_no_sense() {
     let kernel = kernel();
     let kernel = text(kernel.path());

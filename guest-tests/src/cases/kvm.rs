@@ -2,12 +2,14 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
+use super::exits::{self, Costs};
 use super::programs::{self, Program};
 use super::shared::{Machines, Shared};
 use super::{kernel_log, nvme};
+use crate::pair::PVRDMA_DEVICE;
 use crate::vm::Vm;
 use crate::vmm_pair::VmmPair;
 
@@ -32,9 +34,15 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.extend(programs::cases("kvm", &connected, &shared, run));
     cases.extend(programs::cases("kvm", &datagrams, &shared, run));
     cases.push(shared.case("kvm/network", network));
+    cases.push(shared.case("kvm/exits", exits_of_doorbells));
     cases.push(shared.case("kvm/nvme-fio-verify", |pair| nvme::between(pair.vms(), pair.addresses()[0], 16)));
+    // Over the wire, with a guest of a daemon.
+    let run = |pair: &VmmPair, program: &Program, server: usize| program.run(&pair.uplink_endpoints()?, server);
+    cases.extend(programs::cases("kvm/uplink", &programs::PATIENT, &shared, run));
+    cases.extend(programs::cases("kvm/uplink", &datagrams, &shared, run));
     cases.push(shared.case("kvm/reboot", reboot));
     cases.push(shared.last_case("kvm/killed", killed));
+    cases.push(Shared::new(VmmPair::boot_alone).last_case("kvm/powered-off", powered_off));
     cases.into_iter().map(|case| case.slow(WHEN)).collect()
 }
 
@@ -43,7 +51,9 @@ const WHEN: &str = "takes minutes; runs when asked for: --only kvm/";
 
 /// Both functions are where the driver wants them, with MSI-X, and the VMM found real KVM.
 fn boot(pair: &VmmPair) -> Result<String> {
-    for vm in pair.vms() {
+    for (vm, cpus) in pair.vms().into_iter().zip(pair.cpus()) {
+        let found = vm.run("nproc")?;
+        ensure!(found.trim() == cpus.to_string(), "{}: {found} processors instead of {cpus}", vm.name());
         let drivers =
             vm.run("for f in 0 1; do basename $(readlink /sys/bus/pci/devices/0000:00:10.$f/driver); done")?;
         if drivers.split_whitespace().ne(["vmxnet3", "vmw_pvrdma"]) {
@@ -74,12 +84,38 @@ fn network(pair: &VmmPair) -> Result<String> {
     Ok(String::new())
 }
 
+/// What the guest leaves its processor for, counted by KVM, and what a write takes.
+fn exits_of_doorbells(pair: &VmmPair) -> Result<String> {
+    let [a, _] = pair.vms();
+    let exits = || pair.exits()?.first().copied().context("KVM counts for no VM");
+    let costs = Costs::measure(a, PVRDMA_DEVICE, &exits)?;
+    ensure!(costs.each().all(|each| each < 1.5), "a doorbell stops the processor once: {costs}");
+    let latency = exits::write_latency(&pair.endpoints()?)?;
+    Ok(format!("{costs}; a write of 8 bytes {latency:.0} us"))
+}
+
 fn reboot(pair: &VmmPair) -> Result<String> {
     let [a, _] = pair.vms();
     a.reboot()?;
     pair.bring_up(0)?;
     let [rc, ..] = programs::CONNECTED;
     rc.run(&pair.endpoints()?, 1).context("after the reboot")
+}
+
+/// A guest powers itself off: its VM ends and the other goes on; with the last one the VMM ends, and nothing is wrong.
+fn powered_off(pair: &VmmPair) -> Result<String> {
+    // It ends with the guest, so its end is not waited for.
+    let power_off = |vm: &Vm| vm.spawn("modprobe pvpanic-pci && sync && /bed/busybox poweroff -f");
+    let [a, b] = pair.vms();
+    let _job = power_off(a)?;
+    pair.wait_for_vms(1)?;
+    b.run("rdma link show")?;
+    let _job = power_off(b)?;
+    let said = pair.ended()?;
+    for name in ["a", "b"] {
+        ensure!(said.contains(&format!("{name}: powered off")), "what the VMM said:\n{said}");
+    }
+    Ok(String::new())
 }
 
 /// The VMM is killed while memory is written: nothing of it is left, and the host's kernel does not complain.

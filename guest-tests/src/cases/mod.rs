@@ -7,6 +7,7 @@ mod daemon;
 mod dissect;
 mod errors;
 mod exchange;
+pub(crate) mod exits;
 pub(crate) mod host_adapter;
 mod host_adapter_cm;
 mod integrity;

@@ -109,6 +109,18 @@ pub(crate) const SMOKE: [Program; 4] = [
     RPING.one_way(),
 ];
 
+/// Programs whose connections wait for seconds: for a wire between machines of which one stands still now and then. The
+/// ping-pongs give up after half a second.
+pub(crate) const PATIENT: [Program; 7] = [
+    perftest("send_bw", "ib_send_bw", "-u 20 -n 20 -s 65536").one_way(),
+    perftest("write_bw", "ib_write_bw", "-u 20 -n 20 -s 65536").one_way(),
+    perftest("read_bw", "ib_read_bw", "-u 20 -n 20 -s 65536").one_way(),
+    perftest("atomic_bw", "ib_atomic_bw", "-u 20 -n 100").one_way(),
+    perftest("write_lat", "ib_write_lat", "-C -u 20 -n 20 -s 8192").one_way(),
+    RPING.one_way(),
+    UCMATOSE.one_way(),
+];
+
 /// Programs with thousands of packets, of which some are lost on a bad cable.
 pub(crate) const LOSSY: [Program; 4] = [
     perftest("send_bw", "ib_send_bw", "-n 50 -s 65536"),

@@ -1,0 +1,56 @@
+//! How often a guest's processors leave it for what its programs do with the device, counted by KVM.
+
+use anyhow::{Context, Result, ensure};
+
+use super::perftest;
+use crate::endpoints::Endpoints;
+use crate::kvm_host::Exits;
+use crate::vm::Vm;
+
+/// How often each thing is done.
+const COUNT: u32 = 500;
+/// What else leaves the guest while a program runs that does nothing, at most: the network card is idle.
+const NOISE: u64 = COUNT as u64 / 10;
+
+/// Exits for accesses to memory space: of one post, one poll of an empty completion queue, and one arm.
+pub(crate) struct Costs(Vec<(&'static str, f64)>);
+
+impl Costs {
+    /// Counts them in a guest, whose exits `exits` reads.
+    pub(crate) fn measure(vm: &Vm, device: &str, exits: &dyn Fn() -> Result<Exits>) -> Result<Self> {
+        let ring = |what: &str| -> Result<u64> {
+            let before = exits()?;
+            vm.run(&format!("/run/guest-tests doorbells --device {device} {what}"))?;
+            Ok(exits()?.mmio - before.mmio)
+        };
+        // The library is loaded then, and both run as they always will.
+        ring("")?;
+        let nothing = ring("")?;
+        let mut costs = Vec::new();
+        for (name, option) in [("post", "--posts"), ("empty poll", "--polls"), ("arm", "--arms")] {
+            let more = ring(&format!("{option} {COUNT}"))?.saturating_sub(nothing);
+            let whole = (more + u64::from(COUNT) / 2) / u64::from(COUNT) * u64::from(COUNT);
+            ensure!(more.abs_diff(whole) <= NOISE, "{more} exits for {COUNT} times {name}: no whole number of each");
+            costs.push((name, more as f64 / f64::from(COUNT)));
+        }
+        Ok(Self(costs))
+    }
+
+    /// Exits of each: post, empty poll, arm.
+    pub(crate) fn each(&self) -> impl Iterator<Item = f64> {
+        self.0.iter().map(|(_, each)| *each)
+    }
+}
+
+impl std::fmt::Display for Costs {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let words: Vec<_> = self.0.iter().map(|(name, each)| format!("{each:.2} per {name}")).collect();
+        write!(formatter, "exits {}", words.join(", "))
+    }
+}
+
+/// What a write of eight bytes takes from one guest to the other, in microseconds.
+pub(crate) fn write_latency(endpoints: &Endpoints<'_>) -> Result<f64> {
+    let rows = perftest::run(endpoints, 1, "ib_write_lat", "-n 200 -s 8")?;
+    rows.last().and_then(perftest::Row::typical_microseconds).context("ib_write_lat reports no latency")
+}
