@@ -55,6 +55,14 @@ pub(crate) enum Command {
     /// One side of checked traffic over network cards, in a guest.
     #[command(hide = true, subcommand)]
     NetPeer(NetPeer),
+    /// Connects a character device with a socket, in a guest that plays a host.
+    #[command(hide = true)]
+    Relay {
+        /// The device.
+        device: PathBuf,
+        /// The socket.
+        socket: PathBuf,
+    },
     /// Rings the doorbells of a device, in a guest.
     #[command(hide = true)]
     Doorbells(DoorbellOptions),

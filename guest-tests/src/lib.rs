@@ -7,6 +7,7 @@ mod agent;
 mod bench;
 mod cases;
 mod cli;
+mod cloud_hypervisor;
 mod daemon;
 mod demo;
 mod device_pair;
@@ -17,12 +18,16 @@ mod endpoints;
 mod guest_with_daemon;
 mod host_adapter;
 mod image;
+mod kvm_bed;
 mod kvm_host;
+mod kvm_qemu;
 mod lab;
 mod namespaces;
 mod net_peer;
 mod pair;
+mod played_pair;
 mod process;
+mod relay;
 mod shell;
 mod suite;
 mod vm;
@@ -66,6 +71,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Agent => agent::serve()?,
         Command::NetPeer(peer) => net_peer::run(&peer)?,
         Command::Doorbells(options) => doorbells::ring(&options)?,
+        Command::Relay { device, socket } => relay::run(&device, &socket)?,
         Command::HostAdapter(command) => host_adapter::run(&command)?,
         Command::WirePeer(options) => bench::wire::run_peer(&options)?,
         Command::WireInGuest { loss } => bench::wire::run_in_guest(loss)?,

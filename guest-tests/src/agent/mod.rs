@@ -29,6 +29,8 @@ pub(crate) fn serve() -> Result<()> {
         running: Arc::new(Mutex::new(HashMap::new())),
     };
     let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+    // Whoever was here before may have ended in the middle of a line.
+    agent.write(b"\n");
     agent.send(&Event::Hello { boot: boot.trim().to_owned() });
     for line in BufReader::new(port).lines() {
         let line = line.context("cannot read from the host")?;
@@ -125,8 +127,12 @@ impl Agent {
             return;
         };
         line.push(b'\n');
+        self.write(&line);
+    }
+
+    fn write(&self, line: &[u8]) {
         let mut port = self.port.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Err(error) = port.write_all(&line) {
+        if let Err(error) = port.write_all(line) {
             eprintln!("agent: cannot write to the host: {error}");
         }
     }

@@ -103,7 +103,7 @@ fn reboot(pair: &VmmPair) -> Result<String> {
 }
 
 /// A guest powers itself off: its VM ends and the other goes on; with the last one the VMM ends, and nothing is wrong.
-fn powered_off(pair: &VmmPair) -> Result<String> {
+fn powered_off(pair: &mut VmmPair) -> Result<String> {
     // It ends with the guest, so its end is not waited for.
     let power_off = |vm: &Vm| vm.spawn("modprobe pvpanic-pci && sync && /bed/busybox poweroff -f");
     let [a, b] = pair.vms();
@@ -119,7 +119,7 @@ fn powered_off(pair: &VmmPair) -> Result<String> {
 }
 
 /// The VMM is killed while memory is written: nothing of it is left, and the host's kernel does not complain.
-fn killed(pair: &VmmPair) -> Result<String> {
+fn killed(pair: &mut VmmPair) -> Result<String> {
     let endpoints = pair.endpoints()?;
     let command =
         |end: usize| format!("ib_write_bw -F -d {} -x {} -D 600", endpoints.device[end], endpoints.gid_index[end]);

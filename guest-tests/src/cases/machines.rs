@@ -26,10 +26,9 @@ pub(crate) fn cases() -> Vec<Case> {
             let vfio_user = vec![("x-no-posted-writes", serde_json::Value::Bool(true))];
             traffic(image, PairOptions { vfio_user, rxe: false, ..PairOptions::default() })
         }),
-        Case::alone("slow/hot-added", |image| {
+        Case::alone("machine/hot-added", |image| {
             traffic(image, PairOptions { hot_plug: true, rxe: false, ..PairOptions::default() })
-        })
-        .slow("was not seen to pass yet; runs when asked for: --only hot-added"),
+        }),
         Case::alone("machine/qemu-vmxnet3", |image| {
             traffic(image, PairOptions { qemu_nic: true, rxe: false, ..PairOptions::default() })
         }),

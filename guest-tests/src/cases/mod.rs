@@ -2,6 +2,7 @@
 
 mod agent;
 mod case;
+mod cloud_hypervisor;
 mod connection;
 mod daemon;
 mod dissect;
@@ -15,6 +16,7 @@ mod interop;
 mod inventory;
 mod kernel_log;
 mod kvm;
+mod kvm_qemu;
 mod lab;
 mod lifecycle;
 mod machines;
@@ -39,6 +41,7 @@ mod two_daemons;
 pub(crate) use case::Case;
 pub(crate) use runner::{Tally, causes, run_cases, run_single};
 
+use crate::kvm_bed::KvmBeds;
 use crate::pair::LinkKind;
 
 /// All cases for a link, in the order in which they run: what only looks first, what kills machines last.
@@ -70,6 +73,9 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(nic::cases());
         cases.extend(qemu_nic::cases());
         cases.extend(kvm::cases());
+        let beds = KvmBeds::default();
+        cases.extend(kvm_qemu::cases(&beds));
+        cases.extend(cloud_hypervisor::cases(&beds));
         cases.extend(nested::cases());
     }
     cases

@@ -109,6 +109,17 @@ pub(crate) const SMOKE: [Program; 4] = [
     RPING.one_way(),
 ];
 
+/// One program of each kind and operation, one way, for machines where each takes many seconds.
+pub(crate) const EACH_OPERATION: [Program; 7] = [
+    pingpong("rc_pingpong", "ibv_rc_pingpong", "-c -n 50").one_way(),
+    pingpong("ud_pingpong", "ibv_ud_pingpong", "-s 1024 -n 50").one_way(),
+    perftest("send_bw", "ib_send_bw", "-n 50 -s 65536").one_way(),
+    perftest("write_bw", "ib_write_bw", "-n 50 -s 65536").one_way(),
+    perftest("read_bw", "ib_read_bw", "-n 50 -s 65536").one_way(),
+    perftest("atomic_bw", "ib_atomic_bw", "-n 200").one_way(),
+    RPING.one_way(),
+];
+
 /// Programs whose connections wait for seconds: for a wire between machines of which one stands still now and then. The
 /// ping-pongs give up after half a second.
 pub(crate) const PATIENT: [Program; 7] = [

@@ -47,13 +47,13 @@ impl<M: Machines> Shared<M> {
     pub(crate) fn last_case(
         self: &Rc<Self>,
         name: impl Into<String>,
-        run: impl Fn(&M) -> Result<String> + 'static,
+        run: impl Fn(&mut M) -> Result<String> + 'static,
     ) -> Case {
         let shared = Rc::clone(self);
         Case::alone(name, move |image| {
             let kept = shared.machines.borrow_mut().take();
-            let machines = kept.map_or_else(|| shared.start(image), Ok)?;
-            run(&machines).with_context(|| machines.diagnosis())
+            let mut machines = kept.map_or_else(|| shared.start(image), Ok)?;
+            run(&mut machines).with_context(|| machines.diagnosis())
         })
     }
 

@@ -88,6 +88,8 @@ pub(crate) struct VmBuilder {
     pub(super) ports: Vec<(String, PathBuf)>,
     pub(super) run_as: Option<RunAs>,
     pub(super) patience: u32,
+    /// KVM runs it, whatever this machine has.
+    pub(super) kvm: bool,
 }
 
 /// Who QEMU runs as. It may read every file, as those of the image are where only their owner finds them, and write to
@@ -123,6 +125,7 @@ impl VmBuilder {
             ports: Vec::new(),
             run_as: None,
             patience: 1,
+            kvm: false,
         }
     }
 
@@ -212,7 +215,7 @@ impl VmBuilder {
         self
     }
 
-    /// Adds a virtio serial port that leads to a socket where somebody listens.
+    /// Adds a virtio serial port that leads to a socket where somebody listens, sooner or later.
     pub(crate) fn port(mut self, name: &str, socket: &Path) -> Self {
         self.ports.push((name.to_owned(), socket.to_owned()));
         self

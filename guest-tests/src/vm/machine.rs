@@ -100,9 +100,15 @@ impl Vm {
 
     /// Lets the guest reboot and waits until it is up again.
     pub(crate) fn reboot(&self) -> Result<()> {
-        let boots = self.channel.boots();
         // It ends with the guest, so its end is not waited for.
-        let _job = self.spawn("sync; /bed/busybox reboot -f")?;
+        self.boot_again(|| self.spawn("sync; /bed/busybox reboot -f"))
+    }
+
+    /// Does what makes the guest boot once more, and waits until it is up.
+    pub(crate) fn boot_again<T>(&self, start: impl FnOnce() -> Result<T>) -> Result<()> {
+        let boots = self.channel.boots();
+        // What started it may have to live as long as it boots.
+        let _started = start()?;
         self.wait_boots(boots + 1)
     }
 

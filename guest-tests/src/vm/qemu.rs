@@ -29,12 +29,12 @@ impl Arguments {
 pub(super) fn machine_arguments(vm: &VmBuilder) -> Result<Vec<String>> {
     let mut arguments = Arguments::default();
     arguments.add("name", format!("guest-tests-{}", vm.name));
-    let (accelerator, cpu) = processor();
+    let (accelerator, cpu) = if vm.kvm { KVM } else { processor() };
     arguments.add("accel", accelerator);
     arguments.add("cpu", cpu);
     arguments.add("smp", vm.cpus.to_string());
     arguments.add("m", format!("{}M", vm.memory_mib));
-    let split = if vm.iommu && has_kvm() { ",kernel-irqchip=split" } else { "" };
+    let split = if vm.iommu && accelerator == KVM.0 { ",kernel-irqchip=split" } else { "" };
     arguments.add("machine", format!("q35,memory-backend=mem0{split}"));
     arguments.add("object", memory_object(vm));
     if vm.iommu {
@@ -49,7 +49,7 @@ pub(super) fn machine_arguments(vm: &VmBuilder) -> Result<Vec<String>> {
         arguments.add("device", &card.device);
     }
     if vm.empty_slot {
-        arguments.add("device", format!("pcie-root-port,id={EMPTY_SLOT},chassis=1"));
+        arguments.add("device", format!("pcie-root-port,id={EMPTY_SLOT},chassis=1,mem-reserve=16M"));
     }
     if let Some(mac) = &vm.user_network {
         arguments.add("netdev", "user,id=user,ipv6=off");
@@ -68,8 +68,28 @@ pub(super) fn machine_arguments(vm: &VmBuilder) -> Result<Vec<String>> {
     Ok(arguments.0)
 }
 
+/// What leads to the agent.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Line<'a> {
+    /// A socket where somebody listens.
+    Socket(&'a Path),
+    /// A character device.
+    Device(&'a Path),
+}
+
+impl Line<'_> {
+    /// As an option of `-chardev`.
+    fn backend(self) -> String {
+        match self {
+            Self::Socket(path) => format!("socket,id=agent,path={}", path.display()),
+            // QEMU opens it once, for both ways.
+            Self::Device(path) => format!("pipe,id=agent,path={}", path.display()),
+        }
+    }
+}
+
 /// What boots the image in whatever machine, and leads to the agent.
-pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Path, console: &Path) -> Vec<String> {
+pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent: Line<'_>, console: &Path) -> Vec<String> {
     let mut arguments = Arguments(vec!["-nodefaults".to_owned(), "-no-user-config".to_owned()]);
     arguments.add("display", "none");
     arguments.add("kernel", vm.image.kernel().display().to_string());
@@ -89,11 +109,11 @@ pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent_socket: &Pa
         arguments.add("device", format!("virtio-9p-pci,fsdev=folder,mount_tag={FOLDER_TAG}"));
     }
     arguments.add("device", "virtio-rng-pci");
-    arguments.add("chardev", format!("socket,id=agent,path={}", agent_socket.display()));
+    arguments.add("chardev", agent.backend());
     arguments.add("device", "virtio-serial-pci");
     arguments.add("device", format!("virtserialport,chardev=agent,name={PORT_NAME}"));
     for (name, socket) in &vm.ports {
-        arguments.add("chardev", format!("socket,id={name},path={}", socket.display()));
+        arguments.add("chardev", format!("socket,id={name},path={},reconnect-ms=50", socket.display()));
         arguments.add("device", format!("virtserialport,chardev={name},name={name}"));
     }
     arguments.0
@@ -107,10 +127,13 @@ fn shared_folder(folder: &Folder) -> String {
     format!("local,id=folder,security_model=none,multidevs=remap{read_only},path={path}")
 }
 
+/// The processor's own virtualisation.
+const KVM: (&str, &str) = ("kvm", "host");
+
 /// What runs the guest's code, and the processor that the guest sees.
 pub(crate) fn processor() -> (&'static str, &'static str) {
     if has_kvm() {
-        return ("kvm", "host");
+        return KVM;
     }
     // Without these the guest's copies use 64-bit or vector moves; the emulator does `rep movsb` byte by byte.
     ("tcg,thread=multi", "max,la57=off,erms=off,fsrm=off")

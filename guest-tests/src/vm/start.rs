@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use super::builder::{RunAs, VmBuilder};
 use super::channel::Channel;
 use super::machine::Vm;
-use super::qemu;
+use super::qemu::{self, Line};
 use crate::image::append_file;
 use crate::process::BoundChild;
 
@@ -55,6 +55,18 @@ impl VmBuilder {
         prepared.accept(Arc::new(Mutex::new(process)))
     }
 
+    /// The words of a command that runs the machine in a guest which plays a host, with KVM there. All paths are that
+    /// guest's: those of the image, the first stage, the character device that leads to whoever waits for the agent,
+    /// and where the console goes.
+    pub(crate) fn command(mut self, initramfs: &Path, agent: &Path, console: &Path) -> Result<Vec<String>> {
+        self.kvm = true;
+        let (program, mut words) = self.image.qemu();
+        words.insert(0, program);
+        words.extend(qemu::machine_arguments(&self)?);
+        words.extend(qemu::boot_arguments(&self, initramfs, Line::Device(agent), console));
+        Ok(words)
+    }
+
     /// Makes what a machine needs before QEMU runs.
     pub(crate) fn prepare(self) -> Result<Prepared> {
         let file = |suffix: &str| self.directory.join(format!("{}.{suffix}", self.name));
@@ -87,12 +99,17 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// The options of QEMU that boot the image and connect the agent, whatever the machine is made of.
     pub(crate) fn boot_arguments(&self) -> Vec<String> {
-        qemu::boot_arguments(&self.builder, &self.initramfs, &self.agent_socket, &self.console)
+        qemu::boot_arguments(&self.builder, &self.initramfs, Line::Socket(&self.agent_socket), &self.console)
     }
 
     /// The first stage with this program in it.
     pub(crate) fn initramfs(&self) -> &Path {
         &self.initramfs
+    }
+
+    /// Another machine runs it: if it does not boot, that one's console says more, and its panic ends the wait.
+    pub(crate) fn played_by(self, host: &Vm) -> Self {
+        Self { console: host.console.clone(), ..self }
     }
 
     /// Where the agent is listened for.

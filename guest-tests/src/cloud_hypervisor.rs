@@ -1,0 +1,71 @@
+//! Two guests of Cloud Hypervisor on one daemon, in a guest that plays the host.
+
+use anyhow::Result;
+
+use crate::image::GuestImage;
+use crate::kvm_bed::{CLOUD_HYPERVISOR, GUESTS, KvmBed, KvmBeds};
+use crate::kvm_host::TOOLS;
+use crate::played_pair::{FILES, Function, MEMORY_MIB, PlayedPair, socket};
+
+/// What the Cloud Hypervisor that was given can do.
+#[derive(Debug)]
+pub(crate) enum CloudHypervisorPair {
+    /// Slots with several functions: the drivers are loaded, as in any other guest.
+    BothFunctions(Box<PlayedPair>),
+    /// Functions with a slot each: the guests have the RDMA function, and no driver is loaded.
+    OneFunction(Box<PlayedPair>),
+}
+
+/// Returns `true` if somebody has named a Cloud Hypervisor.
+pub(crate) fn is_given() -> bool {
+    std::env::var_os(CLOUD_HYPERVISOR).is_some()
+}
+
+impl CloudHypervisorPair {
+    /// Boots both.
+    pub(crate) fn boot(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
+        beds.start(image, |bed| {
+            // It reads its options before it looks for anything.
+            let refused = bed.vm().run(&format!(
+                "{TOOLS}/cloud-hypervisor --kernel /none --user-device socket=/none,{} 2>&1 |
+                     grep -c 'Unknown option' || true",
+                place(1)
+            ))?;
+            Ok(match refused.trim() {
+                "0" => Self::BothFunctions(Box::new(PlayedPair::boot(image, bed, both_functions)?)),
+                _ => Self::OneFunction(Box::new(PlayedPair::boot_without_driver(image, bed, one_function)?)),
+            })
+        })
+    }
+}
+
+/// A function of the slot in which drivers look for both.
+fn place(function: u8) -> String {
+    format!("pci_device_id=16,pci_function={function}")
+}
+
+fn both_functions(bed: &KvmBed, end: usize) -> Result<String> {
+    let devices = [(Function::Network, 0), (Function::Rdma, 1)];
+    let devices = devices.map(|(kind, number)| format!("socket={},{}", socket(end, kind), place(number)));
+    command(bed, end, &devices.join(" "))
+}
+
+fn one_function(bed: &KvmBed, end: usize) -> Result<String> {
+    command(bed, end, &format!("socket={}", socket(end, Function::Rdma)))
+}
+
+/// The command that starts the VMM of a guest. The serial port of its agent is at a socket, to which the line leads.
+fn command(bed: &KvmBed, end: usize, devices: &str) -> Result<String> {
+    let name = GUESTS[end];
+    let (line, serial) = (bed.line(name)?, format!("{FILES}/{name}.serial"));
+    Ok(format!(
+        "rm -f {serial}; /run/guest-tests relay {} {serial} &
+         exec {TOOLS}/cloud-hypervisor --kernel {TOOLS}/image/vmlinuz --initramfs {} \
+             --cmdline 'console=hvc0 panic=0 mitigations=off nokaslr net.ifnames=0 reboot=k agent=/dev/ttyS0' \
+             --cpus boot=1 --memory size={MEMORY_MIB}M,shared=on \
+             --disk path=/dev/vda,readonly=on,image_type=raw \
+             --serial socket={serial} --console file={FILES}/{name}.console --user-device {devices}",
+        line.display(),
+        bed.initramfs().display()
+    ))
+}

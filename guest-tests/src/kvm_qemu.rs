@@ -1,0 +1,123 @@
+//! Two guests of QEMU under KVM, on one daemon: on this machine where it can, otherwise in a guest that plays the host.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use crate::endpoints::Endpoints;
+use crate::image::GuestImage;
+use crate::kvm_bed::{GUESTS, KvmBed, KvmBeds};
+use crate::pair::{LinkKind, Pair, PairOptions};
+use crate::played_pair::{FILES, Function, MEMORY_MIB, PlayedPair, socket};
+use crate::vm::{Vm, VmBuilder, has_kvm};
+
+/// The guests.
+#[derive(Debug)]
+pub(crate) enum KvmQemuPair {
+    /// On this machine, with KVM of its processor: the pair that everybody has here.
+    Machine(Box<Pair>),
+    /// In a guest that plays the host.
+    Played(Box<PlayedPair>),
+}
+
+impl KvmQemuPair {
+    /// Boots both and brings their devices up.
+    pub(crate) fn boot(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
+        if has_kvm() {
+            let options = PairOptions { rxe: false, ..PairOptions::default() };
+            return Ok(Self::Machine(Box::new(Pair::boot(image, &options)?)));
+        }
+        let pair = beds.start(image, |bed| PlayedPair::boot(image, bed, command))?;
+        Ok(Self::Played(Box::new(pair)))
+    }
+
+    /// The guests.
+    pub(crate) fn vms(&self) -> [&Vm; 2] {
+        match self {
+            Self::Machine(pair) => [pair.a(), pair.b()],
+            Self::Played(pair) => pair.vms(),
+        }
+    }
+
+    /// How programs in them reach each other.
+    pub(crate) fn endpoints(&self) -> Result<Endpoints<'_>> {
+        match self {
+            Self::Machine(pair) => Ok(pair.endpoints(&pair.link(LinkKind::Pvrdma)?)),
+            Self::Played(pair) => pair.endpoints(),
+        }
+    }
+
+    /// The host, if a guest plays it.
+    pub(crate) fn host(&self) -> Option<&Vm> {
+        match self {
+            Self::Machine(_) => None,
+            Self::Played(pair) => Some(pair.host()),
+        }
+    }
+
+    /// Which KVM runs them, and how long they took to boot.
+    pub(crate) fn description(&self) -> String {
+        match self {
+            Self::Machine(_) => "KVM of this machine".to_owned(),
+            Self::Played(pair) => pair.description(),
+        }
+    }
+
+    /// What the daemon and the machines say.
+    pub(crate) fn diagnosis(&self) -> String {
+        match self {
+            Self::Machine(pair) => pair.diagnosis(),
+            Self::Played(pair) => pair.diagnosis(),
+        }
+    }
+
+    /// What the daemon reports.
+    pub(crate) fn status(&self) -> Result<serde_json::Value> {
+        match self {
+            Self::Machine(pair) => pair.daemon().context("there is no daemon")?.status(),
+            Self::Played(pair) => pair.status(),
+        }
+    }
+
+    /// Reboots a guest and brings its device up again.
+    pub(crate) fn reboot(&self, end: usize) -> Result<()> {
+        match self {
+            Self::Machine(pair) => pair.reboot(end),
+            Self::Played(pair) => pair.reboot(end),
+        }
+    }
+
+    /// Kills the QEMU of a guest.
+    pub(crate) fn kill(&self, end: usize) -> Result<()> {
+        match self {
+            Self::Machine(pair) => {
+                pair.vms()[end].kill();
+                Ok(())
+            }
+            Self::Played(pair) => pair.kill(end),
+        }
+    }
+
+    /// Starts a guest that was killed anew, and brings its device up.
+    pub(crate) fn restart(&mut self, end: usize) -> Result<()> {
+        match self {
+            Self::Machine(pair) => pair.restart(end),
+            Self::Played(pair) => pair.restart(end),
+        }
+    }
+}
+
+/// The shell's command that starts the QEMU of a guest.
+fn command(bed: &KvmBed, end: usize) -> Result<String> {
+    let name = GUESTS[end];
+    let builder = VmBuilder::new(&bed.image(), Path::new(FILES))
+        .name(name)
+        .memory_mib(MEMORY_MIB)
+        .nic_socket(Path::new(&socket(end, Function::Network)))
+        .pvrdma_socket(Path::new(&socket(end, Function::Rdma)));
+    let console = Path::new(FILES).join(format!("{name}.console"));
+    let words = builder.command(&bed.initramfs(), &bed.line(name)?, &console)?;
+    // None of them contains a quote.
+    let words: Vec<_> = words.into_iter().map(|word| format!("'{word}'")).collect();
+    Ok(format!("exec {}", words.join(" ")))
+}

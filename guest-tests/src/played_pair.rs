@@ -1,0 +1,191 @@
+//! Two guests of whatever VMM on one daemon, under KVM of a guest that plays their host.
+
+use std::fmt::Write;
+use std::net::{IpAddr, Ipv4Addr};
+use std::rc::Rc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+
+use crate::endpoints::{Endpoints, gid_index, network_script};
+use crate::image::GuestImage;
+use crate::kvm_bed::{GUESTS, KvmBed};
+use crate::kvm_host::{PATIENCE, TOOLS};
+use crate::pair::PVRDMA_DEVICE;
+use crate::vm::{Job, Vm};
+
+const MAC: [&str; 2] = ["52:54:00:00:05:01", "52:54:00:00:05:02"];
+const IPV4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 84, 1), Ipv4Addr::new(192, 168, 84, 2)];
+const MTU: u32 = 1500;
+/// Memory of each guest.
+pub(crate) const MEMORY_MIB: u32 = 512;
+/// Everything of the guests that is no tool is here, in the host.
+pub(crate) const FILES: &str = "/run";
+
+/// Makes the command that starts a guest's VMM, in the host.
+pub(crate) type Command = fn(&KvmBed, usize) -> Result<String>;
+
+/// A function of a guest's slot.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Function {
+    /// The network card.
+    Network,
+    /// The RDMA device.
+    Rdma,
+}
+
+/// The guests.
+#[derive(Debug)]
+pub(crate) struct PlayedPair {
+    // Declared in the order in which they must be dropped.
+    vms: [Vm; 2],
+    machines: [Job; 2],
+    /// How each is started.
+    commands: [String; 2],
+    daemon: Job,
+    bed: Rc<KvmBed>,
+    booted: Duration,
+}
+
+impl PlayedPair {
+    /// Boots both and brings their devices up.
+    pub(crate) fn boot(image: &GuestImage, bed: Rc<KvmBed>, command: Command) -> Result<Self> {
+        let pair = Self::boot_without_driver(image, bed, command)?;
+        for end in [0, 1] {
+            pair.bring_up(end).with_context(|| pair.diagnosis())?;
+        }
+        Ok(pair)
+    }
+
+    /// Boots both and loads nothing.
+    pub(crate) fn boot_without_driver(image: &GuestImage, bed: Rc<KvmBed>, command: Command) -> Result<Self> {
+        let started = Instant::now();
+        // Of a pair that was replaced.
+        bed.clear("pvrdmad")?;
+        let prepared = [bed.prepare(image, GUESTS[0])?, bed.prepare(image, GUESTS[1])?];
+        let daemon = bed.vm().spawn(&daemon_command()?)?;
+        for name in GUESTS {
+            daemon.wait_for_output(&format!("{name}: ready"), Duration::from_secs(60))?;
+        }
+        let commands = [command(&bed, 0)?, command(&bed, 1)?];
+        let machines = [bed.vm().spawn(&commands[0])?, bed.vm().spawn(&commands[1])?];
+        let [a, b] = prepared;
+        let vms = [a.accept(bed.vm().process())?, b.accept(bed.vm().process())?];
+        let mut pair = Self { vms, machines, commands, daemon, bed, booted: Duration::ZERO };
+        for vm in &pair.vms {
+            vm.wait_boot().with_context(|| pair.diagnosis())?;
+        }
+        pair.booted = started.elapsed();
+        Ok(pair)
+    }
+
+    /// The guests.
+    pub(crate) fn vms(&self) -> [&Vm; 2] {
+        [&self.vms[0], &self.vms[1]]
+    }
+
+    /// Their host.
+    pub(crate) fn host(&self) -> &Vm {
+        self.bed.vm()
+    }
+
+    /// Which KVM runs them, and how long they took to boot.
+    pub(crate) fn description(&self) -> String {
+        let seconds = self.booted.as_secs_f64();
+        format!("kvm_amd on emulated SVM, in a guest that plays the host; both up after {seconds:.0} s")
+    }
+
+    /// Reboots a guest and brings its device up again.
+    pub(crate) fn reboot(&self, end: usize) -> Result<()> {
+        self.vms[end].reboot()?;
+        self.bring_up(end)
+    }
+
+    /// Kills the VMM of a guest.
+    pub(crate) fn kill(&self, end: usize) -> Result<()> {
+        let machine = &self.machines[end];
+        machine.kill()?;
+        machine.wait(Duration::from_secs(60)).map(drop)
+    }
+
+    /// Starts a guest that was killed anew, and brings its device up.
+    pub(crate) fn restart(&mut self, end: usize) -> Result<()> {
+        let (host, command) = (self.bed.vm(), &self.commands[end]);
+        let mut started = None;
+        self.vms[end].boot_again(|| {
+            started = Some(host.spawn(command)?);
+            Ok(())
+        })?;
+        if let Some(machine) = started {
+            self.machines[end] = machine;
+        }
+        self.bring_up(end)
+    }
+
+    /// Loads drivers and sets addresses in a guest that has just booted.
+    fn bring_up(&self, end: usize) -> Result<()> {
+        let vm = &self.vms[end];
+        vm.run(&network_script("vmxnet3", &[IPV4[end].into()], MTU))?;
+        vm.run("modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma")?;
+        gid_index(vm, PVRDMA_DEVICE, IPV4[end].into()).map(drop)
+    }
+
+    /// How programs in them reach each other.
+    pub(crate) fn endpoints(&self) -> Result<Endpoints<'_>> {
+        let ip = IPV4.map(IpAddr::V4);
+        let endpoints = Endpoints {
+            vms: [&self.vms[0], &self.vms[1]],
+            device: [PVRDMA_DEVICE; 2],
+            gid_index: [0; 2],
+            ip,
+            interface: ["eth0"; 2],
+            tcp: IPV4,
+            path_mtu: None,
+            patience: Duration::from_secs(60) * PATIENCE,
+        };
+        endpoints.with_gids(ip)
+    }
+
+    /// What the daemon reports.
+    pub(crate) fn status(&self) -> Result<serde_json::Value> {
+        let text = self.bed.vm().run(&format!("{TOOLS}/pvrdmad status --json --control {FILES}/control"))?;
+        serde_json::from_str(&text).with_context(|| format!("no JSON: {text}"))
+    }
+
+    /// What the daemon, the VMMs and the consoles say.
+    pub(crate) fn diagnosis(&self) -> String {
+        let mut text = format!("--- pvrdmad\n{}", self.daemon.output());
+        for (name, machine) in GUESTS.iter().zip(&self.machines) {
+            // A string takes everything.
+            let _ = write!(text, "\n--- VMM of {name}\n{}", machine.output());
+        }
+        let consoles = self.bed.vm().exec(&format!("tail -n 40 {FILES}/*.console"), Duration::from_secs(60));
+        let consoles = consoles.map_or_else(|error| error.to_string(), |output| output.text);
+        format!("{text}\n--- consoles\n{consoles}")
+    }
+}
+
+/// Where the daemon serves a function of a guest.
+pub(crate) fn socket(end: usize, function: Function) -> String {
+    let suffix = match function {
+        Function::Network => "nic",
+        Function::Rdma => "pvrdma",
+    };
+    format!("{FILES}/{}.{suffix}", GUESTS[end])
+}
+
+fn daemon_command() -> Result<String> {
+    let mut command =
+        format!("RUST_BACKTRACE=1 RUST_LOG=info exec {TOOLS}/pvrdmad --sandbox strict --control {FILES}/control");
+    for end in [0, 1] {
+        write!(
+            command,
+            " --device name={},socket={},nic-socket={},mac={},pin=registered",
+            GUESTS[end],
+            socket(end, Function::Rdma),
+            socket(end, Function::Network),
+            MAC[end]
+        )?;
+    }
+    Ok(command)
+}
