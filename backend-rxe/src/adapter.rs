@@ -15,7 +15,7 @@ use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::gid::{BoundGid, GidTable};
 use crate::mr::MrTable;
-use crate::path::wire::kept::PacketBudget;
+use crate::port::kept::PacketBudget;
 use crate::share::Share;
 
 /// What the objects of one device share.

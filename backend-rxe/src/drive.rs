@@ -33,7 +33,7 @@ use crate::path::wire::rc::{self as wire_rc, WireBatch, WireRequester};
 use crate::path::wire::responder::{PortTurns, WireResponderInspect, WireSide};
 use crate::path::wire::{self, NewPath};
 use crate::path::{Route, RouteInspect};
-use crate::port::Port;
+use crate::port::{Arrival, Port};
 use crate::qp::modify::Modified;
 use crate::qp::requester::{Readiness, Requester, RequesterInspect};
 use crate::qp::responder::{Responder, ResponderInspect};
@@ -529,8 +529,13 @@ impl Endpoint {
     }
 
     /// Gives a request of the peer to the responder.
-    pub(crate) fn take_request(&self, port: &Port, packet: &Packet<'_>, frame: &[u8]) -> Result<(), DropReason> {
-        self.wire.take_request(port, &self.qp, packet, frame, |attrs| self.wire_path(attrs))
+    pub(crate) fn take_request(
+        &self,
+        port: &Port,
+        packet: &Packet<'_>,
+        arrival: Arrival<'_>,
+    ) -> Result<(), DropReason> {
+        self.wire.take_request(port, &self.qp, packet, arrival, |attrs| self.wire_path(attrs))
     }
 
     /// Sends what the responder owes to the wire, at least a packet and about `most` bytes, and adds to `sent`. Returns

@@ -14,6 +14,7 @@ use pvrdma_verbs::{
 };
 use serde_json::{Value, json};
 
+use crate::port::Arrival;
 use crate::{PortConfig, PortRules, Rxe, RxeConfig, RxeHca, RxeSrq, Uplink};
 
 /// Packets that wait behind a READ, and responses owed, of a QP that has heard of its peer.
@@ -122,7 +123,7 @@ fn what_has_come_is_acknowledged_before_a_qp_ends() {
             request([10, 0, 0, 2], &end, Opcode::write(Position::Only), 0, Reth { address: 0, rkey: 0, length: 0 });
         let frame = build(&header, &[]).unwrap();
         let packet = Packet::parse(&frame).unwrap();
-        end.qp.endpoint.take_request(&uplink.port, &packet, &frame).unwrap();
+        end.qp.endpoint.take_request(&uplink.port, &packet, Arrival::alone(&frame)).unwrap();
         let mut answers = Frames::default();
         cable.receive(&mut answers, 1);
         assert_eq!(answers.len(), 0);

@@ -48,9 +48,18 @@ pub enum Command {
     Link(LinkArgs),
     /// Shows the limits of a device, or sets some of them.
     Limits(LimitsArgs),
+    /// Checks a configuration and what it needs of this host, and opens nothing.
+    Check(CheckArgs),
+    /// Looks for what keeps VMs on this host from using their devices.
+    Doctor(DoctorArgs),
+    /// Prints what libvirt has to be told of a device.
+    Xml(DeviceArgs),
     /// Prints the reference page of the configuration.
     #[command(hide = true)]
     Reference,
+    /// Writes manual pages and completions for a package.
+    #[command(hide = true)]
+    PackageFiles(PackageArgs),
     /// Serves one network; a running daemon starts these.
     #[command(hide = true)]
     Worker(WorkerArgs),
@@ -103,6 +112,32 @@ impl ServeArgs {
         let congestion = Default::default();
         (config, ConfigSpec { backend, control, isolate, sandbox, captures, congestion, networks, devices })
     }
+}
+
+/// Arguments of `check`: those of the daemon itself.
+#[derive(Args, Debug)]
+pub struct CheckArgs {
+    /// What would be served.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+}
+
+/// Arguments of `doctor`: those of the daemon itself, and where QEMU is.
+#[derive(Args, Debug)]
+pub struct DoctorArgs {
+    /// What is served.
+    #[command(flatten)]
+    pub serve: ServeArgs,
+    /// QEMU that VMs use.
+    #[arg(long, value_name = "PROGRAM", default_value = "qemu-system-x86_64")]
+    pub qemu: PathBuf,
+}
+
+/// Arguments of `package-files`.
+#[derive(Args, Debug)]
+pub struct PackageArgs {
+    /// Folder, made if it is not there.
+    pub directory: PathBuf,
 }
 
 /// Which daemon to ask.
@@ -273,6 +308,14 @@ mod tests {
         let words = ["pvrdmad", "capture", "--control", "/c", "--device", "vm0", "-w", "-", "--snaplen", "96"];
         let cli = Cli::try_parse_from(words).unwrap();
         assert!(matches!(cli.command, Some(Command::Capture(CaptureArgs { snaplen: Some(96), count: None, .. }))));
+    }
+
+    #[test]
+    fn a_check_takes_what_the_daemon_takes() {
+        let line = "pvrdmad check --config f.toml --device name=vm0,socket=/a,mac=52:54:00:00:00:01 --isolate none";
+        let Some(Command::Check(args)) = Cli::try_parse_from(line.split(' ')).unwrap().command else { panic!() };
+        assert_eq!((args.serve.devices.len(), args.serve.isolate), (1, Some(Isolate::None)));
+        assert_eq!(args.serve.config, Some(PathBuf::from("f.toml")));
     }
 
     #[test]

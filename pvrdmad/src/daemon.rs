@@ -11,8 +11,10 @@ use crate::control::ControlServer;
 use crate::control_access::ControlAccess;
 use crate::control_path;
 use crate::rlimits;
-use crate::socket::{SocketAccess, SocketFile};
+use crate::socket::{Inherited, SocketAccess, SocketFile};
 use crate::supervisor::{Program, Supervisor};
+
+pub use crate::supervisor::Changes;
 
 /// A running daemon. Dropping it disconnects all clients and removes all sockets.
 #[derive(Debug)]
@@ -20,6 +22,8 @@ pub struct Daemon {
     // Dropped in this order: nobody asks about networks that are gone.
     _control: Option<ControlServer>,
     supervisor: Arc<Supervisor>,
+    /// What it was started or reloaded with.
+    config: Config,
 }
 
 impl Daemon {
@@ -29,29 +33,52 @@ impl Daemon {
     /// # Errors
     /// A socket cannot be made or a device is not possible; nothing is left behind then.
     pub fn start(config: &Config, ready: &mut dyn Write) -> Result<Self> {
-        Self::run(config, None, ready)
+        Self::run(config, None, Inherited::default(), ready)
     }
 
     /// The same with a process for each network, unless [`Config::isolate`] says otherwise. Only for `pvrdmad` itself:
-    /// a process runs the file of the calling program, with the argument `worker`.
+    /// a process runs the file of the calling program, with the argument `worker`. Sockets may be `inherited`.
     ///
     /// # Errors
-    /// As for [`Self::start`].
-    pub fn supervise(config: &Config, ready: &mut dyn Write) -> Result<Self> {
+    /// As for [`Self::start`]; or an inherited socket is no device's.
+    pub fn supervise(config: &Config, inherited: Inherited, ready: &mut dyn Write) -> Result<Self> {
         let program = (config.isolate == Isolate::Network).then(Program::own);
-        Self::run(config, program.as_ref(), ready)
+        Self::run(config, program.as_ref(), inherited, ready)
     }
 
-    fn run(config: &Config, program: Option<&Program>, ready: &mut dyn Write) -> Result<Self> {
+    fn run(config: &Config, program: Option<&Program>, inherited: Inherited, ready: &mut dyn Write) -> Result<Self> {
         rlimits::raise(config);
         let control = control_socket(config)?;
-        let supervisor = Arc::new(Supervisor::start(config, program)?);
+        let supervisor = Arc::new(Supervisor::start(config, program, inherited)?);
         let access = config.control.as_ref().map(|control| control.access).unwrap_or_default();
         let access = ControlAccess::new(access, config.captures.is_on());
         let control = control.map(|socket| ControlServer::start(socket, access, Arc::clone(&supervisor)));
         let control = control.transpose().context("control socket")?;
         announce(config, ready);
-        Ok(Self { _control: control, supervisor })
+        Ok(Self { _control: control, supervisor, config: config.clone() })
+    }
+
+    /// Serves what this configuration describes in the place of what the last one did, as far as that can change: what
+    /// is new is added, what is gone is removed.
+    ///
+    /// # Errors
+    /// Something cannot be had, or not be changed while the daemon runs. Nothing has changed then.
+    pub fn reload(&mut self, config: Config) -> Result<Changes, String> {
+        let changes = self.supervisor.reload(&self.config, &config)?;
+        self.config = config;
+        Ok(changes)
+    }
+
+    /// What returns if the daemon is alive: it answers as it answers on its control socket.
+    pub(crate) fn alive(&self) -> impl Fn() + Send + use<> {
+        let supervisor = Arc::clone(&self.supervisor);
+        move || drop(supervisor.status(false))
+    }
+
+    /// What is served, in a few words.
+    pub fn summary(&self) -> String {
+        let (devices, networks) = (self.config.devices().count(), self.config.networks.len());
+        format!("devices: {devices}; networks: {networks}")
     }
 }
 
@@ -122,5 +149,5 @@ fn ready_line(device: &Device) -> String {
         Pin::Off => "off",
     };
     let config = &device.config;
-    format!("{}: ready on {} (mac {}, roce {roce}, pin {pin})", config.name, device.socket.display(), config.mac)
+    format!("{}: ready on {} (mac {}, roce {roce}, pin {pin})", config.name, device.socket, config.mac)
 }

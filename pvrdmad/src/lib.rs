@@ -6,15 +6,19 @@
 //! while there is one, a thread that serves it. All of them sleep when there is nothing to do.
 
 pub mod capture;
+pub mod check;
 pub mod cli;
 pub mod config;
 pub mod control;
 mod control_access;
 mod control_path;
 pub mod daemon;
+pub mod doctor;
+pub mod package;
 pub mod protocol;
 mod rlimits;
 pub mod sandbox;
+pub mod service;
 pub mod sigbus;
 mod socket;
 pub mod status;
@@ -23,3 +27,4 @@ mod supervisor;
 pub mod testing;
 pub mod vfio_user;
 pub mod worker;
+pub mod xml;

@@ -1,23 +1,30 @@
 //! `pvrdmad`: see the library.
 
 use std::io::{self, Write};
+use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Context, Result};
 use clap::Parser;
 use env_logger::Env;
-use log::info;
+use log::{error, info};
 use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
+use pvrdmad::check;
 use pvrdmad::cli::{
-    CaptureArgs, Cli, Command, DaemonArgs, LimitsArgs, ServeArgs, ShowArgs, StatusArgs, StatusFormat, WorkerArgs,
+    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DeviceArgs, DoctorArgs, LimitsArgs, ServeArgs, ShowArgs,
+    StatusArgs, StatusFormat, WorkerArgs,
 };
-use pvrdmad::config::{Config, ConfigError, reference};
+use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
+use pvrdmad::doctor::{self, Host};
+use pvrdmad::package;
 use pvrdmad::protocol::Request;
+use pvrdmad::service::{self, Watchdog};
 use pvrdmad::status::{render_limits, render_objects};
 use pvrdmad::worker::process;
+use pvrdmad::xml;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 
@@ -33,6 +40,10 @@ fn main() -> ExitCode {
             change(&args.of.daemon, &Request::Link { device: args.of.device, state: args.state })
         }
         Some(Command::Limits(args)) => limits(args),
+        Some(Command::Check(args)) => check(args),
+        Some(Command::Doctor(args)) => doctor(args),
+        Some(Command::Xml(args)) => xml(&args),
+        Some(Command::PackageFiles(args)) => package::write(&args.directory),
         Some(Command::Reference) => print(&reference::markdown()),
         Some(Command::Worker(args)) => worker(&args),
         None => serve(cli.serve),
@@ -48,22 +59,73 @@ fn main() -> ExitCode {
 }
 
 fn serve(args: ServeArgs) -> Result<()> {
+    // Before there is another thread, or another process that would have them.
+    let inherited = Inherited::from_environment()?;
     init_log();
     let (file, command_line) = args.into_parts();
-    let config = Config::load(file.as_deref(), command_line)?;
+    let config = Config::load(file.as_deref(), command_line.clone())?;
     // Before the first socket exists, so that none is left behind.
     let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2]).context("signal handlers")?;
-    let daemon = Daemon::supervise(&config, &mut io::stdout())?;
-    wait_for_end(&mut signals);
+    let mut daemon = Daemon::supervise(&config, inherited, &mut io::stdout())?;
+    let watchdog = Watchdog::start(&daemon).context("watchdog")?;
+    service::ready(&daemon.summary());
+    wait_for_end(&mut signals, || reload(&mut daemon, file.as_deref(), &command_line));
+    service::stopping();
     // Log: whoever runs the daemon sends signals.
     info!("stopping");
     // Whoever asks twice does not want to wait.
     threads::spawn(ThreadKind::Supervisor, "signals", move || {
-        wait_for_end(&mut signals);
+        wait_for_end(&mut signals, || ());
         std::process::exit(1);
     })?;
+    drop(watchdog);
     drop(daemon);
     Ok(())
+}
+
+/// Reads the configuration again.
+fn reload(daemon: &mut Daemon, file: Option<&Path>, command_line: &ConfigSpec) {
+    service::reloading();
+    let read = Config::load(file, command_line.clone()).map_err(|error| format!("{:#}", anyhow::Error::from(error)));
+    let state = match read.and_then(|config| daemon.reload(config)) {
+        Ok(changes) => {
+            // Log: whoever runs the daemon sends signals.
+            info!("SIGHUP: {changes}");
+            daemon.summary()
+        }
+        Err(problem) => {
+            // Log: likewise.
+            error!("SIGHUP: nothing is changed: {problem}");
+            format!("{}; the last reload failed: {problem}", daemon.summary())
+        }
+    };
+    service::ready(&state);
+}
+
+/// Says what keeps VMs from using their devices.
+fn doctor(args: DoctorArgs) -> Result<()> {
+    init_log();
+    let (file, command_line) = args.serve.into_parts();
+    let config = Config::load(file.as_deref(), command_line)?;
+    let diagnosis = doctor::judge(&Host::look(&args.qemu), &config);
+    print(&diagnosis.text())?;
+    diagnosis.result()
+}
+
+/// Says what libvirt has to be told.
+fn xml(args: &DeviceArgs) -> Result<()> {
+    let status = control::ask_status(&args.daemon.control()?, false)?;
+    let device = status.devices.iter().find(|device| device.name() == args.device);
+    print(&xml::domain(device.with_context(|| format!("there is no device '{}'", args.device))?))
+}
+
+/// Says what the configuration would have the daemon open.
+fn check(args: CheckArgs) -> Result<()> {
+    init_log();
+    let (file, command_line) = args.serve.into_parts();
+    let report = check::report(&Config::load(file.as_deref(), command_line)?);
+    print(&report.text())?;
+    report.result()
 }
 
 /// Serves one network, for the supervisor that started this process.
@@ -76,12 +138,12 @@ fn init_log() {
     env_logger::Builder::from_env(Env::default().default_filter_or("info")).init();
 }
 
-/// Waits for a signal that means the end. The others, whose default is to kill, are ignored.
-fn wait_for_end(signals: &mut Signals) {
+/// Waits for a signal that means the end. The others' default is to kill: one has the configuration read again, the
+/// others are ignored.
+fn wait_for_end(signals: &mut Signals, mut reload: impl FnMut()) {
     for signal in signals.forever() {
         match signal {
-            // Log: likewise.
-            SIGHUP => info!("SIGHUP: reload is not supported yet"),
+            SIGHUP => reload(),
             SIGTERM | SIGINT => return,
             _ => {}
         }

@@ -13,19 +13,32 @@ pub(crate) fn raise(config: &Config) {
     raise_one(Resource::Memlock, "locked memory");
     // A socket and a few eventfds for each device, and a descriptor for each region of a guest's memory.
     raise_one(Resource::Nofile, "open files");
-    let limit = getrlimit(Resource::Memlock).current;
-    // Root may lock what it wants.
-    if let Some(bytes) = limit.filter(|&limit| limit < SMALL && !geteuid().is_root())
-        && let Some(device) = config.devices().map(|(_, device)| device).find(|device| device.pin == Pin::All)
-    {
+    if let Some(shortage) = shortage(config) {
         // Log: once, at the start.
-        warn!(
-            "device {}: pin=all keeps all guest memory resident, but this process may lock {} KiB: raise RLIMIT_MEMLOCK \
-             (systemd: LimitMEMLOCK=) or use pin=registered",
-            device.config.name,
-            bytes >> 10
-        );
+        warn!("{shortage}");
     }
+}
+
+/// Why guests' memory cannot be locked, if that is sure.
+pub(crate) fn shortage(config: &Config) -> Option<String> {
+    shortage_of(config, lockable())
+}
+
+/// Bytes that this process may lock at most; none is no limit, as for root.
+pub(crate) fn lockable() -> Option<u64> {
+    getrlimit(Resource::Memlock).maximum.filter(|_| !geteuid().is_root())
+}
+
+/// Why guests' memory cannot be locked where so many bytes may be.
+pub(crate) fn shortage_of(config: &Config, limit: Option<u64>) -> Option<String> {
+    let bytes = limit.filter(|&limit| limit < SMALL)?;
+    let device = config.devices().map(|(_, device)| device).find(|device| device.pin == Pin::All)?;
+    Some(format!(
+        "device {}: pin=all keeps all guest memory resident, but this process may lock {} KiB: raise RLIMIT_MEMLOCK \
+         (systemd: LimitMEMLOCK=) or use pin=registered",
+        device.config.name,
+        bytes >> 10
+    ))
 }
 
 fn raise_one(resource: Resource, what: &str) {

@@ -189,7 +189,7 @@ fn signals() {
         running.signal(Signal::USR2);
         running.signal(Signal::HUP);
         let line = running.log("SIGHUP");
-        assert!(line.contains("reload is not supported yet"), "{line}");
+        assert!(line.contains("nothing has changed"), "{line}");
         assert_eq!(run(&["status", "--control", &place.text("control")]).0, Some(0));
         running.signal(end);
         assert_eq!(running.child.wait().unwrap().code(), Some(0));

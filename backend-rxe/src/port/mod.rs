@@ -1,7 +1,10 @@
 //! A port: the links of one device and the thread that serves them.
 
+mod arrivals;
 mod classify;
 pub(crate) mod counters;
+mod inspect;
+pub(crate) mod kept;
 mod outgoing;
 pub(crate) mod policy;
 pub(crate) mod registry;
@@ -17,7 +20,6 @@ use std::{io, thread};
 use parking_lot::Mutex;
 use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
-use serde::Serialize;
 
 use crate::addresses::Addresses;
 use crate::budget::Budget;
@@ -25,6 +27,7 @@ use crate::capture::{CaptureLink, Point};
 use crate::engine::Engine;
 use crate::share::Share;
 use crate::task::{Runnable, Task};
+use arrivals::Batches;
 use classify::is_for_rdma;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
 use outgoing::{Claim, claim};
@@ -32,8 +35,10 @@ use policy::{Policy, PortRules, Violation, VlanMode};
 use pvrdma_ether_link::{Frames, GsoLink, Link};
 use pvrdma_roce::wire::Ethernet;
 use pvrdma_roce::{Congestion, EgressMarking};
-use tx_queue::{TxQueue, TxQueueInspect};
+use tx_queue::TxQueue;
 
+pub(crate) use arrivals::{Arrival, KeptPacket};
+pub(crate) use inspect::PortInspect;
 pub(crate) use tx_queue::Room;
 
 /// Frames that a path builds while guest memory is held.
@@ -44,8 +49,6 @@ const ETHERNET_LEN: usize = 18;
 const OVERHEAD: u32 = 96;
 /// Frames that are taken from a link at a time.
 const RECEIVE: usize = 64;
-/// Bytes of a batch of frames that are not cut yet: what links hand over at a time, and one frame more.
-const LONG_FRAMES: usize = 320 << 10;
 /// Buffers that are kept for the next sender.
 const SPARE: usize = 8;
 /// A link that wants to be called again this soon is worth it in a loop that does not wait.
@@ -67,7 +70,7 @@ pub struct PortConfig {
 /// Who takes the RoCE frames of a port.
 pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
     /// Takes a frame. Returns `false` if there is no RDMA function behind the port.
-    fn receive(&mut self, port: &Port, frame: &[u8]) -> bool;
+    fn receive(&mut self, port: &Port, arrival: Arrival<'_>) -> bool;
 
     /// Sends READ data that is owed. Returns `true` if there is more than the budget allows, or than there is room for.
     fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool;
@@ -107,6 +110,8 @@ pub(crate) struct Port {
     /// Responders whose turn has come: their rate had them wait.
     resumed: Mutex<Vec<Qpn>>,
     spare: Mutex<Vec<Frames>>,
+    /// What came.
+    arrivals: Batches,
     /// Times that [`Self::service`] has read what came.
     batches: AtomicU64,
     waker: OwnedFd,
@@ -120,36 +125,7 @@ pub(crate) struct Port {
     log: LogLimit,
 }
 
-/// A port at one moment.
-#[derive(Clone, PartialEq, Debug, Serialize)]
-pub(crate) struct PortInspect {
-    /// Bytes of an IP packet that the network carries.
-    mtu: u32,
-    /// Largest path MTU, in bytes, whose packets fit.
-    path_mtu: Mtu,
-    /// The VLAN that everything behind the port is in.
-    vlan: Option<u16>,
-    /// Times that frames were read from the links.
-    batches: u64,
-    /// The way to other hosts.
-    uplink: TxQueueInspect,
-    /// The device's network function.
-    nic: Option<TxQueueInspect>,
-}
-
 impl Port {
-    /// Describes itself.
-    pub(crate) fn inspect(&self) -> PortInspect {
-        PortInspect {
-            mtu: self.mtu,
-            path_mtu: self.path_mtu(),
-            vlan: self.vlan(),
-            batches: self.batches(),
-            uplink: self.uplink.inspect(),
-            nic: self.nic.as_ref().map(TxQueue::inspect),
-        }
-    }
-
     pub(crate) fn new(mac: MacAddr, config: PortConfig, place: PortPlace) -> io::Result<Arc<Self>> {
         let PortPlace { vlan, point, addresses, engine, share, room } = place;
         let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
@@ -165,6 +141,7 @@ impl Port {
             next_inbox: Mutex::default(),
             resumed: Mutex::default(),
             spare: Mutex::default(),
+            arrivals: Batches::default(),
             batches: AtomicU64::new(0),
             waker,
             task: Task::new(engine.ready_queue(), &share, me.clone() as _),
@@ -180,9 +157,9 @@ impl Port {
     /// Bytes that batches and queues of the port take at most.
     pub(crate) fn most_bytes(&self) -> u64 {
         let frame = (self.mtu as usize).saturating_add(ETHERNET_LEN);
-        let batches = frame.saturating_mul(RECEIVE).max(LONG_FRAMES).saturating_mul(SPARE);
+        let batches = frame.saturating_mul(RECEIVE).max(arrivals::MAX_BYTES).saturating_mul(SPARE);
         let queues = self.queues().count().saturating_mul(tx_queue::MAX_WAITING);
-        batches.saturating_add(queues) as u64
+        batches.saturating_add(queues).saturating_add(arrivals::MOST) as u64
     }
 
     /// The VLAN that everything behind the port is in.
@@ -336,25 +313,29 @@ impl Port {
             *inbox = Some(next);
         }
         self.uplink.flush();
-        let mut frames = self.buffer();
-        self.uplink.link.receive(&mut frames, RECEIVE);
-        let mut busy = !frames.is_empty();
-        self.drop_if_down(&mut frames);
+        let mut busy = false;
+        let came = self.arrivals.fill(|frames| {
+            self.uplink.link.receive(frames, RECEIVE);
+            busy = !frames.is_empty();
+            self.drop_if_down(frames);
+        });
         let mut passed = self.buffer();
-        for (frame, offload) in frames.iter_with_offloads(0) {
+        for (index, (frame, offload)) in came.frames.iter_with_offloads(0).enumerate() {
+            let arrival = Arrival::new(&came, index);
             let taken =
-                is_for_rdma(frame, self.mac) && inbox.as_mut().is_some_and(|receiver| receiver.receive(self, frame));
+                is_for_rdma(frame, self.mac) && inbox.as_mut().is_some_and(|receiver| receiver.receive(self, arrival));
             if !taken {
                 self.note_stations(frame);
                 self.count_violation(self.policy.incoming((frame, offload), &mut passed));
             }
         }
+        self.arrivals.put_back(came);
         let resumed = std::mem::take(&mut *self.resumed.lock());
         busy |= inbox.as_mut().is_some_and(|receiver| receiver.respond(self, resumed));
         if let Some(nic) = &self.nic {
             nic.flush();
             self.pass(nic, &passed, &self.counters.passed_in);
-            frames.clear();
+            let mut frames = self.buffer();
             nic.link.receive(&mut frames, RECEIVE);
             busy |= !frames.is_empty();
             self.drop_if_down(&mut frames);
@@ -367,13 +348,13 @@ impl Port {
                 std::mem::swap(&mut frames, &mut passed);
             }
             self.pass(&self.uplink, &frames, &self.counters.passed_out);
+            frames.clear();
+            self.send(frames);
         } else {
             PortCounters::add(&self.counters.passed_dropped, passed.len() as u64);
         }
-        for mut batch in [frames, passed] {
-            batch.clear();
-            self.send(batch);
-        }
+        passed.clear();
+        self.send(passed);
         self.batches.fetch_add(1, Ordering::Relaxed);
         busy
     }

@@ -27,7 +27,7 @@ pub struct Faults {
     pub loss: u16,
     /// The frame comes twice.
     pub duplicate: u16,
-    /// The frame changes places with the one before it.
+    /// Up to [`Faults::MAX_PLACES`] later frames overtake the frame.
     pub reorder: u16,
     /// One bit of the frame is inverted.
     pub corrupt: u16,
@@ -38,13 +38,15 @@ pub struct Faults {
 impl Faults {
     /// Longest delay, in calls.
     pub const MAX_DELAY: u64 = 16;
+    /// Most frames that overtake another.
+    pub const MAX_PLACES: u64 = 16;
 
     /// All of one in a hundred frames each.
     pub const ONE_PERCENT: Self = Self { loss: 100, duplicate: 100, reorder: 100, corrupt: 100, delay: 100 };
 
-    /// Returns `true` if the frames that are not lost stay as they are and where they are.
-    const fn only_lose(&self) -> bool {
-        self.duplicate == 0 && self.reorder == 0 && self.corrupt == 0 && self.delay == 0
+    /// Returns `true` if frames that are neither lost nor overtaken stay as they are and where they are.
+    const fn leave_most(&self) -> bool {
+        self.duplicate == 0 && self.corrupt == 0 && self.delay == 0
     }
 }
 
@@ -56,12 +58,27 @@ struct State {
     calls: u64,
     /// Frames with the call that they wait for.
     held: VecDeque<(u64, Vec<u8>)>,
+    /// Frames that are being overtaken, with how many more will do so.
+    late: Vec<(u64, Vec<u8>)>,
+    /// A frame was taken since the last release.
+    taken: bool,
 }
 
 impl State {
     fn new(seed: u64) -> Self {
         // Zero is the one state that the generator never leaves.
-        Self { random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1, calls: 0, held: VecDeque::new() }
+        Self {
+            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
+            calls: 0,
+            held: VecDeque::new(),
+            late: Vec::new(),
+            taken: false,
+        }
+    }
+
+    /// Returns `true` if there are frames that come later.
+    fn is_holding(&self) -> bool {
+        !self.held.is_empty() || !self.late.is_empty()
     }
 
     fn next(&mut self) -> u64 {
@@ -78,6 +95,7 @@ impl State {
 
     /// Decides about a frame. Returns `false` if it is lost.
     fn take(&mut self, faults: &Faults, frame: &[u8]) -> bool {
+        self.taken = true;
         if self.happens(faults.loss) {
             return false;
         }
@@ -99,16 +117,70 @@ impl State {
         if self.happens(faults.duplicate) {
             self.held.push_back((due, frame.clone()));
         }
-        self.held.push_back((due, frame));
-        if self.happens(faults.reorder) && self.held.len() > 1 {
-            let last = self.held.len() - 1;
-            self.held.swap(last - 1, last);
+        if self.happens(faults.reorder) {
+            let places = self.places();
+            self.late.push((places, frame));
+            return true;
         }
+        self.held.push_back((due, frame));
+        self.let_pass(1);
         true
     }
 
-    /// Appends the frames whose time has come.
+    /// How many frames overtake one that they overtake.
+    fn places(&mut self) -> u64 {
+        1 + self.next() % Faults::MAX_PLACES
+    }
+
+    /// So many frames have passed those that are late. Who was overtaken often enough comes now.
+    fn let_pass(&mut self, count: u64) {
+        let (now, held) = (self.calls, &mut self.held);
+        self.late.retain_mut(|(places, frame)| {
+            *places = places.saturating_sub(count);
+            if *places == 0 {
+                held.push_back((now, std::mem::take(frame)));
+            }
+            *places > 0
+        });
+    }
+
+    /// Lets frames from index `from` on be overtaken, and copies only those that frames of another call overtake.
+    fn reorder(&mut self, rate: u16, frames: &mut Frames, from: usize) {
+        if rate == 0 {
+            return;
+        }
+        let came = frames.len().saturating_sub(from);
+        let late = std::mem::take(&mut self.late);
+        for at in (from..frames.len()).rev() {
+            if !self.happens(rate) {
+                continue;
+            }
+            let places = self.places();
+            let to = usize::try_from(places).map_or(usize::MAX, |places| at.saturating_add(places));
+            if to < frames.len() {
+                frames.put_behind(at, to);
+            } else if let Some(frame) = frames.take_out(at) {
+                self.late.push(((to - frames.len()) as u64 + 1, frame));
+            }
+        }
+        // Those of earlier calls. When nothing comes nobody overtakes any more.
+        for (places, frame) in late {
+            let left = if came == 0 { 0 } else { places.saturating_sub(came as u64) };
+            if left > 0 {
+                self.late.push((left, frame));
+                continue;
+            }
+            let to = from.saturating_add(usize::try_from(places).unwrap_or(usize::MAX)).min(frames.len());
+            frames.push(&frame);
+            frames.put_before(frames.len().saturating_sub(1), to);
+        }
+    }
+
+    /// Appends the frames whose time has come. Nobody overtakes any more if nothing comes.
     fn release(&mut self, frames: &mut Frames) {
+        if !std::mem::take(&mut self.taken) {
+            self.let_pass(u64::MAX);
+        }
         let now = self.calls;
         self.held.retain(|(due, frame)| {
             if *due <= now {
@@ -197,12 +269,12 @@ impl<L: Link> Link for FaultLink<L> {
         self.release_outbound();
         let (state, incoming) = &mut *self.inbound.lock();
         state.calls = state.calls.wrapping_add(1);
-        if self.faults.only_lose() {
+        if self.faults.leave_most() {
             let before = frames.len();
             self.inner.receive(frames, most);
             let lost = frames.retain_from(before, |_| !state.happens(self.faults.loss));
             self.lost.fetch_add(lost as u64, Ordering::Relaxed);
-            return;
+            return state.reorder(self.faults.reorder, frames, before);
         }
         incoming.clear();
         self.inner.receive(incoming, most);
@@ -239,12 +311,12 @@ impl<L: Link> Link for FaultLink<L> {
     fn readiness(&self) -> Readiness {
         let mut readiness = self.inner.readiness();
         let wait = match &self.outbound {
-            _ if !self.inbound.lock().0.held.is_empty() => Some(SOON),
+            _ if self.inbound.lock().0.is_holding() => Some(SOON),
             Some(outbound) => {
                 let outbound = outbound.lock();
-                let waiting = !outbound.state.held.is_empty() || !outbound.pending.is_empty();
+                let waiting = outbound.state.is_holding() || !outbound.pending.is_empty();
                 // Whoever sends does not wake who would look after what is delayed.
-                if waiting { Some(SOON) } else { (self.faults.delay > 0).then_some(LATER) }
+                if waiting { Some(SOON) } else { (self.faults.delay > 0 || self.faults.reorder > 0).then_some(LATER) }
             }
             None => None,
         };
@@ -315,6 +387,29 @@ mod tests {
         assert!((50..200).contains(&wrong), "{wrong}");
         assert_eq!(run(Faults::ONE_PERCENT, 6), run(Faults::ONE_PERCENT, 6));
         assert_ne!(run(Faults::ONE_PERCENT, 6), run(Faults::ONE_PERCENT, 7));
+    }
+
+    /// A frame is overtaken by 16 others at most, within a call and across calls, and comes when no more do.
+    #[test]
+    fn late_frames_are_overtaken_by_few() {
+        let (a, b) = memory::pair(2000).unwrap();
+        let b = FaultLink::new(b, Faults { reorder: 300, ..Faults::default() }, 1);
+        let (mut frames, mut got) = (Frames::default(), Frames::default());
+        (0..1000_u32).for_each(|number| frames.push(&number.to_be_bytes()));
+        assert_eq!(a.send(&frames, 0), 1000);
+        while got.len() < 1000 {
+            b.receive(&mut got, 20);
+        }
+        assert_eq!((got.len(), b.lost(), b.readiness().wait), (1000, 0, None));
+        let numbers: Vec<_> = got.iter().map(|frame| u32::from_be_bytes(frame.try_into().unwrap())).collect();
+        let mut sorted = numbers.clone();
+        sorted.sort_unstable();
+        assert!(sorted.into_iter().eq(0..1000));
+        let overtaken = |at: usize| numbers[..at].iter().filter(|&&other| other > numbers[at]).count();
+        let counts: Vec<_> = (0..1000).map(overtaken).filter(|&count| count > 0).collect();
+        assert!((10..60).contains(&counts.len()), "{}", counts.len());
+        let most = *counts.iter().max().unwrap();
+        assert!((10..=18).contains(&most), "{most}: 16, and others that were late");
     }
 
     /// The same with faults on the way out, through a link that takes few frames at a time.

@@ -45,6 +45,18 @@ impl Frames {
         self.total
     }
 
+    /// Bytes that the buffer holds.
+    #[inline]
+    pub const fn capacity(&self) -> usize {
+        self.bytes.len()
+    }
+
+    /// Bytes of it that were set aside, for frames or in vain.
+    #[inline]
+    pub const fn reserved(&self) -> usize {
+        self.used
+    }
+
     /// One frame.
     #[inline]
     pub fn get(&self, index: usize) -> Option<&[u8]> {
@@ -167,6 +179,29 @@ impl Frames {
             kept
         });
         before.saturating_sub(self.spans.len())
+    }
+
+    /// Takes a frame out, as a copy.
+    pub(crate) fn take_out(&mut self, index: usize) -> Option<Vec<u8>> {
+        let frame = self.get(index)?.to_vec();
+        let span = self.spans.remove(index);
+        self.total = self.total.saturating_sub(span.bytes.len());
+        self.open = self.open.saturating_sub(usize::from(!span.offload.is_none()));
+        Some(frame)
+    }
+
+    /// Moves a frame behind the later one at `to`.
+    pub(crate) fn put_behind(&mut self, index: usize, to: usize) {
+        if let Some(spans) = self.spans.get_mut(index..=to) {
+            spans.rotate_left(1);
+        }
+    }
+
+    /// Moves a frame before the earlier one at `to`.
+    pub(crate) fn put_before(&mut self, index: usize, to: usize) {
+        if let Some(spans) = self.spans.get_mut(to..=index) {
+            spans.rotate_right(1);
+        }
     }
 
     /// Forgets all frames and keeps the buffer.

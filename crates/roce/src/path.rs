@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::dcqcn::Congestion;
 use crate::wire::{
     Bth, BuildError, Ethernet, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Opcode, Packet, Udp, Vlan,
-    connected_source_port, datagram_source_port,
+    connected_flow_label, connected_source_port, datagram_source_port,
 };
 
 /// Hop limit if the consumer chose none.
@@ -82,7 +82,12 @@ impl Path {
             }
             _ => *av,
         };
-        Self::new(origin, &av, connected_source_port(av.flow_label, local, remote))
+        let port = connected_source_port(av.flow_label, local, remote);
+        let av = match origin.kind {
+            GidType::RoceV2 => AddressVector { flow_label: connected_flow_label(av.flow_label, local, remote), ..av },
+            GidType::RoceV1 => av,
+        };
+        Self::new(origin, &av, port)
     }
 
     /// The path of a datagram. `None` if one GID is IPv4 and the other is not.

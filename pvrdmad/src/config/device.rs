@@ -1,7 +1,6 @@
 //! A device, completely described and checked.
 
 use std::fs;
-use std::path::PathBuf;
 
 use pvrdma_dev::DeviceConfig;
 use pvrdma_ether_link::link_spec::LinkSpec;
@@ -11,6 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use super::access::access;
 use super::address;
+use super::place::SocketPlace;
 use super::spec::{DeviceSpec, Mac, NAME_RULE, is_name};
 use super::words::{MemoryFiles, Pcp, Pin, Roce, Switch};
 use crate::socket::SocketAccess;
@@ -21,7 +21,7 @@ pub struct Device {
     /// The device itself.
     pub config: DeviceConfig,
     /// Where the VMM connects.
-    pub socket: PathBuf,
+    pub socket: SocketPlace,
     /// Who may connect there.
     pub access: SocketAccess,
     /// Residency of guest memory.
@@ -31,7 +31,7 @@ pub struct Device {
     /// The paired network function, if it is the VMM's.
     pub nic: Option<LinkSpec>,
     /// Where the VMM connects to the paired network function, if that is ours.
-    pub nic_socket: Option<PathBuf>,
+    pub nic_socket: Option<SocketPlace>,
     /// What the device may do on its network.
     pub rules: PortRules,
     /// What it may use of what it shares with others.

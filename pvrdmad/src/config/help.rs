@@ -22,7 +22,7 @@ Environment:
 
 Signals:
   SIGTERM, SIGINT      End: disconnect clients and remove sockets; a second one ends at once
-  SIGHUP               Ignored with a line in the log: reload is not supported yet
+  SIGHUP               Read the configuration again: devices are added and removed
   SIGUSR1, SIGUSR2     Ignored
 
 Exit status:

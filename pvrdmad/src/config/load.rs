@@ -76,6 +76,35 @@ impl Config {
         Self::merge(file, command_line)
     }
 
+    /// Adds a device that is described already to a network that is here.
+    ///
+    /// # Errors
+    /// It does not go together with what is there. Nothing has changed then.
+    pub(crate) fn adopt_device(&mut self, network: &str, device: Device) -> Result<(), ConfigError> {
+        let mut changed = self.clone();
+        let found = changed.networks.iter_mut().find(|known| known.name == network);
+        let Some(network) = found else {
+            let problem = format!("there is no network '{network}'");
+            return Err(ConfigError::Device { name: device.config.name, problem });
+        };
+        network.devices.push(device);
+        changed.check()?;
+        *self = changed;
+        Ok(())
+    }
+
+    /// Adds a network that is described already, without its devices.
+    ///
+    /// # Errors
+    /// It does not go together with what is there. Nothing has changed then.
+    pub(crate) fn adopt_network(&mut self, network: &Network) -> Result<(), ConfigError> {
+        let mut changed = self.clone();
+        changed.networks.push(Network { devices: Vec::new(), ..network.clone() });
+        changed.check()?;
+        *self = changed;
+        Ok(())
+    }
+
     /// All devices, each with its network.
     pub fn devices(&self) -> impl Iterator<Item = (&Network, &Device)> {
         self.networks.iter().flat_map(|network| network.devices.iter().map(move |device| (network, device)))

@@ -13,6 +13,7 @@ mod keys;
 mod load;
 mod network;
 mod pairs;
+mod place;
 mod rate;
 pub mod reference;
 mod resolve;
@@ -32,13 +33,14 @@ pub use self::error::ConfigError;
 pub use self::fault::FaultSpec;
 pub use self::load::{Config, ConfigSpec};
 pub use self::network::Network;
+pub use self::place::SocketPlace;
 pub use self::rate::BitRate;
 pub use self::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 pub use self::vlan::VlanWord;
 pub use self::words::{Isolate, LinkState, MemoryFiles, Pin, Roce, SandboxMode, Switch};
 #[cfg(test)]
 pub(crate) use self::{backend::IbverbsSpec, control::ControlKeys, fault::FaultKeys, keys::Keys};
-pub use crate::socket::SocketAccess;
+pub use crate::socket::{Inherited, SocketAccess};
 #[cfg(test)]
 pub(crate) use pvrdma_ether_link::link_spec::LINKS;
 pub use pvrdma_ether_link::link_spec::LinkSpec;

@@ -12,6 +12,7 @@ use super::error::ConfigError;
 use super::keys::similar;
 use super::load::Config;
 use super::network::Network;
+use super::place::SocketPlace;
 use super::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
 
 impl Config {
@@ -174,11 +175,14 @@ impl Config {
             for device in &network.devices {
                 let name = &device.config.name;
                 let nic = device.nic.as_ref().and_then(LinkSpec::socket);
-                let nic_socket = device.nic_socket.as_deref();
-                for (what, path) in
-                    [("socket", Some(device.socket.as_path())), ("nic", nic), ("nic-socket", nic_socket)]
-                {
-                    take(path, format!("the {what} of device {name}")).map_err(|problem| {
+                let nic_socket = device.nic_socket.as_ref().map(made_at);
+                let sockets = [
+                    ("socket", Some(made_at(&device.socket))),
+                    ("nic", nic.map(Path::to_owned)),
+                    ("nic-socket", nic_socket),
+                ];
+                for (what, path) in sockets {
+                    take(path.as_deref(), format!("the {what} of device {name}")).map_err(|problem| {
                         let problem = format!("{what} {problem}");
                         ConfigError::Device { name: name.clone(), problem }
                     })?;
@@ -274,6 +278,11 @@ fn check_addresses(network: &Network) -> Result<(), ConfigError> {
         }
     }
     Ok(())
+}
+
+/// Where a socket is; a descriptor has a place of its own, too, in which no file is.
+fn made_at(socket: &SocketPlace) -> PathBuf {
+    socket.path().map_or_else(|| PathBuf::from(socket.to_string()), Path::to_owned)
 }
 
 /// The same for all names of a place: its folder without links and dots, if that exists.

@@ -1,6 +1,5 @@
 //! Networks and devices in the words of the command line and of the file.
 
-use std::path::PathBuf;
 use std::str::FromStr;
 
 use pvrdma_dev::Limits;
@@ -14,6 +13,7 @@ use super::address::AddressWord;
 use super::fault::FaultSpec;
 use super::keys::{deserialize_from_str, keys, word};
 use super::pairs::{Syntax, from_pairs};
+use super::place::SocketPlace;
 use super::rate::BitRate;
 use super::tunnel::Learn;
 use super::vlan::VlanWord;
@@ -118,9 +118,12 @@ keys! {
         name: String,
         /// Socket where the VMM connects.
         ///
-        /// A socket of a process that is gone is replaced; anything else at this path is left alone.
-        ["socket", "PATH", "required"]
-        socket: Option<PathBuf>,
+        /// A socket of a process that is gone is replaced; anything else at this path is left alone. `fd:NUMBER` or
+        /// `fd:NAME` is a socket that listens already and was passed on by whoever started the daemon (`LISTEN_FDS`,
+        /// `LISTEN_FDNAMES`); `owner`, `group` and `mode` are not applied to it.
+        ["socket", "PATH|fd:NAME", "required"]
+        #[serde(default, deserialize_with = "word")]
+        socket: Option<SocketPlace>,
         /// MAC address of the guest's network card.
         ///
         /// Six hexadecimal bytes with colons or dashes. The driver demands a vmxnet3 with this address in the same
@@ -190,8 +193,9 @@ keys! {
         ///
         /// A vmxnet3 for function 0 of the device's slot, on the same network; instead of `nic`. `owner`, `group` and
         /// `mode` are for both sockets.
-        ["nic-socket", "PATH", ""]
-        nic_socket: Option<PathBuf>,
+        ["nic-socket", "PATH|fd:NAME", ""]
+        #[serde(default, deserialize_with = "word")]
+        nic_socket: Option<SocketPlace>,
         /// Which packets carry an 802.1p priority.
         ///
         /// `tagged`: those with a tag for their VLAN. `always`: all; packets of no VLAN get a tag with VLAN 0.

@@ -247,7 +247,16 @@ static LINK: Group = Group {
 static ADDRESSED: Group = Group {
     name: "addressed",
     purpose: "frames to an address, many at a time: links by VXLAN and packet sockets",
-    calls: &[call("sendmmsg", libc::SYS_sendmmsg), call("sendmsg", libc::SYS_sendmsg)],
+    calls: &[
+        call("sendmmsg", libc::SYS_sendmmsg),
+        call("sendmsg", libc::SYS_sendmsg),
+        when(
+            "setsockopt",
+            libc::SYS_setsockopt,
+            &[&[is(1, libc::SOL_SOCKET), is(2, libc::SO_PRIORITY)]],
+            "SO_PRIORITY",
+        ),
+    ],
 };
 
 static PIN: Group = Group {

@@ -8,7 +8,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use log::warn;
-use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
+use rustix::fs::{Access, AtFlags, FileType, Gid, Mode, OFlags, Stat, Uid};
 use rustix::net::SocketAddrUnix;
 use rustix::process::geteuid;
 
@@ -89,6 +89,18 @@ impl<'a> Folder<'a> {
             );
         }
         Ok(())
+    }
+
+    /// Checks that a socket for whom `access` names could be made here.
+    ///
+    /// # Errors
+    /// The path is too long, or the folder is not ours to write to, or one in which others can exchange the file.
+    pub(super) fn check_access(&self, access: SocketAccess) -> Result<(), SocketError> {
+        SocketAddrUnix::new(self.path).map_err(|_| SocketError::TooLong(self.path.to_owned()))?;
+        let wanted = Access::WRITE_OK | Access::EXEC_OK;
+        rustix::fs::accessat(&self.handle, ".", wanted, AtFlags::EACCESS)
+            .map_err(|errno| SocketError::making(self.path, errno.into()))?;
+        self.check(access)
     }
 
     /// Binds the socket and opens its file.

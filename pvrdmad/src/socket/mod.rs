@@ -4,6 +4,7 @@ mod access;
 mod datagram;
 mod error;
 mod file;
+mod inherited;
 mod names;
 mod stream;
 #[cfg(test)]
@@ -11,5 +12,11 @@ mod tests;
 
 pub use self::access::SocketAccess;
 pub(crate) use self::datagram::{DatagramFile, bind_datagram};
+pub use self::inherited::Inherited;
 pub(crate) use self::names::user;
 pub(crate) use self::stream::SocketFile;
+
+/// Returns `true` if an error is that somebody listens at a socket's place.
+pub(crate) fn in_use(error: &anyhow::Error) -> bool {
+    matches!(error.downcast_ref(), Some(error::SocketError::InUse { .. }))
+}

@@ -12,7 +12,7 @@ use rustix::process::Pid;
 
 use super::access::SocketAccess;
 use super::error::SocketError;
-use super::file::{BoundFile, is_socket};
+use super::file::{BoundFile, Folder, is_socket};
 
 /// Connections that wait to be accepted.
 const BACKLOG: i32 = 16;
@@ -21,7 +21,8 @@ const BACKLOG: i32 = 16;
 #[derive(Debug)]
 pub(crate) struct SocketFile {
     listener: UnixListener,
-    _file: BoundFile,
+    /// None if whoever started us has made it.
+    _file: Option<BoundFile>,
 }
 
 impl SocketFile {
@@ -37,7 +38,21 @@ impl SocketFile {
         let file = BoundFile::bind(&socket, path, access)?;
         // Before it listens nobody can connect.
         rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
-        Ok(Self { listener: UnixListener::from(socket), _file: file })
+        Ok(Self { listener: UnixListener::from(socket), _file: Some(file) })
+    }
+
+    /// Listens where whoever started us has begun to.
+    pub(crate) const fn inherited(listener: UnixListener) -> Self {
+        Self { listener, _file: None }
+    }
+
+    /// Checks whether [`Self::bind`] could do what it does, and does nothing.
+    ///
+    /// # Errors
+    /// What it would fail with.
+    pub(crate) fn check(path: &Path, access: SocketAccess) -> Result<(), SocketError> {
+        is_stale(path)?;
+        Folder::open(path)?.check_access(access)
     }
 
     /// What to accept from.
@@ -48,8 +63,14 @@ impl SocketFile {
 
 fn remove_stale(path: &Path) -> Result<(), SocketError> {
     let failed = |source: io::Error| SocketError::making(path, source);
+    if is_stale(path)? { fs::remove_file(path).map_err(failed) } else { Ok(()) }
+}
+
+/// Returns `true` if there is the socket of a process that is gone, and `false` if there is nothing.
+fn is_stale(path: &Path) -> Result<bool, SocketError> {
+    let failed = |source: io::Error| SocketError::making(path, source);
     match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(false),
         Err(error) => return Err(failed(error)),
         Ok(_) if !is_socket(path) => return Err(SocketError::NotASocket(path.to_owned())),
         Ok(_) => {}
@@ -57,12 +78,12 @@ fn remove_stale(path: &Path) -> Result<(), SocketError> {
     match UnixStream::connect(path) {
         Ok(stream) => match peer(&stream) {
             // Workers that have it from there end with it, which takes a moment.
-            Some(pid) if has_ended(pid) => fs::remove_file(path).map_err(failed),
+            Some(pid) if has_ended(pid) => Ok(true),
             pid => Err(SocketError::InUse { path: path.to_owned(), pid }),
         },
         Err(error) => match error.kind() {
-            io::ErrorKind::ConnectionRefused => fs::remove_file(path).map_err(failed),
-            io::ErrorKind::NotFound => Ok(()),
+            io::ErrorKind::ConnectionRefused => Ok(true),
+            io::ErrorKind::NotFound => Ok(false),
             io::ErrorKind::PermissionDenied => Err(SocketError::Foreign(path.to_owned())),
             _ => Err(failed(error)),
         },

@@ -127,6 +127,11 @@ pub struct DeviceReport {
 }
 
 impl DeviceReport {
+    /// Its MAC address.
+    pub fn mac(&self) -> &str {
+        self.word("mac")
+    }
+
     fn word(&self, member: &str) -> &str {
         self.status.get(member).and_then(Value::as_str).unwrap_or_default()
     }

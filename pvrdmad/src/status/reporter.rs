@@ -1,7 +1,6 @@
 //! Makes the report of a device from the device itself.
 
 use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PciFunction, PvrdmaDevice};
@@ -17,7 +16,7 @@ use super::report::{
     AddressReport, CaptureReport, ClientReport, DeviceReport, MemoryReport, NetworkReport, NicReport, ShareReport,
     by_name, port_word,
 };
-use crate::config::Device;
+use crate::config::{Device, SocketPlace};
 use crate::vfio_user::{ConnectionStats, IrqTable};
 
 /// A device whatever its backend.
@@ -76,11 +75,11 @@ impl NicReporter {
         [self.device.status().counters, self.stats.counters.list()].concat()
     }
 
-    fn report(&self, socket: &Path) -> NicReport {
+    fn report(&self, socket: &SocketPlace) -> NicReport {
         let status = self.device.status();
         let counters = self.counters();
         NicReport {
-            socket: socket.display().to_string(),
+            socket: socket.to_string(),
             client: ClientReport { connected: self.stats.is_connected() },
             active: status.active,
             link: if status.link_up { "up" } else { "down" }.to_owned(),
@@ -118,7 +117,7 @@ impl Reporter {
         status.counters.extend(self.stats.counters.list());
         let rules = &self.device.config.rules;
         DeviceReport {
-            socket: self.device.socket.display().to_string(),
+            socket: self.device.socket.to_string(),
             port: port_word(status.port.state),
             mtu: status.port.active_mtu.bytes(),
             client: ClientReport { connected: self.stats.is_connected() },
@@ -141,7 +140,7 @@ impl Reporter {
             },
             share: self.share.as_ref().map(|share| ShareReport::new(self.device.share, share.usage())),
             capture: self.capture_report(),
-            nic: self.nic.as_ref().zip(self.device.nic_socket.as_deref()).map(|(nic, socket)| nic.report(socket)),
+            nic: self.nic.as_ref().zip(self.device.nic_socket.as_ref()).map(|(nic, socket)| nic.report(socket)),
             status: members(&status),
         }
     }

@@ -10,12 +10,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use pvrdma_dev::LimitStatus;
-use pvrdma_ether_link::vxlan::VxlanPorts;
 
 use super::connection::{CallError, Connection, reply_by};
 use super::network::{Network, Runs};
 use super::plan::Planned;
 use super::process::Process;
+use super::sockets::Sources;
 use crate::config::{BackendSpec, Device, LinkState};
 use crate::protocol::{Reply, Request};
 
@@ -32,11 +32,11 @@ impl Network {
     ///
     /// # Errors
     /// It cannot be had, or its worker does not take it in time. Nothing is left behind then.
-    pub(super) fn add(&self, device: Device, tunnels: &VxlanPorts) -> Result<(), String> {
+    pub(super) fn add(&self, device: Device, sources: &Sources) -> Result<(), String> {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
         self.plan.admits(&device)?;
-        let planned = Planned::new(device, self.plan.setup.network.vlan, tunnels);
+        let planned = Planned::new(device, self.plan.setup.network.vlan, sources);
         let planned = Arc::new(planned.map_err(|error| format!("{error:#}"))?);
         // Both before the worker has it, and may send, receive and ask for its links.
         self.plan.services.add(planned.name(), planned.connector());

@@ -10,6 +10,7 @@ mod connection;
 mod network;
 mod plan;
 mod process;
+mod reload;
 mod services;
 mod session;
 mod sockets;
@@ -28,7 +29,6 @@ use anyhow::{Context, Result};
 use log::info;
 use parking_lot::{Mutex, RwLock};
 use pvrdma_dev::{LimitStatus, ObjectKind};
-use pvrdma_ether_link::vxlan::VxlanPorts;
 use serde_json::value::RawValue;
 
 use self::changes::Removed;
@@ -36,9 +36,12 @@ use self::connection::CallError;
 use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::plan::Program;
+pub use self::reload::Changes;
+use self::sockets::Sources;
 use self::timing::Timing;
-use crate::config::{Config, Device, DeviceSpec, LinkSpec, LinkState, Network as Description};
+use crate::config::{Config, Device, DeviceSpec, LinkSpec, LinkState, Network as Description, SocketPlace};
 use crate::protocol::{Reply, Request};
+use crate::socket::Inherited;
 use crate::status::{DaemonStatus, DeviceReport};
 
 /// Why it is not known that a capture runs.
@@ -58,25 +61,27 @@ pub(crate) struct Supervisor {
     networks: RwLock<Vec<Arc<Network>>>,
     /// What there is, and what is about to come: a name is taken as soon as somebody adds it.
     config: Mutex<Config>,
-    tunnels: VxlanPorts,
+    sources: Sources,
     program: Option<Program>,
     timing: Timing,
 }
 
 impl Supervisor {
-    /// Opens all sockets and starts all networks: in processes that run `program`, or else in this one.
+    /// Opens all sockets, or takes those that were passed on, and starts all networks: in processes that run `program`,
+    /// or else in this one.
     ///
     /// # Errors
     /// A socket cannot be made or a network cannot be served; nothing is left behind then.
-    pub(crate) fn start(config: &Config, program: Option<&Program>) -> Result<Self> {
-        Self::with_timing(config, program, Timing::default())
+    pub(crate) fn start(config: &Config, program: Option<&Program>, inherited: Inherited) -> Result<Self> {
+        Self::with_timing(config, program, inherited, Timing::default())
     }
 
-    fn with_timing(config: &Config, program: Option<&Program>, timing: Timing) -> Result<Self> {
+    fn with_timing(config: &Config, program: Option<&Program>, inherited: Inherited, timing: Timing) -> Result<Self> {
+        let sources = Sources { inherited, ..Sources::default() };
         // All sockets first: they are what fails most often.
-        let tunnels = VxlanPorts::default();
-        let plans = config.networks.iter().map(|network| Plan::new(config, network, &tunnels, timing).map(Arc::new));
+        let plans = config.networks.iter().map(|network| Plan::new(config, network, &sources, timing).map(Arc::new));
         let plans = plans.collect::<Result<Vec<_>>>()?;
+        sources.inherited.check_taken()?;
         let networks = plans.into_iter().map(|plan| {
             let name = plan.name().to_owned();
             Network::start(plan, program.cloned(), false).map(Arc::new).with_context(|| format!("network {name}"))
@@ -84,7 +89,7 @@ impl Supervisor {
         let networks = RwLock::new(networks.collect::<Result<_>>()?);
         let (started, backend) = (Instant::now(), config.backend.to_string());
         let config = Mutex::new(config.clone());
-        Ok(Self { started, backend, networks, config, tunnels, program: program.cloned(), timing })
+        Ok(Self { started, backend, networks, config, sources, program: program.cloned(), timing })
     }
 
     /// Has all workers end, without waiting for that.
@@ -157,39 +162,54 @@ impl Supervisor {
     pub(crate) fn add(&self, device: &str) -> Result<(), String> {
         let spec: DeviceSpec = device.parse()?;
         let name = spec.name.clone();
-        let (config, network, device) = self.reserve(spec)?;
+        let reserved = self.reserve(&name, true, |config| {
+            config.add_device(spec).map_err(|error| error.to_string())?;
+            let added = config.devices().find(|(_, device)| device.config.name == name);
+            let whole = added.map_or(Ok(()), |(network, device)| has_whole_paths(network, device));
+            whole.map_err(|problem| format!("device {name}: {problem}"))
+        });
+        self.serve(reserved?)
+    }
+
+    /// Serves a device whose name is taken for it.
+    fn serve(&self, reserved: Reserved) -> Result<(), String> {
+        let Reserved { config, network, device, temporary } = reserved;
+        let name = device.config.name.clone();
         let known = self.all().into_iter().find(|known| known.name() == network.name);
         let added = match known {
-            Some(known) => known.add(device, &self.tunnels),
-            None if network.devices.len() == 1 => self.begin(&config, &network),
+            Some(known) => known.add(device, &self.sources),
+            None if network.devices.len() == 1 => self.begin(&config, &network, temporary),
             None => Err(format!("network {} is just made for another device, or ends with it", network.name)),
         };
         match &added {
-            // Log: whoever may use the control socket causes it.
+            // Log: whoever may use the control socket or changes the configuration causes it.
             Ok(()) => info!("device {name}: added to network {}", network.name),
             Err(_) => self.free(&name),
         }
         added.map_err(|problem| format!("device {name}: {problem}"))
     }
 
-    /// Takes a name, and all else that a device has for itself. Returns the device with the network that it is in.
-    fn reserve(&self, spec: DeviceSpec) -> Result<(Config, Description, Device), String> {
-        let name = spec.name.clone();
+    /// Takes a name, and all else that a device has for itself, by what adds it to the configuration.
+    fn reserve(
+        &self,
+        name: &str,
+        temporary: bool,
+        add: impl FnOnce(&mut Config) -> Result<(), String>,
+    ) -> Result<Reserved, String> {
         let mut config = self.config.lock();
         let mut changed = config.clone();
-        changed.add_device(spec).map_err(|error| error.to_string())?;
+        add(&mut changed)?;
         let found = changed.devices().find(|(_, device)| device.config.name == name);
         let (network, device) =
-            found.map(|(network, device)| (network.clone(), device.clone())).ok_or_else(|| name.clone())?;
-        has_whole_paths(&network, &device).map_err(|problem| format!("device {name}: {problem}"))?;
+            found.map(|(network, device)| (network.clone(), device.clone())).ok_or_else(|| name.to_owned())?;
         *config = changed.clone();
-        Ok((changed, network, device))
+        Ok(Reserved { config: changed, network, device, temporary })
     }
 
-    /// Starts a network for its first device.
-    fn begin(&self, config: &Config, network: &Description) -> Result<(), String> {
-        let plan = Plan::new(config, network, &self.tunnels, self.timing);
-        let begun = plan.and_then(|plan| Network::start(Arc::new(plan), self.program.clone(), true));
+    /// Starts a network for its first device, or one of the configuration.
+    fn begin(&self, config: &Config, network: &Description, temporary: bool) -> Result<(), String> {
+        let plan = Plan::new(config, network, &self.sources, self.timing);
+        let begun = plan.and_then(|plan| Network::start(Arc::new(plan), self.program.clone(), temporary));
         let begun = begun.map_err(|error| format!("{error:#}"))?;
         self.networks.write().push(Arc::new(begun));
         Ok(())
@@ -266,10 +286,20 @@ impl Supervisor {
     }
 }
 
+/// A device whose name is taken, with the network that it is in and all that there is then.
+struct Reserved {
+    config: Config,
+    network: Description,
+    device: Device,
+    /// A network that is made for it ends with its last device.
+    temporary: bool,
+}
+
 /// Whoever asks has another folder than we.
 fn has_whole_paths(network: &Description, device: &Device) -> Result<(), String> {
     let links = device.nic.iter().chain(&network.uplink).flat_map(LinkSpec::paths);
-    match [device.socket.as_path()].into_iter().chain(links).find(|path| path.is_relative()) {
+    let sockets = [Some(&device.socket), device.nic_socket.as_ref()].into_iter().flatten();
+    match sockets.filter_map(SocketPlace::path).chain(links).find(|path| path.is_relative()) {
         Some(path) => Err(format!("{} does not begin with /", path.display())),
         None => Ok(()),
     }

@@ -9,12 +9,11 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow};
 use parking_lot::Mutex;
 use pvrdma_ether_link::Connector;
-use pvrdma_ether_link::vxlan::VxlanPorts;
 use pvrdma_rxe::{RxeConfig, VlanMode};
 use pvrdma_verbs::MacAddr;
 
 use super::services::Services;
-use super::sockets::{DeviceSockets, LinkSockets};
+use super::sockets::{DeviceSockets, LinkSockets, Sources};
 use super::timing::Timing;
 use crate::config::{BackendSpec, Config, Device, LinkSpec, LinkState, Network};
 use crate::protocol::{NetworkSetup, Request, VERSION};
@@ -63,8 +62,8 @@ impl Planned {
     ///
     /// # Errors
     /// One cannot be had; nothing is left behind then.
-    pub(super) fn new(device: Device, vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
-        let sockets = DeviceSockets::open(&device, vlan, tunnels)?;
+    pub(super) fn new(device: Device, vlan: VlanMode, sources: &Sources) -> Result<Self> {
+        let sockets = DeviceSockets::open(&device, vlan, sources)?;
         Ok(Self { device, link: LinkState::Up, sockets: Arc::new(Mutex::new(Some(sockets))) })
     }
 
@@ -113,14 +112,14 @@ impl Plan {
     ///
     /// # Errors
     /// One cannot be had, or the host's addresses cannot be changed.
-    pub(super) fn new(config: &Config, network: &Network, tunnels: &VxlanPorts, timing: Timing) -> Result<Self> {
+    pub(super) fn new(config: &Config, network: &Network, sources: &Sources, timing: Timing) -> Result<Self> {
         let planned = network.devices.iter().map(|device| {
-            let planned = Planned::new(device.clone(), network.vlan, tunnels);
+            let planned = Planned::new(device.clone(), network.vlan, sources);
             planned.map(Arc::new).with_context(|| format!("device {}", device.config.name))
         });
         let planned = planned.collect::<Result<Vec<_>>>()?;
         let macs: Vec<_> = network.devices.iter().map(|device| device.config.mac).collect();
-        let open = |link| LinkSockets::open(link, &macs, network.vlan, tunnels);
+        let open = |link| LinkSockets::open(link, &macs, network.vlan, sources);
         let uplink = network.uplink.as_ref().map(open).transpose();
         let uplink = uplink.with_context(|| format!("network {}: uplink", network.name))?;
         let addresses = match &config.backend {

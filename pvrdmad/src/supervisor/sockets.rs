@@ -13,8 +13,30 @@ use pvrdma_ether_link::{Connector, NoConnector};
 use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::MacAddr;
 
-use crate::config::{Device, LinkSpec};
-use crate::socket::{DatagramFile, SocketAccess, SocketFile, bind_datagram};
+use crate::config::{Device, LinkSpec, SocketPlace};
+use crate::socket::{DatagramFile, Inherited, SocketAccess, SocketFile, bind_datagram};
+
+/// Where sockets come from beside paths and interfaces: what networks share.
+#[derive(Debug, Default)]
+pub(super) struct Sources {
+    pub(super) tunnels: VxlanPorts,
+    /// What was passed on to us.
+    pub(super) inherited: Inherited,
+}
+
+impl Sources {
+    /// A listening socket for a VMM.
+    fn listener(&self, place: &SocketPlace, access: SocketAccess) -> Result<SocketFile> {
+        match place {
+            SocketPlace::Path(path) => Ok(SocketFile::bind(path, access)?),
+            SocketPlace::Descriptor(name) => {
+                let listener = self.inherited.take(name);
+                let listener = listener.with_context(|| format!("{place}: no such descriptor was passed (LISTEN_FDS)"));
+                Ok(SocketFile::inherited(listener?))
+            }
+        }
+    }
+}
 
 /// The sockets of a device. Dropping it removes their files.
 #[derive(Debug)]
@@ -29,17 +51,17 @@ impl DeviceSockets {
     ///
     /// # Errors
     /// One of them cannot be had; those that were made are gone again.
-    pub(super) fn open(device: &Device, vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
-        let listener = SocketFile::bind(&device.socket, device.access)?;
+    pub(super) fn open(device: &Device, vlan: VlanMode, sources: &Sources) -> Result<Self> {
+        let listener = sources.listener(&device.socket, device.access)?;
         // Behind an access port there are no tags.
         let vlan = match vlan {
             VlanMode::Access(_) => VlanMode::Untagged,
             other => other,
         };
-        let open = |link| LinkSockets::open(link, &[device.config.mac], vlan, tunnels);
+        let open = |link| LinkSockets::open(link, &[device.config.mac], vlan, sources);
         let nic = device.nic.as_ref().map(open).transpose().context("nic")?;
-        let bind = |path| SocketFile::bind(path, device.access);
-        let nic_listener = device.nic_socket.as_deref().map(bind).transpose().context("nic-socket")?;
+        let listener_of = |place| sources.listener(place, device.access);
+        let nic_listener = device.nic_socket.as_ref().map(listener_of).transpose().context("nic-socket")?;
         Ok(Self { listener, nic, nic_listener })
     }
 
@@ -82,7 +104,7 @@ impl LinkSockets {
     ///
     /// # Errors
     /// One of them cannot be had; those that were made are gone again.
-    pub(super) fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode, tunnels: &VxlanPorts) -> Result<Self> {
+    pub(super) fn open(link: &LinkSpec, macs: &[MacAddr], vlan: VlanMode, sources: &Sources) -> Result<Self> {
         Ok(match link {
             LinkSpec::Listen(path) => {
                 let file = SocketFile::bind(path, SocketAccess::default())?;
@@ -101,7 +123,7 @@ impl LinkSockets {
                 let kept = match config.local.port() {
                     // A port that the system chooses is nobody else's.
                     0 => Kept::Several(vxlan::sockets(config)?),
-                    _ => Kept::Tunnel(tunnels.open(config)?),
+                    _ => Kept::Tunnel(sources.tunnels.open(config)?),
                 };
                 Self { kept, connector: Arc::new(NoConnector) }
             }

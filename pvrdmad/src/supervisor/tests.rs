@@ -12,6 +12,7 @@ use super::*;
 use crate::config::ConfigSpec;
 use crate::protocol::frame::{encode, send};
 use crate::protocol::{FrameReader, HostRequest, Incoming, Outgoing, Received};
+use crate::socket::Inherited;
 use crate::status::NetworkState;
 
 /// Longer than anything takes; a test that waits for this has failed.
@@ -51,7 +52,7 @@ fn start(lie: &str) -> (TempDir, Result<Supervisor>) {
         ..ConfigSpec::default()
     };
     let config = Config::load(None, spec).unwrap();
-    let supervisor = Supervisor::with_timing(&config, Some(&fake()), timing());
+    let supervisor = Supervisor::with_timing(&config, Some(&fake()), Inherited::default(), timing());
     (folder, supervisor)
 }
 

@@ -16,7 +16,6 @@
 
 mod cnp;
 mod hooks;
-pub(crate) mod kept;
 mod new_path;
 pub(crate) mod peer_window;
 pub(crate) mod rate_limiter;

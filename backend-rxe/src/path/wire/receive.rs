@@ -15,7 +15,7 @@ use crate::drive::Endpoint;
 use crate::gid::BoundGid;
 use crate::path::directory::Node;
 use crate::port::counters::PortCounters;
-use crate::port::{Port, RoceReceiver};
+use crate::port::{Arrival, Port, RoceReceiver};
 
 /// Bytes that queue pairs send between two looks at what came: what waits in the socket meanwhile must fit into it.
 const PASS_BYTES: u64 = 256 << 10;
@@ -50,8 +50,8 @@ impl Inbox {
         Self { node, sources, newly_owing, owing, answered, notifications: Frames::default() }
     }
 
-    fn take(&mut self, port: &Port, node: &Node<Endpoint>, frame: &[u8]) {
-        let counters = &port.counters;
+    fn take(&mut self, port: &Port, node: &Node<Endpoint>, arrival: Arrival<'_>) {
+        let (counters, frame) = (&port.counters, arrival.frame);
         PortCounters::bump(&counters.wire_frames_received);
         PortCounters::add(&counters.wire_received_bytes, frame.len() as u64);
         let Ok(packet) = Packet::parse(frame) else { return PortCounters::bump(&counters.wire_dropped_malformed) };
@@ -79,7 +79,7 @@ impl Inbox {
         let qp = endpoint.qp();
         let taken = match qp.qp_type {
             QpType::Ud | QpType::Gsi => admit(&packet, qp.qp_type).map(|_| ud::deliver(port, qp, &packet)),
-            QpType::Rc => self.connected(port, &endpoint, &packet, frame),
+            QpType::Rc => self.connected(port, &endpoint, &packet, arrival),
         };
         match taken {
             Ok(()) => cnp::marked(port, &endpoint, &packet, &mut self.notifications),
@@ -97,7 +97,7 @@ impl Inbox {
         port: &Port,
         endpoint: &Arc<Endpoint>,
         packet: &Packet<'_>,
-        frame: &[u8],
+        arrival: Arrival<'_>,
     ) -> Result<(), DropReason> {
         let operation = packet.header.bth.opcode.info().map(|info| info.operation);
         if operation.is_some_and(|operation| operation.is_response()) {
@@ -107,7 +107,7 @@ impl Inbox {
             }
             return Ok(());
         }
-        endpoint.take_request(port, packet, frame)?;
+        endpoint.take_request(port, packet, arrival)?;
         self.owe(endpoint);
         Ok(())
     }
@@ -180,10 +180,10 @@ impl Inbox {
 }
 
 impl RoceReceiver for Inbox {
-    fn receive(&mut self, port: &Port, frame: &[u8]) -> bool {
+    fn receive(&mut self, port: &Port, arrival: Arrival<'_>) -> bool {
         let node = self.node.upgrade();
         if let Some(node) = &node {
-            self.take(port, node, frame);
+            self.take(port, node, arrival);
         }
         node.is_some()
     }

@@ -12,13 +12,12 @@ use pvrdma_verbs::{QpAttrs, Qpn, Snapshot};
 use serde::Serialize;
 
 use super::hooks::ResponderHooks;
-use super::kept::KeptPacket;
 use super::new_path::NewPath;
 use super::rate_limiter::RateLimiter;
 use crate::engine::Engine;
 use crate::gid::BoundGid;
 use crate::port::counters::PortCounters;
-use crate::port::{BATCH, Port};
+use crate::port::{Arrival, BATCH, KeptPacket, Port};
 use crate::qp::Qp;
 use crate::sg::MemoryGuard;
 use crate::timer::TimerKey;
@@ -112,11 +111,11 @@ impl WireResponder {
     }
 
     /// Executes a packet, or keeps it for later.
-    fn take(&mut self, port: &Port, packet: &Packet<'_>, frame: &[u8], hooks: &mut ResponderHooks<'_>) {
+    fn take(&mut self, port: &Port, packet: &Packet<'_>, arrival: Arrival<'_>, hooks: &mut ResponderHooks<'_>) {
         let psn = packet.header.bth.psn;
         let fits = packet.payload.len() <= hooks.responder.attrs.path_mtu.bytes() as usize;
         // What is too long is refused at its turn. Until then nobody pays for it.
-        let keep = |qp: &Qp| qp.adapter.packets.keep(frame).filter(|_| fits);
+        let keep = |qp: &Qp| arrival.keep(&qp.adapter.packets).filter(|_| fits);
         if self.deferred.is_empty() {
             match self.handle(packet, hooks) {
                 Handled::Deferred => {}
@@ -319,7 +318,7 @@ impl WireSide {
         port: &Port,
         qp: &Qp,
         packet: &Packet<'_>,
-        frame: &[u8],
+        arrival: Arrival<'_>,
         path: impl FnOnce(&QpAttrs) -> Option<(Path, BoundGid)>,
     ) -> Result<(), DropReason> {
         let guard = MemoryGuard::open(&qp.adapter, None);
@@ -349,7 +348,7 @@ impl WireSide {
         let before = wire.transport.stats();
         let wait = Some(&self.turns);
         let hooks = &mut ResponderHooks { qp, responder, memory: guard.own(), wait, waits: false };
-        wire.take(port, packet, frame, hooks);
+        wire.take(port, packet, arrival, hooks);
         port.counters.responder(&before, &wire.transport.stats());
         Ok(())
     }

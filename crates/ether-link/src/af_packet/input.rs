@@ -12,6 +12,10 @@ use crate::Frames;
 
 /// Bytes in front of a frame, for the tag that the kernel took out.
 const TAG_LEN: usize = 4;
+/// Bytes of a super-frame for whose like the next are laid out.
+const MIN_APART: usize = 16 << 10;
+/// Calls without one after which nothing is laid out for them.
+const MAX_CALLS: usize = 64;
 /// Bytes in front of the tag.
 const ADDRESSES: usize = 12;
 
@@ -33,21 +37,31 @@ impl Layout {
         Self { headers, segment, count: (MAX_SUPER / segment.max(1)).clamp(1, MAX_SEGMENTS) }
     }
 
+    /// Bytes from one packet to the next: room for a tag, headers and payload.
+    const fn stride(self) -> usize {
+        TAG_LEN + self.headers + self.segment
+    }
+
     /// Bytes for a message.
     const fn room(self) -> usize {
-        let apart = self.count * (self.headers + self.segment);
-        TAG_LEN + apart + MAX_SUPER.saturating_sub(self.count * self.segment)
+        self.count * self.stride() + MAX_SUPER.saturating_sub(self.count * self.segment)
+    }
+
+    /// Messages in a call. Of super-frames few are as good as many, and a batch of them that is kept is not much longer
+    /// than its packets.
+    const fn most_messages(self) -> usize {
+        if self.count > 1 { 4 } else { MAX_MESSAGES }
     }
 
     /// Where the pieces lie in that room.
     fn pieces(self) -> impl Iterator<Item = Range<usize>> {
-        let stride = self.headers + self.segment;
+        let stride = self.stride();
         let apart = (0..self.count).map(move |index| {
-            let end = TAG_LEN + (index + 1) * stride;
+            let end = (index + 1) * stride;
             let start = if index == 0 { TAG_LEN } else { end - self.segment };
             start..end
         });
-        apart.chain(std::iter::once(TAG_LEN + self.count * stride..self.room()))
+        apart.chain(std::iter::once(self.count * stride..self.room()))
     }
 }
 
@@ -56,22 +70,28 @@ impl Layout {
 pub(super) struct Input {
     layout: Layout,
     /// Packets in the last messages, on average.
-    burst: usize,
+    pub(super) burst: usize,
+    /// Calls since a super-frame came.
+    calls: usize,
     /// A super-frame that did not come as expected.
     scratch: Vec<u8>,
 }
 
 impl Default for Input {
     fn default() -> Self {
-        Self { layout: Layout::WHOLE, burst: 1, scratch: Vec::new() }
+        Self { layout: Layout::WHOLE, burst: 1, calls: 0, scratch: Vec::new() }
     }
 }
 
 impl Input {
     /// Appends what has come, about `most` frames. Gives how many were lost.
     pub(super) fn receive(&mut self, socket: &OwnedFd, frames: &mut Frames, most: usize) -> Result<usize, Errno> {
+        self.calls += 1;
+        if self.calls > MAX_CALLS {
+            self.layout = Layout::WHOLE;
+        }
         let layout = self.layout;
-        let messages = (most / self.burst).clamp(1, MAX_MESSAGES);
+        let messages = (most / self.burst).clamp(1, layout.most_messages());
         let span = frames.reserve(messages * layout.room());
         let mut offloads = [[0; OFFLOAD_LEN]; MAX_MESSAGES];
         let mut arrivals = [Arrival { length: 0, tag: None, truncated: false }; MAX_MESSAGES];
@@ -107,14 +127,16 @@ impl Input {
         let room = start..start + layout.room();
         let first = layout.headers + layout.segment;
         if let Some(segment) = offload.segment() {
+            if length >= MIN_APART {
+                self.calls = 0;
+            }
             let whole = frames.room(room.clone());
             let headers = whole.get(TAG_LEN..TAG_LEN + length.min(first)).and_then(Headers::of);
             if let Some(headers) = &headers
                 && (headers.len(), segment) == (layout.headers, layout.segment)
                 && length <= layout.headers + layout.count * layout.segment
-                && arrival.tag.is_none()
             {
-                return in_place(frames, start, layout, headers, length);
+                return in_place(frames, start, layout, headers, (length, arrival.tag));
             }
         }
         let bytes = frames.room(room);
@@ -140,7 +162,10 @@ impl Input {
         self.scratch.clear();
         self.scratch.extend_from_slice(bytes.get(begin..TAG_LEN + length)?);
         let headers = Headers::of(&self.scratch)?;
-        self.layout = Layout::of(headers.len(), segment);
+        // A small one is copied faster than many pieces are lent for it time and again.
+        if length >= MIN_APART {
+            self.layout = Layout::of(headers.len() - (TAG_LEN - begin), segment);
+        }
         split(frames, &self.scratch, &headers, segment)
     }
 }
@@ -168,15 +193,25 @@ fn gather(room: &mut [u8], layout: Layout) {
     }
 }
 
-/// Fills in the headers of packets that lie where they should.
-fn in_place(frames: &mut Frames, start: usize, layout: Layout, headers: &Headers, length: usize) -> Option<()> {
-    let stride = layout.headers + layout.segment;
+/// Fills in the headers of packets that lie where they should, behind the tag that the kernel took out.
+fn in_place(
+    frames: &mut Frames,
+    start: usize,
+    layout: Layout,
+    headers: &Headers,
+    (length, tag): (usize, Option<[u8; TAG_LEN]>),
+) -> Option<()> {
+    let tagged = match tag {
+        Some(tag) => Some(headers.tagged(tag)?),
+        None => None,
+    };
+    let (headers, before) = tagged.as_ref().map_or((headers, TAG_LEN), |tagged| (tagged, 0));
     let payload = length.checked_sub(layout.headers)?;
     let count = payload.div_ceil(layout.segment);
     for index in 0..count {
         let bytes = (payload - index * layout.segment).min(layout.segment);
-        let begin = start + TAG_LEN + index * stride;
-        let span = begin..begin + layout.headers + bytes;
+        let first = start + index * layout.stride();
+        let span = first + before..first + TAG_LEN + layout.headers + bytes;
         headers.write(index, layout.segment, index + 1 == count, frames.room(span.clone()))?;
         frames.mark(span);
     }

@@ -10,6 +10,7 @@ mod host;
 mod input;
 mod offload;
 mod output;
+mod priority;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -158,6 +159,7 @@ impl AfPacketLink {
         if matches!(state, State::Gone)
             && let Some(socket) = self.reconnect.attempt()
         {
+            self.output.forget_socket();
             *state = State::of(Arc::new(socket));
             self.note_up(state);
         }

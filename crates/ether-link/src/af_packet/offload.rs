@@ -75,6 +75,23 @@ impl Headers {
         Some(offload)
     }
 
+    /// The same behind a tag that the kernel took out. `None`: there is no room for it.
+    pub(super) fn tagged(&self, tag: [u8; Ethernet::TAG_LEN]) -> Option<Self> {
+        const ADDRESSES: usize = 12;
+        let mut tagged = self.clone();
+        tagged.len = self.len + tag.len();
+        tagged.bytes.get_mut(..tagged.len)?.copy_within(ADDRESSES..self.len, ADDRESSES + tag.len());
+        *tagged.bytes.get_mut(ADDRESSES..)?.first_chunk_mut()? = tag;
+        tagged.network += tag.len();
+        tagged.transport += tag.len();
+        Some(tagged)
+    }
+
+    /// Returns `true` if there is a tag.
+    pub(super) const fn are_tagged(&self) -> bool {
+        self.network > Ethernet::UNTAGGED_LEN
+    }
+
     /// Returns `true` if `frame` is the packet `index` of a run that these headers begin.
     fn go_on(&self, index: usize, frame: &[u8]) -> bool {
         let Some(theirs) = frame.get(..self.len) else { return false };
@@ -120,8 +137,7 @@ impl Headers {
 pub(super) fn run<'f>(frames: impl Iterator<Item = &'f [u8]>) -> Option<(usize, Headers)> {
     let mut frames = frames.take(MAX_SEGMENTS);
     let first = frames.next()?;
-    let headers =
-        Headers::of(first).filter(|headers| headers.are_roce() && headers.network == Ethernet::UNTAGGED_LEN)?;
+    let headers = Headers::of(first).filter(Headers::are_roce)?;
     let udp_checksum = headers.transport + 6;
     if first.get(udp_checksum..udp_checksum + 2) != Some(&[0, 0]) {
         return None;

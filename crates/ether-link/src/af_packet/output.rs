@@ -4,9 +4,11 @@ use std::io::IoSlice;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 use rustix::io::Errno;
 
 use super::offload::{self, Headers, MAX_HEADERS, OFFLOAD_LEN};
+use super::priority::priority;
 use super::socket::{self, MAX_MESSAGES};
 use crate::{Frames, Offload};
 
@@ -26,13 +28,22 @@ pub(super) struct Sent {
 pub(super) struct Output {
     /// The kernel takes super-frames of UDP.
     super_frames: AtomicBool,
+    /// It takes tagged ones, too.
+    tagged: AtomicBool,
     /// It takes frames that are left to it.
     open_frames: AtomicBool,
+    /// The priority of what the socket sends. Whoever sends holds it.
+    priority: RwLock<u8>,
 }
 
 impl Default for Output {
     fn default() -> Self {
-        Self { super_frames: AtomicBool::new(true), open_frames: AtomicBool::new(true) }
+        Self {
+            super_frames: AtomicBool::new(true),
+            tagged: AtomicBool::new(true),
+            open_frames: AtomicBool::new(true),
+            priority: RwLock::new(0),
+        }
     }
 }
 
@@ -45,16 +56,20 @@ struct Message {
     head_len: usize,
     /// Bytes of each frame that are left out, because the head has them.
     skip: usize,
+    is_tagged: bool,
+    priority: u8,
 }
 
 impl Message {
-    const fn plain(first: usize) -> Self {
-        Self { first, count: 1, head: [0; OFFLOAD_LEN + MAX_HEADERS], head_len: OFFLOAD_LEN, skip: 0 }
+    fn plain(frames: &Frames, first: usize) -> Self {
+        let (head, head_len) = ([0; OFFLOAD_LEN + MAX_HEADERS], OFFLOAD_LEN);
+        let priority = frames.get(first).map_or(0, priority);
+        Self { first, count: 1, head, head_len, skip: 0, is_tagged: false, priority }
     }
 
     /// A frame that is left to the kernel.
     fn open(frames: &Frames, index: usize) -> Option<Self> {
-        let mut message = Self::plain(index);
+        let mut message = Self::plain(frames, index);
         let open = Headers::left_open(frames.get(index)?, frames.offload(index))?;
         message.head.get_mut(..OFFLOAD_LEN)?.copy_from_slice(&open);
         Some(message)
@@ -68,7 +83,7 @@ impl Message {
         let segment = payload(frames.get(first)?);
         let total = frames.iter_from(first).take(count).map(payload).sum();
         let offload = headers.widen(total, segment)?;
-        let mut message = Self { count, skip, ..Self::plain(first) };
+        let mut message = Self { count, skip, is_tagged: headers.are_tagged(), ..Self::plain(frames, first) };
         message.head_len = OFFLOAD_LEN + skip;
         message.head.get_mut(..OFFLOAD_LEN)?.copy_from_slice(&offload);
         message.head.get_mut(OFFLOAD_LEN..message.head_len)?.copy_from_slice(headers.bytes());
@@ -82,15 +97,19 @@ impl Output {
         let mut sent = Sent::default();
         while from + sent.taken < frames.len() {
             let messages = self.messages(frames, from + sent.taken);
-            match transmit(socket, frames, &messages) {
+            let class = self.take_priority(socket, messages.first().map_or(0, |first| first.priority));
+            let result = transmit(socket, frames, &messages);
+            drop(class);
+            match result {
                 Ok(count) => sent.taken += messages.iter().take(count).map(|message| message.count).sum::<usize>(),
                 Err(Errno::INTR) => {}
                 Err(Errno::INVAL)
                     if self.has_super_frames() && messages.first().is_some_and(|first| first.count > 1) =>
                 {
-                    // Log: once for a link.
-                    log::info!("this kernel takes no super-frames of UDP");
-                    self.super_frames.store(false, Ordering::Relaxed);
+                    let is_tagged = messages.first().is_some_and(|first| first.is_tagged);
+                    // Log: twice for a link.
+                    log::info!("this kernel takes no {}super-frames of UDP", if is_tagged { "tagged " } else { "" });
+                    if is_tagged { &self.tagged } else { &self.super_frames }.store(false, Ordering::Relaxed);
                 }
                 // The interface's queue is full, or the frame is longer than the interface allows.
                 Err(errno @ (Errno::NOBUFS | Errno::MSGSIZE | Errno::INVAL)) => {
@@ -108,6 +127,27 @@ impl Output {
             }
         }
         sent
+    }
+
+    /// What the socket sends has this priority while the result is held. Without the right to it frames leave with that
+    /// of before.
+    fn take_priority(&self, socket: &OwnedFd, priority: u8) -> RwLockReadGuard<'_, u8> {
+        let current = self.priority.read();
+        if *current == priority {
+            return current;
+        }
+        drop(current);
+        let mut current = self.priority.write();
+        if *current != priority {
+            let _ = socket::set_priority(socket.as_fd(), priority);
+            *current = priority;
+        }
+        RwLockWriteGuard::downgrade(current)
+    }
+
+    /// The next socket is another one.
+    pub(super) fn forget_socket(&self) {
+        *self.priority.write() = 0;
     }
 
     /// Returns `true` if a frame can be left to the kernel.
@@ -136,10 +176,14 @@ impl Output {
                 Message::open(frames, next)
             } else if self.has_super_frames() {
                 Message::super_frame(frames, next)
+                    .filter(|joined| !joined.is_tagged || self.tagged.load(Ordering::Relaxed))
             } else {
                 None
             };
-            let message = joined.unwrap_or_else(|| Message::plain(next));
+            let message = joined.unwrap_or_else(|| Message::plain(frames, next));
+            if messages.first().is_some_and(|first: &Message| first.priority != message.priority) {
+                break;
+            }
             next += message.count;
             messages.push(message);
         }

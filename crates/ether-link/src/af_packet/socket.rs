@@ -108,6 +108,11 @@ pub(super) fn drops(socket: BorrowedFd<'_>) -> u32 {
     if result == 0 { stats[1] } else { 0 }
 }
 
+/// What is sent from now on has this priority (`SO_PRIORITY`).
+pub(super) fn set_priority(socket: BorrowedFd<'_>, priority: u8) -> Result<(), Errno> {
+    set(socket, libc::SOL_SOCKET, libc::SO_PRIORITY, &c_int::from(priority))
+}
+
 /// Lets only frames through that a program wants.
 pub(super) fn attach_filter(socket: BorrowedFd<'_>, program: &[libc::sock_filter]) -> Result<(), Errno> {
     let length = u16::try_from(program.len()).map_err(|_| Errno::INVAL)?;

@@ -3,6 +3,8 @@
 use std::os::fd::AsFd as _;
 use std::process::Command;
 
+use nix::sys::socket::getsockopt;
+use nix::sys::socket::sockopt::Priority;
 use pvrdma_verbs::{Psn, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::thread::LinkNameSpaceType;
@@ -168,12 +170,25 @@ fn collect(link: &AfPacketLink, count: usize) -> Vec<Vec<u8>> {
     got
 }
 
+/// Waits until frames cross: the kernel drops what is sent before it has seen that the cable is plugged in at both
+/// ends.
+fn plug(a: &AfPacketLink, b: &AfPacketLink) {
+    let mut probe = packet(1, 0xc001, 64);
+    probe[..6].fill(0xff);
+    let mut came = Frames::default();
+    while !came.iter().any(|frame| frame[14..] == probe[14..] || frame[18..] == probe[14..]) {
+        a.send(&batch(&[probe.clone()]), 0);
+        b.receive(&mut came, 64);
+    }
+}
+
 #[test]
 fn frames_cross_a_veth_pair_as_they_are() {
     let Some(host) = Namespace::new("veth") else { return };
     host.veth();
     host.enter(|| {
         let (a, b) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
+        plug(&a, &b);
         let sent = mixture();
         // Three times: the second time the receiver knows what to expect.
         for _ in 0..3 {
@@ -201,14 +216,7 @@ fn what_is_left_to_the_kernel_arrives_right() {
     host.veth();
     host.enter(|| {
         let (a, b) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
-        // The kernel drops what is sent before it has seen that the cable is plugged in at both ends.
-        let mut probe = packet(1, 0xc001, 64);
-        probe[..6].fill(0xff);
-        let mut came = Frames::default();
-        while !came.iter().any(|frame| frame == probe) {
-            a.send(&batch(&[probe.clone()]), 0);
-            b.receive(&mut came, 64);
-        }
+        plug(&a, &b);
         let link = crate::GsoLink::new(Arc::new(a));
         let bytes = data(50_000);
         let (long, segmentation) = long_tcp(B.0, A.0, &bytes, 1448);
@@ -225,6 +233,83 @@ fn what_is_left_to_the_kernel_arrives_right() {
         frames.clear();
         frames.push_with_offload(&tagged, segmentation.moved(4));
         assert_eq!((link.send(&frames, 0), collect(&b, 35).len(), link.lost()), (1, 35, 0));
+    });
+}
+
+/// With a tag runs leave and come as super-frames, too.
+#[test]
+fn wire_c9_tagged_runs_are_super_frames() {
+    let tag = [0x81, 0, 0x60, 0x2a];
+    let tagged = |frame: Vec<u8>| [&frame[..12], &tag, &frame[12..]].concat();
+    let sent: Vec<_> = mixture().into_iter().map(tagged).collect();
+    let frames = batch(&sent);
+    assert_eq!(offload::run(frames.iter()).map(|(count, _)| count), Some(31));
+    let Some(host) = Namespace::new("tagged") else { return };
+    host.veth();
+    host.enter(|| {
+        let (a, b) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
+        plug(&a, &b);
+        for _ in 0..3 {
+            assert_eq!(a.send(&frames, 0), sent.len());
+            assert!(collect(&b, sent.len()) == sent);
+        }
+        assert_eq!((a.lost(), b.lost()), (0, 0));
+        // A batch came in few messages, each with many packets.
+        assert!(b.input.lock().burst > 8, "{}", b.input.lock().burst);
+        // The next super-frame may have no tag.
+        let plain = mixture();
+        assert_eq!(a.send(&batch(&plain), 0), plain.len());
+        assert!(collect(&b, plain.len()) == plain);
+    });
+}
+
+/// A packet whose traffic class is `class`.
+fn of_class(ident: u16, class: u8) -> Vec<u8> {
+    let mut header = pvrdma_roce::wire::Packet::parse(&packet(ident, 0xc001, 64)).unwrap().header;
+    if let Network::V2Ipv4(ip, _) = &mut header.network {
+        ip.traffic_class = class;
+    }
+    build(&header, &[0; 64]).unwrap()
+}
+
+/// What leaves has the priority of its class, whatever left before.
+#[test]
+fn wire_c8_packets_have_the_priority_of_their_class() {
+    let Some(host) = Namespace::new("classes") else { return };
+    host.veth();
+    host.enter(|| {
+        let (a, b) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
+        plug(&a, &b);
+        let priority = || getsockopt(&a.socket().unwrap(), Priority).unwrap();
+        for (classes, last) in [(&[0x68, 0x68][..], 3), (&[0, 0xc0], 6), (&[0x6a, 0], 0), (&[0x6a, 0xe0], 6)] {
+            let sent: Vec<_> = classes.iter().zip(1..).map(|(&class, ident)| of_class(ident, class)).collect();
+            assert_eq!(a.send(&batch(&sent), 0), sent.len());
+            assert_eq!((priority(), collect(&b, sent.len())), (last, sent));
+        }
+    });
+}
+
+/// An interface that is a VLAN makes a priority of the packet one of the tag, so that it can be seen on the wire.
+#[test]
+fn wire_c8_a_vlan_interface_sees_the_priority() {
+    let Some(host) = Namespace::new("egress") else { return };
+    host.veth();
+    let vlan = ["-n", &host.0, "link", "add", "link", "va", "name", "va.5", "type", "vlan", "id", "5"];
+    let made = Command::new("ip").args(vlan).args(["egress-qos-map", "3:3", "6:6"]).output().unwrap();
+    if !made.status.success() {
+        eprintln!("skipped: this kernel has no VLAN interfaces");
+        return;
+    }
+    host.ip("link set va.5 up");
+    host.enter(|| {
+        let (a, b) = (AfPacketLink::open("va.5", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
+        plug(&a, &b);
+        let sent: Vec<_> =
+            (1..).zip([0x68, 0x68, 0, 0xc0, 0x6a]).map(|(ident, class)| of_class(ident, class)).collect();
+        assert_eq!(a.send(&batch(&sent), 0), sent.len());
+        let came = collect(&b, sent.len());
+        let priorities: Vec<_> = came.iter().map(|frame| Ethernet::parse(frame).unwrap().0.vlan.unwrap().pcp).collect();
+        assert_eq!(priorities, [3, 3, 0, 6, 3]);
     });
 }
 

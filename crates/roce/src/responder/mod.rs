@@ -303,10 +303,8 @@ impl Responder {
         let psn = packet.header.bth.psn;
         match operation {
             Operation::Send | Operation::Write => {
-                if packet.header.bth.ack_request {
-                    // As rxe does: what is repeated carries the current MSN.
-                    self.push_ack(self.msn);
-                }
+                // Whether it asks or not, as rxe does: who repeats a lost tail may not. It carries the current MSN.
+                self.push_ack(self.msn);
                 Handled::Done
             }
             Operation::ReadRequest => {

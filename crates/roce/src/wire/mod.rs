@@ -63,4 +63,4 @@ pub use opcode::{Opcode, OpcodeInfo, Operation, PayloadRule, Position, Service, 
 pub use packet::{Header, Network, Packet};
 pub use reth::Reth;
 pub use sack::{ACCEPT, OFFER, SackMap};
-pub use udp::{PROTOCOL_UDP, ROCE_PORT, Udp, connected_source_port, datagram_source_port};
+pub use udp::{PROTOCOL_UDP, ROCE_PORT, Udp, connected_flow_label, connected_source_port, datagram_source_port};

@@ -54,16 +54,24 @@ impl Udp {
     }
 }
 
+/// Flow label of a connected QP: that of the consumer or, if it is 0, one made of both QPNs as Linux does for the
+/// source port. Routers that choose among paths by the label see a flow for each connection.
+#[inline]
+pub const fn connected_flow_label(flow_label: u32, local: Qpn, remote: Qpn) -> u32 {
+    let label = flow_label & 0xf_ffff;
+    if label != 0 {
+        return label;
+    }
+    let mut mix = local.get() as u64 * remote.get() as u64;
+    mix ^= mix >> 20;
+    mix ^= mix >> 40;
+    low_bits(mix)
+}
+
 /// Source port of a connected QP, as Linux chooses it: from the flow label, or from both QPNs if that is 0.
 #[inline]
 pub const fn connected_source_port(flow_label: u32, local: Qpn, remote: Qpn) -> u16 {
-    let mut label = flow_label & 0xf_ffff;
-    if label == 0 {
-        let mut mix = local.get() as u64 * remote.get() as u64;
-        mix ^= mix >> 20;
-        mix ^= mix >> 40;
-        label = low_bits(mix);
-    }
+    let label = connected_flow_label(flow_label, local, remote);
     let [_, _, high, low] = ((label & 0x3fff) ^ (label >> 14)).to_be_bytes();
     FIRST_SOURCE_PORT | u16::from_be_bytes([high, low])
 }

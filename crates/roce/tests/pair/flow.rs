@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use pvrdma_roce::wire::{Network, Packet};
 use pvrdma_verbs::WcStatus::Success;
 use pvrdma_verbs::{Invalidate, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge};
 
@@ -119,4 +120,22 @@ fn wire_c13_an_invalidation_is_executed_once() {
     assert_eq!((ours.invalidated.as_slice(), ours.sent.len()), ([OTHER].as_slice(), 3));
     assert!(ours.sent.iter().all(|ended| ended.status == Success));
     assert!(pair.now > Duration::from_secs(1));
+}
+
+/// Fabrics that choose a path by the flow label of IPv6 see a flow for each connection, both ways the same.
+#[test]
+fn wire_s11_connections_over_ipv6_have_a_flow_label() {
+    let label = |frame: &[u8]| match Packet::parse(frame).unwrap().header.network {
+        Network::V2Ipv6(ip, udp) => (ip.flow_label, udp.source_port),
+        _ => panic!(),
+    };
+    let mut pair = Pair::new(&Setup { ipv4: false, ..Setup::default() }, 1);
+    let now = pair.now;
+    let [ours, peer] = &mut pair.ends;
+    ours.post(write(0, 1, KEY));
+    let request = ours.transmit(now).remove(0);
+    peer.receive(now, &request);
+    let response = peer.transmit(now).remove(0);
+    assert_ne!(label(&request).0, 0);
+    assert_eq!(label(&request), label(&response));
 }

@@ -207,6 +207,22 @@ fn wire_s10_a_packet_that_is_late_in_its_batch_is_not_asked_for() {
     assert_eq!((ours.host.sent.len(), ours.requester.stats().retransmitted), (1, 0));
 }
 
+/// A requester that repeats what it did not hear of, without asking for an answer, hears of it.
+#[test]
+fn wire_s5_a_duplicate_is_acknowledged_whether_it_asks_or_not() {
+    let mut pair = pair();
+    let now = pair.now;
+    let [ours, peer] = &mut pair.ends;
+    ours.post(write(0, 20));
+    let sent = ours.transmit(now);
+    sent.iter().for_each(|frame| peer.receive(now, frame));
+    assert_eq!(peer.transmit(now).len(), 1);
+    let silent: Vec<_> = sent.iter().filter(|frame| !Packet::parse(frame).unwrap().header.bth.ack_request).collect();
+    silent.iter().for_each(|frame| peer.receive(now, frame));
+    let answers = peer.transmit(now);
+    assert_eq!(psns(&answers), [psn(&sent[19])], "one for all of them");
+}
+
 /// Once answers to the first attempt come, nothing more is sent a second time.
 #[test]
 fn late_answers_end_the_repetition() {

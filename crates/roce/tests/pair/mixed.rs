@@ -9,15 +9,15 @@ use pvrdma_verbs::{
 };
 
 use super::host::KEY;
-use super::net::{Faults, Pair, Random, Setup};
+use super::net::{End, Faults, Pair, Random, Setup};
 
 /// Addresses: what the peer changes, what we send from, where data and messages land.
-const TARGET: u64 = 0x10_0000;
+pub(crate) const TARGET: u64 = 0x10_0000;
 const TARGET_LEN: u64 = 0x4000;
-const SOURCE: u64 = 0x20_0000;
+pub(crate) const SOURCE: u64 = 0x20_0000;
 const LANDING: u64 = 0x30_0000;
-const RECEIVES: u64 = 0x80_0000;
-const RECEIVE_LEN: u32 = 0x4000;
+pub(crate) const RECEIVES: u64 = 0x80_0000;
+pub(crate) const RECEIVE_LEN: u32 = 0x4000;
 
 /// What an operation must have done.
 #[derive(Debug)]
@@ -40,11 +40,11 @@ struct Message {
 
 /// One direction: what was asked for, on a model that executes in order.
 #[derive(Debug)]
-struct Direction {
-    initial: Vec<u8>,
+pub(crate) struct Direction {
+    pub(crate) initial: Vec<u8>,
     model: Vec<u8>,
-    source: Vec<u8>,
-    works: VecDeque<SendWr>,
+    pub(crate) source: Vec<u8>,
+    pub(crate) works: VecDeque<SendWr>,
     expected: Vec<(Expected, u32)>,
     messages: Vec<Message>,
     atomics: u32,
@@ -52,7 +52,7 @@ struct Direction {
 }
 
 impl Direction {
-    fn new(random: &mut Random, operations: u64, lossless: bool) -> Self {
+    pub(crate) fn new(random: &mut Random, operations: u64, lossless: bool) -> Self {
         let mut bytes = |len| (0..len).map(|_| random.next().to_le_bytes()[0]).collect::<Vec<u8>>();
         let (model, source) = (bytes(TARGET_LEN), bytes(TARGET_LEN));
         let mut this = Self {
@@ -72,6 +72,11 @@ impl Direction {
             this.works.push_back(work);
         }
         this
+    }
+
+    /// Messages that the peer gets.
+    pub(crate) fn messages(&self) -> u64 {
+        self.messages.len() as u64
     }
 
     fn operation(&mut self, random: &mut Random, wr_id: u64, landing: &mut u64, unfenced_reads: &mut bool) -> SendWr {
@@ -182,7 +187,7 @@ fn split(random: &mut Random, addr: u64, length: u32) -> Vec<Sge> {
     }
 }
 
-fn setup(random: &mut Random) -> Setup {
+pub(crate) fn setup(random: &mut Random) -> Setup {
     let psn = if random.chance(500) { 0x00ff_ffff - random.below(200) } else { random.below(1 << 24) };
     let psn = Psn::new(u32::try_from(psn).unwrap());
     let depth = u8::try_from(1 + random.below(6)).unwrap();
@@ -209,6 +214,7 @@ fn setup(random: &mut Random) -> Setup {
         kind: if random.chance(300) { GidType::RoceV1 } else { GidType::RoceV2 },
         ipv4: random.chance(500),
         vlan: random.chance(300).then_some(42),
+        ecn: false,
     }
 }
 
@@ -255,13 +261,14 @@ fn scenario(seed: u64, faults: Option<Faults>, late: bool) -> u64 {
         assert!(!failed && steps < 200_000, "seed {seed}: no end in sight\n{}", pair.report());
     }
     for (from, direction) in directions.iter().enumerate() {
-        check(seed, &pair, from, direction);
+        let [first, second] = &pair.ends;
+        check(seed, [first, second], from, direction);
     }
     pair.ends.iter().map(|end| end.requester.stats().retransmitted).sum()
 }
 
-fn check(seed: u64, pair: &Pair, from: usize, direction: &Direction) {
-    let (own, peer) = (&pair.ends[from].host, &pair.ends[1 - from].host);
+pub(crate) fn check(seed: u64, ends: [&End; 2], from: usize, direction: &Direction) {
+    let (own, peer) = (&ends[from].host, &ends[1 - from].host);
     for (i, (ended, (expected, byte_len))) in own.sent.iter().zip(&direction.expected).enumerate() {
         let at = format!("seed {seed} end {from} request {i}");
         assert_eq!((ended.wr_id, ended.status), (i as u64, WcStatus::Success), "{at}");
@@ -288,7 +295,7 @@ fn check(seed: u64, pair: &Pair, from: usize, direction: &Direction) {
         "seed {seed} end {from}: target differs"
     );
     assert_eq!(peer.atomics, direction.atomics, "seed {seed} end {from}");
-    assert!(!own.failed && pair.ends[from].requester.is_idle());
+    assert!(!own.failed && ends[from].requester.is_idle());
 }
 
 #[test]

@@ -51,6 +51,8 @@ pub(crate) struct Setup {
     pub(crate) kind: GidType,
     pub(crate) ipv4: bool,
     pub(crate) vlan: Option<u16>,
+    /// Both ends react to congestion, and say so.
+    pub(crate) ecn: bool,
 }
 
 impl Default for Setup {
@@ -68,7 +70,7 @@ impl Default for Setup {
             rnr_retry: 7,
             ..QpAttrs::default()
         };
-        Self { attrs, tuning: Tuning::default(), kind: GidType::RoceV2, ipv4: true, vlan: None }
+        Self { attrs, tuning: Tuning::default(), kind: GidType::RoceV2, ipv4: true, vlan: None, ecn: false }
     }
 }
 
@@ -76,6 +78,7 @@ impl Default for Setup {
 #[derive(Debug)]
 pub(crate) struct End {
     pub(crate) qpn: Qpn,
+    pub(crate) dest_qpn: Qpn,
     pub(crate) path: Path,
     pub(crate) requester: Requester,
     pub(crate) responder: Responder,
@@ -102,7 +105,7 @@ fn origin(setup: &Setup, end: u8) -> Origin {
         gid,
         kind: setup.kind,
         vlan: setup.vlan,
-        marks: EgressMarking::default(),
+        marks: EgressMarking { ecn: setup.ecn, ..EgressMarking::default() },
     }
 }
 
@@ -125,6 +128,7 @@ impl End {
         host.rnr_timer = attrs.min_rnr_timer;
         Self {
             qpn,
+            dest_qpn,
             path,
             requester: Requester::new(&attrs, path, setup.tuning),
             responder: Responder::new(&attrs, path).accepting_offers(),

@@ -45,7 +45,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Row>> {
         ));
     }
     rows.push(Ok(against_datagrams(&network, runs)?));
-    rows.push(Ok(with_loss(&network, runs)?));
+    rows.extend(with_faults(&network, runs)?.into_iter().map(Ok));
     rows.push(Ok(many_connections(&network, runs)?));
     Ok(rows)
 }
@@ -99,24 +99,35 @@ fn against_datagrams(network: &Network, runs: usize) -> Result<Figure> {
     Ok(Figure::of_rounds("wire/send-rate", title, "million/s", false, &rounds, "sendmmsg and recvmmsg of UDP"))
 }
 
-/// What is left when one packet in a hundred is lost in each direction.
-fn with_loss(network: &Network, runs: usize) -> Result<Figure> {
-    let lossy = PeerOptions { loss: 100, ..PeerOptions::BULK };
-    let mut rounds = Vec::new();
-    for _ in 0..runs {
-        let bad = session::run(network, &lossy)?;
-        log::info!("{bad:?}");
-        let good = session::run(network, &PeerOptions::BULK)?;
-        rounds.push([bad[0].gigabits(lossy.size), good[0].gigabits(PeerOptions::BULK.size)]);
+/// What is left when packets are lost or overtaken in each direction.
+fn with_faults(network: &Network, runs: usize) -> Result<Vec<Figure>> {
+    const BULK: PeerOptions = PeerOptions::BULK;
+    let kinds =
+        [("write", BULK), ("read", PeerOptions { read: true, ..BULK }), ("send", PeerOptions { send: true, ..BULK })];
+    let faults = [
+        ("loss", "1 % of all packets lost", 100, 0),
+        ("few-lost", "0.1 % of all packets lost", 10, 0),
+        ("reordered", "1 % of all packets overtaken by up to 16 others", 0, 100),
+    ];
+    let mut figures = Vec::new();
+    for (name, kind) in kinds {
+        let mut rounds = [const { Vec::new() }; 3];
+        for _ in 0..runs {
+            let good = session::run(network, &kind)?;
+            log::info!("{good:?}");
+            for (rounds, &(_, _, loss, reorder)) in rounds.iter_mut().zip(&faults) {
+                let bad = session::run(network, &PeerOptions { loss, reorder, ..kind })?;
+                log::info!("{bad:?}");
+                rounds.push([bad[0].gigabits(kind.size), good[0].gigabits(kind.size)]);
+            }
+        }
+        for (rounds, (id, what, ..)) in rounds.iter().zip(faults) {
+            let id = if name == "write" { format!("wire/{id}") } else { format!("wire/{id}-{name}") };
+            let title = format!("wire: RDMA {name} of 1 MiB, {what}");
+            figures.push(Figure::of_rounds(id, title, "Gb/s", false, rounds, "without faults"));
+        }
     }
-    Ok(Figure::of_rounds(
-        "wire/loss",
-        "wire: RDMA write of 1 MiB, 1 % of all packets lost".into(),
-        "Gb/s",
-        false,
-        &rounds,
-        "without loss",
-    ))
+    Ok(figures)
 }
 
 /// Many connections at once against one.

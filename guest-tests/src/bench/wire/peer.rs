@@ -46,9 +46,15 @@ pub(crate) struct PeerOptions {
     /// SEND rather than RDMA WRITE.
     #[arg(long)]
     pub(crate) send: bool,
+    /// RDMA READ rather than RDMA WRITE.
+    #[arg(long)]
+    pub(crate) read: bool,
     /// Frames that are lost on their way to this side, in hundredths of a percent.
     #[arg(long)]
     pub(crate) loss: u16,
+    /// Frames that up to 16 others overtake on their way to this side, in hundredths of a percent.
+    #[arg(long)]
+    pub(crate) reorder: u16,
     /// UDP datagrams without any protocol, and no device.
     #[arg(long)]
     pub(crate) udp: bool,
@@ -59,8 +65,18 @@ pub(crate) struct PeerOptions {
 
 impl PeerOptions {
     /// Large writes on one connection.
-    pub(super) const BULK: Self =
-        Self { side: 0, size: 1 << 20, depth: 4, qps: 1, send: false, loss: 0, udp: false, seconds: 2.0 };
+    pub(super) const BULK: Self = Self {
+        side: 0,
+        size: 1 << 20,
+        depth: 4,
+        qps: 1,
+        send: false,
+        read: false,
+        loss: 0,
+        reorder: 0,
+        udp: false,
+        seconds: 2.0,
+    };
     /// Small sends on one connection.
     pub(super) const SMALL: Self = Self { size: 64, depth: 256, send: true, ..Self::BULK };
 
@@ -73,11 +89,12 @@ impl PeerOptions {
             ("depth", self.depth.to_string()),
             ("qps", self.qps.to_string()),
             ("loss", self.loss.to_string()),
+            ("reorder", self.reorder.to_string()),
             ("seconds", self.seconds.to_string()),
         ] {
             arguments.extend([format!("--{name}"), value]);
         }
-        for (name, given) in [("--send", self.send), ("--udp", self.udp)] {
+        for (name, given) in [("--send", self.send), ("--read", self.read), ("--udp", self.udp)] {
             arguments.extend(given.then(|| name.to_owned()));
         }
         arguments
@@ -190,10 +207,10 @@ impl Peer {
         let backend = Rxe::new(RxeConfig::default())?;
         let address = mac(options.side);
         let link = AfPacketLink::open("wire", address)?;
-        let link: Arc<dyn Link> = if options.loss == 0 {
+        let link: Arc<dyn Link> = if options.loss == 0 && options.reorder == 0 {
             Arc::new(link)
         } else {
-            let faults = Faults { loss: options.loss, ..Faults::default() };
+            let faults = Faults { loss: options.loss, reorder: options.reorder, ..Faults::default() };
             Arc::new(FaultLink::new(link, faults, options.side.into()))
         };
         // As the daemon has it.
@@ -254,6 +271,8 @@ impl Peer {
                 let list = [self.buffer.sge(&self.mr, offset, options.size)];
                 if options.send {
                     qp.encode(&SendWr::send(0, &list))
+                } else if options.read {
+                    qp.encode(&SendWr::read(0, &list, remote.address + offset as u64, remote.rkey))
                 } else {
                     qp.encode(&SendWr::write(0, &list, remote.address + offset as u64, remote.rkey))
                 }

@@ -1,5 +1,5 @@
 //! Packets of peers that are kept for later: those that came ahead of a lost one, and those that must not overtake
-//! responses. All of them are paid for in bytes.
+//! responses. They keep the batch in which they came, or are copies that are paid for in bytes.
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ const MOST: u64 = 16 << 20;
 /// What a packet takes beside its frame: two places in a queue, which may have doubled, and what the heap needs.
 const BESIDE: u64 = 144;
 
-/// The bytes that the packets of a device's peers may take together.
+/// The bytes that the copied packets of a device's peers may take together.
 ///
 /// They are a part of what the device may make this process keep: however much peers send, the guest has the rest.
 #[derive(Debug)]
@@ -35,7 +35,7 @@ impl PacketBudget {
     }
 
     /// Copies a frame. `None` if there is no room for it.
-    pub(crate) fn keep(self: &Arc<Self>, frame: &[u8]) -> Option<KeptPacket> {
+    pub(crate) fn keep(self: &Arc<Self>, frame: &[u8]) -> Option<CopiedPacket> {
         let bytes = (frame.len() as u64).saturating_add(BESIDE);
         let fits = |used: u64| used.checked_add(bytes).filter(|&sum| sum <= self.limit);
         self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).ok()?;
@@ -43,19 +43,19 @@ impl PacketBudget {
             self.used.fetch_sub(bytes, Ordering::Relaxed);
             return None;
         };
-        Some(KeptPacket { frame: frame.into(), charge, budget: Arc::clone(self) })
+        Some(CopiedPacket { frame: frame.into(), charge, budget: Arc::clone(self) })
     }
 }
 
-/// A frame that is kept, and paid for until it is dropped.
+/// The copy of a frame, paid for until it is dropped.
 #[derive(Debug)]
-pub(crate) struct KeptPacket {
+pub(crate) struct CopiedPacket {
     frame: Box<[u8]>,
     charge: Charge,
     budget: Arc<PacketBudget>,
 }
 
-impl Deref for KeptPacket {
+impl Deref for CopiedPacket {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -63,7 +63,7 @@ impl Deref for KeptPacket {
     }
 }
 
-impl Drop for KeptPacket {
+impl Drop for CopiedPacket {
     fn drop(&mut self) {
         self.budget.used.fetch_sub(self.charge.bytes(), Ordering::Relaxed);
     }
@@ -91,7 +91,7 @@ mod tests {
 
     #[test]
     fn what_lies_beside_a_frame_is_paid_for() {
-        let place = size_of::<(pvrdma_verbs::Psn, KeptPacket)>() as u64;
+        let place = size_of::<(pvrdma_verbs::Psn, super::super::KeptPacket)>() as u64;
         assert!(2 * place + 24 <= BESIDE, "{place}");
     }
 }

@@ -1,0 +1,82 @@
+//! Which class of traffic a frame belongs to.
+//!
+//! Linux chooses the queue and the traffic class of an adapter by the priority of a packet (`skb->priority`), and not
+//! by what its headers say. Without one RDMA would leave in the class of everything else: not paused by the PFC of its
+//! own class, and without its share. So packets of RoCE get the priority that a switch would give them: that of their
+//! IEEE 802.1Q tag or, without a tag, the upper half of their DSCP. An interface that is a VLAN makes the tag of it
+//! (`egress-qos-map`).
+
+use pvrdma_roce::wire::{EtherType, PROTOCOL_UDP, ROCE_PORT};
+
+/// Where the ethertype is, in a frame without a tag.
+const TYPE_AT: usize = 12;
+/// Bytes of a tag.
+const TAG: usize = 4;
+/// The highest priority that needs no privilege (`SO_PRIORITY`, socket(7)).
+const HIGHEST: u8 = 6;
+
+/// The priority of a frame, 0 to 6. Of all that is not RoCE it is 0.
+pub(super) fn priority(frame: &[u8]) -> u8 {
+    marked(frame).unwrap_or(0).min(HIGHEST)
+}
+
+fn marked(frame: &[u8]) -> Option<u8> {
+    let kind = |at: usize| frame.get(at..)?.first_chunk().map(|&bytes| EtherType(u16::from_be_bytes(bytes)));
+    let tagged = kind(TYPE_AT)? == EtherType::VLAN;
+    let at = if tagged { TYPE_AT + TAG } else { TYPE_AT };
+    let body = frame.get(at + 2..)?;
+    let &[first, second] = body.first_chunk()?;
+    let class = match kind(at)? {
+        EtherType::ROCE => first << 4 | second >> 4,
+        EtherType::IPV4 if is_roce(*body.get(9)?, body.get(20..)?) => second,
+        EtherType::IPV6 if is_roce(*body.get(6)?, body.get(40..)?) => first << 4 | second >> 4,
+        _ => return None,
+    };
+    Some(if tagged { frame.get(TYPE_AT + 2)? >> 5 } else { class >> 5 })
+}
+
+fn is_roce(protocol: u8, transport: &[u8]) -> bool {
+    protocol == PROTOCOL_UDP && transport.get(2..4) == Some(&ROCE_PORT.to_be_bytes()[..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn frame(tag: &[u8], kind: u16, body: &[u8]) -> Vec<u8> {
+        [&[0; 12], tag, &kind.to_be_bytes(), body].concat()
+    }
+
+    #[test]
+    fn tags_come_before_traffic_classes() {
+        let port = ROCE_PORT.to_be_bytes();
+        let v4 = |class: u8, protocol: u8| {
+            let mut ip = [0_u8; 28];
+            (ip[0], ip[1], ip[9]) = (0x45, class, protocol);
+            ip[22..24].copy_from_slice(&port);
+            ip
+        };
+        let mut v6 = [0_u8; 48];
+        (v6[0], v6[1], v6[6]) = (0x66, 0x80, 17);
+        v6[42..44].copy_from_slice(&port);
+        let mut grh = [0_u8; 40];
+        (grh[0], grh[1]) = (0x6a, 0x00);
+        let tag = [0x81, 0, 0x60, 5];
+        for (frame, expected) in [
+            (frame(&[], 0x0800, &v4(0x68, 17)), 3),
+            (frame(&[], 0x0800, &v4(0xc2, 17)), 6),
+            (frame(&[], 0x0800, &v4(0xff, 17)), 6),
+            (frame(&tag, 0x0800, &v4(0xc0, 17)), 3),
+            (frame(&[], 0x86dd, &v6), 3),
+            (frame(&[], 0x8915, &grh), 5),
+            (frame(&tag, 0x8915, &grh), 3),
+            // TCP, and what is too short.
+            (frame(&[], 0x0800, &v4(0xc0, 6)), 0),
+            (frame(&tag, 0x0806, &grh), 0),
+            (frame(&[], 0x0800, &v4(0xc0, 17)[..20]), 0),
+            (Vec::new(), 0),
+        ] {
+            assert_eq!(priority(&frame), expected, "{frame:02x?}");
+        }
+    }
+}

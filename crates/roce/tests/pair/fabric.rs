@@ -1,0 +1,280 @@
+//! A network for several connections: each end sends over a link of its own into a switch, from which one link leads
+//! each way. Links have a rate; the switch has queues that overflow, mark and lose. Ends react to marks as the engine
+//! does. Everything follows from a seed.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use pvrdma_roce::wire::{Checksum, Ecn, MAX_FRAME, Opcode, Operation, Packet};
+use pvrdma_roce::{Congestion, ReactionPoint};
+
+use super::net::{End, Random, Setup};
+
+/// What a direction of the network does to frames.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Line {
+    /// Bytes per second.
+    pub(crate) rate: u64,
+    pub(crate) delay: Duration,
+    /// Bytes that wait in front of it, at most.
+    pub(crate) queue: u64,
+    /// Frames that find more bytes than this are marked, if their sender reacts to that.
+    pub(crate) mark: u64,
+    /// Frames that are lost, and those that up to 16 others may overtake, in ten-thousandths.
+    pub(crate) loss: u64,
+    pub(crate) reorder: u64,
+}
+
+/// A line that frames wait for.
+#[derive(Debug)]
+struct Link {
+    line: Line,
+    /// When it has sent everything that waits.
+    free: Duration,
+}
+
+fn time_of(bytes: u64, rate: u64) -> Duration {
+    Duration::from_nanos(bytes * 1_000_000_000 / rate)
+}
+
+impl Link {
+    /// Bytes that wait.
+    fn backlog(&self, now: Duration) -> u64 {
+        let left = self.free.saturating_sub(now).as_nanos() * u128::from(self.line.rate) / 1_000_000_000;
+        u64::try_from(left).unwrap()
+    }
+
+    /// When a frame has left.
+    fn take(&mut self, now: Duration, bytes: usize) -> Duration {
+        self.free = self.free.max(now) + time_of(bytes as u64, self.line.rate);
+        self.free
+    }
+}
+
+/// An end, and what it remembers about congestion.
+#[derive(Debug)]
+pub(crate) struct Station {
+    pub(crate) end: End,
+    reaction: Option<ReactionPoint>,
+    notified: Option<Duration>,
+    /// The rate has it wait until then.
+    paced: Option<Duration>,
+}
+
+impl Station {
+    fn new(setup: &Setup, own: u8, peer: u8) -> Self {
+        Self { end: End::new(setup, own, peer), reaction: None, notified: None, paced: None }
+    }
+
+    fn is_blocked(&mut self, now: Duration) -> bool {
+        if self.reaction.as_ref().is_some_and(ReactionPoint::has_recovered) {
+            self.reaction = None;
+        }
+        self.paced = self.reaction.as_mut().and_then(|point| point.blocked_until(now));
+        self.paced.is_some()
+    }
+
+    /// Everything that it may send now.
+    fn transmit(&mut self, now: Duration) -> Vec<Vec<u8>> {
+        let (mut out, mut frames) = ([0; MAX_FRAME], Vec::new());
+        self.end.tell_received();
+        while !(self.end.responder.next_is_read_response() && self.is_blocked(now)) {
+            let End { responder, host, .. } = &mut self.end;
+            let Some(length) = responder.poll_transmit(host, &mut out) else { break };
+            self.sent(now, length);
+            frames.push(out[..length].to_vec());
+        }
+        if self.reaction.is_some() {
+            self.end.requester.request_ack();
+        }
+        while !self.is_blocked(now) {
+            let End { requester, host, .. } = &mut self.end;
+            let Some(length) = requester.poll_transmit(now, host, &mut out) else { break };
+            self.sent(now, length);
+            frames.push(out[..length].to_vec());
+        }
+        frames
+    }
+
+    fn sent(&mut self, now: Duration, bytes: usize) {
+        if let Some(point) = &mut self.reaction {
+            point.sent(now, bytes as u64);
+        }
+    }
+
+    /// A frame has come. Gives the notification for it, if it was marked.
+    fn receive(&mut self, now: Duration, frame: &[u8], congestion: Option<&Congestion>) -> Option<Vec<u8>> {
+        let packet = Packet::parse(frame).ok()?;
+        let config = congestion.filter(|_| packet.header.bth.opcode == Opcode::CNP);
+        if let Some(config) = config {
+            self.reaction.get_or_insert_with(|| ReactionPoint::new(config, now)).notify(now);
+            return None;
+        }
+        self.end.receive(now, frame);
+        let config = congestion.filter(|_| packet.header.network.ecn() == Ecn::Congested)?;
+        let acknowledges = packet.header.bth.opcode.info().map(|info| info.operation) == Some(Operation::Acknowledge);
+        if acknowledges || self.notified.is_some_and(|last| now < last + config.cnp_interval) {
+            return None;
+        }
+        self.notified = Some(now);
+        let (peer, mut out) = (self.end.dest_qpn, [0; MAX_FRAME]);
+        let length = self.end.path.notification(peer, config, &mut out)?;
+        Some(out[..length].to_vec())
+    }
+
+    fn deadline(&self) -> Option<Duration> {
+        self.end.requester.poll_timeout().into_iter().chain(self.paced).min()
+    }
+}
+
+/// Where a frame arrives.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug)]
+enum Place {
+    Switch,
+    End,
+}
+
+/// When, in which order, where, of which connection, at which end (or on its way there), and the frame.
+type Event = Reverse<(Duration, u64, Place, usize, usize, Vec<u8>)>;
+
+/// What the switch saw.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Seen {
+    /// Frames that found the queue full.
+    pub(crate) overflowed: u64,
+    pub(crate) marked: u64,
+    /// Most bytes that waited.
+    pub(crate) most: u64,
+    /// Bytes that left.
+    pub(crate) bytes: u64,
+}
+
+#[derive(Debug)]
+pub(crate) struct Fabric {
+    pub(crate) now: Duration,
+    pub(crate) flows: Vec<[Station; 2]>,
+    pub(crate) seen: [Seen; 2],
+    /// From each end to the switch.
+    access: Vec<[Link; 2]>,
+    /// From the switch, towards each of the two sides.
+    lines: [Link; 2],
+    congestion: Option<Congestion>,
+    random: Random,
+    events: BinaryHeap<Event>,
+    count: u64,
+}
+
+impl Fabric {
+    /// So many connections over one line each way; `access` is the rate of each end's own link.
+    pub(crate) fn new(setups: &[Setup], line: Line, access: u64, congestion: Option<Congestion>, seed: u64) -> Self {
+        let now = Duration::from_secs(1);
+        let own = Line { rate: access, delay: Duration::ZERO, queue: u64::MAX, mark: u64::MAX, loss: 0, reorder: 0 };
+        let link = |line| Link { line, free: now };
+        let station = |setup: &Setup, index: usize, side: usize| {
+            let number = |side: usize| u8::try_from(2 * index + side + 1).unwrap();
+            Station::new(setup, number(side), number(1 - side))
+        };
+        let flows = setups.iter().enumerate().map(|(index, setup)| [0, 1].map(|side| station(setup, index, side)));
+        Self {
+            now,
+            flows: flows.collect(),
+            seen: [Seen::default(); 2],
+            access: setups.iter().map(|_| [link(own), link(own)]).collect(),
+            lines: [link(line), link(line)],
+            congestion,
+            random: Random(seed),
+            events: BinaryHeap::new(),
+            count: 0,
+        }
+    }
+
+    fn push(&mut self, when: Duration, place: Place, flow: usize, side: usize, frame: Vec<u8>) {
+        self.count += 1;
+        self.events.push(Reverse((when, self.count, place, flow, side, frame)));
+    }
+
+    /// An end sends what it may.
+    pub(crate) fn transmit(&mut self, flow: usize, side: usize) {
+        let frames = self.flows[flow][side].transmit(self.now);
+        for frame in frames {
+            self.leave(flow, side, frame);
+        }
+        let now = self.now;
+        self.flows[flow][side].end.handle(now);
+    }
+
+    fn leave(&mut self, flow: usize, side: usize, frame: Vec<u8>) {
+        let when = self.access[flow][side].take(self.now, frame.len());
+        self.push(when, Place::Switch, flow, 1 - side, frame);
+    }
+
+    /// A frame is at the switch, on its way to a side.
+    fn switch(&mut self, flow: usize, side: usize, mut frame: Vec<u8>) {
+        let (now, line) = (self.now, self.lines[side].line);
+        let (backlog, seen) = (self.lines[side].backlog(now), &mut self.seen[side]);
+        if backlog + frame.len() as u64 > line.queue {
+            seen.overflowed += 1;
+            return;
+        }
+        if backlog > line.mark && mark(&mut frame) {
+            seen.marked += 1;
+        }
+        seen.most = seen.most.max(backlog + frame.len() as u64);
+        seen.bytes += frame.len() as u64;
+        let left = self.lines[side].take(now, frame.len());
+        if self.random.below(10_000) < line.loss {
+            return;
+        }
+        let places = if self.random.below(10_000) < line.reorder { self.random.below(17) } else { 0 };
+        let late = time_of(places * frame.len() as u64, line.rate);
+        self.push(left + line.delay + late, Place::End, flow, side, frame);
+    }
+
+    /// Moves to the next thing that happens. Gives the end to which it happened; `None`: nothing will.
+    pub(crate) fn step(&mut self) -> Option<(usize, usize)> {
+        let ends = || (0..self.flows.len()).flat_map(|flow| [(flow, 0), (flow, 1)]);
+        let timer = ends().filter_map(|(flow, side)| Some((self.flows[flow][side].deadline()?, flow, side))).min();
+        let event = self.events.peek().map(|Reverse((when, ..))| *when);
+        if let Some((deadline, flow, side)) = timer.filter(|&(deadline, ..)| event.is_none_or(|when| deadline < when)) {
+            self.now = self.now.max(deadline);
+            let Station { end, .. } = &mut self.flows[flow][side];
+            end.requester.handle_timeout(self.now, &mut end.host);
+            self.transmit(flow, side);
+            return Some((flow, side));
+        }
+        let Reverse((when, _, place, flow, side, frame)) = self.events.pop()?;
+        self.now = self.now.max(when);
+        match place {
+            Place::Switch => self.switch(flow, side, frame),
+            Place::End => {
+                let notification = self.flows[flow][side].receive(self.now, &frame, self.congestion.as_ref());
+                if let Some(notification) = notification {
+                    self.leave(flow, side, notification);
+                }
+                self.transmit(flow, side);
+            }
+        }
+        Some((flow, side))
+    }
+}
+
+/// Marks a frame as one that met congestion. `false`: its sender does not react to that.
+fn mark(frame: &mut [u8]) -> bool {
+    const NETWORK: usize = 14;
+    match frame[NETWORK - 2..NETWORK] {
+        [0x08, 0] if frame[NETWORK + 1] & 3 != 0 => {
+            frame[NETWORK + 1] |= 3;
+            frame[NETWORK + 10..NETWORK + 12].fill(0);
+            let mut sum = Checksum::default();
+            sum.add(&frame[NETWORK..NETWORK + 20]);
+            frame[NETWORK + 10..NETWORK + 12].copy_from_slice(&sum.finish().to_be_bytes());
+            true
+        }
+        [0x86, 0xdd] if frame[NETWORK + 1] & 0x30 != 0 => {
+            frame[NETWORK + 1] |= 0x30;
+            true
+        }
+        _ => false,
+    }
+}

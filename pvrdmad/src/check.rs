@@ -1,0 +1,215 @@
+//! What a configuration would open on this host, without opening it.
+
+use std::fmt::Write;
+use std::io;
+use std::net::{SocketAddr, UdpSocket};
+use std::path::Path;
+
+use anyhow::{Result, anyhow, bail};
+
+use crate::config::{BackendSpec, Config, Device, Isolate, LinkSpec, Network, SocketPlace};
+use crate::rlimits;
+use crate::socket::{SocketAccess, SocketFile, in_use};
+
+/// Where the system lists network interfaces and RDMA adapters.
+const INTERFACES: &str = "/sys/class/net";
+const ADAPTERS: &str = "/sys/class/infiniband";
+
+/// What would be opened, and what is wrong with it.
+#[derive(Debug, Default)]
+pub struct Report {
+    lines: Vec<String>,
+    warnings: Vec<String>,
+    errors: Vec<String>,
+}
+
+impl Report {
+    /// For people: a line for each thing, then what is wrong.
+    pub fn text(&self) -> String {
+        let mut text = self.lines.join("\n") + "\n";
+        for (kind, problems) in [("warning", &self.warnings), ("error", &self.errors)] {
+            for problem in problems {
+                // Writing to a string does not fail.
+                let _ = writeln!(text, "{kind}: {problem}");
+            }
+        }
+        text
+    }
+
+    /// # Errors
+    /// The daemon would not start.
+    pub fn result(&self) -> Result<()> {
+        match self.errors.as_slice() {
+            [] => Ok(()),
+            [_] => bail!("the daemon would not start here: 1 error"),
+            errors => bail!("the daemon would not start here: {} errors", errors.len()),
+        }
+    }
+
+    fn say(&mut self, line: String) {
+        self.lines.push(line);
+    }
+
+    /// Notes what a check found, with its subject.
+    fn note(&mut self, subject: &str, found: Result<()>) {
+        let Err(error) = found else { return };
+        let problem = format!("{subject}: {error:#}");
+        // A daemon that runs may be the one that is to read this configuration.
+        if in_use(&error) { self.warnings.push(problem) } else { self.errors.push(problem) }
+    }
+
+    fn socket(&mut self, subject: &str, path: &Path, access: SocketAccess) {
+        self.note(subject, SocketFile::check(path, access).map_err(anyhow::Error::new));
+    }
+}
+
+/// Looks at what the configuration needs of this host.
+pub fn report(config: &Config) -> Report {
+    let mut report = Report::default();
+    let isolate = if config.isolate == Isolate::Network { "a process each" } else { "in one process" };
+    report.say(format!("backend {}; networks: {}, {isolate}", config.backend, config.networks.len()));
+    if let Some(control) = &config.control {
+        report.say(format!("control socket {}", shown(&control.path.display().to_string(), control.access)));
+        report.socket("control socket", &control.path, control.access);
+    }
+    if let BackendSpec::Ibverbs(spec) = &config.backend
+        && !Path::new(ADAPTERS).join(&spec.device).exists()
+    {
+        report.errors.push(format!("backend: there is no adapter {} in {ADAPTERS}", spec.device));
+    }
+    for network in &config.networks {
+        look_at_network(network, &mut report);
+    }
+    report.warnings.extend(rlimits::shortage(config));
+    report
+}
+
+fn look_at_network(network: &Network, report: &mut Report) {
+    let subject = format!("network {}", network.name);
+    let uplink = network.uplink.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string);
+    report.say(format!("{subject}: uplink {uplink}, mtu {}", network.mtu));
+    if let Some(link) = &network.uplink {
+        look_at_link(&format!("{subject}: uplink"), link, report);
+    }
+    for device in &network.devices {
+        look_at_device(device, report);
+    }
+}
+
+fn look_at_device(device: &Device, report: &mut Report) {
+    let subject = format!("device {}", device.config.name);
+    let nic = match (&device.nic, &device.nic_socket) {
+        (Some(link), _) => format!("nic {link}"),
+        (None, Some(place)) => format!("nic-socket {place}"),
+        (None, None) => "network card of the VMM alone".to_owned(),
+    };
+    let socket = shown(&device.socket.to_string(), device.access);
+    report.say(format!("  {subject}: socket {socket}, mac {}, {nic}", device.config.mac));
+    let sockets = [("socket", Some(&device.socket)), ("nic-socket", device.nic_socket.as_ref())];
+    for (what, place) in sockets {
+        if let Some(path) = place.and_then(SocketPlace::path) {
+            report.socket(&format!("{subject}: {what}"), path, device.access);
+        }
+    }
+    if let Some(link) = &device.nic {
+        look_at_link(&format!("{subject}: nic"), link, report);
+    }
+}
+
+fn look_at_link(subject: &str, link: &LinkSpec, report: &mut Report) {
+    match link {
+        LinkSpec::Listen(path) | LinkSpec::Datagrams { local: path, .. } => {
+            report.socket(subject, path, SocketAccess::default());
+        }
+        // It is connected to when the other side is there, and a tap is made unless it is there.
+        LinkSpec::Connect(_) | LinkSpec::Tap(_) => {}
+        LinkSpec::Vxlan(config) => report.note(subject, is_own_address(config.local)),
+        LinkSpec::AfPacket(name) => {
+            let name = name.as_str();
+            let there = Path::new(INTERFACES).join(name).exists();
+            let found = if there { Ok(()) } else { Err(anyhow!("there is no interface {name} on this host")) };
+            report.note(subject, found);
+        }
+    }
+}
+
+/// Checks that this host has an address, by a socket at a port that nobody uses.
+fn is_own_address(address: SocketAddr) -> Result<()> {
+    match UdpSocket::bind(SocketAddr::new(address.ip(), 0)) {
+        Err(error) if error.kind() == io::ErrorKind::AddrNotAvailable => {
+            bail!("{} is no address of this host", address.ip())
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A socket and who may use it.
+fn shown(place: &str, access: SocketAccess) -> String {
+    format!("{place} (mode {:o})", access.permissions())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+    use crate::config::ConfigSpec;
+
+    fn check(devices: &[&str], networks: &[&str]) -> Report {
+        let spec = ConfigSpec {
+            devices: devices.iter().map(|text| text.parse().unwrap()).collect(),
+            networks: networks.iter().map(|text| text.parse().unwrap()).collect(),
+            ..ConfigSpec::default()
+        };
+        report(&Config::load(None, spec).unwrap())
+    }
+
+    #[test]
+    fn nothing_is_opened() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display();
+        let device = format!("name=vm0,socket={path}/a,nic-socket={path}/n,mac=52:54:00:00:00:01,pin=off,mode=620");
+        let report = check(&[&device], &["name=red"]);
+        report.result().unwrap();
+        let text = report.text();
+        for part in [&format!("device vm0: socket {path}/a (mode 620)"), "network red: uplink none, mtu 9000"] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_would_fail() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display();
+        std::fs::write(folder.path().join("plain"), "").unwrap();
+        let mac = "mac=52:54:00:00:00:01,pin=off";
+        for (device, words) in [
+            (format!("socket={path}/none/a,{mac}"), "device vm0: socket: "),
+            (format!("socket={path}/none/a,{mac}"), "/none does not exist"),
+            (format!("socket={path}/plain,{mac}"), "exists and is not a socket"),
+            (format!("socket={path}/{},{mac}", "x".repeat(110)), "too long for a socket"),
+            (format!("socket={path}/a,{mac},uplink=af_packet:nope0"), "uplink: there is no interface nope0"),
+            (
+                format!("socket={path}/a,{mac},uplink=vxlan:192.0.2.1,remote=192.0.2.2"),
+                "192.0.2.1 is no address of this host",
+            ),
+        ] {
+            let report = check(&[&format!("name=vm0,{device}")], &[]);
+            assert!(report.text().contains(words), "{device}: {}", report.text());
+            assert!(report.result().unwrap_err().to_string().ends_with("1 error"), "{device}");
+        }
+    }
+
+    /// The configuration of a daemon that runs can be checked.
+    #[test]
+    fn a_socket_in_use_is_a_warning() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a");
+        let _listener = UnixListener::bind(&path).unwrap();
+        let report = check(&[&format!("name=vm0,socket={},mac=52:54:00:00:00:01,pin=off", path.display())], &[]);
+        assert!(report.text().contains("warning: device vm0: socket: "), "{}", report.text());
+        report.result().unwrap();
+        assert!(path.exists());
+    }
+}

@@ -1,0 +1,50 @@
+//! Manual pages and completions for a package, made from the command line's definition.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use clap::{Command, CommandFactory};
+use clap_complete::Shell;
+
+use crate::cli::Cli;
+
+/// Shells with completions.
+const SHELLS: [Shell; 3] = [Shell::Bash, Shell::Fish, Shell::Zsh];
+
+/// Writes them to folders `man` and `completions` in `directory`.
+///
+/// # Errors
+/// A file cannot be written.
+pub fn write(directory: &Path) -> Result<()> {
+    let folder = |name: &str| {
+        let folder = directory.join(name);
+        fs::create_dir_all(&folder).map(|()| folder)
+    };
+    let man = folder("man").with_context(|| directory.display().to_string())?;
+    let completions = folder("completions").with_context(|| directory.display().to_string())?;
+    clap_mangen::generate_to(shown(Cli::command()), man).context("manual pages")?;
+    for shell in SHELLS {
+        clap_complete::generate_to(shell, &mut shown(Cli::command()), "pvrdmad", &completions)
+            .with_context(|| format!("completions of {shell}"))?;
+    }
+    Ok(())
+}
+
+/// The command line without what only the daemon itself and its makers use: a completion does not know "hidden".
+fn shown(command: Command) -> Command {
+    let is_shown = |sub: &&Command| !sub.is_hide_set();
+    let subcommands: Vec<_> = command.get_subcommands().filter(is_shown).cloned().collect();
+    let mut only = Command::new("pvrdmad")
+        .version(env!("CARGO_PKG_VERSION"))
+        .args_conflicts_with_subcommands(true)
+        .args(command.get_arguments().cloned())
+        .subcommands(subcommands);
+    if let Some(about) = command.get_about() {
+        only = only.about(about.clone());
+    }
+    if let Some(after) = command.get_after_long_help() {
+        only = only.after_long_help(after.clone());
+    }
+    only
+}

@@ -1,0 +1,171 @@
+//! What a configuration that is read again changes.
+//!
+//! What is new is added first, since only that can fail: then it is taken away again, and nothing has changed. What is
+//! gone from the configuration is removed last. What runs and is described differently is refused, as its VM would
+//! lose it; so is what holds for the whole daemon. Devices that were added by hand stay.
+
+use std::fmt;
+
+use super::Supervisor;
+use crate::config::{Config, Device, Network};
+
+/// What became of a configuration that was read again.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Changes {
+    /// Devices that are here now.
+    pub added: Vec<String>,
+    /// Devices that are not any more.
+    pub removed: Vec<String>,
+    /// What could not be ended in time.
+    pub problems: Vec<String>,
+}
+
+impl fmt::Display for Changes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.added.is_empty() && self.removed.is_empty() {
+            f.write_str("nothing has changed")?;
+        }
+        let lists = [("added", &self.added), ("removed", &self.removed), ("problems", &self.problems)];
+        let told = lists.into_iter().filter(|(_, names)| !names.is_empty());
+        for (index, (what, names)) in told.enumerate() {
+            let comma = if index > 0 { "; " } else { "" };
+            write!(f, "{comma}{what}: {}", names.join(", "))?;
+        }
+        Ok(())
+    }
+}
+
+/// What is to be done.
+#[derive(Debug, Default)]
+struct Difference<'a> {
+    networks: Vec<&'a Network>,
+    devices: Vec<(&'a Network, &'a Device)>,
+    gone_devices: Vec<&'a str>,
+    gone_networks: Vec<&'a str>,
+}
+
+impl Supervisor {
+    /// Has what `new` describes run in the place of what `old` did.
+    ///
+    /// # Errors
+    /// Something cannot be had, or changed while the daemon runs. Nothing has changed then.
+    pub(crate) fn reload(&self, old: &Config, new: &Config) -> Result<Changes, String> {
+        let running = self.config.lock().clone();
+        let difference = Difference::between(old, &running, new)?;
+        let mut changes = Changes::default();
+        let mut networks = Vec::new();
+        if let Err(problem) = self.add_new(&difference, &mut changes, &mut networks) {
+            // In the reverse order.
+            for name in changes.added.iter().rev() {
+                // What its worker has of it ends with that, at the latest.
+                let _ = self.remove(name);
+            }
+            networks.iter().for_each(|name| self.end_empty(name));
+            return Err(problem);
+        }
+        for name in &difference.gone_devices {
+            changes.problems.extend(self.remove(name).err());
+            changes.removed.push((*name).to_owned());
+        }
+        difference.gone_networks.iter().for_each(|name| self.end_empty(name));
+        Ok(changes)
+    }
+
+    fn add_new(
+        &self,
+        difference: &Difference<'_>,
+        changes: &mut Changes,
+        networks: &mut Vec<String>,
+    ) -> Result<(), String> {
+        for network in &difference.networks {
+            let empty = Network { devices: Vec::new(), ..(*network).clone() };
+            let config = {
+                let mut config = self.config.lock();
+                config.adopt_network(&empty).map_err(|error| error.to_string())?;
+                config.clone()
+            };
+            networks.push(network.name.clone());
+            self.begin(&config, &empty, false).map_err(|problem| format!("network {}: {problem}", network.name))?;
+        }
+        for (network, device) in &difference.devices {
+            let name = &device.config.name;
+            let adopt = |config: &mut Config| {
+                config.adopt_device(&network.name, (*device).clone()).map_err(|error| error.to_string())
+            };
+            self.serve(self.reserve(name, false, adopt)?)?;
+            changes.added.push(name.clone());
+        }
+        Ok(())
+    }
+
+    /// Ends a network, unless it has devices.
+    fn end_empty(&self, name: &str) {
+        let mut config = self.config.lock();
+        let mut networks = self.networks.write();
+        let is_empty = |network: &super::Network| network.name() == name && network.devices().is_empty();
+        // Its worker ends when the last who knows the network lets go of it.
+        let ended: Vec<_> = networks.extract_if(.., |network| is_empty(network)).collect();
+        let runs = networks.iter().any(|network| network.name() == name);
+        config.networks.retain(|network| network.name != name || runs || !network.devices.is_empty());
+        drop((networks, config));
+        drop(ended);
+    }
+}
+
+impl<'a> Difference<'a> {
+    /// # Errors
+    /// Something that runs is described differently.
+    fn between(old: &'a Config, running: &Config, new: &'a Config) -> Result<Self, String> {
+        check_fixed(old, new)?;
+        let mut difference = Self::default();
+        for network in &new.networks {
+            match running.networks.iter().find(|known| known.name == network.name) {
+                None => difference.networks.push(network),
+                Some(known) if is_equal(known, network) => {}
+                Some(_) => return Err(format!("network {}: {LATER}", network.name)),
+            }
+        }
+        for (network, device) in new.devices() {
+            let name = &device.config.name;
+            match running.devices().find(|(_, known)| known.config.name == *name) {
+                None => difference.devices.push((network, device)),
+                Some((of, known)) if of.name == network.name && known == device => {}
+                Some(_) => return Err(format!("device {name}: {LATER}")),
+            }
+        }
+        let runs = |name: &str| running.devices().any(|(_, known)| known.config.name == name);
+        let stays = |name: &str| new.devices().any(|(_, device)| device.config.name == name);
+        let devices = old.devices().map(|(_, device)| device.config.name.as_str());
+        difference.gone_devices = devices.filter(|name| runs(name) && !stays(name)).collect();
+        let networks = old.networks.iter().map(|network| network.name.as_str());
+        let stays = |name: &str| new.networks.iter().any(|network| network.name == name);
+        difference.gone_networks = networks.filter(|name| !stays(name)).collect();
+        Ok(difference)
+    }
+}
+
+/// What is said of what runs and is described differently.
+const LATER: &str = "it runs and is described differently: take it out of the file, reload, and put it in again, or \
+                     restart the daemon";
+
+/// Returns `true` if two networks are the same but for their devices.
+fn is_equal(a: &Network, b: &Network) -> bool {
+    Network { devices: Vec::new(), ..a.clone() } == Network { devices: Vec::new(), ..b.clone() }
+}
+
+/// # Errors
+/// Something differs that holds for as long as the daemon runs.
+fn check_fixed(old: &Config, new: &Config) -> Result<(), String> {
+    let differs = [
+        ("backend", old.backend != new.backend),
+        ("control", old.control != new.control),
+        ("isolate", old.isolate != new.isolate),
+        ("sandbox", old.sandbox != new.sandbox),
+        ("captures", old.captures != new.captures),
+        ("congestion", old.congestion != new.congestion),
+    ];
+    match differs.into_iter().find(|(_, differs)| *differs) {
+        Some((key, _)) => Err(format!("{key}: it cannot change while the daemon runs: restart it")),
+        None => Ok(()),
+    }
+}

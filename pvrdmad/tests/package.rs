@@ -1,0 +1,178 @@
+//! What the Debian package is made of.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use pvrdmad::config::{Config, ConfigSpec};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+
+fn packaging() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging")
+}
+
+/// Names of the files in a folder.
+fn names(folder: &Path) -> BTreeSet<String> {
+    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+}
+
+#[test]
+fn manual_pages_and_completions() {
+    let folder = tempfile::tempdir().unwrap();
+    assert!(Command::new(PROGRAM).arg("package-files").arg(folder.path()).status().unwrap().success());
+    let man = folder.path().join("man");
+    let pages = names(&man);
+    for command in ["add", "capture", "check", "doctor", "limits", "link", "remove", "show", "status", "xml"] {
+        assert!(pages.contains(&format!("pvrdmad-{command}.1")), "{command}: {pages:?}");
+    }
+    for hidden in ["worker", "reference", "package-files"] {
+        assert!(!pages.contains(&format!("pvrdmad-{hidden}.1")), "{hidden}");
+    }
+    let page = fs::read_to_string(man.join("pvrdmad.1")).unwrap();
+    for word in ["nic\\-socket", "SIGHUP", "pvrdmad\\-status(1)"] {
+        assert!(page.contains(word), "no {word}: {page}");
+    }
+    let completions = folder.path().join("completions");
+    assert_eq!(names(&completions), ["_pvrdmad", "pvrdmad.bash", "pvrdmad.fish"].map(str::to_owned).into());
+    let bash = completions.join("pvrdmad.bash");
+    assert!(Command::new("bash").arg("-n").arg(&bash).status().unwrap().success());
+    let offered = format!(
+        "source '{}'; COMP_WORDS=(pvrdmad st); COMP_CWORD=1; _pvrdmad pvrdmad st pvrdmad; echo \"${{COMPREPLY[@]}}\"",
+        bash.display()
+    );
+    let output = Command::new("bash").args(["-c", &offered]).output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout).trim(), "status", "{output:?}");
+    for file in names(&completions) {
+        let text = fs::read_to_string(completions.join(file)).unwrap();
+        assert!(!text.contains("worker") && !text.contains("package-files"), "a hidden command is offered");
+    }
+}
+
+/// The command lines of the unit parse, and its configuration loads.
+#[test]
+fn the_unit_starts_what_there_is() {
+    let unit = fs::read_to_string(packaging().join("pvrdmad.service")).unwrap();
+    assert!(unit.contains("\nExecStart=/usr/bin/pvrdmad --config /etc/pvrdmad/pvrdmad.toml\n"));
+    let config = Config::load(Some(&packaging().join("pvrdmad.toml")), ConfigSpec::default()).unwrap();
+    let sockets = config.devices().flat_map(|(_, device)| [Some(&device.socket), device.nic_socket.as_ref()]);
+    for socket in sockets.flatten() {
+        assert!(socket.path().unwrap().starts_with("/run/pvrdmad"), "{socket} is not in the unit's folder");
+    }
+    let user = |text: &str| text.contains("pvrdmad");
+    assert!(unit.contains("\nUser=pvrdmad\n") && user(&fs::read_to_string(packaging().join("sysusers.conf")).unwrap()));
+}
+
+/// `systemd-analyze` with these arguments, if it is on this machine.
+fn systemd_analyze(arguments: &[&str]) -> Option<String> {
+    let output = Command::new("systemd-analyze").arg("--no-pager").args(arguments).output().ok()?;
+    Some(String::from_utf8(output.stdout).unwrap())
+}
+
+/// The document's figures are those of the unit and its drop-ins. Where there is no systemd the document stands alone.
+#[test]
+fn the_unit_is_confined() {
+    let unit = fs::read_to_string(packaging().join("pvrdmad.service")).unwrap();
+    let page = fs::read_to_string(packaging().join("../../docs/package.md")).unwrap();
+    for (row, file, most) in [
+        ("none", None, 2.5),
+        ("`uplink-vxlan.conf`", Some("uplink-vxlan.conf"), 3.0),
+        ("`uplink-interface.conf`", Some("uplink-interface.conf"), 3.5),
+    ] {
+        let line = page.lines().find(|line| line.starts_with(&format!("| {row} |"))).unwrap();
+        let told: f64 = line.trim_end_matches(" |").rsplit("| ").next().unwrap().parse().unwrap();
+        assert!(told <= most, "{line}");
+        let folder = tempfile::tempdir().unwrap();
+        let drop_in = file.map(|file| fs::read_to_string(packaging().join(file)).unwrap()).unwrap_or_default();
+        // What a drop-in says comes after the unit, in sections of its own.
+        let path = folder.path().join("pvrdmad.service");
+        fs::write(&path, format!("{unit}\n{drop_in}")).unwrap();
+        let Some(said) = systemd_analyze(&["security", "--offline=true", &path.to_string_lossy()]) else { return };
+        let Some(last) = said.lines().rfind(|line| line.contains("Overall exposure level")) else {
+            // An old one that cannot look at files.
+            return;
+        };
+        let level: f64 = last.split(": ").nth(1).unwrap().split(' ').next().unwrap().parse().unwrap();
+        println!("{row}: {level}");
+        // Versions of systemd judge a little differently.
+        assert!((level - told).abs() <= 0.3, "docs/package.md says {told}: {last}");
+    }
+}
+
+/// What a worker's own filter lets through, the unit's filter does as well.
+#[test]
+fn the_unit_lets_workers_work() {
+    let unit = fs::read_to_string(packaging().join("pvrdmad.service")).unwrap();
+    let Some(sets) = systemd_analyze(&["syscall-filter"]) else { return };
+    let mut allowed = BTreeSet::new();
+    let filters = unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter="));
+    for filter in filters {
+        let (takes_away, words) = filter.strip_prefix('~').map_or((false, filter), |words| (true, words));
+        for name in words.split(' ').flat_map(|word| members(&sets, word)) {
+            if takes_away {
+                allowed.remove(&name)
+            } else {
+                allowed.insert(name)
+            };
+        }
+    }
+    allowed.extend(members(&sets, "@default"));
+    assert!(allowed.len() > 200, "{allowed:?}");
+    let table = fs::read_to_string(packaging().join("../src/sandbox/calls.rs")).unwrap();
+    let calls = table.split("SYS_").skip(1).map(|rest| rest.split(|c: char| !c.is_alphanumeric() && c != '_').next());
+    let calls: BTreeSet<_> = calls.flatten().collect();
+    assert!(calls.len() > 60, "{calls:?}");
+    let refused: Vec<_> = calls.into_iter().filter(|call| !allowed.contains(*call)).collect();
+    assert_eq!(refused, [""; 0]);
+}
+
+/// A system call, or those of a set and of the sets in it.
+fn members(sets: &str, word: &str) -> Vec<String> {
+    if !word.starts_with('@') {
+        return vec![word.to_owned()];
+    }
+    let lines = sets.lines().skip_while(|line| *line != word).skip(1).take_while(|line| line.starts_with(' '));
+    let names = lines.map(str::trim).filter(|name| !name.starts_with('#')).map(str::to_owned);
+    names.flat_map(|name| members(sets, &name)).collect()
+}
+
+/// Each file of the package is in the tree, or made by `package-files`.
+#[test]
+fn the_package_holds_what_there_is() {
+    let manifest = fs::read_to_string(packaging().join("../Cargo.toml")).unwrap();
+    let manifest: toml::Table = manifest.parse().unwrap();
+    let deb = &manifest["package"]["metadata"]["deb"];
+    let made = tempfile::tempdir().unwrap();
+    assert!(Command::new(PROGRAM).arg("package-files").arg(made.path()).status().unwrap().success());
+    let mut packed = BTreeSet::new();
+    for asset in deb["assets"].as_array().unwrap() {
+        let [source, to, _] = &asset.as_array().unwrap()[..] else { panic!("{asset}") };
+        let (source, to) = (source.as_str().unwrap(), to.as_str().unwrap());
+        let path = match source.strip_prefix("target/package/") {
+            Some(name) => made.path().join(name),
+            None if source == "target/release/pvrdmad" => PathBuf::from(PROGRAM),
+            None => packaging().join("..").join(source),
+        };
+        let folder = path.parent().unwrap();
+        let is_there = if path.ends_with("*.1") { !names(folder).is_empty() } else { path.exists() };
+        assert!(is_there, "{source} is nowhere");
+        packed.insert(to);
+    }
+    for to in [
+        "usr/bin/",
+        "usr/bin/pvrdma-guest-doctor",
+        "usr/share/man/man1/",
+        "etc/pvrdmad/",
+        "usr/lib/sysusers.d/pvrdmad.conf",
+        "usr/lib/tmpfiles.d/pvrdmad.conf",
+        "usr/share/bash-completion/completions/pvrdmad",
+    ] {
+        assert!(packed.contains(to), "{to}: {packed:?}");
+    }
+    for script in names(&packaging().join("debian")) {
+        let path = packaging().join("debian").join(script);
+        assert!(Command::new("sh").arg("-n").arg(path).status().unwrap().success());
+    }
+}
