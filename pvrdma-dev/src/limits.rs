@@ -39,7 +39,7 @@ impl Default for Limits {
                 max_qp_wr: 16_384,
                 max_sge: 16,
                 max_cq: 16_384,
-                max_cqe: 131_072,
+                max_cqe: 1 << 22,
                 max_mr: 65_536,
                 max_mr_size: 1 << 30,
                 max_pd: 16_384,

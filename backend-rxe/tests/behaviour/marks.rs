@@ -6,7 +6,7 @@ use pvrdma_verbs::{Gid, GidType, Hca, NetworkType, QpType, QueuePair, SendData, 
 
 use crate::tap::tapped_in;
 use crate::world::*;
-use pvrdma_roce::wire::{Ecn, Packet, Vlan};
+use pvrdma_roce::wire::{Opcode, Packet, Vlan};
 use pvrdma_rxe::{PortRules, VlanMode};
 
 const QKEY: u32 = 0x1234;
@@ -86,7 +86,8 @@ fn exchange(addresses: Addresses, mode: VlanMode, rules: [PortRules; 2], vlan: O
         qkey: QKEY,
         dgid: addresses.gid(2),
         dmac: mac(2),
-        traffic_class: 0x6a,
+        // Marked, which a datagram over IP does not leave.
+        traffic_class: 0x6b,
         service_level: 3,
         ..UdDestination::default()
     };
@@ -110,8 +111,12 @@ fn exchange(addresses: Addresses, mode: VlanMode, rules: [PortRules; 2], vlan: O
             packet.verify().unwrap();
             let header = packet.header;
             assert_eq!(header.ethernet.vlan, expected, "{addresses:?}");
-            assert_eq!((header.network.kind(), header.network.traffic_class()), (addresses.network, 0x6a));
-            assert_eq!(header.network.ecn(), Ecn::Capable0);
+            let class = match (header.bth.opcode, addresses.kind) {
+                (Opcode::UD_SEND, GidType::RoceV1) => 0x6b,
+                (Opcode::UD_SEND, GidType::RoceV2) => 0x68,
+                _ => 0x6a,
+            };
+            assert_eq!((header.network.kind(), header.network.traffic_class()), (addresses.network, class));
         }
     }
 }

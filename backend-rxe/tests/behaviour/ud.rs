@@ -50,11 +50,11 @@ fn datagrams() -> Datagrams {
 fn a_datagram_brings_its_header() {
     let d = datagrams();
     d.right.recv(5, &[d.theirs.all()]);
-    d.left.submit(1, send(to(&d.right)), &[d.mine.sge(0, 11)]);
+    d.left.submit(1, send(UdDestination { traffic_class: 0x6b, ..to(&d.right) }), &[d.mine.sge(0, 11)]);
     assert_eq!(d.right.rcq.one().service_level, 3);
     // In front of an IPv4 header there is nothing.
     assert_eq!(d.theirs.read(0, 20), vec![0; 20]);
-    assert_eq!(d.theirs.read(20, 1), [0x45]);
+    assert_eq!(d.theirs.read(20, 2), [0x45, 0x68]);
     assert_eq!(d.a.counter("ud_delivered"), 1);
 }
 

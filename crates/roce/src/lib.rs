@@ -51,7 +51,7 @@ pub use datagram::{Datagram, DatagramSender};
 pub use dcqcn::{Congestion, MEGABIT, ReactionPoint};
 pub use filter::{DropReason, admit, admit_connected, admit_notification};
 pub use ops::{AccessError, AtomicChange, NakReason, Received, RequesterOps, ResponderOps};
-pub use path::{EgressMarking, Origin, Path, PathInspect};
+pub use path::{EgressMarking, Origin, Path, PathInspect, datagram_traffic_class};
 pub use requester::inspect::{RequesterInspect, RunningTimer};
 pub use requester::{Requester, RequesterStats, Tuning};
 pub use responder::{Handled, ReorderBuffer, Responder, ResponderInspect, ResponderStats};

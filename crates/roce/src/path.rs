@@ -6,8 +6,8 @@ use serde::Serialize;
 
 use crate::dcqcn::Congestion;
 use crate::wire::{
-    Bth, BuildError, Ethernet, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Opcode, Packet, Udp, Vlan,
-    connected_flow_label, connected_source_port, datagram_source_port,
+    Bth, BuildError, Ecn, Ethernet, Extension, FrameWriter, Grh, Header, Ipv4, Ipv6, Network, Opcode, Packet, Udp,
+    Vlan, connected_flow_label, connected_source_port, datagram_source_port,
 };
 
 /// Hop limit if the consumer chose none.
@@ -15,6 +15,8 @@ const DEFAULT_HOP_LIMIT: u8 = 64;
 
 /// The ECN field of a sender that reacts to marks, ECT(0) (RFC 3168).
 const ECT_0: u8 = 2;
+/// The ECN field of a traffic class (RFC 3168, section 5).
+const ECN_FIELD: u8 = 3;
 /// Bytes behind the BTH of a congestion notification, all zero (IBA annex A17.9.3).
 const NOTIFICATION_LEN: usize = 16;
 
@@ -78,7 +80,7 @@ impl Path {
     pub fn connected(origin: &Origin, av: &AddressVector, local: Qpn, remote: Qpn) -> Option<Self> {
         let av = match origin.kind {
             GidType::RoceV2 if origin.marks.ecn => {
-                AddressVector { traffic_class: av.traffic_class & !3 | ECT_0, ..*av }
+                AddressVector { traffic_class: av.traffic_class & !ECN_FIELD | ECT_0, ..*av }
             }
             _ => *av,
         };
@@ -98,7 +100,7 @@ impl Path {
             sgid_index: to.sgid_index,
             flow_label: to.flow_label,
             hop_limit: to.hop_limit,
-            traffic_class: to.traffic_class,
+            traffic_class: datagram_traffic_class(origin.kind, to.traffic_class),
             service_level: to.service_level,
             dmac: to.dmac,
         };
@@ -180,6 +182,15 @@ impl Path {
             && theirs.source() == self.network.destination()
             && theirs.destination() == self.network.source()
             && packet.header.ethernet.vlan_id() == self.ethernet.vlan_id()
+    }
+}
+
+/// The traffic class with which a datagram leaves. Over IP it never starts with a mark, which would say that a switch on
+/// the way was congested (RFC 3168, section 5); libraries that set all bits of a flow label set these as well.
+pub const fn datagram_traffic_class(kind: GidType, asked: u8) -> u8 {
+    match (kind, Ecn::of(asked)) {
+        (GidType::RoceV2, Ecn::Congested) => asked & !ECN_FIELD,
+        _ => asked,
     }
 }
 

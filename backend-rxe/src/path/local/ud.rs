@@ -1,5 +1,6 @@
 //! Datagrams, delivered locally.
 
+use pvrdma_roce::datagram_traffic_class;
 use pvrdma_verbs::{Access, SendData, SendFlags, SendOp, SendWr, Sge, UdDestination, WcStatus};
 
 use crate::counters::Tally;
@@ -34,7 +35,7 @@ impl LocalDatagram<'_> {
             kind: self.source.kind,
             source: self.source.gid,
             destination: self.to.dgid,
-            traffic_class: self.to.traffic_class,
+            traffic_class: datagram_traffic_class(self.source.kind, self.to.traffic_class),
             flow_label: self.to.flow_label,
             hop_limit: self.to.hop_limit,
             payload: u16::try_from(payload_len).unwrap_or(u16::MAX),
