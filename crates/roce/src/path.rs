@@ -185,8 +185,8 @@ impl Path {
     }
 }
 
-/// The traffic class with which a datagram leaves. Over IP it never starts with a mark, which would say that a switch on
-/// the way was congested (RFC 3168, section 5); libraries that set all bits of a flow label set these as well.
+/// The traffic class with which a datagram leaves. Over IP it never starts with a mark, which would say that a switch
+/// on the way was congested (RFC 3168, section 5); libraries that set all bits of a flow label set these as well.
 pub const fn datagram_traffic_class(kind: GidType, asked: u8) -> u8 {
     match (kind, Ecn::of(asked)) {
         (GidType::RoceV2, Ecn::Congested) => asked & !ECN_FIELD,
