@@ -29,7 +29,21 @@ pub(crate) struct Endpoints<'a> {
     pub(crate) patience: Duration,
 }
 
-impl Endpoints<'_> {
+impl<'a> Endpoints<'a> {
+    /// Guests whose devices and interfaces have the names that these have by default, before their GIDs are known.
+    pub(crate) fn new(vms: [&'a Vm; 2], device: &'static str, tcp: [Ipv4Addr; 2], patience: Duration) -> Self {
+        Self {
+            vms,
+            device: [device; 2],
+            gid_index: [0; 2],
+            ip: tcp.map(IpAddr::V4),
+            interface: ["eth0"; 2],
+            tcp,
+            path_mtu: None,
+            patience,
+        }
+    }
+
     /// The same guests with other GIDs, for which it waits.
     pub(crate) fn with_gids(mut self, ip: [IpAddr; 2]) -> Result<Self> {
         let search = |end: usize| GidSearch::start(self.vms[end], self.device[end], ip[end]);
@@ -47,6 +61,15 @@ impl Endpoints<'_> {
             ip => ip.to_string(),
         }
     }
+}
+
+/// Loads the driver of the RDMA device, and what programs and the connection manager need.
+pub(crate) const LOAD_DRIVER: &str = "modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma";
+
+/// Loads both drivers in a guest that has booted, and sets its addresses.
+pub(crate) fn bring_up(vm: &Vm, addresses: &[IpAddr], mtu: u32) -> Result<()> {
+    vm.run(&network_script("vmxnet3", addresses, mtu))?;
+    vm.run(LOAD_DRIVER).map(drop)
 }
 
 /// Loads a network driver, finds its interface (there is no udev, so names follow the order of loading) and sets it up

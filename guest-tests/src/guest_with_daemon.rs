@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use crate::daemon::{Daemon, DaemonDevice};
-use crate::endpoints::network_script;
+use crate::endpoints::bring_up;
 use crate::image::GuestImage;
 use crate::vm::{Nic, NicModel, Vm, VmBuilder};
 
@@ -99,8 +99,7 @@ impl GuestWithDaemon {
     /// Waits for the guest, gives it its addresses and loads the driver.
     pub(crate) fn bring_up(&self, addresses: &[IpAddr], mtu: u32) -> Result<()> {
         self.vm.wait_boot()?;
-        self.vm.run(&network_script("vmxnet3", addresses, mtu))?;
-        self.vm.run("modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma").map(drop)
+        bring_up(&self.vm, addresses, mtu)
     }
 
     /// The guest.

@@ -9,7 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use crate::daemon::{Daemon, DaemonDevice, Setup};
-use crate::endpoints::{Endpoints, gid_index, network_script};
+use crate::endpoints::{Endpoints, bring_up, gid_index, network_script};
 use crate::image::GuestImage;
 use crate::vm::{Card, EMPTY_SLOT, MemoryKind, Nic, NicModel, Vm, VmBuilder};
 
@@ -216,8 +216,7 @@ impl Pair {
     /// Loads vmxnet3 and then the driver, and waits for the port.
     pub(crate) fn load_pvrdma(&self, index: usize) -> Result<()> {
         let vm = &self.vms[index];
-        vm.run(&network_script("vmxnet3", &[PVRDMA_IP[index].into()], MTU))?;
-        vm.run("modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma")?;
+        bring_up(vm, &[PVRDMA_IP[index].into()], MTU)?;
         gid_index(vm, PVRDMA_DEVICE, PVRDMA_IP[index].into()).map(drop).with_context(|| {
             let log = self.daemon.as_ref().map(Daemon::log_tail).unwrap_or_default();
             format!("the driver did not bring up its port; the daemon's log:\n{log}\n{}", vm.diagnosis())

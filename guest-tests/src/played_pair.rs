@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-use crate::endpoints::{Endpoints, gid_index, network_script};
+use crate::endpoints::{Endpoints, bring_up, gid_index};
 use crate::image::GuestImage;
 use crate::kvm_bed::{GUESTS, KvmBed};
 use crate::kvm_host::{PATIENCE, TOOLS};
@@ -125,25 +125,14 @@ impl PlayedPair {
     /// Loads drivers and sets addresses in a guest that has just booted.
     fn bring_up(&self, end: usize) -> Result<()> {
         let vm = &self.vms[end];
-        vm.run(&network_script("vmxnet3", &[IPV4[end].into()], MTU))?;
-        vm.run("modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma")?;
+        bring_up(vm, &[IPV4[end].into()], MTU)?;
         gid_index(vm, PVRDMA_DEVICE, IPV4[end].into()).map(drop)
     }
 
     /// How programs in them reach each other.
     pub(crate) fn endpoints(&self) -> Result<Endpoints<'_>> {
-        let ip = IPV4.map(IpAddr::V4);
-        let endpoints = Endpoints {
-            vms: [&self.vms[0], &self.vms[1]],
-            device: [PVRDMA_DEVICE; 2],
-            gid_index: [0; 2],
-            ip,
-            interface: ["eth0"; 2],
-            tcp: IPV4,
-            path_mtu: None,
-            patience: Duration::from_secs(60) * PATIENCE,
-        };
-        endpoints.with_gids(ip)
+        let vms = [&self.vms[0], &self.vms[1]];
+        Endpoints::new(vms, PVRDMA_DEVICE, IPV4, Duration::from_secs(60) * PATIENCE).with_gids(IPV4.map(IpAddr::V4))
     }
 
     /// What the daemon reports.

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, anyhow, ensure};
 use tempfile::TempDir;
 
 use crate::daemon;
-use crate::endpoints::{Endpoints, gid_index, network_script};
+use crate::endpoints::{Endpoints, bring_up, gid_index};
 use crate::guest_with_daemon::{GuestWithDaemon, cable, datagrams};
 use crate::image::{Disk, GuestImage};
 use crate::kvm_host::{Exits, KvmHost, PATIENCE, TOOLS};
@@ -125,8 +125,7 @@ impl VmmPair {
     /// Loads drivers and sets addresses in a guest that has just booted.
     pub(crate) fn bring_up(&self, end: usize) -> Result<()> {
         let vm = &self.vms[end];
-        vm.run(&network_script("vmxnet3", &[IPV4[end].into()], MTU))?;
-        vm.run("modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma")?;
+        bring_up(vm, &[IPV4[end].into()], MTU)?;
         gid_index(vm, PVRDMA_DEVICE, IPV4[end].into()).map(drop)
     }
 
@@ -142,18 +141,7 @@ impl VmmPair {
 
     /// How programs in them reach each other.
     pub(crate) fn endpoints(&self) -> Result<Endpoints<'_>> {
-        let ip = IPV4.map(IpAddr::V4);
-        let endpoints = Endpoints {
-            vms: self.vms(),
-            device: [PVRDMA_DEVICE; 2],
-            gid_index: [0; 2],
-            ip,
-            interface: ["eth0"; 2],
-            tcp: IPV4,
-            path_mtu: None,
-            patience: Duration::from_secs(60) * PATIENCE,
-        };
-        endpoints.with_gids(ip)
+        Self::between(self.vms(), IPV4)
     }
 
     /// The same for the first of them and a guest of a daemon, at the other end of the uplink.
@@ -165,9 +153,11 @@ impl VmmPair {
                 self.outside.get_or_init(|| started)
             }
         };
-        let ip = [IPV4[0], OUTSIDE];
-        let endpoints = Endpoints { vms: [&self.vms[0], outside.vm()], tcp: ip, ..self.endpoints()? };
-        endpoints.with_gids(ip.map(IpAddr::V4))
+        Self::between([&self.vms[0], outside.vm()], [IPV4[0], OUTSIDE])
+    }
+
+    fn between<'a>(vms: [&'a Vm; 2], ip: [Ipv4Addr; 2]) -> Result<Endpoints<'a>> {
+        Endpoints::new(vms, PVRDMA_DEVICE, ip, Duration::from_secs(60) * PATIENCE).with_gids(ip.map(IpAddr::V4))
     }
 
     fn start_outside(&self) -> Result<GuestWithDaemon> {

@@ -89,17 +89,8 @@ impl TwoDaemons {
 
     /// How programs reach each other between GIDs with these addresses.
     pub(crate) fn endpoints(&self, ip: [IpAddr; 2], path_mtu: Option<u32>) -> Result<Endpoints<'_>> {
-        let endpoints = Endpoints {
-            vms: self.vms(),
-            device: [PVRDMA_DEVICE; 2],
-            gid_index: [0; 2],
-            ip,
-            interface: ["eth0"; 2],
-            tcp: IPV4,
-            path_mtu,
-            patience: Duration::from_secs(60),
-        };
-        endpoints.with_gids(ip)
+        let endpoints = Endpoints::new(self.vms(), PVRDMA_DEVICE, IPV4, Duration::from_secs(60));
+        Endpoints { path_mtu, ..endpoints }.with_gids(ip)
     }
 }
 

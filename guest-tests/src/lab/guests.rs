@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use super::cli::RunArgs;
 use super::script::{Surroundings, quoted};
 use crate::daemon::{Daemon, DaemonDevice};
-use crate::endpoints::{gid_index, network_script};
+use crate::endpoints::{LOAD_DRIVER, gid_index, network_script};
 use crate::image::GuestImage;
 use crate::pair::PVRDMA_DEVICE;
 use crate::vm::{FOLDER_TAG, Folder, Job, Vm, VmBuilder, has_kvm};
@@ -98,7 +98,7 @@ impl Guests {
         let options = format!("trans=virtio,version=9p2000.L,msize=512000,cache=mmap,{option}");
         format!(
             "{}
-             modprobe ib_uverbs && modprobe rdma_ucm && modprobe vmw_pvrdma || exit
+             {LOAD_DRIVER} || exit
              printf '127.0.0.1 localhost\\n{}\\n' > /etc/hosts
              modprobe 9p && modprobe 9pnet_virtio || exit
              mkdir -p {folder} && mount -t 9p -o {options} {FOLDER_TAG} {folder}",
