@@ -5,7 +5,6 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::RwLock;
 use pvrdma_guest_memory::{DmaSpace, DmaView, MemoryBudget, PageList, PinGuard};
 use pvrdma_roce::{EgressMarking, Origin};
 use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink, Rules};
@@ -14,7 +13,7 @@ use crate::capture::{Captures, Point};
 use crate::counters::Counters;
 use crate::engine::Engine;
 use crate::gid::{BoundGid, GidTable};
-use crate::mr::MrTable;
+use crate::mr::MrTables;
 use crate::port::kept::PacketBudget;
 use crate::share::Share;
 
@@ -39,7 +38,7 @@ pub(crate) struct Adapter {
     pub(crate) rules: Rules,
     /// Its link is up. Changed by the directory alone, with a new generation.
     pub(crate) link_up: AtomicBool,
-    pub(crate) mrs: RwLock<MrTable>,
+    pub(crate) mrs: MrTables,
     pub(crate) gids: GidTable,
     /// What the guest and its peers may make this process keep.
     pub(crate) budget: Arc<MemoryBudget>,
@@ -79,7 +78,7 @@ impl Adapter {
             captures,
             marking,
             rules: context.rules,
-            mrs: RwLock::new(MrTable::new(context.random)?),
+            mrs: MrTables::new(context.random)?,
             link_up: AtomicBool::new(true),
             gids: GidTable::default(),
             packets: PacketBudget::new(&context.budget),

@@ -287,6 +287,74 @@ mod tests {
         assert_eq!(table.bind(mac(3), (link_local(mac(3)), None)), Ok(()));
     }
 
+    /// What [`every_short_story`] holds the table against: two addresses, of which the second is listed for device 1.
+    #[derive(Clone, Copy, Default)]
+    struct Reference {
+        /// The device, how often it has it bound, and when it last had to do with it.
+        holders: [Option<(u8, u32, Duration)>; 2],
+        seen: [Option<Duration>; 2],
+    }
+
+    impl Reference {
+        fn claim(&mut self, device: u8, at: usize, bound: u32, now: Duration) -> Result<(), Refused> {
+            let holder = self.holders[at].filter(|(_, bound, last)| *bound > 0 || now - *last < HOLD);
+            let other = holder.filter(|(mac, ..)| *mac != device);
+            let remote = self.seen[at].is_some_and(|last| now - last < HOLD);
+            match (device, at) {
+                (1, 1) if other.is_some_and(|(_, bound, _)| bound > 0) => return Err(Refused::Taken),
+                (1, 1) => {}
+                (1, _) => return Err(Refused::NotListed),
+                (_, 1) => return Err(Refused::Reserved),
+                _ if other.is_some() => return Err(Refused::Taken),
+                (2, _) if remote => return Err(Refused::Remote),
+                _ => {}
+            }
+            let before = self.holders[at].filter(|(mac, ..)| *mac == device).map_or(0, |(_, bound, _)| bound);
+            self.holders[at] = Some((device, before + bound, now));
+            Ok(())
+        }
+    }
+
+    /// Every sequence of four steps of three devices (one with a list, one with addresses of its own, one with any),
+    /// two addresses, a host beyond the uplink and the clock.
+    #[test]
+    fn every_short_story() {
+        const DEVICES: usize = 3;
+        const STEPS: u32 = 4;
+        // Binding, announcing and unbinding by each device of each address; seeing each address; half of the hold.
+        const KINDS: usize = 3 * DEVICES * 2 + 2 + 1;
+        for story in 0..KINDS.pow(STEPS) {
+            let (table, clock) = table(&[(1, listed(7)), (2, OWN), (3, AddressRule::ANY)]);
+            let mut reference = Reference::default();
+            for step in 0..STEPS {
+                let (choice, now) = (story / KINDS.pow(step) % KINDS, clock.now());
+                let (at, device) = (choice % 2, u8::try_from(choice / 2 % DEVICES + 1).unwrap());
+                let address = (gid([6, 7][at]), None);
+                match choice / (2 * DEVICES) {
+                    0 => assert_eq!(table.bind(mac(device), address), reference.claim(device, at, 1, now), "{story}"),
+                    1 => {
+                        let announced = table.announce(mac(device), address);
+                        assert_eq!(announced, reference.claim(device, at, 0, now), "{story}");
+                    }
+                    2 => {
+                        table.unbind(mac(device), address);
+                        if let Some((_, bound, last)) =
+                            reference.holders[at].as_mut().filter(|holder| holder.0 == device)
+                        {
+                            (*bound, *last) = (bound.saturating_sub(1), now);
+                        }
+                    }
+                    _ if choice == KINDS - 1 => clock.advance(HOLD / 2),
+                    _ => {
+                        table.seen(address);
+                        let held = reference.holders[at].is_some_and(|(_, bound, last)| bound > 0 || now - last < HOLD);
+                        reference.seen[at] = if held { reference.seen[at] } else { Some(now) };
+                    }
+                }
+            }
+        }
+    }
+
     #[test]
     fn a_device_that_was_away_has_its_addresses() {
         let (table, clock) = table(&[(1, OWN), (2, OWN)]);

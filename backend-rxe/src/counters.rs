@@ -83,6 +83,13 @@ impl Tally {
         *requests += 1;
         *bytes += length;
     }
+
+    /// Requests that ended with success and datagrams, and the bytes in them.
+    #[inline]
+    pub(crate) fn moved(&self) -> [u64; 2] {
+        let requests = self.rc_sends + self.rc_writes + self.rc_reads + self.rc_atomics + self.ud_sends;
+        [requests, self.rc_send_bytes + self.rc_write_bytes + self.rc_read_bytes + self.ud_send_bytes]
+    }
 }
 
 impl Counters {

@@ -254,6 +254,7 @@ impl Endpoint {
                 Run::Again => {}
             }
         };
+        half.requester.count(&tally);
         self.qp.adapter.counters.fold(&mut tally);
         if let Some(limit) = &mut half.limit {
             limit.spend(budget.used().saturating_sub(before));
@@ -593,6 +594,9 @@ impl Resolver for Fabric {
         }
         if owner.is_none() && self.port.is_some() {
             return Destination::Wire;
+        }
+        if owner.is_none() && to.gid.is_multicast() {
+            self.own.log.warn(format_args!("a datagram to group {}: members are beyond an uplink only", to.gid));
         }
         let Some(node) = owner.filter(|node| node.adapter.gids.contains(to)) else {
             tally.ud_dropped_no_route += 1;

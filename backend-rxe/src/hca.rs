@@ -188,7 +188,7 @@ impl Hca for RxeHca {
             MrRequest::Dma { access } => Mr::fixed(pd.id, Region::dma(access), PinGuard::none()),
             MrRequest::FastRegister { max_pages } => Mr::fast(pd.id, max_pages),
         };
-        let key = adapter.mrs.write().insert(mr)?;
+        let key = adapter.mrs.insert(mr)?;
         Ok(RxeMr { adapter: Arc::clone(adapter), key, destroyed: AtomicBool::new(false) })
     }
 
@@ -325,9 +325,8 @@ impl MemoryRegion for RxeMr {
         if self.destroyed.swap(true, Ordering::AcqRel) {
             return;
         }
-        // The write lock waits for every copy in flight. Unpinning happens after it is released.
-        let removed = self.adapter.mrs.write().remove(self.key);
-        drop(removed);
+        // It waits for every copy in flight, and unpins when nothing is locked.
+        drop(self.adapter.mrs.remove(self.key));
     }
 }
 

@@ -2,14 +2,13 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use parking_lot::RwLockReadGuard;
 use pvrdma_guest_memory::{Direction, DmaView};
 use pvrdma_roce::AccessError;
 use pvrdma_verbs::{Access, Sge};
 use vm_memory::{Bytes, VolatileSlice};
 
 use crate::adapter::Adapter;
-use crate::mr::{MrTable, RegionRef};
+use crate::mr::{MrTable, MrTableGuard, RegionRef};
 
 /// Held guest memory of one adapter: its map and its keys.
 #[derive(Clone, Copy, Debug)]
@@ -198,11 +197,11 @@ fn tail<const N: usize>(from: &VolatileSlice<'_>, to: &VolatileSlice<'_>, len: u
 #[derive(Debug)]
 pub(crate) struct MemoryGuard<'a> {
     own_view: DmaView<'a>,
-    own_mrs: RwLockReadGuard<'a, MrTable>,
+    own_mrs: MrTableGuard<'a>,
     /// `None` when the space is ours.
     peer_view: Option<DmaView<'a>>,
     /// `None` when the adapter is ours, or there is no peer.
-    peer_mrs: Option<RwLockReadGuard<'a, MrTable>>,
+    peer_mrs: Option<MrTableGuard<'a>>,
 }
 
 impl<'a> MemoryGuard<'a> {

@@ -2,11 +2,11 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
+use pvrdma_handover::WaitFlag;
 use pvrdma_verbs::{AsyncEvent, QueueError, RecvSource, RecvWr, SharedReceiveQueue, Snapshot, SrqEvent};
 use serde::Serialize;
 use serde_json::Value;
@@ -23,7 +23,7 @@ pub(crate) struct Srq {
     pub(crate) pd: u64,
     ring: Mutex<Ring>,
     /// Whether `waiters` may hold somebody: lets a post go by without a lock.
-    waiting: AtomicBool,
+    waiting: WaitFlag,
     _permit: Permit,
 }
 
@@ -79,7 +79,7 @@ impl Srq {
         permit: Permit,
     ) -> Self {
         let ring = Ring { source: Some(source), broken: false, limit, waiters: VecDeque::new() };
-        Self { adapter, cookie, pd, ring: Mutex::new(ring), waiting: AtomicBool::new(false), _permit: permit }
+        Self { adapter, cookie, pd, ring: Mutex::new(ring), waiting: WaitFlag::new(), _permit: permit }
     }
 
     /// Takes the next receive. When there is none, `waiter` is woken by the next post.
@@ -98,9 +98,8 @@ impl Srq {
         if waiter.queue_at_srq() {
             ring.add_waiter(Arc::downgrade(waiter));
         }
-        self.waiting.store(true, Ordering::SeqCst);
         // A receive posted before the flag was set rang its doorbell for nobody: look again.
-        fence(Ordering::SeqCst);
+        self.waiting.set();
         self.pop_ring(&mut ring, view, work)
     }
 
@@ -134,8 +133,7 @@ impl Srq {
     }
 
     fn notify(&self) {
-        fence(Ordering::SeqCst);
-        if !self.waiting.load(Ordering::SeqCst) {
+        if !self.waiting.is_set() {
             return;
         }
         let view = self.adapter.memory.view();
@@ -159,7 +157,7 @@ impl Srq {
             }
         }
         if ring.waiters.is_empty() {
-            self.waiting.store(false, Ordering::SeqCst);
+            self.waiting.clear();
         }
     }
 }

@@ -4,15 +4,19 @@
 //! the ready queue, and the requester compares its own deadline with the clock.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Weak};
 
 use parking_lot::FairMutex;
+use pvrdma_handover::{Combiner, Pending};
 use serde::Serialize;
 
 use crate::budget::Budget;
 use crate::ready_queue::ReadyQueue;
 use crate::share::Share;
+
+/// The bit of a task that is to be run.
+const RUN: u8 = 1;
 
 /// Why a run ended.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,10 +41,10 @@ pub(crate) struct Task {
     queue: Weak<ReadyQueue>,
     /// Of the device that it belongs to.
     share: Arc<Share>,
-    /// On the ready queue.
-    scheduled: AtomicBool,
-    /// There may be work that the thread inside [`Self::run_exclusive`] has not seen.
-    pending: AtomicBool,
+    /// [`RUN`] while it is on the ready queue.
+    scheduled: Pending,
+    /// Whoever finds the lock of [`Self::run_exclusive`] taken leaves the work to who has it.
+    combiner: Combiner,
     /// What it waits for may have come, since it was last asked.
     woken: AtomicBool,
 }
@@ -68,18 +72,17 @@ impl Task {
             runnable,
             queue: Arc::downgrade(queue),
             share: Arc::clone(share),
-            scheduled: AtomicBool::new(false),
-            pending: AtomicBool::new(false),
+            scheduled: Pending::new(),
+            combiner: Combiner::new(),
             woken: AtomicBool::new(false),
         })
     }
 
     /// Puts the task on the ready queue unless it is there.
     pub(crate) fn schedule(self: &Arc<Self>) {
-        if self.scheduled.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        if let Some(queue) = self.queue.upgrade() {
+        if self.scheduled.add(RUN)
+            && let Some(queue) = self.queue.upgrade()
+        {
             queue.push(Arc::clone(self));
         }
     }
@@ -98,49 +101,22 @@ impl Task {
     /// Runs the task from the ready queue. Returns `true` if it belongs back there, and is marked so.
     pub(crate) fn run_scheduled(&self, budget: &mut Budget) -> bool {
         // Before the run: whoever schedules it from now on has to be seen again.
-        self.scheduled.store(false, Ordering::SeqCst);
-        self.runnable.upgrade().is_some_and(|runnable| runnable.run(budget))
-            && !self.scheduled.swap(true, Ordering::AcqRel)
+        self.scheduled.take();
+        self.runnable.upgrade().is_some_and(|runnable| runnable.run(budget)) && self.scheduled.add(RUN)
     }
 
     /// Runs `run` with what `lock` guards, or leaves that to the thread that has it. Returns `true` if `run` did: the
     /// budget ended first.
     #[inline]
-    pub(crate) fn run_exclusive<T>(&self, lock: &FairMutex<T>, mut run: impl FnMut(&mut T) -> bool) -> bool {
-        let mut held = lock.try_lock();
-        if held.is_none() {
-            // Between our mark and our second attempt, and between the holder's unlock and its look at the mark: one of
-            // us sees the other.
-            self.pending.store(true, Ordering::SeqCst);
-            fence(Ordering::SeqCst);
-            held = lock.try_lock();
-        }
-        while let Some(mut guarded) = held {
-            // swap, not store: clearing the flag must acquire the writes of the thread that set it.
-            self.pending.swap(false, Ordering::SeqCst);
-            let more = run(&mut guarded);
-            drop(guarded);
-            if more {
-                return true;
-            }
-            fence(Ordering::SeqCst);
-            if !self.pending.load(Ordering::SeqCst) {
-                return false;
-            }
-            held = lock.try_lock();
-        }
-        false
+    pub(crate) fn run_exclusive<T>(&self, lock: &FairMutex<T>, run: impl FnMut(&mut T) -> bool) -> bool {
+        self.combiner.run(lock, run)
     }
 
     /// Looks at what `lock` guards, unless somebody has it. Whoever came meanwhile to run the task left that to us:
     /// it is scheduled then.
     pub(crate) fn look<T, R>(self: &Arc<Self>, lock: &FairMutex<T>, look: impl FnOnce(&T) -> R) -> Option<R> {
-        let guarded = lock.try_lock()?;
-        let seen = look(&guarded);
-        drop(guarded);
-        // As in `run_exclusive`: one of us sees the other.
-        fence(Ordering::SeqCst);
-        if self.pending.load(Ordering::SeqCst) {
+        let (seen, left) = self.combiner.look(lock, look)?;
+        if left {
             self.schedule();
         }
         Some(seen)
@@ -149,8 +125,8 @@ impl Task {
     /// Describes itself.
     pub(crate) fn inspect(&self) -> TaskInspect {
         TaskInspect {
-            scheduled: self.scheduled.load(Ordering::Relaxed),
-            pending: self.pending.load(Ordering::Relaxed),
+            scheduled: !self.scheduled.is_empty(),
+            pending: self.combiner.is_pending(),
             woken: self.woken.load(Ordering::Relaxed),
         }
     }

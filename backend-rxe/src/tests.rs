@@ -224,6 +224,8 @@ fn a_qp_shows_its_way_to_a_local_peer() {
     assert_eq!(requester["wait"]["for"], "receive", "{shown}");
     assert_eq!(requester["wait"]["due_in_us"], requester["timer_due_in_us"], "{shown}");
     assert!(requester["timer_due_in_us"].as_u64().is_some_and(|due| due > 0), "{shown}");
+    // The write ended, the send did not.
+    assert_eq!((&requester["requests"], &requester["bytes"]), (&json!(1), &json!(0)), "{shown}");
     let peer = right.qp.inspect();
     assert_eq!((&peer["responder"]["established"], &peer["awaited"]), (&json!(true), &json!(true)), "{peer}");
     assert_eq!((&peer["wire_responder"], &peer["rate_bytes_per_s"]), (&Value::Null, &Value::Null), "{peer}");
@@ -250,6 +252,8 @@ fn a_qp_shows_its_psns_on_the_wire() {
     assert_eq!((&route["snd_una"], &route["snd_nxt"]), (&json!(first.plus(1)), &json!(first.plus(2))), "{shown}");
     assert_eq!((&route["in_flight"], &route["stats"]["packets"]), (&json!(1), &json!(2)), "{shown}");
     assert_eq!(route["timers"][0]["timer"], "ack", "{shown}");
+    let requester = &shown["requester"];
+    assert_eq!((&requester["requests"], &requester["bytes"]), (&json!(1), &json!(64)), "{shown}");
     let responder = &peer["wire_responder"];
     assert_eq!((&responder["expected_psn"], &responder["msn"]), (&json!(first.plus(1)), &json!(1)), "{peer}");
     assert_eq!((&responder["reorder_packets"], &responder["pending_responses"]), (&json!(0), &json!(0)), "{peer}");
@@ -289,7 +293,7 @@ fn other_objects_describe_themselves() {
     let shown = buffer.mr.inspect();
     assert_no_keys(&shown);
     assert_eq!((&shown["range"]["length"], &shown["max_pages"]), (&json!(4096), &json!(0)), "{shown}");
-    let mrs = end.qp.endpoint.qp().adapter.mrs.write();
+    let mrs = end.qp.endpoint.qp().adapter.mrs.block();
     assert_eq!(buffer.mr.inspect(), "busy");
     drop(mrs);
     buffer.mr.destroy();
@@ -330,4 +334,28 @@ fn no_responder_is_taken_for_another_in_the_middle_of_a_message() {
     for (at, epoch) in seen.iter().enumerate() {
         assert!(!seen.iter().skip(at + 1).any(|other| other == epoch), "{seen:?}");
     }
+}
+
+/// One guest that registers memory must not stop another that delivers to it.
+#[test]
+fn wire_c12_delivery_goes_on_beside_a_registration() {
+    let rxe = engine();
+    let (a, b) = (Node::new(&rxe, 1), Node::new(&rxe, 2));
+    let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+    left.connect(&right, |_| ());
+    right.connect(&left, |_| ());
+    let (from, to, gone) = (a.buffer(4096), b.buffer(4096), b.buffer(4096));
+    let key = gone.mr.rkey();
+    // A copy that takes long.
+    let under_way = b.hca.adapter().mrs.read();
+    std::thread::scope(|scope| {
+        scope.spawn(|| gone.mr.destroy());
+        while b.hca.adapter().mrs.read().inspect(key).is_some() {
+            std::thread::yield_now();
+        }
+        left.submit(1, pvrdma_verbs::testing::write(to.remote(0)), &[from.all()]);
+        assert_eq!(left.scq.poll_statuses(), [(1, WcStatus::Success)]);
+        drop(under_way);
+    });
+    assert_eq!(gone.mr.inspect(), Value::Null);
 }

@@ -55,14 +55,6 @@ pub(crate) enum Command {
     /// One side of checked traffic over network cards, in a guest.
     #[command(hide = true, subcommand)]
     NetPeer(NetPeer),
-    /// Connects a character device with a socket, in a guest that plays a host.
-    #[command(hide = true)]
-    Relay {
-        /// The device.
-        device: PathBuf,
-        /// The socket.
-        socket: PathBuf,
-    },
     /// Rings the doorbells of a device, in a guest.
     #[command(hide = true)]
     Doorbells(DoorbellOptions),
@@ -229,7 +221,7 @@ pub(crate) struct BenchOptions {
     /// Leave out what needs virtual machines.
     #[arg(long)]
     pub(crate) no_vm: bool,
-    /// Measure only this part: `in-process`, `wire`, `vm`, `card`, `guest` or `hca`. May be repeated.
+    /// Measure only this part: `in-process`, `wire`, `vm`, `card`, `kvm`, `guest` or `hca`. May be repeated.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Vec<String>,
     /// Compare this program with an older build of it: each round runs both, one after the other. Measures what needs

@@ -1,11 +1,12 @@
 //! A guest that plays a host with KVM: its processor emulates virtualisation (SVM), and `kvm_amd` runs on it.
 
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 
 use crate::image::{Disk, GuestImage};
-use crate::vm::{Vm, VmBuilder};
+use crate::vm::{Nic, Vm, VmBuilder};
 
 /// Where it finds the files that it was given.
 pub(crate) const TOOLS: &str = "/run/tools";
@@ -22,24 +23,21 @@ pub(crate) struct KvmHost(Vm);
 impl KvmHost {
     /// Boots it. What is on `tools` is in [`TOOLS`]; each port, a name and a socket where somebody listens, is a device
     /// there, see [`Self::port`].
-    pub(crate) fn boot(image: &GuestImage, directory: &Path, tools: Disk, ports: &[(&str, &Path)]) -> Result<Self> {
-        Self::boot_with(image, directory, tools, ports, |builder| builder)
-    }
-
-    /// The same with what else the machine is to have.
-    pub(crate) fn boot_with(
+    pub(crate) fn boot(
         image: &GuestImage,
         directory: &Path,
         tools: Disk,
         ports: &[(&str, &Path)],
-        more: impl FnOnce(VmBuilder) -> VmBuilder,
+        card: Nic,
     ) -> Result<Self> {
         let disk = tools.build()?;
-        let mut builder = VmBuilder::new(image, directory).name("host").cpus(2).memory_mib(MEMORY_MIB).disk(&disk);
-        for (name, socket) in ports {
-            builder = builder.port(name, socket);
-        }
-        let vm = more(builder).boot()?;
+        let builder = VmBuilder::new(image, directory).name("host").cpus(2).memory_mib(MEMORY_MIB).disk(&disk);
+        // Who waits for it or for its guests is told so at once. And the emulation forgets now and then that an
+        // interrupt is pending, while a processor runs a guest (seen: pending in the APIC, and a guest's loop that goes
+        // on for minutes). The next one reminds it; with timers that are set anew by the last one, there is no next.
+        let builder = builder.ends_with_guest().ticks();
+        let builder = ports.iter().fold(builder.nic(card), |builder, (name, socket)| builder.port(name, socket));
+        let vm = builder.boot()?;
         vm.run(&format!("mkdir {TOOLS} && mount -o ro /dev/vdb {TOOLS} && modprobe kvm_amd && [ -c /dev/kvm ]"))
             .with_context(|| format!("no KVM in the guest\n{}", vm.diagnosis()))?;
         Ok(Self(vm))
@@ -73,27 +71,59 @@ pub(crate) struct Exits {
 }
 
 impl Exits {
-    /// A shell script that prints those of all VMs of a process, in the order in which it made them. `process` is the
-    /// process's id, or a word of the shell that becomes it.
+    /// A shell script that prints those of all VMs of a process. `process` is the process's id, or a word of the shell
+    /// that becomes it. KVM's names begin with the thread that made the VM.
     pub(crate) fn script(process: &str) -> String {
         format!(
-            "for vm in $(ls -d /sys/kernel/debug/kvm/{process}-* | sort -V); do \
-                 echo $(cat $vm/exits $vm/mmio_exits); \
-             done"
+            "for thread in /proc/{process}/task/*; do \
+                 for vm in /sys/kernel/debug/kvm/${{thread##*/}}-*; do \
+                     [ -d $vm ] && echo $(cat $vm/exits $vm/mmio_exits); \
+                 done; \
+             done; true"
         )
     }
 
-    /// What the script printed.
-    pub(crate) fn parse(text: &str) -> Result<Vec<Self>> {
-        let line = |line: &str| {
-            let mut numbers = line.split_whitespace().map(str::parse);
-            match (numbers.next(), numbers.next()) {
-                (Some(Ok(all)), Some(Ok(mmio))) => Ok(Self { all, mmio }),
-                _ => bail!("no counts of KVM: {text}"),
-            }
-        };
-        text.lines().map(line).collect()
+    /// A shell script that prints those of each VM of a process, for [`Self::parse_each`].
+    pub(crate) fn script_for_each(process: &str) -> String {
+        format!(
+            "for thread in /proc/{process}/task/*; do \
+                 for vm in /sys/kernel/debug/kvm/${{thread##*/}}-*; do \
+                     [ -d $vm ] && echo ${{vm##*-}} $(cat $vm/exits $vm/mmio_exits); \
+                 done; \
+             done; true"
+        )
     }
+
+    /// What that script printed, in the order in which the VMs were made: KVM's names end with their descriptors.
+    pub(crate) fn parse_each(text: &str) -> Result<Vec<Self>> {
+        let line = |line: &str| {
+            let (descriptor, counts) = line.split_once(' ').context("no descriptor")?;
+            Ok((descriptor.parse::<u32>().context("no descriptor")?, Self::parse(counts)?))
+        };
+        let mut lines = text.lines().map(line).collect::<Result<Vec<_>>>().with_context(|| text.to_owned())?;
+        lines.sort_unstable_by_key(|(descriptor, _)| *descriptor);
+        Ok(lines.into_iter().map(|(_, exits)| exits).collect())
+    }
+
+    /// What the script printed, together: whose counts are whose, nobody can tell after a reset.
+    pub(crate) fn parse(text: &str) -> Result<Self> {
+        let mut sum = Self { all: 0, mmio: 0 };
+        for line in text.lines() {
+            let mut numbers = line.split_whitespace().map(str::parse::<u64>);
+            let (Some(Ok(all)), Some(Ok(mmio))) = (numbers.next(), numbers.next()) else {
+                bail!("no counts of KVM: {text}");
+            };
+            sum = Self { all: sum.all + all, mmio: sum.mmio + mmio };
+        }
+        ensure!(sum.all > 0, "KVM counts for no VM: {text}");
+        Ok(sum)
+    }
+}
+
+/// Runs a script on this machine, where KVM of its own runs VMs.
+pub(crate) fn on_machine(script: &str) -> Result<String> {
+    let output = Command::new("sh").args(["-c", script]).output().context("cannot run sh")?;
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
 #[cfg(test)]
@@ -102,8 +132,11 @@ mod tests {
 
     #[test]
     fn counts_are_read() {
-        let counts = Exits::parse("100 7\n2000 30\n").unwrap();
-        assert_eq!(counts, [Exits { all: 100, mmio: 7 }, Exits { all: 2000, mmio: 30 }]);
+        assert_eq!(Exits::parse("100 7\n2000 30\n").unwrap(), Exits { all: 2100, mmio: 37 });
+        assert!(Exits::parse("").is_err());
+        let each = [Exits { all: 2000, mmio: 30 }, Exits { all: 100, mmio: 7 }];
+        assert_eq!(Exits::parse_each("100 100 7\n22 2000 30\n").unwrap(), each);
+        assert!(Exits::parse_each("100 7\n").is_err());
         assert!(Exits::parse("100\n").is_err());
         assert!(Exits::parse("cat: no such file\n").is_err());
     }

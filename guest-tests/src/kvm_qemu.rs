@@ -7,6 +7,7 @@ use anyhow::{Context, Result};
 use crate::endpoints::Endpoints;
 use crate::image::GuestImage;
 use crate::kvm_bed::{GUESTS, KvmBed, KvmBeds};
+use crate::kvm_host::{Exits, on_machine};
 use crate::pair::{LinkKind, Pair, PairOptions};
 use crate::played_pair::{FILES, Function, MEMORY_MIB, PlayedPair, socket};
 use crate::vm::{Vm, VmBuilder, has_kvm};
@@ -52,6 +53,29 @@ impl KvmQemuPair {
         match self {
             Self::Machine(_) => None,
             Self::Played(pair) => Some(pair.host()),
+        }
+    }
+
+    /// Lets the guests run on all processors of a host that a guest plays.
+    pub(crate) fn spread(&self) -> Result<()> {
+        match self {
+            Self::Machine(_) => Ok(()),
+            Self::Played(pair) => pair.spread(),
+        }
+    }
+
+    /// How often the processor of a guest has left it.
+    pub(crate) fn exits(&self, end: usize) -> Result<Exits> {
+        match self {
+            Self::Machine(pair) => {
+                let process = pair.vms()[end].process_id();
+                Exits::parse(&on_machine(&Exits::script(&process.to_string()))?)
+            }
+            // The brackets keep the shell that looks from finding itself.
+            Self::Played(pair) => {
+                let process = format!("$(pgrep -f '[g]uest-tests-{}')", GUESTS[end]);
+                Exits::parse(&pair.host().run(&Exits::script(&process))?)
+            }
         }
     }
 
@@ -119,5 +143,5 @@ fn command(bed: &KvmBed, end: usize) -> Result<String> {
     let words = builder.command(&bed.initramfs(), &bed.line(name)?, &console)?;
     // None of them contains a quote.
     let words: Vec<_> = words.into_iter().map(|word| format!("'{word}'")).collect();
-    Ok(format!("exec {}", words.join(" ")))
+    Ok(format!("exec {} {}", KvmBed::ON_ONE_PROCESSOR, words.join(" ")))
 }

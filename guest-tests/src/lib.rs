@@ -27,7 +27,6 @@ mod net_peer;
 mod pair;
 mod played_pair;
 mod process;
-mod relay;
 mod shell;
 mod suite;
 mod vm;
@@ -71,7 +70,6 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Agent => agent::serve()?,
         Command::NetPeer(peer) => net_peer::run(&peer)?,
         Command::Doorbells(options) => doorbells::ring(&options)?,
-        Command::Relay { device, socket } => relay::run(&device, &socket)?,
         Command::HostAdapter(command) => host_adapter::run(&command)?,
         Command::WirePeer(options) => bench::wire::run_peer(&options)?,
         Command::WireInGuest { loss } => bench::wire::run_in_guest(loss)?,

@@ -135,6 +135,12 @@ impl PlayedPair {
         Endpoints::new(vms, PVRDMA_DEVICE, IPV4, Duration::from_secs(60) * PATIENCE).with_gids(IPV4.map(IpAddr::V4))
     }
 
+    /// Lets guests of QEMU run on all processors of the host, see [`KvmBed::ON_ONE_PROCESSOR`].
+    pub(crate) fn spread(&self) -> Result<()> {
+        // The brackets keep the shell that looks from finding itself.
+        self.bed.spread("pgrep -f '[g]uest-tests-'")
+    }
+
     /// What the daemon reports.
     pub(crate) fn status(&self) -> Result<serde_json::Value> {
         let text = self.bed.vm().run(&format!("{TOOLS}/pvrdmad status --json --control {FILES}/control"))?;
@@ -148,7 +154,8 @@ impl PlayedPair {
             // A string takes everything.
             let _ = write!(text, "\n--- VMM of {name}\n{}", machine.output());
         }
-        let consoles = self.bed.vm().exec(&format!("tail -n 40 {FILES}/*.console"), Duration::from_secs(60));
+        let consoles =
+            self.bed.vm().exec(&format!("tail -n 40 {FILES}/*.console {FILES}/*.vmm"), Duration::from_secs(60));
         let consoles = consoles.map_or_else(|error| error.to_string(), |output| output.text);
         format!("{text}\n--- consoles\n{consoles}")
     }

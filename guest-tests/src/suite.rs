@@ -1,6 +1,7 @@
 //! `test`: the workspace's own tests, then those in guests, and one line that counts them all.
 
 use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode, Stdio};
 use std::thread;
 use std::time::Instant;
@@ -35,6 +36,8 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
         if options.only.is_empty() {
             println!("== the workspace's tests");
             tally.add(workspace_tests()?);
+            println!("== models of what threads share without a lock");
+            tally.add(models()?);
             println!("      {:.1} s", started.elapsed().as_secs_f64());
         }
         let joined = image.map(|image| image.join().unwrap_or_else(|_| Err(anyhow!("it panicked"))));
@@ -66,16 +69,31 @@ fn guest_tests(kind: LinkKind, image: Result<GuestImage>, cases: Vec<Case>) -> T
     run_cases(&image, &options, kind, cases)
 }
 
-/// `cargo test`, with its output passed on and its result lines counted.
 fn workspace_tests() -> Result<Tally> {
-    let manifest = workspace_manifest().context("the workspace this program was built from is gone")?;
-    let mut child = Command::new(cargo())
-        .args(["test", "--workspace", "--no-fail-fast", "--manifest-path"])
-        .arg(manifest)
-        .stdin(Stdio::null())
-        .stdout(Stdio::piped())
-        .spawn()
-        .context("cannot run cargo test")?;
+    cargo_test(|test| test.arg("--workspace"))
+}
+
+/// The models of `crates/handover`. They are built with other atomics than everything else, so in a folder of theirs.
+fn models() -> Result<Tally> {
+    let manifest = manifest()?;
+    let target = manifest.with_file_name("target").join("loom");
+    cargo_test(|test| {
+        test.args(["-p", "pvrdma-handover", "--test", "models", "--target-dir"])
+            .arg(target)
+            .env("RUSTFLAGS", "--cfg loom")
+    })
+}
+
+fn manifest() -> Result<PathBuf> {
+    workspace_manifest().context("the workspace this program was built from is gone")
+}
+
+/// `cargo test`, with its output passed on and its result lines counted.
+fn cargo_test(which: impl FnOnce(&mut Command) -> &mut Command) -> Result<Tally> {
+    let mut test = Command::new(cargo());
+    test.args(["test", "--no-fail-fast", "--manifest-path"]).arg(manifest()?);
+    let mut child =
+        which(&mut test).stdin(Stdio::null()).stdout(Stdio::piped()).spawn().context("cannot run cargo test")?;
     let output = child.stdout.take().context("cargo test has no output")?;
     let mut tally = Tally::default();
     for line in BufReader::new(output).lines() {

@@ -4,6 +4,7 @@
 use std::cell::OnceCell;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
+use std::rc::Rc;
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -13,13 +14,13 @@ use tempfile::TempDir;
 use crate::daemon;
 use crate::endpoints::{Endpoints, bring_up, gid_index};
 use crate::guest_with_daemon::{GuestWithDaemon, cable, datagrams};
-use crate::image::{Disk, GuestImage};
-use crate::kvm_host::{Exits, KvmHost, PATIENCE, TOOLS};
+use crate::image::GuestImage;
+use crate::kvm_bed::{CARD, DOORBELL_GUESTS, KvmBed, KvmBeds, VMM_GUESTS};
+use crate::kvm_host::{self, Exits, PATIENCE, TOOLS};
 use crate::pair::PVRDMA_DEVICE;
 use crate::process::BoundChild;
-use crate::vm::{Job, Nic, NicModel, Prepared, Vm, VmBuilder, has_kvm};
+use crate::vm::{Job, Prepared, Vm, VmBuilder, has_kvm};
 
-const NAMES: [&str; 2] = ["a", "b"];
 const MAC: [&str; 2] = ["52:54:00:00:04:01", "52:54:00:00:04:02"];
 const IPV4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 81, 1), Ipv4Addr::new(192, 168, 81, 2)];
 /// Processors of each.
@@ -27,8 +28,6 @@ const CPUS: [u32; 2] = [2, 1];
 /// Of a guest of a daemon, at the other end of the uplink.
 const OUTSIDE_MAC: &str = "52:54:00:00:04:03";
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(192, 168, 81, 3);
-/// The playing host's card, which is the uplink.
-const CARD_MAC: &str = "52:54:00:00:04:10";
 const MTU: u32 = 1500;
 const MEMORY_MIB: u32 = 512;
 const COMMAND_LINE: &str =
@@ -52,11 +51,22 @@ enum Host {
     /// This machine, with KVM of its processor.
     Machine(Arc<Mutex<BoundChild>>, PathBuf),
     /// A guest.
-    Guest(Job, Box<KvmHost>),
+    Guest(Job, Rc<KvmBed>),
+}
+
+/// Which pair it is.
+#[derive(Clone, Copy)]
+struct Kind {
+    names: [&'static str; 2],
+    /// There is a link to others.
+    uplink: bool,
+    /// When doorbells of each are memory.
+    doorbells: [&'static str; 2],
 }
 
 /// Files as `pvrdma-vmm` finds them, where it runs.
 struct Place<'a> {
+    kind: Kind,
     kernel: &'a Path,
     disk: &'a Path,
     /// Of each VM.
@@ -75,10 +85,11 @@ impl Place<'_> {
         for end in 0..2 {
             words.push("--vm".to_owned());
             words.push(format!(
-                "name={},mac={},cpus={},memory={MEMORY_MIB}M,disk-ro={},initramfs={},serial={},console={}",
-                NAMES[end],
+                "name={},mac={},cpus={},memory={MEMORY_MIB}M,doorbells={},disk-ro={},initramfs={},serial={},console={}",
+                self.kind.names[end],
                 MAC[end],
                 CPUS[end],
+                self.kind.doorbells[end],
                 self.disk.display(),
                 self.initramfs[end].display(),
                 self.agent[end].display(),
@@ -91,25 +102,41 @@ impl Place<'_> {
 
 impl VmmPair {
     /// Boots both, on a network with an uplink, and brings their devices up.
-    pub(crate) fn boot(image: &GuestImage) -> Result<Self> {
-        Self::boot_on(image, true)
+    pub(crate) fn boot(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
+        Self::boot_on(image, beds, Kind { names: VMM_GUESTS, uplink: true, doorbells: ["trapped"; 2] })
     }
 
     /// The same on a network that ends in the VMM.
-    pub(crate) fn boot_alone(image: &GuestImage) -> Result<Self> {
-        Self::boot_on(image, false)
+    pub(crate) fn boot_alone(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
+        Self::boot_on(image, beds, Kind { names: VMM_GUESTS, uplink: false, doorbells: ["trapped"; 2] })
     }
 
-    fn boot_on(image: &GuestImage, uplink: bool) -> Result<Self> {
+    /// The same with doorbells of the first that trap, and of the second that are memory while a program polls, with a
+    /// processor for who watches them.
+    pub(crate) fn boot_with_doorbells(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
+        let doorbells = ["trapped", "mapped"];
+        let pair = Self::boot_on(image, beds, Kind { names: DOORBELL_GUESTS, uplink: false, doorbells })?;
+        pair.spare_a_processor().with_context(|| pair.diagnosis())?;
+        Ok(pair)
+    }
+
+    fn boot_on(image: &GuestImage, beds: &KvmBeds, kind: Kind) -> Result<Self> {
+        match has_kvm() {
+            true => Self::boot_where(image, kind, on_machine),
+            false => beds.start(image, |bed| {
+                Self::boot_where(image, kind, |image, _, kind| in_guest(image, Rc::clone(&bed), kind))
+            }),
+        }
+    }
+
+    fn boot_where(
+        image: &GuestImage,
+        kind: Kind,
+        start: impl FnOnce(&GuestImage, &Path, Kind) -> Result<(Host, [Vm; 2])>,
+    ) -> Result<Self> {
         let directory =
             tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
-        let own = directory.path();
-        let prepare = |name| VmBuilder::new(image, own).name(name).patience(PATIENCE).prepare();
-        let prepared = [prepare(NAMES[0])?, prepare(NAMES[1])?];
-        let (host, vms) = match has_kvm() {
-            true => on_machine(image, own, prepared, uplink)?,
-            false => in_guest(image, own, prepared, uplink)?,
-        };
+        let (host, vms) = start(image, directory.path(), kind)?;
         let started = Instant::now();
         for vm in &vms {
             vm.wait_boot().with_context(|| host.diagnosis())?;
@@ -162,7 +189,10 @@ impl VmmPair {
 
     fn start_outside(&self) -> Result<GuestWithDaemon> {
         let own = self.directory.path().join("outside");
-        let [theirs, ours] = cable(self.directory.path());
+        let [ours, theirs] = match &self.host {
+            Host::Machine(..) => reversed(cable(self.directory.path())),
+            Host::Guest(_, bed) => bed.cable(),
+        };
         let uplink = format!("uplink={}", datagrams(&ours, &theirs));
         let outside = GuestWithDaemon::start(&self.image, &own, "outside", OUTSIDE_MAC, &uplink)?;
         outside.bring_up(&[OUTSIDE.into()], MTU)?;
@@ -216,22 +246,49 @@ impl VmmPair {
     }
 
     /// The guest that runs the VMM, if one does.
-    pub(crate) fn host(&self) -> Option<&KvmHost> {
+    pub(crate) fn host(&self) -> Option<&Vm> {
         match &self.host {
             Host::Machine(..) => None,
-            Host::Guest(_, host) => Some(host),
+            Host::Guest(_, bed) => Some(bed.vm()),
         }
     }
 
-    /// How often the processors of each VM have left the guest.
-    pub(crate) fn exits(&self) -> Result<Vec<Exits>> {
+    /// Lets the guests run on all processors of a host that a guest plays, see [`KvmBed::ON_ONE_PROCESSOR`].
+    pub(crate) fn spread(&self) -> Result<()> {
+        match &self.host {
+            Host::Machine(..) => Ok(()),
+            Host::Guest(_, bed) => bed.spread("pidof pvrdma-vmm"),
+        }
+    }
+
+    /// How often the processors of both VMs have left the guest.
+    pub(crate) fn exits(&self) -> Result<Exits> {
         Exits::parse(&self.host.shell(&Exits::script(&self.host.process_id()?))?)
+    }
+
+    /// The same of each.
+    pub(crate) fn exits_of_each(&self) -> Result<[Exits; 2]> {
+        let text = self.host.shell(&Exits::script_for_each(&self.host.process_id()?))?;
+        Exits::parse_each(&text)?.try_into().map_err(|_| anyhow!("not two VMs: {text}"))
+    }
+
+    /// Lets the threads that watch rings have the processor that guests do not run on, where a guest plays the host.
+    fn spare_a_processor(&self) -> Result<()> {
+        let Host::Guest(_, bed) = &self.host else { return Ok(()) };
+        let script = "moved=0
+             for task in /proc/$(pidof pvrdma-vmm)/task/*; do
+                 [ $(cat $task/comm) = doorbells ] && taskset -p 2 ${task##*/} && moved=$((moved + 1))
+             done
+             [ $moved = 1 ]";
+        bed.vm().run(script).map(drop).context("nobody watches doorbells")
     }
 
     /// Waits until the VMM has so many VMs.
     pub(crate) fn wait_for_vms(&self, count: usize) -> Result<()> {
-        let list = format!("ls -d /sys/kernel/debug/kvm/{}-*", self.host.process_id()?);
-        self.host.shell(&format!("until [ $({list} 2>/dev/null | wc -l) = {count} ]; do sleep 0.05; done")).map(drop)
+        let list = Exits::script(&self.host.process_id()?);
+        self.host
+            .shell(&format!("until [ $({{ {list}; }} 2>/dev/null | wc -l) = {count} ]; do sleep 0.05; done"))
+            .map(drop)
     }
 }
 
@@ -239,11 +296,8 @@ impl Host {
     /// Runs a script where the VMM runs.
     fn shell(&self, script: &str) -> Result<String> {
         match self {
-            Self::Machine(..) => {
-                let output = std::process::Command::new("sh").args(["-c", script]).output().context("cannot run sh")?;
-                Ok(String::from_utf8_lossy(&output.stdout).into_owned())
-            }
-            Self::Guest(_, host) => host.vm().run(script),
+            Self::Machine(..) => kvm_host::on_machine(script),
+            Self::Guest(_, bed) => bed.vm().run(script),
         }
     }
 
@@ -258,8 +312,8 @@ impl Host {
     fn diagnosis(&self) -> String {
         match self {
             Self::Machine(_, log) => format!("--- pvrdma-vmm\n{}", std::fs::read_to_string(log).unwrap_or_default()),
-            Self::Guest(job, host) => {
-                let state = host.vm().exec(STATE, Duration::from_secs(60));
+            Self::Guest(job, bed) => {
+                let state = bed.vm().exec(STATE, Duration::from_secs(60));
                 let state = state.map_or_else(|error| error.to_string(), |output| output.text);
                 format!("--- pvrdma-vmm\n{}\n{state}", job.output())
             }
@@ -280,19 +334,22 @@ const STATE: &str = "
         done
         sleep 1
     done
-    tail -n 40 /run/a.console /run/b.console";
+    tail -n 40 /run/?.console";
 
 /// Runs the VMM on this machine.
-fn on_machine(image: &GuestImage, directory: &Path, prepared: [Prepared; 2], uplink: bool) -> Result<(Host, [Vm; 2])> {
+fn on_machine(image: &GuestImage, directory: &Path, kind: Kind) -> Result<(Host, [Vm; 2])> {
+    let prepare = |name| VmBuilder::new(image, directory).name(name).prepare();
+    let prepared = [prepare(kind.names[0])?, prepare(kind.names[1])?];
     let (kernel, disk, log) = (image.kernel(), image.root_disk(), directory.join("vmm.log"));
     let of = |path: fn(&Prepared) -> &Path| [0, 1].map(|end: usize| path(&prepared[end]).to_owned());
     let place = Place {
+        kind,
         kernel: &kernel,
         disk: &disk,
         initramfs: of(Prepared::initramfs),
         agent: of(Prepared::agent_socket),
-        console: NAMES.map(|name| directory.join(format!("{name}.console"))),
-        uplink: uplink.then(|| {
+        console: kind.names.map(|name| directory.join(format!("{name}.console"))),
+        uplink: kind.uplink.then(|| {
             let [ours, theirs] = cable(directory);
             datagrams(&ours, &theirs)
         }),
@@ -310,41 +367,31 @@ fn on_machine(image: &GuestImage, directory: &Path, prepared: [Prepared; 2], upl
     Ok((Host::Machine(process, log), vms))
 }
 
-/// Boots a guest that plays the host, and runs the VMM there. The agents' lines go through it.
-fn in_guest(image: &GuestImage, directory: &Path, prepared: [Prepared; 2], uplink: bool) -> Result<(Host, [Vm; 2])> {
-    let disk = Disk::new(directory)?;
-    disk.add(&daemon::vmm_program()?, "pvrdma-vmm")?;
-    disk.add(&image.kernel(), "vmlinuz")?;
-    // They are the same.
-    disk.add(prepared[0].initramfs(), "initramfs")?;
-    let names = NAMES.map(port);
-    let ports = [0, 1].map(|end: usize| (names[end].as_str(), prepared[end].agent_socket()));
-    let host = if uplink {
-        let [local, remote] = cable(directory);
-        let card = Nic { model: NicModel::Virtio, mac: CARD_MAC.to_owned(), local, remote };
-        let host = KvmHost::boot_with(image, directory, disk, &ports, |builder| builder.nic(card))?;
-        host.vm().run("modprobe virtio_net && modprobe af_packet && ip link set eth0 up")?;
-        host
-    } else {
-        KvmHost::boot(image, directory, disk, &ports)?
-    };
+/// Runs the VMM in a guest that plays the host. The agents' lines go through it.
+fn in_guest(image: &GuestImage, bed: Rc<KvmBed>, kind: Kind) -> Result<(Host, [Vm; 2])> {
+    // What is left of a pair that was replaced.
+    bed.clear("pvrdma-vmm")?;
+    let prepared = [bed.prepare(image, kind.names[0])?, bed.prepare(image, kind.names[1])?];
     let place = Place {
-        kernel: &Path::new(TOOLS).join("vmlinuz"),
+        kind,
+        kernel: &bed.image().kernel(),
         disk: Path::new("/dev/vda"),
-        initramfs: [(); 2].map(|()| Path::new(TOOLS).join("initramfs")),
-        agent: [host.port(&names[0])?, host.port(&names[1])?],
-        console: NAMES.map(|name| PathBuf::from(format!("/run/{name}.console"))),
-        uplink: uplink.then(|| "af_packet:eth0".to_owned()),
+        initramfs: [(); 2].map(|()| bed.initramfs()),
+        agent: [bed.line(kind.names[0])?, bed.line(kind.names[1])?],
+        console: kind.names.map(|name| PathBuf::from(format!("/run/{name}.console"))),
+        uplink: kind.uplink.then(|| format!("af_packet:{CARD}")),
     };
     let words: Vec<_> = place.arguments().into_iter().map(|word| format!("'{word}'")).collect();
-    let job =
-        host.vm().spawn(&format!("RUST_BACKTRACE=1 RUST_LOG=info exec {TOOLS}/pvrdma-vmm {}", words.join(" ")))?;
-    let process = host.vm().process();
+    let job = bed.vm().spawn(&format!(
+        "RUST_BACKTRACE=1 RUST_LOG=info exec {} {TOOLS}/pvrdma-vmm {}",
+        KvmBed::ON_ONE_PROCESSOR,
+        words.join(" ")
+    ))?;
     let [a, b] = prepared;
-    let vms = [a.accept(Arc::clone(&process))?, b.accept(process)?];
-    Ok((Host::Guest(job, Box::new(host)), vms))
+    let vms = [a.accept(bed.vm().process())?, b.accept(bed.vm().process())?];
+    Ok((Host::Guest(job, bed), vms))
 }
 
-fn port(name: &str) -> String {
-    format!("agent-{name}")
+fn reversed([a, b]: [PathBuf; 2]) -> [PathBuf; 2] {
+    [b, a]
 }

@@ -16,6 +16,7 @@ use crate::objects::Objects;
 use crate::pending_doorbells::PendingDoorbells;
 use crate::stats::Stats;
 use crate::uar::UarPages;
+use crate::watched::Watch;
 
 /// Decides whether commands and doorbells are served: only while the device is active and may master the bus.
 #[derive(Debug, Default)]
@@ -67,6 +68,8 @@ pub(crate) struct Core<H: Hca> {
     pub(crate) objects: Objects<H>,
     pub(crate) uar: UarPages,
     pub(crate) pending_doorbells: PendingDoorbells<H>,
+    /// What stands in for doorbells that are not heard.
+    pub(crate) watch: Watch<H>,
     pub(crate) gate: Gate,
     pub(crate) stats: Stats,
     /// What the guest and its peers may make this process keep.
@@ -104,6 +107,7 @@ impl<H: Hca> Core<H> {
             objects: Objects::new(&limits, config.random)?,
             uar: UarPages::new(limits.max_uar),
             pending_doorbells: PendingDoorbells::new(),
+            watch: Watch::new(),
             gate: Gate::default(),
             stats: Stats::default(),
             budget,

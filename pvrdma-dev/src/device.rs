@@ -20,7 +20,10 @@ use crate::limits::LimitStatus;
 use crate::pci::config_space;
 use crate::regs::{RegRead, RegWrite};
 use crate::stats::{DeviceStatus, KeptStatus, MemoryStatus, Phase};
-use pvrdma_pci_function::{Bar, CONFIG_SIZE, ConfigSpace, InterruptSink, MsixPlace, PciFunction, Switches};
+use crate::watcher::MappedDoorbells;
+use pvrdma_pci_function::{
+    Bar, CONFIG_SIZE, ConfigSpace, DoorbellPages, InterruptSink, MsixPlace, PciFunction, Switches,
+};
 
 /// A PVRDMA function with its core.
 ///
@@ -106,7 +109,13 @@ impl<B: Backend> PvrdmaDevice<B> {
     pub fn status(&self) -> DeviceStatus {
         let core = &self.core;
         let kept = KeptStatus::from(&*core.budget);
-        let counts = [core.stats.counts.list(), core.interrupts.counters(), core.hub.counters(), kept.counters()];
+        let counts = [
+            core.stats.counts.list(),
+            core.interrupts.counters(),
+            core.hub.counters(),
+            core.watch.counters(),
+            kept.counters(),
+        ];
         DeviceStatus {
             name: core.config.name.clone(),
             mac: core.config.mac,
@@ -360,6 +369,10 @@ where
 
     fn msix(&self) -> Option<MsixPlace> {
         self.pci.lock().msix()
+    }
+
+    fn doorbell_window(&self) -> Option<DoorbellPages> {
+        Some(DoorbellPages { bar: 2, pages: MappedDoorbells::doorbell_pages(self) })
     }
 
     fn reset(&self) {

@@ -3,8 +3,7 @@
 //! Arming a CQ acts at once. Posting only leaves a pending doorbell, one for each queue however often it rings, and
 //! [`Core::run_deferred`] passes them on after the guest's write has completed.
 
-use std::sync::atomic::Ordering;
-
+use pvrdma_guest_memory::PAGE_SIZE;
 use pvrdma_verbs::{CompletionQueue, Hca, QueuePair, SharedReceiveQueue};
 
 use crate::core::Core;
@@ -14,10 +13,13 @@ use crate::uar::{Arm, Doorbell};
 impl<H: Hca> Core<H> {
     /// A write to BAR 2. What names nothing, or nothing of this page's context, is ignored.
     pub(crate) fn doorbell(&self, offset: u64, data: &[u8]) {
-        let acted = self.gate.is_open()
-            && Doorbell::decode(offset, data).is_some_and(|(page, doorbell)| self.act(page, doorbell).is_some());
-        if !acted {
-            self.stats.counts.doorbells_ignored.increment();
+        if offset >= PAGE_SIZE {
+            self.stats.counts.doorbells_of_processes.increment();
+        }
+        let doorbell = Doorbell::decode(offset, data).filter(|_| self.gate.is_open());
+        match doorbell.filter(|&(page, doorbell)| self.act(page, doorbell).is_some()) {
+            Some((page, doorbell)) => self.heard(page, doorbell),
+            None => self.stats.counts.doorbells_ignored.increment(),
         }
     }
 
@@ -64,7 +66,7 @@ impl<H: Hca> Core<H> {
             match pending {
                 // The bits are cleared first: a doorbell from now on is pending anew.
                 PendingDoorbell::Qp(qp) => {
-                    let bits = qp.pending_doorbells.swap(0, Ordering::AcqRel);
+                    let bits = qp.pending_doorbells.take();
                     if bits & RECV != 0 {
                         qp.verbs.notify_recv();
                     }
@@ -73,7 +75,7 @@ impl<H: Hca> Core<H> {
                     }
                 }
                 PendingDoorbell::Srq(srq) => {
-                    srq.pending_doorbells.store(0, Ordering::Release);
+                    srq.pending_doorbells.take();
                     srq.verbs.notify_recv();
                 }
             }

@@ -10,6 +10,7 @@
 
 use std::fmt;
 use std::str::FromStr;
+use std::sync::Arc;
 
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{
@@ -22,7 +23,7 @@ use serde_json::Value;
 use crate::core::Core;
 use crate::device::PvrdmaDevice;
 use crate::limits::Limits;
-use crate::objects::{Cq, Mr, Qp, Srq};
+use crate::objects::{Context, Cq, Mr, Qp, Srq};
 use crate::ring::RingInspect;
 use crate::stats::DeviceStatus;
 
@@ -108,6 +109,8 @@ pub struct ContextInspect {
     pub handle: u32,
     /// Index of its doorbell page in BAR 2.
     pub uar_page: u32,
+    /// `trapped`, or `mapped` if its page is memory and its rings are watched.
+    pub doorbells: &'static str,
 }
 
 /// A protection domain.
@@ -141,7 +144,8 @@ pub struct CqInspect {
     pub handle: u32,
     /// Handle of the context that owns it, 0 for the guest's kernel.
     pub context: u32,
-    /// `armed`, `armed for solicited`, `not armed`, `dead` after an overrun or an invalid index, or `busy`.
+    /// `armed`, `armed for solicited`, `not armed`, `inferred` if it cannot be armed and what is not consumed is
+    /// announced, `dead` after an overrun or an invalid index, or `busy`.
     pub state: &'static str,
     /// Its ring. The device produces, the guest consumes.
     pub ring: RingInspect,
@@ -253,7 +257,11 @@ impl<H: Hca> Qp<H> {
 impl<H: Hca> Core<H> {
     fn contexts(&self) -> Vec<ContextInspect> {
         let contexts = self.objects.contexts.all().into_iter();
-        contexts.map(|(handle, context)| ContextInspect { handle, uar_page: context.uar_page }).collect()
+        let inspect = |(handle, context): (u32, Arc<Context>)| {
+            let doorbells = if context.is_mapped() { "mapped" } else { "trapped" };
+            ContextInspect { handle, uar_page: context.uar_page, doorbells }
+        };
+        contexts.map(inspect).collect()
     }
 
     fn pds(&self) -> Vec<PdInspect> {

@@ -133,6 +133,32 @@ mod tests {
         assert!(check_mapped(&view, &list, Direction::Read).is_err());
     }
 
+    /// Around the end of each table, every single entry that is no page address: the object is refused exactly when it
+    /// needs that entry.
+    #[test]
+    fn every_entry_that_is_needed_is_checked() {
+        let space = space();
+        let view = space.view();
+        let tables = [BASE + 0x1000, BASE + 0x2000, BASE + 0x3000];
+        let page = |number: u32| BASE + PAGE_SIZE * u64::from(number % 200 + 4);
+        put(&view, BASE, &tables);
+        let entry = |number: u32| tables[(number / 512) as usize] + u64::from(number % 512) * 8;
+        (0..1536).for_each(|number| put(&view, entry(number), &[page(number)]));
+        for pages in [1, 2, 511, 512, 513, 1023, 1024, 1025] {
+            for bad in 0..1536 {
+                for address in [0, page(bad) + 1] {
+                    put(&view, entry(bad), &[address]);
+                    let list = read_page_directory(&view, BASE, pages);
+                    assert_eq!(list.is_err(), bad < pages, "{pages} pages, entry {bad} is {address:#x}");
+                }
+                put(&view, entry(bad), &[page(bad)]);
+            }
+            let list = read_page_directory(&view, BASE, pages).unwrap();
+            assert!((0..pages).all(|n| list.locate(u64::from(n) * PAGE_SIZE).unwrap().0 == page(n)));
+            assert!(list.locate(u64::from(pages) * PAGE_SIZE).is_none());
+        }
+    }
+
     proptest! {
         /// Any content, including directories that name themselves, ends in a list of the right length or an error.
         #[test]

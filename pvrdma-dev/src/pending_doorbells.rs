@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
+use pvrdma_handover::Pending;
 use pvrdma_verbs::Hca;
 
 use crate::objects::{Qp, Srq};
@@ -38,22 +38,22 @@ impl<H: Hca> PendingDoorbells<H> {
         self.push(&srq.pending_doorbells, RECV, || PendingDoorbell::Srq(Arc::clone(srq)));
     }
 
-    fn push(&self, pending: &AtomicU8, bits: u8, queue: impl FnOnce() -> PendingDoorbell<H>) {
-        if pending.fetch_or(bits, Ordering::AcqRel) == 0 {
+    fn push(&self, pending: &Pending, bits: u8, queue: impl FnOnce() -> PendingDoorbell<H>) {
+        if pending.add(bits) {
             self.0.lock().push_back(queue());
         }
     }
 
     /// Removes the doorbells of a QP that was destroyed.
     pub(crate) fn remove_qp(&self, qp: &Arc<Qp<H>>) {
-        if qp.pending_doorbells.load(Ordering::Acquire) != 0 {
+        if !qp.pending_doorbells.is_empty() {
             self.0.lock().retain(|entry| !matches!(entry, PendingDoorbell::Qp(other) if Arc::ptr_eq(other, qp)));
         }
     }
 
     /// Removes the doorbell of an SRQ that was destroyed.
     pub(crate) fn remove_srq(&self, srq: &Arc<Srq<H>>) {
-        if srq.pending_doorbells.load(Ordering::Acquire) != 0 {
+        if !srq.pending_doorbells.is_empty() {
             self.0.lock().retain(|entry| !matches!(entry, PendingDoorbell::Srq(other) if Arc::ptr_eq(other, srq)));
         }
     }

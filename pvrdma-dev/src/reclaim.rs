@@ -15,6 +15,7 @@ impl<H: Hca> Core<H> {
     /// Ends a QP. Its rings and the memory of its requests are not touched any more and no completion of it appears.
     pub(crate) fn end_qp(&self, handle: u32) -> Result<(), CmdError> {
         let qp = self.objects.qps.take(handle)?;
+        self.watch.rings.remove_qp(&qp);
         qp.verbs.destroy();
         self.pending_doorbells.remove_qp(&qp);
         Ok(())
@@ -23,6 +24,7 @@ impl<H: Hca> Core<H> {
     /// Ends an SRQ. QPs that still use it go to their error state.
     pub(crate) fn end_srq(&self, handle: u32) -> Result<(), CmdError> {
         let srq = self.objects.srqs.take(handle)?;
+        self.watch.rings.remove_srq(&srq);
         let uses = |qp: &Qp<H>| qp.srq.as_ref().is_some_and(|other| Arc::ptr_eq(other, &srq));
         self.fail_qps(Arc::strong_count(&srq), uses);
         srq.verbs.destroy();
@@ -96,6 +98,7 @@ impl<H: Hca> Core<H> {
 
     /// Ends everything. When this returns nothing touches guest memory and no interrupt is raised (section 3.1).
     pub(crate) fn end_all(&self) {
+        self.watch.rings.clear();
         self.pending_doorbells.clear();
         for qp in self.objects.qps.drain() {
             qp.verbs.destroy();

@@ -5,6 +5,7 @@ use pvrdma_verbs::{Count, Counter, GidType, MacAddr, PortAttributes, Unit, count
 use serde::{Deserialize, Serialize, Serializer};
 
 use crate::abi::cmd::{COMMANDS, Opcode};
+use crate::due::InferCounters;
 use crate::events::EventCounters;
 use crate::intr::InterruptCounters;
 
@@ -35,6 +36,14 @@ counters! {
         doorbells_poll,
         /// Doorbells that name no object of their context.
         doorbells_ignored,
+        /// Doorbells on pages of processes that came as messages.
+        doorbells_of_processes,
+        /// Doorbell pages of processes that turned out to be memory.
+        doorbells_mapped,
+        /// Doorbell pages of processes that were memory and trap again.
+        doorbells_unmapped,
+        /// Rings that were found to have something by looking at them.
+        doorbells_found,
     }
 }
 
@@ -233,6 +242,7 @@ pub fn all_counters() -> Vec<Counter> {
         DeviceCounters::default().list(),
         InterruptCounters::default().list(),
         EventCounters::default().list(),
+        InferCounters::default().list(),
         KeptStatus::default().counters(),
     ]
     .concat()

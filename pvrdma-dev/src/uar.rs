@@ -7,6 +7,9 @@ use pvrdma_guest_memory::PAGE_SIZE;
 use crate::abi::regs::uar;
 use crate::objects::KERNEL;
 
+/// The kernel's page, which always traps.
+pub(crate) const KERNEL_PAGE: u32 = 0;
+
 /// What a write to a page says.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Doorbell {
@@ -78,6 +81,11 @@ impl UarPages {
         if let Some(owner) = self.owner(page) {
             owner.store(KERNEL, Ordering::Relaxed);
         }
+    }
+
+    /// The context that a page is bound to.
+    pub(crate) fn context(&self, page: u32) -> Option<u32> {
+        self.owner(page).map(|owner| owner.load(Ordering::Relaxed)).filter(|&owner| owner != KERNEL)
     }
 
     /// Returns `true` if doorbells on `page` may act on objects of `owner`: the kernel's page on all, a context's on

@@ -15,8 +15,19 @@ use vm_memory::GuestMemoryMmap;
 
 use crate::options::VmOptions;
 
-/// Where the pair of functions is.
+/// Where the pair of functions is, and which of them is the RDMA device.
 const SLOT: u8 = 0x10;
+pub(crate) const RDMA: usize = 1;
+
+/// The RDMA device of a VM.
+pub(crate) type RdmaDevice = PvrdmaDevice<Rxe>;
+
+/// Both functions of a VM, in their slot.
+pub(crate) struct Pair {
+    pub(crate) slot: Arc<Slot>,
+    pub(crate) rdma: Arc<RdmaDevice>,
+    pub(crate) cable: Cable,
+}
 
 /// The adapter and the switch of all VMs.
 pub(crate) struct Fabric {
@@ -50,7 +61,7 @@ impl Fabric {
     }
 
     /// Makes both functions of a VM, in their slot, and connects them. The guest's memory is locked then.
-    pub(crate) fn plug(self: &Arc<Self>, vm: &VmOptions, memory: &GuestMemoryMmap) -> Result<(Arc<Slot>, Cable)> {
+    pub(crate) fn plug(self: &Arc<Self>, vm: &VmOptions, memory: &GuestMemoryMmap) -> Result<Pair> {
         let slot = Slot::builder(SLOT);
 
         // Function 0: the network card, a link between the guest and the port of its RDMA device. Nobody waits for its
@@ -68,8 +79,8 @@ impl Fabric {
         let space = DmaSpace::from_guest_memory(memory, vm.pin)?;
         space.pin_status().context("cannot lock the guest's memory")?;
         let config = DeviceConfig::new(vm.name.clone(), vm.mac);
-        let device = PvrdmaDevice::new(config, space, slot.interrupts(1), &self.adapter).context("RDMA device")?;
-        let slot = slot.with(0, Arc::clone(nic.device()) as _).with(1, device).build()?;
-        Ok((slot, cable))
+        let rdma = PvrdmaDevice::new(config, space, slot.interrupts(RDMA), &self.adapter).context("RDMA device")?;
+        let slot = slot.with(0, Arc::clone(nic.device()) as _).with(RDMA, Arc::clone(&rdma) as _).build()?;
+        Ok(Pair { slot, rdma, cable })
     }
 }

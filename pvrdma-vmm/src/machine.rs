@@ -11,7 +11,7 @@ use event_manager::{EventManager, EventOps, EventSet, Events, MutEventSubscriber
 use kvm_bindings::{KVM_PIT_SPEAKER_DUMMY, kvm_pit_config};
 use kvm_ioctls::{Kvm, VmFd};
 use pvrdma_pci_slot::kvm::KvmInterrupts;
-use pvrdma_pci_slot::{BarMap, ConfigPorts, DoorbellCatcher, HostBridge, PciBus, Slot};
+use pvrdma_pci_slot::{BarMap, ConfigPorts, HostBridge, PciBus, Slot};
 use vm_allocator::{AddressAllocator, AllocPolicy};
 use vm_device::bus::{MmioAddress, MmioRange, PioAddress, PioRange};
 use vm_device::device_manager::{IoManager, MmioManager, PioManager};
@@ -22,7 +22,8 @@ use vmm_sys_util::signal::Killable;
 use crate::boot::{self, Entry, Payload};
 use crate::cpu::{self, Shape};
 use crate::disk::Disk;
-use crate::fabric::{Cable, Fabric};
+use crate::doorbells::Doorbells;
+use crate::fabric::{Cable, Fabric, Pair};
 use crate::memory::{self, Vcpu, Vm};
 use crate::options::VmOptions;
 use crate::power::Power;
@@ -55,8 +56,8 @@ pub(crate) struct Prepared {
     memory: GuestMemoryMmap,
     entry: Entry,
     slots: Vec<Arc<Slot>>,
+    pair: Pair,
     power: Arc<Power>,
-    cable: Cable,
 }
 
 impl Prepared {
@@ -71,9 +72,8 @@ impl Prepared {
         }
         let power = Power::new(&vm.name).context("power")?;
         slots.push(power.slot(POWER)?);
-        let (pair, cable) = fabric.plug(vm, &memory)?;
-        slots.push(pair);
-        Ok(Self { memory, entry, slots, power, cable })
+        let pair = fabric.plug(vm, &memory)?;
+        Ok(Self { memory, entry, slots, pair, power })
     }
 }
 
@@ -81,6 +81,7 @@ impl Prepared {
 pub(crate) struct Machine {
     // Dropped in this order: nobody works for functions that are gone, whose cable goes last.
     events: Subscribers,
+    _doorbells: Option<Doorbells>,
     cpus: Vec<Vcpu>,
     io: Arc<IoManager>,
     bus: Arc<PciBus>,
@@ -133,15 +134,23 @@ fn make_vm(kvm: &Kvm, memory: GuestMemoryMmap) -> Result<Vm> {
 impl Machine {
     /// Makes it, with all processors.
     pub(crate) fn new(kvm: &Kvm, options: &VmOptions, prepared: Prepared) -> Result<Self> {
-        let Prepared { memory, entry, slots, power, cable } = prepared;
+        let Prepared { memory, entry, mut slots, pair: Pair { slot: pair, rdma, cable }, power } = prepared;
         let vm = make_vm(kvm, memory)?;
         let interrupts = KvmInterrupts::new(Arc::clone(vm.fd()))?;
         let mut events = Subscribers::new().context("cannot wait for events")?;
         for slot in &slots {
             slot.connect(|| interrupts.line()).context("interrupts")?;
-            let catcher: Arc<dyn DoorbellCatcher> = Arc::clone(vm.fd()) as _;
-            events.add_subscriber(Box::new(slot.deferred(Some(catcher)).context("doorbells")?));
+            let work = slot.deferred(Some(Arc::clone(vm.fd()) as _)).context("doorbells")?;
+            events.add_subscriber(Box::new(work));
         }
+        // What a processor asks of a disk may block it. What it asks of the pair is bounded, and done before another
+        // thread would wake up.
+        pair.connect(|| interrupts.line()).context("interrupts")?;
+        let work = pair.doorbells(Arc::clone(vm.fd()) as _).context("doorbells")?;
+        events.add_subscriber(Box::new(work));
+        let start = |policy| Doorbells::start(policy, vm.fd(), &pair, &rdma);
+        let doorbells = options.doorbells.map(start).transpose()?;
+        slots.push(pair);
         let mut io = IoManager::new();
         let bus = PciBus::new(slots)?;
         let mut room = AddressAllocator::new(BARS, BARS_END - BARS)?;
@@ -166,7 +175,8 @@ impl Machine {
             Ok(cpu)
         });
         let cpus = cpus.collect::<Result<Vec<_>>>()?;
-        Ok(Self { events, cpus, io: Arc::new(io), bus, end, ended, power, _vm: vm, _cable: cable })
+        let io = Arc::new(io);
+        Ok(Self { events, _doorbells: doorbells, cpus, io, bus, end, ended, power, _vm: vm, _cable: cable })
     }
 
     /// Runs it until it is reset or powered off.

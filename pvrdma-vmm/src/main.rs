@@ -9,6 +9,7 @@
 //! | `memory` | guest memory, also as KVM has it: the only unsafe code |
 //! | `boot` | kernel, page tables, MP table: what the first instruction finds |
 //! | `cpu` | processors |
+//! | `doorbells` | pages of doorbells that are memory while programs poll |
 //! | `serial` | serial ports and the reset line |
 //! | `disk` | virtio block devices |
 //! | `power` | how a guest without ACPI powers itself off |
@@ -16,6 +17,7 @@
 mod boot;
 mod cpu;
 mod disk;
+mod doorbells;
 mod fabric;
 mod machine;
 mod memory;

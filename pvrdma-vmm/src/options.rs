@@ -1,9 +1,12 @@
 //! The command line.
 
+use std::num::NonZero;
 use std::path::PathBuf;
+use std::thread::available_parallelism;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Parser;
+use pvrdma_dev::{DoorbellMode, Processors, WindowPolicy};
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::vxlan::{TunnelAddress, Vni, VxlanConfig};
 use pvrdma_guest_memory::PinPolicy;
@@ -15,6 +18,7 @@ use pvrdma_verbs::MacAddr;
 pub(crate) struct Options {
     /// A VM, given once for each: name=NAME,mac=MAC[,kernel=FILE][,initramfs=FILE][,disk=FILE][,disk-ro=FILE]...
     /// [,memory=512M][,cpus=1][,console=FILE][,serial=SOCKET][,pin=all|registered|off]
+    /// [,doorbells=auto|trapped|mapped]
     ///
     /// Disks are /dev/vda, /dev/vdb and so on, in their order. The console is written to standard output if it has no
     /// file. A second serial port (ttyS1) is connected to a listening Unix socket, or to a character device.
@@ -69,6 +73,8 @@ pub(crate) struct VmOptions {
     pub(crate) console: Option<PathBuf>,
     pub(crate) serial: Option<PathBuf>,
     pub(crate) pin: PinPolicy,
+    /// When its doorbell pages are memory, if ever.
+    pub(crate) doorbells: Option<WindowPolicy>,
 }
 
 /// Least memory that a kernel and its initramfs find room in.
@@ -81,15 +87,26 @@ const MAX_DISKS: usize = 8;
 impl Options {
     /// The VMs, each different from the others.
     pub(crate) fn vms(&self) -> Result<Vec<VmOptions>> {
-        let mut vms: Vec<VmOptions> = Vec::new();
+        self.vms_on(available_parallelism().map_or(1, NonZero::get))
+    }
+
+    /// The same for so many processors.
+    fn vms_on(&self, processors: usize) -> Result<Vec<VmOptions>> {
+        let mut vms: Vec<(VmOptions, DoorbellMode)> = Vec::new();
         for text in &self.vm {
-            let vm = self.parse_vm(text).with_context(|| format!("--vm {text}"))?;
-            if let Some(other) = vms.iter().find(|other| other.name == vm.name || other.mac == vm.mac) {
+            let (vm, mode) = self.parse_vm(text).with_context(|| format!("--vm {text}"))?;
+            if let Some((other, _)) = vms.iter().find(|(other, _)| other.name == vm.name || other.mac == vm.mac) {
                 bail!("--vm {text}: name or MAC address of {}", other.name);
             }
-            vms.push(vm);
+            vms.push((vm, mode));
         }
-        Ok(vms)
+        let processors = Processors {
+            available: processors,
+            virtual_processors: vms.iter().map(|(vm, _)| usize::from(vm.cpus)).sum(),
+            watchers: vms.iter().filter(|(_, mode)| *mode != DoorbellMode::Trapped).count(),
+        };
+        let choose = |(vm, mode)| VmOptions { doorbells: WindowPolicy::choose(mode, processors), ..vm };
+        Ok(vms.into_iter().map(choose).collect())
     }
 
     /// The uplink, a tunnel with its other ends.
@@ -109,11 +126,11 @@ impl Options {
         Ok(Some(LinkSpec::Vxlan(tunnel)))
     }
 
-    fn parse_vm(&self, text: &str) -> Result<VmOptions> {
+    fn parse_vm(&self, text: &str) -> Result<(VmOptions, DoorbellMode)> {
         let (mut name, mut mac) = (None, None);
         let (mut kernel, mut initramfs) = (self.kernel.clone(), self.initramfs.clone());
         let (mut disks, mut memory, mut cpus) = (Vec::new(), 512 << 20, 1);
-        let (mut console, mut serial, mut pin) = (None, None, PinPolicy::All);
+        let (mut console, mut serial, mut pin, mut mode) = (None, None, PinPolicy::All, DoorbellMode::Auto);
         for pair in text.split(',') {
             let (key, value) = pair.split_once('=').with_context(|| format!("'{pair}' is no KEY=VALUE"))?;
             ensure!(!value.is_empty(), "{key} has no value");
@@ -129,13 +146,14 @@ impl Options {
                 "console" => console = Some(value.into()),
                 "serial" => serial = Some(value.into()),
                 "pin" => pin = pin_policy(value)?,
+                "doorbells" => mode = value.parse()?,
                 other => bail!("there is no key '{other}'"),
             }
         }
         ensure!((1..=MAX_CPUS).contains(&cpus), "1 to {MAX_CPUS} processors, not {cpus}");
         ensure!(memory >= LEAST_MEMORY, "at least {} MiB of memory", LEAST_MEMORY >> 20);
         ensure!(disks.len() <= MAX_DISKS, "at most {MAX_DISKS} disks");
-        Ok(VmOptions {
+        let vm = VmOptions {
             name: name.context("name is missing")?,
             mac: mac.context("mac is missing")?,
             kernel: kernel.context("kernel is missing")?,
@@ -147,7 +165,9 @@ impl Options {
             console,
             serial,
             pin,
-        })
+            doorbells: None,
+        };
+        Ok((vm, mode))
     }
 }
 
@@ -189,6 +209,21 @@ mod tests {
         assert_eq!((&vm.initramfs, &vm.console), (&None, &None));
     }
 
+    /// What is chosen with so many processors: who waits for whom is known only when all VMs are.
+    #[test]
+    fn doorbells_are_memory_where_there_are_processors() {
+        let vms = |modes: &[&str], processors: usize| -> Vec<bool> {
+            let vms = (1..).zip(modes).map(|(n, mode)| format!("name=v{n},mac=52:54:00:00:00:0{n},cpus=2{mode}"));
+            let words: Vec<_> = vms.flat_map(|vm| ["--vm".to_owned(), vm]).collect();
+            let words = ["pvrdma-vmm", "--kernel", "/k"].map(str::to_owned).into_iter().chain(words);
+            Options::parse_from(words).vms_on(processors).unwrap().iter().map(|vm| vm.doorbells.is_some()).collect()
+        };
+        assert_eq!((vms(&[""], 2), vms(&[""], 3)), (vec![false], vec![true]));
+        assert_eq!((vms(&["", ",doorbells=auto"], 5), vms(&["", ""], 6)), (vec![false; 2], vec![true; 2]));
+        assert_eq!(vms(&["", ",doorbells=trapped"], 5), [true, false], "one watcher");
+        assert_eq!(vms(&[",doorbells=mapped", ",doorbells=trapped", ""], 1), [true, false, false]);
+    }
+
     #[test]
     fn an_uplink_is_what_the_daemon_calls_one() {
         let vm = "name=a,mac=52:54:00:00:00:01,kernel=/k";
@@ -225,6 +260,7 @@ mod tests {
             ("name=a,mac=52:54:00:00:00:01,memory=64", "no size"),
             ("name=a,mac=52:54:00:00:00:01,memory=99999999999999G", "no size"),
             ("name=a,mac=52:54:00:00:00:01,pin=no", "pin is"),
+            ("name=a,mac=52:54:00:00:00:01,doorbells=off", "doorbells are auto, trapped or mapped"),
             ("name=a,mac=52:54:00:00:00:01,colour=red", "colour"),
             ("name=a,mac=52:54:00:00:00:01,disk=", "disk has no value"),
             ("name=a,what", "no KEY=VALUE"),

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Result, anyhow, bail};
 
-use crate::config::{BackendSpec, Config, Device, Isolate, LinkSpec, Network, SocketPlace};
+use crate::config::{BackendSpec, Config, Device, Isolate, LinkSpec, MetricsAddress, Network, SocketPlace};
 use crate::rlimits;
 use crate::socket::{SocketAccess, SocketFile, in_use};
 
@@ -71,6 +71,13 @@ pub fn report(config: &Config) -> Report {
     if let Some(control) = &config.control {
         report.say(format!("control socket {}", shown(&control.path.display().to_string(), control.access)));
         report.socket("control socket", &control.path, control.access);
+    }
+    if let Some(metrics) = &config.metrics {
+        report.say(format!("metrics at {}", shown(&metrics.address.to_string(), metrics.access)));
+        match &metrics.address {
+            MetricsAddress::Unix(path) => report.socket("metrics", path, metrics.access),
+            MetricsAddress::Tcp(address) => report.note("metrics", is_own_address(*address)),
+        }
     }
     if let BackendSpec::Ibverbs(spec) = &config.backend
         && !Path::new(ADAPTERS).join(&spec.device).exists()

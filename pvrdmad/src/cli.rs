@@ -8,7 +8,8 @@ use clap::{Args, Parser, Subcommand};
 use pvrdma_dev::{Limits, ObjectKind};
 
 use crate::config::{
-    BackendSpec, ConfigSpec, ControlSpec, DeviceSpec, Isolate, LinkState, NetworkSpec, SandboxMode, Switch, help,
+    BackendSpec, ConfigSpec, ControlSpec, DeviceSpec, Isolate, LinkState, MetricsSpec, NetworkSpec, SandboxMode,
+    Switch, help,
 };
 use crate::control_path;
 use crate::sandbox::Profile;
@@ -38,6 +39,8 @@ pub enum Command {
     Status(StatusArgs),
     /// Shows a device or its objects: states, rings with head and tail, paths to peers.
     Show(ShowArgs),
+    /// Shows what devices, or queue pairs of one, move a second, again and again.
+    Top(TopArgs),
     /// Writes the packets of a device to a pcapng file.
     Capture(CaptureArgs),
     /// Adds a device to a running daemon, until that ends.
@@ -48,6 +51,8 @@ pub enum Command {
     Link(LinkArgs),
     /// Shows the limits of a device, or sets some of them.
     Limits(LimitsArgs),
+    /// Prints what happens in a running daemon, a line of JSON for each event.
+    Events(EventsArgs),
     /// Checks a configuration and what it needs of this host, and opens nothing.
     Check(CheckArgs),
     /// Looks for what keeps VMs on this host from using their devices.
@@ -63,6 +68,18 @@ pub enum Command {
     /// Serves one network; a running daemon starts these.
     #[command(hide = true)]
     Worker(WorkerArgs),
+    /// Guards the doorbell pages of a network. The daemon starts it.
+    #[command(hide = true)]
+    StandIn(StandInArgs),
+}
+
+/// Arguments of `stand-in`.
+#[derive(Args, Debug)]
+pub struct StandInArgs {
+    /// How it confines itself.
+    pub sandbox: SandboxMode,
+    /// Name of the network, for lists of processes.
+    pub network: String,
 }
 
 /// Arguments of `worker`.
@@ -91,6 +108,9 @@ pub struct ServeArgs {
     /// Socket that answers questions about the daemon.
     #[arg(long, value_name = "PATH", long_help = help::control())]
     pub control: Option<ControlSpec>,
+    /// Where metrics can be fetched over HTTP: unix:PATH or ADDRESS:PORT
+    #[arg(long, value_name = "ADDRESS", long_help = help::metrics())]
+    pub metrics: Option<MetricsSpec>,
     /// What has a process of its own [default: network]
     #[arg(long, value_enum, value_name = "network|none", hide_possible_values = true)]
     pub isolate: Option<Isolate>,
@@ -108,9 +128,9 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// The configuration file, and what to put over it.
     pub fn into_parts(self) -> (Option<PathBuf>, ConfigSpec) {
-        let Self { devices, networks, backend, control, isolate, sandbox, captures, config } = self;
+        let Self { devices, networks, backend, control, metrics, isolate, sandbox, captures, config } = self;
         let congestion = Default::default();
-        (config, ConfigSpec { backend, control, isolate, sandbox, captures, congestion, networks, devices })
+        (config, ConfigSpec { backend, control, metrics, isolate, sandbox, captures, congestion, networks, devices })
     }
 }
 
@@ -209,6 +229,23 @@ pub struct ShowArgs {
     pub json: bool,
 }
 
+/// Arguments of `top`.
+#[derive(Args, Debug)]
+pub struct TopArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// Shows this device and its queue pairs [default: all devices]
+    #[arg(long, value_name = "NAME")]
+    pub device: Option<String>,
+    /// Seconds between two looks.
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
+    pub interval: u64,
+    /// End after so many frames [default: at a signal]
+    #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+}
+
 /// Arguments of `capture`.
 #[derive(Args, Debug)]
 pub struct CaptureArgs {
@@ -225,8 +262,19 @@ pub struct CaptureArgs {
     #[arg(long, value_name = "FRAMES", value_parser = clap::value_parser!(u64).range(1..))]
     pub count: Option<u64>,
     /// End after so many seconds [default: at a signal]
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(1..))]
     pub seconds: Option<u64>,
+}
+
+/// Arguments of `events`.
+#[derive(Args, Debug)]
+pub struct EventsArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// End after so many events [default: at a signal]
+    #[arg(long, value_name = "EVENTS", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
 }
 
 /// Arguments of `add`.

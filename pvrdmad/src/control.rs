@@ -5,6 +5,8 @@
 //! `{"objects":[…]}`. `{"request":"capture","device":"vm0"}` is answered with `{"capturing":{}}`, and from there on the
 //! connection carries a capture in pcapng (see [`crate::capture`]) until the asking side closes its half. Requests that
 //! change something, as `{"request":"remove-device","device":"vm0"}`, are answered with `{"done":{}}` when it is done.
+//! `{"request":"events"}` is answered with `{"events":{}}`, and from there on the connection is told what happens (see
+//! [`crate::events`]). Calls of JSON-RPC ask the same (see [`crate::protocol::json_rpc`]).
 //! Anything else is answered with `{"error":"…"}`.
 
 use std::collections::BTreeMap;
@@ -25,15 +27,16 @@ use log::{debug, error};
 use pvrdma_dev::{LimitStatus, ObjectKind};
 use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
-use rustix::io::Errno;
+use rustix::event::{EventfdFlags, PollFlags};
 use rustix::net::RecvFlags;
 use serde_json::Value;
 
 use crate::control_access::ControlAccess;
+use crate::protocol::json_rpc::{self, Call, CallRefused, Method};
 use crate::protocol::{Reply, Request, VERSION, printable, printable_text};
 use crate::socket::{SocketFile, user};
 use crate::status::{DaemonStatus, by_name, catalogue};
+use crate::stop::wait;
 use crate::supervisor::{CaptureError, Supervisor};
 
 /// In front of lines of the log.
@@ -69,7 +72,11 @@ impl ControlServer {
     ///
     /// # Errors
     /// The system has no room for another thread.
-    pub(crate) fn start(socket: SocketFile, access: ControlAccess, supervisor: Arc<Supervisor>) -> io::Result<Self> {
+    pub(crate) fn start(
+        socket: SocketFile,
+        access: Arc<ControlAccess>,
+        supervisor: Arc<Supervisor>,
+    ) -> io::Result<Self> {
         let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
         let server = Arc::new(Server { stop: stop.try_clone()?, access, log: LogLimit::new(), supervisor });
         let thread = threads::spawn(ThreadKind::Supervisor, "control", move || accept(&socket, &server))?;
@@ -91,9 +98,8 @@ impl Drop for ControlServer {
 
 /// Has a thread for each connection, until it is time to stop.
 fn accept(socket: &SocketFile, server: &Arc<Server>) {
-    let far = Instant::now() + Duration::from_secs(u64::from(u32::MAX));
     let mut connections: Vec<JoinHandle<()>> = Vec::new();
-    while wait(&server.stop, &socket.listener(), far) {
+    while wait(&server.stop, socket.listener().as_fd(), PollFlags::IN, None) {
         connections.retain(|connection| !connection.is_finished());
         match socket.listener().accept() {
             Ok(_) if connections.len() >= MAX_CONNECTIONS => debug!("too many control connections"),
@@ -127,35 +133,22 @@ fn accept(socket: &SocketFile, server: &Arc<Server>) {
     }
 }
 
-/// Waits until there is something to read. False when it is time to stop.
-fn wait(stop: &OwnedFd, source: &impl AsFd, deadline: Instant) -> bool {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let mut poll = [PollFd::new(stop, PollFlags::IN), PollFd::new(source, PollFlags::IN)];
-        match rustix::event::poll(&mut poll, Timespec::try_from(left).ok().as_ref()) {
-            Err(Errno::INTR) => {}
-            Err(_) | Ok(0) => return false,
-            Ok(_) => return poll.first().is_some_and(|stop| stop.revents().is_empty()),
-        }
-    }
-}
-
 /// What the threads share.
 #[derive(Debug)]
 struct Server {
     stop: OwnedFd,
-    access: ControlAccess,
+    access: Arc<ControlAccess>,
     log: LogLimit,
     supervisor: Arc<Supervisor>,
 }
 
 impl Server {
     fn serve(&self, stream: UnixStream) -> io::Result<()> {
-        let deadline = Instant::now() + CONNECTION_TIME;
+        let deadline = Some(Instant::now() + CONNECTION_TIME);
         stream.set_write_timeout(Some(CONNECTION_TIME))?;
         let mut line = Vec::new();
         let mut chunk = [0; MAX_REQUEST];
-        while wait(&self.stop, &stream, deadline) {
+        while wait(&self.stop, stream.as_fd(), PollFlags::IN, deadline) {
             let count = match (&stream).read(&mut chunk)? {
                 0 => return Ok(()),
                 count => count,
@@ -163,12 +156,23 @@ impl Server {
             line.extend_from_slice(chunk.get(..count).unwrap_or_default());
             while let Some(end) = line.iter().position(|&byte| byte == b'\n') {
                 let rest = line.split_off(end.saturating_add(1));
-                let response = match Request::parse_line(&line) {
-                    Ok(Request::Capture { device, snaplen }) => return self.capture(stream, &device, snaplen),
-                    Ok(request) => self.answer(request),
-                    Err(problem) => Response::Error(problem),
+                let call = Call::parse_line(&line);
+                let id = call.as_ref().map(|call| call.id.clone());
+                let asked = match call {
+                    Some(Call { method, .. }) => method,
+                    None => Request::parse_line(&line).map(Method::Request).map_err(CallRefused::plain),
                 };
-                send(&stream, &response)?;
+                let answer = match asked {
+                    Ok(Method::Request(Request::Capture { device, snaplen })) => {
+                        return self.capture(stream, &device, snaplen);
+                    }
+                    Ok(Method::Request(Request::Events {})) => return self.subscribe(stream, id),
+                    Ok(Method::Request(request)) => answer(id.as_ref(), &self.answer(request))?,
+                    Ok(Method::Hello) => answer_rpc(id.as_ref(), |id| json_rpc::result(id, &json_rpc::greeting()))?,
+                    Err(refused) if id.is_none() => answer(None, &Response::Error(refused.message))?,
+                    Err(refused) => answer_rpc(id.as_ref(), |id| json_rpc::error(id, &refused))?,
+                };
+                (&stream).write_all(&answer)?;
                 line = rest;
             }
             if line.len() > MAX_REQUEST {
@@ -180,14 +184,7 @@ impl Server {
 
     fn answer(&self, request: Request) -> Response {
         match request {
-            Request::Status { describe } => {
-                let (own, mut status) = (self.access.counters.list(), self.supervisor.status(describe));
-                status.control = by_name(&own);
-                if describe {
-                    status.counters.extend(catalogue(&own));
-                }
-                Response::Ok(Box::new(status))
-            }
+            Request::Status { describe } => Response::Ok(Box::new(status(&self.access, &self.supervisor, describe))),
             Request::Show { device, object } => {
                 self.supervisor.show(&device, object).map_or_else(Response::Error, Response::Objects)
             }
@@ -197,8 +194,20 @@ impl Server {
                 self.supervisor.limits(&device, set).map_or_else(Response::Error, Response::Limits)
             }
             Request::Link { device, state } => done(self.supervisor.link(&device, state)),
-            Request::Capture { .. } | Request::Hello { .. } | Request::Serve { .. } => {
+            Request::Capture { .. } | Request::Events {} | Request::Hello { .. } | Request::Serve { .. } => {
                 Response::Error("not on this socket".to_owned())
+            }
+        }
+    }
+
+    /// Hands the connection over to those who tell what happens.
+    fn subscribe(&self, stream: UnixStream, id: Option<Option<Value>>) -> io::Result<()> {
+        let first = answer(id.as_ref(), &Response::Events {})?;
+        match self.supervisor.events().subscribe(stream, &first, id.is_some()) {
+            Ok(()) => Ok(()),
+            Err(stream) => {
+                let refused = Response::Error("there are enough who are told of events".to_owned());
+                (&stream).write_all(&answer(id.as_ref(), &refused)?)
             }
         }
     }
@@ -219,6 +228,39 @@ impl Server {
             }
         }
     }
+}
+
+/// Everything at this moment, with what the control socket has counted.
+pub(crate) fn status(access: &ControlAccess, supervisor: &Supervisor, describe: bool) -> DaemonStatus {
+    let (own, mut status) = (access.counters.list(), supervisor.status(describe));
+    status.control = by_name(&own);
+    if describe {
+        status.counters.extend(catalogue(&own));
+    }
+    status
+}
+
+/// What is said to a request: in the plain form, or to a call, if somebody waits for that.
+fn answer(call: Option<&Option<Value>>, response: &Response) -> io::Result<Vec<u8>> {
+    match call {
+        Some(_) => answer_rpc(call, |id| json_rpc::response(id, response)),
+        None => {
+            let mut text = serde_json::to_vec(response)?;
+            text.push(b'\n');
+            Ok(text)
+        }
+    }
+}
+
+/// A line for a call that has an id, and nothing for one without.
+fn answer_rpc(
+    call: Option<&Option<Value>>,
+    text: impl FnOnce(&Value) -> serde_json::Result<Vec<u8>>,
+) -> io::Result<Vec<u8>> {
+    let Some(Some(id)) = call else { return Ok(Vec::new()) };
+    let mut text = text(id)?;
+    text.push(b'\n');
+    Ok(text)
 }
 
 fn done(result: Result<(), String>) -> Response {
@@ -263,6 +305,20 @@ pub fn start_capture(path: &Path, device: &str, snaplen: Option<u32>) -> Result<
     let (stream, response) = ask(path, &Request::Capture { device: device.to_owned(), snaplen })?;
     match response {
         Response::Capturing {} => {
+            stream.set_read_timeout(None)?;
+            Ok(stream)
+        }
+        _ => bail!("{}: the answer is not understood", path.display()),
+    }
+}
+
+/// Subscribes to what happens in a running daemon: lines of JSON that can be read from then on.
+///
+/// # Errors
+/// Nobody answers there, or with a refusal, or not in the way we understand.
+pub fn start_events(path: &Path) -> Result<UnixStream> {
+    match ask(path, &Request::Events {})? {
+        (stream, Response::Events {}) => {
             stream.set_read_timeout(None)?;
             Ok(stream)
         }

@@ -7,9 +7,10 @@ use anyhow::{Context, Result};
 use log::{info, warn};
 
 use crate::config::{Config, Device, Isolate, Pin, Roce};
-use crate::control::ControlServer;
+use crate::control::{ControlServer, status};
 use crate::control_access::ControlAccess;
 use crate::control_path;
+use crate::metrics::{MetricsServer, Place};
 use crate::rlimits;
 use crate::socket::{Inherited, SocketAccess, SocketFile};
 use crate::supervisor::{Program, Supervisor};
@@ -21,6 +22,7 @@ pub use crate::supervisor::Changes;
 pub struct Daemon {
     // Dropped in this order: nobody asks about networks that are gone.
     _control: Option<ControlServer>,
+    _metrics: Option<MetricsServer>,
     supervisor: Arc<Supervisor>,
     /// What it was started or reloaded with.
     config: Config,
@@ -49,13 +51,20 @@ impl Daemon {
     fn run(config: &Config, program: Option<&Program>, inherited: Inherited, ready: &mut dyn Write) -> Result<Self> {
         rlimits::raise(config);
         let control = control_socket(config)?;
+        let metrics = config.metrics.as_ref().map(Place::open).transpose().context("metrics")?;
         let supervisor = Arc::new(Supervisor::start(config, program, inherited)?);
         let access = config.control.as_ref().map(|control| control.access).unwrap_or_default();
-        let access = ControlAccess::new(access, config.captures.is_on());
+        let access = Arc::new(ControlAccess::new(access, config.captures.is_on()));
+        let metrics = metrics.map(|place| {
+            let (access, supervisor) = (Arc::clone(&access), Arc::clone(&supervisor));
+            let text = move || status(&access, &supervisor, true).openmetrics().map_err(|error| error.to_string());
+            MetricsServer::start(place, Box::new(text))
+        });
+        let metrics = metrics.transpose().context("metrics")?;
         let control = control.map(|socket| ControlServer::start(socket, access, Arc::clone(&supervisor)));
         let control = control.transpose().context("control socket")?;
         announce(config, ready);
-        Ok(Self { _control: control, supervisor, config: config.clone() })
+        Ok(Self { _control: control, _metrics: metrics, supervisor, config: config.clone() })
     }
 
     /// Serves what this configuration describes in the place of what the last one did, as far as that can change: what

@@ -1,8 +1,9 @@
 //! `pvrdmad`: see the library.
 
-use std::io::{self, Write};
+use std::io::{self, BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Parser;
@@ -12,17 +13,19 @@ use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
 use pvrdmad::check;
 use pvrdmad::cli::{
-    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DeviceArgs, DoctorArgs, LimitsArgs, ServeArgs, ShowArgs,
-    StatusArgs, StatusFormat, WorkerArgs,
+    CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DeviceArgs, DoctorArgs, EventsArgs, LimitsArgs, ServeArgs,
+    ShowArgs, StandInArgs, StatusArgs, StatusFormat, WorkerArgs,
 };
 use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
 use pvrdmad::doctor::{self, Host};
+use pvrdmad::doorbells;
 use pvrdmad::package;
-use pvrdmad::protocol::Request;
+use pvrdmad::protocol::{Request, printable_text};
 use pvrdmad::service::{self, Watchdog};
 use pvrdmad::status::{render_limits, render_objects};
+use pvrdmad::top;
 use pvrdmad::worker::process;
 use pvrdmad::xml;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2};
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
     let result = match cli.command {
         Some(Command::Status(args)) => status(&args),
         Some(Command::Show(args)) => show(&args),
+        Some(Command::Top(args)) => top::run(&args),
         Some(Command::Capture(args)) => capture(&args),
         Some(Command::Add(args)) => change(&args.daemon, &Request::AddDevice { device: args.device }),
         Some(Command::Remove(args)) => change(&args.daemon, &Request::RemoveDevice { device: args.device }),
@@ -40,12 +44,14 @@ fn main() -> ExitCode {
             change(&args.of.daemon, &Request::Link { device: args.of.device, state: args.state })
         }
         Some(Command::Limits(args)) => limits(args),
+        Some(Command::Events(args)) => events(&args),
         Some(Command::Check(args)) => check(args),
         Some(Command::Doctor(args)) => doctor(args),
         Some(Command::Xml(args)) => xml(&args),
         Some(Command::PackageFiles(args)) => package::write(&args.directory),
         Some(Command::Reference) => print(&reference::markdown()),
         Some(Command::Worker(args)) => worker(&args),
+        Some(Command::StandIn(args)) => stand_in(&args),
         None => serve(cli.serve),
     };
     match result {
@@ -134,6 +140,16 @@ fn worker(args: &WorkerArgs) -> Result<()> {
     process::run(args.sandbox, args.profile)
 }
 
+/// Guards doorbell pages, for the supervisor that started this process. It outlives that one, if VMMs do.
+fn stand_in(args: &StandInArgs) -> Result<()> {
+    init_log();
+    // What ends the daemon does not end the VMs.
+    for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2] {
+        signal_hook::flag::register(signal, Arc::default()).context("signal handlers")?;
+    }
+    doorbells::stand_in::run(args.sandbox)
+}
+
 fn init_log() {
     env_logger::Builder::from_env(Env::default().default_filter_or("info")).init();
 }
@@ -178,6 +194,16 @@ fn limits(args: LimitsArgs) -> Result<()> {
 
 fn change(daemon: &DaemonArgs, request: &Request) -> Result<()> {
     control::change(&daemon.control()?, request)
+}
+
+/// Prints what happens, until the daemon ends or there was enough.
+fn events(args: &EventsArgs) -> Result<()> {
+    let stream = control::start_events(&args.daemon.control()?)?;
+    let most = args.count.map_or(usize::MAX, |count| usize::try_from(count).unwrap_or(usize::MAX));
+    for line in BufReader::new(stream).lines().take(most) {
+        print(&(printable_text(&line?) + "\n"))?;
+    }
+    Ok(())
 }
 
 fn print(text: &str) -> Result<()> {

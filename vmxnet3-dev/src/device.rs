@@ -20,7 +20,7 @@ use crate::frame::{Frame, FramePort};
 use crate::intr::Interrupts;
 use crate::receive::{self, Received};
 use crate::regs::{self, BAR_SIZE, RegRead, RegWrite};
-use crate::transmit;
+use crate::transmit::{self, Outlet};
 
 /// BAR of the MSI-X table, and where in it the pending bits are.
 const MSIX_BAR: u8 = 2;
@@ -137,6 +137,42 @@ impl Vmxnet3Device {
         self.core.pending.load(Ordering::Acquire) != 0
     }
 
+    /// Moves packets of the guest to an outlet, beginning with transmit queue `first`. Returns the one to begin with
+    /// next time, so that each has its turn.
+    pub(crate) fn transmit_into(&self, first: u32, outlet: &mut dyn Outlet) -> u32 {
+        let pending = &self.core.pending;
+        let mut next = first;
+        let found = pending.fetch_and(!pending::TX, Ordering::SeqCst) & pending::TX;
+        let mut queues = found;
+        for queue in (0..8).map(|number| first.wrapping_add(number) % 8).filter(|queue| found >> queue & 1 == 1) {
+            if !outlet.has_room() {
+                break;
+            }
+            if !transmit::run_into(&self.core, queue as usize, outlet) {
+                queues &= !(1 << queue);
+            }
+            next = queue + 1;
+        }
+        pending.fetch_or(queues, Ordering::SeqCst);
+        next
+    }
+
+    /// Returns `true` if the guest waits for an interrupt that nothing has caused yet:
+    /// [`Self::announce_completions`] is to be called soon.
+    pub(crate) fn has_unannounced(&self) -> bool {
+        self.core.tx_vectors.load(Ordering::Acquire) != 0
+    }
+
+    /// Interrupts the guest for packets that were sent.
+    pub(crate) fn announce_completions(&self) {
+        transmit::announce(&self.core);
+    }
+
+    /// Returns `true` if packets may wait in transmit queues.
+    pub(crate) fn may_transmit(&self) -> bool {
+        self.core.pending.load(Ordering::SeqCst) & pending::TX != 0
+    }
+
     /// Connects or disconnects the link. The guest is told.
     pub fn set_link(&self, up: bool) {
         let core = &self.core;
@@ -182,6 +218,9 @@ impl Vmxnet3Device {
         let core = &self.core;
         match write {
             RegWrite::InterruptMask(vector, masked) => {
+                if !masked {
+                    receive::end_round(core, vector);
+                }
                 core.interrupts.set_masked(vector, masked);
                 if !masked {
                     // The end of a round of the driver, which has refilled its rings in it.
@@ -303,7 +342,16 @@ impl PciFunction for Vmxnet3Device {
     }
 
     fn run_deferred(&self) {
-        let pending = self.core.pending.swap(0, Ordering::AcqRel);
+        let port = &self.core.port;
+        let kept = if port.pulls() { pending::TX } else { 0 };
+        let pending = self.core.pending.fetch_and(kept, Ordering::SeqCst);
+        if pending & kept != 0 {
+            port.pull();
+            if self.may_transmit() {
+                port.transmit_pending();
+            }
+        }
+        let pending = pending & !kept;
         for queue in (0..8).filter(|queue| pending >> queue & 1 == 1) {
             transmit::run(&self.core, queue);
         }

@@ -196,6 +196,16 @@ pub trait FramePort: Send + Sync {
     /// The end of a batch: the receivers of its frames may be interrupted now.
     fn flush(&self) {}
 
+    /// Returns `true` if the port takes frames out of the rings itself when it hears of some
+    /// ([`Self::transmit_pending`]). Then it is given none.
+    fn pulls(&self) -> bool {
+        false
+    }
+
+    /// Takes frames out of the rings on this thread, if it can at once. Whatever is left it hears of
+    /// ([`Self::transmit_pending`]).
+    fn pull(&self) {}
+
     /// The device has more to send than one call does: [`crate::Vmxnet3Device::resume_transmit`] goes on.
     fn transmit_pending(&self) {}
 

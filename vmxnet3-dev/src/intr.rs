@@ -14,6 +14,25 @@ struct Vector {
     masked: bool,
     /// A cause came that was held back.
     pending: bool,
+    /// It was masked by being raised, so the driver unmasks it when it has seen to it: at the end of its round.
+    in_round: bool,
+    /// Rounds that have ended.
+    rounds: u32,
+}
+
+impl Vector {
+    const MASKED: Self = Self { masked: true, pending: false, in_round: false, rounds: 0 };
+}
+
+/// A driver's round begins with an interrupt that masks its vector, and ends when the driver unmasks that.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Round {
+    /// There is one.
+    pub(crate) now: bool,
+    /// The next interrupt begins one.
+    pub(crate) next: bool,
+    /// How many have ended.
+    pub(crate) ended: u32,
 }
 
 #[derive(Debug)]
@@ -45,7 +64,7 @@ impl Interrupts {
     /// As after power-on: everything masked, bus mastering off.
     pub(crate) fn new(sink: Arc<dyn InterruptSink>, vectors: u16, pin: bool) -> Self {
         let state = State {
-            vectors: vec![Vector { masked: true, pending: false }; vectors.into()],
+            vectors: vec![Vector::MASKED; vectors.into()],
             auto_mask: false,
             bus_master: false,
             pin: InterruptPin::new(pin),
@@ -70,7 +89,7 @@ impl Interrupts {
         if !bus_master || it.masked || !it.pending {
             return;
         }
-        *it = Vector { masked: auto_mask, pending: false };
+        *it = Vector { masked: auto_mask, pending: false, in_round: auto_mask, ..*it };
         self.raised.increment();
         if state.pin.is_msix() {
             self.sink.msix(vector.into());
@@ -100,8 +119,24 @@ impl Interrupts {
         let mut state = self.state.lock();
         if let Some(it) = state.vectors.get_mut(usize::from(vector)) {
             it.masked = masked;
+            // A driver that masks by itself need not come back.
+            it.in_round = false;
+            if !masked {
+                it.rounds = it.rounds.wrapping_add(1);
+            }
             self.deliver(&mut state, vector);
         }
+    }
+
+    /// The rounds of a driver that sees to a vector.
+    pub(crate) fn round(&self, vector: u8) -> Round {
+        let state = self.state.lock();
+        let vector = state.vectors.get(usize::from(vector));
+        vector.map_or(Round { now: false, next: false, ended: 0 }, |it| Round {
+            now: it.in_round,
+            next: state.auto_mask && state.bus_master && !it.masked,
+            ended: it.rounds,
+        })
     }
 
     /// Whether a vector that was raised is masked by that.
@@ -152,7 +187,9 @@ impl Interrupts {
     /// Forgets what is pending.
     pub(crate) fn clear(&self) {
         let mut state = self.state.lock();
-        state.vectors.iter_mut().for_each(|vector| vector.pending = false);
+        for vector in &mut state.vectors {
+            (vector.pending, vector.in_round) = (false, false);
+        }
         state.cause = false;
         self.update_line(&mut state);
     }

@@ -25,7 +25,7 @@
 //! # Not implemented
 //!
 //! Revisions 4 and later (encapsulated offloads, more than 8 queues), wake on LAN, saved state. Coalescing by rate is
-//! accepted, and means one interrupt for each batch: there is no timer.
+//! accepted, and means what adaptive coalescing means.
 
 mod abi;
 mod cmd;

@@ -1,6 +1,5 @@
 //! From the port to the guest.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::DmaView;
@@ -65,7 +64,7 @@ pub(crate) fn receive(core: &Core, frame: &Frame<'_>) -> Received {
     let received = context.finish(frame, result);
     if queue.completed >= core.depths.rx.load(Ordering::Relaxed) {
         queue.completed = 0;
-        core.interrupts.raise(queue.vector());
+        core.raise(queue.vector());
     } else if queue.completed != before {
         core.rx_vectors.fetch_or(1 << queue.vector(), Ordering::AcqRel);
     }
@@ -82,7 +81,7 @@ pub(crate) fn flush(core: &Core) {
     }
     let vectors = core.rx_vectors.swap(0, Ordering::AcqRel);
     for vector in (0..32).filter(|vector| vectors >> vector & 1 == 1) {
-        core.interrupts.raise(vector);
+        core.raise(vector);
     }
 }
 
@@ -91,14 +90,25 @@ pub(crate) fn buffers_may_be_there(core: &Core, rang: bool) {
     if !rang && !core.starved.load(Ordering::Acquire) {
         return;
     }
-    let session: Option<Arc<Session>> = core.session().clone();
-    let Some(session) = session else { return };
     // In this order: whoever finds no buffer from here on sets both again.
-    core.during(&session, |view| {
-        (0..session.rx_count().into()).for_each(|index| session.ask_for_doorbell(view, index, false));
-    });
+    forgo_doorbells(core, |vector| !core.interrupts.round(vector).now);
     if core.starved.swap(false, Ordering::AcqRel) {
         core.port.receive_ready();
+    }
+}
+
+/// The driver is about to unmask a vector: nobody asks it to ring any more.
+///
+/// Only now. Linux's driver hands packets to GRO while it is asked, which may hold them back, and past GRO while it is
+/// not: to take the wish back in the middle of its round would have later packets overtake earlier ones.
+pub(crate) fn end_round(core: &Core, vector: u8) {
+    forgo_doorbells(core, |its| its == vector);
+}
+
+fn forgo_doorbells(core: &Core, which: impl Fn(u8) -> bool) {
+    let active = core.session();
+    if let Some(session) = active.as_ref().filter(|_| core.is_bus_master()) {
+        session.forgo_doorbells(&core.memory, which);
     }
 }
 
@@ -112,7 +122,7 @@ impl Context<'_> {
             let checksums = checksum::report(frame.bytes(), headers, true);
             let report = FrameReport { checksums, segments: Some(segments), ..self.report };
             let delivery = self.place(queue, frame.bytes(), &report)?;
-            if delivery == Delivery::Done {
+            if delivery == Delivery::Done || delivery == Delivery::NoBuffers && self.pays_to_wait(queue) {
                 return Ok(delivery);
             }
         }
@@ -146,15 +156,31 @@ impl Context<'_> {
         if queue.has_room(self.view, count, len)? {
             return Ok(true);
         }
-        self.ask_for_doorbell();
+        self.await_buffers(queue);
         queue.has_room(self.view, count, len)
     }
 
-    /// From now on the driver rings. It may have given buffers before it saw that.
-    fn ask_for_doorbell(&self) {
-        self.core.starved.store(true, Ordering::Release);
-        self.session.ask_for_doorbell(self.view, self.index, true);
+    /// From now on we hear of buffers: when the driver ends its round, or else it is asked to ring. It may have given
+    /// some before.
+    fn await_buffers(&self, queue: &RxQueue) {
+        self.core.starved.store(true, Ordering::SeqCst);
+        let round = self.core.interrupts.round(queue.vector());
+        if !(round.now || round.next && self.will_interrupt(queue)) {
+            self.session.ask_for_doorbell(self.view, self.index);
+        }
         std::sync::atomic::fence(Ordering::SeqCst);
+    }
+
+    /// Returns `true` if the end of the batch interrupts the driver.
+    fn will_interrupt(&self, queue: &RxQueue) -> bool {
+        self.core.rx_vectors.load(Ordering::Acquire) >> queue.vector() & 1 == 1
+    }
+
+    /// Returns `true` if a long frame rather waits for buffers than to be cut: once, while the driver is at work or
+    /// about to be.
+    fn pays_to_wait(&self, queue: &mut RxQueue) -> bool {
+        let round = self.core.interrupts.round(queue.vector());
+        (round.now || self.will_interrupt(queue)) && *queue.waits_since.get_or_insert(round.ended) == round.ended
     }
 
     /// Number and size of the segments, if the guest takes them in one piece.
@@ -218,7 +244,7 @@ impl Context<'_> {
         if delivery != Delivery::NoBuffers {
             return Ok(delivery);
         }
-        self.ask_for_doorbell();
+        self.await_buffers(queue);
         queue.deliver(self.view, &payload, &report)
     }
 

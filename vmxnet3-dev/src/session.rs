@@ -1,9 +1,9 @@
 //! What a driver has set up with ACTIVATE, until it quiesces or resets the device.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use parking_lot::{Mutex, RwLock};
-use pvrdma_guest_memory::DmaView;
+use pvrdma_guest_memory::{DmaSpace, DmaView};
 
 use crate::abi::command::ConfigPlace;
 use crate::abi::completion::HashType;
@@ -75,6 +75,8 @@ pub(crate) struct Session {
     pub(crate) auto_mask: bool,
     tx: Vec<Mutex<TxQueue>>,
     rx: Vec<Mutex<RxQueue>>,
+    /// Of each receive queue its vector, and whether the driver is asked to ring. That changes with the queue locked.
+    wishes: Vec<(u8, AtomicBool)>,
     /// Why each queue has stopped: 0 while it runs. Transmit queues first.
     stopped: Vec<AtomicU32>,
     pub(crate) settings: RwLock<Settings>,
@@ -150,12 +152,13 @@ impl Session {
             tx.push(Mutex::new(TxQueue::new(&config, view)?));
         }
         let most = if shared.max_rx_buffers == 0 { DEFAULT_RX_BUFFERS } else { shared.max_rx_buffers };
-        let mut rx = Vec::new();
+        let (mut rx, mut wishes) = (Vec::new(), Vec::new());
         for number in 0..rx_count {
             let config =
                 RxQueueConfig::parse(&load_queue(view, shared.queue_desc, tx_count + number)?, vectors, revision)
                     .map_err(|error| CommandError::Queue("receive", number, error))?;
             rx.push(Mutex::new(RxQueue::new(&config, number, rx_count, most.min(MAX_RX_BUFFERS).into(), view)?));
+            wishes.push((config.vector, AtomicBool::new(false)));
         }
         let rss = if shared.features.rss { load_rss(view, shared.rss, rx_count)? } else { None };
         // A driver sets the table after this command; what is there now may be a leftover that is gone.
@@ -170,6 +173,7 @@ impl Session {
             auto_mask: shared.interrupts.auto_mask,
             tx,
             rx,
+            wishes,
             stopped: (0..tx_count + rx_count).map(|_| AtomicU32::new(0)).collect(),
             settings: RwLock::new(Settings {
                 features: shared.features,
@@ -255,8 +259,28 @@ impl Session {
         let _ = view.write(self.queue_address(which) + STATS_AT, stats);
     }
 
-    /// Asks the driver to ring when it has given buffers to a receive queue, or not to.
-    pub(crate) fn ask_for_doorbell(&self, view: &DmaView<'_>, index: usize, wanted: bool) {
+    /// Asks the driver to ring when it has given buffers to a receive queue. The queue is locked.
+    pub(crate) fn ask_for_doorbell(&self, view: &DmaView<'_>, index: usize) {
+        if let Some((_, asked)) = self.wishes.get(index) {
+            asked.store(true, Ordering::Release);
+            self.write_wish(view, index, true);
+        }
+    }
+
+    /// Takes that back for the receive queues whose vector `which` names.
+    pub(crate) fn forgo_doorbells(&self, memory: &DmaSpace, which: impl Fn(u8) -> bool) {
+        for (index, (vector, asked)) in self.wishes.iter().enumerate() {
+            if !asked.load(Ordering::Acquire) || !which(*vector) {
+                continue;
+            }
+            let _queue = self.rx.get(index).map(Mutex::lock);
+            if asked.swap(false, Ordering::AcqRel) {
+                self.write_wish(&memory.view(), index, false);
+            }
+        }
+    }
+
+    fn write_wish(&self, view: &DmaView<'_>, index: usize, wanted: bool) {
         let at = self.queue_address(Which::Rx(index)) + UPDATE_RX_PRODUCER_AT;
         let _ = view.write(at, &[u8::from(wanted)]);
     }

@@ -3,9 +3,11 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use pvrdma_guest_memory::DmaView;
+
 use crate::core::Core;
 use crate::error::QueueError;
-use crate::frame::{Checksum, Frame, PortOffloads, Sent};
+use crate::frame::{Checksum, Frame, FramePort, PortOffloads, Sent};
 use crate::offload::headers::Headers;
 use crate::offload::segment;
 use crate::session::{Session, Which};
@@ -15,6 +17,9 @@ use crate::tx::{Packet, TxQueue};
 const BUDGET: u64 = 32 << 20;
 /// Bytes that could be copied in the time that a frame takes.
 const FRAME_COST: u64 = 256;
+/// Completions that wait for the next interrupt at most: a socket that may have few packets on their way gets going
+/// again soon.
+const MAX_WAITING: u32 = 16;
 
 /// Why a queue was left.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -37,34 +42,161 @@ enum Outcome {
     Full,
 }
 
-/// Sends what is in a transmit queue.
+/// What an outlet made of a packet.
+pub(crate) enum Passed {
+    /// It is no frame.
+    Nonsense,
+    /// The link is down.
+    LinkDown,
+    /// There is no room.
+    Full,
+    /// It went on.
+    Taken(Taken),
+}
+
+/// A frame that went on, all of it or some.
+pub(crate) struct Taken {
+    destination: [u8; 6],
+    segmented: bool,
+    /// Frames and bytes on a wire.
+    on_wire: (u64, u64),
+    /// The same of what went on.
+    taken: (u64, u64),
+}
+
+impl Taken {
+    /// All of a frame went on.
+    pub(crate) fn whole(frame: &Frame<'_>) -> Self {
+        let on_wire = on_wire(frame);
+        Self { destination: frame.destination(), segmented: frame.mss().is_some(), on_wire, taken: on_wire }
+    }
+}
+
+/// Where the packets of a transmit queue go.
+pub(crate) trait Outlet {
+    /// Returns `true` if it takes another packet now.
+    fn has_room(&self) -> bool;
+
+    /// Room for the bytes of a packet.
+    fn room(&mut self, len: usize) -> &mut [u8];
+
+    /// Passes the packet on whose bytes are in that room.
+    fn pass(&mut self, packet: &Packet, link_up: bool) -> Passed;
+}
+
+/// Hands frames to the port one by one.
+struct OneByOne<'a> {
+    port: &'a dyn FramePort,
+    bytes: Vec<u8>,
+    used: usize,
+    segment: Vec<u8>,
+}
+
+impl Outlet for OneByOne<'_> {
+    fn has_room(&self) -> bool {
+        true
+    }
+
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        if self.bytes.len() < len {
+            self.bytes.resize(len, 0);
+        }
+        self.used = len;
+        self.bytes.get_mut(..len).unwrap_or_default()
+    }
+
+    fn pass(&mut self, packet: &Packet, link_up: bool) -> Passed {
+        let Self { port, bytes, used, segment } = self;
+        let Some(frame) = bytes.get_mut(..*used).and_then(|bytes| packet.frame(bytes)) else { return Passed::Nonsense };
+        if !link_up {
+            return Passed::LinkDown;
+        }
+        let whole = Taken::whole(&frame);
+        if takes(port.offloads(), &frame) {
+            return if port.send(&frame) == Sent::Taken { Passed::Taken(whole) } else { Passed::Full };
+        }
+        let mut taken = (0, 0);
+        frame.for_each_wire_frame(segment, |part| {
+            let is_taken = port.send(part) == Sent::Taken;
+            if is_taken {
+                taken = (taken.0 + 1, taken.1 + part.bytes().len() as u64);
+            }
+            is_taken
+        });
+        if taken.0 == 0 { Passed::Full } else { Passed::Taken(Taken { taken, ..whole }) }
+    }
+}
+
+/// Sends what is in a transmit queue to the port.
 pub(crate) fn run(core: &Core, index: usize) {
     let Some(session) = core.session().clone() else { return };
     let Some(queue) = session.tx(index) else { return };
-    let mut queue = queue.lock();
-    let left = drain(core, &session, index, &mut queue);
+    let queue = &mut *queue.lock();
+    let (bytes, segment) = (std::mem::take(&mut queue.bytes), std::mem::take(&mut queue.room));
+    let mut outlet = OneByOne { port: &*core.port, bytes, used: 0, segment };
+    let left = drain(core, &session, index, queue, &mut outlet);
+    (queue.bytes, queue.room) = (outlet.bytes, outlet.segment);
     core.port.flush();
     if left == Left::Budget {
         core.pending.fetch_or(1 << index, Ordering::AcqRel);
         core.port.transmit_pending();
     }
-    if std::mem::take(&mut queue.completed) > 0 && left != Left::Over {
-        core.during(&session, |_| core.interrupts.raise(queue.vector()));
+    interrupt(core, &session, queue, left);
+}
+
+/// Moves what is in a transmit queue to an outlet. Returns `true` if there may be more.
+///
+/// Completions may wait until [`announce`]: a packet is often answered soon, and one interrupt does for both.
+pub(crate) fn run_into(core: &Core, index: usize, outlet: &mut dyn Outlet) -> bool {
+    let Some(session) = core.session().clone() else { return false };
+    let Some(queue) = session.tx(index) else { return false };
+    let queue = &mut *queue.lock();
+    if core.tx_vectors.load(Ordering::Acquire) >> queue.vector() & 1 == 0 {
+        // The driver has been told of those before.
+        queue.forget_completed();
+    }
+    let left = drain(core, &session, index, queue, outlet);
+    if queue.completed > 0 && core.depths.tx_waits() && queue.may_wait(MAX_WAITING) {
+        core.during(&session, |_| core.tx_vectors.fetch_or(1 << queue.vector(), Ordering::AcqRel));
+    } else {
+        interrupt(core, &session, queue, left);
+    }
+    matches!(left, Left::Budget | Left::Full)
+}
+
+/// Tells the driver of completions that wait for an interrupt.
+pub(crate) fn announce(core: &Core) {
+    let Some(session) = core.session().clone() else { return };
+    core.during(&session, |_| {
+        let vectors = core.tx_vectors.swap(0, Ordering::AcqRel);
+        for vector in (0..32).filter(|vector| vectors >> vector & 1 == 1) {
+            core.raise(vector);
+        }
+    });
+}
+
+/// Tells the driver of what was sent.
+fn interrupt(core: &Core, session: &Arc<Session>, queue: &mut TxQueue, left: Left) {
+    if queue.forget_completed() > 0 && left != Left::Over {
+        core.during(session, |_| core.raise(queue.vector()));
     }
 }
 
-fn drain(core: &Core, session: &Arc<Session>, index: usize, queue: &mut TxQueue) -> Left {
+fn drain(core: &Core, session: &Arc<Session>, index: usize, queue: &mut TxQueue, outlet: &mut dyn Outlet) -> Left {
     let mut cost = 0;
     for _ in 0..queue.entries() {
+        if !outlet.has_room() {
+            return Left::Full;
+        }
         let packet = core.during(session, |view| {
-            queue.take(view).unwrap_or_else(|error| {
+            next(queue, view, outlet).unwrap_or_else(|error| {
                 core.fail(session, view, Which::Tx(index), &error);
                 None
             })
         });
         let Some(packet) = packet else { return Left::Over };
         let Some(packet) = packet else { return Left::Empty };
-        match send(core, index, queue, &packet) {
+        match send(core, index, &packet, outlet) {
             Outcome::Sent { frames, bytes } => cost += frames * FRAME_COST + bytes,
             Outcome::Full => return Left::Full,
         }
@@ -78,8 +210,8 @@ fn drain(core: &Core, session: &Arc<Session>, index: usize, queue: &mut TxQueue)
             Some(true) => {}
         }
         if queue.completed >= core.depths.tx.load(Ordering::Relaxed) {
-            queue.completed = 0;
-            core.during(session, |_| core.interrupts.raise(queue.vector()));
+            queue.forget_completed();
+            core.during(session, |_| core.raise(queue.vector()));
         }
         if cost > BUDGET {
             break;
@@ -89,45 +221,40 @@ fn drain(core: &Core, session: &Arc<Session>, index: usize, queue: &mut TxQueue)
     Left::Budget
 }
 
-/// Hands a packet to the port, as the port takes it. No lock but that of the queue is held.
-fn send(core: &Core, index: usize, queue: &mut TxQueue, packet: &Packet) -> Outcome {
+/// Copies the next packet, if there is one, to where it goes.
+fn next(queue: &mut TxQueue, view: &DmaView<'_>, outlet: &mut dyn Outlet) -> Result<Option<Packet>, QueueError> {
+    let Some(packet) = queue.peek(view)? else { return Ok(None) };
+    if let Some(len) = packet.len {
+        queue.copy(view, &packet, outlet.room(len))?;
+    }
+    Ok(Some(packet))
+}
+
+/// Passes a packet on, and counts. No lock but that of the queue is held.
+fn send(core: &Core, index: usize, packet: &Packet, outlet: &mut dyn Outlet) -> Outcome {
     let nothing = Outcome::Sent { frames: 0, bytes: 0 };
     let Some(stats) = core.tx_stats.get(index) else { return nothing };
-    let Some((frame, room)) = queue.frame(packet) else {
-        stats.errors.increment();
-        core.counters.vmxnet3_send_errors.increment();
-        return nothing;
-    };
-    if !core.link_up.load(Ordering::Acquire) {
-        stats.discarded.increment();
-        core.counters.vmxnet3_send_discards.increment();
-        return nothing;
-    }
-    let (frames, bytes) = on_wire(&frame);
-    let destination = frame.destination();
-    let (mut taken, mut taken_bytes) = (0, 0);
-    if takes(core.port.offloads(), &frame) {
-        if core.port.send(&frame) == Sent::Taken {
-            (taken, taken_bytes) = (frames, bytes);
+    let link_up = core.link_up.load(Ordering::Acquire);
+    let passed = if packet.len.is_some() { outlet.pass(packet, link_up) } else { Passed::Nonsense };
+    let Taken { destination, segmented, on_wire: (frames, bytes), taken: (taken, taken_bytes) } = match passed {
+        Passed::Nonsense => {
+            stats.errors.increment();
+            core.counters.vmxnet3_send_errors.increment();
+            return nothing;
         }
-    } else {
-        frame.for_each_wire_frame(room, |part| {
-            let is_taken = core.port.send(part) == Sent::Taken;
-            if is_taken {
-                taken += 1;
-                taken_bytes += part.bytes().len() as u64;
-            }
-            is_taken
-        });
-    }
-    if taken == 0 {
-        return Outcome::Full;
-    }
+        Passed::LinkDown => {
+            stats.discarded.increment();
+            core.counters.vmxnet3_send_discards.increment();
+            return nothing;
+        }
+        Passed::Full => return Outcome::Full,
+        Passed::Taken(taken) => taken,
+    };
     // What was segmented here and only partly taken cannot be presented again.
     let lost = frames.saturating_sub(taken);
     stats.discarded.add(lost);
     core.counters.vmxnet3_send_discards.add(lost);
-    stats.sent(destination, frame.mss().is_some(), taken, taken_bytes);
+    stats.sent(destination, segmented, taken, taken_bytes);
     core.counters.vmxnet3_sent_frames.add(taken);
     core.counters.vmxnet3_sent_bytes.add(taken_bytes);
     Outcome::Sent { frames, bytes }

@@ -2,8 +2,9 @@
 
 #![allow(missing_docs, clippy::unwrap_used)]
 
+use pvrdma_pci_function::PciFunction as _;
 use pvrdma_vmxnet3::testing::frames::{Flow, GUEST_MAC, PEER_MAC, checksums_are_right, ethernet, pattern, tagged};
-use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, RxLayout, command, feature, rx_mode};
+use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, RxLayout, TxOffload, TxPacket, command, feature, rx_mode};
 use pvrdma_vmxnet3::{Frame, Received};
 
 fn deliver(guest: &Guest, bytes: &[u8]) -> Received {
@@ -201,15 +202,106 @@ fn interrupts_come_at_the_end_of_a_batch() {
     };
     assert_eq!(batch(), 1);
     for (scheme, expected) in [([0; 4], 10), ([2, 0, 0, 4], 3), ([1, 0, 0, 0], 1)] {
-        let at = guest.memory.alloc(16);
-        guest.memory.write(at, &scheme.map(u32::to_le_bytes).concat());
-        guest.memory.store(driver.shared + 708, 16);
-        guest.memory.store_u64(driver.shared + 712, at);
-        assert_eq!(guest.command(command::SET_COALESCE), 0);
+        assert_eq!(driver.set_coalesce(scheme), 0);
         assert_eq!(batch(), expected, "{scheme:?}");
     }
-    let at = guest.memory.alloc(16);
-    guest.memory.store(at, 9);
-    guest.memory.store_u64(driver.shared + 712, at);
-    assert_ne!(guest.command(command::SET_COALESCE), 0);
+    assert_ne!(driver.set_coalesce([9, 0, 0, 0]), 0);
+}
+
+/// Linux's driver hands packets to GRO while it is asked for doorbells, and past it while it is not. A wish that ended
+/// within a round had later packets overtake those that GRO held, and TCP repeated what was never lost.
+#[test]
+fn the_wish_for_doorbells_ends_with_a_round() {
+    let (guest, port) = Guest::recording();
+    let mut driver = Driver::up(&guest, DriverConfig { auto_mask: true, ..DriverConfig::default() });
+    let bytes = ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[1; 50]);
+    let frame = Frame::new(&bytes, false).unwrap();
+    while guest.device.receive(&frame) == Received::Delivered {}
+    guest.device.flush();
+    driver.unmask(0);
+    assert_eq!((guest.irqs.take(0), guest.device.receive(&frame)), (1, Received::NoBuffers));
+    assert!(driver.rx[0].doorbell_wanted(&guest.memory), "the driver is not at work");
+    driver.send(0, &TxPacket::in_parts(&Flow::TO_PEER.udp(b"x"), 4096, TxOffload::None));
+    assert_eq!(guest.irqs.take(0), 1, "now it is");
+    let ready = port.ready();
+    assert_eq!((driver.poll_some(0, 40).len(), port.ready()), (40, ready + 1));
+    assert!(driver.rx[0].doorbell_wanted(&guest.memory), "in the middle of a round");
+    assert_eq!(deliver(&guest, &bytes), Received::Delivered);
+    assert_eq!(driver.poll(0).len(), 24);
+    assert!(driver.rx[0].doorbell_wanted(&guest.memory), "still in the round");
+    // It is gone before the interrupt of the next round comes.
+    guest.device.bar_write(0, 0, &0_u32.to_le_bytes());
+    assert!(!driver.rx[0].doorbell_wanted(&guest.memory));
+    assert_eq!(guest.irqs.take(0), 1);
+}
+
+/// While the driver is at work it need not ring: it says so when it ends.
+#[test]
+fn a_driver_at_work_is_not_asked_for_doorbells() {
+    let (guest, port) = Guest::recording();
+    let mut driver = Driver::up(&guest, DriverConfig { auto_mask: true, ..DriverConfig::default() });
+    let bytes = ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[1; 50]);
+    while deliver(&guest, &bytes) == Received::Delivered {}
+    assert!(!driver.rx[0].doorbell_wanted(&guest.memory));
+    assert_eq!((driver.poll(0).len(), port.ready()), (63, 0));
+    driver.unmask(0);
+    assert_eq!((port.ready(), deliver(&guest, &bytes)), (1, Received::Delivered));
+    // One that masks by itself may not come back.
+    guest.write(0, 0, 1);
+    while deliver(&guest, &bytes) == Received::Delivered {}
+    assert!(driver.rx[0].doorbell_wanted(&guest.memory));
+    driver.poll(0);
+    assert_eq!((port.ready(), driver.rx[0].doorbell_wanted(&guest.memory)), (2, false));
+}
+
+/// When ring 2 runs out, a long frame waits for it instead of being cut into what ring 1 takes.
+#[test]
+fn a_long_frame_waits_for_buffers_rather_than_to_be_cut() {
+    let (guest, port) = Guest::recording();
+    let features = feature::LRO | feature::RXCSUM;
+    let mut driver = Driver::up(&guest, DriverConfig { features, auto_mask: true, ..DriverConfig::default() });
+    let bytes = super_frame(Flow::TO_GUEST, 20_000);
+    let frame = Frame::to_be_segmented(&bytes, 1448).unwrap();
+    for _ in 0..3 {
+        // Five buffers of ring 2 each, of 31; the last is one that is short of them.
+        let mut count = 0;
+        while guest.device.receive(&frame) == Received::Delivered {
+            count += 1;
+        }
+        assert_eq!(count, 6);
+        guest.device.flush();
+        assert_eq!(guest.device.receive(&frame), Received::NoBuffers, "the driver is at work");
+        assert!(!driver.rx[0].doorbell_wanted(&guest.memory));
+        let packets = driver.poll(0);
+        assert!(packets.len() == 6 && packets.iter().all(|packet| packet.segments == Some((14, 1448))));
+        let ready = port.ready();
+        driver.unmask(0);
+        assert_eq!(port.ready(), ready + 1);
+    }
+}
+
+/// It does not wait for what a round of the driver does not bring.
+#[test]
+fn a_long_frame_waits_for_one_round() {
+    let (guest, _port) = Guest::recording();
+    let features = feature::LRO | feature::RXCSUM;
+    let rx = RxLayout { body: 512, ..RxLayout::SMALL };
+    let config = DriverConfig { features, auto_mask: true, rx, ..DriverConfig::default() };
+    let mut driver = Driver::prepare(&guest, config);
+    // More buffers than ring 2 has.
+    guest.memory.write(driver.shared + 60, &60_u16.to_le_bytes());
+    assert_eq!(driver.activate(), 0);
+    driver.finish();
+    let bytes = super_frame(Flow::TO_GUEST, 20_000);
+    let frame = Frame::to_be_segmented(&bytes, 1448).unwrap();
+    assert_eq!(deliver(&guest, &ethernet(GUEST_MAC, PEER_MAC, 0x88b5, &[1; 50])), Received::Delivered);
+    assert_eq!(guest.device.receive(&frame), Received::NoBuffers, "the driver is at work");
+    assert_eq!(driver.poll(0).len(), 1);
+    driver.unmask(0);
+    assert_eq!(guest.device.receive(&frame), Received::Delivered);
+    assert_eq!(driver.poll(0).len(), 14);
+    // Nor when it is not at work at all.
+    guest.device.flush();
+    driver.unmask(0);
+    assert_eq!(guest.device.receive(&frame), Received::Delivered);
 }

@@ -4,7 +4,7 @@
 
 use pvrdma_vmxnet3::Checksum;
 use pvrdma_vmxnet3::testing::frames::{Flow, PEER_MAC, checksums_are_right, ethernet, pattern, tagged};
-use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, TxOffload, TxPacket, command};
+use pvrdma_vmxnet3::testing::{Driver, DriverConfig, Guest, TxOffload, TxPacket};
 
 fn super_frame(flow: Flow, len: usize) -> TxPacket {
     let header = u16::try_from(flow.transport_at() + 20).unwrap();
@@ -145,11 +145,7 @@ fn a_batch_is_one_interrupt_and_coalescing_bounds_it() {
     let batch = vec![TxPacket::plain(&ethernet(PEER_MAC, [2; 6], 0x88b5, &[0; 50])); 12];
     let mut interrupts = |scheme: Option<[u32; 4]>| {
         if let Some(scheme) = scheme {
-            let at = guest.memory.alloc(16);
-            guest.memory.write(at, &scheme.map(u32::to_le_bytes).concat());
-            guest.memory.store(driver.shared + 708, 16);
-            guest.memory.store_u64(driver.shared + 712, at);
-            assert_eq!(guest.command(command::SET_COALESCE), 0);
+            assert_eq!(driver.set_coalesce(scheme), 0);
         }
         driver.send_all(0, &batch);
         assert_eq!(driver.reap(0), 12);

@@ -5,6 +5,7 @@ mod classify;
 pub(crate) mod counters;
 mod inspect;
 pub(crate) mod kept;
+mod nic;
 mod outgoing;
 pub(crate) mod policy;
 pub(crate) mod registry;
@@ -27,7 +28,7 @@ use crate::capture::{CaptureLink, Point};
 use crate::engine::Engine;
 use crate::share::Share;
 use crate::task::{Runnable, Task};
-use arrivals::Batches;
+use arrivals::{Batch, Batches};
 use classify::is_for_rdma;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
 use outgoing::{Claim, claim};
@@ -107,6 +108,8 @@ pub(crate) struct Port {
     inbox: Mutex<Option<Box<dyn RoceReceiver>>>,
     /// Takes the place of `inbox` with the next batch.
     next_inbox: Mutex<Option<Box<dyn RoceReceiver>>>,
+    /// Held by the thread that reads what the network function sends, so that it stays in order.
+    reading_nic: Mutex<()>,
     /// Responders whose turn has come: their rate had them wait.
     resumed: Mutex<Vec<Qpn>>,
     spare: Mutex<Vec<Frames>>,
@@ -139,6 +142,7 @@ impl Port {
             counters: PortCounters::default(),
             inbox: Mutex::default(),
             next_inbox: Mutex::default(),
+            reading_nic: Mutex::default(),
             resumed: Mutex::default(),
             spare: Mutex::default(),
             arrivals: Batches::default(),
@@ -225,6 +229,7 @@ impl Port {
         self.counters.frames_dropped_link_down.add(dropped);
         // Whoever services the port may have read frames before.
         drop(self.inbox.lock());
+        drop(self.reading_nic.lock());
         self.wake();
     }
 
@@ -320,43 +325,53 @@ impl Port {
             self.drop_if_down(frames);
         });
         let mut passed = self.buffer();
-        for (index, (frame, offload)) in came.frames.iter_with_offloads(0).enumerate() {
-            let arrival = Arrival::new(&came, index);
-            let taken =
-                is_for_rdma(frame, self.mac) && inbox.as_mut().is_some_and(|receiver| receiver.receive(self, arrival));
-            if !taken {
-                self.note_stations(frame);
-                self.count_violation(self.policy.incoming((frame, offload), &mut passed));
-            }
-        }
-        self.arrivals.put_back(came);
+        let untouched = self.take_in(&came, inbox.as_mut(), &mut passed);
         let resumed = std::mem::take(&mut *self.resumed.lock());
         busy |= inbox.as_mut().is_some_and(|receiver| receiver.respond(self, resumed));
         if let Some(nic) = &self.nic {
             nic.flush();
-            self.pass(nic, &passed, &self.counters.passed_in);
-            let mut frames = self.buffer();
-            nic.link.receive(&mut frames, RECEIVE);
-            busy |= !frames.is_empty();
-            self.drop_if_down(&mut frames);
-            if !frames.iter().all(|frame| self.policy.passes_as_it_is(frame)) {
-                passed.clear();
-                for (frame, offload) in frames.iter_with_offloads(0) {
-                    let may_have = |gid, vlan| self.addresses.announce(self.mac, (gid, vlan)).is_ok();
-                    self.count_violation(self.policy.outgoing((frame, offload), &mut passed, may_have));
-                }
-                std::mem::swap(&mut frames, &mut passed);
-            }
-            self.pass(&self.uplink, &frames, &self.counters.passed_out);
-            frames.clear();
-            self.send(frames);
+            self.pass(nic, if untouched { &came.frames } else { &passed }, &self.counters.passed_in);
+            self.arrivals.put_back(came);
+            busy |= self.read_nic(nic);
         } else {
-            PortCounters::add(&self.counters.passed_dropped, passed.len() as u64);
+            let dropped = if untouched { came.frames.len() } else { passed.len() };
+            PortCounters::add(&self.counters.passed_dropped, dropped as u64);
+            self.arrivals.put_back(came);
         }
         passed.clear();
         self.send(passed);
         self.batches.fetch_add(1, Ordering::Relaxed);
         busy
+    }
+
+    /// Gives each frame that came to the function that it is for: to the RDMA function at once. Returns `true` if all
+    /// are for the network function and go on as they are; otherwise those that are for it are in `passed`.
+    fn take_in(
+        &self,
+        came: &Arc<Batch>,
+        mut receiver: Option<&mut Box<dyn RoceReceiver>>,
+        passed: &mut Frames,
+    ) -> bool {
+        let mut untouched = true;
+        for (index, (frame, offload)) in came.frames.iter_with_offloads(0).enumerate() {
+            let arrival = Arrival::new(came, index);
+            let taken = is_for_rdma(frame, self.mac)
+                && receiver.as_mut().is_some_and(|receiver| receiver.receive(self, arrival));
+            if untouched && (taken || !self.policy.enters_as_it_is(frame)) {
+                untouched = false;
+                for (frame, offload) in came.frames.iter_with_offloads(0).take(index) {
+                    passed.push_with_offload(frame, offload);
+                }
+            }
+            if taken {
+                continue;
+            }
+            self.note_stations(frame);
+            if !untouched {
+                self.count_violation(self.policy.incoming((frame, offload), passed));
+            }
+        }
+        untouched
     }
 
     /// How many batches were read.
@@ -418,9 +433,9 @@ impl Port {
         [Some(&self.uplink), self.nic.as_ref()].into_iter().flatten()
     }
 
-    /// Returns `true` if a link holds frames that come without anything else happening.
+    /// Returns `true` if the uplink holds frames that come without anything else happening.
     pub(crate) fn is_holding(&self) -> bool {
-        self.queues().any(|queue| queue.link.readiness().wait.is_some_and(|wait| wait <= SOON))
+        self.uplink.link.readiness().wait.is_some_and(|wait| wait <= SOON)
     }
 
     fn work(&self) {

@@ -184,9 +184,14 @@ impl Policy {
         Ok(())
     }
 
+    /// Returns `true` if a frame goes from the network to the network function as it is.
+    pub(super) fn enters_as_it_is(&self, frame: &[u8]) -> bool {
+        self.vlan == VlanMode::Trunk || self.vlan == VlanMode::Untagged && !has_tag(frame)
+    }
+
     /// Appends a frame of the network as the network function gets it.
     pub(super) fn incoming(&self, (frame, offload): (&[u8], Offload), out: &mut Frames) -> Result<(), Violation> {
-        if self.vlan == VlanMode::Trunk || self.vlan == VlanMode::Untagged && !has_tag(frame) {
+        if self.enters_as_it_is(frame) {
             out.push_with_offload(frame, offload);
             return Ok(());
         }

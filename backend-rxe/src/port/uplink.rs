@@ -26,6 +26,7 @@ impl Uplink {
             let port = Arc::clone(&uplink.port);
             let name = format!("port-{}", port.mac);
             uplink.thread = Some(threads::spawn(ThreadKind::Port, name, move || port.work())?);
+            uplink.port.read_nic_at_once();
         }
         Ok(uplink)
     }

@@ -14,11 +14,11 @@ pub(crate) mod responder;
 pub(crate) mod state;
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Arc, Weak};
 
 use parking_lot::{FairMutex, Mutex};
 use pvrdma_guest_memory::DmaView;
+use pvrdma_handover::WaitFlag;
 use pvrdma_verbs::{AsyncEvent, Completion, CqOverrun, QpEvent, QpState, QpType, Qpn, WcOpcode, WcStatus};
 use serde::Serialize;
 
@@ -60,7 +60,7 @@ pub(crate) struct Qp {
     pub(crate) srq: Option<Arc<Srq>>,
     pub(crate) state: Arc<StateCell>,
     /// A requester waits for a receive of this QP: `waiter`.
-    awaited: AtomicBool,
+    awaited: WaitFlag,
     waiter: Mutex<Weak<StateCell>>,
     // Fair: a command must not starve behind the batches of a busy QP.
     pub(crate) responder: FairMutex<Responder>,
@@ -103,7 +103,7 @@ impl Qp {
             recv_cq,
             srq,
             state,
-            awaited: AtomicBool::new(false),
+            awaited: WaitFlag::new(),
             waiter: Mutex::default(),
             responder: FairMutex::new(responder),
         })
@@ -120,7 +120,7 @@ impl Qp {
             state: self.state(),
             qp_type: self.qp_type,
             draining: self.state.is_draining(),
-            awaited: self.awaited.load(Ordering::Relaxed),
+            awaited: self.awaited.is_set(),
             task: self.task().inspect(),
         }
     }
@@ -151,15 +151,13 @@ impl Qp {
     /// Leaves word that `waiter` wants a receive of this QP.
     pub(crate) fn await_receive(&self, waiter: &Arc<StateCell>) {
         *self.waiter.lock() = Arc::downgrade(waiter);
-        self.awaited.store(true, Ordering::SeqCst);
         // The caller looks at the ring again; a post before that saw no mark, a later one sees it.
-        fence(Ordering::SeqCst);
+        self.awaited.set();
     }
 
     /// A receive was posted: wakes who waits for it.
     pub(crate) fn receive_posted(&self) {
-        fence(Ordering::SeqCst);
-        if self.awaited.load(Ordering::SeqCst) && self.awaited.swap(false, Ordering::SeqCst) {
+        if self.awaited.take() {
             let waiter = self.waiter.lock().upgrade();
             if let Some(waiter) = waiter {
                 waiter.task().wake();

@@ -71,6 +71,10 @@ pub(crate) struct RequesterInspect {
     timer_due_in_us: Option<u64>,
     /// The guest wants to hear when the send queue is drained.
     notify_drained: bool,
+    /// Requests that ended with success and datagrams, since RESET.
+    requests: u64,
+    /// Bytes in them.
+    bytes: u64,
 }
 
 /// The request in flight.
@@ -114,6 +118,8 @@ pub(crate) struct Requester {
     pub(super) notify_drained: bool,
     /// Requests that have ended and were not reported yet. Empty while nobody holds the requester.
     pub(crate) pending: PendingCompletions,
+    /// Requests that ended with success and datagrams, since RESET, and the bytes in them.
+    moved: [u64; 2],
 }
 
 impl Requester {
@@ -131,6 +137,7 @@ impl Requester {
             attrs: QpAttrs::default(),
             notify_drained: false,
             pending: PendingCompletions::default(),
+            moved: [0; 2],
         }
     }
 
@@ -153,6 +160,15 @@ impl Requester {
             rnr_retries_left: self.rnr_retries,
             timer_due_in_us: self.armed.map(|armed| due_in_us(armed.deadline)),
             notify_drained: self.notify_drained,
+            requests: self.moved[0],
+            bytes: self.moved[1],
+        }
+    }
+
+    /// Remembers what a batch moved.
+    pub(crate) fn count(&mut self, batch: &Tally) {
+        for (all, more) in self.moved.iter_mut().zip(batch.moved()) {
+            *all = all.wrapping_add(more);
         }
     }
 

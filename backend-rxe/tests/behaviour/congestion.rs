@@ -10,8 +10,8 @@ use pvrdma_verbs::{Gid, GidType, Hca, QpType, QueuePair, SendData, SendOp, UdDes
 use crate::tap::{Tap, tapped_in, tapped_with};
 use crate::world::*;
 use pvrdma_ether_link::Frames;
-use pvrdma_roce::Congestion;
 use pvrdma_roce::wire::{Ecn, Opcode, Packet, build};
+use pvrdma_roce::{Congestion, MEGABIT};
 use pvrdma_rxe::{Clock, PortRules, RxeConfig, VlanMode};
 
 fn address(number: u8) -> Gid {
@@ -234,8 +234,10 @@ fn switched_off_it_only_counts() {
 /// With threads and real time: who waits is woken, both halves.
 #[test]
 fn with_threads() {
-    const LEN: u64 = 1 << 20;
-    let congestion = Congestion { min_rate: 100_000_000, ..Congestion::default() };
+    const LEN: u64 = 1 << 17;
+    // At these rates, which do not grow back, a packet takes longer than any machine needs for it.
+    let (line_rate, min_rate, increase_interval) = (64 * MEGABIT, 16 * MEGABIT, Duration::from_secs(60));
+    let congestion = Congestion { line_rate, min_rate, increase_interval, ..Congestion::default() };
     let rules = || PortRules { congestion: Some(congestion), ..PortRules::default() };
     let config = RxeConfig { workers: 1, ..RxeConfig::default() };
     let rig = rig_on(tapped_with([rules(), rules()], &config, Arc::default()));

@@ -6,6 +6,9 @@ use pvrdma_verbs::{
 };
 
 use crate::world::*;
+use pvrdma_roce::wire::{Network, Packet};
+use pvrdma_verbs::testing::LogLines;
+use pvrdma_verbs::{Gid, MacAddr};
 
 const QKEY: u32 = 0x1234;
 const GSI_QKEY: u32 = 0x8001_0000;
@@ -198,5 +201,58 @@ fn datagrams_to_many_devices_and_to_oneself() {
             assert_eq!(end.scq.poll_statuses(), [(round, WcStatus::Success); 4]);
             assert_eq!(end.rcq.poll().iter().map(|c| c.src_qpn).collect::<Vec<_>>(), qpns);
         }
+    }
+}
+
+/// A datagram to a group leaves for its members beyond the uplink. Without one, or from an address of another kind, it
+/// goes nowhere, which the counter and the log say.
+#[test]
+fn datagrams_to_groups() {
+    let v4: Gid = std::net::IpAddr::from([239, 1, 2, 3]).into();
+    let mut v6 = Gid([0; 16]);
+    (v6.0[0], v6.0[1], v6.0[15]) = (0xff, 0x0e, 7);
+    let own: Gid = "fe80::1".parse::<std::net::IpAddr>().unwrap().into();
+    let group = |dgid, sgid_index, dmac| {
+        let qpn = Qpn::new(0x00ff_ffff);
+        send(UdDestination { qpn, qkey: QKEY, dgid, sgid_index, dmac, hop_limit: 1, ..UdDestination::default() })
+    };
+    let (macs, lines) = ([MacAddr([1, 0, 0x5e, 1, 2, 3]), MacAddr([0x33, 0x33, 0, 0, 0, 7])], LogLines::watch());
+    let (world, node, cable, _uplink) = exposed(10);
+    node.hca.bind_gid(1, own, GidType::RoceV2).unwrap();
+    let end = node.qp(QpType::Ud);
+    end.start_datagrams(QKEY);
+    let memory = node.buffer(4096);
+    for (dgid, index, mac) in [(v4, 0, macs[0]), (v6, 1, macs[1])] {
+        end.submit(1, group(dgid, index, mac), &[memory.sge(0, 100)]);
+        world.settle();
+        assert_eq!(end.scq.one().status, WcStatus::Success);
+        let frames = taken(&cable);
+        let packet = Packet::parse(&frames[0]).unwrap();
+        packet.verify().unwrap();
+        let header = packet.header;
+        assert_eq!((header.ethernet.destination, header.network.destination()), (mac, dgid));
+        assert_eq!(
+            (header.bth.destination.get(), header.network.source()),
+            (0x00ff_ffff, [gid(1), own][index as usize])
+        );
+        assert_eq!(matches!(header.network, Network::V2Ipv4(..)), index == 0);
+    }
+    // Across kinds, and where there is no uplink.
+    let beside = world.node(3);
+    let alone = beside.qp(QpType::Ud);
+    alone.start_datagrams(QKEY);
+    let other = beside.buffer(4096);
+    for (end, node, sge, dgid, text) in [
+        (&end, &node, memory.sge(0, 9), v6, "a datagram to group ff0e::7 cannot come from ::ffff:10.0.0.1"),
+        (&alone, &beside, other.sge(0, 9), v4, "a datagram to group ::ffff:239.1.2.3: members are beyond an uplink"),
+    ] {
+        end.submit(2, group(dgid, 0, macs[0]), &[sge]);
+        world.settle();
+        assert_eq!((end.scq.one().status, taken(&cable).len()), (WcStatus::Success, 0));
+        assert_eq!((node.counter("ud_dropped_no_route"), lines.with(text).len()), (1, 1), "{text}");
+    }
+    // The guest's kernel binds each address of its interface, and one may be a group's (`autojoin`).
+    for group in [v4, v6] {
+        node.hca.bind_gid(2, group, GidType::RoceV2).unwrap();
     }
 }

@@ -153,6 +153,14 @@ impl Frames {
         self.bytes.get_mut(span).unwrap_or_default()
     }
 
+    /// Gives bytes back that were set aside last, and are no frame.
+    #[inline]
+    pub fn release(&mut self, span: Range<usize>) {
+        if span.end == self.used && self.spans.last().is_none_or(|last| last.bytes.end <= span.start) {
+            self.used = span.start.min(self.used);
+        }
+    }
+
     /// Appends a frame that lies in bytes that were set aside. Returns `true` if it does.
     #[inline]
     pub fn mark(&mut self, span: Range<usize>) -> bool {
@@ -244,6 +252,12 @@ mod tests {
         frames.room(span.clone()).copy_from_slice(b"two+one.");
         assert!(frames.mark(span.start + 4..span.start + 7) && frames.mark(span.start..span.start + 3));
         assert!(!frames.mark(span.start..span.end + 1), "not set aside");
+        let (before, spare) = (frames.reserved(), frames.reserve(100));
+        frames.release(spare.start..spare.end - 1);
+        assert_eq!(frames.reserved(), before + 100, "not all of it");
+        frames.release(spare);
+        frames.release(span.clone());
+        assert_eq!(frames.reserved(), before, "there are frames in it");
         assert_eq!(frames.iter_from(1).collect::<Vec<_>>(), [&b"one"[..], b"two"]);
         assert_eq!(frames.bytes(), 7);
     }

@@ -37,7 +37,7 @@ pub mod vxlan;
 use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use pvrdma_verbs::{Counter, MacAddr, Snapshot};
@@ -87,6 +87,13 @@ pub struct LinkInspect {
     pub up: Snapshot<bool>,
 }
 
+/// Who reads the frames of a link: its thread, when the link is readable.
+pub trait LinkReader: Send + Sync {
+    /// Reads what there is on the calling thread, which saves waking the other, and without waiting: if somebody is
+    /// reading, nothing happens.
+    fn read(&self);
+}
+
 /// An end of an Ethernet link. All methods may be called from several threads.
 pub trait Link: Send + Sync + fmt::Debug {
     /// Appends frames that have come, at most `most`.
@@ -112,6 +119,10 @@ pub trait Link: Send + Sync + fmt::Debug {
 
     /// What to wait for.
     fn readiness(&self) -> Readiness;
+
+    /// Names who reads. A link may have him read on a thread that makes frames for it; it is made readable all the same
+    /// if something is left.
+    fn set_reader(&self, _reader: Weak<dyn LinkReader>) {}
 
     /// Frames to these addresses and to groups are wanted. A link may bring others, too.
     ///
@@ -152,6 +163,10 @@ impl<L: Link + ?Sized> Link for Arc<L> {
 
     fn readiness(&self) -> Readiness {
         (**self).readiness()
+    }
+
+    fn set_reader(&self, reader: Weak<dyn LinkReader>) {
+        (**self).set_reader(reader);
     }
 
     fn set_addresses(&self, addresses: &[MacAddr]) -> io::Result<()> {

@@ -1,5 +1,9 @@
 //! The traits between a PCI function and its VMM: this is the whole face of a device towards its host.
 
+use crate::doorbell_window::DoorbellPages;
+#[cfg(doc)]
+use crate::doorbell_window::DoorbellWindow;
+
 /// One base address register.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Bar {
@@ -75,6 +79,11 @@ pub trait PciFunction: Send + Sync {
     /// [`Self::bar_write`] loses nothing but time.
     fn doorbells(&self) -> Vec<Doorbell> {
         Vec::new()
+    }
+
+    /// Its pages of doorbells that may be memory at times, if it has any: see [`DoorbellWindow`]. Never changes.
+    fn doorbell_window(&self) -> Option<DoorbellPages> {
+        None
     }
 
     /// Back to power-on state. No DMA and no interrupt after this returns.

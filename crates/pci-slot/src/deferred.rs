@@ -84,7 +84,8 @@ impl Drop for Bells {
     }
 }
 
-/// Does the deferred work of a slot on the thread of an event manager. While it exists, the guest's processors do none.
+/// Does the deferred work of a slot on the thread of an event manager, or only that of doorbells which are caught:
+/// see [`Slot::deferred`] and [`Slot::doorbells`].
 pub struct DeferredWork {
     slot: Arc<Slot>,
     /// Descriptors of doorbells, with function and what was meant.

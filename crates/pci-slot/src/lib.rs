@@ -83,6 +83,7 @@ mod interrupts;
 pub mod kvm;
 mod msix;
 mod slot;
+mod slot_window;
 mod windows;
 
 pub use bus::{BarMap, ConfigPorts, Ecam, PciBus};
@@ -91,3 +92,4 @@ pub use host_bridge::HostBridge;
 pub use interrupts::{InterruptLine, Message};
 pub use msix::MsixVectors;
 pub use slot::{Slot, SlotBuilder, SlotError};
+pub use slot_window::{PageMapper, SlotWindow};

@@ -2,10 +2,11 @@
 
 use std::fmt;
 use std::io;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
+use pvrdma_handover::Pending;
 use pvrdma_pci_function::{Bar, MsixPlace, PciFunction};
 use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
@@ -13,6 +14,7 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use crate::deferred::{Bells, DeferredWork, DoorbellCatcher};
 use crate::interrupts::InterruptLine;
 use crate::msix::{self, MsixVectors};
+use crate::slot_window::{PageMapper, SlotWindow};
 use crate::windows::{self, Window};
 
 /// Functions of a slot.
@@ -52,6 +54,8 @@ struct Placed {
     msix: Option<MsixPlace>,
     vectors: Arc<MsixVectors>,
     windows: RwLock<Vec<Window>>,
+    /// Its doorbell pages, if they may be memory.
+    doorbells: OnceLock<Arc<SlotWindow>>,
 }
 
 /// Up to eight functions at one place on the bus.
@@ -62,7 +66,7 @@ pub struct Slot {
     /// A subscriber does the deferred work.
     left: AtomicBool,
     /// Functions with such work, a bit for each.
-    pending: AtomicU8,
+    pending: Pending,
     work: EventFd,
 }
 
@@ -127,7 +131,7 @@ impl SlotBuilder {
             functions: placed,
             bells: Mutex::default(),
             left: AtomicBool::new(false),
-            pending: AtomicU8::new(0),
+            pending: Pending::new(),
             work: EventFd::new(EFD_NONBLOCK)?,
         }))
     }
@@ -137,7 +141,7 @@ impl Placed {
     fn new(function: Arc<dyn PciFunction>, vectors: Arc<MsixVectors>) -> Self {
         let (bars, msix) = (function.bars(), function.msix());
         vectors.set_count(msix.map_or(0, |msix| msix.vectors));
-        Self { function, bars, msix, vectors, windows: RwLock::default() }
+        Self { function, bars, msix, vectors, windows: RwLock::default(), doorbells: OnceLock::new() }
     }
 
     /// Tells the vectors what the function's message control register says.
@@ -201,15 +205,41 @@ impl Slot {
     /// # Errors
     /// There are no descriptors left.
     pub fn deferred(self: &Arc<Self>, catcher: Option<Arc<dyn DoorbellCatcher>>) -> io::Result<DeferredWork> {
+        let work = self.subscriber(catcher)?;
+        self.left.store(true, Ordering::Release);
+        Ok(work)
+    }
+
+    /// Leaves only the doorbells that are caught to a subscriber. The work behind any other write is done by whoever
+    /// writes: the guest's processor waits for that, and no other thread has to wake up for it. Right for functions
+    /// whose deferred work is bounded and does not block.
+    ///
+    /// # Errors
+    /// There are no descriptors left.
+    pub fn doorbells(self: &Arc<Self>, catcher: Arc<dyn DoorbellCatcher>) -> io::Result<DeferredWork> {
+        self.subscriber(Some(catcher))
+    }
+
+    fn subscriber(self: &Arc<Self>, catcher: Option<Arc<dyn DoorbellCatcher>>) -> io::Result<DeferredWork> {
         let doorbells = self
             .placed()
             .flat_map(|(index, placed)| placed.function.doorbells().into_iter().map(move |doorbell| (index, doorbell)));
         let new = catcher.map(|catcher| Bells::new(catcher, doorbells)).transpose()?.unwrap_or_default();
         let work = DeferredWork::new(Arc::clone(self), &new)?;
         *self.bells.lock() = new;
-        self.left.store(true, Ordering::Release);
         self.placed().for_each(|(index, placed)| self.move_windows(index, placed));
         Ok(work)
+    }
+
+    /// Lets doorbell pages of a function be memory: pages of `mapper`, which the returned window maps and takes away,
+    /// wherever the guest has put their BAR. `None` for a function that has no such pages, or whose pages somebody has
+    /// already.
+    pub fn doorbell_window(&self, function: usize, mapper: Arc<dyn PageMapper>) -> Option<Arc<SlotWindow>> {
+        let placed = self.function(function)?;
+        let window = Arc::new(SlotWindow::new(mapper, placed.function.doorbell_window()?));
+        placed.doorbells.set(Arc::clone(&window)).ok()?;
+        self.move_windows(function, placed);
+        Some(window)
     }
 
     /// The subscriber has gone: whoever writes does the work.
@@ -228,7 +258,7 @@ impl Slot {
     pub(crate) fn run_left(&self) {
         // First the event, then the bits: what is left from here on signals again.
         let _ = self.work.read();
-        let pending = self.pending.swap(0, Ordering::AcqRel);
+        let pending = self.pending.take();
         for (_, placed) in self.placed().filter(|(index, _)| pending >> index & 1 == 1) {
             placed.function.run_deferred();
         }
@@ -272,6 +302,9 @@ impl Slot {
         let mut bells = self.bells.lock();
         let now = windows::windows(&*placed.function, &placed.bars);
         placed.windows.write().clone_from(&now);
+        if let Some(pages) = placed.doorbells.get() {
+            pages.follow(now.iter().find(|window| window.bar == pages.bar()).map(|window| window.base));
+        }
         bells.follow(function, |bar, offset| {
             let window = now.iter().find(|window| window.bar == bar && offset < window.size)?;
             window.base.checked_add(offset)
@@ -334,8 +367,7 @@ impl Slot {
         if !self.left.load(Ordering::Acquire) {
             return placed.function.run_deferred();
         }
-        let bit = 1 << function;
-        if self.pending.fetch_or(bit, Ordering::AcqRel) & bit == 0 {
+        if self.pending.add(1 << function) {
             // Fails only when it has been signalled more often than anybody can count.
             let _ = self.work.write(1);
         }

@@ -3,14 +3,17 @@
 
 mod common;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use common::{BehindSlot, Line, Machine, SLOT};
 use event_manager::{EventManager, SubscriberOps};
 use parking_lot::Mutex;
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, QpInit, TestDevice, access};
-use pvrdma_pci_slot::{DeferredWork, DoorbellCatcher, Ecam, HostBridge, PciBus, Slot, SlotError};
+use pvrdma_pci_function::DoorbellWindow;
+use pvrdma_pci_slot::{DeferredWork, DoorbellCatcher, Ecam, HostBridge, PageMapper, PciBus, Slot, SlotError};
 use pvrdma_rxe::{Rxe, RxeConfig};
 use pvrdma_vmxnet3::testing::frames::Flow;
 use pvrdma_vmxnet3::testing::{DriverConfig, Guest, RecordingPort, TxPacket};
@@ -308,6 +311,32 @@ fn a_write_does_the_work_itself_when_nobody_else_does() {
     drop(driver);
 }
 
+/// A subscriber for doorbells alone: what is caught is its affair, and any other write does its work itself.
+#[test]
+fn a_write_does_the_work_itself_beside_caught_doorbells() {
+    let Pair { machine, bus, slot, net, port, .. } = pair();
+    place(&bus);
+    let catcher = Arc::new(Recording::default());
+    let mut events: EventManager<DeferredWork> = EventManager::new().unwrap();
+    let id = events.add_subscriber(slot.doorbells(catcher.clone()).unwrap());
+    let mut driver = pvrdma_vmxnet3::testing::Driver::up(&net, DriverConfig::default());
+    enable(&machine, NET);
+    let doorbell = machine.bar(SLOT, NET, 0) + 0x600;
+    let packet = TxPacket::plain(&Flow::TO_PEER.udp(&[7; 100]));
+    driver.tx[0].post(&net.memory, &packet);
+    catcher.ring(doorbell);
+    assert!(port.take().is_empty(), "the subscriber has not run");
+    assert_eq!(events.run_with_timeout(10_000), Ok(1));
+    assert_eq!((port.take().len(), driver.reap(0)), (1, 1));
+
+    driver.tx[0].post(&net.memory, &packet);
+    machine.write(doorbell, 2);
+    assert_eq!(port.take().len(), 1, "done by whoever writes");
+    assert_eq!(events.run_with_timeout(0), Ok(0), "and nothing is left");
+    drop(events.remove_subscriber(id).unwrap());
+    assert!(catcher.addresses().is_empty());
+}
+
 #[test]
 fn slots_that_cannot_be() {
     let bridge = || HostBridge::slot().unwrap();
@@ -321,4 +350,93 @@ fn slots_that_cannot_be() {
     let bus = PciBus::new([with(3, 0).unwrap()]).unwrap();
     assert!(matches!(bus.place_bars(|_| None), Err(SlotError::NoRoom(0x1000))));
     assert!(matches!(bus.place_bars(|_| Some(1 << 32)), Err(SlotError::NoRoom(_))), "a BAR of 32 bits");
+}
+
+/// Pages that are somewhere in the guest's memory space, and what was asked for.
+#[derive(Default)]
+struct Places {
+    at: Mutex<BTreeMap<u32, u64>>,
+    refuses: AtomicBool,
+}
+
+impl PageMapper for Places {
+    fn map(&self, page: u32, address: u64) -> io::Result<()> {
+        self.refuse()?;
+        assert_eq!(self.at.lock().insert(page, address), None, "it is elsewhere already");
+        Ok(())
+    }
+
+    fn unmap(&self, page: u32) -> io::Result<()> {
+        self.refuse()?;
+        assert!(self.at.lock().remove(&page).is_some(), "it is nowhere");
+        Ok(())
+    }
+}
+
+impl Places {
+    fn refuse(&self) -> io::Result<()> {
+        if self.refuses.load(Ordering::SeqCst) { Err(io::Error::other("as the test wants")) } else { Ok(()) }
+    }
+
+    fn all(&self) -> Vec<(u32, u64)> {
+        self.at.lock().iter().map(|(page, address)| (*page, *address)).collect()
+    }
+}
+
+/// Doorbell pages are memory where their BAR is, and nowhere when it has moved, answers no more, or is gone.
+#[test]
+fn doorbell_pages_follow_their_bar() {
+    let Pair { machine, bus, slot, .. } = pair();
+    place(&bus);
+    let places = Arc::new(Places::default());
+    assert!(slot.doorbell_window(NET, places.clone()).is_none(), "a card has none");
+    assert!(slot.doorbell_window(5, places.clone()).is_none(), "nobody is there");
+    let window = slot.doorbell_window(RDMA, places.clone()).unwrap();
+    assert!(slot.doorbell_window(RDMA, places.clone()).is_none(), "they have been taken");
+    assert!(window.map(1).is_err(), "no BAR answers yet");
+    enable(&machine, RDMA);
+    let base = machine.bar(SLOT, RDMA, 2);
+    for page in [1, 7, 1023, 7] {
+        window.map(page).unwrap();
+    }
+    assert_eq!(places.all(), [(1, base + 0x1000), (7, base + 0x7000), (1023, base + 0x3f_f000)]);
+    for page in [0, 1024, u32::MAX] {
+        assert!(window.map(page).is_err(), "the kernel's page traps, and there are no more: {page}");
+        window.unmap(page).unwrap();
+    }
+    window.unmap(7).unwrap();
+    window.unmap(7).unwrap();
+    assert_eq!(places.all().len(), 2);
+
+    // Another register, or the same address again, changes nothing.
+    machine.config_write(SLOT, RDMA, 0x14, &0xd123_4000_u32.to_le_bytes());
+    machine.config_write(SLOT, RDMA, 0x18, &(u32::try_from(base).unwrap() | 4).to_le_bytes());
+    assert_eq!(places.all().len(), 2);
+    machine.config_write(SLOT, RDMA, 0x1c, &[1, 0, 0, 0]);
+    assert!(places.all().is_empty(), "the old place is free before the processor goes on");
+    window.map(1).unwrap();
+    assert_eq!(places.all(), [(1, base + (1 << 32) + 0x1000)]);
+    machine.config_write(SLOT, RDMA, 4, &[4, 0]);
+    assert!(places.all().is_empty() && window.map(1).is_err(), "memory space is disabled");
+    enable(&machine, RDMA);
+    window.map(1).unwrap();
+    bus.reset();
+    assert!(places.all().is_empty(), "no BAR answers after a reset");
+
+    // What could not be taken away is when it can be.
+    machine.config_write(SLOT, RDMA, 0x18, &0xd000_0000_u32.to_le_bytes());
+    enable(&machine, RDMA);
+    window.map(3).unwrap();
+    places.refuses.store(true, Ordering::SeqCst);
+    bus.reset();
+    assert!(window.unmap(3).is_err() && places.all().len() == 1);
+    window.map(3).unwrap();
+    places.refuses.store(false, Ordering::SeqCst);
+    window.unmap(3).unwrap();
+    assert!(places.all().is_empty());
+    machine.config_write(SLOT, RDMA, 0x18, &0xd000_0000_u32.to_le_bytes());
+    enable(&machine, RDMA);
+    window.map(3).unwrap();
+    drop((window, machine, bus, slot));
+    assert!(places.all().is_empty(), "it takes nothing along");
 }

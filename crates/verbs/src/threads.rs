@@ -31,6 +31,10 @@ pub enum ThreadKind {
     Accept,
     /// Serves the client of a device and runs what its guest asks for.
     Connection,
+    /// Looks at the rings of a device whose doorbells are not heard.
+    Doorbells,
+    /// Tells that a doorbell page is touched.
+    DoorbellPages,
     /// Locks a guest's memory.
     Pin,
     /// Writes a capture.
@@ -49,12 +53,14 @@ pub enum ThreadKind {
 
 impl ThreadKind {
     /// All kinds.
-    pub const ALL: [Self; 12] = [
+    pub const ALL: [Self; 14] = [
         Self::Main,
         Self::Launcher,
         Self::Supervisor,
         Self::Accept,
         Self::Connection,
+        Self::Doorbells,
+        Self::DoorbellPages,
         Self::Pin,
         Self::Capture,
         Self::Engine,
@@ -73,6 +79,8 @@ impl ThreadKind {
             Self::Supervisor => "supervisor",
             Self::Accept => "accept",
             Self::Connection => "connection",
+            Self::Doorbells => "doorbells",
+            Self::DoorbellPages => "doorbell-pages",
             Self::Pin => "pin",
             Self::Capture => "capture",
             Self::Engine => "engine",

@@ -100,6 +100,11 @@ impl Gid {
     pub fn is_zero(&self) -> bool {
         self.0 == [0; 16]
     }
+
+    /// Returns `true` for the address of a group: `ff00::/8`, and of IPv4 224.0.0.0/4.
+    pub fn is_multicast(&self) -> bool {
+        self.0[0] == 0xff || self.ipv4().is_some_and(|[first, ..]| first >> 4 == 0xe)
+    }
 }
 
 /// The GID of an IP address (RFC 4291 2.5.5.2 for IPv4: IPv4-mapped), as RoCE v2 has it.
@@ -363,6 +368,24 @@ mod tests {
         assert_eq!(last.plus(2), Psn::new(1));
         assert_eq!(Psn::new(0x7f_ffff).since(first), 0x7f_ffff);
         assert_eq!(Psn::new(0x80_0001).since(first), -0x7f_ffff);
+    }
+
+    /// Every distance, from PSNs at both ends and in the middle: the nearer way round, and the same number back.
+    #[test]
+    fn every_distance_between_two_psns() {
+        const ALL: u32 = 1 << 24;
+        for from in [0, 1, ALL / 2 - 1, ALL / 2, ALL - 1] {
+            for distance in 0..ALL {
+                let (earlier, later) = (Psn::new(from), Psn::new((from + distance) % ALL));
+                let since = if distance < ALL / 2 { i64::from(distance) } else { i64::from(distance) - i64::from(ALL) };
+                assert_eq!(i64::from(later.since(earlier)), since, "{from} + {distance}");
+                assert_eq!(
+                    (earlier.plus(distance), later.precedes(earlier)),
+                    (later, since < 0),
+                    "{from} + {distance}"
+                );
+            }
+        }
     }
 
     #[test]

@@ -1,14 +1,15 @@
 //! `bench`: measurements, their results as JSON.
 //!
 //! Each part returns [`Figure`](figure::Figure)s and is called from [`run`]: [`in_process`] measures the device without
-//! a virtual machine, [`wire`] between two processes of this host or of a guest, [`vm`] and
-//! [`network_card`] between guests, [`host_adapter`] on the adapter of a host. [`paired`] compares two builds of this
-//! program by these figures.
+//! a virtual machine, [`wire`] between two processes of this host or of a guest, [`vm`] and [`network_card`] between
+//! guests, [`kvm`] between guests under KVM, [`host_adapter`] on the adapter of a host. [`paired`] compares two builds
+//! of this program by these figures.
 
 mod chart;
 mod figure;
 mod host_adapter;
 mod in_process;
+mod kvm;
 mod network_card;
 mod paired;
 mod report;
@@ -44,6 +45,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     }
     if !options.no_vm && wanted("card") {
         figures.extend(network_card::measure(runs)?);
+    }
+    if !options.no_vm && wanted("kvm") {
+        figures.extend(kvm::measure(runs)?);
     }
     if !options.no_vm && wanted("guest") {
         figures.extend(wire::measure_in_guest(runs)?);

@@ -45,6 +45,11 @@ impl Case {
         self
     }
 
+    /// The same test, run only when asked for unless it is one of these.
+    pub(crate) fn slow_unless(self, ordinary: &[&str], what_to_do: &'static str) -> Self {
+        if ordinary.contains(&&*self.name) { self } else { self.slow(what_to_do) }
+    }
+
     /// What is in its place when nobody has asked for it: the same unless it is slow.
     pub(crate) fn unasked(self) -> Self {
         match self.slow {

@@ -28,7 +28,11 @@ pub(crate) fn rping(endpoints: &Endpoints<'_>, server: usize) -> Result<String> 
         server: format!("rping -s -a {} -C 50 -V -S 4096", endpoints.address_of(server, server)),
         ready: Ready::ConnectionManager,
         client_vm: endpoints.vms[client],
-        client: format!("rping -c -a {} -C 50 -V -v -S 4096", endpoints.address_of(server, client)),
+        // The beginnings of its lines are enough: all of them take a minute where a line to a guest is a serial port.
+        client: format!(
+            "rping -c -a {} -C 50 -V -v -S 4096 > /tmp/pings; code=$?; cut -c1-40 /tmp/pings; exit $code",
+            endpoints.address_of(server, client)
+        ),
         timeout: endpoints.patience,
     }
     .run()?;

@@ -36,9 +36,9 @@ impl Costs {
         Ok(Self(costs))
     }
 
-    /// Exits of each: post, empty poll, arm.
-    pub(crate) fn each(&self) -> impl Iterator<Item = f64> {
-        self.0.iter().map(|(_, each)| *each)
+    /// What was done, and the exits of each: post, empty poll, arm.
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&'static str, f64)> {
+        self.0.iter().copied()
     }
 }
 
@@ -47,6 +47,13 @@ impl std::fmt::Display for Costs {
         let words: Vec<_> = self.0.iter().map(|(name, each)| format!("{each:.2} per {name}")).collect();
         write!(formatter, "exits {}", words.join(", "))
     }
+}
+
+/// What the guest leaves its processor for, for a report.
+pub(crate) fn report(endpoints: &Endpoints<'_>, exits: &dyn Fn() -> Result<Exits>) -> Result<String> {
+    let costs = Costs::measure(endpoints.vms[0], endpoints.device[0], exits)?;
+    ensure!(costs.each().all(|(_, each)| each < 1.5), "a doorbell stops the processor once: {costs}");
+    Ok(costs.to_string())
 }
 
 /// What a write of eight bytes takes from one guest to the other, in microseconds.

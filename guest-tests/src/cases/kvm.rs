@@ -5,11 +5,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
-use super::exits::{self, Costs};
 use super::programs::{self, Program};
 use super::shared::{Machines, Shared};
-use super::{kernel_log, nvme};
-use crate::pair::PVRDMA_DEVICE;
+use super::{exits, kernel_log, nvme};
+use crate::kvm_bed::{KvmBeds, VMM_GUESTS};
 use crate::vm::Vm;
 use crate::vmm_pair::VmmPair;
 
@@ -21,11 +20,16 @@ impl Machines for VmmPair {
     fn diagnosis(&self) -> String {
         self.diagnosis()
     }
+
+    fn are_lost(&self) -> bool {
+        self.host().is_some_and(Vm::has_ended)
+    }
 }
 
 /// What only looks first, what kills last.
-pub(crate) fn cases() -> Vec<Case> {
-    let shared = Shared::new(VmmPair::boot);
+pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
+    let (for_pair, for_lonely) = (beds.clone(), beds.clone());
+    let shared = Shared::new(move |image| VmmPair::boot(image, &for_pair));
     let mut cases = vec![shared.case("kvm/boot", boot)];
     // Each takes several times as long as in a pair of guests: one way shows that both are there.
     let connected: Vec<_> = programs::CONNECTED.into_iter().map(Program::one_way).collect();
@@ -34,20 +38,39 @@ pub(crate) fn cases() -> Vec<Case> {
     cases.extend(programs::cases("kvm", &connected, &shared, run));
     cases.extend(programs::cases("kvm", &datagrams, &shared, run));
     cases.push(shared.case("kvm/network", network));
-    cases.push(shared.case("kvm/exits", exits_of_doorbells));
+    cases.push(shared.case("kvm/exits", |pair| exits::report(&pair.endpoints()?, &|| pair.exits())));
     cases.push(shared.case("kvm/nvme-fio-verify", |pair| nvme::between(pair.vms(), pair.addresses()[0], 16)));
     // Over the wire, with a guest of a daemon.
     let run = |pair: &VmmPair, program: &Program, server: usize| program.run(&pair.uplink_endpoints()?, server);
     cases.extend(programs::cases("kvm/uplink", &programs::PATIENT, &shared, run));
     cases.extend(programs::cases("kvm/uplink", &datagrams, &shared, run));
+    cases.push(shared.case("kvm/uplink/nvme-fio-verify", |pair| {
+        let endpoints = pair.uplink_endpoints()?;
+        nvme::between(endpoints.vms, endpoints.tcp[0], 16)
+    }));
     cases.push(shared.case("kvm/reboot", reboot));
     cases.push(shared.last_case("kvm/killed", killed));
-    cases.push(Shared::new(VmmPair::boot_alone).last_case("kvm/powered-off", powered_off));
-    cases.into_iter().map(|case| case.slow(WHEN)).collect()
+    let lonely = Shared::new(move |image| VmmPair::boot_alone(image, &for_lonely));
+    cases.push(lonely.last_case("kvm/powered-off", powered_off));
+    cases.into_iter().map(|case| case.slow_unless(&ORDINARY, WHEN)).collect()
 }
 
-/// Minutes for a boot where virtualisation is emulated.
-const WHEN: &str = "takes minutes; runs when asked for: --only kvm/";
+/// What runs unasked: each operation, doorbells, and the end of the VMM.
+pub(super) const ORDINARY: [&str; 11] = [
+    "kvm/boot",
+    "kvm/rc_pingpong/a-to-b",
+    "kvm/send_bw/a-to-b",
+    "kvm/write_bw/a-to-b",
+    "kvm/read_bw/a-to-b",
+    "kvm/atomic_bw/a-to-b",
+    "kvm/rping/a-to-b",
+    "kvm/ud_pingpong/a-to-b",
+    "kvm/network",
+    "kvm/exits",
+    "kvm/killed",
+];
+/// Where virtualisation is emulated each takes seconds, a reboot half a minute.
+const WHEN: &str = "takes minutes with the others; runs when asked for: --only kvm/";
 
 /// Both functions are where the driver wants them, with MSI-X, and the VMM found real KVM.
 fn boot(pair: &VmmPair) -> Result<String> {
@@ -64,10 +87,9 @@ fn boot(pair: &VmmPair) -> Result<String> {
             bail!("{}: interrupts:\n{}", vm.name(), vm.run("cat /proc/interrupts")?);
         }
     }
-    pair.host().map_or(Ok(()), |host| kernel_log::check(host.vm()))?;
+    pair.host().map_or(Ok(()), kernel_log::check)?;
     let exits = pair.exits()?;
-    let exits: Vec<_> = exits.iter().map(|exits| format!("{} ({} to memory space)", exits.all, exits.mmio)).collect();
-    Ok(format!("{}, exits {}", pair.description(), exits.join(" and ")))
+    Ok(format!("{}, {} exits ({} to memory space)", pair.description(), exits.all, exits.mmio))
 }
 
 /// What the network card carries: small packets, and some that are cut.
@@ -82,16 +104,6 @@ fn network(pair: &VmmPair) -> Result<String> {
         }
     }
     Ok(String::new())
-}
-
-/// What the guest leaves its processor for, counted by KVM, and what a write takes.
-fn exits_of_doorbells(pair: &VmmPair) -> Result<String> {
-    let [a, _] = pair.vms();
-    let exits = || pair.exits()?.first().copied().context("KVM counts for no VM");
-    let costs = Costs::measure(a, PVRDMA_DEVICE, &exits)?;
-    ensure!(costs.each().all(|each| each < 1.5), "a doorbell stops the processor once: {costs}");
-    let latency = exits::write_latency(&pair.endpoints()?)?;
-    Ok(format!("{costs}; a write of 8 bytes {latency:.0} us"))
 }
 
 fn reboot(pair: &VmmPair) -> Result<String> {
@@ -112,7 +124,7 @@ fn powered_off(pair: &mut VmmPair) -> Result<String> {
     b.run("rdma link show")?;
     let _job = power_off(b)?;
     let said = pair.ended()?;
-    for name in ["a", "b"] {
+    for name in VMM_GUESTS {
         ensure!(said.contains(&format!("{name}: powered off")), "what the VMM said:\n{said}");
     }
     Ok(String::new())
@@ -130,7 +142,7 @@ fn killed(pair: &mut VmmPair) -> Result<String> {
     b.wait_until("rdma resource show qp | grep -q RTS", Duration::from_secs(120))?;
     pair.kill()?;
     let Some(host) = pair.host() else { return Ok("gone".to_owned()) };
-    host.vm().wait_until("! pidof pvrdma-vmm", Duration::from_secs(60))?;
-    kernel_log::check(host.vm())?;
+    host.wait_until("! pidof pvrdma-vmm", Duration::from_secs(60))?;
+    kernel_log::check(host)?;
     Ok("gone, and the host's kernel has nothing to say".to_owned())
 }

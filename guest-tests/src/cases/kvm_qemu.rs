@@ -6,7 +6,7 @@ use super::case::Case;
 use super::exchange::{Programs, Ready};
 use super::programs::{self, EACH_OPERATION, Program};
 use super::shared::{Machines, Shared};
-use super::{kernel_log, nvme};
+use super::{exits, kernel_log, nvme};
 use crate::kvm_bed::KvmBeds;
 use crate::kvm_qemu::KvmQemuPair;
 use crate::pair::PVRDMA_DEVICE;
@@ -20,6 +20,10 @@ impl Machines for KvmQemuPair {
     fn diagnosis(&self) -> String {
         self.diagnosis()
     }
+
+    fn are_lost(&self) -> bool {
+        self.host().is_some_and(Vm::has_ended)
+    }
 }
 
 /// What only looks first, what kills last.
@@ -29,14 +33,23 @@ pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
     let mut cases = vec![shared.case("kvm/qemu/boot", boot)];
     let run = |pair: &KvmQemuPair, program: &Program, server: usize| program.run(&pair.endpoints()?, server);
     cases.extend(programs::cases("kvm/qemu", &EACH_OPERATION, &shared, run));
+    cases.push(shared.case("kvm/qemu/exits", |pair| exits::report(&pair.endpoints()?, &|| pair.exits(0))));
     cases.push(shared.case("kvm/qemu/nvme-fio-verify", |pair| nvme::between(pair.vms(), pair.endpoints()?.tcp[0], 16)));
     cases.push(shared.case("kvm/qemu/reboot", reboot));
     cases.push(shared.last_case("kvm/qemu/killed", killed));
-    cases.into_iter().map(|case| case.slow(WHEN)).collect()
+    cases.into_iter().map(|case| case.slow_unless(&ORDINARY, WHEN)).collect()
 }
 
-/// Minutes where virtualisation is emulated.
-const WHEN: &str = "takes minutes; runs when asked for: --only kvm/qemu";
+/// What runs unasked.
+pub(super) const ORDINARY: [&str; 5] = [
+    "kvm/qemu/boot",
+    "kvm/qemu/rc_pingpong/a-to-b",
+    "kvm/qemu/write_bw/a-to-b",
+    "kvm/qemu/rping/a-to-b",
+    "kvm/qemu/exits",
+];
+/// Where virtualisation is emulated each takes seconds, a boot half a minute.
+const WHEN: &str = "takes minutes with the others; runs when asked for: --only kvm/qemu";
 
 /// The drivers have bound, and KVM runs both guests.
 fn boot(pair: &KvmQemuPair) -> Result<String> {

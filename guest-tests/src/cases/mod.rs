@@ -6,6 +6,7 @@ mod cloud_hypervisor;
 mod connection;
 mod daemon;
 mod dissect;
+mod doorbells;
 mod errors;
 mod exchange;
 pub(crate) mod exits;
@@ -16,6 +17,7 @@ mod interop;
 mod inventory;
 mod kernel_log;
 mod kvm;
+mod kvm_doorbells;
 mod kvm_qemu;
 mod lab;
 mod lifecycle;
@@ -26,6 +28,7 @@ mod nested;
 mod networks;
 mod nic;
 mod nvme;
+mod package;
 mod packets;
 pub(crate) mod perftest;
 mod pingpong;
@@ -65,6 +68,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(sockets::cases());
         cases.extend(readme::cases());
         cases.extend(lab::cases());
+        cases.extend(package::cases());
         cases.extend(interop::cases());
         cases.extend(host_adapter::cases());
         cases.extend(host_adapter_cm::cases());
@@ -72,9 +76,11 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(networks::cases());
         cases.extend(nic::cases());
         cases.extend(qemu_nic::cases());
-        cases.extend(kvm::cases());
+        cases.extend(doorbells::cases());
         let beds = KvmBeds::default();
+        cases.extend(kvm::cases(&beds));
         cases.extend(kvm_qemu::cases(&beds));
+        cases.extend(kvm_doorbells::cases(&beds));
         cases.extend(cloud_hypervisor::cases(&beds));
         cases.extend(nested::cases());
     }
@@ -84,4 +90,22 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
 /// The names of all cases, in their order.
 pub(crate) fn names() -> Vec<String> {
     all(LinkKind::Pvrdma).into_iter().map(|case| case.name).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_runs_unasked_under_kvm_is_there() {
+        let ordinary = [&kvm::ORDINARY[..], &kvm_qemu::ORDINARY].concat();
+        let cases = all(LinkKind::Pvrdma);
+        let unasked: Vec<_> =
+            cases.iter().filter(|case| case.slow.is_none() && case.name.starts_with("kvm/")).collect();
+        for name in &ordinary {
+            assert!(unasked.iter().any(|case| case.name == *name), "there is no case {name}");
+        }
+        // And the one that needs a binary of somebody else's.
+        assert_eq!(unasked.len(), ordinary.len() + 1);
+    }
 }

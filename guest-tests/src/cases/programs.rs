@@ -120,9 +120,21 @@ pub(crate) const EACH_OPERATION: [Program; 7] = [
     RPING.one_way(),
 ];
 
+/// Programs that poll and programs that sleep, with connections, datagrams and shared receive queues, one way.
+pub(crate) const POLL_AND_SLEEP: [Program; 7] = [
+    pingpong("rc_pingpong", "ibv_rc_pingpong", "-c -n 200").one_way(),
+    pingpong("rc_pingpong-events", "ibv_rc_pingpong", "-c -e -n 100").one_way(),
+    pingpong("ud_pingpong", "ibv_ud_pingpong", "-s 1024 -n 50").one_way(),
+    pingpong("srq_pingpong-events", "ibv_srq_pingpong", "-e -n 50 -q 4").one_way(),
+    perftest("write_lat", "ib_write_lat", "-C -n 100 -s 8").one_way(),
+    perftest("send_bw-events", "ib_send_bw", "-e -n 50 -s 65536").one_way(),
+    RPING.one_way(),
+];
+
 /// Programs whose connections wait for seconds: for a wire between machines of which one stands still now and then. The
 /// ping-pongs give up after half a second.
-pub(crate) const PATIENT: [Program; 7] = [
+pub(crate) const PATIENT: [Program; 8] = [
+    pingpong("rc_pingpong", "ibv_rc_pingpong", "-c -n 50").one_way(),
     perftest("send_bw", "ib_send_bw", "-u 20 -n 20 -s 65536").one_way(),
     perftest("write_bw", "ib_write_bw", "-u 20 -n 20 -s 65536").one_way(),
     perftest("read_bw", "ib_read_bw", "-u 20 -n 20 -s 65536").one_way(),

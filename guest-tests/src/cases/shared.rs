@@ -19,7 +19,17 @@ pub(crate) trait Machines: 'static {
 
     /// What helps to understand a failure, beside what the programs and the guests say.
     fn diagnosis(&self) -> String;
+
+    /// Returns `true` if the host under them has broken down, which says nothing about a test.
+    fn are_lost(&self) -> bool {
+        false
+    }
 }
+
+/// How often a test is started whose host breaks down. A machine that emulates virtualisation does at times.
+const ATTEMPTS: u32 = 3;
+/// What is said then.
+const LOST: &str = "the host has broken down, it is booted once more";
 
 /// Starts machines and brings everything up.
 type Boot<M> = Box<dyn Fn(&GuestImage) -> Result<M>>;
@@ -53,19 +63,36 @@ impl<M: Machines> Shared<M> {
         Case::alone(name, move |image| {
             let kept = shared.machines.borrow_mut().take();
             let mut machines = kept.map_or_else(|| shared.start(image), Ok)?;
+            for _ in 1..ATTEMPTS {
+                match run(&mut machines) {
+                    Err(error) if machines.are_lost() => log::warn!("{LOST}: {}", causes(&error)),
+                    result => return result.with_context(|| machines.diagnosis()),
+                }
+                machines = shared.start(image)?;
+            }
             run(&mut machines).with_context(|| machines.diagnosis())
         })
     }
 
     fn run(&self, image: &GuestImage, run: &dyn Fn(&M) -> Result<String>) -> Result<String> {
         let mut slot = self.machines.borrow_mut();
-        let machines = match &*slot {
-            Some(machines) => machines,
-            None => slot.insert(self.start(image)?),
+        let mut attempts = 1..ATTEMPTS;
+        let (machines, error) = loop {
+            let machines = match slot.take() {
+                Some(machines) => machines,
+                None => self.start(image)?,
+            };
+            let machines = slot.insert(machines);
+            match judge(machines, run) {
+                Err(error) if machines.are_lost() && attempts.next().is_some() => {
+                    log::warn!("{LOST}: {}", causes(&error));
+                    *slot = None;
+                }
+                Err(error) => break (machines, error),
+                passed => return passed,
+            }
         };
-        let judged = judge(machines, run);
-        let Err(error) = &judged else { return judged };
-        let mut text = format!("{}\n{}", causes(error), machines.diagnosis());
+        let mut text = format!("{}\n{}", causes(&error), machines.diagnosis());
         let broken: Vec<String> = machines.vms().into_iter().filter(|vm| !is_healthy(vm)).map(Vm::diagnosis).collect();
         // A guest that does not answer any more must not fail the other cases, too.
         if !broken.is_empty() {
@@ -80,14 +107,23 @@ impl<M: Machines> Shared<M> {
         if self.boot_failures.get() >= 2 {
             return Err(anyhow!("not run: the guests cannot be booted, see above"));
         }
-        let booted = (self.boot)(image).inspect_err(|error| {
+        for _ in 1..ATTEMPTS {
+            let booted = self.boot(image)?;
+            match check_logs(&booted).context("at boot") {
+                Err(error) if booted.are_lost() => log::warn!("{LOST}: {}", causes(&error)),
+                checked => return checked.map(|()| booted),
+            }
+        }
+        self.boot(image)
+    }
+
+    fn boot(&self, image: &GuestImage) -> Result<M> {
+        (self.boot)(image).inspect_err(|error| {
             // What cannot run here has not failed.
             if error.downcast_ref::<Skipped>().is_none() {
                 self.boot_failures.set(self.boot_failures.get() + 1);
             }
-        })?;
-        check_logs(&booted).context("at boot")?;
-        Ok(booted)
+        })
     }
 }
 

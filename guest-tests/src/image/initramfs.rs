@@ -37,12 +37,40 @@ pub(crate) fn build(image: &GuestImage, _log: &StepLog) -> Result<()> {
 }
 
 /// Appends a second archive with one executable to a copy of the first stage; the kernel unpacks both.
-pub(crate) fn append_file(initramfs: &Path, name: &str, from: &Path) -> Result<()> {
+pub(crate) fn append_program(initramfs: &Path, name: &str, from: &Path) -> Result<()> {
+    let program = loaded_part(read(from)?).with_context(|| format!("{} is no program", from.display()))?;
     let file =
         File::options().append(true).open(initramfs).with_context(|| format!("cannot open {}", initramfs.display()))?;
     let mut archive = CpioWriter::new(io::BufWriter::new(file));
-    archive.file(name, 0o755, &read(from)?)?;
+    archive.file(name, 0o755, &program)?;
     archive.finish()
+}
+
+/// What a processor sees of a program (ELF, 64 bit, little-endian), without the symbols behind it: these are most of
+/// it, and a guest would keep them in its memory, twice while it boots.
+fn loaded_part(mut program: Vec<u8>) -> Option<Vec<u8>> {
+    fn at<const N: usize>(bytes: &[u8], offset: usize) -> Option<[u8; N]> {
+        bytes.get(offset..)?.first_chunk().copied()
+    }
+    let long = |offset| usize::try_from(u64::from_le_bytes(at(&program, offset)?)).ok();
+    let short = |offset| Some(usize::from(u16::from_le_bytes(at(&program, offset)?)));
+    if !program.starts_with(b"\x7fELF\x02\x01") {
+        return None;
+    }
+    // Of the table of segments: where it is, how long an entry is, how many there are.
+    let (table, size, count) = (long(32)?, short(54)?, short(56)?);
+    let mut end = table.checked_add(size.checked_mul(count)?)?;
+    for index in 0..count {
+        let entry = table + index * size;
+        // A segment's offset in the file, and its length there.
+        end = end.max(long(entry + 8)?.checked_add(long(entry + 32)?)?);
+    }
+    program.get(..end)?;
+    program.truncate(end);
+    // There is no table of sections any more: offset, number, and the index of their names.
+    program.get_mut(40..48)?.fill(0);
+    program.get_mut(60..64)?.fill(0);
+    Some(program)
 }
 
 fn read(path: &Path) -> Result<Vec<u8>> {
@@ -137,6 +165,24 @@ exec switch_root /root /bed/init
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_runs_without_its_symbols() {
+        let own = std::fs::read("/proc/self/exe").unwrap();
+        let before = own.len();
+        let loaded = loaded_part(own).unwrap();
+        assert!(loaded.len() < before, "{before} bytes, and all are loaded");
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("program");
+        std::fs::write(&path, &loaded).unwrap();
+        std::fs::set_permissions(&path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        let output = std::process::Command::new(&path).args(["--list", "without_its_symbols"]).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        assert!(String::from_utf8_lossy(&output.stdout).contains("a_program_runs_without_its_symbols"));
+        for length in [0, 4, 60, 100] {
+            assert_eq!(loaded_part(loaded[..length].to_vec()), None, "{length} bytes of a program");
+        }
+    }
 
     #[test]
     fn entries_are_aligned() {

@@ -13,7 +13,9 @@ mod programs;
 mod root_disk;
 mod roots;
 mod steps;
+mod systemd_disk;
 
 pub(crate) use disk::Disk;
 pub(crate) use guest_image::GuestImage;
-pub(crate) use initramfs::append_file;
+pub(crate) use initramfs::append_program;
+pub(crate) use systemd_disk::SystemdDisk;

@@ -139,7 +139,8 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn copy_tree(log: &StepLog, from: &Path, to: &Path) -> Result<()> {
+/// Makes a copy of a directory with everything in it.
+pub(crate) fn copy_tree(log: &StepLog, from: &Path, to: &Path) -> Result<()> {
     remove_tree(to)?;
     log.run(Command::new("cp").arg("-a").arg(from).arg(to))
 }

@@ -82,6 +82,8 @@ pub(crate) struct VmBuilder {
     pub(super) empty_slot: bool,
     /// Hardware address of the card that leads to this machine.
     pub(super) user_network: Option<String>,
+    /// Another root file system than the image's.
+    pub(super) root_disk: Option<PathBuf>,
     pub(super) disk: Option<PathBuf>,
     pub(super) folder: Option<Folder>,
     /// Names of serial ports, and the sockets that they lead to.
@@ -90,6 +92,10 @@ pub(crate) struct VmBuilder {
     pub(super) patience: u32,
     /// KVM runs it, whatever this machine has.
     pub(super) kvm: bool,
+    /// QEMU ends when the guest's kernel panics, or the machine is reset.
+    pub(super) ends_with_guest: bool,
+    /// The kernel's timer interrupts every processor at fixed times.
+    pub(super) ticks: bool,
 }
 
 /// Who QEMU runs as. It may read every file, as those of the image are where only their owner finds them, and write to
@@ -120,12 +126,15 @@ impl VmBuilder {
             more_cards: Vec::new(),
             empty_slot: false,
             user_network: None,
+            root_disk: None,
             disk: None,
             folder: None,
             ports: Vec::new(),
             run_as: None,
             patience: 1,
             kvm: false,
+            ends_with_guest: false,
+            ticks: false,
         }
     }
 
@@ -203,6 +212,12 @@ impl VmBuilder {
         self
     }
 
+    /// Boots another root file system than the image's.
+    pub(crate) fn root_disk(mut self, disk: &Path) -> Self {
+        self.root_disk = Some(disk.to_owned());
+        self
+    }
+
     /// Adds a second disk, read only: `/dev/vdb`.
     pub(crate) fn disk(mut self, image: &Path) -> Self {
         self.disk = Some(image.to_owned());
@@ -230,6 +245,18 @@ impl VmBuilder {
     /// Everything may take so many times longer than usual.
     pub(crate) fn patience(mut self, times: u32) -> Self {
         self.patience = times;
+        self
+    }
+
+    /// QEMU ends when the guest's kernel panics, or the machine is reset for whatever reason.
+    pub(crate) fn ends_with_guest(mut self) -> Self {
+        self.ends_with_guest = true;
+        self
+    }
+
+    /// The kernel's timer interrupts every processor at fixed times, whether somebody waits for that or not.
+    pub(crate) fn ticks(mut self) -> Self {
+        self.ticks = true;
         self
     }
 }

@@ -2,6 +2,7 @@
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -108,6 +109,13 @@ impl Channel {
         self.lock().closed
     }
 
+    /// Ends the line, as far as this end is concerned: what is behind it may connect again. The thread that listens has
+    /// the socket, too, so dropping this one would not do.
+    pub(crate) fn close(&self) {
+        // It is closed already if the machine has gone first.
+        let _ = self.writer.lock().unwrap_or_else(PoisonError::into_inner).shutdown(Shutdown::Both);
+    }
+
     /// Forgets a job's output.
     pub(crate) fn forget(&self, id: u64) {
         self.lock().jobs.remove(&id);
@@ -191,5 +199,22 @@ impl State {
                 }
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+
+    use super::*;
+
+    #[test]
+    fn a_line_that_was_closed_ends_at_the_other_end() {
+        let (ours, mut theirs) = UnixStream::pair().unwrap();
+        let channel = Channel::new(ours).unwrap();
+        channel.close();
+        assert_eq!(theirs.read(&mut [0; 1]).unwrap(), 0);
+        assert!(!channel.wait_boots(1, Duration::from_secs(60)), "whoever waits learns it");
+        assert!(channel.is_closed());
     }
 }

@@ -127,6 +127,12 @@ impl Vm {
         self.process.lock().unwrap_or_else(PoisonError::into_inner).exited().is_none()
     }
 
+    /// Whether QEMU has ended, for who has just lost the line to it or to something in it: that goes a moment before.
+    pub(crate) fn has_ended(&self) -> bool {
+        let mut process = self.process.lock().unwrap_or_else(PoisonError::into_inner);
+        process.wait(Duration::from_secs(1)).is_some()
+    }
+
     /// What runs it, for machines that end with it.
     pub(crate) fn process(&self) -> Arc<Mutex<BoundChild>> {
         Arc::clone(&self.process)
@@ -191,5 +197,11 @@ impl Vm {
         }
         log::info!("{}: up {:.1} s after the start of QEMU", self.name, self.started.elapsed().as_secs_f64());
         Ok(())
+    }
+}
+
+impl Drop for Vm {
+    fn drop(&mut self) {
+        self.channel.close();
     }
 }

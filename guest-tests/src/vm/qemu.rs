@@ -92,12 +92,15 @@ impl Line<'_> {
 pub(super) fn boot_arguments(vm: &VmBuilder, initramfs: &Path, agent: Line<'_>, console: &Path) -> Vec<String> {
     let mut arguments = Arguments(vec!["-nodefaults".to_owned(), "-no-user-config".to_owned()]);
     arguments.add("display", "none");
+    if vm.ends_with_guest {
+        arguments.add("action", "reboot=shutdown");
+    }
     arguments.add("kernel", vm.image.kernel().display().to_string());
     arguments.add("initrd", initramfs.display().to_string());
     arguments.add("append", kernel_command_line(vm));
     arguments.add("chardev", format!("file,id=console,path={}", console.display()));
     arguments.add("serial", "chardev:console");
-    let disk = vm.image.root_disk();
+    let disk = vm.root_disk.clone().unwrap_or_else(|| vm.image.root_disk());
     arguments.add("drive", format!("if=none,id=root,format=raw,readonly=on,cache=unsafe,file={}", disk.display()));
     arguments.add("device", "virtio-blk-pci,drive=root");
     if let Some(disk) = &vm.disk {
@@ -151,8 +154,10 @@ fn memory_object(vm: &VmBuilder) -> String {
 fn kernel_command_line(vm: &VmBuilder) -> String {
     let iommu = if vm.iommu { " intel_iommu=on iommu.strict=1" } else { "" };
     // Mitigations cost emulated time and protect nothing here. After a panic the guest stands still,
-    // so that its console can be read; we look for the message.
-    format!("console=ttyS0 panic=0 mitigations=off nokaslr net.ifnames=0{iommu}")
+    // so that its console can be read; we look for the message. Or it resets the machine at once, see `boot_arguments`.
+    let panic = if vm.ends_with_guest { -1 } else { 0 };
+    let tick = if vm.ticks { " highres=off nohz=off" } else { "" };
+    format!("console=ttyS0 panic={panic} mitigations=off nokaslr net.ifnames=0{iommu}{tick}")
 }
 
 fn netdev(index: usize, nic: &Nic) -> String {

@@ -13,7 +13,7 @@ use super::builder::{RunAs, VmBuilder};
 use super::channel::Channel;
 use super::machine::Vm;
 use super::qemu::{self, Line};
-use crate::image::append_file;
+use crate::image::append_program;
 use crate::process::BoundChild;
 
 impl VmBuilder {
@@ -78,7 +78,7 @@ impl VmBuilder {
         std::fs::copy(self.image.initramfs(), &initramfs)
             .with_context(|| format!("cannot write {}", initramfs.display()))?;
         let program = std::env::current_exe().context("cannot find this program")?;
-        append_file(&initramfs, "guest-tests", &program)?;
+        append_program(&initramfs, "guest-tests", &program)?;
         let (console, qemu_log, monitor) = (file("console"), file("qemu.log"), file("monitor"));
         Ok(Prepared { builder: self, listener, agent_socket, initramfs, console, qemu_log, monitor })
     }

@@ -28,7 +28,9 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     let handle = vacancy.handle;
     let ring = CqRing::new(handle, cqe, pages, owner != KERNEL, Arc::clone(&core.hub))?;
     let verbs = core.hca.create_cq(Arc::<CqRing>::clone(&ring) as Arc<dyn CompletionSink>)?;
-    core.objects.cqs.insert(vacancy, Arc::new(Cq { owner, ring, verbs, _charge: charge }));
+    let cq = Arc::new(Cq { owner, ring, verbs, _charge: charge });
+    core.objects.cqs.insert(vacancy, Arc::clone(&cq));
+    core.watch_new_cq(&cq);
     Ok(Response::new(&CreateCqResp { cq_handle: handle, cqe }).created(Created::Cq(handle)))
 }
 

@@ -1,8 +1,8 @@
 //! CREATE_SRQ, MODIFY_SRQ, QUERY_SRQ and DESTROY_SRQ (section 4.6).
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
 
+use pvrdma_handover::Pending;
 use pvrdma_verbs::{Hca, Object, SharedReceiveQueue, SrqInit};
 
 use super::cq::{ring_pages, ring_pages_of};
@@ -39,13 +39,16 @@ pub(super) fn create<H: Hca>(core: &Core<H>, _session: &Session, request: &Creat
     let pages = ring_pages(core, pdir_dma, nchunks, needed)?;
     let charge = core.charge(Object::Srq(max_wr), &[&pages])?;
     let element_pages = pages.pages().saturating_sub(1);
-    let queue = Box::new(RecvRing::new(pages, 1, element_pages, max_wr, max_sge)?);
-    let words = queue.words();
+    let mut queue = Box::new(RecvRing::new(pages, 1, element_pages, max_wr, max_sge)?);
+    let (words, progress) = (queue.words(), core.may_watch(pd.owner).then(|| queue.watch()));
     let handle = vacancy.handle;
     let init = SrqInit { cookie: handle, pd: &pd.verbs, queue, limit: srq_limit, max_wr, max_sge };
     let verbs = core.hca.create_srq(init)?;
-    let srq = Srq { handle, pd, verbs, words, max_wr, max_sge, pending_doorbells: AtomicU8::new(0), _charge: charge };
-    core.objects.srqs.insert(vacancy, Arc::new(srq));
+    let pending_doorbells = Pending::new();
+    let srq = Srq { handle, pd, verbs, words, progress, max_wr, max_sge, pending_doorbells, _charge: charge };
+    let srq = Arc::new(srq);
+    core.objects.srqs.insert(vacancy, Arc::clone(&srq));
+    core.watch_new_srq(&srq);
     Ok(Response::new(&CreateSrqResp { srqn: handle }).created(Created::Srq(handle)))
 }
 

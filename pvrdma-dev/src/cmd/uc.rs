@@ -22,7 +22,9 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
     if !core.uar.bind(page, vacancy.handle) {
         return Err(invalid);
     }
-    core.objects.contexts.insert(vacancy, Arc::new(Context { uar_page: page }));
+    // What the last process left in the page is gone before this one can look at it.
+    core.renew_page(page);
+    core.objects.contexts.insert(vacancy, Arc::new(Context::new(page)));
     let handle = vacancy.handle;
     Ok(Response::new(&CreateUcResp { ctx_handle: handle }).created(Created::Context(handle)))
 }

@@ -1,13 +1,13 @@
 //! A queue pair.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
 
 use pvrdma_guest_memory::Charge;
+use pvrdma_handover::Pending;
 use pvrdma_verbs::{Hca, QpCaps, QpType};
 
 use super::{Cq, Pd, Srq};
-use crate::ring::{RingWords, StateWords};
+use crate::ring::{Progress, RingWords, StateWords};
 
 /// Handle of the general services QP. Versions before 20 need handle and number to be equal, and its number is 1.
 pub(crate) const GSI_HANDLE: u32 = 1;
@@ -31,10 +31,14 @@ pub(crate) struct Qp<H: Hca> {
     pub(crate) verbs: H::Qp,
     /// Bus address of the page with the indices of its rings.
     pub(crate) state_page: u64,
+    /// How far its send ring was looked at, if it may be watched.
+    pub(crate) send_progress: Option<Progress>,
+    /// How far its receive ring was looked at, if it has one that may be watched.
+    pub(crate) recv_progress: Option<Progress>,
     /// Sizes as created.
     pub(crate) caps: QpCaps,
     /// Doorbells that were not passed on yet: bits of [`crate::pending_doorbells`].
-    pub(crate) pending_doorbells: AtomicU8,
+    pub(crate) pending_doorbells: Pending,
     /// What is kept for it.
     pub(crate) _charge: Charge,
 }

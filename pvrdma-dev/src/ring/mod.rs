@@ -6,6 +6,8 @@
 //! the device's own word is written to the state page: a user queue's page may be one that its process must not be able
 //! to change through us (spec §13 B10).
 
+mod progress;
+
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::{Direction, DmaError, DmaSpace, DmaView, PAGE_SIZE, PageList};
@@ -16,6 +18,8 @@ use vm_memory::{ByteValued, VolatileSlice};
 
 use crate::abi::ring::{PROD_TO_CONS, RX_PROD_TAIL, TX_PROD_TAIL};
 use crate::abi::wqe::{RQ_HEADER, SGE_SIZE, SQ_HEADER};
+
+pub(crate) use progress::{Progress, Seen};
 
 /// Largest ring; twice as much must fit an index.
 const MAX_ENTRIES: u32 = 1 << 30;
@@ -248,6 +252,15 @@ impl RingWords {
         Self { entries, prod_tail: state_page | words.prod_tail() }
     }
 
+    /// Loads the producer's index as it is, valid or not.
+    ///
+    /// # Errors
+    /// The ring's memory has gone.
+    #[inline]
+    pub(crate) fn producer_index(self, view: &DmaView<'_>) -> Result<u32, DmaError> {
+        view.load_u32(self.prod_tail, Ordering::Acquire)
+    }
+
     /// Bus address of the state page.
     pub(crate) const fn state_page(self) -> u64 {
         self.prod_tail & !(PAGE_SIZE - 1)
@@ -280,6 +293,8 @@ pub(crate) struct ConsumerRing {
     head: u32,
     /// An invalid index was seen: nothing is taken until [`Self::reset`] (spec §6.6).
     broken: Option<IndexError>,
+    /// What `tail` was when it was loaded, if somebody watches.
+    progress: Option<Progress>,
 }
 
 /// Bytes that a ring takes, of either side and with what stands around it.
@@ -287,12 +302,17 @@ pub(crate) const RING_BYTES: usize = size_of::<ConsumerRing>() + 96;
 
 impl ConsumerRing {
     pub(crate) fn new(shape: RingShape) -> Result<Self, RingShapeError> {
-        Ok(Self { ring: Ring::new(shape)?, tail: 0, next: 0, head: 0, broken: None })
+        Ok(Self { ring: Ring::new(shape)?, tail: 0, next: 0, head: 0, broken: None, progress: None })
     }
 
     /// Where its indices are.
     pub(crate) const fn words(&self) -> RingWords {
         self.ring.words()
+    }
+
+    /// How far it has looked, for whoever watches it.
+    pub(crate) fn watch(&mut self) -> Progress {
+        self.progress.get_or_insert_default().clone()
     }
 
     /// Lends the next element, if there is one. It stays the next one until [`Self::take`].
@@ -334,8 +354,11 @@ impl ConsumerRing {
 
     /// Starts over at index 0. The guest zeroes the words itself.
     pub(crate) fn reset(&mut self) {
-        let Self { ring: _, tail, next, head, broken } = self;
+        let Self { ring: _, tail, next, head, broken, progress } = self;
         (*tail, *next, *head, *broken) = (0, 0, 0, None);
+        if let Some(progress) = progress {
+            progress.looked(0);
+        }
     }
 
     /// Loads and checks the producer's index. An invalid one breaks the ring: whatever the guest stores later, the same
@@ -352,6 +375,9 @@ impl ConsumerRing {
             return Err(error.into());
         }
         self.tail = index;
+        if let Some(progress) = &self.progress {
+            progress.looked(index);
+        }
         Ok(())
     }
 }
@@ -430,6 +456,15 @@ impl ProducerRing {
     pub(crate) fn is_empty(&mut self, view: &DmaView<'_>) -> Result<bool, QueueError> {
         self.load_consumer_index(view)?;
         Ok(self.tail == self.head)
+    }
+
+    /// The consumer's index, and entries that it has not consumed.
+    ///
+    /// # Errors
+    /// As for [`Self::push`].
+    pub(crate) fn unconsumed(&mut self, view: &DmaView<'_>) -> Result<(u32, u32), QueueError> {
+        self.load_consumer_index(view)?;
+        Ok((self.head, self.ring.distance(self.tail, self.head)))
     }
 
     /// Loads and checks the consumer's index.

@@ -44,6 +44,28 @@ fn consumer_wraps() {
     }
 }
 
+/// Every index that a guest can store, in every state of rings of up to 8 elements (conformance 45): it is taken
+/// exactly when it is some number of steps from where we are, of which none is undone and none runs over the ring.
+#[test]
+fn every_index_of_small_rings() {
+    for entries in [1_u32, 2, 4, 8] {
+        let guest = RingMemory::new(2);
+        let ring = Ring::new(shape(&guest, entries, 64, StateWords::Rx)).unwrap();
+        let turn = 2 * entries;
+        for at in 0..turn {
+            assert_eq!(ring.next(at), (at + 1) % turn);
+            for index in (0..2 * turn + 2).chain([u32::MAX, u32::MAX - 1, 1 << 31, u32::MAX - turn]) {
+                for taken in 0..=entries {
+                    let valid = (taken..=entries).any(|steps| (at + steps) % turn == index);
+                    assert_eq!(ring.check_producer_index(index, at, taken).is_ok(), valid, "{at} {taken}: {index}");
+                }
+                let valid = (0..=entries).any(|steps| (index.wrapping_add(steps)) % turn == at && index < turn);
+                assert_eq!(ring.check_consumer_index(index, at).is_ok(), valid, "{at}: {index}");
+            }
+        }
+    }
+}
+
 /// Conformance 38, 41: the producer's side, with a consumer that empties the ring now and then.
 #[test]
 fn producer_wraps_and_fills() {

@@ -35,6 +35,7 @@ mod context;
 mod cq;
 mod driver;
 mod irq;
+mod mapped;
 mod memory;
 mod mock_hca;
 mod mr;
@@ -49,6 +50,7 @@ mod srq;
 mod test_device;
 #[cfg(test)]
 pub(crate) mod typed;
+mod window;
 mod wr;
 
 use std::time::{Duration, Instant};
@@ -59,6 +61,7 @@ pub use context::{Context, Pd};
 pub use cq::{Cq, Cqe, status, wc_flag, wc_opcode};
 pub use driver::{AsyncEntry, Driver};
 pub use irq::Irqs;
+pub use mapped::MappedPages;
 pub use memory::{Directory, GuestMemory, MEMORY_BASE, Placement};
 pub use mock_hca::{MOCK_LIMITS, MockBackend, MockCq, MockDevice, MockHca, MockMr, MockQp, MockSrq};
 pub use mr::{FastMr, Mr, access};
@@ -69,6 +72,7 @@ pub use qp_attr::{Path, QpAttr, mask, state};
 pub use ring::{DriverRing, RingFull};
 pub use srq::Srq;
 pub use test_device::TestDevice;
+pub use window::{Moment, WindowPages};
 pub use wr::{AddressHandle, RecvWr, SendWr, Sge, opcode, send_flag};
 
 /// How long anything may take. Nothing does; this is for what hangs.

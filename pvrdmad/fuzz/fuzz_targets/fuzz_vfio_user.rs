@@ -313,6 +313,7 @@ fuzz_target!(|input: (bool, Messages)| {
         files: FileRules::default(),
         irqs,
         stats: Arc::clone(&stats),
+        mappable: None,
         intx: messages.len() % 2 == 0,
         reply_deadline: REPLY_DEADLINE,
     };

@@ -12,7 +12,7 @@ const INTERVALS: RangeInclusive<u32> = 1..=1_000_000;
 /// Megabits per second that mean something.
 const RATES: RangeInclusive<u32> = 1..=1_000_000;
 /// Bytes per second of a megabit per second.
-const MEGABIT: u64 = 125_000;
+pub(super) const MEGABIT: u64 = 125_000;
 
 keys! {
     /// Parameters of congestion control; what is not given keeps its default, see [`Congestion`].
@@ -26,8 +26,9 @@ keys! {
         /// 802.1p priority of CNPs that have a tag.
         ["cnp_priority", "0..7", "6"]
         cnp_priority: Option<u8>,
-        /// Rate before the first cut, in Mb/s.
-        ["line_rate_mbps", "MBPS", "10000"]
+        /// Rate before the first cut, in Mb/s. Where it is not given it is `link-rate` of the network, or else the
+        /// speed that the interface of the uplink says it has, or else 10000.
+        ["line_rate_mbps", "MBPS", ""]
         line_rate_mbps: Option<u32>,
         /// Rate below which no cut goes, in Mb/s.
         ["min_rate_mbps", "MBPS", "10"]

@@ -12,7 +12,7 @@ use super::access::access;
 use super::address;
 use super::place::SocketPlace;
 use super::spec::{DeviceSpec, Mac, NAME_RULE, is_name};
-use super::words::{MemoryFiles, Pcp, Pin, Roce, Switch};
+use super::words::{DoorbellMode, MemoryFiles, Pcp, Pin, Roce, Switch};
 use crate::socket::SocketAccess;
 
 /// A device, completely described.
@@ -28,6 +28,9 @@ pub struct Device {
     pub pin: Pin,
     /// Limits of guest memory.
     pub memory: MemoryRules,
+    /// What becomes of the doorbells of the guest's processes.
+    #[serde(default)]
+    pub doorbells: DoorbellMode,
     /// The paired network function, if it is the VMM's.
     pub nic: Option<LinkSpec>,
     /// Where the VMM connects to the paired network function, if that is ours.
@@ -118,6 +121,7 @@ impl DeviceSpec {
             access: access(self.owner, self.group, self.mode),
             pin: self.pin.unwrap_or(Pin::All),
             memory,
+            doorbells: self.doorbells.unwrap_or_default(),
             nic: self.nic,
             nic_socket: self.nic_socket,
             rules,

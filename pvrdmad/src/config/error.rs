@@ -42,6 +42,9 @@ pub enum ConfigError {
     /// The parameters of congestion control make no sense.
     #[error("congestion: {0}")]
     Congestion(String),
+    /// The place of metrics is somebody else's.
+    #[error("{0}")]
+    Metrics(String),
     /// There is no device.
     #[error(
         "no device: give --device name=NAME,socket=PATH,mac=MAC or a configuration file with [[device]] (try: pvrdmad --help)"

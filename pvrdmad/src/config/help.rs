@@ -8,6 +8,7 @@ use super::backend::IbverbsSpec;
 use super::control::ControlKeys;
 use super::fault::FaultKeys;
 use super::keys::Keys;
+use super::metrics::MetricsKeys;
 use super::spec::{DeviceSpec, NetworkSpec};
 
 /// Column where explanations begin.
@@ -59,6 +60,17 @@ pub(crate) fn network() -> String {
 pub(crate) fn control() -> String {
     let mut text = "Socket that answers questions about the daemon: PATH or PATH,KEY=VALUE,...\n\nKeys:\n".to_owned();
     for key in ControlKeys::KEYS.iter().filter(|key| key.name != "path") {
+        row(&mut text, &format!("{}={}", key.name, key.value), key.summary(), &key.note());
+    }
+    text.trim_end().to_owned()
+}
+
+/// About `--metrics`.
+pub(crate) fn metrics() -> String {
+    let mut text = "Where metrics can be fetched over HTTP (GET /metrics): unix:PATH, or\n\
+                    ADDRESS:PORT for everybody who reaches it; then KEY=VALUE,...\n\nKeys:\n"
+        .to_owned();
+    for key in MetricsKeys::KEYS.iter().filter(|key| key.name != "address") {
         row(&mut text, &format!("{}={}", key.name, key.value), key.summary(), &key.note());
     }
     text.trim_end().to_owned()

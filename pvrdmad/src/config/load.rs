@@ -16,6 +16,7 @@ use super::control::{ControlSpec, path_or_table};
 use super::device::Device;
 use super::error::ConfigError;
 use super::keys::{Keys, similar, word};
+use super::metrics::MetricsSpec;
 use super::network::Network;
 use super::spec::{DeviceSpec, NetworkSpec};
 use super::words::{Isolate, SandboxMode, Switch};
@@ -30,6 +31,9 @@ pub struct ConfigSpec {
     /// Where to answer questions.
     #[serde(default, deserialize_with = "path_or_table")]
     pub control: Option<ControlSpec>,
+    /// Where metrics can be fetched.
+    #[serde(default, deserialize_with = "word")]
+    pub metrics: Option<MetricsSpec>,
     /// What has a process of its own.
     pub isolate: Option<Isolate>,
     /// Whether these processes are kept from the rest of the host.
@@ -54,6 +58,8 @@ pub struct Config {
     pub backend: BackendSpec,
     /// Where to answer questions.
     pub control: Option<ControlSpec>,
+    /// Where metrics can be fetched.
+    pub metrics: Option<MetricsSpec>,
     /// What has a process of its own.
     pub isolate: Isolate,
     /// Whether these processes are kept from the rest of the host.
@@ -62,6 +68,8 @@ pub struct Config {
     pub captures: Switch,
     /// Parameters of congestion control, for devices to come.
     pub congestion: Congestion,
+    /// Their line rate is given. Otherwise it is that of each network, where that is known.
+    pub line_rate_given: bool,
     /// Networks with their devices, of which there is at least one at the start.
     pub networks: Vec<Network>,
 }
@@ -123,10 +131,12 @@ impl Config {
         let mut config = Self {
             backend: command_line.backend.or(file.backend).unwrap_or_default(),
             control: command_line.control.or(file.control),
+            metrics: command_line.metrics.or(file.metrics),
             isolate: command_line.isolate.or(file.isolate).unwrap_or_default(),
             sandbox: command_line.sandbox.or(file.sandbox).unwrap_or_default(),
             captures: command_line.captures.or(file.captures).unwrap_or(Switch::On),
             congestion: file.congestion.resolve().map_err(ConfigError::Congestion)?,
+            line_rate_given: file.congestion.line_rate_mbps.is_some(),
             networks: networks.into_iter().map(NetworkSpec::resolve).collect::<Result<_, _>>()?,
         };
         for device in devices {

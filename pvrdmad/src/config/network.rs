@@ -1,11 +1,15 @@
 //! A network: what its devices share.
 
+use std::fs;
+use std::path::Path;
+
 use pvrdma_ether_link::link_spec::LinkSpec;
 use pvrdma_ether_link::vxlan::{IPV4_OVERHEAD, IPV6_OVERHEAD};
 use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::Peers;
 use serde::{Deserialize, Serialize};
 
+use super::congestion::MEGABIT;
 use super::device::Device;
 use super::error::ConfigError;
 use super::fault::FaultSpec;
@@ -22,6 +26,9 @@ const LOCAL_MTU: u32 = 9000;
 /// The smallest packet that every IPv4 network carries, and about the largest that there is.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 
+/// Where the system lists network interfaces.
+const INTERFACES: &str = "/sys/class/net";
+
 /// A network, completely described. Devices of one network reach each other; nothing else connects two networks.
 #[derive(Clone, PartialEq, Debug, Serialize, Deserialize)]
 pub struct Network {
@@ -35,6 +42,8 @@ pub struct Network {
     pub link_rate: Option<BitRate>,
     /// The VLAN of its devices.
     pub vlan: VlanMode,
+    /// Runs of packets leave the uplink as one.
+    pub offload: bool,
     /// What the uplink suffers from, for tests.
     pub fault: Option<FaultSpec>,
     /// With whom its devices may talk.
@@ -43,6 +52,26 @@ pub struct Network {
     pub local: bool,
     /// Who is connected to it.
     pub devices: Vec<Device>,
+}
+
+impl Network {
+    /// Bytes per second that its uplink carries, as far as that is known: what somebody says, or the interface.
+    pub(super) fn line_rate(&self) -> Option<u64> {
+        let interface = match &self.uplink {
+            Some(LinkSpec::AfPacket(name)) => Some(name.as_str()),
+            // A tap says 10 Mb/s of itself, and a tunnel may leave by any interface.
+            _ => None,
+        };
+        let said = || speed(&Path::new(INTERFACES).join(interface?).join("speed"));
+        self.link_rate.map(BitRate::bytes).or_else(said)
+    }
+}
+
+/// Bytes per second from a file with Mb/s in it. `None` if there is no such file, as for a host's interface that is not
+/// there yet, or the driver does not know, which it says by -1 or an error.
+fn speed(file: &Path) -> Option<u64> {
+    let megabits: u64 = fs::read_to_string(file).ok()?.trim().parse().ok()?;
+    (megabits > 0).then(|| megabits.saturating_mul(MEGABIT))
 }
 
 impl NetworkSpec {
@@ -73,6 +102,9 @@ impl NetworkSpec {
             }
             None if self.mtu.is_some() => return Err("mtu is that of the uplink (uplink=LINK)".to_owned()),
             None if self.fault.is_some() => return Err("fault is one of the uplink (uplink=LINK)".to_owned()),
+            other if self.offload == Some(Switch::Off) && !matches!(other, Some(LinkSpec::AfPacket(_))) => {
+                return Err("offload is about an interface of the host (uplink=af_packet:INTERFACE)".to_owned());
+            }
             None if matches!(vlan, VlanMode::Access(_)) => {
                 return Err("vlan is that of the uplink (uplink=LINK)".to_owned());
             }
@@ -87,14 +119,29 @@ impl NetworkSpec {
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
+        let offload = self.offload != Some(Switch::Off);
         let Self { name, link_rate, fault, .. } = self;
-        Ok(Network { name, uplink, mtu, link_rate, vlan, fault, peers, local, devices: Vec::new() })
+        Ok(Network { name, uplink, mtu, link_rate, vlan, offload, fault, peers, local, devices: Vec::new() })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// C10: the line rate of congestion control was a constant.
+    #[test]
+    fn wire_c10_an_interface_says_how_fast_it_is() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        for (text, bytes) in [("25000\n", Some(3_125_000_000)), ("-1\n", None), ("0\n", None), ("", None)] {
+            fs::write(file.path(), text).unwrap();
+            assert_eq!(speed(file.path()), bytes, "{text:?}");
+        }
+        assert_eq!(speed(Path::new("/sys/class/net/lo/speed")), None, "it does not know");
+        let rate = |text| resolve(text).unwrap().line_rate();
+        assert_eq!(rate("name=a,uplink=af_packet:lo,link-rate=1G"), Some(125_000_000));
+        assert_eq!((rate("name=a,uplink=af_packet:lo"), rate("name=a,uplink=unix:/n")), (None, None));
+    }
 
     fn resolve(text: &str) -> Result<Network, String> {
         text.parse::<NetworkSpec>()?.resolve().map_err(|error| error.to_string())
@@ -108,11 +155,15 @@ mod tests {
         let unix = resolve("name=n,uplink=unix-dgram:/a:/b,vlan=42").unwrap();
         assert_eq!((unix.mtu, unix.vlan), (1500, VlanMode::Access(42)));
         assert_eq!(resolve("name=n,vlan=trunk").unwrap().vlan, VlanMode::Trunk);
+        assert!(resolve("name=n,uplink=af_packet:e").unwrap().offload);
+        assert!(!resolve("name=n,uplink=af_packet:e,offload=off").unwrap().offload);
         for (text, word) in [
             ("name=a:b", "letters"),
             ("uplink=unix:/a", "needs a name"),
             ("name=n,mtu=9000", "mtu is that of the uplink"),
             ("name=n,fault=loss:0.1", "fault is one of the uplink"),
+            ("name=n,offload=off", "offload is about an interface of the host"),
+            ("name=n,uplink=tap:t,offload=off", "offload is about an interface of the host"),
             ("name=n,vlan=7", "vlan is that of the uplink"),
             ("name=n,local=off", "local=off sends everything through the uplink"),
             ("name=n,peers=10.0.0.0/40", "peers: '10.0.0.0/40' is neither an address nor ADDRESS/BITS"),

@@ -11,6 +11,7 @@ use super::control::ControlKeys;
 use super::fault::FaultKeys;
 use super::help;
 use super::keys::Keys;
+use super::metrics::MetricsKeys;
 use super::spec::{DeviceSpec, NetworkSpec};
 
 const HEAD: &str = "\
@@ -26,6 +27,7 @@ replace those of the file. Complete files are in [`pvrdmad/examples`](../pvrdmad
 | `--network KEY=VALUE,...` | `[[network]]` | a network; repeatable | one without an uplink, `default` |
 | `--backend BACKEND` | `backend = \"BACKEND\"` | what moves the data | `rxe` |
 | `--control PATH` | `control = \"PATH\"`, `[control]` | socket for `pvrdmad status`, `show` and `capture` | see [Environment](#environment-signals-exit-status) |
+| `--metrics ADDRESS` | `metrics = \"ADDRESS\"` | where [metrics](looking-inside.md#metrics) can be fetched over HTTP: `unix:PATH` or `ADDRESS:PORT` | nowhere |
 | `--isolate network\\|none` | `isolate = \"network\"` | what has a process of its own: each network, or nothing | `network` |
 | `--sandbox on\\|off\\|strict` | `sandbox = \"on\"` | whether these processes are kept from the rest of the host; `strict` ends one that tries a system call that is not expected, for tests | `on` |
 | `--captures on\\|off` | `captures = \"on\"` | whether `pvrdmad capture` is answered | `on` |
@@ -46,8 +48,8 @@ Devices of one network reach each other, and what their uplink connects them to.
 have equal addresses.
 
 `uplink` and what belongs to it may also stand with a device, which then names no network. Devices whose uplinks (kind and interface, or own
-tunnel end and VNI) and VLANs are equal are in one network; `mtu`, `remote`, `learn` and `fault` must be equal then. Its name is made of the
-uplink and the VLAN: `af_packet:eth0.10`, `vxlan:10.0.0.1/7`.
+tunnel end and VNI) and VLANs are equal are in one network; `mtu`, `remote`, `learn`, `offload` and `fault` must be equal then. Its name is made
+of the uplink and the VLAN: `af_packet:eth0.10`, `vxlan:10.0.0.1/7`.
 
 Two networks on one interface (`af_packet`) differ in their VLAN, two on one tunnel end (`vxlan`) in their VNI. Other uplinks belong to one
 network, and so does an interface with `vlan=trunk`.
@@ -57,6 +59,13 @@ const CONTROL: &str = "
 ## The control socket
 
 On the command line keys follow the path: `--control PATH,group=GROUP`. In the file the value is a path, or a table with these keys:
+";
+
+const METRICS: &str = "
+## Metrics
+
+Keys follow the address, on the command line and in the file: `metrics = \"unix:/run/pvrdmad/metrics,group=prometheus\"`. An address of TCP has none:
+whoever reaches it reads the metrics.
 ";
 
 const LINK: &str = "
@@ -115,6 +124,8 @@ pub fn markdown() -> String {
     table::<IbverbsSpec>(&mut page);
     page += CONTROL;
     table::<ControlKeys>(&mut page);
+    page += METRICS;
+    table::<MetricsKeys>(&mut page);
     page += CONGESTION;
     table::<CongestionSpec>(&mut page);
     page += "\n## Environment, signals, exit status\n\n```text\n";

@@ -11,6 +11,7 @@ use super::backend::BackendSpec;
 use super::error::ConfigError;
 use super::keys::similar;
 use super::load::Config;
+use super::metrics::MetricsAddress;
 use super::network::Network;
 use super::place::SocketPlace;
 use super::spec::{DEFAULT_NETWORK, DeviceSpec, NetworkSpec};
@@ -39,8 +40,12 @@ impl Config {
     /// Puts a device into its network.
     pub(super) fn place(&mut self, spec: DeviceSpec) -> Result<(), ConfigError> {
         let name = spec.name.clone();
-        let congestion = self.congestion;
+        let (mut congestion, given) = (self.congestion, self.line_rate_given);
         let placed = self.network_of(&spec).and_then(|network| {
+            if let Some(rate) = network.line_rate().filter(|_| !given) {
+                congestion.line_rate = rate;
+                congestion.min_rate = congestion.min_rate.min(rate);
+            }
             let mut device = spec.resolve(network.uplink.as_ref(), congestion)?;
             device.config.rules.network_peers = network.peers.clone();
             network.devices.push(device);
@@ -54,7 +59,7 @@ impl Config {
         let network = match (&spec.network, spec.own_network()) {
             (Some(_), Some(_)) => {
                 let problem = "network names a network that is described elsewhere: uplink, remote, vni, learn, vlan, \
-                               mtu, link-rate and fault are given there";
+                               mtu, link-rate, offload and fault are given there";
                 return Err(problem.to_owned());
             }
             (Some(name), None) if name != DEFAULT_NETWORK => return self.named(name),
@@ -170,6 +175,10 @@ impl Config {
             // The first cannot be there already.
             let _ = take(Some(&control.path), "the control socket".to_owned());
         }
+        if let Some(MetricsAddress::Unix(path)) = self.metrics.as_ref().map(|metrics| &metrics.address) {
+            take(Some(path), "the socket of metrics".to_owned())
+                .map_err(|problem| ConfigError::Metrics(format!("metrics: {problem}")))?;
+        }
         for network in &self.networks {
             let uplink = network.uplink.as_ref().and_then(LinkSpec::socket);
             for device in &network.devices {
@@ -213,6 +222,7 @@ impl Network {
         let key = match (self, other) {
             _ if self.mtu != other.mtu => "mtu",
             _ if self.fault != other.fault => "fault",
+            _ if self.offload != other.offload => "offload",
             _ if self.link_rate != other.link_rate => "link-rate",
             _ if remotes(self) != remotes(other) => "remote",
             _ if is_open(self) != is_open(other) => "learn",
@@ -381,6 +391,7 @@ mod tests {
         for (first, second, word) in [
             ("uplink=tap:t", "uplink=tap:t,mtu=9000", "mtu is another than that of 0"),
             ("uplink=tap:t", "uplink=tap:t,fault=loss:0.1", "fault is another"),
+            ("uplink=af_packet:e", "uplink=af_packet:e,offload=off", "offload is another"),
             ("uplink=vxlan:::1,remote=::2", "uplink=vxlan:::1,remote=::3", "remote is another"),
             ("uplink=vxlan:::1,remote=::2", "uplink=vxlan:::1,remote=::2,learn=remotes", "learn is another"),
         ] {

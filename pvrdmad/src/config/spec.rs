@@ -17,7 +17,7 @@ use super::place::SocketPlace;
 use super::rate::BitRate;
 use super::tunnel::Learn;
 use super::vlan::VlanWord;
-use super::words::{MemoryFiles, Pcp, Pin, Roce, Switch};
+use super::words::{DoorbellMode, MemoryFiles, Pcp, Pin, Roce, Switch};
 
 /// The network of devices that name none.
 pub const DEFAULT_NETWORK: &str = "default";
@@ -78,6 +78,12 @@ keys! {
         /// devices together may not exceed.
         ["link-rate", "RATE", ""]
         link_rate: Option<BitRate>,
+        /// Runs of packets leave the uplink as one.
+        ///
+        /// On an `af_packet` uplink the kernel or the adapter cuts them; at the start it is tried out what the kernel
+        /// makes of one. `off` is for an adapter that does not count up the identification of IPv4.
+        ["offload", "on|off", "on"]
+        offload: Option<Switch>,
         /// Faults injected on the uplink, for tests.
         ["fault", "FAULT:RATE/...", ""]
         #[serde(default, deserialize_with = "word")]
@@ -172,6 +178,13 @@ keys! {
         /// seven eighths of the host's memory; with VMMs that are not trusted, give it the size of the guest.
         ["max-locked", "BYTES", ""]
         max_locked: Option<u64>,
+        /// What a doorbell of a process costs.
+        ///
+        /// `trapped`: an exit of the VM and a message of its VMM. `mapped`: nothing; the rings are watched, for which
+        /// the daemon needs `/dev/fuse` and the right to mount. `auto`: `mapped` where there are processors for it;
+        /// where there are not, status says why.
+        ["doorbells", "auto|trapped|mapped", "trapped"]
+        doorbells: Option<DoorbellMode>,
         /// Version of the PVRDMA interface.
         ["version", "17..20", "20"]
         version: Option<u32>,
@@ -290,6 +303,9 @@ keys! {
         /// What the uplink carries, in bits per second.
         ["link-rate", "RATE", ""]
         link_rate: Option<BitRate>,
+        /// Runs of packets leave the uplink as one.
+        ["offload", "on|off", "on"]
+        offload: Option<Switch>,
         /// Faults injected on the uplink, for tests.
         ["fault", "FAULT:RATE/...", ""]
         #[serde(default, deserialize_with = "word")]
@@ -312,6 +328,7 @@ impl DeviceSpec {
             vlan: self.vlan,
             mtu: self.mtu,
             link_rate: self.link_rate,
+            offload: self.offload,
             fault: self.fault,
             ..NetworkSpec::default()
         };

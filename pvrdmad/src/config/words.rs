@@ -39,6 +39,19 @@ pub enum MemoryFiles {
     Sealed,
 }
 
+/// What becomes of the doorbells of a guest's processes.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Deserialize, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum DoorbellMode {
+    /// What is better on this host, as far as its processors say.
+    Auto,
+    /// Each is a message of the VMM's.
+    #[default]
+    Trapped,
+    /// They are stores to memory of the VMM's.
+    Mapped,
+}
+
 impl From<Pin> for PinPolicy {
     fn from(pin: Pin) -> Self {
         match pin {

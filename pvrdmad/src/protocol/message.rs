@@ -9,6 +9,7 @@ use serde_json::{Map, Value};
 
 use super::text::{printable, printable_text};
 use crate::config::{BackendSpec, Device, LinkState, Network, SandboxMode};
+use crate::doorbells::DoorbellSetup;
 use crate::status::WorkerStatus;
 
 /// Version of the requests. A worker of another one refuses [`Request::Hello`]; a daemon of another one says so.
@@ -74,6 +75,8 @@ pub enum Request {
         #[serde(default)]
         set: BTreeMap<String, u64>,
     },
+    /// All that happens from now on. The connection is for that alone then.
+    Events {},
     /// Internal: the first request. Descriptors: the socket of [`super::HostRequest`]s, then those of the uplink.
     Hello {
         /// [`VERSION`].
@@ -81,12 +84,17 @@ pub enum Request {
         /// Which network.
         network: Box<NetworkSetup>,
     },
-    /// Internal: a device to serve. Descriptors: its listening socket, then those of its `nic` or its `nic-socket`.
+    /// Internal: a device to serve. Descriptors: its listening socket; if its doorbell pages are mapped, the connection
+    /// to the kernel, their file and, if somebody guards them, what ends with whoever serves them; then those of its
+    /// `nic` or its `nic-socket`.
     Serve {
         /// Everything about it.
         device: Box<Device>,
         /// How its link is.
         link: LinkState,
+        /// What becomes of its doorbells.
+        #[serde(default)]
+        doorbells: DoorbellSetup,
     },
 }
 
@@ -131,7 +139,8 @@ impl Request {
             | Self::AddDevice { .. }
             | Self::RemoveDevice { .. }
             | Self::Link { .. }
-            | Self::Limits { .. } => false,
+            | Self::Limits { .. }
+            | Self::Events {} => false,
             Self::Hello { .. } | Self::Serve { .. } => true,
         }
     }
@@ -143,8 +152,12 @@ impl Request {
             | (Self::Status { .. }, Reply::Ok(_))
             | (Self::Show { .. }, Reply::Objects(_))
             | (Self::Capture { .. }, Reply::Capturing {})
+            | (Self::Events {}, Reply::Events {})
             | (Self::Limits { .. }, Reply::Limits(_)) => true,
-            (Self::Status { .. } | Self::Show { .. } | Self::Capture { .. } | Self::Limits { .. }, _) => false,
+            (
+                Self::Status { .. } | Self::Show { .. } | Self::Capture { .. } | Self::Limits { .. } | Self::Events {},
+                _,
+            ) => false,
             (_, reply) => matches!(reply, Reply::Done {}),
         }
     }
@@ -174,6 +187,8 @@ pub enum Reply<S = WorkerStatus> {
     Objects(Box<RawValue>),
     /// A capture follows.
     Capturing {},
+    /// Events follow.
+    Events {},
     /// Limits of a device.
     Limits(Vec<LimitStatus>),
     /// As asked.

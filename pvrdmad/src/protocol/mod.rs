@@ -10,6 +10,7 @@
 
 pub mod frame;
 mod host;
+pub(crate) mod json_rpc;
 mod message;
 #[cfg(test)]
 mod tests;

@@ -174,7 +174,7 @@ static RUNTIME: Group = Group {
 
 static GUEST: Group = Group {
     name: "guest",
-    purpose: "running what guests ask for: locking memory, interrupts, sending frames, making eventfds, counting what a link lost",
+    purpose: "running what guests ask for: locking memory, interrupts, sending frames, making eventfds and timers, counting what a link lost",
     calls: &[
         call("eventfd2", libc::SYS_eventfd2),
         when(
@@ -195,6 +195,8 @@ static GUEST: Group = Group {
         call("munlock", libc::SYS_munlock),
         SEND,
         call("shutdown", libc::SYS_shutdown),
+        call("timerfd_create", libc::SYS_timerfd_create),
+        call("timerfd_settime", libc::SYS_timerfd_settime),
     ],
 };
 
@@ -263,6 +265,25 @@ static PIN: Group = Group {
     name: "pin",
     purpose: "locking memory",
     calls: &[call("mlock", libc::SYS_mlock), call("mlock2", libc::SYS_mlock2), call("munlock", libc::SYS_munlock)],
+};
+
+static PACE: Group = Group {
+    name: "pace",
+    purpose: "short naps between two looks at rings",
+    calls: &[when("prctl", libc::SYS_prctl, &[&[is(0, libc::PR_SET_TIMERSLACK)]], "PR_SET_TIMERSLACK")],
+};
+
+/// A filter cannot see whether the message has an address. Where sockets have some, `addressed` allows it as well.
+pub(super) static LEND: Group = Group {
+    name: "lend",
+    purpose: "giving a client the file of doorbell pages, where devices of the network lend them (`doorbells`)",
+    calls: &[call("sendmsg", libc::SYS_sendmsg)],
+};
+
+pub(super) static GUARD: Group = Group {
+    name: "guard",
+    purpose: "a process of its own, which answers the kernel for doorbell pages of a process that has ended: taking them",
+    calls: &[call("recvmsg", libc::SYS_recvmsg)],
 };
 
 static CAPTURE: Group = Group {
@@ -380,8 +401,6 @@ static ADAPTER: Group = Group {
             ],
             "netlink, UDP: how libibverbs finds a neighbour's MAC address",
         ),
-        call("timerfd_create", libc::SYS_timerfd_create),
-        call("timerfd_settime", libc::SYS_timerfd_settime),
         call("uname", libc::SYS_uname),
         #[cfg(target_arch = "x86_64")]
         call("select", libc::SYS_select),
@@ -440,6 +459,8 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
         ThreadKind::Supervisor => vec![&RUNTIME, &PROTOCOL],
         ThreadKind::Accept => vec![&RUNTIME, &ACCEPT, &GUEST, &ASK],
         ThreadKind::Connection => vec![&RUNTIME, &CLIENT, &GUEST, &ASK],
+        ThreadKind::Doorbells => vec![&RUNTIME, &GUEST, &ASK, &PACE],
+        ThreadKind::DoorbellPages => vec![&RUNTIME],
         ThreadKind::Pin => vec![&RUNTIME, &PIN],
         ThreadKind::Capture => vec![&RUNTIME, &CAPTURE],
         ThreadKind::Engine | ThreadKind::HostEvents | ThreadKind::HostManagement => vec![&RUNTIME, &GUEST, &ASK],
@@ -448,6 +469,7 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
     };
     let is_link = groups.iter().any(|group| [LINK.name, GUEST.name].contains(&group.name));
     match profile {
+        Profile::RxeMapped if kind == ThreadKind::Connection => groups.push(&LEND),
         Profile::RxeAddressed if is_link => groups.push(&ADDRESSED),
         Profile::Ibverbs if is_link => groups.extend([&ADAPTER, &ADDRESSED, &LOOK]),
         _ => {}
@@ -455,11 +477,17 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
     groups
 }
 
+/// What a process may do that guards doorbell pages.
+pub(super) fn alone() -> Vec<&'static Group> {
+    vec![&RUNTIME, &GUARD]
+}
+
 /// What some thread may do: the launcher has to, for its filter is part of every other one.
 pub(super) fn base(profile: Profile) -> Vec<&'static Group> {
     let mut groups: Vec<&Group> =
-        vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &CAPTURE, &PROTOCOL, &ASK, &START];
+        vec![&RUNTIME, &GUEST, &CLIENT, &ACCEPT, &LINK, &PIN, &PACE, &CAPTURE, &PROTOCOL, &ASK, &START];
     match profile {
+        Profile::RxeMapped => groups.push(&LEND),
         Profile::RxeAddressed => groups.push(&ADDRESSED),
         Profile::Rxe => {}
         Profile::Ibverbs => groups.extend([&ADDRESSED, &ADAPTER, &LOOK, &LOAD]),

@@ -55,6 +55,11 @@ impl Filters {
     }
 }
 
+/// Installs all that a process has that guards doorbell pages.
+pub(super) fn confine_alone(mismatch: Mismatch) -> Result<(), FilterError> {
+    install(&programs(&calls::alone(), mismatch, true)?)
+}
+
 fn install(programs: &[BpfProgram]) -> Result<(), FilterError> {
     programs.iter().try_for_each(|program| Ok(apply_filter(program)?))
 }
@@ -138,7 +143,7 @@ mod tests {
 
     #[test]
     fn all_programs_compile_and_a_kind_has_no_call_that_the_launcher_has_not() {
-        for profile in [Profile::Rxe, Profile::RxeAddressed, Profile::Ibverbs] {
+        for profile in [Profile::Rxe, Profile::RxeMapped, Profile::RxeAddressed, Profile::Ibverbs] {
             Filters::compile(profile, Mismatch::Refuse).unwrap();
             Filters::compile(profile, Mismatch::Kill).unwrap();
             let mut base = Rules::new();

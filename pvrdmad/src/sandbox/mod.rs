@@ -59,6 +59,20 @@ pub fn enter(profile: Profile, mismatch: Mismatch) {
     let _ = REPORT.set(report);
 }
 
+/// Confines this process to what it takes to answer the kernel for doorbell pages. It has one thread, and starts none.
+pub fn enter_alone(mismatch: Mismatch) {
+    let mut report = SandboxReport::default();
+    privileges::drop_all(&mut report);
+    landlocked::restrict(Profile::Rxe, &mut report);
+    if let Err(reason) = filter::confine_alone(mismatch) {
+        report.missing.push(format!("seccomp: {reason}"));
+    }
+    for missing in &report.missing {
+        // Log: once, at the start.
+        warn!("sandbox: {missing}");
+    }
+}
+
 /// What confines this process, if it is in a sandbox.
 pub fn report() -> Option<SandboxReport> {
     REPORT.get().cloned()

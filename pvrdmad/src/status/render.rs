@@ -9,6 +9,7 @@ use super::report::{
 };
 use super::table::{number, percent, short, size, table};
 use crate::config::{BitRate, Pin};
+use crate::doorbells::DoorbellReport;
 
 impl DaemonStatus {
     /// Tables for people.
@@ -26,6 +27,7 @@ impl DaemonStatus {
                 text += &format!("{}: {error}\n", device.name());
             }
         }
+        text += &self.render_doorbells();
         text += &self.render_rules();
         for device in &self.devices {
             let CaptureReport { active, frames, dropped } = device.capture;
@@ -53,6 +55,26 @@ impl DaemonStatus {
             }
         }
         text + &self.render_shares() + &self.render_ports() + &self.render_counters()
+    }
+
+    /// Devices whose doorbells are mapped, and those for which that was left open and is not possible.
+    fn render_doorbells(&self) -> String {
+        let mut text = String::new();
+        for device in &self.devices {
+            let DoorbellReport { mode, reason, watcher, unguarded } = &device.doorbells;
+            match (watcher, reason) {
+                (Some(watcher), _) => text += &format!("{}: doorbells: {mode} ({watcher})\n", short(device.name())),
+                (None, Some(reason)) => {
+                    text += &format!("{}: doorbells: {mode} ({reason})\n", short(device.name()));
+                }
+                (None, None) => {}
+            }
+            if let Some(reason) = unguarded {
+                let name = short(device.name());
+                text += &format!("{name}: its VM may end with the process of its network: {reason}\n");
+            }
+        }
+        text
     }
 
     /// Devices whose addresses are those that they bind first, and whom others may talk to.

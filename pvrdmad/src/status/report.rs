@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 
 use super::catalogue::Catalogue;
 use crate::config::{MemoryFiles, Pin};
+use crate::doorbells::DoorbellReport;
 use crate::sandbox::SandboxReport;
 
 /// The daemon at one moment.
@@ -111,6 +112,8 @@ pub struct DeviceReport {
     pub client: ClientReport,
     /// Guest memory.
     pub memory: MemoryReport,
+    /// What becomes of the doorbells of its guest's processes.
+    pub doorbells: DoorbellReport,
     /// Its addresses.
     pub addresses: AddressReport,
     /// Those with whom it may talk, by the device's rule and by the network's: none if that allows everybody.

@@ -17,6 +17,7 @@ use super::report::{
     by_name, port_word,
 };
 use crate::config::{Device, SocketPlace};
+use crate::doorbells::Doorbells;
 use crate::vfio_user::{ConnectionStats, IrqTable};
 
 /// A device whatever its backend.
@@ -108,6 +109,8 @@ pub(crate) struct Reporter {
     pub(crate) rxe: Option<Rxe>,
     /// The network function beside it, if that is ours.
     pub(crate) nic: Option<NicReporter>,
+    /// Its doorbell pages.
+    pub(crate) doorbells: Doorbells,
 }
 
 impl Reporter {
@@ -115,6 +118,7 @@ impl Reporter {
         let mut status = self.function.device_status();
         status.counters.extend(self.irqs.counters.list());
         status.counters.extend(self.stats.counters.list());
+        status.counters.extend(self.doorbells.counters());
         let rules = &self.device.config.rules;
         DeviceReport {
             socket: self.device.socket.to_string(),
@@ -131,6 +135,7 @@ impl Reporter {
                 mappings: self.stats.cost.mappings(),
                 pin_error: self.memory.pin_failure().err().map(|error| error.to_string()),
             },
+            doorbells: self.doorbells.report(),
             addresses: self.address_report(),
             peers: [&rules.peers, &rules.network_peers].map(|peers| peers.0.iter().map(ToString::to_string).collect()),
             network: NetworkReport {
@@ -148,7 +153,8 @@ impl Reporter {
     /// What the counters of the report mean.
     pub(crate) fn catalogue(&self) -> Catalogue {
         let status = self.function.device_status();
-        let own = [status.counters, status.adapter, self.irqs.counters.list(), self.stats.counters.list()].concat();
+        let (irqs, stats) = (self.irqs.counters.list(), self.stats.counters.list());
+        let own = [status.counters, status.adapter, irqs, stats, self.doorbells.counters()].concat();
         let port = self.port.as_ref().map(Uplink::counters).unwrap_or_default();
         let nic = self.nic.as_ref().map(NicReporter::counters).unwrap_or_default();
         catalogue(own.iter().chain(&port).chain(&nic))

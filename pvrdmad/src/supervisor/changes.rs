@@ -16,6 +16,7 @@ use super::network::{Network, Runs};
 use super::plan::Planned;
 use super::process::Process;
 use super::sockets::Sources;
+use super::stand_in::StandIns;
 use crate::config::{BackendSpec, Device, LinkState};
 use crate::protocol::{Reply, Request};
 
@@ -36,14 +37,16 @@ impl Network {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
         self.plan.admits(&device)?;
-        let planned = Planned::new(device, self.plan.setup.network.vlan, sources);
+        let doorbells = self.plan.doorbells(&device, sources);
+        let planned =
+            doorbells.and_then(|doorbells| Planned::new(device, self.plan.setup.network.vlan, doorbells, sources));
         let planned = Arc::new(planned.map_err(|error| format!("{error:#}"))?);
         // Both before the worker has it, and may send, receive and ask for its links.
         self.plan.services.add(planned.name(), planned.connector());
         let wired = self.plan.wire(Some(planned.device.config.mac)).map_err(|error| format!("uplink: {error}"));
         let added = wired.and_then(|()| match &self.runs {
             Runs::Here(worker) => {
-                let (request, fds) = descriptors(&planned)?;
+                let (request, fds) = descriptors(&planned, &self.plan.stand_ins)?;
                 done(worker.handle(request, fds))?;
                 self.plan.push(Arc::clone(&planned));
                 Ok(())
@@ -63,7 +66,7 @@ impl Network {
         let mut lost = None;
         loop {
             let connection = process.wait_serving(lost.as_ref(), deadline).map_err(|error| self.failure(error))?;
-            let (request, fds) = descriptors(planned)?;
+            let (request, fds) = descriptors(planned, &self.plan.stand_ins)?;
             let asked = process.ask_one(&connection, request, &fds);
             drop(fds);
             match asked.and_then(|reply| reply_by(&reply, deadline)) {
@@ -179,8 +182,8 @@ impl Network {
 }
 
 /// What has a worker serve a device that nobody has removed.
-fn descriptors(planned: &Planned) -> Result<(Request, Vec<OwnedFd>), String> {
-    let request = planned.request().map_err(|error| error.to_string())?;
+fn descriptors(planned: &Planned, stand_ins: &StandIns) -> Result<(Request, Vec<OwnedFd>), String> {
+    let request = planned.request(stand_ins).map_err(|error| error.to_string())?;
     request.ok_or_else(|| "the device was removed".to_owned())
 }
 

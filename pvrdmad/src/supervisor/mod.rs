@@ -7,6 +7,7 @@
 
 mod changes;
 mod connection;
+mod doorbells;
 mod network;
 mod plan;
 mod process;
@@ -14,6 +15,7 @@ mod reload;
 mod services;
 mod session;
 mod sockets;
+mod stand_in;
 #[cfg(test)]
 mod tests;
 mod timing;
@@ -33,6 +35,7 @@ use serde_json::value::RawValue;
 
 use self::changes::Removed;
 use self::connection::CallError;
+use self::doorbells::DoorbellHost;
 use self::network::Network;
 use self::plan::Plan;
 pub(crate) use self::plan::Program;
@@ -40,6 +43,7 @@ pub use self::reload::Changes;
 use self::sockets::Sources;
 use self::timing::Timing;
 use crate::config::{Config, Device, DeviceSpec, LinkSpec, LinkState, Network as Description, SocketPlace};
+use crate::events::{Event, Events};
 use crate::protocol::{Reply, Request};
 use crate::socket::Inherited;
 use crate::status::{DaemonStatus, DeviceReport};
@@ -77,7 +81,11 @@ impl Supervisor {
     }
 
     fn with_timing(config: &Config, program: Option<&Program>, inherited: Inherited, timing: Timing) -> Result<Self> {
-        let sources = Sources { inherited, ..Sources::default() };
+        let sources = Sources {
+            inherited,
+            doorbells: DoorbellHost::new(program.map(|program| program.path.clone())),
+            ..Sources::default()
+        };
         // All sockets first: they are what fails most often.
         let plans = config.networks.iter().map(|network| Plan::new(config, network, &sources, timing).map(Arc::new));
         let plans = plans.collect::<Result<Vec<_>>>()?;
@@ -90,6 +98,11 @@ impl Supervisor {
         let (started, backend) = (Instant::now(), config.backend.to_string());
         let config = Mutex::new(config.clone());
         Ok(Self { started, backend, networks, config, sources, program: program.cloned(), timing })
+    }
+
+    /// Those who are told what happens.
+    pub(crate) fn events(&self) -> &Events {
+        &self.sources.events
     }
 
     /// Has all workers end, without waiting for that.
@@ -182,8 +195,11 @@ impl Supervisor {
             None => Err(format!("network {} is just made for another device, or ends with it", network.name)),
         };
         match &added {
-            // Log: whoever may use the control socket or changes the configuration causes it.
-            Ok(()) => info!("device {name}: added to network {}", network.name),
+            Ok(()) => {
+                // Log: whoever may use the control socket or changes the configuration causes it.
+                info!("device {name}: added to network {}", network.name);
+                self.events().tell(&Event::DeviceAdded { device: name.clone(), network: network.name });
+            }
             Err(_) => self.free(&name),
         }
         added.map_err(|problem| format!("device {name}: {problem}"))
@@ -224,6 +240,7 @@ impl Supervisor {
         let removed = network.remove(device)?;
         // Log: whoever may use the control socket causes it.
         info!("device {device}: removed from network {}", network.name());
+        self.events().tell(&Event::DeviceRemoved { device: device.to_owned(), network: network.name().to_owned() });
         // Its worker ends when the last who knows the network lets go of it: here, most often.
         drop((network, self.take_empty(device)));
         self.free(device);
@@ -243,6 +260,10 @@ impl Supervisor {
         let linked = self.network(device)?.link(device, state);
         // Log: whoever may use the control socket causes it.
         info!("device {device}: its link goes {state:?}");
+        if linked.is_ok() {
+            let state = format!("{state:?}").to_lowercase();
+            self.events().tell(&Event::Link { device: device.to_owned(), state });
+        }
         linked
     }
 

@@ -56,7 +56,7 @@ impl Network {
                 let host: Arc<dyn Host> = Arc::<Services>::clone(&plan.services);
                 let worker = Worker::start(plan.setup.clone(), plan.uplink()?, host)?;
                 for planned in plan.devices() {
-                    let Some((request, fds)) = planned.request()? else { continue };
+                    let Some((request, fds)) = planned.request(&plan.stand_ins)? else { continue };
                     if let Reply::Error(problem) = worker.handle(request, fds) {
                         return Err(anyhow!("device {}: {problem}", planned.name()));
                     }

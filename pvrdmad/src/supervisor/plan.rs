@@ -6,16 +6,19 @@ use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
 use pvrdma_ether_link::Connector;
 use pvrdma_rxe::{RxeConfig, VlanMode};
 use pvrdma_verbs::MacAddr;
 
+use super::doorbells::lend;
 use super::services::Services;
 use super::sockets::{DeviceSockets, LinkSockets, Sources};
+use super::stand_in::StandIns;
 use super::timing::Timing;
-use crate::config::{BackendSpec, Config, Device, LinkSpec, LinkState, Network};
+use crate::config::{BackendSpec, Config, Device, DoorbellMode, LinkSpec, LinkState, Network};
+use crate::doorbells::DoorbellSetup;
 use crate::protocol::{NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
 
@@ -45,6 +48,7 @@ pub(super) struct Plan {
     devices: Mutex<Vec<Arc<Planned>>>,
     uplink: Option<LinkSockets>,
     pub(super) services: Arc<Services>,
+    pub(super) stand_ins: StandIns,
     pub(super) timing: Timing,
 }
 
@@ -53,6 +57,7 @@ pub(super) struct Plan {
 pub(super) struct Planned {
     pub(super) device: Device,
     link: LinkState,
+    pub(super) doorbells: DoorbellSetup,
     /// Empty once the device is removed.
     sockets: Arc<Mutex<Option<DeviceSockets>>>,
 }
@@ -62,9 +67,9 @@ impl Planned {
     ///
     /// # Errors
     /// One cannot be had; nothing is left behind then.
-    pub(super) fn new(device: Device, vlan: VlanMode, sources: &Sources) -> Result<Self> {
+    pub(super) fn new(device: Device, vlan: VlanMode, doorbells: DoorbellSetup, sources: &Sources) -> Result<Self> {
         let sockets = DeviceSockets::open(&device, vlan, sources)?;
-        Ok(Self { device, link: LinkState::Up, sockets: Arc::new(Mutex::new(Some(sockets))) })
+        Ok(Self { device, link: LinkState::Up, doorbells, sockets: Arc::new(Mutex::new(Some(sockets))) })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -75,10 +80,14 @@ impl Planned {
     ///
     /// # Errors
     /// There are no descriptors left.
-    pub(super) fn request(&self) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
-        let request = Request::Serve { device: Box::new(self.device.clone()), link: self.link };
+    pub(super) fn request(&self, stand_ins: &StandIns) -> io::Result<Option<(Request, Vec<OwnedFd>)>> {
         let sockets = self.sockets.lock();
-        sockets.as_ref().map(|sockets| Ok((request, sockets.duplicates()?))).transpose()
+        let Some(sockets) = sockets.as_ref() else { return Ok(None) };
+        let (doorbells, pages) = lend(&self.device, &self.doorbells, stand_ins)?;
+        let mut fds = sockets.duplicates()?;
+        // Behind its listening socket, which there always is.
+        fds.splice(1..1, pages);
+        Ok(Some((Request::Serve { device: Box::new(self.device.clone()), link: self.link, doorbells }, fds)))
     }
 
     /// The same device with other limits.
@@ -88,12 +97,13 @@ impl Planned {
     pub(super) fn with_limits(&self, values: &BTreeMap<String, u64>) -> Result<Self, String> {
         let mut device = self.device.clone();
         device.config.limits.set_all(values)?;
-        Ok(Self { device, link: self.link, sockets: Arc::clone(&self.sockets) })
+        Ok(Self { device, link: self.link, doorbells: self.doorbells.clone(), sockets: Arc::clone(&self.sockets) })
     }
 
     /// The same device with its link up or down.
     pub(super) fn with_link(&self, link: LinkState) -> Self {
-        Self { device: self.device.clone(), link, sockets: Arc::clone(&self.sockets) }
+        let (device, doorbells) = (self.device.clone(), self.doorbells.clone());
+        Self { device, link, doorbells, sockets: Arc::clone(&self.sockets) }
     }
 
     /// Who gives its `nic` its descriptor anew, if it has one.
@@ -114,7 +124,9 @@ impl Plan {
     /// One cannot be had, or the host's addresses cannot be changed.
     pub(super) fn new(config: &Config, network: &Network, sources: &Sources, timing: Timing) -> Result<Self> {
         let planned = network.devices.iter().map(|device| {
-            let planned = Planned::new(device.clone(), network.vlan, sources);
+            let doorbells = sources.doorbells.decide(device, &config.backend);
+            let planned =
+                doorbells.and_then(|doorbells| Planned::new(device.clone(), network.vlan, doorbells, sources));
             planned.map(Arc::new).with_context(|| format!("device {}", device.config.name))
         });
         let planned = planned.collect::<Result<Vec<_>>>()?;
@@ -129,20 +141,25 @@ impl Plan {
             BackendSpec::Rxe => None,
         };
         let connector = uplink.as_ref().map(|uplink| Arc::clone(&uplink.connector));
-        let services = Services::new(network.name.clone(), connector, addresses);
+        let services = Services::new(network.name.clone(), connector, addresses, Arc::clone(&sources.events));
         for planned in &planned {
             services.add(planned.name(), planned.connector());
         }
+        // Before anything else leaves.
+        let tried = uplink.as_ref().filter(|_| network.offload).zip(macs.first());
+        let offload = network.offload && tried.is_none_or(|(uplink, &mac)| uplink.may_offload(mac));
         let setup = NetworkSetup {
             backend: config.backend.clone(),
             sandbox: config.sandbox,
             captures: config.captures.is_on(),
             engine_threads: RxeConfig::default().workers,
-            network: Network { devices: Vec::new(), ..network.clone() },
+            network: Network { devices: Vec::new(), offload, ..network.clone() },
         };
-        let profile = profile(&setup.backend, network);
+        let maps = planned.iter().any(|planned| matches!(planned.doorbells, DoorbellSetup::Mapped { .. }));
+        let profile = profile(&setup.backend, network, maps);
         let (services, devices) = (Arc::new(services), Mutex::new(planned));
-        Ok(Self { setup, profile, devices, uplink, services, timing })
+        let stand_ins = sources.doorbells.stand_ins(setup.sandbox, &network.name);
+        Ok(Self { setup, profile, devices, uplink, services, stand_ins, timing })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -160,13 +177,34 @@ impl Plan {
     /// It may not.
     pub(super) fn admits(&self, device: &Device) -> Result<(), String> {
         match &device.nic {
-            Some(nic) if needs_addresses(nic) && self.profile == Profile::Rxe => Err(format!(
-                "nic={nic} needs system calls that the worker of network {} gave up at its start, as no link of that \
+            Some(nic) if needs_addresses(nic) && matches!(self.profile, Profile::Rxe | Profile::RxeMapped) => {
+                Err(format!(
+                    "nic={nic} needs system calls that the worker of network {} gave up at its start, as no link of that \
                  kind was there",
-                self.name()
-            )),
+                    self.name()
+                ))
+            }
             _ => Ok(()),
         }
+    }
+
+    /// What becomes of the doorbells of a device that comes to a worker that runs.
+    ///
+    /// # Errors
+    /// The configuration wants what cannot be.
+    pub(super) fn doorbells(&self, device: &Device, sources: &Sources) -> Result<DoorbellSetup> {
+        let setup = sources.doorbells.decide(device, &self.setup.backend)?;
+        if self.profile != Profile::Rxe || matches!(setup, DoorbellSetup::Trapped { .. }) {
+            return Ok(setup);
+        }
+        let reason = format!(
+            "the worker of network {} gave up at its start what lending pages takes, as no device did",
+            self.name()
+        );
+        if device.doorbells == DoorbellMode::Mapped {
+            bail!("doorbells=mapped: {reason}");
+        }
+        Ok(DoorbellSetup::Trapped { reason: Some(reason) })
     }
 
     /// Descriptors of the uplink, for a worker.
@@ -242,11 +280,12 @@ impl Plan {
 }
 
 /// What the worker of a network does.
-fn profile(backend: &BackendSpec, network: &Network) -> Profile {
+fn profile(backend: &BackendSpec, network: &Network, maps: bool) -> Profile {
     let nics = network.devices.iter().filter_map(|device| device.nic.as_ref());
     match backend {
         BackendSpec::Ibverbs(_) => Profile::Ibverbs,
         BackendSpec::Rxe if network.uplink.iter().chain(nics).any(needs_addresses) => Profile::RxeAddressed,
+        BackendSpec::Rxe if maps => Profile::RxeMapped,
         BackendSpec::Rxe => Profile::Rxe,
     }
 }

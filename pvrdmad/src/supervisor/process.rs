@@ -18,6 +18,7 @@ use super::connection::{CallError, Connection};
 use super::plan::{Plan, Planned, Program};
 use super::session::{End, Session};
 use super::timing::BackOff;
+use crate::events::Event;
 use crate::protocol::{Reply, Request};
 
 /// A worker in a process of its own. Dropping it ends it.
@@ -204,6 +205,7 @@ impl Keeper {
 
     /// One worker, from its start to its end.
     fn live(&mut self) -> (Option<u32>, End) {
+        self.plan.stand_ins.next();
         let mut arguments = self.program.arguments.clone();
         arguments.extend(self.plan.confinement().map(str::to_owned));
         arguments.push(self.plan.name().to_owned());
@@ -262,7 +264,7 @@ impl Keeper {
                 continue;
             }
             // Removed since: the plan will say so.
-            let Some((request, fds)) = new.request()? else { continue };
+            let Some((request, fds)) = new.request(&self.plan.stand_ins)? else { continue };
             self.call(session, request, &fds).map_err(|end| match end {
                 End::Refused(problem) => End::Refused(format!("device {}: {problem}", new.name())),
                 end => end,
@@ -290,6 +292,9 @@ impl Keeper {
         let mut life = self.lives.life.lock();
         life.restarts = life.restarts.saturating_add(1);
         life.last_end = Some(end.to_string());
+        drop(life);
+        let (network, how, lost_vms) = (network.to_owned(), end.to_string(), lost.to_vec());
+        self.plan.services.events.tell(&Event::NetworkEnded { network, how, lost_vms });
     }
 
     /// Lets a time pass. `false`: it is time to stop.

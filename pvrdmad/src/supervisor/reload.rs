@@ -129,7 +129,7 @@ impl<'a> Difference<'a> {
             let name = &device.config.name;
             match running.devices().find(|(_, known)| known.config.name == *name) {
                 None => difference.devices.push((network, device)),
-                Some((of, known)) if of.name == network.name && known == device => {}
+                Some((of, known)) if of.name == network.name && is_same(known, device) => {}
                 Some(_) => return Err(format!("device {name}: {LATER}")),
             }
         }
@@ -153,19 +153,53 @@ fn is_equal(a: &Network, b: &Network) -> bool {
     Network { devices: Vec::new(), ..a.clone() } == Network { devices: Vec::new(), ..b.clone() }
 }
 
+/// Returns `true` if two devices are described alike. The line rate is not: it may be what an interface said at the
+/// time, and what a file says of it holds for as long as the daemon runs.
+fn is_same(running: &Device, new: &Device) -> bool {
+    let mut new = new.clone();
+    if let (Some(old), Some(new)) = (&running.rules.congestion, &mut new.rules.congestion) {
+        (new.line_rate, new.min_rate) = (old.line_rate, old.min_rate);
+    }
+    *running == new
+}
+
 /// # Errors
 /// Something differs that holds for as long as the daemon runs.
 fn check_fixed(old: &Config, new: &Config) -> Result<(), String> {
     let differs = [
         ("backend", old.backend != new.backend),
         ("control", old.control != new.control),
+        ("metrics", old.metrics != new.metrics),
         ("isolate", old.isolate != new.isolate),
         ("sandbox", old.sandbox != new.sandbox),
         ("captures", old.captures != new.captures),
-        ("congestion", old.congestion != new.congestion),
+        ("congestion", (old.congestion, old.line_rate_given) != (new.congestion, new.line_rate_given)),
     ];
     match differs.into_iter().find(|(_, differs)| *differs) {
         Some((key, _)) => Err(format!("{key}: it cannot change while the daemon runs: restart it")),
         None => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::ConfigSpec;
+
+    /// An interface that has become faster since the start is no reason to refuse a file that has not changed.
+    #[test]
+    fn another_line_rate_is_no_difference() {
+        let config = |keys: &str| {
+            let device = format!("name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n{keys}");
+            let spec = ConfigSpec { devices: vec![device.parse().unwrap()], ..ConfigSpec::default() };
+            Config::load(None, spec).unwrap()
+        };
+        let (old, mut new) = (config(""), config(""));
+        for congestion in new.networks[0].devices[0].rules.congestion.iter_mut() {
+            congestion.line_rate *= 2;
+        }
+        assert_ne!(old, new);
+        assert!(Difference::between(&old, &old, &new).is_ok_and(|difference| difference.devices.is_empty()));
+        assert!(Difference::between(&old, &old, &config(",congestion=off")).is_err());
     }
 }

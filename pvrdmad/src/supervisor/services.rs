@@ -11,6 +11,7 @@ use pvrdma_ether_link::Connector;
 use pvrdma_ibverbs::{AddressOwner, HostAddresses, MAX_ADDRESSES};
 use pvrdma_verbs::LogLimit;
 
+use crate::events::{Event, Events};
 use crate::worker::Host;
 
 /// The supervisor's part of one network that is not in the worker.
@@ -25,6 +26,8 @@ pub(super) struct Services {
     /// Addresses on the host's interface because of this worker.
     held: Mutex<BTreeSet<IpAddr>>,
     clients: Mutex<Clients>,
+    /// Who is told of them.
+    pub(super) events: Arc<Events>,
     log: LogLimit,
 }
 
@@ -42,6 +45,7 @@ impl Services {
         network: String,
         uplink: Option<Arc<dyn Connector>>,
         addresses: Option<Arc<HostAddresses>>,
+        events: Arc<Events>,
     ) -> Self {
         Self {
             network,
@@ -50,6 +54,7 @@ impl Services {
             addresses,
             held: Mutex::default(),
             clients: Mutex::default(),
+            events,
             log: LogLimit::new(),
         }
     }
@@ -98,11 +103,15 @@ impl Host for Services {
             return;
         }
         let mut clients = self.clients.lock();
-        if connected {
+        let changed = if connected {
             clients.lost.remove(device);
-            clients.connected.insert(device.to_owned());
+            clients.connected.insert(device.to_owned())
         } else {
-            clients.connected.remove(device);
+            clients.connected.remove(device)
+        };
+        if changed {
+            let (device, network) = (device.to_owned(), self.network.clone());
+            self.events.tell(&Event::Client { device, network, connected });
         }
     }
 

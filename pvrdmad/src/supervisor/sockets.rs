@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
-use pvrdma_ether_link::af_packet::{AfPacketSocket, VlanFilter};
+use pvrdma_ether_link::af_packet::{AfPacketSocket, Segmentation, VlanFilter};
 use pvrdma_ether_link::tap::{TapConnector, attach};
 use pvrdma_ether_link::unix::{PathConnector, ready_datagram, ready_listener};
 use pvrdma_ether_link::vxlan::{self, VxlanPorts, VxlanSockets};
@@ -13,7 +13,9 @@ use pvrdma_ether_link::{Connector, NoConnector};
 use pvrdma_rxe::VlanMode;
 use pvrdma_verbs::MacAddr;
 
+use super::doorbells::DoorbellHost;
 use crate::config::{Device, LinkSpec, SocketPlace};
+use crate::events::Events;
 use crate::socket::{DatagramFile, Inherited, SocketAccess, SocketFile, bind_datagram};
 
 /// Where sockets come from beside paths and interfaces: what networks share.
@@ -22,6 +24,10 @@ pub(super) struct Sources {
     pub(super) tunnels: VxlanPorts,
     /// What was passed on to us.
     pub(super) inherited: Inherited,
+    /// Who is told what happens.
+    pub(super) events: Arc<Events>,
+    /// Whether doorbell pages can be lent here.
+    pub(super) doorbells: DoorbellHost,
 }
 
 impl Sources {
@@ -141,6 +147,27 @@ impl LinkSockets {
                 Self { kept: Kept::Several(vec![attach(name)?]), connector: Arc::new(TapConnector(name.clone())) }
             }
         })
+    }
+
+    /// Returns `true` unless packets that leave as one were damaged when one with the address `mac` was tried.
+    pub(super) fn may_offload(&self, mac: MacAddr) -> bool {
+        let Kept::AfPacket(socket) = &self.kept else { return true };
+        match socket.segmentation(mac) {
+            Ok(Segmentation::Wrong) => {
+                // Log: once for an uplink.
+                log::warn!("{}: packets that are cut there are damaged: each leaves by itself", socket.interface());
+                false
+            }
+            Ok(Segmentation::Interface) => {
+                // Log: once for an uplink.
+                log::debug!(
+                    "{} cuts packets itself, if it is not virtual (offload=off prevents it)",
+                    socket.interface()
+                );
+                true
+            }
+            Ok(Segmentation::Kernel | Segmentation::Unknown) | Err(_) => true,
+        }
     }
 
     /// Duplicates for a worker.

@@ -224,6 +224,7 @@ fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
             "memory": {"pin": "off", "mapped_bytes": 0, "pinned_bytes": 0, "pin_error": null, "files": "any",
                 "max_mapped_bytes": 0, "max_locked_bytes": 0, "open_files": 0, "mappings": 0},
             "addresses": {"rule": "own", "listed": [], "guarded": false}, "peers": [[], []],
+            "doorbells": {"mode": "trapped"},
             "network": {"name": "n", "mtu": 1500, "counters": {}}, "capture": {"active": 0, "frames": 0, "dropped": 0},
         })
     };

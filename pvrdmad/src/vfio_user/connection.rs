@@ -1,7 +1,7 @@
 //! One client from its first message to its last.
 
 use std::net::Shutdown;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::Instant;
@@ -66,6 +66,8 @@ struct Connection<'a> {
     series: Option<Instant>,
     /// The message being sent, kept for its room.
     out: Vec<u8>,
+    /// The reply takes the file along that the client may map.
+    lends: bool,
     /// Descriptors of the client's from this number on are not kept.
     descriptors: u64,
 }
@@ -75,12 +77,13 @@ impl<'a> Connection<'a> {
         Self {
             endpoint,
             stream,
-            shape: Shape::of(&*endpoint.function, endpoint.intx),
+            shape: Shape::of(&*endpoint.function, endpoint.intx, endpoint.mappable.as_ref()),
             dma: DmaMaps::new(endpoint, stream),
             negotiated: false,
             impatient: false,
             series: None,
             out: Vec::new(),
+            lends: false,
             descriptors: usable_descriptors(),
         }
     }
@@ -173,7 +176,8 @@ impl<'a> Connection<'a> {
                 _ => {}
             }
         }
-        reply.send(self.stream, &mut self.out)?;
+        let lent = self.endpoint.mappable.as_ref().filter(|_| self.lends).map(AsFd::as_fd);
+        reply.send(self.stream, &mut self.out, lent)?;
         if self.out.capacity() > KEPT_BUFFER {
             self.out = Vec::new();
         }
@@ -182,6 +186,7 @@ impl<'a> Connection<'a> {
 
     /// Does what is asked and leaves the reply in `out`, with room for its header.
     fn execute(&mut self, request: &Request<'_>, fds: Vec<OwnedFd>) -> Result<(), Errno> {
+        self.lends = false;
         self.out.clear();
         self.out.resize(HEADER_SIZE, 0);
         let takes_fds = matches!(request, Request::DmaMap(_) | Request::SetIrqs(_));
@@ -210,7 +215,10 @@ impl<'a> Connection<'a> {
                 self.shape.device_info(&mut self.out);
                 Ok(())
             }
-            Request::RegionInfo(index) => self.shape.region_info(index, &mut self.out),
+            Request::RegionInfo { index, room } => {
+                self.lends = self.shape.region_info(index, room, &mut self.out)?;
+                Ok(())
+            }
             Request::IrqInfo(index) => self.shape.irq_info(index, &mut self.out),
             Request::SetIrqs(ref set) => self.endpoint.irqs.set(&self.shape, set, fds),
             Request::RegionRead(access) => self.read(&access),

@@ -11,6 +11,7 @@ use pvrdma_guest_memory::DmaSpace;
 use super::files::FileRules;
 use super::irqs::IrqTable;
 use super::stats::ConnectionStats;
+use crate::doorbells::Mappable;
 
 /// For [`Endpoint::reply_deadline`]: QEMU waits for 5 s, and takes what comes later for something else.
 pub const REPLY_DEADLINE: Duration = Duration::from_millis(4500);
@@ -29,6 +30,8 @@ pub struct Endpoint {
     pub irqs: Arc<IrqTable>,
     /// What happened so far.
     pub stats: Arc<ConnectionStats>,
+    /// What a client may map.
+    pub mappable: Option<Mappable>,
     /// The legacy interrupt is offered.
     pub intx: bool,
     /// A reply that comes later than this ends the connection, if its client is one that gives up waiting.

@@ -11,7 +11,8 @@
 //!   once.
 //! - Writes are never posted, thanks to a flag in [`regions`]; see there.
 //!
-//! Not implemented: messages to the client (memory must be shared), BAR mapping, migration, dirty pages.
+//! Not implemented: messages to the client (memory must be shared), migration, dirty pages. Of the BARs a client maps
+//! doorbell pages alone, where the device lends them.
 
 mod connection;
 mod dma;

@@ -5,11 +5,15 @@ use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_PCI, VFIO_DEVICE_FLAGS_RESET, VFIO_IRQ_INFO_AUTOMASKED, VFIO_IRQ_INFO_EVENTFD,
     VFIO_IRQ_INFO_MASKABLE, VFIO_PCI_CONFIG_REGION_INDEX, VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_INTX_IRQ_INDEX,
-    VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_NUM_IRQS, VFIO_PCI_NUM_REGIONS, VFIO_REGION_INFO_FLAG_MMAP,
-    VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
+    VFIO_PCI_MSIX_IRQ_INDEX, VFIO_PCI_NUM_IRQS, VFIO_PCI_NUM_REGIONS, VFIO_REGION_INFO_CAP_SPARSE_MMAP,
+    VFIO_REGION_INFO_FLAG_CAPS, VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_READ, VFIO_REGION_INFO_FLAG_WRITE,
 };
 
 use super::request::{REGION_INFO_SIZE, RegionAccess, SHORT_INFO_SIZE};
+use crate::doorbells::Mappable;
+
+/// `vfio_region_info` with one area that may be mapped: the fixed part, `vfio_region_info_cap_sparse_mmap`, an area.
+const SPARSE_INFO_SIZE: u32 = REGION_INFO_SIZE + 16 + 16;
 
 /// What a region number means.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -29,15 +33,25 @@ pub(crate) struct Shape {
     config: u64,
     msix: u16,
     intx: bool,
+    mappable: Option<Area>,
+}
+
+/// A part of a region that may be mapped.
+#[derive(Clone, Copy, Debug)]
+struct Area {
+    region: u32,
+    offset: u64,
+    size: u64,
 }
 
 impl Shape {
-    pub(crate) fn of(function: &dyn PciFunction, intx: bool) -> Self {
+    pub(crate) fn of(function: &dyn PciFunction, intx: bool, mappable: Option<&Mappable>) -> Self {
         Self {
             bars: function.bars().map(|bar| bar.map_or(0, |bar| bar.size)),
             config: function.config_size() as u64,
             msix: function.msix().map_or(0, |msix| msix.vectors),
             intx,
+            mappable: mappable.map(|&Mappable { region, offset, size, .. }| Area { region, offset, size }),
         }
     }
 
@@ -76,11 +90,12 @@ impl Shape {
         put(out, &[SHORT_INFO_SIZE, flags, VFIO_PCI_NUM_REGIONS, VFIO_PCI_NUM_IRQS]);
     }
 
-    /// `vfio_region_info`.
+    /// `vfio_region_info` for a client with `room` for so many bytes of it. Returns `true` if the file goes with it
+    /// that is to be mapped.
     ///
     /// # Errors
     /// There is no such region.
-    pub(crate) fn region_info(&self, index: u32, out: &mut Vec<u8>) -> Result<(), Errno> {
+    pub(crate) fn region_info(&self, index: u32, room: u32, out: &mut Vec<u8>) -> Result<bool, Errno> {
         let region = self.region(index)?;
         let access = VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
         let flags = match region {
@@ -91,11 +106,28 @@ impl Shape {
             Region::Config => access | VFIO_REGION_INFO_FLAG_MMAP,
             Region::Empty => 0,
         };
+        let area = self.mappable.filter(|area| area.region == index);
+        // Clients ask again with as much room as we say. QEMU takes no reply that is longer than its room.
+        let whole = room >= SPARSE_INFO_SIZE;
         // argsz, flags, index, cap_offset, size, offset
-        put(out, &[REGION_INFO_SIZE, flags, index, 0]);
+        let head = match area {
+            None => [REGION_INFO_SIZE, flags, index, 0],
+            Some(_) => {
+                let flags = flags | VFIO_REGION_INFO_FLAG_MMAP | VFIO_REGION_INFO_FLAG_CAPS;
+                // QEMU wants to know where capabilities are also when they are not there for lack of room.
+                [SPARSE_INFO_SIZE, flags, index, REGION_INFO_SIZE]
+            }
+        };
+        put(out, &head);
         out.extend(self.region_size(region).to_le_bytes());
         out.extend(0u64.to_le_bytes());
-        Ok(())
+        if let Some(Area { offset, size, .. }) = area.filter(|_| whole) {
+            // Of version 1, the last one; one area.
+            put(out, &[VFIO_REGION_INFO_CAP_SPARSE_MMAP | 1 << 16, 0, 1, 0]);
+            out.extend(offset.to_le_bytes());
+            out.extend(size.to_le_bytes());
+        }
+        Ok(area.is_some())
     }
 
     /// Interrupts of a type.
@@ -139,15 +171,45 @@ mod tests {
     use super::*;
 
     fn shape() -> Shape {
-        Shape { bars: [0x4000, 0x1000, 0x10_0000, 0, 0, 0], config: 256, msix: 3, intx: false }
+        let mappable = Some(Area { region: 2, offset: 0x1000, size: 0xf_f000 });
+        Shape { bars: [0x4000, 0x1000, 0x10_0000, 0, 0, 0], config: 256, msix: 3, intx: false, mappable }
     }
 
     #[test]
     fn the_config_region_claims_to_be_mappable() {
         let mut out = Vec::new();
-        shape().region_info(7, &mut out).unwrap();
+        assert!(!shape().region_info(7, 32, &mut out).unwrap());
         assert_eq!(out[..16], [32, 0, 0, 0, 7, 0, 0, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
         assert_eq!(out[16..], [0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    /// QEMU asks with 32 bytes first, then with what it was told; Cloud Hypervisor likewise. Neither takes more.
+    #[test]
+    fn the_part_that_may_be_mapped_goes_to_who_has_room() {
+        let info = |index, room| {
+            let mut out = Vec::new();
+            let file = shape().region_info(index, room, &mut out).unwrap();
+            (file, out)
+        };
+        for room in [32, 33, 48, 63] {
+            let (file, out) = info(2, room);
+            assert!(file && out.len() == 32, "{room}");
+            // It may be mapped (4) and has capabilities (8), which are not here.
+            assert_eq!(out[..16], [64, 0, 0, 0, 15, 0, 0, 0, 2, 0, 0, 0, 32, 0, 0, 0], "{room}");
+        }
+        for room in [64, 65, 4096, u32::MAX] {
+            let (file, out) = info(2, room);
+            assert!(file && out.len() == 64, "{room}");
+            assert_eq!(out[..16], [64, 0, 0, 0, 15, 0, 0, 0, 2, 0, 0, 0, 32, 0, 0, 0], "{room}");
+            assert_eq!(out[32..48], [1, 0, 1, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0], "{room}");
+            assert_eq!(out[48..56], 0x1000_u64.to_le_bytes(), "{room}");
+            assert_eq!(out[56..], 0xf_f000_u64.to_le_bytes(), "{room}");
+        }
+        for other in [0, 1, 3, 7, 8] {
+            let (file, out) = info(other, u32::MAX);
+            assert!(!file && out.len() == 32 && out[12..16] == [0; 4], "{other}");
+        }
+        assert_eq!(shape().region_info(9, 64, &mut Vec::new()), Err(Errno::INVAL));
     }
 
     #[test]

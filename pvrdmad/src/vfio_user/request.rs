@@ -109,8 +109,13 @@ pub enum Request<'a> {
     DmaUnmap(DmaUnmap),
     /// [`Command::DEVICE_GET_INFO`]
     DeviceInfo,
-    /// [`Command::DEVICE_GET_REGION_INFO`] for this index
-    RegionInfo(u32),
+    /// [`Command::DEVICE_GET_REGION_INFO`]
+    RegionInfo {
+        /// Which region.
+        index: u32,
+        /// Bytes that the client has room for, at least those of the fixed part.
+        room: u32,
+    },
     /// [`Command::DEVICE_GET_IRQ_INFO`] for this index
     IrqInfo(u32),
     /// [`Command::DEVICE_SET_IRQS`]
@@ -154,12 +159,12 @@ impl<'a> Request<'a> {
                 fields.u64().map(|_| Self::DeviceInfo)
             }
             Command::DEVICE_GET_REGION_INFO => {
-                fields.argsz(REGION_INFO_SIZE)?;
+                let room = fields.argsz(REGION_INFO_SIZE)?;
                 fields.u32()?;
                 let index = fields.u32()?;
                 fields.u32()?;
                 fields.u64()?;
-                fields.u64().map(|_| Self::RegionInfo(index))
+                fields.u64().map(|_| Self::RegionInfo { index, room })
             }
             Command::DEVICE_GET_IRQ_INFO => {
                 fields.argsz(SHORT_INFO_SIZE)?;
@@ -224,8 +229,8 @@ impl Fields<'_> {
 
     /// How much the client says it has room for. Clients count differently (Cloud Hypervisor adds the header), so only
     /// less than the fixed part is wrong.
-    fn argsz(&mut self, least: u32) -> Result<(), Errno> {
-        if self.u32()? < least { Err(Errno::INVAL) } else { Ok(()) }
+    fn argsz(&mut self, least: u32) -> Result<u32, Errno> {
+        self.u32().and_then(|argsz| if argsz < least { Err(Errno::INVAL) } else { Ok(argsz) })
     }
 
     fn region_access(&mut self) -> Result<RegionAccess, Errno> {

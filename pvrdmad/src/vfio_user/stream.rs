@@ -1,13 +1,16 @@
 //! One client's socket: whole messages in, whole replies out.
 
-use std::io::{self, IoSliceMut, Write};
+use std::io::{self, IoSlice, IoSliceMut, Write};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use rustix::io::Errno;
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags,
+};
 use thiserror::Error;
 
 use super::message::{Command, HEADER_ONLY, HEADER_SIZE, Header, MAX_MSG_FDS, MessageKind};
@@ -67,19 +70,25 @@ pub(crate) struct Reply {
 }
 
 impl Reply {
-    /// Answers with success. `message` has room for the header in front of the body.
+    /// Answers with success. `message` has room for the header in front of the body; `file` goes with it.
     ///
     /// # Errors
     /// The socket failed.
-    pub(crate) fn send(self, stream: &UnixStream, message: &mut [u8]) -> Result<(), ConnectionError> {
+    pub(crate) fn send(
+        self,
+        stream: &UnixStream,
+        message: &mut [u8],
+        file: Option<BorrowedFd<'_>>,
+    ) -> Result<(), ConnectionError> {
         let size = u32::try_from(message.len()).map_err(|_| io::Error::from(io::ErrorKind::InvalidData))?;
         let header = Header { id: self.id, command: self.command, size, flags: Header::REPLY, error: 0 };
         let Some(room) = message.first_chunk_mut::<HEADER_SIZE>() else {
             return Err(io::Error::from(io::ErrorKind::InvalidData).into());
         };
         *room = header.to_bytes();
+        let sent = file.map_or(Ok(0), |file| send_with(stream, message, file))?;
         // `write_all` carries on after a short write; one call is the rule.
-        (&*stream).write_all(message)?;
+        (&*stream).write_all(message.get(sent..).unwrap_or_default())?;
         Ok(())
     }
 
@@ -103,6 +112,22 @@ impl Reply {
     /// When the request was received.
     pub(crate) const fn received(&self) -> Instant {
         self.received
+    }
+}
+
+/// Sends what the stream takes of a message, with a descriptor. Returns how many bytes that were.
+fn send_with(stream: &UnixStream, message: &[u8], file: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [file];
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    loop {
+        match rustix::net::sendmsg(stream, &[IoSlice::new(message)], &mut control, SendFlags::NOSIGNAL) {
+            Err(Errno::INTR) => {}
+            sent => return Ok(sent?),
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::os::unix::net::UnixListener;
 use std::sync::Arc;
 
 use anyhow::Result;
-use pvrdma_dev::PvrdmaDevice;
+use pvrdma_dev::{MappedDoorbells, PvrdmaDevice};
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
 use pvrdma_rxe::{DeviceShare, Rxe, Uplink};
 use pvrdma_verbs::Backend;
@@ -13,6 +13,7 @@ use pvrdma_verbs::Backend;
 use super::Host;
 use super::network_function::NetworkFunction;
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
+use crate::doorbells::{DoorbellSetup, Doorbells, Mappable, ServedFile};
 use crate::status::Reporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
 
@@ -46,7 +47,7 @@ impl ServedDevice {
         place: Place,
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
-        let Place { network, mtu, link, share, port, rxe, nic } = place;
+        let Place { network, mtu, link, share, port, rxe, nic, doorbells, pages } = place;
         let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
@@ -59,6 +60,7 @@ impl ServedDevice {
                 nic.link.device().set_link(false);
             }
         }
+        let doorbells = lend(&device, doorbells, pages, &function)?;
         let endpoint = Endpoint {
             name: device.config.name.clone(),
             function: function.clone(),
@@ -66,14 +68,44 @@ impl ServedDevice {
             files: file_rules(device.memory),
             irqs: Arc::clone(&irqs),
             stats: Arc::clone(&stats),
+            mappable: mappable(&doorbells, &*function),
             intx: device.config.intx,
             reply_deadline: REPLY_DEADLINE,
         };
         let server = Server::start(UnixListener::from(listener), endpoint)?;
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
-        let reporter = Reporter { device, function, memory, irqs, stats, network, mtu, share, port, rxe, nic };
+        let reporter =
+            Reporter { device, function, memory, irqs, stats, network, mtu, share, port, rxe, nic, doorbells };
         Ok(Self { _server: server, _nic_server: nic_server, reporter })
     }
+}
+
+/// The number of the BAR with the doorbell pages.
+const DOORBELL_BAR: u32 = 2;
+/// Bytes of a doorbell page.
+const PAGE: u64 = 4096;
+
+/// Has the doorbells of a device's processes be what was decided.
+fn lend<B: Backend + 'static>(
+    device: &Device,
+    setup: DoorbellSetup,
+    file: Option<ServedFile>,
+    function: &Arc<PvrdmaDevice<B>>,
+) -> Result<Doorbells> {
+    let mut doorbells = Doorbells::new(&device.config.name, setup, file, function.doorbell_pages().end)?;
+    if let Some(watcher) = doorbells.watcher() {
+        function.set_doorbell_watcher(watcher);
+        doorbells.watch(Arc::<PvrdmaDevice<B>>::clone(function))?;
+    }
+    Ok(doorbells)
+}
+
+/// What a client may map: the doorbell pages of processes.
+fn mappable(doorbells: &Doorbells, function: &dyn MappedDoorbells) -> Option<Mappable> {
+    let pages = function.doorbell_pages();
+    let [offset, end] = [pages.start, pages.end].map(|page| u64::from(page).saturating_mul(PAGE));
+    let size = end.saturating_sub(offset);
+    doorbells.file().map(|file| Mappable { region: DOORBELL_BAR, offset, size, file })
 }
 
 /// Which files a function of a device takes, and how much of them.
@@ -96,6 +128,10 @@ pub(super) struct Place {
     pub(super) port: Option<Uplink>,
     /// Which can watch the device.
     pub(super) rxe: Option<Rxe>,
+    /// What becomes of its doorbells.
+    pub(super) doorbells: DoorbellSetup,
+    /// The file of its doorbell pages, if that is for clients.
+    pub(super) pages: Option<ServedFile>,
     /// The network function beside it, if that is ours.
     pub(super) nic: Option<NetworkFunction>,
 }

@@ -29,7 +29,7 @@ impl Ether {
     /// # Errors
     /// These are not the descriptors of such a link, or there are none left for the switch.
     pub(super) fn start(network: &Network, fds: Vec<OwnedFd>, host: &Arc<dyn Host>) -> Result<Self> {
-        let link = network.uplink.as_ref().map(|spec| open(spec, fds, host, None)).transpose()?;
+        let link = network.uplink.as_ref().map(|spec| open(spec, fds, host, None, network.offload)).transpose()?;
         let link = link.map(|link| match &network.fault {
             Some(fault) => fault.wrap(link),
             None => link,
@@ -63,7 +63,8 @@ impl Ether {
     }
 }
 
-/// Makes a link of the descriptors for it. `device` is whose `nic` it is; none: it is the uplink.
+/// Makes a link of the descriptors for it. `device` is whose `nic` it is; none: it is the uplink. `offload`: the kernel
+/// or the interface may cut what leaves.
 ///
 /// # Errors
 /// These are not the descriptors of such a link.
@@ -72,6 +73,7 @@ pub(super) fn open(
     fds: Vec<OwnedFd>,
     host: &Arc<dyn Host>,
     device: Option<&str>,
+    offload: bool,
 ) -> Result<Arc<dyn Link>> {
     let connector = Arc::new(Reconnect { host: Arc::clone(host), device: device.map(str::to_owned) });
     let single = |fds: Vec<OwnedFd>| match <[OwnedFd; 1]>::try_from(fds) {
@@ -85,7 +87,10 @@ pub(super) fn open(
             Arc::new(DatagramLink::from_socket(single(fds)?, local.clone(), remote.clone(), connector))
         }
         LinkSpec::Vxlan(config) => Arc::new(VxlanLink::from_sockets(config, fds, Arc::new(MonotonicClock::default()))?),
-        LinkSpec::AfPacket(name) => Arc::new(AfPacketLink::from_socket(name.as_str(), single(fds)?, connector)),
+        LinkSpec::AfPacket(name) => {
+            let link = AfPacketLink::from_socket(name.as_str(), single(fds)?, connector);
+            Arc::new(if offload { link } else { link.without_offload() })
+        }
         LinkSpec::Tap(name) => Arc::new(TapLink::from_device(name.clone(), single(fds)?, connector)),
     })
 }

@@ -30,6 +30,7 @@ use self::links::Ether;
 use self::network_function::NetworkFunction;
 use crate::capture::stream::{self, Streams};
 use crate::config::{BackendSpec, Device, LinkState, Network};
+use crate::doorbells::{DoorbellSetup, PageFile, ServedFile};
 use crate::protocol::{NetworkSetup, Reply, Request};
 use crate::sandbox;
 use crate::sigbus;
@@ -83,17 +84,20 @@ impl Worker {
             Request::Status { describe } => Ok(Reply::Ok(Box::new(self.status(describe)))),
             Request::Show { device, object } => self.show(&device, object).map(Reply::Objects),
             Request::Capture { device, snaplen } => self.capture(&device, snaplen, fds).map(|()| Reply::Capturing {}),
-            Request::Serve { device, link } => self.serve(*device, link, fds).map(|()| Reply::Done {}),
+            Request::Serve { device, link, doorbells } => {
+                self.serve(*device, link, doorbells, fds).map(|()| Reply::Done {})
+            }
             Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
             Request::Link { device, state } => self.link(&device, state).map(|()| Reply::Done {}),
             Request::Limits { device, set } => self.limits(&device, &set).map(Reply::Limits),
             Request::AddDevice { .. } => Err(anyhow!("the supervisor adds devices")),
+            Request::Events {} => Err(anyhow!("the supervisor tells what happens")),
             Request::Hello { .. } => Err(anyhow!("said twice")),
         };
         reply.unwrap_or_else(|error| Reply::Error(format!("{error:#}")))
     }
 
-    fn serve(&self, device: Device, link: LinkState, fds: Vec<OwnedFd>) -> Result<()> {
+    fn serve(&self, device: Device, link: LinkState, doorbells: DoorbellSetup, fds: Vec<OwnedFd>) -> Result<()> {
         let name = device.config.name.clone();
         let mut devices = self.devices.lock();
         if devices.iter().any(|served| served.name() == name) {
@@ -101,8 +105,20 @@ impl Worker {
         }
         let mut fds = fds.into_iter();
         let Some(listener) = fds.next() else { bail!("no socket for it") };
+        let pages = match doorbells {
+            DoorbellSetup::Trapped { .. } => None,
+            DoorbellSetup::Mapped { ref unguarded, .. } => {
+                let (Some(device), Some(file)) = (fds.next(), fds.next()) else { bail!("no file of doorbell pages") };
+                let life = match unguarded {
+                    Some(_) => None,
+                    None => Some(fds.next().context("nothing that ends with who serves doorbell pages")?),
+                };
+                Some(ServedFile { file: PageFile { device, file }, life })
+            }
+        };
         let Network { name, mtu, .. } = &self.setup.network;
-        let mut place = Place { network: name.clone(), mtu: *mtu, link, share: None, port: None, rxe: None, nic: None };
+        let (network, mtu) = (name.clone(), *mtu);
+        let mut place = Place { network, mtu, link, share: None, port: None, rxe: None, nic: None, doorbells, pages };
         let served = match &self.adapter {
             Adapter::Rxe(rxe) => {
                 place.rxe = Some(rxe.clone());
@@ -128,7 +144,7 @@ impl Worker {
             let function = NetworkFunction::start(device, nic).context("nic-socket")?;
             Some(Arc::clone(&place.nic.insert(function).link) as _)
         } else {
-            let open = |link| links::open(link, nic, &self.host, Some(name));
+            let open = |link| links::open(link, nic, &self.host, Some(name), true);
             device.nic.as_ref().map(open).transpose().context("nic")?
         };
         let port = PortConfig {

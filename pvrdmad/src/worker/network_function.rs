@@ -47,6 +47,7 @@ impl NetworkFunction {
             files: file_rules(device.memory),
             irqs,
             stats: Arc::clone(&stats),
+            mappable: None,
             intx: device.config.intx,
             reply_deadline: REPLY_DEADLINE,
         };

@@ -14,12 +14,13 @@ pub mod remote;
 pub mod traffic;
 
 use std::fs::File;
-use std::io::{self, IoSlice, Read, Write};
+use std::io::{self, IoSlice, IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::time::Duration;
 
@@ -28,7 +29,9 @@ use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdmad::vfio_user::message::{Command, HEADER_SIZE, Header};
 use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
 use rustix::fs::MemfdFlags;
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
 use tempfile::TempDir;
 
 /// Longer than anything takes; a test that waits for this has failed.
@@ -161,6 +164,8 @@ pub struct Served {
     pub memory: Arc<DmaSpace>,
     pub irqs: Arc<IrqTable>,
     pub stats: Arc<ConnectionStats>,
+    /// Its name, which no other has: tests of one process share the log.
+    pub name: String,
     pub path: PathBuf,
     pub server: Option<Server>,
     _folder: TempDir,
@@ -184,6 +189,8 @@ impl Served {
     }
 
     fn with_all(intx: bool, reply_deadline: Duration, files: FileRules) -> Self {
+        static NUMBER: AtomicUsize = AtomicUsize::new(0);
+        let name = format!("device-{}", NUMBER.fetch_add(1, Ordering::Relaxed));
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("device.sock");
         let irqs = Arc::new(IrqTable::default());
@@ -193,18 +200,19 @@ impl Served {
         let server = Server::listen(
             &path,
             Endpoint {
-                name: "test".to_owned(),
+                name: name.clone(),
                 function: function.clone(),
                 memory: Arc::clone(&memory),
                 files,
                 irqs: Arc::clone(&irqs),
                 stats: Arc::clone(&stats),
+                mappable: None,
                 intx,
                 reply_deadline,
             },
         )
         .unwrap();
-        Self { function, memory, irqs, stats, path, server: Some(server), _folder: folder }
+        Self { function, memory, irqs, stats, name, path, server: Some(server), _folder: folder }
     }
 
     /// A client that has not said anything yet.
@@ -341,6 +349,27 @@ impl Raw {
         let answer = self.receive();
         assert_eq!((answer.header.id, answer.header.command), (id, command));
         answer
+    }
+
+    /// A request, its answer and the descriptors that come along.
+    pub fn call_for_files(&mut self, command: Command, body: &[u8]) -> (Answer, Vec<OwnedFd>) {
+        self.send(command, 0, body, &[]);
+        let mut header = [0; HEADER_SIZE];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(16))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let buffer = &mut [IoSliceMut::new(&mut header)];
+        let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::WAITALL;
+        let received = rustix::net::recvmsg(&self.stream, buffer, &mut control, flags).unwrap();
+        assert_eq!(received.bytes, HEADER_SIZE);
+        let fds = control.drain().filter_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+            _ => None,
+        });
+        let fds = fds.flatten().collect();
+        let header = Header::parse(&header);
+        let mut body = vec![0; header.size as usize - HEADER_SIZE];
+        self.stream.read_exact(&mut body).unwrap();
+        (Answer { header, body }, fds)
     }
 
     pub fn map(&mut self, address: u64, size: u64, offset: u64, flags: u32, file: Option<&File>) -> Answer {

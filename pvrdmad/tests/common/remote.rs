@@ -7,6 +7,13 @@ use pvrdmad::testing::RemoteFunction;
 
 use super::memfd;
 
+/// The same with the doorbell pages mapped that the device lends.
+pub fn probe_mapped(socket: &Path, bytes: u64) -> Driver {
+    let file = memfd("guest", bytes);
+    let (function, irqs) = RemoteFunction::connect_mapped(socket, &file).unwrap();
+    Driver::probe(function, &GuestMemory::in_file(file), &irqs).unwrap()
+}
+
 /// Connects to a device, gives it memory, and binds the driver to it.
 pub fn probe(socket: &Path, bytes: u64) -> Driver {
     let file = memfd("guest", bytes);

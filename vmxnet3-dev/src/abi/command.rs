@@ -106,7 +106,7 @@ impl ConfigPlace {
 pub(crate) enum Coalesce {
     /// One interrupt for each frame.
     Disabled,
-    /// One for each batch.
+    /// One for each batch of received frames. What was sent may wait for the next of them, for a moment.
     #[default]
     Adaptive,
     /// After so many completions, at the latest at the end of a batch: transmit, transmit completions, receive.

@@ -1,13 +1,16 @@
 //! The function as a [`Link`]: for who moves frames of many devices in batches.
 
+mod deadline;
+
 use std::fmt;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::num::NonZeroU16;
+use std::ops::Range;
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
-use pvrdma_ether_link::{Bell, Frames, Link, LinkInspect, Offload, Readiness};
+use pvrdma_ether_link::{Bell, Frames, Link, LinkInspect, LinkReader, Offload, Readiness};
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_pci_function::{InterruptSink, PciFunction};
+use pvrdma_pci_function::InterruptSink;
 use pvrdma_verbs::Snapshot;
 use rustix::io::Errno;
 
@@ -16,14 +19,17 @@ use crate::device::Vmxnet3Device;
 use crate::error::ConfigError;
 use crate::frame::{Checksum, Frame, FrameError, FramePort, PortOffloads, Sent};
 use crate::receive::Received;
+use crate::transmit::{Outlet, Passed, Taken};
+use crate::tx::Packet;
+use deadline::{Deadline, LATEST};
 
-/// Bytes that wait to be read, but for the rest of a long frame, before the guest's frames stay in its rings.
-const ROOM: usize = 1 << 20;
 /// Bytes that are read at a time, but for the rest of a long frame.
 const BATCH: usize = 256 << 10;
 
 /// The guest's end is the driver, the other one is this. What the guest sends is read from it; what is sent to it is
 /// received by the guest.
+///
+/// Frames stay in the guest's rings until somebody reads, and are copied once, to where they are read.
 ///
 /// Frames that find no receive buffer stay with the caller, as the trait wants it. The driver may never give buffers
 /// again, so whoever keeps them needs a limit.
@@ -31,6 +37,17 @@ const BATCH: usize = 256 << 10;
 pub struct NicLink {
     device: Arc<Vmxnet3Device>,
     outbox: Arc<Outbox>,
+    reader: Mutex<Reader>,
+    deadline: Deadline,
+}
+
+/// Who reads.
+#[derive(Debug, Default)]
+struct Reader {
+    /// The transmit queue to begin with.
+    first: u32,
+    /// Room for one that is cut.
+    segment: Vec<u8>,
 }
 
 impl NicLink {
@@ -45,7 +62,8 @@ impl NicLink {
     ) -> Result<Self, ConfigError> {
         let outbox = Arc::new(Outbox::new().map_err(ConfigError::Descriptors)?);
         let device = Vmxnet3Device::new(config, memory, interrupts, Arc::clone(&outbox) as _)?;
-        Ok(Self { device, outbox })
+        let deadline = Deadline::new(LATEST).map_err(ConfigError::Descriptors)?;
+        Ok(Self { device, outbox, reader: Mutex::default(), deadline })
     }
 
     /// The device.
@@ -72,10 +90,23 @@ impl NicLink {
 
 impl Link for NicLink {
     fn receive(&self, frames: &mut Frames, most: usize) {
-        if self.outbox.take(frames, most) {
-            self.device.resume_transmit();
-        } else if self.device.has_deferred() {
-            self.device.run_deferred();
+        let Reader { first, segment } = &mut *self.reader.lock();
+        let most = frames.len().saturating_add(most);
+        let waited = self.device.has_unannounced();
+        *first = self.device.transmit_into(*first, &mut Batch { frames, most, span: None, copied: 0, segment });
+        if !self.device.may_transmit() {
+            // In this order: who has work from here on rings again.
+            self.outbox.set_filled(false);
+            if self.device.may_transmit() {
+                self.outbox.set_filled(true);
+            }
+        }
+        let waits = self.device.has_unannounced();
+        if waits && !waited {
+            self.deadline.begin();
+        }
+        if self.deadline.is_over(waits) {
+            self.device.announce_completions();
         }
     }
 
@@ -93,7 +124,12 @@ impl Link for NicLink {
 
     fn readiness(&self) -> Readiness {
         let (readable, writable) = (self.outbox.filled.descriptor(), self.outbox.room.descriptor());
-        Readiness { readable: Some(readable), writable: Some(writable), ..Readiness::default() }
+        let changed = Some(self.deadline.descriptor());
+        Readiness { readable: Some(readable), writable: Some(writable), changed, wait: None }
+    }
+
+    fn set_reader(&self, reader: Weak<dyn LinkReader>) {
+        *self.outbox.reader.lock() = Some(reader);
     }
 
     /// The device counts what gets lost in it.
@@ -108,24 +144,80 @@ impl Link for NicLink {
     }
 }
 
-/// What the guest has sent and nobody has read.
+/// Tells who moves frames of the device what to do.
 struct Outbox {
-    queue: Mutex<Queue>,
-    /// Readable while there are frames, or more in the guest's rings.
+    /// Readable while there may be something in the guest's rings.
     filled: Bell,
+    /// It is. Changes with it.
+    is_filled: Mutex<bool>,
     /// Writable unless a frame waits for the guest's buffers.
     room: Bell,
-    /// Frames stay in the guest's rings.
-    full: AtomicBool,
+    /// Who may be asked to read.
+    reader: Mutex<Option<Weak<dyn LinkReader>>>,
 }
 
-#[derive(Default)]
-struct Queue {
-    frames: Frames,
-    /// Frames before this were read.
-    from: usize,
-    /// Room for one that is cut.
-    segment: Vec<u8>,
+/// What is read at a time.
+struct Batch<'a> {
+    frames: &'a mut Frames,
+    /// Frames that it holds at most.
+    most: usize,
+    /// Room for the next one.
+    span: Option<Range<usize>>,
+    /// Bytes that were copied, for frames or in vain.
+    copied: usize,
+    segment: &'a mut Vec<u8>,
+}
+
+impl Outlet for Batch<'_> {
+    fn has_room(&self) -> bool {
+        self.frames.len() < self.most && self.frames.bytes().max(self.copied) < BATCH
+    }
+
+    fn room(&mut self, len: usize) -> &mut [u8] {
+        // Of a packet that was not passed on.
+        if let Some(span) = self.span.take() {
+            self.frames.release(span);
+        }
+        self.copied = self.copied.saturating_add(len);
+        let span = self.frames.reserve(len);
+        self.span = Some(span.clone());
+        self.frames.room(span)
+    }
+
+    fn pass(&mut self, packet: &Packet, link_up: bool) -> Passed {
+        let Some(span) = self.span.take() else { return Passed::Nonsense };
+        let frame = packet.frame(self.frames.room(span.clone()));
+        let Some((taken, offload, mss)) = frame.map(|frame| (Taken::whole(&frame), offload(&frame), frame.mss()))
+        else {
+            self.frames.release(span);
+            return Passed::Nonsense;
+        };
+        match offload {
+            _ if !link_up => {
+                self.frames.release(span);
+                return Passed::LinkDown;
+            }
+            Some(offload) => {
+                self.frames.mark(span);
+                self.frames.leave(offload);
+            }
+            None => self.cut(span, mss),
+        }
+        Passed::Taken(taken)
+    }
+}
+
+impl Batch<'_> {
+    /// Cuts the frame in `span` here: nobody else can.
+    fn cut(&mut self, span: Range<usize>, mss: Option<NonZeroU16>) {
+        let whole = self.frames.room(span.clone()).to_vec();
+        self.frames.release(span);
+        let Some(frame) = mss.and_then(|mss| Frame::to_be_segmented(&whole, mss.get()).ok()) else { return };
+        frame.for_each_wire_frame(self.segment, |part| {
+            self.frames.push(part.bytes());
+            true
+        });
+    }
 }
 
 /// A frame with what is still to be done to it.
@@ -151,34 +243,21 @@ fn offload(frame: &Frame<'_>) -> Option<Offload> {
 
 impl fmt::Debug for Outbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outbox").field("full", &self.full).finish_non_exhaustive()
+        f.debug_struct("Outbox").field("is_filled", &self.is_filled).finish_non_exhaustive()
     }
 }
 
 impl Outbox {
     fn new() -> Result<Self, Errno> {
-        Ok(Self { queue: Mutex::default(), filled: Bell::new()?, room: Bell::new()?, full: AtomicBool::new(false) })
+        Ok(Self { filled: Bell::new()?, is_filled: Mutex::new(false), room: Bell::new()?, reader: Mutex::default() })
     }
 
-    /// Moves at most `most` frames. Returns `true` if the guest may go on, who had to hold back.
-    fn take(&self, frames: &mut Frames, most: usize) -> bool {
-        let Queue { frames: waiting, from, .. } = &mut *self.queue.lock();
-        let before = frames.len();
-        for (frame, offload) in waiting.iter_with_offloads(*from).take(most) {
-            if frames.bytes() >= BATCH {
-                break;
-            }
-            frames.push_with_offload(frame, offload);
+    fn set_filled(&self, filled: bool) {
+        let mut is_filled = self.is_filled.lock();
+        if *is_filled != filled {
+            *is_filled = filled;
+            if filled { self.filled.ring() } else { self.filled.clear() }
         }
-        *from = from.saturating_add(frames.len().saturating_sub(before));
-        if *from < waiting.len() {
-            return false;
-        }
-        waiting.clear();
-        *from = 0;
-        // Under the lock: who finds it empty rings again.
-        self.filled.clear();
-        self.full.swap(false, Ordering::AcqRel)
     }
 }
 
@@ -188,31 +267,24 @@ impl FramePort for Outbox {
         PortOffloads { checksum: true, segmentation: true }
     }
 
-    fn send(&self, frame: &Frame<'_>) -> Sent {
-        let queue = &mut *self.queue.lock();
-        if queue.frames.bytes() >= ROOM {
-            self.full.store(true, Ordering::Release);
-            return Sent::Full;
+    /// Nobody calls this: frames are pulled.
+    fn send(&self, _frame: &Frame<'_>) -> Sent {
+        Sent::Full
+    }
+
+    fn pulls(&self) -> bool {
+        true
+    }
+
+    fn pull(&self) {
+        let reader = self.reader.lock().as_ref().and_then(Weak::upgrade);
+        if let Some(reader) = reader {
+            reader.read();
         }
-        let Queue { frames, segment, .. } = queue;
-        let first = frames.is_empty();
-        match offload(frame) {
-            Some(offload) => frames.push_with_offload(frame.bytes(), offload),
-            None => {
-                frame.for_each_wire_frame(segment, |part| {
-                    frames.push(part.bytes());
-                    true
-                });
-            }
-        }
-        if first {
-            self.filled.ring();
-        }
-        Sent::Taken
     }
 
     fn transmit_pending(&self) {
-        self.filled.ring();
+        self.set_filled(true);
     }
 
     fn receive_ready(&self) {

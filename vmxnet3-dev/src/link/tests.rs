@@ -1,9 +1,11 @@
+use std::time::Duration;
+
 use pvrdma_verbs::MacAddr;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::*;
-use crate::testing::frames::{Flow, GUEST_MAC, checksums_are_right, pattern};
-use crate::testing::{Driver, DriverConfig, Guest, RxLayout, TxOffload, TxPacket, feature};
+use crate::testing::frames::{Flow, GUEST_MAC, PEER_MAC, checksums_are_right, ethernet, pattern};
+use crate::testing::{Driver, DriverConfig, Guest, RxLayout, TxOffload, TxPacket, command, feature};
 
 /// A guest, and what its device is connected to.
 fn linked() -> (Guest, NicLink) {
@@ -11,7 +13,9 @@ fn linked() -> (Guest, NicLink) {
     let config = Vmxnet3Config::new("vm1", MacAddr(GUEST_MAC));
     let guest = Guest::new(config, 16 << 20, Arc::clone(&outbox) as _);
     let device = Arc::clone(&guest.device);
-    (guest, NicLink { device, outbox })
+    // No clock decides what happens.
+    let deadline = Deadline::new(Duration::from_secs(3600)).unwrap();
+    (guest, NicLink { device, outbox, reader: Mutex::default(), deadline })
 }
 
 /// Whether there is something to read, and room to write.
@@ -33,6 +37,7 @@ fn read(link: &NicLink, most: usize) -> Vec<Vec<u8>> {
 fn what_the_guest_sends_is_read() {
     let (guest, link) = linked();
     let mut driver = Driver::up(&guest, DriverConfig::default());
+    assert_eq!(read(&link, 9).len(), 0, "the driver may have filled its rings before it started");
     assert_eq!((ready(&link), read(&link, 9).len()), ([false, true], 0));
     let sent: Vec<_> = (0..5).map(|number| Flow::TO_PEER.udp(&pattern(100 + number))).collect();
     for frame in &sent {
@@ -46,29 +51,184 @@ fn what_the_guest_sends_is_read() {
     assert_eq!(driver.reap(0), 5);
 }
 
-/// What finds no room stays in the guest's ring, and comes when there is room.
+/// What nobody reads stays in the guest's ring, and comes in order when somebody does.
 #[test]
 fn nothing_is_lost_on_the_way_out() {
     let (guest, link) = linked();
-    let mut driver = Driver::up(&guest, DriverConfig::default());
+    let mut driver = Driver::up(&guest, DriverConfig { tx_queues: 2, tx_ring: 256, ..DriverConfig::default() });
     let header = u16::try_from(Flow::TO_PEER.transport_at() + 20).unwrap();
-    let open = Flow::TO_PEER.left_open(Flow::TO_PEER.tcp(1, 0x18, 0, &pattern(60_000)), 16, true);
-    let long = TxPacket::in_parts(&open, 4096, TxOffload::Segment { header, mss: 1448 });
-    let (mut posted, mut completed) = (0, 0);
-    // Until it holds back.
-    while !link.outbox.full.load(Ordering::Relaxed) {
-        driver.send(0, &long);
-        posted += 1;
-        completed += driver.reap(0);
+    // In each queue 16 packets of 15 descriptors.
+    for sequence in 0..32 {
+        let open = Flow::TO_PEER.left_open(Flow::TO_PEER.tcp(sequence, 0x18, 0, &pattern(60_000)), 16, true);
+        let queue = usize::try_from(sequence / 16).unwrap();
+        driver.send(queue, &TxPacket::in_parts(&open, 4096, TxOffload::Segment { header, mss: 1448 }));
     }
-    assert!(completed < posted);
-    let mut count = 0;
+    assert_eq!((driver.reap(0), driver.reap(1)), (0, 0));
+    let (mut got, mut first) = ([Vec::new(), Vec::new()], None);
     while ready(&link)[0] {
         let frames = read(&link, 64);
         assert!(frames.iter().map(Vec::len).sum::<usize>() < BATCH + long_frame_len());
-        count += frames.len();
+        for frame in frames {
+            let sequence = u32::from_be_bytes(frame[38..42].try_into().unwrap());
+            let queue = usize::try_from(sequence / 16).unwrap();
+            first = first.or_else(|| (queue == 1).then_some(got[0].len()));
+            got[queue].push(sequence);
+        }
     }
-    assert_eq!((count, completed + driver.reap(0)), (posted, posted));
+    assert_eq!(got, [(0..16).collect::<Vec<_>>(), (16..32).collect()]);
+    assert_eq!((driver.reap(0), driver.reap(1)), (16, 16));
+    assert!(first.unwrap() < 16, "a queue does not wait until the other is empty");
+}
+
+/// Who reads sleeps until there is something, and the thread of the driver says so without waiting. If a doorbell were
+/// forgotten between the two, this would not end.
+#[test]
+fn no_doorbell_is_forgotten() {
+    const PACKETS: u32 = 10_000;
+    let (guest, link) = linked();
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let readable = link.readiness().readable.unwrap();
+            let (mut frames, mut next) = (Frames::default(), 0);
+            while next < PACKETS {
+                rustix::event::poll(&mut [PollFd::new(&*readable, PollFlags::IN)], None).unwrap();
+                frames.clear();
+                link.receive(&mut frames, 7);
+                for frame in frames.iter() {
+                    assert_eq!(u32::from_le_bytes(frame[14..18].try_into().unwrap()), next);
+                    next += 1;
+                }
+            }
+        });
+        let mut waiting = 0;
+        for number in 0..PACKETS {
+            let body = [&number.to_le_bytes()[..], &[0; 42]].concat();
+            driver.send(0, &TxPacket::plain(&ethernet(PEER_MAC, GUEST_MAC, 0x88b5, &body)));
+            waiting += 1;
+            // Sometimes the reader finds nothing more, and sometimes not.
+            let most = if number % 3 == 0 { 0 } else { 20 };
+            while waiting > most && !reader.is_finished() {
+                waiting -= driver.reap(0);
+                std::thread::yield_now();
+            }
+        }
+    });
+}
+
+/// A packet that is too short for its tag would leave bytes of another frame in front.
+#[test]
+fn what_is_no_frame_takes_no_room() {
+    let (guest, link) = linked();
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    let frame = Flow::TO_PEER.udp(&pattern(100));
+    let short = TxPacket { tag: Some(5), ..TxPacket::in_parts(&frame[..13], 4096, TxOffload::None) };
+    driver.send_all(0, &[short, TxPacket::in_parts(&[1; 70_000], 16_384, TxOffload::None), TxPacket::plain(&frame)]);
+    let mut frames = Frames::default();
+    link.receive(&mut frames, 64);
+    assert_eq!(frames.iter().collect::<Vec<_>>(), [&frame[..]]);
+    assert_eq!(frames.reserved(), frame.len());
+    assert_eq!((driver.reap(0), driver.stats(0)[8]), (3, 2));
+    // Nor more time than frames do.
+    let nonsense = TxPacket::in_parts(&pattern(60_000), 16_384, TxOffload::Segment { header: 54, mss: 1448 });
+    driver.send_all(0, &vec![nonsense; 15]);
+    assert_eq!((read(&link, 64).len(), driver.reap(0)), (0, BATCH.div_ceil(60_000)));
+    while ready(&link)[0] {
+        assert_eq!(read(&link, 64).len(), 0);
+    }
+    assert_eq!((driver.reap(0), driver.stats(0)[8]), (15 - BATCH.div_ceil(60_000), 17));
+    driver.send(0, &TxPacket::plain(&frame));
+    guest.device.set_link(false);
+    link.receive(&mut frames, 64);
+    assert_eq!((frames.len(), driver.reap(0), driver.stats(0)[9]), (1, 1, 1));
+}
+
+/// How often the guest was interrupted for its first queues.
+fn interrupts(driver: &Driver<'_>) -> u64 {
+    driver.guest.irqs.take(driver.vector(0))
+}
+
+/// What the guest sent is answered: one interrupt tells of both.
+#[test]
+fn an_answer_brings_the_interrupt_for_what_was_sent() {
+    let (guest, link) = linked();
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    let frame = TxPacket::plain(&Flow::TO_PEER.udp(&pattern(100)));
+    let mut answer = Frames::default();
+    answer.push(&Flow::TO_GUEST.udp(&pattern(100)));
+    for _ in 0..20 {
+        driver.send(0, &frame);
+        assert_eq!(read(&link, 9).len(), 1);
+        assert_eq!((driver.reap(0), interrupts(&driver)), (1, 0));
+        assert!(guest.device.has_unannounced());
+        assert_eq!((link.send(&answer, 0), interrupts(&driver)), (1, 1));
+        assert_eq!((driver.poll(0).len(), guest.device.has_unannounced()), (1, false));
+        driver.unmask(driver.vector(0));
+        assert_eq!(interrupts(&driver), 0);
+    }
+}
+
+/// Nothing else happens: the guest hears of it all the same.
+#[test]
+fn what_was_sent_is_announced_without_an_answer() {
+    let (guest, link) = linked();
+    let link = NicLink { deadline: Deadline::new(LATEST).unwrap(), ..link };
+    let mut driver = Driver::up(&guest, DriverConfig { tx_queues: 2, rx_queues: 2, ..DriverConfig::default() });
+    let frame = TxPacket::plain(&Flow::TO_PEER.udp(&pattern(100)));
+    let changed = link.readiness().changed.unwrap();
+    for _ in 0..2 {
+        driver.send(0, &frame);
+        driver.send(1, &frame);
+        let mut sent = read(&link, 9).len();
+        while guest.device.has_unannounced() {
+            rustix::event::poll(&mut [PollFd::new(&*changed, PollFlags::IN)], None).unwrap();
+            sent += read(&link, 9).len();
+        }
+        assert_eq!((sent, guest.irqs.take(0), guest.irqs.take(1)), (2, 1, 1));
+        driver.unmask(0);
+        driver.unmask(1);
+    }
+    let mut fds = [PollFd::new(&*changed, PollFlags::IN)];
+    assert_eq!(rustix::event::poll(&mut fds, Some(&Timespec::default())).unwrap(), 0, "the timer has stopped");
+}
+
+/// A driver that has few packets on their way, or a small ring, does not stand still.
+#[test]
+fn many_that_were_sent_are_announced_at_once() {
+    let (guest, link) = linked();
+    let mut driver = Driver::up(&guest, DriverConfig { tx_ring: 64, ..DriverConfig::default() });
+    let frame = Flow::TO_PEER.udp(&pattern(1000));
+    let small = TxPacket::plain(&frame);
+    for number in 1..=32 {
+        driver.send(0, &small);
+        assert_eq!((read(&link, 9).len(), driver.reap(0)), (1, 1));
+        assert_eq!(interrupts(&driver), u64::from(number % 16 == 0), "packet {number}");
+        driver.unmask(driver.vector(0));
+    }
+    // Eight descriptors each, of 64.
+    let long = TxPacket::in_parts(&frame, frame.len().div_ceil(8), TxOffload::None);
+    for number in 1..=8 {
+        driver.send(0, &long);
+        assert_eq!((read(&link, 9).len(), driver.reap(0)), (1, 1));
+        assert_eq!(interrupts(&driver), u64::from(number % 2 == 0), "packet {number}");
+        driver.unmask(driver.vector(0));
+    }
+}
+
+/// Who wants no coalescing gets none, and what waits is forgotten with the session.
+#[test]
+fn nothing_waits_without_coalescing_or_behind_the_session() {
+    let (guest, link) = linked();
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    let frame = TxPacket::plain(&Flow::TO_PEER.udp(&pattern(100)));
+    driver.send(0, &frame);
+    assert_eq!((read(&link, 9).len(), interrupts(&driver)), (1, 0));
+    assert_eq!(guest.command(command::QUIESCE), 0);
+    assert!(!guest.device.has_unannounced());
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    assert_eq!(driver.set_coalesce([0; 4]), 0);
+    driver.send(0, &frame);
+    assert_eq!((read(&link, 9).len(), interrupts(&driver), guest.device.has_unannounced()), (1, 1, false));
 }
 
 /// Bytes of a frame with 60,000 bytes of data.
@@ -172,4 +332,50 @@ fn what_is_no_frame_or_finds_no_driver_is_lost() {
     assert_eq!((link.send(&frames, 0), driver.poll(0).len()), (3, 2));
     let shown = link.inspect();
     assert_eq!((shown.kind, shown.up), ("vmxnet3", Snapshot::Taken(true)));
+}
+
+/// Reads on whatever thread it is asked to, if it is free.
+#[derive(Debug, Default)]
+struct Reads {
+    link: Mutex<Option<Arc<NicLink>>>,
+    frames: Mutex<Frames>,
+    at_most: usize,
+}
+
+impl LinkReader for Reads {
+    fn read(&self) {
+        if let Some(link) = self.link.try_lock().as_ref().and_then(|link| link.as_ref()) {
+            link.receive(&mut self.frames.lock(), self.at_most);
+        }
+    }
+}
+
+/// The thread of the doorbell has frames read, and the link is readable only for those that were left.
+#[test]
+fn frames_are_read_on_the_thread_of_the_doorbell() {
+    let (guest, link) = linked();
+    let link = Arc::new(link);
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    assert_eq!(read(&link, 9).len(), 0, "the driver may have filled its rings before it started");
+    let reads = Arc::new(Reads { at_most: 2, ..Reads::default() });
+    let reader: Arc<dyn LinkReader> = Arc::clone(&reads) as _;
+    link.set_reader(Arc::downgrade(&reader));
+    *reads.link.lock() = Some(Arc::clone(&link));
+    let frame = TxPacket::plain(&Flow::TO_PEER.udp(&pattern(100)));
+    driver.send(0, &frame);
+    assert_eq!((reads.frames.lock().len(), ready(&link)[0]), (1, false));
+    driver.send_all(0, &[frame.clone(), frame.clone(), frame.clone()]);
+    assert_eq!((reads.frames.lock().len(), ready(&link)[0]), (3, true));
+    assert_eq!((read(&link, 9).len(), ready(&link)[0]), (1, false));
+    // Somebody else is at it.
+    let busy = reads.link.lock();
+    driver.send(0, &frame);
+    assert_eq!((reads.frames.lock().len(), ready(&link)[0]), (3, true));
+    drop(busy);
+    assert_eq!(read(&link, 9).len(), 1);
+    // Nobody is there any more.
+    *reads.link.lock() = None;
+    drop((reads, reader));
+    driver.send(0, &frame);
+    assert!(ready(&link)[0]);
 }

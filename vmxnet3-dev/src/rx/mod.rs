@@ -81,6 +81,8 @@ pub(crate) struct RxQueue {
     plan: Plan,
     /// Where frames are put together.
     pub(crate) room: Vec<u8>,
+    /// Rounds of the driver that had ended when a long frame began to wait for buffers.
+    pub(crate) waits_since: Option<u32>,
     /// Completions of the batch since the last interrupt.
     pub(crate) completed: u32,
     batch: u32,
@@ -119,6 +121,7 @@ impl RxQueue {
             most,
             plan: Plan::default(),
             room: Vec::new(),
+            waits_since: None,
             completed: 0,
             batch: 0,
         })
@@ -219,6 +222,7 @@ impl RxQueue {
             second.next = next;
         }
         self.completed = self.completed.saturating_add(1);
+        self.waits_since = None;
         Ok(Delivery::Done)
     }
 }

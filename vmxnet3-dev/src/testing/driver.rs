@@ -226,6 +226,16 @@ impl<'a> Driver<'a> {
         assert_eq!(self.guest.command(command::UPDATE_RX_MODE), 0);
     }
 
+    /// Chooses a coalescing scheme, and returns the result of the command.
+    pub fn set_coalesce(&self, scheme: [u32; 4]) -> u32 {
+        let memory = &self.guest.memory;
+        let at = memory.alloc(16);
+        memory.write(at, &scheme.map(u32::to_le_bytes).concat());
+        memory.store(self.shared + 708, 16);
+        memory.store_u64(self.shared + 712, at);
+        self.guest.command(command::SET_COALESCE)
+    }
+
     /// The multicast table: copied to memory that is overwritten right after the command, as the kernel frees it.
     pub fn set_multicast(&self, addresses: &[[u8; 6]]) -> u32 {
         let memory = &self.guest.memory;

@@ -7,13 +7,15 @@ use crate::abi::queue_desc::TxQueueConfig;
 use crate::abi::tx_desc::{MAX_PER_FRAME, MAX_PER_SUPER_FRAME, OffloadMode, TxDesc};
 use crate::error::{CommandError, QueueError};
 use crate::frame::{Frame, MAX_SUPER_FRAME};
-use crate::offload::headers::{self, TAG_LEN};
+use crate::offload::headers::{self, ETHERNET_LEN, TAG_LEN};
 use crate::offload::segment;
 use crate::ring::{CompletionRing, Position, RingShape, load_tx};
 
-/// A packet that was taken from the ring. Its bytes are in the queue.
+/// A packet in the ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Packet {
+    /// Bytes, with those of the tag. `None`: it is longer than any frame.
+    pub(crate) len: Option<usize>,
     /// Index of its last descriptor.
     last: u32,
     /// Behind it.
@@ -22,8 +24,32 @@ pub(crate) struct Packet {
     completion: bool,
     offload: OffloadMode,
     tag: Option<u16>,
-    /// It is longer than any frame; its bytes were not copied.
-    too_long: bool,
+}
+
+impl Packet {
+    /// The packet that [`TxQueue::copy`] has copied, as a frame. `None` if it is none.
+    pub(crate) fn frame<'b>(&self, bytes: &'b mut [u8]) -> Option<Frame<'b>> {
+        let mut shift = 0;
+        if let Some(tag) = self.tag {
+            if bytes.len() < ETHERNET_LEN + TAG_LEN {
+                // The room for the tag would stay as it is.
+                return None;
+            }
+            headers::insert_tag(bytes, tag);
+            shift = 4;
+        }
+        let frame = match self.offload {
+            OffloadMode::None | OffloadMode::Encapsulated => Frame::new(bytes, false),
+            OffloadMode::Checksum { start, at } => Frame::with_partial_checksum(bytes, start + shift, at + shift),
+            OffloadMode::Segment { mss, .. } => {
+                if !segment::prepare(bytes) {
+                    return None;
+                }
+                Frame::to_be_segmented(bytes, mss)
+            }
+        };
+        frame.ok()
+    }
 }
 
 /// A transmit queue.
@@ -34,14 +60,15 @@ pub(crate) struct TxQueue {
     completions: CompletionRing,
     vector: u8,
     descs: Vec<TxDesc>,
-    /// Room for a tag, then the bytes of the packet. Longer than that, from packets before: growing writes zeros.
-    bytes: Vec<u8>,
-    /// How much of it is in use.
-    used: usize,
+    /// Where a packet is put together for a port that takes frames one by one. Longer than it, from packets before:
+    /// growing writes zeros.
+    pub(crate) bytes: Vec<u8>,
     /// Where segments are put together.
     pub(crate) room: Vec<u8>,
     /// Completions since the last interrupt.
     pub(crate) completed: u32,
+    /// Descriptors of theirs.
+    completed_descs: u32,
 }
 
 impl TxQueue {
@@ -60,9 +87,9 @@ impl TxQueue {
             vector: config.vector,
             descs: Vec::new(),
             bytes: Vec::new(),
-            used: 0,
             room: Vec::new(),
             completed: 0,
+            completed_descs: 0,
         })
     }
 
@@ -76,11 +103,11 @@ impl TxQueue {
         self.shape.entries()
     }
 
-    /// Copies the next packet, if there is one. It stays in the ring until [`Self::complete`].
+    /// The next packet, if there is one. It stays in the ring until [`Self::complete`].
     ///
     /// # Errors
     /// The ring makes no sense.
-    pub(crate) fn take(&mut self, view: &DmaView<'_>) -> Result<Option<Packet>, QueueError> {
+    pub(crate) fn peek(&mut self, view: &DmaView<'_>) -> Result<Option<Packet>, QueueError> {
         // The generation of the first descriptor is flipped last, so it alone says that there is a packet.
         let Some(first) = load_tx(view, self.shape, self.next)? else { return Ok(None) };
         let most = match first.offload {
@@ -90,9 +117,11 @@ impl TxQueue {
         };
         let last = self.walk(view, first, most)?;
         let completion = self.descs.last().is_some_and(|desc| desc.completion);
-        let too_long = !self.copy(view)?;
         let (offload, tag) = (first.offload, first.tag);
-        Ok(Some(Packet { last: last.index(), next: last.next(self.shape), completion, offload, tag, too_long }))
+        let len = self.descs.iter().fold(0, |sum: usize, desc| sum.saturating_add(desc.len as usize));
+        let len = Some(if tag.is_some() { len.saturating_add(TAG_LEN) } else { len })
+            .filter(|_| len <= MAX_SUPER_FRAME - TAG_LEN);
+        Ok(Some(Packet { len, last: last.index(), next: last.next(self.shape), completion, offload, tag }))
     }
 
     /// Collects the descriptors of a packet and returns where the last is.
@@ -112,50 +141,19 @@ impl TxQueue {
         Err(QueueError::NoEnd)
     }
 
-    /// Copies the bytes of the descriptors. Returns `false` if they are too many.
-    fn copy(&mut self, view: &DmaView<'_>) -> Result<bool, QueueError> {
-        let len = self.descs.iter().fold(TAG_LEN, |sum, desc| sum.saturating_add(desc.len as usize));
-        if len > MAX_SUPER_FRAME {
-            return Ok(false);
-        }
-        if self.bytes.len() < len {
-            self.bytes.resize(len, 0);
-        }
-        self.used = len;
-        let mut rest = self.bytes.get_mut(TAG_LEN..len).unwrap_or_default();
+    /// Copies the bytes of the packet that was peeked at last, behind room for its tag. `bytes` is as long as it.
+    ///
+    /// # Errors
+    /// Some of it cannot be read.
+    pub(crate) fn copy(&self, view: &DmaView<'_>, packet: &Packet, bytes: &mut [u8]) -> Result<(), QueueError> {
+        let behind_tag = if packet.tag.is_some() { TAG_LEN } else { 0 };
+        let mut rest = bytes.get_mut(behind_tag..).unwrap_or_default();
         for desc in &self.descs {
             let Some((part, behind)) = rest.split_at_mut_checked(desc.len as usize) else { break };
             view.read(desc.address, part)?;
             rest = behind;
         }
-        Ok(true)
-    }
-
-    /// The packet as a frame, and the room for segments. `None` if it is none.
-    pub(crate) fn frame(&mut self, packet: &Packet) -> Option<(Frame<'_>, &mut Vec<u8>)> {
-        if packet.too_long {
-            return None;
-        }
-        let mut shift = 0;
-        let bytes = self.bytes.get_mut(..self.used)?;
-        let bytes = if let Some(tag) = packet.tag {
-            headers::insert_tag(bytes, tag);
-            shift = 4;
-            bytes
-        } else {
-            bytes.get_mut(TAG_LEN..)?
-        };
-        let frame = match packet.offload {
-            OffloadMode::None | OffloadMode::Encapsulated => Frame::new(bytes, false),
-            OffloadMode::Checksum { start, at } => Frame::with_partial_checksum(bytes, start + shift, at + shift),
-            OffloadMode::Segment { mss, .. } => {
-                if !segment::prepare(bytes) {
-                    return None;
-                }
-                Frame::to_be_segmented(bytes, mss)
-            }
-        };
-        frame.ok().map(|frame| (frame, &mut self.room))
+        Ok(())
     }
 
     /// Gives the packet back to the driver, in order: one completion, which names its last descriptor.
@@ -167,7 +165,21 @@ impl TxQueue {
             self.completions.push(view, tx_completion(packet.last))?;
             self.completed = self.completed.saturating_add(1);
         }
+        let descs = u32::try_from(self.descs.len()).unwrap_or(u32::MAX);
+        self.completed_descs = self.completed_descs.saturating_add(descs);
         self.next = packet.next;
         Ok(())
+    }
+
+    /// Begins to count completions anew. Returns how many there were.
+    pub(crate) fn forget_completed(&mut self) -> u32 {
+        self.completed_descs = 0;
+        std::mem::take(&mut self.completed)
+    }
+
+    /// Returns `true` if the driver can do without those of its descriptors that have been completed since the last
+    /// interrupt: most of the ring is left to it, and there are fewer than `most` completions.
+    pub(crate) const fn may_wait(&self, most: u32) -> bool {
+        self.completed < most && self.completed_descs < self.entries() / 4
     }
 }

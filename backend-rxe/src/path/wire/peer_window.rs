@@ -181,7 +181,7 @@ impl PeerWindow {
 
     /// Wakes those at the front of the queue, as far as there is room.
     fn admit(&self) {
-        if !self.waiting.load(Ordering::Acquire) {
+        if !self.waiting.load(Ordering::SeqCst) {
             return;
         }
         let admitted = self.admit_from(&mut self.queue.lock());
@@ -193,7 +193,7 @@ impl PeerWindow {
     /// Who is to be woken once the queue is not locked any more.
     fn admit_from(&self, queue: &mut Queue) -> Vec<Arc<Member>> {
         let mut admitted = Vec::new();
-        let mut room = MOST.saturating_sub(self.in_flight.load(Ordering::Acquire));
+        let mut room = MOST.saturating_sub(self.in_flight.load(Ordering::SeqCst));
         while room > 0
             && let Some(member) = queue.pop()
         {
@@ -218,7 +218,7 @@ impl PeerWindow {
             }
             member.queued.store(true, Ordering::Release);
             queue.push(member);
-            self.waiting.store(true, Ordering::Release);
+            self.waiting.store(true, Ordering::SeqCst);
         }
         Waited::Queued(self.look(queue, now, stale))
     }
@@ -243,7 +243,8 @@ impl PeerWindow {
         if now.saturating_sub(queue.looked) >= stale {
             queue.forgive(now, &self.in_flight);
         }
-        // What made room just now did not see us.
+        // What made room just now did not see that we wait: that is stored before this load, there the window changes
+        // before the load of `waiting`, and all four are sequentially consistent, so that one of us sees the other.
         let admitted = self.admit_from(&mut queue);
         let watch = !queue.turns.is_empty() && queue.watched_until <= now;
         let until = now.saturating_add(stale);
@@ -375,7 +376,7 @@ impl WindowShare {
     fn take_grant(&self) -> bool {
         let granted = self.member.granted.load(Ordering::Acquire) && self.member.granted.swap(false, Ordering::AcqRel);
         if granted {
-            self.window.in_flight.fetch_sub(signed(QUANTUM), Ordering::AcqRel);
+            self.window.in_flight.fetch_sub(signed(QUANTUM), Ordering::SeqCst);
         }
         granted
     }
@@ -392,7 +393,7 @@ impl WindowShare {
             change = change.saturating_add(self.settle(acked));
         }
         if change != 0 {
-            self.window.in_flight.fetch_add(change, Ordering::AcqRel);
+            self.window.in_flight.fetch_add(change, Ordering::SeqCst);
         }
     }
 

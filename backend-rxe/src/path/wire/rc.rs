@@ -125,6 +125,7 @@ impl WireRequester {
             self.transport.handle_packet(qp.adapter.engine.now(), packet, &mut hooks);
             port.counters.requester(&before, &self.transport.stats());
             self.share.acked(self.transport.in_flight());
+            requester.count(&tally);
             qp.adapter.counters.fold(&mut tally);
         }
         Ok(())

@@ -41,6 +41,10 @@ impl OutgoingDatagram<'_> {
         let &Self { qp, port, to, source, memory } = self;
         let Some(path) = Path::datagram(&qp.adapter.origin(source), to, qp.qpn) else {
             // One address is IPv4 and the other is not: nothing is there.
+            if to.dgid.is_multicast() {
+                let from = source.gid;
+                qp.adapter.log.warn(format_args!("a datagram to group {} cannot come from {from}", to.dgid));
+            }
             tally.ud_dropped_no_route += 1;
             return Ok(());
         };

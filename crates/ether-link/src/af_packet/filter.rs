@@ -66,3 +66,20 @@ pub(super) fn program(addresses: &[MacAddr], vlan: VlanFilter) -> Vec<sock_filte
     program.push(drop);
     program
 }
+
+/// The program: frames from `mac` to itself pass.
+pub(super) fn to_itself(MacAddr([a, b, c, d, e, f]): MacAddr) -> Vec<sock_filter> {
+    let (high, low) = (u32::from_be_bytes([a, b, c, d]), u32::from_be_bytes([0, 0, e, f]));
+    vec![
+        step(LOAD_WORD, NEXT, 0),
+        step(EQUAL, (0, 7), high),
+        step(LOAD_HALF, NEXT, 4),
+        step(EQUAL, (0, 5), low),
+        step(LOAD_WORD, NEXT, 6),
+        step(EQUAL, (0, 3), high),
+        step(LOAD_HALF, NEXT, 10),
+        step(EQUAL, (0, 1), low),
+        step(RETURN, NEXT, u32::MAX),
+        step(RETURN, NEXT, 0),
+    ]
+}

@@ -8,6 +8,7 @@ use pvrdma_verbs::MacAddr;
 use rustix::io::Errno;
 
 use super::filter::{MAX_ADDRESSES, VlanFilter, program};
+use super::segmentation::{self, Segmentation};
 use super::{AfPacketError, socket};
 use crate::Connector;
 
@@ -45,6 +46,20 @@ impl AfPacketSocket {
     /// There are no descriptors left.
     pub fn descriptor(&self) -> io::Result<OwnedFd> {
         self.state.lock().socket.try_clone()
+    }
+
+    /// Name of the interface.
+    pub fn interface(&self) -> &str {
+        &self.interface
+    }
+
+    /// Finds out who cuts super-frames: sends one from `mac` to itself, which the next bridge drops, and looks at what
+    /// leaves the interface. Takes a tenth of a second if nothing does.
+    ///
+    /// # Errors
+    /// The system refuses.
+    pub fn segmentation(&self, mac: MacAddr) -> Result<Segmentation, AfPacketError> {
+        segmentation::test(&self.interface, mac).map_err(|errno| AfPacketError::new(&self.interface, errno))
     }
 }
 

@@ -11,6 +11,7 @@ mod input;
 mod offload;
 mod output;
 mod priority;
+mod segmentation;
 mod socket;
 #[cfg(test)]
 mod tests;
@@ -34,6 +35,7 @@ use socket::Presence;
 
 pub use filter::{MAX_ADDRESSES, VlanFilter};
 pub use host::AfPacketSocket;
+pub use segmentation::Segmentation;
 
 /// Time between two looks at an interface that is down.
 const LOOK: Duration = Duration::from_millis(500);
@@ -141,6 +143,13 @@ impl AfPacketLink {
             output: Output::default(),
             lost: AtomicU64::new(0),
         }
+    }
+
+    /// The same without super-frames: each packet leaves by itself, and nothing is left to the kernel or the interface.
+    #[must_use]
+    pub fn without_offload(mut self) -> Self {
+        self.output = Output::without_offload();
+        self
     }
 
     fn socket(&self) -> Option<Arc<OwnedFd>> {

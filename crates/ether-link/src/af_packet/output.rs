@@ -92,6 +92,11 @@ impl Message {
 }
 
 impl Output {
+    /// Leaves nothing to the kernel.
+    pub(super) fn without_offload() -> Self {
+        Self { super_frames: AtomicBool::new(false), open_frames: AtomicBool::new(false), ..Self::default() }
+    }
+
     /// Sends the frames from index `from` on.
     pub(super) fn send(&self, socket: &OwnedFd, frames: &Frames, from: usize) -> Sent {
         let mut sent = Sent::default();

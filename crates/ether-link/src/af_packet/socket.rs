@@ -91,6 +91,11 @@ pub(super) fn presence(socket: BorrowedFd<'_>) -> Presence {
     }
 }
 
+/// The socket gets what leaves the interface as well.
+pub(super) fn hear_outgoing(socket: BorrowedFd<'_>) -> Result<(), Errno> {
+    set(socket, libc::SOL_PACKET, libc::PACKET_IGNORE_OUTGOING, &0_i32)
+}
+
 /// Frames that the kernel had no room for since the last call.
 pub(super) fn drops(socket: BorrowedFd<'_>) -> u32 {
     let mut stats = [0_u32; 2];

@@ -263,6 +263,33 @@ fn wire_c9_tagged_runs_are_super_frames() {
     });
 }
 
+/// Who cuts super-frames is seen before anything else leaves; without offloads there are none.
+#[test]
+fn wire_s3_a_super_frame_is_looked_at_before_others_leave() {
+    let Some(host) = Namespace::new("cutter") else { return };
+    host.veth();
+    host.enter(|| {
+        let (own, peer) = (AfPacketLink::open("va", A).unwrap(), AfPacketLink::open("vb", B).unwrap());
+        plug(&own, &peer);
+        let socket = AfPacketSocket::open("va", VlanFilter::All).unwrap();
+        assert_eq!(socket.segmentation(A).unwrap(), Segmentation::Interface, "as virtual ones are");
+        host.ip("link set va gso_max_size 200");
+        assert_eq!(socket.segmentation(A).unwrap(), Segmentation::Kernel);
+        host.ip("link set va down");
+        assert_eq!(socket.segmentation(A).unwrap(), Segmentation::Unknown);
+        host.ip("link set va up");
+        let link = AfPacketLink::open("va", A).unwrap().without_offload();
+        plug(&link, &peer);
+        let sent = mixture();
+        assert_eq!(link.send(&batch(&sent), 0), sent.len());
+        // The test's own packets went to nobody.
+        assert!(collect(&peer, sent.len()) == sent);
+        assert_eq!((link.lost(), peer.input.lock().burst), (0, 1));
+        let (long, segmentation) = long_tcp(B.0, A.0, &data(5000), 1448);
+        assert!(own.takes(&long, segmentation) && !link.takes(&long, segmentation));
+    });
+}
+
 /// A packet whose traffic class is `class`.
 fn of_class(ident: u16, class: u8) -> Vec<u8> {
     let mut header = pvrdma_roce::wire::Packet::parse(&packet(ident, 0xc001, 64)).unwrap().header;

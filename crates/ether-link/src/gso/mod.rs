@@ -1,13 +1,13 @@
 //! Generic segmentation offload: what senders left to be done to their frames and a link does not do.
 
 use std::io;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pvrdma_verbs::{Counter, MacAddr};
 
-use crate::{Frames, Link, LinkInspect, Readiness};
+use crate::{Frames, Link, LinkInspect, LinkReader, Readiness};
 
 /// Bytes that are put together for a link at a time, but for the rest of a long frame.
 const BATCH: usize = 256 << 10;
@@ -104,6 +104,10 @@ impl Link for GsoLink {
 
     fn unsent(&self) -> bool {
         self.holding.load(Ordering::Acquire) || self.inner.unsent()
+    }
+
+    fn set_reader(&self, reader: Weak<dyn LinkReader>) {
+        self.inner.set_reader(reader);
     }
 
     fn readiness(&self) -> Readiness {

@@ -70,7 +70,9 @@ impl Requester {
                 };
                 self.ack_until(now, seq, ops);
                 if !self.ended {
-                    self.fail_at(seq, status, ops);
+                    // The responder has ended and responds to nothing again: what is not on its way is lost.
+                    self.recovery.retries = 0;
+                    self.fail_at(now, seq, status, ops);
                 }
             }
             Syndrome::Reserved(_) => self.stats.stale += 1,
@@ -147,7 +149,7 @@ impl Requester {
     fn read_response(&mut self, now: Duration, seq: Seq, packet: &Packet<'_>, ops: &mut impl RequesterOps) {
         let Some(request) = self.requests.iter().find(|request| request.contains(seq)) else { return };
         let SendOp::Read { .. } = request.wr.op else {
-            return self.fail_at(seq, WcStatus::BadResponse, ops);
+            return self.fail_at(now, seq, WcStatus::BadResponse, ops);
         };
         if request.stage != Stage::Started {
             self.stats.stale += 1;
@@ -165,7 +167,7 @@ impl Requester {
             return self.take_early_data(now, seq, offset, packet.payload, fits, ops);
         }
         if !fits {
-            return self.fail_at(seq, WcStatus::BadResponse, ops);
+            return self.fail_at(now, seq, WcStatus::BadResponse, ops);
         }
         self.take_data(now, seq, offset, packet.payload, ops);
     }
@@ -173,7 +175,7 @@ impl Requester {
     fn atomic_response(&mut self, now: Duration, seq: Seq, original: u64, ops: &mut impl RequesterOps) {
         let Some(request) = self.requests.iter().find(|request| request.contains(seq)) else { return };
         if !matches!(request.wr.op, SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. }) {
-            return self.fail_at(seq, WcStatus::BadResponse, ops);
+            return self.fail_at(now, seq, WcStatus::BadResponse, ops);
         }
         self.recovery.refill_rnr_retries(self.attrs.rnr_retry);
         self.ack_until(now, seq, ops);
@@ -215,7 +217,7 @@ impl Requester {
     fn take_data(&mut self, now: Duration, seq: Seq, offset: u64, data: &[u8], ops: &mut impl RequesterOps) {
         let Some(request) = self.requests.iter().find(|request| request.contains(seq)) else { return };
         if !data.is_empty() && ops.scatter(&request.wr.sges, offset, data).is_err() {
-            return self.fail_at(seq, WcStatus::LocalProtection, ops);
+            return self.fail_at(now, seq, WcStatus::LocalProtection, ops);
         }
         self.snd.una = seq + 1;
         self.on_progress(now, seq, ops);
@@ -259,7 +261,7 @@ impl Requester {
         if self.attrs.rnr_retry < 7 {
             match self.recovery.rnr_retries.checked_sub(1) {
                 Some(left) => self.recovery.rnr_retries = left,
-                None => return self.fail_at(seq, WcStatus::RnrRetryExceeded, ops),
+                None => return self.fail_at(now, seq, WcStatus::RnrRetryExceeded, ops),
             }
         }
         self.go_back(seq, Setback::NotReady);

@@ -114,6 +114,8 @@ pub struct Requester {
     scoreboard: Scoreboard,
     timers: TimerTable,
     draining: bool,
+    /// A PSN of the request with which the QP ends, as soon as those before it are done, and its status.
+    failing: Option<(Seq, WcStatus)>,
     ended: bool,
     ident: u16,
     stats: RequesterStats,
@@ -141,6 +143,7 @@ impl Requester {
             scoreboard: Scoreboard::default(),
             timers: TimerTable::default(),
             draining: false,
+            failing: None,
             ended: false,
             ident: 0,
             stats: RequesterStats::default(),
@@ -285,6 +288,11 @@ impl Requester {
     /// Completes the requests that are done, in order.
     fn complete_done(&mut self, ops: &mut impl RequesterOps) {
         while let Some(front) = self.requests.front() {
+            if let Some((seq, status)) = self.failing
+                && front.contains(seq)
+            {
+                return self.fail_front(status, ops);
+            }
             match front.stage {
                 Stage::Failed(status) => return self.fail_front(status, ops),
                 Stage::Started if self.snd.una >= front.end() => {}
@@ -299,15 +307,17 @@ impl Requester {
         }
     }
 
-    /// Completes the request that holds `seq` with an error and flushes the others; the QP ends.
-    fn fail_at(&mut self, seq: Seq, status: WcStatus, ops: &mut impl RequesterOps) {
-        while let Some(front) = self.requests.front()
-            && !front.contains(seq)
-        {
-            ops.finish(&front.wr, WcStatus::Flushed, 0);
-            self.requests.pop_front();
+    /// The request that holds `seq` failed: it completes with an error, and the QP ends. The first error that consumers
+    /// see must be the cause, so requests before it, whose responses are late or lost, complete first. They have the
+    /// retries that are left for that.
+    fn fail_at(&mut self, now: Duration, seq: Seq, status: WcStatus, ops: &mut impl RequesterOps) {
+        if self.failing.is_none_or(|(before, _)| before > seq) {
+            self.failing = Some((seq, status));
         }
-        self.fail_front(status, ops);
+        self.complete_done(ops);
+        if !self.ended {
+            self.restart_timers(now);
+        }
     }
 
     fn fail_front(&mut self, status: WcStatus, ops: &mut impl RequesterOps) {

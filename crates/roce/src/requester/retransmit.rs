@@ -18,9 +18,7 @@ const MIN_ACK_TIMEOUT: Duration = Duration::from_millis(4);
 impl Requester {
     /// A deadline may have passed.
     pub fn handle_timeout(&mut self, now: Duration, ops: &mut impl RequesterOps) {
-        if self.timers.has_expired(Timer::RnrBackoff, now) {
-            self.timers.stop(Timer::RnrBackoff);
-        }
+        self.end_rnr_backoff(now);
         if self.timers.has_expired(Timer::Ack, now) {
             self.stats.timeouts += 1;
             self.recovery.on_timeout();
@@ -44,6 +42,15 @@ impl Requester {
         }
     }
 
+    /// Ends a wait for a receive that is over. Responses have been waited for since before it, and what is to be sent
+    /// next may not fit beside them: their timers run again in any case.
+    pub(super) fn end_rnr_backoff(&mut self, now: Duration) {
+        if self.timers.has_expired(Timer::RnrBackoff, now) {
+            self.timers.stop(Timer::RnrBackoff);
+            self.restart_timers(now);
+        }
+    }
+
     pub(super) fn probe_oldest(&mut self, attempt: Attempt) {
         if !self.requests.front().is_some_and(Request::wants_data) {
             self.recovery.probe = Probe::Due(attempt);
@@ -63,7 +70,9 @@ impl Requester {
     pub(super) fn restart_timers(&mut self, now: Duration) {
         let waiting = self.snd.una != self.snd.max && !self.timers.is_running(Timer::RnrBackoff);
         self.restart_probe_timer(now, waiting && !self.ended);
-        let ack = (self.attrs.timeout != 0 && waiting).then(|| {
+        // What is to end does so, whatever the program chose.
+        let ends = self.attrs.timeout != 0 || self.failing.is_some();
+        let ack = (ends && waiting).then(|| {
             let nominal = Duration::from_nanos(4096 << self.attrs.timeout.min(31)).max(MIN_ACK_TIMEOUT);
             now.saturating_add(nominal.saturating_mul(1 << self.recovery.backoff.min(2)))
         });
@@ -86,8 +95,7 @@ impl Requester {
     /// Goes back to `from` because something was lost, if there are retries left.
     fn retry(&mut self, now: Duration, from: Seq, setback: Setback, ops: &mut impl RequesterOps) {
         let Some(left) = self.recovery.retries.checked_sub(1) else {
-            self.fail_at(self.snd.una, WcStatus::RetryExceeded, ops);
-            return;
+            return self.fail_at(now, self.snd.una, WcStatus::RetryExceeded, ops);
         };
         self.recovery.retries = left;
         self.go_back(from, setback);

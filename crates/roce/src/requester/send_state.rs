@@ -76,4 +76,21 @@ mod tests {
         assert!(snd.is_outstanding(snd.una) && snd.is_outstanding(snd.una + 3));
         assert!(!snd.is_outstanding(snd.una - 1) && !snd.is_outstanding(snd.max));
     }
+
+    /// Every PSN on the wire, seen from the ends and the middle of PSN space: of all numbers that it can mean the one
+    /// that is nearest to `una`, and outstanding exactly when it lies in the window.
+    #[test]
+    fn every_psn_is_extended() {
+        const WINDOW: Seq = 1000;
+        for first in [0, 1, WRAP / 2, WRAP - 1] {
+            let mut snd = SendState::new(Psn::new(u32::try_from(first).unwrap()));
+            snd.max = snd.una + WINDOW;
+            for number in 0..u32::try_from(WRAP).unwrap() {
+                let ahead = (Seq::from(number) + WRAP - first) % WRAP;
+                let nearest = if ahead < WRAP / 2 { snd.una + ahead } else { snd.una + ahead - WRAP };
+                let seq = snd.extend(Psn::new(number));
+                assert_eq!((seq, snd.is_outstanding(seq)), (nearest, ahead < WINDOW), "{number:#x} at {first:#x}");
+            }
+        }
+    }
 }

@@ -36,10 +36,10 @@ impl Requester {
     /// Writes the next frame into `out`, which should hold [`crate::wire::MAX_FRAME`] bytes. Returns its length in
     /// bytes; `None`: there is nothing to send now.
     pub fn poll_transmit(&mut self, now: Duration, ops: &mut impl RequesterOps, out: &mut [u8]) -> Option<usize> {
-        if self.timers.is_running(Timer::RnrBackoff) && !self.timers.has_expired(Timer::RnrBackoff, now) {
+        self.end_rnr_backoff(now);
+        if self.timers.is_running(Timer::RnrBackoff) {
             return None;
         }
-        self.timers.stop(Timer::RnrBackoff);
         if let Some(len) = self.retransmit_alone(now, ops, out) {
             return Some(len);
         }
@@ -142,7 +142,9 @@ impl Requester {
         let outstanding = self.responses.outstanding();
         let (read_chunk, waits) = (self.read_chunk(), self.waits_for_split());
         let needed = self.is_key_needed();
-        let Some(request) = self.requests.get_mut(self.nxt_request) else { return Next::Blocked };
+        let last = self.failing.map_or(Seq::MAX, |(seq, _)| seq);
+        let request = self.requests.get_mut(self.nxt_request);
+        let Some(request) = request.filter(|request| request.end() <= last) else { return Next::Blocked };
         if request.stage == Stage::Posted {
             let fenced = request.wr.flags.contains(SendFlags::FENCE) && outstanding > 0;
             if self.draining || fenced || needed {

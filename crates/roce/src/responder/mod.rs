@@ -128,6 +128,12 @@ pub struct Responder {
     ack_psn: Psn,
     /// Messages that were complete with it.
     ack_msn: u32,
+    /// A sequence NAK was sent.
+    has_sent_nak: bool,
+    /// The newest duplicate that got no ACK, because of responses with data behind it.
+    unacked_duplicate: Option<Psn>,
+    /// After such a one the peer has repeated a READ or atomic as well.
+    peer_goes_back: bool,
     /// To be sent, in this order.
     responses: VecDeque<Response>,
     /// Responder resources, at most `max_dest_rd_atomic`. The oldest is first.
@@ -154,6 +160,9 @@ impl Responder {
             nak_sent: NakSent::None,
             ack_psn: attrs.rq_psn.plus(u32::MAX),
             ack_msn: 0,
+            has_sent_nak: false,
+            unacked_duplicate: None,
+            peer_goes_back: false,
             responses: VecDeque::new(),
             resources: VecDeque::new(),
             sack: Sack::Off,
@@ -259,6 +268,7 @@ impl Responder {
     pub fn nak_expected(&mut self) {
         if self.nak_sent == NakSent::None {
             self.nak_sent = NakSent::Sequence;
+            self.has_sent_nak = true;
             self.refresh_ack();
             self.push_nak(self.expected, SEQUENCE_ERROR);
         }
@@ -301,10 +311,16 @@ impl Responder {
     fn duplicate(&mut self, packet: &Packet<'_>, operation: Operation) -> Handled {
         self.stats.duplicates += 1;
         let psn = packet.header.bth.psn;
+        let wants_data = !matches!(operation, Operation::Send | Operation::Write);
+        self.peer_goes_back |= wants_data && self.unacked_duplicate.is_some_and(|before| before.precedes(psn));
         match operation {
             Operation::Send | Operation::Write => {
                 // Whether it asks or not, as rxe does: who repeats a lost tail may not. It carries the current MSN.
-                self.push_ack(self.msn);
+                if self.is_acked_by_data(psn) {
+                    self.unacked_duplicate = Some(psn);
+                } else {
+                    self.push_ack(self.msn);
+                }
                 Handled::Done
             }
             Operation::ReadRequest => {
@@ -328,6 +344,18 @@ impl Responder {
             }
             _ => Handled::Dropped,
         }
+    }
+
+    /// Returns `true` if the ACK of a duplicate would be older than responses with data behind it. Those acknowledge
+    /// it, too, and an ACK that goes back is more than some requesters stand. Whoever goes back as a NAK asks for does
+    /// so over packets that were kept, which are duplicates then. Who repeats one packet time and again, and no READ
+    /// behind it, gets the ACK.
+    fn is_acked_by_data(&self, psn: Psn) -> bool {
+        let repeated = self.unacked_duplicate.is_some_and(|before| !before.precedes(psn));
+        self.has_sent_nak
+            && self.sack != Sack::On
+            && self.ack_psn.plus(1) != self.expected
+            && (self.peer_goes_back || !repeated)
     }
 
     /// The executed READ that `reth` at `psn` is a part of.

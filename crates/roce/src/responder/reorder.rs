@@ -125,6 +125,36 @@ mod tests {
         assert!(buffer.is_empty());
     }
 
+    /// Every sequence of five arrivals and looks at five PSNs around the wrap, against a sorted map.
+    #[test]
+    fn every_short_sequence() {
+        const PSNS: u32 = 5;
+        const STEPS: u32 = 5;
+        for sequence in 0..(2 * PSNS).pow(STEPS) {
+            let mut buffer = ReorderBuffer::new();
+            let mut reference = std::collections::BTreeMap::new();
+            let mut expected = 0;
+            for step in 0..STEPS {
+                let choice = sequence / (2 * PSNS).pow(step) % (2 * PSNS);
+                let number = choice % PSNS;
+                if choice < PSNS {
+                    let taken = number >= expected;
+                    assert_eq!(buffer.insert(psn(expected), psn(number), || Some(step)), taken, "{sequence}: {step}");
+                    if taken {
+                        reference.entry(number).or_insert(step);
+                    }
+                } else if number >= expected {
+                    reference = reference.split_off(&number);
+                    assert_eq!(buffer.pop_expected(psn(number)), reference.remove(&number), "{sequence}: {step}");
+                    expected = number;
+                }
+                assert_eq!(buffer.packets(), reference.len(), "{sequence}: {step}");
+                let behind = reference.keys().filter(|&&other| other > expected).map(|other| other - expected);
+                assert!(buffer.received(psn(expected)).distances().eq(behind), "{sequence}: {step}");
+            }
+        }
+    }
+
     /// A packet from the other end of PSN space, as the first behind a gap, must not keep the others out.
     #[test]
     fn sec_c16_a_packet_far_ahead_keeps_nobody_out() {

@@ -108,10 +108,29 @@ impl Responder {
         }
     }
 
+    /// Queues a NAK, unless the same is queued: what it says of packets behind it is put in when it leaves.
     pub(super) fn push_nak(&mut self, psn: Psn, syndrome: Syndrome) {
-        let nak = Response::Nak { psn, syndrome, msn: self.msn };
-        if self.responses.back() != Some(&nak) {
-            self.responses.push_back(nak);
+        self.drop_outdated_naks();
+        let same = |response: &Response| matches!(response, Response::Nak { psn: its, syndrome: why, .. } if (*its, *why) == (psn, syndrome));
+        if !self.responses.iter().any(same) {
+            self.responses.push_back(Response::Nak { psn, syndrome, msn: self.msn });
+        }
+    }
+
+    /// Forgets NAKs for what has been executed since, and ACKs that are covered by the next response then. Otherwise a
+    /// peer that fills gaps and leaves others, while nothing can be sent, had more and more of them queued.
+    fn drop_outdated_naks(&mut self) {
+        let (expected, before) = (self.expected, self.responses.len());
+        self.responses.retain(|response| !matches!(response, Response::Nak { psn, .. } if *psn != expected));
+        if self.responses.len() == before {
+            return;
+        }
+        let mut index = 1;
+        while let (Some(one), Some(next)) = (self.responses.get(index - 1), self.responses.get(index)) {
+            match (one, next) {
+                (Response::Ack { .. }, Response::Ack { .. }) => drop(self.responses.remove(index - 1)),
+                _ => index += 1,
+            }
         }
     }
 

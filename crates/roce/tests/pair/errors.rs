@@ -409,3 +409,71 @@ fn a_lost_refusal_is_silence() {
     assert_eq!(pair.ends[0].host.sent[0].status, RetryExceeded);
     assert_eq!(naks(&pair).len(), 1);
 }
+
+/// A READ whose responses are late or lost, in front of a request that the responder refuses. Before, it was flushed
+/// first, and the cause came later.
+#[test]
+fn wire_c14_a_flush_is_never_the_first_error() {
+    let bad = RemoteAddress { rkey: 0x9999, ..REMOTE };
+    let run = |timeout: u8, responses: &[usize]| {
+        let mut pair = with(|attrs| attrs.timeout = timeout);
+        let mut now = pair.now;
+        let [ours, peer] = &mut pair.ends;
+        for (wr_id, work) in [read(REMOTE, 2000), write(bad, 10), send(1)].into_iter().enumerate() {
+            ours.post(SendWr { wr_id: wr_id as u64, ..work });
+        }
+        ours.transmit(now).iter().for_each(|frame| peer.receive(now, frame));
+        let mut sent = peer.transmit(now);
+        peer.handle(now);
+        sent.extend(peer.transmit(now));
+        assert_eq!(sent.len(), 3, "two responses and a NAK");
+        ours.receive(now, &sent[2]);
+        assert!(ours.host.sent.is_empty(), "the READ may still have its responses");
+        assert!(ours.transmit(now).is_empty(), "and nothing new leaves");
+        responses.iter().for_each(|&index| ours.receive(now, &sent[index]));
+        while let Some(deadline) = ours.requester.poll_timeout() {
+            now = deadline;
+            ours.requester.handle_timeout(now, &mut ours.host);
+            // The peer has ended.
+            ours.transmit(now);
+        }
+        let statuses: Vec<_> = ours.host.sent.iter().map(|ended| ended.status).collect();
+        (statuses, now - pair.now)
+    };
+    let none = Duration::ZERO;
+    for timeout in [14, 0] {
+        for order in [[0, 1], [1, 0]] {
+            assert_eq!(run(timeout, &order), (vec![Success, RemoteAccess, Flushed], none));
+        }
+        for some in [&[][..], &[0], &[1]] {
+            let (statuses, took) = run(timeout, some);
+            assert_eq!(statuses, [RetryExceeded, Flushed, Flushed]);
+            assert!(took < Duration::from_secs(2), "{took:?} with timeout {timeout}");
+        }
+    }
+}
+
+/// The same in front of one that found no receive: the responder is alive, and the READ is repeated.
+#[test]
+fn wire_c14_a_read_completes_before_the_request_that_found_no_receive() {
+    let mut pair = with(|attrs| (attrs.timeout, attrs.rnr_retry) = (0, 0));
+    let mut now = pair.now;
+    let [ours, peer] = &mut pair.ends;
+    for (wr_id, work) in [read(REMOTE, 2000), send(10), write(REMOTE, 1)].into_iter().enumerate() {
+        ours.post(SendWr { wr_id: wr_id as u64, ..work });
+    }
+    ours.transmit(now).iter().for_each(|frame| peer.receive(now, frame));
+    let mut sent = peer.transmit(now);
+    peer.handle(now);
+    sent.extend(peer.transmit(now));
+    // The responses are lost.
+    ours.receive(now, sent.last().unwrap());
+    while let Some(deadline) = ours.requester.poll_timeout() {
+        now = deadline;
+        ours.requester.handle_timeout(now, &mut ours.host);
+        ours.transmit(now).iter().for_each(|frame| peer.receive(now, frame));
+        peer.transmit(now).iter().for_each(|frame| ours.receive(now, frame));
+    }
+    let statuses: Vec<_> = ours.host.sent.iter().map(|ended| ended.status).collect();
+    assert_eq!(statuses, [Success, RnrRetryExceeded, Flushed]);
+}

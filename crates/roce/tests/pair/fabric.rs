@@ -160,6 +160,8 @@ pub(crate) struct Fabric {
     /// From the switch, towards each of the two sides.
     lines: [Link; 2],
     congestion: Option<Congestion>,
+    /// Notifications that are lost, in ten-thousandths.
+    pub(crate) lost_notifications: u64,
     random: Random,
     events: BinaryHeap<Event>,
     count: u64,
@@ -183,6 +185,7 @@ impl Fabric {
             access: setups.iter().map(|_| [link(own), link(own)]).collect(),
             lines: [link(line), link(line)],
             congestion,
+            lost_notifications: 0,
             random: Random(seed),
             events: BinaryHeap::new(),
             count: 0,
@@ -249,7 +252,9 @@ impl Fabric {
             Place::Switch => self.switch(flow, side, frame),
             Place::End => {
                 let notification = self.flows[flow][side].receive(self.now, &frame, self.congestion.as_ref());
-                if let Some(notification) = notification {
+                if let Some(notification) = notification
+                    && (self.lost_notifications == 0 || self.random.below(10_000) >= self.lost_notifications)
+                {
                     self.leave(flow, side, notification);
                 }
                 self.transmit(flow, side);

@@ -147,3 +147,54 @@ fn a_flood_of_repeated_requests_is_bounded() {
     }
     assert_eq!(end.host.atomics, 2);
 }
+
+/// Duplicates and packets behind a gap in turns, while nothing can be sent: a NAK is owed, and an ACK on each side of
+/// it.
+#[test]
+fn a_flood_of_duplicates_behind_a_gap_is_bounded() {
+    let now = Duration::from_secs(1);
+    let base = Setup::default();
+    let setup = Setup { tuning: pvrdma_roce::Tuning { negotiate: true, ..base.tuning }, ..base };
+    let (mut peer, mut end) = (End::new(&setup, 2, 1), End::new(&setup, 1, 2));
+    end.keeps = true;
+    for wr_id in 0..40 {
+        let op = SendOp::Write { remote: RemoteAddress { addr: 0x5000, rkey: KEY }, immediate: None };
+        peer.post(SendWr { wr_id, op, flags: SendFlags::empty(), sges: Vec::new() });
+    }
+    let requests = peer.transmit(now);
+    end.receive(now, &requests[0]);
+    for round in 0..18 {
+        for _ in 0..20 {
+            end.receive(now, &requests[2 * round + 2]);
+            end.receive(now, &requests[0]);
+        }
+        assert!(end.responder.pending_responses() <= 3, "{}", end.responder.pending_responses());
+        // What was missing comes, and the next is.
+        end.receive(now, &requests[2 * round + 1]);
+    }
+}
+
+/// A peer has no receive for a READ, which needs none, and says nothing more. What is behind the wait does not fit
+/// beside the READ in front, which nobody answers: that ends all the same.
+#[test]
+fn a_wait_for_a_receive_does_not_end_in_silence() {
+    let mut now = Duration::from_secs(1);
+    let setup = Setup::default();
+    let template = template(&mut End::new(&setup, 2, 1), now);
+    let mut end = End::new(&setup, 1, 2);
+    for (wr_id, pages) in [(0, 3), (1, 20)] {
+        let remote = RemoteAddress { addr: 0x5000, rkey: KEY };
+        let sges = vec![Sge { addr: 0x10_0000, length: pages * 1024, lkey: KEY }];
+        end.post(SendWr { wr_id, op: SendOp::Read { remote }, flags: SendFlags::SIGNALED, sges });
+    }
+    assert_eq!(end.transmit(now).len(), 2);
+    let bth = Bth::new(Opcode::ACKNOWLEDGE, template.bth.destination, setup.attrs.sq_psn.plus(3));
+    let extension = Extension::Aeth(Aeth { syndrome: Syndrome::RnrNak { timer: 1 }, msn: 0 });
+    end.receive(now, &build(&Header { bth, extension, ..template }, &[]).unwrap());
+    while !end.host.failed {
+        now = end.requester.poll_timeout().expect("something is waited for").max(now);
+        end.requester.handle_timeout(now, &mut end.host);
+        end.transmit(now);
+        assert!(now < Duration::from_secs(60));
+    }
+}

@@ -18,3 +18,4 @@ mod net;
 mod pcap;
 mod reads;
 mod simulation;
+mod strict;

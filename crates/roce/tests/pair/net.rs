@@ -170,6 +170,11 @@ impl End {
         self.requester.post(work, &mut self.host);
     }
 
+    /// Returns `true` if nothing that arrived waits.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.arrived.is_empty()
+    }
+
     /// Handles what arrived, as far as nothing that is owed stands in the way.
     pub(crate) fn handle(&mut self, now: Duration) {
         while let Some(frame) = self.arrived.pop_front() {

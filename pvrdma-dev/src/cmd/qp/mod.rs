@@ -1,9 +1,9 @@
 //! CREATE_QP, MODIFY_QP, QUERY_QP and DESTROY_QP (sections 4.6 and 11).
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicU8;
 
 use pvrdma_guest_memory::PageList;
+use pvrdma_handover::Pending;
 use pvrdma_verbs::{Hca, Object, QpCaps, QpInit, QpType, Qpn, QueuePair, RecvSource};
 
 use super::cq::ring_pages;
@@ -36,8 +36,11 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
     // Each ring keeps the pages of its elements. An extent may hold pages of both.
     let lists = if parts.srq.is_some() { &[&pages][..] } else { &[&pages, &pages] };
     let charge = core.charge(Object::Qp(parts.caps), lists)?;
-    let (send_queue, recv_queue) = rings(request, &parts, pages)?;
+    let (mut send_queue, mut recv_queue) = rings(request, &parts, pages)?;
     let state_page = send_queue.words().state_page();
+    let watched = core.may_watch(parts.pd.owner);
+    let send_progress = watched.then(|| send_queue.watch());
+    let recv_progress = recv_queue.as_mut().filter(|_| watched).map(RecvRing::watch);
     let verbs = core.hca.create_qp(QpInit {
         cookie: handle,
         qpn,
@@ -66,15 +69,19 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
         srq,
         verbs,
         state_page,
+        send_progress,
+        recv_progress,
         caps,
-        pending_doorbells: AtomicU8::new(0),
+        pending_doorbells: Pending::new(),
         _charge: charge,
     };
+    let qp = Arc::new(qp);
     if qp_type == QpType::Gsi {
-        core.objects.qps.insert_at(handle, Arc::new(qp));
+        core.objects.qps.insert_at(handle, Arc::clone(&qp));
     } else {
-        core.objects.qps.insert(vacancy, Arc::new(qp));
+        core.objects.qps.insert(vacancy, Arc::clone(&qp));
     }
+    core.watch_new_qp(handle, &qp);
     Ok(response(session, handle, qpn, &caps).created(Created::Qp(handle)))
 }
 

@@ -1,5 +1,8 @@
 //! Completion queues: what happened to the guest's requests (spec §9).
 
+pub(crate) mod infer;
+mod inferred;
+
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -9,8 +12,11 @@ use pvrdma_verbs::{Completion, CompletionSink, CqOverrun, NetworkType, WcFlags, 
 use crate::abi::layout::GuestLayout;
 use crate::abi::ring::{Eqe, eqe};
 use crate::abi::wqe::{CQE_SIZE, Cqe, wc_flag, wc_opcode};
+use crate::due::DueLooks;
 use crate::events::EventHub;
 use crate::ring::{ProducerRing, RingShape, RingShapeError, RingWords, StateWords};
+
+use inferred::Inferred;
 
 /// For which completions the guest wants to be woken (spec §9.5).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -39,6 +45,8 @@ struct State {
     /// `None` once the queue is dead: overrun, broken, or destroyed.
     ring: Option<ProducerRing>,
     armed: Armed,
+    /// There if the guest's requests to arm the queue may not be heard.
+    inferred: Option<Box<Inferred>>,
 }
 
 /// The producer of a completion queue.
@@ -66,7 +74,7 @@ impl CqRing {
         let shape = RingShape { pages, first_page: 1, page_count, entries, stride, words: StateWords::Rx };
         let ring = ProducerRing::new(shape)?;
         let words = ring.words();
-        let state = State { ring: Some(ring), armed: Armed::Not };
+        let state = State { ring: Some(ring), armed: Armed::Not, inferred: None };
         Ok(Arc::new(Self { handle, user, words, state: Mutex::new(state), hub }))
     }
 
@@ -85,6 +93,7 @@ impl CqRing {
         match self.state.try_lock().as_deref() {
             None => "busy",
             Some(State { ring: None, .. }) => "dead",
+            Some(State { inferred: Some(_), armed: Armed::Not, .. }) => "inferred",
             Some(State { armed: Armed::Not, .. }) => "not armed",
             Some(State { armed: Armed::Solicited, .. }) => "armed for solicited",
             Some(State { armed: Armed::Any, .. }) => "armed",
@@ -95,7 +104,7 @@ impl CqRing {
     /// guest may have found the queue empty in between, so completions that wait already are announced at once.
     pub(crate) fn arm(&self, view: &DmaView<'_>, solicited_only: bool, check_not_empty: bool) {
         let mut state = self.state.lock();
-        let State { ring, armed } = &mut *state;
+        let State { ring, armed, .. } = &mut *state;
         let Some(producer) = ring else { return };
         if !solicited_only {
             *armed = Armed::Any;
@@ -114,9 +123,58 @@ impl CqRing {
         }
     }
 
+    /// The guest's requests to arm the queue may not be heard from now on: what it does not consume for a while, at
+    /// first `delay`, is announced.
+    pub(crate) fn infer(&self, view: &DmaView<'_>, looks: &Arc<DueLooks>, delay: u64) {
+        let mut state = self.state.lock();
+        let State { ring, inferred, .. } = &mut *state;
+        let Some(producer) = ring.as_mut().filter(|_| inferred.is_none()) else { return };
+        match producer.unconsumed(view) {
+            Ok((head, count)) => {
+                let infer = Inferred::new(self.handle, (head, count), delay, Arc::clone(looks));
+                *inferred = Some(Box::new(infer));
+            }
+            Err(error) => self.die(view, ring, &error),
+        }
+    }
+
+    /// The guest's requests to arm the queue are heard from now on. One that was not may wait: for what is there and
+    /// was not announced, which is announced, or for what comes, so the queue is armed. The other case needs no more,
+    /// because who is told arms again.
+    pub(crate) fn listen(&self, view: &DmaView<'_>) {
+        let mut state = self.state.lock();
+        let State { ring, armed, inferred } = &mut *state;
+        let (Some(producer), Some(inferred)) = (ring.as_mut(), inferred.take()) else { return };
+        match producer.unconsumed(view) {
+            Ok((_, count)) if count > 0 && !inferred.is_announced() => {
+                *armed = Armed::Not;
+                self.hub.notify_cq(view, self.handle);
+            }
+            Ok(_) => *armed = Armed::Any,
+            Err(error) => self.die(view, ring, &error),
+        }
+    }
+
+    /// A look at what is not consumed is due.
+    pub(crate) fn look(&self, view: &DmaView<'_>, now: u64) {
+        let mut state = self.state.lock();
+        let State { ring, armed, inferred } = &mut *state;
+        let (Some(producer), Some(inferred)) = (ring.as_mut(), inferred) else { return };
+        match producer.unconsumed(view) {
+            Ok((head, count)) => {
+                if inferred.looked(head, count, now) {
+                    *armed = Armed::Not;
+                    self.hub.notify_cq(view, self.handle);
+                }
+            }
+            Err(error) => self.die(view, ring, &error),
+        }
+    }
+
     /// Makes the queue inert: when this returns its pages are not touched and nothing is announced for it.
     pub(crate) fn shut(&self) {
-        self.state.lock().ring = None;
+        let mut state = self.state.lock();
+        (state.ring, state.inferred) = (None, None);
     }
 
     /// An overrun or a broken index ends the queue (spec §9.6, §6.6).
@@ -194,7 +252,7 @@ impl CompletionSink for CqRing {
     /// all of it, so one arming leads to one notification and [`CqRing::shut`] waits for both.
     fn complete_all(&self, view: &DmaView<'_>, completions: &[Completion]) -> usize {
         let mut state = self.state.lock();
-        let State { ring, armed } = &mut *state;
+        let State { ring, armed, inferred } = &mut *state;
         let Some(producer) = ring else { return 0 };
         let mut published = 0;
         let mut wanted = false;
@@ -212,6 +270,14 @@ impl CompletionSink for CqRing {
         {
             self.die(view, ring, &error);
             return 0;
+        }
+        if published > 0
+            && let Some(inferred) = inferred
+        {
+            // A consumer's index that makes no sense ends the queue where it is needed, at the latest when it is full.
+            if let Ok((head, unconsumed)) = producer.unconsumed(view) {
+                wanted |= inferred.published(head, u32::try_from(published).unwrap_or(u32::MAX), unconsumed);
+            }
         }
         if wanted {
             *armed = Armed::Not;

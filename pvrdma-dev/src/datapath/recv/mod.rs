@@ -6,7 +6,7 @@ use pvrdma_verbs::{QueueError, RecvSource, RecvWr};
 use super::gather::{HEAD, gather};
 use crate::abi::layout::GuestLayout;
 use crate::abi::wqe::{RQ_HEADER, RecvHeader};
-use crate::ring::{ConsumerRing, RingShape, RingShapeError, RingWords, StateWords, recv_stride};
+use crate::ring::{ConsumerRing, Progress, RingShape, RingShapeError, RingWords, StateWords, recv_stride};
 
 /// The consumer of a receive queue. A slot goes back to the guest with the copy: receives of a shared queue end in any
 /// order (spec §6.5).
@@ -33,6 +33,11 @@ impl RecvRing {
     /// Where the indices of its ring are.
     pub(crate) const fn words(&self) -> RingWords {
         self.ring.words()
+    }
+
+    /// How far its ring was looked at, for whoever watches it.
+    pub(crate) fn watch(&mut self) -> Progress {
+        self.ring.watch()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::abi::wqe::{
     SQ_HEADER, SendHeader, opcode,
 };
 use crate::page_dir::read_page_directory;
-use crate::ring::{ConsumerRing, RingShape, RingShapeError, RingWords, StateWords, send_stride};
+use crate::ring::{ConsumerRing, Progress, RingShape, RingShapeError, RingWords, StateWords, send_stride};
 
 /// What a send queue is made of.
 #[derive(Debug)]
@@ -54,6 +54,11 @@ impl SendRing {
     /// Where the indices of its ring are.
     pub(crate) const fn words(&self) -> RingWords {
         self.ring.words()
+    }
+
+    /// How far its ring was looked at, for whoever watches it.
+    pub(crate) fn watch(&mut self) -> Progress {
+        self.ring.watch()
     }
 }
 

@@ -1,4 +1,7 @@
-//! KVM: interrupts by irqfd, doorbells by ioeventfd. For VMs with the interrupt controllers in the kernel.
+//! KVM: interrupts by irqfd, doorbells by ioeventfd, doorbell pages in memory slots. For VMs with the interrupt
+//! controllers in the kernel.
+
+mod pages;
 
 use std::fmt;
 use std::io;
@@ -15,6 +18,8 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::deferred::DoorbellCatcher;
 use crate::interrupts::{InterruptLine, Message};
+
+pub use pages::KvmPages;
 
 /// Pins of the I/O APIC, which come before the vectors among KVM's numbers of interrupts.
 const PINS: u32 = 24;

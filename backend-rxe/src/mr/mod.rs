@@ -1,0 +1,280 @@
+//! Memory regions and the table of keys.
+//!
+//! A key is an index in bits 31:8, counted from a random number on, and a byte that begins at one and changes with each
+//! use of the slot in bits 7:0, so a stale key does not name the region that came next. Everyone who uses a region
+//! holds the table for the whole copy ([`crate::sg::MemoryGuard`]); removing one waits for them, and lets others go on
+//! meanwhile ([`MrTables`]). Fast-registered regions change while the table is held; each has a lock of its own that is
+//! held during a copy.
+
+mod tables;
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use parking_lot::{MappedRecursiveRwLockReadGuard, RecursiveRwLock, RecursiveRwLockReadGuard};
+use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
+use pvrdma_verbs::{Access, FastRegister, MrShape, Snapshot};
+use serde::Serialize;
+
+pub(crate) use tables::{MrTableGuard, MrTables};
+
+/// A range of addresses with rights and memory behind it.
+#[derive(Debug)]
+pub(crate) struct Region {
+    start: u64,
+    length: u64,
+    access: Access,
+    mapping: Mapping,
+}
+
+#[derive(Debug)]
+enum Mapping {
+    /// Addresses are bus addresses.
+    Identity,
+    /// The first address lies in the first page, at its own page offset.
+    Pages(PageList),
+}
+
+impl Region {
+    /// All bus addresses, for local use.
+    pub(crate) fn dma(access: Access) -> Self {
+        Self { start: 0, length: u64::MAX, access: access & Access::LOCAL_WRITE, mapping: Mapping::Identity }
+    }
+
+    /// `None` when the pages do not cover the range.
+    pub(crate) fn paged(start: u64, length: u64, access: Access, pages: PageList) -> Option<Self> {
+        start.checked_add(length)?;
+        let needed = length.checked_add(start % PAGE_SIZE)?;
+        (needed <= pages.bytes()).then_some(Self { start, length, access, mapping: Mapping::Pages(pages) })
+    }
+
+    #[inline]
+    fn covers(&self, addr: u64, len: u64) -> bool {
+        addr.checked_sub(self.start)
+            .and_then(|into| self.length.checked_sub(into))
+            .is_some_and(|available| len <= available)
+    }
+
+    /// Bus address behind `addr` and how many bytes from there on are contiguous. `addr` is inside the region.
+    #[inline]
+    pub(crate) fn locate(&self, addr: u64) -> Option<(u64, u64)> {
+        match &self.mapping {
+            Mapping::Identity => Some((addr, u64::MAX - addr)),
+            Mapping::Pages(pages) => pages.locate(addr.checked_sub(self.start)? + self.start % PAGE_SIZE),
+        }
+    }
+}
+
+#[derive(Debug)]
+enum Body {
+    Fixed(Region, #[expect(dead_code, reason = "keeps the pages resident")] PinGuard),
+    /// In a box: it is larger, and rarer.
+    Fast(Box<Fast>),
+}
+
+/// A region that work requests fill.
+#[derive(Debug)]
+struct Fast {
+    max_pages: u32,
+    /// Cleared before the lock is taken for invalidation, so that new users cannot hold it off.
+    valid: AtomicBool,
+    region: RecursiveRwLock<Option<Filled>>,
+}
+
+/// What a fast registration has put into a region.
+#[derive(Debug)]
+struct Filled {
+    region: Region,
+    #[expect(dead_code, reason = "keeps the pages resident")]
+    pin: PinGuard,
+}
+
+/// One registered region.
+#[derive(Debug)]
+pub(crate) struct Mr {
+    key: AtomicU32,
+    pd: u64,
+    body: Body,
+}
+
+impl Mr {
+    /// A region that is valid until it is destroyed.
+    pub(crate) const fn fixed(pd: u64, region: Region, pin: PinGuard) -> Self {
+        Self { key: AtomicU32::new(0), pd, body: Body::Fixed(region, pin) }
+    }
+
+    /// A region that work requests fill.
+    pub(crate) fn fast(pd: u64, max_pages: u32) -> Self {
+        let fast = Fast { max_pages, valid: AtomicBool::new(false), region: RecursiveRwLock::new(None) };
+        Self { key: AtomicU32::new(0), pd, body: Body::Fast(Box::new(fast)) }
+    }
+}
+
+/// A region at one moment. Its key is not shown.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub(crate) struct MrInspect {
+    /// Number of its protection domain.
+    pd: u64,
+    /// What it covers now: `null` for a fast-registered region that no request has filled.
+    range: Snapshot<Option<RangeInspect>>,
+    /// Pages that a fast registration may bring, 0 if it takes none.
+    max_pages: u32,
+}
+
+/// A range of addresses.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+struct RangeInspect {
+    /// The first address.
+    start: u64,
+    /// Bytes.
+    length: u64,
+    access: Access,
+    /// Pages behind it. `null`: its addresses are bus addresses.
+    pages: Option<u32>,
+}
+
+impl Region {
+    fn inspect(&self) -> RangeInspect {
+        let Self { start, length, access, ref mapping } = *self;
+        let pages = match mapping {
+            Mapping::Identity => None,
+            Mapping::Pages(pages) => Some(pages.pages()),
+        };
+        RangeInspect { start, length, access, pages }
+    }
+}
+
+/// A region lent for the length of a copy.
+#[derive(Debug)]
+pub(crate) enum RegionRef<'a> {
+    Fixed(&'a Region),
+    Fast(MappedRecursiveRwLockReadGuard<'a, Region>),
+}
+
+impl Deref for RegionRef<'_> {
+    type Target = Region;
+
+    #[inline]
+    fn deref(&self) -> &Region {
+        match self {
+            Self::Fixed(region) => region,
+            Self::Fast(region) => region,
+        }
+    }
+}
+
+/// The regions of one adapter by key: one of the two copies that [`MrTables`] has.
+#[derive(Clone, Debug)]
+pub(crate) struct MrTable {
+    /// The index of the first slot. It is not 0: a key of zero is what forgotten fields hold.
+    base: u32,
+    slots: Vec<Option<Arc<Mr>>>,
+}
+
+impl MrTable {
+    /// Describes a region. Only the index of the key counts.
+    pub(crate) fn inspect(&self, key: u32) -> Option<MrInspect> {
+        let mr = self.get(key)?;
+        let (range, max_pages) = match &mr.body {
+            Body::Fixed(region, _) => (Snapshot::Taken(Some(region.inspect())), 0),
+            Body::Fast(fast) => {
+                let range = fast.region.try_read().map(|region| region.as_ref().map(|filled| filled.region.inspect()));
+                (range.into(), fast.max_pages)
+            }
+        };
+        Some(MrInspect { pd: mr.pd, range, max_pages })
+    }
+
+    /// What a region was made for. Only the index of the key counts.
+    pub(crate) fn shape(&self, key: u32) -> Option<MrShape> {
+        Some(match &self.get(key)?.body {
+            Body::Fast(fast) => MrShape::fast_register(fast.max_pages),
+            &Body::Fixed(Region { start, length, access, ref mapping }, _) => match mapping {
+                Mapping::Identity => MrShape::Dma { access },
+                Mapping::Pages(_) => MrShape::User { start, length, access },
+            },
+        })
+    }
+
+    /// Puts a region into a slot, or takes it out. Gives what was there.
+    fn replace(&mut self, slot: usize, mr: Option<Arc<Mr>>) -> Option<Arc<Mr>> {
+        if slot >= self.slots.len() {
+            self.slots.resize(slot + 1, None);
+        }
+        self.slots.get_mut(slot).and_then(|slot| std::mem::replace(slot, mr))
+    }
+
+    #[inline]
+    fn get(&self, key: u32) -> Option<&Mr> {
+        self.slots.get(self.index(key) as usize)?.as_deref()
+    }
+
+    /// The slot that a key names. A key of somebody else's may name none.
+    #[inline]
+    const fn index(&self, key: u32) -> u32 {
+        (key >> 8).wrapping_sub(self.base)
+    }
+
+    /// Lends the region that `key` names if `pd` may do `need` with all of `addr..addr+len`.
+    #[inline]
+    pub(crate) fn lookup(&self, key: u32, pd: u64, addr: u64, len: u64, need: Access) -> Option<RegionRef<'_>> {
+        let mr = self.get(key)?;
+        let region = match &mr.body {
+            Body::Fixed(region, _) => RegionRef::Fixed(region),
+            Body::Fast(fast) => Self::lend(fast)?,
+        };
+        let allowed = mr.key.load(Ordering::Relaxed) == key
+            && mr.pd == pd
+            && region.access.contains(need)
+            && region.covers(addr, len);
+        allowed.then_some(region)
+    }
+
+    #[cold]
+    fn lend(fast: &Fast) -> Option<RegionRef<'_>> {
+        if !fast.valid.load(Ordering::Acquire) {
+            return None;
+        }
+        // Reader-biased: one message may use the region twice, and must not wait for an invalidation in between.
+        let filled = RecursiveRwLockReadGuard::try_map(fast.region.read(), Option::as_ref).ok()?;
+        Some(RegionRef::Fast(MappedRecursiveRwLockReadGuard::map(filled, |filled| &filled.region)))
+    }
+
+    /// Fills a fast-register region that is not valid now, with pages that `pin` keeps resident. `false` when the
+    /// request is not allowed or the pages cannot be kept.
+    pub(crate) fn fast_register(
+        &self,
+        request: &mut FastRegister,
+        pd: u64,
+        pin: impl FnOnce(&PageList) -> Option<PinGuard>,
+    ) -> bool {
+        let Some(mr) = self.get(request.key).filter(|mr| mr.pd == pd) else { return false };
+        let Body::Fast(fast) = &mr.body else { return false };
+        let Fast { max_pages, valid, region } = &**fast;
+        let Some(pages) = request.pages.take().filter(|pages| pages.pages() <= *max_pages) else { return false };
+        let mut region = region.write();
+        if region.is_some() {
+            return false;
+        }
+        let Some(pin) = pin(&pages) else { return false };
+        let Some(new) = Region::paged(request.iova, request.length, request.access, pages) else { return false };
+        *region = Some(Filled { region: new, pin });
+        mr.key.store(request.key, Ordering::Relaxed);
+        valid.store(true, Ordering::Release);
+        true
+    }
+
+    /// Makes a fast-registered region invalid. When this returns `true` nobody uses it any more.
+    pub(crate) fn invalidate(&self, key: u32, pd: u64) -> bool {
+        let Some(mr) = self.get(key).filter(|mr| mr.pd == pd) else { return false };
+        let Body::Fast(fast) = &mr.body else { return false };
+        if mr.key.load(Ordering::Relaxed) != key || !fast.valid.swap(false, Ordering::AcqRel) {
+            return false;
+        }
+        fast.region.write().take().is_some()
+    }
+}
+
+#[cfg(test)]
+mod tests;

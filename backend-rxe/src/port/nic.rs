@@ -1,0 +1,53 @@
+//! From the network function to the uplink.
+
+use std::sync::Arc;
+
+use pvrdma_ether_link::LinkReader;
+use pvrdma_verbs::EndOnPanic;
+
+use super::tx_queue::TxQueue;
+use super::{Port, RECEIVE};
+
+impl Port {
+    /// From now on, whoever has frames of the network function to send may do so himself.
+    pub(super) fn read_nic_at_once(self: &Arc<Self>) {
+        if let Some(nic) = &self.nic {
+            let me = Arc::downgrade(self);
+            nic.link.set_reader(me);
+        }
+    }
+
+    /// Passes on what the network function sends, unless another thread is at it. Returns `true` if there may be more.
+    pub(super) fn read_nic(&self, nic: &TxQueue) -> bool {
+        let Some(_order) = self.reading_nic.try_lock() else { return false };
+        let mut frames = self.buffer();
+        nic.link.receive(&mut frames, RECEIVE);
+        let found = !frames.is_empty();
+        self.drop_if_down(&mut frames);
+        if !frames.iter().all(|frame| self.policy.passes_as_it_is(frame)) {
+            let mut passed = self.buffer();
+            for (frame, offload) in frames.iter_with_offloads(0) {
+                let may_have = |gid, vlan| self.addresses.announce(self.mac, (gid, vlan)).is_ok();
+                self.count_violation(self.policy.outgoing((frame, offload), &mut passed, may_have));
+            }
+            std::mem::swap(&mut frames, &mut passed);
+            passed.clear();
+            self.send(passed);
+        }
+        self.pass(&self.uplink, &frames, &self.counters.passed_out);
+        frames.clear();
+        self.send(frames);
+        found
+    }
+}
+
+/// The thread of the guest's doorbell reads, if it can: its frames leave before another thread would be awake.
+impl LinkReader for Port {
+    fn read(&self) {
+        let _guard = EndOnPanic::new("a port");
+        let Some(nic) = &self.nic else { return };
+        let began = self.now();
+        self.read_nic(nic);
+        self.share.add_port_time(self.now().saturating_sub(began));
+    }
+}

@@ -1,0 +1,46 @@
+//! Words that are read together by who must not wait, a signal handler for one.
+
+use crate::sync::{AtomicUsize, Ordering, fence};
+
+/// `N` words that one thread at a time writes. A reader never waits: it gets all words of one write, or nothing.
+#[derive(Debug)]
+pub struct SeqLock<const N: usize> {
+    /// Odd while nothing is there to be read. Changes with every write.
+    version: AtomicUsize,
+    words: [AtomicUsize; N],
+}
+
+impl<const N: usize> SeqLock<N> {
+    /// Nothing is there.
+    #[cfg(not(loom))]
+    pub const fn empty() -> Self {
+        Self { version: AtomicUsize::new(1), words: [const { AtomicUsize::new(0) }; N] }
+    }
+
+    /// Nothing is there.
+    #[cfg(loom)]
+    pub fn empty() -> Self {
+        Self { version: AtomicUsize::new(1), words: std::array::from_fn(|_| AtomicUsize::new(0)) }
+    }
+
+    /// The words of one write. `None` if there are none, or they are being written.
+    #[inline]
+    pub fn read(&self) -> Option<[usize; N]> {
+        let version = self.version.load(Ordering::Acquire);
+        let words = self.words.each_ref().map(|word| word.load(Ordering::Relaxed));
+        fence(Ordering::Acquire);
+        (version.is_multiple_of(2) && self.version.load(Ordering::Relaxed) == version).then_some(words)
+    }
+
+    /// Writes all words, or takes them away. The caller is the only one who writes.
+    pub fn write(&self, words: Option<[usize; N]>) {
+        let version = self.version.load(Ordering::Relaxed) | 1;
+        self.version.store(version, Ordering::Relaxed);
+        fence(Ordering::Release);
+        let next = if words.is_some() { version.wrapping_add(1) } else { version.wrapping_add(2) };
+        for (word, value) in self.words.iter().zip(words.unwrap_or([0; N])) {
+            word.store(value, Ordering::Relaxed);
+        }
+        self.version.store(next, Ordering::Release);
+    }
+}

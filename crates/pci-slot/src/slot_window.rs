@@ -1,0 +1,104 @@
+//! Doorbell pages that are memory at times, wherever the guest has put their BAR.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use log::debug;
+use parking_lot::Mutex;
+use pvrdma_pci_function::{DOORBELL_PAGE_SIZE, DoorbellPages, DoorbellWindow};
+
+/// Puts pages of its own into the guest's memory space: KVM's memory slots.
+pub trait PageMapper: Send + Sync {
+    /// Puts page number `page` of its own at this address of the guest's. It is nowhere else then.
+    ///
+    /// # Errors
+    /// There is no such page, or the system refuses: something else is there, or there is too much. The page is nowhere
+    /// then.
+    fn map(&self, page: u32, address: u64) -> io::Result<()>;
+
+    /// Takes it away, if it is anywhere. When this returns the guest reaches it no more, and it is all zeros.
+    ///
+    /// # Errors
+    /// The system refuses. The page is where it was.
+    fn unmap(&self, page: u32) -> io::Result<()>;
+}
+
+/// The doorbell pages of one function, see [`Slot::doorbell_window`](crate::Slot::doorbell_window).
+pub struct SlotWindow {
+    mapper: Arc<dyn PageMapper>,
+    pages: DoorbellPages,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Where the BAR is, while it answers.
+    base: Option<u64>,
+    mapped: BTreeSet<u32>,
+}
+
+impl fmt::Debug for SlotWindow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlotWindow").field("pages", &self.pages).field("state", &self.state).finish_non_exhaustive()
+    }
+}
+
+impl SlotWindow {
+    pub(crate) fn new(mapper: Arc<dyn PageMapper>, pages: DoorbellPages) -> Self {
+        Self { mapper, pages, state: Mutex::default() }
+    }
+
+    /// The BAR of the pages.
+    pub(crate) const fn bar(&self) -> usize {
+        self.pages.bar
+    }
+
+    /// The BAR answers there from now on, or nowhere. Pages that are memory trap: the processor that moves the BAR
+    /// expects the old place to be free.
+    pub(crate) fn follow(&self, base: Option<u64>) {
+        let mut state = self.state.lock();
+        if state.base == base {
+            return;
+        }
+        state.base = base;
+        state.mapped.retain(|&page| match self.mapper.unmap(page) {
+            Ok(()) => false,
+            Err(error) => {
+                debug!("doorbell page {page} stays where it was: {error}");
+                true
+            }
+        });
+    }
+}
+
+impl DoorbellWindow for SlotWindow {
+    fn map(&self, page: u32) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.mapped.contains(&page) {
+            return Ok(());
+        }
+        let base = state.base.ok_or_else(|| io::Error::other("the BAR answers nowhere"))?;
+        let address = u64::from(page).checked_mul(DOORBELL_PAGE_SIZE).and_then(|offset| base.checked_add(offset));
+        let address = address.filter(|_| self.pages.pages.contains(&page));
+        self.mapper.map(page, address.ok_or_else(|| io::Error::other("there is no such page"))?)?;
+        state.mapped.insert(page);
+        Ok(())
+    }
+
+    fn unmap(&self, page: u32) -> io::Result<()> {
+        let mut state = self.state.lock();
+        if state.mapped.contains(&page) {
+            self.mapper.unmap(page)?;
+            state.mapped.remove(&page);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for SlotWindow {
+    fn drop(&mut self) {
+        self.follow(None);
+    }
+}

@@ -1,0 +1,180 @@
+//! The Debian package, from its build to its purge, in a guest whose first process is systemd.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::case::{Case, skip};
+use crate::image::{GuestImage, SystemdDisk};
+use crate::vm::{FOLDER_TAG, Folder, SHORT, Vm, VmBuilder};
+
+/// What takes long: two programs that make traffic, and the watchdog's half a minute.
+const LONG: Duration = Duration::from_secs(240);
+
+/// The tests.
+pub(crate) fn cases() -> Vec<Case> {
+    vec![Case::alone("slow/package", package).slow("builds a package; runs when asked for: --only slow/package")]
+}
+
+/// Installed, configured, used by another user, killed by its watchdog, stopped, purged.
+fn package(image: &GuestImage) -> Result<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(skip("lintian in a root directory of its own needs root"));
+    }
+    let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
+    let folder = directory.path().join("package");
+    let package = build(&folder)?;
+    let system = SystemdDisk::build(image)?;
+    lintian(system.root(), &package)?;
+    let vm = VmBuilder::new(image, directory.path())
+        .root_disk(system.disk())
+        .folder(Folder { path: folder, read_only: true })
+        .patience(3)
+        .start()?;
+    let name = package.file_name().context("a package without a name")?.to_string_lossy().into_owned();
+    let run = || -> Result<String> {
+        vm.wait_boot()?;
+        vm.run(&format!(
+            "modprobe 9p && modprobe 9pnet_virtio && mount -t 9p -o trans=virtio,ro {FOLDER_TAG} /mnt && \
+             until systemctl is-system-running | grep -q -e running -e degraded; do sleep 0.2; done"
+        ))?;
+        life(&vm, &name)
+    };
+    run().with_context(|| vm.diagnosis())
+}
+
+/// Builds the package of the program beside this one, into `folder`.
+fn build(folder: &Path) -> Result<PathBuf> {
+    let quiet = |command: &mut Command| command.stdin(Stdio::null()).output();
+    if !quiet(Command::new("cargo").args(["deb", "--version"])).is_ok_and(|output| output.status.success()) {
+        return Err(skip("needs cargo-deb: cargo install --locked cargo-deb"));
+    }
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let programs = own.parent().context("this program is nowhere")?;
+    let profile = if programs.ends_with("debug") { "dev" } else { "release" };
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pvrdmad/packaging/build");
+    let mut command = Command::new(script);
+    command.arg(folder.join("")).env("PROFILE", profile);
+    command.env("CARGO_TARGET_DIR", programs.parent().context("this program lies in no target directory")?);
+    let output = quiet(&mut command).context("cannot run packaging/build")?;
+    ensure!(output.status.success(), "packaging/build: {}", String::from_utf8_lossy(&output.stderr));
+    let mut files = std::fs::read_dir(folder).context("no package was built")?;
+    Ok(files.next().context("no package was built")??.path())
+}
+
+/// What Debian's own judge says against it.
+fn lintian(root: &Path, package: &Path) -> Result<()> {
+    let folder = package.parent().context("a package without a folder")?;
+    let script = format!(
+        "mount -t proc proc '{root}/proc'; mount --bind '{}' '{root}/mnt'
+         exec chroot '{root}' lintian --allow-root --fail-on error '/mnt/{}'",
+        folder.display(),
+        package.file_name().unwrap_or_default().to_string_lossy(),
+        root = root.display(),
+    );
+    let output = Command::new("unshare")
+        .args(["--mount", "sh", "-ec", &script])
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .env("LC_ALL", "C")
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run unshare")?;
+    let said = [output.stdout, output.stderr].concat();
+    ensure!(output.status.success(), "lintian: {}", String::from_utf8_lossy(&said));
+    Ok(())
+}
+
+/// From the installation to the purge.
+fn life(vm: &Vm, name: &str) -> Result<String> {
+    // The users are there before, and what `adduser` leaves is not the package's.
+    vm.run(
+        "groupadd vmm && useradd --no-create-home tenant && adduser tenant vmm && useradd --no-create-home stranger",
+    )?;
+    vm.run(&format!("{SNAPSHOT} > /tmp/before"))?;
+    vm.run(&format!("apt-get install -y -q --no-install-recommends /mnt/{name}"))?;
+    is(vm, "systemctl is-enabled pvrdmad", "disabled")?;
+    is(vm, "systemctl is-active pvrdmad", "inactive")?;
+    vm.run("systemd-analyze verify --man=no pvrdmad.service && adduser pvrdmad vmm")?;
+    let config = "/etc/pvrdmad/pvrdmad.toml";
+    vm.run(&format!("sed -i 's/^# group = .*/group = \"vmm\"/' {config} && echo 'group = \"vmm\"' >> {config}"))?;
+    vm.run(&format!("setpriv --reuid pvrdmad --regid pvrdmad --init-groups pvrdmad check --config {config}"))?;
+    vm.run("systemctl start pvrdmad")?;
+    vm.run("pvrdmad status")?;
+    used_by_another(vm)?;
+    reloaded(vm, config)?;
+    let seconds = killed_by_its_watchdog(vm)?;
+    used_by_another(vm)?;
+
+    vm.run("systemctl stop pvrdmad")?;
+    is(vm, "systemctl is-active pvrdmad", "inactive")?;
+    is(vm, "pgrep -u pvrdmad; find /run/pvrdmad -mindepth 1", "")?;
+
+    // Removing it stops what runs.
+    vm.run("systemctl start pvrdmad && apt-get purge -y -q pvrdmad")?;
+    is(vm, "pgrep -x pvrdmad", "")?;
+    is(vm, "systemctl list-unit-files --no-legend 'pvrdmad*'", "")?;
+    vm.run(&format!("{SNAPSHOT} > /tmp/after"))?;
+    is(vm, "diff /tmp/before /tmp/after", "")?;
+    Ok(format!("restarted by its watchdog after {seconds} s"))
+}
+
+/// A user of the named group has two devices that work, another user has none.
+fn used_by_another(vm: &Vm) -> Result<()> {
+    let program = |user: &str| {
+        format!(
+            "setpriv --reuid {user} --regid {user} --init-groups /run/guest-tests hca sockets /run/pvrdmad/vm0.sock /run/pvrdmad/vm1.sock"
+        )
+    };
+    vm.exec(&program("tenant"), LONG).and_then(|output| {
+        ensure!(output.code == 0, "a user of the group: {}", output.text);
+        Ok(())
+    })?;
+    let refused = vm.exec(&program("stranger"), SHORT)?;
+    ensure!(refused.code != 0 && refused.text.contains("ermission denied"), "a stranger: {}", refused.text);
+    Ok(())
+}
+
+/// A device is put in by a reload, and another reload that fails changes nothing.
+fn reloaded(vm: &Vm, config: &str) -> Result<()> {
+    let device = |name: &str, number: u8| {
+        format!(
+            "[[device]]\nname = \"{name}\"\nsocket = \"/run/pvrdmad/{name}.sock\"\nmac = \"52:54:00:00:00:{number:02x}\"\npin = \"registered\"\n"
+        )
+    };
+    vm.write_file("/tmp/vm2", 0o644, device("vm2", 3).as_bytes())?;
+    vm.run(&format!("cp {config} /tmp/kept && cat /tmp/vm2 >> {config} && systemctl reload pvrdmad"))?;
+    vm.wait_until("test -S /run/pvrdmad/vm2.sock", SHORT)?;
+    vm.run(&format!("cat /tmp/vm2 >> {config} && systemctl reload pvrdmad"))?;
+    vm.wait_until("systemctl status pvrdmad | grep -q 'the last reload failed'", SHORT)?;
+    vm.run("pvrdmad status --json | grep -c '\"name\":\"vm2\"' || pvrdmad status | grep vm2")?;
+    vm.run(&format!("cp /tmp/kept {config} && systemctl reload pvrdmad"))?;
+    vm.wait_until("! test -e /run/pvrdmad/vm2.sock", SHORT)
+}
+
+/// The daemon stands still, and is started anew. Returns the seconds that took.
+fn killed_by_its_watchdog(vm: &Vm) -> Result<u64> {
+    let restarts = "systemctl show -p NRestarts --value pvrdmad";
+    is(vm, restarts, "0")?;
+    let started = std::time::Instant::now();
+    vm.run("kill -STOP $(systemctl show -p MainPID --value pvrdmad)")?;
+    vm.wait_until(&format!("test \"$({restarts})\" = 1 && systemctl is-active -q pvrdmad"), LONG)?;
+    vm.run("journalctl -u pvrdmad | grep -i 'watchdog timeout'")?;
+    Ok(started.elapsed().as_secs())
+}
+
+/// Checks what a command prints, whatever its status.
+fn is(vm: &Vm, command: &str, wanted: &str) -> Result<()> {
+    let output = vm.exec(command, SHORT)?.text;
+    if output.trim() != wanted {
+        bail!("{command}: '{}' rather than '{wanted}'", output.trim());
+    }
+    Ok(())
+}
+
+/// All that a package could leave: files, users, groups. Not what belongs to the journal, to dpkg, or to nobody.
+const SNAPSHOT: &str = "(find / /run -xdev \\( -path /proc -o -path /sys -o -path /dev -o -path /tmp -o -path /mnt \
+    -o -path /var/log -o -path /var/lib/dpkg -o -path /var/cache -o -path /var/lib/apt -o -path /run/systemd -o -path /run/log \
+    -o -path /run/user -o -path /run/udev -o -path /var/tmp -o -path /var/lib/systemd/timers -o -path '/etc/*-' \\) -prune -o -print; \
+    cut -d: -f1 /etc/passwd /etc/shadow /etc/gshadow; cut -d: -f1,4 /etc/group) | sort";

@@ -1,0 +1,79 @@
+//! A completion queue whose notifications are inferred, and the list of looks that this takes.
+
+use std::sync::Arc;
+
+use super::infer::{Infer, Use, Verdict};
+use crate::due::DueLooks;
+
+/// What a queue has for it.
+#[derive(Debug)]
+pub(super) struct Inferred {
+    handle: u32,
+    infer: Infer,
+    looks: Arc<DueLooks>,
+    /// The earliest look that is on the list.
+    listed: Option<u64>,
+}
+
+impl Inferred {
+    /// Begins with a delay, with the consumer's index and the number of completions in the queue.
+    pub(super) fn new(handle: u32, (head, unconsumed): (u32, u32), delay: u64, looks: Arc<DueLooks>) -> Self {
+        let now = looks.watcher().now();
+        let mut inferred = Self { handle, infer: Infer::new(head, unconsumed, delay, now), looks, listed: None };
+        if unconsumed > 0 {
+            inferred.list(now.saturating_add(inferred.infer.delay()));
+        }
+        inferred
+    }
+
+    /// `count` completions were published. Returns `true` if the guest is to be notified.
+    pub(super) fn published(&mut self, head: u32, count: u32, unconsumed: u32) -> bool {
+        let verdict = self.infer.published(head, count, unconsumed, self.looks.watcher().now());
+        self.obey(verdict)
+    }
+
+    /// A look was due. Returns `true` if the guest is to be notified.
+    pub(super) fn looked(&mut self, head: u32, unconsumed: u32, now: u64) -> bool {
+        if self.listed.is_some_and(|at| at <= now) {
+            self.listed = None;
+        }
+        let verdict = self.infer.looked(head, unconsumed, now);
+        self.obey(verdict)
+    }
+
+    /// Returns `true` if the guest was told of all that is in the queue.
+    pub(super) const fn is_announced(&self) -> bool {
+        self.infer.is_announced()
+    }
+
+    fn obey(&mut self, verdict: Verdict) -> bool {
+        match verdict.judged {
+            Some(Use::Useful) => self.looks.counts.notifications_useful.increment(),
+            Some(Use::Useless) => self.looks.counts.notifications_useless.increment(),
+            None => {}
+        }
+        if let Some(due) = verdict.due {
+            self.list(due);
+        }
+        if verdict.notify {
+            self.looks.counts.notifications_inferred.increment();
+        }
+        verdict.notify
+    }
+
+    fn list(&mut self, due: u64) {
+        // One that is listed earlier leads to another.
+        if self.listed.is_none_or(|at| due < at) {
+            self.listed = Some(due);
+            self.looks.add(due, self.handle);
+        }
+    }
+}
+
+impl Drop for Inferred {
+    fn drop(&mut self) {
+        if self.listed.is_some() {
+            self.looks.remove(self.handle);
+        }
+    }
+}

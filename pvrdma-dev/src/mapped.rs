@@ -1,0 +1,41 @@
+//! The device for whoever maps its doorbell pages.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use pvrdma_verbs::Backend;
+
+use crate::datapath::infer;
+use crate::device::PvrdmaDevice;
+use crate::watcher::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
+
+impl<B: Backend> PvrdmaDevice<B> {
+    /// Has `watcher` watch the rings of processes whose doorbell page is memory. Before the guest runs, once.
+    ///
+    /// Returns `true` if there was none yet.
+    pub fn set_doorbell_watcher(&self, watcher: Arc<dyn DoorbellWatcher>) -> bool {
+        self.core().set_watcher(watcher)
+    }
+}
+
+impl<B: Backend + Send + Sync> MappedDoorbells for PvrdmaDevice<B> {
+    fn doorbell_pages(&self) -> Range<u32> {
+        1..self.core().limits().max_uar
+    }
+
+    fn page_touched(&self, page: u32) {
+        self.core().watch_page(page, infer::SHORTEST);
+    }
+
+    fn page_mapped(&self, page: u32) -> bool {
+        self.core().watch_page(page, infer::POLLED)
+    }
+
+    fn pages_trapped(&self, pages: &[u32], now: u64) {
+        self.core().unwatch_pages(pages, now);
+    }
+
+    fn poll_doorbells(&self, now: u64, depth: Depth) -> Outcome {
+        self.core().poll_doorbells(now, depth)
+    }
+}

@@ -1,0 +1,180 @@
+//! Processes whose doorbell page is memory: who is watched, from when on, and what a pass does.
+
+use std::sync::{Arc, OnceLock};
+
+use pvrdma_verbs::{Counter, Hca};
+
+use crate::core::Core;
+use crate::datapath::infer;
+use crate::due::{DueLooks, InferCounters};
+use crate::objects::{Context, Cq, KERNEL, Qp, Srq};
+use crate::uar::{Doorbell, KERNEL_PAGE};
+use crate::watch::WatchList;
+use crate::watcher::{Depth, DoorbellWatcher, Outcome};
+
+/// What stands in for doorbells that are not heard.
+pub(crate) struct Watch<H: Hca> {
+    pub(crate) rings: WatchList<H>,
+    /// There if somebody watches.
+    looks: OnceLock<Arc<DueLooks>>,
+}
+
+impl<H: Hca> Watch<H> {
+    pub(crate) fn new() -> Self {
+        Self { rings: WatchList::new(), looks: OnceLock::new() }
+    }
+
+    /// What was notified without having been asked for.
+    pub(crate) fn counters(&self) -> Vec<Counter> {
+        self.looks.get().map_or_else(|| InferCounters::default().list(), |looks| looks.counters())
+    }
+}
+
+impl<H: Hca> Core<H> {
+    /// Has `watcher` watch. Returns `true` if nobody did.
+    pub(crate) fn set_watcher(&self, watcher: Arc<dyn DoorbellWatcher>) -> bool {
+        self.watch.looks.set(Arc::new(DueLooks::new(watcher))).is_ok()
+    }
+
+    /// Takes a doorbell page from whoever had it last.
+    pub(crate) fn renew_page(&self, page: u32) {
+        if let Some(looks) = self.watch.looks.get() {
+            looks.watcher().renew(page);
+        }
+    }
+
+    /// Returns `true` if rings of this owner may have to be watched one day.
+    pub(crate) fn may_watch(&self, owner: u32) -> bool {
+        owner != KERNEL && self.watch.looks.get().is_some()
+    }
+
+    /// A doorbell of a process has come as a message, and acted.
+    pub(crate) fn heard(&self, page: u32, doorbell: Doorbell) {
+        if page != KERNEL_PAGE
+            && let Some(looks) = self.watch.looks.get()
+        {
+            looks.watcher().heard(page, matches!(doorbell, Doorbell::Cq { arm: Some(_), .. }));
+        }
+    }
+
+    /// Has `watch` watch something new of a context, if its doorbells are not heard.
+    fn watch_new(&self, owner: u32, watch: impl FnOnce(&Arc<DueLooks>)) {
+        if let Some(looks) = self.watch.looks.get()
+            && let Some(context) = self.objects.contexts.get(owner)
+        {
+            context.if_mapped(|| watch(looks));
+        }
+    }
+
+    /// A queue pair is in its table.
+    pub(crate) fn watch_new_qp(&self, handle: u32, qp: &Arc<Qp<H>>) {
+        self.watch_new(qp.pd.owner, |_| self.watch.rings.add_qp(handle, qp));
+    }
+
+    /// An SRQ is in its table.
+    pub(crate) fn watch_new_srq(&self, srq: &Arc<Srq<H>>) {
+        self.watch_new(srq.pd.owner, |_| self.watch.rings.add_srq(srq));
+    }
+
+    /// A completion queue is in its table.
+    pub(crate) fn watch_new_cq(&self, cq: &Arc<Cq<H>>) {
+        self.watch_new(cq.owner, |looks| cq.ring.infer(&self.memory.view(), looks, infer::SHORTEST));
+    }
+
+    /// The context of a page, with its handle.
+    fn context_of(&self, page: u32) -> Option<(u32, Arc<Context>)> {
+        let owner = self.uar.context(page)?;
+        Some((owner, self.objects.contexts.get(owner)?))
+    }
+
+    /// What its process stores to a page is not heard from now on: its rings are watched, and what lies in its
+    /// completion queues for `delay` nanoseconds is announced. Returns `true` if there is such a process.
+    pub(crate) fn watch_page(&self, page: u32, delay: u64) -> bool {
+        let Some(looks) = self.watch.looks.get() else { return false };
+        let Some((owner, context)) = self.context_of(page) else { return false };
+        // Whoever makes an object from now on finds this, and adds it; what exists is added here. Some may be twice.
+        if context.set_mapped(true, || self.watch_all_of(owner, looks, delay)) {
+            self.stats.counts.doorbells_mapped.increment();
+        }
+        true
+    }
+
+    fn watch_all_of(&self, owner: u32, looks: &Arc<DueLooks>, delay: u64) {
+        for handle in self.objects.qps.handles(|qp| qp.pd.owner == owner) {
+            if let Some(qp) = self.objects.qps.get(handle) {
+                self.watch.rings.add_qp(handle, &qp);
+                // It may have ended meanwhile, and nobody would take it off the list.
+                if self.objects.qps.get(handle).is_none_or(|other| !Arc::ptr_eq(&other, &qp)) {
+                    self.watch.rings.remove_qp(&qp);
+                }
+            }
+        }
+        for handle in self.objects.srqs.handles(|srq| srq.pd.owner == owner) {
+            if let Some(srq) = self.objects.srqs.get(handle) {
+                self.watch.rings.add_srq(&srq);
+                if self.objects.srqs.get(handle).is_none_or(|other| !Arc::ptr_eq(&other, &srq)) {
+                    self.watch.rings.remove_srq(&srq);
+                }
+            }
+        }
+        for handle in self.objects.cqs.handles(|cq| cq.owner == owner) {
+            if let Some(cq) = self.objects.cqs.get(handle) {
+                cq.ring.infer(&self.memory.view(), looks, delay);
+            }
+        }
+    }
+
+    /// These pages trap again, all of them already. What was posted while nobody heard it is found here, and requests
+    /// to arm that nobody heard are made good: each queue is armed once.
+    pub(crate) fn unwatch_pages(&self, pages: &[u32], now: u64) {
+        self.look_at_rings(now, Depth::All);
+        self.run_deferred();
+        let contexts: Vec<_> = pages.iter().filter_map(|&page| self.context_of(page)).collect();
+        for (owner, context) in contexts {
+            let unwatch = || {
+                self.watch.rings.remove_owner(owner);
+                for handle in self.objects.cqs.handles(|cq| cq.owner == owner) {
+                    if let Some(cq) = self.objects.cqs.get(handle) {
+                        cq.ring.listen(&self.memory.view());
+                    }
+                }
+            };
+            if context.set_mapped(false, unwatch) {
+                self.stats.counts.doorbells_unmapped.increment();
+            }
+        }
+        self.retry_events();
+    }
+
+    /// Rings the doorbells that are due, and returns how many rings somebody posted to.
+    fn look_at_rings(&self, now: u64, depth: Depth) -> u32 {
+        let mut moved = 0;
+        if self.gate.is_open() && !self.watch.rings.is_empty() {
+            let mut below = Some(usize::MAX);
+            while let Some(end) = below {
+                let view = self.memory.view();
+                let (more, rest) = self.watch.rings.look(&view, now, depth, end, &self.pending_doorbells);
+                moved += more;
+                below = rest;
+            }
+        }
+        self.stats.counts.doorbells_found.add(moved.into());
+        moved
+    }
+
+    /// One pass of the watcher.
+    pub(crate) fn poll_doorbells(&self, now: u64, depth: Depth) -> Outcome {
+        let Some(looks) = self.watch.looks.get() else { return Outcome::default() };
+        let moved = self.look_at_rings(now, depth);
+        self.run_deferred();
+        // No more than there are now: a queue that is looked at may be listed again.
+        for _ in 0..looks.len() {
+            let Some(handle) = looks.take(now) else { break };
+            if let Some(cq) = self.objects.cqs.get(handle) {
+                cq.ring.look(&self.memory.view(), now);
+            }
+        }
+        self.retry_events();
+        Outcome { moved, due: looks.plan(depth == Depth::All) }
+    }
+}

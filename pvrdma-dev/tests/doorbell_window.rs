@@ -1,0 +1,409 @@
+//! Doorbell pages that are memory while their process polls and trap otherwise, with a watcher that a test drives.
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+mod common;
+
+use std::sync::{Arc, Mutex};
+
+use common::{connect, gid, mock_device};
+use pvrdma_dev::testing::{
+    Context, Cq, Driver, GuestMemory, MockBackend, MockDevice, Moment, Qp, QpInit, RecvWr, SendWr, TestDevice,
+    WindowPages, access, status, wait_for,
+};
+use pvrdma_dev::{DoorbellMode, ObjectKind, Pause, PciFunction, Processors, WindowPolicy};
+use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_verbs::{Backend, Completion, WcOpcode, WcStatus};
+
+const MICROSECOND: u64 = 1_000;
+const MILLISECOND: u64 = 1_000_000;
+
+fn policy(mode: DoorbellMode) -> WindowPolicy {
+    WindowPolicy::choose(mode, Processors { available: 2, virtual_processors: 1, watchers: 1 }).unwrap()
+}
+
+fn counter<B: Backend + 'static>(test: &TestDevice<B>, name: &str) -> u64 {
+    test.device.status().counters.iter().find(|counter| counter.name == name).unwrap().value
+}
+
+/// A guest with a process, over an adapter that the test plays.
+struct Guest {
+    test: TestDevice<MockBackend>,
+    mock: Arc<MockDevice>,
+    pages: Arc<WindowPages>,
+    driver: Driver,
+    context: Context,
+    cq: Cq,
+    qp: Qp,
+}
+
+impl Guest {
+    fn new(mode: DoorbellMode) -> Self {
+        let (test, mock) = mock_device();
+        let pages = WindowPages::new(&test.device, policy(mode));
+        let driver = Driver::probe(Arc::clone(&pages) as Arc<dyn PciFunction>, &test.memory, &test.irqs).unwrap();
+        let (context, cq, qp) = process(&driver);
+        Self { test, mock, pages, driver, context, cq, qp }
+    }
+
+    fn counter(&self, name: &str) -> u64 {
+        counter(&self.test, name)
+    }
+
+    fn is_mapped(&self) -> bool {
+        let shown = self.test.device.inspect_objects(ObjectKind::Context)[0]["doorbells"].clone();
+        let mapped = !self.pages.mapped().is_empty();
+        assert_eq!(shown, if mapped { "mapped" } else { "trapped" });
+        mapped
+    }
+
+    /// Polls until the page is memory.
+    fn heat(&self) {
+        while self.pages.mapped().is_empty() {
+            self.cq.ring_poll();
+            self.pages.turn();
+        }
+    }
+
+    fn complete(&self) {
+        let success = Completion::new(self.qp.handle, 1, WcOpcode::Send, WcStatus::Success);
+        self.mock.complete_send(self.qp.handle, &success).unwrap();
+    }
+
+    fn post(&mut self) {
+        self.qp.post_send(&[SendWr::send(1, &[])]).unwrap();
+    }
+}
+
+/// A process with a CQ and an RC QP.
+fn process(driver: &Driver) -> (Context, Cq, Qp) {
+    let context = driver.open().unwrap();
+    let pd = driver.create_pd(Some(&context)).unwrap();
+    let cq = driver.create_cq(Some(&context), 16).unwrap();
+    let qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
+    (context, cq, qp)
+}
+
+/// A page becomes memory once its process polls often enough, its posts are found then, and it traps again when there
+/// are none.
+#[test]
+fn a_page_is_memory_while_its_process_is_busy() {
+    let mut guest = Guest::new(DoorbellMode::Auto);
+    assert_eq!(guest.pages.turn(), Pause::Forever);
+    for _ in 0..64 {
+        guest.cq.ring_poll();
+        assert_eq!(guest.pages.turn(), Pause::Forever);
+    }
+    assert!(!guest.is_mapped());
+    guest.cq.ring_poll();
+    assert_eq!((guest.pages.turn(), guest.is_mapped()), (Pause::None, true));
+
+    let messages = guest.counter("doorbells_of_processes");
+    assert_eq!(messages, 65);
+    for round in 1..=20 {
+        guest.post();
+        assert_eq!(guest.mock.notified(guest.qp.handle).0, round - 1, "nobody has looked");
+        assert_eq!(guest.pages.turn(), Pause::None, "there was work");
+        assert_eq!(guest.mock.notified(guest.qp.handle).0, round);
+        while guest.mock.pop_send(guest.qp.handle).unwrap().is_some() {}
+        for _ in 0..100 {
+            guest.cq.ring_poll();
+        }
+        guest.pages.advance(40 * MICROSECOND);
+    }
+    assert_eq!(guest.counter("doorbells_of_processes"), messages, "no doorbell of it was heard");
+
+    guest.pages.settle();
+    assert!(!guest.is_mapped());
+    guest.post();
+    assert_eq!(guest.mock.notified(guest.qp.handle).0, 21, "a message again");
+    assert_eq!(guest.counter("doorbells_of_processes"), messages + 1);
+    assert_eq!((guest.counter("doorbells_mapped"), guest.counter("doorbells_unmapped")), (1, 1));
+    assert_eq!(guest.pages.turn(), Pause::Forever);
+}
+
+/// A post in any moment of a page's life is passed on, without another one after it: around each step of the way to
+/// memory and back, also in the middle of the watcher's work.
+#[test]
+fn no_post_is_lost_in_any_order() {
+    for moment in Moment::ALL {
+        for turns in 0..4 {
+            let guest = Guest::new(DoorbellMode::Mapped);
+            let Guest { mock, pages, cq, qp, .. } = guest;
+            let (handle, qp) = (qp.handle, Arc::new(Mutex::new(qp)));
+            let post = {
+                let qp = Arc::clone(&qp);
+                move || qp.lock().unwrap().post_send(&[SendWr::send(1, &[])]).unwrap()
+            };
+            let posts = Arc::new(Mutex::new(0));
+            let count = {
+                let (posts, mock) = (Arc::clone(&posts), Arc::clone(&mock));
+                // What is passed on up to now is not passed on because of it.
+                move || *posts.lock().unwrap() = mock.notified(handle).0 + 1
+            };
+            pages.at(moment, move || {
+                count();
+                post();
+            });
+            cq.ring_poll();
+            for _ in 0..turns {
+                pages.turn();
+            }
+            pages.settle();
+            assert!(pages.maps() > 0 && pages.mapped().is_empty());
+            let (wanted, passed) = (*posts.lock().unwrap(), mock.notified(handle).0);
+            assert!(wanted > 0 && passed >= wanted, "{moment:?}: posted, and nobody knows");
+        }
+    }
+    // Between the watcher's looks, too.
+    for when in 0..200 {
+        let mut guest = Guest::new(DoorbellMode::Mapped);
+        guest.cq.ring_poll();
+        let mut passed = None;
+        for turn in 0..400 {
+            if turn == when {
+                passed = Some(guest.mock.notified(guest.qp.handle).0);
+                guest.post();
+            }
+            if let Pause::Until(_) = guest.pages.turn() {
+                guest.pages.advance(800 * MICROSECOND);
+            }
+        }
+        guest.pages.settle();
+        assert!(guest.mock.notified(guest.qp.handle).0 > passed.unwrap(), "turn {when}");
+    }
+}
+
+/// A consumer that arms in any moment and sleeps is woken by what completes in any later moment, if not by what it
+/// armed for then by what is made good.
+#[test]
+fn no_sleeper_is_forgotten_in_any_order() {
+    for (arm, complete) in (0..90).step_by(3).flat_map(|arm| (arm..96).step_by(5).map(move |complete| (arm, complete)))
+    {
+        let guest = Guest::new(DoorbellMode::Mapped);
+        guest.cq.ring_poll();
+        let mut notified = 0;
+        for turn in 0..120 {
+            if turn == arm {
+                drop(guest.driver.notifications());
+                guest.cq.arm();
+            }
+            if turn == complete {
+                guest.complete();
+            }
+            guest.pages.turn();
+            guest.pages.advance(1_500 * MICROSECOND);
+            if turn >= complete {
+                notified += guest.driver.notifications().len();
+            }
+        }
+        guest.pages.settle();
+        notified += guest.driver.notifications().len();
+        assert!(notified > 0, "armed at {arm}, completed at {complete}: it sleeps for ever");
+        assert!(notified <= 2, "one more at most, for the page that trapped again: {notified}");
+    }
+}
+
+/// What was armed in vain is made good once: one event for what comes, none for what does not.
+#[test]
+fn arming_is_exact_again_after_one_event() {
+    let guest = Guest::new(DoorbellMode::Auto);
+    guest.heat();
+    guest.cq.arm();
+    guest.pages.settle();
+    assert!(!guest.is_mapped() && guest.driver.notifications().is_empty(), "nothing has completed");
+    guest.complete();
+    assert_eq!(guest.driver.notifications(), [guest.cq.handle], "as it was armed, though nobody heard");
+    guest.complete();
+    assert!(guest.driver.notifications().is_empty(), "once");
+    guest.pages.advance(1_000 * MILLISECOND);
+    assert_eq!(guest.pages.turn(), Pause::Forever, "and nothing is inferred any more");
+    guest.cq.arm();
+    guest.complete();
+    assert_eq!(guest.driver.notifications(), [guest.cq.handle]);
+    assert_eq!(guest.counter("notifications_inferred"), 0);
+    // A process that has armed is no poller.
+    for _ in 0..1_000 {
+        guest.cq.ring_poll();
+        guest.pages.turn();
+    }
+    assert!(!guest.is_mapped());
+    guest.pages.advance(100 * MILLISECOND);
+    guest.heat();
+}
+
+/// What lies in a queue unannounced when its page traps again is announced then: its consumer may have armed.
+#[test]
+fn what_was_not_announced_is_when_the_page_traps() {
+    let guest = Guest::new(DoorbellMode::Auto);
+    guest.heat();
+    guest.cq.arm();
+    // Half a millisecond before it would be announced, the page is taken.
+    guest.pages.advance(1_500 * MICROSECOND);
+    guest.pages.turn();
+    guest.complete();
+    guest.pages.advance(500 * MICROSECOND);
+    assert!(guest.is_mapped());
+    guest.pages.turn();
+    assert!(!guest.is_mapped());
+    assert_eq!(guest.driver.notifications(), [guest.cq.handle]);
+    assert_eq!(guest.counter("notifications_inferred"), 0);
+}
+
+/// What a process wrote to its page is gone when the next one has it, which begins trapped.
+#[test]
+fn a_second_process_never_sees_what_the_first_wrote() {
+    let guest = Guest::new(DoorbellMode::Auto);
+    guest.heat();
+    let (page, secret) = (guest.context.uar, 0x5ec2_e755_u32.to_le_bytes());
+    let read = |offset: u64| {
+        let mut data = [0xff; 4];
+        guest.pages.bar_read(2, u64::from(page) * 4096 + offset, &mut data);
+        data
+    };
+    let words: Vec<u64> = (0..4096).step_by(4).collect();
+    for &offset in &words {
+        guest.pages.bar_write(2, u64::from(page) * 4096 + offset, &secret);
+    }
+    assert!(words.iter().all(|&offset| read(offset) == secret), "it is memory");
+    guest.context.clone().close().unwrap();
+    let (context, cq, mut qp) = process(&guest.driver);
+    assert_eq!(context.uar, page);
+    assert!(!guest.is_mapped(), "the next store comes as a message");
+    assert!(words.iter().all(|&offset| read(offset) == [0; 4]));
+    qp.post_send(&[SendWr::send(1, &[])]).unwrap();
+    assert_eq!(guest.mock.notified(qp.handle).0, 1);
+    while guest.pages.mapped().is_empty() {
+        cq.ring_poll();
+        guest.pages.turn();
+    }
+    assert!(guest.is_mapped() && words.iter().all(|&offset| read(offset) == [0; 4]), "nor as memory");
+}
+
+/// A process that ends while its page is to become memory leaves nothing to the next.
+#[test]
+fn a_page_whose_process_has_gone_is_not_mapped() {
+    let guest = Guest::new(DoorbellMode::Mapped);
+    guest.cq.ring_poll();
+    guest.context.clone().close().unwrap();
+    assert_eq!((guest.pages.turn(), guest.pages.maps()), (Pause::Forever, 0));
+    // A reset ends all processes at once, and the pages trap when they are idle.
+    let (_context, cq, _qp) = process(&guest.driver);
+    cq.ring_poll();
+    guest.pages.turn();
+    assert_eq!(guest.pages.mapped().len(), 1);
+    guest.test.device.reset();
+    guest.pages.settle();
+    assert!(guest.pages.mapped().is_empty());
+    let driver =
+        Driver::probe(Arc::clone(&guest.pages) as Arc<dyn PciFunction>, &guest.test.memory, &guest.test.irqs).unwrap();
+    let (_context, _cq, mut qp) = process(&driver);
+    qp.post_send(&[SendWr::send(1, &[])]).unwrap();
+    assert_eq!(guest.mock.notified(qp.handle).0, 1);
+}
+
+/// Where the system refuses, doorbells trap as before and arming is exact; a page that cannot be taken away is watched
+/// for whoever has it.
+#[test]
+fn a_system_that_refuses_costs_speed_only() {
+    let mut guest = Guest::new(DoorbellMode::Mapped);
+    guest.pages.refuse(true);
+    guest.cq.ring_poll();
+    guest.pages.turn();
+    assert!(!guest.is_mapped());
+    drop(guest.driver.notifications());
+    guest.post();
+    assert_eq!(guest.mock.notified(guest.qp.handle).0, 1);
+    guest.pages.settle();
+
+    guest.pages.refuse(false);
+    guest.cq.ring_poll();
+    guest.pages.turn();
+    assert!(guest.is_mapped());
+    guest.pages.refuse(true);
+    for _ in 0..1_000 {
+        guest.pages.turn();
+        guest.pages.advance(200 * MICROSECOND);
+    }
+    assert!(guest.is_mapped(), "nobody could take it");
+    guest.context.clone().close().unwrap();
+    let (_context, _cq, mut qp) = process(&guest.driver);
+    guest.pages.turn();
+    qp.post_send(&[SendWr::send(1, &[])]).unwrap();
+    assert_eq!(guest.mock.notified(qp.handle).0, 0, "nobody hears it");
+    guest.pages.turn();
+    assert_eq!(guest.mock.notified(qp.handle).0, 1, "it was found");
+    guest.pages.refuse(false);
+    guest.pages.settle();
+    assert!(!guest.is_mapped());
+}
+
+/// A thread that watches, processes that poll and processes that sleep, and pages that come and go beneath them: every
+/// message arrives.
+#[test]
+fn a_thread_watches() {
+    const MESSAGES: u64 = 400;
+    let backend = Rxe::new(RxeConfig::default()).unwrap();
+    // Without spinning, so that it is soon over on a machine with other things to do.
+    let crowded = Processors { available: 1, virtual_processors: 1, watchers: 1 };
+    let policy = WindowPolicy::choose(DoorbellMode::Mapped, crowded).unwrap();
+    let mut ends: Vec<_> = [1, 2]
+        .map(|host| {
+            let memory = GuestMemory::new(128 << 20);
+            let test = TestDevice::new(&backend, TestDevice::<Rxe>::config(host), memory);
+            let pages = WindowPages::new(&test.device, policy);
+            let function = Arc::clone(&pages) as Arc<dyn PciFunction>;
+            let driver = Driver::probe(function, &test.memory, &test.irqs).unwrap();
+            driver.bind_gid(0, gid(host)).unwrap();
+            let context = driver.open().unwrap();
+            let pd = driver.create_pd(Some(&context)).unwrap();
+            let cq = driver.create_cq(Some(&context), 64).unwrap();
+            let qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
+            let (buffer, mr) = driver.registered_buffer(&pd, 8192, access::ALL).unwrap();
+            (test, pages, driver, cq, qp, buffer, mr)
+        })
+        .into();
+    let [a, b] = &mut ends[..] else { unreachable!() };
+    connect(&mut a.4, 1, &mut b.4, 2);
+    std::thread::scope(|scope| {
+        for pages in [&a.1, &b.1].map(Arc::clone) {
+            // Time passes with each look, so that pages come and go as often as the threads are slow.
+            scope.spawn(move || pages.watcher().run(pages.device()));
+        }
+        for round in 0..MESSAGES {
+            b.4.post_recv(&[RecvWr::new(round, &[b.5.sge(&b.6, 0, 64)])]).unwrap();
+            // Now and then the sender sleeps until it is told.
+            let sleeps = round % 8 == 0;
+            if sleeps {
+                drop(a.2.notifications());
+                a.3.arm();
+            }
+            a.4.post_send(&[SendWr::send(round, &[a.5.sge(&a.6, 0, 64)])]).unwrap();
+            if sleeps {
+                wait_for("notification", || {
+                    [&a.1, &b.1].iter().for_each(|pages| pages.advance(7 * MICROSECOND));
+                    (!a.2.notifications().is_empty()).then_some(())
+                });
+            }
+            for end in [&mut *a, &mut *b] {
+                let cqe = wait_for("completion", || {
+                    end.1.advance(7 * MICROSECOND);
+                    end.3.poll()
+                });
+                assert_eq!((cqe.wr_id, cqe.status), (round, status::SUCCESS));
+                assert_eq!(end.3.poll(), None);
+            }
+            // And now and then nothing happens for a while.
+            if round % 64 == 0 {
+                wait_for("page that traps", || {
+                    a.1.advance(MILLISECOND);
+                    a.1.mapped().is_empty().then_some(())
+                });
+            }
+        }
+        for end in [&*a, &*b] {
+            end.1.watcher().stop();
+        }
+    });
+    assert!(a.1.maps() > 1 && a.1.silent() > 0, "{} {}", a.1.maps(), a.1.silent());
+    assert!(counter(&a.0, "doorbells_found") > 0 && counter(&a.0, "doorbells_of_processes") > 0);
+}

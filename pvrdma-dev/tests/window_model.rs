@@ -1,0 +1,198 @@
+//! A model of a doorbell page that is memory at times and traps at others, of a guest that posts, arms and sleeps, and
+//! of the watcher that changes the page: in no order of their steps is something posted and nobody knows, nor does the
+//! guest sleep for what has completed.
+
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+use loom::sync::atomic::{AtomicU32, Ordering};
+use loom::sync::{Arc, Condvar, Mutex};
+use loom::thread;
+
+/// Which of the watcher's steps back to a page that traps are left out.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mistake {
+    None,
+    NoLook,
+    NothingArmed,
+    NothingAnnounced,
+}
+
+/// A completion queue as the device has it.
+#[derive(Default)]
+struct Queue {
+    published: u32,
+    armed: bool,
+}
+
+/// What the guest sleeps for.
+struct Events {
+    count: u32,
+    /// Threads that may still wake it: with none, who sleeps does so for ever.
+    others: u32,
+}
+
+/// What all share.
+struct World {
+    /// The producer's index in guest memory, and how much of it the device has executed.
+    tail: AtomicU32,
+    taken: Mutex<u32>,
+    /// The page is memory. The system's lock makes each change, and each store, one step.
+    memory: Mutex<bool>,
+    queue: Mutex<Queue>,
+    /// What the guest has consumed.
+    consumed: AtomicU32,
+    events: Mutex<Events>,
+    wakes: Condvar,
+    mistake: Mistake,
+}
+
+impl World {
+    fn new(mistake: Mistake, others: u32) -> Arc<Self> {
+        Arc::new(Self {
+            tail: AtomicU32::new(0),
+            taken: Mutex::new(0),
+            memory: Mutex::new(false),
+            queue: Mutex::default(),
+            consumed: AtomicU32::new(0),
+            events: Mutex::new(Events { count: 0, others }),
+            wakes: Condvar::new(),
+            mistake,
+        })
+    }
+
+    fn notify(&self) {
+        self.events.lock().unwrap().count += 1;
+        self.wakes.notify_one();
+    }
+
+    fn complete(&self) {
+        let mut queue = self.queue.lock().unwrap();
+        queue.published += 1;
+        if std::mem::take(&mut queue.armed) {
+            self.notify();
+        }
+    }
+
+    /// The device executes what is posted, and it completes.
+    fn take(&self) {
+        let mut taken = self.taken.lock().unwrap();
+        while *taken != self.tail.load(Ordering::Acquire) {
+            *taken += 1;
+            self.complete();
+        }
+    }
+
+    /// The guest stores a doorbell, which is heard unless the page is memory.
+    fn store(&self, heard: impl FnOnce()) {
+        if !*self.memory.lock().unwrap() {
+            heard();
+        }
+    }
+
+    fn post(&self) {
+        self.tail.fetch_add(1, Ordering::Release);
+        self.store(|| self.take());
+    }
+
+    /// The guest waits for a number of completions as programs do: arm, look, sleep.
+    fn wait(&self, completions: u32) {
+        loop {
+            self.store(|| self.queue.lock().unwrap().armed = true);
+            let published = self.queue.lock().unwrap().published;
+            self.consumed.store(published, Ordering::Release);
+            if published >= completions {
+                return;
+            }
+            let mut events = self.events.lock().unwrap();
+            while events.count == 0 {
+                assert_ne!(events.others, 0, "it sleeps for ever");
+                events = self.wakes.wait(events).unwrap();
+            }
+            events.count -= 1;
+        }
+    }
+
+    /// The watcher, from a page that traps to one that is memory and back. It does not look meanwhile, nor announce
+    /// anything: that it does is only sooner.
+    fn flip(&self) {
+        *self.memory.lock().unwrap() = true;
+        *self.memory.lock().unwrap() = false;
+        if self.mistake != Mistake::NoLook {
+            self.take();
+        }
+        let mut queue = self.queue.lock().unwrap();
+        if queue.published != self.consumed.load(Ordering::Acquire) {
+            queue.armed = false;
+            if self.mistake != Mistake::NothingAnnounced {
+                self.notify();
+            }
+        } else if self.mistake != Mistake::NothingArmed {
+            queue.armed = true;
+        }
+    }
+}
+
+/// A thread that does this, and nothing more.
+fn spawn(world: &Arc<World>, act: fn(&World)) {
+    let world = Arc::clone(world);
+    thread::spawn(move || {
+        act(&world);
+        world.events.lock().unwrap().others -= 1;
+        world.wakes.notify_one();
+    });
+}
+
+/// A guest that posts so often, and waits each time.
+fn posts(posts: u32, mistake: Mistake) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(4);
+    builder.check(move || {
+        let world = World::new(mistake, 1);
+        spawn(&world, World::flip);
+        for post in 1..=posts {
+            world.post();
+            world.wait(post);
+        }
+    });
+}
+
+/// A guest that waits for what somebody else sends it.
+fn receives(mistake: Mistake) {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = Some(3);
+    builder.check(move || {
+        let world = World::new(mistake, 2);
+        spawn(&world, World::flip);
+        spawn(&world, World::complete);
+        world.wait(1);
+    });
+}
+
+#[test]
+fn nobody_sleeps_for_what_is_posted() {
+    posts(2, Mistake::None);
+}
+
+#[test]
+fn nobody_sleeps_for_what_is_received() {
+    receives(Mistake::None);
+}
+
+/// The model sees the mistakes that it is there for.
+#[test]
+#[should_panic(expected = "it sleeps for ever")]
+fn without_the_look_a_post_is_lost() {
+    posts(1, Mistake::NoLook);
+}
+
+#[test]
+#[should_panic(expected = "it sleeps for ever")]
+fn without_arming_a_request_to_arm_is_lost() {
+    receives(Mistake::NothingArmed);
+}
+
+#[test]
+#[should_panic(expected = "it sleeps for ever")]
+fn without_announcing_a_request_to_arm_is_lost() {
+    receives(Mistake::NothingAnnounced);
+}

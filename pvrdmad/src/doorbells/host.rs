@@ -1,0 +1,77 @@
+//! Whether a host is one on which doorbells that do not trap are of use.
+
+use std::env::consts::ARCH;
+use std::thread;
+
+use super::fuse::Notifier;
+use super::open::PageFile;
+
+/// Processors that it takes: two that spin for a guest, one that looks at its rings, and one for all else.
+const PROCESSORS: usize = 4;
+
+/// What is known of a host.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct HostFacts {
+    /// Name of its architecture.
+    pub architecture: &'static str,
+    /// Processors that this process may use.
+    pub processors: usize,
+    /// Why a network's process that ends would take its VMMs with it, if it would.
+    pub without_stand_in: Option<String>,
+    /// Why no file of doorbell pages can be made, if none can.
+    pub without_file: Option<String>,
+}
+
+impl HostFacts {
+    /// Looks at this host.
+    #[must_use]
+    pub fn look() -> Self {
+        let file = PageFile::make(1);
+        Self {
+            architecture: ARCH,
+            processors: thread::available_parallelism().map_or(1, usize::from),
+            without_stand_in: file.as_ref().ok().and_then(|file| asks_again(file).err()),
+            without_file: file.err().map(|error| error.to_string()),
+        }
+    }
+
+    /// Returns `true` if there is a processor to spare for spinning.
+    #[must_use]
+    pub const fn spins(&self) -> bool {
+        self.processors >= PROCESSORS
+    }
+
+    /// Why `doorbells=auto` is `trapped`, in words.
+    #[must_use]
+    pub fn obstacle(&self) -> Option<String> {
+        if self.architecture != "x86_64" {
+            return Some(format!("not on {}: its stores are ordered otherwise", self.architecture));
+        }
+        if !self.spins() {
+            return Some(format!("{} processors, at least {PROCESSORS} are needed", self.processors));
+        }
+        self.without_file.clone().or_else(|| self.without_stand_in.clone())
+    }
+}
+
+/// Whether requests can be had again that the process had that has ended.
+fn asks_again(file: &PageFile) -> Result<(), String> {
+    let asked = Notifier::of(&file.device).and_then(|notifier| notifier.ask_again());
+    asked.map_err(|error| format!("a request of the kernel's would be lost with its process: {error} (Linux 6.9)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn doorbells_are_mapped_where_all_is_there() {
+        let good = HostFacts { architecture: "x86_64", processors: 4, without_stand_in: None, without_file: None };
+        assert_eq!((good.obstacle(), good.spins()), (None, true));
+        let why = |facts: HostFacts| facts.obstacle().unwrap();
+        assert!(why(HostFacts { architecture: "aarch64", ..good.clone() }).contains("aarch64"));
+        assert!(why(HostFacts { processors: 3, ..good.clone() }).contains("3 processors"));
+        assert_eq!(why(HostFacts { without_file: Some("no /dev/fuse".to_owned()), ..good.clone() }), "no /dev/fuse");
+        assert_eq!(why(HostFacts { without_stand_in: Some("an old kernel".to_owned()), ..good }), "an old kernel");
+    }
+}

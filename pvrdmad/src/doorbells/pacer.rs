@@ -1,0 +1,234 @@
+//! When to spin, nap, take the pages away, sleep. No clock and no I/O: times are nanoseconds that the caller has.
+
+/// What the watcher does next.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(super) enum Step {
+    /// Look again at once.
+    Spin,
+    /// Look again after so many nanoseconds.
+    Nap(u64),
+    /// Take the pages away and look at everything once more.
+    Arm,
+    /// Sleep until a page is touched, or something is due.
+    Block,
+}
+
+/// How long the watcher spins for more after it found something.
+const SPIN: u64 = 50_000;
+/// The shortest nap, while there is work now and then.
+const NAP: u64 = 20_000;
+/// The longest.
+const LONGEST_NAP: u64 = 50_000;
+/// How long there is no work before the pages are taken away.
+const WARM: u64 = 2_000_000;
+/// A page that is touched within this time of having been taken away is one of somebody who spins on it.
+const SPINNER: u64 = 100_000;
+/// Naps while somebody spins on a page and posts nothing.
+const POLLED_NAP: u64 = 400_000;
+/// How long pages are left to who spins on them, at first and at most.
+const POLLED: u64 = 10_000_000;
+const LONGEST_POLLED: u64 = 100_000_000;
+
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum State {
+    /// The pages are away. Nobody does anything.
+    Cold { since: u64 },
+    /// There was work just now.
+    Warm { work: u64, nap: u64 },
+    /// Somebody touches pages and posts nothing.
+    Polled { until: u64 },
+}
+
+/// Chooses the steps.
+#[derive(Debug)]
+pub(super) struct Pacer {
+    state: State,
+    /// There is a processor to spare.
+    spins: bool,
+    /// For how long pages are left to who spins on them next time.
+    polled: u64,
+}
+
+impl Pacer {
+    /// `spins` tells whether there is a processor to spare for spinning.
+    pub(super) const fn new(spins: bool) -> Self {
+        Self { state: State::Cold { since: 0 }, spins, polled: POLLED }
+    }
+
+    /// What to do now.
+    pub(super) const fn next(&self, now: u64) -> Step {
+        match self.state {
+            State::Cold { .. } => Step::Block,
+            State::Warm { work, .. } if self.spins && now.saturating_sub(work) < SPIN => Step::Spin,
+            State::Warm { work, nap } if now.saturating_sub(work) < WARM => Step::Nap(nap),
+            State::Polled { until } if now < until => Step::Nap(POLLED_NAP),
+            State::Warm { .. } | State::Polled { .. } => Step::Arm,
+        }
+    }
+
+    /// Something was found: rings that moved.
+    pub(super) const fn worked(&mut self, now: u64) {
+        self.polled = POLLED;
+        self.state = State::Warm { work: now, nap: NAP };
+    }
+
+    /// Nothing was found, and nobody touched a page that was away.
+    pub(super) fn idled(&mut self) {
+        if let State::Warm { nap, .. } = &mut self.state {
+            *nap = nap.saturating_mul(2).min(LONGEST_NAP);
+        }
+    }
+
+    /// The pages were taken away, nothing was found since, and nobody touched one meanwhile.
+    pub(super) const fn armed(&mut self, now: u64) {
+        self.state = State::Cold { since: now };
+    }
+
+    /// The pages were taken away, nothing was found since, and not all of them are away.
+    pub(super) fn refused(&mut self, now: u64) {
+        let until = now.saturating_add(self.polled);
+        self.polled = self.polled.saturating_mul(2).min(LONGEST_POLLED);
+        self.state = State::Polled { until };
+    }
+
+    /// A page was touched at `at` while all were away, and nothing was found.
+    pub(super) fn touched(&mut self, at: u64, now: u64) {
+        let State::Cold { since } = self.state else { return };
+        if at.saturating_sub(since) > SPINNER {
+            self.polled = POLLED;
+            self.state = State::Warm { work: now, nap: NAP };
+        } else {
+            self.refused(now);
+        }
+    }
+
+    /// For status.
+    pub(super) const fn word(&self) -> &'static str {
+        match self.state {
+            State::Cold { .. } => "cold",
+            State::Warm { .. } if self.spins => "hot",
+            State::Warm { .. } => "warm",
+            State::Polled { .. } => "polled",
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MILLISECOND: u64 = 1_000_000;
+
+    #[test]
+    fn it_sleeps_until_somebody_touches() {
+        let mut pacer = Pacer::new(false);
+        assert_eq!(pacer.next(1_000 * MILLISECOND), Step::Block);
+        pacer.touched(1_000 * MILLISECOND, 1_001 * MILLISECOND);
+        assert_eq!((pacer.next(1_001 * MILLISECOND), pacer.word()), (Step::Nap(NAP), "warm"));
+    }
+
+    #[test]
+    fn it_takes_the_pages_away_when_nothing_comes() {
+        let mut pacer = Pacer::new(false);
+        let mut now = MILLISECOND;
+        pacer.worked(now);
+        let mut naps = Vec::new();
+        while let Step::Nap(nap) = pacer.next(now) {
+            naps.push(nap);
+            now += nap;
+            pacer.idled();
+        }
+        assert_eq!((&naps[..3], pacer.next(now)), (&[20_000, 40_000, 50_000][..], Step::Arm));
+        assert!(naps[2..].iter().all(|&nap| nap == LONGEST_NAP) && now <= MILLISECOND + WARM + LONGEST_NAP);
+        pacer.armed(now);
+        assert_eq!(pacer.next(now), Step::Block);
+    }
+
+    /// Work keeps the pages: one that comes in time puts the taking away off.
+    #[test]
+    fn it_stays_awake_while_work_comes() {
+        let mut pacer = Pacer::new(false);
+        let mut now = 0;
+        for _ in 0..1_000 {
+            pacer.worked(now);
+            now += WARM - 1;
+            assert!(matches!(pacer.next(now), Step::Nap(_)));
+        }
+        assert_eq!(pacer.next(now + 1), Step::Arm);
+    }
+
+    #[test]
+    fn it_spins_only_with_a_processor_to_spare() {
+        let mut pacer = Pacer::new(true);
+        pacer.worked(5);
+        let steps = [5, 5 + SPIN - 1, 5 + SPIN].map(|now| pacer.next(now));
+        assert_eq!(steps, [Step::Spin, Step::Spin, Step::Nap(NAP)]);
+        let mut pacer = Pacer::new(false);
+        pacer.worked(5);
+        assert_eq!(pacer.next(5), Step::Nap(NAP));
+    }
+
+    /// One process that polls does not slow the others down that work.
+    #[test]
+    fn who_is_touched_at_work_stays_at_work() {
+        let mut pacer = Pacer::new(false);
+        pacer.worked(100);
+        pacer.touched(150, 160);
+        assert_eq!((pacer.word(), pacer.next(170)), ("warm", Step::Nap(NAP)));
+    }
+
+    /// While a page cannot be taken away, stores to it stay silent: the watcher must not sleep.
+    #[test]
+    fn a_page_that_stays_is_looked_after() {
+        let mut pacer = Pacer::new(false);
+        let (mut now, mut naps) = (0, 0);
+        pacer.worked(now);
+        while now < 1_000 * MILLISECOND {
+            match pacer.next(now) {
+                Step::Nap(nap) => (now, naps) = (now + nap, naps + 1),
+                Step::Arm => pacer.refused(now),
+                step => unreachable!("{step:?}"),
+            }
+        }
+        assert!(naps > 1_000);
+    }
+
+    /// A process that hammers its page buys naps, ever fewer invalidations, and no spinning.
+    #[test]
+    fn who_only_touches_gets_little() {
+        let mut pacer = Pacer::new(true);
+        let (mut now, mut naps, mut arms) = (MILLISECOND, 0_u64, 0_u64);
+        pacer.touched(now, now);
+        while now < 10_000 * MILLISECOND {
+            match pacer.next(now) {
+                Step::Spin => now += 1_000,
+                Step::Nap(nap) => {
+                    (now, naps) = (now + nap, naps + 1);
+                    pacer.idled();
+                }
+                Step::Arm => {
+                    (now, arms) = (now + 10_000, arms + 1);
+                    pacer.refused(now);
+                }
+                Step::Block => unreachable!("a page is touched"),
+            }
+        }
+        assert!(naps <= 10_000 * MILLISECOND / POLLED_NAP + 100, "{naps}");
+        assert!(arms <= 110, "{arms} in ten seconds");
+        assert_eq!(pacer.word(), "polled");
+        pacer.worked(now);
+        assert_eq!(pacer.word(), "hot");
+    }
+
+    /// The same when each touch comes a moment after the pages were taken away.
+    #[test]
+    fn who_touches_at_once_is_one_who_spins() {
+        let mut pacer = Pacer::new(true);
+        pacer.armed(1_000);
+        pacer.touched(1_000 + SPINNER, 5 * MILLISECOND);
+        assert_eq!((pacer.word(), pacer.next(5 * MILLISECOND)), ("polled", Step::Nap(POLLED_NAP)));
+        pacer.armed(6 * MILLISECOND);
+        pacer.touched(6 * MILLISECOND + SPINNER + 1, 7 * MILLISECOND);
+        assert_eq!(pacer.word(), "hot");
+    }
+}

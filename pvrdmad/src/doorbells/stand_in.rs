@@ -1,0 +1,157 @@
+//! A process that answers the kernel for doorbell pages when the process of a network has ended.
+//!
+//! Without an answer the next touch of a page that is away ends the VMM that has it mapped. So this process, which does
+//! nothing else, holds a duplicate of each connection to the kernel, and an end of a pipe whose other end belongs to
+//! whoever serves. When that one has ended, the kernel is had to ask again what was left unanswered, and is answered
+//! with zeros until nobody has the file mapped. Nobody hears the doorbells any more; the VMM goes on, without its
+//! device.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+
+use anyhow::{Context, Result};
+use log::{error, info};
+use rustix::event::{PollFd, PollFlags};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
+};
+
+use super::fuse::{Connection, Notifier, REQUEST, Served};
+use crate::config::SandboxMode;
+use crate::sandbox::{self, Mismatch};
+
+/// Most files of doorbell pages that it guards: each is two descriptors.
+const FILES: usize = 400;
+
+/// Sends the stand-in a connection that it is to guard, of a file with so many pages; `life` ends with who serves it.
+///
+/// # Errors
+/// It does not take it.
+pub fn entrust(to: &UnixStream, pages: u32, device: BorrowedFd<'_>, life: BorrowedFd<'_>) -> io::Result<()> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    let fds = [device, life];
+    if !control.push(SendAncillaryMessage::ScmRights(&fds)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let bytes = pages.to_le_bytes();
+    let sent = rustix::io::retry_on_intr(|| {
+        rustix::net::sendmsg(to, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)
+    })?;
+    // A stream takes four bytes or none.
+    if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+}
+
+/// What is guarded.
+struct Guarded {
+    connection: Connection,
+    device: OwnedFd,
+    /// Readable when nobody serves it. Gone when that has come.
+    life: Option<OwnedFd>,
+}
+
+/// Serves until there is nothing left to guard: the supervisor has closed its end of standard input, and nobody has a
+/// file mapped.
+///
+/// # Errors
+/// What is on standard input is not a supervisor.
+pub fn run(mode: SandboxMode) -> Result<()> {
+    match mode {
+        SandboxMode::On => sandbox::enter_alone(Mismatch::Refuse),
+        SandboxMode::Strict => sandbox::enter_alone(Mismatch::Kill),
+        SandboxMode::Off => {}
+    }
+    let stream = UnixStream::from(io::stdin().as_fd().try_clone_to_owned().context("standard input")?);
+    serve(stream)
+}
+
+fn serve(stream: UnixStream) -> Result<()> {
+    let mut supervisor = Some(stream);
+    let mut guarded: Vec<Guarded> = Vec::new();
+    let mut buffer = vec![0; REQUEST];
+    while supervisor.is_some() || !guarded.is_empty() {
+        // While somebody serves it, whose requests they are is not to be asked.
+        let watched = guarded.iter().map(|one| one.life.as_ref().unwrap_or(&one.device).as_fd());
+        let all = supervisor.iter().map(AsFd::as_fd).chain(watched);
+        let mut poll: Vec<_> = all.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)).collect();
+        match rustix::event::poll(&mut poll, None) {
+            Ok(_) | Err(Errno::INTR) => {}
+            Err(errno) => return Err(errno).context("waiting"),
+        }
+        let mut ready = poll.iter().map(|polled| !polled.revents().is_empty());
+        let said = supervisor.is_some() && ready.next().unwrap_or(false);
+        let ready: Vec<bool> = ready.collect();
+        drop(poll);
+        let mut ready = ready.into_iter();
+        guarded.retain_mut(|one| !ready.next().unwrap_or(false) || one.go_on(&mut buffer));
+        if said && let Some(stream) = &supervisor {
+            match receive(stream)? {
+                Some(one) if guarded.len() < FILES => guarded.push(one),
+                Some(_) => {}
+                None => supervisor = None,
+            }
+        }
+    }
+    Ok(())
+}
+
+impl Guarded {
+    /// Returns `false` if it is over.
+    fn go_on(&mut self, buffer: &mut [u8]) -> bool {
+        if self.life.take().is_some() {
+            return self.begin();
+        }
+        match self.connection.serve(buffer, |_| ()) {
+            Ok(Served::Open | Served::Other) => true,
+            Ok(Served::Ended) => false,
+            Err(problem) => {
+                // Log: once for a file.
+                error!("doorbell pages: {problem}");
+                false
+            }
+        }
+    }
+
+    /// Whoever served has ended.
+    fn begin(&self) -> bool {
+        match Notifier::of(&self.device).and_then(|notifier| notifier.ask_again()) {
+            Ok(()) => {
+                // Log: once for a file.
+                info!("doorbell pages are served in place of a process that has ended");
+                true
+            }
+            // Nobody has the file any more.
+            Err(problem) if problem.raw_os_error() == Some(libc::ENODEV) => false,
+            Err(problem) => {
+                // Log: once for a file.
+                error!("doorbell pages: what was left unanswered is lost: {problem}");
+                true
+            }
+        }
+    }
+}
+
+/// What the supervisor entrusts. `None`: there will be no more.
+fn receive(stream: &UnixStream) -> Result<Option<Guarded>> {
+    let mut bytes = [0; 4];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let buffer = &mut [IoSliceMut::new(&mut bytes)];
+    let received = rustix::net::recvmsg(stream, buffer, &mut control, RecvFlags::CMSG_CLOEXEC);
+    match received {
+        Ok(received) if received.bytes == 4 => {}
+        Ok(_) | Err(Errno::CONNRESET) => return Ok(None),
+        Err(errno) => return Err(errno).context("standard input"),
+    }
+    let fds = control.drain().filter_map(|message| match message {
+        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
+        _ => None,
+    });
+    let mut fds = fds.flatten();
+    let (device, life) = fds.next().zip(fds.next()).context("not a supervisor")?;
+    let connection = Connection::new(device.try_clone().context("descriptors")?, u32::from_le_bytes(bytes));
+    Ok(Some(Guarded { connection, device, life: Some(life) }))
+}

@@ -1,0 +1,318 @@
+//! The pages as the kernel has them. Where it lends none these tests say so and end: `doorbells` is `trapped` there.
+#![expect(clippy::print_stderr, reason = "a test that cannot run says why")]
+
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread;
+
+use pvrdma_dev::testing::wait_for;
+use pvrdma_dev::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
+use vm_memory::mmap::MmapRegion;
+use vm_memory::{Bytes, FileOffset, VolatileMemory};
+
+use super::DoorbellCounters;
+use super::open::PageFile;
+use super::watcher::{Watch, Watcher};
+
+const PAGE: usize = 4096;
+/// Says what a process of [`toucher`] does.
+const SCRIPT: &str = "PVRDMAD_TEST_TOUCHES";
+
+/// A file whose pages are served.
+struct Place {
+    watch: Arc<Watch>,
+    counts: Arc<DoorbellCounters>,
+    file: OwnedFd,
+    pages: u32,
+}
+
+impl Place {
+    /// None, with a line that says why, where there are no such files.
+    fn new(pages: u32) -> Option<Self> {
+        let PageFile { device, file } =
+            PageFile::make(pages).inspect_err(|error| eprintln!("skipped: {error}")).ok()?;
+        let counts = Arc::<DoorbellCounters>::default();
+        let watch = Watch::new("test", device, None, pages, Arc::clone(&counts)).unwrap();
+        Some(Self { watch, counts, file, pages })
+    }
+
+    fn map(&self) -> Mapping {
+        Mapping::new(File::from(self.file.try_clone().unwrap()), self.pages)
+    }
+
+    fn faults(&self) -> u64 {
+        self.counts.doorbell_faults.get()
+    }
+
+    /// Has another process touch pages, and waits for its end.
+    fn touched_by_another(&self, script: &str) {
+        let test = "doorbells::tests::toucher";
+        let mut child = Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", test, "--ignored", "--nocapture"]).env(SCRIPT, script);
+        let status = child.stdin(self.file.try_clone().unwrap()).stdout(Stdio::null()).status().unwrap();
+        assert!(status.success(), "{script}: {status}");
+    }
+}
+
+/// The file as a VMM maps it.
+struct Mapping(MmapRegion);
+
+impl Mapping {
+    fn new(file: File, pages: u32) -> Self {
+        let size = pages as usize * PAGE;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        Self(MmapRegion::build(Some(FileOffset::new(file, 0)), size, access, libc::MAP_SHARED).unwrap())
+    }
+
+    fn store(&self, page: u32, value: u32) {
+        self.0.as_volatile_slice().store(value, page as usize * PAGE, Ordering::SeqCst).unwrap();
+    }
+
+    fn load(&self, page: u32) -> u32 {
+        self.0.as_volatile_slice().load(page as usize * PAGE, Ordering::SeqCst).unwrap()
+    }
+}
+
+/// Rings of a page each, of which only the indices are there.
+struct Rings {
+    posted: Vec<AtomicU64>,
+    seen: Vec<AtomicU64>,
+    mapped: Vec<AtomicBool>,
+}
+
+impl Rings {
+    fn new(pages: u32) -> Arc<Self> {
+        let numbers = || (0..pages).map(|_| AtomicU64::new(0)).collect();
+        Arc::new(Self {
+            posted: numbers(),
+            seen: numbers(),
+            mapped: (0..pages).map(|_| AtomicBool::new(false)).collect(),
+        })
+    }
+
+    fn post(&self, mapping: &Mapping, page: u32) {
+        let posted = self.posted[page as usize].fetch_add(1, Ordering::SeqCst);
+        mapping.store(page, u32::try_from(posted & 0xffff).unwrap());
+    }
+
+    fn is_seen(&self, page: u32) -> bool {
+        let [seen, posted] = [&self.seen, &self.posted].map(|list| list[page as usize].load(Ordering::SeqCst));
+        seen == posted
+    }
+}
+
+impl MappedDoorbells for Rings {
+    fn doorbell_pages(&self) -> std::ops::Range<u32> {
+        0..u32::try_from(self.posted.len()).unwrap()
+    }
+
+    fn page_touched(&self, page: u32) {
+        self.mapped[page as usize].store(true, Ordering::SeqCst);
+    }
+
+    fn page_mapped(&self, _: u32) -> bool {
+        false
+    }
+
+    fn pages_trapped(&self, _: &[u32], _: u64) {}
+
+    fn poll_doorbells(&self, _now: u64, _depth: Depth) -> Outcome {
+        let mut moved = 0;
+        for page in (0..self.posted.len()).filter(|page| self.mapped[*page].load(Ordering::SeqCst)) {
+            let posted = self.posted[page].load(Ordering::SeqCst);
+            moved += u32::from(self.seen[page].swap(posted, Ordering::SeqCst) != posted);
+        }
+        Outcome { moved, due: None }
+    }
+}
+
+/// The other process.
+#[test]
+#[ignore = "started by other tests"]
+fn toucher() {
+    let script = std::env::var(SCRIPT).unwrap();
+    let file = File::from(std::io::stdin().as_fd().try_clone_to_owned().unwrap());
+    let pages = 1024;
+    let mapping = Mapping::new(file, pages);
+    match script.as_str() {
+        "each" => (1..pages).for_each(|page| mapping.store(page, page)),
+        "each with huge pages" => {
+            advise_huge(&mapping);
+            (1..pages).for_each(|page| mapping.store(page, page));
+        }
+        "hammer" => (0..3_000_000).for_each(|value| mapping.store(1, value)),
+        script => unreachable!("{script}"),
+    }
+}
+
+/// What QEMU does to all that it maps for a guest.
+#[expect(unsafe_code, reason = "advice, of which the C library has an unsafe function only")]
+fn advise_huge(mapping: &Mapping) {
+    let (address, size) = (mapping.0.as_ptr(), mapping.0.size());
+    // SAFETY: it is a mapping of this size, and the advice changes nothing of what is in it.
+    assert_eq!(unsafe { libc::madvise(address.cast(), size, libc::MADV_HUGEPAGE) }, 0);
+}
+
+#[test]
+fn each_touch_is_one_event() {
+    let Some(place) = Place::new(1024) else { return };
+    for (round, script) in (1..).zip(["each", "each with huge pages", "each"]) {
+        place.touched_by_another(script);
+        let mut touched = Vec::new();
+        place.watch.pages().take_touched(|page| touched.push(page));
+        assert_eq!(touched, Vec::from_iter(1..1024), "{script}");
+        assert_eq!((place.faults(), place.watch.pages().events()), (round * 1023, round * 1023), "{script}");
+        let taken = place.watch.pages().take_all();
+        assert_eq!((taken.pages, taken.failed), (1023, 0), "{script}");
+    }
+}
+
+#[test]
+fn nothing_of_a_page_is_left_for_the_next_process() {
+    let Some(place) = Place::new(8) else { return };
+    let (first, second) = (place.map(), place.map());
+    first.store(3, 0xdead_beef);
+    assert_eq!((second.load(3), place.faults()), (0xdead_beef, 1), "both see one page");
+    place.watch.renew(3);
+    assert_eq!((second.load(3), place.faults()), (0, 2));
+    assert_eq!((first.load(3), place.faults()), (0, 2));
+}
+
+#[test]
+fn a_client_cannot_cut_the_file_short() {
+    let Some(place) = Place::new(8) else { return };
+    let mapping = place.map();
+    mapping.store(7, 1);
+    let file = File::from(place.file.try_clone().unwrap());
+    assert_eq!(file.set_len(0).unwrap_err().raw_os_error(), Some(libc::EPERM));
+    file.sync_all().unwrap();
+    assert_eq!((file.metadata().unwrap().len(), mapping.load(7)), (8 * 4096, 1));
+}
+
+/// The pages of a device that has ended are those of a VMM that runs.
+#[test]
+fn pages_are_served_until_nobody_has_them() {
+    let Some(place) = Place::new(8) else { return };
+    let mapping = place.map();
+    let watcher = Watcher::start(&place.watch, Rings::new(8), false).unwrap();
+    mapping.store(1, 1);
+    drop(watcher);
+    let Place { watch, counts, file, .. } = place;
+    watch.renew(1);
+    let (left, faults) = (Arc::downgrade(&counts), counts.doorbell_faults.get());
+    drop((watch, file));
+    mapping.store(2, 1);
+    mapping.store(1, 1);
+    assert_eq!(counts.doorbell_faults.get(), faults + 2);
+    drop((counts, mapping));
+    wait_for("the end of who serves the pages", || (Weak::strong_count(&left) == 0).then_some(()));
+}
+
+/// Nobody wakes but for a touch. A store that is slow may be two: the page is taken away before it is tried again.
+#[test]
+fn who_looks_at_rings_sleeps_until_a_page_is_touched() {
+    let Some(place) = Place::new(8) else { return };
+    let (mapping, rings) = (place.map(), Rings::new(8));
+    let watcher = Watcher::start(&place.watch, Arc::<Rings>::clone(&rings), false).unwrap();
+    let DoorbellCounters { doorbell_sleeps, doorbell_arms, .. } = &*place.counts;
+    for round in 1..=20_u64 {
+        rings.post(&mapping, 5);
+        let asleep = || rings.is_seen(5) && doorbell_sleeps.get() > round && place.watch.state() == "cold";
+        wait_for("sleep", || asleep().then_some(()));
+        let sleeps = doorbell_sleeps.get();
+        let faults = place.faults();
+        assert!((round..=faults).contains(&(sleeps - 1)), "{sleeps} sleeps, {faults} faults in {round} rounds");
+        assert!(doorbell_arms.get() <= faults);
+    }
+    drop(watcher);
+}
+
+/// It costs naps, and an invalidation now and then.
+#[test]
+fn a_process_that_hammers_its_page_is_bounded() {
+    let Some(place) = Place::new(1024) else { return };
+    let watcher = Watcher::start(&place.watch, Rings::new(1024), true).unwrap();
+    place.touched_by_another("hammer");
+    let sleeps = &place.counts.doorbell_sleeps;
+    wait_for("its end", || (place.watch.state() == "cold").then_some(()));
+    drop(watcher);
+    let [faults, arms] = [place.faults(), place.counts.doorbell_arms.get()];
+    assert!(faults <= arms + 1, "{faults} faults, {arms} arms");
+    // How seldom the page is taken away is a matter of time: see the tests of `Pacer`.
+    assert!(sleeps.get() <= arms + 2, "{} sleeps", sleeps.get());
+}
+
+/// Posts to random pages, pages that are taken away at random, and who looks at rings between sleeping and waking: no
+/// post is lost.
+fn storm(posts: u32) {
+    const PAGES: u32 = 16;
+    let Some(place) = Place::new(PAGES) else { return };
+    let (mapping, rings) = (place.map(), Rings::new(PAGES));
+    let watcher = Watcher::start(&place.watch, Arc::<Rings>::clone(&rings), false).unwrap();
+    let (over, taken) = (AtomicBool::new(false), AtomicU64::new(0));
+    let seen = |page| wait_for("a post to be seen", || rings.is_seen(page).then_some(()));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut random = Random(7);
+            while !over.load(Ordering::Relaxed) {
+                place.watch.pages().take_away(random.below(PAGES)).unwrap();
+                taken.fetch_add(1, Ordering::Relaxed);
+                (0..random.below(64)).for_each(|_| thread::yield_now());
+            }
+        });
+        let mut random = Random(1);
+        for _ in 0..posts {
+            let page = random.below(PAGES);
+            rings.post(&mapping, page);
+            match random.below(128) {
+                0 => wait_for("sleep", || {
+                    seen(page);
+                    (place.watch.state() == "cold").then_some(())
+                }),
+                1..16 => seen(page),
+                _ => {}
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    (0..PAGES).for_each(seen);
+    wait_for("sleep", || (place.watch.state() == "cold").then_some(()));
+    drop(watcher);
+    let DoorbellCounters { doorbell_faults, doorbell_arms, doorbell_arms_late, doorbell_sleeps, .. } = &*place.counts;
+    eprintln!(
+        "{posts} posts, {} faults, {} arms, {} of them late, {} taken away, {} sleeps",
+        doorbell_faults.get(),
+        doorbell_arms.get(),
+        doorbell_arms_late.get(),
+        taken.load(Ordering::Relaxed),
+        doorbell_sleeps.get()
+    );
+    assert!(doorbell_faults.get() <= doorbell_arms.get() + taken.load(Ordering::Relaxed) + u64::from(PAGES));
+    assert!(doorbell_sleeps.get() > 1);
+}
+
+#[test]
+fn no_post_is_lost() {
+    storm(2_000);
+}
+
+#[test]
+#[ignore = "takes minutes"]
+fn slow_no_post_of_a_million_is_lost() {
+    storm(1_000_000);
+}
+
+/// A generator of random numbers (xorshift).
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, end: u32) -> u32 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        u32::try_from(self.0 % u64::from(end)).unwrap()
+    }
+}

@@ -1,0 +1,22 @@
+//! Waiting for a descriptor in a thread that somebody may want to end.
+
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+/// Waits until a descriptor is ready. Returns `false` if it is time to stop, which is when `stop` can be read, or too
+/// late.
+pub(crate) fn wait(stop: &OwnedFd, fd: BorrowedFd<'_>, ready: PollFlags, deadline: Option<Instant>) -> bool {
+    loop {
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let mut poll = [PollFd::new(stop, PollFlags::IN), PollFd::from_borrowed_fd(fd, ready)];
+        match rustix::event::poll(&mut poll, left.as_ref()) {
+            Err(Errno::INTR) => {}
+            Err(_) | Ok(0) => return false,
+            Ok(_) => return poll.first().is_some_and(|stop| stop.revents().is_empty()),
+        }
+    }
+}

@@ -1,0 +1,349 @@
+//! A daemon whose devices lend their doorbell pages, in its sandbox: guests' processes post, poll and arm without a
+//! message. Where the kernel or the rights of the test are not enough for that it says so, and ends.
+
+#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
+
+mod common;
+
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::Ordering;
+use std::thread;
+
+use common::remote::{probe, probe_mapped};
+use common::traffic::{gid, mac};
+use common::{Raw, region_info_body, words};
+use pvrdma_dev::testing::{Buffer, Cq, Driver, Mr, Path, Qp, QpInit, RecvWr, SendWr, access, status, wait_for};
+use pvrdmad::doorbells::stand_in::entrust;
+use pvrdmad::doorbells::{HostFacts, PageFile};
+use pvrdmad::vfio_user::message::Command as Message;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use tempfile::TempDir;
+use vm_memory::mmap::MmapRegion;
+use vm_memory::{Bytes, FileOffset, VolatileMemory};
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+
+/// A daemon with two devices on one network.
+struct Daemon {
+    child: Child,
+    folder: TempDir,
+}
+
+impl Daemon {
+    /// With these doorbells of both. None, with a line that says why, where pages cannot be lent.
+    fn start(doorbells: [&str; 2], options: &[&str]) -> Option<Self> {
+        PageFile::make(1).inspect_err(|error| eprintln!("skipped: {error}")).ok()?;
+        let folder = tempfile::tempdir().unwrap();
+        let mut command = Command::new(PROGRAM);
+        // A system call that the sandbox does not know ends the process, and the test.
+        command.args(["--sandbox", "strict"]).args(options).arg("--control").arg(folder.path().join("control"));
+        for (number, doorbells) in (1..).zip(doorbells) {
+            let socket = folder.path().join(number.to_string());
+            let device = format!("name=vm{number},socket={},mac=52:54:00:00:03:{number:02x}", socket.display());
+            command.arg("--device").arg(format!("{device},pin=off,doorbells={doorbells}"));
+        }
+        let mut child = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let ready = BufReader::new(child.stdout.take().unwrap()).lines().next();
+        assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");
+        Some(Self { child, folder })
+    }
+
+    fn socket(&self, number: u8) -> PathBuf {
+        self.folder.path().join(number.to_string())
+    }
+
+    fn run(&self, arguments: &[&str]) -> String {
+        let control = self.folder.path().join("control");
+        let output = Command::new(PROGRAM).args(arguments).arg("--control").arg(control).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap()
+    }
+
+    fn report(&self, number: u8) -> Value {
+        let status: Value = serde_json::from_str(&self.run(&["status", "--json"])).unwrap();
+        status["devices"][usize::from(number) - 1].clone()
+    }
+
+    fn count(&self, number: u8, counter: &str) -> u64 {
+        self.report(number)["counters"][counter].as_u64().unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// A process of a guest, with a connection.
+struct Process {
+    number: u8,
+    driver: Driver,
+    cq: Cq,
+    qp: Qp,
+    buffer: Buffer,
+    mr: Mr,
+}
+
+impl Process {
+    fn new(number: u8, driver: &Driver) -> Self {
+        let context = driver.open().unwrap();
+        let pd = driver.create_pd(Some(&context)).unwrap();
+        let cq = driver.create_cq(Some(&context), 64).unwrap();
+        let qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
+        let (buffer, mr) = driver.registered_buffer(&pd, 8192, access::ALL).unwrap();
+        Self { number, driver: driver.clone(), cq, qp, buffer, mr }
+    }
+
+    fn connect(&mut self, to: u8, qpn: u32) {
+        self.qp.connect(&Path { dmac: mac(to), ..Path::to(gid(to), qpn) }).unwrap();
+    }
+
+    fn recv(&mut self, id: u64) {
+        self.qp.post_recv(&[RecvWr::new(id, &[self.buffer.sge(&self.mr, 4096, 64)])]).unwrap();
+    }
+
+    fn send(&mut self, id: u64) {
+        self.qp.post_send(&[SendWr::send(id, &[self.buffer.sge(&self.mr, 0, 64)])]).unwrap();
+    }
+}
+
+fn guests(daemon: &Daemon, probe: fn(&std::path::Path, u64) -> Driver) -> [Driver; 2] {
+    [1, 2].map(|number| {
+        let driver = probe(&daemon.socket(number), 16 << 20);
+        driver.bind_gid(0, gid(number)).unwrap();
+        driver
+    })
+}
+
+/// Messages in both directions. Every other round waits for an interrupt, having asked for one.
+fn exchange([a, b]: &mut [Process; 2], rounds: u64) {
+    let numbers = [a.qp.qpn, b.qp.qpn];
+    a.connect(b.number, numbers[1]);
+    b.connect(a.number, numbers[0]);
+    for round in 0..rounds {
+        a.buffer.fill_pattern(round);
+        b.recv(round);
+        if round % 2 == 1 {
+            b.cq.arm();
+        }
+        a.send(round);
+        if round % 2 == 1 {
+            while !b.driver.wait_notification().contains(&b.cq.handle) {}
+        }
+        for end in [&mut *a, &mut *b] {
+            let cqe = end.cq.wait();
+            assert_eq!((cqe.wr_id, cqe.status), (round, status::SUCCESS));
+        }
+        assert!(a.buffer.read(0, 64) == b.buffer.read(4096, 64), "round {round}");
+    }
+}
+
+/// Nothing that processes post, poll or ask for comes as a message; what comes is a fault for each time that a page was
+/// taken away, and one for each process.
+#[test]
+fn processes_ring_without_a_message() {
+    let Some(daemon) = Daemon::start(["mapped", "mapped"], &[]) else { return };
+    let drivers = guests(&daemon, probe_mapped);
+    // Two processes one after the other, of which the second gets the first one's page.
+    for process in 1..=2_u64 {
+        let [a, b] = &drivers;
+        let mut ends = [Process::new(1, a), Process::new(2, b)];
+        exchange(&mut ends, 200);
+        for number in [1, 2] {
+            let [faults, arms] = ["doorbell_faults", "doorbell_arms"].map(|name| daemon.count(number, name));
+            assert_eq!(daemon.count(number, "doorbells_of_processes"), 0, "vm{number}");
+            assert_eq!(daemon.count(number, "doorbells_mapped"), process, "vm{number}");
+            assert!((1..=arms + process).contains(&faults), "vm{number}: {faults} faults, {arms} arms");
+            assert!(daemon.count(number, "doorbells_found") > 0, "vm{number}");
+        }
+    }
+    // Who has nothing to do sleeps.
+    let cold = || (daemon.report(1)["doorbells"]["watcher"] == "cold").then_some(());
+    wait_for("sleep", cold);
+    let report = daemon.report(1);
+    assert_eq!((&report["doorbells"]["mode"], &report["doorbells"]["reason"]), (&"mapped".into(), &Value::Null));
+    assert!(daemon.run(&["status"]).contains("vm1: doorbells: mapped ("));
+}
+
+/// A client that maps nothing has doorbells that trap, on a device that lends its pages as on one that does not.
+#[test]
+fn who_maps_nothing_sends_messages() {
+    let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
+    let [a, b] = &guests(&daemon, probe);
+    exchange(&mut [Process::new(1, a), Process::new(2, b)], 100);
+    for number in [1, 2] {
+        let counts = ["doorbell_faults", "doorbells_mapped"].map(|name| daemon.count(number, name));
+        assert_eq!(counts, [0, 0], "vm{number}");
+        assert!(daemon.count(number, "doorbells_of_processes") >= 100, "vm{number}");
+    }
+    assert_eq!(daemon.report(2)["doorbells"]["mode"], "trapped");
+    assert!(!daemon.run(&["status"]).contains("vm2: doorbells"));
+}
+
+/// `auto` says why it is what it is. A client of such a device is told nothing of a file.
+#[test]
+fn auto_says_why_doorbells_trap() {
+    let Some(daemon) = Daemon::start(["auto", "trapped"], &[]) else { return };
+    let report = daemon.report(1);
+    assert_eq!(report["doorbells"]["mode"], "trapped");
+    let reason = report["doorbells"]["reason"].as_str().unwrap();
+    assert!(daemon.run(&["status"]).contains(&format!("vm1: doorbells: trapped ({reason})")));
+    for number in [1, 2] {
+        let mut client = Raw::connect(&daemon.socket(number));
+        client.negotiate();
+        let info = client.call(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 4096), &[]).ok();
+        assert_eq!(info[..16], words(&[32, 3, 2, 0]));
+    }
+}
+
+/// The file goes with both replies, and only with those about BAR 2. Replies fit in what the client has room for.
+#[test]
+fn the_file_comes_with_the_region() {
+    let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
+    let mut client = Raw::connect(&daemon.socket(1));
+    client.negotiate();
+    for (index, room, length, file) in
+        [(2, 32, 32, true), (2, 64, 64, true), (2, 63, 32, true), (2, u32::MAX, 64, true), (0, 64, 32, false)]
+    {
+        let (answer, fds) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(index, room));
+        assert_eq!((answer.ok().len(), fds.len()), (length, usize::from(file)), "{index} {room}");
+    }
+    for short in [0, 31] {
+        let (answer, fds) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, short));
+        assert_eq!((answer.errno(), fds.len()), (common::EINVAL, 0), "{short}");
+    }
+    // A thousand questions leave nothing behind, neither here nor there.
+    for _ in 0..1000 {
+        let (_, fds) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
+        assert_eq!(fds.len(), 1);
+    }
+}
+
+/// What cannot be is refused when the daemon starts or a device is added, in words.
+#[test]
+fn pages_that_cannot_be_lent_are_refused() {
+    let Some(daemon) = Daemon::start(["trapped", "trapped"], &[]) else { return };
+    let control = daemon.folder.path().join("control");
+    let device = format!("name=vm3,socket={},mac=52:54:00:00:03:03,doorbells=mapped", daemon.socket(3).display());
+    let added = Command::new(PROGRAM).args(["add", &device, "--control"]).arg(&control).output().unwrap();
+    let said = String::from_utf8_lossy(&added.stderr).into_owned();
+    assert!(!added.status.success() && said.contains("gave up at its start"), "{said}");
+    let mut wrong = Command::new(PROGRAM);
+    wrong.args(["--device", &device.replace("mapped", "perhaps")]).stdin(Stdio::null()).stderr(Stdio::piped());
+    let mut wrong = wrong.spawn().unwrap();
+    let mut said = String::new();
+    wrong.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert!(!wrong.wait().unwrap().success() && said.contains("auto, trapped, mapped"), "{said}");
+}
+
+/// A file of doorbell pages as a VMM maps it.
+struct Mapping(MmapRegion);
+
+impl Mapping {
+    fn new(file: &OwnedFd, pages: usize) -> Self {
+        let file = FileOffset::new(File::from(file.try_clone().unwrap()), 0);
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        Self(MmapRegion::build(Some(file), pages * 4096, access, libc::MAP_SHARED).unwrap())
+    }
+
+    fn store(&self, page: usize) {
+        self.0.as_volatile_slice().store(1_u32, page * 4096, Ordering::SeqCst).unwrap();
+    }
+}
+
+/// Waits for a thread that touches a page. One that gets no answer hangs; a wrong answer is the end of this process.
+fn finish(touching: thread::JoinHandle<Mapping>) -> Mapping {
+    wait_for("an answer about a page", || touching.is_finished().then_some(()));
+    touching.join().unwrap()
+}
+
+/// A request that the process had that has ended, and those that come later, are answered by its stand-in, which ends
+/// when nobody has the file any more.
+#[test]
+fn a_touch_that_was_not_answered_is_answered_by_the_stand_in() {
+    let Ok(PageFile { device, file }) = PageFile::make(8).inspect_err(|error| eprintln!("skipped: {error}")) else {
+        return;
+    };
+    if let Some(reason) = HostFacts::look().without_stand_in {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let mut stand_in = Command::new(PROGRAM);
+    stand_in.args(["stand-in", "strict", "net"]).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+    let mut stand_in = stand_in.spawn().unwrap();
+    drop(stand_in.stdin.take());
+    let (life, alive) = std::io::pipe().unwrap();
+    entrust(&ours, 8, device.as_fd(), life.as_fd()).unwrap();
+    drop((life, ours));
+
+    let mapping = Mapping::new(&file, 8);
+    drop(file);
+    let touching = thread::spawn(move || {
+        mapping.store(3);
+        mapping
+    });
+    // The request is in hand, and who has it ends.
+    let mut request = [0; 64 << 10];
+    let length = rustix::io::read(&device, &mut request).unwrap();
+    assert!(length > 40 && request[4] == 15, "a READ: {:?}", &request[..length]);
+    assert!(!touching.is_finished());
+    drop((device, alive));
+    let mapping = finish(touching);
+    (0..8).for_each(|page| mapping.store(page));
+    assert_eq!(stand_in.try_wait().unwrap(), None);
+    drop(mapping);
+    assert!(stand_in.wait().unwrap().success());
+}
+
+/// A VMM outlives the process of its network, whenever that ends: its touches are answered.
+#[test]
+fn a_vmm_outlives_the_process_of_its_network() {
+    let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
+    if let Some(reason) = daemon.report(1)["doorbells"]["unguarded"].as_str() {
+        eprintln!("skipped: {reason}");
+        return;
+    }
+    let mut client = Raw::connect(&daemon.socket(1));
+    client.negotiate();
+    let (_, files) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
+    let mapping = Mapping::new(&files[0], 1024);
+    drop(files);
+    mapping.store(1);
+    let worker = || -> Option<i32> {
+        let status: Value = serde_json::from_str(&daemon.run(&["status", "--json"])).unwrap();
+        status["networks"][0]["pid"].as_i64().map(|pid| pid.try_into().unwrap())
+    };
+    let first = worker().unwrap();
+    let signal = |signal| kill_process(Pid::from_raw(first).unwrap(), signal).unwrap();
+    signal(Signal::STOP);
+    let touching = thread::spawn(move || {
+        mapping.store(2);
+        mapping
+    });
+    signal(Signal::KILL);
+    let mapping = finish(touching);
+    wait_for("the next worker", || worker().filter(|pid| *pid != first));
+    (1..1024).for_each(|page| mapping.store(page));
+    // The next one lends pages of its own.
+    let mut client = Raw::connect(&daemon.socket(1));
+    client.negotiate();
+    let (_, files) = client.call_for_files(Message::DEVICE_GET_REGION_INFO, &region_info_body(2, 64));
+    let next = Mapping::new(&files[0], 1024);
+    drop(files);
+    next.store(1);
+    wait_for("a fault", || (daemon.count(1, "doorbell_faults") == 1).then_some(()));
+    // And the end of all.
+    drop(daemon);
+    for mapping in [&mapping, &next] {
+        (1..1024).for_each(|page| mapping.store(page));
+    }
+}

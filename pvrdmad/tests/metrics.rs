@@ -1,0 +1,174 @@
+//! Metrics over HTTP, and what is made for those who fetch them.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use common::{PATIENCE, Raw};
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+
+/// A daemon with metrics, killed when dropped.
+struct Host {
+    folder: TempDir,
+    daemon: Child,
+}
+
+impl Host {
+    /// With so many devices, of which the first has all that counts.
+    fn start(devices: usize) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let mut command = Command::new(PROGRAM);
+        command.args(["--metrics", &format!("unix:{}", path("metrics")), "--control", &path("control")]);
+        command.args(["--sandbox", "strict", "--network", &format!("name=a,uplink=unix:{}", path("uplink"))]);
+        for number in 0..devices {
+            let nic = if number == 0 { format!(",nic-socket={}", path("nic")) } else { String::new() };
+            let socket = path(&format!("vm{number}"));
+            let device =
+                format!("name=vm{number},network=a,socket={socket},mac=52:54:00:00:01:{number:02x},pin=off{nic}");
+            command.args(["--device", &device]);
+        }
+        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().take(devices).count();
+        assert_eq!(ready, devices, "the daemon ended at its start");
+        Self { folder, daemon }
+    }
+
+    fn connect(&self) -> UnixStream {
+        let mut stream = UnixStream::connect(self.folder.path().join("metrics")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: here\r\n\r\n").unwrap();
+        stream
+    }
+
+    /// What is told over HTTP.
+    fn metrics(&self) -> String {
+        let mut text = String::new();
+        self.connect().read_to_string(&mut text).unwrap();
+        let (head, body) = text.split_once("\r\n\r\n").unwrap();
+        assert!(head.starts_with("HTTP/1.1 200 OK\r\n"), "{head}");
+        body.to_owned()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        self.daemon.kill().unwrap();
+        self.daemon.wait().unwrap();
+    }
+}
+
+fn packaging(name: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging").join(name)).unwrap()
+}
+
+/// Names of samples in the text, without labels and values.
+fn names(text: &str) -> BTreeSet<String> {
+    let samples = text.lines().filter(|line| !line.starts_with('#'));
+    samples.filter_map(|line| line.split(['{', ' ']).next()).map(str::to_owned).collect()
+}
+
+#[test]
+fn http_tells_what_the_command_tells() {
+    let host = Host::start(2);
+    let output = Command::new(PROGRAM)
+        .args(["status", "--format", "openmetrics", "--control"])
+        .arg(host.folder.path().join("control"))
+        .output()
+        .unwrap();
+    let (told, fetched) = (String::from_utf8(output.stdout).unwrap(), host.metrics());
+    assert_eq!(names(&told), names(&fetched));
+    assert!(fetched.ends_with("# EOF\n") && names(&fetched).len() > 130, "{fetched}");
+}
+
+/// What Grafana and Prometheus are told to look at is there.
+#[test]
+fn the_dashboard_and_the_alerts_name_what_there_is() {
+    let host = Host::start(1);
+    let known = names(&host.metrics());
+    let dashboard: Value = serde_json::from_str(&packaging("grafana-dashboard.json")).unwrap();
+    let mut expressions: Vec<String> = Vec::new();
+    for panel in dashboard["panels"].as_array().unwrap() {
+        let targets = panel["targets"].as_array().unwrap();
+        assert!(!targets.is_empty() && panel["title"].is_string(), "{panel}");
+        expressions.extend(targets.iter().map(|target| target["expr"].as_str().unwrap().to_owned()));
+    }
+    for variable in dashboard["templating"]["list"].as_array().unwrap() {
+        expressions.push(variable["query"].as_str().unwrap().to_owned());
+    }
+    expressions.push(packaging("alerts.yml"));
+    let mut used = BTreeSet::new();
+    for expression in &expressions {
+        let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+        used.extend(words.filter(|word| word.starts_with("pvrdma_")).map(str::to_owned));
+    }
+    assert!(used.len() > 30, "{used:?}");
+    let unknown: Vec<_> = used.difference(&known).collect();
+    assert_eq!(unknown, [""; 0]);
+}
+
+/// The answer of `promtool` to a text, if it is on this machine.
+fn promtool(arguments: &[&str], text: &str) -> Option<String> {
+    let mut command = Command::new("promtool");
+    let child = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+    let mut child = child.ok()?;
+    child.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = [output.stdout, output.stderr].concat();
+    Some(format!("{}: {}", output.status, String::from_utf8_lossy(&said)))
+}
+
+/// It reads the older text format, in which a counter's kind and help stand under the name of its sample.
+#[test]
+fn promtool_finds_nothing() {
+    let metrics = Host::start(2).metrics();
+    let counters: BTreeSet<_> =
+        metrics.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter")).collect();
+    let older = metrics.lines().filter(|line| !line.starts_with("# UNIT") && *line != "# EOF").map(|line| {
+        let mut words = line.splitn(4, ' ');
+        match (words.next(), words.next(), words.next(), words.next()) {
+            (Some("#"), Some(what), Some(name), Some(rest)) if counters.contains(name) => {
+                format!("# {what} {name}_total {rest}\n")
+            }
+            _ => format!("{line}\n"),
+        }
+    });
+    let Some(said) = promtool(&["check", "metrics"], &older.collect::<String>()) else { return };
+    assert_eq!(said, "exit status: 0: ");
+    let rules = Path::new(env!("CARGO_MANIFEST_DIR")).join("packaging/alerts.yml");
+    let said = promtool(&["check", "rules", &rules.to_string_lossy()], "").unwrap();
+    assert!(said.starts_with("exit status: 0: "), "{said}");
+}
+
+/// While one scrape is sent to somebody who does not read it, each of 64 devices answers, others scrape, and then the
+/// rest of the first arrives.
+#[test]
+fn a_scrape_of_64_devices_stalls_none_of_them() {
+    let host = Host::start(64);
+    let mut clients: Vec<_> =
+        (0..64).map(|number| Raw::connect(&host.folder.path().join(format!("vm{number}")))).collect();
+    for client in &mut clients {
+        client.negotiate();
+    }
+    let mut slow = host.connect();
+    let mut first = [0; 1];
+    slow.read_exact(&mut first).unwrap();
+    // It is gathered and being sent; it is too long to fit into the socket.
+    for client in &mut clients {
+        assert_eq!(client.read(1, 0, 4).len(), 4);
+    }
+    assert!(host.metrics().ends_with("# EOF\n"));
+    let mut rest = Vec::new();
+    slow.read_to_end(&mut rest).unwrap();
+    assert!(rest.len() > 500_000, "{} bytes may fit into a socket", rest.len());
+    assert!(rest.ends_with(b"# EOF\n"));
+}
