@@ -198,3 +198,50 @@ fn a_wait_for_a_receive_does_not_end_in_silence() {
         assert!(now < Duration::from_secs(60));
     }
 }
+
+/// Far more is under way than a window, because the peer says what it has behind a gap. Then nothing is heard, and what
+/// it had said is forgotten. An ACK that says that a few packets came late makes all of it count once more, but nothing
+/// leaves that was not sent before.
+#[test]
+fn a_forged_ack_lets_nothing_new_out() {
+    let mut now = Duration::from_secs(1);
+    let base = Setup::default();
+    let setup = Setup { tuning: pvrdma_roce::Tuning { negotiate: true, ..base.tuning }, ..base };
+    let (mut peer, mut end) = (End::new(&setup, 2, 1), End::new(&setup, 1, 2));
+    peer.keeps = true;
+    for wr_id in 0..100 {
+        let op = SendOp::Write { remote: RemoteAddress { addr: 0x5000, rkey: KEY }, immediate: None };
+        let sges = vec![Sge { addr: 0x10_0000, length: 8 * 1024, lkey: KEY }];
+        end.post(SendWr { wr_id, op, flags: SendFlags::SIGNALED, sges });
+    }
+    let lost = setup.attrs.sq_psn;
+    let mut template = None;
+    for _ in 0..2 {
+        for frame in end.transmit(now) {
+            if Packet::parse(&frame).unwrap().header.bth.psn != lost {
+                peer.receive(now, &frame);
+            }
+        }
+        for frame in peer.transmit(now) {
+            template = Some(Packet::parse(&frame).unwrap().header);
+            end.receive(now, &frame);
+        }
+    }
+    let before = end.requester.inspect(now);
+    assert!(before.in_flight <= 256 && before.sacked >= 200, "{before:?}");
+    // Silence.
+    while end.requester.stats().timeouts == 0 {
+        now = end.requester.poll_timeout().unwrap().max(now);
+        end.requester.handle_timeout(now, &mut end.host);
+        end.transmit(now);
+    }
+    let sent = end.requester.inspect(now).snd_max;
+    let template = template.unwrap();
+    let bth = Bth::new(Opcode::ACKNOWLEDGE, template.bth.destination, lost.plus(19));
+    let extension = Extension::Aeth(Aeth { syndrome: Syndrome::ACK, msn: 0 });
+    end.receive(now, &build(&Header { bth, extension, ..template }, &[]).unwrap());
+    let after = end.requester.inspect(now);
+    assert!(end.transmit(now).is_empty(), "{after:?}");
+    assert_eq!((after.snd_max, after.in_flight), (sent, u64::try_from(sent.since(lost)).unwrap() - 20));
+    assert!(after.in_flight > after.window.into());
+}

@@ -8,6 +8,8 @@ mod datagrams;
 mod errors;
 mod fabric;
 mod flow;
+mod forged;
+mod forger;
 mod host;
 mod hostile;
 mod inspect;

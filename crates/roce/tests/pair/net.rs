@@ -166,6 +166,11 @@ impl End {
         self.handle(now);
     }
 
+    /// Packets that it keeps behind a gap.
+    pub(crate) fn kept(&self) -> usize {
+        self.reorder.packets()
+    }
+
     pub(crate) fn post(&mut self, work: SendWr) {
         self.requester.post(work, &mut self.host);
     }

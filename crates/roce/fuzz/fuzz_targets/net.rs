@@ -1,0 +1,1 @@
+../../tests/pair/net.rs
