@@ -79,6 +79,8 @@ struct SendHalf {
     route: Route,
     /// The cap of the queue pair, if it has one.
     limit: Option<Box<TokenBucket>>,
+    /// [`Share::qp_rates`](crate::share::Share::qp_rates) when the limit was made.
+    limit_made: u32,
     /// READs and atomics beyond those that every queue pair may have outstanding, until RESET.
     more_reads: Option<Charge>,
 }
@@ -137,11 +139,14 @@ impl Endpoint {
         send_queue: Box<dyn SendSource>,
         recv_queue: Option<Box<dyn RecvSource>>,
     ) -> Arc<Self> {
+        // In this order: what changes meanwhile is seen by the first run.
+        let limit_made = parts.adapter.share.qp_rates();
         let limit = parts.adapter.share.qp_limit().map(Box::new);
         let send = SendHalf {
             requester: Requester::new(send_queue),
             route: Route::new(parts.qp_type),
             limit,
+            limit_made,
             more_reads: None,
         };
         Arc::new_cyclic(|me| {
@@ -228,6 +233,11 @@ impl Endpoint {
             && let Some(port) = &self.fabric.port
         {
             port.resume(self.qp.qpn);
+        }
+        let share = &self.qp.adapter.share;
+        if half.limit_made != share.qp_rates() {
+            half.limit_made = share.qp_rates();
+            half.limit = share.qp_limit().map(Box::new);
         }
         if half.limit.is_some() && !self.limit(half, budget) {
             return false;

@@ -210,6 +210,13 @@ impl ReadyQueue {
         }
     }
 
+    /// What has devices wait has changed.
+    pub(crate) fn look_again(&self) {
+        // With the lock: a worker that is about to sleep has looked before, or does so afterwards.
+        let _queue = self.queue.lock();
+        self.work.notify_one();
+    }
+
     /// Schedules a task for `deadline`, in place of an older timer of it.
     pub(crate) fn arm(&self, task: &Arc<Task>, deadline: Duration, old: Option<TimerKey>) -> TimerKey {
         let mut queue = self.queue.lock();

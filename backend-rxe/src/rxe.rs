@@ -133,6 +133,13 @@ impl Rxe {
         self.0.shares.set(mac, config)
     }
 
+    /// Changes what a device may use. What waits for a rate of the device goes on by the new one; a queue pair that
+    /// waits for its own does so to the end.
+    pub fn set_share(&self, share: &DeviceShare, config: ShareConfig) {
+        share.set(config);
+        self.0.engine.ready_queue().look_again();
+    }
+
     /// Connects the device with this address to a network, until what is returned is dropped. Do so before the device
     /// attaches.
     ///

@@ -1,17 +1,20 @@
 //! The command line.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 use pvrdma_dev::{Limits, ObjectKind};
+use pvrdma_rxe::ShareConfig;
 
 use crate::config::{
-    BackendSpec, ConfigSpec, ControlSpec, DeviceSpec, Isolate, LinkState, MetricsSpec, NetworkSpec, SandboxMode,
-    Switch, help,
+    BackendSpec, ConfigSpec, ControlSpec, DEFAULT_NETWORK, DeviceSpec, FaultWord, Isolate, LinkState, MetricsSpec,
+    NetworkSpec, SandboxMode, Switch, change_share, help,
 };
 use crate::control_path;
+use crate::logging::LogFilter;
 use crate::sandbox::Profile;
 
 /// Serves PVRDMA devices to virtual machines over vfio-user.
@@ -51,6 +54,12 @@ pub enum Command {
     Link(LinkArgs),
     /// Shows the limits of a device, or sets some of them.
     Limits(LimitsArgs),
+    /// Shows what a device may use of what it shares with others, or sets some of that.
+    Share(ShareArgs),
+    /// Has the uplink of a network lose, reorder or damage frames, for tests.
+    Fault(FaultArgs),
+    /// Sets what a running daemon logs.
+    LogLevel(LogLevelArgs),
     /// Prints what happens in a running daemon, a line of JSON for each event.
     Events(EventsArgs),
     /// Checks a configuration and what it needs of this host, and opens nothing.
@@ -318,6 +327,55 @@ pub struct LimitsArgs {
     pub set: Vec<(String, u64)>,
 }
 
+/// Arguments of `share`.
+#[derive(Args, Debug)]
+pub struct ShareArgs {
+    /// Which device.
+    #[command(flatten)]
+    pub of: DeviceArgs,
+    /// JSON instead of lines of KEY=VALUE.
+    #[arg(long)]
+    pub json: bool,
+    /// New values: weight=1..1000, max-rate, qp-max-rate, min-rate, burst; off takes one away.
+    #[arg(value_name = "KEY=VALUE", value_parser = pair)]
+    pub set: Vec<(String, String)>,
+}
+
+/// A key of a share with its value.
+fn pair(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or("expected KEY=VALUE")?;
+    let pair = (key.to_owned(), value.to_owned());
+    // Whether values go together depends on what is in force. That they are some at all does not.
+    let any = ShareConfig { max_rate: Some(u64::MAX), ..ShareConfig::default() };
+    change_share(any, &BTreeMap::from([pair.clone()]))?;
+    Ok(pair)
+}
+
+/// Arguments of `fault`.
+#[derive(Args, Debug)]
+pub struct FaultArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// Whose uplink.
+    #[arg(long, value_name = "NAME", default_value = DEFAULT_NETWORK)]
+    pub network: String,
+    /// Rates of faults, as loss:0.01/reorder:0.001, or off.
+    #[arg(value_name = "FAULT:RATE/...|off")]
+    pub fault: FaultWord,
+}
+
+/// Arguments of `log-level`.
+#[derive(Args, Debug)]
+pub struct LogLevelArgs {
+    /// Which daemon.
+    #[command(flatten)]
+    pub daemon: DaemonArgs,
+    /// off, error, warn, info, debug or trace, or levels of modules: MODULE=LEVEL,...
+    #[arg(value_name = "LEVEL")]
+    pub level: LogFilter,
+}
+
 /// A limit with its value.
 fn limit(text: &str) -> Result<(String, u64), String> {
     let (name, value) = text.split_once('=').ok_or("expected LIMIT=NUMBER")?;
@@ -377,6 +435,16 @@ mod tests {
         );
         let Command::Link(link) = parse("pvrdmad link down --control /c --device vm0") else { panic!() };
         assert_eq!((link.state, link.of.device.as_str()), (LinkState::Down, "vm0"));
+        let Command::Share(share) = parse("pvrdmad share --device vm0 weight=7 max-rate=off burst=100000") else {
+            panic!()
+        };
+        assert_eq!(share.set[1], ("max-rate".to_owned(), "off".to_owned()));
+        let Command::Fault(fault) = parse("pvrdmad fault loss:0.01/seed:7") else { panic!() };
+        assert_eq!((fault.network.as_str(), fault.fault.to_string().as_str()), ("default", "loss:0.01/seed:7"));
+        for wrong in ["share --device vm0 weight=0", "share --device vm0 x=1", "fault loss:2", "log-level loud"] {
+            let words = ["pvrdmad"].into_iter().chain(wrong.split(' '));
+            assert!(Cli::try_parse_from(words).is_err(), "{wrong}");
+        }
         let Command::Limits(limits) = parse("pvrdmad limits --device vm0 max_qp=7 max_memory=0") else { panic!() };
         assert_eq!(limits.set, [("max_qp".to_owned(), 7), ("max_memory".to_owned(), 0)]);
     }

@@ -193,6 +193,11 @@ impl Server {
             Request::Limits { device, set } => {
                 self.supervisor.limits(&device, set).map_or_else(Response::Error, Response::Limits)
             }
+            Request::Share { device, set } => {
+                self.supervisor.share(&device, set).map_or_else(Response::Error, Response::Share)
+            }
+            Request::Fault { network, fault } => done(self.supervisor.fault(&network, fault)),
+            Request::LogLevel { level } => done(self.supervisor.log_level(&level)),
             Request::Link { device, state } => done(self.supervisor.link(&device, state)),
             Request::Capture { .. } | Request::Events {} | Request::Hello { .. } | Request::Serve { .. } => {
                 Response::Error("not on this socket".to_owned())
@@ -346,6 +351,22 @@ pub fn limits(path: &Path, device: &str, set: BTreeMap<String, u64>) -> Result<V
         (_, Response::Limits(limits)) => Ok(limits),
         _ => bail!("{}: the answer is not understood", path.display()),
     }
+}
+
+/// Has a running daemon set what a device may use, and say what that is.
+///
+/// # Errors
+/// Nobody answers there, or with a refusal, or not in the way we understand.
+pub fn share(path: &Path, device: &str, set: BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
+    match ask(path, &Request::Share { device: device.to_owned(), set })? {
+        (_, Response::Share(words)) => Ok(printable_words(words)),
+        _ => bail!("{}: the answer is not understood", path.display()),
+    }
+}
+
+/// What a terminal does not obey.
+fn printable_words(words: BTreeMap<String, String>) -> BTreeMap<String, String> {
+    words.into_iter().map(|(key, value)| (printable_text(&key), printable_text(&value))).collect()
 }
 
 fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {

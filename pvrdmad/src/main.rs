@@ -7,20 +7,20 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use env_logger::Env;
 use log::{error, info};
 use pvrdma_verbs::threads::{self, ThreadKind};
 use pvrdmad::capture;
 use pvrdmad::check;
 use pvrdmad::cli::{
     CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DeviceArgs, DoctorArgs, EventsArgs, LimitsArgs, ServeArgs,
-    ShowArgs, StandInArgs, StatusArgs, StatusFormat, WorkerArgs,
+    ShareArgs, ShowArgs, StandInArgs, StatusArgs, StatusFormat, WorkerArgs,
 };
 use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
 use pvrdmad::doctor::{self, Host};
 use pvrdmad::doorbells;
+use pvrdmad::logging;
 use pvrdmad::package;
 use pvrdmad::protocol::{Request, printable_text};
 use pvrdmad::service::{self, Watchdog};
@@ -44,6 +44,11 @@ fn main() -> ExitCode {
             change(&args.of.daemon, &Request::Link { device: args.of.device, state: args.state })
         }
         Some(Command::Limits(args)) => limits(args),
+        Some(Command::Share(args)) => share(args),
+        Some(Command::Fault(args)) => {
+            change(&args.daemon, &Request::Fault { network: args.network, fault: args.fault })
+        }
+        Some(Command::LogLevel(args)) => change(&args.daemon, &Request::LogLevel { level: args.level }),
         Some(Command::Events(args)) => events(&args),
         Some(Command::Check(args)) => check(args),
         Some(Command::Doctor(args)) => doctor(args),
@@ -67,7 +72,7 @@ fn main() -> ExitCode {
 fn serve(args: ServeArgs) -> Result<()> {
     // Before there is another thread, or another process that would have them.
     let inherited = Inherited::from_environment()?;
-    init_log();
+    logging::start();
     let (file, command_line) = args.into_parts();
     let config = Config::load(file.as_deref(), command_line.clone())?;
     // Before the first socket exists, so that none is left behind.
@@ -110,7 +115,7 @@ fn reload(daemon: &mut Daemon, file: Option<&Path>, command_line: &ConfigSpec) {
 
 /// Says what keeps VMs from using their devices.
 fn doctor(args: DoctorArgs) -> Result<()> {
-    init_log();
+    logging::start();
     let (file, command_line) = args.serve.into_parts();
     let config = Config::load(file.as_deref(), command_line)?;
     let diagnosis = doctor::judge(&Host::look(&args.qemu), &config);
@@ -127,7 +132,7 @@ fn xml(args: &DeviceArgs) -> Result<()> {
 
 /// Says what the configuration would have the daemon open.
 fn check(args: CheckArgs) -> Result<()> {
-    init_log();
+    logging::start();
     let (file, command_line) = args.serve.into_parts();
     let report = check::report(&Config::load(file.as_deref(), command_line)?);
     print(&report.text())?;
@@ -136,22 +141,18 @@ fn check(args: CheckArgs) -> Result<()> {
 
 /// Serves one network, for the supervisor that started this process.
 fn worker(args: &WorkerArgs) -> Result<()> {
-    init_log();
+    logging::start();
     process::run(args.sandbox, args.profile)
 }
 
 /// Guards doorbell pages, for the supervisor that started this process. It outlives that one, if VMMs do.
 fn stand_in(args: &StandInArgs) -> Result<()> {
-    init_log();
+    logging::start();
     // What ends the daemon does not end the VMs.
     for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2] {
         signal_hook::flag::register(signal, Arc::default()).context("signal handlers")?;
     }
     doorbells::stand_in::run(args.sandbox)
-}
-
-fn init_log() {
-    env_logger::Builder::from_env(Env::default().default_filter_or("info")).init();
 }
 
 /// Waits for a signal that means the end. The others' default is to kill: one has the configuration read again, the
@@ -190,6 +191,12 @@ fn limits(args: LimitsArgs) -> Result<()> {
         true => print(&(serde_json::to_string_pretty(&limits)? + "\n")),
         false => print(&render_limits(&limits)),
     }
+}
+
+fn share(args: ShareArgs) -> Result<()> {
+    let share = control::share(&args.of.daemon.control()?, &args.of.device, args.set.into_iter().collect())?;
+    let lines = || share.iter().map(|(key, value)| format!("{key}={value}\n")).collect();
+    print(&if args.json { serde_json::to_string_pretty(&share)? + "\n" } else { lines() })
 }
 
 fn change(daemon: &DaemonArgs, request: &Request) -> Result<()> {

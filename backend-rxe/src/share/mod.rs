@@ -12,11 +12,11 @@
 pub(crate) mod token_bucket;
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
 use pvrdma_verbs::{Count, MacAddr};
 use serde::{Deserialize, Serialize};
 
@@ -71,13 +71,42 @@ pub(crate) struct Contention {
     pub(crate) virtual_time: AtomicU64,
 }
 
+/// A rate that can be given, changed and taken away while the device moves bytes.
+#[derive(Debug)]
+struct Rate {
+    /// There is one now.
+    given: AtomicBool,
+    bucket: Mutex<TokenBucket>,
+}
+
+impl Rate {
+    fn new(rate: Option<u64>, burst: Option<u64>) -> Self {
+        let bucket = Mutex::new(TokenBucket::new(rate.unwrap_or(0), burst));
+        Self { given: AtomicBool::new(rate.is_some()), bucket }
+    }
+
+    /// From now on, and with nothing owed.
+    fn set(&self, rate: Option<u64>, burst: Option<u64>) {
+        *self.bucket.lock() = TokenBucket::new(rate.unwrap_or(0), burst);
+        self.given.store(rate.is_some(), Ordering::Relaxed);
+    }
+
+    #[inline]
+    fn bucket(&self) -> Option<MutexGuard<'_, TokenBucket>> {
+        self.given.load(Ordering::Relaxed).then(|| self.bucket.lock())
+    }
+}
+
 /// A device's share.
 #[derive(Debug)]
 pub(crate) struct Share {
-    weight: u64,
-    max: Option<Mutex<TokenBucket>>,
-    min: Option<Mutex<TokenBucket>>,
-    qp_max_rate: Option<u64>,
+    /// What it is made of now.
+    config: Mutex<ShareConfig>,
+    weight: AtomicU64,
+    max: Rate,
+    min: Rate,
+    /// Changes of `qp_max_rate`, by which queue pairs learn of them.
+    qp_rates: AtomicU32,
     /// Its place in the ready queue, which looks whether it is there.
     pub(crate) slot: AtomicUsize,
     /// It has tasks on the ready queue or on a worker.
@@ -99,12 +128,12 @@ impl Default for Share {
 
 impl Share {
     pub(crate) fn new(config: ShareConfig) -> Self {
-        let ShareConfig { weight, max_rate, burst, qp_max_rate, min_rate } = config;
         Self {
-            weight: weight.clamp(1, 1000).into(),
-            max: max_rate.map(|rate| Mutex::new(TokenBucket::new(rate, burst))),
-            min: min_rate.map(|rate| Mutex::new(TokenBucket::new(rate, None))),
-            qp_max_rate,
+            config: Mutex::new(config),
+            weight: AtomicU64::new(effective(config.weight)),
+            max: Rate::new(config.max_rate, config.burst),
+            min: Rate::new(config.min_rate, None),
+            qp_rates: AtomicU32::new(0),
             slot: AtomicUsize::new(usize::MAX),
             busy: AtomicBool::new(false),
             finish: AtomicU64::new(0),
@@ -120,9 +149,35 @@ impl Share {
         ShareUsage { worker_ns: worker_ns.get(), port_ns: port_ns.get(), throttled: throttled.get() }
     }
 
+    pub(crate) fn config(&self) -> ShareConfig {
+        *self.config.lock()
+    }
+
+    /// From now on. What has not changed goes on as it was.
+    fn set(&self, new: ShareConfig) {
+        let mut config = self.config.lock();
+        let old = std::mem::replace(&mut *config, new);
+        self.weight.store(effective(new.weight), Ordering::Relaxed);
+        if (old.max_rate, old.burst) != (new.max_rate, new.burst) {
+            self.max.set(new.max_rate, new.burst);
+        }
+        if old.min_rate != new.min_rate {
+            self.min.set(new.min_rate, None);
+        }
+        if old.qp_max_rate != new.qp_max_rate {
+            self.qp_rates.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// Differs from what it was if limits of queue pairs have changed since.
+    #[inline]
+    pub(crate) fn qp_rates(&self) -> u32 {
+        self.qp_rates.load(Ordering::Relaxed)
+    }
+
     /// The limit of a queue pair.
     pub(crate) fn qp_limit(&self) -> Option<TokenBucket> {
-        self.qp_max_rate.map(|rate| TokenBucket::new(rate, None))
+        self.config.lock().qp_max_rate.map(|rate| TokenBucket::new(rate, None))
     }
 
     pub(crate) fn finish(&self) -> u64 {
@@ -135,7 +190,7 @@ impl Share {
 
     /// What a cost does to the finish tag.
     pub(crate) fn scaled(&self, cost: u64) -> u64 {
-        cost.saturating_mul(u64::from(DEFAULT_WEIGHT)) / self.weight
+        cost.saturating_mul(u64::from(DEFAULT_WEIGHT)) / self.weight.load(Ordering::Relaxed).max(1)
     }
 
     /// What was done on threads of the device since this was asked last, as far as it counts.
@@ -182,8 +237,7 @@ impl Share {
     /// When the device may move bytes again, if its rate has it wait.
     #[inline]
     pub(crate) fn throttled_until(&self, now: impl FnOnce() -> Duration) -> Option<Duration> {
-        let max = self.max.as_ref()?;
-        max.lock().blocked_until(now())
+        self.max.bucket()?.blocked_until(now())
     }
 
     /// Counts that the device has to wait.
@@ -193,14 +247,14 @@ impl Share {
 
     /// Returns `true` if the device has less than it is promised.
     pub(crate) fn is_owed(&self, now: Duration) -> bool {
-        self.min.as_ref().is_some_and(|min| min.lock().blocked_until(now).is_none())
+        self.min.bucket().is_some_and(|mut min| min.blocked_until(now).is_none())
     }
 
     /// Makes a budget fit the device's rate.
     #[inline]
     pub(crate) fn limit(&self, budget: Budget, now: impl FnOnce() -> Duration) -> Budget {
-        match &self.max {
-            Some(max) => budget.at_most(max.lock().available(now()).max(1)),
+        match self.max.bucket() {
+            Some(mut max) => budget.at_most(max.available(now()).max(1)),
             None => budget,
         }
     }
@@ -208,8 +262,10 @@ impl Share {
     /// The device has moved bytes.
     #[inline]
     pub(crate) fn spend(&self, bytes: u64) {
-        for bucket in [&self.max, &self.min].into_iter().flatten() {
-            bucket.lock().spend(bytes);
+        for rate in [&self.max, &self.min] {
+            if let Some(mut bucket) = rate.bucket() {
+                bucket.spend(bytes);
+            }
         }
     }
 
@@ -220,6 +276,11 @@ impl Share {
     pub(crate) fn add_port_time(&self, time: Duration) {
         self.port_ns.add(u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
     }
+}
+
+/// A weight as it is used.
+fn effective(weight: u32) -> u64 {
+    weight.clamp(1, 1000).into()
 }
 
 /// The shares of devices, by address.
@@ -255,5 +316,15 @@ impl DeviceShare {
     /// What the device has used.
     pub fn usage(&self) -> ShareUsage {
         self.0.usage()
+    }
+
+    /// What it may use.
+    pub fn config(&self) -> ShareConfig {
+        self.0.config()
+    }
+
+    /// Changes what it may use.
+    pub(crate) fn set(&self, config: ShareConfig) {
+        self.0.set(config);
     }
 }

@@ -340,6 +340,51 @@ fn a_queue_pair_keeps_to_its_rate() {
     assert!(close(rate, 30e6, 1.5e6), "{rate}");
 }
 
+/// Rates that are given, changed and taken away while the device moves bytes: each holds from then on, also for what
+/// waits for an earlier one.
+#[test]
+fn rates_change_while_a_device_moves_bytes() {
+    let world = World::new();
+    let share = world.rxe.share(mac(1), ShareConfig::default());
+    let slow = ShareConfig { max_rate: Some(100_000), burst: Some(100_000), ..ShareConfig::default() };
+    world.rxe.set_share(&share, slow);
+    assert_eq!(share.config(), slow);
+    let device = Busy::new(&world, 1, 20, 5000, 4 * KIB);
+    device.ring();
+    assert!(device.moved() <= 108 * KIB, "a burst: {}", device.moved());
+    let fast = ShareConfig { max_rate: Some(100_000_000), burst: Some(100_000), ..slow };
+    world.rxe.set_share(&share, fast);
+    let moves = rate(&world, 200 * MS, || device.moved());
+    assert!(close(moves, 100e6, 5e6), "{moves}");
+    // Those of queue pairs that are there already.
+    world.rxe.set_share(&share, ShareConfig { max_rate: None, burst: None, qp_max_rate: Some(1_000_000), ..fast });
+    pass(&world, 100 * MS);
+    let moves = rate(&world, 1000 * MS, || device.moved());
+    assert!(close(moves, 20e6, 1e6), "{moves}");
+    world.rxe.set_share(&share, ShareConfig::default());
+    pass(&world, 100 * MS);
+    world.run();
+    assert_eq!(device.moved(), 20 * 5000 * 4 * KIB);
+}
+
+/// A weight that changes is that of the device's next turn.
+#[test]
+fn weights_change() {
+    let world = fine();
+    let shares = [1, 3].map(|number| world.rxe.share(mac(number), ShareConfig::default()));
+    let [left, right] = [1, 3].map(|number| Busy::new(&world, number, 4, 1000, 64 * KIB));
+    left.ring();
+    right.ring();
+    world.rxe.set_share(&shares[0], ShareConfig { weight: 300, ..ShareConfig::default() });
+    let start = [left.moved(), right.moved()];
+    let moved = || [left.moved() - start[0], right.moved() - start[1]];
+    while moved().iter().sum::<u64>() < 100 * MIB {
+        assert!(world.run_one());
+    }
+    let [mine, others] = moved();
+    assert!((MIB..4 * MIB).contains(&(mine.abs_diff(3 * others) + 2 * MIB)), "{mine} {others}");
+}
+
 /// Workers that move a gigabyte a second, of which a device of little weight is promised 300 MB.
 #[test]
 fn a_promised_rate_comes_first() {

@@ -4,14 +4,15 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::Weak;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_verbs::{Counter, MacAddr};
 use serde::{Deserialize, Serialize};
 
-use super::{Frames, Link, LinkInspect, Readiness};
+use super::{Frames, Link, LinkInspect, LinkReader, Offload, Readiness};
 
 /// When a link that holds frames wants to be called again.
 const SOON: Duration = Duration::from_millis(1);
@@ -53,6 +54,7 @@ impl Faults {
 /// What happens to the frames of one direction.
 #[derive(Debug)]
 struct State {
+    faults: Faults,
     random: u64,
     /// Calls of [`Link::receive`], which are the clock of delays.
     calls: u64,
@@ -65,15 +67,14 @@ struct State {
 }
 
 impl State {
-    fn new(seed: u64) -> Self {
-        // Zero is the one state that the generator never leaves.
-        Self {
-            random: seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1,
-            calls: 0,
-            held: VecDeque::new(),
-            late: Vec::new(),
-            taken: false,
-        }
+    fn new(faults: Faults, seed: u64) -> Self {
+        Self { faults, random: first_random(seed), calls: 0, held: VecDeque::new(), late: Vec::new(), taken: false }
+    }
+
+    /// Other faults from now on. What is held comes when it was to come.
+    fn set(&mut self, faults: Faults, seed: u64) {
+        self.faults = faults;
+        self.random = first_random(seed);
     }
 
     /// Returns `true` if there are frames that come later.
@@ -94,7 +95,8 @@ impl State {
     }
 
     /// Decides about a frame. Returns `false` if it is lost.
-    fn take(&mut self, faults: &Faults, frame: &[u8]) -> bool {
+    fn take(&mut self, frame: &[u8]) -> bool {
+        let faults = self.faults;
         self.taken = true;
         if self.happens(faults.loss) {
             return false;
@@ -145,8 +147,9 @@ impl State {
     }
 
     /// Lets frames from index `from` on be overtaken, and copies only those that frames of another call overtake.
-    fn reorder(&mut self, rate: u16, frames: &mut Frames, from: usize) {
-        if rate == 0 {
+    fn reorder(&mut self, frames: &mut Frames, from: usize) {
+        let rate = self.faults.reorder;
+        if rate == 0 && self.late.is_empty() {
             return;
         }
         let came = frames.len().saturating_sub(from);
@@ -191,6 +194,11 @@ impl State {
     }
 }
 
+/// The state of the generator for a seed. Zero is the one that it never leaves.
+const fn first_random(seed: u64) -> u64 {
+    seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1
+}
+
 /// The direction away from us.
 #[derive(Debug)]
 struct Outbound {
@@ -216,10 +224,11 @@ impl Outbound {
 }
 
 /// A link with faults in the direction towards us ([`FaultLink::new`]; wrap both ends for both directions) or in both
-/// ([`FaultLink::both_ways`], for a link whose other end is not ours).
+/// ([`FaultLink::both_ways`], for a link whose other end is not ours). Without any it is the link inside.
 pub struct FaultLink<L> {
     inner: L,
-    faults: Faults,
+    /// There are no faults, and nothing is held because of earlier ones. Changes under the locks of both directions.
+    transparent: AtomicBool,
     inbound: Mutex<(State, Frames)>,
     outbound: Option<Mutex<Outbound>>,
     lost: AtomicU64,
@@ -227,28 +236,76 @@ pub struct FaultLink<L> {
 
 impl<L: fmt::Debug> fmt::Debug for FaultLink<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("FaultLink").field("inner", &self.inner).field("faults", &self.faults).finish_non_exhaustive()
+        f.debug_struct("FaultLink").field("inner", &self.inner).finish_non_exhaustive()
     }
 }
 
 impl<L: Link> FaultLink<L> {
     /// Wraps a link whose frames towards us suffer.
     pub fn new(inner: L, faults: Faults, seed: u64) -> Self {
-        let inbound = Mutex::new((State::new(seed), Frames::default()));
-        Self { inner, faults, inbound, outbound: None, lost: AtomicU64::new(0) }
+        let inbound = Mutex::new((State::new(faults, seed), Frames::default()));
+        let transparent = AtomicBool::new(faults == Faults::default());
+        Self { inner, transparent, inbound, outbound: None, lost: AtomicU64::new(0) }
     }
 
     /// Wraps a link whose frames suffer in both directions, independently.
     pub fn both_ways(inner: L, faults: Faults, seed: u64) -> Self {
-        let state = State::new(!seed);
+        let state = State::new(faults, !seed);
         let outbound = Outbound { state, pending: Frames::default(), left: 0 };
         Self { outbound: Some(Mutex::new(outbound)), ..Self::new(inner, faults, seed) }
     }
 
+    /// Other faults from now on, in the same directions. Who waits for the link has to look at its readiness again.
+    pub fn set_faults(&self, faults: Faults, seed: u64) {
+        let mut inbound = self.inbound.lock();
+        inbound.0.set(faults, seed);
+        if let Some(outbound) = &self.outbound {
+            outbound.lock().state.set(faults, !seed);
+        }
+        // What was held because of the old ones is released first.
+        self.transparent.store(false, Ordering::Release);
+        drop(inbound);
+        self.settle();
+    }
+
+    fn is_transparent(&self) -> bool {
+        self.transparent.load(Ordering::Acquire)
+    }
+
+    /// Steps out of the way if there is nothing to do any more.
+    fn settle(&self) {
+        let (inbound, outbound) = (self.inbound.lock(), self.outbound.as_ref().map(Mutex::lock));
+        let outbound_idle = outbound.as_ref().is_none_or(|outbound| {
+            !outbound.state.is_holding() && outbound.pending.is_empty() && outbound.state.faults == Faults::default()
+        });
+        if outbound_idle && inbound.0.faults == Faults::default() && !inbound.0.is_holding() {
+            self.transparent.store(true, Ordering::Release);
+        }
+    }
+
     fn suffer(&self, state: &mut State, frame: &[u8]) {
-        if !state.take(&self.faults, frame) {
+        if !state.take(frame) {
             self.lost.fetch_add(1, Ordering::Relaxed);
         }
+    }
+
+    /// Receives what the faults leave.
+    fn receive_suffering(&self, frames: &mut Frames, most: usize) {
+        let (state, incoming) = &mut *self.inbound.lock();
+        state.calls = state.calls.wrapping_add(1);
+        if state.faults.leave_most() && state.held.is_empty() {
+            let before = frames.len();
+            self.inner.receive(frames, most);
+            let lost = frames.retain_from(before, |_| !state.happens(state.faults.loss));
+            self.lost.fetch_add(lost as u64, Ordering::Relaxed);
+            return state.reorder(frames, before);
+        }
+        incoming.clear();
+        self.inner.receive(incoming, most);
+        for frame in incoming.iter() {
+            self.suffer(state, frame);
+        }
+        state.release(frames);
     }
 
     /// Sends frames whose delay is over.
@@ -266,40 +323,54 @@ impl<L: Link> FaultLink<L> {
 
 impl<L: Link> Link for FaultLink<L> {
     fn receive(&self, frames: &mut Frames, most: usize) {
+        if self.is_transparent() {
+            return self.inner.receive(frames, most);
+        }
         self.release_outbound();
-        let (state, incoming) = &mut *self.inbound.lock();
-        state.calls = state.calls.wrapping_add(1);
-        if self.faults.leave_most() {
-            let before = frames.len();
-            self.inner.receive(frames, most);
-            let lost = frames.retain_from(before, |_| !state.happens(self.faults.loss));
-            self.lost.fetch_add(lost as u64, Ordering::Relaxed);
-            return state.reorder(self.faults.reorder, frames, before);
+        self.receive_suffering(frames, most);
+        if self.inbound.lock().0.faults == Faults::default() {
+            self.settle();
         }
-        incoming.clear();
-        self.inner.receive(incoming, most);
-        for frame in incoming.iter() {
-            self.suffer(state, frame);
-        }
-        state.release(frames);
     }
 
     fn send(&self, frames: &Frames, from: usize) -> usize {
-        let Some(outbound) = &self.outbound else { return self.inner.send(frames, from) };
+        let Some(outbound) = self.outbound.as_ref().filter(|_| !self.is_transparent()) else {
+            return self.inner.send(frames, from);
+        };
         let outbound = &mut *outbound.lock();
+        // Looked at again with the lock: behind a link that has stepped aside nothing would be released.
+        if self.is_transparent() {
+            return self.inner.send(frames, from);
+        }
         // What did not leave last time comes first.
         if !outbound.flush(&self.inner) {
             return 0;
         }
-        for frame in frames.iter_from(from) {
-            self.suffer(&mut outbound.state, frame);
+        for (frame, offload) in frames.iter_with_offloads(from) {
+            if offload.is_none() {
+                self.suffer(&mut outbound.state, frame);
+            } else {
+                // Faults came between the question whether the link takes it and now: it is one of them.
+                self.lost.fetch_add(1, Ordering::Relaxed);
+            }
         }
         outbound.state.release(&mut outbound.pending);
         outbound.flush(&self.inner);
         frames.len().saturating_sub(from)
     }
 
+    fn takes(&self, frame: &[u8], offload: Offload) -> bool {
+        (self.outbound.is_none() || self.is_transparent()) && self.inner.takes(frame, offload)
+    }
+
+    fn set_reader(&self, reader: Weak<dyn LinkReader>) {
+        self.inner.set_reader(reader);
+    }
+
     fn unsent(&self) -> bool {
+        if self.is_transparent() {
+            return self.inner.unsent();
+        }
         let pending = |outbound: &Mutex<Outbound>| outbound.try_lock().is_none_or(|held| !held.pending.is_empty());
         self.outbound.as_ref().is_some_and(pending) || self.inner.unsent()
     }
@@ -310,13 +381,17 @@ impl<L: Link> Link for FaultLink<L> {
 
     fn readiness(&self) -> Readiness {
         let mut readiness = self.inner.readiness();
+        if self.is_transparent() {
+            return readiness;
+        }
         let wait = match &self.outbound {
             _ if self.inbound.lock().0.is_holding() => Some(SOON),
             Some(outbound) => {
                 let outbound = outbound.lock();
                 let waiting = outbound.state.is_holding() || !outbound.pending.is_empty();
                 // Whoever sends does not wake who would look after what is delayed.
-                if waiting { Some(SOON) } else { (self.faults.delay > 0 || self.faults.reorder > 0).then_some(LATER) }
+                let faults = outbound.state.faults;
+                if waiting { Some(SOON) } else { (faults.delay > 0 || faults.reorder > 0).then_some(LATER) }
             }
             None => None,
         };
@@ -465,5 +540,61 @@ mod tests {
             let worst = Faults { loss: 500, duplicate: 300, reorder: 500, corrupt: 200, delay: 300 };
             assert_eq!(run_outbound(worst, 6, capacity), run_outbound(worst, 6, capacity));
         }
+    }
+
+    /// Without faults it is the link inside, and with other ones nothing that was held is lost or stuck.
+    #[test]
+    fn faults_come_and_go_while_frames_pass() {
+        let (a, b) = memory::pair(5000).unwrap();
+        let a = FaultLink::both_ways(a, Faults::default(), 1);
+        let (mut sent, mut got, mut ignored) = (0_u32, Frames::default(), Frames::default());
+        let mut send = |count: u32| {
+            let mut frames = Frames::default();
+            (sent..sent + count).for_each(|number| frames.push(&number.to_be_bytes()));
+            sent += count;
+            assert_eq!(a.send(&frames, 0), frames.len());
+        };
+        send(100);
+        b.receive(&mut got, 5000);
+        assert_eq!((got.len(), a.is_transparent()), (100, true));
+        a.set_faults(Faults { delay: 5000, reorder: 1000, ..Faults::default() }, 7);
+        send(100);
+        b.receive(&mut got, 5000);
+        assert!(got.len() < 200 && a.readiness().wait == Some(SOON));
+        // In front of frames that are held, others neither pass nor wait for ever.
+        a.set_faults(Faults::default(), 1);
+        assert!(!a.is_transparent());
+        send(100);
+        for _ in 0..=Faults::MAX_DELAY {
+            a.receive(&mut ignored, 10);
+        }
+        assert!(a.is_transparent() && a.readiness().wait.is_none());
+        b.receive(&mut got, 5000);
+        let mut numbers: Vec<_> = got.iter().map(|frame| u32::from_be_bytes(frame.try_into().unwrap())).collect();
+        numbers.sort_unstable();
+        assert!(numbers.into_iter().eq(0..300));
+        a.set_faults(Faults { loss: 10_000, ..Faults::default() }, 1);
+        send(100);
+        b.receive(&mut got, 5000);
+        assert_eq!((got.len(), a.lost()), (300, 100));
+    }
+
+    /// The same towards us: what was late comes by itself when the faults are over.
+    #[test]
+    fn faults_towards_us_end() {
+        let (a, b) = memory::pair(5000).unwrap();
+        let b = FaultLink::new(b, Faults { delay: 5000, reorder: 2000, ..Faults::default() }, 3);
+        let (mut frames, mut got) = (Frames::default(), Frames::default());
+        (0..500_u32).for_each(|number| frames.push(&number.to_be_bytes()));
+        assert_eq!(a.send(&frames, 0), 500);
+        b.receive(&mut got, 500);
+        assert!(got.len() < 500);
+        b.set_faults(Faults { reorder: 2000, ..Faults::default() }, 3);
+        b.receive(&mut got, 500);
+        b.set_faults(Faults::default(), 3);
+        while !b.is_transparent() {
+            b.receive(&mut got, 500);
+        }
+        assert_eq!((got.len(), b.lost(), b.readiness().wait), (500, 0, None));
     }
 }

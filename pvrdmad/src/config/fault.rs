@@ -1,11 +1,12 @@
 //! Faults injected on an uplink, in the words of the command line.
 
+use std::fmt;
 use std::str::FromStr;
 use std::sync::Arc;
 
 use pvrdma_ether_link::Link;
 use pvrdma_ether_link::fault::{FaultLink, Faults};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 
 use super::keys::{deserialize_from_str, keys};
 use super::pairs::{Syntax, from_pairs};
@@ -63,11 +64,63 @@ pub struct FaultSpec {
 }
 
 impl FaultSpec {
-    /// The link with these faults in both directions.
-    pub fn wrap(&self, link: Arc<dyn Link>) -> Arc<dyn Link> {
-        Arc::new(FaultLink::both_ways(link, self.faults, self.seed))
+    /// The link with these faults in both directions, or with none that may come later.
+    pub fn wrap(spec: Option<&Self>, link: Arc<dyn Link>) -> Arc<FaultLink<Arc<dyn Link>>> {
+        let (faults, seed) = Self::parts(spec);
+        Arc::new(FaultLink::both_ways(link, faults, seed))
+    }
+
+    /// The link has these faults from now on, or none.
+    pub fn set(spec: Option<&Self>, link: &FaultLink<Arc<dyn Link>>) {
+        let (faults, seed) = Self::parts(spec);
+        link.set_faults(faults, seed);
+    }
+
+    fn parts(spec: Option<&Self>) -> (Faults, u64) {
+        spec.map_or_else(|| (Faults::default(), 1), |spec| (spec.faults, spec.seed))
     }
 }
+
+impl fmt::Display for FaultSpec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Faults { loss, duplicate, reorder, corrupt, delay } = self.faults;
+        let rates =
+            [("loss", loss), ("duplicate", duplicate), ("reorder", reorder), ("corrupt", corrupt), ("delay", delay)];
+        for (name, steps) in rates.into_iter().filter(|&(_, steps)| steps > 0) {
+            write!(f, "{name}:{}/", f64::from(steps) / STEPS)?;
+        }
+        write!(f, "seed:{}", self.seed)
+    }
+}
+
+/// Faults that a link has from now on: a [`FaultSpec`], or `off`.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FaultWord(pub Option<FaultSpec>);
+
+impl FromStr for FaultWord {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        if text == "off" { Ok(Self(None)) } else { text.parse().map(Some).map(Self) }
+    }
+}
+
+impl fmt::Display for FaultWord {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some(spec) => spec.fmt(f),
+            None => f.write_str("off"),
+        }
+    }
+}
+
+impl Serialize for FaultWord {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_str(self)
+    }
+}
+
+deserialize_from_str!(FaultWord);
 
 impl FromStr for FaultSpec {
     type Err = String;
@@ -98,6 +151,9 @@ mod tests {
         let all = "loss:0.01/duplicate:0.02/reorder:0.5/corrupt:1/delay:0.0001/seed:7";
         let faults = Faults { loss: 100, duplicate: 200, reorder: 5000, corrupt: 10_000, delay: 1 };
         assert_eq!(all.parse(), Ok(FaultSpec { faults, seed: 7 }));
+        let spec: FaultSpec = all.parse().unwrap();
+        assert_eq!(spec.to_string(), all);
+        assert_eq!(["off", all].map(|text| text.parse::<FaultWord>().unwrap().to_string()), ["off", all]);
         let loss = Faults { loss: 100, ..Faults::default() };
         assert_eq!("loss:0.01".parse(), Ok(FaultSpec { faults: loss, seed: 1 }));
         for wrong in [

@@ -22,6 +22,11 @@ impl BitRate {
         self.0 / 8
     }
 
+    /// As users write it.
+    pub fn word(self) -> String {
+        self.to_string().trim_end_matches("bit/s").to_owned()
+    }
+
     /// A rate in bytes per second.
     pub const fn from_bytes(bytes: u64) -> Self {
         Self(bytes.saturating_mul(8))

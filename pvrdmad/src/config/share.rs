@@ -1,5 +1,6 @@
 //! What a device may use of what it shares with others, in the words of the command line.
 
+use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
 
 use pvrdma_rxe::{DEFAULT_WEIGHT, ShareConfig};
@@ -20,25 +21,8 @@ impl DeviceSpec {
     /// # Errors
     /// A value is out of range, or they do not go together.
     pub(super) fn share(&self) -> Result<ShareConfig, String> {
-        let weight = self.weight.unwrap_or(DEFAULT_WEIGHT);
-        if !WEIGHTS.contains(&weight) {
-            return Err(format!("weight {weight} is not one of {} to {}", WEIGHTS.start(), WEIGHTS.end()));
-        }
-        if let Some(burst) = self.burst {
-            if self.max_rate.is_none() {
-                return Err("burst is what may exceed max-rate (max-rate=RATE)".to_owned());
-            }
-            if !BURSTS.contains(&burst) {
-                return Err(format!("burst {burst} is not one of {} to {}", BURSTS.start(), BURSTS.end()));
-            }
-        }
-        if let (Some(least), Some(most)) = (self.min_rate, self.max_rate)
-            && least > most
-        {
-            return Err(format!("min-rate {least} is above max-rate {most}"));
-        }
-        Ok(ShareConfig {
-            weight,
+        checked(ShareConfig {
+            weight: self.weight.unwrap_or(DEFAULT_WEIGHT),
             max_rate: self.max_rate.map(BitRate::bytes),
             burst: self.burst,
             qp_max_rate: self.qp_max_rate.map(BitRate::bytes),
@@ -47,15 +31,98 @@ impl DeviceSpec {
     }
 }
 
+/// # Errors
+/// A value is out of range, or they do not go together.
+fn checked(share: ShareConfig) -> Result<ShareConfig, String> {
+    let ShareConfig { weight, max_rate, burst, min_rate, .. } = share;
+    if !WEIGHTS.contains(&weight) {
+        return Err(format!("weight {weight} is not one of {} to {}", WEIGHTS.start(), WEIGHTS.end()));
+    }
+    if let Some(burst) = burst {
+        if max_rate.is_none() {
+            return Err("burst is what may exceed max-rate (max-rate=RATE)".to_owned());
+        }
+        if !BURSTS.contains(&burst) {
+            return Err(format!("burst {burst} is not one of {} to {}", BURSTS.start(), BURSTS.end()));
+        }
+    }
+    if let (Some(least), Some(most)) = (min_rate, max_rate)
+        && least > most
+    {
+        let [least, most] = [least, most].map(BitRate::from_bytes);
+        return Err(format!("min-rate {least} is above max-rate {most}"));
+    }
+    Ok(share)
+}
+
+/// What takes a value away that need not be there.
+const OFF: &str = "off";
+
+/// A share with other values for some keys; `off` takes a rate away.
+///
+/// # Errors
+/// There is no such key, a value is out of range, or they do not go together.
+pub fn change_share(mut share: ShareConfig, set: &BTreeMap<String, String>) -> Result<ShareConfig, String> {
+    let wrong = |key: &str, problem: String| format!("{key}: {problem}");
+    let rate = |key: &str, value: &str| {
+        let rate = (value != OFF).then(|| value.parse().map(BitRate::bytes)).transpose();
+        rate.map_err(|problem| wrong(key, problem))
+    };
+    let number = |key: &str, value: &str| {
+        value.parse::<u64>().map_err(|_| wrong(key, format!("'{value}' is not a number from 0 to {}", u64::MAX)))
+    };
+    for (key, value) in set {
+        match key.as_str() {
+            "weight" => share.weight = u32::try_from(number(key, value)?).unwrap_or(u32::MAX),
+            "burst" => share.burst = (value != OFF).then(|| number(key, value)).transpose()?,
+            "max-rate" => share.max_rate = rate(key, value)?,
+            "qp-max-rate" => share.qp_max_rate = rate(key, value)?,
+            "min-rate" => share.min_rate = rate(key, value)?,
+            unknown => {
+                let known: Vec<_> = share_words(&share).into_keys().collect();
+                return Err(format!("unknown key '{unknown}' (the keys of a share are {})", known.join(", ")));
+            }
+        }
+    }
+    checked(share)
+}
+
+/// A share in the words that [`change_share`] takes.
+pub fn share_words(share: &ShareConfig) -> BTreeMap<String, String> {
+    let ShareConfig { weight, max_rate, burst, qp_max_rate, min_rate } = *share;
+    let off = || OFF.to_owned();
+    let rate = |rate: Option<u64>| rate.map_or_else(off, |bytes| BitRate::from_bytes(bytes).word());
+    let words = [
+        ("weight", weight.to_string()),
+        ("max-rate", rate(max_rate)),
+        ("burst", burst.map_or_else(off, |burst| burst.to_string())),
+        ("qp-max-rate", rate(qp_max_rate)),
+        ("min-rate", rate(min_rate)),
+    ];
+    words.map(|(key, value)| (key.to_owned(), value)).into()
+}
+
 impl Network {
     /// Checks that the network has the rates that its devices are promised.
     ///
     /// # Errors
     /// It has not, or nobody says what it has.
     pub(super) fn check_rates(&self) -> Result<(), ConfigError> {
+        let shares = self.devices.iter().map(|device| (device.config.name.as_str(), device.share));
+        self.carries(shares).map_err(|(name, problem)| ConfigError::Device { name: name.to_owned(), problem })
+    }
+
+    /// The same for devices that have these shares.
+    ///
+    /// # Errors
+    /// It has not, as this device shows.
+    pub(crate) fn carries<'a>(
+        &self,
+        shares: impl Iterator<Item = (&'a str, ShareConfig)>,
+    ) -> Result<(), (&'a str, String)> {
         let mut sum = 0_u64;
-        for device in &self.devices {
-            let Some(promised) = device.share.min_rate else { continue };
+        for (name, share) in shares {
+            let Some(promised) = share.min_rate else { continue };
             sum = sum.saturating_add(promised);
             let problem = match self.link_rate {
                 None => format!("min-rate needs to know what network {} carries (link-rate=RATE)", self.name),
@@ -66,7 +133,7 @@ impl Network {
                 ),
                 Some(_) => continue,
             };
-            return Err(ConfigError::Device { name: device.config.name.clone(), problem });
+            return Err((name, problem));
         }
         Ok(())
     }
@@ -75,6 +142,34 @@ impl Network {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_share_changes_by_words() {
+        let set = |share, words: &[(&str, &str)]| {
+            let words = words.iter().map(|&(key, value)| (key.to_owned(), value.to_owned())).collect();
+            change_share(share, &words)
+        };
+        let share =
+            set(ShareConfig::default(), &[("weight", "300"), ("max-rate", "2.5G"), ("burst", "100000")]).unwrap();
+        assert_eq!((share.weight, share.max_rate, share.burst), (300, Some(312_500_000), Some(100_000)));
+        // What it says is what it takes.
+        assert_eq!(change_share(ShareConfig::default(), &share_words(&share)), Ok(share));
+        assert_eq!(set(share, &[]), Ok(share));
+        let off = set(share, &[("max-rate", "off"), ("burst", "off"), ("weight", "100")]);
+        assert_eq!(off, Ok(ShareConfig::default()));
+        for (key, value, word) in [
+            ("max-rate", "off", "burst is what may exceed max-rate"),
+            ("min-rate", "3G", "min-rate 3Gbit/s is above max-rate 2500Mbit/s"),
+            ("weight", "0", "1 to 1000"),
+            ("weight", "99999999999", "1 to 1000"),
+            ("weight", "off", "weight: 'off' is not a number"),
+            ("max-rate", "fast", "max-rate: 'fast' is not a rate"),
+            ("wait", "1", "unknown key 'wait' (the keys of a share are burst, max-rate,"),
+        ] {
+            let error = set(share, &[(key, value)]).unwrap_err();
+            assert!(error.contains(word), "{key}={value}: {error}");
+        }
+    }
 
     #[test]
     fn what_goes_together() {

@@ -11,8 +11,19 @@ use super::text::printable_text;
 use crate::events::Event;
 
 /// Methods that there are. `capture` is not: its answer is no JSON.
-pub(crate) const METHODS: [&str; 8] =
-    ["hello", "status", "show", "add-device", "remove-device", "link", "limits", "events"];
+pub(crate) const METHODS: [&str; 11] = [
+    "hello",
+    "status",
+    "show",
+    "add-device",
+    "remove-device",
+    "link",
+    "limits",
+    "share",
+    "fault",
+    "log-level",
+    "events",
+];
 
 const PARSE_ERROR: i32 = -32700;
 const INVALID_REQUEST: i32 = -32600;
@@ -146,6 +157,7 @@ pub(crate) fn response<S: Serialize>(id: &Value, reply: &Reply<S>) -> serde_json
         Reply::Ok(status) => result(id, status),
         Reply::Objects(objects) => result(id, objects),
         Reply::Limits(limits) => result(id, limits),
+        Reply::Share(words) => result(id, words),
         Reply::Capturing {} | Reply::Events {} | Reply::Done {} => result(id, &json!({})),
         Reply::Error(problem) => error(id, &CallRefused { code: REFUSED, message: problem.clone() }),
     }

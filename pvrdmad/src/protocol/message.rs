@@ -8,8 +8,9 @@ use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
 use super::text::{printable, printable_text};
-use crate::config::{BackendSpec, Device, LinkState, Network, SandboxMode};
+use crate::config::{BackendSpec, Device, FaultWord, LinkState, Network, SandboxMode};
 use crate::doorbells::DoorbellSetup;
+use crate::logging::LogFilter;
 use crate::status::WorkerStatus;
 
 /// Version of the requests. A worker of another one refuses [`Request::Hello`]; a daemon of another one says so.
@@ -74,6 +75,26 @@ pub enum Request {
         /// New values by name; the others stay.
         #[serde(default)]
         set: BTreeMap<String, u64>,
+    },
+    /// Sets what a device may use of what it shares with others, and says what that is.
+    Share {
+        /// Which device.
+        device: String,
+        /// New values by key, `off` for none; the others stay.
+        #[serde(default)]
+        set: BTreeMap<String, String>,
+    },
+    /// Has the uplink of a network suffer faults, or none any more.
+    Fault {
+        /// Which network.
+        network: String,
+        /// What `fault` of a network takes, or `off`.
+        fault: FaultWord,
+    },
+    /// Sets what is logged.
+    LogLevel {
+        /// A level, or what `RUST_LOG` takes.
+        level: LogFilter,
     },
     /// All that happens from now on. The connection is for that alone then.
     Events {},
@@ -140,6 +161,9 @@ impl Request {
             | Self::RemoveDevice { .. }
             | Self::Link { .. }
             | Self::Limits { .. }
+            | Self::Share { .. }
+            | Self::Fault { .. }
+            | Self::LogLevel { .. }
             | Self::Events {} => false,
             Self::Hello { .. } | Self::Serve { .. } => true,
         }
@@ -153,9 +177,15 @@ impl Request {
             | (Self::Show { .. }, Reply::Objects(_))
             | (Self::Capture { .. }, Reply::Capturing {})
             | (Self::Events {}, Reply::Events {})
-            | (Self::Limits { .. }, Reply::Limits(_)) => true,
+            | (Self::Limits { .. }, Reply::Limits(_))
+            | (Self::Share { .. }, Reply::Share(_)) => true,
             (
-                Self::Status { .. } | Self::Show { .. } | Self::Capture { .. } | Self::Limits { .. } | Self::Events {},
+                Self::Status { .. }
+                | Self::Show { .. }
+                | Self::Capture { .. }
+                | Self::Limits { .. }
+                | Self::Share { .. }
+                | Self::Events {},
                 _,
             ) => false,
             (_, reply) => matches!(reply, Reply::Done {}),
@@ -191,6 +221,8 @@ pub enum Reply<S = WorkerStatus> {
     Events {},
     /// Limits of a device.
     Limits(Vec<LimitStatus>),
+    /// What a device may use, by key.
+    Share(BTreeMap<String, String>),
     /// As asked.
     Done {},
     /// Not as asked.
@@ -209,6 +241,10 @@ impl Reply {
             Self::Limits(limits) => {
                 let printed = |limit: LimitStatus| LimitStatus { name: printable_text(&limit.name), ..limit };
                 Self::Limits(limits.into_iter().map(printed).collect())
+            }
+            Self::Share(words) => {
+                let printed = words.iter().map(|(key, value)| (printable_text(key), printable_text(value)));
+                Self::Share(printed.collect())
             }
             other => other,
         })

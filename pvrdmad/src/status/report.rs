@@ -54,6 +54,9 @@ pub struct NetworkStatus {
     pub lost_vms: Vec<String>,
     /// What confines the process; none without a sandbox, or while the process does not say.
     pub sandbox: Option<SandboxReport>,
+    /// Faults injected on its uplink.
+    #[serde(default)]
+    pub fault: Option<String>,
     /// Names of its devices.
     pub devices: Vec<String>,
 }

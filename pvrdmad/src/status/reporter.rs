@@ -143,7 +143,7 @@ impl Reporter {
                 mtu: self.mtu,
                 counters: self.port.as_ref().map_or_else(BTreeMap::new, |port| by_name(&port.counters())),
             },
-            share: self.share.as_ref().map(|share| ShareReport::new(self.device.share, share.usage())),
+            share: self.share.as_ref().map(|share| ShareReport::new(share.config(), share.usage())),
             capture: self.capture_report(),
             nic: self.nic.as_ref().zip(self.device.nic_socket.as_ref()).map(|(nic, socket)| nic.report(socket)),
             status: members(&status),

@@ -17,7 +17,8 @@ use super::plan::Planned;
 use super::process::Process;
 use super::sockets::Sources;
 use super::stand_in::StandIns;
-use crate::config::{BackendSpec, Device, LinkState};
+use crate::config::{BackendSpec, Device, FaultWord, LinkState, change_share};
+use crate::logging::LogFilter;
 use crate::protocol::{Reply, Request};
 
 /// What became of a device that is not planned any more.
@@ -37,6 +38,7 @@ impl Network {
         let deadline = self.call_deadline();
         let _turn = self.turn(deadline)?;
         self.plan.admits(&device)?;
+        self.plan.can_promise(&device.config.name, device.share)?;
         let doorbells = self.plan.doorbells(&device, sources);
         let planned =
             doorbells.and_then(|doorbells| Planned::new(device, self.plan.setup.network.vlan, doorbells, sources));
@@ -112,8 +114,7 @@ impl Network {
             return Err("the link is that of the host's adapter, which other devices use as well".to_owned());
         }
         self.plan.replace(device, |planned| Ok(planned.with_link(state)))?;
-        self.tell(Request::Link { device: device.to_owned(), state }, deadline)
-            .map_err(|problem| format!("{problem}: it follows when it goes on, and so does the next one"))
+        self.follow(Request::Link { device: device.to_owned(), state }, deadline)
     }
 
     /// Sets limits of a device, and says what they are.
@@ -127,16 +128,76 @@ impl Network {
         if !set.is_empty() {
             self.plan.replace(device, |planned| planned.with_limits(&set))?;
         }
-        let request = Request::Limits { device: device.to_owned(), set };
-        let reply = match &self.runs {
-            Runs::Here(worker) => Ok(worker.handle(request, Vec::new())),
-            Runs::Process(process) => process.ask(request, &[]).and_then(|reply| reply_by(&reply, deadline)),
-        };
-        match reply {
+        match self.ask(Request::Limits { device: device.to_owned(), set }, deadline) {
             Ok(Reply::Limits(limits)) => Ok(limits),
             Ok(Reply::Error(problem)) => Err(problem),
             Ok(_) => Err("its worker's reply is not understood".to_owned()),
             Err(error) => Err(format!("{}: the limits are set, and it follows", self.failure(error))),
+        }
+    }
+
+    /// Sets what a device may use of what it shares with others, and says what that is.
+    ///
+    /// # Errors
+    /// There is no such device or key, the values do not go together or are more than the network carries, or the
+    /// worker does not say in time what they are. In the last case they are set all the same.
+    pub(super) fn share(
+        &self,
+        device: &str,
+        set: BTreeMap<String, String>,
+    ) -> Result<BTreeMap<String, String>, String> {
+        let deadline = self.call_deadline();
+        let _turn = self.turn(deadline)?;
+        if self.plan.setup.backend != BackendSpec::Rxe {
+            return Err("the host's adapter shares itself out".to_owned());
+        }
+        if !set.is_empty() {
+            let share = self.plan.share(device).and_then(|share| change_share(share, &set))?;
+            self.plan.can_promise(device, share)?;
+            self.plan.replace(device, |planned| Ok(planned.with_share(share)))?;
+        }
+        match self.ask(Request::Share { device: device.to_owned(), set }, deadline) {
+            Ok(Reply::Share(words)) => Ok(words),
+            Ok(Reply::Error(problem)) => Err(problem),
+            Ok(_) => Err("its worker's reply is not understood".to_owned()),
+            Err(error) => Err(format!("{}: it is set, and follows", self.failure(error))),
+        }
+    }
+
+    /// Has the uplink suffer faults, or none any more.
+    ///
+    /// # Errors
+    /// There is no uplink, or its worker does not say in time that it has followed.
+    pub(super) fn fault(&self, fault: FaultWord) -> Result<(), String> {
+        let deadline = self.call_deadline();
+        let _turn = self.turn(deadline)?;
+        if self.plan.setup.network.uplink.is_none() {
+            return Err(format!("network {} has no uplink", self.name()));
+        }
+        self.plan.set(|settings| settings.fault = fault.0);
+        self.follow(Request::Fault { network: self.name().to_owned(), fault }, deadline)
+    }
+
+    /// Sets what its workers log.
+    ///
+    /// # Errors
+    /// Its worker does not say in time that it has followed.
+    pub(super) fn log_level(&self, level: &LogFilter, deadline: Instant) -> Result<(), String> {
+        let _turn = self.turn(deadline)?;
+        self.plan.set(|settings| settings.log = Some(level.clone()));
+        self.follow(Request::LogLevel { level: level.clone() }, deadline)
+    }
+
+    /// Tells the worker of what is planned.
+    fn follow(&self, request: Request, deadline: Instant) -> Result<(), String> {
+        self.tell(request, deadline)
+            .map_err(|problem| format!("{problem}: it follows when it goes on, and so does the next one"))
+    }
+
+    fn ask(&self, request: Request, deadline: Instant) -> Result<Reply, CallError> {
+        match &self.runs {
+            Runs::Here(worker) => Ok(worker.handle(request, Vec::new())),
+            Runs::Process(process) => process.ask(request, &[]).and_then(|reply| reply_by(&reply, deadline)),
         }
     }
 
@@ -153,16 +214,10 @@ impl Network {
     /// Tells the worker what it has to follow. If there is none now, there is nothing to tell: the next one begins with
     /// it.
     fn tell(&self, request: Request, deadline: Instant) -> Result<(), String> {
-        match &self.runs {
-            Runs::Here(worker) => done(worker.handle(request, Vec::new())),
-            Runs::Process(process) => {
-                let asked = process.ask(request, &[]).and_then(|reply| reply_by(&reply, deadline));
-                match asked {
-                    Ok(reply) => done(reply),
-                    Err(CallError::Gone | CallError::Ended) => Ok(()),
-                    Err(error @ CallError::Unresponsive) => Err(self.failure(error)),
-                }
-            }
+        match self.ask(request, deadline) {
+            Ok(reply) => done(reply),
+            Err(CallError::Gone | CallError::Ended) => Ok(()),
+            Err(error @ CallError::Unresponsive) => Err(self.failure(error)),
         }
     }
 

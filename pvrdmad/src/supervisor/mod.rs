@@ -42,8 +42,9 @@ pub(crate) use self::plan::Program;
 pub use self::reload::Changes;
 use self::sockets::Sources;
 use self::timing::Timing;
-use crate::config::{Config, Device, DeviceSpec, LinkSpec, LinkState, Network as Description, SocketPlace};
+use crate::config::{Config, Device, DeviceSpec, FaultWord, LinkSpec, LinkState, Network as Description, SocketPlace};
 use crate::events::{Event, Events};
+use crate::logging::{self, LogFilter};
 use crate::protocol::{Reply, Request};
 use crate::socket::Inherited;
 use crate::status::{DaemonStatus, DeviceReport};
@@ -227,8 +228,11 @@ impl Supervisor {
         let plan = Plan::new(config, network, &self.sources, self.timing);
         let begun = plan.and_then(|plan| Network::start(Arc::new(plan), self.program.clone(), temporary));
         let begun = begun.map_err(|error| format!("{error:#}"))?;
-        self.networks.write().push(Arc::new(begun));
-        Ok(())
+        let begun = Arc::new(begun);
+        self.networks.write().push(Arc::clone(&begun));
+        // Whoever changed it meanwhile did not know of this network.
+        let level = self.sources.log.lock().clone();
+        level.map_or(Ok(()), |level| begun.log_level(&level, Instant::now() + self.timing.call))
     }
 
     /// Removes a device, and its network if that was made for devices that came later and this is the last of them.
@@ -273,6 +277,48 @@ impl Supervisor {
     /// There is no such device or limit, a limit cannot have its value, or its worker does not say what they are.
     pub(crate) fn limits(&self, device: &str, set: BTreeMap<String, u64>) -> Result<Vec<LimitStatus>, String> {
         self.network(device)?.limits(device, set)
+    }
+
+    /// Sets what a device may use of what it shares with others, and says what that is.
+    ///
+    /// # Errors
+    /// There is no such device or key, the values do not go together, or its worker does not say what they are.
+    pub(crate) fn share(
+        &self,
+        device: &str,
+        set: BTreeMap<String, String>,
+    ) -> Result<BTreeMap<String, String>, String> {
+        self.network(device)?.share(device, set)
+    }
+
+    /// Has the uplink of a network suffer faults, or none any more.
+    ///
+    /// # Errors
+    /// There is no such network, it has no uplink, or its worker has not confirmed that it has followed.
+    pub(crate) fn fault(&self, network: &str, fault: FaultWord) -> Result<(), String> {
+        let networks = self.all();
+        let known = networks.iter().find(|known| known.name() == network).ok_or_else(|| {
+            let names: Vec<_> = networks.iter().map(|network| network.name()).collect();
+            format!("there is no network '{network}' (the networks are {})", names.join(", "))
+        })?;
+        let changed = known.fault(fault);
+        // Log: whoever may use the control socket causes it.
+        info!("network {network}: faults of its uplink: {fault}");
+        changed
+    }
+
+    /// Sets what is logged, here and by all workers, also by those to come.
+    ///
+    /// # Errors
+    /// A worker has not confirmed that it has followed.
+    pub(crate) fn log_level(&self, level: &LogFilter) -> Result<(), String> {
+        logging::set(level);
+        // Before networks that are being made look for it.
+        *self.sources.log.lock() = Some(level.clone());
+        let deadline = Instant::now() + self.timing.call;
+        let told = self.all().iter().map(|network| network.log_level(level, deadline)).collect::<Vec<_>>();
+        let problems: Vec<_> = told.into_iter().filter_map(Result::err).collect();
+        if problems.is_empty() { Ok(()) } else { Err(problems.join("; ")) }
     }
 
     /// Takes out a network that ends with this device.

@@ -144,6 +144,7 @@ impl Network {
             last_end,
             lost_vms: self.plan.services.lost(),
             sandbox: said.as_ref().and_then(|said| said.sandbox.clone()),
+            fault: self.plan.settings().fault.map(|fault| fault.to_string()),
             devices: self.devices(),
         };
         (status, said)

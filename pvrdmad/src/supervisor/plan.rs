@@ -9,7 +9,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
 use pvrdma_ether_link::Connector;
-use pvrdma_rxe::{RxeConfig, VlanMode};
+use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
 use pvrdma_verbs::MacAddr;
 
 use super::doorbells::lend;
@@ -17,8 +17,9 @@ use super::services::Services;
 use super::sockets::{DeviceSockets, LinkSockets, Sources};
 use super::stand_in::StandIns;
 use super::timing::Timing;
-use crate::config::{BackendSpec, Config, Device, DoorbellMode, LinkSpec, LinkState, Network};
+use crate::config::{BackendSpec, Config, Device, DoorbellMode, FaultSpec, LinkSpec, LinkState, Network};
 use crate::doorbells::DoorbellSetup;
+use crate::logging::LogFilter;
 use crate::protocol::{NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
 
@@ -46,10 +47,20 @@ pub(super) struct Plan {
     /// What its workers are confined to, for as long as the network lives.
     profile: Profile,
     devices: Mutex<Vec<Arc<Planned>>>,
+    settings: Mutex<Settings>,
     uplink: Option<LinkSockets>,
     pub(super) services: Arc<Services>,
     pub(super) stand_ins: StandIns,
     pub(super) timing: Timing,
+}
+
+/// What can be set of a network while it runs.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct Settings {
+    /// Faults of the uplink.
+    pub(super) fault: Option<FaultSpec>,
+    /// What its workers log. None: what they log by themselves.
+    pub(super) log: Option<LogFilter>,
 }
 
 /// What is kept of a device. It is never changed, but replaced: so it can be told what a worker has been given.
@@ -98,6 +109,12 @@ impl Planned {
         let mut device = self.device.clone();
         device.config.limits.set_all(values)?;
         Ok(Self { device, link: self.link, doorbells: self.doorbells.clone(), sockets: Arc::clone(&self.sockets) })
+    }
+
+    /// The same device with another share.
+    pub(super) fn with_share(&self, share: ShareConfig) -> Self {
+        let device = Device { share, ..self.device.clone() };
+        Self { device, link: self.link, doorbells: self.doorbells.clone(), sockets: Arc::clone(&self.sockets) }
     }
 
     /// The same device with its link up or down.
@@ -159,7 +176,9 @@ impl Plan {
         let profile = profile(&setup.backend, network, maps);
         let (services, devices) = (Arc::new(services), Mutex::new(planned));
         let stand_ins = sources.doorbells.stand_ins(setup.sandbox, &network.name);
-        Ok(Self { setup, profile, devices, uplink, services, stand_ins, timing })
+        let settings = Settings { fault: network.fault, log: sources.log.lock().clone() };
+        let settings = Mutex::new(settings);
+        Ok(Self { setup, profile, devices, settings, uplink, services, stand_ins, timing })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -242,6 +261,42 @@ impl Plan {
     /// Returns `true` if a device of this name is here.
     pub(super) fn has(&self, device: &str) -> bool {
         self.devices.lock().iter().any(|planned| planned.name() == device)
+    }
+
+    /// What is set now.
+    pub(super) fn settings(&self) -> Settings {
+        self.settings.lock().clone()
+    }
+
+    /// What a worker begins with.
+    pub(super) fn first_settings(&self) -> Settings {
+        Settings { fault: self.setup.network.fault, log: None }
+    }
+
+    /// Sets something, which every worker to come gets.
+    pub(super) fn set(&self, change: impl FnOnce(&mut Settings)) {
+        change(&mut self.settings.lock());
+    }
+
+    /// What a device may use.
+    ///
+    /// # Errors
+    /// There is no such device.
+    pub(super) fn share(&self, device: &str) -> Result<ShareConfig, String> {
+        let devices = self.devices.lock();
+        let planned = devices.iter().find(|planned| planned.name() == device);
+        planned.map(|planned| planned.device.share).ok_or_else(|| format!("there is no device '{device}'"))
+    }
+
+    /// Whether the network carries what its devices are promised, if this one has this share.
+    ///
+    /// # Errors
+    /// It does not.
+    pub(super) fn can_promise(&self, device: &str, share: ShareConfig) -> Result<(), String> {
+        let others = self.devices();
+        let others = others.iter().filter(|planned| planned.name() != device);
+        let promised = others.map(|planned| (planned.name(), planned.device.share)).chain([(device, share)]);
+        self.setup.network.carries(promised).map_err(|(device, problem)| format!("device {device}: {problem}"))
     }
 
     /// Returns `true` if these are what is here now.

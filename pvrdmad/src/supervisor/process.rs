@@ -15,9 +15,10 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::connection::{CallError, Connection};
-use super::plan::{Plan, Planned, Program};
+use super::plan::{Plan, Planned, Program, Settings};
 use super::session::{End, Session};
 use super::timing::BackOff;
+use crate::config::FaultWord;
 use crate::events::Event;
 use crate::protocol::{Reply, Request};
 
@@ -238,12 +239,13 @@ impl Keeper {
     fn set_up(&self, session: &mut Session, upcalls: OwnedFd) -> Result<(), End> {
         let fds: Vec<_> = [upcalls].into_iter().chain(self.plan.uplink()?).collect();
         self.call(session, self.plan.hello(), &fds)?;
-        let mut given = Vec::new();
+        let (mut given, mut set) = (Vec::new(), self.plan.first_settings());
         loop {
             self.give(session, &mut given)?;
+            self.give_settings(session, &mut set)?;
             // The plan may have changed meanwhile. From here on whoever changes it tells the worker.
             let mut life = self.lives.life.lock();
-            if self.plan.is(&given) {
+            if self.plan.is(&given) && self.plan.settings() == set {
                 life.running = Some((session.pid(), Arc::clone(session.connection())));
                 self.lives.changed.notify_all();
                 return Ok(());
@@ -271,6 +273,20 @@ impl Keeper {
             })?;
             given.push(new);
         }
+        Ok(())
+    }
+
+    /// Tells a worker for which `set` holds what does now.
+    fn give_settings(&self, session: &mut Session, set: &mut Settings) -> Result<(), End> {
+        let now = self.plan.settings();
+        if now.fault != set.fault {
+            let (network, fault) = (self.plan.name().to_owned(), FaultWord(now.fault));
+            self.call(session, Request::Fault { network, fault }, &[])?;
+        }
+        if let Some(level) = now.log.clone().filter(|_| now.log != set.log) {
+            self.call(session, Request::LogLevel { level }, &[])?;
+        }
+        *set = now;
         Ok(())
     }
 

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
+use parking_lot::Mutex;
 use pvrdma_ether_link::af_packet::{AfPacketSocket, Segmentation, VlanFilter};
 use pvrdma_ether_link::tap::{TapConnector, attach};
 use pvrdma_ether_link::unix::{PathConnector, ready_datagram, ready_listener};
@@ -16,6 +17,7 @@ use pvrdma_verbs::MacAddr;
 use super::doorbells::DoorbellHost;
 use crate::config::{Device, LinkSpec, SocketPlace};
 use crate::events::Events;
+use crate::logging::LogFilter;
 use crate::socket::{DatagramFile, Inherited, SocketAccess, SocketFile, bind_datagram};
 
 /// Where sockets come from beside paths and interfaces: what networks share.
@@ -26,6 +28,8 @@ pub(super) struct Sources {
     pub(super) inherited: Inherited,
     /// Who is told what happens.
     pub(super) events: Arc<Events>,
+    /// What is logged, if that was changed.
+    pub(super) log: Mutex<Option<LogFilter>>,
     /// Whether doorbell pages can be lent here.
     pub(super) doorbells: DoorbellHost,
 }

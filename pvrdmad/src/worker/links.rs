@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, bail};
 use pvrdma_ether_link::af_packet::AfPacketLink;
+use pvrdma_ether_link::fault::FaultLink;
 use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
 use pvrdma_ether_link::tap::TapLink;
 use pvrdma_ether_link::unix::{DatagramLink, StreamLink};
@@ -14,13 +15,14 @@ use pvrdma_ether_link::{Connector, Link, MonotonicClock};
 use pvrdma_verbs::MacAddr;
 
 use super::Host;
-use crate::config::{Device, LinkSpec, Network};
+use crate::config::{Device, FaultSpec, FaultWord, LinkSpec, Network};
 
 /// What connects the devices of a network, and those with other hosts if it has an uplink.
 #[derive(Debug)]
 pub(super) struct Ether {
     switch: Switch,
-    has_uplink: bool,
+    /// With the faults that there are now.
+    uplink: Option<Arc<FaultLink<Arc<dyn Link>>>>,
 }
 
 impl Ether {
@@ -30,21 +32,29 @@ impl Ether {
     /// These are not the descriptors of such a link, or there are none left for the switch.
     pub(super) fn start(network: &Network, fds: Vec<OwnedFd>, host: &Arc<dyn Host>) -> Result<Self> {
         let link = network.uplink.as_ref().map(|spec| open(spec, fds, host, None, network.offload)).transpose()?;
-        let link = link.map(|link| match &network.fault {
-            Some(fault) => fault.wrap(link),
-            None => link,
-        });
-        let has_uplink = link.is_some();
+        let uplink = link.map(|link| FaultSpec::wrap(network.fault.as_ref(), link));
+        let link = uplink.clone().map(|link| link as Arc<dyn Link>);
         let switch = match link {
             Some(link) if !network.local => Switch::hairpin(link, network.mtu),
             link => Switch::new(link, network.mtu),
         };
-        Ok(Self { switch: switch?, has_uplink })
+        Ok(Self { switch: switch?, uplink })
+    }
+
+    /// The uplink has these faults from now on, or none.
+    ///
+    /// # Errors
+    /// There is no uplink.
+    pub(super) fn set_fault(&self, FaultWord(fault): FaultWord) -> Result<()> {
+        let Some(uplink) = &self.uplink else { bail!("there is no uplink") };
+        FaultSpec::set(fault.as_ref(), uplink);
+        self.switch.uplink_changed();
+        Ok(())
     }
 
     /// Returns `true` if the device needs a port: somebody else may hear it, or it has a network function.
     pub(super) const fn is_for(&self, device: &Device) -> bool {
-        self.has_uplink || device.nic_socket.is_some()
+        self.uplink.is_some() || device.nic_socket.is_some()
     }
 
     /// The end of a device, there until it is dropped.

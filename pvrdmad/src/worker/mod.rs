@@ -29,8 +29,9 @@ pub use self::host::Host;
 use self::links::Ether;
 use self::network_function::NetworkFunction;
 use crate::capture::stream::{self, Streams};
-use crate::config::{BackendSpec, Device, LinkState, Network};
+use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share_words};
 use crate::doorbells::{DoorbellSetup, PageFile, ServedFile};
+use crate::logging;
 use crate::protocol::{NetworkSetup, Reply, Request};
 use crate::sandbox;
 use crate::sigbus;
@@ -90,6 +91,12 @@ impl Worker {
             Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
             Request::Link { device, state } => self.link(&device, state).map(|()| Reply::Done {}),
             Request::Limits { device, set } => self.limits(&device, &set).map(Reply::Limits),
+            Request::Share { device, set } => self.share(&device, &set).map(Reply::Share),
+            Request::Fault { fault, .. } => self.ether.set_fault(fault).map(|()| Reply::Done {}),
+            Request::LogLevel { level } => {
+                logging::set(&level);
+                Ok(Reply::Done {})
+            }
             Request::AddDevice { .. } => Err(anyhow!("the supervisor adds devices")),
             Request::Events {} => Err(anyhow!("the supervisor tells what happens")),
             Request::Hello { .. } => Err(anyhow!("said twice")),
@@ -191,6 +198,17 @@ impl Worker {
         let function = Arc::clone(&find(&self.devices.lock(), name)?.reporter.function);
         function.set_limits(set).map_err(anyhow::Error::msg)?;
         Ok(function.limits())
+    }
+
+    fn share(&self, name: &str, set: &BTreeMap<String, String>) -> Result<BTreeMap<String, String>> {
+        let devices = self.devices.lock();
+        let (Adapter::Rxe(rxe), Some(share)) = (&self.adapter, &find(&devices, name)?.reporter.share) else {
+            bail!("the host's adapter shares itself out");
+        };
+        // Held meanwhile, so that changes come one after the other.
+        let changed = change_share(share.config(), set).map_err(anyhow::Error::msg)?;
+        rxe.set_share(share, changed);
+        Ok(share_words(&changed))
     }
 
     /// What the network does, and what the counters mean if that is to be described.

@@ -121,6 +121,11 @@ impl Switch {
         }
     }
 
+    /// The uplink wants to be waited for in another way than it said last.
+    pub fn uplink_changed(&self) {
+        self.0.topology_changed();
+    }
+
     /// Moves what has come from the uplink to the ports, without waiting. Returns `true` if there may be more. Does
     /// nothing while a single port does it itself.
     pub fn service(&self) -> bool {

@@ -171,7 +171,7 @@ impl Shared {
     }
 
     /// Has everybody look at what to wait for.
-    fn topology_changed(&self) {
+    pub(super) fn topology_changed(&self) {
         for mailbox in self.ports.read().all() {
             mailbox.signal();
         }

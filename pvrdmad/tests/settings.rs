@@ -1,0 +1,209 @@
+//! What can be set while a daemon runs: shares, faults of an uplink, what is logged. All of it holds for the next
+//! worker as well.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use common::PATIENCE;
+use common::traffic::{Guest, gid, mac, transfer};
+use pvrdma_dev::testing::{Path, QpInit, SendWr, status};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+
+/// A daemon with the network `red` and one device there.
+struct Host {
+    folder: TempDir,
+    daemon: Child,
+    number: u8,
+}
+
+impl Host {
+    fn start(number: u8, isolate: &str, network: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("device");
+        let device = format!("name=vm,socket={},mac=52:54:00:00:03:{number:02x}", socket.display());
+        let mut command = Command::new(PROGRAM);
+        // A system call that the sandbox does not know ends the process, and the test.
+        command.args(["--sandbox=strict", "--isolate", isolate, "--network", &format!("name=red{network}")]);
+        command.args(["--device", &format!("{device},network=red,pin=off"), "--control"]);
+        command.arg(folder.path().join("control")).env("RUST_LOG", "info");
+        let log = File::create(folder.path().join("log")).unwrap();
+        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
+        assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");
+        Self { folder, daemon, number }
+    }
+
+    /// Two that have each other at the other end of their uplinks.
+    fn start_pair(isolate: &str) -> (TempDir, [Self; 2]) {
+        let wires = tempfile::tempdir().unwrap();
+        let [a, b] = ["a", "b"].map(|end| wires.path().join(end).display().to_string());
+        let near = Self::start(1, isolate, &format!(",uplink=unix-dgram:{a}:{b},mtu=9000"));
+        let far = Self::start(2, isolate, &format!(",uplink=unix-dgram:{b}:{a},mtu=9000"));
+        (wires, [near, far])
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn guest(&self) -> Guest {
+        Guest::new(self.number, &self.path("device"))
+    }
+
+    /// Runs a command of the program.
+    fn run(&self, line: &str) -> Result<String, String> {
+        let mut command = Command::new(PROGRAM);
+        let output = command.args(line.split(' ')).arg("--control").arg(self.path("control")).output().unwrap();
+        match output.status.success() {
+            true => Ok(String::from_utf8(output.stdout).unwrap()),
+            false => Err(String::from_utf8(output.stderr).unwrap()),
+        }
+    }
+
+    fn status(&self) -> Value {
+        serde_json::from_str(&self.run("status --json").unwrap()).unwrap()
+    }
+
+    fn share(&self, words: &str) -> Result<Value, String> {
+        self.run(format!("share --device vm --json {words}").trim_end())
+            .map(|text| serde_json::from_str(&text).unwrap())
+    }
+
+    /// Kills the worker, and waits for the next one.
+    fn next_worker(&self) {
+        let pid = || self.status()["networks"][0]["pid"].as_i64();
+        let old = pid().unwrap();
+        kill_process(Pid::from_raw(i32::try_from(old).unwrap()).unwrap(), Signal::KILL).unwrap();
+        let start = Instant::now();
+        while pid().is_none_or(|now| now == old) {
+            assert!(start.elapsed() < PATIENCE);
+        }
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.path("log")).unwrap()
+    }
+
+    /// Has it end, and waits for that.
+    fn stop(&mut self) {
+        let pid = Pid::from_child(&self.daemon);
+        kill_process(pid, Signal::TERM).unwrap();
+        assert!(self.daemon.wait().unwrap().success());
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+#[test]
+fn a_share_changes_while_the_device_runs() {
+    for isolate in ["network", "none"] {
+        let host = Host::start(1, isolate, ",link-rate=10G");
+        let guest = host.guest();
+        let share = |weight: &str, max: &str, min: &str| json!({"weight": weight, "max-rate": max, "min-rate": min, "qp-max-rate": "off", "burst": "off"});
+        assert_eq!(host.share(""), Ok(share("100", "off", "off")), "{isolate}");
+        assert_eq!(host.share("weight=300 max-rate=9500M min-rate=1G"), Ok(share("300", "9500M", "1G")));
+        transfer(&guest, &guest, 3);
+        let report = host.status()["devices"][0]["share"].clone();
+        assert_eq!((&report["weight"], &report["max_rate"]), (&json!(300), &json!(9_500_000_000_u64)));
+        for (words, problem) in [
+            ("weight=0", "1 to 1000"),
+            ("min-rate=9600M", "min-rate 9600Mbit/s is above max-rate 9500Mbit/s"),
+            ("max-rate=off min-rate=11G", "it carries 10Gbit/s"),
+            ("wait=1", "unknown key 'wait'"),
+        ] {
+            let error = host.share(words).unwrap_err();
+            assert!(error.contains(problem), "{words}: {error}");
+        }
+        if isolate == "network" {
+            host.next_worker();
+        }
+        assert_eq!(host.share(""), Ok(share("300", "9500M", "1G")), "{isolate}");
+        assert_eq!(host.share("max-rate=off min-rate=off weight=100"), Ok(share("100", "off", "off")));
+        assert!(host.run("share --device vm9 weight=1").unwrap_err().contains("there is no device 'vm9'"));
+    }
+}
+
+/// What a request to a peer ends with.
+fn knock(from: &Guest, to: &Guest) -> u32 {
+    let [(pd, mut cq), (far_pd, far_cq)] = [from, to].map(|guest| {
+        let driver = &guest.driver;
+        (driver.create_pd(None).unwrap(), driver.create_cq(None, 4).unwrap())
+    });
+    let mut qp = from.driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
+    let mut far = to.driver.create_qp(&QpInit::rc(&far_pd, &far_cq)).unwrap();
+    let path =
+        |to: &Guest, qpn| Path { timeout: 8, retry_cnt: 2, dmac: mac(to.number), ..Path::to(gid(to.number), qpn) };
+    qp.connect(&path(to, far.qpn)).unwrap();
+    far.connect(&path(from, qp.qpn)).unwrap();
+    qp.post_send(&[SendWr::write(1, &[], 0, 0)]).unwrap();
+    cq.wait().status
+}
+
+#[test]
+fn faults_come_and_go_while_the_daemon_runs() {
+    for isolate in ["network", "none"] {
+        let (_wires, [near, far]) = Host::start_pair(isolate);
+        let ends = [near.guest(), far.guest()];
+        transfer(&ends[0], &ends[1], 5);
+        assert_eq!(near.status()["networks"][0]["fault"], Value::Null);
+        near.run("fault --network red loss:1").unwrap();
+        assert_eq!(near.status()["networks"][0]["fault"], "loss:1/seed:1");
+        assert_eq!(knock(&ends[0], &ends[1]), status::RETRY_EXC, "{isolate}");
+        assert_eq!(knock(&ends[1], &ends[0]), status::RETRY_EXC, "{isolate}");
+        // All kinds, which hold frames back, and then none of them.
+        near.run("fault --network red delay:0.5/reorder:0.2/duplicate:0.2/corrupt:0.05/seed:3").unwrap();
+        near.run("fault --network red off").unwrap();
+        transfer(&ends[0], &ends[1], 5);
+        transfer(&ends[1], &ends[0], 5);
+        if isolate == "network" {
+            near.run("fault --network red loss:1").unwrap();
+            drop(ends);
+            near.next_worker();
+            let ends = [near.guest(), far.guest()];
+            assert_eq!(knock(&ends[0], &ends[1]), status::RETRY_EXC);
+            near.run("fault --network red off").unwrap();
+            transfer(&ends[0], &ends[1], 5);
+        }
+        assert!(near.run("fault loss:1").unwrap_err().contains("there is no network 'default' (the networks are red)"));
+    }
+    let alone = Host::start(1, "network", "");
+    assert!(alone.run("fault --network red loss:1").unwrap_err().contains("network red has no uplink"));
+}
+
+#[test]
+fn what_is_logged_changes_while_the_daemon_runs() {
+    let mut host = Host::start(1, "network", "");
+    host.run("link down --device vm").unwrap();
+    host.run("log-level off").unwrap();
+    host.run("link up --device vm").unwrap();
+    // What a worker says with its last breath: this one nothing.
+    host.next_worker();
+    let quiet = host.log();
+    assert!(quiet.contains("its link goes Down") && !quiet.contains("its link goes Up"), "{quiet}");
+    assert!(!quiet.contains("serves (process"), "{quiet}");
+    host.run("log-level warn,pvrdmad::worker=debug").unwrap();
+    host.next_worker();
+    host.run("link down --device vm").unwrap();
+    host.stop();
+    let log = host.log();
+    assert!(log.contains("the next one starts in"), "{log}");
+    assert!(!log[quiet.len()..].contains("its link goes"), "{log}");
+    // That is of the worker that came later.
+    assert!(log.contains("the supervisor has closed its end"), "{log}");
+}
