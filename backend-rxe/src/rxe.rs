@@ -101,19 +101,24 @@ impl Rxe {
     pub fn run_ready(&self) -> usize {
         let mut runs = 0;
         loop {
-            let before = runs;
-            while self.0.engine.run_one() {
-                runs += 1;
-            }
-            // With workers, ports have threads of their own.
-            let ports = if self.0.threaded { Vec::new() } else { self.0.ports.all() };
-            for port in &ports {
-                runs += usize::from(port.service());
-            }
-            if runs == before && !ports.iter().any(|port| port.is_holding()) {
-                return runs;
+            match self.run_some(usize::MAX) {
+                0 => return runs,
+                more => runs += more,
             }
         }
+    }
+
+    /// Runs tasks that are ready or due on the calling thread, so many at most, and then lets each port do what there
+    /// is to do. Returns how many runs that took: 0 if nothing was to be done. Guests can keep an adapter busy for ever.
+    pub fn run_some(&self, most: usize) -> usize {
+        let mut runs = 0;
+        while runs < most && self.0.engine.run_one() {
+            runs += 1;
+        }
+        // With workers, ports have threads of their own.
+        let ports = if self.0.threaded { Vec::new() } else { self.0.ports.all() };
+        runs += ports.iter().filter(|port| port.service()).count();
+        runs.max(usize::from(ports.iter().any(|port| port.is_holding())))
     }
 
     /// Runs one task that is ready or due on the calling thread or, if there is none, lets each port do what there is

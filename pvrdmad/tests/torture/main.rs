@@ -1,0 +1,264 @@
+//! Torture: three tenants exchange data of which every byte is compared, beside everybody who means no good and knows
+//! everything but secrets: a guest's kernel, a process in a tenant's own guest, a peer on the wire, and a VMM. What they
+//! do follows from a seed.
+//!
+//! `cargo test -p pvrdmad --test torture` runs many seeds for a moment each, on one thread and on virtual time, so that
+//! a seed that fails does so again: `SEED=17 cargo test -p pvrdmad --test torture -- --ignored one_thread`. With
+//! `SECONDS=3600` it goes on with the seeds behind it for so long. `all_threads` is the same with workers, a thread for
+//! each actor, and the time of the day: not to be repeated exactly, but with races.
+#![expect(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::cast_possible_truncation,
+    reason = "what goes wrong ends the test"
+)]
+
+#[path = "../../../pvrdma-dev/tests/counting_allocator/mod.rs"]
+mod counting_allocator;
+mod dice;
+mod kernel;
+mod network;
+mod peer;
+mod process;
+mod tenant;
+mod vmm;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use counting_allocator::CountingAllocator;
+use dice::Dice;
+use kernel::Kernel;
+use network::{BEYOND, Network};
+use parking_lot::Mutex;
+use peer::Peer;
+use process::Process;
+use pvrdma_dev::KeptStatus;
+use tenant::{Flow, Target, Tenant};
+use vmm::Vmm;
+
+#[global_allocator]
+static HEAP: CountingAllocator = CountingAllocator::new();
+
+/// One test at a time: all count the same heap.
+static ALONE: Mutex<()> = Mutex::new(());
+
+/// Steps of a run on one thread.
+const STEPS: usize = 600;
+/// Batches of each connection with which a run on threads ends.
+const BATCHES: u64 = 40;
+/// Workers of a daemon on threads.
+const WORKERS: usize = 2;
+/// What the process may keep after a run beyond what it kept after the first: room of maps that grew.
+const ROOM: usize = 64 << 10;
+
+/// Everybody.
+struct World {
+    flows: Vec<Flow>,
+    tenants: Vec<Tenant>,
+    /// What was kept for each tenant before anybody did harm.
+    kept: Vec<KeptStatus>,
+    process: Option<Process>,
+    kernel: Kernel,
+    peer: Peer,
+    vmm: Vmm,
+    network: Network,
+    seed: u64,
+}
+
+impl World {
+    fn new(seed: u64, workers: usize) -> Self {
+        let network = Network::new(seed, workers);
+        let tenants: Vec<Tenant> = [1, 2, 3, BEYOND].map(|number| Tenant::new(&network, number, seed)).into();
+        let pairs = [(0, 1), (1, 2), (2, 0), (2, 3)];
+        let mut flows: Vec<Flow> = (0..)
+            .zip(pairs)
+            .map(|(actor, (left, right))| Flow::new(&tenants[left], &tenants[right], Dice::new(seed, 10 + actor)))
+            .collect();
+        // Each moves something, so that whatever is made once is there.
+        settle(&network, &mut flows, 1);
+        let kept = tenants.iter().map(Tenant::kept).collect();
+        let targets: Vec<Target> = flows.iter().flat_map(Flow::targets).collect();
+        let process = Some(Process::new(&tenants[0].driver, targets.clone(), Dice::new(seed, 5)));
+        let kernel = Kernel::new(&network, targets.clone(), seed);
+        let vmm = Vmm::new(&network, seed, workers > 0);
+        let peer = Peer::new(targets, seed);
+        Self { flows, tenants, kept, process, kernel, peer, vmm, network, seed }
+    }
+
+    /// Does what the dice say, on this thread.
+    fn run(&mut self) {
+        let mut dice = Dice::new(self.seed, 6);
+        for _ in 0..STEPS {
+            match dice.below(20) {
+                0..7 => {
+                    let at = dice.below(self.flows.len());
+                    self.flows[at].step(self.network.now());
+                }
+                7..12 => self.kernel.step(),
+                12..16 => self.process.iter_mut().for_each(Process::step),
+                16 | 17 => self.peer.step(&self.network),
+                18 if dice.one_in(3) => self.vmm.step(),
+                _ => self.network.pass(Duration::from_millis(dice.below(50) as u64)),
+            }
+            if dice.one_in(2) {
+                self.network.settle();
+            }
+        }
+    }
+
+    /// The same with a thread for each of them.
+    fn run_on_threads(&mut self) {
+        let Self { flows, process, kernel, peer, vmm, network, .. } = self;
+        let (network, stop) = (&*network, AtomicBool::new(false));
+        let until_the_end = |step: &mut dyn FnMut()| {
+            let _stop = Stop(&stop);
+            while !stop.load(Ordering::Acquire) {
+                step();
+                thread::yield_now();
+            }
+        };
+        thread::scope(|scope| {
+            scope.spawn(|| until_the_end(&mut || _ = network.wire.lock().carry()));
+            scope.spawn(|| until_the_end(&mut || peer.step(network)));
+            scope.spawn(|| until_the_end(&mut || kernel.step()));
+            scope.spawn(|| until_the_end(&mut || process.iter_mut().for_each(Process::step)));
+            scope.spawn(|| until_the_end(&mut || vmm.step()));
+            let _stop = Stop(&stop);
+            while !stop.load(Ordering::Acquire) && flows.iter().any(|flow| flow.batches < BATCHES) {
+                flows.iter_mut().for_each(|flow| flow.step(network.now()));
+                thread::yield_now();
+            }
+        });
+    }
+
+    /// All attackers leave. What is under way ends well, the tenants go on, and nothing is kept of what was done.
+    fn end(mut self) {
+        self.kernel.end();
+        self.process.take().into_iter().for_each(Process::end);
+        settle(&self.network, &mut self.flows, 2);
+        assert!((0..100).any(|_| self.network.settle()), "somebody who has left keeps the adapter busy");
+        for (tenant, before) in self.tenants.iter().zip(&self.kept) {
+            let after = tenant.kept();
+            assert_eq!(after.used_bytes, before.used_bytes, "kept for guest {}: {after:?}", tenant.number);
+        }
+        // The first has a process that does wrong, and the last is not a device of this daemon.
+        self.tenants[1..3].iter().for_each(Tenant::check_counters);
+    }
+}
+
+/// Lets every connection end its batch and do some more.
+fn settle(network: &Network, flows: &mut [Flow], batches: u64) {
+    let goals: Vec<u64> = flows.iter().map(|flow| flow.batches + batches).collect();
+    while flows.iter().zip(&goals).any(|(flow, goal)| flow.batches < *goal || !flow.is_idle()) {
+        for (flow, goal) in flows.iter_mut().zip(&goals) {
+            if flow.batches < *goal { flow.step(network.now()) } else { flow.look(network.now()) }
+        }
+        network.pass(Duration::from_millis(10));
+        network.wire.lock().carry();
+        thread::yield_now();
+    }
+}
+
+/// Stops the other threads, also when this one panics.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+/// Says what failed.
+struct Running {
+    seed: u64,
+    test: &'static str,
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            println!("again: SEED={} cargo test -p pvrdmad --test torture -- --ignored {}", self.seed, self.test);
+        }
+    }
+}
+
+/// A run from its beginning to its end. Gives the batches that were compared.
+fn torture(seed: u64, workers: usize) -> u64 {
+    let test = if workers == 0 { "one_thread" } else { "all_threads" };
+    let _running = Running { seed, test };
+    let mut world = World::new(seed, workers);
+    if workers == 0 {
+        world.run()
+    } else {
+        world.run_on_threads()
+    }
+    let batches = world.flows.iter().map(|flow| flow.batches).sum();
+    world.end();
+    batches
+}
+
+/// Runs of these seeds. The heap is the same after each.
+fn runs(seeds: impl Iterator<Item = u64>, workers: usize) {
+    let _alone = ALONE.lock();
+    let (mut batches, mut runs, mut first) = (0, 0_u64, None);
+    for seed in seeds {
+        batches += torture(seed, workers);
+        runs += 1;
+        let bytes = HEAP.bytes();
+        let first = *first.get_or_insert(bytes);
+        assert!(bytes < first + ROOM, "after seed {seed}: {bytes} bytes, {first} after the first");
+    }
+    println!("{runs} runs, {batches} batches compared");
+}
+
+/// A number of the environment.
+fn number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name}={value} is no number")))
+}
+
+/// The seeds that the environment asks for.
+fn seeds() -> impl Iterator<Item = u64> {
+    let (first, seconds) = (number("SEED").unwrap_or(1), number("SECONDS"));
+    let begin = Instant::now();
+    (first..).enumerate().map_while(move |(count, seed)| {
+        let more = seconds.is_some_and(|seconds| begin.elapsed() < Duration::from_secs(seconds));
+        (count == 0 || more).then_some(seed)
+    })
+}
+
+#[test]
+fn nobody_harms_a_tenant() {
+    runs(1..=24, 0);
+}
+
+/// Else no failure could be looked into.
+#[test]
+fn a_seed_does_the_same_again() {
+    let _alone = ALONE.lock();
+    let [once, again] = [(); 2].map(|()| {
+        let mut world = World::new(7, 0);
+        world.run();
+        let devices = world.tenants.iter().map(|tenant| &tenant.device).chain([&world.kernel.device]);
+        devices.map(|device| device.device.status()).collect::<Vec<_>>()
+    });
+    assert_eq!(once, again);
+}
+
+#[test]
+fn nobody_harms_a_tenant_on_threads() {
+    runs(1..=2, WORKERS);
+}
+
+#[test]
+#[ignore = "by name: SEED, SECONDS"]
+fn one_thread() {
+    runs(seeds(), 0);
+}
+
+#[test]
+#[ignore = "by name: SEED, SECONDS"]
+fn all_threads() {
+    runs(seeds(), WORKERS);
+}

@@ -1,0 +1,172 @@
+//! Where everybody lives: the devices of one daemon, a host beyond the uplink, and the wire between them.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pvrdma_dev::testing::{GuestMemory, Irqs, TestDevice};
+use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
+use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_ether_link::{Clock, Frames, Link, ManualClock, MonotonicClock};
+use pvrdma_rxe::{Congestion, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_verbs::testing::mac;
+use pvrdma_verbs::{MacAddr, Random};
+
+use crate::dice::Dice;
+
+/// The host beyond the uplink.
+pub(crate) const BEYOND: u8 = 4;
+/// Devices of the daemon that are on the wire, the second of them an attacker's.
+pub(crate) const ON_THE_WIRE: [u8; 2] = [3, KERNEL];
+/// The attackers' devices.
+pub(crate) const KERNEL: u8 = 66;
+pub(crate) const VMM: u8 = 67;
+
+/// Frames that a cable holds in each direction.
+const CABLE: usize = 512;
+/// Runs of queue pairs before ports are served, and how often both have their turn between two steps.
+const RUNS: usize = 16;
+const ROUNDS: usize = 64;
+
+pub(crate) struct Network {
+    _uplinks: Vec<Uplink>,
+    pub(crate) wire: Mutex<Wire>,
+    here: Rxe,
+    beyond: Rxe,
+    clock: Arc<dyn Clock>,
+    /// Time that stands still until it is moved, for runs on one thread.
+    manual: Option<Arc<ManualClock>>,
+}
+
+impl Network {
+    /// On one thread and virtual time without workers, else as a daemon has it.
+    pub(crate) fn new(seed: u64, workers: usize) -> Self {
+        let manual = (workers == 0).then(|| Arc::new(ManualClock::default()));
+        let clock: Arc<dyn Clock> = match &manual {
+            Some(clock) => Arc::clone(clock) as _,
+            None => Arc::new(MonotonicClock::default()),
+        };
+        // Small, so that transfers of a few pages already go on from run to run.
+        let config = RxeConfig {
+            workers,
+            inline_bytes: 6000,
+            inline_requests: 3,
+            worker_bytes: 6000,
+            worker_requests: 3,
+            clock: Arc::clone(&clock),
+            ..RxeConfig::default()
+        };
+        let (here, beyond) = (Rxe::new(config.clone()).unwrap(), Rxe::new(config).unwrap());
+        let (mut ports, mut uplinks) = (Vec::new(), Vec::new());
+        for number in ON_THE_WIRE.into_iter().chain([BEYOND]) {
+            let (ours, theirs) = memory::pair(CABLE).unwrap();
+            let rules = PortRules { congestion: Some(Congestion::default()), negotiate: true, ..PortRules::default() };
+            let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 1500, rules };
+            let rxe = if number == BEYOND { &beyond } else { &here };
+            uplinks.push(rxe.plug(mac(number), config).unwrap());
+            ports.push((mac(number), theirs));
+        }
+        let wire = Wire { ports, dice: Dice::new(seed, 1), recent: VecDeque::new() };
+        Self { _uplinks: uplinks, wire: Mutex::new(wire), here, beyond, clock, manual }
+    }
+
+    pub(crate) fn now(&self) -> Duration {
+        self.clock.now()
+    }
+
+    /// A device with this memory.
+    pub(crate) fn device(&self, number: u8, memory: Arc<GuestMemory>, seed: u64) -> TestDevice<Rxe> {
+        let irqs = Irqs::new();
+        let space = Arc::clone(memory.space());
+        let device = PvrdmaDevice::new(Self::config(number, seed), space, irqs.clone(), self.rxe(number)).unwrap();
+        TestDevice { memory, irqs, device }
+    }
+
+    pub(crate) fn config(number: u8, seed: u64) -> DeviceConfig {
+        let config = DeviceConfig::new(format!("guest {number}"), mac(number));
+        DeviceConfig { random: Random::Seed(seed.wrapping_mul(u64::from(number))), ..config }
+    }
+
+    pub(crate) fn rxe(&self, number: u8) -> &Rxe {
+        if number == BEYOND { &self.beyond } else { &self.here }
+    }
+
+    /// Does what there is to do now, without workers; not all of it, if somebody keeps the adapter busy for ever. Returns
+    /// `false` then.
+    pub(crate) fn settle(&self) -> bool {
+        for _ in 0..ROUNDS {
+            let runs = [&self.here, &self.beyond].map(|rxe| if self.manual.is_some() { rxe.run_some(RUNS) } else { 0 });
+            if runs == [0; 2] && (self.manual.is_none() || self.wire.lock().carry() == 0) {
+                return true;
+            }
+        }
+        false
+    }
+
+    /// Moves virtual time on to where the next timer fires, at most so far, and does what is to be done then.
+    pub(crate) fn pass(&self, at_most: Duration) {
+        self.settle();
+        if let Some(clock) = &self.manual {
+            let next = [&self.here, &self.beyond].into_iter().filter_map(Rxe::next_deadline).min();
+            let now = clock.now();
+            clock.advance(next.map_or(at_most, |next| next.saturating_sub(now)).min(at_most));
+            self.settle();
+        }
+    }
+}
+
+/// What connects the devices that have an uplink. It loses, doubles and overtakes, and somebody listens.
+pub(crate) struct Wire {
+    ports: Vec<(MacAddr, MemoryLink)>,
+    dice: Dice,
+    /// What was carried of late.
+    recent: VecDeque<Vec<u8>>,
+}
+
+impl Wire {
+    /// Carries what has come, and returns how many frames there were.
+    pub(crate) fn carry(&mut self) -> usize {
+        let mut frames = Frames::default();
+        for (_, port) in &self.ports {
+            port.receive(&mut frames, 64);
+        }
+        let mut order: Vec<&[u8]> = frames.iter().collect();
+        if order.len() > 1 && self.dice.one_in(8) {
+            let at = self.dice.below(order.len() - 1);
+            order.swap(at, at + 1);
+        }
+        for frame in order {
+            let times = match self.dice.below(200) {
+                0 => 0,
+                1 => 2,
+                _ => 1,
+            };
+            (0..times).for_each(|_| self.give(frame));
+            self.recent.push_back(frame.to_vec());
+        }
+        while self.recent.len() > 32 {
+            self.recent.pop_front();
+        }
+        frames.len()
+    }
+
+    /// A frame that was carried of late.
+    pub(crate) fn recent(&mut self) -> Option<Vec<u8>> {
+        let at = self.dice.below(self.recent.len().max(1));
+        self.recent.get(at).cloned()
+    }
+
+    /// Sends a frame to whom it names, or to everybody. What finds no room is lost.
+    pub(crate) fn give(&self, frame: &[u8]) {
+        let mut frames = Frames::default();
+        frames.push(frame);
+        let named = frame.first_chunk().map(|address| MacAddr(*address));
+        let everybody = named.is_none_or(|mac| mac.0[0] & 1 != 0);
+        for (mac, port) in &self.ports {
+            if everybody || named == Some(*mac) {
+                port.send(&frames, 0);
+            }
+        }
+    }
+}

@@ -1,0 +1,315 @@
+//! Tenants, and their traffic: every byte of it is compared with a model, and so is what nobody should touch.
+
+use std::time::Duration;
+
+use pvrdma_dev::testing::{
+    AddressHandle, Buffer, Cq, Driver, GuestMemory, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr, TestDevice,
+    access, status,
+};
+use pvrdma_dev::{DeviceStatus, KeptStatus};
+use pvrdma_rxe::Rxe;
+use pvrdma_verbs::testing::{gid, mac};
+use pvrdma_verbs::{Counter, Gid};
+
+use crate::dice::Dice;
+use crate::network::{BEYOND, Network};
+
+/// Operations of a batch, and slices of a half of a buffer.
+const SLOTS: usize = 4;
+const SLICE: usize = 12 << 10;
+/// Sources are in the first half, targets in the second.
+const HALF: usize = SLOTS * SLICE;
+/// Longest transfer.
+const LONGEST: usize = SLICE / 2;
+/// Bytes before the payload of a datagram.
+const GRH: usize = 40;
+/// What nobody guesses. Attackers know everything else.
+const QKEY: u32 = 0x0bad_cafe;
+/// Longest that a batch may take: virtual time with retries, and for threads what only a hang exceeds.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Counts that show more than load: on a device of which nobody does anything wrong they stay at zero, whatever others
+/// do.
+const NO_LOAD: [&str; 15] = [
+    "register_errors",
+    "handshakes_refused",
+    "commands_unknown",
+    "modify_qp_refused",
+    "doorbells_ignored",
+    "events_dropped",
+    "kept_refused",
+    "gids_refused",
+    "request_errors",
+    "refused_requests",
+    "cq_overruns",
+    "flushed",
+    "unanswered",
+    "ud_dropped_no_receive",
+    "ud_too_long",
+];
+
+/// A guest that does nothing wrong.
+pub(crate) struct Tenant {
+    pub(crate) number: u8,
+    pub(crate) device: TestDevice<Rxe>,
+    pub(crate) driver: Driver,
+}
+
+impl Tenant {
+    pub(crate) fn new(network: &Network, number: u8, seed: u64) -> Self {
+        let device = network.device(number, GuestMemory::new(4 << 20), seed);
+        let driver = device.driver();
+        driver.bind_gid(0, gid(number)).unwrap();
+        Self { number, device, driver }
+    }
+
+    fn status(&self) -> DeviceStatus {
+        self.device.device.status()
+    }
+
+    /// What the process keeps for it.
+    pub(crate) fn kept(&self) -> KeptStatus {
+        self.status().kept
+    }
+
+    /// Nobody saw anything but load here.
+    pub(crate) fn check_counters(&self) {
+        let DeviceStatus { counters, adapter, .. } = self.status();
+        let all: Vec<Counter> = [counters, adapter].concat();
+        for name in NO_LOAD {
+            let count = all.iter().find(|count| count.name == name).unwrap_or_else(|| panic!("no counter {name}"));
+            assert_eq!(count.value, 0, "{name} of guest {}", self.number);
+        }
+    }
+}
+
+/// All that an attacker may want to know of a victim.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Target {
+    pub(crate) number: u8,
+    pub(crate) gid: Gid,
+    pub(crate) qpn: u32,
+    pub(crate) datagram_qpn: u32,
+    pub(crate) psn: u32,
+    pub(crate) addr: u64,
+    pub(crate) rkey: u32,
+    /// Who talks to it.
+    pub(crate) peer: Gid,
+}
+
+/// One end of a connection.
+struct End {
+    number: u8,
+    pd: Pd,
+    cq: Cq,
+    qp: Qp,
+    /// For datagrams.
+    ud: Qp,
+    buffer: Buffer,
+    mr: Mr,
+    /// What the buffer must hold.
+    model: Vec<u8>,
+    /// Memory that only its owner has a right to.
+    private: Buffer,
+    _private_mr: Mr,
+    /// Names of requests that have not completed, and of receives.
+    sends: Vec<u64>,
+    receives: Vec<u64>,
+    /// Where datagrams have headers, of which nobody else here says what they are.
+    headers: Vec<usize>,
+    driver: Driver,
+}
+
+impl End {
+    fn new(tenant: &Tenant, dice: &mut Dice) -> Self {
+        let driver = &tenant.driver;
+        let context = driver.open().unwrap();
+        let pd = driver.create_pd(Some(&context)).unwrap();
+        let cq = driver.create_cq(Some(&context), 64).unwrap();
+        let qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
+        let mut ud = driver.create_qp(&QpInit::ud(&pd, &cq)).unwrap();
+        ud.start_datagrams(QKEY).unwrap();
+        let buffer = driver.buffer(2 * HALF, dice.below(4096), Placement::Scattered);
+        let mr = driver.reg_mr(&pd, &buffer, access::ALL).unwrap();
+        let model = dice.bytes(buffer.len());
+        buffer.write(0, &model);
+        let (private, _private_mr) = driver.registered_buffer(&pd, 8192, access::LOCAL_WRITE).unwrap();
+        private.fill_pattern(7);
+        let (sends, receives, headers) = (Vec::new(), Vec::new(), Vec::new());
+        let (number, driver) = (tenant.number, driver.clone());
+        Self { number, pd, cq, qp, ud, buffer, mr, model, private, _private_mr, sends, receives, headers, driver }
+    }
+
+    fn connect(&mut self, peer: &Target) {
+        let path = Path { dmac: mac(peer.number).0, timeout: 14, ..Path::to(peer.gid, peer.qpn) };
+        self.qp.connect(&path).unwrap();
+    }
+
+    fn target(&self, peer: &Self) -> Target {
+        Target {
+            number: self.number,
+            gid: gid(self.number),
+            qpn: self.qp.qpn,
+            datagram_qpn: self.ud.qpn,
+            psn: 0x1234,
+            addr: self.buffer.va(),
+            rkey: self.mr.rkey,
+            peer: gid(peer.number),
+        }
+    }
+
+    /// Writes as the guest does.
+    fn store(&mut self, at: usize, bytes: &[u8]) {
+        self.buffer.write(at, bytes);
+        self.expect(at, bytes);
+    }
+
+    /// The peer will have written this.
+    fn expect(&mut self, at: usize, bytes: &[u8]) {
+        self.model[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+
+    /// Takes what has completed.
+    fn poll(&mut self) {
+        while let Some(cqe) = self.cq.poll() {
+            assert_eq!(cqe.status, status::SUCCESS, "guest {}: {cqe:?}", self.number);
+            let waiting = if cqe.opcode >= 128 { &mut self.receives } else { &mut self.sends };
+            let at = waiting.iter().position(|&name| name == cqe.wr_id);
+            waiting.remove(at.unwrap_or_else(|| panic!("nobody waits for {cqe:?}")));
+        }
+        // What the kernel's handlers do.
+        self.driver.notifications();
+    }
+
+    fn check(&mut self) {
+        for at in std::mem::take(&mut self.headers) {
+            let header = self.buffer.read(at, GRH);
+            self.expect(at, &header);
+        }
+        assert!(self.buffer.read(0, 2 * HALF) == self.model, "bytes of guest {} are wrong", self.number);
+        assert!(self.private.read(0, 8192) == Buffer::pattern(7, 8192), "memory of guest {} was changed", self.number);
+    }
+}
+
+/// A connection with verified traffic.
+pub(crate) struct Flow {
+    ends: [End; 2],
+    dice: Dice,
+    /// When the batch began that is under way.
+    since: Option<Duration>,
+    pub(crate) batches: u64,
+    /// Datagrams are not lost on their way.
+    datagrams: bool,
+}
+
+impl Flow {
+    pub(crate) fn new(left: &Tenant, right: &Tenant, mut dice: Dice) -> Self {
+        let mut ends = [left, right].map(|tenant| End::new(tenant, &mut dice));
+        let targets = Self::targets_of(&ends);
+        ends[0].connect(&targets[1]);
+        ends[1].connect(&targets[0]);
+        let datagrams = ends.iter().all(|end| end.number != BEYOND);
+        Self { ends, dice, since: None, batches: 0, datagrams }
+    }
+
+    fn targets_of(ends: &[End; 2]) -> [Target; 2] {
+        let [left, right] = ends;
+        [left.target(right), right.target(left)]
+    }
+
+    pub(crate) fn targets(&self) -> [Target; 2] {
+        Self::targets_of(&self.ends)
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.since.is_none()
+    }
+
+    /// Begins a batch, or sees how the one does that is under way.
+    pub(crate) fn step(&mut self, now: Duration) {
+        match self.since {
+            None => self.start(now),
+            Some(_) => self.look(now),
+        }
+    }
+
+    /// Sees how the batch does that is under way, if any.
+    pub(crate) fn look(&mut self, now: Duration) {
+        let Some(since) = self.since else { return };
+        self.ends.iter_mut().for_each(End::poll);
+        if self.ends.iter().all(|end| end.sends.is_empty() && end.receives.is_empty()) {
+            self.ends.iter_mut().for_each(End::check);
+            self.since = None;
+            self.batches += 1;
+        } else {
+            let [left, right] = self.ends.each_ref().map(|end| (end.number, &end.sends, &end.receives));
+            assert!(now < since + PATIENCE, "no completion: {left:?} {right:?}");
+        }
+    }
+
+    fn start(&mut self, now: Duration) {
+        let Self { ends: [left, right], dice, datagrams, .. } = self;
+        let (me, peer) = if dice.one_in(2) { (left, right) } else { (right, left) };
+        let (rkey, to) = (peer.mr.rkey, AddressHandle::new(me.pd.handle, gid(peer.number)));
+        for slot in 0..=dice.below(SLOTS) {
+            let name = self.batches << 8 | slot as u64;
+            let (from, to_at) = (slot * SLICE + dice.below(LONGEST), HALF + slot * SLICE + dice.below(LONGEST));
+            let len = dice.below(LONGEST + 1);
+            let bytes = dice.bytes(len);
+            let remote = |end: &End, at: usize| end.buffer.va() + at as u64;
+            let mut datagram = false;
+            let request = match dice.below(if *datagrams { 6 } else { 5 }) {
+                0 => {
+                    me.store(from, &bytes);
+                    peer.expect(to_at, &bytes);
+                    SendWr::write(name, &[me.buffer.sge(&me.mr, from, len)], remote(peer, to_at), rkey)
+                }
+                1 => {
+                    peer.store(from, &bytes);
+                    me.expect(to_at, &bytes);
+                    SendWr::read(name, &[me.buffer.sge(&me.mr, to_at, len)], remote(peer, from), rkey)
+                }
+                2 => {
+                    // At a word's address, and to anywhere.
+                    let at = from + (8 - (remote(peer, from) % 8) as usize) % 8;
+                    let old: [u8; 8] = peer.model[at..at + 8].try_into().unwrap();
+                    let add = dice.long();
+                    peer.expect(at, &u64::from_le_bytes(old).wrapping_add(add).to_le_bytes());
+                    me.expect(to_at, &old);
+                    SendWr::fetch_add(name, me.buffer.sge(&me.mr, to_at, 8), remote(peer, at), rkey, add)
+                }
+                3 | 4 => {
+                    peer.qp.post_recv(&[RecvWr::new(name, &[peer.buffer.sge(&peer.mr, to_at, len)])]).unwrap();
+                    peer.receives.push(name);
+                    me.store(from, &bytes);
+                    peer.expect(to_at, &bytes);
+                    // In two pieces.
+                    let cut = dice.below(len + 1);
+                    let pieces = [(from, cut), (from + cut, len - cut)];
+                    SendWr::send(name, &pieces.map(|(at, len)| me.buffer.sge(&me.mr, at, len)))
+                }
+                _ => {
+                    let len = len.min(1000);
+                    let room = peer.buffer.sge(&peer.mr, to_at, GRH + len);
+                    peer.ud.post_recv(&[RecvWr::new(name, &[room])]).unwrap();
+                    peer.receives.push(name);
+                    me.store(from, &bytes[..len]);
+                    peer.headers.push(to_at);
+                    peer.expect(to_at + GRH, &bytes[..len]);
+                    datagram = true;
+                    SendWr::datagram(name, &[me.buffer.sge(&me.mr, from, len)], &to, peer.ud.qpn, QKEY)
+                }
+            };
+            me.sends.push(name);
+            let qp = if datagram { &mut me.ud } else { &mut me.qp };
+            qp.publish_send(&[request]).unwrap();
+            // One doorbell for several, at times.
+            if dice.one_in(2) {
+                qp.ring_send();
+            }
+        }
+        me.qp.ring_send();
+        me.ud.ring_send();
+        self.since = Some(now);
+    }
+}
