@@ -19,8 +19,6 @@ use crate::verbs::{Channel, HostCq, HostDevice, HostMr, HostOp, HostPd, HostQp, 
 pub const DEPTH: u32 = 64;
 /// Receives that it may have.
 pub const RECEIVES: u32 = 512;
-/// Virtual address of each buffer.
-const START: u64 = 0x10_0000_0000;
 
 /// A connected queue pair of the host's adapter, with a registered buffer and a completion queue.
 #[expect(missing_debug_implementations, reason = "for benchmarks")]
@@ -28,6 +26,8 @@ pub struct BareQp {
     qp: HostQp,
     cq: Arc<HostCq>,
     mr: HostMr,
+    /// Where the buffer is. Devices that know no other addresses of memory are given that.
+    start: u64,
     gid: HostGid,
     batch: SendBatch,
     entries: [Wc; DEPTH as usize],
@@ -48,12 +48,13 @@ impl BareQp {
         let cq = Arc::new(HostCq::new(&channel, 2 * DEPTH)?);
         let memory = Arc::new(MmapRegion::new(bytes).map_err(io::Error::other)?);
         let mapping = ContiguousMapping::map(&[HostPiece { mapping: memory, offset: 0, len: bytes, writable: true }])?;
-        let mr = HostMr::register(&pd, mapping, 0, bytes, START, convert::access(Access::all()))?;
+        let start = mapping.as_ptr().addr() as u64;
+        let mr = HostMr::register(&pd, mapping, 0, bytes, start, convert::access(Access::all()))?;
         let cap =
             QpCap { max_send_wr: DEPTH, max_recv_wr: RECEIVES, max_send_sge: 1, max_recv_sge: 1, max_inline_data: 0 };
         let (send_cq, recv_cq) = (Arc::clone(&cq), Arc::clone(&cq));
         let qp = HostQp::new(HostQpInit { pd, send_cq, recv_cq, srq: None, cap, qp_type: QPT_RC })?;
-        Ok(Self { qp, cq, mr, gid, batch: SendBatch::default(), entries: [Wc::default(); DEPTH as usize] })
+        Ok(Self { qp, cq, mr, start, gid, batch: SendBatch::default(), entries: [Wc::default(); DEPTH as usize] })
     }
 
     /// Connects this end to `peer`, which has to be connected to this one likewise.
@@ -100,9 +101,9 @@ impl BareQp {
     ) -> io::Result<()> {
         self.batch.clear();
         for offset in offsets {
-            let addr = START + offset as u64;
-            let sge = Sge { addr, length, lkey: self.mr.lkey() };
-            let op = HostOp::Write { addr, rkey: peer.mr.rkey(), immediate: None };
+            let (from, to) = (self.start + offset as u64, peer.start + offset as u64);
+            let sge = Sge { addr: from, length, lkey: self.mr.lkey() };
+            let op = HostOp::Write { addr: to, rkey: peer.mr.rkey(), immediate: None };
             self.batch.push(0, SEND_SIGNALED, op, &[sge]);
         }
         self.qp.post_send(&mut self.batch).1
@@ -114,7 +115,7 @@ impl BareQp {
     /// The adapter does not take it.
     pub fn post_receive(&self, length: u32) -> io::Result<()> {
         let mut batch = RecvBatch::default();
-        batch.push(0, &[Sge { addr: START, length, lkey: self.mr.lkey() }]);
+        batch.push(0, &[Sge { addr: self.start, length, lkey: self.mr.lkey() }]);
         self.qp.post_recv(&mut batch).1
     }
 

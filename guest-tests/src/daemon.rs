@@ -232,6 +232,11 @@ impl Daemon {
         self.process.terminate(Duration::from_secs(10)).is_some_and(|status| status.success())
     }
 
+    /// Its processes.
+    pub(crate) fn processes(&self) -> impl Iterator<Item = u32> {
+        self.pids.iter().filter_map(|&pid| u32::try_from(pid).ok())
+    }
+
     /// Processor time that its processes have used so far, in clock ticks.
     pub(crate) fn processor_ticks(&self) -> Result<u64> {
         self.sum("stat", |text| {

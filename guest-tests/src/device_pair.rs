@@ -87,10 +87,10 @@ impl Side {
     }
 
     /// The same of a device behind a socket.
-    fn at(socket: &std::path::Path, host: u8, options: &SideOptions) -> Result<Self> {
+    fn at(socket: &std::path::Path, host: u8, options: &SideOptions, connect: Connect) -> Result<Self> {
         let file = File::from(rustix::fs::memfd_create("guest", MemfdFlags::CLOEXEC)?);
         file.set_len((options.bytes + options.other_memory) as u64)?;
-        let (device, irqs) = RemoteFunction::connect(socket, &file)?;
+        let (device, irqs) = connect(socket, &file)?;
         Self::on(device, &GuestMemory::in_file(file), &irqs, host, options)
     }
 
@@ -185,11 +185,23 @@ pub(crate) fn connected<B: Backend + 'static>(backend: &B, bytes: usize, placeme
     connect(a, b)
 }
 
+/// How a client connects to a device.
+type Connect = fn(&std::path::Path, &File) -> Result<(Arc<RemoteFunction>, Arc<Irqs>)>;
+
 /// The same of two devices behind sockets.
 pub(crate) fn connected_at(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
+    connected_by(RemoteFunction::connect, sockets, bytes)
+}
+
+/// The same with the doorbell pages mapped that the devices lend.
+pub(crate) fn connected_mapped_at(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
+    connected_by(RemoteFunction::connect_mapped, sockets, bytes)
+}
+
+fn connected_by(by: Connect, sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
     let options = SideOptions::new(bytes, Placement::Scattered);
-    let a = Side::at(&sockets[0], 1, &options).context("the first side")?;
-    let b = Side::at(&sockets[1], 2, &options).context("the second side")?;
+    let a = Side::at(&sockets[0], 1, &options, by).context("the first side")?;
+    let b = Side::at(&sockets[1], 2, &options, by).context("the second side")?;
     connect(a, b)
 }
 

@@ -6,6 +6,7 @@
 //! of this program by these figures.
 
 mod chart;
+mod doorbells;
 mod figure;
 mod host_adapter;
 mod in_process;
@@ -32,12 +33,17 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     if wanted("in-process") {
         figures.extend(in_process::measure(runs)?);
     }
+    let mut rows = Vec::new();
     if wanted("wire") {
-        for row in wire::measure(runs)? {
-            match row {
-                Ok(figure) => figures.push(figure),
-                Err(reason) => skipped.push(reason),
-            }
+        rows.extend(wire::measure(runs)?);
+    }
+    if wanted("doorbells") {
+        rows.extend(doorbells::measure(runs, !options.no_vm)?);
+    }
+    for row in rows {
+        match row {
+            Ok(figure) => figures.push(figure),
+            Err(reason) => skipped.push(reason),
         }
     }
     if !options.no_vm && wanted("vm") {

@@ -31,7 +31,7 @@ mod nvme;
 mod package;
 mod packets;
 pub(crate) mod perftest;
-mod pingpong;
+pub(crate) mod pingpong;
 mod programs;
 mod qemu_nic;
 mod readme;

@@ -41,6 +41,13 @@ impl HostFacts {
         self.processors >= PROCESSORS
     }
 
+    /// Returns `true` if a watcher may find out whether there is one, where somebody wants mapped doorbells by name: it
+    /// stops when it has to wait for a processor.
+    #[must_use]
+    pub const fn may_spin(&self) -> bool {
+        self.processors > 1
+    }
+
     /// Why `doorbells=auto` is `trapped`, in words.
     #[must_use]
     pub fn obstacle(&self) -> Option<String> {
@@ -68,6 +75,9 @@ mod tests {
     fn doorbells_are_mapped_where_all_is_there() {
         let good = HostFacts { architecture: "x86_64", processors: 4, without_stand_in: None, without_file: None };
         assert_eq!((good.obstacle(), good.spins()), (None, true));
+        let few = |processors| HostFacts { processors, ..good.clone() };
+        assert_eq!([1, 2, 3, 4].map(|number| few(number).may_spin()), [false, true, true, true]);
+        assert_eq!([1, 2, 3, 4].map(|number| few(number).obstacle().is_none()), [false, false, false, true]);
         let why = |facts: HostFacts| facts.obstacle().unwrap();
         assert!(why(HostFacts { architecture: "aarch64", ..good.clone() }).contains("aarch64"));
         assert!(why(HostFacts { processors: 3, ..good.clone() }).contains("3 processors"));

@@ -57,7 +57,7 @@ pub enum DoorbellSetup {
     },
     /// They are stores to memory of the VMM's.
     Mapped {
-        /// There is a processor to spare for looking at rings again and again.
+        /// There may be a processor to spare for looking at rings again and again.
         spins: bool,
         /// Why the VMM may end with the process that serves the pages, if it may.
         #[serde(default)]

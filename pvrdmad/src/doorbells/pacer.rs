@@ -25,6 +25,12 @@ const WARM: u64 = 2_000_000;
 const SPINNER: u64 = 100_000;
 /// Naps while somebody spins on a page and posts nothing.
 const POLLED_NAP: u64 = 400_000;
+/// Spinning of this length is judged:
+const JUDGED: u64 = 10_000_000;
+/// a watcher that had no processor for a twentieth of it keeps others waiting, too,
+const CROWDED: u64 = 20;
+/// and does not spin for so long, at first and at most.
+const PAUSE: (u64, u64) = (1_000_000_000, 60_000_000_000);
 /// How long pages are left to who spins on them, at first and at most.
 const POLLED: u64 = 10_000_000;
 const LONGEST_POLLED: u64 = 100_000_000;
@@ -43,23 +49,52 @@ enum State {
 #[derive(Debug)]
 pub(super) struct Pacer {
     state: State,
-    /// There is a processor to spare.
+    /// There may be a processor to spare.
     spins: bool,
+    /// It spun, and had no processor meanwhile, for so long since that was judged last.
+    spun: u64,
+    lost: u64,
+    /// It does not spin until then, and for how long the next time.
+    crowded: u64,
+    pause: u64,
     /// For how long pages are left to who spins on them next time.
     polled: u64,
 }
 
 impl Pacer {
-    /// `spins` tells whether there is a processor to spare for spinning.
+    /// `spins` tells whether there may be a processor to spare for spinning. What comes of it is told to
+    /// [`Self::spun`].
     pub(super) const fn new(spins: bool) -> Self {
-        Self { state: State::Cold { since: 0 }, spins, polled: POLLED }
+        let state = State::Cold { since: 0 };
+        Self { state, spins, spun: 0, lost: 0, crowded: 0, pause: PAUSE.0, polled: POLLED }
+    }
+
+    /// It may spin now.
+    const fn spins(&self, now: u64) -> bool {
+        self.spins && now >= self.crowded
+    }
+
+    /// It spun for `time`, of which it had a processor for `ran`. Whoever waits for one keeps others waiting.
+    pub(super) fn spun(&mut self, now: u64, time: u64, ran: u64) {
+        self.spun = self.spun.saturating_add(time);
+        self.lost = self.lost.saturating_add(time.saturating_sub(ran));
+        if self.spun < JUDGED {
+            return;
+        }
+        if self.lost > self.spun / CROWDED {
+            self.crowded = now.saturating_add(self.pause);
+            self.pause = self.pause.saturating_mul(2).min(PAUSE.1);
+        } else {
+            self.pause = PAUSE.0;
+        }
+        (self.spun, self.lost) = (0, 0);
     }
 
     /// What to do now.
     pub(super) const fn next(&self, now: u64) -> Step {
         match self.state {
             State::Cold { .. } => Step::Block,
-            State::Warm { work, .. } if self.spins && now.saturating_sub(work) < SPIN => Step::Spin,
+            State::Warm { work, .. } if self.spins(now) && now.saturating_sub(work) < SPIN => Step::Spin,
             State::Warm { work, nap } if now.saturating_sub(work) < WARM => Step::Nap(nap),
             State::Polled { until } if now < until => Step::Nap(POLLED_NAP),
             State::Warm { .. } | State::Polled { .. } => Step::Arm,
@@ -103,10 +138,10 @@ impl Pacer {
     }
 
     /// For status.
-    pub(super) const fn word(&self) -> &'static str {
+    pub(super) const fn word(&self, now: u64) -> &'static str {
         match self.state {
             State::Cold { .. } => "cold",
-            State::Warm { .. } if self.spins => "hot",
+            State::Warm { .. } if self.spins(now) => "hot",
             State::Warm { .. } => "warm",
             State::Polled { .. } => "polled",
         }
@@ -124,7 +159,7 @@ mod tests {
         let mut pacer = Pacer::new(false);
         assert_eq!(pacer.next(1_000 * MILLISECOND), Step::Block);
         pacer.touched(1_000 * MILLISECOND, 1_001 * MILLISECOND);
-        assert_eq!((pacer.next(1_001 * MILLISECOND), pacer.word()), (Step::Nap(NAP), "warm"));
+        assert_eq!((pacer.next(1_001 * MILLISECOND), pacer.word(1_001 * MILLISECOND)), (Step::Nap(NAP), "warm"));
     }
 
     #[test]
@@ -168,13 +203,38 @@ mod tests {
         assert_eq!(pacer.next(5), Step::Nap(NAP));
     }
 
+    /// Who has to wait for a processor while it spins keeps others waiting, who have the work: it naps for a while,
+    /// longer each time.
+    #[test]
+    fn it_does_not_spin_in_a_crowd() {
+        let spins = |pacer: &mut Pacer, now| {
+            pacer.worked(now);
+            pacer.next(now) == Step::Spin
+        };
+        let mut pacer = Pacer::new(true);
+        let mut now = 5;
+        // A twentieth is nothing, and neither is what is too short to tell.
+        pacer.spun(now, JUDGED, JUDGED - JUDGED / CROWDED);
+        pacer.spun(now, JUDGED - 1, 0);
+        assert!(spins(&mut pacer, now));
+        for pause in [1, 2, 4, 8, 16, 32, 60, 60] {
+            pacer.spun(now, JUDGED, JUDGED / 2);
+            assert!(!spins(&mut pacer, now) && pacer.word(now) == "warm", "{pause}");
+            now += pause * 1_000 * MILLISECOND;
+            assert!(!spins(&mut pacer, now - 1) && spins(&mut pacer, now) && pacer.word(now) == "hot", "{pause}");
+        }
+        pacer.spun(now, JUDGED, JUDGED);
+        pacer.spun(now, JUDGED, 0);
+        assert!(!spins(&mut pacer, now) && spins(&mut pacer, now + PAUSE.0));
+    }
+
     /// One process that polls does not slow the others down that work.
     #[test]
     fn who_is_touched_at_work_stays_at_work() {
         let mut pacer = Pacer::new(false);
         pacer.worked(100);
         pacer.touched(150, 160);
-        assert_eq!((pacer.word(), pacer.next(170)), ("warm", Step::Nap(NAP)));
+        assert_eq!((pacer.word(170), pacer.next(170)), ("warm", Step::Nap(NAP)));
     }
 
     /// While a page cannot be taken away, stores to it stay silent: the watcher must not sleep.
@@ -215,9 +275,9 @@ mod tests {
         }
         assert!(naps <= 10_000 * MILLISECOND / POLLED_NAP + 100, "{naps}");
         assert!(arms <= 110, "{arms} in ten seconds");
-        assert_eq!(pacer.word(), "polled");
+        assert_eq!(pacer.word(now), "polled");
         pacer.worked(now);
-        assert_eq!(pacer.word(), "hot");
+        assert_eq!(pacer.word(now), "hot");
     }
 
     /// The same when each touch comes a moment after the pages were taken away.
@@ -226,9 +286,9 @@ mod tests {
         let mut pacer = Pacer::new(true);
         pacer.armed(1_000);
         pacer.touched(1_000 + SPINNER, 5 * MILLISECOND);
-        assert_eq!((pacer.word(), pacer.next(5 * MILLISECOND)), ("polled", Step::Nap(POLLED_NAP)));
+        assert_eq!((pacer.word(5 * MILLISECOND), pacer.next(5 * MILLISECOND)), ("polled", Step::Nap(POLLED_NAP)));
         pacer.armed(6 * MILLISECOND);
         pacer.touched(6 * MILLISECOND + SPINNER + 1, 7 * MILLISECOND);
-        assert_eq!(pacer.word(), "hot");
+        assert_eq!(pacer.word(5_000 * MILLISECOND), "hot");
     }
 }

@@ -9,6 +9,7 @@ use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
 use log::error;
+use nix::time::ClockId;
 use pvrdma_dev::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
 use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
@@ -20,6 +21,9 @@ use super::pages::Pages;
 
 /// The words of [`Pacer::word`], to be told by another thread.
 const WORDS: [&str; 4] = ["cold", "warm", "hot", "polled"];
+
+/// Spinning is judged in pieces of this length, in nanoseconds, if it does not end before.
+const SPIN_NOTED: u64 = 1_000_000;
 
 /// What the thread, the device and whoever serves the pages share.
 #[derive(Debug)]
@@ -109,6 +113,13 @@ impl DoorbellWatcher for Watch {
     }
 }
 
+/// Nanoseconds that this thread has had a processor.
+fn processor_time() -> u64 {
+    // That of `rustix` asks the kernel first where its own is to be found, by a call that this thread may not make.
+    let time = nix::time::clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
+}
+
 fn signal(event: &OwnedFd) {
     // Fails when it has been signalled very often, and is readable then.
     let _ = rustix::io::write(event, &1u64.to_ne_bytes());
@@ -122,12 +133,13 @@ pub(super) struct Watcher {
 }
 
 impl Watcher {
-    /// Looks at the rings of `device` from now on. `spins`: there is a processor to spare.
+    /// Looks at the rings of `device` from now on. `spins`: there may be a processor to spare.
     ///
     /// # Errors
     /// There is no room for a thread.
     pub(super) fn start(watch: &Arc<Watch>, device: Arc<dyn MappedDoorbells>, spins: bool) -> io::Result<Self> {
-        let body = Body { watch: Arc::clone(watch), device, pacer: Pacer::new(spins), events: 0, due: None };
+        let body =
+            Body { watch: Arc::clone(watch), device, pacer: Pacer::new(spins), spin: None, events: 0, due: None };
         let thread = threads::spawn(ThreadKind::Doorbells, format!("{} doorbells", watch.name), move || body.run())?;
         Ok(Self { watch: Arc::clone(watch), thread: Some(thread) })
     }
@@ -150,6 +162,8 @@ struct Body {
     watch: Arc<Watch>,
     device: Arc<dyn MappedDoorbells>,
     pacer: Pacer,
+    /// When it began to spin, by the watch and by the processor time of this thread.
+    spin: Option<(u64, u64)>,
     /// Touches that were seen.
     events: u64,
     /// When something is due.
@@ -162,7 +176,9 @@ impl Body {
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(1));
         while !self.watch.ends.load(Ordering::SeqCst) {
             let now = self.watch.now();
-            match self.pacer.next(now) {
+            let step = self.pacer.next(now);
+            self.note_spin(step, now);
+            match step {
                 Step::Spin => self.look(),
                 Step::Nap(nap) => {
                     self.watch.counts.doorbell_naps.increment();
@@ -173,9 +189,23 @@ impl Body {
                 Step::Arm => self.arm(),
                 Step::Block => self.block(),
             }
-            let word = self.pacer.word();
+            let word = self.pacer.word(now);
             let state = WORDS.iter().position(|known| *known == word).and_then(|at| u8::try_from(at).ok());
             self.watch.state.store(state.unwrap_or(0), Ordering::Relaxed);
+        }
+    }
+
+    /// Tells the pacer how much of the time in which it spun this thread had a processor.
+    fn note_spin(&mut self, step: Step, now: u64) {
+        let begins = || Some((now, processor_time()));
+        match self.spin {
+            None if step == Step::Spin => self.spin = begins(),
+            Some((since, ran)) if step != Step::Spin || now.saturating_sub(since) >= SPIN_NOTED => {
+                let ran = processor_time().saturating_sub(ran);
+                self.pacer.spun(now, now.saturating_sub(since), ran);
+                self.spin = (step == Step::Spin).then(begins).flatten();
+            }
+            _ => {}
         }
     }
 

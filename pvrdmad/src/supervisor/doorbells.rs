@@ -63,7 +63,7 @@ impl DoorbellHost {
         let facts = self.facts();
         match (wanted, &facts.without_file) {
             (DoorbellMode::Mapped, Some(reason)) => bail!("doorbells=mapped: {reason}"),
-            (DoorbellMode::Mapped, None) => Ok(DoorbellSetup::Mapped { spins: facts.spins(), unguarded: None }),
+            (DoorbellMode::Mapped, None) => Ok(DoorbellSetup::Mapped { spins: facts.may_spin(), unguarded: None }),
             _ => Ok(match facts.obstacle() {
                 Some(reason) => DoorbellSetup::Trapped { reason: Some(reason) },
                 None => DoorbellSetup::Mapped { spins: facts.spins(), unguarded: None },

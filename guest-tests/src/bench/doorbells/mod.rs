@@ -1,0 +1,26 @@
+//! Doorbells that trap beside doorbells that are memory, round by round: with a processor to spare for who looks at
+//! rings, and without one.
+
+mod client;
+mod guests;
+mod sides;
+mod to_device;
+
+use anyhow::Result;
+use pvrdmad::doorbells::PageFile;
+
+use super::figure::Figure;
+
+/// Measures everything `runs` times, without guests if none are wanted. What cannot be measured here is a reason.
+pub(super) fn measure(runs: usize, guests: bool) -> Result<Vec<Result<Figure, String>>> {
+    let mut rows = vec![Ok(to_device::measure(runs)?)];
+    if let Err(error) = PageFile::make(1) {
+        rows.push(Err(format!("mapped doorbells of pvrdmad: {error}")));
+        return Ok(rows);
+    }
+    rows.push(Ok(client::measure(runs)?));
+    if guests {
+        rows.extend(guests::measure(runs)?.into_iter().map(Ok));
+    }
+    Ok(rows)
+}
