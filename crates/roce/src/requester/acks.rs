@@ -141,7 +141,8 @@ impl Requester {
     /// The responder has responded to everything before `newest`. Whatever of that has not come is late, or lost.
     pub(super) fn notice_missing(&mut self, now: Duration, newest: Seq) {
         if !self.ended {
-            self.responses.on_response(now, newest, self.snd.una);
+            let Self { responses, recovery, .. } = self;
+            responses.on_response(now, newest, self.snd.una, || recovery.patience());
             self.restart_reordering_timer();
         }
     }

@@ -29,6 +29,9 @@ const MIN_PROBE_TIMEOUT: Duration = Duration::from_micros(500);
 const MIN_RESPONSE_TIMEOUT: Duration = Duration::from_millis(4);
 /// Shortest time for which a response that was overtaken is late and not lost.
 const MIN_PATIENCE: Duration = Duration::from_micros(100);
+/// Times that a timer is more patient than what comes next, as long as something is expected: that tells without waking
+/// anybody.
+const PATIENCE_IF_MORE: u32 = 5;
 /// Probes in a row; after these the ACK timeout decides.
 const MAX_PROBES: u32 = 3;
 /// Sequence NAKs for one packet after the other that are believed to be losses. After these the responder has stopped
@@ -146,6 +149,11 @@ impl LossRecovery {
     /// For how long a response that was overtaken is late and not lost.
     pub(super) fn patience(&self) -> Duration {
         self.rtt_estimate().map_or(MIN_PATIENCE, |(srtt, _)| (srtt / 4).max(MIN_PATIENCE))
+    }
+
+    /// For how long a timer waits for what was overtaken. `more`: something is still to come behind it, and will tell.
+    pub(super) fn timer_patience(&self, more: bool) -> Duration {
+        if more { self.patience().saturating_mul(PATIENCE_IF_MORE) } else { self.patience() }
     }
 
     /// A packet up to `end` that asks for an ACK was sent for the first time.

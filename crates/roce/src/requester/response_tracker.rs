@@ -3,7 +3,8 @@
 //! Each response packet has a place in memory, so one that comes before an earlier one is taken at once. The earlier
 //! one has then been *overtaken*: it is late, or it is lost. It is taken for lost when many have overtaken it or when
 //! some time has passed (as RFC 8985 does), and then it is requested again, with its missing neighbours and nothing
-//! else. Of a READ only the first gap is requested at a time: rxe does not go back behind the start of a repetition.
+//! else. The next response tells whether that time has passed: a timer is for the last ones. Of a READ only the first
+//! gap is requested at a time: rxe does not go back behind the start of a repetition.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -132,16 +133,16 @@ impl ResponseTracker {
     }
 
     /// The responder has responded to everything before `newest`, and everything before `una` is done. Looks for
-    /// what was overtaken.
+    /// what was overtaken, and what was at least `patience` ago.
     #[inline]
-    pub(super) fn on_response(&mut self, now: Duration, newest: Seq, una: Seq) {
+    pub(super) fn on_response(&mut self, now: Duration, newest: Seq, una: Seq, patience: impl Fn() -> Duration) {
         self.newest = self.newest.max(newest);
         if self.newest > una || self.any_gap {
-            self.find_gaps(now, una);
+            self.find_gaps(now, una, patience());
         }
     }
 
-    fn find_gaps(&mut self, now: Duration, una: Seq) {
+    fn find_gaps(&mut self, now: Duration, una: Seq, patience: Duration) {
         self.any_gap = false;
         for at in 0..self.outstanding.len() {
             let Some(&Outstanding { start, end, gap }) = self.outstanding.get(at) else { return };
@@ -152,7 +153,10 @@ impl ResponseTracker {
                 Gap::Requested(seq, max) if seq == missing && self.newest >= max + MAX_REORDERING => Gap::Lost(seq),
                 Gap::Lost(seq) | Gap::Requested(seq, _) if seq == missing => gap,
                 _ if self.newest - missing >= MAX_REORDERING => Gap::Lost(missing),
-                Gap::Overtaken(seq, _) if seq == missing => gap,
+                Gap::Overtaken(seq, since) if seq == missing => match since.saturating_add(patience) <= now {
+                    true => Gap::Lost(seq),
+                    false => gap,
+                },
                 _ => Gap::Overtaken(missing, now),
             };
             self.set_gap(at, gap);
@@ -169,6 +173,11 @@ impl ResponseTracker {
         if let Some(request) = self.outstanding.get_mut(at) {
             request.gap = gap;
         }
+    }
+
+    /// Returns `true` if responses are still to come behind the newest.
+    pub(super) fn expects_more(&self) -> bool {
+        self.outstanding.back().is_some_and(|last| self.newest + 1 < last.end)
     }
 
     /// When the first response that was overtaken counts as lost, `patience` afterwards.
@@ -241,6 +250,8 @@ mod tests {
         Duration::from_micros(microseconds)
     }
 
+    const PATIENCE: fn() -> Duration = || us(100);
+
     fn tracker(requests: &[(Seq, Seq)]) -> ResponseTracker {
         let mut tracker = ResponseTracker::new(0);
         requests.iter().for_each(|&(start, end)| tracker.on_sent(start, end, true));
@@ -250,7 +261,7 @@ mod tests {
     fn come(tracker: &mut ResponseTracker, now: Duration, una: Seq, seqs: impl IntoIterator<Item = Seq>) {
         for seq in seqs {
             tracker.insert(seq);
-            tracker.on_response(now, seq, una);
+            tracker.on_response(now, seq, una, PATIENCE);
         }
     }
 
@@ -280,7 +291,7 @@ mod tests {
         come(&mut tracker, us(200), 0, 6..64);
         assert_eq!((tracker.deadline(us(100)), tracker.take_lost(128)), (None, None));
         tracker.on_acked(3);
-        tracker.on_response(us(300), 3, 3);
+        tracker.on_response(us(300), 3, 3, PATIENCE);
         assert_eq!(tracker.take_lost(128), Some((3, 1)));
         // Another request has gaps of its own.
         come(&mut tracker, us(400), 3, 70..110);
@@ -294,11 +305,24 @@ mod tests {
         let mut tracker = tracker(&[(0, 64)]);
         come(&mut tracker, us(5), 0, [1, 2, 4]);
         tracker.on_acked(3);
-        tracker.on_response(us(50), 0, 3);
+        tracker.on_response(us(50), 0, 3, PATIENCE);
         // Another one is missing, since then.
         assert_eq!(tracker.deadline(us(100)), Some(us(150)));
         tracker.on_acked(5);
-        tracker.on_response(us(60), 3, 5);
+        tracker.on_response(us(60), 3, 5, PATIENCE);
         assert_eq!(tracker.deadline(us(100)), None);
+    }
+
+    #[test]
+    fn the_next_response_tells_what_is_late() {
+        let mut tracker = tracker(&[(0, 8)]);
+        come(&mut tracker, us(5), 0, [1]);
+        come(&mut tracker, us(104), 0, [2]);
+        assert!(!tracker.has_lost());
+        come(&mut tracker, us(105), 0, [3]);
+        assert_eq!((tracker.take_lost(8), tracker.deadline(us(100))), (Some((0, 1)), None));
+        assert!(tracker.expects_more());
+        come(&mut tracker, us(110), 0, [7]);
+        assert!(!tracker.expects_more());
     }
 }

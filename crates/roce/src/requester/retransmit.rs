@@ -30,7 +30,7 @@ impl Requester {
             let patience = self.recovery.patience();
             self.responses.on_timeout(now, patience);
             if self.scoreboard.deadline(patience).is_some_and(|deadline| deadline <= now) {
-                self.find_lost(now, true);
+                self.find_lost(now);
             }
             self.restart_reordering_timer();
         }
@@ -79,10 +79,13 @@ impl Requester {
         self.timers.set(Timer::Ack, ack);
     }
 
-    /// Starts waiting for what was overtaken.
+    /// Starts waiting for what was overtaken. What comes behind it tells by itself when it is lost.
     pub(super) fn restart_reordering_timer(&mut self) {
-        let patience = self.recovery.patience();
-        let deadlines = [self.responses.deadline(patience), self.scoreboard.deadline(patience)];
+        let (responses, scoreboard) = (self.responses.expects_more(), self.scoreboard.newest() < self.snd.max);
+        let deadlines = [
+            self.responses.deadline(self.recovery.timer_patience(responses)),
+            self.scoreboard.deadline(self.recovery.timer_patience(scoreboard)),
+        ];
         self.timers.set(Timer::Reordering, deadlines.into_iter().flatten().min());
     }
 

@@ -44,8 +44,8 @@ pub(super) struct Scoreboard {
     retransmissions: u64,
     /// The newest retransmission that has arrived was this one.
     arrived: u64,
-    /// Since when packets are missing that only a few have overtaken.
-    overtaken: Option<Duration>,
+    /// Since when packets are missing that only a few have overtaken, and what was the newest then.
+    overtaken: Option<(Duration, Seq)>,
 }
 
 impl Default for Scoreboard {
@@ -153,19 +153,22 @@ impl Scoreboard {
         self.received != before
     }
 
-    /// Looks at the packets that have not come, which are given in order and before [`Self::newest`]. `overtaken`:
-    /// those that only a few have overtaken are lost, too.
-    pub(super) fn find_lost(&mut self, now: Duration, packets: impl Iterator<Item = Seq>, overtaken: bool) {
-        let enough = if overtaken { 0 } else { MAX_REORDERING };
+    /// Looks at the packets that have not come, which are given in order and before [`Self::newest`]. Those that only a
+    /// few have overtaken are lost, too, when that was at least `patience` ago.
+    pub(super) fn find_lost(&mut self, now: Duration, packets: impl Iterator<Item = Seq>, patience: Duration) {
+        let over = self.overtaken.filter(|(since, _)| since.saturating_add(patience) <= now);
+        let old = over.map_or(0, |(_, newest)| newest);
+        self.overtaken = self.overtaken.filter(|_| over.is_none());
         let mut late = false;
         for seq in packets.filter(|&seq| !self.has(seq)).collect::<Vec<_>>() {
+            let enough = if seq < old { 0 } else { MAX_REORDERING };
             match self.holes.binary_search_by_key(&seq, |hole| hole.seq) {
                 Ok(at) => self.look_again(at, enough),
                 Err(at) if self.newest > seq + enough => self.holes.insert(at, Hole { seq, sent: None }),
                 Err(_) => late = true,
             }
         }
-        self.overtaken = late.then(|| self.overtaken.unwrap_or(now));
+        self.overtaken = late.then(|| self.overtaken.unwrap_or((now, self.newest)));
     }
 
     /// A retransmission is lost when what was sent later has come.
@@ -180,7 +183,7 @@ impl Scoreboard {
 
     /// When what only a few packets have overtaken is lost, `patience` afterwards.
     pub(super) fn deadline(&self, patience: Duration) -> Option<Duration> {
-        self.overtaken.map(|since| since.saturating_add(patience))
+        self.overtaken.map(|(since, _)| since.saturating_add(patience))
     }
 
     /// Returns `true` if something is to be retransmitted.
@@ -215,7 +218,7 @@ mod tests {
     }
 
     fn lost(board: &mut Scoreboard, from: Seq, max: Seq) -> Vec<Seq> {
-        board.find_lost(NOW, from..board.newest(), false);
+        board.find_lost(NOW, from..board.newest(), NOW);
         std::iter::from_fn(|| board.take_lost(max, None)).collect()
     }
 
@@ -246,8 +249,13 @@ mod tests {
         board.update(100, &map([1, 2]), MAX);
         assert!(lost(&mut board, 100, 103).is_empty());
         assert_eq!(board.deadline(NOW), Some(NOW * 2));
-        board.find_lost(NOW, 100..board.newest(), true);
-        assert_eq!((board.take_lost(103, None), board.deadline(NOW)), (Some(100), None));
+        // What was overtaken meanwhile has its time, too.
+        board.update(100, &map([1, 2, 4]), MAX);
+        board.find_lost(NOW * 2, 100..board.newest(), NOW);
+        assert_eq!((board.take_lost(105, None), board.take_lost(105, None)), (Some(100), None));
+        assert_eq!(board.deadline(NOW), Some(NOW * 3));
+        board.find_lost(NOW * 3, 100..board.newest(), NOW);
+        assert_eq!((board.take_lost(105, None), board.deadline(NOW)), (Some(103), None));
     }
 
     #[test]

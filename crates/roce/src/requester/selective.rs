@@ -57,12 +57,13 @@ impl Requester {
             self.recovery.on_sacked(now, |seq| board.has(seq));
             self.restart_timers(now);
         }
-        self.find_lost(now, false);
+        self.find_lost(now);
         self.notice_missing(now, seq);
     }
 
     /// Looks for packets that others have overtaken.
-    pub(super) fn find_lost(&mut self, now: Duration, overtaken: bool) {
+    pub(super) fn find_lost(&mut self, now: Duration) {
+        let patience = self.recovery.patience();
         let newest = self.scoreboard.newest();
         let chunk = self.read_chunk();
         let started = self.requests.iter().take_while(|request| request.stage == Stage::Started);
@@ -72,7 +73,7 @@ impl Requester {
             .take_while(|request| request.first < newest)
             .flat_map(|request| packets_of(request, executed, chunk))
             .take_while(|&seq| seq < newest);
-        self.scoreboard.find_lost(now, missing, overtaken);
+        self.scoreboard.find_lost(now, missing, patience);
     }
 }
 

@@ -232,6 +232,30 @@ fn a_lost_response_near_the_end_is_asked_for_soon() {
     assert_done(&pair, 1);
 }
 
+/// As long as responses come they tell what is late, and nobody has to be woken for that.
+#[test]
+fn a_gap_needs_no_timer_while_more_is_to_come() {
+    let mut pair = calibrated(1);
+    let began = pair.now;
+    let [ours, peer] = &mut pair.ends;
+    ours.post(read(0));
+    ours.transmit(began).iter().for_each(|frame| peer.receive(began, frame));
+    let responses = peer.transmit(began);
+    assert_eq!(responses.len(), 64);
+    responses[..20]
+        .iter()
+        .enumerate()
+        .filter(|&(index, _)| index != 5)
+        .for_each(|(_, frame)| ours.receive(began, frame));
+    assert!(ours.transmit(began).is_empty());
+    let wait = ours.requester.poll_timeout().unwrap() - began;
+    assert!(wait >= Duration::from_micros(500), "{wait:?}");
+    let late = began + Duration::from_micros(150);
+    ours.receive(late, &responses[20]);
+    let again = ours.transmit(late);
+    assert_eq!(again.iter().map(|frame| asked(frame).map(|(_, count)| count)).collect::<Vec<_>>(), [Some(1)]);
+}
+
 /// A request of which nothing is heard may have been lost, or all of its responses, or those to what was asked again.
 #[test]
 fn a_silent_request_is_asked_again_whatever_was_lost() {
