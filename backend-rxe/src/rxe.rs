@@ -109,7 +109,8 @@ impl Rxe {
     }
 
     /// Runs tasks that are ready or due on the calling thread, so many at most, and then lets each port do what there
-    /// is to do. Returns how many runs that took: 0 if nothing was to be done. Guests can keep an adapter busy for ever.
+    /// is to do. Returns how many runs that took: 0 if nothing was to be done. Guests can keep an adapter busy for
+    /// ever.
     pub fn run_some(&self, most: usize) -> usize {
         let mut runs = 0;
         while runs < most && self.0.engine.run_one() {

@@ -2,12 +2,10 @@
 #![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
 
 mod common;
-mod counting_allocator;
 
 use std::sync::Arc;
 
 use common::{Process, gid, rxe_member};
-use counting_allocator::CountingAllocator;
 use parking_lot::Mutex;
 use pvrdma_dev::testing::{
     CommandError, Driver, GuestMemory, Mr, Path, Placement, Qp, QpInit, SendWr, Sge, TestDevice, access, send_flag,
@@ -18,6 +16,7 @@ use pvrdma_ether_link::{Frames, Link};
 use pvrdma_guest_memory::PinPolicy;
 use pvrdma_roce::wire::{Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Reth, Udp, build};
 use pvrdma_rxe::{ManualClock, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_verbs::testing::CountingAllocator;
 use pvrdma_verbs::{MacAddr, Psn, Qpn};
 
 #[global_allocator]

@@ -1,6 +1,6 @@
 //! Torture: three tenants exchange data of which every byte is compared, beside everybody who means no good and knows
-//! everything but secrets: a guest's kernel, a process in a tenant's own guest, a peer on the wire, and a VMM. What they
-//! do follows from a seed.
+//! everything but secrets: a guest's kernel, a process in a tenant's own guest, a peer on the wire, and a VMM. What
+//! they do follows from a seed.
 //!
 //! `cargo test -p pvrdmad --test torture` runs many seeds for a moment each, on one thread and on virtual time, so that
 //! a seed that fails does so again: `SEED=17 cargo test -p pvrdmad --test torture -- --ignored one_thread`. With
@@ -13,8 +13,6 @@
     reason = "what goes wrong ends the test"
 )]
 
-#[path = "../../../pvrdma-dev/tests/counting_allocator/mod.rs"]
-mod counting_allocator;
 mod dice;
 mod kernel;
 mod network;
@@ -27,7 +25,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use counting_allocator::CountingAllocator;
 use dice::Dice;
 use kernel::Kernel;
 use network::{BEYOND, Network};
@@ -35,6 +32,7 @@ use parking_lot::Mutex;
 use peer::Peer;
 use process::Process;
 use pvrdma_dev::KeptStatus;
+use pvrdma_verbs::testing::CountingAllocator;
 use tenant::{Flow, Target, Tenant};
 use vmm::Vmm;
 

@@ -92,8 +92,8 @@ impl Network {
         if number == BEYOND { &self.beyond } else { &self.here }
     }
 
-    /// Does what there is to do now, without workers; not all of it, if somebody keeps the adapter busy for ever. Returns
-    /// `false` then.
+    /// Does what there is to do now, without workers; not all of it, if somebody keeps the adapter busy for ever.
+    /// Returns `false` then.
     pub(crate) fn settle(&self) -> bool {
         for _ in 0..ROUNDS {
             let runs = [&self.here, &self.beyond].map(|rxe| if self.manual.is_some() { rxe.run_some(RUNS) } else { 0 });

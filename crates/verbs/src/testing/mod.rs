@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
 
 mod abort;
+mod counting_allocator;
 mod log_lines;
 mod node;
 mod queues;
@@ -15,6 +16,7 @@ use vm_memory::FileOffset;
 use vm_memory::mmap::MmapRegion;
 
 pub use abort::aborts;
+pub use counting_allocator::CountingAllocator;
 pub use log_lines::LogLines;
 pub use node::{BORDER, Buffer, Drive, End, Node, gid, mac, page_list, post_shared};
 pub use queues::{Completions, Events, Ring};

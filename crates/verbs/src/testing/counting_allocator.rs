@@ -5,17 +5,19 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The allocator of the system, whose bytes are counted. All threads of the process count.
-pub(crate) struct CountingAllocator {
+#[derive(Debug, Default)]
+pub struct CountingAllocator {
     bytes: AtomicUsize,
 }
 
 impl CountingAllocator {
-    pub(crate) const fn new() -> Self {
+    /// Nothing is in use.
+    pub const fn new() -> Self {
         Self { bytes: AtomicUsize::new(0) }
     }
 
     /// Bytes in use, with what the allocator needs beside them.
-    pub(crate) fn bytes(&self) -> usize {
+    pub fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
     }
 }
