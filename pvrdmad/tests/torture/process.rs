@@ -135,6 +135,12 @@ impl Process {
     /// Writes an element of bytes at random, with some that make sense, and publishes it.
     fn post(&mut self) {
         let Some(at) = self.qps.len().checked_sub(1).map(|last| self.dice.below(last + 1)) else { return };
+        // Most requests end their queue pair, and those behind them would do nothing.
+        if self.dice.one_in(2) {
+            let (qp, psn) = (&mut self.qps[at], self.targets[0].psn);
+            let path = Path { rq_psn: psn, sq_psn: psn, ..Path::to(gid(1), qp.qpn) };
+            let _ = qp.to_reset().and_then(|()| qp.connect(&path));
+        }
         let (qp, dice) = (&self.qps[at], &mut self.dice);
         let target = dice.pick(&self.targets);
         let mut bytes = element(dice, &target, self.pd.handle, self.buffer.va(), self.mr.lkey);
@@ -160,10 +166,12 @@ impl Process {
 pub(crate) fn element(dice: &mut Dice, target: &Target, pd: u32, own: u64, key: u32) -> Vec<u8> {
     let mut bytes = SendWr::write(dice.long(), &[], target.addr + dice.below(4096) as u64, target.rkey).encode(true);
     bytes.extend(dice.bytes(64));
-    bytes[8..12].copy_from_slice(&(dice.number() % 7).to_le_bytes());
-    bytes[16..20].copy_from_slice(&dice.below(13).to_le_bytes()[..4]);
+    let lawful = dice.one_in(2);
+    let (count, code) = if lawful { (1, dice.pick(&[0, 2, 4])) } else { (dice.number() % 7, dice.word() % 13) };
+    bytes[8..12].copy_from_slice(&count.to_le_bytes());
+    bytes[16..20].copy_from_slice(&code.to_le_bytes());
     bytes[20..24].copy_from_slice(&dice.number().to_le_bytes());
-    if dice.one_in(3) {
+    if !lawful && dice.one_in(3) {
         // To a datagram queue pair, with a key that is not its.
         bytes[32..36].copy_from_slice(&dice.pick(&[target.datagram_qpn, target.qpn, 1]).to_le_bytes());
         bytes[36..40].copy_from_slice(&dice.number().to_le_bytes());
