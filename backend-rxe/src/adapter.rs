@@ -12,6 +12,7 @@ use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink, Rules};
 use crate::capture::{Captures, Point};
 use crate::counters::Counters;
 use crate::engine::Engine;
+use crate::flows::FlowTable;
 use crate::gid::{BoundGid, GidTable};
 use crate::mr::MrTables;
 use crate::port::kept::PacketBudget;
@@ -45,6 +46,8 @@ pub(crate) struct Adapter {
     /// The part of it that is for packets of peers.
     pub(crate) packets: Arc<PacketBudget>,
     pub(crate) counters: Counters,
+    /// What it moved, by peer.
+    pub(crate) flows: Arc<FlowTable>,
 }
 
 impl fmt::Debug for Adapter {
@@ -64,6 +67,7 @@ impl Adapter {
         engine: Arc<Engine>,
         share: Arc<Share>,
         captures: Arc<Captures>,
+        flows: Arc<FlowTable>,
         marking: EgressMarking,
     ) -> io::Result<Self> {
         Ok(Self {
@@ -84,6 +88,7 @@ impl Adapter {
             packets: PacketBudget::new(&context.budget),
             budget: context.budget,
             counters: Counters::default(),
+            flows,
         })
     }
 

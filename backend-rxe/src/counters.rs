@@ -84,11 +84,11 @@ impl Tally {
         *bytes += length;
     }
 
-    /// Requests that ended with success and datagrams, and the bytes in them.
+    /// Requests that ended with success and datagrams, bytes that left in them, and bytes that were read.
     #[inline]
-    pub(crate) fn moved(&self) -> [u64; 2] {
+    pub(crate) fn moved(&self) -> [u64; 3] {
         let requests = self.rc_sends + self.rc_writes + self.rc_reads + self.rc_atomics + self.ud_sends;
-        [requests, self.rc_send_bytes + self.rc_write_bytes + self.rc_read_bytes + self.ud_send_bytes]
+        [requests, self.rc_send_bytes + self.rc_write_bytes + self.ud_send_bytes, self.rc_read_bytes]
     }
 }
 

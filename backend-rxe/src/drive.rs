@@ -264,7 +264,7 @@ impl Endpoint {
                 Run::Again => {}
             }
         };
-        half.requester.count(&tally);
+        half.requester.count(&self.qp, &tally, half.route.road());
         self.qp.adapter.counters.fold(&mut tally);
         if let Some(limit) = &mut half.limit {
             limit.spend(budget.used().saturating_sub(before));

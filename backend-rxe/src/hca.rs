@@ -69,9 +69,9 @@ impl RxeHca {
         let queues = port.as_ref().map(|port| context.budget.charge(Kept::Queues, port.most_bytes())).transpose()?;
         let marking = port.as_ref().map(|port| port.marks()).unwrap_or_default();
         let (engine, captures) = (Arc::clone(&shared.engine), Arc::clone(&shared.captures));
-        let share = shared.shares.of(context.mac);
+        let (share, flows) = (shared.shares.of(context.mac), shared.flows.of(context.mac));
         shared.addresses.join(context.mac, &context.rules.addresses);
-        let node = Node::new(Adapter::new(id, context, engine, share, captures, marking)?);
+        let node = Node::new(Adapter::new(id, context, engine, share, captures, flows, marking)?);
         let directory = Arc::clone(&shared.directory);
         if let Some(port) = &port {
             let sources = Sources::new(Arc::clone(&directory), Arc::clone(&shared.addresses), shared.local);

@@ -22,6 +22,7 @@
 //! | `addresses` | who may have which address |
 //! | `adapter` | what the objects of a device share |
 //! | `engine`, `ready_queue`, `task`, `timer` | workers, and what they schedule |
+//! | `flows` | what a device moved, by peer and road |
 //! | `share` | what a device may use of the workers' time and of the bandwidth |
 //!
 //! # Queue pairs
@@ -69,6 +70,7 @@ mod counters;
 mod cq;
 mod drive;
 mod engine;
+mod flows;
 mod gid;
 mod hca;
 mod limits;
@@ -92,6 +94,7 @@ mod ud_header;
 use pvrdma_verbs::Counter;
 
 pub use cq::RxeCq;
+pub use flows::{DeviceFlows, FlowCount, Road};
 pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
 pub use port::PortConfig;
 pub use port::policy::{ForgedTransmits, PortRules, VlanMode};

@@ -11,6 +11,7 @@ use crate::addresses::Addresses;
 use crate::budget::Budget;
 use crate::capture::{Capture, CaptureConfig, CaptureCounts};
 use crate::engine::{Engine, Workers};
+use crate::flows::{DeviceFlows, FlowTables};
 use crate::hca::RxeHca;
 use crate::port::policy::VlanMode;
 use crate::port::uplink::Uplink;
@@ -89,6 +90,7 @@ impl Rxe {
             local: config.local,
             room: config.one_uplink.then(Arc::default),
             shares: Shares::default(),
+            flows: FlowTables::default(),
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,
@@ -144,6 +146,11 @@ impl Rxe {
     pub fn set_share(&self, share: &DeviceShare, config: ShareConfig) {
         share.set(config);
         self.0.engine.ready_queue().look_again();
+    }
+
+    /// What the device with this address moves, from now on and until what is returned is dropped, over all its drivers.
+    pub fn flows(&self, mac: MacAddr) -> DeviceFlows {
+        DeviceFlows(self.0.flows.of(mac))
     }
 
     /// Connects the device with this address to a network, until what is returned is dropped. Do so before the device

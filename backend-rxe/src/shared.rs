@@ -9,6 +9,7 @@ use crate::addresses::Addresses;
 use crate::capture::Captures;
 use crate::drive::Endpoint;
 use crate::engine::{Engine, Workers};
+use crate::flows::FlowTables;
 use crate::path::directory::Directory;
 use crate::port::policy::VlanMode;
 use crate::port::registry::Ports;
@@ -31,6 +32,8 @@ pub(crate) struct Shared {
     pub(crate) room: Option<Arc<Room>>,
     /// What devices may use.
     pub(crate) shares: Shares,
+    /// What devices moved.
+    pub(crate) flows: FlowTables,
     pub(crate) captures: Arc<Captures>,
     /// Number of the next adapter.
     pub(crate) next_adapter: AtomicU64,

@@ -12,6 +12,7 @@ use crate::adapter::Adapter;
 use crate::budget::Budget;
 use crate::capture;
 use crate::counters::Tally;
+use crate::flows::Road;
 use crate::gid::BoundGid;
 use crate::limits::PORT_MTU;
 use crate::port::{BATCH, Port};
@@ -203,6 +204,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         };
         let (work, qkey) = (&self.requester.work, self.requester.attrs.qkey);
         LocalDatagram { qp, own, work, to: &to, source, qkey }.deliver(&peer, memory, self.tally)?;
+        self.requester.count_datagram(qp, to.dgid, Road::Local);
         self.capture(&to, source, own, Some(&peer));
         Ok(Sent::Gone)
     }
@@ -258,6 +260,7 @@ impl<R: Resolver> DatagramBatch<'_, R> {
         let sender = self.route.sender.get_or_insert_with(|| new_sender(self.qp, &self.requester.attrs));
         let packet = wire::ud::OutgoingDatagram { qp: self.qp, port, to, source, memory: own };
         packet.build(sender, &mut self.requester.work, frames, self.tally)?;
+        self.requester.count_datagram(self.qp, to.dgid, Road::Wire);
         Ok(Sent::Gone)
     }
 

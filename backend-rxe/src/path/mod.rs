@@ -22,6 +22,7 @@ use std::time::Duration;
 use pvrdma_verbs::QpType;
 use serde::Serialize;
 
+use crate::flows::Road;
 use datagram::DatagramRoute;
 use local::{LocalRoute, LocalRouteInspect};
 use wire::rc::{WireRequester, WireRequesterInspect};
@@ -61,6 +62,16 @@ impl Route {
             Self::Local(local) => RouteInspect::Local(local.inspect()),
             Self::Wire(wire) => RouteInspect::Wire(Box::new(wire.inspect(now))),
             Self::Datagram(_) => RouteInspect::Datagram,
+        }
+    }
+
+    /// How all requests of a QP get to its peer. `None`: each has a way of its own, or none was found yet.
+    #[inline]
+    pub(crate) const fn road(&self) -> Option<Road> {
+        match self {
+            Self::Local(_) => Some(Road::Local),
+            Self::Wire(_) => Some(Road::Wire),
+            Self::Unresolved(_) | Self::Datagram(_) => None,
         }
     }
 

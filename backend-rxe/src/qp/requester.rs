@@ -5,7 +5,7 @@ use std::time::Duration;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_roce::RnrBackoff;
 use pvrdma_verbs::{
-    Access, Completion, MAX_MESSAGE, QpAttrs, QpEvent, QueueError, SendFlags, SendOp, SendSource, SendWr, Sge,
+    Access, Completion, Gid, MAX_MESSAGE, QpAttrs, QpEvent, QueueError, SendFlags, SendOp, SendSource, SendWr, Sge,
     WcStatus, micros,
 };
 use serde::Serialize;
@@ -15,6 +15,7 @@ use super::epoch::Epoch;
 use super::no_queue::NoQueue;
 use super::pending_completions::PendingCompletions;
 use crate::counters::{Counters, Tally};
+use crate::flows::{LastFlow, Road};
 use crate::sg::{Memory, SgList};
 use crate::timer::TimerKey;
 
@@ -120,6 +121,7 @@ pub(crate) struct Requester {
     pub(crate) pending: PendingCompletions,
     /// Requests that ended with success and datagrams, since RESET, and the bytes in them.
     moved: [u64; 2],
+    flow: LastFlow,
 }
 
 impl Requester {
@@ -138,6 +140,7 @@ impl Requester {
             notify_drained: false,
             pending: PendingCompletions::default(),
             moved: [0; 2],
+            flow: LastFlow::default(),
         }
     }
 
@@ -165,11 +168,26 @@ impl Requester {
         }
     }
 
-    /// Remembers what a batch moved.
-    pub(crate) fn count(&mut self, batch: &Tally) {
-        for (all, more) in self.moved.iter_mut().zip(batch.moved()) {
+    /// Remembers what a batch moved, and counts it as moved on this road to the peer of a connection.
+    #[inline]
+    pub(crate) fn count(&mut self, qp: &Qp, batch: &Tally, road: Option<Road>) {
+        let [requests, bytes_out, bytes_in] = batch.moved();
+        if requests == 0 {
+            return;
+        }
+        for (all, more) in self.moved.iter_mut().zip([requests, bytes_out.wrapping_add(bytes_in)]) {
             *all = all.wrapping_add(more);
         }
+        if let Some(road) = road {
+            self.flow.to(&qp.adapter.flows, self.attrs.av.dgid, road).add(requests, bytes_out, bytes_in);
+        }
+    }
+
+    /// Counts a datagram that has left.
+    #[inline]
+    pub(crate) fn count_datagram(&mut self, qp: &Qp, to: Gid, road: Road) {
+        let length = self.current.map_or(0, |progress| progress.length);
+        self.flow.to(&qp.adapter.flows, to, road).add(1, length, 0);
     }
 
     /// Forgets everything, as the guest does with a QP in RESET.

@@ -127,6 +127,13 @@ impl Families {
         if let Some(share) = &device.share {
             self.share(share, &labels);
         }
+        for flow in &device.flows {
+            let peer = flow.peer();
+            let labels = [labels[0], labels[1], ("peer", peer.as_str()), ("road", flow.road.word())];
+            self.total("flow_requests", "Requests to a peer that ended with success.", &labels, flow.requests);
+            self.total("flow_out_bytes", "Bytes that requests moved to a peer.", &labels, flow.bytes_out);
+            self.total("flow_in_bytes", "Bytes that requests read from a peer.", &labels, flow.bytes_in);
+        }
         self.counters(status, &rdma, device.numbers("counters").chain(device.numbers("adapter")));
         self.counters(status, &rdma, pairs(&device.network.counters));
         if let Some(nic) = &device.nic {

@@ -1,10 +1,11 @@
 //! What the daemon says about itself: as data.
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 
 use pvrdma_dev::MemoryStatus;
-use pvrdma_rxe::{ShareConfig, ShareUsage};
-use pvrdma_verbs::{Counter, PortState};
+use pvrdma_rxe::{FlowCount, Road, ShareConfig, ShareUsage};
+use pvrdma_verbs::{Counter, Gid, PortState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -125,6 +126,9 @@ pub struct DeviceReport {
     pub network: NetworkReport,
     /// What it may use of what it shares with others, and has used. None on the host's adapter.
     pub share: Option<ShareReport>,
+    /// What its requests moved, by peer and road: those first that moved most. Empty on the host's adapter.
+    #[serde(default)]
+    pub flows: Vec<FlowReport>,
     /// Those who watch the device.
     pub capture: CaptureReport,
     /// The network function beside it, if that is ours.
@@ -244,6 +248,36 @@ impl ShareReport {
             port_ns: usage.port_ns,
             throttled: usage.throttled,
         }
+    }
+}
+
+/// What requests of a device moved to a peer and from it.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct FlowReport {
+    /// Address of the peer; none for all those that are not told apart.
+    pub peer: Option<IpAddr>,
+    /// `local`: copied to a device of this process; `wire`: in packets.
+    pub road: Road,
+    /// Requests that ended with success, and datagrams.
+    pub requests: u64,
+    /// Bytes in sends, writes and datagrams.
+    pub bytes_out: u64,
+    /// Bytes that were read.
+    pub bytes_in: u64,
+}
+
+impl FlowReport {
+    /// The peer in a word.
+    pub fn peer(&self) -> String {
+        self.peer.map_or_else(|| "others".to_owned(), |peer| peer.to_string())
+    }
+}
+
+impl From<FlowCount> for FlowReport {
+    fn from(count: FlowCount) -> Self {
+        let FlowCount { peer, road, requests, bytes_out, bytes_in } = count;
+        let peer = peer.map(|Gid(bytes)| IpAddr::from(bytes).to_canonical());
+        Self { peer, road, requests, bytes_out, bytes_in }
     }
 }
 

@@ -6,15 +6,15 @@ use std::sync::Arc;
 use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PciFunction, PvrdmaDevice};
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_rxe::capture::CaptureCounts;
-use pvrdma_rxe::{DeviceShare, Rxe, Uplink};
+use pvrdma_rxe::{DeviceFlows, DeviceShare, Rxe, Uplink};
 use pvrdma_verbs::{Backend, Counter, VerbsError};
 use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
 use super::catalogue::{Catalogue, catalogue};
 use super::report::{
-    AddressReport, CaptureReport, ClientReport, DeviceReport, MemoryReport, NetworkReport, NicReport, ShareReport,
-    by_name, port_word,
+    AddressReport, CaptureReport, ClientReport, DeviceReport, FlowReport, MemoryReport, NetworkReport, NicReport,
+    ShareReport, by_name, port_word,
 };
 use crate::config::{Device, SocketPlace};
 use crate::doorbells::Doorbells;
@@ -103,6 +103,8 @@ pub(crate) struct Reporter {
     pub(crate) mtu: u32,
     /// What it may use, and has used.
     pub(crate) share: Option<DeviceShare>,
+    /// What it moved.
+    pub(crate) flows: Option<DeviceFlows>,
     /// The device's end of the uplink, if there is one.
     pub(crate) port: Option<Uplink>,
     /// Which can watch the device.
@@ -144,6 +146,7 @@ impl Reporter {
                 counters: self.port.as_ref().map_or_else(BTreeMap::new, |port| by_name(&port.counters())),
             },
             share: self.share.as_ref().map(|share| ShareReport::new(share.config(), share.usage())),
+            flows: self.flows.iter().flat_map(DeviceFlows::counts).map(FlowReport::from).collect(),
             capture: self.capture_report(),
             nic: self.nic.as_ref().zip(self.device.nic_socket.as_ref()).map(|(nic, socket)| nic.report(socket)),
             status: members(&status),

@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::time::Duration;
 
 use super::rates::{bits, processor, rate, short};
-use crate::status::{DaemonStatus, DeviceReport};
+use crate::status::{DaemonStatus, DeviceReport, FlowReport};
 
 /// Counters of operations: what they are called, how many, and the bytes in them.
 const OPERATIONS: [(&str, &str, Option<&str>); 5] = [
@@ -100,6 +100,31 @@ pub(super) fn lines(before: &DaemonStatus, now: &DaemonStatus, between: Duration
     std::iter::once(head).chain(rows.iter().map(row)).collect()
 }
 
+/// Flows of a device that are shown.
+const FLOWS: usize = 5;
+
+/// What a device moves, by peer: those first that move most now.
+fn flows(old: &DeviceReport, now: &DeviceReport, between: Duration) -> Vec<String> {
+    let mut rows: Vec<_> = now
+        .flows
+        .iter()
+        .map(|flow| {
+            let before = old.flows.iter().find(|known| (known.peer, known.road) == (flow.peer, flow.road));
+            let of = |count: fn(&FlowReport) -> u64| rate(before.map_or(0, count), count(flow), between);
+            (flow, of(|flow| flow.requests), of(|flow| flow.bytes_out), of(|flow| flow.bytes_in))
+        })
+        .collect();
+    rows.sort_by_key(|&(_, requests, out, read)| Reverse((out.saturating_add(read), requests)));
+    rows.truncate(FLOWS);
+    let head = format!("{:<40} {:<6} {:>8} {:>8} {:>8}", "PEER", "ROAD", "MSG/s", "BIT/s >", "BIT/s <");
+    let row = |(flow, requests, out, read): (&FlowReport, u64, u64, u64)| {
+        let (peer, road) = (flow.peer(), flow.road.word());
+        format!("{peer:<40.40} {road:<6} {:>8} {:>8} {:>8}", short(requests), bits(out), bits(read))
+    };
+    let rows: Vec<_> = rows.into_iter().map(row).collect();
+    if rows.is_empty() { rows } else { [vec![head], rows].concat() }
+}
+
 /// One device by operation.
 pub(super) fn detail(before: &DaemonStatus, now: &DaemonStatus, name: &str, between: Duration) -> Vec<String> {
     let Some(device) = find(now, name) else { return vec![format!("{name}: its network does not say how it is")] };
@@ -126,5 +151,6 @@ pub(super) fn detail(before: &DaemonStatus, now: &DaemonStatus, name: &str, betw
         short(of("wire_cnps_received")),
         short(of("wire_rate_cuts"))
     ));
+    lines.extend(flows(old, device, between));
     lines
 }

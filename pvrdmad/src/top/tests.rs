@@ -22,6 +22,10 @@ fn device(name: &str, writes: u64, bytes: u64) -> Value {
             "weight": 100, "max_rate": null, "qp_max_rate": null, "min_rate": null, "worker_ns": writes * 1_000_000,
             "port_ns": 0, "throttled": 0,
         },
+        "flows": [
+            {"peer": "10.0.0.2", "road": "local", "requests": writes, "bytes_out": bytes, "bytes_in": 0},
+            {"peer": null, "road": "wire", "requests": 1, "bytes_out": 1, "bytes_in": 2 * bytes},
+        ],
         "capture": {"active": 0, "frames": 0, "dropped": 0},
     })
 }
@@ -82,7 +86,10 @@ fn queue_pairs_of_one_device() {
     let lines: Vec<_> = text.lines().collect();
     assert_eq!(lines[1], "vm0: guest active, port active, network default, MTU 9000");
     assert_eq!(lines[2], "a second: send 0 0b, write 10 8.00kb, read 0 0b, atomic 0, datagram 0 0b");
-    let words: Vec<Vec<_>> = lines[5..].iter().map(|line| line.split_whitespace().collect()).collect();
+    let flows: Vec<Vec<_>> = lines[4..7].iter().map(|line| line.split_whitespace().collect()).collect();
+    assert_eq!(flows[1], ["others", "wire", "0", "0", "16.0k"]);
+    assert_eq!(flows[2], ["10.0.0.2", "local", "10", "8.00k", "0"]);
+    let words: Vec<Vec<_>> = lines[8..].iter().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(words[0], ["0x2", "RC", "RTS", "10", "4.39T", "1/64", "local", "7", "0xdd1731", "10.0.0.2"]);
     assert_eq!(words[1][..5], ["0x1", "RC", "RTS", "5", "40"]);
     // What is new or busy has no rate.

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use pvrdma_dev::{MappedDoorbells, PvrdmaDevice};
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
-use pvrdma_rxe::{DeviceShare, Rxe, Uplink};
+use pvrdma_rxe::{DeviceFlows, DeviceShare, Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
@@ -47,7 +47,7 @@ impl ServedDevice {
         place: Place,
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
-        let Place { network, mtu, link, share, port, rxe, nic, doorbells, pages } = place;
+        let Place { network, mtu, link, share, flows, port, rxe, nic, doorbells, pages } = place;
         let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
@@ -75,7 +75,7 @@ impl ServedDevice {
         let server = Server::start(UnixListener::from(listener), endpoint)?;
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
         let reporter =
-            Reporter { device, function, memory, irqs, stats, network, mtu, share, port, rxe, nic, doorbells };
+            Reporter { device, function, memory, irqs, stats, network, mtu, share, flows, port, rxe, nic, doorbells };
         Ok(Self { _server: server, _nic_server: nic_server, reporter })
     }
 }
@@ -124,6 +124,8 @@ pub(super) struct Place {
     pub(super) link: LinkState,
     /// What it may use, if that is ours to give.
     pub(super) share: Option<DeviceShare>,
+    /// What it moves, if we count that.
+    pub(super) flows: Option<DeviceFlows>,
     /// The device's end of the uplink, if there is one.
     pub(super) port: Option<Uplink>,
     /// Which can watch the device.

@@ -125,12 +125,14 @@ impl Worker {
         };
         let Network { name, mtu, .. } = &self.setup.network;
         let (network, mtu) = (name.clone(), *mtu);
-        let mut place = Place { network, mtu, link, share: None, port: None, rxe: None, nic: None, doorbells, pages };
+        let mut place =
+            Place { network, mtu, link, share: None, flows: None, port: None, rxe: None, nic: None, doorbells, pages };
         let served = match &self.adapter {
             Adapter::Rxe(rxe) => {
                 place.rxe = Some(rxe.clone());
                 // Before it is plugged in, which takes its share.
                 place.share = Some(rxe.share(device.config.mac, device.share));
+                place.flows = Some(rxe.flows(device.config.mac));
                 self.plug(&device, fds.collect(), rxe, &mut place)?;
                 ServedDevice::start(device, listener, rxe, place, &self.host)
             }

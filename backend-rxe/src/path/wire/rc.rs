@@ -16,6 +16,7 @@ use super::room::{self, Room};
 use super::timeout_grace::TimeoutGrace;
 use crate::budget::Budget;
 use crate::counters::Tally;
+use crate::flows::Road;
 use crate::gid::BoundGid;
 use crate::port::{BATCH, Port};
 use crate::qp::Qp;
@@ -125,7 +126,7 @@ impl WireRequester {
             self.transport.handle_packet(qp.adapter.engine.now(), packet, &mut hooks);
             port.counters.requester(&before, &self.transport.stats());
             self.share.acked(self.transport.in_flight());
-            requester.count(&tally);
+            requester.count(qp, &tally, Some(Road::Wire));
             qp.adapter.counters.fold(&mut tally);
         }
         Ok(())

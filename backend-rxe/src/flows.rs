@@ -1,0 +1,223 @@
+//! What a device's queue pairs moved, by peer and by the road to it.
+//!
+//! Requests of the device count, not those of its peers: each flow is in the books of who asks. There are so many flows
+//! for a device; when another one comes the smallest that no queue pair uses is added to the rest, so that the sum over
+//! all flows is never less than it was.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Weak};
+
+use parking_lot::Mutex;
+use pvrdma_verbs::{Count, Gid, MacAddr};
+use serde::{Deserialize, Serialize};
+
+/// Flows of a device that are told apart.
+const MOST: usize = 32;
+
+/// How requests get to a peer.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Road {
+    /// By a copy, to a device of the same process.
+    Local,
+    /// In packets.
+    Wire,
+}
+
+impl Road {
+    const ALL: [Self; 2] = [Self::Local, Self::Wire];
+
+    /// One word.
+    pub const fn word(self) -> &'static str {
+        match self {
+            Self::Local => "local",
+            Self::Wire => "wire",
+        }
+    }
+}
+
+/// What was moved to a peer and from it, at a moment.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct FlowCount {
+    /// Its address. `None`: all those that are not told apart.
+    pub peer: Option<Gid>,
+    /// How requests get there.
+    pub road: Road,
+    /// Requests that ended with success, and datagrams.
+    pub requests: u64,
+    /// Bytes in sends, writes and datagrams.
+    pub bytes_out: u64,
+    /// Bytes that were read.
+    pub bytes_in: u64,
+}
+
+/// A flow.
+#[derive(Debug, Default)]
+pub(crate) struct Flow {
+    requests: Count,
+    bytes_out: Count,
+    bytes_in: Count,
+}
+
+impl Flow {
+    #[inline]
+    pub(crate) fn add(&self, requests: u64, bytes_out: u64, bytes_in: u64) {
+        self.requests.add(requests);
+        self.bytes_out.add(bytes_out);
+        self.bytes_in.add(bytes_in);
+    }
+
+    fn bytes(&self) -> u64 {
+        self.bytes_out.get().saturating_add(self.bytes_in.get())
+    }
+
+    fn count(&self, peer: Option<Gid>, road: Road) -> FlowCount {
+        let Self { requests, bytes_out, bytes_in } = self;
+        FlowCount { peer, road, requests: requests.get(), bytes_out: bytes_out.get(), bytes_in: bytes_in.get() }
+    }
+}
+
+/// The flows of a device.
+#[derive(Debug, Default)]
+pub(crate) struct FlowTable {
+    flows: Mutex<Vec<(Gid, Road, Arc<Flow>)>>,
+    /// The rest, by road.
+    others: [Arc<Flow>; 2],
+}
+
+impl FlowTable {
+    /// The flow to a peer, for as long as somebody counts in it.
+    pub(crate) fn flow(&self, peer: Gid, road: Road) -> Arc<Flow> {
+        let mut flows = self.flows.lock();
+        if let Some((.., flow)) = flows.iter().find(|(known, by, _)| (*known, *by) == (peer, road)) {
+            return Arc::clone(flow);
+        }
+        if flows.len() >= MOST {
+            // Nobody else has it, and nobody can get it while we look.
+            let unused = flows.iter().enumerate().filter(|(_, (.., flow))| Arc::strong_count(flow) == 1);
+            let Some((at, _)) = unused.min_by_key(|(_, (.., flow))| flow.bytes()) else { return self.rest(road) };
+            let (_, by, gone) = flows.swap_remove(at);
+            let count = gone.count(None, by);
+            self.rest(by).add(count.requests, count.bytes_out, count.bytes_in);
+        }
+        let flow = Arc::<Flow>::default();
+        flows.push((peer, road, Arc::clone(&flow)));
+        flow
+    }
+
+    fn rest(&self, road: Road) -> Arc<Flow> {
+        let [local, wire] = &self.others;
+        Arc::clone(match road {
+            Road::Local => local,
+            Road::Wire => wire,
+        })
+    }
+
+    /// All that moved something, those first that moved most, and the rest behind them.
+    fn counts(&self) -> Vec<FlowCount> {
+        // The rest with the same lock: a flow is in one place or the other.
+        let flows = self.flows.lock();
+        let mut counts: Vec<_> = flows.iter().map(|(peer, road, flow)| flow.count(Some(*peer), *road)).collect();
+        counts.sort_by_key(|count| std::cmp::Reverse(count.bytes_out.saturating_add(count.bytes_in)));
+        counts.extend(Road::ALL.map(|road| self.rest(road).count(None, road)));
+        counts.retain(|count| count.requests > 0);
+        counts
+    }
+}
+
+/// Where a queue pair counts: the flow that it counted in last. Those that move nothing do not pay for it.
+#[derive(Debug, Default)]
+pub(crate) struct LastFlow(Option<Box<(Gid, Road, Arc<Flow>)>>);
+
+impl LastFlow {
+    /// The flow to this peer.
+    #[inline]
+    pub(crate) fn to(&mut self, table: &FlowTable, peer: Gid, road: Road) -> &Flow {
+        let known = self.0.as_ref().is_some_and(|last| (last.0, last.1) == (peer, road));
+        if !known {
+            // First, so that the old one can make room.
+            self.0 = None;
+        }
+        &self.0.get_or_insert_with(|| Box::new((peer, road, table.flow(peer, road)))).2
+    }
+}
+
+/// The flows of devices, by address.
+#[derive(Debug, Default)]
+pub(crate) struct FlowTables(Mutex<HashMap<MacAddr, Weak<FlowTable>>>);
+
+impl FlowTables {
+    /// The flows of a device.
+    pub(crate) fn of(&self, mac: MacAddr) -> Arc<FlowTable> {
+        let mut tables = self.0.lock();
+        if let Some(table) = tables.get(&mac).and_then(Weak::upgrade) {
+            return table;
+        }
+        tables.retain(|_, table| table.strong_count() > 0);
+        let table = Arc::default();
+        tables.insert(mac, Arc::downgrade(&table));
+        table
+    }
+}
+
+/// What a device moved, over all its drivers.
+#[derive(Clone, Debug)]
+pub struct DeviceFlows(pub(crate) Arc<FlowTable>);
+
+impl DeviceFlows {
+    /// All flows that moved something: those first that moved most.
+    pub fn counts(&self) -> Vec<FlowCount> {
+        self.0.counts()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn peer(number: u32) -> Gid {
+        let mut gid = Gid::default();
+        gid.0[12..].copy_from_slice(&number.to_be_bytes());
+        gid
+    }
+
+    /// The attack: datagrams to addresses without end. There are no more flows than there may be, those in use stay,
+    /// and nothing is lost from the sum.
+    #[test]
+    fn sec_f1_addresses_without_end_are_so_many_flows() {
+        let table = FlowTable::default();
+        let (mut used, mut last) = (LastFlow::default(), LastFlow::default());
+        used.to(&table, peer(0), Road::Wire).add(1, 7, 9);
+        table.flow(peer(1), Road::Wire).add(1, 1_000_000, 0);
+        for number in 2..10_000 {
+            last.to(&table, peer(number), if number % 2 == 0 { Road::Local } else { Road::Wire }).add(1, 100, 0);
+            assert!(table.flows.lock().len() <= MOST);
+        }
+        let counts = table.counts();
+        assert_eq!(counts.len(), MOST + 2);
+        assert_eq!((counts[0].peer, counts[0].bytes_out), (Some(peer(1)), 1_000_000));
+        assert!(counts.contains(&FlowCount {
+            peer: Some(peer(0)),
+            road: Road::Wire,
+            requests: 1,
+            bytes_out: 7,
+            bytes_in: 9
+        }));
+        assert_eq!(counts.iter().map(|count| count.requests).sum::<u64>(), 10_000);
+        assert_eq!(counts.iter().map(|count| count.bytes_out).sum::<u64>(), 7 + 1_000_000 + 9_998 * 100);
+    }
+
+    /// All flows are in use: another one is one of the rest, and is none of these later.
+    #[test]
+    fn sec_f2_flows_in_use_are_so_many() {
+        let table = FlowTable::default();
+        let mut held: Vec<_> = (0..1000).map(|number| table.flow(peer(number), Road::Local)).collect();
+        held.iter().for_each(|flow| flow.add(1, 1, 0));
+        assert_eq!(table.flows.lock().len(), MOST);
+        let rest = |table: &FlowTable| table.counts().last().copied().unwrap();
+        assert_eq!((rest(&table).peer, rest(&table).requests), (None, 1000 - MOST as u64));
+        held.clear();
+        table.flow(peer(5000), Road::Local).add(1, 1, 0);
+        assert_eq!((rest(&table).requests, table.counts().len()), (1001 - MOST as u64, MOST + 1));
+    }
+}

@@ -1,0 +1,64 @@
+//! What a device moves is counted by peer and road, in the books of who asks.
+
+use pvrdma_ether_link::fault::Faults;
+use pvrdma_rxe::{FlowCount, Road};
+use pvrdma_verbs::{QpType, QueuePair, SendData, SendOp, UdDestination};
+
+use crate::world::*;
+
+const QKEY: u32 = 0x1234;
+
+fn requests_count_with_the_peer_that_they_go_to(far: Road) {
+    let world = World::new();
+    let flows = world.rxe.flows(mac(1));
+    let (a, b, c) = (world.node(1), world.node(2), world.node(3));
+    let mine = a.buffer(64 * KIB);
+    assert_eq!(flows.counts(), []);
+    for (peer, length) in [(&b, 5000_u32), (&c, 300)] {
+        let theirs = peer.buffer(64 * KIB);
+        let (left, right) = (a.qp(QpType::Rc), peer.qp(QpType::Rc));
+        left.connect(&right, |_| {});
+        right.connect(&left, |_| {});
+        let remote = theirs.remote(0);
+        left.post(1, SendOp::Write { remote, immediate: None }, &[mine.sge(0, length)]);
+        left.post(2, SendOp::Read { remote }, &[mine.sge(0, 70)]);
+        right.recv(3, &[theirs.all()]);
+        left.post(4, SEND, &[mine.sge(0, 7)]);
+        left.qp.notify_send();
+        // One that fails has moved nothing that counts.
+        world.settle();
+        left.post(5, SendOp::Read { remote: theirs.remote(64 * KIB + 1) }, &[mine.sge(0, 1)]);
+        left.qp.notify_send();
+        world.settle();
+    }
+    let (sender, receiver) = (a.qp(QpType::Ud), c.qp(QpType::Ud));
+    [&sender, &receiver].map(|end| end.start_datagrams(QKEY));
+    let qpn = receiver.qp.qpn();
+    let to = UdDestination { qpn, qkey: QKEY, dgid: gid(3), dmac: mac(3), ..UdDestination::default() };
+    sender.post(6, SendOp::Send { data: SendData::None, to: Some(to) }, &[mine.sge(0, 11)]);
+    sender.qp.notify_send();
+    world.settle();
+    let count = |number, road, requests, bytes_out| FlowCount {
+        peer: Some(gid(number)),
+        road,
+        requests,
+        bytes_out,
+        bytes_in: 70,
+    };
+    assert_eq!(flows.counts(), [count(2, far, 3, 5007), count(3, Road::Local, 4, 318)]);
+    // Its driver is gone: what it moved stays.
+    drop((sender, a));
+    assert_eq!(flows.counts().len(), 2);
+    assert_eq!(world.rxe.flows(mac(3)).counts(), []);
+}
+
+#[test]
+fn flows_of_local_delivery() {
+    requests_count_with_the_peer_that_they_go_to(Road::Local);
+}
+
+/// Node 2 is on the wire, node 3 in the same process.
+#[test]
+fn flows_on_the_wire() {
+    on_the_wire(Faults::default(), 1, || requests_count_with_the_peer_that_they_go_to(Road::Wire));
+}
