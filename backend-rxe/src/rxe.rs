@@ -148,7 +148,8 @@ impl Rxe {
         self.0.engine.ready_queue().look_again();
     }
 
-    /// What the device with this address moves, from now on and until what is returned is dropped, over all its drivers.
+    /// What the device with this address moves, from now on and until what is returned is dropped, over all drivers
+    /// of it.
     pub fn flows(&self, mac: MacAddr) -> DeviceFlows {
         DeviceFlows(self.0.flows.of(mac))
     }

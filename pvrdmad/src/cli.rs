@@ -14,7 +14,7 @@ use crate::config::{
     NetworkSpec, SandboxMode, Switch, change_share, help,
 };
 use crate::control_path;
-use crate::logging::LogFilter;
+use crate::logging::{LogFilter, LogFormat};
 use crate::sandbox::Profile;
 
 /// Serves PVRDMA devices to virtual machines over vfio-user.
@@ -129,7 +129,11 @@ pub struct ServeArgs {
     /// Whether packets may be captured [default: on]
     #[arg(long, value_enum, value_name = "on|off", hide_possible_values = true)]
     pub captures: Option<Switch>,
-    /// Configuration file; the command line wins.
+    /// How log lines are written [default: text]
+    #[arg(long, value_enum, value_name = "text|json|journald", hide_possible_values = true, default_value_t)]
+    #[arg(hide_default_value = true)]
+    pub log_format: LogFormat,
+    /// Configuration file, - is standard input; the command line wins.
     #[arg(long, value_name = "FILE.toml")]
     pub config: Option<PathBuf>,
 }
@@ -137,7 +141,8 @@ pub struct ServeArgs {
 impl ServeArgs {
     /// The configuration file, and what to put over it.
     pub fn into_parts(self) -> (Option<PathBuf>, ConfigSpec) {
-        let Self { devices, networks, backend, control, metrics, isolate, sandbox, captures, config } = self;
+        let Self { devices, networks, backend, control, metrics, isolate, sandbox, captures, config, log_format: _ } =
+            self;
         let congestion = Default::default();
         (config, ConfigSpec { backend, control, metrics, isolate, sandbox, captures, congestion, networks, devices })
     }

@@ -424,3 +424,21 @@ fn read_line(mut stream: &UnixStream) -> Result<Vec<u8>> {
     }
     bail!("the answer is too long")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The user that may not ask sees whose the socket is.
+    #[test]
+    fn somebody_elses_socket() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let denied = || io::ErrorKind::PermissionDenied.into();
+        let said = format!("{:#}", unreachable(file.path(), denied()));
+        let own = user(fs::metadata(file.path()).unwrap().uid());
+        assert_eq!(said, format!("no permission to ask: the socket is of {own}, mode 600"));
+        // Whether it is there is not for everybody to see either.
+        let said = format!("{:#}", unreachable(Path::new("/no/such"), denied()));
+        assert!(said.contains("no daemon answers there"), "{said}");
+    }
+}

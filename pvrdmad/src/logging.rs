@@ -1,20 +1,50 @@
-//! What is logged, which can change while the daemon runs.
+//! What is logged, which can change while the daemon runs, and how it is written.
+//!
+//! Processes of networks write to a pipe that the daemon reads. If somebody wants more than text, they write a line of
+//! JSON for each record, which the daemon writes as its own, with the network.
 
+use std::borrow::Cow;
 use std::fmt;
+use std::io::{self, Write};
+use std::os::unix::net::UnixDatagram;
+use std::panic;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
+use clap::ValueEnum;
 use env_filter::Filter;
-use log::{LevelFilter, Log, Metadata, Record};
+use jiff::Timestamp;
+use log::kv::{Key, ToValue, Value, VisitSource};
+use log::{Level, LevelFilter, Log, Metadata, Record};
 use parking_lot::RwLock;
 use serde::{Deserialize, Deserializer, Serialize};
+use systemd_journal_logger::JournalLog;
+
+use crate::protocol::printable_text;
 
 /// What is logged if nobody says so.
 const DEFAULT: &str = "info";
 /// Bytes of a filter.
 const MAX_FILTER: usize = 256;
+/// In the environment of processes of networks: they write JSON.
+const STRUCTURED: &str = "PVRDMAD_LOG_JSON";
+
+/// Where the journal is.
+const JOURNAL: &str = "/run/systemd/journal/socket";
 
 static LOGGER: OnceLock<Logger> = OnceLock::new();
+
+/// How lines are written.
+#[derive(ValueEnum, Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub enum LogFormat {
+    /// For people, to standard error.
+    #[default]
+    Text,
+    /// An object in a line, to standard error.
+    Json,
+    /// Fields, to systemd's journal.
+    Journald,
+}
 
 /// Which lines are logged, in the words of `RUST_LOG`: a level, or levels of modules with commas between them.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize)]
@@ -51,10 +81,111 @@ impl fmt::Display for LogFilter {
     }
 }
 
-/// Writes what passes the filter to standard error.
+/// A record as an object in a line.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Line<'a> {
+    time: Cow<'a, str>,
+    level: Cow<'a, str>,
+    /// Which module says it.
+    target: Cow<'a, str>,
+    /// Which network's process says it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    network: Option<Cow<'a, str>>,
+    /// Of whom it is: a device, most often.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    subject: Option<Cow<'a, str>>,
+    message: Cow<'a, str>,
+}
+
+impl Line<'_> {
+    fn of(record: &Record<'_>) -> Self {
+        let mut subject = Subject(None);
+        // It has no errors of its own.
+        let _ = record.key_values().visit(&mut subject);
+        Self {
+            time: now().into(),
+            level: record.level().as_str().to_lowercase().into(),
+            target: record.target().to_owned().into(),
+            network: None,
+            subject: subject.0.map(Cow::Owned),
+            message: record.args().to_string().into(),
+        }
+    }
+
+    /// What a process of a network has written. What is no record, as the last words of one that panics, is an error.
+    fn relayed(network: &str, text: &str) -> Line<'static> {
+        let plain = |text: &str| Cow::Owned(printable_text(text));
+        let own = Some(plain(network));
+        match serde_json::from_str::<Line<'_>>(text) {
+            Ok(line) => Line {
+                time: plain(&line.time),
+                level: plain(&line.level),
+                target: plain(&line.target),
+                network: own,
+                subject: line.subject.as_deref().map(plain),
+                message: plain(&line.message),
+            },
+            Err(_) => Line {
+                time: now().into(),
+                level: "error".into(),
+                target: "stderr".into(),
+                network: own,
+                subject: None,
+                message: plain(text),
+            },
+        }
+    }
+
+    /// Writes it, and does not care whether anybody reads.
+    fn write(&self) {
+        let Ok(mut text) = serde_json::to_vec(self) else { return };
+        text.push(b'\n');
+        let _ = io::stderr().write_all(&text);
+    }
+
+    fn send(&self, journal: &JournalLog) {
+        let fields = [("network", self.network.as_deref()), ("subject", self.subject.as_deref())];
+        let fields: Vec<_> = fields.iter().filter_map(|(key, value)| Some((*key, (*value)?))).collect();
+        let level = self.level.parse().unwrap_or(Level::Error);
+        // Nobody is there to be told that the journal is not.
+        let _ = journal.journal_send(
+            &Record::builder()
+                .level(level)
+                .target(&self.target)
+                .key_values(&fields.as_slice())
+                .args(format_args!("{}", self.message))
+                .build(),
+        );
+    }
+}
+
+fn now() -> String {
+    format!("{:.3}", Timestamp::now())
+}
+
+/// Finds of whom a record is.
+struct Subject(Option<String>);
+
+impl<'kvs> VisitSource<'kvs> for Subject {
+    fn visit_pair(&mut self, key: Key<'kvs>, value: Value<'kvs>) -> Result<(), log::kv::Error> {
+        if key.as_str() == "subject" {
+            self.0 = Some(value.to_value().to_string());
+        }
+        Ok(())
+    }
+}
+
+/// Where lines go.
+enum Sink {
+    Text(Box<env_logger::Logger>),
+    Json,
+    Journal(Box<JournalLog>),
+}
+
+/// Writes what passes the filter.
 struct Logger {
     filter: RwLock<Filter>,
-    out: env_logger::Logger,
+    sink: Sink,
 }
 
 impl Log for Logger {
@@ -63,27 +194,64 @@ impl Log for Logger {
     }
 
     fn log(&self, record: &Record<'_>) {
-        if self.filter.read().matches(record) {
-            self.out.log(record);
+        if !self.filter.read().matches(record) {
+            return;
+        }
+        match &self.sink {
+            Sink::Text(out) => out.log(record),
+            Sink::Json => Line::of(record).write(),
+            Sink::Journal(journal) => Line::of(record).send(journal),
         }
     }
 
-    fn flush(&self) {
-        self.out.flush();
-    }
+    fn flush(&self) {}
 }
 
-/// Logs to standard error from now on, what `RUST_LOG` says.
-pub fn start() {
+/// Logs from now on what `RUST_LOG` says.
+///
+/// # Errors
+/// There is no journal to log to.
+pub fn start(format: LogFormat) -> io::Result<()> {
     let words = std::env::var("RUST_LOG").unwrap_or_else(|_| DEFAULT.to_owned());
     // As it always was: what it does not understand is left out, with a word on standard error.
     let filter = env_filter::Builder::new().parse(&words).build();
     let level = filter.filter();
-    let out = env_logger::Builder::new().filter_level(LevelFilter::Trace).build();
-    let logger = LOGGER.get_or_init(|| Logger { filter: RwLock::new(filter), out });
+    let sink = match format {
+        LogFormat::Text if std::env::var_os(STRUCTURED).is_none() => {
+            Sink::Text(Box::new(env_logger::Builder::new().filter_level(LevelFilter::Trace).build()))
+        }
+        LogFormat::Text | LogFormat::Json => Sink::Json,
+        LogFormat::Journald => {
+            // It would be sent to nobody otherwise, and nobody would hear of that.
+            UnixDatagram::unbound()?.connect(JOURNAL)?;
+            Sink::Journal(Box::new(JournalLog::new()?))
+        }
+    };
+    if !matches!(sink, Sink::Text(_)) {
+        // Log: once, the last of a thread.
+        panic::set_hook(Box::new(|panicked| log::error!("{panicked}")));
+    }
+    let logger = LOGGER.get_or_init(|| Logger { filter: RwLock::new(filter), sink });
     if log::set_logger(logger).is_ok() {
         log::set_max_level(level);
     }
+    Ok(())
+}
+
+/// What a process of a network is to have in its environment.
+pub(crate) fn environment() -> Option<(&'static str, &'static str)> {
+    let text = LOGGER.get().is_none_or(|logger| matches!(logger.sink, Sink::Text(_)));
+    (!text).then_some((STRUCTURED, "1"))
+}
+
+/// Logs what a process of a network has written. Returns `false` if that is to be written as it is.
+pub(crate) fn relay(network: &str, text: &str) -> bool {
+    match LOGGER.get().map(|logger| &logger.sink) {
+        None | Some(Sink::Text(_)) => return false,
+        Some(Sink::Json) => Line::relayed(network, text).write(),
+        Some(Sink::Journal(journal)) => Line::relayed(network, text).send(journal),
+    }
+    true
 }
 
 /// Logs by this filter from now on. Does nothing in a program that has another logger.
@@ -110,5 +278,37 @@ mod tests {
         for wrong in ["", "loud", "info,", "=", "a b=info", "pvrdma_rxe=loud", "info/regex", "\u{1b}[31m=info", &long] {
             assert!(wrong.parse::<LogFilter>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn a_record_is_an_object() {
+        let fields: &[(&str, &str)] = &[("subject", "vm0"), ("other", "x")];
+        let line = Line::of(
+            &Record::builder()
+                .level(Level::Warn)
+                .target("pvrdma_rxe")
+                .key_values(&fields)
+                .args(format_args!("a \"word\""))
+                .build(),
+        );
+        let text = serde_json::to_string(&line).unwrap();
+        let value: serde_json::Value = serde_json::from_str(&text).unwrap();
+        assert_eq!((&value["level"], &value["subject"]), (&"warn".into(), &"vm0".into()));
+        assert_eq!((&value["message"], value.get("network")), (&"a \"word\"".into(), None));
+        value["time"].as_str().unwrap().parse::<Timestamp>().unwrap();
+        let relayed = Line::relayed("red", &text);
+        assert_eq!(relayed, Line { network: Some("red".into()), ..line });
+    }
+
+    /// The attack: a worker that was taken over, and writes what a terminal obeys or what is no record.
+    #[test]
+    fn sec_l1_a_worker_says_nothing_that_a_terminal_obeys() {
+        let text = r#"{"time":"\u001b[2J","level":"x\u0007","target":"\n","network":"blue","message":"\u001b[31m"}"#;
+        let line = Line::relayed("red", text);
+        assert_eq!(line.network.as_deref(), Some("red"), "it speaks for its own network");
+        let parts = [&line.time, &line.level, &line.target, &line.message];
+        assert!(parts.iter().all(|part| part.chars().all(|c| !c.is_control())), "{line:?}");
+        let line = Line::relayed("red", "thread 'main' panicked \u{1b}[0m");
+        assert_eq!((&*line.level, line.message.contains('\u{1b}')), ("error", false));
     }
 }

@@ -15,12 +15,12 @@ use pvrdmad::cli::{
     CaptureArgs, CheckArgs, Cli, Command, DaemonArgs, DeviceArgs, DoctorArgs, EventsArgs, LimitsArgs, ServeArgs,
     ShareArgs, ShowArgs, StandInArgs, StatusArgs, StatusFormat, WorkerArgs,
 };
-use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, reference};
+use pvrdmad::config::{Config, ConfigError, ConfigSpec, Inherited, STANDARD_INPUT, reference};
 use pvrdmad::control;
 use pvrdmad::daemon::Daemon;
 use pvrdmad::doctor::{self, Host};
 use pvrdmad::doorbells;
-use pvrdmad::logging;
+use pvrdmad::logging::{self, LogFormat};
 use pvrdmad::package;
 use pvrdmad::protocol::{Request, printable_text};
 use pvrdmad::service::{self, Watchdog};
@@ -62,7 +62,8 @@ fn main() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("pvrdmad: {error:#}");
+            // Who closed standard error does not want to know.
+            let _ = writeln!(io::stderr(), "pvrdmad: {error:#}");
             // As for a wrong command line: starting again does not help.
             if error.is::<ConfigError>() { ExitCode::from(2) } else { ExitCode::FAILURE }
         }
@@ -72,7 +73,7 @@ fn main() -> ExitCode {
 fn serve(args: ServeArgs) -> Result<()> {
     // Before there is another thread, or another process that would have them.
     let inherited = Inherited::from_environment()?;
-    logging::start();
+    logging::start(args.log_format).context("journal")?;
     let (file, command_line) = args.into_parts();
     let config = Config::load(file.as_deref(), command_line.clone())?;
     // Before the first socket exists, so that none is left behind.
@@ -97,7 +98,12 @@ fn serve(args: ServeArgs) -> Result<()> {
 /// Reads the configuration again.
 fn reload(daemon: &mut Daemon, file: Option<&Path>, command_line: &ConfigSpec) {
     service::reloading();
-    let read = Config::load(file, command_line.clone()).map_err(|error| format!("{:#}", anyhow::Error::from(error)));
+    let read = match file {
+        Some(file) if file == Path::new(STANDARD_INPUT) => {
+            Err("the configuration came from standard input, which cannot be read again".to_owned())
+        }
+        file => Config::load(file, command_line.clone()).map_err(|error| format!("{:#}", anyhow::Error::from(error))),
+    };
     let state = match read.and_then(|config| daemon.reload(config)) {
         Ok(changes) => {
             // Log: whoever runs the daemon sends signals.
@@ -115,7 +121,7 @@ fn reload(daemon: &mut Daemon, file: Option<&Path>, command_line: &ConfigSpec) {
 
 /// Says what keeps VMs from using their devices.
 fn doctor(args: DoctorArgs) -> Result<()> {
-    logging::start();
+    logging::start(args.serve.log_format).context("journal")?;
     let (file, command_line) = args.serve.into_parts();
     let config = Config::load(file.as_deref(), command_line)?;
     let diagnosis = doctor::judge(&Host::look(&args.qemu), &config);
@@ -132,7 +138,7 @@ fn xml(args: &DeviceArgs) -> Result<()> {
 
 /// Says what the configuration would have the daemon open.
 fn check(args: CheckArgs) -> Result<()> {
-    logging::start();
+    logging::start(args.serve.log_format).context("journal")?;
     let (file, command_line) = args.serve.into_parts();
     let report = check::report(&Config::load(file.as_deref(), command_line)?);
     print(&report.text())?;
@@ -141,13 +147,13 @@ fn check(args: CheckArgs) -> Result<()> {
 
 /// Serves one network, for the supervisor that started this process.
 fn worker(args: &WorkerArgs) -> Result<()> {
-    logging::start();
+    logging::start(LogFormat::default())?;
     process::run(args.sandbox, args.profile)
 }
 
 /// Guards doorbell pages, for the supervisor that started this process. It outlives that one, if VMMs do.
 fn stand_in(args: &StandInArgs) -> Result<()> {
-    logging::start();
+    logging::start(LogFormat::default())?;
     // What ends the daemon does not end the VMs.
     for signal in [SIGHUP, SIGINT, SIGTERM, SIGUSR1, SIGUSR2] {
         signal_hook::flag::register(signal, Arc::default()).context("signal handlers")?;
@@ -220,6 +226,6 @@ fn print(text: &str) -> Result<()> {
 fn capture(args: &CaptureArgs) -> Result<()> {
     let frames = capture::client::run(args)?;
     // Standard output may be the capture.
-    eprintln!("{frames} frames");
+    let _ = writeln!(io::stderr(), "{frames} frames");
     Ok(())
 }

@@ -2,8 +2,9 @@
 #![expect(clippy::unwrap_used, reason = "a test")]
 
 use std::fs;
+use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Child, Command, Stdio};
 
 /// Runs the program with these words. Gives its status and what it said on standard error.
 fn said(arguments: &[&str]) -> (Option<i32>, String) {
@@ -93,4 +94,99 @@ fn files_that_are_wrong() {
         assert!(said.contains(wanted), "{text}: '{wanted}' in {said}");
         assert_eq!(said.matches("TOML parse error").count().saturating_sub(1), 0, "once: {said}");
     }
+}
+
+/// A daemon with one device, and with the options behind it.
+struct Daemon(Child);
+
+impl Daemon {
+    fn start(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+        let ready = BufReader::new(child.stdout.take().unwrap()).lines().next();
+        let daemon = Self(child);
+        assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "it does not serve");
+        daemon
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_configuration_on_standard_input() {
+    let folder = tempfile::tempdir().unwrap();
+    let text = |name: &str| {
+        format!("[[device]]\nname = \"{name}\"\nsocket = {:?}\nmac = \"52:54:00:00:00:01\"\n", folder.path().join(name))
+    };
+    let read = |command: &str, text: &str| {
+        let mut program = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+        program.args(command.split_whitespace()).args(["--config", "-"]).env("RUST_LOG", "off");
+        let mut child = program.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // Who has read enough does not read on.
+        let _ = child.stdin.take().unwrap().write_all(text.as_bytes());
+        child.wait_with_output().unwrap()
+    };
+    let checked = read("check", &text("vm0"));
+    assert!(checked.status.success() && String::from_utf8_lossy(&checked.stdout).contains("vm0"), "{checked:?}");
+    for (text, wanted) in [("[[device\n", "-: TOML parse error at line 1"), ("", "no device")] {
+        let wrong = read("check", text);
+        let said = String::from_utf8_lossy(&wrong.stderr).into_owned();
+        assert_eq!((wrong.status.code(), said.contains(wanted)), (Some(2), true), "{said}");
+    }
+    let huge = read("check", &"# more than anybody writes\n".repeat(700_000));
+    assert!(String::from_utf8_lossy(&huge.stderr).contains("file too large"), "{huge:?}");
+}
+
+/// What is said of devices and limits that there are not says which there are.
+#[test]
+fn names_that_are_wrong() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).display().to_string();
+    let device = format!("name=vm0,socket={},{MAC},pin=off", path("vm0"));
+    let control = path("control");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
+    let _daemon = Daemon::start(command.args(["--device", &device, "--control", &control]));
+    let there_are = "there is no device 'vm9' (the devices are vm0)";
+    let capture = path("capture");
+    for words in [
+        &["capture", "--device", "vm9", "-w", &capture][..],
+        &["show", "qp", "--device", "vm9"],
+        &["remove", "--device", "vm9"],
+        &["link", "down", "--device", "vm9"],
+        &["share", "--device", "vm9"],
+        &["limits", "--device", "vm9"],
+    ] {
+        assert_said(&[words, &["--control", &control]].concat(), 1, &[there_are]);
+    }
+    assert_said(&["fault", "--network", "red", "off", "--control", &control], 1, &["(the networks are default)"]);
+    let nowhere = path("no/capture");
+    assert_said(
+        &["capture", "--device", "vm0", "-w", &nowhere, "--control", &control],
+        1,
+        &[&nowhere, "No such file or directory"],
+    );
+    let device_socket = path("vm0");
+    assert_said(&["status", "--control", &device_socket], 1, &["this is the socket of a device, for its VMM"]);
+    assert_said(&["log-level", "loud"], 2, &["'loud' is not one of off, error, warn, info, debug, trace"]);
+    for value in ["0", "99999999"] {
+        let limit = format!("max_qp={value}");
+        assert_said(&["limits", "--device", "vm0", &limit], 2, &["max_qp must be 3..=65535"]);
+    }
+}
+
+/// Many devices want more descriptors than a shell gives: the daemon takes what it may.
+#[test]
+fn more_devices_than_a_shell_gives_descriptors_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let device = |number: usize| {
+        format!("name=vm{number},socket={}/vm{number},mac=52:54:00:00:00:{number:02x},pin=off", folder.path().display())
+    };
+    let devices: Vec<_> = (1..=20).map(device).collect();
+    let mut command = Command::new("sh");
+    command.args(["-c", "ulimit -S -n 24 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_pvrdmad")]);
+    let _daemon = Daemon::start(command.args(devices.iter().flat_map(|device| ["--device", device])));
 }

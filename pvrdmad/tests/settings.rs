@@ -28,17 +28,24 @@ struct Host {
 }
 
 impl Host {
+    /// `network` are more keys of it, and more options behind them.
     fn start(number: u8, isolate: &str, network: &str) -> Self {
+        let file = |folder: &TempDir| File::create(folder.path().join("log")).unwrap().into();
+        Self::start_logging(number, isolate, network, file)
+    }
+
+    fn start_logging(number: u8, isolate: &str, network: &str, log: impl FnOnce(&TempDir) -> Stdio) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("device");
         let device = format!("name=vm,socket={},mac=52:54:00:00:03:{number:02x}", socket.display());
         let mut command = Command::new(PROGRAM);
         // A system call that the sandbox does not know ends the process, and the test.
-        command.args(["--sandbox=strict", "--isolate", isolate, "--network", &format!("name=red{network}")]);
+        command.args(["--sandbox=strict", "--isolate", isolate, "--network"]);
+        command.args(format!("name=red{network}").split(' '));
         command.args(["--device", &format!("{device},network=red,pin=off"), "--control"]);
         command.arg(folder.path().join("control")).env("RUST_LOG", "info");
-        let log = File::create(folder.path().join("log")).unwrap();
-        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        command.stderr(log(&folder));
+        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
         let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
         assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");
         Self { folder, daemon, number }
@@ -184,6 +191,53 @@ fn faults_come_and_go_while_the_daemon_runs() {
     }
     let alone = Host::start(1, "network", "");
     assert!(alone.run("fault --network red loss:1").unwrap_err().contains("network red has no uplink"));
+}
+
+/// Lines of all processes are objects, those of a network's process with its name.
+#[test]
+fn the_log_as_json() {
+    let mut host = Host::start(1, "network", " --log-format json");
+    host.run("log-level info,pvrdmad::worker=debug").unwrap();
+    host.run("link down --device vm").unwrap();
+    host.next_worker();
+    host.stop();
+    let log = host.log();
+    let lines: Vec<Value> = log.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let find = |words: &str| {
+        let found = lines.iter().find(|line| line["message"].as_str().unwrap().contains(words));
+        found.unwrap_or_else(|| panic!("{words}: {log}"))
+    };
+    let line = find("its link goes Down");
+    assert_eq!((&line["level"], &line["target"]), (&json!("info"), &json!("pvrdmad::supervisor")));
+    assert_eq!(line.get("network"), None);
+    let line = find("the supervisor has closed its end");
+    assert_eq!((&line["level"], &line["network"]), (&json!("debug"), &json!("red")));
+    assert!(find("the next one starts in")["time"].as_str().unwrap().ends_with('Z'));
+}
+
+/// Nobody reads what a daemon says, or it cannot be written: it serves all the same.
+#[test]
+fn a_daemon_that_nobody_hears_serves() {
+    let full = || Stdio::from(File::options().write(true).open("/dev/full").unwrap());
+    let closed = || Stdio::from(std::io::pipe().unwrap().1);
+    for format in ["text", "json"] {
+        for silent in [full, closed] as [fn() -> Stdio; 2] {
+            let host = Host::start_logging(1, "network", &format!(" --log-format {format}"), |_| silent());
+            let guest = host.guest();
+            transfer(&guest, &guest, 3);
+            host.run("link down --device vm").unwrap();
+            drop(guest);
+            host.next_worker();
+            host.run("link up --device vm").unwrap();
+            let guest = host.guest();
+            transfer(&guest, &guest, 3);
+        }
+    }
+    // What cannot start says so to nobody, too, and by its status.
+    for silent in [full, closed] as [fn() -> Stdio; 2] {
+        let status = Command::new(PROGRAM).arg("--config=/no/such").stderr(silent()).status().unwrap();
+        assert_eq!(status.code(), Some(2));
+    }
 }
 
 #[test]

@@ -20,7 +20,9 @@ const NAME: &str = "libibverbs.so.1";
 #[derive(Debug, Error)]
 pub enum LoadError {
     /// It is not installed, or something that it needs is not.
-    #[error("cannot load {NAME} ({0}); it is part of rdma-core (Debian: libibverbs1 and ibverbs-providers)")]
+    #[error(
+        "cannot load {NAME} ({0}); it is part of rdma-core (Debian: libibverbs1 and ibverbs-providers; Fedora: libibverbs)"
+    )]
     Missing(String),
     /// It is too old.
     #[error("{NAME} has no {0}: rdma-core 25 or newer is needed")]

@@ -7,15 +7,17 @@ use pvrdma_verbs::{QpType, QueuePair, SendData, SendOp, UdDestination};
 use crate::world::*;
 
 const QKEY: u32 = 0x1234;
+/// Bytes of a buffer.
+const SIZE: u64 = 64 << 10;
 
 fn requests_count_with_the_peer_that_they_go_to(far: Road) {
     let world = World::new();
     let flows = world.rxe.flows(mac(1));
     let (a, b, c) = (world.node(1), world.node(2), world.node(3));
-    let mine = a.buffer(64 * KIB);
+    let mine = a.buffer(SIZE);
     assert_eq!(flows.counts(), []);
-    for (peer, length) in [(&b, 5000_u32), (&c, 300)] {
-        let theirs = peer.buffer(64 * KIB);
+    for (peer, length) in [(&b, 5000_u64), (&c, 300)] {
+        let theirs = peer.buffer(SIZE);
         let (left, right) = (a.qp(QpType::Rc), peer.qp(QpType::Rc));
         left.connect(&right, |_| {});
         right.connect(&left, |_| {});
@@ -27,12 +29,13 @@ fn requests_count_with_the_peer_that_they_go_to(far: Road) {
         left.qp.notify_send();
         // One that fails has moved nothing that counts.
         world.settle();
-        left.post(5, SendOp::Read { remote: theirs.remote(64 * KIB + 1) }, &[mine.sge(0, 1)]);
+        left.post(5, SendOp::Read { remote: theirs.remote(SIZE + 1) }, &[mine.sge(0, 1)]);
         left.qp.notify_send();
         world.settle();
     }
     let (sender, receiver) = (a.qp(QpType::Ud), c.qp(QpType::Ud));
-    [&sender, &receiver].map(|end| end.start_datagrams(QKEY));
+    sender.start_datagrams(QKEY);
+    receiver.start_datagrams(QKEY);
     let qpn = receiver.qp.qpn();
     let to = UdDestination { qpn, qkey: QKEY, dgid: gid(3), dmac: mac(3), ..UdDestination::default() };
     sender.post(6, SendOp::Send { data: SendData::None, to: Some(to) }, &[mine.sge(0, 11)]);

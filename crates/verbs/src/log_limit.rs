@@ -48,8 +48,10 @@ impl LogLimit {
         }
         match self.admit(Instant::now()) {
             None => {}
-            Some(0) => log::log!(level, "{subject}: {message}"),
-            Some(count) => log::log!(level, "{subject}: {message} ({count} messages before this were not logged)"),
+            Some(0) => log::log!(level, subject; "{subject}: {message}"),
+            Some(count) => {
+                log::log!(level, subject; "{subject}: {message} ({count} messages before this were not logged)");
+            }
         }
     }
 

@@ -3,6 +3,7 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::fs;
+use std::io::{self, Read};
 use std::marker::PhantomData;
 use std::path::Path;
 
@@ -20,6 +21,12 @@ use super::metrics::MetricsSpec;
 use super::network::Network;
 use super::spec::{DeviceSpec, NetworkSpec};
 use super::words::{Isolate, SandboxMode, Switch};
+
+/// The file's name that means standard input.
+pub const STANDARD_INPUT: &str = "-";
+
+/// Bytes of a configuration from there: it has no length that could be looked at.
+const MAX_FILE: u64 = 16 << 20;
 
 /// What the file gives, or the command line.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -168,8 +175,19 @@ fn overlay<T: Keys>(file: Vec<T>, command_line: Vec<T>, name: fn(&T) -> &String)
     Ok(all)
 }
 
+/// What is on standard input, to its end.
+fn from_standard_input() -> io::Result<String> {
+    let mut text = String::new();
+    io::stdin().take(MAX_FILE.saturating_add(1)).read_to_string(&mut text)?;
+    if text.len() as u64 > MAX_FILE {
+        return Err(io::ErrorKind::FileTooLarge.into());
+    }
+    Ok(text)
+}
+
 fn read(path: &Path) -> Result<ConfigSpec, ConfigError> {
-    let text = fs::read_to_string(path).map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
+    let text = if path == Path::new(STANDARD_INPUT) { from_standard_input() } else { fs::read_to_string(path) };
+    let text = text.map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
     toml::from_str(&text).map_err(|error| {
         let hint = hint(error.message()).map_or_else(String::new, |word| format!("did you mean `{word}`?"));
         ConfigError::Parse { path: path.to_owned(), problem: format!("{error}{hint}").trim_end().to_owned() }

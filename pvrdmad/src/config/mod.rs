@@ -32,7 +32,7 @@ pub use self::control::ControlSpec;
 pub use self::device::{Device, MemoryRules};
 pub use self::error::ConfigError;
 pub use self::fault::{FaultSpec, FaultWord};
-pub use self::load::{Config, ConfigSpec};
+pub use self::load::{Config, ConfigSpec, STANDARD_INPUT};
 pub use self::metrics::{MetricsAddress, MetricsSpec};
 pub use self::network::Network;
 pub use self::place::SocketPlace;

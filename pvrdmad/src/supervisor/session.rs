@@ -21,6 +21,7 @@ use super::services::Services;
 use super::timing::Timing;
 use super::upcalls::{UpcallError, Upcalls};
 use super::worker_log::{self, WorkerLog};
+use crate::logging;
 use crate::protocol::{FrameError, FrameReader, Received, Reply, Request};
 
 /// Why a worker is no more.
@@ -87,6 +88,7 @@ impl Session {
         let (log, their_log) = worker_log::pipe()?;
         let mut child = Command::new(program)
             .args(arguments)
+            .envs(logging::environment())
             .stdin(OwnedFd::from(theirs))
             .stdout(Stdio::null())
             .stderr(their_log)

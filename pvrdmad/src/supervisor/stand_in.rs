@@ -12,6 +12,7 @@ use parking_lot::Mutex;
 
 use crate::config::SandboxMode;
 use crate::doorbells::entrust;
+use crate::logging;
 
 /// How long it may take to take a file.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -61,7 +62,11 @@ impl StandIns {
             let (ours, theirs) = UnixStream::pair()?;
             ours.set_write_timeout(Some(PATIENCE))?;
             let mut command = Command::new(program);
-            command.args(&self.arguments).stdin(OwnedFd::from(theirs)).stdout(Stdio::null());
+            command
+                .args(&self.arguments)
+                .envs(logging::environment())
+                .stdin(OwnedFd::from(theirs))
+                .stdout(Stdio::null());
             // Signals of a terminal are for the supervisor.
             state.children.push(command.process_group(0).spawn()?);
             state.now = Some(ours);

@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 use super::timing::{Budget, Rate};
+use crate::logging;
 use crate::protocol::printable_text;
 
 /// Bytes of a line that are passed on.
@@ -68,14 +69,23 @@ impl<R: Read, W: Write> WorkerLog<R, W> {
             return;
         }
         self.tell_swallowed();
-        // Nobody may read ours either.
-        let _ = writeln!(self.to, "{}", printable_text(&String::from_utf8_lossy(&line)));
+        self.write(&printable_text(&String::from_utf8_lossy(&line)));
     }
 
     fn tell_swallowed(&mut self) {
         if self.swallowed > 0 {
-            let _ = writeln!(self.to, "network {}: {} lines of its worker are left out", self.network, self.swallowed);
+            let line = format!("network {}: {} lines of its worker are left out", self.network, self.swallowed);
+            self.write(&line);
             self.swallowed = 0;
+        }
+    }
+}
+
+impl<R: Read, W: Write> WorkerLog<R, W> {
+    fn write(&mut self, line: &str) {
+        if !logging::relay(&self.network, line) {
+            // Nobody may read ours either.
+            let _ = writeln!(self.to, "{line}");
         }
     }
 }
