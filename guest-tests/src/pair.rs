@@ -62,6 +62,8 @@ pub(crate) struct PairOptions {
     pub(crate) more_cards: [Vec<Card>; 2],
     /// Networks of the daemon, which devices may name.
     pub(crate) networks: Vec<String>,
+    /// Another root file system than the image's.
+    pub(crate) root_disk: Option<PathBuf>,
 }
 
 impl Default for PairOptions {
@@ -79,6 +81,7 @@ impl Default for PairOptions {
             hot_plug: false,
             more_cards: [Vec::new(), Vec::new()],
             networks: Vec::new(),
+            root_disk: None,
         }
     }
 }
@@ -268,6 +271,9 @@ fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: u
         .cpus(options.cpus[index])
         .more_cards(&options.more_cards[index])
         .empty_slot(options.hot_plug);
+    if let Some(disk) = &options.root_disk {
+        builder = builder.root_disk(disk);
+    }
     let nic = |model: NicModel| {
         let path = |index: usize| directory.join(format!("{}.net-{model:?}", NAMES[index]));
         Nic { model, mac: mac(model, index), local: path(index), remote: path(1 - index) }

@@ -1,6 +1,7 @@
 //! The test cases that run in a pair of guests.
 
 mod agent;
+mod applications;
 mod case;
 mod cloud_hypervisor;
 mod connection;
@@ -69,6 +70,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(readme::cases());
         cases.extend(lab::cases());
         cases.extend(package::cases());
+        cases.extend(applications::cases());
         cases.extend(interop::cases());
         cases.extend(host_adapter::cases());
         cases.extend(host_adapter_cm::cases());

@@ -1,6 +1,7 @@
 //! The guest image: QEMU, a kernel, the unchanged `vmw_pvrdma` driver and a root file system, all built from Debian
 //! packages at run time into a cache directory. Nothing of it is part of this repository.
 
+mod applications_disk;
 mod apt;
 mod build;
 mod disk;
@@ -15,6 +16,7 @@ mod roots;
 mod steps;
 mod systemd_disk;
 
+pub(crate) use applications_disk::ApplicationsDisk;
 pub(crate) use disk::Disk;
 pub(crate) use guest_image::GuestImage;
 pub(crate) use initramfs::append_program;

@@ -69,10 +69,23 @@ pub(crate) fn install(image: &GuestImage, log: &StepLog) -> Result<()> {
     log.run(Command::new("cp").arg("-a").arg(&source).arg(&all))?;
     log.shell_in(&builder, &format!("depmod {release}"))?;
 
+    remove_tree(&image.guest_root().join("usr/lib/modules").join(&release))?;
+    copy(image, log, &image.guest_root(), BOOT_MODULES.into_iter().chain(GUEST_MODULES))
+}
+
+/// Puts modules and what they need into a guest's system, beside those that it has, and indexes them there.
+pub(super) fn copy(
+    image: &GuestImage,
+    log: &StepLog,
+    root: &Path,
+    modules: impl IntoIterator<Item = &'static str>,
+) -> Result<()> {
+    let release = image.kernel_release()?;
+    let all = image.builder_root().join("usr/lib/modules").join(&release);
     let index = ModuleIndex::read(&all.join("modules.dep"))?;
     let builtin = std::fs::read_to_string(all.join("modules.builtin")).unwrap_or_default();
     let mut wanted = BTreeSet::new();
-    for module in BOOT_MODULES.iter().chain(&GUEST_MODULES) {
+    for module in modules {
         match index.closure(module) {
             Some(paths) => wanted.extend(paths),
             None if builtin.contains(&format!("/{module}.ko"))
@@ -81,8 +94,7 @@ pub(crate) fn install(image: &GuestImage, log: &StepLog) -> Result<()> {
         }
     }
 
-    let target = image.guest_root().join("usr/lib/modules").join(&release);
-    remove_tree(&target)?;
+    let target = root.join("usr/lib/modules").join(&release);
     for path in &wanted {
         let to = target.join(path.with_extension("").with_extension("ko"));
         let parent = to.parent().context("a module outside every directory")?;
@@ -97,7 +109,7 @@ pub(crate) fn install(image: &GuestImage, log: &StepLog) -> Result<()> {
     for list in ["modules.builtin", "modules.builtin.modinfo", "modules.order"] {
         std::fs::copy(all.join(list), target.join(list)).with_context(|| format!("cannot copy {list}"))?;
     }
-    log.shell_in(&image.guest_root(), &format!("depmod {release}"))
+    log.shell_in(root, &format!("depmod {release}"))
 }
 
 /// The files the first stage loads, in load order, relative to the guest's module directory.

@@ -1,0 +1,123 @@
+//! The guests' system with programs that people run over RDMA: another disk, made when a test asks for it.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::Result;
+
+use super::guest_image::GuestImage;
+use super::log_command::StepLog;
+use super::modules;
+use super::roots::{base_key, copy_tree, remove_tree, write};
+use super::steps::Steps;
+
+/// What the system has beside the guests' packages.
+const PACKAGES: [&str; 16] = [
+    "ucx-utils",
+    "libucx0",
+    "libfabric-bin",
+    "mpich",
+    "libmpich-dev",
+    "openmpi-bin",
+    "libopenmpi-dev",
+    "gcc",
+    "libc6-dev",
+    "openssh-server",
+    "openssh-client",
+    "qperf",
+    "netcat-openbsd",
+    "nfs-kernel-server",
+    "nfs-common",
+    "open-iscsi",
+];
+
+/// Kernel consumers of RDMA.
+const MODULES: [&str; 14] = [
+    "nfsd",
+    "nfsv4",
+    "rpcrdma",
+    "target_core_mod",
+    "target_core_file",
+    "iscsi_target_mod",
+    "ib_isert",
+    "ib_iser",
+    "sd_mod",
+    "ib_srpt",
+    "ib_srp",
+    "rds_rdma",
+    "smc",
+    "smc_diag",
+];
+
+/// Every byte compared, in each kind of exchange.
+const MPI_EXCHANGE: &str = include_str!("../../guest/mpi_exchange.c");
+
+/// Sockets of the kernel that go over RDMA.
+const KERNEL_SOCKETS: &str = include_str!("../../guest/kernel_sockets.c");
+
+/// A root file system with these programs.
+#[derive(Debug)]
+pub(crate) struct ApplicationsDisk {
+    root: PathBuf,
+    disk: PathBuf,
+}
+
+impl ApplicationsDisk {
+    /// Builds what is missing of it.
+    pub(crate) fn build(image: &GuestImage) -> Result<Self> {
+        let directory = image.directory();
+        let built = Self { root: directory.join("applications"), disk: directory.join("applications.ext4") };
+        let mut steps = Steps::open(directory)?;
+        let key = format!(
+            "{} {} {} {LOG_IN} {MPI_EXCHANGE} {KERNEL_SOCKETS}",
+            base_key()?,
+            PACKAGES.join(" "),
+            MODULES.join(" ")
+        );
+        steps.run("applications disk", &key, |log| built.make(image, log))?;
+        steps.finish();
+        Ok(built)
+    }
+
+    /// The file system.
+    pub(crate) fn disk(&self) -> &Path {
+        &self.disk
+    }
+
+    fn make(&self, image: &GuestImage, log: &StepLog) -> Result<()> {
+        copy_tree(log, &image.guest_root(), &self.root)?;
+        let packages = PACKAGES.join(" ");
+        log.shell_in(&self.root, &format!("apt-get update -q; apt-get install -y -q {packages}; apt-get clean"))?;
+        remove_tree(&self.root.join("var/lib/apt/lists"))?;
+        modules::copy(image, log, &self.root, MODULES)?;
+        log.shell_in(&self.root, LOG_IN)?;
+        write(&self.root.join("bed/mpi_exchange.c"), MPI_EXCHANGE)?;
+        write(&self.root.join("bed/kernel_sockets.c"), KERNEL_SOCKETS)?;
+        for (compiler, source, program) in [
+            ("mpicc.openmpi", "mpi_exchange", "mpi_exchange.openmpi"),
+            ("mpicc.mpich", "mpi_exchange", "mpi_exchange.mpich"),
+            ("gcc", "kernel_sockets", "kernel_sockets"),
+        ] {
+            let options = "-O2 -Wall -Wextra -Werror";
+            log.shell_in(&self.root, &format!("{compiler} {options} -o /usr/local/bin/{program} /bed/{source}.c"))?;
+        }
+        log.shell(&format!("rm -f '{}'", self.disk.display()))?;
+        log.run(
+            Command::new("mke2fs")
+                .args(["-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-d"])
+                .arg(&self.root)
+                .arg(&self.disk)
+                .arg("3000M"),
+        )
+    }
+}
+
+/// Each guest lets root of the other in, which starts the ranks of a program that way.
+const LOG_IN: &str = "\
+ssh-keygen -A
+mkdir -p /root/.ssh
+rm -f /root/.ssh/id_ed25519
+ssh-keygen -q -t ed25519 -N '' -f /root/.ssh/id_ed25519
+cp /root/.ssh/id_ed25519.pub /root/.ssh/authorized_keys
+printf 'Host *\n StrictHostKeyChecking no\n UserKnownHostsFile /dev/null\n LogLevel ERROR\n' > /root/.ssh/config
+chmod -R go= /root/.ssh";
