@@ -101,6 +101,9 @@ pub(crate) enum HostAdapterCommand {
         /// Traffic instead, until killed.
         #[arg(long)]
         hold: bool,
+        /// The doorbell pages are mapped that the daemon lends.
+        #[arg(long)]
+        mapped: bool,
     },
     /// A guest of this machine with a device, against `ibv_rc_pingpong` on the adapter itself.
     Nested(NestedOptions),

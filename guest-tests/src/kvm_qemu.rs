@@ -24,11 +24,20 @@ pub(crate) enum KvmQemuPair {
 impl KvmQemuPair {
     /// Boots both and brings their devices up.
     pub(crate) fn boot(image: &GuestImage, beds: &KvmBeds) -> Result<Self> {
+        Self::boot_with_doorbells(image, beds, ["trapped"; 2])
+    }
+
+    /// The same with a choice of what becomes of the doorbells of each.
+    pub(crate) fn boot_with_doorbells(
+        image: &GuestImage,
+        beds: &KvmBeds,
+        doorbells: [&'static str; 2],
+    ) -> Result<Self> {
         if has_kvm() {
-            let options = PairOptions { rxe: false, ..PairOptions::default() };
+            let options = PairOptions { rxe: false, doorbells, ..PairOptions::default() };
             return Ok(Self::Machine(Box::new(Pair::boot(image, &options)?)));
         }
-        let pair = beds.start(image, |bed| PlayedPair::boot(image, bed, command))?;
+        let pair = beds.start(image, |bed| PlayedPair::boot_with_doorbells(image, bed, command, doorbells))?;
         Ok(Self::Played(Box::new(pair)))
     }
 

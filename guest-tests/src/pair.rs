@@ -56,6 +56,8 @@ pub(crate) struct PairOptions {
     pub(crate) vfio_user: Vec<(&'static str, serde_json::Value)>,
     /// More options of each device of the daemon.
     pub(crate) device_options: String,
+    /// What becomes of the doorbells of each device.
+    pub(crate) doorbells: [&'static str; 2],
     /// Both functions are plugged in when the guests are up.
     pub(crate) hot_plug: bool,
     /// More network cards of the guests.
@@ -78,6 +80,7 @@ impl Default for PairOptions {
             qemu_nic: false,
             vfio_user: Vec::new(),
             device_options: String::new(),
+            doorbells: ["trapped"; 2],
             hot_plug: false,
             more_cards: [Vec::new(), Vec::new()],
             networks: Vec::new(),
@@ -118,13 +121,7 @@ impl Pair {
                 name: format!("vm{index}"),
                 socket: socket(directory.path(), index),
                 mac: mac(NicModel::Vmxnet3, index),
-                options: match options.qemu_nic {
-                    true => options.device_options.clone(),
-                    false => {
-                        let nic = nic_socket(directory.path(), index);
-                        format!(",nic-socket={}{}", nic.display(), options.device_options)
-                    }
-                },
+                options: device_options(options, directory.path(), index),
             });
             let setup = Setup { networks: &options.networks, ..Setup::default() };
             Some(Daemon::launch(&setup, directory.path(), &devices)?)
@@ -292,6 +289,15 @@ fn machine(image: &GuestImage, directory: &Path, options: &PairOptions, index: u
         builder = builder.nic(nic(NicModel::Virtio));
     }
     builder
+}
+
+/// What its device has beside a name, a socket and an address.
+fn device_options(options: &PairOptions, directory: &Path, index: usize) -> String {
+    let nic = match options.qemu_nic {
+        true => String::new(),
+        false => format!(",nic-socket={}", nic_socket(directory, index).display()),
+    };
+    format!("{nic},doorbells={}{}", options.doorbells[index], options.device_options)
 }
 
 fn socket(directory: &Path, index: usize) -> PathBuf {

@@ -50,7 +50,17 @@ pub(crate) struct PlayedPair {
 impl PlayedPair {
     /// Boots both and brings their devices up.
     pub(crate) fn boot(image: &GuestImage, bed: Rc<KvmBed>, command: Command) -> Result<Self> {
-        let pair = Self::boot_without_driver(image, bed, command)?;
+        Self::boot_with_doorbells(image, bed, command, ["trapped"; 2])
+    }
+
+    /// The same with a choice of what becomes of the doorbells of each.
+    pub(crate) fn boot_with_doorbells(
+        image: &GuestImage,
+        bed: Rc<KvmBed>,
+        command: Command,
+        doorbells: [&str; 2],
+    ) -> Result<Self> {
+        let pair = Self::boot_machines(image, bed, command, doorbells)?;
         for end in [0, 1] {
             pair.bring_up(end).with_context(|| pair.diagnosis())?;
         }
@@ -59,11 +69,15 @@ impl PlayedPair {
 
     /// Boots both and loads nothing.
     pub(crate) fn boot_without_driver(image: &GuestImage, bed: Rc<KvmBed>, command: Command) -> Result<Self> {
+        Self::boot_machines(image, bed, command, ["trapped"; 2])
+    }
+
+    fn boot_machines(image: &GuestImage, bed: Rc<KvmBed>, command: Command, doorbells: [&str; 2]) -> Result<Self> {
         let started = Instant::now();
         // Of a pair that was replaced.
         bed.clear("pvrdmad")?;
         let prepared = [bed.prepare(image, GUESTS[0])?, bed.prepare(image, GUESTS[1])?];
-        let daemon = bed.vm().spawn(&daemon_command()?)?;
+        let daemon = bed.vm().spawn(&daemon_command(doorbells)?)?;
         for name in GUESTS {
             daemon.wait_for_output(&format!("{name}: ready"), Duration::from_secs(60))?;
         }
@@ -170,17 +184,20 @@ pub(crate) fn socket(end: usize, function: Function) -> String {
     format!("{FILES}/{}.{suffix}", GUESTS[end])
 }
 
-fn daemon_command() -> Result<String> {
+fn daemon_command(doorbells: [&str; 2]) -> Result<String> {
+    // It is there for who lends doorbell pages.
+    let fuse = if doorbells.contains(&"mapped") { "modprobe fuse && " } else { "" };
     let mut command =
-        format!("RUST_BACKTRACE=1 RUST_LOG=info exec {TOOLS}/pvrdmad --sandbox strict --control {FILES}/control");
+        format!("{fuse}RUST_BACKTRACE=1 RUST_LOG=info exec {TOOLS}/pvrdmad --sandbox strict --control {FILES}/control");
     for end in [0, 1] {
         write!(
             command,
-            " --device name={},socket={},nic-socket={},mac={},pin=registered",
+            " --device name={},socket={},nic-socket={},mac={},pin=registered,doorbells={}",
             GUESTS[end],
             socket(end, Function::Rdma),
             socket(end, Function::Network),
-            MAC[end]
+            MAC[end],
+            doorbells[end]
         )?;
     }
     Ok(command)

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use pvrdma_verbs::{Counter, Hca};
+use pvrdma_verbs::{CompletionQueue, Counter, Hca};
 
 use crate::core::Core;
 use crate::datapath::infer;
@@ -95,8 +95,18 @@ impl<H: Hca> Core<H> {
         // Whoever makes an object from now on finds this, and adds it; what exists is added here. Some may be twice.
         if context.set_mapped(true, || self.watch_all_of(owner, looks, delay)) {
             self.stats.counts.doorbells_mapped.increment();
+            self.arm_all_of(owner);
         }
         true
+    }
+
+    /// Polls of this process are not heard any more: an adapter that waits for them is to publish without.
+    fn arm_all_of(&self, owner: u32) {
+        for handle in self.objects.cqs.handles(|cq| cq.owner == owner) {
+            if let Some(cq) = self.objects.cqs.get(handle) {
+                cq.verbs.notify_arm();
+            }
+        }
     }
 
     fn watch_all_of(&self, owner: u32, looks: &Arc<DueLooks>, delay: u64) {

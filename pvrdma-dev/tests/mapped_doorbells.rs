@@ -151,6 +151,23 @@ fn a_process_is_watched_from_its_first_touch_on() {
     assert_eq!(counter(&test, "doorbells_of_processes"), 1);
 }
 
+/// An adapter may leave its queue to a guest that polls. It is told when polls are not heard any more.
+#[test]
+fn an_adapter_does_not_wait_for_polls_that_nobody_hears() {
+    let (_test, mock, pages, driver) = mock();
+    let (_cq, mut qp) = process(&driver);
+    let _another = process(&driver);
+    assert_eq!(mock.cqs_armed(), 0);
+    qp.post_send(&[SendWr::send(1, &[])]).unwrap();
+    pages.pass();
+    assert_eq!(mock.cqs_armed(), 1);
+    qp.post_send(&[SendWr::send(2, &[])]).unwrap();
+    pages.idle();
+    qp.post_send(&[SendWr::send(3, &[])]).unwrap();
+    pages.pass();
+    assert_eq!(mock.cqs_armed(), 1, "they are not heard since then");
+}
+
 /// A consumer that arms and sleeps is woken by what it does not consume, from the third time on at once; one that
 /// consumes is left alone.
 #[test]

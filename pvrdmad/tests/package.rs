@@ -85,6 +85,7 @@ fn the_unit_is_confined() {
         ("none", None, 2.5),
         ("`uplink-vxlan.conf`", Some("uplink-vxlan.conf"), 3.0),
         ("`uplink-interface.conf`", Some("uplink-interface.conf"), 3.5),
+        ("`mapped-doorbells.conf`", Some("mapped-doorbells.conf"), 3.5),
     ] {
         let line = page.lines().find(|line| line.starts_with(&format!("| {row} |"))).unwrap();
         let told: f64 = line.trim_end_matches(" |").rsplit("| ").next().unwrap().parse().unwrap();

@@ -332,8 +332,9 @@ pub trait CompletionQueue: Send + Sync + 'static {
     /// amount of work on the calling thread, which holds no view.
     fn notify_poll(&self) {}
 
-    /// The guest asked to be told of the next completion, and will not look before: from now on completions are
-    /// published as they come. Runs a bounded amount of work on the calling thread, which holds no view.
+    /// The guest asked to be told of the next completion, and will not look before, or nobody hears from now on when it
+    /// looks: completions are published as they come. Runs a bounded amount of work on the calling thread, which holds
+    /// no view.
     fn notify_arm(&self) {}
 
     /// What the adapter shows of the queue. [`QueuePair::inspect`] has the rules.

@@ -67,7 +67,7 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// Both devices lend their pages, to guests that know nothing of it.
 fn boot(image: &GuestImage) -> Result<MappedPair> {
-    let options = PairOptions { rxe: false, device_options: ",doorbells=mapped".to_owned(), ..PairOptions::default() };
+    let options = PairOptions { rxe: false, doorbells: ["mapped"; 2], ..PairOptions::default() };
     match Pair::boot(image, &options) {
         Err(error) if format!("{error:#}").contains("doorbells=mapped:") => Err(skip(format!("{error:#}"))),
         pair => pair.map(MappedPair),

@@ -42,9 +42,11 @@ fn on_rxe(image: &GuestImage) -> Result<String> {
         checked(&vm, "port-events", SHORT)?;
         nothing_left(&vm)?;
         process(&vm)?;
+        mapped_doorbells(&vm)?;
         addresses(&vm)?;
         Ok(format!(
-            "{passed} conformance cases, ibv_rc_pingpong, devices, limits, changes, pvrdmad, addresses: nothing left in the kernel"
+            "{passed} conformance cases, ibv_rc_pingpong, devices, limits, changes, pvrdmad, mapped doorbells, addresses: \
+             nothing left in the kernel"
         ))
     };
     run().with_context(|| vm.diagnosis())
@@ -113,7 +115,7 @@ fn pingpong(vm: &Vm) -> Result<()> {
 
 /// The daemon as a process, which the same driver reaches over its sockets. Whoever ends, and however: nothing is left.
 fn process(vm: &Vm) -> Result<()> {
-    let daemon = serve(vm, "given")?;
+    let daemon = serve(vm, "given", "")?;
     let client = vm.spawn(&format!("{PROGRAM} {SOCKETS}"))?;
     client.wait_success(Duration::from_secs(120)).context("two devices over sockets")?;
     gone(vm, OBJECTS).context("guests that have ended")?;
@@ -123,11 +125,28 @@ fn process(vm: &Vm) -> Result<()> {
     let guests = traffic(vm)?;
     stop(vm, &daemon)?;
     kill(&guests)?;
-    let daemon = serve(vm, "given")?;
+    let daemon = serve(vm, "given", "")?;
     let guests = traffic(vm)?;
     kill(&daemon)?;
     nothing_left(vm).context("the daemon was killed")?;
     kill(&guests)
+}
+
+/// The same operations of guests whose doorbells are memory: no post and no poll is a message, and completions come all
+/// the same.
+fn mapped_doorbells(vm: &Vm) -> Result<()> {
+    vm.run("modprobe fuse")?;
+    let daemon = serve(vm, "given", ",doorbells=mapped")?;
+    let client = vm.spawn(&format!("{PROGRAM} {SOCKETS} --mapped"))?;
+    client.wait_success(Duration::from_secs(120)).context("two devices with mapped doorbells")?;
+    let status = status(vm)?;
+    for index in 0..2 {
+        let device = &status["devices"][index];
+        let counts = ["doorbells_of_processes", "doorbells_mapped"].map(|name| device["counters"][name].as_u64());
+        ensure!(device["doorbells"]["mode"] == "mapped", "{device:#}");
+        ensure!(counts[0] == Some(0) && counts[1] > Some(0), "{device:#}");
+    }
+    stop(vm, &daemon)
 }
 
 /// Guests' addresses on the adapter's interface come and go with the guests, and with the daemon however it ends. The
@@ -141,7 +160,7 @@ fn addresses(vm: &Vm) -> Result<()> {
         has("10.0.0.1", "-n").with_context(|| format!("{when}: the administrator's address"))?;
         has("10.0.0.2", if added { "-n" } else { "-z" }).with_context(|| format!("{when}: the guest's address"))
     };
-    let daemon = serve(vm, NETWORK)?;
+    let daemon = serve(vm, NETWORK, "")?;
     check("no guests yet", false)?;
     let guests = traffic(vm)?;
     check("guests", true)?;
@@ -152,7 +171,7 @@ fn addresses(vm: &Vm) -> Result<()> {
     kill(&daemon)?;
     kill(&guests)?;
     check("a daemon that was killed", true)?;
-    let daemon = serve(vm, NETWORK)?;
+    let daemon = serve(vm, NETWORK, "")?;
     check("the next daemon", false)?;
     let guests = traffic(vm)?;
     check("its guests", true)?;
@@ -174,11 +193,17 @@ const NETWORK: &str = "10.0.0.0/24";
 /// Two devices over the daemon's sockets.
 const SOCKETS: &str = "sockets /run/vm1 /run/vm2";
 
-/// Starts the daemon with two devices and waits for them. `addresses` is the backend's option.
-fn serve(vm: &Vm, addresses: &str) -> Result<Job> {
+/// What the daemon reports.
+fn status(vm: &Vm) -> Result<serde_json::Value> {
+    let text = vm.run(&format!("{TOOLS}/pvrdmad status --json --control /run/control"))?;
+    serde_json::from_str(&text).with_context(|| format!("no JSON: {text}"))
+}
+
+/// Starts the daemon with two devices and waits for them. `addresses` is the backend's option, `options` the devices'.
+fn serve(vm: &Vm, addresses: &str, options: &str) -> Result<Job> {
     let device = |number: u32| {
         format!(
-            "--device name=vm{number},socket=/run/vm{number},mac=52:54:00:00:00:0{number},pin=off,address=own,address=10.0.0.{number}"
+            "--device name=vm{number},socket=/run/vm{number},mac=52:54:00:00:00:0{number},pin=off,address=own,address=10.0.0.{number}{options}"
         )
     };
     let daemon = vm.spawn(&format!(
@@ -187,8 +212,7 @@ fn serve(vm: &Vm, addresses: &str) -> Result<Job> {
         device(2)
     ))?;
     daemon.wait_for_output("vm2: ready", SHORT)?;
-    let status: serde_json::Value =
-        serde_json::from_str(&vm.run(&format!("{TOOLS}/pvrdmad status --json --control /run/control"))?)?;
+    let status = status(vm)?;
     ensure!(status["backend"] == format!("ibverbs ({DEVICE} port 1)"), "{status:#}");
     for index in 0..2 {
         ensure!(status["devices"][index]["port"] == "active", "{status:#}");

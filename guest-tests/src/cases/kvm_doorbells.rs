@@ -1,13 +1,16 @@
-//! Doorbells that stop no processor: two VMs of one `pvrdma-vmm`, of which one has its doorbell pages in memory while a
-//! program polls, and the other traps. What a message costs each is counted by KVM.
+//! Doorbells that stop no processor: two VMs of one `pvrdma-vmm`, or of QEMU on one daemon, of which one has its
+//! doorbell pages in memory while a program polls, and the other traps. What a message costs each is counted by KVM.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::case::Case;
 use super::pingpong::pingpong;
 use super::programs::{self, Program};
 use super::shared::Shared;
+use crate::endpoints::Endpoints;
 use crate::kvm_bed::KvmBeds;
+use crate::kvm_host::Exits;
+use crate::kvm_qemu::KvmQemuPair;
 use crate::vmm_pair::VmmPair;
 
 /// Messages of the ping-pong that is counted, half of them each way.
@@ -20,33 +23,75 @@ const WHEN: &str = "takes minutes; runs when asked for: --only kvm/doorbells";
 
 /// Cases `kvm/doorbells/...`.
 pub(crate) fn cases(beds: &KvmBeds) -> Vec<Case> {
-    let beds = beds.clone();
+    let (beds, of_qemu) = (beds.clone(), beds.clone());
     let shared = Shared::new(move |image| VmmPair::boot_with_doorbells(image, &beds));
     let mut cases = vec![shared.case("kvm/doorbells/exits", exits)];
     // Programs that poll, that sleep and that do both, one after the other on the same pages.
     let run = |pair: &VmmPair, program: &Program, server: usize| program.run(&pair.endpoints()?, server);
     cases.extend(programs::cases("kvm/doorbells", &programs::POLL_AND_SLEEP, &shared, run));
+    let beds = of_qemu;
+    let of_qemu = Shared::new(move |image| KvmQemuPair::boot_with_doorbells(image, &beds, ["trapped", "mapped"]));
+    cases.push(of_qemu.case("kvm/doorbells/qemu-exits", qemu_exits));
     cases.into_iter().map(|case| case.slow(WHEN)).collect()
 }
 
 /// Exits of a ping-pong that polls, on either side.
 fn exits(pair: &VmmPair) -> Result<String> {
-    let endpoints = pair.endpoints()?;
-    // The library is loaded then.
-    pingpong(&endpoints, 1, "ibv_rc_pingpong", "-n 10")?;
-    let before = pair.exits_of_each()?;
-    let speed = pingpong(&endpoints, 1, "ibv_rc_pingpong", &format!("-n {}", MESSAGES / 2))?;
-    let after = pair.exits_of_each()?;
-    let [trapped, mapped] = [TRAPPED, MAPPED].map(|vm| after[vm].mmio - before[vm].mmio);
-    let all = [TRAPPED, MAPPED].map(|vm| after[vm].all - before[vm].all);
-    let note = format!(
-        "{MESSAGES} messages, half of them posted by each: {trapped} exits for doorbells where they trap ({} in all), \
-         {mapped} where they are memory ({} in all), {speed}",
-        all[TRAPPED], all[MAPPED]
-    );
-    // Each posts its half, and as many receives.
-    ensure!(trapped >= MESSAGES, "doorbells that trap stop the processor: {note}");
+    let counted = Counted::of(&pair.endpoints()?, || pair.exits_of_each())?;
     // A page traps again when nothing comes for a tenth of a second, which happens where virtualisation is emulated.
-    ensure!(mapped <= MESSAGES / 5, "doorbells in memory do not: {note}");
+    ensure!(counted.mapped.mmio <= MESSAGES / 5, "doorbells in memory do not: {counted}");
+    Ok(counted.to_string())
+}
+
+/// The same of two guests of QEMU, whose pages are those of a file of the daemon's.
+fn qemu_exits(pair: &KvmQemuPair) -> Result<String> {
+    let counts = |name: &str| -> Result<u64> {
+        let place = format!("/devices/{MAPPED}/counters/{name}");
+        // Who is slow to answer is left out of a status.
+        let count = (0..10).find_map(|_| pair.status().ok()?.pointer(&place)?.as_u64());
+        count.with_context(|| format!("no {name} in ten reports"))
+    };
+    let faults = counts("doorbell_faults")?;
+    let counted = Counted::of(&pair.endpoints()?, || Ok([pair.exits(TRAPPED)?, pair.exits(MAPPED)?]))?;
+    let faults = counts("doorbell_faults")? - faults;
+    let note = format!("{counted}; pages of the latter were touched {faults} times while they were away");
+    ensure!(counts("doorbells_of_processes")? == 0, "doorbells in memory are no messages: {note}");
+    // What is left are accesses of the network card and of the guest's kernel.
+    ensure!(counted.mapped.mmio <= MESSAGES / 5, "doorbells in memory do not: {note}");
     Ok(note)
+}
+
+/// What a ping-pong took.
+struct Counted {
+    trapped: Exits,
+    mapped: Exits,
+    speed: String,
+}
+
+impl Counted {
+    fn of(endpoints: &Endpoints<'_>, exits: impl Fn() -> Result<[Exits; 2]>) -> Result<Self> {
+        // The library is loaded then.
+        pingpong(endpoints, 1, "ibv_rc_pingpong", "-n 10")?;
+        let before = exits()?;
+        let speed = pingpong(endpoints, 1, "ibv_rc_pingpong", &format!("-n {}", MESSAGES / 2))?;
+        let after = exits()?;
+        let [trapped, mapped] = [TRAPPED, MAPPED]
+            .map(|vm| Exits { all: after[vm].all - before[vm].all, mmio: after[vm].mmio - before[vm].mmio });
+        let counted = Self { trapped, mapped, speed };
+        // Each posts its half, and as many receives.
+        ensure!(trapped.mmio >= MESSAGES, "doorbells that trap stop the processor: {counted}");
+        Ok(counted)
+    }
+}
+
+impl std::fmt::Display for Counted {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { trapped, mapped, speed } = self;
+        write!(
+            formatter,
+            "{MESSAGES} messages, half of them posted by each: {} exits for doorbells where they trap ({} in all), {} \
+             where they are memory ({} in all), {speed}",
+            trapped.mmio, trapped.all, mapped.mmio, mapped.all
+        )
+    }
 }

@@ -20,7 +20,7 @@ use pvrdma_ibverbs::{CmMode, Ibverbs, IbverbsConfig};
 use pvrdma_verbs::conformance::{Profile, Subject, cases};
 
 use crate::cli::HostAdapterCommand;
-use crate::device_pair::{connected, connected_at};
+use crate::device_pair::{connected, connected_at, connected_mapped_at};
 
 pub(crate) use bench::Measured;
 pub(crate) use nested::PROGRAMS as NESTED_PROGRAMS;
@@ -57,9 +57,10 @@ pub(crate) fn run(command: &HostAdapterCommand) -> Result<()> {
         }
         HostAdapterCommand::Limits { device } => limits::check(device),
         HostAdapterCommand::PortEvents { device } => port_events::check(&backend(device)?, device),
-        HostAdapterCommand::Sockets { sockets, hold } => {
+        HostAdapterCommand::Sockets { sockets, hold, mapped } => {
             let sockets: &[PathBuf; 2] = sockets.as_slice().try_into().context("it takes two sockets")?;
-            let sides = connected_at(sockets, 1 << 20)?;
+            let connected = if *mapped { connected_mapped_at } else { connected_at };
+            let sides = connected(sockets, 1 << 20)?;
             if *hold { devices::hold(sides) } else { devices::check(sides) }
         }
         HostAdapterCommand::Nested(options) => nested::check(options),

@@ -15,7 +15,7 @@ use super::roots::remove_tree;
 pub(crate) const BOOT_MODULES: [&str; 6] =
     ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "overlay"];
 
-const GUEST_MODULES: [&str; 27] = [
+const GUEST_MODULES: [&str; 28] = [
     "vmxnet3",
     "virtio_net",
     "virtio_rng",
@@ -45,6 +45,8 @@ const GUEST_MODULES: [&str; 27] = [
     "9pnet_virtio",
     // A guest that plays a host, on emulated SVM.
     "kvm_amd",
+    // There a daemon may lend doorbell pages.
+    "fuse",
     // How it powers itself off without ACPI.
     "pvpanic_pci",
 ];

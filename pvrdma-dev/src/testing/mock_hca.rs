@@ -63,6 +63,7 @@ impl Backend for MockBackend {
             calls: Mutex::default(),
             refuse: AtomicBool::new(false),
             port_down: AtomicBool::new(false),
+            cqs_armed: AtomicUsize::new(0),
         });
         self.devices.lock().push(Arc::clone(&device));
         Ok(MockHca(device))
@@ -80,6 +81,7 @@ pub struct MockDevice {
     calls: Mutex<Vec<String>>,
     refuse: AtomicBool,
     port_down: AtomicBool,
+    cqs_armed: AtomicUsize,
 }
 
 struct QpShared {
@@ -216,6 +218,11 @@ impl MockDevice {
         (qp.sends_notified.load(Ordering::Relaxed), qp.recvs_notified.load(Ordering::Relaxed))
     }
 
+    /// How often completion queues were told that their guests do not look before they are told.
+    pub fn cqs_armed(&self) -> usize {
+        self.cqs_armed.load(Ordering::Relaxed)
+    }
+
     /// How often an SRQ was told of receives.
     pub fn srq_notified(&self, srq: u32) -> usize {
         self.srq(srq).notified.load(Ordering::Relaxed)
@@ -228,9 +235,16 @@ pub struct MockHca(Arc<MockDevice>);
 
 /// A completion queue.
 #[expect(missing_debug_implementations, reason = "holds a trait object of the device")]
-pub struct MockCq(Arc<dyn CompletionSink>);
+pub struct MockCq {
+    device: Arc<MockDevice>,
+    sink: Arc<dyn CompletionSink>,
+}
 
-impl CompletionQueue for MockCq {}
+impl CompletionQueue for MockCq {
+    fn notify_arm(&self) {
+        self.device.cqs_armed.fetch_add(1, Ordering::Relaxed);
+    }
+}
 
 /// A memory region.
 #[derive(Debug)]
@@ -308,7 +322,7 @@ impl Hca for MockHca {
 
     fn create_cq(&self, sink: Arc<dyn CompletionSink>) -> Result<MockCq, VerbsError> {
         self.0.create("CQ")?;
-        Ok(MockCq(sink))
+        Ok(MockCq { device: Arc::clone(&self.0), sink })
     }
 
     fn create_srq(&self, init: SrqInit<'_, Self>) -> Result<MockSrq, VerbsError> {
@@ -331,8 +345,8 @@ impl Hca for MockHca {
             qp_type,
             send: Mutex::new(Some(init.send_queue)),
             recv: Mutex::new(init.recv_queue),
-            send_cq: Arc::clone(&init.send_cq.0),
-            recv_cq: Arc::clone(&init.recv_cq.0),
+            send_cq: Arc::clone(&init.send_cq.sink),
+            recv_cq: Arc::clone(&init.recv_cq.sink),
             attrs: Mutex::default(),
             sends_notified: AtomicUsize::new(0),
             recvs_notified: AtomicUsize::new(0),

@@ -305,6 +305,85 @@ fn slow_no_post_of_a_million_is_lost() {
     storm(1_000_000);
 }
 
+/// Rings whose owner posts at the worst moment: the watcher has looked for the last time, and is about to take the
+/// pages away. If it `forgets`, the look after that is left out.
+struct LatePost {
+    rings: Arc<Rings>,
+    mapping: Mapping,
+    forgets: bool,
+    /// Somebody else stores to the page, and may have to try again.
+    storing: AtomicBool,
+    /// The last look was one of a watcher that is awake.
+    awake: AtomicBool,
+    posted: AtomicBool,
+    left_out: AtomicBool,
+}
+
+impl LatePost {
+    const PAGE: u32 = 3;
+
+    fn new(mapping: Mapping, forgets: bool) -> Arc<Self> {
+        let [storing, awake, posted, left_out] = [(); 4].map(|()| AtomicBool::new(false));
+        Arc::new(Self { rings: Rings::new(8), mapping, forgets, storing, awake, posted, left_out })
+    }
+}
+
+impl MappedDoorbells for LatePost {
+    fn doorbell_pages(&self) -> std::ops::Range<u32> {
+        self.rings.doorbell_pages()
+    }
+
+    fn page_touched(&self, page: u32) {
+        self.rings.page_touched(page);
+        // Who is awake is told once more of each page before it is taken away.
+        let goes = self.awake.load(Ordering::SeqCst) && !self.storing.load(Ordering::SeqCst);
+        if goes && !self.posted.swap(true, Ordering::SeqCst) {
+            self.rings.post(&self.mapping, page);
+        }
+    }
+
+    fn page_mapped(&self, page: u32) -> bool {
+        self.rings.page_mapped(page)
+    }
+
+    fn pages_trapped(&self, pages: &[u32], now: u64) {
+        self.rings.pages_trapped(pages, now);
+    }
+
+    fn poll_doorbells(&self, now: u64, depth: Depth) -> Outcome {
+        self.awake.store(depth == Depth::Hot, Ordering::SeqCst);
+        if self.forgets && self.posted.load(Ordering::SeqCst) && !self.left_out.swap(true, Ordering::SeqCst) {
+            return Outcome::default();
+        }
+        self.rings.poll_doorbells(now, depth)
+    }
+}
+
+/// What is posted just before the pages are taken away is found by the look after that, and by nothing else: a watcher
+/// that leaves it out sleeps over it, and no touch wakes it.
+#[test]
+fn the_look_after_the_pages_were_taken_away_finds_what_nothing_else_does() {
+    for forgets in [false, true] {
+        let Some(place) = Place::new(8) else { return };
+        let (mapping, device) = (place.map(), LatePost::new(place.map(), forgets));
+        let watcher = Watcher::start(&place.watch, Arc::<LatePost>::clone(&device), false).unwrap();
+        let posted = || device.posted.load(Ordering::SeqCst);
+        let cold = || place.watch.state() == "cold";
+        while !posted() {
+            device.storing.store(true, Ordering::SeqCst);
+            device.rings.post(&mapping, LatePost::PAGE);
+            device.storing.store(false, Ordering::SeqCst);
+            let sleeps = || device.rings.is_seen(LatePost::PAGE) && cold();
+            wait_for("a late post, or sleep", || (posted() || sleeps()).then_some(()));
+        }
+        let late = || place.counts.doorbell_arms_late.get() > 0;
+        let over = || (late() || device.left_out.load(Ordering::SeqCst)) && cold();
+        wait_for("sleep", || over().then_some(()));
+        assert_eq!((device.rings.is_seen(LatePost::PAGE), late()), (!forgets, !forgets));
+        drop(watcher);
+    }
+}
+
 /// A generator of random numbers (xorshift).
 struct Random(u64);
 

@@ -97,9 +97,8 @@ impl Cost {
 struct Guests(Pair);
 
 impl Guests {
-    fn boot(image: &GuestImage, doorbells: &str) -> Result<Self> {
-        let device_options = format!(",doorbells={doorbells}");
-        let options = PairOptions { rxe: false, memory_mib: 512, device_options, ..PairOptions::default() };
+    fn boot(image: &GuestImage, doorbells: &'static str) -> Result<Self> {
+        let options = PairOptions { rxe: false, memory_mib: 512, doorbells: [doorbells; 2], ..PairOptions::default() };
         Pair::boot(image, &options).map(Self)
     }
 
