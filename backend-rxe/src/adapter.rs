@@ -12,6 +12,7 @@ use pvrdma_verbs::{DeviceContext, DeviceLog, EventSink, Rules};
 use crate::capture::{Captures, Point};
 use crate::counters::Counters;
 use crate::engine::Engine;
+use crate::failures::FailureObserver;
 use crate::flows::FlowTable;
 use crate::gid::{BoundGid, GidTable};
 use crate::mr::MrTables;
@@ -48,6 +49,8 @@ pub(crate) struct Adapter {
     pub(crate) counters: Counters,
     /// What it moved, by peer.
     pub(crate) flows: Arc<FlowTable>,
+    /// Who is told of queue pairs that fail.
+    pub(crate) failures: Arc<FailureObserver>,
 }
 
 impl fmt::Debug for Adapter {
@@ -67,7 +70,7 @@ impl Adapter {
         engine: Arc<Engine>,
         share: Arc<Share>,
         captures: Arc<Captures>,
-        flows: Arc<FlowTable>,
+        (flows, failures): (Arc<FlowTable>, Arc<FailureObserver>),
         marking: EgressMarking,
     ) -> io::Result<Self> {
         Ok(Self {
@@ -89,6 +92,7 @@ impl Adapter {
             budget: context.budget,
             counters: Counters::default(),
             flows,
+            failures,
         })
     }
 

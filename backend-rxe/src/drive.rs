@@ -415,6 +415,10 @@ impl Endpoint {
     #[cold]
     fn flush(&self, half: &mut SendHalf, budget: &mut Budget, tally: &mut Tally) -> Run {
         let qp = &*self.qp;
+        if qp.state() == QpState::Error {
+            // Without guest memory: who is told may take a moment.
+            qp.tell_failure(&half.requester.attrs);
+        }
         let guard = MemoryGuard::open(&qp.adapter, None);
         let view = guard.own().view;
         let SendHalf { requester, route, .. } = half;

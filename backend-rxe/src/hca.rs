@@ -25,6 +25,7 @@ use crate::path::wire::peer_window::PeerWindows;
 use crate::path::wire::receive::Inbox;
 use crate::path::wire::sources::Sources;
 use crate::port::PortInspect;
+use crate::qp::flight::RECORDING;
 use crate::qp::{Qp, QpParts};
 use crate::quota::{Permit, Quota};
 use crate::shared::Shared;
@@ -69,9 +70,10 @@ impl RxeHca {
         let queues = port.as_ref().map(|port| context.budget.charge(Kept::Queues, port.most_bytes())).transpose()?;
         let marking = port.as_ref().map(|port| port.marks()).unwrap_or_default();
         let (engine, captures) = (Arc::clone(&shared.engine), Arc::clone(&shared.captures));
-        let (share, flows) = (shared.shares.of(context.mac), shared.flows.of(context.mac));
+        let share = shared.shares.of(context.mac);
+        let (flows, failures) = (shared.flows.of(context.mac), shared.failures.of(context.mac));
         shared.addresses.join(context.mac, &context.rules.addresses);
-        let node = Node::new(Adapter::new(id, context, engine, share, captures, flows, marking)?);
+        let node = Node::new(Adapter::new(id, context, engine, share, captures, (flows, failures), marking)?);
         let directory = Arc::clone(&shared.directory);
         if let Some(port) = &port {
             let sources = Sources::new(Arc::clone(&directory), Arc::clone(&shared.addresses), shared.local);
@@ -241,7 +243,7 @@ impl Hca for RxeHca {
             Object::Srq(_) => size_of::<Srq>(),
             Object::Qp(caps) => {
                 let wire = self.fabric.port.is_some().then(|| wire::first_bytes(caps.max_send_sge));
-                size_of::<Endpoint>() + size_of::<Qp>() + QP_BESIDE + wire.unwrap_or(0)
+                size_of::<Endpoint>() + size_of::<Qp>() + RECORDING + QP_BESIDE + wire.unwrap_or(0)
             }
         };
         bytes as u64

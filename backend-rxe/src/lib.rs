@@ -22,6 +22,7 @@
 //! | `addresses` | who may have which address |
 //! | `adapter` | what the objects of a device share |
 //! | `engine`, `ready_queue`, `task`, `timer` | workers, and what they schedule |
+//! | `failures` | who is told of queue pairs that fail |
 //! | `flows` | what a device moved, by peer and road |
 //! | `share` | what a device may use of the workers' time and of the bandwidth |
 //!
@@ -70,6 +71,7 @@ mod counters;
 mod cq;
 mod drive;
 mod engine;
+mod failures;
 mod flows;
 mod gid;
 mod hca;
@@ -94,6 +96,7 @@ mod ud_header;
 use pvrdma_verbs::Counter;
 
 pub use cq::RxeCq;
+pub use failures::{ObservedFailures, QpFailure};
 pub use flows::{DeviceFlows, FlowCount, Road};
 pub use hca::{RxeHca, RxeMr, RxePd, RxeQp};
 pub use port::PortConfig;

@@ -11,6 +11,7 @@ use crate::addresses::Addresses;
 use crate::budget::Budget;
 use crate::capture::{Capture, CaptureConfig, CaptureCounts};
 use crate::engine::{Engine, Workers};
+use crate::failures::{FailureObservers, ObservedFailures, QpFailure};
 use crate::flows::{DeviceFlows, FlowTables};
 use crate::hca::RxeHca;
 use crate::port::policy::VlanMode;
@@ -91,6 +92,7 @@ impl Rxe {
             room: config.one_uplink.then(Arc::default),
             shares: Shares::default(),
             flows: FlowTables::default(),
+            failures: FailureObservers::default(),
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,
@@ -152,6 +154,16 @@ impl Rxe {
     /// of it.
     pub fn flows(&self, mac: MacAddr) -> DeviceFlows {
         DeviceFlows(self.0.flows.of(mac))
+    }
+
+    /// Tells `observer` of queue pairs of the device with this address that fail, at most as often as the log of the
+    /// device does, until what is returned is dropped.
+    pub fn observe_failures(
+        &self,
+        mac: MacAddr,
+        observer: impl Fn(&QpFailure) + Send + Sync + 'static,
+    ) -> ObservedFailures {
+        ObservedFailures::new(self.0.failures.of(mac), Box::new(observer))
     }
 
     /// Connects the device with this address to a network, until what is returned is dropped. Do so before the device

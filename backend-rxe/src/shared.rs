@@ -9,6 +9,7 @@ use crate::addresses::Addresses;
 use crate::capture::Captures;
 use crate::drive::Endpoint;
 use crate::engine::{Engine, Workers};
+use crate::failures::FailureObservers;
 use crate::flows::FlowTables;
 use crate::path::directory::Directory;
 use crate::port::policy::VlanMode;
@@ -34,6 +35,8 @@ pub(crate) struct Shared {
     pub(crate) shares: Shares,
     /// What devices moved.
     pub(crate) flows: FlowTables,
+    /// Who is told of queue pairs that fail.
+    pub(crate) failures: FailureObservers,
     pub(crate) captures: Arc<Captures>,
     /// Number of the next adapter.
     pub(crate) next_adapter: AtomicU64,

@@ -3,6 +3,7 @@
 //! Nobody waits for a subscriber: one whose socket is full is disconnected, so that he knows that he missed something.
 
 use std::io::Write;
+use std::net::IpAddr;
 use std::os::unix::net::UnixStream;
 
 use parking_lot::Mutex;
@@ -47,6 +48,19 @@ pub(crate) enum Event {
         /// It is there.
         connected: bool,
     },
+    /// A queue pair went to its error state, not by its guest. Not more often than the log says so.
+    QueuePairFailed {
+        /// Of which device.
+        device: String,
+        /// Of which network.
+        network: String,
+        /// Its number.
+        qpn: u32,
+        /// Address of its peer.
+        peer: IpAddr,
+        /// Who ended it and what happened before, in words.
+        history: String,
+    },
     /// The process of a network ended, and the next one starts.
     NetworkEnded {
         /// Which network.
@@ -60,7 +74,8 @@ pub(crate) enum Event {
 
 impl Event {
     /// Kinds of events.
-    pub(crate) const NAMES: [&str; 5] = ["device-added", "device-removed", "link", "client", "network-ended"];
+    pub(crate) const NAMES: [&str; 6] =
+        ["device-added", "device-removed", "link", "client", "queue-pair-failed", "network-ended"];
 }
 
 /// Those who want to know.
@@ -189,6 +204,13 @@ mod tests {
             Event::DeviceRemoved { device: text(), network: text() },
             link("x"),
             Event::Client { device: text(), network: text(), connected: true },
+            Event::QueuePairFailed {
+                device: text(),
+                network: text(),
+                qpn: 1,
+                peer: IpAddr::from([10, 0, 0, 1]),
+                history: text(),
+            },
             Event::NetworkEnded { network: text(), how: text(), lost_vms: vec![] },
         ];
         let names = all.map(|event| serde_json::to_value(event).unwrap()["event"].as_str().unwrap().to_owned());

@@ -6,7 +6,8 @@
 mod common;
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::time::Instant;
@@ -191,6 +192,54 @@ fn faults_come_and_go_while_the_daemon_runs() {
     }
     let alone = Host::start(1, "network", "");
     assert!(alone.run("fault --network red loss:1").unwrap_err().contains("network red has no uplink"));
+}
+
+/// What a subscriber is told.
+struct Events(BufReader<UnixStream>);
+
+impl Events {
+    fn of(host: &Host) -> Self {
+        let stream = UnixStream::connect(host.path("control")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        (&stream).write_all(b"{\"request\":\"events\"}\n").unwrap();
+        let mut events = Self(BufReader::new(stream));
+        assert_eq!(events.next(), json!({"events": {}}));
+        events
+    }
+
+    fn next(&mut self) -> Value {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        serde_json::from_str(&line).unwrap()
+    }
+}
+
+/// A queue pair that fails says what happened to it before, to the log and to subscribers; one that its guest ends says
+/// nothing.
+#[test]
+fn a_queue_pair_that_fails_tells_its_story() {
+    for isolate in ["network", "none"] {
+        let (_wires, [near, far]) = Host::start_pair(isolate);
+        let ends = [near.guest(), far.guest()];
+        transfer(&ends[0], &ends[1], 5);
+        let mut events = Events::of(&near);
+        near.run("fault --network red loss:1").unwrap();
+        assert_eq!(knock(&ends[0], &ends[1]), status::RETRY_EXC, "{isolate}");
+        let event = events.next();
+        assert_eq!((&event["event"], &event["device"]), (&json!("queue-pair-failed"), &json!("vm")), "{event}");
+        assert_eq!((&event["network"], &event["peer"]), (&json!("red"), &json!("10.33.0.2")), "{event}");
+        let history = event["history"].as_str().unwrap();
+        for words in ["its requester; ", " ms timeout", "packets sent again", "request ended: RetryExceeded"] {
+            assert!(history.contains(words), "{words}: {history}");
+        }
+        // The line comes on another way.
+        let start = Instant::now();
+        while !near.log().contains("failed by its requester; ") {
+            assert!(start.elapsed() < PATIENCE, "{}", near.log());
+        }
+        assert_eq!(near.log().matches(" failed by ").count(), 1, "{}", near.log());
+        assert_eq!(far.log().matches(" failed by ").count(), 0, "{}", far.log());
+    }
 }
 
 /// Lines of all processes are objects, those of a network's process with its name.

@@ -2,14 +2,16 @@
 //! 10.3.1.7).
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{QpEvent, QpState, QueueError, WcStatus};
+use pvrdma_verbs::{QpAttrs, QpEvent, QpState, QueueError, WcStatus};
 
 use super::Qp;
+use super::flight::FlightEvent;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::state::ErrorCause;
 use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
+use crate::failures::QpFailure;
 
 impl Qp {
     /// Lets go of the queues for good. Both halves are held.
@@ -23,6 +25,7 @@ impl Qp {
     /// the rest: the next turn of the caller's loop flushes.
     pub(crate) fn fail_request(&self, requester: &mut Requester, view: &DmaView<'_>, status: WcStatus) {
         Counters::bump(&self.adapter.counters.request_errors);
+        self.record(FlightEvent::Request(status));
         requester.end_request(self, view, status);
         if self.qp_type.is_datagram() {
             // Datagram QPs keep receiving; the consumer moves them back to RTS.
@@ -31,6 +34,23 @@ impl Qp {
             }
         }
         self.state.enter_error(ErrorCause::Requester);
+    }
+
+    /// Something rare happened.
+    #[cold]
+    pub(crate) fn record(&self, event: FlightEvent) {
+        self.state.flight.record(self.adapter.engine.now(), event);
+    }
+
+    /// Says what happened to a queue pair that has failed, the first time that it is flushed.
+    #[cold]
+    pub(crate) fn tell_failure(&self, attrs: &QpAttrs) {
+        let Some(failure) = self.state.flight.take_failure(self.adapter.engine.now()) else { return };
+        let (qpn, peer) = (self.qpn, attrs.av.dgid);
+        let told = self.adapter.log.warn_or_not(format_args!("QP {qpn} to {peer} failed by {failure}"));
+        if told {
+            self.adapter.failures.tell(&QpFailure { qpn, peer, history: failure.to_string() });
+        }
     }
 
     /// The send ring cannot be read any more.

@@ -4,6 +4,7 @@
 
 pub(crate) mod contact;
 mod epoch;
+pub(crate) mod flight;
 mod flush;
 pub(crate) mod modify;
 mod no_queue;

@@ -4,6 +4,7 @@ use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{QpAttrMask, QpAttrs, QpState, VerbsError, qp_state};
 
 use super::Qp;
+use super::flight::FlightEvent;
 use super::requester::Requester;
 use super::responder::Responder;
 use super::state::ErrorCause;
@@ -57,6 +58,12 @@ impl Qp {
         // An overrun may have put the QP into the error state behind our back; that stands.
         if !self.state.change(from, to) {
             return Err(VerbsError::Invalid("current state"));
+        }
+        if from != to {
+            self.state.flight.note(self.adapter.engine.now(), FlightEvent::State(to));
+        }
+        if mask.contains(QpAttrMask::AV) {
+            self.state.flight.note(self.adapter.engine.now(), FlightEvent::Path);
         }
         requester.set_attrs(attrs);
         responder.set_attrs(attrs);

@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use super::Qp;
 use super::epoch::Epoch;
+use super::flight::FlightEvent;
 use super::no_queue::NoQueue;
 use super::pending_completions::PendingCompletions;
 use crate::counters::{Counters, Tally};
@@ -305,6 +306,7 @@ impl Requester {
             return Err(WcStatus::RnrRetryExceeded);
         }
         Counters::bump(&qp.adapter.counters.rnr_waits);
+        qp.record(FlightEvent::RnrNak);
         let delay = self.rnr_backoff.next_wait(delay, RnrBackoff::WOKEN);
         let deadline = qp.adapter.engine.now().saturating_add(delay);
         self.wait = Wait::Receive(deadline);
@@ -315,6 +317,7 @@ impl Requester {
     /// There was no response: start over after a while.
     pub(crate) fn wait_for_response(&mut self, qp: &Qp) {
         Counters::bump(&qp.adapter.counters.unanswered);
+        qp.record(FlightEvent::Unanswered);
         if let Some(progress) = &mut self.current {
             progress.done = 0;
         }

@@ -17,6 +17,7 @@ use std::sync::Arc;
 use super::Qp;
 use super::contact::Connection;
 use super::epoch::Epoch;
+use super::flight::FlightEvent;
 use super::state::{ErrorCause, StateCell};
 use crate::budget::Budget;
 use crate::counters::{Counters, Tally};
@@ -416,6 +417,7 @@ impl Responder {
     fn fail_receive(&mut self, qp: &Qp, view: &DmaView<'_>, status: WcStatus, nak: NakReason) -> NakReason {
         Counters::bump(&qp.adapter.counters.refused_requests);
         self.end_receive(qp, view, status);
+        qp.record(FlightEvent::Refused(nak));
         self.enter_error(qp, view);
         nak
     }
@@ -438,6 +440,7 @@ impl Responder {
             NakReason::RemoteAccess => qp.event(view, QpEvent::AccessError),
             NakReason::Silence | NakReason::NotReady(_) | NakReason::RemoteOperation => {}
         }
+        qp.record(FlightEvent::Refused(nak));
         self.enter_error(qp, view);
         nak
     }

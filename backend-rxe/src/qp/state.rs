@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use pvrdma_verbs::QpState;
 
+use super::flight::FlightRecorder;
 use crate::task::Task;
 
 /// Who ends a queue pair.
@@ -34,6 +35,8 @@ pub(crate) struct StateCell {
     /// In the list of waiters of an SRQ.
     queued_at_srq: AtomicBool,
     task: Arc<Task>,
+    /// What happened on the way here.
+    pub(crate) flight: FlightRecorder,
 }
 
 impl StateCell {
@@ -44,6 +47,7 @@ impl StateCell {
             draining: AtomicBool::new(false),
             queued_at_srq: AtomicBool::new(false),
             task,
+            flight: FlightRecorder::default(),
         })
     }
 
@@ -73,6 +77,7 @@ impl StateCell {
     /// Goes to the error state and has the QP flushed. Returns `false` if it did not go there: in RESET there is
     /// nothing to flush, and a QP that already is in the error state is no news to an overrun.
     pub(crate) fn enter_error(&self, cause: ErrorCause) -> bool {
+        let before = self.get();
         let entered = match cause {
             ErrorCause::Command => {
                 self.state.store(QpState::Error as u8, Ordering::Release);
@@ -83,6 +88,12 @@ impl StateCell {
                 self.step(|state| (state != QpState::Reset as u8).then_some(QpState::Error as u8))
             }
         };
+        match cause {
+            // Nothing failed: the guest ends it.
+            ErrorCause::Command => self.flight.clear(),
+            _ if entered && before != QpState::Error => self.flight.fail(cause),
+            _ => {}
+        }
         if entered && matches!(cause, ErrorCause::Responder | ErrorCause::CqOverrun) {
             self.task.schedule();
         }
@@ -93,6 +104,7 @@ impl StateCell {
     pub(super) fn reset(&self) {
         self.state.store(QpState::Reset as u8, Ordering::Release);
         self.set_draining(false);
+        self.flight.clear();
     }
 
     /// Changes state unless somebody else did meanwhile, and returns `true` if nobody did.

@@ -19,6 +19,7 @@ mod addresses;
 mod capture;
 mod congestion;
 mod errors;
+mod flight;
 mod flows;
 mod guard;
 mod integrity;

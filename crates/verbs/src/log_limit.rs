@@ -43,16 +43,21 @@ impl LogLimit {
 
     /// Logs a message about `subject`, if it may.
     pub fn log(&self, level: Level, subject: &str, message: Arguments<'_>) {
-        if level > log::max_level() {
-            return;
+        if level <= log::max_level() {
+            self.log_or_not(level, subject, message);
         }
-        match self.admit(Instant::now()) {
-            None => {}
-            Some(0) => log::log!(level, subject; "{subject}: {message}"),
-            Some(count) => {
+    }
+
+    /// The same. Returns `false` if there were too many.
+    fn log_or_not(&self, level: Level, subject: &str, message: Arguments<'_>) -> bool {
+        let Some(suppressed) = self.admit(Instant::now()) else { return false };
+        match suppressed {
+            0 => log::log!(level, subject; "{subject}: {message}"),
+            count => {
                 log::log!(level, subject; "{subject}: {message} ({count} messages before this were not logged)");
             }
         }
+        true
     }
 
     /// Counts a line. If it may be logged, returns how many were suppressed since the last one that was.
@@ -98,6 +103,11 @@ impl DeviceLog {
     /// Logs a warning, if it may.
     pub fn warn(&self, message: Arguments<'_>) {
         self.limit.warn(&self.name, message);
+    }
+
+    /// The same. Returns `false` if there were too many.
+    pub fn warn_or_not(&self, message: Arguments<'_>) -> bool {
+        self.limit.log_or_not(Level::Warn, &self.name, message)
     }
 
     /// Logs something of interest, if it may.

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::message::Incoming;
 
 /// Longest request of a worker, in bytes.
-pub const MAX_HOST_REQUEST: usize = 1024;
+pub const MAX_HOST_REQUEST: usize = 4096;
 
 /// What a worker asks for, or tells. The supervisor holds each against the configuration of that worker's network.
 #[derive(Clone, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -22,6 +22,17 @@ pub enum HostRequest {
     ClientGone {
         /// Name of its device.
         device: String,
+    },
+    /// A queue pair went to its error state, not by its guest. There is no reply.
+    QueuePairFailed {
+        /// Name of its device.
+        device: String,
+        /// Its number.
+        qpn: u32,
+        /// Address of its peer.
+        peer: IpAddr,
+        /// Who ended it and what happened before, in words.
+        history: String,
     },
     /// The descriptor of a link anew, because its connection ended or its interface was made again. The reply carries
     /// it.

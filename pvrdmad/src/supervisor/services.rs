@@ -12,6 +12,7 @@ use pvrdma_ibverbs::{AddressOwner, HostAddresses, MAX_ADDRESSES};
 use pvrdma_verbs::LogLimit;
 
 use crate::events::{Event, Events};
+use crate::protocol::printable_text;
 use crate::worker::Host;
 
 /// The supervisor's part of one network that is not in the worker.
@@ -113,6 +114,15 @@ impl Host for Services {
             let (device, network) = (device.to_owned(), self.network.clone());
             self.events.tell(&Event::Client { device, network, connected });
         }
+    }
+
+    fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, history: &str) {
+        if !self.devices.lock().contains_key(device) {
+            return;
+        }
+        let (device, network) = (device.to_owned(), self.network.clone());
+        let history = printable_text(history);
+        self.events.tell(&Event::QueuePairFailed { device, network, qpn, peer, history });
     }
 
     fn connect(&self, device: Option<&str>) -> io::Result<OwnedFd> {

@@ -99,6 +99,10 @@ impl Upcalls {
                 services.client(&device, false);
                 return Ok(());
             }
+            HostRequest::QueuePairFailed { device, qpn, peer, history } => {
+                services.queue_pair_failed(&device, qpn, peer, &history);
+                return Ok(());
+            }
             HostRequest::Connect { device } => ("connecting", services.connect(device.as_deref()).map(Some)),
             HostRequest::AddAddress { address } => ("an address", services.add_address(address).map(|()| None)),
             HostRequest::RemoveAddress { address } => ("an address", services.remove_address(address).map(|()| None)),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use pvrdma_dev::{MappedDoorbells, PvrdmaDevice};
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
-use pvrdma_rxe::{DeviceFlows, DeviceShare, Rxe, Uplink};
+use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedFailures, Rxe, Uplink};
 use pvrdma_verbs::Backend;
 
 use super::Host;
@@ -22,6 +22,7 @@ pub(super) struct ServedDevice {
     // Dropped in this order: nobody uses a device whose port is gone.
     _server: Server,
     _nic_server: Option<Server>,
+    _failures: Option<ObservedFailures>,
     pub(super) reporter: Reporter,
 }
 
@@ -47,7 +48,7 @@ impl ServedDevice {
         place: Place,
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
-        let Place { network, mtu, link, share, flows, port, rxe, nic, doorbells, pages } = place;
+        let Place { network, mtu, link, share, flows, failures, port, rxe, nic, doorbells, pages } = place;
         let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
@@ -76,7 +77,7 @@ impl ServedDevice {
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
         let reporter =
             Reporter { device, function, memory, irqs, stats, network, mtu, share, flows, port, rxe, nic, doorbells };
-        Ok(Self { _server: server, _nic_server: nic_server, reporter })
+        Ok(Self { _server: server, _nic_server: nic_server, _failures: failures, reporter })
     }
 }
 
@@ -126,6 +127,8 @@ pub(super) struct Place {
     pub(super) share: Option<DeviceShare>,
     /// What it moves, if we count that.
     pub(super) flows: Option<DeviceFlows>,
+    /// Who is told of its queue pairs that fail.
+    pub(super) failures: Option<ObservedFailures>,
     /// The device's end of the uplink, if there is one.
     pub(super) port: Option<Uplink>,
     /// Which can watch the device.

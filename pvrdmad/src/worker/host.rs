@@ -27,6 +27,9 @@ pub trait Host: Send + Sync + fmt::Debug {
     /// A VMM connected to a device, or left.
     fn client(&self, device: &str, connected: bool);
 
+    /// A queue pair of a device has failed.
+    fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, history: &str);
+
     /// Gives a link its descriptor anew: that of the uplink, or of the `nic` of a device.
     ///
     /// # Errors
@@ -130,6 +133,13 @@ impl Host for RemoteHost {
         let device = device.to_owned();
         let note = if connected { HostRequest::ClientConnected { device } } else { HostRequest::ClientGone { device } };
         if let Err(error) = self.send(0, &note) {
+            debug!("the supervisor does not listen: {error}");
+        }
+    }
+
+    fn queue_pair_failed(&self, device: &str, qpn: u32, peer: IpAddr, history: &str) {
+        let (device, history) = (device.to_owned(), history.to_owned());
+        if let Err(error) = self.send(0, &HostRequest::QueuePairFailed { device, qpn, peer, history }) {
             debug!("the supervisor does not listen: {error}");
         }
     }

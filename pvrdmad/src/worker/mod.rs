@@ -11,6 +11,7 @@ mod network_function;
 pub mod process;
 
 use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use parking_lot::Mutex;
 use pvrdma_dev::{DeviceConfig, LimitStatus, ObjectKind};
 use pvrdma_ether_link::Link;
 use pvrdma_ibverbs::Ibverbs;
-use pvrdma_rxe::{PortConfig, Rxe, RxeConfig};
+use pvrdma_rxe::{ObservedFailures, PortConfig, Rxe, RxeConfig};
 use serde_json::value::RawValue;
 
 use self::device::{Place, ServedDevice};
@@ -125,13 +126,25 @@ impl Worker {
         };
         let Network { name, mtu, .. } = &self.setup.network;
         let (network, mtu) = (name.clone(), *mtu);
-        let mut place =
-            Place { network, mtu, link, share: None, flows: None, port: None, rxe: None, nic: None, doorbells, pages };
+        let mut place = Place {
+            network,
+            mtu,
+            link,
+            share: None,
+            flows: None,
+            failures: None,
+            port: None,
+            rxe: None,
+            nic: None,
+            doorbells,
+            pages,
+        };
         let served = match &self.adapter {
             Adapter::Rxe(rxe) => {
                 place.rxe = Some(rxe.clone());
                 // Before it is plugged in, which takes its share.
                 place.share = Some(rxe.share(device.config.mac, device.share));
+                place.failures = Some(self.observe_failures(rxe, &device));
                 place.flows = Some(rxe.flows(device.config.mac));
                 self.plug(&device, fds.collect(), rxe, &mut place)?;
                 ServedDevice::start(device, listener, rxe, place, &self.host)
@@ -140,6 +153,15 @@ impl Worker {
         };
         devices.push(served?);
         Ok(())
+    }
+
+    /// Has the host told of queue pairs that fail.
+    fn observe_failures(&self, rxe: &Rxe, device: &Device) -> ObservedFailures {
+        let (name, host) = (device.config.name.clone(), Arc::clone(&self.host));
+        rxe.observe_failures(device.config.mac, move |failure| {
+            let peer = IpAddr::from(failure.peer.0).to_canonical();
+            host.queue_pair_failed(&name, failure.qpn.get(), peer, &failure.history);
+        })
     }
 
     /// Connects a device to its network, with the descriptors of its network function. Before the device is made, which

@@ -8,6 +8,7 @@ use pvrdma_verbs::{Access, RemoteAddress, SendWr, Sge, WcStatus};
 use super::responder::PortTurns;
 use crate::counters::{Counters, Tally};
 use crate::qp::Qp;
+use crate::qp::flight::FlightEvent;
 use crate::qp::requester::{Requester, begin_request};
 use crate::qp::responder::{Responder, execute_atomic, remote_list, remote_sge};
 use crate::qp::state::ErrorCause;
@@ -44,7 +45,10 @@ impl RequesterOps for RequesterHooks<'_> {
         match status {
             WcStatus::Success => self.tally.count_request(&work.op, Sge::total_length(&work.sges)),
             WcStatus::Flushed => self.tally.flushed += 1,
-            _ => Counters::bump(&self.qp.adapter.counters.request_errors),
+            _ => {
+                Counters::bump(&self.qp.adapter.counters.request_errors);
+                self.qp.record(FlightEvent::Request(status));
+            }
         }
         self.requester.finish(self.qp, self.memory.view, work, status, byte_len);
     }

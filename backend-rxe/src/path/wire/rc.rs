@@ -124,7 +124,9 @@ impl WireRequester {
             let guard = MemoryGuard::open(&qp.adapter, None);
             let mut hooks = RequesterHooks { qp, requester, memory: guard.own(), tally: &mut tally };
             self.transport.handle_packet(qp.adapter.engine.now(), packet, &mut hooks);
-            port.counters.requester(&before, &self.transport.stats());
+            let after = self.transport.stats();
+            port.counters.requester(&before, &after);
+            qp.state.flight.requester(|| qp.adapter.engine.now(), &before, &after);
             self.share.acked(self.transport.in_flight());
             requester.count(qp, &tally, Some(Road::Wire));
             qp.adapter.counters.fold(&mut tally);
@@ -165,7 +167,9 @@ pub(crate) fn run(mut batch: WireBatch<'_>) -> Run {
         }
     };
     let WireBatch { wire, requester, .. } = batch;
-    port.counters.requester(&before, &wire.transport.stats());
+    let after = wire.transport.stats();
+    port.counters.requester(&before, &after);
+    qp.state.flight.requester(|| qp.adapter.engine.now(), &before, &after);
     if run != Run::More {
         wire.room.rest(&qp.adapter.budget, &mut wire.transport);
         wire.share.pause(wire.transport.in_flight());

@@ -1,0 +1,255 @@
+//! The flight recorder of a queue pair: what happened on its way into the error state.
+//!
+//! Only what is rare is recorded, so a queue pair to which nothing happens pays for an empty pointer. What comes again
+//! is counted, not repeated. The thread that flushes a queue pair that has failed takes the recording and says it; who
+//! is moved to the error state by its guest has not failed.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pvrdma_roce::{NakReason, RequesterStats};
+use pvrdma_verbs::{QpState, WcStatus};
+
+use super::state::ErrorCause;
+
+/// Events that are kept of a queue pair: the last ones.
+const EVENTS: usize = 16;
+
+/// Bytes of a recording, at most.
+pub(crate) const RECORDING: usize = size_of::<Recording>() + EVENTS * size_of::<Entry>();
+
+/// Something rare that happened to a queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum FlightEvent {
+    /// A modify command changed its state.
+    State(QpState),
+    /// A modify command changed its path.
+    Path,
+    /// Packets were sent again.
+    Resent,
+    /// The oldest packet was sent again, to see whether anybody answers.
+    Probe,
+    /// Nothing was acknowledged in time.
+    Timeout,
+    /// The peer has a gap.
+    SequenceNak,
+    /// The peer had no receive.
+    RnrNak,
+    /// Responses were missing.
+    LostResponses,
+    /// A peer of this process is not there.
+    Unanswered,
+    /// A request of the peer was refused.
+    Refused(NakReason),
+    /// A request ended with this.
+    Request(WcStatus),
+}
+
+impl fmt::Display for FlightEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::State(state) => write!(f, "modified to {state:?}"),
+            Self::Path => f.write_str("new path"),
+            Self::Resent => f.write_str("packets sent again"),
+            Self::Probe => f.write_str("probe"),
+            Self::Timeout => f.write_str("timeout"),
+            Self::SequenceNak => f.write_str("sequence NAK"),
+            Self::RnrNak => f.write_str("RNR NAK"),
+            Self::LostResponses => f.write_str("responses lost"),
+            Self::Unanswered => f.write_str("nobody answers"),
+            Self::Refused(nak) => write!(f, "request of the peer refused: {nak:?}"),
+            Self::Request(status) => write!(f, "request ended: {status:?}"),
+        }
+    }
+}
+
+/// The same event, as often as it came without another one between.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Entry {
+    event: FlightEvent,
+    count: u64,
+    first: Duration,
+    last: Duration,
+}
+
+/// What is kept.
+#[derive(Debug, Default)]
+struct Recording {
+    entries: VecDeque<Entry>,
+    /// Entries that made room.
+    dropped: u64,
+    failed: Option<ErrorCause>,
+}
+
+/// A queue pair that has failed, with its last events, in words.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) cause: ErrorCause,
+    recording: Box<Recording>,
+    now: Duration,
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let word = match self.cause {
+            ErrorCause::Command => "its guest",
+            ErrorCause::Requester => "its requester",
+            ErrorCause::Responder => "its responder",
+            ErrorCause::CqOverrun => "a full completion queue",
+        };
+        f.write_str(word)?;
+        if self.recording.dropped > 0 {
+            write!(f, "; {} earlier", self.recording.dropped)?;
+        }
+        let before = |at: Duration| self.now.saturating_sub(at).as_secs_f64() * 1e3;
+        for Entry { event, count, first, last } in &self.recording.entries {
+            write!(f, "; -{:.3} ms {event}", before(*last))?;
+            if *count > 1 {
+                write!(f, " ({count} times since -{:.3} ms)", before(*first))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Records what happens to a queue pair.
+#[derive(Debug, Default)]
+pub(crate) struct FlightRecorder(Mutex<Option<Box<Recording>>>);
+
+impl FlightRecorder {
+    /// Something happened.
+    #[cold]
+    pub(crate) fn record(&self, now: Duration, event: FlightEvent) {
+        self.add(now, event, 1);
+    }
+
+    /// Something happened that says nothing without anything else.
+    #[cold]
+    pub(crate) fn note(&self, now: Duration, event: FlightEvent) {
+        if let Some(recording) = &mut *self.0.lock() {
+            recording.add(now, event, 1);
+        }
+    }
+
+    fn add(&self, now: Duration, event: FlightEvent, count: u64) {
+        self.0.lock().get_or_insert_default().add(now, event, count);
+    }
+
+    /// What a requester did between two looks at its figures.
+    #[inline]
+    pub(crate) fn requester(&self, now: impl FnOnce() -> Duration, before: &RequesterStats, after: &RequesterStats) {
+        let rare = |stats: &RequesterStats| {
+            [
+                (FlightEvent::Timeout, stats.timeouts),
+                (FlightEvent::SequenceNak, stats.sequence_naks),
+                (FlightEvent::RnrNak, stats.rnr_naks),
+                (FlightEvent::LostResponses, stats.lost_responses),
+                (FlightEvent::Probe, stats.probes),
+                (FlightEvent::Resent, stats.retransmitted),
+            ]
+        };
+        let (before, after) = (rare(before), rare(after));
+        if before != after {
+            self.differences(now(), before, after);
+        }
+    }
+
+    #[cold]
+    fn differences(&self, now: Duration, before: [(FlightEvent, u64); 6], after: [(FlightEvent, u64); 6]) {
+        for ((event, after), (_, before)) in after.into_iter().zip(before) {
+            if after > before {
+                self.add(now, event, after.wrapping_sub(before));
+            }
+        }
+    }
+
+    /// The queue pair has gone to its error state.
+    #[cold]
+    pub(super) fn fail(&self, cause: ErrorCause) {
+        self.0.lock().get_or_insert_default().failed.get_or_insert(cause);
+    }
+
+    /// Forgets everything: the queue pair begins anew, or its guest ends it.
+    pub(super) fn clear(&self) {
+        self.0.lock().take();
+    }
+
+    /// The recording of a queue pair that has failed, once.
+    #[cold]
+    pub(crate) fn take_failure(&self, now: Duration) -> Option<Failure> {
+        let mut held = self.0.lock();
+        let cause = held.as_ref()?.failed?;
+        Some(Failure { cause, recording: held.take()?, now })
+    }
+}
+
+impl Recording {
+    fn add(&mut self, now: Duration, event: FlightEvent, count: u64) {
+        match self.entries.back_mut() {
+            Some(last) if last.event == event => {
+                last.count = last.count.saturating_add(count);
+                last.last = now;
+            }
+            _ => {
+                if self.entries.capacity() < EVENTS {
+                    self.entries.reserve_exact(EVENTS);
+                }
+                if self.entries.len() >= EVENTS {
+                    self.entries.pop_front();
+                    self.dropped = self.dropped.saturating_add(1);
+                }
+                self.entries.push_back(Entry { event, count, first: now, last: now });
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    /// The attack: a peer that causes events without end. There are so many, and what repeats is one of them.
+    #[test]
+    fn sec_r1_a_recording_is_bounded() {
+        let recorder = FlightRecorder::default();
+        for number in 0..100_000_u32 {
+            recorder.record(number * MS, if number % 2 == 0 { FlightEvent::RnrNak } else { FlightEvent::Timeout });
+        }
+        for number in 0..100_000_u32 {
+            recorder.record(number * MS, FlightEvent::SequenceNak);
+        }
+        let held = recorder.0.lock();
+        let recording = held.as_ref().unwrap();
+        assert_eq!((recording.entries.len(), recording.dropped), (EVENTS, 100_001 - EVENTS as u64));
+        let held = size_of::<Recording>() + recording.entries.capacity() * size_of::<Entry>();
+        assert!(held <= RECORDING, "{held} bytes");
+    }
+
+    #[test]
+    fn a_failure_is_told_once_and_in_words() {
+        let recorder = FlightRecorder::default();
+        // Without anything else a change of state costs nothing.
+        recorder.note(MS, FlightEvent::State(QpState::Rts));
+        assert!(recorder.0.lock().is_none());
+        let before = RequesterStats::default();
+        recorder.requester(|| panic!("nothing has happened"), &before, &RequesterStats { packets: 7, ..before });
+        recorder.requester(|| 10 * MS, &before, &RequesterStats { timeouts: 1, retransmitted: 3, ..before });
+        recorder.requester(|| 20 * MS, &before, &RequesterStats { retransmitted: 2, ..before });
+        recorder.note(30 * MS, FlightEvent::State(QpState::Sqd));
+        recorder.record(40 * MS, FlightEvent::Request(WcStatus::RetryExceeded));
+        assert!(recorder.take_failure(50 * MS).is_none(), "it has not failed");
+        recorder.fail(ErrorCause::Requester);
+        recorder.fail(ErrorCause::CqOverrun);
+        let words = recorder.take_failure(50 * MS).unwrap().to_string();
+        assert_eq!(
+            words,
+            "its requester; -40.000 ms timeout; -30.000 ms packets sent again (5 times since -40.000 ms); \
+             -20.000 ms modified to Sqd; -10.000 ms request ended: RetryExceeded"
+        );
+        assert!(recorder.take_failure(60 * MS).is_none());
+    }
+}
