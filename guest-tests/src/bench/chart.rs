@@ -1,11 +1,11 @@
-//! The figures as a picture.
+//! The figures as pictures.
 
 use std::path::Path;
 
-use anyhow::{Result, anyhow};
+use anyhow::{Context, Result, anyhow};
 use plotters::prelude::*;
 
-use super::figure::Figure;
+use super::figure::{Distribution, Figure};
 
 const ROW: u32 = 34;
 const WIDTH: u32 = 900;
@@ -13,13 +13,82 @@ const LABELS: i32 = 420;
 
 /// Draws how many times better than its base line each figure is, as bars on a logarithmic scale.
 pub(super) fn draw(figures: &[Figure], path: &Path) -> Result<()> {
-    paint(figures, path).map_err(|error| anyhow!("cannot draw {}: {error}", path.display()))
+    std::fs::write(path, bars(figures)?).with_context(|| format!("cannot write {}", path.display()))
 }
 
-fn paint(figures: &[Figure], path: &Path) -> Result<(), Box<dyn std::error::Error>> {
+/// The same as the text of an SVG.
+pub(super) fn bars(figures: &[Figure]) -> Result<String> {
+    let mut text = String::new();
+    paint(figures, &mut text).map_err(|error| anyhow!("cannot draw: {error}"))?;
+    Ok(text)
+}
+
+/// A curve: what it is called, its colour, and its points.
+type Curve = (String, RGBColor, Vec<(f64, f64)>);
+
+/// Bytes per second over the size of a write, both logarithmic: ours and what it is compared with. `None`: there are
+/// too few sizes for a curve.
+pub(super) fn sweep(figures: &[Figure]) -> Result<Option<String>> {
+    let size = |figure: &Figure| figure.name.strip_prefix("in-process/write-")?.parse::<f64>().ok();
+    let mut points: Vec<_> = figures.iter().filter_map(|figure| Some((size(figure)?, figure))).collect();
+    points.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+    let Some((_, first)) = points.first().filter(|_| points.len() > 2) else { return Ok(None) };
+    let curve = |value: fn(&Figure) -> f64| points.iter().map(|(size, figure)| (*size, value(figure))).collect();
+    let curves = [
+        ("our device".to_owned(), GREEN, curve(|figure| figure.value)),
+        (first.baseline_name.to_owned(), GREY, curve(|figure| figure.baseline)),
+    ];
+    lines(&curves, "bytes", first.unit).map(Some)
+}
+
+/// Shares of samples over their value, which is logarithmic. `None`: there are none.
+pub(super) fn distributions(distributions: &[Distribution]) -> Result<Option<String>> {
+    let Some(first) = distributions.first() else { return Ok(None) };
+    let points = |of: &Distribution| of.quantiles.iter().map(|&[share, value]| (value, share.max(0.001))).collect();
+    let curves: Vec<Curve> = distributions.iter().map(|of| (of.title.clone(), GREEN, points(of))).collect();
+    lines(&curves, first.unit, "share").map(Some)
+}
+
+const GREEN: RGBColor = RGBColor(46, 125, 50);
+const GREY: RGBColor = RGBColor(117, 117, 117);
+
+/// Curves on two logarithmic axes.
+fn lines(curves: &[Curve], x: &str, y: &str) -> Result<String> {
+    let mut text = String::new();
+    draw_lines(curves, (x, y), &mut text).map_err(|error| anyhow!("cannot draw: {error}"))?;
+    Ok(text)
+}
+
+fn draw_lines(curves: &[Curve], (x, y): (&str, &str), text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
+    let all = || curves.iter().flat_map(|(.., points)| points.iter().copied());
+    let range = |values: Vec<f64>| {
+        let least = values.iter().copied().fold(f64::MAX, f64::min).max(1e-6);
+        let most = values.iter().copied().fold(least, f64::max);
+        (least * 0.8..most * 1.25).log_scale()
+    };
+    let (xs, ys) = (range(all().map(|(x, _)| x).collect()), range(all().map(|(_, y)| y).collect()));
+    let root = SVGBackend::with_string(text, (WIDTH, 420)).into_drawing_area();
+    root.fill(&WHITE)?;
+    let mut chart =
+        ChartBuilder::on(&root).margin(12).x_label_area_size(40).y_label_area_size(70).build_cartesian_2d(xs, ys)?;
+    chart.configure_mesh().x_desc(x).y_desc(y).draw()?;
+    for (name, colour, points) in curves {
+        let style = colour.stroke_width(2);
+        chart
+            .draw_series(LineSeries::new(points.iter().copied(), style))?
+            .label(name.as_str())
+            .legend(move |(x, y)| PathElement::new([(x, y), (x + 20, y)], style));
+        chart.draw_series(points.iter().map(|&point| Circle::new(point, 3, colour.filled())))?;
+    }
+    chart.configure_series_labels().background_style(WHITE).border_style(BLACK).draw()?;
+    root.present()?;
+    Ok(())
+}
+
+fn paint(figures: &[Figure], text: &mut String) -> Result<(), Box<dyn std::error::Error>> {
     let rows = u32::try_from(figures.len())?;
     let height = ROW * (rows + 2);
-    let root = SVGBackend::new(path, (WIDTH, height)).into_drawing_area();
+    let root = SVGBackend::with_string(text, (WIDTH, height)).into_drawing_area();
     root.fill(&WHITE)?;
     let best = figures.iter().map(|figure| figure.ratio).fold(10.0, f64::max);
     let decades = best.log10() + 1.0;

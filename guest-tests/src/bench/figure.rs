@@ -80,6 +80,33 @@ impl Figure {
     }
 }
 
+/// How single samples are spread.
+#[derive(Clone, Debug, Serialize)]
+pub(crate) struct Distribution {
+    /// Stable name, `part/what`.
+    pub(crate) name: String,
+    /// What a person reads.
+    pub(crate) title: String,
+    /// Unit of the values.
+    pub(crate) unit: &'static str,
+    /// How many samples there were.
+    pub(crate) samples: usize,
+    /// Shares of the samples, and the value that they do not exceed.
+    pub(crate) quantiles: Vec<[f64; 2]>,
+}
+
+impl Distribution {
+    /// Of these samples.
+    pub(crate) fn of(name: impl Into<String>, title: String, unit: &'static str, mut samples: Vec<f64>) -> Self {
+        const SHARES: [f64; 11] = [0.0, 0.01, 0.1, 0.25, 0.5, 0.75, 0.9, 0.99, 0.999, 0.9999, 1.0];
+        samples.sort_by(f64::total_cmp);
+        #[expect(clippy::cast_precision_loss, clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "few")]
+        let at = |share: f64| ((samples.len().saturating_sub(1)) as f64 * share).round() as usize;
+        let quantiles = SHARES.iter().filter_map(|&share| Some([share, *samples.get(at(share))?])).collect();
+        Self { name: name.into(), title, unit, samples: samples.len(), quantiles }
+    }
+}
+
 /// The middle of several runs.
 pub(crate) fn median(runs: &[f64]) -> f64 {
     let mut sorted = runs.to_vec();
@@ -94,6 +121,14 @@ pub(crate) fn median(runs: &[f64]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn quantiles_of_samples() {
+        let distribution = Distribution::of("a/b", "b".to_owned(), "µs", (0..=1000).rev().map(f64::from).collect());
+        assert_eq!((distribution.samples, distribution.quantiles[4]), (1001, [0.5, 500.0]));
+        assert_eq!((distribution.quantiles[0], distribution.quantiles[10]), ([0.0, 0.0], [1.0, 1000.0]));
+        assert!(Distribution::of("a/b", String::new(), "µs", Vec::new()).quantiles.is_empty());
+    }
 
     #[test]
     fn median_of_odd_and_even() {

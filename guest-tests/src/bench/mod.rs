@@ -9,6 +9,7 @@ mod chart;
 mod doorbells;
 mod figure;
 mod host_adapter;
+mod html;
 mod in_process;
 mod kvm;
 mod network_card;
@@ -17,7 +18,7 @@ mod report;
 mod vm;
 pub(crate) mod wire;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 use crate::cli::BenchOptions;
 use report::{Report, table, write_json};
@@ -32,6 +33,11 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     let wanted = |part: &str| options.only.is_empty() || options.only.iter().any(|only| only == part);
     if wanted("in-process") {
         figures.extend(in_process::measure(runs)?);
+    }
+    let mut distributions = Vec::new();
+    if wanted("sweep") {
+        figures.extend(in_process::sweep(runs)?);
+        distributions.push(in_process::latencies()?);
     }
     let mut rows = Vec::new();
     if wanted("wire") {
@@ -61,7 +67,7 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     if !options.no_vm && wanted("hca") {
         figures.extend(host_adapter::measure(runs)?);
     }
-    let report = Report::new(figures, skipped);
+    let report = Report::new(figures, distributions, skipped);
     println!("{}", table(&report.figures));
     for reason in &report.skipped {
         println!("skipped: {reason}");
@@ -69,6 +75,8 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     write_json(&options.output, &report)?;
     let chart = options.output.with_extension("svg");
     chart::draw(&report.figures, &chart)?;
-    println!("results are in {} and {}", options.output.display(), chart.display());
+    let page = options.output.with_extension("html");
+    std::fs::write(&page, html::page(&report)?).with_context(|| format!("cannot write {}", page.display()))?;
+    println!("results are in {}, {} and {}", options.output.display(), chart.display(), page.display());
     Ok(())
 }

@@ -6,13 +6,13 @@ use anyhow::{Context, Result};
 use comfy_table::{Table, presets};
 use serde::Serialize;
 
-use super::figure::Figure;
+use super::figure::{Distribution, Figure};
 
 /// Where something is measured.
 #[derive(Debug, Serialize)]
 pub(super) struct Machine {
-    processor: String,
-    cpus: usize,
+    pub(super) processor: String,
+    pub(super) cpus: usize,
 }
 
 impl Machine {
@@ -25,18 +25,20 @@ impl Machine {
 /// What was measured where.
 #[derive(Debug, Serialize)]
 pub(super) struct Report {
-    commit: String,
+    pub(super) commit: String,
     #[serde(flatten)]
-    machine: Machine,
+    pub(super) machine: Machine,
     pub(super) figures: Vec<Figure>,
+    /// How single samples are spread.
+    pub(super) distributions: Vec<Distribution>,
     /// What was not measured, and why.
     pub(super) skipped: Vec<String>,
 }
 
 impl Report {
     /// Of this machine and this tree.
-    pub(super) fn new(figures: Vec<Figure>, skipped: Vec<String>) -> Self {
-        Self { commit: commit(), machine: Machine::this(), figures, skipped }
+    pub(super) fn new(figures: Vec<Figure>, distributions: Vec<Distribution>, skipped: Vec<String>) -> Self {
+        Self { commit: commit(), machine: Machine::this(), figures, distributions, skipped }
     }
 }
 

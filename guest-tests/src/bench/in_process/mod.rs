@@ -9,7 +9,7 @@ mod sides;
 
 use anyhow::Result;
 
-use super::figure::Figure;
+use super::figure::{Distribution, Figure};
 
 /// Measures everything, each figure in `runs` rounds.
 pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
@@ -25,4 +25,17 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
     figures.push(neighbours::write_beside_busy_guest(runs)?);
     figures.push(neighbours::idle_guest_without_receives()?);
     Ok(figures)
+}
+
+/// Writes of many sizes, for a curve with those of [`measure`].
+pub(super) fn sweep(runs: usize) -> Result<Vec<Figure>> {
+    [64, 256, 1 << 10, 4 << 10, 16 << 10, 256 << 10, 4 << 20]
+        .into_iter()
+        .map(|size| rates::write_against_memcpy(size, runs))
+        .collect()
+}
+
+/// How long single writes take.
+pub(super) fn latencies() -> Result<Distribution> {
+    rates::latencies()
 }

@@ -6,7 +6,7 @@ use anyhow::Result;
 use pvrdma_dev::testing::{Encoded, RecvWr, SendWr};
 
 use super::sides::{DEPTH, connected};
-use crate::bench::figure::Figure;
+use crate::bench::figure::{Distribution, Figure};
 use crate::device_pair::spin;
 
 /// Working set of the bandwidth measurements: well beyond the caches.
@@ -39,7 +39,8 @@ pub(super) fn write_against_memcpy(size: usize, runs: usize) -> Result<Figure> {
         })?;
         rounds.push([device, copy]);
     }
-    let title = format!("RDMA write of {} KiB, {batch} a doorbell", size >> 10);
+    let length = if size < 1024 { format!("{size} bytes") } else { format!("{} KiB", size >> 10) };
+    let title = format!("RDMA write of {length}, {batch} a doorbell");
     Ok(Figure::of_rounds(
         format!("in-process/write-{size}"),
         title,
@@ -81,6 +82,21 @@ pub(super) fn latency(runs: usize) -> Result<Figure> {
         times,
         1.5,
     ))
+}
+
+/// The same, each write for itself.
+pub(super) fn latencies() -> Result<Distribution> {
+    const SAMPLES: u32 = 200_000;
+    let [mut a, b] = connected(1 << 20)?;
+    let elements: Vec<Encoded> = a.writes(&b, 8).take(1).collect();
+    let samples = (0..SAMPLES)
+        .map(|_| {
+            let start = Instant::now();
+            a.post_and_reap(&elements, 1, 1, spin)?;
+            Ok(start.elapsed().as_secs_f64() * 1e6)
+        })
+        .collect::<Result<_>>()?;
+    Ok(Distribution::of("in-process/latency", "8-byte RDMA write, post to completion".to_owned(), "µs", samples))
 }
 
 /// Send and receive against write, at the same size.

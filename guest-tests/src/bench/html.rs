@@ -1,0 +1,148 @@
+//! The report: one file that a browser shows without asking anybody for anything.
+//!
+//! It is XML as well as HTML, so that any parser reads it. The results are in it as they are in the JSON.
+
+use std::fmt::Write;
+
+use anyhow::{Context, Result, anyhow};
+
+use super::chart;
+use super::figure::Figure;
+use super::report::Report;
+
+/// What stands above the first chart.
+const STYLE: &str = "body{font:15px/1.5 sans-serif;margin:2em auto;max-width:64em;padding:0 1em;color:#222}\
+                     table{border-collapse:collapse;width:100%}td,th{border-bottom:1px solid #ccc;padding:.3em .6em;\
+                     text-align:right}td:first-child,th:first-child{text-align:left}svg{max-width:100%;height:auto}\
+                     .worse{color:#bf4500}.better{color:#2e7d32}";
+
+/// The page of a report.
+pub(super) fn page(report: &Report) -> Result<String> {
+    let mut page = String::from("<!DOCTYPE html>\n<html xmlns=\"http://www.w3.org/1999/xhtml\" lang=\"en\">\n<head>");
+    page += "<meta charset=\"utf-8\"/><meta name=\"viewport\" content=\"width=device-width\"/>";
+    page += "<title>PVRDMA: measurements</title>";
+    writeln!(page, "<style>{STYLE}</style></head>\n<body>\n<h1>PVRDMA: measurements</h1>")?;
+    let machine = format!("{} processors, {}; commit {}", report.machine.cpus, report.machine.processor, report.commit);
+    writeln!(page, "<p id=\"machine\">{}</p>", escaped(&machine))?;
+    section(&mut page, "bars", "Against what each is compared with", &chart::bars(&report.figures)?)?;
+    for (id, title, chart) in [
+        ("sweep", "RDMA writes by size, in one process", chart::sweep(&report.figures)?),
+        ("latency", "Latency: how many completions have come by then", chart::distributions(&report.distributions)?),
+    ] {
+        match chart {
+            Some(svg) => section(&mut page, id, title, &svg)?,
+            None => writeln!(page, "<p>Not measured: {}.</p>", escaped(title))?,
+        }
+    }
+    table(&mut page, &report.figures)?;
+    for reason in &report.skipped {
+        writeln!(page, "<p class=\"skipped\">Skipped: {}</p>", escaped(reason))?;
+    }
+    let json = serde_json::to_string(report).context("cannot encode the results")?;
+    // Both characters stand in strings only, where they can be written in another way.
+    let json = json.replace('&', "\\u0026").replace('<', "\\u003c");
+    writeln!(page, "<script type=\"application/json\" id=\"results\">{json}</script>\n</body>\n</html>")?;
+    Ok(page)
+}
+
+fn section(page: &mut String, id: &str, title: &str, svg: &str) -> Result<()> {
+    // What the backend writes in front of the picture is for a file of its own.
+    let picture = svg.find("<svg").and_then(|start| svg.get(start..)).ok_or_else(|| anyhow!("{id}: no picture"))?;
+    writeln!(page, "<h2>{}</h2>\n<div id=\"{id}\">{picture}</div>", escaped(title))?;
+    Ok(())
+}
+
+fn table(page: &mut String, figures: &[Figure]) -> Result<()> {
+    *page += "<h2>Figures</h2>\n<table id=\"figures\"><thead><tr><th>measured</th><th>our device</th>\
+              <th>compared with</th><th></th><th>times better</th></tr></thead><tbody>\n";
+    for figure in figures {
+        let class = if figure.ratio < 1.0 { "worse" } else { "better" };
+        writeln!(
+            page,
+            "<tr><td>{}</td><td>{:.2} {unit}</td><td>{:.2} {unit}</td><td>{}</td><td class=\"{class}\">{:.2}</td></tr>",
+            escaped(&figure.title),
+            figure.value,
+            figure.baseline,
+            escaped(figure.baseline_name),
+            figure.ratio,
+            unit = escaped(figure.unit),
+        )?;
+    }
+    *page += "</tbody></table>\n";
+    Ok(())
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+
+    use super::*;
+    use crate::bench::figure::Distribution;
+
+    fn figure(name: &str, title: &str, ours: f64, theirs: f64) -> Figure {
+        Figure::of_rounds(name, title.to_owned(), "GB/s", false, &[[ours, theirs]], "memcpy")
+    }
+
+    fn example() -> Report {
+        let mut figures = vec![figure("in-process/write-rate", "small & <quick>", 2.0, 3.0)];
+        for size in [64_u32, 4096, 65_536, 1 << 20] {
+            let rate = f64::from(size) / 1e5;
+            figures.push(figure(&format!("in-process/write-{size}"), "write", rate, rate * 1.1));
+        }
+        let samples = (1..=1000).map(f64::from).collect();
+        let distributions = vec![Distribution::of("in-process/latency", "8-byte write".to_owned(), "µs", samples)];
+        Report::new(figures, distributions, vec!["wire: </script> & more".to_owned()])
+    }
+
+    /// Any parser reads it, nothing is fetched from anywhere, and the results in it are the results.
+    #[test]
+    fn the_page_is_whole() {
+        let report = example();
+        let page = page(&report).unwrap();
+        let options = roxmltree::ParsingOptions { allow_dtd: true, ..roxmltree::ParsingOptions::default() };
+        let document = roxmltree::Document::parse_with_options(&page, options).unwrap();
+        let by_id = |id: &str| document.descendants().find(|node| node.attribute("id") == Some(id)).expect(id);
+        for id in ["bars", "sweep", "latency"] {
+            assert!(by_id(id).children().any(|node| node.has_tag_name(("http://www.w3.org/2000/svg", "svg"))), "{id}");
+        }
+        let lines = |id: &str| by_id(id).descendants().filter(|node| node.tag_name().name() == "polyline").count();
+        // Ours and the base line; one distribution.
+        assert!(lines("sweep") >= 2 && lines("latency") >= 1, "{} {}", lines("sweep"), lines("latency"));
+        let rows = by_id("figures").descendants().filter(|node| node.tag_name().name() == "tr").count();
+        assert_eq!(rows, 1 + report.figures.len());
+        let results: serde_json::Value = serde_json::from_str(by_id("results").text().unwrap()).unwrap();
+        assert_eq!(results, serde_json::to_value(&report).unwrap());
+        for node in document.descendants() {
+            let fetched = ["src", "href", "data", "action"].iter().find_map(|name| node.attribute(*name));
+            assert_eq!(fetched, None, "{:?}", node.tag_name());
+        }
+        assert!(!page.contains("url(") && !page.contains("@import"));
+    }
+
+    /// A real browser shows it: the text is there after its scripts and styles, and a picture of it is not empty.
+    #[test]
+    fn a_browser_shows_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("report.html");
+        std::fs::write(&path, page(&example()).unwrap()).unwrap();
+        let picture = folder.path().join("report.png");
+        let browse = |what: &str| {
+            let profile = format!("--user-data-dir={}", folder.path().join("profile").display());
+            let url = format!("file://{}", path.display());
+            let common = ["--headless=new", "--no-sandbox", "--disable-gpu", "--window-size=1000,1600"];
+            Command::new("chromium").args(common).args([&profile, what, &url]).output()
+        };
+        let Ok(output) = browse("--dump-dom") else {
+            println!("skipped: there is no chromium here");
+            return;
+        };
+        let shown = String::from_utf8_lossy(&output.stdout).into_owned();
+        assert!(output.status.success() && shown.contains("small &amp; &lt;quick&gt;"), "{output:?}");
+        assert!(browse(&format!("--screenshot={}", picture.display())).unwrap().status.success());
+        assert!(std::fs::metadata(&picture).unwrap().len() > 10_000, "an empty picture");
+    }
+}
