@@ -32,7 +32,7 @@ fn a_peer_that_does_not_answer() {
         assert_eq!((told.len(), told[0].qpn, told[0].peer), (1, pair.left.qp.qpn(), gid(2)));
         let history = &told[0].history;
         assert!(history.starts_with("its requester; "), "{history}");
-        assert!(history.contains("timeout") && history.ends_with("request ended: RetryExceeded"), "{history}");
+        assert!(history.contains("timeout") && history.contains("request ended: RetryExceeded"), "{history}");
         drop(observed);
     });
 }
