@@ -115,7 +115,8 @@ mod tests {
         let rows = by_id("figures").descendants().filter(|node| node.tag_name().name() == "tr").count();
         assert_eq!(rows, 1 + report.figures.len());
         let results: serde_json::Value = serde_json::from_str(by_id("results").text().unwrap()).unwrap();
-        assert_eq!(results, serde_json::to_value(&report).unwrap());
+        let written: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
+        assert_eq!(results, written);
         for node in document.descendants() {
             let fetched = ["src", "href", "data", "action"].iter().find_map(|name| node.attribute(*name));
             assert_eq!(fetched, None, "{:?}", node.tag_name());
