@@ -229,7 +229,7 @@ fn a_queue_pair_that_fails_tells_its_story() {
         assert_eq!((&event["event"], &event["device"]), (&json!("queue-pair-failed"), &json!("vm")), "{event}");
         assert_eq!((&event["network"], &event["peer"]), (&json!("red"), &json!("10.33.0.2")), "{event}");
         let history = event["history"].as_str().unwrap();
-        for words in ["its requester; ", " ms timeout", "packets sent again", "request ended: RetryExceeded"] {
+        for words in ["its requester; ", " ms timeout", "packets retransmitted", "request ended: RetryExceeded"] {
             assert!(history.contains(words), "{words}: {history}");
         }
         // The line comes on another way.

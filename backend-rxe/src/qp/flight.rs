@@ -27,9 +27,9 @@ pub(crate) enum FlightEvent {
     State(QpState),
     /// A modify command changed its path.
     Path,
-    /// Packets were sent again.
+    /// Packets were retransmitted.
     Resent,
-    /// The oldest packet was sent again, to see whether anybody answers.
+    /// The oldest packet was retransmitted, to see whether anybody answers.
     Probe,
     /// Nothing was acknowledged in time.
     Timeout,
@@ -52,7 +52,7 @@ impl fmt::Display for FlightEvent {
         match self {
             Self::State(state) => write!(f, "modified to {state:?}"),
             Self::Path => f.write_str("new path"),
-            Self::Resent => f.write_str("packets sent again"),
+            Self::Resent => f.write_str("packets retransmitted"),
             Self::Probe => f.write_str("probe"),
             Self::Timeout => f.write_str("timeout"),
             Self::SequenceNak => f.write_str("sequence NAK"),
@@ -247,7 +247,7 @@ mod tests {
         let words = recorder.take_failure(50 * MS).unwrap().to_string();
         assert_eq!(
             words,
-            "its requester; -40.000 ms timeout; -30.000 ms packets sent again (5 times since -40.000 ms); \
+            "its requester; -40.000 ms timeout; -30.000 ms packets retransmitted (5 times since -40.000 ms); \
              -20.000 ms modified to Sqd; -10.000 ms request ended: RetryExceeded"
         );
         assert!(recorder.take_failure(60 * MS).is_none());
