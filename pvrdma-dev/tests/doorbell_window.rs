@@ -370,6 +370,13 @@ fn a_thread_watches() {
             scope.spawn(move || pages.watcher().run(pages.device()));
         }
         for round in 0..MESSAGES {
+            // A thread that is slow to start would watch nothing.
+            if round % 64 == 0 {
+                wait_for("page that is memory", || {
+                    assert_eq!(a.3.poll(), None);
+                    (!a.1.mapped().is_empty()).then_some(())
+                });
+            }
             b.4.post_recv(&[RecvWr::new(round, &[b.5.sge(&b.6, 0, 64)])]).unwrap();
             // Now and then the sender sleeps until it is told.
             let sleeps = round % 8 == 0;
@@ -393,7 +400,7 @@ fn a_thread_watches() {
                 assert_eq!(end.3.poll(), None);
             }
             // And now and then nothing happens for a while.
-            if round % 64 == 0 {
+            if round % 64 == 63 {
                 wait_for("page that traps", || {
                     a.1.advance(MILLISECOND);
                     a.1.mapped().is_empty().then_some(())
