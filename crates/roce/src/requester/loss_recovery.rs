@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use super::congestion_window::CongestionWindow;
+use super::loss_rate::LossRate;
 use super::rtt::RttEstimator;
 use super::send_state::Seq;
 use crate::rnr_backoff::RnrBackoff;
@@ -73,7 +73,7 @@ pub(super) enum Attempt {
 pub(super) struct LossRecovery {
     /// PSNs that may be in flight now, and at most.
     window: u32,
-    congestion: CongestionWindow,
+    limit: LossRate,
     /// PSNs that may be in flight as soon as something is acknowledged.
     resume: Option<u32>,
     rtt: RttEstimator,
@@ -110,7 +110,7 @@ impl LossRecovery {
     pub(super) fn new(max_window: u32, retries: u8, rnr_retries: u8) -> Self {
         Self {
             window: max_window,
-            congestion: CongestionWindow::new(max_window),
+            limit: LossRate::new(max_window),
             resume: None,
             rtt: RttEstimator::default(),
             response_time: RttEstimator::default(),
@@ -138,7 +138,7 @@ impl LossRecovery {
 
     /// PSNs that may be in flight.
     pub(super) fn window(&self) -> u32 {
-        self.window.min(self.congestion.packets())
+        self.window.min(self.limit.limit())
     }
 
     /// The smoothed round trip time and its variation. `None`: nothing was measured yet.
@@ -179,17 +179,14 @@ impl LossRecovery {
     /// `acked` more PSNs are done, up to `una`, and `retries` are allowed again. `max` is the first that was never
     /// sent.
     pub(super) fn on_acked(&mut self, now: Duration, (una, max): (Seq, Seq), acked: Seq, retries: u8) {
-        self.congestion.on_acked(una, max);
+        self.limit.on_acked(una, max);
         self.probes = 0;
         self.retries = retries;
         self.backoff = 0;
         let acked = u32::try_from(acked).unwrap_or(u32::MAX);
         self.window = self.window.saturating_add(acked).max(self.resume.take().unwrap_or(0));
-        self.window = self.window.min(self.congestion.packets());
-        let responded = self.response_time.on_acked(now, una).is_some();
-        let rtt = self.rtt.on_acked(now, una);
-        self.on_rtt(rtt);
-        if responded {
+        self.window = self.window.min(self.limit.limit());
+        if self.rtt.on_acked(now, una) | self.response_time.on_acked(now, una) {
             self.probe_backoff = 0;
         }
         self.retransmit = self.retransmit.filter(|&seq| seq >= una);
@@ -197,20 +194,14 @@ impl LossRecovery {
 
     /// What `has` says has come behind a gap.
     pub(super) fn on_sacked(&mut self, now: Duration, has: impl Fn(Seq) -> bool) {
-        let rtt = self.rtt.on_sacked(now, has);
-        self.on_rtt(rtt);
-    }
-
-    fn on_rtt(&mut self, measured: Option<Duration>) {
-        if let Some(rtt) = measured {
+        if self.rtt.on_sacked(now, has) {
             self.probe_backoff = 0;
-            self.congestion.on_rtt(rtt);
         }
     }
 
     /// The packet at `seq` is about to be retransmitted, and no other.
     pub(super) fn on_lost(&mut self, seq: Seq) {
-        self.congestion.on_lost(1);
+        self.limit.on_lost(1);
         self.rtt.on_retransmit_of(seq);
     }
 
@@ -240,14 +231,14 @@ impl LossRecovery {
         self.timed_out = false;
         self.retransmit = None;
         let in_flight = u32::try_from(in_flight).unwrap_or(u32::MAX);
-        self.window = WINDOW_AFTER_LOSS.saturating_add(in_flight).min(self.congestion.packets());
+        self.window = WINDOW_AFTER_LOSS.saturating_add(in_flight).min(self.limit.limit());
         self.rtt.on_retransmit();
         self.response_time.on_retransmit();
     }
 
     /// Retransmits one packet alone.
     pub(super) const fn retransmit_alone(&mut self, seq: Seq) {
-        self.congestion.on_lost(1);
+        self.limit.on_lost(1);
         self.retransmit = Some(seq);
         self.rtt.on_retransmit();
     }

@@ -6,15 +6,15 @@
 //!
 //! * `transmit`, with `packet_plan` and `ack_policy`: what is sent next;
 //! * `acks`, with `response_tracker`: what ACKs, NAKs and responses with data do;
-//! * `retransmit`, with `loss_recovery`, `congestion_window` and `rtt`: what happens when something was lost;
+//! * `retransmit`, with `loss_recovery`, `loss_rate` and `rtt`: what happens when something was lost;
 //! * `selective`, with `scoreboard`: the same if the responder says what it has;
 //! * `timers`: when something has to happen by itself;
 //! * `inspect`: how it all looks from outside.
 
 mod ack_policy;
 mod acks;
-mod congestion_window;
 pub(crate) mod inspect;
+mod loss_rate;
 mod loss_recovery;
 pub(crate) mod packet_plan;
 mod request;

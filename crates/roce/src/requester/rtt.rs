@@ -36,21 +36,20 @@ impl RttEstimator {
         self.sample.get_or_insert((end, now));
     }
 
-    /// Everything before `una` was acknowledged. Returns the round trip time if that was measured.
+    /// Everything before `una` was acknowledged. Returns `true` if that was measured.
     #[inline]
-    pub(super) fn on_acked(&mut self, now: Duration, una: Seq) -> Option<Duration> {
+    pub(super) fn on_acked(&mut self, now: Duration, una: Seq) -> bool {
         self.measure(now, |end| end <= una)
     }
 
-    /// The packets for which `has` says so have come behind a gap. Returns the round trip time if
-    /// that was measured.
-    pub(super) fn on_sacked(&mut self, now: Duration, has: impl Fn(Seq) -> bool) -> Option<Duration> {
+    /// The packets for which `has` says so have come behind a gap. Returns `true` if that was measured.
+    pub(super) fn on_sacked(&mut self, now: Duration, has: impl Fn(Seq) -> bool) -> bool {
         self.measure(now, |end| has(end.saturating_sub(1)))
     }
 
     #[inline]
-    fn measure(&mut self, now: Duration, has_come: impl Fn(Seq) -> bool) -> Option<Duration> {
-        let (_, sent) = self.sample.filter(|&(end, _)| has_come(end))?;
+    fn measure(&mut self, now: Duration, has_come: impl Fn(Seq) -> bool) -> bool {
+        let Some((_, sent)) = self.sample.filter(|&(end, _)| has_come(end)) else { return false };
         self.sample = None;
         let rtt = now.saturating_sub(sent);
         self.estimate = Some(match self.estimate {
@@ -59,7 +58,7 @@ impl RttEstimator {
                 Estimate { srtt: (srtt * 7 + rtt) / 8, rttvar: (rttvar * 3 + srtt.abs_diff(rtt)) / 4 }
             }
         });
-        Some(rtt)
+        true
     }
 
     /// Something is about to be retransmitted: the ACKs of its two transmissions look the same, so neither is measured
