@@ -1,14 +1,13 @@
 //! The guests' system with programs that people run over RDMA: another disk, made when a test asks for it.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
 
 use anyhow::Result;
 
 use super::guest_image::GuestImage;
 use super::log_command::StepLog;
 use super::modules;
-use super::roots::{base_key, copy_tree, remove_tree, write};
+use super::roots::{base_key, copy_tree, file_system, remove_tree, write};
 use super::steps::Steps;
 
 /// What the system has beside the guests' packages.
@@ -101,14 +100,7 @@ impl ApplicationsDisk {
             let options = "-O2 -Wall -Wextra -Werror";
             log.shell_in(&self.root, &format!("{compiler} {options} -o /usr/local/bin/{program} /bed/{source}.c"))?;
         }
-        log.shell(&format!("rm -f '{}'", self.disk.display()))?;
-        log.run(
-            Command::new("mke2fs")
-                .args(["-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-d"])
-                .arg(&self.root)
-                .arg(&self.disk)
-                .arg("3000M"),
-        )
+        file_system(log, &self.root, &self.disk, "3000M")
     }
 }
 

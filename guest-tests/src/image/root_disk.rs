@@ -1,13 +1,12 @@
 //! The guest's root file system as a read-only ext4 image, shared by all guests.
 
 use std::os::unix::fs::PermissionsExt;
-use std::process::Command;
 
 use anyhow::{Context, Result};
 
 use super::guest_image::GuestImage;
 use super::log_command::StepLog;
-use super::roots::write;
+use super::roots::{file_system, write};
 
 /// What the image depends on besides the steps before it.
 pub(crate) const KEY: &str = INIT;
@@ -22,15 +21,7 @@ pub(crate) fn build(image: &GuestImage, log: &StepLog) -> Result<()> {
     std::fs::copy(busybox(image), root.join("bed/busybox")).context("cannot copy busybox")?;
     write(&root.join("etc/hostname"), "guest\n")?;
     write(&root.join("etc/hosts"), "127.0.0.1 localhost\n192.168.77.1 a\n192.168.77.2 b\n")?;
-    let disk = image.root_disk();
-    log.shell(&format!("rm -f '{}'", disk.display()))?;
-    log.run(
-        Command::new("mke2fs")
-            .args(["-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-d"])
-            .arg(&root)
-            .arg(&disk)
-            .arg("1500M"),
-    )
+    file_system(log, &root, &image.root_disk(), "1500M")
 }
 
 /// The static busybox: the shell of the first stage, and `reboot` in the guest.

@@ -145,6 +145,18 @@ pub(crate) fn copy_tree(log: &StepLog, from: &Path, to: &Path) -> Result<()> {
     log.run(Command::new("cp").arg("-a").arg(from).arg(to))
 }
 
+/// Makes a file system of a directory, for guests that only read it.
+pub(crate) fn file_system(log: &StepLog, root: &Path, disk: &Path, size: &str) -> Result<()> {
+    log.shell(&format!("rm -f '{}'", disk.display()))?;
+    log.run(
+        Command::new("mke2fs")
+            .args(["-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-d"])
+            .arg(root)
+            .arg(disk)
+            .arg(size),
+    )
+}
+
 fn is_installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();
     std::env::split_paths(&path)

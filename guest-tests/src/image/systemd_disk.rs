@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use super::guest_image::GuestImage;
 use super::log_command::StepLog;
 use super::root_disk;
-use super::roots::{base_key, copy_tree, remove_tree, write};
+use super::roots::{base_key, copy_tree, file_system, remove_tree, write};
 use super::steps::Steps;
 
 /// What the system has beside a minimal Debian.
@@ -59,14 +59,7 @@ impl SystemdDisk {
         std::fs::copy(root_disk::busybox(image), self.root.join("bed/busybox")).context("cannot copy busybox")?;
         write(&self.root.join("etc/systemd/system/agent.service"), AGENT)?;
         log.shell_in(&self.root, &format!("systemctl enable -q agent; systemctl mask -q {}", MASKED.join(" ")))?;
-        log.shell(&format!("rm -f '{}'", self.disk.display()))?;
-        log.run(
-            Command::new("mke2fs")
-                .args(["-q", "-t", "ext4", "-O", "^has_journal", "-m", "0", "-d"])
-                .arg(&self.root)
-                .arg(&self.disk)
-                .arg("1500M"),
-        )
+        file_system(log, &self.root, &self.disk, "1500M")
     }
 }
 
