@@ -1,16 +1,18 @@
 //! What is kept for peers: it has bounds, which only the inside shows.
 
-use std::sync::Arc;
+use std::fmt;
+use std::sync::{Arc, mpsc};
 
+use parking_lot::Mutex;
 use pvrdma_ether_link::memory::{self, MemoryLink};
-use pvrdma_ether_link::{Frames, Link, ManualClock};
+use pvrdma_ether_link::{Frames, Link, LinkInspect, ManualClock, Readiness};
 use pvrdma_roce::wire::{
     Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Reth, Syndrome, Udp, build,
 };
 use pvrdma_verbs::testing::{End, Node, gid, mac};
 use pvrdma_verbs::{
     Access, CompletionQueue, Hca, MemoryRegion, QpState, QpType, QueuePair, RemoteAddress, SendOp, SharedReceiveQueue,
-    WcStatus,
+    Snapshot, WcStatus,
 };
 use serde_json::{Value, json};
 
@@ -67,6 +69,64 @@ fn give(link: &MemoryLink, header: &Header, payload: &[u8]) {
     let mut frames = Frames::default();
     frames.push(&build(header, payload).unwrap());
     assert_eq!(link.send(&frames, 0), 1);
+}
+
+/// What happens while a link is read.
+type Meanwhile = Box<dyn FnOnce(&mut Frames) + Send>;
+
+/// A link on which frames come while something else happens.
+struct SlowRead(Mutex<Option<Meanwhile>>);
+
+impl fmt::Debug for SlowRead {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SlowRead").finish_non_exhaustive()
+    }
+}
+
+impl Link for SlowRead {
+    fn receive(&self, frames: &mut Frames, _most: usize) {
+        if let Some(meanwhile) = self.0.lock().take() {
+            meanwhile(frames);
+        }
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        frames.len() - from
+    }
+
+    fn readiness(&self) -> Readiness {
+        Readiness::default()
+    }
+
+    fn lost(&self) -> u64 {
+        0
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        LinkInspect { kind: "slow", name: String::new(), peers: Vec::new(), up: Snapshot::Taken(true) }
+    }
+}
+
+/// The device attaches after the port has begun to read, and before a peer's first frame is there.
+#[test]
+fn a_frame_behind_the_attachment_of_its_device_reaches_it() {
+    let rxe = engine();
+    let link = Arc::new(SlowRead(Mutex::default()));
+    let config = PortConfig { uplink: Arc::clone(&link) as _, nic: None, mtu: 4500, rules: PortRules::default() };
+    let _uplink = rxe.plug(mac(1), config).unwrap();
+    let (backend, (attached, device)) = (rxe.clone(), mpsc::channel());
+    *link.0.lock() = Some(Box::new(move |frames| {
+        let node = Node::new(&backend, 1);
+        let end = node.qp(QpType::Rc);
+        end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(2), mac(2)));
+        let reth = Reth { address: 0, rkey: 0, length: 0 };
+        let header = request([10, 0, 0, 2], &end, Opcode::write(Position::Only), 0, reth);
+        frames.push(&build(&header, &[]).unwrap());
+        attached.send((node, end)).unwrap();
+    }));
+    rxe.run_ready();
+    let (_node, end) = device.try_recv().unwrap();
+    assert_eq!(kept_for_peer(&end), Some((0, 0)));
 }
 
 #[test]

@@ -314,9 +314,6 @@ impl Port {
         let _guard = EndOnPanic::new("a port");
         // Another thread is servicing the port and will pick up remaining work.
         let Some(mut inbox) = self.inbox.try_lock() else { return false };
-        if let Some(next) = self.next_inbox.lock().take() {
-            *inbox = Some(next);
-        }
         self.uplink.flush();
         let mut busy = false;
         let came = self.arrivals.fill(|frames| {
@@ -324,6 +321,10 @@ impl Port {
             busy = !frames.is_empty();
             self.drop_if_down(frames);
         });
+        // Behind the frames: a peer may send as soon as the device is attached.
+        if let Some(next) = self.next_inbox.lock().take() {
+            *inbox = Some(next);
+        }
         let mut passed = self.buffer();
         let untouched = self.take_in(&came, inbox.as_mut(), &mut passed);
         let resumed = std::mem::take(&mut *self.resumed.lock());
