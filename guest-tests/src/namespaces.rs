@@ -47,6 +47,12 @@ impl Namespaces {
         (!found).then_some("there is no ip command (package iproute2)")
     }
 
+    /// Has super-frames of more bytes or segments cut before both interfaces.
+    pub(crate) fn limit_super_frames(&self, bytes: u32, segments: u32) -> Result<()> {
+        let limits = format!("gso_max_size {bytes} gso_max_segs {segments}");
+        self.names.iter().try_for_each(|name| ip(&format!("-n {name} link set {INTERFACE} {limits}")))
+    }
+
     /// The name of one, for `ip netns exec`.
     pub(crate) fn name(&self, end: usize) -> &str {
         &self.names[end]

@@ -79,7 +79,7 @@ pub(crate) fn run_udp(options: &PeerOptions) -> Result<()> {
         next_line()?;
         received
     };
-    let outcome = Outcome { messages, seconds, processor: processor_time() - cpu, counters: json!({}) };
+    let outcome = Outcome { messages, seconds, processor: processor_time() - cpu, p99_us: None, counters: json!({}) };
     println!("{}", serde_json::to_string(&outcome)?);
     Ok(())
 }

@@ -8,7 +8,7 @@ mod network;
 mod peer;
 mod session;
 
-use anyhow::Result;
+use anyhow::{Context, Result};
 
 pub(super) use guest::measure as measure_in_guest;
 pub(crate) use guest::run_inside as run_in_guest;
@@ -39,6 +39,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Row>> {
     let mut rows = Vec::new();
     if GuestImage::built_program("usr/bin/iperf3").is_some() {
         rows.extend(against_tcp(&network, runs)?.into_iter().map(Ok));
+        rows.push(Ok(without_super_frames(&network, runs)?));
     } else {
         rows.push(Err(
             "one TCP stream over the same wire: iperf3 comes with the guest image (guest-tests image)".into()
@@ -47,6 +48,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Row>> {
     rows.push(Ok(against_datagrams(&network, runs)?));
     rows.extend(with_faults(&network, runs)?.into_iter().map(Ok));
     rows.push(Ok(many_connections(&network, runs)?));
+    rows.push(Ok(beside_bulk(&network, runs)?));
     Ok(rows)
 }
 
@@ -84,6 +86,21 @@ fn against_tcp(network: &Network, runs: usize) -> Result<[Figure; 2]> {
             base,
         ),
     ])
+}
+
+/// The same where super-frames, ours and those of TCP, are cut before the interface.
+fn without_super_frames(network: &Network, runs: usize) -> Result<Figure> {
+    let rounds = network.without_super_frames(|network| {
+        let round = |_| {
+            let ours = session::run(network, &PeerOptions::BULK)?;
+            log::info!("{ours:?}");
+            let theirs = baseline::stream(network, PeerOptions::BULK.seconds)?;
+            Ok([ours[0].gigabits(PeerOptions::BULK.size), theirs.gigabits])
+        };
+        (0..runs).map(round).collect::<Result<Vec<_>>>()
+    })?;
+    let title = "wire: RDMA write of 1 MiB, interfaces without super-frames".into();
+    Ok(Figure::of_rounds("wire/cut", title, "Gb/s", false, &rounds, "one TCP stream there (iperf3)"))
 }
 
 /// Rate of small sends against datagrams of the same size without any protocol.
@@ -141,4 +158,18 @@ fn many_connections(network: &Network, runs: usize) -> Result<Figure> {
         rounds.push([crowd[0].gigabits(many.size), one[0].gigabits(PeerOptions::BULK.size)]);
     }
     Ok(Figure::of_rounds("wire/qps", "wire: RDMA write of 1 MiB on 1,000 QPs".into(), "Gb/s", false, &rounds, "one QP"))
+}
+
+/// How long small writes take beside large ones of another connection.
+fn beside_bulk(network: &Network, runs: usize) -> Result<Figure> {
+    let alone = PeerOptions { latency: true, ..PeerOptions::BULK };
+    let p99 = |options: &PeerOptions| -> Result<f64> {
+        let outcome = session::run(network, options)?;
+        log::info!("{outcome:?}");
+        outcome[0].p99_us.context("nothing was timed")
+    };
+    let round = |_| Ok([p99(&PeerOptions { qps: 2, ..alone.clone() })?, p99(&alone)?]);
+    let rounds = (0..runs).map(round).collect::<Result<Vec<_>>>()?;
+    let title = "wire: p99 of RDMA writes of 8 bytes beside a QP that writes 1 MiB".into();
+    Ok(Figure::of_rounds("wire/beside-bulk", title, "µs", true, &rounds, "alone"))
 }

@@ -3,6 +3,8 @@
 //! It prints where it is, reads where the other one is, and connects. The sending side then works for a while after a
 //! line on its standard input; both report when they are told to end.
 
+mod latency;
+
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -55,6 +57,9 @@ pub(crate) struct PeerOptions {
     /// Frames that up to 16 others overtake on their way to this side, in hundredths of a percent.
     #[arg(long)]
     pub(crate) reorder: u16,
+    /// Time writes of 8 bytes on the first connection, and have the other ones send beside that.
+    #[arg(long)]
+    pub(crate) latency: bool,
     /// UDP datagrams without any protocol, and no device.
     #[arg(long)]
     pub(crate) udp: bool,
@@ -74,6 +79,7 @@ impl PeerOptions {
         read: false,
         loss: 0,
         reorder: 0,
+        latency: false,
         udp: false,
         seconds: 2.0,
     };
@@ -94,7 +100,9 @@ impl PeerOptions {
         ] {
             arguments.extend([format!("--{name}"), value]);
         }
-        for (name, given) in [("--send", self.send), ("--read", self.read), ("--udp", self.udp)] {
+        for (name, given) in
+            [("--send", self.send), ("--read", self.read), ("--latency", self.latency), ("--udp", self.udp)]
+        {
             arguments.extend(given.then(|| name.to_owned()));
         }
         arguments
@@ -118,6 +126,8 @@ pub(crate) struct Outcome {
     pub(crate) seconds: f64,
     /// Processor time of the process meanwhile.
     pub(crate) processor: f64,
+    /// Microseconds that 99 of 100 timed writes took at most, if any were timed.
+    pub(crate) p99_us: Option<f64>,
     /// Counters of the wire that are not zero.
     pub(crate) counters: serde_json::Value,
 }
@@ -187,8 +197,12 @@ pub(crate) fn run(options: &PeerOptions) -> Result<()> {
             println!("ready");
             next_line()?;
             let (start, cpu) = (Instant::now(), processor_time());
+            if options.latency {
+                let times = peer.time_small(options, &remote)?;
+                return peer.report(times.len() as u64, latency::p99(times), (start, cpu));
+            }
             let messages = peer.produce(options, &remote)?;
-            return peer.report(messages, start, cpu);
+            return peer.report(messages, None, (start, cpu));
         }
         (_, true) => peer.consume(options)?,
         (_, false) => {
@@ -197,7 +211,7 @@ pub(crate) fn run(options: &PeerOptions) -> Result<()> {
             0
         }
     };
-    peer.report(messages, start, cpu)
+    peer.report(messages, None, (start, cpu))
 }
 
 impl Peer {
@@ -347,11 +361,12 @@ impl Peer {
             .collect()
     }
 
-    fn report(&self, messages: u64, start: Instant, cpu: f64) -> Result<()> {
+    fn report(&self, messages: u64, p99_us: Option<f64>, (start, cpu): (Instant, f64)) -> Result<()> {
         let outcome = Outcome {
             messages,
             seconds: start.elapsed().as_secs_f64(),
             processor: processor_time() - cpu,
+            p99_us,
             counters: self.counters(),
         };
         println!("{}", serde_json::to_string(&outcome)?);
