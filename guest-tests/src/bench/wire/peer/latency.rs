@@ -14,8 +14,8 @@ const SMALL: usize = 8;
 const SMALL_ID: u64 = 1;
 
 impl Peer {
-    /// Makes small writes one after the other on the first QP, while the second one, if there is one, is kept busy. Gives
-    /// the microseconds from each post to the moment at which its completion is seen.
+    /// Makes small writes one after the other on the first QP, while the second one, if there is one, is kept busy.
+    /// Gives the microseconds from each post to the moment at which its completion is seen.
     pub(super) fn time_small(&mut self, options: &PeerOptions, remote: &Place) -> Result<Vec<f64>> {
         let large = self.requests(options, remote);
         let list = [self.buffer.sge(&self.mr, 0, SMALL)];
