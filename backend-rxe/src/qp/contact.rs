@@ -42,3 +42,57 @@ impl Connection {
         *self == *requester && *self != Self::NONE
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn psns(sq: u32, rq: u32) -> (Psn, Psn) {
+        (Psn::new(sq), Psn::new(rq))
+    }
+
+    /// The two halves of a connection.
+    fn connection() -> (Connection, Connection) {
+        let (mut responder, mut requester) = (Connection::NONE, Connection::NONE);
+        assert!(responder.meet(&mut requester, psns(5, 5)));
+        (responder, requester)
+    }
+
+    #[test]
+    fn the_first_request_has_the_psn_that_was_agreed_on() {
+        let (mut responder, mut requester) = (Connection::NONE, Connection::NONE);
+        assert!(!responder.meet(&mut requester, psns(5, 6)));
+        assert_eq!((responder, requester), (Connection::NONE, Connection::NONE), "nothing was begun");
+        assert!(responder.meet(&mut requester, psns(6, 6)));
+        assert!(responder.meet(&mut requester, psns(7, 6)), "what follows goes by the name");
+    }
+
+    #[test]
+    fn halves_of_different_connections_never_meet() {
+        let ((first, first_requester), (second, second_requester)) = (connection(), connection());
+        let mut wire = Connection::NONE;
+        assert!(wire.meet_wire() && wire.meet_wire());
+        let halves = [
+            (Connection::NONE, first_requester),
+            (Connection::NONE, second_requester),
+            (first, Connection::NONE),
+            (first, second_requester),
+            (second, first_requester),
+            (wire, Connection::NONE),
+            (wire, first_requester),
+        ];
+        for before in halves {
+            // Even with the right PSN: it came round, as the number and the address did.
+            let (mut responder, mut requester) = before;
+            assert!(!responder.meet(&mut requester, psns(5, 5)), "{before:?}");
+            assert_eq!((responder, requester), before, "nobody joins");
+        }
+    }
+
+    #[test]
+    fn a_connection_of_this_process_hears_nothing_from_the_wire() {
+        let (mut responder, requester) = connection();
+        assert!(!responder.meet_wire());
+        assert_eq!(responder, requester);
+    }
+}
