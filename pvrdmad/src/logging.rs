@@ -238,6 +238,19 @@ pub fn start(format: LogFormat) -> io::Result<()> {
     Ok(())
 }
 
+/// What is odd about `RUST_LOG`, which takes any word for the name of a module, and then logs nothing else.
+pub fn doubt() -> Option<String> {
+    doubt_of(&std::env::var("RUST_LOG").ok()?)
+}
+
+fn doubt_of(words: &str) -> Option<String> {
+    let (directives, _) = words.split_once('/').unwrap_or((words, ""));
+    let known = |word: &str| word.is_empty() || word.contains(['=', ':']) || word.starts_with("pvrdma");
+    let mut words = directives.split(',').map(str::trim);
+    let odd = words.find(|word| !known(word) && word.parse::<LevelFilter>().is_err())?;
+    Some(format!("RUST_LOG: '{odd}' is no level (off, error, warn, info, debug, trace): it names a module"))
+}
+
 /// What a process of a network is to have in its environment.
 pub(crate) fn environment() -> Option<(&'static str, &'static str)> {
     let text = LOGGER.get().is_none_or(|logger| matches!(logger.sink, Sink::Text(_)));
@@ -277,6 +290,17 @@ mod tests {
         let long = format!("{}info", "info,".repeat(60));
         for wrong in ["", "loud", "info,", "=", "a b=info", "pvrdma_rxe=loud", "info/regex", "\u{1b}[31m=info", &long] {
             assert!(wrong.parse::<LogFilter>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_level_that_is_none() {
+        for words in ["", "off", "Debug", "info,pvrdma_rxe=trace", "pvrdmad", "a::b", "mio=warn", "info/loud", "warn, "]
+        {
+            assert_eq!(doubt_of(words), None, "{words}");
+        }
+        for words in ["loud", "info,loud", "loud/x", "pvrdmad=info, loud"] {
+            assert!(doubt_of(words).unwrap().starts_with("RUST_LOG: 'loud' is no level (off, "), "{words}");
         }
     }
 

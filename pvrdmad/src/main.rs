@@ -73,7 +73,7 @@ fn main() -> ExitCode {
 fn serve(args: ServeArgs) -> Result<()> {
     // Before there is another thread, or another process that would have them.
     let inherited = Inherited::from_environment()?;
-    logging::start(args.log_format).context("journal")?;
+    start_log(args.log_format)?;
     let (file, command_line) = args.into_parts();
     let config = Config::load(file.as_deref(), command_line.clone())?;
     // Before the first socket exists, so that none is left behind.
@@ -92,6 +92,16 @@ fn serve(args: ServeArgs) -> Result<()> {
     })?;
     drop(watchdog);
     drop(daemon);
+    Ok(())
+}
+
+/// Logs from now on, and says if that was asked for in words that mean something else.
+fn start_log(format: LogFormat) -> Result<()> {
+    logging::start(format).context("journal")?;
+    if let Some(doubt) = logging::doubt() {
+        // The log itself may be silent then.
+        let _ = writeln!(io::stderr(), "pvrdmad: {doubt}");
+    }
     Ok(())
 }
 
@@ -121,7 +131,7 @@ fn reload(daemon: &mut Daemon, file: Option<&Path>, command_line: &ConfigSpec) {
 
 /// Says what keeps VMs from using their devices.
 fn doctor(args: DoctorArgs) -> Result<()> {
-    logging::start(args.serve.log_format).context("journal")?;
+    start_log(args.serve.log_format)?;
     let (file, command_line) = args.serve.into_parts();
     let config = Config::load(file.as_deref(), command_line)?;
     let diagnosis = doctor::judge(&Host::look(&args.qemu), &config);
@@ -138,7 +148,7 @@ fn xml(args: &DeviceArgs) -> Result<()> {
 
 /// Says what the configuration would have the daemon open.
 fn check(args: CheckArgs) -> Result<()> {
-    logging::start(args.serve.log_format).context("journal")?;
+    start_log(args.serve.log_format)?;
     let (file, command_line) = args.serve.into_parts();
     let report = check::report(&Config::load(file.as_deref(), command_line)?);
     print(&report.text())?;

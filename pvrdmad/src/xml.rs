@@ -24,14 +24,13 @@ pub fn domain(device: &DeviceReport) -> String {
         }
         function.to_string()
     };
-    let mut text = format!(
-        "<!-- Device {} of pvrdmad. QEMU 10.1 or newer; do not migrate, save or snapshot the domain: QEMU does not \
+    let mut text = String::from(
+        "<!-- QEMU 10.1 or newer; do not migrate, save or snapshot the domain: QEMU does not \
          refuse it. -->\n\
          <domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>\n  \
-         <memoryBacking>\n    <source type='memfd'/>\n    <access mode='shared'/>\n  </memoryBacking>\n",
-        device.name().replace("--", "- -")
+         <memoryBacking>\n    <source type='memfd'/>\n    <access mode='shared'/>\n  </memoryBacking>\n  \
+         <qemu:commandline>\n",
     );
-    text += "  <qemu:commandline>\n";
     match &device.nic {
         Some(nic) => argument(&mut text, &function(0, &nic.socket)),
         None => {

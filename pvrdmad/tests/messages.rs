@@ -4,7 +4,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -15,6 +15,12 @@ fn program() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_pvrdmad"));
     command.env_remove("XDG_RUNTIME_DIR").env_remove("RUNTIME_DIRECTORY").env_remove("RUST_LOG").stdin(Stdio::null());
     command
+}
+
+/// Runs it to its end. Its status, and what it said on standard output.
+fn ask(arguments: &[&str]) -> (Option<i32>, String) {
+    let output = program().args(arguments).output().unwrap();
+    (output.status.code(), String::from_utf8(output.stdout).unwrap())
 }
 
 /// Runs it to its end. Its status, and what it said, which it said once.
@@ -204,16 +210,70 @@ fn links_come_and_go() {
     let other = UnixListener::bind(&uplink).unwrap();
     let device = place.device("vm0", 1);
     let device = format!("{device},nic=unix:{},uplink=unix-connect:{}", nic.display(), uplink.display());
-    let mut running = Running::start(program().args(["--device", &device]));
+    let control = place.text("control");
+    let mut running = Running::start(program().args(["--device", &device, "--control", &control]));
+    let waits = |link: &Path| {
+        let (status, said) = ask(&["status", "--control", &control]);
+        assert_eq!(status, Some(0), "{said}");
+        said.contains(&format!("{}: nobody is connected", link.display()))
+    };
+    // Status does not wait for whoever works at the link.
+    while !waits(&nic) {}
     let line = running.log("unix-connect:");
     assert!(line.contains(&format!("link unix-connect:{}: connected", uplink.display())), "{line}");
     let card = UnixStream::connect(&nic).unwrap();
     let line = running.log("link unix:");
     assert!(line.contains(&format!("link unix:{}: connected", nic.display())), "{line}");
+    assert!(!waits(&uplink) && !waits(&nic));
     drop(card);
     let line = running.log("link unix:");
     assert!(line.contains("disconnected"), "{line}");
+    while !waits(&nic) {}
+    assert!(!waits(&uplink));
     drop(other);
+}
+
+#[test]
+fn sockets_that_somebody_removed() {
+    let place = Place::new();
+    let control = place.text("control");
+    let more = |what: &str| format!(",{what}={}", place.text(what));
+    let device = format!("{}{}{}", place.device("vm0", 1), more("nic-socket"), more("uplink").replace('=', "=unix:"));
+    let running = Running::start(program().args(["--device", &device, "--control", &control]));
+    let removed = || {
+        let (status, said) = ask(&["status", "--control", &control]);
+        assert_eq!(status, Some(0), "{said}");
+        let lost = said.lines().filter_map(|line| line.split_once(": somebody has removed this socket: "));
+        lost.map(|(path, _)| path.to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(removed(), Vec::<String>::new());
+    let paths = ["vm0.sock", "nic-socket", "uplink"].map(|name| place.text(name));
+    for path in &paths {
+        fs::remove_file(path).unwrap();
+    }
+    assert_eq!(removed(), paths);
+    // What is there is somebody else's.
+    let other = UnixListener::bind(&paths[0]).unwrap();
+    assert_eq!(removed(), paths);
+    drop(running);
+    drop(other);
+}
+
+#[test]
+fn a_level_that_is_none() {
+    let place = Place::new();
+    let device = place.device("vm0", 1);
+    let check = |words: &str| {
+        let mut command = program();
+        let output = command.args(["check", "--device", &device]).env("RUST_LOG", words).output().unwrap();
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = check("bogus");
+    assert!(said.contains("RUST_LOG: 'bogus' is no level (off, error, warn, info, debug, trace)"), "{said}");
+    for words in ["", "off", "error,pvrdma_rxe=debug"] {
+        assert_eq!(check(words), "", "{words}");
+    }
 }
 
 #[test]

@@ -14,7 +14,14 @@ use super::stream::peer;
 
 /// The file of a datagram socket, which goes away with us.
 #[derive(Debug)]
-pub(crate) struct DatagramFile(#[expect(dead_code, reason = "held for what happens when it is dropped")] BoundFile);
+pub(crate) struct DatagramFile(BoundFile);
+
+impl DatagramFile {
+    /// Its path, if the file is not there any more.
+    pub(crate) fn lost(&self) -> Option<&Path> {
+        self.0.lost()
+    }
+}
 
 /// Binds a datagram socket for whom `access` names. The socket of a process that is gone is replaced.
 ///

@@ -39,11 +39,20 @@ impl BoundFile {
         apply(&opened, access).map_err(|source| SocketError::making(path, source))?;
         Ok(file)
     }
+
+    /// Its path, if the file is not there any more: nobody finds the socket.
+    pub(super) fn lost(&self) -> Option<&Path> {
+        (!self.is_there()).then_some(&self.path)
+    }
+
+    fn is_there(&self) -> bool {
+        fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.id)
+    }
 }
 
 impl Drop for BoundFile {
     fn drop(&mut self) {
-        if fs::symlink_metadata(&self.path).is_ok_and(|found| (found.dev(), found.ino()) == self.id) {
+        if self.is_there() {
             let _ = fs::remove_file(&self.path);
         }
     }

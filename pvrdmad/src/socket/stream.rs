@@ -22,7 +22,7 @@ const BACKLOG: i32 = 16;
 pub(crate) struct SocketFile {
     listener: UnixListener,
     /// None if whoever started us has made it.
-    _file: Option<BoundFile>,
+    file: Option<BoundFile>,
 }
 
 impl SocketFile {
@@ -38,12 +38,12 @@ impl SocketFile {
         let file = BoundFile::bind(&socket, path, access)?;
         // Before it listens nobody can connect.
         rustix::net::listen(&socket, BACKLOG).map_err(failed)?;
-        Ok(Self { listener: UnixListener::from(socket), _file: Some(file) })
+        Ok(Self { listener: UnixListener::from(socket), file: Some(file) })
     }
 
     /// Listens where whoever started us has begun to.
     pub(crate) const fn inherited(listener: UnixListener) -> Self {
-        Self { listener, _file: None }
+        Self { listener, file: None }
     }
 
     /// Checks whether [`Self::bind`] could do what it does, and does nothing.
@@ -53,6 +53,11 @@ impl SocketFile {
     pub(crate) fn check(path: &Path, access: SocketAccess) -> Result<(), SocketError> {
         is_stale(path)?;
         Folder::open(path)?.check_access(access)
+    }
+
+    /// Its path, if the file is not there any more. None if it is not ours.
+    pub(crate) fn lost(&self) -> Option<&Path> {
+        self.file.as_ref()?.lost()
     }
 
     /// What to accept from.

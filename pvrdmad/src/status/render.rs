@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value;
 
 use super::report::{
-    CaptureReport, DaemonStatus, DeviceReport, NetworkReport, NetworkState, NetworkStatus, NicReport, ShareReport,
+    CaptureReport, DaemonStatus, DeviceReport, LinkReport, NetworkReport, NetworkState, NetworkStatus, NicReport,
+    ShareReport,
 };
 use super::table::{number, percent, short, size, table};
 use crate::config::{BitRate, Pin};
@@ -27,6 +28,7 @@ impl DaemonStatus {
                 text += &format!("{}: {error}\n", device.name());
             }
         }
+        text += &self.render_links();
         text += &self.render_doorbells();
         text += &self.render_rules();
         for device in &self.devices {
@@ -55,6 +57,28 @@ impl DaemonStatus {
             }
         }
         text + &self.render_shares() + &self.render_ports() + &self.render_counters()
+    }
+
+    /// Links that carry nothing, and sockets that nobody finds.
+    fn render_links(&self) -> String {
+        let uplinks =
+            self.networks.iter().filter_map(|network| Some(("network", &network.name[..], network.uplink.as_ref()?)));
+        let nics =
+            self.devices.iter().filter_map(|device| Some(("device", device.name(), device.network.nic.as_ref()?)));
+        let mut text = String::new();
+        for (what, name, LinkReport { link, up }) in uplinks.chain(nics) {
+            if *up == Some(false) {
+                let missing =
+                    if link.starts_with("unix") { "nobody is connected" } else { "the interface is not there" };
+                text += &format!("{what} {}: {link}: {missing}\n", short(name));
+            }
+        }
+        for path in self.networks.iter().flat_map(|network| &network.lost_sockets) {
+            text += &format!(
+                "{path}: somebody has removed this socket: start the daemon again, or remove and add its device\n"
+            );
+        }
+        text
     }
 
     /// Devices whose doorbells are mapped, and those for which that was left open and is not possible.

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use pvrdma_dev::MemoryStatus;
+use pvrdma_ether_link::Link;
 use pvrdma_rxe::{FlowCount, Road, ShareConfig, ShareUsage};
 use pvrdma_verbs::{Counter, Gid, PortState};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::catalogue::Catalogue;
-use crate::config::{MemoryFiles, Pin};
+use crate::config::{LinkSpec, MemoryFiles, Pin};
 use crate::doorbells::DoorbellReport;
 use crate::sandbox::SandboxReport;
 
@@ -53,6 +54,12 @@ pub struct NetworkStatus {
     pub last_end: Option<String>,
     /// Devices that such an end took from their VM, which has not come back since. It has to be restarted for that.
     pub lost_vms: Vec<String>,
+    /// Paths where somebody has removed a socket of ours: nobody can connect there.
+    #[serde(default)]
+    pub lost_sockets: Vec<String>,
+    /// What connects it with others; none without an uplink, or while the process does not say.
+    #[serde(default)]
+    pub uplink: Option<LinkReport>,
     /// What confines the process; none without a sandbox, or while the process does not say.
     pub sandbox: Option<SandboxReport>,
     /// Faults injected on its uplink.
@@ -92,6 +99,9 @@ pub struct WorkerStatus {
     pub lost_mappings: u64,
     /// What confines the process.
     pub sandbox: Option<SandboxReport>,
+    /// What connects it with others.
+    #[serde(default)]
+    pub uplink: Option<LinkReport>,
     /// What its devices' counters mean. Empty unless that was asked for.
     #[serde(default, skip_serializing_if = "Catalogue::is_empty")]
     pub counters: Catalogue,
@@ -197,6 +207,24 @@ pub struct AddressReport {
     pub guarded: bool,
 }
 
+/// A link.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct LinkReport {
+    /// As it is configured.
+    pub link: String,
+    /// Frames can pass: the interface is there, or somebody is connected. None: that cannot be seen now.
+    pub up: Option<bool>,
+}
+
+impl LinkReport {
+    /// From its configuration, and from the link itself.
+    pub(crate) fn new(spec: &LinkSpec, link: &dyn Link) -> Self {
+        // Whether anybody takes datagrams shows when one is sent.
+        let seen = |up: &bool| *up || !matches!(spec, LinkSpec::Datagrams { .. });
+        Self { link: spec.to_string(), up: link.inspect().up.taken().filter(seen) }
+    }
+}
+
 /// The client of a device.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub struct ClientReport {
@@ -211,6 +239,9 @@ pub struct NetworkReport {
     pub name: String,
     /// Bytes of an IP packet that the network carries.
     pub mtu: u32,
+    /// The link to its network card, if that is QEMU's (`nic=`).
+    #[serde(default)]
+    pub nic: Option<LinkReport>,
     /// The port's counters: what queue pairs sent and received (`wire_…`), what was passed on for the network function
     /// (`passed_…`). None if the network has no uplink.
     pub counters: BTreeMap<String, u64>,

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PciFunction, PvrdmaDevice};
+use pvrdma_ether_link::Link;
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_rxe::capture::CaptureCounts;
 use pvrdma_rxe::{DeviceFlows, DeviceShare, Rxe, Uplink};
@@ -13,8 +14,8 @@ use serde_json::{Map, Value};
 
 use super::catalogue::{Catalogue, catalogue};
 use super::report::{
-    AddressReport, CaptureReport, ClientReport, DeviceReport, FlowReport, MemoryReport, NetworkReport, NicReport,
-    ShareReport, by_name, port_word,
+    AddressReport, CaptureReport, ClientReport, DeviceReport, FlowReport, LinkReport, MemoryReport, NetworkReport,
+    NicReport, ShareReport, by_name, port_word,
 };
 use crate::config::{Device, SocketPlace};
 use crate::doorbells::Doorbells;
@@ -107,6 +108,8 @@ pub(crate) struct Reporter {
     pub(crate) flows: Option<DeviceFlows>,
     /// The device's end of the uplink, if there is one.
     pub(crate) port: Option<Uplink>,
+    /// The link to its network card, if that is QEMU's.
+    pub(crate) nic_link: Option<Arc<dyn Link>>,
     /// Which can watch the device.
     pub(crate) rxe: Option<Rxe>,
     /// The network function beside it, if that is ours.
@@ -143,6 +146,12 @@ impl Reporter {
             network: NetworkReport {
                 name: self.network.clone(),
                 mtu: self.mtu,
+                nic: self
+                    .device
+                    .nic
+                    .as_ref()
+                    .zip(self.nic_link.as_ref())
+                    .map(|(spec, link)| LinkReport::new(spec, link)),
                 counters: self.port.as_ref().map_or_else(BTreeMap::new, |port| by_name(&port.counters())),
             },
             share: self.share.as_ref().map(|share| ShareReport::new(share.config(), share.usage())),

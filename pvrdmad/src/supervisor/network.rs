@@ -143,6 +143,8 @@ impl Network {
             restarts,
             last_end,
             lost_vms: self.plan.services.lost(),
+            lost_sockets: self.plan.lost_sockets(),
+            uplink: said.as_ref().and_then(|said| said.uplink.clone()),
             sandbox: said.as_ref().and_then(|said| said.sandbox.clone()),
             fault: self.plan.settings().fault.map(|fault| fault.to_string()),
             devices: self.devices(),

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -128,6 +128,10 @@ impl Planned {
         self.sockets.lock().as_ref().and_then(DeviceSockets::connector)
     }
 
+    fn lost_sockets(&self) -> Vec<PathBuf> {
+        self.sockets.lock().as_ref().map_or_else(Vec::new, DeviceSockets::lost)
+    }
+
     /// Its sockets are closed and their files removed, whoever still knows the device.
     pub(super) fn close(&self) {
         self.sockets.lock().take();
@@ -241,6 +245,13 @@ impl Plan {
     pub(super) fn wire(&self, coming: Option<MacAddr>) -> io::Result<()> {
         let macs: Vec<_> = self.devices().iter().map(|planned| planned.device.config.mac).chain(coming).collect();
         self.uplink.as_ref().map_or(Ok(()), |uplink| uplink.connector.set_addresses(&macs))
+    }
+
+    /// Paths where somebody has removed a socket: nobody finds it until it is made anew.
+    pub(super) fn lost_sockets(&self) -> Vec<String> {
+        let devices = self.devices().into_iter().flat_map(|planned| planned.lost_sockets());
+        let uplink = self.uplink.as_ref().and_then(LinkSockets::lost).map(Path::to_owned);
+        devices.chain(uplink).map(|path| path.display().to_string()).collect()
     }
 
     /// The first request. The socket of upcalls goes in front of its descriptors.

@@ -2,6 +2,7 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Context, Result};
@@ -83,6 +84,13 @@ impl DeviceSockets {
         listeners.chain(nic.into_iter().map(Ok)).collect()
     }
 
+    /// Paths where somebody has removed a socket: nobody finds it.
+    pub(super) fn lost(&self) -> Vec<PathBuf> {
+        let listeners = [Some(&self.listener), self.nic_listener.as_ref()].into_iter().flatten();
+        let nic = self.nic.as_ref().and_then(LinkSockets::lost);
+        listeners.filter_map(SocketFile::lost).chain(nic).map(Path::to_owned).collect()
+    }
+
     /// Who gives its `nic` its descriptor anew, if it has one.
     pub(super) fn connector(&self) -> Option<Arc<dyn Connector>> {
         self.nic.as_ref().map(|nic| Arc::clone(&nic.connector))
@@ -101,8 +109,8 @@ pub(super) struct LinkSockets {
 #[derive(Debug)]
 enum Kept {
     Nothing,
-    Listener(OwnedFd, #[expect(dead_code, reason = "removed when it is dropped")] SocketFile),
-    Datagrams(OwnedFd, #[expect(dead_code, reason = "removed when it is dropped")] DatagramFile),
+    Listener(OwnedFd, SocketFile),
+    Datagrams(OwnedFd, DatagramFile),
     Several(Vec<OwnedFd>),
     Tunnel(VxlanSockets),
     /// Its socket may be another one later.
@@ -171,6 +179,15 @@ impl LinkSockets {
                 true
             }
             Ok(Segmentation::Kernel | Segmentation::Unknown) | Err(_) => true,
+        }
+    }
+
+    /// The path of its socket, if somebody has removed that.
+    pub(super) fn lost(&self) -> Option<&Path> {
+        match &self.kept {
+            Kept::Listener(_, file) => file.lost(),
+            Kept::Datagrams(_, file) => file.lost(),
+            Kept::Nothing | Kept::Several(_) | Kept::Tunnel(_) | Kept::AfPacket(_) => None,
         }
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::Result;
 use pvrdma_dev::{MappedDoorbells, PvrdmaDevice};
+use pvrdma_ether_link::Link;
 use pvrdma_guest_memory::{DmaSpace, MemoryLimits};
 use pvrdma_rxe::{DeviceFlows, DeviceShare, ObservedFailures, Rxe, Uplink};
 use pvrdma_verbs::Backend;
@@ -48,7 +49,7 @@ impl ServedDevice {
         place: Place,
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
-        let Place { network, mtu, link, share, flows, failures, port, rxe, nic, doorbells, pages } = place;
+        let Place { network, mtu, link, share, flows, failures, port, rxe, nic, nic_link, doorbells, pages } = place;
         let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
@@ -75,8 +76,22 @@ impl ServedDevice {
         };
         let server = Server::start(UnixListener::from(listener), endpoint)?;
         let (nic, nic_server) = nic.map(NetworkFunction::into_parts).unzip();
-        let reporter =
-            Reporter { device, function, memory, irqs, stats, network, mtu, share, flows, port, rxe, nic, doorbells };
+        let reporter = Reporter {
+            device,
+            function,
+            memory,
+            irqs,
+            stats,
+            network,
+            mtu,
+            share,
+            flows,
+            port,
+            nic_link,
+            rxe,
+            nic,
+            doorbells,
+        };
         Ok(Self { _server: server, _nic_server: nic_server, _failures: failures, reporter })
     }
 }
@@ -139,4 +154,6 @@ pub(super) struct Place {
     pub(super) pages: Option<ServedFile>,
     /// The network function beside it, if that is ours.
     pub(super) nic: Option<NetworkFunction>,
+    /// The link to it, if it is QEMU's.
+    pub(super) nic_link: Option<Arc<dyn Link>>,
 }

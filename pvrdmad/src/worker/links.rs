@@ -16,6 +16,7 @@ use pvrdma_verbs::MacAddr;
 
 use super::Host;
 use crate::config::{Device, FaultSpec, FaultWord, LinkSpec, Network};
+use crate::status::LinkReport;
 
 /// What connects the devices of a network, and those with other hosts if it has an uplink.
 #[derive(Debug)]
@@ -39,6 +40,11 @@ impl Ether {
             link => Switch::new(link, network.mtu),
         };
         Ok(Self { switch: switch?, uplink })
+    }
+
+    /// How the uplink is, if there is one.
+    pub(super) fn report(&self, spec: &LinkSpec) -> Option<LinkReport> {
+        self.uplink.as_ref().map(|uplink| LinkReport::new(spec, uplink))
     }
 
     /// The uplink has these faults from now on, or none.

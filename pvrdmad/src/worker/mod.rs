@@ -136,6 +136,7 @@ impl Worker {
             port: None,
             rxe: None,
             nic: None,
+            nic_link: None,
             doorbells,
             pages,
         };
@@ -176,7 +177,8 @@ impl Worker {
             Some(Arc::clone(&place.nic.insert(function).link) as _)
         } else {
             let open = |link| links::open(link, nic, &self.host, Some(name), true);
-            device.nic.as_ref().map(open).transpose().context("nic")?
+            place.nic_link = device.nic.as_ref().map(open).transpose().context("nic")?;
+            place.nic_link.clone()
         };
         let port = PortConfig {
             uplink: self.ether.port(device).context("uplink")?,
@@ -242,6 +244,7 @@ impl Worker {
         WorkerStatus {
             lost_mappings: sigbus::replaced(),
             sandbox: sandbox::report(),
+            uplink: self.setup.network.uplink.as_ref().and_then(|spec| self.ether.report(spec)),
             counters: described.collect(),
             devices: devices.iter().map(|served| served.reporter.report()).collect(),
         }
