@@ -10,6 +10,7 @@
 //! | --- | --- |
 //! | [`circles`] | no import circle of more than two product files |
 //! | [`purity`] | no arrow from the protocol core to input, output or clocks |
+//! | [`publishing`] | crates have what a registry wants of them |
 //! | [`sizes`] | product files of at most 500 lines, functions of at most 60, or a reason |
 //! | [`dependencies`] | no dependency that is unused or declared twice |
 //! | [`module_style`] | `name/mod.rs`, tests in `tests.rs`, no `#[path]` |
@@ -30,6 +31,7 @@ pub mod imports;
 pub mod logs;
 pub mod module_style;
 pub mod modules;
+pub mod publishing;
 pub mod purity;
 pub mod sizes;
 pub mod threads;

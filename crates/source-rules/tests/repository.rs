@@ -6,7 +6,7 @@ use std::path::Path;
 
 use source_rules::config::REPOSITORY;
 use source_rules::workspace::Workspace;
-use source_rules::{Problem, circles, dependencies, logs, module_style, purity, sizes, threads, words};
+use source_rules::{Problem, circles, dependencies, logs, module_style, publishing, purity, sizes, threads, words};
 
 fn repository() -> Workspace {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -46,6 +46,11 @@ fn files_and_functions_are_small_or_say_why() {
 #[test]
 fn no_dependency_is_unused_or_declared_twice() {
     judge(&dependencies::check(&repository()));
+}
+
+#[test]
+fn crates_are_ready_for_a_registry() {
+    judge(&publishing::check(&repository()));
 }
 
 #[test]

@@ -6,6 +6,7 @@ mod circles;
 mod dependencies;
 mod logs;
 mod module_style;
+mod publishing;
 mod purity;
 mod sizes;
 mod threads;

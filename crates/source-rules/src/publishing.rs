@@ -1,0 +1,93 @@
+//! Crates are ready for a registry.
+//!
+//! * A member says `publish = false`, or has what a registry and its pages want: a description, the workspace's
+//!   version, edition, licence, keywords, categories and oldest compiler, and the targets that its documentation is
+//!   built for.
+//! * What is published depends only on what is published, and by version: a path means nothing elsewhere.
+
+use toml::{Table, Value};
+
+use crate::Problem;
+use crate::dependencies::{Section, declared};
+use crate::workspace::{Package, Workspace};
+
+/// What a published crate takes from `[workspace.package]`.
+const INHERITED: [&str; 6] = ["version", "edition", "license", "keywords", "categories", "rust-version"];
+/// Bytes of a description, of which lists show no more.
+const MAX_DESCRIPTION: usize = 150;
+/// Keywords that crates.io takes, and their length.
+const MAX_KEYWORDS: usize = 5;
+const MAX_KEYWORD: usize = 20;
+
+/// Members that a registry would not take, or whose pages would be poor.
+#[must_use]
+pub fn check(workspace: &Workspace) -> Vec<Problem> {
+    let mut problems = shared(workspace);
+    for package in workspace.packages.iter().filter(|package| package.member && is_published(package)) {
+        let lacks = lacks(workspace, package);
+        problems.extend(lacks.into_iter().map(|message| Problem { file: package.manifest_path(), line: 1, message }));
+    }
+    problems
+}
+
+fn is_published(package: &Package) -> bool {
+    entry(&package.manifest, &["package", "publish"]).and_then(Value::as_bool) != Some(false)
+}
+
+fn entry<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Value> {
+    let (first, rest) = path.split_first()?;
+    rest.iter().try_fold(table.get(*first)?, |value, key| value.get(key))
+}
+
+/// What is wrong with what they share.
+fn shared(workspace: &Workspace) -> Vec<Problem> {
+    let of = |key| entry(&workspace.manifest, &["workspace", "package", key]);
+    let mut wrong: Vec<_> = INHERITED.into_iter().filter(|key| of(key).is_none()).map(str::to_owned).collect();
+    let keywords: Vec<_> = of("keywords").and_then(Value::as_array).into_iter().flatten().collect();
+    let short = |keyword: &&Value| keyword.as_str().is_some_and(|keyword| keyword.len() <= MAX_KEYWORD);
+    if keywords.len() > MAX_KEYWORDS || !keywords.iter().all(short) {
+        wrong.push(format!("at most {MAX_KEYWORDS} keywords of at most {MAX_KEYWORD} bytes as"));
+    }
+    let problem = |what| Problem {
+        file: "Cargo.toml".to_owned(),
+        line: 1,
+        message: format!("[workspace.package] has no {what}"),
+    };
+    wrong.into_iter().map(problem).collect()
+}
+
+fn lacks(workspace: &Workspace, package: &Package) -> Vec<String> {
+    let mut found = Vec::new();
+    for key in INHERITED {
+        if entry(&package.manifest, &["package", key, "workspace"]).and_then(Value::as_bool) != Some(true) {
+            found.push(format!("`{key}.workspace = true` is missing, or `publish = false`"));
+        }
+    }
+    let description = entry(&package.manifest, &["package", "description"]).and_then(Value::as_str);
+    if !description.is_some_and(|text| (1..=MAX_DESCRIPTION).contains(&text.len())) {
+        found.push(format!("a description of at most {MAX_DESCRIPTION} bytes is missing"));
+    }
+    let targets = entry(&package.manifest, &["package", "metadata", "docs", "rs", "targets"]);
+    if targets.and_then(Value::as_array).is_none_or(Vec::is_empty) {
+        found.push(
+            "`[package.metadata.docs.rs] targets` is missing: docs.rs tries systems that it is not for".to_owned(),
+        );
+    }
+    for dependency in declared(&package.manifest) {
+        let other = workspace.packages.iter().find(|other| other.name == dependency.name);
+        // A package that tests itself with a feature names its own folder, which is left out elsewhere.
+        let Some(other) = other.filter(|other| other.name != package.name) else { continue };
+        let name = &dependency.name;
+        let versions = &workspace.manifest;
+        if !is_published(other) && dependency.section != Section::Dev {
+            found.push(format!("`{name}` is not published"));
+        }
+        let version = entry(versions, &["workspace", "dependencies", name, "version"]);
+        if version.is_none() || version != entry(versions, &["workspace", "package", "version"]) {
+            found.push(format!(
+                "`{name}` of [workspace.dependencies] needs the version of the workspace beside its path"
+            ));
+        }
+    }
+    found
+}
