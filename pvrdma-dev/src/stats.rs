@@ -47,6 +47,16 @@ counters! {
     }
 }
 
+counters! {
+    /// What the VMM's system refused. Nothing is lost by it: doorbells of such pages are heard, or their rings watched.
+    pub(crate) struct WindowCounters {
+        /// Times that a doorbell page could not become memory.
+        doorbells_map_refused,
+        /// Times that a doorbell page that was memory could not be made to trap.
+        doorbells_unmap_refused,
+    }
+}
+
 /// What a device counts. The adapter and the interrupts count for themselves.
 #[derive(Debug, Default)]
 pub(crate) struct Stats {
@@ -243,6 +253,7 @@ pub fn all_counters() -> Vec<Counter> {
         InterruptCounters::default().list(),
         EventCounters::default().list(),
         InferCounters::default().list(),
+        WindowCounters::default().list(),
         KeptStatus::default().counters(),
     ]
     .concat()

@@ -8,6 +8,7 @@ use crate::core::Core;
 use crate::datapath::infer;
 use crate::due::{DueLooks, InferCounters};
 use crate::objects::{Context, Cq, KERNEL, Qp, Srq};
+use crate::stats::WindowCounters;
 use crate::uar::{Doorbell, KERNEL_PAGE};
 use crate::watch::WatchList;
 use crate::watcher::{Depth, DoorbellWatcher, Outcome};
@@ -17,16 +18,19 @@ pub(crate) struct Watch<H: Hca> {
     pub(crate) rings: WatchList<H>,
     /// There if somebody watches.
     looks: OnceLock<Arc<DueLooks>>,
+    /// Of a watcher in the VMM's process.
+    pub(crate) window: Arc<WindowCounters>,
 }
 
 impl<H: Hca> Watch<H> {
     pub(crate) fn new() -> Self {
-        Self { rings: WatchList::new(), looks: OnceLock::new() }
+        Self { rings: WatchList::new(), looks: OnceLock::new(), window: Arc::default() }
     }
 
-    /// What was notified without having been asked for.
+    /// What was notified without having been asked for, and what the system refused.
     pub(crate) fn counters(&self) -> Vec<Counter> {
-        self.looks.get().map_or_else(|| InferCounters::default().list(), |looks| looks.counters())
+        let looks = self.looks.get().map_or_else(|| InferCounters::default().list(), |looks| looks.counters());
+        [looks, self.window.list()].concat()
     }
 }
 

@@ -12,6 +12,7 @@ use pvrdma_dev::testing::{
 };
 use pvrdma_dev::{DoorbellMode, ObjectKind, Pause, PciFunction, Processors, WindowPolicy};
 use pvrdma_rxe::{Rxe, RxeConfig};
+use pvrdma_verbs::testing::LogLines;
 use pvrdma_verbs::{Backend, Completion, WcOpcode, WcStatus};
 
 const MICROSECOND: u64 = 1_000;
@@ -47,6 +48,11 @@ impl Guest {
 
     fn counter(&self, name: &str) -> u64 {
         counter(&self.test, name)
+    }
+
+    /// How often the system has refused a page: to be memory, and to trap.
+    fn refused(&self) -> (u64, u64) {
+        (self.counter("doorbells_map_refused"), self.counter("doorbells_unmap_refused"))
     }
 
     fn is_mapped(&self) -> bool {
@@ -249,7 +255,7 @@ fn what_was_not_announced_is_when_the_page_traps() {
     assert_eq!(guest.counter("notifications_inferred"), 0);
 }
 
-/// What a process wrote to its page is gone when the next one has it, which begins trapped.
+/// Conformance 49: what a process wrote to its page is gone when the next one has it, which begins trapped.
 #[test]
 fn a_second_process_never_sees_what_the_first_wrote() {
     let guest = Guest::new(DoorbellMode::Auto);
@@ -306,16 +312,20 @@ fn a_page_whose_process_has_gone_is_not_mapped() {
 #[test]
 fn a_system_that_refuses_costs_speed_only() {
     let mut guest = Guest::new(DoorbellMode::Mapped);
+    let log = LogLines::watch();
     guest.pages.refuse(true);
     guest.cq.ring_poll();
     guest.pages.turn();
     assert!(!guest.is_mapped());
+    assert_eq!(guest.refused(), (1, 0), "the operator sees it");
+    log.assert_limited("doorbell page 1 cannot be memory: as the test wants");
     drop(guest.driver.notifications());
     guest.post();
     assert_eq!(guest.mock.notified(guest.qp.handle).0, 1);
     guest.pages.settle();
 
     guest.pages.refuse(false);
+    guest.pages.advance(1_000 * MILLISECOND);
     guest.cq.ring_poll();
     guest.pages.turn();
     assert!(guest.is_mapped());
@@ -325,8 +335,12 @@ fn a_system_that_refuses_costs_speed_only() {
         guest.pages.advance(200 * MICROSECOND);
     }
     assert!(guest.is_mapped(), "nobody could take it");
+    let (_, stayed) = guest.refused();
+    assert!(stayed > 0, "the operator sees that, too");
+    log.assert_limited("doorbell page 1 cannot be made to trap: as the test wants");
     guest.context.clone().close().unwrap();
     let (_context, _cq, mut qp) = process(&guest.driver);
+    assert_eq!(guest.refused(), (1, stayed + 1), "nor was it taken from its last process");
     guest.pages.turn();
     qp.post_send(&[SendWr::send(1, &[])]).unwrap();
     assert_eq!(guest.mock.notified(qp.handle).0, 0, "nobody hears it");
@@ -335,6 +349,32 @@ fn a_system_that_refuses_costs_speed_only() {
     guest.pages.refuse(false);
     guest.pages.settle();
     assert!(!guest.is_mapped());
+}
+
+/// A page that the system refuses is not asked for with each doorbell, whatever its process does: an attempt has all
+/// rings looked at and all queues armed.
+#[test]
+fn what_is_refused_is_not_asked_for_again_at_once() {
+    for mode in [DoorbellMode::Auto, DoorbellMode::Mapped] {
+        let guest = Guest::new(mode);
+        guest.pages.refuse(true);
+        for round in 1..=3 {
+            for doorbell in 0..10_000 {
+                guest.cq.ring_poll();
+                if mode == DoorbellMode::Mapped && doorbell % 100 == 0 {
+                    guest.cq.arm();
+                }
+                guest.pages.turn();
+                guest.pages.advance(MICROSECOND);
+            }
+            assert_eq!(guest.refused(), (round, 0), "{mode:?}");
+            guest.pages.advance(1_000 * MILLISECOND);
+        }
+        // Later it is let, and the page is memory.
+        guest.pages.refuse(false);
+        guest.heat();
+        assert!(guest.is_mapped());
+    }
 }
 
 /// A thread that watches, processes that poll and processes that sleep, and pages that come and go beneath them: every

@@ -38,7 +38,8 @@ use machine::{Ended, Machine, Prepared};
 use options::{Options, VmOptions};
 
 fn main() -> ExitCode {
-    env_logger::init();
+    // What a guest or the system makes of its devices is seen without asking.
+    env_logger::Builder::from_env(env_logger::Env::default().default_filter_or("warn")).init();
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-use log::debug;
+use log::warn;
 use parking_lot::Mutex;
 use pvrdma_pci_function::{DOORBELL_PAGE_SIZE, DoorbellPages, DoorbellWindow};
 
@@ -37,6 +37,8 @@ struct State {
     /// Where the BAR is, while it answers.
     base: Option<u64>,
     mapped: BTreeSet<u32>,
+    /// The log says that a page stays where it was.
+    complained: bool,
 }
 
 impl fmt::Debug for SlotWindow {
@@ -62,14 +64,18 @@ impl SlotWindow {
         if state.base == base {
             return;
         }
-        state.base = base;
-        state.mapped.retain(|&page| match self.mapper.unmap(page) {
+        let State { mapped, complained, .. } = &mut *state;
+        mapped.retain(|&page| match self.mapper.unmap(page) {
             Ok(()) => false,
             Err(error) => {
-                debug!("doorbell page {page} stays where it was: {error}");
+                if !std::mem::replace(complained, true) {
+                    // Log: once for a function.
+                    warn!("doorbell page {page} stays where its BAR was: {error}");
+                }
                 true
             }
         });
+        state.base = base;
     }
 }
 

@@ -9,15 +9,16 @@ mod policy;
 
 use std::collections::BTreeSet;
 use std::fmt;
+use std::io;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use log::debug;
 use parking_lot::{Condvar, Mutex};
 use pvrdma_pci_function::DoorbellWindow;
-use pvrdma_verbs::Backend;
+use pvrdma_verbs::{Backend, DeviceLog};
 
 use crate::device::PvrdmaDevice;
+use crate::stats::WindowCounters;
 use crate::watcher::{Depth, DoorbellWatcher, MappedDoorbells};
 
 pub use policy::{DoorbellMode, Processors, WindowConfigError, WindowPolicy};
@@ -42,6 +43,8 @@ pub struct WindowWatcher {
     window: Arc<dyn DoorbellWindow>,
     policy: WindowPolicy,
     clock: Clock,
+    log: Arc<DeviceLog>,
+    counts: Arc<WindowCounters>,
     /// By page.
     heat: Box<[Heat]>,
     /// Held while a page becomes memory or ceases to be, so that a page that is given to a process is not mapped for
@@ -94,7 +97,7 @@ impl DoorbellWatcher for WindowWatcher {
             Ok(()) => _ = pages.mapped.remove(&page),
             Err(error) => {
                 // Whoever has it next rings doorbells that nobody hears, so he is watched as soon as he is there.
-                debug!("doorbell page {page} stays memory: {error}");
+                self.stays_memory(page, &error);
                 self.signal(|signal| _ = signal.hot.insert(page));
             }
         }
@@ -131,7 +134,8 @@ impl WindowWatcher {
         let heat = (0..device.core().limits().max_uar).map(|_| Heat::default()).collect();
         let pages = Mutex::new(Pages { mapped: BTreeSet::new(), pacer: Pacer::new(&policy) });
         let (signal, wakes) = (Mutex::default(), Condvar::new());
-        let watcher = Arc::new(Self { window, policy, clock, heat, pages, signal, wakes });
+        let (log, counts) = (Arc::clone(&device.core().log), Arc::clone(&device.core().watch.window));
+        let watcher = Arc::new(Self { window, policy, clock, log, counts, heat, pages, signal, wakes });
         device.set_doorbell_watcher(Arc::<Self>::clone(&watcher));
         watcher
     }
@@ -192,6 +196,12 @@ impl WindowWatcher {
         self.heat.get(usize::try_from(page).ok()?)
     }
 
+    /// The system does not let a page trap again.
+    fn stays_memory(&self, page: u32, error: &io::Error) {
+        self.counts.doorbells_unmap_refused.increment();
+        self.log.warn(format_args!("doorbell page {page} cannot be made to trap: {error}"));
+    }
+
     fn signal(&self, change: impl FnOnce(&mut Signal)) {
         let mut signal = self.signal.lock();
         change(&mut signal);
@@ -231,7 +241,11 @@ impl WindowWatcher {
                     pages.pacer.mapped(self.now());
                 }
                 Err(error) => {
-                    debug!("doorbell page {page} stays trapped: {error}");
+                    self.counts.doorbells_map_refused.increment();
+                    self.log.warn(format_args!("doorbell page {page} cannot be memory: {error}"));
+                    if let Some(heat) = self.page(page) {
+                        heat.refused(self.now());
+                    }
                     pages.mapped.remove(&page);
                     drop(pages);
                     device.pages_trapped(&[page], self.now());
@@ -252,7 +266,7 @@ impl WindowWatcher {
                     false
                 }
                 Err(error) => {
-                    debug!("doorbell page {page} stays memory: {error}");
+                    self.stays_memory(page, &error);
                     true
                 }
             });

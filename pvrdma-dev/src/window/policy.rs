@@ -12,6 +12,10 @@ const HOT_TIME: u64 = 1_000_000;
 /// and has armed nothing for this long, becomes memory.
 const HOT_QUIET: u64 = 100_000_000;
 
+/// How long a page that the system does not let be memory traps, at least. An attempt has all queues of its process
+/// armed.
+const REFUSED: u64 = 1_000_000_000;
+
 /// How long the watcher goes on looking without a pause after there was work.
 const SPIN: u64 = 50_000;
 /// Its pauses then, at least and at most.
@@ -115,7 +119,7 @@ impl Heat {
     /// A doorbell has come. Returns `true` if the page is to become memory.
     pub(super) fn heard(&self, policy: &WindowPolicy, arms: bool, now: impl Fn() -> u64) -> bool {
         if arms {
-            self.quiet_until.store(now().saturating_add(policy.quiet), Ordering::Relaxed);
+            self.quiet_until.fetch_max(now().saturating_add(policy.quiet), Ordering::Relaxed);
             return false;
         }
         let count = self.count.load(Ordering::Relaxed).saturating_add(1);
@@ -130,6 +134,11 @@ impl Heat {
         let now = if count == 1 { self.since.load(Ordering::Relaxed) } else { now() };
         let took = now.saturating_sub(self.since.load(Ordering::Relaxed));
         took <= policy.within && now >= self.quiet_until.load(Ordering::Relaxed)
+    }
+
+    /// The system does not let the page be memory.
+    pub(super) fn refused(&self, now: u64) {
+        self.quiet_until.fetch_max(now.saturating_add(REFUSED), Ordering::Relaxed);
     }
 
     /// The page has another process.
