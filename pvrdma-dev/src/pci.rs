@@ -71,6 +71,7 @@ mod tests {
         assert_eq!((read(&config, 0x44), read(&config, 0x48)), (0, 0x2000));
     }
 
+    /// Conformance 2: BAR 2 has 4096 bytes for each of 1024 pages.
     #[test]
     fn bars_are_sized_by_writing_ones() {
         let mut config = config_space(1024, false);

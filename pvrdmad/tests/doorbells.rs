@@ -204,7 +204,8 @@ fn auto_says_why_doorbells_trap() {
     }
 }
 
-/// The file goes with both replies, and only with those about BAR 2. Replies fit in what the client has room for.
+/// Conformance 2: the file goes with both replies, and only with those about BAR 2. Replies fit in what the client has
+/// room for.
 #[test]
 fn the_file_comes_with_the_region() {
     let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };

@@ -170,6 +170,7 @@ fn each_touch_is_one_event() {
     }
 }
 
+/// Conformance 49: a page that is taken away is all zeros when it is there again.
 #[test]
 fn nothing_of_a_page_is_left_for_the_next_process() {
     let Some(place) = Place::new(8) else { return };
