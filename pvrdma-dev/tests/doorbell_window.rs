@@ -377,6 +377,15 @@ fn what_is_refused_is_not_asked_for_again_at_once() {
     }
 }
 
+/// Ends the thread that watches, also when the test fails: it would wait for it otherwise.
+struct Watched(Arc<WindowPages>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.0.watcher().stop();
+    }
+}
+
 /// A thread that watches, processes that poll and processes that sleep, and pages that come and go beneath them: every
 /// message arrives.
 #[test]
@@ -405,6 +414,7 @@ fn a_thread_watches() {
     let [a, b] = &mut ends[..] else { unreachable!() };
     connect(&mut a.4, 1, &mut b.4, 2);
     std::thread::scope(|scope| {
+        let _watched = [Watched(Arc::clone(&a.1)), Watched(Arc::clone(&b.1))];
         for pages in [&a.1, &b.1].map(Arc::clone) {
             // Time passes with each look, so that pages come and go as often as the threads are slow.
             scope.spawn(move || pages.watcher().run(pages.device()));
@@ -426,8 +436,12 @@ fn a_thread_watches() {
             }
             a.4.post_send(&[SendWr::send(round, &[a.5.sge(&a.6, 0, 64)])]).unwrap();
             if sleeps {
+                // What is learned to be of no use is announced half a second later: that many looks would take for ever
+                // on a busy machine.
+                let mut step = 7 * MICROSECOND;
                 wait_for("notification", || {
-                    [&a.1, &b.1].iter().for_each(|pages| pages.advance(7 * MICROSECOND));
+                    [&a.1, &b.1].iter().for_each(|pages| pages.advance(step));
+                    step = (step * 2).min(MILLISECOND);
                     (!a.2.notifications().is_empty()).then_some(())
                 });
             }
@@ -446,9 +460,6 @@ fn a_thread_watches() {
                     a.1.mapped().is_empty().then_some(())
                 });
             }
-        }
-        for end in [&*a, &*b] {
-            end.1.watcher().stop();
         }
     });
     assert!(a.1.maps() > 1 && a.1.silent() > 0, "{} {}", a.1.maps(), a.1.silent());
