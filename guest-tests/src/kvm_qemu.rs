@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use crate::endpoints::Endpoints;
 use crate::image::GuestImage;
 use crate::kvm_bed::{GUESTS, KvmBed, KvmBeds};
-use crate::kvm_host::{Exits, on_machine};
+use crate::kvm_host::{Exits, PATIENCE, on_machine};
 use crate::pair::{LinkKind, Pair, PairOptions};
 use crate::played_pair::{FILES, Function, MEMORY_MIB, PlayedPair, socket};
 use crate::vm::{Vm, VmBuilder, has_kvm};
@@ -146,6 +146,7 @@ fn command(bed: &KvmBed, end: usize) -> Result<String> {
     let builder = VmBuilder::new(&bed.image(), Path::new(FILES))
         .name(name)
         .memory_mib(MEMORY_MIB)
+        .patience(PATIENCE)
         .nic_socket(Path::new(&socket(end, Function::Network)))
         .pvrdma_socket(Path::new(&socket(end, Function::Rdma)));
     let console = Path::new(FILES).join(format!("{name}.console"));

@@ -19,7 +19,7 @@ use crate::kvm_bed::{CARD, DOORBELL_GUESTS, KvmBed, KvmBeds, VMM_GUESTS};
 use crate::kvm_host::{self, Exits, PATIENCE, TOOLS};
 use crate::pair::PVRDMA_DEVICE;
 use crate::process::BoundChild;
-use crate::vm::{Job, Prepared, Vm, VmBuilder, has_kvm};
+use crate::vm::{Job, Prepared, Vm, VmBuilder, has_kvm, watchdog};
 
 const MAC: [&str; 2] = ["52:54:00:00:04:01", "52:54:00:00:04:02"];
 const IPV4: [Ipv4Addr; 2] = [Ipv4Addr::new(192, 168, 81, 1), Ipv4Addr::new(192, 168, 81, 2)];
@@ -69,6 +69,8 @@ struct Place<'a> {
     kind: Kind,
     kernel: &'a Path,
     disk: &'a Path,
+    /// How many times longer than usual everything takes.
+    patience: u32,
     /// Of each VM.
     initramfs: [PathBuf; 2],
     agent: [PathBuf; 2],
@@ -79,8 +81,8 @@ struct Place<'a> {
 
 impl Place<'_> {
     fn arguments(&self) -> Vec<String> {
-        let mut words =
-            ["--kernel", &self.kernel.to_string_lossy(), "--append", COMMAND_LINE].map(str::to_owned).to_vec();
+        let line = format!("{COMMAND_LINE}{}", watchdog(self.patience));
+        let mut words = ["--kernel", &self.kernel.to_string_lossy(), "--append", &line].map(str::to_owned).to_vec();
         words.extend(self.uplink.iter().flat_map(|uplink| ["--uplink".to_owned(), uplink.clone()]));
         for end in 0..2 {
             words.push("--vm".to_owned());
@@ -346,6 +348,7 @@ fn on_machine(image: &GuestImage, directory: &Path, kind: Kind) -> Result<(Host,
         kind,
         kernel: &kernel,
         disk: &disk,
+        patience: 1,
         initramfs: of(Prepared::initramfs),
         agent: of(Prepared::agent_socket),
         console: kind.names.map(|name| directory.join(format!("{name}.console"))),
@@ -376,6 +379,7 @@ fn in_guest(image: &GuestImage, bed: Rc<KvmBed>, kind: Kind) -> Result<(Host, [V
         kind,
         kernel: &bed.image().kernel(),
         disk: Path::new("/dev/vda"),
+        patience: PATIENCE,
         initramfs: [(); 2].map(|()| bed.initramfs()),
         agent: [bed.line(kind.names[0])?, bed.line(kind.names[1])?],
         console: kind.names.map(|name| PathBuf::from(format!("/run/{name}.console"))),

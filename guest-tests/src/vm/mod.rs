@@ -11,5 +11,5 @@ mod start;
 pub(crate) use builder::{Card, EMPTY_SLOT, FOLDER_TAG, Folder, MemoryKind, Nic, NicModel, RunAs, VmBuilder};
 pub(crate) use job::Job;
 pub(crate) use machine::{SHORT, Vm};
-pub(crate) use qemu::{has_kvm, processor};
+pub(crate) use qemu::{has_kvm, processor, watchdog};
 pub(crate) use start::Prepared;

@@ -157,7 +157,20 @@ fn kernel_command_line(vm: &VmBuilder) -> String {
     // so that its console can be read; we look for the message. Or it resets the machine at once, see `boot_arguments`.
     let panic = if vm.ends_with_guest { -1 } else { 0 };
     let tick = if vm.ticks { " highres=off nohz=off" } else { "" };
-    format!("console=ttyS0 panic={panic} mitigations=off nokaslr net.ifnames=0{iommu}{tick}")
+    let watchdog = watchdog(vm.patience);
+    format!("console=ttyS0 panic={panic} mitigations=off nokaslr net.ifnames=0{iommu}{tick}{watchdog}")
+}
+
+/// What makes a kernel as patient with its processors as whoever waits for the guest. It takes one for stuck that runs
+/// nothing else for twice ten seconds, or passes no quiescent state of RCU for 21, which where everything is slower is
+/// slow and no more.
+pub(crate) fn watchdog(patience: u32) -> String {
+    if patience <= 1 {
+        return String::new();
+    }
+    // No more than the kernel takes.
+    let [thread, rcu] = [(10, 60), (21, 300)].map(|(usual, most): (u32, u32)| usual.saturating_mul(patience).min(most));
+    format!(" watchdog_thresh={thread} rcupdate.rcu_cpu_stall_timeout={rcu}")
 }
 
 fn netdev(index: usize, nic: &Nic) -> String {
