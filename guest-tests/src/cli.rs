@@ -224,8 +224,8 @@ pub(crate) struct BenchOptions {
     /// Leave out what needs virtual machines.
     #[arg(long)]
     pub(crate) no_vm: bool,
-    /// Measure only this part: `in-process`, `sweep`, `wire`, `doorbells`, `vm`, `card`, `kvm`, `guest` or `hca`. May
-    /// be repeated.
+    /// Measure only this part: `in-process`, `daemon`, `sweep`, `wire`, `doorbells`, `vm`, `card`, `kvm`, `guest` or
+    /// `hca`. May be repeated.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Vec<String>,
     /// Compare this program with an older build of it: each round runs both, one after the other. Measures what needs

@@ -35,6 +35,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) backend: Option<&'a str>,
     /// Networks, each with its keys.
     pub(crate) networks: &'a [String],
+    /// Where metrics can be fetched.
+    pub(crate) metrics: Option<&'a str>,
 }
 
 /// A running daemon; dropping it kills it.
@@ -66,7 +68,7 @@ impl Daemon {
 
     /// The same with all that there is to say.
     pub(crate) fn launch(setup: &Setup<'_>, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
-        let Setup { namespace, backend, networks } = *setup;
+        let Setup { namespace, backend, networks, metrics } = *setup;
         let program = program()?;
         let control = directory.join("control");
         let log = directory.join("pvrdmad.log");
@@ -96,6 +98,9 @@ impl Daemon {
             }
             if let Some(backend) = backend {
                 command.args(["--backend", backend]);
+            }
+            if let Some(metrics) = metrics {
+                command.args(["--metrics", metrics]);
             }
             // A system call that its filters do not know ends a worker, so that no test passes without it.
             command.args(["--sandbox", "strict"]).arg("--control").arg(&control);
@@ -191,6 +196,14 @@ impl Daemon {
             std::thread::sleep(Duration::from_millis(10));
         }
         Ok(Capture { process, said: reader })
+    }
+
+    /// Looks at the queue pairs of a device once a second, until it is dropped.
+    pub(crate) fn top(&self, device: &str) -> Result<BoundChild> {
+        BoundChild::spawn("pvrdmad top", &self.program.to_string_lossy(), |command| {
+            command.args(["top", "--device", device, "--control"]).arg(&self.control);
+            command.stdin(Stdio::null()).stdout(Stdio::null());
+        })
     }
 
     /// Memory of the daemon itself in KiB: what is resident in all its processes without the guests' shared memory.

@@ -188,6 +188,13 @@ pub(crate) fn connected<B: Backend + 'static>(backend: &B, bytes: usize, placeme
 /// How a client connects to a device.
 type Connect = fn(&std::path::Path, &File) -> Result<(Arc<RemoteFunction>, Arc<Irqs>)>;
 
+impl Side {
+    /// A device behind a socket, without anybody to talk to.
+    pub(crate) fn alone_at(socket: &std::path::Path, options: &SideOptions) -> Result<Self> {
+        Self::at(socket, 1, options, RemoteFunction::connect)
+    }
+}
+
 /// The same of two devices behind sockets.
 pub(crate) fn connected_at(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
     connected_by(RemoteFunction::connect, sockets, bytes)

@@ -1,11 +1,12 @@
 //! `bench`: measurements, their results as JSON.
 //!
 //! Each part returns [`Figure`](figure::Figure)s and is called from [`run`]: [`in_process`] measures the device without
-//! a virtual machine, [`wire`] between two processes of this host or of a guest, [`vm`] and [`network_card`] between
-//! guests, [`kvm`] between guests under KVM, [`host_adapter`] on the adapter of a host. [`paired`] compares two builds
-//! of this program by these figures.
+//! a virtual machine, [`daemon`] what looking at a daemon costs, [`wire`] between two processes of this host or of a
+//! guest, [`vm`] and [`network_card`] between guests, [`kvm`] between guests under KVM, [`host_adapter`] on the adapter
+//! of a host. [`paired`] compares two builds of this program by these figures.
 
 mod chart;
+mod daemon;
 mod doorbells;
 mod figure;
 mod host_adapter;
@@ -33,6 +34,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     let wanted = |part: &str| options.only.is_empty() || options.only.iter().any(|only| only == part);
     if wanted("in-process") {
         figures.extend(in_process::measure(runs)?);
+    }
+    if wanted("daemon") {
+        figures.extend(daemon::measure(runs)?);
     }
     let mut distributions = Vec::new();
     if wanted("sweep") {
