@@ -176,6 +176,8 @@ fn load(driver: &Driver, to_peer: &mpsc::Sender<Place>, from_peer: &mpsc::Receiv
         qp.post_send(&[SendWr::write(number, &[sge], peer.addr, peer.rkey)]).unwrap();
         assert_eq!(cq.wait().status, status::SUCCESS);
     }
+    // Who is slow has not written anything yet.
+    let _ = from_peer.recv();
 }
 
 /// A guest that lives on.
@@ -185,8 +187,9 @@ struct Peer {
 }
 
 impl Peer {
-    /// Writes to whoever says where, until he does not answer any more. Returns how often he did.
-    fn serve(&mut self, victim: &mpsc::Receiver<Place>, to_victim: &mpsc::Sender<Place>) -> u64 {
+    /// Writes to whoever says where, until he does not answer any more, and tells him of his first answer. Returns how
+    /// often he did.
+    fn serve(&mut self, victim: &mpsc::Receiver<Place>, to_victim: mpsc::Sender<Place>) -> u64 {
         let driver = &self.driver;
         let Ok(theirs) = victim.recv() else { return 0 };
         let pd = driver.create_pd(None).unwrap();
@@ -196,7 +199,8 @@ impl Peer {
         let sge = buffer.sge(&mr, 0, LENGTH);
         let path = Path { dmac: mac(1), timeout: 10, retry_cnt: 2, ..Path::to(gid(1), theirs.qpn) };
         qp.connect(&path).unwrap();
-        to_victim.send(Place { qpn: qp.qpn, addr: sge.addr, rkey: mr.rkey }).unwrap_or_default();
+        let mine = Place { qpn: qp.qpn, addr: sge.addr, rkey: mr.rkey };
+        to_victim.send(mine).unwrap_or_default();
         // Ends without a word if he is killed before he listens.
         let _ = victim.recv();
         let mut answered = 0;
@@ -206,6 +210,9 @@ impl Peer {
             if cqe.status != status::SUCCESS {
                 assert_eq!((cqe.wr_id, cqe.status), (answered, status::RETRY_EXC));
                 break;
+            }
+            if answered == 0 {
+                to_victim.send(mine).unwrap_or_default();
             }
             answered += 1;
         }
@@ -319,7 +326,7 @@ fn a_client_killed_anywhere_leaves_nothing_behind() {
         thread::scope(|scope| {
             let socket = &socket;
             scope.spawn(move || live(socket, left, &to_peer, &from_peer));
-            peer.serve(&from_victim, &to_victim)
+            peer.serve(&from_victim, to_victim)
         })
     };
     // A whole life, which is longer than any other; and some for what is only allocated once.
