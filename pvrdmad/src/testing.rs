@@ -63,6 +63,14 @@ impl std::fmt::Debug for RemoteFunction {
     }
 }
 
+impl Drop for RemoteFunction {
+    /// Closing the socket is not enough: a program that is being started beside us has a copy of it until it runs, and
+    /// as long the device would be taken for one in use.
+    fn drop(&mut self) {
+        let _ = self.client.get_mut().shutdown();
+    }
+}
+
 impl RemoteFunction {
     /// Connects to a device and gives it all of `memory`, from [`MEMORY_BASE`] on. Its interrupts come to what is
     /// returned beside it.
