@@ -127,6 +127,11 @@ impl Host {
         let count = |pid: u32, what: &str| fs::read_dir(format!("/proc/{pid}/{what}")).unwrap().count();
         let worker = self.worker("red").as_raw_nonzero().get().unsigned_abs();
         let own = self.daemon.id();
+        // Whoever answered that has closed the connection when his thread has ended, not before.
+        let start = Instant::now();
+        while thread_names(own).contains("control client") {
+            assert!(start.elapsed() < PATIENCE);
+        }
         [count(own, "fd"), count(own, "task"), count(worker, "fd"), count(worker, "task")]
     }
 
@@ -136,7 +141,7 @@ impl Host {
         maps.lines().filter(|line| line.contains("memfd:guest")).count()
     }
 
-    /// Waits until this costs what it did: threads of connections that are answered end a moment later.
+    /// Waits until this costs what it did: what was removed ends a moment later.
     fn wait_costs(&self, before: [usize; 4]) {
         let start = Instant::now();
         loop {
@@ -147,6 +152,13 @@ impl Host {
             assert!(start.elapsed() < PATIENCE, "{now:?}, before {before:?}");
         }
     }
+}
+
+/// Of those threads of a process that have not ended meanwhile.
+fn thread_names(pid: u32) -> BTreeSet<String> {
+    let tasks = fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    let names = tasks.filter_map(|task| fs::read_to_string(task.unwrap().path().join("comm")).ok());
+    names.map(|name| name.trim().to_owned()).collect()
 }
 
 impl Drop for Host {
