@@ -1,0 +1,112 @@
+//! The hook script for Proxmox VE, called as Proxmox does.
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/proxmox-hook");
+
+/// A daemon with a device of somebody else's, killed when the test ends.
+struct Host {
+    folder: TempDir,
+    daemon: Child,
+}
+
+impl Host {
+    fn start() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        symlink(PROGRAM, folder.path().join("pvrdmad")).unwrap();
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        let device = format!("name=other,socket={},mac=52:54:00:ff:00:01", path("other.sock"));
+        let mut daemon = Command::new(PROGRAM)
+            .args(["--sandbox", "strict", "--control", &path("control"), "--device", &device])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next().unwrap().unwrap();
+        assert!(ready.starts_with("other: ready"), "{ready}");
+        Self { folder, daemon }
+    }
+
+    fn hook(&self, arguments: &[&str]) -> Output {
+        let path = format!("{}:{}", self.folder.path().display(), std::env::var("PATH").unwrap());
+        let sockets = self.folder.path();
+        Command::new(HOOK).args(arguments).env("PATH", path).env("PVRDMA_SOCKETS", sockets).output().unwrap()
+    }
+
+    /// Name and MAC of each device.
+    fn devices(&self) -> Vec<[String; 2]> {
+        let control = self.folder.path().join("control");
+        let output = Command::new(PROGRAM).args(["status", "--json", "--control"]).arg(control).output().unwrap();
+        let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let word = |device: &Value, key: &str| device[key].as_str().unwrap().to_owned();
+        status["devices"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|device| ["name", "mac"].map(|key| word(device, key)))
+            .collect()
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+#[test]
+fn a_vm_has_its_device_as_long_as_it_runs() {
+    let host = Host::start();
+    let sockets = ["vm66051.sock", "nic66051.sock"].map(|name| host.folder.path().join(name));
+    let phase = |phase: &str| {
+        let output = host.hook(&["66051", phase]);
+        assert!(output.status.success(), "{phase}: {output:?}");
+    };
+    let with = || host.devices().iter().any(|device| device == &["vm66051", "52:54:00:01:02:03"]);
+    // A host that went down in between has never called what comes last.
+    for phases in [&["pre-start", "post-start"][..], &["pre-start", "post-start", "pre-stop"]] {
+        for name in phases {
+            phase(name);
+            assert!(with() && sockets.iter().all(|socket| socket.exists()), "{name}");
+        }
+    }
+    // What QEMU is told names these sockets, and is one word for each option.
+    let output = host.hook(&["66051", "args", "2048"]);
+    let script = format!("set -- {}\nprintf '%s\\n' \"$@\"", String::from_utf8(output.stdout).unwrap());
+    let words = Command::new("sh").args(["-ec", &script]).output().unwrap().stdout;
+    let words = String::from_utf8(words).unwrap();
+    let functions: Vec<Value> = words.lines().filter_map(|word| serde_json::from_str(word).ok()).collect();
+    let [nic, rdma] = &functions[..] else { panic!("{words}") };
+    assert_eq!(
+        [&rdma["socket"]["path"], &nic["socket"]["path"]].map(|path| Path::new(path.as_str().unwrap())),
+        [&sockets[0], &sockets[1]]
+    );
+    assert_eq!((&nic["addr"], &nic["multifunction"], &rdma["addr"]), (&"10.0".into(), &true.into(), &"10.1".into()));
+    assert!(words.contains("size=2048M,share=on"), "{words}");
+    phase("post-stop");
+    assert!(!with() && sockets.iter().all(|socket| !socket.exists()));
+    assert_eq!(host.devices().len(), 1);
+}
+
+/// Proxmox does not start a VM whose hook fails before.
+#[test]
+fn what_cannot_be_had_is_said() {
+    let mut host = Host::start();
+    fs::write(host.folder.path().join("vm7.sock"), "").unwrap();
+    let output = host.hook(&["7", "pre-start"]);
+    assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("vm7.sock"), "{output:?}");
+    assert_eq!(host.hook(&["7", "reboot"]).status.code(), Some(2));
+    host.daemon.kill().unwrap();
+    host.daemon.wait().unwrap();
+    assert!(!host.hook(&["8", "pre-start"]).status.success());
+}
