@@ -75,7 +75,7 @@ impl Side {
         memory: &Arc<GuestMemory>,
     ) -> Result<Self> {
         let irqs = Irqs::new();
-        let mac = MacAddr([0x52, 0x54, 0, 0, 0, host]);
+        let mac = mac(host);
         // Tests on the host's adapter give the host the same address.
         let addresses = AddressRule { listed: vec![[10, 0, 0, host].into()], ..AddressRule::default() };
         let rules = Rules { addresses, ..Rules::default() };
@@ -165,6 +165,14 @@ impl Side {
             self.qp.encode(&SendWr::write(0, &[self.buffer.sge(&self.mr, i * size, size)], remote, to.mr.rkey))
         })
     }
+
+    /// Reads that do the same.
+    pub(crate) fn reads(&self, from: &Self, size: usize) -> impl Iterator<Item = Encoded> {
+        (0..self.buffer.len() / size).map(move |i| {
+            let remote = from.buffer.va() + (i * size) as u64;
+            self.qp.encode(&SendWr::read(0, &[self.buffer.sge(&self.mr, i * size, size)], remote, from.mr.rkey))
+        })
+    }
 }
 
 /// Looks again at once.
@@ -203,6 +211,24 @@ pub(crate) fn connected_at(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side
 /// The same with the doorbell pages mapped that the devices lend.
 pub(crate) fn connected_mapped_at(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
     connected_by(RemoteFunction::connect_mapped, sockets, bytes)
+}
+
+/// The same where a network is between them: Ethernet addresses count there, and it may lose the first packets while it
+/// looks for these.
+pub(crate) fn connected_across(sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {
+    let options = SideOptions::new(bytes, Placement::Scattered);
+    let side = |host: u8| Side::at(&sockets[usize::from(host - 1)], host, &options, RemoteFunction::connect);
+    let (mut a, mut b) = (side(1).context("the first side")?, side(2).context("the second side")?);
+    // Two seconds, seven times.
+    let way = |host: u8, qpn: u32| Path { dmac: mac(host).0, timeout: 19, ..Path::to(gid(host), qpn) };
+    a.qp.connect(&way(2, b.qp.qpn)).context("connecting the first side")?;
+    b.qp.connect(&way(1, a.qp.qpn)).context("connecting the second side")?;
+    Ok([a, b])
+}
+
+/// The Ethernet address of a host's device.
+pub(crate) const fn mac(host: u8) -> MacAddr {
+    MacAddr([0x52, 0x54, 0, 0, 0, host])
 }
 
 fn connected_by(by: Connect, sockets: &[PathBuf; 2], bytes: usize) -> Result<[Side; 2]> {

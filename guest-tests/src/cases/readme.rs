@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail};
 
 use super::case::Case;
 use super::exchange::{Programs, Ready};
+use super::recipe::recipe;
 use crate::daemon;
 use crate::image::GuestImage;
 use crate::process::BoundChild;
@@ -41,24 +42,14 @@ pub(crate) fn cases() -> Vec<Case> {
 }
 
 fn two_vms(image: &GuestImage) -> Result<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../README.md");
-    let readme = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
-    let (host, guest) = (block(&readme, "host")?, block(&readme, "guest")?);
+    let (host, guest) = (recipe("README.md", "two-vms: host")?, recipe("README.md", "two-vms: guest")?);
     let directory = tempfile::tempdir().context("cannot create a directory")?;
-    let vms = on_the_host(image, directory.path(), host)?;
-    let result = in_the_guests(&vms, guest);
+    let vms = on_the_host(image, directory.path(), &host)?;
+    let result = in_the_guests(&vms, &guest);
     result.with_context(|| {
         let log = fs::read_to_string(directory.path().join("log")).unwrap_or_default();
         format!("what the host printed:\n{log}\n{}\n{}", vms[0].diagnosis(), vms[1].diagnosis())
     })
-}
-
-/// The lines of the block that this marker announces.
-fn block<'a>(readme: &'a str, name: &str) -> Result<&'a str> {
-    let marker = format!("<!-- two-vms: {name} -->\n```bash\n");
-    let (_, from) = readme.split_once(&marker).with_context(|| format!("README has no {marker}"))?;
-    let (lines, _) = from.split_once("```").context("README's block does not end")?;
-    Ok(lines)
 }
 
 /// Runs the host's lines.

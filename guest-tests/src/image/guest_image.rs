@@ -158,7 +158,7 @@ pub(super) fn cache_directory() -> Result<PathBuf> {
 }
 
 /// A program of a Debian system that is not ours, with that system's own loader and libraries.
-fn host_command(root: &Path, program: &str) -> Vec<String> {
+pub(super) fn host_command(root: &Path, program: &str) -> Vec<String> {
     let libraries = root.join("usr/lib/x86_64-linux-gnu");
     let (loader, program) = (libraries.join("ld-linux-x86-64.so.2"), root.join(program));
     [&loader, Path::new("--library-path"), &libraries, &program]

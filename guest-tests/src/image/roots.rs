@@ -11,6 +11,8 @@ use super::log_command::{StepLog, output_in};
 
 /// The release of Debian in the guests; its backports have a QEMU with a vfio-user client.
 pub(crate) const SUITE: &str = "trixie";
+/// Newer versions of some of its packages.
+pub(crate) const BACKPORTS: &str = "trixie-backports";
 
 /// Programs needed on this machine, as `program:package`.
 pub(crate) const TOOLS: [&str; 5] =
@@ -82,10 +84,7 @@ pub(crate) fn base(image: &GuestImage, log: &StepLog) -> Result<()> {
     write(&root.join("etc/dpkg/dpkg.cfg.d/bed"), DPKG_CONFIG)?;
     log.run(Command::new("debootstrap").args(["--variant=minbase", SUITE]).arg(&root).arg(&mirror))?;
     write(&root.join("etc/apt/apt.conf.d/90bed"), APT_CONFIG)?;
-    write(
-        &root.join("etc/apt/sources.list"),
-        &format!("deb {mirror} {SUITE} main\ndeb {mirror} {SUITE}-backports main\n"),
-    )?;
+    write(&root.join("etc/apt/sources.list"), &format!("deb {mirror} {SUITE} main\ndeb {mirror} {BACKPORTS} main\n"))?;
     std::fs::copy("/etc/resolv.conf", root.join("etc/resolv.conf")).context("cannot copy /etc/resolv.conf")?;
     log.shell_in(&root, "apt-get update -q")
 }
@@ -106,7 +105,7 @@ pub(crate) fn builder(image: &GuestImage, log: &StepLog) -> Result<()> {
     }
     log.shell_in(
         &root,
-        &format!("apt-get install -y -q -t {SUITE}-backports {} linux-headers-{release}", BUILDER_PACKAGES.join(" ")),
+        &format!("apt-get install -y -q -t {BACKPORTS} {} linux-headers-{release}", BUILDER_PACKAGES.join(" ")),
     )?;
     write(&image.dir.join("kernel-release"), &release)
 }

@@ -1,0 +1,212 @@
+//! Two VMs of libvirt's: the lines of the document give each its device and start it.
+//!
+//! libvirt runs in a root directory of its own, seen by it and by the lines alone: mounts, processes and what it keeps
+//! are gone with the test.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+
+use super::case::{Case, skip};
+use super::pingpong::pingpong;
+use super::recipe::recipe;
+use crate::agent::PORT_NAME;
+use crate::daemon::{self, Daemon, DaemonDevice};
+use crate::endpoints::{Endpoints, bring_up};
+use crate::guest_with_daemon::{IPV4, MAC, addresses};
+use crate::image::{BACKPORTS, GuestImage, HostRoot};
+use crate::pair::PVRDMA_DEVICE;
+use crate::process::BoundChild;
+use crate::vm::{Prepared, Vm, VmBuilder};
+
+/// Where the lines are.
+const RECIPE: (&str, &str) = ("docs/two-vms.md", "libvirt");
+/// What the lines call the VMs.
+const NAMES: [&str; 2] = ["vm0", "vm1"];
+/// QEMU is that of the backports, which knows vfio-user.
+const PACKAGES: [&str; 6] =
+    ["-t", BACKPORTS, "libvirt-daemon", "libvirt-daemon-driver-qemu", "libvirt-clients", "qemu-system-x86"];
+/// Nobody is kept from anybody in a root directory of its own, where there is no systemd either.
+const SETTINGS: &str = "\
+user = \"root\"
+group = \"root\"
+security_driver = \"none\"
+cgroup_controllers = []
+namespaces = []
+remember_owner = 0
+stdio_handler = \"file\"
+";
+/// A test that waits for this has failed.
+const PATIENCE: Duration = Duration::from_secs(180);
+
+/// The only test.
+pub(crate) fn cases() -> Vec<Case> {
+    vec![Case::alone("slow/libvirt", two_vms).slow("installs libvirt; runs when asked for: --only slow/libvirt")]
+}
+
+fn two_vms(image: &GuestImage) -> Result<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(skip("libvirt in a root directory of its own needs root"));
+    }
+    let root = HostRoot::build(image, "libvirt", &PACKAGES)
+        .map_err(|error| skip(format!("there is no libvirt: {error:#}")))?;
+    let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
+    let path = |name: &str| directory.path().join(name);
+    // Where the lines' `pvrdmad` looks for its daemon.
+    let run = path("pvrdmad");
+    fs::create_dir(&run).context("cannot create a directory")?;
+    let device = |index: usize| DaemonDevice {
+        name: NAMES[index].to_owned(),
+        socket: run.join(format!("{}.sock", NAMES[index])),
+        mac: MAC[index].to_owned(),
+        options: format!(",nic-socket={}", run.join(format!("{}.nic", NAMES[index])).display()),
+    };
+    let daemon = Daemon::start(&run, &[device(0), device(1)])?;
+    let prepare = |name: &str| VmBuilder::new(image, directory.path()).name(name).memory_mib(768).patience(3).prepare();
+    let prepared: [Prepared; 2] = [prepare(NAMES[0])?, prepare(NAMES[1])?];
+    for (prepared, name) in prepared.iter().zip(NAMES) {
+        let write = fs::write(path(&format!("{name}-before.xml")), domain(prepared, image, name, &path(name))?);
+        write.context("cannot describe a VM")?;
+    }
+    let lines = start(image, &root, directory.path())?;
+    let said = || fs::read_to_string(path("log")).unwrap_or_default();
+    let started = started(&lines, said);
+    let result = started.and_then(|()| {
+        let [a, b] = prepared;
+        between(&[a.accept(Arc::clone(&lines))?, b.accept(Arc::clone(&lines))?])
+    });
+    result.with_context(|| format!("what was said:\n{}\n{}", said(), daemon.log_tail()))
+}
+
+/// Waits until the lines are through.
+fn started(lines: &Mutex<BoundChild>, said: impl Fn() -> String) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while !said().lines().any(|line| line == DONE) {
+        let ended = lines.lock().unwrap_or_else(std::sync::PoisonError::into_inner).exited();
+        ensure!(ended.is_none(), "a line of {} failed", RECIPE.0);
+        ensure!(Instant::now() < deadline, "the VMs are not started after {} s", PATIENCE.as_secs());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    Ok(())
+}
+
+/// Brings both guests up and has them play.
+fn between(vms: &[Vm; 2]) -> Result<String> {
+    let play = || {
+        for (end, vm) in vms.iter().enumerate() {
+            vm.wait_boot()?;
+            bring_up(vm, &addresses(end), 1500)?;
+        }
+        let [a, b] = vms;
+        let endpoints = Endpoints::new([a, b], PVRDMA_DEVICE, IPV4, Duration::from_secs(120));
+        let endpoints = endpoints.with_gids(IPV4.map(Into::into))?;
+        Ok([pingpong(&endpoints, 1, "ibv_rc_pingpong", "")?, pingpong(&endpoints, 0, "ibv_rc_pingpong", "-c")?])
+    };
+    let result: Result<_> = play();
+    Ok(result.with_context(|| format!("{}\n{}", vms[0].diagnosis(), vms[1].diagnosis()))?.join(", "))
+}
+
+/// A VM as somebody has it who does not know of RDMA yet: it boots the image.
+fn domain(prepared: &Prepared, image: &GuestImage, name: &str, console: &Path) -> Result<String> {
+    let arguments = prepared.boot_arguments();
+    let kernel_line = arguments.iter().skip_while(|argument| *argument != "-append").nth(1);
+    Ok(format!(
+        "<domain type='qemu'>
+  <name>{name}</name>
+  <memory unit='MiB'>768</memory>
+  <os>
+    <type arch='x86_64' machine='q35'>hvm</type>
+    <kernel>{kernel}</kernel>
+    <initrd>{initrd}</initrd>
+    <cmdline>{line}</cmdline>
+  </os>
+  <features><acpi/></features>
+  <devices>
+    <emulator>/usr/bin/qemu-system-x86_64</emulator>
+    <disk type='file'>
+      <driver name='qemu' type='raw'/>
+      <source file='{disk}'/>
+      <target dev='vda' bus='virtio'/>
+      <readonly/>
+    </disk>
+    <rng model='virtio'><backend model='random'>/dev/urandom</backend></rng>
+    <serial type='file'><source path='{console}'/></serial>
+    <channel type='unix'>
+      <source mode='connect' path='{agent}'/>
+      <target type='virtio' name='{PORT_NAME}'/>
+    </channel>
+  </devices>
+</domain>
+",
+        kernel = image.kernel().display(),
+        initrd = prepared.initramfs().display(),
+        line = kernel_line.context("QEMU gets no command line for the kernel")?,
+        disk = image.root_disk().display(),
+        console = console.with_extension("console").display(),
+        agent = prepared.agent_socket().display(),
+    ))
+}
+
+/// What is printed when both VMs run.
+const DONE: &str = "both are started";
+
+/// Starts libvirt and has it know both VMs, then runs the document's lines.
+fn start(image: &GuestImage, root: &HostRoot, directory: &Path) -> Result<Arc<Mutex<BoundChild>>> {
+    let (document, name) = RECIPE;
+    let lines = recipe(document, name)?;
+    let bin = directory.join("bin");
+    fs::create_dir(&bin).context("cannot create a directory")?;
+    std::os::unix::fs::symlink(daemon::program()?, bin.join("pvrdmad")).context("cannot name the daemon")?;
+    root.enter_in(&bin, "usr/bin/virsh")?;
+    fs::write(directory.join("qemu.conf"), SETTINGS).context("cannot write libvirt's settings")?;
+    let words: Vec<PathBuf> = vec![root.path(""), directory.to_owned(), image.directory().to_owned()];
+    let script = format!("{PLACE}\n{lines}\necho '{DONE}'\nwait\n");
+    let log = File::create(directory.join("log")).context("cannot create a log")?;
+    let errors = log.try_clone().context("cannot share a log")?;
+    let path = format!("{}:{}:/usr/sbin:/sbin", bin.display(), std::env::var("PATH").unwrap_or_default());
+    let process = BoundChild::spawn("libvirt", "unshare", |command| {
+        command.args(["--mount", "--pid", "--fork", "--kill-child", "bash", "-euc", &script, "libvirt"]).args(words);
+        command.stdin(Stdio::null()).stdout(log).stderr(errors).current_dir(directory);
+        command.env("PATH", path).env("XDG_RUNTIME_DIR", directory).env_remove("RUNTIME_DIRECTORY");
+    })?;
+    Ok(Arc::new(Mutex::new(process)))
+}
+
+/// The root directory sees this machine's devices, the files of the test and of the image, and keeps nothing.
+const PLACE: &str = r#"
+root=${1%/} directory=$2 image=$3
+mount -t proc proc "$root/proc"
+mount --rbind /dev "$root/dev"
+mount --rbind /sys "$root/sys"
+for kept in run etc/libvirt/qemu var/lib/libvirt var/cache/libvirt var/log/libvirt; do
+    mkdir -p "$root/$kept"
+    mount -t tmpfs tmpfs "$root/$kept"
+done
+mkdir -p "$root/run/lock"
+mount --bind qemu.conf "$root/etc/libvirt/qemu.conf"
+mount -t tmpfs tmpfs "$root/mnt"
+for seen in "$directory" "$image"; do
+    mkdir -p "$root$seen"
+    mount --bind "$seen" "$root$seen"
+done
+chroot "$root" /usr/sbin/libvirtd >libvirtd.log 2>&1 &
+until virsh list >/dev/null 2>virsh.log; do sleep 0.1; done
+virsh define vm0-before.xml
+virsh define vm1-before.xml
+"#;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_recipe_is_short() {
+        let (document, name) = RECIPE;
+        let lines = recipe(document, name).unwrap();
+        assert!((1..=12).contains(&lines.lines().count()), "{lines}");
+    }
+}

@@ -1,0 +1,16 @@
+//! Lines of documents that tests run as they stand there.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+/// The lines of the block of a document that a marker announces: `<!-- NAME -->`.
+pub(super) fn recipe(document: &str, name: &str) -> Result<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(document);
+    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let marker = format!("<!-- {name} -->\n```bash\n");
+    let (_, from) = text.split_once(&marker).with_context(|| format!("{document} has no {marker}"))?;
+    let (lines, _) = from.split_once("```").with_context(|| format!("a block of {document} does not end"))?;
+    Ok(lines.to_owned())
+}
