@@ -157,6 +157,12 @@ impl Daemon {
         serde_json::from_slice(&self.ask(&["status", "--json"])?).context("pvrdmad status: not JSON")
     }
 
+    /// What `pvrdmad show OBJECT --json` says of a device.
+    pub(crate) fn show(&self, device: &str, object: &str) -> Result<serde_json::Value> {
+        let said = self.ask(&["show", object, "--device", device, "--json"])?;
+        serde_json::from_slice(&said).context("pvrdmad show: not JSON")
+    }
+
     /// Takes the link of a device up or down.
     pub(crate) fn set_link(&self, device: &str, up: bool) -> Result<()> {
         self.ask(&["link", if up { "up" } else { "down" }, "--device", device]).map(drop)

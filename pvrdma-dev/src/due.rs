@@ -4,11 +4,12 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 use std::fmt;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_verbs::{Counter, counters};
 
-use crate::watcher::DoorbellWatcher;
+use crate::watcher::{Depth, DoorbellWatcher};
 
 counters! {
     /// What was notified without having been asked for.
@@ -22,10 +23,19 @@ counters! {
     }
 }
 
+/// The watcher does not rest: it looks soon, or a store to a page wakes it.
+const AWAKE: u8 = 0;
+/// The watcher rests after a pass of [`Depth::Rest`], and a completion is to wake it.
+const RESTS: u8 = 1;
+/// A completion has woken it.
+const WOKEN: u8 = 2;
+
 /// The list. A leaf among the locks.
 pub(crate) struct DueLooks {
     watcher: Arc<dyn DoorbellWatcher>,
     state: Mutex<State>,
+    /// One of the three above: what the watcher does, for who completes something.
+    rest: AtomicU8,
     /// What the looks led to.
     pub(crate) counts: InferCounters,
 }
@@ -45,7 +55,7 @@ impl fmt::Debug for DueLooks {
 
 impl DueLooks {
     pub(crate) fn new(watcher: Arc<dyn DoorbellWatcher>) -> Self {
-        Self { watcher, state: Mutex::default(), counts: InferCounters::default() }
+        Self { watcher, state: Mutex::default(), rest: AtomicU8::new(AWAKE), counts: InferCounters::default() }
     }
 
     /// Who looks.
@@ -86,12 +96,28 @@ impl DueLooks {
         self.state.lock().looks.len()
     }
 
+    /// Begins a pass: what completes from now on wakes a watcher that rests after it. Returns `true` if a completion
+    /// has ended the rest after the pass before.
+    pub(crate) fn begin(&self, depth: Depth) -> bool {
+        let rest = if depth == Depth::Rest { RESTS } else { AWAKE };
+        self.rest.swap(rest, Ordering::SeqCst) == WOKEN
+    }
+
     /// When the next look is due. The watcher sleeps until then if it `sleeps`: what comes in earlier wakes it.
     pub(crate) fn plan(&self, sleeps: bool) -> Option<u64> {
         let mut state = self.state.lock();
         let due = state.looks.peek().map(|&Reverse((at, _))| at);
         state.sleeps_until = if sleeps { due.unwrap_or(u64::MAX) } else { 0 };
         due
+    }
+
+    /// Something was published. Wakes a watcher that rests, once.
+    pub(crate) fn completed(&self) {
+        // The watcher is awake at nearly all times at which much completes: then this is a load.
+        let rests = self.rest.load(Ordering::SeqCst) == RESTS;
+        if rests && self.rest.compare_exchange(RESTS, WOKEN, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            self.watcher.wake();
+        }
     }
 
     /// A queue has ended.

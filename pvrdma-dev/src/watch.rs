@@ -215,7 +215,7 @@ impl<H: Hca> WatchList<H> {
     ) -> (u32, Option<usize>) {
         let mut rings = self.0.lock();
         match depth {
-            Depth::Hot => (rings.look_hot(view, now, pending), None),
+            Depth::Hot | Depth::Rest => (rings.look_hot(view, now, pending), None),
             Depth::All => {
                 let chunk = chunk(below, rings.all.len(), CHUNK);
                 let moved = chunk.clone().map(|index| rings.look_at(index, view, now, pending)).sum();

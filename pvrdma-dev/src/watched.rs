@@ -179,6 +179,7 @@ impl<H: Hca> Core<H> {
     /// One pass of the watcher.
     pub(crate) fn poll_doorbells(&self, now: u64, depth: Depth) -> Outcome {
         let Some(looks) = self.watch.looks.get() else { return Outcome::default() };
+        let completed = looks.begin(depth);
         let moved = self.look_at_rings(now, depth);
         self.run_deferred();
         // No more than there are now: a queue that is looked at may be listed again.
@@ -189,6 +190,6 @@ impl<H: Hca> Core<H> {
             }
         }
         self.retry_events();
-        Outcome { moved, due: looks.plan(depth == Depth::All) }
+        Outcome { moved, completed, due: looks.plan(depth == Depth::All) }
     }
 }

@@ -9,8 +9,9 @@ pub trait DoorbellWatcher: Send + Sync {
     /// Nanoseconds on a clock that never goes back.
     fn now(&self) -> u64;
 
-    /// Something is due before the time that [`MappedDoorbells::poll_doorbells`] returned last, and nobody would look
-    /// then. Called from any thread, also with locks of the device held: it only wakes.
+    /// Something is due before the time that [`MappedDoorbells::poll_doorbells`] returned last, or completed after a
+    /// pass of [`Depth::Rest`], and nobody would look then. Called from any thread, also with locks of the device held:
+    /// it only wakes.
     fn wake(&self);
 
     /// Takes a page from whoever stored to it: when this returns its content is gone, and the next store to it is
@@ -29,6 +30,9 @@ pub trait DoorbellWatcher: Send + Sync {
 pub enum Depth {
     /// Rings that moved lately, and some of the others in turn. The caller looks again soon.
     Hot,
+    /// The same rings. The caller rests until what is due, and is woken for a completion, after which a process that
+    /// polls is likely to post.
+    Rest,
     /// All rings. The caller may sleep until what is due, unless there was work.
     All,
 }
@@ -38,6 +42,8 @@ pub enum Depth {
 pub struct Outcome {
     /// Rings to which the guest had posted.
     pub moved: u32,
+    /// Something has completed since the last pass, if that was one of [`Depth::Rest`].
+    pub completed: bool,
     /// When to look again although nobody may have posted anything.
     pub due: Option<u64>,
 }

@@ -236,6 +236,33 @@ fn a_sleeping_watcher_is_woken_for_what_is_due() {
     assert_eq!(pages.wakes(), 1, "but for whether that was of use");
 }
 
+/// A watcher that rests while somebody polls is woken by a completion, once: who polls is likely to post then. One that
+/// is awake, or sleeps because a store would wake it, is not.
+#[test]
+fn a_resting_watcher_is_woken_by_a_completion() {
+    let (_test, mock, pages, driver) = mock();
+    let (mut cq, qp) = process(&driver);
+    cq.arm();
+    let completes = || mock.complete_send(qp.handle, &success(qp.handle)).unwrap();
+    assert!(!pages.rest().completed);
+    completes();
+    completes();
+    assert_eq!((pages.wakes(), pages.rest().completed, pages.rest().completed), (1, true, false));
+    completes();
+    assert_eq!((pages.wakes(), pages.pass().completed, pages.pass().completed), (2, true, false));
+    for _ in 0..3 {
+        cq.wait();
+    }
+    // Nothing is due any more, and the queue is one that is looked at late.
+    pages.advance(1_000_000_000);
+    for awake in [MappedPages::pass, MappedPages::idle] {
+        awake(&pages);
+        completes();
+        assert_eq!((pages.wakes(), awake(&pages).completed), (2, false));
+        cq.wait();
+    }
+}
+
 /// A page is taken from its last process before the next one has it: the next store is noticed, although nobody went to
 /// sleep between them.
 #[test]

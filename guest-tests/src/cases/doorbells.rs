@@ -2,17 +2,19 @@
 //! arm without a message to the daemon, which its counters show exactly.
 
 use std::rc::Rc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use super::applications::RSOCKETS;
 use super::case::{Case, skip};
 use super::shared::{Machines, Shared};
 use super::{connection, nvme, perftest, pingpong};
+use crate::daemon::Daemon;
 use crate::endpoints::Endpoints;
 use crate::image::GuestImage;
-use crate::pair::{LinkKind, Pair, PairOptions};
-use crate::vm::Vm;
+use crate::pair::{LinkKind, PVRDMA_DEVICE, Pair, PairOptions};
+use crate::vm::{Job, Vm};
 
 /// The guests, and how programs in them name each other's devices.
 struct MappedPair(Pair);
@@ -59,7 +61,12 @@ pub(crate) fn cases() -> Vec<Case> {
     }
     cases.push(case(&shared, "rping", |endpoints| connection::rping(endpoints, 1)));
     cases.push(case(&shared, "ucmatose", |endpoints| connection::address_pair(endpoints, 1, "ucmatose")));
-    cases.push(case(&shared, "rstream", rstream));
+    cases.push(case(&shared, "rstream", |endpoints| rstream(endpoints, "rstream")));
+    cases.push(case(&shared, "librspreload", |endpoints| {
+        rstream(endpoints, &format!("env {RSOCKETS} rstream -T s -T v"))
+    }));
+    cases.push(shared.case("doorbells/two-processes", two_processes));
+    cases.push(shared.case("doorbells/polls-in-vain", polls_in_vain));
     cases.push(shared.case("doorbells/kernel", kernel));
     cases.push(shared.case("doorbells/idle", idle));
     cases.into_iter().map(|case| case.slow_unless(&ORDINARY, WHEN)).collect()
@@ -102,6 +109,7 @@ struct Counts {
     arms: u64,
     found: u64,
     failed: u64,
+    naps: u64,
     sleeps: u64,
 }
 
@@ -119,6 +127,7 @@ impl Counts {
             arms: count("doorbell_arms")?,
             found: count("doorbells_found")?,
             failed: count("doorbell_arms_failed")?,
+            naps: count("doorbell_naps")?,
             sleeps: count("doorbell_sleeps")?,
         })
     }
@@ -137,14 +146,14 @@ impl Counts {
 }
 
 /// Sockets over RDMA, which poll for a while and sleep then.
-fn rstream(endpoints: &Endpoints<'_>) -> Result<String> {
+fn rstream(endpoints: &Endpoints<'_>, program: &str) -> Result<String> {
     let [a, b] = endpoints.vms;
-    let server = b.spawn(&format!("rstream -b {} -S 4096 -C 200 -I 10", endpoints.ip[1]))?;
+    let server = b.spawn(&format!("{program} -b {} -S 4096 -C 200 -I 10", endpoints.ip[1]))?;
     b.wait_until(
         "ss -xtl >/dev/null 2>&1; rdma resource show cm_id 2>/dev/null | grep -q LISTEN",
         Duration::from_secs(60),
     )?;
-    a.run(&format!("rstream -s {} -S 4096 -C 200 -I 10", endpoints.ip[1]))?;
+    a.run(&format!("{program} -s {} -S 4096 -C 200 -I 10", endpoints.ip[1]))?;
     server.wait_success(endpoints.patience)?;
     Ok(String::new())
 }
@@ -159,6 +168,65 @@ fn kernel(MappedPair(pair): &MappedPair) -> Result<String> {
     Ok(note)
 }
 
+/// What the thread that looks at rings of a guest does.
+fn watcher(daemon: &Daemon, guest: usize) -> Result<String> {
+    let status = daemon.status()?;
+    let word = status.pointer(&format!("/devices/{guest}/doorbells/watcher")).and_then(serde_json::Value::as_str);
+    word.map(str::to_owned).with_context(|| format!("no watcher in {status}"))
+}
+
+/// A process of guest a that polls in vain, once it does.
+fn poller(pair: &Pair) -> Result<Job> {
+    let job = pair.a().spawn(&format!("/run/guest-tests doorbells --device {PVRDMA_DEVICE} --poll-for 600"))?;
+    job.wait_for_output("polls", Duration::from_secs(60))?;
+    Ok(job)
+}
+
+/// The driver gives the page of a process that has ended, here of one that was killed, to the next one.
+fn two_processes(MappedPair(pair): &MappedPair) -> Result<String> {
+    let daemon = pair.daemon().context("no daemon")?;
+    let contexts = || -> Result<Vec<serde_json::Value>> {
+        let shown = daemon.show("vm0", "context")?;
+        shown.as_array().cloned().with_context(|| format!("no list: {shown}"))
+    };
+    let before = Counts::of(pair, 0)?;
+    let mut pages = Vec::new();
+    for _ in 0..2 {
+        let process = poller(pair)?;
+        // It opens the device twice, and polls on one of the pages.
+        let shown = contexts()?;
+        let mapped = shown.iter().find(|context| context["doorbells"] == "mapped");
+        pages.push(mapped.with_context(|| format!("nobody's page is memory: {shown:?}"))?["uar_page"].clone());
+        drop(process);
+        while !contexts()?.is_empty() {}
+    }
+    ensure!(pages[0].is_u64() && pages[0] == pages[1], "each has a page of its own: {pages:?}");
+    let now = Counts::of(pair, 0)?;
+    ensure!((now.messages, now.contexts) == (0, before.contexts + 2), "{now:?}, before {before:?}");
+    Ok(format!("page {}", pages[0]))
+}
+
+/// Who looks at rings for a process that polls and posts nothing rests: 2 ms, but for a page that is touched after it
+/// was taken away.
+fn polls_in_vain(MappedPair(pair): &MappedPair) -> Result<String> {
+    let daemon = pair.daemon().context("no daemon")?;
+    let process = poller(pair)?;
+    // From then on it does not take more and more time.
+    pair.a().run("sleep 1")?;
+    while watcher(daemon, 0)? != "polled" {}
+    let (start, before, ticks) = (Instant::now(), Counts::of(pair, 0)?, daemon.processor_ticks()?);
+    // Time that only passes: what must not happen cannot be waited for.
+    pair.b().run("sleep 5")?;
+    let (now, ticks) = (Counts::of(pair, 0)?, daemon.processor_ticks()? - ticks);
+    let time = start.elapsed();
+    ensure!(process.is_running(), "it ended");
+    ensure!((now.messages, now.found) == (0, before.found), "{now:?}, before {before:?}");
+    let (naps, arms) = (now.naps - before.naps, now.arms - before.arms);
+    let most = u64::try_from(time.as_millis())? / 2 + 2 * (arms + now.faults - before.faults) + 10;
+    ensure!(naps <= most, "{naps} rests in {time:?}, {arms} arms: more than {most}");
+    Ok(format!("{naps} rests, {arms} arms and {} ms of a processor in {:.1} s", 10 * ticks, time.as_secs_f64()))
+}
+
 /// A process that has asked for an event and waits costs nothing: who looks at rings sleeps, and is not woken.
 fn idle(MappedPair(pair): &MappedPair) -> Result<String> {
     let link = pair.link(LinkKind::Pvrdma)?;
@@ -166,11 +234,7 @@ fn idle(MappedPair(pair): &MappedPair) -> Result<String> {
     let _server = endpoints.vms[1].spawn(&format!("ibv_rc_pingpong -e -d {} -g 1", endpoints.device[1]))?;
     endpoints.vms[1].wait_until(&crate::endpoints::listens(18515), endpoints.patience)?;
     let daemon = pair.daemon().context("no daemon")?;
-    let asleep = || -> Result<bool> {
-        let status = daemon.status()?;
-        Ok(status.pointer("/devices/1/doorbells/watcher").is_some_and(|word| word == "cold"))
-    };
-    while !asleep()? {}
+    while watcher(daemon, 1)? != "cold" {}
     let before = Counts::of(pair, 1)?;
     // Time that only passes: what must not happen cannot be waited for.
     endpoints.vms[1].run("sleep 10")?;

@@ -81,6 +81,11 @@ impl MappedPages {
         self.poll(Depth::Hot)
     }
 
+    /// What a watcher does before it rests because nobody posts anything.
+    pub fn rest(&self) -> Outcome {
+        self.poll(Depth::Rest)
+    }
+
     /// What a watcher does before it sleeps: the pages are taken away, and all rings looked at once more.
     pub fn idle(&self) -> Outcome {
         let present = std::mem::take(&mut *self.pages.present.lock());

@@ -7,6 +7,8 @@ pub(super) enum Step {
     Spin,
     /// Look again after so many nanoseconds.
     Nap(u64),
+    /// Look, and once more after so many nanoseconds, or when something completes or a page is touched.
+    Rest(u64),
     /// Take the pages away and look at everything once more.
     Arm,
     /// Sleep until a page is touched, or something is due.
@@ -23,8 +25,13 @@ const LONGEST_NAP: u64 = 50_000;
 const WARM: u64 = 2_000_000;
 /// A page that is touched within this time of having been taken away is one of somebody who spins on it.
 const SPINNER: u64 = 100_000;
-/// Naps while somebody spins on a page and posts nothing.
-const POLLED_NAP: u64 = 400_000;
+/// So is one that is touched as often as this, whenever, and nothing is found.
+const VAIN: u32 = 4;
+/// While somebody spins on a page and posts nothing, a rest is this part of the time since something happened: what is
+/// posted then waits for so much of the time that its process has waited,
+const REST_PART: u64 = 8;
+/// and for so long at most.
+const LONGEST_REST: u64 = 2_000_000;
 /// Spinning of this length is judged:
 const JUDGED: u64 = 10_000_000;
 /// a watcher that had no processor for a twentieth of it keeps others waiting, too,
@@ -59,6 +66,10 @@ pub(super) struct Pacer {
     pause: u64,
     /// For how long pages are left to who spins on them next time.
     polled: u64,
+    /// When something was found last, or completed while somebody spun.
+    last_activity: u64,
+    /// Touches since something was found last.
+    vain: u32,
 }
 
 impl Pacer {
@@ -66,7 +77,7 @@ impl Pacer {
     /// [`Self::spun`].
     pub(super) const fn new(spins: bool) -> Self {
         let state = State::Cold { since: 0 };
-        Self { state, spins, spun: 0, lost: 0, crowded: 0, pause: PAUSE.0, polled: POLLED }
+        Self { state, spins, spun: 0, lost: 0, crowded: 0, pause: PAUSE.0, polled: POLLED, last_activity: 0, vain: 0 }
     }
 
     /// It may spin now.
@@ -91,18 +102,28 @@ impl Pacer {
     }
 
     /// What to do now.
-    pub(super) const fn next(&self, now: u64) -> Step {
+    pub(super) fn next(&self, now: u64) -> Step {
         match self.state {
             State::Cold { .. } => Step::Block,
             State::Warm { work, .. } if self.spins(now) && now.saturating_sub(work) < SPIN => Step::Spin,
             State::Warm { work, nap } if now.saturating_sub(work) < WARM => Step::Nap(nap),
-            State::Polled { until } if now < until => Step::Nap(POLLED_NAP),
+            State::Polled { until } if now < until => Step::Rest(self.rest(now)),
             State::Warm { .. } | State::Polled { .. } => Step::Arm,
         }
     }
 
+    fn rest(&self, now: u64) -> u64 {
+        (now.saturating_sub(self.last_activity) / REST_PART).clamp(NAP, LONGEST_REST)
+    }
+
+    /// Something has completed: whoever polls is likely to post.
+    pub(super) const fn completed(&mut self, now: u64) {
+        self.last_activity = now;
+    }
+
     /// Something was found: rings that moved.
     pub(super) const fn worked(&mut self, now: u64) {
+        (self.last_activity, self.vain) = (now, 0);
         self.polled = POLLED;
         self.state = State::Warm { work: now, nap: NAP };
     }
@@ -129,7 +150,8 @@ impl Pacer {
     /// A page was touched at `at` while all were away, and nothing was found.
     pub(super) fn touched(&mut self, at: u64, now: u64) {
         let State::Cold { since } = self.state else { return };
-        if at.saturating_sub(since) > SPINNER {
+        self.vain = self.vain.saturating_add(1);
+        if at.saturating_sub(since) > SPINNER && self.vain < VAIN {
             self.polled = POLLED;
             self.state = State::Warm { work: now, nap: NAP };
         } else {
@@ -245,12 +267,12 @@ mod tests {
         pacer.worked(now);
         while now < 1_000 * MILLISECOND {
             match pacer.next(now) {
-                Step::Nap(nap) => (now, naps) = (now + nap, naps + 1),
+                Step::Nap(nap) | Step::Rest(nap) => (now, naps) = (now + nap, naps + 1),
                 Step::Arm => pacer.refused(now),
                 step => unreachable!("{step:?}"),
             }
         }
-        assert!(naps > 1_000);
+        assert!(naps > 400);
     }
 
     /// A process that hammers its page buys naps, ever fewer invalidations, and no spinning.
@@ -262,7 +284,7 @@ mod tests {
         while now < 10_000 * MILLISECOND {
             match pacer.next(now) {
                 Step::Spin => now += 1_000,
-                Step::Nap(nap) => {
+                Step::Nap(nap) | Step::Rest(nap) => {
                     (now, naps) = (now + nap, naps + 1);
                     pacer.idled();
                 }
@@ -273,7 +295,7 @@ mod tests {
                 Step::Block => unreachable!("a page is touched"),
             }
         }
-        assert!(naps <= 10_000 * MILLISECOND / POLLED_NAP + 100, "{naps}");
+        assert!(naps <= 10_000 * MILLISECOND / LONGEST_REST + 100, "{naps}");
         assert!(arms <= 110, "{arms} in ten seconds");
         assert_eq!(pacer.word(now), "polled");
         pacer.worked(now);
@@ -286,9 +308,44 @@ mod tests {
         let mut pacer = Pacer::new(true);
         pacer.armed(1_000);
         pacer.touched(1_000 + SPINNER, 5 * MILLISECOND);
-        assert_eq!((pacer.word(5 * MILLISECOND), pacer.next(5 * MILLISECOND)), ("polled", Step::Nap(POLLED_NAP)));
+        assert_eq!((pacer.word(5 * MILLISECOND), pacer.next(5 * MILLISECOND)), ("polled", Step::Rest(625_000)));
         pacer.armed(6 * MILLISECOND);
         pacer.touched(6 * MILLISECOND + SPINNER + 1, 7 * MILLISECOND);
         assert_eq!(pacer.word(5_000 * MILLISECOND), "hot");
+    }
+
+    /// On a busy machine a page is touched late by who spins on it.
+    #[test]
+    fn who_touches_in_vain_again_and_again_is_one_who_spins() {
+        let mut pacer = Pacer::new(true);
+        let touched = |pacer: &mut Pacer, now| {
+            pacer.armed(now);
+            pacer.touched(now + MILLISECOND, now + MILLISECOND);
+            pacer.word(now + MILLISECOND)
+        };
+        for round in 0..2 {
+            let words = [0, 10, 20, 30, 40].map(|ms| touched(&mut pacer, (round * 50 + ms) * MILLISECOND));
+            assert_eq!(words, ["hot", "hot", "hot", "polled", "polled"]);
+            pacer.worked((round * 50 + 45) * MILLISECOND);
+        }
+    }
+
+    /// Who has waited waits for a part of that longer until its post is found, unless something completes for it.
+    #[test]
+    fn who_polls_in_vain_rests_ever_longer() {
+        let mut pacer = Pacer::new(true);
+        pacer.worked(0);
+        pacer.refused(2 * MILLISECOND);
+        let rest = |pacer: &Pacer, now| match pacer.next(now) {
+            Step::Rest(rest) => rest,
+            step => unreachable!("{step:?}"),
+        };
+        let rests = [2, 4, 8, 11].map(|now| rest(&pacer, now * MILLISECOND));
+        assert_eq!(rests, [250_000, 500_000, 1_000_000, 1_375_000]);
+        pacer.refused(100 * MILLISECOND);
+        assert_eq!(rest(&pacer, 100 * MILLISECOND), LONGEST_REST);
+        pacer.completed(101 * MILLISECOND);
+        let rests = [101, 102, 103].map(|now| rest(&pacer, now * MILLISECOND));
+        assert_eq!(rests, [NAP, 125_000, 250_000]);
     }
 }

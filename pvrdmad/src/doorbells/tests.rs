@@ -125,7 +125,7 @@ impl MappedDoorbells for Rings {
             let posted = self.posted[page].load(Ordering::SeqCst);
             moved += u32::from(self.seen[page].swap(posted, Ordering::SeqCst) != posted);
         }
-        Outcome { moved, due: None }
+        Outcome { moved, ..Outcome::default() }
     }
 }
 
@@ -352,7 +352,7 @@ impl MappedDoorbells for LatePost {
     }
 
     fn poll_doorbells(&self, now: u64, depth: Depth) -> Outcome {
-        self.awake.store(depth == Depth::Hot, Ordering::SeqCst);
+        self.awake.store(depth != Depth::All, Ordering::SeqCst);
         if self.forgets && self.posted.load(Ordering::SeqCst) && !self.left_out.swap(true, Ordering::SeqCst) {
             return Outcome::default();
         }

@@ -179,13 +179,16 @@ impl Body {
             let step = self.pacer.next(now);
             self.note_spin(step, now);
             match step {
-                Step::Spin => self.look(),
+                Step::Spin => {
+                    self.look(Depth::Hot);
+                }
                 Step::Nap(nap) => {
                     self.watch.counts.doorbell_naps.increment();
                     // Whoever touches does not end it: that would be one look for each touch.
                     thread::sleep(Duration::from_nanos(nap));
-                    self.look();
+                    self.look(Depth::Hot);
                 }
+                Step::Rest(rest) => self.rest(rest),
                 Step::Arm => self.arm(),
                 Step::Block => self.block(),
             }
@@ -209,11 +212,29 @@ impl Body {
         }
     }
 
-    /// A look at what is hot.
-    fn look(&mut self) {
+    /// A look at what is hot. Returns `true` if something happened: it was found, or has completed.
+    fn look(&mut self, depth: Depth) -> bool {
         self.take_touched();
-        let out = self.poll(Depth::Hot);
-        if out.moved > 0 { self.pacer.worked(self.watch.now()) } else { self.pacer.idled() }
+        let out = self.poll(depth);
+        let now = self.watch.now();
+        if out.completed {
+            self.pacer.completed(now);
+        }
+        if out.moved > 0 {
+            self.pacer.worked(now)
+        } else {
+            self.pacer.idled()
+        }
+        out.moved > 0 || out.completed
+    }
+
+    /// Looks first: what completes from then on ends the rest.
+    fn rest(&mut self, rest: u64) {
+        if !self.look(Depth::Rest) {
+            self.watch.counts.doorbell_naps.increment();
+            let until = self.watch.now().saturating_add(rest);
+            self.watch.sleep(Some(self.due.map_or(until, |due| due.min(until))));
+        }
     }
 
     /// Takes the pages away, and looks at everything once more: what was posted before is found, what comes after is

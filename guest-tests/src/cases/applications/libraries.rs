@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use anyhow::{Result, ensure};
 
+use super::RSOCKETS;
 use super::mpi::ucx;
 use super::pair::ApplicationsPair;
 use crate::cases::case::Case;
@@ -33,9 +34,6 @@ const UCX_TESTS: [&str; 15] = [
 /// address handles without a GRH, which RoCE does not have on any adapter.
 const QPERF_TESTS: &str = "rc_lat rc_bw rc_bi_bw rc_rdma_read_lat rc_rdma_read_bw rc_rdma_write_lat \
     rc_rdma_write_poll_lat rc_rdma_write_bw rc_compare_swap_mr rc_fetch_add_mr ver_rc_compare_swap ver_rc_fetch_add";
-
-/// Where the library with `socket` and its friends over RDMA is.
-const RSOCKETS: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
 
 pub(super) fn cases(shared: &Rc<Shared<ApplicationsPair>>) -> Vec<Case> {
     let mut cases = Vec::new();

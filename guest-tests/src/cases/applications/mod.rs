@@ -10,6 +10,9 @@ use super::case::Case;
 use super::shared::Shared;
 use pair::ApplicationsPair;
 
+/// Where the library with `socket` and its friends over RDMA is.
+pub(super) const RSOCKETS: &str = "LD_PRELOAD=/usr/lib/x86_64-linux-gnu/rsocket/librspreload.so";
+
 /// Why they do not run with the others.
 const WHEN: &str = "needs a disk with more programs; runs when asked for: --only applications/";
 

@@ -29,7 +29,9 @@ impl Inferred {
     /// `count` completions were published. Returns `true` if the guest is to be notified.
     pub(super) fn published(&mut self, head: u32, count: u32, unconsumed: u32) -> bool {
         let verdict = self.infer.published(head, count, unconsumed, self.looks.watcher().now());
-        self.obey(verdict)
+        let notify = self.obey(verdict);
+        self.looks.completed();
+        notify
     }
 
     /// A look was due. Returns `true` if the guest is to be notified.
