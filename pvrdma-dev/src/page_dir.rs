@@ -133,6 +133,41 @@ mod tests {
         assert!(check_mapped(&view, &list, Direction::Read).is_err());
     }
 
+    /// The largest object: a directory may name a table, and a table a page, as often as it likes.
+    #[test]
+    fn the_most_pages() {
+        let space = space();
+        let view = space.view();
+        put(&view, BASE, &[BASE + 0x1000; 512]);
+        put(&view, BASE + 0x1000, &[BASE + 0x2000; 512]);
+        assert_eq!(read_page_directory(&view, BASE, MAX_PAGES).unwrap().pages(), MAX_PAGES);
+        assert!(read_page_directory(&view, BASE, MAX_PAGES + 1).is_err());
+    }
+
+    /// An address that is no page's is none, whatever lies there.
+    #[test]
+    fn a_directory_is_a_page_and_not_the_first() {
+        let memory = GuestMemoryMmap::<()>::from_ranges(&[(GuestAddress(0), SIZE)]).unwrap();
+        let space = DmaSpace::from_guest_memory(&memory, PinPolicy::Off).unwrap();
+        let view = space.view();
+        for dir in [0, 0x1000, 0x1008] {
+            put(&view, dir, &[0x2000]);
+        }
+        put(&view, 0x2000, &[0x3000]);
+        assert!(read_page_directory(&view, 0x1000, 1).is_ok());
+        for dir in [0, 0x1008] {
+            let refused = read_page_directory(&view, dir, 1).unwrap_err();
+            assert!(matches!(refused, DmaError::Misaligned { addr } if addr == dir), "{refused:?}");
+        }
+        // Nor is a table.
+        for table in [0, 0x1008] {
+            put(&view, 0x1000, &[table]);
+            put(&view, 0, &[0x3000]);
+            put(&view, 0x1008, &[0x3000]);
+            assert!(read_page_directory(&view, 0x1000, 1).is_err(), "{table:#x}");
+        }
+    }
+
     /// Around the end of each table, every single entry that is no page address: the object is refused exactly when it
     /// needs that entry.
     #[test]

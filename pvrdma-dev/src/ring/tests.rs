@@ -1,6 +1,7 @@
 //! Index rules (conformance 38, 39, 40, 45).
 
 use proptest::prelude::*;
+use pvrdma_guest_memory::PageListBuilder;
 use vm_memory::Bytes;
 
 use super::*;
@@ -222,6 +223,100 @@ fn invalid_consumer_index() {
     }
     guest.memory.store(guest.state() + 12, 9);
     assert_eq!(ring.is_empty(&view), Ok(false), "one element of a whole round is left");
+}
+
+/// Everything that the two words of a small ring can say, to who only looks: a number of elements exactly where some
+/// number of steps, at most a ring, leads from the consumer to the producer.
+#[test]
+fn every_look_at_a_small_ring() {
+    for (words, offset) in [(StateWords::Tx, 0), (StateWords::Rx, 8)] {
+        for entries in [1_u32, 2, 4] {
+            let guest = RingMemory::new(2);
+            let ring = Ring::new(shape(&guest, entries, 64, words)).unwrap();
+            let state = guest.state();
+            for looked_at in [ring.words(), RingWords::at(state, words, entries)] {
+                assert_eq!(looked_at.state_page(), state);
+                let turn = 2 * entries;
+                for (head, tail) in (0..turn + 2).flat_map(|head| (0..turn + 2).map(move |tail| (head, tail))) {
+                    guest.memory.store(state + offset, tail);
+                    guest.memory.store(state + offset + 4, head);
+                    assert_eq!(looked_at.producer_index(&guest.memory.space().view()), Ok(tail));
+                    let valid = head < turn && tail < turn;
+                    let used = (0..=entries).find(|steps| valid && (head + steps) % turn == tail);
+                    let inspect = RingInspect { size: entries, head: Some(head), tail: Some(tail), used };
+                    assert_eq!(looked_at.inspect(guest.memory.space()), inspect);
+                }
+            }
+        }
+    }
+}
+
+/// The device's own look at what the guest has consumed, at every index of it.
+#[test]
+fn every_consumer_index_of_a_small_ring() {
+    let (entries, turn) = (4_u32, 8);
+    let guest = RingMemory::new(2);
+    let (view, state) = (guest.memory.space().view(), guest.state());
+    let mut ring = ProducerRing::new(shape(&guest, entries, 64, StateWords::Rx)).unwrap();
+    for produced in 1..=2 * turn {
+        guest.memory.store(state + 12, (produced - 1) % turn);
+        assert_eq!(ring.push(&view, &[1_u64; 8]), Ok(true));
+        for head in 0..turn + 2 {
+            guest.memory.store(state + 12, head);
+            let left = (0..=entries).find(|left| head < turn && (head + left) % turn == produced % turn);
+            assert_eq!(ring.unconsumed(&view).ok(), left.map(|left| (head, left)), "{produced} {head}");
+            assert_eq!(ring.is_empty(&view).ok(), left.map(|left| left == 0), "{produced} {head}");
+        }
+    }
+}
+
+/// What could not be shown has not been written: the next element takes its slot.
+#[test]
+fn an_element_that_cannot_be_published_is_taken_back() {
+    let guest = RingMemory::new(2);
+    let mut pages = PageListBuilder::default();
+    // The state page is not there.
+    for page in [0xffff_f000, guest.pages[1]] {
+        pages.push(page).unwrap();
+    }
+    let pages = pages.finish();
+    let shape = RingShape { pages, first_page: 1, page_count: 1, entries: 4, stride: 64, words: StateWords::Rx };
+    let mut ring = ProducerRing::new(shape).unwrap();
+    for tail in 0..4 {
+        (ring.tail, ring.head) = (tail, tail);
+        assert!(ring.push(&guest.memory.space().view(), &[1_u64; 8]).is_err());
+        assert_eq!(ring.tail, tail);
+    }
+    (ring.tail, ring.head) = (7, 7);
+    assert!(ring.push(&guest.memory.space().view(), &[1_u64; 8]).is_err());
+    assert_eq!(ring.tail, 7, "before the wrap");
+}
+
+/// Who watches a ring is told of each look, and of nothing else.
+#[test]
+fn a_watched_ring_counts_its_looks() {
+    let guest = RingMemory::new(2);
+    let (view, state) = (guest.memory.space().view(), guest.state());
+    let mut ring = ConsumerRing::new(shape(&guest, 4, 64, StateWords::Rx)).unwrap();
+    guest.memory.store(state + 8, 1);
+    assert_eq!(ring.posted(&view), Ok(1), "before somebody watches");
+    let progress = ring.watch();
+    assert_eq!(progress.seen(), Seen { tail: 0, looks: 0 });
+    guest.memory.store(state + 8, 3);
+    assert_eq!(ring.posted(&view), Ok(3));
+    assert_eq!(progress.seen(), Seen { tail: 3, looks: 1 });
+    assert!(ring.peek(&view).unwrap().is_some());
+    ring.take();
+    assert_eq!(progress.seen(), Seen { tail: 3, looks: 1 }, "it knew of that one");
+    assert_eq!(ring.posted(&view), Ok(2));
+    assert_eq!(ring.watch().seen(), Seen { tail: 3, looks: 2 }, "both watch the same");
+    guest.memory.store(state + 8, 99);
+    assert!(ring.posted(&view).is_err());
+    assert_eq!(progress.seen(), Seen { tail: 3, looks: 2 });
+    ring.reset();
+    assert_eq!(progress.seen(), Seen { tail: 0, looks: 3 });
+    let last = u64::from(u32::MAX) << 32 | 7;
+    assert_eq!(Seen::from(last), Seen { tail: 7, looks: u32::MAX });
 }
 
 proptest! {

@@ -141,6 +141,8 @@ fn shifted_is_faster(now: impl Fn() -> Duration) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use proptest::prelude::*;
 
     use super::*;
@@ -153,6 +155,26 @@ mod tests {
     #[test]
     fn a_clock_that_stands_still_chooses_nothing() {
         assert!(!shifted_is_faster(|| Duration::ZERO));
+    }
+
+    #[test]
+    fn the_faster_way_is_chosen() {
+        // Looks at the clock come in pairs, around each try: of shifts, then of multiplications.
+        let clock = |shifts: u64, multiplications: u64| {
+            let (looks, now) = (Cell::new(0), Cell::new(0));
+            move || {
+                now.set(now.get() + [0, shifts, 0, multiplications][looks.get() % 4]);
+                looks.set(looks.get() + 1);
+                Duration::from_nanos(now.get())
+            }
+        };
+        assert!(shifted_is_faster(clock(1, 2)));
+        assert!(!shifted_is_faster(clock(2, 1)));
+        assert!(!shifted_is_faster(clock(1, 1)));
+        choose_crc(clock(1, 2));
+        assert!(matches!(Crc::new(0), Crc::Shifted(0)));
+        choose_crc(clock(2, 1));
+        assert!(matches!(Crc::new(0), Crc::Multiplied(_)));
     }
 
     proptest! {

@@ -69,3 +69,69 @@ impl fmt::Display for Packet<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use pvrdma_verbs::{Gid, Psn, Qpn};
+
+    use super::super::bth::Bth;
+    use super::super::ethernet::{Ethernet, Vlan};
+    use super::super::frame::build;
+    use super::super::{
+        Aeth, AtomicAckEth, AtomicEth, Deth, Feth, Grh, Ieth, ImmDt, Ipv4, NakCode, Opcode, Reth, Syndrome, Udp,
+    };
+    use super::*;
+
+    #[test]
+    fn a_packet_is_a_line() {
+        let ip = Ipv4 { source: [10, 0, 0, 1], destination: [10, 0, 0, 2], ..Ipv4::default() };
+        let mut header = Header {
+            ethernet: Ethernet::default(),
+            network: Network::V2Ipv4(ip, Udp { source_port: 0xc001, checksum: 0 }),
+            bth: Bth::new(Opcode::send(super::super::Position::Only), Qpn::new(0x11), Psn::new(0xabc)),
+            extension: Extension::None,
+        };
+        let plain = "::ffff:10.0.0.1 > ::ffff:10.0.0.2 v2 sport 49153: Rc SEND_ONLY qp 0x000011 psn 0x000abc";
+        assert_eq!(header.to_string(), plain);
+        let mut frame = build(&header, b"abc").unwrap();
+        assert_eq!(Packet::parse(&frame).unwrap().to_string(), format!("{plain} len 3"));
+        *frame.last_mut().unwrap() ^= 1;
+        assert_eq!(Packet::parse(&frame).unwrap().to_string(), format!("{plain} len 3 (bad ICRC)"));
+        // All that is said only where it is there.
+        header.ethernet.vlan = Some(Vlan { pcp: 3, dei: false, vid: 42 });
+        header.network = Network::V1(Grh { traffic_class: 0x1a, source: Gid([0; 16]), ..Grh::default() });
+        let bth = &mut header.bth;
+        (bth.ack_request, bth.solicited, bth.migration, bth.fecn, bth.becn) = (true, true, true, true, true);
+        let all = ":: > :: v1 vlan 42 pcp 3 tc 0x1a: Rc SEND_ONLY qp 0x000011 psn 0x000abc A SE M F B";
+        assert_eq!(header.to_string(), all);
+        header.extension = Extension::Ieth(Ieth { rkey: 7 });
+        assert_eq!(header.to_string(), format!("{all} invalidate 0x00000007"));
+    }
+
+    #[test]
+    fn extension_headers_have_words() {
+        let reth = Reth { address: 0x1000, rkey: 2, length: 3 };
+        let aeth = |syndrome| Aeth { syndrome, msn: 9 };
+        let deth = Deth { qkey: 0x8001_0000, source: Qpn::new(0x21) };
+        let atomic = AtomicEth { address: 0x10, rkey: 1, swap_or_add: 0x2, compare: 0x3 };
+        let immediate = ImmDt([0, 0, 1, 2]);
+        for (extension, words) in [
+            (Extension::None, ""),
+            (Extension::ImmDt(immediate), " imm 0x00000102"),
+            (Extension::Reth(reth), " va 0x1000 rkey 0x00000002 dmalen 3"),
+            (Extension::AtomicEth(atomic), " va 0x10 rkey 0x00000001 swap/add 0x2 compare 0x3"),
+            (Extension::AtomicAckEth(aeth(Syndrome::ACK), AtomicAckEth { original: 0x5 }), " ACK msn 9 original 0x5"),
+            (Extension::Aeth(aeth(Syndrome::Ack { credits: 4 })), " ACK credits 4 msn 9"),
+            (Extension::Aeth(aeth(Syndrome::RnrNak { timer: 1 })), " RNR NAK 10µs msn 9"),
+            (Extension::Aeth(aeth(Syndrome::Nak(NakCode::SequenceError))), " NAK SequenceError msn 9"),
+            (Extension::Aeth(aeth(Syndrome::Reserved(0x40))), " syndrome 0x40 msn 9"),
+            (Extension::DethImmDt(deth, immediate), " qkey 0x80010000 from 0x000021 imm 0x00000102"),
+            (
+                Extension::FethReth(Feth { placement: 1, selectivity: 2 }, reth),
+                " va 0x1000 rkey 0x00000002 dmalen 3 placement 1 selectivity 2",
+            ),
+        ] {
+            assert_eq!(extension.to_string(), words);
+        }
+    }
+}

@@ -156,3 +156,38 @@ fn take<'a, const N: usize>(bytes: &mut &'a [u8]) -> Option<&'a [u8; N]> {
     *bytes = rest;
     Some(header)
 }
+
+#[cfg(test)]
+mod tests {
+    use pvrdma_verbs::Qpn;
+
+    use super::super::aeth::Syndrome;
+    use super::*;
+
+    #[test]
+    fn each_combination_has_its_headers() {
+        let (immediate, ieth) = (ImmDt([1, 2, 3, 4]), Ieth { rkey: 7 });
+        let reth = Reth { address: 0x1000, rkey: 2, length: 3 };
+        let (aeth, ack) = (Aeth { syndrome: Syndrome::ACK, msn: 9 }, AtomicAckEth { original: 5 });
+        let deth = Deth { qkey: 8, source: Qpn::new(0x21) };
+        let atomic = AtomicEth { address: 0x10, rkey: 1, swap_or_add: 2, compare: 3 };
+        let feth = Feth { placement: 1, selectivity: 2 };
+        let (i, r, a, d) = (Some(immediate.0), Some(reth), Some(aeth), Some(deth));
+        for (extension, expected) in [
+            (Extension::None, (None, None, None, None)),
+            (Extension::ImmDt(immediate), (i, None, None, None)),
+            (Extension::Ieth(ieth), (None, None, None, None)),
+            (Extension::Reth(reth), (None, r, None, None)),
+            (Extension::RethImmDt(reth, immediate), (i, r, None, None)),
+            (Extension::Aeth(aeth), (None, None, a, None)),
+            (Extension::AtomicAckEth(aeth, ack), (None, None, a, None)),
+            (Extension::AtomicEth(atomic), (None, None, None, None)),
+            (Extension::Deth(deth), (None, None, None, d)),
+            (Extension::DethImmDt(deth, immediate), (i, None, None, d)),
+            (Extension::FethReth(feth, reth), (None, r, None, None)),
+        ] {
+            let headers = (extension.immediate(), extension.reth(), extension.aeth(), extension.deth());
+            assert_eq!(headers, expected, "{extension:?}");
+        }
+    }
+}

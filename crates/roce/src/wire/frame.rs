@@ -157,3 +157,47 @@ pub fn build(header: &Header, payload: &[u8]) -> Result<Vec<u8>, BuildError> {
     writer.finish();
     Ok(frame)
 }
+
+#[cfg(test)]
+mod tests {
+    use pvrdma_verbs::{Psn, Qpn};
+
+    use super::super::atomic_eth::AtomicEth;
+    use super::super::ethernet::Vlan;
+    use super::super::ipv6::Ipv6;
+    use super::super::opcode::Opcode;
+    use super::*;
+
+    #[test]
+    fn the_largest_headers_are_as_long_as_is_said() {
+        let header = Header {
+            ethernet: Ethernet { vlan: Some(Vlan::default()), ..Ethernet::default() },
+            network: Network::V2Ipv6(Ipv6::default(), Udp::default()),
+            bth: Bth::new(Opcode::COMPARE_SWAP, Qpn::new(2), Psn::new(0)),
+            extension: Extension::AtomicEth(AtomicEth { address: 0, rkey: 0, swap_or_add: 0, compare: 0 }),
+        };
+        assert_eq!((header.len(), MAX_HEADER), (106, 106));
+        // The payload with the pad bytes of a shorter one, and the ICRC.
+        assert_eq!(MAX_FRAME, 106 + 4096 + 3 + 4);
+    }
+
+    /// The length fields have 16 bits, and what stands in them counts different headers.
+    #[test]
+    fn what_no_length_field_can_say_is_refused() {
+        let bth = Bth::new(Opcode::UD_SEND, Qpn::new(2), Psn::new(0));
+        let deth = super::super::deth::Deth { qkey: 0, source: Qpn::new(2) };
+        for (network, counted) in [
+            (Network::V1(super::super::grh::Grh::default()), 0),
+            (Network::V2Ipv4(Ipv4::default(), Udp::default()), 28),
+            (Network::V2Ipv6(Ipv6::default(), Udp::default()), 8),
+        ] {
+            let header = Header { ethernet: Ethernet::default(), network, bth, extension: Extension::Deth(deth) };
+            // BTH, DETH and ICRC.
+            let most = (usize::from(u16::MAX) - counted - 12 - 8 - 4) / 4 * 4;
+            let mut out = vec![0; 70_000];
+            assert!(header.write(most, &mut out).is_ok(), "{counted}");
+            assert_eq!(header.write(most + 4, &mut out).err(), Some(BuildError::TooLong), "{counted}");
+            assert_eq!(header.write(usize::MAX, &mut out).err(), Some(BuildError::TooLong), "{counted}");
+        }
+    }
+}

@@ -88,3 +88,33 @@ pub(super) fn join(fixed: &FixedPart, source: Gid, destination: Gid) -> [u8; 40]
     put::<24, _, _>(&mut header, destination.0);
     header
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_field_has_its_bits() {
+        let grh = Grh {
+            traffic_class: 0xa5,
+            flow_label: 0xc_b97f,
+            hop_limit: 64,
+            source: Gid([1; 16]),
+            destination: Gid([2; 16]),
+        };
+        let bytes = grh.to_bytes(0x1234);
+        assert_eq!(bytes[..8], [0x6a, 0x5c, 0xb9, 0x7f, 0x12, 0x34, 0x1b, 64]);
+        assert_eq!(Grh::from_bytes(&bytes), Ok((grh, 0x1234)));
+        // More than fits is cut off.
+        assert_eq!(Grh { flow_label: 0xfff0_0000, ..grh }.to_bytes(0)[..4], [0x6a, 0x50, 0, 0]);
+    }
+
+    #[test]
+    fn another_version_or_protocol_is_refused() {
+        for (at, bits) in [(0, 0x20), (6, 1)] {
+            let mut bytes = Grh::default().to_bytes(0);
+            bytes[at] ^= bits;
+            assert_eq!(Grh::from_bytes(&bytes), Err(ParseError::Invalid("global route header")));
+        }
+    }
+}

@@ -120,3 +120,58 @@ impl Ecn {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IP: Ipv4 = Ipv4 {
+        traffic_class: 2,
+        identification: 0x1234,
+        dont_fragment: true,
+        hop_limit: 64,
+        source: [10, 0, 0, 1],
+        destination: [10, 0, 0, 2],
+    };
+
+    /// A header with some bits inverted, and a checksum that is right again.
+    fn parse(at: usize, bits: u8) -> Result<(Ipv4, u16), ParseError> {
+        let mut header = IP.to_bytes(0x345);
+        header[at] ^= bits;
+        header[10..12].fill(0);
+        let mut sum = Checksum::default();
+        sum.add(&header);
+        header[10..12].copy_from_slice(&sum.finish().to_be_bytes());
+        Ipv4::from_bytes(&header)
+    }
+
+    #[test]
+    fn what_is_no_plain_header_is_refused() {
+        assert_eq!(parse(0, 0), Ok((IP, 0x345 - 20)));
+        assert_eq!(parse(6, 0x40), Ok((Ipv4 { dont_fragment: false, ..IP }, 0x345 - 20)));
+        assert_eq!(parse(0, 0x20), Err(ParseError::Invalid("IPv4 version")));
+        assert_eq!(parse(0, 0x01), Err(ParseError::Invalid("IPv4 header length")));
+        assert_eq!(parse(0, 0x02), Err(ParseError::Invalid("IPv4 header length")));
+        assert_eq!(parse(9, 0x01), Err(ParseError::NotRoce), "another protocol");
+        for (at, bits) in [(6, 0x01), (6, 0x10), (7, 0x01), (7, 0x80)] {
+            assert_eq!(parse(at, bits), Err(ParseError::NotRoce), "a fragment's rest");
+        }
+        assert_eq!(parse(6, 0x20), Err(ParseError::Fragment));
+        // The total length counts the header.
+        assert_eq!(parse(2, 0x03).map(|(_, length)| length), Ok(0x45 - 20));
+        let short = |length: u16| Ipv4::from_bytes(&IP.to_bytes(length)).map(|(_, length)| length);
+        assert_eq!((short(20), short(21)), (Ok(0), Ok(1)));
+        assert_eq!(short(19), Err(ParseError::Invalid("IPv4 total length")));
+        let mut damaged = IP.to_bytes(20);
+        damaged[1] ^= 1;
+        assert_eq!(Ipv4::from_bytes(&damaged), Err(ParseError::Invalid("IPv4 header checksum")));
+    }
+
+    #[test]
+    fn congestion_marks() {
+        let marks = [Ecn::NotCapable, Ecn::Capable1, Ecn::Capable0, Ecn::Congested];
+        for class in 0..=u8::MAX {
+            assert_eq!(Ecn::of(class), marks[usize::from(class) % 4]);
+        }
+    }
+}

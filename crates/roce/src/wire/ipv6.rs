@@ -51,3 +51,19 @@ impl Ipv6 {
         )
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn another_version_or_protocol_is_refused() {
+        let bytes = Ipv6::default().to_bytes(8);
+        assert_eq!(Ipv6::from_bytes(&bytes), Ok((Ipv6::default(), 8)));
+        for (at, bits, refused) in [(0, 0x20, ParseError::Invalid("IPv6 version")), (6, 1, ParseError::NotRoce)] {
+            let mut bytes = bytes;
+            bytes[at] ^= bits;
+            assert_eq!(Ipv6::from_bytes(&bytes), Err(refused));
+        }
+    }
+}

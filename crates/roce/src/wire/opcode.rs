@@ -363,9 +363,41 @@ mod tests {
     }
 
     #[test]
+    fn every_place_in_a_message() {
+        for (first, last, position) in [
+            (true, true, Position::Only),
+            (true, false, Position::First),
+            (false, true, Position::Last),
+            (false, false, Position::Middle),
+        ] {
+            assert_eq!(Position::of(first, last), position);
+            assert_eq!((position.starts(), position.ends()), (first, last));
+        }
+    }
+
+    #[test]
+    fn every_payload_of_a_small_path() {
+        const MTU: usize = 16;
+        for len in 0..2 * MTU {
+            let allowed = [PayloadRule::Exactly(8), PayloadRule::Full, PayloadRule::Rest, PayloadRule::Any]
+                .map(|rule| rule.allows(len, MTU));
+            assert_eq!(allowed, [len == 8, len == MTU, (1..=MTU).contains(&len), (0..=MTU).contains(&len)], "{len}");
+        }
+    }
+
+    #[test]
+    fn responses_are_those_of_a_responder() {
+        for byte in 0..=u8::MAX {
+            let response = Opcode(byte).info().is_some_and(|info| info.operation.is_response());
+            assert_eq!(response, (0x0d..=0x12).contains(&byte), "{byte:#04x}");
+        }
+    }
+
+    #[test]
     fn names() {
         assert_eq!(Opcode(0x65).to_string(), "Ud SEND_ONLY_WITH_IMMEDIATE");
         assert_eq!(Opcode::CNP.to_string(), "CNP");
+        assert_eq!(format!("{:?}", Opcode::CNP), "CNP");
         assert_eq!(Opcode(0x15).to_string(), "opcode 0x15");
     }
 }

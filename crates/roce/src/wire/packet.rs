@@ -271,3 +271,103 @@ fn parse_udp(bytes: &[u8], length: u16) -> Result<(Udp, &[u8; Udp::LEN], &[u8]),
     let body = datagram.get(Udp::LEN..).ok_or(ParseError::Invalid("UDP length"))?;
     Ok((parsed.udp, header, body))
 }
+
+#[cfg(test)]
+mod tests {
+    use pvrdma_verbs::{Psn, Qpn};
+
+    use super::super::frame::build;
+    use super::super::opcode::{Opcode, Position};
+    use super::*;
+
+    fn header(network: Network) -> Header {
+        let bth = Bth::new(Opcode::send(Position::Only), Qpn::new(0x11), Psn::new(1));
+        Header { ethernet: Ethernet::default(), network, bth, extension: Extension::None }
+    }
+
+    fn networks() -> [Network; 3] {
+        let (source, destination, udp) = (Gid([1; 16]), Gid([2; 16]), Udp { source_port: 0xc001, checksum: 0 });
+        [
+            Network::V1(Grh { traffic_class: 1, source, destination, ..Grh::default() }),
+            Network::V2Ipv4(
+                Ipv4 { traffic_class: 2, source: [1, 2, 3, 4], destination: [5, 6, 7, 8], ..Ipv4::default() },
+                udp,
+            ),
+            Network::V2Ipv6(Ipv6 { traffic_class: 3, source, destination, ..Ipv6::default() }, udp),
+        ]
+    }
+
+    #[test]
+    fn what_a_network_header_says() {
+        let says = networks().map(|network| {
+            (network.kind(), network.len(), network.ethertype(), network.traffic_class(), network.ecn())
+        });
+        let expected = [
+            (NetworkType::RoceV1, 40, EtherType::ROCE, 1, Ecn::Capable1),
+            (NetworkType::Ipv4, 28, EtherType::IPV4, 2, Ecn::Capable0),
+            (NetworkType::Ipv6, 48, EtherType::IPV6, 3, Ecn::Congested),
+        ];
+        assert_eq!(says, expected);
+        let ends = networks().map(|network| (network.source(), network.destination()));
+        let (v4, v6) = ((mapped([1, 2, 3, 4]), mapped([5, 6, 7, 8])), (Gid([1; 16]), Gid([2; 16])));
+        assert_eq!(ends, [v6, v4, v6]);
+    }
+
+    #[test]
+    fn a_datagram_receives_the_network_header() {
+        for network in networks() {
+            let frame = build(&header(network), b"data").unwrap();
+            let area = Packet::parse(&frame).unwrap().grh_area();
+            match network {
+                Network::V2Ipv4(..) => assert_eq!((&area[..20], &area[20..]), (&[0; 20][..], &frame[14..34])),
+                _ => assert_eq!(area, frame[14..54]),
+            }
+        }
+    }
+
+    #[test]
+    fn every_pad_count_of_short_payloads() {
+        for payload in 0..8_usize {
+            let mut frame = build(&header(networks()[0]), &vec![0; payload]).unwrap();
+            let padded = payload.next_multiple_of(4);
+            for pad in 0..4_u8 {
+                // The pad count in the BTH, behind Ethernet and network header.
+                frame[14 + 40 + 1] = frame[14 + 40 + 1] & !0x30 | pad << 4;
+                match Packet::parse(&frame) {
+                    // Whatever it says, what is left and what is said are what came.
+                    Ok(packet) => {
+                        assert_eq!((packet.payload.len(), packet.pad_is_right()), (padded - usize::from(pad), true));
+                    }
+                    Err(error) => assert_eq!((padded, error), (0, ParseError::Truncated("payload"))),
+                }
+            }
+        }
+        // One byte more than a multiple of four: none is right.
+        let mut frame = build(&header(networks()[0]), &[0; 4]).unwrap();
+        frame.insert(14 + 40 + 12, 0);
+        frame[14 + 5] += 1;
+        assert!(!Packet::parse(&frame).unwrap().pad_is_right());
+    }
+
+    /// Each byte of a datagram is in its checksum, and 0 is none.
+    #[test]
+    fn a_udp_checksum_is_right_or_absent() {
+        for network in &networks()[1..] {
+            let mut frame = build(&header(*network), b"abcd").unwrap();
+            let udp = 14 + network.len() - Udp::LEN;
+            let addresses = if network.len() == 28 { udp - 8 } else { udp - 32 };
+            assert_eq!(Packet::parse(&frame).unwrap().verify(), Ok(()));
+            let mut sum = Checksum::default();
+            sum.add(&frame[addresses..]);
+            sum.add(&[0, PROTOCOL_UDP]);
+            sum.add(&frame[udp + 4..udp + 6]);
+            let checksum = sum.finish();
+            frame[udp + 6..udp + 8].copy_from_slice(&checksum.to_be_bytes());
+            assert_eq!(Packet::parse(&frame).unwrap().verify(), Ok(()), "the ICRC does not cover it");
+            for wrong in [checksum ^ 1, checksum.wrapping_add(0x100)] {
+                frame[udp + 6..udp + 8].copy_from_slice(&wrong.to_be_bytes());
+                assert_eq!(Packet::parse(&frame).unwrap().verify(), Err(CrcError::UdpChecksum));
+            }
+        }
+    }
+}
