@@ -100,5 +100,9 @@ mod tests {
         assert_eq!(connected_source_port(0, b, a), 0xe321);
         assert_eq!(connected_source_port(0x12345, a, b), 0xe341);
         assert_eq!(datagram_source_port(Qpn::GSI), 55410);
+        // A product of 48 bits, folded twice.
+        let (c, d) = (Qpn::new(0x00fe_dcba), Qpn::new(0x0098_7654));
+        assert_eq!(connected_flow_label(0, c, d), 0x2_a423);
+        assert_eq!(connected_source_port(0, c, d), 0xe429);
     }
 }
