@@ -8,7 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use common::{Process, mock_device_with};
 use proptest::prelude::*;
 use pvrdma_dev::testing::{
-    Driver, GuestMemory, MEMORY_BASE, MockBackend, Placement, Request, TestDevice, access, command_id as id, register,
+    Driver, GuestMemory, MEMORY_BASE, MockBackend, Placement, Request, Stop, TestDevice, access, command_id as id,
+    register,
 };
 use pvrdma_dev::{DeviceStatus, ObjectCounts, PciFunction};
 
@@ -97,15 +98,6 @@ fn bring_up(driver: &Driver, region: &[u8]) {
 
 fn held(status: &DeviceStatus) -> (ObjectCounts, u64) {
     (status.objects, status.kept.used_bytes)
-}
-
-/// Stops the other threads, also when this one panics.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 proptest! {

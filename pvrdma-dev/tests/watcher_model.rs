@@ -16,6 +16,8 @@ struct World {
     page: Mutex<bool>,
     /// Whether the watcher knows that it is there.
     marked: AtomicBool,
+    /// Held while a page is taken away.
+    taking: Mutex<()>,
     /// What the watcher sleeps for.
     event: Mutex<Event>,
     wakes: Condvar,
@@ -36,6 +38,7 @@ impl World {
             tail: AtomicU32::new(0),
             page: Mutex::new(true),
             marked: AtomicBool::new(true),
+            taking: Mutex::new(()),
             event: Mutex::new(Event::default()),
             wakes: Condvar::new(),
         })
@@ -54,7 +57,8 @@ impl World {
         }
     }
 
-    fn arm(&self) {
+    fn arm(&self, lock: bool) {
+        let _taking = lock.then(|| self.taking.lock().unwrap());
         // Cleared first: a fault that races marks it again.
         if self.marked.load(Ordering::SeqCst) {
             self.marked.store(false, Ordering::SeqCst);
@@ -70,15 +74,15 @@ impl World {
         found
     }
 
-    /// The watcher, until it has taken `posts`. `scan_after_arm` is what the model is about.
-    fn watch(&self, posts: u32, scan_after_arm: bool) {
+    /// The watcher, until it has taken `posts`. What it `has` is what the model is about.
+    fn watch(&self, posts: u32, has: Has) {
         let mut taken = 0;
         while taken < posts {
             if self.scan(&mut taken) {
                 continue;
             }
-            self.arm();
-            if scan_after_arm && self.scan(&mut taken) {
+            self.arm(has.lock);
+            if has.scan_after_arm && self.scan(&mut taken) {
                 continue;
             }
             let mut event = self.event.lock().unwrap();
@@ -93,7 +97,19 @@ impl World {
     }
 }
 
-fn model(posts: u32, scan_after_arm: bool) {
+/// What a model has, or leaves out.
+#[derive(Clone, Copy)]
+struct Has {
+    scan_after_arm: bool,
+    /// Pages are taken away by one thread at a time.
+    lock: bool,
+    /// Somebody else takes the page away, too, as who gives it to another process does.
+    renewer: bool,
+}
+
+const ALL: Has = Has { scan_after_arm: true, lock: true, renewer: false };
+
+fn model(posts: u32, has: Has) {
     let mut builder = loom::model::Builder::new();
     builder.preemption_bound = Some(4);
     builder.check(move || {
@@ -106,24 +122,43 @@ fn model(posts: u32, scan_after_arm: bool) {
                 world.wakes.notify_one();
             })
         };
-        world.watch(posts, scan_after_arm);
+        let renewer = has.renewer.then(|| {
+            let world = Arc::clone(&world);
+            thread::spawn(move || world.arm(has.lock))
+        });
+        world.watch(posts, has);
         guest.join().unwrap();
+        if let Some(renewer) = renewer {
+            renewer.join().unwrap();
+        }
     });
 }
 
 #[test]
 fn nobody_sleeps_while_something_is_posted() {
-    model(1, true);
+    model(1, ALL);
 }
 
 #[test]
 fn nobody_sleeps_while_more_is_posted() {
-    model(2, true);
+    model(2, ALL);
 }
 
 /// The model sees the mistake that it is there for.
 #[test]
 #[should_panic(expected = "everybody sleeps")]
 fn without_the_scan_after_arming_a_doorbell_is_lost() {
-    model(1, false);
+    model(1, Has { scan_after_arm: false, ..ALL });
+}
+
+#[test]
+fn nobody_sleeps_while_two_take_the_page_away() {
+    model(1, Has { renewer: true, ..ALL });
+}
+
+/// One that has begun looks like one that has ended: the watcher sleeps, and a store in between is silent.
+#[test]
+#[should_panic(expected = "everybody sleeps")]
+fn without_the_lock_of_who_takes_a_page_away_a_doorbell_is_lost() {
+    model(1, Has { lock: false, renewer: true, ..ALL });
 }

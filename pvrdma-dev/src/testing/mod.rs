@@ -53,6 +53,7 @@ pub(crate) mod typed;
 mod window;
 mod wr;
 
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 pub use buffer::Buffer;
@@ -77,6 +78,16 @@ pub use wr::{AddressHandle, RecvWr, SendWr, Sge, opcode, send_flag};
 
 /// How long anything may take. Nothing does; this is for what hangs.
 pub const DEADLINE: Duration = Duration::from_secs(10);
+
+/// Tells other threads to stop when it is dropped, also by a panic.
+#[derive(Debug)]
+pub struct Stop<'a>(pub &'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::SeqCst);
+    }
+}
 
 /// Calls `look` until it returns something, for at most [`DEADLINE`].
 ///

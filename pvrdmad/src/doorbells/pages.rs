@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use log::error;
+use parking_lot::Mutex;
 use pvrdma_verbs::threads::{self, ThreadKind};
 
 use super::fuse::{Connection, Notifier, REQUEST, Served};
@@ -16,6 +17,8 @@ use super::fuse::{Connection, Notifier, REQUEST, Served};
 pub(super) struct Pages {
     notifier: Notifier,
     pages: Box<[Page]>,
+    /// Held while pages are taken away: whoever finds one that is away can rely on it. Never by who serves them.
+    taking: Mutex<()>,
     /// Touches so far. Counted after the page is marked.
     events: AtomicU64,
     /// When the last touch was, in nanoseconds after `start`.
@@ -55,7 +58,14 @@ impl Pages {
     ) -> io::Result<Arc<Self>> {
         let notifier = Notifier::of(&device)?;
         let pages = (0..count).map(|_| Page::default()).collect();
-        let pages = Arc::new(Self { notifier, pages, events: AtomicU64::new(0), last: AtomicU64::new(0), start });
+        let pages = Arc::new(Self {
+            notifier,
+            pages,
+            taking: Mutex::new(()),
+            events: AtomicU64::new(0),
+            last: AtomicU64::new(0),
+            start,
+        });
         let (served, name) = (Arc::clone(&pages), name.to_owned());
         threads::spawn(ThreadKind::DoorbellPages, format!("{name} pages"), move || {
             let connection = Connection::new(device, count);
@@ -128,6 +138,12 @@ impl Pages {
     /// # Errors
     /// The kernel could not: the page may be there still.
     pub(super) fn take_away(&self, page: u32) -> io::Result<()> {
+        let _taking = self.taking.lock();
+        self.take(page)
+    }
+
+    /// [`Self::take_away`], by who holds `taking`.
+    fn take(&self, page: u32) -> io::Result<()> {
         let state = self.page(page).ok_or(io::ErrorKind::InvalidInput)?;
         // Cleared first: a touch that races sets it again.
         state.present.store(false, Ordering::SeqCst);
@@ -142,7 +158,8 @@ impl Pages {
     /// Takes all present pages away.
     pub(super) fn take_all(&self) -> Taken {
         let mut taken = Taken::default();
-        self.for_present(|page| match self.take_away(page) {
+        let _taking = self.taking.lock();
+        self.for_present(|page| match self.take(page) {
             Ok(()) => taken.pages = taken.pages.saturating_add(1),
             Err(_) => taken.failed = taken.failed.saturating_add(1),
         });

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread;
 
-use pvrdma_dev::testing::wait_for;
+use pvrdma_dev::testing::{Stop, wait_for};
 use pvrdma_dev::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset, VolatileMemory};
@@ -264,6 +264,7 @@ fn storm(posts: u32) {
                 (0..random.below(64)).for_each(|_| thread::yield_now());
             }
         });
+        let _over = Stop(&over);
         let mut random = Random(1);
         for _ in 0..posts {
             let page = random.below(PAGES);
@@ -277,7 +278,6 @@ fn storm(posts: u32) {
                 _ => {}
             }
         }
-        over.store(true, Ordering::Relaxed);
     });
     (0..PAGES).for_each(seen);
     wait_for("sleep", || (place.watch.state() == "cold").then_some(()));

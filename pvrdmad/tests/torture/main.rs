@@ -32,6 +32,7 @@ use parking_lot::Mutex;
 use peer::Peer;
 use process::Process;
 use pvrdma_dev::KeptStatus;
+use pvrdma_dev::testing::Stop;
 use pvrdma_verbs::testing::CountingAllocator;
 use tenant::{Flow, Target, Tenant};
 use vmm::Vmm;
@@ -156,15 +157,6 @@ fn settle(network: &Network, flows: &mut [Flow], batches: u64) {
         network.pass(Duration::from_millis(10));
         network.wire.lock().carry();
         thread::yield_now();
-    }
-}
-
-/// Stops the other threads, also when this one panics.
-struct Stop<'a>(&'a AtomicBool);
-
-impl Drop for Stop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Release);
     }
 }
 
