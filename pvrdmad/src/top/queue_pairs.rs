@@ -1,6 +1,7 @@
 //! A line for each queue pair of a device.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 use std::time::Duration;
 
 use serde_json::Value;
@@ -23,21 +24,22 @@ fn word<'a>(queue_pair: &'a Value, pointer: &str) -> &'a str {
 
 /// The queue pairs, those first that move most.
 pub(super) fn lines(before: &Value, now: &Value, between: Duration) -> Vec<String> {
-    let all = |look: &Value| look.as_array().cloned().unwrap_or_default();
-    let (before, now) = (all(before), all(now));
+    // A handle is used again; a QPN hardly.
+    let qpn = |queue_pair: &Value| queue_pair.get("qpn").and_then(Value::as_u64);
+    let old: HashMap<_, _> = before.as_array().into_iter().flatten().map(|old| (qpn(old), old)).collect();
     let mut rows: Vec<_> = now
-        .iter()
+        .as_array()
+        .into_iter()
+        .flatten()
         .map(|queue_pair| {
-            // A handle is used again; a QPN hardly.
-            let old = before.iter().find(|old| old.get("qpn") == queue_pair.get("qpn"));
-            let rates = old.and_then(moved).zip(moved(queue_pair)).map(|([requests, bytes], [more, longer])| {
-                [rate(requests, more, between), rate(bytes, longer, between)]
-            });
+            let rates = old.get(&qpn(queue_pair)).copied().and_then(moved).zip(moved(queue_pair)).map(
+                |([requests, bytes], [more, longer])| [rate(requests, more, between), rate(bytes, longer, between)],
+            );
             (queue_pair, rates)
         })
         .collect();
     rows.sort_by_key(|(queue_pair, rates)| {
-        (Reverse(rates.map(|[requests, bytes]| [bytes, requests])), queue_pair.get("qpn").and_then(Value::as_u64))
+        (Reverse(rates.map(|[requests, bytes]| [bytes, requests])), qpn(queue_pair))
     });
     let head = format!(
         "{:<8} {:<4} {:<5} {:>6} {:>6} {:>9} {:<8} {:>3} {}",
