@@ -14,3 +14,17 @@ pub(super) fn recipe(document: &str, name: &str) -> Result<String> {
     let (lines, _) = from.split_once("```").with_context(|| format!("a block of {document} does not end"))?;
     Ok(lines.to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::{libvirt, open_vswitch};
+    use super::*;
+
+    #[test]
+    fn recipes_are_short() {
+        for (document, name) in [libvirt::RECIPE, open_vswitch::RECIPE] {
+            let lines = recipe(document, name).unwrap();
+            assert!((1..=12).contains(&lines.lines().count()), "{lines}");
+        }
+    }
+}
