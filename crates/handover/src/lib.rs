@@ -10,12 +10,16 @@
 //! ```
 
 mod combiner;
+mod level;
 mod pending;
 mod seq_lock;
 pub mod sync;
+mod turn;
 mod wait_flag;
 
 pub use combiner::Combiner;
+pub use level::Level;
 pub use pending::Pending;
 pub use seq_lock::SeqLock;
+pub use turn::Turn;
 pub use wait_flag::WaitFlag;

@@ -2,7 +2,11 @@
 //! those of a model.
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering, fence};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicUsize, Ordering, fence};
+
+/// Between operations that are all sequentially consistent, which loom takes for weaker ones: a fence, in a model.
+#[cfg(not(loom))]
+pub(crate) const fn in_order() {}
 
 #[cfg(not(loom))]
 pub use parking_lot::FairMutex;
@@ -14,7 +18,7 @@ pub use model::*;
 mod model {
     use std::cell::Cell;
 
-    pub(crate) use loom::sync::atomic::{AtomicUsize, Ordering};
+    pub(crate) use loom::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
     use loom::sync::{Mutex, MutexGuard};
 
     /// What a model must notice the loss of.
@@ -43,6 +47,11 @@ mod model {
         if !is_left_out(Step::Fence) {
             loom::sync::atomic::fence(order);
         }
+    }
+
+    /// See above.
+    pub(crate) fn in_order() {
+        fence(Ordering::SeqCst);
     }
 
     macro_rules! atomic {
@@ -83,6 +92,10 @@ mod model {
     }
 
     impl AtomicU8 {
+        pub(crate) fn store(&self, value: u8, order: Ordering) {
+            self.0.store(value, order);
+        }
+
         pub(crate) fn fetch_or(&self, bits: u8, order: Ordering) -> u8 {
             self.0.fetch_or(bits, order)
         }

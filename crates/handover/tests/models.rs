@@ -7,11 +7,11 @@
 
 use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
 
-use loom::sync::Arc;
 use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::sync::{Arc, Mutex};
 use loom::thread;
 use pvrdma_handover::sync::{FairMutex, Step, leave_out};
-use pvrdma_handover::{Combiner, Pending, SeqLock, WaitFlag};
+use pvrdma_handover::{Combiner, Level, Pending, SeqLock, Turn, WaitFlag};
 
 /// Two threads bring work and run what there is. None of it is left when both are through.
 fn combiner() {
@@ -95,6 +95,153 @@ fn wait_flag() {
     assert!(waiter.join().unwrap() || woken, "nobody tells who waits");
 }
 
+/// Two of three things are out, where there is room for two, and somebody waits for one. It is woken by one of those
+/// who bring theirs back, or sees that there is room.
+fn level() {
+    let shared = Arc::new((Level::new(), Mutex::new(0), AtomicUsize::new(0)));
+    shared.0.change(2);
+    /// Wakes who waits, as far as there is room.
+    fn admit(level: &Level, waiting: &mut usize, woken: &AtomicUsize) {
+        if level.get() < 2 && *waiting > 0 {
+            *waiting -= 1;
+            level.change(1);
+            woken.fetch_add(1, Ordering::Relaxed);
+        }
+        if *waiting == 0 {
+            level.nobody_waits();
+        }
+    }
+    let bring_back = || {
+        let shared = Arc::clone(&shared);
+        move || {
+            let (level, waiting, woken) = &*shared;
+            level.change(-1);
+            if level.is_awaited() {
+                admit(level, &mut waiting.lock().unwrap(), woken);
+            }
+        }
+    };
+    let others = [thread::spawn(bring_back()), thread::spawn(bring_back())];
+    let (level, waiting, woken) = &*shared;
+    {
+        let mut waiting = waiting.lock().unwrap();
+        *waiting += 1;
+        level.wait();
+        admit(level, &mut waiting, woken);
+    }
+    for other in others {
+        other.join().unwrap();
+    }
+    assert_eq!(woken.load(Ordering::Relaxed), 1, "nobody tells who waits");
+    assert_eq!((level.get(), level.is_awaited()), (1, false));
+}
+
+/// The queue of a window, as `backend-rxe/src/path/wire/peer_window/mod.rs` has it, for one who waits.
+struct Window {
+    level: Level,
+    /// Who waits is in it.
+    queue: Mutex<bool>,
+    turn: Turn,
+    scheduled: AtomicUsize,
+}
+
+impl Window {
+    /// Somebody else has what there is.
+    fn full() -> Arc<Self> {
+        let (level, scheduled) = (Level::new(), AtomicUsize::new(0));
+        level.change(1);
+        Arc::new(Self { level, queue: Mutex::new(false), turn: Turn::new(), scheduled })
+    }
+
+    fn bring_back(&self) {
+        self.level.change(-1);
+        if self.level.is_awaited() {
+            self.admit(&mut self.queue.lock().unwrap());
+        }
+    }
+
+    fn admit(&self, queue: &mut bool) {
+        if self.level.get() < 1 && std::mem::take(queue) {
+            self.level.change(1);
+            self.turn.grant();
+            self.scheduled.fetch_add(1, Ordering::Relaxed);
+        }
+        if !*queue {
+            self.level.nobody_waits();
+        }
+    }
+
+    fn begin_turn(&self) -> bool {
+        let granted = self.turn.begin();
+        if granted {
+            self.level.change(-1);
+        }
+        granted
+    }
+
+    /// `look`: whether who begins to wait looks first whether it has been given a turn.
+    fn may_send(&self, look: bool) -> bool {
+        if self.begin_turn() || !(self.turn.is_queued() || self.level.get() >= 1 || self.level.is_awaited()) {
+            return true;
+        }
+        let mut queue = self.queue.lock().unwrap();
+        if look && self.turn.is_granted() {
+            return self.begin_turn();
+        }
+        if !self.turn.is_queued() {
+            self.turn.queue();
+            *queue = true;
+            self.level.wait();
+        }
+        self.admit(&mut queue);
+        false
+    }
+
+    /// `withdraw`: whether who leaves takes itself out of the queue.
+    fn leave(&self, withdraw: bool) {
+        if withdraw {
+            let mut queue = self.queue.lock().unwrap();
+            if self.turn.is_queued() {
+                *queue = false;
+                self.level.nobody_waits();
+                self.turn.withdraw();
+            }
+        }
+        self.begin_turn();
+    }
+}
+
+/// Somebody asks again and again, as one whose task runs for other reasons does, while another brings back what it has:
+/// it gets its turn, and everything is there when it has left.
+fn turns_of(asks: usize, look: bool, withdraw: bool) {
+    let window = Window::full();
+    let other = Arc::clone(&window);
+    let other = thread::spawn(move || other.bring_back());
+    let mut sent = (0..asks).any(|_| window.may_send(look));
+    let leaves = asks == 1;
+    if leaves {
+        window.leave(withdraw);
+    }
+    other.join().unwrap();
+    // The engine runs it once more, if it was scheduled.
+    if !leaves && window.scheduled.load(Ordering::Relaxed) > 0 {
+        sent |= window.may_send(look);
+    }
+    assert!(leaves || sent, "nobody tells who waits");
+    if !leaves {
+        window.leave(withdraw);
+    }
+    assert_eq!((window.level.get(), window.level.is_awaited()), (0, false), "a turn is lost");
+}
+
+fn turns() {
+    turns_of(3, true, true);
+}
+
+fn leaving() {
+    turns_of(1, true, true);
+}
+
 /// A reader beside a writer that takes the words away and writes others gets words that were written together, or
 /// nothing: a slot that is freed and taken by another mapping while a signal handler reads it (S6) gives no mixture.
 fn seq_lock() {
@@ -127,7 +274,7 @@ fn check(model: fn()) {
 
 /// A protocol as it is built, and without some of its steps.
 macro_rules! protocol {
-    ($model:ident, $($without:ident: $step:ident => $lost:literal),+) => {
+    ($model:ident, $($without:ident: $step:ident => $lost:literal),*) => {
         mod $model {
             #[test]
             fn as_built() {
@@ -139,7 +286,7 @@ macro_rules! protocol {
             fn $without() {
                 super::leave_out(super::Step::$step);
                 super::check(super::$model);
-            })+
+            })*
         }
     };
 }
@@ -149,3 +296,18 @@ protocol!(look, without_fences: Fence => "the work is done by nobody");
 protocol!(pending, without_swaps: Swap => "the second doorbell is lost");
 protocol!(wait_flag, without_fences: Fence => "nobody tells who waits");
 protocol!(seq_lock, without_fences: Fence => "words of two writes");
+protocol!(level, without_order: Fence => "nobody tells who waits");
+protocol!(turns, without_order: Fence => "nobody tells who waits");
+protocol!(leaving,);
+
+#[test]
+#[should_panic(expected = "nobody tells who waits")]
+fn who_waits_without_a_look_loses_its_turn() {
+    check(|| turns_of(3, false, true));
+}
+
+#[test]
+#[should_panic(expected = "a turn is lost")]
+fn who_leaves_without_a_word_loses_its_turn() {
+    check(|| turns_of(1, true, false));
+}

@@ -9,11 +9,12 @@
 //! ago and still is counts no more: it is lost, or its peer is.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use pvrdma_handover::{Level, Turn};
 use pvrdma_verbs::Gid;
 
 use crate::task::Task;
@@ -55,8 +56,7 @@ impl PeerWindows {
 #[derive(Debug, Default)]
 struct PeerWindow {
     /// PSNs that count. May be off by some while a connection and [`Queue::forgive`] look at the same PSNs.
-    in_flight: AtomicI64,
-    waiting: AtomicBool,
+    in_flight: Level,
     queue: Mutex<Queue>,
 }
 
@@ -89,10 +89,8 @@ struct Snapshot {
 struct Member {
     task: Arc<Task>,
     domain: u64,
-    queued: AtomicBool,
-    /// It is its turn; [`QUANTUM`] is counted for it until it begins.
-    granted: AtomicBool,
-    gone: AtomicBool,
+    /// [`QUANTUM`] is counted for a turn until it begins.
+    turn: Turn,
     /// PSNs in flight, and those that were acknowledged so far. Only the connection writes them.
     in_flight: AtomicU64,
     acked: AtomicU64,
@@ -104,7 +102,7 @@ impl Member {
     /// Returns `true` if it has sent what counts, or is about to.
     fn is_sending(&self) -> bool {
         let in_flight = self.in_flight.load(Ordering::Relaxed);
-        in_flight > self.forgiven.load(Ordering::Relaxed).saturating_add(PROBE) || self.granted.load(Ordering::Acquire)
+        in_flight > self.forgiven.load(Ordering::Relaxed).saturating_add(PROBE) || self.turn.is_granted()
     }
 }
 
@@ -156,7 +154,7 @@ impl Queue {
     }
 
     /// Takes what was in flight when this was called last, and still is, out of the window.
-    fn forgive(&mut self, now: Duration, in_flight: &AtomicI64) {
+    fn forgive(&mut self, now: Duration, in_flight: &Level) {
         self.looked = now;
         self.members.retain_mut(|seen| {
             let Some(member) = seen.member.upgrade() else { return false };
@@ -166,7 +164,7 @@ impl Queue {
             let more = stale.saturating_sub(PROBE).saturating_sub(already);
             if more > 0 {
                 member.forgiven.store(already.saturating_add(more), Ordering::Relaxed);
-                in_flight.fetch_sub(signed(more), Ordering::AcqRel);
+                in_flight.change(-signed(more));
             }
             (seen.in_flight, seen.acked) = (new, acked);
             true
@@ -176,12 +174,12 @@ impl Queue {
 
 impl PeerWindow {
     fn is_full(&self) -> bool {
-        self.in_flight.load(Ordering::Acquire) >= MOST
+        self.in_flight.get() >= MOST
     }
 
     /// Wakes those at the front of the queue, as far as there is room.
     fn admit(&self) {
-        if !self.waiting.load(Ordering::SeqCst) {
+        if !self.in_flight.is_awaited() {
             return;
         }
         let admitted = self.admit_from(&mut self.queue.lock());
@@ -193,32 +191,45 @@ impl PeerWindow {
     /// Who is to be woken once the queue is not locked any more.
     fn admit_from(&self, queue: &mut Queue) -> Vec<Arc<Member>> {
         let mut admitted = Vec::new();
-        let mut room = MOST.saturating_sub(self.in_flight.load(Ordering::SeqCst));
+        let mut room = MOST.saturating_sub(self.in_flight.get());
         while room > 0
             && let Some(member) = queue.pop()
         {
-            member.queued.store(false, Ordering::Release);
-            if !member.gone.load(Ordering::Acquire) {
-                member.granted.store(true, Ordering::Release);
-                self.in_flight.fetch_add(signed(QUANTUM), Ordering::AcqRel);
-                admitted.push(member);
-                room = room.saturating_sub(signed(QUANTUM));
-            }
+            self.grant(&member);
+            admitted.push(member);
+            room = room.saturating_sub(signed(QUANTUM));
         }
-        self.waiting.store(!queue.turns.is_empty(), Ordering::Release);
+        self.left(queue);
         admitted
+    }
+
+    /// It is the turn of a connection that was taken out of the queue.
+    fn grant(&self, member: &Member) {
+        self.in_flight.change(signed(QUANTUM));
+        member.turn.grant();
+    }
+
+    /// Somebody may have left the queue.
+    fn left(&self, queue: &Queue) {
+        if queue.turns.is_empty() {
+            self.in_flight.nobody_waits();
+        }
     }
 
     /// A connection waits, unless it can have the turn in reserve.
     fn wait(&self, member: &Arc<Member>, now: Duration, stale: Duration) -> Waited {
         let mut queue = self.queue.lock();
-        if !member.queued.load(Ordering::Acquire) {
+        // Given between the caller's look and this.
+        if member.turn.is_granted() {
+            return Waited::Granted;
+        }
+        if !member.turn.is_queued() {
             if member.in_flight.load(Ordering::Relaxed) == 0 && queue.reserve(member) {
                 return Waited::Reserved;
             }
-            member.queued.store(true, Ordering::Release);
+            member.turn.queue();
             queue.push(member);
-            self.waiting.store(true, Ordering::SeqCst);
+            self.in_flight.wait();
         }
         Waited::Queued(self.look(queue, now, stale))
     }
@@ -226,16 +237,24 @@ impl PeerWindow {
     /// Nothing of a connection that waits is in flight any more: it goes on if it can have the turn in reserve.
     fn reserve(&self, member: &Arc<Member>) {
         let mut queue = self.queue.lock();
-        if !member.queued.load(Ordering::Acquire) || !queue.reserve(member) {
+        if !member.turn.is_queued() || !queue.reserve(member) {
             return;
         }
         queue.withdraw(member);
-        self.waiting.store(!queue.turns.is_empty(), Ordering::Release);
-        member.queued.store(false, Ordering::Release);
-        member.granted.store(true, Ordering::Release);
-        self.in_flight.fetch_add(signed(QUANTUM), Ordering::AcqRel);
+        self.left(&queue);
+        self.grant(member);
         drop(queue);
         member.task.schedule();
+    }
+
+    /// A connection waits no more: nobody gives it a turn after this.
+    fn withdraw(&self, member: &Arc<Member>) {
+        let mut queue = self.queue.lock();
+        if member.turn.is_queued() {
+            queue.withdraw(member);
+            self.left(&queue);
+            member.turn.withdraw();
+        }
     }
 
     /// Looks for what is stale, and at who may send then. Returns when to look again, if the caller is who does.
@@ -243,8 +262,7 @@ impl PeerWindow {
         if now.saturating_sub(queue.looked) >= stale {
             queue.forgive(now, &self.in_flight);
         }
-        // What made room just now did not see that we wait: that is stored before this load, there the window changes
-        // before the load of `waiting`, and all four are sequentially consistent, so that one of us sees the other.
+        // What made room just now may not have seen that we wait; then we see that room.
         let admitted = self.admit_from(&mut queue);
         let watch = !queue.turns.is_empty() && queue.watched_until <= now;
         let until = now.saturating_add(stale);
@@ -263,6 +281,8 @@ impl PeerWindow {
 enum Waited {
     /// It has the turn in reserve.
     Reserved,
+    /// It has been given a turn, and waits no more.
+    Granted,
     /// It waits, and looks again then, if nobody else does.
     Queued(Option<Duration>),
 }
@@ -287,9 +307,7 @@ impl WindowShare {
         let member = Arc::new(Member {
             task: Arc::clone(task),
             domain,
-            queued: AtomicBool::new(false),
-            granted: AtomicBool::new(false),
-            gone: AtomicBool::new(false),
+            turn: Turn::new(),
             in_flight: AtomicU64::new(0),
             acked: AtomicU64::new(0),
             forgiven: AtomicU64::new(0),
@@ -320,8 +338,8 @@ impl WindowShare {
         if self.used > 0 {
             return true;
         }
-        let queued = self.member.queued.load(Ordering::Acquire);
-        if !queued && (self.take_grant() || !(self.window.is_full() || self.window.waiting.load(Ordering::Acquire))) {
+        let window = &self.window;
+        if self.begin_turn() || !(self.member.turn.is_queued() || window.is_full() || window.in_flight.is_awaited()) {
             return true;
         }
         self.wait(now, rto())
@@ -331,6 +349,7 @@ impl WindowShare {
     fn wait(&mut self, now: Duration, rto: Option<Duration>) -> bool {
         match self.window.wait(&self.member, now, stale_after(rto)) {
             Waited::Reserved => return true,
+            Waited::Granted => return self.begin_turn(),
             Waited::Queued(Some(watch)) => self.watch = Some(watch),
             Waited::Queued(None) => {}
         }
@@ -361,7 +380,7 @@ impl WindowShare {
     pub(crate) fn acked(&mut self, in_flight: u64) {
         self.count(in_flight);
         self.window.admit();
-        if in_flight == 0 && self.member.queued.load(Ordering::Acquire) {
+        if in_flight == 0 && self.member.turn.is_queued() {
             self.window.reserve(&self.member);
         }
     }
@@ -369,14 +388,14 @@ impl WindowShare {
     /// There is nothing more to send for now.
     pub(crate) fn pause(&mut self, in_flight: u64) {
         self.used = 0;
-        self.take_grant();
+        self.begin_turn();
         self.acked(in_flight);
     }
 
-    fn take_grant(&self) -> bool {
-        let granted = self.member.granted.load(Ordering::Acquire) && self.member.granted.swap(false, Ordering::AcqRel);
+    fn begin_turn(&self) -> bool {
+        let granted = self.member.turn.begin();
         if granted {
-            self.window.in_flight.fetch_sub(signed(QUANTUM), Ordering::SeqCst);
+            self.window.in_flight.change(-signed(QUANTUM));
         }
         granted
     }
@@ -393,7 +412,7 @@ impl WindowShare {
             change = change.saturating_add(self.settle(acked));
         }
         if change != 0 {
-            self.window.in_flight.fetch_add(change, Ordering::SeqCst);
+            self.window.in_flight.change(change);
         }
     }
 
@@ -410,7 +429,7 @@ impl WindowShare {
 
 impl Drop for WindowShare {
     fn drop(&mut self) {
-        self.member.gone.store(true, Ordering::Release);
+        self.window.withdraw(&self.member);
         self.pause(0);
         if self.watch.is_some() {
             // Somebody else looks after those who wait.
@@ -434,3 +453,6 @@ fn stale_after(rto: Option<Duration>) -> Duration {
 fn signed(psns: u64) -> i64 {
     i64::try_from(psns).unwrap_or(i64::MAX)
 }
+
+#[cfg(test)]
+mod tests;

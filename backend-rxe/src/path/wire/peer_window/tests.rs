@@ -1,0 +1,75 @@
+use std::sync::atomic::AtomicBool;
+use std::thread;
+
+use super::*;
+use crate::budget::Budget;
+use crate::ready_queue::ReadyQueue;
+use crate::task::Runnable;
+
+struct Nothing;
+
+impl Runnable for Nothing {
+    fn run(&self, _budget: &mut Budget) -> bool {
+        false
+    }
+}
+
+/// A connection to the one peer there is.
+fn share(windows: &PeerWindows, domain: u64) -> WindowShare {
+    let gone = Arc::downgrade(&Arc::new(Nothing));
+    let task = Task::new(&Arc::new(ReadyQueue::default()), &Arc::default(), gone as _);
+    WindowShare::new(windows, Gid::default(), &task, domain)
+}
+
+const SOON: Option<Duration> = Some(Duration::from_secs(1));
+
+/// Who leaves while it waits takes no turn along.
+#[test]
+fn a_connection_that_leaves_while_it_waits_gives_everything_back() {
+    let windows = PeerWindows::default();
+    let window = windows.window(Gid::default());
+    let mut full = share(&windows, 1);
+    full.sent(1024);
+    for in_flight in [0, 1] {
+        let mut other = share(&windows, 2);
+        let mut short = share(&windows, 2);
+        // The turn in reserve of the domain is taken.
+        assert!(other.may_send(Duration::ZERO, || SOON));
+        other.sent(5);
+        short.sent(in_flight);
+        short.pause(in_flight);
+        assert!(!short.may_send(Duration::ZERO, || SOON) && window.in_flight.is_awaited());
+        drop(other);
+        drop(short);
+        assert_eq!((window.in_flight.get(), window.in_flight.is_awaited()), (1024, false));
+    }
+}
+
+/// Whatever connections do while others are given their turns, nothing of the window is lost for good.
+#[test]
+fn a_turn_that_comes_while_somebody_asks_or_leaves_is_given_back() {
+    let windows = PeerWindows::default();
+    let window = windows.window(Gid::default());
+    let over = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut full = share(&windows, 1);
+            while !over.load(Ordering::Relaxed) {
+                full.sent(1024);
+                full.acked(0);
+            }
+        });
+        for _ in 0..20_000 {
+            let mut short = share(&windows, 2);
+            // With something in flight there is no turn in reserve.
+            short.sent(1);
+            for _ in 0..10 {
+                if short.may_send(Duration::ZERO, || SOON) {
+                    short.pause(1);
+                }
+            }
+        }
+        over.store(true, Ordering::Relaxed);
+    });
+    assert_eq!(window.in_flight.get(), 0);
+}
