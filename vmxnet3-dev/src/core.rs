@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{Mutex, RwLock, RwLockReadGuard};
 use pvrdma_guest_memory::{DmaSpace, DmaView};
+use pvrdma_handover::WaitFlag;
 use pvrdma_verbs::LogLimit;
 
 use crate::abi::command::Coalesce;
@@ -61,7 +62,7 @@ pub(crate) struct Core {
     /// See [`pending`].
     pub(crate) pending: AtomicU32,
     /// A frame was refused for want of buffers.
-    pub(crate) starved: AtomicBool,
+    pub(crate) starved: WaitFlag,
     /// Vectors of receive queues to raise at the end of a batch: a bit for each.
     pub(crate) rx_vectors: AtomicU32,
     /// Vectors of transmit queues with completions that the driver has not been told of: a bit for each. Whatever
@@ -94,7 +95,7 @@ impl Core {
             link_up: AtomicBool::new(true),
             mac: AtomicU64::new(0),
             pending: AtomicU32::new(0),
-            starved: AtomicBool::new(false),
+            starved: WaitFlag::new(),
             rx_vectors: AtomicU32::new(0),
             tx_vectors: AtomicU32::new(0),
             batches: AtomicU32::new(0),
@@ -143,7 +144,7 @@ impl Core {
     /// Starts or ends. When this returns, nobody touches memory for the session before.
     pub(crate) fn set_session(&self, session: Option<Arc<Session>>) {
         *self.session.write() = session;
-        self.starved.store(false, Ordering::Release);
+        self.starved.clear();
         self.rx_vectors.store(0, Ordering::Release);
         self.tx_vectors.store(0, Ordering::Release);
     }

@@ -87,12 +87,12 @@ pub(crate) fn flush(core: &Core) {
 
 /// The driver may have given buffers: tells the port, if it waits for that. `rang`: it has written a doorbell.
 pub(crate) fn buffers_may_be_there(core: &Core, rang: bool) {
-    if !rang && !core.starved.load(Ordering::Acquire) {
+    if !rang && !core.starved.is_set() {
         return;
     }
     // In this order: whoever finds no buffer from here on sets both again.
     forgo_doorbells(core, |vector| !core.interrupts.round(vector).now);
-    if core.starved.swap(false, Ordering::AcqRel) {
+    if core.starved.take() {
         core.port.receive_ready();
     }
 }
@@ -163,7 +163,7 @@ impl Context<'_> {
     /// From now on we hear of buffers: when the driver ends its round, or else it is asked to ring. It may have given
     /// some before.
     fn await_buffers(&self, queue: &RxQueue) {
-        self.core.starved.store(true, Ordering::SeqCst);
+        self.core.starved.set();
         let round = self.core.interrupts.round(queue.vector());
         if !(round.now || round.next && self.will_interrupt(queue)) {
             self.session.ask_for_doorbell(self.view, self.index);

@@ -1,0 +1,211 @@
+//! A model of a frame that finds no receive buffer while the driver gives one: in no order of their steps does the
+//! frame wait, with a buffer there, and nobody tells who keeps it (`src/receive.rs`, `src/link/mod.rs`).
+
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
+
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+/// What a model has, or leaves out.
+#[derive(Clone, Copy)]
+struct Has {
+    /// The driver is in a round, at whose end it unmasks its vector, and looks at no wish. Otherwise it polls, and
+    /// rings if that is wished.
+    round: bool,
+    /// The ring is looked at once more behind all that makes the driver tell us.
+    second_look: bool,
+    /// A fence between the two.
+    fence: bool,
+    /// Who keeps the frame says that it waits, and offers it once more. Otherwise it must have been told since its
+    /// offer began.
+    second_offer: bool,
+    /// The wish for a doorbell is taken back before that a frame waits.
+    wish_first: bool,
+    /// Frames, and buffers. With two, somebody has waited before.
+    frames: usize,
+}
+
+const ROUND: Has =
+    Has { round: true, second_look: true, fence: true, second_offer: false, wish_first: true, frames: 1 };
+const POLLS: Has = Has { round: false, ..ROUND };
+const LINK: Has = Has { second_offer: true, ..ROUND };
+
+/// What device, driver and the one who sends share.
+struct World {
+    /// Buffers that were given so far, and whether a doorbell is wished for more: guest memory.
+    given: AtomicUsize,
+    wish: AtomicBool,
+    /// `Session::wishes`.
+    asked: AtomicBool,
+    starved: AtomicBool,
+    /// The receive queue: buffers that were used so far.
+    queue: Mutex<usize>,
+    /// Whether the driver is in a round, under the lock of the interrupts.
+    round: Mutex<bool>,
+    /// Whether who sends waits until it is told.
+    blocked: Mutex<bool>,
+    has: Has,
+}
+
+impl World {
+    fn new(has: Has) -> Arc<Self> {
+        Arc::new(Self {
+            given: AtomicUsize::new(0),
+            wish: AtomicBool::new(has.frames > 1),
+            asked: AtomicBool::new(has.frames > 1),
+            starved: AtomicBool::new(has.frames > 1),
+            queue: Mutex::new(0),
+            round: Mutex::new(has.round),
+            blocked: Mutex::new(false),
+            has,
+        })
+    }
+
+    /// `receive::receive`. Returns `true` if there was a buffer.
+    fn receive(&self) -> bool {
+        let mut used = self.queue.lock().unwrap();
+        let mut take = || {
+            let found = self.given.load(Ordering::Acquire) > *used;
+            *used += usize::from(found);
+            found
+        };
+        if take() {
+            return true;
+        }
+        // `Context::await_buffers`.
+        self.starved.swap(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if !*self.round.lock().unwrap() {
+            self.asked.swap(true, Ordering::Release);
+            self.wish.store(true, Ordering::Relaxed);
+        }
+        if self.has.fence {
+            fence(Ordering::SeqCst);
+        }
+        self.has.second_look && take()
+    }
+
+    /// `NicLink::deliver`, with a second offer.
+    fn deliver(&self) -> bool {
+        let block = || *self.blocked.lock().unwrap() = true;
+        if !self.has.second_offer {
+            block();
+        }
+        if self.receive() {
+            return true;
+        }
+        if !self.has.second_offer {
+            return false;
+        }
+        block();
+        let received = self.receive();
+        if received {
+            *self.blocked.lock().unwrap() = false;
+        }
+        received
+    }
+
+    /// `Session::forgo_doorbells`.
+    fn forgo_doorbells(&self) {
+        if self.asked.load(Ordering::Acquire) {
+            let _queue = self.queue.lock().unwrap();
+            if self.asked.swap(false, Ordering::AcqRel) {
+                self.wish.store(false, Ordering::Relaxed);
+            }
+        }
+    }
+
+    /// `receive::buffers_may_be_there`.
+    fn buffers_may_be_there(&self, rang: bool) {
+        fence(Ordering::SeqCst);
+        if !rang && !self.starved.load(Ordering::SeqCst) {
+            return;
+        }
+        let tell = || {
+            if self.starved.swap(false, Ordering::SeqCst) {
+                *self.blocked.lock().unwrap() = false;
+            }
+        };
+        if !self.has.wish_first {
+            tell();
+        }
+        if !*self.round.lock().unwrap() {
+            self.forgo_doorbells();
+        }
+        if self.has.wish_first {
+            tell();
+        }
+    }
+
+    /// The driver gives a buffer.
+    fn give(&self) {
+        self.given.fetch_add(1, Ordering::Release);
+        if self.has.round {
+            self.forgo_doorbells();
+            *self.round.lock().unwrap() = false;
+            self.buffers_may_be_there(false);
+        } else {
+            // A driver without this has no right to be told.
+            fence(Ordering::SeqCst);
+            if self.wish.load(Ordering::Relaxed) {
+                self.buffers_may_be_there(true);
+            }
+        }
+    }
+}
+
+fn model(has: Has) {
+    let orders = std::sync::Arc::new(StdUsize::new(0));
+    let counted = std::sync::Arc::clone(&orders);
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = (has.frames > 1).then_some(3);
+    builder.check(move || {
+        counted.fetch_add(1, StdOrdering::Relaxed);
+        let world = World::new(has);
+        let driver = Arc::clone(&world);
+        let driver = thread::spawn(move || (0..has.frames).for_each(|_| driver.give()));
+        let delivered = (0..has.frames).all(|_| world.deliver());
+        driver.join().unwrap();
+        assert!(delivered || !*world.blocked.lock().unwrap(), "a frame waits beside a buffer");
+    });
+    println!("{} orders", orders.load(StdOrdering::Relaxed));
+}
+
+#[test]
+fn who_was_offered_a_frame_in_vain_tells_of_a_buffer_of_a_round() {
+    model(ROUND);
+}
+
+#[test]
+fn who_was_offered_a_frame_in_vain_tells_of_a_buffer_of_a_driver_that_polls() {
+    model(POLLS);
+    model(Has { frames: 2, ..POLLS });
+}
+
+#[test]
+fn no_frame_of_a_link_waits_beside_a_buffer() {
+    model(LINK);
+    model(Has { round: false, ..LINK });
+}
+
+/// The model sees the mistakes that it is there for.
+#[test]
+#[should_panic(expected = "a frame waits")]
+fn without_a_second_look_at_the_ring_it_waits() {
+    model(Has { second_look: false, ..ROUND });
+}
+
+#[test]
+#[should_panic(expected = "a frame waits")]
+fn without_the_fence_before_that_look_it_waits() {
+    model(Has { fence: false, ..POLLS });
+}
+
+#[test]
+#[should_panic(expected = "a frame waits")]
+fn with_the_wish_taken_back_last_it_waits() {
+    model(Has { wish_first: false, frames: 2, ..POLLS });
+}
