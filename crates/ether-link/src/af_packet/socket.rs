@@ -186,17 +186,16 @@ pub(super) fn receive(
         let message = unsafe { header.assume_init_mut() };
         // `IoSliceMut` has the layout of `iovec`.
         message.msg_hdr.msg_iov = run.as_mut_ptr().cast();
-        message.msg_hdr.msg_iovlen = run.len();
+        message.msg_hdr.msg_iovlen = number(run.len())?;
         message.msg_hdr.msg_control = control.as_mut_ptr().cast();
-        message.msg_hdr.msg_controllen = size_of::<Control>();
+        message.msg_hdr.msg_controllen = number(size_of::<Control>())?;
         count += 1;
     }
-    let length = u32::try_from(count).map_err(|_| Errno::INVAL)?;
+    let (length, flags) = (number(count)?, number(libc::MSG_DONTWAIT)?);
     // SAFETY: the first `length` headers are initialised; their parts and control buffers are borrowed mutably for the
     // call and have the lengths given.
-    let result = unsafe {
-        libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), length, libc::MSG_DONTWAIT, ptr::null_mut())
-    };
+    let result =
+        unsafe { libc::recvmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), length, flags, ptr::null_mut()) };
     let received = usize::try_from(check(result.into())?).map_err(|_| Errno::INVAL)?;
     for (header, arrival) in headers.iter().zip(arrivals).take(received) {
         // SAFETY: it was initialised above.
@@ -215,8 +214,8 @@ fn tag(message: &libc::msghdr) -> Option<[u8; 4]> {
     // SAFETY: the kernel has filled in the control buffer, which is still borrowed, and its length.
     let control = unsafe { libc::CMSG_FIRSTHDR(message).as_ref() }?;
     let needed = size_of::<libc::cmsghdr>() + size_of::<libc::tpacket_auxdata>();
-    if control.cmsg_level != libc::SOL_PACKET || control.cmsg_type != libc::PACKET_AUXDATA || control.cmsg_len < needed
-    {
+    let is_aux = control.cmsg_level == libc::SOL_PACKET && control.cmsg_type == libc::PACKET_AUXDATA;
+    if !is_aux || control.cmsg_len < number(needed).ok()? {
         return None;
     }
     // SAFETY: the message holds the structure, whose bytes are all valid; it may be less aligned.
@@ -240,12 +239,18 @@ pub(super) fn send(socket: BorrowedFd<'_>, parts: &[IoSlice<'_>], ends: &[usize]
         let message = unsafe { header.assume_init_mut() };
         // `IoSlice` has the layout of `iovec`. The kernel does not write through these pointers.
         message.msg_hdr.msg_iov = run.as_ptr().cast_mut().cast();
-        message.msg_hdr.msg_iovlen = run.len();
+        message.msg_hdr.msg_iovlen = number(run.len())?;
         (start, count) = (end, count + 1);
     }
+    let flags = number(libc::MSG_DONTWAIT)?;
     // SAFETY: the first `count` headers are initialised; their parts are borrowed for the call.
-    let result = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count, libc::MSG_DONTWAIT) };
+    let result = unsafe { libc::sendmmsg(socket.as_raw_fd(), headers.as_mut_ptr().cast(), count, flags) };
     usize::try_from(check(result.into())?).map_err(|_| Errno::INVAL)
+}
+
+/// A number as the C library wants it: the types of its structures are not those of every other.
+fn number<T, U: TryFrom<T>>(value: T) -> Result<U, Errno> {
+    U::try_from(value).map_err(|_| Errno::INVAL)
 }
 
 fn check(result: i64) -> Result<i64, Errno> {
