@@ -37,6 +37,8 @@ pub(crate) struct Setup<'a> {
     pub(crate) networks: &'a [String],
     /// Where metrics can be fetched.
     pub(crate) metrics: Option<&'a str>,
+    /// Another build of it than the one that all others use.
+    pub(crate) program: Option<&'a Path>,
 }
 
 /// A running daemon; dropping it kills it.
@@ -68,8 +70,11 @@ impl Daemon {
 
     /// The same with all that there is to say.
     pub(crate) fn launch(setup: &Setup<'_>, directory: &Path, devices: &[DaemonDevice]) -> Result<Self> {
-        let Setup { namespace, backend, networks, metrics } = *setup;
-        let program = program()?;
+        let Setup { namespace, backend, networks, metrics, program: named } = *setup;
+        let program = match named {
+            Some(path) => path.to_owned(),
+            None => program()?,
+        };
         let control = directory.join("control");
         let log = directory.join("pvrdmad.log");
         let errors = File::options()

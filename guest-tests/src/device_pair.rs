@@ -240,7 +240,8 @@ fn connected_by(by: Connect, sockets: &[PathBuf; 2], bytes: usize) -> Result<[Si
 
 /// Connects sides 1 and 2.
 pub(crate) fn connect(mut a: Side, mut b: Side) -> Result<[Side; 2]> {
-    a.qp.connect(&Path::to(gid(2), b.qp.qpn)).context("connecting the first side")?;
-    b.qp.connect(&Path::to(gid(1), a.qp.qpn)).context("connecting the second side")?;
+    let path = |host, qpn| Path { dmac: mac(host).0, ..Path::to(gid(host), qpn) };
+    a.qp.connect(&path(2, b.qp.qpn)).context("connecting the first side")?;
+    b.qp.connect(&path(1, a.qp.qpn)).context("connecting the second side")?;
     Ok([a, b])
 }

@@ -80,7 +80,7 @@ fn operations(a: &mut Side, b: &mut Side) -> Result<()> {
 }
 
 /// A few megabytes of writes and reads of all sizes; every byte of both buffers is compared with what it should be.
-fn integrity(a: &mut Side, b: &mut Side) -> Result<()> {
+pub(super) fn integrity(a: &mut Side, b: &mut Side) -> Result<()> {
     let len = a.buffer.len();
     a.buffer.fill_pattern(11);
     b.buffer.fill_pattern(12);

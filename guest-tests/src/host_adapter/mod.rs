@@ -44,6 +44,17 @@ const RXE: Profile = Profile {
 /// The same where the daemon puts the guests' addresses on the host's interface.
 const RXE_WITH_ADDRESSES: Profile = Profile { guest_addresses: true, ..RXE };
 
+/// All operations, errors and integrity on two devices of a daemon.
+pub(crate) fn check_at(sockets: &[PathBuf; 2]) -> Result<()> {
+    devices::check(connected_at(sockets, 1 << 20)?)
+}
+
+/// The same over a wire: connections, with each byte compared.
+pub(crate) fn compare_at(sockets: &[PathBuf; 2]) -> Result<()> {
+    let [mut a, mut b] = connected_at(sockets, 1 << 20)?;
+    devices::integrity(&mut a, &mut b)
+}
+
 /// Does what a hidden command says.
 pub(crate) fn run(command: &HostAdapterCommand) -> Result<()> {
     match command {

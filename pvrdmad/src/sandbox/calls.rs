@@ -1,3 +1,4 @@
+// Long: one table, which is read as a whole.
 //! Which thread may make which system calls: the one table behind the filters and their documentation.
 //!
 //! A thread has the groups of its kind. A call whose arguments matter is allowed with some of them only; the kernel
@@ -103,6 +104,9 @@ const THREAD: i32 = libc::CLONE_VM
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_CLEARTID;
 
+/// What musl adds to it, and the kernel has ignored since 2.6.
+const DETACHED: i32 = libc::CLONE_DETACHED;
+
 /// A socket that names another socket could be anybody's.
 const SEND: Call = when("sendto", libc::SYS_sendto, &[&[Null { argument: 4 }]], "to whom the socket is connected");
 
@@ -119,8 +123,14 @@ static RUNTIME: Group = Group {
         when(
             "fcntl",
             libc::SYS_fcntl,
-            &[&[is(1, libc::F_GETFD)], &[is(1, libc::F_GETFL)], &[is(1, libc::F_DUPFD_CLOEXEC)]],
-            "F_GETFD, F_GETFL, F_DUPFD_CLOEXEC",
+            &[
+                &[is(1, libc::F_GETFD)],
+                &[is(1, libc::F_GETFL)],
+                &[is(1, libc::F_DUPFD_CLOEXEC)],
+                // What musl does after the one before, for kernels that do half of it.
+                &[is(1, libc::F_SETFD), is(2, libc::FD_CLOEXEC)],
+            ],
+            "F_GETFD, F_GETFL, F_DUPFD_CLOEXEC, F_SETFD with FD_CLOEXEC",
         ),
         call("futex", libc::SYS_futex),
         call("getpid", libc::SYS_getpid),
@@ -325,7 +335,7 @@ static START: Group = Group {
     name: "start",
     purpose: "starting threads and giving them their filters",
     calls: &[
-        when("clone", libc::SYS_clone, &[&[is(0, THREAD)]], "a thread of this process"),
+        when("clone", libc::SYS_clone, &[&[is(0, THREAD)], &[is(0, THREAD | DETACHED)]], "a thread of this process"),
         // Refused by another filter, with the error that makes the C library use `clone`, whose flags can be compared.
         call("clone3", libc::SYS_clone3),
         when(
@@ -435,7 +445,11 @@ static LOOK: Group = Group {
 pub(super) static OPEN: Group = Group {
     name: "open",
     purpose: "opening files: where a thread may not `look`, both are refused with EACCES",
-    calls: &[call("openat", libc::SYS_openat)],
+    calls: &[
+        call("openat", libc::SYS_openat),
+        #[cfg(target_arch = "x86_64")]
+        call("open", libc::SYS_open),
+    ],
 };
 
 /// The ioctl of `set_nonblocking`.

@@ -159,6 +159,13 @@ fn files(control: &CStr) -> Vec<Attempt> {
         close(&result);
         found.push(attempt(what, result));
     }
+    // As musl opens files.
+    #[cfg(target_arch = "x86_64")]
+    {
+        let result = call(libc::SYS_open, [text(c"/etc/hostname"), libc::O_RDONLY.into(), 0, 0, 0, 0]);
+        close(&result);
+        found.push(attempt("open by the old call", result));
+    }
     let (name, new) = (c"/tmp/pvrdmad-probe", c"/tmp/pvrdmad-probe-new");
     found.push(attempt("rename", call(libc::SYS_renameat2, [here, text(name), here, text(new), 0, 0])));
     found.push(attempt("unlink", call(libc::SYS_unlinkat, [here, text(new), 0, 0, 0, 0])));
