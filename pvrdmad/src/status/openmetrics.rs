@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::Arc;
 
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet, text};
@@ -15,8 +16,20 @@ use pvrdma_verbs::Kind;
 use super::catalogue::CounterInfo;
 use super::report::{DaemonStatus, DeviceReport, NetworkState, NetworkStatus, ShareReport};
 
-/// Of a sample, in their order.
-type Labels = Vec<(String, String)>;
+/// Of a sample, in their order. Thousands of samples share those of their device.
+#[derive(Clone, Debug)]
+struct Labels(Arc<[(&'static str, Arc<str>)]>);
+
+impl Labels {
+    fn new<const N: usize>(labels: [(&'static str, &str); N]) -> Self {
+        Self(labels.into_iter().map(|(name, value)| (name, value.into())).collect())
+    }
+
+    /// These, and another one.
+    fn with(&self, name: &'static str, value: &str) -> Self {
+        Self(self.0.iter().cloned().chain([(name, value.into())]).collect())
+    }
+}
 
 /// What is said of one thing.
 #[derive(Debug)]
@@ -25,7 +38,7 @@ struct Family {
     /// What it means, in a sentence.
     help: String,
     /// One for each set of labels.
-    samples: BTreeMap<Labels, f64>,
+    samples: Vec<(Labels, f64)>,
 }
 
 /// What is said, by name.
@@ -55,32 +68,35 @@ impl DaemonStatus {
 }
 
 impl Families {
-    fn add(&mut self, name: &str, kind: Kind, help: &str, labels: &[(&str, &str)], value: f64) {
-        let new = || Family { kind, help: help.to_owned(), samples: BTreeMap::default() };
-        let family = self.0.entry(name.to_owned()).or_insert_with(new);
-        let labels = labels.iter().map(|&(name, value)| (name.to_owned(), value.to_owned())).collect();
-        family.samples.insert(labels, value);
+    fn add(&mut self, name: &str, kind: Kind, help: &str, labels: &Labels, value: f64) {
+        let family = match self.0.get_mut(name) {
+            Some(family) => family,
+            None => {
+                let new = Family { kind, help: help.to_owned(), samples: Vec::new() };
+                self.0.entry(name.to_owned()).or_insert(new)
+            }
+        };
+        // What two lists of a thing count has one sample: the later list's.
+        match family.samples.last_mut() {
+            Some((last, old)) if Arc::ptr_eq(&last.0, &labels.0) => *old = value,
+            _ => family.samples.push((labels.clone(), value)),
+        }
     }
 
-    fn total(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: u64) {
+    fn total(&mut self, name: &str, help: &str, labels: &Labels, value: u64) {
         self.add(name, Kind::Counter, help, labels, number(value));
     }
 
-    fn gauge(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: u64) {
+    fn gauge(&mut self, name: &str, help: &str, labels: &Labels, value: u64) {
         self.add(name, Kind::Gauge, help, labels, number(value));
     }
 
-    fn is(&mut self, name: &str, help: &str, labels: &[(&str, &str)], value: bool) {
+    fn is(&mut self, name: &str, help: &str, labels: &Labels, value: bool) {
         self.gauge(name, help, labels, value.into());
     }
 
     /// Numbers that the catalogue of the status knows. Others are no metrics.
-    fn counters<'a>(
-        &mut self,
-        status: &DaemonStatus,
-        labels: &[(&str, &str)],
-        counters: impl Iterator<Item = (&'a str, u64)>,
-    ) {
+    fn counters<'a>(&mut self, status: &DaemonStatus, labels: &Labels, counters: impl Iterator<Item = (&'a str, u64)>) {
         for (name, value) in counters {
             if let Some(CounterInfo { kind, help, .. }) = status.counters.get(name) {
                 self.add(name, *kind, help, labels, number(value));
@@ -89,16 +105,17 @@ impl Families {
     }
 
     fn daemon(&mut self, status: &DaemonStatus) {
-        let labels = [("version", status.version.as_str()), ("backend", &status.backend)];
+        let labels = Labels::new([("version", status.version.as_str()), ("backend", &status.backend)]);
         self.gauge("daemon", "Which daemon this is: always 1.", &labels, 1);
-        self.gauge("uptime_seconds", "Seconds since the daemon began.", &[], status.uptime_s);
+        let none = Labels::new([]);
+        self.gauge("uptime_seconds", "Seconds since the daemon began.", &none, status.uptime_s);
         let help = "Mappings of guest memory that clients took away.";
-        self.total("lost_mappings", help, &[], status.lost_mappings);
-        self.counters(status, &[], pairs(&status.control));
+        self.total("lost_mappings", help, &none, status.lost_mappings);
+        self.counters(status, &none, pairs(&status.control));
     }
 
     fn network(&mut self, network: &NetworkStatus) {
-        let labels = [("network", network.name.as_str())];
+        let labels = Labels::new([("network", network.name.as_str())]);
         let running = network.state == NetworkState::Running;
         self.is("network_running", "The process of the network serves, and says so in time.", &labels, running);
         self.total("network_restarts", "Processes of the network that ended.", &labels, network.restarts);
@@ -108,15 +125,14 @@ impl Families {
     }
 
     fn device(&mut self, status: &DaemonStatus, device: &DeviceReport) {
-        let labels = [("network", device.network.name.as_str()), ("device", device.name())];
-        let of = |function| [labels[0], labels[1], ("function", function)];
+        let labels = Labels::new([("network", device.network.name.as_str()), ("device", device.name())]);
+        let of = |function| labels.with("function", function);
         let rdma = of("rdma");
         self.is("client_connected", "A VMM uses the function.", &rdma, device.client.connected);
         self.is("driver_active", "A guest's driver has started the function.", &rdma, device.phase() == "active");
         self.is("port_active", "The port of the device is active.", &labels, device.port == "active");
         for (kind, count) in device.numbers("objects") {
-            let labels = [labels[0], labels[1], ("kind", kind)];
-            self.gauge("objects", "Objects that the guest has made.", &labels, count);
+            self.gauge("objects", "Objects that the guest has made.", &labels.with("kind", kind), count);
         }
         let memory = &device.memory.status;
         self.gauge("memory_mapped_bytes", "Guest memory that is mapped.", &labels, memory.mapped_bytes);
@@ -128,8 +144,7 @@ impl Families {
             self.share(share, &labels);
         }
         for flow in &device.flows {
-            let peer = flow.peer();
-            let labels = [labels[0], labels[1], ("peer", peer.as_str()), ("road", flow.road.word())];
+            let labels = labels.with("peer", &flow.peer()).with("road", flow.road.word());
             self.total("flow_requests", "Requests to a peer that ended with success.", &labels, flow.requests);
             self.total("flow_out_bytes", "Bytes that requests moved to a peer.", &labels, flow.bytes_out);
             self.total("flow_in_bytes", "Bytes that requests read from a peer.", &labels, flow.bytes_in);
@@ -144,12 +159,11 @@ impl Families {
         }
     }
 
-    fn share(&mut self, share: &ShareReport, labels: &[(&str, &str)]) {
+    fn share(&mut self, share: &ShareReport, labels: &Labels) {
         let seconds = |nanoseconds| number(nanoseconds) / 1e9;
         for (thread, time) in [("engine", share.worker_ns), ("port", share.port_ns)] {
             let help = "Time that threads of the daemon have worked for the device.";
-            let labels = [labels, &[("thread", thread)]].concat();
-            self.add("processor_seconds", Kind::Counter, help, &labels, seconds(time));
+            self.add("processor_seconds", Kind::Counter, help, &labels.with("thread", thread), seconds(time));
         }
         self.total("throttled", "Times that its rate had the device wait.", labels, share.throttled);
     }
@@ -168,7 +182,8 @@ impl Collector for Families {
             let (name, unit) = unit.map_or((name.as_str(), None), |(name, unit)| (name, Some(unit)));
             let mut family = encoder.encode_descriptor(name, help, unit, metric)?;
             for (labels, value) in samples {
-                let mut sample = family.encode_family(labels)?;
+                let labels = &*labels.0;
+                let mut sample = family.encode_family(&labels)?;
                 match kind {
                     Kind::Counter => sample.encode_counter::<NoLabelSet, _, f64>(value, None)?,
                     Kind::Gauge => sample.encode_gauge(value)?,
