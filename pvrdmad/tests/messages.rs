@@ -1,13 +1,16 @@
 //! What the program says, to whoever made a mistake, and in the log.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Lines};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, Command, Stdio};
+use std::process::{ChildStderr, Command, Stdio};
 
-use rustix::process::{Pid, Signal, kill_process};
+use common::process::Daemon;
+use rustix::process::Signal;
 use tempfile::TempDir;
 
 /// The program, without the places that its environment names.
@@ -63,35 +66,20 @@ impl Place {
 
 /// A daemon that is ready, and its log.
 struct Running {
-    child: Child,
+    daemon: Daemon,
     log: Lines<BufReader<ChildStderr>>,
 }
 
 impl Running {
     fn start(command: &mut Command) -> Self {
-        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
-        let log = BufReader::new(child.stderr.take().unwrap()).lines();
-        let ready = BufReader::new(child.stdout.take().unwrap()).lines().next();
-        let mut running = Self { child, log };
-        let ready = ready.is_some_and(|line| line.unwrap().contains("ready"));
-        assert!(ready, "{:?}", running.log.by_ref().map(Result::unwrap).collect::<Vec<_>>());
-        running
+        let mut daemon = Daemon::start(command.stderr(Stdio::piped()));
+        let log = BufReader::new(daemon.errors()).lines();
+        Self { daemon, log }
     }
 
     /// The next line of the log with this word.
     fn log(&mut self, word: &str) -> String {
         self.log.by_ref().map(Result::unwrap).find(|line| line.contains(word)).unwrap()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-}
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
     }
 }
 
@@ -191,14 +179,14 @@ fn signals() {
         let mut running = Running::start(program().args(["--device", &device, "--control", &place.text("control")]));
         let line = running.log("backend rxe");
         assert!(line.contains(env!("CARGO_PKG_VERSION")) && line.contains("devices vm0"), "{line}");
-        running.signal(Signal::USR1);
-        running.signal(Signal::USR2);
-        running.signal(Signal::HUP);
+        running.daemon.signal(Signal::USR1);
+        running.daemon.signal(Signal::USR2);
+        running.daemon.signal(Signal::HUP);
         let line = running.log("SIGHUP");
         assert!(line.contains("nothing has changed"), "{line}");
         assert_eq!(run(&["status", "--control", &place.text("control")]).0, Some(0));
-        running.signal(end);
-        assert_eq!(running.child.wait().unwrap().code(), Some(0));
+        running.daemon.signal(end);
+        assert_eq!(running.daemon.wait(), Some(0));
         assert!(!place.path("vm0.sock").exists() && !place.path("control").exists());
     }
 }
@@ -290,9 +278,29 @@ fn the_control_socket_has_a_default() {
         let mut other =
             Running::start(second.args(["--device", &place.device("vm1", 2)]).env(variable, place.0.path()));
         let line = other.log("no control socket");
-        assert!(line.contains(&format!("another process (PID {}) is listening", running.child.id())), "{line}");
+        assert!(line.contains(&format!("another process (PID {}) is listening", running.daemon.id())), "{line}");
         drop(other);
         assert_eq!(ask(), Some(0));
         drop(running);
     }
+}
+
+/// A socket, and what a client brings, take some each.
+#[test]
+fn many_devices_with_few_descriptors() {
+    let place = Place::new();
+    let mut command = program();
+    command.args(["--control", &place.text("control")]);
+    for number in 0..40 {
+        command
+            .args(["--device", &place.device(&format!("vm{number}"), 0).replace("00:00", &format!("00:{number:02x}"))]);
+    }
+    // The limit that is raised, and one that is as high as the machine lets.
+    let words: Vec<_> = command.get_args().map(|word| word.to_str().unwrap()).collect();
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "ulimit -Sn 32; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_pvrdmad")]).args(words);
+    let _running = Running::start(shell.env_remove("RUST_LOG"));
+    let (status, said) = ask(&["status", "--json", "--control", &place.text("control")]);
+    assert_eq!(status, Some(0));
+    assert!(said.contains("vm39"), "{said}");
 }

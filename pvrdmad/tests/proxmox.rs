@@ -1,22 +1,24 @@
 //! The hook script for Proxmox VE, called as Proxmox does.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+mod common;
+
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 
+use common::process::Daemon;
 use serde_json::Value;
 use tempfile::TempDir;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 const HOOK: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/packaging/proxmox-hook");
 
-/// A daemon with a device of somebody else's, killed when the test ends.
+/// A daemon with a device of somebody else's.
 struct Host {
     folder: TempDir,
-    daemon: Child,
+    daemon: Daemon,
 }
 
 impl Host {
@@ -25,14 +27,9 @@ impl Host {
         symlink(PROGRAM, folder.path().join("pvrdmad")).unwrap();
         let path = |name: &str| folder.path().join(name).display().to_string();
         let device = format!("name=other,socket={},mac=52:54:00:ff:00:01", path("other.sock"));
-        let mut daemon = Command::new(PROGRAM)
-            .args(["--sandbox", "strict", "--control", &path("control"), "--device", &device])
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next().unwrap().unwrap();
-        assert!(ready.starts_with("other: ready"), "{ready}");
+        let mut command = Command::new(PROGRAM);
+        command.args(["--sandbox", "strict", "--control", &path("control"), "--device", &device]);
+        let daemon = Daemon::start(&mut command);
         Self { folder, daemon }
     }
 
@@ -54,13 +51,6 @@ impl Host {
             .iter()
             .map(|device| ["name", "mac"].map(|key| word(device, key)))
             .collect()
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
     }
 }
 
@@ -106,7 +96,6 @@ fn what_cannot_be_had_is_said() {
     let output = host.hook(&["7", "pre-start"]);
     assert!(!output.status.success() && String::from_utf8_lossy(&output.stderr).contains("vm7.sock"), "{output:?}");
     assert_eq!(host.hook(&["7", "reboot"]).status.code(), Some(2));
-    host.daemon.kill().unwrap();
-    host.daemon.wait().unwrap();
+    host.daemon.kill();
     assert!(!host.hook(&["8", "pre-start"]).status.success());
 }

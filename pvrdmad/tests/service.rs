@@ -1,15 +1,18 @@
 //! The program as a service: readiness, watchdog, reload, and sockets that were passed on.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+mod common;
+
 use std::fs;
 use std::io::{ErrorKind, Read};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixDatagram, UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use rustix::process::{Pid, Signal, kill_process};
+use common::process::Daemon;
+use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use vfio_user::Client;
@@ -59,8 +62,8 @@ impl Place {
 
     /// Starts the daemon and waits until it is ready.
     fn start(&self) -> Service<'_> {
-        let child = self.command(PROGRAM).arg("--config").arg(self.path("config.toml")).spawn().unwrap();
-        let service = Service { place: self, child };
+        let daemon = Daemon::spawn(self.command(PROGRAM).arg("--config").arg(self.path("config.toml")));
+        let service = Service { place: self, daemon };
         service.wait("READY=1");
         service
     }
@@ -68,7 +71,7 @@ impl Place {
 
 struct Service<'a> {
     place: &'a Place,
-    child: Child,
+    daemon: Daemon,
 }
 
 impl Service<'_> {
@@ -84,13 +87,9 @@ impl Service<'_> {
         }
     }
 
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.child), signal).unwrap();
-    }
-
     /// Has it read its configuration again; what it says then.
     fn reload(&self) -> String {
-        self.signal(Signal::HUP);
+        self.daemon.signal(Signal::HUP);
         let begun = self.wait("RELOADING=1");
         assert!(begun.contains("MONOTONIC_USEC="), "systemd wants to know when: {begun}");
         self.wait("READY=1")
@@ -116,13 +115,6 @@ impl Service<'_> {
     }
 }
 
-impl Drop for Service<'_> {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn names(devices: &[(String, String)]) -> Vec<&str> {
     devices.iter().map(|(name, _)| name.as_str()).collect()
 }
@@ -139,7 +131,7 @@ fn ready_when_all_sockets_listen() {
     place.configure("", &[(1, ""), (2, "")]);
     let mut command = place.command(PROGRAM);
     command.arg("--config").arg(place.path("config.toml")).env("WATCHDOG_USEC", "300000");
-    let mut service = Service { place: &place, child: command.spawn().unwrap() };
+    let mut service = Service { place: &place, daemon: Daemon::spawn(&mut command) };
     let mut buffer = [0; 4096];
     let length = place.manager.recv(&mut buffer).unwrap();
     let first = String::from_utf8_lossy(&buffer[..length]).into_owned();
@@ -150,9 +142,9 @@ fn ready_when_all_sockets_listen() {
     for _ in 0..3 {
         service.wait("WATCHDOG=1");
     }
-    service.signal(Signal::TERM);
+    service.daemon.signal(Signal::TERM);
     service.wait("STOPPING=1");
-    assert!(service.child.wait().unwrap().success());
+    assert_eq!(service.daemon.wait(), Some(0));
 }
 
 /// Nobody says that it is alive when it is not: here when it does not run at all.
@@ -161,7 +153,7 @@ fn the_watchdog_is_silent_without_being_asked_for() {
     let place = Place::new();
     place.configure("", &[(1, "")]);
     let service = place.start();
-    service.signal(Signal::TERM);
+    service.daemon.signal(Signal::TERM);
     let mut buffer = [0; 4096];
     let length = place.manager.recv(&mut buffer).unwrap();
     assert_eq!(String::from_utf8_lossy(&buffer[..length]), "STOPPING=1\n");
@@ -235,7 +227,7 @@ fn a_reload_that_fails_changes_nothing() {
 }
 
 /// Starts the program by a shell that passes a listening socket on as descriptor 3.
-fn activated(place: &Place, listener: &UnixListener, names: &str, arguments: &[&str]) -> Child {
+fn activated(place: &Place, listener: &UnixListener, names: &str, arguments: &[&str]) -> Daemon {
     let script = format!(
         "LISTEN_PID=$$ LISTEN_FDS=1 {names} exec '{PROGRAM}' --control '{}' {} 3<&0 0</dev/null",
         place.path("control").display(),
@@ -243,7 +235,7 @@ fn activated(place: &Place, listener: &UnixListener, names: &str, arguments: &[&
     );
     let mut shell = place.command("sh");
     let passed = OwnedFd::from(listener.try_clone().unwrap());
-    shell.args(["-c", &script]).stdin(passed).stderr(Stdio::piped()).spawn().unwrap()
+    Daemon::spawn(shell.args(["-c", &script]).stdin(passed).stderr(Stdio::piped()))
 }
 
 /// The numbers of the sockets that a process has.
@@ -270,7 +262,7 @@ fn sockets_that_were_passed_on() {
             "--network name=red --device name=vm2,socket={},mac=52:54:00:00:00:02,pin=off,network=red",
             place.path("vm2").display()
         );
-        let service = Service { place: &place, child: activated(&place, &listener, names, &[&device, &other]) };
+        let service = Service { place: &place, daemon: activated(&place, &listener, names, &[&device, &other]) };
         service.wait("READY=1");
         Client::new(&path).unwrap();
         let status = service.status();
@@ -295,10 +287,10 @@ fn sockets_that_were_passed_on() {
 #[test]
 fn descriptors_that_nobody_can_use() {
     let refused = |listener: &UnixListener, place: &Place, device: &str, word: &str| {
-        let mut child = activated(place, listener, "", &["--device", device]);
+        let mut daemon = activated(place, listener, "", &["--device", device]);
         let mut said = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
-        assert!(!child.wait().unwrap().success());
+        daemon.errors().read_to_string(&mut said).unwrap();
+        assert_ne!(daemon.wait(), Some(0));
         assert!(said.contains(word), "wanted {word}: {said}");
     };
     let place = Place::new();

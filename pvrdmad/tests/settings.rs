@@ -9,10 +9,11 @@ use std::fs::{self, File};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use common::PATIENCE;
+use common::process::Daemon;
 use common::traffic::{Guest, gid, mac, transfer};
 use pvrdma_dev::testing::{Path, QpInit, SendWr, status};
 use rustix::process::{Pid, Signal, kill_process};
@@ -24,7 +25,7 @@ const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
 /// A daemon with the network `red` and one device there.
 struct Host {
     folder: TempDir,
-    daemon: Child,
+    daemon: Daemon,
     number: u8,
 }
 
@@ -45,10 +46,7 @@ impl Host {
         command.args(format!("name=red{network}").split(' '));
         command.args(["--device", &format!("{device},network=red,pin=off"), "--control"]);
         command.arg(folder.path().join("control")).env("RUST_LOG", "info");
-        command.stderr(log(&folder));
-        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
-        assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");
+        let daemon = Daemon::start(command.stderr(log(&folder)));
         Self { folder, daemon, number }
     }
 
@@ -105,16 +103,7 @@ impl Host {
 
     /// Has it end, and waits for that.
     fn stop(&mut self) {
-        let pid = Pid::from_child(&self.daemon);
-        kill_process(pid, Signal::TERM).unwrap();
-        assert!(self.daemon.wait().unwrap().success());
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
+        self.daemon.stop();
     }
 }
 

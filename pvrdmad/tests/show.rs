@@ -4,10 +4,10 @@
 
 mod common;
 
-use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output};
 
+use common::process::Daemon;
 use common::remote::probe;
 use pvrdma_dev::ObjectKind;
 use pvrdma_dev::testing::{Path, QpInit, RecvWr, SendWr, access};
@@ -21,7 +21,7 @@ const GID: Gid = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
 /// A daemon with the device `vm0`.
 struct Place {
     folder: TempDir,
-    daemon: Child,
+    _daemon: Daemon,
 }
 
 impl Place {
@@ -31,10 +31,8 @@ impl Place {
         let device = format!("name=vm0,socket={},mac=52:54:00:00:00:01,pin=off", path("device"));
         let mut command = Command::new(PROGRAM);
         command.args(["--sandbox", "strict", "--device", &device, "--control", &path("control")]);
-        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
-        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
-        assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");
-        Self { folder, daemon }
+        let daemon = Daemon::start(&mut command);
+        Self { folder, _daemon: daemon }
     }
 
     fn path(&self, name: &str) -> PathBuf {
@@ -53,13 +51,6 @@ impl Place {
 
     fn show(&self, object: &str) -> Value {
         serde_json::from_str(&self.text(&["show", object, "--device", "vm0", "--json"])).unwrap()
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
     }
 }
 

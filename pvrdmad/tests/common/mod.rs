@@ -10,6 +10,7 @@
 
 pub mod frozen;
 pub mod pair;
+pub mod process;
 pub mod remote;
 pub mod traffic;
 
