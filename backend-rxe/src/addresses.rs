@@ -360,6 +360,7 @@ mod tests {
         let (table, clock) = table(&[(1, OWN), (2, OWN)]);
         table.bind(mac(1), (gid(1), None)).unwrap();
         table.unbind(mac(1), (gid(1), None));
+        assert!(table.is_member(mac(1)));
         table.leave(mac(1));
         assert!(!table.is_member(mac(1)));
         assert_eq!(table.bind(mac(2), (gid(1), None)), Err(Refused::Taken));
@@ -381,6 +382,7 @@ mod tests {
         let bind = |number, last| table.bind(mac(number), (gid(last), None));
         assert_eq!((bind(1, 8), bind(3, 9)), (Err(Refused::Remote), Ok(())));
         clock.advance(HOLD - Duration::from_nanos(1));
+        assert_eq!(table.now(), clock.now());
         table.seen((gid(8), None));
         clock.advance(HOLD / 2);
         assert_eq!(bind(1, 8), Err(Refused::Remote));
@@ -409,5 +411,40 @@ mod tests {
         // The oldest is forgotten, and the newest is not.
         assert_eq!(table.bind(mac(2), address(0)), Ok(()));
         assert_eq!(table.bind(mac(2), address(9_999)), Err(Refused::Taken));
+    }
+
+    fn number(number: usize) -> Address {
+        let [.., a, b] = number.to_be_bytes();
+        (Gid::from(std::net::IpAddr::from([10, 0, a, b])), None)
+    }
+
+    #[test]
+    fn what_was_bound_is_remembered_as_long_as_there_is_room() {
+        let (table, _clock) = table(&[(1, OWN), (2, OWN)]);
+        for last in 0..=MAX_UNBOUND {
+            table.bind(mac(1), number(last)).unwrap();
+            table.unbind(mac(1), number(last));
+        }
+        assert_eq!(table.bind(mac(2), number(0)), Ok(()), "the oldest is forgotten");
+        assert_eq!(table.bind(mac(2), number(1)), Err(Refused::Taken));
+        // One that is bound again stays, however many come after it.
+        table.bind(mac(1), number(1)).unwrap();
+        for last in 0..=MAX_UNBOUND {
+            table.announce(mac(1), number(1000 + last)).unwrap();
+        }
+        assert_eq!(table.bind(mac(2), number(1)), Err(Refused::Taken));
+        // And so does one that another device has by now.
+        assert_eq!(table.inner.lock().holders.get(&number(0)).map(|holder| holder.mac), Some(mac(2)));
+    }
+
+    #[test]
+    fn a_host_that_is_known_is_seen_again_when_no_more_fit() {
+        let (table, clock) = table(&[(1, OWN)]);
+        (0..MAX_REMOTE).for_each(|last| table.seen(number(last)));
+        clock.advance(HOLD / 2);
+        table.seen(number(0));
+        clock.advance(HOLD / 2);
+        assert_eq!(table.bind(mac(1), number(0)), Err(Refused::Remote));
+        assert_eq!(table.bind(mac(1), number(1)), Ok(()));
     }
 }

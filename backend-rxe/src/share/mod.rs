@@ -328,3 +328,6 @@ impl DeviceShare {
         self.0.set(config);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -93,6 +93,17 @@ mod tests {
     }
 
     #[test]
+    fn a_burst_is_what_comes_in_ten_milliseconds() {
+        assert_eq!(TokenBucket::new(1000, None).available(Duration::ZERO), 64 << 10);
+        assert_eq!(TokenBucket::new(100_000_000, None).available(Duration::ZERO), 1_000_000);
+        let mut empty = TokenBucket::new(1000, Some(10));
+        empty.spend(9);
+        assert_eq!(empty.blocked_until(Duration::ZERO), None);
+        empty.spend(1);
+        assert!(empty.blocked_until(Duration::ZERO).is_some(), "nothing is left, and nothing is owed");
+    }
+
+    #[test]
     fn a_bucket_of_any_size_works() {
         for (rate, burst) in [(0, Some(0)), (1, None), (u64::MAX, Some(u64::MAX)), (u64::MAX, None)] {
             let mut bucket = TokenBucket::new(rate, burst);
