@@ -51,7 +51,7 @@ pub(crate) struct Side {
     pub(crate) buffer: Buffer,
     pub(crate) mr: Mr,
     pub(crate) context: Context,
-    counters: Box<dyn Fn() -> Vec<Counter>>,
+    counters: Box<dyn Fn() -> Vec<Counter> + Send>,
 }
 
 impl Side {
