@@ -12,19 +12,52 @@ pub(crate) const INTERFACE: &str = "wire";
 #[derive(Debug)]
 pub(crate) struct Namespaces {
     names: [String; 2],
+    /// A third one between them, if there is one.
+    switch: Option<String>,
 }
 
 impl Namespaces {
     /// Makes both and connects them; their interfaces have this MTU and one address each.
     pub(crate) fn new(purpose: &str, mtu: u32, addresses: [IpAddr; 2]) -> Result<Self> {
         let names = ["a", "b"].map(|end| format!("guest-tests-{purpose}-{}-{end}", std::process::id()));
-        let pair = Self { names };
-        for name in &pair.names {
-            ip(&format!("netns add {name}")).context("network namespaces need root")?;
-        }
+        let pair = Self { names, switch: None };
+        pair.add()?;
         let [a, b] = &pair.names;
         ip(&format!("-n {a} link add {INTERFACE} mtu {mtu} type veth peer name {INTERFACE} mtu {mtu} netns {b}"))?;
-        for (name, address) in pair.names.iter().zip(addresses) {
+        pair.set_up(addresses)?;
+        Ok(pair)
+    }
+
+    /// The same with a bridge between, whose way to each end is a token bucket filter with these parameters of `tc`.
+    pub(crate) fn behind_filter(purpose: &str, mtu: u32, addresses: [IpAddr; 2], filter: &str) -> Result<Self> {
+        let name = |end| format!("guest-tests-{purpose}-{}-{end}", std::process::id());
+        let pair = Self { names: ["a", "b"].map(name), switch: Some(name("switch")) };
+        pair.add()?;
+        let Some(switch) = &pair.switch else { return Ok(pair) };
+        ip(&format!("-n {switch} link add bridge mtu {mtu} type bridge"))?;
+        ip(&format!("-n {switch} link set bridge up"))?;
+        for (port, name) in ["port-a", "port-b"].into_iter().zip(&pair.names) {
+            ip(&format!(
+                "-n {name} link add {INTERFACE} mtu {mtu} type veth peer name {port} mtu {mtu} netns {switch}"
+            ))?;
+            ip(&format!("-n {switch} link set dev {port} master bridge up"))?;
+            run("tc", &format!("-n {switch} qdisc add dev {port} root tbf {filter}"))?;
+        }
+        pair.set_up(addresses)?;
+        Ok(pair)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &String> {
+        self.names.iter().chain(&self.switch)
+    }
+
+    fn add(&self) -> Result<()> {
+        self.all().try_for_each(|name| ip(&format!("netns add {name}")).context("network namespaces need root"))
+    }
+
+    /// Gives both ends an address.
+    fn set_up(&self, addresses: [IpAddr; 2]) -> Result<()> {
+        for (name, address) in self.names.iter().zip(addresses) {
             // Nobody else is there, so an IPv6 address need not be probed for.
             let address = match address {
                 IpAddr::V4(address) => format!("{address}/24"),
@@ -35,7 +68,7 @@ impl Namespaces {
             // Over which a host reaches its own addresses.
             ip(&format!("-n {name} link set lo up"))?;
         }
-        Ok(pair)
+        Ok(())
     }
 
     /// Why there can be none here.
@@ -61,7 +94,7 @@ impl Namespaces {
 
 impl Drop for Namespaces {
     fn drop(&mut self) {
-        for name in &self.names {
+        for name in self.all() {
             if let Err(error) = ip(&format!("netns delete {name}")) {
                 log::warn!("{error:#}");
             }
@@ -70,9 +103,14 @@ impl Drop for Namespaces {
 }
 
 fn ip(arguments: &str) -> Result<()> {
-    let output = Command::new("ip").args(arguments.split_whitespace()).output().context("cannot run ip")?;
+    run("ip", arguments)
+}
+
+fn run(program: &str, arguments: &str) -> Result<()> {
+    let output = Command::new(program).args(arguments.split_whitespace()).output();
+    let output = output.with_context(|| format!("cannot run {program}"))?;
     if !output.status.success() {
-        bail!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
+        bail!("{program} {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim());
     }
     Ok(())
 }

@@ -112,6 +112,7 @@ impl Requester {
     fn on_progress(&mut self, now: Duration, before: Seq, ops: &mut impl RequesterOps) {
         let (una, max) = (self.snd.una, self.snd.max);
         self.recovery.on_acked(now, (una, max), una.saturating_sub(before), self.attrs.retry_cnt);
+        self.set_read_length();
         self.snd.executed = self.snd.executed.max(self.snd.una);
         self.scoreboard.on_executed(self.snd.executed);
         if self.snd.nxt < self.snd.una {
@@ -128,10 +129,10 @@ impl Requester {
             Probe::Sent(..) if self.scoreboard.received() > 0 => {}
             Probe::Sent(seq, attempt) if more && seq == before && self.snd.una == before + 1 => match attempt {
                 // The following may be lost as well. Or nothing is, and ACKs are late that come one by one.
-                Attempt::First => self.probe_oldest(Attempt::Second),
+                Attempt::First => self.probe_oldest(now, Attempt::Second),
                 Attempt::Second => {
                     self.recovery.peer_reorders = false;
-                    self.go_back(self.snd.una, Setback::Silence);
+                    self.go_back(now, self.snd.una, Setback::Silence);
                 }
             },
             _ => {}
@@ -265,7 +266,7 @@ impl Requester {
                 None => return self.fail_at(now, seq, WcStatus::RnrRetryExceeded, ops),
             }
         }
-        self.go_back(seq, Setback::NotReady);
+        self.go_back(now, seq, Setback::NotReady);
         let wait = self.recovery.rnr_backoff.next_wait(rnr_delay(timer), RnrBackoff::UNTOLD);
         self.timers.set(Timer::RnrBackoff, Some(now.saturating_add(wait)));
         self.restart_timers(now);

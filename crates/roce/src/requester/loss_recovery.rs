@@ -15,7 +15,7 @@
 
 use std::time::Duration;
 
-use super::loss_rate::LossRate;
+use super::congestion_window::{CongestionWindow, Loss};
 use super::rtt::RttEstimator;
 use super::send_state::Seq;
 use crate::rnr_backoff::RnrBackoff;
@@ -73,7 +73,7 @@ pub(super) enum Attempt {
 pub(super) struct LossRecovery {
     /// PSNs that may be in flight now, and at most.
     window: u32,
-    limit: LossRate,
+    congestion: CongestionWindow,
     /// PSNs that may be in flight as soon as something is acknowledged.
     resume: Option<u32>,
     rtt: RttEstimator,
@@ -110,7 +110,7 @@ impl LossRecovery {
     pub(super) fn new(max_window: u32, retries: u8, rnr_retries: u8) -> Self {
         Self {
             window: max_window,
-            limit: LossRate::new(max_window),
+            congestion: CongestionWindow::new(max_window),
             resume: None,
             rtt: RttEstimator::default(),
             response_time: RttEstimator::default(),
@@ -136,9 +136,15 @@ impl LossRecovery {
         self.rnr_backoff.reset();
     }
 
+    /// PSNs that may be in flight as far as the network is concerned.
+    #[inline]
+    pub(super) const fn congestion_window(&self) -> u32 {
+        self.congestion.psns()
+    }
+
     /// PSNs that may be in flight.
     pub(super) fn window(&self) -> u32 {
-        self.window.min(self.limit.limit())
+        self.window.min(self.congestion.psns())
     }
 
     /// The smoothed round trip time and its variation. `None`: nothing was measured yet.
@@ -179,15 +185,16 @@ impl LossRecovery {
     /// `acked` more PSNs are done, up to `una`, and `retries` are allowed again. `max` is the first that was never
     /// sent.
     pub(super) fn on_acked(&mut self, now: Duration, (una, max): (Seq, Seq), acked: Seq, retries: u8) {
-        self.limit.on_acked(una, max);
+        self.congestion.on_acked(acked, una, max);
         self.probes = 0;
         self.retries = retries;
         self.backoff = 0;
         let acked = u32::try_from(acked).unwrap_or(u32::MAX);
         self.window = self.window.saturating_add(acked).max(self.resume.take().unwrap_or(0));
-        self.window = self.window.min(self.limit.limit());
+        self.window = self.window.min(self.congestion.psns());
         if self.rtt.on_acked(now, una) | self.response_time.on_acked(now, una) {
             self.probe_backoff = 0;
+            self.congestion.set_rtt(self.rtt_estimate().map_or(Duration::ZERO, |(srtt, _)| srtt));
         }
         self.retransmit = self.retransmit.filter(|&seq| seq >= una);
     }
@@ -199,9 +206,22 @@ impl LossRecovery {
         }
     }
 
+    /// Packets are lost. `max` is the first PSN that was never sent.
+    pub(super) fn on_lost(&mut self, now: Duration, loss: Loss, max: Seq) {
+        if loss.is_none() {
+            return;
+        }
+        let late = self.rtt.is_late() || self.response_time.is_late();
+        self.congestion.on_lost(now, loss, late, max);
+    }
+
+    /// Nothing is heard of what is in flight. `max` is the first PSN that was never sent.
+    pub(super) fn on_silence(&mut self, now: Duration, max: Seq) {
+        self.congestion.on_silence(now, max);
+    }
+
     /// The packet at `seq` is about to be retransmitted, and no other.
-    pub(super) fn on_lost(&mut self, seq: Seq) {
-        self.limit.on_lost(1);
+    pub(super) fn on_retransmit_of(&mut self, seq: Seq) {
         self.rtt.on_retransmit_of(seq);
     }
 
@@ -231,14 +251,13 @@ impl LossRecovery {
         self.timed_out = false;
         self.retransmit = None;
         let in_flight = u32::try_from(in_flight).unwrap_or(u32::MAX);
-        self.window = WINDOW_AFTER_LOSS.saturating_add(in_flight).min(self.limit.limit());
+        self.window = WINDOW_AFTER_LOSS.saturating_add(in_flight).min(self.congestion.psns());
         self.rtt.on_retransmit();
         self.response_time.on_retransmit();
     }
 
     /// Retransmits one packet alone.
     pub(super) const fn retransmit_alone(&mut self, seq: Seq) {
-        self.limit.on_lost(1);
         self.retransmit = Some(seq);
         self.rtt.on_retransmit();
     }

@@ -4,19 +4,21 @@
 //! Requests get their PSNs when they are posted. Four marks move through PSN space, which [`SendState`] explains. The
 //! files:
 //!
-//! * `transmit`, with `packet_plan` and `ack_policy`: what is sent next;
+//! * `transmit`, with `packet_plan`, `read_grid` and `ack_policy`: what is sent next;
 //! * `acks`, with `response_tracker`: what ACKs, NAKs and responses with data do;
-//! * `retransmit`, with `loss_recovery`, `loss_rate` and `rtt`: what happens when something was lost;
+//! * `retransmit`, with `loss_recovery`, `congestion_window`, `rtt` and `delay`: what happens when something was lost;
 //! * `selective`, with `scoreboard`: the same if the responder says what it has;
 //! * `timers`: when something has to happen by itself;
 //! * `inspect`: how it all looks from outside.
 
 mod ack_policy;
 mod acks;
+mod congestion_window;
+mod delay;
 pub(crate) mod inspect;
-mod loss_rate;
 mod loss_recovery;
 pub(crate) mod packet_plan;
+mod read_grid;
 mod request;
 mod response_tracker;
 mod retransmit;
@@ -37,6 +39,7 @@ use crate::ops::{RequesterOps, is_local};
 use crate::path::{Path, packets};
 use ack_policy::AckPolicy;
 use loss_recovery::{LossRecovery, Probe};
+use read_grid::ReadGrid;
 use request::{Request, Stage};
 use response_tracker::ResponseTracker;
 use scoreboard::Scoreboard;
@@ -46,6 +49,8 @@ use timers::TimerTable;
 
 /// Finished requests that are kept for their buffers.
 const MAX_SPARE: usize = 8;
+/// READ requests that share the congestion window, if the peer allows so many.
+const READS_AT_A_TIME: u32 = 4;
 
 /// How a requester uses the network. Nothing but `negotiate` needs the peer's consent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -103,11 +108,12 @@ pub struct Requester {
     snd: SendState,
     /// The request that `snd.nxt` is in, as an index of `requests`.
     nxt_request: usize,
+    /// How READs are split into requests.
+    reads: ReadGrid,
     /// READs and atomics sent between `snd.una` and `snd.nxt`.
     responses: ResponseTracker,
-    /// The PSN after a response that was requested alone, as a probe. The responder may have executed no more of the
-    /// READ, so this is where requests end from now on.
-    read_split: Option<Seq>,
+    /// The PSN after a response that was requested alone, as a probe.
+    probed: Option<Seq>,
     ack_policy: AckPolicy,
     recovery: LossRecovery,
     sack: Sack,
@@ -135,8 +141,9 @@ impl Requester {
             spare: Vec::new(),
             snd,
             nxt_request: 0,
+            reads: ReadGrid::new(tuning.read_chunk.min(tuning.window / 2).max(1)),
             responses: ResponseTracker::new(snd.una),
-            read_split: None,
+            probed: None,
             ack_policy: AckPolicy::default(),
             recovery: LossRecovery::new(tuning.window, attrs.retry_cnt, attrs.rnr_retry),
             sack: if tuning.negotiate { Sack::Offered } else { Sack::Off },
@@ -207,9 +214,18 @@ impl Requester {
         self.snd.span().saturating_sub(self.scoreboard.received()).saturating_sub(self.responses.early())
     }
 
-    /// PSNs of the longest READ request.
-    fn read_chunk(&self) -> u32 {
-        self.tuning.read_chunk.min(self.tuning.window / 2).max(1)
+    /// Has READ requests ask for what the congestion window allows.
+    fn set_read_length(&mut self) {
+        let at_a_time = u32::from(self.attrs.max_rd_atomic).clamp(1, READS_AT_A_TIME);
+        let length = (self.recovery.congestion_window() / at_a_time).max(1);
+        // Powers of two, so that it does not change all the time.
+        let length = (1 << length.ilog2()).min(self.tuning.read_chunk).min(self.tuning.window / 2).max(1);
+        self.reads.set(length, self.snd.una, self.snd.max);
+    }
+
+    /// PSNs that are in flight and not known to be lost.
+    fn pipe(&self) -> u64 {
+        self.in_flight().saturating_sub(self.scoreboard.to_retransmit())
     }
 
     /// The time after which an ACK is late: smoothed RTT and four times its variation. `None`: nothing was measured.

@@ -48,17 +48,6 @@ impl Request {
         matches!(self.wr.op, SendOp::Read { .. } | SendOp::CompareSwap { .. } | SendOp::FetchAdd { .. })
     }
 
-    /// Returns `true` if a READ that is split into requests of `chunk` PSNs has one that begins at `seq`.
-    pub(super) const fn starts_at(&self, seq: Seq, chunk: u32) -> bool {
-        seq.saturating_sub(self.first).is_multiple_of(chunk as Seq)
-    }
-
-    /// The PSN after such a request with `seq` in it.
-    pub(super) fn chunk_end(&self, seq: Seq, chunk: u32) -> Seq {
-        let chunk = Seq::from(chunk);
-        self.end().min(self.first + (seq.saturating_sub(self.first) / chunk + 1) * chunk)
-    }
-
     /// Returns `true` if its memory is that of the region with this key, whatever the byte that consumers choose.
     pub(super) fn uses(&self, key: u32) -> bool {
         self.wr.sges.iter().any(|sge| sge.length > 0 && (sge.lkey ^ key) >> 8 == 0)

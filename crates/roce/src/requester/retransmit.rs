@@ -5,6 +5,7 @@ use std::time::Duration;
 use pvrdma_verbs::WcStatus;
 
 use super::Requester;
+use super::congestion_window::Loss;
 use super::loss_recovery::{Attempt, Probe, Setback};
 use super::request::{Request, Stage};
 use super::send_state::Seq;
@@ -37,7 +38,7 @@ impl Requester {
         if self.timers.has_expired(Timer::Probe, now) {
             self.stats.probes += 1;
             self.recovery.on_probe();
-            self.probe_oldest(Attempt::First);
+            self.probe_oldest(now, Attempt::First);
             self.restart_probe_timer(now, true);
         }
     }
@@ -51,15 +52,15 @@ impl Requester {
         }
     }
 
-    pub(super) fn probe_oldest(&mut self, attempt: Attempt) {
+    pub(super) fn probe_oldest(&mut self, now: Duration, attempt: Attempt) {
         if !self.requests.front().is_some_and(Request::wants_data) {
             self.recovery.probe = Probe::Due(attempt);
         } else if self.responses.on_probe() {
             // What was overtaken is requested again.
-        } else if self.read_split == Some(self.snd.una) {
+        } else if self.probed == Some(self.snd.una) {
             // Only what was requested alone has come: the responder does not have the rest of the request.
-            self.read_split = None;
-            self.go_back(self.snd.una, Setback::Silence);
+            self.probed = None;
+            self.go_back(now, self.snd.una, Setback::Silence);
         } else {
             self.recovery.probe = Probe::ResponseDue;
         }
@@ -101,7 +102,7 @@ impl Requester {
             return self.fail_at(now, self.snd.una, WcStatus::RetryExceeded, ops);
         };
         self.recovery.retries = left;
-        self.go_back(from, setback);
+        self.go_back(now, from, setback);
         self.restart_timers(now);
     }
 
@@ -111,6 +112,7 @@ impl Requester {
             return self.retry(now, seq, Setback::Nak, ops);
         }
         self.recovery.retries -= 1;
+        self.recovery.on_lost(now, Loss::of(seq, 1, false), self.snd.max);
         self.recovery.retransmit_alone(seq);
         self.restart_timers(now);
     }
@@ -127,21 +129,26 @@ impl Requester {
     /// What was gone back over is not retransmitted up to `from`: the responder kept it and has executed it since.
     /// READs and atomics among it are outstanding again.
     fn track_executed(&mut self, from: Seq) {
-        let (nxt, chunk) = (self.snd.nxt, self.read_chunk());
+        let (nxt, reads) = (self.snd.nxt, &self.reads);
         let skipped = self.requests.iter().skip_while(|request| request.end() <= nxt);
         for request in skipped.take_while(|request| request.first < from).filter(|request| request.wants_data()) {
             let mut at = nxt.max(request.first);
             while at < request.end().min(from) {
-                let end = request.chunk_end(at, chunk).min(from);
-                self.responses.on_sent(at, end, request.starts_at(at, chunk));
+                let end = reads.end_of(request, at).min(from);
+                self.responses.on_sent(at, end, reads.starts_at(request, at));
                 at = end;
             }
         }
     }
 
     /// Retransmits everything from a PSN on (go-back-N). What is outstanding before it are responses with data.
-    pub(super) fn go_back(&mut self, from: Seq, setback: Setback) {
+    pub(super) fn go_back(&mut self, now: Duration, from: Seq, setback: Setback) {
         let from = from.max(self.snd.una);
+        match setback {
+            Setback::NotReady => {}
+            Setback::Nak => self.recovery.on_lost(now, Loss::of(from, 1, false), self.snd.max),
+            Setback::Silence => self.recovery.on_silence(now, self.snd.max),
+        }
         self.track_executed(from);
         self.set_nxt(from);
         self.responses.on_go_back(from, self.snd.una);

@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use super::delay::Delay;
 use super::send_state::Seq;
 
 /// Smoothed round trip time and its variation.
@@ -15,6 +16,7 @@ struct Estimate {
 #[derive(Debug, Default)]
 pub(super) struct RttEstimator {
     estimate: Option<Estimate>,
+    delay: Delay,
     /// The PSN after a packet that waits for its ACK, and when it was sent.
     sample: Option<(Seq, Duration)>,
 }
@@ -29,6 +31,11 @@ impl RttEstimator {
     /// The smoothed RTT and its variation. `None`: nothing was measured yet.
     pub(super) fn estimate(&self) -> Option<(Duration, Duration)> {
         self.estimate.map(|Estimate { srtt, rttvar }| (srtt, rttvar))
+    }
+
+    /// Returns `true` if packets wait on the way as long as they ever do.
+    pub(super) fn is_late(&self) -> bool {
+        self.delay.is_late()
     }
 
     /// A packet up to `end` that asks for an ACK was sent for the first time.
@@ -52,6 +59,7 @@ impl RttEstimator {
         let Some((_, sent)) = self.sample.filter(|&(end, _)| has_come(end)) else { return false };
         self.sample = None;
         let rtt = now.saturating_sub(sent);
+        self.delay.add(now, rtt);
         self.estimate = Some(match self.estimate {
             None => Estimate { srtt: rtt, rttvar: rtt / 2 },
             Some(Estimate { srtt, rttvar }) => {

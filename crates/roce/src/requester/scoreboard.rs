@@ -5,6 +5,7 @@
 
 use std::time::Duration;
 
+use super::congestion_window::Loss;
 use super::send_state::Seq;
 use crate::wire::SackMap;
 
@@ -155,30 +156,33 @@ impl Scoreboard {
 
     /// Looks at the packets that have not come, which are given in order and before [`Self::newest`]. Those that only a
     /// few have overtaken are lost, too, when that was at least `patience` ago.
-    pub(super) fn find_lost(&mut self, now: Duration, packets: impl Iterator<Item = Seq>, patience: Duration) {
+    /// Returns what is newly lost.
+    pub(super) fn find_lost(&mut self, now: Duration, packets: impl Iterator<Item = Seq>, patience: Duration) -> Loss {
         let over = self.overtaken.filter(|(since, _)| since.saturating_add(patience) <= now);
         let old = over.map_or(0, |(_, newest)| newest);
         self.overtaken = self.overtaken.filter(|_| over.is_none());
-        let mut late = false;
+        let (mut late, mut lost) = (false, Loss::default());
         for seq in packets.filter(|&seq| !self.has(seq)).collect::<Vec<_>>() {
             let enough = if seq < old { 0 } else { MAX_REORDERING };
             match self.holes.binary_search_by_key(&seq, |hole| hole.seq) {
-                Ok(at) => self.look_again(at, enough),
-                Err(at) if self.newest > seq + enough => self.holes.insert(at, Hole { seq, sent: None }),
+                Ok(at) if self.look_again(at, enough) => lost.add(seq, 1, true),
+                Ok(_) => {}
+                Err(at) if self.newest > seq + enough => {
+                    self.holes.insert(at, Hole { seq, sent: None });
+                    lost.add(seq, 1, false);
+                }
                 Err(_) => late = true,
             }
         }
         self.overtaken = late.then(|| self.overtaken.unwrap_or((now, self.newest)));
+        lost
     }
 
     /// A retransmission is lost when what was sent later has come.
-    fn look_again(&mut self, at: usize, enough: Seq) {
+    fn look_again(&mut self, at: usize, enough: Seq) -> bool {
         let (newest, arrived) = (self.newest, self.arrived);
-        if let Some(hole) = self.holes.get_mut(at)
-            && hole.sent.is_some_and(|sent| newest > sent.max + enough || arrived > sent.number)
-        {
-            hole.sent = None;
-        }
+        let is_lost = |sent: Retransmission| newest > sent.max + enough || arrived > sent.number;
+        self.holes.get_mut(at).is_some_and(|hole| hole.sent.take_if(|sent| is_lost(*sent)).is_some())
     }
 
     /// When what only a few packets have overtaken is lost, `patience` afterwards.
@@ -192,10 +196,16 @@ impl Scoreboard {
         self.holes.iter().any(|hole| hole.sent.is_none())
     }
 
-    /// Takes the first packet that is to be retransmitted, but not the one at `waits`. `max` is the first PSN that was
-    /// never sent.
-    pub(super) fn take_lost(&mut self, max: Seq, waits: Option<Seq>) -> Option<Seq> {
-        let hole = self.holes.iter_mut().find(|hole| hole.sent.is_none() && waits != Some(hole.seq))?;
+    /// Packets that are to be retransmitted.
+    #[inline]
+    pub(super) fn to_retransmit(&self) -> Seq {
+        self.holes.iter().filter(|hole| hole.sent.is_none()).count() as Seq
+    }
+
+    /// Takes the first packet that is to be retransmitted and does not wait. `max` is the first PSN that was never
+    /// sent.
+    pub(super) fn take_lost(&mut self, max: Seq, waits: impl Fn(Seq) -> bool) -> Option<Seq> {
+        let hole = self.holes.iter_mut().find(|hole| hole.sent.is_none() && !waits(hole.seq))?;
         self.retransmissions += 1;
         hole.sent = Some(Retransmission { max, number: self.retransmissions });
         Some(hole.seq)
@@ -219,7 +229,7 @@ mod tests {
 
     fn lost(board: &mut Scoreboard, from: Seq, max: Seq) -> Vec<Seq> {
         board.find_lost(NOW, from..board.newest(), NOW);
-        std::iter::from_fn(|| board.take_lost(max, None)).collect()
+        std::iter::from_fn(|| board.take_lost(max, |_| false)).collect()
     }
 
     #[test]
@@ -252,10 +262,10 @@ mod tests {
         // What was overtaken meanwhile has its time, too.
         board.update(100, &map([1, 2, 4]), MAX);
         board.find_lost(NOW * 2, 100..board.newest(), NOW);
-        assert_eq!((board.take_lost(105, None), board.take_lost(105, None)), (Some(100), None));
+        assert_eq!((board.take_lost(105, |_| false), board.take_lost(105, |_| false)), (Some(100), None));
         assert_eq!(board.deadline(NOW), Some(NOW * 3));
         board.find_lost(NOW * 3, 100..board.newest(), NOW);
-        assert_eq!((board.take_lost(105, None), board.deadline(NOW)), (Some(103), None));
+        assert_eq!((board.take_lost(105, |_| false), board.deadline(NOW)), (Some(103), None));
     }
 
     #[test]

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::Requester;
+use super::read_grid::ReadGrid;
 use super::request::{Request, Stage};
 use super::send_state::Seq;
 use super::timers::Timer;
@@ -65,24 +66,25 @@ impl Requester {
     pub(super) fn find_lost(&mut self, now: Duration) {
         let patience = self.recovery.patience();
         let newest = self.scoreboard.newest();
-        let chunk = self.read_chunk();
+        let reads = &self.reads;
         let started = self.requests.iter().take_while(|request| request.stage == Stage::Started);
         let executed = self.snd.executed;
         let missing = started
             .skip_while(|request| request.end() <= executed)
             .take_while(|request| request.first < newest)
-            .flat_map(|request| packets_of(request, executed, chunk))
+            .flat_map(|request| packets_of(request, executed, reads))
             .take_while(|&seq| seq < newest);
-        self.scoreboard.find_lost(now, missing, patience);
+        let lost = self.scoreboard.find_lost(now, missing, patience);
+        self.recovery.on_lost(now, lost, self.snd.max);
     }
 }
 
-/// PSNs of the packets of a request from `from` on: a READ has one for each chunk.
-fn packets_of(request: &Request, from: Seq, chunk: u32) -> impl Iterator<Item = Seq> {
-    let step = if request.wants_data() { Seq::from(chunk) } else { 1 };
-    let (first, end) = (request.first, request.end());
-    // The one that is missing may begin elsewhere, because a request was split.
-    let odd = Some(from).filter(|&from| from > first && !(from - first).is_multiple_of(step));
-    let next = first + from.saturating_sub(first).div_ceil(step) * step;
-    odd.into_iter().chain((0..).map(move |index| next + index * step).take_while(move |&seq| seq < end))
+/// PSNs of the packets of a request from `from` on: a READ has one for each request that it is split into. The one that
+/// is missing may begin elsewhere, because a request was split once more.
+fn packets_of(request: &Request, from: Seq, reads: &ReadGrid) -> impl Iterator<Item = Seq> {
+    let first = Some(from.max(request.first)).filter(|&seq| seq < request.end());
+    std::iter::successors(first, move |&seq| {
+        let next = if request.wants_data() { reads.end_of(request, seq) } else { seq + 1 };
+        Some(next).filter(|&next| next < request.end())
+    })
 }

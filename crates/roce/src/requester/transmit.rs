@@ -5,9 +5,10 @@ use std::time::Duration;
 use pvrdma_verbs::{SendFlags, SendOp, WcStatus};
 
 use super::Requester;
+use super::congestion_window::Loss;
 use super::loss_recovery::Probe;
 use super::packet_plan::{PacketPlan, SizedWr};
-use super::request::Stage;
+use super::request::{Request, Stage};
 use super::selective::MAX_SPAN;
 use super::send_state::{Seq, wire_psn};
 use super::timers::Timer;
@@ -30,6 +31,13 @@ enum Turn {
     InOrder,
     /// Before its turn comes again: `snd.nxt` stays.
     Alone,
+}
+
+/// The packet of a request at `seq`, which asks for at most `span` PSNs.
+fn plan_at(request: &Request, seq: Seq, span: Seq, mtu: u32) -> Option<PacketPlan> {
+    let index = u32::try_from(seq.checked_sub(request.first)?).ok()?;
+    let sized = SizedWr { wr: &request.wr, length: request.length, count: request.count };
+    PacketPlan::new(&sized, index, mtu, u32::try_from(span).unwrap_or(u32::MAX))
 }
 
 impl Requester {
@@ -63,7 +71,9 @@ impl Requester {
             }
             Probe::ResponseDue => {
                 self.recovery.probe = Probe::None;
-                self.read_split = Some(self.snd.una + 1);
+                // The responder may have executed no more of the READ: this is where requests end from now on.
+                self.probed = Some(self.snd.una + 1);
+                self.reads.split(self.snd.una + 1, self.snd.una);
                 self.recovery.on_lost_response();
                 if let Some(len) = self.retransmit_one(now, self.snd.una, 1, ops, out) {
                     return Some(len);
@@ -71,15 +81,18 @@ impl Requester {
             }
             Probe::None | Probe::Sent(..) => {}
         }
-        let waits = self.waits_for_split();
         // From `nxt` on everything is sent in any case.
-        if let Some(seq) = self.recovery.retransmit.take_if(|seq| waits != Some(*seq)).filter(|&seq| seq < self.snd.nxt)
+        let (reads, una) = (&self.reads, self.snd.una);
+        let next = self.recovery.retransmit.take_if(|seq| !reads.waits(*seq, una));
+        if let Some(seq) = next.filter(|&seq| seq < self.snd.nxt)
             && let Some(len) = self.retransmit_one(now, seq, Seq::MAX, ops, out)
         {
             return Some(len);
         }
-        while let Some(seq) = self.scoreboard.take_lost(self.snd.max, waits) {
-            self.recovery.on_lost(seq);
+        while self.scoreboard.has_lost() && self.may_retransmit() {
+            let (reads, una) = (&self.reads, self.snd.una);
+            let Some(seq) = self.scoreboard.take_lost(self.snd.max, |seq| reads.waits(seq, una)) else { break };
+            self.recovery.on_retransmit_of(seq);
             if seq < self.snd.nxt
                 && let Some(len) = self.retransmit_one(now, seq, Seq::MAX, ops, out)
             {
@@ -90,6 +103,7 @@ impl Requester {
             && let Some((seq, count)) = self.responses.take_lost(self.snd.max)
         {
             self.stats.lost_responses += 1;
+            self.recovery.on_lost(now, Loss::of(seq, count, false), self.snd.max);
             self.recovery.on_lost_response();
             if let Some(len) = self.retransmit_one(now, seq, count, ops, out) {
                 return Some(len);
@@ -98,10 +112,10 @@ impl Requester {
         None
     }
 
-    /// What a responder keeps of an earlier attempt may be READs that it executes with the next one. So the rest of one
-    /// that was split, which takes one more of its resources, waits until the part before it is done.
-    pub(super) fn waits_for_split(&self) -> Option<Seq> {
-        self.read_split.filter(|&split| self.snd.una < split)
+    /// Returns `true` if there is room for what was lost beside what is in flight: all at once it would be lost again.
+    fn may_retransmit(&self) -> bool {
+        let pipe = self.pipe();
+        pipe == 0 || pipe < self.recovery.congestion_window().into()
     }
 
     /// Retransmits one unacked packet, which asks for at most `count` PSNs; `snd.nxt` stays.
@@ -140,8 +154,8 @@ impl Requester {
     fn next_packet(&mut self, alone: Option<Seq>, ops: &mut impl RequesterOps) -> Next {
         let nxt = self.snd.nxt;
         let outstanding = self.responses.outstanding();
-        let (read_chunk, waits) = (self.read_chunk(), self.waits_for_split());
         let needed = self.is_key_needed();
+        let (reads, una) = (&mut self.reads, self.snd.una);
         let last = self.failing.map_or(Seq::MAX, |(seq, _)| seq);
         let request = self.requests.get_mut(self.nxt_request);
         let Some(request) = request.filter(|request| request.end() <= last) else { return Next::Blocked };
@@ -171,30 +185,24 @@ impl Requester {
             self.snd.nxt = self.snd.executed.min(request.end());
             return Next::Moved;
         }
-        let starts = request.starts_at(nxt, read_chunk) || self.read_split == Some(nxt);
+        let starts = reads.starts_at(request, nxt);
         if request.wants_data() && alone.is_none() {
-            if waits == Some(nxt) || starts && outstanding >= self.attrs.max_rd_atomic.into() {
+            if reads.waits(nxt, una) || starts && outstanding >= self.attrs.max_rd_atomic.into() {
                 return Next::Blocked;
             }
             if let Some(end) = self.responses.received_until(nxt) {
                 // It goes on to take a resource of the responder: those are given back in order.
-                let end = end.min(request.chunk_end(nxt, read_chunk));
+                let end = end.min(reads.end_of(request, nxt));
                 self.responses.on_sent(nxt, end, starts);
                 self.snd.nxt = end;
                 return Next::Moved;
             }
         }
-        let Some(index) = nxt.checked_sub(request.first).and_then(|index| u32::try_from(index).ok()) else {
-            return Next::Blocked;
-        };
-        // Requests end where they ended when they were first sent, because the responder remembers them.
-        let split = self.read_split.filter(|&split| split > nxt).map_or(Seq::MAX, |split| split - nxt);
-        let span = Seq::from(read_chunk - index % read_chunk).min(split).min(alone.unwrap_or(Seq::MAX));
-        let sized = SizedWr { wr: &request.wr, length: request.length, count: request.count };
-        let span = u32::try_from(span).unwrap_or(u32::MAX);
-        let Some(plan) = PacketPlan::new(&sized, index, self.attrs.path_mtu.bytes(), span) else {
-            return Next::Blocked;
-        };
+        let window = self.recovery.congestion_window().into();
+        let repeated = request.wants_data() && alone.is_none() && nxt < self.snd.max;
+        let end = if repeated { reads.end_of_repeated(request, nxt, una, window) } else { reads.end_of(request, nxt) };
+        let span = (end - nxt).min(alone.unwrap_or(Seq::MAX));
+        let Some(plan) = plan_at(request, nxt, span, self.attrs.path_mtu.bytes()) else { return Next::Blocked };
         if alone.is_none() && self.is_too_much(plan.span.into()) { Next::Blocked } else { Next::Packet(plan) }
     }
 
@@ -213,7 +221,6 @@ impl Requester {
         out: &mut [u8],
     ) -> Option<usize> {
         let in_flight = self.in_flight() + Seq::from(plan.span);
-        let read_chunk = self.read_chunk();
         let request = self.requests.get_mut(self.nxt_request)?;
         let after = self.snd.nxt + Seq::from(plan.span);
         let mut bth = Bth::new(plan.opcode, self.remote, wire_psn(self.snd.nxt));
@@ -238,12 +245,15 @@ impl Requester {
         }
         self.ack_policy.on_sent(bth.ack_request);
         if plan.wants_data && turn == Turn::InOrder {
-            let starts = request.starts_at(self.snd.nxt, read_chunk) || self.read_split == Some(self.snd.nxt);
+            let starts = self.reads.starts_at(request, self.snd.nxt);
             self.responses.on_sent(self.snd.nxt, after, starts);
         }
-        if plan.wants_data && self.snd.nxt >= self.snd.max {
+        // Of what was sent before it is not known which transmission is acknowledged. But a rough measure is better
+        // than none: without one, only the ACK timeout notices what is lost.
+        let measures = self.recovery.rtt_estimate().is_none();
+        if plan.wants_data && (measures || self.snd.nxt >= self.snd.max) {
             self.recovery.on_request_sent(now, self.snd.nxt + 1);
-        } else if bth.ack_request && after > self.snd.max {
+        } else if bth.ack_request && (measures || after > self.snd.max) {
             self.recovery.on_sent(now, after);
         }
         if turn == Turn::Alone {

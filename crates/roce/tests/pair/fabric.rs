@@ -141,7 +141,8 @@ type Event = Reverse<(Duration, u64, Place, usize, usize, Vec<u8>)>;
 /// What the switch saw.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Seen {
-    /// Frames that found the queue full.
+    /// Frames that left, and that found the queue full.
+    pub(crate) frames: u64,
     pub(crate) overflowed: u64,
     pub(crate) marked: u64,
     /// Most bytes that waited.
@@ -162,6 +163,8 @@ pub(crate) struct Fabric {
     congestion: Option<Congestion>,
     /// Notifications that are lost, in ten-thousandths.
     pub(crate) lost_notifications: u64,
+    /// An end takes up to so long before it sends.
+    pub(crate) jitter: Duration,
     random: Random,
     events: BinaryHeap<Event>,
     count: u64,
@@ -186,6 +189,7 @@ impl Fabric {
             lines: [link(line), link(line)],
             congestion,
             lost_notifications: 0,
+            jitter: Duration::ZERO,
             random: Random(seed),
             events: BinaryHeap::new(),
             count: 0,
@@ -208,7 +212,9 @@ impl Fabric {
     }
 
     fn leave(&mut self, flow: usize, side: usize, frame: Vec<u8>) {
-        let when = self.access[flow][side].take(self.now, frame.len());
+        let jitter = u64::try_from(self.jitter.as_nanos()).unwrap();
+        let pause = if jitter > 0 { self.random.below(jitter) } else { 0 };
+        let when = self.access[flow][side].take(self.now + Duration::from_nanos(pause), frame.len());
         self.push(when, Place::Switch, flow, 1 - side, frame);
     }
 
@@ -225,6 +231,7 @@ impl Fabric {
         }
         seen.most = seen.most.max(backlog + frame.len() as u64);
         seen.bytes += frame.len() as u64;
+        seen.frames += 1;
         let left = self.lines[side].take(now, frame.len());
         if self.random.below(10_000) < line.loss {
             return;

@@ -266,16 +266,21 @@ fn a_silent_request_is_asked_again_whatever_was_lost() {
         while pair.ends[0].host.sent.len() < 2 {
             let now = pair.now;
             let [ours, peer] = &mut pair.ends;
-            let (request, response) = (fate >> (2 * round) & 1 == 0, fate >> (2 * round + 1) & 1 == 0);
-            for frame in ours.transmit(now).iter().filter(|_| request || round > 1) {
+            let lost = |bit: u32| round < 2 && fate >> bit & 1 == 1;
+            let (request, response) = (!lost(2 * round), !lost(2 * round + 1));
+            let sent = ours.transmit(now);
+            for frame in sent.iter().filter(|_| request) {
                 peer.receive(now, frame);
             }
-            for frame in peer.transmit(now).iter().filter(|_| response || round > 1) {
+            for frame in peer.transmit(now).iter().filter(|_| response) {
                 ours.receive(now, frame);
             }
-            if let Some(deadline) = ours.requester.poll_timeout() {
+            if sent.is_empty()
+                && let Some(deadline) = ours.requester.poll_timeout()
+            {
                 pair.now = pair.now.max(deadline);
                 ours.requester.handle_timeout(pair.now, &mut ours.host);
+                continue;
             }
             round += 1;
             assert!(round < 40, "fate {fate}: {}", pair.report());
@@ -299,12 +304,18 @@ fn what_is_asked_again_never_begins_earlier() {
         pair.run();
         assert_done(&pair, 8);
         let first = Setup::default().attrs.sq_psn;
-        let mut begins = [0; 8];
+        // What each request asks for, and where it was asked again last.
+        let mut requests: Vec<(std::ops::Range<u32>, u32)> = Vec::new();
         for (psn, count) in pair.frames[0].iter().filter_map(|frame| asked(frame)) {
             let at = u32::try_from(psn.since(first)).unwrap();
-            let begin = &mut begins[usize::try_from(at / PACKETS).unwrap()];
-            assert!(at >= *begin, "seed {seed}: {at} after {begin}");
             assert!(at % PACKETS + count <= PACKETS);
+            if requests.last().is_none_or(|(last, _)| at >= last.end) {
+                requests.push((at..at + count, at));
+                continue;
+            }
+            let (request, begin) = requests.iter_mut().find(|(request, _)| request.contains(&at)).unwrap();
+            assert!(at >= *begin, "seed {seed}: {at} after {begin}");
+            assert!(at + count <= request.end, "seed {seed}: {count} from {at}, {request:?}");
             asked_again += u32::from(at > *begin);
             *begin = at;
         }

@@ -40,6 +40,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Row>> {
     if GuestImage::built_program("usr/bin/iperf3").is_some() {
         rows.extend(against_tcp(&network, runs)?.into_iter().map(Ok));
         rows.push(Ok(without_super_frames(&network, runs)?));
+        rows.extend(over_slow_line(runs)?.into_iter().map(Ok));
     } else {
         rows.push(Err(
             "one TCP stream over the same wire: iperf3 comes with the guest image (guest-tests image)".into()
@@ -101,6 +102,34 @@ fn without_super_frames(network: &Network, runs: usize) -> Result<Figure> {
     })?;
     let title = "wire: RDMA write of 1 MiB, interfaces without super-frames".into();
     Ok(Figure::of_rounds("wire/cut", title, "Gb/s", false, &rounds, "one TCP stream there (iperf3)"))
+}
+
+/// Goodput of eight connections over a slow line with a short queue, against one TCP stream there.
+fn over_slow_line(runs: usize) -> Result<Vec<Figure>> {
+    const MESSAGE: usize = 256 << 10;
+    const EIGHT: PeerOptions = PeerOptions { size: MESSAGE, qps: 8, seconds: 4.0, ..PeerOptions::BULK };
+    let network = Network::slow()?;
+    let kinds = [("write", EIGHT), ("read", PeerOptions { read: true, ..EIGHT })];
+    let mut figures = Vec::new();
+    for (name, kind) in kinds {
+        let round = |_| {
+            let ours = session::run(&network, &kind)?;
+            log::info!("{ours:?}");
+            let theirs = baseline::stream(&network, kind.seconds)?;
+            Ok([ours[0].gigabits(MESSAGE) * 1000.0, theirs.gigabits * 1000.0])
+        };
+        let rounds = (0..runs).map(round).collect::<Result<Vec<_>>>()?;
+        let title = format!("wire: RDMA {name} of 256 KiB on 8 QPs over 100 Mb/s with a queue of 60 KB");
+        figures.push(Figure::of_rounds(
+            format!("wire/slow-{name}"),
+            title,
+            "Mb/s",
+            false,
+            &rounds,
+            "one TCP stream there",
+        ));
+    }
+    Ok(figures)
 }
 
 /// Rate of small sends against datagrams of the same size without any protocol.

@@ -22,6 +22,16 @@ impl Network {
         Ok(Self { namespaces: Namespaces::new("bench", MTU, addresses)? })
     }
 
+    /// The same over a line of 100 Mb/s whose queue drops what is more than 60 KB.
+    pub(super) fn slow() -> Result<Self> {
+        const LINE: &str = "rate 100mbit burst 32kb limit 60kb";
+        let addresses = [0, 1].map(|side| IpAddr::V4(Self::host_address(side)));
+        let slow = Self { namespaces: Namespaces::behind_filter("slow", MTU, addresses, LINE)? };
+        // A super-frame would be one of the frames that are dropped.
+        slow.namespaces.limit_super_frames(MTU + 100, 1)?;
+        Ok(slow)
+    }
+
     /// The address that the host's own network stack has on a side.
     pub(super) fn host_address(side: u8) -> Ipv4Addr {
         Ipv4Addr::new(10, 78, 0, side + 1)

@@ -1,0 +1,149 @@
+//! Where the requests begin and end into which long READs are split.
+//!
+//! A responder sends the whole response at once, so a request must not ask for more than may be in flight, which
+//! changes with the network. But what was requested once ends where it ended, because the responder remembers that. So
+//! a new length holds for what was never sent, and the next one waits until everything of the old length is done.
+//!
+//! A request that is repeated may be *split*: of what was lost the network may carry only a part now. What a responder
+//! keeps of an earlier attempt may be READs that it executes with the next one, so the part behind a split, which takes
+//! one more of its resources, waits until the part before it is done.
+
+use super::request::Request;
+use super::send_state::Seq;
+
+/// The lengths of READ requests.
+#[derive(Debug)]
+pub(super) struct ReadGrid {
+    /// PSNs of a request, from which PSN on; and the same before that.
+    new: (u32, Seq),
+    old: (u32, Seq),
+    /// First PSNs of the parts into which requests were split, as long as they are not done.
+    splits: Vec<Seq>,
+}
+
+impl ReadGrid {
+    /// All requests have so many PSNs.
+    pub(super) const fn new(length: u32) -> Self {
+        Self { new: (length, 0), old: (length, 0), splits: Vec::new() }
+    }
+
+    /// Requests are to have so many PSNs. Everything before `una` is done; `max` is the first PSN that was never sent.
+    #[inline]
+    pub(super) fn set(&mut self, length: u32, una: Seq, max: Seq) {
+        self.splits.retain(|&split| split >= una);
+        let (before, since) = self.new;
+        if length != before && since <= una {
+            (self.old, self.new) = (self.new, (length, max));
+        }
+    }
+
+    /// A request that was sent is repeated up to before `at`. Everything before `una` is done.
+    pub(super) fn split(&mut self, at: Seq, una: Seq) {
+        self.splits.retain(|&split| split >= una && split != at);
+        self.splits.push(at);
+    }
+
+    /// Returns `true` if a request was split at `seq`, and the part before it is not done.
+    #[inline]
+    pub(super) fn waits(&self, seq: Seq, una: Seq) -> bool {
+        una < seq && self.splits.contains(&seq)
+    }
+
+    /// Returns `true` if a part of a request waits.
+    #[inline]
+    pub(super) fn any_waits(&self, una: Seq) -> bool {
+        self.splits.iter().any(|&split| una < split)
+    }
+
+    /// Where a READ's requests of the length at `seq` begin, and that length.
+    #[inline]
+    fn at(&self, request: &Request, seq: Seq) -> (Seq, Seq) {
+        let (length, since) = if seq < self.new.1 { self.old } else { self.new };
+        (request.first.max(since), length.into())
+    }
+
+    /// Returns `true` if a request of a READ begins at `seq`.
+    #[inline]
+    pub(super) fn starts_at(&self, request: &Request, seq: Seq) -> bool {
+        let (first, length) = self.at(request, seq);
+        seq.saturating_sub(first).is_multiple_of(length) || self.splits.contains(&seq)
+    }
+
+    /// The PSN after the request of a READ with `seq` in it.
+    #[inline]
+    pub(super) fn end_of(&self, request: &Request, seq: Seq) -> Seq {
+        let (first, length) = self.at(request, seq);
+        let end = first + (seq.saturating_sub(first) / length + 1) * length;
+        let most = if seq < self.new.1 { self.new.1 } else { Seq::MAX };
+        let split = self.splits.iter().copied().filter(|&split| split > seq).min().unwrap_or(Seq::MAX);
+        end.min(request.end()).min(most).min(split)
+    }
+
+    /// The same of one that is repeated, and split if it asks for more than `most` PSNs. Everything before `una` is
+    /// done.
+    pub(super) fn end_of_repeated(&mut self, request: &Request, seq: Seq, una: Seq, most: Seq) -> Seq {
+        let end = self.end_of(request, seq);
+        if end.saturating_sub(seq) <= most || self.any_waits(una) {
+            return end;
+        }
+        self.split(seq + most, una);
+        seq + most
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::request::Stage;
+    use super::*;
+
+    fn starts(grid: &ReadGrid, request: &Request) -> Vec<Seq> {
+        let mut at = request.first;
+        let mut starts = Vec::new();
+        while at < request.end() {
+            assert!(grid.starts_at(request, at));
+            starts.push(at);
+            let end = grid.end_of(request, at);
+            assert!((at + 1..end).all(|seq| !grid.starts_at(request, seq) && grid.end_of(request, seq) == end));
+            at = end;
+        }
+        starts
+    }
+
+    #[test]
+    fn a_new_length_holds_for_what_was_never_sent() {
+        let read = Request { wr: Default::default(), first: 100, count: 40, length: 0, stage: Stage::Started };
+        let mut grid = ReadGrid::new(16);
+        assert_eq!(starts(&grid, &read), [100, 116, 132]);
+        // The first two were sent.
+        grid.set(5, 110, 132);
+        assert_eq!(starts(&grid, &read), [100, 116, 132, 137]);
+        let next = Request { first: 140, count: 11, ..read };
+        assert_eq!(starts(&grid, &next), [140, 145, 150]);
+        // Too early.
+        grid.set(7, 131, 145);
+        assert_eq!(starts(&grid, &next), [140, 145, 150]);
+        grid.set(2, 132, 145);
+        assert_eq!(starts(&grid, &next), [140, 145, 147, 149]);
+        // Everything before 145 is done, and what follows it keeps its beginnings.
+        grid.set(4, 146, 149);
+        assert_eq!(starts(&grid, &Request { first: 145, count: 12, ..next }), [145, 147, 149, 153]);
+    }
+
+    #[test]
+    fn what_is_split_stays_so_until_it_is_done() {
+        let read = Request { wr: Default::default(), first: 100, count: 40, length: 0, stage: Stage::Started };
+        let mut grid = ReadGrid::new(16);
+        grid.split(104, 100);
+        grid.split(101, 100);
+        assert_eq!(starts(&grid, &read), [100, 101, 104, 116, 132]);
+        assert!(grid.any_waits(103) && !grid.any_waits(104));
+        assert_eq!(
+            [(101, 100), (101, 101), (104, 103), (103, 100)].map(|(seq, una)| grid.waits(seq, una)),
+            [true, false, true, false]
+        );
+        grid.set(16, 102, 140);
+        assert_eq!(starts(&grid, &read), [100, 104, 116, 132]);
+        grid.set(16, 105, 140);
+        assert_eq!(starts(&grid, &read), [100, 116, 132]);
+    }
+}
