@@ -45,6 +45,8 @@ pub(crate) struct Kernel {
     driver: Driver,
     /// The shared region as a driver writes it.
     region: Vec<u8>,
+    /// All of its memory, before it did any harm.
+    fresh: Vec<u8>,
     pools: Vec<Pool>,
     unplugged: [bool; PARTS],
     contexts: Vec<u32>,
@@ -72,10 +74,12 @@ impl Kernel {
             Pool { directory: directory.addr, table: directory.tables[0], pages }
         });
         let (region, pools) = (driver.dsr_bytes()[..72].to_vec(), pools.collect());
+        let fresh = memory.read_vec(MEMORY_BASE, MEMORY);
         Self {
             device,
             driver,
             region,
+            fresh,
             pools,
             unplugged: [false; PARTS],
             contexts: Vec::new(),
@@ -153,7 +157,10 @@ impl Kernel {
         self.device.device.reset();
         let status = self.device.device.status();
         assert_eq!((status.objects, status.kept.used_bytes), (ObjectCounts::default(), self.idle_bytes));
-        // And it can begin again.
+        // And it can begin again, with directories that are made anew: those before may be anything by now.
+        for (page, bytes) in (MEMORY_BASE..).step_by(PAGE as usize).zip(self.fresh.chunks(PAGE as usize)) {
+            self.device.memory.write(page, bytes);
+        }
         self.forget();
         self.bring_up();
         assert_eq!(self.driver.pci().register(register::ERR), 0);
