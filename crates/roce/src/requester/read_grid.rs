@@ -62,11 +62,17 @@ impl ReadGrid {
         (request.first.max(since), length.into())
     }
 
-    /// Returns `true` if a request of a READ begins at `seq`.
+    /// Returns `true` if a request of a READ begins at `seq`, or a part of one that was split.
     #[inline]
     pub(super) fn starts_at(&self, request: &Request, seq: Seq) -> bool {
+        self.began_at(request, seq) || self.splits.contains(&seq)
+    }
+
+    /// Returns `true` if a request of a READ began at `seq` when it was sent first.
+    #[inline]
+    pub(super) fn began_at(&self, request: &Request, seq: Seq) -> bool {
         let (first, length) = self.at(request, seq);
-        seq.saturating_sub(first).is_multiple_of(length) || self.splits.contains(&seq)
+        seq.saturating_sub(first).is_multiple_of(length)
     }
 
     /// The PSN after the request of a READ with `seq` in it.

@@ -135,7 +135,8 @@ impl Requester {
             let mut at = nxt.max(request.first);
             while at < request.end().min(from) {
                 let end = reads.end_of(request, at).min(from);
-                self.responses.on_sent(at, end, reads.starts_at(request, at));
+                // Of one that was split only one part at a time takes a resource of the responder.
+                self.responses.on_sent(at, end, reads.began_at(request, at));
                 at = end;
             }
         }

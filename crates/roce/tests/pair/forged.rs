@@ -13,3 +13,9 @@ fn random_forgeries() {
         assert!(ended.is_ok(), "seed {seed}");
     }
 }
+
+/// Parts of a READ that was split counted as several that are outstanding.
+#[test]
+fn a_read_in_parts_is_one_read() {
+    play(include_bytes!("scripts/read-in-parts.bin"));
+}
