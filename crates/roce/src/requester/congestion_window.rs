@@ -42,15 +42,14 @@ pub(super) struct Loss {
 
 impl Loss {
     /// So many PSNs from `seq` on.
-    pub(super) const fn of(seq: Seq, count: u64, again: bool) -> Self {
-        Self { count, last: seq.saturating_add(count.saturating_sub(1)), again }
+    pub(super) const fn of(seq: Seq, count: u64) -> Self {
+        Self { count, last: seq.saturating_add(count.saturating_sub(1)), again: false }
     }
 
-    /// So many more PSNs, from `seq` on.
-    pub(super) fn add(&mut self, seq: Seq, count: u64, again: bool) {
-        let more = Self::of(seq, count, again);
-        self.count = self.count.saturating_add(count);
-        (self.last, self.again) = (self.last.max(more.last), self.again || again);
+    /// One more, at `seq`, for the first time or `again`.
+    pub(super) fn add(&mut self, seq: Seq, again: bool) {
+        self.count += 1;
+        (self.last, self.again) = (self.last.max(seq), self.again || again);
     }
 
     /// Returns `true` if there are none.
@@ -172,7 +171,7 @@ mod tests {
 
     /// So many of the first round trip.
     fn lost(count: u64) -> Loss {
-        Loss::of(10, count, false)
+        Loss::of(10, count)
     }
 
     /// A window of which a round trip of as many packets has begun.
@@ -219,13 +218,18 @@ mod tests {
         let mut window = window(256);
         window.set_rtt(Duration::from_micros(100));
         for (microseconds, psns) in [(0, 171), (99, 171), (100, 114), (199, 114), (250, 76)] {
-            window.on_lost(NOW + Duration::from_micros(microseconds), Loss::of(20, 10, true), false, 266);
+            window.on_lost(
+                NOW + Duration::from_micros(microseconds),
+                Loss { again: true, ..Loss::of(20, 10) },
+                false,
+                266,
+            );
             assert_eq!(window.psns(), psns);
         }
         // What is noticed late was sent before.
-        window.on_lost(NOW + Duration::from_millis(1), Loss::of(40, 10, false), false, 266);
+        window.on_lost(NOW + Duration::from_millis(1), Loss::of(40, 10), false, 266);
         assert_eq!(window.psns(), 76);
-        window.on_lost(NOW + Duration::from_millis(1), Loss::of(266, 10, false), false, 276);
+        window.on_lost(NOW + Duration::from_millis(1), Loss::of(266, 10), false, 276);
         assert_eq!(window.psns(), 51);
     }
 

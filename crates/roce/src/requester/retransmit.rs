@@ -112,7 +112,7 @@ impl Requester {
             return self.retry(now, seq, Setback::Nak, ops);
         }
         self.recovery.retries -= 1;
-        self.recovery.on_lost(now, Loss::of(seq, 1, false), self.snd.max);
+        self.recovery.on_lost(now, Loss::of(seq, 1), self.snd.max);
         self.recovery.retransmit_alone(seq);
         self.restart_timers(now);
     }
@@ -147,7 +147,7 @@ impl Requester {
         let from = from.max(self.snd.una);
         match setback {
             Setback::NotReady => {}
-            Setback::Nak => self.recovery.on_lost(now, Loss::of(from, 1, false), self.snd.max),
+            Setback::Nak => self.recovery.on_lost(now, Loss::of(from, 1), self.snd.max),
             Setback::Silence => self.recovery.on_silence(now, self.snd.max),
         }
         self.track_executed(from);

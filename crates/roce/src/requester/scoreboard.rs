@@ -165,11 +165,11 @@ impl Scoreboard {
         for seq in packets.filter(|&seq| !self.has(seq)).collect::<Vec<_>>() {
             let enough = if seq < old { 0 } else { MAX_REORDERING };
             match self.holes.binary_search_by_key(&seq, |hole| hole.seq) {
-                Ok(at) if self.look_again(at, enough) => lost.add(seq, 1, true),
+                Ok(at) if self.look_again(at, enough) => lost.add(seq, true),
                 Ok(_) => {}
                 Err(at) if self.newest > seq + enough => {
                     self.holes.insert(at, Hole { seq, sent: None });
-                    lost.add(seq, 1, false);
+                    lost.add(seq, false);
                 }
                 Err(_) => late = true,
             }

@@ -103,7 +103,7 @@ impl Requester {
             && let Some((seq, count)) = self.responses.take_lost(self.snd.max)
         {
             self.stats.lost_responses += 1;
-            self.recovery.on_lost(now, Loss::of(seq, count, false), self.snd.max);
+            self.recovery.on_lost(now, Loss::of(seq, count), self.snd.max);
             self.recovery.on_lost_response();
             if let Some(len) = self.retransmit_one(now, seq, count, ops, out) {
                 return Some(len);

@@ -117,6 +117,12 @@ fn nine_thousand_random_networks_more() {
     random_networks(1000..10_000);
 }
 
+/// Jain's index: 1 if all flows got the same.
+fn jain(got: &[f64]) -> f64 {
+    let (sum, squares) = (got.iter().sum::<f64>(), got.iter().map(|it| it * it).sum::<f64>());
+    sum * sum / (squares * got.len() as f64)
+}
+
 /// What equal flows made of a line.
 #[derive(Debug)]
 struct Shares {
@@ -190,10 +196,9 @@ fn shares_with(flows: usize, line: Line, congestion: Option<Congestion>, joins: 
         .collect();
     let ok = |flow: &[super::fabric::Station; 2]| flow[0].end.host.sent.iter().all(|it| it.status == WcStatus::Success);
     assert!(fabric.flows.iter().all(ok));
-    let (sum, squares) = (done.iter().sum::<f64>(), done.iter().map(|it| it * it).sum::<f64>());
     let bytes = (fabric.seen[1].bytes - seen.bytes) as f64;
     Shares {
-        jain: sum * sum / (squares * flows as f64),
+        jain: jain(&done),
         utilisation: bytes / (line.rate as f64 * length.as_secs_f64()),
         most: fabric.seen[1].most,
         marked: fabric.seen[1].marked,
@@ -321,12 +326,11 @@ fn slow(flows: usize, read: bool, delay: Duration, negotiate: bool) -> Slow {
     let done: Vec<f64> = arrived(&fabric).iter().zip(count).map(|(after, before)| (after - before) as f64).collect();
     let ok = |flow: &[super::fabric::Station; 2]| flow[0].end.host.sent.iter().all(|it| it.status == WcStatus::Success);
     assert!(fabric.flows.iter().all(ok), "{flows} flows: a request failed");
-    let (sum, squares) = (done.iter().sum::<f64>(), done.iter().map(|it| it * it).sum::<f64>());
     let now = fabric.seen[side];
     Slow {
-        goodput: sum * f64::from(MESSAGE) / (line.rate as f64 * length.as_secs_f64()),
+        goodput: done.iter().sum::<f64>() * f64::from(MESSAGE) / (line.rate as f64 * length.as_secs_f64()),
         dropped: (now.overflowed - seen.overflowed) as f64 / (now.frames - seen.frames) as f64,
-        jain: sum * sum / (squares * flows as f64),
+        jain: jain(&done),
     }
 }
 
