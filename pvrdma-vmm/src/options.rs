@@ -111,6 +111,7 @@ impl Options {
 
     /// The uplink, a tunnel with its other ends.
     pub(crate) fn uplink(&self) -> Result<Option<LinkSpec>> {
+        ensure!(!matches!(self.uplink, Some(LinkSpec::Tls(_))), "--uplink: pvrdmad alone has TLS links");
         let Some(LinkSpec::Vxlan(tunnel)) = &self.uplink else {
             ensure!(self.remotes.is_empty() && self.vni.is_none(), "--remote and --vni are for --uplink vxlan:ADDRESS");
             return Ok(self.uplink.clone());
@@ -236,6 +237,7 @@ mod tests {
         assert_eq!(tunnel.remotes, ["10.0.0.2:4789".parse().unwrap(), "10.0.0.3:8472".parse().unwrap()]);
         for (words, what) in [
             (&["--uplink", "wire:eth0"][..], "af_packet:INTERFACE"),
+            (&["--uplink", "tls:10.0.0.1:7"], "pvrdmad alone"),
             (&["--remote", "10.0.0.2"], "vxlan"),
             (&["--uplink", "tap:tap0", "--vni", "1"], "vxlan"),
             (&["--uplink", "vxlan:10.0.0.1"], "--remote"),

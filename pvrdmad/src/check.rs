@@ -1,11 +1,13 @@
 //! What a configuration would open on this host, without opening it.
 
 use std::fmt::Write;
-use std::io;
 use std::net::{SocketAddr, UdpSocket};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::{fs, io};
 
 use anyhow::{Result, anyhow, bail};
+use pvrdma_ether_link::tls::{TlsKeys, TlsRole};
 
 use crate::config::{BackendSpec, Config, Device, Isolate, LinkSpec, MetricsAddress, Network, SocketPlace};
 use crate::rlimits;
@@ -131,6 +133,16 @@ fn look_at_link(subject: &str, link: &LinkSpec, report: &mut Report) {
         // It is connected to when the other side is there, and a tap is made unless it is there.
         LinkSpec::Connect(_) | LinkSpec::Tap(_) => {}
         LinkSpec::Vxlan(config) => report.note(subject, is_own_address(config.local)),
+        LinkSpec::Tls(config) => {
+            report.note(subject, TlsKeys::read(config).map(drop).map_err(anyhow::Error::new));
+            let key = &config.files.key;
+            if fs::metadata(key).is_ok_and(|file| file.mode() & 0o004 != 0) {
+                report.warnings.push(format!("{subject}: everybody on this host can read {}", key.display()));
+            }
+            if config.role == TlsRole::Listen {
+                report.note(subject, is_own_address(config.address));
+            }
+        }
         LinkSpec::AfPacket(name) => {
             let name = name.as_str();
             let there = Path::new(INTERFACES).join(name).exists();
@@ -157,6 +169,7 @@ fn shown(place: &str, access: SocketAccess) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
     use std::os::unix::net::UnixListener;
 
     use super::*;
@@ -182,14 +195,14 @@ mod tests {
         for part in [&format!("device vm0: socket {path}/a (mode 620)"), "network red: uplink none, mtu 9000"] {
             assert!(text.contains(part), "{text}");
         }
-        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
     #[test]
     fn what_would_fail() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().display();
-        std::fs::write(folder.path().join("plain"), "").unwrap();
+        fs::write(folder.path().join("plain"), "").unwrap();
         let mac = "mac=52:54:00:00:00:01,pin=off";
         for (device, words) in [
             (format!("socket={path}/none/a,{mac}"), "device vm0: socket: "),
@@ -206,6 +219,38 @@ mod tests {
             assert!(report.text().contains(words), "{device}: {}", report.text());
             assert!(report.result().unwrap_err().to_string().ends_with("1 error"), "{device}");
         }
+    }
+
+    /// What is wrong with a key file is said with the line, and nothing of the key.
+    #[test]
+    fn keys_of_a_link() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().display();
+        let write = |name: &str, text: &str| fs::write(folder.path().join(name), text).unwrap();
+        let device = format!("name=vm0,network=n,socket={path}/a,mac=52:54:00:00:00:01,pin=off");
+        let tls = |address: &str| {
+            let files = format!("tls-certificate={path}/c,tls-key={path}/k,tls-authority={path}/a");
+            check(&[&device], &[&format!("name=n,uplink={address},{files}")])
+        };
+        let report = tls("tls-connect:192.0.2.1:7");
+        assert!(
+            report.text().contains(&format!("error: network n: uplink: {path}/c: No such file")),
+            "{}",
+            report.text()
+        );
+        for (name, text) in [("c", "\n-----BEGIN CERTIFICATE-----\nno base64\n"), ("k", "secret"), ("a", "")] {
+            write(name, text);
+        }
+        fs::set_permissions(folder.path().join("k"), fs::Permissions::from_mode(0o644)).unwrap();
+        let text = tls("tls:192.0.2.1:7").text();
+        for part in [
+            "/c: line 2: the line with END is missing",
+            "everybody on this host can read",
+            "192.0.2.1 is no address of",
+        ] {
+            assert!(text.contains(part), "{text}");
+        }
+        assert!(!text.contains("secret"));
     }
 
     /// The configuration of a daemon that runs can be checked.

@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use common::traffic::{Guest, transfer};
 use pvrdma_dev::testing::wait_for;
+use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -66,10 +67,19 @@ impl Site {
         self.report()["adapter"].clone()
     }
 
+    fn status(&self) -> Value {
+        let output = Command::new(PROGRAM).args(["status", "--json", "--control"]).arg(&self.control).output().unwrap();
+        serde_json::from_slice(&output.stdout).unwrap()
+    }
+
+    /// Whether frames can pass its uplink.
+    fn is_up(&self) -> bool {
+        self.status()["networks"][0]["uplink"]["up"] == true
+    }
+
     /// What status says of the device.
     fn report(&self) -> Value {
-        let output = Command::new(PROGRAM).args(["status", "--json", "--control"]).arg(&self.control).output().unwrap();
-        let status: Value = serde_json::from_slice(&output.stdout).unwrap();
+        let status = self.status();
         let devices = status["devices"].as_array().unwrap().iter();
         let name = format!("vm{}", self.guest.number);
         devices.clone().find(|device| device["name"] == name.as_str()).unwrap().clone()
@@ -214,4 +224,57 @@ fn bridges_of_the_hosts() {
     let first = Site::start(1, Some(a), "uplink=tap:tap0,mtu=4500");
     let second = Site::start(2, Some(b), "uplink=tap:tap0,mtu=4500");
     talk(&first, &second, 5);
+}
+
+/// Who signs the certificates of TLS links, and a folder for them.
+struct Authority(CertifiedIssuer<'static, KeyPair>, TempDir);
+
+impl Authority {
+    fn new() -> Self {
+        let mut params = CertificateParams::default();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let issuer = CertifiedIssuer::self_signed(params, KeyPair::generate().unwrap()).unwrap();
+        Self(issuer, tempfile::tempdir().unwrap())
+    }
+
+    /// The network of a daemon with a certificate for `name`.
+    fn network(&self, uplink: &str, name: &str) -> String {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &self.0).unwrap();
+        let files = [("certificate", certificate.pem()), ("key", key.serialize_pem()), ("authority", self.0.pem())];
+        let keys = files.map(|(what, text)| {
+            let path = self.1.path().join(format!("{name}.{what}"));
+            std::fs::write(&path, text).unwrap();
+            format!("tls-{what}={}", path.display())
+        });
+        format!("name=n,uplink={uplink},mtu=9000,{}", keys.join(","))
+    }
+}
+
+/// RDMA through a connection, for whoever has a key: who has none gets nothing, and does not keep it from others.
+#[test]
+fn a_connection_with_tls() {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    let address = format!("127.{}.{low}.5", 64 | high & 0x3f);
+    let (ours, other) = (Authority::new(), Authority::new());
+    let start = |number, network: String| Site::start_with(number, None, "network=n", &["--network", &network]);
+    let connects = format!("tls-connect:{address}:4790");
+    let listening = start(1, ours.network(&format!("tls:{address}:4790"), &address));
+    let stranger = start(3, other.network(&connects, &address));
+    wait_for("a refusal", || (listening.counters()["tls_refused"].as_u64().unwrap() > 0).then_some(()));
+    assert!(!listening.is_up() && !stranger.is_up());
+    // The second time it is a daemon that was started anew.
+    for time in 1..=2 {
+        let connecting = start(2, ours.network(&connects, "host2"));
+        wait_for("a connection", || (listening.is_up() && connecting.is_up()).then_some(()));
+        talk(&listening, &connecting, 5);
+        talk(&listening, &connecting, 5);
+        for (site, connections) in [(&listening, time), (&connecting, 1)] {
+            let counters = site.counters();
+            assert_eq!((&counters["tls_connected"], &counters["tls_malformed"]), (&connections.into(), &0.into()));
+        }
+        drop(connecting);
+        wait_for("the end of the connection", || (!listening.is_up()).then_some(()));
+    }
+    assert!(!stranger.is_up());
 }

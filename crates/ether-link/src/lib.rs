@@ -14,6 +14,7 @@
 //! * [`unix`]: the socket back ends of QEMU, `stream` and `dgram`;
 //! * [`memory`]: two ends in one process;
 //! * [`vxlan`]: a tunnel through UDP;
+//! * [`tls`]: a connection to another host, encrypted;
 //! * [`tap`]: a virtual network interface of the host;
 //! * [`switch`]: one of the others, shared by several stations;
 //! * [`fault`]: any other link, with injected loss, duplicates, reordering, corruption and delay.
@@ -24,6 +25,7 @@ mod clock;
 mod connector;
 pub mod fault;
 mod frames;
+mod framing;
 mod gso;
 mod interface_name;
 pub mod link_spec;
@@ -31,6 +33,7 @@ pub mod memory;
 mod offload;
 pub mod switch;
 pub mod tap;
+pub mod tls;
 pub mod unix;
 pub mod vxlan;
 
@@ -54,6 +57,7 @@ pub use offload::Offload;
 /// Everything that links of any kind count, at zero.
 pub fn all_counters() -> Vec<Counter> {
     let mut list = vxlan::all_counters();
+    list.extend(tls::all_counters());
     list.extend(switch::all_counters());
     list
 }

@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use crate::af_packet::{AfPacketError, AfPacketLink, AfPacketSocket, VlanFilter};
 use crate::tap::{TapError, TapLink};
+use crate::tls::{TlsAddress, TlsConfig, TlsError, TlsLink, TlsRole};
 use crate::unix::{DatagramLink, StreamLink};
 use crate::vxlan::{TunnelAddress, VXLAN_PORT, Vni, VxlanConfig, VxlanError, VxlanLink};
 use crate::{InterfaceName, Link, MonotonicClock};
@@ -33,6 +34,8 @@ pub enum LinkSpec {
     },
     /// `vxlan:ADDRESS[:PORT]`: a tunnel from our address. Its other ends are keys of their own.
     Vxlan(VxlanConfig),
+    /// `tls:ADDRESS:PORT` listens, `tls-connect:ADDRESS:PORT` connects. Its keys are keys of their own.
+    Tls(TlsConfig),
     /// `af_packet:NAME`: an interface of the host, which the host goes on using.
     AfPacket(InterfaceName),
     /// `tap:NAME`: an interface of the host that ends here; made unless it is there.
@@ -44,16 +47,17 @@ impl LinkSpec {
     pub fn socket(&self) -> Option<&Path> {
         match self {
             Self::Listen(path) | Self::Datagrams { local: path, .. } => Some(path),
-            Self::Connect(_) | Self::Vxlan(_) | Self::AfPacket(_) | Self::Tap(_) => None,
+            Self::Connect(_) | Self::Vxlan(_) | Self::Tls(_) | Self::AfPacket(_) | Self::Tap(_) => None,
         }
     }
 
     /// All paths in it.
     pub fn paths(&self) -> impl Iterator<Item = &Path> {
         let paths = match self {
-            Self::Listen(path) | Self::Connect(path) => [Some(path), None],
-            Self::Datagrams { local, remote } => [Some(local), Some(remote)],
-            Self::Vxlan(_) | Self::AfPacket(_) | Self::Tap(_) => [None, None],
+            Self::Listen(path) | Self::Connect(path) => [Some(path), None, None],
+            Self::Datagrams { local, remote } => [Some(local), Some(remote), None],
+            Self::Tls(TlsConfig { files, .. }) => [Some(&files.certificate), Some(&files.key), Some(&files.authority)],
+            Self::Vxlan(_) | Self::AfPacket(_) | Self::Tap(_) => [None, None, None],
         };
         paths.into_iter().flatten().map(PathBuf::as_path)
     }
@@ -79,6 +83,7 @@ impl LinkSpec {
                 Arc::new(socket.map_err(at(local))?)
             }
             Self::Vxlan(config) => Arc::new(VxlanLink::bind(config, Arc::new(MonotonicClock::default()))?),
+            Self::Tls(config) => Arc::new(TlsLink::open(config)?),
             Self::AfPacket(name) => {
                 let host = AfPacketSocket::open(name.as_str(), VlanFilter::Untagged)?;
                 let socket = host.descriptor().map_err(at(name.as_str().as_ref()))?;
@@ -101,6 +106,9 @@ pub enum LinkError {
     /// A tunnel.
     #[error(transparent)]
     Vxlan(#[from] VxlanError),
+    /// A TLS link.
+    #[error(transparent)]
+    Tls(#[from] TlsError),
     /// Another socket.
     #[error("{}: {source}", path.display())]
     Socket {
@@ -112,9 +120,11 @@ pub enum LinkError {
 }
 
 /// Kinds of links with what they are, for help texts.
-pub const LINKS: [(&str, &str); 6] = [
+pub const LINKS: [(&str, &str); 8] = [
     ("af_packet:INTERFACE", "an interface of this host; needs CAP_NET_RAW"),
     ("vxlan:ADDRESS[:PORT]", "a tunnel over UDP from this address; uplink only"),
+    ("tls:ADDRESS:PORT", "listens for another daemon, over TCP and encrypted; uplink only"),
+    ("tls-connect:ADDRESS:PORT", "connects to one that does"),
     ("tap:NAME", "an interface of this host that ends here"),
     ("unix:PATH", "listens for QEMU's -netdev stream,server=off"),
     ("unix-connect:PATH", "connects to -netdev stream,server=on"),
@@ -122,8 +132,8 @@ pub const LINKS: [(&str, &str); 6] = [
 ];
 
 /// Kinds of links, for who asks for another one.
-const KINDS: &str =
-    "af_packet:INTERFACE, vxlan:ADDRESS[:PORT], tap:NAME, unix:PATH, unix-connect:PATH or unix-dgram:LOCAL:REMOTE";
+const KINDS: &str = "af_packet:INTERFACE, vxlan:ADDRESS[:PORT], tls:ADDRESS:PORT, tls-connect:ADDRESS:PORT, tap:NAME, \
+                     unix:PATH, unix-connect:PATH or unix-dgram:LOCAL:REMOTE";
 
 impl FromStr for LinkSpec {
     type Err = String;
@@ -144,6 +154,8 @@ impl FromStr for LinkSpec {
                 let TunnelAddress(local) = rest.parse()?;
                 Ok(Self::Vxlan(VxlanConfig { local, remotes: Vec::new(), vni: Vni::default(), open: false }))
             }
+            "tls" => Ok(Self::Tls(TlsConfig::new(TlsRole::Listen, rest.parse::<TlsAddress>()?))),
+            "tls-connect" => Ok(Self::Tls(TlsConfig::new(TlsRole::Connect, rest.parse::<TlsAddress>()?))),
             "af_packet" => Ok(Self::AfPacket(rest.parse()?)),
             "tap" => Ok(Self::Tap(rest.parse()?)),
             _ => Err(wrong()),
@@ -162,6 +174,7 @@ impl fmt::Display for LinkSpec {
                 write!(f, "vxlan:{}/{vni}", local.ip())
             }
             Self::Vxlan(VxlanConfig { local, vni, .. }) => write!(f, "vxlan:{local}/{vni}"),
+            Self::Tls(config) => write!(f, "{}:{}", config.word(), config.address),
             Self::AfPacket(name) => write!(f, "af_packet:{name}"),
             Self::Tap(name) => write!(f, "tap:{name}"),
         }
@@ -180,12 +193,20 @@ mod tests {
         assert_eq!("unix-dgram:/a:/b".parse(), Ok(datagrams));
         assert_eq!("tap:tap0".parse(), Ok(LinkSpec::Tap("tap0".parse().unwrap())));
         assert_eq!("af_packet:eth0".parse(), Ok(LinkSpec::AfPacket("eth0".parse().unwrap())));
+        for text in ["tls:10.0.0.1:7", "tls-connect:[fd00::1]:7"] {
+            assert_eq!(text.parse::<LinkSpec>().unwrap().to_string(), text);
+        }
         for wrong in ["", "/a", "unix:", "tcp:/a", "unix-dgram:/a", "unix-dgram:/a:", "unix-dgram:/a:/a", "tap:"] {
             assert!(wrong.parse::<LinkSpec>().unwrap_err().contains("unix-connect"), "{wrong}");
         }
-        for (wrong, word) in
-            [("tap:a/b", "interface"), ("af_packet:much-too-long-name", "interface"), ("vxlan:host", "IP address")]
-        {
+        for (wrong, word) in [
+            ("tap:a/b", "interface"),
+            ("af_packet:much-too-long-name", "interface"),
+            ("vxlan:host", "IP address"),
+            ("tls:10.0.0.1", "PORT"),
+            ("tls-connect:fd00::1:7", "[IPv6]:PORT"),
+            ("tls:10.0.0.1:0", "PORT"),
+        ] {
             assert!(wrong.parse::<LinkSpec>().unwrap_err().contains(word), "{wrong}");
         }
     }

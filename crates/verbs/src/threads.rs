@@ -45,6 +45,8 @@ pub enum ThreadKind {
     Port,
     /// Distributes the frames of a link that several devices share.
     Switch,
+    /// Finds out who is at the other end of a link.
+    Handshake,
     /// Takes completions and events of the host's adapter.
     HostEvents,
     /// Sends or receives management datagrams on the host's adapter, or looks peers up.
@@ -53,7 +55,7 @@ pub enum ThreadKind {
 
 impl ThreadKind {
     /// All kinds.
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
         Self::Main,
         Self::Launcher,
         Self::Supervisor,
@@ -66,6 +68,7 @@ impl ThreadKind {
         Self::Engine,
         Self::Port,
         Self::Switch,
+        Self::Handshake,
         Self::HostEvents,
         Self::HostManagement,
     ];
@@ -86,6 +89,7 @@ impl ThreadKind {
             Self::Engine => "engine",
             Self::Port => "port",
             Self::Switch => "switch",
+            Self::Handshake => "handshake",
             Self::HostEvents => "host-events",
             Self::HostManagement => "host-management",
         }

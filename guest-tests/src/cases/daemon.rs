@@ -54,7 +54,11 @@ fn static_program() -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let target = own.parent().and_then(Path::parent).context("this program lies in no target directory")?;
     let built = target.join(STATIC).join("debug/pvrdmad");
-    if built.exists() { Ok(built) } else { Err(skip(format!("needs: cargo build -p pvrdmad --target {STATIC}"))) }
+    if built.exists() {
+        Ok(built)
+    } else {
+        Err(skip(format!("needs: CC_x86_64_unknown_linux_musl=gcc cargo build -p pvrdmad --target {STATIC}")))
+    }
 }
 
 fn idle_status_end() -> Result<String> {

@@ -102,7 +102,9 @@ impl DeviceSpec {
                 return Err("nic needs an uplink, to which its frames are passed (uplink=LINK)".to_owned());
             }
             (Some(nic), Some(uplink)) if nic == uplink => return Err("nic and uplink are the same".to_owned()),
-            (Some(LinkSpec::Vxlan(_)), _) => return Err("a tunnel is an uplink and no nic".to_owned()),
+            (Some(LinkSpec::Vxlan(_) | LinkSpec::Tls(_)), _) => {
+                return Err("a tunnel is an uplink and no nic".to_owned());
+            }
             (Some(_), _) if self.nic_socket.is_some() => {
                 return Err("nic and nic-socket are two ways to one network card".to_owned());
             }

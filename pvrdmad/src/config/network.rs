@@ -15,7 +15,7 @@ use super::error::ConfigError;
 use super::fault::FaultSpec;
 use super::rate::BitRate;
 use super::spec::{NAME_RULE, NetworkSpec, is_name};
-use super::tunnel::TunnelKeys;
+use super::tunnel::{TlsWords, TunnelKeys};
 use super::vlan::VlanWord;
 use super::words::Switch;
 
@@ -94,11 +94,25 @@ impl NetworkSpec {
         if !matches!(self.uplink, Some(LinkSpec::Vxlan(_))) && !tunnel.is_empty() {
             return Err("remote, vni and learn are keys of a tunnel (uplink=vxlan:ADDRESS)".to_owned());
         }
+        let tls = TlsWords {
+            certificate: self.tls_certificate,
+            key: self.tls_key,
+            authority: self.tls_authority,
+            peer: self.tls_peer,
+        };
+        if !matches!(self.uplink, Some(LinkSpec::Tls(_))) && tls != TlsWords::default() {
+            return Err("tls-certificate, tls-key, tls-authority and tls-peer are keys of a TLS link \
+                        (uplink=tls:ADDRESS:PORT or tls-connect:ADDRESS:PORT)"
+                .to_owned());
+        }
         let vlan = self.vlan.map_or(VlanMode::Untagged, |VlanWord(mode)| mode);
         let (uplink, overhead) = match self.uplink {
             Some(LinkSpec::Vxlan(config)) => {
                 let overhead = if config.local.is_ipv4() { IPV4_OVERHEAD } else { IPV6_OVERHEAD };
                 (Some(LinkSpec::Vxlan(tunnel.complete(config)?)), overhead)
+            }
+            Some(LinkSpec::Tls(config)) if self.offload != Some(Switch::Off) => {
+                (Some(LinkSpec::Tls(tls.complete(config)?)), 0)
             }
             None if self.mtu.is_some() => return Err("mtu is that of the uplink (uplink=LINK)".to_owned()),
             None if self.fault.is_some() => return Err("fault is one of the uplink (uplink=LINK)".to_owned()),
@@ -173,6 +187,31 @@ mod tests {
             ("name=n,uplink=unix:/a,socket=/s", "unknown key 'socket'"),
         ] {
             let error = resolve(text).unwrap_err();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+    }
+
+    #[test]
+    fn tls_links_and_their_keys() {
+        let files = "tls-certificate=/c,tls-key=/k,tls-authority=/a";
+        let network = resolve(&format!("name=n,uplink=tls:[fd00::1]:7,{files},mtu=9000")).unwrap();
+        let Some(LinkSpec::Tls(config)) = &network.uplink else { panic!("{network:?}") };
+        assert_eq!(config.files.each().map(|(_, path)| path), ["/c", "/k", "/a"].map(Path::new));
+        assert_eq!((config.peer.as_deref(), network.mtu), (None, 9000));
+        let network = resolve(&format!("name=n,uplink=tls-connect:10.0.0.1:7,{files},tls-peer=there")).unwrap();
+        let Some(LinkSpec::Tls(config)) = &network.uplink else { panic!("{network:?}") };
+        assert_eq!((config.peer.as_deref(), network.mtu), (Some("there"), 1500));
+        for (text, word) in [
+            ("uplink=tls:10.0.0.1:7", "needs tls-certificate=FILE"),
+            ("uplink=tls:10.0.0.1:7,tls-certificate=/c,tls-key=/k", "needs tls-authority=FILE"),
+            ("uplink=tls:10.0.0.1:7,tls-certificate=/c,tls-authority=/a", "needs tls-key=FILE"),
+            ("uplink=tls:10.0.0.1:7,tls-certificate=/c,tls-key=/k,tls-authority=/a,offload=off", "an interface"),
+            ("uplink=tls:10.0.0.1:7,remote=10.0.0.2", "keys of a tunnel"),
+            ("uplink=vxlan:10.0.0.1,remote=10.0.0.2,tls-key=/k", "keys of a TLS link"),
+            ("tls-peer=there", "keys of a TLS link"),
+            ("uplink=tls:10.0.0.1", "PORT"),
+        ] {
+            let error = resolve(&format!("name=n,{text}")).unwrap_err();
             assert!(error.contains(word), "{text}: {error}");
         }
     }

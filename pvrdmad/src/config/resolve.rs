@@ -250,6 +250,12 @@ impl Network {
             (LinkSpec::Vxlan(ours), LinkSpec::Vxlan(theirs)) => overlap(ours, theirs).map_or(Ok(()), |problem| {
                 Err(format!("{place} is also the uplink of network {}: {problem}", other.name))
             }),
+            // Each end has one connection.
+            (LinkSpec::Tls(ours), LinkSpec::Tls(theirs))
+                if (ours.role, ours.address) == (theirs.role, theirs.address) =>
+            {
+                Err(format!("{place} is also the uplink of network {}", other.name))
+            }
             _ if ours == theirs => Err(format!("{place} is also the uplink of network {}", other.name)),
             _ => Ok(()),
         }
@@ -451,6 +457,16 @@ mod tests {
                 "a port of its own",
             ),
             (&["name=a,uplink=unix:/u", "name=b,uplink=unix:/u,vlan=7"], &["name=0"], "network b: unix:/u is also"),
+            (
+                &[
+                    "name=a,uplink=tls:[::1]:7,tls-certificate=/c,tls-key=/k,tls-authority=/a",
+                    "name=b,uplink=tls:[::1]:7,tls-certificate=/d,tls-key=/l,tls-authority=/b",
+                ],
+                &["name=0"],
+                "network b: tls:[::1]:7 is also the uplink of network a",
+            ),
+            (&["name=a,uplink=tap:t"], &["name=0,network=a,nic=tls:[::1]:7"], "a tunnel is an uplink and no nic"),
+            (&[], &["name=0,uplink=tls:[::1]:7"], "needs tls-certificate=FILE of its [[network]]"),
             (
                 &["name=a,uplink=unix:/u", "name=b,uplink=unix-dgram:/u:/v"],
                 &["name=0"],

@@ -1,5 +1,6 @@
 //! Networks and devices in the words of the command line and of the file.
 
+use std::path::PathBuf;
 use std::str::FromStr;
 
 use pvrdma_dev::Limits;
@@ -60,6 +61,27 @@ keys! {
         /// `stations`: to its remotes only. `remotes`: to everybody, and senders become remotes.
         ["learn", "stations|remotes", "stations"]
         learn: Option<Learn>,
+        /// File with the certificate of a tls uplink.
+        ///
+        /// In PEM format, as the others; certificates between it and the authority stand behind it. Files are read
+        /// once, at the start.
+        ["tls-certificate", "FILE", ""]
+        tls_certificate: Option<PathBuf>,
+        /// File with its private key.
+        ["tls-key", "FILE", ""]
+        tls_key: Option<PathBuf>,
+        /// File with certificates of authorities.
+        ///
+        /// The other end needs a certificate of one of them. Who has one may connect: take an authority that signs for
+        /// nothing else.
+        ["tls-authority", "FILE", ""]
+        tls_authority: Option<PathBuf>,
+        /// Name or address in the other end's certificate.
+        ///
+        /// Without it the certificate of who is connected to has to be for the address in `uplink`, and that of who
+        /// connects for anybody.
+        ["tls-peer", "NAME", ""]
+        tls_peer: Option<String>,
         /// VLAN of the devices and their network cards.
         ///
         /// Not given: untagged frames only, in both directions. A number: access ports, guests see no tags and the

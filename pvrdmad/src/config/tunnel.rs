@@ -1,5 +1,8 @@
 //! What only a tunnel needs to know.
 
+use std::path::PathBuf;
+
+use pvrdma_ether_link::tls::{TlsConfig, TlsFiles};
 use pvrdma_ether_link::vxlan::{TunnelAddress, Vni, VxlanConfig, VxlanError};
 use serde::Deserialize;
 
@@ -47,5 +50,33 @@ impl TunnelKeys {
             Err(VxlanError::NoRemote) => Err("vxlan needs a remote (remote=ADDRESS), or learn=remotes".to_owned()),
             Err(error) => Err(error.to_string()),
         }
+    }
+}
+
+/// Keys that only a network with a TLS uplink has.
+#[derive(Clone, PartialEq, Eq, Debug, Default)]
+pub(super) struct TlsWords {
+    pub certificate: Option<PathBuf>,
+    pub key: Option<PathBuf>,
+    pub authority: Option<PathBuf>,
+    pub peer: Option<String>,
+}
+
+impl TlsWords {
+    /// The link with these keys.
+    ///
+    /// # Errors
+    /// One is missing.
+    pub(super) fn complete(self, link: TlsConfig) -> Result<TlsConfig, String> {
+        let given = |path: Option<PathBuf>, key: &str| {
+            path.filter(|path| !path.as_os_str().is_empty())
+                .ok_or_else(|| format!("a tls uplink needs {key}=FILE of its [[network]]"))
+        };
+        let files = TlsFiles {
+            certificate: given(self.certificate, "tls-certificate")?,
+            key: given(self.key, "tls-key")?,
+            authority: given(self.authority, "tls-authority")?,
+        };
+        Ok(TlsConfig { peer: self.peer, files, ..link })
     }
 }

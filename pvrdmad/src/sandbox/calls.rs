@@ -479,7 +479,7 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
         ThreadKind::Capture => vec![&RUNTIME, &CAPTURE],
         ThreadKind::Engine | ThreadKind::HostEvents | ThreadKind::HostManagement => vec![&RUNTIME, &GUEST, &ASK],
         ThreadKind::Port => vec![&RUNTIME, &LINK, &GUEST, &ASK],
-        ThreadKind::Switch => vec![&RUNTIME, &LINK, &ASK],
+        ThreadKind::Switch | ThreadKind::Handshake => vec![&RUNTIME, &LINK, &ASK],
     };
     let is_link = groups.iter().any(|group| [LINK.name, GUEST.name].contains(&group.name));
     match profile {

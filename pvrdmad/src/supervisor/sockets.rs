@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 use parking_lot::Mutex;
 use pvrdma_ether_link::af_packet::{AfPacketSocket, Segmentation, VlanFilter};
 use pvrdma_ether_link::tap::{TapConnector, attach};
+use pvrdma_ether_link::tls::{self, TlsConnector, TlsKeys, TlsRole};
 use pvrdma_ether_link::unix::{PathConnector, ready_datagram, ready_listener};
 use pvrdma_ether_link::vxlan::{self, VxlanPorts, VxlanSockets};
 use pvrdma_ether_link::{Connector, NoConnector};
@@ -113,6 +114,7 @@ enum Kept {
     Datagrams(OwnedFd, DatagramFile),
     Several(Vec<OwnedFd>),
     Tunnel(VxlanSockets),
+    Tls(Option<OwnedFd>, TlsKeys),
     /// Its socket may be another one later.
     AfPacket(Arc<AfPacketSocket>),
 }
@@ -144,6 +146,12 @@ impl LinkSockets {
                     _ => Kept::Tunnel(sources.tunnels.open(config)?),
                 };
                 Self { kept, connector: Arc::new(NoConnector) }
+            }
+            LinkSpec::Tls(config) => {
+                let keys = TlsKeys::read(config)?;
+                let listener = (config.role == TlsRole::Listen).then(|| tls::listener(config.address)).transpose();
+                let listener = listener.with_context(|| config.address.to_string())?;
+                Self { kept: Kept::Tls(listener, keys), connector: Arc::new(TlsConnector(config.address)) }
             }
             LinkSpec::AfPacket(name) => {
                 let filter = match vlan {
@@ -187,7 +195,7 @@ impl LinkSockets {
         match &self.kept {
             Kept::Listener(_, file) => file.lost(),
             Kept::Datagrams(_, file) => file.lost(),
-            Kept::Nothing | Kept::Several(_) | Kept::Tunnel(_) | Kept::AfPacket(_) => None,
+            Kept::Nothing | Kept::Several(_) | Kept::Tunnel(_) | Kept::Tls(..) | Kept::AfPacket(_) => None,
         }
     }
 
@@ -198,6 +206,10 @@ impl LinkSockets {
             Kept::Listener(socket, _) | Kept::Datagrams(socket, _) => Ok(vec![socket.try_clone()?]),
             Kept::Several(sockets) => sockets.iter().map(OwnedFd::try_clone).collect(),
             Kept::Tunnel(sockets) => sockets.duplicates(),
+            Kept::Tls(listener, keys) => {
+                let listener = listener.as_ref().map(OwnedFd::try_clone).transpose()?;
+                Ok(listener.into_iter().chain(keys.descriptors()?).collect())
+            }
             Kept::AfPacket(socket) => Ok(vec![socket.descriptor()?]),
         }
     }

@@ -9,6 +9,7 @@ use pvrdma_ether_link::af_packet::AfPacketLink;
 use pvrdma_ether_link::fault::FaultLink;
 use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
 use pvrdma_ether_link::tap::TapLink;
+use pvrdma_ether_link::tls::TlsLink;
 use pvrdma_ether_link::unix::{DatagramLink, StreamLink};
 use pvrdma_ether_link::vxlan::VxlanLink;
 use pvrdma_ether_link::{Connector, Link, MonotonicClock};
@@ -103,6 +104,7 @@ pub(super) fn open(
             Arc::new(DatagramLink::from_socket(single(fds)?, local.clone(), remote.clone(), connector))
         }
         LinkSpec::Vxlan(config) => Arc::new(VxlanLink::from_sockets(config, fds, Arc::new(MonotonicClock::default()))?),
+        LinkSpec::Tls(config) => Arc::new(TlsLink::from_descriptors(config, fds, connector)?),
         LinkSpec::AfPacket(name) => {
             let link = AfPacketLink::from_socket(name.as_str(), single(fds)?, connector);
             Arc::new(if offload { link } else { link.without_offload() })

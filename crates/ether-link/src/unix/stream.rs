@@ -17,10 +17,9 @@ use rustix::net::{RecvFlags, SendFlags, SocketFlags};
 use super::buffer::enlarge;
 use super::open::{PathConnector, ready_listener};
 use crate::connector::Reconnect;
-use crate::{Connector, Frames, Link, LinkInspect, MAX_LINK_FRAME, Readiness};
+use crate::framing::{Deframer, NoFrame, PREFIX, put};
+use crate::{Connector, Frames, Link, LinkInspect, Readiness};
 
-/// Bytes of the length.
-const PREFIX: usize = 4;
 /// Bytes that are read or written at a time.
 const CHUNK: usize = 256 << 10;
 
@@ -33,42 +32,16 @@ enum Role {
     Given,
 }
 
-#[derive(Debug)]
-struct Input {
-    /// At least a prefix and the longest frame.
-    buffer: Vec<u8>,
-    start: usize,
-    end: usize,
-}
-
-impl Input {
-    /// The next frame, if it is here. An error: the other side does not speak this protocol.
-    fn frame(&mut self) -> Result<Option<&[u8]>, Errno> {
-        let Some(held) = self.buffer.get(self.start..self.end) else { return Err(Errno::PROTO) };
-        let Some((prefix, rest)) = held.split_first_chunk::<PREFIX>() else { return Ok(None) };
-        let length = usize::try_from(u32::from_be_bytes(*prefix)).map_err(|_| Errno::PROTO)?;
-        if length > MAX_LINK_FRAME {
-            return Err(Errno::PROTO);
+/// Reads more behind what is here. `false`: nothing has come.
+fn fill(input: &mut Deframer, socket: &OwnedFd) -> Result<bool, Errno> {
+    match rustix::net::recv(socket, input.room(), RecvFlags::DONTWAIT) {
+        Ok((0, _)) => Err(Errno::PIPE),
+        Ok((count, _)) => {
+            input.filled(count);
+            Ok(true)
         }
-        let Some(frame) = rest.get(..length) else { return Ok(None) };
-        self.start = self.start.saturating_add(PREFIX + length);
-        Ok(Some(frame))
-    }
-
-    /// Reads more behind what is here. `false`: nothing has come.
-    fn fill(&mut self, socket: &OwnedFd) -> Result<bool, Errno> {
-        self.buffer.copy_within(self.start..self.end, 0);
-        (self.start, self.end) = (0, self.end.saturating_sub(self.start));
-        let Some(room) = self.buffer.get_mut(self.end..) else { return Err(Errno::PROTO) };
-        match rustix::net::recv(socket, room, RecvFlags::DONTWAIT) {
-            Ok((0, _)) => Err(Errno::PIPE),
-            Ok((count, _)) => {
-                self.end = self.end.saturating_add(count);
-                Ok(true)
-            }
-            Err(Errno::AGAIN | Errno::INTR) => Ok(false),
-            Err(errno) => Err(errno),
-        }
+        Err(Errno::AGAIN | Errno::INTR) => Ok(false),
+        Err(errno) => Err(errno),
     }
 }
 
@@ -101,9 +74,7 @@ impl Output {
             if self.chunk.len() > CHUNK {
                 break;
             }
-            let length = u32::try_from(frame.len()).map_err(|_| Errno::MSGSIZE)?;
-            self.chunk.extend_from_slice(&length.to_be_bytes());
-            self.chunk.extend_from_slice(frame);
+            put(frame, &mut self.chunk).map_err(|NoFrame| Errno::MSGSIZE)?;
         }
         let Some(written) = write(socket, &self.chunk)? else { return Ok(0) };
         let (mut taken, mut end) = (0, 0_usize);
@@ -134,18 +105,13 @@ fn write(socket: &OwnedFd, bytes: &[u8]) -> Result<Option<usize>, Errno> {
 #[derive(Debug)]
 struct Connection {
     socket: Arc<OwnedFd>,
-    input: Mutex<Input>,
+    input: Mutex<Deframer>,
     output: Mutex<Output>,
 }
 
 impl Connection {
     fn new(socket: OwnedFd) -> Arc<Self> {
-        let buffer = vec![0; CHUNK + PREFIX + MAX_LINK_FRAME];
-        Arc::new(Self {
-            socket: Arc::new(socket),
-            input: Mutex::new(Input { buffer, start: 0, end: 0 }),
-            output: Mutex::default(),
-        })
+        Arc::new(Self { socket: Arc::new(socket), input: Mutex::new(Deframer::new(CHUNK)), output: Mutex::default() })
     }
 }
 
@@ -250,11 +216,11 @@ impl StreamLink {
         let mut input = connection.input.lock();
         for _ in 0..most {
             loop {
-                if let Some(frame) = input.frame()? {
+                if let Some(frame) = input.frame().map_err(|NoFrame| Errno::PROTO)? {
                     frames.push(frame);
                     break;
                 }
-                if !input.fill(&connection.socket)? {
+                if !fill(&mut input, &connection.socket)? {
                     return Ok(());
                 }
             }
@@ -316,12 +282,7 @@ impl Link for StreamLink {
         match (self.connection(), &self.role) {
             (Some(connection), _) => {
                 // A whole frame that was read beyond `most` makes no noise any more.
-                let held = connection.input.try_lock().is_none_or(|mut input| {
-                    let start = input.start;
-                    let held = !matches!(input.frame(), Ok(None));
-                    input.start = start;
-                    held
-                });
+                let held = connection.input.try_lock().is_none_or(|mut input| input.has_frame());
                 Readiness {
                     readable: Some(Arc::clone(&connection.socket)),
                     writable: Some(Arc::clone(&connection.socket)),

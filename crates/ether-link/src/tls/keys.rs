@@ -1,0 +1,280 @@
+//! Keys of an end: read from files by who may open them, given on as descriptors, and made what TLS wants.
+
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Read, Seek, Write};
+use std::net::IpAddr;
+use std::os::fd::OwnedFd;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{MemfdFlags, memfd_create};
+use rustls::client::Resumption;
+use rustls::crypto::{CryptoProvider, ring};
+use rustls::pki_types::pem::{self, SectionKind};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{NoServerSessionStorage, ParsedCertificate, WebPkiClientVerifier};
+use rustls::version::TLS13;
+use rustls::{ClientConfig, RootCertStore, ServerConfig};
+use thiserror::Error;
+
+use super::config::{TlsConfig, TlsFiles, TlsRole};
+
+/// Longest file.
+const MAX_FILE: u64 = 256 << 10;
+/// What is spoken inside, so that nobody takes another protocol's connection for one of ours.
+pub(super) const PROTOCOL: &[u8] = b"pvrdma-ethernet/1";
+
+/// Why there are no keys.
+#[derive(Debug, Error)]
+pub enum TlsKeyError {
+    /// A file cannot be read. What the system said is the source.
+    #[error("{}", path.display())]
+    Read {
+        /// Which.
+        path: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
+    /// Something in a file is not what it should be.
+    #[error("{}: line {line}: {problem}", path.display())]
+    Content {
+        /// Which.
+        path: PathBuf,
+        /// The first line of what is wrong.
+        line: usize,
+        /// What is wrong.
+        problem: String,
+    },
+    /// A file lacks what it is for.
+    #[error("{}: {problem}", path.display())]
+    Missing {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong.
+        problem: &'static str,
+    },
+    /// The files do not go together.
+    #[error("{}: {problem}", path.display())]
+    Together {
+        /// The certificate.
+        path: PathBuf,
+        /// What is wrong.
+        problem: String,
+    },
+    /// No certificate can have this name.
+    #[error("'{0}' is neither a name nor an IP address")]
+    Name(String),
+}
+
+/// What the three files hold.
+pub struct TlsKeys {
+    files: TlsFiles,
+    certificate: Vec<u8>,
+    key: Vec<u8>,
+    authority: Vec<u8>,
+}
+
+impl fmt::Debug for TlsKeys {
+    /// Without what nobody may see.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TlsKeys").field("files", &self.files).finish_non_exhaustive()
+    }
+}
+
+impl TlsKeys {
+    /// Reads the files of an end, and checks that they are what it needs.
+    ///
+    /// # Errors
+    /// They are not. Nothing of a key is in the words for that.
+    pub fn read(config: &TlsConfig) -> Result<Self, TlsKeyError> {
+        let files = config.files.clone();
+        let read = |path: &Path| {
+            let content = File::open(path).and_then(content);
+            content.map_err(|source| TlsKeyError::Read { path: path.to_owned(), source })
+        };
+        let (certificate, key) = (read(&files.certificate)?, read(&files.key)?);
+        let keys = Self { certificate, key, authority: read(&files.authority)?, files };
+        keys.identity(config)?;
+        Ok(keys)
+    }
+
+    /// Descriptors for whoever is to be that end: files without a name, at their beginning.
+    ///
+    /// # Errors
+    /// There are none left.
+    pub fn descriptors(&self) -> io::Result<Vec<OwnedFd>> {
+        let file = |content: &[u8]| {
+            let mut file = File::from(memfd_create("tls", MemfdFlags::CLOEXEC)?);
+            file.write_all(content)?;
+            file.rewind()?;
+            Ok(OwnedFd::from(file))
+        };
+        [&self.certificate, &self.key, &self.authority].into_iter().map(|content| file(content)).collect()
+    }
+
+    /// The same keys from these.
+    ///
+    /// # Errors
+    /// They cannot be read.
+    pub fn from_descriptors(config: &TlsConfig, [certificate, key, authority]: [OwnedFd; 3]) -> io::Result<Self> {
+        let read = |fd: OwnedFd| content(File::from(fd));
+        let files = config.files.clone();
+        Ok(Self { files, certificate: read(certificate)?, key: read(key)?, authority: read(authority)? })
+    }
+
+    /// What they make of an end.
+    ///
+    /// # Errors
+    /// They are not what it needs.
+    pub(super) fn identity(&self, config: &TlsConfig) -> Result<Identity, TlsKeyError> {
+        let peer = config.peer.as_deref().map(name).transpose()?;
+        let provider = Arc::new(ring::default_provider());
+        let chain = self.chain()?;
+        let key = self.private_key(&provider)?;
+        let roots = Arc::new(self.roots()?);
+        let together = |problem: &dyn fmt::Display| TlsKeyError::Together {
+            path: self.files.certificate.clone(),
+            problem: problem.to_string(),
+        };
+        Ok(match config.role {
+            TlsRole::Listen => {
+                let verifier = WebPkiClientVerifier::builder_with_provider(roots, Arc::clone(&provider));
+                let verifier = verifier.build().map_err(|error| together(&error))?;
+                let builder = ServerConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
+                let builder = builder.map_err(|error| together(&error))?.with_client_cert_verifier(verifier);
+                let mut server = builder.with_single_cert(chain, key).map_err(|error| together(&error))?;
+                server.alpn_protocols = vec![PROTOCOL.to_vec()];
+                // Each connection proves anew who it is.
+                (server.session_storage, server.send_tls13_tickets) = (Arc::new(NoServerSessionStorage {}), 0);
+                Identity::Server(Arc::new(server), peer)
+            }
+            TlsRole::Connect => {
+                let builder = ClientConfig::builder_with_provider(provider).with_protocol_versions(&[&TLS13]);
+                let builder = builder.map_err(|error| together(&error))?.with_root_certificates(roots);
+                let mut client = builder.with_client_auth_cert(chain, key).map_err(|error| together(&error))?;
+                client.alpn_protocols = vec![PROTOCOL.to_vec()];
+                client.resumption = Resumption::disabled();
+                let address = || ServerName::IpAddress(IpAddr::into(config.address.ip()));
+                Identity::Client(Arc::new(client), peer.unwrap_or_else(address))
+            }
+        })
+    }
+
+    fn chain(&self) -> Result<Vec<CertificateDer<'static>>, TlsKeyError> {
+        let path = &self.files.certificate;
+        let chain = certificates(path, &self.certificate)?;
+        for (line, certificate) in &chain {
+            let parsed = ParsedCertificate::try_from(certificate).map(drop);
+            parsed.map_err(|error| wrong(path, *line, error))?;
+        }
+        Ok(chain.into_iter().map(|(_, certificate)| certificate).collect())
+    }
+
+    fn roots(&self) -> Result<RootCertStore, TlsKeyError> {
+        let path = &self.files.authority;
+        let mut roots = RootCertStore::empty();
+        for (line, certificate) in certificates(path, &self.authority)? {
+            roots.add(certificate).map_err(|error| wrong(path, line, error))?;
+        }
+        Ok(roots)
+    }
+
+    fn private_key(&self, provider: &CryptoProvider) -> Result<PrivateKeyDer<'static>, TlsKeyError> {
+        let path = &self.files.key;
+        let mut keys = Vec::new();
+        for (line, kind, der) in sections(path, &self.key)? {
+            let key = match kind {
+                SectionKind::PrivateKey => PrivateKeyDer::Pkcs8(der.into()),
+                SectionKind::RsaPrivateKey => PrivateKeyDer::Pkcs1(der.into()),
+                SectionKind::EcPrivateKey => PrivateKeyDer::Sec1(der.into()),
+                _ => continue,
+            };
+            provider.key_provider.load_private_key(key.clone_key()).map_err(|error| wrong(path, line, error))?;
+            keys.push(key);
+        }
+        match <[_; 1]>::try_from(keys) {
+            Ok([key]) => Ok(key),
+            Err(none) if none.is_empty() => Err(missing(path, "no private key without a password is in it")),
+            Err(_) => Err(missing(path, "more than one private key is in it")),
+        }
+    }
+}
+
+/// Who an end is, and whom it talks to.
+#[derive(Clone, Debug)]
+pub(super) enum Identity {
+    /// It listens. With a name: the other end has to have it.
+    Server(Arc<ServerConfig>, Option<ServerName<'static>>),
+    /// It connects to who has the name.
+    Client(Arc<ClientConfig>, ServerName<'static>),
+}
+
+/// A name that a certificate can have.
+fn name(text: &str) -> Result<ServerName<'static>, TlsKeyError> {
+    ServerName::try_from(text.to_owned()).map_err(|_| TlsKeyError::Name(text.to_owned()))
+}
+
+/// What is in a file, from where it stands.
+fn content(file: File) -> io::Result<Vec<u8>> {
+    let mut content = Vec::new();
+    // Not `read_to_end`: that asks for the length first, which a confined thread may not.
+    let (mut chunk, mut left) = ([0; 4096], file.take(MAX_FILE + 1));
+    loop {
+        match left.read(&mut chunk) {
+            Ok(0) => break,
+            Ok(count) => content.extend_from_slice(chunk.get(..count).unwrap_or_default()),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    if content.len() as u64 > MAX_FILE { Err(io::ErrorKind::FileTooLarge.into()) } else { Ok(content) }
+}
+
+/// The sections of a file, each with the line that it begins in.
+fn sections(path: &Path, content: &[u8]) -> Result<Vec<(usize, SectionKind, Vec<u8>)>, TlsKeyError> {
+    let (mut found, mut left, mut line) = (Vec::new(), content, 1_usize);
+    loop {
+        let before = left;
+        let lines = before.split(|&byte| byte == b'\n');
+        let first = line.saturating_add(lines.take_while(|line| !line.starts_with(b"-----BEGIN")).count());
+        match pem::from_buf(&mut left) {
+            Ok(None) => return Ok(found),
+            Ok(Some((kind, der))) => found.push((first, kind, der)),
+            Err(error) => return Err(wrong(path, first, Problem(&error))),
+        }
+        let read = before.len().saturating_sub(left.len());
+        let passed = before.get(..read).unwrap_or_default();
+        line = line.saturating_add(passed.iter().filter(|&&byte| byte == b'\n').count());
+    }
+}
+
+/// The certificates of a file, at least one, each with the line that it begins in.
+fn certificates(path: &Path, content: &[u8]) -> Result<Vec<(usize, CertificateDer<'static>)>, TlsKeyError> {
+    let sections = sections(path, content)?.into_iter();
+    let list = sections.filter(|(_, kind, _)| *kind == SectionKind::Certificate);
+    let list: Vec<_> = list.map(|(line, _, der)| (line, der.into())).collect();
+    if list.is_empty() { Err(missing(path, "no certificate is in it")) } else { Ok(list) }
+}
+
+/// A mistake in a section, without what is in it: that may be a key.
+struct Problem<'a>(&'a pem::Error);
+
+impl fmt::Display for Problem<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.0 {
+            pem::Error::MissingSectionEnd { .. } => "the line with END is missing",
+            pem::Error::IllegalSectionStart { .. } => "the line with BEGIN is damaged",
+            pem::Error::Base64Decode(_) => "this is not base64",
+            _ => "this is not PEM",
+        })
+    }
+}
+
+fn wrong(path: &Path, line: usize, problem: impl fmt::Display) -> TlsKeyError {
+    TlsKeyError::Content { path: path.to_owned(), line, problem: problem.to_string() }
+}
+
+fn missing(path: &Path, problem: &'static str) -> TlsKeyError {
+    TlsKeyError::Missing { path: path.to_owned(), problem }
+}

@@ -1,0 +1,299 @@
+//! A link over TCP with TLS 1.3, between two ends that prove by certificates who they are: where UDP does not pass, or
+//! where the network in between is not trusted.
+//!
+//! Each frame has its length in front, four bytes. Both ends begin with an empty frame, by which each knows that the
+//! other one has taken its certificate; later ones mean nothing. TCP keeps the order and loses nothing while it lasts.
+//! What it has no room for stays with the caller. What is sent while there is no connection is lost, as without a
+//! cable, and so is what was in progress when one ended.
+//!
+//! One end listens, the other one connects, and again when the connection ended. An end has one connection: a newer one
+//! of somebody who has proved who he is takes the place of the one that is there, so that a peer that lost power is
+//! back at once. Who proves nothing in time, or is one too many, goes without anything but the certificate of this end.
+//!
+//! Keys: [`TlsKeys`] reads the files; who is confined gets them as descriptors.
+
+mod config;
+mod counters;
+mod handshake;
+mod keys;
+mod open;
+mod session;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use pvrdma_verbs::threads::{self, ThreadKind};
+use pvrdma_verbs::{Counter, LogLimit};
+use thiserror::Error;
+
+use self::counters::TlsCounters;
+use self::handshake::{Handshaker, Origin};
+use self::session::{End, Session};
+use crate::{Bell, Connector, Frames, Link, LinkInspect, Readiness};
+
+pub(crate) use self::config::TlsAddress;
+pub use self::config::{TlsConfig, TlsFiles, TlsRole};
+pub(crate) use self::counters::all_counters;
+pub use self::keys::{TlsKeyError, TlsKeys};
+pub use self::open::{TlsConnector, listener};
+
+/// Why there is no TLS link.
+#[derive(Debug, Error)]
+pub enum TlsError {
+    /// Its keys.
+    #[error(transparent)]
+    Keys(#[from] TlsKeyError),
+    /// These are not the descriptors of such a link.
+    #[error("{0} descriptors came for a TLS link")]
+    Descriptors(usize),
+    /// No socket, or no thread. What the system said is the source.
+    #[error("tls at {address}")]
+    Io {
+        /// Where it listens or connects to.
+        address: SocketAddr,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// What the link and the thread beside it share.
+#[derive(Debug)]
+struct Shared {
+    /// The link as its user wrote it, for the log.
+    name: String,
+    session: Mutex<Option<Arc<Session>>>,
+    /// Readable when there is a connection after there was none.
+    arrived: Bell,
+    /// Has the thread look at what there is.
+    wake: Bell,
+    stopping: AtomicBool,
+    /// The connection has something left to write.
+    unsent: AtomicBool,
+    lost: AtomicU64,
+    counters: TlsCounters,
+    log: LogLimit,
+}
+
+impl Shared {
+    fn new(name: String) -> io::Result<Self> {
+        Ok(Self {
+            name,
+            session: Mutex::default(),
+            arrived: Bell::new()?,
+            wake: Bell::new()?,
+            stopping: AtomicBool::new(false),
+            unsent: AtomicBool::new(false),
+            lost: AtomicU64::new(0),
+            counters: TlsCounters::default(),
+            log: LogLimit::new(),
+        })
+    }
+
+    fn note(&self, level: log::Level, message: fmt::Arguments<'_>) {
+        self.log.log(level, &self.name, message);
+    }
+
+    fn session(&self) -> Option<Arc<Session>> {
+        self.session.lock().clone()
+    }
+
+    fn lose(&self, frames: u64) {
+        self.lost.fetch_add(frames, Ordering::Relaxed);
+    }
+
+    /// What was in progress on a connection that ends is lost.
+    fn cut(&self) {
+        self.lose(u64::from(self.unsent.swap(false, Ordering::AcqRel)));
+    }
+
+    /// This is the connection from now on.
+    fn install(&self, new: Session) {
+        let peer = new.peer;
+        self.counters.tls_connected.increment();
+        let mut session = self.session.lock();
+        match session.replace(Arc::new(new)) {
+            Some(old) => {
+                self.cut();
+                old.end();
+                self.note(log::Level::Info, format_args!("connected with {peer} in place of {}", old.peer));
+            }
+            None => self.note(log::Level::Info, format_args!("connected with {peer}")),
+        }
+        drop(session);
+        self.arrived.ring();
+    }
+
+    /// A connection has ended.
+    fn hang_up(&self, old: &Arc<Session>, end: &End) {
+        let mut session = self.session.lock();
+        if !session.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
+            return;
+        }
+        *session = None;
+        self.counters.tls_malformed.add(u64::from(end.is_malformed()));
+        self.note(log::Level::Info, format_args!("disconnected from {}: {end}", old.peer));
+        self.cut();
+        drop(session);
+        old.end();
+        self.wake.ring();
+    }
+}
+
+/// An end of a TLS link.
+#[derive(Debug)]
+pub struct TlsLink {
+    shared: Arc<Shared>,
+    /// Where it listens, if it does, and where the other end is, if that is configured.
+    listens: Option<SocketAddr>,
+    connects: Option<SocketAddr>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl TlsLink {
+    /// Opens what an end needs, for a process that may.
+    ///
+    /// # Errors
+    /// Its keys are wrong, or its address is not ours or taken.
+    pub fn open(config: &TlsConfig) -> Result<Self, TlsError> {
+        let keys = TlsKeys::read(config)?;
+        let failed = |source| TlsError::Io { address: config.address, source };
+        let listener = (config.role == TlsRole::Listen).then(|| listener(config.address)).transpose();
+        let listener = listener.map_err(failed)?;
+        Self::new(config, &keys, listener, Arc::new(TlsConnector(config.address)))
+    }
+
+    /// An end made of descriptors: its [listener](listener), if it listens, and its [keys](TlsKeys::descriptors).
+    /// Otherwise `connector` gives it connections, which may still be in progress.
+    ///
+    /// # Errors
+    /// They are not that.
+    pub fn from_descriptors(
+        config: &TlsConfig,
+        mut fds: Vec<OwnedFd>,
+        connector: Arc<dyn Connector>,
+    ) -> Result<Self, TlsError> {
+        let failed = |source| TlsError::Io { address: config.address, source };
+        let keys = fds.split_off(fds.len().saturating_sub(3));
+        let keys = <[OwnedFd; 3]>::try_from(keys).map_err(|fds| TlsError::Descriptors(fds.len()))?;
+        let keys = TlsKeys::from_descriptors(config, keys).map_err(failed)?;
+        let count = fds.len();
+        if count != usize::from(config.role == TlsRole::Listen) {
+            return Err(TlsError::Descriptors(count.saturating_add(3)));
+        }
+        Self::new(config, &keys, fds.pop(), connector)
+    }
+
+    fn new(
+        config: &TlsConfig,
+        keys: &TlsKeys,
+        listener: Option<OwnedFd>,
+        connector: Arc<dyn Connector>,
+    ) -> Result<Self, TlsError> {
+        let failed = |source| TlsError::Io { address: config.address, source };
+        let identity = keys.identity(config)?;
+        let shared = Arc::new(Shared::new(format!("link {}:{}", config.word(), config.address)).map_err(failed)?);
+        let (origin, listens) = match listener {
+            Some(listener) => {
+                let local = rustix::net::getsockname(&listener).map_err(io::Error::from);
+                let local = local.and_then(|local| Ok(SocketAddr::try_from(local)?)).map_err(failed)?;
+                (Origin::Listener(Arc::new(listener)), Some(local))
+            }
+            None => (Origin::Connector(connector, config.address), None),
+        };
+        let connects = listens.is_none().then_some(config.address);
+        let handshaker = Handshaker::new(Arc::clone(&shared), origin, identity);
+        let thread = threads::spawn(ThreadKind::Handshake, "tls", move || handshaker.run()).map_err(failed)?;
+        Ok(Self { shared, listens, connects, thread: Some(thread) })
+    }
+}
+
+impl Drop for TlsLink {
+    fn drop(&mut self) {
+        self.shared.stopping.store(true, Ordering::Release);
+        self.shared.wake.ring();
+        if let Some(session) = self.shared.session.lock().take() {
+            session.end();
+        }
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            // Log: the last of this thread.
+            log::error!("{}: its thread panicked", self.shared.name);
+        }
+    }
+}
+
+impl Link for TlsLink {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        let session = self.shared.session().or_else(|| {
+            // The bell follows the connection: either that is seen now, or the bell is to come.
+            self.shared.arrived.clear();
+            self.shared.session()
+        });
+        let Some(session) = session else { return };
+        if let Err(end) = session.receive(frames, most) {
+            self.shared.hang_up(&session, &end);
+        }
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let all = frames.len().saturating_sub(from);
+        let Some(session) = self.shared.session() else {
+            self.shared.unsent.store(false, Ordering::Release);
+            self.shared.lose(all as u64);
+            return all;
+        };
+        match session.send(frames, from) {
+            Ok((taken, lost, left)) => {
+                self.shared.unsent.store(!left, Ordering::Release);
+                self.shared.lose(lost);
+                taken
+            }
+            Err(end) => {
+                self.shared.hang_up(&session, &end);
+                self.shared.lose(all as u64);
+                all
+            }
+        }
+    }
+
+    fn unsent(&self) -> bool {
+        self.shared.unsent.load(Ordering::Acquire)
+    }
+
+    fn readiness(&self) -> Readiness {
+        match self.shared.session() {
+            Some(session) => Readiness {
+                readable: Some(Arc::clone(&session.socket)),
+                writable: Some(Arc::clone(&session.socket)),
+                wait: session.holds().then_some(Duration::ZERO),
+                ..Readiness::default()
+            },
+            None => Readiness { readable: Some(self.shared.arrived.descriptor()), ..Readiness::default() },
+        }
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        let session = self.shared.session.try_lock().map(|session| session.as_ref().map(|session| session.peer));
+        let up = session.map(|session| session.is_some());
+        let configured = self.connects.as_ref().map(SocketAddr::to_string);
+        let there = session.flatten().map(|peer| peer.to_string());
+        let name = self.listens.as_ref().map_or_else(String::new, SocketAddr::to_string);
+        LinkInspect { kind: "tls", name, peers: configured.or(there).into_iter().collect(), up: up.into() }
+    }
+
+    fn lost(&self) -> u64 {
+        self.shared.lost.load(Ordering::Relaxed)
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        self.shared.counters.list()
+    }
+}

@@ -1,0 +1,64 @@
+//! What needs addresses: a listener, and connections that are begun.
+
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::OwnedFd;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{
+    set_socket_keepalive, set_socket_reuseaddr, set_tcp_keepcnt, set_tcp_keepidle, set_tcp_keepintvl, set_tcp_nodelay,
+    set_tcp_user_timeout,
+};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto};
+use std::time::Duration;
+
+use crate::Connector;
+
+/// Connections that the kernel keeps until they are taken.
+const BACKLOG: i32 = 64;
+/// An idle connection is looked at after this time, and again, so many times.
+const IDLE: Duration = Duration::from_secs(10);
+const AGAIN: Duration = Duration::from_secs(5);
+const TIMES: u32 = 3;
+/// A connection ends when the other side has taken nothing for so long.
+const UNTAKEN_MS: u32 = 15_000;
+
+/// A socket that listens at `address`. Connections have its options.
+///
+/// # Errors
+/// The address is taken or not ours.
+pub fn listener(address: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = socket(address)?;
+    set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, BACKLOG)?;
+    Ok(socket)
+}
+
+fn socket(address: SocketAddr) -> io::Result<OwnedFd> {
+    let family = if address.is_ipv6() { AddressFamily::INET6 } else { AddressFamily::INET };
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, Some(ipproto::TCP))?;
+    set_tcp_nodelay(&socket, true)?;
+    set_socket_keepalive(&socket, true)?;
+    set_tcp_keepidle(&socket, IDLE)?;
+    set_tcp_keepintvl(&socket, AGAIN)?;
+    set_tcp_keepcnt(&socket, TIMES)?;
+    set_tcp_user_timeout(&socket, UNTAKEN_MS)?;
+    Ok(socket)
+}
+
+/// Begins connections to an address, for a process that may.
+#[derive(Clone, Copy, Debug)]
+pub struct TlsConnector(pub SocketAddr);
+
+impl Connector for TlsConnector {
+    /// The connection may still be in progress.
+    fn connect(&self) -> io::Result<OwnedFd> {
+        let socket = socket(self.0)?;
+        match rustix::net::connect(&socket, &self.0) {
+            Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+            Err(errno) => Err(errno.into()),
+        }
+    }
+}
