@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use tempfile::TempDir;
 
 use super::case::{Case, WAYS};
+use super::exchange::{Programs, Ready};
 use super::perftest;
 use super::programs::{self, ALL_SIZES, CONNECTED, DATAGRAMS, LOSSY, MANAGED, Program};
 use super::shared::{Machines, Shared};
@@ -53,6 +54,8 @@ pub(crate) fn cases() -> Vec<Case> {
         }
     }
     cases.push(pair.case("interop/receives-run-out/a-to-b", receives_run_out));
+    cases.push(pair.case("interop/group/a-to-b", group_of_theirs));
+    cases.push(pair.case("interop/group/no-member", no_member_of_ours));
     cases.extend(lossy());
     cases
 }
@@ -108,6 +111,36 @@ fn receives_run_out(pair: &RxePair) -> Result<String> {
         bail!("the peer never ran out of receives");
     }
     Ok(format!("waited for receives {naks} times"))
+}
+
+/// A group on the link, as IPv6 has them: rxe listens at Ethernet addresses of IPv6 groups only.
+const GROUP: &str = "ff12::5:1860";
+
+/// Their queue pair is a member, ours sends.
+fn group_of_theirs(pair: &RxePair) -> Result<String> {
+    let ends = pair.endpoints(IPV6.map(Into::into), 1024)?;
+    let command =
+        |role: &str, end: usize| format!("multicast {role} {} {} {GROUP}", ends.device[end], ends.gid_index[end]);
+    let exchange = Programs {
+        server_vm: &pair.theirs,
+        server: format!("{} eth0", command("member", 1)),
+        ready: Ready::Tcp(18602),
+        client_vm: pair.ours.vm(),
+        client: format!("{} {}", command("sender", 0), IPV4[1]),
+        timeout: Duration::from_secs(60),
+    }
+    .run()?;
+    Ok(exchange.server.trim().to_owned())
+}
+
+/// No queue pair of ours becomes a member: `pvrdma_dev_ops` in the driver's `pvrdma_main.c` has no `attach_mcast`, so
+/// the kernel refuses before the device hears of it.
+fn no_member_of_ours(pair: &RxePair) -> Result<String> {
+    let said = pair.ours.vm().run(&format!("multicast attach {PVRDMA_DEVICE} 0 {GROUP}"))?;
+    match said.trim() {
+        said @ "attach_mcast: EOPNOTSUPP" => Ok(said.to_owned()),
+        other => bail!("attaching to a group ended with {other}"),
+    }
 }
 
 /// What all of the above left in the counters of frames that are thrown away.

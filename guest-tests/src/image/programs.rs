@@ -7,9 +7,10 @@ use super::log_command::StepLog;
 use super::roots::write;
 
 /// Names and sources of the programs.
-const PROGRAMS: [(&str, &str); 3] = [
+const PROGRAMS: [(&str, &str); 4] = [
     ("integrity", include_str!("../../guest/integrity.c")),
     ("errors", include_str!("../../guest/errors.c")),
+    ("multicast", include_str!("../../guest/multicast.c")),
     ("threads", include_str!("../../guest/threads.c")),
 ];
 
@@ -21,6 +22,7 @@ pub(crate) const KEY: &str = concat!(
     include_str!("../../guest/control.h"),
     include_str!("../../guest/integrity.c"),
     include_str!("../../guest/errors.c"),
+    include_str!("../../guest/multicast.c"),
     include_str!("../../guest/threads.c")
 );
 
