@@ -228,6 +228,9 @@ pub(crate) struct BenchOptions {
     /// `hca`. May be repeated.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Vec<String>,
+    /// Results of an earlier commit, which the page shows beside these. May be repeated, the oldest first.
+    #[arg(long, value_name = "FILE", conflicts_with = "pair")]
+    pub(crate) after: Vec<PathBuf>,
     /// Compare this program with an older build of it: each round runs both, one after the other. Measures what needs
     /// no virtual machine unless `--only` says otherwise.
     #[arg(long, value_name = "OLD_PROGRAM")]

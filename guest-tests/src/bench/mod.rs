@@ -16,19 +16,27 @@ mod kvm;
 mod network_card;
 mod paired;
 mod report;
+mod trend;
 mod vm;
 pub(crate) mod wire;
+
+use std::path::Path;
 
 use anyhow::{Context, Result};
 
 use crate::cli::BenchOptions;
 use report::{Report, table, write_json};
+use trend::Earlier;
+
+pub(crate) use html::example_page;
 
 /// Measures, prints a table and writes the results.
 pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     if let Some(old) = &options.pair {
         return paired::run(options, old);
     }
+    // Before hours of measuring.
+    let earlier = options.after.iter().map(|path| Earlier::read(path)).collect::<Result<Vec<_>>>()?;
     let runs = options.runs.max(1);
     let (mut figures, mut skipped) = (Vec::new(), Vec::new());
     let wanted = |part: &str| options.only.is_empty() || options.only.iter().any(|only| only == part);
@@ -72,15 +80,20 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
         figures.extend(host_adapter::measure(runs)?);
     }
     let report = Report::new(figures, distributions, skipped);
+    write(&report, &earlier, &options.output)
+}
+
+/// Prints the results, and writes them beside `output` in all forms.
+fn write(report: &Report, earlier: &[Earlier], output: &Path) -> Result<()> {
     println!("{}", table(&report.figures));
     for reason in &report.skipped {
         println!("skipped: {reason}");
     }
-    write_json(&options.output, &report)?;
-    let chart = options.output.with_extension("svg");
+    write_json(output, report)?;
+    let chart = output.with_extension("svg");
     chart::draw(&report.figures, &chart)?;
-    let page = options.output.with_extension("html");
-    std::fs::write(&page, html::page(&report)?).with_context(|| format!("cannot write {}", page.display()))?;
-    println!("results are in {}, {} and {}", options.output.display(), chart.display(), page.display());
+    let page = output.with_extension("html");
+    std::fs::write(&page, html::page(report, earlier)?).with_context(|| format!("cannot write {}", page.display()))?;
+    println!("results are in {}, {} and {}", output.display(), chart.display(), page.display());
     Ok(())
 }

@@ -2,6 +2,7 @@
 
 mod agent;
 mod applications;
+mod browser;
 mod case;
 mod cloud_hypervisor;
 mod connection;
@@ -72,6 +73,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(sockets::cases());
         cases.extend(readme::cases());
         cases.extend(lab::cases());
+        cases.extend(browser::cases());
         cases.extend(package::cases());
         cases.extend(libvirt::cases());
         cases.extend(applications::cases());

@@ -1,0 +1,113 @@
+//! Figures of earlier commits beside these.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use serde::Deserialize;
+
+use super::figure::Figure;
+
+/// Results of an earlier run, as far as a comparison takes them.
+#[derive(Debug, Deserialize)]
+pub(super) struct Earlier {
+    /// The tree that was measured.
+    pub(super) commit: String,
+    figures: Vec<EarlierFigure>,
+}
+
+#[derive(Debug, Deserialize)]
+struct EarlierFigure {
+    name: String,
+    ratio: f64,
+}
+
+/// How a ratio differs from the one before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Change {
+    Worse,
+    None,
+    Better,
+}
+
+/// A ratio differs if it does by a tenth: what is less is the machine.
+const NOTABLE: f64 = 1.1;
+
+impl Earlier {
+    /// Reads what `bench` has written.
+    pub(super) fn read(path: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
+        serde_json::from_str(&text).with_context(|| format!("{} has no results of bench", path.display()))
+    }
+}
+
+impl Earlier {
+    /// Of a commit that nobody has made.
+    pub(super) fn example() -> Self {
+        let figure = EarlierFigure { name: "in-process/write-rate".to_owned(), ratio: 1.5 };
+        Self { commit: "0123abc".to_owned(), figures: vec![figure] }
+    }
+}
+
+/// The ratios of a figure, commit after commit, and how each differs from the last one that there is before it.
+pub(super) type Row = Vec<Option<(f64, Change)>>;
+
+/// A row for each figure of now: what it was, and is.
+pub(super) fn rows<'a>(earlier: &[Earlier], now: &'a [Figure]) -> Vec<(&'a str, Row)> {
+    let columns: Vec<BTreeMap<&str, f64>> = earlier
+        .iter()
+        .map(|run| run.figures.iter().map(|figure| (figure.name.as_str(), figure.ratio)).collect())
+        .collect();
+    let row = |figure: &'a Figure| {
+        let ratios = columns.iter().map(|column| column.get(figure.name.as_str()).copied()).chain([Some(figure.ratio)]);
+        let mut last = None;
+        let cells = ratios.map(|ratio| {
+            let ratio = ratio?;
+            let change = last.replace(ratio).map_or(Change::None, |last: f64| change(last, ratio));
+            Some((ratio, change))
+        });
+        (figure.title.as_str(), cells.collect())
+    };
+    now.iter().map(row).collect()
+}
+
+fn change(before: f64, after: f64) -> Change {
+    if after > before * NOTABLE {
+        Change::Better
+    } else if after * NOTABLE < before {
+        Change::Worse
+    } else {
+        Change::None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_change_is_against_the_last_that_there_is() {
+        let run = |commit: &str, figures: &[(&str, f64)]| Earlier {
+            commit: commit.to_owned(),
+            figures: figures.iter().map(|&(name, ratio)| EarlierFigure { name: name.to_owned(), ratio }).collect(),
+        };
+        let earlier = [run("a", &[("x", 1.0), ("gone", 9.0)]), run("b", &[]), run("c", &[("x", 1.05)])];
+        let now = [
+            Figure::against_target("x", "X".to_owned(), "s", false, vec![0.8], 1.0),
+            Figure::against_target("new", "New".to_owned(), "s", false, vec![2.0], 1.0),
+        ];
+        let rows = rows(&earlier, &now);
+        assert_eq!(rows[0].0, "X");
+        let changes: Vec<_> = rows[0].1.iter().map(|cell| cell.map(|(_, change)| change)).collect();
+        assert_eq!(changes, [Some(Change::None), None, Some(Change::None), Some(Change::Worse)]);
+        assert_eq!(rows[1].1, [None, None, None, Some((2.0, Change::None))]);
+    }
+
+    #[test]
+    fn what_is_no_result_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("results.json");
+        std::fs::write(&path, "{\"figures\": 1}").unwrap();
+        assert!(format!("{:#}", Earlier::read(&path).unwrap_err()).contains("has no results of bench"));
+    }
+}
