@@ -328,16 +328,19 @@ pub(crate) fn vmm_program() -> Result<PathBuf> {
     Ok(FOUND.get_or_init(|| found).clone())
 }
 
-/// The program of a package, beside this one, built from the workspace it belongs to when cargo is there.
+/// The program of a package, beside this one, built from the workspace it belongs to when cargo is there: as a release if
+/// this one is, and otherwise as the workspace's tests build it, with assertions and overflow checks.
 fn find(package: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let program = own.with_file_name(package);
+    let folder = own.parent().context("this program lies nowhere")?;
+    let profile = if folder.ends_with("release") { "release" } else { "test" };
     if let Some(manifest) = workspace_manifest() {
-        let target = own.parent().and_then(Path::parent).context("this program lies in no target directory")?;
+        let target = folder.parent().context("this program lies in no target directory")?;
         // With link-time optimisation it takes minutes the first time, so it is not silent.
         eprintln!("{package}: built if it is not up to date");
         let output = Command::new(cargo())
-            .args(["build", "--quiet", "--release", "-p", package, "--manifest-path"])
+            .args(["build", "--quiet", "--profile", profile, "-p", package, "--manifest-path"])
             .arg(manifest)
             .arg("--target-dir")
             .arg(target)
@@ -347,16 +350,15 @@ fn find(package: &str) -> Result<PathBuf> {
                 bail!("cannot build {package}:\n{}", String::from_utf8_lossy(&output.stderr));
             }
             Ok(_) => {
-                let built = target.join("release").join(package);
-                if built.exists() {
-                    return Ok(built);
+                if program.exists() {
+                    return Ok(program);
                 }
             }
             Err(error) => log::debug!("no cargo, taking {package} as it is: {error}"),
         }
     }
     if !program.exists() {
-        bail!("there is no {}: build it with 'cargo build --release -p {package}'", program.display());
+        bail!("there is no {}: build it with 'cargo build --profile {profile} -p {package}'", program.display());
     }
     Ok(program)
 }
