@@ -32,6 +32,12 @@ pub(crate) enum Command {
     Test(TestOptions),
     /// Print what runs over what, as a table of Markdown.
     Matrix,
+    /// Print which systems have passed `test --only guests/` here, as a table of Markdown.
+    Guests {
+        /// Build these systems first, by the names of their cases.
+        #[arg(value_name = "SYSTEM")]
+        build: Vec<String>,
+    },
     /// Measure, and write the results as JSON.
     Bench(BenchOptions),
     /// Boot two guests and keep them until Enter is pressed; commands can be typed to either.

@@ -79,6 +79,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         }
         Command::Demo => demo::run(&GuestImage::build()?)?,
         Command::Matrix => print!("{}", cases::matrix::table(&cases::names())),
+        Command::Guests { build } => cases::guests::run(&GuestImage::build()?, &build)?,
         Command::Test(options) => return suite::run(&options),
         Command::Bench(options) => bench::run(&options)?,
         Command::Lab(cli) => return Ok(lab::run(&cli)),

@@ -18,7 +18,11 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// Half a gibibyte each way makes one; much less where the guests' own software does the work.
 fn integrity(pair: &Pair, link: &Link, server: usize, seed: u64) -> Result<String> {
-    let mebibytes = if link.kind == LinkKind::Rxe { 16 } else { 512 };
+    compare(pair, link, server, if link.kind == LinkKind::Rxe { 16 } else { 512 }, seed)
+}
+
+/// So much each way.
+pub(crate) fn compare(pair: &Pair, link: &Link, server: usize, mebibytes: u32, seed: u64) -> Result<String> {
     let command = |vm: usize| format!("integrity {} {} {mebibytes} {seed}", link.device, link.gid_index[vm]);
     let exchange = Programs {
         server_vm: &pair.vms()[server],

@@ -12,6 +12,7 @@ mod doorbells;
 mod errors;
 mod exchange;
 pub(crate) mod exits;
+pub(crate) mod guests;
 pub(crate) mod host_adapter;
 mod host_adapter_cm;
 mod integrity;
@@ -77,6 +78,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(package::cases());
         cases.extend(libvirt::cases());
         cases.extend(applications::cases());
+        cases.extend(guests::cases());
         cases.extend(interop::cases());
         cases.extend(host_adapter::cases());
         cases.extend(host_adapter_cm::cases());

@@ -17,16 +17,20 @@ pub(crate) const KEY: &str = FIRST_STAGE;
 pub(crate) fn build(image: &GuestImage, _log: &StepLog) -> Result<()> {
     let release = image.kernel_release()?;
     let module_directory = image.guest_root().join("usr/lib/modules").join(&release);
-    let path = image.initramfs();
-    let file = File::create(&path).with_context(|| format!("cannot create {}", path.display()))?;
+    write_first_stage(&image.initramfs(), &root_disk::busybox(image), &module_directory)
+}
+
+/// Writes the archive: this busybox, and of these modules those that reach the root file system.
+pub(super) fn write_first_stage(path: &Path, busybox: &Path, module_directory: &Path) -> Result<()> {
+    let file = File::create(path).with_context(|| format!("cannot create {}", path.display()))?;
     let mut archive = CpioWriter::new(io::BufWriter::new(file));
     for directory in ["bin", "dev", "proc", "sys", "image", "rw", "root", "modules"] {
         archive.directory(directory)?;
     }
-    archive.file("bin/busybox", 0o755, &read(&root_disk::busybox(image))?)?;
+    archive.file("bin/busybox", 0o755, &read(busybox)?)?;
     archive.file("init", 0o755, FIRST_STAGE.as_bytes())?;
     let mut order = String::new();
-    for module in modules::boot_order(&module_directory)? {
+    for module in modules::boot_order(module_directory)? {
         let name = module.file_name().context("a module without a name")?.to_string_lossy();
         archive.file(&format!("modules/{name}"), 0o644, &read(&module_directory.join(&module))?)?;
         order.push_str(&name);

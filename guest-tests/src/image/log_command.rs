@@ -48,6 +48,19 @@ impl StepLog {
         )
     }
 
+    /// The same where the script sees processes, as some programs want.
+    pub(crate) fn shell_with_proc(&self, root: &Path, script: &str) -> Result<()> {
+        self.run(
+            Command::new("unshare")
+                .args(["--mount", "sh", "-ec", "mount -t proc proc \"$0/proc\"; exec chroot \"$0\" /bin/sh -ec \"$1\""])
+                .arg(root)
+                .arg(script)
+                .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+                .env("DEBIAN_FRONTEND", "noninteractive")
+                .env("LC_ALL", "C"),
+        )
+    }
+
     fn tail(&self) -> String {
         let text = std::fs::read(&self.path).unwrap_or_default();
         let text = String::from_utf8_lossy(&text);

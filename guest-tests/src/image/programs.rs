@@ -1,21 +1,28 @@
 //! Our own programs for the guest, compiled in the builder system.
 
+use std::path::Path;
+
 use anyhow::{Context, Result};
 
 use super::guest_image::GuestImage;
 use super::log_command::StepLog;
 use super::roots::write;
 
-/// Names and sources of the programs.
-const PROGRAMS: [(&str, &str); 4] = [
-    ("integrity", include_str!("../../guest/integrity.c")),
+/// A program's name and its source.
+pub(super) type Program = (&'static str, &'static str);
+
+/// Compares all that queue pairs move.
+pub(super) const INTEGRITY: Program = ("integrity", include_str!("../../guest/integrity.c"));
+
+const PROGRAMS: [Program; 4] = [
+    INTEGRITY,
     ("errors", include_str!("../../guest/errors.c")),
     ("multicast", include_str!("../../guest/multicast.c")),
     ("threads", include_str!("../../guest/threads.c")),
 ];
 
 /// What they share.
-const CONTROL: &str = include_str!("../../guest/control.h");
+pub(super) const CONTROL: &str = include_str!("../../guest/control.h");
 
 /// What the programs depend on besides the steps before.
 pub(crate) const KEY: &str = concat!(
@@ -28,13 +35,15 @@ pub(crate) const KEY: &str = concat!(
 
 /// Compiles them and puts them into the guest's system.
 pub(crate) fn build(image: &GuestImage, log: &StepLog) -> Result<()> {
-    let (builder, guest) = (image.builder_root(), image.guest_root());
+    PROGRAMS.iter().try_for_each(|program| compile(program, &image.builder_root(), &image.guest_root(), log))
+}
+
+/// Compiles one in a root directory that has a compiler, and puts it into another.
+pub(super) fn compile((name, source): &Program, builder: &Path, guest: &Path, log: &StepLog) -> Result<()> {
     write(&builder.join("bed/control.h"), CONTROL)?;
-    for (name, source) in PROGRAMS {
-        write(&builder.join(format!("bed/{name}.c")), source)?;
-        log.shell_in(&builder, &format!("gcc -O2 -Wall -Wextra -Werror -o /bed/{name} /bed/{name}.c -libverbs"))?;
-        std::fs::copy(builder.join("bed").join(name), guest.join("usr/local/bin").join(name))
-            .with_context(|| format!("cannot copy {name}"))?;
-    }
+    write(&builder.join(format!("bed/{name}.c")), source)?;
+    log.shell_in(builder, &format!("gcc -O2 -Wall -Wextra -Werror -pthread -o /bed/{name} /bed/{name}.c -libverbs"))?;
+    std::fs::copy(builder.join("bed").join(name), guest.join("usr/local/bin").join(name))
+        .with_context(|| format!("cannot copy {name}"))?;
     Ok(())
 }

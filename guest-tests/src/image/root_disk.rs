@@ -1,12 +1,10 @@
 //! The guest's root file system as a read-only ext4 image, shared by all guests.
 
-use std::os::unix::fs::PermissionsExt;
-
 use anyhow::{Context, Result};
 
 use super::guest_image::GuestImage;
 use super::log_command::StepLog;
-use super::roots::{file_system, write};
+use super::roots::{executable, file_system, write};
 
 /// What the image depends on besides the steps before it.
 pub(crate) const KEY: &str = INIT;
@@ -15,9 +13,7 @@ pub(crate) const KEY: &str = INIT;
 pub(crate) fn build(image: &GuestImage, log: &StepLog) -> Result<()> {
     let root = image.guest_root();
     let init = root.join("bed/init");
-    write(&init, INIT)?;
-    std::fs::set_permissions(&init, std::fs::Permissions::from_mode(0o755))
-        .context("cannot make the guest's init executable")?;
+    executable(&init, INIT)?;
     std::fs::copy(busybox(image), root.join("bed/busybox")).context("cannot copy busybox")?;
     write(&root.join("etc/hostname"), "guest\n")?;
     write(&root.join("etc/hosts"), "127.0.0.1 localhost\n192.168.77.1 a\n192.168.77.2 b\n")?;

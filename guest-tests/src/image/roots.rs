@@ -1,5 +1,6 @@
 //! The root directories: a minimal Debian 13, and from it the builder system (QEMU, compiler) and the guest's system.
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 
@@ -138,6 +139,13 @@ pub(crate) fn write(path: &Path, text: &str) -> Result<()> {
     std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))
 }
 
+/// Writes a program.
+pub(crate) fn executable(path: &Path, text: &str) -> Result<()> {
+    write(path, text)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o755))
+        .with_context(|| format!("cannot make {} a program", path.display()))
+}
+
 /// Makes a copy of a directory with everything in it.
 pub(crate) fn copy_tree(log: &StepLog, from: &Path, to: &Path) -> Result<()> {
     remove_tree(to)?;
@@ -164,8 +172,8 @@ fn is_installed(program: &str) -> bool {
 }
 
 /// The image can be built again, so nothing is worth an fsync; nobody reads manuals in it.
-const DPKG_CONFIG: &str = "force-unsafe-io\npath-exclude=/usr/share/doc/*\npath-exclude=/usr/share/man/*\n\
+pub(super) const DPKG_CONFIG: &str = "force-unsafe-io\npath-exclude=/usr/share/doc/*\npath-exclude=/usr/share/man/*\n\
                            path-exclude=/usr/share/locale/*\n";
 
-const APT_CONFIG: &str = "APT::Install-Recommends \"false\";\nAPT::Sandbox::User \"root\";\nAcquire::Languages \"none\";\n\
+pub(super) const APT_CONFIG: &str = "APT::Install-Recommends \"false\";\nAPT::Sandbox::User \"root\";\nAcquire::Languages \"none\";\n\
                           Acquire::Retries \"3\";\nDpkg::Use-Pty \"false\";\n";

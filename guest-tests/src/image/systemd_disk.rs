@@ -1,6 +1,5 @@
 //! A Debian that boots systemd, with what checks packages: another disk for the guests, made when a test asks for it.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -9,7 +8,7 @@ use anyhow::{Context, Result};
 use super::guest_image::GuestImage;
 use super::log_command::StepLog;
 use super::root_disk;
-use super::roots::{base_key, copy_tree, file_system, remove_tree, write};
+use super::roots::{base_key, copy_tree, executable, file_system, remove_tree, write};
 use super::steps::Steps;
 
 /// What the system has beside a minimal Debian.
@@ -53,9 +52,7 @@ impl SystemdDisk {
         let modules = image.guest_root().join("usr/lib/modules");
         log.run(Command::new("cp").arg("-a").arg(&modules).arg(self.root.join("usr/lib")))?;
         let init = self.root.join("bed/init");
-        write(&init, INIT)?;
-        std::fs::set_permissions(&init, std::fs::Permissions::from_mode(0o755))
-            .context("cannot make init a program")?;
+        executable(&init, INIT)?;
         std::fs::copy(root_disk::busybox(image), self.root.join("bed/busybox")).context("cannot copy busybox")?;
         write(&self.root.join("etc/systemd/system/agent.service"), AGENT)?;
         log.shell_in(&self.root, &format!("systemctl enable -q agent; systemctl mask -q {}", MASKED.join(" ")))?;

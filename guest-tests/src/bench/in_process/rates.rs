@@ -25,7 +25,7 @@ const BATCH: u32 = 64;
 pub(super) fn write_against_memcpy(size: usize, runs: usize) -> Result<Figure> {
     let [mut a, b] = connected(WORKING_SET)?;
     let elements: Vec<Encoded> = a.writes(&b, size).collect();
-    let batch = u32::try_from((256 << 10) / size).unwrap_or(1).max(1);
+    let batch = u32::try_from((256 << 10) / size).unwrap_or(DEPTH).clamp(1, DEPTH);
     let mut rounds = Vec::new();
     for _ in 0..runs {
         let device = gigabytes(ROUND, || a.post_and_reap(&elements, count(size), batch, spin))?;
