@@ -328,8 +328,8 @@ pub(crate) fn vmm_program() -> Result<PathBuf> {
     Ok(FOUND.get_or_init(|| found).clone())
 }
 
-/// The program of a package, beside this one, built from the workspace it belongs to when cargo is there: as a release if
-/// this one is, and otherwise as the workspace's tests build it, with assertions and overflow checks.
+/// The program of a package, beside this one, built from the workspace it belongs to when cargo is there: as a release
+/// if this one is, and otherwise as the workspace's tests build it, with assertions and overflow checks.
 fn find(package: &str) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let program = own.with_file_name(package);
