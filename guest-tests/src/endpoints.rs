@@ -103,6 +103,11 @@ pub(crate) fn listens(port: u16) -> String {
     format!("grep -qs ':{port:04X} [0-9A-F]*:0000 0A ' /proc/net/tcp /proc/net/tcp6")
 }
 
+/// A shell condition: somebody is connected to a TCP port of this guest.
+pub(crate) fn is_connected(port: u16) -> String {
+    format!("grep -qs ':{port:04X} [0-9A-F]*:[0-9A-F]* 01 ' /proc/net/tcp /proc/net/tcp6")
+}
+
 /// The GID of an address as the kernel prints it.
 fn gid_text(ip: IpAddr) -> String {
     Ipv6Addr::from(Gid::from(ip).0).segments().map(|segment| format!("{segment:04x}")).join(":")

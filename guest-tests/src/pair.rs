@@ -200,7 +200,7 @@ impl Pair {
     }
 
     /// Loads drivers and sets addresses in a guest that has just booted.
-    fn set_up(&self, index: usize) -> Result<()> {
+    pub(crate) fn set_up(&self, index: usize) -> Result<()> {
         if self.options.pvrdma {
             self.load_pvrdma(index)?;
         }

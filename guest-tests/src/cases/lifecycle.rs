@@ -10,7 +10,7 @@ use super::pingpong::pingpong;
 use crate::pair::{Link, Pair};
 
 /// Memory that the daemon may keep after everything of a life was given back, in KiB: the allocator's own.
-const SLACK_KIB: u64 = 4096;
+pub(super) const SLACK_KIB: u64 = 4096;
 
 /// Reload, reboot, kill.
 pub(crate) fn cases() -> Vec<Case> {
@@ -27,19 +27,20 @@ pub(crate) fn cases() -> Vec<Case> {
 
 fn reload_driver(pair: &mut Pair, link: &Link) -> Result<String> {
     // The first time warms the daemon's pools.
-    reload(pair)?;
+    reload(pair, 0)?;
     let before = memory(pair)?;
     for _ in 0..20 {
-        reload(pair)?;
+        reload(pair, 0)?;
     }
     let note = check_memory(pair, before)?;
     check_traffic(pair, link)?;
     Ok(note)
 }
 
-fn reload(pair: &Pair) -> Result<()> {
-    pair.a().run("rmmod vmw_pvrdma")?;
-    pair.load_pvrdma(0)
+/// Loads the driver of a guest anew.
+pub(super) fn reload(pair: &Pair, index: usize) -> Result<()> {
+    pair.vms()[index].run("rmmod vmw_pvrdma")?;
+    pair.load_pvrdma(index)
 }
 
 fn reboot(pair: &mut Pair, link: &Link) -> Result<String> {
@@ -73,7 +74,7 @@ fn killed_at_ten_points(pair: &mut Pair, link: &Link) -> Result<String> {
 }
 
 /// Descriptors of the daemon's processes, and how many mappings of guests' memory they have.
-fn open_things(pair: &Pair) -> Result<(usize, usize)> {
+pub(super) fn open_things(pair: &Pair) -> Result<(usize, usize)> {
     pair.daemon().context("there is no daemon")?.open_things()
 }
 
@@ -112,7 +113,7 @@ fn kill_in_transfer(pair: &mut Pair, link: &Link, bytes: u64) -> Result<Duration
 }
 
 /// Bytes that RDMA writes of the guests have moved.
-fn written(pair: &Pair) -> Result<u64> {
+pub(super) fn written(pair: &Pair) -> Result<u64> {
     let status = pair.daemon().context("there is no daemon")?.status()?;
     let devices = status["devices"].as_array().context("no devices")?;
     Ok(devices.iter().filter_map(|device| device["adapter"]["rc_write_bytes"].as_u64()).sum())
@@ -126,7 +127,8 @@ fn check_traffic(pair: &Pair, link: &Link) -> Result<()> {
     Ok(())
 }
 
-fn memory(pair: &Pair) -> Result<u64> {
+/// Private memory of the daemon's processes, in KiB.
+pub(super) fn memory(pair: &Pair) -> Result<u64> {
     pair.daemon().context("there is no daemon")?.memory_kib()
 }
 

@@ -44,6 +44,7 @@ mod recipe;
 mod roce_v1;
 mod runner;
 mod shared;
+mod soak;
 mod sockets;
 mod two_daemons;
 
@@ -71,6 +72,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(lifecycle::cases());
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
+        cases.extend(soak::cases());
         cases.extend(sockets::cases());
         cases.extend(readme::cases());
         cases.extend(lab::cases());

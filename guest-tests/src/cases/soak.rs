@@ -1,0 +1,243 @@
+//! Everything at once, for long: traffic of all kinds of which every byte is compared, beside programs that are killed,
+//! and then a driver that is reloaded, a guest that reboots or a machine that is killed in the middle of it.
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use super::case::Case;
+use super::exchange::{Programs, Ready, finish};
+use super::lifecycle::{SLACK_KIB, memory, open_things, reload, written};
+use super::nvme;
+use crate::endpoints::is_connected;
+use crate::image::GuestImage;
+use crate::pair::{Link, LinkKind, Pair, PairOptions};
+use crate::vm::Vm;
+
+/// Seconds, unless the environment says otherwise.
+const LONG: u64 = 1800;
+/// What the comparing programs exchange in a round, and what the disk is written with.
+const MEBIBYTES: u64 = 64;
+const DISK_MEBIBYTES: u32 = 8;
+/// Rounds after which the daemon has all that it keeps: each thing has happened once.
+const WARM: u64 = 3;
+/// Where `ib_write_bw` connects by itself.
+const WRITES_PORT: u16 = 18515;
+/// How long anything may take. Guests are emulated, and everything happens at once.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// The one case.
+pub(crate) fn cases() -> Vec<Case> {
+    vec![Case::alone("slow/soak", soak).slow("takes half an hour, or SECONDS; runs when asked for: --only slow/soak")]
+}
+
+fn soak(image: &GuestImage) -> Result<String> {
+    let seconds = match std::env::var("SECONDS") {
+        Ok(text) => text.parse().context("SECONDS is no number")?,
+        Err(_) => LONG,
+    };
+    let started = Instant::now();
+    let mut pair = Pair::boot(image, &PairOptions { rxe: false, ..PairOptions::default() })?;
+    let mut done = Done::default();
+    let mut base = None;
+    while done.rounds <= WARM || started.elapsed() < Duration::from_secs(seconds) {
+        round(&mut pair, &mut done).with_context(|| format!("{done}\n{}", pair.diagnosis()))?;
+        let kept = Kept::now(&pair)?;
+        log::info!("{done}; {kept}");
+        match &base {
+            None if done.rounds == WARM => base = Some(kept),
+            None => {}
+            Some(base) => kept.check(base, &pair)?,
+        }
+    }
+    let (base, now) = (base.context("no round was measured")?, Kept::now(&pair)?);
+    Ok(format!("{} s: {done}; {base}, then {now}", started.elapsed().as_secs()))
+}
+
+/// What has happened.
+#[derive(Debug, Default)]
+struct Done {
+    rounds: u64,
+    compared_mib: u64,
+    programs_killed: u64,
+    reloads: u64,
+    reboots: u64,
+    machines_killed: u64,
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rounds, compared_mib, programs_killed, reloads, reboots, machines_killed } = self;
+        write!(
+            f,
+            "{rounds} rounds, {compared_mib} MiB compared, {programs_killed} programs killed, {reloads} reloads, \
+             {reboots} reboots, {machines_killed} machines killed"
+        )
+    }
+}
+
+/// What the daemon keeps.
+#[derive(Debug)]
+struct Kept {
+    kib: u64,
+    descriptors: usize,
+    mappings: usize,
+}
+
+impl Kept {
+    fn now(pair: &Pair) -> Result<Self> {
+        let (descriptors, mappings) = open_things(pair)?;
+        Ok(Self { kib: memory(pair)?, descriptors, mappings })
+    }
+
+    /// An error if this stays more than it was.
+    fn check(self, base: &Self, pair: &Pair) -> Result<()> {
+        // Clean-up after a client has gone is not part of any answer, so it may take a moment.
+        let deadline = Instant::now() + Duration::from_secs(20);
+        let mut kept = self;
+        while kept.kib > base.kib + SLACK_KIB || (kept.descriptors, kept.mappings) != (base.descriptors, base.mappings)
+        {
+            if Instant::now() > deadline {
+                bail!("the daemon had {base}, and has {kept}");
+            }
+            std::thread::sleep(Duration::from_millis(200));
+            kept = Self::now(pair)?;
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Display for Kept {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kib, descriptors, mappings } = self;
+        write!(f, "{kib} KiB, {descriptors} descriptors, {mappings} mappings")
+    }
+}
+
+/// All traffic at once, beside programs that are killed; then one thing that ends what runs.
+fn round(pair: &mut Pair, done: &mut Done) -> Result<()> {
+    traffic(pair, done)?;
+    interrupt(pair, done)?;
+    done.rounds += 1;
+    Ok(())
+}
+
+/// What compares each byte, with its server in this guest.
+fn integrity<'a>(pair: &'a Pair, link: &Link, server: usize, seed: u64) -> Programs<'a> {
+    let command = |vm: usize| format!("integrity {} {} {MEBIBYTES} {seed}", link.device, link.gid_index[vm]);
+    Programs {
+        server_vm: &pair.vms()[server],
+        server: command(server),
+        ready: Ready::Tcp(18600),
+        client_vm: &pair.vms()[1 - server],
+        client: format!("{} {}", command(1 - server), link.ip[server]),
+        timeout: PATIENCE,
+    }
+}
+
+/// Nobody is disturbed by those who are killed: everything arrives, as it was sent.
+fn traffic(pair: &Pair, done: &mut Done) -> Result<()> {
+    let link = pair.link(LinkKind::Pvrdma)?;
+    let both_ways = [0, 1].map(|server| integrity(pair, &link, server, 2 * done.rounds + server as u64 + 1).start());
+    let stream = Programs {
+        server_vm: pair.b(),
+        server: "iperf3 -s -1 -p 5201".to_owned(),
+        ready: Ready::Tcp(5201),
+        client_vm: pair.a(),
+        client: format!("iperf3 -c {} -p 5201 -n 32M", link.ip[1]),
+        timeout: PATIENCE,
+    }
+    .start()?;
+    kill_a_program(pair, &link, done)?;
+    nvme::between([pair.a(), pair.b()], link.ip[0], DISK_MEBIBYTES).context("NVMe")?;
+    kill_a_program(pair, &link, done)?;
+    for running in both_ways {
+        let (server, client) = running?;
+        finish(&server, &client, PATIENCE)?;
+        done.compared_mib += MEBIBYTES;
+    }
+    finish(&stream.0, &stream.1, PATIENCE)?;
+    done.compared_mib += u64::from(DISK_MEBIBYTES);
+    Ok(())
+}
+
+/// What writes for as long as nobody ends it, with its server in this guest.
+fn writes<'a>(pair: &'a Pair, link: &Link, server: usize) -> Programs<'a> {
+    let command = |vm: usize| format!("ib_write_bw -F -d {} -x {} -s 65536 -D 1200", link.device, link.gid_index[vm]);
+    Programs {
+        server_vm: &pair.vms()[server],
+        server: command(server),
+        ready: Ready::Tcp(WRITES_PORT),
+        client_vm: &pair.vms()[1 - server],
+        client: format!("{} {}", command(1 - server), link.ip[server]),
+        timeout: PATIENCE,
+    }
+}
+
+/// A program that writes is killed in the middle; the one at the other end notices.
+fn kill_a_program(pair: &Pair, link: &Link, done: &mut Done) -> Result<()> {
+    let start = written(pair)?;
+    let programs = writes(pair, link, 1);
+    let (server, client) = programs.start()?;
+    // The others write as well. Who was never connected would wait for the dead for ever.
+    let connected = format!("until {}; do sleep 0.02; done", is_connected(WRITES_PORT));
+    programs.server_vm.spawn(&connected)?.wait_success(PATIENCE)?;
+    wait_written(pair, start + (done.programs_killed + 1) * 654_321)?;
+    let [dies, notices] = if done.programs_killed.is_multiple_of(2) { [&client, &server] } else { [&server, &client] };
+    dies.kill()?;
+    if notices.wait(PATIENCE)?.code == 0 {
+        bail!("{}: the other end was killed, and it succeeded", notices.title());
+    }
+    done.programs_killed += 1;
+    Ok(())
+}
+
+/// Waits until RDMA writes of the guests have moved so much.
+fn wait_written(pair: &Pair, bytes: u64) -> Result<()> {
+    let deadline = Instant::now() + PATIENCE;
+    while written(pair)? < bytes {
+        if Instant::now() > deadline {
+            bail!("{} bytes were written, and not {bytes}", written(pair)?);
+        }
+    }
+    Ok(())
+}
+
+/// A driver, a guest or a machine ends in the middle of what it does; the other guest notices.
+fn interrupt(pair: &mut Pair, done: &mut Done) -> Result<()> {
+    let victim = usize::from(!done.rounds.is_multiple_of(2));
+    let link = pair.link(LinkKind::Pvrdma)?;
+    let start = written(pair)?;
+    let survivor = {
+        // Who writes learns by its requests that nobody answers.
+        let (_server, client) = writes(pair, &link, victim).start()?;
+        wait_written(pair, start + done.rounds % 16 * 543_210)?;
+        let victim: &Vm = &pair.vms()[victim];
+        match done.rounds % 3 {
+            0 => victim.kill_jobs()?,
+            1 => victim.reboot()?,
+            _ => victim.kill(),
+        }
+        client
+    };
+    if survivor.wait(PATIENCE).context("the other guest did not notice")?.code == 0 {
+        bail!("{}: its peer was gone, and it succeeded", survivor.title());
+    }
+    drop(survivor);
+    match done.rounds % 3 {
+        0 => {
+            reload(pair, victim)?;
+            done.reloads += 1;
+        }
+        1 => {
+            pair.set_up(victim)?;
+            done.reboots += 1;
+        }
+        _ => {
+            pair.restart(victim)?;
+            done.machines_killed += 1;
+        }
+    }
+    Ok(())
+}
