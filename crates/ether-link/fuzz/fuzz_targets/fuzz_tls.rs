@@ -10,7 +10,7 @@ use std::time::Duration;
 use arbitrary::Arbitrary;
 use libfuzzer_sys::fuzz_target;
 use pvrdma_ether_link::tls::{TlsConfig, TlsFiles, TlsLink, TlsRole};
-use pvrdma_ether_link::{Frames, Link, MAX_LINK_FRAME};
+use pvrdma_ether_link::{Frames, Link, MAX_LINK_FRAME, Readiness};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
@@ -86,7 +86,12 @@ impl End {
     }
 
     fn is_up(&self) -> bool {
-        self.link.inspect().up.taken().unwrap_or_default()
+        loop {
+            // Nobody holds the lock for long.
+            if let Some(up) = self.link.inspect().up.taken() {
+                return up;
+            }
+        }
     }
 
     /// Receives until `done` says so.
@@ -96,14 +101,18 @@ impl End {
             if done(frames) {
                 return;
             }
+            wait(&self.link.readiness());
+        }
+    }
+
+    fn wait_until_up(&self) {
+        loop {
+            // It names what rings for a connection that is not there when it is asked for, so that comes first.
             let readiness = self.link.readiness();
-            if readiness.wait.is_none() {
-                let (readable, patience) = (readiness.readable.unwrap(), Timespec::try_from(PATIENCE).unwrap());
-                // The fuzzer's own clock interrupts.
-                let mut fds = [PollFd::new(&*readable, PollFlags::IN)];
-                let more = retry_on_intr(|| poll(&mut fds, Some(&patience))).unwrap();
-                assert!(more > 0, "nothing comes");
+            if self.is_up() {
+                return;
             }
+            wait(&readiness);
         }
     }
 
@@ -140,7 +149,7 @@ impl End {
         assert_eq!(greeting, [0; 4]);
         let mut frames = Frames::default();
         // The greeting leaves before the connection is the link's.
-        self.receive(&mut frames, |_| self.is_up());
+        self.wait_until_up();
         let (mut sent, mut got) = (Vec::new(), 0);
         for step in steps.iter().take(MAX_STEPS) {
             let piece = match step {
@@ -169,6 +178,16 @@ impl End {
         drop(tcp);
         self.receive(&mut frames, |_| !self.is_up());
         assert_eq!((frames.len(), self.count("tls_malformed") - malformed), (expected.len(), u64::from(end)));
+    }
+}
+
+fn wait(readiness: &Readiness) {
+    if readiness.wait.is_none() {
+        let patience = Timespec::try_from(PATIENCE).unwrap();
+        let mut fds = [PollFd::new(readiness.readable.as_deref().unwrap(), PollFlags::IN)];
+        // The fuzzer's own clock interrupts.
+        let more = retry_on_intr(|| poll(&mut fds, Some(&patience))).unwrap();
+        assert!(more > 0, "nothing comes");
     }
 }
 
