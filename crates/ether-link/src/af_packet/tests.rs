@@ -422,6 +422,7 @@ fn a_socket_that_was_handed_over_gets_what_its_opener_says() {
     plain.set_addresses(&[B, c]).unwrap();
     five.set_addresses(&[B]).unwrap();
     all.set_addresses(&[c]).unwrap();
+    plug(&sender, &links[0]);
     send();
     assert_eq!(tags(&links[0], 1), [(2, None), (2, None), (3, None), (3, None), (0xff, None)]);
     assert_eq!(tags(&links[1], 1), [(2, Some(5)), (0xff, Some(5))]);
@@ -457,6 +458,7 @@ fn an_interface_may_be_down_at_first() {
         a.receive(&mut Frames::default(), 64);
         b.receive(&mut Frames::default(), 64);
     }
+    plug(&a, &b);
     assert_eq!(a.send(&frame, 0), 1);
     assert_eq!(collect(&b, 1), [packet(1, 0xc001, 64)]);
 }
