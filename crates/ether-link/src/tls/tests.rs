@@ -117,6 +117,14 @@ fn wait_until_up(link: &TlsLink) {
     }
 }
 
+/// Waits until another connection has taken the place of this one, which was there when the bell was cleared.
+fn wait_until_replaced(link: &TlsLink, old: &Arc<Session>) {
+    let (arrived, patience) = (link.shared.arrived.descriptor(), Timespec::try_from(LONG).unwrap());
+    while link.shared.session().is_some_and(|session| Arc::ptr_eq(&session, old)) {
+        assert!(poll(&mut [PollFd::new(&*arrived, PollFlags::IN)], Some(&patience)).unwrap() > 0, "nobody comes");
+    }
+}
+
 fn wait_until_both_are_up(one: &TlsLink, other: &TlsLink) {
     wait_until_up(one);
     wait_until_up(other);
@@ -422,8 +430,11 @@ fn a_peer_that_stops_reading() {
     // What comes goes on.
     peer.write(&[&7_u32.to_be_bytes()[..], b"a frame"].concat());
     assert_eq!(receive(&link, 1), [b"a frame"]);
+    let old = link.shared.session().unwrap();
+    link.shared.arrived.clear();
     let newer = connect(&link);
     wait_until_up(&newer);
+    wait_until_replaced(&link, &old);
     link.send(&batch([&b"now"[..]]), 0);
     assert_eq!(receive(&newer, 1), [b"now"]);
     assert_eq!((link.lost(), link.unsent(), count(&link, "tls_connected")), (1, false, 2));
