@@ -39,9 +39,7 @@ impl Earlier {
         let text = std::fs::read_to_string(path).with_context(|| format!("cannot read {}", path.display()))?;
         serde_json::from_str(&text).with_context(|| format!("{} has no results of bench", path.display()))
     }
-}
 
-impl Earlier {
     /// Of a commit that nobody has made.
     pub(super) fn example() -> Self {
         let figure = EarlierFigure { name: "in-process/write-rate".to_owned(), ratio: 1.5 };

@@ -21,10 +21,10 @@ fn integrity(pair: &Pair, link: &Link, server: usize, seed: u64) -> Result<Strin
     compare(pair, link, server, if link.kind == LinkKind::Rxe { 16 } else { 512 }, seed)
 }
 
-/// So much each way.
-pub(crate) fn compare(pair: &Pair, link: &Link, server: usize, mebibytes: u32, seed: u64) -> Result<String> {
+/// What compares each byte of so much each way, with its server in this guest.
+pub(super) fn programs<'a>(pair: &'a Pair, link: &Link, server: usize, mebibytes: u32, seed: u64) -> Programs<'a> {
     let command = |vm: usize| format!("integrity {} {} {mebibytes} {seed}", link.device, link.gid_index[vm]);
-    let exchange = Programs {
+    Programs {
         server_vm: &pair.vms()[server],
         server: command(server),
         ready: Ready::Tcp(18600),
@@ -32,7 +32,11 @@ pub(crate) fn compare(pair: &Pair, link: &Link, server: usize, mebibytes: u32, s
         client: format!("{} {}", command(1 - server), link.ip[server]),
         timeout: Duration::from_secs(300),
     }
-    .run()?;
+}
+
+/// So much each way.
+pub(crate) fn compare(pair: &Pair, link: &Link, server: usize, mebibytes: u32, seed: u64) -> Result<String> {
+    let exchange = programs(pair, link, server, mebibytes, seed).run()?;
     let result = |output: &str| output.lines().find(|line| line.starts_with("compared")).map(str::to_owned);
     let client =
         result(&exchange.client).with_context(|| format!("no result in the client's output:\n{}", exchange.client))?;

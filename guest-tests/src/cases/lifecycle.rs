@@ -78,21 +78,29 @@ pub(super) fn open_things(pair: &Pair) -> Result<(usize, usize)> {
     pair.daemon().context("there is no daemon")?.open_things()
 }
 
+/// Where `ib_write_bw` connects by itself.
+pub(super) const WRITES_PORT: u16 = 18515;
+
+/// What writes for so long, with its server in this guest.
+pub(super) fn writes<'a>(pair: &'a Pair, link: &Link, server: usize, time: Duration) -> Programs<'a> {
+    let (device, seconds) = (link.device, time.as_secs());
+    let command = |vm: usize| format!("ib_write_bw -F -d {device} -x {} -s 65536 -D {seconds}", link.gid_index[vm]);
+    Programs {
+        server_vm: &pair.vms()[server],
+        server: command(server),
+        ready: Ready::Tcp(WRITES_PORT),
+        client_vm: &pair.vms()[1 - server],
+        client: format!("{} {}", command(1 - server), link.ip[server]),
+        timeout: time,
+    }
+}
+
 /// Kills guest b when so much of a transfer is done, and starts it anew. Returns how long the other guest took to
 /// notice.
 fn kill_in_transfer(pair: &mut Pair, link: &Link, bytes: u64) -> Result<Duration> {
     let link = pair.link(link.kind)?;
-    let command = |vm: usize| format!("ib_write_bw -F -d {} -x {} -s 65536 -D 60", link.device, link.gid_index[vm]);
     let start = written(pair)?;
-    let (_server, client) = Programs {
-        server_vm: pair.b(),
-        server: command(1),
-        ready: Ready::Tcp(18515),
-        client_vm: pair.a(),
-        client: format!("{} {}", command(0), link.ip[1]),
-        timeout: Duration::from_secs(60),
-    }
-    .start()?;
+    let (_server, client) = writes(pair, &link, 1, Duration::from_secs(60)).start()?;
     while written(pair)?.saturating_sub(start) < bytes {
         if !client.is_running() {
             bail!("the transfer ended before the kill:\n{}", client.output());

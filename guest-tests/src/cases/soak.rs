@@ -8,8 +8,8 @@ use anyhow::{Context, Result, bail};
 
 use super::case::Case;
 use super::exchange::{Programs, Ready, finish};
-use super::lifecycle::{SLACK_KIB, memory, open_things, reload, written};
-use super::nvme;
+use super::lifecycle::{SLACK_KIB, WRITES_PORT, memory, open_things, reload, writes, written};
+use super::{integrity, nvme};
 use crate::endpoints::is_connected;
 use crate::image::GuestImage;
 use crate::pair::{Link, LinkKind, Pair, PairOptions};
@@ -18,12 +18,12 @@ use crate::vm::Vm;
 /// Seconds, unless the environment says otherwise.
 const LONG: u64 = 1800;
 /// What the comparing programs exchange in a round, and what the disk is written with.
-const MEBIBYTES: u64 = 64;
+const MEBIBYTES: u32 = 64;
 const DISK_MEBIBYTES: u32 = 8;
 /// Rounds after which the daemon has all that it keeps: each thing has happened once.
 const WARM: u64 = 3;
-/// Where `ib_write_bw` connects by itself.
-const WRITES_PORT: u16 = 18515;
+/// Who writes is ended before.
+const ENDLESS: Duration = Duration::from_secs(1200);
 /// How long anything may take. Guests are emulated, and everything happens at once.
 const PATIENCE: Duration = Duration::from_secs(300);
 
@@ -123,23 +123,13 @@ fn round(pair: &mut Pair, done: &mut Done) -> Result<()> {
     Ok(())
 }
 
-/// What compares each byte, with its server in this guest.
-fn integrity<'a>(pair: &'a Pair, link: &Link, server: usize, seed: u64) -> Programs<'a> {
-    let command = |vm: usize| format!("integrity {} {} {MEBIBYTES} {seed}", link.device, link.gid_index[vm]);
-    Programs {
-        server_vm: &pair.vms()[server],
-        server: command(server),
-        ready: Ready::Tcp(18600),
-        client_vm: &pair.vms()[1 - server],
-        client: format!("{} {}", command(1 - server), link.ip[server]),
-        timeout: PATIENCE,
-    }
-}
-
 /// Nobody is disturbed by those who are killed: everything arrives, as it was sent.
 fn traffic(pair: &Pair, done: &mut Done) -> Result<()> {
     let link = pair.link(LinkKind::Pvrdma)?;
-    let both_ways = [0, 1].map(|server| integrity(pair, &link, server, 2 * done.rounds + server as u64 + 1).start());
+    let both_ways = [0, 1].map(|server| {
+        let seed = 2 * done.rounds + server as u64 + 1;
+        integrity::programs(pair, &link, server, MEBIBYTES, seed).start()
+    });
     let stream = Programs {
         server_vm: pair.b(),
         server: "iperf3 -s -1 -p 5201".to_owned(),
@@ -155,34 +145,20 @@ fn traffic(pair: &Pair, done: &mut Done) -> Result<()> {
     for running in both_ways {
         let (server, client) = running?;
         finish(&server, &client, PATIENCE)?;
-        done.compared_mib += MEBIBYTES;
+        done.compared_mib += u64::from(MEBIBYTES);
     }
     finish(&stream.0, &stream.1, PATIENCE)?;
     done.compared_mib += u64::from(DISK_MEBIBYTES);
     Ok(())
 }
 
-/// What writes for as long as nobody ends it, with its server in this guest.
-fn writes<'a>(pair: &'a Pair, link: &Link, server: usize) -> Programs<'a> {
-    let command = |vm: usize| format!("ib_write_bw -F -d {} -x {} -s 65536 -D 1200", link.device, link.gid_index[vm]);
-    Programs {
-        server_vm: &pair.vms()[server],
-        server: command(server),
-        ready: Ready::Tcp(WRITES_PORT),
-        client_vm: &pair.vms()[1 - server],
-        client: format!("{} {}", command(1 - server), link.ip[server]),
-        timeout: PATIENCE,
-    }
-}
-
 /// A program that writes is killed in the middle; the one at the other end notices.
 fn kill_a_program(pair: &Pair, link: &Link, done: &mut Done) -> Result<()> {
     let start = written(pair)?;
-    let programs = writes(pair, link, 1);
+    let programs = Programs { timeout: PATIENCE, ..writes(pair, link, 1, ENDLESS) };
     let (server, client) = programs.start()?;
     // The others write as well. Who was never connected would wait for the dead for ever.
-    let connected = format!("until {}; do sleep 0.02; done", is_connected(WRITES_PORT));
-    programs.server_vm.spawn(&connected)?.wait_success(PATIENCE)?;
+    programs.server_vm.wait_until(&is_connected(WRITES_PORT), PATIENCE)?;
     wait_written(pair, start + (done.programs_killed + 1) * 654_321)?;
     let [dies, notices] = if done.programs_killed.is_multiple_of(2) { [&client, &server] } else { [&server, &client] };
     dies.kill()?;
@@ -211,7 +187,8 @@ fn interrupt(pair: &mut Pair, done: &mut Done) -> Result<()> {
     let start = written(pair)?;
     let survivor = {
         // Who writes learns by its requests that nobody answers.
-        let (_server, client) = writes(pair, &link, victim).start()?;
+        let programs = Programs { timeout: PATIENCE, ..writes(pair, &link, victim, ENDLESS) };
+        let (_server, client) = programs.start()?;
         wait_written(pair, start + done.rounds % 16 * 543_210)?;
         let victim: &Vm = &pair.vms()[victim];
         match done.rounds % 3 {

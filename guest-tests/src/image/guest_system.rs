@@ -167,6 +167,7 @@ const DKMS: &str = concat!(
     include_str!("../../../pvrdmad/packaging/dkms/control"),
     include_str!("../../../pvrdmad/packaging/dkms/dkms.conf"),
     include_str!("../../../pvrdmad/packaging/dkms/postinst"),
+    include_str!("../../../pvrdmad/packaging/dkms/prerm"),
     include_str!("../../../pvrdmad/packaging/dkms/unpack"),
 );
 

@@ -38,27 +38,13 @@ impl StepLog {
 
     /// Runs a shell script inside a root directory.
     pub(crate) fn shell_in(&self, root: &Path, script: &str) -> Result<()> {
-        self.run(
-            Command::new("chroot")
-                .arg(root)
-                .args(["/bin/sh", "-ec", script])
-                .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-                .env("DEBIAN_FRONTEND", "noninteractive")
-                .env("LC_ALL", "C"),
-        )
+        self.run(inside(Command::new("chroot").arg(root).args(["/bin/sh", "-ec", script])))
     }
 
     /// The same where the script sees processes, as some programs want.
     pub(crate) fn shell_with_proc(&self, root: &Path, script: &str) -> Result<()> {
-        self.run(
-            Command::new("unshare")
-                .args(["--mount", "sh", "-ec", "mount -t proc proc \"$0/proc\"; exec chroot \"$0\" /bin/sh -ec \"$1\""])
-                .arg(root)
-                .arg(script)
-                .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
-                .env("DEBIAN_FRONTEND", "noninteractive")
-                .env("LC_ALL", "C"),
-        )
+        const ENTER: &str = "mount -t proc proc \"$0/proc\"; exec chroot \"$0\" /bin/sh -ec \"$1\"";
+        self.run(inside(Command::new("unshare").args(["--mount", "sh", "-ec", ENTER]).arg(root).arg(script)))
     }
 
     fn tail(&self) -> String {
@@ -67,6 +53,12 @@ impl StepLog {
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(25)..].join("\n")
     }
+}
+
+/// The environment of what installs packages inside a root directory.
+fn inside(command: &mut Command) -> &mut Command {
+    let path = "/usr/sbin:/usr/bin:/sbin:/bin";
+    command.env("PATH", path).env("DEBIAN_FRONTEND", "noninteractive").env("LC_ALL", "C")
 }
 
 /// What a command prints inside a root directory.

@@ -111,16 +111,13 @@ fn wait(link: &TlsLink, flags: PollFlags) {
 }
 
 fn wait_until_up(link: &TlsLink) {
-    let (arrived, patience) = (link.shared.arrived.descriptor(), Timespec::try_from(LONG).unwrap());
-    while !is_up(link) {
-        assert!(poll(&mut [PollFd::new(&*arrived, PollFlags::IN)], Some(&patience)).unwrap() > 0, "nobody comes");
-    }
+    wait_for_arrivals(link, || is_up(link));
 }
 
-/// Waits until another connection has taken the place of this one, which was there when the bell was cleared.
-fn wait_until_replaced(link: &TlsLink, old: &Arc<Session>) {
+/// Waits for connections until it is `done`.
+fn wait_for_arrivals(link: &TlsLink, done: impl Fn() -> bool) {
     let (arrived, patience) = (link.shared.arrived.descriptor(), Timespec::try_from(LONG).unwrap());
-    while link.shared.session().is_some_and(|session| Arc::ptr_eq(&session, old)) {
+    while !done() {
         assert!(poll(&mut [PollFd::new(&*arrived, PollFlags::IN)], Some(&patience)).unwrap() > 0, "nobody comes");
     }
 }
@@ -434,7 +431,7 @@ fn a_peer_that_stops_reading() {
     link.shared.arrived.clear();
     let newer = connect(&link);
     wait_until_up(&newer);
-    wait_until_replaced(&link, &old);
+    wait_for_arrivals(&link, || link.shared.session().is_none_or(|session| !Arc::ptr_eq(&session, &old)));
     link.send(&batch([&b"now"[..]]), 0);
     assert_eq!(receive(&newer, 1), [b"now"]);
     assert_eq!((link.lost(), link.unsent(), count(&link, "tls_connected")), (1, false, 2));
