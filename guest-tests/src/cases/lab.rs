@@ -8,6 +8,7 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
+use super::recipe::recipe;
 use crate::image::GuestImage;
 use crate::lab::{LAB_FAILED, TIMED_OUT, VM_FAILED};
 
@@ -64,19 +65,14 @@ fn workflow(image: &GuestImage) -> Result<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ci.md");
     let page = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
     let folder = callers_folder()?;
-    let (_, rest) = page.split_once("<!-- ci: ci/rdma.sh -->\n```bash\n").context("the document has no script")?;
-    let (script, _) = rest.split_once("```").context("the script does not end")?;
-    write(&folder.path().join("ci/rdma.sh"), &format!("{script}echo ended >> \"ended-$PVRDMA_LAB_NUMBER\"\n"))?;
+    write_test(folder.path())?;
     let (_, rest) = page.split_once("      - name: Test with RDMA\n        run: ").context("no step for the test")?;
     let step = rest.lines().next().context("the step is empty")?;
     let output = bash(image, folder.path(), step)?;
     ensure_status(&output, 0)?;
     let text = said(&output);
-    for line in ["vm0: link vmw_pvrdma0/1 state ACTIVE", "vm1: link vmw_pvrdma0/1 state ACTIVE"] {
-        ensure!(text.contains(line), "no '{line}': {text}");
-    }
-    ensure!(text.lines().filter(|line| line.contains("iters in")).count() == 2, "no two results: {text}");
-    for file in ["ended-0", "ended-1", "rdma-logs/vm0.console", "rdma-logs/vm1.dmesg", "rdma-logs/vm1.output"] {
+    ensure_played(folder.path(), &text)?;
+    for file in ["rdma-logs/vm0.console", "rdma-logs/vm1.dmesg", "rdma-logs/vm1.output"] {
         ensure!(fs::metadata(folder.path().join(file)).is_ok_and(|file| file.len() > 0), "{file} is not there: {text}");
     }
     let status = fs::read_to_string(folder.path().join("rdma-logs/status.json")).context("no status")?;
@@ -84,8 +80,26 @@ fn workflow(image: &GuestImage) -> Result<String> {
     Ok(up_after(&text))
 }
 
+/// Puts the document's test into a folder.
+pub(super) fn write_test(folder: &Path) -> Result<()> {
+    let script = recipe("docs/ci.md", "ci: ci/rdma.sh")?;
+    write(&folder.join("ci/rdma.sh"), &format!("{script}echo ended >> \"ended-$PVRDMA_LAB_NUMBER\"\n"))
+}
+
+/// Checks that it ran in both guests, to its end.
+pub(super) fn ensure_played(folder: &Path, text: &str) -> Result<()> {
+    for line in ["vm0: link vmw_pvrdma0/1 state ACTIVE", "vm1: link vmw_pvrdma0/1 state ACTIVE"] {
+        ensure!(text.contains(line), "no '{line}': {text}");
+    }
+    ensure!(text.lines().filter(|line| line.contains("iters in")).count() == 2, "no two results: {text}");
+    for file in ["ended-0", "ended-1"] {
+        ensure!(folder.join(file).exists(), "{file} is not there: {text}");
+    }
+    Ok(())
+}
+
 /// How long the lab said that its guests took.
-fn up_after(text: &str) -> String {
+pub(super) fn up_after(text: &str) -> String {
     let line = text.lines().find(|line| line.contains(" up after "));
     line.map_or_else(String::new, |line| line.trim_start_matches("pvrdma-lab: ").to_owned())
 }

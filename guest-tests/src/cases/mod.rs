@@ -6,6 +6,7 @@ mod browser;
 mod case;
 mod cloud_hypervisor;
 mod connection;
+mod container;
 mod daemon;
 mod dissect;
 mod doorbells;
@@ -76,6 +77,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(sockets::cases());
         cases.extend(readme::cases());
         cases.extend(lab::cases());
+        cases.extend(container::cases());
         cases.extend(browser::cases());
         cases.extend(package::cases());
         cases.extend(libvirt::cases());

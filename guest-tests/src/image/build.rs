@@ -13,6 +13,9 @@ impl GuestImage {
         std::fs::create_dir_all(&dir)
             .with_context(|| format!("cannot create the image's directory {}", dir.display()))?;
         let image = Self { dir };
+        if image.is_packed() {
+            return Ok(image);
+        }
         let mut steps = Steps::open(&image.dir)?;
         steps.run("tools", &roots::TOOLS.join(" "), roots::install_tools)?;
         steps.run("base system", &roots::base_key()?, |log| roots::base(&image, log))?;

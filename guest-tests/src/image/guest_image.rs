@@ -3,9 +3,12 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::disk::Disk;
+
+/// Is in a folder that is a copy.
+const PACKED: &str = "packed";
 
 /// A complete guest image in its cache directory.
 #[derive(Clone, Debug)]
@@ -22,19 +25,48 @@ impl GuestImage {
     /// Puts on a disk what a machine of this image needs to boot machines itself, in the directory `to`. Their image is
     /// its own.
     pub(crate) fn pack(&self, disk: &Disk, to: &str) -> Result<()> {
-        for path in [self.kernel(), self.initramfs()] {
-            disk.add(&path, Path::new(to).join(path.file_name().context("a path without a name")?))?;
+        for (from, at) in self.parts()? {
+            disk.add(&from, Path::new(to).join(at))?;
         }
-        disk.link("/dev/vda", &format!("{to}/guest.ext4"))?;
-        let packed = Self::at(Path::new(to)).builder_root();
-        for path in ["usr/bin/qemu-system-x86_64", "usr/share/qemu", "usr/share/seabios"] {
-            disk.add(&self.builder_root().join(path), packed.join(path))?;
+        disk.link("/dev/vda", &format!("{to}/guest.ext4"))
+    }
+
+    /// Copies what boots guests into a folder that is not there yet. It can be used as it is, wherever it is then.
+    pub(crate) fn copy_to(&self, folder: &Path) -> Result<()> {
+        ensure!(!folder.exists(), "{} is there already", folder.display());
+        let mut parts = self.parts()?;
+        parts.push((self.root_disk(), self.root_disk().strip_prefix(&self.dir)?.to_owned()));
+        for (from, at) in parts {
+            let to = folder.join(at);
+            let parent = to.parent().context("a path without a directory")?;
+            std::fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
+            let copied = Command::new("cp").args(["-rL", "--sparse=always"]).arg(&from).arg(&to).status();
+            ensure!(copied.is_ok_and(|status| status.success()), "cannot copy {} to {}", from.display(), to.display());
+        }
+        std::fs::write(folder.join(PACKED), "").context("cannot mark the copy")
+    }
+
+    /// What is here is a copy of what boots guests, which nobody builds.
+    pub(super) fn is_packed(&self) -> bool {
+        self.dir.join(PACKED).exists()
+    }
+
+    /// What boots guests beside their disk: files and folders, and where they are in a bed.
+    fn parts(&self) -> Result<Vec<(PathBuf, PathBuf)>> {
+        let own = [self.kernel(), self.initramfs()];
+        let qemu = ["usr/bin/qemu-system-x86_64", "usr/share/qemu", "usr/share/seabios"];
+        let paths = own.into_iter().chain(qemu.map(|path| self.builder_root().join(path)));
+        let mut parts = Vec::new();
+        for path in paths {
+            let at = path.strip_prefix(&self.dir)?.to_owned();
+            parts.push((path, at));
         }
         for library in self.libraries("usr/bin/qemu-system-x86_64")? {
             let name = library.file_name().context("a library without a name")?;
-            disk.add(&library, packed.join("usr/lib/x86_64-linux-gnu").join(name))?;
+            let at = Path::new("builder/usr/lib/x86_64-linux-gnu").join(name);
+            parts.push((library, at));
         }
-        Ok(())
+        Ok(parts)
     }
 
     /// The loader and the libraries of a program of the builder system.

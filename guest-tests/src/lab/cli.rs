@@ -22,6 +22,11 @@ pub(crate) enum LabCommand {
     Run(RunArgs),
     /// Build what guests are made of (QEMU, kernel, driver, Debian), as root, and do nothing more.
     Bed,
+    /// Copy what boots guests into a new folder, which PVRDMA_BED_DIR may name wherever it is then.
+    Pack {
+        /// Where to.
+        folder: PathBuf,
+    },
     /// The program's other half, started by the guest's init.
     #[command(hide = true)]
     Agent,

@@ -11,6 +11,7 @@ mod logs;
 mod outcome;
 mod script;
 
+use std::path::Path;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -30,6 +31,7 @@ pub(crate) fn run(cli: &LabCli) -> ExitCode {
     let outcome = match &cli.command {
         LabCommand::Run(args) => run_command(args),
         LabCommand::Bed => bed(),
+        LabCommand::Pack { folder } => pack(folder),
         LabCommand::Agent => crate::agent::serve().map(|()| Outcome::Ended(0)),
     };
     let outcome = outcome.unwrap_or_else(Outcome::Lab);
@@ -52,6 +54,11 @@ pub(crate) fn not_understood(error: &clap::Error) -> ExitCode {
 fn bed() -> Result<Outcome> {
     let image = GuestImage::build()?;
     eprintln!("pvrdma-lab: the guest bed is in {} ({})", image.directory().display(), image.qemu_version()?);
+    Ok(Outcome::Ended(0))
+}
+
+fn pack(folder: &Path) -> Result<Outcome> {
+    GuestImage::build()?.copy_to(folder)?;
     Ok(Outcome::Ended(0))
 }
 

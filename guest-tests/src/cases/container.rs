@@ -1,0 +1,95 @@
+//! The container image of `pvrdma-lab`: built from nothing with buildah, and run with podman by the lines of the
+//! document. Both programs are those of a root directory of their own.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, ensure};
+
+use super::case::{Case, skip};
+use super::lab;
+use super::recipe::recipe;
+use crate::daemon;
+use crate::image::{GuestImage, HostRoot};
+
+/// Where the lines are.
+pub(super) const RECIPE: (&str, &str) = ("docs/ci.md", "container");
+const PACKAGES: [&str; 4] = ["buildah", "podman", "crun", "netavark"];
+
+/// The only test.
+pub(crate) fn cases() -> Vec<Case> {
+    const WHEN: &str = "installs buildah and podman; runs when asked for: --only slow/container";
+    vec![Case::alone("slow/container", container).slow(WHEN)]
+}
+
+fn container(image: &GuestImage) -> Result<String> {
+    if !rustix::process::geteuid().is_root() {
+        return Err(skip("buildah in a root directory of its own needs root"));
+    }
+    let root = HostRoot::build(image, "container", &PACKAGES)?;
+    let programs = programs()?;
+    let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
+    let folder = directory.path().join("pvrdma");
+    for part in ["bin", "containers", "pvrdma/target", "pvrdma/guest-tests"] {
+        fs::create_dir_all(directory.path().join(part)).context("cannot create a directory")?;
+    }
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR"));
+    std::os::unix::fs::symlink(repository.join("container"), folder.join("guest-tests/container"))?;
+    std::os::unix::fs::symlink(&programs, folder.join("target/release"))?;
+    lab::write_test(&folder)?;
+    for program in ["usr/bin/buildah", "usr/bin/podman"] {
+        root.enter_in(&directory.path().join("bin"), program)?;
+    }
+    let settings = directory.path().join("containers.conf");
+    fs::write(&settings, SETTINGS).context("cannot write settings of podman")?;
+    let (document, name) = RECIPE;
+    let script = format!("{PLACE}\ncd pvrdma\n{}", recipe(document, name)?);
+    let path = format!("{}:{}", directory.path().join("bin").display(), std::env::var("PATH").unwrap_or_default());
+    let output = Command::new("unshare")
+        .args(["--mount", "--pid", "--fork", "--kill-child", "bash", "-euc", &script, "container"])
+        .args([&root.path(""), directory.path()])
+        .env("PATH", path)
+        .env("TMPDIR", directory.path())
+        .env("CONTAINERS_CONF_OVERRIDE", settings)
+        .env("PVRDMA_BED_DIR", image.directory())
+        .current_dir(directory.path())
+        .stdin(Stdio::null())
+        .output()
+        .context("cannot run unshare")?;
+    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    ensure!(output.status.success(), "{}: {said}", output.status);
+    lab::ensure_played(&folder, &said)?;
+    Ok(lab::up_after(&said))
+}
+
+/// The folder of this program, which the others are in.
+fn programs() -> Result<PathBuf> {
+    let own = std::env::current_exe().context("cannot find this program")?;
+    let programs = own.parent().context("this program is nowhere")?;
+    // Built if there is a cargo.
+    daemon::program()?;
+    ensure!(programs.join("pvrdma-lab").exists(), "there is no pvrdma-lab: cargo build --release -p guest-tests");
+    Ok(programs.to_owned())
+}
+
+/// A control group is not what is tested, and not every machine's can be had from a root directory.
+const SETTINGS: &str = "[containers]\ncgroups = \"disabled\"\n";
+
+/// The root directory sees this machine's devices and the files of the test, and keeps nothing.
+const PLACE: &str = r#"
+root=${1%/} directory=$2
+# Who unpacks an image changes the mount at its root, so there must be one.
+mount --bind "$root" "$root"
+mount -t proc proc "$root/proc"
+mount --rbind /dev "$root/dev"
+mount --rbind /sys "$root/sys"
+# crun refuses hierarchies of both kinds side by side.
+mount -t cgroup2 cgroup2 "$root/sys/fs/cgroup"
+mount -t tmpfs tmpfs "$root/run"
+mkdir -p "$root/run/lock" "$root/var/lib/containers"
+mount --bind "$directory/containers" "$root/var/lib/containers"
+mount -t tmpfs tmpfs "$root/mnt"
+mkdir -p "$root$directory"
+mount --bind "$directory" "$root$directory"
+"#;
