@@ -1,5 +1,6 @@
 //! The Debian package, from its build to its purge, in a guest whose first process is systemd.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -25,28 +26,59 @@ fn package(image: &GuestImage) -> Result<String> {
     }
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
     let folder = directory.path().join("package");
-    let package = build(&folder)?;
+    let package = build(&folder, &[])?;
+    let newer = build(&folder, &["--deb-revision", "2"])?;
+    let driver = build_driver(&folder)?;
     let system = SystemdDisk::build(image)?;
-    lintian(system.root(), &package)?;
+    for package in [&package, &driver] {
+        lintian(system.root(), package)?;
+    }
     let vm = VmBuilder::new(image, directory.path())
         .root_disk(system.disk())
         .folder(Folder { path: folder, read_only: true })
         .patience(3)
         .start()?;
-    let name = package.file_name().context("a package without a name")?.to_string_lossy().into_owned();
+    let names = [file_name(&package)?, file_name(&newer)?];
     let run = || -> Result<String> {
         vm.wait_boot()?;
         vm.run(&format!(
             "modprobe 9p && modprobe 9pnet_virtio && mount -t 9p -o trans=virtio,ro {FOLDER_TAG} /mnt && \
              until systemctl is-system-running | grep -q -e running -e degraded; do sleep 0.2; done"
         ))?;
-        life(&vm, &name)
+        life(&vm, &names)
     };
     run().with_context(|| vm.diagnosis())
 }
 
+fn file_name(path: &Path) -> Result<String> {
+    Ok(path.file_name().context("a path without a name")?.to_string_lossy().into_owned())
+}
+
+/// The file that a command puts into `folder`, which may have others.
+fn made_in(folder: &Path, command: &mut Command) -> Result<PathBuf> {
+    std::fs::create_dir_all(folder).context("cannot create a folder")?;
+    let files = || -> Result<BTreeSet<PathBuf>> {
+        std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()
+    };
+    let before = files()?;
+    let output = command.stdin(Stdio::null()).output().with_context(|| format!("cannot run {command:?}"))?;
+    ensure!(output.status.success(), "{command:?}: {}", String::from_utf8_lossy(&output.stderr));
+    let mut made: Vec<_> = files()?.difference(&before).cloned().collect();
+    ensure!(made.len() == 1, "{command:?} made {made:?}");
+    made.pop().context("no package was built")
+}
+
+/// Builds the package of the guests' driver.
+fn build_driver(folder: &Path) -> Result<PathBuf> {
+    made_in(folder, Command::new(packaging().join("dkms/build")).arg(folder))
+}
+
+fn packaging() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../pvrdmad/packaging")
+}
+
 /// Builds the package of the program beside this one, into `folder`.
-fn build(folder: &Path) -> Result<PathBuf> {
+fn build(folder: &Path, options: &[&str]) -> Result<PathBuf> {
     let quiet = |command: &mut Command| command.stdin(Stdio::null()).output();
     if !quiet(Command::new("cargo").args(["deb", "--version"])).is_ok_and(|output| output.status.success()) {
         return Err(skip("needs cargo-deb: cargo install --locked cargo-deb"));
@@ -54,14 +86,10 @@ fn build(folder: &Path) -> Result<PathBuf> {
     let own = std::env::current_exe().context("cannot find this program")?;
     let programs = own.parent().context("this program is nowhere")?;
     let profile = if programs.ends_with("debug") { "dev" } else { "release" };
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../pvrdmad/packaging/build");
-    let mut command = Command::new(script);
-    command.arg(folder.join("")).env("PROFILE", profile);
+    let mut command = Command::new(packaging().join("build"));
+    command.arg(folder.join("")).args(options).env("PROFILE", profile);
     command.env("CARGO_TARGET_DIR", programs.parent().context("this program lies in no target directory")?);
-    let output = quiet(&mut command).context("cannot run packaging/build")?;
-    ensure!(output.status.success(), "packaging/build: {}", String::from_utf8_lossy(&output.stderr));
-    let mut files = std::fs::read_dir(folder).context("no package was built")?;
-    Ok(files.next().context("no package was built")??.path())
+    made_in(folder, &mut command)
 }
 
 /// What Debian's own judge says against it.
@@ -87,7 +115,7 @@ fn lintian(root: &Path, package: &Path) -> Result<()> {
 }
 
 /// From the installation to the purge.
-fn life(vm: &Vm, name: &str) -> Result<String> {
+fn life(vm: &Vm, [name, newer]: &[String; 2]) -> Result<String> {
     // The users are there before, and what `adduser` leaves is not the package's.
     vm.run(
         "groupadd vmm && useradd --no-create-home tenant && adduser tenant vmm && useradd --no-create-home stranger",
@@ -105,6 +133,8 @@ fn life(vm: &Vm, name: &str) -> Result<String> {
     used_by_another(vm)?;
     reloaded(vm, config)?;
     let seconds = killed_by_its_watchdog(vm)?;
+    used_by_another(vm)?;
+    upgraded(vm, newer, config)?;
     used_by_another(vm)?;
 
     vm.run("systemctl stop pvrdmad")?;
@@ -151,6 +181,22 @@ fn reloaded(vm: &Vm, config: &str) -> Result<()> {
     vm.run("pvrdmad status --json | grep -c '\"name\":\"vm2\"' || pvrdmad status | grep vm2")?;
     vm.run(&format!("cp /tmp/kept {config} && systemctl reload pvrdmad"))?;
     vm.wait_until("! test -e /run/pvrdmad/vm2.sock", SHORT)
+}
+
+/// A newer package comes while the daemon serves: no VM loses its device, the configuration stays, and who restarts
+/// the service has the new program.
+fn upgraded(vm: &Vm, newer: &str, config: &str) -> Result<()> {
+    let program = "readlink /proc/$(systemctl show -p MainPID --value pvrdmad)/exe";
+    let own = "systemctl show -p MainPID --value pvrdmad";
+    let (before, file) = (vm.run(own)?, vm.run(&format!("sha256sum {config}"))?);
+    vm.run(&format!("apt-get install -y -q --no-install-recommends /mnt/{newer}"))?;
+    is(vm, own, before.trim())?;
+    is(vm, program, "/usr/bin/pvrdmad (deleted)")?;
+    is(vm, &format!("sha256sum {config}"), file.trim())?;
+    used_by_another(vm)?;
+    vm.run("systemctl restart pvrdmad")?;
+    is(vm, program, "/usr/bin/pvrdmad")?;
+    is(vm, "dpkg-query -W -f '${Version}' pvrdmad | sed 's/.*-//'", "2")
 }
 
 /// The daemon stands still, and is started anew. Returns the seconds that took.
