@@ -31,6 +31,7 @@ mod shell;
 mod suite;
 mod vm;
 mod vmm_pair;
+mod workflow;
 
 use std::process::ExitCode;
 

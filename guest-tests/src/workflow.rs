@@ -1,16 +1,16 @@
-//! As much of a workflow in YAML as documents use: the scripts of its steps.
+//! As much of a workflow in YAML as documents use: the scripts of its steps, and what its job has in the environment.
 
 /// What a step runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Step {
+pub(crate) struct Step {
     /// Its name, if the line before says one.
-    pub(super) name: Option<String>,
+    pub(crate) name: Option<String>,
     /// The script.
-    pub(super) script: String,
+    pub(crate) script: String,
 }
 
 /// The steps that run something: `run: COMMAND`, or `run: |` with a script that is indented further.
-pub(super) fn steps(text: &str) -> Vec<Step> {
+pub(crate) fn steps(text: &str) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::new();
     let (mut name, mut inside) = (None, None);
     for line in text.lines() {
@@ -37,6 +37,15 @@ pub(super) fn steps(text: &str) -> Vec<Step> {
     steps
 }
 
+/// The variables below the first `env:`.
+pub(crate) fn environment(text: &str) -> Vec<(String, String)> {
+    let mut lines = text.lines().skip_while(|line| line.trim() != "env:");
+    let indent = |line: &str| line.len() - line.trim_start().len();
+    let parent = lines.next().map_or(0, indent);
+    let variables = lines.take_while(|line| indent(line) > parent).filter_map(|line| line.split_once(": "));
+    variables.map(|(name, value)| (name.trim().to_owned(), value.trim().to_owned())).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -47,5 +56,13 @@ mod tests {
         let [one, two] = &steps(text)[..] else { panic!("{:?}", steps(text)) };
         assert_eq!((one.name.as_deref(), one.script.as_str()), (Some("One"), "      a\n\n      b\n"));
         assert_eq!((&two.name, two.script.as_str()), (&None, "c d\n"));
+    }
+
+    #[test]
+    fn variables_of_a_job() {
+        let text = "on: [push]\njobs:\n  one:\n    env:\n      A: b c\n      D: e\n    steps:\n      - run: f\n";
+        let pair = |name: &str, value: &str| (name.to_owned(), value.to_owned());
+        assert_eq!(environment(text), [pair("A", "b c"), pair("D", "e")]);
+        assert_eq!(environment("steps: []\n"), []);
     }
 }

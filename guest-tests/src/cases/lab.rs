@@ -8,14 +8,15 @@ use std::process::{Command, Output, Stdio};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
-use super::recipe::recipe;
+use super::recipe::{recipe, workflow};
 use crate::image::GuestImage;
 use crate::lab::{LAB_FAILED, TIMED_OUT, VM_FAILED};
+use crate::workflow::steps;
 
 /// The tests.
 pub(crate) fn cases() -> Vec<Case> {
     vec![
-        Case::alone("lab/workflow", workflow),
+        Case::alone("lab/workflow", last_step),
         Case::alone("lab/without-root", without_root),
         Case::alone("lab/failed-guest", failed_guest),
         Case::alone("lab/failures", failures),
@@ -61,14 +62,11 @@ fn ensure_status(output: &Output, status: u8) -> Result<()> {
 }
 
 /// The last script of the document's workflow, with the document's test.
-fn workflow(image: &GuestImage) -> Result<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/ci.md");
-    let page = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+fn last_step(image: &GuestImage) -> Result<String> {
     let folder = callers_folder()?;
     write_test(folder.path())?;
-    let (_, rest) = page.split_once("      - name: Test with RDMA\n        run: ").context("no step for the test")?;
-    let step = rest.lines().next().context("the step is empty")?;
-    let output = bash(image, folder.path(), step)?;
+    let step = steps(&workflow()?).pop().context("the workflow has no step")?;
+    let output = bash(image, folder.path(), &step.script)?;
     ensure_status(&output, 0)?;
     let text = said(&output);
     ensure_played(folder.path(), &text)?;

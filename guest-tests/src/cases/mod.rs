@@ -48,6 +48,7 @@ mod shared;
 mod soak;
 mod sockets;
 mod two_daemons;
+mod workflow;
 
 pub(crate) use case::Case;
 pub(crate) use runner::{Tally, causes, run_cases, run_single};
@@ -78,6 +79,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(readme::cases());
         cases.extend(lab::cases());
         cases.extend(container::cases());
+        cases.extend(workflow::cases());
         cases.extend(browser::cases());
         cases.extend(package::cases());
         cases.extend(libvirt::cases());

@@ -7,12 +7,24 @@ use anyhow::{Context, Result};
 
 /// The lines of the block of a document that a marker announces: `<!-- NAME -->`.
 pub(super) fn recipe(document: &str, name: &str) -> Result<String> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(document);
-    let text = fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))?;
+    let text = read(document)?;
     let marker = format!("<!-- {name} -->\n```bash\n");
     let (_, from) = text.split_once(&marker).with_context(|| format!("{document} has no {marker}"))?;
     let (lines, _) = from.split_once("```").with_context(|| format!("a block of {document} does not end"))?;
     Ok(lines.to_owned())
+}
+
+/// The workflow of the document about CI.
+pub(super) fn workflow() -> Result<String> {
+    let text = read("docs/ci.md")?;
+    let (_, from) = text.split_once("```yaml\n").context("the document has no workflow")?;
+    let (workflow, _) = from.split_once("```").context("the workflow does not end")?;
+    Ok(workflow.to_owned())
+}
+
+fn read(document: &str) -> Result<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(document);
+    fs::read_to_string(&path).with_context(|| format!("cannot read {}", path.display()))
 }
 
 #[cfg(test)]

@@ -7,7 +7,8 @@ use anyhow::{Context, Result};
 use clap::Parser;
 
 use super::markdown::{Block, Document};
-use super::{shell, workflow};
+use super::shell;
+use crate::workflow;
 
 /// What a document's command lines say of devices.
 #[derive(Debug, Default)]

@@ -11,7 +11,6 @@ mod markdown;
 mod shell;
 mod sources;
 mod tests;
-mod workflow;
 
 use std::path::{Path, PathBuf};
 

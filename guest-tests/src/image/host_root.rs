@@ -28,6 +28,13 @@ impl HostRoot {
         Ok(built)
     }
 
+    /// One for a single use at this place, in which nothing is installed.
+    pub(crate) fn clean(image: &GuestImage, root: PathBuf) -> Result<Self> {
+        let log = StepLog::new(root.with_extension("log"))?;
+        copy_tree(&log, &image.base_root(), &root)?;
+        Ok(Self { root })
+    }
+
     fn make(&self, image: &GuestImage, packages: &str, log: &StepLog) -> Result<()> {
         copy_tree(log, &image.base_root(), &self.root)?;
         log.shell_in(&self.root, &format!("apt-get update -q; apt-get install -y -q {packages}; apt-get clean"))
