@@ -381,7 +381,10 @@ fn ask(path: &Path, request: &Request) -> Result<(UnixStream, Response)> {
         (&stream).write_all(&request)?;
         let answer = read_line(&stream)?;
         if answer.is_empty() {
-            bail!("who answers there ended before it did");
+            bail!(
+                "the connection ended without an answer: root may ask, the daemon's user, and the control socket's \
+                 owner and group"
+            );
         }
         // A vfio-user header has zeros, JSON does not.
         if answer.contains(&0) {

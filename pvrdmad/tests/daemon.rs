@@ -326,6 +326,24 @@ fn status_shows_clients_and_their_memory() {
     assert_eq!(device["counters"]["client_messages_refused"], 0);
 }
 
+/// Who is turned away sees the end of a connection only: status says who has the device.
+#[test]
+fn status_says_whose_a_socket_is() {
+    let place = Place::new();
+    let _running = place.start();
+    let holder = || place.status()["devices"][0]["client"]["process"].clone();
+    assert_eq!(holder(), Value::Null);
+    let client = Client::new(&place.path("a.sock")).unwrap();
+    assert_eq!(holder(), std::process::id());
+    let whose = format!("vm0: process {} has {}", std::process::id(), place.path("a.sock").display());
+    let table = || String::from_utf8(place.ask(&[]).stdout).unwrap();
+    assert!(!table().contains(&whose));
+    let mut second = UnixStream::connect(place.path("a.sock")).unwrap();
+    assert_eq!(second.read(&mut [0; 8]).unwrap(), 0);
+    assert!(table().contains(&format!("{whose}; turned away since the start: 1\n")), "{}", table());
+    leave(&client);
+}
+
 #[test]
 fn clients_leave_nothing_behind() {
     let place = Place::new();

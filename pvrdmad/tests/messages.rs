@@ -191,6 +191,37 @@ fn signals() {
     }
 }
 
+/// Who asks twice does not want to wait: it may end by either signal, and what that leaves is no obstacle.
+#[test]
+fn a_second_signal() {
+    let place = Place::new();
+    let device = place.device("vm0", 1);
+    for _ in 0..2 {
+        let mut running = Running::start(program().args(["--device", &device, "--control", &place.text("control")]));
+        running.daemon.signal(Signal::TERM);
+        running.daemon.signal(Signal::TERM);
+        let status = running.daemon.wait();
+        assert!(matches!(status, Some(0 | 1)), "{status:?}");
+    }
+}
+
+/// The line that says that it is ready is not all there is to serving.
+#[test]
+fn a_ready_line_that_nobody_can_have() {
+    let full = || Stdio::from(fs::File::options().write(true).open("/dev/full").unwrap());
+    let closed = || Stdio::from(std::io::pipe().unwrap().1);
+    for silent in [full, closed] as [fn() -> Stdio; 2] {
+        let place = Place::new();
+        let (device, control) = (place.device("vm0", 1), place.text("control"));
+        let mut command = program();
+        command.args(["--device", &device, "--control", &control]).stdout(silent()).stderr(Stdio::piped());
+        let mut daemon = Daemon::spawn(&mut command);
+        let log = BufReader::new(daemon.errors()).lines();
+        assert!(log.map_while(Result::ok).any(|line| line.contains("backend rxe")));
+        assert_eq!(run(&["status", "--control", &control]).0, Some(0));
+    }
+}
+
 #[test]
 fn links_come_and_go() {
     let place = Place::new();

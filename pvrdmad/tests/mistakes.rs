@@ -1,10 +1,13 @@
 //! What is said about the mistakes that people make at the command line: what is wrong, where, and what would be right.
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use std::fs;
+use std::fs::{self, OpenOptions};
 use std::io::{BufRead, BufReader, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::thread;
+
+use rustix::thread::{CapabilitySet, remove_capability_from_bounding_set};
 
 /// Runs the program with these words. Gives its status and what it said on standard error.
 fn said(arguments: &[&str]) -> (Option<i32>, String) {
@@ -34,8 +37,11 @@ fn words_that_are_wrong() {
     assert_said(&[], 2, &["no device: give --device name=NAME", "try: pvrdmad --help"]);
     assert_said(&["--devic", "x"], 2, &["'--device'"]);
     assert_said(&["stauts"], 2, &["'status'"]);
+    assert_said(&["--frob"], 2, &["unexpected argument '--frob'"]);
     for (keys, text) in [
         ("sock=/x", "did you mean 'socket'?"),
+        ("speed=9", "unknown key 'speed'"),
+        ("mac=52:54:00:00:00:1", "'52:54:00:00:00:1' is not a MAC address (six hexadecimal bytes with colons)"),
         ("mac=xx", "'xx' is not a MAC address (six hexadecimal bytes with colons)"),
         ("mac=00:00:00:00:00:00", "'00:00:00:00:00:00' is no address of a device"),
         ("intx=maybe", "'maybe' is neither on nor off"),
@@ -63,6 +69,8 @@ fn places_that_are_wrong() {
     let no_folder = format!("{missing}: the directory {} does not exist", path("no"));
     assert_said(&["--device", &device(&missing, "")], 1, &[&no_folder]);
     assert_said(&["--device", &device(&plain, "")], 1, &["exists and is not a socket"]);
+    let folder_itself = folder.path().display().to_string();
+    assert_said(&["--device", &device(&folder_itself, "")], 1, &["exists and is not a socket"]);
     assert_said(&["--device", &device(&path(&"x".repeat(120)), "")], 1, &["too long for a socket", "107"]);
     let (a, vxlan) = (path("a"), ",uplink=vxlan:192.0.2.1,remote=192.0.2.2");
     assert_said(&["--device", &device(&a, vxlan)], 1, &["192.0.2.1 is not an address of this host"]);
@@ -81,12 +89,16 @@ fn files_that_are_wrong() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c.toml").display().to_string();
     assert_said(&["--config", &path], 2, &[&path, "No such file or directory"]);
+    // Who may read everything cannot read a folder either.
+    let unreadable = folder.path().display().to_string();
+    assert_said(&["--config", &unreadable], 2, &[&unreadable, "Is a directory"]);
     for (text, wanted) in [
         ("[device]\nname = \"a\"\n", "[[device]]"),
         ("[[device]]\nname = \"a\"\nspeed = 1\n", "line 3, column 1"),
         ("[[device]]\nname = 7\n", "line 2"),
         ("[[device\n", "line 1"),
-        ("[[device]]\nname = \"a\"\nmac = \"52:54:00:00:00:01\"\n", "device a: "),
+        ("[[device]]\nname = \"a\"\nmac = \"52:54:00:00:00:01\"\n", "line 1: device a: "),
+        ("[[device]]\nname = \"a\"\n[device.limits]\nmax_qp = 0\n", "max_qp must be 3..=65535"),
     ] {
         fs::write(&path, text).unwrap();
         let (code, said) = said(&["--config", &path]);
@@ -94,6 +106,31 @@ fn files_that_are_wrong() {
         assert!(said.contains(wanted), "{text}: '{wanted}' in {said}");
         assert_eq!(said.matches("TOML parse error").count().saturating_sub(1), 0, "once: {said}");
     }
+}
+
+/// What takes a capability says which one, or how it goes without.
+#[test]
+fn links_without_rights() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("a").display().to_string();
+    let said = move |link: &str| {
+        // Programs that this thread starts have none of these; who is not root has none anyway.
+        for capability in [CapabilitySet::NET_RAW, CapabilitySet::NET_ADMIN] {
+            let _ = remove_capability_from_bounding_set(capability);
+        }
+        said(&["--device", &format!("name=a,socket={socket},{MAC},uplink={link}")])
+    };
+    let tun = OpenOptions::new().read(true).write(true).open("/dev/net/tun").is_ok();
+    let interface = thread::spawn({
+        let said = said.clone();
+        move || said("af_packet:lo")
+    });
+    let (code, text) = interface.join().unwrap();
+    assert_eq!((code, text.matches("lo: raw frames need CAP_NET_RAW").count()), (Some(1), 1), "{text}");
+    // Where there are no taps at all, that is said instead.
+    let (code, text) = thread::spawn(move || said("tap:nope0")).join().unwrap();
+    assert_eq!(code, Some(1), "{text}");
+    assert!(!tun || text.contains("make it for this user with 'ip tuntap add dev nope0 mode tap"), "{text}");
 }
 
 /// A daemon with one device, and with the options behind it.

@@ -94,3 +94,16 @@ impl fmt::Debug for Library {
         f.debug_struct("Library").finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_lacks_the_library_hears_its_packages() {
+        let said = LoadError::Missing("no such file".to_owned()).to_string();
+        for part in ["libibverbs.so.1 (no such file)", "Debian: libibverbs1", "Fedora: libibverbs"] {
+            assert!(said.contains(part), "{said}");
+        }
+    }
+}

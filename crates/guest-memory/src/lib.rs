@@ -23,7 +23,7 @@ pub use budget::{Charge, Kept, MemoryBudget, OverBudget};
 pub use error::{DmaError, MapError};
 pub use limits::{MAX_RANGES, MemoryLimits};
 pub use pages::{Extent, PAGE_SIZE, PageList, PageListBuilder};
-pub use pin::{PinError, PinGuard, PinPolicy};
+pub use pin::{PinError, PinGuard, PinPolicy, PinRefusal};
 pub use range::{Backing, Direction, DmaRange, SpaceId};
 pub use space::DmaSpace;
 pub use view::{DmaView, HostPiece};

@@ -8,8 +8,9 @@ use std::marker::PhantomData;
 use std::path::Path;
 
 use pvrdma_rxe::Congestion;
-use serde::de::{self, MapAccess, SeqAccess, Visitor};
+use serde::de::{self, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
+use toml::Spanned;
 
 use super::backend::BackendSpec;
 use super::congestion::CongestionSpec;
@@ -87,8 +88,20 @@ impl Config {
     /// # Errors
     /// The file, a network or a device is wrong.
     pub fn load(file: Option<&Path>, command_line: ConfigSpec) -> Result<Self, ConfigError> {
-        let file = file.map_or_else(|| Ok(ConfigSpec::default()), read)?;
-        Self::merge(file, command_line)
+        let Some(path) = file else { return Self::merge(ConfigSpec::default(), command_line) };
+        let text = read(path)?;
+        let spec = parse(path, &text)?;
+        let overridden: Vec<_> = command_line.devices.iter().map(|device| device.name.clone()).collect();
+        Self::merge(spec, command_line).map_err(|error| match error {
+            // What is wrong may be what the command line says.
+            ConfigError::Device { name, problem } if overridden.contains(&name) => {
+                ConfigError::Device { name, problem }
+            }
+            error => match line(&text, &error) {
+                Some(line) => ConfigError::Parse { path: path.to_owned(), problem: format!("line {line}: {error}") },
+                None => error,
+            },
+        })
     }
 
     /// Adds a device that is described already to a network that is here.
@@ -185,13 +198,48 @@ fn from_standard_input() -> io::Result<String> {
     Ok(text)
 }
 
-fn read(path: &Path) -> Result<ConfigSpec, ConfigError> {
+fn read(path: &Path) -> Result<String, ConfigError> {
     let text = if path == Path::new(STANDARD_INPUT) { from_standard_input() } else { fs::read_to_string(path) };
-    let text = text.map_err(|source| ConfigError::Read { path: path.to_owned(), source })?;
-    toml::from_str(&text).map_err(|error| {
+    text.map_err(|source| ConfigError::Read { path: path.to_owned(), source })
+}
+
+fn parse(path: &Path, text: &str) -> Result<ConfigSpec, ConfigError> {
+    toml::from_str(text).map_err(|error| {
         let hint = hint(error.message()).map_or_else(String::new, |word| format!("did you mean `{word}`?"));
         ConfigError::Parse { path: path.to_owned(), problem: format!("{error}{hint}").trim_end().to_owned() }
     })
+}
+
+/// Where things begin in the file.
+#[derive(Deserialize)]
+struct Places {
+    #[serde(default)]
+    network: Vec<Spanned<Named>>,
+    #[serde(default)]
+    device: Vec<Spanned<Named>>,
+    congestion: Option<Spanned<IgnoredAny>>,
+}
+
+#[derive(Deserialize)]
+struct Named {
+    name: String,
+}
+
+/// The line at which the file describes what is wrong, if it does.
+fn line(text: &str, error: &ConfigError) -> Option<usize> {
+    let places: Places = toml::from_str(text).ok()?;
+    // Of two with one name the second is wrong.
+    let last = |tables: &[Spanned<Named>], name: &str| {
+        tables.iter().rfind(|table| table.get_ref().name == name).map(Spanned::span)
+    };
+    let span = match error {
+        ConfigError::Device { name, .. } => last(&places.device, name),
+        ConfigError::Network { name, .. } => last(&places.network, name),
+        ConfigError::Congestion(_) => places.congestion.as_ref().map(Spanned::span),
+        _ => None,
+    };
+    let before = text.get(..span?.start)?;
+    Some(before.matches('\n').count().saturating_add(1))
 }
 
 /// The key that was probably meant, from serde's words: "unknown field `sock`, expected one of `name`, `socket`".

@@ -147,6 +147,42 @@ fn ways_to_write_a_value() {
     assert_eq!(spec("name=a,remote=10.0.0.1,remote=10.0.0.2").remotes.len(), 2);
 }
 
+/// What is wrong with a device or a network as a whole is said with the line at which the file describes it.
+#[test]
+fn what_is_wrong_as_a_whole_has_a_line() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("pvrdmad.toml");
+    let said = |text: &str, devices: &[&str]| {
+        std::fs::write(&path, text).unwrap();
+        Config::load(Some(&path), args(devices)).unwrap_err().to_string()
+    };
+    let device = |name: &str, mac: u8, rest: &str| {
+        format!("[[device]]\nname = \"{name}\"\nsocket = \"/{name}\"\nmac = \"52:54:00:00:00:0{mac}\"\n{rest}\n")
+    };
+    let a = device("a", 1, "");
+    for (text, words) in [
+        ("# ä\n\n[[device]]\nname = \"a\"\n".to_owned(), "line 3: device a: needs a socket"),
+        (format!("{a}{}", device("b", 2, "version = 21")), "line 6: device b: version 21 is not one of 17 to 20"),
+        (
+            device("a", 1, "min-rate = \"2G\"\nmax-rate = \"1G\""),
+            "line 1: device a: min-rate 2Gbit/s is above max-rate 1Gbit/s",
+        ),
+        (format!("{a}{a}"), "line 6: device a: the name is taken"),
+        (format!("{a}{}", device("b", 1, "")), "line 6: device b: device a of the same network has the same MAC"),
+        (format!("{a}[[network]]\nname = \"n\"\nmtu = 1\n"), "line 6: network n: "),
+        (format!("\n[congestion]\nmin_rate_mbps = 2\nline_rate_mbps = 1\n{a}"), "line 2: congestion: min_rate_mbps"),
+        ("device = [\n{ name = \"a\", socket = \"/a\" }]\n".to_owned(), "line 2: device a: needs a MAC"),
+    ] {
+        let error = said(&text, &[]);
+        assert!(error.starts_with(&format!("{}: {words}", path.display())), "{text}: {error}");
+    }
+    // What the command line says of a device is in no line.
+    for (device, words) in [("name=a,version=21", "device a: version 21"), ("name=b", "device b: needs a socket")] {
+        let error = said(&a, &[device]);
+        assert!(error.starts_with(words), "{error}");
+    }
+}
+
 #[test]
 fn sockets_of_one_place() {
     let folder = tempfile::tempdir().unwrap();

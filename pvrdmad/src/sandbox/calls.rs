@@ -184,7 +184,7 @@ static RUNTIME: Group = Group {
 
 static GUEST: Group = Group {
     name: "guest",
-    purpose: "running what guests ask for: locking memory, interrupts, sending frames, making eventfds and timers, counting what a link lost",
+    purpose: "running what guests ask for: locking memory, interrupts, sending frames, making eventfds and timers, counting what a link lost, whose process a client is",
     calls: &[
         call("eventfd2", libc::SYS_eventfd2),
         when(
@@ -192,10 +192,11 @@ static GUEST: Group = Group {
             libc::SYS_getsockopt,
             &[
                 &[is(1, libc::SOL_SOCKET), is(2, libc::SO_ERROR)],
+                &[is(1, libc::SOL_SOCKET), is(2, libc::SO_PEERCRED)],
                 &[is(1, libc::SOL_PACKET), is(2, libc::PACKET_STATISTICS)],
                 &[is(1, libc::SOL_UDP), is(2, libc::UDP_SEGMENT)],
             ],
-            "SO_ERROR, PACKET_STATISTICS, UDP_SEGMENT",
+            "SO_ERROR, SO_PEERCRED, PACKET_STATISTICS, UDP_SEGMENT",
         ),
         // An interrupt is a notification of the kernel's, which never blocks; see vfio_user/eventfd.rs.
         call("io_getevents", libc::SYS_io_getevents),

@@ -14,7 +14,7 @@ pub use self::access::SocketAccess;
 pub(crate) use self::datagram::{DatagramFile, bind_datagram};
 pub use self::inherited::Inherited;
 pub(crate) use self::names::user;
-pub(crate) use self::stream::SocketFile;
+pub(crate) use self::stream::{SocketFile, peer};
 
 /// Returns `true` if an error is that somebody listens at a socket's place.
 pub(crate) fn in_use(error: &anyhow::Error) -> bool {

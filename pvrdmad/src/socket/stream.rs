@@ -100,7 +100,7 @@ fn has_ended(pid: Pid) -> bool {
     rustix::process::test_kill_process(pid) == Err(Errno::SRCH)
 }
 
-/// The process that listens at the other end.
-pub(super) fn peer(socket: impl AsFd) -> Option<Pid> {
+/// The process at the other end: who listens there, or has connected.
+pub(crate) fn peer(socket: impl AsFd) -> Option<Pid> {
     rustix::net::sockopt::socket_peercred(socket).ok().map(|credentials| credentials.pid)
 }

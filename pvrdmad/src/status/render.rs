@@ -12,6 +12,9 @@ use super::table::{number, percent, short, size, table};
 use crate::config::{BitRate, Pin};
 use crate::doorbells::DoorbellReport;
 
+/// The counter of those.
+const TURNED_AWAY: &str = "client_connections_turned_away";
+
 impl DaemonStatus {
     /// Tables for people.
     pub fn render(&self) -> String {
@@ -28,6 +31,7 @@ impl DaemonStatus {
                 text += &format!("{}: {error}\n", device.name());
             }
         }
+        text += &self.render_holders();
         text += &self.render_links();
         text += &self.render_doorbells();
         text += &self.render_rules();
@@ -57,6 +61,27 @@ impl DaemonStatus {
             }
         }
         text + &self.render_shares() + &self.render_ports() + &self.render_counters()
+    }
+
+    /// Whose the sockets are that somebody else was turned away from: that one has seen the end of a connection only.
+    fn render_holders(&self) -> String {
+        let sockets = self.devices.iter().flat_map(|device| {
+            let counter = device.numbers("counters").find(|(name, _)| *name == TURNED_AWAY);
+            let card = device.nic.as_ref();
+            let nic = card.map(|nic| (device, &nic.socket, &nic.client, nic.counters.get(TURNED_AWAY).copied()));
+            [(device, &device.socket, &device.client, counter.map(|(_, count)| count))].into_iter().chain(nic)
+        });
+        let mut text = String::new();
+        for (device, socket, client, count) in sockets {
+            if let (Some(process), Some(count @ 1..)) = (client.process, count) {
+                let name = short(device.name());
+                text += &format!(
+                    "{name}: process {process} has {socket}; turned away since the start: {}\n",
+                    number(count)
+                );
+            }
+        }
+        text
     }
 
     /// Links that carry nothing, and sockets that nobody finds.

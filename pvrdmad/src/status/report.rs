@@ -230,6 +230,9 @@ impl LinkReport {
 pub struct ClientReport {
     /// A client is there now.
     pub connected: bool,
+    /// The process that it is of, if the system tells.
+    #[serde(default)]
+    pub process: Option<u32>,
 }
 
 /// A device's connection to its network.

@@ -19,6 +19,7 @@ use super::report::{
 };
 use crate::config::{Device, SocketPlace};
 use crate::doorbells::Doorbells;
+use crate::rlimits;
 use crate::vfio_user::{ConnectionStats, IrqTable};
 
 /// A device whatever its backend.
@@ -66,6 +67,11 @@ impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
     }
 }
 
+/// Who uses a socket.
+fn client(stats: &ConnectionStats) -> ClientReport {
+    ClientReport { connected: stats.is_connected(), process: stats.process() }
+}
+
 /// What reports about a network function need.
 pub(crate) struct NicReporter {
     pub(crate) device: Arc<Vmxnet3Device>,
@@ -82,7 +88,7 @@ impl NicReporter {
         let counters = self.counters();
         NicReport {
             socket: socket.to_string(),
-            client: ClientReport { connected: self.stats.is_connected() },
+            client: client(&self.stats),
             active: status.active,
             link: if status.link_up { "up" } else { "down" }.to_owned(),
             mac: status.mac.to_string(),
@@ -129,7 +135,7 @@ impl Reporter {
             socket: self.device.socket.to_string(),
             port: port_word(status.port.state),
             mtu: status.port.active_mtu.bytes(),
-            client: ClientReport { connected: self.stats.is_connected() },
+            client: client(&self.stats),
             memory: MemoryReport {
                 pin: self.device.pin,
                 status: status.memory,
@@ -138,7 +144,7 @@ impl Reporter {
                 max_locked_bytes: self.device.memory.max_locked,
                 open_files: self.stats.cost.files(),
                 mappings: self.stats.cost.mappings(),
-                pin_error: self.memory.pin_failure().err().map(|error| error.to_string()),
+                pin_error: self.memory.pin_failure().err().map(|error| rlimits::advice(&error)),
             },
             doorbells: self.doorbells.report(),
             addresses: self.address_report(),

@@ -9,6 +9,7 @@ use pvrdma_guest_memory::{DmaRange, DmaSpace, MapError, PinError, PinPolicy};
 use rustix::io::Errno;
 use vfio_bindings::bindings::vfio::{VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_DMA_UNMAP_FLAG_ALL};
 
+use crate::rlimits;
 use crate::sigbus::Eviction;
 
 use super::endpoint::Endpoint;
@@ -99,7 +100,7 @@ impl<'a> DmaMaps<'a> {
             return pinner.wake();
         }
         let (name, stats) = (self.endpoint.name.clone(), Arc::clone(&self.endpoint.stats));
-        let failed = move |error: &PinError| stats.log.error(&name, format_args!("{error}"));
+        let failed = move |error: &PinError| stats.log.error(&name, format_args!("{}", rlimits::advice(error)));
         match Pinner::start(Arc::clone(self.space), failed) {
             Ok(pinner) => self.pinner = Some(pinner),
             Err(error) => self.endpoint.warn(format_args!("no thread to lock guest memory: {error}")),

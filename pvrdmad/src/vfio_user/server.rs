@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 
 use super::endpoint::Endpoint;
-use crate::socket::{SocketAccess, SocketFile};
+use crate::socket::{SocketAccess, SocketFile, peer};
 
 /// How long to wait after a failed accept, which means that descriptors or memory are short.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -142,7 +142,12 @@ impl Acceptor {
         match self.client.take() {
             Some(client) if !client.gone() => {
                 // Closed at once: the second one fails fast instead of waiting for an answer.
-                self.endpoint.warn(format_args!("a second client was turned away"));
+                let holder = self
+                    .endpoint
+                    .stats
+                    .process()
+                    .map_or_else(String::new, |process| format!(": process {process} has the device"));
+                self.endpoint.warn(format_args!("a second client was turned away{holder}"));
                 self.endpoint.stats.counters.client_connections_turned_away.increment();
                 self.client = Some(client);
                 return;
@@ -152,6 +157,7 @@ impl Acceptor {
             None => {}
         }
         self.endpoint.stats.counters.client_connections.increment();
+        self.endpoint.stats.set_process(peer(&stream));
         self.endpoint.stats.set_connected(true);
         let stream = Arc::new(stream);
         let (endpoint, served) = (Arc::clone(&self.endpoint), HangUp(Arc::clone(&stream)));

@@ -1,9 +1,10 @@
 //! What happened on a device's socket, for the status output.
 
 use std::fmt;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
 
 use pvrdma_verbs::{LogLimit, counters};
+use rustix::process::Pid;
 
 counters! {
     /// Counts of a device's socket over all its clients.
@@ -59,6 +60,8 @@ impl MemoryCost {
 pub struct ConnectionStats {
     /// A client is there now.
     connected: AtomicBool,
+    /// The process that it is of, as long as it is there. None is 0.
+    process: AtomicI32,
     pub(crate) cost: MemoryCost,
     /// For what clients cause, over all of them: who is refused may come again at once.
     pub(crate) log: LogLimit,
@@ -84,6 +87,17 @@ impl ConnectionStats {
     /// Nobody was there yet, and `observer` is told on the thread that serves the socket when somebody comes or goes.
     pub fn with_observer(observer: impl Fn(bool) + Send + Sync + 'static) -> Self {
         Self { observer: Some(Box::new(observer)), ..Self::default() }
+    }
+
+    /// Notes which process a client is of that is about to come.
+    pub(super) fn set_process(&self, process: Option<Pid>) {
+        self.process.store(Pid::as_raw(process), Ordering::Relaxed);
+    }
+
+    /// The process of the client that is there, if the system told.
+    pub(crate) fn process(&self) -> Option<u32> {
+        let process = Some(self.process.load(Ordering::Relaxed)).filter(|_| self.is_connected());
+        process.and_then(|process| u32::try_from(process).ok()).filter(|&process| process != 0)
     }
 
     /// Notes that a client came or went.

@@ -79,5 +79,5 @@ pub(super) fn memlock_limit() -> String {
     if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &raw mut limit) } != 0 {
         return "unknown".to_owned();
     }
-    if limit.rlim_cur == libc::RLIM_INFINITY { "unlimited".to_owned() } else { format!("{} bytes", limit.rlim_cur) }
+    if limit.rlim_cur == libc::RLIM_INFINITY { "unlimited".to_owned() } else { format!("{} KiB", limit.rlim_cur >> 10) }
 }

@@ -32,6 +32,23 @@ pub enum PinPolicy {
     Off,
 }
 
+/// Why guest memory could not be locked.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum PinRefusal {
+    /// What the kernel said.
+    #[error("{0}")]
+    Kernel(String),
+    /// Which limit of the device is used up.
+    #[error("{0}")]
+    Device(String),
+}
+
+impl PinRefusal {
+    fn kernel(error: &std::io::Error) -> Self {
+        Self::Kernel(error.to_string())
+    }
+}
+
 /// Guest memory could not be locked.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
@@ -45,8 +62,8 @@ pub struct PinError {
     pub locked: u64,
     /// `RLIMIT_MEMLOCK`, in words.
     pub limit: String,
-    /// What the kernel said, or which limit of the device is used up.
-    pub reason: String,
+    /// Why.
+    pub reason: PinRefusal,
 }
 
 /// Bytes that a part takes: its entry, and two ends of segments in the tree of its mapping, whose nodes may be half
@@ -78,7 +95,7 @@ impl PinGuard {
         let bytes = GUARD_BYTES.saturating_add(PART_BYTES.saturating_mul(parts.len() as u64));
         let charge = budget.charge(Kept::Pins, bytes);
         let charge = space.with_pins(|pins| {
-            let charge = charge.map_err(|over| pins.error(bytes_of(&parts), over.to_string()))?;
+            let charge = charge.map_err(|over| pins.error(bytes_of(&parts), PinRefusal::Device(over.to_string())))?;
             pins.pin_parts(&parts).map(|()| charge)
         })?;
         Ok(Self(Some(Box::new(Pinned { space, parts: parts.into_boxed_slice(), _charge: charge }))))
@@ -122,7 +139,7 @@ pub(super) struct PinTable {
     /// share them.
     whole: BTreeMap<usize, Weak<MmapRegion>>,
     /// With [`PinPolicy::All`]: ranges by first bus address that could not be locked, and why.
-    failed: BTreeMap<u64, (u64, String)>,
+    failed: BTreeMap<u64, (u64, PinRefusal)>,
     failed_bytes: u64,
     /// With [`PinPolicy::All`]: bytes of ranges that are populated and locked.
     ranges_locked: u64,
@@ -168,26 +185,26 @@ impl PinTable {
         }
     }
 
-    fn fail(&mut self, iova: u64, pending: &Pending, reason: String) {
+    fn fail(&mut self, iova: u64, pending: &Pending, reason: PinRefusal) {
         self.ranges_locked = self.ranges_locked.saturating_sub(pending.done);
         self.failed_bytes = self.failed_bytes.saturating_add(pending.range.len);
         self.failed.insert(iova, (pending.range.len, reason));
     }
 
-    fn pin_step(&mut self, next: &mut Pending, budget: u64) -> Result<u64, String> {
+    fn pin_step(&mut self, next: &mut Pending, budget: u64) -> Result<u64, PinRefusal> {
         let Some(backing) = &next.range.backing else { return Ok(0) };
         self.lock_mapping(&backing.mapping)?;
         let step = budget.min(next.range.len.saturating_sub(next.done));
         // Inside the backing, whose size is a usize.
         #[expect(clippy::cast_possible_truncation, reason = "bounded by the backing's size")]
         let (start, end) = pages(backing.offset + next.done as usize, step as usize);
-        populate(&backing.mapping, start, end - start).map_err(|error| error.to_string())?;
+        populate(&backing.mapping, start, end - start).map_err(|error| PinRefusal::kernel(&error))?;
         next.done += step;
         Ok(step)
     }
 
     /// Locks all of a mapping, as one: however many ranges share it, it stays one mapping of the kernel's.
-    fn lock_mapping(&mut self, mapping: &Arc<MmapRegion>) -> Result<(), String> {
+    fn lock_mapping(&mut self, mapping: &Arc<MmapRegion>) -> Result<(), PinRefusal> {
         let address = mapping.as_ptr() as usize;
         let known = |known: &Weak<MmapRegion>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(mapping));
         if self.whole.get(&address).is_some_and(known) {
@@ -196,14 +213,18 @@ impl PinTable {
         self.whole.retain(|_, mapping| mapping.strong_count() > 0);
         let locked: u64 = self.whole.values().filter_map(Weak::upgrade).map(|mapping| mapping.size() as u64).sum();
         self.check_bytes(locked.saturating_add(mapping.size() as u64))?;
-        lock(mapping, 0, mapping.size()).map_err(|error| error.to_string())?;
+        lock(mapping, 0, mapping.size()).map_err(|error| PinRefusal::kernel(&error))?;
         self.whole.insert(address, Arc::downgrade(mapping));
         Ok(())
     }
 
-    fn check_bytes(&self, bytes: u64) -> Result<(), String> {
+    fn check_bytes(&self, bytes: u64) -> Result<(), PinRefusal> {
         let limit = self.limits.locked_bytes;
-        if bytes > limit { Err(format!("the device's limit of locked memory is {limit} bytes")) } else { Ok(()) }
+        if bytes > limit {
+            Err(PinRefusal::Device(format!("the device's limit of locked memory is {limit} bytes")))
+        } else {
+            Ok(())
+        }
     }
 
     /// The lock itself is left to the unmapping of the file: other ranges may share its pages.
@@ -242,9 +263,10 @@ impl PinTable {
         Ok(())
     }
 
-    fn pin_part(&mut self, (mapping, offset, len): &Part) -> Result<(), String> {
+    fn pin_part(&mut self, (mapping, offset, len): &Part) -> Result<(), PinRefusal> {
         if self.parts >= self.limits.pinned_parts {
-            return Err(format!("the device's limit of {} registered pieces of memory is used up", self.parts));
+            let problem = format!("the device's limit of {} registered pieces of memory is used up", self.parts);
+            return Err(PinRefusal::Device(problem));
         }
         let (start, end) = pages(*offset, *len);
         let registered = self.registered.entry(mapping.as_ptr() as usize).or_default();
@@ -259,7 +281,7 @@ impl PinTable {
         let result = result.and_then(|()| {
             populate(mapping, start, end - start).map_err(|error| {
                 gaps.iter().for_each(|gap| unlock(mapping, gap.start, gap.len()));
-                error.to_string()
+                PinRefusal::kernel(&error)
             })
         });
         let Some(registered) = self.registered.get_mut(&(mapping.as_ptr() as usize)) else { return result };
@@ -282,19 +304,20 @@ impl PinTable {
         mapping: &Arc<MmapRegion>,
         gaps: &[std::ops::Range<usize>],
         others: usize,
-    ) -> Result<(), String> {
+    ) -> Result<(), PinRefusal> {
         let (Some(first), Some(last)) = (gaps.first(), gaps.last()) else { return Ok(()) };
         let registered = self.registered.get(&(mapping.as_ptr() as usize));
         if registered.map_or(1, |registered| registered.runs.count_with(gaps)) + others > self.limits.lock_runs {
             let limit = self.limits.lock_runs;
-            return Err(format!("the device's share of {limit} locked pieces with gaps between them is used up"));
+            let problem = format!("the device's share of {limit} locked pieces with gaps between them is used up");
+            return Err(PinRefusal::Device(problem));
         }
         let bytes: usize = gaps.iter().map(std::ops::Range::len).sum();
         self.check_bytes(self.run_bytes.saturating_add(bytes as u64))?;
         // What lies between two gaps is locked already.
         lock(mapping, first.start, last.end - first.start).map_err(|error| {
             gaps.iter().for_each(|gap| unlock(mapping, gap.start, gap.len()));
-            error.to_string()
+            PinRefusal::kernel(&error)
         })
     }
 
@@ -329,7 +352,7 @@ impl PinTable {
         self.run_bytes = self.run_bytes.saturating_add(registered.runs.bytes());
     }
 
-    fn error(&self, needed: u64, reason: String) -> PinError {
+    fn error(&self, needed: u64, reason: PinRefusal) -> PinError {
         PinError { needed, locked: self.pinned_bytes(), limit: memlock_limit(), reason }
     }
 }

@@ -129,7 +129,7 @@ fn off_locks_nothing() {
 #[test]
 fn the_error_names_need_and_limit() {
     let mut table = PinTable::default();
-    table.failed.insert(0x1000, (0x2000, "Cannot allocate memory".to_owned()));
+    table.failed.insert(0x1000, (0x2000, PinRefusal::Kernel("Cannot allocate memory".to_owned())));
     table.failed_bytes = 0x2000;
     let text = table.status().unwrap_err().to_string();
     assert!(text.contains("8192 bytes") && text.contains("RLIMIT_MEMLOCK"), "{text}");
