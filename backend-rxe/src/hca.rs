@@ -76,8 +76,8 @@ impl RxeHca {
         let node = Node::new(Adapter::new(id, context, engine, share, captures, (flows, failures), marking)?);
         let directory = Arc::clone(&shared.directory);
         if let Some(port) = &port {
-            let sources = Sources::new(Arc::clone(&directory), Arc::clone(&shared.addresses), shared.local);
-            port.attach(Box::new(Inbox::new(&node, sources)));
+            let sources = || Sources::new(Arc::clone(&directory), Arc::clone(&shared.addresses), shared.local);
+            port.attach(Arc::downgrade(&node) as _, || Box::new(Inbox::new(&node, sources())));
         }
         let own = Arc::clone(&node.adapter);
         let windows = PeerWindows::default();

@@ -50,7 +50,7 @@
 //! 6. leaves that call nothing: CQ and event sinks of the device, the ready queue, GID and QPN tables, waiter lists,
 //!    windows, the queue in front of a link, those who watch a device.
 //!
-//! The thread of a port holds its inbox before all of these.
+//! A thread of a port holds a receive queue before all of these, and while it reads from the link none of them.
 //!
 //! The locks of 2 and 3 are fair, a reader waits behind a waiting writer. So nobody waits for a lock of 1, 2 or 3 while
 //! holding one of a higher number, and whoever takes a responder without coming from a requester takes its view first.

@@ -41,6 +41,9 @@ pub struct RxeConfig {
     pub vlan: VlanMode,
     /// Devices reach each other directly. Otherwise all that one sends to another goes through their uplinks.
     pub local: bool,
+    /// Threads of each port that take frames from its links, at least one. The packets of a queue pair are for one of them
+    /// at a time. Without workers ports have no threads, but as many receive queues.
+    pub port_threads: usize,
     /// All ports are at one link, and have its room together: when one finds none, the others do not try.
     pub one_uplink: bool,
 }
@@ -57,6 +60,7 @@ impl Default for RxeConfig {
             clock: Arc::new(MonotonicClock::default()),
             vlan: VlanMode::Untagged,
             local: true,
+            port_threads: 1,
             one_uplink: false,
         }
     }
@@ -96,6 +100,7 @@ impl Rxe {
             captures: Arc::default(),
             next_adapter: AtomicU64::new(0),
             threaded: config.workers > 0,
+            port_threads: config.port_threads,
             _workers: Workers::start(Arc::clone(&engine), config.workers)?,
             engine,
         })))

@@ -40,8 +40,10 @@ pub(crate) struct Shared {
     pub(crate) captures: Arc<Captures>,
     /// Number of the next adapter.
     pub(crate) next_adapter: AtomicU64,
-    /// There are workers, and each port has a thread.
+    /// There are workers, and each port has threads.
     pub(crate) threaded: bool,
+    /// How many.
+    pub(crate) port_threads: usize,
     pub(crate) _workers: Workers,
 }
 
@@ -55,6 +57,7 @@ impl Shared {
             engine: Arc::clone(&self.engine),
             share: self.shares.of(mac),
             room: self.room.clone().unwrap_or_default(),
+            threads: self.port_threads,
         }
     }
 }

@@ -14,6 +14,11 @@ fn engine() -> Rxe {
     Rxe::new(RxeConfig::default()).unwrap()
 }
 
+/// One whose ports have several threads.
+fn with_port_threads() -> Rxe {
+    Rxe::new(RxeConfig { port_threads: 3, ..RxeConfig::default() }).unwrap()
+}
+
 /// Two engines with a cable between devices 1 and 2, as if on two hosts.
 struct Cabled {
     engines: [Rxe; 2],
@@ -22,7 +27,7 @@ struct Cabled {
 
 impl Cabled {
     fn new() -> Self {
-        let engines = [engine(), engine()];
+        let engines = [engine(), with_port_threads()];
         let (near, far) = memory::pair(10_000).unwrap();
         let plug = |rxe: &Rxe, number, link| {
             let config = PortConfig { uplink: Arc::new(link), nic: None, mtu: 4500, rules: PortRules::default() };

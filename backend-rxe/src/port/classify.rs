@@ -1,24 +1,32 @@
 //! Telling the frames of the RDMA function from those of the network function, which share an Ethernet address.
 
-use pvrdma_verbs::MacAddr;
+use pvrdma_verbs::{MacAddr, Qpn};
 
 use pvrdma_roce::wire::{EtherType, Ethernet, PROTOCOL_UDP, ROCE_PORT};
 
 /// Position of the destination port in a UDP header.
 const UDP_DESTINATION: usize = 2;
+const UDP_LEN: usize = 8;
 const IPV6_LEN: usize = 40;
+const GRH_LEN: usize = 40;
+/// Position of the destination QP in a BTH.
+const BTH_DESTINATION: usize = 5;
 
-/// Returns `true` if a frame is RoCE and addressed to `mac`. It need not be correct: a malformed RoCE frame is no use
-/// to anybody else.
-pub(crate) fn is_for_rdma(frame: &[u8], mac: MacAddr) -> bool {
-    let Ok((ethernet, kind, body)) = Ethernet::parse(frame) else { return false };
-    ethernet.destination == mac
-        && match kind {
-            EtherType::ROCE => true,
-            EtherType::IPV4 => is_ipv4_roce(body),
-            EtherType::IPV6 => body.get(6) == Some(&PROTOCOL_UDP) && is_roce_port(body, IPV6_LEN),
-            _ => false,
-        }
+/// The queue pair that a frame is for, if it is RoCE and addressed to `mac`. It need not be correct: a malformed RoCE
+/// frame is no use to anybody else, and one that ends too soon is for queue pair 0.
+pub(super) fn rdma_destination(frame: &[u8], mac: MacAddr) -> Option<Qpn> {
+    let (ethernet, kind, body) = Ethernet::parse(frame).ok()?;
+    if ethernet.destination != mac {
+        return None;
+    }
+    let before = match kind {
+        EtherType::ROCE => GRH_LEN,
+        EtherType::IPV4 if is_ipv4_roce(body) => ipv4_len(*body.first()?) + UDP_LEN,
+        EtherType::IPV6 if body.get(6) == Some(&PROTOCOL_UDP) && is_roce_port(body, IPV6_LEN) => IPV6_LEN + UDP_LEN,
+        _ => return None,
+    };
+    let destination = body.get(before + BTH_DESTINATION..).and_then(<[u8]>::first_chunk);
+    Some(Qpn::new(destination.map_or(0, |&[a, b, c]| u32::from_be_bytes([0, a, b, c]))))
 }
 
 /// Returns `true` if a frame goes on with a tag: of IEEE 802.1Q, of 802.1ad, or of bridges that were there before that.
@@ -31,7 +39,12 @@ pub(super) fn is_ipv4_roce(body: &[u8]) -> bool {
     let Some(&[version, .., flags, offset, _, protocol]) = body.first_chunk::<10>() else { return false };
     // Behind the first fragment there are no ports to see.
     let first = flags & 0x1f == 0 && offset == 0;
-    protocol == PROTOCOL_UDP && first && is_roce_port(body, usize::from(version & 0xf) * 4)
+    protocol == PROTOCOL_UDP && first && is_roce_port(body, ipv4_len(version))
+}
+
+/// Length of an IPv4 header that begins with this byte.
+const fn ipv4_len(first: u8) -> usize {
+    (first & 0xf) as usize * 4
 }
 
 /// Returns `true` if the UDP header behind so many bytes is that of RoCE.
@@ -60,7 +73,7 @@ mod tests {
 
     #[test]
     fn only_roce_to_us_is_ours() {
-        let ours = |frame: &[u8]| is_for_rdma(frame, MAC);
+        let ours = |frame: &[u8]| rdma_destination(frame, MAC).is_some();
         let udp = |port| {
             let mut body = vec![0; 48];
             body[6] = 17;
@@ -78,6 +91,13 @@ mod tests {
         assert!(!ours(&frame(MAC, &[], 0x0800, &ipv4(17, 1, 0, 4791))));
         assert!(!ours(&frame(MAC, &[], 0x0800, &ipv4(17, 0, 0, 4790))));
         assert!(!ours(&frame(MAC, &[], 0x86dd, &udp(53))));
+        let to =
+            |kind, body: Vec<u8>, bth: &[u8]| rdma_destination(&frame(MAC, &[], kind, &[&body, bth].concat()), MAC);
+        let bth = [0, 0, 0, 0, 0xff, 0x12, 0x34, 0x56];
+        for (kind, body) in [(0x8915, vec![0; 40]), (0x0800, ipv4(17, 0, 8, 4791)), (0x86dd, udp(4791))] {
+            assert_eq!(to(kind, body.clone(), &bth), Some(Qpn::new(0x12_3456)));
+            assert_eq!(to(kind, body, &bth[..7]), Some(Qpn::new(0)), "it ends too soon");
+        }
         let whole = frame(MAC, &[], 0x0800, &ipv4(17, 0, 0, 4791));
         assert!((0..whole.len() - 4).all(|len| !ours(&whole[..len])));
     }

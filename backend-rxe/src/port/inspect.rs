@@ -17,6 +17,8 @@ pub(crate) struct PortInspect {
     vlan: Option<u16>,
     /// Times that frames were read from the links.
     batches: u64,
+    /// Times that a second thread was called, because there was too much for one.
+    helper_calls: u64,
     /// The way to other hosts.
     uplink: TxQueueInspect,
     /// The device's network function.
@@ -31,6 +33,7 @@ impl Port {
             path_mtu: self.path_mtu(),
             vlan: self.vlan(),
             batches: self.batches(),
+            helper_calls: self.helpers.calls(),
             uplink: self.uplink.inspect(),
             nic: self.nic.as_ref().map(TxQueue::inspect),
         }

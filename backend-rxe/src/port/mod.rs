@@ -1,4 +1,4 @@
-//! A port: the links of one device and the thread that serves them.
+//! A port: the links of one device and the threads that serve them.
 
 mod arrivals;
 mod classify;
@@ -8,15 +8,18 @@ pub(crate) mod kept;
 mod nic;
 mod outgoing;
 pub(crate) mod policy;
+mod receive_queue;
 pub(crate) mod registry;
+mod threads;
 mod tx_queue;
 pub(crate) mod uplink;
 
+use std::any::Any;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
-use std::{io, thread};
 
 use parking_lot::Mutex;
 use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn};
@@ -29,13 +32,15 @@ use crate::engine::Engine;
 use crate::share::Share;
 use crate::task::{Runnable, Task};
 use arrivals::{Batch, Batches};
-use classify::is_for_rdma;
+use classify::rdma_destination;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
 use outgoing::{Claim, claim};
 use policy::{Policy, PortRules, Violation, VlanMode};
 use pvrdma_ether_link::{Frames, GsoLink, Link};
 use pvrdma_roce::wire::Ethernet;
 use pvrdma_roce::{Congestion, EgressMarking};
+use receive_queue::{Distribution, ReceiveQueue, ReceiveQueues};
+use threads::Helpers;
 use tx_queue::TxQueue;
 
 pub(crate) use arrivals::{Arrival, KeptPacket};
@@ -50,6 +55,8 @@ const ETHERNET_LEN: usize = 18;
 const OVERHEAD: u32 = 96;
 /// Frames that are taken from a link at a time.
 const RECEIVE: usize = 64;
+/// Bytes of a batch behind which more wait in the link: links hand over few super-frames at a time.
+const FULL_BYTES: usize = 128 << 10;
 /// Buffers that are kept for the next sender.
 const SPARE: usize = 8;
 /// A link that wants to be called again this soon is worth it in a loop that does not wait.
@@ -68,10 +75,10 @@ pub struct PortConfig {
     pub rules: PortRules,
 }
 
-/// Who takes the RoCE frames of a port.
+/// Who takes the RoCE frames of a receive queue.
 pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
-    /// Takes a frame. Returns `false` if there is no RDMA function behind the port.
-    fn receive(&mut self, port: &Port, arrival: Arrival<'_>) -> bool;
+    /// Takes a frame.
+    fn receive(&mut self, port: &Port, arrival: Arrival<'_>);
 
     /// Sends READ data that is owed. Returns `true` if there is more than the budget allows, or than there is room for.
     fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool;
@@ -91,6 +98,8 @@ pub(crate) struct PortPlace {
     pub(crate) share: Arc<Share>,
     /// On its link.
     pub(crate) room: Arc<Room>,
+    /// That serve it, at least one.
+    pub(crate) threads: usize,
 }
 
 /// The port of a device.
@@ -104,18 +113,19 @@ pub(crate) struct Port {
     pub(crate) uplink: TxQueue,
     nic: Option<TxQueue>,
     pub(crate) counters: PortCounters,
-    /// Held by the thread that services the port.
-    inbox: Mutex<Option<Box<dyn RoceReceiver>>>,
-    /// Takes the place of `inbox` with the next batch.
-    next_inbox: Mutex<Option<Box<dyn RoceReceiver>>>,
+    /// The RDMA function behind the port, which is made anew whenever the guest's driver starts.
+    function: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
+    /// Held by the thread that reads what came, so that it stays in order.
+    reading: Mutex<()>,
+    /// What came for queue pairs.
+    queues: ReceiveQueues,
+    helpers: Helpers,
     /// Held by the thread that reads what the network function sends, so that it stays in order.
     reading_nic: Mutex<()>,
-    /// Responders whose turn has come: their rate had them wait.
-    resumed: Mutex<Vec<Qpn>>,
     spare: Mutex<Vec<Frames>>,
     /// What came.
     arrivals: Batches,
-    /// Times that [`Self::service`] has read what came.
+    /// Times that what came was read.
     batches: AtomicU64,
     waker: OwnedFd,
     /// Has the port's thread send READ data when it is the device's turn.
@@ -130,7 +140,7 @@ pub(crate) struct Port {
 
 impl Port {
     pub(crate) fn new(mac: MacAddr, config: PortConfig, place: PortPlace) -> io::Result<Arc<Self>> {
-        let PortPlace { vlan, point, addresses, engine, share, room } = place;
+        let PortPlace { vlan, point, addresses, engine, share, room, threads } = place;
         let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         Ok(Arc::new_cyclic(|me: &Weak<Self>| Self {
             mac,
@@ -140,10 +150,11 @@ impl Port {
             uplink: TxQueue::new(Arc::new(GsoLink::new(Arc::new(CaptureLink::new(config.uplink, point)))), room),
             nic: config.nic.map(|nic| TxQueue::new(Arc::new(GsoLink::new(nic)), Arc::default())),
             counters: PortCounters::default(),
-            inbox: Mutex::default(),
-            next_inbox: Mutex::default(),
+            function: Mutex::default(),
+            reading: Mutex::default(),
+            queues: ReceiveQueues::new(threads),
+            helpers: Helpers::default(),
             reading_nic: Mutex::default(),
-            resumed: Mutex::default(),
             spare: Mutex::default(),
             arrivals: Batches::default(),
             batches: AtomicU64::new(0),
@@ -161,9 +172,13 @@ impl Port {
     /// Bytes that batches and queues of the port take at most.
     pub(crate) fn most_bytes(&self) -> u64 {
         let frame = (self.mtu as usize).saturating_add(ETHERNET_LEN);
-        let batches = frame.saturating_mul(RECEIVE).max(arrivals::MAX_BYTES).saturating_mul(SPARE);
-        let queues = self.queues().count().saturating_mul(tx_queue::MAX_WAITING);
-        batches.saturating_add(queues).saturating_add(arrivals::MOST) as u64
+        let batch = frame.saturating_mul(RECEIVE).max(arrivals::MAX_BYTES);
+        // A single queue is empty before more is read.
+        let queues = if self.queues.are_many() { self.queues.len() } else { 0 };
+        let waiting = queues.saturating_mul(receive_queue::MAX_WAITING);
+        let batches = batch.saturating_mul(SPARE.saturating_add(waiting));
+        let transmit = self.ends().count().saturating_mul(tx_queue::MAX_WAITING);
+        batches.saturating_add(transmit).saturating_add(arrivals::MOST) as u64
     }
 
     /// The VLAN that everything behind the port is in.
@@ -188,13 +203,18 @@ impl Port {
 
     /// A responder that waited may send its responses.
     pub(crate) fn resume(&self, qpn: Qpn) {
-        self.resumed.lock().push(qpn);
+        self.queues.of(qpn).resume(qpn);
         self.wake();
     }
 
-    /// The device behind the port, which is made anew whenever the guest's driver starts.
-    pub(crate) fn attach(&self, receiver: Box<dyn RoceReceiver>) {
-        *self.next_inbox.lock() = Some(receiver);
+    /// The RDMA function behind the port, with a receiver for each queue.
+    pub(crate) fn attach(
+        &self,
+        function: Weak<dyn Any + Send + Sync>,
+        mut receiver: impl FnMut() -> Box<dyn RoceReceiver>,
+    ) {
+        self.queues.iter().for_each(|queue| queue.attach(receiver()));
+        *self.function.lock() = Some(function);
     }
 
     /// Largest path MTU whose packets the network carries.
@@ -225,10 +245,11 @@ impl Port {
     /// Takes the link up or down. When this returns from down, nothing leaves any more and nothing comes in.
     pub(crate) fn set_link(&self, up: bool) {
         self.link_down.store(!up, Ordering::Release);
-        let dropped = self.queues().map(|queue| queue.set_closed(!up)).sum();
+        let dropped = self.ends().map(|end| end.set_closed(!up)).sum();
         self.counters.frames_dropped_link_down.add(dropped);
         // Whoever services the port may have read frames before.
-        drop(self.inbox.lock());
+        drop(self.reading.lock());
+        self.queues.iter().for_each(ReceiveQueue::wait);
         drop(self.reading_nic.lock());
         self.wake();
     }
@@ -312,59 +333,67 @@ impl Port {
     /// Does what there is to do without waiting. Returns `true` if there may be more.
     pub(crate) fn service(&self) -> bool {
         let _guard = EndOnPanic::new("a port");
-        // Another thread is servicing the port and will pick up remaining work.
-        let Some(mut inbox) = self.inbox.try_lock() else { return false };
-        self.uplink.flush();
-        let mut busy = false;
-        let came = self.arrivals.fill(|frames| {
-            self.uplink.link.receive(frames, RECEIVE);
-            busy = !frames.is_empty();
-            self.drop_if_down(frames);
-        });
-        // Behind the frames: a peer may send as soon as the device is attached.
-        if let Some(next) = self.next_inbox.lock().take() {
-            *inbox = Some(next);
+        let came = self.read();
+        let mut busy = came.as_ref().is_some_and(|came| !came.frames.is_empty());
+        for queue in self.queues.iter() {
+            busy |= queue.empty(self);
         }
-        let mut passed = self.buffer();
-        let untouched = self.take_in(&came, inbox.as_mut(), &mut passed);
-        let resumed = std::mem::take(&mut *self.resumed.lock());
-        busy |= inbox.as_mut().is_some_and(|receiver| receiver.respond(self, resumed));
+        if let Some(came) = came {
+            self.arrivals.put_back(came);
+        }
+        busy | self.nic.as_ref().is_some_and(|nic| self.read_nic(nic))
+    }
+
+    /// Reads a batch, unless another thread is at it or there is no room, and gives each frame to the function that it
+    /// is for.
+    fn read(&self) -> Option<Arc<Batch>> {
+        let _order = self.reading.try_lock()?;
+        self.uplink.flush();
         if let Some(nic) = &self.nic {
             nic.flush();
-            self.pass(nic, if untouched { &came.frames } else { &passed }, &self.counters.passed_in);
-            self.arrivals.put_back(came);
-            busy |= self.read_nic(nic);
-        } else {
-            let dropped = if untouched { came.frames.len() } else { passed.len() };
-            PortCounters::add(&self.counters.passed_dropped, dropped as u64);
-            self.arrivals.put_back(came);
+        }
+        if self.queues.are_many() && self.queues.iter().any(ReceiveQueue::is_full) {
+            return None;
+        }
+        let came = self.arrivals.fill(|frames| {
+            self.uplink.link.receive(frames, RECEIVE);
+            self.drop_if_down(frames);
+        });
+        let full = came.frames.len() >= RECEIVE || came.frames.bytes() >= FULL_BYTES;
+        if full && self.queues.are_many() {
+            self.helpers.call();
+        }
+        let mut passed = self.buffer();
+        let untouched = self.sort(&came, &mut passed);
+        let frames = if untouched { &came.frames } else { &passed };
+        match &self.nic {
+            Some(nic) => self.pass(nic, frames, &self.counters.passed_in),
+            None => PortCounters::add(&self.counters.passed_dropped, frames.len() as u64),
         }
         passed.clear();
         self.send(passed);
         self.batches.fetch_add(1, Ordering::Relaxed);
-        busy
+        Some(came)
     }
 
-    /// Gives each frame that came to the function that it is for: to the RDMA function at once. Returns `true` if all
-    /// are for the network function and go on as they are; otherwise those that are for it are in `passed`.
-    fn take_in(
-        &self,
-        came: &Arc<Batch>,
-        mut receiver: Option<&mut Box<dyn RoceReceiver>>,
-        passed: &mut Frames,
-    ) -> bool {
-        let mut untouched = true;
+    /// Puts the frames for the RDMA function into its receive queues. Returns `true` if all are for the network
+    /// function and go on as they are; otherwise those that are for it are in `passed`.
+    fn sort(&self, came: &Arc<Batch>, passed: &mut Frames) -> bool {
+        if came.frames.is_empty() {
+            return true;
+        }
+        let attached = self.function.lock().as_ref().is_some_and(|function| function.strong_count() > 0);
+        let (mut distribution, mut untouched) = (Distribution::of(came), true);
         for (index, (frame, offload)) in came.frames.iter_with_offloads(0).enumerate() {
-            let arrival = Arrival::new(came, index);
-            let taken = is_for_rdma(frame, self.mac)
-                && receiver.as_mut().is_some_and(|receiver| receiver.receive(self, arrival));
-            if untouched && (taken || !self.policy.enters_as_it_is(frame)) {
+            let destination = rdma_destination(frame, self.mac).filter(|_| attached);
+            if untouched && (destination.is_some() || !self.policy.enters_as_it_is(frame)) {
                 untouched = false;
                 for (frame, offload) in came.frames.iter_with_offloads(0).take(index) {
                     passed.push_with_offload(frame, offload);
                 }
             }
-            if taken {
+            if let Some(qpn) = destination {
+                distribution.add(self.queues.of(qpn), index);
                 continue;
             }
             self.note_stations(frame);
@@ -372,17 +401,23 @@ impl Port {
                 self.count_violation(self.policy.incoming((frame, offload), passed));
             }
         }
+        distribution.finish();
         untouched
     }
 
     /// How many batches were read.
-    pub(crate) fn batches(&self) -> u64 {
+    fn batches(&self) -> u64 {
         self.batches.load(Ordering::Relaxed)
     }
 
-    /// Returns `true` if frames have come that no queue pair has got yet.
-    pub(crate) fn has_unread(&self) -> bool {
-        if self.inbox.is_locked() {
+    /// How often a queue pair got what had come for it.
+    pub(crate) fn passes(&self, qpn: Qpn) -> u64 {
+        self.queues.of(qpn).passes()
+    }
+
+    /// Returns `true` if frames have come that a queue pair has not got yet, if they are for it.
+    pub(crate) fn has_unread(&self, qpn: Qpn) -> bool {
+        if self.reading.is_locked() || self.queues.of(qpn).is_in_use() {
             return true;
         }
         let Some(readable) = self.uplink.link.readiness().readable else { return false };
@@ -430,7 +465,8 @@ impl Port {
         counts
     }
 
-    fn queues(&self) -> impl Iterator<Item = &TxQueue> {
+    /// What it sends through.
+    fn ends(&self) -> impl Iterator<Item = &TxQueue> {
         [Some(&self.uplink), self.nic.as_ref()].into_iter().flatten()
     }
 
@@ -438,54 +474,20 @@ impl Port {
     pub(crate) fn is_holding(&self) -> bool {
         self.uplink.link.readiness().wait.is_some_and(|wait| wait <= SOON)
     }
-
-    fn work(&self) {
-        while !self.stopping.load(Ordering::Acquire) {
-            let began = self.now();
-            let busy = self.service();
-            self.share.add_port_time(self.now().saturating_sub(began));
-            if !busy {
-                self.wait();
-            }
-        }
-    }
-
-    /// Blocks until a link has something, or somebody wakes us.
-    fn wait(&self) {
-        let queues: Vec<_> = self.queues().map(|queue| (queue.link.readiness(), queue.is_blocked())).collect();
-        let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
-        for (readiness, full) in &queues {
-            for fd in [&readiness.readable, &readiness.changed].into_iter().flatten() {
-                fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
-            }
-            if let (Some(fd), true) = (&readiness.writable, full) {
-                fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT));
-            }
-        }
-        let wait = queues.iter().filter_map(|(readiness, _)| readiness.wait).min();
-        let timeout = wait.and_then(|wait| Timespec::try_from(wait).ok());
-        match rustix::event::poll(&mut fds, timeout.as_ref()) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(errno) => {
-                self.log.error("port", format_args!("{}: cannot wait: {errno}", self.mac));
-                thread::sleep(SOON);
-            }
-        }
-        let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]);
-    }
 }
 
 impl Runnable for Port {
     fn run(&self, budget: &mut Budget) -> bool {
-        let Some(mut inbox) = self.inbox.try_lock() else {
-            // The port's thread is about to look.
-            self.may_send_data.store(true, Ordering::Release);
-            self.wake();
-            return false;
-        };
-        let more = inbox.as_mut().is_some_and(|receiver| receiver.send_data(self, budget));
-        drop(inbox);
-        // It may have found the port taken.
+        let mut more = false;
+        for queue in self.queues.iter() {
+            let Some(mut receiver) = queue.try_receiver() else {
+                // Whoever has it is about to look.
+                self.may_send_data.store(true, Ordering::Release);
+                continue;
+            };
+            more |= receiver.as_mut().is_some_and(|receiver| receiver.send_data(self, budget));
+        }
+        // A thread may have found a queue taken.
         self.wake();
         more && !self.uplink.wait_for_room(&self.task)
     }

@@ -2,11 +2,9 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 
 use pvrdma_verbs::Counter;
-use pvrdma_verbs::threads::{self, ThreadKind};
 
 use super::Port;
 use super::registry::Ports;
@@ -16,16 +14,14 @@ use super::registry::Ports;
 pub struct Uplink {
     pub(crate) port: Arc<Port>,
     ports: Arc<Ports>,
-    thread: Option<JoinHandle<()>>,
+    threads: Vec<JoinHandle<()>>,
 }
 
 impl Uplink {
     pub(crate) fn start(port: Arc<Port>, ports: Arc<Ports>, threaded: bool) -> io::Result<Self> {
-        let mut uplink = Self { port, ports, thread: None };
+        let mut uplink = Self { port, ports, threads: Vec::new() };
         if threaded {
-            let port = Arc::clone(&uplink.port);
-            let name = format!("port-{}", port.mac);
-            uplink.thread = Some(threads::spawn(ThreadKind::Port, name, move || port.work())?);
+            uplink.port.start_threads(&mut uplink.threads)?;
             uplink.port.read_nic_at_once();
         }
         Ok(uplink)
@@ -40,11 +36,12 @@ impl Uplink {
 impl Drop for Uplink {
     fn drop(&mut self) {
         self.ports.remove(self.port.mac);
-        self.port.stopping.store(true, Ordering::Release);
-        self.port.wake();
-        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
-            // Log: the last of this thread.
-            log::error!("the thread of a port panicked");
+        self.port.end_threads();
+        for thread in self.threads.drain(..) {
+            if thread.join().is_err() {
+                // Log: the last of this thread.
+                log::error!("a thread of a port panicked");
+            }
         }
     }
 }

@@ -276,6 +276,56 @@ fn sums_from_many_threads_over_a_cable() {
     });
 }
 
+/// A port with three threads, which are called when frames come in full batches: each of several queue pairs gets its
+/// messages in order, and whole.
+#[test]
+fn several_threads_of_a_port_keep_each_queue_pair_in_order() {
+    const QPS: u64 = 6;
+    const COUNT: u64 = 60;
+    const LEN: u64 = 30_000;
+    on_the_wire(Faults::default(), 2, || {
+        let world = threaded(2);
+        let (a, b) = (world.node(1), world.node(2));
+        let pairs: Vec<_> = (0..QPS)
+            .map(|index| {
+                let (left, right) = (a.qp(QpType::Rc), b.qp(QpType::Rc));
+                left.connect(&right, |_| {});
+                right.connect(&left, |_| {});
+                let (from, to) = (a.buffer(LEN + COUNT), b.buffer(LEN * COUNT));
+                from.write(0, &pattern(index, LEN + COUNT));
+                (left, right, from, to)
+            })
+            .collect();
+        let helper_calls = || b.hca.inspect()["port"]["helper_calls"].as_u64().unwrap();
+        assert_eq!(helper_calls(), 0);
+        let (start, mut done) = (Instant::now(), 0);
+        while helper_calls() == 0 {
+            assert!(start.elapsed() < Duration::from_secs(60), "one thread was enough");
+            done += COUNT;
+            std::thread::scope(|scope| {
+                for (left, right, from, to) in &pairs {
+                    scope.spawn(move || {
+                        for i in 0..COUNT {
+                            right.recv(i, &[to.sge(i * LEN, LEN)]);
+                        }
+                        for i in 0..COUNT {
+                            left.send(i, &[from.sge(i, LEN)]);
+                        }
+                    });
+                }
+            });
+            let expected: Vec<_> = (0..COUNT).map(|i| (i, WcStatus::Success)).collect();
+            for (left, right, from, to) in &pairs {
+                wait("the end of all messages", || (left.scq.total(), right.rcq.total()) == (done, done));
+                assert!(left.scq.poll_statuses() == expected && right.rcq.poll_statuses() == expected);
+                for i in 0..COUNT {
+                    assert!(to.read(i * LEN, LEN) == from.read(i, LEN), "message {i}");
+                }
+            }
+        }
+    });
+}
+
 /// Adds from a QP and a thread for each of `nodes`.
 fn sums(target: &Node, nodes: &[&Node]) {
     const EACH: u64 = 2000;

@@ -25,6 +25,8 @@ const DEFAULT_MTU: u32 = 1500;
 const LOCAL_MTU: u32 = 9000;
 /// The smallest packet that every IPv4 network carries, and about the largest that there is.
 const MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
+/// Threads of a device that take frames: each has a queue of packets of its own.
+const PORT_THREADS: std::ops::RangeInclusive<usize> = 1..=16;
 
 /// Where the system lists network interfaces.
 const INTERFACES: &str = "/sys/class/net";
@@ -50,6 +52,8 @@ pub struct Network {
     pub peers: Peers,
     /// Its devices reach each other directly, and not through the uplink.
     pub local: bool,
+    /// Threads of each device that take frames from the uplink.
+    pub port_threads: usize,
     /// Who is connected to it.
     pub devices: Vec<Device>,
 }
@@ -125,6 +129,9 @@ impl NetworkSpec {
             None if self.local == Some(Switch::Off) => {
                 return Err("local=off sends everything through the uplink (uplink=LINK)".to_owned());
             }
+            None if self.port_threads.is_some() => {
+                return Err("port-threads take frames from the uplink (uplink=LINK)".to_owned());
+            }
             other => (other, 0),
         };
         let (peers, local) = (Peers(self.peers), self.local != Some(Switch::Off));
@@ -133,9 +140,15 @@ impl NetworkSpec {
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
+        let port_threads = self.port_threads.unwrap_or(1);
+        if !PORT_THREADS.contains(&port_threads) {
+            let (least, most) = (PORT_THREADS.start(), PORT_THREADS.end());
+            return Err(format!("port-threads {port_threads} is not one of {least} to {most}"));
+        }
         let offload = self.offload != Some(Switch::Off);
         let Self { name, link_rate, fault, .. } = self;
-        Ok(Network { name, uplink, mtu, link_rate, vlan, offload, fault, peers, local, devices: Vec::new() })
+        let devices = Vec::new();
+        Ok(Network { name, uplink, mtu, link_rate, vlan, offload, fault, peers, local, port_threads, devices })
     }
 }
 
@@ -169,6 +182,10 @@ mod tests {
         let unix = resolve("name=n,uplink=unix-dgram:/a:/b,vlan=42").unwrap();
         assert_eq!((unix.mtu, unix.vlan), (1500, VlanMode::Access(42)));
         assert_eq!(resolve("name=n,vlan=trunk").unwrap().vlan, VlanMode::Trunk);
+        assert_eq!(
+            (unix.port_threads, resolve("name=n,uplink=unix:/a,port-threads=16").unwrap().port_threads),
+            (1, 16)
+        );
         assert!(resolve("name=n,uplink=af_packet:e").unwrap().offload);
         assert!(!resolve("name=n,uplink=af_packet:e,offload=off").unwrap().offload);
         for (text, word) in [
@@ -180,6 +197,9 @@ mod tests {
             ("name=n,uplink=tap:t,offload=off", "offload is about an interface of the host"),
             ("name=n,vlan=7", "vlan is that of the uplink"),
             ("name=n,local=off", "local=off sends everything through the uplink"),
+            ("name=n,port-threads=2", "port-threads take frames from the uplink"),
+            ("name=n,uplink=unix:/a,port-threads=0", "port-threads 0 is not one of 1 to 16"),
+            ("name=n,uplink=unix:/a,port-threads=17", "port-threads 17 is not one of 1 to 16"),
             ("name=n,peers=10.0.0.0/40", "peers: '10.0.0.0/40' is neither an address nor ADDRESS/BITS"),
             ("name=n,uplink=unix:/a,mtu=100", "576"),
             ("name=n,uplink=unix:/a,vlan=0", "vlan: '0' is neither trunk nor a VLAN (1 to 4094)"),

@@ -124,6 +124,12 @@ keys! {
         /// end has to send it back, so that the filters of that network see it. A device still reaches itself.
         ["local", "on|off", ""]
         local: Option<Switch>,
+        /// Threads of each device that take frames from the uplink.
+        ///
+        /// With more than one, others help when frames come faster than one takes them; a queue pair is with one of
+        /// them at a time. It is worth processors that are free: what one thread does costs no more with one.
+        ["port-threads", "1..16", "1"]
+        port_threads: Option<usize>,
     }
 }
 

@@ -410,6 +410,7 @@ fn a_configuration_travels() {
         remote = ["10.0.0.2"]
         vni = 7
         link-rate = "25G"
+        port-threads = 3
         fault = "loss:0.01"
         [[network]]
         name = "b"

@@ -66,9 +66,9 @@ impl Worker {
         sigbus::install();
         let adapter = match &setup.backend {
             BackendSpec::Rxe => {
-                let (vlan, local) = (setup.network.vlan, setup.network.local);
+                let Network { vlan, local, port_threads, .. } = setup.network;
                 let workers = setup.engine_threads;
-                let config = RxeConfig { workers, vlan, local, one_uplink: true, ..RxeConfig::default() };
+                let config = RxeConfig { workers, vlan, local, port_threads, one_uplink: true, ..RxeConfig::default() };
                 Adapter::Rxe(Rxe::new(config).context("backend rxe")?)
             }
             BackendSpec::Ibverbs(spec) => {

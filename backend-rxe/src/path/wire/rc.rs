@@ -197,7 +197,7 @@ impl WireBatch<'_> {
         let now = qp.adapter.engine.now();
         // Also when nothing can be sent: otherwise the deadline would come again and again.
         let WireRequester { transport, grace, .. } = &mut *self.wire;
-        if grace.is_over(transport.poll_timeout(), now, port) {
+        if grace.is_over(transport.poll_timeout(), now, (port, qp.qpn)) {
             let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
             transport.handle_timeout(now, &mut hooks);
         }

@@ -26,7 +26,7 @@ const TURN_REQUESTS: u32 = 128;
 /// What a turn counts for at least, in bytes.
 const TURN_COST: u64 = 256;
 
-/// What the frames of a batch leave to do. Responses are sent when the batch is through, so that one acknowledgement
+/// What the frames of a receive queue leave to do. Responses are sent when the batch is through, so that one acknowledgement
 /// covers many packets.
 #[derive(Debug)]
 pub(crate) struct Inbox {
@@ -180,12 +180,10 @@ impl Inbox {
 }
 
 impl RoceReceiver for Inbox {
-    fn receive(&mut self, port: &Port, arrival: Arrival<'_>) -> bool {
-        let node = self.node.upgrade();
-        if let Some(node) = &node {
-            self.take(port, node, arrival);
+    fn receive(&mut self, port: &Port, arrival: Arrival<'_>) {
+        if let Some(node) = self.node.upgrade() {
+            self.take(port, &node, arrival);
         }
-        node.is_some()
     }
 
     fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool {

@@ -5,33 +5,35 @@
 
 use std::time::Duration;
 
+use pvrdma_verbs::Qpn;
+
 use crate::port::Port;
 use crate::port::counters::PortCounters;
 
 /// When to look again.
 const AGAIN: Duration = Duration::from_micros(200);
-/// After this many batches everything was read that had come by the deadline. More may have come behind it.
-const BATCHES: u64 = 16;
+/// After this many batches the queue pair got everything that had come by the deadline. More may have come behind it.
+const PASSES: u64 = 16;
 
 /// Patience of a requester whose deadline has passed.
 #[derive(Debug, Default)]
 pub(super) struct TimeoutGrace {
-    /// Batches that the port had read when the deadline had passed.
+    /// Batches that the queue pair's receive queue had got when the deadline had passed.
     since: Option<u64>,
     until: Option<Duration>,
 }
 
 impl TimeoutGrace {
     /// Returns `true` if the deadline has passed and counts.
-    pub(super) fn is_over(&mut self, deadline: Option<Duration>, now: Duration, port: &Port) -> bool {
+    pub(super) fn is_over(&mut self, deadline: Option<Duration>, now: Duration, (port, qpn): (&Port, Qpn)) -> bool {
         self.until = None;
         if deadline.is_none_or(|deadline| deadline > now) {
             self.since = None;
             return false;
         }
-        let batches = port.batches();
-        let since = *self.since.get_or_insert(batches);
-        let over = batches.wrapping_sub(since) >= BATCHES || !port.has_unread();
+        let passes = port.passes(qpn);
+        let since = *self.since.get_or_insert(passes);
+        let over = passes.wrapping_sub(since) >= PASSES || !port.has_unread(qpn);
         if over {
             self.since = None;
         } else {

@@ -6,6 +6,7 @@ mod attackers;
 mod memory;
 mod neighbours;
 mod rates;
+mod receive;
 mod sides;
 
 use anyhow::Result;
@@ -23,6 +24,7 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
     figures.push(rates::latency(runs)?);
     figures.push(rates::sends_against_writes(64, runs)?);
     figures.push(rates::sends_against_writes(64 << 10, runs)?);
+    figures.push(receive::threads(runs)?);
     figures.push(neighbours::write_beside_busy_guest(runs)?);
     figures.push(attackers::p99_beside_attackers(runs)?);
     figures.push(neighbours::idle_guest_without_receives()?);

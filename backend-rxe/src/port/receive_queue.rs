@@ -1,0 +1,237 @@
+//! Packets of some of a device's queue pairs, in the order in which they came. A queue pair's packets are all in one
+//! queue, which one thread empties at a time; with several queues, several threads do.
+
+use std::iter;
+use std::ops::Range;
+use std::ptr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use parking_lot::{FairMutex, FairMutexGuard, Mutex};
+use pvrdma_handover::Combiner;
+use pvrdma_verbs::Qpn;
+
+use super::arrivals::{Arrival, Batch};
+use super::{Port, RoceReceiver};
+
+/// Batches that wait in a queue at most. What comes then waits in the link.
+pub(super) const MAX_WAITING: usize = 4;
+
+/// The receive queues of a port, at least one.
+#[derive(Debug)]
+pub(super) struct ReceiveQueues {
+    first: ReceiveQueue,
+    more: Box<[ReceiveQueue]>,
+}
+
+impl ReceiveQueues {
+    pub(super) fn new(count: usize) -> Self {
+        Self { first: ReceiveQueue::default(), more: (1..count).map(|_| ReceiveQueue::default()).collect() }
+    }
+
+    /// The queue of a queue pair's packets.
+    pub(super) fn of(&self, qpn: Qpn) -> &ReceiveQueue {
+        let index = qpn.get() as usize % self.len();
+        index.checked_sub(1).and_then(|index| self.more.get(index)).unwrap_or(&self.first)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &ReceiveQueue> {
+        iter::once(&self.first).chain(&self.more)
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.more.len().saturating_add(1)
+    }
+
+    /// There is more than one.
+    pub(super) fn are_many(&self) -> bool {
+        !self.more.is_empty()
+    }
+}
+
+/// Packets of one batch that lie side by side and are for one queue.
+#[derive(Debug)]
+struct Part {
+    batch: Arc<Batch>,
+    frames: Range<usize>,
+}
+
+/// What waits in a queue.
+#[derive(Debug, Default)]
+struct Waiting {
+    parts: Vec<Part>,
+    /// That the parts are of.
+    batches: usize,
+}
+
+impl Waiting {
+    fn push(&mut self, batch: &Arc<Batch>, frames: Range<usize>) {
+        if self.parts.last().is_none_or(|part| !Arc::ptr_eq(&part.batch, batch)) {
+            self.batches = self.batches.saturating_add(1);
+        }
+        self.parts.push(Part { batch: Arc::clone(batch), frames });
+    }
+}
+
+/// Puts the packets of a batch into their queues, as many at a time as lie side by side.
+#[derive(Debug)]
+pub(super) struct Distribution<'a> {
+    batch: &'a Arc<Batch>,
+    run: Option<(&'a ReceiveQueue, Range<usize>)>,
+}
+
+impl<'a> Distribution<'a> {
+    pub(super) const fn of(batch: &'a Arc<Batch>) -> Self {
+        Self { batch, run: None }
+    }
+
+    /// The packet at this place of the batch is for this queue.
+    pub(super) fn add(&mut self, queue: &'a ReceiveQueue, index: usize) {
+        match &mut self.run {
+            Some((last, frames)) if ptr::eq(*last, queue) && frames.end == index => frames.end = index + 1,
+            run => {
+                if let Some((queue, frames)) = run.replace((queue, index..index + 1)) {
+                    queue.waiting.lock().push(self.batch, frames);
+                }
+            }
+        }
+    }
+
+    /// All are in their queues when this returns. Whoever calls it [empties](ReceiveQueue::empty) them after that.
+    pub(super) fn finish(self) {
+        if let Some((queue, frames)) = self.run {
+            queue.waiting.lock().push(self.batch, frames);
+        }
+    }
+}
+
+/// A receive queue.
+#[derive(Debug, Default)]
+pub(super) struct ReceiveQueue {
+    waiting: Mutex<Waiting>,
+    /// Held by the thread that empties the queue.
+    receiver: FairMutex<Option<Box<dyn RoceReceiver>>>,
+    /// Takes the place of `receiver` before the next packet.
+    next_receiver: Mutex<Option<Box<dyn RoceReceiver>>>,
+    /// Responders whose turn has come: their rate had them wait.
+    resumed: Mutex<Vec<Qpn>>,
+    /// Who finds the queue taken leaves what he brought to the thread that has it.
+    combiner: Combiner,
+    /// Times that the queue was emptied.
+    passes: AtomicU64,
+}
+
+impl ReceiveQueue {
+    pub(super) fn attach(&self, receiver: Box<dyn RoceReceiver>) {
+        *self.next_receiver.lock() = Some(receiver);
+    }
+
+    pub(super) fn resume(&self, qpn: Qpn) {
+        self.resumed.lock().push(qpn);
+    }
+
+    /// Has the receiver take what waits, and send what it owes. If another thread is at it, that one goes on. Returns
+    /// `true` if there is more to do at once.
+    pub(super) fn empty(&self, port: &Port) -> bool {
+        self.combiner.run(&self.receiver, |receiver| {
+            let waiting = std::mem::take(&mut *self.waiting.lock());
+            // Behind the packets: a peer may send as soon as the device is attached.
+            if let Some(next) = self.next_receiver.lock().take() {
+                *receiver = Some(next);
+            }
+            let resumed = std::mem::take(&mut *self.resumed.lock());
+            let more = receiver.as_mut().is_some_and(|receiver| {
+                waiting.parts.iter().for_each(|part| take(part, port, receiver.as_mut()));
+                receiver.respond(port, resumed)
+            });
+            self.passes.fetch_add(1, Ordering::Relaxed);
+            more
+        })
+    }
+
+    /// The receiver, unless a thread has it.
+    pub(super) fn try_receiver(&self) -> Option<FairMutexGuard<'_, Option<Box<dyn RoceReceiver>>>> {
+        self.receiver.try_lock()
+    }
+
+    /// Waits until whoever empties the queue has done so.
+    pub(super) fn wait(&self) {
+        drop(self.receiver.lock());
+    }
+
+    /// How often the queue was emptied.
+    pub(super) fn passes(&self) -> u64 {
+        self.passes.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_full(&self) -> bool {
+        self.waiting.lock().batches >= MAX_WAITING
+    }
+
+    /// Returns `true` if packets are in here that no queue pair has got yet.
+    pub(super) fn is_in_use(&self) -> bool {
+        self.receiver.is_locked() || !self.waiting.lock().parts.is_empty()
+    }
+}
+
+fn take(part: &Part, port: &Port, receiver: &mut dyn RoceReceiver) {
+    if port.is_link_down() {
+        return port.counters.frames_dropped_link_down.add(part.frames.len() as u64);
+    }
+    for index in part.frames.clone() {
+        receiver.receive(port, Arrival::new(&part.batch, index));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What waits in each queue: which batch, and which packets of it.
+    fn waiting(queues: &ReceiveQueues, batches: &[Arc<Batch>]) -> Vec<Vec<(usize, Range<usize>)>> {
+        let number = |of: &Arc<Batch>| batches.iter().position(|batch| Arc::ptr_eq(batch, of)).unwrap();
+        let parts = |queue: &ReceiveQueue| {
+            let waiting = queue.waiting.lock();
+            waiting.parts.iter().map(|part| (number(&part.batch), part.frames.clone())).collect()
+        };
+        queues.iter().map(parts).collect()
+    }
+
+    #[test]
+    fn packets_of_a_queue_pair_are_in_one_queue_in_order() {
+        let queues = ReceiveQueues::new(3);
+        let batches = [Arc::<Batch>::default(), Arc::default()];
+        for (batch, packets) in batches.iter().zip([&[(0, 6), (1, 6), (2, 9), (4, 7), (5, 6)][..], &[(0, 7), (1, 7)]]) {
+            let mut distribution = Distribution::of(batch);
+            for &(index, qpn) in packets {
+                distribution.add(queues.of(Qpn::new(qpn)), index);
+            }
+            distribution.finish();
+        }
+        // 6 and 9 are in one queue. Packet 3 of the first batch is for nobody here.
+        assert_eq!(waiting(&queues, &batches), [vec![(0, 0..3), (0, 5..6)], vec![(0, 4..5), (1, 0..2)], vec![]]);
+    }
+
+    #[test]
+    fn batches_fill_a_queue_however_many_their_packets() {
+        let queues = ReceiveQueues::new(2);
+        for count in 0..MAX_WAITING {
+            assert!(!queues.iter().any(ReceiveQueue::is_full), "after {count}");
+            let batch = Arc::default();
+            let mut distribution = Distribution::of(&batch);
+            (0..100).for_each(|index| distribution.add(queues.of(Qpn::new(u32::from(index % 4 == 3))), index));
+            distribution.finish();
+        }
+        assert!(queues.iter().all(ReceiveQueue::is_full));
+    }
+
+    #[test]
+    fn there_is_always_a_queue() {
+        for (count, len) in [(0, 1), (1, 1), (4, 4)] {
+            let queues = ReceiveQueues::new(count);
+            assert_eq!((queues.len(), queues.iter().count(), queues.are_many()), (len, len, len > 1));
+            let of = |qpn| queues.iter().position(|queue| ptr::eq(queue, queues.of(Qpn::new(qpn))));
+            assert!((0..20).all(|qpn| of(qpn) == Some(qpn as usize % len)));
+        }
+    }
+}

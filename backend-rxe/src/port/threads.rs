@@ -1,0 +1,143 @@
+//! The threads of a port. The first waits for the links. With more, the others help it when frames come faster than it
+//! takes them: whoever is free reads the next batch, and empties receive queues that nobody is at.
+
+use std::io;
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::JoinHandle;
+
+use parking_lot::{Condvar, Mutex};
+use pvrdma_verbs::threads::{self, ThreadKind};
+use rustix::event::{PollFd, PollFlags, Timespec};
+
+use super::{Port, SOON};
+
+/// Threads that wait until there is too much for one.
+#[derive(Debug, Default)]
+pub(super) struct Helpers {
+    state: Mutex<State>,
+    called: Condvar,
+    /// That wait now. A call that misses one is made again with the next batch.
+    idle: AtomicUsize,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    calls: u64,
+    over: bool,
+}
+
+impl Helpers {
+    /// Has one come, if one waits.
+    pub(super) fn call(&self) {
+        if self.idle.load(Ordering::Relaxed) > 0 {
+            self.state.lock().calls += 1;
+            self.called.notify_one();
+        }
+    }
+
+    /// How often one was called.
+    pub(super) fn calls(&self) -> u64 {
+        self.state.lock().calls
+    }
+
+    /// None is needed any more.
+    fn end(&self) {
+        self.state.lock().over = true;
+        self.called.notify_all();
+    }
+
+    /// Waits for a call. `false`: there will be none.
+    fn wait(&self) -> bool {
+        let mut state = self.state.lock();
+        let calls = state.calls;
+        self.idle.fetch_add(1, Ordering::Relaxed);
+        self.called.wait_while(&mut state, |state| state.calls == calls && !state.over);
+        self.idle.fetch_sub(1, Ordering::Relaxed);
+        !state.over
+    }
+}
+
+impl Port {
+    /// Starts the threads of a port, as many as it has receive queues.
+    pub(super) fn start_threads(self: &Arc<Self>, threads: &mut Vec<JoinHandle<()>>) -> io::Result<()> {
+        let me = Arc::clone(self);
+        threads.push(threads::spawn(ThreadKind::Port, format!("port-{}", self.mac), move || me.work())?);
+        for number in 1..self.queues.len() {
+            let me = Arc::clone(self);
+            let name = format!("port-{}-{number}", self.mac);
+            threads.push(threads::spawn(ThreadKind::Port, name, move || me.help())?);
+        }
+        Ok(())
+    }
+
+    /// Has the threads end.
+    pub(super) fn end_threads(&self) {
+        self.stopping.store(true, Ordering::Release);
+        self.helpers.end();
+        self.wake();
+    }
+
+    fn work(&self) {
+        while !self.stopping.load(Ordering::Acquire) {
+            if !self.service_timed() {
+                self.wait();
+            }
+        }
+    }
+
+    fn help(&self) {
+        while self.helpers.wait() {
+            let mut busy = true;
+            while busy && !self.stopping.load(Ordering::Acquire) {
+                busy = self.service_timed();
+            }
+        }
+    }
+
+    fn service_timed(&self) -> bool {
+        let began = self.now();
+        let busy = self.service();
+        self.share.add_port_time(self.now().saturating_sub(began));
+        busy
+    }
+
+    /// Blocks until a link has something, or somebody wakes us.
+    fn wait(&self) {
+        if self.queues.are_many() && self.wait_for_helper() {
+            return;
+        }
+        let ends: Vec<_> = self.ends().map(|end| (end.link.readiness(), end.is_blocked())).collect();
+        let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
+        for (readiness, full) in &ends {
+            for fd in [&readiness.readable, &readiness.changed].into_iter().flatten() {
+                fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
+            }
+            if let (Some(fd), true) = (&readiness.writable, full) {
+                fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT));
+            }
+        }
+        let wait = ends.iter().filter_map(|(readiness, _)| readiness.wait).min();
+        let timeout = wait.and_then(|wait| Timespec::try_from(wait).ok());
+        match rustix::event::poll(&mut fds, timeout.as_ref()) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(errno) => {
+                self.log.error("port", format_args!("{}: cannot wait: {errno}", self.mac));
+                std::thread::sleep(SOON);
+            }
+        }
+        let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]);
+    }
+
+    /// Waits for a helper that reads, or has a queue that is full. `false`: there is none. The link is readable
+    /// meanwhile, so that waiting for it would not.
+    fn wait_for_helper(&self) -> bool {
+        if self.reading.is_locked() {
+            drop(self.reading.lock());
+            return true;
+        }
+        let full = self.queues.iter().find(|queue| queue.is_full());
+        full.inspect(|queue| queue.wait()).is_some()
+    }
+}
