@@ -543,14 +543,14 @@ impl Endpoint {
         wire.take_response(port, &self.qp, requester, packet)
     }
 
-    /// Gives a request of the peer to the responder.
-    pub(crate) fn take_request(
+    /// Gives requests of the peer to the responder, and says of each whether it was taken.
+    pub(crate) fn take_requests<'p>(
         &self,
         port: &Port,
-        packet: &Packet<'_>,
-        arrival: Arrival<'_>,
-    ) -> Result<(), DropReason> {
-        self.wire.take_request(port, &self.qp, packet, arrival, |attrs| self.wire_path(attrs))
+        packets: impl Iterator<Item = (Packet<'p>, Arrival<'p>)>,
+        taken: impl FnMut(Result<(), DropReason>),
+    ) {
+        self.wire.take_requests(port, &self.qp, packets, |attrs| self.wire_path(attrs), taken);
     }
 
     /// Sends what the responder owes to the wire, at least a packet and about `most` bytes, and adds to `sent`. Returns

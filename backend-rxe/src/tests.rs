@@ -183,7 +183,8 @@ fn what_has_come_is_acknowledged_before_a_qp_ends() {
             request([10, 0, 0, 2], &end, Opcode::write(Position::Only), 0, Reth { address: 0, rkey: 0, length: 0 });
         let frame = build(&header, &[]).unwrap();
         let packet = Packet::parse(&frame).unwrap();
-        end.qp.endpoint.take_request(&uplink.port, &packet, Arrival::alone(&frame)).unwrap();
+        let request = std::iter::once((packet, Arrival::alone(&frame)));
+        end.qp.endpoint.take_requests(&uplink.port, request, |taken| taken.unwrap());
         let mut answers = Frames::default();
         cable.receive(&mut answers, 1);
         assert_eq!(answers.len(), 0);

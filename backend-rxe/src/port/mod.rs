@@ -77,8 +77,8 @@ pub struct PortConfig {
 
 /// Who takes the RoCE frames of a receive queue.
 pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
-    /// Takes a frame.
-    fn receive(&mut self, port: &Port, arrival: Arrival<'_>);
+    /// Takes frames, in this order.
+    fn receive<'p>(&mut self, port: &Port, arrivals: &mut dyn Iterator<Item = Arrival<'p>>);
 
     /// Sends READ data that is owed. Returns `true` if there is more than the budget allows, or than there is room for.
     fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool;

@@ -178,9 +178,7 @@ fn take(part: &Part, port: &Port, receiver: &mut dyn RoceReceiver) {
     if port.is_link_down() {
         return port.counters.frames_dropped_link_down.add(part.frames.len() as u64);
     }
-    for index in part.frames.clone() {
-        receiver.receive(port, Arrival::new(&part.batch, index));
-    }
+    receiver.receive(port, &mut part.frames.clone().map(|index| Arrival::new(&part.batch, index)));
 }
 
 #[cfg(test)]

@@ -1,17 +1,22 @@
 //! The threads of a port. The first waits for the links. With more, the others help it when frames come faster than it
 //! takes them: whoever is free reads the next batch, and empties receive queues that nobody is at.
 
+use std::hint;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex};
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::{Port, SOON};
+
+/// How long a thread looks for more to do before it sleeps: about what it takes to wake it.
+const LINGER: Duration = Duration::from_micros(50);
 
 /// Threads that wait until there is too much for one.
 #[derive(Debug, Default)]
@@ -89,9 +94,15 @@ impl Port {
 
     fn help(&self) {
         while self.helpers.wait() {
-            let mut busy = true;
-            while busy && !self.stopping.load(Ordering::Acquire) {
-                busy = self.service_timed();
+            let mut idle_since = None;
+            while !self.stopping.load(Ordering::Acquire) {
+                if self.service_timed() {
+                    idle_since = None;
+                } else if self.now() >= *idle_since.get_or_insert_with(|| self.now()) + LINGER {
+                    break;
+                } else {
+                    rest();
+                }
             }
         }
     }
@@ -133,11 +144,21 @@ impl Port {
     /// Waits for a helper that reads, or has a queue that is full. `false`: there is none. The link is readable
     /// meanwhile, so that waiting for it would not.
     fn wait_for_helper(&self) -> bool {
-        if self.reading.is_locked() {
-            drop(self.reading.lock());
-            return true;
+        let full = || self.queues.iter().find(|queue| queue.is_full());
+        let since = self.now();
+        while self.reading.is_locked() || full().is_some() {
+            if self.now() >= since + LINGER {
+                drop(self.reading.lock());
+                full().inspect(|queue| queue.wait());
+                return true;
+            }
+            rest();
         }
-        let full = self.queues.iter().find(|queue| queue.is_full());
-        full.inspect(|queue| queue.wait()).is_some()
+        false
     }
+}
+
+/// Lets a fraction of a microsecond pass.
+fn rest() {
+    (0..32).for_each(|_| hint::spin_loop());
 }

@@ -1,12 +1,13 @@
 //! Frames that came for a device: which queue pair, which half, or why not.
 
 use std::collections::VecDeque;
+use std::iter;
 use std::sync::{Arc, Weak};
 
 use pvrdma_ether_link::Frames;
-use pvrdma_roce::wire::{Opcode, Packet};
+use pvrdma_roce::wire::{Ecn, Opcode, Packet};
 use pvrdma_roce::{DropReason, admit};
-use pvrdma_verbs::{QpType, Qpn};
+use pvrdma_verbs::{Gid, QpType, Qpn};
 
 use super::sources::{Sources, Verdict};
 use super::{cnp, ud};
@@ -43,6 +44,47 @@ pub(crate) struct Inbox {
     notifications: Frames,
 }
 
+/// A packet that came.
+type Received<'p> = (Packet<'p>, Arrival<'p>);
+
+/// What packets have in common that take the same way to the same queue pair.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+struct Flow {
+    to: BoundGid,
+    from: Gid,
+    qpn: Qpn,
+    /// They are congestion notifications.
+    notification: bool,
+}
+
+impl Flow {
+    fn of(packet: &Packet<'_>) -> Self {
+        let header = &packet.header;
+        let network = &header.network;
+        let to = BoundGid::on_network(network.kind(), network.destination(), header.ethernet.vlan_id());
+        let notification = header.bth.opcode == Opcode::CNP;
+        Self { to, from: network.source(), qpn: header.bth.destination, notification }
+    }
+}
+
+fn is_response(packet: &Packet<'_>) -> bool {
+    packet.header.bth.opcode.info().is_some_and(|info| info.operation.is_response())
+}
+
+fn is_marked(packet: &Packet<'_>) -> bool {
+    packet.header.network.ecn() == Ecn::Congested
+}
+
+fn count_dropped(port: &Port, reason: DropReason) {
+    let counters = &port.counters;
+    PortCounters::bump(match reason {
+        DropReason::Damaged(_) => &counters.wire_dropped_damaged,
+        DropReason::Address => &counters.wire_dropped_address,
+        DropReason::State => &counters.wire_dropped_state,
+        DropReason::Version | DropReason::Opcode | DropReason::Pkey => &counters.wire_dropped_refused,
+    });
+}
+
 impl Inbox {
     pub(crate) fn new(node: &Arc<Node<Endpoint>>, sources: Sources) -> Self {
         let node = Arc::downgrade(node);
@@ -50,66 +92,71 @@ impl Inbox {
         Self { node, sources, newly_owing, owing, answered, notifications: Frames::default() }
     }
 
-    fn take(&mut self, port: &Port, node: &Node<Endpoint>, arrival: Arrival<'_>) {
-        let (counters, frame) = (&port.counters, arrival.frame);
-        PortCounters::bump(&counters.wire_frames_received);
-        PortCounters::add(&counters.wire_received_bytes, frame.len() as u64);
-        let Ok(packet) = Packet::parse(frame) else { return PortCounters::bump(&counters.wire_dropped_malformed) };
-        let header = &packet.header;
-        let (kind, gid) = (header.network.kind(), header.network.destination());
-        let to = BoundGid::on_network(kind, gid, header.ethernet.vlan_id());
-        let gids = &node.adapter.gids;
-        if !gids.contains(to) {
-            return PortCounters::bump(match gids.is_in_other_vlan(to) {
+    /// Finds the queue pair that a packet is for, and counts why it is for none.
+    fn resolve(&mut self, port: &Port, node: &Node<Endpoint>, flow: Flow) -> Option<Arc<Endpoint>> {
+        let (counters, gids) = (&port.counters, &node.adapter.gids);
+        if !gids.contains(flow.to) {
+            PortCounters::bump(match gids.is_in_other_vlan(flow.to) {
                 true => &counters.wire_dropped_vlan,
                 false => &counters.wire_dropped_address,
             });
+            return None;
         }
-        match self.sources.judge(node, to.beside(header.network.source())) {
+        match self.sources.judge(node, flow.to.beside(flow.from)) {
             Verdict::Taken => {}
-            Verdict::Spoofed => return PortCounters::bump(&counters.wire_dropped_address),
-            Verdict::Refused => return PortCounters::bump(&counters.wire_dropped_peer),
-        }
-        if header.bth.opcode == Opcode::CNP {
-            return cnp::notified(port, node, &packet);
-        }
-        let Some(endpoint) = node.qp(header.bth.destination) else {
-            return PortCounters::bump(&counters.wire_dropped_no_qp);
-        };
-        let qp = endpoint.qp();
-        let taken = match qp.qp_type {
-            QpType::Ud | QpType::Gsi => admit(&packet, qp.qp_type).map(|_| ud::deliver(port, qp, &packet)),
-            QpType::Rc => self.connected(port, &endpoint, &packet, arrival),
-        };
-        match taken {
-            Ok(()) => cnp::marked(port, &endpoint, &packet, &mut self.notifications),
-            Err(DropReason::Damaged(_)) => PortCounters::bump(&counters.wire_dropped_damaged),
-            Err(DropReason::Address) => PortCounters::bump(&counters.wire_dropped_address),
-            Err(DropReason::State) => PortCounters::bump(&counters.wire_dropped_state),
-            Err(DropReason::Version | DropReason::Opcode | DropReason::Pkey) => {
-                PortCounters::bump(&counters.wire_dropped_refused);
+            Verdict::Spoofed => {
+                PortCounters::bump(&counters.wire_dropped_address);
+                return None;
+            }
+            Verdict::Refused => {
+                PortCounters::bump(&counters.wire_dropped_peer);
+                return None;
             }
         }
+        let endpoint = node.qp(flow.qpn);
+        if endpoint.is_none() && !flow.notification {
+            PortCounters::bump(&counters.wire_dropped_no_qp);
+        }
+        endpoint
     }
 
-    fn connected(
+    /// Takes a packet, and those behind it that are requests to the same queue pair.
+    fn take<'p>(
         &mut self,
         port: &Port,
         endpoint: &Arc<Endpoint>,
-        packet: &Packet<'_>,
-        arrival: Arrival<'_>,
-    ) -> Result<(), DropReason> {
-        let operation = packet.header.bth.opcode.info().map(|info| info.operation);
-        if operation.is_some_and(|operation| operation.is_response()) {
-            endpoint.take_response(port, packet)?;
-            if endpoint.turns().begin_requests() {
-                self.answered.push_back(Arc::downgrade(endpoint));
+        (packet, arrival): Received<'p>,
+        behind: impl Iterator<Item = Received<'p>>,
+    ) {
+        let qp = endpoint.qp();
+        let taken = match qp.qp_type {
+            QpType::Ud | QpType::Gsi => admit(&packet, qp.qp_type).map(|_| ud::deliver(port, qp, &packet)),
+            QpType::Rc if is_response(&packet) => endpoint.take_response(port, &packet).map(|()| {
+                if endpoint.turns().begin_requests() {
+                    self.answered.push_back(Arc::downgrade(endpoint));
+                }
+            }),
+            QpType::Rc if is_marked(&packet) => {
+                let mut taken = Ok(());
+                endpoint.take_requests(port, iter::once((packet, arrival)), |result| taken = result);
+                taken.map(|()| self.owe(endpoint))
             }
-            return Ok(());
+            QpType::Rc => {
+                let mut any = false;
+                endpoint.take_requests(port, iter::once((packet, arrival)).chain(behind), |taken| match taken {
+                    Ok(()) => any = true,
+                    Err(reason) => count_dropped(port, reason),
+                });
+                if any {
+                    self.owe(endpoint);
+                }
+                return;
+            }
+        };
+        match taken {
+            Ok(()) => cnp::marked(port, endpoint, &packet, &mut self.notifications),
+            Err(reason) => count_dropped(port, reason),
         }
-        endpoint.take_request(port, packet, arrival)?;
-        self.owe(endpoint);
-        Ok(())
     }
 
     /// A responder sends what it owes when the batch is through.
@@ -180,10 +227,38 @@ impl Inbox {
 }
 
 impl RoceReceiver for Inbox {
-    fn receive(&mut self, port: &Port, arrival: Arrival<'_>) {
-        if let Some(node) = self.node.upgrade() {
-            self.take(port, &node, arrival);
+    fn receive<'p>(&mut self, port: &Port, arrivals: &mut dyn Iterator<Item = Arrival<'p>>) {
+        let Some(node) = self.node.upgrade() else { return };
+        let (counters, mut frames, mut bytes) = (&port.counters, 0, 0);
+        let parse = |arrival: Arrival<'p>| {
+            frames += 1;
+            bytes += arrival.frame.len() as u64;
+            let packet = Packet::parse(arrival.frame);
+            packet.inspect_err(|_| PortCounters::bump(&counters.wire_dropped_malformed)).ok().map(|it| (it, arrival))
+        };
+        let mut packets = arrivals.filter_map(parse).peekable();
+        // Packets of a flow often come one behind the other, and what was found for the first holds for the others until
+        // an address changes.
+        let mut last: Option<(Flow, u64, Arc<Endpoint>)> = None;
+        while let Some((packet, arrival)) = packets.next() {
+            let (flow, generation) = (Flow::of(&packet), self.sources.generation());
+            let endpoint = match &last {
+                Some((known, since, endpoint)) if (*known, *since) == (flow, generation) => Some(Arc::clone(endpoint)),
+                _ => self.resolve(port, &node, flow),
+            };
+            if flow.notification {
+                cnp::notified(port, endpoint.as_deref(), &packet);
+                continue;
+            }
+            let Some(endpoint) = endpoint else { continue };
+            let alike =
+                |(packet, _): &Received<'_>| !is_response(packet) && !is_marked(packet) && Flow::of(packet) == flow;
+            self.take(port, &endpoint, (packet, arrival), iter::from_fn(|| packets.next_if(alike)));
+            last = Some((flow, generation, endpoint));
         }
+        drop(packets);
+        PortCounters::add(&counters.wire_frames_received, frames);
+        PortCounters::add(&counters.wire_received_bytes, bytes);
     }
 
     fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool {

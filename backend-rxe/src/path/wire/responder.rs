@@ -19,6 +19,7 @@ use crate::gid::BoundGid;
 use crate::port::counters::PortCounters;
 use crate::port::{Arrival, BATCH, KeptPacket, Port};
 use crate::qp::Qp;
+use crate::qp::responder::Responder;
 use crate::sg::MemoryGuard;
 use crate::timer::TimerKey;
 
@@ -278,6 +279,38 @@ pub(crate) struct WireSide {
     responder: Mutex<Option<Box<WireResponder>>>,
 }
 
+/// The state for the wire of a responder that takes this packet, which the first of its peer makes.
+fn admit_request<'w>(
+    port: &Port,
+    qp: &Qp,
+    responder: &mut Responder,
+    wire: &'w mut Option<Box<WireResponder>>,
+    packet: &Packet<'_>,
+    path: &impl Fn(&QpAttrs) -> Option<(Path, BoundGid)>,
+) -> Result<&'w mut WireResponder, DropReason> {
+    if !qp.state.receives() {
+        return Err(DropReason::State);
+    }
+    match wire {
+        Some(wire) => {
+            admit_connected(packet, qp.qpn, &wire.path)?;
+            if wire.source.is_none() {
+                return Err(DropReason::Address);
+            }
+            Ok(wire)
+        }
+        None => {
+            let path = path(&responder.attrs).ok_or(DropReason::Address)?;
+            // Only the peer is worth memory.
+            admit_connected(packet, qp.qpn, &path.0)?;
+            if !responder.connection.meet_wire() {
+                return Err(DropReason::Address);
+            }
+            Ok(wire.insert(WireResponder::new(port, &responder.attrs, path)))
+        }
+    }
+}
+
 impl WireSide {
     /// Forgets everything, with the QP's state.
     pub(crate) fn reset(&self, engine: &Engine) {
@@ -312,45 +345,32 @@ impl WireSide {
         self.responder.lock().as_ref().map(|responder| responder.load())
     }
 
-    /// Gives a request to the responder. `path` leads back to the peer, if there is a way.
-    pub(crate) fn take_request(
+    /// Gives requests to the responder, and says of each whether it was taken. `path` leads back to the peer, if there
+    /// is a way.
+    pub(crate) fn take_requests<'p>(
         &self,
         port: &Port,
         qp: &Qp,
-        packet: &Packet<'_>,
-        arrival: Arrival<'_>,
-        path: impl FnOnce(&QpAttrs) -> Option<(Path, BoundGid)>,
-    ) -> Result<(), DropReason> {
+        packets: impl Iterator<Item = (Packet<'p>, Arrival<'p>)>,
+        path: impl Fn(&QpAttrs) -> Option<(Path, BoundGid)>,
+        mut taken: impl FnMut(Result<(), DropReason>),
+    ) {
         let guard = MemoryGuard::open(&qp.adapter, None);
         let responder = &mut *qp.responder.lock();
-        if !qp.state.receives() {
-            return Err(DropReason::State);
-        }
         let wire = &mut *self.responder.lock();
-        let wire = match wire {
-            Some(wire) => {
-                admit_connected(packet, qp.qpn, &wire.path)?;
-                if wire.source.is_none() {
-                    return Err(DropReason::Address);
-                }
-                wire
-            }
-            None => {
-                let path = path(&responder.attrs).ok_or(DropReason::Address)?;
-                // Only the peer is worth memory.
-                admit_connected(packet, qp.qpn, &path.0)?;
-                if !responder.connection.meet_wire() {
-                    return Err(DropReason::Address);
-                }
-                wire.insert(WireResponder::new(port, &responder.attrs, path))
-            }
-        };
-        let before = wire.transport.stats();
+        let stats = |wire: &Option<Box<WireResponder>>| wire.as_ref().map(|wire| wire.transport.stats());
+        let before = stats(wire);
         let wait = Some(&self.turns);
-        let hooks = &mut ResponderHooks { qp, responder, memory: guard.own(), wait, waits: false };
-        wire.take(port, packet, arrival, hooks);
-        port.counters.responder(&before, &wire.transport.stats());
-        Ok(())
+        for (packet, arrival) in packets {
+            let admitted = admit_request(port, qp, responder, wire, &packet, &path);
+            taken(admitted.map(|wire| {
+                let hooks = &mut ResponderHooks { qp, responder, memory: guard.own(), wait, waits: false };
+                wire.take(port, &packet, arrival, hooks);
+            }));
+        }
+        if let Some(after) = stats(wire) {
+            port.counters.responder(&before.unwrap_or_default(), &after);
+        }
     }
 
     /// Sends what the responder owes, at least a packet and about `most` bytes, and adds to `sent`. Returns `false` if

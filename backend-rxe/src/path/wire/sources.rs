@@ -53,6 +53,11 @@ impl Sources {
         Self { directory, addresses, local, slots: vec![None; SLOTS].into(), now: None }
     }
 
+    /// Another one than before: what was found out about addresses may hold no more.
+    pub(super) fn generation(&self) -> u64 {
+        self.directory.generation()
+    }
+
     /// The batch is through.
     pub(super) const fn end_batch(&mut self) {
         self.now = None;

@@ -18,10 +18,10 @@ use crate::device_pair::{Side, SideOptions, mac};
 
 /// Connections, and what each brings.
 const QPS: usize = 8;
-const WRITES: usize = 24;
+const WRITES: usize = 8;
 const WRITE: usize = 1 << 20;
 /// Packets of a connection that follow each other: a super-frame.
-const RUN: usize = 14;
+const RUN: usize = 44;
 /// Position of the destination QP in an Ethernet frame with IPv4, UDP and BTH.
 const DESTINATION_QP: std::ops::Range<usize> = 47..50;
 
@@ -55,7 +55,11 @@ impl Station {
     fn connect(&mut self, peers: &[u32]) -> Result<()> {
         let host = 3 - self.side.host;
         for (qp, &peer) in self.qps.iter_mut().zip(peers) {
-            qp.connect(&Path { mtu: 5, dmac: mac(host).0, ..Path::to(gid(host), peer) })?;
+            qp.connect(&Path {
+                mtu: if std::env::var_os("M5").is_some() { 5 } else { 3 },
+                dmac: mac(host).0,
+                ..Path::to(gid(host), peer)
+            })?;
             ensure!(qp.post_encoded_recv(&[RecvWr::new(0, &[]).encode()], 1) == 1, "the receive ring is full");
         }
         Ok(())
