@@ -62,8 +62,9 @@ fn vxlan(end: usize) -> String {
     format!("uplink=vxlan:{},remote={},vni=77", OUTER[end], OUTER[1 - end])
 }
 
-fn af_packet(_: usize) -> String {
-    format!("uplink=af_packet:{INTERFACE}")
+/// One of the ends has as many threads for each device as nobody needs here.
+fn af_packet(end: usize) -> String {
+    format!("uplink=af_packet:{INTERFACE},port-threads={}", 1 + 2 * end)
 }
 
 const VXLAN_DROPS: [&str; 4] =

@@ -59,7 +59,7 @@ impl Config {
         let network = match (&spec.network, spec.own_network()) {
             (Some(_), Some(_)) => {
                 let problem = "network names a network that is described elsewhere: uplink, remote, vni, learn, vlan, \
-                               mtu, link-rate, offload and fault are given there";
+                               mtu, link-rate, port-threads, offload and fault are given there";
                 return Err(problem.to_owned());
             }
             (Some(name), None) if name != DEFAULT_NETWORK => return self.named(name),
@@ -224,6 +224,7 @@ impl Network {
             _ if self.fault != other.fault => "fault",
             _ if self.offload != other.offload => "offload",
             _ if self.link_rate != other.link_rate => "link-rate",
+            _ if self.port_threads != other.port_threads => "port-threads",
             _ if remotes(self) != remotes(other) => "remote",
             _ if is_open(self) != is_open(other) => "learn",
             _ => return Ok(()),
@@ -398,6 +399,7 @@ mod tests {
             ("uplink=tap:t", "uplink=tap:t,mtu=9000", "mtu is another than that of 0"),
             ("uplink=tap:t", "uplink=tap:t,fault=loss:0.1", "fault is another"),
             ("uplink=af_packet:e", "uplink=af_packet:e,offload=off", "offload is another"),
+            ("uplink=tap:t", "uplink=tap:t,port-threads=2", "port-threads is another"),
             ("uplink=vxlan:::1,remote=::2", "uplink=vxlan:::1,remote=::3", "remote is another"),
             ("uplink=vxlan:::1,remote=::2", "uplink=vxlan:::1,remote=::2,learn=remotes", "learn is another"),
         ] {

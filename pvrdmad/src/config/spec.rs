@@ -124,10 +124,10 @@ keys! {
         /// end has to send it back, so that the filters of that network see it. A device still reaches itself.
         ["local", "on|off", ""]
         local: Option<Switch>,
-        /// Threads of each device that take frames from the uplink.
+        /// Threads of a device that take frames.
         ///
-        /// With more than one, others help when frames come faster than one takes them; a queue pair is with one of
-        /// them at a time. It is worth processors that are free: what one thread does costs no more with one.
+        /// With more than one, others help when frames come from the uplink faster than one takes them; a queue pair is
+        /// with one of them at a time. It is for hosts with processors to spare.
         ["port-threads", "1..16", "1"]
         port_threads: Option<usize>,
     }
@@ -331,6 +331,9 @@ keys! {
         /// What the uplink carries, in bits per second.
         ["link-rate", "RATE", ""]
         link_rate: Option<BitRate>,
+        /// Threads of a device that take frames.
+        ["port-threads", "1..16", "1"]
+        port_threads: Option<usize>,
         /// Runs of packets leave the uplink as one.
         ["offload", "on|off", "on"]
         offload: Option<Switch>,
@@ -356,6 +359,7 @@ impl DeviceSpec {
             vlan: self.vlan,
             mtu: self.mtu,
             link_rate: self.link_rate,
+            port_threads: self.port_threads,
             offload: self.offload,
             fault: self.fault,
             ..NetworkSpec::default()
