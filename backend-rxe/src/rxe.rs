@@ -41,8 +41,8 @@ pub struct RxeConfig {
     pub vlan: VlanMode,
     /// Devices reach each other directly. Otherwise all that one sends to another goes through their uplinks.
     pub local: bool,
-    /// Threads of each port that take frames from its links, at least one. The packets of a queue pair are for one of them
-    /// at a time. Without workers ports have no threads, but as many receive queues.
+    /// Threads of each port that take frames from its links, at least one. The packets of a queue pair are for one of
+    /// them at a time. Without workers ports have no threads, but as many receive queues.
     pub port_threads: usize,
     /// All ports are at one link, and have its room together: when one finds none, the others do not try.
     pub one_uplink: bool,

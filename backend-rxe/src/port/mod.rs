@@ -3,11 +3,13 @@
 mod arrivals;
 mod classify;
 pub(crate) mod counters;
+mod helpers;
 mod inspect;
 pub(crate) mod kept;
 mod nic;
 mod outgoing;
 pub(crate) mod policy;
+mod receive;
 mod receive_queue;
 pub(crate) mod registry;
 mod threads;
@@ -22,7 +24,7 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use pvrdma_verbs::{Count, Counter, EndOnPanic, LogLimit, MacAddr, Mtu, Qpn};
+use pvrdma_verbs::{Count, Counter, LogLimit, MacAddr, Mtu, Qpn};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 
 use crate::addresses::Addresses;
@@ -31,16 +33,13 @@ use crate::capture::{CaptureLink, Point};
 use crate::engine::Engine;
 use crate::share::Share;
 use crate::task::{Runnable, Task};
-use arrivals::{Batch, Batches};
-use classify::rdma_destination;
+use arrivals::Batches;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
-use outgoing::{Claim, claim};
+use helpers::Helpers;
 use policy::{Policy, PortRules, Violation, VlanMode};
 use pvrdma_ether_link::{Frames, GsoLink, Link};
-use pvrdma_roce::wire::Ethernet;
 use pvrdma_roce::{Congestion, EgressMarking};
-use receive_queue::{Distribution, ReceiveQueue, ReceiveQueues};
-use threads::Helpers;
+use receive_queue::{ReceiveQueue, ReceiveQueues};
 use tx_queue::TxQueue;
 
 pub(crate) use arrivals::{Arrival, KeptPacket};
@@ -55,8 +54,6 @@ const ETHERNET_LEN: usize = 18;
 const OVERHEAD: u32 = 96;
 /// Frames that are taken from a link at a time.
 const RECEIVE: usize = 64;
-/// Bytes of a batch behind which more wait in the link: links hand over few super-frames at a time.
-const FULL_BYTES: usize = 128 << 10;
 /// Buffers that are kept for the next sender.
 const SPARE: usize = 8;
 /// A link that wants to be called again this soon is worth it in a loop that does not wait.
@@ -118,7 +115,7 @@ pub(crate) struct Port {
     /// Held by the thread that reads what came, so that it stays in order.
     reading: Mutex<()>,
     /// What came for queue pairs.
-    queues: ReceiveQueues,
+    queues: ReceiveQueues<dyn RoceReceiver>,
     helpers: Helpers,
     /// Held by the thread that reads what the network function sends, so that it stays in order.
     reading_nic: Mutex<()>,
@@ -330,81 +327,6 @@ impl Port {
         self.share.ran_elsewhere(&self.engine.ready_queue().contention, bytes, true);
     }
 
-    /// Does what there is to do without waiting. Returns `true` if there may be more.
-    pub(crate) fn service(&self) -> bool {
-        let _guard = EndOnPanic::new("a port");
-        let came = self.read();
-        let mut busy = came.as_ref().is_some_and(|came| !came.frames.is_empty());
-        for queue in self.queues.iter() {
-            busy |= queue.empty(self);
-        }
-        if let Some(came) = came {
-            self.arrivals.put_back(came);
-        }
-        busy | self.nic.as_ref().is_some_and(|nic| self.read_nic(nic))
-    }
-
-    /// Reads a batch, unless another thread is at it or there is no room, and gives each frame to the function that it
-    /// is for.
-    fn read(&self) -> Option<Arc<Batch>> {
-        let _order = self.reading.try_lock()?;
-        self.uplink.flush();
-        if let Some(nic) = &self.nic {
-            nic.flush();
-        }
-        if self.queues.are_many() && self.queues.iter().any(ReceiveQueue::is_full) {
-            return None;
-        }
-        let came = self.arrivals.fill(|frames| {
-            self.uplink.link.receive(frames, RECEIVE);
-            self.drop_if_down(frames);
-        });
-        let full = came.frames.len() >= RECEIVE || came.frames.bytes() >= FULL_BYTES;
-        if full && self.queues.are_many() {
-            self.helpers.call();
-        }
-        let mut passed = self.buffer();
-        let untouched = self.sort(&came, &mut passed);
-        let frames = if untouched { &came.frames } else { &passed };
-        match &self.nic {
-            Some(nic) => self.pass(nic, frames, &self.counters.passed_in),
-            None => PortCounters::add(&self.counters.passed_dropped, frames.len() as u64),
-        }
-        passed.clear();
-        self.send(passed);
-        self.batches.fetch_add(1, Ordering::Relaxed);
-        Some(came)
-    }
-
-    /// Puts the frames for the RDMA function into its receive queues. Returns `true` if all are for the network
-    /// function and go on as they are; otherwise those that are for it are in `passed`.
-    fn sort(&self, came: &Arc<Batch>, passed: &mut Frames) -> bool {
-        if came.frames.is_empty() {
-            return true;
-        }
-        let attached = self.function.lock().as_ref().is_some_and(|function| function.strong_count() > 0);
-        let (mut distribution, mut untouched) = (Distribution::of(came), true);
-        for (index, (frame, offload)) in came.frames.iter_with_offloads(0).enumerate() {
-            let destination = rdma_destination(frame, self.mac).filter(|_| attached);
-            if untouched && (destination.is_some() || !self.policy.enters_as_it_is(frame)) {
-                untouched = false;
-                for (frame, offload) in came.frames.iter_with_offloads(0).take(index) {
-                    passed.push_with_offload(frame, offload);
-                }
-            }
-            if let Some(qpn) = destination {
-                distribution.add(self.queues.of(qpn), index);
-                continue;
-            }
-            self.note_stations(frame);
-            if !untouched {
-                self.count_violation(self.policy.incoming((frame, offload), passed));
-            }
-        }
-        distribution.finish();
-        untouched
-    }
-
     /// How many batches were read.
     fn batches(&self) -> u64 {
         self.batches.load(Ordering::Relaxed)
@@ -423,17 +345,6 @@ impl Port {
         let Some(readable) = self.uplink.link.readiness().readable else { return false };
         let mut fds = [PollFd::from_borrowed_fd(readable.as_fd(), PollFlags::IN)];
         rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-    }
-
-    /// Remembers which addresses stations beyond the uplink say that they have.
-    fn note_stations(&self, frame: &[u8]) {
-        let Claim::Addresses(addresses) = claim(frame) else { return };
-        let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };
-        if !self.addresses.is_member(ethernet.source) {
-            for gid in addresses.into_iter().flatten() {
-                self.addresses.seen((gid, ethernet.vlan_id()));
-            }
-        }
     }
 
     fn count_violation(&self, passed: Result<(), Violation>) {

@@ -12,30 +12,29 @@ use pvrdma_handover::Combiner;
 use pvrdma_verbs::Qpn;
 
 use super::arrivals::{Arrival, Batch};
-use super::{Port, RoceReceiver};
 
 /// Batches that wait in a queue at most. What comes then waits in the link.
 pub(super) const MAX_WAITING: usize = 4;
 
 /// The receive queues of a port, at least one.
 #[derive(Debug)]
-pub(super) struct ReceiveQueues {
-    first: ReceiveQueue,
-    more: Box<[ReceiveQueue]>,
+pub(super) struct ReceiveQueues<R: ?Sized> {
+    first: ReceiveQueue<R>,
+    more: Box<[ReceiveQueue<R>]>,
 }
 
-impl ReceiveQueues {
+impl<R: ?Sized> ReceiveQueues<R> {
     pub(super) fn new(count: usize) -> Self {
         Self { first: ReceiveQueue::default(), more: (1..count).map(|_| ReceiveQueue::default()).collect() }
     }
 
     /// The queue of a queue pair's packets.
-    pub(super) fn of(&self, qpn: Qpn) -> &ReceiveQueue {
+    pub(super) fn of(&self, qpn: Qpn) -> &ReceiveQueue<R> {
         let index = qpn.get() as usize % self.len();
         index.checked_sub(1).and_then(|index| self.more.get(index)).unwrap_or(&self.first)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = &ReceiveQueue> {
+    pub(super) fn iter(&self) -> impl Iterator<Item = &ReceiveQueue<R>> {
         iter::once(&self.first).chain(&self.more)
     }
 
@@ -51,9 +50,19 @@ impl ReceiveQueues {
 
 /// Packets of one batch that lie side by side and are for one queue.
 #[derive(Debug)]
-struct Part {
+pub(super) struct Part {
     batch: Arc<Batch>,
     frames: Range<usize>,
+}
+
+impl Part {
+    pub(super) fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    pub(super) fn arrivals(&self) -> impl Iterator<Item = Arrival<'_>> {
+        self.frames.clone().map(|index| Arrival::new(&self.batch, index))
+    }
 }
 
 /// What waits in a queue.
@@ -75,18 +84,18 @@ impl Waiting {
 
 /// Puts the packets of a batch into their queues, as many at a time as lie side by side.
 #[derive(Debug)]
-pub(super) struct Distribution<'a> {
+pub(super) struct Distribution<'a, R: ?Sized> {
     batch: &'a Arc<Batch>,
-    run: Option<(&'a ReceiveQueue, Range<usize>)>,
+    run: Option<(&'a ReceiveQueue<R>, Range<usize>)>,
 }
 
-impl<'a> Distribution<'a> {
+impl<'a, R: ?Sized> Distribution<'a, R> {
     pub(super) const fn of(batch: &'a Arc<Batch>) -> Self {
         Self { batch, run: None }
     }
 
     /// The packet at this place of the batch is for this queue.
-    pub(super) fn add(&mut self, queue: &'a ReceiveQueue, index: usize) {
+    pub(super) fn add(&mut self, queue: &'a ReceiveQueue<R>, index: usize) {
         match &mut self.run {
             Some((last, frames)) if ptr::eq(*last, queue) && frames.end == index => frames.end = index + 1,
             run => {
@@ -105,14 +114,14 @@ impl<'a> Distribution<'a> {
     }
 }
 
-/// A receive queue.
-#[derive(Debug, Default)]
-pub(super) struct ReceiveQueue {
+/// A receive queue, with who takes what is in it.
+#[derive(Debug)]
+pub(super) struct ReceiveQueue<R: ?Sized> {
     waiting: Mutex<Waiting>,
     /// Held by the thread that empties the queue.
-    receiver: FairMutex<Option<Box<dyn RoceReceiver>>>,
+    receiver: FairMutex<Option<Box<R>>>,
     /// Takes the place of `receiver` before the next packet.
-    next_receiver: Mutex<Option<Box<dyn RoceReceiver>>>,
+    next_receiver: Mutex<Option<Box<R>>>,
     /// Responders whose turn has come: their rate had them wait.
     resumed: Mutex<Vec<Qpn>>,
     /// Who finds the queue taken leaves what he brought to the thread that has it.
@@ -121,8 +130,21 @@ pub(super) struct ReceiveQueue {
     passes: AtomicU64,
 }
 
-impl ReceiveQueue {
-    pub(super) fn attach(&self, receiver: Box<dyn RoceReceiver>) {
+impl<R: ?Sized> Default for ReceiveQueue<R> {
+    fn default() -> Self {
+        Self {
+            waiting: Mutex::default(),
+            receiver: FairMutex::default(),
+            next_receiver: Mutex::default(),
+            resumed: Mutex::default(),
+            combiner: Combiner::default(),
+            passes: AtomicU64::new(0),
+        }
+    }
+}
+
+impl<R: ?Sized> ReceiveQueue<R> {
+    pub(super) fn attach(&self, receiver: Box<R>) {
         *self.next_receiver.lock() = Some(receiver);
     }
 
@@ -130,9 +152,9 @@ impl ReceiveQueue {
         self.resumed.lock().push(qpn);
     }
 
-    /// Has the receiver take what waits, and send what it owes. If another thread is at it, that one goes on. Returns
-    /// `true` if there is more to do at once.
-    pub(super) fn empty(&self, port: &Port) -> bool {
+    /// Has the receiver take what waits, and do what is due. If another thread is at it, that one goes on. Returns
+    /// `true` if there is more to do at once, as `run` says.
+    pub(super) fn empty(&self, mut run: impl FnMut(&mut R, &[Part], Vec<Qpn>) -> bool) -> bool {
         self.combiner.run(&self.receiver, |receiver| {
             let waiting = std::mem::take(&mut *self.waiting.lock());
             // Behind the packets: a peer may send as soon as the device is attached.
@@ -140,17 +162,14 @@ impl ReceiveQueue {
                 *receiver = Some(next);
             }
             let resumed = std::mem::take(&mut *self.resumed.lock());
-            let more = receiver.as_mut().is_some_and(|receiver| {
-                waiting.parts.iter().for_each(|part| take(part, port, receiver.as_mut()));
-                receiver.respond(port, resumed)
-            });
+            let more = receiver.as_mut().is_some_and(|receiver| run(receiver, &waiting.parts, resumed));
             self.passes.fetch_add(1, Ordering::Relaxed);
             more
         })
     }
 
     /// The receiver, unless a thread has it.
-    pub(super) fn try_receiver(&self) -> Option<FairMutexGuard<'_, Option<Box<dyn RoceReceiver>>>> {
+    pub(super) fn try_receiver(&self) -> Option<FairMutexGuard<'_, Option<Box<R>>>> {
         self.receiver.try_lock()
     }
 
@@ -174,21 +193,14 @@ impl ReceiveQueue {
     }
 }
 
-fn take(part: &Part, port: &Port, receiver: &mut dyn RoceReceiver) {
-    if port.is_link_down() {
-        return port.counters.frames_dropped_link_down.add(part.frames.len() as u64);
-    }
-    receiver.receive(port, &mut part.frames.clone().map(|index| Arrival::new(&part.batch, index)));
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     /// What waits in each queue: which batch, and which packets of it.
-    fn waiting(queues: &ReceiveQueues, batches: &[Arc<Batch>]) -> Vec<Vec<(usize, Range<usize>)>> {
+    fn waiting(queues: &ReceiveQueues<()>, batches: &[Arc<Batch>]) -> Vec<Vec<(usize, Range<usize>)>> {
         let number = |of: &Arc<Batch>| batches.iter().position(|batch| Arc::ptr_eq(batch, of)).unwrap();
-        let parts = |queue: &ReceiveQueue| {
+        let parts = |queue: &ReceiveQueue<()>| {
             let waiting = queue.waiting.lock();
             waiting.parts.iter().map(|part| (number(&part.batch), part.frames.clone())).collect()
         };
@@ -197,7 +209,7 @@ mod tests {
 
     #[test]
     fn packets_of_a_queue_pair_are_in_one_queue_in_order() {
-        let queues = ReceiveQueues::new(3);
+        let queues = ReceiveQueues::<()>::new(3);
         let batches = [Arc::<Batch>::default(), Arc::default()];
         for (batch, packets) in batches.iter().zip([&[(0, 6), (1, 6), (2, 9), (4, 7), (5, 6)][..], &[(0, 7), (1, 7)]]) {
             let mut distribution = Distribution::of(batch);
@@ -212,7 +224,7 @@ mod tests {
 
     #[test]
     fn batches_fill_a_queue_however_many_their_packets() {
-        let queues = ReceiveQueues::new(2);
+        let queues = ReceiveQueues::<()>::new(2);
         for count in 0..MAX_WAITING {
             assert!(!queues.iter().any(ReceiveQueue::is_full), "after {count}");
             let batch = Arc::default();
@@ -226,7 +238,7 @@ mod tests {
     #[test]
     fn there_is_always_a_queue() {
         for (count, len) in [(0, 1), (1, 1), (4, 4)] {
-            let queues = ReceiveQueues::new(count);
+            let queues = ReceiveQueues::<()>::new(count);
             assert_eq!((queues.len(), queues.iter().count(), queues.are_many()), (len, len, len > 1));
             let of = |qpn| queues.iter().position(|queue| ptr::eq(queue, queues.of(Qpn::new(qpn))));
             assert!((0..20).all(|qpn| of(qpn) == Some(qpn as usize % len)));

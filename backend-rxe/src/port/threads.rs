@@ -5,11 +5,10 @@ use std::hint;
 use std::io;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use parking_lot::{Condvar, Mutex};
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -17,52 +16,6 @@ use super::{Port, SOON};
 
 /// How long a thread looks for more to do before it sleeps: about what it takes to wake it.
 const LINGER: Duration = Duration::from_micros(50);
-
-/// Threads that wait until there is too much for one.
-#[derive(Debug, Default)]
-pub(super) struct Helpers {
-    state: Mutex<State>,
-    called: Condvar,
-    /// That wait now. A call that misses one is made again with the next batch.
-    idle: AtomicUsize,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    calls: u64,
-    over: bool,
-}
-
-impl Helpers {
-    /// Has one come, if one waits.
-    pub(super) fn call(&self) {
-        if self.idle.load(Ordering::Relaxed) > 0 {
-            self.state.lock().calls += 1;
-            self.called.notify_one();
-        }
-    }
-
-    /// How often one was called.
-    pub(super) fn calls(&self) -> u64 {
-        self.state.lock().calls
-    }
-
-    /// None is needed any more.
-    fn end(&self) {
-        self.state.lock().over = true;
-        self.called.notify_all();
-    }
-
-    /// Waits for a call. `false`: there will be none.
-    fn wait(&self) -> bool {
-        let mut state = self.state.lock();
-        let calls = state.calls;
-        self.idle.fetch_add(1, Ordering::Relaxed);
-        self.called.wait_while(&mut state, |state| state.calls == calls && !state.over);
-        self.idle.fetch_sub(1, Ordering::Relaxed);
-        !state.over
-    }
-}
 
 impl Port {
     /// Starts the threads of a port, as many as it has receive queues.

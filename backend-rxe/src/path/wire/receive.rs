@@ -27,8 +27,8 @@ const TURN_REQUESTS: u32 = 128;
 /// What a turn counts for at least, in bytes.
 const TURN_COST: u64 = 256;
 
-/// What the frames of a receive queue leave to do. Responses are sent when the batch is through, so that one acknowledgement
-/// covers many packets.
+/// What the frames of a receive queue leave to do. Responses are sent when the batch is through, so that one
+/// acknowledgement covers many packets.
 #[derive(Debug)]
 pub(crate) struct Inbox {
     /// The device behind the port, which is made anew whenever the guest's driver starts.
@@ -237,8 +237,8 @@ impl RoceReceiver for Inbox {
             packet.inspect_err(|_| PortCounters::bump(&counters.wire_dropped_malformed)).ok().map(|it| (it, arrival))
         };
         let mut packets = arrivals.filter_map(parse).peekable();
-        // Packets of a flow often come one behind the other, and what was found for the first holds for the others until
-        // an address changes.
+        // Packets of a flow often come one behind the other, and what was found for the first holds for the others,
+        // until an address changes.
         let mut last: Option<(Flow, u64, Arc<Endpoint>)> = None;
         while let Some((packet, arrival)) = packets.next() {
             let (flow, generation) = (Flow::of(&packet), self.sources.generation());

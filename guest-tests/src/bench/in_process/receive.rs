@@ -20,8 +20,8 @@ use crate::device_pair::{Side, SideOptions, mac};
 const QPS: usize = 8;
 const WRITES: usize = 8;
 const WRITE: usize = 1 << 20;
-/// Packets of a connection that follow each other: a super-frame of packets of 1024 bytes, as networks with an MTU of 1500
-/// have.
+/// Packets of a connection that follow each other: a super-frame of packets of 1024 bytes, as in a network with an MTU
+/// of 1500.
 const RUN: usize = 44;
 /// Position of the destination QP in an Ethernet frame with IPv4, UDP and BTH.
 const DESTINATION_QP: std::ops::Range<usize> = 47..50;

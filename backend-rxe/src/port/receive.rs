@@ -1,0 +1,116 @@
+//! From the link to the two functions of the device.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use pvrdma_ether_link::{Frames, Link};
+use pvrdma_roce::wire::Ethernet;
+use pvrdma_verbs::EndOnPanic;
+
+use super::arrivals::Batch;
+use super::classify::rdma_destination;
+use super::counters::PortCounters;
+use super::outgoing::{Claim, claim};
+use super::receive_queue::{Distribution, Part, ReceiveQueue};
+use super::{Port, RECEIVE, RoceReceiver};
+
+/// Bytes of a batch behind which more wait in the link: links hand over few super-frames at a time.
+const FULL_BYTES: usize = 128 << 10;
+
+impl Port {
+    /// Does what there is to do without waiting. Returns `true` if there may be more.
+    pub(crate) fn service(&self) -> bool {
+        let _guard = EndOnPanic::new("a port");
+        let came = self.read();
+        let mut busy = came.as_ref().is_some_and(|came| !came.frames.is_empty());
+        for queue in self.queues.iter() {
+            busy |= queue.empty(|receiver, parts, resumed| {
+                parts.iter().for_each(|part| self.give(part, receiver));
+                receiver.respond(self, resumed)
+            });
+        }
+        if let Some(came) = came {
+            self.arrivals.put_back(came);
+        }
+        busy | self.nic.as_ref().is_some_and(|nic| self.read_nic(nic))
+    }
+
+    /// Reads a batch, unless another thread is at it or there is no room, and gives each frame to the function that it
+    /// is for.
+    fn read(&self) -> Option<Arc<Batch>> {
+        let _order = self.reading.try_lock()?;
+        self.uplink.flush();
+        if let Some(nic) = &self.nic {
+            nic.flush();
+        }
+        if self.queues.are_many() && self.queues.iter().any(ReceiveQueue::is_full) {
+            return None;
+        }
+        let came = self.arrivals.fill(|frames| {
+            self.uplink.link.receive(frames, RECEIVE);
+            self.drop_if_down(frames);
+        });
+        let full = came.frames.len() >= RECEIVE || came.frames.bytes() >= FULL_BYTES;
+        if full && self.queues.are_many() {
+            self.helpers.call();
+        }
+        let mut passed = self.buffer();
+        let untouched = self.sort(&came, &mut passed);
+        let frames = if untouched { &came.frames } else { &passed };
+        match &self.nic {
+            Some(nic) => self.pass(nic, frames, &self.counters.passed_in),
+            None => PortCounters::add(&self.counters.passed_dropped, frames.len() as u64),
+        }
+        passed.clear();
+        self.send(passed);
+        self.batches.fetch_add(1, Ordering::Relaxed);
+        Some(came)
+    }
+
+    /// Puts the frames for the RDMA function into its receive queues. Returns `true` if all are for the network
+    /// function and go on as they are; otherwise those that are for it are in `passed`.
+    fn sort(&self, came: &Arc<Batch>, passed: &mut Frames) -> bool {
+        if came.frames.is_empty() {
+            return true;
+        }
+        let attached = self.function.lock().as_ref().is_some_and(|function| function.strong_count() > 0);
+        let (mut distribution, mut untouched) = (Distribution::of(came), true);
+        for (index, (frame, offload)) in came.frames.iter_with_offloads(0).enumerate() {
+            let destination = rdma_destination(frame, self.mac).filter(|_| attached);
+            if untouched && (destination.is_some() || !self.policy.enters_as_it_is(frame)) {
+                untouched = false;
+                for (frame, offload) in came.frames.iter_with_offloads(0).take(index) {
+                    passed.push_with_offload(frame, offload);
+                }
+            }
+            if let Some(qpn) = destination {
+                distribution.add(self.queues.of(qpn), index);
+                continue;
+            }
+            self.note_stations(frame);
+            if !untouched {
+                self.count_violation(self.policy.incoming((frame, offload), passed));
+            }
+        }
+        distribution.finish();
+        untouched
+    }
+
+    fn give(&self, part: &Part, receiver: &mut dyn RoceReceiver) {
+        if self.is_link_down() {
+            return self.counters.frames_dropped_link_down.add(part.len() as u64);
+        }
+        receiver.receive(self, &mut part.arrivals());
+    }
+
+    /// Remembers which addresses stations beyond the uplink say that they have.
+    fn note_stations(&self, frame: &[u8]) {
+        let Claim::Addresses(addresses) = claim(frame) else { return };
+        let Ok((ethernet, ..)) = Ethernet::parse(frame) else { return };
+        if !self.addresses.is_member(ethernet.source) {
+            for gid in addresses.into_iter().flatten() {
+                self.addresses.seen((gid, ethernet.vlan_id()));
+            }
+        }
+    }
+}
