@@ -49,6 +49,7 @@ fn words_that_are_wrong() {
     ] {
         assert_said(&["check", "--device", &format!("name=a,{keys}")], 2, &[text]);
     }
+    assert_said(&["--backend", "ibverbs,device=a,polls=1"], 2, &["did you mean 'poll'?"]);
     for keys in ["mac=52-54-00-00-00-01", "mac=52:54:00:00:00:01,intx=on", "mac=52:54:00:00:00:01,intx=off"] {
         let (code, text) = said(&["check", "--device", &format!("name=a,socket=/nodir/a,{keys}")]);
         assert_eq!(code, Some(1), "{keys} is right, the folder is not: {text}");
@@ -71,10 +72,12 @@ fn places_that_are_wrong() {
     assert_said(&["--device", &device(&plain, "")], 1, &["exists and is not a socket"]);
     let folder_itself = folder.path().display().to_string();
     assert_said(&["--device", &device(&folder_itself, "")], 1, &["exists and is not a socket"]);
-    assert_said(&["--device", &device(&path(&"x".repeat(120)), "")], 1, &["too long for a socket", "107"]);
     let (a, vxlan) = (path("a"), ",uplink=vxlan:192.0.2.1,remote=192.0.2.2");
     assert_said(&["--device", &device(&a, vxlan)], 1, &["192.0.2.1 is not an address of this host"]);
-    assert_said(&["--device", &device(&a, ",uplink=af_packet:nope0")], 1, &["nope0: no such interface"]);
+    // Who may not have the socket hears that first.
+    let problem =
+        if rustix::process::geteuid().is_root() { "no such interface" } else { "raw frames need CAP_NET_RAW" };
+    assert_said(&["--device", &device(&a, ",uplink=af_packet:nope0")], 1, &[&format!("nope0: {problem}")]);
     assert_said(&["--control", &a, "--device", &device(&a, "")], 2, &["is also the control socket"]);
     let other = format!("name=b,socket={},{MAC}", path("b"));
     let same = "device b: device a of the same network has the same MAC address 52:54:00:00:00:01";
@@ -93,10 +96,6 @@ fn files_that_are_wrong() {
     let unreadable = folder.path().display().to_string();
     assert_said(&["--config", &unreadable], 2, &[&unreadable, "Is a directory"]);
     for (text, wanted) in [
-        ("[device]\nname = \"a\"\n", "[[device]]"),
-        ("[[device]]\nname = \"a\"\nspeed = 1\n", "line 3, column 1"),
-        ("[[device]]\nname = 7\n", "line 2"),
-        ("[[device\n", "line 1"),
         ("[[device]]\nname = \"a\"\nmac = \"52:54:00:00:00:01\"\n", "line 1: device a: "),
         ("[[device]]\nname = \"a\"\n[device.limits]\nmax_qp = 0\n", "max_qp must be 3..=65535"),
     ] {
@@ -213,17 +212,4 @@ fn names_that_are_wrong() {
         let limit = format!("max_qp={value}");
         assert_said(&["limits", "--device", "vm0", &limit], 2, &["max_qp must be 3..=65535"]);
     }
-}
-
-/// Many devices want more descriptors than a shell gives: the daemon takes what it may.
-#[test]
-fn more_devices_than_a_shell_gives_descriptors_for() {
-    let folder = tempfile::tempdir().unwrap();
-    let device = |number: usize| {
-        format!("name=vm{number},socket={}/vm{number},mac=52:54:00:00:00:{number:02x},pin=off", folder.path().display())
-    };
-    let devices: Vec<_> = (1..=20).map(device).collect();
-    let mut command = Command::new("sh");
-    command.args(["-c", "ulimit -S -n 24 && exec \"$@\"", "sh", env!("CARGO_BIN_EXE_pvrdmad")]);
-    let _daemon = Daemon::start(command.args(devices.iter().flat_map(|device| ["--device", device])));
 }
