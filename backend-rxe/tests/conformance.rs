@@ -27,8 +27,8 @@ struct Cabled {
 
 impl Cabled {
     fn new() -> Self {
-        // A test sends datagrams to two queue pairs of the second device, and relies on who gets his first: with several
-        // threads there is no such order.
+        // A test sends datagrams to two queue pairs of the second device, and relies on who gets his first: with
+        // several threads there is no such order.
         let engines = [with_port_threads(), engine()];
         let (near, far) = memory::pair(10_000).unwrap();
         let plug = |rxe: &Rxe, number, link| {
