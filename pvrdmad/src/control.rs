@@ -199,9 +199,11 @@ impl Server {
             Request::Fault { network, fault } => done(self.supervisor.fault(&network, fault)),
             Request::LogLevel { level } => done(self.supervisor.log_level(&level)),
             Request::Link { device, state } => done(self.supervisor.link(&device, state)),
-            Request::Capture { .. } | Request::Events {} | Request::Hello { .. } | Request::Serve { .. } => {
-                Response::Error("not on this socket".to_owned())
-            }
+            Request::Capture { .. }
+            | Request::Events {}
+            | Request::Hello { .. }
+            | Request::Carrier { .. }
+            | Request::Serve { .. } => Response::Error("not on this socket".to_owned()),
         }
     }
 

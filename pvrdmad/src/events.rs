@@ -39,6 +39,15 @@ pub(crate) enum Event {
         /// `up` or `down`.
         state: String,
     },
+    /// The interface of an uplink changed, and the links of the network's devices follow it.
+    Carrier {
+        /// Of which network.
+        network: String,
+        /// Which interface.
+        interface: String,
+        /// `up`, `down`, `no carrier` or `absent`.
+        state: String,
+    },
     /// A VMM connected to a device, or is gone.
     Client {
         /// Which device.
@@ -74,8 +83,8 @@ pub(crate) enum Event {
 
 impl Event {
     /// Kinds of events.
-    pub(crate) const NAMES: [&str; 6] =
-        ["device-added", "device-removed", "link", "client", "queue-pair-failed", "network-ended"];
+    pub(crate) const NAMES: [&str; 7] =
+        ["device-added", "device-removed", "link", "carrier", "client", "queue-pair-failed", "network-ended"];
 }
 
 /// Those who want to know.
@@ -203,6 +212,7 @@ mod tests {
             Event::DeviceAdded { device: text(), network: text() },
             Event::DeviceRemoved { device: text(), network: text() },
             link("x"),
+            Event::Carrier { network: text(), interface: text(), state: text() },
             Event::Client { device: text(), network: text(), connected: true },
             Event::QueuePairFailed {
                 device: text(),

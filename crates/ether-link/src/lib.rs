@@ -18,6 +18,8 @@
 //! * [`tap`]: a virtual network interface of the host;
 //! * [`switch`]: one of the others, shared by several stations;
 //! * [`fault`]: any other link, with injected loss, duplicates, reordering, corruption and delay.
+//!
+//! [`InterfaceWatch`] tells whether an interface of this host carries anything.
 
 pub mod af_packet;
 mod bell;
@@ -28,6 +30,7 @@ mod frames;
 mod framing;
 mod gso;
 mod interface_name;
+mod interface_watch;
 pub mod link_spec;
 pub mod memory;
 mod offload;
@@ -52,6 +55,7 @@ pub use connector::{Connector, NoConnector};
 pub use frames::Frames;
 pub use gso::GsoLink;
 pub use interface_name::InterfaceName;
+pub use interface_watch::{InterfaceState, InterfaceWatch};
 pub use offload::Offload;
 
 /// Everything that links of any kind count, at zero.

@@ -28,6 +28,9 @@ const MTU_RANGE: std::ops::RangeInclusive<u32> = 576..=65_535;
 /// Threads of a device that take frames: each has a queue of packets of its own.
 const PORT_THREADS: std::ops::RangeInclusive<usize> = 1..=16;
 
+/// Why `follow-carrier=off` is refused.
+const NO_CARRIER: &str = "follow-carrier is about an interface of the host (uplink=af_packet:INTERFACE or tap:NAME)";
+
 /// Where the system lists network interfaces.
 const INTERFACES: &str = "/sys/class/net";
 
@@ -46,6 +49,8 @@ pub struct Network {
     pub vlan: VlanMode,
     /// Runs of packets leave the uplink as one.
     pub offload: bool,
+    /// Links of its devices are down while the interface of the uplink carries nothing.
+    pub follow_carrier: bool,
     /// What the uplink suffers from, for tests.
     pub fault: Option<FaultSpec>,
     /// With whom its devices may talk.
@@ -89,21 +94,47 @@ impl NetworkSpec {
         resolved.map_err(|problem| ConfigError::Network { name, problem })
     }
 
+    fn tls_words(&self) -> TlsWords {
+        TlsWords {
+            certificate: self.tls_certificate.clone(),
+            key: self.tls_key.clone(),
+            authority: self.tls_authority.clone(),
+            peer: self.tls_peer.clone(),
+        }
+    }
+
+    /// # Errors
+    /// There is no interface that could have a carrier.
+    fn check_carrier(&self) -> Result<(), String> {
+        match self.uplink {
+            Some(LinkSpec::AfPacket(_) | LinkSpec::Tap(_)) => Ok(()),
+            _ if self.follow_carrier == Some(Switch::Off) => Err(NO_CARRIER.to_owned()),
+            _ => Ok(()),
+        }
+    }
+
+    /// How many threads of a device take frames.
+    ///
+    /// # Errors
+    /// It is out of range.
+    fn threads(&self) -> Result<usize, String> {
+        let port_threads = self.port_threads.unwrap_or(1);
+        let (least, most) = (PORT_THREADS.start(), PORT_THREADS.end());
+        let problem = || format!("port-threads {port_threads} is not one of {least} to {most}");
+        PORT_THREADS.contains(&port_threads).then_some(port_threads).ok_or_else(problem)
+    }
+
     /// The network, whatever its name.
     ///
     /// # Errors
     /// Values do not go together.
     pub(super) fn connect(self) -> Result<Network, String> {
+        self.check_carrier()?;
+        let (tls, port_threads) = (self.tls_words(), self.threads()?);
         let tunnel = TunnelKeys { remotes: self.remotes, vni: self.vni, learn: self.learn };
         if !matches!(self.uplink, Some(LinkSpec::Vxlan(_))) && !tunnel.is_empty() {
             return Err("remote, vni and learn are keys of a tunnel (uplink=vxlan:ADDRESS)".to_owned());
         }
-        let tls = TlsWords {
-            certificate: self.tls_certificate,
-            key: self.tls_key,
-            authority: self.tls_authority,
-            peer: self.tls_peer,
-        };
         if !matches!(self.uplink, Some(LinkSpec::Tls(_))) && tls != TlsWords::default() {
             return Err("tls-certificate, tls-key, tls-authority and tls-peer are keys of a TLS link \
                         (uplink=tls:ADDRESS:PORT or tls-connect:ADDRESS:PORT)"
@@ -134,21 +165,28 @@ impl NetworkSpec {
             }
             other => (other, 0),
         };
-        let (peers, local) = (Peers(self.peers), self.local != Some(Switch::Off));
+        let local = self.local != Some(Switch::Off);
         let default = if uplink.is_some() { DEFAULT_MTU - overhead } else { LOCAL_MTU };
         let mtu = self.mtu.unwrap_or(default);
         if !MTU_RANGE.contains(&mtu) {
             return Err(format!("mtu {mtu} is not one of {} to {}", MTU_RANGE.start(), MTU_RANGE.end()));
         }
-        let port_threads = self.port_threads.unwrap_or(1);
-        if !PORT_THREADS.contains(&port_threads) {
-            let (least, most) = (PORT_THREADS.start(), PORT_THREADS.end());
-            return Err(format!("port-threads {port_threads} is not one of {least} to {most}"));
-        }
-        let offload = self.offload != Some(Switch::Off);
-        let Self { name, link_rate, fault, .. } = self;
-        let devices = Vec::new();
-        Ok(Network { name, uplink, mtu, link_rate, vlan, offload, fault, peers, local, port_threads, devices })
+        let [offload, follow_carrier] = [self.offload, self.follow_carrier].map(|switch| switch != Some(Switch::Off));
+        let Self { name, link_rate, fault, peers, .. } = self;
+        Ok(Network {
+            name,
+            uplink,
+            mtu,
+            link_rate,
+            vlan,
+            offload,
+            follow_carrier,
+            fault,
+            peers: Peers(peers),
+            local,
+            port_threads,
+            devices: Vec::new(),
+        })
     }
 }
 
@@ -188,6 +226,8 @@ mod tests {
         );
         assert!(resolve("name=n,uplink=af_packet:e").unwrap().offload);
         assert!(!resolve("name=n,uplink=af_packet:e,offload=off").unwrap().offload);
+        assert!(resolve("name=n,uplink=tap:t").unwrap().follow_carrier);
+        assert!(!resolve("name=n,uplink=tap:t,follow-carrier=off").unwrap().follow_carrier);
         for (text, word) in [
             ("name=a:b", "letters"),
             ("uplink=unix:/a", "needs a name"),
@@ -195,6 +235,8 @@ mod tests {
             ("name=n,fault=loss:0.1", "fault is one of the uplink"),
             ("name=n,offload=off", "offload is about an interface of the host"),
             ("name=n,uplink=tap:t,offload=off", "offload is about an interface of the host"),
+            ("name=n,follow-carrier=off", "follow-carrier is about an interface of the host"),
+            ("name=n,uplink=unix:/a,follow-carrier=off", "follow-carrier is about an interface of the host"),
             ("name=n,vlan=7", "vlan is that of the uplink"),
             ("name=n,local=off", "local=off sends everything through the uplink"),
             ("name=n,port-threads=2", "port-threads take frames from the uplink"),

@@ -48,8 +48,8 @@ Devices of one network reach each other, and what their uplink connects them to.
 have equal addresses.
 
 `uplink` and what belongs to it may also stand with a device, which then names no network. Devices whose uplinks (kind and interface, or own
-tunnel end and VNI) and VLANs are equal are in one network; `mtu`, `remote`, `learn`, `offload` and `fault` must be equal then. Its name is made
-of the uplink and the VLAN: `af_packet:eth0.10`, `vxlan:10.0.0.1/7`.
+tunnel end and VNI) and VLANs are equal are in one network; `mtu`, `remote`, `learn`, `offload`, `follow-carrier` and `fault` must be equal then. Its
+name is made of the uplink and the VLAN: `af_packet:eth0.10`, `vxlan:10.0.0.1/7`.
 
 Two networks on one interface (`af_packet`) differ in their VLAN, two on one tunnel end (`vxlan`) in their VNI. Other uplinks belong to one
 network, and so does an interface with `vlan=trunk`.

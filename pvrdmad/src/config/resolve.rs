@@ -223,6 +223,7 @@ impl Network {
             _ if self.mtu != other.mtu => "mtu",
             _ if self.fault != other.fault => "fault",
             _ if self.offload != other.offload => "offload",
+            _ if self.follow_carrier != other.follow_carrier => "follow-carrier",
             _ if self.link_rate != other.link_rate => "link-rate",
             _ if self.port_threads != other.port_threads => "port-threads",
             _ if remotes(self) != remotes(other) => "remote",

@@ -106,6 +106,12 @@ keys! {
         /// makes of one. `off` is for an adapter that does not count up the identification of IPv4.
         ["offload", "on|off", "on"]
         offload: Option<Switch>,
+        /// Links of devices are down while the interface is.
+        ///
+        /// An `af_packet` or `tap` uplink whose interface is down, carries nothing or is not there. With `off` devices
+        /// of the network go on reaching each other.
+        ["follow-carrier", "on|off", "on"]
+        follow_carrier: Option<Switch>,
         /// Faults injected on the uplink, for tests.
         ["fault", "FAULT:RATE/...", ""]
         #[serde(default, deserialize_with = "word")]
@@ -337,6 +343,9 @@ keys! {
         /// Runs of packets leave the uplink as one.
         ["offload", "on|off", "on"]
         offload: Option<Switch>,
+        /// Links of devices are down while the interface is.
+        ["follow-carrier", "on|off", "on"]
+        follow_carrier: Option<Switch>,
         /// Faults injected on the uplink, for tests.
         ["fault", "FAULT:RATE/...", ""]
         #[serde(default, deserialize_with = "word")]
@@ -361,6 +370,7 @@ impl DeviceSpec {
             link_rate: self.link_rate,
             port_threads: self.port_threads,
             offload: self.offload,
+            follow_carrier: self.follow_carrier,
             fault: self.fault,
             ..NetworkSpec::default()
         };

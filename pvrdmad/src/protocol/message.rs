@@ -105,13 +105,18 @@ pub enum Request {
         /// Which network.
         network: Box<NetworkSetup>,
     },
+    /// Internal: how the interface of the uplink is. Links of devices are up only if that is.
+    Carrier {
+        /// How it is from now on.
+        state: LinkState,
+    },
     /// Internal: a device to serve. Descriptors: its listening socket; if its doorbell pages are mapped, the connection
     /// to the kernel, their file and, if somebody guards them, what ends with whoever serves them; then those of its
     /// `nic` or its `nic-socket`.
     Serve {
         /// Everything about it.
         device: Box<Device>,
-        /// How its link is.
+        /// How the administrator has its link.
         link: LinkState,
         /// What becomes of its doorbells.
         #[serde(default)]
@@ -165,7 +170,7 @@ impl Request {
             | Self::Fault { .. }
             | Self::LogLevel { .. }
             | Self::Events {} => false,
-            Self::Hello { .. } | Self::Serve { .. } => true,
+            Self::Hello { .. } | Self::Carrier { .. } | Self::Serve { .. } => true,
         }
     }
 

@@ -14,8 +14,8 @@ pub use self::catalogue::{Catalogue, CounterInfo};
 pub use self::limits::render_limits;
 pub(crate) use self::report::by_name;
 pub use self::report::{
-    CaptureReport, ClientReport, DaemonStatus, DeviceReport, FlowReport, LinkReport, MemoryReport, NetworkReport,
-    NetworkState, NetworkStatus, NicReport, WorkerStatus,
+    CaptureReport, ClientReport, DaemonStatus, DeviceReport, FlowReport, InterfaceReport, LinkReport, MemoryReport,
+    NetworkReport, NetworkState, NetworkStatus, NicReport, WorkerStatus,
 };
 pub(crate) use self::reporter::{NicReporter, Reporter};
 pub use self::show::render_objects;

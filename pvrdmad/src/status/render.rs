@@ -98,6 +98,15 @@ impl DaemonStatus {
                 text += &format!("{what} {}: {link}: {missing}\n", short(name));
             }
         }
+        for network in &self.networks {
+            if let Some(interface) = network.interface.as_ref().filter(|interface| !interface.up) {
+                let (name, interface, state) = (short(&network.name), &interface.name, &interface.state);
+                text += &format!("network {name}: ports are down: interface {interface} is {state}\n");
+            }
+        }
+        for device in self.devices.iter().filter(|device| device.link_down) {
+            text += &format!("device {}: its port is down by the administrator\n", short(device.name()));
+        }
         for path in self.networks.iter().flat_map(|network| &network.lost_sockets) {
             text += &format!(
                 "{path}: somebody has removed this socket: start the daemon again, or remove and add its device\n"

@@ -57,6 +57,9 @@ pub struct NetworkStatus {
     /// Paths where somebody has removed a socket of ours: nobody can connect there.
     #[serde(default)]
     pub lost_sockets: Vec<String>,
+    /// The interface of its uplink, if links of its devices follow that.
+    #[serde(default)]
+    pub interface: Option<InterfaceReport>,
     /// What connects it with others; none without an uplink, or while the process does not say.
     #[serde(default)]
     pub uplink: Option<LinkReport>,
@@ -120,6 +123,9 @@ pub struct DeviceReport {
     pub socket: String,
     /// The port: `active` or another state.
     pub port: String,
+    /// The administrator has its link down.
+    #[serde(default)]
+    pub link_down: bool,
     /// Bytes in the port's MTU.
     pub mtu: u32,
     /// Who uses it.
@@ -223,6 +229,17 @@ impl LinkReport {
         let seen = |up: &bool| *up || !matches!(spec, LinkSpec::Datagrams { .. });
         Self { link: spec.to_string(), up: link.inspect().up.taken().filter(seen) }
     }
+}
+
+/// An interface of the host that links of devices follow.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct InterfaceReport {
+    /// Its name.
+    pub name: String,
+    /// `up`, `down`, `no carrier` or `absent`.
+    pub state: String,
+    /// Frames can pass.
+    pub up: bool,
 }
 
 /// The client of a device.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pvrdma_dev::{DeviceStatus, LimitStatus, ObjectKind, PciFunction, PvrdmaDevice};
 use pvrdma_ether_link::Link;
@@ -17,7 +18,7 @@ use super::report::{
     AddressReport, CaptureReport, ClientReport, DeviceReport, FlowReport, LinkReport, MemoryReport, NetworkReport,
     NicReport, ShareReport, by_name, port_word,
 };
-use crate::config::{Device, SocketPlace};
+use crate::config::{Device, LinkState, SocketPlace};
 use crate::doorbells::Doorbells;
 use crate::rlimits;
 use crate::vfio_user::{ConnectionStats, IrqTable};
@@ -101,6 +102,8 @@ impl NicReporter {
 pub(crate) struct Reporter {
     pub(crate) device: Device,
     pub(crate) function: Arc<dyn AnyDevice>,
+    /// The administrator has its link down.
+    pub(crate) link_down: AtomicBool,
     pub(crate) memory: Arc<DmaSpace>,
     pub(crate) irqs: Arc<IrqTable>,
     pub(crate) stats: Arc<ConnectionStats>,
@@ -124,7 +127,38 @@ pub(crate) struct Reporter {
     pub(crate) doorbells: Doorbells,
 }
 
+/// The links of a device's functions, and whether the administrator has them down.
+pub(crate) struct DeviceLinks {
+    function: Arc<dyn AnyDevice>,
+    nic: Option<Arc<Vmxnet3Device>>,
+    down: bool,
+}
+
+impl DeviceLinks {
+    /// Takes them up if both the administrator and the carrier say so, else down.
+    ///
+    /// # Errors
+    /// That of the adapter is not its alone.
+    pub(crate) fn set(&self, carrier: LinkState) -> Result<(), VerbsError> {
+        let up = !self.down && carrier == LinkState::Up;
+        self.function.set_link(up)?;
+        if let Some(nic) = &self.nic {
+            nic.set_link(up);
+        }
+        Ok(())
+    }
+}
+
 impl Reporter {
+    /// The links, as the administrator has them now.
+    pub(crate) fn link(&self) -> DeviceLinks {
+        DeviceLinks {
+            function: Arc::clone(&self.function),
+            nic: self.nic.as_ref().map(|nic| Arc::clone(&nic.device)),
+            down: self.link_down.load(Ordering::Relaxed),
+        }
+    }
+
     pub(crate) fn report(&self) -> DeviceReport {
         let mut status = self.function.device_status();
         status.counters.extend(self.irqs.counters.list());
@@ -134,6 +168,7 @@ impl Reporter {
         DeviceReport {
             socket: self.device.socket.to_string(),
             port: port_word(status.port.state),
+            link_down: self.link_down.load(Ordering::Relaxed),
             mtu: status.port.active_mtu.bytes(),
             client: client(&self.stats),
             memory: MemoryReport {

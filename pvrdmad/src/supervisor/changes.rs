@@ -46,7 +46,7 @@ impl Network {
         // Both before the worker has it, and may send, receive and ask for its links.
         self.plan.services.add(planned.name(), planned.connector());
         let wired = self.plan.wire(Some(planned.device.config.mac)).map_err(|error| format!("uplink: {error}"));
-        let added = wired.and_then(|()| match &self.runs {
+        let added = wired.and_then(|()| match &*self.runs {
             Runs::Here(worker) => {
                 let (request, fds) = descriptors(&planned, &self.plan.stand_ins)?;
                 done(worker.handle(request, fds))?;
@@ -128,7 +128,7 @@ impl Network {
         if !set.is_empty() {
             self.plan.replace(device, |planned| planned.with_limits(&set))?;
         }
-        match self.ask(Request::Limits { device: device.to_owned(), set }, deadline) {
+        match self.runs.ask(Request::Limits { device: device.to_owned(), set }, deadline) {
             Ok(Reply::Limits(limits)) => Ok(limits),
             Ok(Reply::Error(problem)) => Err(problem),
             Ok(_) => Err("its worker's reply is not understood".to_owned()),
@@ -156,7 +156,7 @@ impl Network {
             self.plan.can_promise(device, share)?;
             self.plan.replace(device, |planned| Ok(planned.with_share(share)))?;
         }
-        match self.ask(Request::Share { device: device.to_owned(), set }, deadline) {
+        match self.runs.ask(Request::Share { device: device.to_owned(), set }, deadline) {
             Ok(Reply::Share(words)) => Ok(words),
             Ok(Reply::Error(problem)) => Err(problem),
             Ok(_) => Err("its worker's reply is not understood".to_owned()),
@@ -194,13 +194,6 @@ impl Network {
             .map_err(|problem| format!("{problem}: it follows when it goes on, and so does the next one"))
     }
 
-    fn ask(&self, request: Request, deadline: Instant) -> Result<Reply, CallError> {
-        match &self.runs {
-            Runs::Here(worker) => Ok(worker.handle(request, Vec::new())),
-            Runs::Process(process) => process.ask(request, &[]).and_then(|reply| reply_by(&reply, deadline)),
-        }
-    }
-
     /// Closes what there is of a device that is not planned, or not any more.
     fn forget(&self, planned: &Planned) {
         planned.close();
@@ -214,7 +207,7 @@ impl Network {
     /// Tells the worker what it has to follow. If there is none now, there is nothing to tell: the next one begins with
     /// it.
     fn tell(&self, request: Request, deadline: Instant) -> Result<(), String> {
-        match self.ask(request, deadline) {
+        match self.runs.ask(request, deadline) {
             Ok(reply) => done(reply),
             Err(CallError::Gone | CallError::Ended) => Ok(()),
             Err(error @ CallError::Unresponsive) => Err(self.failure(error)),

@@ -5,6 +5,7 @@
 //! thread ([`process`]) starts the worker's process, tells it what it is for, watches it ([`session`]) and starts the
 //! next one when it ends. Otherwise the same requests go to a [`crate::worker::Worker`] in this process.
 
+mod carrier;
 mod changes;
 mod connection;
 mod doorbells;

@@ -8,6 +8,7 @@ use std::time::Instant;
 use anyhow::{Result, anyhow};
 use parking_lot::Mutex;
 
+use super::carrier::Follower;
 use super::connection::{CallError, reply_by};
 use super::plan::{Plan, Program};
 use super::process::Process;
@@ -19,8 +20,9 @@ use crate::worker::{Host, Worker};
 /// A network.
 #[derive(Debug)]
 pub(super) struct Network {
-    // Dropped in this order: the sockets' files go last.
-    pub(super) runs: Runs,
+    // Dropped in this order: nobody tells a worker that is gone, and the sockets' files go last.
+    _follower: Option<Follower>,
+    pub(super) runs: Arc<Runs>,
     pub(super) plan: Arc<Plan>,
     /// Objects of a device may be many: the supervisor has those of one at a time.
     showing: Mutex<()>,
@@ -44,6 +46,26 @@ pub(super) enum AskedStatus {
     None(CallError),
 }
 
+impl Runs {
+    /// Asks, and waits for the reply.
+    ///
+    /// # Errors
+    /// There is none, or in time.
+    pub(super) fn ask(&self, request: Request, deadline: Instant) -> Result<Reply, CallError> {
+        match self {
+            Self::Here(worker) => Ok(worker.handle(request, Vec::new())),
+            Self::Process(process) => process.ask(request, &[]).and_then(|reply| reply_by(&reply, deadline)),
+        }
+    }
+}
+
+impl Drop for Network {
+    fn drop(&mut self) {
+        // Nobody waits for its replies.
+        self.begin_stop();
+    }
+}
+
 impl Network {
     /// Starts the worker, in a process if there is a program for it.
     ///
@@ -55,6 +77,7 @@ impl Network {
             None => {
                 let host: Arc<dyn Host> = Arc::<Services>::clone(&plan.services);
                 let worker = Worker::start(plan.setup.clone(), plan.uplink()?, host)?;
+                worker.handle(Request::Carrier { state: plan.settings().carrier() }, Vec::new());
                 for planned in plan.devices() {
                     let Some((request, fds)) = planned.request(&plan.stand_ins)? else { continue };
                     if let Reply::Error(problem) = worker.handle(request, fds) {
@@ -64,7 +87,10 @@ impl Network {
                 Runs::Here(Box::new(worker))
             }
         };
-        Ok(Self { runs, plan, showing: Mutex::default(), changing: Mutex::default(), temporary })
+        let runs = Arc::new(runs);
+        // What has changed since it was looked at is a hint that waits.
+        let follower = plan.watch().map(|watch| Follower::start(watch, &plan, &runs)).transpose()?;
+        Ok(Self { _follower: follower, runs, plan, showing: Mutex::default(), changing: Mutex::default(), temporary })
     }
 
     /// Returns `true` if a device of this name is here.
@@ -83,7 +109,7 @@ impl Network {
 
     /// Has the worker end, without waiting for that. Nobody gets replies from it any more.
     pub(super) fn begin_stop(&self) {
-        if let Runs::Process(process) = &self.runs {
+        if let Runs::Process(process) = &*self.runs {
             process.begin_stop();
         }
     }
@@ -94,7 +120,7 @@ impl Network {
     /// There is none, or in time.
     pub(super) fn call(&self, request: Request, fds: Vec<OwnedFd>) -> Result<Reply, CallError> {
         let _turn = matches!(request, Request::Show { .. }).then(|| self.showing.lock());
-        match &self.runs {
+        match &*self.runs {
             Runs::Here(worker) => Ok(worker.handle(request, fds)),
             Runs::Process(process) => {
                 let receiver = process.ask(request, &fds)?;
@@ -105,7 +131,7 @@ impl Network {
 
     /// Asks for the status, without waiting for it.
     pub(super) fn ask_status(&self, describe: bool) -> AskedStatus {
-        match &self.runs {
+        match &*self.runs {
             Runs::Here(worker) => AskedStatus::Known(Box::new(worker.status(describe))),
             Runs::Process(process) => {
                 process.ask(Request::Status { describe }, &[]).map_or_else(AskedStatus::None, AskedStatus::Owed)
@@ -129,7 +155,7 @@ impl Network {
             Err(CallError::Gone | CallError::Ended) => NetworkState::Restarting,
         };
         let said = said.ok().map(|status| self.of_this_network(status));
-        let (pid, restarts, last_end) = match &self.runs {
+        let (pid, restarts, last_end) = match &*self.runs {
             Runs::Here(_) => (Some(std::process::id()), 0, None),
             Runs::Process(process) => {
                 let life = process.life();
@@ -144,6 +170,7 @@ impl Network {
             last_end,
             lost_vms: self.plan.services.lost(),
             lost_sockets: self.plan.lost_sockets(),
+            interface: self.plan.interface(),
             uplink: said.as_ref().and_then(|said| said.uplink.clone()),
             sandbox: said.as_ref().and_then(|said| said.sandbox.clone()),
             fault: self.plan.settings().fault.map(|fault| fault.to_string()),

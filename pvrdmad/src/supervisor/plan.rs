@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
-use pvrdma_ether_link::Connector;
+use pvrdma_ether_link::{Connector, InterfaceName, InterfaceState, InterfaceWatch};
 use pvrdma_rxe::{RxeConfig, ShareConfig, VlanMode};
 use pvrdma_verbs::MacAddr;
 
@@ -22,6 +22,7 @@ use crate::doorbells::DoorbellSetup;
 use crate::logging::LogFilter;
 use crate::protocol::{NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
+use crate::status::InterfaceReport;
 
 /// What a worker's process runs.
 #[derive(Clone, Debug)]
@@ -49,6 +50,8 @@ pub(super) struct Plan {
     devices: Mutex<Vec<Arc<Planned>>>,
     settings: Mutex<Settings>,
     uplink: Option<LinkSockets>,
+    /// Of the uplink's interface, until somebody follows it.
+    watch: Mutex<Option<InterfaceWatch>>,
     pub(super) services: Arc<Services>,
     pub(super) stand_ins: StandIns,
     pub(super) timing: Timing,
@@ -61,6 +64,15 @@ pub(super) struct Settings {
     pub(super) fault: Option<FaultSpec>,
     /// What its workers log. None: what they log by themselves.
     pub(super) log: Option<LogFilter>,
+    /// How the interface of the uplink is, if links of devices follow it.
+    pub(super) interface: Option<InterfaceState>,
+}
+
+impl Settings {
+    /// What links of devices are, as far as the interface of the uplink decides it.
+    pub(super) fn carrier(&self) -> LinkState {
+        if self.interface.is_none_or(InterfaceState::is_up) { LinkState::Up } else { LinkState::Down }
+    }
 }
 
 /// What is kept of a device. It is never changed, but replaced: so it can be told what a worker has been given.
@@ -180,9 +192,10 @@ impl Plan {
         let profile = profile(&setup.backend, network, maps);
         let (services, devices) = (Arc::new(services), Mutex::new(planned));
         let stand_ins = sources.doorbells.stand_ins(setup.sandbox, &network.name);
-        let settings = Settings { fault: network.fault, log: sources.log.lock().clone() };
-        let settings = Mutex::new(settings);
-        Ok(Self { setup, profile, devices, settings, uplink, services, stand_ins, timing })
+        let (watch, interface) = watch(network).unzip();
+        let settings = Mutex::new(Settings { fault: network.fault, log: sources.log.lock().clone(), interface });
+        let watch = Mutex::new(watch);
+        Ok(Self { setup, profile, devices, settings, uplink, watch, services, stand_ins, timing })
     }
 
     pub(super) fn name(&self) -> &str {
@@ -238,6 +251,17 @@ impl Plan {
         self.uplink.as_ref().map_or_else(|| Ok(Vec::new()), LinkSockets::duplicates)
     }
 
+    /// What sees the interface of the uplink, if links of devices follow it: once.
+    pub(super) fn watch(&self) -> Option<InterfaceWatch> {
+        self.watch.lock().take()
+    }
+
+    /// The interface of the uplink, if links of devices follow it.
+    pub(super) fn interface(&self) -> Option<InterfaceReport> {
+        let (name, state) = (interface_of(&self.setup.network)?, self.settings().interface?);
+        Some(InterfaceReport { name: name.to_string(), state: state.to_string(), up: state.is_up() })
+    }
+
     /// The uplink brings frames of the devices that are here, and of one that may come.
     ///
     /// # Errors
@@ -281,7 +305,7 @@ impl Plan {
 
     /// What a worker begins with.
     pub(super) fn first_settings(&self) -> Settings {
-        Settings { fault: self.setup.network.fault, log: None }
+        Settings { fault: self.setup.network.fault, log: None, interface: None }
     }
 
     /// Sets something, which every worker to come gets.
@@ -354,6 +378,26 @@ fn profile(backend: &BackendSpec, network: &Network, maps: bool) -> Profile {
         BackendSpec::Rxe if maps => Profile::RxeMapped,
         BackendSpec::Rxe => Profile::Rxe,
     }
+}
+
+/// The interface that links of a network's devices follow.
+fn interface_of(network: &Network) -> Option<&InterfaceName> {
+    match &network.uplink {
+        Some(LinkSpec::AfPacket(name) | LinkSpec::Tap(name)) if network.follow_carrier => Some(name),
+        // A tunnel leaves by whatever interface has the route, and goes on by another one.
+        _ => None,
+    }
+}
+
+/// What sees this interface, and how it is.
+fn watch(network: &Network) -> Option<(InterfaceWatch, InterfaceState)> {
+    let name = interface_of(network)?;
+    let seen = InterfaceWatch::open(name.clone()).and_then(|mut watch| watch.look().map(|state| (watch, state)));
+    seen.inspect_err(|error| {
+        // Log: once for a network.
+        log::warn!("network {}: {name} cannot be seen: links of its devices stay up: {error}", network.name);
+    })
+    .ok()
 }
 
 /// Returns `true` if frames of this link are sent to addresses.

@@ -241,8 +241,9 @@ impl Keeper {
         self.call(session, self.plan.hello(), &fds)?;
         let (mut given, mut set) = (Vec::new(), self.plan.first_settings());
         loop {
-            self.give(session, &mut given)?;
+            // First: devices begin with the carrier that there is.
             self.give_settings(session, &mut set)?;
+            self.give(session, &mut given)?;
             // The plan may have changed meanwhile. From here on whoever changes it tells the worker.
             let mut life = self.lives.life.lock();
             if self.plan.is(&given) && self.plan.settings() == set {
@@ -279,6 +280,9 @@ impl Keeper {
     /// Tells a worker for which `set` holds what does now.
     fn give_settings(&self, session: &mut Session, set: &mut Settings) -> Result<(), End> {
         let now = self.plan.settings();
+        if now.carrier() != set.carrier() {
+            self.call(session, Request::Carrier { state: now.carrier() }, &[])?;
+        }
         if now.fault != set.fault {
             let (network, fault) = (self.plan.name().to_owned(), FaultWord(now.fault));
             self.call(session, Request::Fault { network, fault }, &[])?;

@@ -25,6 +25,8 @@ pub(super) struct Timing {
     pub(super) upcalls: Rate,
     /// Lines of a worker's standard error.
     pub(super) log: Rate,
+    /// Looks at the interface of an uplink.
+    pub(super) looks: Rate,
 }
 
 impl Default for Timing {
@@ -40,6 +42,7 @@ impl Default for Timing {
             settled: Duration::from_mins(1),
             upcalls: Rate { burst: 1000, each: Duration::from_millis(1) },
             log: Rate { burst: 1000, each: Duration::from_millis(10) },
+            looks: Rate { burst: 5, each: Duration::from_millis(500) },
         }
     }
 }

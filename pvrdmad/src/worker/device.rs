@@ -3,6 +3,7 @@
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixListener;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use anyhow::Result;
 use pvrdma_dev::{MappedDoorbells, PvrdmaDevice};
@@ -49,14 +50,15 @@ impl ServedDevice {
         place: Place,
         host: &Arc<dyn Host>,
     ) -> Result<Self> {
-        let Place { network, mtu, link, share, flows, failures, port, rxe, nic, nic_link, doorbells, pages } = place;
+        let Place { network, mtu, link, carrier, share, flows, failures, port, rxe, nic, nic_link, doorbells, pages } =
+            place;
         let limits = MemoryLimits { locked_bytes: device.memory.max_locked, ..MemoryLimits::default() };
         let memory = DmaSpace::with_limits(device.pin.into(), limits);
         let irqs = Arc::new(IrqTable::default());
         let (name, told) = (device.config.name.clone(), Arc::clone(host));
         let stats = Arc::new(ConnectionStats::with_observer(move |connected| told.client(&name, connected)));
         let function = PvrdmaDevice::new(device.config.clone(), Arc::clone(&memory), irqs.clone(), backend)?;
-        if link == LinkState::Down {
+        if [link, carrier].contains(&LinkState::Down) {
             function.set_link(false)?;
             if let Some(nic) = &nic {
                 nic.link.device().set_link(false);
@@ -79,6 +81,7 @@ impl ServedDevice {
         let reporter = Reporter {
             device,
             function,
+            link_down: AtomicBool::new(link == LinkState::Down),
             memory,
             irqs,
             stats,
@@ -136,8 +139,10 @@ pub(super) struct Place {
     pub(super) network: String,
     /// Bytes of an IP packet that it carries.
     pub(super) mtu: u32,
-    /// How its link is.
+    /// How the administrator has its link.
     pub(super) link: LinkState,
+    /// How the interface of the uplink is.
+    pub(super) carrier: LinkState,
     /// What it may use, if that is ours to give.
     pub(super) share: Option<DeviceShare>,
     /// What it moves, if we count that.

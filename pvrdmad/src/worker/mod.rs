@@ -15,6 +15,7 @@ use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use anyhow::{Context, Result, anyhow, bail};
 use parking_lot::Mutex;
@@ -44,6 +45,9 @@ pub struct Worker {
     // Dropped in this order: nobody watches devices that are being stopped, and devices go before their link.
     captures: Mutex<Streams>,
     devices: Mutex<Vec<ServedDevice>>,
+    /// What links are decided by besides what the administrator says of each. Locked while they change, and before the
+    /// devices.
+    carrier: Mutex<LinkState>,
     ether: Ether,
     adapter: Adapter,
     setup: NetworkSetup,
@@ -77,7 +81,8 @@ impl Worker {
             }
         };
         let ether = Ether::start(&setup.network, uplink, &host).context("uplink")?;
-        Ok(Self { captures: Mutex::default(), devices: Mutex::default(), ether, adapter, setup, host })
+        let (captures, devices, carrier) = (Mutex::default(), Mutex::default(), Mutex::default());
+        Ok(Self { captures, devices, carrier, ether, adapter, setup, host })
     }
 
     /// Does what is asked. Descriptors that come with a request that takes none are closed.
@@ -91,6 +96,7 @@ impl Worker {
             }
             Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
             Request::Link { device, state } => self.link(&device, state).map(|()| Reply::Done {}),
+            Request::Carrier { state } => self.follow_carrier(state).map(|()| Reply::Done {}),
             Request::Limits { device, set } => self.limits(&device, &set).map(Reply::Limits),
             Request::Share { device, set } => self.share(&device, &set).map(Reply::Share),
             Request::Fault { fault, .. } => self.ether.set_fault(fault).map(|()| Reply::Done {}),
@@ -107,6 +113,7 @@ impl Worker {
 
     fn serve(&self, device: Device, link: LinkState, doorbells: DoorbellSetup, fds: Vec<OwnedFd>) -> Result<()> {
         let name = device.config.name.clone();
+        let carrier = self.carrier.lock();
         let mut devices = self.devices.lock();
         if devices.iter().any(|served| served.name() == name) {
             bail!("there is a device {name} already");
@@ -130,6 +137,7 @@ impl Worker {
             network,
             mtu,
             link,
+            carrier: *carrier,
             share: None,
             flows: None,
             failures: None,
@@ -206,18 +214,27 @@ impl Worker {
     }
 
     fn link(&self, name: &str, state: LinkState) -> Result<()> {
-        let (function, nic) = {
+        let carrier = self.carrier.lock();
+        let both = {
             let devices = self.devices.lock();
             let reporter = &find(&devices, name)?.reporter;
-            (Arc::clone(&reporter.function), reporter.nic.as_ref().map(|nic| Arc::clone(&nic.device)))
+            reporter.link_down.store(state == LinkState::Down, Ordering::Relaxed);
+            reporter.link()
         };
-        let up = state == LinkState::Up;
-        // Waits for the device's traffic, and nobody for us.
-        function.set_link(up)?;
-        if let Some(nic) = nic {
-            nic.set_link(up);
+        // Waits for the device's traffic, and nobody with traffic for us.
+        Ok(both.set(*carrier)?)
+    }
+
+    /// Links of devices are up from now on only if this is.
+    fn follow_carrier(&self, state: LinkState) -> Result<()> {
+        let mut carrier = self.carrier.lock();
+        if std::mem::replace(&mut *carrier, state) == state {
+            return Ok(());
         }
-        Ok(())
+        let links: Vec<_> = self.devices.lock().iter().map(|served| served.reporter.link()).collect();
+        // All of them, whatever becomes of one.
+        let set: Vec<_> = links.iter().map(|link| link.set(state)).collect();
+        Ok(set.into_iter().collect::<Result<(), _>>()?)
     }
 
     fn limits(&self, name: &str, set: &BTreeMap<String, u64>) -> Result<Vec<LimitStatus>> {

@@ -1,0 +1,248 @@
+//! The links of devices follow the interface of their network's uplink: a thread for each network that has one.
+//!
+//! The kernel hints that something has changed, and the thread looks at what is. So what happens between two looks
+//! costs nothing, and looks are limited: an interface that flaps, or others that come and go, have the thread look a
+//! few times a second. What was seen changes in the plan first, as all that changes, and then the worker is told: one
+//! that does not answer has nobody wait but this thread.
+
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use log::{Level, error};
+use pvrdma_ether_link::{InterfaceName, InterfaceState, InterfaceWatch};
+use pvrdma_verbs::LogLimit;
+use pvrdma_verbs::threads::{self, ThreadKind};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+
+use super::connection::CallError;
+use super::network::Runs;
+use super::plan::Plan;
+use super::timing::Budget;
+use crate::config::LinkState;
+use crate::events::Event;
+use crate::protocol::{Reply, Request};
+
+/// Before what did not work is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// What can be looked at: an interface, or in tests what they say.
+pub(super) trait Watched: Send + 'static {
+    /// Readable when there may be something new.
+    fn hints(&self) -> BorrowedFd<'_>;
+
+    /// # Errors
+    /// It cannot be seen.
+    fn look(&mut self) -> io::Result<InterfaceState>;
+}
+
+impl Watched for InterfaceWatch {
+    fn hints(&self) -> BorrowedFd<'_> {
+        Self::hints(self)
+    }
+
+    fn look(&mut self) -> io::Result<InterfaceState> {
+        Self::look(self)
+    }
+}
+
+/// The thread. Dropping it ends it.
+#[derive(Debug)]
+pub(super) struct Follower {
+    stop: OwnedFd,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Follower {
+    /// Follows an interface whose state is in the plan as it was when `watch` began, or later.
+    ///
+    /// # Errors
+    /// There is no thread or descriptor left.
+    pub(super) fn start(watch: InterfaceWatch, plan: &Arc<Plan>, runs: &Arc<Runs>) -> Result<Self> {
+        let teller = Teller {
+            interface: watch.name().clone(),
+            plan: Arc::clone(plan),
+            runs: Arc::clone(runs),
+            log: LogLimit::new(),
+        };
+        let told = plan.settings().interface;
+        Self::spawn(plan.name(), watch, Budget::new(plan.timing.looks, Instant::now()), told, teller)
+    }
+
+    fn spawn(
+        network: &str,
+        watched: impl Watched,
+        looks: Budget,
+        told: Option<InterfaceState>,
+        teller: impl Tell,
+    ) -> Result<Self> {
+        let stop = rustix::event::eventfd(0, EventfdFlags::CLOEXEC)?;
+        let follow = Follow { watched, stop: stop.try_clone()?, looks, told, blind: false, teller };
+        let run = move || follow.run();
+        let thread = threads::spawn(ThreadKind::Supervisor, format!("link {network}"), run).context("a thread")?;
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        if let Err(error) = rustix::io::write(&self.stop, &1u64.to_ne_bytes()) {
+            // Log: once for a network.
+            error!("a thread that follows an interface cannot be stopped: {error}");
+            return;
+        }
+        if let Some(thread) = self.thread.take()
+            && thread.join().is_err()
+        {
+            // Log: the last of this thread.
+            error!("a thread that follows an interface panicked");
+        }
+    }
+}
+
+/// Who is told.
+trait Tell: Send + 'static {
+    /// The interface is so now. Returns `false` if that has to be said again.
+    fn tell(&self, state: InterfaceState) -> bool;
+
+    /// The interface cannot be seen: its links stay as they are.
+    fn blind(&self, error: &io::Error);
+}
+
+/// What the thread does.
+struct Follow<W, T> {
+    watched: W,
+    stop: OwnedFd,
+    looks: Budget,
+    /// What whoever is told knows.
+    told: Option<InterfaceState>,
+    /// It was said that the interface cannot be seen.
+    blind: bool,
+    teller: T,
+}
+
+impl<W: Watched, T: Tell> Follow<W, T> {
+    fn run(mut self) {
+        while self.wait(None) {
+            // The last state is seen, however many there were.
+            while let Some(wait) = self.looks.wait(Instant::now()) {
+                if !self.pause(wait) {
+                    return;
+                }
+            }
+            self.looks.take(Instant::now());
+            while !self.follow() {
+                if !self.pause(AGAIN) {
+                    return;
+                }
+            }
+        }
+    }
+
+    /// Looks, and tells what is new. Returns `false` if that did not work.
+    fn follow(&mut self) -> bool {
+        match self.watched.look() {
+            Ok(state) => {
+                self.blind = false;
+                if self.told != Some(state) {
+                    if !self.teller.tell(state) {
+                        // Whatever it is next: what is known of it is not certain.
+                        self.told = None;
+                        return false;
+                    }
+                    self.told = Some(state);
+                }
+                true
+            }
+            Err(error) => {
+                if !std::mem::replace(&mut self.blind, true) {
+                    self.teller.blind(&error);
+                }
+                false
+            }
+        }
+    }
+
+    /// Lets a time pass. `false`: it is time to stop.
+    fn pause(&self, time: Duration) -> bool {
+        self.wait(Some(Instant::now() + time))
+    }
+
+    /// Waits for a hint, or until a moment whatever is hinted. `false`: it is time to stop.
+    fn wait(&self, until: Option<Instant>) -> bool {
+        loop {
+            let left = until.map(|until| until.saturating_duration_since(Instant::now()));
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let hints = self.watched.hints();
+            let mut poll = [PollFd::new(&self.stop, PollFlags::IN), PollFd::from_borrowed_fd(hints, PollFlags::IN)];
+            let polled = poll.get_mut(..if until.is_some() { 1 } else { 2 }).unwrap_or_default();
+            match rustix::event::poll(polled, left.as_ref()) {
+                Err(Errno::INTR) => {}
+                Ok(_) => return polled.first().is_some_and(|stop| stop.revents().is_empty()),
+                Err(errno) => {
+                    self.teller.blind(&errno.into());
+                    return false;
+                }
+            }
+        }
+    }
+}
+
+/// Tells the plan, the worker, the log, and whoever listens to events.
+struct Teller {
+    interface: InterfaceName,
+    plan: Arc<Plan>,
+    runs: Arc<Runs>,
+    log: LogLimit,
+}
+
+impl Teller {
+    /// What has changed, for people and programs.
+    fn announce(&self, state: InterfaceState) {
+        let (network, interface) = (self.plan.name().to_owned(), self.interface.to_string());
+        let (level, links) = match self.plan.settings().carrier() {
+            LinkState::Up => (Level::Info, "up"),
+            LinkState::Down => (Level::Warn, "down"),
+        };
+        let subject = format!("network {network}");
+        self.log.log(level, &subject, format_args!("{interface} is {state}: links of its devices are {links}"));
+        self.plan.services.events.tell(&Event::Carrier { network, interface, state: state.to_string() });
+    }
+}
+
+impl Tell for Teller {
+    fn tell(&self, state: InterfaceState) -> bool {
+        let before = self.plan.settings().interface;
+        if before != Some(state) {
+            self.plan.set(|settings| settings.interface = Some(state));
+            // A port does not change with all that an interface says.
+            if before.map(|before| before.to_string()) != Some(state.to_string()) {
+                self.announce(state);
+            }
+        }
+        let request = Request::Carrier { state: self.plan.settings().carrier() };
+        let problem = match self.runs.ask(request, Instant::now() + self.plan.timing.call) {
+            Ok(Reply::Done {}) => return true,
+            // The next one begins with what is planned.
+            Err(CallError::Gone | CallError::Ended) => return true,
+            Ok(Reply::Error(problem)) => problem,
+            Ok(_) => "its worker's reply is not understood".to_owned(),
+            Err(error @ CallError::Unresponsive) => error.to_string(),
+        };
+        let subject = format!("network {}", self.plan.name());
+        self.log.warn(&subject, format_args!("links of its devices do not follow {}: {problem}", self.interface));
+        false
+    }
+
+    fn blind(&self, error: &io::Error) {
+        let subject = format!("network {}", self.plan.name());
+        self.log.warn(&subject, format_args!("{} cannot be seen: links stay as they are: {error}", self.interface));
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,147 @@
+//! What the thread does with what it sees, and how often it looks.
+
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Receiver, Sender, channel};
+
+use parking_lot::Mutex;
+
+use super::super::timing::Rate;
+use super::*;
+
+const PATIENCE: Duration = Duration::from_secs(20);
+const UP: InterfaceState = InterfaceState::Up { mtu: 1500 };
+const CUT: InterfaceState = InterfaceState::NoCarrier { mtu: 1500 };
+
+/// An interface that is as a test says.
+struct Fake {
+    hints: OwnedFd,
+    seen: Arc<Mutex<VecDeque<io::Result<InterfaceState>>>>,
+    looks: Sender<()>,
+}
+
+impl Watched for Fake {
+    fn hints(&self) -> BorrowedFd<'_> {
+        self.hints.as_fd()
+    }
+
+    fn look(&mut self) -> io::Result<InterfaceState> {
+        // First: what a test says after it has heard of this look is for another one.
+        rustix::io::read(&self.hints, &mut [0_u8; 8]).unwrap_or_default();
+        let state = self.seen.lock().pop_front().unwrap_or(Ok(UP));
+        let _ = self.looks.send(());
+        state
+    }
+}
+
+/// Who is told, and takes it as often as he is to.
+struct Heard {
+    told: Sender<Result<InterfaceState, String>>,
+    refuse: Mutex<u32>,
+}
+
+impl Tell for Heard {
+    fn tell(&self, state: InterfaceState) -> bool {
+        let _ = self.told.send(Ok(state));
+        let mut refuse = self.refuse.lock();
+        let takes = *refuse == 0;
+        *refuse = refuse.saturating_sub(1);
+        takes
+    }
+
+    fn blind(&self, error: &io::Error) {
+        let _ = self.told.send(Err(error.to_string()));
+    }
+}
+
+struct Bench {
+    hint: OwnedFd,
+    seen: Arc<Mutex<VecDeque<io::Result<InterfaceState>>>>,
+    looks: Receiver<()>,
+    told: Receiver<Result<InterfaceState, String>>,
+    follower: Follower,
+}
+
+impl Bench {
+    /// A thread that knows of an interface that is up.
+    fn start(rate: Rate, refuse: u32) -> Self {
+        let hints = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let hint = hints.try_clone().unwrap();
+        let seen = Arc::<Mutex<VecDeque<_>>>::default();
+        let ((looked, looks), (tell, told)) = (channel(), channel());
+        let fake = Fake { hints, seen: Arc::clone(&seen), looks: looked };
+        let heard = Heard { told: tell, refuse: Mutex::new(refuse) };
+        let looks_left = Budget::new(rate, Instant::now());
+        let follower = Follower::spawn("n", fake, looks_left, Some(UP), heard).unwrap();
+        Self { hint, seen, looks, told, follower }
+    }
+
+    fn hint(&self) {
+        rustix::io::write(&self.hint, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// What is seen with the next looks, of which there is one.
+    fn see(&self, states: impl IntoIterator<Item = io::Result<InterfaceState>>) {
+        self.seen.lock().extend(states);
+        self.hint();
+        self.looks.recv_timeout(PATIENCE).unwrap();
+    }
+
+    fn told(&self) -> Result<InterfaceState, String> {
+        self.told.recv_timeout(PATIENCE).unwrap()
+    }
+}
+
+fn unlimited() -> Rate {
+    Rate { burst: 1000, each: Duration::from_nanos(1) }
+}
+
+#[test]
+fn only_what_is_new_is_told() {
+    let bench = Bench::start(unlimited(), 0);
+    for state in [UP, UP, CUT, CUT, InterfaceState::Absent, UP, UP] {
+        bench.see([Ok(state)]);
+    }
+    assert_eq!([(); 3].map(|()| bench.told()), [Ok(CUT), Ok(InterfaceState::Absent), Ok(UP)]);
+    // Once it has ended, nothing else was told.
+    drop(bench.follower);
+    assert!(bench.told.recv().is_err());
+}
+
+/// A worker that did not take it, and an interface that cannot be seen for a while: it is tried again by itself.
+#[test]
+fn what_does_not_work_is_tried_again() {
+    let bench = Bench::start(unlimited(), 1);
+    bench.see([Ok(CUT), Ok(CUT)]);
+    assert_eq!([(); 2].map(|()| bench.told()), [Ok(CUT), Ok(CUT)]);
+    let failure = || Err(io::Error::other("no"));
+    // In between it came back, and whoever was told nothing of it need not be.
+    bench.see([failure(), failure(), Ok(UP)]);
+    assert_eq!([(); 2].map(|()| bench.told()), [Err("no".to_owned()), Ok(UP)], "once is enough");
+}
+
+/// A worker that got a state and never said so may have taken it: it is told again when the interface is as it was.
+#[test]
+fn what_was_perhaps_taken_is_taken_back() {
+    let bench = Bench::start(unlimited(), 1);
+    bench.see([Ok(CUT), Ok(UP)]);
+    assert_eq!([(); 2].map(|()| bench.told()), [Ok(CUT), Ok(UP)]);
+}
+
+/// The attack: an interface, or any other of the host, that never stops changing.
+#[test]
+fn sec_w1_looks_are_limited() {
+    let forever = Duration::from_secs(100_000);
+    let bench = Bench::start(Rate { burst: 3, each: forever }, 0);
+    for state in [CUT, UP, CUT] {
+        bench.see([Ok(state)]);
+    }
+    bench.seen.lock().push_back(Ok(UP));
+    for _ in 0..1000 {
+        bench.hint();
+    }
+    // It ends at once all the same, and has not looked again.
+    drop(bench.follower);
+    assert!(bench.looks.recv().is_err());
+    assert_eq!(bench.told.iter().collect::<Vec<_>>(), [Ok(CUT), Ok(UP), Ok(CUT)]);
+}

@@ -1,0 +1,259 @@
+//! Links of devices follow the interface of their network's uplink.
+
+#![expect(clippy::unwrap_used, reason = "a test")]
+
+mod common;
+
+use std::io::{BufRead, BufReader, Write};
+use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::Instant;
+
+use common::PATIENCE;
+use common::traffic::{Guest, transfer};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_pvrdmad");
+/// Numbers of asynchronous events (section 10 of the interface).
+const PORT_ACTIVE: u32 = 9;
+const PORT_ERR: u32 = 10;
+/// The cable.
+const ADD_WIRE: &str = "link add wire mtu 4500 type veth peer name far mtu 4500";
+
+/// A daemon in a network namespace of its own, with the network `near` at one end of a cable, `far` at the other, and
+/// `stays`, which does not follow the first end. Each has a device of its name.
+struct Host {
+    folder: TempDir,
+    namespace: String,
+    daemon: Option<Child>,
+}
+
+impl Host {
+    /// `None`, and that was printed: there can be no namespace here.
+    fn start(isolate: &str) -> Option<Self> {
+        let namespace = format!("pvrdmad-carrier-{isolate}-{}", std::process::id());
+        let made = Command::new("ip").args(["netns", "add", &namespace]).output();
+        if !made.is_ok_and(|output| output.status.success()) {
+            println!("skipped: network namespaces need root");
+            return None;
+        }
+        let mut host = Self { folder: tempfile::tempdir().unwrap(), namespace, daemon: None };
+        host.plug_in();
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &host.namespace, PROGRAM, "--sandbox=strict"]);
+        command.arg(format!("--isolate={isolate}")).arg("--control").arg(host.path("control"));
+        for (number, name, keys) in [
+            (1, "near", "uplink=af_packet:wire"),
+            (2, "far", "uplink=af_packet:far"),
+            (3, "stays", "uplink=af_packet:wire,vlan=5,follow-carrier=off"),
+        ] {
+            let socket = host.path(name);
+            let device = format!("name={name},network={name},mac=52:54:00:00:03:{number:02x},pin=off");
+            command.arg(format!("--network=name={name},mtu=4500,{keys}"));
+            command.arg(format!("--device={device},socket={}", socket.display()));
+        }
+        let mut daemon = command.stdin(Stdio::null()).stdout(Stdio::piped()).spawn().unwrap();
+        let ready = BufReader::new(daemon.stdout.take().unwrap()).lines().next();
+        host.daemon = Some(daemon);
+        assert!(ready.is_some_and(|line| line.unwrap().contains("ready")), "the daemon ended at its start");
+        Some(host)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    fn ip(&self, arguments: &str) {
+        let status = Command::new("ip").args(["-n", &self.namespace]).args(arguments.split(' ')).status().unwrap();
+        assert!(status.success(), "ip {arguments}");
+    }
+
+    /// Makes the cable.
+    fn plug_in(&self) {
+        for arguments in [ADD_WIRE, "link set wire up", "link set far up"] {
+            self.ip(arguments);
+        }
+    }
+
+    fn guest(&self, name: &str, number: u8) -> Guest {
+        Guest::new(number, &self.path(name))
+    }
+
+    fn link(&self, state: &str, device: &str) {
+        let mut command = Command::new(PROGRAM);
+        command.args(["link", state, "--device", device, "--control"]).arg(self.path("control"));
+        assert!(command.status().unwrap().success());
+    }
+
+    fn status(&self) -> Value {
+        let output = Command::new(PROGRAM).args(["status", "--json", "--control"]).arg(self.path("control")).output();
+        serde_json::from_slice(&output.unwrap().stdout).unwrap()
+    }
+
+    /// What status says in words.
+    fn words(&self) -> String {
+        let output = Command::new(PROGRAM).args(["status", "--control"]).arg(self.path("control")).output();
+        String::from_utf8(output.unwrap().stdout).unwrap()
+    }
+
+    /// What status says of a network.
+    fn network(&self, name: &str) -> Value {
+        self.status()["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
+    }
+
+    /// Waits for states that the interface of `near` has from now on, one after the other. There may be others in
+    /// between.
+    fn carrier(&self) -> impl FnMut(&str) {
+        let stream = UnixStream::connect(self.path("control")).unwrap();
+        stream.set_read_timeout(Some(PATIENCE)).unwrap();
+        (&stream).write_all(b"{\"request\":\"events\"}\n").unwrap();
+        let mut lines = BufReader::new(stream).lines();
+        let mut next = move || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
+        assert_eq!(next(), json!({"events": {}}));
+        let wanted = |state: &str| json!({"event": "carrier", "network": "near", "interface": "wire", "state": state});
+        move |state| while next() != wanted(state) {}
+    }
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if let Some(daemon) = &mut self.daemon {
+            let _ = daemon.kill();
+            let _ = daemon.wait();
+        }
+        let _ = Command::new("ip").args(["netns", "delete", &self.namespace]).status();
+    }
+}
+
+/// Waits until the port of a guest has said that it is so, and shows it.
+#[track_caller]
+fn hears(guest: &Guest, event: u32) {
+    let events: Vec<_> = guest.driver.wait_async_event().iter().map(|event| (event.kind, event.info)).collect();
+    assert_eq!(events, [(event, 1)]);
+    assert_eq!(is_active(guest), event == PORT_ACTIVE);
+}
+
+/// Its port as the guest's driver sees it.
+fn is_active(guest: &Guest) -> bool {
+    const ACTIVE: u8 = 4;
+    guest.driver.query_port().unwrap()[0] == ACTIVE
+}
+
+/// Waits until both ends have been heard, in whatever order the kernel told of them.
+fn both_hear(near: &Guest, far: &Guest, event: u32) {
+    hears(near, event);
+    hears(far, event);
+}
+
+#[test]
+fn ports_follow_the_cable() {
+    for isolate in ["network", "none"] {
+        let Some(host) = Host::start(isolate) else { return };
+        let mut carrier = host.carrier();
+        let (near, far, stays) = (host.guest("near", 1), host.guest("far", 2), host.guest("stays", 3));
+        transfer(&near, &far, 5);
+
+        // The other end of the cable: no carrier at ours.
+        host.ip("link set far down");
+        both_hear(&near, &far, PORT_ERR);
+        carrier("no carrier");
+        assert_eq!(host.network("near")["interface"], json!({"name": "wire", "state": "no carrier", "up": false}));
+        assert_eq!(host.network("far")["interface"]["state"], "down");
+        let words = host.words();
+        assert!(words.contains("network near: ports are down: interface wire is no carrier"), "{words}");
+        host.ip("link set far up");
+        both_hear(&near, &far, PORT_ACTIVE);
+        carrier("up");
+        transfer(&near, &far, 5);
+
+        // The interface is deleted and made again: another one of the same name.
+        host.ip("link delete wire");
+        both_hear(&near, &far, PORT_ERR);
+        carrier("absent");
+        host.plug_in();
+        both_hear(&near, &far, PORT_ACTIVE);
+        // The link itself takes up to half a second to see that.
+        let start = Instant::now();
+        while ["near", "far"].iter().any(|name| host.network(name)["uplink"]["up"] != true) {
+            assert!(start.elapsed() < PATIENCE, "{:#}", host.status());
+        }
+        transfer(&far, &near, 5);
+        assert!(is_active(&stays) && stays.driver.async_events().is_empty());
+        assert_eq!(host.network("stays")["interface"], Value::Null);
+    }
+}
+
+/// A port is up only if both say so.
+#[test]
+fn the_administrator_and_the_cable() {
+    for isolate in ["network", "none"] {
+        let Some(host) = Host::start(isolate) else { return };
+        let mut carrier = host.carrier();
+        let near = host.guest("near", 1);
+        host.link("down", "near");
+        hears(&near, PORT_ERR);
+        assert!(host.words().contains("device near: its port is down by the administrator"), "{}", host.words());
+        // What the cable does meanwhile is not heard.
+        host.ip("link set wire down");
+        carrier("down");
+        host.ip("link set wire up");
+        carrier("up");
+        let settled = |state: &str| {
+            let start = Instant::now();
+            while host.network("near")["interface"]["state"] != state {
+                assert!(start.elapsed() < PATIENCE);
+            }
+        };
+        settled("up");
+        assert!(!is_active(&near) && near.driver.async_events().is_empty());
+        // What the administrator says meanwhile neither.
+        host.ip("link set wire down");
+        carrier("down");
+        host.link("up", "near");
+        assert!(!is_active(&near) && near.driver.async_events().is_empty());
+        host.ip("link set wire up");
+        hears(&near, PORT_ACTIVE);
+    }
+}
+
+/// A worker begins with the cable as it is then.
+#[test]
+fn the_next_worker_follows_as_well() {
+    let Some(host) = Host::start("network") else { return };
+    let mut carrier = host.carrier();
+    host.ip("link set far down");
+    carrier("no carrier");
+    let kill = || {
+        let process = host.network("near")["pid"].as_i64().unwrap();
+        kill_process(Pid::from_raw(i32::try_from(process).unwrap()).unwrap(), Signal::KILL).unwrap();
+        process
+    };
+    let wait_other = |process: i64| {
+        let start = Instant::now();
+        while host.network("near")["pid"].as_i64().is_none_or(|other| other == process) {
+            assert!(start.elapsed() < PATIENCE);
+        }
+    };
+    wait_other(kill());
+    let near = host.guest("near", 1);
+    assert!(!is_active(&near));
+    host.ip("link set far up");
+    hears(&near, PORT_ACTIVE);
+    carrier("up");
+    drop(near);
+    // It changes perhaps before the next one is there, perhaps while that starts, perhaps after.
+    for (interface, active) in [("down", false), ("up", true), ("down", false), ("up", true)] {
+        let killed = kill();
+        host.ip(&format!("link set wire {interface}"));
+        carrier(interface);
+        wait_other(killed);
+        let near = host.guest("near", 1);
+        let start = Instant::now();
+        while is_active(&near) != active {
+            assert!(start.elapsed() < PATIENCE);
+        }
+    }
+}
