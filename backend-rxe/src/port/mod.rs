@@ -390,7 +390,7 @@ impl Port {
 impl Runnable for Port {
     fn run(&self, budget: &mut Budget) -> bool {
         let mut more = false;
-        for queue in self.queues.iter() {
+        for queue in self.queues.in_turns() {
             let Some(mut receiver) = queue.try_receiver() else {
                 // Whoever has it is about to look.
                 self.may_send_data.store(true, Ordering::Release);

@@ -5,7 +5,7 @@ use std::iter;
 use std::ops::Range;
 use std::ptr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use parking_lot::{FairMutex, FairMutexGuard, Mutex};
 use pvrdma_handover::Combiner;
@@ -21,11 +21,14 @@ pub(super) const MAX_WAITING: usize = 4;
 pub(super) struct ReceiveQueues<R: ?Sized> {
     first: ReceiveQueue<R>,
     more: Box<[ReceiveQueue<R>]>,
+    /// Turns that were taken.
+    turns: AtomicUsize,
 }
 
 impl<R: ?Sized> ReceiveQueues<R> {
     pub(super) fn new(count: usize) -> Self {
-        Self { first: ReceiveQueue::default(), more: (1..count).map(|_| ReceiveQueue::default()).collect() }
+        let more = (1..count).map(|_| ReceiveQueue::default()).collect();
+        Self { first: ReceiveQueue::default(), more, turns: AtomicUsize::new(0) }
     }
 
     /// The queue of a queue pair's packets.
@@ -36,6 +39,12 @@ impl<R: ?Sized> ReceiveQueues<R> {
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &ReceiveQueue<R>> {
         iter::once(&self.first).chain(&self.more)
+    }
+
+    /// All of them, each time with another one first: for what is not enough for all.
+    pub(super) fn in_turns(&self) -> impl Iterator<Item = &ReceiveQueue<R>> {
+        let first = self.turns.fetch_add(1, Ordering::Relaxed) % self.len();
+        self.iter().skip(first).chain(self.iter().take(first))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -233,6 +242,15 @@ mod tests {
             distribution.finish();
         }
         assert!(queues.iter().all(ReceiveQueue::is_full));
+    }
+
+    #[test]
+    fn each_queue_is_first_in_its_turn() {
+        let queues = ReceiveQueues::<()>::new(3);
+        let number = |of: &ReceiveQueue<()>| queues.iter().position(|queue| ptr::eq(queue, of)).unwrap();
+        for turn in [[0, 1, 2], [1, 2, 0], [2, 0, 1], [0, 1, 2]] {
+            assert!(queues.in_turns().map(number).eq(turn));
+        }
     }
 
     #[test]
