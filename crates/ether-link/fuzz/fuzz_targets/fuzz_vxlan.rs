@@ -107,7 +107,7 @@ struct Tunnel {
 
 impl Tunnel {
     fn new(script: &Script) -> Self {
-        let senders = [2, 3, 4, 5].map(|last| UdpSocket::bind((Ipv4Addr::new(127, 0, 0, last), 0)).unwrap());
+        let mut senders = [2, 3, 4, 5].map(|last| UdpSocket::bind((Ipv4Addr::new(127, 0, 0, last), 0)).unwrap());
         senders.iter().for_each(|sender| sender.set_read_timeout(Some(PATIENCE)).unwrap());
         let last = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
         let remotes = if script.two { REMOTES } else { 1 };
@@ -121,6 +121,14 @@ impl Tunnel {
         let link = VxlanLink::bind(&config, clock.clone()).unwrap();
         let name = link.inspect().name;
         let SocketAddr::V4(local) = name.split(' ').next().unwrap().parse().unwrap() else { panic!("{name}") };
+        // Stations behind a stranger are sent to at his address and the tunnel's port, which chance may have given him.
+        for stranger in &mut senders[remotes..] {
+            let SocketAddr::V4(at) = stranger.local_addr().unwrap() else { panic!("{stranger:?}") };
+            if at.port() == local.port() {
+                *stranger = UdpSocket::bind((*at.ip(), 0)).unwrap();
+                stranger.set_read_timeout(Some(PATIENCE)).unwrap();
+            }
+        }
         Self { link, clock, local, remotes, open: script.open, senders, last }
     }
 
