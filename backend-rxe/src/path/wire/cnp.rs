@@ -8,6 +8,7 @@ use pvrdma_verbs::{Qpn, UdDestination};
 
 use crate::drive::Endpoint;
 use crate::gid::BoundGid;
+use crate::path::directory::Node;
 use crate::port::Port;
 use crate::port::counters::PortCounters;
 
@@ -49,14 +50,15 @@ fn datagram_path(endpoint: &Endpoint, packet: &Packet<'_>, source: Qpn) -> Optio
 }
 
 /// A notification came for one of our queue pairs.
-pub(super) fn notified(port: &Port, endpoint: Option<&Endpoint>, packet: &Packet<'_>) {
+pub(super) fn notified(port: &Port, node: &Node<Endpoint>, packet: &Packet<'_>) {
     let counters = &port.counters;
     PortCounters::bump(&counters.wire_cnps_received);
     let config = port.congestion().filter(|_| admit_notification(packet).is_ok());
+    let endpoint = node.qp(packet.header.bth.destination);
     // Only the peer of a connection may slow it down. A datagram QP has many peers and no rate.
     match (config, endpoint) {
-        (Some(config), Some(endpoint)) if is_from_peer(endpoint, packet) => {
-            let cut = endpoint.rate().notify(config, endpoint.qp().adapter.engine.now());
+        (Some(config), Some(endpoint)) if is_from_peer(&endpoint, packet) => {
+            let cut = endpoint.rate().notify(config, node.adapter.engine.now());
             PortCounters::add(&counters.wire_rate_cuts, cut.into());
         }
         _ => PortCounters::bump(&counters.wire_cnps_ignored),

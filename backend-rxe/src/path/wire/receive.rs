@@ -53,8 +53,6 @@ struct Flow {
     to: BoundGid,
     from: Gid,
     qpn: Qpn,
-    /// They are congestion notifications.
-    notification: bool,
 }
 
 impl Flow {
@@ -62,13 +60,16 @@ impl Flow {
         let header = &packet.header;
         let network = &header.network;
         let to = BoundGid::on_network(network.kind(), network.destination(), header.ethernet.vlan_id());
-        let notification = header.bth.opcode == Opcode::CNP;
-        Self { to, from: network.source(), qpn: header.bth.destination, notification }
+        Self { to, from: network.source(), qpn: header.bth.destination }
     }
 }
 
 fn is_response(packet: &Packet<'_>) -> bool {
     packet.header.bth.opcode.info().is_some_and(|info| info.operation.is_response())
+}
+
+fn is_request(packet: &Packet<'_>) -> bool {
+    packet.header.bth.opcode != Opcode::CNP && !is_response(packet)
 }
 
 fn is_marked(packet: &Packet<'_>) -> bool {
@@ -92,32 +93,22 @@ impl Inbox {
         Self { node, sources, newly_owing, owing, answered, notifications: Frames::default() }
     }
 
-    /// Finds the queue pair that a packet is for, and counts why it is for none.
-    fn resolve(&mut self, port: &Port, node: &Node<Endpoint>, flow: Flow) -> Option<Arc<Endpoint>> {
+    /// Returns `true` if the device takes packets of this flow, and counts why it does not.
+    fn admits(&mut self, port: &Port, node: &Node<Endpoint>, flow: Flow) -> bool {
         let (counters, gids) = (&port.counters, &node.adapter.gids);
-        if !gids.contains(flow.to) {
-            PortCounters::bump(match gids.is_in_other_vlan(flow.to) {
-                true => &counters.wire_dropped_vlan,
-                false => &counters.wire_dropped_address,
-            });
-            return None;
-        }
-        match self.sources.judge(node, flow.to.beside(flow.from)) {
-            Verdict::Taken => {}
-            Verdict::Spoofed => {
-                PortCounters::bump(&counters.wire_dropped_address);
-                return None;
+        let dropped = if gids.contains(flow.to) {
+            match self.sources.judge(node, flow.to.beside(flow.from)) {
+                Verdict::Taken => return true,
+                Verdict::Spoofed => &counters.wire_dropped_address,
+                Verdict::Refused => &counters.wire_dropped_peer,
             }
-            Verdict::Refused => {
-                PortCounters::bump(&counters.wire_dropped_peer);
-                return None;
-            }
-        }
-        let endpoint = node.qp(flow.qpn);
-        if endpoint.is_none() && !flow.notification {
-            PortCounters::bump(&counters.wire_dropped_no_qp);
-        }
-        endpoint
+        } else if gids.is_in_other_vlan(flow.to) {
+            &counters.wire_dropped_vlan
+        } else {
+            &counters.wire_dropped_address
+        };
+        PortCounters::bump(dropped);
+        false
     }
 
     /// Takes a packet, and those behind it that are requests to the same queue pair.
@@ -136,21 +127,17 @@ impl Inbox {
                     self.answered.push_back(Arc::downgrade(endpoint));
                 }
             }),
-            QpType::Rc if is_marked(&packet) => {
-                let mut taken = Ok(());
-                endpoint.take_requests(port, iter::once((packet, arrival)), |result| taken = result);
-                taken.map(|()| self.owe(endpoint))
-            }
             QpType::Rc => {
                 let mut any = false;
                 endpoint.take_requests(port, iter::once((packet, arrival)).chain(behind), |taken| match taken {
                     Ok(()) => any = true,
                     Err(reason) => count_dropped(port, reason),
                 });
-                if any {
-                    self.owe(endpoint);
+                if !any {
+                    return;
                 }
-                return;
+                self.owe(endpoint);
+                Ok(())
             }
         };
         match taken {
@@ -242,17 +229,22 @@ impl RoceReceiver for Inbox {
         let mut last: Option<(Flow, u64, Arc<Endpoint>)> = None;
         while let Some((packet, arrival)) = packets.next() {
             let (flow, generation) = (Flow::of(&packet), self.sources.generation());
-            let endpoint = match &last {
-                Some((known, since, endpoint)) if (*known, *since) == (flow, generation) => Some(Arc::clone(endpoint)),
-                _ => self.resolve(port, &node, flow),
-            };
-            if flow.notification {
-                cnp::notified(port, endpoint.as_deref(), &packet);
+            let known = last.take().filter(|(known, since, _)| (*known, *since) == (flow, generation));
+            if known.is_none() && !self.admits(port, &node, flow) {
                 continue;
             }
-            let Some(endpoint) = endpoint else { continue };
+            if packet.header.bth.opcode == Opcode::CNP {
+                cnp::notified(port, &node, &packet);
+                continue;
+            }
+            let Some(endpoint) = known.map(|(.., endpoint)| endpoint).or_else(|| node.qp(flow.qpn)) else {
+                PortCounters::bump(&counters.wire_dropped_no_qp);
+                continue;
+            };
+            // A marked packet is by itself: its sender is told of it.
+            let marked = is_marked(&packet);
             let alike =
-                |(packet, _): &Received<'_>| !is_response(packet) && !is_marked(packet) && Flow::of(packet) == flow;
+                |(next, _): &Received<'_>| !marked && is_request(next) && !is_marked(next) && Flow::of(next) == flow;
             self.take(port, &endpoint, (packet, arrival), iter::from_fn(|| packets.next_if(alike)));
             last = Some((flow, generation, endpoint));
         }
