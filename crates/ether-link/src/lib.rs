@@ -33,6 +33,8 @@ mod interface_name;
 mod interface_watch;
 pub mod link_spec;
 pub mod memory;
+#[cfg(test)]
+mod namespace;
 mod offload;
 pub mod switch;
 pub mod tap;

@@ -7,9 +7,9 @@ use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::Priority;
 use pvrdma_verbs::{Psn, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::thread::LinkNameSpaceType;
 
 use super::*;
+use crate::namespace::Namespace;
 use crate::offload::sample::{carried, data, long_tcp};
 use pvrdma_roce::wire::{Bth, Checksum, Ethernet, Extension, Header, Ipv4, Network, Opcode, Position, Udp, build};
 
@@ -105,26 +105,7 @@ fn tcp_is_cut_and_summed() {
     }
 }
 
-/// A host in which everything a test makes disappears with it.
-struct Namespace(String);
-
 impl Namespace {
-    /// `None` with a message on a machine where it cannot be made.
-    fn new(name: &str) -> Option<Self> {
-        let name = format!("pvrdma-{name}-{}", std::process::id());
-        let made = Command::new("ip").args(["netns", "add", &name]).output();
-        if !made.is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: no network namespace can be made (not root, or no iproute2)");
-            return None;
-        }
-        Some(Self(name))
-    }
-
-    fn ip(&self, arguments: &str) {
-        let status = Command::new("ip").args(["-n", &self.0]).args(arguments.split(' ')).status().unwrap();
-        assert!(status.success(), "ip {arguments}");
-    }
-
     fn veth(&self) {
         self.ip("link add name va address 02:00:00:00:00:01 mtu 9000 type veth peer name vb address 02:00:00:00:00:02 mtu 9000");
         self.up();
@@ -133,24 +114,6 @@ impl Namespace {
     fn up(&self) {
         self.ip("link set va up");
         self.ip("link set vb up");
-    }
-
-    /// Runs in there.
-    fn enter<R: Send>(&self, act: impl FnOnce() -> R + Send) -> R {
-        let namespace = std::fs::File::open(format!("/run/netns/{}", self.0)).unwrap();
-        std::thread::scope(|scope| {
-            let inside = scope.spawn(|| {
-                rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-                act()
-            });
-            inside.join().unwrap()
-        })
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
     }
 }
 

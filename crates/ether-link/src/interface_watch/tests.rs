@@ -1,13 +1,11 @@
 //! Responses of the kernel and what is none; interfaces of a namespace (as root).
 
-use std::process::Command;
-
 use netlink_packet_core::{DoneMessage, ErrorMessage};
 use netlink_packet_route::link::{LinkFlags, LinkHeader};
 use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::thread::LinkNameSpaceType;
 
 use super::*;
+use crate::namespace::Namespace;
 
 fn datagram(sequence: u32, payload: NetlinkPayload<RouteNetlinkMessage>) -> Vec<u8> {
     let mut header = NetlinkHeader::default();
@@ -95,40 +93,10 @@ fn whatever_arrives_is_parsed_or_refused() {
     }
 }
 
-/// A namespace, gone with the value.
-struct Namespace(String);
-
 impl Namespace {
-    /// `None`, and that was printed: it cannot be made here.
-    fn new(purpose: &str) -> Option<Self> {
-        let name = format!("pvrdma-{purpose}-{}", std::process::id());
-        if !Command::new("ip").args(["netns", "add", &name]).output().is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: no network namespace can be made (not root, or no iproute2)");
-            return None;
-        }
-        Some(Self(name))
-    }
-
-    fn ip(&self, arguments: &str) {
-        let status = Command::new("ip").args(["-n", &self.0]).args(arguments.split(' ')).status().unwrap();
-        assert!(status.success(), "ip {arguments}");
-    }
-
+    /// Sockets stay in the namespace that they were made in.
     fn watch(&self, name: &str) -> InterfaceWatch {
-        let namespace = std::fs::File::open(format!("/run/netns/{}", self.0)).unwrap();
-        let name = name.parse().unwrap();
-        // Sockets stay in the namespace that they were made in.
-        let open = || {
-            rustix::thread::move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();
-            InterfaceWatch::open(name).unwrap()
-        };
-        std::thread::scope(|scope| scope.spawn(open).join().unwrap())
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        let _ = Command::new("ip").args(["netns", "delete", &self.0]).status();
+        self.enter(|| InterfaceWatch::open(name.parse().unwrap()).unwrap())
     }
 }
 
