@@ -191,6 +191,14 @@ fn who_is_not_obeyed() {
     ip.source = address(9);
     give(&build(&stranger, &[0; 16]).unwrap());
     assert_eq!(received(), [4, 3, 1, 0]);
+    // To an address that the device does not have, which is all that is counted.
+    let mut elsewhere = header;
+    let pvrdma_roce::wire::Network::V2Ipv6(ip, _) = &mut elsewhere.network else { panic!() };
+    ip.destination = address(9);
+    let dropped = || rig.nodes[0].counter("wire_dropped_address");
+    let before = dropped();
+    give(&build(&elsewhere, &[0; 16]).unwrap());
+    assert_eq!((received(), dropped()), ([4, 3, 1, 0], before + 1));
     give(&good);
     assert_eq!(received(), [5, 3, 2, 0]);
     // Too soon after the last cut.
