@@ -52,6 +52,8 @@ counters! {
         wire_rate_cuts,
         /// Times that a packet had to wait for the rate of its QP.
         wire_paced,
+        /// Times that connections to a peer paused, because of one of them nothing gets there any more.
+        wire_quiet,
         /// Packets retransmitted.
         wire_resent,
         /// Times that nothing was acknowledged for a few round trips, so that the oldest packet was retransmitted.

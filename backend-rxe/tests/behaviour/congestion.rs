@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::SeqCst;
 use std::time::Duration;
 
-use pvrdma_verbs::{Gid, GidType, Hca, QpType, QueuePair, SendData, SendOp, UdDestination, WcStatus};
+use pvrdma_verbs::{Gid, GidType, Hca, QpType, Qpn, QueuePair, SendData, SendOp, UdDestination, WcStatus};
 
 use crate::tap::{Tap, tapped_in, tapped_with};
 use crate::world::*;
@@ -184,7 +184,7 @@ fn who_is_not_obeyed() {
     *damaged.last_mut().unwrap() ^= 1;
     give(&damaged);
     let mut other_qp = header;
-    other_qp.bth.destination = pvrdma_verbs::Qpn::new(0x4444);
+    other_qp.bth.destination = Qpn::new(0x4444);
     give(&build(&other_qp, &[0; 16]).unwrap());
     let mut stranger = header;
     let pvrdma_roce::wire::Network::V2Ipv6(ip, _) = &mut stranger.network else { panic!() };
@@ -266,4 +266,43 @@ fn with_threads() {
     assert!(rig.ends[0].scq.poll_statuses().iter().all(|(_, status)| *status == WcStatus::Success));
     assert!(theirs.read(0, LEN) == data && mine.read(LEN, LEN) == data);
     assert!(rig.nodes.iter().all(|node| node.counter("wire_paced") > 0));
+}
+
+/// Others to a peer are quiet for a starved connection: it sends a round trip later, and they another one after that.
+#[test]
+fn a_starved_connection_gets_quiet() {
+    const ROUND_TRIP: Duration = Duration::from_millis(5);
+    let rig = rig(None);
+    let (mine, theirs) = (rig.nodes[0].buffer(64), rig.nodes[1].buffer(64));
+    let starved = rig.nodes[0].qp(QpType::Rc);
+    starved.connect(&rig.ends[1], |a| {
+        (a.av.dgid, a.timeout) = (address(2), 14);
+        a.dest_qpn = Qpn::new(0x00ab_cdef);
+    });
+    starved.post(1, write(theirs.remote(0)), &[mine.all()]);
+    starved.qp.notify_send();
+    let counter = |name| rig.nodes[0].counter(name);
+    while counter("wire_timeouts") < 2 {
+        assert_eq!(counter("wire_quiet"), 0);
+        assert!(rig.world.step(), "no second timeout");
+    }
+    assert_eq!(counter("wire_quiet"), 1);
+    let (began, sent) = (rig.world.clock.now(), rig.taps[0].sent.lock().len());
+    rig.ends[0].submit(1, write(theirs.remote(0)), &[mine.all()]);
+    rig.world.run();
+    assert_eq!(rig.taps[0].sent.lock().len(), sent, "nobody sends");
+    assert!(rig.world.step());
+    let passed = || rig.world.clock.now() - began;
+    assert_eq!((passed(), rig.taps[0].sent.lock().len()), (ROUND_TRIP, sent + 1), "the starved one sends");
+    rig.until(1);
+    assert_eq!(rig.ends[0].scq.poll_statuses(), [(1, WcStatus::Success)]);
+    assert_eq!(passed(), 2 * ROUND_TRIP);
+    // It is not quiet again soon: the connection gives up in the end, and nobody waits for it.
+    while starved.scq.total() == 0 {
+        assert!(rig.world.step(), "it waits for ever");
+    }
+    assert_eq!(starved.scq.poll_statuses(), [(1, WcStatus::RetryExceeded)]);
+    rig.ends[0].submit(2, write(theirs.remote(0)), &[mine.all()]);
+    rig.until(2);
+    assert_eq!(rig.ends[0].scq.poll_statuses(), [(2, WcStatus::Success)]);
 }

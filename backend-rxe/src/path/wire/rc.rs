@@ -18,6 +18,7 @@ use crate::budget::Budget;
 use crate::counters::Tally;
 use crate::flows::Road;
 use crate::gid::BoundGid;
+use crate::port::counters::PortCounters;
 use crate::port::{BATCH, Port};
 use crate::qp::Qp;
 use crate::qp::requester::Requester;
@@ -33,7 +34,7 @@ pub(crate) struct WireRequester {
     source: Option<BoundGid>,
     remote: Qpn,
     share: WindowShare,
-    /// The rate of the QP has it wait until then.
+    /// The rate of the QP, or quiet for another one, has it wait until then.
     paced: Option<Duration>,
     grace: TimeoutGrace,
     room: Room,
@@ -48,7 +49,7 @@ pub(crate) struct WireRequesterInspect {
     peer_qpn: Qpn,
     /// PSNs that count against the window of the peer, which all connections to it share.
     counted_in_peer_window: u64,
-    /// Microseconds that the rate of the QP has it wait.
+    /// Microseconds that the rate of the QP, or quiet for another one to that peer, has it wait.
     paced_us: Option<u64>,
     #[serde(flatten)]
     transport: RequesterInspect,
@@ -135,6 +136,25 @@ impl WireRequester {
     }
 }
 
+impl WireRequester {
+    /// A deadline of the transport has passed.
+    fn handle_timeout(&mut self, port: &Port, now: Duration, hooks: &mut RequesterHooks<'_>) {
+        let transport = &mut self.transport;
+        let before = transport.stats().timeouts;
+        transport.handle_timeout(now, hooks);
+        let starved = transport.is_starved() && transport.stats().timeouts > before;
+        if starved && self.share.ask_for_quiet(now, transport.rtt()) {
+            PortCounters::bump(&port.counters.wire_quiet);
+        }
+    }
+
+    /// Until when others to that peer have it wait, if it has anything to send.
+    #[inline]
+    fn quiet_until(&self, now: Duration) -> Option<Duration> {
+        self.share.quiet_until(now, self.transport.is_starved()).filter(|_| !self.transport.is_empty())
+    }
+}
+
 /// Requests of a QP whose peer is on the wire.
 pub(crate) struct WireBatch<'a> {
     pub(crate) port: &'a Port,
@@ -199,7 +219,7 @@ impl WireBatch<'_> {
         let WireRequester { transport, grace, .. } = &mut *self.wire;
         if grace.is_over(transport.poll_timeout(), now, (port, qp.qpn)) {
             let mut hooks = RequesterHooks { qp, requester: self.requester, memory, tally: self.tally };
-            transport.handle_timeout(now, &mut hooks);
+            self.wire.handle_timeout(port, now, &mut hooks);
         }
         self.wire.share.watch(now, || self.wire.transport.rto());
         if port.uplink.wait_for_room(qp.task()) {
@@ -209,7 +229,8 @@ impl WireBatch<'_> {
         if self.rate.is_on() {
             self.wire.transport.request_ack();
         }
-        let built = self.build(memory, now, frames);
+        self.wire.paced = self.wire.quiet_until(now);
+        let built = self.wire.paced.is_none() && self.build(memory, now, frames);
         if !bound {
             // As with local delivery: what is sent from a GID that is gone is lost, and tried again in time.
             frames.clear();

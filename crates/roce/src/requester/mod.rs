@@ -51,6 +51,8 @@ use timers::TimerTable;
 const MAX_SPARE: usize = 8;
 /// READ requests that share the congestion window, if the peer allows so many.
 const READS_AT_A_TIME: u32 = 4;
+/// ACK timeouts in a row after which a connection is starved.
+const STARVED: u32 = 2;
 
 /// How a requester uses the network. Nothing but `negotiate` needs the peer's consent.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -231,6 +233,16 @@ impl Requester {
     /// The time after which an ACK is late: smoothed RTT and four times its variation. `None`: nothing was measured.
     pub fn rto(&self) -> Option<Duration> {
         self.recovery.rtt_estimate().map(|(srtt, rttvar)| srtt + rttvar * 4)
+    }
+
+    /// Returns `true` if nothing was acknowledged for several ACK timeouts.
+    pub const fn is_starved(&self) -> bool {
+        self.recovery.backoff >= STARVED
+    }
+
+    /// The smoothed RTT. `None`: nothing was measured.
+    pub fn rtt(&self) -> Option<Duration> {
+        self.recovery.rtt_estimate().map(|(srtt, _)| srtt)
     }
 
     /// Returns `true` if the next packet was sent before.

@@ -7,7 +7,7 @@ use std::collections::BinaryHeap;
 use std::time::Duration;
 
 use pvrdma_roce::wire::{Checksum, Ecn, MAX_FRAME, Opcode, Operation, Packet};
-use pvrdma_roce::{Congestion, ReactionPoint};
+use pvrdma_roce::{Congestion, Quiet, ReactionPoint};
 
 use super::net::{End, Random, Setup};
 
@@ -76,7 +76,7 @@ impl Station {
     }
 
     /// Everything that it may send now.
-    fn transmit(&mut self, now: Duration) -> Vec<Vec<u8>> {
+    fn transmit(&mut self, now: Duration, quiet: &Quiet) -> Vec<Vec<u8>> {
         let (mut out, mut frames) = ([0; MAX_FRAME], Vec::new());
         self.end.tell_received();
         while !(self.end.responder.next_is_read_response() && self.is_blocked(now)) {
@@ -89,6 +89,11 @@ impl Station {
             self.end.requester.request_ack();
         }
         while !self.is_blocked(now) {
+            let waits = quiet.wait(now, self.end.requester.is_starved());
+            if waits.is_some() && !self.end.requester.is_empty() {
+                self.paced = waits;
+                break;
+            }
             let End { requester, host, .. } = &mut self.end;
             let Some(length) = requester.poll_transmit(now, host, &mut out) else { break };
             self.sent(now, length);
@@ -156,6 +161,8 @@ pub(crate) struct Fabric {
     pub(crate) now: Duration,
     pub(crate) flows: Vec<[Station; 2]>,
     pub(crate) seen: [Seen; 2],
+    /// Among the ends of a side, which have one peer.
+    quiet: [Quiet; 2],
     /// From each end to the switch.
     access: Vec<[Link; 2]>,
     /// From the switch, towards each of the two sides.
@@ -185,6 +192,7 @@ impl Fabric {
             now,
             flows: flows.collect(),
             seen: [Seen::default(); 2],
+            quiet: [Quiet::default(); 2],
             access: setups.iter().map(|_| [link(own), link(own)]).collect(),
             lines: [link(line), link(line)],
             congestion,
@@ -203,7 +211,7 @@ impl Fabric {
 
     /// An end sends what it may.
     pub(crate) fn transmit(&mut self, flow: usize, side: usize) {
-        let frames = self.flows[flow][side].transmit(self.now);
+        let frames = self.flows[flow][side].transmit(self.now, &self.quiet[side]);
         for frame in frames {
             self.leave(flow, side, frame);
         }
@@ -249,7 +257,12 @@ impl Fabric {
         if let Some((deadline, flow, side)) = timer.filter(|&(deadline, ..)| event.is_none_or(|when| deadline < when)) {
             self.now = self.now.max(deadline);
             let Station { end, .. } = &mut self.flows[flow][side];
+            let before = end.requester.stats().timeouts;
             end.requester.handle_timeout(self.now, &mut end.host);
+            let timed_out = end.requester.stats().timeouts > before;
+            if timed_out && end.requester.is_starved() {
+                self.quiet[side].ask(self.now, end.requester.rtt());
+            }
             self.transmit(flow, side);
             return Some((flow, side));
         }

@@ -20,4 +20,5 @@ mod net;
 mod pcap;
 mod reads;
 mod simulation;
+mod slow_line;
 mod strict;

@@ -118,7 +118,7 @@ fn nine_thousand_random_networks_more() {
 }
 
 /// Jain's index: 1 if all flows got the same.
-fn jain(got: &[f64]) -> f64 {
+pub(crate) fn jain(got: &[f64]) -> f64 {
     let (sum, squares) = (got.iter().sum::<f64>(), got.iter().map(|it| it * it).sum::<f64>());
     sum * sum / (squares * got.len() as f64)
 }
@@ -268,95 +268,4 @@ fn wire_c11_flows_share_a_line_that_only_drops() {
         println!("{flows} flows without marks: {got:.3?}");
         assert!(got.jain >= 0.8 && got.utilisation >= 0.9, "{flows} flows: {got:.3?}");
     }
-}
-
-/// What equal flows made of a slow line with a short queue.
-#[derive(Debug)]
-struct Slow {
-    /// Messages that arrived, as a share of what the line could carry.
-    goodput: f64,
-    /// Frames that found the queue full, for each that left.
-    dropped: f64,
-    jain: f64,
-}
-
-/// A line of 100 Mb/s behind links of 10 Gb/s, with room for 60 KB, and so far away.
-fn slow(flows: usize, read: bool, delay: Duration, negotiate: bool) -> Slow {
-    let line = Line { rate: GIGABIT / 10, delay, queue: 60_000, mark: u64::MAX, loss: 0, reorder: 0 };
-    let base = Setup::default();
-    let setup = Setup {
-        tuning: pvrdma_roce::Tuning { negotiate, ..base.tuning },
-        attrs: QpAttrs { path_mtu: Mtu::M4096, max_rd_atomic: 16, max_dest_rd_atomic: 16, ..base.attrs },
-        ..base
-    };
-    let mut fabric = Fabric::new(&vec![setup; flows], line, 10 * GIGABIT, None, 7);
-    // Without it flows keep in step, and one may find the queue full time and again.
-    fabric.jitter = Duration::from_micros(100);
-    let remote = RemoteAddress { addr: 0x100_0000, rkey: KEY };
-    let op = if read { SendOp::Read { remote } } else { SendOp::Write { remote, immediate: None } };
-    let sges = vec![Sge { addr: 0x200_0000, length: MESSAGE, lkey: KEY }];
-    let request = SendWr { wr_id: 0, op, flags: SendFlags::SIGNALED, sges };
-    let side = usize::from(!read);
-    let (warm, length) = (Duration::from_millis(500), Duration::from_secs(2));
-    let began = fabric.now;
-    fabric.flows.iter_mut().flatten().for_each(|station| station.end.keeps = true);
-    let arrived = |fabric: &Fabric| fabric.flows.iter().map(|flow| flow[0].end.host.sent.len()).collect::<Vec<_>>();
-    let mut before: Option<(Vec<usize>, Seen)> = None;
-    let mut posted = vec![0; flows];
-    loop {
-        for (flow, posted) in posted.iter_mut().enumerate() {
-            let end = &mut fabric.flows[flow][0].end;
-            let due = end.host.sent.len() + 8 - *posted;
-            if due > 0 {
-                (0..due).for_each(|_| end.post(request.clone()));
-                *posted += due;
-                fabric.transmit(flow, 0);
-            }
-        }
-        let since = fabric.now - began;
-        if since >= warm && before.is_none() {
-            before = Some((arrived(&fabric), fabric.seen[side]));
-        }
-        if since >= warm + length {
-            break;
-        }
-        fabric.step();
-    }
-    let (count, seen) = before.unwrap();
-    let done: Vec<f64> = arrived(&fabric).iter().zip(count).map(|(after, before)| (after - before) as f64).collect();
-    let ok = |flow: &[super::fabric::Station; 2]| flow[0].end.host.sent.iter().all(|it| it.status == WcStatus::Success);
-    assert!(fabric.flows.iter().all(ok), "{flows} flows: a request failed");
-    let now = fabric.seen[side];
-    Slow {
-        goodput: done.iter().sum::<f64>() * f64::from(MESSAGE) / (line.rate as f64 * length.as_secs_f64()),
-        dropped: (now.overflowed - seen.overflowed) as f64 / (now.frames - seen.frames) as f64,
-        jain: jain(&done),
-    }
-}
-
-/// A queue that only drops, on a line a hundred times slower than those that lead to it. `delay` is the line's.
-fn flows_find_the_rate_of_a_slow_line(delay: Duration) {
-    let kinds =
-        [("WRITE", false, true, 0.9, 0.7), ("READ", true, true, 0.9, 0.4), ("plain WRITE", false, false, 0.5, 1.0)];
-    for (kind, read, negotiate, least, most) in kinds {
-        for flows in [1, 4, 8] {
-            let got = slow(flows, read, delay, negotiate);
-            println!("{delay:?}, {flows} flows of {kind}: {got:.3?}");
-            assert!(
-                got.goodput >= least && got.dropped <= most && got.jain >= 0.7,
-                "{flows} flows of {kind}: {got:.3?}"
-            );
-            assert!(flows > 1 || got.dropped <= 0.15, "one flow of {kind}: {got:.3?}");
-        }
-    }
-}
-
-#[test]
-fn flows_find_the_rate_of_a_slow_line_nearby() {
-    flows_find_the_rate_of_a_slow_line(Duration::from_micros(50));
-}
-
-#[test]
-fn flows_find_the_rate_of_a_slow_line_far_away() {
-    flows_find_the_rate_of_a_slow_line(Duration::from_millis(5));
 }

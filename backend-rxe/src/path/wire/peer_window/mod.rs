@@ -5,8 +5,12 @@
 //! is none they take turns of a few packets: protection domains in the order in which they asked, and in each of them
 //! its connections. A domain of which nothing is in flight has a turn at once: one is in reserve for each.
 //!
+//! All of them also look at whether it is [quiet](pvrdma_roce::Quiet), for the sake of one that is starved.
+//!
 //! A connection that nobody answers gives nothing back. So while somebody waits, what was in flight a few round trips
 //! ago and still is counts no more: it is lost, or its peer is.
+
+mod quiet;
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -16,6 +20,7 @@ use std::time::Duration;
 use parking_lot::{Mutex, MutexGuard};
 use pvrdma_handover::{Level, Turn};
 use pvrdma_verbs::Gid;
+use quiet::SharedQuiet;
 
 use crate::task::Task;
 
@@ -58,6 +63,7 @@ struct PeerWindow {
     /// PSNs that count. May be off by some while a connection and [`Queue::forgive`] look at the same PSNs.
     in_flight: Level,
     queue: Mutex<Queue>,
+    quiet: SharedQuiet,
 }
 
 /// What is looked at when the window is full.
@@ -324,6 +330,17 @@ impl WindowShare {
     /// PSNs that are counted as ours.
     pub(crate) fn counted(&self) -> u64 {
         self.in_flight.saturating_sub(self.member.forgiven.load(Ordering::Relaxed))
+    }
+
+    /// A starved connection had one more ACK timeout. Returns `true` if it is quiet from now on.
+    pub(crate) fn ask_for_quiet(&self, now: Duration, rtt: Option<Duration>) -> bool {
+        self.window.quiet.ask(now, rtt)
+    }
+
+    /// Until when the connection sends nothing, for the sake of one that is starved.
+    #[inline]
+    pub(crate) fn quiet_until(&self, now: Duration, starved: bool) -> Option<Duration> {
+        self.window.quiet.wait(now, starved)
     }
 
     /// When the connection is to be run again, whether it waits itself or not.

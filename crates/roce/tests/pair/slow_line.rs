@@ -1,0 +1,148 @@
+//! A slow line with a short queue that only drops: flows find its rate, and each of them goes on.
+
+use std::time::Duration;
+
+use pvrdma_verbs::{Mtu, QpAttrs, RemoteAddress, SendFlags, SendOp, SendWr, Sge, WcStatus};
+
+use super::fabric::{Fabric, Line, Seen};
+use super::host::KEY;
+use super::net::Setup;
+use super::simulation::jain;
+
+const GIGABIT: u64 = 125_000_000;
+const MESSAGE: u32 = 64 << 10;
+
+/// What equal flows made of a slow line with a short queue.
+#[derive(Debug)]
+struct Slow {
+    /// Messages that arrived, as a share of what the line could carry.
+    goodput: f64,
+    /// Frames that found the queue full, for each that left.
+    dropped: f64,
+    jain: f64,
+    /// Flows of which a request failed, and the most ACK timeouts in a row of one.
+    failed: usize,
+    timeouts: u32,
+}
+
+/// Flows over a line of 100 Mb/s behind links of 10 Gb/s, with room for 60 KB.
+#[derive(Clone, Copy, Debug)]
+struct Flows {
+    count: usize,
+    read: bool,
+    /// The line's.
+    delay: Duration,
+    negotiate: bool,
+    seed: u64,
+    length: Duration,
+}
+
+/// Lets them go on for a while. A request that fails is none that arrived.
+fn slow(flows: Flows) -> Slow {
+    let Flows { count: flows, read, delay, negotiate, seed, length } = flows;
+    let line = Line { rate: GIGABIT / 10, delay, queue: 60_000, mark: u64::MAX, loss: 0, reorder: 0 };
+    let base = Setup::default();
+    let setup = Setup {
+        tuning: pvrdma_roce::Tuning { negotiate, ..base.tuning },
+        attrs: QpAttrs { path_mtu: Mtu::M4096, max_rd_atomic: 16, max_dest_rd_atomic: 16, ..base.attrs },
+        ..base
+    };
+    let mut fabric = Fabric::new(&vec![setup; flows], line, 10 * GIGABIT, None, seed);
+    // Without it flows keep in step, and one may find the queue full time and again.
+    fabric.jitter = Duration::from_micros(100);
+    let remote = RemoteAddress { addr: 0x100_0000, rkey: KEY };
+    let op = if read { SendOp::Read { remote } } else { SendOp::Write { remote, immediate: None } };
+    let sges = vec![Sge { addr: 0x200_0000, length: MESSAGE, lkey: KEY }];
+    let request = SendWr { wr_id: 0, op, flags: SendFlags::SIGNALED, sges };
+    let side = usize::from(!read);
+    let warm = Duration::from_millis(500);
+    let began = fabric.now;
+    fabric.flows.iter_mut().flatten().for_each(|station| station.end.keeps = true);
+    let arrived = |fabric: &Fabric| fabric.flows.iter().map(|flow| flow[0].end.host.sent.len()).collect::<Vec<_>>();
+    let mut before: Option<(Vec<usize>, Seen)> = None;
+    let mut posted = vec![0; flows];
+    let mut timeouts = 0;
+    loop {
+        for (flow, posted) in posted.iter_mut().enumerate() {
+            let end = &mut fabric.flows[flow][0].end;
+            if end.host.failed {
+                continue;
+            }
+            let due = end.host.sent.len() + 8 - *posted;
+            if due > 0 {
+                (0..due).for_each(|_| end.post(request.clone()));
+                *posted += due;
+                fabric.transmit(flow, 0);
+            }
+        }
+        let since = fabric.now - began;
+        if since >= warm && before.is_none() {
+            before = Some((arrived(&fabric), fabric.seen[side]));
+        }
+        if since >= warm + length {
+            break;
+        }
+        if let Some((flow, 0)) = fabric.step() {
+            let requester = &fabric.flows[flow][0].end.requester;
+            timeouts = timeouts.max(requester.inspect(fabric.now).backoff);
+        }
+    }
+    let (count, seen) = before.unwrap();
+    let done: Vec<f64> = arrived(&fabric).iter().zip(count).map(|(after, before)| (after - before) as f64).collect();
+    let ok = |flow: &[super::fabric::Station; 2]| flow[0].end.host.sent.iter().all(|it| it.status == WcStatus::Success);
+    let now = fabric.seen[side];
+    Slow {
+        goodput: done.iter().sum::<f64>() * f64::from(MESSAGE) / (line.rate as f64 * length.as_secs_f64()),
+        dropped: (now.overflowed - seen.overflowed) as f64 / (now.frames - seen.frames) as f64,
+        jain: jain(&done),
+        failed: fabric.flows.iter().filter(|flow| !ok(flow)).count(),
+        timeouts,
+    }
+}
+
+/// A queue that only drops, on a line a hundred times slower than those that lead to it. `delay` is the line's.
+fn flows_find_the_rate_of_a_slow_line(delay: Duration) {
+    let kinds =
+        [("WRITE", false, true, 0.9, 0.7), ("READ", true, true, 0.9, 0.4), ("plain WRITE", false, false, 0.5, 1.0)];
+    for (kind, read, negotiate, least, most) in kinds {
+        for flows in [1, 4, 8] {
+            let length = Duration::from_secs(2);
+            let got = slow(Flows { count: flows, read, delay, negotiate, seed: 7, length });
+            println!("{delay:?}, {flows} flows of {kind}: {got:.3?}");
+            assert!(
+                got.goodput >= least && got.dropped <= most && got.jain >= 0.7 && got.failed == 0,
+                "{flows} flows of {kind}: {got:.3?}"
+            );
+            assert!(flows > 1 || got.dropped <= 0.15, "one flow of {kind}: {got:.3?}");
+        }
+    }
+}
+
+#[test]
+fn flows_find_the_rate_of_a_slow_line_nearby() {
+    flows_find_the_rate_of_a_slow_line(Duration::from_micros(50));
+}
+
+#[test]
+fn flows_find_the_rate_of_a_slow_line_far_away() {
+    flows_find_the_rate_of_a_slow_line(Duration::from_millis(5));
+}
+
+/// A queue that has less room than connections want loses what comes at a random time, as what is retransmitted after a
+/// timeout does. Each connection gets on all the same.
+#[test]
+fn no_flow_of_many_starves() {
+    let (delay, length) = (Duration::from_micros(50), Duration::from_secs(10));
+    for (count, read, negotiate) in [(8, false, true), (12, false, true), (12, true, true), (8, false, false)] {
+        let mut least = Slow { goodput: 1.0, dropped: 0.0, jain: 1.0, failed: 0, timeouts: 0 };
+        for seed in 0..12 {
+            let flows = Flows { count, read, delay, negotiate, seed, length };
+            let got = slow(flows);
+            assert!(got.failed == 0 && got.goodput > 0.85 && got.jain > 0.9, "{flows:?}: {got:.3?}");
+            least.goodput = least.goodput.min(got.goodput);
+            least.jain = least.jain.min(got.jain);
+            least.timeouts = least.timeouts.max(got.timeouts);
+        }
+        println!("{count} flows, read {read}, agreed {negotiate}: {least:.3?}");
+    }
+}
