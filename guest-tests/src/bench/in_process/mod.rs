@@ -7,7 +7,10 @@ mod memory;
 mod neighbours;
 mod rates;
 mod receive;
+mod recorded;
 mod sides;
+mod tape;
+mod tunnels;
 
 use anyhow::Result;
 
@@ -25,6 +28,8 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
     figures.push(rates::sends_against_writes(64, runs)?);
     figures.push(rates::sends_against_writes(64 << 10, runs)?);
     figures.push(receive::threads(runs)?);
+    figures.push(receive::devices(runs)?);
+    figures.push(tunnels::tls_against_vxlan(runs)?);
     figures.push(neighbours::write_beside_busy_guest(runs)?);
     figures.push(attackers::p99_beside_attackers(runs)?);
     figures.push(neighbours::idle_guest_without_receives()?);
