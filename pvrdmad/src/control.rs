@@ -52,7 +52,7 @@ const MAX_RESPONSE: usize = 64 << 20;
 const CONNECTION_TIME: Duration = Duration::from_secs(2);
 
 /// How long the asking side waits. A network that is made for a device starts a process first.
-const PATIENCE: Duration = Duration::from_mins(1);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Connections at a time. More are closed at once: nobody waits behind somebody who says nothing.
 const MAX_CONNECTIONS: usize = 16;

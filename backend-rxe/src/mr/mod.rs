@@ -12,7 +12,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use parking_lot::{MappedRecursiveRwLockReadGuard, RecursiveRwLock, RecursiveRwLockReadGuard};
+use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
 use pvrdma_verbs::{Access, FastRegister, MrShape, Snapshot};
 use serde::Serialize;
@@ -79,7 +79,7 @@ struct Fast {
     max_pages: u32,
     /// Cleared before the lock is taken for invalidation, so that new users cannot hold it off.
     valid: AtomicBool,
-    region: RecursiveRwLock<Option<Filled>>,
+    region: RwLock<Option<Filled>>,
 }
 
 /// What a fast registration has put into a region.
@@ -106,7 +106,7 @@ impl Mr {
 
     /// A region that work requests fill.
     pub(crate) fn fast(pd: u64, max_pages: u32) -> Self {
-        let fast = Fast { max_pages, valid: AtomicBool::new(false), region: RecursiveRwLock::new(None) };
+        let fast = Fast { max_pages, valid: AtomicBool::new(false), region: RwLock::new(None) };
         Self { key: AtomicU32::new(0), pd, body: Body::Fast(Box::new(fast)) }
     }
 }
@@ -149,7 +149,7 @@ impl Region {
 #[derive(Debug)]
 pub(crate) enum RegionRef<'a> {
     Fixed(&'a Region),
-    Fast(MappedRecursiveRwLockReadGuard<'a, Region>),
+    Fast(MappedRwLockReadGuard<'a, Region>),
 }
 
 impl Deref for RegionRef<'_> {
@@ -237,8 +237,8 @@ impl MrTable {
             return None;
         }
         // Reader-biased: one message may use the region twice, and must not wait for an invalidation in between.
-        let filled = RecursiveRwLockReadGuard::try_map(fast.region.read(), Option::as_ref).ok()?;
-        Some(RegionRef::Fast(MappedRecursiveRwLockReadGuard::map(filled, |filled| &filled.region)))
+        let filled = RwLockReadGuard::try_map(fast.region.read_recursive(), Option::as_ref).ok()?;
+        Some(RegionRef::Fast(MappedRwLockReadGuard::map(filled, |filled| &filled.region)))
     }
 
     /// Fills a fast-register region that is not valid now, with pages that `pin` keeps resident. `false` when the

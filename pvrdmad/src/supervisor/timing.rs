@@ -39,7 +39,7 @@ impl Default for Timing {
             stop: Duration::from_secs(3),
             first_pause: Duration::from_millis(100),
             longest_pause: Duration::from_secs(30),
-            settled: Duration::from_mins(1),
+            settled: Duration::from_secs(60),
             upcalls: Rate { burst: 1000, each: Duration::from_millis(1) },
             log: Rate { burst: 1000, each: Duration::from_millis(10) },
             looks: Rate { burst: 5, each: Duration::from_millis(500) },

@@ -129,7 +129,7 @@ mod tests {
     /// What comes out of `bytes`, with so many lines at once.
     fn passed(bytes: &[u8], burst: u32) -> String {
         let mut out = Vec::new();
-        let rate = Rate { burst, each: Duration::from_hours(1) };
+        let rate = Rate { burst, each: Duration::from_secs(3600) };
         drop(WorkerLog::new(bytes, &mut out, "red", rate));
         String::from_utf8(out).unwrap()
     }
@@ -157,7 +157,7 @@ mod tests {
     fn our_end_does_not_wait_for_a_worker_that_says_nothing() {
         let (ours, theirs) = pipe().unwrap();
         let mut out = Vec::new();
-        let mut log = WorkerLog::new(ours, &mut out, "red", Rate { burst: 9, each: Duration::from_hours(1) });
+        let mut log = WorkerLog::new(ours, &mut out, "red", Rate { burst: 9, each: Duration::from_secs(3600) });
         assert!(log.take());
         rustix::io::write(&theirs, b"said\n").unwrap();
         assert!(log.take());
