@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
 
-use crate::cases::{self, Case, Tally, run_cases};
+use crate::cases::{self, Case, Tally, run_cases, run_in_lanes};
 use crate::cli::TestOptions;
 use crate::daemon::{cargo, workspace_manifest};
 use crate::image::GuestImage;
@@ -16,14 +16,8 @@ use crate::pair::{LinkKind, PairOptions};
 
 /// Runs what is asked for; the exit code tells whether anything failed.
 pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
-    let kind = options.link.kind();
-    let cases: Vec<Case> = cases::all(kind)
-        .into_iter()
-        .filter(|case| options.only.is_empty() || options.only.iter().any(|part| case.name.contains(part)))
-        .map(|case| if options.only.is_empty() { case.unasked() } else { case })
-        .collect();
     if options.list {
-        for case in &cases {
+        for case in asked_for(options) {
             println!("{}", case.name);
         }
         return Ok(ExitCode::SUCCESS);
@@ -45,7 +39,7 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     })?;
     if let Some(image) = image {
         println!("== tests in two guests");
-        tally.add(guest_tests(kind, image, cases));
+        tally.add(guest_tests(options, image));
     }
     println!("      {:.1} s in all", started.elapsed().as_secs_f64());
     print!("{} passed, {} failed", tally.passed, tally.failed);
@@ -56,17 +50,31 @@ pub(crate) fn run(options: &TestOptions) -> Result<ExitCode> {
     Ok(if tally.failed == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn guest_tests(kind: LinkKind, image: Result<GuestImage>, cases: Vec<Case>) -> Tally {
+/// The cases that are named, or all.
+fn asked_for(options: &TestOptions) -> Vec<Case> {
+    cases::all(options.link.kind())
+        .into_iter()
+        .filter(|case| options.only.is_empty() || options.only.iter().any(|part| case.name.contains(part)))
+        .map(|case| if options.only.is_empty() { case.unasked() } else { case })
+        .collect()
+}
+
+fn guest_tests(options: &TestOptions, image: Result<GuestImage>) -> Tally {
+    let kind = options.link.kind();
     let image = match image {
         Ok(image) => image,
         Err(error) => {
             println!("FAIL  the guest image cannot be built: {}", cases::causes(&error));
-            return Tally { failed: cases.len().max(1) as u64, ..Tally::default() };
+            return Tally { failed: asked_for(options).len().max(1) as u64, ..Tally::default() };
         }
     };
-    let options =
-        PairOptions { pvrdma: kind == LinkKind::Pvrdma, rxe: kind == LinkKind::Rxe, ..PairOptions::default() };
-    run_cases(&image, &options, kind, cases)
+    let pair = PairOptions { pvrdma: kind == LinkKind::Pvrdma, rxe: kind == LinkKind::Rxe, ..PairOptions::default() };
+    if options.only.is_empty() {
+        run_in_lanes(&image, &pair, kind, || asked_for(options))
+    } else {
+        // Whoever names cases looks at them.
+        run_cases(&image, &pair, kind, asked_for(options))
+    }
 }
 
 fn workspace_tests() -> Result<Tally> {

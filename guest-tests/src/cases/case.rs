@@ -39,6 +39,17 @@ impl Case {
         Self { name: name.into(), body: Body::Alone(Box::new(run)), ignore_kernel_log: false, slow: None }
     }
 
+    /// The group of those that have machines of the runner.
+    pub(crate) const IN_PAIR: &'static str = "in the pair";
+
+    /// Cases that may share machines have the same.
+    pub(crate) fn group(&self) -> &str {
+        match self.body {
+            Body::InPair(_) => Self::IN_PAIR,
+            Body::Alone(_) => self.name.split('/').next().unwrap_or_default(),
+        }
+    }
+
     /// The same test, run only when asked for.
     pub(crate) fn slow(mut self, what_to_do: &'static str) -> Self {
         self.slow = Some(what_to_do);

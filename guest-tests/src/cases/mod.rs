@@ -24,6 +24,7 @@ mod kvm;
 mod kvm_doorbells;
 mod kvm_qemu;
 mod lab;
+mod lanes;
 mod libvirt;
 mod lifecycle;
 mod machines;
@@ -51,6 +52,7 @@ mod two_daemons;
 mod workflow;
 
 pub(crate) use case::Case;
+pub(crate) use lanes::run_in_lanes;
 pub(crate) use runner::{Tally, causes, run_cases, run_single};
 
 use crate::kvm_bed::KvmBeds;

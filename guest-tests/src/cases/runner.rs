@@ -66,12 +66,13 @@ pub(crate) fn run_cases(image: &GuestImage, options: &PairOptions, kind: LinkKin
             }
             Err(error) => {
                 tally.failed += 1;
-                println!("FAIL  {:<44} {seconds:6.1} s", case.name);
-                println!("{}", indented(&causes(&error)));
+                let mut text = format!("FAIL  {:<44} {seconds:6.1} s\n{}", case.name, indented(&causes(&error)));
                 if let Some(broken) = pair.take_if(|pair| !is_healthy(pair, kind)) {
-                    println!("{}", indented(&broken.diagnosis()));
-                    println!("      the guests are replaced");
+                    text += &indented(&broken.diagnosis());
+                    text += "      the guests are replaced";
                 }
+                // At once: another lane prints, too.
+                println!("{text}");
             }
         }
     }
