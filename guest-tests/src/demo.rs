@@ -111,6 +111,45 @@ impl Measurement {
     }
 }
 
+/// Writes of many sizes, likewise.
+pub(crate) const SIZES: [Measurement; 5] = [
+    Measurement {
+        title: "RDMA write, 64 bytes",
+        key: "size-64",
+        program: "ib_write_bw",
+        options: "-s 64 -n 20000",
+        slow_options: "-s 64 -n 2000",
+    },
+    Measurement {
+        title: "RDMA write, 1 KiB",
+        key: "size-1024",
+        program: "ib_write_bw",
+        options: "-s 1024 -n 20000",
+        slow_options: "-s 1024 -n 2000",
+    },
+    Measurement {
+        title: "RDMA write, 16 KiB",
+        key: "size-16384",
+        program: "ib_write_bw",
+        options: "-s 16384 -n 5000",
+        slow_options: "-s 16384 -n 300",
+    },
+    Measurement {
+        title: "RDMA write, 256 KiB",
+        key: "size-262144",
+        program: "ib_write_bw",
+        options: "-s 262144 -n 1000",
+        slow_options: "-s 262144 -n 60",
+    },
+    Measurement {
+        title: "RDMA write, 4 MiB",
+        key: "size-4194304",
+        program: "ib_write_bw",
+        options: "-s 4194304 -n 200",
+        slow_options: "-s 4194304 -n 10",
+    },
+];
+
 /// What is compared. The slow side moves fewer messages, so that each run takes seconds.
 pub(crate) const MEASUREMENTS: [Measurement; 5] = [
     Measurement {

@@ -6,6 +6,7 @@ use anyhow::{Context, Result, anyhow};
 use plotters::prelude::*;
 
 use super::figure::{Distribution, Figure};
+use super::sweep::Sweep;
 
 const ROW: u32 = 34;
 const WIDTH: u32 = 900;
@@ -26,19 +27,16 @@ pub(super) fn bars(figures: &[Figure]) -> Result<String> {
 /// A curve: what it is called, its colour, and its points.
 type Curve = (String, RGBColor, Vec<(f64, f64)>);
 
-/// Bytes per second over the size of a write, both logarithmic: ours and what it is compared with. `None`: there are
-/// too few sizes for a curve.
-pub(super) fn sweep(figures: &[Figure]) -> Result<Option<String>> {
-    let size = |figure: &Figure| figure.name.strip_prefix("in-process/write-")?.parse::<f64>().ok();
-    let mut points: Vec<_> = figures.iter().filter_map(|figure| Some((size(figure)?, figure))).collect();
-    points.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+/// Ours and what it is compared with over what varies, both logarithmic. `None`: there are too few points for a curve.
+pub(super) fn sweep(sweep: &Sweep, figures: &[Figure]) -> Result<Option<String>> {
+    let points = sweep.points(figures);
     let Some((_, first)) = points.first().filter(|_| points.len() > 2) else { return Ok(None) };
-    let curve = |value: fn(&Figure) -> f64| points.iter().map(|(size, figure)| (*size, value(figure))).collect();
+    let curve = |value: fn(&Figure) -> f64| points.iter().map(|(at, figure)| (*at, value(figure))).collect();
     let curves = [
         ("our device".to_owned(), GREEN, curve(|figure| figure.value)),
         (first.baseline_name.to_owned(), GREY, curve(|figure| figure.baseline)),
     ];
-    lines(&curves, "bytes", first.unit).map(Some)
+    lines(&curves, sweep.varies, first.unit).map(Some)
 }
 
 /// Shares of samples over their value, which is logarithmic. `None`: there are none.

@@ -9,6 +9,7 @@ use anyhow::{Context, Result, anyhow};
 use super::chart;
 use super::figure::{Distribution, Figure};
 use super::report::Report;
+use super::sweep::SWEEPS;
 use super::trend::{self, Change, Earlier};
 
 /// What stands above the first chart.
@@ -26,15 +27,11 @@ pub(super) fn page(report: &Report, earlier: &[Earlier]) -> Result<String> {
     let machine = format!("{} processors, {}; commit {}", report.machine.cpus, report.machine.processor, report.commit);
     writeln!(page, "<p id=\"machine\">{}</p>", escaped(&machine))?;
     section(&mut page, "bars", "Against what each is compared with", &chart::bars(&report.figures)?)?;
-    for (id, title, chart) in [
-        ("sweep", "RDMA writes by size, in one process", chart::sweep(&report.figures)?),
-        ("latency", "Latency: how many completions have come by then", chart::distributions(&report.distributions)?),
-    ] {
-        match chart {
-            Some(svg) => section(&mut page, id, title, &svg)?,
-            None => writeln!(page, "<p>Not measured: {}.</p>", escaped(title))?,
-        }
+    for sweep in &SWEEPS {
+        section_if_measured(&mut page, sweep.id, sweep.title, chart::sweep(sweep, &report.figures)?)?;
     }
+    let latency = chart::distributions(&report.distributions)?;
+    section_if_measured(&mut page, "latency", "Latency: how many completions have come by then", latency)?;
     table(&mut page, &report.figures)?;
     if !earlier.is_empty() {
         trend(&mut page, report, earlier)?;
@@ -47,6 +44,13 @@ pub(super) fn page(report: &Report, earlier: &[Earlier]) -> Result<String> {
     let json = json.replace('&', "\\u0026").replace('<', "\\u003c");
     writeln!(page, "<script type=\"application/json\" id=\"results\">{json}</script>\n</body>\n</html>")?;
     Ok(page)
+}
+
+fn section_if_measured(page: &mut String, id: &str, title: &str, svg: Option<String>) -> Result<()> {
+    match svg {
+        Some(svg) => section(page, id, title, &svg),
+        None => Ok(writeln!(page, "<p>Not measured: {}.</p>", escaped(title))?),
+    }
 }
 
 fn section(page: &mut String, id: &str, title: &str, svg: &str) -> Result<()> {
@@ -82,9 +86,10 @@ fn trend(page: &mut String, report: &Report, earlier: &[Earlier]) -> Result<()> 
     for commit in earlier.iter().map(|run| &run.commit).chain([&report.commit]) {
         write!(page, "<th>{}</th>", escaped(commit))?;
     }
-    *page += "</tr></thead><tbody>\n";
+    *page += "<th></th></tr></thead><tbody>\n";
     for (title, cells) in trend::rows(earlier, &report.figures) {
         write!(page, "<tr><td>{}</td>", escaped(title))?;
+        let line = sparkline(&cells);
         for cell in cells {
             match cell {
                 None => *page += "<td>–</td>",
@@ -93,14 +98,43 @@ fn trend(page: &mut String, report: &Report, earlier: &[Earlier]) -> Result<()> 
                 Some((ratio, Change::Better)) => write!(page, "<td class=\"better\">{ratio:.2}</td>")?,
             }
         }
-        *page += "</tr>\n";
+        writeln!(page, "<td>{line}</td></tr>")?;
     }
     *page += "</tbody></table>\n";
     Ok(())
 }
 
+/// A row of ratios as a line, logarithmic, from the least to the greatest of them.
+fn sparkline(cells: &trend::Row) -> String {
+    const WIDTH: f64 = 100.0;
+    const HEIGHT: f64 = 20.0;
+    let logs: Vec<Option<f64>> =
+        cells.iter().map(|cell| cell.map(|(ratio, _)| ratio.max(f64::MIN_POSITIVE).ln())).collect();
+    let known = || logs.iter().flatten().copied();
+    let (least, most) = (known().fold(f64::MAX, f64::min), known().fold(f64::MIN, f64::max));
+    // Two runs of one tree differ by a few percent: that is no slope.
+    let range = (most - least).max(0.2);
+    let step = WIDTH / f64::from(u32::try_from(logs.len()).unwrap_or(u32::MAX).max(2) - 1);
+    let mut points = String::new();
+    for (column, log) in (0_u32..).zip(&logs) {
+        let Some(log) = log else { continue };
+        let height = HEIGHT * (1.0 - (log - least) / range);
+        let _ = write!(points, "{:.1},{height:.1} ", f64::from(column) * step);
+    }
+    format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"104\" height=\"24\" viewBox=\"-2 -2 104 24\">\
+         <polyline fill=\"none\" stroke=\"#555\" stroke-width=\"2\" points=\"{}\"/></svg>",
+        points.trim_end()
+    )
+}
+
 fn escaped(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// The names of all parts that a page can have.
+pub(crate) fn parts() -> impl Iterator<Item = &'static str> {
+    ["bars", "latency", "figures", "trend"].into_iter().chain(SWEEPS.iter().map(|sweep| sweep.id))
 }
 
 /// A page of made-up figures with all that a page can have, for those who look at how it is shown.
@@ -113,9 +147,10 @@ fn example() -> Report {
         Figure::of_rounds(name, title.to_owned(), "GB/s", false, &[[ours, theirs]], "memcpy")
     };
     let mut figures = vec![figure("in-process/write-rate", "small & <quick>", 2.0, 3.0)];
-    for size in [64_u32, 4096, 65_536, 1 << 20] {
-        let rate = f64::from(size) / 1e5;
-        figures.push(figure(&format!("in-process/write-{size}"), "write", rate, rate * 1.1));
+    for sweep in &SWEEPS {
+        for at in [1_u32, 4, 64, 128] {
+            figures.push(figure(&format!("{}{at}", sweep.prefix), sweep.title, f64::from(at), f64::from(at) * 1.1));
+        }
     }
     let samples = (1..=1000).map(f64::from).collect();
     let distributions = vec![Distribution::of("in-process/latency", "8-byte write".to_owned(), "µs", samples)];
@@ -126,6 +161,15 @@ fn example() -> Report {
 mod tests {
     use super::*;
 
+    /// The greatest ratio is on top, the least at the bottom; a commit that did not measure it leaves a gap.
+    #[test]
+    fn a_row_as_a_line() {
+        let line = sparkline(&vec![Some((1.0, Change::None)), None, Some((2.0, Change::Better))]);
+        assert!(line.contains("points=\"0.0,20.0 100.0,0.0\""), "{line}");
+        let line = sparkline(&vec![Some((1.0, Change::None)), Some((1.01, Change::None))]);
+        assert!(line.contains("points=\"0.0,20.0 100.0,19.0\""), "{line}");
+    }
+
     /// Any parser reads it, nothing is fetched from anywhere, and the results in it are the results.
     #[test]
     fn the_page_is_whole() {
@@ -134,16 +178,19 @@ mod tests {
         let options = roxmltree::ParsingOptions { allow_dtd: true, ..roxmltree::ParsingOptions::default() };
         let document = roxmltree::Document::parse_with_options(&page, options).unwrap();
         let by_id = |id: &str| document.descendants().find(|node| node.attribute("id") == Some(id)).expect(id);
-        for id in ["bars", "sweep", "latency"] {
-            assert!(by_id(id).children().any(|node| node.has_tag_name(("http://www.w3.org/2000/svg", "svg"))), "{id}");
+        for id in parts() {
+            assert!(by_id(id).descendants().any(|node| ["svg", "td"].contains(&node.tag_name().name())), "{id}");
         }
         let lines = |id: &str| by_id(id).descendants().filter(|node| node.tag_name().name() == "polyline").count();
-        // Ours and the base line; one distribution.
-        assert!(lines("sweep") >= 2 && lines("latency") >= 1, "{} {}", lines("sweep"), lines("latency"));
+        for sweep in &SWEEPS {
+            assert!(lines(sweep.id) >= 2, "{}: not ours and the base line", sweep.id);
+        }
+        assert!(lines("latency") >= 1);
+        assert_eq!(lines("trend"), report.figures.len());
         let rows = by_id("figures").descendants().filter(|node| node.tag_name().name() == "tr").count();
         assert_eq!(rows, 1 + report.figures.len());
         let cells = by_id("trend").descendants().filter(|node| node.tag_name().name() == "td").count();
-        assert_eq!(cells, 3 * report.figures.len());
+        assert_eq!(cells, 4 * report.figures.len());
         let results: serde_json::Value = serde_json::from_str(by_id("results").text().unwrap()).unwrap();
         let written: serde_json::Value = serde_json::from_str(&serde_json::to_string(&report).unwrap()).unwrap();
         assert_eq!(results, written);

@@ -16,6 +16,7 @@ mod kvm;
 mod network_card;
 mod paired;
 mod report;
+mod sweep;
 mod trend;
 mod vm;
 pub(crate) mod wire;
@@ -28,7 +29,7 @@ use crate::cli::BenchOptions;
 use report::{Report, table, write_json};
 use trend::Earlier;
 
-pub(crate) use html::example_page;
+pub(crate) use html::{example_page, parts};
 
 /// Measures, prints a table and writes the results.
 pub(crate) fn run(options: &BenchOptions) -> Result<()> {
@@ -52,6 +53,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
         distributions.push(in_process::latencies()?);
     }
     let mut rows = Vec::new();
+    if wanted("sweep") {
+        rows.extend(wire::sweep(runs)?);
+    }
     if wanted("wire") {
         rows.extend(wire::measure(runs)?);
     }
@@ -66,6 +70,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     }
     if !options.no_vm && wanted("vm") {
         figures.extend(vm::measure(runs)?);
+    }
+    if !options.no_vm && wanted("sweep") {
+        figures.extend(vm::sweep(runs)?);
     }
     if !options.no_vm && wanted("card") {
         figures.extend(network_card::measure(runs)?);

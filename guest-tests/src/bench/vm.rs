@@ -4,17 +4,26 @@
 use anyhow::Result;
 
 use super::figure::{Figure, median};
-use crate::demo::MEASUREMENTS;
+use crate::demo::{MEASUREMENTS, Measurement, SIZES};
 use crate::image::GuestImage;
 use crate::pair::{LinkKind, Pair, PairOptions};
 
 /// Measures everything `runs` times.
 pub(super) fn measure(runs: usize) -> Result<Vec<Figure>> {
+    compare(&MEASUREMENTS, runs)
+}
+
+/// Writes of many sizes, for a curve.
+pub(super) fn sweep(runs: usize) -> Result<Vec<Figure>> {
+    compare(&SIZES, runs)
+}
+
+fn compare(measurements: &[Measurement], runs: usize) -> Result<Vec<Figure>> {
     let image = GuestImage::build()?;
     let pair = Pair::boot(&image, &PairOptions::default())?;
     let links = [pair.link(LinkKind::Pvrdma)?, pair.link(LinkKind::Rxe)?];
     let mut figures = Vec::new();
-    for measurement in MEASUREMENTS {
+    for measurement in measurements {
         let mut values = [Vec::new(), Vec::new()];
         for run in 0..runs.max(1) {
             for (link, values) in links.iter().zip(&mut values) {

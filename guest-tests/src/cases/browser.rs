@@ -26,10 +26,12 @@ fn browser(image: &GuestImage) -> Result<String> {
     let root = HostRoot::build(image, "browser", &PACKAGES)?;
     let directory = tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
     let page = bench::example_page()?;
-    let measured = page.replacen("</body>", &format!("<script>{MEASURE}</script></body>"), 1);
+    let parts: Vec<_> = bench::parts().collect();
+    let script = format!("<script>for (const id of {parts:?}) {MEASURE}</script></body>");
+    let measured = page.replacen("</body>", &script, 1);
     fs::write(directory.path().join("report.html"), measured).context("cannot write a page")?;
     let shown = browse(&root, directory.path(), "--dump-dom")?;
-    for id in ["bars", "sweep", "latency", "figures", "trend"] {
+    for id in parts {
         let said = shown.split(&format!("data-{id}=\"")).nth(1).and_then(|rest| rest.split('"').next());
         let said = said.with_context(|| format!("no size of {id}: {shown}"))?;
         let sizes: Vec<f64> = said.split(' ').map(str::parse).collect::<Result<_, _>>().context(said.to_owned())?;
@@ -47,9 +49,9 @@ fn browser(image: &GuestImage) -> Result<String> {
 /// Of the window.
 const WIDTH: f64 = 1000.0;
 
-/// Has the page itself say where its parts are.
-const MEASURE: &str = "for (const id of ['bars', 'sweep', 'latency', 'figures', 'trend']) {
-    const part = document.getElementById(id), box = (part.querySelector('svg') || part).getBoundingClientRect();
+/// Has the page itself say where a part is.
+const MEASURE: &str = "{
+    const part = document.getElementById(id), box = (part.querySelector(':scope > svg') || part).getBoundingClientRect();
     document.body.setAttribute('data-' + id, [box.left, box.right, box.height].join(' '));
 }";
 

@@ -31,13 +31,19 @@ pub(super) struct Stream {
 
 /// Sends for a while over one stream.
 pub(super) fn stream(network: &Network, seconds: f64) -> Result<Stream> {
+    stream_with(network, seconds, &[])
+}
+
+/// The same with arguments of `iperf3`: the size of its writes, how many streams.
+pub(super) fn stream_with(network: &Network, seconds: f64, arguments: &[&str]) -> Result<Stream> {
     let iperf = GuestImage::built_program("usr/bin/iperf3").context("there is no iperf3")?;
     let command =
         |words: &[&str]| iperf.iter().cloned().chain(words.iter().map(|&word| word.to_owned())).collect::<Vec<_>>();
     let mut server = Talker::start(network, 1, &command(&["-s", "-1", "--forceflush"]))?;
     while !server.line()?.contains("listening") {}
     let (address, time) = (Network::host_address(1).to_string(), seconds.to_string());
-    let mut client = Talker::start(network, 0, &command(&["-J", "-c", &address, "-t", &time]))?;
+    let words = [&["-J", "-c", &address, "-t", &time], arguments].concat();
+    let mut client = Talker::start(network, 0, &command(&words))?;
     let result: serde_json::Value = serde_json::from_str(&client.rest()?).context("the output of iperf3")?;
     let number = |path: &str| {
         result

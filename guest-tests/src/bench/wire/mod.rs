@@ -7,6 +7,7 @@ mod guest;
 mod network;
 mod peer;
 mod session;
+mod sweep;
 
 use anyhow::{Context, Result};
 
@@ -27,6 +28,8 @@ pub(crate) fn run_peer(options: &PeerOptions) -> Result<()> {
     if options.udp { baseline::run_udp(options) } else { peer::run(options) }
 }
 
+const NO_IPERF: &str = "one TCP stream over the same wire: iperf3 comes with the guest image (guest-tests image)";
+
 /// A figure, or why there is none.
 pub(super) type Row = Result<Figure, String>;
 
@@ -42,14 +45,28 @@ pub(super) fn measure(runs: usize) -> Result<Vec<Row>> {
         rows.push(Ok(without_super_frames(&network, runs)?));
         rows.extend(over_slow_line(runs)?.into_iter().map(Ok));
     } else {
-        rows.push(Err(
-            "one TCP stream over the same wire: iperf3 comes with the guest image (guest-tests image)".into()
-        ));
+        rows.push(Err(NO_IPERF.into()));
     }
     rows.push(Ok(against_datagrams(&network, runs)?));
     rows.extend(with_faults(&network, runs)?.into_iter().map(Ok));
     rows.push(Ok(many_connections(&network, runs)?));
     rows.push(Ok(beside_bulk(&network, runs)?));
+    Ok(rows)
+}
+
+/// Sizes, connections and losses, for curves.
+pub(super) fn sweep(runs: usize) -> Result<Vec<Row>> {
+    if let Some(obstacle) = Namespaces::obstacle() {
+        return Ok(vec![Err(format!("sweeps over the wire between two processes: {obstacle}"))]);
+    }
+    let network = Network::new()?;
+    let mut rows: Vec<Row> = sweep::losses(&network, runs)?.into_iter().map(Ok).collect();
+    if GuestImage::built_program("usr/bin/iperf3").is_some() {
+        rows.extend(sweep::sizes(&network, runs)?.into_iter().map(Ok));
+        rows.extend(sweep::connections(&network, runs)?.into_iter().map(Ok));
+    } else {
+        rows.push(Err(NO_IPERF.into()));
+    }
     Ok(rows)
 }
 

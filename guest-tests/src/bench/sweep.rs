@@ -1,0 +1,60 @@
+//! Measurements of one kind over a range: of sizes, losses, connections.
+
+use super::figure::Figure;
+
+/// What varies, and where it stands in the report.
+#[derive(Debug)]
+pub(super) struct Sweep {
+    /// Of the chart's place on the page.
+    pub(super) id: &'static str,
+    /// What a person reads above it.
+    pub(super) title: &'static str,
+    /// Names of its figures begin with this; what varies follows, as a number.
+    pub(super) prefix: &'static str,
+    /// What varies, with its unit.
+    pub(super) varies: &'static str,
+}
+
+/// All that there are.
+pub(super) const SWEEPS: [Sweep; 5] = [
+    Sweep {
+        id: "sweep",
+        title: "RDMA writes by size, in one process",
+        prefix: "in-process/write-",
+        varies: "bytes of a write",
+    },
+    Sweep {
+        id: "sweep-guests",
+        title: "RDMA writes by size, between two guests",
+        prefix: "vm/size-",
+        varies: "bytes of a write",
+    },
+    Sweep {
+        id: "sweep-wire",
+        title: "RDMA writes by size, over a wire",
+        prefix: "wire/size-",
+        varies: "bytes of a write",
+    },
+    Sweep {
+        id: "losses",
+        title: "RDMA writes of 1 MiB over a wire that loses frames",
+        prefix: "wire/lost-",
+        varies: "% of all frames",
+    },
+    Sweep {
+        id: "scaling",
+        title: "RDMA writes of 1 MiB over a wire, by connections",
+        prefix: "wire/connections-",
+        varies: "connections",
+    },
+];
+
+impl Sweep {
+    /// Its figures among these, from the least of what varies to the most.
+    pub(super) fn points<'a>(&self, figures: &'a [Figure]) -> Vec<(f64, &'a Figure)> {
+        let at = |figure: &Figure| figure.name.strip_prefix(self.prefix)?.parse::<f64>().ok();
+        let mut points: Vec<_> = figures.iter().filter_map(|figure| Some((at(figure)?, figure))).collect();
+        points.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        points
+    }
+}

@@ -1,0 +1,71 @@
+//! The wire over ranges: sizes and connections beside TCP, losses beside none.
+
+use anyhow::Result;
+
+use super::network::Network;
+use super::peer::PeerOptions;
+use super::{baseline, session};
+use crate::bench::figure::Figure;
+
+const BULK: PeerOptions = PeerOptions::BULK;
+
+/// RDMA writes of many sizes beside one TCP stream that writes as much at a time.
+pub(super) fn sizes(network: &Network, runs: usize) -> Result<Vec<Figure>> {
+    let figure = |size: usize| {
+        // As many bytes in flight at each size, as far as a queue holds them.
+        let depth =
+            u32::try_from(BULK.size / size).unwrap_or(u32::MAX).saturating_mul(BULK.depth).clamp(BULK.depth, 256);
+        let options = PeerOptions { size, depth, ..BULK };
+        let round = |_| {
+            let ours = session::run(network, &options)?;
+            log::info!("{ours:?}");
+            let theirs = baseline::stream_with(network, options.seconds, &["-l", &size.to_string()])?;
+            Ok([ours[0].gigabits(size), theirs.gigabits])
+        };
+        let rounds = (0..runs).map(round).collect::<Result<Vec<_>>>()?;
+        let title = format!("wire: RDMA writes of {size} bytes, one QP");
+        let base = "one TCP stream that writes as much at a time";
+        Ok(Figure::of_rounds(format!("wire/size-{size}"), title, "Gb/s", false, &rounds, base))
+    };
+    [64, 512, 4 << 10, 32 << 10, 256 << 10, 4 << 20].into_iter().map(figure).collect()
+}
+
+/// RDMA writes on many connections beside as many TCP streams.
+pub(super) fn connections(network: &Network, runs: usize) -> Result<Vec<Figure>> {
+    let figure = |qps: usize| {
+        let options = PeerOptions { qps, ..BULK };
+        let round = |_| {
+            let ours = session::run(network, &options)?;
+            log::info!("{ours:?}");
+            let theirs = baseline::stream_with(network, options.seconds, &["-P", &qps.to_string()])?;
+            Ok([ours[0].gigabits(options.size), theirs.gigabits])
+        };
+        let rounds = (0..runs).map(round).collect::<Result<Vec<_>>>()?;
+        let title = format!("wire: RDMA writes of 1 MiB on {qps} QPs");
+        let base = "as many TCP streams";
+        Ok(Figure::of_rounds(format!("wire/connections-{qps}"), title, "Gb/s", false, &rounds, base))
+    };
+    [1, 4, 16, 64, 128].into_iter().map(figure).collect()
+}
+
+/// RDMA writes while packets are lost in each direction, beside those where none are.
+pub(super) fn losses(network: &Network, runs: usize) -> Result<Vec<Figure>> {
+    /// Hundredths of a percent.
+    const LOSSES: [u16; 5] = [3, 10, 30, 100, 300];
+    let mut rounds = [const { Vec::new() }; LOSSES.len()];
+    for _ in 0..runs {
+        let good = session::run(network, &BULK)?;
+        log::info!("{good:?}");
+        for (rounds, loss) in rounds.iter_mut().zip(LOSSES) {
+            let bad = session::run(network, &PeerOptions { loss, ..BULK })?;
+            log::info!("{bad:?}");
+            rounds.push([bad[0].gigabits(BULK.size), good[0].gigabits(BULK.size)]);
+        }
+    }
+    let figure = |(rounds, loss): (&Vec<_>, u16)| {
+        let percent = f64::from(loss) / 100.0;
+        let title = format!("wire: RDMA writes of 1 MiB, {percent} % of all packets lost");
+        Figure::of_rounds(format!("wire/lost-{percent}"), title, "Gb/s", false, rounds, "none lost")
+    };
+    Ok(rounds.iter().zip(LOSSES).map(figure).collect())
+}
