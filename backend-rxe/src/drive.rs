@@ -16,7 +16,9 @@ use parking_lot::FairMutex;
 use pvrdma_guest_memory::{Charge, Kept};
 use pvrdma_roce::wire::Packet;
 use pvrdma_roce::{DropReason, Path};
-use pvrdma_verbs::{EndOnPanic, Mtu, QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendSource, Snapshot, VerbsError};
+use pvrdma_verbs::{
+    EndOnPanic, Mtu, QpAttrMask, QpAttrs, QpState, Qpn, RecvSource, SendProgress, SendSource, Snapshot, VerbsError,
+};
 use serde::Serialize;
 
 use crate::adapter::Adapter;
@@ -174,6 +176,11 @@ impl Endpoint {
             wire_responder: self.wire.inspect(),
             rate_bytes_per_s: self.wire.rate.inspect(),
         }
+    }
+
+    /// How far its requests have come. `None` while a thread works on them.
+    pub(crate) fn progress(&self) -> Option<SendProgress> {
+        self.qp.task().look(&self.send, |SendHalf { requester, route, .. }| requester.progress(route.word()))
     }
 
     /// The rate of the QP on the wire.

@@ -6,8 +6,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use pvrdma_guest_memory::{Charge, Kept, PinGuard};
 use pvrdma_verbs::{
     Access, CompletionSink, Counter, DeviceContext, Gid, GidType, Hca, HcaLimits, MemoryRegion, MrRequest, MrShape,
-    Object, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair, Snapshot, SrqInit,
-    VerbsError,
+    Object, PortAttributes, PortState, QpAttrMask, QpAttrs, QpInit, QpType, Qpn, QueuePair, SendProgress, Snapshot,
+    SrqInit, VerbsError,
 };
 use serde::Serialize;
 use serde_json::Value;
@@ -372,6 +372,10 @@ impl QueuePair for RxeQp {
 
     fn inspect(&self) -> Value {
         serde_json::to_value(self.endpoint.inspect()).unwrap_or_default()
+    }
+
+    fn progress(&self) -> Option<SendProgress> {
+        self.endpoint.progress()
     }
 
     fn destroy(&self) {

@@ -14,8 +14,8 @@ use std::sync::Arc;
 
 use pvrdma_guest_memory::DmaSpace;
 use pvrdma_verbs::{
-    Backend, CompletionQueue, Hca, MemoryRegion, MrShape, QpAttrs, QpCaps, QpType, Qpn, QueuePair, SharedReceiveQueue,
-    Snapshot,
+    Backend, CompletionQueue, Gid, Hca, MemoryRegion, MrShape, QpAttrs, QpCaps, QpState, QpType, Qpn, QueuePair,
+    SendProgress, SharedReceiveQueue, Snapshot,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -45,6 +45,8 @@ pub enum ObjectKind {
     Srq,
     /// Queue pairs.
     Qp,
+    /// What queue pairs move: [`QpTraffic`].
+    Traffic,
     /// The GID table.
     Gid,
     /// The rings for asynchronous events and CQ notifications.
@@ -53,8 +55,18 @@ pub enum ObjectKind {
 
 impl ObjectKind {
     /// All kinds.
-    pub const ALL: [Self; 9] =
-        [Self::Device, Self::Context, Self::Pd, Self::Mr, Self::Cq, Self::Srq, Self::Qp, Self::Gid, Self::Ring];
+    pub const ALL: [Self; 10] = [
+        Self::Device,
+        Self::Context,
+        Self::Pd,
+        Self::Mr,
+        Self::Cq,
+        Self::Srq,
+        Self::Qp,
+        Self::Traffic,
+        Self::Gid,
+        Self::Ring,
+    ];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
@@ -66,6 +78,7 @@ impl ObjectKind {
             Self::Cq => "cq",
             Self::Srq => "srq",
             Self::Qp => "qp",
+            Self::Traffic => "traffic",
             Self::Gid => "gid",
             Self::Ring => "ring",
         }
@@ -203,6 +216,35 @@ pub struct QpInspect {
     pub adapter: Value,
 }
 
+/// What a queue pair moves: [`QpInspect`] in short, for those who look at all of them again and again.
+#[derive(Clone, PartialEq, Eq, Debug, Serialize)]
+pub struct QpTraffic {
+    /// Its number on the wire.
+    pub qpn: Qpn,
+    /// Transport service.
+    #[serde(rename = "type")]
+    pub qp_type: QpType,
+    /// Its state. `None` while its attributes change.
+    pub state: Option<QpState>,
+    /// The other end of a connection.
+    pub peer: Option<QpPeer>,
+    /// Send requests in its ring that have not ended. `None`: see [`RingInspect::used`].
+    pub send_ring_used: Option<u32>,
+    /// Elements of its send ring.
+    pub send_ring_size: u32,
+    /// What it has moved. `None`: it is busy, or the adapter does not count.
+    pub progress: Option<SendProgress>,
+}
+
+/// The other end of a connection.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize)]
+pub struct QpPeer {
+    /// Its number.
+    pub qpn: Qpn,
+    /// Where it is.
+    pub gid: Gid,
+}
+
 impl<H: Hca> Mr<H> {
     fn inspect(&self, handle: u32) -> MrInspect {
         MrInspect { handle, pd: self.pd.handle, shape: self.verbs.shape(), adapter: self.verbs.inspect() }
@@ -254,6 +296,23 @@ impl<H: Hca> Qp<H> {
     }
 }
 
+impl<H: Hca> Qp<H> {
+    fn traffic(&self, memory: &DmaSpace) -> QpTraffic {
+        let attrs = self.verbs.try_query();
+        let connected = attrs.filter(|attrs| self.qp_type == QpType::Rc && attrs.dest_qpn != Qpn::default());
+        let ring = self.send_words().inspect(memory);
+        QpTraffic {
+            qpn: self.verbs.qpn(),
+            qp_type: self.qp_type,
+            state: attrs.map(|attrs| attrs.state),
+            peer: connected.map(|attrs| QpPeer { qpn: attrs.dest_qpn, gid: attrs.av.dgid }),
+            send_ring_used: ring.used,
+            send_ring_size: ring.size,
+            progress: self.verbs.progress(),
+        }
+    }
+}
+
 impl<H: Hca> Core<H> {
     fn contexts(&self) -> Vec<ContextInspect> {
         let contexts = self.objects.contexts.all().into_iter();
@@ -284,6 +343,10 @@ impl<H: Hca> Core<H> {
     fn qps(&self) -> Vec<QpInspect> {
         self.objects.qps.all().into_iter().map(|(handle, qp)| qp.inspect(handle, &self.memory)).collect()
     }
+
+    fn traffic(&self) -> Vec<QpTraffic> {
+        self.objects.qps.all().into_iter().map(|(_, qp)| qp.traffic(&self.memory)).collect()
+    }
 }
 
 impl<B: Backend> PvrdmaDevice<B> {
@@ -307,6 +370,7 @@ impl<B: Backend> PvrdmaDevice<B> {
             ObjectKind::Cq => serde_json::to_value(core.cqs()),
             ObjectKind::Srq => serde_json::to_value(core.srqs()),
             ObjectKind::Qp => serde_json::to_value(core.qps()),
+            ObjectKind::Traffic => serde_json::to_value(core.traffic()),
             ObjectKind::Gid => {
                 let gids = core.objects.gids.try_lock().map(|gids| gids.entries());
                 serde_json::to_value(Snapshot::from(gids))

@@ -80,7 +80,10 @@ mod window;
 pub use config::DeviceConfig;
 pub use device::PvrdmaDevice;
 pub use events::EventRingInspect;
-pub use inspect::{ContextInspect, CqInspect, DeviceInspect, MrInspect, ObjectKind, PdInspect, QpInspect, SrqInspect};
+pub use inspect::{
+    ContextInspect, CqInspect, DeviceInspect, MrInspect, ObjectKind, PdInspect, QpInspect, QpPeer, QpTraffic,
+    SrqInspect,
+};
 pub use limits::{LimitChange, LimitKey, LimitStatus, Limits};
 pub use objects::GidInspect;
 pub use pvrdma_pci_function::{Bar, DoorbellWindow, InterruptSink, MsixPlace, PciFunction};

@@ -29,13 +29,15 @@ use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{EventfdFlags, PollFlags};
 use rustix::net::RecvFlags;
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::control_access::ControlAccess;
 use crate::protocol::json_rpc::{self, Call, CallRefused, Method};
-use crate::protocol::{Reply, Request, VERSION, printable, printable_text};
+use crate::protocol::{Reply, Request, VERSION, is_printable_json, printable, printable_text};
 use crate::socket::{SocketFile, user};
-use crate::status::{DaemonStatus, by_name, catalogue};
+use crate::status::{DaemonStatus, QueuePairTraffic, by_name, describe_counters};
 use crate::stop::wait;
 use crate::supervisor::{CaptureError, Supervisor};
 
@@ -242,7 +244,7 @@ pub(crate) fn status(access: &ControlAccess, supervisor: &Supervisor, describe: 
     let (own, mut status) = (access.counters.list(), supervisor.status(describe));
     status.control = by_name(&own);
     if describe {
-        status.counters.extend(catalogue(&own));
+        describe_counters(&own, &mut status.counters);
     }
     status
 }
@@ -299,9 +301,32 @@ pub fn ask_status(path: &Path, describe: bool) -> Result<DaemonStatus> {
 pub fn ask_objects(path: &Path, device: &str, object: ObjectKind) -> Result<Value> {
     let (_, response) = ask(path, &Request::Show { device: device.to_owned(), object })?;
     match response {
-        Response::Objects(objects) => Ok(printable(serde_json::from_str(objects.get())?)),
+        Response::Objects(objects) => parse_objects(&objects),
         _ => bail!("{}: the answer is not understood", path.display()),
     }
+}
+
+/// Asks a running daemon what the queue pairs of a device move.
+///
+/// # Errors
+/// Nobody answers there, or with a refusal, or not in the way we understand.
+pub fn ask_traffic(path: &Path, device: &str) -> Result<Vec<QueuePairTraffic>> {
+    let (_, response) = ask(path, &Request::Show { device: device.to_owned(), object: ObjectKind::Traffic })?;
+    match response {
+        Response::Objects(objects) => parse_objects(&objects),
+        _ => bail!("{}: the answer is not understood", path.display()),
+    }
+}
+
+/// Objects as a device described them, without what a terminal obeys.
+fn parse_objects<T: DeserializeOwned>(objects: &RawValue) -> Result<T> {
+    let text = objects.get();
+    let parsed = if is_printable_json(text) {
+        serde_json::from_str(text)
+    } else {
+        serde_json::from_value(printable(serde_json::from_str(text)?))
+    };
+    parsed.context("the objects are not understood")
 }
 
 /// Asks a running daemon for a capture, which is what can be read from then on.
@@ -415,7 +440,7 @@ fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
 
 /// Reads up to the end of a line, and nothing of what follows: that may be a capture.
 fn read_line(mut stream: &UnixStream) -> Result<Vec<u8>> {
-    let (mut line, mut chunk) = (Vec::new(), [0; 4096]);
+    let (mut line, mut chunk) = (Vec::new(), [0; 1 << 16]);
     while line.len() < MAX_RESPONSE {
         let (seen, _) = rustix::net::recv(stream, &mut chunk, RecvFlags::PEEK)?;
         let seen = chunk.get_mut(..seen).unwrap_or_default();

@@ -88,6 +88,14 @@ fn what_a_guest_made() {
     assert_eq!(shown["send_ring"], json!({"size": 16, "head": 0, "tail": 0, "used": 0}));
     assert_eq!(shown["recv_ring"], json!({"size": 32, "head": 0, "tail": 3, "used": 3}));
     assert!(shown["attrs"].get("qkey").is_none(), "{shown}");
+    assert_eq!(
+        place.show("traffic"),
+        json!([{
+            "qpn": qp.qpn, "type": "RC", "state": "RTR", "peer": {"qpn": 0x77, "gid": "fe80::1"},
+            "send_ring_used": 0, "send_ring_size": 16,
+            "progress": {"requests": 0, "bytes": 0, "retries_left": 7, "path": "unresolved"},
+        }])
+    );
     let cq = place.show("cq")[0].clone();
     assert_eq!((&cq["ring"]["size"], &cq["ring"]["used"], &cq["state"]), (&json!(64), &json!(0), &json!("not armed")));
     let region = place.show("mr")[0].clone();

@@ -65,6 +65,16 @@ impl Route {
         }
     }
 
+    /// What it is, as [`Self::inspect`] says.
+    pub(crate) const fn word(&self) -> &'static str {
+        match self {
+            Self::Unresolved(_) => "unresolved",
+            Self::Local(_) => "local",
+            Self::Wire(_) => "wire",
+            Self::Datagram(_) => "datagram",
+        }
+    }
+
     /// How all requests of a QP get to its peer. `None`: each has a way of its own, or none was found yet.
     #[inline]
     pub(crate) const fn road(&self) -> Option<Road> {

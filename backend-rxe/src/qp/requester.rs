@@ -5,8 +5,8 @@ use std::time::Duration;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_roce::RnrBackoff;
 use pvrdma_verbs::{
-    Access, Completion, Gid, MAX_MESSAGE, QpAttrs, QpEvent, QueueError, SendFlags, SendOp, SendSource, SendWr, Sge,
-    WcStatus, micros,
+    Access, Completion, Gid, MAX_MESSAGE, QpAttrs, QpEvent, QueueError, SendFlags, SendOp, SendProgress, SendSource,
+    SendWr, Sge, WcStatus, micros,
 };
 use serde::Serialize;
 
@@ -167,6 +167,12 @@ impl Requester {
             requests: self.moved[0],
             bytes: self.moved[1],
         }
+    }
+
+    /// How far its requests have come on this path.
+    pub(crate) const fn progress(&self, path: &'static str) -> SendProgress {
+        let [requests, bytes] = self.moved;
+        SendProgress { requests, bytes, retries_left: self.retries, path }
     }
 
     /// Remembers what a batch moved, and counts it as moved on this road to the peer of a connection.

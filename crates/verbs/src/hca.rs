@@ -9,6 +9,7 @@ use crate::attrs::{QpAttrMask, QpAttrs, QpCaps};
 use crate::counters::Counter;
 use crate::error::VerbsError;
 use crate::log_limit::DeviceLog;
+use crate::progress::SendProgress;
 use crate::queue::{CompletionSink, EventSink, RecvSource, SendSource};
 use crate::random::Random;
 use crate::rules::Rules;
@@ -416,6 +417,11 @@ pub trait QueuePair: Send + Sync + 'static {
     /// keys that give access to memory or queue pairs.
     fn inspect(&self) -> Value {
         Value::Null
+    }
+
+    /// How far its send requests have come. The rules of [`Self::inspect`] hold. `None`: it is busy, or nobody counts.
+    fn progress(&self) -> Option<SendProgress> {
+        None
     }
 
     /// Ends it. When this returns its rings and the memory of its requests are no longer touched and no completion of

@@ -36,6 +36,7 @@ mod error;
 mod hca;
 mod log_limit;
 mod network;
+mod progress;
 pub mod qp_state;
 mod queue;
 mod random;
@@ -57,6 +58,7 @@ pub use hca::{
 };
 pub use log_limit::{DeviceLog, LogLimit};
 pub use network::Network;
+pub use progress::SendProgress;
 pub use queue::{AsyncEvent, CompletionSink, EventSink, PortEvent, QpEvent, RecvSource, SendSource, SrqEvent};
 pub use random::Random;
 pub use rules::{AddressRule, OtherAddresses, Peers, Prefix, Rules, link_local};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-use super::text::{printable, printable_text};
+use super::text::{is_printable_json, printable, printable_text};
 use crate::config::{BackendSpec, Device, FaultWord, LinkState, Network, SandboxMode};
 use crate::doorbells::DoorbellSetup;
 use crate::logging::LogFilter;
@@ -240,7 +240,12 @@ impl Reply {
     /// # Errors
     /// It is no reply.
     pub fn parse(body: &RawValue) -> Result<Self, serde_json::Error> {
-        Ok(match serde_json::from_str(body.get())? {
+        let reply = serde_json::from_str(body.get())?;
+        // Nearly all are.
+        if is_printable_json(body.get()) {
+            return Ok(reply);
+        }
+        Ok(match reply {
             Self::Ok(status) => Self::Ok(serde_json::from_value(printable(serde_json::to_value(status)?))?),
             Self::Error(problem) => Self::Error(printable_text(&problem)),
             Self::Limits(limits) => {

@@ -19,4 +19,4 @@ mod text;
 pub use self::frame::{Frame, FrameError, FrameReader, Received};
 pub use self::host::{HostReply, HostRequest, MAX_HOST_REQUEST};
 pub use self::message::{Incoming, NetworkSetup, Outgoing, Reply, Request, VERSION};
-pub use self::text::{printable, printable_text};
+pub use self::text::{is_printable_json, printable, printable_text};

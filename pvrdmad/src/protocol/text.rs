@@ -22,6 +22,12 @@ pub fn printable(value: Value) -> Value {
     }
 }
 
+/// Returns `true` if all strings of a JSON text are as [`printable`] leaves them. `false` may be wrong: what escapes
+/// stand for is not looked at.
+pub fn is_printable_json(text: &str) -> bool {
+    text.chars().all(|c| c != '\\' && is_printable(c))
+}
+
 /// Line breaks are kept out, too: they would make lines of a log that nobody wrote.
 const fn is_printable(c: char) -> bool {
     // C0, DEL and C1; line and paragraph separators; marks, embeddings, overrides and isolates of the direction.
@@ -39,5 +45,16 @@ mod tests {
         assert_eq!(printable_text("vm0 – grün"), "vm0 – grün");
         assert_eq!(printable_text("a\x1b[31m\u{202e}b\r\n\u{9b}c"), "a\u{fffd}[31m\u{fffd}b\u{fffd}\u{fffd}\u{fffd}c");
         assert_eq!(printable(json!([{"a\x07": ["\x1b", 1, null]}])), json!([{"a\u{fffd}": ["\u{fffd}", 1, null]}]));
+    }
+
+    /// Whoever takes a text for printable gets what [`printable`] gives.
+    #[test]
+    fn a_text_that_may_be_shown_as_it_is() {
+        assert!(is_printable_json(r#"{"grün": [1, "vm0", null]}"#));
+        for hidden in ["\u{1b}", "\u{9b}", "\u{202e}", "\n"] {
+            let value = json!({"a": [hidden], hidden: 1});
+            assert!(!is_printable_json(&value.to_string()), "{value}");
+        }
+        assert!(!is_printable_json("[\"\u{9b}\"]") && !is_printable_json(r#"["\u001b"]"#));
     }
 }

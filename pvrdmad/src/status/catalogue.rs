@@ -25,7 +25,11 @@ impl From<&Counter> for CounterInfo {
     }
 }
 
-/// Counters with their names.
-pub(crate) fn catalogue<'a>(counters: impl IntoIterator<Item = &'a Counter>) -> Catalogue {
-    counters.into_iter().map(|counter| (counter.name.to_owned(), counter.into())).collect()
+/// Adds counters that are not known yet: those of one device are mostly those of the next.
+pub(crate) fn describe_counters<'a>(counters: impl IntoIterator<Item = &'a Counter>, known: &mut Catalogue) {
+    for counter in counters {
+        if !known.contains_key(counter.name) {
+            known.insert(counter.name.to_owned(), counter.into());
+        }
+    }
 }

@@ -8,8 +8,9 @@ mod report;
 mod reporter;
 mod show;
 mod table;
+mod traffic;
 
-pub(crate) use self::catalogue::catalogue;
+pub(crate) use self::catalogue::describe_counters;
 pub use self::catalogue::{Catalogue, CounterInfo};
 pub use self::limits::render_limits;
 pub(crate) use self::report::by_name;
@@ -19,3 +20,4 @@ pub use self::report::{
 };
 pub(crate) use self::reporter::{NicReporter, Reporter};
 pub use self::show::render_objects;
+pub use self::traffic::{QueuePairPeer, QueuePairProgress, QueuePairTraffic};

@@ -59,9 +59,11 @@ impl DaemonStatus {
         for device in &self.devices {
             families.device(self, device);
         }
+        // About as long as it will be.
+        let samples: usize = families.0.values().map(|family| family.samples.len()).sum();
+        let mut text = String::with_capacity(samples.saturating_mul(96));
         let mut registry = Registry::with_prefix("pvrdma");
         registry.register_collector(Box::new(families));
-        let mut text = String::new();
         text::encode(&mut text, &registry)?;
         Ok(text)
     }

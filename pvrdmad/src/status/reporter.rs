@@ -13,7 +13,7 @@ use pvrdma_verbs::{Backend, Counter, VerbsError};
 use pvrdma_vmxnet3::Vmxnet3Device;
 use serde_json::{Map, Value};
 
-use super::catalogue::{Catalogue, catalogue};
+use super::catalogue::{Catalogue, describe_counters};
 use super::report::{
     AddressReport, CaptureReport, ClientReport, DeviceReport, FlowReport, LinkReport, MemoryReport, NetworkReport,
     NicReport, ShareReport, by_name, port_word,
@@ -203,14 +203,14 @@ impl Reporter {
         }
     }
 
-    /// What the counters of the report mean.
-    pub(crate) fn catalogue(&self) -> Catalogue {
+    /// Adds what the counters of the report mean.
+    pub(crate) fn describe(&self, known: &mut Catalogue) {
         let status = self.function.device_status();
         let (irqs, stats) = (self.irqs.counters.list(), self.stats.counters.list());
         let own = [status.counters, status.adapter, irqs, stats, self.doorbells.counters()].concat();
         let port = self.port.as_ref().map(Uplink::counters).unwrap_or_default();
         let nic = self.nic.as_ref().map(NicReporter::counters).unwrap_or_default();
-        catalogue(own.iter().chain(&port).chain(&nic))
+        describe_counters(own.iter().chain(&port).chain(&nic), known);
     }
 
     fn address_report(&self) -> AddressReport {

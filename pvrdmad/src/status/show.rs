@@ -121,6 +121,15 @@ fn columns(kind: ObjectKind) -> &'static [Column] {
             ("path", path),
             ("peer", peer),
         ],
+        ObjectKind::Traffic => &[
+            ("QPN", |qp| format!("{:#x}", qp["qpn"].as_u64().unwrap_or(0))),
+            ("type", |qp| word(&qp["type"])),
+            ("state", |qp| word(&qp["state"])),
+            ("requests", |qp| word(&qp["progress"]["requests"])),
+            ("moved", |qp| qp["progress"]["bytes"].as_u64().map_or_else(|| "-".to_owned(), size)),
+            ("path", |qp| word(&qp["progress"]["path"])),
+            ("peer", |qp| word(&qp["peer"]["gid"])),
+        ],
         ObjectKind::Gid => &[
             ("index", |gid| word(&gid["index"])),
             ("GID", |gid| word(&gid["gid"])),

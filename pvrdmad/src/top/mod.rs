@@ -13,12 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Result;
-use pvrdma_dev::ObjectKind;
-use serde_json::Value;
 
 use crate::cli::TopArgs;
 use crate::control;
-use crate::status::DaemonStatus;
+use crate::status::{DaemonStatus, QueuePairTraffic};
 
 /// Columns that a frame has at most.
 const COLUMNS: usize = 80;
@@ -35,15 +33,15 @@ struct Look {
     at: Instant,
     status: DaemonStatus,
     /// Those of one device, if it is looked at.
-    queue_pairs: Value,
+    queue_pairs: Vec<QueuePairTraffic>,
 }
 
 impl Look {
     fn take(control: &Path, device: Option<&str>) -> Result<Self> {
         let status = control::ask_status(control, false)?;
         let queue_pairs = match device {
-            Some(device) => control::ask_objects(control, device, ObjectKind::Qp)?,
-            None => Value::Null,
+            Some(device) => control::ask_traffic(control, device)?,
+            None => Vec::new(),
         };
         Ok(Self { at: Instant::now(), status, queue_pairs })
     }

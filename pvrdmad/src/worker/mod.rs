@@ -37,7 +37,7 @@ use crate::logging;
 use crate::protocol::{NetworkSetup, Reply, Request};
 use crate::sandbox;
 use crate::sigbus;
-use crate::status::WorkerStatus;
+use crate::status::{Catalogue, WorkerStatus};
 
 /// One network. Dropping it disconnects all clients.
 #[derive(Debug)]
@@ -257,12 +257,15 @@ impl Worker {
     /// What the network does, and what the counters mean if that is to be described.
     pub fn status(&self, describe: bool) -> WorkerStatus {
         let devices = self.devices.lock();
-        let described = devices.iter().filter(|_| describe).flat_map(|served| served.reporter.catalogue());
+        let mut counters = Catalogue::new();
+        for served in devices.iter().filter(|_| describe) {
+            served.reporter.describe(&mut counters);
+        }
         WorkerStatus {
             lost_mappings: sigbus::replaced(),
             sandbox: sandbox::report(),
             uplink: self.setup.network.uplink.as_ref().and_then(|spec| self.ether.report(spec)),
-            counters: described.collect(),
+            counters,
             devices: devices.iter().map(|served| served.reporter.report()).collect(),
         }
     }
