@@ -555,7 +555,7 @@ mod tests {
             ("limits --device vm0 max_qp=x", "not a number"),
             ("limits --device vm0 speed=9", "there is no limit 'speed'"),
             ("show qp --control /c", "--device"),
-            ("show window --device vm0", "[possible values: device, context, pd, mr, cq, srq, qp, gid, ring]"),
+            ("show window --device vm0", "[possible values: device, context, pd, mr, cq, srq, qp, traffic, gid, ring]"),
         ] {
             let error = Cli::try_parse_from(["pvrdmad"].into_iter().chain(arguments.split(' '))).unwrap_err();
             assert!(error.to_string().contains(word), "{error}");

@@ -93,7 +93,7 @@ fn what_a_guest_made() {
         json!([{
             "qpn": qp.qpn, "type": "RC", "state": "RTR", "peer": {"qpn": 0x77, "gid": "fe80::1"},
             "send_ring_used": 0, "send_ring_size": 16,
-            "progress": {"requests": 0, "bytes": 0, "retries_left": 7, "path": "unresolved"},
+            "progress": {"requests": 0, "bytes": 0, "retries_left": 0, "path": "unresolved"},
         }])
     );
     let cq = place.show("cq")[0].clone();

@@ -27,7 +27,8 @@ pub(super) fn sizes(network: &Network, runs: usize) -> Result<Vec<Figure>> {
         let base = "one TCP stream that writes as much at a time";
         Ok(Figure::of_rounds(format!("wire/size-{size}"), title, "Gb/s", false, &rounds, base))
     };
-    [64, 512, 4 << 10, 32 << 10, 256 << 10, 4 << 20].into_iter().map(figure).collect()
+    // iperf3 writes at most 1 MiB at a time.
+    [64, 512, 4 << 10, 32 << 10, 256 << 10, 1 << 20].into_iter().map(figure).collect()
 }
 
 /// RDMA writes on many connections beside as many TCP streams.
