@@ -1,17 +1,17 @@
-//! Two copies of a table of regions, so that a change waits for whoever copies data, and nobody waits for a change.
+//! A table of regions in two copies, so that a change waits for whoever copies data, and nobody waits for a change.
 //!
 //! Whoever moves data holds one copy of the table for a whole batch, up to a megabyte. With one table under a
 //! reader-writer lock each registration would stop everybody who begins a batch until the last one has ended: all queue
-//! pairs of the device, and those of other guests that deliver to it. Here readers take the copy that is active. A
-//! change is made to the other one, which then becomes the active one, and when those have left who hold the first, it
-//! is made there as well. Then nobody is left who has seen the table without it.
+//! pairs of the device, and those of other guests that deliver to it. With [two copies](TwoCopies) readers take the one
+//! that is active, and a change is made where nobody reads first.
 
 use std::collections::VecDeque;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 
-use parking_lot::{Mutex, RwLock, RwLockReadGuard};
+use parking_lot::{Mutex, RwLockReadGuard};
+use pvrdma_handover::TwoCopies;
 use pvrdma_verbs::{Random, VerbsError};
 
 use super::{Mr, MrTable};
@@ -28,9 +28,7 @@ pub(crate) type MrTableGuard<'a> = RwLockReadGuard<'a, MrTable>;
 /// The regions of one adapter.
 #[derive(Debug)]
 pub(crate) struct MrTables {
-    first: RwLock<MrTable>,
-    second: RwLock<MrTable>,
-    second_is_active: AtomicBool,
+    copies: TwoCopies<MrTable>,
     /// Held during a change.
     keys: Mutex<Keys>,
 }
@@ -79,37 +77,25 @@ impl MrTables {
         let base = 1 + random.draw()? % (INDICES - 1 - MAX_MR);
         let table = MrTable { base, slots: Vec::new() };
         Ok(Self {
-            first: RwLock::new(table.clone()),
-            second: RwLock::new(table),
-            second_is_active: AtomicBool::new(false),
+            copies: TwoCopies::new(table.clone(), table),
             keys: Mutex::new(Keys { base, random, bytes: Vec::new(), free: VecDeque::new(), count: 0 }),
         })
-    }
-
-    #[inline]
-    fn copy(&self, second: bool) -> &RwLock<MrTable> {
-        if second { &self.second } else { &self.first }
     }
 
     /// Holds the table. It waits for a change only if that began since the look at which copy is active.
     #[inline]
     pub(crate) fn read(&self) -> MrTableGuard<'_> {
-        self.copy(self.second_is_active.load(Ordering::Acquire)).read()
+        self.copies.read()
     }
 
     /// As [`Self::read`], unless that would wait.
     pub(crate) fn try_read(&self) -> Option<MrTableGuard<'_>> {
-        self.copy(self.second_is_active.load(Ordering::Acquire)).try_read()
+        self.copies.active().try_read()
     }
 
     /// Changes a slot. When this returns nobody holds a table without the change. The keys are locked.
     fn replace(&self, slot: usize, mr: Option<Arc<Mr>>) -> Option<Arc<Mr>> {
-        let active = self.second_is_active.load(Ordering::Relaxed);
-        // Only who looked for the active copy before the last change may be in here.
-        let old = self.copy(!active).write().replace(slot, mr.clone());
-        self.second_is_active.store(!active, Ordering::Release);
-        drop(self.copy(active).write().replace(slot, mr));
-        old
+        self.copies.change(|table| table.replace(slot, mr.clone()))
     }
 
     /// Adds a region and gives its key.
@@ -148,6 +134,6 @@ impl MrTables {
     /// As if a change waited for the copy that is active.
     #[cfg(test)]
     pub(crate) fn block(&self) -> parking_lot::RwLockWriteGuard<'_, MrTable> {
-        self.copy(self.second_is_active.load(Ordering::Acquire)).write()
+        self.copies.active().write()
     }
 }

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use parking_lot::RwLock;
+use pvrdma_handover::Generation;
 use pvrdma_verbs::{EndOnPanic, Qpn, VerbsError};
 
 use crate::adapter::Adapter;
@@ -84,12 +85,12 @@ struct Owner<Q> {
 /// All GIDs that are bound.
 pub(crate) struct Directory<Q> {
     owners: RwLock<HashMap<Address, Owner<Q>>>,
-    generation: AtomicU64,
+    generation: Generation,
 }
 
 impl<Q> Default for Directory<Q> {
     fn default() -> Self {
-        Self { owners: RwLock::default(), generation: AtomicU64::new(0) }
+        Self { owners: RwLock::default(), generation: Generation::new() }
     }
 }
 
@@ -103,7 +104,7 @@ impl<Q> Directory<Q> {
     /// Changes with every binding. A route that was found under an older generation must be looked up again.
     #[inline]
     pub(crate) fn generation(&self) -> u64 {
-        self.generation.load(Ordering::Acquire)
+        self.generation.get()
     }
 
     /// The device that has this GID in this VLAN.
@@ -148,7 +149,7 @@ impl<Q> Directory<Q> {
             return false;
         }
         // Routes are looked up again, as when a binding changes.
-        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.generation.end();
         if !up {
             adapter.memory.barrier();
         }
@@ -171,7 +172,7 @@ impl<Q> Directory<Q> {
                 entry.insert(Owner { node: Arc::downgrade(node), indices: 1 });
             }
         }
-        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.generation.end();
         Ok(())
     }
 
@@ -185,7 +186,7 @@ impl<Q> Directory<Q> {
                 entry.remove();
             }
         }
-        self.generation.fetch_add(1, Ordering::AcqRel);
+        self.generation.end();
     }
 }
 

@@ -18,14 +18,14 @@ pub(crate) mod uplink;
 
 use std::any::Any;
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_verbs::{Count, Counter, LogLimit, MacAddr, Mtu, Qpn};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::addresses::Addresses;
 use crate::budget::Budget;
@@ -37,7 +37,8 @@ use arrivals::Batches;
 use counters::{PortCounters, passed_lost_in_link, wire_lost_in_link};
 use helpers::Helpers;
 use policy::{Policy, PortRules, Violation, VlanMode};
-use pvrdma_ether_link::{Frames, GsoLink, Link};
+use pvrdma_ether_link::{Bell, Frames, GsoLink, Link};
+use pvrdma_handover::Waker;
 use pvrdma_roce::{Congestion, EgressMarking};
 use receive_queue::{ReceiveQueue, ReceiveQueues};
 use tx_queue::TxQueue;
@@ -124,7 +125,7 @@ pub(crate) struct Port {
     arrivals: Batches,
     /// Times that what came was read.
     batches: AtomicU64,
-    waker: OwnedFd,
+    waker: Waker<Bell>,
     /// Has the port's thread send READ data when it is the device's turn.
     task: Arc<Task>,
     may_send_data: AtomicBool,
@@ -138,7 +139,7 @@ pub(crate) struct Port {
 impl Port {
     pub(crate) fn new(mac: MacAddr, config: PortConfig, place: PortPlace) -> io::Result<Arc<Self>> {
         let PortPlace { vlan, point, addresses, engine, share, room, threads } = place;
-        let waker = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let waker = Waker::new(Bell::new()?);
         Ok(Arc::new_cyclic(|me: &Weak<Self>| Self {
             mac,
             mtu: config.mtu,
@@ -297,8 +298,7 @@ impl Port {
 
     /// Wakes the thread, which then looks at everything again.
     fn wake(&self) {
-        // It fails when the counter is full, and then the thread wakes up anyway.
-        let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
+        self.waker.wake();
     }
 
     pub(crate) fn now(&self) -> Duration {

@@ -9,6 +9,7 @@ use std::sync::atomic::Ordering;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use pvrdma_ether_link::Bell;
 use pvrdma_verbs::threads::{self, ThreadKind};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -69,11 +70,14 @@ impl Port {
 
     /// Blocks until a link has something, or somebody wakes us.
     fn wait(&self) {
-        if self.queues.are_many() && self.wait_for_helper() {
-            return;
+        if !(self.queues.are_many() && self.wait_for_helper()) {
+            self.waker.sleep(|bell| self.wait_for_links(bell));
         }
+    }
+
+    fn wait_for_links(&self, bell: &Bell) {
         let ends: Vec<_> = self.ends().map(|end| (end.link.readiness(), end.is_blocked())).collect();
-        let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
         for (readiness, full) in &ends {
             for fd in [&readiness.readable, &readiness.changed].into_iter().flatten() {
                 fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
@@ -91,7 +95,6 @@ impl Port {
                 std::thread::sleep(SOON);
             }
         }
-        let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]);
     }
 
     /// Waits for a helper that reads, or has a queue that is full. `false`: there is none. The link is readable

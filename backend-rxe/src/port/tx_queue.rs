@@ -2,10 +2,11 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use pvrdma_ether_link::{Frames, Link, LinkInspect, Offload};
+use pvrdma_handover as handover;
 use pvrdma_verbs::Snapshot;
 use serde::Serialize;
 
@@ -71,24 +72,10 @@ impl Waiting {
 
 /// Whether there is room, for all queues in front of one link: when there is none, nobody builds packets, and when
 /// there is, all that wait are scheduled at once, so that the ready queue decides whose turn it is.
-#[derive(Debug, Default)]
-pub(crate) struct Room {
-    /// Queues in which something waits.
-    full: AtomicUsize,
-    waiters: Mutex<Waiters>,
-}
+pub(crate) type Room = handover::Room<Waiters>;
 
 /// Who wants to know when there is room, each once: by address.
 type Waiters = HashMap<usize, Arc<Task>>;
-
-impl Room {
-    /// Nothing waits in one of the queues any more. Returns who is to be scheduled, if that was the last one.
-    fn open(&self) -> Option<Waiters> {
-        // Under the lock: who looks there and finds no room is seen.
-        let mut waiters = self.waiters.lock();
-        (self.full.fetch_sub(1, Ordering::AcqRel) == 1).then(|| std::mem::take(&mut *waiters))
-    }
-}
 
 /// One direction of one link.
 #[derive(Debug)]
@@ -123,7 +110,7 @@ impl TxQueue {
     /// Returns `true` if the link does not keep up.
     #[inline]
     pub(crate) fn is_full(&self) -> bool {
-        self.room.full.load(Ordering::Acquire) > 0
+        self.room.is_full()
     }
 
     /// Returns `true` if something waits in this queue, and not only in others in front of the same link.
@@ -166,7 +153,7 @@ impl TxQueue {
         if !blocked {
             return self.room.open();
         }
-        self.room.full.fetch_add(1, Ordering::AcqRel);
+        self.room.fill();
         None
     }
 
@@ -186,16 +173,7 @@ impl TxQueue {
 
     /// Schedules `task` when there is room again. Returns `false` if there is room now.
     pub(crate) fn wait_for_room(&self, task: &Arc<Task>) -> bool {
-        if !self.is_full() {
-            return false;
-        }
-        let mut waiters = self.room.waiters.lock();
-        // Under the lock: a flush between the two looks would not see us.
-        let full = self.is_full();
-        if full {
-            waiters.insert(Arc::as_ptr(task).addr(), Arc::clone(task));
-        }
-        full
+        self.room.wait(|waiters| _ = waiters.insert(Arc::as_ptr(task).addr(), Arc::clone(task)))
     }
 
     /// Sends what waits, as far as there is room.

@@ -4,8 +4,9 @@
 //! runs the QP next flushes it ([`super::flush`]). States and their transitions are those of IBA 10.3.1.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use pvrdma_handover::State;
 use pvrdma_verbs::QpState;
 
 use super::flight::FlightRecorder;
@@ -28,7 +29,7 @@ pub(crate) enum ErrorCause {
 #[derive(Debug)]
 pub(crate) struct StateCell {
     /// [`QpState`]. Read anywhere; set with a half held, except for the step into the error state.
-    state: AtomicU8,
+    state: State,
     dead: AtomicBool,
     /// In SQD with a request still in flight.
     draining: AtomicBool,
@@ -42,7 +43,7 @@ pub(crate) struct StateCell {
 impl StateCell {
     pub(crate) fn new(task: Arc<Task>) -> Arc<Self> {
         Arc::new(Self {
-            state: AtomicU8::new(QpState::Reset as u8),
+            state: State::new(QpState::Reset as u8),
             dead: AtomicBool::new(false),
             draining: AtomicBool::new(false),
             queued_at_srq: AtomicBool::new(false),
@@ -59,7 +60,7 @@ impl StateCell {
     #[inline]
     pub(crate) fn get(&self) -> QpState {
         // Only states are stored.
-        QpState::try_from(u32::from(self.state.load(Ordering::Acquire))).unwrap_or(QpState::Error)
+        QpState::try_from(u32::from(self.state.get())).unwrap_or(QpState::Error)
     }
 
     /// Returns `true` if requests of this QP are sent, and responses to them taken.
@@ -80,12 +81,12 @@ impl StateCell {
         let before = self.get();
         let entered = match cause {
             ErrorCause::Command => {
-                self.state.store(QpState::Error as u8, Ordering::Release);
+                self.state.set(QpState::Error as u8);
                 true
             }
             ErrorCause::CqOverrun if self.get() == QpState::Error => false,
             ErrorCause::Requester | ErrorCause::Responder | ErrorCause::CqOverrun => {
-                self.step(|state| (state != QpState::Reset as u8).then_some(QpState::Error as u8))
+                self.state.step(|state| (state != QpState::Reset as u8).then_some(QpState::Error as u8))
             }
         };
         match cause {
@@ -102,18 +103,14 @@ impl StateCell {
 
     /// Goes to RESET, with both halves held: others only ever step to the error state.
     pub(super) fn reset(&self) {
-        self.state.store(QpState::Reset as u8, Ordering::Release);
+        self.state.set(QpState::Reset as u8);
         self.set_draining(false);
         self.flight.clear();
     }
 
     /// Changes state unless somebody else did meanwhile, and returns `true` if nobody did.
     pub(super) fn change(&self, from: QpState, to: QpState) -> bool {
-        self.step(|state| (state == from as u8).then_some(to as u8))
-    }
-
-    fn step(&self, change: impl Fn(u8) -> Option<u8>) -> bool {
-        self.state.fetch_update(Ordering::AcqRel, Ordering::Acquire, change).is_ok()
+        self.state.step(|state| (state == from as u8).then_some(to as u8))
     }
 
     #[inline]

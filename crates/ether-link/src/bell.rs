@@ -1,8 +1,9 @@
 //! Descriptors that say that something changed inside the process.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use pvrdma_handover::Event;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::io::Errno;
 
@@ -45,5 +46,21 @@ impl Bell {
 
     fn add(&self, count: u64) {
         let _ = rustix::io::write(&*self.0, &count.to_ne_bytes());
+    }
+}
+
+impl AsFd for Bell {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+impl Event for Bell {
+    fn signal(&self) {
+        self.ring();
+    }
+
+    fn clear(&self) {
+        Self::clear(self);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Each type is one protocol of a flag or an index between threads, with nothing of the product around it, so that
 //! [loom](https://docs.rs/loom) can try every order in which its steps may happen, and every value that a load may
-//! return under the memory model of Rust. The models are in `tests/models.rs`; each is also shown to fail when the
+//! return under the memory model of Rust. The models are in `tests/models/`; each is also shown to fail when the
 //! steps it depends on are left out. They need a build of their own:
 //!
 //! ```text
@@ -10,16 +10,26 @@
 //! ```
 
 mod combiner;
+mod event;
+mod generation;
 mod level;
 mod pending;
+mod room;
 mod seq_lock;
+mod state;
 pub mod sync;
 mod turn;
+mod two_copies;
 mod wait_flag;
 
 pub use combiner::Combiner;
+pub use event::{Event, Notice, Waker};
+pub use generation::Generation;
 pub use level::Level;
 pub use pending::Pending;
+pub use room::Room;
 pub use seq_lock::SeqLock;
+pub use state::State;
 pub use turn::Turn;
+pub use two_copies::TwoCopies;
 pub use wait_flag::WaitFlag;

@@ -2,14 +2,30 @@
 //! those of a model.
 
 #[cfg(not(loom))]
-pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicUsize, Ordering, fence};
+pub(crate) use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// Between operations that are all sequentially consistent, which loom takes for weaker ones: a fence, in a model.
 #[cfg(not(loom))]
 pub(crate) const fn in_order() {}
 
 #[cfg(not(loom))]
-pub use parking_lot::FairMutex;
+pub use parking_lot::{FairMutex, Mutex, RwLock, RwLockReadGuard};
+
+/// Steps of a protocol that are no operation on a word, and that a model leaves out to see that it notices.
+#[cfg(not(loom))]
+pub(crate) enum Step {
+    /// A second look, under the lock.
+    Look,
+    /// That who has changed something waits for those who hold what it was.
+    Wait,
+}
+
+/// Returns `true`, but for a model without that step.
+#[cfg(not(loom))]
+#[inline]
+pub(crate) const fn has(step: Step) -> bool {
+    matches!(step, Step::Look | Step::Wait)
+}
 
 #[cfg(loom)]
 pub use model::*;
@@ -18,16 +34,21 @@ pub use model::*;
 mod model {
     use std::cell::Cell;
 
-    pub(crate) use loom::sync::atomic::{AtomicI64, AtomicUsize, Ordering};
-    use loom::sync::{Mutex, MutexGuard};
+    pub use loom::sync::RwLockReadGuard;
+    pub(crate) use loom::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
+    use loom::sync::{MutexGuard, RwLockWriteGuard};
 
     /// What a model must notice the loss of.
     #[derive(Clone, Copy, PartialEq, Eq, Debug)]
     pub enum Step {
         /// A fence.
         Fence,
-        /// That a swap is one step, and acquires: it becomes a load and a store.
+        /// That a swap, or an update, is one step, and acquires: it becomes a load and a store.
         Swap,
+        /// A second look, under the lock.
+        Look,
+        /// That who has changed something waits for those who hold what it was.
+        Wait,
     }
 
     thread_local! {
@@ -41,6 +62,11 @@ mod model {
 
     fn is_left_out(step: Step) -> bool {
         LEFT_OUT.get() == Some(step)
+    }
+
+    /// The opposite.
+    pub(crate) fn has(step: Step) -> bool {
+        !is_left_out(step)
     }
 
     pub(crate) fn fence(order: Ordering) {
@@ -99,16 +125,33 @@ mod model {
         pub(crate) fn fetch_or(&self, bits: u8, order: Ordering) -> u8 {
             self.0.fetch_or(bits, order)
         }
+
+        pub(crate) fn fetch_update(
+            &self,
+            set: Ordering,
+            fetch: Ordering,
+            next: impl Fn(u8) -> Option<u8>,
+        ) -> Result<u8, u8> {
+            if is_left_out(Step::Swap) {
+                let old = self.0.load(fetch);
+                next(old).map(|new| self.0.store(new, Ordering::Release)).ok_or(old)?;
+                return Ok(old);
+            }
+            self.0.fetch_update(set, fetch, next)
+        }
     }
 
     /// The lock, with the functions that `parking_lot` has.
-    #[derive(Debug)]
-    pub struct FairMutex<T>(Mutex<T>);
+    #[derive(Debug, Default)]
+    pub struct FairMutex<T>(loom::sync::Mutex<T>);
+
+    /// Who is next makes no difference to a model.
+    pub type Mutex<T> = FairMutex<T>;
 
     impl<T> FairMutex<T> {
         /// With this in it.
         pub fn new(value: T) -> Self {
-            Self(Mutex::new(value))
+            Self(loom::sync::Mutex::new(value))
         }
 
         /// Waits for its turn.
@@ -119,6 +162,27 @@ mod model {
         /// `None` if somebody has it.
         pub fn try_lock(&self) -> Option<MutexGuard<'_, T>> {
             self.0.try_lock().ok()
+        }
+    }
+
+    /// The same of readers and writers.
+    #[derive(Debug)]
+    pub struct RwLock<T>(loom::sync::RwLock<T>);
+
+    impl<T> RwLock<T> {
+        /// With this in it.
+        pub fn new(value: T) -> Self {
+            Self(loom::sync::RwLock::new(value))
+        }
+
+        /// Waits for who writes.
+        pub fn read(&self) -> RwLockReadGuard<'_, T> {
+            self.0.read().unwrap_or_else(|_| unreachable!("nobody panics while it is locked"))
+        }
+
+        /// Waits for everybody.
+        pub fn write(&self) -> RwLockWriteGuard<'_, T> {
+            self.0.write().unwrap_or_else(|_| unreachable!("nobody panics while it is locked"))
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Somebody waits for what others bring.
 
-use crate::sync::{AtomicBool, Ordering, fence};
+use crate::sync::{AtomicBool, Ordering, fence, in_order};
 
 /// Set by who found nothing, and looks once more after that; looked at by who has brought something. One of the two
 /// sees the other.
@@ -39,6 +39,14 @@ impl WaitFlag {
     #[inline]
     pub fn take(&self) -> bool {
         self.is_set() && self.set.swap(false, Ordering::SeqCst)
+    }
+
+    /// As [`Self::is_set`], for who has heard of what was brought by a way through the kernel, or out of a guest: who
+    /// went that way has let everybody see what it brought, so that there is no fence here.
+    #[inline]
+    pub fn is_set_when_heard(&self) -> bool {
+        in_order();
+        self.set.load(Ordering::SeqCst)
     }
 
     /// Nobody waits any more.

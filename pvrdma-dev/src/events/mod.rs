@@ -13,11 +13,11 @@ use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::hash::Hash;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use log::debug;
 use parking_lot::{Mutex, RwLock};
 use pvrdma_guest_memory::{DmaSpace, DmaView, PageList};
+use pvrdma_handover::WaitFlag;
 use pvrdma_verbs::{AsyncEvent, Counter, DeviceLog, EventSink, PortEvent, QpEvent, QueueError, SrqEvent, counters};
 use serde::Serialize;
 
@@ -191,7 +191,7 @@ pub(crate) struct EventRings {
     asynchronous: Mutex<EventRing<Eqe>>,
     notifications: Mutex<EventRing<Cqne>>,
     /// Set while something waits, so that looking costs one load.
-    pending: AtomicBool,
+    pending: WaitFlag,
     interrupts: Arc<Interrupts>,
 }
 
@@ -205,7 +205,7 @@ impl EventRings {
         Ok(Self {
             asynchronous: Mutex::new(EventRing::new("asynchronous event", async_pages)?),
             notifications: Mutex::new(EventRing::new("CQ notification", notification_pages)?),
-            pending: AtomicBool::new(false),
+            pending: WaitFlag::new(),
             interrupts,
         })
     }
@@ -217,25 +217,26 @@ impl EventRings {
 
     /// Reports any asynchronous event.
     pub(crate) fn post(&self, view: &DmaView<'_>, event: Eqe) {
-        self.run(&self.asynchronous, Vector::Async, |ring| ring.post(view, event));
+        self.run(view, &self.asynchronous, Vector::Async, |ring| ring.post(view, event));
     }
 
     /// Tells the guest that an armed completion queue has something.
     pub(crate) fn notify_cq(&self, view: &DmaView<'_>, cq_handle: u32) {
-        self.run(&self.notifications, Vector::Completion, |ring| ring.post(view, Cqne(cq_handle)));
+        self.run(view, &self.notifications, Vector::Completion, |ring| ring.post(view, Cqne(cq_handle)));
     }
 
     /// Tries again what did not fit.
     pub(crate) fn retry_pending(&self, view: &DmaView<'_>) {
-        if self.has_pending() && self.pending.swap(false, Ordering::AcqRel) {
-            self.run(&self.asynchronous, Vector::Async, |ring| ring.flush(view));
-            self.run(&self.notifications, Vector::Completion, |ring| ring.flush(view));
+        if self.has_pending() {
+            self.pending.clear();
+            self.run(view, &self.asynchronous, Vector::Async, |ring| ring.flush(view));
+            self.run(view, &self.notifications, Vector::Completion, |ring| ring.flush(view));
         }
     }
 
-    /// Returns `true` if an entry waits for room.
+    /// Returns `true` if an entry waits for room, for who has heard the guest.
     pub(crate) fn has_pending(&self) -> bool {
-        self.pending.load(Ordering::Relaxed)
+        self.pending.is_set_when_heard()
     }
 
     fn inspect(&self, memory: &DmaSpace) -> Vec<EventRingInspect> {
@@ -253,13 +254,22 @@ impl EventRings {
 
     /// The interrupt follows the index that it announces, and the lock covers both: after [`Self::shut`] there is no
     /// interrupt on its way.
-    fn run<E: Entry>(&self, ring: &Mutex<EventRing<E>>, vector: Vector, work: impl FnOnce(&mut EventRing<E>) -> bool) {
+    fn run<E: Entry>(
+        &self,
+        view: &DmaView<'_>,
+        ring: &Mutex<EventRing<E>>,
+        vector: Vector,
+        work: impl FnOnce(&mut EventRing<E>) -> bool,
+    ) {
         let mut ring = ring.lock();
-        if work(&mut ring) {
-            self.interrupts.raise(vector);
-        }
+        let mut published = work(&mut ring);
         if !ring.waiting.is_empty() {
-            self.pending.store(true, Ordering::Release);
+            self.pending.set();
+            // The guest may have made room, and itself heard, before that.
+            published |= ring.flush(view);
+        }
+        if published {
+            self.interrupts.raise(vector);
         }
     }
 }

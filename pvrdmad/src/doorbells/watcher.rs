@@ -11,9 +11,11 @@ use std::time::{Duration, Instant};
 use log::error;
 use nix::time::ClockId;
 use pvrdma_dev::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
+use pvrdma_ether_link::Bell;
+use pvrdma_handover::Waker;
 use pvrdma_verbs::LogLimit;
 use pvrdma_verbs::threads::{self, ThreadKind};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use super::DoorbellCounters;
 use super::pacer::{Pacer, Step};
@@ -31,7 +33,7 @@ pub(super) struct Watch {
     name: String,
     start: Instant,
     /// Ends the thread's sleep.
-    event: OwnedFd,
+    waker: Waker<Bell>,
     ends: AtomicBool,
     /// Set once, before anybody has the file.
     pages: Arc<Pages>,
@@ -52,12 +54,12 @@ impl Watch {
         pages: u32,
         counts: Arc<DoorbellCounters>,
     ) -> io::Result<Arc<Self>> {
-        let event = rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let (start, waker) = (Instant::now(), event.try_clone()?);
+        let bell = Bell::new()?;
+        let (start, waker) = (Instant::now(), Waker::new(bell.clone()));
         let faults = Arc::clone(&counts);
         let told = move || {
             faults.doorbell_faults.increment();
-            signal(&waker);
+            waker.wake();
             // It goes with the thread that tells.
             let _ = &life;
         };
@@ -65,7 +67,7 @@ impl Watch {
         Ok(Arc::new(Self {
             name: name.to_owned(),
             start,
-            event,
+            waker: Waker::new(bell),
             ends: AtomicBool::new(false),
             pages,
             counts,
@@ -88,9 +90,9 @@ impl Watch {
     fn sleep(&self, due: Option<u64>) {
         let left = due.map(|due| Duration::from_nanos(due.saturating_sub(self.now())));
         let timeout = left.and_then(|left| Timespec::try_from(left).ok());
+        let wait = |bell: &Bell| rustix::event::poll(&mut [PollFd::new(bell, PollFlags::IN)], timeout.as_ref());
         // An error is an end of the sleep like any other.
-        let _ = rustix::event::poll(&mut [PollFd::new(&self.event, PollFlags::IN)], timeout.as_ref());
-        let _ = rustix::io::read(&self.event, &mut [0; 8]);
+        let _ = self.waker.sleep(wait);
     }
 }
 
@@ -100,7 +102,7 @@ impl DoorbellWatcher for Watch {
     }
 
     fn wake(&self) {
-        signal(&self.event);
+        self.waker.wake();
     }
 
     fn renew(&self, page: u32) {
@@ -118,11 +120,6 @@ fn processor_time() -> u64 {
     // That of `rustix` asks the kernel first where its own is to be found, by a call that this thread may not make.
     let time = nix::time::clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).map_or(Duration::ZERO, Duration::from);
     u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
-}
-
-fn signal(event: &OwnedFd) {
-    // Fails when it has been signalled very often, and is readable then.
-    let _ = rustix::io::write(event, &1u64.to_ne_bytes());
 }
 
 /// The thread. Dropping it ends it.

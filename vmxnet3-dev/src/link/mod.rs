@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pvrdma_ether_link::{Bell, Frames, Link, LinkInspect, LinkReader, Offload, Readiness};
 use pvrdma_guest_memory::DmaSpace;
+use pvrdma_handover::Notice;
 use pvrdma_pci_function::InterruptSink;
 use pvrdma_verbs::Snapshot;
 use rustix::io::Errno;
@@ -96,9 +97,9 @@ impl Link for NicLink {
         *first = self.device.transmit_into(*first, &mut Batch { frames, most, span: None, copied: 0, segment });
         if !self.device.may_transmit() {
             // In this order: who has work from here on rings again.
-            self.outbox.set_filled(false);
+            self.outbox.filled.lock().lower();
             if self.device.may_transmit() {
-                self.outbox.set_filled(true);
+                self.outbox.filled.lock().raise();
             }
         }
         let waits = self.device.has_unannounced();
@@ -123,7 +124,7 @@ impl Link for NicLink {
     }
 
     fn readiness(&self) -> Readiness {
-        let (readable, writable) = (self.outbox.filled.descriptor(), self.outbox.room.descriptor());
+        let (readable, writable) = (self.outbox.filled.lock().event().descriptor(), self.outbox.room.descriptor());
         let changed = Some(self.deadline.descriptor());
         Readiness { readable: Some(readable), writable: Some(writable), changed, wait: None }
     }
@@ -146,10 +147,8 @@ impl Link for NicLink {
 
 /// Tells who moves frames of the device what to do.
 struct Outbox {
-    /// Readable while there may be something in the guest's rings.
-    filled: Bell,
-    /// It is. Changes with it.
-    is_filled: Mutex<bool>,
+    /// There may be something in the guest's rings.
+    filled: Mutex<Notice<Bell>>,
     /// Writable unless a frame waits for the guest's buffers.
     room: Bell,
     /// Who may be asked to read.
@@ -243,21 +242,14 @@ fn offload(frame: &Frame<'_>) -> Option<Offload> {
 
 impl fmt::Debug for Outbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Outbox").field("is_filled", &self.is_filled).finish_non_exhaustive()
+        f.debug_struct("Outbox").field("filled", &self.filled).finish_non_exhaustive()
     }
 }
 
 impl Outbox {
     fn new() -> Result<Self, Errno> {
-        Ok(Self { filled: Bell::new()?, is_filled: Mutex::new(false), room: Bell::new()?, reader: Mutex::default() })
-    }
-
-    fn set_filled(&self, filled: bool) {
-        let mut is_filled = self.is_filled.lock();
-        if *is_filled != filled {
-            *is_filled = filled;
-            if filled { self.filled.ring() } else { self.filled.clear() }
-        }
+        let filled = Mutex::new(Notice::new(Bell::new()?));
+        Ok(Self { filled, room: Bell::new()?, reader: Mutex::default() })
     }
 }
 
@@ -284,7 +276,7 @@ impl FramePort for Outbox {
     }
 
     fn transmit_pending(&self) {
-        self.set_filled(true);
+        self.filled.lock().raise();
     }
 
     fn receive_ready(&self) {

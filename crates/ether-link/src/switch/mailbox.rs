@@ -2,9 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
 
 use parking_lot::{Mutex, MutexGuard};
+use pvrdma_handover::Notice;
 use pvrdma_verbs::{MacAddr, Snapshot};
 
 use super::counters::SwitchCounters;
@@ -129,17 +131,20 @@ pub(super) struct Mailbox {
     pub(super) mac: MacAddr,
     pub(super) unknown: UnknownUnicast,
     queue: Mutex<Queue>,
-    /// Readable when there is something to look at. Both change under the lock of the queue.
-    pub(super) event: Bell,
-    signalled: AtomicBool,
+    /// There is something to look at. Changes under the lock of the queue.
+    notice: Notice<Bell>,
     pub(super) counters: SwitchCounters,
 }
 
 impl Mailbox {
     pub(super) fn new(id: Source, mac: MacAddr, unknown: UnknownUnicast) -> io::Result<Self> {
-        let event = Bell::new()?;
-        let (queue, signalled, counters) = (Mutex::default(), AtomicBool::new(false), SwitchCounters::default());
-        Ok(Self { id, mac, unknown, queue, event, signalled, counters })
+        let (queue, notice) = (Mutex::default(), Notice::new(Bell::new()?));
+        Ok(Self { id, mac, unknown, queue, notice, counters: SwitchCounters::default() })
+    }
+
+    /// Readable when there is something to look at.
+    pub(super) fn event(&self) -> Arc<OwnedFd> {
+        self.notice.event().descriptor()
     }
 
     /// Begins to put frames of a source in.
@@ -150,24 +155,18 @@ impl Mailbox {
     /// Has the port look again, at its frames and at what to wait for.
     pub(super) fn signal(&self) {
         let _queue = self.queue.lock();
-        self.signal_locked();
-    }
-
-    fn signal_locked(&self) {
-        if !self.signalled.swap(true, Ordering::AcqRel) {
-            self.event.ring();
-        }
+        self.notice.raise();
     }
 
     /// Appends frames, at most `most`. Returns `true` if there were some.
     pub(super) fn take(&self, frames: &mut Frames, most: usize) -> bool {
-        if !self.signalled.load(Ordering::Acquire) {
+        if !self.notice.is_raised() {
             return false;
         }
         let mut queue = self.queue.lock();
         let count = queue.take(frames, most);
-        if queue.frames == 0 && self.signalled.swap(false, Ordering::AcqRel) {
-            self.event.clear();
+        if queue.frames == 0 {
+            self.notice.lower();
         }
         count > 0
     }
@@ -202,7 +201,7 @@ impl Drop for Delivery<'_> {
     fn drop(&mut self) {
         let counters = &self.mailbox.counters;
         if self.delivered > 0 {
-            self.mailbox.signal_locked();
+            self.mailbox.notice.raise();
         }
         if self.delivered > 0 && self.source != UPLINK {
             counters.switch_frames_received.add(self.delivered);

@@ -163,7 +163,7 @@ impl Link for SwitchPort {
     }
 
     fn readiness(&self) -> Readiness {
-        let event = Some(self.mailbox.event.descriptor());
+        let event = Some(self.mailbox.event());
         let ports = self.shared.ports.read();
         let uplink = || self.shared.uplink.as_ref().map(|uplink| uplink.readiness()).unwrap_or_default();
         if ports.is_sole(&self.mailbox) {

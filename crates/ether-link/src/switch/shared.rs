@@ -1,22 +1,23 @@
 //! What the ports of a switch share: who is there, and the thread that reads the uplink.
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use parking_lot::{Mutex, RwLock};
+use pvrdma_handover::Waker;
 use pvrdma_verbs::MacAddr;
 use pvrdma_verbs::threads::{self, ThreadKind};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd};
+use rustix::event::{PollFd, PollFlags, Timespec};
 use thiserror::Error;
 
 use super::counters::SwitchCounters;
 use super::forward::{Ports, distribute, is_group};
 use super::mailbox::{Mailbox, Source, UnknownUnicast};
-use crate::{Frames, GsoLink, Link, Readiness};
+use crate::{Bell, Frames, GsoLink, Link, Readiness};
 
 /// Bytes before the network header that count towards a frame but not towards the MTU.
 const ETHERNET_LEN: usize = 18;
@@ -63,7 +64,7 @@ pub(super) struct Shared {
     pub(super) hairpin: bool,
     /// Frames that were read.
     input: Mutex<Frames>,
-    waker: OwnedFd,
+    waker: Waker<Bell>,
     stopping: AtomicBool,
     /// Ports that wait for room in the uplink.
     pub(super) refused: AtomicUsize,
@@ -83,7 +84,7 @@ impl Shared {
             threaded,
             hairpin,
             input: Mutex::default(),
-            waker: eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?,
+            waker: Waker::new(Bell::new()?),
             stopping: AtomicBool::new(false),
             refused: AtomicUsize::new(0),
             counters: SwitchCounters::default(),
@@ -175,7 +176,7 @@ impl Shared {
         for mailbox in self.ports.read().all() {
             mailbox.signal();
         }
-        self.wake();
+        self.waker.wake();
     }
 
     /// Starts the thread that reads the uplink.
@@ -198,16 +199,11 @@ impl Shared {
     fn stop(&self, plug: &mut Plug) {
         let Some(thread) = plug.thread.take() else { return };
         self.stopping.store(true, Ordering::Release);
-        self.wake();
+        self.waker.wake();
         if thread.join().is_err() {
             // Log: the last of this thread.
             log::error!("the thread of a switch panicked");
         }
-    }
-
-    fn wake(&self) {
-        // It fails when the counter is full, and then the thread wakes up anyway.
-        let _ = rustix::io::write(&self.waker, &1_u64.to_ne_bytes());
     }
 
     pub(super) fn service(&self) -> bool {
@@ -226,18 +222,18 @@ impl Shared {
     fn work(&self) {
         while !self.stopping.load(Ordering::Acquire) {
             if !self.service() {
-                self.wait();
+                self.waker.sleep(|bell| self.wait(bell));
             }
         }
     }
 
     /// Blocks until the uplink has something, or somebody wakes us.
-    fn wait(&self) {
+    fn wait(&self, bell: &Bell) {
         let readiness = match &self.uplink {
             Some(uplink) if self.ports.read().are_several() => uplink.readiness(),
             _ => Readiness::default(),
         };
-        let mut fds = vec![PollFd::new(&self.waker, PollFlags::IN)];
+        let mut fds = vec![PollFd::new(bell, PollFlags::IN)];
         for fd in [&readiness.readable, &readiness.changed].into_iter().flatten() {
             fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::IN));
         }
@@ -250,6 +246,5 @@ impl Shared {
                 std::thread::sleep(PAUSE);
             }
         }
-        let _ = rustix::io::read(&self.waker, &mut [0_u8; 8]);
     }
 }

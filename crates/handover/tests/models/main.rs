@@ -5,6 +5,28 @@
 #![cfg(loom)]
 #![expect(clippy::unwrap_used, reason = "a test may fail")]
 
+/// A protocol as it is built, and without some of its steps.
+macro_rules! protocol {
+    ($model:ident, $($without:ident: $step:ident => $lost:literal),*) => {
+        mod $model {
+            #[test]
+            fn as_built() {
+                super::check(super::$model);
+            }
+
+            $(#[test]
+            #[should_panic(expected = $lost)]
+            fn $without() {
+                super::leave_out(super::Step::$step);
+                super::check(super::$model);
+            })*
+        }
+    };
+}
+
+mod events;
+mod lookups;
+
 use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
 
 use loom::sync::atomic::{AtomicUsize, Ordering};
@@ -270,25 +292,6 @@ fn check(model: fn()) {
         model();
     });
     println!("{} orders", orders.load(StdOrdering::Relaxed));
-}
-
-/// A protocol as it is built, and without some of its steps.
-macro_rules! protocol {
-    ($model:ident, $($without:ident: $step:ident => $lost:literal),*) => {
-        mod $model {
-            #[test]
-            fn as_built() {
-                super::check(super::$model);
-            }
-
-            $(#[test]
-            #[should_panic(expected = $lost)]
-            fn $without() {
-                super::leave_out(super::Step::$step);
-                super::check(super::$model);
-            })*
-        }
-    };
 }
 
 protocol!(combiner, without_fences: Fence => "work is left", without_swaps: Swap => "work is left");

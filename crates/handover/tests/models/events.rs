@@ -1,0 +1,281 @@
+//! Threads that sleep on a descriptor, and that wait for room.
+
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+use pvrdma_handover::{Event, Notice, Pending, Room, WaitFlag, Waker};
+
+use super::{Step, check, leave_out};
+
+/// An eventfd: each call is one step, behind a lock of the kernel.
+#[derive(Default)]
+struct Counter(Mutex<bool>);
+
+impl Event for Counter {
+    fn signal(&self) {
+        *self.0.lock().unwrap() = true;
+    }
+
+    fn clear(&self) {
+        *self.0.lock().unwrap() = false;
+    }
+}
+
+impl Counter {
+    fn is_readable(&self) -> bool {
+        *self.0.lock().unwrap()
+    }
+}
+
+/// Two bring something and wake a thread that sleeps: what is brought is found, or the thread wakes up again.
+/// `clear_first`: it takes wake-ups away before it looks.
+fn waker_of(clear_first: bool) {
+    let shared = Arc::new((Waker::new(Counter::default()), [AtomicUsize::new(0), AtomicUsize::new(0)]));
+    let bring = |which: usize| {
+        let shared = Arc::clone(&shared);
+        move || {
+            shared.1[which].store(1, Ordering::Relaxed);
+            shared.0.wake();
+        }
+    };
+    let others = [thread::spawn(bring(0)), thread::spawn(bring(1))];
+    let look = || shared.1.iter().map(|thing| thing.load(Ordering::Relaxed)).sum::<usize>();
+    // Something else has woken it.
+    let early = shared.0.sleep(|_| look());
+    let mut found = if clear_first { look() } else { early };
+    for other in others {
+        other.join().unwrap();
+    }
+    // It sleeps by now, for ever unless it is woken.
+    if shared.0.sleep(Counter::is_readable) {
+        found = look();
+    }
+    assert_eq!(found, 2, "something is there, and everybody sleeps");
+}
+
+fn waker() {
+    waker_of(true);
+}
+
+/// Two put things into a mailbox, and one takes what there is. When all are through, whoever waits for the mailbox is
+/// told exactly if something is left. `locked`: they change the notice with the lock of the mailbox.
+fn notice_of(locked: bool) {
+    let shared = Arc::new((Notice::new(Counter::default()), Mutex::new(0)));
+    let put = || {
+        let shared = Arc::clone(&shared);
+        move || {
+            let mut things = shared.1.lock().unwrap();
+            *things += 1;
+            if !locked {
+                drop(things);
+            }
+            shared.0.raise();
+        }
+    };
+    let take = || {
+        if !shared.0.is_raised() {
+            return 0;
+        }
+        let mut things = shared.1.lock().unwrap();
+        let taken = std::mem::take(&mut *things);
+        if !locked {
+            drop(things);
+        }
+        shared.0.lower();
+        taken
+    };
+    let others = [thread::spawn(put()), thread::spawn(put())];
+    let mut taken = take();
+    for other in others {
+        other.join().unwrap();
+    }
+    while shared.0.event().is_readable() {
+        let more = take();
+        assert!(more > 0 || !locked, "it is told of nothing");
+        taken += more;
+    }
+    assert_eq!(taken, 2, "something is there, and everybody sleeps");
+}
+
+fn notice() {
+    notice_of(true);
+}
+
+/// One direction of a network function that is read as a link (`vmxnet3-dev/src/link/mod.rs`): a doorbell leaves a bit
+/// and raises the notice, who reads takes the bit, looks at the ring, and lowers the notice if there is no bit.
+/// `look_again`: it looks at the bits again after that.
+fn outbox_of(look_again: bool) {
+    let shared = Arc::new((Notice::new(Counter::default()), Mutex::new(()), Pending::new(), AtomicUsize::new(0)));
+    let doorbell = |index: usize| {
+        let (notice, lock, pending, ring) = &*shared;
+        ring.store(index, Ordering::Relaxed);
+        pending.add(1);
+        let _lock = lock.lock().unwrap();
+        notice.raise();
+    };
+    let read = || {
+        let (notice, lock, pending, ring) = &*shared;
+        pending.take();
+        let seen = ring.load(Ordering::Relaxed);
+        if pending.is_empty() {
+            {
+                let _lock = lock.lock().unwrap();
+                notice.lower();
+            }
+            if look_again && !pending.is_empty() {
+                let _lock = lock.lock().unwrap();
+                notice.raise();
+            }
+        }
+        seen
+    };
+    doorbell(1);
+    let guest = Arc::clone(&shared);
+    let guest = thread::spawn(move || {
+        let (notice, lock, pending, ring) = &*guest;
+        ring.store(2, Ordering::Relaxed);
+        pending.add(1);
+        let _lock = lock.lock().unwrap();
+        notice.raise();
+    });
+    let mut seen = read();
+    guest.join().unwrap();
+    while shared.0.event().is_readable() {
+        seen = read();
+    }
+    assert_eq!(seen, 2, "something is there, and everybody sleeps");
+}
+
+/// Work for one thread, in bits, behind an eventfd that is written with the first (`crates/pci-slot/src/slot.rs`).
+/// `event_first`: who does it takes the event away before the bits.
+fn deferred_of(event_first: bool) {
+    let shared = Arc::new((Pending::new(), Counter::default(), [AtomicUsize::new(0), AtomicUsize::new(0)]));
+    let leave = |which: usize| {
+        let shared = Arc::clone(&shared);
+        move || {
+            let (pending, event, work) = &*shared;
+            work[which].store(1, Ordering::Relaxed);
+            if pending.add(1 << which) {
+                event.signal();
+            }
+        }
+    };
+    let done = Mutex::new([0; 2]);
+    let run = || {
+        let (pending, event, work) = &*shared;
+        let bits = if event_first {
+            event.clear();
+            pending.take()
+        } else {
+            let bits = pending.take();
+            event.clear();
+            bits
+        };
+        for which in (0..2).filter(|which| bits >> which & 1 == 1) {
+            done.lock().unwrap()[which] = work[which].load(Ordering::Relaxed);
+        }
+    };
+    let others = [thread::spawn(leave(0)), thread::spawn(leave(1))];
+    run();
+    for other in others {
+        other.join().unwrap();
+    }
+    while shared.1.is_readable() {
+        run();
+    }
+    assert_eq!(*done.lock().unwrap(), [1, 1], "something is there, and everybody sleeps");
+}
+
+/// Somebody finds two queues in front of a link full, waits, and both have room again: it is told.
+fn room() {
+    let shared = Arc::new((Room::<usize>::default(), AtomicUsize::new(0)));
+    shared.0.fill();
+    let flush = |again: bool| {
+        let shared = Arc::clone(&shared);
+        move || {
+            let (room, told) = &*shared;
+            if again {
+                room.fill();
+            }
+            if let Some(waiters) = room.open() {
+                told.fetch_add(waiters, Ordering::Relaxed);
+            }
+        }
+    };
+    let others = [thread::spawn(flush(false)), thread::spawn(flush(true))];
+    let waits = shared.0.wait(|waiters| *waiters += 1);
+    for other in others {
+        other.join().unwrap();
+    }
+    assert!(!shared.0.is_full());
+    assert_eq!(shared.1.load(Ordering::Relaxed), usize::from(waits), "nobody tells who waits");
+}
+
+/// An event finds its ring full and waits for room, while a guest makes some and then is heard: the event is posted,
+/// or whoever hears the guest does that (`pvrdma-dev/src/events/mod.rs`). `look_again`: after it is known to wait.
+fn events_of(look_again: bool) {
+    let shared = Arc::new((WaitFlag::new(), AtomicUsize::new(0)));
+    let device = Arc::clone(&shared);
+    let device = thread::spawn(move || {
+        let (waits, room) = &*device;
+        let mut posted = room.load(Ordering::Relaxed) == 1;
+        if !posted {
+            waits.set();
+            posted = look_again && room.load(Ordering::Relaxed) == 1;
+        }
+        posted
+    });
+    let (waits, room) = &*shared;
+    room.store(1, Ordering::Relaxed);
+    let heard = waits.is_set_when_heard();
+    assert!(device.join().unwrap() || heard, "nobody tells who waits");
+}
+
+fn events() {
+    events_of(true);
+}
+
+protocol!(room, without_the_second_look: Look => "nobody tells who waits");
+protocol!(events, without_fences: Fence => "nobody tells who waits");
+protocol!(waker,);
+protocol!(notice,);
+
+#[test]
+#[should_panic(expected = "everybody sleeps")]
+fn who_takes_wake_ups_away_after_its_look_loses_one() {
+    check(|| waker_of(false));
+}
+
+#[test]
+#[should_panic(expected = "everybody sleeps")]
+fn a_notice_that_changes_without_the_lock_is_wrong() {
+    check(|| notice_of(false));
+}
+
+#[test]
+fn a_doorbell_is_seen_by_who_reads_the_link() {
+    check(|| outbox_of(true));
+}
+
+#[test]
+#[should_panic(expected = "everybody sleeps")]
+fn who_lowers_a_notice_without_a_second_look_loses_a_doorbell() {
+    check(|| outbox_of(false));
+}
+
+#[test]
+fn deferred_work_is_done() {
+    check(|| deferred_of(true));
+}
+
+#[test]
+#[should_panic(expected = "everybody sleeps")]
+fn who_takes_the_event_away_behind_the_bits_loses_work() {
+    check(|| deferred_of(false));
+}
+
+#[test]
+#[should_panic(expected = "nobody tells who waits")]
+fn an_event_that_waits_without_a_second_look_is_forgotten() {
+    check(|| events_of(false));
+}

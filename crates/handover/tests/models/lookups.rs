@@ -1,0 +1,153 @@
+//! What is looked up by some while others change it.
+
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use loom::sync::{Arc, Mutex, RwLock};
+use loom::thread;
+use pvrdma_handover::{Generation, Pending, State, TwoCopies};
+
+use super::{Step, check, leave_out};
+
+/// A region is taken out of a table while somebody copies from it: once that is done, nobody uses it.
+fn two_copies() {
+    // What is to be taken out, and whether its memory is the guest's again.
+    let shared = Arc::new((TwoCopies::new(1, 1), AtomicBool::new(false)));
+    let copies = || {
+        let shared = Arc::clone(&shared);
+        move || {
+            let (table, freed) = &*shared;
+            let held = table.read();
+            if *held == 1 {
+                assert!(!freed.load(Ordering::Relaxed), "memory is used that is free");
+            }
+        }
+    };
+    let others = [thread::spawn(copies()), thread::spawn(copies())];
+    let (table, freed) = &*shared;
+    assert_eq!(table.change(|region| std::mem::take(region)), 1);
+    freed.store(true, Ordering::Relaxed);
+    assert_eq!(*table.read(), 0);
+    for other in others {
+        other.join().unwrap();
+    }
+}
+
+/// The same with changes that follow each other beside somebody who reads: who was given a key finds its region.
+fn two_changes() {
+    let shared = Arc::new(TwoCopies::new(0, 0));
+    let other = Arc::clone(&shared);
+    // It may see a change and then not, as long as that is being made.
+    let other = thread::spawn(move || {
+        for _ in 0..2 {
+            assert!(*other.read() <= 2);
+        }
+    });
+    for value in [1, 2] {
+        shared.change(|region| *region = value);
+        assert_eq!(*shared.read(), value, "who was given a key does not find its region");
+    }
+    other.join().unwrap();
+}
+
+/// What a queue pair's states are numbered, as far as the model has them.
+const RTS: u8 = 3;
+const SQD: u8 = 4;
+const ERROR: u8 = 6;
+
+/// A command moves a queue pair on while its responder ends it and has it run once more: it ends, and is flushed.
+fn state() {
+    let shared = Arc::new((State::new(RTS), Pending::new(), AtomicUsize::new(0)));
+    let responder = Arc::clone(&shared);
+    let responder = thread::spawn(move || {
+        let (state, scheduled, queued) = &*responder;
+        assert!(state.step(|_| Some(ERROR)));
+        if scheduled.add(1) {
+            queued.fetch_add(1, Ordering::Relaxed);
+        }
+    });
+    let (state, scheduled, queued) = &*shared;
+    // It runs, because it was scheduled before, and takes the mark away before it looks.
+    scheduled.take();
+    let mut flushed = state.get() == ERROR;
+    state.step(|state| (state == RTS).then_some(SQD));
+    responder.join().unwrap();
+    assert_eq!(state.get(), ERROR, "a queue pair that has ended goes on");
+    if queued.load(Ordering::Relaxed) > 0 {
+        scheduled.take();
+        flushed |= state.get() == ERROR;
+    }
+    assert!(flushed, "nobody flushes it");
+}
+
+/// What a sender and who takes an address away do, of what the product has.
+#[derive(Clone, Copy)]
+struct Has {
+    /// The sender asks for the generation before it looks the address up.
+    before: bool,
+    /// It asks again with the memory held.
+    again: bool,
+    /// Who takes the address away waits once for the memory.
+    wait: bool,
+}
+
+/// Somebody looks an address up and delivers to its owner, from whom it is taken meanwhile: once that is done, nothing
+/// is delivered to it.
+fn generation_of(has: Has) {
+    struct World {
+        generation: Generation,
+        /// The address is bound.
+        bound: Mutex<bool>,
+        memory: RwLock<()>,
+        gone: AtomicBool,
+    }
+    let (generation, bound, memory) = (Generation::new(), Mutex::new(true), RwLock::new(()));
+    let world = Arc::new(World { generation, bound, memory, gone: AtomicBool::new(false) });
+    let sender = Arc::clone(&world);
+    let sender = thread::spawn(move || {
+        let World { generation, bound, memory, gone } = &*sender;
+        let mut known = generation.get();
+        let found = *bound.lock().unwrap();
+        if !has.before {
+            known = generation.get();
+        }
+        let _view = memory.read().unwrap();
+        if found && (!has.again || known == generation.get()) {
+            assert!(!gone.load(Ordering::Relaxed), "it is delivered to who has the address no more");
+        }
+    });
+    *world.bound.lock().unwrap() = false;
+    world.generation.end();
+    if has.wait {
+        drop(world.memory.write().unwrap());
+    }
+    world.gone.store(true, Ordering::Relaxed);
+    sender.join().unwrap();
+}
+
+const ALL: Has = Has { before: true, again: true, wait: true };
+
+fn generation() {
+    generation_of(ALL);
+}
+
+protocol!(two_copies, without_the_wait: Wait => "memory is used that is free");
+protocol!(two_changes,);
+protocol!(state, without_swaps: Swap => "a queue pair that has ended goes on");
+protocol!(generation,);
+
+#[test]
+#[should_panic(expected = "it is delivered to who has the address no more")]
+fn a_generation_that_is_asked_for_late_hides_a_change() {
+    check(|| generation_of(Has { before: false, ..ALL }));
+}
+
+#[test]
+#[should_panic(expected = "it is delivered to who has the address no more")]
+fn a_route_that_is_not_looked_at_again_is_old() {
+    check(|| generation_of(Has { again: false, ..ALL }));
+}
+
+#[test]
+#[should_panic(expected = "it is delivered to who has the address no more")]
+fn who_takes_an_address_away_without_a_wait_is_early() {
+    check(|| generation_of(Has { wait: false, ..ALL }));
+}
