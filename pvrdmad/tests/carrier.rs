@@ -12,6 +12,7 @@ use std::time::Instant;
 
 use common::PATIENCE;
 use common::traffic::{Guest, transfer};
+use pvrdma_verbs::testing::skipped;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -37,7 +38,7 @@ impl Host {
         let namespace = format!("pvrdmad-carrier-{isolate}-{}", std::process::id());
         let made = Command::new("ip").args(["netns", "add", &namespace]).output();
         if !made.is_ok_and(|output| output.status.success()) {
-            println!("skipped: network namespaces need root");
+            skipped("network namespaces need root");
             return None;
         }
         let mut host = Self { folder: tempfile::tempdir().unwrap(), namespace, daemon: None };

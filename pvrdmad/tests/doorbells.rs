@@ -1,7 +1,7 @@
 //! A daemon whose devices lend their doorbell pages, in its sandbox: guests' processes post, poll and arm without a
 //! message. Where the kernel or the rights of the test are not enough for that it says so, and ends.
 
-#![expect(clippy::unwrap_used, clippy::print_stderr, reason = "a test")]
+#![expect(clippy::unwrap_used, reason = "a test")]
 
 mod common;
 
@@ -18,6 +18,7 @@ use common::remote::{probe, probe_mapped};
 use common::traffic::{gid, mac};
 use common::{Raw, region_info_body, words};
 use pvrdma_dev::testing::{Buffer, Cq, Driver, Mr, Path, Qp, QpInit, RecvWr, SendWr, access, status, wait_for};
+use pvrdma_verbs::testing::skipped;
 use pvrdmad::doorbells::stand_in::entrust;
 use pvrdmad::doorbells::{HostFacts, PageFile};
 use pvrdmad::vfio_user::message::Command as Message;
@@ -38,7 +39,7 @@ struct Daemon {
 impl Daemon {
     /// With these doorbells of both. None, with a line that says why, where pages cannot be lent.
     fn start(doorbells: [&str; 2], options: &[&str]) -> Option<Self> {
-        PageFile::make(1).inspect_err(|error| eprintln!("skipped: {error}")).ok()?;
+        PageFile::make(1).inspect_err(skipped).ok()?;
         let folder = tempfile::tempdir().unwrap();
         let mut command = Command::new(PROGRAM);
         // A system call that the sandbox does not know ends the process, and the test.
@@ -279,11 +280,11 @@ fn finish(touching: thread::JoinHandle<Mapping>) -> Mapping {
 /// when nobody has the file any more.
 #[test]
 fn a_touch_that_was_not_answered_is_answered_by_the_stand_in() {
-    let Ok(PageFile { device, file }) = PageFile::make(8).inspect_err(|error| eprintln!("skipped: {error}")) else {
+    let Ok(PageFile { device, file }) = PageFile::make(8).inspect_err(skipped) else {
         return;
     };
     if let Some(reason) = HostFacts::look().without_stand_in {
-        eprintln!("skipped: {reason}");
+        skipped(&reason);
         return;
     }
     let (ours, theirs) = UnixStream::pair().unwrap();
@@ -319,7 +320,7 @@ fn a_touch_that_was_not_answered_is_answered_by_the_stand_in() {
 fn a_vmm_outlives_the_process_of_its_network() {
     let Some(daemon) = Daemon::start(["mapped", "trapped"], &[]) else { return };
     if let Some(reason) = daemon.report(1)["doorbells"]["unguarded"].as_str() {
-        eprintln!("skipped: {reason}");
+        skipped(reason);
         return;
     }
     let mut client = Raw::connect(&daemon.socket(1));

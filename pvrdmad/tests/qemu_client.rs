@@ -9,6 +9,7 @@ use std::io::{Read, Write};
 use std::time::Duration;
 
 use common::{Event, Raw, Served, access, map_body, memfd, region_info_body, unmap_body, words, write_body};
+use pvrdma_verbs::testing::skipped;
 use pvrdmad::vfio_user::message::{Command, Header};
 use std::os::fd::{AsFd, AsRawFd};
 
@@ -278,7 +279,7 @@ fn huge_pages_at_odd_offsets() {
         .and_then(|file| rustix::fs::ftruncate(&file, 4 << 20).map(|()| file));
     let free = fs::read_to_string("/proc/sys/vm/nr_hugepages").unwrap_or_default();
     let Some(ram) = ram.ok().filter(|_| free.trim().parse::<u32>().is_ok_and(|pages| pages >= 2)) else {
-        println!("skipped: no huge pages on this host (vm.nr_hugepages is {})", free.trim());
+        skipped(&format_args!("no huge pages on this host (vm.nr_hugepages is {})", free.trim()));
         return;
     };
     let served = Served::new();

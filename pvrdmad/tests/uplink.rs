@@ -10,6 +10,7 @@ use std::process::{Child, Command, Stdio};
 
 use common::traffic::{Guest, transfer};
 use pvrdma_dev::testing::wait_for;
+use pvrdma_verbs::testing::skipped;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::Value;
 use tempfile::TempDir;
@@ -106,7 +107,7 @@ impl Namespace {
             ip(&format!("netns add {name}")).then_some(Self(name))
         };
         let (Some(a), Some(b)) = (make("a"), make("b")) else {
-            println!("skipped: network namespaces need root");
+            skipped("network namespaces need root");
             return None;
         };
         a.do_ip(&format!("link add wire mtu 4500 type veth peer name wire mtu 4500 netns {}", b.0));

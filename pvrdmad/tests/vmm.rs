@@ -13,7 +13,7 @@ use std::thread;
 use common::frozen::Frozen;
 use common::{PATIENCE, Served, memfd, take_signals};
 use pvrdma_dev::InterruptSink;
-use pvrdma_verbs::testing::LogLines;
+use pvrdma_verbs::testing::{LogLines, skipped};
 use pvrdmad::vfio_user::FileRules;
 use rustix::event::EventfdFlags;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -152,7 +152,7 @@ fn sec_c6_files_have_a_limit_for_each_device() {
 #[test]
 fn sec_c4_memory_that_never_comes_is_not_taken() {
     let Some(frozen) = Frozen::mount() else {
-        println!("skipped: no file system of ours can be mounted here");
+        skipped("no file system of ours can be mounted here");
         return;
     };
     let served = Served::new();

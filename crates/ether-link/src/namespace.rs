@@ -3,6 +3,7 @@
 use std::os::fd::AsFd;
 use std::process::Command;
 
+use pvrdma_verbs::testing::skipped;
 use rustix::thread::LinkNameSpaceType;
 
 /// A host in which everything a test makes disappears with it.
@@ -14,7 +15,7 @@ impl Namespace {
         let name = format!("pvrdma-{name}-{}", std::process::id());
         let made = Command::new("ip").args(["netns", "add", &name]).output();
         if !made.is_ok_and(|output| output.status.success()) {
-            eprintln!("skipped: no network namespace can be made (not root, or no iproute2)");
+            skipped("no network namespace can be made (not root, or no iproute2)");
             return None;
         }
         Some(Self(name))

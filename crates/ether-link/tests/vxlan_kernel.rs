@@ -13,6 +13,7 @@ use nix::sched::{CloneFlags, setns, unshare};
 use pvrdma_ether_link::MonotonicClock;
 use pvrdma_ether_link::vxlan::{Vni, VxlanConfig, VxlanLink};
 use pvrdma_ether_link::{Frames, Link};
+use pvrdma_verbs::testing::skipped;
 use rustix::event::{PollFd, PollFlags};
 
 /// Our address in the tunnel, and the kernel's.
@@ -62,11 +63,11 @@ impl Tunnel {
     /// `None`: it cannot be made here, and why was printed. The calling thread is in a namespace of its own afterwards.
     fn new(purpose: &str, outer: [&str; 2]) -> Option<Self> {
         if let Err(errno) = unshare(CloneFlags::CLONE_NEWNET) {
-            println!("skipped: no network namespace: {errno}");
+            skipped(&format_args!("no network namespace: {errno}"));
             return None;
         }
         let Some(kernel) = Namespace::new(purpose) else {
-            println!("skipped: no named network namespace");
+            skipped("no named network namespace");
             return None;
         };
         let [ours, theirs] = outer;
@@ -81,7 +82,7 @@ impl Tunnel {
         );
         let [ours, theirs] = outer.map(|address| address.split('/').next().unwrap());
         if !ip(&format!("{device} local {theirs} remote {ours}")) {
-            println!("skipped: this kernel has no vxlan devices");
+            skipped("this kernel has no vxlan devices");
             return None;
         }
         for command in ["address add 192.168.77.2/24 dev vx7", "link set vx7 up"] {

@@ -10,6 +10,7 @@ use std::thread;
 
 use pvrdma_dev::testing::{Stop, wait_for};
 use pvrdma_dev::{Depth, DoorbellWatcher, MappedDoorbells, Outcome};
+use pvrdma_verbs::testing::skipped;
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset, VolatileMemory};
 
@@ -32,8 +33,7 @@ struct Place {
 impl Place {
     /// None, with a line that says why, where there are no such files.
     fn new(pages: u32) -> Option<Self> {
-        let PageFile { device, file } =
-            PageFile::make(pages).inspect_err(|error| eprintln!("skipped: {error}")).ok()?;
+        let PageFile { device, file } = PageFile::make(pages).inspect_err(skipped).ok()?;
         let counts = Arc::<DoorbellCounters>::default();
         let watch = Watch::new("test", device, None, pages, Arc::clone(&counts)).unwrap();
         Some(Self { watch, counts, file, pages })

@@ -5,6 +5,7 @@ use std::process::Command;
 
 use nix::sys::socket::getsockopt;
 use nix::sys::socket::sockopt::Priority;
+use pvrdma_verbs::testing::skipped;
 use pvrdma_verbs::{Psn, Qpn};
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -287,7 +288,7 @@ fn wire_c8_a_vlan_interface_sees_the_priority() {
     let vlan = ["-n", &host.0, "link", "add", "link", "va", "name", "va.5", "type", "vlan", "id", "5"];
     let made = Command::new("ip").args(vlan).args(["egress-qos-map", "3:3", "6:6"]).output().unwrap();
     if !made.status.success() {
-        eprintln!("skipped: this kernel has no VLAN interfaces");
+        skipped("this kernel has no VLAN interfaces");
         return;
     }
     host.ip("link set va.5 up");

@@ -3,6 +3,7 @@
 use std::process::Command;
 
 use pvrdma_verbs::Snapshot;
+use pvrdma_verbs::testing::skipped;
 
 use super::*;
 use crate::connector::RETRY;
@@ -18,7 +19,7 @@ fn open(purpose: &str) -> Option<(InterfaceName, TapLink)> {
     match TapLink::open(name.clone()) {
         Ok(link) => Some((name, link)),
         Err(error @ (TapError::NotPermitted(_) | TapError::NoTun(_))) => {
-            println!("skipped: {error}");
+            skipped(&error);
             None
         }
         Err(error) => panic!("{error}"),
@@ -82,7 +83,7 @@ fn an_interface_that_went_away_comes_back() {
 fn what_is_no_tap_is_refused() {
     match TapLink::open("lo".parse().unwrap()) {
         Err(TapError::Other { name, .. }) => assert_eq!(name.as_str(), "lo"),
-        Err(error @ (TapError::NotPermitted(_) | TapError::NoTun(_))) => println!("skipped: {error}"),
+        Err(error @ (TapError::NotPermitted(_) | TapError::NoTun(_))) => skipped(&error),
         other => panic!("{other:?}"),
     }
 }

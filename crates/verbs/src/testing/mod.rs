@@ -8,6 +8,7 @@ mod counting_allocator;
 mod log_lines;
 mod node;
 mod queues;
+mod skipped;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -20,6 +21,7 @@ pub use counting_allocator::CountingAllocator;
 pub use log_lines::LogLines;
 pub use node::{BORDER, Buffer, Drive, End, Node, gid, mac, page_list, post_shared};
 pub use queues::{Completions, Events, Ring};
+pub use skipped::skipped;
 
 use crate::types::Access;
 use crate::work::{RemoteAddress, SendData, SendOp};

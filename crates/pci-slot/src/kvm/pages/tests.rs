@@ -4,13 +4,14 @@
 use kvm_ioctls::Kvm;
 
 use super::*;
+use pvrdma_verbs::testing::skipped;
 
 const HOLE: u64 = 0xc000_0000;
 
 /// Pages of a VM whose memory slot 0 is taken, with the VM; `None` where there is no KVM.
 fn pages() -> Option<(Arc<VmFd>, Arc<KvmPages>, GuestMemory)> {
     let Ok(kvm) = Kvm::new() else {
-        eprintln!("not tested: this machine has no KVM");
+        skipped("this machine has no KVM");
         return None;
     };
     let vm = Arc::new(kvm.create_vm().unwrap());
