@@ -74,6 +74,11 @@ fn who_was_idle_begins_at_the_virtual_time() {
     share.ran_elsewhere(&contention, 99, false);
     assert!(share.may_run_elsewhere(&contention));
     assert_eq!((share.finish(), share.take_elsewhere()), (1000, 99));
+    // Also if that is what makes up the difference.
+    share.set_finish(901);
+    share.ran_elsewhere(&contention, 99, false);
+    assert!(share.may_run_elsewhere(&contention));
+    assert_eq!((share.finish(), share.take_elsewhere()), (901, 99));
     // And while it has tasks, the ready queue writes the tag.
     share.set_finish(900);
     share.busy.store(true, Relaxed);
@@ -121,6 +126,7 @@ fn queue_pairs_learn_of_their_limit() {
     let share = share(100);
     assert!((share.qp_rates(), share.qp_limit().is_none()) == (0, true));
     share.set(ShareConfig { qp_max_rate: Some(100_000_000), ..ShareConfig::default() });
+    assert_eq!(share.qp_rates(), 1);
     share.set(ShareConfig { qp_max_rate: Some(100_000_000), weight: 1, ..ShareConfig::default() });
     assert_eq!((share.qp_rates(), share.qp_limit().unwrap().available(MS)), (1, 1_000_000));
 }
@@ -148,4 +154,5 @@ fn a_share_is_found_by_its_address_while_it_is_there() {
     drop(other);
     drop(shares.of(pvrdma_verbs::testing::mac(3)));
     assert_eq!(shares.0.lock().len(), 2, "what nobody has makes room");
+    assert!(Arc::ptr_eq(&found, &shares.of(macs[0])), "and nothing else does");
 }
