@@ -115,7 +115,7 @@ impl Task {
     /// Looks at what `lock` guards, unless somebody has it. Whoever came meanwhile to run the task left that to us:
     /// it is scheduled then.
     pub(crate) fn look<T, R>(self: &Arc<Self>, lock: &FairMutex<T>, look: impl FnOnce(&T) -> R) -> Option<R> {
-        let (seen, left) = self.combiner.look(lock, look)?;
+        let (seen, left) = self.combiner.once(lock, |guarded| look(guarded))?;
         if left {
             self.schedule();
         }

@@ -1,13 +1,13 @@
 //! A link that can be watched.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 
 use pvrdma_verbs::{Counter, MacAddr};
 
 use super::point::Point;
 use super::seen::Direction;
-use pvrdma_ether_link::{Frames, Link, LinkInspect, Offload, Readiness};
+use pvrdma_ether_link::{Frames, Link, LinkInspect, LinkReceiver, Offload, Readiness};
 
 /// Shows what goes over a link to those who watch a device.
 #[derive(Debug)]
@@ -49,6 +49,11 @@ impl Link for CaptureLink {
 
     fn readiness(&self) -> Readiness {
         self.inner.readiness()
+    }
+
+    /// It sees to it that what it takes is seen here.
+    fn set_receiver(&self, receiver: Weak<dyn LinkReceiver>) {
+        self.inner.set_receiver(receiver);
     }
 
     fn set_addresses(&self, addresses: &[MacAddr]) -> io::Result<()> {

@@ -69,8 +69,7 @@ impl<'a> Arrival<'a> {
         Self { frame: batch.frame(index), batch: Some((batch, index)) }
     }
 
-    /// A frame that came alone.
-    #[cfg(test)]
+    /// A frame that somebody else has: it is copied if it is kept.
     pub(crate) const fn alone(frame: &'a [u8]) -> Self {
         Self { frame, batch: None }
     }

@@ -1,6 +1,7 @@
 //! A port: the links of one device and the threads that serve them.
 
 mod arrivals;
+mod at_once;
 mod classify;
 pub(crate) mod counters;
 mod helpers;
@@ -51,6 +52,8 @@ pub(crate) use tx_queue::Room;
 pub(crate) const BATCH: usize = 32;
 /// Bytes before the network header that count towards a frame but not towards the MTU.
 const ETHERNET_LEN: usize = 18;
+/// Bytes that queue pairs send between two looks at what came: what waits in the socket meanwhile must fit into it.
+pub(crate) const PASS_BYTES: u64 = 256 << 10;
 /// Room for RoCE headers beside the payload: GRH or IP with UDP, BTH and the longest extension headers, ICRC.
 const OVERHEAD: u32 = 96;
 /// Frames that are taken from a link at a time.
@@ -81,9 +84,9 @@ pub(crate) trait RoceReceiver: Send + std::fmt::Debug {
     /// Sends READ data that is owed. Returns `true` if there is more than the budget allows, or than there is room for.
     fn send_data(&mut self, port: &Port, budget: &mut Budget) -> bool;
 
-    /// The batch is through: sends what is owed for it, and what the `resumed` QPs owe. Returns `true` if there is more
-    /// to do at once.
-    fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool;
+    /// The batch is through: sends what is owed for it, and what the `resumed` QPs owe, about `most` bytes. Returns
+    /// `true` if there is more to do at once.
+    fn respond(&mut self, port: &Port, resumed: Vec<Qpn>, most: u64) -> bool;
 }
 
 /// Where a port is.
@@ -110,6 +113,8 @@ pub(crate) struct Port {
     addresses: Arc<Addresses>,
     pub(crate) uplink: TxQueue,
     nic: Option<TxQueue>,
+    /// Shows what goes over the uplink to those who watch.
+    point: Arc<Point>,
     pub(crate) counters: PortCounters,
     /// The RDMA function behind the port, which is made anew whenever the guest's driver starts.
     function: Mutex<Option<Weak<dyn Any + Send + Sync>>>,
@@ -136,6 +141,11 @@ pub(crate) struct Port {
     log: LogLimit,
 }
 
+/// A link that takes what it is given, and whose frames are shown at `point`.
+fn capturing(link: Arc<dyn Link>, point: &Arc<Point>) -> Arc<dyn Link> {
+    Arc::new(GsoLink::new(Arc::new(CaptureLink::new(link, Arc::clone(point)))))
+}
+
 impl Port {
     pub(crate) fn new(mac: MacAddr, config: PortConfig, place: PortPlace) -> io::Result<Arc<Self>> {
         let PortPlace { vlan, point, addresses, engine, share, room, threads } = place;
@@ -145,8 +155,9 @@ impl Port {
             mtu: config.mtu,
             policy: Policy { mac, vlan, rules: config.rules },
             addresses,
-            uplink: TxQueue::new(Arc::new(GsoLink::new(Arc::new(CaptureLink::new(config.uplink, point)))), room),
+            uplink: TxQueue::new(capturing(config.uplink, &point), room),
             nic: config.nic.map(|nic| TxQueue::new(Arc::new(GsoLink::new(nic)), Arc::default())),
+            point,
             counters: PortCounters::default(),
             function: Mutex::default(),
             reading: Mutex::default(),

@@ -12,7 +12,7 @@ use super::classify::rdma_destination;
 use super::counters::PortCounters;
 use super::outgoing::{Claim, claim};
 use super::receive_queue::{Distribution, Part, ReceiveQueue};
-use super::{Port, RECEIVE, RoceReceiver};
+use super::{PASS_BYTES, Port, RECEIVE, RoceReceiver};
 
 /// Bytes of a batch behind which more wait in the link: links hand over few super-frames at a time.
 const FULL_BYTES: usize = 128 << 10;
@@ -26,7 +26,7 @@ impl Port {
         for queue in self.queues.iter() {
             busy |= queue.empty(|receiver, parts, resumed| {
                 parts.iter().for_each(|part| self.give(part, receiver));
-                receiver.respond(self, resumed)
+                receiver.respond(self, resumed, PASS_BYTES)
             });
         }
         if let Some(came) = came {
@@ -73,7 +73,7 @@ impl Port {
         if came.frames.is_empty() {
             return true;
         }
-        let attached = self.function.lock().as_ref().is_some_and(|function| function.strong_count() > 0);
+        let attached = self.is_attached();
         let (mut distribution, mut untouched) = (Distribution::of(came), true);
         for (index, (frame, offload)) in came.frames.iter_with_offloads(0).enumerate() {
             let destination = rdma_destination(frame, self.mac).filter(|_| attached);
@@ -94,6 +94,11 @@ impl Port {
         }
         distribution.finish();
         untouched
+    }
+
+    /// There is an RDMA function behind the port.
+    pub(super) fn is_attached(&self) -> bool {
+        self.function.lock().as_ref().is_some_and(|function| function.strong_count() > 0)
     }
 
     fn give(&self, part: &Part, receiver: &mut dyn RoceReceiver) {

@@ -47,6 +47,11 @@ impl<R: ?Sized> ReceiveQueues<R> {
         self.iter().skip(first).chain(self.iter().take(first))
     }
 
+    /// The first, which is that of all queue pairs if there are not several.
+    pub(super) const fn only(&self) -> &ReceiveQueue<R> {
+        &self.first
+    }
+
     pub(super) fn len(&self) -> usize {
         self.more.len().saturating_add(1)
     }
@@ -175,6 +180,22 @@ impl<R: ?Sized> ReceiveQueue<R> {
             self.passes.fetch_add(1, Ordering::Relaxed);
             more
         })
+    }
+
+    /// Has the receiver take what has just come, unless a thread has it or something waits in front of that. Returns
+    /// `true` if there is more to do, as `run` says or others have left it: the caller sees to it that the queue is
+    /// [emptied](Self::empty).
+    pub(super) fn take_at_once(&self, run: impl FnOnce(&mut R, Vec<Qpn>) -> bool) -> Option<bool> {
+        let once = self.combiner.once(&self.receiver, |receiver| {
+            if !self.waiting.lock().parts.is_empty() || self.next_receiver.lock().is_some() {
+                return None;
+            }
+            let receiver = receiver.as_mut()?;
+            let more = run(receiver, std::mem::take(&mut *self.resumed.lock()));
+            self.passes.fetch_add(1, Ordering::Relaxed);
+            Some(more)
+        });
+        once.and_then(|(more, left)| more.map(|more| more | left))
     }
 
     /// The receiver, unless a thread has it.

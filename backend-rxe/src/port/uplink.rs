@@ -23,6 +23,7 @@ impl Uplink {
         if threaded {
             uplink.port.start_threads(&mut uplink.threads)?;
             uplink.port.read_nic_at_once();
+            uplink.port.take_at_once();
         }
         Ok(uplink)
     }
@@ -36,6 +37,7 @@ impl Uplink {
 impl Drop for Uplink {
     fn drop(&mut self) {
         self.ports.remove(self.port.mac);
+        self.port.take_no_more();
         self.port.end_threads();
         for thread in self.threads.drain(..) {
             if thread.join().is_err() {

@@ -16,6 +16,7 @@ macro_rules! over_a_cable {
 }
 
 mod addresses;
+mod at_once;
 mod capture;
 mod congestion;
 mod errors;

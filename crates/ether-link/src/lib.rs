@@ -104,6 +104,14 @@ pub trait LinkReader: Send + Sync {
     fn read(&self);
 }
 
+/// Who gets the frames that come on a link. Whoever has read them for it may have it take them on his own thread, which
+/// saves a copy and waking the other; it [receives](Link::receive) all others.
+pub trait LinkReceiver: Send + Sync {
+    /// Takes the frames of `list`, which have come behind all that it received, as far as that can be done on the
+    /// calling thread without waiting for another one. Returns how many it took. The rest comes in the ordinary way.
+    fn take(&self, frames: &Frames, list: &[usize]) -> usize;
+}
+
 /// An end of an Ethernet link. All methods may be called from several threads.
 pub trait Link: Send + Sync + fmt::Debug {
     /// Appends frames that have come, at most `most`.
@@ -133,6 +141,10 @@ pub trait Link: Send + Sync + fmt::Debug {
     /// Names who reads. A link may have him read on a thread that makes frames for it; it is made readable all the same
     /// if something is left.
     fn set_reader(&self, _reader: Weak<dyn LinkReader>) {}
+
+    /// Names who gets the frames that come, if he takes them from other threads, too. When this returns nobody has the
+    /// one before take any more.
+    fn set_receiver(&self, _receiver: Weak<dyn LinkReceiver>) {}
 
     /// Frames to these addresses and to groups are wanted. A link may bring others, too.
     ///
@@ -177,6 +189,10 @@ impl<L: Link + ?Sized> Link for Arc<L> {
 
     fn set_reader(&self, reader: Weak<dyn LinkReader>) {
         (**self).set_reader(reader);
+    }
+
+    fn set_receiver(&self, receiver: Weak<dyn LinkReceiver>) {
+        (**self).set_receiver(receiver);
     }
 
     fn set_addresses(&self, addresses: &[MacAddr]) -> io::Result<()> {

@@ -49,13 +49,13 @@ impl Combiner {
         false
     }
 
-    /// Looks at what `lock` guards, unless somebody has it. The second is `true` if somebody left work meanwhile: the
-    /// caller has it run then.
-    pub fn look<T, R>(&self, lock: &FairMutex<T>, look: impl FnOnce(&T) -> R) -> Option<(R, bool)> {
-        let guarded = lock.try_lock()?;
-        let seen = look(&guarded);
+    /// Runs `run` once with what `lock` guards, unless somebody has it. The second is `true` if somebody left work
+    /// meanwhile: the caller has it run then.
+    pub fn once<T, R>(&self, lock: &FairMutex<T>, run: impl FnOnce(&mut T) -> R) -> Option<(R, bool)> {
+        let mut guarded = lock.try_lock()?;
+        let result = run(&mut guarded);
         drop(guarded);
-        Some((seen, self.is_pending_after_unlock()))
+        Some((result, self.is_pending_after_unlock()))
     }
 
     /// Returns `true` if work was left. For whoever has just unlocked.

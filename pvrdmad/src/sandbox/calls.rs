@@ -479,8 +479,9 @@ pub(super) fn groups(profile: Profile, kind: ThreadKind) -> Vec<&'static Group> 
         ThreadKind::Pin => vec![&RUNTIME, &PIN],
         ThreadKind::Capture => vec![&RUNTIME, &CAPTURE],
         ThreadKind::Engine | ThreadKind::HostEvents | ThreadKind::HostManagement => vec![&RUNTIME, &GUEST, &ASK],
-        ThreadKind::Port => vec![&RUNTIME, &LINK, &GUEST, &ASK],
-        ThreadKind::Switch | ThreadKind::Handshake => vec![&RUNTIME, &LINK, &ASK],
+        // That of a switch has ports take their frames.
+        ThreadKind::Port | ThreadKind::Switch => vec![&RUNTIME, &LINK, &GUEST, &ASK],
+        ThreadKind::Handshake => vec![&RUNTIME, &LINK, &ASK],
     };
     let is_link = groups.iter().any(|group| [LINK.name, GUEST.name].contains(&group.name));
     match profile {

@@ -16,10 +16,8 @@ use crate::drive::Endpoint;
 use crate::gid::BoundGid;
 use crate::path::directory::Node;
 use crate::port::counters::PortCounters;
-use crate::port::{Arrival, Port, RoceReceiver};
+use crate::port::{Arrival, PASS_BYTES, Port, RoceReceiver};
 
-/// Bytes that queue pairs send between two looks at what came: what waits in the socket meanwhile must fit into it.
-const PASS_BYTES: u64 = 256 << 10;
 /// Bytes of one queue pair at a time: a batch of packets of the largest path MTU.
 const TURN_BYTES: u64 = 128 << 10;
 /// Requests that one queue pair takes from its ring at a time.
@@ -259,7 +257,7 @@ impl RoceReceiver for Inbox {
         !self.owing.is_empty()
     }
 
-    fn respond(&mut self, port: &Port, resumed: Vec<Qpn>) -> bool {
+    fn respond(&mut self, port: &Port, resumed: Vec<Qpn>, most: u64) -> bool {
         self.sources.end_batch();
         if !self.notifications.is_empty() {
             port.send_urgent(&self.notifications);
@@ -271,8 +269,8 @@ impl RoceReceiver for Inbox {
             }
         }
         let owing = !self.newly_owing.is_empty() || !self.owing.is_empty();
-        self.drive_answered(if owing { PASS_BYTES / 2 } else { PASS_BYTES });
-        let more = owing && self.drive_owing(port, PASS_BYTES / 2);
+        self.drive_answered(if owing { most / 2 } else { most });
+        let more = owing && self.drive_owing(port, most / 2);
         more || !self.answered.is_empty()
     }
 }

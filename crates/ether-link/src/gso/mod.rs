@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use parking_lot::Mutex;
 use pvrdma_verbs::{Counter, MacAddr};
 
-use crate::{Frames, Link, LinkInspect, LinkReader, Readiness};
+use crate::{Frames, Link, LinkInspect, LinkReader, LinkReceiver, Readiness};
 
 /// Bytes that are put together for a link at a time, but for the rest of a long frame.
 const BATCH: usize = 256 << 10;
@@ -108,6 +108,10 @@ impl Link for GsoLink {
 
     fn set_reader(&self, reader: Weak<dyn LinkReader>) {
         self.inner.set_reader(reader);
+    }
+
+    fn set_receiver(&self, receiver: Weak<dyn LinkReceiver>) {
+        self.inner.set_receiver(receiver);
     }
 
     fn readiness(&self) -> Readiness {

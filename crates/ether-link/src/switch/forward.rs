@@ -6,8 +6,9 @@ use std::sync::Arc;
 use pvrdma_verbs::MacAddr;
 
 use super::counters::SwitchCounters;
+use super::direct::Round;
 use super::mailbox::{Delivery, Mailbox, Source, UPLINK, UnknownUnicast};
-use crate::{Frames, Offload};
+use crate::{Clock, Frames, Offload};
 
 /// Returns `true` if a frame, or an address, is for a group.
 pub(super) const fn is_group(frame: &[u8]) -> bool {
@@ -167,12 +168,70 @@ pub(super) fn is_from(frame: &[u8], mac: MacAddr) -> bool {
     frame.get(6..12) == Some(&mac.0)
 }
 
-/// Distributes what came from the uplink.
-pub(super) fn distribute(ports: &Ports, frames: &Frames, counters: &SwitchCounters, hairpin: bool) {
-    let mut postman = Postman { hairpin, ..Postman::new(ports, UPLINK) };
-    for (frame, offload) in frames.iter_with_offloads(0) {
-        if !postman.deliver(frame, offload, ports.local(frame, UPLINK)) {
-            counters.switch_dropped_unknown.increment();
+/// Frames of the uplink that are for one port each, in order, until they are brought there.
+#[derive(Debug, Default)]
+pub(super) struct Sorted {
+    ports: Vec<Arc<Mailbox>>,
+    /// Which of the ports gets which frame.
+    order: Vec<(usize, usize)>,
+}
+
+impl Sorted {
+    fn add(&mut self, port: &Arc<Mailbox>, index: usize) {
+        let known = self.ports.iter().rposition(|known| known.id == port.id);
+        let place = known.unwrap_or_else(|| {
+            self.ports.push(Arc::clone(port));
+            self.ports.len().saturating_sub(1)
+        });
+        self.order.push((place, index));
+    }
+
+    /// For the port that got the one before.
+    fn add_again(&mut self, index: usize) {
+        if let Some(&(place, _)) = self.order.last() {
+            self.order.push((place, index));
         }
+    }
+
+    /// Brings each port its frames, and begins anew.
+    pub(super) fn bring(&mut self, frames: &Frames, round: &mut Round, clock: &dyn Clock) {
+        self.order.sort_by_key(|&(place, _)| place);
+        for run in self.order.chunk_by(|(one, _), (other, _)| one == other) {
+            let list: Vec<_> = run.iter().map(|&(_, index)| index).collect();
+            if let Some(port) = run.first().and_then(|&(place, _)| self.ports.get(place)) {
+                port.bring(frames, &list, round, clock);
+            }
+        }
+        self.ports.clear();
+        self.order.clear();
+    }
+}
+
+/// Sorts frames of the uplink from index `from` on until there is one that is not for a single port. Returns where that
+/// is.
+pub(super) fn sort(ports: &Ports, frames: &Frames, from: usize, sorted: &mut Sorted) -> usize {
+    // Frames to one port often come one behind the other.
+    let mut last: Option<&[u8; 6]> = None;
+    for (frame, index) in frames.iter_from(from).zip(from..) {
+        let destination = frame.first_chunk();
+        if last.is_some() && destination == last {
+            sorted.add_again(index);
+            continue;
+        }
+        match ports.local(frame, UPLINK) {
+            Local::One(port) => sorted.add(port, index),
+            _ => return index,
+        }
+        last = destination;
+    }
+    frames.len()
+}
+
+/// Delivers one frame of the uplink to whom it is for.
+pub(super) fn deliver(ports: &Ports, frames: &Frames, index: usize, counters: &SwitchCounters, hairpin: bool) {
+    let (frame, offload) = (frames.get(index).unwrap_or_default(), frames.offload(index));
+    let mut postman = Postman { hairpin, ..Postman::new(ports, UPLINK) };
+    if !postman.deliver(frame, offload, ports.local(frame, UPLINK)) {
+        counters.switch_dropped_unknown.increment();
     }
 }

@@ -10,7 +10,8 @@ use pvrdma_handover::Notice;
 use pvrdma_verbs::{MacAddr, Snapshot};
 
 use super::counters::SwitchCounters;
-use crate::{Bell, Frames, Offload};
+use super::direct::{Direct, Round};
+use crate::{Bell, Clock, Frames, Offload};
 
 /// Whether a port gets frames to addresses that no port has (the kernel's bridge calls that flooding).
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
@@ -133,13 +134,16 @@ pub(super) struct Mailbox {
     queue: Mutex<Queue>,
     /// There is something to look at. Changes under the lock of the queue.
     notice: Notice<Bell>,
+    /// Who takes frames of the uplink at once.
+    pub(super) direct: Direct,
     pub(super) counters: SwitchCounters,
 }
 
 impl Mailbox {
     pub(super) fn new(id: Source, mac: MacAddr, unknown: UnknownUnicast) -> io::Result<Self> {
         let (queue, notice) = (Mutex::default(), Notice::new(Bell::new()?));
-        Ok(Self { id, mac, unknown, queue, notice, counters: SwitchCounters::default() })
+        let (direct, counters) = (Direct::default(), SwitchCounters::default());
+        Ok(Self { id, mac, unknown, queue, notice, direct, counters })
     }
 
     /// Readable when there is something to look at.
@@ -150,6 +154,20 @@ impl Mailbox {
     /// Begins to put frames of a source in.
     pub(super) fn open(&self, source: Source) -> Delivery<'_> {
         Delivery { mailbox: self, queue: self.queue.lock(), source, delivered: 0, dropped: 0 }
+    }
+
+    /// Brings frames of the uplink: the port takes them at once, if nothing waits in front of them, or they wait.
+    pub(super) fn bring(&self, frames: &Frames, list: &[usize], round: &mut Round, clock: &dyn Clock) {
+        // Whoever is just taking the last ones out has what the receiver asks for before it takes any.
+        let waiting = self.notice.is_raised();
+        let taken = if waiting { 0 } else { self.direct.take(frames, list, round, clock) };
+        let rest = list.get(taken..).unwrap_or_default();
+        if !rest.is_empty() {
+            let mut delivery = self.open(UPLINK);
+            for &index in rest {
+                delivery.push(frames.get(index).unwrap_or_default(), frames.offload(index));
+            }
+        }
     }
 
     /// Has the port look again, at its frames and at what to wait for.

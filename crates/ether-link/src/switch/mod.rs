@@ -7,12 +7,16 @@
 //! A switch with a *hairpin* sends all that its ports send to the uplink, and brings back what comes from there.
 //!
 //! A port that is alone reads the uplink itself: nothing stands between them but a look at the destination. From the
-//! second on a thread reads it, and each port has a queue. All queues are bounded, and of each the senders have shares:
-//! who sends more than a port takes loses its own frames. Ports come and go at any time ([`Readiness::changed`]).
+//! second on a thread reads it, and has each port take its frames there and then, if that can ([`LinkReceiver`]) and
+//! has not had more than its share of that thread's time. Otherwise, and for what ports send each other, each has a
+//! queue. All queues are bounded, and of each the senders have shares: who sends more than a port takes loses its own
+//! frames. Ports come and go at any time ([`Readiness::changed`]).
 //!
+//! [`LinkReceiver`]: crate::LinkReceiver
 //! [`Readiness::changed`]: crate::Readiness::changed
 
 mod counters;
+mod direct;
 mod forward;
 mod mailbox;
 mod port;

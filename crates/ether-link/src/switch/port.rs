@@ -1,8 +1,8 @@
 //! A port: the link of one station.
 
 use std::os::fd::OwnedFd;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
 use pvrdma_verbs::{Counter, MacAddr, Snapshot};
@@ -10,7 +10,7 @@ use pvrdma_verbs::{Counter, MacAddr, Snapshot};
 use super::forward::{Local, Ports, Postman, is_from, is_group};
 use super::mailbox::{Mailbox, UnknownUnicast};
 use super::shared::Shared;
-use crate::{Frames, Link, LinkInspect, Offload, Readiness};
+use crate::{Frames, Link, LinkInspect, LinkReceiver, Offload, Readiness};
 
 /// Bytes that a port sends to the uplink at a time while another one waits for room there.
 pub(super) const QUANTUM: usize = 256 << 10;
@@ -39,6 +39,7 @@ impl SwitchPort {
     /// Takes the port away. It gets nothing any more, and what it sends is lost.
     pub fn unplug(&self) {
         self.shared.unplug(&self.mailbox);
+        self.mailbox.direct.set(None);
         self.set_refused(false);
     }
 
@@ -171,6 +172,10 @@ impl Link for SwitchPort {
         }
         let writable: Option<Arc<OwnedFd>> = if ports.contains(&self.mailbox) { uplink().writable } else { None };
         Readiness { readable: event, writable, ..Readiness::default() }
+    }
+
+    fn set_receiver(&self, receiver: Weak<dyn LinkReceiver>) {
+        self.mailbox.direct.set(Some(receiver));
     }
 
     fn inspect(&self) -> LinkInspect {

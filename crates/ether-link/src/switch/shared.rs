@@ -15,9 +15,10 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use thiserror::Error;
 
 use super::counters::SwitchCounters;
-use super::forward::{Ports, distribute, is_group};
+use super::direct::Round;
+use super::forward::{Ports, Sorted, deliver, is_group, sort};
 use super::mailbox::{Mailbox, Source, UnknownUnicast};
-use crate::{Bell, Frames, GsoLink, Link, Readiness};
+use crate::{Bell, Clock, Frames, GsoLink, Link, MonotonicClock, Readiness};
 
 /// Bytes before the network header that count towards a frame but not towards the MTU.
 const ETHERNET_LEN: usize = 18;
@@ -49,6 +50,14 @@ struct Plug {
     thread: Option<JoinHandle<()>>,
 }
 
+/// What was read from the uplink, and the time of whoever reads it.
+#[derive(Debug, Default)]
+struct Input {
+    frames: Frames,
+    sorted: Sorted,
+    round: Round,
+}
+
 /// What the ports of a switch share.
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -62,8 +71,8 @@ pub(super) struct Shared {
     threaded: bool,
     /// Ports reach each other through the uplink only.
     pub(super) hairpin: bool,
-    /// Frames that were read.
-    input: Mutex<Frames>,
+    input: Mutex<Input>,
+    pub(super) clock: Arc<dyn Clock>,
     waker: Waker<Bell>,
     stopping: AtomicBool,
     /// Ports that wait for room in the uplink.
@@ -84,6 +93,7 @@ impl Shared {
             threaded,
             hairpin,
             input: Mutex::default(),
+            clock: Arc::new(MonotonicClock::default()),
             waker: Waker::new(Bell::new()?),
             stopping: AtomicBool::new(false),
             refused: AtomicUsize::new(0),
@@ -137,12 +147,14 @@ impl Shared {
 
     pub(super) fn unplug(&self, mailbox: &Arc<Mailbox>) {
         let plug = &mut *self.plug.lock();
+        // A port that is alone from here on reads the uplink itself: all that was read before is where it belongs.
+        let input = self.input.lock();
         let mut ports = self.ports.write();
         if !ports.remove(mailbox) {
             return;
         }
         let addresses = ports.addresses();
-        drop(ports);
+        drop((ports, input));
         self.stop_if_idle(plug);
         if let Err(error) = self.set_addresses(&addresses) {
             // Log: an administrator takes devices away.
@@ -208,15 +220,27 @@ impl Shared {
 
     pub(super) fn service(&self) -> bool {
         let Some(uplink) = &self.uplink else { return false };
-        let ports = self.ports.read();
-        if !ports.are_several() {
-            return false;
-        }
-        let mut frames = self.input.lock();
+        let Input { frames, sorted, round } = &mut *self.input.lock();
         frames.clear();
-        uplink.receive(&mut frames, RECEIVE);
-        distribute(&ports, &frames, &self.counters, self.hairpin);
-        !frames.is_empty()
+        let mut next = 0;
+        loop {
+            let ports = self.ports.read();
+            if next == 0 {
+                if !ports.are_several() {
+                    return false;
+                }
+                uplink.receive(frames, RECEIVE);
+            }
+            let end = sort(&ports, frames, next, sorted);
+            drop(ports);
+            // Not with the ports held: those that take their frames send.
+            sorted.bring(frames, round, &*self.clock);
+            if end >= frames.len() {
+                return !frames.is_empty();
+            }
+            deliver(&self.ports.read(), frames, end, &self.counters, self.hairpin);
+            next = end.saturating_add(1);
+        }
     }
 
     fn work(&self) {

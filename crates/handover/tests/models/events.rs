@@ -9,7 +9,7 @@ use super::{Step, check, leave_out};
 
 /// An eventfd: each call is one step, behind a lock of the kernel.
 #[derive(Default)]
-struct Counter(Mutex<bool>);
+pub(super) struct Counter(Mutex<bool>);
 
 impl Event for Counter {
     fn signal(&self) {
@@ -22,7 +22,7 @@ impl Event for Counter {
 }
 
 impl Counter {
-    fn is_readable(&self) -> bool {
+    pub(super) fn is_readable(&self) -> bool {
         *self.0.lock().unwrap()
     }
 }

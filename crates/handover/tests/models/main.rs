@@ -24,6 +24,7 @@ macro_rules! protocol {
     };
 }
 
+mod direct;
 mod events;
 mod lookups;
 
@@ -55,8 +56,8 @@ fn combiner() {
     assert_eq!(*shared.1.lock(), 2, "work is left");
 }
 
-/// Somebody looks while somebody else brings work: the work is done, or the one who looked is told.
-fn look() {
+/// Somebody does something once while somebody else brings work: the work is done, or the former is told.
+fn once() {
     let shared = Arc::new((Combiner::new(), FairMutex::new(0), AtomicUsize::new(0)));
     let bring = || {
         let shared = Arc::clone(&shared);
@@ -70,7 +71,7 @@ fn look() {
         }
     };
     let other = thread::spawn(bring());
-    let told = shared.0.look(&shared.1, |_| shared.2.load(Ordering::Relaxed)).is_some_and(|(_, left)| left);
+    let told = shared.0.once(&shared.1, |_| shared.2.load(Ordering::Relaxed)).is_some_and(|(_, left)| left);
     other.join().unwrap();
     assert!(told || *shared.1.lock() == 1, "the work is done by nobody");
 }
@@ -295,7 +296,7 @@ fn check(model: fn()) {
 }
 
 protocol!(combiner, without_fences: Fence => "work is left", without_swaps: Swap => "work is left");
-protocol!(look, without_fences: Fence => "the work is done by nobody");
+protocol!(once, without_fences: Fence => "the work is done by nobody");
 protocol!(pending, without_swaps: Swap => "the second doorbell is lost");
 protocol!(wait_flag, without_fences: Fence => "nobody tells who waits");
 protocol!(seq_lock, without_fences: Fence => "words of two writes");

@@ -1,0 +1,218 @@
+//! Packets that whoever has read them for a port has it take: here the test.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use std::thread::{self, ThreadId};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_ether_link::{Frames, Link, LinkInspect, LinkReceiver, MonotonicClock, Readiness};
+use pvrdma_guest_memory::DmaView;
+use pvrdma_rxe::capture::{Batch, CaptureConfig};
+use pvrdma_rxe::{PortRules, Uplink};
+use pvrdma_verbs::{Completion, CompletionSink, CqOverrun, GidType, Hca, QpType, RemoteAddress, SendOp, WcStatus};
+
+use crate::world::*;
+
+/// A link that remembers who takes what comes, and on which threads something was sent.
+#[derive(Debug)]
+struct Handing {
+    inner: MemoryLink,
+    receiver: Mutex<Receiver>,
+    /// And how many bytes.
+    senders: Mutex<Vec<(ThreadId, usize)>>,
+}
+
+struct Receiver(Option<Weak<dyn LinkReceiver>>);
+
+impl std::fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Receiver")
+    }
+}
+
+impl Link for Handing {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        self.inner.receive(frames, most);
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        let bytes = frames.iter_from(from).map(<[u8]>::len).sum();
+        self.senders.lock().push((thread::current().id(), bytes));
+        self.inner.send(frames, from)
+    }
+
+    fn set_receiver(&self, receiver: Weak<dyn LinkReceiver>) {
+        self.receiver.lock().0 = Some(receiver);
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.inner.readiness()
+    }
+
+    fn lost(&self) -> u64 {
+        0
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        self.inner.inspect()
+    }
+}
+
+impl Handing {
+    fn receiver(&self) -> Option<Arc<dyn LinkReceiver>> {
+        self.receiver.lock().0.as_ref()?.upgrade()
+    }
+
+    /// Has the port take these. Returns how many it took.
+    fn hand(&self, list: &[&[u8]]) -> usize {
+        let mut frames = Frames::default();
+        list.iter().for_each(|frame| frames.push(frame));
+        let list: Vec<_> = (0..frames.len()).collect();
+        self.receiver().unwrap().take(&frames, &list)
+    }
+
+    /// The same once the port's thread, which has just been plugged in or woken, has looked at everything.
+    fn hand_patiently(&self, list: &[&[u8]]) -> usize {
+        let start = Instant::now();
+        loop {
+            match self.hand(list) {
+                0 => assert!(start.elapsed() < Duration::from_secs(60), "nothing is taken"),
+                taken => return taken,
+            }
+            thread::yield_now();
+        }
+    }
+}
+
+/// Device 1, which has threads, on such a link, whose other end is the test.
+fn handing(port_threads: usize) -> (World, Node, Arc<Handing>, MemoryLink, Uplink) {
+    let world = World::with(|config| {
+        (config.workers, config.port_threads) = (1, port_threads);
+        config.clock = Arc::new(MonotonicClock::default());
+    });
+    let (inner, cable) = memory::pair(1000).unwrap();
+    let link = Arc::new(Handing { inner, receiver: Mutex::new(Receiver(None)), senders: Mutex::default() });
+    let uplink = plug(&world.rxe, 1, Arc::clone(&link), PortRules::default());
+    let node = world.node(1);
+    (world, node, link, cable, uplink)
+}
+
+fn arp() -> Vec<u8> {
+    [&mac(1).0[..], &mac(2).0, &[8, 6], &[7; 46]].concat()
+}
+
+#[test]
+fn a_packet_is_taken_and_answered_on_the_thread_that_has_it() {
+    let (_world, node, link, cable, _uplink) = handing(1);
+    let end = node.qp(QpType::Rc);
+    connect_to_test(&end);
+    end.recv(1, &[]);
+    let frame = request();
+    assert_eq!(link.hand_patiently(&[&frame, &arp(), &frame]), 1, "what is not for RDMA, and all behind it, is not");
+    assert_eq!(end.rcq.one().status, WcStatus::Success);
+    assert_eq!((taken(&cable).len(), node.counter("wire_frames_received")), (1, 1));
+    assert!(link.senders.lock().iter().all(|(thread, _)| *thread == thread::current().id()));
+    assert_eq!(link.hand(&[&arp()]), 0);
+}
+
+#[test]
+fn what_is_not_to_be_taken_comes_in_the_ordinary_way() {
+    let (world, node, link, _cable, uplink) = handing(1);
+    let end = node.qp(QpType::Rc);
+    connect_to_test(&end);
+    end.recv(1, &[]);
+    let frame = request();
+    // Who watches sees what comes on the link.
+    let capture = world.rxe.capture(mac(1), CaptureConfig { snaplen: 10_000, buffer: 1 << 20 }).unwrap();
+    assert_eq!(link.hand(&[&frame]), 0);
+    capture.take(&mut Batch::default());
+    drop(capture);
+    node.hca.set_link(false).unwrap();
+    assert_eq!(link.hand(&[&frame]), 0);
+    node.hca.set_link(true).unwrap();
+    assert_eq!(link.hand_patiently(&[&frame]), 1);
+    drop((end, node));
+    assert_eq!(link.hand(&[&frame]), 0, "there is no device");
+    drop(uplink);
+    assert!(link.receiver().is_none());
+    // Packets that are shared out among threads wait in batches.
+    let (.., link, _cable, _uplink) = handing(2);
+    assert!(link.receiver().is_none());
+}
+
+/// Frames by which a good peer reads, and how much: as much as it asks for at first.
+fn read_requests(remote: RemoteAddress, len: u64) -> (Vec<Vec<u8>>, u64) {
+    let (world, far, cable, _uplink) = exposed(100);
+    far.hca.bind_gid(0, gid(2), GidType::RoceV2).unwrap();
+    let end = far.qp(QpType::Rc);
+    end.connect(&end, |a| (a.av.dgid, a.av.dmac) = (gid(1), mac(1)));
+    end.submit(1, SendOp::Read { remote }, &[far.buffer(len).all()]);
+    world.rxe.run_ready();
+    let frames = taken(&cable);
+    // The last of the RETH, in front of the ICRC.
+    let len = |frame: &Vec<u8>| u64::from(u32::from_be_bytes(*frame[frame.len() - 8..].first_chunk().unwrap()));
+    let asked = frames.iter().map(len).sum();
+    (frames, asked)
+}
+
+/// The attack: a peer that reads has others wait until it has everything.
+#[test]
+fn sec_q1_little_is_sent_on_the_thread_of_others() {
+    let (_world, node, link, cable, _uplink) = handing(1);
+    let end = node.qp(QpType::Rc);
+    connect_to_test(&end);
+    let buffer = node.buffer(1 << 20);
+    let (frames, len) = read_requests(buffer.remote(0), 1 << 20);
+    assert!(len >= 160 << 10, "{len}");
+    let frames: Vec<_> = frames.iter().map(Vec::as_slice).collect();
+    assert_eq!(link.hand_patiently(&frames), frames.len());
+    let (mut come, start) = (0, Instant::now());
+    while come < len {
+        // With what is beside the data.
+        come += taken(&cable).iter().map(|frame| frame.len() as u64).sum::<u64>();
+        assert!(start.elapsed() < Duration::from_secs(60), "{come} bytes came");
+        thread::yield_now();
+    }
+    let senders = link.senders.lock();
+    let here: usize = senders.iter().filter(|(thread, _)| *thread == thread::current().id()).map(|(_, it)| it).sum();
+    assert!(here < 80 << 10, "{here} bytes were sent here");
+}
+
+/// A completion queue in which the first entry waits for leave, with everything of its batch held.
+struct Gate {
+    reached: mpsc::Sender<()>,
+    leave: Mutex<mpsc::Receiver<()>>,
+    open: AtomicBool,
+}
+
+impl CompletionSink for Gate {
+    fn complete(&self, _view: &DmaView<'_>, _completion: &Completion) -> Result<(), CqOverrun> {
+        if !self.open.swap(true, Ordering::SeqCst) {
+            self.reached.send(()).unwrap();
+            self.leave.lock().recv().unwrap();
+        }
+        Ok(())
+    }
+}
+
+/// The attack: a device whose own thread does not come back from what it received. Whoever has frames for it, and for
+/// others, does not wait for that.
+#[test]
+fn sec_q1_nobody_waits_for_a_device_that_is_busy() {
+    let (_world, node, link, cable, _uplink) = handing(1);
+    let ((reached, wait_reached), (leave, wait_leave)) = (mpsc::channel(), mpsc::channel());
+    let cq =
+        node.hca.create_cq(Arc::new(Gate { reached, leave: Mutex::new(wait_leave), open: AtomicBool::new(false) }));
+    let end = node.qp_on(QpType::Rc, None, [None, Some(&cq.unwrap())], |_| {}).unwrap();
+    connect_to_test(&end);
+    end.recv(1, &[]);
+    let frame = request();
+    give(&cable, &frame);
+    wait_reached.recv().unwrap();
+    // A test that waits does not end.
+    assert_eq!(link.hand(&[&frame]), 0);
+    leave.send(()).unwrap();
+    assert_eq!(link.hand_patiently(&[&frame]), 1);
+}

@@ -1,0 +1,151 @@
+//! Frames that a port takes on the thread of whoever has read them, or that wait for its own thread
+//! (`crates/ether-link/src/switch/mailbox.rs`, `backend-rxe/src/port/at_once.rs`).
+
+use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+use pvrdma_handover::sync::FairMutex;
+use pvrdma_handover::{Combiner, Notice};
+
+use super::check;
+use super::events::Counter;
+
+/// What whoever brings frames looks at before the port takes them there and then.
+#[derive(Clone, Copy)]
+struct Looks {
+    /// Whether the port's thread is just reading what came before.
+    reading: bool,
+    /// Whether that waits in the receive queue.
+    waiting: bool,
+    /// Afterwards, whether the port's thread has left work because the queue was taken.
+    left: bool,
+}
+
+/// The way to a port.
+struct Way {
+    notice: Notice<Counter>,
+    mailbox: Mutex<Vec<usize>>,
+    /// Held by the thread that takes frames out of the mailbox until they are in the queue.
+    reading: FairMutex<()>,
+    /// Frames that wait, as digits.
+    queue: AtomicUsize,
+    /// A responder whose turn has come; 0 is none.
+    resumed: AtomicUsize,
+    /// A step in front of the unlock, which loom takes for none.
+    passes: AtomicUsize,
+    combiner: Combiner,
+    /// What has come through.
+    got: FairMutex<Vec<usize>>,
+}
+
+impl Way {
+    /// A frame of the uplink. Returns `true` if the port's thread has to be woken.
+    fn bring(&self, frame: usize, looks: Looks) -> bool {
+        let empty = !self.notice.is_raised();
+        let order = if empty { self.reading.try_lock() } else { None };
+        let free = empty && (order.is_some() || !looks.reading);
+        let once = free.then(|| {
+            self.combiner.once(&self.got, |got| {
+                let first = !looks.waiting || self.queue.load(Ordering::Acquire) == 0;
+                if first {
+                    got.push(frame);
+                    self.resume(got);
+                }
+                first
+            })
+        });
+        drop(order);
+        match once.flatten() {
+            Some((true, left)) => left && looks.left,
+            _ => {
+                let mut mailbox = self.mailbox.lock().unwrap();
+                mailbox.push(frame);
+                self.notice.raise();
+                false
+            }
+        }
+    }
+
+    fn resume(&self, got: &mut Vec<usize>) {
+        got.extend(Some(self.resumed.swap(0, Ordering::AcqRel)).filter(|&responder| responder > 0));
+        self.passes.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// What the port's thread does when it is woken.
+    fn service(&self) {
+        if let Some(_order) = self.reading.try_lock()
+            && self.notice.is_raised()
+        {
+            let mut mailbox = self.mailbox.lock().unwrap();
+            let frames = std::mem::take(&mut *mailbox);
+            self.notice.lower();
+            drop(mailbox);
+            for frame in frames {
+                let put = |waiting: usize| Some(waiting * 10 + frame);
+                self.queue.fetch_update(Ordering::AcqRel, Ordering::Acquire, put).unwrap();
+            }
+        }
+        self.combiner.run(&self.got, |got| {
+            let waiting = self.queue.swap(0, Ordering::AcqRel);
+            got.extend([waiting / 10, waiting % 10].iter().filter(|&&frame| frame > 0));
+            self.resume(got);
+            false
+        });
+    }
+}
+
+/// A frame waits when another one comes, and then a responder's turn does, for which the thread is awake: all come
+/// through, the frames in their order.
+fn direct_of(looks: Looks) {
+    let way = Arc::new(Way {
+        notice: Notice::new(Counter::default()),
+        mailbox: Mutex::new(vec![1]),
+        reading: FairMutex::new(()),
+        queue: AtomicUsize::new(0),
+        resumed: AtomicUsize::new(0),
+        passes: AtomicUsize::new(0),
+        combiner: Combiner::new(),
+        got: FairMutex::new(Vec::new()),
+    });
+    way.notice.raise();
+    let uplink = Arc::clone(&way);
+    let uplink = thread::spawn(move || uplink.bring(2, looks));
+    way.service();
+    // Loom orders what changes a value among each other, and not stores.
+    way.resumed.swap(3, Ordering::Release);
+    way.service();
+    let woken = uplink.join().unwrap();
+    // It sleeps until it is woken, or there is something in the mailbox.
+    if woken || way.notice.event().is_readable() {
+        way.service();
+    }
+    let mut got = way.got.lock().clone();
+    assert!(got.iter().filter(|&&frame| frame < 3).is_sorted(), "one overtakes another");
+    got.sort_unstable();
+    assert_eq!(got, [1, 2, 3], "something is left");
+}
+
+const ALL: Looks = Looks { reading: true, waiting: true, left: true };
+
+#[test]
+fn frames_come_in_order_whichever_way_they_take() {
+    check(|| direct_of(ALL));
+}
+
+#[test]
+#[should_panic(expected = "one overtakes another")]
+fn who_does_not_look_whether_somebody_reads_overtakes() {
+    check(|| direct_of(Looks { reading: false, ..ALL }));
+}
+
+#[test]
+#[should_panic(expected = "one overtakes another")]
+fn who_does_not_look_at_the_queue_overtakes() {
+    check(|| direct_of(Looks { waiting: false, ..ALL }));
+}
+
+#[test]
+#[should_panic(expected = "something is left")]
+fn who_wakes_nobody_leaves_work() {
+    check(|| direct_of(Looks { left: false, ..ALL }));
+}
