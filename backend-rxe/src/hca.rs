@@ -147,6 +147,10 @@ impl Hca for RxeHca {
         Ok(changed)
     }
 
+    fn set_carried(&self, bytes: Option<u32>) -> bool {
+        self.fabric.port.as_ref().is_some_and(|port| port.set_carried(bytes))
+    }
+
     fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {
         if gid.is_zero() {
             return Err(VerbsError::Invalid("GID"));

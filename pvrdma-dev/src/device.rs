@@ -6,7 +6,7 @@ use std::sync::Arc;
 use log::debug;
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaSpace;
-use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, VerbsError};
+use pvrdma_verbs::{AsyncEvent, Backend, EventSink, Hca, PortEvent, PortState, VerbsError};
 
 use crate::abi::regs::ctl;
 use crate::cmd;
@@ -147,6 +147,18 @@ impl<B: Backend> PvrdmaDevice<B> {
             core.hub.event(&core.memory.view(), event);
         }
         Ok(changed)
+    }
+
+    /// Says how long IP packets are that the way to other hosts carries from now on: `None` is what the device was made
+    /// for. If the path MTU of the port follows, the driver gets a port event, after which programs ask for it again.
+    /// Returns `true` if it does.
+    pub fn set_carried(&self, bytes: Option<u32>) -> bool {
+        let core = &self.core;
+        let changed = core.hca.set_carried(bytes);
+        if changed && core.gate.is_open() && core.hca.port().state == PortState::Active {
+            core.hub.event(&core.memory.view(), AsyncEvent::Port(PortEvent::Active));
+        }
+        changed
     }
 
     /// Sets limits by their names. What the guest has stays, and what it was told as well: see [`LimitChange`].

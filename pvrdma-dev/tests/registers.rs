@@ -340,6 +340,23 @@ fn a_link_that_changes_is_a_port_event() {
     }
 }
 
+/// There is no event for that alone: of this one a driver, and a program, asks the port.
+#[test]
+fn a_path_mtu_that_changes_is_a_port_event() {
+    let (test, _) = mock_device_with(MockTest::config_of_version(20), GuestMemory::new(1 << 20));
+    let driver = test.driver();
+    let heard = || driver.async_events().iter().map(|event| (event.kind, event.info)).collect::<Vec<_>>();
+    let path_mtu = || driver.query_port().unwrap()[8];
+    for (carried, path_mtu_then) in [(Some(1000), 2), (None, 3), (Some(900), 2)] {
+        assert!(test.device.set_carried(carried) && !test.device.set_carried(carried));
+        assert_eq!((heard(), path_mtu()), (vec![(9, 1)], path_mtu_then));
+    }
+    // A port that is down is not active because of that.
+    test.device.set_link(false).unwrap();
+    assert_eq!(heard(), [(10, 1)]);
+    assert!(test.device.set_carried(None) && heard().is_empty());
+}
+
 /// Limits that were set are those of the next driver; the present one keeps what it was told.
 #[test]
 fn a_driver_is_told_of_limits_when_it_starts() {

@@ -47,6 +47,8 @@ pub(crate) enum Event {
         interface: String,
         /// `up`, `down`, `no carrier` or `absent`.
         state: String,
+        /// Bytes of an IP packet that it carries; none while it is absent.
+        mtu: Option<u32>,
     },
     /// A VMM connected to a device, or is gone.
     Client {
@@ -212,7 +214,7 @@ mod tests {
             Event::DeviceAdded { device: text(), network: text() },
             Event::DeviceRemoved { device: text(), network: text() },
             link("x"),
-            Event::Carrier { network: text(), interface: text(), state: text() },
+            Event::Carrier { network: text(), interface: text(), state: text(), mtu: Some(1500) },
             Event::Client { device: text(), network: text(), connected: true },
             Event::QueuePairFailed {
                 device: text(),

@@ -11,7 +11,8 @@ use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
 use common::PATIENCE;
-use common::traffic::{Guest, transfer};
+use common::traffic::{Guest, gid, transfer};
+use pvrdma_dev::testing::{Path, QpInit};
 use pvrdma_verbs::testing::skipped;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
@@ -105,8 +106,8 @@ impl Host {
         self.status()["networks"].as_array().unwrap().iter().find(|network| network["name"] == name).unwrap().clone()
     }
 
-    /// Waits for states that the interface of `near` has from now on, one after the other. There may be others in
-    /// between.
+    /// Waits for states, or MTUs, that the interface of `near` has from now on, one after the other. There may be
+    /// others in between.
     fn carrier(&self) -> impl FnMut(&str) {
         let stream = UnixStream::connect(self.path("control")).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
@@ -114,8 +115,17 @@ impl Host {
         let mut lines = BufReader::new(stream).lines();
         let mut next = move || serde_json::from_str::<Value>(&lines.next().unwrap().unwrap()).unwrap();
         assert_eq!(next(), json!({"events": {}}));
-        let wanted = |state: &str| json!({"event": "carrier", "network": "near", "interface": "wire", "state": state});
-        move |state| while next() != wanted(state) {}
+        let about = json!({"event": "carrier", "network": "near", "interface": "wire"});
+        let is_about = move |event: &Value| about.as_object().unwrap().iter().all(|(key, value)| event[key] == *value);
+        move |wanted| {
+            loop {
+                let event = next();
+                let carries = |mtu: u64| mtu.to_string() == wanted;
+                if is_about(&event) && (event["state"] == wanted || event["mtu"].as_u64().is_some_and(carries)) {
+                    break;
+                }
+            }
+        }
     }
 }
 
@@ -143,6 +153,11 @@ fn is_active(guest: &Guest) -> bool {
     guest.driver.query_port().unwrap()[0] == ACTIVE
 }
 
+/// As the guest's driver sees it.
+fn path_mtu(guest: &Guest) -> u8 {
+    guest.driver.query_port().unwrap()[8]
+}
+
 /// Waits until both ends have been heard, in whatever order the kernel told of them.
 fn both_hear(near: &Guest, far: &Guest, event: u32) {
     hears(near, event);
@@ -161,7 +176,10 @@ fn ports_follow_the_cable() {
         host.ip("link set far down");
         both_hear(&near, &far, PORT_ERR);
         carrier("no carrier");
-        assert_eq!(host.network("near")["interface"], json!({"name": "wire", "state": "no carrier", "up": false}));
+        assert_eq!(
+            host.network("near")["interface"],
+            json!({"name": "wire", "state": "no carrier", "up": false, "mtu": 4500, "wanted": 4500})
+        );
         assert_eq!(host.network("far")["interface"]["state"], "down");
         let words = host.words();
         assert!(words.contains("network near: ports are down: interface wire is no carrier"), "{words}");
@@ -227,6 +245,8 @@ fn the_next_worker_follows_as_well() {
     let mut carrier = host.carrier();
     host.ip("link set far down");
     carrier("no carrier");
+    host.ip("link set wire mtu 1500");
+    carrier("1500");
     let kill = || {
         let process = host.network("near")["pid"].as_i64().unwrap();
         kill_process(Pid::from_raw(i32::try_from(process).unwrap()).unwrap(), Signal::KILL).unwrap();
@@ -240,7 +260,7 @@ fn the_next_worker_follows_as_well() {
     };
     wait_other(kill());
     let near = host.guest("near", 1);
-    assert!(!is_active(&near));
+    assert_eq!((is_active(&near), path_mtu(&near)), (false, 3));
     host.ip("link set far up");
     hears(&near, PORT_ACTIVE);
     carrier("up");
@@ -257,4 +277,44 @@ fn the_next_worker_follows_as_well() {
             assert!(start.elapsed() < PATIENCE);
         }
     }
+}
+
+/// Path MTUs follow what the interface carries.
+#[test]
+fn path_mtus_follow_the_interface() {
+    for isolate in ["network", "none"] {
+        let Some(host) = Host::start(isolate) else { return };
+        let mut carrier = host.carrier();
+        let (near, far) = (host.guest("near", 1), host.guest("far", 2));
+        transfer(&near, &far, 5);
+
+        host.ip("link set wire mtu 1500");
+        hears(&near, PORT_ACTIVE);
+        carrier("1500");
+        assert_eq!((path_mtu(&near), path_mtu(&far)), (3, 5));
+        let status = host.network("near");
+        assert_eq!((&status["interface"]["mtu"], &status["interface"]["up"]), (&json!(1500), &json!(true)));
+        let words = host.words();
+        assert!(words.contains("network near: interface wire carries packets of 1500 bytes, not of 4500"), "{words}");
+        // What begins now has to fit. Both ends are asked, as programs ask them.
+        assert!(refuses(&near, 4) && !refuses(&near, 3));
+        transfer(&near, &far, 3);
+
+        // What is longer than the network is to carry changes nothing.
+        host.ip("link set wire mtu 9000");
+        hears(&near, PORT_ACTIVE);
+        carrier("9000");
+        assert_eq!(path_mtu(&near), 5);
+        assert!(!host.words().contains("interface wire carries"), "{}", host.words());
+        transfer(&near, &far, 5);
+    }
+}
+
+/// Whether a queue pair of a guest cannot have this path MTU.
+fn refuses(guest: &Guest, mtu: u32) -> bool {
+    let driver = &guest.driver;
+    let (pd, cq) = (driver.create_pd(None).unwrap(), driver.create_cq(None, 4).unwrap());
+    let mut qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
+    let path = Path { mtu, ..Path::to(gid(guest.number), qp.qpn) };
+    qp.connect(&path).is_err()
 }

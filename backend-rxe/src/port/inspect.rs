@@ -29,7 +29,7 @@ impl Port {
     /// Describes itself.
     pub(crate) fn inspect(&self) -> PortInspect {
         PortInspect {
-            mtu: self.mtu,
+            mtu: self.carried(),
             path_mtu: self.path_mtu(),
             vlan: self.vlan(),
             batches: self.batches(),

@@ -20,7 +20,7 @@ pub(crate) mod uplink;
 use std::any::Any;
 use std::io;
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
@@ -107,7 +107,10 @@ pub(crate) struct PortPlace {
 #[derive(Debug)]
 pub(crate) struct Port {
     mac: MacAddr,
+    /// What it was made for.
     mtu: u32,
+    /// What its uplink carries now, if that is less.
+    carried: AtomicU32,
     policy: Policy,
     /// Who may have which address.
     addresses: Arc<Addresses>,
@@ -153,6 +156,7 @@ impl Port {
         Ok(Arc::new_cyclic(|me: &Weak<Self>| Self {
             mac,
             mtu: config.mtu,
+            carried: AtomicU32::new(u32::MAX),
             policy: Policy { mac, vlan, rules: config.rules },
             addresses,
             uplink: TxQueue::new(capturing(config.uplink, &point), room),
@@ -226,11 +230,25 @@ impl Port {
         *self.function.lock() = Some(function);
     }
 
+    /// Bytes of an IP packet that the network carries now.
+    fn carried(&self) -> u32 {
+        self.mtu.min(self.carried.load(Ordering::Relaxed))
+    }
+
+    /// The uplink carries so many bytes from now on, or what the port was made for. Returns `true` if the path MTU is
+    /// another one.
+    pub(crate) fn set_carried(&self, bytes: Option<u32>) -> bool {
+        let before = self.path_mtu();
+        self.carried.store(bytes.unwrap_or(u32::MAX), Ordering::Relaxed);
+        self.path_mtu() != before
+    }
+
     /// Largest path MTU whose packets the network carries.
     pub(crate) fn path_mtu(&self) -> Mtu {
+        let carried = self.carried();
         [Mtu::M4096, Mtu::M2048, Mtu::M1024, Mtu::M512]
             .into_iter()
-            .find(|mtu| mtu.bytes() + OVERHEAD <= self.mtu)
+            .find(|mtu| mtu.bytes() + OVERHEAD <= carried)
             .unwrap_or(Mtu::M256)
     }
 
@@ -288,10 +306,10 @@ impl Port {
         if self.is_link_down() {
             return self.counters.frames_dropped_link_down.add(frames.len() as u64);
         }
-        let limit = (self.mtu as usize).saturating_add(ETHERNET_LEN);
+        let limit = (self.carried() as usize).saturating_add(ETHERNET_LEN);
         let (mut fitting, mut batch) = (Frames::default(), frames);
         if frames.iter().any(|frame| frame.len() > limit) {
-            // The guest chose a path MTU that the port does not have.
+            // A path MTU that the port has not, or has no more.
             for frame in frames.iter().filter(|frame| frame.len() <= limit) {
                 fitting.push(frame);
             }

@@ -2,9 +2,13 @@
 
 use std::sync::Arc;
 
+use pvrdma_ether_link::fault::Faults;
 use pvrdma_ether_link::{Frames, Link, memory};
 use pvrdma_rxe::{PortConfig, PortRules};
-use pvrdma_verbs::{Hca, PortState, QpType, QueuePair, SendData, SendOp, UdDestination, WcStatus};
+use pvrdma_verbs::{
+    Hca, Mtu, PortState, QpAttrMask, QpAttrs, QpState, QpType, QueuePair, SendData, SendOp, UdDestination, VerbsError,
+    WcStatus,
+};
 
 use crate::world::*;
 
@@ -129,4 +133,44 @@ fn a_port_that_is_down() {
     end.send(1, &[]);
     world.rxe.run_ready();
     assert!(taken(&network).is_empty() && node.counter("frames_dropped_link_down") > before);
+}
+
+/// What the uplink carries changes: what begins then has to fit, and what there is comes through as far as it does.
+#[test]
+fn path_mtus_follow_what_the_uplink_carries() {
+    on_the_wire(Faults::default(), 1, || {
+        let pair = Pair::with(World::new(), |a| a.path_mtu = Mtu::M4096, |a| a.path_mtu = Mtu::M4096);
+        let (mine, theirs) = (pair.a.buffer(4096), pair.b.buffer(4096));
+        let path_mtu = || pair.a.hca.port().active_mtu;
+        assert_eq!(path_mtu(), Mtu::M4096);
+        assert!(!pair.a.hca.set_carried(Some(9000)) && path_mtu() == Mtu::M4096, "it is no more than it was made for");
+        assert!(pair.a.hca.set_carried(Some(1500)) && !pair.a.hca.set_carried(Some(1400)));
+        assert_eq!(path_mtu(), Mtu::M1024);
+        let try_path_mtu = |path_mtu| {
+            let end = pair.a.qp(QpType::Rc);
+            let attrs = QpAttrs { state: QpState::Rtr, path_mtu, ..QpAttrs::default() };
+            end.qp.modify(&attrs, QpAttrMask::STATE | QpAttrMask::PATH_MTU)
+        };
+        for too_long in [Mtu::M2048, Mtu::M4096] {
+            assert!(matches!(try_path_mtu(too_long), Err(VerbsError::Invalid("a path MTU above that of the port"))));
+        }
+        assert!(matches!(try_path_mtu(Mtu::M1024), Err(VerbsError::Transition(_))), "nothing else is said");
+        // What fits goes on; what does not is dropped here, and counted.
+        pair.left.submit(1, write(theirs.remote(0)), &[mine.sge(0, 1000)]);
+        pair.settle();
+        assert_eq!(pair.left.scq.poll_statuses(), [(1, WcStatus::Success)]);
+        assert_eq!(pair.a.counter("wire_dropped_too_long"), 0);
+        pair.left.submit(2, write(theirs.remote(0)), &[mine.all()]);
+        pair.world.run();
+        assert!(pair.left.scq.poll().is_empty() && pair.a.counter("wire_dropped_too_long") > 0);
+        // In time.
+        assert!(pair.a.hca.set_carried(None) && path_mtu() == Mtu::M4096);
+        pair.settle();
+        assert_eq!(pair.left.scq.poll_statuses(), [(2, WcStatus::Success)]);
+        // Too late.
+        pair.a.hca.set_carried(Some(1500));
+        pair.left.submit(3, write(theirs.remote(0)), &[mine.all()]);
+        pair.settle();
+        assert_eq!(pair.left.scq.poll_statuses(), [(3, WcStatus::RetryExceeded)]);
+    });
 }

@@ -266,6 +266,13 @@ pub trait Hca: Send + Sync + 'static {
         Err(VerbsError::Unsupported("a link of the device's own"))
     }
 
+    /// From now on the way to other hosts carries IP packets of so many bytes only, or what the port was made for. The
+    /// path MTU of the port follows, for what is asked of it from here on: connections that there are stay as they
+    /// are, and their packets that are too long are lost. Returns `true` if it changed.
+    fn set_carried(&self, _bytes: Option<u32>) -> bool {
+        false
+    }
+
     /// Binds a GID to a table index, replacing what was there. `vlan` is the IEEE 802.1Q VLAN, 1 to 4094, whose tag its
     /// packets carry and have to carry. The same GID in another VLAN is another address.
     ///

@@ -63,6 +63,7 @@ impl Backend for MockBackend {
             calls: Mutex::default(),
             refuse: AtomicBool::new(false),
             port_down: AtomicBool::new(false),
+            carries_less: AtomicBool::new(false),
             cqs_armed: AtomicUsize::new(0),
         });
         self.devices.lock().push(Arc::clone(&device));
@@ -81,6 +82,7 @@ pub struct MockDevice {
     calls: Mutex<Vec<String>>,
     refuse: AtomicBool,
     port_down: AtomicBool,
+    carries_less: AtomicBool,
     cqs_armed: AtomicUsize,
 }
 
@@ -280,13 +282,19 @@ impl Hca for MockHca {
     }
 
     fn port(&self) -> PortAttributes {
-        let (max_mtu, active_mtu) = (Mtu::M4096, Mtu::M1024);
+        let carries_less = self.0.carries_less.load(Ordering::Relaxed);
+        let (max_mtu, active_mtu) = (Mtu::M4096, if carries_less { Mtu::M512 } else { Mtu::M1024 });
         let state = if self.0.port_down.load(Ordering::Relaxed) { PortState::Down } else { PortState::Active };
         PortAttributes { state, max_mtu, active_mtu, max_message: 1 << 30 }
     }
 
     fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
         Ok(self.0.port_down.swap(!up, Ordering::Relaxed) == up)
+    }
+
+    fn set_carried(&self, bytes: Option<u32>) -> bool {
+        let less = bytes.is_some_and(|bytes| bytes < 1500);
+        self.0.carries_less.swap(less, Ordering::Relaxed) != less
     }
 
     fn bind_gid_in_vlan(&self, index: u8, gid: Gid, kind: GidType, vlan: Option<u16>) -> Result<(), VerbsError> {

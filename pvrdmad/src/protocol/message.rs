@@ -16,6 +16,15 @@ use crate::status::WorkerStatus;
 /// Version of the requests. A worker of another one refuses [`Request::Hello`]; a daemon of another one says so.
 pub const VERSION: u32 = 2;
 
+/// How the interface of an uplink is, as far as links of devices follow it.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default, Serialize, Deserialize)]
+pub struct Carrier {
+    /// Links are up only if this is.
+    pub state: LinkState,
+    /// Bytes of an IP packet that it carries. None: nobody sees it, or it is not there.
+    pub mtu: Option<u32>,
+}
+
 /// Longest reply without content, in bytes.
 const MAX_PLAIN: usize = 16 << 10;
 /// Longest status of a network without devices: it may describe its counters.
@@ -108,7 +117,7 @@ pub enum Request {
     /// Internal: how the interface of the uplink is. Links of devices are up only if that is.
     Carrier {
         /// How it is from now on.
-        state: LinkState,
+        carrier: Carrier,
     },
     /// Internal: a device to serve. Descriptors: its listening socket; if its doorbell pages are mapped, the connection
     /// to the kernel, their file and, if somebody guards them, what ends with whoever serves them; then those of its

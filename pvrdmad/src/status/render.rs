@@ -103,6 +103,14 @@ impl DaemonStatus {
                 let (name, interface, state) = (short(&network.name), &interface.name, &interface.state);
                 text += &format!("network {name}: ports are down: interface {interface} is {state}\n");
             }
+            if let Some((interface, (mtu, wanted))) =
+                network.interface.as_ref().and_then(|interface| Some((interface, interface.too_short()?)))
+            {
+                let (name, interface) = (short(&network.name), &interface.name);
+                text +=
+                    &format!("network {name}: interface {interface} carries packets of {mtu} bytes, not of {wanted}: ");
+                text += "path MTUs are shorter\n";
+            }
         }
         for device in self.devices.iter().filter(|device| device.link_down) {
             text += &format!("device {}: its port is down by the administrator\n", short(device.name()));

@@ -240,6 +240,19 @@ pub struct InterfaceReport {
     pub state: String,
     /// Frames can pass.
     pub up: bool,
+    /// Bytes of an IP packet that it carries; none while it is not there.
+    #[serde(default)]
+    pub mtu: Option<u32>,
+    /// Bytes of an IP packet that the network is to carry.
+    #[serde(default)]
+    pub wanted: Option<u32>,
+}
+
+impl InterfaceReport {
+    /// What it carries and what it should, if it carries less.
+    pub(crate) fn too_short(&self) -> Option<(u32, u32)> {
+        self.mtu.zip(self.wanted).filter(|(mtu, wanted)| mtu < wanted)
+    }
 }
 
 /// The client of a device.

@@ -20,6 +20,7 @@ use super::report::{
 };
 use crate::config::{Device, LinkState, SocketPlace};
 use crate::doorbells::Doorbells;
+use crate::protocol::Carrier;
 use crate::rlimits;
 use crate::vfio_user::{ConnectionStats, IrqTable};
 
@@ -32,6 +33,9 @@ pub(crate) trait AnyDevice: PciFunction {
     /// # Errors
     /// That of the adapter is not its alone.
     fn set_link(&self, up: bool) -> Result<bool, VerbsError>;
+
+    /// The way to other hosts carries IP packets of so many bytes.
+    fn set_carried(&self, bytes: Option<u32>);
 
     /// Sets limits.
     ///
@@ -53,6 +57,10 @@ impl<B: Backend + 'static> AnyDevice for PvrdmaDevice<B> {
 
     fn set_link(&self, up: bool) -> Result<bool, VerbsError> {
         Self::set_link(self, up)
+    }
+
+    fn set_carried(&self, bytes: Option<u32>) {
+        Self::set_carried(self, bytes);
     }
 
     fn set_limits(&self, values: &BTreeMap<String, u64>) -> Result<(), String> {
@@ -135,12 +143,13 @@ pub(crate) struct DeviceLinks {
 }
 
 impl DeviceLinks {
-    /// Takes them up if both the administrator and the carrier say so, else down.
+    /// Takes them up if both the administrator and the carrier say so, else down, with the path MTU that there is then.
     ///
     /// # Errors
     /// That of the adapter is not its alone.
-    pub(crate) fn set(&self, carrier: LinkState) -> Result<(), VerbsError> {
-        let up = !self.down && carrier == LinkState::Up;
+    pub(crate) fn set(&self, carrier: Carrier) -> Result<(), VerbsError> {
+        let up = !self.down && carrier.state == LinkState::Up;
+        self.function.set_carried(carrier.mtu);
         self.function.set_link(up)?;
         if let Some(nic) = &self.nic {
             nic.set_link(up);

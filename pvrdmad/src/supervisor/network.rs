@@ -77,7 +77,7 @@ impl Network {
             None => {
                 let host: Arc<dyn Host> = Arc::<Services>::clone(&plan.services);
                 let worker = Worker::start(plan.setup.clone(), plan.uplink()?, host)?;
-                worker.handle(Request::Carrier { state: plan.settings().carrier() }, Vec::new());
+                worker.handle(Request::Carrier { carrier: plan.settings().carrier() }, Vec::new());
                 for planned in plan.devices() {
                     let Some((request, fds)) = planned.request(&plan.stand_ins)? else { continue };
                     if let Reply::Error(problem) = worker.handle(request, fds) {

@@ -20,7 +20,7 @@ use super::timing::Timing;
 use crate::config::{BackendSpec, Config, Device, DoorbellMode, FaultSpec, LinkSpec, LinkState, Network};
 use crate::doorbells::DoorbellSetup;
 use crate::logging::LogFilter;
-use crate::protocol::{NetworkSetup, Request, VERSION};
+use crate::protocol::{Carrier, NetworkSetup, Request, VERSION};
 use crate::sandbox::Profile;
 use crate::status::InterfaceReport;
 
@@ -70,8 +70,10 @@ pub(super) struct Settings {
 
 impl Settings {
     /// What links of devices are, as far as the interface of the uplink decides it.
-    pub(super) fn carrier(&self) -> LinkState {
-        if self.interface.is_none_or(InterfaceState::is_up) { LinkState::Up } else { LinkState::Down }
+    pub(super) fn carrier(&self) -> Carrier {
+        let up = self.interface.is_none_or(InterfaceState::is_up);
+        let state = if up { LinkState::Up } else { LinkState::Down };
+        Carrier { state, mtu: self.interface.and_then(InterfaceState::mtu) }
     }
 }
 
@@ -259,7 +261,14 @@ impl Plan {
     /// The interface of the uplink, if links of devices follow it.
     pub(super) fn interface(&self) -> Option<InterfaceReport> {
         let (name, state) = (interface_of(&self.setup.network)?, self.settings().interface?);
-        Some(InterfaceReport { name: name.to_string(), state: state.to_string(), up: state.is_up() })
+        let (name, mtu) = (name.to_string(), state.mtu());
+        Some(InterfaceReport {
+            name,
+            state: state.to_string(),
+            up: state.is_up(),
+            mtu,
+            wanted: Some(self.setup.network.mtu),
+        })
     }
 
     /// The uplink brings frames of the devices that are here, and of one that may come.
@@ -396,6 +405,16 @@ fn watch(network: &Network) -> Option<(InterfaceWatch, InterfaceState)> {
     seen.inspect_err(|error| {
         // Log: once for a network.
         log::warn!("network {}: {name} cannot be seen: links of its devices stay up: {error}", network.name);
+    })
+    .inspect(|(_, state)| {
+        if let Some(mtu) = state.mtu().filter(|&mtu| mtu < network.mtu) {
+            let wanted = network.mtu;
+            // Log: once for a network.
+            log::warn!(
+                "network {}: {name} carries packets of {mtu} bytes, the network is to carry {wanted}: path MTUs are shorter",
+                network.name
+            );
+        }
     })
     .ok()
 }

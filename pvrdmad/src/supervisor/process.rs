@@ -281,7 +281,7 @@ impl Keeper {
     fn give_settings(&self, session: &mut Session, set: &mut Settings) -> Result<(), End> {
         let now = self.plan.settings();
         if now.carrier() != set.carrier() {
-            self.call(session, Request::Carrier { state: now.carrier() }, &[])?;
+            self.call(session, Request::Carrier { carrier: now.carrier() }, &[])?;
         }
         if now.fault != set.fault {
             let (network, fault) = (self.plan.name().to_owned(), FaultWord(now.fault));

@@ -16,6 +16,7 @@ use super::Host;
 use super::network_function::NetworkFunction;
 use crate::config::{Device, LinkState, MemoryFiles, MemoryRules};
 use crate::doorbells::{DoorbellSetup, Doorbells, Mappable, ServedFile};
+use crate::protocol::Carrier;
 use crate::status::Reporter;
 use crate::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE, Server};
 
@@ -58,7 +59,8 @@ impl ServedDevice {
         let (name, told) = (device.config.name.clone(), Arc::clone(host));
         let stats = Arc::new(ConnectionStats::with_observer(move |connected| told.client(&name, connected)));
         let function = PvrdmaDevice::new(device.config.clone(), Arc::clone(&memory), irqs.clone(), backend)?;
-        if [link, carrier].contains(&LinkState::Down) {
+        function.set_carried(carrier.mtu);
+        if [link, carrier.state].contains(&LinkState::Down) {
             function.set_link(false)?;
             if let Some(nic) = &nic {
                 nic.link.device().set_link(false);
@@ -142,7 +144,7 @@ pub(super) struct Place {
     /// How the administrator has its link.
     pub(super) link: LinkState,
     /// How the interface of the uplink is.
-    pub(super) carrier: LinkState,
+    pub(super) carrier: Carrier,
     /// What it may use, if that is ours to give.
     pub(super) share: Option<DeviceShare>,
     /// What it moves, if we count that.

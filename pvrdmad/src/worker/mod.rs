@@ -34,7 +34,7 @@ use crate::capture::stream::{self, Streams};
 use crate::config::{BackendSpec, Device, LinkState, Network, change_share, share_words};
 use crate::doorbells::{DoorbellSetup, PageFile, ServedFile};
 use crate::logging;
-use crate::protocol::{NetworkSetup, Reply, Request};
+use crate::protocol::{Carrier, NetworkSetup, Reply, Request};
 use crate::sandbox;
 use crate::sigbus;
 use crate::status::{Catalogue, WorkerStatus};
@@ -47,7 +47,7 @@ pub struct Worker {
     devices: Mutex<Vec<ServedDevice>>,
     /// What links are decided by besides what the administrator says of each. Locked while they change, and before the
     /// devices.
-    carrier: Mutex<LinkState>,
+    carrier: Mutex<Carrier>,
     ether: Ether,
     adapter: Adapter,
     setup: NetworkSetup,
@@ -96,7 +96,7 @@ impl Worker {
             }
             Request::RemoveDevice { device } => self.remove(&device).map(|()| Reply::Done {}),
             Request::Link { device, state } => self.link(&device, state).map(|()| Reply::Done {}),
-            Request::Carrier { state } => self.follow_carrier(state).map(|()| Reply::Done {}),
+            Request::Carrier { carrier } => self.follow_carrier(carrier).map(|()| Reply::Done {}),
             Request::Limits { device, set } => self.limits(&device, &set).map(Reply::Limits),
             Request::Share { device, set } => self.share(&device, &set).map(Reply::Share),
             Request::Fault { fault, .. } => self.ether.set_fault(fault).map(|()| Reply::Done {}),
@@ -225,15 +225,15 @@ impl Worker {
         Ok(both.set(*carrier)?)
     }
 
-    /// Links of devices are up from now on only if this is.
-    fn follow_carrier(&self, state: LinkState) -> Result<()> {
+    /// Links of devices are up from now on only if this is, and their path MTU is no longer than it carries.
+    fn follow_carrier(&self, now: Carrier) -> Result<()> {
         let mut carrier = self.carrier.lock();
-        if std::mem::replace(&mut *carrier, state) == state {
+        if std::mem::replace(&mut *carrier, now) == now {
             return Ok(());
         }
         let links: Vec<_> = self.devices.lock().iter().map(|served| served.reporter.link()).collect();
         // All of them, whatever becomes of one.
-        let set: Vec<_> = links.iter().map(|link| link.set(state)).collect();
+        let set: Vec<_> = links.iter().map(|link| link.set(now)).collect();
         Ok(set.into_iter().collect::<Result<(), _>>()?)
     }
 

@@ -202,15 +202,29 @@ struct Teller {
 
 impl Teller {
     /// What has changed, for people and programs.
-    fn announce(&self, state: InterfaceState) {
+    fn announce(&self, before: Option<InterfaceState>, state: InterfaceState) {
         let (network, interface) = (self.plan.name().to_owned(), self.interface.to_string());
-        let (level, links) = match self.plan.settings().carrier() {
-            LinkState::Up => (Level::Info, "up"),
-            LinkState::Down => (Level::Warn, "down"),
-        };
         let subject = format!("network {network}");
-        self.log.log(level, &subject, format_args!("{interface} is {state}: links of its devices are {links}"));
-        self.plan.services.events.tell(&Event::Carrier { network, interface, state: state.to_string() });
+        if before.map(|before| before.to_string()) != Some(state.to_string()) {
+            let (level, links) = match self.plan.settings().carrier().state {
+                LinkState::Up => (Level::Info, "up"),
+                LinkState::Down => (Level::Warn, "down"),
+            };
+            self.log.log(level, &subject, format_args!("{interface} is {state}: links of its devices are {links}"));
+        }
+        let (mtu, wanted) = (state.mtu(), self.plan.setup.network.mtu);
+        // An interface that comes back with what it is to carry is nothing new.
+        let carried = before.and_then(InterfaceState::mtu).unwrap_or_else(|| wanted.max(mtu.unwrap_or_default()));
+        if let Some(mtu) = mtu.filter(|mtu| *mtu != carried) {
+            let (level, so) = match mtu < wanted {
+                true => (Level::Warn, "path MTUs are shorter"),
+                false => (Level::Info, "path MTUs are those of the network"),
+            };
+            let told =
+                format_args!("{interface} carries packets of {mtu} bytes, the network is to carry {wanted}: {so}");
+            self.log.log(level, &subject, told);
+        }
+        self.plan.services.events.tell(&Event::Carrier { network, interface, state: state.to_string(), mtu });
     }
 }
 
@@ -219,12 +233,9 @@ impl Tell for Teller {
         let before = self.plan.settings().interface;
         if before != Some(state) {
             self.plan.set(|settings| settings.interface = Some(state));
-            // A port does not change with all that an interface says.
-            if before.map(|before| before.to_string()) != Some(state.to_string()) {
-                self.announce(state);
-            }
+            self.announce(before, state);
         }
-        let request = Request::Carrier { state: self.plan.settings().carrier() };
+        let request = Request::Carrier { carrier: self.plan.settings().carrier() };
         let problem = match self.runs.ask(request, Instant::now() + self.plan.timing.call) {
             Ok(Reply::Done {}) => return true,
             // The next one begins with what is planned.
