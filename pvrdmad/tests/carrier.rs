@@ -8,6 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use common::PATIENCE;
@@ -36,7 +37,10 @@ struct Host {
 impl Host {
     /// `None`, and that was printed: there can be no namespace here.
     fn start(isolate: &str) -> Option<Self> {
-        let namespace = format!("pvrdmad-carrier-{isolate}-{}", std::process::id());
+        // Tests run side by side: one that found the name taken would be skipped.
+        static NUMBER: AtomicU32 = AtomicU32::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let namespace = format!("pvrdmad-carrier-{}-{number}", std::process::id());
         let made = Command::new("ip").args(["netns", "add", &namespace]).output();
         if !made.is_ok_and(|output| output.status.success()) {
             skipped("network namespaces need root");
