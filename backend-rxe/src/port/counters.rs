@@ -54,6 +54,8 @@ counters! {
         wire_paced,
         /// Times that connections to a peer paused, because of one of them nothing gets there any more.
         wire_quiet,
+        /// Times that a connection took another path, because of congestion or because nothing was heard.
+        wire_rehashed,
         /// Packets retransmitted.
         wire_resent,
         /// Times that nothing was acknowledged for a few round trips, so that the oldest packet was retransmitted.
@@ -125,6 +127,7 @@ impl PortCounters {
     /// What a requester did between two looks at its figures.
     pub(crate) fn requester(&self, before: &RequesterStats, after: &RequesterStats) {
         let add = |counter, after: u64, before: u64| Self::add(counter, after.saturating_sub(before));
+        add(&self.wire_rehashed, after.rehashed, before.rehashed);
         add(&self.wire_resent, after.retransmitted, before.retransmitted);
         add(&self.wire_probes, after.probes, before.probes);
         add(&self.wire_timeouts, after.timeouts, before.timeouts);

@@ -214,6 +214,11 @@ impl Port {
         self.policy.rules.negotiate
     }
 
+    /// Returns `true` if connections that agreed may take several paths.
+    pub(crate) const fn takes_paths(&self) -> bool {
+        self.policy.rules.multipath
+    }
+
     /// A responder that waited may send its responses.
     pub(crate) fn resume(&self, qpn: Qpn) {
         self.queues.of(qpn).resume(qpn);

@@ -44,6 +44,9 @@ pub struct PortRules {
     pub congestion: Option<Congestion>,
     /// Connections agree with other ends of this engine on selective acknowledgements ([`pvrdma_roce::wire::OFFER`]).
     pub negotiate: bool,
+    /// Connections that agreed on these take another path, by another UDP source port, when theirs is congested or
+    /// nothing is heard ([`pvrdma_roce::Tuning::multipath`]).
+    pub multipath: bool,
 }
 
 /// What a network function may send although it is not its own.

@@ -27,6 +27,8 @@ pub(crate) enum FlightEvent {
     State(QpState),
     /// A modify command changed its path.
     Path,
+    /// It took another of several equal paths.
+    Rehashed,
     /// Packets were retransmitted.
     Resent,
     /// The oldest packet was retransmitted, to see whether anybody answers.
@@ -52,6 +54,7 @@ impl fmt::Display for FlightEvent {
         match self {
             Self::State(state) => write!(f, "modified to {state:?}"),
             Self::Path => f.write_str("new path"),
+            Self::Rehashed => f.write_str("another source port"),
             Self::Resent => f.write_str("packets retransmitted"),
             Self::Probe => f.write_str("probe"),
             Self::Timeout => f.write_str("timeout"),
@@ -147,6 +150,7 @@ impl FlightRecorder {
                 (FlightEvent::RnrNak, stats.rnr_naks),
                 (FlightEvent::LostResponses, stats.lost_responses),
                 (FlightEvent::Probe, stats.probes),
+                (FlightEvent::Rehashed, stats.rehashed),
                 (FlightEvent::Resent, stats.retransmitted),
             ]
         };
@@ -157,7 +161,7 @@ impl FlightRecorder {
     }
 
     #[cold]
-    fn differences(&self, now: Duration, before: [(FlightEvent, u64); 6], after: [(FlightEvent, u64); 6]) {
+    fn differences(&self, now: Duration, before: [(FlightEvent, u64); 7], after: [(FlightEvent, u64); 7]) {
         for ((event, after), (_, before)) in after.into_iter().zip(before) {
             if after > before {
                 self.add(now, event, after.wrapping_sub(before));

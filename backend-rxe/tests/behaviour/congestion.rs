@@ -268,6 +268,47 @@ fn with_threads() {
     assert!(rig.nodes.iter().all(|node| node.counter("wire_paced") > 0));
 }
 
+/// Source ports of the packets that an end has sent.
+fn ports(tap: &Tap) -> Vec<u16> {
+    let mut ports: Vec<u16> = Vec::new();
+    for frame in tap.sent.lock().iter() {
+        let packet = Packet::parse(frame).unwrap();
+        if packet.header.bth.opcode != Opcode::CNP {
+            ports.extend(packet.header.network.source_port().filter(|port| ports.last() != Some(port)));
+        }
+    }
+    ports
+}
+
+/// Marks in one round trip after the other make a connection take another path, and responses take it as well.
+#[test]
+fn who_is_marked_again_and_again_takes_another_path() {
+    for (multipath, read) in [(true, false), (true, true), (false, false)] {
+        let rules = || PortRules {
+            congestion: Some(Congestion::default()),
+            negotiate: true,
+            multipath,
+            ..PortRules::default()
+        };
+        let rig = rig_on(tapped_in(VlanMode::Access(5), [rules(), rules()]));
+        rig.taps[usize::from(read)].congested.store(u32::MAX, SeqCst);
+        let (mine, theirs) = (rig.nodes[0].buffer(2 << 20), rig.nodes[1].buffer(2 << 20));
+        let remote = theirs.remote(0);
+        for wr_id in 0..4 {
+            let op = if read { SendOp::Read { remote } } else { write(remote) };
+            rig.ends[0].submit(wr_id, op, &[mine.all()]);
+        }
+        rig.until(4);
+        assert!(rig.ends[0].scq.poll_statuses().iter().all(|(_, status)| *status == WcStatus::Success));
+        let (moves, seen) = (rig.nodes[0].counter("wire_rehashed"), rig.taps.each_ref().map(|tap| ports(tap)));
+        assert_eq!(multipath, moves > 0);
+        assert_eq!(seen[0].len() as u64, moves + 1, "a path is kept: {seen:?}");
+        // The first ports of both ends are those of Linux, which are the same in both directions.
+        assert_eq!(seen[0], seen[1]);
+        assert_eq!(rig.nodes[1].counter("wire_rehashed"), 0);
+    }
+}
+
 /// Others to a peer are quiet for a starved connection: it sends a round trip later, and they another one after that.
 #[test]
 fn a_starved_connection_gets_quiet() {

@@ -17,6 +17,8 @@ const DEFAULT_HOP_LIMIT: u8 = 64;
 const ECT_0: u8 = 2;
 /// The ECN field of a traffic class (RFC 3168, section 5).
 const ECN_FIELD: u8 = 3;
+/// Bits of a UDP source port, and of a flow label, that choose among equal paths: ports stay in 0xc000..=0xffff.
+pub(crate) const ENTROPY: u16 = 0x3fff;
 /// Bytes behind the BTH of a congestion notification, all zero (IBA annex A17.9.3).
 const NOTIFICATION_LEN: usize = 16;
 
@@ -62,6 +64,8 @@ pub struct PathInspect {
     pub destination_mac: MacAddr,
     /// The IEEE 802.1Q VLAN, if frames carry a tag: 0 for a priority alone.
     pub vlan: Option<u16>,
+    /// The UDP source port, by which switches choose among equal paths. `null`: RoCE v1.
+    pub source_port: Option<u16>,
 }
 
 impl Path {
@@ -72,6 +76,7 @@ impl Path {
             destination: self.network.destination(),
             destination_mac: self.ethernet.destination,
             vlan: self.ethernet.vlan.map(|vlan| vlan.vid),
+            source_port: self.source_port(),
         }
     }
 
@@ -151,6 +156,25 @@ impl Path {
             ip.identification = *ident;
         }
         FrameWriter::new(&Header { ethernet: self.ethernet, network, bth, extension }, payload_len, out)
+    }
+
+    /// Changes these of the bits in [`ENTROPY`], in the UDP source port and the flow label: switches that choose among
+    /// equal paths by them choose another one. RoCE v1 has no such bits.
+    pub(super) fn turn(&mut self, bits: u16) {
+        let bits = bits & ENTROPY;
+        match &mut self.network {
+            Network::V1(_) => {}
+            Network::V2Ipv4(_, udp) => udp.source_port ^= bits,
+            Network::V2Ipv6(ip, udp) => {
+                udp.source_port ^= bits;
+                ip.flow_label ^= u32::from(bits);
+            }
+        }
+    }
+
+    /// The UDP source port. `None`: RoCE v1.
+    pub(super) const fn source_port(&self) -> Option<u16> {
+        self.network.source_port()
     }
 
     /// Writes a congestion notification (CNP) for what the QP `remote` sends. Returns the length of the frame in bytes;

@@ -110,7 +110,8 @@ impl DeviceSpec {
             }
             (None, None) if self.has_rules() && self.nic_socket.is_none() => {
                 return Err(
-                    "pcp, forged-transmits, congestion and negotiate are about the uplink (uplink=LINK)".to_owned()
+                    "pcp, forged-transmits, congestion, negotiate and multipath are about the uplink (uplink=LINK)"
+                        .to_owned(),
                 );
             }
             _ => {}
@@ -146,11 +147,16 @@ impl DeviceSpec {
             forged: self.forged.unwrap_or_default(),
             congestion: (self.congestion != Some(Switch::Off)).then_some(congestion),
             negotiate: self.negotiate != Some(Switch::Off),
+            multipath: self.multipath != Some(Switch::Off),
         }
     }
 
     /// Returns `true` if a key about the port is given.
     const fn has_rules(&self) -> bool {
-        self.pcp.is_some() || self.forged.is_some() || self.congestion.is_some() || self.negotiate.is_some()
+        self.pcp.is_some()
+            || self.forged.is_some()
+            || self.congestion.is_some()
+            || self.negotiate.is_some()
+            || self.multipath.is_some()
     }
 }

@@ -285,6 +285,12 @@ keys! {
         /// this daemon's kind that know them recover from losses with selective acknowledgements.
         ["negotiate", "on|off", "on"]
         negotiate: Option<Switch>,
+        /// Other paths for connections that agreed on selective acknowledgements.
+        ///
+        /// They change their UDP source port, in the range that RoCE v2 has, when their path is congested or nothing is
+        /// heard. Off: each connection keeps one, for firewalls that know connections by it.
+        ["multipath", "on|off", "on"]
+        multipath: Option<Switch>,
         /// Share of the device beside others of its network.
         ///
         /// While several are busy, each moves bytes in proportion to its weight: of the workers' time, and of the

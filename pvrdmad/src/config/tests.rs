@@ -360,7 +360,10 @@ fn rules_of_the_network() {
     };
     let rules = |config: &Config| config.networks[0].devices[0].rules.clone();
     let plain = rules(&file("").unwrap());
-    assert_eq!(plain, PortRules { congestion: Some(Congestion::default()), negotiate: true, ..PortRules::default() });
+    assert_eq!(
+        plain,
+        PortRules { congestion: Some(Congestion::default()), negotiate: true, multipath: true, ..PortRules::default() }
+    );
     let text = "[congestion]\nline_rate_mbps = 25000\ncut_interval_us = 300\ncnp_dscp = 46";
     let tuned = rules(&file(text).unwrap()).congestion.unwrap();
     assert_eq!((tuned.line_rate, tuned.cut_interval.as_micros(), tuned.cnp_dscp), (25_000 * 125_000, 300, 46));
@@ -387,7 +390,7 @@ fn rules_of_the_network() {
         assert!(error.contains(word), "{text}: {error}");
     }
     assert!(toml::from_str::<ConfigSpec>("[congestion]\nspeed = 1").is_err());
-    let device = "name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=42,pcp=always,forged-transmits=mac,congestion=off,negotiate=off";
+    let device = "name=a,socket=/a,mac=52:54:00:00:00:01,uplink=unix:/n,vlan=42,pcp=always,forged-transmits=mac,congestion=off,negotiate=off,multipath=off";
     let config = Config::merge(ConfigSpec::default(), args(&[device])).unwrap();
     let expected = PortRules { priority_tags: true, forged: ForgedTransmits::Mac, ..PortRules::default() };
     assert_eq!(rules(&config), expected);
@@ -445,6 +448,7 @@ fn a_configuration_travels() {
         pcp = "always"
         congestion = "off"
         negotiate = "off"
+        multipath = "off"
         "#;
     let mut config = Config::merge(toml::from_str(file).unwrap(), args(&[])).unwrap();
     // Not for a file, but for who embeds a device.

@@ -61,7 +61,12 @@ impl Network {
         let (mut ports, mut uplinks) = (Vec::new(), Vec::new());
         for number in ON_THE_WIRE.into_iter().chain([BEYOND]) {
             let (ours, theirs) = memory::pair(CABLE).unwrap();
-            let rules = PortRules { congestion: Some(Congestion::default()), negotiate: true, ..PortRules::default() };
+            let rules = PortRules {
+                congestion: Some(Congestion::default()),
+                negotiate: true,
+                multipath: true,
+                ..PortRules::default()
+            };
             let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 1500, rules };
             let rxe = if number == BEYOND { &beyond } else { &here };
             uplinks.push(rxe.plug(mac(number), config).unwrap());

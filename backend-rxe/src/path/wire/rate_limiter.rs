@@ -19,6 +19,8 @@ pub(crate) struct RateLimiter {
     on: AtomicBool,
     /// Both halves send at this rate.
     reaction: Mutex<Option<Box<ReactionPoint>>>,
+    /// A notification came, and the requester does not know of it.
+    news: AtomicBool,
     /// When the last notification was sent for this QP, in nanoseconds. 0: never.
     notified: AtomicU64,
 }
@@ -68,8 +70,14 @@ impl RateLimiter {
     pub(super) fn notify(&self, config: &Congestion, now: Duration) -> bool {
         let mut reaction = self.reaction.lock();
         let cut = reaction.get_or_insert_with(|| Box::new(ReactionPoint::new(config, now))).notify(now);
+        self.news.store(true, Ordering::Relaxed);
         self.on.store(true, Ordering::Relaxed);
         cut
+    }
+
+    /// Returns `true` if a notification came since the last call.
+    pub(super) fn take_notified(&self) -> bool {
+        self.news.load(Ordering::Relaxed) && self.news.swap(false, Ordering::Relaxed)
     }
 
     /// Returns `true` if a notification may be sent, and remembers it. Only the port's thread asks.
@@ -88,6 +96,7 @@ impl RateLimiter {
     pub(crate) fn reset(&self) {
         *self.reaction.lock() = None;
         self.on.store(false, Ordering::Relaxed);
+        self.news.store(false, Ordering::Relaxed);
         self.notified.store(0, Ordering::Relaxed);
     }
 }

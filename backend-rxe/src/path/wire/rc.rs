@@ -59,7 +59,7 @@ impl WireRequester {
     /// Describes itself.
     pub(crate) fn inspect(&self, now: Duration) -> WireRequesterInspect {
         WireRequesterInspect {
-            address: self.path.inspect(),
+            address: self.transport.path().inspect(),
             peer_qpn: self.remote,
             counted_in_peer_window: self.share.counted(),
             paced_us: self.paced.map(|until| micros(until.saturating_sub(now))),
@@ -75,7 +75,8 @@ impl WireRequester {
         (path, source): (Path, BoundGid),
         windows: &PeerWindows,
     ) -> Box<Self> {
-        let mut transport = pvrdma_roce::Requester::new(attrs, path, room::tuning(port.negotiates()));
+        let mut transport =
+            pvrdma_roce::Requester::new(attrs, path, room::tuning(port.negotiates(), port.takes_paths()));
         transport.set_draining(qp.state() == QpState::Sqd);
         let share = WindowShare::new(windows, attrs.av.dgid, qp.task(), qp.pd);
         let (grace, room) = (TimeoutGrace::default(), Room::new(qp.max_send_sge));
@@ -98,7 +99,7 @@ impl WireRequester {
 
     /// Where requests go, and to which QP.
     pub(crate) const fn path(&self) -> (Path, Qpn) {
-        (self.path, self.remote)
+        (self.transport.path(), self.remote)
     }
 
     /// The QP is in its error state: ends everything that was taken from the ring.
@@ -228,6 +229,9 @@ impl WireBatch<'_> {
         let Some(posted) = self.post(memory) else { return false };
         if self.rate.is_on() {
             self.wire.transport.request_ack();
+            if self.rate.take_notified() {
+                self.wire.transport.handle_notification();
+            }
         }
         self.wire.paced = self.wire.quiet_until(now);
         let built = self.wire.paced.is_none() && self.build(memory, now, frames);

@@ -71,7 +71,7 @@ pub(crate) struct WireResponderInspect {
 impl WireResponder {
     fn inspect(&self) -> WireResponderInspect {
         WireResponderInspect {
-            address: self.path.inspect(),
+            address: self.transport.path().inspect(),
             peer_qpn: self.remote,
             deferred_packets: self.deferred.len(),
             awaits_receive: self.receive_wait.is_some(),
@@ -83,6 +83,7 @@ impl WireResponder {
 
     fn new(port: &Port, attrs: &QpAttrs, (path, source): (Path, BoundGid)) -> Box<Self> {
         let transport = pvrdma_roce::Responder::new(attrs, path);
+        let transport = if port.takes_paths() { transport.following_paths() } else { transport };
         Box::new(Self {
             transport: if port.negotiates() { transport.accepting_offers() } else { transport },
             path,
@@ -331,7 +332,7 @@ impl WireSide {
 
     /// Where responses go, and to which QP.
     pub(crate) fn path(&self) -> Option<(Path, Qpn)> {
-        self.responder.lock().as_ref().map(|responder| (responder.path, responder.remote))
+        self.responder.lock().as_ref().map(|responder| (responder.transport.path(), responder.remote))
     }
 
     /// Describes what the first packet of the peer has made: `null` if there was none.

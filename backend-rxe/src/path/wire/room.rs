@@ -27,9 +27,10 @@ fn requests_bytes(count: usize, max_sge: u32) -> usize {
     count.saturating_mul(Requester::bytes_of_request(max_sge.max(4) as usize).saturating_add(16))
 }
 
-/// The requester's tuning at first. `negotiate`: it offers to take selective acknowledgements.
-pub(super) fn tuning(negotiate: bool) -> Tuning {
-    Tuning { requests: REQUESTS[0], page_lists: PAGE_LISTS[0], negotiate, ..Tuning::default() }
+/// The requester's tuning at first. `negotiate`: it offers to take selective acknowledgements. `multipath`: it may take
+/// several paths then.
+pub(super) fn tuning(negotiate: bool, multipath: bool) -> Tuning {
+    Tuning { requests: REQUESTS[0], page_lists: PAGE_LISTS[0], negotiate, multipath, ..Tuning::default() }
 }
 
 /// What a QP has beyond its first room.

@@ -25,6 +25,7 @@ impl Requester {
             return;
         }
         self.sack.on_response(packet.header.bth.reserved7);
+        self.on_response_path(packet);
         match (operation, packet.header.extension) {
             (Some(Operation::ReadResponse), _) => self.read_response(now, seq, packet, ops),
             (Some(Operation::AtomicAcknowledge), Extension::AtomicAckEth(_, ack)) => {
@@ -118,6 +119,7 @@ impl Requester {
         if self.snd.nxt < self.snd.una {
             self.skip_acked();
         }
+        self.watch_path(now);
         self.recovery.timed_out = false;
         self.responses.on_acked(self.snd.una);
         let probed = std::mem::replace(&mut self.recovery.probe, Probe::None);

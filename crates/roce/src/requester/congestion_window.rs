@@ -80,6 +80,8 @@ pub(super) struct CongestionWindow {
     lost: u64,
     /// The last cut, if not everything from before it is done.
     cut: Option<Cut>,
+    /// Cuts in all.
+    cuts: u64,
     rtt: Duration,
     /// PSNs for which there was no loss: each loss takes [`TOLERATED`] of them.
     credit: u64,
@@ -89,13 +91,18 @@ impl CongestionWindow {
     /// Nothing was lost, and at most `max` PSNs may be in flight.
     pub(super) const fn new(max: u32) -> Self {
         let credit = BURST * TOLERATED;
-        Self { psns: max, max, top: max, from: 0, until: 0, lost: 0, cut: None, rtt: UNKNOWN_RTT, credit }
+        Self { psns: max, max, top: max, from: 0, until: 0, lost: 0, cut: None, cuts: 0, rtt: UNKNOWN_RTT, credit }
     }
 
     /// PSNs that may be in flight.
     #[inline]
     pub(super) const fn psns(&self) -> u32 {
         self.psns
+    }
+
+    /// How often it was cut.
+    pub(super) const fn cuts(&self) -> u64 {
+        self.cuts
     }
 
     /// Packets are lost. `late`: packets wait on the way as long as they ever do. `max` is the first PSN that was never
@@ -142,6 +149,7 @@ impl CongestionWindow {
         let used = u32::try_from(sent).unwrap_or(u32::MAX).max(self.psns / LEAST_USED).min(self.psns);
         (self.psns, self.top) = ((used - used / part).max(MIN), used);
         (self.until, self.cut) = (max, Some(Cut { at: now, sent }));
+        self.cuts += 1;
         sent
     }
 

@@ -211,8 +211,17 @@ impl LossRecovery {
         if loss.is_none() {
             return;
         }
-        let late = self.rtt.is_late() || self.response_time.is_late();
-        self.congestion.on_lost(now, loss, late, max);
+        self.congestion.on_lost(now, loss, self.is_late(), max);
+    }
+
+    /// Returns `true` if packets wait on the way about as long as they ever do.
+    pub(super) fn is_late(&self) -> bool {
+        self.rtt.is_late() || self.response_time.is_late()
+    }
+
+    /// How often the congestion window was cut.
+    pub(super) const fn cuts(&self) -> u64 {
+        self.congestion.cuts()
     }
 
     /// Nothing is heard of what is in flight. `max` is the first PSN that was never sent.
@@ -231,11 +240,12 @@ impl LossRecovery {
         self.nak_psn = None;
     }
 
-    /// A probe is due. It is counted.
-    pub(super) fn on_probe(&mut self) {
+    /// A probe is due. Returns which one in a row it is.
+    pub(super) fn on_probe(&mut self) -> u32 {
         self.probes += 1;
         self.probe_backoff = (self.probe_backoff + 1).min(MAX_PROBES);
         self.nak_psn = None;
+        self.probes
     }
 
     /// Everything behind the `in_flight` oldest PSNs is about to be retransmitted. A responder that has spoken gets

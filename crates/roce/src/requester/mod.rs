@@ -8,6 +8,7 @@
 //! * `acks`, with `response_tracker`: what ACKs, NAKs and responses with data do;
 //! * `retransmit`, with `loss_recovery`, `congestion_window`, `rtt` and `delay`: what happens when something was lost;
 //! * `selective`, with `scoreboard`: the same if the responder says what it has;
+//! * `multipath`: which of several equal paths packets take;
 //! * `timers`: when something has to happen by itself;
 //! * `inspect`: how it all looks from outside.
 
@@ -17,6 +18,7 @@ mod congestion_window;
 mod delay;
 pub(crate) mod inspect;
 mod loss_recovery;
+mod multipath;
 pub(crate) mod packet_plan;
 mod read_grid;
 mod request;
@@ -39,6 +41,7 @@ use crate::ops::{RequesterOps, is_local};
 use crate::path::{Path, packets};
 use ack_policy::AckPolicy;
 use loss_recovery::{LossRecovery, Probe};
+use multipath::Multipath;
 use read_grid::ReadGrid;
 use request::{Request, Stage};
 use response_tracker::ResponseTracker;
@@ -67,11 +70,13 @@ pub struct Tuning {
     pub page_lists: usize,
     /// First requests offer to take selective acknowledgements ([`crate::wire::OFFER`]).
     pub negotiate: bool,
+    /// A connection that agreed on these may take other paths than its own, by another UDP source port.
+    pub multipath: bool,
 }
 
 impl Default for Tuning {
     fn default() -> Self {
-        Self { window: 256, read_chunk: 64, requests: 128, page_lists: 8, negotiate: false }
+        Self { window: 256, read_chunk: 64, requests: 128, page_lists: 8, negotiate: false, multipath: false }
     }
 }
 
@@ -92,6 +97,8 @@ pub struct RequesterStats {
     pub lost_responses: u64,
     /// RNR NAKs acted upon.
     pub rnr_naks: u64,
+    /// Times that the connection took another path, because of congestion or because nothing was heard.
+    pub rehashed: u64,
     /// Responses that belonged to nothing outstanding.
     pub stale: u64,
 }
@@ -120,6 +127,7 @@ pub struct Requester {
     recovery: LossRecovery,
     sack: Sack,
     scoreboard: Scoreboard,
+    multipath: Multipath,
     timers: TimerTable,
     draining: bool,
     /// A PSN of the request with which the QP ends, as soon as those before it are done, and its status.
@@ -150,6 +158,10 @@ impl Requester {
             recovery: LossRecovery::new(tuning.window, attrs.retry_cnt, attrs.rnr_retry),
             sack: if tuning.negotiate { Sack::Offered } else { Sack::Off },
             scoreboard: Scoreboard::default(),
+            multipath: Multipath::new(
+                tuning.multipath,
+                u64::from(attrs.sq_psn.get()) << 24 ^ u64::from(attrs.dest_qpn.get()),
+            ),
             timers: TimerTable::default(),
             draining: false,
             failing: None,
@@ -164,6 +176,11 @@ impl Requester {
         self.stats
     }
 
+    /// Where packets go now.
+    pub const fn path(&self) -> Path {
+        self.path
+    }
+
     /// Sets AckReq on the next packet; used before a pause, so that the ACK timer is not left to the next packet that
     /// asks by itself.
     pub const fn request_ack(&mut self) {
@@ -176,6 +193,7 @@ impl Requester {
         let QpAttrs { timeout, retry_cnt, rnr_retry, max_rd_atomic, .. } = *attrs;
         self.attrs = QpAttrs { timeout, retry_cnt, rnr_retry, max_rd_atomic, ..self.attrs };
         self.path = path;
+        self.path.turn(self.multipath.entropy());
         self.recovery.retries = self.recovery.retries.min(retry_cnt);
         self.recovery.rnr_retries = self.recovery.rnr_retries.min(rnr_retry);
     }

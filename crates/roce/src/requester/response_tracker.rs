@@ -46,6 +46,8 @@ pub(super) struct ResponseTracker {
     early: Seq,
     /// The responder has responded to everything before it, since we last went back.
     newest: Seq,
+    /// Until then any response may be overtaken, because the path has changed.
+    tolerant: Duration,
     /// A gap is not [`Gap::None`].
     any_gap: bool,
     /// A gap is [`Gap::Lost`].
@@ -59,6 +61,7 @@ impl ResponseTracker {
             received: Vec::new(),
             early: 0,
             newest: first,
+            tolerant: Duration::ZERO,
             any_gap: false,
             any_lost: false,
         }
@@ -142,21 +145,29 @@ impl ResponseTracker {
         }
     }
 
+    /// Packets take another path: until then responses may come in any order.
+    pub(super) const fn on_rehash(&mut self, until: Duration) {
+        self.tolerant = until;
+    }
+
     fn find_gaps(&mut self, now: Duration, una: Seq, patience: Duration) {
         self.any_gap = false;
+        let most = if now < self.tolerant { Seq::MAX / 2 } else { MAX_REORDERING };
         for at in 0..self.outstanding.len() {
             let Some(&Outstanding { start, end, gap }) = self.outstanding.get(at) else { return };
             let missing = self.first_missing(start.max(una));
             let gap = match gap {
                 _ if missing >= end.min(self.newest) => Gap::None,
                 // Responses to what was requested later have come.
-                Gap::Requested(seq, max) if seq == missing && self.newest >= max + MAX_REORDERING => Gap::Lost(seq),
+                Gap::Requested(seq, max) if seq == missing && self.newest >= max + most => Gap::Lost(seq),
                 Gap::Lost(seq) | Gap::Requested(seq, _) if seq == missing => gap,
-                _ if self.newest - missing >= MAX_REORDERING => Gap::Lost(missing),
-                Gap::Overtaken(seq, since) if seq == missing => match since.saturating_add(patience) <= now {
-                    true => Gap::Lost(seq),
-                    false => gap,
-                },
+                _ if self.newest - missing >= most => Gap::Lost(missing),
+                Gap::Overtaken(seq, since) if seq == missing => {
+                    match since.saturating_add(patience).max(self.tolerant) <= now {
+                        true => Gap::Lost(seq),
+                        false => gap,
+                    }
+                }
                 _ => Gap::Overtaken(missing, now),
             };
             self.set_gap(at, gap);
@@ -186,7 +197,7 @@ impl ResponseTracker {
             return None;
         }
         let overtaken = self.outstanding.iter().filter_map(|request| match request.gap {
-            Gap::Overtaken(_, since) => Some(since.saturating_add(patience)),
+            Gap::Overtaken(_, since) => Some(since.saturating_add(patience).max(self.tolerant)),
             _ => None,
         });
         overtaken.min()
@@ -196,7 +207,7 @@ impl ResponseTracker {
     pub(super) fn on_timeout(&mut self, now: Duration, patience: Duration) {
         for at in 0..self.outstanding.len() {
             if let Some(&Outstanding { gap: Gap::Overtaken(seq, since), .. }) = self.outstanding.get(at)
-                && since.saturating_add(patience) <= now
+                && since.saturating_add(patience).max(self.tolerant) <= now
             {
                 self.set_gap(at, Gap::Lost(seq));
             }

@@ -23,6 +23,7 @@ impl Requester {
         if self.timers.has_expired(Timer::Ack, now) {
             self.stats.timeouts += 1;
             self.recovery.on_timeout();
+            self.search_path(u32::MAX);
             self.retry(now, self.snd.una, Setback::Silence, ops);
             self.recovery.timed_out = true;
             return;
@@ -37,7 +38,8 @@ impl Requester {
         }
         if self.timers.has_expired(Timer::Probe, now) {
             self.stats.probes += 1;
-            self.recovery.on_probe();
+            let probes = self.recovery.on_probe();
+            self.search_path(probes);
             self.probe_oldest(now, Attempt::First);
             self.restart_probe_timer(now, true);
         }

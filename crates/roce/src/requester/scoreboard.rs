@@ -30,6 +30,16 @@ struct Retransmission {
     number: u64,
 }
 
+/// A change of path.
+#[derive(Clone, Copy, Debug)]
+struct Rehash {
+    /// First PSN that was never sent then, and retransmissions before it.
+    max: Seq,
+    number: u64,
+    /// Until when it matters.
+    until: Duration,
+}
+
 /// What has come and what has not.
 #[derive(Debug)]
 pub(super) struct Scoreboard {
@@ -45,6 +55,8 @@ pub(super) struct Scoreboard {
     retransmissions: u64,
     /// The newest retransmission that has arrived was this one.
     arrived: u64,
+    /// Until when what was sent before a change of path may be overtaken by what was sent after it.
+    rehash: Option<Rehash>,
     /// Since when packets are missing that only a few have overtaken, and what was the newest then.
     overtaken: Option<(Duration, Seq)>,
 }
@@ -59,6 +71,7 @@ impl Default for Scoreboard {
             holes: Vec::new(),
             retransmissions: 0,
             arrived: 0,
+            rehash: None,
             overtaken: None,
         }
     }
@@ -154,6 +167,22 @@ impl Scoreboard {
         self.received != before
     }
 
+    /// Packets take another path. `max` is the first PSN that was never sent.
+    pub(super) const fn on_rehash(&mut self, until: Duration, max: Seq) {
+        self.rehash = Some(Rehash { max, number: self.retransmissions, until });
+    }
+
+    /// The PSN after the newest before `max` that has come.
+    fn newest_before(&self, max: Seq) -> Seq {
+        let at = |(index, word): (usize, &u64)| {
+            let first = self.base + 64 * index as Seq;
+            let bits = max.saturating_sub(first).min(64);
+            let below = if bits < 64 { word & ((1 << bits) - 1) } else { *word };
+            (below != 0).then(|| first + Seq::from(u64::BITS - below.leading_zeros()))
+        };
+        self.words.iter().enumerate().rev().find_map(at).unwrap_or(0)
+    }
+
     /// Looks at the packets that have not come, which are given in order and before [`Self::newest`]. Those that only a
     /// few have overtaken are lost, too, when that was at least `patience` ago.
     /// Returns what is newly lost.
@@ -161,13 +190,16 @@ impl Scoreboard {
         let over = self.overtaken.filter(|(since, _)| since.saturating_add(patience) <= now);
         let old = over.map_or(0, |(_, newest)| newest);
         self.overtaken = self.overtaken.filter(|_| over.is_none());
+        self.rehash = self.rehash.filter(|rehash| now < rehash.until);
+        // Until then only packets of the old path tell what is lost there.
+        let (before, newest_before) = self.rehash.map_or((0, 0), |rehash| (rehash.max, self.newest_before(rehash.max)));
         let (mut late, mut lost) = (false, Loss::default());
         for seq in packets.filter(|&seq| !self.has(seq)).collect::<Vec<_>>() {
             let enough = if seq < old { 0 } else { MAX_REORDERING };
             match self.holes.binary_search_by_key(&seq, |hole| hole.seq) {
                 Ok(at) if self.look_again(at, enough) => lost.add(seq, true),
                 Ok(_) => {}
-                Err(at) if self.newest > seq + enough => {
+                Err(at) if (if seq < before { newest_before } else { self.newest }) > seq + enough => {
                     self.holes.insert(at, Hole { seq, sent: None });
                     lost.add(seq, false);
                 }
@@ -180,8 +212,12 @@ impl Scoreboard {
 
     /// A retransmission is lost when what was sent later has come.
     fn look_again(&mut self, at: usize, enough: Seq) -> bool {
-        let (newest, arrived) = (self.newest, self.arrived);
-        let is_lost = |sent: Retransmission| newest > sent.max + enough || arrived > sent.number;
+        let (newest, arrived, rehash) = (self.newest, self.arrived, self.rehash);
+        let is_lost = |sent: Retransmission| match rehash.filter(|rehash| sent.number <= rehash.number) {
+            // What was sent later on the old path can have been a retransmission only.
+            Some(rehash) => arrived > sent.number && arrived <= rehash.number,
+            None => newest > sent.max + enough || arrived > sent.number,
+        };
         self.holes.get_mut(at).is_some_and(|hole| hole.sent.take_if(|sent| is_lost(*sent)).is_some())
     }
 

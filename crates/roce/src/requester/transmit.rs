@@ -70,7 +70,7 @@ impl Requester {
                 }
             }
             Probe::ResponseDue => {
-                self.recovery.probe = Probe::None;
+                self.recovery.probe = if self.take_copy() { Probe::ResponseDue } else { Probe::None };
                 // The responder may have executed no more of the READ: this is where requests end from now on.
                 self.probed = Some(self.snd.una + 1);
                 self.reads.split(self.snd.una + 1, self.snd.una);
@@ -80,6 +80,11 @@ impl Requester {
                 }
             }
             Probe::None | Probe::Sent(..) => {}
+        }
+        while !self.requests.front().is_some_and(Request::wants_data) && self.take_copy() {
+            if let Some(len) = self.retransmit_one(now, self.snd.una, Seq::MAX, ops, out) {
+                return Some(len);
+            }
         }
         // From `nxt` on everything is sent in any case.
         let (reads, una) = (&self.reads, self.snd.una);
@@ -221,7 +226,6 @@ impl Requester {
         out: &mut [u8],
     ) -> Option<usize> {
         let in_flight = self.in_flight() + Seq::from(plan.span);
-        let request = self.requests.get_mut(self.nxt_request)?;
         let after = self.snd.nxt + Seq::from(plan.span);
         let mut bth = Bth::new(plan.opcode, self.remote, wire_psn(self.snd.nxt));
         bth.reserved7 = self.sack.offer();
@@ -231,6 +235,10 @@ impl Requester {
             || self.ack_policy.is_due(self.recovery.window())
             || in_flight >= self.recovery.window().into();
         let len = plan.len as usize;
+        if self.multipath.is_searching() {
+            self.take_other_path();
+        }
+        let request = self.requests.get_mut(self.nxt_request)?;
         let mut frame = self.path.frame(&mut self.ident, bth, plan.extension, len, out).ok()?;
         if len > 0 && ops.gather(&request.wr.sges, plan.offset, frame.payload()).is_err() {
             request.stage = Stage::Failed(WcStatus::LocalProtection);

@@ -10,7 +10,7 @@ use pvrdma_verbs::{Psn, QpAttrs, Qpn, RemoteAddress};
 use serde::Serialize;
 
 use crate::ops::{NakReason, ResponderOps};
-use crate::path::{Path, mtu_bytes, packets};
+use crate::path::{ENTROPY, Path, mtu_bytes, packets};
 use crate::wire::{NakCode, OFFER, Operation, Packet, Reth, SackMap, Service, Syndrome};
 use responses::{ReadResponse, Response};
 
@@ -139,6 +139,12 @@ pub struct Responder {
     /// Responder resources, at most `max_dest_rd_atomic`. The oldest is first.
     resources: VecDeque<Resource>,
     sack: Sack,
+    /// Responses take the path of requests, among equal ones, if the peer agreed.
+    follows: bool,
+    /// The source port of requests on the peer's own path.
+    peer_port: Option<u16>,
+    /// Bits in which our source port differs from the connection's own.
+    entropy: u16,
     /// What has come behind the expected packet, for the next NAK: that PSN, and what.
     received: Option<(Psn, SackMap)>,
     /// Nothing is executed any more.
@@ -166,6 +172,9 @@ impl Responder {
             responses: VecDeque::new(),
             resources: VecDeque::new(),
             sack: Sack::Off,
+            follows: false,
+            peer_port: None,
+            entropy: 0,
             received: None,
             ended: false,
             ident: 0,
@@ -178,6 +187,19 @@ impl Responder {
     pub const fn accepting_offers(mut self) -> Self {
         self.sack = Sack::Ready;
         self
+    }
+
+    /// Has responses take the path of requests if the peer agreed on selective acknowledgements: when it changes bits of
+    /// its UDP source port, the same of ours change. Whoever hears nothing tries other paths for both directions.
+    #[must_use]
+    pub const fn following_paths(mut self) -> Self {
+        self.follows = true;
+        self
+    }
+
+    /// Where responses go now.
+    pub const fn path(&self) -> Path {
+        self.path
     }
 
     /// What happened so far.
@@ -207,9 +229,17 @@ impl Responder {
 
     /// Takes over what a modify request may change in RTS and SQD: path and responder resources. PSNs, path MTU and
     /// peer stay.
-    pub const fn set_attrs(&mut self, attrs: &QpAttrs, path: Path) {
+    pub fn set_attrs(&mut self, attrs: &QpAttrs, path: Path) {
         self.attrs.max_dest_rd_atomic = attrs.max_dest_rd_atomic;
         self.path = path;
+        self.path.turn(self.entropy);
+    }
+
+    /// Takes the path of a request.
+    fn follow(&mut self, packet: &Packet<'_>) {
+        let Some(port) = packet.header.network.source_port() else { return };
+        let entropy = (port ^ *self.peer_port.get_or_insert(port)) & ENTROPY;
+        self.path.turn(std::mem::replace(&mut self.entropy, entropy) ^ entropy);
     }
 
     /// The QP went to its error state for another reason: nothing more is executed, and no response is sent.
@@ -233,6 +263,9 @@ impl Responder {
         }
         if bth.reserved7 == OFFER && self.sack == Sack::Ready {
             self.sack = Sack::On;
+        }
+        if self.follows && self.sack == Sack::On {
+            self.follow(packet);
         }
         match bth.psn.since(self.expected) {
             0 => {}

@@ -27,6 +27,15 @@ pub enum Network {
 }
 
 impl Network {
+    /// The UDP source port. `None`: RoCE v1.
+    #[inline]
+    pub const fn source_port(&self) -> Option<u16> {
+        match self {
+            Self::V1(_) => None,
+            Self::V2Ipv4(_, udp) | Self::V2Ipv6(_, udp) => Some(udp.source_port),
+        }
+    }
+
     /// Length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "a header is never empty")]
     #[inline]

@@ -1,6 +1,6 @@
 //! A network for several connections: each end sends over a link of its own into a switch, from which one link leads
-//! each way. Links have a rate; the switch has queues that overflow, mark and lose. Ends react to marks as the engine
-//! does. Everything follows from a seed.
+//! each way, or several of which a hash of the UDP source port chooses one. Links have a rate; the switch has queues
+//! that overflow, mark and lose. Ends react to marks as the engine does. Everything follows from a seed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -114,6 +114,7 @@ impl Station {
         let config = congestion.filter(|_| packet.header.bth.opcode == Opcode::CNP);
         if let Some(config) = config {
             self.reaction.get_or_insert_with(|| ReactionPoint::new(config, now)).notify(now);
+            self.end.requester.handle_notification();
             return None;
         }
         self.end.receive(now, frame);
@@ -124,7 +125,7 @@ impl Station {
         }
         self.notified = Some(now);
         let (peer, mut out) = (self.end.dest_qpn, [0; MAX_FRAME]);
-        let length = self.end.path.notification(peer, config, &mut out)?;
+        let length = self.end.requester.path().notification(peer, config, &mut out)?;
         Some(out[..length].to_vec())
     }
 
@@ -166,7 +167,9 @@ pub(crate) struct Fabric {
     /// From each end to the switch.
     access: Vec<[Link; 2]>,
     /// From the switch, towards each of the two sides.
-    lines: [Link; 2],
+    lines: [Vec<Link>; 2],
+    /// What else the switches hash.
+    pub(crate) salt: u64,
     congestion: Option<Congestion>,
     /// Notifications that are lost, in ten-thousandths.
     pub(crate) lost_notifications: u64,
@@ -194,7 +197,8 @@ impl Fabric {
             seen: [Seen::default(); 2],
             quiet: [Quiet::default(); 2],
             access: setups.iter().map(|_| [link(own), link(own)]).collect(),
-            lines: [link(line), link(line)],
+            lines: [vec![link(line)], vec![link(line)]],
+            salt: 0,
             congestion,
             lost_notifications: 0,
             jitter: Duration::ZERO,
@@ -202,6 +206,26 @@ impl Fabric {
             events: BinaryHeap::new(),
             count: 0,
         }
+    }
+
+    /// So many equal lines each way in place of one.
+    pub(crate) fn with_lines(mut self, count: usize) -> Self {
+        for lines in &mut self.lines {
+            let line = lines[0].line;
+            *lines = (0..count).map(|_| Link { line, free: self.now }).collect();
+        }
+        self
+    }
+
+    /// What a line does from now on, one of several, in both directions.
+    pub(crate) fn set_line(&mut self, index: usize, line: Line) {
+        self.lines.iter_mut().for_each(|lines| lines[index].line = line);
+    }
+
+    /// Which of the lines towards a side a frame takes.
+    pub(crate) fn line_of(&self, flow: usize, side: usize, port: u16) -> usize {
+        let hashed = Random(self.salt << 32 ^ u64::from(port) << 16 ^ (flow as u64) << 1 ^ side as u64).next();
+        usize::try_from(hashed % self.lines[side].len() as u64).unwrap()
     }
 
     fn push(&mut self, when: Duration, place: Place, flow: usize, side: usize, frame: Vec<u8>) {
@@ -228,8 +252,10 @@ impl Fabric {
 
     /// A frame is at the switch, on its way to a side.
     fn switch(&mut self, flow: usize, side: usize, mut frame: Vec<u8>) {
-        let (now, line) = (self.now, self.lines[side].line);
-        let (backlog, seen) = (self.lines[side].backlog(now), &mut self.seen[side]);
+        let index = self.line_of(flow, side, source_port(&frame));
+        let now = self.now;
+        let link = &mut self.lines[side][index];
+        let (line, backlog, seen) = (link.line, link.backlog(now), &mut self.seen[side]);
         if backlog + frame.len() as u64 > line.queue {
             seen.overflowed += 1;
             return;
@@ -240,7 +266,7 @@ impl Fabric {
         seen.most = seen.most.max(backlog + frame.len() as u64);
         seen.bytes += frame.len() as u64;
         seen.frames += 1;
-        let left = self.lines[side].take(now, frame.len());
+        let left = link.take(now, frame.len());
         if self.random.below(10_000) < line.loss {
             return;
         }
@@ -282,6 +308,11 @@ impl Fabric {
         }
         Some((flow, side))
     }
+}
+
+/// The UDP source port of a frame, or 0.
+fn source_port(frame: &[u8]) -> u16 {
+    Packet::parse(frame).ok().and_then(|packet| packet.header.network.source_port()).unwrap_or(0)
 }
 
 /// Marks a frame as one that met congestion. `false`: its sender does not react to that.

@@ -91,7 +91,7 @@ fn setup(negotiate: bool) -> Setup {
         max_dest_rd_atomic: RESOURCES,
         ..base.attrs
     };
-    Setup { attrs, tuning: Tuning { negotiate, ..Tuning::default() }, ..base }
+    Setup { attrs, tuning: Tuning { negotiate, multipath: true, ..Tuning::default() }, ..base }
 }
 
 impl Play {

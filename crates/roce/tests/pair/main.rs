@@ -16,6 +16,7 @@ mod inspect;
 mod missing;
 mod mixed;
 mod msn;
+mod multipath;
 mod net;
 mod pcap;
 mod reads;

@@ -210,6 +210,7 @@ pub(crate) fn setup(random: &mut Random) -> Setup {
             requests: usize::try_from(1 + random.below(20)).unwrap(),
             page_lists: 8,
             negotiate: random.chance(500),
+            multipath: true,
         },
         kind: if random.chance(300) { GidType::RoceV1 } else { GidType::RoceV2 },
         ipv4: random.chance(500),

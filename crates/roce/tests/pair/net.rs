@@ -126,12 +126,13 @@ impl End {
         let mut host = Host::new();
         host.max_dest_rd_atomic = attrs.max_dest_rd_atomic;
         host.rnr_timer = attrs.min_rnr_timer;
+        let responder = Responder::new(&attrs, path).accepting_offers();
         Self {
             qpn,
             dest_qpn,
             path,
             requester: Requester::new(&attrs, path, setup.tuning),
-            responder: Responder::new(&attrs, path).accepting_offers(),
+            responder: if setup.tuning.multipath { responder.following_paths() } else { responder },
             host,
             arrived: VecDeque::new(),
             keeps: false,

@@ -43,7 +43,8 @@ fn scenario(seed: u64) -> f64 {
         })
         .collect();
     let access = line.rate * (1 + random.below(4));
-    let mut fabric = Fabric::new(&setups, line, access, congestion, random.next());
+    let lines = usize::try_from(1 + random.below(3)).unwrap();
+    let mut fabric = Fabric::new(&setups, line, access, congestion, random.next()).with_lines(lines);
     let mut directions: Vec<[Direction; 2]> =
         setups.iter().map(|_| [(); 2].map(|()| Direction::new(&mut random, OPERATIONS, false))).collect();
     for (stations, pair) in fabric.flows.iter_mut().zip(&directions) {

@@ -228,7 +228,7 @@ impl Peer {
             Arc::new(FaultLink::new(link, faults, options.side.into()))
         };
         // As the daemon has it.
-        let rules = PortRules { negotiate: true, ..PortRules::default() };
+        let rules = PortRules { negotiate: true, multipath: true, ..PortRules::default() };
         let uplink = backend.plug(address, PortConfig { uplink: link, nic: None, mtu: MTU, rules })?;
         let ring = 64 << 10;
         let (memory, irqs) = (GuestMemory::new(bytes + (32 << 20) + options.qps * 2 * ring), Irqs::new());
