@@ -210,6 +210,7 @@ impl Requester {
         match request.filter(|_| news) {
             Some(request) if data.is_empty() || ops.scatter(&request.wr.sges, offset, data).is_ok() => {
                 self.responses.insert(seq);
+                self.responses.on_data(seq);
                 self.snd.executed = self.snd.executed.max(seq + 1);
             }
             _ => self.stats.stale += 1,
@@ -224,6 +225,7 @@ impl Requester {
             return self.fail_at(now, seq, WcStatus::LocalProtection, ops);
         }
         self.snd.una = seq + 1;
+        self.responses.on_data(seq);
         self.on_progress(now, seq, ops);
         if !self.ended {
             self.advance_una(now, ops);

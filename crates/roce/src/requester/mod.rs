@@ -238,8 +238,11 @@ impl Requester {
     fn set_read_length(&mut self) {
         let at_a_time = u32::from(self.attrs.max_rd_atomic).clamp(1, READS_AT_A_TIME);
         let length = (self.recovery.congestion_window() / at_a_time).max(1);
-        // Powers of two, so that it does not change all the time.
-        let length = (1 << length.ilog2()).min(self.tuning.read_chunk).min(self.tuning.window / 2).max(1);
+        // Powers of two, so that it does not change all the time. If there can be no more requests than these, smaller
+        // steps, so that they fill the window.
+        let digits = if u32::from(self.attrs.max_rd_atomic) > READS_AT_A_TIME { 0 } else { 2 };
+        let step = 1 << length.ilog2().saturating_sub(digits);
+        let length = (length / step * step).min(self.tuning.read_chunk).min(self.tuning.window / 2).max(1);
         self.reads.set(length, self.snd.una, self.snd.max);
     }
 

@@ -46,6 +46,8 @@ pub(super) struct ResponseTracker {
     early: Seq,
     /// The responder has responded to everything before it, since we last went back.
     newest: Seq,
+    /// The PSN after the newest response whose data has come, since we last went back.
+    answered: Seq,
     /// Until then any response may be overtaken, because the path has changed.
     tolerant: Duration,
     /// A gap is not [`Gap::None`].
@@ -61,6 +63,7 @@ impl ResponseTracker {
             received: Vec::new(),
             early: 0,
             newest: first,
+            answered: first,
             tolerant: Duration::ZERO,
             any_gap: false,
             any_lost: false,
@@ -70,6 +73,17 @@ impl ResponseTracker {
     /// Requests that are outstanding.
     pub(super) fn outstanding(&self) -> usize {
         self.outstanding.len()
+    }
+
+    /// Of these, requests to which the responder has not responded to the end.
+    pub(super) fn unanswered(&self) -> usize {
+        self.outstanding.iter().rev().take_while(|request| self.answered < request.end).count()
+    }
+
+    /// The data of the response at `seq` has come.
+    #[inline]
+    pub(super) fn on_data(&mut self, seq: Seq) {
+        self.answered = self.answered.max(seq + 1);
     }
 
     /// A request was sent, whose responses have the PSNs from `start` to before `end`. `starts`: it is no part of the
@@ -99,6 +113,7 @@ impl ResponseTracker {
             request.start.max(una) < request.end
         });
         self.newest = self.newest.min(from);
+        self.answered = self.answered.min(from);
     }
 
     /// Returns the PSN after the responses that came, if the one at `seq` is among them.

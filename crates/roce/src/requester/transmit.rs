@@ -9,11 +9,11 @@ use super::congestion_window::Loss;
 use super::loss_recovery::Probe;
 use super::packet_plan::{PacketPlan, SizedWr};
 use super::request::{Request, Stage};
-use super::selective::MAX_SPAN;
+use super::selective::{MAX_SPAN, Sack};
 use super::send_state::{Seq, wire_psn};
 use super::timers::Timer;
 use crate::ops::{RequesterOps, is_local};
-use crate::wire::Bth;
+use crate::wire::{AGREED_RESOURCES, Bth};
 
 /// What there is at `snd.nxt`.
 enum Next {
@@ -159,6 +159,7 @@ impl Requester {
     fn next_packet(&mut self, alone: Option<Seq>, ops: &mut impl RequesterOps) -> Next {
         let nxt = self.snd.nxt;
         let outstanding = self.responses.outstanding();
+        let may_start = self.may_start_response();
         let needed = self.is_key_needed();
         let (reads, una) = (&mut self.reads, self.snd.una);
         let last = self.failing.map_or(Seq::MAX, |(seq, _)| seq);
@@ -192,7 +193,7 @@ impl Requester {
         }
         let starts = reads.starts_at(request, nxt);
         if request.wants_data() && alone.is_none() {
-            if reads.waits(nxt, una) || starts && outstanding >= self.attrs.max_rd_atomic.into() {
+            if reads.waits(nxt, una) || starts && !may_start {
                 return Next::Blocked;
             }
             if let Some(end) = self.responses.received_until(nxt) {
@@ -209,6 +210,14 @@ impl Requester {
         let span = (end - nxt).min(alone.unwrap_or(Seq::MAX));
         let Some(plan) = plan_at(request, nxt, span, self.attrs.path_mtu.bytes()) else { return Next::Blocked };
         if alone.is_none() && self.is_too_much(plan.span.into()) { Next::Blocked } else { Next::Packet(plan) }
+    }
+
+    /// Returns `true` if another READ or atomic may be begun. One that is complete but for what was lost takes nothing
+    /// of a responder that agreed but the means to repeat that.
+    fn may_start_response(&self) -> bool {
+        let (outstanding, most) = (self.responses.outstanding(), usize::from(self.attrs.max_rd_atomic));
+        outstanding < most
+            || self.sack == Sack::On && outstanding < AGREED_RESOURCES && self.responses.unanswered() < most
     }
 
     /// Returns `true` if so many PSNs more are too many in flight, or reach too far beyond the oldest.

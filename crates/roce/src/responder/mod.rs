@@ -11,7 +11,7 @@ use serde::Serialize;
 
 use crate::ops::{NakReason, ResponderOps};
 use crate::path::{ENTROPY, Path, mtu_bytes, packets};
-use crate::wire::{NakCode, OFFER, Operation, Packet, Reth, SackMap, Service, Syndrome};
+use crate::wire::{AGREED_RESOURCES, NakCode, OFFER, Operation, Packet, Reth, SackMap, Service, Syndrome};
 use responses::{ReadResponse, Response};
 
 pub use reorder::ReorderBuffer;
@@ -136,7 +136,8 @@ pub struct Responder {
     peer_goes_back: bool,
     /// To be sent, in this order.
     responses: VecDeque<Response>,
-    /// Responder resources, at most `max_dest_rd_atomic`. The oldest is first.
+    /// Responder resources, at most `max_dest_rd_atomic`, or [`AGREED_RESOURCES`] if that is more and the peer has agreed.
+    /// The oldest is first.
     resources: VecDeque<Resource>,
     sack: Sack,
     /// Responses take the path of requests, among equal ones, if the peer agreed.
@@ -433,7 +434,8 @@ impl Responder {
 
     /// Takes a responder resource, the oldest if all are in use.
     fn save_resource(&mut self, resource: Resource) {
-        while self.resources.len() >= usize::from(self.attrs.max_dest_rd_atomic).max(1) {
+        let least = if self.sack == Sack::On { AGREED_RESOURCES } else { 1 };
+        while self.resources.len() >= usize::from(self.attrs.max_dest_rd_atomic).max(least) {
             self.resources.pop_front();
         }
         self.resources.push_back(resource);

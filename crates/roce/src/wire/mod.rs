@@ -62,5 +62,5 @@ pub use ipv6::Ipv6;
 pub use opcode::{Opcode, OpcodeInfo, Operation, PayloadRule, Position, Service, Shape};
 pub use packet::{Header, Network, Packet};
 pub use reth::Reth;
-pub use sack::{ACCEPT, OFFER, SackMap};
+pub use sack::{ACCEPT, AGREED_RESOURCES, OFFER, SackMap};
 pub use udp::{PROTOCOL_UDP, ROCE_PORT, Udp, connected_flow_label, connected_source_port, datagram_source_port};

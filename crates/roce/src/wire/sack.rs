@@ -14,6 +14,10 @@ pub const OFFER: u8 = 0x2d;
 /// [`super::Bth::reserved7`] of the responses of a responder that sends them.
 pub const ACCEPT: u8 = 0x53;
 
+/// READs and atomics whose responses a responder that agreed can repeat, at least: its peer begins more than it may have
+/// outstanding while responses of earlier ones are missing, so that a loss costs the packet that was lost.
+pub const AGREED_RESOURCES: usize = 16;
+
 /// Packets that a map speaks of.
 const BITS: u32 = 1024;
 const WORDS: usize = BITS as usize / u32::BITS as usize;

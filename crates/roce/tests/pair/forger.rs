@@ -4,7 +4,9 @@
 use std::time::Duration;
 
 use pvrdma_roce::Tuning;
-use pvrdma_roce::wire::{Aeth, Bth, Extension, Header, MAX_FRAME, NakCode, Opcode, Packet, SackMap, Syndrome, build};
+use pvrdma_roce::wire::{
+    AGREED_RESOURCES, Aeth, Bth, Extension, Header, MAX_FRAME, NakCode, Opcode, Packet, SackMap, Syndrome, build,
+};
 use pvrdma_verbs::{Mtu, Psn, QpAttrs, RemoteAddress, SendData, SendFlags, SendOp, SendWr, Sge, WcStatus};
 
 use super::host::KEY;
@@ -200,9 +202,13 @@ impl Play {
         }
         // Twice as many responses as resources, an ACK between any two, a NAK and an ACK on each side of it.
         let owed = end.responder.pending_responses();
-        assert!(owed <= 4 * usize::from(RESOURCES) + 3, "{owed} responses are owed: {:?}", end.responder.inspect());
+        // Who agreed keeps more, to repeat what was lost.
+        let most = |agreed| if agreed { AGREED_RESOURCES } else { usize::from(RESOURCES) };
+        let kept = end.responder.inspect().resources;
+        let limit = 2 * (usize::from(RESOURCES) + most(kept > usize::from(RESOURCES))) + 3;
+        assert!(owed <= limit && kept <= AGREED_RESOURCES, "{owed} responses are owed: {:?}", end.responder.inspect());
         let state = end.requester.inspect(self.now);
-        let limit = usize::from(RESOURCES);
+        let limit = most(state.sack);
         assert!(state.outstanding_rd_atomic <= limit, "{state:?}");
         assert!(end.kept() <= 1024);
         assert!(state.in_flight <= 1024 + CHUNK, "{state:?}");
