@@ -211,6 +211,7 @@ impl Requester {
             Some(request) if data.is_empty() || ops.scatter(&request.wr.sges, offset, data).is_ok() => {
                 self.responses.insert(seq);
                 self.responses.on_data(seq);
+                self.recovery.on_early_data(now, seq);
                 self.snd.executed = self.snd.executed.max(seq + 1);
             }
             _ => self.stats.stale += 1,

@@ -206,6 +206,13 @@ impl LossRecovery {
         }
     }
 
+    /// The data of the response at `seq` has come behind a gap, which takes time that says nothing of the way.
+    pub(super) fn on_early_data(&mut self, now: Duration, seq: Seq) {
+        if self.response_time.on_sacked(now, |measured| measured == seq) {
+            self.probe_backoff = 0;
+        }
+    }
+
     /// Packets are lost. `max` is the first PSN that was never sent.
     pub(super) fn on_lost(&mut self, now: Duration, loss: Loss, max: Seq) {
         if loss.is_none() {

@@ -162,8 +162,10 @@ pub(crate) struct Fabric {
     pub(crate) now: Duration,
     pub(crate) flows: Vec<[Station; 2]>,
     pub(crate) seen: [Seen; 2],
-    /// Among the ends of a side, which have one peer.
-    quiet: [Quiet; 2],
+    /// Among the ends of a side, which have one peer, or of each host.
+    quiet: Vec<[Quiet; 2]>,
+    /// Each end is a host of its own.
+    pub(crate) hosts: bool,
     /// From each end to the switch.
     access: Vec<[Link; 2]>,
     /// From the switch, towards each of the two sides.
@@ -195,7 +197,8 @@ impl Fabric {
             now,
             flows: flows.collect(),
             seen: [Seen::default(); 2],
-            quiet: [Quiet::default(); 2],
+            quiet: vec![[Quiet::default(); 2]; setups.len()],
+            hosts: false,
             access: setups.iter().map(|_| [link(own), link(own)]).collect(),
             lines: [vec![link(line)], vec![link(line)]],
             salt: 0,
@@ -233,9 +236,14 @@ impl Fabric {
         self.events.push(Reverse((when, self.count, place, flow, side, frame)));
     }
 
+    const fn host_of(&self, flow: usize) -> usize {
+        if self.hosts { flow } else { 0 }
+    }
+
     /// An end sends what it may.
     pub(crate) fn transmit(&mut self, flow: usize, side: usize) {
-        let frames = self.flows[flow][side].transmit(self.now, &self.quiet[side]);
+        let host = self.host_of(flow);
+        let frames = self.flows[flow][side].transmit(self.now, &self.quiet[host][side]);
         for frame in frames {
             self.leave(flow, side, frame);
         }
@@ -282,12 +290,13 @@ impl Fabric {
         let event = self.events.peek().map(|Reverse((when, ..))| *when);
         if let Some((deadline, flow, side)) = timer.filter(|&(deadline, ..)| event.is_none_or(|when| deadline < when)) {
             self.now = self.now.max(deadline);
+            let host = self.host_of(flow);
             let Station { end, .. } = &mut self.flows[flow][side];
             let before = end.requester.stats().timeouts;
             end.requester.handle_timeout(self.now, &mut end.host);
             let timed_out = end.requester.stats().timeouts > before;
             if timed_out && end.requester.is_starved() {
-                self.quiet[side].ask(self.now, end.requester.rtt());
+                self.quiet[host][side].ask(self.now, end.requester.rtt());
             }
             self.transmit(flow, side);
             return Some((flow, side));
