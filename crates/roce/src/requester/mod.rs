@@ -246,6 +246,12 @@ impl Requester {
         self.reads.set(length, self.snd.una, self.snd.max);
     }
 
+    /// The responder has agreed to selective acknowledgements.
+    #[inline]
+    fn has_agreed(&self) -> bool {
+        self.sack == Sack::On
+    }
+
     /// PSNs that are in flight and not known to be lost.
     fn pipe(&self) -> u64 {
         self.in_flight().saturating_sub(self.scoreboard.to_retransmit())

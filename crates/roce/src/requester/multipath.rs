@@ -18,7 +18,6 @@
 use std::time::Duration;
 
 use super::Requester;
-use super::selective::Sack;
 use super::send_state::Seq;
 use crate::path::ENTROPY;
 use crate::wire::{Ecn, Operation, Packet};
@@ -161,7 +160,7 @@ impl Requester {
 
     /// Returns `true` if the connection may take other paths than its own.
     fn may_rehash(&self) -> bool {
-        self.multipath.enabled && self.sack == Sack::On && self.path.source_port().is_some()
+        self.multipath.enabled && self.has_agreed() && self.path.source_port().is_some()
     }
 
     /// Packets take the path with this entropy from now on.
@@ -173,7 +172,7 @@ impl Requester {
     /// A response came: looks at its path.
     #[inline]
     pub(super) fn on_response_path(&mut self, packet: &Packet<'_>) {
-        if !self.multipath.enabled || self.sack != Sack::On {
+        if !self.multipath.enabled || !self.has_agreed() {
             return;
         }
         let header = &packet.header;

@@ -136,8 +136,8 @@ pub struct Responder {
     peer_goes_back: bool,
     /// To be sent, in this order.
     responses: VecDeque<Response>,
-    /// Responder resources, at most `max_dest_rd_atomic`, or [`AGREED_RESOURCES`] if that is more and the peer has agreed.
-    /// The oldest is first.
+    /// Responder resources, at most `max_dest_rd_atomic`, or [`AGREED_RESOURCES`] if that is more and the peer has
+    /// agreed. The oldest is first.
     resources: VecDeque<Resource>,
     sack: Sack,
     /// Responses take the path of requests, among equal ones, if the peer agreed.
@@ -190,8 +190,8 @@ impl Responder {
         self
     }
 
-    /// Has responses take the path of requests if the peer agreed on selective acknowledgements: when it changes bits of
-    /// its UDP source port, the same of ours change. Whoever hears nothing tries other paths for both directions.
+    /// Has responses take the path of requests if the peer agreed on selective acknowledgements: when it changes bits
+    /// of its UDP source port, the same of ours change. Whoever hears nothing tries other paths for both directions.
     #[must_use]
     pub const fn following_paths(mut self) -> Self {
         self.follows = true;
@@ -341,7 +341,8 @@ impl Responder {
         Handled::Done
     }
 
-    /// A duplicate of a packet that was executed before: nothing is executed twice, nothing is refused (IBA 9.7.5.1.4).
+    /// A duplicate of a packet that was executed before: nothing is executed twice, nothing is refused (IBA
+    /// 9.7.5.1.4).
     fn duplicate(&mut self, packet: &Packet<'_>, operation: Operation) -> Handled {
         self.stats.duplicates += 1;
         let psn = packet.header.bth.psn;

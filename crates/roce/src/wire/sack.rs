@@ -14,8 +14,8 @@ pub const OFFER: u8 = 0x2d;
 /// [`super::Bth::reserved7`] of the responses of a responder that sends them.
 pub const ACCEPT: u8 = 0x53;
 
-/// READs and atomics whose responses a responder that agreed can repeat, at least: its peer begins more than it may have
-/// outstanding while responses of earlier ones are missing, so that a loss costs the packet that was lost.
+/// READs and atomics whose responses a responder that agreed can repeat, at least: its peer begins more than it may
+/// have outstanding while responses of earlier ones are missing, so that a loss costs the packet that was lost.
 pub const AGREED_RESOURCES: usize = 16;
 
 /// Packets that a map speaks of.
@@ -39,7 +39,8 @@ impl SackMap {
     /// Most bytes that a map takes on the wire.
     pub const MAX_LEN: usize = BITS as usize / 8;
 
-    /// The packet at `psn` has come; `missing` is the PSN that the map begins behind. What is too far away is left out.
+    /// The packet at `psn` has come; `missing` is the PSN that the map begins behind. What is too far away is left
+    /// out.
     #[inline]
     pub fn insert(&mut self, missing: Psn, psn: Psn) {
         let Some(bit) = u32::try_from(psn.since(missing)).ok().and_then(|distance| distance.checked_sub(1)) else {

@@ -175,8 +175,8 @@ fn kept(setup: &Setup, kind: Kind, faults: Faults) -> (f64, f64) {
     (mean(|run| run.0) / clean, mean(|run| run.1))
 }
 
-/// Two of our engines agree on selective acknowledgements: a loss costs the packet that was lost. Programs mostly ask for
-/// few READs at a time, and the gap in one of them is no reason to wait with the next.
+/// Two of our engines agree on selective acknowledgements: a loss costs the packet that was lost. Programs mostly ask
+/// for few READs at a time, and the gap in one of them is no reason to wait with the next.
 #[test]
 fn a_loss_costs_what_was_lost() {
     let kinds =

@@ -142,8 +142,8 @@ fn flows_find_the_rate_of_a_slow_line_far_away() {
     flows_find_the_rate_of_a_slow_line(Duration::from_millis(5));
 }
 
-/// A queue that has less room than connections want loses what comes at a random time, as what is retransmitted after a
-/// timeout does. Each connection gets on all the same.
+/// A queue that has less room than connections want loses what comes at a random time, as what is retransmitted after
+/// a timeout does. Each connection gets on all the same.
 #[test]
 fn no_flow_of_many_starves() {
     let (delay, length) = (Duration::from_micros(50), Duration::from_secs(10));
@@ -175,8 +175,8 @@ fn hosts_share_a_line_that_only_drops() {
     }
 }
 
-/// What waits behind a gap is not late: losses for no reason, one packet in a hundred, cut next to nothing where a round
-/// trip takes 10 ms. Chance has it now and then that more than enough come together.
+/// What waits behind a gap is not late: losses for no reason, one packet in a hundred, cut next to nothing where a
+/// round trip takes 10 ms. Chance has it now and then that more than enough come together.
 #[test]
 fn losses_without_a_queue_cut_little() {
     for read in [false, true] {
