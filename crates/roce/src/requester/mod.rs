@@ -8,7 +8,7 @@
 //! * `acks`, with `response_tracker`: what ACKs, NAKs and responses with data do;
 //! * `retransmit`, with `loss_recovery`, `congestion_window`, `rtt` and `delay`: what happens when something was lost;
 //! * `selective`, with `scoreboard`: the same if the responder says what it has;
-//! * `multipath`: which of several equal paths packets take;
+//! * `multipath`, with `path_choice`: which of several equal paths packets take;
 //! * `timers`: when something has to happen by itself;
 //! * `inspect`: how it all looks from outside.
 
@@ -20,6 +20,7 @@ pub(crate) mod inspect;
 mod loss_recovery;
 mod multipath;
 pub(crate) mod packet_plan;
+mod path_choice;
 mod read_grid;
 mod request;
 mod response_tracker;
@@ -41,7 +42,7 @@ use crate::ops::{RequesterOps, is_local};
 use crate::path::{Path, packets};
 use ack_policy::AckPolicy;
 use loss_recovery::{LossRecovery, Probe};
-use multipath::Multipath;
+use path_choice::Multipath;
 use read_grid::ReadGrid;
 use request::{Request, Stage};
 use response_tracker::ResponseTracker;
