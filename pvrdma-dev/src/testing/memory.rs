@@ -226,6 +226,13 @@ impl GuestMemory {
         }
     }
 
+    /// Takes all pages back, as when the guest begins anew.
+    pub fn free_all(&self) {
+        let allocator = &mut *self.allocator.lock();
+        allocator.used.fill(false);
+        allocator.free = allocator.used.len();
+    }
+
     /// Lends memory that lies in one piece.
     #[inline]
     pub fn slice(&self, addr: u64, len: usize) -> VolatileSlice<'_> {

@@ -1,6 +1,8 @@
 //! A hostile kernel: registers, command slots, directories and rings are its own, and all of them change while they are
 //! used.
 
+mod takeover;
+
 use pvrdma_dev::testing::{
     Driver, GuestMemory, MEMORY_BASE, Path, QpAttr, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, TestDevice,
     command_id as id, register, state,
@@ -12,7 +14,7 @@ use pvrdma_verbs::testing::{gid, mac};
 use crate::dice::Dice;
 use crate::network::{KERNEL, Network};
 use crate::process::element;
-use crate::tenant::Target;
+use crate::tenant::Targets;
 
 const PAGE: u64 = 4096;
 const MEMORY: usize = 2 << 20;
@@ -22,6 +24,9 @@ const POOLS: usize = 8;
 const POOL_PAGES: usize = 12;
 /// Bytes of an element of four pieces in its ring.
 const STRIDE: u64 = 256;
+/// Of a doorbell.
+const QP_SEND: u32 = 1 << 30;
+const QP_RECV: u32 = 1 << 31;
 /// Elements of its queues.
 const ELEMENTS: u32 = 32;
 
@@ -55,14 +60,14 @@ pub(crate) struct Kernel {
     srqs: Vec<u32>,
     pairs: Vec<Pair>,
     regions: Vec<(u32, u32)>,
-    targets: Vec<Target>,
+    targets: Targets,
     dice: Dice,
     /// What was kept for the device before it had a driver: room for its port.
     idle_bytes: u64,
 }
 
 impl Kernel {
-    pub(crate) fn new(network: &Network, targets: Vec<Target>, seed: u64) -> Self {
+    pub(crate) fn new(network: &Network, targets: Targets, seed: u64) -> Self {
         let device = network.device(KERNEL, GuestMemory::in_parts(MEMORY, PARTS), seed);
         let idle_bytes = device.device.status().kept.used_bytes;
         let driver = device.driver();
@@ -98,6 +103,11 @@ impl Kernel {
         // Who has ended itself does little harm.
         if self.dice.one_in(4) && !self.is_alive() {
             self.begin();
+        }
+        if self.dice.one_in(8)
+            && let Some(victim) = self.targets.left()
+        {
+            return self.take_over(&victim);
         }
         match self.dice.below(80) {
             0 => self.registers(),
@@ -311,7 +321,7 @@ impl Kernel {
 
     /// Wants the address of a victim, or of its peer, or its own.
     fn bind(&mut self) {
-        let target = self.dice.pick(&self.targets);
+        let target = self.targets.pick(&mut self.dice);
         let wanted = self.dice.pick(&[target.gid, target.peer, gid(KERNEL), gid(200)]);
         let index = self.dice.number();
         if self.dice.one_in(4) {
@@ -397,7 +407,7 @@ impl Kernel {
 
     /// To a victim as if it were its peer, or to a queue pair of its own.
     fn connect(&mut self) {
-        let (Some(pair), target) = (self.pair(), self.dice.pick(&self.targets)) else { return };
+        let (Some(pair), target) = (self.pair(), self.targets.pick(&mut self.dice)) else { return };
         let own = self.dice.pick(&self.pairs).qpn;
         let dice = &mut self.dice;
         let (to, qpn) = dice.pick(&[(target.gid, target.qpn), (target.gid, target.datagram_qpn), (gid(KERNEL), own)]);
@@ -411,18 +421,22 @@ impl Kernel {
             access: 15,
             ..Path::to(to, qpn)
         };
-        let steps = [
-            QpAttr::to_state(state::RESET),
-            QpAttr::to_state(state::INIT).port().access(15),
-            QpAttr::to_state(state::INIT).port().qkey(dice.number()),
-            QpAttr::to_state(state::RTR).receive_path(&path),
-            QpAttr::to_state(state::RTR),
-            QpAttr::to_state(state::RTS).send_path(&path),
-        ];
-        steps.iter().for_each(|step| self.modify_qp(pair, step));
+        self.connect_to(pair, &path);
         if self.dice.one_in(2) {
             self.reset_indices(pair);
         }
+    }
+
+    fn connect_to(&mut self, pair: Pair, path: &Path) {
+        let steps = [
+            QpAttr::to_state(state::RESET),
+            QpAttr::to_state(state::INIT).port().access(15),
+            QpAttr::to_state(state::INIT).port().qkey(self.dice.number()),
+            QpAttr::to_state(state::RTR).receive_path(path),
+            QpAttr::to_state(state::RTR),
+            QpAttr::to_state(state::RTS).send_path(path),
+        ];
+        steps.iter().for_each(|step| self.modify_qp(pair, step));
     }
 
     fn reset_indices(&self, pair: Pair) {
@@ -486,33 +500,43 @@ impl Kernel {
 
     fn post(&mut self) {
         let Some(pair) = self.pair() else { return };
-        let (target, dice) = (self.dice.pick(&self.targets), &mut self.dice);
+        let (target, dice) = (self.targets.pick(&mut self.dice), &mut self.dice);
         let (key, pd) = (self.regions.last().map_or(0x100, |region| region.1), self.pds.last().copied().unwrap_or(0));
-        let memory = &self.device.memory;
-        let pages = &self.pools[pair.pool].pages;
         let (receive, count) = (dice.one_in(4), 1 + dice.word() % 8);
-        let (area, stride, words) = match receive {
-            true => (&pages[1 + (u64::from(ELEMENTS) * STRIDE / PAGE) as usize..], 128, pages[0] + 8),
-            false => (&pages[1..], STRIDE, pages[0]),
-        };
-        let tail = memory.load(words);
-        for number in 0..count {
+        let elements = (0..count).map(|_| {
             let own = u64::from(dice.number() % 0x200);
             let mut bytes = element(dice, &target, pd, own, key);
             if receive {
                 drop(bytes.drain(16..80));
             }
-            let offset = u64::from(tail.wrapping_add(number) % ELEMENTS) * stride;
-            memory.write(area[(offset / PAGE) as usize] + offset % PAGE, &bytes);
-        }
-        memory.store(words, tail.wrapping_add(count) % (2 * ELEMENTS));
-        let bit = if receive { 1 << 31 } else { 1 << 30 };
+            bytes
+        });
+        let elements: Vec<_> = elements.collect();
         let page = dice.word() % 2;
-        self.driver.pci().doorbell(page, 0, pair.handle | bit);
+        let area = self.publish(pair, receive, &elements, page);
+        let (dice, memory) = (&mut self.dice, &self.device.memory);
+        let bit = if receive { QP_RECV } else { QP_SEND };
         // Words in it change while it is looked at.
         if dice.one_in(3) {
-            memory.store(area[0] + 4 * dice.below(64) as u64, dice.number());
+            memory.store(area + 4 * dice.below(64) as u64, dice.number());
             self.driver.pci().doorbell(page, 0, pair.handle | bit);
         }
+    }
+    /// Puts elements in a queue and says so. Gives the place of its first one.
+    fn publish(&self, pair: Pair, receive: bool, elements: &[Vec<u8>], page: u32) -> u64 {
+        let memory = &self.device.memory;
+        let pages = &self.pools[pair.pool].pages;
+        let (area, stride, words) = match receive {
+            true => (&pages[1 + (u64::from(ELEMENTS) * STRIDE / PAGE) as usize..], 128, pages[0] + 8),
+            false => (&pages[1..], STRIDE, pages[0]),
+        };
+        let tail = memory.load(words);
+        for (number, bytes) in (0..).zip(elements) {
+            let offset = u64::from(tail.wrapping_add(number) % ELEMENTS) * stride;
+            memory.write(area[(offset / PAGE) as usize] + offset % PAGE, bytes);
+        }
+        memory.store(words, tail.wrapping_add(elements.len() as u32) % (2 * ELEMENTS));
+        self.driver.pci().doorbell(page, 0, pair.handle | if receive { QP_RECV } else { QP_SEND });
+        area[0]
     }
 }

@@ -19,6 +19,7 @@ mod network;
 mod peer;
 mod process;
 mod tenant;
+mod visitor;
 mod vmm;
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,14 +28,15 @@ use std::time::{Duration, Instant};
 
 use dice::Dice;
 use kernel::Kernel;
-use network::{BEYOND, Network};
+use network::{BEYOND, HOLD, Network};
 use parking_lot::Mutex;
 use peer::Peer;
 use process::Process;
 use pvrdma_dev::KeptStatus;
 use pvrdma_dev::testing::Stop;
 use pvrdma_verbs::testing::CountingAllocator;
-use tenant::{Flow, Target, Tenant};
+use tenant::{Flow, PATIENCE, Target, Targets, Tenant};
+use visitor::Visitor;
 use vmm::Vmm;
 
 #[global_allocator]
@@ -45,6 +47,8 @@ static ALONE: Mutex<()> = Mutex::new(());
 
 /// Steps of a run on one thread.
 const STEPS: usize = 600;
+/// Parts of the time for which an address stays with who had it.
+const NIGHT: u32 = 3;
 /// Batches of each connection with which a run on threads ends.
 const BATCHES: u64 = 40;
 /// Workers of a daemon on threads.
@@ -59,6 +63,7 @@ struct World {
     /// What was kept for each tenant before anybody did harm.
     kept: Vec<KeptStatus>,
     process: Option<Process>,
+    visitor: Visitor,
     kernel: Kernel,
     peer: Peer,
     vmm: Vmm,
@@ -79,18 +84,22 @@ impl World {
         settle(&network, &mut flows, 1);
         let kept = tenants.iter().map(Tenant::kept).collect();
         let targets: Vec<Target> = flows.iter().flat_map(Flow::targets).collect();
+        let peer = Peer::new(targets.clone(), seed);
+        let targets = Targets::new(targets);
         let process = Some(Process::new(&tenants[0].driver, targets.clone(), Dice::new(seed, 5)));
-        let kernel = Kernel::new(&network, targets.clone(), seed);
+        let visitor = Visitor::new(&network, targets.clone(), seed);
+        let kernel = Kernel::new(&network, targets, seed);
         let vmm = Vmm::new(&network, seed, workers > 0);
-        let peer = Peer::new(targets, seed);
-        Self { flows, tenants, kept, process, kernel, peer, vmm, network, seed }
+        Self { flows, tenants, kept, process, visitor, kernel, peer, vmm, network, seed }
     }
 
     /// Does what the dice say, on this thread.
     fn run(&mut self) {
         let mut dice = Dice::new(self.seed, 6);
         for _ in 0..STEPS {
-            match dice.below(20) {
+            match dice.below(24) {
+                20..23 => self.visitor.step(&self.network, &self.tenants[0]),
+                23 if dice.one_in(2) && self.visitor.has_left() => self.pass_night(),
                 0..7 => {
                     let at = dice.below(self.flows.len());
                     self.flows[at].step(self.network.now());
@@ -107,9 +116,28 @@ impl World {
         }
     }
 
+    /// So much time passes that addresses of who is away are free. Who is there is heard of meanwhile.
+    fn pass_night(&mut self) {
+        for _ in 0..NIGHT {
+            settle(&self.network, &mut self.flows, 1);
+            self.let_visitor_end();
+            self.network.pass_at_once(HOLD / NIGHT);
+        }
+    }
+
+    fn let_visitor_end(&mut self) {
+        let since = self.network.now();
+        while !self.visitor.is_idle() {
+            assert!(self.network.now() < since + PATIENCE, "no completion for who reboots, or whom he left");
+            self.visitor.look(&self.network);
+            self.network.pass(Duration::from_millis(10));
+            thread::yield_now();
+        }
+    }
+
     /// The same with a thread for each of them.
     fn run_on_threads(&mut self) {
-        let Self { flows, process, kernel, peer, vmm, network, .. } = self;
+        let Self { flows, tenants, process, visitor, kernel, peer, vmm, network, .. } = self;
         let (network, stop) = (&*network, AtomicBool::new(false));
         let until_the_end = |step: &mut dyn FnMut()| {
             let _stop = Stop(&stop);
@@ -124,6 +152,7 @@ impl World {
             scope.spawn(|| until_the_end(&mut || kernel.step()));
             scope.spawn(|| until_the_end(&mut || process.iter_mut().for_each(Process::step)));
             scope.spawn(|| until_the_end(&mut || vmm.step()));
+            scope.spawn(|| until_the_end(&mut || visitor.step(network, &tenants[0])));
             let _stop = Stop(&stop);
             while !stop.load(Ordering::Acquire) && flows.iter().any(|flow| flow.batches < BATCHES) {
                 flows.iter_mut().for_each(|flow| flow.step(network.now()));
@@ -136,6 +165,8 @@ impl World {
     fn end(mut self) {
         self.kernel.end();
         self.process.take().into_iter().for_each(Process::end);
+        self.let_visitor_end();
+        self.visitor.end();
         settle(&self.network, &mut self.flows, 2);
         assert!((0..100).any(|_| self.network.settle()), "somebody who has left keeps the adapter busy");
         for (tenant, before) in self.tenants.iter().zip(&self.kept) {

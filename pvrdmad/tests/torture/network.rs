@@ -19,6 +19,8 @@ use crate::dice::Dice;
 pub(crate) const BEYOND: u8 = 4;
 /// Devices of the daemon that are on the wire, the second of them an attacker's.
 pub(crate) const ON_THE_WIRE: [u8; 2] = [3, KERNEL];
+/// Who reboots.
+pub(crate) const VISITOR: u8 = 5;
 /// The attackers' devices.
 pub(crate) const KERNEL: u8 = 66;
 pub(crate) const VMM: u8 = 67;
@@ -28,6 +30,8 @@ const CABLE: usize = 512;
 /// Runs of queue pairs before ports are served, and how often both have their turn between two steps.
 const RUNS: usize = 16;
 const ROUNDS: usize = 64;
+/// How long an address stays with who had it.
+pub(crate) const HOLD: Duration = Duration::from_secs(60);
 
 pub(crate) struct Network {
     _uplinks: Vec<Uplink>,
@@ -90,7 +94,9 @@ impl Network {
 
     pub(crate) fn config(number: u8, seed: u64) -> DeviceConfig {
         let config = DeviceConfig::new(format!("guest {number}"), mac(number));
-        DeviceConfig { random: Random::Seed(seed.wrapping_mul(u64::from(number))), ..config }
+        // Numbers begin at random. The kernel has guessed right: its own are those of who reboots.
+        let begin = if number == KERNEL { VISITOR } else { number };
+        DeviceConfig { random: Random::Seed(seed.wrapping_mul(u64::from(begin))), ..config }
     }
 
     pub(crate) fn rxe(&self, number: u8) -> &Rxe {
@@ -116,6 +122,15 @@ impl Network {
             let next = [&self.here, &self.beyond].into_iter().filter_map(Rxe::next_deadline).min();
             let now = clock.now();
             clock.advance(next.map_or(at_most, |next| next.saturating_sub(now)).min(at_most));
+            self.settle();
+        }
+    }
+
+    /// Lets time pass in which nothing happens, if it is virtual.
+    pub(crate) fn pass_at_once(&self, time: Duration) {
+        if let Some(clock) = &self.manual {
+            self.settle();
+            clock.advance(time);
             self.settle();
         }
     }

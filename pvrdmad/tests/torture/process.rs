@@ -4,7 +4,7 @@ use pvrdma_dev::testing::{Buffer, Context, Cq, Driver, DriverRing, Mr, Path, Pd,
 use pvrdma_verbs::testing::gid;
 
 use crate::dice::Dice;
-use crate::tenant::Target;
+use crate::tenant::{PSN, Target, Targets};
 
 pub(crate) struct Process {
     driver: Driver,
@@ -15,12 +15,12 @@ pub(crate) struct Process {
     buffer: Buffer,
     mr: Mr,
     regions: Vec<Mr>,
-    targets: Vec<Target>,
+    targets: Targets,
     dice: Dice,
 }
 
 impl Process {
-    pub(crate) fn new(driver: &Driver, targets: Vec<Target>, dice: Dice) -> Self {
+    pub(crate) fn new(driver: &Driver, targets: Targets, dice: Dice) -> Self {
         let context = driver.open().unwrap();
         let pd = driver.create_pd(Some(&context)).unwrap();
         let cq = driver.create_cq(Some(&context), 64).unwrap();
@@ -75,7 +75,7 @@ impl Process {
         if self.qps.len() < 6 {
             let init = if self.dice.one_in(3) { QpInit::ud } else { QpInit::rc };
             let mut qp = self.driver.create_qp(&init(&self.pd, &self.cq)).unwrap();
-            let target = self.dice.pick(&self.targets);
+            let target = self.targets.pick(&mut self.dice);
             // Whichever kind it is, one of these is refused.
             let _ = qp.connect(&Path { rq_psn: target.psn, ..Path::to(target.gid, target.qpn) });
             let _ = qp.start_datagrams(self.dice.number());
@@ -91,7 +91,7 @@ impl Process {
     }
 
     fn modify(&mut self) {
-        let target = self.dice.pick(&self.targets);
+        let target = self.targets.pick(&mut self.dice);
         let Some(at) = self.qps.len().checked_sub(1).map(|last| self.dice.below(last + 1)) else { return };
         // One of its own, or a victim's.
         let (to, peer) = match self.dice.below(3) {
@@ -137,12 +137,12 @@ impl Process {
         let Some(at) = self.qps.len().checked_sub(1).map(|last| self.dice.below(last + 1)) else { return };
         // Most requests end their queue pair, and those behind them would do nothing.
         if self.dice.one_in(2) {
-            let (qp, psn) = (&mut self.qps[at], self.targets[0].psn);
+            let (qp, psn) = (&mut self.qps[at], PSN);
             let path = Path { rq_psn: psn, sq_psn: psn, ..Path::to(gid(1), qp.qpn) };
             let _ = qp.to_reset().and_then(|()| qp.connect(&path));
         }
         let (qp, dice) = (&self.qps[at], &mut self.dice);
-        let target = dice.pick(&self.targets);
+        let target = self.targets.pick(dice);
         let mut bytes = element(dice, &target, self.pd.handle, self.buffer.va(), self.mr.lkey);
         let send = dice.below(4) != 0;
         let ring = if send { qp.send_ring() } else { qp.recv_ring() };

@@ -1,10 +1,12 @@
 //! Tenants, and their traffic: every byte of it is compared with a model, and so is what nobody should touch.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use pvrdma_dev::testing::{
-    AddressHandle, Buffer, Cq, Driver, GuestMemory, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr, TestDevice,
-    access, status,
+    AddressHandle, Buffer, Context, Cq, Driver, GuestMemory, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr,
+    TestDevice, access, status,
 };
 use pvrdma_dev::{DeviceStatus, KeptStatus};
 use pvrdma_rxe::Rxe;
@@ -14,6 +16,8 @@ use pvrdma_verbs::{Counter, Gid};
 use crate::dice::Dice;
 use crate::network::{BEYOND, Network};
 
+/// Memory of a guest.
+pub(crate) const MEMORY: usize = 4 << 20;
 /// Operations of a batch, and slices of a half of a buffer.
 const SLOTS: usize = 4;
 const SLICE: usize = 12 << 10;
@@ -25,8 +29,10 @@ const LONGEST: usize = SLICE / 2;
 const GRH: usize = 40;
 /// What nobody guesses. Attackers know everything else.
 const QKEY: u32 = 0x0bad_cafe;
+/// Of which connections begin.
+pub(crate) const PSN: u32 = 0x1234;
 /// Longest that a batch may take: virtual time with retries, and for threads what only a hang exceeds.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Counts that show more than load: on a device of which nobody does anything wrong they stay at zero, whatever others
 /// do.
@@ -51,19 +57,24 @@ const NO_LOAD: [&str; 15] = [
 /// A guest that does nothing wrong.
 pub(crate) struct Tenant {
     pub(crate) number: u8,
+    pub(crate) gid: Gid,
     pub(crate) device: TestDevice<Rxe>,
     pub(crate) driver: Driver,
 }
 
 impl Tenant {
     pub(crate) fn new(network: &Network, number: u8, seed: u64) -> Self {
-        let device = network.device(number, GuestMemory::new(4 << 20), seed);
-        let driver = device.driver();
-        driver.bind_gid(0, gid(number)).unwrap();
-        Self { number, device, driver }
+        Self::begin(network.device(number, GuestMemory::new(MEMORY), seed), number)
     }
 
-    fn status(&self) -> DeviceStatus {
+    /// On a device that has no driver.
+    pub(crate) fn begin(device: TestDevice<Rxe>, number: u8) -> Self {
+        let driver = device.driver();
+        driver.bind_gid(0, gid(number)).unwrap();
+        Self { number, gid: gid(number), device, driver }
+    }
+
+    pub(crate) fn status(&self) -> DeviceStatus {
         self.device.device.status()
     }
 
@@ -95,11 +106,14 @@ pub(crate) struct Target {
     pub(crate) rkey: u32,
     /// Who talks to it.
     pub(crate) peer: Gid,
+    pub(crate) peer_qpn: u32,
 }
 
 /// One end of a connection.
-struct End {
+pub(crate) struct End {
     number: u8,
+    gid: Gid,
+    context: Context,
     pd: Pd,
     cq: Cq,
     qp: Qp,
@@ -111,7 +125,7 @@ struct End {
     model: Vec<u8>,
     /// Memory that only its owner has a right to.
     private: Buffer,
-    _private_mr: Mr,
+    private_mr: Mr,
     /// Names of requests that have not completed, and of receives.
     sends: Vec<u64>,
     receives: Vec<u64>,
@@ -133,11 +147,28 @@ impl End {
         let mr = driver.reg_mr(&pd, &buffer, access::ALL).unwrap();
         let model = dice.bytes(buffer.len());
         buffer.write(0, &model);
-        let (private, _private_mr) = driver.registered_buffer(&pd, 8192, access::LOCAL_WRITE).unwrap();
+        let (private, private_mr) = driver.registered_buffer(&pd, 8192, access::LOCAL_WRITE).unwrap();
         private.fill_pattern(7);
         let (sends, receives, headers) = (Vec::new(), Vec::new(), Vec::new());
-        let (number, driver) = (tenant.number, driver.clone());
-        Self { number, pd, cq, qp, ud, buffer, mr, model, private, _private_mr, sends, receives, headers, driver }
+        let (number, gid, driver) = (tenant.number, tenant.gid, driver.clone());
+        Self {
+            number,
+            gid,
+            context,
+            pd,
+            cq,
+            qp,
+            ud,
+            buffer,
+            mr,
+            model,
+            private,
+            private_mr,
+            sends,
+            receives,
+            headers,
+            driver,
+        }
     }
 
     fn connect(&mut self, peer: &Target) {
@@ -148,13 +179,14 @@ impl End {
     fn target(&self, peer: &Self) -> Target {
         Target {
             number: self.number,
-            gid: gid(self.number),
+            gid: self.gid,
             qpn: self.qp.qpn,
             datagram_qpn: self.ud.qpn,
-            psn: 0x1234,
+            psn: PSN,
             addr: self.buffer.va(),
             rkey: self.mr.rkey,
-            peer: gid(peer.number),
+            peer: peer.gid,
+            peer_qpn: peer.qp.qpn,
         }
     }
 
@@ -181,13 +213,109 @@ impl End {
         self.driver.notifications();
     }
 
-    fn check(&mut self) {
+    /// To the error state: whatever waits ends.
+    pub(crate) fn fail(&mut self) {
+        [&mut self.qp, &mut self.ud].into_iter().for_each(|qp| qp.to_error().unwrap());
+    }
+
+    /// Takes what has completed beside a peer that is gone, and says how.
+    pub(crate) fn poll_any(&mut self) -> Vec<u32> {
+        let mut statuses = Vec::new();
+        while let Some(cqe) = self.cq.poll() {
+            let waiting = [&mut self.sends, &mut self.receives];
+            let known = waiting.into_iter().find_map(|list| {
+                let at = list.iter().position(|&name| name == cqe.wr_id)?;
+                Some(list.remove(at))
+            });
+            assert!(known.is_some(), "nobody waits for {cqe:?}");
+            statuses.push(cqe.status);
+        }
+        self.driver.notifications();
+        self.driver.async_events();
+        statuses
+    }
+
+    /// Sends to a peer that is gone.
+    pub(crate) fn send_into_the_void(&mut self, name: u64) {
+        self.sends.push(name);
+        let request = SendWr::send(name, &[self.buffer.sge(&self.mr, 0, SLICE)]);
+        self.qp.publish_send(&[request]).unwrap();
+        self.qp.ring_send();
+    }
+
+    pub(crate) fn is_idle(&self) -> bool {
+        self.sends.is_empty() && self.receives.is_empty()
+    }
+
+    /// Gives back all that it has.
+    pub(crate) fn end(self) {
+        let Self { context, pd, cq, qp, ud, buffer, mr, private, private_mr, .. } = self;
+        [qp, ud].into_iter().for_each(|qp| qp.destroy().unwrap());
+        [mr, private_mr].into_iter().for_each(|mr| mr.destroy().unwrap());
+        cq.destroy().unwrap();
+        pd.destroy().unwrap();
+        context.close().unwrap();
+        [buffer, private].into_iter().for_each(Buffer::free);
+    }
+
+    pub(crate) fn check(&mut self) {
         for at in std::mem::take(&mut self.headers) {
             let header = self.buffer.read(at, GRH);
             self.expect(at, &header);
         }
         assert!(self.buffer.read(0, 2 * HALF) == self.model, "bytes of guest {} are wrong", self.number);
+        self.check_private();
+    }
+
+    pub(crate) fn check_private(&self) {
         assert!(self.private.read(0, 8192) == Buffer::pattern(7, 8192), "memory of guest {} was changed", self.number);
+    }
+}
+
+/// Victims that attackers know.
+#[derive(Clone)]
+pub(crate) struct Targets(Arc<Mutex<Known>>);
+
+struct Known {
+    all: Vec<Target>,
+    /// Those in front that never go.
+    lasting: usize,
+    /// Whose peer has gone, and may come again as another one.
+    left: Option<Target>,
+}
+
+impl Targets {
+    pub(crate) fn new(all: Vec<Target>) -> Self {
+        Self(Arc::new(Mutex::new(Known { lasting: all.len(), all, left: None })))
+    }
+
+    pub(crate) fn pick(&self, dice: &mut Dice) -> Target {
+        dice.pick(&self.0.lock().all)
+    }
+
+    /// Who was left, if anybody is.
+    pub(crate) fn left(&self) -> Option<Target> {
+        self.0.lock().left
+    }
+
+    /// A guest has come, with a connection.
+    pub(crate) fn come(&self, ends: [Target; 2]) {
+        let Known { all, lasting, .. } = &mut *self.0.lock();
+        all.truncate(*lasting);
+        all.extend(ends);
+    }
+
+    /// It has gone, and this is what it left at its peer.
+    pub(crate) fn go(&self, left: Target) {
+        let Known { all, lasting, left: place } = &mut *self.0.lock();
+        all.truncate(*lasting);
+        all.push(left);
+        *place = Some(left);
+    }
+
+    /// Its peer has noticed.
+    pub(crate) fn forget(&self) {
+        self.0.lock().left = None;
     }
 }
 
@@ -200,6 +328,8 @@ pub(crate) struct Flow {
     pub(crate) batches: u64,
     /// Datagrams are not lost on their way.
     datagrams: bool,
+    /// Which end has sent a request to the other: from then on, what is between the two has a name.
+    has_asked: [bool; 2],
 }
 
 impl Flow {
@@ -209,7 +339,7 @@ impl Flow {
         ends[0].connect(&targets[1]);
         ends[1].connect(&targets[0]);
         let datagrams = ends.iter().all(|end| end.number != BEYOND);
-        Self { ends, dice, since: None, batches: 0, datagrams }
+        Self { ends, dice, since: None, batches: 0, datagrams, has_asked: [false; 2] }
     }
 
     fn targets_of(ends: &[End; 2]) -> [Target; 2] {
@@ -223,6 +353,19 @@ impl Flow {
 
     pub(crate) fn is_idle(&self) -> bool {
         self.since.is_none()
+    }
+
+    /// Both ends know who the other is, and nothing is under way. Else the first request would have but its PSN, which
+    /// attackers here know.
+    pub(crate) fn is_settled(&self) -> bool {
+        self.is_idle() && self.has_asked == [true; 2]
+    }
+
+    /// The end that a guest leaves at its peer, whatever is under way.
+    pub(crate) fn part(self, gone: u8) -> (End, Target) {
+        let [left, right] = self.targets();
+        let [first, second] = self.ends;
+        if first.number == gone { (second, right) } else { (first, left) }
     }
 
     /// Begins a batch, or sees how the one does that is under way.
@@ -248,9 +391,10 @@ impl Flow {
     }
 
     fn start(&mut self, now: Duration) {
-        let Self { ends: [left, right], dice, datagrams, .. } = self;
-        let (me, peer) = if dice.one_in(2) { (left, right) } else { (right, left) };
-        let (rkey, to) = (peer.mr.rkey, AddressHandle::new(me.pd.handle, gid(peer.number)));
+        let Self { ends: [left, right], dice, datagrams, has_asked, .. } = self;
+        let (me, peer, has_asked) =
+            if dice.one_in(2) { (left, right, &mut has_asked[0]) } else { (right, left, &mut has_asked[1]) };
+        let (rkey, to) = (peer.mr.rkey, AddressHandle::new(me.pd.handle, peer.gid));
         for slot in 0..=dice.below(SLOTS) {
             let name = self.batches << 8 | slot as u64;
             let (from, to_at) = (slot * SLICE + dice.below(LONGEST), HALF + slot * SLICE + dice.below(LONGEST));
@@ -301,6 +445,7 @@ impl Flow {
                 }
             };
             me.sends.push(name);
+            *has_asked |= !datagram;
             let qp = if datagram { &mut me.ud } else { &mut me.qp };
             qp.publish_send(&[request]).unwrap();
             // One doorbell for several, at times.

@@ -1,0 +1,59 @@
+//! Comes as the peer that has left a victim: with its address, its number and the PSN that was agreed on.
+
+use pvrdma_dev::PciFunction;
+use pvrdma_dev::testing::{Path, Request, SendWr, Sge, command_id as id};
+
+use super::{Kernel, Pair};
+use crate::tenant::Target;
+
+/// Numbers come round after so many resets.
+const ROUNDS: u32 = 256;
+
+impl Kernel {
+    pub(super) fn take_over(&mut self, victim: &Target) {
+        let Some(pair) = self.reach(victim.peer_qpn) else { return };
+        let index = 1 + self.dice.word() % 3;
+        let bind = Request::new(id::CREATE_BIND).u32(16, 1024).u32(20, 0xfff).u32(24, index);
+        // Another has it, perhaps.
+        self.command(&bind.set(28, &victim.peer.0).u8(44, 2));
+        let path = Path {
+            sgid_index: index as u8,
+            timeout: 1,
+            retry_cnt: 1,
+            sq_psn: if self.dice.one_in(2) { victim.psn } else { self.dice.word() & 0xff_ffff },
+            ..Path::to(victim.gid, victim.qpn)
+        };
+        self.connect_to(pair, &path);
+        self.ask(pair, victim);
+    }
+
+    /// Begins again and again, until the first number is this one.
+    fn reach(&mut self, qpn: u32) -> Option<Pair> {
+        for _ in 0..8 {
+            self.begin();
+            let first = *self.pairs.first()?;
+            if first.qpn == qpn {
+                return Some(first);
+            }
+            // To begin is a step, or some, by itself.
+            let rounds = (qpn.wrapping_sub(first.qpn) >> 16) % ROUNDS;
+            (1..rounds.saturating_sub(2)).for_each(|_| self.device.device.reset());
+        }
+        None
+    }
+
+    /// A receive for what the victim sends, and requests for what it has.
+    fn ask(&mut self, pair: Pair, victim: &Target) {
+        self.reset_indices(pair);
+        let key = self.regions.last().map_or(0, |region| region.1);
+        let own = Sge { addr: 0, length: 64, lkey: key };
+        let mut receive = SendWr::send(1, &[Sge { length: 1 << 15, ..own }]).encode(true);
+        drop(receive.drain(16..80));
+        self.publish(pair, true, &[receive], 0);
+        let at = victim.addr + self.dice.below(4096) as u64;
+        let requests = [SendWr::send(2, &[own]), SendWr::write(3, &[own], at, victim.rkey)];
+        let requests = requests.map(|request| request.encode(true));
+        let first = self.dice.below(2);
+        self.publish(pair, false, &requests[first..], 0);
+    }
+}

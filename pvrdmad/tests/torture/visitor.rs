@@ -1,0 +1,154 @@
+//! A guest that does nothing wrong and reboots: while it is away, and when it is another one, its peer still has a
+//! connection with who it was.
+
+use pvrdma_dev::testing::{GuestMemory, register, status};
+use pvrdma_dev::{ObjectCounts, PciFunction};
+use pvrdma_verbs::Gid;
+use pvrdma_verbs::testing::gid;
+
+use crate::dice::Dice;
+use crate::network::{Network, VISITOR};
+use crate::tenant::{End, Flow, MEMORY, Targets, Tenant};
+
+/// Addresses that it has after each other, unless it gets the one again that it had.
+const ADDRESSES: std::ops::Range<u8> = 100..200;
+
+pub(crate) struct Visitor {
+    tenant: Tenant,
+    /// While it is there.
+    pub(crate) flow: Option<Flow>,
+    left: Option<Left>,
+    targets: Targets,
+    dice: Dice,
+    pub(crate) lives: u64,
+    /// What was kept for its device before it had a driver: room for its port.
+    idle_bytes: u64,
+}
+
+/// What it left at its peer.
+struct Left {
+    end: End,
+    /// It went between two batches, so that its peer's bytes are known, and nobody else's requests are taken.
+    is_sound: bool,
+    /// Its peer has sent something.
+    has_asked: bool,
+}
+
+impl Visitor {
+    pub(crate) fn new(network: &Network, targets: Targets, seed: u64) -> Self {
+        let device = network.device(VISITOR, GuestMemory::new(MEMORY), seed);
+        let idle_bytes = device.device.status().kept.used_bytes;
+        let tenant = Tenant::begin(device, VISITOR);
+        tenant.device.device.reset();
+        tenant.device.memory.free_all();
+        Self { tenant, flow: None, left: None, targets, dice: Dice::new(seed, 7), lives: 0, idle_bytes }
+    }
+
+    /// What it does of late, with its peer.
+    pub(crate) fn step(&mut self, network: &Network, host: &Tenant) {
+        match &mut self.flow {
+            Some(flow) => {
+                flow.step(network.now());
+                if self.dice.one_in(6) && (flow.is_idle() || self.dice.one_in(3)) {
+                    self.go();
+                }
+            }
+            None if self.dice.one_in(6) => self.come(host),
+            None => {}
+        }
+        self.look_back();
+    }
+
+    /// A life begins.
+    pub(crate) fn come(&mut self, host: &Tenant) {
+        self.lives += 1;
+        let driver = self.tenant.device.driver();
+        let fresh = gid(ADDRESSES.start + (self.lives % ADDRESSES.len() as u64) as u8);
+        let wanted = if self.dice.one_in(2) { self.tenant.gid } else { fresh };
+        // Somebody may have it by now.
+        let bind = |gid: Gid| driver.bind_gid(0, gid).map(|()| gid);
+        self.tenant.gid = bind(wanted).or_else(|_| bind(fresh)).unwrap();
+        self.tenant.driver = driver;
+        let (left, right) = if self.dice.one_in(2) { (&self.tenant, host) } else { (host, &self.tenant) };
+        let dice = Dice::new(self.dice.long(), 8);
+        let flow = Flow::new(left, right, dice);
+        self.targets.come(flow.targets());
+        self.flow = Some(flow);
+    }
+
+    /// A life ends, whatever is under way.
+    fn go(&mut self) {
+        self.forget();
+        let Some(flow) = self.flow.take() else { return };
+        let is_sound = flow.is_settled();
+        let (driver, device) = (&self.tenant.driver, &self.tenant.device);
+        match self.dice.below(3) {
+            0 => device.device.reset(),
+            1 => driver.pci().set_bus_master(false),
+            _ => driver.pci().set_register(register::CTL, 2),
+        }
+        // Whatever is written there from now on breaks what comes next.
+        device.memory.free_all();
+        let (mut end, target) = flow.part(self.tenant.number);
+        self.targets.go(target);
+        if !is_sound {
+            end.fail();
+        }
+        self.left = Some(Left { end, is_sound, has_asked: false });
+    }
+
+    /// What its peer sees.
+    fn look_back(&mut self) {
+        let Some(left) = &mut self.left else { return };
+        let statuses = left.end.poll_any();
+        if left.is_sound {
+            assert!(!statuses.contains(&status::SUCCESS), "somebody is not who he seems to be");
+            left.end.check();
+        } else {
+            left.end.check_private();
+        }
+        match self.dice.below(24) {
+            0 | 1 if left.is_sound && !left.has_asked => {
+                left.end.send_into_the_void(self.lives);
+                left.has_asked = true;
+            }
+            2 if left.end.is_idle() => self.forget(),
+            _ => {}
+        }
+    }
+
+    /// Its peer gives the connection up.
+    fn forget(&mut self) {
+        if let Some(left) = self.left.take() {
+            self.targets.forget();
+            left.end.end();
+        }
+    }
+
+    /// Sees how what is under way does, without beginning anything.
+    pub(crate) fn look(&mut self, network: &Network) {
+        if let Some(flow) = &mut self.flow {
+            flow.look(network.now());
+        }
+        self.look_back();
+    }
+
+    /// Its peer waits for who it was.
+    pub(crate) fn has_left(&self) -> bool {
+        self.left.is_some()
+    }
+
+    /// Nothing is under way, and nobody waits.
+    pub(crate) fn is_idle(&self) -> bool {
+        self.flow.as_ref().is_none_or(Flow::is_idle) && self.left.as_ref().is_none_or(|left| left.end.is_idle())
+    }
+
+    /// Nothing is left of it.
+    pub(crate) fn end(&mut self) {
+        self.go();
+        self.forget();
+        self.tenant.device.device.reset();
+        let status = self.tenant.status();
+        assert_eq!((status.objects, status.kept.used_bytes), (ObjectCounts::default(), self.idle_bytes));
+    }
+}
