@@ -1,5 +1,7 @@
 //! Workers that do what no worker does. The fake one is this test program again: see [`fake_worker`].
 
+mod hostile;
+
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
@@ -217,19 +219,21 @@ fn hello(stream: &UnixStream, lie: &str, id: u64) {
     }
 }
 
+/// What a worker says of a device.
+fn device_report(name: &str, socket: &str) -> Value {
+    json!({
+        "name": name, "socket": socket, "port": "active", "mtu": 1024, "client": {"connected": false},
+        "memory": {"pin": "off", "mapped_bytes": 0, "pinned_bytes": 0, "pin_error": null, "files": "any",
+            "max_mapped_bytes": 0, "max_locked_bytes": 0, "open_files": 0, "mappings": 0},
+        "addresses": {"rule": "own", "listed": [], "guarded": false}, "peers": [[], []],
+        "doorbells": {"mode": "trapped"},
+        "network": {"name": "n", "mtu": 1500, "counters": {}}, "capture": {"active": 0, "frames": 0, "dropped": 0},
+    })
+}
+
 fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
-    let device = |name: &str, socket: &str| {
-        json!({
-            "name": name, "socket": socket, "port": "active", "mtu": 1024, "client": {"connected": false},
-            "memory": {"pin": "off", "mapped_bytes": 0, "pinned_bytes": 0, "pin_error": null, "files": "any",
-                "max_mapped_bytes": 0, "max_locked_bytes": 0, "open_files": 0, "mappings": 0},
-            "addresses": {"rule": "own", "listed": [], "guarded": false}, "peers": [[], []],
-            "doorbells": {"mode": "trapped"},
-            "network": {"name": "n", "mtu": 1500, "counters": {}}, "capture": {"active": 0, "frames": 0, "dropped": 0},
-        })
-    };
     let own = if lie == "true" { "vm1" } else { "vm2" };
-    let good = json!({"ok": {"lost_mappings": 0, "devices": [device(own, "/s")]}});
+    let good = json!({"ok": {"lost_mappings": 0, "devices": [device_report(own, "/s")]}});
     let send_up = |request: HostRequest| {
         send(upcalls, &encode(&Outgoing { id: 1, body: &request }).unwrap(), &[]).unwrap();
     };
@@ -269,7 +273,8 @@ fn status(stream: &UnixStream, upcalls: &UnixStream, lie: &str, id: u64) {
             say(stream, id, &good);
         }
         "impostor" => {
-            let devices = [device("vm1", "/false"), device("vm2", "\u{1b}[31mred"), device("vm2", "/again")];
+            let devices =
+                [device_report("vm1", "/false"), device_report("vm2", "\u{1b}[31mred"), device_report("vm2", "/again")];
             say(stream, id, &json!({"ok": {"lost_mappings": 0, "devices": devices}}));
         }
         "hangs-up" => {
