@@ -5,6 +5,7 @@
 mod bottleneck;
 mod captured;
 mod datagrams;
+mod dumbbell;
 mod errors;
 mod fabric;
 mod flow;
