@@ -16,7 +16,7 @@ pub(super) struct Sweep {
 }
 
 /// All that there are.
-pub(super) const SWEEPS: [Sweep; 5] = [
+pub(super) const SWEEPS: [Sweep; 6] = [
     Sweep {
         id: "sweep",
         title: "RDMA writes by size, in one process",
@@ -45,6 +45,12 @@ pub(super) const SWEEPS: [Sweep; 5] = [
         id: "scaling",
         title: "RDMA writes of 1 MiB over a wire, by connections",
         prefix: "wire/connections-",
+        varies: "connections",
+    },
+    Sweep {
+        id: "slow-line",
+        title: "RDMA writes of 64 KiB over 100 Mb/s with a queue of 60 KB that only drops, by connections",
+        prefix: "wire/slow-connections-",
         varies: "connections",
     },
 ];

@@ -89,7 +89,7 @@ fn shares(senders: Senders, seed: u64) -> Shares {
         for (flow, posted) in posted.iter_mut().enumerate() {
             let end = &mut fabric.flows[flow][0].end;
             let due = match senders.burst {
-                Some(burst) => burst * (1 + since.as_secs() as usize) - *posted,
+                Some(burst) => burst * (1 + usize::try_from(since.as_secs()).unwrap()) - *posted,
                 None => end.host.sent.len() + 16 - *posted,
             };
             if due > 0 && (flow == 0 || since >= senders.joins) {

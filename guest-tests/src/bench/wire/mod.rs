@@ -64,6 +64,7 @@ pub(super) fn sweep(runs: usize) -> Result<Vec<Row>> {
     if GuestImage::built_program("usr/bin/iperf3").is_some() {
         rows.extend(sweep::sizes(&network, runs)?.into_iter().map(Ok));
         rows.extend(sweep::connections(&network, runs)?.into_iter().map(Ok));
+        rows.extend(sweep::slow_connections(runs)?.into_iter().map(Ok));
     } else {
         rows.push(Err(NO_IPERF.into()));
     }

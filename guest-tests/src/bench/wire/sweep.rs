@@ -49,6 +49,25 @@ pub(super) fn connections(network: &Network, runs: usize) -> Result<Vec<Figure>>
     [1, 4, 16, 64, 128].into_iter().map(figure).collect()
 }
 
+/// RDMA writes on many connections over a slow line with a short queue, beside as many TCP streams there.
+pub(super) fn slow_connections(runs: usize) -> Result<Vec<Figure>> {
+    let network = Network::slow()?;
+    let figure = |qps: usize| {
+        let options = PeerOptions { size: 64 << 10, qps, seconds: 4.0, ..BULK };
+        let round = |_| {
+            let ours = session::run(&network, &options)?;
+            log::info!("{ours:?}");
+            let theirs = baseline::stream_with(&network, options.seconds, &["-P", &qps.to_string()])?;
+            Ok([ours[0].gigabits(options.size) * 1000.0, theirs.gigabits * 1000.0])
+        };
+        let rounds = (0..runs).map(round).collect::<Result<Vec<_>>>()?;
+        let title = format!("wire: RDMA writes of 64 KiB on {qps} QPs over 100 Mb/s with a queue of 60 KB");
+        let base = "as many TCP streams there";
+        Ok(Figure::of_rounds(format!("wire/slow-connections-{qps}"), title, "Mb/s", false, &rounds, base))
+    };
+    [1, 2, 4, 8, 16].into_iter().map(figure).collect()
+}
+
 /// RDMA writes while packets are lost in each direction, beside those where none are.
 pub(super) fn losses(network: &Network, runs: usize) -> Result<Vec<Figure>> {
     /// Hundredths of a percent.
