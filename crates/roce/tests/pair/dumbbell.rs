@@ -166,8 +166,8 @@ fn one_notification_in_twenty_is_lost_on_a_slow_line() {
     }
 }
 
-/// Who paused has grown back meanwhile, and all of them begin at once: the queue tells, but nothing is lost, and everybody
-/// gets as much.
+/// Who paused has grown back meanwhile, and all of them begin at once: the queue tells, but nothing is lost, and
+/// everybody gets as much.
 #[test]
 fn many_begin_at_once_on_a_slow_line() {
     for count in [4, 8, 16] {

@@ -3,12 +3,6 @@
 //!
 //! For longer: `SEED=1 SECONDS=600 cargo test -p pvrdmad --lib -- --ignored --nocapture one_supervisor`.
 
-#[path = "../../../tests/torture/dice.rs"]
-mod dice;
-#[path = "../../../tests/common/pair.rs"]
-#[expect(dead_code, unreachable_pub, reason = "others use more of it")]
-mod pair;
-
 use std::fs::{self, File, OpenOptions};
 use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
@@ -18,8 +12,8 @@ use pvrdma_dev::testing::{Driver, GuestMemory};
 use rustix::fs::MemfdFlags;
 use rustix::process::{Signal, getpid, kill_process};
 
-use self::dice::Dice;
-use self::pair::{Pair, beside_traffic};
+use super::dice::Dice;
+use super::pair::{Pair, beside_traffic};
 use super::*;
 use crate::config::SandboxMode;
 use crate::sandbox::Profile;

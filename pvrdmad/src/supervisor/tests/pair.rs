@@ -1,0 +1,112 @@
+//! Two guests with a connection that lasts, and its traffic beside what else happens.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+
+use pvrdma_dev::testing::{Buffer, Cq, Driver, Mr, Path, Qp, QpInit, RecvWr, SendWr, access, status};
+use pvrdma_verbs::Gid;
+
+/// Bytes of a transfer.
+const LENGTH: usize = 100_001;
+
+/// The same in each network.
+pub fn gid(number: u8) -> Gid {
+    let mut gid = Gid::default();
+    gid.0[10..12].fill(0xff);
+    gid.0[12..].copy_from_slice(&[10, 44, 0, number]);
+    gid
+}
+
+/// Two guests with a connection.
+pub struct Pair {
+    guests: [Guest; 2],
+    round: u8,
+}
+
+struct Guest {
+    cq: Cq,
+    qp: Qp,
+    buffer: Buffer,
+    mr: Mr,
+    _driver: Driver,
+}
+
+impl Guest {
+    fn new(driver: Driver, number: u8) -> Self {
+        driver.bind_gid(0, gid(number)).unwrap();
+        let pd = driver.create_pd(None).unwrap();
+        let cq = driver.create_cq(None, 64).unwrap();
+        let qp = driver.create_qp(&QpInit::rc(&pd, &cq)).unwrap();
+        let (buffer, mr) = driver.registered_buffer(&pd, LENGTH, access::ALL).unwrap();
+        Self { cq, qp, buffer, mr, _driver: driver }
+    }
+}
+
+impl Pair {
+    pub fn new([left, right]: [Driver; 2]) -> Self {
+        let mut guests = [Guest::new(left, 1), Guest::new(right, 2)];
+        let numbers = guests.each_ref().map(|guest| guest.qp.qpn);
+        let [left, right] = &mut guests;
+        // A second between two tries: whatever happens meanwhile, the connection outlives it.
+        left.qp.connect(&Path { timeout: 18, ..Path::to(gid(2), numbers[1]) }).unwrap();
+        right.qp.connect(&Path { timeout: 18, ..Path::to(gid(1), numbers[0]) }).unwrap();
+        Self { guests, round: 0 }
+    }
+
+    /// Numbers of the queue pairs.
+    pub fn numbers(&self) -> [u32; 2] {
+        self.guests.each_ref().map(|guest| guest.qp.qpn)
+    }
+
+    /// A write from the first to the second, with every byte compared.
+    pub fn exchange(&mut self) {
+        self.post();
+        self.complete();
+    }
+
+    /// Posts the write, and a send behind it.
+    pub fn post(&mut self) {
+        self.round = self.round.wrapping_add(1);
+        let [left, right] = &mut self.guests;
+        left.buffer.fill_pattern(self.round.into());
+        let to = right.buffer.sge(&right.mr, 0, LENGTH);
+        right.qp.post_recv(&[RecvWr::new(1, &[])]).unwrap();
+        let from = [left.buffer.sge(&left.mr, 0, LENGTH)];
+        let requests = [SendWr::write(2, &from, to.addr, right.mr.rkey), SendWr::send(3, &[])];
+        left.qp.post_send(&requests).unwrap();
+    }
+
+    /// Waits until what was posted is there.
+    pub fn complete(&mut self) {
+        let [left, right] = &mut self.guests;
+        assert!(left.cq.wait_many(2).iter().all(|done| done.status == status::SUCCESS));
+        assert_eq!(right.cq.wait().status, status::SUCCESS);
+        assert!(right.buffer.read(0, LENGTH) == left.buffer.read(0, LENGTH), "round {}", self.round);
+    }
+}
+
+/// Runs `meanwhile` beside traffic of a pair, of which every round is compared, and at least one before and after.
+pub fn beside_traffic(pair: &mut Pair, meanwhile: impl FnOnce()) {
+    let (stop, rounds) = (AtomicBool::new(false), AtomicU64::new(0));
+    thread::scope(|scope| {
+        let traffic = scope.spawn(|| {
+            while !stop.load(Ordering::Acquire) {
+                pair.exchange();
+                rounds.fetch_add(1, Ordering::AcqRel);
+            }
+        });
+        let one_more = || {
+            let now = rounds.load(Ordering::Acquire);
+            while rounds.load(Ordering::Acquire) < now + 2 && !traffic.is_finished() {
+                thread::yield_now();
+            }
+        };
+        one_more();
+        let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(meanwhile));
+        one_more();
+        stop.store(true, Ordering::Release);
+        if let Err(panic) = outcome {
+            std::panic::resume_unwind(panic);
+        }
+    });
+}
