@@ -14,10 +14,10 @@ use std::thread;
 use std::time::Instant;
 
 use common::PATIENCE;
-use common::pair::{Pair, beside_traffic};
 use common::remote::probe;
 use common::traffic::{Guest, gid, mac, transfer};
 use pvrdma_dev::testing::{Path, QpInit, SendWr, status};
+use pvrdmad::testing::{Pair, beside_traffic};
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use tempfile::TempDir;

@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use std::process::{self, Child, ChildStderr, Stdio};
 use std::time::Instant;
 
-use common::pair::{Pair, beside_traffic, gid};
 use common::remote::probe;
 use common::{PATIENCE, Raw, memfd};
+use pvrdmad::testing::{Pair, beside_traffic, gid};
 use pvrdmad::vfio_user::message::{Command, Header};
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::process::{Pid, PidfdFlags, Resource, Rlimit, Signal, getrlimit, kill_process, pidfd_open, prlimit};

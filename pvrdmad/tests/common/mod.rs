@@ -9,7 +9,6 @@
 )]
 
 pub mod frozen;
-pub mod pair;
 pub mod process;
 pub mod remote;
 pub mod traffic;

@@ -13,7 +13,6 @@
     reason = "what goes wrong ends the test"
 )]
 
-mod dice;
 mod kernel;
 mod network;
 mod peer;
@@ -26,7 +25,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dice::Dice;
 use kernel::Kernel;
 use network::{BEYOND, HOLD, Network};
 use parking_lot::Mutex;
@@ -35,6 +33,7 @@ use process::Process;
 use pvrdma_dev::KeptStatus;
 use pvrdma_dev::testing::Stop;
 use pvrdma_verbs::testing::CountingAllocator;
+use pvrdmad::testing::Dice;
 use tenant::{Flow, PATIENCE, Target, Targets, Tenant};
 use visitor::Visitor;
 use vmm::Vmm;

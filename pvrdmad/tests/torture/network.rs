@@ -13,7 +13,7 @@ use pvrdma_rxe::{Congestion, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use pvrdma_verbs::testing::mac;
 use pvrdma_verbs::{MacAddr, Random};
 
-use crate::dice::Dice;
+use pvrdmad::testing::Dice;
 
 /// The host beyond the uplink.
 pub(crate) const BEYOND: u8 = 4;

@@ -8,9 +8,9 @@ use pvrdma_roce::wire::{
 use pvrdma_verbs::testing::mac;
 use pvrdma_verbs::{Psn, Qpn};
 
-use crate::dice::Dice;
 use crate::network::{BEYOND, Network, ON_THE_WIRE};
 use crate::tenant::Target;
+use pvrdmad::testing::Dice;
 
 pub(crate) struct Peer {
     targets: Vec<Target>,

@@ -3,8 +3,8 @@
 use pvrdma_dev::testing::{Buffer, Context, Cq, Driver, DriverRing, Mr, Path, Pd, Qp, QpInit, SendWr, access};
 use pvrdma_verbs::testing::gid;
 
-use crate::dice::Dice;
 use crate::tenant::{PSN, Target, Targets};
+use pvrdmad::testing::Dice;
 
 pub(crate) struct Process {
     driver: Driver,

@@ -13,8 +13,8 @@ use pvrdma_rxe::Rxe;
 use pvrdma_verbs::testing::{gid, mac};
 use pvrdma_verbs::{Counter, Gid};
 
-use crate::dice::Dice;
 use crate::network::{BEYOND, Network};
+use pvrdmad::testing::Dice;
 
 /// Memory of a guest.
 pub(crate) const MEMORY: usize = 4 << 20;

@@ -6,9 +6,9 @@ use pvrdma_dev::{ObjectCounts, PciFunction};
 use pvrdma_verbs::Gid;
 use pvrdma_verbs::testing::gid;
 
-use crate::dice::Dice;
 use crate::network::{Network, VISITOR};
 use crate::tenant::{End, Flow, MEMORY, Targets, Tenant};
+use pvrdmad::testing::Dice;
 
 /// Addresses that it has after each other, unless it gets the one again that it had.
 const ADDRESSES: std::ops::Range<u8> = 100..200;

@@ -22,8 +22,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
 use vm_memory::mmap::MmapRegion;
 use vm_memory::{Bytes, FileOffset};
 
-use crate::dice::Dice;
 use crate::network::{Network, VMM};
+use pvrdmad::testing::Dice;
 
 const PAGE: u64 = 4096;
 /// Pages of its guest: the shared region, two slots, two rings with their directories, and more.

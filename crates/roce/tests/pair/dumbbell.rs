@@ -1,5 +1,5 @@
 //! A bottleneck of 100 Mb/s, 5 ms long, that marks what finds 60 KB in front of it: hosts with links of their own, many
-//! at once, later ones, and notifications that are lost. The namespaces of `bench --only dumbbell` have the same.
+//! at once, later ones, and notifications that are lost.
 
 use std::time::Duration;
 

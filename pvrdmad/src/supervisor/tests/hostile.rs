@@ -12,20 +12,14 @@ use pvrdma_dev::testing::{Driver, GuestMemory};
 use rustix::fs::MemfdFlags;
 use rustix::process::{Signal, getpid, kill_process};
 
-use super::dice::Dice;
-use super::pair::{Pair, beside_traffic};
 use super::*;
 use crate::config::SandboxMode;
 use crate::sandbox::Profile;
-use crate::testing::RemoteFunction;
+use crate::testing::{Dice, Pair, RemoteFunction, beside_traffic};
 use crate::worker;
 
 /// What is asked of a supervisor in a run.
 const STEPS: usize = 60;
-/// Descriptors of the two guests that the test keeps for ever, each with a thread: a run has room for 150 seeds.
-const INTERRUPTS: usize = 6;
-/// What a thread that waits for one of these has.
-const STACK: u64 = 12 << 10;
 /// Bytes that the process may have more after many runs than after some: what the allocator keeps.
 const ROOM: u64 = 4 << 20;
 
@@ -166,7 +160,7 @@ fn run(seed: u64) -> usize {
     let lives = place.end();
     drop(pair);
     let after = descriptors();
-    assert_eq!(after.len(), before.len() + INTERRUPTS, "seed {seed}: {after:?}");
+    assert_eq!(after.len(), before.len(), "seed {seed}: {after:?}");
     lives
 }
 
@@ -196,10 +190,7 @@ fn one_supervisor() {
         lives += run(seed);
         match count {
             0..4 => memory = anonymous(),
-            _ => {
-                let room = ROOM + (count * INTERRUPTS) as u64 * STACK;
-                assert!(anonymous() < memory + room, "seed {seed}: {} bytes, {memory} at first", anonymous());
-            }
+            _ => assert!(anonymous() < memory + ROOM, "seed {seed}: {} bytes, {memory} at first", anonymous()),
         }
         if start.elapsed() >= seconds {
             println!("{} seeds from {first}, {lives} lives of a worker", count + 1);

@@ -1,10 +1,6 @@
 //! Workers that do what no worker does. The fake one is this test program again: see [`fake_worker`].
 
-mod dice;
 mod hostile;
-#[expect(dead_code, unreachable_pub, reason = "as the tests of the whole daemon have it")]
-mod pair;
-
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;

@@ -11,10 +11,10 @@ use pvrdma_dev::{ObjectCounts, PciFunction, Phase};
 use pvrdma_rxe::Rxe;
 use pvrdma_verbs::testing::{gid, mac};
 
-use crate::dice::Dice;
 use crate::network::{KERNEL, Network};
 use crate::process::element;
 use crate::tenant::Targets;
+use pvrdmad::testing::Dice;
 
 const PAGE: u64 = 4096;
 const MEMORY: usize = 2 << 20;

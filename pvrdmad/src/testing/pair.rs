@@ -1,4 +1,5 @@
 //! Two guests with a connection that lasts, and its traffic beside what else happens.
+#![expect(clippy::unwrap_used, reason = "for tests, which end with what goes wrong")]
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
@@ -9,7 +10,7 @@ use pvrdma_verbs::Gid;
 /// Bytes of a transfer.
 const LENGTH: usize = 100_001;
 
-/// The same in each network.
+/// The address of a guest, the same in each network.
 pub fn gid(number: u8) -> Gid {
     let mut gid = Gid::default();
     gid.0[10..12].fill(0xff);
@@ -18,6 +19,7 @@ pub fn gid(number: u8) -> Gid {
 }
 
 /// Two guests with a connection.
+#[expect(missing_debug_implementations, reason = "the drivers of tests have none")]
 pub struct Pair {
     guests: [Guest; 2],
     round: u8,
@@ -43,6 +45,7 @@ impl Guest {
 }
 
 impl Pair {
+    /// Connects two guests, whose devices are new.
     pub fn new([left, right]: [Driver; 2]) -> Self {
         let mut guests = [Guest::new(left, 1), Guest::new(right, 2)];
         let numbers = guests.each_ref().map(|guest| guest.qp.qpn);

@@ -1,10 +1,11 @@
-//! The other end of a device's socket, for tests (feature `testing`): a client that knows nothing of the daemon.
+//! The other end of a device's socket: a client that knows nothing of the daemon.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::thread::JoinHandle;
 
 use anyhow::{Context, Result, bail};
 use parking_lot::Mutex;
@@ -29,6 +30,7 @@ pub struct RemoteFunction {
     client: Mutex<Client>,
     /// Doorbell pages that are memory.
     doorbells: Option<Doorbells>,
+    _interrupts: Forwarder,
 }
 
 /// A part of BAR 2 that is memory.
@@ -94,9 +96,9 @@ impl RemoteFunction {
         let mut client = Client::new(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
         client.dma_map(0, MEMORY_BASE, bytes, memory.as_raw_fd()).context("the device refuses the memory")?;
         let irqs = Irqs::new();
-        forward(&mut client, &irqs)?;
+        let interrupts = Forwarder::start(&mut client, &irqs)?;
         let doorbells = maps.then(|| Doorbells::map(&client)).transpose().context("doorbell pages")?;
-        Ok((Arc::new(Self { client: Mutex::new(client), doorbells }), irqs))
+        Ok((Arc::new(Self { client: Mutex::new(client), doorbells, _interrupts: interrupts }), irqs))
     }
 
     fn read(&self, region: u32, offset: u64, data: &mut [u8]) {
@@ -168,26 +170,46 @@ fn region(bar: usize) -> u32 {
     u32::try_from(bar).unwrap_or(u32::MAX)
 }
 
-/// Has a thread give the device's interrupts to `irqs`. It ends with the process.
-fn forward(client: &mut Client, irqs: &Arc<Irqs>) -> Result<()> {
-    let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
-    let events: [OwnedFd; 3] = [event()?, event()?, event()?];
-    client
-        .set_irqs(MSIX, TRIGGER_EVENTFD, 0, 3, &events.each_ref().map(AsRawFd::as_raw_fd))
-        .context("the device refuses the interrupts")?;
-    let irqs = Arc::clone(irqs);
-    std::thread::spawn(move || {
-        loop {
-            let mut ready = events.each_ref().map(|event| PollFd::from_borrowed_fd(event.as_fd(), PollFlags::IN));
-            if rustix::event::poll(&mut ready, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
-                return;
-            }
-            for (vector, event) in (0..).zip(&events) {
-                (0..take(event)).for_each(|_| irqs.msix(vector));
-            }
+/// A thread that gives a device's interrupts to an [`Irqs`].
+struct Forwarder {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Forwarder {
+    fn start(client: &mut Client, irqs: &Arc<Irqs>) -> Result<Self> {
+        let event = || rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
+        let (events, stop): ([OwnedFd; 3], _) = ([event()?, event()?, event()?], Arc::new(event()?));
+        client
+            .set_irqs(MSIX, TRIGGER_EVENTFD, 0, 3, &events.each_ref().map(AsRawFd::as_raw_fd))
+            .context("the device refuses the interrupts")?;
+        let (irqs, stopping) = (Arc::clone(irqs), Arc::clone(&stop));
+        let thread = std::thread::spawn(move || forward(&events, &stopping, &irqs));
+        Ok(Self { stop, thread: Some(thread) })
+    }
+}
+
+impl Drop for Forwarder {
+    fn drop(&mut self) {
+        let _ = rustix::io::write(&self.stop, &1_u64.to_ne_bytes());
+        let _ = self.thread.take().map(JoinHandle::join);
+    }
+}
+
+fn forward(events: &[OwnedFd; 3], stop: &OwnedFd, irqs: &Irqs) {
+    let [a, b, c] = events;
+    loop {
+        let mut ready = [a, b, c, stop].map(|event| PollFd::from_borrowed_fd(event.as_fd(), PollFlags::IN));
+        if rustix::event::poll(&mut ready, None).is_err_and(|error| error != rustix::io::Errno::INTR) {
+            return;
         }
-    });
-    Ok(())
+        for (vector, event) in (0..).zip(events) {
+            (0..take(event)).for_each(|_| irqs.msix(vector));
+        }
+        if take(stop) > 0 {
+            return;
+        }
+    }
 }
 
 /// The counter of an eventfd, which is 0 afterwards.
