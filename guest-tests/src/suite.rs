@@ -121,8 +121,8 @@ fn cargo_test(which: impl FnOnce(&mut Command) -> &mut Command) -> Result<Tally>
     Ok(tally)
 }
 
-/// A test says that it cannot be made on this machine (`pvrdma_verbs::testing::skipped`). With one thread the name of the
-/// test is before it.
+/// A test says that it cannot be made on this machine (`pvrdma_verbs::testing::skipped`). With one thread the name of
+/// the test is before it.
 fn is_skip(line: &str) -> bool {
     line.starts_with("skipped: ") || line.contains(" ... skipped: ")
 }

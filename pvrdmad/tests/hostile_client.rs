@@ -100,7 +100,7 @@ fn floods_do_not_fill_the_log() {
         client.stream.write_all(&header(Command::REGION_WRITE, u32::MAX, 0)).unwrap();
         client.wait_hang_up();
     }
-    log.assert_limited("");
+    log.assert_limited(&format!("{}: ", served.name));
 }
 
 #[test]

@@ -285,10 +285,10 @@ keys! {
         /// this daemon's kind that know them recover from losses with selective acknowledgements.
         ["negotiate", "on|off", "on"]
         negotiate: Option<Switch>,
-        /// Other paths for connections that agreed on selective acknowledgements.
+        /// Other paths, where one is congested or dead.
         ///
-        /// They change their UDP source port, in the range that RoCE v2 has, when their path is congested or nothing is
-        /// heard. Off: each connection keeps one, for firewalls that know connections by it.
+        /// Connections that agreed on selective acknowledgements change their UDP source port, in the range that RoCE v2
+        /// has, when their path is congested or nothing is heard. Off: each connection keeps one, for firewalls that know connections by it.
         ["multipath", "on|off", "on"]
         multipath: Option<Switch>,
         /// Share of the device beside others of its network.
