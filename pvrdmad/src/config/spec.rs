@@ -287,8 +287,9 @@ keys! {
         negotiate: Option<Switch>,
         /// Other paths, where one is congested or dead.
         ///
-        /// Connections that agreed on selective acknowledgements change their UDP source port, in the range that RoCE v2
-        /// has, when their path is congested or nothing is heard. Off: each connection keeps one, for firewalls that know connections by it.
+        /// Connections that agreed on selective acknowledgements change their UDP source port, in the range that
+        /// RoCE v2 has, when their path is congested or nothing is heard. Off: each connection keeps one, for firewalls
+        /// that know connections by it.
         ["multipath", "on|off", "on"]
         multipath: Option<Switch>,
         /// Share of the device beside others of its network.
