@@ -188,3 +188,24 @@ pub(crate) const MEASUREMENTS: [Measurement; 5] = [
         slow_options: "-s 8 -n 500",
     },
 ];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// `guest-tests/recording/record` makes it anew.
+    #[test]
+    fn the_recording_shows_the_demo() {
+        let root = crate::daemon::workspace_manifest().unwrap();
+        let picture = std::fs::read_to_string(root.with_file_name("docs").join("demo.svg")).unwrap();
+        let picture = roxmltree::Document::parse(&picture).unwrap();
+        let words: Vec<_> =
+            picture.descendants().filter(|node| node.is_text()).filter_map(|node| node.text()).collect();
+        let text = words.join(" ");
+        let programs = SHOWN.iter().map(|(_, title)| *title);
+        for title in programs.chain(MEASUREMENTS.iter().map(|measurement| measurement.title)) {
+            assert!(text.contains(title), "not recorded: {title}");
+        }
+        assert!(text.contains("times better") && !text.contains("FAILS"));
+    }
+}
