@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 
 use crate::bench::wire::PeerOptions;
+use crate::bench::wire::dumbbell::{DumbbellOptions, HostsOptions};
 use crate::doorbells::DoorbellOptions;
 use crate::lab::LabCli;
 use crate::net_peer::NetPeer;
@@ -58,6 +59,12 @@ pub(crate) enum Command {
         #[arg(long)]
         loss: u16,
     },
+    /// Many hosts over a line that marks, in a guest.
+    #[command(hide = true)]
+    Dumbbell(DumbbellOptions),
+    /// The hosts of one side of that.
+    #[command(hide = true)]
+    DumbbellHosts(HostsOptions),
     /// One side of checked traffic over network cards, in a guest.
     #[command(hide = true, subcommand)]
     NetPeer(NetPeer),
@@ -230,8 +237,8 @@ pub(crate) struct BenchOptions {
     /// Leave out what needs virtual machines.
     #[arg(long)]
     pub(crate) no_vm: bool,
-    /// Measure only this part: `in-process`, `daemon`, `sweep`, `wire`, `doorbells`, `vm`, `card`, `kvm`, `guest` or
-    /// `hca`. May be repeated.
+    /// Measure only this part: `in-process`, `daemon`, `sweep`, `wire`, `doorbells`, `vm`, `card`, `kvm`, `guest`,
+    /// `dumbbell` or `hca`. May be repeated.
     #[arg(long, value_name = "PART")]
     pub(crate) only: Vec<String>,
     /// Results of an earlier commit, which the page shows beside these. May be repeated, the oldest first.

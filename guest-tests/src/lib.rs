@@ -74,6 +74,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::HostAdapter(command) => host_adapter::run(&command)?,
         Command::WirePeer(options) => bench::wire::run_peer(&options)?,
         Command::WireInGuest { loss } => bench::wire::run_in_guest(loss)?,
+        Command::Dumbbell(options) => bench::wire::dumbbell::run_inside(&options)?,
+        Command::DumbbellHosts(options) => bench::wire::dumbbell::run_hosts(&options)?,
         Command::Image => {
             let image = GuestImage::build()?;
             println!("the image is ready in {} ({})", image.directory().display(), image.qemu_version()?);

@@ -83,6 +83,9 @@ pub(crate) fn run(options: &BenchOptions) -> Result<()> {
     if !options.no_vm && wanted("guest") {
         figures.extend(wire::measure_in_guest(runs)?);
     }
+    if !options.no_vm && wanted("dumbbell") {
+        figures.extend(wire::dumbbell::measure(runs)?);
+    }
     if !options.no_vm && wanted("hca") {
         figures.extend(host_adapter::measure(runs)?);
     }

@@ -16,7 +16,7 @@ pub(super) struct Sweep {
 }
 
 /// All that there are.
-pub(super) const SWEEPS: [Sweep; 6] = [
+pub(super) const SWEEPS: [Sweep; 9] = [
     Sweep {
         id: "sweep",
         title: "RDMA writes by size, in one process",
@@ -52,6 +52,24 @@ pub(super) const SWEEPS: [Sweep; 6] = [
         title: "RDMA writes of 64 KiB over 100 Mb/s with a queue of 60 KB that only drops, by connections",
         prefix: "wire/slow-connections-",
         varies: "connections",
+    },
+    Sweep {
+        id: "dumbbell-jain",
+        title: "100 Mb/s, 5 ms, marks at 60 KB: Jain's index, by hosts that write all the time",
+        prefix: "dumbbell/jain-",
+        varies: "hosts",
+    },
+    Sweep {
+        id: "dumbbell-utilisation",
+        title: "100 Mb/s, 5 ms, marks at 60 KB: utilisation, by hosts that write all the time",
+        prefix: "dumbbell/utilisation-",
+        varies: "hosts",
+    },
+    Sweep {
+        id: "dumbbell-queue",
+        title: "100 Mb/s, 5 ms, marks at 60 KB: most that waits, by hosts that write all the time",
+        prefix: "dumbbell/queue-",
+        varies: "hosts",
     },
 ];
 

@@ -10,6 +10,7 @@ mod container;
 mod daemon;
 mod dissect;
 mod doorbells;
+mod dumbbell;
 mod errors;
 mod exchange;
 pub(crate) mod exits;
@@ -96,6 +97,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(nic::cases());
         cases.extend(qemu_nic::cases());
         cases.extend(doorbells::cases());
+        cases.extend(dumbbell::cases());
         let beds = KvmBeds::default();
         cases.extend(kvm::cases(&beds));
         cases.extend(kvm_qemu::cases(&beds));

@@ -15,7 +15,7 @@ use super::roots::remove_tree;
 pub(crate) const BOOT_MODULES: [&str; 6] =
     ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "ext4", "overlay"];
 
-const GUEST_MODULES: [&str; 28] = [
+const GUEST_MODULES: [&str; 33] = [
     "vmxnet3",
     "virtio_net",
     "virtio_rng",
@@ -40,6 +40,12 @@ const GUEST_MODULES: [&str; 28] = [
     "veth",
     "8021q",
     "sch_netem",
+    // A line that marks.
+    "bridge",
+    "sch_tbf",
+    "sch_red",
+    "sch_prio",
+    "cls_u32",
     // Folders of the host.
     "9p",
     "9pnet_virtio",

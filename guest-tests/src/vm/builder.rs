@@ -96,6 +96,8 @@ pub(crate) struct VmBuilder {
     pub(super) ends_with_guest: bool,
     /// The kernel's timer interrupts every processor at fixed times.
     pub(super) ticks: bool,
+    /// Its clocks count instructions.
+    pub(super) virtual_time: bool,
 }
 
 /// Who QEMU runs as. It may read every file, as those of the image are where only their owner finds them, and write to
@@ -135,6 +137,7 @@ impl VmBuilder {
             kvm: false,
             ends_with_guest: false,
             ticks: false,
+            virtual_time: false,
         }
     }
 
@@ -257,6 +260,13 @@ impl VmBuilder {
     /// The kernel's timer interrupts every processor at fixed times, whether somebody waits for that or not.
     pub(crate) fn ticks(mut self) -> Self {
         self.ticks = true;
+        self
+    }
+
+    /// An emulated processor whose clocks advance by a nanosecond with each instruction, and at once to the next timer
+    /// while it has nothing to do: however busy this machine is, the guest does not notice.
+    pub(crate) fn virtual_time(mut self) -> Self {
+        self.virtual_time = true;
         self
     }
 }

@@ -29,8 +29,15 @@ impl Arguments {
 pub(super) fn machine_arguments(vm: &VmBuilder) -> Result<Vec<String>> {
     let mut arguments = Arguments::default();
     arguments.add("name", format!("guest-tests-{}", vm.name));
-    let (accelerator, cpu) = if vm.kvm { KVM } else { processor() };
+    let (accelerator, cpu) = match (vm.virtual_time, vm.kvm) {
+        (true, _) => ("tcg,thread=single", EMULATED),
+        (false, true) => KVM,
+        (false, false) => processor(),
+    };
     arguments.add("accel", accelerator);
+    if vm.virtual_time {
+        arguments.add("icount", "shift=0,sleep=off");
+    }
     arguments.add("cpu", cpu);
     arguments.add("smp", vm.cpus.to_string());
     arguments.add("m", format!("{}M", vm.memory_mib));
@@ -138,9 +145,11 @@ pub(crate) fn processor() -> (&'static str, &'static str) {
     if has_kvm() {
         return KVM;
     }
-    // Without these the guest's copies use 64-bit or vector moves; the emulator does `rep movsb` byte by byte.
-    ("tcg,thread=multi", "max,la57=off,erms=off,fsrm=off")
+    ("tcg,thread=multi", EMULATED)
 }
+
+/// Without these the guest's copies use 64-bit or vector moves; the emulator does `rep movsb` byte by byte.
+const EMULATED: &str = "max,la57=off,erms=off,fsrm=off";
 
 fn memory_object(vm: &VmBuilder) -> String {
     let kind = match vm.memory_kind {

@@ -3,6 +3,7 @@
 //! Each process has a processor of its own. What is compared alternates, round by round.
 
 mod baseline;
+pub(crate) mod dumbbell;
 mod guest;
 mod network;
 mod peer;

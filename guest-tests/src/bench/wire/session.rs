@@ -20,10 +20,15 @@ pub(super) struct Talker {
 impl Talker {
     /// Starts a command on a side.
     pub(super) fn start(network: &Network, side: usize, command: &[String]) -> Result<Self> {
-        let (their_input, input) = std::io::pipe().context("cannot create a pipe")?;
-        let (output, their_output) = std::io::pipe().context("cannot create a pipe")?;
         let mut words = network.enter(side);
         words.extend_from_slice(command);
+        Self::spawn(&words)
+    }
+
+    /// Starts a command here.
+    pub(super) fn spawn(words: &[String]) -> Result<Self> {
+        let (their_input, input) = std::io::pipe().context("cannot create a pipe")?;
+        let (output, their_output) = std::io::pipe().context("cannot create a pipe")?;
         let (program, arguments) = words.split_first().context("an empty command")?;
         let child = BoundChild::spawn("a side", program, |command| {
             command.args(arguments).stdin(their_input).stdout(their_output).stderr(Stdio::inherit());

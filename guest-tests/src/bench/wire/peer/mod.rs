@@ -20,12 +20,13 @@ use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
 use pvrdma_ether_link::Link;
 use pvrdma_ether_link::af_packet::AfPacketLink;
 use pvrdma_ether_link::fault::{FaultLink, Faults};
-use pvrdma_rxe::{PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_rxe::{Congestion, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use pvrdma_verbs::{Gid, MacAddr};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use super::network::MTU;
+use crate::namespaces::INTERFACE;
 
 /// Interrupt vector of completions.
 const COMPLETIONS: usize = 2;
@@ -111,8 +112,8 @@ impl PeerOptions {
 
 /// Where a side is.
 #[derive(Debug, Serialize, Deserialize)]
-struct Place {
-    qpns: Vec<u32>,
+pub(super) struct Place {
+    pub(super) qpns: Vec<u32>,
     address: u64,
     rkey: u32,
 }
@@ -151,7 +152,18 @@ impl Outcome {
     }
 }
 
-struct Peer {
+/// Where a device is, and how it answers to congestion.
+#[derive(Clone, Debug)]
+pub(super) struct Host {
+    pub(super) interface: String,
+    pub(super) mac: MacAddr,
+    pub(super) gid: Gid,
+    /// The IP MTU of the interface.
+    pub(super) mtu: u32,
+    pub(super) congestion: Option<Congestion>,
+}
+
+pub(super) struct Peer {
     memory: Arc<GuestMemory>,
     irqs: Arc<Irqs>,
     driver: Driver,
@@ -182,9 +194,7 @@ pub(super) fn next_line() -> Result<String> {
 /// Plays one side until standard input ends.
 pub(crate) fn run(options: &PeerOptions) -> Result<()> {
     let mut peer = Peer::new(options)?;
-    let place =
-        Place { qpns: peer.qps.iter().map(|qp| qp.qpn).collect(), address: peer.buffer.va(), rkey: peer.mr.rkey };
-    println!("{}", serde_json::to_string(&place)?);
+    println!("{}", serde_json::to_string(&peer.place())?);
     let remote: Place = serde_json::from_str(&next_line()?).context("the other side's place")?;
     for (qp, &qpn) in peer.qps.iter_mut().zip(&remote.qpns) {
         // Longest acknowledgement timeout of a switched network: 67 ms.
@@ -216,11 +226,18 @@ pub(crate) fn run(options: &PeerOptions) -> Result<()> {
 
 impl Peer {
     fn new(options: &PeerOptions) -> Result<Self> {
+        let side = options.side;
+        let host = Host { interface: INTERFACE.into(), mac: mac(side), gid: gid(side), mtu: MTU, congestion: None };
+        Self::on(&host, options)
+    }
+
+    /// The same with another place in another network.
+    pub(super) fn on(host: &Host, options: &PeerOptions) -> Result<Self> {
         let depth = options.depth.max(1);
         let bytes = options.size * if options.size < 4096 { depth as usize } else { 1 };
         let backend = Rxe::new(RxeConfig::default())?;
-        let address = mac(options.side);
-        let link = AfPacketLink::open("wire", address)?;
+        let address = host.mac;
+        let link = AfPacketLink::open(&host.interface, address)?;
         let link: Arc<dyn Link> = if options.loss == 0 && options.reorder == 0 {
             Arc::new(link)
         } else {
@@ -228,15 +245,15 @@ impl Peer {
             Arc::new(FaultLink::new(link, faults, options.side.into()))
         };
         // As the daemon has it.
-        let rules = PortRules { negotiate: true, multipath: true, ..PortRules::default() };
-        let uplink = backend.plug(address, PortConfig { uplink: link, nic: None, mtu: MTU, rules })?;
+        let rules = PortRules { negotiate: true, multipath: true, congestion: host.congestion, ..PortRules::default() };
+        let uplink = backend.plug(address, PortConfig { uplink: link, nic: None, mtu: host.mtu, rules })?;
         let ring = 64 << 10;
         let (memory, irqs) = (GuestMemory::new(bytes + (32 << 20) + options.qps * 2 * ring), Irqs::new());
         let reserved = memory.alloc(bytes.div_ceil(4096), Placement::Contiguous);
         let config = DeviceConfig::new("wire".to_owned(), address);
         let device = PvrdmaDevice::new(config, Arc::clone(memory.space()), irqs.clone(), &backend)?;
         let driver = Driver::probe(device, &memory, &irqs)?;
-        driver.bind_gid(0, gid(options.side))?;
+        driver.bind_gid(0, host.gid)?;
         let context = driver.open()?;
         let pd = driver.create_pd(Some(&context))?;
         let entries = u32::try_from(options.qps)?.saturating_mul(2 * depth).clamp(16, 65_536).next_power_of_two();
@@ -249,6 +266,19 @@ impl Peer {
         buffer.fill_pattern(options.side.into());
         let mr = driver.reg_mr(&pd, &buffer, access::ALL)?;
         Ok(Self { memory, irqs, driver, cq, qps, buffer, mr, uplink, _pd: pd, _context: context })
+    }
+
+    pub(super) fn place(&self) -> Place {
+        Place { qpns: self.qps.iter().map(|qp| qp.qpn).collect(), address: self.buffer.va(), rkey: self.mr.rkey }
+    }
+
+    pub(super) fn connect(&mut self, qp: usize, path: &Path) -> Result<()> {
+        Ok(self.qps.get_mut(qp).context("no such QP")?.connect(path)?)
+    }
+
+    /// Posts so many of these on the first QP. Gives how many there was room for.
+    pub(super) fn post(&mut self, requests: &[Encoded], count: u32) -> u32 {
+        self.qps.first_mut().map_or(0, |qp| qp.post_encoded(requests, count))
     }
 
     /// Keeps all connections busy for a while and waits for what was begun. Gives how many messages that were.
@@ -276,7 +306,7 @@ impl Peer {
         Ok(done)
     }
 
-    fn requests(&self, options: &PeerOptions, remote: &Place) -> Vec<Encoded> {
+    pub(super) fn requests(&self, options: &PeerOptions, remote: &Place) -> Vec<Encoded> {
         let Some(qp) = self.qps.first() else { return Vec::new() };
         let slots = self.buffer.len() / options.size;
         (0..(options.depth as usize).max(slots))
@@ -326,7 +356,7 @@ impl Peer {
     }
 
     /// Takes completions; waits for the interrupt if there are none.
-    fn completions(&mut self) -> Result<u32> {
+    pub(super) fn completions(&mut self) -> Result<u32> {
         let mut seen = None;
         loop {
             let (done, failed) = self.cq.reap(u32::MAX);
@@ -352,7 +382,7 @@ impl Peer {
         }
     }
 
-    fn counters(&self) -> serde_json::Value {
+    pub(super) fn counters(&self) -> serde_json::Value {
         self.uplink
             .counters()
             .into_iter()

@@ -1,0 +1,127 @@
+//! A bottleneck of 100 Mb/s, 5 ms long, that marks what finds 60 KB in front of it, in a guest whose kernel can mark:
+//! the network of `crates/roce/tests/pair/dumbbell.rs`, with the engine's own threads and timers, and real queues.
+//!
+//! The guest's clocks count its instructions, so that what else this machine does changes nothing.
+
+mod hosts;
+mod inside;
+mod line;
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+
+pub(crate) use hosts::{HostsOptions, run as run_hosts};
+pub(crate) use inside::{DumbbellOptions, Shares, run as run_inside};
+use line::MARK;
+
+use crate::bench::figure::Figure;
+use crate::image::GuestImage;
+use crate::vm::{Vm, VmBuilder};
+
+/// Of wall time: a second of the guest takes ten and more.
+const TIMEOUT: Duration = Duration::from_secs(3600);
+
+/// A guest with the network.
+pub(crate) struct Dumbbell {
+    vm: Vm,
+    _directory: tempfile::TempDir,
+}
+
+impl Dumbbell {
+    pub(crate) fn boot(image: &GuestImage) -> Result<Self> {
+        let directory =
+            tempfile::Builder::new().prefix("guest-tests-").tempdir().context("cannot create a directory")?;
+        let vm = VmBuilder::new(image, directory.path()).name("dumbbell").memory_mib(2048).virtual_time().boot()?;
+        vm.spawn(&line::script())?.wait_success(TIMEOUT)?;
+        Ok(Self { vm, _directory: directory })
+    }
+
+    /// Runs it once, while so many of 100 notifications get lost.
+    pub(crate) fn run(&self, options: &DumbbellOptions, lost: u32) -> Result<Shares> {
+        self.measured(options, lost).with_context(|| self.vm.diagnosis())
+    }
+
+    fn measured(&self, options: &DumbbellOptions, lost: u32) -> Result<Shares> {
+        self.vm.run(&line::queues(lost))?;
+        let command = format!("/run/guest-tests {}", options.arguments().join(" "));
+        let output = self.vm.spawn(&command)?.wait_success(TIMEOUT)?;
+        let line = output.lines().rev().find(|line| line.starts_with('{')).context("no result")?;
+        let shares = serde_json::from_str(line)?;
+        log::info!("{options:?}, {lost} % lost: {shares:?}");
+        Ok(shares)
+    }
+}
+
+/// So many hosts that write all the time, measured for ten seconds once they have had four.
+fn equal(senders: u8) -> DumbbellOptions {
+    let hosts = HostsOptions { receives: false, senders, seconds: 14, joins: 0, burst: 0, rack: false };
+    DumbbellOptions { hosts, warm: 4, tcp: false }
+}
+
+/// Hosts, and what the simulation has for them (seed 0): Jain's index, utilisation, most bytes that wait.
+const SIMULATED: [(u8, [f64; 3]); 5] = [
+    (1, [1.0, 0.963, 67_634.0]),
+    (2, [1.0, 0.942, 67_824.0]),
+    (4, [1.0, 0.961, 69_239.0]),
+    (8, [0.999, 0.958, 72_032.0]),
+    (16, [0.995, 0.936, 85_722.0]),
+];
+
+/// The three figures of each number of hosts beside those of the simulation, and what else was run.
+pub(in crate::bench) fn measure(runs: usize) -> Result<Vec<Figure>> {
+    let dumbbell = Dumbbell::boot(&GuestImage::build()?)?;
+    let mut figures = Vec::new();
+    for (senders, simulated) in SIMULATED {
+        let rounds = (0..runs).map(|_| dumbbell.run(&equal(senders), 0)).collect::<Result<Vec<_>>>()?;
+        let title = format!("{senders} hosts");
+        figures.extend(beside(&senders.to_string(), &title, &rounds, simulated, "the same in the simulation"));
+    }
+    let late =
+        DumbbellOptions { warm: 31, hosts: HostsOptions { joins: 1, seconds: 41, ..equal(2).hosts }, ..equal(2) };
+    let begin = DumbbellOptions { hosts: HostsOptions { burst: 75, ..equal(8).hosts }, ..equal(8) };
+    let tcp = DumbbellOptions { tcp: true, ..equal(4) };
+    for (name, title, options, lost) in [
+        ("late", "2 hosts, one of which comes a second later, after 30 s", late, 0),
+        ("at-once", "8 hosts that begin at once in each second", begin, 0),
+        ("lost", "4 hosts, 5 % of notifications lost", equal(4), 5),
+        ("tcp", "4 hosts beside one TCP stream with ECN", tcp, 0),
+    ] {
+        let rounds = (0..runs).map(|_| dumbbell.run(&options, lost)).collect::<Result<Vec<_>>>()?;
+        figures.extend(beside(name, title, &rounds, [LEAST, LEAST, 2.0 * MARK], "target"));
+    }
+    Ok(figures)
+}
+
+fn beside(name: &str, title: &str, rounds: &[Shares], other: [f64; 3], base: &'static str) -> [Figure; 3] {
+    let figure = |kind: &str, what: &str, unit, factor: f64, values: Vec<f64>, other: f64| {
+        let rounds: Vec<_> = values.iter().map(|value| [value * factor, other * factor]).collect();
+        let title = format!("dumbbell: {what}, {title}");
+        Figure::of_rounds(format!("dumbbell/{kind}-{name}"), title, unit, kind == "queue", &rounds, base)
+    };
+    let values = |of: fn(&Shares) -> f64| rounds.iter().map(of).collect::<Vec<_>>();
+    let [jain, utilisation, queue] = other;
+    [
+        figure("jain", "Jain's index", "", 1.0, values(|shares| shares.jain), jain),
+        figure("utilisation", "utilisation", "%", 100.0, values(|shares| shares.utilisation), utilisation),
+        figure("queue", "most that waits", "KB", 1e-3, values(|shares| shares.most), queue),
+    ]
+}
+
+/// Ten points under what the simulation has to reach.
+const LEAST: f64 = 0.8;
+
+/// Equal hosts share the line, use it, keep its queue short and lose nothing.
+pub(crate) fn check(image: &GuestImage) -> Result<String> {
+    let dumbbell = Dumbbell::boot(image)?;
+    let mut notes = Vec::new();
+    for senders in [1, 4, 16] {
+        let got = dumbbell.run(&equal(senders), 0)?;
+        ensure!(got.looks > 100, "{senders} hosts: the queue was looked at too seldom: {got:?}");
+        ensure!(got.jain >= LEAST && got.utilisation >= LEAST, "{senders} hosts: {got:?}");
+        let most = got.most;
+        ensure!(most < 2.2 * MARK && got.dropped == 0 && got.marked > 0, "{senders} hosts: {got:?}");
+        notes.push(format!("{senders}: Jain {:.2}, {:.2} of the line, {most} bytes", got.jain, got.utilisation));
+    }
+    Ok(notes.join("; "))
+}
