@@ -1,6 +1,6 @@
 //! The dumbbell: hosts with an interface each, a switch with one line to the receiver, and that line's length.
 //!
-//! Three namespaces with a bridge or interfaces each: `senders`, `switch`, `cable`, `receiver`. Frames leave the switch
+//! Four namespaces with a bridge or interfaces each: `senders`, `switch`, `cable`, `receiver`. Frames leave the switch
 //! by `out`, whose queue is the bottleneck and marks; the cable takes them 5 ms further, and what comes back as long.
 
 use std::fmt::Write as _;
