@@ -19,7 +19,7 @@ use crate::namespaces::INTERFACE;
 
 /// Bytes of a message.
 pub(super) const MESSAGE: usize = 16 << 10;
-/// Messages that a host has under way, all the time.
+/// Messages that a host has in flight, all the time.
 const DEPTH: u64 = 16;
 /// Completions are counted for each such part of a second.
 pub(super) const PARTS: u32 = 10;
