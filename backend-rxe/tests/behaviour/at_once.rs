@@ -1,18 +1,17 @@
 //! Packets that whoever has read them for a port has it take: here the test.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Weak, mpsc};
+use std::sync::{Arc, Weak};
 use std::thread::{self, ThreadId};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use pvrdma_ether_link::memory::{self, MemoryLink};
 use pvrdma_ether_link::{Frames, Link, LinkInspect, LinkReceiver, MonotonicClock, Readiness};
-use pvrdma_guest_memory::DmaView;
 use pvrdma_rxe::capture::{Batch, CaptureConfig};
 use pvrdma_rxe::{PortRules, Uplink};
-use pvrdma_verbs::{Completion, CompletionSink, CqOverrun, GidType, Hca, QpType, RemoteAddress, SendOp, WcStatus};
+use pvrdma_verbs::{GidType, Hca, QpType, RemoteAddress, SendOp, WcStatus};
 
+use crate::gate::Gate;
 use crate::world::*;
 
 /// A link that remembers who takes what comes, and on which threads something was sent.
@@ -180,37 +179,19 @@ fn sec_q1_little_is_sent_on_the_thread_of_others() {
     assert!(here < 80 << 10, "{here} bytes were sent here");
 }
 
-/// A completion queue in which the first entry waits for leave, with everything of its batch held.
-struct Gate {
-    reached: mpsc::Sender<()>,
-    leave: Mutex<mpsc::Receiver<()>>,
-    open: AtomicBool,
-}
-
-impl CompletionSink for Gate {
-    fn complete(&self, _view: &DmaView<'_>, _completion: &Completion) -> Result<(), CqOverrun> {
-        if !self.open.swap(true, Ordering::SeqCst) {
-            self.reached.send(()).unwrap();
-            self.leave.lock().recv().unwrap();
-        }
-        Ok(())
-    }
-}
-
 /// The attack: a device whose own thread does not come back from what it received. Whoever has frames for it, and for
 /// others, does not wait for that.
 #[test]
 fn sec_q1_nobody_waits_for_a_device_that_is_busy() {
     let (_world, node, link, cable, _uplink) = handing(1);
-    let ((reached, wait_reached), (leave, wait_leave)) = (mpsc::channel(), mpsc::channel());
-    let cq =
-        node.hca.create_cq(Arc::new(Gate { reached, leave: Mutex::new(wait_leave), open: AtomicBool::new(false) }));
-    let end = node.qp_on(QpType::Rc, None, [None, Some(&cq.unwrap())], |_| {}).unwrap();
+    let (gate, reached, leave) = Gate::new();
+    let cq = node.hca.create_cq(gate).unwrap();
+    let end = node.qp_on(QpType::Rc, None, [None, Some(&cq)], |_| {}).unwrap();
     connect_to_test(&end);
     end.recv(1, &[]);
     let frame = request();
     give(&cable, &frame);
-    wait_reached.recv().unwrap();
+    reached.recv().unwrap();
     // A test that waits does not end.
     assert_eq!(link.hand(&[&frame]), 0);
     leave.send(()).unwrap();

@@ -22,6 +22,7 @@ mod congestion;
 mod errors;
 mod flight;
 mod flows;
+mod gate;
 mod guard;
 mod integrity;
 mod life;

@@ -1,16 +1,12 @@
 //! Real threads: workers, doorbells from everywhere, and destruction under traffic.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
-use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{
-    Completion, CompletionSink, CqOverrun, Hca, MemoryRegion, QpState, QpType, QueuePair, RecvWr, SendOp,
-    SharedReceiveQueue, WcStatus,
-};
+use pvrdma_verbs::{Hca, MemoryRegion, QpState, QpType, QueuePair, RecvWr, SendOp, SharedReceiveQueue, WcStatus};
 
+use crate::gate::Gate;
 use crate::world::*;
 use pvrdma_ether_link::MonotonicClock;
 use pvrdma_ether_link::fault::Faults;
@@ -157,37 +153,19 @@ fn workers_end_with_their_backend() {
     }
 }
 
-/// A completion queue in which the first entry waits for leave, with everything of its batch held.
-struct Gate {
-    reached: mpsc::Sender<()>,
-    leave: Mutex<mpsc::Receiver<()>>,
-    open: AtomicBool,
-}
-
-impl CompletionSink for Gate {
-    fn complete(&self, _view: &DmaView<'_>, _completion: &Completion) -> Result<(), CqOverrun> {
-        if !self.open.swap(true, Ordering::SeqCst) {
-            self.reached.send(()).unwrap();
-            self.leave.lock().recv().unwrap();
-        }
-        Ok(())
-    }
-}
-
-/// `end` must not return while a batch of the pair is under way.
+/// `end` must not return while a batch of the pair is in flight.
 fn must_wait(what: &str, end: impl Fn(&Pair, &Buffer, &Buffer, &RxeQp) + Sync) {
     let pair = Pair::new();
     let (mine, theirs) = (pair.a.buffer(64), pair.b.buffer(64));
-    let ((reached, wait_reached), (leave, wait_leave)) = (mpsc::channel(), mpsc::channel());
-    let gate = Gate { reached, leave: Mutex::new(wait_leave), open: AtomicBool::new(false) };
-    let cq = pair.a.hca.create_cq(Arc::new(gate)).unwrap();
+    let (gate, reached, leave) = Gate::new();
+    let cq = pair.a.hca.create_cq(gate).unwrap();
     let (left, right) = (pair.a.qp_on(QpType::Rc, None, [Some(&cq), None], |_| {}).unwrap(), pair.b.qp(QpType::Rc));
     left.connect(&right, |_| {});
     right.connect(&left, |_| {});
     let ended = AtomicBool::new(false);
     std::thread::scope(|scope| {
         scope.spawn(|| left.submit(1, write(theirs.remote(0)), &[mine.all()]));
-        wait_reached.recv().unwrap();
+        reached.recv().unwrap();
         let ender = scope.spawn(|| {
             end(&pair, &mine, &theirs, &left.qp);
             ended.store(true, Ordering::SeqCst);

@@ -1,0 +1,34 @@
+//! A completion queue that stops who writes to it.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, mpsc};
+
+use parking_lot::Mutex;
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::{Completion, CompletionSink, CqOverrun};
+
+/// The first entry waits for leave, with everything of its batch held.
+pub(crate) struct Gate {
+    reached: mpsc::Sender<()>,
+    leave: Mutex<mpsc::Receiver<()>>,
+    open: AtomicBool,
+}
+
+impl Gate {
+    /// Gives the queue, what says that the first entry is there, and what lets it pass.
+    pub(crate) fn new() -> (Arc<Self>, mpsc::Receiver<()>, mpsc::Sender<()>) {
+        let ((reached, wait_reached), (leave, wait_leave)) = (mpsc::channel(), mpsc::channel());
+        let gate = Self { reached, leave: Mutex::new(wait_leave), open: AtomicBool::new(false) };
+        (Arc::new(gate), wait_reached, leave)
+    }
+}
+
+impl CompletionSink for Gate {
+    fn complete(&self, _view: &DmaView<'_>, _completion: &Completion) -> Result<(), CqOverrun> {
+        if !self.open.swap(true, Ordering::SeqCst) {
+            self.reached.send(()).unwrap();
+            self.leave.lock().recv().unwrap();
+        }
+        Ok(())
+    }
+}
