@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::split_mix::SplitMix64;
+
 /// Parameters of congestion control. The times are those of the paper times four, because a sender in software sees and
 /// does things later than an adapter; a notification point is as fast as the paper's.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Serialize, Deserialize)]
@@ -29,7 +31,7 @@ pub struct Congestion {
     pub alpha_interval: Duration,
     /// Weight of a new observation in alpha: one in so many ("1/g").
     pub alpha_weight: u32,
-    /// Time without a cut after which the rate grows.
+    /// Time without a cut after which the rate grows, a tenth more or less.
     pub increase_interval: Duration,
     /// Bytes after which it grows, too.
     pub increase_bytes: u64,
@@ -64,6 +66,29 @@ impl Default for Congestion {
     }
 }
 
+impl Congestion {
+    /// For a line of 100 Mb/s, 5 ms long, that marks what finds 60 KB in front of it, and hosts whose own links have
+    /// 1 Gb/s: a round trip takes 10 to 20 ms, not 50 us, and a growth of 1 Mb/s is much. They were searched in the
+    /// simulation of `tests/pair/dumbbell.rs`.
+    #[must_use]
+    pub fn slow_line() -> Self {
+        let ms = Duration::from_millis;
+        Self {
+            line_rate: 1000 * MEGABIT,
+            min_rate: MEGABIT,
+            cnp_interval: ms(2),
+            cut_interval: ms(25),
+            alpha_interval: ms(26),
+            alpha_weight: 320,
+            increase_interval: ms(150),
+            recovery_steps: 4,
+            additive_increase: MEGABIT,
+            hyper_increase: MEGABIT,
+            ..Self::default()
+        }
+    }
+}
+
 /// The estimate of congestion is a fraction of this.
 const ALPHA_ONE: u32 = 1 << 16;
 /// Time that a sender may be late and still catch up: timers of a software sender are not exact.
@@ -83,7 +108,11 @@ pub struct ReactionPoint {
     /// A notification came since the last update of `alpha`.
     notified: bool,
     alpha_due: Duration,
+    /// The time after which the rate grows, drawn at each cut, a tenth more or less than configured: who was cut
+    /// together with others does not grow together with them.
+    increase_interval: Duration,
     increase_due: Duration,
+    random: SplitMix64,
     /// Growths by time and by bytes since the last cut.
     by_time: u32,
     by_bytes: u32,
@@ -95,9 +124,9 @@ pub struct ReactionPoint {
 }
 
 impl ReactionPoint {
-    /// State of a QP that was at line rate until now.
+    /// State of a QP that was at line rate until now. QPs that share a line need different seeds.
     #[inline]
-    pub fn new(config: &Congestion, now: Duration) -> Self {
+    pub fn new(config: &Congestion, now: Duration, seed: u64) -> Self {
         Self {
             config: *config,
             rate: config.line_rate,
@@ -105,7 +134,9 @@ impl ReactionPoint {
             alpha: ALPHA_ONE,
             notified: false,
             alpha_due: now.saturating_add(config.alpha_interval),
+            increase_interval: config.increase_interval,
             increase_due: now.saturating_add(config.increase_interval),
+            random: SplitMix64::new(seed),
             by_time: 0,
             by_bytes: 0,
             bytes: 0,
@@ -138,9 +169,17 @@ impl ReactionPoint {
         self.target = self.rate;
         self.rate = self.rate.saturating_sub(u64::try_from(cut).unwrap_or(u64::MAX)).max(self.config.min_rate);
         (self.by_time, self.by_bytes, self.bytes) = (0, 0, 0);
-        self.increase_due = now.saturating_add(self.config.increase_interval);
+        self.draw_interval();
+        self.increase_due = now.saturating_add(self.increase_interval);
         self.last_cut = Some(now);
         true
+    }
+
+    fn draw_interval(&mut self) {
+        const PARTS: u32 = 1 << 10;
+        let [low, high, ..] = self.random.draw().to_le_bytes();
+        let (interval, part) = (self.config.increase_interval, u32::from(u16::from_le_bytes([low, high])) % PARTS);
+        self.increase_interval = (interval - interval / 10).saturating_add(interval / 5 / PARTS * part);
     }
 
     /// When the next packet may leave, if that is not now.
@@ -183,12 +222,11 @@ impl ReactionPoint {
         while self.increase_due <= now {
             self.by_time = self.by_time.saturating_add(1);
             self.increase();
-            self.increase_due =
-                self.increase_due.saturating_add(self.config.increase_interval.max(Duration::from_micros(1)));
+            self.increase_due = self.increase_due.saturating_add(self.increase_interval.max(Duration::from_micros(1)));
             left = left.saturating_sub(1);
             if left == 0 || self.rate >= self.config.line_rate {
                 self.rate = self.config.line_rate;
-                self.increase_due = now.saturating_add(self.config.increase_interval);
+                self.increase_due = now.saturating_add(self.increase_interval);
                 break;
             }
         }
@@ -223,7 +261,7 @@ mod tests {
 
     fn cut_once() -> (Congestion, ReactionPoint) {
         let config = Congestion::default();
-        let mut point = ReactionPoint::new(&config, START);
+        let mut point = ReactionPoint::new(&config, START, 1);
         assert!(!point.has_recovered());
         assert!(point.notify(START));
         (config, point)
@@ -261,9 +299,9 @@ mod tests {
     #[test]
     fn time_brings_the_rate_back() {
         let (config, mut point) = cut_once();
-        let line = config.line_rate;
+        let (line, interval) = (config.line_rate, point.increase_interval);
         let mut rate_at = |periods: u32| {
-            point.blocked_until(START + config.increase_interval * periods);
+            point.blocked_until(START + interval * periods);
             point.rate()
         };
         // Half of the way each time: the target is what the rate was.
@@ -280,7 +318,8 @@ mod tests {
         let (config, mut point) = cut_once();
         assert!(point.notify(START + config.cut_interval));
         let (start, target) = (START + config.cut_interval, config.line_rate / 2);
-        let at = |period: u32| start + config.increase_interval * period;
+        let interval = point.increase_interval;
+        let at = |period: u32| start + interval * period;
         point.blocked_until(at(5));
         assert_eq!(point.target, target);
         point.blocked_until(at(6));
@@ -293,6 +332,23 @@ mod tests {
         assert_eq!(after_bytes, target + 6 * config.additive_increase);
         point.sent(at(6), config.increase_bytes);
         assert_eq!(point.target, after_bytes + config.hyper_increase);
+    }
+
+    #[test]
+    fn who_is_cut_together_does_not_grow_together() {
+        let config = Congestion::default();
+        let mut seen = std::collections::BTreeSet::new();
+        for seed in 0..100 {
+            let mut point = ReactionPoint::new(&config, START, seed);
+            for cut in 0..4 {
+                assert!(point.notify(START + config.cut_interval * cut));
+                seen.insert(point.increase_interval);
+            }
+        }
+        let tenth = config.increase_interval / 10;
+        let (least, most) = (config.increase_interval - tenth, config.increase_interval + tenth);
+        assert!(seen.len() > 200 && seen.iter().all(|interval| (least..=most).contains(interval)), "{seen:?}");
+        assert!(seen.first() < Some(&(least + tenth / 10)) && seen.last() > Some(&(most - tenth / 10)), "{seen:?}");
     }
 
     #[test]
@@ -339,7 +395,7 @@ mod tests {
         };
         let slow = Congestion { line_rate: u64::MAX, additive_increase: 1, ..Congestion::default() };
         for config in [zero, slow] {
-            let mut point = ReactionPoint::new(&config, Duration::ZERO);
+            let mut point = ReactionPoint::new(&config, Duration::ZERO, 1);
             for now in [Duration::ZERO, us(1), START, Duration::MAX, Duration::MAX] {
                 point.notify(now);
                 point.sent(now, u64::MAX);

@@ -45,6 +45,7 @@ mod quiet;
 mod requester;
 mod responder;
 mod rnr_backoff;
+mod split_mix;
 mod synthetic_trace;
 pub mod wire;
 

@@ -5,6 +5,7 @@ use std::process::{Command, Stdio};
 
 use anyhow::{Context, Result};
 use clap::Parser;
+use pvrdmad::config::{Config, ConfigError, ConfigSpec};
 
 use super::markdown::{Block, Document};
 use super::shell;
@@ -103,13 +104,17 @@ fn does_not_load(block: &Block) -> Result<Option<String>> {
     Ok(load(&block.text)?.map(|error| format!("the configuration does not load: {error}")))
 }
 
-/// Has pvrdmad read a configuration; gives what it says against it.
+/// What pvrdmad says against a configuration.
 pub(super) fn load(text: &str) -> Result<Option<String>> {
+    Ok(configuration(text)?.err().map(|error| format!("{:#}", anyhow::Error::from(error))))
+}
+
+/// Has pvrdmad read a configuration.
+pub(super) fn configuration(text: &str) -> Result<Result<Config, ConfigError>> {
     let directory = tempfile::tempdir().context("cannot create a directory")?;
     let path = directory.path().join("pvrdmad.toml");
     std::fs::write(&path, text).context("cannot write a configuration")?;
-    let loaded = pvrdmad::config::Config::load(Some(&path), pvrdmad::config::ConfigSpec::default());
-    Ok(loaded.err().map(|error| format!("{:#}", anyhow::Error::from(error))))
+    Ok(Config::load(Some(&path), ConfigSpec::default()))
 }
 
 fn is_qemu(command: &[String]) -> bool {

@@ -42,7 +42,7 @@ keys! {
         /// Weight of a new observation in alpha: one in so many (1/g).
         ["alpha_weight", "1..65536", "256"]
         alpha_weight: Option<u32>,
-        /// Time without a cut after which the rate increases.
+        /// Time without a cut after which the rate increases, a tenth more or less.
         ["increase_interval_us", "MICROSECONDS", "220"]
         increase_interval_us: Option<u32>,
         /// Bytes sent without a cut after which the rate increases, too.

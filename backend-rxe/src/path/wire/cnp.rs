@@ -58,7 +58,9 @@ pub(super) fn notified(port: &Port, node: &Node<Endpoint>, packet: &Packet<'_>) 
     // Only the peer of a connection may slow it down. A datagram QP has many peers and no rate.
     match (config, endpoint) {
         (Some(config), Some(endpoint)) if is_from_peer(&endpoint, packet) => {
-            let cut = endpoint.rate().notify(config, node.adapter.engine.now());
+            let [a, b, c, d, e, f] = packet.header.ethernet.destination.0;
+            let seed = u64::from_be_bytes([0, 0, a, b, c, d, e, f]) << 16 ^ u64::from(endpoint.qp().qpn.get());
+            let cut = endpoint.rate().notify(config, node.adapter.engine.now(), seed);
             PortCounters::add(&counters.wire_rate_cuts, cut.into());
         }
         _ => PortCounters::bump(&counters.wire_cnps_ignored),

@@ -66,10 +66,10 @@ impl RateLimiter {
         }
     }
 
-    /// Slows down. Returns `true` if the rate was cut.
-    pub(super) fn notify(&self, config: &Congestion, now: Duration) -> bool {
+    /// Slows down. `seed`: other queue pairs have another one. Returns `true` if the rate was cut.
+    pub(super) fn notify(&self, config: &Congestion, now: Duration, seed: u64) -> bool {
         let mut reaction = self.reaction.lock();
-        let cut = reaction.get_or_insert_with(|| Box::new(ReactionPoint::new(config, now))).notify(now);
+        let cut = reaction.get_or_insert_with(|| Box::new(ReactionPoint::new(config, now, seed))).notify(now);
         self.news.store(true, Ordering::Relaxed);
         self.on.store(true, Ordering::Relaxed);
         cut

@@ -2,6 +2,7 @@
 
 use super::send_state::Seq;
 use crate::path::ENTROPY;
+use crate::split_mix::SplitMix64;
 
 /// Congested round trips before a connection moves: at first, and at most.
 const FEW: u32 = 4;
@@ -22,8 +23,8 @@ pub(super) const COPIES: u32 = 3;
 pub(super) struct Multipath {
     pub(super) enabled: bool,
     pub(super) entropy: u16,
-    /// State of a generator (SplitMix64): connections must not move together.
-    pub(super) random: u64,
+    /// Connections must not move together.
+    random: SplitMix64,
     /// The PSN after the round trip that is looked at.
     pub(super) until: Seq,
     /// A packet was marked in it.
@@ -56,7 +57,7 @@ impl Multipath {
         Self {
             enabled,
             entropy: 0,
-            random: seed,
+            random: SplitMix64::new(seed),
             until: 0,
             marked: false,
             mixed: false,
@@ -84,17 +85,9 @@ impl Multipath {
         self.searching
     }
 
-    fn random(&mut self) -> u64 {
-        self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.random;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
     /// Another entropy than that of now.
     pub(super) fn other_entropy(&mut self) -> u16 {
-        let [low, high, ..] = self.random().to_le_bytes();
+        let [low, high, ..] = self.random.draw().to_le_bytes();
         let change = u16::from_le_bytes([low, high]) & ENTROPY;
         self.entropy ^ change.max(1)
     }
@@ -127,7 +120,7 @@ impl Multipath {
         self.moves = self.moves.saturating_add(1);
         let most = (FEW << self.moves.saturating_sub(FREE_MOVES).min(MANY.ilog2())).min(MANY);
         // Two that meet on a path do not leave it together.
-        let more = self.random() % u64::from(most);
+        let more = self.random.draw() % u64::from(most);
         self.limit = most.saturating_add(u32::try_from(more).unwrap_or(0));
         self.congested = 0;
     }

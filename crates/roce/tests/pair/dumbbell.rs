@@ -1,6 +1,7 @@
 //! A bottleneck of 100 Mb/s, 5 ms long, that marks what finds 60 KB in front of it: hosts with links of their own, many
 //! at once, later ones, and notifications that are lost.
 
+use std::fmt::Write as _;
 use std::time::Duration;
 
 use pvrdma_roce::{Congestion, MEGABIT, Tuning};
@@ -12,6 +13,8 @@ use super::net::Setup;
 use super::simulation::jain;
 
 const MESSAGE: u32 = 16 << 10;
+/// What `bench --only dumbbell` puts beside its own figures: hosts, Jain's index, utilisation, most bytes that wait.
+const FIGURES: &str = include_str!("dumbbell.txt");
 /// Before anything is measured.
 const WARM: Duration = Duration::from_secs(4);
 const LENGTH: Duration = Duration::from_secs(10);
@@ -19,23 +22,6 @@ const LENGTH: Duration = Duration::from_secs(10);
 fn line() -> Line {
     let delay = Duration::from_millis(5);
     Line { rate: 100 * MEGABIT, delay, queue: 16 << 20, mark: 60_000, loss: 0, reorder: 0 }
-}
-
-/// What a network of that kind wants (`docs/network.md`): a round trip takes 10 to 20 ms, not 50 us, and a growth of
-/// 1 Mb/s is much. Hosts do not know the line: their own links have 1 Gb/s.
-fn congestion() -> Congestion {
-    let ms = Duration::from_millis;
-    Congestion {
-        line_rate: 1000 * MEGABIT,
-        min_rate: MEGABIT,
-        cnp_interval: ms(2),
-        cut_interval: ms(25),
-        alpha_interval: ms(26),
-        increase_interval: ms(160),
-        additive_increase: MEGABIT,
-        hyper_increase: MEGABIT,
-        ..Congestion::default()
-    }
 }
 
 #[derive(Debug)]
@@ -71,7 +57,7 @@ fn shares(senders: Senders, seed: u64) -> Shares {
         attrs: QpAttrs { path_mtu: Mtu::M1024, ..base.attrs },
         ..base
     };
-    let (line, congestion) = (line(), if senders.rack { Congestion::default() } else { congestion() });
+    let (line, congestion) = (line(), if senders.rack { Congestion::default() } else { Congestion::slow_line() });
     let mut fabric = Fabric::new(&vec![setup; senders.count], line, 1000 * MEGABIT, Some(congestion), seed);
     fabric.lost_notifications = senders.lost;
     fabric.jitter = Duration::from_micros(100);
@@ -133,28 +119,31 @@ fn assert_shared(what: &str, got: &Shares) {
 
 #[test]
 fn equal_senders_share_a_slow_line_that_marks() {
+    let mut figures = String::new();
     for count in [1, 2, 4, 8, 16] {
         for seed in 0..3 {
             let got = shares(Senders { count, ..Senders::default() }, seed);
             assert_shared(&format!("{count} senders, seed {seed}"), &got);
+            if seed == 0 {
+                let _ = writeln!(figures, "{count} {:.3} {:.3} {}", got.jain, got.utilisation, got.most);
+            }
         }
     }
+    assert_eq!(figures, FIGURES, "dumbbell.txt has what was");
     let rack = shares(Senders { count: 16, rack: true, ..Senders::default() }, 0);
     println!("16 senders with parameters of a rack: {rack:.3?}");
     assert!(rack.most > 4 * line().mark, "{rack:.3?}");
 }
 
-/// With growths of 1 Mb/s that takes its time: after three seconds one that has come to another has a third of its
-/// share, after half a minute all of it.
+/// With growths of 1 Mb/s that takes its time: half a minute.
 #[test]
 fn senders_that_come_later_get_their_share_of_a_slow_line() {
     for count in [2, 16] {
         let (joins, later) = (Duration::from_secs(1), Duration::from_secs(30));
-        let got = shares(Senders { count, joins, later, ..Senders::default() }, 7);
-        println!("{count} senders, all but one a second later: {got:.3?}");
-        assert!(got.jain >= 0.9 && got.utilisation >= 0.9 && got.overflowed == 0, "{count}: {got:.3?}");
-        // Once in half a minute, of 16 senders.
-        assert!(got.most as f64 <= 2.2 * line().mark as f64, "{count}: {got:.3?}");
+        for seed in 7..10 {
+            let got = shares(Senders { count, joins, later, ..Senders::default() }, seed);
+            assert_shared(&format!("{count} senders, all but one a second later, seed {seed}"), &got);
+        }
     }
 }
 
@@ -166,13 +155,15 @@ fn one_notification_in_twenty_is_lost_on_a_slow_line() {
     }
 }
 
-/// Who paused has grown back meanwhile, and all of them begin at once: the queue tells, but nothing is lost, and
-/// everybody gets as much.
+/// Who paused has grown back meanwhile, and all of them begin at once. There are pauses, so the line is not used all
+/// the time.
 #[test]
 fn many_begin_at_once_on_a_slow_line() {
     for count in [4, 8, 16] {
-        let got = shares(Senders { count, burst: Some(600 / count), ..Senders::default() }, 7);
-        println!("{count} senders at once, each second: {got:.3?}");
-        assert!(got.jain >= 0.9 && got.overflowed == 0 && got.most < 3 * line().mark, "{count}: {got:.3?}");
+        for seed in 7..10 {
+            let got = shares(Senders { count, burst: Some(600 / count), ..Senders::default() }, seed);
+            println!("{count} senders at once, each second, seed {seed}: {got:.3?}");
+            assert!(got.jain >= 0.9 && got.overflowed == 0 && got.most < 2 * line().mark, "{count}: {got:.3?}");
+        }
     }
 }

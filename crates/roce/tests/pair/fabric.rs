@@ -57,6 +57,7 @@ impl Link {
 pub(crate) struct Station {
     pub(crate) end: End,
     reaction: Option<ReactionPoint>,
+    seed: u64,
     notified: Option<Duration>,
     /// The rate has it wait until then.
     paced: Option<Duration>,
@@ -64,7 +65,7 @@ pub(crate) struct Station {
 
 impl Station {
     fn new(setup: &Setup, own: u8, peer: u8) -> Self {
-        Self { end: End::new(setup, own, peer), reaction: None, notified: None, paced: None }
+        Self { end: End::new(setup, own, peer), reaction: None, seed: own.into(), notified: None, paced: None }
     }
 
     fn is_blocked(&mut self, now: Duration) -> bool {
@@ -113,7 +114,7 @@ impl Station {
         let packet = Packet::parse(frame).ok()?;
         let config = congestion.filter(|_| packet.header.bth.opcode == Opcode::CNP);
         if let Some(config) = config {
-            self.reaction.get_or_insert_with(|| ReactionPoint::new(config, now)).notify(now);
+            self.reaction.get_or_insert_with(|| ReactionPoint::new(config, now, self.seed)).notify(now);
             self.end.requester.handle_notification();
             return None;
         }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result};
 use clap::Args;
 use pvrdma_dev::testing::Path;
-use pvrdma_roce::MEGABIT;
 use pvrdma_rxe::Congestion;
 use pvrdma_verbs::{Gid, MacAddr};
 use serde::{Deserialize, Serialize};
@@ -63,21 +62,8 @@ impl HostsOptions {
         words
     }
 
-    /// What `docs/network.md` says for such a line.
     fn congestion(&self) -> Congestion {
-        let ms = Duration::from_millis;
-        let slow = Congestion {
-            line_rate: 1000 * MEGABIT,
-            min_rate: MEGABIT,
-            cnp_interval: ms(2),
-            cut_interval: ms(25),
-            alpha_interval: ms(26),
-            increase_interval: ms(160),
-            additive_increase: MEGABIT,
-            hyper_increase: MEGABIT,
-            ..Congestion::default()
-        };
-        if self.rack { Congestion::default() } else { slow }
+        if self.rack { Congestion::default() } else { Congestion::slow_line() }
     }
 
     fn peer(&self, host: Host, qps: u8, number: u8) -> Result<Peer> {
