@@ -10,6 +10,7 @@ use serde::{Deserialize, Serialize};
 use super::super::session::Talker;
 use super::hosts::{HostsOptions, MESSAGE, PARTS, Sent};
 use super::line::{KERNELS, Queue, RATE, Watch};
+use super::losses::{self, Losses};
 
 /// The queue is looked at so often.
 const LOOKS: Duration = Duration::from_millis(10);
@@ -57,6 +58,8 @@ pub(crate) struct Shares {
     /// From the begin on.
     pub(crate) marked: u64,
     pub(crate) dropped: u64,
+    /// Where packets were lost, from the begin on.
+    pub(crate) losses: Losses,
     /// Counters of all senders, and of the receiver.
     pub(crate) sent: serde_json::Value,
     pub(crate) received: serde_json::Value,
@@ -87,13 +90,16 @@ pub(crate) fn run(options: &DumbbellOptions) -> Result<()> {
     senders.line().context("the senders")?;
     let tcp = options.tcp.then(|| Tcp::start(hosts.seconds)).transpose()?;
     let mut watch = Watch::new()?;
+    let losses = losses::Watch::new()?;
     senders.tell("go")?;
     let seen = look(&mut watch, Duration::from_secs(hosts.seconds.into()))?;
     let sent: Sent = serde_json::from_str(&senders.line().context("the senders")?)?;
     receiver.tell("end")?;
     let received = serde_json::from_str(&receiver.line().context("the receiver")?)?;
     let tcp = tcp.map(|tcp| tcp.megabits(options.warm)).transpose()?;
-    println!("{}", serde_json::to_string(&shares(options, &seen, &sent, received, tcp)?)?);
+    let mut shares = shares(options, &seen, &sent, received, tcp)?;
+    shares.losses = losses.losses()?;
+    println!("{}", serde_json::to_string(&shares)?);
     Ok(())
 }
 
@@ -145,6 +151,7 @@ fn shares(
         most_warm: most(&before),
         marked: last.marked,
         dropped: last.dropped,
+        losses: Losses::new(),
         sent: sum(&sent.counters),
         received,
     })
