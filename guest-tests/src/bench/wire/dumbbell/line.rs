@@ -60,6 +60,12 @@ pub(super) fn script() -> String {
     for host in 0..HOSTS {
         let _ = writeln!(script, "connect senders {} switch port{host}", interface(host));
     }
+    // A port forwards once its carrier was noticed, up to a second later. What comes before is lost, and not counted.
+    script.push_str(
+        "for name in switch cable; do
+             while bridge -n $name link | grep -q 'state disabled'; do sleep 0.1; done
+         done",
+    );
     script
 }
 
