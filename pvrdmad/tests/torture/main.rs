@@ -30,7 +30,7 @@ use network::{BEYOND, HOLD, Network};
 use parking_lot::Mutex;
 use peer::Peer;
 use process::Process;
-use pvrdma_dev::KeptStatus;
+use pvrdma_dev::{KeptStatus, ObjectKind};
 use pvrdma_dev::testing::Stop;
 use pvrdma_verbs::testing::CountingAllocator;
 use pvrdmad::testing::Dice;
@@ -174,6 +174,22 @@ impl World {
         }
         // The first has a process that does wrong, and the last is not a device of this daemon.
         self.tenants[1..3].iter().for_each(Tenant::check_counters);
+    }
+}
+
+impl Drop for World {
+    /// Says how far everybody was, if that was not the end.
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            return;
+        }
+        for tenant in &self.tenants {
+            let device = &tenant.device.device;
+            println!("guest {}: {:?}", tenant.number, device.status());
+            for kind in [ObjectKind::Qp, ObjectKind::Cq] {
+                println!("{kind:?}: {}", device.inspect_objects(kind));
+            }
+        }
     }
 }
 

@@ -174,6 +174,8 @@ pub(super) struct Sorted {
     ports: Vec<Arc<Mailbox>>,
     /// Which of the ports gets which frame.
     order: Vec<(usize, usize)>,
+    /// The frames of one port.
+    list: Vec<usize>,
 }
 
 impl Sorted {
@@ -195,15 +197,17 @@ impl Sorted {
 
     /// Brings each port its frames, and begins anew.
     pub(super) fn bring(&mut self, frames: &Frames, round: &mut Round, clock: &dyn Clock) {
-        self.order.sort_by_key(|&(place, _)| place);
-        for run in self.order.chunk_by(|(one, _), (other, _)| one == other) {
-            let list: Vec<_> = run.iter().map(|&(_, index)| index).collect();
-            if let Some(port) = run.first().and_then(|&(place, _)| self.ports.get(place)) {
-                port.bring(frames, &list, round, clock);
+        let Self { ports, order, list } = self;
+        order.sort_by_key(|&(place, _)| place);
+        for run in order.chunk_by(|(one, _), (other, _)| one == other) {
+            list.clear();
+            list.extend(run.iter().map(|&(_, index)| index));
+            if let Some(port) = run.first().and_then(|&(place, _)| ports.get(place)) {
+                port.bring(frames, list, round, clock);
             }
         }
-        self.ports.clear();
-        self.order.clear();
+        ports.clear();
+        order.clear();
     }
 }
 
