@@ -44,7 +44,8 @@ pub(crate) fn shortage_of(config: &Config, limit: Option<u64>) -> Option<String>
 
 /// What is wrong with memory that could not be locked, and what would help.
 pub(crate) fn advice(error: &PinError) -> String {
-    advice_of(error, lockable())
+    // Whoever we run as: the threads of a worker may not ask that.
+    advice_of(error, getrlimit(Resource::Memlock).maximum)
 }
 
 fn advice_of(error: &PinError, limit: Option<u64>) -> String {

@@ -272,6 +272,36 @@ fn a_worker_without_descriptors_serves_its_clients_and_spares_others() {
     b.exchange();
 }
 
+/// A client brings that about, here by more than it may have locked. The thread that says so stays within its filter.
+#[test]
+fn memory_that_cannot_be_locked_ends_no_worker() {
+    let place = Place::start(&[]);
+    let socket = place.path("locked");
+    let device = format!("name=locked,network=a,socket={},mac=52:54:00:00:04:09,max-locked=4096", socket.display());
+    let mut add = process::Command::new(PROGRAM);
+    let output = add.args(["add", &device, "--control"]).arg(place.path("control")).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let pid = i32::try_from(place.network("a")["pid"].as_i64().unwrap()).unwrap();
+    // One that is none would not have it ask.
+    let limit = Rlimit { current: Some(1 << 20), maximum: Some(1 << 20) };
+    prlimit(Pid::from_raw(pid), Resource::Memlock, limit).unwrap();
+    let mut client = Raw::connect(&socket);
+    client.negotiate();
+    client.map(0, 1 << 20, 0, 3, Some(&memfd("guest", 1 << 20))).ok();
+    let start = Instant::now();
+    loop {
+        assert_eq!(place.network("a")["restarts"], 0, "the worker ended");
+        let status = place.status();
+        let error = &find(&status["devices"], "locked")["memory"]["pin_error"];
+        if error.as_str().is_some_and(|error| error.contains("limit of locked memory is 4096 bytes")) {
+            break;
+        }
+        assert!(start.elapsed() < PATIENCE, "{status:#}");
+    }
+    client.call(Command::DEVICE_GET_INFO, &[16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[]).ok();
+    assert_eq!(place.network("a")["pid"], pid);
+}
+
 #[test]
 fn a_worker_without_memory_or_mappings_spares_others() {
     let place = Place::start(&[]);
