@@ -1,6 +1,7 @@
 //! The device daemon `pvrdmad`, started for the guests.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
@@ -24,6 +25,13 @@ pub(crate) struct DaemonDevice {
     pub(crate) mac: String,
     /// More options, each with its comma: `,pin=off`.
     pub(crate) options: String,
+}
+
+impl fmt::Display for DaemonDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { name, socket, mac, options } = self;
+        write!(f, "name={name},socket={},mac={mac}{options}", socket.display())
+    }
 }
 
 /// What a daemon is started with beside its devices.
@@ -93,13 +101,7 @@ impl Daemon {
                 command.args(["--network", network]);
             }
             for device in devices {
-                command.arg("--device").arg(format!(
-                    "name={},socket={},mac={}{}",
-                    device.name,
-                    device.socket.display(),
-                    device.mac,
-                    device.options
-                ));
+                command.arg("--device").arg(device.to_string());
             }
             if let Some(backend) = backend {
                 command.args(["--backend", backend]);
@@ -166,6 +168,11 @@ impl Daemon {
     pub(crate) fn show(&self, device: &str, object: &str) -> Result<serde_json::Value> {
         let said = self.ask(&["show", object, "--device", device, "--json"])?;
         serde_json::from_slice(&said).context("pvrdmad show: not JSON")
+    }
+
+    /// Adds a device.
+    pub(crate) fn add(&self, device: &DaemonDevice) -> Result<()> {
+        self.ask(&["add", &device.to_string()]).map(drop)
     }
 
     /// Takes the link of a device up or down.

@@ -74,10 +74,14 @@ pub(crate) fn cases() -> Vec<Case> {
 
 /// Both devices lend their pages, to guests that know nothing of it.
 fn boot(image: &GuestImage) -> Result<MappedPair> {
-    let options = PairOptions { rxe: false, doorbells: ["mapped"; 2], ..PairOptions::default() };
-    match Pair::boot(image, &options) {
+    boot_with(image, ["mapped"; 2]).map(MappedPair)
+}
+
+/// Two guests with such doorbells, where there can be any.
+pub(super) fn boot_with(image: &GuestImage, doorbells: [&'static str; 2]) -> Result<Pair> {
+    match Pair::boot(image, &PairOptions { rxe: false, doorbells, ..PairOptions::default() }) {
         Err(error) if format!("{error:#}").contains("doorbells=mapped:") => Err(skip(format!("{error:#}"))),
-        pair => pair.map(MappedPair),
+        pair => pair,
     }
 }
 

@@ -19,8 +19,8 @@ pub(crate) fn check(vm: &Vm) -> Result<()> {
     Ok(())
 }
 
-/// Whether a decoded line is a warning of one of the drivers, or of the kernel itself.
-fn is_warning(line: &str) -> bool {
+/// Whether a decoded line tells that the kernel itself has gone wrong.
+pub(crate) fn is_fault(line: &str) -> bool {
     const ALWAYS: [&str; 8] = [
         "WARNING:",
         "BUG:",
@@ -31,13 +31,17 @@ fn is_warning(line: &str) -> bool {
         "Kernel panic",
         "refcount_t",
     ];
+    ALWAYS.iter().any(|word| line.contains(word))
+}
+
+/// Whether a decoded line is a warning of one of the drivers, or of the kernel itself.
+fn is_warning(line: &str) -> bool {
     const LEVELS: [&str; 5] = [":warn", ":err", ":crit", ":alert", ":emerg"];
     let level = line.get(..20).unwrap_or(line);
     let serious = LEVELS.iter().any(|word| level.contains(word));
     // Loading a module that is not part of the kernel's own build says so at warning level.
     let taint = line.contains("taint") || line.contains("module verification");
-    ALWAYS.iter().any(|word| line.contains(word))
-        || (serious && !taint && (line.contains("pvrdma") || line.contains("vmxnet3")))
+    is_fault(line) || (serious && !taint && (line.contains("pvrdma") || line.contains("vmxnet3")))
 }
 
 #[cfg(test)]

@@ -49,6 +49,7 @@ mod runner;
 mod shared;
 mod soak;
 mod sockets;
+mod torture;
 mod two_daemons;
 mod workflow;
 
@@ -78,6 +79,7 @@ pub(crate) fn all(kind: LinkKind) -> Vec<Case> {
         cases.extend(daemon::cases());
         cases.extend(machines::cases());
         cases.extend(soak::cases());
+        cases.extend(torture::cases());
         cases.extend(sockets::cases());
         cases.extend(readme::cases());
         cases.extend(lab::cases());

@@ -1,10 +1,16 @@
-//! What tests of the daemon share (feature `testing`): the other end of a device's socket, two guests behind such, and
-//! numbers at random.
+//! What tests of the daemon share (feature `testing`): the other end of a device's socket, two guests behind such,
+//! numbers at random, and attackers.
 
+mod client;
 mod dice;
 mod pair;
+mod process;
 mod remote_function;
+mod targets;
 
+pub use client::{Behind, HostileClient};
 pub use dice::Dice;
 pub use pair::{Pair, beside_traffic, gid};
+pub use process::{HostileProcess, element};
 pub use remote_function::RemoteFunction;
+pub use targets::{PSN, Target, Targets};

@@ -16,7 +16,6 @@
 mod kernel;
 mod network;
 mod peer;
-mod process;
 mod tenant;
 mod visitor;
 mod vmm;
@@ -29,12 +28,11 @@ use kernel::Kernel;
 use network::{BEYOND, HOLD, Network};
 use parking_lot::Mutex;
 use peer::Peer;
-use process::Process;
 use pvrdma_dev::testing::Stop;
 use pvrdma_dev::{KeptStatus, ObjectKind};
 use pvrdma_verbs::testing::CountingAllocator;
-use pvrdmad::testing::Dice;
-use tenant::{Flow, PATIENCE, Target, Targets, Tenant};
+use pvrdmad::testing::{Dice, HostileProcess, Target, Targets};
+use tenant::{Flow, PATIENCE, Tenant};
 use visitor::Visitor;
 use vmm::Vmm;
 
@@ -61,7 +59,7 @@ struct World {
     tenants: Vec<Tenant>,
     /// What was kept for each tenant before anybody did harm.
     kept: Vec<KeptStatus>,
-    process: Option<Process>,
+    process: Option<HostileProcess>,
     visitor: Visitor,
     kernel: Kernel,
     peer: Peer,
@@ -85,7 +83,8 @@ impl World {
         let targets: Vec<Target> = flows.iter().flat_map(Flow::targets).collect();
         let peer = Peer::new(targets.clone(), seed);
         let targets = Targets::new(targets);
-        let process = Some(Process::new(&tenants[0].driver, targets.clone(), Dice::new(seed, 5)));
+        let process =
+            Some(HostileProcess::new(&tenants[0].driver, tenants[0].gid, targets.clone(), Dice::new(seed, 5)));
         let visitor = Visitor::new(&network, targets.clone(), seed);
         let kernel = Kernel::new(&network, targets, seed);
         let vmm = Vmm::new(&network, seed, workers > 0);
@@ -104,7 +103,7 @@ impl World {
                     self.flows[at].step(self.network.now());
                 }
                 7..12 => self.kernel.step(),
-                12..16 => self.process.iter_mut().for_each(Process::step),
+                12..16 => self.process.iter_mut().for_each(HostileProcess::step),
                 16 | 17 => self.peer.step(&self.network),
                 18 if dice.one_in(3) => self.vmm.step(),
                 _ => self.network.pass(Duration::from_millis(dice.below(50) as u64)),
@@ -149,7 +148,7 @@ impl World {
             scope.spawn(|| until_the_end(&mut || _ = network.wire.lock().carry()));
             scope.spawn(|| until_the_end(&mut || peer.step(network)));
             scope.spawn(|| until_the_end(&mut || kernel.step()));
-            scope.spawn(|| until_the_end(&mut || process.iter_mut().for_each(Process::step)));
+            scope.spawn(|| until_the_end(&mut || process.iter_mut().for_each(HostileProcess::step)));
             scope.spawn(|| until_the_end(&mut || vmm.step()));
             scope.spawn(|| until_the_end(&mut || visitor.step(network, &tenants[0])));
             let _stop = Stop(&stop);
@@ -163,7 +162,7 @@ impl World {
     /// All attackers leave. What is under way ends well, the tenants go on, and nothing is kept of what was done.
     fn end(mut self) {
         self.kernel.end();
-        self.process.take().into_iter().for_each(Process::end);
+        self.process.take().into_iter().for_each(HostileProcess::end);
         self.let_visitor_end();
         self.visitor.end();
         settle(&self.network, &mut self.flows, 2);

@@ -9,8 +9,7 @@ use pvrdma_verbs::testing::mac;
 use pvrdma_verbs::{Psn, Qpn};
 
 use crate::network::{BEYOND, Network, ON_THE_WIRE};
-use crate::tenant::Target;
-use pvrdmad::testing::Dice;
+use pvrdmad::testing::{Dice, Target};
 
 pub(crate) struct Peer {
     targets: Vec<Target>,

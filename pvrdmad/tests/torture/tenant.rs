@@ -1,9 +1,7 @@
 //! Tenants, and their traffic: every byte of it is compared with a model, and so is what nobody should touch.
 
-use std::sync::Arc;
 use std::time::Duration;
 
-use parking_lot::Mutex;
 use pvrdma_dev::testing::{
     AddressHandle, Buffer, Context, Cq, Driver, GuestMemory, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr,
     TestDevice, access, status,
@@ -14,7 +12,7 @@ use pvrdma_verbs::testing::{gid, mac};
 use pvrdma_verbs::{Counter, Gid};
 
 use crate::network::{BEYOND, Network};
-use pvrdmad::testing::Dice;
+use pvrdmad::testing::{Dice, PSN, Target};
 
 /// Memory of a guest.
 pub(crate) const MEMORY: usize = 4 << 20;
@@ -29,8 +27,6 @@ const LONGEST: usize = SLICE / 2;
 const GRH: usize = 40;
 /// What nobody guesses. Attackers know everything else.
 const QKEY: u32 = 0x0bad_cafe;
-/// Of which connections begin.
-pub(crate) const PSN: u32 = 0x1234;
 /// Longest that a batch may take: virtual time with retries, and for threads what only a hang exceeds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -92,21 +88,6 @@ impl Tenant {
             assert_eq!(count.value, 0, "{name} of guest {}", self.number);
         }
     }
-}
-
-/// All that an attacker may want to know of a victim.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Target {
-    pub(crate) number: u8,
-    pub(crate) gid: Gid,
-    pub(crate) qpn: u32,
-    pub(crate) datagram_qpn: u32,
-    pub(crate) psn: u32,
-    pub(crate) addr: u64,
-    pub(crate) rkey: u32,
-    /// Who talks to it.
-    pub(crate) peer: Gid,
-    pub(crate) peer_qpn: u32,
 }
 
 /// One end of a connection.
@@ -269,53 +250,6 @@ impl End {
 
     pub(crate) fn check_private(&self) {
         assert!(self.private.read(0, 8192) == Buffer::pattern(7, 8192), "memory of guest {} was changed", self.number);
-    }
-}
-
-/// Victims that attackers know.
-#[derive(Clone)]
-pub(crate) struct Targets(Arc<Mutex<Known>>);
-
-struct Known {
-    all: Vec<Target>,
-    /// Those in front that never go.
-    lasting: usize,
-    /// Whose peer has gone, and may come again as another one.
-    left: Option<Target>,
-}
-
-impl Targets {
-    pub(crate) fn new(all: Vec<Target>) -> Self {
-        Self(Arc::new(Mutex::new(Known { lasting: all.len(), all, left: None })))
-    }
-
-    pub(crate) fn pick(&self, dice: &mut Dice) -> Target {
-        dice.pick(&self.0.lock().all)
-    }
-
-    /// Who was left, if anybody is.
-    pub(crate) fn left(&self) -> Option<Target> {
-        self.0.lock().left
-    }
-
-    /// A guest has come, with a connection.
-    pub(crate) fn come(&self, ends: [Target; 2]) {
-        let Known { all, lasting, .. } = &mut *self.0.lock();
-        all.truncate(*lasting);
-        all.extend(ends);
-    }
-
-    /// It has gone, and this is what it left at its peer.
-    pub(crate) fn go(&self, left: Target) {
-        let Known { all, lasting, left: place } = &mut *self.0.lock();
-        all.truncate(*lasting);
-        all.push(left);
-        *place = Some(left);
-    }
-
-    /// Its peer has noticed.
-    pub(crate) fn forget(&self) {
-        self.0.lock().left = None;
     }
 }
 

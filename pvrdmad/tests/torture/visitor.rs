@@ -7,8 +7,8 @@ use pvrdma_verbs::Gid;
 use pvrdma_verbs::testing::gid;
 
 use crate::network::{Network, VISITOR};
-use crate::tenant::{End, Flow, MEMORY, Targets, Tenant};
-use pvrdmad::testing::Dice;
+use crate::tenant::{End, Flow, MEMORY, Tenant};
+use pvrdmad::testing::{Dice, Targets};
 
 /// Addresses that it has after each other, unless it gets the one again that it had.
 const ADDRESSES: std::ops::Range<u8> = 100..200;

@@ -12,9 +12,7 @@ use pvrdma_rxe::Rxe;
 use pvrdma_verbs::testing::{gid, mac};
 
 use crate::network::{KERNEL, Network};
-use crate::process::element;
-use crate::tenant::Targets;
-use pvrdmad::testing::Dice;
+use pvrdmad::testing::{Dice, Targets, element};
 
 const PAGE: u64 = 4096;
 const MEMORY: usize = 2 << 20;

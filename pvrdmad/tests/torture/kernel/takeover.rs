@@ -2,9 +2,9 @@
 
 use pvrdma_dev::PciFunction;
 use pvrdma_dev::testing::{Path, Request, SendWr, Sge, command_id as id};
+use pvrdmad::testing::Target;
 
 use super::{Kernel, Pair};
-use crate::tenant::Target;
 
 /// Numbers come round after so many resets.
 const ROUNDS: u32 = 256;

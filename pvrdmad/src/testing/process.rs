@@ -1,12 +1,15 @@
 //! A hostile process in a tenant's guest: the kernel is not its own, its queues and its doorbell page are.
+#![expect(clippy::unwrap_used, clippy::cast_possible_truncation, reason = "for tests, which end with what goes wrong")]
 
 use pvrdma_dev::testing::{Buffer, Context, Cq, Driver, DriverRing, Mr, Path, Pd, Qp, QpInit, SendWr, access};
-use pvrdma_verbs::testing::gid;
+use pvrdma_verbs::Gid;
 
-use crate::tenant::{PSN, Target, Targets};
-use pvrdmad::testing::Dice;
+use super::{Dice, PSN, Target, Targets};
 
-pub(crate) struct Process {
+/// The process.
+#[expect(missing_debug_implementations, reason = "the drivers of tests have none")]
+pub struct HostileProcess {
+    own: Gid,
     driver: Driver,
     context: Context,
     pd: Pd,
@@ -19,17 +22,19 @@ pub(crate) struct Process {
     dice: Dice,
 }
 
-impl Process {
-    pub(crate) fn new(driver: &Driver, targets: Targets, dice: Dice) -> Self {
+impl HostileProcess {
+    /// Begins in the guest of this driver, which has this address.
+    pub fn new(driver: &Driver, own: Gid, targets: Targets, dice: Dice) -> Self {
         let context = driver.open().unwrap();
         let pd = driver.create_pd(Some(&context)).unwrap();
         let cq = driver.create_cq(Some(&context), 64).unwrap();
         let (buffer, mr) = driver.registered_buffer(&pd, 16 << 10, access::ALL).unwrap();
         let (driver, qps, regions) = (driver.clone(), Vec::new(), Vec::new());
-        Self { driver, context, pd, cq, qps, buffer, mr, regions, targets, dice }
+        Self { own, driver, context, pd, cq, qps, buffer, mr, regions, targets, dice }
     }
 
-    pub(crate) fn step(&mut self) {
+    /// Does one thing.
+    pub fn step(&mut self) {
         match self.dice.below(32) {
             0 => self.create(),
             1 => self.destroy(),
@@ -56,7 +61,7 @@ impl Process {
     }
 
     /// All that it has is gone.
-    pub(crate) fn end(self) {
+    pub fn end(self) {
         self.qps.into_iter().for_each(|qp| qp.destroy().unwrap());
         self.regions.into_iter().chain([self.mr]).for_each(|mr| mr.destroy().unwrap());
         self.cq.destroy().unwrap();
@@ -96,8 +101,8 @@ impl Process {
         // One of its own, or a victim's.
         let (to, peer) = match self.dice.below(3) {
             0 => (target.gid, target.qpn),
-            1 => (gid(1), self.qps[at].qpn),
-            _ => (gid(1), self.qps[self.dice.below(self.qps.len())].qpn),
+            1 => (self.own, self.qps[at].qpn),
+            _ => (self.own, self.qps[self.dice.below(self.qps.len())].qpn),
         };
         let qp = &mut self.qps[at];
         let _ = match self.dice.below(4) {
@@ -138,7 +143,7 @@ impl Process {
         // Most requests end their queue pair, and those behind them would do nothing.
         if self.dice.one_in(2) {
             let (qp, psn) = (&mut self.qps[at], PSN);
-            let path = Path { rq_psn: psn, sq_psn: psn, ..Path::to(gid(1), qp.qpn) };
+            let path = Path { rq_psn: psn, sq_psn: psn, ..Path::to(self.own, qp.qpn) };
             let _ = qp.to_reset().and_then(|()| qp.connect(&path));
         }
         let (qp, dice) = (&self.qps[at], &mut self.dice);
@@ -163,7 +168,7 @@ impl Process {
 }
 
 /// A send element that may make sense: keys and addresses are those of a victim, or the attacker's own.
-pub(crate) fn element(dice: &mut Dice, target: &Target, pd: u32, own: u64, key: u32) -> Vec<u8> {
+pub fn element(dice: &mut Dice, target: &Target, pd: u32, own: u64, key: u32) -> Vec<u8> {
     let mut bytes = SendWr::write(dice.long(), &[], target.addr + dice.below(4096) as u64, target.rkey).encode(true);
     bytes.extend(dice.bytes(64));
     let lawful = dice.one_in(2);

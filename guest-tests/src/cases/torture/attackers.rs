@@ -1,0 +1,176 @@
+//! Attackers that have devices of their own, in the network of the guests.
+
+use std::fs::File;
+use std::io::{ErrorKind, Read};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, anyhow, bail};
+use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, Stop};
+use pvrdma_verbs::Gid;
+use pvrdmad::testing::{Behind, Dice, HostileClient, HostileProcess, RemoteFunction, Target, Targets};
+use rustix::fs::MemfdFlags;
+
+use super::PATIENCE;
+use super::victims::Victim;
+use crate::daemon::DaemonDevice;
+use crate::pair::Pair;
+
+/// The address of who has a driver.
+const DRIVER: [u8; 4] = [192, 168, 77, 66];
+/// Memory of its guest.
+const MEMORY: u64 = 8 << 20;
+/// Steps of it in a life, at most.
+const STEPS: usize = 1000;
+
+/// Names of their devices: of the VMM, and of who has a driver.
+const DEVICES: [&str; 2] = ["vmm", "driver"];
+
+/// Sockets of their devices.
+#[derive(Debug)]
+pub(super) struct Attackers {
+    /// Of a VMM, which has a network card as well.
+    vmm: [(PathBuf, Behind); 2],
+    driver: PathBuf,
+}
+
+impl Attackers {
+    /// Adds their devices.
+    pub(super) fn come(pair: &Pair) -> Result<Self> {
+        let daemon = pair.daemon().context("no daemon")?;
+        let path = |name: &str| pair.directory().join(name);
+        let (vmm, nic, driver) = (path("vmm.pvrdma"), path("vmm.nic"), path("driver.pvrdma"));
+        let options = format!(",nic-socket={}", nic.display());
+        let devices = [(&vmm, 0x67, options), (&driver, 0x66, String::new())];
+        for (name, (socket, number, options)) in DEVICES.into_iter().zip(devices) {
+            let mac = format!("52:54:00:00:00:{number:02x}");
+            daemon.add(&DaemonDevice { name: name.to_owned(), socket: socket.clone(), mac, options })?;
+        }
+        Ok(Self { vmm: [(vmm, Behind::Rdma), (nic, Behind::Network)], driver })
+    }
+
+    /// Waits until the daemon has noticed that all have gone.
+    pub(super) fn wait_gone(pair: &Pair) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let status = pair.daemon().context("no daemon")?.status()?;
+            let devices = status["devices"].as_array().context("no devices")?;
+            let is_there = |device: &&serde_json::Value| {
+                let clients = [&device["client"], &device["nic"]["client"]];
+                DEVICES.iter().any(|name| device["name"] == **name)
+                    && clients.iter().any(|client| client["connected"] == true)
+            };
+            let Some(device) = devices.iter().find(is_there) else { return Ok(()) };
+            if Instant::now() > deadline {
+                bail!("who has hung up is still there: {device}");
+            }
+        }
+    }
+
+    /// Attacks until `traffic` has ended. Gives how many clients and drivers came.
+    pub(super) fn beside(
+        &self,
+        seed: u64,
+        victims: &[Victim],
+        traffic: impl FnOnce() -> Result<()>,
+    ) -> Result<(u64, u64)> {
+        let (stop, targets) = (AtomicBool::new(false), Targets::new(victims.iter().map(Target::from).collect()));
+        thread::scope(|scope| {
+            let clients: Vec<_> = (0..)
+                .zip(&self.vmm)
+                .map(|(actor, (socket, behind))| {
+                    let dice = Dice::new(seed, 20 + actor);
+                    scope.spawn(|| talk(socket, *behind, dice, &stop))
+                })
+                .collect();
+            let drivers = scope.spawn(|| drive(&self.driver, Dice::new(seed, 22), &targets, &stop));
+            let traffic = {
+                let _stop = Stop(&stop);
+                traffic()
+            };
+            let count = |outcome: thread::Result<Result<u64>>| match outcome {
+                Ok(Ok(0)) => Err(anyhow!("an attacker did nothing")),
+                Ok(count) => count,
+                Err(_) => Err(anyhow!("an attacker was not answered as it should be, see above")),
+            };
+            let clients: Result<Vec<u64>> = clients.into_iter().map(|thread| count(thread.join())).collect();
+            let drivers = count(drivers.join());
+            traffic?;
+            Ok((clients.context("clients")?.into_iter().sum(), drivers.context("drivers")?))
+        })
+    }
+}
+
+/// Clients that say anything, one after the other.
+fn talk(socket: &Path, behind: Behind, mut dice: Dice, stop: &AtomicBool) -> Result<u64> {
+    let mut clients = 0;
+    while !stop.load(Ordering::Acquire) {
+        let stream = UnixStream::connect(socket).with_context(|| format!("cannot connect to {}", socket.display()))?;
+        let hostile = HostileClient::new(&mut dice);
+        hostile.talk(&stream, &mut dice, behind);
+        if dice.one_in(3) {
+            hostile.truncate();
+        }
+        hear(&stream).with_context(|| format!("client {clients} of {}", socket.display()))?;
+        clients += 1;
+    }
+    Ok(clients)
+}
+
+/// Takes what is answered until the daemon hangs up, as it has to.
+fn hear(mut stream: &UnixStream) -> Result<()> {
+    stream.set_read_timeout(Some(PATIENCE))?;
+    let mut answer = [0; 4096];
+    loop {
+        match stream.read(&mut answer) {
+            Ok(0) => return Ok(()),
+            Ok(_) => {}
+            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),
+            Err(error) => return Err(error).context("the daemon does not hang up"),
+        }
+    }
+}
+
+/// Processes of a guest that does as they say, each on a driver of its own.
+fn drive(socket: &Path, mut dice: Dice, targets: &Targets, stop: &AtomicBool) -> Result<u64> {
+    let mut own = Gid::default();
+    own.0[10..12].fill(0xff);
+    own.0[12..].copy_from_slice(&DRIVER);
+    let mut drivers = 0;
+    while !stop.load(Ordering::Acquire) {
+        let file = File::from(rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC)?);
+        file.set_len(MEMORY)?;
+        let (function, irqs) = connect(socket, &file)?;
+        let driver = Driver::probe(function, &GuestMemory::in_file(file), &irqs)?;
+        driver.bind_gid(0, own)?;
+        let mut process = HostileProcess::new(&driver, own, targets.clone(), Dice::new(dice.long(), 5));
+        for _ in 0..dice.below(STEPS) {
+            if stop.load(Ordering::Acquire) {
+                break;
+            }
+            process.step();
+        }
+        if dice.one_in(2) {
+            process.end();
+            driver.remove();
+        }
+        drivers += 1;
+    }
+    Ok(drivers)
+}
+
+/// Connects, as soon as the daemon has got over the client before.
+fn connect(socket: &Path, memory: &File) -> Result<(Arc<RemoteFunction>, Arc<Irqs>)> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match RemoteFunction::connect(socket, memory) {
+            Ok(connected) => return Ok(connected),
+            Err(error) if Instant::now() > deadline => bail!("{error:#}"),
+            Err(_) => thread::sleep(Duration::from_millis(10)),
+        }
+    }
+}

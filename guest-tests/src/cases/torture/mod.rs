@@ -1,0 +1,203 @@
+//! Torture: two guests exchange data of which every byte is compared, beside everybody who means no good: a process in
+//! one of them, and two clients of devices of their own, which the guests' worker serves as well. What they do follows
+//! from a seed; when, from the machine.
+
+mod attackers;
+mod victims;
+
+use std::fmt;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+
+use super::case::Case;
+use super::exchange::{Programs, Ready, finish};
+use super::soak::{Kept, number};
+use super::{doorbells, integrity, kernel_log};
+use crate::image::GuestImage;
+use crate::pair::{LinkKind, Pair};
+use crate::vm::{Job, Vm};
+use attackers::Attackers;
+use victims::Victim;
+
+/// Seconds, unless the environment says otherwise.
+const LONG: u64 = 600;
+/// What the comparing programs exchange in a round, each way.
+const MEBIBYTES: u32 = 192;
+/// Rounds after which the daemon has all that it keeps: each guest has had the process.
+const WARM: u64 = 4;
+/// How long anything may take. Guests are emulated, and everything happens at once.
+const PATIENCE: Duration = Duration::from_secs(300);
+/// What tells the process to end.
+const CALM: &str = "/run/hostile/calm";
+
+/// Counts that show more than load: on a device of whose guest nobody does anything wrong they stand still.
+const NO_LOAD: [&str; 11] = [
+    "register_errors",
+    "handshakes_refused",
+    "commands_unknown",
+    "modify_qp_refused",
+    "doorbells_ignored",
+    "events_dropped",
+    "kept_refused",
+    "request_errors",
+    "refused_requests",
+    "cq_overruns",
+    "unanswered",
+];
+
+/// The one case.
+pub(crate) fn cases() -> Vec<Case> {
+    let what_to_do = "takes ten minutes, or SECONDS, from SEED on; runs when asked for: --only slow/torture";
+    vec![Case::alone("slow/torture", torture).slow(what_to_do)]
+}
+
+fn torture(image: &GuestImage) -> Result<String> {
+    let (first, seconds) = (number("SEED")?.unwrap_or(1), number("SECONDS")?.unwrap_or(LONG));
+    let started = Instant::now();
+    let pair = doorbells::boot_with(image, ["mapped", "trapped"])?;
+    let attackers = Attackers::come(&pair)?;
+    let workers = workers(&pair)?;
+    let (mut done, mut base) = (Done::default(), None);
+    for seed in first.. {
+        if done.rounds > WARM && started.elapsed() >= Duration::from_secs(seconds) {
+            break;
+        }
+        let mut turn = || {
+            done.add(&round(&pair, &attackers, seed, done.rounds)?);
+            ensure!(self::workers(&pair)? == workers, "a worker ended");
+            Attackers::wait_gone(&pair)?;
+            let kept = Kept::now(&pair)?;
+            log::info!("SEED={seed}; {done}; {kept}");
+            match &base {
+                None if done.rounds == WARM => base = Some(kept),
+                None => {}
+                Some(base) => kept.check(base, &pair)?,
+            }
+            anyhow::Ok(())
+        };
+        let outcome = turn();
+        outcome.with_context(|| format!("SEED={seed}; {done}\n{}", pair.diagnosis()))?;
+    }
+    let (base, now) = (base.context("no round was measured")?, Kept::now(&pair)?);
+    Ok(format!("{} s from SEED={first} on: {done}; {base}, then {now}", started.elapsed().as_secs()))
+}
+
+/// What has happened.
+#[derive(Debug, Default)]
+struct Done {
+    rounds: u64,
+    compared_mib: u64,
+    /// Lives of the process in a guest.
+    processes: u64,
+    /// Lives of the process behind a socket.
+    drivers: u64,
+    /// Clients of either function.
+    clients: u64,
+}
+
+impl Done {
+    fn add(&mut self, more: &Self) {
+        self.rounds += more.rounds;
+        self.compared_mib += more.compared_mib;
+        self.processes += more.processes;
+        self.drivers += more.drivers;
+        self.clients += more.clients;
+    }
+}
+
+impl fmt::Display for Done {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rounds, compared_mib, processes, drivers, clients } = self;
+        write!(
+            f,
+            "{rounds} rounds, {compared_mib} MiB compared beside {processes} processes, {drivers} drivers and \
+             {clients} clients"
+        )
+    }
+}
+
+/// Traffic of all kinds from its beginning to its end, beside all attackers.
+fn round(pair: &Pair, attackers: &Attackers, seed: u64, number: u64) -> Result<Done> {
+    let link = pair.link(LinkKind::Pvrdma)?;
+    let inside = usize::from(!number.is_multiple_of(2));
+    let quiet = 1 - inside;
+    let before = misdeeds(pair, quiet)?;
+    let both_ways =
+        [0, 1].map(|server| integrity::programs(pair, &link, server, MEBIBYTES, 2 * seed + server as u64 + 1).start());
+    let both_ways = both_ways.into_iter().collect::<Result<Vec<_>>>()?;
+    let victims = victims::find(pair, &link).with_context(|| {
+        let said = both_ways.iter().flat_map(|(server, client)| [server.output(), client.output()]);
+        format!("the programs said: {:?}", said.collect::<Vec<_>>())
+    })?;
+    let stream = Programs {
+        server_vm: pair.b(),
+        server: "iperf3 -s -1 -p 5201".to_owned(),
+        ready: Ready::Tcp(5201),
+        client_vm: pair.a(),
+        client: format!("iperf3 -c {} -p 5201 -n 32M", link.ip[1]),
+        timeout: PATIENCE,
+    }
+    .start()?;
+    let process = start_process(&pair.vms()[inside], link.device, link.gid_index[inside], seed, &victims)?;
+    let (clients, drivers) = attackers.beside(seed, &victims, || -> Result<()> {
+        for (server, client) in &both_ways {
+            finish(server, client, PATIENCE)?;
+        }
+        finish(&stream.0, &stream.1, PATIENCE).map(drop)
+    })?;
+    let processes = end_process(&pair.vms()[inside], &process)?;
+    kernel_log::check(&pair.vms()[quiet])?;
+    let warnings = kernel_log::take_warnings(&pair.vms()[inside])?;
+    let bad: Vec<_> = warnings.into_iter().filter(|line| !is_refusal(line)).collect();
+    ensure!(bad.is_empty(), "kernel warnings beside the process:\n{}", bad.join("\n"));
+    let after = misdeeds(pair, quiet)?;
+    ensure!(before == after, "the guest that does nothing wrong had {before:?}, and has {after:?}");
+    Ok(Done { rounds: 1, compared_mib: 2 * u64::from(MEBIBYTES), processes, drivers, clients })
+}
+
+/// What the driver and the verbs warn of that a process wants, and what the kernel says of one that died of its own
+/// memory.
+fn is_refusal(line: &str) -> bool {
+    line.contains("hostile[") || (line.contains(":warn") && !kernel_log::is_fault(line))
+}
+
+/// Starts the process, as a user without rights.
+fn start_process(vm: &Vm, device: &str, gid_index: u32, seed: u64, victims: &[Victim]) -> Result<Job> {
+    let victims: Vec<String> = victims.iter().map(Victim::to_string).collect();
+    vm.run(&format!("mkdir -p /run/hostile && rm -f {CALM}"))?;
+    vm.spawn(&format!(
+        "exec setpriv --reuid=65534 --regid=65534 --clear-groups --no-new-privs --bounding-set=-all --inh-caps=-all \
+         hostile {device} {gid_index} {seed} {}",
+        victims.join(" ")
+    ))
+}
+
+/// Has it end, and gives how often it has lived.
+fn end_process(vm: &Vm, process: &Job) -> Result<u64> {
+    vm.run(&format!("touch {CALM}"))?;
+    let said = process.wait_success(PATIENCE)?;
+    let lives = said.lines().find_map(|line| line.strip_prefix("lived ")?.split(' ').next()?.parse().ok());
+    match lives {
+        Some(lives @ 1..) => Ok(lives),
+        _ => bail!("the process did nothing:\n{said}"),
+    }
+}
+
+/// The processes of the daemon's networks, as they are now.
+fn workers(pair: &Pair) -> Result<Vec<(serde_json::Value, serde_json::Value)>> {
+    let status = pair.daemon().context("no daemon")?.status()?;
+    let networks = status["networks"].as_array().context("no networks")?;
+    Ok(networks.iter().map(|network| (network["pid"].clone(), network["restarts"].clone())).collect())
+}
+
+/// Counts of a guest's device that show more than load.
+fn misdeeds(pair: &Pair, guest: usize) -> Result<Vec<(&'static str, u64)>> {
+    let status = pair.daemon().context("no daemon")?.status()?;
+    let device = &status["devices"][guest];
+    let count = |name: &'static str| {
+        let value = device["counters"][name].as_u64().or_else(|| device["adapter"][name].as_u64());
+        value.map(|value| (name, value)).with_context(|| format!("no counter {name}: {device}"))
+    };
+    NO_LOAD.into_iter().map(count).collect()
+}
