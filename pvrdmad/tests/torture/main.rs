@@ -75,7 +75,9 @@ impl World {
         let pairs = [(0, 1), (1, 2), (2, 0), (2, 3)];
         let mut flows: Vec<Flow> = (0..)
             .zip(pairs)
-            .map(|(actor, (left, right))| Flow::new(&tenants[left], &tenants[right], Dice::new(seed, 10 + actor)))
+            .map(|(actor, (left, right))| {
+                Flow::new(&tenants[left], &tenants[right], network.ack_timeout(), Dice::new(seed, 10 + actor))
+            })
             .collect();
         // Each moves something, so that whatever is made once is there.
         settle(&network, &mut flows, 1);

@@ -14,6 +14,7 @@ use pvrdma_verbs::testing::mac;
 use pvrdma_verbs::{MacAddr, Random};
 
 use pvrdmad::testing::Dice;
+use rustix::time::ClockId;
 
 /// The host beyond the uplink.
 pub(crate) const BEYOND: u8 = 4;
@@ -30,6 +31,10 @@ const CABLE: usize = 512;
 /// Runs of queue pairs before ports are served, and how often both have their turn between two steps.
 const RUNS: usize = 16;
 const ROUNDS: usize = 64;
+/// Code of an ACK timeout as programs have it, and of one whose retries a process that gets no processor for seconds does
+/// not exhaust.
+pub(crate) const ACK_TIMEOUT: u8 = 14;
+const PATIENT_ACK_TIMEOUT: u8 = 20;
 /// How long an address stays with who had it.
 pub(crate) const HOLD: Duration = Duration::from_secs(60);
 
@@ -38,7 +43,6 @@ pub(crate) struct Network {
     pub(crate) wire: Mutex<Wire>,
     here: Rxe,
     beyond: Rxe,
-    clock: Arc<dyn Clock>,
     /// Time that stands still until it is moved, for runs on one thread.
     manual: Option<Arc<ManualClock>>,
 }
@@ -77,11 +81,20 @@ impl Network {
             ports.push((mac(number), theirs));
         }
         let wire = Wire { ports, dice: Dice::new(seed, 1), recent: VecDeque::new() };
-        Self { _uplinks: uplinks, wire: Mutex::new(wire), here, beyond, clock, manual }
+        Self { _uplinks: uplinks, wire: Mutex::new(wire), here, beyond, manual }
     }
 
+    /// Virtual time. On threads what this process had of the processors: nobody is to blame for what others took.
     pub(crate) fn now(&self) -> Duration {
-        self.clock.now()
+        match &self.manual {
+            Some(clock) => clock.now(),
+            None => Duration::try_from(rustix::time::clock_gettime(ClockId::ProcessCPUTime)).unwrap(),
+        }
+    }
+
+    /// The code of the tenants' ACK timeouts.
+    pub(crate) const fn ack_timeout(&self) -> u8 {
+        if self.manual.is_some() { ACK_TIMEOUT } else { PATIENT_ACK_TIMEOUT }
     }
 
     /// A device with this memory.

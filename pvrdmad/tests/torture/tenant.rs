@@ -27,7 +27,7 @@ const LONGEST: usize = SLICE / 2;
 const GRH: usize = 40;
 /// What nobody guesses. Attackers know everything else.
 const QKEY: u32 = 0x0bad_cafe;
-/// Longest that a batch may take: virtual time with retries, and for threads what only a hang exceeds.
+/// Longest that a batch may take: virtual time with retries, and for threads processor time, which only a hang exceeds.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Counts that show more than load: on a device of which nobody does anything wrong they stay at zero, whatever others
@@ -152,8 +152,8 @@ impl End {
         }
     }
 
-    fn connect(&mut self, peer: &Target) {
-        let path = Path { dmac: mac(peer.number).0, timeout: 14, ..Path::to(peer.gid, peer.qpn) };
+    fn connect(&mut self, peer: &Target, timeout: u8) {
+        let path = Path { dmac: mac(peer.number).0, timeout, ..Path::to(peer.gid, peer.qpn) };
         self.qp.connect(&path).unwrap();
     }
 
@@ -267,11 +267,12 @@ pub(crate) struct Flow {
 }
 
 impl Flow {
-    pub(crate) fn new(left: &Tenant, right: &Tenant, mut dice: Dice) -> Self {
+    /// `timeout`: the code of the ACK timeout.
+    pub(crate) fn new(left: &Tenant, right: &Tenant, timeout: u8, mut dice: Dice) -> Self {
         let mut ends = [left, right].map(|tenant| End::new(tenant, &mut dice));
         let targets = Self::targets_of(&ends);
-        ends[0].connect(&targets[1]);
-        ends[1].connect(&targets[0]);
+        ends[0].connect(&targets[1], timeout);
+        ends[1].connect(&targets[0], timeout);
         let datagrams = ends.iter().all(|end| end.number != BEYOND);
         Self { ends, dice, since: None, batches: 0, datagrams, has_asked: [false; 2] }
     }

@@ -6,7 +6,7 @@ use pvrdma_dev::{ObjectCounts, PciFunction};
 use pvrdma_verbs::Gid;
 use pvrdma_verbs::testing::gid;
 
-use crate::network::{Network, VISITOR};
+use crate::network::{ACK_TIMEOUT, Network, VISITOR};
 use crate::tenant::{End, Flow, MEMORY, Tenant};
 use pvrdmad::testing::{Dice, Targets};
 
@@ -71,7 +71,7 @@ impl Visitor {
         self.tenant.driver = driver;
         let (left, right) = if self.dice.one_in(2) { (&self.tenant, host) } else { (host, &self.tenant) };
         let dice = Dice::new(self.dice.long(), 8);
-        let flow = Flow::new(left, right, dice);
+        let flow = Flow::new(left, right, ACK_TIMEOUT, dice);
         self.targets.come(flow.targets());
         self.flow = Some(flow);
     }
