@@ -31,8 +31,8 @@ const CABLE: usize = 512;
 /// Runs of queue pairs before ports are served, and how often both have their turn between two steps.
 const RUNS: usize = 16;
 const ROUNDS: usize = 64;
-/// Code of an ACK timeout as programs have it, and of one whose retries a process that gets no processor for seconds does
-/// not exhaust.
+/// Code of an ACK timeout as programs have it, and of one whose retries last while a process gets no processor for
+/// seconds.
 pub(crate) const ACK_TIMEOUT: u8 = 14;
 const PATIENT_ACK_TIMEOUT: u8 = 20;
 /// How long an address stays with who had it.
