@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 
 use super::case::Case;
-use super::exchange::{Programs, Ready, finish};
-use super::soak::{Kept, number};
+use super::exchange::finish;
+use super::soak::{Base, Kept, number, tcp_stream};
 use super::{doorbells, integrity, kernel_log};
 use crate::image::GuestImage;
 use crate::pair::{LinkKind, Pair};
@@ -58,7 +58,7 @@ fn torture(image: &GuestImage) -> Result<String> {
     let pair = doorbells::boot_with(image, ["mapped", "trapped"])?;
     let attackers = Attackers::come(&pair)?;
     let workers = workers(&pair)?;
-    let (mut done, mut base) = (Done::default(), None);
+    let (mut done, mut base) = (Done::default(), Base::default());
     for seed in first.. {
         if done.rounds > WARM && started.elapsed() >= Duration::from_secs(seconds) {
             break;
@@ -67,19 +67,13 @@ fn torture(image: &GuestImage) -> Result<String> {
             done.add(&round(&pair, &attackers, seed, done.rounds)?);
             ensure!(self::workers(&pair)? == workers, "a worker ended");
             Attackers::wait_gone(&pair)?;
-            let kept = Kept::now(&pair)?;
-            log::info!("SEED={seed}; {done}; {kept}");
-            match &base {
-                None if done.rounds == WARM => base = Some(kept),
-                None => {}
-                Some(base) => kept.check(base, &pair)?,
-            }
+            log::info!("SEED={seed}; {done}; {}", base.look(&pair, done.rounds >= WARM)?);
             anyhow::Ok(())
         };
         let outcome = turn();
         outcome.with_context(|| format!("SEED={seed}; {done}\n{}", pair.diagnosis()))?;
     }
-    let (base, now) = (base.context("no round was measured")?, Kept::now(&pair)?);
+    let (base, now) = (base.kept()?, Kept::now(&pair)?);
     Ok(format!("{} s from SEED={first} on: {done}; {base}, then {now}", started.elapsed().as_secs()))
 }
 
@@ -130,15 +124,7 @@ fn round(pair: &Pair, attackers: &Attackers, seed: u64, number: u64) -> Result<D
         let said = both_ways.iter().flat_map(|(server, client)| [server.output(), client.output()]);
         format!("the programs said: {:?}", said.collect::<Vec<_>>())
     })?;
-    let stream = Programs {
-        server_vm: pair.b(),
-        server: "iperf3 -s -1 -p 5201".to_owned(),
-        ready: Ready::Tcp(5201),
-        client_vm: pair.a(),
-        client: format!("iperf3 -c {} -p 5201 -n 32M", link.ip[1]),
-        timeout: PATIENCE,
-    }
-    .start()?;
+    let stream = tcp_stream(pair, &link).start()?;
     let process = start_process(&pair.vms()[inside], link.device, link.gid_index[inside], seed, &victims)?;
     let (clients, drivers) = attackers.beside(seed, &victims, || -> Result<()> {
         for (server, client) in &both_ways {
