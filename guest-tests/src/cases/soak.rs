@@ -40,7 +40,8 @@ fn soak(image: &GuestImage) -> Result<String> {
     let mut base = Base::default();
     while done.rounds <= WARM || started.elapsed() < Duration::from_secs(seconds) {
         round(&mut pair, &mut done).with_context(|| format!("{done}\n{}", pair.diagnosis()))?;
-        log::info!("{done}; {}", base.look(&pair, done.rounds >= WARM)?);
+        let kept = base.look(&pair, done.rounds >= WARM)?;
+        log::info!("{done}; {kept}");
     }
     let (base, now) = (base.kept()?, Kept::now(&pair)?);
     Ok(format!("{} s: {done}; {base}, then {now}", started.elapsed().as_secs()))

@@ -67,7 +67,8 @@ fn torture(image: &GuestImage) -> Result<String> {
             done.add(&round(&pair, &attackers, seed, done.rounds)?);
             ensure!(self::workers(&pair)? == workers, "a worker ended");
             Attackers::wait_gone(&pair)?;
-            log::info!("SEED={seed}; {done}; {}", base.look(&pair, done.rounds >= WARM)?);
+            let kept = base.look(&pair, done.rounds >= WARM)?;
+            log::info!("SEED={seed}; {done}; {kept}");
             anyhow::Ok(())
         };
         let outcome = turn();
