@@ -9,6 +9,7 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 
 use pvrdma_dev::testing::{MEMORY_BASE, Request, command_id as id, register};
+use pvrdma_verbs::MacAddr;
 use rustix::event::EventfdFlags;
 use rustix::fs::MemfdFlags;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags};
@@ -28,8 +29,8 @@ const BUS: u64 = MEMORY_BASE;
 pub enum Behind {
     /// The RDMA adapter.
     Rdma,
-    /// The network card.
-    Network,
+    /// The network card with this address. Those of its victims differ in the last octet.
+    Network(MacAddr),
 }
 
 /// A client that says anything, and what it has: memory, and an event for all its interrupts.
@@ -77,7 +78,7 @@ impl Talk<'_> {
         if !self.dice.one_in(4) {
             match behind {
                 Behind::Rdma => self.bring_up(),
-                Behind::Network => self.bring_up_network(),
+                Behind::Network(mac) => self.bring_up_network(mac),
             }
         }
         for _ in 0..self.dice.below(40) {
@@ -128,7 +129,7 @@ impl Talk<'_> {
     }
 
     /// What a VMM and a network driver do, with frames to everybody under way, and buffers for theirs.
-    fn bring_up_network(&mut self) {
+    fn bring_up_network(&mut self, mac: MacAddr) {
         let memory = self.memory();
         let store = |at: u64, bytes: &[u8]| {
             memory.as_volatile_slice().write_slice(bytes, (at - BUS) as usize).unwrap();
@@ -144,15 +145,26 @@ impl Talk<'_> {
         let receive = [(16, page(4)), (24, page(5)), (32, page(6)), (48, page(7)), (56, 32 | 32 << 32), (64, 64)];
         receive.iter().for_each(|&(at, value)| store(page(1) + 256 + at, &value.to_le_bytes()));
         for at in 0..32 {
-            let victim = self.dice.byte() % 4;
-            let to = self.dice.pick(&[[0xff; 6], [0x52, 0x54, 0, 0, 0, victim]]);
+            let victim = self.dice.byte() % 8;
+            let [a, b, c, d, e, _] = mac.0;
+            let to = self.dice.pick(&[[0xff; 6], [a, b, c, d, e, victim]]);
+            // Who says to be somebody else is not heard.
+            let from = if self.dice.one_in(8) { [a, b, c, d, e, victim] } else { mac.0 };
             let kind = self.dice.pick(&[[0x08, 0], [0x86, 0xdd], [0x89, 0x15], [0x88, 0xcc]]);
             let len = 14 + self.dice.below(1400);
             let payload = self.dice.bytes(len - 14);
-            store(page(16 + at), &[&to[..], &[0x52, 0x54, 0, 0, 0, 0x67], &kind, &payload].concat());
+            store(page(16 + at), &[&to[..], &from, &kind, &payload].concat());
             // A whole frame, and a buffer of a page: what the device may take.
             store(page(2) + 16 * at, &[page(16 + at), (len | 1 << 14) as u64 | 3 << 44].map(u64::to_le_bytes).concat());
             store(page(4) + 16 * at, &[page(16 + at), 2048 | 1 << 31].map(u64::to_le_bytes).concat());
+        }
+        // Any of it may be anything.
+        if self.dice.one_in(2) {
+            for _ in 0..self.dice.below(8) {
+                let at = page(self.dice.below(8) as u64) + 8 * self.dice.below(64) as u64;
+                let number = self.dice.number();
+                store(at, &[number, self.dice.number()].map(u32::to_le_bytes).concat());
+            }
         }
         self.connect();
         self.write(7, 0x42, &[0, 0x80]);

@@ -13,19 +13,23 @@
     reason = "what goes wrong ends the test"
 )]
 
+mod frames;
 mod kernel;
+mod machine;
 mod network;
 mod peer;
 mod tenant;
 mod visitor;
 mod vmm;
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use frames::{Card, FrameFlow};
 use kernel::Kernel;
-use network::{BEYOND, HOLD, Network};
+use network::{BEYOND, HOLD, Network, VMM};
 use parking_lot::Mutex;
 use peer::Peer;
 use pvrdma_dev::testing::Stop;
@@ -34,7 +38,7 @@ use pvrdma_verbs::testing::CountingAllocator;
 use pvrdmad::testing::{Dice, HostileProcess, Target, Targets};
 use tenant::{Flow, PATIENCE, Tenant};
 use visitor::Visitor;
-use vmm::Vmm;
+use vmm::{HostileCard, Vmm};
 
 #[global_allocator]
 static HEAP: CountingAllocator = CountingAllocator::new();
@@ -54,8 +58,9 @@ const WORKERS: usize = 2;
 const ROOM: usize = 64 << 10;
 
 /// Everybody.
-struct World {
+struct World<'a> {
     flows: Vec<Flow>,
+    frames: FrameFlow<'a>,
     tenants: Vec<Tenant>,
     /// What was kept for each tenant before anybody did harm.
     kept: Vec<KeptStatus>,
@@ -68,9 +73,13 @@ struct World {
     seed: u64,
 }
 
-impl World {
-    fn new(seed: u64, workers: usize) -> Self {
-        let network = Network::new(seed, workers);
+impl<'a> World<'a> {
+    /// `cards`: those of tenants.
+    fn new(seed: u64, workers: usize, cards: &'a [Card; 2]) -> Self {
+        let card = HostileCard::new();
+        let tenants_have = cards.iter().map(|card| (card.owner, Arc::clone(&card.link)));
+        let links: Vec<_> = tenants_have.chain([(VMM, Arc::clone(&card.link))]).collect();
+        let network = Network::new(seed, workers, &links);
         let tenants: Vec<Tenant> = [1, 2, 3, BEYOND].map(|number| Tenant::new(&network, number, seed)).into();
         let pairs = [(0, 1), (1, 2), (2, 0), (2, 3)];
         let mut flows: Vec<Flow> = (0..)
@@ -89,8 +98,9 @@ impl World {
             Some(HostileProcess::new(&tenants[0].driver, tenants[0].gid, targets.clone(), Dice::new(seed, 5)));
         let visitor = Visitor::new(&network, targets.clone(), seed);
         let kernel = Kernel::new(&network, targets, seed);
-        let vmm = Vmm::new(&network, seed, workers > 0);
-        Self { flows, tenants, kept, process, visitor, kernel, peer, vmm, network, seed }
+        let vmm = Vmm::new(&network, card, seed, workers > 0);
+        let frames = FrameFlow::new(cards);
+        Self { flows, frames, tenants, kept, process, visitor, kernel, peer, vmm, network, seed }
     }
 
     /// Does what the dice say, on this thread.
@@ -108,6 +118,7 @@ impl World {
                 12..16 => self.process.iter_mut().for_each(HostileProcess::step),
                 16 | 17 => self.peer.step(&self.network),
                 18 if dice.one_in(3) => self.vmm.step(),
+                18 => self.frames.step(self.network.now()),
                 _ => self.network.pass(Duration::from_millis(dice.below(50) as u64)),
             }
             if dice.one_in(2) {
@@ -121,6 +132,7 @@ impl World {
         for _ in 0..NIGHT {
             settle(&self.network, &mut self.flows, 1);
             self.let_visitor_end();
+            self.let_frames_end();
             self.network.pass_at_once(HOLD / NIGHT);
         }
     }
@@ -135,9 +147,18 @@ impl World {
         }
     }
 
+    fn let_frames_end(&mut self) {
+        while !self.frames.is_idle() {
+            self.frames.look(self.network.now());
+            self.network.pass(Duration::from_millis(10));
+            self.network.wire.lock().carry();
+            thread::yield_now();
+        }
+    }
+
     /// The same with a thread for each of them.
     fn run_on_threads(&mut self) {
-        let Self { flows, tenants, process, visitor, kernel, peer, vmm, network, .. } = self;
+        let Self { flows, frames, tenants, process, visitor, kernel, peer, vmm, network, .. } = self;
         let (network, stop) = (&*network, AtomicBool::new(false));
         let until_the_end = |step: &mut dyn FnMut()| {
             let _stop = Stop(&stop);
@@ -148,11 +169,13 @@ impl World {
         };
         thread::scope(|scope| {
             scope.spawn(|| until_the_end(&mut || _ = network.wire.lock().carry()));
+            scope.spawn(|| until_the_end(&mut || _ = network.watcher.look()));
             scope.spawn(|| until_the_end(&mut || peer.step(network)));
             scope.spawn(|| until_the_end(&mut || kernel.step()));
             scope.spawn(|| until_the_end(&mut || process.iter_mut().for_each(HostileProcess::step)));
             scope.spawn(|| until_the_end(&mut || vmm.step()));
             scope.spawn(|| until_the_end(&mut || visitor.step(network, &tenants[0])));
+            scope.spawn(|| until_the_end(&mut || frames.step(network.now())));
             let _stop = Stop(&stop);
             while !stop.load(Ordering::Acquire) && flows.iter().any(|flow| flow.batches < BATCHES) {
                 flows.iter_mut().for_each(|flow| flow.step(network.now()));
@@ -168,6 +191,10 @@ impl World {
         self.let_visitor_end();
         self.visitor.end();
         settle(&self.network, &mut self.flows, 2);
+        self.frames.step(self.network.now());
+        self.let_frames_end();
+        self.frames.end();
+        self.vmm.end();
         assert!((0..100).any(|_| self.network.settle()), "somebody who has left keeps the adapter busy");
         for (tenant, before) in self.tenants.iter().zip(&self.kept) {
             let after = tenant.kept();
@@ -178,14 +205,14 @@ impl World {
     }
 }
 
-impl Drop for World {
+impl Drop for World<'_> {
     /// Says how far everybody was, if that was not the end.
     fn drop(&mut self) {
         if !thread::panicking() {
             return;
         }
         for tenant in &self.tenants {
-            let device = &tenant.device.device;
+            let device = &tenant.machine.test.device;
             println!("guest {}: {:?}", tenant.number, device.status());
             for kind in [ObjectKind::Qp, ObjectKind::Cq] {
                 println!("{kind:?}: {}", device.inspect_objects(kind));
@@ -225,7 +252,8 @@ impl Drop for Running {
 fn torture(seed: u64, workers: usize) -> u64 {
     let test = if workers == 0 { "one_thread" } else { "all_threads" };
     let _running = Running { seed, test };
-    let mut world = World::new(seed, workers);
+    let cards = Card::all();
+    let mut world = World::new(seed, workers, &cards);
     if workers == 0 {
         world.run()
     } else {
@@ -275,10 +303,11 @@ fn nobody_harms_a_tenant() {
 fn a_seed_does_the_same_again() {
     let _alone = ALONE.lock();
     let [once, again] = [(); 2].map(|()| {
-        let mut world = World::new(7, 0);
+        let cards = Card::all();
+        let mut world = World::new(7, 0, &cards);
         world.run();
-        let devices = world.tenants.iter().map(|tenant| &tenant.device).chain([&world.kernel.device]);
-        devices.map(|device| device.device.status()).collect::<Vec<_>>()
+        let machines = world.tenants.iter().map(|tenant| &tenant.machine).chain([&world.kernel.machine]);
+        machines.map(|machine| machine.test.device.status()).collect::<Vec<_>>()
     });
     assert_eq!(once, again);
 }

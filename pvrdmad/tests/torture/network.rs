@@ -8,18 +8,21 @@ use parking_lot::Mutex;
 use pvrdma_dev::testing::{GuestMemory, Irqs, TestDevice};
 use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
 use pvrdma_ether_link::memory::{self, MemoryLink};
-use pvrdma_ether_link::{Clock, Frames, Link, ManualClock, MonotonicClock};
+use pvrdma_ether_link::{Clock, Frames, Link, LinkReader, ManualClock, MonotonicClock};
 use pvrdma_rxe::{Congestion, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
 use pvrdma_verbs::testing::mac;
 use pvrdma_verbs::{MacAddr, Random};
-
+use pvrdma_vmxnet3::NicLink;
 use pvrdmad::testing::Dice;
 use rustix::time::ClockId;
 
+use crate::frames::KIND;
+use crate::machine::{Machine, Watcher};
+
 /// The host beyond the uplink.
 pub(crate) const BEYOND: u8 = 4;
-/// Devices of the daemon that are on the wire, the second of them an attacker's.
-pub(crate) const ON_THE_WIRE: [u8; 2] = [3, KERNEL];
+/// Devices of the daemon that are on the wire; all but the first are attackers'.
+pub(crate) const ON_THE_WIRE: [u8; 3] = [3, KERNEL, VMM];
 /// Who reboots.
 pub(crate) const VISITOR: u8 = 5;
 /// The attackers' devices.
@@ -39,17 +42,36 @@ const PATIENT_ACK_TIMEOUT: u8 = 20;
 pub(crate) const HOLD: Duration = Duration::from_secs(60);
 
 pub(crate) struct Network {
+    pub(crate) watcher: Watcher,
     _uplinks: Vec<Uplink>,
-    pub(crate) wire: Mutex<Wire>,
+    pub(crate) wire: Arc<Mutex<Wire>>,
     here: Rxe,
     beyond: Rxe,
     /// Time that stands still until it is moved, for runs on one thread.
     manual: Option<Arc<ManualClock>>,
+    _reader: Option<Arc<Reader>>,
+}
+
+/// Carries what a network card sends, without workers: its driver would be gone before the next step.
+#[derive(Debug)]
+struct Reader {
+    hosts: [Rxe; 2],
+    wire: Arc<Mutex<Wire>>,
+}
+
+impl LinkReader for Reader {
+    fn read(&self) {
+        let run = || self.hosts.iter().for_each(|rxe| _ = rxe.run_some(RUNS));
+        run();
+        self.wire.lock().carry();
+        run();
+    }
 }
 
 impl Network {
-    /// On one thread and virtual time without workers, else as a daemon has it.
-    pub(crate) fn new(seed: u64, workers: usize) -> Self {
+    /// On one thread and virtual time without workers, else as a daemon has it. `cards`: whose device
+    /// has a network function beside it.
+    pub(crate) fn new(seed: u64, workers: usize, cards: &[(u8, Arc<NicLink>)]) -> Self {
         let manual = (workers == 0).then(|| Arc::new(ManualClock::default()));
         let clock: Arc<dyn Clock> = match &manual {
             Some(clock) => Arc::clone(clock) as _,
@@ -75,13 +97,22 @@ impl Network {
                 multipath: true,
                 ..PortRules::default()
             };
-            let config = PortConfig { uplink: Arc::new(ours), nic: None, mtu: 1500, rules };
+            let nic =
+                cards.iter().find(|(owner, _)| *owner == number).map(|(_, card)| Arc::<NicLink>::clone(card) as _);
+            let config = PortConfig { uplink: Arc::new(ours), nic, mtu: 1500, rules };
             let rxe = if number == BEYOND { &beyond } else { &here };
             uplinks.push(rxe.plug(mac(number), config).unwrap());
             ports.push((mac(number), theirs));
         }
-        let wire = Wire { ports, dice: Dice::new(seed, 1), recent: VecDeque::new() };
-        Self { _uplinks: uplinks, wire: Mutex::new(wire), here, beyond, manual }
+        let wire = Arc::new(Mutex::new(Wire { ports, dice: Dice::new(seed, 1), recent: VecDeque::new() }));
+        let reader = manual
+            .is_some()
+            .then(|| Arc::new(Reader { hosts: [here.clone(), beyond.clone()], wire: Arc::clone(&wire) }));
+        if let Some(reader) = &reader {
+            cards.iter().for_each(|(_, card)| card.set_reader(Arc::downgrade(reader) as _));
+        }
+        let watcher = Watcher::new(clock, Dice::new(seed, 9));
+        Self { watcher, _uplinks: uplinks, wire, here, beyond, manual, _reader: reader }
     }
 
     /// Virtual time. On threads what this process had of the processors: nobody is to blame for what others took.
@@ -97,12 +128,14 @@ impl Network {
         if self.manual.is_some() { ACK_TIMEOUT } else { PATIENT_ACK_TIMEOUT }
     }
 
-    /// A device with this memory.
-    pub(crate) fn device(&self, number: u8, memory: Arc<GuestMemory>, seed: u64) -> TestDevice<Rxe> {
+    /// A machine with this memory. The seed says what its doorbells are.
+    pub(crate) fn machine(&self, number: u8, memory: Arc<GuestMemory>, seed: u64) -> Machine {
         let irqs = Irqs::new();
         let space = Arc::clone(memory.space());
         let device = PvrdmaDevice::new(Self::config(number, seed), space, irqs.clone(), self.rxe(number)).unwrap();
-        TestDevice { memory, irqs, device }
+        let test = TestDevice { memory, irqs, device };
+        let is_mapped = Dice::new(seed, 100 + u64::from(number)).one_in(2);
+        if is_mapped { Machine::mapped(test, &self.watcher) } else { Machine::trapping(test) }
     }
 
     pub(crate) fn config(number: u8, seed: u64) -> DeviceConfig {
@@ -120,8 +153,9 @@ impl Network {
     /// Returns `false` then.
     pub(crate) fn settle(&self) -> bool {
         for _ in 0..ROUNDS {
+            let found = self.watcher.look();
             let runs = [&self.here, &self.beyond].map(|rxe| if self.manual.is_some() { rxe.run_some(RUNS) } else { 0 });
-            if runs == [0; 2] && (self.manual.is_none() || self.wire.lock().carry() == 0) {
+            if found == 0 && runs == [0; 2] && (self.manual.is_none() || self.wire.lock().carry() == 0) {
                 return true;
             }
         }
@@ -150,6 +184,7 @@ impl Network {
 }
 
 /// What connects the devices that have an uplink. It loses, doubles and overtakes, and somebody listens.
+#[derive(Debug)]
 pub(crate) struct Wire {
     ports: Vec<(MacAddr, MemoryLink)>,
     dice: Dice,
@@ -176,7 +211,10 @@ impl Wire {
                 _ => 1,
             };
             (0..times).for_each(|_| self.give(frame));
-            self.recent.push_back(frame.to_vec());
+            // What has no checksum would be taken for what it says.
+            if frame.get(12..14) != Some(&KIND.to_be_bytes()) {
+                self.recent.push_back(frame.to_vec());
+            }
         }
         while self.recent.len() > 32 {
             self.recent.pop_front();

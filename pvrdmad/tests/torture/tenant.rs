@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use pvrdma_dev::testing::{
     AddressHandle, Buffer, Context, Cq, Driver, GuestMemory, Mr, Path, Pd, Placement, Qp, QpInit, RecvWr, SendWr,
-    TestDevice, access, status,
+    access, status,
 };
 use pvrdma_dev::{DeviceStatus, KeptStatus};
-use pvrdma_rxe::Rxe;
 use pvrdma_verbs::testing::{gid, mac};
 use pvrdma_verbs::{Counter, Gid};
 
+use crate::machine::Machine;
 use crate::network::{BEYOND, Network};
 use pvrdmad::testing::{Dice, PSN, Target};
 
@@ -54,24 +54,24 @@ const NO_LOAD: [&str; 15] = [
 pub(crate) struct Tenant {
     pub(crate) number: u8,
     pub(crate) gid: Gid,
-    pub(crate) device: TestDevice<Rxe>,
+    pub(crate) machine: Machine,
     pub(crate) driver: Driver,
 }
 
 impl Tenant {
     pub(crate) fn new(network: &Network, number: u8, seed: u64) -> Self {
-        Self::begin(network.device(number, GuestMemory::new(MEMORY), seed), number)
+        Self::begin(network.machine(number, GuestMemory::new(MEMORY), seed), number)
     }
 
-    /// On a device that has no driver.
-    pub(crate) fn begin(device: TestDevice<Rxe>, number: u8) -> Self {
-        let driver = device.driver();
+    /// On a machine that has no driver.
+    pub(crate) fn begin(machine: Machine, number: u8) -> Self {
+        let driver = machine.driver();
         driver.bind_gid(0, gid(number)).unwrap();
-        Self { number, gid: gid(number), device, driver }
+        Self { number, gid: gid(number), machine, driver }
     }
 
     pub(crate) fn status(&self) -> DeviceStatus {
-        self.device.device.status()
+        self.machine.test.device.status()
     }
 
     /// What the process keeps for it.

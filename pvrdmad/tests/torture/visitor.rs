@@ -36,11 +36,11 @@ struct Left {
 
 impl Visitor {
     pub(crate) fn new(network: &Network, targets: Targets, seed: u64) -> Self {
-        let device = network.device(VISITOR, GuestMemory::new(MEMORY), seed);
-        let idle_bytes = device.device.status().kept.used_bytes;
-        let tenant = Tenant::begin(device, VISITOR);
-        tenant.device.device.reset();
-        tenant.device.memory.free_all();
+        let machine = network.machine(VISITOR, GuestMemory::new(MEMORY), seed);
+        let idle_bytes = machine.test.device.status().kept.used_bytes;
+        let tenant = Tenant::begin(machine, VISITOR);
+        tenant.machine.test.device.reset();
+        tenant.machine.test.memory.free_all();
         Self { tenant, flow: None, left: None, targets, dice: Dice::new(seed, 7), lives: 0, idle_bytes }
     }
 
@@ -62,7 +62,7 @@ impl Visitor {
     /// A life begins.
     pub(crate) fn come(&mut self, host: &Tenant) {
         self.lives += 1;
-        let driver = self.tenant.device.driver();
+        let driver = self.tenant.machine.driver();
         let fresh = gid(ADDRESSES.start + (self.lives % ADDRESSES.len() as u64) as u8);
         let wanted = if self.dice.one_in(2) { self.tenant.gid } else { fresh };
         // Somebody may have it by now.
@@ -81,7 +81,7 @@ impl Visitor {
         self.forget();
         let Some(flow) = self.flow.take() else { return };
         let is_sound = flow.is_settled();
-        let (driver, device) = (&self.tenant.driver, &self.tenant.device);
+        let (driver, device) = (&self.tenant.driver, &self.tenant.machine.test);
         match self.dice.below(3) {
             0 => device.device.reset(),
             1 => driver.pci().set_bus_master(false),
@@ -147,7 +147,7 @@ impl Visitor {
     pub(crate) fn end(&mut self) {
         self.go();
         self.forget();
-        self.tenant.device.device.reset();
+        self.tenant.machine.test.device.reset();
         let status = self.tenant.status();
         assert_eq!((status.objects, status.kept.used_bytes), (ObjectCounts::default(), self.idle_bytes));
     }

@@ -1,12 +1,15 @@
-//! A hostile VMM: clients of a device's socket that say anything, with memory, interrupts and a guest that is as bad.
+//! A hostile VMM: clients of the sockets of a device's two functions that say anything, with memory, interrupts and a
+//! guest that is as bad.
 
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::thread;
 
-use pvrdma_dev::{ObjectCounts, PvrdmaDevice};
+use pvrdma_dev::{ObjectCounts, PciFunction, PvrdmaDevice};
 use pvrdma_guest_memory::{DmaSpace, PinPolicy};
 use pvrdma_rxe::Rxe;
+use pvrdma_verbs::testing::mac;
+use pvrdma_vmxnet3::{NicLink, Vmxnet3Config};
 use pvrdmad::testing::{Behind, Dice, HostileClient};
 use pvrdmad::vfio_user::{ConnectionStats, Endpoint, FileRules, IrqTable, REPLY_DEADLINE};
 use rustix::net::sockopt::{set_socket_recv_buffer_size, set_socket_send_buffer_size};
@@ -16,43 +19,55 @@ use crate::network::{Network, VMM};
 /// Bytes that a socket takes without a reader. Linux counts more than the payload.
 const SOCKET_BUFFER: usize = 200 << 10;
 
+/// Its network function, before there is a network.
+pub(crate) struct HostileCard {
+    pub(crate) link: Arc<NicLink>,
+    endpoint: Endpoint,
+}
+
+impl HostileCard {
+    pub(crate) fn new() -> Self {
+        let (irqs, memory) = (Arc::new(IrqTable::default()), DmaSpace::new(PinPolicy::Off));
+        let config = Vmxnet3Config::new("hostile card", mac(VMM));
+        let link = NicLink::with_device(config, Arc::clone(&memory), Arc::clone(&irqs) as _).unwrap();
+        let endpoint = endpoint(Arc::clone(link.device()) as _, memory, irqs);
+        Self { link: Arc::new(link), endpoint }
+    }
+}
+
 pub(crate) struct Vmm {
+    card: HostileCard,
     endpoint: Endpoint,
     device: Arc<PvrdmaDevice<Rxe>>,
     /// It takes memory away while it is used, which needs a thread.
     truncates: bool,
     dice: Dice,
+    /// What was kept for the device before it had a client: room for its port.
+    idle_bytes: u64,
 }
 
 impl Vmm {
-    pub(crate) fn new(network: &Network, seed: u64, truncates: bool) -> Self {
+    pub(crate) fn new(network: &Network, card: HostileCard, seed: u64, truncates: bool) -> Self {
         let (irqs, memory) = (Arc::new(IrqTable::default()), DmaSpace::new(PinPolicy::Off));
         let config = Network::config(VMM, seed);
         let device = PvrdmaDevice::new(config, Arc::clone(&memory), Arc::clone(&irqs) as _, network.rxe(VMM)).unwrap();
-        let endpoint = Endpoint {
-            name: "hostile".to_owned(),
-            function: Arc::clone(&device) as _,
-            memory,
-            files: FileRules::default(),
-            irqs,
-            stats: Arc::new(ConnectionStats::default()),
-            mappable: None,
-            intx: false,
-            reply_deadline: REPLY_DEADLINE,
-        };
-        Self { endpoint, device, truncates, dice: Dice::new(seed, 4) }
+        let endpoint = endpoint(Arc::clone(&device) as _, memory, irqs);
+        let idle_bytes = device.status().kept.used_bytes;
+        Self { card, endpoint, device, truncates, dice: Dice::new(seed, 4), idle_bytes }
     }
 
-    /// A client from its first message to its last.
+    /// A client of one of the functions, from its first message to its last.
     pub(crate) fn step(&mut self) {
         let (server, client) = UnixStream::pair().unwrap();
         for stream in [&server, &client] {
             set_socket_send_buffer_size(stream, SOCKET_BUFFER).unwrap();
             set_socket_recv_buffer_size(stream, SOCKET_BUFFER).unwrap();
         }
+        let (endpoint, behind) =
+            self.dice.pick(&[(&self.endpoint, Behind::Rdma), (&self.card.endpoint, Behind::Network(mac(VMM)))]);
         let hostile = HostileClient::new(&mut self.dice);
         // All messages are in the socket before the server looks.
-        hostile.talk(&client, &mut self.dice, Behind::Rdma);
+        hostile.talk(&client, &mut self.dice, behind);
         // A reply that finds no room ends the connection.
         server.set_nonblocking(true).unwrap();
         let truncate = self.truncates && self.dice.one_in(3);
@@ -60,10 +75,29 @@ impl Vmm {
             if truncate {
                 scope.spawn(|| hostile.truncate());
             }
-            self.endpoint.serve(&server);
+            endpoint.serve(&server);
         });
-        let status = self.device.status();
-        assert_eq!((status.objects, status.kept.used_bytes), (ObjectCounts::default(), 0));
-        assert_eq!(self.endpoint.memory.mapped_bytes(), 0);
+        assert_eq!(endpoint.memory.mapped_bytes(), 0);
+        assert!(!self.card.link.device().status().active, "its client has left");
+        assert_eq!(self.device.status().objects, ObjectCounts::default());
+    }
+
+    /// Nothing is left of it.
+    pub(crate) fn end(&self) {
+        assert_eq!(self.device.status().kept.used_bytes, self.idle_bytes);
+    }
+}
+
+fn endpoint(function: Arc<dyn PciFunction>, memory: Arc<DmaSpace>, irqs: Arc<IrqTable>) -> Endpoint {
+    Endpoint {
+        name: "hostile".to_owned(),
+        function,
+        memory,
+        files: FileRules::default(),
+        irqs,
+        stats: Arc::new(ConnectionStats::default()),
+        mappable: None,
+        intx: false,
+        reply_deadline: REPLY_DEADLINE,
     }
 }

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use pvrdma_dev::testing::{Driver, GuestMemory, Irqs, Stop};
-use pvrdma_verbs::Gid;
+use pvrdma_verbs::{Gid, MacAddr};
 use pvrdmad::testing::{Behind, Dice, HostileClient, HostileProcess, RemoteFunction, Target, Targets};
 use rustix::fs::MemfdFlags;
 
@@ -20,8 +20,10 @@ use super::victims::Victim;
 use crate::daemon::DaemonDevice;
 use crate::pair::Pair;
 
-/// The address of who has a driver.
-const DRIVER: [u8; 4] = [192, 168, 77, 66];
+/// Addresses of the device of a VMM, and of who has a driver.
+const VMM: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 0x67]);
+const DRIVER: MacAddr = MacAddr([0x52, 0x54, 0, 0, 0, 0x66]);
+const DRIVER_IP: [u8; 4] = [192, 168, 77, 66];
 /// Memory of its guest.
 const MEMORY: u64 = 8 << 20;
 /// Steps of it in a life, at most.
@@ -45,12 +47,16 @@ impl Attackers {
         let path = |name: &str| pair.directory().join(name);
         let (vmm, nic, driver) = (path("vmm.pvrdma"), path("vmm.nic"), path("driver.pvrdma"));
         let options = format!(",nic-socket={}", nic.display());
-        let devices = [(&vmm, 0x67, options), (&driver, 0x66, String::new())];
-        for (name, (socket, number, options)) in DEVICES.into_iter().zip(devices) {
-            let mac = format!("52:54:00:00:00:{number:02x}");
-            daemon.add(&DaemonDevice { name: name.to_owned(), socket: socket.clone(), mac, options })?;
+        let devices = [(&vmm, VMM, options), (&driver, DRIVER, String::new())];
+        for (name, (socket, mac, options)) in DEVICES.into_iter().zip(devices) {
+            daemon.add(&DaemonDevice {
+                name: name.to_owned(),
+                socket: socket.clone(),
+                mac: mac.to_string(),
+                options,
+            })?;
         }
-        Ok(Self { vmm: [(vmm, Behind::Rdma), (nic, Behind::Network)], driver })
+        Ok(Self { vmm: [(vmm, Behind::Rdma), (nic, Behind::Network(VMM))], driver })
     }
 
     /// Waits until the daemon has noticed that all have gone.
@@ -139,7 +145,7 @@ fn hear(mut stream: &UnixStream) -> Result<()> {
 fn drive(socket: &Path, mut dice: Dice, targets: &Targets, stop: &AtomicBool) -> Result<u64> {
     let mut own = Gid::default();
     own.0[10..12].fill(0xff);
-    own.0[12..].copy_from_slice(&DRIVER);
+    own.0[12..].copy_from_slice(&DRIVER_IP);
     let mut drivers = 0;
     while !stop.load(Ordering::Acquire) {
         let file = File::from(rustix::fs::memfd_create("hostile", MemfdFlags::CLOEXEC)?);

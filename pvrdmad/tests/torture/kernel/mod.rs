@@ -4,13 +4,13 @@
 mod takeover;
 
 use pvrdma_dev::testing::{
-    Driver, GuestMemory, MEMORY_BASE, Path, QpAttr, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, TestDevice,
-    command_id as id, register, state,
+    Driver, GuestMemory, MEMORY_BASE, Path, QpAttr, REQUEST_SIZE, RESPONSE_SIZE, Request, Response, command_id as id,
+    register, state,
 };
 use pvrdma_dev::{ObjectCounts, PciFunction, Phase};
-use pvrdma_rxe::Rxe;
 use pvrdma_verbs::testing::{gid, mac};
 
+use crate::machine::Machine;
 use crate::network::{KERNEL, Network};
 use pvrdmad::testing::{Dice, Targets, element};
 
@@ -44,7 +44,7 @@ struct Pair {
 }
 
 pub(crate) struct Kernel {
-    pub(crate) device: TestDevice<Rxe>,
+    pub(crate) machine: Machine,
     driver: Driver,
     /// The shared region as a driver writes it.
     region: Vec<u8>,
@@ -66,11 +66,11 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     pub(crate) fn new(network: &Network, targets: Targets, seed: u64) -> Self {
-        let device = network.device(KERNEL, GuestMemory::in_parts(MEMORY, PARTS), seed);
-        let idle_bytes = device.device.status().kept.used_bytes;
-        let driver = device.driver();
+        let machine = network.machine(KERNEL, GuestMemory::in_parts(MEMORY, PARTS), seed);
+        let idle_bytes = machine.test.device.status().kept.used_bytes;
+        let driver = machine.driver();
         driver.bind_gid(0, gid(KERNEL)).unwrap();
-        let memory = &device.memory;
+        let memory = &machine.test.memory;
         let pools = (0..POOLS).map(|_| {
             let pages = memory.alloc(POOL_PAGES, Default::default());
             let directory = memory.directory(&pages);
@@ -79,7 +79,7 @@ impl Kernel {
         let (region, pools) = (driver.dsr_bytes()[..72].to_vec(), pools.collect());
         let fresh = memory.read_vec(MEMORY_BASE, MEMORY);
         Self {
-            device,
+            machine,
             driver,
             region,
             fresh,
@@ -129,7 +129,7 @@ impl Kernel {
     }
 
     fn is_alive(&self) -> bool {
-        let status = self.device.device.status();
+        let status = self.machine.test.device.status();
         status.phase == Phase::Active && status.bus_master && !self.unplugged.contains(&true)
     }
 
@@ -162,24 +162,24 @@ impl Kernel {
     /// Nothing is left of it.
     pub(crate) fn end(&mut self) {
         self.plug_all();
-        self.device.device.reset();
-        let status = self.device.device.status();
+        self.machine.test.device.reset();
+        let status = self.machine.test.device.status();
         assert_eq!((status.objects, status.kept.used_bytes), (ObjectCounts::default(), self.idle_bytes));
         // And it can begin again, with directories that are made anew: those before may be anything by now.
         for (page, bytes) in (MEMORY_BASE..).step_by(PAGE as usize).zip(self.fresh.chunks(PAGE as usize)) {
-            self.device.memory.write(page, bytes);
+            self.machine.test.memory.write(page, bytes);
         }
         self.forget();
         self.bring_up();
         assert_eq!(self.driver.pci().register(register::ERR), 0);
         assert!(self.command(&Request::new(id::QUERY_PORT).u8(16, 1)).is_some());
-        self.device.device.reset();
+        self.machine.test.device.reset();
     }
 
     fn plug_all(&mut self) {
         for part in 0..PARTS {
             if std::mem::take(&mut self.unplugged[part]) {
-                self.device.memory.plug(part);
+                self.machine.test.memory.plug(part);
             }
         }
     }
@@ -192,7 +192,7 @@ impl Kernel {
 
     /// Makes a directory good.
     fn repair(&self, pool: &Pool) {
-        let memory = &self.device.memory;
+        let memory = &self.machine.test.memory;
         memory.write(pool.directory, &pool.table.to_le_bytes());
         let entries: Vec<u8> = pool.pages.iter().flat_map(|page| page.to_le_bytes()).collect();
         memory.write(pool.table, &entries);
@@ -210,7 +210,7 @@ impl Kernel {
 
     /// What a probe does, over a region that may have been changed, and with memory that may be gone.
     fn bring_up(&mut self) {
-        let (pci, memory) = (self.driver.pci(), &self.device.memory);
+        let (pci, memory) = (self.driver.pci(), &self.machine.test.memory);
         pci.set_bus_master(false);
         pci.set_bus_master(true);
         pci.set_msix(true);
@@ -229,11 +229,11 @@ impl Kernel {
     /// Gives a command and takes what comes back, if it is an answer.
     fn command(&self, request: &Request) -> Option<Response> {
         let [_, slot] = self.driver.slots();
-        self.device.memory.write(slot, &[0; RESPONSE_SIZE]);
+        self.machine.test.memory.write(slot, &[0; RESPONSE_SIZE]);
         if self.driver.submit(request.bytes()) != 0 {
             return None;
         }
-        let response = Response(self.device.memory.read_vec(slot, RESPONSE_SIZE).try_into().unwrap());
+        let response = Response(self.machine.test.memory.read_vec(slot, RESPONSE_SIZE).try_into().unwrap());
         (response.u32(8) == 0x8000_0000 | request.id() && response.u8(12) == 0).then_some(response)
     }
 
@@ -243,7 +243,7 @@ impl Kernel {
         self.driver.pci().register(at);
         let (at, count) = (self.dice.below(250), 1 + self.dice.below(6));
         let data = self.dice.bytes(count);
-        self.device.device.config_write(at, &data);
+        self.machine.test.device.config_write(at, &data);
     }
 
     /// How drivers end, and what can happen to them.
@@ -252,7 +252,7 @@ impl Kernel {
         match self.dice.below(8) {
             0 => pci.set_register(register::CTL, 2),
             1 => pci.set_bus_master(false),
-            2 => self.device.device.reset(),
+            2 => self.machine.test.device.reset(),
             3 => pci.set_register(register::CTL, 1),
             4 => pci.set_register(register::IMR, self.dice.number()),
             _ => pci.set_bus_master(true),
@@ -285,14 +285,14 @@ impl Kernel {
             1 => dice.pick(&self.driver.slots()) + 4 * dice.below(46) as u64,
             _ => MEMORY_BASE + 4 * dice.below(MEMORY / 4) as u64,
         };
-        self.device.memory.store(at, dice.number());
+        self.machine.test.memory.store(at, dice.number());
     }
 
     /// A directory changes, or is made good again.
     fn directory(&mut self) {
         let dice = &mut self.dice;
         let pool = &self.pools[dice.below(POOLS)];
-        let memory = &self.device.memory;
+        let memory = &self.machine.test.memory;
         match dice.below(4) {
             0 => memory.write(pool.directory, &dice.long().to_le_bytes()),
             1 => {
@@ -311,9 +311,9 @@ impl Kernel {
         let part = self.dice.below(PARTS);
         self.unplugged[part] ^= true;
         if self.unplugged[part] {
-            self.device.memory.unplug(part);
+            self.machine.test.memory.unplug(part);
         } else {
-            self.device.memory.plug(part);
+            self.machine.test.memory.plug(part);
         }
     }
 
@@ -438,7 +438,7 @@ impl Kernel {
     }
 
     fn reset_indices(&self, pair: Pair) {
-        self.device.memory.write(self.pools[pair.pool].pages[0], &[0; 16]);
+        self.machine.test.memory.write(self.pools[pair.pool].pages[0], &[0; 16]);
     }
 
     fn modify(&mut self) {
@@ -475,7 +475,7 @@ impl Kernel {
         let Some(pair) = self.pair() else { return };
         let dice = &mut self.dice;
         let value = if dice.one_in(3) { dice.number() } else { dice.word() % (2 * ELEMENTS) };
-        self.device.memory.store(self.pools[pair.pool].pages[0] + 4 * dice.below(4) as u64, value);
+        self.machine.test.memory.store(self.pools[pair.pool].pages[0] + 4 * dice.below(4) as u64, value);
     }
 
     fn rings_of_events(&mut self) {
@@ -491,8 +491,8 @@ impl Kernel {
     /// Takes its completions, without a look.
     fn consume(&self) {
         for pool in &self.pools[..2] {
-            let tail = self.device.memory.load(pool.pages[0] + 8);
-            self.device.memory.store(pool.pages[0] + 12, tail);
+            let tail = self.machine.test.memory.load(pool.pages[0] + 8);
+            self.machine.test.memory.store(pool.pages[0] + 12, tail);
         }
     }
 
@@ -512,7 +512,7 @@ impl Kernel {
         let elements: Vec<_> = elements.collect();
         let page = dice.word() % 2;
         let area = self.publish(pair, receive, &elements, page);
-        let (dice, memory) = (&mut self.dice, &self.device.memory);
+        let (dice, memory) = (&mut self.dice, &self.machine.test.memory);
         let bit = if receive { QP_RECV } else { QP_SEND };
         // Words in it change while it is looked at.
         if dice.one_in(3) {
@@ -522,7 +522,7 @@ impl Kernel {
     }
     /// Puts elements in a queue and says so. Gives the place of its first one.
     fn publish(&self, pair: Pair, receive: bool, elements: &[Vec<u8>], page: u32) -> u64 {
-        let memory = &self.device.memory;
+        let memory = &self.machine.test.memory;
         let pages = &self.pools[pair.pool].pages;
         let (area, stride, words) = match receive {
             true => (&pages[1 + (u64::from(ELEMENTS) * STRIDE / PAGE) as usize..], 128, pages[0] + 8),

@@ -37,7 +37,7 @@ impl Kernel {
             }
             // To begin is a step, or some, by itself.
             let rounds = (qpn.wrapping_sub(first.qpn) >> 16) % ROUNDS;
-            (1..rounds.saturating_sub(2)).for_each(|_| self.device.device.reset());
+            (1..rounds.saturating_sub(2)).for_each(|_| self.machine.test.device.reset());
         }
         None
     }

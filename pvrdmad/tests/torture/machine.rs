@@ -1,0 +1,78 @@
+//! A guest's machine: a device with what surrounds it, and doorbells that trap or are memory.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pvrdma_dev::PciFunction;
+use pvrdma_dev::testing::{Driver, MappedPages, TestDevice};
+use pvrdma_ether_link::Clock;
+use pvrdma_rxe::Rxe;
+use pvrdmad::testing::Dice;
+
+/// A machine. Its driver may come again and again.
+pub(crate) struct Machine {
+    pub(crate) test: TestDevice<Rxe>,
+    /// Doorbell pages of its processes, if they are memory.
+    pages: Option<Arc<MappedPages>>,
+}
+
+impl Machine {
+    /// With doorbells of which each is a message.
+    pub(crate) const fn trapping(test: TestDevice<Rxe>) -> Self {
+        Self { test, pages: None }
+    }
+
+    /// With doorbells that are memory, to be looked at by `watcher`.
+    pub(crate) fn mapped(test: TestDevice<Rxe>, watcher: &Watcher) -> Self {
+        let pages = MappedPages::new(&test.device);
+        watcher.add(&pages);
+        Self { test, pages: Some(pages) }
+    }
+
+    /// Probes the device as the kernel driver does.
+    pub(crate) fn driver(&self) -> Driver {
+        let function = match &self.pages {
+            Some(pages) => Arc::clone(pages) as Arc<dyn PciFunction>,
+            None => self.test.function(),
+        };
+        Driver::probe(function, &self.test.memory, &self.test.irqs).unwrap()
+    }
+}
+
+/// Looks at the rings of machines whose doorbells are not heard.
+pub(crate) struct Watcher {
+    clock: Arc<dyn Clock>,
+    state: Mutex<State>,
+}
+
+struct State {
+    pages: Vec<Arc<MappedPages>>,
+    dice: Dice,
+}
+
+impl Watcher {
+    /// Of nobody yet.
+    pub(crate) fn new(clock: Arc<dyn Clock>, dice: Dice) -> Self {
+        Self { clock, state: Mutex::new(State { pages: Vec::new(), dice }) }
+    }
+
+    fn add(&self, pages: &Arc<MappedPages>) {
+        self.state.lock().pages.push(Arc::clone(pages));
+    }
+
+    /// Looks once at each machine, as the dice say: goes on, rests, or takes all pages away. Returns how many rings
+    /// somebody had posted to.
+    pub(crate) fn look(&self) -> u32 {
+        let State { pages, dice } = &mut *self.state.lock();
+        let now = u64::try_from(self.clock.now().as_nanos()).unwrap();
+        let looks = pages.iter().map(|pages| {
+            pages.advance(now.saturating_sub(pages.now()));
+            match dice.below(8) {
+                0 => pages.idle(),
+                1 => pages.rest(),
+                _ => pages.pass(),
+            }
+        });
+        looks.map(|outcome| outcome.moved).sum()
+    }
+}
