@@ -3,6 +3,7 @@
 
 mod client;
 mod dice;
+mod no_load;
 mod pair;
 mod process;
 mod remote_function;
@@ -10,6 +11,7 @@ mod targets;
 
 pub use client::{Behind, HostileClient};
 pub use dice::Dice;
+pub use no_load::NO_LOAD;
 pub use pair::{Pair, beside_traffic, gid};
 pub use process::{HostileProcess, element};
 pub use remote_function::RemoteFunction;

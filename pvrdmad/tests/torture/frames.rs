@@ -26,7 +26,7 @@ const MEMORY: usize = 4 << 20;
 /// After which a frame is taken for lost.
 const RESEND: Duration = Duration::from_millis(50);
 /// Counts that stay at zero with a driver that does nothing wrong.
-const NO_LOAD: [&str; 3] = ["vmxnet3_send_errors", "vmxnet3_queue_errors", "vmxnet3_command_errors"];
+const NEVER_HERE: [&str; 3] = ["vmxnet3_send_errors", "vmxnet3_queue_errors", "vmxnet3_command_errors"];
 
 /// A card, before there is a network.
 pub(crate) struct Card {
@@ -51,7 +51,7 @@ impl Card {
 
     fn check_counters(&self) {
         let counters = self.guest.device.status().counters;
-        for name in NO_LOAD {
+        for name in NEVER_HERE {
             let count = counters.iter().find(|count| count.name == name).unwrap_or_else(|| panic!("no counter {name}"));
             assert_eq!(count.value, 0, "{name} of guest {}", self.owner);
         }

@@ -9,6 +9,7 @@ use std::fmt;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
+use pvrdmad::testing::NO_LOAD;
 
 use super::case::Case;
 use super::exchange::finish;
@@ -30,21 +31,6 @@ const WARM: u64 = 4;
 const PATIENCE: Duration = Duration::from_secs(300);
 /// What tells the process to end.
 const CALM: &str = "/run/hostile/calm";
-
-/// Counts that show more than load: on a device of whose guest nobody does anything wrong they stand still.
-const NO_LOAD: [&str; 11] = [
-    "register_errors",
-    "handshakes_refused",
-    "commands_unknown",
-    "modify_qp_refused",
-    "doorbells_ignored",
-    "events_dropped",
-    "kept_refused",
-    "request_errors",
-    "refused_requests",
-    "cq_overruns",
-    "unanswered",
-];
 
 /// The one case.
 pub(crate) fn cases() -> Vec<Case> {
