@@ -18,13 +18,17 @@ pub(crate) enum Step {
     Look,
     /// That who has changed something waits for those who hold what it was.
     Wait,
+    /// That one thread at a time does something.
+    Lock,
+    /// That a word is cleared before what it stands for ends.
+    Order,
 }
 
 /// Returns `true`, but for a model without that step.
 #[cfg(not(loom))]
 #[inline]
 pub(crate) const fn has(step: Step) -> bool {
-    matches!(step, Step::Look | Step::Wait)
+    matches!(step, Step::Look | Step::Wait | Step::Lock | Step::Order)
 }
 
 #[cfg(loom)]
@@ -49,6 +53,10 @@ mod model {
         Look,
         /// That who has changed something waits for those who hold what it was.
         Wait,
+        /// That one thread at a time does something.
+        Lock,
+        /// That a word is cleared before what it stands for ends.
+        Order,
     }
 
     thread_local! {

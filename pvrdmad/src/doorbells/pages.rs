@@ -1,13 +1,13 @@
-//! The pages of a device: which are present, and which were touched.
+//! The pages of a device, as the kernel has them.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use log::error;
-use parking_lot::Mutex;
+use pvrdma_handover::{PresentPages, Taken};
 use pvrdma_verbs::threads::{self, ThreadKind};
 
 use super::fuse::{Connection, Notifier, REQUEST, Served};
@@ -16,31 +16,10 @@ use super::fuse::{Connection, Notifier, REQUEST, Served};
 #[derive(Debug)]
 pub(super) struct Pages {
     notifier: Notifier,
-    pages: Box<[Page]>,
-    /// Held while pages are taken away: whoever finds one that is away can rely on it. Never by who serves them.
-    taking: Mutex<()>,
-    /// Touches so far. Counted after the page is marked.
-    events: AtomicU64,
+    flags: PresentPages,
     /// When the last touch was, in nanoseconds after `start`.
     last: AtomicU64,
     start: Instant,
-}
-
-#[derive(Debug, Default)]
-struct Page {
-    /// Stores to it are silent, or about to be.
-    present: AtomicBool,
-    /// It became present since somebody asked.
-    touched: AtomicBool,
-}
-
-/// What became of pages that were to be taken away.
-#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
-pub(super) struct Taken {
-    /// They are away.
-    pub(super) pages: u64,
-    /// They may be there still.
-    pub(super) failed: u64,
 }
 
 impl Pages {
@@ -57,15 +36,7 @@ impl Pages {
         told: impl Fn() + Send + 'static,
     ) -> io::Result<Arc<Self>> {
         let notifier = Notifier::of(&device)?;
-        let pages = (0..count).map(|_| Page::default()).collect();
-        let pages = Arc::new(Self {
-            notifier,
-            pages,
-            taking: Mutex::new(()),
-            events: AtomicU64::new(0),
-            last: AtomicU64::new(0),
-            start,
-        });
+        let pages = Arc::new(Self { notifier, flags: PresentPages::new(count), last: AtomicU64::new(0), start });
         let (served, name) = (Arc::clone(&pages), name.to_owned());
         threads::spawn(ThreadKind::DoorbellPages, format!("{name} pages"), move || {
             let connection = Connection::new(device, count);
@@ -92,22 +63,14 @@ impl Pages {
 
     /// Marks a page before the touch of it is answered.
     fn mark(&self, page: u32) {
-        if let Some(page) = self.page(page) {
-            let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-            self.last.store(now, Ordering::SeqCst);
-            page.present.store(true, Ordering::SeqCst);
-            page.touched.store(true, Ordering::SeqCst);
-            self.events.fetch_add(1, Ordering::SeqCst);
-        }
+        let now = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.last.store(now, Ordering::SeqCst);
+        self.flags.mark(page);
     }
 
-    fn page(&self, page: u32) -> Option<&Page> {
-        self.pages.get(usize::try_from(page).ok()?)
-    }
-
-    /// Touches so far.
-    pub(super) fn events(&self) -> u64 {
-        self.events.load(Ordering::SeqCst)
+    /// Which are present, and which were touched.
+    pub(super) const fn flags(&self) -> &PresentPages {
+        &self.flags
     }
 
     /// When the last touch was.
@@ -115,54 +78,16 @@ impl Pages {
         self.last.load(Ordering::SeqCst)
     }
 
-    /// Calls `f` with each page that was touched since the last time.
-    pub(super) fn take_touched(&self, mut f: impl FnMut(u32)) {
-        for (number, page) in (0..).zip(&self.pages) {
-            if page.touched.load(Ordering::SeqCst) && page.touched.swap(false, Ordering::SeqCst) {
-                f(number);
-            }
-        }
-    }
-
-    /// Calls `f` with each page that is present.
-    pub(super) fn for_present(&self, mut f: impl FnMut(u32)) {
-        for (number, page) in (0..).zip(&self.pages) {
-            if page.present.load(Ordering::SeqCst) {
-                f(number);
-            }
-        }
-    }
-
     /// Takes a page away: what was stored is gone, and the next store to it is a touch.
     ///
     /// # Errors
     /// The kernel could not: the page may be there still.
     pub(super) fn take_away(&self, page: u32) -> io::Result<()> {
-        let _taking = self.taking.lock();
-        self.take(page)
-    }
-
-    /// [`Self::take_away`], by who holds `taking`.
-    fn take(&self, page: u32) -> io::Result<()> {
-        let state = self.page(page).ok_or(io::ErrorKind::InvalidInput)?;
-        // Cleared first: a touch that races sets it again.
-        state.present.store(false, Ordering::SeqCst);
-        self.notifier.invalidate(page).inspect_err(|_| {
-            // Stores may be silent for good. Whoever asks next is to count on that.
-            state.present.store(true, Ordering::SeqCst);
-            state.touched.store(true, Ordering::SeqCst);
-            self.events.fetch_add(1, Ordering::SeqCst);
-        })
+        self.flags.take_away(page, || self.notifier.invalidate(page))
     }
 
     /// Takes all present pages away.
     pub(super) fn take_all(&self) -> Taken {
-        let mut taken = Taken::default();
-        let _taking = self.taking.lock();
-        self.for_present(|page| match self.take(page) {
-            Ok(()) => taken.pages = taken.pages.saturating_add(1),
-            Err(_) => taken.failed = taken.failed.saturating_add(1),
-        });
-        taken
+        self.flags.take_all(|page| self.notifier.invalidate(page))
     }
 }

@@ -162,9 +162,9 @@ fn each_touch_is_one_event() {
     for (round, script) in (1..).zip(["each", "each with huge pages", "each"]) {
         place.touched_by_another(script);
         let mut touched = Vec::new();
-        place.watch.pages().take_touched(|page| touched.push(page));
+        place.watch.pages().flags().take_touched(|page| touched.push(page));
         assert_eq!(touched, Vec::from_iter(1..1024), "{script}");
-        assert_eq!((place.faults(), place.watch.pages().events()), (round * 1023, round * 1023), "{script}");
+        assert_eq!((place.faults(), place.watch.pages().flags().events()), (round * 1023, round * 1023), "{script}");
         let taken = place.watch.pages().take_all();
         assert_eq!((taken.pages, taken.failed), (1023, 0), "{script}");
     }

@@ -238,9 +238,9 @@ impl Body {
     /// a touch.
     fn arm(&mut self) {
         let watch = Arc::clone(&self.watch);
-        let before = watch.pages.events();
+        let before = watch.pages.flags().events();
         // A page may have been touched before its process had it.
-        watch.pages.for_present(|page| self.device.page_touched(page));
+        watch.pages.flags().for_present(|page| self.device.page_touched(page));
         let taken = watch.pages.take_all();
         watch.counts.doorbell_arms.add(taken.pages);
         watch.counts.doorbell_arms_failed.add(taken.failed);
@@ -250,7 +250,7 @@ impl Body {
         if out.moved > 0 {
             watch.counts.doorbell_arms_late.increment();
             self.pacer.worked(now);
-        } else if taken.failed > 0 || watch.pages.events() != before {
+        } else if taken.failed > 0 || watch.pages.flags().events() != before {
             self.pacer.refused(now);
         } else {
             self.pacer.armed(now);
@@ -280,12 +280,12 @@ impl Body {
 
     /// Tells the device which pages were touched. Returns `true` if some were.
     fn take_touched(&mut self) -> bool {
-        let events = self.watch.pages.events();
+        let events = self.watch.pages.flags().events();
         if events == self.events {
             return false;
         }
         self.events = events;
-        self.watch.pages.take_touched(|page| self.device.page_touched(page));
+        self.watch.pages.flags().take_touched(|page| self.device.page_touched(page));
         true
     }
 }

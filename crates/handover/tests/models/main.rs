@@ -27,6 +27,7 @@ macro_rules! protocol {
 mod direct;
 mod events;
 mod lookups;
+mod pages;
 
 use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
 
@@ -286,9 +287,16 @@ fn seq_lock() {
 
 /// Tries every order, and says how many there are.
 fn check(model: fn()) {
+    check_within(None, model);
+}
+
+/// The same for orders in which threads are interrupted so often at most.
+fn check_within(preemptions: Option<usize>, model: fn()) {
     let orders = std::sync::Arc::new(StdUsize::new(0));
     let counted = std::sync::Arc::clone(&orders);
-    loom::model(move || {
+    let mut builder = loom::model::Builder::new();
+    builder.preemption_bound = preemptions;
+    builder.check(move || {
         counted.fetch_add(1, StdOrdering::Relaxed);
         model();
     });

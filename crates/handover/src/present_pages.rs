@@ -1,0 +1,161 @@
+//! Pages that others store to: which are present, so that stores are silent, and which were touched.
+
+use std::io;
+
+use crate::sync::{AtomicBool, AtomicU64, Mutex, Ordering, Step, has};
+
+/// Pages that come when they are touched, which is told, and go when they are taken away.
+#[derive(Debug)]
+pub struct PresentPages {
+    pages: Box<[Page]>,
+    /// Held while pages are taken away: whoever finds one that is away can rely on it. Never by who tells of touches.
+    taking: Mutex<()>,
+    /// Touches so far. Counted after the page is marked.
+    events: AtomicU64,
+}
+
+#[derive(Debug)]
+struct Page {
+    /// Stores to it are silent, or about to be.
+    present: AtomicBool,
+    /// It became present since somebody asked.
+    touched: AtomicBool,
+}
+
+/// What became of pages that were to be taken away.
+#[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
+pub struct Taken {
+    /// They are away.
+    pub pages: u64,
+    /// They may be there still.
+    pub failed: u64,
+}
+
+impl PresentPages {
+    /// So many, none of them present.
+    pub fn new(count: u32) -> Self {
+        let page = |_| Page { present: AtomicBool::new(false), touched: AtomicBool::new(false) };
+        Self { pages: (0..count).map(page).collect(), taking: Mutex::new(()), events: AtomicU64::new(0) }
+    }
+
+    /// A page was touched, and becomes present after this.
+    pub fn mark(&self, page: u32) {
+        if let Some(page) = self.page(page) {
+            page.present.store(true, Ordering::SeqCst);
+            page.touched.store(true, Ordering::SeqCst);
+            self.events.fetch_add(1, Ordering::SeqCst);
+        }
+    }
+
+    fn page(&self, page: u32) -> Option<&Page> {
+        self.pages.get(usize::try_from(page).ok()?)
+    }
+
+    /// Touches so far.
+    pub fn events(&self) -> u64 {
+        self.events.load(Ordering::SeqCst)
+    }
+
+    /// Calls `f` with each page that was touched since the last time.
+    pub fn take_touched(&self, mut f: impl FnMut(u32)) {
+        for (number, page) in (0..).zip(&self.pages) {
+            if page.touched.load(Ordering::SeqCst) && page.touched.swap(false, Ordering::SeqCst) {
+                f(number);
+            }
+        }
+    }
+
+    /// Calls `f` with each page that is present.
+    pub fn for_present(&self, mut f: impl FnMut(u32)) {
+        for (number, page) in (0..).zip(&self.pages) {
+            if page.present.load(Ordering::SeqCst) {
+                f(number);
+            }
+        }
+    }
+
+    /// Takes a page away: `remove` does, and waits for who is touching it. The next store to it is a touch.
+    ///
+    /// # Errors
+    /// Those of `remove`: the page may be there still, and counts as touched; or there is no such page.
+    pub fn take_away(&self, page: u32, remove: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let _taking = has(Step::Lock).then(|| self.taking.lock());
+        self.take(page, remove)
+    }
+
+    /// [`Self::take_away`], by who holds `taking`.
+    fn take(&self, page: u32, remove: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        let state = self.page(page).ok_or(io::ErrorKind::InvalidInput)?;
+        // Cleared first: a touch that races sets it again.
+        if has(Step::Order) {
+            state.present.store(false, Ordering::SeqCst);
+        }
+        let removed = remove();
+        if !has(Step::Order) {
+            state.present.store(false, Ordering::SeqCst);
+        }
+        // Stores may be silent for good. Whoever asks next is to count on that.
+        removed.inspect_err(|_| self.mark(page))
+    }
+
+    /// Takes all present pages away, each with `remove`.
+    pub fn take_all(&self, mut remove: impl FnMut(u32) -> io::Result<()>) -> Taken {
+        let mut taken = Taken::default();
+        let _taking = has(Step::Lock).then(|| self.taking.lock());
+        self.for_present(|page| match self.take(page, || remove(page)) {
+            Ok(()) => taken.pages = taken.pages.saturating_add(1),
+            Err(_) => taken.failed = taken.failed.saturating_add(1),
+        });
+        taken
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn touched(pages: &PresentPages) -> Vec<u32> {
+        let mut touched = Vec::new();
+        pages.take_touched(|page| touched.push(page));
+        touched
+    }
+
+    #[test]
+    fn a_touch_is_told_once() {
+        let pages = PresentPages::new(3);
+        pages.mark(2);
+        pages.mark(0);
+        assert_eq!((touched(&pages), touched(&pages), pages.events()), (vec![0, 2], vec![], 2));
+        let mut removed = Vec::new();
+        let taken = pages.take_all(|page| {
+            removed.push(page);
+            Ok(())
+        });
+        assert_eq!((removed, taken), (vec![0, 2], Taken { pages: 2, failed: 0 }));
+        assert_eq!(pages.take_all(|_| Ok(())), Taken::default());
+        pages.mark(1);
+        assert_eq!(touched(&pages), [1]);
+    }
+
+    #[test]
+    fn a_page_that_stays_counts_as_touched() {
+        let pages = PresentPages::new(3);
+        pages.mark(1);
+        touched(&pages);
+        let refuse = |_| Err(io::ErrorKind::Other.into());
+        assert_eq!(pages.take_all(refuse), Taken { pages: 0, failed: 1 });
+        assert_eq!((touched(&pages), pages.events()), (vec![1], 2));
+        assert!(pages.take_away(1, || refuse(1)).is_err());
+        let mut present = Vec::new();
+        pages.for_present(|page| present.push(page));
+        assert_eq!((present, touched(&pages), pages.events()), (vec![1], vec![1], 3));
+    }
+
+    #[test]
+    fn a_page_that_is_none_changes_nothing() {
+        let pages = PresentPages::new(3);
+        pages.mark(3);
+        assert_eq!((touched(&pages), pages.events()), (vec![], 0));
+        assert_eq!(pages.take_away(3, || Ok(())).unwrap_err().kind(), io::ErrorKind::InvalidInput);
+    }
+}
