@@ -442,7 +442,8 @@ fn unreachable(path: &Path, error: io::Error) -> anyhow::Error {
 fn read_line(mut stream: &UnixStream) -> Result<Vec<u8>> {
     let (mut line, mut chunk) = (Vec::new(), [0; 1 << 16]);
     while line.len() < MAX_RESPONSE {
-        let (seen, _) = rustix::net::recv(stream, &mut chunk, RecvFlags::PEEK)?;
+        // With a time limit it is interrupted when this process was stopped and goes on: signal(7).
+        let (seen, _) = rustix::io::retry_on_intr(|| rustix::net::recv(stream, &mut chunk[..], RecvFlags::PEEK))?;
         let seen = chunk.get_mut(..seen).unwrap_or_default();
         let end = seen.iter().position(|&byte| byte == b'\n');
         let taken = seen.get_mut(..end.map_or(seen.len(), |end| end.saturating_add(1))).unwrap_or_default();

@@ -12,7 +12,7 @@ use std::process::{Child, ChildStdout, Command, Output, Stdio};
 use std::time::Duration;
 
 use rustix::fs::MemfdFlags;
-use rustix::process::{Pid, Signal, kill_process};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
 use serde_json::Value;
 use tempfile::TempDir;
 use vfio_bindings::bindings::vfio::VFIO_REGION_INFO_FLAG_MMAP;
@@ -521,6 +521,30 @@ fn status_of_something_else() {
     let output = place.ask(&[]);
     assert_eq!(output.status.code(), Some(1));
     let message = String::from_utf8(output.stderr).unwrap();
+    assert!(message.contains("not understood"), "{message}");
+}
+
+/// A command that was stopped while it waits, from a terminal or with its container, waits on.
+#[test]
+fn a_command_that_was_stopped_waits_on() {
+    let place = Place::new();
+    let listener = UnixListener::bind(place.path("control")).unwrap();
+    let mut command = Command::new(PROGRAM);
+    command.args(["status", "--control"]).arg(place.path("control")).stderr(Stdio::piped());
+    let child = command.spawn().unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    BufReader::new(&stream).read_line(&mut String::new()).unwrap();
+    // It has asked, so that it sleeps for nothing but the answer.
+    let stat = Process(child.id().into()).proc("stat");
+    while !fs::read_to_string(&stat).unwrap().contains(") S ") {
+        std::thread::yield_now();
+    }
+    let pid = Pid::from_child(&child);
+    kill_process(pid, Signal::STOP).unwrap();
+    waitpid(Some(pid), WaitOptions::UNTRACED).unwrap();
+    kill_process(pid, Signal::CONT).unwrap();
+    stream.write_all(b"nobody\n").unwrap();
+    let message = String::from_utf8(child.wait_with_output().unwrap().stderr).unwrap();
     assert!(message.contains("not understood"), "{message}");
 }
 

@@ -12,6 +12,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use common::process::Daemon;
+use rustix::io::retry_on_intr;
+use rustix::net::{RecvFlags, recv};
 use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
@@ -38,6 +40,14 @@ impl Place {
 
     fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
+    }
+
+    /// The next message to the manager.
+    fn message(&self) -> String {
+        let mut buffer = [0; 4096];
+        // With a time limit it is interrupted when this process was stopped and goes on: signal(7).
+        let (length, _) = retry_on_intr(|| recv(&self.manager, &mut buffer[..], RecvFlags::empty())).unwrap();
+        String::from_utf8(buffer[..length].to_vec()).unwrap()
     }
 
     /// Writes the configuration: other text, and devices with their numbers.
@@ -77,10 +87,8 @@ struct Service<'a> {
 impl Service<'_> {
     /// Waits until the service says this, and returns the message.
     fn wait(&self, word: &str) -> String {
-        let mut buffer = [0; 4096];
         loop {
-            let length = self.place.manager.recv(&mut buffer).unwrap();
-            let message = String::from_utf8(buffer[..length].to_vec()).unwrap();
+            let message = self.place.message();
             if message.lines().any(|line| line.starts_with(word)) {
                 return message;
             }
@@ -132,9 +140,7 @@ fn ready_when_all_sockets_listen() {
     let mut command = place.command(PROGRAM);
     command.arg("--config").arg(place.path("config.toml")).env("WATCHDOG_USEC", "300000");
     let mut service = Service { place: &place, daemon: Daemon::spawn(&mut command) };
-    let mut buffer = [0; 4096];
-    let length = place.manager.recv(&mut buffer).unwrap();
-    let first = String::from_utf8_lossy(&buffer[..length]).into_owned();
+    let first = place.message();
     // At that moment, and not some time after it.
     let connected = ["vm1", "vm2", "control"].map(|name| UnixStream::connect(place.path(name)).is_ok());
     assert_eq!(connected, [true; 3]);
@@ -154,9 +160,7 @@ fn the_watchdog_is_silent_without_being_asked_for() {
     place.configure("", &[(1, "")]);
     let service = place.start();
     service.daemon.signal(Signal::TERM);
-    let mut buffer = [0; 4096];
-    let length = place.manager.recv(&mut buffer).unwrap();
-    assert_eq!(String::from_utf8_lossy(&buffer[..length]), "STOPPING=1\n");
+    assert_eq!(place.message(), "STOPPING=1\n");
 }
 
 #[test]
@@ -190,7 +194,7 @@ fn a_reload_is_a_difference() {
     assert!(is_open(&clients[0]), "a device that stays has lost its client");
     // The other end is closed by the worker, which has said that it has followed.
     clients[1].set_read_timeout(Some(PATIENCE)).unwrap();
-    assert_eq!((&clients[1]).read(&mut [0]).unwrap(), 0);
+    assert_eq!((&clients[1]).read_to_end(&mut Vec::new()).unwrap(), 0);
 }
 
 #[test]
