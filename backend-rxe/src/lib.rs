@@ -13,6 +13,7 @@
 //! | `rxe`, `hca` | the public face: backend, adapters and their objects |
 //! | `path::wire::receive` | frames that came for a device, on their way to its queue pairs |
 //! | `drive` | runs a queue pair: state and route choose the path, or the flush |
+//! | `fabric` | what the queue pairs of a device can reach, and who may talk to whom |
 //! | `path` | `Route`; `local` delivery, the `wire`, `datagram`s, which take either; the `directory` of GIDs and QPNs |
 //! | `port` | the links of a device, the thread that serves them, and what the device may do there |
 //! | `capture` | shows frames, and what local delivery would have been on the wire, to those who watch |
@@ -71,6 +72,7 @@ mod counters;
 mod cq;
 mod drive;
 mod engine;
+mod fabric;
 mod failures;
 mod flows;
 mod gid;
