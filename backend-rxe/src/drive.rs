@@ -511,15 +511,19 @@ impl Endpoint {
         self.qp.detach();
     }
 
-    /// Gives a response of the peer to the requester, if that is on the wire. It goes on when it is run next.
+    /// Gives a response of the peer to the requester, if that is on the wire. It goes on when it is run next, which the
+    /// caller sees to.
     pub(crate) fn take_response(&self, port: &Port, packet: &Packet<'_>) -> Result<(), DropReason> {
-        // Waits for the requester. What was left to us meanwhile is done when the QP is run next, which the caller sees
-        // to.
-        let SendHalf { requester, route, .. } = &mut *self.send.lock();
-        let Route::Wire(wire) = route else {
-            return Err(if self.qp.state.sends() { DropReason::Address } else { DropReason::State });
-        };
-        wire.take_response(port, &self.qp, requester, packet)
+        let (taken, left) = self.qp.task().hold(&self.send, |SendHalf { requester, route, .. }| match route {
+            Route::Wire(wire) => wire.take_response(port, &self.qp, requester, packet),
+            _ if self.qp.state.sends() => Err(DropReason::Address),
+            _ => Err(DropReason::State),
+        });
+        // For a response that is dropped nobody runs the QP.
+        if left && taken.is_err() {
+            self.qp.task().schedule();
+        }
+        taken
     }
 
     /// Gives requests of the peer to the responder, and says of each whether it was taken.
@@ -538,11 +542,16 @@ impl Endpoint {
         self.wire.respond(port, &self.qp, most, sent)
     }
 
-    /// Where requests go, and to which QP, if that is the wire. What was left to the caller meanwhile is done when the
-    /// QP is run next.
+    /// Where requests go, and to which QP, if that is the wire.
     pub(crate) fn request_path(&self) -> Option<(Path, Qpn)> {
-        let Route::Wire(wire) = &self.send.lock().route else { return None };
-        Some(wire.path())
+        let (path, left) = self.qp.task().hold(&self.send, |half| match &half.route {
+            Route::Wire(wire) => Some(wire.path()),
+            _ => None,
+        });
+        if left {
+            self.qp.task().schedule();
+        }
+        path
     }
 
     /// Where responses go, and to which QP, if there were requests from the wire.

@@ -122,6 +122,12 @@ impl Task {
         Some(seen)
     }
 
+    /// Does something with what `lock` guards, and waits for who has it. The second is `true` if whoever came meanwhile
+    /// to run the task left that to us.
+    pub(crate) fn hold<T, R>(&self, lock: &FairMutex<T>, run: impl FnOnce(&mut T) -> R) -> (R, bool) {
+        self.combiner.hold(lock, run)
+    }
+
     /// Describes itself.
     pub(crate) fn inspect(&self) -> TaskInspect {
         TaskInspect {

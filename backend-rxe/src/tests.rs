@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use pvrdma_ether_link::memory::{self, MemoryLink};
 use pvrdma_ether_link::{Frames, Link, LinkInspect, ManualClock, Readiness};
 use pvrdma_roce::wire::{
-    Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Reth, Syndrome, Udp, build,
+    Aeth, Bth, Ethernet, Extension, Header, Ipv4, Network, Opcode, Packet, Position, Reth, Syndrome, Udp, build,
 };
 use pvrdma_verbs::testing::{End, Node, gid, mac};
 use pvrdma_verbs::{
@@ -170,6 +170,26 @@ fn a_peer_that_does_not_listen_costs_little_memory() {
     assert!(owed <= 64, "{owed}");
     assert!(node.counter("wire_dropped_deferred") > 1000, "{}", node.counter("wire_dropped_deferred"));
     assert_eq!(node.counter("wire_dropped_no_room"), 0);
+}
+
+/// While a response is looked at, a doorbell leaves its request to who does that, who drops the response: it is none of
+/// the peer's.
+#[test]
+fn a_doorbell_beside_a_response_that_is_dropped_is_heard() {
+    let (rxe, _node, end, cable, _uplink) = exposed(10);
+    let mut header = request([10, 0, 0, 9], &end, Opcode::ACKNOWLEDGE, 0, Reth { address: 0, rkey: 0, length: 0 });
+    header.extension = Extension::Aeth(Aeth { syndrome: Syndrome::ACK, msn: 0 });
+    let requester = end.qp.endpoint.hold_requester();
+    end.send(1, &[]);
+    drop(requester);
+    rxe.run_ready();
+    let mut sent = Frames::default();
+    cable.receive(&mut sent, 10);
+    assert_eq!(sent.len(), 0, "somebody else has run it");
+    give(&cable, &header, &[]);
+    rxe.run_ready();
+    cable.receive(&mut sent, 10);
+    assert_eq!(sent.len(), 1);
 }
 
 /// The guest sees a message before the port's thread has acknowledged it. Whoever ends then has the peer know of it.

@@ -10,7 +10,7 @@ mod tables;
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
@@ -77,9 +77,18 @@ enum Body {
 #[derive(Debug)]
 struct Fast {
     max_pages: u32,
-    /// Cleared before the lock is taken for invalidation, so that new users cannot hold it off.
-    valid: AtomicBool,
+    /// The key that is valid, [`valid`] or [`INVALID`]. Cleared before the lock is taken for invalidation, so that new
+    /// users cannot hold it off.
+    valid: AtomicU64,
     region: RwLock<Option<Filled>>,
+}
+
+/// No key is valid.
+const INVALID: u64 = 0;
+
+/// This key is.
+const fn valid(key: u32) -> u64 {
+    1 << 32 | key as u64
 }
 
 /// What a fast registration has put into a region.
@@ -106,7 +115,7 @@ impl Mr {
 
     /// A region that work requests fill.
     pub(crate) fn fast(pd: u64, max_pages: u32) -> Self {
-        let fast = Fast { max_pages, valid: AtomicBool::new(false), region: RwLock::new(None) };
+        let fast = Fast { max_pages, valid: AtomicU64::new(INVALID), region: RwLock::new(None) };
         Self { key: AtomicU32::new(0), pd, body: Body::Fast(Box::new(fast)) }
     }
 }
@@ -233,7 +242,7 @@ impl MrTable {
 
     #[cold]
     fn lend(fast: &Fast) -> Option<RegionRef<'_>> {
-        if !fast.valid.load(Ordering::Acquire) {
+        if fast.valid.load(Ordering::Acquire) == INVALID {
             return None;
         }
         // Reader-biased: one message may use the region twice, and must not wait for an invalidation in between.
@@ -251,7 +260,7 @@ impl MrTable {
     ) -> bool {
         let Some(mr) = self.get(request.key).filter(|mr| mr.pd == pd) else { return false };
         let Body::Fast(fast) = &mr.body else { return false };
-        let Fast { max_pages, valid, region } = &**fast;
+        let Fast { max_pages, region, .. } = &**fast;
         let Some(pages) = request.pages.take().filter(|pages| pages.pages() <= *max_pages) else { return false };
         let mut region = region.write();
         if region.is_some() {
@@ -261,7 +270,7 @@ impl MrTable {
         let Some(new) = Region::paged(request.iova, request.length, request.access, pages) else { return false };
         *region = Some(Filled { region: new, pin });
         mr.key.store(request.key, Ordering::Relaxed);
-        valid.store(true, Ordering::Release);
+        fast.valid.store(valid(request.key), Ordering::Release);
         true
     }
 
@@ -269,7 +278,8 @@ impl MrTable {
     pub(crate) fn invalidate(&self, key: u32, pd: u64) -> bool {
         let Some(mr) = self.get(key).filter(|mr| mr.pd == pd) else { return false };
         let Body::Fast(fast) = &mr.body else { return false };
-        if mr.key.load(Ordering::Relaxed) != key || !fast.valid.swap(false, Ordering::AcqRel) {
+        // One step: a registration with another key may come between a look and a change.
+        if fast.valid.compare_exchange(valid(key), INVALID, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
         }
         fast.region.write().take().is_some()

@@ -58,6 +58,14 @@ impl Combiner {
         Some((result, self.is_pending_after_unlock()))
     }
 
+    /// The same, by who waits for the lock.
+    pub fn hold<T, R>(&self, lock: &FairMutex<T>, run: impl FnOnce(&mut T) -> R) -> (R, bool) {
+        let mut guarded = lock.lock();
+        let result = run(&mut guarded);
+        drop(guarded);
+        (result, self.is_pending_after_unlock())
+    }
+
     /// Returns `true` if work was left. For whoever has just unlocked.
     fn is_pending_after_unlock(&self) -> bool {
         fence(Ordering::SeqCst);

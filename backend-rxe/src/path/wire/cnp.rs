@@ -71,8 +71,5 @@ fn is_from_peer(endpoint: &Endpoint, packet: &Packet<'_>) -> bool {
     if let Some((path, _)) = endpoint.response_path() {
         return path.leads_back(packet);
     }
-    let from_peer = endpoint.request_path().is_some_and(|(path, _)| path.leads_back(packet));
-    // Whoever found the requester busy with us relies on somebody running it.
-    endpoint.qp().task().schedule();
-    from_peer
+    endpoint.request_path().is_some_and(|(path, _)| path.leads_back(packet))
 }

@@ -26,8 +26,10 @@ macro_rules! protocol {
 
 mod direct;
 mod events;
+mod forgiven;
 mod lookups;
 mod pages;
+mod regions;
 
 use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
 
@@ -73,6 +75,26 @@ fn once() {
     };
     let other = thread::spawn(bring());
     let told = shared.0.once(&shared.1, |_| shared.2.load(Ordering::Relaxed)).is_some_and(|(_, left)| left);
+    other.join().unwrap();
+    assert!(told || *shared.1.lock() == 1, "the work is done by nobody");
+}
+
+/// The same, by who waits for his turn, as who brings a response to a requester.
+fn hold() {
+    let shared = Arc::new((Combiner::new(), FairMutex::new(0), AtomicUsize::new(0)));
+    let bring = || {
+        let shared = Arc::clone(&shared);
+        move || {
+            let (combiner, lock, work) = &*shared;
+            work.store(1, Ordering::Relaxed);
+            combiner.run(lock, |done| {
+                *done = work.load(Ordering::Relaxed);
+                false
+            });
+        }
+    };
+    let other = thread::spawn(bring());
+    let (_, told) = shared.0.hold(&shared.1, |_| shared.2.load(Ordering::Relaxed));
     other.join().unwrap();
     assert!(told || *shared.1.lock() == 1, "the work is done by nobody");
 }
@@ -305,6 +327,7 @@ fn check_within(preemptions: Option<usize>, model: fn()) {
 
 protocol!(combiner, without_fences: Fence => "work is left", without_swaps: Swap => "work is left");
 protocol!(once, without_fences: Fence => "the work is done by nobody");
+protocol!(hold, without_fences: Fence => "the work is done by nobody");
 protocol!(pending, without_swaps: Swap => "the second doorbell is lost");
 protocol!(wait_flag, without_fences: Fence => "nobody tells who waits");
 protocol!(seq_lock, without_fences: Fence => "words of two writes");

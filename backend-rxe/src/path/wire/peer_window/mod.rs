@@ -448,6 +448,11 @@ impl Drop for WindowShare {
     fn drop(&mut self) {
         self.window.withdraw(&self.member);
         self.pause(0);
+        // Whoever looked meanwhile at what was in flight may have forgiven some of it after that.
+        let forgiven = self.settle(0);
+        if forgiven > 0 {
+            self.window.in_flight.change(forgiven);
+        }
         if self.watch.is_some() {
             // Somebody else looks after those who wait.
             let mut queue = self.window.queue.lock();

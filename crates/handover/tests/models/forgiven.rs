@@ -1,0 +1,78 @@
+//! What is in flight to a peer and counts no more, because nobody has acknowledged it for long.
+
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+use pvrdma_handover::Level;
+
+use super::{Step, check, leave_out};
+
+/// A window with one connection, as `backend-rxe/src/path/wire/peer_window/mod.rs` has it.
+struct Window {
+    level: Level,
+    queue: Mutex<()>,
+    in_flight: AtomicU64,
+    forgiven: AtomicU64,
+}
+
+impl Window {
+    /// What was in flight counts no more, as somebody else decides who waits.
+    fn forgive(&self) {
+        let _queue = self.queue.lock().unwrap();
+        let stale = self.in_flight.load(Ordering::Relaxed);
+        let already = self.forgiven.load(Ordering::Relaxed);
+        if stale > already {
+            self.forgiven.store(stale, Ordering::Relaxed);
+            self.level.change(-i64::try_from(stale - already).unwrap());
+        }
+    }
+
+    /// The connection has so many in flight by now.
+    fn count(&self, in_flight: u64) {
+        let before = self.in_flight.load(Ordering::Relaxed);
+        self.in_flight.store(in_flight, Ordering::Relaxed);
+        let mut change = i64::try_from(in_flight).unwrap() - i64::try_from(before).unwrap();
+        if self.forgiven.load(Ordering::Relaxed) > 0 {
+            change += self.settle(before.saturating_sub(in_flight), in_flight);
+        }
+        self.level.change(change);
+    }
+
+    fn settle(&self, acked: u64, in_flight: u64) -> i64 {
+        let _queue = self.queue.lock().unwrap();
+        let forgiven = self.forgiven.load(Ordering::Relaxed);
+        let left = forgiven.saturating_sub(acked).min(in_flight);
+        self.forgiven.store(left, Ordering::Relaxed);
+        i64::try_from(forgiven - left).unwrap()
+    }
+}
+
+/// A connection with two in flight leaves, after an acknowledgement or not, while somebody forgives them: nothing is in
+/// the window then. `settle`: it looks once more, under the lock, whether something was forgiven.
+fn forgiven_of(settle: bool) {
+    let level = Level::new();
+    level.change(2);
+    let window = Window { level, queue: Mutex::new(()), in_flight: AtomicU64::new(2), forgiven: AtomicU64::new(0) };
+    let window = Arc::new(window);
+    let other = Arc::clone(&window);
+    let other = thread::spawn(move || other.forgive());
+    window.count(1);
+    window.count(0);
+    if settle {
+        window.level.change(window.settle(0, 0));
+    }
+    other.join().unwrap();
+    assert_eq!(window.level.get(), 0, "the window has changed for good");
+}
+
+fn forgiven() {
+    forgiven_of(true);
+}
+
+protocol!(forgiven,);
+
+#[test]
+#[should_panic(expected = "the window has changed for good")]
+fn who_leaves_without_a_last_look_changes_the_window() {
+    check(|| forgiven_of(false));
+}

@@ -1,0 +1,66 @@
+//! Memory regions that work requests fill and invalidate.
+
+use loom::sync::atomic::{AtomicU64, Ordering};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+use super::{Step, check, leave_out};
+
+/// No key is valid.
+const INVALID: u64 = 0;
+
+/// A region, as `backend-rxe/src/mr/mod.rs` has it.
+struct Region {
+    /// The key that is valid.
+    valid: AtomicU64,
+    filled: Mutex<Option<u64>>,
+}
+
+impl Region {
+    fn register(&self, key: u64) -> bool {
+        let mut filled = self.filled.lock().unwrap();
+        if filled.is_some() {
+            return false;
+        }
+        *filled = Some(key);
+        self.valid.store(key, Ordering::Release);
+        true
+    }
+
+    /// `one_step`: whether the key is valid is asked and changed at once.
+    fn invalidate(&self, key: u64, one_step: bool) -> bool {
+        let was_valid = if one_step {
+            self.valid.compare_exchange(key, INVALID, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+        } else {
+            self.valid.load(Ordering::Relaxed) == key && self.valid.swap(INVALID, Ordering::AcqRel) != INVALID
+        };
+        was_valid && self.filled.lock().unwrap().take().is_some()
+    }
+}
+
+/// Two invalidate the same key, of whom one registers memory with the next: that stays, and one of them has done it.
+fn regions_of(one_step: bool) {
+    let region = Arc::new(Region { valid: AtomicU64::new(1), filled: Mutex::new(Some(1)) });
+    let other = Arc::clone(&region);
+    let other = thread::spawn(move || other.invalidate(1, one_step));
+    let first = region.invalidate(1, one_step);
+    let registered = region.register(2);
+    let second = other.join().unwrap();
+    assert!(first || second);
+    assert!(!(first && second), "an invalidation takes what was registered after it");
+    let filled = *region.filled.lock().unwrap();
+    // Whoever comes while the other one is at it is refused.
+    assert_eq!(filled, registered.then_some(2), "an invalidation takes what was registered after it");
+}
+
+fn regions() {
+    regions_of(true);
+}
+
+protocol!(regions,);
+
+#[test]
+#[should_panic(expected = "takes what was registered after it")]
+fn who_looks_before_it_invalidates_takes_the_next_registration() {
+    check(|| regions_of(false));
+}
