@@ -343,7 +343,7 @@ impl Port {
     pub(crate) fn may_send_data(&self) -> bool {
         if self.uplink.is_full() {
             // If frames wait in here, the thread sees by itself that there is room.
-            return self.uplink.is_blocked() || !self.uplink.wait_for_room(&self.task);
+            return self.uplink.is_blocked() || !self.wait_for_room();
         }
         let its_turn = self.may_send_data.load(Ordering::Acquire) && self.may_send_data.swap(false, Ordering::AcqRel);
         let may = its_turn
@@ -353,6 +353,11 @@ impl Port {
             self.task.schedule();
         }
         may
+    }
+
+    /// Returns `false` if there is room in the uplink. Otherwise the thread is woken when there is.
+    pub(crate) fn wait_for_room(&self) -> bool {
+        self.uplink.wait_for_room(&self.task)
     }
 
     /// The port has sent bytes of READ data.
@@ -373,12 +378,12 @@ impl Port {
 
     /// Returns `true` if frames have come that a queue pair has not got yet, if they are for it.
     pub(crate) fn has_unread(&self, qpn: Qpn) -> bool {
-        if self.reading.is_locked() || self.queues.of(qpn).is_in_use() {
-            return true;
-        }
-        let Some(readable) = self.uplink.link.readiness().readable else { return false };
-        let mut fds = [PollFd::from_borrowed_fd(readable.as_fd(), PollFlags::IN)];
-        rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        // In the order in which frames move on, so that none is missed between two looks.
+        let readable = self.uplink.link.readiness().readable.is_some_and(|readable| {
+            let mut fds = [PollFd::from_borrowed_fd(readable.as_fd(), PollFlags::IN)];
+            rustix::event::poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        });
+        readable || self.reading.is_locked() || self.queues.of(qpn).is_in_use()
     }
 
     fn count_violation(&self, passed: Result<(), Violation>) {
@@ -396,6 +401,9 @@ impl Port {
             let dropped = queue.send(frames);
             PortCounters::add(&self.counters.passed_dropped, dropped);
             PortCounters::add(counter, (frames.len() as u64).saturating_sub(dropped));
+            if queue.is_blocked() {
+                self.wake();
+            }
         }
     }
 
@@ -434,6 +442,6 @@ impl Runnable for Port {
         }
         // A thread may have found a queue taken.
         self.wake();
-        more && !self.uplink.wait_for_room(&self.task)
+        more && !self.wait_for_room()
     }
 }

@@ -219,7 +219,8 @@ impl<R: ?Sized> ReceiveQueue<R> {
 
     /// Returns `true` if packets are in here that no queue pair has got yet.
     pub(super) fn is_in_use(&self) -> bool {
-        self.receiver.is_locked() || !self.waiting.lock().parts.is_empty()
+        // In this order: who takes them out has the receiver.
+        !self.waiting.lock().parts.is_empty() || self.receiver.is_locked()
     }
 }
 

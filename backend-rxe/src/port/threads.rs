@@ -58,6 +58,8 @@ impl Port {
                     rest();
                 }
             }
+            // The first thread may wait for what is there no more: what it was to be told of was told to this one.
+            self.wake();
         }
     }
 
@@ -86,7 +88,9 @@ impl Port {
                 fds.push(PollFd::from_borrowed_fd(fd.as_fd(), PollFlags::OUT));
             }
         }
-        let wait = ends.iter().filter_map(|(readiness, _)| readiness.wait).min();
+        // What waits for a link that is gone has nothing to wait for, and is lost there.
+        let stuck = ends.iter().any(|(readiness, full)| *full && readiness.writable.is_none());
+        let wait = ends.iter().filter_map(|(readiness, _)| readiness.wait).chain(stuck.then_some(SOON)).min();
         let timeout = wait.and_then(|wait| Timespec::try_from(wait).ok());
         match rustix::event::poll(&mut fds, timeout.as_ref()) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}

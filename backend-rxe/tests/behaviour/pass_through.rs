@@ -1,14 +1,19 @@
 //! The daemon's place between a network function and its network: RoCE for the device is taken out, everything else
 //! passes.
 
+use std::fmt;
 use std::slice;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak, mpsc};
+use std::time::Duration;
 
-use pvrdma_verbs::{QpType, WcStatus};
+use parking_lot::Mutex;
+use pvrdma_verbs::{QpType, Snapshot, WcStatus};
+use rustix::event::{PollFd, PollFlags, Timespec};
 
 use crate::world::*;
 use pvrdma_ether_link::memory::{self, MemoryLink};
-use pvrdma_ether_link::{Frames, Link};
+use pvrdma_ether_link::{Frames, Link, LinkInspect, LinkReader, MonotonicClock, Readiness};
 use pvrdma_rxe::{PortConfig, PortRules, Uplink};
 
 /// A device whose uplink and whose network function are both in the hands of the test.
@@ -116,4 +121,137 @@ fn a_function_that_does_not_take_its_frames_holds_nobody_up() {
         between.world.rxe.run_ready();
     }
     assert!(got == numbered[..1000 - dropped]);
+}
+
+/// A network function whose doorbell is rung by the test.
+#[derive(Default)]
+struct Function {
+    reader: Mutex<Option<Weak<dyn LinkReader>>>,
+    frames: Mutex<Vec<Vec<u8>>>,
+}
+
+impl fmt::Debug for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Function").finish_non_exhaustive()
+    }
+}
+
+impl Link for Function {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        let mut own = self.frames.lock();
+        let count = own.len().min(most);
+        own.drain(..count).for_each(|frame| frames.push(&frame));
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        frames.len() - from
+    }
+
+    fn readiness(&self) -> Readiness {
+        Readiness::default()
+    }
+
+    fn set_reader(&self, reader: Weak<dyn LinkReader>) {
+        *self.reader.lock() = Some(reader);
+    }
+
+    fn lost(&self) -> u64 {
+        0
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        LinkInspect { kind: "function", name: String::new(), peers: Vec::new(), up: Snapshot::Taken(true) }
+    }
+}
+
+/// Longer than anything takes; a test that waits for this has failed.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// With real threads.
+fn threaded() -> World {
+    World::with(|config| {
+        config.workers = 1;
+        config.clock = Arc::new(MonotonicClock::default());
+    })
+}
+
+/// A frame of the network function.
+fn own_frame() -> Vec<u8> {
+    let mut frame = frame([0xff; 6], 0x0806, b"who has");
+    frame[6..12].copy_from_slice(&mac(1).0);
+    frame
+}
+
+impl Function {
+    /// Its doorbell is rung for these frames.
+    fn ring(&self, frames: &[Vec<u8>]) {
+        *self.frames.lock() = frames.to_vec();
+        self.reader.lock().as_ref().and_then(Weak::upgrade).unwrap().read();
+    }
+}
+
+/// The thread of a doorbell finds no room while the port's thread sleeps, and has it wait for some.
+#[test]
+fn an_uplink_that_a_doorbell_has_filled_is_waited_for() {
+    let world = threaded();
+    let (uplink, network) = memory::pair(1).unwrap();
+    let function = Arc::new(Function::default());
+    let nic = Some(Arc::clone(&function) as _);
+    let config = PortConfig { uplink: Arc::new(uplink), nic, mtu: 4500, rules: PortRules::default() };
+    let _uplink = world.rxe.plug(mac(1), config).unwrap();
+    for _ in 0..100 {
+        function.ring(&[own_frame(), own_frame(), own_frame()]);
+        let mut came = 0;
+        while came < 3 {
+            let readable = network.readiness().readable.unwrap();
+            let mut fds = [PollFd::new(&*readable, PollFlags::IN)];
+            let patience = Timespec::try_from(PATIENCE).unwrap();
+            assert_eq!(rustix::event::poll(&mut fds, Some(&patience)).unwrap(), 1, "nobody waits for room");
+            came += taken(&network).len();
+        }
+    }
+}
+
+/// A link that went down while it was full: there is no descriptor to wait for, and later what is sent is lost.
+#[derive(Debug)]
+struct Gone {
+    refusals: AtomicUsize,
+    lost: mpsc::Sender<usize>,
+}
+
+impl Link for Gone {
+    fn receive(&self, _frames: &mut Frames, _most: usize) {}
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        if self.refusals.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_ok() {
+            return 0;
+        }
+        let all = frames.len() - from;
+        self.lost.send(all).unwrap();
+        all
+    }
+
+    fn readiness(&self) -> Readiness {
+        Readiness::default()
+    }
+
+    fn lost(&self) -> u64 {
+        0
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        LinkInspect { kind: "gone", name: String::new(), peers: Vec::new(), up: Snapshot::Taken(false) }
+    }
+}
+
+#[test]
+fn what_waits_for_a_link_that_is_gone_does_not_wait_for_ever() {
+    let world = threaded();
+    let function = Arc::new(Function::default());
+    let (lost, told) = mpsc::channel();
+    let uplink = Arc::new(Gone { refusals: AtomicUsize::new(5), lost });
+    let config = PortConfig { uplink, nic: Some(Arc::clone(&function) as _), mtu: 4500, rules: PortRules::default() };
+    let _uplink = world.rxe.plug(mac(1), config).unwrap();
+    function.ring(&[own_frame()]);
+    assert_eq!(told.recv_timeout(PATIENCE), Ok(1));
 }

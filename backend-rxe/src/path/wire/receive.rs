@@ -182,7 +182,8 @@ impl Inbox {
             sent = sent.saturating_add(self.send_to_readers(port, most));
         }
         port.has_sent_data(sent);
-        may && !self.owing.is_empty() && !port.uplink.is_full()
+        // Others may have filled the uplink since the look.
+        may && !self.owing.is_empty() && !port.wait_for_room()
     }
 
     /// Has responders that owe more than a packet send so many bytes in turns. Returns how many it were.

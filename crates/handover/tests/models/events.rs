@@ -211,6 +211,32 @@ fn room() {
     assert_eq!(shared.1.load(Ordering::Relaxed), usize::from(waits), "nobody tells who waits");
 }
 
+/// Somebody sends as long as there is room, while another queue in front of the link becomes full and has room again
+/// (`backend-rxe/src/path/wire/receive.rs`): nothing is left to send, or it is told. `join`: it joins those who wait if
+/// there was no room in the middle.
+fn sender_of(join: bool) {
+    let shared = Arc::new((Room::<usize>::default(), AtomicUsize::new(0)));
+    let other = Arc::clone(&shared);
+    let other = thread::spawn(move || {
+        other.0.fill();
+        if let Some(waiters) = other.0.open() {
+            other.1.fetch_add(waiters, Ordering::Relaxed);
+        }
+    });
+    let room = &shared.0;
+    // Each look is a packet, if there is room.
+    let left = room.is_full() || room.is_full();
+    let waits = left && join && room.wait(|waiters| *waiters += 1);
+    other.join().unwrap();
+    let told = shared.1.load(Ordering::Relaxed);
+    // Whoever wanted to wait and found room goes on at once.
+    assert!(!left || (join && !waits) || told == 1, "nobody tells who waits");
+}
+
+fn sender() {
+    sender_of(true);
+}
+
 /// An event finds its ring full and waits for room, while a guest makes some and then is heard: the event is posted,
 /// or whoever hears the guest does that (`pvrdma-dev/src/events/mod.rs`). `look_again`: after it is known to wait.
 fn events_of(look_again: bool) {
@@ -236,9 +262,16 @@ fn events() {
 }
 
 protocol!(room, without_the_second_look: Look => "nobody tells who waits");
+protocol!(sender,);
 protocol!(events, without_fences: Fence => "nobody tells who waits");
 protocol!(waker,);
 protocol!(notice,);
+
+#[test]
+#[should_panic(expected = "nobody tells who waits")]
+fn who_finds_no_room_in_the_middle_and_does_not_wait_is_forgotten() {
+    check(|| sender_of(false));
+}
 
 #[test]
 #[should_panic(expected = "everybody sleeps")]
