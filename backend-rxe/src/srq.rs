@@ -1,6 +1,6 @@
 //! Shared receive queues.
 
-use std::collections::VecDeque;
+use std::collections::{HashSet, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Weak};
 
@@ -32,15 +32,18 @@ struct Ring {
     source: Option<Box<dyn RecvSource>>,
     broken: bool,
     limit: u32,
-    /// Requesters that found nothing, each at most once.
+    /// QPs that found nothing.
     waiters: VecDeque<Weak<StateCell>>,
 }
 
 impl Ring {
-    /// QPs that end while they wait stay in the list until it grows.
-    fn add_waiter(&mut self, waiter: Weak<StateCell>) {
+    /// QPs that end or wait elsewhere stay in the list until it grows.
+    fn add_waiter(&mut self, waiter: Weak<StateCell>, srq: usize) {
         if self.waiters.len() == self.waiters.capacity() {
-            self.waiters.retain(|waiter| waiter.strong_count() > 0);
+            let mut kept = HashSet::new();
+            self.waiters.retain(|waiter| {
+                waiter.upgrade().is_some_and(|qp| qp.is_queued_at_srq(srq)) && kept.insert(waiter.as_ptr())
+            });
         }
         self.waiters.push_back(waiter);
     }
@@ -82,6 +85,11 @@ impl Srq {
         Self { adapter, cookie, pd, ring: Mutex::new(ring), waiting: WaitFlag::new(), _permit: permit }
     }
 
+    /// Its name among others.
+    fn address(&self) -> usize {
+        std::ptr::from_ref(self).addr()
+    }
+
     /// Takes the next receive. When there is none, `waiter` is woken by the next post.
     pub(crate) fn pop(
         &self,
@@ -95,8 +103,8 @@ impl Srq {
             return Ok(true);
         }
         let Some(waiter) = waiter else { return Ok(false) };
-        if waiter.queue_at_srq() {
-            ring.add_waiter(Arc::downgrade(waiter));
+        if waiter.queue_at_srq(self.address()) {
+            ring.add_waiter(Arc::downgrade(waiter), self.address());
         }
         // A receive posted before the flag was set rang its doorbell for nobody: look again.
         self.waiting.set();
@@ -149,9 +157,8 @@ impl Srq {
             && let Some(waiter) = ring.waiters.pop_front()
         {
             let Some(qp) = waiter.upgrade() else { continue };
-            qp.unqueue_at_srq();
-            // One that was reset meanwhile must not use up somebody else's turn.
-            if qp.sends() {
+            // One that waits elsewhere, or was reset meanwhile, must not use up somebody else's turn.
+            if qp.unqueue_at_srq(self.address()) && qp.receives() {
                 qp.task().wake();
                 woken += 1;
             }
@@ -188,7 +195,7 @@ impl SharedReceiveQueue for RxeSrq {
         ring.source = None;
         for waiter in ring.waiters.drain(..) {
             if let Some(qp) = waiter.upgrade() {
-                qp.unqueue_at_srq();
+                qp.unqueue_at_srq(self.0.address());
             }
         }
     }

@@ -4,7 +4,7 @@
 //! runs the QP next flushes it ([`super::flush`]). States and their transitions are those of IBA 10.3.1.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use pvrdma_handover::State;
 use pvrdma_verbs::QpState;
@@ -33,8 +33,8 @@ pub(crate) struct StateCell {
     dead: AtomicBool,
     /// In SQD with a request still in flight.
     draining: AtomicBool,
-    /// In the list of waiters of an SRQ.
-    queued_at_srq: AtomicBool,
+    /// The SRQ in whose list of waiters it is, by address; 0 for none. It may still be in the list of an earlier one.
+    queued_at_srq: AtomicUsize,
     task: Arc<Task>,
     /// What happened on the way here.
     pub(crate) flight: FlightRecorder,
@@ -46,7 +46,7 @@ impl StateCell {
             state: State::new(QpState::Reset as u8),
             dead: AtomicBool::new(false),
             draining: AtomicBool::new(false),
-            queued_at_srq: AtomicBool::new(false),
+            queued_at_srq: AtomicUsize::new(0),
             task,
             flight: FlightRecorder::default(),
         })
@@ -131,14 +131,19 @@ impl StateCell {
         self.draining.store(draining, Ordering::Release);
     }
 
-    /// Notes that the QP is in the list of waiters of an SRQ. Returns `false` if it was before.
-    pub(crate) fn queue_at_srq(&self) -> bool {
-        !self.queued_at_srq.swap(true, Ordering::AcqRel)
+    /// Notes that the QP is in the list of waiters of this SRQ. Returns `false` if it was before.
+    pub(crate) fn queue_at_srq(&self, srq: usize) -> bool {
+        self.queued_at_srq.swap(srq, Ordering::AcqRel) != srq
     }
 
-    /// Notes that the QP is in no list of waiters.
-    pub(crate) fn unqueue_at_srq(&self) {
-        self.queued_at_srq.store(false, Ordering::Release);
+    /// Returns `true` if the QP waits at this SRQ, and not at another one since.
+    pub(crate) fn is_queued_at_srq(&self, srq: usize) -> bool {
+        self.queued_at_srq.load(Ordering::Acquire) == srq
+    }
+
+    /// Notes that the QP is in the list of this SRQ no more. Returns `false` if it does not wait there.
+    pub(crate) fn unqueue_at_srq(&self, srq: usize) -> bool {
+        self.queued_at_srq.compare_exchange(srq, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 

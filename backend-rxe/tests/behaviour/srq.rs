@@ -53,6 +53,31 @@ fn waiting_senders_are_woken_as_receives_come() {
     s.world.settle();
 }
 
+/// A sender that waits, is reset and connected to a peer with another queue, and waits there, is woken there.
+#[test]
+fn a_sender_waits_where_it_is_and_not_where_it_was() {
+    let s = shared(0, 2);
+    let [(first, _), (second, _)] = &s.pairs[..] else { unreachable!() };
+    first.send(1, &[]);
+    s.world.rxe.run_ready();
+    let (other_srq, other_ring) = s.b.srq(0);
+    let other = s.b.qp_with(QpType::Rc, Some(&other_srq), |_| {});
+    first.to(QpState::Reset);
+    first.connect(&other, |_| {});
+    other.connect(first, |_| {});
+    for sender in [first, second] {
+        sender.send(2, &[]);
+    }
+    s.world.rxe.run_ready();
+    // A receive there is for who waits there, and not for who did.
+    s.post(0..1);
+    s.world.rxe.run_ready();
+    assert_eq!((first.scq.poll_statuses(), second.scq.poll_statuses()), (vec![], vec![(2, WcStatus::Success)]));
+    post_shared(&other_srq, &other_ring, 0..1);
+    s.world.rxe.run_ready();
+    assert_eq!(first.scq.poll_statuses(), [(2, WcStatus::Success)]);
+}
+
 #[test]
 fn the_last_receive_is_announced_once_and_behind_the_error() {
     let s = shared(0, 1);
