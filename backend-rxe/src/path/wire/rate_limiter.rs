@@ -15,7 +15,7 @@ use crate::port::counters::PortCounters;
 /// What a QP remembers about congestion.
 #[derive(Debug, Default)]
 pub(crate) struct RateLimiter {
-    /// `reaction` holds something.
+    /// `reaction` holds something. Changes with it locked.
     on: AtomicBool,
     /// Both halves send at this rate.
     reaction: Mutex<Option<Box<ReactionPoint>>>,
@@ -94,7 +94,8 @@ impl RateLimiter {
 
     /// Forgets everything, with the QP's state.
     pub(crate) fn reset(&self) {
-        *self.reaction.lock() = None;
+        let mut reaction = self.reaction.lock();
+        *reaction = None;
         self.on.store(false, Ordering::Relaxed);
         self.news.store(false, Ordering::Relaxed);
         self.notified.store(0, Ordering::Relaxed);

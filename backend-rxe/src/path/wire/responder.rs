@@ -219,7 +219,7 @@ impl WireResponder {
     }
 }
 
-/// Whether a QP waits for a turn on the thread of its port, which alone changes this.
+/// Whether a QP waits for a turn with who empties its receive queue, who alone changes this.
 #[derive(Debug, Default)]
 pub(crate) struct PortTurns {
     requests: AtomicBool,

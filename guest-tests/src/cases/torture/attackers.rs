@@ -1,7 +1,7 @@
 //! Attackers that have devices of their own, in the network of the guests.
 
 use std::fs::File;
-use std::io::{ErrorKind, Read};
+use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -130,14 +130,9 @@ fn talk(socket: &Path, behind: Behind, mut dice: Dice, stop: &AtomicBool) -> Res
 /// Takes what is answered until the daemon hangs up, as it has to.
 fn hear(mut stream: &UnixStream) -> Result<()> {
     stream.set_read_timeout(Some(PATIENCE))?;
-    let mut answer = [0; 4096];
-    loop {
-        match stream.read(&mut answer) {
-            Ok(0) => return Ok(()),
-            Ok(_) => {}
-            Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(()),
-            Err(error) => return Err(error).context("the daemon does not hang up"),
-        }
+    match io::copy(&mut stream, &mut io::sink()) {
+        Err(error) if error.kind() != ErrorKind::ConnectionReset => Err(error).context("the daemon does not hang up"),
+        _ => Ok(()),
     }
 }
 
