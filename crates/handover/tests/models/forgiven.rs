@@ -5,7 +5,7 @@ use loom::sync::{Arc, Mutex};
 use loom::thread;
 use pvrdma_handover::Level;
 
-use super::{Step, check, leave_out};
+use super::check;
 
 /// A window with one connection, as `backend-rxe/src/path/wire/peer_window/mod.rs` has it.
 struct Window {

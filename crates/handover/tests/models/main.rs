@@ -29,6 +29,7 @@ mod events;
 mod forgiven;
 mod lookups;
 mod pages;
+mod ports;
 mod regions;
 
 use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};

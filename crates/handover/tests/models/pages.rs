@@ -110,7 +110,9 @@ fn doorbells(present: bool, posts: usize, renewed: bool, looks_again: bool) {
     }
     let asleep = watcher.arm();
     guest.join().unwrap();
-    renewer.map(|renewer| renewer.join().unwrap());
+    if let Some(renewer) = renewer {
+        renewer.join().unwrap();
+    }
     // It sleeps for ever unless it is woken.
     if !asleep || world.waker.sleep(Counter::is_readable) {
         watcher.take_touched();

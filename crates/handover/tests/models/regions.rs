@@ -4,7 +4,7 @@ use loom::sync::atomic::{AtomicU64, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 
-use super::{Step, check, leave_out};
+use super::check;
 
 /// No key is valid.
 const INVALID: u64 = 0;

@@ -1,0 +1,156 @@
+//! Who empties a port's receive queue, and who runs its queue pairs.
+
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+use pvrdma_handover::{Pending, WaitFlag, Waker};
+
+use super::events::Counter;
+use super::{Step, check, leave_out};
+
+const RUN: u8 = 1;
+
+/// A responder without a receive (`backend-rxe/src/path/wire/hooks.rs`).
+struct Waiting {
+    /// It waits for the next run of its queue pair.
+    held: AtomicBool,
+    wait: WaitFlag,
+    posted: AtomicUsize,
+    scheduled: Pending,
+    runs: AtomicUsize,
+    resumed: AtomicBool,
+}
+
+impl Waiting {
+    /// The queue pair runs, if it is scheduled.
+    fn run(&self) {
+        if self.runs.swap(0, Ordering::AcqRel) > 0 {
+            self.scheduled.take();
+            if self.held.load(Ordering::Relaxed) && self.held.swap(false, Ordering::SeqCst) {
+                self.resumed.store(true, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// A responder finds no receive while a guest posts one and a worker runs the queue pair: it finds the receive, or is
+/// resumed. `first`: it is held before it waits.
+fn held_of(first: bool) {
+    let shared = Arc::new(Waiting {
+        held: AtomicBool::new(false),
+        wait: WaitFlag::new(),
+        posted: AtomicUsize::new(0),
+        scheduled: Pending::new(),
+        runs: AtomicUsize::new(0),
+        resumed: AtomicBool::new(false),
+    });
+    let guest = Arc::clone(&shared);
+    let guest = thread::spawn(move || {
+        guest.posted.store(1, Ordering::Relaxed);
+        if guest.wait.take() && guest.scheduled.add(RUN) {
+            guest.runs.fetch_add(1, Ordering::AcqRel);
+        }
+    });
+    let worker = Arc::clone(&shared);
+    let worker = thread::spawn(move || worker.run());
+    let hold = || shared.held.store(true, Ordering::SeqCst);
+    if first {
+        hold();
+    }
+    shared.wait.set();
+    let found = shared.posted.load(Ordering::Relaxed) == 1;
+    if !first {
+        hold();
+    }
+    guest.join().unwrap();
+    worker.join().unwrap();
+    shared.run();
+    assert!(found || shared.resumed.load(Ordering::Relaxed), "a responder waits for ever");
+}
+
+fn held() {
+    held_of(true);
+}
+
+/// A port that may not send READ data before its turn (`Port::may_send_data` and `Port::run` in `backend-rxe/src/port/`).
+struct Turns {
+    may: AtomicBool,
+    receiver: Mutex<()>,
+    scheduled: Pending,
+    runs: AtomicUsize,
+    waker: Waker<Counter>,
+    sent: AtomicBool,
+}
+
+impl Turns {
+    /// It is the port's turn, by its task. `wake`: its thread is woken.
+    fn run(&self, wake: bool) {
+        if self.runs.swap(0, Ordering::AcqRel) == 0 {
+            return;
+        }
+        self.scheduled.take();
+        match self.receiver.try_lock() {
+            Ok(_receiver) => self.sent.store(true, Ordering::Relaxed),
+            // Whoever has it is about to look.
+            Err(_) => self.may.store(true, Ordering::Release),
+        }
+        if wake {
+            self.waker.wake();
+        }
+    }
+
+    /// The port's thread sends, or asks for a turn.
+    fn look(&self) {
+        let _receiver = self.receiver.lock().unwrap();
+        if self.may.load(Ordering::Acquire) && self.may.swap(false, Ordering::AcqRel) {
+            self.sent.store(true, Ordering::Relaxed);
+        } else if !self.sent.load(Ordering::Relaxed) && self.scheduled.add(RUN) {
+            self.runs.fetch_add(1, Ordering::AcqRel);
+        }
+        // Whatever else it does with the queue: a step between asking and giving it back.
+        self.sent.load(Ordering::Relaxed);
+    }
+}
+
+/// The port's thread asks for a turn, which comes while it still has the receive queue, or later: the data is sent.
+fn turn_of_port_of(wake: bool) {
+    let shared = Arc::new(Turns {
+        may: AtomicBool::new(false),
+        receiver: Mutex::new(()),
+        scheduled: Pending::new(),
+        runs: AtomicUsize::new(0),
+        waker: Waker::new(Counter::default()),
+        sent: AtomicBool::new(false),
+    });
+    let worker = Arc::clone(&shared);
+    let worker = thread::spawn(move || worker.run(wake));
+    shared.look();
+    worker.join().unwrap();
+    // Workers run what is scheduled; the thread of the port sleeps, unless it is woken.
+    for _ in 0..2 {
+        shared.run(wake);
+        if shared.waker.sleep(Counter::is_readable) {
+            shared.look();
+        }
+    }
+    assert!(shared.sent.load(Ordering::Relaxed), "a port waits for its turn for ever");
+}
+
+fn turn_of_port() {
+    turn_of_port_of(true);
+}
+
+protocol!(held, without_fences: Fence => "a responder waits for ever");
+protocol!(turn_of_port,);
+
+#[test]
+#[should_panic(expected = "a responder waits for ever")]
+fn who_waits_before_it_is_held_is_forgotten() {
+    check(|| held_of(false));
+}
+
+#[test]
+#[should_panic(expected = "a port waits for its turn for ever")]
+fn who_is_given_a_turn_and_not_woken_sleeps_on() {
+    check(|| turn_of_port_of(false));
+}
