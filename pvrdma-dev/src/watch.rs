@@ -32,12 +32,13 @@ enum Queue<H: Hca> {
 }
 
 impl<H: Hca> Queue<H> {
-    /// Tells the queues of a device apart.
-    fn key(&self, handle: u32) -> (u8, u32) {
+    /// Tells what is on the list apart, by the place of the object. Its handle would not: a watcher that comes late
+    /// lists an object that has ended, beside the next one with that handle. Who is on the list keeps its place.
+    fn key(&self) -> (u8, usize) {
         match self {
-            Self::Send(_) => (0, handle),
-            Self::Recv(_) => (1, handle),
-            Self::Srq(_) => (2, handle),
+            Self::Send(qp) => (0, Arc::as_ptr(qp).addr()),
+            Self::Recv(qp) => (1, Arc::as_ptr(qp).addr()),
+            Self::Srq(srq) => (2, Arc::as_ptr(srq).addr()),
         }
     }
 
@@ -100,7 +101,7 @@ fn motion(tail: u32, seen: Seen, passed: Passed, is_send: bool) -> Motion {
 /// A ring that is watched.
 struct Watched<H: Hca> {
     queue: Queue<H>,
-    key: (u8, u32),
+    key: (u8, usize),
     words: RingWords,
     progress: Progress,
     passed: Passed,
@@ -109,8 +110,8 @@ struct Watched<H: Hca> {
 }
 
 impl<H: Hca> Watched<H> {
-    fn new(queue: Queue<H>, handle: u32, words: RingWords, progress: Progress) -> Self {
-        let key = queue.key(handle);
+    fn new(queue: Queue<H>, words: RingWords, progress: Progress) -> Self {
+        let key = queue.key();
         Self { queue, key, words, progress, passed: Passed::default(), hot_until: 0 }
     }
 
@@ -144,7 +145,7 @@ pub(crate) struct WatchList<H: Hca>(Mutex<Rings<H>>);
 
 struct Rings<H: Hca> {
     all: Vec<Watched<H>>,
-    keys: HashSet<(u8, u32)>,
+    keys: HashSet<(u8, usize)>,
     /// Indices of those that are hot.
     hot: Vec<usize>,
     /// Which of the others is next.
@@ -157,21 +158,20 @@ impl<H: Hca> WatchList<H> {
     }
 
     /// Watches the rings of a QP.
-    pub(crate) fn add_qp(&self, handle: u32, qp: &Arc<Qp<H>>) {
+    pub(crate) fn add_qp(&self, qp: &Arc<Qp<H>>) {
         let mut rings = self.0.lock();
         if let Some(progress) = &qp.send_progress {
-            rings.add(Watched::new(Queue::Send(Arc::clone(qp)), handle, qp.send_words(), progress.clone()));
+            rings.add(Watched::new(Queue::Send(Arc::clone(qp)), qp.send_words(), progress.clone()));
         }
         if let (Some(words), Some(progress)) = (qp.recv_words(), &qp.recv_progress) {
-            rings.add(Watched::new(Queue::Recv(Arc::clone(qp)), handle, words, progress.clone()));
+            rings.add(Watched::new(Queue::Recv(Arc::clone(qp)), words, progress.clone()));
         }
     }
 
     /// Watches the ring of an SRQ.
     pub(crate) fn add_srq(&self, srq: &Arc<Srq<H>>) {
         if let Some(progress) = &srq.progress {
-            let watched = Watched::new(Queue::Srq(Arc::clone(srq)), srq.handle, srq.words, progress.clone());
-            self.0.lock().add(watched);
+            self.0.lock().add(Watched::new(Queue::Srq(Arc::clone(srq)), srq.words, progress.clone()));
         }
     }
 

@@ -71,8 +71,8 @@ impl<H: Hca> Core<H> {
     }
 
     /// A queue pair is in its table.
-    pub(crate) fn watch_new_qp(&self, handle: u32, qp: &Arc<Qp<H>>) {
-        self.watch_new(qp.pd.owner, |_| self.watch.rings.add_qp(handle, qp));
+    pub(crate) fn watch_new_qp(&self, qp: &Arc<Qp<H>>) {
+        self.watch_new(qp.pd.owner, |_| self.watch.rings.add_qp(qp));
     }
 
     /// An SRQ is in its table.
@@ -116,25 +116,34 @@ impl<H: Hca> Core<H> {
     fn watch_all_of(&self, owner: u32, looks: &Arc<DueLooks>, delay: u64) {
         for handle in self.objects.qps.handles(|qp| qp.pd.owner == owner) {
             if let Some(qp) = self.objects.qps.get(handle) {
-                self.watch.rings.add_qp(handle, &qp);
-                // It may have ended meanwhile, and nobody would take it off the list.
-                if self.objects.qps.get(handle).is_none_or(|other| !Arc::ptr_eq(&other, &qp)) {
-                    self.watch.rings.remove_qp(&qp);
-                }
+                self.watch.rings.add_qp(&qp);
+                self.unwatch_ended_qp(handle, &qp);
             }
         }
         for handle in self.objects.srqs.handles(|srq| srq.pd.owner == owner) {
             if let Some(srq) = self.objects.srqs.get(handle) {
                 self.watch.rings.add_srq(&srq);
-                if self.objects.srqs.get(handle).is_none_or(|other| !Arc::ptr_eq(&other, &srq)) {
-                    self.watch.rings.remove_srq(&srq);
-                }
+                self.unwatch_ended_srq(&srq);
             }
         }
         for handle in self.objects.cqs.handles(|cq| cq.owner == owner) {
             if let Some(cq) = self.objects.cqs.get(handle) {
                 cq.ring.infer(&self.memory.view(), looks, delay);
             }
+        }
+    }
+
+    /// A queue pair may have ended before it was listed, and nobody would take it off the list.
+    fn unwatch_ended_qp(&self, handle: u32, qp: &Arc<Qp<H>>) {
+        if self.objects.qps.get(handle).is_none_or(|other| !Arc::ptr_eq(&other, qp)) {
+            self.watch.rings.remove_qp(qp);
+        }
+    }
+
+    /// The same for an SRQ.
+    fn unwatch_ended_srq(&self, srq: &Arc<Srq<H>>) {
+        if self.objects.srqs.get(srq.handle).is_none_or(|other| !Arc::ptr_eq(&other, srq)) {
+            self.watch.rings.remove_srq(srq);
         }
     }
 
@@ -191,5 +200,123 @@ impl<H: Hca> Core<H> {
         }
         self.retry_events();
         Outcome { moved, completed, due: looks.plan(depth == Depth::All) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pvrdma_pci_function::PciFunction;
+
+    use super::*;
+    use crate::device::PvrdmaDevice;
+    use crate::testing::{
+        Cq as DriverCq, Driver, GuestMemory, MappedPages, MockBackend, MockHca, Pd, Qp as DriverQp, QpInit, RecvWr,
+        SendWr, Srq as DriverSrq, TestDevice,
+    };
+
+    /// A device with room for one queue pair and one SRQ, so that the next one has the same handle, and two processes.
+    /// The page of the second is memory.
+    struct World {
+        device: Arc<PvrdmaDevice<MockBackend>>,
+        driver: Driver,
+        owners: [(Pd, DriverCq); 2],
+    }
+
+    impl World {
+        fn new() -> Self {
+            let mut config = TestDevice::<MockBackend>::config(1);
+            config.limits.verbs.max_qp = 3;
+            config.limits.verbs.max_srq = 1;
+            let test = TestDevice::new(&MockBackend::new(), config, GuestMemory::new(1 << 20));
+            let pages: Arc<dyn PciFunction> = MappedPages::new(&test.device);
+            let driver = Driver::probe(pages, &test.memory, &test.irqs).unwrap();
+            let [first, second] = [driver.open().unwrap(), driver.open().unwrap()];
+            assert!(test.device.core().watch_page(second.uar, 0));
+            let owners = [first, second].map(|process| {
+                let pd = driver.create_pd(Some(&process)).unwrap();
+                (pd, driver.create_cq(Some(&process), 16).unwrap())
+            });
+            Self { device: test.device, driver, owners }
+        }
+
+        fn core(&self) -> &Core<MockHca> {
+            self.device.core()
+        }
+
+        fn create_qp(&self, owner: usize) -> DriverQp {
+            let (pd, cq) = &self.owners[owner];
+            self.driver.create_qp(&QpInit::rc(pd, cq)).unwrap()
+        }
+
+        fn create_srq(&self, owner: usize) -> DriverSrq {
+            self.driver.create_srq(&self.owners[owner].0, 16, 1, 0).unwrap()
+        }
+    }
+
+    /// All orders of three steps of a watcher and of two commands: which it is, and whether it is a command.
+    fn orders() -> impl Iterator<Item = impl Iterator<Item = (u32, bool)>> {
+        (0..1_u32 << 5).filter(|order| order.count_ones() == 2).map(|order| {
+            (0..5).map(move |step| {
+                let commands = (order & ((1 << step) - 1)).count_ones();
+                let is_command = order >> step & 1 == 1;
+                (if is_command { commands } else { step - commands }, is_command)
+            })
+        })
+    }
+
+    /// A queue pair ends while a watcher lists it, and another process gets its handle. Before, that one was not
+    /// watched.
+    #[test]
+    fn a_queue_pair_that_is_listed_late_hides_none() {
+        for order in orders() {
+            let world = World::new();
+            let core = world.core();
+            let (mut old, mut new, mut found) = (Some(world.create_qp(0)), None, None);
+            let handle = old.as_ref().unwrap().handle;
+            for step in order {
+                match (step, &found) {
+                    ((0, true), _) => old.take().unwrap().destroy().unwrap(),
+                    ((1, true), _) => new = Some(world.create_qp(1)),
+                    ((0, false), _) => found = core.objects.qps.get(handle),
+                    ((1, false), Some(qp)) => core.watch.rings.add_qp(qp),
+                    ((_, false), Some(qp)) => core.unwatch_ended_qp(handle, qp),
+                    _ => {}
+                }
+            }
+            let mut new = new.unwrap();
+            assert_eq!(new.handle, handle);
+            new.post_send(&[SendWr::send(1, &[])]).unwrap();
+            new.post_recv(&[RecvWr::new(1, &[])]).unwrap();
+            assert_eq!(core.look_at_rings(0, Depth::All), 2, "something is posted, and nobody looks");
+            new.destroy().unwrap();
+            assert!(core.watch.rings.is_empty(), "what has ended stays on the list");
+        }
+    }
+
+    /// The same for shared receive queues.
+    #[test]
+    fn a_shared_queue_that_is_listed_late_hides_none() {
+        for order in orders() {
+            let world = World::new();
+            let core = world.core();
+            let (mut old, mut new, mut found) = (Some(world.create_srq(0)), None, None);
+            let handle = old.as_ref().unwrap().handle;
+            for step in order {
+                match (step, &found) {
+                    ((0, true), _) => old.take().unwrap().destroy().unwrap(),
+                    ((1, true), _) => new = Some(world.create_srq(1)),
+                    ((0, false), _) => found = core.objects.srqs.get(handle),
+                    ((1, false), Some(srq)) => core.watch.rings.add_srq(srq),
+                    ((_, false), Some(srq)) => core.unwatch_ended_srq(srq),
+                    _ => {}
+                }
+            }
+            let mut new = new.unwrap();
+            assert_eq!(new.handle, handle);
+            new.post(&[RecvWr::new(1, &[])]).unwrap();
+            assert_eq!(core.look_at_rings(0, Depth::All), 1, "something is posted, and nobody looks");
+            new.destroy().unwrap();
+            assert!(core.watch.rings.is_empty(), "what has ended stays on the list");
+        }
     }
 }

@@ -81,7 +81,7 @@ pub(super) fn create<H: Hca>(core: &Core<H>, session: &Session, request: &Create
     } else {
         core.objects.qps.insert(vacancy, Arc::clone(&qp));
     }
-    core.watch_new_qp(handle, &qp);
+    core.watch_new_qp(&qp);
     Ok(response(session, handle, qpn, &caps).created(Created::Qp(handle)))
 }
 
