@@ -120,7 +120,9 @@ impl<H: Hca> Core<H> {
         for index in bound {
             self.hca.unbind_gid(index);
         }
-        // A doorbell that another thread was decoding may have left something behind.
+        // A watcher that found something in a table may have listed it since, and who was decoding a doorbell may have
+        // left that behind. In this order: rings that are watched leave doorbells.
+        self.watch.rings.clear();
         self.pending_doorbells.clear();
         self.hub.remove();
         self.interrupts.reset();

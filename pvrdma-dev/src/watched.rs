@@ -133,7 +133,8 @@ impl<H: Hca> Core<H> {
         }
     }
 
-    /// A queue pair may have ended before it was listed, and nobody would take it off the list.
+    /// A queue pair may have ended before it was listed, and nobody would take it off the list. Who ends everything
+    /// empties the tables before the list.
     fn unwatch_ended_qp(&self, handle: u32, qp: &Arc<Qp<H>>) {
         if self.objects.qps.get(handle).is_none_or(|other| !Arc::ptr_eq(&other, qp)) {
             self.watch.rings.remove_qp(qp);
@@ -318,5 +319,31 @@ mod tests {
             new.destroy().unwrap();
             assert!(core.watch.rings.is_empty(), "what has ended stays on the list");
         }
+    }
+
+    /// Everything ends while a watcher lists a queue pair and an SRQ that are still in their tables. Before, they
+    /// stayed on the list, with what is kept for them.
+    #[test]
+    fn what_is_listed_while_everything_ends_does_not_stay() {
+        let world = World::new();
+        let core = world.core();
+        let (qp, srq) = (world.create_qp(1), world.create_srq(1));
+        let (found, shared) = (core.objects.qps.get(qp.handle).unwrap(), core.objects.srqs.get(srq.handle).unwrap());
+        let rings = &core.watch.rings;
+        assert!(!rings.is_empty());
+        std::thread::scope(|scope| {
+            // The table cannot be emptied meanwhile.
+            core.objects.qps.handles(|_| {
+                scope.spawn(|| core.end_all());
+                while !rings.is_empty() {
+                    std::thread::yield_now();
+                }
+                rings.add_qp(&found);
+                rings.add_srq(&shared);
+                true
+            });
+        });
+        assert!(rings.is_empty(), "what has ended stays on the list");
+        assert_eq!((Arc::strong_count(&found), Arc::strong_count(&shared)), (1, 1));
     }
 }
