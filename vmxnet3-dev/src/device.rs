@@ -138,8 +138,9 @@ impl Vmxnet3Device {
     }
 
     /// Moves packets of the guest to an outlet, beginning with transmit queue `first`. Returns the one to begin with
-    /// next time, so that each has its turn.
-    pub(crate) fn transmit_into(&self, first: u32, outlet: &mut dyn Outlet) -> u32 {
+    /// next time, so that each has its turn, and whether something may be left. Who rang for that meanwhile has found
+    /// nothing to do: the caller tells of it.
+    pub(crate) fn transmit_into(&self, first: u32, outlet: &mut dyn Outlet) -> (u32, bool) {
         let pending = &self.core.pending;
         let mut next = first;
         let found = pending.fetch_and(!pending::TX, Ordering::SeqCst) & pending::TX;
@@ -154,7 +155,7 @@ impl Vmxnet3Device {
             next = queue + 1;
         }
         pending.fetch_or(queues, Ordering::SeqCst);
-        next
+        (next, queues != 0)
     }
 
     /// Returns `true` if the guest waits for an interrupt that nothing has caused yet:

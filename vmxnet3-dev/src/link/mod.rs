@@ -94,8 +94,12 @@ impl Link for NicLink {
         let Reader { first, segment } = &mut *self.reader.lock();
         let most = frames.len().saturating_add(most);
         let waited = self.device.has_unannounced();
-        *first = self.device.transmit_into(*first, &mut Batch { frames, most, span: None, copied: 0, segment });
-        if !self.device.may_transmit() {
+        let mut batch = Batch { frames, most, span: None, copied: 0, segment };
+        let (next, left) = self.device.transmit_into(*first, &mut batch);
+        *first = next;
+        if left {
+            self.outbox.filled.lock().raise();
+        } else if !self.device.may_transmit() {
             // In this order: who has work from here on rings again.
             self.outbox.filled.lock().lower();
             if self.device.may_transmit() {

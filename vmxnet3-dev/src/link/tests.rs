@@ -1,5 +1,6 @@
 use std::time::Duration;
 
+use pvrdma_pci_function::PciFunction;
 use pvrdma_verbs::MacAddr;
 use rustix::event::{PollFd, PollFlags, Timespec};
 
@@ -141,6 +142,26 @@ fn what_is_no_frame_takes_no_room() {
     guest.device.set_link(false);
     link.receive(&mut frames, 64);
     assert_eq!((frames.len(), driver.reap(0), driver.stats(0)[9]), (1, 1, 1));
+}
+
+/// A doorbell comes while somebody else takes its packet: its thread finds nothing to do, and has nobody woken. So
+/// whoever reads tells of what is left. Before, everybody slept.
+#[test]
+fn who_reads_tells_of_what_is_left() {
+    let (guest, link) = linked();
+    let mut driver = Driver::up(&guest, DriverConfig::default());
+    assert_eq!((read(&link, 64).len(), ready(&link)[0]), (0, false));
+    guest.device.set_link(false);
+    for _ in 0..15 {
+        driver.tx[0].post(&guest.memory, &TxPacket::in_parts(&pattern(60_000), 16_384, TxOffload::None));
+    }
+    guest.device.bar_write(0, 0x600, &driver.tx[0].next_fill().to_le_bytes());
+    assert_eq!((read(&link, 64).len(), driver.reap(0)), (0, BATCH.div_ceil(60_000)));
+    assert!(ready(&link)[0], "packets are left, and everybody sleeps");
+    while ready(&link)[0] {
+        assert_eq!(read(&link, 64).len(), 0);
+    }
+    assert_eq!(driver.reap(0), 15 - BATCH.div_ceil(60_000));
 }
 
 /// How often the guest was interrupted for its first queues.
