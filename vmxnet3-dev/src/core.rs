@@ -21,7 +21,7 @@ use crate::stats::{DeviceCounters, RxStats, TxStats};
 pub(crate) mod pending {
     /// Transmit queues: a bit for each.
     pub(crate) const TX: u32 = 0xff;
-    /// A driver's round is over, in which it may have given receive buffers.
+    /// A driver's round is over, in which it may have given receive buffers, or the driver has gone.
     pub(crate) const RX_BUFFERS: u32 = 1 << 8;
     /// The driver rings for receive buffers.
     pub(crate) const RX_DOORBELL: u32 = 1 << 9;
@@ -143,10 +143,14 @@ impl Core {
 
     /// Starts or ends. When this returns, nobody touches memory for the session before.
     pub(crate) fn set_session(&self, session: Option<Arc<Session>>) {
-        *self.session.write() = session;
-        self.starved.clear();
+        let mut current = self.session.write();
+        *current = session;
+        // Nobody adds a bit of the next session before this is over.
         self.rx_vectors.store(0, Ordering::Release);
         self.tx_vectors.store(0, Ordering::Release);
+        drop(current);
+        // Who keeps a frame for want of buffers tries again: the driver that would have given some has gone.
+        self.pending.fetch_or(pending::RX_BUFFERS, Ordering::AcqRel);
     }
 
     /// Interrupts the guest, which then looks at all queues of a vector.

@@ -372,11 +372,12 @@ impl PciFunction for Vmxnet3Device {
     fn reset(&self) {
         let mut control = self.control.lock();
         let core = &self.core;
+        // Before the end, which leaves word for who keeps a frame.
+        core.pending.store(0, Ordering::Release);
         cmd::end(core);
         core.interrupts.reset();
         core.set_coalesce(crate::abi::command::Coalesce::default());
         core.reset_mac();
-        core.pending.store(0, Ordering::Release);
         core.counters.vmxnet3_resets.increment();
         *control = Control::POWER_ON;
         let mut pci = self.pci.lock();

@@ -341,6 +341,28 @@ fn what_is_written_waits_for_the_guests_buffers() {
     assert!(ready(&link)[1]);
 }
 
+/// A driver that ends, or is replaced, gives no buffers for what waits. Before, the next driver got nothing any more.
+#[test]
+fn what_waits_for_buffers_does_not_wait_for_a_driver_that_has_gone() {
+    let (guest, link) = linked();
+    let layout = DriverConfig { rx: RxLayout::SMALL, ..DriverConfig::default() };
+    let mut frames = Frames::default();
+    (0..200).for_each(|number| frames.push(&Flow::TO_GUEST.udp(&pattern(64 + number))));
+    for end in [command::QUIESCE, command::RESET, command::ACTIVATE] {
+        let _driver = Driver::up(&guest, layout);
+        let from = link.send(&frames, 0);
+        assert!(from < 200 && !ready(&link)[1], "{from}");
+        guest.command(end);
+        assert!(ready(&link)[1], "nobody tells who waits");
+    }
+    let _driver = Driver::up(&guest, layout);
+    assert!(link.send(&frames, 0) < 200 && !ready(&link)[1]);
+    guest.device.reset();
+    let mut driver = Driver::up(&guest, layout);
+    assert!(ready(&link)[1], "nobody tells who waits");
+    assert!(link.send(&frames, 0) > 0 && !driver.poll(0).is_empty());
+}
+
 #[test]
 fn what_is_no_frame_or_finds_no_driver_is_lost() {
     let (guest, link) = linked();

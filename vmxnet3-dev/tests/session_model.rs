@@ -1,0 +1,183 @@
+//! A model of a driver that starts and ends while a port's thread brings frames (`src/core.rs`): in no order of their
+//! steps does a frame lie in the guest's ring without an interrupt, or wait for the buffers of a driver that has gone.
+
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
+
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering, fence};
+use loom::sync::{Arc, Mutex, RwLock};
+use loom::thread;
+
+/// What a model has, or leaves out.
+#[derive(Clone, Copy)]
+struct Has {
+    /// Bits of the session before are taken away while nobody has the next one.
+    locked: bool,
+    /// Who keeps a frame is told of the end of a session. Otherwise it is forgotten.
+    told: bool,
+}
+
+const ALL: Has = Has { locked: true, told: true };
+
+/// What device, driver and the one who sends share.
+struct World {
+    /// Whether there is a session, and which.
+    session: RwLock<usize>,
+    /// Buffers of the guest, in any session.
+    buffers: AtomicUsize,
+    /// `Core::rx_vectors`; what holds for it does for `Core::tx_vectors`.
+    vectors: AtomicUsize,
+    pending: AtomicUsize,
+    starved: AtomicBool,
+    /// Whether who sends waits until it is told.
+    blocked: Mutex<bool>,
+    interrupts: AtomicUsize,
+    has: Has,
+}
+
+impl World {
+    fn new(session: usize, buffers: usize, has: Has) -> Arc<Self> {
+        Arc::new(Self {
+            session: RwLock::new(session),
+            buffers: AtomicUsize::new(buffers),
+            vectors: AtomicUsize::new(0),
+            pending: AtomicUsize::new(0),
+            starved: AtomicBool::new(false),
+            blocked: Mutex::new(false),
+            interrupts: AtomicUsize::new(0),
+            has,
+        })
+    }
+
+    /// `Core::set_session`.
+    fn set_session(&self, session: usize) {
+        let mut current = self.session.write().unwrap();
+        *current = session;
+        let current = self.has.locked.then_some(current);
+        self.vectors.swap(0, Ordering::Release);
+        if !self.has.told {
+            self.starved.swap(false, Ordering::SeqCst);
+        }
+        drop(current);
+        self.pending.fetch_or(usize::from(self.has.told), Ordering::AcqRel);
+    }
+
+    /// What follows a register write: `receive::buffers_may_be_there`.
+    fn run_deferred(&self) {
+        if self.pending.swap(0, Ordering::SeqCst) == 0 {
+            return;
+        }
+        fence(Ordering::SeqCst);
+        if self.starved.load(Ordering::SeqCst) && self.starved.swap(false, Ordering::SeqCst) {
+            *self.blocked.lock().unwrap() = false;
+        }
+    }
+
+    /// `receive::receive`. `None` if there is no buffer, and otherwise whether there is a driver.
+    fn receive(&self) -> Option<bool> {
+        let session = self.session.read().unwrap();
+        if *session == 0 {
+            return Some(false);
+        }
+        if self.buffers.load(Ordering::Relaxed) == 0 {
+            self.starved.swap(true, Ordering::SeqCst);
+            fence(Ordering::SeqCst);
+            return None;
+        }
+        self.vectors.fetch_or(1, Ordering::AcqRel);
+        Some(true)
+    }
+
+    /// `receive::flush`.
+    fn flush(&self) {
+        let session = self.session.read().unwrap();
+        if *session != 0 && self.vectors.swap(0, Ordering::AcqRel) == 1 {
+            self.interrupts.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
+    /// `NicLink::deliver`.
+    fn deliver(&self) -> Option<bool> {
+        let block = |blocked| *self.blocked.lock().unwrap() = blocked;
+        self.receive().or_else(|| {
+            block(true);
+            let received = self.receive();
+            if received.is_some() {
+                block(false);
+            }
+            received
+        })
+    }
+}
+
+/// Tries every order.
+fn model(run: impl Fn() + Send + Sync + 'static) {
+    let orders = std::sync::Arc::new(StdUsize::new(0));
+    let counted = std::sync::Arc::clone(&orders);
+    loom::model(move || {
+        counted.fetch_add(1, StdOrdering::Relaxed);
+        run();
+    });
+    println!("{} orders", orders.load(StdOrdering::Relaxed));
+}
+
+/// A driver starts while a frame comes that finds a buffer.
+fn start(has: Has) {
+    model(move || {
+        let world = World::new(0, 1, has);
+        let driver = Arc::clone(&world);
+        let driver = thread::spawn(move || driver.set_session(1));
+        let delivered = world.deliver() == Some(true);
+        world.flush();
+        driver.join().unwrap();
+        assert_eq!(usize::from(delivered), world.interrupts.load(Ordering::Relaxed), "nobody tells the driver");
+    });
+}
+
+/// A driver ends, and another one starts, while a frame comes that finds no buffer.
+fn end(next: Option<usize>, has: Has) {
+    model(move || {
+        let world = World::new(1, 0, has);
+        let driver = Arc::clone(&world);
+        let driver = thread::spawn(move || {
+            driver.set_session(0);
+            next.into_iter().for_each(|next| driver.set_session(next));
+            driver.run_deferred();
+        });
+        world.deliver();
+        driver.join().unwrap();
+        let waits_for_driver = *world.session.read().unwrap() != 0 && world.starved.load(Ordering::SeqCst);
+        assert!(!*world.blocked.lock().unwrap() || waits_for_driver, "a frame waits for a driver that has gone");
+    });
+}
+
+#[test]
+fn what_comes_while_a_driver_starts_is_announced() {
+    start(ALL);
+}
+
+#[test]
+fn no_frame_waits_for_a_driver_that_has_gone() {
+    end(None, ALL);
+    end(Some(2), ALL);
+}
+
+/// The model sees the mistakes that it is there for.
+#[test]
+#[should_panic(expected = "nobody tells the driver")]
+fn who_takes_bits_away_beside_the_next_session_loses_one() {
+    start(Has { locked: false, ..ALL });
+}
+
+#[test]
+#[should_panic(expected = "a frame waits")]
+fn without_word_of_the_end_a_frame_waits() {
+    end(None, Has { told: false, ..ALL });
+}
+
+#[test]
+#[should_panic(expected = "a frame waits")]
+fn without_word_of_the_end_a_frame_waits_beside_the_next_driver() {
+    end(Some(2), Has { told: false, ..ALL });
+}
