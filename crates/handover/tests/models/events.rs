@@ -101,49 +101,96 @@ fn notice() {
     notice_of(true);
 }
 
-/// One direction of a network function that is read as a link (`vmxnet3-dev/src/link/mod.rs`): a doorbell leaves a bit
-/// and raises the notice, who reads takes the bit, looks at the ring, and lowers the notice if there is no bit.
-/// `look_again`: it looks at the bits again after that.
-fn outbox_of(look_again: bool) {
-    let shared = Arc::new((Notice::new(Counter::default()), Mutex::new(()), Pending::new(), AtomicUsize::new(0)));
-    let doorbell = |index: usize| {
-        let (notice, lock, pending, ring) = &*shared;
-        ring.store(index, Ordering::Relaxed);
-        pending.add(1);
-        let _lock = lock.lock().unwrap();
-        notice.raise();
-    };
-    let read = || {
-        let (notice, lock, pending, ring) = &*shared;
-        pending.take();
-        let seen = ring.load(Ordering::Relaxed);
-        if pending.is_empty() {
-            {
-                let _lock = lock.lock().unwrap();
-                notice.lower();
+/// What a reader of the link below does.
+#[derive(Clone, Copy)]
+struct Reader {
+    /// It looks at the bits again after it has lowered the notice.
+    looks_again: bool,
+    /// It raises the notice for what it leaves.
+    tells: bool,
+}
+
+/// One direction of a network function that is read as a link (`vmxnet3-dev/src/link/mod.rs`), packet by packet. A bit
+/// says that there may be something in the ring.
+struct Outbox {
+    notice: Notice<Counter>,
+    /// The lock of the notice.
+    lock: Mutex<()>,
+    bits: AtomicUsize,
+    /// Packets that were posted: guest memory.
+    posted: AtomicUsize,
+    /// Packets that were taken, by one reader at a time.
+    taken: Mutex<usize>,
+    reader: Reader,
+}
+
+impl Outbox {
+    /// Packets, a doorbell, and what its thread does behind it: it reads, if nobody is at it, and wakes the other
+    /// thread for what is left.
+    fn doorbell(&self, packets: usize) {
+        self.posted.fetch_add(packets, Ordering::Relaxed);
+        self.bits.fetch_or(1, Ordering::SeqCst);
+        if self.bits.fetch_and(1, Ordering::SeqCst) == 0 {
+            return;
+        }
+        if let Ok(mut taken) = self.taken.try_lock() {
+            self.read(&mut taken);
+        }
+        if self.bits.load(Ordering::SeqCst) != 0 {
+            self.raise();
+        }
+    }
+
+    fn raise(&self) {
+        let _lock = self.lock.lock().unwrap();
+        self.notice.raise();
+    }
+
+    /// Takes one packet at most. What it has no room for after that it does not look at, and puts the bit back.
+    fn read(&self, taken: &mut usize) {
+        let mut left = false;
+        if self.bits.fetch_and(0, Ordering::SeqCst) != 0 {
+            left = *taken < self.posted.load(Ordering::Relaxed);
+            *taken += usize::from(left);
+            self.bits.fetch_or(usize::from(left), Ordering::SeqCst);
+        }
+        if left {
+            if self.reader.tells {
+                self.raise();
             }
-            if look_again && !pending.is_empty() {
-                let _lock = lock.lock().unwrap();
-                notice.raise();
+        } else if self.bits.load(Ordering::SeqCst) == 0 {
+            {
+                let _lock = self.lock.lock().unwrap();
+                self.notice.lower();
+            }
+            if self.reader.looks_again && self.bits.load(Ordering::SeqCst) != 0 {
+                self.raise();
             }
         }
-        seen
-    };
-    doorbell(1);
-    let guest = Arc::clone(&shared);
-    let guest = thread::spawn(move || {
-        let (notice, lock, pending, ring) = &*guest;
-        ring.store(2, Ordering::Relaxed);
-        pending.add(1);
-        let _lock = lock.lock().unwrap();
-        notice.raise();
-    });
-    let mut seen = read();
-    guest.join().unwrap();
-    while shared.0.event().is_readable() {
-        seen = read();
     }
-    assert_eq!(seen, 2, "something is there, and everybody sleeps");
+}
+
+/// Doorbells of a guest for so many packets each, while a thread reads that is awake for another reason: when it
+/// sleeps, until it is told, nothing is left.
+fn outbox_of(doorbells: &'static [usize], reader: Reader) {
+    let outbox = Arc::new(Outbox {
+        notice: Notice::new(Counter::default()),
+        lock: Mutex::new(()),
+        bits: AtomicUsize::new(0),
+        posted: AtomicUsize::new(0),
+        taken: Mutex::new(0),
+        reader,
+    });
+    let guest = Arc::clone(&outbox);
+    let guest = thread::spawn(move || doorbells.iter().for_each(|&packets| guest.doorbell(packets)));
+    let read = || outbox.read(&mut outbox.taken.lock().unwrap());
+    read();
+    guest.join().unwrap();
+    while outbox.notice.event().is_readable() {
+        read();
+    }
+    let taken = *outbox.taken.lock().unwrap();
+    assert_eq!(taken, doorbells.iter().sum(), "something is there, and everybody sleeps");
 }
 
 /// Work for one thread, in bits, behind an eventfd that is written with the first (`crates/pci-slot/src/slot.rs`).
@@ -285,15 +332,25 @@ fn a_notice_that_changes_without_the_lock_is_wrong() {
     check(|| notice_of(false));
 }
 
+const READER: Reader = Reader { looks_again: true, tells: true };
+
 #[test]
 fn a_doorbell_is_seen_by_who_reads_the_link() {
-    check(|| outbox_of(true));
+    check(|| outbox_of(&[2], READER));
+    check(|| outbox_of(&[1, 1], READER));
+    check(|| outbox_of(&[2, 1], READER));
 }
 
 #[test]
 #[should_panic(expected = "everybody sleeps")]
 fn who_lowers_a_notice_without_a_second_look_loses_a_doorbell() {
-    check(|| outbox_of(false));
+    check(|| outbox_of(&[1, 1], Reader { looks_again: false, ..READER }));
+}
+
+#[test]
+#[should_panic(expected = "everybody sleeps")]
+fn who_leaves_packets_without_a_word_loses_them() {
+    check(|| outbox_of(&[2], Reader { tells: false, ..READER }));
 }
 
 #[test]
