@@ -1,0 +1,196 @@
+//! A model of the list of watched rings, of a watcher that puts the rings of a context on it because its page becomes
+//! memory, and of commands meanwhile (`src/watched.rs`, `src/watch.rs`, `src/reclaim.rs`): in no order of their steps
+//! is a queue not watched whose doorbell nobody hears, nor one that has ended.
+
+#![expect(clippy::unwrap_used, reason = "what goes wrong ends the test")]
+
+use std::sync::atomic::{AtomicUsize as StdUsize, Ordering as StdOrdering};
+
+use loom::sync::{Arc, Mutex};
+use loom::thread;
+
+use Command::{Create, Destroy, EndAll};
+
+/// What is taken for the same on the list.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Same {
+    Object,
+    /// What has the same handle; the one that comes first stays.
+    HandleFirst,
+    /// The same, and the one that comes last does.
+    HandleLast,
+}
+
+/// What a model has, or leaves out.
+#[derive(Clone, Copy)]
+struct Has {
+    same: Same,
+    /// The watcher looks whether what it has listed is still there.
+    second_look: bool,
+    /// Who ends everything empties the list once more behind the table.
+    emptied_again: bool,
+    /// A context is known to be mapped before its queues are listed, and by nobody else until they are.
+    mapped_first: bool,
+}
+
+const ALL: Has = Has { same: Same::Object, second_look: true, emptied_again: true, mapped_first: true };
+
+/// A queue pair, by its number. All have the same handle.
+#[derive(Clone, Copy)]
+enum Command {
+    Create(usize),
+    Destroy(usize),
+    EndAll,
+}
+
+/// Of two contexts, which a queue pair belongs to.
+const fn owner(object: usize) -> usize {
+    object % 2
+}
+
+struct World {
+    /// What has the handle.
+    table: Mutex<Option<usize>>,
+    list: Mutex<Vec<usize>>,
+    /// Contexts whose pages are memory: `Context::changing`, and what it is for.
+    mapped: [Mutex<bool>; 2],
+    has: Has,
+}
+
+impl World {
+    fn get(&self) -> Option<usize> {
+        *self.table.lock().unwrap()
+    }
+
+    /// `WatchList::add_qp`.
+    fn add(&self, object: usize) {
+        let mut list = self.list.lock().unwrap();
+        if self.has.same == Same::HandleLast {
+            list.clear();
+        }
+        if list.is_empty() || self.has.same == Same::Object && !list.contains(&object) {
+            list.push(object);
+        }
+    }
+
+    /// `WatchList::remove_qp`.
+    fn remove(&self, object: usize) {
+        self.list.lock().unwrap().retain(|&other| other != object);
+    }
+
+    /// `Core::watch_all_of`.
+    fn list_all_of(&self, context: usize) {
+        let found = self.get().is_some_and(|object| owner(object) == context);
+        if let Some(object) = self.get().filter(|_| found) {
+            self.add(object);
+            if self.has.second_look && self.get() != Some(object) {
+                self.remove(object);
+            }
+        }
+    }
+
+    /// `Core::watch_page`.
+    fn watch_page(&self, context: usize) {
+        if !self.has.mapped_first {
+            self.list_all_of(context);
+        }
+        let mut mapped = self.mapped[context].lock().unwrap();
+        *mapped = true;
+        if self.has.mapped_first {
+            self.list_all_of(context);
+        }
+        drop(mapped);
+    }
+
+    fn run(&self, command: Command) {
+        match command {
+            Create(object) => {
+                *self.table.lock().unwrap() = Some(object);
+                // `Core::watch_new`.
+                let mapped = self.mapped[owner(object)].lock().unwrap();
+                if *mapped {
+                    self.add(object);
+                }
+                drop(mapped);
+            }
+            Destroy(object) => {
+                self.table.lock().unwrap().take();
+                self.remove(object);
+            }
+            EndAll => {
+                self.list.lock().unwrap().clear();
+                self.table.lock().unwrap().take();
+                if self.has.emptied_again {
+                    self.list.lock().unwrap().clear();
+                }
+            }
+        }
+    }
+}
+
+/// The page of context 1 becomes memory during these commands. That of context 0 is.
+fn model(first: Option<usize>, commands: &'static [Command], has: Has) {
+    let orders = std::sync::Arc::new(StdUsize::new(0));
+    let counted = std::sync::Arc::clone(&orders);
+    loom::model(move || {
+        counted.fetch_add(1, StdOrdering::Relaxed);
+        let world = Arc::new(World {
+            table: Mutex::new(first),
+            list: Mutex::default(),
+            mapped: [Mutex::new(true), Mutex::new(false)],
+            has,
+        });
+        let watcher = Arc::clone(&world);
+        let watcher = thread::spawn(move || watcher.watch_page(1));
+        commands.iter().for_each(|&command| world.run(command));
+        watcher.join().unwrap();
+        let (live, list) = (world.get(), world.list.lock().unwrap().clone());
+        assert!(live.is_none_or(|object| list.contains(&object)), "something is posted, and nobody looks");
+        assert!(list.iter().all(|&object| live == Some(object)), "what has ended stays on the list");
+    });
+    println!("{} orders", orders.load(StdOrdering::Relaxed));
+}
+
+/// One process ends, and another one gets its handle.
+const REUSED: &[Command] = &[Destroy(1), Create(2)];
+
+#[test]
+fn all_are_watched_whose_doorbells_nobody_hears_and_no_others() {
+    model(None, &[Create(1)], ALL);
+    model(None, &[Create(1), Destroy(1), Create(3)], ALL);
+    model(Some(1), REUSED, ALL);
+    model(Some(1), &[Destroy(1), Create(2), Destroy(2), Create(3)], ALL);
+    model(Some(1), &[EndAll], ALL);
+    model(None, &[Create(1), EndAll, Create(2)], ALL);
+}
+
+/// The model sees the mistakes that it is there for.
+#[test]
+#[should_panic(expected = "nobody looks")]
+fn who_has_the_same_handle_is_hidden() {
+    model(Some(1), REUSED, Has { same: Same::HandleFirst, ..ALL });
+}
+
+#[test]
+#[should_panic(expected = "nobody looks")]
+fn who_has_the_same_handle_is_replaced() {
+    model(Some(1), REUSED, Has { same: Same::HandleLast, ..ALL });
+}
+
+#[test]
+#[should_panic(expected = "what has ended stays")]
+fn without_a_second_look_what_has_ended_stays() {
+    model(Some(1), &[Destroy(1)], Has { second_look: false, ..ALL });
+}
+
+#[test]
+#[should_panic(expected = "what has ended stays")]
+fn with_the_list_emptied_only_at_first_what_has_ended_stays() {
+    model(Some(1), &[EndAll], Has { emptied_again: false, ..ALL });
+}
+
+#[test]
+#[should_panic(expected = "nobody looks")]
+fn with_the_page_mapped_last_a_new_one_is_not_watched() {
+    model(None, &[Create(1)], Has { mapped_first: false, ..ALL });
+}
