@@ -13,7 +13,7 @@ use crate::adapter::Adapter;
 use crate::directory::Directory;
 use crate::inflight::RecvInflight;
 use crate::mr::MrTable;
-use crate::qp::RecvSide;
+use crate::qp::{Filled, RecvSide};
 use crate::verbs::{HostPd, HostSrq};
 
 /// As [`SrqInit`](pvrdma_verbs::SrqInit), with our own objects.
@@ -114,20 +114,22 @@ impl Srq {
         let Some(side) = side.as_mut() else { return };
         loop {
             let view = self.adapter.memory.view();
-            match side.fill(&self.mrs, &view, &self.pd, &self.inflight) {
-                Ok(0) => return,
-                Ok(_) => {}
-                Err(error) => {
-                    self.adapter.log.warn(format_args!("shared receive queue {}: {error}", self.cookie));
-                    if !self.broken.swap(true, Ordering::AcqRel) {
-                        self.event(&view, SrqEvent::Error);
-                    }
-                    return;
+            let filled = side.fill(&self.mrs, &view, &self.pd, &self.inflight);
+            if let Filled::Broken(error) = &filled {
+                self.adapter.log.warn(format_args!("shared receive queue {}: {error}", self.cookie));
+                if !self.broken.swap(true, Ordering::AcqRel) {
+                    self.event(&view, SrqEvent::Error);
                 }
             }
             drop(view);
+            if !side.is_filled() {
+                return;
+            }
             if let (_, Err(error)) = side.post(&self.adapter, |batch| host.post(batch), &self.inflight) {
                 self.adapter.log.warn(format_args!("the host takes no receive for an SRQ: {error}"));
+                return;
+            }
+            if !matches!(filled, Filled::More) {
                 return;
             }
         }

@@ -19,4 +19,4 @@ mod translate;
 
 pub(crate) use parts::QpParts;
 pub(crate) use queue_pair::Qp;
-pub(crate) use recv_side::RecvSide;
+pub(crate) use recv_side::{Filled, RecvSide};

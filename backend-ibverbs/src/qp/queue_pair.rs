@@ -259,13 +259,15 @@ impl Qp {
         }
     }
 
-    /// A ring of the guest cannot be read: the QP ends.
-    pub(super) fn broken_ring(&self, view: &DmaView<'_>, error: &dyn fmt::Display) {
+    /// A ring of the guest cannot be read: the QP ends. Returns `true` if it was this that ended it.
+    pub(super) fn broken_ring(&self, view: &DmaView<'_>, error: &dyn fmt::Display) -> bool {
         self.adapter.log.warn(format_args!("a ring of QP {}: {error}", self.qpn));
-        if self.set_error() {
+        let ended = self.set_error();
+        if ended {
             self.failing.store(true, Ordering::Release);
             self.event(view, QpEvent::Fatal);
         }
+        ended
     }
 }
 

@@ -7,49 +7,77 @@ use pvrdma_verbs::{Completion, QpState, WcOpcode, WcStatus};
 
 use super::host_state;
 use super::queue_pair::{FLUSH_BUDGET, Qp};
-use super::recv_side::RecvSide;
+use super::recv_side::{Filled, RecvSide};
+use crate::verbs::HostQp;
 
 impl Qp {
     /// Posts receives, or flushes them.
     pub(crate) fn run_recv(&self) {
+        if self.post_receives() {
+            // Nobody rings for the sends of a QP that its receives have ended.
+            self.run_send();
+        }
+    }
+
+    /// Returns `true` if it was this that ended the QP.
+    fn post_receives(&self) -> bool {
+        let mut ended = false;
         // The side first: who ends the QP takes the host's object and then waits for us to be done with it.
         let mut guard = self.recv.lock();
-        let Some(side) = guard.as_mut() else { return };
-        let Some(host) = self.host() else { return };
+        let Some(side) = guard.as_mut() else { return ended };
+        let Some(host) = self.host() else { return ended };
         loop {
             let view = self.adapter.memory.view();
             match self.state() {
-                QpState::Reset => return,
-                QpState::Error => return self.flush_recv(&view, side),
+                QpState::Reset => return ended,
+                QpState::Error => {
+                    self.flush_recv(&view, side);
+                    return ended;
+                }
                 QpState::Init | QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe => {}
             }
             // First: a completion from here on is one more reason to look.
             self.recv_waits.store(true, Ordering::SeqCst);
-            match side.fill(&self.mrs, &view, &self.pd, &self.recv_inflight) {
-                Ok(0) => {
-                    if self.recv_inflight.lock().has_room() {
-                        self.recv_waits.store(false, Ordering::SeqCst);
-                    }
-                    return;
+            let filled = side.fill(&self.mrs, &view, &self.pd, &self.recv_inflight);
+            let again = match &filled {
+                Filled::More => side.is_filled(),
+                Filled::Empty => {
+                    // What the guest adds comes with a doorbell, so nothing waits for completions. Only who saw the
+                    // ring empty knows that: room that is there now may have come after the ring was left alone.
+                    self.recv_waits.store(false, Ordering::SeqCst);
+                    false
                 }
-                Ok(_) => {}
-                Err(error) => return self.broken_ring(&view, &error),
-            }
-            let (refused, result) = side.post(&self.adapter, |batch| host.post_recv(batch), &self.recv_inflight);
-            if let Err(error) = result {
-                let log = &self.adapter.log;
-                log.warn(format_args!("the host takes no receive for QP {}: {error}", self.qpn));
-                self.set_error();
-                self.failing.store(true, Ordering::Release);
-                for wr_id in refused {
-                    self.publish_recv(&view, wr_id, WcStatus::Flushed);
+                Filled::Broken(error) => {
+                    ended |= self.broken_ring(&view, error);
+                    true
                 }
-            }
+            };
+            let taken = self.post_batch(&host, &view, side, &mut ended);
             drop(view);
             if self.failing.swap(false, Ordering::AcqRel) {
                 host_state::to_error(&self.adapter, &host);
             }
+            if taken && !again {
+                return ended;
+            }
         }
+    }
+
+    /// Posts what is in the batch. Returns `false` if the host does not take all of it, which ends the QP.
+    fn post_batch(&self, host: &HostQp, view: &DmaView<'_>, side: &mut RecvSide, ended: &mut bool) -> bool {
+        if !side.is_filled() {
+            return true;
+        }
+        let (refused, result) = side.post(&self.adapter, |batch| host.post_recv(batch), &self.recv_inflight);
+        let Err(error) = result else { return true };
+        let log = &self.adapter.log;
+        log.warn(format_args!("the host takes no receive for QP {}: {error}", self.qpn));
+        *ended |= self.set_error();
+        self.failing.store(true, Ordering::Release);
+        for wr_id in refused {
+            self.publish_recv(view, wr_id, WcStatus::Flushed);
+        }
+        false
     }
 
     fn publish_recv(&self, view: &DmaView<'_>, wr_id: u64, status: WcStatus) {

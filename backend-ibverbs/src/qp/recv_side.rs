@@ -16,6 +16,17 @@ use crate::verbs::{HostPd, RecvBatch};
 /// Receives posted to the host at once.
 const BATCH: usize = 32;
 
+/// What is known of the guest's ring after a batch was taken from it.
+#[derive(Debug)]
+pub(crate) enum Filled {
+    /// There may be more in it.
+    More,
+    /// Nothing is left in it.
+    Empty,
+    /// It cannot be read. What was taken from it before is in the batch.
+    Broken(QueueError),
+}
+
 /// The guest's ring and room to work.
 pub(crate) struct RecvSide {
     pub(crate) source: Box<dyn RecvSource>,
@@ -32,17 +43,23 @@ impl RecvSide {
         Self { source, wr: RecvWr::default(), batch, sges, numbers }
     }
 
-    /// Takes requests from the ring into the batch, and notes them as in flight. Returns how many.
+    /// Takes requests from the ring into the batch, and notes them as in flight. Whatever comes of it, the caller posts
+    /// the batch: nobody else ends what is noted.
     pub(crate) fn fill(
         &mut self,
         mrs: &MrTable,
         view: &DmaView<'_>,
         pd: &Arc<HostPd>,
         inflight: &Mutex<RecvInflight>,
-    ) -> Result<usize, QueueError> {
+    ) -> Filled {
         self.batch.clear();
         self.numbers.clear();
-        while self.batch.len() < BATCH && inflight.lock().has_room() && self.source.pop(view, &mut self.wr)? {
+        while self.batch.len() < BATCH && inflight.lock().has_room() {
+            match self.source.pop(view, &mut self.wr) {
+                Ok(true) => {}
+                Ok(false) => return Filled::Empty,
+                Err(error) => return Filled::Broken(error),
+            }
             self.sges.clear();
             let RecvWr { wr_id, sges, malformed } = &self.wr;
             let known = mrs.translate(view, pd, sges, Access::LOCAL_WRITE, &mut self.sges);
@@ -61,7 +78,12 @@ impl RecvSide {
             self.batch.push(WrId { recv: true, epoch: inflight.epoch, number }.encode(), &self.sges);
             self.numbers.push(number);
         }
-        Ok(self.batch.len())
+        Filled::More
+    }
+
+    /// Returns `true` if there is something to post.
+    pub(crate) const fn is_filled(&self) -> bool {
+        self.batch.len() != 0
     }
 
     /// Posts the batch. What the host does not take is not in flight any more; it is returned.
@@ -76,5 +98,44 @@ impl RecvSide {
         let mut inflight = inflight.lock();
         let refused = self.numbers.iter().skip(taken).filter_map(|&number| inflight.complete(number)).collect();
         (refused, result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pvrdma_verbs::Hca;
+    use pvrdma_verbs::testing::Node;
+
+    use super::*;
+    use crate::fake::FakeBackend;
+
+    /// One receive after the other, without end.
+    struct Endless;
+
+    impl RecvSource for Endless {
+        fn pop(&mut self, _: &DmaView<'_>, wr: &mut RecvWr) -> Result<bool, QueueError> {
+            wr.sges.clear();
+            Ok(true)
+        }
+
+        fn posted(&mut self, _: &DmaView<'_>) -> Result<u32, QueueError> {
+            Ok(1)
+        }
+
+        fn reset(&mut self) {}
+    }
+
+    /// The room may come right after this: who takes a ring that was left alone for an empty one waits for ever.
+    #[test]
+    fn a_ring_that_was_left_alone_for_want_of_room_is_not_taken_for_empty() {
+        let node = Node::new(&FakeBackend::new(), 1);
+        let (objects, inflight) = (node.hca.objects(), Mutex::new(RecvInflight::new(1)));
+        let pd = node.hca.create_pd().unwrap().0;
+        let mut side = RecvSide::new(Box::new(Endless));
+        for filled in [true, false] {
+            let view = objects.adapter.memory.view();
+            assert!(matches!(side.fill(&objects.mrs, &view, &pd, &inflight), Filled::More));
+            assert_eq!(side.is_filled(), filled);
+        }
     }
 }

@@ -1,0 +1,72 @@
+//! Threads that meet: what one has looked at changes before it goes on.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use pvrdma_guest_memory::DmaView;
+use pvrdma_verbs::testing::{Node, SEND};
+use pvrdma_verbs::{
+    AsyncEvent, Hca, IndexError, QpEvent, QpState, QpType, QueueError, QueuePair, RecvSource, RecvWr,
+    SharedReceiveQueue, SrqEvent, SrqInit, WcStatus,
+};
+
+use super::qpn;
+use crate::fake::FakeBackend;
+
+/// A receive queue that gives these, errors included.
+#[derive(Clone, Default)]
+struct Given(Arc<Mutex<VecDeque<Result<RecvWr, QueueError>>>>);
+
+impl Given {
+    /// Adds receives without memory, and then a place that cannot be read.
+    fn break_after(&self, wr_ids: impl IntoIterator<Item = u64>) {
+        let receives = wr_ids.into_iter().map(|wr_id| Ok(RecvWr { wr_id, ..RecvWr::default() }));
+        self.0.lock().extend(receives.chain([Err(IndexError::OutOfRange { index: 9, capacity: 4 }.into())]));
+    }
+}
+
+impl RecvSource for Given {
+    fn pop(&mut self, _: &DmaView<'_>, wr: &mut RecvWr) -> Result<bool, QueueError> {
+        Ok(self.0.lock().pop_front().transpose()?.map(|next| *wr = next).is_some())
+    }
+
+    fn posted(&mut self, _: &DmaView<'_>) -> Result<u32, QueueError> {
+        Ok(u32::try_from(self.0.lock().len()).unwrap())
+    }
+
+    fn reset(&mut self) {}
+}
+
+/// What was in front of the broken place is the host's, which flushes it. The sends of the QP end with it, though
+/// nobody rings for them.
+#[test]
+fn receives_in_front_of_a_broken_place_of_the_ring_complete() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let given = Given::default();
+    let end = node.qp_with(QpType::Rc, None, |init| init.recv_queue = Some(Box::new(given.clone())));
+    end.connect(&end, |_| {});
+    end.post(7, SEND, &[]);
+    given.break_after([1, 2]);
+    end.qp.notify_recv();
+    let flushed = |wr_id| (wr_id, WcStatus::Flushed);
+    assert_eq!(end.rcq.statuses(2), [flushed(1), flushed(2)]);
+    assert_eq!(end.scq.statuses(1), [flushed(7)]);
+    assert_eq!(node.events.wait(1), [AsyncEvent::Qp(QpEvent::Fatal, end.cookie)]);
+    assert_eq!(end.state(), QpState::Error);
+    assert!(backend.host.was_stopped(qpn(&end)));
+}
+
+#[test]
+fn a_shared_queue_posts_what_is_in_front_of_a_broken_place_of_its_ring() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let given = Given::default();
+    given.break_after([1, 2]);
+    let init = SrqInit { cookie: 77, pd: &node.pd, queue: Box::new(given), limit: 0, max_wr: 64, max_sge: 4 };
+    let srq = node.hca.create_srq(init).unwrap();
+    srq.notify_recv();
+    assert_eq!(node.events.wait(1), [AsyncEvent::Srq(SrqEvent::Error, 77)]);
+    assert_eq!(backend.host.shared_receives(), 2);
+}
