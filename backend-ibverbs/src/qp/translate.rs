@@ -100,14 +100,17 @@ impl Qp {
                 entry.bind = Some(bind);
                 op
             }
-            SendOp::FastRegister(request) => match self.mrs.fast_register(view, &self.pd, self.qpn.get(), request) {
-                FastStep::Bind(op, bind) => {
-                    entry.bind = Some(bind);
-                    op
+            SendOp::FastRegister(request) => {
+                let ask = || self.mrs.fast_register(view, &self.pd, self.qpn.get(), request);
+                match ask_or_wait(ask, || !self.send_inflight.lock().is_empty()) {
+                    FastStep::Bind(op, bind) => {
+                        entry.bind = Some(bind);
+                        op
+                    }
+                    FastStep::Wait => return Ok(None),
+                    FastStep::Refuse => return Err(WcStatus::LocalQpOperation),
                 }
-                FastStep::Wait if !self.send_inflight.lock().is_empty() => return Ok(None),
-                FastStep::Wait | FastStep::Refuse => return Err(WcStatus::LocalQpOperation),
-            },
+            }
             SendOp::Send { to: Some(_), .. } | SendOp::Unsupported { .. } | SendOp::Malformed => {
                 return Err(WcStatus::LocalQpOperation);
             }
@@ -133,6 +136,19 @@ impl Qp {
     }
 }
 
+/// What becomes of a fast registration. It waits only if there is something in flight to wait for.
+fn ask_or_wait(mut ask: impl FnMut() -> FastStep, in_flight: impl FnOnce() -> bool) -> FastStep {
+    match ask() {
+        FastStep::Wait if in_flight() => FastStep::Wait,
+        // What it was to wait for may have ended after we asked. A step that waits has taken nothing of the request.
+        FastStep::Wait => match ask() {
+            FastStep::Wait => FastStep::Refuse,
+            step => step,
+        },
+        step => step,
+    }
+}
+
 /// Refuses an atomic without room for its result (of `total` bytes), and one whose address the peer would refuse
 /// (IBA 9.4.5): the host's library refuses that, too.
 fn check_atomic(total: u64, addr: u64) -> Result<(), WcStatus> {
@@ -153,4 +169,27 @@ fn shorten(side: &mut SendSide, entry: &mut SendEntry) {
         left -= sge.length;
     }
     entry.byte_len = 8;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the region says, one after the other, and whether the queue pair has something in flight in between.
+    fn asked(steps: [FastStep; 2], in_flight: bool) -> (FastStep, usize) {
+        let mut steps = steps.into_iter();
+        let step = ask_or_wait(|| steps.next().unwrap(), || in_flight);
+        (step, 2 - steps.len())
+    }
+
+    #[test]
+    fn a_fast_registration_asks_again_if_what_it_waits_for_has_just_ended() {
+        use FastStep::{Refuse, Wait};
+        assert!(matches!(asked([Wait, Refuse], true), (Wait, 1)));
+        // "Refuse" stands for whatever the region says then.
+        assert!(matches!(asked([Refuse, Wait], false), (Refuse, 1)));
+        assert!(matches!(asked([Wait, Refuse], false), (Refuse, 2)));
+        // Another queue pair empties the region: nothing of ours would have us look again.
+        assert!(matches!(asked([Wait, Wait], false), (Refuse, 2)));
+    }
 }
