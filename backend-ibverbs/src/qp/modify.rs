@@ -63,8 +63,7 @@ impl Qp {
             self.datagram.store(self.adapter.port().active_mtu.bytes(), Ordering::Relaxed);
         }
         self.notify_drained.store(to == QpState::Sqd && from != QpState::Sqd && notify, Ordering::Release);
-        let (old, next) = (from as u8, to as u8);
-        if self.state.compare_exchange(old, next, Ordering::AcqRel, Ordering::Acquire).is_err() {
+        if !self.step(from, to) {
             return;
         }
         if to == QpState::Sqd {

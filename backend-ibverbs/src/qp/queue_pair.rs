@@ -197,6 +197,11 @@ impl Qp {
         self.state.store(state as u8, Ordering::Release);
     }
 
+    /// Goes from one state to another. Returns `false` if it is not in the first, which others may have ended.
+    pub(super) fn step(&self, from: QpState, to: QpState) -> bool {
+        self.state.compare_exchange(from as u8, to as u8, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
     /// Brings it to the error state, unless it is in RESET. Returns `true` if this is the change that does so.
     pub(super) fn set_error(&self) -> bool {
         let error = QpState::Error as u8;

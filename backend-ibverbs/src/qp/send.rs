@@ -132,7 +132,8 @@ impl Qp {
         let Some((entry, status)) = side.failed.pop_front() else { return false };
         bump(&self.adapter.counters.local_errors);
         if self.qp_type.is_datagram() {
-            self.set_state(QpState::Sqe);
+            // Not if it was reset or ended meanwhile.
+            self.step(QpState::Rts, QpState::Sqe);
         } else {
             self.set_error();
             self.stop_host();

@@ -12,10 +12,12 @@ mod requests;
 
 use std::collections::VecDeque;
 use std::sync::Arc;
+use std::thread;
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::testing::{Completions, End, Node, Ring, SEND};
+use pvrdma_verbs::testing::{Completions, DEADLINE, End, Node, Ring, SEND};
 use pvrdma_verbs::{
     CompletionSink, Hca, QpCaps, QpInit, QpType, Qpn, QueueError, QueuePair, RecvSource, RecvWr, SendFlags, SendSource,
     SendWr,
@@ -29,6 +31,15 @@ use crate::hca::IbvHca;
 const SUCCESS: i32 = 0;
 /// A state of a QP by the library's number.
 const RTS: i32 = 3;
+
+/// Looks until something is so.
+fn until(what: &str, so: impl Fn() -> bool) {
+    let end = Instant::now() + DEADLINE;
+    while !so() {
+        assert!(Instant::now() < end, "{what}");
+        thread::yield_now();
+    }
+}
 
 /// A device with a queue pair that is connected to itself.
 fn connected(backend: &FakeBackend) -> (End<IbvHca>, Node<IbvHca>) {

@@ -1,18 +1,20 @@
 //! Threads that meet: what one has looked at changes before it goes on.
 
 use std::collections::VecDeque;
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
+use std::thread;
 
 use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::testing::{Node, SEND};
+use pvrdma_verbs::testing::{End, Node, SEND};
 use pvrdma_verbs::{
-    AsyncEvent, Hca, IndexError, QpEvent, QpState, QpType, QueueError, QueuePair, RecvSource, RecvWr,
-    SharedReceiveQueue, SrqEvent, SrqInit, WcStatus,
+    AsyncEvent, Hca, IndexError, QpEvent, QpState, QpType, QueueError, QueuePair, RecvSource, RecvWr, SendOp,
+    SendSource, SendWr, SharedReceiveQueue, SrqEvent, SrqInit, WcStatus,
 };
 
-use super::qpn;
+use super::{qpn, request, until};
 use crate::fake::FakeBackend;
+use crate::hca::IbvHca;
 
 /// A receive queue that gives these, errors included.
 #[derive(Clone, Default)]
@@ -36,6 +38,75 @@ impl RecvSource for Given {
     }
 
     fn reset(&mut self) {}
+}
+
+/// A send queue with one request at a time, which meets the test twice before it gives one.
+#[derive(Clone)]
+struct Met {
+    next: Arc<Mutex<Option<SendWr>>>,
+    meeting: Arc<Barrier>,
+}
+
+impl Met {
+    fn new() -> Self {
+        Self { next: Arc::default(), meeting: Arc::new(Barrier::new(2)) }
+    }
+
+    /// Posts a request and rings. Runs `meanwhile` on this thread after the state of the queue pair was looked at and
+    /// before the request is taken from the ring.
+    fn submit(&self, end: &End<IbvHca>, wr: SendWr, meanwhile: impl FnOnce()) {
+        *self.next.lock() = Some(wr);
+        thread::scope(|scope| {
+            scope.spawn(|| end.qp.notify_send());
+            self.meeting.wait();
+            meanwhile();
+            self.meeting.wait();
+        });
+    }
+}
+
+impl SendSource for Met {
+    fn pop(&mut self, _: &DmaView<'_>, wr: &mut SendWr) -> Result<bool, QueueError> {
+        if self.next.lock().is_none() {
+            return Ok(false);
+        }
+        self.meeting.wait();
+        self.meeting.wait();
+        Ok(self.next.lock().take().map(|next| *wr = next).is_some())
+    }
+
+    fn retire(&mut self, _: &DmaView<'_>) {}
+
+    fn reset(&mut self) {}
+}
+
+/// The state as the daemon knows it, without asking the host.
+fn known_state(end: &End<IbvHca>) -> QpState {
+    loop {
+        if let Some(attrs) = end.qp.try_query() {
+            return attrs.state;
+        }
+        thread::yield_now();
+    }
+}
+
+/// A request of a datagram QP that is refused stops its sends, and not what a command has made of it meanwhile.
+#[test]
+fn a_send_queue_error_does_not_undo_a_change_of_the_state() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let met = Met::new();
+    let end = node.qp_with(QpType::Ud, None, |init| init.send_queue = Box::new(met.clone()));
+    end.start_datagrams(5);
+    thread::scope(|scope| {
+        let refused = SendWr { op: SendOp::Malformed, ..request(1) };
+        met.submit(&end, refused, || {
+            scope.spawn(|| end.to(QpState::Error));
+            until("the QP is not in its error state", || known_state(&end) == QpState::Error);
+        });
+    });
+    assert_eq!(end.scq.statuses(1), [(1, WcStatus::LocalQpOperation)]);
+    assert_eq!(known_state(&end), QpState::Error);
 }
 
 /// What was in front of the broken place is the host's, which flushes it. The sends of the QP end with it, though
