@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use rustix::io::Errno;
 
+use super::gate::Call;
 use super::host::{self, ERROR, FakeHost, Posted, RESET, Region, event_file};
 use crate::sys::library::Library;
 use crate::sys::{
@@ -323,6 +324,9 @@ extern "C" fn query_qp(qp: *mut sys::Qp, out: *mut QpAttr, _: c_int, _: *mut QpI
 extern "C" fn modify_qp(qp: *mut sys::Qp, attr: *mut QpAttr, _: c_int) -> c_int {
     // SAFETY: the library's rules for its callers.
     let (host, qpn, to) = unsafe { (host_of(qp), (*qp).qp_num, (*attr).qp_state) };
+    if to == ERROR {
+        host.pass(Call::Stop);
+    }
     host.with(|state| {
         let known = state.qps.get_mut(&qpn).unwrap();
         known.state = to;
@@ -408,6 +412,7 @@ unsafe extern "C" fn req_notify_cq(cq: *mut sys::Cq, _: c_int) -> c_int {
 unsafe extern "C" fn post_send(qp: *mut sys::Qp, mut wr: *mut SendWr, bad: *mut *mut SendWr) -> c_int {
     // SAFETY: the library's rules for its callers.
     let (host, qpn) = unsafe { (host_of(qp), (*qp).qp_num) };
+    host.pass(Call::PostSend);
     while !wr.is_null() {
         // SAFETY: an element of the caller's list.
         let request = unsafe { *wr };
@@ -466,6 +471,7 @@ unsafe fn receives(mut wr: *mut RecvWr) -> Vec<Posted> {
 unsafe extern "C" fn post_recv(qp: *mut sys::Qp, wr: *mut RecvWr, _: *mut *mut RecvWr) -> c_int {
     // SAFETY: the library's rules for its callers.
     let (host, qpn, posted) = unsafe { (host_of(qp), (*qp).qp_num, receives(wr)) };
+    host.pass(Call::PostReceive);
     host.with(|state| {
         let known = state.qps.get_mut(&qpn).unwrap();
         known.receives.extend(posted);

@@ -10,6 +10,7 @@ use parking_lot::{Condvar, Mutex};
 use pvrdma_verbs::testing::DEADLINE;
 use rustix::event::EventfdFlags;
 
+use super::gate::Gate;
 use crate::sys::{Sge, Wc};
 
 /// States of a QP, by the library's numbers.
@@ -97,6 +98,7 @@ pub(super) struct State {
     /// Nobody answers.
     pub(super) hold_look_ups: bool,
     pub(super) refuse_look_ups: bool,
+    pub(super) gate: Gate,
 }
 
 impl FakeHost {
@@ -131,8 +133,8 @@ impl FakeHost {
 /// A fake adapter.
 #[derive(Default)]
 pub(crate) struct FakeHost {
-    state: Mutex<State>,
-    changed: Condvar,
+    pub(super) state: Mutex<State>,
+    pub(super) changed: Condvar,
 }
 
 /// An event file: readable once for each event.
@@ -176,7 +178,7 @@ impl FakeHost {
     }
 
     /// Waits until the adapter is in some state.
-    fn wait(&self, what: &str, reached: impl Fn(&State) -> bool) {
+    pub(super) fn wait(&self, what: &str, reached: impl Fn(&State) -> bool) {
         let end = Instant::now() + DEADLINE;
         let mut state = self.state.lock();
         while !reached(&state) {

@@ -5,6 +5,7 @@
 //! goes to its error state, and refuses what the test tells it to refuse.
 
 mod functions;
+mod gate;
 mod host;
 
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::time::Duration;
 use pvrdma_verbs::{Backend, DeviceContext, GidType, VerbsError};
 use tempfile::TempDir;
 
+pub(crate) use gate::Call;
 pub(crate) use host::FakeHost;
 
 use crate::config::IbverbsConfig;

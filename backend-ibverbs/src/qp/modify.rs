@@ -134,6 +134,8 @@ impl Qp {
     fn reset(&self, host: &HostQp) -> Result<(), VerbsError> {
         self.mute(true);
         self.set_state(QpState::Reset);
+        // What they post is of the old life, and ends with it.
+        self.wait_for_posters();
         let result = host.modify(&host_state::to(QpState::Reset), STATE);
         // What the host completed before belongs to nobody now, except receives of a shared queue, which go back there.
         reap::drain(&self.send_cq, &self.adapter, &self.qps);

@@ -12,8 +12,8 @@ use pvrdma_verbs::{
     SendSource, SendWr, SharedReceiveQueue, SrqEvent, SrqInit, WcStatus,
 };
 
-use super::{qpn, request, until};
-use crate::fake::FakeBackend;
+use super::{connected, qpn, request, until};
+use crate::fake::{Call, FakeBackend};
 use crate::hca::IbvHca;
 
 /// A receive queue that gives these, errors included.
@@ -107,6 +107,36 @@ fn a_send_queue_error_does_not_undo_a_change_of_the_state() {
     });
     assert_eq!(end.scq.statuses(1), [(1, WcStatus::LocalQpOperation)]);
     assert_eq!(known_state(&end), QpState::Error);
+}
+
+/// In the next life a message would go to memory that the guest has got back.
+#[test]
+fn what_is_posted_while_a_queue_pair_is_reset_ends_with_its_old_life() {
+    let backend = FakeBackend::new();
+    let (end, _node) = connected(&backend);
+    let reset = || {
+        thread::scope(|scope| {
+            scope.spawn(|| end.to(QpState::Reset));
+            until("the QP is not reset", || known_state(&end) == QpState::Reset);
+            backend.host.let_go();
+        });
+    };
+    thread::scope(|scope| {
+        backend.host.hold(Call::PostReceive);
+        scope.spawn(|| end.recv(1, &[]));
+        backend.host.wait_held();
+        reset();
+    });
+    assert!(backend.host.receives(qpn(&end)).is_empty());
+    end.connect(&end, |_| {});
+    thread::scope(|scope| {
+        backend.host.hold(Call::PostSend);
+        scope.spawn(|| end.submit(2, SEND, &[]));
+        backend.host.wait_held();
+        reset();
+    });
+    assert!(backend.host.sends(qpn(&end)).is_empty());
+    assert_eq!((end.state(), backend.host.qp_state(qpn(&end))), (QpState::Reset, 0));
 }
 
 /// What was in front of the broken place is the host's, which flushes it. The sends of the QP end with it, though
