@@ -44,7 +44,7 @@ impl Qp {
             QpState::Reset => return self.reset(&host),
             QpState::Error => {
                 self.set_state(QpState::Error);
-                host_state::to_error(&self.adapter, &host);
+                self.stop(&host);
                 return Ok(());
             }
             _ => {}
@@ -107,6 +107,7 @@ impl Qp {
             };
             attr.ah_attr = convert::route(dgid, source.host.index, self.adapter.shared.config.port, &route);
         }
+        let _changing = self.host_state.lock();
         if from == QpState::Sqd && !(IN_RTS.contains(mask)) {
             // What only a drained queue may change: the host is drained for a moment.
             host.modify(&host_state::to(QpState::Sqd), STATE)?;
@@ -136,7 +137,10 @@ impl Qp {
         self.set_state(QpState::Reset);
         // What they post is of the old life, and ends with it.
         self.wait_for_posters();
-        let result = host.modify(&host_state::to(QpState::Reset), STATE);
+        let result = {
+            let _changing = self.host_state.lock();
+            host.modify(&host_state::to(QpState::Reset), STATE)
+        };
         // What the host completed before belongs to nobody now, except receives of a shared queue, which go back there.
         reap::drain(&self.send_cq, &self.adapter, &self.qps);
         reap::drain(&self.recv_cq, &self.adapter, &self.qps);

@@ -51,6 +51,8 @@ pub(crate) struct Qp {
     /// `None` with a shared receive queue, and when it was destroyed.
     pub(super) recv: Mutex<Option<RecvSide>>,
     pub(super) host: RwLock<Option<Arc<HostQp>>>,
+    /// Held while the host's state changes.
+    pub(super) host_state: Mutex<()>,
     pub(super) send_inflight: Mutex<SendInflight>,
     pub(super) recv_inflight: Mutex<RecvInflight>,
     /// Nothing may be published. Changed with both of the above held.
@@ -139,6 +141,7 @@ impl Qp {
             send: Mutex::new(Some(SendSide::new(parts.send_queue))),
             recv: Mutex::new(parts.recv_queue.map(RecvSide::new)),
             host: RwLock::new(Some(Arc::new(host))),
+            host_state: Mutex::new(()),
             send_inflight: Mutex::new(SendInflight::new()),
             recv_inflight: Mutex::new(RecvInflight::new(cap.max_recv_wr)),
             muted: AtomicBool::new(false),
@@ -267,7 +270,16 @@ impl Qp {
     /// Brings the host's QP to its error state.
     pub(super) fn stop_host(&self) {
         if let Some(host) = self.host() {
-            host_state::to_error(&self.adapter, &host);
+            self.stop(&host);
+        }
+    }
+
+    /// As [`Self::stop_host`], by who has the host's object. Does nothing if a command has given the QP another life
+    /// since it was to stop.
+    pub(super) fn stop(&self, host: &HostQp) {
+        let _changing = self.host_state.lock();
+        if self.state() == QpState::Error {
+            host_state::to_error(&self.adapter, host);
         }
     }
 

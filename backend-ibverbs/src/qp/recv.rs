@@ -5,7 +5,6 @@ use std::sync::atomic::Ordering;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::{Completion, QpState, WcOpcode, WcStatus};
 
-use super::host_state;
 use super::queue_pair::{FLUSH_BUDGET, Qp};
 use super::recv_side::{Filled, RecvSide};
 use crate::verbs::HostQp;
@@ -55,7 +54,7 @@ impl Qp {
             let taken = self.post_batch(&host, &view, side, &mut ended);
             drop(view);
             if self.failing.swap(false, Ordering::AcqRel) {
-                host_state::to_error(&self.adapter, &host);
+                self.stop(&host);
             }
             if taken && !again {
                 return ended;

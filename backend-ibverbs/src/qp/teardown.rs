@@ -2,7 +2,6 @@
 
 use pvrdma_verbs::{Completion, QpState, WcOpcode, WcStatus};
 
-use super::host_state;
 use super::queue_pair::Qp;
 use crate::reap;
 
@@ -37,7 +36,7 @@ impl Qp {
         let Some(host) = self.host.write().take() else { return };
         self.set_state(QpState::Error);
         // What the host gives back now belongs to a shared queue, or to nobody.
-        host_state::to_error(&self.adapter, &host);
+        self.stop(&host);
         reap::drain(&self.recv_cq, &self.adapter, &self.qps);
         self.mrs.end_with(self.qpn.get());
         // Whoever posts now has the host's object, and both sides are theirs until they have done so.

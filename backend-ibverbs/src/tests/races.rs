@@ -15,6 +15,7 @@ use pvrdma_verbs::{
 use super::{connected, qpn, request, until};
 use crate::fake::{Call, FakeBackend};
 use crate::hca::IbvHca;
+use crate::sys::Wc;
 
 /// A receive queue that gives these, errors included.
 #[derive(Clone, Default)]
@@ -137,6 +138,26 @@ fn what_is_posted_while_a_queue_pair_is_reset_ends_with_its_old_life() {
     });
     assert!(backend.host.sends(qpn(&end)).is_empty());
     assert_eq!((end.state(), backend.host.qp_state(qpn(&end))), (QpState::Reset, 0));
+}
+
+/// Who has seen the error stops the host's queue pair, unless a reset came first.
+#[test]
+fn a_queue_pair_that_was_reset_is_not_stopped_for_what_its_old_life_did() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let end = node.qp(QpType::Ud);
+    end.start_datagrams(5);
+    end.recv(1, &[]);
+    backend.host.hold(Call::Stop);
+    backend.host.complete_receive(qpn(&end), Wc { status: 4, ..Wc::default() });
+    thread::scope(|scope| {
+        // The thread of the device, which holds nothing.
+        backend.host.wait_held();
+        scope.spawn(|| end.to(QpState::Reset));
+        until("the QP is not reset", || known_state(&end) == QpState::Reset);
+        backend.host.let_go();
+    });
+    assert_eq!((known_state(&end), backend.host.qp_state(qpn(&end))), (QpState::Reset, 0));
 }
 
 /// What was in front of the broken place is the host's, which flushes it. The sends of the QP end with it, though
