@@ -62,16 +62,20 @@ impl Qp {
         if to == QpState::Rtr {
             self.datagram.store(self.adapter.port().active_mtu.bytes(), Ordering::Relaxed);
         }
-        self.notify_drained.store(to == QpState::Sqd && from != QpState::Sqd && notify, Ordering::Release);
-        if !self.step(from, to) {
+        if to != QpState::Sqd {
+            self.notify_drained.store(false, Ordering::Release);
+        }
+        // A change of other attributes leaves what was asked for when the queue began to drain.
+        if !self.step(from, to) || to != QpState::Sqd || from == QpState::Sqd {
             return;
         }
-        if to == QpState::Sqd {
-            let view = self.adapter.memory.view();
-            let inflight = self.send_inflight.lock();
-            if inflight.is_empty() {
-                self.drained(&view);
-            }
+        // Who still posts by the state before this is not drained yet, so nobody is told until they are done.
+        drop(self.send.lock());
+        self.notify_drained.store(notify, Ordering::Release);
+        let view = self.adapter.memory.view();
+        let inflight = self.send_inflight.lock();
+        if inflight.is_empty() && self.state() == QpState::Sqd {
+            self.drained(&view);
         }
     }
 

@@ -8,11 +8,11 @@ use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::testing::{End, Node, SEND};
 use pvrdma_verbs::{
-    AsyncEvent, Hca, IndexError, QpEvent, QpState, QpType, QueueError, QueuePair, RecvSource, RecvWr, SendOp,
-    SendSource, SendWr, SharedReceiveQueue, SrqEvent, SrqInit, WcStatus,
+    AsyncEvent, Hca, IndexError, QpAttrMask, QpAttrs, QpEvent, QpState, QpType, QueueError, QueuePair, RecvSource,
+    RecvWr, SendOp, SendSource, SendWr, SharedReceiveQueue, SrqEvent, SrqInit, WcStatus,
 };
 
-use super::{connected, qpn, request, until};
+use super::{SUCCESS, connected, qpn, request, until};
 use crate::fake::{Call, FakeBackend};
 use crate::hca::IbvHca;
 use crate::sys::Wc;
@@ -158,6 +158,28 @@ fn a_queue_pair_that_was_reset_is_not_stopped_for_what_its_old_life_did() {
         backend.host.let_go();
     });
     assert_eq!((known_state(&end), backend.host.qp_state(qpn(&end))), (QpState::Reset, 0));
+}
+
+/// The event means that nothing of the queue is on its way any more.
+#[test]
+fn a_queue_is_not_drained_before_what_is_being_posted_has_ended() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let met = Met::new();
+    let end = node.qp_with(QpType::Rc, None, |init| init.send_queue = Box::new(met.clone()));
+    end.connect(&end, |_| {});
+    let notify = QpAttrs { en_sqd_async_notify: true, ..QpAttrs::default() };
+    thread::scope(|scope| {
+        met.submit(&end, request(1), || {
+            scope.spawn(|| end.change(QpState::Sqd, notify, QpAttrMask::EN_SQD_ASYNC_NOTIFY));
+            until("the QP does not drain", || known_state(&end) == QpState::Sqd);
+        });
+    });
+    assert!(node.events.poll().is_empty() && end.qp.query().sq_draining);
+    // To change an attribute does not take the wish back.
+    end.change(QpState::Sqd, QpAttrs { timeout: 9, ..QpAttrs::default() }, QpAttrMask::TIMEOUT);
+    backend.host.complete_send(qpn(&end), SUCCESS);
+    assert_eq!(node.events.wait(1), [AsyncEvent::Qp(QpEvent::SendQueueDrained, end.cookie)]);
 }
 
 /// What was in front of the broken place is the host's, which flushes it. The sends of the QP end with it, though
