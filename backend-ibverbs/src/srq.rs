@@ -34,13 +34,24 @@ pub(crate) struct Srq {
     pd: Arc<HostPd>,
     cookie: u32,
     pub(crate) max_wr: u32,
+    /// Changed with `arming` held.
     limit: AtomicU32,
+    arming: Mutex<Arming>,
     /// `None` when it was destroyed.
     side: Mutex<Option<RecvSide>>,
     host: Mutex<Option<Arc<HostSrq>>>,
     pub(crate) inflight: Mutex<RecvInflight>,
     /// The ring could not be read.
     broken: AtomicBool,
+}
+
+/// Held while the limit changes, here and at the host.
+#[derive(Default)]
+struct Arming {
+    /// How often the guest has set it.
+    commands: u64,
+    /// It fired early. It is armed again once the host has got receives, or there are none to give it.
+    again: bool,
 }
 
 /// A shared receive queue at one moment.
@@ -82,6 +93,7 @@ impl Srq {
             cookie,
             max_wr,
             limit: AtomicU32::new(0),
+            arming: Mutex::default(),
             side: Mutex::new(Some(RecvSide::new(queue))),
             host: Mutex::new(Some(Arc::clone(&host))),
             inflight: Mutex::new(RecvInflight::new(max_wr)),
@@ -112,6 +124,14 @@ impl Srq {
         let Some(host) = self.host() else { return };
         let mut side = self.side.lock();
         let Some(side) = side.as_mut() else { return };
+        if self.post_all(&host, side) {
+            self.arm_again(&host);
+        }
+    }
+
+    /// Returns `true` if the host has got receives, or nothing is left in the ring.
+    fn post_all(&self, host: &HostSrq, side: &mut RecvSide) -> bool {
+        let mut posted = false;
         loop {
             let view = self.adapter.memory.view();
             let filled = side.fill(&self.mrs, &view, &self.pd, &self.inflight);
@@ -122,15 +142,18 @@ impl Srq {
                 }
             }
             drop(view);
-            if !side.is_filled() {
-                return;
+            if side.is_filled() {
+                let (_, result) = side.post(&self.adapter, |batch| host.post(batch), &self.inflight);
+                if let Err(error) = result {
+                    self.adapter.log.warn(format_args!("the host takes no receive for an SRQ: {error}"));
+                    return posted;
+                }
+                posted = true;
             }
-            if let (_, Err(error)) = side.post(&self.adapter, |batch| host.post(batch), &self.inflight) {
-                self.adapter.log.warn(format_args!("the host takes no receive for an SRQ: {error}"));
-                return;
-            }
-            if !matches!(filled, Filled::More) {
-                return;
+            match filled {
+                Filled::More if side.is_filled() => {}
+                Filled::More => return posted,
+                Filled::Empty | Filled::Broken(_) => return true,
             }
         }
     }
@@ -146,30 +169,64 @@ impl Srq {
         self.adapter.events.event(view, AsyncEvent::Srq(event, self.cookie));
     }
 
-    /// The host says something of it. The limit may fire while the guest's ring still holds receives that were not
-    /// posted to the host yet: those count, and the limit is armed again.
+    /// The host says something of it.
     pub(crate) fn host_event(&self, event: SrqEvent) {
-        if event == SrqEvent::LimitReached {
-            let limit = self.limit.load(Ordering::Acquire);
-            if limit == 0 {
-                return;
-            }
-            if self.waiting() > 0 {
-                self.run();
-                self.set_limit(limit);
-                return;
-            }
-            self.limit.store(0, Ordering::Release);
+        if event != SrqEvent::LimitReached || self.limit_reached() {
+            self.event(&self.adapter.memory.view(), event);
         }
-        self.event(&self.adapter.memory.view(), event);
+    }
+
+    /// The host's limit fired, which disarmed it. Returns `true` if the guest's is reached: receives in its ring that
+    /// were not posted to the host yet count, and the limit is armed again then.
+    fn limit_reached(&self) -> bool {
+        let (commands, limit) = {
+            let arming = self.arming.lock();
+            (arming.commands, self.limit())
+        };
+        if limit == 0 {
+            return false;
+        }
+        let waiting = self.waiting() > 0;
+        {
+            let mut arming = self.arming.lock();
+            if arming.commands != commands {
+                // A command has armed the host meanwhile, and this was for a limit that is no more.
+                return false;
+            }
+            if !waiting {
+                self.limit.store(0, Ordering::Release);
+                return true;
+            }
+            // Armed at once it would fire at once, over and over, while the host has no room for what waits.
+            arming.again = true;
+        }
+        self.run();
+        false
+    }
+
+    /// Arms the limit of the host if it fired early.
+    fn arm_again(&self, host: &HostSrq) {
+        let mut arming = self.arming.lock();
+        if std::mem::take(&mut arming.again) {
+            self.arm_host(host);
+        }
     }
 
     /// Arms the limit event, or disarms it with 0.
     pub(crate) fn set_limit(&self, limit: u32) {
+        let host = self.host();
+        let mut arming = self.arming.lock();
+        *arming = Arming { commands: arming.commands.wrapping_add(1), again: false };
         self.limit.store(limit, Ordering::Release);
-        if let Some(host) = self.host()
-            && let Err(error) = host.set_limit(limit)
-        {
+        if let Some(host) = host {
+            self.arm_host(&host);
+        }
+    }
+
+    /// Brings the limit to the host. The caller holds `arming`.
+    fn arm_host(&self, host: &HostSrq) {
+        let limit = self.limit();
+        if let Err(error) = host.set_limit(limit) {
             self.adapter.log.warn(format_args!("the host refuses an SRQ limit of {limit}: {error}"));
         }
     }

@@ -11,7 +11,7 @@ use pvrdma_verbs::testing::DEADLINE;
 use rustix::event::EventfdFlags;
 
 use super::gate::Gate;
-use crate::sys::{Sge, Wc};
+use crate::sys::{EVENT_SRQ_LIMIT_REACHED, Sge, Wc};
 
 /// States of a QP, by the library's numbers.
 pub(super) const RESET: c_int = 0;
@@ -249,9 +249,14 @@ impl FakeHost {
         self.with(|state| *state.qp_numbers.iter().find(|(_, number)| **number == qpn).unwrap().0)
     }
 
-    /// Returns the address of the only SRQ.
-    pub(crate) fn srq(&self) -> usize {
-        self.with(|state| *state.srqs.keys().next().unwrap())
+    /// The limit of the only SRQ fires, which disarms it.
+    pub(crate) fn reach_srq_limit(&self) {
+        let address = self.with(|state| {
+            let (address, srq) = state.srqs.iter_mut().next().unwrap();
+            srq.0 = 0;
+            *address
+        });
+        self.raise(EVENT_SRQ_LIMIT_REACHED, address);
     }
 
     /// Returns the armed limit of the only SRQ.
@@ -327,6 +332,11 @@ impl FakeHost {
     /// Waits until the only SRQ holds so many receives.
     pub(crate) fn wait_shared_receives(&self, count: usize) {
         self.wait("the receives are not posted", |state| state.srqs.values().all(|srq| srq.1.len() == count));
+    }
+
+    /// Waits until the only SRQ has this limit.
+    pub(crate) fn wait_srq_limit(&self, limit: u32) {
+        self.wait("the limit is not armed", |state| state.srqs.values().all(|srq| srq.0 == limit));
     }
 
     /// Takes so many sends from now on, and refuses the next.

@@ -9,7 +9,7 @@ use super::{SUCCESS, connected, counter, qpn};
 use crate::fake::FakeBackend;
 use crate::sys::{
     EVENT_CQ_ERR, EVENT_DEVICE_FATAL, EVENT_PORT_ACTIVE, EVENT_PORT_ERR, EVENT_QP_ACCESS_ERR,
-    EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED, EVENT_SRQ_LIMIT_REACHED, Wc,
+    EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED, Wc,
 };
 
 #[test]
@@ -101,12 +101,12 @@ fn an_srq_limit_counts_what_the_host_does_not_have_yet() {
     ring.posted.lock().extend((0..70).map(|wr_id| RecvWr { wr_id, ..RecvWr::default() }));
     srq.notify_recv();
     assert_eq!((backend.host.shared_receives(), ring.posted.lock().len()), (64, 6));
-    // The host has few left, but the guest has posted more: the host's limit is armed again and the guest hears
-    // nothing.
-    backend.host.raise(EVENT_SRQ_LIMIT_REACHED, backend.host.srq());
+    // The host has few left, but the guest has posted more: the guest hears nothing. There is no room for that at the
+    // host, which would fire again at once, so it is not armed before it gets some.
+    backend.host.reach_srq_limit();
     backend.host.raise(EVENT_PORT_ACTIVE, 0);
     assert_eq!(node.events.wait(1), [AsyncEvent::Port(PortEvent::Active)]);
-    assert_eq!((srq.limit(), backend.host.srq_limit()), (3, 3));
+    assert_eq!((srq.limit(), backend.host.srq_limit()), (3, 0));
     for _ in 0..6 {
         backend.host.complete_receive(qpn(&end), Wc { opcode: 128, ..Wc::default() });
     }
@@ -114,11 +114,12 @@ fn an_srq_limit_counts_what_the_host_does_not_have_yet() {
     assert_eq!(end.rcq.wait(6).len(), 6);
     backend.host.wait_shared_receives(64);
     assert!(ring.posted.lock().is_empty());
-    backend.host.raise(EVENT_SRQ_LIMIT_REACHED, backend.host.srq());
+    backend.host.wait_srq_limit(3);
+    backend.host.reach_srq_limit();
     assert_eq!(node.events.wait(1), [AsyncEvent::Srq(SrqEvent::LimitReached, 77)]);
     assert_eq!(srq.limit(), 0);
     // A limit that fired is disarmed.
-    backend.host.raise(EVENT_SRQ_LIMIT_REACHED, backend.host.srq());
+    backend.host.reach_srq_limit();
     backend.host.raise(EVENT_PORT_ERR, 0);
     assert_eq!(node.events.wait(1), [AsyncEvent::Port(PortEvent::Error)]);
 }

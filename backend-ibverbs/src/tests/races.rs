@@ -8,14 +8,14 @@ use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::testing::{End, Node, SEND};
 use pvrdma_verbs::{
-    AsyncEvent, Hca, IndexError, QpAttrMask, QpAttrs, QpEvent, QpState, QpType, QueueError, QueuePair, RecvSource,
-    RecvWr, SendOp, SendSource, SendWr, SharedReceiveQueue, SrqEvent, SrqInit, WcStatus,
+    AsyncEvent, Hca, IndexError, PortEvent, QpAttrMask, QpAttrs, QpEvent, QpState, QpType, QueueError, QueuePair,
+    RecvSource, RecvWr, SendOp, SendSource, SendWr, SharedReceiveQueue, SrqEvent, SrqInit, WcStatus,
 };
 
 use super::{SUCCESS, connected, qpn, request, until};
 use crate::fake::{Call, FakeBackend};
 use crate::hca::IbvHca;
-use crate::sys::Wc;
+use crate::sys::{EVENT_PORT_ACTIVE, Wc};
 
 /// A receive queue that gives these, errors included.
 #[derive(Clone, Default)]
@@ -180,6 +180,43 @@ fn a_queue_is_not_drained_before_what_is_being_posted_has_ended() {
     end.change(QpState::Sqd, QpAttrs { timeout: 9, ..QpAttrs::default() }, QpAttrMask::TIMEOUT);
     backend.host.complete_send(qpn(&end), SUCCESS);
     assert_eq!(node.events.wait(1), [AsyncEvent::Qp(QpEvent::SendQueueDrained, end.cookie)]);
+}
+
+/// A receive queue without receives, which meets the test twice when it is asked how many it has.
+struct Counted(Arc<Barrier>);
+
+impl RecvSource for Counted {
+    fn pop(&mut self, _: &DmaView<'_>, _: &mut RecvWr) -> Result<bool, QueueError> {
+        Ok(false)
+    }
+
+    fn posted(&mut self, _: &DmaView<'_>) -> Result<u32, QueueError> {
+        self.0.wait();
+        self.0.wait();
+        Ok(0)
+    }
+
+    fn reset(&mut self) {}
+}
+
+/// The guest has set another limit, or the same anew, while the host's event of the old one was looked at.
+#[test]
+fn a_limit_that_fires_does_not_undo_a_new_one() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let meeting = Arc::new(Barrier::new(2));
+    let queue = Box::new(Counted(Arc::clone(&meeting)));
+    let init = SrqInit { cookie: 77, pd: &node.pd, queue, limit: 3, max_wr: 64, max_sge: 4 };
+    let srq = node.hca.create_srq(init).unwrap();
+    for limit in [5, 5] {
+        backend.host.reach_srq_limit();
+        meeting.wait();
+        srq.set_limit(limit);
+        meeting.wait();
+        backend.host.raise(EVENT_PORT_ACTIVE, 0);
+        assert_eq!(node.events.wait(1), [AsyncEvent::Port(PortEvent::Active)]);
+        assert_eq!((srq.limit(), backend.host.srq_limit()), (limit, limit));
+    }
 }
 
 /// What was in front of the broken place is the host's, which flushes it. The sends of the QP end with it, though
