@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use parking_lot::RwLock;
 use pvrdma_guest_memory::{DmaView, MemoryWatcher};
-use pvrdma_verbs::{Access, FastRegister, MrRequest, Sge, VerbsError};
+use pvrdma_verbs::{Access, FastRegister, MrRequest, MrShape, Sge, VerbsError};
 
 use super::region::{Bind, FastStep, Mr};
 use crate::adapter::Adapter;
@@ -38,17 +38,23 @@ impl MrTable {
         Ok(mr)
     }
 
-    /// Ends a registration. When this returns no access through its keys is in flight.
+    /// Ends a registration. When this returns no access through its keys is in flight. The caller holds no view.
     pub(crate) fn destroy(&self, mr: &Arc<Mr>) {
-        {
+        let known = {
             let mut regions = self.regions.write();
             let index = mr.lkey() >> 8;
-            if regions.get(&index).is_some_and(|known| Arc::ptr_eq(known, mr)) {
+            let known = regions.get(&index).is_some_and(|known| Arc::ptr_eq(known, mr));
+            if known {
                 regions.remove(&index);
             }
-        }
+            known
+        };
         // The host waits for whatever is in flight through its keys.
         mr.destroy();
+        if known && matches!(mr.shape(), MrShape::FastRegister { .. }) {
+            // A batch that is being posted may hold the window, and its poster a view for as long.
+            self.adapter.memory.barrier();
+        }
     }
 
     fn get(&self, key: u32) -> Option<Arc<Mr>> {

@@ -53,7 +53,11 @@ impl Qp {
     /// Posts one batch. Returns `true` if it is worth to try once more.
     fn post_some(&self, host: &HostQp, side: &mut SendSide) -> bool {
         let mut binds = Vec::new();
-        let ring = self.fill(side, &mut binds);
+        let view = self.adapter.memory.view();
+        let ring = self.fill(&view, side, &mut binds);
+        // A batch that binds a window holds what it binds it to, which must not outlive its memory: that stays in the
+        // map until the batch is posted and cleared.
+        let _view = (!binds.is_empty()).then_some(view);
         // What the guest adds comes with a doorbell, so nothing waits for completions.
         if ring == Ring::Empty && side.failed.is_empty() {
             self.send_waits.store(false, Ordering::SeqCst);
@@ -90,24 +94,23 @@ impl Qp {
     }
 
     /// Takes requests from the ring into the batch, and notes them as in flight. `binds` is what they do to regions.
-    fn fill(&self, side: &mut SendSide, binds: &mut Vec<Bind>) -> Ring {
+    fn fill(&self, view: &DmaView<'_>, side: &mut SendSide, binds: &mut Vec<Bind>) -> Ring {
         side.batch.clear();
-        let view = self.adapter.memory.view();
         while side.batch.len() < BATCH && side.failed.is_empty() && binds.is_empty() {
             if self.send_inflight.lock().len() >= self.depth {
                 break;
             }
             if !std::mem::take(&mut side.held) {
-                match side.source.pop(&view, &mut side.wr) {
-                    Ok(true) => side.source.retire(&view),
+                match side.source.pop(view, &mut side.wr) {
+                    Ok(true) => side.source.retire(view),
                     Ok(false) => return Ring::Empty,
                     Err(error) => {
-                        self.broken_ring(&view, &error);
+                        self.broken_ring(view, &error);
                         return Ring::Broken;
                     }
                 }
             }
-            match self.translate(&view, side) {
+            match self.translate(view, side) {
                 Step::Post(op, entry) => {
                     let flags = host_flags(side.wr.flags);
                     // Posted at once: what follows may need it, and the host's library looks at the key then.

@@ -9,6 +9,8 @@ impl Qp {
     /// The host will complete nothing any more: everything in flight is flushed.
     pub(crate) fn abandon(&self) {
         self.set_error();
+        // What they post by the state before is flushed, too.
+        self.wait_for_posters();
         {
             let view = self.adapter.memory.view();
             let mut inflight = self.send_inflight.lock();
@@ -38,9 +40,10 @@ impl Qp {
         // What the host gives back now belongs to a shared queue, or to nobody.
         self.stop(&host);
         reap::drain(&self.recv_cq, &self.adapter, &self.qps);
-        self.mrs.end_with(self.qpn.get());
         // Whoever posts now has the host's object, and both sides are theirs until they have done so.
         let sides = (self.send.lock().take(), self.recv.lock().take());
+        // After that: what they post may fill a region.
+        self.mrs.end_with(self.qpn.get());
         drop(host);
         reap::drain(&self.recv_cq, &self.adapter, &self.qps);
         self.qps.remove(self.qpn.get());

@@ -64,7 +64,7 @@ fn a_device_registers_no_more_than_it_may() {
 }
 
 /// A fast registration of one page under a new low byte of the region's key.
-fn fill(node: &Node<IbvHca>, key: u32) -> SendOp {
+pub(super) fn fill(node: &Node<IbvHca>, key: u32) -> SendOp {
     let mut pages = PageListBuilder::default();
     pages.push(node.pages(1)[0]).unwrap();
     let request = FastRegister { key, iova: 0x9000, length: PAGE_SIZE, access: ALL, pages: Some(pages.finish()) };

@@ -8,12 +8,15 @@ use parking_lot::Mutex;
 use pvrdma_guest_memory::DmaView;
 use pvrdma_verbs::testing::{End, Node, SEND};
 use pvrdma_verbs::{
-    AsyncEvent, Hca, IndexError, PortEvent, QpAttrMask, QpAttrs, QpEvent, QpState, QpType, QueueError, QueuePair,
-    RecvSource, RecvWr, SendOp, SendSource, SendWr, SharedReceiveQueue, SrqEvent, SrqInit, WcStatus,
+    AsyncEvent, Hca, IndexError, MemoryRegion, MrRequest, PortEvent, QpAttrMask, QpAttrs, QpEvent, QpState, QpType,
+    QueueError, QueuePair, RecvSource, RecvWr, SendOp, SendSource, SendWr, SharedReceiveQueue, SrqEvent, SrqInit,
+    WcStatus,
 };
 
+use super::memory::fill;
 use super::{SUCCESS, connected, qpn, request, until};
 use crate::fake::{Call, FakeBackend};
+use crate::handles::IbvMr;
 use crate::hca::IbvHca;
 use crate::sys::{EVENT_PORT_ACTIVE, Wc};
 
@@ -180,6 +183,32 @@ fn a_queue_is_not_drained_before_what_is_being_posted_has_ended() {
     end.change(QpState::Sqd, QpAttrs { timeout: 9, ..QpAttrs::default() }, QpAttrMask::TIMEOUT);
     backend.host.complete_send(qpn(&end), SUCCESS);
     assert_eq!(node.events.wait(1), [AsyncEvent::Qp(QpEvent::SendQueueDrained, end.cookie)]);
+}
+
+/// A fast registration is being posted when `end` ends it. Returns what is registered after that.
+fn registered_after(end: impl FnOnce(&Node<IbvHca>, &IbvMr) + Send) -> usize {
+    let backend = FakeBackend::new();
+    let (poster, node) = connected(&backend);
+    let region = node.hca.register_mr(&node.pd, MrRequest::FastRegister { max_pages: 4 }).unwrap();
+    thread::scope(|scope| {
+        backend.host.hold(Call::PostSend);
+        scope.spawn(|| poster.submit(1, fill(&node, region.rkey() | 1), &[]));
+        backend.host.wait_held();
+        let ended = scope.spawn(|| {
+            end(&node, &region);
+            backend.host.regions()
+        });
+        until("nobody ends it", || node.memory.try_view().is_none() || ended.is_finished());
+        backend.host.let_go();
+        ended.join().unwrap()
+    })
+}
+
+/// The window that is being bound holds what it is to be bound to.
+#[test]
+fn who_ends_a_fast_registration_waits_for_its_post() {
+    assert_eq!(registered_after(|node, _| node.memory.set_enabled(false)), 0);
+    assert_eq!(registered_after(|_, region| region.destroy()), 0);
 }
 
 /// A receive queue without receives, which meets the test twice when it is asked how many it has.
