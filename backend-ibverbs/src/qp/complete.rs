@@ -28,7 +28,12 @@ impl Qp {
                 );
             }
         }
-        let waits = if id.recv { self.complete_recv(view, wc, id) } else { self.complete_send(view, id, status) };
+        let known = if id.recv { self.complete_recv(view, wc, id) } else { self.complete_send(view, id, status) };
+        let Some(waits) = known else {
+            // Of an earlier life, so its error ends nothing.
+            bump(&self.adapter.counters.stale_completions);
+            return false;
+        };
         let failed = status != WcStatus::Success && self.set_error_of(id.recv, status);
         // An error ends a connected QP of the host by itself, and it may still have to tell its peer: rdma_rxe does
         // that after the completion, and not in the error state.
@@ -44,11 +49,11 @@ impl Qp {
         !harmless && self.set_error()
     }
 
-    fn complete_send(&self, view: &DmaView<'_>, id: WrId, status: WcStatus) -> bool {
+    /// Returns whether sends wait for this, or `None` if it is of no request that is in flight.
+    fn complete_send(&self, view: &DmaView<'_>, id: WrId, status: WcStatus) -> Option<bool> {
         let mut inflight = self.send_inflight.lock();
         if inflight.epoch != id.epoch || !inflight.is_in_flight(id.number) {
-            bump(&self.adapter.counters.stale_completions);
-            return false;
+            return None;
         }
         // Those before have ended well, or they would have completed themselves.
         let mut entries = inflight.complete(id.number).peekable();
@@ -79,7 +84,7 @@ impl Qp {
         if inflight.is_empty() && self.state() == QpState::Sqd {
             self.drained(view);
         }
-        self.send_waits.swap(false, Ordering::SeqCst)
+        Some(self.send_waits.swap(false, Ordering::SeqCst))
     }
 
     /// Says once that the send queue is drained, if that was asked for. The caller holds the sends in flight.
@@ -89,7 +94,8 @@ impl Qp {
         }
     }
 
-    fn complete_recv(&self, view: &DmaView<'_>, wc: &Wc, id: WrId) -> bool {
+    /// As [`Self::complete_send`] for receives.
+    fn complete_recv(&self, view: &DmaView<'_>, wc: &Wc, id: WrId) -> Option<bool> {
         let mut inflight = self.recv_inflight.lock();
         let wr_id = match &self.srq {
             Some(srq) => {
@@ -98,11 +104,7 @@ impl Qp {
             }
             None if inflight.epoch == id.epoch => inflight.complete(id.number),
             None => None,
-        };
-        let Some(wr_id) = wr_id else {
-            bump(&self.adapter.counters.stale_completions);
-            return false;
-        };
+        }?;
         let completion = self.received(wc, wr_id);
         if completion.flags.contains(WcFlags::INVALIDATED) {
             self.mrs.invalidated(completion.invalidated_key);
@@ -112,7 +114,7 @@ impl Qp {
         }
         drop(inflight);
         // A shared queue refills itself here: its guest rings only when it posts.
-        self.srq.is_some() || self.recv_waits.swap(false, Ordering::SeqCst)
+        Some(self.srq.is_some() || self.recv_waits.swap(false, Ordering::SeqCst))
     }
 
     fn received(&self, wc: &Wc, wr_id: u64) -> Completion {

@@ -65,10 +65,12 @@ fn what_was_posted_before_a_reset_means_nothing_after_it() {
     {
         backend.host.forge_completion(qpn(&end), Wc { wr_id, qp_num, ..Wc::default() });
     }
+    // An error of the old request is not one of the new life.
+    backend.host.forge_completion(qpn(&end), Wc { wr_id: old, qp_num: qpn(&end), status: 12, ..Wc::default() });
     backend.host.complete_send(qpn(&end), SUCCESS);
     assert_eq!(end.scq.statuses(1), [(2, WcStatus::Success)]);
     assert!(end.rcq.poll().is_empty());
-    assert_eq!(counter(&node, "stale_completions"), 5);
+    assert_eq!((counter(&node, "stale_completions"), end.state()), (6, QpState::Rts));
 }
 
 #[test]
