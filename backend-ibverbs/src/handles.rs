@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use pvrdma_verbs::{
-    CompletionQueue, MemoryRegion, MrShape, QpAttrMask, QpAttrs, QpState, Qpn, QueuePair, SharedReceiveQueue,
-};
+use pvrdma_verbs::{CompletionQueue, MemoryRegion, MrShape, QpAttrMask, QpAttrs, Qpn, QueuePair, SharedReceiveQueue};
 use serde_json::Value;
 
 use crate::cq::Cq;
@@ -161,13 +159,7 @@ impl QueuePair for IbvQp {
 
     fn notify_send(&self) {
         match self {
-            Self::Host(qp) => {
-                qp.run_send();
-                // A request that fails ends both sides.
-                if qp.state() == QpState::Error {
-                    qp.kick();
-                }
-            }
+            Self::Host(qp) => qp.go_on_sending(),
             Self::Gsi(qp) => qp.run_send(),
         }
     }

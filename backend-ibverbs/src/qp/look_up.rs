@@ -74,6 +74,6 @@ impl Qp {
             }
             *look_up = LookUp::Answered(destination, found);
         }
-        self.run_send();
+        self.go_on_sending();
     }
 }

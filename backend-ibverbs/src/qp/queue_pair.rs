@@ -255,6 +255,15 @@ impl Qp {
         }
     }
 
+    /// The guest has posted sends, or what one of them waited for has come. The caller holds no lock.
+    pub(crate) fn go_on_sending(&self) {
+        self.run_send();
+        // A request that fails ends both sides.
+        if self.state() == QpState::Error {
+            self.kick();
+        }
+    }
+
     /// Goes on where something waited, or flushes.
     pub(crate) fn kick(&self) {
         self.run_send();

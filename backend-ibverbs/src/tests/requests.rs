@@ -233,3 +233,20 @@ fn sec_s2_an_answer_that_comes_too_late_is_nobodys() {
     assert_eq!(end.scq.statuses(1), [(2, WcStatus::Success)]);
     assert!(gone.scq.poll().is_empty());
 }
+
+/// The ring is read on the thread that looked the peer up then, and nobody rings.
+#[test]
+fn a_ring_that_breaks_while_a_peer_is_looked_up_ends_both_sides() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let end = node.qp(QpType::Ud);
+    end.start_datagrams(5);
+    end.recv(1, &[]);
+    backend.host.answer_look_ups(None);
+    end.submit(2, datagram_to(9), &[]);
+    end.sends.break_off();
+    backend.host.answer_look_ups(Some(true));
+    assert_eq!(end.rcq.statuses(1), [(1, WcStatus::Flushed)]);
+    assert_eq!(end.scq.statuses(1), [(2, WcStatus::Flushed)]);
+    assert_eq!(node.events.wait(1), [AsyncEvent::Qp(QpEvent::Fatal, end.cookie)]);
+}
