@@ -192,7 +192,12 @@ impl Qp {
     }
 
     pub(crate) fn query(&self) -> QpAttrs {
+        let before = self.state();
         let state = self.host().map_or(QpState::Error, |host| self.refresh(&host));
+        if state == QpState::Error && before != state {
+            // Perhaps nobody else has seen it: what is in the rings is flushed.
+            self.kick();
+        }
         let mut attrs = *self.attrs.lock();
         (attrs.state, attrs.cur_state) = (state, state);
         attrs.sq_draining = state == QpState::Sqd && !self.send_inflight.lock().is_empty();

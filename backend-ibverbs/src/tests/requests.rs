@@ -120,8 +120,12 @@ fn nothing_is_posted_while_draining_and_the_event_comes_with_the_last_completion
 fn a_query_tells_of_an_error_that_came_without_a_completion() {
     let backend = FakeBackend::new();
     let (end, _node) = connected(&backend);
+    end.to(QpState::Sqd);
+    end.submit(1, SEND, &[]);
     backend.host.set_qp_state(qpn(&end), 6);
     assert_eq!(end.state(), QpState::Error);
+    // Nothing was in flight that could tell of it.
+    assert_eq!(end.scq.statuses(1), [(1, WcStatus::Flushed)]);
     end.to(QpState::Reset);
     assert_eq!((end.state(), backend.host.qp_state(qpn(&end))), (QpState::Reset, 0));
 }
