@@ -215,8 +215,8 @@ impl Qp {
             .is_ok()
     }
 
-    /// Waits until nobody posts by a state that it had before. Whoever begins after this sees the present one: they look
-    /// at it with their side held. The caller holds nothing that they may want.
+    /// Waits until nobody posts by a state that it had before. Whoever begins after this sees the present one: they
+    /// look at it with their side held. The caller holds nothing that they may want.
     pub(super) fn wait_for_posters(&self) {
         drop(self.send.lock());
         drop(self.recv.lock());

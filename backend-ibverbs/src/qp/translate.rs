@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use pvrdma_guest_memory::DmaView;
-use pvrdma_verbs::{Access, MAX_MESSAGE, QpType, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus};
+use pvrdma_verbs::{
+    Access, FastRegister, MAX_MESSAGE, QpType, SendData, SendFlags, SendOp, SendWr, WcOpcode, WcStatus,
+};
 
 use super::queue_pair::Qp;
 use super::send_side::SendSide;
@@ -100,21 +102,28 @@ impl Qp {
                 entry.bind = Some(bind);
                 op
             }
-            SendOp::FastRegister(request) => {
-                let ask = || self.mrs.fast_register(view, &self.pd, self.qpn.get(), request);
-                match ask_or_wait(ask, || !self.send_inflight.lock().is_empty()) {
-                    FastStep::Bind(op, bind) => {
-                        entry.bind = Some(bind);
-                        op
-                    }
-                    FastStep::Wait => return Ok(None),
-                    FastStep::Refuse => return Err(WcStatus::LocalQpOperation),
-                }
-            }
+            SendOp::FastRegister(request) => return self.fast_register(view, request, entry),
             SendOp::Send { to: Some(_), .. } | SendOp::Unsupported { .. } | SendOp::Malformed => {
                 return Err(WcStatus::LocalQpOperation);
             }
         }))
+    }
+
+    fn fast_register(
+        &self,
+        view: &DmaView<'_>,
+        request: &mut FastRegister,
+        entry: &mut SendEntry,
+    ) -> Result<Option<HostOp>, WcStatus> {
+        let ask = || self.mrs.fast_register(view, &self.pd, self.qpn.get(), request);
+        match ask_or_wait(ask, || !self.send_inflight.lock().is_empty()) {
+            FastStep::Bind(op, bind) => {
+                entry.bind = Some(bind);
+                Ok(Some(op))
+            }
+            FastStep::Wait => Ok(None),
+            FastStep::Refuse => Err(WcStatus::LocalQpOperation),
+        }
     }
 
     fn datagram(&self, side: &mut SendSide, total: u64, entry: &mut SendEntry) -> Result<Option<HostOp>, WcStatus> {
