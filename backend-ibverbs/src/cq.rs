@@ -30,6 +30,8 @@ pub(crate) struct Cq {
     dead: AtomicBool,
     /// The host's queue is armed: an event comes with the next completion.
     armed: AtomicBool,
+    /// The guest asked for an event when the host's queue was armed already.
+    arm_again: AtomicBool,
     /// How often the guest polled an empty queue.
     guest_polls: AtomicU64,
     /// Held by who takes completions.
@@ -82,6 +84,7 @@ impl Cq {
             sink,
             dead: AtomicBool::new(false),
             armed: AtomicBool::new(false),
+            arm_again: AtomicBool::new(false),
             guest_polls: AtomicU64::new(0),
             state: Mutex::new(State { entries: Box::new([Wc::default(); BATCH]), needed: 0 }),
         });
@@ -100,20 +103,39 @@ impl Cq {
     /// Arms the host's queue: an event comes with the next completion. What came before is for the caller to take.
     pub(crate) fn arm(&self) -> io::Result<()> {
         // Who finds it armed already relies on an event that is still to come.
-        if self.armed.swap(true, Ordering::AcqRel) {
+        if self.armed.swap(true, Ordering::SeqCst) {
             return Ok(());
         }
-        self.host.arm().inspect_err(|_| self.armed.store(false, Ordering::Release))
+        // Who asked before this has what they wanted.
+        self.arm_again.store(false, Ordering::SeqCst);
+        self.host.arm().inspect_err(|_| self.armed.store(false, Ordering::SeqCst))
     }
 
     /// The event came, so the queue is not armed any more.
     pub(crate) fn event_came(&self) {
-        self.armed.store(false, Ordering::Release);
+        self.armed.store(false, Ordering::SeqCst);
     }
 
-    /// Returns `true` if an event comes with the next completion.
+    /// Returns `true` if an event comes with the next completion, or has come and nobody has read it.
     pub(crate) fn is_armed(&self) -> bool {
-        self.armed.load(Ordering::Acquire)
+        self.armed.load(Ordering::SeqCst)
+    }
+
+    /// The guest asks for an event. Returns `true` if the queue is armed; whoever reads its event, which may be that of
+    /// a completion that the guest has, is then told by [`Self::is_arm_wanted`].
+    pub(crate) fn rely_on_event(&self) -> bool {
+        if !self.is_armed() {
+            return false;
+        }
+        self.arm_again.store(true, Ordering::SeqCst);
+        // Who read the event before that was not told. All these are sequentially consistent, so one of us sees the
+        // other.
+        self.is_armed()
+    }
+
+    /// Returns `true` if the guest has asked for an event since the queue was last armed, for who has read its event.
+    pub(crate) fn is_arm_wanted(&self) -> bool {
+        self.arm_again.load(Ordering::SeqCst)
     }
 
     /// The guest polled, found nothing and said so by a doorbell.

@@ -67,7 +67,7 @@ impl CompletionQueue for IbvCq {
     }
 
     fn notify_arm(&self) {
-        if !self.cq.is_armed() {
+        if !self.cq.rely_on_event() {
             reap::arm_and_drain(&self.cq, &self.objects.adapter, &self.objects.qps);
         }
     }

@@ -77,10 +77,10 @@ impl Polled {
         Self { guest_polls: cq.guest_polls(), cq }
     }
 
-    /// Returns `true` if the guest has polled since this was last asked.
-    fn guest_polls(&mut self) -> bool {
+    /// Returns `true` if the guest has polled since this was last asked, and does not wait for an event.
+    fn is_the_guests(&mut self) -> bool {
         let before = mem::replace(&mut self.guest_polls, self.cq.guest_polls());
-        before != self.guest_polls
+        before != self.guest_polls && !self.cq.is_arm_wanted()
     }
 }
 
@@ -126,7 +126,7 @@ impl Queues {
             if known.cq.is_armed() {
                 continue;
             }
-            if known.guest_polls() {
+            if known.is_the_guests() {
                 self.guests.push(known);
             } else if reap::arm_and_drain(&known.cq, &objects.adapter, &objects.qps) {
                 self.busy.push(known);
@@ -141,7 +141,7 @@ impl Queues {
             if known.cq.is_armed() {
                 return false;
             }
-            if known.guest_polls() {
+            if known.is_the_guests() {
                 return true;
             }
             if reap::arm_and_drain(&known.cq, &objects.adapter, &objects.qps) {
@@ -192,5 +192,34 @@ fn run(objects: &Weak<Objects>, stop: &OwnedFd, device: &HostDevice, channel: &C
                 thread::yield_now();
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use pvrdma_verbs::CompletionQueue;
+    use pvrdma_verbs::testing::Node;
+
+    use super::*;
+    use crate::fake::FakeBackend;
+
+    /// It polls, asks for an event when that of an earlier completion has come and was not read, and polls once more.
+    #[test]
+    fn a_guest_that_asked_for_an_event_is_not_left_to_poll() {
+        let node = Node::new(&FakeBackend::new(), 1);
+        let objects = node.hca.objects();
+        let polls_after = |asks| {
+            let (handle, _sink) = node.cq();
+            let mut queues = Queues::default();
+            if asks {
+                handle.notify_arm();
+            }
+            queues.event_came(Arc::clone(&handle.cq));
+            handle.notify_poll();
+            queues.stop_polling(objects);
+            (queues.guests.len(), handle.cq.is_armed())
+        };
+        assert_eq!(polls_after(false), (1, false));
+        assert_eq!(polls_after(true), (0, true));
     }
 }
