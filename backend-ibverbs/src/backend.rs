@@ -129,7 +129,7 @@ impl Ibverbs {
         let owner = self.shared.fabric.owner(gid);
         for objects in attached {
             if owner.as_ref().is_some_and(|owner| Arc::ptr_eq(owner, &objects.adapter.member)) {
-                crate::events::dispatch(&objects, crate::verbs::HostEvent::DeviceFatal);
+                crate::events::dispatch(&objects, crate::events::Event::DeviceFatal);
             }
         }
     }

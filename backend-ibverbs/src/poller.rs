@@ -172,7 +172,7 @@ fn run(objects: &Weak<Objects>, stop: &OwnedFd, device: &HostDevice, channel: &C
             last = Instant::now();
         }
         if ready.events {
-            while let Some(event) = device.next_event() {
+            while let Some(event) = device.next_event(|event| events::look_up(&objects, event)) {
                 events::dispatch(&objects, event);
             }
         }

@@ -1,7 +1,7 @@
 //! The functions of the fake adapter.
 #![expect(unsafe_code, reason = "implements the C functions of libibverbs")]
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
 use std::ffi::{c_char, c_int, c_void};
 use std::mem::zeroed;
@@ -22,6 +22,8 @@ use crate::sys::{
 thread_local! {
     /// The adapter that this thread opens.
     static HOST: RefCell<Option<Arc<FakeHost>>> = const { RefCell::new(None) };
+    /// Asynchronous events that this thread has taken and not acknowledged.
+    static UNACKNOWLEDGED: Cell<usize> = const { Cell::new(0) };
 }
 
 /// Opens devices of this adapter while `open` runs.
@@ -122,13 +124,21 @@ extern "C" fn get_async_event(context: *mut Context, out: *mut AsyncEvent) -> c_
     let host = unsafe { host_of(context) };
     let next = host.with(|state| state.async_events.pop_front());
     let Some((event_type, address)) = next else { return fail(Errno::AGAIN) };
+    UNACKNOWLEDGED.set(unacknowledged() + 1);
     host.with(|state| rustix::io::read(state.async_fd.as_ref().unwrap(), &mut [0; 8]).unwrap());
     // SAFETY: likewise; nobody follows the address.
     unsafe { *out = AsyncEvent { element: ptr::without_provenance_mut(address), event_type } };
     0
 }
 
-extern "C" fn ack_async_event(_: *mut AsyncEvent) {}
+extern "C" fn ack_async_event(_: *mut AsyncEvent) {
+    UNACKNOWLEDGED.set(unacknowledged() - 1);
+}
+
+/// Asynchronous events that this thread has taken and not acknowledged.
+pub(crate) fn unacknowledged() -> usize {
+    UNACKNOWLEDGED.get()
+}
 
 extern "C" fn query_device(_: *mut Context, out: *mut DeviceAttr) -> c_int {
     let attr = DeviceAttr {

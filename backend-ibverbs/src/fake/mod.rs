@@ -14,6 +14,7 @@ use std::time::Duration;
 use pvrdma_verbs::{Backend, DeviceContext, GidType, VerbsError};
 use tempfile::TempDir;
 
+pub(crate) use functions::unacknowledged;
 pub(crate) use gate::Call;
 pub(crate) use host::FakeHost;
 
@@ -58,6 +59,11 @@ impl FakeBackend {
         Self { host, shared, _gids: folder }
     }
 
+    /// Opens the adapter.
+    pub(crate) fn open(&self) -> HostDevice {
+        functions::with_host(&self.host, || HostDevice::open(&self.shared.library, "fake0")).unwrap()
+    }
+
     /// Gives the host an entry in its GID table.
     pub(crate) fn set_host_gid(&self, entry: &HostGid) {
         self.shared.gids.set(entry);
@@ -68,7 +74,6 @@ impl Backend for FakeBackend {
     type Hca = IbvHca;
 
     fn attach(&self, context: DeviceContext) -> Result<IbvHca, VerbsError> {
-        let device = functions::with_host(&self.host, || HostDevice::open(&self.shared.library, "fake0"));
-        IbvHca::start(device.map_err(std::io::Error::other)?, context, Arc::clone(&self.shared))
+        IbvHca::start(self.open(), context, Arc::clone(&self.shared))
     }
 }

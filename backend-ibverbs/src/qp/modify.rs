@@ -172,12 +172,12 @@ impl Qp {
 
     /// The state as it is: the host may have ended its QP without a completion to show it.
     fn refresh(&self, host: &HostQp) -> QpState {
-        let state = self.state();
-        if !matches!(state, QpState::Reset | QpState::Error)
-            && let Ok(attr) = host.query(STATE)
-            && convert::state(attr.qp_state) == QpState::Error
-        {
-            self.set_error();
+        if !matches!(self.state(), QpState::Reset | QpState::Error) {
+            // A reset waits for this, so that what the host says is not of the life before.
+            let _changing = self.host_state.lock();
+            if host.query(STATE).is_ok_and(|attr| convert::state(attr.qp_state) == QpState::Error) {
+                self.set_error();
+            }
         }
         self.state()
     }

@@ -238,6 +238,11 @@ impl Qp {
 
     /// The host says something of it.
     pub(crate) fn host_event(&self, event: QpEvent) {
+        // Otherwise it is of an earlier life. The host's QP may be there before anything has told us.
+        if event == QpEvent::LastWqeReached && self.query().state != QpState::Error {
+            return;
+        }
+        let fatal = matches!(event, QpEvent::Fatal | QpEvent::RequestError | QpEvent::AccessError);
         {
             let view = self.adapter.memory.view();
             let inflight = self.send_inflight.lock();
@@ -247,10 +252,13 @@ impl Qp {
                 return;
             }
             self.event(&view, event);
+            // Before a reset can mute it, and give it another life.
+            if fatal {
+                self.set_error();
+            }
             drop(inflight);
         }
-        if matches!(event, QpEvent::Fatal | QpEvent::RequestError | QpEvent::AccessError) {
-            self.set_error();
+        if fatal {
             self.kick();
         }
     }

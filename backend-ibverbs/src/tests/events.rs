@@ -6,11 +6,12 @@ use pvrdma_verbs::{
 };
 
 use super::{SUCCESS, connected, counter, qpn};
-use crate::fake::FakeBackend;
+use crate::fake::{FakeBackend, unacknowledged};
 use crate::sys::{
     EVENT_CQ_ERR, EVENT_DEVICE_FATAL, EVENT_PORT_ACTIVE, EVENT_PORT_ERR, EVENT_QP_ACCESS_ERR,
     EVENT_QP_LAST_WQE_REACHED, EVENT_SQ_DRAINED, Wc,
 };
+use crate::verbs::HostEvent;
 
 #[test]
 fn an_overrun_of_the_hosts_queue_ends_the_queue_pairs_of_it_only() {
@@ -71,6 +72,17 @@ fn events_reach_the_object_that_they_are_about() {
     assert_eq!(end.state(), QpState::Error);
 }
 
+/// After the acknowledgement another object may have its address.
+#[test]
+fn an_event_is_acknowledged_when_its_object_was_looked_up() {
+    let backend = FakeBackend::new();
+    let device = backend.open();
+    backend.host.raise(EVENT_QP_ACCESS_ERR, 8);
+    let found = device.next_event(|event| (event, unacknowledged()));
+    assert_eq!(found, Some((HostEvent::Qp { event: QpEvent::AccessError, qp: 8 }, 1)));
+    assert_eq!((unacknowledged(), device.next_event(|_| ())), (0, None));
+}
+
 #[test]
 fn the_last_wqe_is_announced_once_until_the_queue_pair_starts_over() {
     let backend = FakeBackend::new();
@@ -82,11 +94,20 @@ fn the_last_wqe_is_announced_once_until_the_queue_pair_starts_over() {
     };
     let last = AsyncEvent::Qp(QpEvent::LastWqeReached, end.cookie);
     let up = AsyncEvent::Port(PortEvent::Active);
+    // Of an earlier life.
+    announce();
+    assert_eq!(node.events.wait(1), [up]);
+    // The host may say so before anything tells of the error.
+    backend.host.set_qp_state(qpn(&end), 6);
     announce();
     assert_eq!(node.events.wait(2), [last, up]);
     announce();
     assert_eq!(node.events.wait(1), [up]);
     end.to(QpState::Reset);
+    announce();
+    assert_eq!(node.events.wait(1), [up]);
+    end.connect(&end, |_| {});
+    end.to(QpState::Error);
     announce();
     assert_eq!(node.events.wait(2), [last, up]);
 }

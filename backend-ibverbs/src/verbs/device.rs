@@ -135,16 +135,17 @@ impl HostDevice {
         })
     }
 
-    /// The next asynchronous event, without waiting for one.
-    pub(crate) fn next_event(&self) -> Option<HostEvent> {
+    /// Takes the next asynchronous event, without waiting for one, and gives what `look_up` finds of it. Until that is
+    /// done the object exists at the host, so its address is no other's. `look_up` destroys nothing: that would wait.
+    pub(crate) fn next_event<T>(&self, look_up: impl FnOnce(HostEvent) -> T) -> Option<T> {
         let mut event = AsyncEvent { element: std::ptr::null_mut(), event_type: 0 };
         // SAFETY: the device is open, `event` valid for writing. The descriptor does not block, see `make_nonblocking`.
         check(unsafe { (self.library.ibv_get_async_event)(self.raw.as_ptr(), &raw mut event) }).ok()?;
-        let named = HostEvent::new(event.event_type, event.element.addr());
+        let found = look_up(HostEvent::new(event.event_type, event.element.addr()));
         // SAFETY: `event` came from the library and is acknowledged once; nothing of it is used afterwards, and only
         // now may the object it names be destroyed.
         unsafe { (self.library.ibv_ack_async_event)(&raw mut event) };
-        Some(named)
+        Some(found)
     }
 
     /// Makes [`Self::next_event`] return at once when there is nothing.
