@@ -111,7 +111,6 @@ impl Qp {
             };
             attr.ah_attr = convert::route(dgid, source.host.index, self.adapter.shared.config.port, &route);
         }
-        let _changing = self.host_state.lock();
         if from == QpState::Sqd && !(IN_RTS.contains(mask)) {
             // What only a drained queue may change: the host is drained for a moment.
             host.modify(&host_state::to(QpState::Sqd), STATE)?;

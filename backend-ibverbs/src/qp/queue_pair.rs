@@ -51,7 +51,8 @@ pub(crate) struct Qp {
     /// `None` with a shared receive queue, and when it was destroyed.
     pub(super) recv: Mutex<Option<RecvSide>>,
     pub(super) host: RwLock<Option<Arc<HostQp>>>,
-    /// Held while the host's state changes.
+    /// Held by who resets the host's QP, stops it or asks for its state, which takes no time. The way to RTR, on which
+    /// the host looks for the peer, needs it not: from the error state it leads nowhere.
     pub(super) host_state: Mutex<()>,
     pub(super) send_inflight: Mutex<SendInflight>,
     pub(super) recv_inflight: Mutex<RecvInflight>,
