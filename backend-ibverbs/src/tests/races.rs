@@ -16,7 +16,7 @@ use pvrdma_verbs::{
 use super::memory::fill;
 use super::{SUCCESS, connected, qpn, request, until};
 use crate::fake::{Call, FakeBackend};
-use crate::handles::IbvMr;
+use crate::handles::{IbvMr, IbvQp};
 use crate::hca::IbvHca;
 use crate::sys::{EVENT_PORT_ACTIVE, Wc};
 
@@ -183,6 +183,24 @@ fn a_queue_is_not_drained_before_what_is_being_posted_has_ended() {
     end.change(QpState::Sqd, QpAttrs { timeout: 9, ..QpAttrs::default() }, QpAttrMask::TIMEOUT);
     backend.host.complete_send(qpn(&end), SUCCESS);
     assert_eq!(node.events.wait(1), [AsyncEvent::Qp(QpEvent::SendQueueDrained, end.cookie)]);
+}
+
+/// The host completes nothing any more.
+#[test]
+fn what_is_being_posted_when_the_device_is_lost_is_flushed() {
+    let backend = FakeBackend::new();
+    let node = Node::new(&backend, 1);
+    let met = Met::new();
+    let end = node.qp_with(QpType::Rc, None, |init| init.send_queue = Box::new(met.clone()));
+    end.connect(&end, |_| {});
+    let IbvQp::Host(qp) = &end.qp else { unreachable!() };
+    thread::scope(|scope| {
+        met.submit(&end, request(1), || {
+            scope.spawn(|| qp.abandon());
+            until("the QP does not end", || known_state(&end) == QpState::Error);
+        });
+    });
+    assert_eq!(end.scq.statuses(1), [(1, WcStatus::Flushed)]);
 }
 
 /// A fast registration is being posted when `end` ends it. Returns what is registered after that.
