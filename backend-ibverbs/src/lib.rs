@@ -46,7 +46,7 @@
 //!
 //! 1. the send side or the receive side of a QP or that of an SRQ; the right to take completions of a CQ; a thread
 //!    holds one of these;
-//! 2. a view of guest memory; changes of the state of a QP of the host, by who has no view;
+//! 2. a view of guest memory; or, by who has none, the state of a QP of the host or the limit of an SRQ;
 //! 3. the table of regions, then one region;
 //! 4. requests in flight (of a QP or SRQ), the directories of objects;
 //! 5. leaves: sinks of the device, the table of GIDs of the process.
