@@ -76,8 +76,6 @@ struct Shared {
     /// Has the thread look at what there is.
     wake: Bell,
     stopping: AtomicBool,
-    /// The connection has something left to write.
-    unsent: AtomicBool,
     lost: AtomicU64,
     counters: TlsCounters,
     log: LogLimit,
@@ -91,7 +89,6 @@ impl Shared {
             arrived: Bell::new()?,
             wake: Bell::new()?,
             stopping: AtomicBool::new(false),
-            unsent: AtomicBool::new(false),
             lost: AtomicU64::new(0),
             counters: TlsCounters::default(),
             log: LogLimit::new(),
@@ -110,11 +107,6 @@ impl Shared {
         self.lost.fetch_add(frames, Ordering::Relaxed);
     }
 
-    /// What was in progress on a connection that ends is lost.
-    fn cut(&self) {
-        self.lose(u64::from(self.unsent.swap(false, Ordering::AcqRel)));
-    }
-
     /// This is the connection from now on.
     fn install(&self, new: Session) {
         let peer = new.peer;
@@ -122,8 +114,7 @@ impl Shared {
         let mut session = self.session.lock();
         match session.replace(Arc::new(new)) {
             Some(old) => {
-                self.cut();
-                old.end();
+                self.lose(old.end());
                 self.note(log::Level::Info, format_args!("connected with {peer} in place of {}", old.peer));
             }
             None => self.note(log::Level::Info, format_args!("connected with {peer}")),
@@ -141,9 +132,8 @@ impl Shared {
         *session = None;
         self.counters.tls_malformed.add(u64::from(end.is_malformed()));
         self.note(log::Level::Info, format_args!("disconnected from {}: {end}", old.peer));
-        self.cut();
+        self.lose(old.end());
         drop(session);
-        old.end();
         self.wake.ring();
     }
 }
@@ -246,13 +236,11 @@ impl Link for TlsLink {
     fn send(&self, frames: &Frames, from: usize) -> usize {
         let all = frames.len().saturating_sub(from);
         let Some(session) = self.shared.session() else {
-            self.shared.unsent.store(false, Ordering::Release);
             self.shared.lose(all as u64);
             return all;
         };
         match session.send(frames, from) {
-            Ok((taken, lost, left)) => {
-                self.shared.unsent.store(!left, Ordering::Release);
+            Ok((taken, lost)) => {
                 self.shared.lose(lost);
                 taken
             }
@@ -265,7 +253,7 @@ impl Link for TlsLink {
     }
 
     fn unsent(&self) -> bool {
-        self.shared.unsent.load(Ordering::Acquire)
+        self.shared.session.lock().as_ref().is_some_and(|session| session.is_unsent())
     }
 
     fn readiness(&self) -> Readiness {

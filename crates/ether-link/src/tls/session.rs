@@ -5,6 +5,7 @@ use std::io::{self, Read, Write};
 use std::net::SocketAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use rustix::io::Errno;
@@ -205,11 +206,14 @@ pub(super) struct Session {
     /// Where it is.
     pub(super) peer: SocketAddr,
     stream: Mutex<Stream>,
+    /// Something that was taken is left to be written. Changes with `stream` locked: of several who send, the last one
+    /// knows.
+    unsent: AtomicBool,
 }
 
 impl Session {
     pub(super) fn new(socket: OwnedFd, peer: SocketAddr, stream: Stream) -> Self {
-        Self { socket: Arc::new(socket), peer, stream: Mutex::new(stream) }
+        Self { socket: Arc::new(socket), peer, stream: Mutex::new(stream), unsent: AtomicBool::new(false) }
     }
 
     /// Appends frames that have come, at most `most`.
@@ -223,18 +227,21 @@ impl Session {
             }
         }
         // TLS may have something to say by itself.
-        stream.flush(&self.socket).map(drop)
+        if stream.flush(&self.socket)? {
+            self.unsent.store(false, Ordering::Release);
+        }
+        Ok(())
     }
 
-    /// Sends frames from index `from` on. Returns how many were taken, how many of these are lost, and whether all that
-    /// was taken has left.
-    pub(super) fn send(&self, frames: &Frames, from: usize) -> Result<(usize, u64, bool), End> {
+    /// Sends frames from index `from` on. Returns how many were taken, and how many of these are lost.
+    pub(super) fn send(&self, frames: &Frames, from: usize) -> Result<(usize, u64), End> {
         let stream = &mut *self.stream.lock();
         let (mut next, mut all_lost) = (from, 0_u64);
         loop {
             let left = stream.flush(&self.socket)?;
             if !left || next >= frames.len() {
-                return Ok((next.saturating_sub(from), all_lost, left));
+                self.unsent.store(!left, Ordering::Release);
+                return Ok((next.saturating_sub(from), all_lost));
             }
             let (taken, lost) = stream.encrypt(frames, next)?;
             next = next.saturating_add(taken);
@@ -242,14 +249,22 @@ impl Session {
         }
     }
 
+    /// Returns `true` if something that was taken has not left for want of room.
+    pub(super) fn is_unsent(&self) -> bool {
+        self.unsent.load(Ordering::Acquire)
+    }
+
     /// Returns `true` if a frame is here that was read already, or somebody looks.
     pub(super) fn holds(&self) -> bool {
         self.stream.try_lock().is_none_or(|mut stream| stream.deframer.has_frame())
     }
 
-    /// Ends the connection, for whoever waits for it, too.
-    pub(super) fn end(&self) {
+    /// Ends the connection, for whoever waits for it, too. Returns how much was in progress, which is lost.
+    pub(super) fn end(&self) -> u64 {
         // It fails when the other side was faster.
         let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
+        // Behind whoever is still sending. Who sends from here on is told that the connection has ended.
+        let _stream = self.stream.lock();
+        u64::from(self.unsent.swap(false, Ordering::AcqRel))
     }
 }

@@ -427,6 +427,10 @@ fn a_peer_that_stops_reading() {
     // What comes goes on.
     peer.write(&[&7_u32.to_be_bytes()[..], b"a frame"].concat());
     assert_eq!(receive(&link, 1), [b"a frame"]);
+    // Whoever received has written what there was room for by then.
+    while !link.unsent() {
+        link.send(&frames, 0);
+    }
     let old = link.shared.session().unwrap();
     link.shared.arrived.clear();
     let newer = connect(&link);
@@ -434,7 +438,38 @@ fn a_peer_that_stops_reading() {
     wait_for_arrivals(&link, || link.shared.session().is_none_or(|session| !Arc::ptr_eq(&session, &old)));
     link.send(&batch([&b"now"[..]]), 0);
     assert_eq!(receive(&newer, 1), [b"now"]);
+    // Who was still sending on the old one says nothing about the newer one.
+    assert!(old.send(&Frames::default(), 0).is_err() && !old.is_unsent());
     assert_eq!((link.lost(), link.unsent(), count(&link, "tls_connected")), (1, false, 2));
+}
+
+/// Whoever reads a link writes what is left, and nobody has to send for that.
+#[test]
+fn what_is_left_leaves_when_frames_are_received() {
+    let link = listen();
+    let mut peer = Stranger::new(address(&link), keys(&["x"]).client(address(&link)));
+    peer.greet();
+    wait_until_up(&link);
+    set_socket_recv_buffer_size(&peer.tcp, 64 << 10).unwrap();
+    set_socket_send_buffer_size(&*link.shared.session().unwrap().socket, 64 << 10).unwrap();
+    let frame = vec![7; 9000];
+    let frames = batch(std::iter::repeat_n(&frame[..], 64));
+    while !link.unsent() {
+        link.send(&frames, 0);
+    }
+    let reader = std::thread::spawn(move || io::copy(&mut peer.tcp, &mut io::sink()));
+    // Each time there is room for a byte at least.
+    for _ in 0..1 << 20 {
+        if !link.unsent() {
+            break;
+        }
+        wait(&link, PollFlags::OUT);
+        link.receive(&mut Frames::default(), 1);
+    }
+    assert_eq!((link.unsent(), link.lost()), (false, 0));
+    drop(link);
+    // It ends with the link.
+    drop(reader.join().unwrap());
 }
 
 #[test]
