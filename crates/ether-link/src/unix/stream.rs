@@ -103,15 +103,59 @@ fn write(socket: &OwnedFd, bytes: &[u8]) -> Result<Option<usize>, Errno> {
 }
 
 #[derive(Debug)]
-struct Connection {
+pub(super) struct Connection {
     socket: Arc<OwnedFd>,
     input: Mutex<Deframer>,
     output: Mutex<Output>,
+    /// The rest of a frame is left to be written. Changes with `output` locked.
+    unsent: AtomicBool,
 }
 
 impl Connection {
     fn new(socket: OwnedFd) -> Arc<Self> {
-        Arc::new(Self { socket: Arc::new(socket), input: Mutex::new(Deframer::new(CHUNK)), output: Mutex::default() })
+        let (input, output) = (Mutex::new(Deframer::new(CHUNK)), Mutex::default());
+        Arc::new(Self { socket: Arc::new(socket), input, output, unsent: AtomicBool::new(false) })
+    }
+
+    /// Appends frames that have come, at most `most`.
+    fn receive(&self, frames: &mut Frames, most: usize) -> Result<(), Errno> {
+        let mut input = self.input.lock();
+        for _ in 0..most {
+            loop {
+                if let Some(frame) = input.frame().map_err(|NoFrame| Errno::PROTO)? {
+                    frames.push(frame);
+                    break;
+                }
+                if !fill(&mut input, &self.socket)? {
+                    return Ok(());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes frames from index `from` on. Returns how many were taken.
+    pub(super) fn send(&self, frames: &Frames, from: usize) -> Result<usize, Errno> {
+        let output = &mut *self.output.lock();
+        let mut next = from;
+        while output.flush(&self.socket)? && next < frames.len() {
+            let taken = output.write(&self.socket, frames, next)?;
+            if taken == 0 {
+                break;
+            }
+            next = next.saturating_add(taken);
+        }
+        self.unsent.store(!output.rest.is_empty(), Ordering::Release);
+        Ok(next.saturating_sub(from))
+    }
+
+    /// Ends the connection, for whoever waits for it, too. Returns how much was in progress, which is lost.
+    pub(super) fn end(&self) -> u64 {
+        // It fails when the other side was faster.
+        let _ = rustix::net::shutdown(&*self.socket, rustix::net::Shutdown::Both);
+        // Behind whoever is still sending. Who sends from here on is told that the connection has ended.
+        let _output = self.output.lock();
+        u64::from(self.unsent.swap(false, Ordering::AcqRel))
     }
 }
 
@@ -120,8 +164,6 @@ impl Connection {
 pub struct StreamLink {
     role: Role,
     connection: Mutex<Option<Arc<Connection>>>,
-    /// The connection has the rest of a frame to write.
-    unsent: AtomicBool,
     lost: AtomicU64,
     log: LogLimit,
 }
@@ -162,8 +204,7 @@ impl StreamLink {
     }
 
     fn new(role: Role, connection: Option<Arc<Connection>>) -> Self {
-        let (unsent, lost) = (AtomicBool::new(false), AtomicU64::new(0));
-        Self { role, connection: Mutex::new(connection), unsent, lost, log: LogLimit::new() }
+        Self { role, connection: Mutex::new(connection), lost: AtomicU64::new(0), log: LogLimit::new() }
     }
 
     /// The link as its user wrote it, for the log.
@@ -175,7 +216,7 @@ impl StreamLink {
         }
     }
 
-    fn connection(&self) -> Option<Arc<Connection>> {
+    pub(super) fn connection(&self) -> Option<Arc<Connection>> {
         self.connection.lock().clone()
     }
 
@@ -194,53 +235,13 @@ impl StreamLink {
         connection.clone()
     }
 
-    /// Ends the connection as the other side would.
-    #[cfg(test)]
-    pub(super) fn cut(&self) {
-        if let Some(connection) = self.connection() {
-            rustix::net::shutdown(&connection.socket, rustix::net::Shutdown::Both).unwrap();
-        }
-    }
-
     fn hang_up(&self, old: &Arc<Connection>, errno: Errno) {
         let mut connection = self.connection.lock();
         if connection.as_ref().is_some_and(|now| Arc::ptr_eq(now, old)) {
             self.log.log(log::Level::Info, &self.name(), format_args!("disconnected: {errno}"));
             *connection = None;
-            let cut = self.unsent.swap(false, Ordering::AcqRel);
-            self.lost.fetch_add(u64::from(cut), Ordering::Relaxed);
+            self.lost.fetch_add(old.end(), Ordering::Relaxed);
         }
-    }
-
-    fn receive_from(connection: &Connection, frames: &mut Frames, most: usize) -> Result<(), Errno> {
-        let mut input = connection.input.lock();
-        for _ in 0..most {
-            loop {
-                if let Some(frame) = input.frame().map_err(|NoFrame| Errno::PROTO)? {
-                    frames.push(frame);
-                    break;
-                }
-                if !fill(&mut input, &connection.socket)? {
-                    return Ok(());
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Writes frames.
-    fn send_to(&self, connection: &Connection, frames: &Frames, from: usize) -> Result<usize, Errno> {
-        let output = &mut *connection.output.lock();
-        let mut next = from;
-        while output.flush(&connection.socket)? && next < frames.len() {
-            let taken = output.write(&connection.socket, frames, next)?;
-            if taken == 0 {
-                break;
-            }
-            next = next.saturating_add(taken);
-        }
-        self.unsent.store(!output.rest.is_empty(), Ordering::Release);
-        Ok(next.saturating_sub(from))
     }
 }
 
@@ -254,7 +255,7 @@ fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
 impl Link for StreamLink {
     fn receive(&self, frames: &mut Frames, most: usize) {
         let Some(connection) = self.connect_now() else { return };
-        if let Err(errno) = Self::receive_from(&connection, frames, most) {
+        if let Err(errno) = connection.receive(frames, most) {
             self.hang_up(&connection, errno);
         }
     }
@@ -263,11 +264,10 @@ impl Link for StreamLink {
         let all = frames.len().saturating_sub(from);
         let lost = |count: usize| self.lost.fetch_add(count as u64, Ordering::Relaxed);
         let Some(connection) = self.connection() else {
-            self.unsent.store(false, Ordering::Release);
             lost(all);
             return all;
         };
-        self.send_to(&connection, frames, from).unwrap_or_else(|errno| {
+        connection.send(frames, from).unwrap_or_else(|errno| {
             self.hang_up(&connection, errno);
             lost(all);
             all
@@ -275,7 +275,7 @@ impl Link for StreamLink {
     }
 
     fn unsent(&self) -> bool {
-        self.unsent.load(Ordering::Acquire)
+        self.connection.lock().as_ref().is_some_and(|connection| connection.unsent.load(Ordering::Acquire))
     }
 
     fn readiness(&self) -> Readiness {

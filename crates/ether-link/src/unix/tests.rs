@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::*;
 use crate::{Connector, Frames, Link, NoConnector};
@@ -106,9 +107,46 @@ fn connections_come_and_go() {
         server.send(&frames(&[b"down"]), 0);
         assert_eq!(received(&client), [b"down"]);
         // The other side ends; both notice and the next round connects again.
-        client.cut();
+        client.connection().unwrap().end();
         assert!(received(&client).is_empty() && received(&server).is_empty());
     }
+}
+
+/// Sends until the link has the rest of a frame that found no room.
+fn fill(link: &StreamLink, mut peer: &UnixStream) {
+    let long = frames(&[&[7; 50_000]]);
+    while !link.unsent() {
+        if link.send(&long, 0) == 0 {
+            // Full between two frames.
+            peer.read_exact(&mut [0; 1000]).unwrap();
+        }
+    }
+}
+
+/// Who was still sending on a connection that has ended says nothing about the next one, and who waits for it wakes up.
+#[test]
+fn what_is_left_is_that_of_a_connection() {
+    let directory = Directory::new("left");
+    let path = directory.0.join("socket");
+    let link = StreamLink::listen(UnixListener::bind(&path).unwrap()).unwrap();
+    let mut first = UnixStream::connect(&path).unwrap();
+    assert!(received(&link).is_empty());
+    fill(&link, &first);
+    let (old, writable) = (link.connection().unwrap(), link.readiness().writable.unwrap());
+    let wakes_up = || poll(&mut [PollFd::new(&*writable, PollFlags::OUT)], Some(&Timespec::default())).unwrap() > 0;
+    assert!(!wakes_up(), "there is no room");
+    // No frame is that long.
+    first.write_all(&[0xff; 8]).unwrap();
+    assert!(received(&link).is_empty());
+    assert_eq!((link.lost(), link.unsent(), wakes_up()), (1, false, true));
+
+    let second = UnixStream::connect(&path).unwrap();
+    assert!(received(&link).is_empty());
+    fill(&link, &second);
+    // There would be room by now.
+    first.read_to_end(&mut Vec::new()).unwrap();
+    assert!(old.send(&Frames::default(), 0).is_err(), "it has ended");
+    assert!(link.unsent());
 }
 
 #[test]
