@@ -221,13 +221,20 @@ impl Outbound {
         self.left = 0;
         !link.unsent()
     }
+
+    /// Something is to leave later. That may be what the link has left of a frame that was late: whoever had that leave
+    /// had nothing to send, and nobody knows that he would have to wait for room.
+    fn is_waiting(&self, link: &impl Link) -> bool {
+        self.state.is_holding() || !self.pending.is_empty() || link.unsent()
+    }
 }
 
 /// A link with faults in the direction towards us ([`FaultLink::new`]; wrap both ends for both directions) or in both
 /// ([`FaultLink::both_ways`], for a link whose other end is not ours). Without any it is the link inside.
 pub struct FaultLink<L> {
     inner: L,
-    /// There are no faults, and nothing is held because of earlier ones. Changes under the locks of both directions.
+    /// There are no faults, and nothing is held because of earlier ones. Becomes true under the locks of both
+    /// directions, and false under the inbound one.
     transparent: AtomicBool,
     inbound: Mutex<(State, Frames)>,
     outbound: Option<Mutex<Outbound>>,
@@ -275,9 +282,9 @@ impl<L: Link> FaultLink<L> {
     /// Steps out of the way if there is nothing to do any more.
     fn settle(&self) {
         let (inbound, outbound) = (self.inbound.lock(), self.outbound.as_ref().map(Mutex::lock));
-        let outbound_idle = outbound.as_ref().is_none_or(|outbound| {
-            !outbound.state.is_holding() && outbound.pending.is_empty() && outbound.state.faults == Faults::default()
-        });
+        let outbound_idle = outbound
+            .as_ref()
+            .is_none_or(|outbound| !outbound.is_waiting(&self.inner) && outbound.state.faults == Faults::default());
         if outbound_idle && inbound.0.faults == Faults::default() && !inbound.0.is_holding() {
             self.transparent.store(true, Ordering::Release);
         }
@@ -388,10 +395,13 @@ impl<L: Link> Link for FaultLink<L> {
             _ if self.inbound.lock().0.is_holding() => Some(SOON),
             Some(outbound) => {
                 let outbound = outbound.lock();
-                let waiting = outbound.state.is_holding() || !outbound.pending.is_empty();
                 // Whoever sends does not wake who would look after what is delayed.
                 let faults = outbound.state.faults;
-                if waiting { Some(SOON) } else { (faults.delay > 0 || faults.reorder > 0).then_some(LATER) }
+                if outbound.is_waiting(&self.inner) {
+                    Some(SOON)
+                } else {
+                    (faults.delay > 0 || faults.reorder > 0).then_some(LATER)
+                }
             }
             None => None,
         };
@@ -414,6 +424,8 @@ impl<L: Link> Link for FaultLink<L> {
 
 #[cfg(test)]
 mod tests {
+    use pvrdma_verbs::Snapshot;
+
     use super::*;
     use crate::memory;
 
@@ -577,6 +589,58 @@ mod tests {
         send(100);
         b.receive(&mut got, 5000);
         assert_eq!((got.len(), a.lost()), (300, 100));
+    }
+
+    /// Takes everything, and keeps the end of it while there is no room.
+    #[derive(Debug, Default)]
+    struct Narrow {
+        room: AtomicBool,
+        left: AtomicBool,
+    }
+
+    impl Link for Narrow {
+        fn receive(&self, _frames: &mut Frames, _most: usize) {}
+
+        fn send(&self, frames: &Frames, from: usize) -> usize {
+            let count = frames.len() - from;
+            let left = count > 0 || self.left.load(Ordering::Relaxed);
+            self.left.store(left && !self.room.load(Ordering::Relaxed), Ordering::Relaxed);
+            count
+        }
+
+        fn unsent(&self) -> bool {
+            self.left.load(Ordering::Relaxed)
+        }
+
+        fn readiness(&self) -> Readiness {
+            Readiness::default()
+        }
+
+        fn lost(&self) -> u64 {
+            0
+        }
+
+        fn inspect(&self) -> LinkInspect {
+            LinkInspect { kind: "narrow", name: String::new(), peers: Vec::new(), up: Snapshot::Taken(true) }
+        }
+    }
+
+    /// Who reads has frames leave that were late, and the link keeps the end of them: nobody else knows.
+    #[test]
+    fn what_a_late_frame_leaves_behind_is_looked_after() {
+        let link = FaultLink::both_ways(Narrow::default(), Faults { delay: 10_000, ..Faults::default() }, 1);
+        let (mut frames, mut ignored) = (Frames::default(), Frames::default());
+        frames.push(b"late");
+        assert_eq!((link.send(&frames, 0), link.inner.unsent()), (1, false));
+        link.set_faults(Faults::default(), 1);
+        for _ in 0..=Faults::MAX_DELAY {
+            link.receive(&mut ignored, 10);
+        }
+        assert!(link.inner.unsent() && link.unsent());
+        assert_eq!(link.readiness().wait, Some(SOON));
+        link.inner.room.store(true, Ordering::Relaxed);
+        link.receive(&mut ignored, 10);
+        assert_eq!((link.inner.unsent(), link.readiness().wait, link.is_transparent()), (false, None, true));
     }
 
     /// The same towards us: what was late comes by itself when the faults are over.
