@@ -4,6 +4,7 @@ use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use parking_lot::{Mutex, MutexGuard};
 use pvrdma_handover::Notice;
@@ -136,14 +137,16 @@ pub(super) struct Mailbox {
     notice: Notice<Bell>,
     /// Who takes frames of the uplink at once.
     pub(super) direct: Direct,
+    /// The port was refused room in the uplink, and has not had any since.
+    pub(super) refused: AtomicBool,
     pub(super) counters: SwitchCounters,
 }
 
 impl Mailbox {
     pub(super) fn new(id: Source, mac: MacAddr, unknown: UnknownUnicast) -> io::Result<Self> {
         let (queue, notice) = (Mutex::default(), Notice::new(Bell::new()?));
-        let (direct, counters) = (Direct::default(), SwitchCounters::default());
-        Ok(Self { id, mac, unknown, queue, notice, direct, counters })
+        let (direct, refused, counters) = (Direct::default(), AtomicBool::new(false), SwitchCounters::default());
+        Ok(Self { id, mac, unknown, queue, notice, direct, refused, counters })
     }
 
     /// Readable when there is something to look at.

@@ -1,7 +1,7 @@
 //! A port: the link of one station.
 
 use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -20,15 +20,13 @@ pub(super) const QUANTUM: usize = 256 << 10;
 pub struct SwitchPort {
     shared: Arc<Shared>,
     mailbox: Arc<Mailbox>,
-    /// It was refused room in the uplink, and has not had any since.
-    refused: AtomicBool,
     /// Frames for the uplink, out of those that were presented.
     scratch: Mutex<Frames>,
 }
 
 impl SwitchPort {
     pub(super) fn new(shared: Arc<Shared>, mailbox: Arc<Mailbox>) -> Self {
-        Self { shared, mailbox, refused: AtomicBool::new(false), scratch: Mutex::default() }
+        Self { shared, mailbox, scratch: Mutex::default() }
     }
 
     /// The address of the station behind the port.
@@ -40,23 +38,16 @@ impl SwitchPort {
     pub fn unplug(&self) {
         self.shared.unplug(&self.mailbox);
         self.mailbox.direct.set(None);
-        self.set_refused(false);
     }
 
-    /// Notes whether the port waits for room in the uplink.
+    /// Notes whether the port waits for room in the uplink. Called with the ports held, and this one among them.
     fn set_refused(&self, refused: bool) {
-        if self.refused.swap(refused, Ordering::Relaxed) != refused {
-            if refused {
-                self.shared.refused.fetch_add(1, Ordering::Relaxed);
-            } else {
-                self.shared.refused.fetch_sub(1, Ordering::Relaxed);
-            }
-        }
+        self.shared.set_refused(&self.mailbox, refused);
     }
 
     /// Returns `true` if another port waits for room in the uplink.
     fn others_wait(&self) -> bool {
-        self.shared.refused.load(Ordering::Relaxed) > usize::from(self.refused.load(Ordering::Relaxed))
+        self.shared.refused.load(Ordering::Relaxed) > usize::from(self.mailbox.refused.load(Ordering::Relaxed))
     }
 
     /// Sends frames to other ports and to the uplink.
@@ -160,7 +151,9 @@ impl Link for SwitchPort {
     }
 
     fn unsent(&self) -> bool {
-        self.shared.uplink.as_ref().is_some_and(|uplink| uplink.unsent())
+        // What others have left there is not for a port to wait for that has been taken away.
+        self.shared.ports.read().contains(&self.mailbox)
+            && self.shared.uplink.as_ref().is_some_and(|uplink| uplink.unsent())
     }
 
     fn readiness(&self) -> Readiness {

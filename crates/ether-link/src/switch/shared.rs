@@ -155,6 +155,8 @@ impl Shared {
         }
         let addresses = ports.addresses();
         drop((ports, input));
+        // Somebody may hold the port for a long time. It sends nothing any more, so this stays as it is.
+        self.set_refused(mailbox, false);
         self.stop_if_idle(plug);
         if let Err(error) = self.set_addresses(&addresses) {
             // Log: an administrator takes devices away.
@@ -163,6 +165,17 @@ impl Shared {
         self.topology_changed();
         // Whoever waits for this port finds that there is nothing to wait for.
         mailbox.signal();
+    }
+
+    /// Notes whether a port waits for room in the uplink.
+    pub(super) fn set_refused(&self, mailbox: &Mailbox, refused: bool) {
+        if mailbox.refused.swap(refused, Ordering::Relaxed) != refused {
+            if refused {
+                self.refused.fetch_add(1, Ordering::Relaxed);
+            } else {
+                self.refused.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
     }
 
     fn set_addresses(&self, addresses: &[MacAddr]) -> io::Result<()> {

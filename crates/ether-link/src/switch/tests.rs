@@ -243,6 +243,25 @@ fn a_port_that_was_unplugged_hears_and_says_nothing() {
     assert!(receive(&*three).is_empty() && !readable(&*three));
 }
 
+/// Who still holds a port that was taken away waits for nothing in the uplink, and nobody makes room for it.
+#[test]
+fn a_port_that_was_unplugged_waits_for_no_room() {
+    let (switch, outside, _) = switch(4);
+    let [one, two] = plug(&switch, [1, 2]);
+    // Of this one the uplink gets four segments, and the others are left in front of it.
+    let (long, segmentation) = long_tcp(mac(9).0, mac(2).0, &data(20_000), 1448);
+    let mut sent = Frames::default();
+    sent.push_with_offload(&long, segmentation);
+    assert_eq!(two.send(&sent, 0), 1);
+    assert_eq!(one.send(&frames(&[frame(mac(9), mac(1), 1, 60)]), 0), 0);
+    assert_eq!((one.unsent(), two.unsent(), switch.inspect().waiting_for_uplink), (true, true, 1));
+    switch.unplug(mac(1));
+    assert_eq!((one.unsent(), two.unsent(), switch.inspect().waiting_for_uplink), (false, true, 0));
+    assert_eq!(one.send(&frames(&[frame(mac(9), mac(1), 2, 60)]), 0), 1, "it is lost");
+    drop(one);
+    assert_eq!((switch.inspect().waiting_for_uplink, receive(&outside).len()), (0, 4));
+}
+
 #[test]
 fn who_floods_a_port_takes_no_room_from_others() {
     let (switch, outside, _) = switch(200);
