@@ -110,13 +110,10 @@ impl DeferredWork {
 
     fn ring(&self, number: u32) {
         let index = usize::try_from(number).ok().and_then(|number| number.checked_sub(1));
-        let Some((event, function, Doorbell { bar, offset, value })) = index.and_then(|index| self.bells.get(index))
-        else {
-            return;
-        };
+        let Some((event, function, doorbell)) = index.and_then(|index| self.bells.get(index)) else { return };
         // Nothing there: another event was first.
         let _ = event.read();
-        self.slot.ring(*function, *bar, *offset, value.unwrap_or(0));
+        self.slot.ring(*function, doorbell);
     }
 }
 
@@ -142,5 +139,9 @@ impl MutEventSubscriber for DeferredWork {
 impl Drop for DeferredWork {
     fn drop(&mut self) {
         self.slot.keep_work();
+        // The guest does not write again what was caught.
+        for (_, function, doorbell) in self.bells.iter().filter(|(event, ..)| event.read().is_ok()) {
+            self.slot.ring(*function, doorbell);
+        }
     }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use parking_lot::{Mutex, RwLock};
 use pvrdma_handover::Pending;
-use pvrdma_pci_function::{Bar, MsixPlace, PciFunction};
+use pvrdma_pci_function::{Bar, Doorbell, MsixPlace, PciFunction};
 use thiserror::Error;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -242,10 +242,11 @@ impl Slot {
         Some(window)
     }
 
-    /// The subscriber has gone: whoever writes does the work.
+    /// The subscriber has gone: whoever writes does the work. Nobody signals doorbells any more when this returns.
     pub(crate) fn keep_work(&self) {
         self.left.store(false, Ordering::Release);
         *self.bells.lock() = Bells::default();
+        // Behind the store: whoever adds the first bit after this sees it.
         self.run_left();
     }
 
@@ -265,9 +266,10 @@ impl Slot {
     }
 
     /// A doorbell that was caught.
-    pub(crate) fn ring(&self, function: usize, bar: usize, offset: u64, value: u32) {
+    pub(crate) fn ring(&self, function: usize, doorbell: &Doorbell) {
         if let Some(placed) = self.function(function) {
-            placed.function.bar_write(bar, offset, &value.to_le_bytes());
+            let Doorbell { bar, offset, value } = *doorbell;
+            placed.function.bar_write(bar, offset, &value.unwrap_or(0).to_le_bytes());
             placed.function.run_deferred();
         }
     }
@@ -370,6 +372,13 @@ impl Slot {
         if self.pending.add(1 << function) {
             // Fails only when it has been signalled more often than anybody can count.
             let _ = self.work.write(1);
+            // The subscriber may have gone since the look above. Both it and we change `pending` in one step that
+            // acquires and releases. Either ours is first: who goes takes the bit, behind what was written. Or its is
+            // first, and this look sees what it stored before. A bit that somebody adds to ours goes the way of ours.
+            // A subscriber that has come since then finds the event.
+            if !self.left.load(Ordering::Acquire) {
+                self.run_left();
+            }
         }
     }
 

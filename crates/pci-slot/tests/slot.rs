@@ -338,6 +338,27 @@ fn a_write_does_the_work_itself_beside_caught_doorbells() {
     assert!(catcher.addresses().is_empty());
 }
 
+/// A doorbell that was caught, and that a subscriber has not read before it goes, is not lost.
+#[test]
+fn who_goes_rings_what_was_caught() {
+    let Pair { machine, bus, slot, net, port, .. } = pair();
+    place(&bus);
+    let mut driver = pvrdma_vmxnet3::testing::Driver::up(&net, DriverConfig::default());
+    enable(&machine, NET);
+    let doorbell = machine.bar(SLOT, NET, 0) + 0x600;
+    let packet = TxPacket::plain(&Flow::TO_PEER.udp(&[7; 100]));
+    for all in [true, false] {
+        let catcher = Arc::new(Recording::default());
+        let work = if all { slot.deferred(Some(catcher.clone())) } else { slot.doorbells(catcher.clone()) }.unwrap();
+        driver.tx[0].post(&net.memory, &packet);
+        catcher.ring(doorbell);
+        assert!(port.take().is_empty(), "nobody has read it");
+        drop(work);
+        assert!(catcher.addresses().is_empty());
+        assert_eq!((port.take().len(), driver.reap(0)), (1, 1));
+    }
+}
+
 #[test]
 fn slots_that_cannot_be() {
     let bridge = || HostBridge::slot().unwrap();
