@@ -1,11 +1,11 @@
 //! Threads that sleep on a descriptor, and that wait for room.
 
-use loom::sync::atomic::{AtomicUsize, Ordering};
+use loom::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use loom::sync::{Arc, Mutex};
 use loom::thread;
 use pvrdma_handover::{Event, Notice, Pending, Room, WaitFlag, Waker};
 
-use super::{Step, check, leave_out};
+use super::{Step, check, check_within, leave_out};
 
 /// An eventfd: each call is one step, behind a lock of the kernel.
 #[derive(Default)]
@@ -233,6 +233,72 @@ fn deferred_of(event_first: bool) {
     assert_eq!(*done.lock().unwrap(), [1, 1], "something is there, and everybody sleeps");
 }
 
+/// The slot that such work is in, as `crates/pci-slot/src/slot.rs` has it.
+struct Deferring {
+    pending: Pending,
+    event: Counter,
+    /// A subscriber does the work.
+    left: AtomicBool,
+    work: [AtomicUsize; 2],
+    done: [AtomicUsize; 2],
+}
+
+impl Deferring {
+    fn run_deferred(&self, which: usize) {
+        self.done[which].fetch_max(self.work[which].load(Ordering::Relaxed), Ordering::Relaxed);
+    }
+
+    fn run_left(&self) {
+        self.event.clear();
+        let bits = self.pending.take();
+        (0..2).filter(|which| bits >> which & 1 == 1).for_each(|which| self.run_deferred(which));
+    }
+
+    /// What a guest's processor does.
+    fn write(&self, which: usize, look_again: bool) {
+        self.work[which].store(1, Ordering::Relaxed);
+        if !self.left.load(Ordering::Acquire) {
+            return self.run_deferred(which);
+        }
+        if self.pending.add(1 << which) {
+            self.event.signal();
+            if look_again && !self.left.load(Ordering::Acquire) {
+                self.run_left();
+            }
+        }
+    }
+}
+
+/// Two leave work while its subscriber goes: what it does not do they do themselves. `look_again`: whoever left the
+/// first bit looks whether the subscriber is still there. `comes_back`: there is another one after that.
+fn subscriber_of(look_again: bool, comes_back: bool) {
+    let slot = Arc::new(Deferring {
+        pending: Pending::new(),
+        event: Counter::default(),
+        left: AtomicBool::new(true),
+        work: [AtomicUsize::new(0), AtomicUsize::new(0)],
+        done: [AtomicUsize::new(0), AtomicUsize::new(0)],
+    });
+    let write = |which: usize| {
+        let slot = Arc::clone(&slot);
+        move || slot.write(which, look_again)
+    };
+    let others = [thread::spawn(write(0)), thread::spawn(write(1))];
+    slot.left.store(false, Ordering::Release);
+    slot.run_left();
+    if comes_back {
+        slot.left.store(true, Ordering::Release);
+    }
+    for other in others {
+        other.join().unwrap();
+    }
+    while comes_back && slot.event.is_readable() {
+        slot.run_left();
+    }
+    let done = slot.done.each_ref().map(|done| done.load(Ordering::Relaxed));
+    assert_eq!(done, [1, 1], "something is there, and it is left to nobody");
+}
+
 /// Somebody finds two queues in front of a link full, waits, and both have room again: it is told.
 fn room() {
     let shared = Arc::new((Room::<usize>::default(), AtomicUsize::new(0)));
@@ -362,6 +428,22 @@ fn deferred_work_is_done() {
 #[should_panic(expected = "everybody sleeps")]
 fn who_takes_the_event_away_behind_the_bits_loses_work() {
     check(|| deferred_of(false));
+}
+
+#[test]
+fn deferred_work_is_done_when_the_subscriber_goes() {
+    check(|| subscriber_of(true, false));
+}
+
+#[test]
+fn deferred_work_is_done_when_another_subscriber_comes() {
+    check_within(Some(4), || subscriber_of(true, true));
+}
+
+#[test]
+#[should_panic(expected = "it is left to nobody")]
+fn who_leaves_work_without_a_second_look_leaves_it_to_nobody() {
+    check(|| subscriber_of(false, false));
 }
 
 #[test]
