@@ -17,6 +17,8 @@ pub struct Config {
     pub pure: PureCrate,
     /// Where threads start.
     pub threads: Threads,
+    /// Where words that threads share are listed.
+    pub atomics: Atomics,
     /// What may be logged without a limit.
     pub logs: Logs,
     /// Lines that a product file may have.
@@ -66,6 +68,15 @@ pub struct Threads {
     pub forbidden: &'static [&'static str],
     /// Files and folders that may nevertheless, each with the reason. A folder ends in `/`.
     pub exceptions: &'static [(&'static str, &'static str)],
+}
+
+/// The list of what threads share without a lock.
+#[derive(Clone, Copy, Debug)]
+pub struct Atomics {
+    /// The document, from the root of the repository.
+    pub document: &'static str,
+    /// The folder of the types that have models. It ends in `/`.
+    pub home: &'static str,
 }
 
 /// The one file that logs without a limit.
@@ -124,6 +135,7 @@ pub const REPOSITORY: Config = Config {
         dependencies: &["bitflags", "crc32fast", "log", "pvrdma-verbs", "serde", "thiserror", "zerocopy"],
         exceptions: &[],
     },
+    atomics: Atomics { document: "docs/atomics.md", home: "crates/handover/" },
     threads: Threads {
         home: "crates/verbs/src/threads.rs",
         forbidden: &[

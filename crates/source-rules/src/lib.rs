@@ -8,6 +8,7 @@
 //!
 //! | module | rule |
 //! | --- | --- |
+//! | [`atomics`] | what threads share without a lock is listed, with what keeps it right |
 //! | [`circles`] | no import circle of more than two product files |
 //! | [`purity`] | no arrow from the protocol core to input, output or clocks |
 //! | [`publishing`] | crates have what a registry wants of them |
@@ -22,6 +23,7 @@
 //! takes out what only tests contain, [`modules`] resolves names, [`imports`] finds them, [`comments`] finds
 //! comments.
 
+pub mod atomics;
 pub mod circles;
 pub mod comments;
 pub mod conditions;

@@ -2,11 +2,14 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
+use std::fs;
 use std::path::Path;
 
 use source_rules::config::REPOSITORY;
 use source_rules::workspace::Workspace;
-use source_rules::{Problem, circles, dependencies, logs, module_style, publishing, purity, sizes, threads, words};
+use source_rules::{
+    Problem, atomics, circles, dependencies, logs, module_style, publishing, purity, sizes, threads, words,
+};
 
 fn repository() -> Workspace {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
@@ -64,6 +67,13 @@ fn threads_start_in_one_place() {
     let home = workspace.config.threads.home;
     assert!(workspace.files.iter().any(|file| file.path == home), "there is no {home}");
     judge(&threads::check(&workspace));
+}
+
+#[test]
+fn what_threads_share_without_a_lock_is_listed() {
+    let workspace = repository();
+    let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(workspace.config.atomics.document);
+    judge(&atomics::check(&workspace, &fs::read_to_string(document).unwrap()));
 }
 
 #[test]

@@ -72,7 +72,7 @@ fn held() {
     held_of(true);
 }
 
-/// A port that may not send READ data before its turn (`Port::may_send_data` and `Port::run` in `backend-rxe/src/port/`).
+/// A port that may not send READ data before its turn (`backend-rxe/src/port/mod.rs`, `may_send_data` and `run`).
 struct Turns {
     may: AtomicBool,
     receiver: Mutex<()>,

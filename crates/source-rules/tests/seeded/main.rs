@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, clippy::panic, reason = "a test")]
 
+mod atomics;
 mod circles;
 mod dependencies;
 mod logs;
