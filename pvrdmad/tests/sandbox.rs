@@ -2,8 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "a test")]
 
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, Command, Stdio};
 
@@ -12,15 +13,37 @@ use pvrdma_verbs::threads::ThreadKind;
 use pvrdmad::sandbox::SandboxReport;
 use pvrdmad::sandbox::probe::{Attempt, Attempts};
 use serde::de::DeserializeOwned;
+use tempfile::TempDir;
 
 const EPERM: i32 = 1;
 const EACCES: i32 = 13;
 const ENOTSOCK: i32 = 88;
 
+const PROBE: &str = env!("CARGO_BIN_EXE_sandbox-probe");
+
 fn probe(what: &str, profile: &str, mode: &str) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_sandbox-probe"));
+    let mut command = Command::new(PROBE);
     command.args([what, profile, mode]).stdin(Stdio::null());
     command
+}
+
+/// The probe where every user can start it: what was built may be in the home of root.
+struct Shared(TempDir);
+
+impl Shared {
+    fn new() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        fs::set_permissions(folder.path(), Permissions::from_mode(0o755)).unwrap();
+        fs::copy(PROBE, folder.path().join("sandbox-probe")).unwrap();
+        Self(folder)
+    }
+
+    /// It, started by a user without any right.
+    fn probe(&self, what: &str, profile: &str, mode: &str) -> Command {
+        let mut command = Command::new(self.0.path().join("sandbox-probe"));
+        command.args([what, profile, mode]).uid(NOBODY).gid(NOBODY);
+        command
+    }
 }
 
 /// What the process says.
@@ -274,7 +297,7 @@ fn a_user_without_capabilities_has_none_in_the_sandbox() {
         eprintln!("needs root, to become another user");
         return;
     }
-    let held = Held::start(probe("hold", "ibverbs", "on").uid(NOBODY).gid(NOBODY));
+    let held = Held::start(&mut Shared::new().probe("hold", "ibverbs", "on"));
     assert_confined(&held, 0, false);
     assert_eq!((held.report.capabilities.as_slice(), held.report.missing.as_slice()), (&[][..], &[][..]));
 }
@@ -286,8 +309,9 @@ fn a_process_of_the_same_user_cannot_read_its_memory() {
         eprintln!("needs root, to become another user");
         return;
     }
+    let shared = Shared::new();
     let opens = |mode| {
-        let held = Held::start(probe("hold", "rxe", mode).uid(NOBODY).gid(NOBODY));
+        let held = Held::start(&mut shared.probe("hold", "rxe", mode));
         let memory = format!("/proc/{}/mem", held.child.id());
         Command::new("dd").args([&format!("if={memory}"), "count=0"]).uid(NOBODY).gid(NOBODY).output().unwrap().status
     };
