@@ -213,7 +213,8 @@ fn interrupt(pair: &mut Pair, done: &mut Done) -> Result<()> {
         // Who writes learns by its requests that nobody answers.
         let programs = Programs { timeout: PATIENCE, ..writes(pair, &link, victim, ENDLESS) };
         let (_server, client) = programs.start()?;
-        wait_written(pair, start + done.rounds % 16 * 543_210)?;
+        // At least something: who was never connected would wait for the dead for ever.
+        wait_written(pair, start + (done.rounds % 16 + 1) * 543_210)?;
         let victim: &Vm = &pair.vms()[victim];
         match done.rounds % 3 {
             0 => victim.kill_jobs()?,
