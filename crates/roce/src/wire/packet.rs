@@ -307,6 +307,11 @@ mod tests {
     }
 
     #[test]
+    fn only_udp_has_a_source_port() {
+        assert_eq!(networks().map(|network| network.source_port()), [None, Some(0xc001), Some(0xc001)]);
+    }
+
+    #[test]
     fn what_a_network_header_says() {
         let says = networks().map(|network| {
             (network.kind(), network.len(), network.ethertype(), network.traffic_class(), network.ecn())
