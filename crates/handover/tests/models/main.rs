@@ -60,44 +60,33 @@ fn combiner() {
     assert_eq!(*shared.1.lock(), 2, "work is left");
 }
 
-/// Somebody does something once while somebody else brings work: the work is done, or the former is told.
-fn once() {
+/// Somebody does something once while somebody else brings work: the work is done, or the former is told. `act`: does
+/// it, which is to look at the work, and says whether he was told.
+fn beside(act: impl FnOnce(&Combiner, &FairMutex<usize>, &AtomicUsize) -> bool) {
     let shared = Arc::new((Combiner::new(), FairMutex::new(0), AtomicUsize::new(0)));
-    let bring = || {
-        let shared = Arc::clone(&shared);
-        move || {
-            let (combiner, lock, work) = &*shared;
-            work.store(1, Ordering::Relaxed);
-            combiner.run(lock, |done| {
-                *done = work.load(Ordering::Relaxed);
-                false
-            });
-        }
-    };
-    let other = thread::spawn(bring());
-    let told = shared.0.once(&shared.1, |_| shared.2.load(Ordering::Relaxed)).is_some_and(|(_, left)| left);
+    let other = Arc::clone(&shared);
+    let other = thread::spawn(move || {
+        let (combiner, lock, work) = &*other;
+        work.store(1, Ordering::Relaxed);
+        combiner.run(lock, |done| {
+            *done = work.load(Ordering::Relaxed);
+            false
+        });
+    });
+    let (combiner, lock, work) = &*shared;
+    let told = act(combiner, lock, work);
     other.join().unwrap();
-    assert!(told || *shared.1.lock() == 1, "the work is done by nobody");
+    assert!(told || *lock.lock() == 1, "the work is done by nobody");
 }
 
-/// The same, by who waits for his turn, as who brings a response to a requester.
+/// Unless somebody has the lock.
+fn once() {
+    beside(|combiner, lock, work| combiner.once(lock, |_| work.load(Ordering::Relaxed)).is_some_and(|(_, left)| left));
+}
+
+/// Waiting for his turn, as who brings a response to a requester.
 fn hold() {
-    let shared = Arc::new((Combiner::new(), FairMutex::new(0), AtomicUsize::new(0)));
-    let bring = || {
-        let shared = Arc::clone(&shared);
-        move || {
-            let (combiner, lock, work) = &*shared;
-            work.store(1, Ordering::Relaxed);
-            combiner.run(lock, |done| {
-                *done = work.load(Ordering::Relaxed);
-                false
-            });
-        }
-    };
-    let other = thread::spawn(bring());
-    let (_, told) = shared.0.hold(&shared.1, |_| shared.2.load(Ordering::Relaxed));
-    other.join().unwrap();
-    assert!(told || *shared.1.lock() == 1, "the work is done by nobody");
+    beside(|combiner, lock, work| combiner.hold(lock, |_| work.load(Ordering::Relaxed)).1);
 }
 
 /// A doorbell: its ring is written, then its bit is set; who takes the bit looks at the ring. The last write is seen.
