@@ -306,8 +306,9 @@ impl<B: Backend> PvrdmaDevice<B> {
         }
     }
 
-    /// Lets what the guest switched take effect. Memory is cut off first: [`DmaSpace::set_enabled`] waits for whoever
-    /// is using it, and after that nothing can produce an interrupt either.
+    /// Lets what the guest switched take effect, except that its objects end with bus mastering. Memory is cut off
+    /// first: [`DmaSpace::set_enabled`] waits for whoever is using it, and after that nothing can produce an interrupt
+    /// either.
     fn apply_command_register(&self, before: Switches, after: Switches) {
         let core = &self.core;
         if after.msix != before.msix {
@@ -347,10 +348,20 @@ where
 
     fn config_write(&self, offset: usize, data: &[u8]) {
         // Held until the switches have taken effect, so that two writers cannot overtake each other.
-        let mut pci = self.pci.lock();
-        let before = pci.switches();
-        pci.write(offset, data);
-        self.apply_command_register(before, pci.switches());
+        let control = &mut *self.control.lock();
+        let [before, after] = {
+            let mut pci = self.pci.lock();
+            let before = pci.switches();
+            pci.write(offset, data);
+            [before, pci.switches()]
+        };
+        self.apply_command_register(before, after);
+        if before.bus_master && !after.bus_master {
+            // Linux ends bus mastering before it starts another kernel (kexec), and that one's driver switches it on
+            // before its handshake (section 3.2). In between the memory of what the first one made is the second one's.
+            self.teardown(control);
+            *self.phase.lock() = control.phase();
+        }
     }
 
     fn bar_read(&self, bar: usize, offset: u64, data: &mut [u8]) {

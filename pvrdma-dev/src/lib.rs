@@ -35,7 +35,8 @@
 //!
 //! * What the guest wrote is copied once and then judged; a response is either complete or an error that the ERR
 //!   register, the log and a counter show.
-//! * After a destroy command, a reset or the end of bus mastering nothing touches the memory concerned.
+//! * After a destroy command, a reset or the end of bus mastering (which ends everything, as a reset does) nothing
+//!   touches the memory concerned.
 //! * Code that asks the backend for something that waits (modify, destroy) holds no view of guest memory.
 //!
 //! # Not implemented

@@ -253,10 +253,14 @@ fn without_bus_mastering_nothing_is_reached() {
     assert_ne!(driver.submit(query_port().bytes()), 0);
     qp.ring_send();
     assert_eq!((mock.notified(qp.handle), test.irqs.counts()), ((0, 0), raised));
+    // Nor afterwards, until there is a handshake.
     driver.pci().set_bus_master(true);
-    driver.create_pd(None).unwrap();
+    assert!(driver.create_pd(None).is_err());
     qp.ring_send();
-    assert_eq!(mock.notified(qp.handle), (1, 0));
+    assert_eq!((mock.notified(qp.handle), test.irqs.counts()), ((0, 0), raised));
+    assert_eq!((test.device.status().phase, test.device.status().objects.qps), (Phase::Reset, 0));
+    assert_eq!(bring_up(&driver), 0);
+    driver.create_pd(None).unwrap();
 
     driver.pci().set_bus_master(false);
     test.memory.write(driver.dsr() + 72, &[0; 208]);

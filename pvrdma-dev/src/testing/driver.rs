@@ -27,6 +27,8 @@ pub(super) struct EventRing {
     ring: DriverRing,
     pages: Vec<u64>,
     pub(super) directory: Directory,
+    /// Held by who takes what it has: an interrupt has one handler at a time.
+    handler: Mutex<()>,
 }
 
 impl EventRing {
@@ -35,7 +37,13 @@ impl EventRing {
         let directory = memory.directory(&pages);
         let nominal = (count as u64 - 1) * 4096 / element;
         let ring = DriverRing::new(memory, pages[0] + 8, &pages[1..], element, nominal as u32);
-        Self { ring, pages, directory }
+        Self { ring, pages, directory, handler: Mutex::default() }
+    }
+
+    /// Takes what it has.
+    fn take(&self) -> Vec<Vec<u8>> {
+        let _handler = self.handler.lock();
+        self.ring.drain()
     }
 
     fn free(&self, memory: &GuestMemory) {
@@ -225,13 +233,13 @@ impl Driver {
     /// Takes what the asynchronous event ring has, as vector 1's handler does.
     pub fn async_events(&self) -> Vec<AsyncEntry> {
         let word = |entry: &[u8], at: usize| u32::from_le_bytes(entry[at..at + 4].try_into().unwrap());
-        let entries = self.0.asynchronous.ring.drain();
+        let entries = self.0.asynchronous.take();
         entries.iter().map(|entry| AsyncEntry { kind: word(entry, 0), info: word(entry, 4) }).collect()
     }
 
     /// Takes CQ handles from the notification ring, as vector 2's handler does.
     pub fn notifications(&self) -> Vec<u32> {
-        let entries = self.0.notifications.ring.drain();
+        let entries = self.0.notifications.take();
         entries.iter().map(|entry| u32::from_le_bytes(entry[..4].try_into().unwrap())).collect()
     }
 
