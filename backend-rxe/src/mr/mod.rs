@@ -10,7 +10,7 @@ mod tables;
 
 use std::ops::Deref;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::{MappedRwLockReadGuard, RwLock, RwLockReadGuard};
 use pvrdma_guest_memory::{PAGE_SIZE, PageList, PinGuard};
@@ -77,19 +77,14 @@ enum Body {
 #[derive(Debug)]
 struct Fast {
     max_pages: u32,
-    /// The key that is valid, [`valid`] or [`INVALID`]. Cleared before the lock is taken for invalidation, so that new
-    /// users cannot hold it off.
-    valid: AtomicU64,
+    /// The key that is valid, or [`INVALID`]. Cleared before the lock is taken for invalidation, so that new users
+    /// cannot hold it off.
+    valid: AtomicU32,
     region: RwLock<Option<Filled>>,
 }
 
-/// No key is valid.
-const INVALID: u64 = 0;
-
-/// This key is.
-const fn valid(key: u32) -> u64 {
-    1 << 32 | key as u64
-}
+/// No key is valid. It is nobody's: the first index is not 0.
+const INVALID: u32 = 0;
 
 /// What a fast registration has put into a region.
 #[derive(Debug)]
@@ -115,7 +110,7 @@ impl Mr {
 
     /// A region that work requests fill.
     pub(crate) fn fast(pd: u64, max_pages: u32) -> Self {
-        let fast = Fast { max_pages, valid: AtomicU64::new(INVALID), region: RwLock::new(None) };
+        let fast = Fast { max_pages, valid: AtomicU32::new(INVALID), region: RwLock::new(None) };
         Self { key: AtomicU32::new(0), pd, body: Body::Fast(Box::new(fast)) }
     }
 }
@@ -270,7 +265,7 @@ impl MrTable {
         let Some(new) = Region::paged(request.iova, request.length, request.access, pages) else { return false };
         *region = Some(Filled { region: new, pin });
         mr.key.store(request.key, Ordering::Relaxed);
-        fast.valid.store(valid(request.key), Ordering::Release);
+        fast.valid.store(request.key, Ordering::Release);
         true
     }
 
@@ -279,7 +274,7 @@ impl MrTable {
         let Some(mr) = self.get(key).filter(|mr| mr.pd == pd) else { return false };
         let Body::Fast(fast) = &mr.body else { return false };
         // One step: a registration with another key may come between a look and a change.
-        if fast.valid.compare_exchange(valid(key), INVALID, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+        if fast.valid.compare_exchange(key, INVALID, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             return false;
         }
         fast.region.write().take().is_some()
