@@ -330,7 +330,7 @@ fn reflected(local: bool) -> (World, [Node; 2], MemoryLink, Vec<Uplink>) {
     use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
     let world = World::with(|config| config.local = local);
     let (uplink, cable) = memory::pair(1000).unwrap();
-    let switch = Switch::hairpin_without_thread(Arc::new(uplink), 4500).unwrap();
+    let switch = Switch::hairpin_without_thread(Arc::new(uplink), 4500, Arc::clone(&world.clock) as _).unwrap();
     let ports = [1, 3].map(|number| switch.port(mac(number), UnknownUnicast::Drop).unwrap());
     let config = |port| PortConfig { uplink: port, nic: None, mtu: 4500, rules: PortRules::default() };
     let [first, second] = ports;

@@ -31,7 +31,7 @@ use std::sync::atomic::Ordering;
 use pvrdma_verbs::{Counter, MacAddr, Snapshot};
 use serde::Serialize;
 
-use crate::{Link, LinkInspect};
+use crate::{Clock, Link, LinkInspect};
 use mailbox::Mailbox;
 use shared::Shared;
 
@@ -76,15 +76,15 @@ impl Switch {
     /// # Errors
     /// There are no descriptors left.
     pub fn new(uplink: Option<Arc<dyn Link>>, mtu: u32) -> io::Result<Self> {
-        Self::with_threads(uplink, mtu, true)
+        Ok(Self(Arc::new(Shared::new(uplink, mtu, None, false)?)))
     }
 
-    /// A switch whose uplink is read by [`Self::service`] when it has several ports.
+    /// A switch whose uplink is read by [`Self::service`] when it has several ports, in the time of `clock`.
     ///
     /// # Errors
     /// There are no descriptors left.
-    pub fn without_thread(uplink: Option<Arc<dyn Link>>, mtu: u32) -> io::Result<Self> {
-        Self::with_threads(uplink, mtu, false)
+    pub fn without_thread(uplink: Option<Arc<dyn Link>>, mtu: u32, clock: Arc<dyn Clock>) -> io::Result<Self> {
+        Ok(Self(Arc::new(Shared::new(uplink, mtu, Some(clock), false)?)))
     }
 
     /// A switch whose ports reach each other only through the uplink, whose other end sends frames back (the reflective
@@ -93,19 +93,15 @@ impl Switch {
     /// # Errors
     /// There are no descriptors left.
     pub fn hairpin(uplink: Arc<dyn Link>, mtu: u32) -> io::Result<Self> {
-        Ok(Self(Arc::new(Shared::new(Some(uplink), mtu, (true, true))?)))
+        Ok(Self(Arc::new(Shared::new(Some(uplink), mtu, None, true)?)))
     }
 
     /// The same as [`Self::without_thread`] is to [`Self::new`].
     ///
     /// # Errors
     /// There are no descriptors left.
-    pub fn hairpin_without_thread(uplink: Arc<dyn Link>, mtu: u32) -> io::Result<Self> {
-        Ok(Self(Arc::new(Shared::new(Some(uplink), mtu, (false, true))?)))
-    }
-
-    fn with_threads(uplink: Option<Arc<dyn Link>>, mtu: u32, threaded: bool) -> io::Result<Self> {
-        Ok(Self(Arc::new(Shared::new(uplink, mtu, (threaded, false))?)))
+    pub fn hairpin_without_thread(uplink: Arc<dyn Link>, mtu: u32, clock: Arc<dyn Clock>) -> io::Result<Self> {
+        Ok(Self(Arc::new(Shared::new(Some(uplink), mtu, Some(clock), true)?)))
     }
 
     /// Adds a port for the station with the address `mac`. It is there until it is [unplugged](SwitchPort::unplug) or

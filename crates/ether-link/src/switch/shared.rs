@@ -72,7 +72,7 @@ pub(super) struct Shared {
     /// Ports reach each other through the uplink only.
     pub(super) hairpin: bool,
     input: Mutex<Input>,
-    pub(super) clock: Arc<dyn Clock>,
+    clock: Arc<dyn Clock>,
     waker: Waker<Bell>,
     stopping: AtomicBool,
     /// Ports that wait for room in the uplink.
@@ -82,7 +82,13 @@ pub(super) struct Shared {
 }
 
 impl Shared {
-    pub(super) fn new(uplink: Option<Arc<dyn Link>>, mtu: u32, (threaded, hairpin): (bool, bool)) -> io::Result<Self> {
+    /// With a clock, nothing runs by itself.
+    pub(super) fn new(
+        uplink: Option<Arc<dyn Link>>,
+        mtu: u32,
+        clock: Option<Arc<dyn Clock>>,
+        hairpin: bool,
+    ) -> io::Result<Self> {
         // What ports leave to be done is done for links that do not.
         let uplink = uplink.map(|link| Arc::new(GsoLink::new(link)) as Arc<dyn Link>);
         Ok(Self {
@@ -90,10 +96,10 @@ impl Shared {
             longest: usize::try_from(mtu).unwrap_or(usize::MAX).saturating_add(ETHERNET_LEN),
             ports: RwLock::default(),
             plug: Mutex::default(),
-            threaded,
+            threaded: clock.is_none(),
             hairpin,
             input: Mutex::default(),
-            clock: Arc::new(MonotonicClock::default()),
+            clock: clock.unwrap_or_else(|| Arc::new(MonotonicClock::default())),
             waker: Waker::new(Bell::new()?),
             stopping: AtomicBool::new(false),
             refused: AtomicUsize::new(0),

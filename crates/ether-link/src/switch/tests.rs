@@ -16,7 +16,7 @@ use super::*;
 use crate::fault::{FaultLink, Faults};
 use crate::memory::{self, MemoryLink};
 use crate::offload::sample::{carried, data, long_tcp};
-use crate::{Frames, Readiness};
+use crate::{Frames, ManualClock, Readiness};
 
 const MTU: u32 = 1500;
 
@@ -71,7 +71,7 @@ fn switch(capacity: usize) -> (Switch, MemoryLink, Arc<MemoryLink>) {
     let (ours, theirs) = memory::pair(capacity).unwrap();
     let ours = Arc::new(ours);
     let uplink = Arc::clone(&ours) as Arc<dyn Link>;
-    (Switch::without_thread(Some(uplink), MTU).unwrap(), theirs, ours)
+    (Switch::without_thread(Some(uplink), MTU, Arc::new(ManualClock::default())).unwrap(), theirs, ours)
 }
 
 fn plug<const N: usize>(switch: &Switch, numbers: [u8; N]) -> [Arc<SwitchPort>; N] {
@@ -109,7 +109,7 @@ fn a_sole_port_is_the_uplink() {
 #[test]
 fn a_hairpin_delivers_what_comes_back() {
     let (ours, outside) = memory::pair(100).unwrap();
-    let switch = Switch::hairpin_without_thread(Arc::new(ours), MTU).unwrap();
+    let switch = Switch::hairpin_without_thread(Arc::new(ours), MTU, Arc::new(ManualClock::default())).unwrap();
     let [one] = plug(&switch, [1]);
     let exchange = |from: &SwitchPort, sent: &[Vec<u8>]| {
         assert_eq!(from.send(&frames(sent), 0), sent.len());
@@ -347,7 +347,7 @@ fn faults_of_the_uplink_are_faults_of_all_ports() {
     let (ours, outside) = memory::pair(100_000).unwrap();
     let faults = Faults { loss: 1000, delay: 2000, ..Faults::default() };
     let uplink = Arc::new(FaultLink::both_ways(ours, faults, 7));
-    let switch = Switch::without_thread(Some(uplink), MTU).unwrap();
+    let switch = Switch::without_thread(Some(uplink), MTU, Arc::new(ManualClock::default())).unwrap();
     let ports = plug(&switch, [1, 2]);
     let (mut inward, mut outward) = ([0; 2], 0);
     for number in 0..1000 {

@@ -7,7 +7,6 @@ use std::thread;
 
 use pvrdma_verbs::MacAddr;
 
-use super::super::shared::Shared;
 use super::super::{Switch, SwitchPort, UnknownUnicast};
 use super::*;
 use crate::memory::{self, MemoryLink};
@@ -92,10 +91,9 @@ struct Bench {
 impl Bench {
     fn new() -> Self {
         let (ours, outside) = memory::pair(10_000).unwrap();
-        let mut shared = Shared::new(Some(Arc::new(ours)), 1500, (false, false)).unwrap();
         let clock = Arc::new(ManualClock::default());
-        shared.clock = Arc::clone(&clock) as Arc<dyn Clock>;
-        Self { switch: Switch(Arc::new(shared)), outside, clock }
+        let switch = Switch::without_thread(Some(Arc::new(ours)), 1500, Arc::clone(&clock) as _).unwrap();
+        Self { switch, outside, clock }
     }
 
     /// Ports of these numbers, which have looked whom there is.
