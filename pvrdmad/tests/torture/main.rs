@@ -1,6 +1,6 @@
 //! Torture: three tenants exchange data of which every byte is compared, beside everybody who means no good and knows
-//! everything but secrets: a guest's kernel, a process in a tenant's own guest, a peer on the wire, and a VMM. What
-//! they do follows from a seed.
+//! everything but secrets: a guest's kernel, a process in a tenant's own guest, a peer on the wire, and a VMM; and an
+//! operator who means well at the wrong moments. What they do, and how the devices are connected, follows from a seed.
 //!
 //! `cargo test -p pvrdmad --test torture` runs many seeds for a moment each, on one thread and on virtual time, so that
 //! a seed that fails does so again: `SEED=17 cargo test -p pvrdmad --test torture -- --ignored one_thread`. With
@@ -17,10 +17,12 @@ mod frames;
 mod kernel;
 mod machine;
 mod network;
+mod operator;
 mod peer;
 mod tenant;
 mod visitor;
 mod vmm;
+mod wire;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,7 +31,8 @@ use std::time::{Duration, Instant};
 
 use frames::{Card, FrameFlow};
 use kernel::Kernel;
-use network::{BEYOND, HOLD, Network, VMM};
+use network::{BEYOND, HOLD, KERNEL, Network, VISITOR, VMM};
+use operator::Operator;
 use parking_lot::Mutex;
 use peer::Peer;
 use pvrdma_dev::testing::Stop;
@@ -69,6 +72,7 @@ struct World<'a> {
     kernel: Kernel,
     peer: Peer,
     vmm: Vmm,
+    operator: Operator,
     network: Network,
     seed: u64,
 }
@@ -100,14 +104,20 @@ impl<'a> World<'a> {
         let kernel = Kernel::new(&network, targets, seed);
         let vmm = Vmm::new(&network, card, seed, workers > 0);
         let frames = FrameFlow::new(cards);
-        Self { flows, frames, tenants, kept, process, visitor, kernel, peer, vmm, network, seed }
+        let machines = tenants.iter().map(|tenant| (tenant.number, &tenant.machine));
+        let machines = machines.chain([(KERNEL, &kernel.machine), (VISITOR, visitor.machine())]);
+        let devices = machines.map(|(number, machine)| (number, Arc::clone(&machine.test.device)));
+        let operator = Operator::new(devices.chain([(VMM, Arc::clone(&vmm.device))]).collect(), seed);
+        Self { flows, frames, tenants, kept, process, visitor, kernel, peer, vmm, operator, network, seed }
     }
 
     /// Does what the dice say, on this thread.
     fn run(&mut self) {
         let mut dice = Dice::new(self.seed, 6);
         for _ in 0..STEPS {
-            match dice.below(24) {
+            self.operator.restore_after(&self.network, operator::DOWN);
+            match dice.below(26) {
+                24 | 25 => self.operator.step(&self.network),
                 20..23 => self.visitor.step(&self.network, &self.tenants[0]),
                 23 if dice.one_in(2) && self.visitor.has_left() => self.pass_night(),
                 0..7 => {
@@ -129,6 +139,7 @@ impl<'a> World<'a> {
 
     /// So much time passes that addresses of who is away are free. Who is there is heard of meanwhile.
     fn pass_night(&mut self) {
+        self.operator.restore_after(&self.network, Duration::ZERO);
         for _ in 0..NIGHT {
             settle(&self.network, &mut self.flows, 1);
             self.let_visitor_end();
@@ -158,7 +169,7 @@ impl<'a> World<'a> {
 
     /// The same with a thread for each of them.
     fn run_on_threads(&mut self) {
-        let Self { flows, frames, tenants, process, visitor, kernel, peer, vmm, network, .. } = self;
+        let Self { flows, frames, tenants, process, visitor, kernel, peer, vmm, operator, network, .. } = self;
         let (network, stop) = (&*network, AtomicBool::new(false));
         let until_the_end = |step: &mut dyn FnMut()| {
             let _stop = Stop(&stop);
@@ -176,6 +187,7 @@ impl<'a> World<'a> {
             scope.spawn(|| until_the_end(&mut || vmm.step()));
             scope.spawn(|| until_the_end(&mut || visitor.step(network, &tenants[0])));
             scope.spawn(|| until_the_end(&mut || frames.step(network.now())));
+            scope.spawn(|| until_the_end(&mut || operator.step(network)));
             let _stop = Stop(&stop);
             while !stop.load(Ordering::Acquire) && flows.iter().any(|flow| flow.batches < BATCHES) {
                 flows.iter_mut().for_each(|flow| flow.step(network.now()));
@@ -186,6 +198,7 @@ impl<'a> World<'a> {
 
     /// All attackers leave. What is under way ends well, the tenants go on, and nothing is kept of what was done.
     fn end(mut self) {
+        self.operator.end(&self.network);
         self.kernel.end();
         self.process.take().into_iter().for_each(HostileProcess::end);
         self.let_visitor_end();

@@ -1,23 +1,22 @@
 //! Where everybody lives: the devices of one daemon, a host beyond the uplink, and the wire between them.
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
 use pvrdma_dev::testing::{GuestMemory, Irqs, TestDevice};
 use pvrdma_dev::{DeviceConfig, PvrdmaDevice};
-use pvrdma_ether_link::memory::{self, MemoryLink};
-use pvrdma_ether_link::{Clock, Frames, Link, LinkReader, ManualClock, MonotonicClock};
-use pvrdma_rxe::{Congestion, PortConfig, PortRules, Rxe, RxeConfig, Uplink};
+use pvrdma_ether_link::switch::{Switch, UnknownUnicast};
+use pvrdma_ether_link::{Clock, Link, LinkReader, ManualClock, MonotonicClock};
+use pvrdma_rxe::{Congestion, DeviceShare, PortConfig, PortRules, Rxe, RxeConfig, ShareConfig, Uplink};
+use pvrdma_verbs::Random;
 use pvrdma_verbs::testing::mac;
-use pvrdma_verbs::{MacAddr, Random};
 use pvrdma_vmxnet3::NicLink;
 use pvrdmad::testing::Dice;
 use rustix::time::ClockId;
 
-use crate::frames::KIND;
 use crate::machine::{Machine, Watcher};
+use crate::wire::{Cable, Wire};
 
 /// The host beyond the uplink.
 pub(crate) const BEYOND: u8 = 4;
@@ -29,15 +28,18 @@ pub(crate) const VISITOR: u8 = 5;
 pub(crate) const KERNEL: u8 = 66;
 pub(crate) const VMM: u8 = 67;
 
-/// Frames that a cable holds in each direction.
-const CABLE: usize = 512;
+/// IP packets on the wire.
+const MTU: u32 = 1500;
 /// Runs of queue pairs before ports are served, and how often both have their turn between two steps.
 const RUNS: usize = 16;
 const ROUNDS: usize = 64;
 /// Code of an ACK timeout as programs have it, and of one whose retries last while a process gets no processor for
 /// seconds.
 pub(crate) const ACK_TIMEOUT: u8 = 14;
-const PATIENT_ACK_TIMEOUT: u8 = 20;
+const PATIENT_ACK_TIMEOUT: u8 = 18;
+/// Looks for which the wire stands still at most: of a run on one thread, shorter than its retries, and on threads.
+const STOP: usize = 8;
+const LONG_STOP: usize = 4096;
 /// How long an address stays with who had it.
 pub(crate) const HOLD: Duration = Duration::from_secs(60);
 
@@ -45,6 +47,12 @@ pub(crate) struct Network {
     pub(crate) watcher: Watcher,
     _uplinks: Vec<Uplink>,
     pub(crate) wire: Arc<Mutex<Wire>>,
+    /// All that lead to the wire.
+    pub(crate) cables: Vec<Arc<Cable>>,
+    /// Between devices of the daemon and one cable, if they have one together.
+    pub(crate) switch: Option<Arc<Switch>>,
+    /// Of the daemon's devices.
+    pub(crate) shares: Vec<DeviceShare>,
     here: Rxe,
     beyond: Rxe,
     /// Time that stands still until it is moved, for runs on one thread.
@@ -52,10 +60,46 @@ pub(crate) struct Network {
     _reader: Option<Arc<Reader>>,
 }
 
+/// What the devices on the wire have to do with it.
+struct Outside {
+    /// The link of each device.
+    links: Vec<(u8, Arc<dyn Link>)>,
+    cables: Vec<Arc<Cable>>,
+    switch: Option<Arc<Switch>>,
+}
+
+impl Outside {
+    /// A cable for each device, or one for all of the daemon. The switch has a thread unless there is a clock.
+    fn new(wire: &mut Wire, one_uplink: bool, clock: Option<&Arc<ManualClock>>) -> Self {
+        let beyond = wire.cable(vec![mac(BEYOND)]);
+        let far = (BEYOND, Arc::clone(&beyond) as _);
+        if !one_uplink {
+            let cables = ON_THE_WIRE.map(|number| wire.cable(vec![mac(number)]));
+            let near = ON_THE_WIRE.into_iter().zip(cables.iter().map(|cable| Arc::clone(cable) as _));
+            return Self {
+                links: near.chain([far]).collect(),
+                cables: [&cables[..], &[beyond]].concat(),
+                switch: None,
+            };
+        }
+        let cable = wire.cable(ON_THE_WIRE.map(mac).into());
+        let uplink = Some(Arc::clone(&cable) as _);
+        let switch = match clock {
+            Some(clock) => Switch::without_thread(uplink, MTU, Arc::clone(clock) as _),
+            None => Switch::new(uplink, MTU),
+        };
+        let switch = Arc::new(switch.unwrap());
+        let near = ON_THE_WIRE
+            .map(|number| (number, switch.port(mac(number), UnknownUnicast::Drop).unwrap() as Arc<dyn Link>));
+        Self { links: near.into_iter().chain([far]).collect(), cables: vec![cable, beyond], switch: Some(switch) }
+    }
+}
+
 /// Carries what a network card sends, without workers: its driver would be gone before the next step.
 #[derive(Debug)]
 struct Reader {
     hosts: [Rxe; 2],
+    switch: Option<Arc<Switch>>,
     wire: Arc<Mutex<Wire>>,
 }
 
@@ -64,6 +108,7 @@ impl LinkReader for Reader {
         let run = || self.hosts.iter().for_each(|rxe| _ = rxe.run_some(RUNS));
         run();
         self.wire.lock().carry();
+        self.switch.iter().for_each(|switch| _ = switch.service());
         run();
     }
 }
@@ -77,6 +122,8 @@ impl Network {
             Some(clock) => Arc::clone(clock) as _,
             None => Arc::new(MonotonicClock::default()),
         };
+        let mut dice = Dice::new(seed, 13);
+        let one_uplink = dice.one_in(2);
         // Small, so that transfers of a few pages already go on from run to run.
         let config = RxeConfig {
             workers,
@@ -84,13 +131,17 @@ impl Network {
             inline_requests: 3,
             worker_bytes: 6000,
             worker_requests: 3,
+            port_threads: 1 + dice.below(2),
             clock: Arc::clone(&clock),
             ..RxeConfig::default()
         };
-        let (here, beyond) = (Rxe::new(config.clone()).unwrap(), Rxe::new(config).unwrap());
-        let (mut ports, mut uplinks) = (Vec::new(), Vec::new());
-        for number in ON_THE_WIRE.into_iter().chain([BEYOND]) {
-            let (ours, theirs) = memory::pair(CABLE).unwrap();
+        let beyond = Rxe::new(config.clone()).unwrap();
+        let here = Rxe::new(RxeConfig { one_uplink, ..config }).unwrap();
+        let shares = [1, 2].into_iter().chain(ON_THE_WIRE).chain([VISITOR]);
+        let shares = shares.map(|number| here.share(mac(number), ShareConfig::default())).collect();
+        let mut wire = Wire::new(Dice::new(seed, 1), if manual.is_some() { STOP } else { LONG_STOP });
+        let Outside { links, cables, switch } = Outside::new(&mut wire, one_uplink, manual.as_ref());
+        let plug = |(number, uplink)| {
             let rules = PortRules {
                 congestion: Some(Congestion::default()),
                 negotiate: true,
@@ -99,20 +150,20 @@ impl Network {
             };
             let nic =
                 cards.iter().find(|(owner, _)| *owner == number).map(|(_, card)| Arc::<NicLink>::clone(card) as _);
-            let config = PortConfig { uplink: Arc::new(ours), nic, mtu: 1500, rules };
             let rxe = if number == BEYOND { &beyond } else { &here };
-            uplinks.push(rxe.plug(mac(number), config).unwrap());
-            ports.push((mac(number), theirs));
-        }
-        let wire = Arc::new(Mutex::new(Wire { ports, dice: Dice::new(seed, 1), recent: VecDeque::new() }));
-        let reader = manual
-            .is_some()
-            .then(|| Arc::new(Reader { hosts: [here.clone(), beyond.clone()], wire: Arc::clone(&wire) }));
+            rxe.plug(mac(number), PortConfig { uplink, nic, mtu: MTU, rules }).unwrap()
+        };
+        let uplinks = links.into_iter().map(plug).collect();
+        let wire = Arc::new(Mutex::new(wire));
+        let reader = manual.is_some().then(|| {
+            let hosts = [here.clone(), beyond.clone()];
+            Arc::new(Reader { hosts, switch: switch.clone(), wire: Arc::clone(&wire) })
+        });
         if let Some(reader) = &reader {
             cards.iter().for_each(|(_, card)| card.set_reader(Arc::downgrade(reader) as _));
         }
         let watcher = Watcher::new(clock, Dice::new(seed, 9));
-        Self { watcher, _uplinks: uplinks, wire, here, beyond, manual, _reader: reader }
+        Self { watcher, _uplinks: uplinks, wire, cables, switch, shares, here, beyond, manual, _reader: reader }
     }
 
     /// Virtual time. On threads what this process had of the processors: nobody is to blame for what others took.
@@ -126,6 +177,11 @@ impl Network {
     /// The code of the tenants' ACK timeouts.
     pub(crate) const fn ack_timeout(&self) -> u8 {
         if self.manual.is_some() { ACK_TIMEOUT } else { PATIENT_ACK_TIMEOUT }
+    }
+
+    /// How long that is (InfiniBand specification 9.7.6.1.3).
+    pub(crate) fn ack_timeout_time(&self) -> Duration {
+        Duration::from_nanos(4096 << self.ack_timeout())
     }
 
     /// A machine with this memory. The seed says what its doorbells are.
@@ -154,12 +210,19 @@ impl Network {
     pub(crate) fn settle(&self) -> bool {
         for _ in 0..ROUNDS {
             let found = self.watcher.look();
-            let runs = [&self.here, &self.beyond].map(|rxe| if self.manual.is_some() { rxe.run_some(RUNS) } else { 0 });
-            if found == 0 && runs == [0; 2] && (self.manual.is_none() || self.wire.lock().carry() == 0) {
+            let busy = self.manual.is_some() && self.run();
+            if found == 0 && !busy {
                 return true;
             }
         }
         false
+    }
+
+    /// What threads do else, for a moment. Returns `false` if there was nothing to do.
+    fn run(&self) -> bool {
+        let came = self.switch.as_ref().is_some_and(|switch| switch.service());
+        let ran = [&self.here, &self.beyond].map(|rxe| rxe.run_some(RUNS) > 0);
+        came || ran != [false; 2] || self.wire.lock().carry() > 0
     }
 
     /// Moves virtual time on to where the next timer fires, at most so far, and does what is to be done then.
@@ -179,65 +242,6 @@ impl Network {
             self.settle();
             clock.advance(time);
             self.settle();
-        }
-    }
-}
-
-/// What connects the devices that have an uplink. It loses, doubles and overtakes, and somebody listens.
-#[derive(Debug)]
-pub(crate) struct Wire {
-    ports: Vec<(MacAddr, MemoryLink)>,
-    dice: Dice,
-    /// What was carried of late.
-    recent: VecDeque<Vec<u8>>,
-}
-
-impl Wire {
-    /// Carries what has come, and returns how many frames there were.
-    pub(crate) fn carry(&mut self) -> usize {
-        let mut frames = Frames::default();
-        for (_, port) in &self.ports {
-            port.receive(&mut frames, 64);
-        }
-        let mut order: Vec<&[u8]> = frames.iter().collect();
-        if order.len() > 1 && self.dice.one_in(8) {
-            let at = self.dice.below(order.len() - 1);
-            order.swap(at, at + 1);
-        }
-        for frame in order {
-            let times = match self.dice.below(200) {
-                0 => 0,
-                1 => 2,
-                _ => 1,
-            };
-            (0..times).for_each(|_| self.give(frame));
-            // What has no checksum would be taken for what it says.
-            if frame.get(12..14) != Some(&KIND.to_be_bytes()) {
-                self.recent.push_back(frame.to_vec());
-            }
-        }
-        while self.recent.len() > 32 {
-            self.recent.pop_front();
-        }
-        frames.len()
-    }
-
-    /// A frame that was carried of late.
-    pub(crate) fn recent(&mut self) -> Option<Vec<u8>> {
-        let at = self.dice.below(self.recent.len().max(1));
-        self.recent.get(at).cloned()
-    }
-
-    /// Sends a frame to whom it names, or to everybody. What finds no room is lost.
-    pub(crate) fn give(&self, frame: &[u8]) {
-        let mut frames = Frames::default();
-        frames.push(frame);
-        let named = frame.first_chunk().map(|address| MacAddr(*address));
-        let everybody = named.is_none_or(|mac| mac.0[0] & 1 != 0);
-        for (mac, port) in &self.ports {
-            if everybody || named == Some(*mac) {
-                port.send(&frames, 0);
-            }
         }
     }
 }

@@ -24,6 +24,9 @@ impl Peer {
 
     pub(crate) fn step(&mut self, network: &Network) {
         let mut wire = network.wire.lock();
+        if wire.is_crowded() {
+            return;
+        }
         for _ in 0..=self.dice.below(8) {
             let frame = match self.dice.below(8) {
                 // What somebody sent, once more, whole or damaged.

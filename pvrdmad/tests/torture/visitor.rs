@@ -6,6 +6,7 @@ use pvrdma_dev::{ObjectCounts, PciFunction};
 use pvrdma_verbs::Gid;
 use pvrdma_verbs::testing::gid;
 
+use crate::machine::Machine;
 use crate::network::{ACK_TIMEOUT, Network, VISITOR};
 use crate::tenant::{End, Flow, MEMORY, Tenant};
 use pvrdmad::testing::{Dice, Targets};
@@ -42,6 +43,10 @@ impl Visitor {
         tenant.machine.test.device.reset();
         tenant.machine.test.memory.free_all();
         Self { tenant, flow: None, left: None, targets, dice: Dice::new(seed, 7), lives: 0, idle_bytes }
+    }
+
+    pub(crate) const fn machine(&self) -> &Machine {
+        &self.tenant.machine
     }
 
     /// What it does of late, with its peer.

@@ -1,0 +1,153 @@
+//! An operator who means well, at the worst moment: he looks at devices, watches their frames, changes what they may
+//! use and takes links down for a while, whatever is under way.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use pvrdma_dev::{ObjectKind, PvrdmaDevice};
+use pvrdma_rxe::capture::{Batch, Capture, CaptureConfig};
+use pvrdma_rxe::{DEFAULT_WEIGHT, Rxe, ShareConfig};
+use pvrdma_verbs::testing::mac;
+use pvrdmad::testing::Dice;
+
+use crate::network::{BEYOND, KERNEL, Network, VMM};
+
+/// Captures at a time.
+const CAPTURES: usize = 3;
+/// Bytes of a frame that they keep, and that wait in them.
+const CAPTURE: CaptureConfig = CaptureConfig { snaplen: 96, buffer: 16 << 10 };
+/// Rates in bytes per second, and what may come at once: with the least, a batch of a tenant takes some tens of
+/// milliseconds.
+const RATES: [Option<u64>; 4] = [None, Some(1 << 20), Some(16 << 20), Some(1 << 30)];
+/// Those that a device has before others: all together no more than there is.
+const PROMISES: [Option<u64>; 2] = [None, Some(64 << 10)];
+const BURSTS: [Option<u64>; 3] = [None, Some(4 << 10), Some(1 << 20)];
+/// For how long something is down: retries of a connection last half a second, at least.
+pub(crate) const DOWN: Duration = Duration::from_millis(100);
+/// ACK timeouts between two outages.
+const UP: u32 = 4;
+
+pub(crate) struct Operator {
+    devices: Vec<(u8, Arc<PvrdmaDevice<Rxe>>)>,
+    captures: Vec<Capture>,
+    batch: Batch,
+    outage: Option<Outage>,
+    /// When the last one was over.
+    restored: Duration,
+    dice: Dice,
+}
+
+/// Something is down.
+struct Outage {
+    what: Down,
+    since: Duration,
+}
+
+#[derive(Clone, Copy)]
+enum Down {
+    /// The link of a device.
+    Link(usize),
+    /// A cable of the network.
+    Cable(usize),
+}
+
+impl Operator {
+    /// Of these devices, by their numbers.
+    pub(crate) fn new(devices: Vec<(u8, Arc<PvrdmaDevice<Rxe>>)>, seed: u64) -> Self {
+        let dice = Dice::new(seed, 14);
+        Self { devices, captures: Vec::new(), batch: Batch::default(), outage: None, restored: Duration::ZERO, dice }
+    }
+
+    pub(crate) fn step(&mut self, network: &Network) {
+        self.restore_after(network, DOWN);
+        match self.dice.below(8) {
+            0..3 => self.look(network),
+            3..5 => self.share(network),
+            5 => self.watch(network),
+            6 => self.carry(),
+            _ if self.outage.is_none() && network.now() >= self.restored + network.ack_timeout_time() * UP => {
+                self.take_down(network)
+            }
+            _ => {}
+        }
+    }
+
+    /// What is down for so long is down no more.
+    pub(crate) fn restore_after(&mut self, network: &Network, time: Duration) {
+        let now = network.now();
+        if let Some(outage) = self.outage.take_if(|outage| now >= outage.since + time) {
+            self.set_down(network, outage.what, false);
+            self.restored = now;
+        }
+    }
+
+    fn look(&mut self, network: &Network) {
+        let (_, device) = &self.devices[self.dice.below(self.devices.len())];
+        device.status();
+        device.inspect_objects(self.dice.pick(&ObjectKind::ALL));
+        network.switch.iter().for_each(|switch| _ = switch.inspect());
+        network.shares.iter().for_each(|share| _ = share.usage());
+    }
+
+    /// Another share for a device of the daemon.
+    fn share(&mut self, network: &Network) {
+        let (shares, dice) = (&network.shares, &mut self.dice);
+        let config = ShareConfig {
+            weight: dice.pick(&[1, DEFAULT_WEIGHT, 1000]),
+            max_rate: dice.pick(&RATES),
+            burst: dice.pick(&BURSTS),
+            qp_max_rate: dice.pick(&RATES),
+            min_rate: dice.pick(&PROMISES),
+        };
+        network.rxe(KERNEL).set_share(&shares[dice.below(shares.len())], config);
+    }
+
+    /// Begins to watch a device, ends that, or takes what was seen.
+    fn watch(&mut self, network: &Network) {
+        let dice = &mut self.dice;
+        let at = dice.below(CAPTURES);
+        match self.captures.get(at) {
+            None => {
+                let (number, _) = self.devices[dice.below(self.devices.len())];
+                self.captures.push(network.rxe(number).capture(mac(number), CAPTURE).unwrap());
+            }
+            Some(_) if dice.one_in(2) => drop(self.captures.remove(at)),
+            Some(capture) => capture.take(&mut self.batch),
+        }
+    }
+
+    /// The way to other hosts carries less, or as much as before, for those whose packets nobody waits for.
+    fn carry(&mut self) {
+        let bytes = self.dice.pick(&[None, Some(400), Some(1400)]);
+        let hostile = self.devices.iter().filter(|(number, _)| [KERNEL, VMM].contains(number));
+        hostile.for_each(|(_, device)| _ = device.set_carried(bytes));
+    }
+
+    /// A link that datagrams of tenants, which do not come again, are not on.
+    fn take_down(&mut self, network: &Network) {
+        let dice = &mut self.dice;
+        let what = if dice.one_in(2) {
+            Down::Cable(dice.below(network.cables.len()))
+        } else {
+            let number = dice.pick(&[BEYOND, KERNEL, VMM]);
+            Down::Link(self.devices.iter().position(|(device, _)| *device == number).unwrap())
+        };
+        self.set_down(network, what, true);
+        self.outage = Some(Outage { what, since: network.now() });
+    }
+
+    fn set_down(&self, network: &Network, what: Down, down: bool) {
+        match what {
+            Down::Link(at) => assert!(self.devices[at].1.set_link(!down).unwrap(), "somebody else took a link down"),
+            Down::Cable(at) => network.cables[at].set_unplugged(down),
+        }
+    }
+
+    /// All is as it was.
+    pub(crate) fn end(&mut self, network: &Network) {
+        self.restore_after(network, Duration::ZERO);
+        self.captures.clear();
+        self.devices.iter().for_each(|(_, device)| _ = device.set_carried(None));
+        network.shares.iter().for_each(|share| network.rxe(KERNEL).set_share(share, ShareConfig::default()));
+    }
+}

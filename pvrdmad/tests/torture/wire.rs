@@ -1,0 +1,184 @@
+//! What connects the devices that have an uplink. It loses, doubles and overtakes, stands still at times, and somebody
+//! listens.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use pvrdma_ether_link::memory::{self, MemoryLink};
+use pvrdma_ether_link::{Frames, Link, LinkInspect, Readiness};
+use pvrdma_verbs::{MacAddr, Snapshot};
+use pvrdmad::testing::Dice;
+
+use crate::frames::KIND;
+
+/// Frames that a cable holds towards a device, and away from it, as the seed says: plenty, or soon full.
+const TOWARDS: usize = 512;
+/// Frames that wait for a device when the wire takes no more, so that whoever sends without an end waits, too: nobody
+/// would get anywhere else.
+const CROWDED: u64 = 256;
+const AWAY: [usize; 2] = [512, 24];
+/// Frames that are taken from a cable at a time.
+const CARRY: usize = 64;
+/// How often one looks whether a cable is connected again.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// The other ends of all cables.
+#[derive(Debug)]
+pub(crate) struct Wire {
+    ports: Vec<Port>,
+    dice: Dice,
+    /// Looks for which a port is not served, at most.
+    longest_stop: usize,
+    /// What was carried of late.
+    recent: VecDeque<Vec<u8>>,
+}
+
+/// Where a cable ends.
+#[derive(Debug)]
+struct Port {
+    /// The stations at it.
+    stations: Vec<MacAddr>,
+    towards: MemoryLink,
+    away: MemoryLink,
+    cable: Arc<Cable>,
+    /// Looks for which it is not served, so that the cable fills.
+    stopped: usize,
+}
+
+impl Wire {
+    pub(crate) const fn new(dice: Dice, longest_stop: usize) -> Self {
+        Self { ports: Vec::new(), dice, longest_stop, recent: VecDeque::new() }
+    }
+
+    /// A cable to these stations.
+    pub(crate) fn cable(&mut self, stations: Vec<MacAddr>) -> Arc<Cable> {
+        let (input, towards) = memory::pair(TOWARDS).unwrap();
+        let (output, away) = memory::pair(self.dice.pick(&AWAY)).unwrap();
+        let (unplugged, received, lost) = (AtomicBool::new(false), AtomicU64::new(0), AtomicU64::new(0));
+        let cable = Arc::new(Cable { input, output, unplugged, received, lost });
+        self.ports.push(Port { stations, towards, away, cable: Arc::clone(&cable), stopped: 0 });
+        cable
+    }
+
+    /// Somebody has yet to take what has come.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.ports.iter().any(|port| port.towards.sent() - port.cable.received.load(Ordering::Relaxed) > CROWDED)
+    }
+
+    /// Carries what has come, and returns how many frames there were.
+    pub(crate) fn carry(&mut self) -> usize {
+        if self.is_crowded() {
+            return 0;
+        }
+        let mut frames = Frames::default();
+        for port in &mut self.ports {
+            if port.stopped > 0 {
+                port.stopped -= 1;
+                continue;
+            }
+            port.away.receive(&mut frames, CARRY);
+            if self.dice.one_in(256) {
+                port.stopped = self.dice.below(self.longest_stop);
+            }
+        }
+        let mut order: Vec<&[u8]> = frames.iter().collect();
+        if order.len() > 1 && self.dice.one_in(8) {
+            let at = self.dice.below(order.len() - 1);
+            order.swap(at, at + 1);
+        }
+        for frame in order {
+            let times = match self.dice.below(200) {
+                0 => 0,
+                1 => 2,
+                _ => 1,
+            };
+            (0..times).for_each(|_| self.give(frame));
+            // What has no checksum would be taken for what it says.
+            if frame.get(12..14) != Some(&KIND.to_be_bytes()) {
+                self.recent.push_back(frame.to_vec());
+            }
+        }
+        while self.recent.len() > 32 {
+            self.recent.pop_front();
+        }
+        frames.len()
+    }
+
+    /// A frame that was carried of late.
+    pub(crate) fn recent(&mut self) -> Option<Vec<u8>> {
+        let at = self.dice.below(self.recent.len().max(1));
+        self.recent.get(at).cloned()
+    }
+
+    /// Sends a frame to whom it names, or to everybody. What finds no room is lost.
+    pub(crate) fn give(&self, frame: &[u8]) {
+        let mut frames = Frames::default();
+        frames.push(frame);
+        let named = frame.first_chunk().map(|address| MacAddr(*address));
+        let everybody = named.is_none_or(|mac| mac.0[0] & 1 != 0);
+        for Port { stations, towards, cable, .. } in &self.ports {
+            let wanted = everybody || named.is_some_and(|mac| stations.contains(&mac));
+            if wanted && !cable.is_unplugged() {
+                towards.send(&frames, 0);
+            }
+        }
+    }
+}
+
+/// The end of a cable that a device or a switch has. Somebody can unplug it: like a socket without a connection, it
+/// takes what it is given then, and loses it, and nothing comes that was not there.
+#[derive(Debug)]
+pub(crate) struct Cable {
+    input: MemoryLink,
+    output: MemoryLink,
+    unplugged: AtomicBool,
+    /// Frames that came out of it.
+    received: AtomicU64,
+    lost: AtomicU64,
+}
+
+impl Cable {
+    pub(crate) fn set_unplugged(&self, unplugged: bool) {
+        self.unplugged.store(unplugged, Ordering::Release);
+    }
+
+    fn is_unplugged(&self) -> bool {
+        self.unplugged.load(Ordering::Acquire)
+    }
+}
+
+impl Link for Cable {
+    fn receive(&self, frames: &mut Frames, most: usize) {
+        // What was in it when it was unplugged is there still.
+        let before = frames.len();
+        self.input.receive(frames, most);
+        self.received.fetch_add((frames.len() - before) as u64, Ordering::Relaxed);
+    }
+
+    fn send(&self, frames: &Frames, from: usize) -> usize {
+        if !self.is_unplugged() {
+            return self.output.send(frames, from);
+        }
+        let lost = frames.len().saturating_sub(from);
+        self.lost.fetch_add(lost as u64, Ordering::Relaxed);
+        lost
+    }
+
+    fn readiness(&self) -> Readiness {
+        let Readiness { readable, .. } = self.input.readiness();
+        if self.is_unplugged() {
+            return Readiness { readable, wait: Some(LOOK), ..Readiness::default() };
+        }
+        Readiness { readable, ..self.output.readiness() }
+    }
+
+    fn inspect(&self) -> LinkInspect {
+        LinkInspect { up: Snapshot::Taken(!self.is_unplugged()), ..self.input.inspect() }
+    }
+
+    fn lost(&self) -> u64 {
+        self.lost.load(Ordering::Relaxed)
+    }
+}
