@@ -11,6 +11,8 @@ counters! {
         switch_dropped_full,
         /// Frames from this port to another one that are longer than the network's MTU allows.
         switch_dropped_too_long,
+        /// Frames from this port for the uplink, which has taken nothing for a second.
+        switch_dropped_uplink,
         /// Frames to an address that nobody has.
         switch_dropped_unknown,
     }

@@ -10,7 +10,8 @@
 //! second on a thread reads it, and has each port take its frames there and then, if that can ([`LinkReceiver`]) and
 //! has not had more than its share of that thread's time. Otherwise, and for what ports send each other, each has a
 //! queue. All queues are bounded, and of each the senders have shares: who sends more than a port takes loses its own
-//! frames. Ports come and go at any time ([`Readiness::changed`]).
+//! frames. What a port has for the uplink waits there for room, and what is behind it as well, unless the uplink takes
+//! nothing for a second: then its frames are lost. Ports come and go at any time ([`Readiness::changed`]).
 //!
 //! [`LinkReceiver`]: crate::LinkReceiver
 //! [`Readiness::changed`]: crate::Readiness::changed
@@ -21,6 +22,7 @@ mod forward;
 mod mailbox;
 mod port;
 mod shared;
+mod stall;
 #[cfg(test)]
 mod tests;
 

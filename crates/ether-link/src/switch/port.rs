@@ -10,6 +10,7 @@ use pvrdma_verbs::{Counter, MacAddr, Snapshot};
 use super::forward::{Local, Ports, Postman, is_from, is_group};
 use super::mailbox::{Mailbox, UnknownUnicast};
 use super::shared::Shared;
+use super::stall;
 use crate::{Frames, Link, LinkInspect, LinkReceiver, Offload, Readiness};
 
 /// Bytes that a port sends to the uplink at a time while another one waits for room there.
@@ -50,6 +51,21 @@ impl SwitchPort {
         self.shared.refused.load(Ordering::Relaxed) > usize::from(self.mailbox.refused.load(Ordering::Relaxed))
     }
 
+    /// The uplink took so many of these frames. Returns `false` if the others are lost, because it takes nothing any
+    /// more.
+    fn may_wait(&self, taken: usize, offered: usize) -> bool {
+        let stall = &self.shared.stall;
+        if taken >= offered {
+            stall.took_all();
+            return true;
+        }
+        if !stall.refused(taken > 0, self.shared.clock.now()) {
+            return true;
+        }
+        self.mailbox.counters.switch_dropped_uplink.add((offered - taken) as u64);
+        false
+    }
+
     /// Sends frames to other ports and to the uplink.
     fn forward(&self, ports: &Ports, frames: &Frames, from: usize) -> usize {
         let list: Vec<_> = frames.iter_from(from).map(|frame| ports.local(frame, self.mailbox.id)).collect();
@@ -76,7 +92,8 @@ impl SwitchPort {
     fn send_up(&self, uplink: &dyn Link, list: &[Local<'_>], frames: &Frames, from: usize) -> usize {
         let limit = if self.others_wait() { QUANTUM } else { usize::MAX };
         let taken = if limit == usize::MAX && list.iter().all(Local::goes_up) {
-            uplink.send(frames, from)
+            let taken = uplink.send(frames, from);
+            if self.may_wait(taken, list.len()) { taken } else { list.len() }
         } else {
             let scratch = &mut *self.scratch.lock();
             scratch.clear();
@@ -93,7 +110,8 @@ impl SwitchPort {
             }
             let left = uplink.send(scratch, 0);
             let refused = list.iter().take(end).enumerate().filter(|(_, local)| local.goes_up()).nth(left);
-            refused.map_or(end, |(index, _)| index)
+            let waits = self.may_wait(left, scratch.len());
+            refused.filter(|_| waits).map_or(end, |(index, _)| index)
         };
         self.set_refused(taken < list.len());
         taken
@@ -164,7 +182,9 @@ impl Link for SwitchPort {
             return Readiness { changed: event, ..uplink() };
         }
         let writable: Option<Arc<OwnedFd>> = if ports.contains(&self.mailbox) { uplink().writable } else { None };
-        Readiness { readable: event, writable, ..Readiness::default() }
+        // Then what waits is looked at again, whether there is room or not.
+        let wait = self.mailbox.refused.load(Ordering::Relaxed).then_some(stall::LIMIT);
+        Readiness { readable: event, writable, wait, ..Readiness::default() }
     }
 
     fn set_receiver(&self, receiver: Weak<dyn LinkReceiver>) {

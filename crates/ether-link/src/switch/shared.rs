@@ -18,6 +18,7 @@ use super::counters::SwitchCounters;
 use super::direct::Round;
 use super::forward::{Ports, Sorted, deliver, is_group, sort};
 use super::mailbox::{Mailbox, Source, UnknownUnicast};
+use super::stall::Stall;
 use crate::{Bell, Clock, Frames, GsoLink, Link, MonotonicClock, Readiness};
 
 /// Bytes before the network header that count towards a frame but not towards the MTU.
@@ -72,11 +73,12 @@ pub(super) struct Shared {
     /// Ports reach each other through the uplink only.
     pub(super) hairpin: bool,
     input: Mutex<Input>,
-    clock: Arc<dyn Clock>,
+    pub(super) clock: Arc<dyn Clock>,
     waker: Waker<Bell>,
     stopping: AtomicBool,
     /// Ports that wait for room in the uplink.
     pub(super) refused: AtomicUsize,
+    pub(super) stall: Stall,
     /// What came from the uplink for nobody.
     pub(super) counters: SwitchCounters,
 }
@@ -103,6 +105,7 @@ impl Shared {
             waker: Waker::new(Bell::new()?),
             stopping: AtomicBool::new(false),
             refused: AtomicUsize::new(0),
+            stall: Stall::default(),
             counters: SwitchCounters::default(),
         })
     }

@@ -5,6 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, AtomicU64};
 use std::thread;
+use std::time::Duration;
 
 use parking_lot::Mutex;
 use proptest::prelude::*;
@@ -105,6 +106,35 @@ fn a_sole_port_is_the_uplink() {
     assert_eq!(numbers(&receive(&*bridge)), [1, 2, 255]);
 }
 
+/// Before, who did not read the uplink stopped what ports send each other.
+#[test]
+fn an_uplink_that_takes_nothing_holds_nobody_up_for_long() {
+    let (clock, (ours, outside)) = (Arc::new(ManualClock::default()), memory::pair(2).unwrap());
+    let switch = Switch::without_thread(Some(Arc::new(ours)), MTU, Arc::clone(&clock) as _).unwrap();
+    let [one, two] = plug(&switch, [1, 2]);
+    let sent: Vec<_> = (0..).zip([mac(9), mac(9), ALL, mac(2)]).map(|(n, to)| frame(to, mac(1), n, 60)).collect();
+    let almost = stall::LIMIT - Duration::from_millis(1);
+    assert!(one.readiness().wait.is_none());
+    assert_eq!(one.send(&frames(&sent), 0), 2, "what is behind waits, too, or it would come too early");
+    assert_eq!(one.readiness().wait, Some(stall::LIMIT), "it has to look again");
+    assert_eq!(one.send(&frames(&sent), 2), 0);
+    clock.advance(almost);
+    assert_eq!((one.send(&frames(&sent), 2), numbers(&receive(&*two))), (0, vec![]));
+    clock.advance(Duration::from_millis(1));
+    assert_eq!((one.send(&frames(&sent), 2), numbers(&receive(&*two))), (2, vec![2, 3]));
+    assert_eq!(one.send(&frames(&sent), 0), 4, "nothing waits for what takes nothing");
+    assert_eq!((figure(&*one, "switch_dropped_uplink"), one.readiness().wait), (4, None));
+    // Somebody reads again.
+    assert_eq!(numbers(&receive(&outside)), [0, 1]);
+    let up = |count| one.send(&frames(&vec![sent[0].clone(); count]), 0);
+    assert_eq!(up(3), 2);
+    clock.advance(almost);
+    assert_eq!(numbers(&receive(&outside)), [0, 0]);
+    assert_eq!(up(3), 2);
+    clock.advance(almost);
+    assert_eq!(up(1), 0, "it took something meanwhile");
+}
+
 /// The other end of the uplink sends back what it gets, the sender's own groups among it.
 #[test]
 fn a_hairpin_delivers_what_comes_back() {
@@ -172,7 +202,8 @@ fn frames_go_by_address() {
     assert!(receive(&*one).is_empty(), "not before the switch has moved them");
     while switch.service() {}
     assert_eq!(ports.map(|port| numbers(&receive(&**port))), [vec![1, 255], vec![2, 255], vec![3, 4, 255]]);
-    assert_eq!(switch.counters()[3].value, 1, "half a frame: {:?}", switch.counters());
+    let unknown = switch.counters().into_iter().find(|counter| counter.name == "switch_dropped_unknown").unwrap();
+    assert_eq!(unknown.value, 1, "half a frame");
     let sent = [mac(1), mac(2), mac(3), mac(4), ALL].map(|to| frame(to, mac(1), to.0[5].into(), 60));
     assert_eq!(one.send(&frames(&sent), 0), 5);
     // Nothing comes back to the sender, also if it is sent there.
